@@ -1,0 +1,34 @@
+#include "config/expected.hpp"
+
+#include <cerrno>
+#include <system_error>
+
+namespace kvhive {
+
+std::string_view to_string(Errc code) {
+  switch (code) {
+    case Errc::none: return "none";
+    case Errc::bad_argument: return "bad_argument";
+    case Errc::not_found: return "not_found";
+    case Errc::bad_format: return "bad_format";
+    case Errc::unsupported: return "unsupported";
+    case Errc::pool_exhausted: return "pool_exhausted";
+    case Errc::never_fits: return "never_fits";
+    case Errc::out_of_memory: return "out_of_memory";
+    case Errc::too_many_processes: return "too_many_processes";
+    case Errc::layout_mismatch: return "layout_mismatch";
+    case Errc::already_running: return "already_running";
+    case Errc::not_running: return "not_running";
+    case Errc::peer_died: return "peer_died";
+    case Errc::aborted: return "aborted";
+    case Errc::os_error: return "os_error";
+  }
+  return "unknown";
+}
+
+tl::unexpected<Error> os_failure(std::string_view what) {
+  const int code = errno;
+  return failure(Errc::os_error, std::string(what) + ": " + std::generic_category().message(code));
+}
+
+}  // namespace kvhive

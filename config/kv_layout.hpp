@@ -1,0 +1,34 @@
+#pragma once
+// What one block of KV looks like in memory. Every engine of a pool must agree on it, so it is part
+// of the fingerprint.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "config/dtype.hpp"
+#include "config/expected.hpp"
+
+namespace kvhive {
+
+/// One block (vLLM's "page" over all layers), block-major so that a block is one contiguous copy:
+///   [block][L layers][2: K, V][G kv heads][S tokens][D head size]        ("HND" inside a layer)
+struct KvLayout {
+  std::uint32_t layers = 0;      ///< L
+  std::uint32_t kv_heads = 0;    ///< G
+  std::uint32_t head_size = 0;   ///< D
+  std::uint32_t block_size = 0;  ///< S, tokens per block
+  Dtype dtype = Dtype::bf16;
+
+  /// Bytes of K and V of one layer: 2*S*G*D*dtype (vLLM: AttentionSpec.page_size_bytes).
+  std::size_t layer_bytes() const { return 2 * plane_bytes(); }
+  /// Bytes of a whole block, all layers.
+  std::size_t block_bytes() const { return layers * layer_bytes(); }
+  /// Bytes of K alone (or V alone) of one layer in one block.
+  std::size_t plane_bytes() const {
+    return std::size_t{kv_heads} * block_size * head_size * bytes_of(dtype);
+  }
+
+  friend bool operator==(const KvLayout&, const KvLayout&) = default;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,79 @@
+#include "hashing/block_hash.hpp"
+
+#define XXH_INLINE_ALL
+#include <sys/random.h>
+#include <xxhash.h>
+
+#include <array>
+#include <cstring>
+
+#include "config/check.hpp"
+
+namespace kvhive {
+namespace {
+
+Hash128 hash(const void* bytes, std::size_t count, const HashSecret& secret) {
+  const XXH128_hash_t value =
+      XXH3_128bits_withSecret(bytes, count, secret.bytes.data(), secret.bytes.size());
+  return {value.low64, value.high64};
+}
+
+// The three kinds of input start with different words and have different lengths, so that none can
+// pass for another: a root is {tag, domain}, a block {parent, tokens}, a block with an extra key
+// {parent, tokens, extra, tag}.
+constexpr std::uint64_t kRootTag = 0x6b76686976652d72;   // "kvhive-r"
+constexpr std::uint64_t kExtraTag = 0x6b76686976652d78;  // "kvhive-x"
+
+constexpr std::size_t kStackTokens = 1024;
+
+}  // namespace
+
+HashSecret random_hash_secret() {
+  HashSecret secret;
+  std::size_t filled = 0;
+  while (filled < secret.bytes.size()) {
+    const ssize_t got = getrandom(secret.bytes.data() + filled, secret.bytes.size() - filled, 0);
+    KV_CHECK(got > 0, "getrandom");
+    filled += static_cast<std::size_t>(got);
+  }
+  return secret;
+}
+
+Hash128 BlockHasher::root(DomainId domain) const {
+  const std::uint64_t input[2] = {kRootTag, domain.value};
+  return hash(input, sizeof input, *secret_);
+}
+
+Hash128 BlockHasher::child(Hash128 parent, std::span<const TokenId> tokens,
+                           const ExtraKey& extra) const {
+  constexpr std::size_t kExtraBytes = sizeof(ExtraKey) + sizeof kExtraTag;
+  alignas(16) std::array<std::byte, sizeof parent + kStackTokens * sizeof(TokenId) + kExtraBytes>
+      buffer;
+  KV_CHECK(tokens.size() <= kStackTokens, tokens.size());
+
+  std::byte* end = buffer.data();
+  const auto append = [&end](const void* source, std::size_t bytes) {
+    std::memcpy(end, source, bytes);
+    end += bytes;
+  };
+  append(&parent, sizeof parent);
+  append(tokens.data(), tokens.size_bytes());
+  if (extra != kNoExtraKey) [[unlikely]] {
+    append(&extra, sizeof extra);
+    append(&kExtraTag, sizeof kExtraTag);
+  }
+  return hash(buffer.data(), static_cast<std::size_t>(end - buffer.data()), *secret_);
+}
+
+void BlockHasher::extend(std::vector<Hash128>& chain, DomainId domain,
+                         std::span<const TokenId> tokens, std::size_t tokens_per_block) const {
+  Hash128 parent = chain.empty() ? root(domain) : chain.back();
+  const std::size_t full_blocks = tokens.size() / tokens_per_block;
+  chain.reserve(full_blocks);
+  for (std::size_t block = chain.size(); block < full_blocks; ++block) {
+    parent = child(parent, tokens.subspan(block * tokens_per_block, tokens_per_block));
+    chain.push_back(parent);
+  }
+}
+
+}  // namespace kvhive

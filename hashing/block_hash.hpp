@@ -1,0 +1,60 @@
+#pragma once
+// A block's name: a 128-bit hash chained over everything before it. It FINDS blocks; it never
+// decides. The pool compares tokens and parents exactly before it believes a match (xxHash is no
+// identity, not even with a secret).
+//
+// Source: chained block hashes, vLLM v1/core/kv_cache_utils.py hash_block_tokens; XXH3-128 with a
+// secret per pool.
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "config/ids.hpp"
+
+namespace kvhive {
+
+struct Hash128 {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  friend bool operator==(const Hash128&, const Hash128&) = default;
+};
+
+/// What a block's content depends on besides its tokens and its prefix: image embeddings at this
+/// place, say. The caller hands in a cryptographic digest, since the content itself cannot be
+/// stored and compared. All zero = nothing.
+using ExtraKey = std::array<std::uint64_t, 2>;
+inline constexpr ExtraKey kNoExtraKey{};
+
+/// The pool's random secret; whoever does not know it cannot aim collisions or flood a bucket from
+/// outside.
+struct HashSecret {
+  std::array<std::byte, 192> bytes;
+};
+
+/// Fills the secret from the kernel's random generator.
+HashSecret random_hash_secret();
+
+/// Hashes chains of blocks under one secret. Cheap to copy: it borrows the secret, which must
+/// outlive it.
+class BlockHasher {
+ public:
+  explicit BlockHasher(const HashSecret& secret) : secret_(&secret) {}
+
+  /// The start of every chain in `domain`: two domains never share a hash, whatever their tokens.
+  Hash128 root(DomainId domain) const;
+
+  /// Name of the block holding `tokens` (a full block's worth) after `parent`.
+  Hash128 child(Hash128 parent, std::span<const TokenId> tokens,
+                const ExtraKey& extra = kNoExtraKey) const;
+
+  /// Appends to `chain` the names of all full blocks of `tokens` it does not hold yet.
+  void extend(std::vector<Hash128>& chain, DomainId domain, std::span<const TokenId> tokens,
+              std::size_t tokens_per_block) const;
+
+ private:
+  const HashSecret* secret_;
+};
+
+}  // namespace kvhive

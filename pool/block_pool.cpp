@@ -1,0 +1,414 @@
+#include "pool/block_pool.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "config/check.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::uint64_t kRootUid = 1ull << 63;  // serials never get there
+
+/// For counters that one process writes and others read.
+template <class Counter, class Change>
+void bump(Counter& counter, Change change) {
+  counter.store(counter.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
+}
+
+/// Two tokens as one word of a token row.
+std::uint64_t pack(std::span<const TokenId> tokens, std::size_t word) {
+  const std::size_t first = 2 * word;
+  const std::uint64_t low = static_cast<std::uint32_t>(tokens[first]);
+  const std::uint64_t high =
+      first + 1 < tokens.size() ? static_cast<std::uint32_t>(tokens[first + 1]) : 0;
+  return high << 32 | low;
+}
+
+}  // namespace
+
+/// One block's content, as far as identity goes: the past, the tokens, and what else was fed in.
+struct BlockPool::Content {
+  Content(const Prefix& from, std::size_t i, std::size_t block_tokens,
+          std::span<const TokenId> all_tokens, std::span<const ExtraKey> extras)
+      : parent(from),
+        tokens(all_tokens.subspan(i * block_tokens, block_tokens)),
+        extra(extras.empty() ? kNoExtraKey : extras[i]) {}
+
+  Prefix parent;
+  std::span<const TokenId> tokens;
+  ExtraKey extra;
+};
+
+BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot)
+    : memory_(memory),
+      my_bit_(holder_bit(slot)),
+      index_(memory.index(), memory.layout().index_buckets),
+      counters_(&memory.control().processes[slot.value].counters),
+      references_(memory.geometry().total_blocks(), 0) {
+  KV_CHECK(slot.value < kMaxProcesses, slot.value);
+  for (const Tier t : {Tier::device, Tier::host})
+    tiers_.push_back({FreeBlocks(memory, t), IdleOrder(memory, t)});
+}
+
+Prefix BlockPool::root(DomainId domain) { return {domain, kRootUid | domain.value, 0}; }
+
+// -- match
+// ------------------------------------------------------------------------------------------------------------
+
+PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash128> chain,
+                           std::span<const TokenId> tokens, std::span<const ExtraKey> extras) {
+  const std::size_t block_tokens = tokens_per_block();
+  KV_CHECK(tokens.size() == chain.size() * block_tokens, tokens.size(), chain.size());
+  constexpr std::size_t kBucketsAhead = 16, kBlocksAhead = 8;
+  for (std::size_t i = 0; i < std::min(chain.size(), kBucketsAhead); ++i) index_.prefetch(chain[i]);
+
+  PrefixHit hit{{}, from};
+  for (std::size_t i = 0; i < chain.size(); ++i) {
+    if (i + kBucketsAhead < chain.size()) index_.prefetch(chain[i + kBucketsAhead]);
+    if (i + kBlocksAhead < chain.size()) {
+      const BlockId ahead = index_.peek(chain[i + kBlocksAhead]);
+      if (memory_.has_block(ahead)) {
+        __builtin_prefetch(&descriptor(ahead), 1);
+        __builtin_prefetch(memory_.token_row(ahead));
+        __builtin_prefetch(&references_[ahead.value], 1);
+      }
+    }
+    const BlockId block =
+        find_and_pin(tier, chain[i], Content(hit.end, i, block_tokens, tokens, extras));
+    if (block == kNullBlock) break;
+    hit.blocks.push_back(block);
+    hit.end.uid = descriptor(block).uid.load(std::memory_order_relaxed);
+    ++hit.end.depth;
+  }
+  bump(counters_->queried_blocks, chain.size());
+  bump(counters_->hit_blocks, hit.blocks.size());
+  return hit;
+}
+
+/// Whether a block's content is this one. Only meaningful if the block is ready with the same
+/// generation before and after: a block that is evicted meanwhile gives any answer.
+bool BlockPool::holds(BlockId block, const Content& content) const {
+  const BlockDescriptor& d = descriptor(block);
+  if (d.parent_uid.load(std::memory_order_relaxed) != content.parent.uid) return false;
+  const auto* row = memory_.token_row(block);
+  std::uint64_t difference = 0;
+  for (std::size_t w = 0; w < memory_.layout().row_words; ++w)
+    difference |= row[w].load(std::memory_order_relaxed) ^ pack(content.tokens, w);
+  if (difference != 0) return false;
+  if (d.has_extra.load(std::memory_order_relaxed) == 0) return content.extra == kNoExtraKey;
+  const auto* extra = memory_.extra_key(block);
+  return extra[0].load(std::memory_order_relaxed) == content.extra[0] &&
+         extra[1].load(std::memory_order_relaxed) == content.extra[1];
+}
+
+/// The block with this content that was published first (vLLM finds the first inserted), held; null
+/// block on a miss.
+BlockId BlockPool::find_and_pin(Tier tier, Hash128 hash, const Content& content) {
+  BlockId best = kNullBlock;
+  BlockWord best_word;
+  std::uint64_t best_serial = ~0ull;
+  index_.for_each(hash, [&](BlockId block) {
+    if (!memory_.has_block(block)) return PrefixIndex::Verdict::drop;
+    const BlockWord word = load_word(block);
+    const BlockDescriptor& d = descriptor(block);
+    if (word.state() != BlockState::ready || d.hash_low.load(std::memory_order_relaxed) != hash.low)
+      return PrefixIndex::Verdict::drop;
+    if (memory_.tier_of(block) != tier || !holds(block, content)) return PrefixIndex::Verdict::keep;
+    const std::uint64_t serial = d.serial.load(std::memory_order_relaxed);
+    if (serial < best_serial) best = block, best_word = word, best_serial = serial;
+    return PrefixIndex::Verdict::keep;
+  });
+  if (best != kNullBlock && pin(best, best_word)) return best;
+  return kNullBlock;
+}
+
+/// Holds a block that was seen ready. Fails if it has been given out anew since: what was read then
+/// proves nothing.
+bool BlockPool::pin(BlockId block, BlockWord seen) {
+  std::uint32_t& references = references_[block.value];
+  if (references != 0) {
+    ++references;
+    return true;
+  }
+  auto& word = descriptor(block).word;
+  BlockWord expected = seen;
+  do {
+    if (expected.state() != BlockState::ready || expected.generation() != seen.generation())
+      return false;
+  } while (!word.compare_exchange_weak(expected.bits, expected.bits | my_bit_,
+                                       std::memory_order_acq_rel, std::memory_order_acquire));
+  if (expected.holders() == 0) count_used(memory_.tier_of(block), +1);
+  references = 1;
+  return true;
+}
+
+void BlockPool::cancel(const PrefixHit& hit) {
+  scratch_.clear();
+  for (const BlockId block : hit.blocks) {
+    KV_CHECK(references_[block.value] > 0, block.value);
+    if (--references_[block.value] != 0) continue;
+    unpin(block);
+    scratch_.push_back(block);
+  }
+  for (TierState& t : tiers_) t.idle.settle(scratch_);
+}
+
+// -- allocate
+// ---------------------------------------------------------------------------------------------------------
+
+Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count) {
+  std::vector<BlockId> taken;
+  taken.reserve(count);
+  if (take_free(tier, count, taken) || take_idle(tier, count, taken)) {
+    bump(counters_->allocated_blocks, count);
+    return taken;
+  }
+  for (auto block = taken.rbegin(); block != taken.rend(); ++block) {
+    references_[block->value] = 0;
+    give_back(*block);
+  }
+  return failure(Errc::pool_exhausted, "need " + std::to_string(count) + " " +
+                                           std::string(to_string(tier)) + " blocks, " +
+                                           std::to_string(available(tier)) + " of " +
+                                           std::to_string(capacity(tier)) + " are free or idle");
+}
+
+bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken) {
+  FreeBlocks& free = tier(t).free;
+  while (taken.size() < count) {
+    auto candidate = free.next();
+    if (!candidate) return false;
+    auto [block, seen] = *candidate;
+    const BlockWord mine = BlockWord::make(BlockState::filling, seen.generation() + 1, my_bit_);
+    if (!descriptor(block).word.compare_exchange_strong(seen.bits, mine.bits,
+                                                        std::memory_order_acq_rel))
+      continue;
+    free.taken(block);
+    references_[block.value] = 1;
+    count_used(t, +1);
+    taken.push_back(block);
+  }
+  return true;
+}
+
+/// Completes `taken` to `count` blocks by evicting. Nothing is evicted unless there were enough to
+/// be had.
+bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken) {
+  IdleOrder& idle = tier(t).idle;
+  while (taken.size() < count) {
+    const std::size_t missing = count - taken.size();
+    candidates_.clear();
+    idle.oldest(missing, candidates_);
+    if (candidates_.size() < missing && available(t) >= missing) {
+      idle.rollback();
+      idle.scan();
+      candidates_.clear();
+      idle.oldest(missing, candidates_);
+    }
+    if (candidates_.size() < missing) {
+      idle.rollback();
+      return false;
+    }
+    for (const auto& candidate : candidates_) {
+      const BlockDescriptor& d = descriptor(candidate.block);
+      index_.prefetch({d.hash_low.load(std::memory_order_relaxed),
+                       d.hash_high.load(std::memory_order_relaxed)});
+    }
+    for (const auto& candidate : candidates_)
+      if (evict(candidate.block, candidate.word)) taken.push_back(candidate.block);
+    idle.commit();
+  }
+  return true;
+}
+
+/// Takes an idle block for ourselves. One instruction decides; the stale hint is removed afterwards
+/// (or dropped by whoever meets it, should we be killed in between).
+bool BlockPool::evict(BlockId block, BlockWord seen) {
+  BlockDescriptor& d = descriptor(block);
+  const BlockWord mine = BlockWord::make(BlockState::filling, seen.generation() + 1, my_bit_);
+  if (!d.word.compare_exchange_strong(seen.bits, mine.bits, std::memory_order_acq_rel))
+    return false;
+  index_.erase(
+      {d.hash_low.load(std::memory_order_relaxed), d.hash_high.load(std::memory_order_relaxed)},
+      block);
+  references_[block.value] = 1;
+  count_used(memory_.tier_of(block), +1);
+  bump(counters_->evicted_blocks, 1u);
+  return true;
+}
+
+// -- publish
+// ----------------------------------------------------------------------------------------------------------
+
+Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
+                          std::span<const Hash128> chain, std::span<const TokenId> tokens,
+                          std::span<const ExtraKey> extras) {
+  const std::size_t block_tokens = tokens_per_block();
+  KV_CHECK(blocks.size() == chain.size() && tokens.size() == chain.size() * block_tokens,
+           blocks.size(), chain.size(), tokens.size());
+  constexpr std::size_t kAhead = 8;
+  for (std::size_t i = 0; i < std::min(chain.size(), kAhead); ++i) index_.prefetch(chain[i]);
+
+  Prefix end = from;
+  std::uint64_t serial = memory_.control().next_serial.fetch_add(
+      std::max<std::size_t>(blocks.size(), 1), std::memory_order_relaxed);
+  for (std::size_t i = 0; i < blocks.size(); ++i, ++serial) {
+    if (i + kAhead < chain.size()) index_.prefetch(chain[i + kAhead]);
+    const BlockId block = blocks[i];
+    const BlockWord word = load_word(block);
+    KV_CHECK(word.state() == BlockState::filling && word.holders() == my_bit_, block.value,
+             word.bits);
+
+    const Content content(end, i, block_tokens, tokens, extras);
+    const std::uint64_t known = find_uid(chain[i], content);
+    const std::uint64_t uid = known != 0 ? known : serial;
+    write_content(block, chain[i], content, uid, serial);
+    descriptor(block).word.store(
+        BlockWord::make(BlockState::ready, word.generation(), my_bit_).bits,
+        std::memory_order_release);
+    index_.insert(chain[i], block);
+    end.uid = uid;
+    ++end.depth;
+  }
+  bump(counters_->published_blocks, blocks.size());
+  return end;
+}
+
+/// The uid under which this content was published before, in either tier; 0 if it was not.
+std::uint64_t BlockPool::find_uid(Hash128 hash, const Content& content) {
+  std::uint64_t uid = 0;
+  index_.for_each(hash, [&](BlockId block) {
+    if (!memory_.has_block(block)) return PrefixIndex::Verdict::drop;
+    const BlockWord before = load_word(block);
+    if (before.state() != BlockState::ready || !holds(block, content))
+      return PrefixIndex::Verdict::keep;
+    const std::uint64_t found = descriptor(block).uid.load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    const BlockWord after = load_word(block);
+    if (after.state() == BlockState::ready && after.generation() == before.generation())
+      uid = found;
+    return PrefixIndex::Verdict::keep;
+  });
+  return uid;
+}
+
+void BlockPool::write_content(BlockId block, Hash128 hash, const Content& content,
+                              std::uint64_t uid, std::uint64_t serial) {
+  constexpr auto relaxed = std::memory_order_relaxed;  // nobody may look before the word says ready
+  BlockDescriptor& d = descriptor(block);
+  d.hash_low.store(hash.low, relaxed);
+  d.hash_high.store(hash.high, relaxed);
+  d.uid.store(uid, relaxed);
+  d.parent_uid.store(content.parent.uid, relaxed);
+  d.serial.store(serial, relaxed);
+  d.depth.store(content.parent.depth, relaxed);
+  d.domain.store(content.parent.domain.value, relaxed);
+  d.has_extra.store(content.extra != kNoExtraKey, relaxed);
+  auto* row = memory_.token_row(block);
+  for (std::size_t w = 0; w < memory_.layout().row_words; ++w)
+    row[w].store(pack(content.tokens, w), relaxed);
+  if (content.extra == kNoExtraKey) return;
+  auto* extra = memory_.extra_key(block);
+  extra[0].store(content.extra[0], relaxed);
+  extra[1].store(content.extra[1], relaxed);
+}
+
+// -- release
+// ----------------------------------------------------------------------------------------------------------
+
+void BlockPool::release(std::span<const BlockId> blocks) {
+  drop_references(blocks);
+  // Unpublished blocks go to the head of the free queue, the end of the sequence on top.
+  for (const BlockId block : blocks) {
+    const BlockWord word = load_word(block);
+    const bool is_ours = word.state() == BlockState::filling && word.holders() == my_bit_;
+    if (is_ours && references_[block.value] == 0) give_back(block);
+  }
+}
+
+/// Published blocks nobody here refers to any more become idle, the end of the sequence first (so
+/// it is evicted first).
+void BlockPool::drop_references(std::span<const BlockId> blocks) {
+  for (const Tier t : {Tier::device, Tier::host}) {
+    scratch_.clear();
+    for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
+      if (memory_.tier_of(*block) != t) continue;
+      std::uint32_t& references = references_[block->value];
+      KV_CHECK(references > 0, block->value);
+      if (--references == 0 && load_word(*block).state() == BlockState::ready)
+        scratch_.push_back(*block);
+    }
+    if (scratch_.empty()) continue;
+    IdleOrder& idle = tier(t).idle;
+    idle.stamp(scratch_);
+    for (const BlockId block : scratch_) unpin(block);
+    idle.settle(scratch_);
+  }
+}
+
+void BlockPool::unpin(BlockId block) {
+  const BlockWord before{
+      descriptor(block).word.fetch_and(~std::uint64_t{my_bit_}, std::memory_order_seq_cst)};
+  if (before.holders() == my_bit_) count_used(memory_.tier_of(block), -1);
+}
+
+/// A block of ours that was never published is free again.
+void BlockPool::give_back(BlockId block) {
+  const BlockWord word = load_word(block);
+  KV_CHECK(word.state() == BlockState::filling && word.holders() == my_bit_, block.value,
+           word.bits);
+  descriptor(block).word.store(BlockWord::make(BlockState::free, word.generation(), 0).bits,
+                               std::memory_order_release);
+  const Tier t = memory_.tier_of(block);
+  count_used(t, -1);
+  tier(t).free.given_back(block, word.generation());
+}
+
+// -- fork and copy on write
+// -------------------------------------------------------------------------------------------
+
+void BlockPool::fork(std::span<const BlockId> blocks) {
+  for (const BlockId block : blocks) {
+    KV_CHECK(references_[block.value] > 0, block.value);
+    ++references_[block.value];
+  }
+}
+
+Expected<CopyOnWrite> BlockPool::make_writable(BlockId block) {
+  KV_CHECK(references_[block.value] > 0, block.value);
+  if (references_[block.value] == 1 && load_word(block).state() == BlockState::filling)
+    return CopyOnWrite{block, block};
+  auto fresh = allocate(memory_.tier_of(block), 1);
+  if (!fresh) return forward_error(fresh);
+  return CopyOnWrite{block, fresh->front()};
+}
+
+// -- figures
+// ----------------------------------------------------------------------------------------------------------
+
+void BlockPool::count_used(Tier t, std::int64_t change) const {
+  bump(counters_->used[std::size_t(t)], change);
+}
+
+std::size_t BlockPool::capacity(Tier t) const {
+  return memory_.tier_layout(t).blocks - (t == Tier::device ? 1 : 0);
+}
+
+std::size_t BlockPool::available(Tier t) const {
+  const ControlBlock& control = memory_.control();
+  std::int64_t used = control.tiers[std::size_t(t)].used_correction.load(std::memory_order_relaxed);
+  for (const ProcessEntry& process : control.processes)
+    used += process.counters.used[std::size_t(t)].load(std::memory_order_relaxed);
+  const auto total = static_cast<std::int64_t>(capacity(t));
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(total - used, 0, total));
+}
+
+std::vector<BlockId> BlockPool::free_queue(Tier t) const {
+  std::vector<BlockId> queue = tiers_[std::size_t(t)].free.order();
+  const auto idle = tiers_[std::size_t(t)].idle.order();
+  queue.insert(queue.end(), idle.begin(), idle.end());
+  return queue;
+}
+
+}  // namespace kvhive

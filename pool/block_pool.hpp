@@ -1,0 +1,149 @@
+#pragma once
+// The pool as one process uses it: match, allocate, publish, release. No operation asks another
+// process anything, takes a lock or waits; a process stopped or killed at any instruction stops
+// nobody. What a killed one held is returned by the reaper (pool/reaper.hpp).
+//
+// One BlockPool per process slot, used by one thread at a time. How often this process refers to a
+// block is counted here, in private memory; shared memory only knows whether it does at all.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "config/expected.hpp"
+#include "hashing/block_hash.hpp"
+#include "pool/free_blocks.hpp"
+#include "pool/idle_order.hpp"
+#include "pool/pool_memory.hpp"
+#include "pool/prefix_index.hpp"
+
+namespace kvhive {
+
+/// The place after some number of full blocks of one sequence: what the next block's identity is
+/// chained to.
+struct Prefix {
+  DomainId domain{};
+  std::uint64_t uid = 0;    ///< content so far; exact, by induction from the domain's root
+  std::uint32_t depth = 0;  ///< full blocks so far
+};
+
+/// Blocks found, in order, each now held once more by this process. `end` is where the sequence
+/// goes on.
+struct PrefixHit {
+  std::vector<BlockId> blocks;
+  Prefix end;
+};
+
+/// A block that had to be copied before it could be written. The caller copies the bytes, source to
+/// destination.
+struct CopyOnWrite {
+  BlockId source;
+  BlockId destination;
+};
+
+class BlockPool {
+ public:
+  /// `memory` must be attached for reading and writing, outlive the pool, and `slot` be ours alone.
+  BlockPool(const PoolMemory& memory, ProcessSlot slot);
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  /// The empty prefix of `domain`.
+  static Prefix root(DomainId domain);
+
+  /// Longest published run of blocks in `tier` that continues `from`, already pinned: lookup and
+  /// pin are one step.
+  ///
+  /// \param chain   block names from BlockHasher, one per block to look for; they find
+  /// \param tokens  chain.size() * tokens_per_block token ids; together with the parents they
+  /// decide, compared exactly \cost          about three cache lines a block, prefetched over the
+  /// whole run \source        vLLM v1 FullAttentionManager.find_longest_cache_hit; of equal blocks
+  /// the first published is found
+  PrefixHit match(Tier tier, const Prefix& from, std::span<const Hash128> chain,
+                  std::span<const TokenId> tokens, std::span<const ExtraKey> extras = {});
+
+  /// Takes a hit back as if it had never happened: the blocks keep their places in the release
+  /// order.
+  void cancel(const PrefixHit& hit);
+
+  /// `count` blocks to write, all or none (Errc::pool_exhausted): never-cached ones first, last
+  /// given back first, then idle cached ones, least recently released first; these lose their
+  /// content. \source  vLLM BlockPool.get_new_blocks, order of 2026 (PR #42656)
+  Expected<std::vector<BlockId>> allocate(Tier tier, std::size_t count);
+
+  /// Makes blocks this process has filled findable by everyone, as the continuation of `from`. Call
+  /// it only when their bytes are in place. A block may be published once; from then on it never
+  /// changes.
+  ///
+  /// \return  the prefix after them. Content published before lends its identity; the block stays
+  /// what it is
+  ///          (block tables are append-only).
+  Prefix publish(const Prefix& from, std::span<const BlockId> blocks,
+                 std::span<const Hash128> chain, std::span<const TokenId> tokens,
+                 std::span<const ExtraKey> extras = {});
+
+  /// Gives back one reference to each block, last block first. What nobody holds any more is idle
+  /// (published) or free. \param blocks  in the order of their sequence; may mix tiers
+  void release(std::span<const BlockId> blocks);
+
+  /// One more reference to each block, for a second sequence with the same past.
+  void fork(std::span<const BlockId> blocks);
+
+  /// The block to write in place of `block`: itself if this process alone refers to it, once, and
+  /// it is unpublished; otherwise a fresh block of the same tier, and the reference to `block` is
+  /// given back after the caller copied.
+  Expected<CopyOnWrite> make_writable(BlockId block);
+
+  /// Blocks that allocate() could give out now. A hint: exact while no other process works.
+  std::size_t available(Tier tier) const;
+  /// Blocks of the tier that can be given out at all.
+  std::size_t capacity(Tier tier) const;
+
+  std::uint32_t references(BlockId block) const { return references_[block.value]; }
+  std::uint32_t tokens_per_block() const { return memory_.geometry().tokens_per_block; }
+  const PoolMemory& memory() const { return memory_; }
+  BlockHasher hasher() const { return BlockHasher(memory_.control().secret); }
+  SlotCounters& counters() const { return *counters_; }
+
+  /// What allocate() would give out, in order (vLLM's free queue). For tests and replay; not while
+  /// others work.
+  std::vector<BlockId> free_queue(Tier tier) const;
+
+ private:
+  struct TierState {
+    FreeBlocks free;
+    IdleOrder idle;
+  };
+  struct Content;  // what a block is compared with
+
+  BlockDescriptor& descriptor(BlockId block) const { return memory_.descriptors()[block.value]; }
+  BlockWord load_word(BlockId block) const {
+    return {descriptor(block).word.load(std::memory_order_acquire)};
+  }
+  TierState& tier(Tier tier) { return tiers_[std::size_t(tier)]; }
+
+  bool holds(BlockId block, const Content& content) const;
+  BlockId find_and_pin(Tier tier, Hash128 hash, const Content& content);
+  std::uint64_t find_uid(Hash128 hash, const Content& content);
+  bool pin(BlockId block, BlockWord seen);
+  void unpin(BlockId block);
+  void give_back(BlockId block);
+  void drop_references(std::span<const BlockId> blocks);
+  bool take_free(Tier tier, std::size_t count, std::vector<BlockId>& taken);
+  bool take_idle(Tier tier, std::size_t count, std::vector<BlockId>& taken);
+  bool evict(BlockId block, BlockWord seen);
+  void count_used(Tier tier, std::int64_t change) const;
+  void write_content(BlockId block, Hash128 hash, const Content& content, std::uint64_t uid,
+                     std::uint64_t serial);
+
+  const PoolMemory& memory_;
+  std::uint32_t my_bit_;
+  PrefixIndex index_;
+  SlotCounters* counters_;
+  std::vector<TierState> tiers_;
+  std::vector<std::uint32_t> references_;  ///< by block; not zero = our bit is set
+  std::vector<BlockId> scratch_;
+  std::vector<IdleOrder::Candidate> candidates_;
+};
+
+}  // namespace kvhive

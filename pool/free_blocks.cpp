@@ -1,0 +1,107 @@
+#include "pool/free_blocks.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <unordered_set>
+
+namespace kvhive {
+
+FreeBlocks::FreeBlocks(const PoolMemory& memory, Tier tier)
+    : descriptors_(memory.descriptors()),
+      layout_(memory.tier_layout(tier)),
+      bitmap_(memory.bitmap(tier)),
+      summary_(memory.summary(tier)) {}
+
+std::optional<FreeBlocks::Candidate> FreeBlocks::next() {
+  if (auto own = pop_own()) return own;
+  return search_bitmap();
+}
+
+std::optional<FreeBlocks::Candidate> FreeBlocks::pop_own() {
+  while (!own_.empty()) {
+    const Own top = own_.back();
+    own_.pop_back();
+    const BlockWord now = word(top.block);
+    if (now == BlockWord::make(BlockState::free, top.generation, 0))
+      return Candidate{top.block, now};
+  }
+  return std::nullopt;
+}
+
+std::optional<FreeBlocks::Candidate> FreeBlocks::search_bitmap() {
+  for (std::size_t s = 0; s < layout_.summary_words; ++s) {
+    for (std::uint64_t groups = summary_[s].load(std::memory_order_relaxed); groups != 0;
+         groups &= groups - 1) {
+      const auto group = static_cast<unsigned>(std::countr_zero(groups));
+      const std::size_t w = s * 64 + group;
+      for (std::uint64_t bits = bitmap_[w].load(std::memory_order_relaxed); bits != 0;
+           bits &= bits - 1) {
+        if (auto found = check_bit(w, static_cast<unsigned>(std::countr_zero(bits)))) return found;
+      }
+      // Nothing left under this bit. Whoever sets a bit in the word sets the summary after it, so
+      // look again after clearing: no order of the two loses a bit.
+      summary_[s].fetch_and(~(1ull << group), std::memory_order_seq_cst);
+      if (bitmap_[w].load(std::memory_order_seq_cst) != 0)
+        summary_[s].fetch_or(1ull << group, std::memory_order_relaxed);
+    }
+  }
+  return std::nullopt;
+}
+
+/// The block at a set bit, if it is free; otherwise the bit is stale and goes.
+std::optional<FreeBlocks::Candidate> FreeBlocks::check_bit(std::size_t word_index,
+                                                           unsigned bit) const {
+  const BlockId block{layout_.first_block + std::uint32_t(word_index * 64 + bit)};
+  BlockWord now = word(block);
+  if (now.state() == BlockState::free) return Candidate{block, now};
+  bitmap_[word_index].fetch_and(~(1ull << bit), std::memory_order_seq_cst);
+  now = word(block);  // freed just now: then its bit was set before we cleared it
+  if (now.state() != BlockState::free) return std::nullopt;
+  announce(block);
+  return Candidate{block, now};
+}
+
+void FreeBlocks::taken(BlockId block) const {
+  const std::uint32_t offset = block.value - layout_.first_block;
+  bitmap_[offset / 64].fetch_and(~(1ull << offset % 64), std::memory_order_relaxed);
+}
+
+void FreeBlocks::given_back(BlockId block, std::uint64_t generation) {
+  announce(block);
+  own_.push_back({block, generation});
+  if (own_.size() > 2 * std::size_t{layout_.blocks} + 64) drop_stale_own();
+}
+
+void FreeBlocks::announce(BlockId block) const {
+  const std::uint32_t offset = block.value - layout_.first_block;
+  const std::size_t w = offset / 64;
+  bitmap_[w].fetch_or(1ull << offset % 64, std::memory_order_seq_cst);
+  const std::uint64_t group = 1ull << w % 64;
+  if ((summary_[w / 64].load(std::memory_order_seq_cst) & group) == 0)
+    summary_[w / 64].fetch_or(group, std::memory_order_seq_cst);
+}
+
+/// Others took blocks we still list: forget those entries. A block has at most one current entry.
+void FreeBlocks::drop_stale_own() {
+  std::erase_if(own_, [this](const Own& entry) {
+    return word(entry.block) != BlockWord::make(BlockState::free, entry.generation, 0);
+  });
+}
+
+std::vector<BlockId> FreeBlocks::order() const {
+  std::vector<BlockId> order;
+  std::unordered_set<BlockId> listed;
+  for (auto entry = own_.rbegin(); entry != own_.rend(); ++entry) {
+    const bool is_current =
+        word(entry->block) == BlockWord::make(BlockState::free, entry->generation, 0);
+    if (is_current && listed.insert(entry->block).second) order.push_back(entry->block);
+  }
+  for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
+    const BlockId block{layout_.first_block + i};
+    if (word(block).state() == BlockState::free && listed.insert(block).second)
+      order.push_back(block);
+  }
+  return order;
+}
+
+}  // namespace kvhive

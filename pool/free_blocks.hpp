@@ -1,0 +1,66 @@
+#pragma once
+// Where to look for blocks that hold nothing. Two hints for one truth (the block word):
+//  - a bitmap in shared memory, searched by ascending id, for everybody;
+//  - a private stack of what this process gave back itself, last in first out (vLLM since PR
+//  #42656: never-cached
+//    blocks go to the head of the queue; they are the warm ones).
+// A bit may be set for a block that is taken (the taker notices at the word) and, after a kill,
+// missing for a free one (the reaper sets it again). Free blocks are all alike, so across processes
+// "some free block" is exact enough; alone, a process sees precisely vLLM's order.
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "config/ids.hpp"
+#include "pool/pool_memory.hpp"
+
+namespace kvhive {
+
+class FreeBlocks {
+ public:
+  FreeBlocks(const PoolMemory& memory, Tier tier);
+
+  /// A block that is probably free, and the word it was seen with; nothing when the hints are used
+  /// up.
+  struct Candidate {
+    BlockId block;
+    BlockWord word;
+  };
+  std::optional<Candidate> next();
+
+  /// The block was taken: its word no longer says free.
+  void taken(BlockId block) const;
+
+  /// The block's word says free again, with `generation`; by this process.
+  void given_back(BlockId block, std::uint64_t generation);
+
+  /// Sets the bit only: what the reaper does for blocks a dead process had.
+  void announce(BlockId block) const;
+
+  /// All free blocks in the order next() would give them. For inspection; not while others
+  /// allocate.
+  std::vector<BlockId> order() const;
+
+ private:
+  std::optional<Candidate> pop_own();
+  std::optional<Candidate> search_bitmap();
+  std::optional<Candidate> check_bit(std::size_t word_index, unsigned bit) const;
+  BlockWord word(BlockId block) const {
+    return {descriptors_[block.value].word.load(std::memory_order_acquire)};
+  }
+  void drop_stale_own();
+
+  struct Own {
+    BlockId block;
+    std::uint64_t generation;
+  };
+  BlockDescriptor* descriptors_;
+  PoolLayout::TierLayout layout_;
+  std::atomic<std::uint64_t>* bitmap_;
+  std::atomic<std::uint64_t>* summary_;
+  std::vector<Own> own_;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,154 @@
+#include "pool/idle_order.hpp"
+
+#include <algorithm>
+
+namespace kvhive {
+
+IdleOrder::IdleOrder(const PoolMemory& memory, Tier tier)
+    : descriptors_(memory.descriptors()),
+      layout_(memory.tier_layout(tier)),
+      control_(&memory.control().tiers[std::size_t(tier)]),
+      ring_(memory.ring(tier)),
+      ring_mask_(layout_.ring_slots - 1) {}
+
+void IdleOrder::stamp(std::span<const BlockId> blocks) {
+  if (blocks.empty()) return;
+  std::uint64_t stamp = control_->tail.fetch_add(blocks.size(), std::memory_order_relaxed);
+  for (const BlockId block : blocks) {
+    descriptors_[block.value].stamp.store(stamp, std::memory_order_relaxed);
+    ring_[stamp & ring_mask_].store(block.value, std::memory_order_release);
+    ++stamp;
+  }
+}
+
+void IdleOrder::settle(std::span<const BlockId> blocks) {
+  for (const BlockId block : blocks) {
+    const auto& descriptor = descriptors_[block.value];
+    while (true) {
+      const std::uint64_t stamp = descriptor.stamp.load(std::memory_order_relaxed);
+      if (control_->head.load(std::memory_order_seq_cst) <= stamp) break;
+      BlockWord word;
+      if (!is_current(stamp, block, word)) break;
+      this->stamp({&block, 1});
+    }
+  }
+}
+
+bool IdleOrder::is_current(std::uint64_t stamp, BlockId block, BlockWord& word) const {
+  word = {};
+  if (block.value - layout_.first_block >= layout_.blocks)
+    return false;  // never trust shared memory
+  const auto& descriptor = descriptors_[block.value];
+  word.bits = descriptor.word.load(std::memory_order_acquire);
+  return word.is_idle() && descriptor.stamp.load(std::memory_order_relaxed) == stamp;
+}
+
+void IdleOrder::oldest(std::size_t count, std::vector<Candidate>& out) {
+  catch_up();
+  const std::size_t wanted = out.size() + count;
+  take_from_run(wanted, out);
+  take_from_ring(wanted, out);
+}
+
+/// Notices that the ring has lost hints: by a crash (another epoch), or because it went round.
+void IdleOrder::catch_up() {
+  const std::uint64_t head = control_->head.load(std::memory_order_relaxed);
+  const std::uint64_t tail = control_->tail.load(std::memory_order_relaxed);
+  if (tail - head > layout_.ring_slots) {
+    advance_head(tail);
+    invalidate(*control_);
+  }
+  const std::uint64_t epoch = control_->epoch.load(std::memory_order_acquire);
+  if (epoch == epoch_) return;
+  epoch_ = epoch;
+  collect(control_->head.load(std::memory_order_relaxed));
+}
+
+void IdleOrder::scan() { collect(control_->tail.load(std::memory_order_relaxed)); }
+
+void IdleOrder::collect(std::uint64_t limit) {
+  run_ = idle_before(limit);
+  run_next_ = run_cursor_ = 0;
+  run_limit_ = limit;
+  ring_cursor_ = 0;
+}
+
+std::vector<IdleOrder::Stamped> IdleOrder::idle_before(std::uint64_t limit) const {
+  std::vector<Stamped> found;
+  for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
+    const BlockId block{layout_.first_block + i};
+    const std::uint64_t stamp = descriptors_[block.value].stamp.load(std::memory_order_relaxed);
+    BlockWord word;
+    if (stamp < limit && is_current(stamp, block, word)) found.push_back({stamp, block});
+  }
+  std::sort(found.begin(), found.end(),
+            [](const Stamped& a, const Stamped& b) { return a.stamp < b.stamp; });
+  return found;
+}
+
+void IdleOrder::take_from_run(std::size_t wanted, std::vector<Candidate>& out) {
+  for (; out.size() < wanted && run_cursor_ < run_.size(); ++run_cursor_) {
+    const auto [stamp, block] = run_[run_cursor_];
+    BlockWord word;
+    if (is_current(stamp, block, word)) out.push_back({block, word});
+  }
+}
+
+void IdleOrder::take_from_ring(std::size_t wanted, std::vector<Candidate>& out) {
+  constexpr std::uint64_t kAhead =
+      16;  // descriptors are scattered: have that many cache misses under way
+  const std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
+  // While the run holds blocks, what lies before its limit is the run's; afterwards the ring's.
+  const std::uint64_t floor = run_next_ < run_.size() ? run_limit_ : 0;
+  ring_cursor_ = std::max({ring_cursor_, floor, control_->head.load(std::memory_order_relaxed)});
+  for (; out.size() < wanted && ring_cursor_ < tail; ++ring_cursor_) {
+    const std::uint32_t ahead =
+        ring_[(ring_cursor_ + kAhead) & ring_mask_].load(std::memory_order_relaxed);
+    if (ahead - layout_.first_block < layout_.blocks) __builtin_prefetch(&descriptors_[ahead], 1);
+    const BlockId block{ring_[ring_cursor_ & ring_mask_].load(std::memory_order_acquire)};
+    BlockWord word;
+    if (is_current(ring_cursor_, block, word)) {
+      out.push_back({block, word});
+    } else if (word.state() == BlockState::ready && word.holders() != 0) {
+      passed_.push_back(block);
+    }
+  }
+}
+
+void IdleOrder::commit() {
+  const bool run_was_in_use = run_next_ < run_.size();
+  run_next_ = run_cursor_;
+  if (run_was_in_use) {
+    ring_cursor_ =
+        0;  // the ring was looked at from run_limit_ on only: walk it from its head next time
+  } else {
+    advance_head(ring_cursor_);
+    settle(passed_);
+  }
+  passed_.clear();
+}
+
+void IdleOrder::rollback() {
+  run_cursor_ = run_next_;
+  ring_cursor_ = 0;  // from the head again
+  passed_.clear();
+}
+
+void IdleOrder::advance_head(std::uint64_t position) {
+  std::uint64_t head = control_->head.load(std::memory_order_relaxed);
+  while (head < position &&
+         !control_->head.compare_exchange_weak(head, position, std::memory_order_seq_cst)) {
+  }
+}
+
+void IdleOrder::invalidate(TierControl& control) {
+  control.epoch.fetch_add(1, std::memory_order_acq_rel);
+}
+
+std::vector<BlockId> IdleOrder::order() const {
+  std::vector<BlockId> order;
+  for (const auto& [stamp, block] : idle_before(~0ull)) order.push_back(block);
+  return order;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,106 @@
+#include "pool/memory_object.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/interprocess/exceptions.hpp>
+#include <cerrno>
+#include <utility>
+
+#include "config/byte_size.hpp"
+
+namespace kvhive {
+namespace {
+
+// A memfd can be sealed against resizing; what is asked for here is checked again by whoever maps
+// it.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+/// What boost::interprocess::mapped_region wants to see of a file.
+struct BoostHandle {
+  int fd;
+  boost::interprocess::mapping_handle_t get_mapping_handle() const {
+    return boost::interprocess::ipcdetail::mapping_handle_from_file_handle(fd);
+  }
+};
+
+}  // namespace
+
+UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
+  if (this != &other) {
+    if (fd_ >= 0) close(fd_);
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+UniqueFd::~UniqueFd() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes) {
+  UniqueFd fd{memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  if (!fd) return os_failure("memfd_create " + name);
+  if (fchmod(fd.get(), 0600) != 0) return os_failure("fchmod " + name);
+  if (const int code = posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)); code != 0) {
+    if (code == ENOSPC || code == ENOMEM)
+      return failure(Errc::out_of_memory,
+                     "no room for " + format_bytes(bytes) + " of shared memory (" + name +
+                         "); ask for less, or raise the limit of the machine or cgroup");
+    errno = code;
+    return os_failure("fallocate " + name + " (" + format_bytes(bytes) + ")");
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return os_failure("seal " + name);
+  return fd;
+}
+
+Expected<UniqueFd> reopen_read_only(int fd) {
+  UniqueFd reopened{open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC)};
+  if (!reopened) return os_failure("reopen shared memory read-only");
+  return reopened;
+}
+
+Expected<MappedMemory> MappedMemory::map(int fd, std::size_t bytes, Access access,
+                                         const std::string& name) {
+  struct stat status {};
+  if (fstat(fd, &status) != 0) return os_failure("fstat " + name);
+  if (static_cast<std::size_t>(status.st_size) != bytes)
+    return failure(Errc::layout_mismatch, name + " has " + std::to_string(status.st_size) +
+                                              " bytes, expected " + std::to_string(bytes) +
+                                              "; both sides must be of the same build");
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals)
+    return failure(Errc::bad_format, name + " is not sealed against resizing; refusing to map it");
+
+  namespace bip = boost::interprocess;
+  MappedMemory memory;
+  memory.access_ = access;
+  try {
+    memory.region_ = bip::mapped_region(
+        BoostHandle{fd}, access == Access::read_only ? bip::read_only : bip::read_write, 0, bytes);
+  } catch (const bip::interprocess_exception& exception) {
+    return failure(Errc::os_error,
+                   "map " + name + " (" + format_bytes(bytes) + "): " + exception.what());
+  }
+  return memory;
+}
+
+void MappedMemory::populate() const {
+#ifdef MADV_POPULATE_WRITE
+  if (size() != 0)
+    madvise(data(), size(),
+            access_ == Access::read_write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+#endif
+}
+
+void MappedMemory::prefer_huge_pages() const {
+  if (size() != 0) madvise(data(), size(), MADV_HUGEPAGE);
+}
+
+void MappedMemory::hide_from_children() const {
+  if (size() != 0) madvise(data(), size(), MADV_DONTFORK);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,62 @@
+#include "pool/pool_layout.hpp"
+
+#include <bit>
+#include <initializer_list>
+
+namespace kvhive {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+}  // namespace
+
+PoolLayout::PoolLayout(const PoolGeometry& geometry) {
+  const std::size_t blocks = geometry.total_blocks();
+  control_bytes = round_up(sizeof(ControlBlock), kPage);
+
+  std::size_t end = blocks * sizeof(BlockDescriptor);
+  const auto place = [&end](std::size_t bytes) {
+    const std::size_t offset = round_up(end, 64);
+    end = offset + bytes;
+    return offset;
+  };
+  index_buckets = std::bit_ceil(blocks / 2 + 1);
+  index_offset = place(index_buckets * sizeof(IndexBucket));
+  for (std::size_t t = 0; t < kTiers; ++t) {
+    TierLayout& tier = tiers[t];
+    tier.first_block = t == 0 ? 0 : geometry.device_blocks;
+    tier.blocks = t == 0 ? geometry.device_blocks : geometry.host_blocks;
+    tier.bitmap_words = (tier.blocks + 63) / 64;
+    tier.bitmap_offset = place(tier.bitmap_words * 8);
+    tier.summary_words = (tier.bitmap_words + 63) / 64;
+    tier.summary_offset = place(tier.summary_words * 8);
+    tier.ring_slots = std::bit_ceil(std::size_t{tier.blocks} * 4 + 64);
+    tier.ring_offset = place(tier.ring_slots * 4);
+  }
+  metadata_bytes = round_up(end, kPage);
+
+  row_words = (geometry.tokens_per_block + 1) / 2;
+  extras_offset = round_up(blocks * row_words * 8, 64);
+  tokens_bytes = round_up(extras_offset + blocks * sizeof(ExtraKey), kPage);
+  device_bytes = round_up(geometry.device_blocks * geometry.kv.block_bytes(), kPage);
+  host_bytes = round_up(geometry.host_blocks * geometry.kv.block_bytes(), kPage);
+}
+
+std::uint32_t layout_hash() {
+  std::uint32_t hash = 2166136261u;
+  for (const std::size_t number :
+       {std::size_t{kFormatVersion}, sizeof(ControlBlock), offsetof(ControlBlock, geometry),
+        offsetof(ControlBlock, secret), offsetof(ControlBlock, next_serial),
+        offsetof(ControlBlock, tiers), offsetof(ControlBlock, processes), sizeof(PoolGeometry),
+        sizeof(TierControl), sizeof(ProcessEntry), sizeof(SlotCounters), sizeof(BlockDescriptor),
+        offsetof(BlockDescriptor, uid), offsetof(BlockDescriptor, depth), sizeof(IndexBucket)}) {
+    hash = (hash ^ static_cast<std::uint32_t>(number)) * 16777619u;
+  }
+  return hash;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,151 @@
+#pragma once
+// The bytes of the pool: what lies where in its five memory objects. Types here live in shared
+// memory: standard layout, no pointers, fixed-width integers, lock-free atomics. Bump
+// kFormatVersion whenever a byte moves.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "config/kv_layout.hpp"
+#include "hashing/block_hash.hpp"
+#include "pool/block_word.hpp"
+
+namespace kvhive {
+
+inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
+inline constexpr std::uint32_t kFormatVersion = 1;
+
+/// Where a block's bytes are. Host blocks follow device blocks in the id space.
+enum class Tier : std::uint8_t { device = 0, host = 1 };
+inline constexpr std::size_t kTiers = 2;
+constexpr std::string_view to_string(Tier tier) { return tier == Tier::device ? "device" : "host"; }
+
+/// Fixed at creation. Two processes may share a pool only if theirs are equal (invariant 7).
+struct PoolGeometry {
+  std::uint32_t device_blocks = 0;     ///< D, the null block included; at least 2
+  std::uint32_t host_blocks = 0;       ///< H, may be 0
+  std::uint32_t tokens_per_block = 0;  ///< S
+  KvLayout kv;  ///< of one block; block_bytes() == 0 for a pool without payload (replay)
+  std::uint64_t fingerprint = 0;  ///< of model, dtype and layout (config/fingerprint.hpp)
+
+  std::uint32_t total_blocks() const { return device_blocks + host_blocks; }
+  friend bool operator==(const PoolGeometry&, const PoolGeometry&) = default;
+};
+
+/// One block's metadata, one cache line: what a match or an eviction needs to read, and nothing a
+/// crash can tear. All but `word` and `stamp` is written by the holder while filling and constant
+/// while ready.
+struct alignas(64) BlockDescriptor {
+  std::atomic<std::uint64_t> word;  ///< BlockWord
+  std::atomic<std::uint64_t>
+      stamp;  ///< place in the release order; idle blocks are evicted by ascending stamp
+  std::atomic<std::uint64_t> hash_low;  ///< chained hash: where its hint is
+  std::atomic<std::uint64_t> hash_high;
+  std::atomic<std::uint64_t>
+      uid;  ///< name of the content, never reused; equal content adopts the first's
+  std::atomic<std::uint64_t> parent_uid;  ///< of the block before, or the domain's root
+  std::atomic<std::uint64_t>
+      serial;  ///< drawn at publication: among equal contents the lowest is found
+  std::atomic<std::uint32_t> depth;  ///< blocks before this one in its sequence
+  std::atomic<std::uint16_t> domain;
+  std::atomic<std::uint8_t> group;      ///< KV cache group; 0 until hybrid models
+  std::atomic<std::uint8_t> has_extra;  ///< its extra key is in the tokens object and not zero
+};
+static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDescriptor>);
+
+/// Counters of one process, written by it alone. Hints, except for whoever reads them as
+/// statistics.
+struct alignas(64) SlotCounters {
+  std::array<std::atomic<std::int64_t>, kTiers>
+      used;  ///< blocks whose mask went from empty to held, minus back
+  std::atomic<std::uint64_t> queried_blocks;
+  std::atomic<std::uint64_t> hit_blocks;
+  std::atomic<std::uint64_t> allocated_blocks;
+  std::atomic<std::uint64_t> evicted_blocks;
+  std::atomic<std::uint64_t> published_blocks;
+  std::atomic<std::uint64_t> preemptions_recompute;
+  std::atomic<std::uint64_t> preemptions_swap;
+  std::atomic<std::uint64_t> generated_tokens;
+  std::atomic<std::uint64_t> prompt_tokens;
+  std::atomic<std::uint64_t> cached_tokens;
+  std::atomic<std::uint32_t> running;  ///< sequences
+  std::atomic<std::uint32_t> waiting;
+};
+
+/// One attached process. The keeper says who owns a slot; `pid` is for people to read.
+struct alignas(64) ProcessEntry {
+  std::atomic<std::uint32_t> pid;     ///< 0 = vacant
+  std::atomic<std::uint32_t> index;   ///< engine number
+  std::atomic<std::int64_t> started;  ///< Unix seconds, for people
+  SlotCounters counters;
+};
+
+/// Shared ends of one tier's release order (pool/idle_order.hpp).
+struct TierControl {
+  alignas(64) std::atomic<std::uint64_t> tail;  ///< next stamp to give out; starts at 1
+  alignas(64) std::atomic<std::uint64_t> head;  ///< hints before it are used up
+  alignas(
+      64) std::atomic<std::uint64_t> epoch;  ///< moves on when hints before head may have been lost
+  std::atomic<std::int64_t>
+      used_correction;  ///< added to the sum of the slots' `used`; set by the reaper
+};
+
+/// Start of the control object.
+struct ControlBlock {
+  std::uint64_t magic;
+  std::uint32_t format_version;
+  std::uint32_t layout_hash;
+  std::array<std::uint8_t, 16>
+      epoch_uuid;  ///< of this pool; another after every restart of the keeper
+  PoolGeometry geometry;
+  HashSecret secret;
+  std::atomic<std::uint32_t>
+      is_formatted;  ///< stored last: everything before it and all other objects are in place
+  alignas(64) std::atomic<std::uint64_t> next_serial;
+  std::array<TierControl, kTiers> tiers;
+  std::array<ProcessEntry, kMaxProcesses> processes;
+};
+static_assert(std::is_standard_layout_v<ControlBlock>);
+
+/// Eight hints in one cache line; an entry is tag << 32 | block id, 0 = empty
+/// (pool/prefix_index.hpp).
+struct alignas(64) IndexBucket {
+  std::array<std::atomic<std::uint64_t>, 8> way;
+};
+static_assert(sizeof(IndexBucket) == 64);
+
+/// Sizes and offsets that follow from a geometry.
+struct PoolLayout {
+  explicit PoolLayout(const PoolGeometry& geometry);
+
+  std::size_t control_bytes;
+  std::size_t metadata_bytes;  ///< descriptors, then the index, then per tier: free bitmap, its
+                               ///< summary, order ring
+  std::size_t tokens_bytes;    ///< token rows, then extra keys
+  std::size_t device_bytes;
+  std::size_t host_bytes;
+
+  std::size_t index_offset;
+  std::size_t index_buckets;  ///< a power of two; at most 2 blocks per bucket of 8 on average
+  struct TierLayout {
+    std::uint32_t first_block;
+    std::uint32_t blocks;
+    std::size_t bitmap_offset;  ///< 64 blocks a word
+    std::size_t bitmap_words;
+    std::size_t summary_offset;  ///< 64 bitmap words a word
+    std::size_t summary_words;
+    std::size_t ring_offset;  ///< u32 block ids
+    std::size_t ring_slots;   ///< a power of two, at least 4 per block
+  };
+  std::array<TierLayout, kTiers> tiers;
+  std::size_t row_words;  ///< u64 per token row: two tokens a word, the last one zero-padded
+  std::size_t extras_offset;
+};
+
+/// Differs whenever this build would put a byte elsewhere.
+std::uint32_t layout_hash();
+
+}  // namespace kvhive

@@ -1,0 +1,97 @@
+#pragma once
+// The five memory objects of a pool: created once (by the keeper), formatted once (by the steward),
+// mapped by everyone who is handed their descriptors.
+
+#include <array>
+#include <memory>
+
+#include "pool/memory_object.hpp"
+#include "pool/pool_layout.hpp"
+
+namespace kvhive {
+
+enum class PoolObject : std::uint8_t { control, metadata, tokens, device, host };
+inline constexpr std::size_t kPoolObjects = 5;
+
+/// Descriptors of the objects, by PoolObject. Empty where there is none (no payload, no host tier)
+/// or it is withheld.
+using PoolFds = std::array<UniqueFd, kPoolObjects>;
+
+/// Creates the objects a geometry needs; all memory is there when this returns. Nothing is mapped
+/// or written.
+Expected<PoolFds> create_pool_objects(const PoolGeometry& geometry);
+
+/// The mapped pool of one process. Move-only; unmaps when dropped.
+class PoolMemory {
+ public:
+  /// Writes an empty pool into fresh objects. Interrupted, it can be run again from the start.
+  static Expected<void> format(const PoolFds& fds, const PoolGeometry& geometry);
+
+  /// Maps a formatted pool after comparing magic, version, layout hash and geometry. With read_only
+  /// access the token and payload objects may be missing.
+  static Expected<PoolMemory> attach(const PoolFds& fds, Access access);
+
+  /// create, format and attach at once: for tools and tests that own their pool alone.
+  static Expected<PoolMemory> create_private(const PoolGeometry& geometry);
+
+  ControlBlock& control() const {
+    return *reinterpret_cast<ControlBlock*>(at(PoolObject::control));
+  }
+  const PoolGeometry& geometry() const { return geometry_; }
+  const PoolLayout& layout() const { return layout_; }
+
+  BlockDescriptor* descriptors() const {
+    return reinterpret_cast<BlockDescriptor*>(at(PoolObject::metadata));
+  }
+  IndexBucket* index() const {
+    return reinterpret_cast<IndexBucket*>(at(PoolObject::metadata) + layout_.index_offset);
+  }
+  std::atomic<std::uint64_t>* bitmap(Tier tier) const {
+    return words(tier_layout(tier).bitmap_offset);
+  }
+  std::atomic<std::uint64_t>* summary(Tier tier) const {
+    return words(tier_layout(tier).summary_offset);
+  }
+  std::atomic<std::uint32_t>* ring(Tier tier) const {
+    return reinterpret_cast<std::atomic<std::uint32_t>*>(at(PoolObject::metadata) +
+                                                         tier_layout(tier).ring_offset);
+  }
+  const PoolLayout::TierLayout& tier_layout(Tier tier) const {
+    return layout_.tiers[std::size_t(tier)];
+  }
+
+  bool has_tokens() const { return maps_[std::size_t(PoolObject::tokens)].data() != nullptr; }
+  /// Token row of a block, layout().row_words words of two tokens each.
+  std::atomic<std::uint64_t>* token_row(BlockId block) const {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(at(PoolObject::tokens)) +
+           block.value * layout_.row_words;
+  }
+  /// Extra key of a block, two words.
+  std::atomic<std::uint64_t>* extra_key(BlockId block) const {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(at(PoolObject::tokens) +
+                                                         layout_.extras_offset) +
+           block.value * 2;
+  }
+
+  /// First byte of a tier's KV; block b of the tier is at (b - first_block) * block_bytes.
+  std::byte* arena(Tier tier) const {
+    return at(tier == Tier::device ? PoolObject::device : PoolObject::host);
+  }
+  bool has_block(BlockId block) const { return block.value < geometry_.total_blocks(); }
+  Tier tier_of(BlockId block) const {
+    return block.value < geometry_.device_blocks ? Tier::device : Tier::host;
+  }
+
+ private:
+  explicit PoolMemory(const PoolGeometry& geometry) : geometry_(geometry), layout_(geometry) {}
+  std::byte* at(PoolObject object) const { return maps_[std::size_t(object)].data(); }
+  std::atomic<std::uint64_t>* words(std::size_t offset) const {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(at(PoolObject::metadata) + offset);
+  }
+
+  PoolGeometry geometry_;  ///< our own copy: what lies in shared memory is not trusted twice
+  PoolLayout layout_;
+  std::array<MappedMemory, kPoolObjects> maps_;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,55 @@
+#pragma once
+// A look at the pool from outside, read-only, while everybody else works or nobody does.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pool/pool_memory.hpp"
+
+namespace kvhive {
+
+struct TierReport {
+  std::uint64_t blocks = 0;   ///< without the null block
+  std::uint64_t free = 0;     ///< no content
+  std::uint64_t filling = 0;  ///< being computed
+  std::uint64_t held = 0;     ///< published and in use
+  std::uint64_t shared = 0;   ///< of these, by two processes or more
+  std::uint64_t idle = 0;     ///< published, evictable
+  std::uint64_t retired = 0;
+};
+
+struct ProcessReport {
+  std::uint32_t slot = 0;
+  std::uint32_t pid = 0;
+  std::uint32_t index = 0;
+  std::int64_t started = 0;
+  std::array<std::uint64_t, kTiers> held_blocks{};
+  std::uint64_t queried_blocks = 0, hit_blocks = 0, allocated_blocks = 0, evicted_blocks = 0,
+                published_blocks = 0;
+  std::uint64_t preemptions_recompute = 0, preemptions_swap = 0;
+  std::uint64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
+  std::uint32_t running = 0, waiting = 0;
+};
+
+struct BlockReport {
+  std::uint32_t id = 0;
+  Tier tier = Tier::device;
+  BlockWord word;
+  std::uint64_t uid = 0, parent_uid = 0, stamp = 0;
+  std::uint32_t depth = 0;
+  std::uint16_t domain = 0;
+};
+
+struct PoolReport {
+  PoolGeometry geometry;
+  std::string epoch;  ///< hex
+  std::array<TierReport, kTiers> tiers;
+  std::vector<ProcessReport> processes;
+};
+
+PoolReport report_pool(const PoolMemory& memory);
+std::vector<BlockReport> report_blocks(const PoolMemory& memory);
+
+}  // namespace kvhive

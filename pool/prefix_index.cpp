@@ -1,0 +1,35 @@
+#include "pool/prefix_index.hpp"
+
+namespace kvhive {
+
+void PrefixIndex::insert(Hash128 hash, BlockId block) const {
+  const std::uint64_t hint = entry(hash, block);
+  for (IndexBucket* bucket : {&first(hash), &second(hash)}) {
+    for (auto& way : bucket->way) {
+      std::uint64_t found = way.load(std::memory_order_relaxed);
+      if (found == hint) return;
+      if (found == 0 && way.compare_exchange_strong(found, hint, std::memory_order_acq_rel)) return;
+    }
+  }
+  first(hash).way[block.value % 8].store(hint, std::memory_order_release);
+}
+
+void PrefixIndex::erase(Hash128 hash, BlockId block) const {
+  const std::uint64_t hint = entry(hash, block);
+  for (IndexBucket* bucket : {&first(hash), &second(hash)}) {
+    for (auto& way : bucket->way) {
+      std::uint64_t found = way.load(std::memory_order_relaxed);
+      if (found == hint && way.compare_exchange_strong(found, 0, std::memory_order_acq_rel)) return;
+    }
+  }
+}
+
+BlockId PrefixIndex::peek(Hash128 hash) const {
+  for (const auto& way : first(hash).way) {
+    const std::uint64_t hint = way.load(std::memory_order_relaxed);
+    if (hint != 0 && (hint & kTagMask) == tag(hash)) return BlockId{std::uint32_t(hint)};
+  }
+  return kNullBlock;
+}
+
+}  // namespace kvhive

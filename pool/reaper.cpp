@@ -1,0 +1,118 @@
+#include "pool/reaper.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "pool/free_blocks.hpp"
+#include "pool/idle_order.hpp"
+
+namespace kvhive {
+namespace {
+
+class Sweep {
+ public:
+  Sweep(const PoolMemory& memory, Tier tier, std::uint32_t dead_bit)
+      : memory_(memory),
+        tier_(tier),
+        layout_(memory.tier_layout(tier)),
+        bit_(dead_bit),
+        free_(memory, tier) {}
+
+  void run(ReapReport& report) {
+    std::vector<BlockId> released;
+    for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
+      const BlockId block{layout_.first_block + i};
+      BlockWord now = word(block);
+      if (now.state() == BlockState::filling && now.holders() == bit_) {
+        const auto freed = BlockWord::make(BlockState::free, now.generation(), 0);
+        memory_.descriptors()[block.value].word.compare_exchange_strong(now.bits, freed.bits,
+                                                                        std::memory_order_acq_rel);
+        ++report.freed;
+      } else if ((now.holders() & bit_) != 0) {
+        released.push_back(block);
+      }
+      // Also those the dead process gave back without getting as far as telling anybody.
+      if (word(block).state() == BlockState::free) free_.announce(block);
+    }
+    release(released);
+    report.released += released.size();
+    IdleOrder::invalidate(control());
+  }
+
+  /// Makes the sum of the counters tell the truth again; gives up if others keep working meanwhile
+  /// (the error is then at most the one transition the dead process did not get to count).
+  void correct_used() {
+    for (int attempt = 0; attempt < 4; ++attempt) {
+      const std::int64_t before = counted();
+      const std::int64_t truth = held_blocks();
+      if (counted() != before) continue;
+      control().used_correction.store(truth - before, std::memory_order_relaxed);
+      return;
+    }
+  }
+
+ private:
+  BlockWord word(BlockId block) const {
+    return {memory_.descriptors()[block.value].word.load(std::memory_order_acquire)};
+  }
+  TierControl& control() const { return memory_.control().tiers[std::size_t(tier_)]; }
+
+  /// As the process itself would have: the ends of sequences are to be evicted before their starts.
+  void release(std::vector<BlockId>& blocks) {
+    const auto depth = [this](BlockId block) {
+      return memory_.descriptors()[block.value].depth.load(std::memory_order_relaxed);
+    };
+    std::stable_sort(blocks.begin(), blocks.end(),
+                     [&](BlockId a, BlockId b) { return depth(a) > depth(b); });
+    IdleOrder idle(memory_, tier_);
+    idle.stamp(blocks);
+    for (const BlockId block : blocks)
+      memory_.descriptors()[block.value].word.fetch_and(~std::uint64_t{bit_},
+                                                        std::memory_order_seq_cst);
+    idle.settle(blocks);
+  }
+
+  std::int64_t counted() const {
+    std::int64_t sum = 0;
+    for (const ProcessEntry& process : memory_.control().processes)
+      sum += process.counters.used[std::size_t(tier_)].load(std::memory_order_relaxed);
+    return sum;
+  }
+
+  std::int64_t held_blocks() const {
+    std::int64_t held = 0;
+    for (std::uint32_t i = 0; i < layout_.blocks; ++i)
+      held += word(BlockId{layout_.first_block + i}).holders() != 0;
+    return held;
+  }
+
+  const PoolMemory& memory_;
+  Tier tier_;
+  const PoolLayout::TierLayout& layout_;
+  std::uint32_t bit_;
+  FreeBlocks free_;
+};
+
+/// The slot is vacant again. The pid goes last: until then the holder bits have an owner to name.
+void vacate(ProcessEntry& process) {
+  process.counters.running.store(0, std::memory_order_relaxed);
+  process.counters.waiting.store(0, std::memory_order_relaxed);
+  process.pid.store(0, std::memory_order_release);
+}
+
+}  // namespace
+
+ReapReport reap(const PoolMemory& memory, ProcessSlot dead) {
+  ReapReport report;
+  ProcessEntry& process = memory.control().processes[dead.value];
+  for (auto& used : process.counters.used) used.store(0, std::memory_order_relaxed);
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    Sweep sweep(memory, tier, holder_bit(dead));
+    sweep.run(report);
+    sweep.correct_used();
+  }
+  vacate(process);
+  return report;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,238 @@
+#include "tools/replay/replay.hpp"
+
+#include <charconv>
+#include <chrono>
+#include <deque>
+
+#include "pool/block_pool.hpp"
+#include "tools/replay/sha256.hpp"
+
+namespace kvhive {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// What stands for a block's tokens when the trace names contents: the id itself, as two tokens.
+constexpr std::uint32_t kIdTokens = 2;
+
+void append_id(std::vector<TokenId>& tokens, std::uint64_t low, std::uint64_t high) {
+  tokens.push_back(static_cast<TokenId>(low));
+  tokens.push_back(static_cast<TokenId>(high));
+}
+
+/// The tokens that a content id stands for, made up by a fixed rule.
+void append_real_tokens(std::vector<TokenId>& tokens, std::uint64_t id, std::uint32_t count) {
+  for (std::uint64_t k = 0; k < count; ++k)
+    tokens.push_back(static_cast<TokenId>(k == 0   ? id % 50000
+                                          : k == 1 ? id / 50000
+                                                   : (id * 31 + k) % 150000));
+}
+
+/// A request on its way through the pool. Lengths are counted in half blocks, so that "a bit more
+/// than full" exists.
+struct Running {
+  std::uint32_t number = 0;
+  std::uint64_t half_blocks = 0;
+  std::uint64_t output_blocks = 0;
+  std::vector<TokenId> tokens;
+  std::vector<Hash128> chain;
+  std::vector<BlockId> blocks;
+  Prefix published;
+};
+
+class Replayer {
+ public:
+  Replayer(const PoolMemory& memory, const ReplayOptions& options)
+      : options_(options), pool_(memory, ProcessSlot{0}), hasher_(pool_.hasher()) {}
+
+  void add(const TraceRequest& request) {
+    Running run = prepare(request);
+    const std::size_t full = full_blocks(request), total = full + has_tail(request);
+    result_.full_blocks += full;
+    const auto start = Clock::now();
+    hasher_.extend(run.chain, DomainId{0}, run.tokens, pool_.tokens_per_block());
+    const auto hits = admit(run, full, total);
+    busy_ += Clock::now() - start;
+    hits_.push_back(hits);
+    result_.hit_blocks += hits;
+    ++result_.requests;
+  }
+
+  ReplayResult finish() {
+    const auto start = Clock::now();
+    while (!running_.empty()) end_oldest();
+    busy_ += Clock::now() - start;
+    result_.evictions = pool_.counters().evicted_blocks.load();
+    result_.seconds = std::chrono::duration<double>(busy_).count();
+    Sha256 hits;
+    hits.add(hits_);
+    result_.hits_sha256 = hits.finish();
+    result_.block_ids_sha256 = block_ids_.finish();
+    std::vector<std::uint32_t> queue;
+    for (const BlockId block : pool_.free_queue(Tier::device)) queue.push_back(block.value);
+    Sha256 free_queue;
+    free_queue.add(queue);
+    result_.free_queue_sha256 = free_queue.finish();
+    return result_;
+  }
+
+ private:
+  bool is_expanded() const { return options_.expand_to != 0; }
+  std::uint64_t block_tokens() const {
+    return is_expanded() ? options_.expand_to : options_.block_tokens;
+  }
+
+  std::size_t full_blocks(const TraceRequest& request) const {
+    const std::uint64_t by_length = request.input_tokens / block_tokens();
+    return is_expanded() ? by_length : std::min<std::uint64_t>(request.content.size(), by_length);
+  }
+
+  bool has_tail(const TraceRequest& request) const {
+    const std::size_t full = full_blocks(request);
+    if (request.input_tokens % block_tokens() != 0 || full == 0) return true;
+    return !is_expanded() && request.content.size() > full;
+  }
+
+  Running prepare(const TraceRequest& request) {
+    Running run;
+    run.number = static_cast<std::uint32_t>(result_.requests);
+    const std::size_t full = full_blocks(request);
+    run.half_blocks = 2 * full + has_tail(request);
+    if (is_expanded()) {
+      for (const std::uint64_t id : request.content)
+        append_real_tokens(run.tokens, id, options_.block_tokens);
+      run.tokens.resize(full * options_.expand_to);
+    } else {
+      for (std::size_t i = 0; i < full; ++i)
+        append_id(run.tokens, request.content[i], request.content[i] >> 32);
+    }
+    if (options_.mode.decode == ReplayMode::Decode::no) return run;
+    run.output_blocks = (request.output_tokens + block_tokens() - 1) / block_tokens();
+    constexpr std::uint64_t kOutput = 0x40000000;  // contents of their own, never seen in a prompt
+    for (std::uint64_t k = 0; k <= run.output_blocks; ++k)
+      append_id(run.tokens, k, kOutput | run.number);
+    return run;
+  }
+
+  /// \return blocks hit
+  std::uint32_t admit(Running& run, std::size_t full, std::size_t total) {
+    if (total > pool_.capacity(Tier::device)) return reject();
+    while (running_.size() >= options_.mode.in_flight) end_oldest();
+    // The last token is always computed anew, so a prompt that is cached to the end loses its last
+    // block.
+    const std::size_t limit = std::min<std::size_t>(full, (run.half_blocks - 1) / 2);
+    while (true) {
+      const std::span chain(run.chain);
+      const PrefixHit hit =
+          pool_.match(Tier::device, BlockPool::root({}), chain.first(limit), tokens(run, 0, limit));
+      auto fresh = pool_.allocate(Tier::device, total - hit.blocks.size());
+      if (!fresh) {
+        pool_.cancel(hit);
+        if (running_.empty()) return reject();
+        end_oldest();
+        continue;
+      }
+      run.blocks = hit.blocks;
+      run.blocks.insert(run.blocks.end(), fresh->begin(), fresh->end());
+      run.published = hit.end;
+      publish(run, full);
+      const auto hits = static_cast<std::uint32_t>(hit.blocks.size());
+      running_.push_back(std::move(run));
+      return hits;
+    }
+  }
+
+  std::uint32_t reject() {
+    ++result_.rejected;
+    return 0;
+  }
+
+  void end_oldest() {
+    Running run = std::move(running_.front());
+    running_.pop_front();
+    for (std::uint64_t i = 0; i < run.output_blocks; ++i) {
+      if (!grow(run)) {
+        ++result_.truncated;
+        break;
+      }
+    }
+    std::vector<std::uint32_t> words = {run.number, static_cast<std::uint32_t>(run.blocks.size())};
+    for (const BlockId block : run.blocks) words.push_back(block.value);
+    block_ids_.add(words);
+    pool_.release(run.blocks);
+  }
+
+  /// One more block's worth of output.
+  bool grow(Running& run) {
+    const std::size_t total = (run.half_blocks + 3) / 2;
+    if (total > run.blocks.size()) {
+      auto fresh = pool_.allocate(Tier::device, total - run.blocks.size());
+      if (!fresh) return false;
+      run.blocks.insert(run.blocks.end(), fresh->begin(), fresh->end());
+    }
+    run.half_blocks += 2;
+    publish(run, run.half_blocks / 2);
+    return true;
+  }
+
+  void publish(Running& run, std::size_t up_to) {
+    const std::size_t from = run.published.depth;
+    run.published =
+        pool_.publish(run.published, std::span(run.blocks).subspan(from, up_to - from),
+                      std::span(run.chain).subspan(from, up_to - from), tokens(run, from, up_to));
+  }
+
+  std::span<const TokenId> tokens(const Running& run, std::size_t from, std::size_t to) const {
+    const std::size_t s = pool_.tokens_per_block();
+    return std::span(run.tokens).subspan(from * s, (to - from) * s);
+  }
+
+  const ReplayOptions& options_;
+  BlockPool pool_;
+  BlockHasher hasher_;
+  std::deque<Running> running_;
+  ReplayResult result_;
+  std::vector<std::uint32_t> hits_;
+  Sha256 block_ids_;
+  Clock::duration busy_{};
+};
+
+}  // namespace
+
+Expected<ReplayMode> ReplayMode::parse(const std::string& text) {
+  if (text == "seq") return ReplayMode{};
+  const bool is_decode = text.rfind("dec", 0) == 0;
+  const std::size_t prefix = is_decode ? 3 : text.rfind("fifo", 0) == 0 ? 4 : 0;
+  ReplayMode mode{0, is_decode ? Decode::yes : Decode::no};
+  const auto [end, status] =
+      std::from_chars(text.data() + prefix, text.data() + text.size(), mode.in_flight);
+  if (prefix == 0 || status != std::errc{} || end != text.data() + text.size() ||
+      mode.in_flight == 0)
+    return failure(
+        Errc::bad_argument,
+        "--mode '" + text + "' is unknown; use seq, fifoN or decN, N requests in flight");
+  return mode;
+}
+
+std::string ReplayMode::name() const {
+  if (decode == Decode::yes) return "dec" + std::to_string(in_flight);
+  return in_flight == 1 ? "seq" : "fifo" + std::to_string(in_flight);
+}
+
+Expected<ReplayResult> replay(const std::vector<TraceRequest>& trace, const ReplayOptions& options,
+                              const std::function<void(std::size_t)>& progress) {
+  PoolGeometry geometry{};
+  geometry.device_blocks = options.blocks + 1;
+  geometry.tokens_per_block = options.expand_to != 0 ? options.expand_to : kIdTokens;
+  auto memory = PoolMemory::create_private(geometry);
+  if (!memory) return forward_error(memory);
+  Replayer replayer(*memory, options);
+  for (std::size_t i = 0; i < trace.size(); ++i) {
+    replayer.add(trace[i]);
+    if (i % 64 == 0) progress(i);
+  }
+  progress(trace.size());
+  return replayer.finish();
+}
+
+}  // namespace kvhive

@@ -1,0 +1,48 @@
+#pragma once
+// Drives a real shared pool with recorded traffic, decision for decision as vLLM's block manager
+// would take it.
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "config/expected.hpp"
+#include "tools/replay/trace.hpp"
+
+namespace kvhive {
+
+/// How requests overlap: one at a time, N in flight (the oldest ends when another comes), or N in
+/// flight that each grow by their output before they end.
+struct ReplayMode {
+  std::uint32_t in_flight = 1;
+  enum class Decode : std::uint8_t { no, yes } decode = Decode::no;
+
+  static Expected<ReplayMode> parse(const std::string& text);  ///< "seq", "fifo32", "dec16"
+  std::string name() const;
+};
+
+struct ReplayOptions {
+  std::uint32_t block_tokens = 512;  ///< tokens that one content id of the trace stands for
+  std::uint32_t blocks = 0;          ///< usable blocks of the pool (the null block comes on top)
+  ReplayMode mode;
+  /// Not 0: make real tokens from the content ids (rule in ../shared/traces of the recording) and
+  /// cut them into blocks of that many tokens, hashed and compared as an engine would.
+  std::uint32_t expand_to = 0;
+};
+
+struct ReplayResult {
+  std::uint64_t requests = 0, rejected = 0, full_blocks = 0, hit_blocks = 0, evictions = 0,
+                truncated = 0;
+  std::string hits_sha256, block_ids_sha256, free_queue_sha256;
+  double seconds = 0;  ///< in pool operations, hashing included
+  double ns_per_block() const {
+    return full_blocks == 0 ? 0 : seconds * 1e9 / static_cast<double>(full_blocks);
+  }
+};
+
+Expected<ReplayResult> replay(const std::vector<TraceRequest>& trace, const ReplayOptions& options,
+                              const std::function<void(std::size_t done)>& progress);
+
+}  // namespace kvhive

@@ -1,0 +1,26 @@
+#pragma once
+// Recorded traffic as a pool sees it: one request after another, each a list of content ids, one
+// per block.
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "config/expected.hpp"
+
+namespace kvhive {
+
+struct TraceRequest {
+  std::uint64_t input_tokens = 0;
+  std::uint64_t output_tokens = 0;
+  std::vector<std::uint64_t> content;  ///< ids of the prompt's blocks; the last may be partial
+};
+
+/// Reads JSON lines (plain or gzip) with input_length, output_length and hash_ids [id, ...] or
+/// id_runs
+/// [[first, count], ...]: the formats of Mooncake's traces and of re-interleaved agent sessions.
+/// \param limit  read at most so many requests; 0 = all
+Expected<std::vector<TraceRequest>> read_trace(const std::filesystem::path& path,
+                                               std::size_t limit);
+
+}  // namespace kvhive
