@@ -151,7 +151,7 @@ void BlockPool::cancel(const PrefixHit& hit) {
     unpin(block);
     scratch_.push_back(block);
   }
-  for (TierState& t : tiers_) t.idle.settle(scratch_);
+  for (TierState& t : tiers_) t.idle.restore(scratch_);
 }
 
 // -- allocate
@@ -160,7 +160,9 @@ void BlockPool::cancel(const PrefixHit& hit) {
 Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count) {
   std::vector<BlockId> taken;
   taken.reserve(count);
-  if (take_free(tier, count, taken) || take_idle(tier, count, taken)) {
+  const auto take = [&] { return take_free(tier, count, taken) || take_idle(tier, count, taken); };
+  const auto may_be_more = [&] { return available(tier) >= count - taken.size(); };
+  if (take() || (may_be_more() && this->tier(tier).free.find_lost() && take())) {
     bump(counters_->allocated_blocks, count);
     return taken;
   }
@@ -275,19 +277,23 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
   return end;
 }
 
-/// The uid under which this content was published before, in either tier; 0 if it was not.
+/// The uid under which this content was published before, in either tier; 0 if it was not. Should
+/// two processes have named it at the same moment, the first: that is the one a match goes on from.
 std::uint64_t BlockPool::find_uid(Hash128 hash, const Content& content) {
   std::uint64_t uid = 0;
+  std::uint64_t best_serial = ~0ull;
   index_.for_each(hash, [&](BlockId block) {
     if (!memory_.has_block(block)) return PrefixIndex::Verdict::drop;
     const BlockWord before = load_word(block);
     if (before.state() != BlockState::ready || !holds(block, content))
       return PrefixIndex::Verdict::keep;
     const std::uint64_t found = descriptor(block).uid.load(std::memory_order_relaxed);
+    const std::uint64_t serial = descriptor(block).serial.load(std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_acquire);
     const BlockWord after = load_word(block);
-    if (after.state() == BlockState::ready && after.generation() == before.generation())
-      uid = found;
+    if (after.state() == BlockState::ready && after.generation() == before.generation() &&
+        serial < best_serial)
+      uid = found, best_serial = serial;
     return PrefixIndex::Verdict::keep;
   });
   return uid;

@@ -81,6 +81,21 @@ void FreeBlocks::announce(BlockId block) const {
     summary_[w / 64].fetch_or(group, std::memory_order_seq_cst);
 }
 
+bool FreeBlocks::find_lost() const {
+  bool has_found = false;
+  for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
+    const BlockId block{layout_.first_block + i};
+    if (word(block).state() != BlockState::free) continue;
+    const std::size_t w = i / 64;
+    const bool is_hinted = (bitmap_[w].load(std::memory_order_relaxed) >> i % 64 & 1) != 0 &&
+                           (summary_[w / 64].load(std::memory_order_relaxed) >> w % 64 & 1) != 0;
+    if (is_hinted) continue;
+    announce(block);
+    has_found = true;
+  }
+  return has_found;
+}
+
 /// Others took blocks we still list: forget those entries. A block has at most one current entry.
 void FreeBlocks::drop_stale_own() {
   std::erase_if(own_, [this](const Own& entry) {

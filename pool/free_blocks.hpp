@@ -39,6 +39,10 @@ class FreeBlocks {
   /// Sets the bit only: what the reaper does for blocks a dead process had.
   void announce(BlockId block) const;
 
+  /// Looks at every block, for when the hints say less than the counters (somebody was stopped
+  /// while clearing a bit). True if a free block had no hint.
+  bool find_lost() const;
+
   /// All free blocks in the order next() would give them. For inspection; not while others
   /// allocate.
   std::vector<BlockId> order() const;

@@ -113,12 +113,23 @@ class Check {
     } else if (memory_.has_tokens() && !hash_fits(block, *parent_hash)) {
       faults.push_back("does not hash to its name: tokens, parent or hash are damaged");
     }
-    if (const BlockId twin = by_uid_.at(uid);
-        twin != block && get(descriptor(twin).parent_uid) != parent &&
-        word(twin).state() == BlockState::ready && get(descriptor(twin).uid) == uid)
-      faults.push_back("shares uid " + std::to_string(uid) + " with block " +
-                       std::to_string(twin.value) + " but not its parent");
+    if (const BlockId twin = bearer_of(uid); twin != block && twin != kNullBlock) {
+      std::uint64_t twins_uid = 0, twins_parent = 0;
+      const bool is_stable = stably(twin, [&] {
+        twins_uid = get(descriptor(twin).uid);
+        twins_parent = get(descriptor(twin).parent_uid);
+      });
+      if (is_stable && twins_uid == uid && twins_parent != parent)
+        faults.push_back("shares uid " + std::to_string(uid) + " with block " +
+                         std::to_string(twin.value) + " but not its parent");
+    }
     return faults;
+  }
+
+  /// The block that bore this uid when we began; it may have been given out anew since.
+  BlockId bearer_of(std::uint64_t uid) const {
+    const auto found = by_uid_.find(uid);
+    return found == by_uid_.end() ? kNullBlock : found->second;
   }
 
   const TierControl& tier_control(BlockId block) const {
@@ -127,10 +138,16 @@ class Check {
 
   std::optional<Hash128> hash_of_parent(const BlockDescriptor& d, std::uint64_t parent) {
     if (parent >= kRootUid) return hasher_.root(DomainId{d.domain.load(std::memory_order_relaxed)});
-    const auto found = by_uid_.find(parent);
-    if (found == by_uid_.end()) return std::nullopt;
-    const BlockDescriptor& p = descriptor(found->second);
-    return Hash128{get(p.hash_low), get(p.hash_high)};
+    const BlockId bearer = bearer_of(parent);
+    const BlockDescriptor& p = descriptor(bearer);
+    Hash128 hash;
+    std::uint64_t uid = 0;
+    const bool is_stable = bearer != kNullBlock && stably(bearer, [&] {
+                             hash = {get(p.hash_low), get(p.hash_high)};
+                             uid = get(p.uid);
+                           });
+    if (!is_stable || uid != parent) return std::nullopt;
+    return hash;
   }
 
   bool hash_fits(BlockId block, Hash128 parent) {

@@ -13,12 +13,20 @@ IdleOrder::IdleOrder(const PoolMemory& memory, Tier tier)
 
 void IdleOrder::stamp(std::span<const BlockId> blocks) {
   if (blocks.empty()) return;
-  std::uint64_t stamp = control_->tail.fetch_add(blocks.size(), std::memory_order_relaxed);
+  const std::uint64_t first = control_->tail.fetch_add(blocks.size(), std::memory_order_relaxed);
+  std::uint64_t stamp = first;
   for (const BlockId block : blocks) {
     descriptors_[block.value].stamp.store(stamp, std::memory_order_relaxed);
     ring_[stamp & ring_mask_].store(block.value, std::memory_order_release);
     ++stamp;
   }
+  // Had we been stopped so long that the ring went round, we have just overwritten newer hints.
+  if (is_overwritten(first)) invalidate(*control_);
+}
+
+/// Whether the ring has gone round since `position` was drawn.
+bool IdleOrder::is_overwritten(std::uint64_t position) const {
+  return control_->tail.load(std::memory_order_acquire) > position + layout_.ring_slots;
 }
 
 void IdleOrder::settle(std::span<const BlockId> blocks) {
@@ -31,6 +39,18 @@ void IdleOrder::settle(std::span<const BlockId> blocks) {
       if (!is_current(stamp, block, word)) break;
       this->stamp({&block, 1});
     }
+  }
+}
+
+void IdleOrder::restore(std::span<const BlockId> blocks) {
+  for (const BlockId block : blocks) {
+    if (block.value - layout_.first_block >= layout_.blocks) continue;  // of the other tier
+    const std::uint64_t stamp = descriptors_[block.value].stamp.load(std::memory_order_relaxed);
+    BlockWord word;
+    if (control_->head.load(std::memory_order_seq_cst) <= stamp || !is_current(stamp, block, word))
+      continue;
+    invalidate(*control_);
+    return;
   }
 }
 
@@ -52,9 +72,10 @@ void IdleOrder::oldest(std::size_t count, std::vector<Candidate>& out) {
 
 /// Notices that the ring has lost hints: by a crash (another epoch), or because it went round.
 void IdleOrder::catch_up() {
+  // The tail first: should we be interrupted in between, the ring looks less full, never more.
+  const std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
   const std::uint64_t head = control_->head.load(std::memory_order_relaxed);
-  const std::uint64_t tail = control_->tail.load(std::memory_order_relaxed);
-  if (tail - head > layout_.ring_slots) {
+  if (tail > head + layout_.ring_slots) {
     advance_head(tail);
     invalidate(*control_);
   }
@@ -107,11 +128,7 @@ void IdleOrder::take_from_ring(std::size_t wanted, std::vector<Candidate>& out) 
     if (ahead - layout_.first_block < layout_.blocks) __builtin_prefetch(&descriptors_[ahead], 1);
     const BlockId block{ring_[ring_cursor_ & ring_mask_].load(std::memory_order_acquire)};
     BlockWord word;
-    if (is_current(ring_cursor_, block, word)) {
-      out.push_back({block, word});
-    } else if (word.state() == BlockState::ready && word.holders() != 0) {
-      passed_.push_back(block);
-    }
+    if (is_current(ring_cursor_, block, word)) out.push_back({block, word});
   }
 }
 
@@ -122,23 +139,35 @@ void IdleOrder::commit() {
     ring_cursor_ =
         0;  // the ring was looked at from run_limit_ on only: walk it from its head next time
   } else {
-    advance_head(ring_cursor_);
-    settle(passed_);
+    const std::uint64_t moved_from = advance_head(ring_cursor_);
+    look_again(moved_from, ring_cursor_);
   }
-  passed_.clear();
+}
+
+/// Hints we have put behind the head may have become good since we passed them: the block was in
+/// the middle of its release, or somebody held it for a moment and took that back. Whoever released
+/// it looked at the head before we moved it; so it is ours to give it another hint.
+void IdleOrder::look_again(std::uint64_t from, std::uint64_t to) {
+  for (std::uint64_t position = from; position < to; ++position) {
+    const BlockId block{ring_[position & ring_mask_].load(std::memory_order_acquire)};
+    BlockWord word;
+    if (is_current(position, block, word)) stamp({&block, 1});
+  }
+  if (from < to && is_overwritten(from)) invalidate(*control_);
 }
 
 void IdleOrder::rollback() {
   run_cursor_ = run_next_;
   ring_cursor_ = 0;  // from the head again
-  passed_.clear();
 }
 
-void IdleOrder::advance_head(std::uint64_t position) {
+/// Returns where the head was, or `position` if others have moved it there already.
+std::uint64_t IdleOrder::advance_head(std::uint64_t position) {
   std::uint64_t head = control_->head.load(std::memory_order_relaxed);
   while (head < position &&
          !control_->head.compare_exchange_weak(head, position, std::memory_order_seq_cst)) {
   }
+  return std::min(head, position);
 }
 
 void IdleOrder::invalidate(TierControl& control) {

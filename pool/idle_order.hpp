@@ -34,6 +34,11 @@ class IdleOrder {
   /// ones.
   void settle(std::span<const BlockId> blocks);
 
+  /// The same for blocks that are idle again with their old stamps, as if they had never been held:
+  /// they keep their places. Should their hints be used up, everybody scans before the next
+  /// eviction.
+  void restore(std::span<const BlockId> blocks);
+
   /// Up to `count` idle blocks, oldest first, appended to `out` with the words they were seen with.
   /// Takes nothing.
   struct Candidate {
@@ -68,7 +73,9 @@ class IdleOrder {
   void collect(std::uint64_t limit);
   void take_from_run(std::size_t wanted, std::vector<Candidate>& out);
   void take_from_ring(std::size_t wanted, std::vector<Candidate>& out);
-  void advance_head(std::uint64_t position);
+  std::uint64_t advance_head(std::uint64_t position);
+  void look_again(std::uint64_t from, std::uint64_t to);
+  bool is_overwritten(std::uint64_t position) const;
 
   BlockDescriptor* descriptors_;
   PoolLayout::TierLayout layout_;
@@ -81,7 +88,6 @@ class IdleOrder {
   std::size_t run_cursor_ = 0;   ///< where oldest() goes on, between commit and rollback
   std::uint64_t run_limit_ = 0;  ///< the run covers all stamps before this one
   std::uint64_t ring_cursor_ = 0;
-  std::vector<BlockId> passed_;  ///< walked past while held: perhaps in the middle of their release
   std::uint64_t epoch_ = 0;
 };
 

@@ -46,15 +46,36 @@ PoolLayout::PoolLayout(const PoolGeometry& geometry) {
   host_bytes = round_up(geometry.host_blocks * geometry.kv.block_bytes(), kPage);
 }
 
-std::uint32_t layout_hash() {
+std::uint32_t layout_hash(const PoolGeometry& geometry) {
   std::uint32_t hash = 2166136261u;
-  for (const std::size_t number :
-       {std::size_t{kFormatVersion}, sizeof(ControlBlock), offsetof(ControlBlock, geometry),
-        offsetof(ControlBlock, secret), offsetof(ControlBlock, next_serial),
-        offsetof(ControlBlock, tiers), offsetof(ControlBlock, processes), sizeof(PoolGeometry),
-        sizeof(TierControl), sizeof(ProcessEntry), sizeof(SlotCounters), sizeof(BlockDescriptor),
-        offsetof(BlockDescriptor, uid), offsetof(BlockDescriptor, depth), sizeof(IndexBucket)}) {
-    hash = (hash ^ static_cast<std::uint32_t>(number)) * 16777619u;
+  const KvLayout& kv = geometry.kv;
+  for (const std::uint64_t number : {std::size_t{kFormatVersion},
+                                     sizeof(ControlBlock),
+                                     offsetof(ControlBlock, geometry),
+                                     offsetof(ControlBlock, secret),
+                                     offsetof(ControlBlock, next_serial),
+                                     offsetof(ControlBlock, tiers),
+                                     offsetof(ControlBlock, processes),
+                                     sizeof(PoolGeometry),
+                                     sizeof(TierControl),
+                                     sizeof(ProcessEntry),
+                                     sizeof(SlotCounters),
+                                     sizeof(BlockDescriptor),
+                                     offsetof(BlockDescriptor, uid),
+                                     offsetof(BlockDescriptor, depth),
+                                     sizeof(IndexBucket),
+                                     std::size_t{geometry.device_blocks},
+                                     std::size_t{geometry.host_blocks},
+                                     std::size_t{geometry.tokens_per_block},
+                                     std::size_t{kv.layers},
+                                     std::size_t{kv.kv_heads},
+                                     std::size_t{kv.head_size},
+                                     std::size_t{kv.block_size},
+                                     std::size_t(kv.dtype),
+                                     std::size_t{geometry.fingerprint}}) {
+    for (const int shift : {0, 32}) {
+      hash = (hash ^ static_cast<std::uint32_t>(number >> shift)) * 16777619u;
+    }
   }
   return hash;
 }

@@ -60,7 +60,8 @@ static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDe
 /// statistics.
 struct alignas(64) SlotCounters {
   std::array<std::atomic<std::int64_t>, kTiers>
-      used;  ///< blocks whose mask went from empty to held, minus back
+      used;  ///< blocks whose mask went from empty to held, minus back; never reset: it is a part
+             ///< of a sum, and goes over to the slot's next process
   std::atomic<std::uint64_t> queried_blocks;
   std::atomic<std::uint64_t> hit_blocks;
   std::atomic<std::uint64_t> allocated_blocks;
@@ -145,7 +146,7 @@ struct PoolLayout {
   std::size_t extras_offset;
 };
 
-/// Differs whenever this build would put a byte elsewhere.
-std::uint32_t layout_hash();
+/// Differs whenever this build would put a byte elsewhere, or the geometry is not what was written.
+std::uint32_t layout_hash(const PoolGeometry& geometry);
 
 }  // namespace kvhive

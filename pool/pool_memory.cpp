@@ -40,8 +40,8 @@ Expected<void> check_header(const ControlBlock& control) {
   if (control.magic != kPoolMagic) return differs("magic", control.magic, kPoolMagic);
   if (control.format_version != kFormatVersion)
     return differs("format version", control.format_version, kFormatVersion);
-  if (control.layout_hash != layout_hash())
-    return differs("layout hash", control.layout_hash, layout_hash());
+  if (control.layout_hash != layout_hash(control.geometry))
+    return differs("layout hash", control.layout_hash, layout_hash(control.geometry));
   return {};
 }
 
@@ -95,7 +95,7 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
   ControlBlock& control = pool.control();
   control.magic = kPoolMagic;
   control.format_version = kFormatVersion;
-  control.layout_hash = layout_hash();
+  control.layout_hash = layout_hash(geometry);
   control.geometry = geometry;
   control.secret = random_hash_secret();
   if (getrandom(control.epoch_uuid.data(), control.epoch_uuid.size(), 0) < 0)
@@ -121,7 +121,9 @@ Expected<PoolMemory> PoolMemory::attach(const PoolFds& fds, Access access) {
   pool.maps_[std::size_t(PoolObject::control)] = std::move(*control);
   const auto sizes = sizes_of(pool.layout_);
   for (std::size_t i = 1; i < kPoolObjects; ++i) {
-    if (!fds[i]) continue;
+    const bool may_be_missing =
+        access == Access::read_only && PoolObject(i) != PoolObject::metadata;
+    if (!fds[i] && (sizes[i] == 0 || may_be_missing)) continue;
     auto map = MappedMemory::map(fds[i].get(), sizes[i], access, kNames[i]);
     if (!map) return forward_error(map);
     map->prefer_huge_pages();

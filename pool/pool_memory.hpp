@@ -60,6 +60,12 @@ class PoolMemory {
     return layout_.tiers[std::size_t(tier)];
   }
 
+  /// For processes that fork: a child must not touch the pool in its parent's name, so it gets no
+  /// copy of the maps.
+  void hide_from_children() const {
+    for (const MappedMemory& map : maps_) map.hide_from_children();
+  }
+
   bool has_tokens() const { return maps_[std::size_t(PoolObject::tokens)].data() != nullptr; }
   /// Token row of a block, layout().row_words words of two tokens each.
   std::atomic<std::uint64_t>* token_row(BlockId block) const {

@@ -11,11 +11,12 @@ namespace {
 
 class Sweep {
  public:
-  Sweep(const PoolMemory& memory, Tier tier, std::uint32_t dead_bit)
+  Sweep(const PoolMemory& memory, Tier tier, ProcessSlot dead)
       : memory_(memory),
         tier_(tier),
         layout_(memory.tier_layout(tier)),
-        bit_(dead_bit),
+        bit_(holder_bit(dead)),
+        used_(memory.control().processes[dead.value].counters.used[std::size_t(tier)]),
         free_(memory, tier) {}
 
   void run(ReapReport& report) {
@@ -25,8 +26,9 @@ class Sweep {
       BlockWord now = word(block);
       if (now.state() == BlockState::filling && now.holders() == bit_) {
         const auto freed = BlockWord::make(BlockState::free, now.generation(), 0);
-        memory_.descriptors()[block.value].word.compare_exchange_strong(now.bits, freed.bits,
-                                                                        std::memory_order_acq_rel);
+        if (memory_.descriptors()[block.value].word.compare_exchange_strong(
+                now.bits, freed.bits, std::memory_order_acq_rel))
+          count_released();
         ++report.freed;
       } else if ((now.holders() & bit_) != 0) {
         released.push_back(block);
@@ -40,7 +42,7 @@ class Sweep {
   }
 
   /// Makes the sum of the counters tell the truth again; gives up if others keep working meanwhile
-  /// (the error is then at most the one transition the dead process did not get to count).
+  /// (the error left is then the one transition the dead process may not have got to count).
   void correct_used() {
     for (int attempt = 0; attempt < 4; ++attempt) {
       const std::int64_t before = counted();
@@ -66,10 +68,17 @@ class Sweep {
                      [&](BlockId a, BlockId b) { return depth(a) > depth(b); });
     IdleOrder idle(memory_, tier_);
     idle.stamp(blocks);
-    for (const BlockId block : blocks)
-      memory_.descriptors()[block.value].word.fetch_and(~std::uint64_t{bit_},
-                                                        std::memory_order_seq_cst);
+    for (const BlockId block : blocks) {
+      const BlockWord before{memory_.descriptors()[block.value].word.fetch_and(
+          ~std::uint64_t{bit_}, std::memory_order_seq_cst)};
+      if (before.holders() == bit_) count_released();
+    }
     idle.settle(blocks);
+  }
+
+  /// In the dead process' name: with its blocks the reaper takes over its part of the sum.
+  void count_released() {
+    used_.store(used_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
   }
 
   std::int64_t counted() const {
@@ -90,6 +99,7 @@ class Sweep {
   Tier tier_;
   const PoolLayout::TierLayout& layout_;
   std::uint32_t bit_;
+  std::atomic<std::int64_t>& used_;
   FreeBlocks free_;
 };
 
@@ -105,9 +115,8 @@ void vacate(ProcessEntry& process) {
 ReapReport reap(const PoolMemory& memory, ProcessSlot dead) {
   ReapReport report;
   ProcessEntry& process = memory.control().processes[dead.value];
-  for (auto& used : process.counters.used) used.store(0, std::memory_order_relaxed);
   for (const Tier tier : {Tier::device, Tier::host}) {
-    Sweep sweep(memory, tier, holder_bit(dead));
+    Sweep sweep(memory, tier, dead);
     sweep.run(report);
     sweep.correct_used();
   }

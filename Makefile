@@ -1,0 +1,45 @@
+# The front door. Every target installs what it needs by apt (Debian 12), builds, and does one thing.
+#
+#   make demo      two engines over one pool: a prompt on one, its prefix hit on the other
+#   make test      all tests (at most 10 minutes after the build)
+#   make build     the programs, into build/bin/
+#   make bench     speed, as ratios taken in one run
+#   make asan      the tests under AddressSanitizer and UBSan        (own build folder)
+#   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
+#   make chaos MINUTES=n   kill processes at random for n minutes
+#   make lint      formatting, include rules, clang-tidy
+.PHONY: demo test build bench asan tsan chaos lint packages clean
+
+JOBS ?= $(shell nproc)
+
+demo: build
+	@tools/demo.sh build/bin
+
+test: build
+	ctest --test-dir build --output-on-failure -j $(JOBS)
+
+build: packages
+	@cmake --preset release --log-level=WARNING
+	@cmake --build --preset release -j $(JOBS)
+
+bench: build
+	@tools/bench/run.sh build/bin
+
+asan: packages
+	@cmake --preset asan --log-level=WARNING
+	@cmake --build --preset asan -j $(JOBS)
+	ctest --preset asan -j $(JOBS)
+
+tsan: packages
+	@cmake --preset tsan --log-level=WARNING
+	@cmake --build --preset tsan -j $(JOBS)
+	ctest --preset tsan -j $(JOBS)
+
+lint: packages
+	@tools/lint.sh
+
+packages:
+	@tools/install_packages.sh
+
+clean:
+	rm -rf build build-dev build-asan build-tsan

@@ -1,0 +1,324 @@
+#include "actors/block_manager_state.hpp"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "config/check.hpp"
+
+namespace kvhive {
+namespace {
+
+template <class Counter>
+void add(Counter& counter, std::uint64_t change) {
+  counter.store(counter.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+/// One plan() in the making.
+struct BlockManagerState::Round {
+  const StepRequest& request;
+  StepPlan plan;
+  std::uint32_t budget;
+  std::uint32_t running = 0;
+  std::size_t next_victim = 0;
+  std::size_t leaving_blocks =
+      0;  ///< on their way to the host: free in the next step, not in this one
+  std::unordered_set<SeqId> preempted;
+};
+
+BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& config)
+    : pool_(pool),
+      hasher_(pool.hasher()),
+      config_(config),
+      tokens_per_block_(pool.tokens_per_block()) {}
+
+StepPlan BlockManagerState::plan(const StepRequest& request) {
+  finish_last_step();
+  take_news(request);
+
+  Round round{request, {}, request.token_budget, 0, 0, 0, {}};
+  round.plan.step = request.step;
+  serve_running(round);
+  if (round.preempted.empty()) admit_waiting(round);
+  for (const auto& work : round.plan.work) {
+    in_flight_.push_back(work.seq);
+    round.plan.outcome.scheduled_tokens += static_cast<std::uint32_t>(work.tokens.size());
+  }
+
+  SlotCounters& counters = pool_.counters();
+  counters.running.store(round.running, std::memory_order_relaxed);
+  counters.waiting.store(request.waiting_in_all -
+                             static_cast<std::uint32_t>(round.plan.outcome.admitted.size()) +
+                             static_cast<std::uint32_t>(round.preempted.size()),
+                         std::memory_order_relaxed);
+  return std::move(round.plan);
+}
+
+// -- the step before
+// --------------------------------------------------------------------------------------------------
+
+void BlockManagerState::finish_last_step() {
+  for (const SeqId seq : in_flight_) {
+    Sequence& sequence = sequences_.at(seq);
+    sequence.computed += std::exchange(sequence.in_flight, 0);
+    publish(sequence);
+  }
+  in_flight_.clear();
+  for (const SeqId seq : swapping_out_) publish_on_host(sequences_.at(seq));
+  swapping_out_.clear();
+  pool_.release(leaving_);
+  leaving_.clear();
+}
+
+void BlockManagerState::publish(Sequence& sequence) {
+  if (!config_.prefix_caching) return;
+  const std::size_t from = sequence.published.depth, to = sequence.computed / tokens_per_block_;
+  if (from >= to) return;
+  sequence.published =
+      pool_.publish(sequence.published, std::span(sequence.blocks).subspan(from, to - from),
+                    std::span(sequence.chain).subspan(from, to - from),
+                    std::span<const TokenId>(sequence.tokens)
+                        .subspan(from * tokens_per_block_, (to - from) * tokens_per_block_));
+}
+
+/// The host copies of a swapped-out sequence serve everybody, like any other block of the host
+/// tier.
+void BlockManagerState::publish_on_host(Sequence& sequence) {
+  if (!config_.prefix_caching) return;
+  const std::size_t from = sequence.host_published.depth,
+                    to = sequence.computed / tokens_per_block_;
+  if (from >= to) return;
+  sequence.host_published =
+      pool_.publish(sequence.host_published, std::span(sequence.host).subspan(from, to - from),
+                    std::span(sequence.chain).subspan(from, to - from),
+                    std::span<const TokenId>(sequence.tokens)
+                        .subspan(from * tokens_per_block_, (to - from) * tokens_per_block_));
+}
+
+void BlockManagerState::take_news(const StepRequest& request) {
+  for (const NewSequence& added : request.added) {
+    Sequence sequence;
+    sequence.tokens = added.tokens;
+    sequence.sampling = added.sampling;
+    sequence.logprobs = added.logprobs;
+    sequence.published = BlockPool::root(config_.domain);
+    hasher_.extend(sequence.chain, config_.domain, sequence.tokens, tokens_per_block_);
+    sequences_.emplace(added.seq, std::move(sequence));
+    add(pool_.counters().prompt_tokens, added.tokens.size());
+  }
+  for (const AppendedToken& appended : request.appended) {
+    Sequence& sequence = sequences_.at(appended.seq);
+    sequence.tokens.push_back(appended.token);
+    hasher_.extend(sequence.chain, config_.domain, sequence.tokens, tokens_per_block_);
+  }
+  add(pool_.counters().generated_tokens, request.appended.size());
+  for (const SeqId seq : request.ended) end(seq);
+}
+
+void BlockManagerState::end(SeqId seq) {
+  const auto found = sequences_.find(seq);
+  KV_CHECK(found != sequences_.end(), seq.value);
+  pool_.release(found->second.blocks);
+  pool_.release(found->second.host);
+  sequences_.erase(found);
+}
+
+// -- running sequences
+// ------------------------------------------------------------------------------------------------
+
+void BlockManagerState::serve_running(Round& round) {
+  for (const SeqId seq : round.request.running) {
+    if (round.preempted.count(seq) != 0) continue;
+    ++round.running;
+    Sequence& sequence = sequences_.at(seq);
+    const auto lacking = static_cast<std::uint32_t>(sequence.tokens.size()) - sequence.computed;
+    const std::uint32_t tokens = std::min(lacking, round.budget);
+    if (tokens == 0) continue;
+    const std::size_t needed = blocks_for(sequence.computed + tokens);
+    if (needed > sequence.blocks.size() && !make_room(round, seq, needed - sequence.blocks.size()))
+      continue;
+    schedule(round, seq, sequence, tokens);
+  }
+  std::erase_if(round.plan.work,
+                [&](const auto& work) { return round.preempted.count(work.seq) != 0; });
+  round.running = static_cast<std::uint32_t>(round.request.running.size() - round.preempted.size());
+}
+
+/// Appends `blocks` blocks to the sequence's table, preempting others for them if need be; false if
+/// it has to wait, or was preempted itself.
+bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
+  while (true) {
+    if (auto fresh = pool_.allocate(Tier::device, blocks)) {
+      auto& table = sequences_.at(seq).blocks;
+      table.insert(table.end(), fresh->begin(), fresh->end());
+      return true;
+    }
+    if (round.leaving_blocks >=
+        blocks) {  // enough is being swapped out already; it is ours with the next step
+      round.leaving_blocks -= blocks;
+      return false;
+    }
+    if (round.next_victim == round.request.victims.size()) return false;
+    const SeqId victim = round.request.victims[round.next_victim++];
+    preempt(round, victim);
+    if (victim == seq) return false;
+  }
+}
+
+void BlockManagerState::preempt(Round& round, SeqId victim) {
+  Sequence& sequence = sequences_.at(victim);
+  round.budget +=
+      std::exchange(sequence.in_flight, 0);  // if it was scheduled earlier in this very round
+  if (config_.preemption == PreemptionMode::swap && swap_out(round, sequence)) {
+    swapping_out_.push_back(victim);
+    add(pool_.counters().preemptions_swap, 1);
+  } else {
+    forget_progress(sequence);
+    add(pool_.counters().preemptions_recompute, 1);
+  }
+  round.preempted.insert(victim);
+  round.plan.outcome.preempted.push_back(victim);
+}
+
+/// Moves a sequence to the host tier; false if there is nothing to move or no room there.
+bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
+  const std::size_t blocks = blocks_for(sequence.computed);
+  if (blocks == 0) return false;
+  const std::span<const Hash128> chain = std::span(sequence.chain).first(sequence.published.depth);
+  PrefixHit there = pool_.match(
+      Tier::host, BlockPool::root(config_.domain), chain,
+      std::span<const TokenId>(sequence.tokens).first(chain.size() * tokens_per_block_));
+  auto fresh = pool_.allocate(Tier::host, blocks - there.blocks.size());
+  if (!fresh) {
+    pool_.cancel(there);
+    return false;
+  }
+  for (std::size_t i = 0; i < fresh->size(); ++i)
+    round.plan.swap_out.push_back(
+        {index_of(sequence.blocks[there.blocks.size() + i]), index_of((*fresh)[i])});
+  sequence.host = std::move(there.blocks);
+  sequence.host.insert(sequence.host.end(), fresh->begin(), fresh->end());
+  sequence.host_published = there.end;
+  round.leaving_blocks += sequence.blocks.size();
+  leaving_.insert(leaving_.end(), sequence.blocks.begin(), sequence.blocks.end());
+  sequence.blocks.clear();
+  sequence.published = BlockPool::root(config_.domain);
+  return true;
+}
+
+void BlockManagerState::forget_progress(Sequence& sequence) {
+  pool_.release(sequence.blocks);
+  sequence.blocks.clear();
+  sequence.computed = 0;
+  sequence.published = BlockPool::root(config_.domain);
+}
+
+// -- waiting sequences
+// ------------------------------------------------------------------------------------------------
+
+void BlockManagerState::admit_waiting(Round& round) {
+  for (const SeqId seq : round.request.waiting) {
+    if (round.budget == 0 || round.running >= config_.max_num_seqs) return;
+    if (blocks_for(sequences_.at(seq).tokens.size()) > pool_.capacity(Tier::device)) {
+      round.plan.outcome.rejected.push_back(
+          {seq, Error{Errc::never_fits,
+                      "the request has " + std::to_string(sequences_.at(seq).tokens.size()) +
+                          " tokens, the whole pool holds " +
+                          std::to_string(pool_.capacity(Tier::device) * tokens_per_block_) +
+                          "; shorten it or give the pool more memory"}});
+      continue;
+    }
+    if (!admit(round, seq)) return;
+    ++round.running;
+  }
+}
+
+bool BlockManagerState::admit(Round& round, SeqId seq) {
+  Sequence& sequence = sequences_.at(seq);
+  Start start = find_start(sequence);
+  const auto total = static_cast<std::uint32_t>(sequence.tokens.size());
+  const std::uint32_t tokens = std::min(total - start.computed, round.budget);
+  const std::size_t held = start.device.blocks.size();
+  const auto watermark = static_cast<std::size_t>(
+      config_.watermark * static_cast<double>(pool_.capacity(Tier::device)));
+
+  // Admit only what fits whole (vLLM: scheduler_reserve_full_isl): half a prompt helps nobody.
+  // available() is a hint, so an engine with nothing else to do tries all the same.
+  const bool fits =
+      round.running == 0 || blocks_for(total) - held + watermark <= pool_.available(Tier::device);
+  auto fresh = fits ? pool_.allocate(Tier::device, blocks_for(start.computed + tokens) - held)
+                    : Expected<std::vector<BlockId>>(failure(Errc::pool_exhausted, ""));
+  if (!fresh) {
+    pool_.cancel(start.device);
+    pool_.cancel(start.host);
+    return false;
+  }
+
+  for (std::size_t i = 0; i < start.source.size(); ++i)
+    round.plan.swap_in.push_back({index_of(start.source[i]), index_of((*fresh)[i])});
+  leaving_.insert(leaving_.end(), sequence.host.begin(), sequence.host.end());
+  leaving_.insert(leaving_.end(), start.host.blocks.begin(), start.host.blocks.end());
+  sequence.host.clear();
+  sequence.blocks = std::move(start.device.blocks);
+  sequence.blocks.insert(sequence.blocks.end(), fresh->begin(), fresh->end());
+  sequence.published = start.device.end;
+  sequence.computed = start.computed;
+  round.plan.outcome.admitted.push_back({seq, start.computed});
+  if (!std::exchange(sequence.was_admitted, true))
+    add(pool_.counters().cached_tokens, start.computed);
+  schedule(round, seq, sequence, tokens);
+  return true;
+}
+
+/// What of the sequence need not be computed. All but the last token can be cached: that one must
+/// be computed to have logits, and with it its whole block (hits stay block aligned).
+BlockManagerState::Start BlockManagerState::find_start(Sequence& sequence) {
+  Start start{{{}, BlockPool::root(config_.domain)}, {}, {}, 0};
+  const std::span<const TokenId> tokens(sequence.tokens);
+  const std::size_t limit = (tokens.size() - 1) / tokens_per_block_;
+  const std::span<const Hash128> chain =
+      std::span<const Hash128>(sequence.chain).first(config_.prefix_caching ? limit : 0);
+  start.device = pool_.match(Tier::device, start.device.end, chain,
+                             tokens.first(chain.size() * tokens_per_block_));
+  const std::size_t held = start.device.blocks.size();
+  start.computed = static_cast<std::uint32_t>(held * tokens_per_block_);
+
+  if (!sequence.host.empty()) {
+    if (sequence.computed > start.computed) {
+      start.source.assign(sequence.host.begin() + static_cast<std::ptrdiff_t>(held),
+                          sequence.host.end());
+      start.computed = sequence.computed;
+    }
+  } else if (held < chain.size() && pool_.capacity(Tier::host) != 0) {
+    start.host = pool_.match(
+        Tier::host, start.device.end, chain.subspan(held),
+        tokens.subspan(held * tokens_per_block_, (chain.size() - held) * tokens_per_block_));
+    start.source = start.host.blocks;
+    start.computed += static_cast<std::uint32_t>(start.source.size() * tokens_per_block_);
+  }
+  return start;
+}
+
+void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
+                                 std::uint32_t tokens) {
+  ScheduledSequence work;
+  work.seq = seq;
+  work.start = sequence.computed;
+  const auto first = sequence.tokens.begin() + sequence.computed;
+  work.tokens.assign(first, first + tokens);
+  const std::size_t blocks = blocks_for(sequence.computed + tokens);
+  for (std::size_t i = 0; i < blocks; ++i) work.blocks.push_back(index_of(sequence.blocks[i]));
+  work.samples = sequence.computed + tokens == sequence.tokens.size();
+  work.sampling = sequence.sampling;
+  work.logprobs = sequence.logprobs;
+  round.plan.work.push_back(std::move(work));
+  round.budget -= tokens;
+  sequence.in_flight = tokens;
+}
+
+std::uint32_t BlockManagerState::index_of(BlockId block) const {
+  return block.value - pool_.memory().tier_layout(pool_.memory().tier_of(block)).first_block;
+}
+
+}  // namespace kvhive

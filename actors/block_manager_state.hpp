@@ -1,0 +1,90 @@
+#pragma once
+// Turns the scheduler's wishes into block tables: the only one in an engine that touches pool
+// metadata. Plain C++; the actor around it is a shell.
+//
+// Source: vLLM V1 KVCacheManager.allocate_slots and Scheduler.schedule (running first; preempt
+// until it fits; admit only if nobody was preempted; stop at the first that does not fit), V0
+// BlockSpaceManager.swap_out / swap_in.
+//
+// A block is published only when the step that filled it is known to be done, and a block that is
+// copied to the host is released only then: another process may take it the instant it is released.
+
+#include <unordered_map>
+#include <vector>
+
+#include "actors/messages.hpp"
+#include "pool/block_pool.hpp"
+
+namespace kvhive {
+
+enum class PreemptionMode : std::uint8_t { recompute, swap };
+
+struct BlockManagerConfig {
+  DomainId domain{};
+  bool prefix_caching = true;
+  PreemptionMode preemption = PreemptionMode::recompute;
+  double watermark = 0;  ///< share of the device blocks kept free when admitting
+  std::uint32_t max_num_seqs = 128;
+};
+
+class BlockManagerState {
+ public:
+  BlockManagerState(BlockPool& pool, const BlockManagerConfig& config);
+
+  StepPlan plan(const StepRequest& request);
+
+ private:
+  struct Sequence {
+    std::vector<TokenId> tokens;
+    SamplingParams sampling;
+    std::uint32_t logprobs = 0;
+    std::vector<Hash128> chain;   ///< names of its full blocks
+    std::vector<BlockId> blocks;  ///< device block table
+    std::vector<BlockId> host;    ///< while swapped out: copies of its first blocks
+    std::uint32_t computed = 0;   ///< tokens whose KV is in `blocks` (or in `host`)
+    std::uint32_t in_flight = 0;  ///< tokens the running step computes
+    Prefix published;
+    Prefix host_published;
+    bool was_admitted = false;
+  };
+  /// Where a sequence that is to be admitted can start from.
+  struct Start {
+    PrefixHit device;
+    PrefixHit host;               ///< found in the host tier, following device
+    std::vector<BlockId> source;  ///< host blocks to copy in, following device
+    std::uint32_t computed = 0;
+  };
+  struct Round;
+
+  void finish_last_step();
+  void publish(Sequence& sequence);
+  void publish_on_host(Sequence& sequence);
+  void take_news(const StepRequest& request);
+  void end(SeqId seq);
+
+  void serve_running(Round& round);
+  bool make_room(Round& round, SeqId seq, std::size_t blocks);
+  void admit_waiting(Round& round);
+  bool admit(Round& round, SeqId seq);
+  Start find_start(Sequence& sequence);
+  void preempt(Round& round, SeqId victim);
+  bool swap_out(Round& round, Sequence& sequence);
+  void forget_progress(Sequence& sequence);
+  void schedule(Round& round, SeqId seq, Sequence& sequence, std::uint32_t tokens);
+
+  std::size_t blocks_for(std::size_t tokens) const {
+    return (tokens + tokens_per_block_ - 1) / tokens_per_block_;
+  }
+  std::uint32_t index_of(BlockId block) const;
+
+  BlockPool& pool_;
+  BlockHasher hasher_;
+  BlockManagerConfig config_;
+  std::uint32_t tokens_per_block_;
+  std::unordered_map<SeqId, Sequence> sequences_;
+  std::vector<SeqId> in_flight_;     ///< scheduled by the running step
+  std::vector<SeqId> swapping_out_;  ///< copied to the host by the running step
+  std::vector<BlockId> leaving_;     ///< read by the running step's copies; to be released after it
+};
+
+}  // namespace kvhive

@@ -1,0 +1,135 @@
+#pragma once
+// What the actors of an engine tell each other, in the order a step sends it. Plain structs with
+// ids, tokens and block lists, never tensors. One message per hop per step, whatever the batch
+// size:
+//
+//   port --Submission, Abort--> scheduler --StepRequest--> block manager --StepPlan--> swapper
+//   --StepPlan--> executor
+//                               scheduler <--------------------------- StepDone
+//                               -------------------------------'
+
+#include <compare>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "actors/generation.hpp"
+#include "actors/output_sink.hpp"
+#include "config/ids.hpp"
+#include "kernels/block_copy.hpp"
+
+namespace kvhive {
+
+/// A request's name inside one engine: its channel and the slot there.
+struct RequestKey {
+  std::uint64_t channel = 0;
+  std::uint32_t slot = 0;
+  friend auto operator<=>(const RequestKey&, const RequestKey&) = default;
+};
+
+/// port -> scheduler: a request, tokenised and checked.
+struct Submission {
+  RequestKey key;
+  std::vector<TokenId> prompt;
+  std::vector<TokenId>
+      journal;  ///< generated before by an engine that died; generation goes on after it
+  GenerationParams params;
+  std::shared_ptr<OutputSink> sink;
+};
+struct SubmitBatch {
+  std::vector<Submission> submissions;
+};
+
+/// port -> scheduler: these clients want no more of these requests.
+struct AbortBatch {
+  std::vector<RequestKey> requests;
+  std::vector<std::uint64_t> channels;  ///< all of their requests
+};
+
+/// A sequence the block manager has not heard of yet.
+struct NewSequence {
+  SeqId seq;
+  std::vector<TokenId> tokens;
+  SamplingParams sampling;
+  std::uint32_t logprobs = 0;
+};
+
+struct AppendedToken {
+  SeqId seq;
+  TokenId token = 0;
+};
+
+/// scheduler -> block manager: what to do, in order of preference. The order is the scheduler's,
+/// how far it goes is the block manager's. Sending step n means that step n-1 is done: its blocks
+/// may be published.
+struct StepRequest {
+  std::uint64_t step = 0;
+  std::vector<NewSequence> added;
+  std::vector<AppendedToken> appended;  ///< sampled by the last step
+  std::vector<SeqId> ended;             ///< publish what is complete, give everything back
+  std::vector<SeqId> running;           ///< serve each with as many tokens as it lacks
+  std::vector<SeqId> waiting;           ///< then admit these, if nobody had to be preempted
+  std::vector<SeqId>
+      victims;  ///< whom to preempt, first one first, so that one message always suffices
+  std::uint32_t token_budget = 0;
+  std::uint32_t waiting_in_all = 0;  ///< for the statistics
+};
+
+/// One sequence's share of a step: `tokens` at positions start.. are computed, reading and writing
+/// through `blocks`.
+struct ScheduledSequence {
+  SeqId seq;
+  std::uint32_t start = 0;
+  std::vector<TokenId> tokens;
+  std::vector<std::uint32_t>
+      blocks;            ///< device arena indices covering positions 0 .. start + tokens.size()
+  bool samples = false;  ///< the last token is the sequence's last: sample the next one
+  SamplingParams sampling;
+  std::uint32_t logprobs = 0;
+};
+
+struct Admission {
+  SeqId seq;
+  std::uint32_t cached_tokens = 0;  ///< that need no computing: found in the pool, or swapped in
+};
+struct Rejection {
+  SeqId seq;
+  Error error;
+};
+
+/// What became of the scheduler's wishes.
+struct StepOutcome {
+  std::vector<Admission> admitted;
+  std::vector<SeqId> preempted;  ///< in the order they were; they wait again, in front
+  std::vector<Rejection> rejected;
+  std::uint32_t scheduled_tokens = 0;
+};
+
+/// block manager -> swapper -> executor. The copies are in place before any block is read: first
+/// out of the device, then into it, then within it.
+struct StepPlan {
+  std::uint64_t step = 0;
+  std::vector<BlockPair> swap_out;  ///< device -> host
+  std::vector<BlockPair> swap_in;   ///< host -> device
+  std::vector<BlockPair> copies;    ///< device -> device, copy on write
+  std::vector<ScheduledSequence> work;
+  StepOutcome outcome;
+
+  bool is_empty() const {
+    return work.empty() && swap_out.empty() && swap_in.empty() && copies.empty();
+  }
+};
+
+struct SampledToken {
+  SeqId seq;
+  GeneratedToken token;
+};
+
+/// executor -> scheduler: the step is done, on the device too.
+struct StepDone {
+  std::uint64_t step = 0;
+  StepOutcome outcome;
+  std::vector<SampledToken> sampled;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,42 @@
+#pragma once
+// The actors' interfaces and the system they run in: the only header where CAF's version (0.17.6)
+// shows.
+
+#include <caf/all.hpp>
+
+#include "actors/messages.hpp"
+
+// Messages stay inside one process: nothing is ever serialised.
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::SubmitBatch)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::AbortBatch)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepRequest)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepPlan)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepDone)
+
+namespace kvhive {
+
+/// scheduler -> itself: try again, others may have given blocks back.
+struct Retry {};
+
+}  // namespace kvhive
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::Retry)
+
+namespace kvhive {
+
+using SchedulerHandle = caf::typed_actor<caf::reacts_to<SubmitBatch>, caf::reacts_to<AbortBatch>,
+                                         caf::reacts_to<Retry>>;
+using BlockManagerHandle = caf::typed_actor<caf::replies_to<StepRequest>::with<StepDone>>;
+/// swapper and executor: the plan goes through the one to the other, the other's answer goes back
+/// to the scheduler.
+using PlanHandle = caf::typed_actor<caf::replies_to<StepPlan>::with<StepDone>>;
+
+/// Settings for a system that idles without polling: one shared queue, as many workers as the ring
+/// can use.
+struct ActorConfig : caf::actor_system_config {
+  ActorConfig() {
+    set("scheduler.policy", caf::atom("sharing"));
+    set("scheduler.max-threads", std::size_t{2});
+  }
+};
+
+}  // namespace kvhive

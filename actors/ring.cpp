@@ -1,0 +1,198 @@
+#include "actors/ring.hpp"
+
+#include <chrono>
+#include <cstdlib>
+
+#include "config/log.hpp"
+
+namespace kvhive {
+namespace {
+
+template <class Actor>
+void end_process_on_exception(Actor& actor, const char* name) {
+  actor.set_exception_handler(
+      [name](caf::scheduled_actor*, std::exception_ptr& pointer) -> caf::error {
+        try {
+          std::rethrow_exception(pointer);
+        } catch (const std::exception& exception) {
+          spdlog::critical("{}: {}", name, exception.what());
+        } catch (...) {
+          spdlog::critical("{}: unknown exception", name);
+        }
+        std::abort();
+      });
+}
+
+class ExecutorActor : public PlanHandle::base {
+ public:
+  ExecutorActor(caf::actor_config& config, std::unique_ptr<StepRunner> runner)
+      : PlanHandle::base(config), runner_(std::move(runner)) {
+    end_process_on_exception(*this, name());
+  }
+  const char* name() const override { return "executor"; }
+
+ protected:
+  behavior_type make_behavior() override {
+    return {[this](StepPlan& plan) -> caf::result<StepDone> {
+      StepDone answer{plan.step, {}, runner_->run(plan)};
+      answer.outcome = std::move(plan.outcome);
+      return answer;
+    }};
+  }
+
+ private:
+  std::unique_ptr<StepRunner> runner_;
+};
+
+class SwapperActor : public PlanHandle::base {
+ public:
+  SwapperActor(caf::actor_config& config, SwapperState state, PlanHandle next)
+      : PlanHandle::base(config), state_(std::move(state)), next_(std::move(next)) {
+    end_process_on_exception(*this, name());
+  }
+  const char* name() const override { return "swapper"; }
+  void on_exit() override {
+    send_exit(next_, caf::exit_reason::user_shutdown);
+    next_ = nullptr;
+  }
+
+ protected:
+  behavior_type make_behavior() override {
+    return {[this](StepPlan& plan) -> caf::result<StepDone> {
+      state_.move(plan);
+      return delegate(next_, std::move(plan));
+    }};
+  }
+
+ private:
+  SwapperState state_;
+  PlanHandle next_;
+};
+
+class BlockManagerActor : public BlockManagerHandle::base {
+ public:
+  BlockManagerActor(caf::actor_config& config, BlockManagerState state, PlanHandle next)
+      : BlockManagerHandle::base(config), state_(std::move(state)), next_(std::move(next)) {
+    end_process_on_exception(*this, name());
+  }
+  const char* name() const override { return "block_manager"; }
+  void on_exit() override {
+    send_exit(next_, caf::exit_reason::user_shutdown);
+    next_ = nullptr;
+  }
+
+ protected:
+  behavior_type make_behavior() override {
+    return {[this](StepRequest& request) -> caf::result<StepDone> {
+      StepPlan plan = state_.plan(request);
+      if (plan.is_empty()) return StepDone{plan.step, std::move(plan.outcome), {}};
+      return delegate(next_, std::move(plan));
+    }};
+  }
+
+ private:
+  BlockManagerState state_;
+  PlanHandle next_;
+};
+
+class SchedulerActor : public SchedulerHandle::base {
+ public:
+  SchedulerActor(caf::actor_config& config, SchedulerState state, BlockManagerHandle next)
+      : SchedulerHandle::base(config), state_(std::move(state)), next_(std::move(next)) {
+    end_process_on_exception(*this, name());
+  }
+  const char* name() const override { return "scheduler"; }
+  void on_exit() override {
+    send_exit(next_, caf::exit_reason::user_shutdown);
+    next_ = nullptr;
+  }
+
+ protected:
+  behavior_type make_behavior() override {
+    return {[this](SubmitBatch& batch) {
+              for (Submission& submission : batch.submissions) state_.submit(std::move(submission));
+              step();
+            },
+            [this](const AbortBatch& batch) {
+              state_.abort(batch);
+              step();
+            },
+            [this](Retry) {
+              is_resting_ = false;
+              step();
+            }};
+  }
+
+ private:
+  /// Sends the next step on its way round the ring, unless one is under way.
+  void step() {
+    if (is_stepping_ || is_resting_) return;
+    auto request_step = state_.next_step();
+    if (!request_step) return;
+    is_stepping_ = true;
+    request(next_, caf::infinite, std::move(*request_step))
+        .then([this](const StepDone& answer) { finish_step(answer); },
+              [this](const caf::error& error) {
+                spdlog::critical("a step was not answered: {}", system().render(error));
+                std::abort();
+              });
+  }
+
+  void finish_step(const StepDone& answer) {
+    is_stepping_ = false;
+    state_.complete(answer);
+    if (state_.is_starved()) {  // the blocks are with other engines, which tell nobody when they
+                                // give them back
+      is_resting_ = true;
+      delayed_send(this, std::chrono::milliseconds(1), Retry{});
+      return;
+    }
+    step();
+  }
+
+  SchedulerState state_;
+  BlockManagerHandle next_;
+  bool is_stepping_ = false;
+  bool is_resting_ = false;
+};
+
+template <class Class, class... Arguments>
+auto spawn_placed(caf::actor_system& system, Placement placement, Arguments&&... arguments) {
+  return placement == Placement::detached
+             ? system.spawn<Class, caf::detached>(std::forward<Arguments>(arguments)...)
+             : system.spawn<Class>(std::forward<Arguments>(arguments)...);
+}
+
+}  // namespace
+
+PlanHandle spawn_executor(caf::actor_system& system, std::unique_ptr<StepRunner> runner,
+                          Placement placement) {
+  return spawn_placed<ExecutorActor>(system, placement, std::move(runner));
+}
+
+PlanHandle spawn_swapper(caf::actor_system& system, SwapperState state, PlanHandle next,
+                         Placement placement) {
+  return spawn_placed<SwapperActor>(system, placement, std::move(state), std::move(next));
+}
+
+BlockManagerHandle spawn_block_manager(caf::actor_system& system, BlockManagerState state,
+                                       PlanHandle next) {
+  return system.spawn<BlockManagerActor>(std::move(state), std::move(next));
+}
+
+SchedulerHandle spawn_scheduler(caf::actor_system& system, SchedulerState state,
+                                BlockManagerHandle next) {
+  return system.spawn<SchedulerActor>(std::move(state), std::move(next));
+}
+
+SchedulerHandle spawn_ring(caf::actor_system& system, RingParts parts) {
+  const PoolMemory& memory = parts.pool->memory();
+  PlanHandle executor = spawn_executor(system, std::move(parts.runner), Placement::detached);
+  PlanHandle swapper =
+      spawn_swapper(system, SwapperState(memory), std::move(executor), Placement::detached);
+  BlockManagerHandle manager = spawn_block_manager(
+      system, BlockManagerState(*parts.pool, parts.block_manager), std::move(swapper));
+  return spawn_scheduler(system, SchedulerState(std::move(parts.scheduler)), std::move(manager));
+}
+
+}  // namespace kvhive

@@ -1,0 +1,218 @@
+#include "actors/scheduler_state.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+#include "config/check.hpp"
+
+namespace kvhive {
+namespace {
+
+bool contains(const std::vector<TokenId>& tokens, TokenId token) {
+  return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
+}
+
+}  // namespace
+
+// -- in
+// ---------------------------------------------------------------------------------------------------------------
+
+void SchedulerState::submit(Submission&& submission) {
+  if (auto valid = check(submission); !valid) {
+    submission.sink->finished(FinishReason::error, valid.error(), {}, 0);
+    submission.sink->flush();
+    return;
+  }
+  const SeqId seq{next_seq_++};
+  Request request{submission.key,
+                  seq.value,
+                  static_cast<std::uint32_t>(submission.prompt.size()),
+                  std::move(submission.prompt),
+                  submission.params,
+                  std::move(submission.sink),
+                  OutputText(config_.tokenizer, submission.params.stop),
+                  {},
+                  false,
+                  false,
+                  false};
+  request.stats.prompt_tokens = request.prompt_tokens;
+  by_key_.emplace(request.key, seq);
+  requests_.emplace(seq, std::move(request));
+  enqueue(seq);
+  replay_journal(seq, submission.journal);
+  flush();
+}
+
+Expected<void> SchedulerState::check(const Submission& submission) const {
+  const std::size_t length = submission.prompt.size();
+  if (length == 0)
+    return failure(Errc::bad_argument, "the prompt is empty; give at least one token");
+  if (length >= config_.max_model_len)
+    return failure(Errc::never_fits,
+                   "the prompt has " + std::to_string(length) + " tokens; the model takes " +
+                       std::to_string(config_.max_model_len) +
+                       " with at least one of output; shorten it or raise --max-model-len");
+  for (const auto* tokens : {&submission.prompt, &submission.journal})
+    for (const TokenId token : *tokens)
+      if (token < 0 || static_cast<std::uint32_t>(token) >= config_.vocab_size)
+        return failure(Errc::bad_argument, "token id " + std::to_string(token) +
+                                               " is not in the model's vocabulary of " +
+                                               std::to_string(config_.vocab_size));
+  return {};
+}
+
+/// A dead engine had come this far: its tokens count as generated, and their text is found again.
+void SchedulerState::replay_journal(SeqId seq, const std::vector<TokenId>& journal) {
+  for (const TokenId token : journal) {
+    if (requests_.count(seq) == 0) return;
+    append(seq, {token, 0, {}});
+  }
+}
+
+bool SchedulerState::goes_before(SeqId a, SeqId b) const {
+  if (config_.policy == SchedulingPolicy::fcfs) return false;
+  const Request &left = requests_.at(a), &right = requests_.at(b);
+  return std::tie(left.params.priority, left.arrival) <
+         std::tie(right.params.priority, right.arrival);
+}
+
+void SchedulerState::enqueue(SeqId seq) {
+  auto place = waiting_.end();
+  while (place != waiting_.begin() && goes_before(seq, *std::prev(place))) --place;
+  waiting_.insert(place, seq);
+}
+
+void SchedulerState::abort(const AbortBatch& batch) {
+  const auto give_up = [this](SeqId seq) { requests_.at(seq).is_unwanted = true; };
+  for (const RequestKey& key : batch.requests)
+    if (const auto found = by_key_.find(key); found != by_key_.end()) give_up(found->second);
+  for (const std::uint64_t channel : batch.channels) {
+    auto found = by_key_.lower_bound({channel, 0});
+    for (; found != by_key_.end() && found->first.channel == channel; ++found)
+      give_up(found->second);
+  }
+  if (step_is_out_) return;
+  drop_unwanted();
+  flush();
+}
+
+void SchedulerState::drop_unwanted() {
+  std::vector<SeqId> unwanted;
+  for (const auto& [seq, request] : requests_)
+    if (request.is_unwanted) unwanted.push_back(seq);
+  for (const SeqId seq : unwanted) finish(seq, FinishReason::abort);
+}
+
+// -- out
+// --------------------------------------------------------------------------------------------------------------
+
+std::optional<StepRequest> SchedulerState::next_step() {
+  KV_CHECK(!step_is_out_);
+  if (running_.empty() && waiting_.empty() && ended_.empty()) return std::nullopt;
+  StepRequest step;
+  step.step = next_step_++;
+  step.appended = std::exchange(appended_, {});
+  step.ended = std::exchange(ended_, {});
+  step.running = running_;
+  step.victims = victims();
+  step.token_budget = config_.max_num_batched_tokens;
+  step.waiting_in_all = static_cast<std::uint32_t>(waiting_.size());
+  for (const SeqId seq : waiting_) {
+    if (running_.size() + step.waiting.size() >= config_.max_num_seqs) break;
+    step.waiting.push_back(seq);
+    Request& request = requests_.at(seq);
+    if (!std::exchange(request.is_known, true))
+      step.added.push_back({seq, request.tokens, request.params.sampling, request.params.logprobs});
+  }
+  step_is_out_ = true;
+  return step;
+}
+
+/// Whom to preempt first: the last admitted, or the least important.
+std::vector<SeqId> SchedulerState::victims() const {
+  std::vector<SeqId> victims(running_.rbegin(), running_.rend());
+  if (config_.policy == SchedulingPolicy::priority)
+    std::stable_sort(victims.begin(), victims.end(),
+                     [this](SeqId a, SeqId b) { return goes_before(b, a); });
+  return victims;
+}
+
+void SchedulerState::complete(const StepDone& done) {
+  step_is_out_ = false;
+  for (const Admission& admission : done.outcome.admitted) admit(admission);
+  for (const SeqId seq : done.outcome.preempted) preempt(seq);
+  for (const Rejection& rejection : done.outcome.rejected)
+    finish(rejection.seq, FinishReason::error, rejection.error);
+  for (const SampledToken& sampled : done.sampled) {
+    if (requests_.at(sampled.seq).is_unwanted) continue;
+    append(sampled.seq, sampled.token);
+  }
+  drop_unwanted();
+  is_starved_ =
+      done.outcome.scheduled_tokens == 0 && done.outcome.preempted.empty() && !waiting_.empty();
+  flush();
+}
+
+void SchedulerState::flush() {
+  for (const auto& sink : std::exchange(to_flush_, {})) sink->flush();
+}
+
+void SchedulerState::admit(const Admission& admission) {
+  waiting_.erase(std::find(waiting_.begin(), waiting_.end(), admission.seq));
+  running_.push_back(admission.seq);
+  Request& request = requests_.at(admission.seq);
+  if (std::exchange(request.is_admitted, true)) return;
+  request.stats.cached_tokens = std::min(admission.cached_tokens, request.prompt_tokens);
+  request.sink->admitted(request.stats);
+  to_flush_.push_back(request.sink);
+}
+
+void SchedulerState::preempt(SeqId seq) {
+  running_.erase(std::find(running_.begin(), running_.end(), seq));
+  ++requests_.at(seq).stats.preemptions;
+  if (config_.policy == SchedulingPolicy::priority)
+    enqueue(seq);
+  else
+    waiting_.push_front(seq);
+}
+
+/// One more token: to the client, and to the block manager with the next step unless it was the
+/// last.
+void SchedulerState::append(SeqId seq, const GeneratedToken& token) {
+  Request& request = requests_.at(seq);
+  request.tokens.push_back(token.token);
+  OutputText::Piece piece = request.text.push(token.token);
+  const FinishReason reason = reason_to_end(request, token.token, piece.stopped);
+  if (reason != FinishReason::none && !piece.stopped) piece.text += request.text.finish();
+  request.sink->token(token, piece.text);
+  to_flush_.push_back(request.sink);
+  if (reason != FinishReason::none)
+    finish(seq, reason);
+  else if (request.is_known)
+    appended_.push_back({seq, token.token});
+}
+
+FinishReason SchedulerState::reason_to_end(const Request& request, TokenId token,
+                                           bool stop_string) const {
+  const bool is_eos = !request.params.ignore_eos && contains(config_.eos_token_ids, token);
+  if (is_eos || stop_string || contains(request.params.stop_token_ids, token))
+    return FinishReason::stop;
+  const bool is_full = request.generated() >= request.params.max_tokens ||
+                       request.tokens.size() >= config_.max_model_len;
+  return is_full ? FinishReason::length : FinishReason::none;
+}
+
+void SchedulerState::finish(SeqId seq, FinishReason reason, const Error& error) {
+  const auto found = requests_.find(seq);
+  Request& request = found->second;
+  request.sink->finished(reason, error, request.stats, request.text.bytes());
+  to_flush_.push_back(request.sink);
+  std::erase(running_, seq);
+  std::erase(waiting_, seq);
+  if (request.is_known) ended_.push_back(seq);
+  std::erase_if(appended_, [seq](const AppendedToken& appended) { return appended.seq == seq; });
+  by_key_.erase(request.key);
+  requests_.erase(found);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,96 @@
+#pragma once
+// Decides who is served next. Plain C++; the actor around it is a shell.
+//
+// Source: vLLM V1 Scheduler: no prefill and decode phases, every request just lacks tokens; running
+// requests first, in order; FCFS preempts the last admitted, the priority policy the least
+// important; preempted requests wait in front.
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "actors/messages.hpp"
+#include "actors/output_text.hpp"
+
+namespace kvhive {
+
+enum class SchedulingPolicy : std::uint8_t { fcfs, priority };
+
+struct SchedulerConfig {
+  SchedulingPolicy policy = SchedulingPolicy::fcfs;
+  std::uint32_t max_num_seqs = 128;
+  std::uint32_t max_num_batched_tokens = 2048;
+  std::uint32_t max_model_len = 0;  ///< prompt and output together
+  std::uint32_t vocab_size = 0;
+  std::vector<TokenId> eos_token_ids;
+  const Tokenizer* tokenizer = nullptr;  ///< for text and stop strings; outlives the scheduler
+};
+
+class SchedulerState {
+ public:
+  explicit SchedulerState(SchedulerConfig config) : config_(std::move(config)) {}
+
+  /// Queues a request, or refuses it at once through its sink.
+  void submit(Submission&& submission);
+  void abort(const AbortBatch& batch);
+
+  /// The next step to ask for; nothing if there is nothing to do. complete() must follow before the
+  /// next call.
+  std::optional<StepRequest> next_step();
+  void complete(const StepDone& done);
+
+  /// Whether the last step achieved nothing although requests wait: others hold the pool, so try
+  /// again later.
+  bool is_starved() const { return is_starved_; }
+  std::size_t unfinished() const { return requests_.size(); }
+
+ private:
+  struct Request {
+    RequestKey key;
+    std::uint64_t arrival = 0;
+    std::uint32_t prompt_tokens = 0;
+    std::vector<TokenId> tokens;  ///< prompt, then what was generated
+    GenerationParams params;
+    std::shared_ptr<OutputSink> sink;
+    OutputText text;
+    RequestStats stats;
+    bool is_known = false;     ///< to the block manager
+    bool is_admitted = false;  ///< at least once
+    bool is_unwanted = false;  ///< its client is gone or has asked for its end
+
+    std::uint32_t generated() const {
+      return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
+    }
+  };
+
+  Expected<void> check(const Submission& submission) const;
+  bool goes_before(SeqId a, SeqId b) const;
+  void enqueue(SeqId seq);
+  void drop_unwanted();
+  void admit(const Admission& admission);
+  void preempt(SeqId seq);
+  void append(SeqId seq, const GeneratedToken& token);
+  void replay_journal(SeqId seq, const std::vector<TokenId>& journal);
+  FinishReason reason_to_end(const Request& request, TokenId token, bool stop_string) const;
+  void finish(SeqId seq, FinishReason reason, const Error& error = {});
+  std::vector<SeqId> victims() const;
+  void flush();
+
+  SchedulerConfig config_;
+  std::uint64_t next_seq_ = 1;
+  std::uint64_t next_step_ = 1;
+  std::unordered_map<SeqId, Request> requests_;
+  std::map<RequestKey, SeqId> by_key_;
+  std::deque<SeqId> waiting_;
+  std::vector<SeqId> running_;
+  std::vector<SeqId> ended_;             ///< to be told to the block manager
+  std::vector<AppendedToken> appended_;  ///< likewise
+  std::vector<std::shared_ptr<OutputSink>> to_flush_;
+  bool step_is_out_ = false;
+  bool is_starved_ = false;
+};
+
+}  // namespace kvhive

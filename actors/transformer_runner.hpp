@@ -1,0 +1,29 @@
+#pragma once
+// Runs steps on a transformer: joins the plan's block tables with the device arena, samples at the
+// end.
+
+#include "actors/step_runner.hpp"
+#include "config/kv_layout.hpp"
+#include "models/transformer.hpp"
+
+namespace kvhive {
+
+class TransformerRunner : public StepRunner {
+ public:
+  /// \param arena  block 0 of the device tier; outlives the runner
+  TransformerRunner(Transformer model, std::byte* arena, const KvLayout& layout)
+      : model_(std::move(model)), arena_(arena), layout_(layout) {}
+
+  std::vector<SampledToken> run(const StepPlan& plan) override;
+
+ private:
+  struct Batch;
+  void add(Batch& batch, const ScheduledSequence& work) const;
+
+  Transformer model_;
+  std::byte* arena_;
+  KvLayout layout_;
+  std::vector<float> logits_;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,109 @@
+#include "config/sizing.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "config/byte_size.hpp"
+
+namespace kvhive {
+namespace {
+
+std::size_t meminfo(const std::string& wanted) {
+  std::ifstream file("/proc/meminfo");
+  std::string name, unit;
+  for (std::size_t kib = 0; file >> name >> kib; std::getline(file, unit))
+    if (name == wanted + ":") return kib * 1024;
+  return 0;
+}
+
+/// A limit file of our cgroup; nothing ("max", or no such file) is no limit.
+std::size_t cgroup_number(const char* file_name) {
+  std::ifstream file(std::string("/sys/fs/cgroup/") + file_name);
+  std::size_t bytes = 0;
+  return file >> bytes ? bytes : std::numeric_limits<std::size_t>::max();
+}
+
+/// Device memory left for KV once everything else has its share.
+Expected<std::size_t> kv_bytes(const Options& options, const MemoryFigures& memory) {
+  if (options.kv_cache_memory_bytes != 0) return options.kv_cache_memory_bytes;
+  const auto share =
+      static_cast<std::size_t>(static_cast<double>(memory.total) * options.gpu_memory_utilization);
+  const std::size_t others = memory.weights + options.engines * memory.engine_peak;
+  if (share <= others)
+    return failure(Errc::out_of_memory,
+                   "gpu-memory-utilization " + std::to_string(options.gpu_memory_utilization) +
+                       " of " + format_bytes(memory.total) + " is less than weights (" +
+                       format_bytes(memory.weights) + ") and " + std::to_string(options.engines) +
+                       " engines (" + format_bytes(memory.engine_peak) +
+                       " each) need; raise it, or start fewer engines");
+  return share - others;
+}
+
+tl::unexpected<Error> too_much(std::size_t needed, const MemoryFigures& memory) {
+  return failure(Errc::out_of_memory,
+                 "the pool needs " + format_bytes(needed) + ", the machine has " +
+                     format_bytes(memory.available) + " available of " +
+                     format_bytes(memory.total) +
+                     "; lower kv-cache-memory-bytes, num-gpu-blocks-override or swap-space");
+}
+
+}  // namespace
+
+MemoryFigures machine_memory() {
+  MemoryFigures memory;
+  memory.total = meminfo("MemTotal");
+  memory.available = meminfo("MemAvailable");
+  if (const std::size_t limit = cgroup_number("memory.max"); limit < memory.total) {
+    const std::size_t used = cgroup_number("memory.current");
+    memory.total = limit;
+    memory.available = std::min(memory.available, limit - std::min(used, limit));
+  }
+  return memory;
+}
+
+bool needs_profile_run(const Options& options) {
+  return options.num_gpu_blocks_override == 0 && options.kv_cache_memory_bytes == 0;
+}
+
+Expected<PoolSize> size_pool(const Options& options, const KvLayout& layout,
+                             const MemoryFigures& memory, std::uint32_t model_positions) {
+  const std::size_t block_bytes = layout.block_bytes();
+  std::size_t device_blocks = options.num_gpu_blocks_override;
+  if (device_blocks == 0) {
+    auto bytes = kv_bytes(options, memory);
+    if (!bytes) return forward_error(bytes);
+    device_blocks = *bytes / block_bytes;
+  }
+  const std::size_t host_blocks = options.swap_space / block_bytes;
+  const std::size_t needed = (device_blocks + host_blocks) * block_bytes;
+  if (needed > memory.available) return too_much(needed, memory);
+  constexpr std::size_t kMostBlocks = std::size_t{1} << 30;
+  if (device_blocks < 2 || device_blocks + host_blocks > kMostBlocks)
+    return failure(Errc::bad_argument, "the pool would have " + std::to_string(device_blocks) +
+                                           " device blocks of " + format_bytes(block_bytes) +
+                                           "; it takes at least 2 and at most 2^30");
+
+  PoolSize size{static_cast<std::uint32_t>(device_blocks), static_cast<std::uint32_t>(host_blocks),
+                0};
+  const std::size_t held = (device_blocks - 1) * layout.block_size;
+  const std::size_t wanted = options.max_model_len != 0
+                                 ? options.max_model_len
+                                 : std::min<std::size_t>(model_positions, held);
+  if (wanted > model_positions)
+    return failure(Errc::bad_argument, "max-model-len: " + std::to_string(wanted) +
+                                           " is more than the model's " +
+                                           std::to_string(model_positions) + " positions");
+  if (wanted > held)
+    return failure(
+        Errc::bad_argument,
+        "max-model-len: one request of " + std::to_string(wanted) + " tokens needs " +
+            format_bytes((wanted + layout.block_size - 1) / layout.block_size * block_bytes) +
+            " of KV, the pool has " + format_bytes((device_blocks - 1) * block_bytes) +
+            "; at most " + std::to_string(held) + " tokens fit");
+  size.max_model_len = static_cast<std::uint32_t>(wanted);
+  return size;
+}
+
+}  // namespace kvhive

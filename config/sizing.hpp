@@ -1,0 +1,42 @@
+#pragma once
+// How many blocks the memory holds, as vLLM computes it (v1/core/kv_cache_utils.py
+// get_kv_cache_config).
+
+#include <cstddef>
+#include <cstdint>
+
+#include "config/expected.hpp"
+#include "config/kv_layout.hpp"
+#include "config/options.hpp"
+
+namespace kvhive {
+
+/// What there is and what the engines take of it, in bytes.
+struct MemoryFigures {
+  std::size_t total =
+      0;  ///< of the device (on the CPU: the machine, or its cgroup if that is smaller)
+  std::size_t available = 0;  ///< now, other programs counted
+  std::size_t weights = 0;    ///< shared by all engines
+  std::size_t engine_peak =
+      0;  ///< private memory of one engine at its largest step, measured by a profile run
+};
+
+/// Of the machine we run on: /proc/meminfo, and the cgroup's limit if there is one.
+MemoryFigures machine_memory();
+
+struct PoolSize {
+  std::uint32_t device_blocks = 0;  ///< the null block included
+  std::uint32_t host_blocks = 0;
+  std::uint32_t max_model_len = 0;  ///< what was asked for, or the most that model and pool allow
+};
+
+/// Whether sizing needs figures that only a profile run can give.
+bool needs_profile_run(const Options& options);
+
+/// num_gpu_blocks_override, else kv_cache_memory_bytes / block bytes, else what
+/// gpu_memory_utilization leaves after weights and the engines' peaks. One sequence of
+/// max_model_len must fit. Errors name what is needed and what there is, and what to change.
+Expected<PoolSize> size_pool(const Options& options, const KvLayout& layout,
+                             const MemoryFigures& memory, std::uint32_t model_positions);
+
+}  // namespace kvhive

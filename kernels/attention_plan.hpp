@@ -1,0 +1,77 @@
+#pragma once
+// How one call of paged_attention_cpu is cut into pieces for threads. Private to that kernel; plain
+// C++ so that it can be read and tested without SIMD.
+//
+// Why a result's bits do not depend on the plan: a query row sees the KV of its sequence as spans,
+// and a span as chunks, whose borders are multiples of constants counted from position 0. Inside a
+// span one state (max, sum, acc) runs over the chunks in order; the states of the spans are merged
+// in order. The plan only says which thread computes which spans.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/paged_attention.hpp"
+
+namespace kvhive {
+
+inline constexpr std::int32_t kChunkTokens = 128;  ///< one softmax update; a multiple of any vector
+inline constexpr std::int32_t kSpanTokens = 512;   ///< least KV a thread is sent to; whole chunks
+inline constexpr std::int32_t kTileRows = 32;      ///< query rows that share one pass over the KV
+
+/// KV positions begin..end-1.
+struct KvRange {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+};
+
+/// What a query token at `position` attends to.
+inline KvRange visible_range(std::int32_t position, std::int32_t window) {
+  return {window > 0 ? std::max(0, position + 1 - window) : 0, position + 1};
+}
+
+inline KvRange intersection(KvRange a, KvRange b) {
+  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
+}
+
+/// The part of `range` in the chunk that starts at `chunk_begin`, counted from there; where there
+/// is none, end <= begin.
+inline KvRange within_chunk(KvRange range, std::int32_t chunk_begin) {
+  return intersection({range.begin - chunk_begin, range.end - chunk_begin}, {0, kChunkTokens});
+}
+
+/// Some successive query tokens of one sequence, with all query heads of one kv head.
+struct QueryTile {
+  std::int32_t b;
+  std::int32_t g;
+  std::int32_t first_query;       ///< index into the call's T query tokens
+  std::int32_t queries;           ///< tokens; each has H/G rows
+  std::int32_t first_position;    ///< of first_query in its sequence
+  KvRange visible;                ///< to any of its rows
+  std::int64_t first_state = -1;  ///< where its spans' states are kept; -1: it is not split
+
+  bool is_split() const { return first_state >= 0; }
+  std::int32_t first_span() const { return visible.begin / kSpanTokens; }
+  std::int32_t end_span() const { return (visible.end + kSpanTokens - 1) / kSpanTokens; }
+};
+
+/// The unit of work of one thread: spans first_span..end_span-1 of one tile.
+struct TileSpans {
+  std::size_t tile = 0;
+  std::int32_t first_span = 0;
+  std::int32_t end_span = 0;
+};
+
+struct AttentionPlan {
+  std::vector<QueryTile> tiles;
+  std::vector<TileSpans> items;
+  std::vector<std::size_t> split_tiles;  ///< to be merged when all items are done
+  std::int32_t max_tile_rows = 0;
+  std::int64_t stored_states = 0;  ///< rows times spans of the split tiles
+};
+
+/// Tiles are split over spans only where that is needed to keep all threads busy.
+AttentionPlan plan_attention(const PagedAttentionArgs& args, int threads);
+
+}  // namespace kvhive

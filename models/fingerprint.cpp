@@ -1,0 +1,59 @@
+#include "models/fingerprint.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "models/mapped_file.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::size_t kWhole = std::size_t{1}
+                               << 20;  ///< files up to this size, and headers, are hashed entirely
+constexpr std::size_t kSample = 4096;
+constexpr std::size_t kSamples = 64;
+
+void add(XXH3_state_t* state, std::span<const std::byte> bytes) {
+  XXH3_64bits_update(state, bytes.data(), bytes.size());
+}
+
+void add_file(XXH3_state_t* state, std::span<const std::byte> file) {
+  const std::uint64_t size = file.size();
+  XXH3_64bits_update(state, &size, sizeof size);
+  add(state, file.first(std::min(file.size(), kWhole)));
+  if (file.size() <= kWhole) return;
+  for (std::size_t i = 0; i < kSamples; ++i) {
+    const std::size_t offset = (file.size() - kSample) / kSamples * i;
+    add(state, file.subspan(offset, kSample));
+  }
+  add(state, file.last(kSample));
+}
+
+}  // namespace
+
+Expected<std::uint64_t> model_fingerprint(const std::filesystem::path& directory) {
+  std::vector<std::filesystem::path> files = {directory / "config.json"};
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error))
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  if (error)
+    return failure(Errc::not_found,
+                   "model directory " + directory.string() + ": " + error.message());
+  std::sort(files.begin() + 1, files.end());
+
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
+                                                                              XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  for (const auto& path : files) {
+    auto file = MappedFile::open(path);
+    if (!file) return forward_error(file);
+    add_file(state.get(), file->bytes());
+  }
+  return XXH3_64bits_digest(state.get());
+}
+
+}  // namespace kvhive

@@ -1,0 +1,133 @@
+#include "models/matmul.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "config/check.hpp"
+#include "models/matmul_shape.hpp"
+
+namespace kvhive {
+namespace {
+
+/// Wide enough that packing and the call itself are small beside the work, narrow enough to share a
+/// small matrix among threads.
+constexpr std::int32_t kSlabColumns = 256;
+
+/// Multiplications below which threads are not woken: about half a millisecond of one core. Less is
+/// soon lost where cores are shared, since the slowest thread is waited for.
+constexpr std::int64_t kSerialWork = std::int64_t{1} << 26;
+
+/// Packing a slab's weights costs about as much as multiplying this many rows.
+constexpr std::int64_t kPackingRows = 16;
+
+std::vector<float> floats_of_f16(std::span<const std::byte> bytes) {
+  std::vector<float> values(bytes.size() / 2);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    std::uint16_t half;
+    std::memcpy(&half, &bytes[2 * i], sizeof half);
+    values[i] = float_of_f16(half);
+  }
+  return values;
+}
+
+/// The next tile for `rows` rows: the smallest that takes them all if at most half of it is
+/// padding, else the largest that they fill. `tiles` is ascending and not empty.
+const TileMatmul& next_tile(const std::vector<TileMatmul>& tiles, std::int32_t rows) {
+  const auto fits = std::ranges::lower_bound(tiles, rows, {}, &TileMatmul::tile);
+  if (fits == tiles.begin()) return *fits;
+  const bool mostly_full = fits != tiles.end() && 2 * rows >= fits->tile();
+  return mostly_full ? *fits : *std::prev(fits);
+}
+
+/// x in the weights' dtype, with zero rows up to the end of the last tile.
+std::span<const std::byte> padded_rows(std::span<const float> x, std::size_t padded_size,
+                                       Dtype dtype) {
+  thread_local std::vector<std::byte> buffer;
+  const std::size_t bytes = padded_size * bytes_of(dtype);
+  if (buffer.size() < bytes) buffer.resize(bytes);
+  if (dtype == Dtype::bf16) {
+    auto* narrow = reinterpret_cast<std::uint16_t*>(buffer.data());
+    std::ranges::transform(x, narrow, bf16_of_float);
+  } else {
+    std::memcpy(buffer.data(), x.data(), x.size_bytes());
+  }
+  const std::size_t used = x.size() * bytes_of(dtype);
+  std::memset(buffer.data() + used, 0, bytes - used);
+  return {buffer.data(), bytes};
+}
+
+}  // namespace
+
+Matmul::Matmul(const MatmulWeights& weights, std::vector<float> bias)
+    : weights_(weights), bias_(std::move(bias)) {
+  KV_CHECK(weights.N > 0 && weights.K > 0, weights.N, weights.K);
+  KV_CHECK(weights.bytes.size() == std::size_t(weights.N) * weights.K * bytes_of(weights.dtype));
+  KV_CHECK(bias_.empty() || bias_.size() == std::size_t(weights.N), bias_.size(), weights.N);
+  if (weights.dtype == Dtype::f16) {
+    converted_ = floats_of_f16(weights.bytes);
+    weights_.dtype = Dtype::f32;
+    weights_.bytes = std::as_bytes(std::span(converted_));
+  }
+  for (std::int32_t first = 0; first < weights.N; first += kSlabColumns) {
+    const std::int32_t columns = std::min(kSlabColumns, weights.N - first);
+    slabs_.push_back(
+        {first, matmul_shape(columns, weights.K, weights_.dtype, slab_weights(first))});
+  }
+}
+
+const std::byte* Matmul::slab_weights(std::int32_t first_column) const {
+  return weights_.bytes.data() + std::size_t(first_column) * weights_.K * bytes_of(weights_.dtype);
+}
+
+/// Slab by slab, so that a slab's weights are read while they are in the cache.
+std::vector<Matmul::Product> Matmul::products(std::int32_t rows) const {
+  std::vector<Product> products;
+  for (const Slab& slab : slabs_)
+    for (std::int32_t row = 0; row < rows; row += products.back().tile->tile())
+      products.push_back({&slab, &next_tile(slab.shape->tiles, rows - row), row});
+  return products;
+}
+
+void Matmul::run(const Product& product, std::int32_t rows, const std::byte* x, float* y) const {
+  const auto [slab, tile, first_row] = product;
+  const std::int32_t columns = slab->shape->columns;
+  thread_local std::vector<float> result;
+  const std::size_t result_size = std::size_t(tile->tile()) * columns;
+  if (result.size() < result_size) result.resize(result_size);
+  tile->run(x + std::size_t(first_row) * weights_.K * bytes_of(weights_.dtype),
+            slab_weights(slab->first), result.data());
+
+  const std::int32_t last_row = std::min(rows, first_row + tile->tile());
+  const float* from = result.data();
+  for (std::int32_t row = first_row; row < last_row; ++row, from += columns) {
+    float* to = y + std::size_t(row) * weights_.N + slab->first;
+    if (bias_.empty())
+      std::memcpy(to, from, columns * sizeof(float));
+    else
+      std::transform(from, from + columns, &bias_[slab->first], to, std::plus<>());
+  }
+}
+
+void Matmul::apply(std::span<const float> x, std::span<float> y) const {
+  KV_CHECK(x.size() % weights_.K == 0, x.size(), weights_.K);
+  const auto rows = static_cast<std::int32_t>(x.size() / weights_.K);
+  KV_CHECK(y.size() == std::size_t(rows) * weights_.N, y.size(), rows, weights_.N);
+  if (rows == 0) return;
+  const auto work = products(rows);
+  std::int32_t padded_height = 0;
+  for (const auto& product : work)
+    padded_height = std::max(padded_height, product.first_row + product.tile->tile());
+  const std::byte* padded =
+      padded_rows(x, std::size_t(padded_height) * weights_.K, weights_.dtype).data();
+
+  const std::int64_t multiplications = (rows + kPackingRows) * weights_.N * weights_.K;
+  const bool serial = multiplications < kSerialWork || work.size() == 1;
+  const int threads = serial ? 1 : omp_get_max_threads();
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (std::size_t i = 0; i < work.size(); ++i) run(work[i], rows, padded, y.data());
+}
+
+}  // namespace kvhive

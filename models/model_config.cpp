@@ -1,0 +1,257 @@
+#include "models/model_config.hpp"
+
+#include <array>
+#include <string>
+#include <utility>
+
+#include "config/check.hpp"
+#include "models/json_file.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::int64_t kMaxWidth = 1 << 20;
+constexpr std::int64_t kMaxLayers = 1024;
+constexpr std::int64_t kMaxHeads = 4096;
+constexpr std::int64_t kMaxHeadSize = 1024;
+constexpr std::int64_t kMaxVocab = 1 << 24;
+constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
+
+constexpr std::array kArchitectures{Architecture::llama, Architecture::mistral, Architecture::qwen2,
+                                    Architecture::qwen3};
+
+/// Copies a checked field into the config; false leaves `error` filled. Lets a parser read like the
+/// list of fields that it is.
+class FieldReader {
+ public:
+  explicit FieldReader(const JsonFields& fields) : fields_(fields) {}
+
+  template <class T, class Value>
+  void take(T& target, Expected<Value> value) {
+    if (failed_) return;
+    if (value)
+      target = static_cast<T>(std::move(*value));
+    else
+      failed_ = std::move(value.error());
+  }
+  void integer(std::int32_t& target, const char* name, std::int64_t most) {
+    take(target, fields_.integer(name, 1, most));
+  }
+  void fail(tl::unexpected<Error> error) {
+    if (!failed_) failed_ = std::move(error.value());
+  }
+  bool ok() const { return !failed_; }
+  tl::unexpected<Error> error() { return tl::unexpected<Error>(std::move(*failed_)); }
+
+ private:
+  const JsonFields& fields_;
+  std::optional<Error> failed_;
+};
+
+Expected<Architecture> read_architecture(const JsonFields& fields) {
+  const std::string supported =
+      "one of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
+  const auto names = fields.array("architectures");
+  if (!names) return tl::unexpected<Error>(names.error());
+  if ((*names)->size() == 1 && (*names)->front().is_string()) {
+    const auto name = (*names)->front().get<std::string>();
+    for (const auto architecture : kArchitectures)
+      if (to_string(architecture) == name) return architecture;
+  }
+  return fields.wrong("architectures", supported, Errc::unsupported);
+}
+
+void read_sizes(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  reader.integer(config.hidden_size, "hidden_size", kMaxWidth);
+  reader.integer(config.intermediate_size, "intermediate_size", kMaxWidth);
+  reader.integer(config.layers, "num_hidden_layers", kMaxLayers);
+  reader.integer(config.heads, "num_attention_heads", kMaxHeads);
+  reader.take(config.kv_heads,
+              fields.integer_or("num_key_value_heads", config.heads, 1, kMaxHeads));
+  reader.integer(config.vocab_size, "vocab_size", kMaxVocab);
+  reader.integer(config.max_position_embeddings, "max_position_embeddings", kMaxPositions);
+  if (!reader.ok()) return;
+  if (config.heads % config.kv_heads != 0)
+    reader.fail(fields.wrong("num_key_value_heads",
+                             "a divisor of num_attention_heads = " + std::to_string(config.heads)));
+  if (fields.has("head_dim"))
+    reader.integer(config.head_size, "head_dim", kMaxHeadSize);
+  else if (config.hidden_size % config.heads == 0 &&
+           config.hidden_size / config.heads <= kMaxHeadSize)
+    config.head_size = config.hidden_size / config.heads;
+  else
+    reader.fail(fields.wrong(
+        "hidden_size", "a small multiple of num_attention_heads = " + std::to_string(config.heads) +
+                           ", or an explicit head_dim"));
+  if (reader.ok() && config.head_size % 2 != 0)
+    reader.fail(failure(Errc::bad_format, fields.where() + ": head size " +
+                                              std::to_string(config.head_size) +
+                                              " is odd, expected an even one: RoPE rotates pairs"));
+}
+
+void read_llama3_scaling(const JsonFields& scaling, FieldReader& reader, RopeScaling& rope) {
+  rope.kind = RopeScaling::Kind::llama3;
+  reader.take(rope.low_freq_factor, scaling.number("low_freq_factor", 1e-3, 1e6));
+  reader.take(rope.high_freq_factor, scaling.number("high_freq_factor", 1e-3, 1e6));
+  reader.take(rope.original_max_position,
+              scaling.integer("original_max_position_embeddings", 1, kMaxPositions));
+  if (reader.ok() && rope.high_freq_factor <= rope.low_freq_factor)
+    reader.fail(scaling.wrong("high_freq_factor", "more than low_freq_factor"));
+}
+
+void read_rope_kind(const JsonFields& scaling, FieldReader& reader, RopeScaling& rope) {
+  const std::string key = scaling.has("rope_type") ? "rope_type" : "type";
+  std::string kind;
+  reader.take(kind, scaling.text(key));
+  if (!reader.ok() || kind == "default") return;
+  if (kind != "llama3" && kind != "linear")
+    return reader.fail(scaling.wrong(key, "default, linear or llama3", Errc::unsupported));
+  reader.take(rope.factor, scaling.number("factor", 1, 1e6));
+  if (kind == "llama3")
+    read_llama3_scaling(scaling, reader, rope);
+  else
+    rope.kind = RopeScaling::Kind::linear;
+}
+
+/// rope_theta and rope_scaling, or transformers 5's rope_parameters that holds both.
+void read_rope(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  const std::string key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  reader.take(config.rope_theta, fields.number_or("rope_theta", 10000, 1, 1e12));
+  if (!fields.has(key)) return;
+  const auto scaling = fields.object(key);
+  if (!scaling) return reader.fail(tl::unexpected<Error>(scaling.error()));
+  reader.take(config.rope_theta, scaling->number_or("rope_theta", config.rope_theta, 1, 1e12));
+  read_rope_kind(*scaling, reader, config.rope_scaling);
+}
+
+void read_activation(const JsonFields& fields, FieldReader& reader) {
+  std::string activation;
+  reader.take(activation, fields.text_or("hidden_act", "silu"));
+  if (reader.ok() && activation != "silu")
+    reader.fail(fields.wrong("hidden_act", "silu", Errc::unsupported));
+}
+
+void read_dtype(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  const std::string key = fields.has("torch_dtype") ? "torch_dtype" : "dtype";
+  std::string name;
+  reader.take(name, fields.text_or(key, "float32"));
+  if (!reader.ok()) return;
+  const auto dtype = parse_dtype(name);
+  if (!dtype)
+    return reader.fail(fields.wrong(key, "float32, bfloat16 or float16", Errc::unsupported));
+  config.dtype = *dtype;
+}
+
+/// Which biases and norms there are; what config.json leaves out, the architecture implies.
+void read_variant(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  bool attention_bias = false;
+  reader.take(attention_bias, fields.boolean_or("attention_bias", false));
+  reader.take(config.mlp_bias, fields.boolean_or("mlp_bias", false));
+  reader.take(config.tie_word_embeddings, fields.boolean_or("tie_word_embeddings", false));
+  reader.take(config.rms_norm_eps, fields.number_or("rms_norm_eps", 1e-6, 1e-12, 1));
+  config.qkv_bias = attention_bias || config.architecture == Architecture::qwen2;
+  config.output_bias = attention_bias && config.architecture != Architecture::qwen2;
+  config.qk_norm = config.architecture == Architecture::qwen3;
+}
+
+void read_window(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  const bool qwen =
+      config.architecture == Architecture::qwen2 || config.architecture == Architecture::qwen3;
+  bool used = config.architecture == Architecture::mistral;
+  if (qwen) reader.take(used, fields.boolean_or("use_sliding_window", false));
+  if (!used || !fields.has("sliding_window")) return;
+  reader.integer(config.sliding_window, "sliding_window", kMaxPositions);
+  if (qwen)
+    reader.take(config.first_sliding_layer,
+                fields.integer_or("max_window_layers", 0, 0, kMaxLayers));
+}
+
+Expected<TokenId> checked_token(const JsonFields& fields, const std::string& name,
+                                const nlohmann::json& value, std::int32_t vocab) {
+  if (value.is_number_integer()) {
+    const auto id = value.get<std::int64_t>();
+    if (id >= 0 && id < vocab) return static_cast<TokenId>(id);
+  }
+  return fields.wrong(name, "token ids in 0.." + std::to_string(vocab - 1));
+}
+
+/// An id or a list of ids; absent is an empty list.
+Expected<std::vector<TokenId>> read_tokens(const nlohmann::json& object, const JsonFields& fields,
+                                           const std::string& name, std::int32_t vocab) {
+  std::vector<TokenId> ids;
+  if (!fields.has(name)) return ids;
+  const auto& value = object.at(name);
+  const auto list = value.is_array() ? value : nlohmann::json::array({value});
+  for (const auto& item : list) {
+    auto id = checked_token(fields, name, item, vocab);
+    if (!id) return forward_error(id);
+    ids.push_back(*id);
+  }
+  return ids;
+}
+
+void read_special_tokens(const nlohmann::json& object, const JsonFields& fields,
+                         FieldReader& reader, ModelConfig& config) {
+  std::vector<TokenId> bos;
+  reader.take(bos, read_tokens(object, fields, "bos_token_id", config.vocab_size));
+  reader.take(config.eos, read_tokens(object, fields, "eos_token_id", config.vocab_size));
+  if (!bos.empty()) config.bos = bos.front();
+}
+
+Expected<ModelConfig> parse_config(const nlohmann::json& object, const std::string& where) {
+  const JsonFields fields(object, where);
+  FieldReader reader(fields);
+  ModelConfig config;
+  reader.take(config.architecture, read_architecture(fields));
+  if (reader.ok()) read_sizes(fields, reader, config);
+  if (reader.ok()) {
+    read_rope(fields, reader, config);
+    read_activation(fields, reader);
+    read_dtype(fields, reader, config);
+    read_variant(fields, reader, config);
+    read_window(fields, reader, config);
+    read_special_tokens(object, fields, reader, config);
+  }
+  if (!reader.ok()) return reader.error();
+  return config;
+}
+
+}  // namespace
+
+std::string_view to_string(Architecture architecture) {
+  switch (architecture) {
+    case Architecture::llama: return "LlamaForCausalLM";
+    case Architecture::mistral: return "MistralForCausalLM";
+    case Architecture::qwen2: return "Qwen2ForCausalLM";
+    case Architecture::qwen3: return "Qwen3ForCausalLM";
+  }
+  return "unknown";
+}
+
+Expected<ModelConfig> load_model_config(const std::filesystem::path& directory) {
+  const auto path = directory / "config.json";
+  const auto object = read_json_object(path);
+  if (!object) return tl::unexpected<Error>(object.error());
+  auto config = parse_config(*object, path.string());
+  const auto generation_path = directory / "generation_config.json";
+  if (!config || !std::filesystem::exists(generation_path)) return config;
+
+  const auto generation = read_json_object(generation_path);
+  if (!generation) return tl::unexpected<Error>(generation.error());
+  const JsonFields fields(*generation, generation_path.string());
+  auto eos = read_tokens(*generation, fields, "eos_token_id", config->vocab_size);
+  if (!eos) return forward_error(eos);
+  if (!eos->empty()) config->eos = std::move(*eos);
+  return config;
+}
+
+KvLayout kv_layout(const ModelConfig& config, std::uint32_t block_size, Dtype dtype) {
+  KV_CHECK(block_size > 0);
+  return {.layers = static_cast<std::uint32_t>(config.layers),
+          .kv_heads = static_cast<std::uint32_t>(config.kv_heads),
+          .head_size = static_cast<std::uint32_t>(config.head_size),
+          .block_size = block_size,
+          .dtype = dtype};
+}
+
+}  // namespace kvhive

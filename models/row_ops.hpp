@@ -1,0 +1,20 @@
+#pragma once
+// The elementwise and row-wise steps between matrix products. Each row is computed in one fixed
+// order by one thread, so that its bits do not depend on the batch around it.
+
+#include <span>
+
+namespace kvhive {
+
+/// out = x / sqrt(mean(x^2) + eps) * weight, row by row; rows are weight.size() wide. `out` may be
+/// x.
+void rms_norm(std::span<const float> x, std::span<const float> weight, float eps,
+              std::span<float> out);
+
+/// gate = silu(gate) * up (SwiGLU).
+void silu_multiply(std::span<float> gate, std::span<const float> up);
+
+/// x += y.
+void add_in_place(std::span<float> x, std::span<const float> y);
+
+}  // namespace kvhive

@@ -1,0 +1,236 @@
+#include "models/safetensors.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "models/json_file.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::size_t kLengthBytes = 8;
+constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own bound
+
+constexpr std::pair<std::string_view, std::uint64_t> kElementBytes[] = {
+    {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1},
+    {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},
+    {"U32", 4},  {"F32", 4}, {"I64", 8}, {"U64", 8},     {"F64", 8},
+};
+
+std::optional<std::uint64_t> element_bytes(std::string_view dtype) {
+  for (const auto& [name, bytes] : kElementBytes)
+    if (name == dtype) return bytes;
+  return std::nullopt;
+}
+
+std::optional<Dtype> float_dtype(std::string_view name) {
+  if (name == "F32") return Dtype::f32;
+  if (name == "BF16") return Dtype::bf16;
+  if (name == "F16") return Dtype::f16;
+  return std::nullopt;
+}
+
+tl::unexpected<Error> malformed(const std::string& where, const std::string& what) {
+  return failure(Errc::bad_format, where + ": " + what + "; fetch the file again");
+}
+
+std::optional<std::uint64_t> unsigned_of(const nlohmann::json& value) {
+  if (!value.is_number_unsigned()) return std::nullopt;
+  return value.get<std::uint64_t>();
+}
+
+/// The bytes of a tensor of this shape, unless they overflow or the shape is no list of sizes.
+std::optional<std::uint64_t> read_shape(const nlohmann::json& list, std::uint64_t element,
+                                        std::vector<std::int64_t>& shape) {
+  if (!list.is_array()) return std::nullopt;
+  std::uint64_t bytes = element;
+  for (const auto& item : list) {
+    const auto size = unsigned_of(item);
+    if (!size || *size > INT64_MAX || __builtin_mul_overflow(bytes, *size, &bytes))
+      return std::nullopt;
+    shape.push_back(static_cast<std::int64_t>(*size));
+  }
+  return bytes;
+}
+
+/// The header's JSON object and the byte buffer behind it.
+struct Parts {
+  nlohmann::json header;
+  std::span<const std::byte> buffer;
+};
+
+Expected<Parts> split_file(std::span<const std::byte> file, const std::string& name) {
+  if (file.size() < kLengthBytes)
+    return malformed(name,
+                     std::to_string(file.size()) + " bytes, expected at least 8 of header length");
+  std::uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, file.data(), kLengthBytes);
+  if (header_bytes > kMaxHeaderBytes || header_bytes > file.size() - kLengthBytes)
+    return malformed(name, "header length " + std::to_string(header_bytes) + ", but the file has " +
+                               std::to_string(file.size() - kLengthBytes) + " bytes after it");
+  const auto* text = reinterpret_cast<const char*>(file.data() + kLengthBytes);
+  auto header = nlohmann::json::parse(text, text + header_bytes, nullptr, false);
+  if (!header.is_object()) return malformed(name, "the header is not a JSON object");
+  return Parts{std::move(header), file.subspan(kLengthBytes + header_bytes)};
+}
+
+Expected<TensorEntry> read_entry(const nlohmann::json& value, std::span<const std::byte> buffer,
+                                 const std::string& where) {
+  if (!value.is_object()) return malformed(where, "header entry is not an object");
+  const JsonFields fields(value, where);
+  TensorEntry entry;
+  auto dtype = fields.text("dtype");
+  if (!dtype) return forward_error(dtype);
+  entry.dtype = std::move(*dtype);
+  const auto element = element_bytes(entry.dtype);
+  if (!element) return fields.wrong("dtype", "a dtype of the safetensors format");
+  if (!value.contains("shape")) return malformed(where, "shape is missing");
+  const auto bytes = read_shape(value["shape"], *element, entry.shape);
+  if (!bytes) return fields.wrong("shape", "a list of sizes whose product fits 64 bits");
+
+  const auto offsets = fields.array("data_offsets");
+  if (!offsets) return tl::unexpected<Error>(offsets.error());
+  if ((*offsets)->size() != 2) return fields.wrong("data_offsets", "[begin, end]");
+  const auto begin = unsigned_of((**offsets)[0]);
+  const auto end = unsigned_of((**offsets)[1]);
+  if (!begin || !end || *begin > *end)
+    return fields.wrong("data_offsets", "[begin, end], begin <= end");
+  if (*end > buffer.size())
+    return malformed(where, "ends at byte " + std::to_string(*end) +
+                                " of the data, but the file has only " +
+                                std::to_string(buffer.size()) + " bytes of data");
+  if (*end - *begin != *bytes)
+    return malformed(where, entry.dtype + " " + shape_text(entry.shape) + " needs " +
+                                std::to_string(*bytes) + " bytes, data_offsets give " +
+                                std::to_string(*end - *begin));
+  entry.bytes = buffer.subspan(*begin, *bytes);
+  return entry;
+}
+
+/// The tensors must tile the buffer; empty ones may lie on any border.
+Expected<std::size_t> check_coverage(const std::map<std::string, TensorEntry>& tensors,
+                                     std::span<const std::byte> buffer, const std::string& name) {
+  std::vector<std::pair<std::size_t, std::size_t>> ranges;
+  for (const auto& [tensor, entry] : tensors)
+    if (!entry.bytes.empty())
+      ranges.emplace_back(entry.bytes.data() - buffer.data(), entry.bytes.size());
+  std::sort(ranges.begin(), ranges.end());
+  std::size_t covered = 0;
+  for (const auto& [begin, bytes] : ranges) {
+    if (begin != covered)
+      return malformed(name, "tensors overlap or leave a hole at byte " + std::to_string(covered) +
+                                 " of the data");
+    covered += bytes;
+  }
+  if (covered != buffer.size())
+    return malformed(name, "the tensors end at byte " + std::to_string(covered) + " of " +
+                               std::to_string(buffer.size()) + " bytes of data");
+  return covered;
+}
+
+/// A shard is named by a plain file name: an index must not lead out of its directory.
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
+
+}  // namespace
+
+std::string shape_text(std::span<const std::int64_t> shape) {
+  std::string text = "[";
+  for (const auto size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+Expected<std::map<std::string, TensorEntry>> parse_safetensors(std::span<const std::byte> file,
+                                                               const std::string& name) {
+  auto parts = split_file(file, name);
+  if (!parts) return forward_error(parts);
+  std::map<std::string, TensorEntry> tensors;
+  for (const auto& [tensor, value] : parts->header.items()) {
+    if (tensor == "__metadata__") continue;
+    auto entry = read_entry(value, parts->buffer, name + ": tensor " + shown(tensor));
+    if (!entry) return forward_error(entry);
+    tensors.emplace(tensor, std::move(*entry));
+  }
+  auto covered = check_coverage(tensors, parts->buffer, name);
+  if (!covered) return forward_error(covered);
+  return tensors;
+}
+
+Expected<SafetensorsDirectory> SafetensorsDirectory::open(const std::filesystem::path& directory) {
+  SafetensorsDirectory opened;
+  opened.directory_ = directory.string();
+  const auto single = directory / "model.safetensors";
+  const auto index = directory / "model.safetensors.index.json";
+  const bool sharded = !std::filesystem::exists(single) && std::filesystem::exists(index);
+  auto tensors = sharded ? opened.add_shards(index) : opened.add_file(single);
+  if (!tensors) return forward_error(tensors);
+  return opened;
+}
+
+Expected<std::size_t> SafetensorsDirectory::add_file(const std::filesystem::path& path) {
+  auto file = MappedFile::open(path);
+  if (!file) return forward_error(file);
+  auto tensors = parse_safetensors(file->bytes(), path.string());
+  if (!tensors) return forward_error(tensors);
+  const auto count = tensors->size();
+  for (auto& [name, entry] : *tensors)
+    tensors_.insert_or_assign(name, Located{std::move(entry), path.filename().string()});
+  files_.push_back(std::move(*file));
+  return count;
+}
+
+Expected<std::size_t> SafetensorsDirectory::add_shards(const std::filesystem::path& index_path) {
+  const auto index = read_json_object(index_path);
+  if (!index) return tl::unexpected<Error>(index.error());
+  const auto where = index_path.string();
+  if (!index->contains("weight_map") || !index->at("weight_map").is_object())
+    return malformed(where, "weight_map is missing or not an object");
+  const auto& weight_map = index->at("weight_map");
+
+  std::set<std::string> shards;
+  for (const auto& [tensor, shard] : weight_map.items()) {
+    if (!shard.is_string() || !is_plain_name(shard.get<std::string>()))
+      return malformed(where, "weight_map[" + shown(tensor) + "] = " + shown(shard) +
+                                  ", expected the name of a file beside the index");
+    shards.insert(shard.get<std::string>());
+  }
+  for (const auto& shard : shards) {
+    auto added = add_file(index_path.parent_path() / shard);
+    if (!added) return added;
+  }
+  for (const auto& [tensor, shard] : weight_map.items()) {
+    const auto found = tensors_.find(tensor);
+    if (found == tensors_.end() || found->second.file != shard.get<std::string>())
+      return malformed(where, "weight_map says tensor " + shown(tensor) + " is in " + shown(shard) +
+                                  ", but it is not");
+  }
+  return tensors_.size();
+}
+
+Expected<TensorView> SafetensorsDirectory::find(
+    const std::string& tensor, std::span<const std::int64_t> expected_shape) const {
+  const auto found = tensors_.find(tensor);
+  if (found == tensors_.end())
+    return failure(Errc::not_found, directory_ + ": tensor " + tensor + " " +
+                                        shape_text(expected_shape) +
+                                        " is missing; config.json and the weights do not match");
+  const auto& entry = found->second.entry;
+  const auto where = directory_ + "/" + found->second.file + ": tensor " + tensor;
+  if (!std::ranges::equal(entry.shape, expected_shape))
+    return failure(Errc::bad_format, where + " has shape " + shape_text(entry.shape) +
+                                         ", expected " + shape_text(expected_shape) +
+                                         " from config.json");
+  const auto dtype = float_dtype(entry.dtype);
+  if (!dtype)
+    return failure(Errc::unsupported, where + " has dtype " + entry.dtype +
+                                          ", expected F32, BF16 or F16; convert the model");
+  return TensorView{*dtype, entry.bytes};
+}
+
+}  // namespace kvhive

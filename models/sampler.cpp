@@ -1,0 +1,165 @@
+#include "models/sampler.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <sstream>
+#include <string>
+
+#include "config/check.hpp"
+
+namespace kvhive {
+namespace {
+
+/// vLLM's bound: colder than this is greedy, instead of overflowing.
+constexpr float kGreedyBelow = 1e-5f;
+
+/// A logit that can be compared and subtracted: NaN is impossible, +infinity merely huge.
+float usable(float logit) {
+  if (std::isnan(logit)) return -std::numeric_limits<float>::infinity();
+  return std::min(logit, std::numeric_limits<float>::max());
+}
+
+/// Likelier first; of equal ones the lower id.
+bool before(const Sampled& a, const Sampled& b) {
+  return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
+}
+
+std::size_t index_of_largest(std::span<const float> logits) {
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < logits.size(); ++i)
+    if (usable(logits[i]) > usable(logits[best])) best = i;
+  return best;
+}
+
+/// log(sum(exp(logit))), shifted by the largest.
+double log_total(std::span<const float> logits) {
+  const double largest = usable(logits[index_of_largest(logits)]);
+  if (std::isinf(largest)) return 0;  // nothing is possible: every logprob is -infinity
+  double total = 0;
+  for (const float logit : logits) total += std::exp(usable(logit) - largest);
+  return largest + std::log(total);
+}
+
+Sampled with_logprob(std::span<const float> logits, std::size_t index) {
+  return {static_cast<TokenId>(index),
+          static_cast<float>(usable(logits[index]) - log_total(logits))};
+}
+
+/// Uniform in [0, 1): splitmix64 over the seed and the position (Steele et al., 2014).
+double random_share(std::uint64_t seed, std::uint64_t position) {
+  const auto mix = [](std::uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+  };
+  return static_cast<double>(mix(mix(seed) ^ position) >> 11) * 0x1p-53;
+}
+
+/// A token and its probability relative to the likeliest one's.
+struct Candidate {
+  TokenId token = 0;
+  double weight = 0;
+};
+
+bool lighter(const Candidate& a, const Candidate& b) {
+  return a.weight != b.weight ? a.weight < b.weight : a.token > b.token;
+}
+
+std::vector<Candidate> candidates_of(std::span<const float> logits, const SamplingParams& params) {
+  const double largest = usable(logits[index_of_largest(logits)]);
+  std::vector<Candidate> candidates;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const double weight = std::exp((usable(logits[i]) - largest) / params.temperature);
+    if (weight > 0 && weight >= params.min_p)
+      candidates.push_back({static_cast<TokenId>(i), weight});
+  }
+  return candidates;
+}
+
+void keep_top_k(std::vector<Candidate>& candidates, int k) {
+  if (k <= 0 || std::size_t(k) >= candidates.size()) return;
+  std::vector<Candidate> sorted(candidates);
+  std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(),
+                   [](const auto& a, const auto& b) { return lighter(b, a); });
+  const double least = sorted[k - 1].weight;
+  std::erase_if(candidates, [&](const Candidate& candidate) { return candidate.weight < least; });
+}
+
+double total_weight(const std::vector<Candidate>& candidates) {
+  return std::accumulate(candidates.begin(), candidates.end(), 0.0,
+                         [](double sum, const Candidate& c) { return sum + c.weight; });
+}
+
+/// Takes the heaviest from a heap until they weigh enough: cheaper than sorting a whole vocabulary
+/// when, as usual, few are needed. At least one stays.
+void keep_top_p(std::vector<Candidate>& candidates, double p) {
+  if (p >= 1) return;
+  const double enough = p * total_weight(candidates);
+  std::make_heap(candidates.begin(), candidates.end(), lighter);
+  double weight = 0;
+  auto kept_from = candidates.end();
+  do {
+    std::pop_heap(candidates.begin(), kept_from, lighter);
+    --kept_from;
+    weight += kept_from->weight;
+  } while (weight < enough && kept_from != candidates.begin());
+  candidates.erase(candidates.begin(), kept_from);
+}
+
+TokenId draw(const std::vector<Candidate>& candidates, double share) {
+  double left = share * total_weight(candidates);
+  for (const auto& candidate : candidates) {
+    left -= candidate.weight;
+    if (left < 0) return candidate.token;
+  }
+  return candidates.back().token;  // rounding ate the last sliver
+}
+
+tl::unexpected<Error> out_of_range(const char* field, double value, const char* wanted) {
+  std::ostringstream text;
+  text << "sampling: " << field << " = " << value << ", expected " << wanted;
+  return failure(Errc::bad_argument, text.str());
+}
+
+}  // namespace
+
+// Written so that NaN fails every comparison and is refused.
+Expected<SamplingParams> checked(const SamplingParams& params) {
+  if (!(params.temperature >= 0 && params.temperature <= 100))
+    return out_of_range("temperature", params.temperature, "a number in 0..100");
+  if (params.top_k < -1)
+    return out_of_range("top_k", params.top_k, "a positive count, or 0 or -1 for all tokens");
+  if (!(params.top_p > 0 && params.top_p <= 1))
+    return out_of_range("top_p", params.top_p, "a number above 0, at most 1");
+  if (!(params.min_p >= 0 && params.min_p <= 1))
+    return out_of_range("min_p", params.min_p, "a number in 0..1");
+  return params;
+}
+
+Sampled sample(std::span<const float> logits, const SamplingParams& params,
+               std::uint64_t position) {
+  KV_CHECK(!logits.empty());
+  if (params.temperature < kGreedyBelow) return with_logprob(logits, index_of_largest(logits));
+  auto candidates = candidates_of(logits, params);
+  if (candidates.empty()) return with_logprob(logits, 0);
+  keep_top_k(candidates, params.top_k);
+  keep_top_p(candidates, params.top_p);
+  return with_logprob(logits, draw(candidates, random_share(params.seed, position)));
+}
+
+std::vector<Sampled> top_logprobs(std::span<const float> logits, int k) {
+  KV_CHECK(!logits.empty() && k >= 0, logits.size(), k);
+  const double total = log_total(logits);
+  std::vector<Sampled> all(logits.size());
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    all[i] = {static_cast<TokenId>(i), static_cast<float>(usable(logits[i]) - total)};
+  const auto count = std::min<std::size_t>(k, all.size());
+  std::partial_sort(all.begin(), all.begin() + count, all.end(), before);
+  all.resize(count);
+  return all;
+}
+
+}  // namespace kvhive

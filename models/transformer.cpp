@@ -1,0 +1,185 @@
+#include "models/transformer.hpp"
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "config/check.hpp"
+#include "models/rope.hpp"
+#include "models/row_ops.hpp"
+#include "models/transformer_weights.hpp"
+
+namespace kvhive {
+namespace {
+
+/// The intermediate rows of a step, kept between steps so that they are allocated once.
+struct Activations {
+  std::vector<float> hidden;  ///< [T, hidden], the residual stream
+  std::vector<float> normed;  ///< [T, hidden]
+  std::vector<float> q;       ///< [T, H, D]
+  std::vector<float> k;       ///< [T, G, D]
+  std::vector<float> v;       ///< [T, G, D]
+  std::vector<float> heads;   ///< [T, H, D], attention's output
+  std::vector<float> gate;    ///< [T, intermediate]
+  std::vector<float> up;      ///< [T, intermediate]
+  std::vector<float> wanted;  ///< [logit rows, hidden]
+  RopeAngles angles;
+
+  void resize(const ModelConfig& config, std::size_t tokens, std::size_t logit_rows) {
+    const std::size_t head_size = config.head_size;
+    hidden.resize(tokens * config.hidden_size);
+    normed.resize(tokens * config.hidden_size);
+    q.resize(tokens * config.heads * head_size);
+    k.resize(tokens * config.kv_heads * head_size);
+    v.resize(tokens * config.kv_heads * head_size);
+    heads.resize(tokens * config.heads * head_size);
+    gate.resize(tokens * config.intermediate_size);
+    up.resize(tokens * config.intermediate_size);
+    wanted.resize(logit_rows * config.hidden_size);
+  }
+};
+
+PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t layer) {
+  const std::size_t token_bytes = layout.head_size * bytes_of(layout.dtype);
+  std::byte* k = kv_base + layer * layout.layer_bytes();
+  return {.k = k,
+          .v = k + layout.plane_bytes(),
+          .block_stride = static_cast<std::int64_t>(layout.block_bytes()),
+          .head_stride = static_cast<std::int64_t>(layout.block_size * token_bytes),
+          .token_stride = static_cast<std::int64_t>(token_bytes),
+          .G = static_cast<std::int32_t>(layout.kv_heads),
+          .S = static_cast<std::int32_t>(layout.block_size),
+          .D = static_cast<std::int32_t>(layout.head_size),
+          .dtype = layout.dtype};
+}
+
+void check_batch(const ForwardBatch& batch, const ModelConfig& config, const KvLayout& layout,
+                 std::span<const float> logits) {
+  const std::size_t tokens = batch.tokens.size();
+  KV_CHECK(layout == kv_layout(config, layout.block_size, layout.dtype), layout.layers,
+           layout.kv_heads, layout.head_size);
+  KV_CHECK(batch.positions.size() == tokens, batch.positions.size(), tokens);
+  KV_CHECK(batch.slot_mapping.size() == tokens, batch.slot_mapping.size(), tokens);
+  KV_CHECK(batch.query_start.size() == batch.kv_len.size() + 1, batch.query_start.size(),
+           batch.kv_len.size());
+  KV_CHECK(std::size_t(batch.query_start.back()) == tokens, batch.query_start.back(), tokens);
+  KV_CHECK(batch.block_table.size() == batch.kv_len.size() * batch.max_blocks,
+           batch.block_table.size(), batch.kv_len.size(), batch.max_blocks);
+  KV_CHECK(logits.size() == batch.logit_rows.size() * config.vocab_size, logits.size(),
+           batch.logit_rows.size());
+  for (const TokenId token : batch.tokens)
+    KV_CHECK(token >= 0 && token < config.vocab_size, token, config.vocab_size);
+  for (const std::int32_t row : batch.logit_rows)
+    KV_CHECK(row >= 0 && std::size_t(row) < tokens, row, tokens);
+}
+
+}  // namespace
+
+struct Transformer::State {
+  ModelConfig config;
+  TransformerWeights weights;
+  Rope rope;
+  AttentionBackend attention;
+  Activations rows;
+
+  void embed(const ForwardBatch& batch);
+  void attend(const ForwardBatch& batch, const LayerWeights& layer, const PagedKv& kv,
+              std::int32_t window);
+  void feed_forward(const LayerWeights& layer);
+  void project(const ForwardBatch& batch, std::span<float> logits);
+};
+
+void Transformer::State::embed(const ForwardBatch& batch) {
+  const std::size_t width = config.hidden_size;
+  for (std::size_t t = 0; t < batch.tokens.size(); ++t)
+    read_floats(weights.embedding, batch.tokens[t] * width,
+                std::span(rows.hidden).subspan(t * width, width));
+  rope.angles(batch.positions, rows.angles);
+}
+
+void Transformer::State::attend(const ForwardBatch& batch, const LayerWeights& layer,
+                                const PagedKv& kv, std::int32_t window) {
+  rms_norm(rows.hidden, layer.input_norm, config.rms_norm_eps, rows.normed);
+  layer.q.apply(rows.normed, rows.q);
+  layer.k.apply(rows.normed, rows.k);
+  layer.v.apply(rows.normed, rows.v);
+  if (config.qk_norm) {
+    rms_norm(rows.q, layer.q_norm, config.rms_norm_eps, rows.q);
+    rms_norm(rows.k, layer.k_norm, config.rms_norm_eps, rows.k);
+  }
+  rope.rotate(rows.q, config.heads, rows.angles);
+  rope.rotate(rows.k, config.kv_heads, rows.angles);
+
+  attention.write({.k = rows.k.data(),
+                   .v = rows.v.data(),
+                   .slot_mapping = batch.slot_mapping.data(),
+                   .kv = kv,
+                   .T = static_cast<std::int32_t>(batch.tokens.size())});
+  attention.attend({.q = rows.q.data(),
+                    .kv = kv,
+                    .block_table = batch.block_table.data(),
+                    .query_start = batch.query_start.data(),
+                    .kv_len = batch.kv_len.data(),
+                    .out = rows.heads.data(),
+                    .B = static_cast<std::int32_t>(batch.kv_len.size()),
+                    .H = config.heads,
+                    .M = batch.max_blocks,
+                    .window = window,
+                    .scale = 1 / std::sqrt(static_cast<float>(config.head_size))});
+  layer.o.apply(rows.heads, rows.normed);
+  add_in_place(rows.hidden, rows.normed);
+}
+
+void Transformer::State::feed_forward(const LayerWeights& layer) {
+  rms_norm(rows.hidden, layer.post_attention_norm, config.rms_norm_eps, rows.normed);
+  layer.gate.apply(rows.normed, rows.gate);
+  layer.up.apply(rows.normed, rows.up);
+  silu_multiply(rows.gate, rows.up);
+  layer.down.apply(rows.gate, rows.normed);
+  add_in_place(rows.hidden, rows.normed);
+}
+
+void Transformer::State::project(const ForwardBatch& batch, std::span<float> logits) {
+  const std::size_t width = config.hidden_size;
+  for (std::size_t i = 0; i < batch.logit_rows.size(); ++i) {
+    const auto row = std::span(rows.hidden).subspan(batch.logit_rows[i] * width, width);
+    rms_norm(row, weights.final_norm, config.rms_norm_eps,
+             std::span(rows.wanted).subspan(i * width, width));
+  }
+  weights.lm_head->apply(rows.wanted, logits);
+}
+
+Expected<Transformer> Transformer::load(const std::filesystem::path& directory,
+                                        std::function<void(std::size_t, std::size_t)> progress,
+                                        AttentionBackend attention) {
+  auto config = load_model_config(directory);
+  if (!config) return forward_error(config);
+  auto weights = TransformerWeights::load(directory, *config, progress);
+  if (!weights) return forward_error(weights);
+  return Transformer(std::make_unique<State>(
+      State{*config, std::move(*weights), Rope(*config), attention, Activations{}}));
+}
+
+Transformer::Transformer(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Transformer::Transformer(Transformer&&) noexcept = default;
+Transformer& Transformer::operator=(Transformer&&) noexcept = default;
+Transformer::~Transformer() = default;
+
+const ModelConfig& Transformer::config() const { return state_->config; }
+
+void Transformer::forward(const ForwardBatch& batch, std::byte* kv_base, const KvLayout& layout,
+                          std::span<float> logits) {
+  auto& state = *state_;
+  check_batch(batch, state.config, layout, logits);
+  if (batch.tokens.empty()) return;
+  state.rows.resize(state.config, batch.tokens.size(), batch.logit_rows.size());
+  state.embed(batch);
+  for (std::int32_t layer = 0; layer < state.config.layers; ++layer) {
+    state.attend(batch, state.weights.layers[layer], layer_view(kv_base, layout, layer),
+                 state.config.window_of(layer));
+    state.feed_forward(state.weights.layers[layer]);
+  }
+  state.project(batch, logits);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,33 @@
+#include "config/kv_layout.hpp"
+
+#include <gtest/gtest.h>
+
+namespace kvhive {
+namespace {
+
+TEST(KvLayout, HasVllmsPageSize) {  // AttentionSpec.page_size_bytes: 2 * S * G * D * bytes
+  const KvLayout llama{
+      .layers = 32, .kv_heads = 8, .head_size = 128, .block_size = 16, .dtype = Dtype::bf16};
+  EXPECT_EQ(llama.plane_bytes(), 16u * 8 * 128 * 2);
+  EXPECT_EQ(llama.layer_bytes(), 65536u);
+  EXPECT_EQ(llama.block_bytes(), 2u << 20);
+}
+
+TEST(KvLayout, FloatTakesTwiceTheRoom) {
+  KvLayout layout{
+      .layers = 2, .kv_heads = 3, .head_size = 5, .block_size = 7, .dtype = Dtype::f16};
+  const std::size_t narrow = layout.block_bytes();
+  layout.dtype = Dtype::f32;
+  EXPECT_EQ(layout.block_bytes(), 2 * narrow);
+}
+
+TEST(KvLayout, DoesNotOverflow32Bits) {
+  const KvLayout huge{
+      .layers = 128, .kv_heads = 128, .head_size = 512, .block_size = 1024, .dtype = Dtype::f32};
+  EXPECT_EQ(huge.block_bytes(), std::size_t{128} * 2 * 128 * 512 * 1024 * 4);
+}
+
+TEST(KvLayout, EmptyLayoutHasNoBytes) { EXPECT_EQ(KvLayout{}.block_bytes(), 0u); }
+
+}  // namespace
+}  // namespace kvhive

@@ -1,0 +1,170 @@
+// What every implementation of paged attention owes its callers.
+
+#include "kernels/paged_attention.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <tuple>
+
+#include "hwy/targets.h"
+#include "kv_fixture.hpp"
+
+namespace kvhive {
+namespace {
+
+using namespace testing_support;
+
+struct Backend {
+  const char* name;
+  Attention attention;
+};
+
+constexpr Backend kReference{"Reference", paged_attention_reference};
+constexpr Backend kCpu{"Cpu", paged_attention_cpu};
+
+class PagedAttention : public testing::TestWithParam<std::tuple<Backend, Dtype>> {
+ protected:
+  static Attention attention() { return std::get<Backend>(GetParam()).attention; }
+  static Dtype dtype() { return std::get<Dtype>(GetParam()); }
+
+  static void expect_dense_result(KvFixture& fixture, const std::vector<Query>& queries,
+                                  std::int32_t window = 0) {
+    const double error =
+        worst_relative_error(fixture.attend(attention(), queries, window),
+                             fixture.attend_densely(queries, window), fixture.shape().D);
+    EXPECT_LT(error, 1e-5) << "H " << fixture.shape().H << " G " << fixture.shape().G << " D "
+                           << fixture.shape().D << " S " << fixture.shape().S << " window "
+                           << window;
+  }
+};
+
+/// Sequences of these lengths.
+std::vector<SequenceSpec> sequences_of(const std::vector<std::int32_t>& lengths) {
+  std::vector<SequenceSpec> specs;
+  for (const std::int32_t length : lengths)
+    specs.push_back({static_cast<std::uint32_t>(specs.size() + 7), length});
+  return specs;
+}
+
+/// One query for each of them, of at most `q_len` tokens.
+std::vector<Query> queries_of(const std::vector<std::int32_t>& lengths, std::int32_t q_len) {
+  std::vector<Query> queries;
+  for (const std::int32_t length : lengths)
+    queries.push_back({queries.size(), length, std::min(q_len, length)});
+  return queries;
+}
+
+TEST_P(PagedAttention, GivesTheDenseResultForAnyHeadAndBlockSize) {
+  const std::int32_t head_sizes[] = {8, 16, 32, 40, 64, 80, 96, 112, 128, 256};
+  const std::int32_t block_sizes[] = {16, 1, 4, 8, 17, 32, 16, 64};
+  const std::pair<std::int32_t, std::int32_t> heads[] = {{4, 4}, {4, 2}, {9, 3}, {8, 1},
+                                                         {8, 2}, {5, 1}, {12, 2}};
+  std::size_t i = 0;
+  for (const std::int32_t D : head_sizes)
+    for (int round = 0; round < 3; ++round, ++i) {
+      const std::int32_t S = block_sizes[i % std::size(block_sizes)];
+      const auto [H, G] = heads[i % std::size(heads)];
+      const std::vector<std::int32_t> lengths{1, std::max(1, S - 1), S, S + 1, 17, 129};
+      KvFixture fixture({dtype(), H, G, D, S}, sequences_of(lengths));
+      expect_dense_result(fixture, queries_of(lengths, 1));
+      expect_dense_result(fixture, queries_of(lengths, 5));
+    }
+}
+
+TEST_P(PagedAttention, GivesTheDenseResultForLongSequences) {
+  const std::vector<std::int32_t> lengths{1023, 511, 512, 513, 1600};
+  for (const std::int32_t D : {40, 64}) {
+    KvFixture fixture({dtype(), 4, 2, D, 16}, sequences_of(lengths));
+    expect_dense_result(fixture, queries_of(lengths, 1));
+    expect_dense_result(fixture, queries_of(lengths, 3));
+  }
+}
+
+TEST_P(PagedAttention, GivesTheDenseResultForWholePrompts) {
+  const std::vector<std::int32_t> lengths{150, 1, 16, 129};
+  for (const std::int32_t G : {1, 2, 8}) {
+    KvFixture fixture({dtype(), 8, G, 64, 16}, sequences_of(lengths));
+    expect_dense_result(fixture, queries_of(lengths, 1000));
+  }
+}
+
+TEST_P(PagedAttention, GivesTheDenseResultInAnyWindow) {
+  const std::vector<std::int32_t> lengths{1, 17, 64, 129, 300, 700};
+  KvFixture fixture({dtype(), 6, 2, 32, 16}, sequences_of(lengths));
+  for (const std::int32_t window : {1, 3, 15, 16, 64, 128, 299, 300, 700, 100000}) {
+    expect_dense_result(fixture, queries_of(lengths, 1), window);
+    expect_dense_result(fixture, queries_of(lengths, 20), window);
+  }
+}
+
+TEST_P(PagedAttention, TakesDecodesPrefillsAndEmptySequencesInOneBatch) {
+  KvFixture fixture({dtype(), 8, 2, 64, 16}, sequences_of({300, 0, 40, 129, 0}));
+  expect_dense_result(fixture,
+                      {{1, 0, 0}, {0, 300, 1}, {2, 40, 40}, {0, 200, 0}, {3, 129, 60}, {4, 0, 0}});
+}
+
+TEST_P(PagedAttention, TakesABatchOfNothing) {
+  KvFixture fixture({dtype()}, sequences_of({0}));
+  EXPECT_TRUE(fixture.attend(attention(), {}).empty());
+  EXPECT_TRUE(fixture.attend(attention(), {{0, 0, 0}}).empty());
+}
+
+TEST_P(PagedAttention, LetsSequencesShareBlocks) {
+  KvFixture fixture({dtype(), 4, 2, 32, 16}, sequences_of({100}));
+  expect_dense_result(fixture, {{0, 100, 1}, {0, 100, 20}, {0, 37, 2}, {0, 64, 64}});
+}
+
+TEST_P(PagedAttention, NeverReadsBlocksBeforeTheWindow) {
+  KvFixture fixture({dtype(), 4, 2, 32, 16}, sequences_of({400}));
+  const std::vector<Query> queries{{0, 400, 10}};
+  const std::int32_t window = 100;
+  fixture.drop_first_blocks(0, (400 - 10 + 1 - window) / 16);
+  expect_dense_result(fixture, queries, window);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, PagedAttention,
+                         testing::Combine(testing::Values(kReference, kCpu),
+                                          testing::Values(Dtype::f32, Dtype::bf16, Dtype::f16)),
+                         [](const auto& test) {
+                           return std::string(std::get<Backend>(test.param).name) + "_" +
+                                  std::string(to_string(std::get<Dtype>(test.param)));
+                         });
+
+/// Makes the process believe that its CPU has only one of the instruction sets it has.
+class PretendedCpu {
+ public:
+  explicit PretendedCpu(std::int64_t target) { choose(target); }
+  ~PretendedCpu() { choose(0); }
+
+ private:
+  static void choose(std::int64_t target) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().DeInit();
+  }
+};
+
+TEST(PagedAttentionTargets, GiveTheDenseResultOnOlderCpus) {
+  const std::vector<std::int32_t> lengths{1, 17, 129, 700};
+  for (const std::int64_t target : {HWY_SCALAR, HWY_SSE4, HWY_AVX2, HWY_AVX3}) {
+    if ((hwy::SupportedTargets() & target) == 0 && target != HWY_SCALAR) continue;
+    const PretendedCpu cpu(target);
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16})
+      for (const std::int32_t D : {40, 64}) {
+        KvFixture fixture({dtype, 6, 2, D, 16}, sequences_of(lengths));
+        const std::vector<Query> queries = queries_of(lengths, 3);
+        EXPECT_LT(worst_relative_error(fixture.attend(paged_attention_cpu, queries),
+                                       fixture.attend_densely(queries), D),
+                  1e-5)
+            << hwy::TargetName(target);
+      }
+  }
+}
+
+TEST(PagedAttentionDeathTest, NamesAHeadSizeItCannotDo) {
+  KvFixture fixture({Dtype::f32, 1, 1, 12, 16}, sequences_of({3}));
+  EXPECT_DEATH(fixture.attend(paged_attention_cpu, {{0, 3, 1}}), "D % 8 == 0.*12");
+}
+
+}  // namespace
+}  // namespace kvhive

@@ -1,0 +1,159 @@
+#include "models/matmul.hpp"
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+namespace kvhive {
+namespace {
+
+std::vector<float> random_floats(std::size_t count, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (auto& value : values) value = normal(random);
+  return values;
+}
+
+/// Values and how they are stored.
+struct Stored {
+  std::vector<float> values;
+  std::vector<std::byte> bytes;
+};
+
+Stored store(const std::vector<float>& values, Dtype dtype) {
+  Stored stored;
+  for (const float value : values) {
+    const std::uint16_t half = dtype == Dtype::bf16 ? bf16_of_float(value) : f16_of_float(value);
+    const float kept = dtype == Dtype::f32    ? value
+                       : dtype == Dtype::bf16 ? float_of_bf16(half)
+                                              : float_of_f16(half);
+    const auto* from = dtype == Dtype::f32 ? reinterpret_cast<const std::byte*>(&value)
+                                           : reinterpret_cast<const std::byte*>(&half);
+    stored.values.push_back(kept);
+    stored.bytes.insert(stored.bytes.end(), from, from + bytes_of(dtype));
+  }
+  return stored;
+}
+
+struct Shape {
+  Dtype dtype;
+  std::int32_t N;
+  std::int32_t K;
+};
+
+void PrintTo(const Shape& shape, std::ostream* out) {
+  *out << to_string(shape.dtype) << " " << shape.N << "x" << shape.K;
+}
+
+class MatmulOf : public testing::TestWithParam<Shape> {
+ protected:
+  static constexpr std::int32_t kRows = 300;  // more than the largest tile
+  const std::int32_t N_ = GetParam().N;
+  const std::int32_t K_ = GetParam().K;
+  const Stored weights_ = store(random_floats(std::size_t(N_) * K_, 1), GetParam().dtype);
+  const std::vector<float> bias_ = random_floats(N_, 2);
+  const std::vector<float> x_ = random_floats(std::size_t(kRows) * K_, 3);
+  const Matmul matmul_{{GetParam().dtype, N_, K_, weights_.bytes}, bias_};
+
+  std::vector<float> apply(std::span<const float> x) const {
+    std::vector<float> y(x.size() / K_ * N_);
+    matmul_.apply(x, y);
+    return y;
+  }
+};
+
+TEST_P(MatmulOf, MatchesDoubleSums) {
+  const auto y = apply(x_);
+  // Rounding of f32 sums grows with sqrt(K); products of bf16 inputs are exact in f32.
+  const double tolerance = 4e-6 * std::sqrt(K_);
+  for (std::int32_t row = 0; row < kRows; row += 37)
+    for (std::int32_t n = 0; n < N_; ++n) {
+      double sum = bias_[n];
+      for (std::int32_t k = 0; k < K_; ++k) {
+        const float x = x_[row * K_ + k];
+        const float rounded = GetParam().dtype == Dtype::bf16 ? float_of_bf16(bf16_of_float(x)) : x;
+        sum += double{rounded} * weights_.values[n * K_ + k];
+      }
+      ASSERT_NEAR(y[row * N_ + n], sum, tolerance) << "row " << row << " column " << n;
+    }
+}
+
+TEST_P(MatmulOf, ARowsBitsDependOnNothingElse) {
+  const auto all = apply(x_);
+  for (const std::int32_t first : {0, 1, 15, 16, 63, 200})
+    for (const std::int32_t count : {1, 2, 5, 8, 9, 16, 17, 40, 64, 65, 100}) {
+      const auto part = apply(std::span(x_).subspan(first * K_, count * K_));
+      ASSERT_EQ(std::memcmp(part.data(), &all[first * N_], part.size() * sizeof(float)), 0)
+          << count << " rows from " << first;
+    }
+}
+
+TEST_P(MatmulOf, ThreadsDoNotChangeBits) {
+  const int before = omp_get_max_threads();
+  const auto many = apply(x_);
+  omp_set_num_threads(1);
+  const auto one = apply(x_);
+  omp_set_num_threads(3);
+  const auto three = apply(x_);
+  omp_set_num_threads(before);
+  EXPECT_EQ(one, many);
+  EXPECT_EQ(three, many);
+}
+
+TEST_P(MatmulOf, PaddingAndNaNNeighboursStayOut) {
+  auto x = std::vector<float>(x_.begin(), x_.begin() + 3 * K_);
+  const auto clean = apply(x);
+  std::fill_n(x.begin() + K_, K_, std::nanf(""));
+  const auto dirty = apply(x);
+  EXPECT_TRUE(std::equal(clean.begin(), clean.begin() + N_, dirty.begin()));
+  EXPECT_TRUE(std::equal(clean.begin() + 2 * N_, clean.end(), dirty.begin() + 2 * N_));
+  EXPECT_TRUE(std::isnan(dirty[N_]));
+}
+
+// Odd sizes, sizes beside a slab's width, what a small model really has, and enough for threads.
+INSTANTIATE_TEST_SUITE_P(Shapes, MatmulOf,
+                         testing::Values(Shape{Dtype::f32, 1, 1}, Shape{Dtype::f32, 7, 33},
+                                         Shape{Dtype::f32, 257, 48}, Shape{Dtype::f32, 512, 64},
+                                         Shape{Dtype::bf16, 1, 1}, Shape{Dtype::bf16, 3, 5},
+                                         Shape{Dtype::bf16, 255, 31}, Shape{Dtype::bf16, 300, 256},
+                                         Shape{Dtype::bf16, 96, 768}, Shape{Dtype::f16, 40, 24},
+                                         Shape{Dtype::bf16, 700, 320},
+                                         Shape{Dtype::f32, 520, 420}));
+
+TEST(Matmul, NoRowsIsNothing) {
+  const auto weights = store(random_floats(6, 1), Dtype::f32);
+  const Matmul matmul({Dtype::f32, 2, 3, weights.bytes}, {});
+  matmul.apply({}, {});
+}
+
+TEST(Matmul, UnalignedWeightsAreReadAsTheyLie) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
+    const auto weights = store(random_floats(40 * 24, 1), dtype);
+    std::vector<std::byte> shifted(weights.bytes.size() + 1);
+    std::ranges::copy(weights.bytes, shifted.begin() + 1);
+    const auto x = random_floats(5 * 24, 2);
+    std::vector<float> straight(5 * 40), odd(5 * 40);
+    Matmul({dtype, 40, 24, weights.bytes}, {}).apply(x, straight);
+    Matmul({dtype, 40, 24, std::span(shifted).subspan(1)}, {}).apply(x, odd);
+    EXPECT_EQ(odd, straight);
+  }
+}
+
+TEST(Matmul, MovingKeepsConvertedWeights) {
+  const auto weights = store(random_floats(8 * 8, 1), Dtype::f16);
+  const auto x = random_floats(8, 2);
+  std::vector<float> before(8), after(8);
+  Matmul first({Dtype::f16, 8, 8, weights.bytes}, {});
+  first.apply(x, before);
+  const Matmul second = std::move(first);
+  second.apply(x, after);
+  EXPECT_EQ(after, before);
+}
+
+}  // namespace
+}  // namespace kvhive

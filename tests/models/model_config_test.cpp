@@ -1,0 +1,165 @@
+#include "models/model_config.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/models/temp_directory.hpp"
+
+namespace kvhive {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+json llama() {
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"hidden_size", 64},
+          {"intermediate_size", 128},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 8},
+          {"num_key_value_heads", 2},
+          {"vocab_size", 100},
+          {"max_position_embeddings", 512},
+          {"rms_norm_eps", 1e-5},
+          {"hidden_act", "silu"},
+          {"torch_dtype", "bfloat16"},
+          {"bos_token_id", 1},
+          {"eos_token_id", 2}};
+}
+
+json with(json config, const json& changes) {
+  config.update(changes);
+  return config;
+}
+
+Expected<ModelConfig> load(const json& config, const json& generation = nullptr) {
+  const TempDirectory directory;
+  directory.write("config.json", config.dump());
+  if (!generation.is_null()) directory.write("generation_config.json", generation.dump());
+  return load_model_config(directory.path());
+}
+
+TEST(ModelConfig, ReadsLlama) {
+  const auto config = load(llama());
+  ASSERT_TRUE(config) << config.error().text;
+  EXPECT_EQ(config->hidden_size, 64);
+  EXPECT_EQ(config->head_size, 8);
+  EXPECT_EQ(config->kv_heads, 2);
+  EXPECT_EQ(config->dtype, Dtype::bf16);
+  EXPECT_EQ(config->bos, 1);
+  EXPECT_EQ(config->eos, std::vector<TokenId>{2});
+  EXPECT_FALSE(config->qkv_bias || config->output_bias || config->qk_norm);
+}
+
+TEST(ModelConfig, LayoutIsTheModels) {
+  const auto layout = kv_layout(*load(llama()), 16, Dtype::f16);
+  EXPECT_EQ(layout, (KvLayout{2, 2, 8, 16, Dtype::f16}));
+}
+
+TEST(ModelConfig, KvHeadsDefaultToHeadsAndNullIsAbsent) {
+  EXPECT_EQ(load(with(llama(), {{"num_key_value_heads", nullptr}}))->kv_heads, 8);
+  EXPECT_EQ(load(with(llama(), {{"head_dim", nullptr}}))->head_size, 8);
+  EXPECT_EQ(load(with(llama(), {{"head_dim", 32}}))->head_size, 32);
+}
+
+TEST(ModelConfig, BiasesFollowTheArchitecture) {
+  const auto biased = load(with(llama(), {{"attention_bias", true}, {"mlp_bias", true}}));
+  EXPECT_TRUE(biased->qkv_bias && biased->output_bias && biased->mlp_bias);
+  const auto qwen2 = load(with(llama(), {{"architectures", {"Qwen2ForCausalLM"}}}));
+  EXPECT_TRUE(qwen2->qkv_bias && !qwen2->output_bias);
+  EXPECT_TRUE(load(with(llama(), {{"architectures", {"Qwen3ForCausalLM"}}}))->qk_norm);
+}
+
+TEST(ModelConfig, SlidingWindowCountsOnlyWhereUsed) {
+  const json window{{"sliding_window", 100}};
+  EXPECT_EQ(load(with(llama(), window))->sliding_window, 0);
+  const auto mistral = with(llama(), {{"architectures", {"MistralForCausalLM"}}});
+  EXPECT_EQ(load(with(mistral, window))->sliding_window, 100);
+  EXPECT_EQ(load(with(mistral, {{"sliding_window", nullptr}}))->sliding_window, 0);
+  auto qwen = with(with(llama(), window), {{"architectures", {"Qwen2ForCausalLM"}}});
+  EXPECT_EQ(load(qwen)->sliding_window, 0);
+  const auto used = load(with(qwen, {{"use_sliding_window", true}, {"max_window_layers", 1}}));
+  EXPECT_EQ(used->window_of(0), 0);
+  EXPECT_EQ(used->window_of(1), 100);
+}
+
+TEST(ModelConfig, ReadsRopeScaling) {
+  const json llama3{{"rope_type", "llama3"},
+                    {"factor", 8.0},
+                    {"low_freq_factor", 1.0},
+                    {"high_freq_factor", 4.0},
+                    {"original_max_position_embeddings", 8192}};
+  const auto config = load(with(llama(), {{"rope_scaling", llama3}, {"rope_theta", 500000}}));
+  EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::llama3);
+  EXPECT_EQ(config->rope_scaling.original_max_position, 8192);
+  EXPECT_EQ(config->rope_theta, 500000);
+  const auto linear = load(with(llama(), {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}));
+  EXPECT_EQ(linear->rope_scaling.kind, RopeScaling::Kind::linear);
+  const auto newer =
+      load(with(llama(), {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}}}}));
+  EXPECT_EQ(newer->rope_theta, 1e6);
+}
+
+TEST(ModelConfig, GenerationConfigOverridesEos) {
+  EXPECT_EQ(load(llama(), {{"eos_token_id", {2, 7}}})->eos, (std::vector<TokenId>{2, 7}));
+  EXPECT_EQ(load(llama(), {{"temperature", 1}})->eos, std::vector<TokenId>{2});
+  EXPECT_FALSE(load(llama(), {{"eos_token_id", "x"}}));
+}
+
+struct Refusal {
+  json changes;
+  const char* named;
+};
+
+class RefusedConfig : public testing::TestWithParam<Refusal> {};
+
+TEST_P(RefusedConfig, NamesFieldAndValue) {
+  const auto config = load(with(llama(), GetParam().changes));
+  ASSERT_FALSE(config);
+  EXPECT_THAT(config.error().text, HasSubstr("config.json"));
+  EXPECT_THAT(config.error().text, HasSubstr(GetParam().named));
+  EXPECT_EQ(config.error().text.find('\n'), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, RefusedConfig,
+    testing::Values(
+        Refusal{{{"architectures", {"GPT2LMHeadModel"}}}, "GPT2LMHeadModel"},
+        Refusal{{{"architectures", nullptr}}, "architectures"},
+        Refusal{{{"architectures", {1}}}, "architectures"},
+        Refusal{{{"hidden_act", "gelu"}}, "gelu"},
+        Refusal{{{"hidden_size", nullptr}}, "hidden_size is missing"},
+        Refusal{{{"hidden_size", "64"}}, "hidden_size = \"64\""},
+        Refusal{{{"hidden_size", 64.5}}, "hidden_size = 64.5"},
+        Refusal{{{"hidden_size", -64}}, "hidden_size = -64"},
+        Refusal{{{"hidden_size", 18446744073709551615u}}, "hidden_size = 18446744073709551615"},
+        Refusal{{{"hidden_size", 65}}, "num_attention_heads"}, Refusal{{{"head_dim", 7}}, "odd"},
+        Refusal{{{"num_hidden_layers", 0}}, "num_hidden_layers = 0"},
+        Refusal{{{"num_hidden_layers", 1000000}}, "num_hidden_layers = 1000000"},
+        Refusal{{{"num_key_value_heads", 3}}, "num_key_value_heads = 3"},
+        Refusal{{{"rms_norm_eps", "tiny"}}, "rms_norm_eps"},
+        Refusal{{{"rope_theta", 0}}, "rope_theta = 0"},
+        Refusal{{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}}}, "yarn"},
+        Refusal{{{"rope_scaling", {{"type", "dynamic"}, {"factor", 4}}}}, "dynamic"},
+        Refusal{{{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8}}}}, "low_freq_factor"},
+        Refusal{{{"rope_scaling", "linear"}}, "rope_scaling"},
+        Refusal{{{"torch_dtype", "int8"}}, "int8"},
+        Refusal{{{"tie_word_embeddings", "yes"}}, "tie_word_embeddings"},
+        Refusal{{{"eos_token_id", 100}}, "eos_token_id = 100"},
+        Refusal{{{"eos_token_id", {2, "x"}}}, "eos_token_id"}));
+
+TEST(ModelConfig, BrokenFilesAreRefusedByName) {
+  const TempDirectory directory;
+  EXPECT_EQ(load_model_config(directory.path()).error().code, Errc::not_found);
+  for (const char* content : {"", "{", "[]", "7", "\xff\xfe", "{\"architectures\": [\"Llama"}) {
+    directory.write("config.json", content);
+    const auto config = load_model_config(directory.path());
+    ASSERT_FALSE(config);
+    EXPECT_THAT(config.error().text, HasSubstr("config.json"));
+  }
+}
+
+}  // namespace
+}  // namespace kvhive

@@ -1,0 +1,48 @@
+#pragma once
+// Feeds sequences to a Transformer in any cut, over a paged cache whose blocks are handed out in
+// shuffled order: what a scheduler does, without one.
+
+#include <cstdint>
+#include <map>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "models/transformer.hpp"
+
+namespace kvhive {
+
+class PagedRunner {
+ public:
+  /// Unwritten KV is NaN, so that reading it shows.
+  PagedRunner(Transformer& model, Dtype kv_dtype, std::uint32_t block_size, std::uint32_t blocks,
+              std::uint32_t seed);
+
+  struct Feed {
+    int sequence = 0;
+    std::vector<TokenId> tokens;
+  };
+
+  /// One step; the logits of every fed token, [tokens, vocab] for each feed.
+  std::vector<std::vector<float>> step(const std::vector<Feed>& feeds);
+
+  /// A sequence in chunks of these sizes, the last one repeated; its logits, [tokens, vocab].
+  std::vector<float> run_chunked(int sequence, std::span<const TokenId> tokens,
+                                 std::vector<std::size_t> chunks);
+
+ private:
+  struct Sequence {
+    std::vector<std::uint32_t> blocks;
+    std::int32_t tokens = 0;
+  };
+
+  void grow(Sequence& sequence, std::size_t tokens);
+
+  Transformer& model_;
+  KvLayout layout_;
+  std::vector<std::byte> arena_;
+  std::vector<std::uint32_t> free_;
+  std::map<int, Sequence> sequences_;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,146 @@
+// Five small models against an implementation in float64 (golden/make_golden.py), and against
+// themselves: however a sequence is cut and batched, its bits are the same.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <fstream>
+#include <numeric>
+
+#include "models/json_file.hpp"
+#include "models/transformer.hpp"
+#include "tests/models/paged_runner.hpp"
+
+namespace kvhive {
+namespace {
+
+const std::filesystem::path kGolden = KVHIVE_GOLDEN_DIR;
+
+struct Golden {
+  std::vector<TokenId> tokens;
+  std::vector<double> logits;  ///< [tokens, vocab]
+};
+
+Golden read_golden(const std::string& model) {
+  Golden golden;
+  const auto json = read_json_object(kGolden / model / "golden.json").value();
+  golden.tokens = json["tokens"].get<std::vector<TokenId>>();
+  const auto bytes = read_text_file(kGolden / model / "golden.f64").value();
+  for (std::size_t at = 0; at < bytes.size(); at += 8) {
+    std::uint64_t bits = 0;
+    for (std::size_t i = 8; i-- > 0;) bits = bits << 8 | static_cast<unsigned char>(bytes[at + i]);
+    golden.logits.push_back(std::bit_cast<double>(bits));
+  }
+  return golden;
+}
+
+/// Root mean square of the error over that of the truth.
+double relative_error(const std::vector<float>& logits, const std::vector<double>& truth) {
+  double error = 0;
+  double size = 0;
+  for (std::size_t i = 0; i < truth.size(); ++i) {
+    error += std::pow(logits[i] - truth[i], 2);
+    size += truth[i] * truth[i];
+  }
+  return std::sqrt(error / size);
+}
+
+struct Case {
+  const char* model;
+  double tolerance;
+};
+
+/// Named in gtest's output by the model.
+void PrintTo(const Case& c, std::ostream* out) { *out << c.model; }
+
+class GoldenModel : public testing::TestWithParam<Case> {
+ protected:
+  Golden golden_ = read_golden(GetParam().model);
+  Transformer model_ = Transformer::load(kGolden / GetParam().model).value();
+
+  PagedRunner runner(Dtype kv_dtype = Dtype::f32, std::uint32_t seed = 1) {
+    return {model_, kv_dtype, /*block_size=*/4, /*blocks=*/64, seed};
+  }
+};
+
+TEST_P(GoldenModel, MatchesFloat64) {
+  const auto logits = runner().run_chunked(0, golden_.tokens, {golden_.tokens.size()});
+  ASSERT_EQ(logits.size(), golden_.logits.size());
+  EXPECT_LT(relative_error(logits, golden_.logits), GetParam().tolerance);
+}
+
+TEST_P(GoldenModel, MatchesFloat64WithReferenceAttention) {
+  model_ = Transformer::load(kGolden / GetParam().model, {}, kReferenceAttention).value();
+  const auto logits = runner().run_chunked(0, golden_.tokens, {golden_.tokens.size()});
+  EXPECT_LT(relative_error(logits, golden_.logits), GetParam().tolerance);
+}
+
+TEST_P(GoldenModel, PrefillChunksAndDecodeGiveTheSameBits) {
+  for (const Dtype kv_dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
+    const auto prefill =
+        runner(kv_dtype, 1).run_chunked(0, golden_.tokens, {golden_.tokens.size()});
+    EXPECT_EQ(runner(kv_dtype, 2).run_chunked(0, golden_.tokens, {1}), prefill);
+    EXPECT_EQ(runner(kv_dtype, 3).run_chunked(0, golden_.tokens, {7}), prefill);
+    EXPECT_EQ(runner(kv_dtype, 4).run_chunked(0, golden_.tokens, {20, 9, 1}), prefill);
+  }
+}
+
+TEST_P(GoldenModel, BatchNeighboursDoNotChangeBits) {
+  const auto& tokens = golden_.tokens;
+  const auto alone = runner().run_chunked(0, tokens, {tokens.size()});
+  auto batched = runner(Dtype::f32, 5);
+  const std::vector<TokenId> reversed(tokens.rbegin(), tokens.rend());
+  const std::vector<TokenId> head(tokens.begin(), tokens.begin() + 17);
+  batched.step({{7, reversed}});
+  // Our sequence in the middle: a neighbour decodes, another one prefills.
+  auto first = batched.step({{7, {3}}, {0, head}, {8, reversed}});
+  auto second = batched.step({{8, {5}}, {9, head}, {0, {tokens.begin() + 17, tokens.end()}}});
+  std::vector<float> logits = first[1];
+  logits.insert(logits.end(), second[2].begin(), second[2].end());
+  EXPECT_EQ(logits, alone);
+}
+
+// Float: rounding of f32 sums. bf16: each of the 7 matrix products of a layer rounds its input to 8
+// bits, an error of 2^-9/sqrt(3) = 0.11 % rms each; over two layers and the head, added in
+// quadrature and amplified by softmax and gating, about 0.5 % is expected.
+INSTANTIATE_TEST_SUITE_P(Models, GoldenModel,
+                         testing::Values(Case{"llama2", 1e-5}, Case{"llama3", 1e-2},
+                                         Case{"mistral", 1e-5}, Case{"qwen2", 1e-5},
+                                         Case{"qwen3", 1e-2}),
+                         [](const auto& test) { return std::string(test.param.model); });
+
+TEST(Transformer, WritesOnlyTheWantedRowsOfLogits) {
+  auto model = Transformer::load(kGolden / "llama2").value();
+  const auto golden = read_golden("llama2");
+  PagedRunner runner(model, Dtype::f32, 8, 16, 1);
+  const auto all = runner.run_chunked(0, golden.tokens, {golden.tokens.size()});
+
+  const auto layout = kv_layout(model.config(), 64, Dtype::f32);
+  std::vector<std::byte> arena(layout.block_bytes());
+  const auto count = static_cast<std::int32_t>(golden.tokens.size());
+  std::vector<std::int32_t> positions(count);
+  std::iota(positions.begin(), positions.end(), 0);
+  const std::vector<std::int64_t> slots(positions.begin(), positions.end());
+  const std::vector<std::int32_t> query_start{0, count}, kv_len{count}, rows{count - 1, 3};
+  const std::vector<std::uint32_t> table{0};
+  const std::size_t vocab = model.config().vocab_size;
+  std::vector<float> logits(2 * vocab);
+  model.forward({golden.tokens, positions, query_start, kv_len, table, slots, rows, 1},
+                arena.data(), layout, logits);
+  EXPECT_TRUE(std::equal(logits.begin(), logits.begin() + vocab, all.end() - vocab));
+  EXPECT_TRUE(std::equal(logits.begin() + vocab, logits.end(), all.begin() + 3 * vocab));
+}
+
+TEST(Transformer, AnEmptyBatchIsNothing) {
+  auto model = Transformer::load(kGolden / "llama2").value();
+  const auto layout = kv_layout(model.config(), 8, Dtype::f32);
+  const std::vector<std::int32_t> query_start{0};
+  ForwardBatch batch;
+  batch.query_start = query_start;
+  model.forward(batch, nullptr, layout, {});
+}
+
+}  // namespace
+}  // namespace kvhive

@@ -1,0 +1,250 @@
+// Several processes over one pool; some are killed or stopped at random moments. Nothing here
+// sleeps: the parent watches counters in shared memory and strikes while they move.
+
+#include <gmock/gmock.h>
+#include <sched.h>
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <random>
+
+#include "pool/fsck.hpp"
+#include "pool/reaper.hpp"
+#include "tests/pool/pool_worker.hpp"
+#include "tests/support/child_process.hpp"
+#include "tests/support/private_pool.hpp"
+#include "tests/support/sanitizers.hpp"
+#include "tests/support/shared_value.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::IsEmpty;
+
+/// Waits for something another process does. A minute without it is a hang.
+bool comes_true(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    sched_yield();
+  }
+  return true;
+}
+
+/// A busy moment of random length, so that a signal falls on any instruction.
+void linger(std::mt19937& random) {
+  for (auto left = random() % 20'000; left != 0; --left) asm volatile("");
+}
+
+class PoolCrash : public ::testing::Test {
+ protected:
+  static constexpr std::uint32_t kWorkers = 4;
+  using Fleet = std::array<WorkerProgress, kWorkers>;
+
+  void SetUp() override {
+    if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
+  }
+
+  void start(const PoolMemory& memory, std::uint32_t i, WorkerLoad load) {
+    const ProcessSlot slot{i};
+    children_[i] = ChildProcess([&] {
+      PoolWorker worker(memory, slot, std::uint32_t(random_()), load, (*fleet_)[i]);
+      occupy(memory, slot, std::uint32_t(getpid()));
+      worker.run_until_told();
+      worker.release_everything();
+    });
+    random_.discard(1);
+    occupy(memory, slot, std::uint32_t(children_[i].pid()));
+  }
+
+  void stop_all() {
+    for (std::uint32_t i = 0; i < kWorkers; ++i) (*fleet_)[i].must_stop.store(true);
+    for (ChildProcess& child : children_) EXPECT_TRUE(ended_well(child.wait()));
+  }
+
+  std::uint64_t requests(std::uint32_t i) const { return (*fleet_)[i].requests.load(); }
+  /// Anything the worker did, also being refused.
+  std::uint64_t attempts(std::uint32_t i) const {
+    return requests(i) + (*fleet_)[i].shortages.load();
+  }
+  std::uint64_t sum(std::atomic<std::uint64_t> WorkerProgress::* counter) const {
+    std::uint64_t total = 0;
+    for (const WorkerProgress& progress : *fleet_) total += (progress.*counter).load();
+    return total;
+  }
+
+  void expect_all_there(const PoolMemory& memory) const {
+    EXPECT_THAT(fsck(memory).violations, IsEmpty());
+    const ProcessSlot slot{kMaxProcesses - 1};
+    occupy(memory, slot);
+    BlockPool pool(memory, slot);
+    for (const Tier tier : {Tier::device, Tier::host}) {
+      EXPECT_EQ(pool.available(tier), pool.capacity(tier)) << to_string(tier);
+      const auto all = pool.allocate(tier, pool.capacity(tier));
+      ASSERT_TRUE(all.has_value()) << all.error().text;
+      pool.release(*all);
+    }
+  }
+
+  std::mt19937 random_{20250101};
+  SharedValue<Fleet> fleet_;
+  std::array<ChildProcess, kWorkers> children_;
+};
+
+TEST_F(PoolCrash, NothingIsLostWhenWorkersAreKilledAtRandomMoments) {
+  const WorkerLoad load;
+  const PoolMemory memory = private_pool(small_geometry(1 + load.most_blocks() * 2, 24));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) start(memory, i, load);
+
+  const int kills = kUnderSanitizer ? 100 : 350;
+  for (int kill = 0; kill < kills; ++kill) {
+    const std::uint32_t victim = random_() % kWorkers;
+    const std::uint64_t goal = attempts(victim) + 1 + random_() % 50;
+    ASSERT_TRUE(comes_true([&] { return attempts(victim) >= goal; })) << "worker hangs";
+    linger(random_);
+    ASSERT_TRUE(children_[victim].kill_and_wait()) << "worker ended by itself";
+    reap(memory, ProcessSlot{victim});
+    if (kill % 10 == 0) {  // the others work on meanwhile
+      ASSERT_THAT(fsck(memory).violations, IsEmpty()) << "after kill " << kill;
+    }
+    start(memory, victim, load);
+  }
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    ASSERT_TRUE(children_[i].kill_and_wait());
+    reap(memory, ProcessSlot{i});
+  }
+
+  EXPECT_EQ(sum(&WorkerProgress::wrong), 0u);
+  EXPECT_GT(sum(&WorkerProgress::verified), 1000u);
+  EXPECT_GT(sum(&WorkerProgress::shortages), 10u) << "no pressure";
+  RecordProperty("requests", std::to_string(sum(&WorkerProgress::requests)));
+  expect_all_there(memory);
+}
+
+TEST_F(PoolCrash, ProcessesThatWorkAtOnceCountExactly) {
+  const WorkerLoad load;
+  const PoolMemory memory = private_pool(small_geometry(1 + load.most_blocks() * kWorkers, 24));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) start(memory, i, load);
+  const std::uint64_t goal = kUnderSanitizer ? 20'000 : 200'000;
+  ASSERT_TRUE(comes_true([&] { return sum(&WorkerProgress::requests) >= goal; }));
+  stop_all();
+  EXPECT_EQ(sum(&WorkerProgress::wrong), 0u);
+  EXPECT_EQ(sum(&WorkerProgress::shortages), 0u) << "there were enough blocks for everybody";
+  expect_all_there(memory);
+}
+
+/// Idle blocks of the tier whose hints the ring has lost.
+std::size_t lost_hints(const PoolMemory& memory, Tier tier) {
+  const auto& layout = memory.tier_layout(tier);
+  const std::uint64_t head = memory.control().tiers[std::size_t(tier)].head.load();
+  std::size_t lost = 0;
+  for (std::uint32_t id = layout.first_block; id < layout.first_block + layout.blocks; ++id) {
+    const BlockDescriptor& d = memory.descriptors()[id];
+    const std::uint64_t stamp = d.stamp.load();
+    if (BlockWord{d.word.load()}.is_idle())
+      lost += stamp < head || memory.ring(tier)[stamp % layout.ring_slots].load() != id;
+  }
+  return lost;
+}
+
+TEST_F(PoolCrash, NoHintIsLostUnlessTheRingGoesRound) {
+  const WorkerLoad load{.sequences = 6, .blocks = 6, .vocabulary = 6};
+  int seen = 0;
+  for (int attempt = 0; attempt < 40 && seen < 2; ++attempt) {
+    const PoolMemory memory = private_pool(small_geometry(600, 24));
+    for (WorkerProgress& progress : *fleet_) {
+      progress.requests.store(0);
+      progress.must_stop.store(false);
+    }
+    for (std::uint32_t i = 0; i < kWorkers; ++i) start(memory, i, load);
+    ASSERT_TRUE(comes_true([&] { return sum(&WorkerProgress::requests) >= 30'000; }));
+    stop_all();
+    // A process the scheduler has put aside for long may find the ring round; it then says so.
+    if (memory.control().tiers[0].epoch.load() != 0) continue;
+    ++seen;
+    ASSERT_EQ(lost_hints(memory, Tier::device), 0u);
+  }
+  EXPECT_GT(seen, 0);
+}
+
+TEST_F(PoolCrash, AStoppedProcessStopsNobody) {
+  const WorkerLoad load;
+  const PoolMemory memory = private_pool(small_geometry(1 + load.most_blocks() * kWorkers, 24));
+  for (std::uint32_t i = 0; i < kWorkers; ++i) start(memory, i, load);
+  for (int round = 0; round < 20; ++round) {
+    const std::uint32_t victim = random_() % kWorkers;
+    const std::uint64_t goal = requests(victim) + 1 + random_() % 50;
+    ASSERT_TRUE(comes_true([&] { return requests(victim) >= goal; }));
+    linger(random_);
+    children_[victim].signal(SIGSTOP);
+    ASSERT_EQ(waitpid(children_[victim].pid(), nullptr, WUNTRACED), children_[victim].pid());
+    const std::uint64_t stopped_at = requests(victim);
+    for (std::uint32_t other = 0; other < kWorkers; ++other) {
+      if (other == victim) continue;
+      const std::uint64_t further = requests(other) + 500;
+      EXPECT_TRUE(comes_true([&] { return requests(other) >= further; })) << "worker " << other;
+    }
+    EXPECT_EQ(requests(victim), stopped_at);
+    children_[victim].signal(SIGCONT);
+  }
+  stop_all();
+  EXPECT_EQ(sum(&WorkerProgress::wrong), 0u);
+  expect_all_there(memory);
+}
+
+TEST_F(PoolCrash, PublishedBlocksOutliveTheirPublisher) {
+  const PoolMemory memory = private_pool(small_geometry(11));
+  occupy(memory, ProcessSlot{0});
+  ChildProcess child([&] {
+    BlockPool pool(memory, ProcessSlot{0});
+    (void)admit(pool, Prompt(pool, counting(0, 14)));  // three full blocks and half of one
+    raise(SIGKILL);
+  });
+  child.wait();
+  const ReapReport report = reap(memory, ProcessSlot{0});
+  EXPECT_EQ(report.released, 3u);
+  EXPECT_EQ(report.freed, 1u);
+
+  BlockPool pool(memory, ProcessSlot{1});
+  EXPECT_EQ(numbers(match_all(pool, Prompt(pool, counting(0, 14))).blocks),
+            (std::vector<std::uint32_t>{1, 2, 3}));
+}
+
+TEST_F(PoolCrash, AReapInterruptedAnywhereCanBeRunAgain) {
+  constexpr std::uint32_t kBlocks = 4096;
+  const PoolMemory memory = private_pool(small_geometry(kBlocks, 16, 4, 1));
+  SharedValue<std::atomic<int>> stage;
+  int interrupted = 0;
+  for (int round = 0; interrupted < 20 && round < 2000; ++round) {
+    const ProcessSlot slot{std::uint32_t(round) % 4};
+    occupy(memory, slot);
+    ChildProcess engine([&] {
+      BlockPool pool(memory, slot);
+      auto request = admit(pool, Prompt(pool, counting(round, 4 * 900 + 2)));
+      auto more = pool.allocate(Tier::device, 1000);
+      raise(request && more ? SIGKILL : SIGABRT);
+    });
+    ASSERT_EQ(WTERMSIG(engine.wait()), SIGKILL);
+
+    stage->store(0);
+    ChildProcess reaper([&] {
+      stage->store(1);
+      reap(memory, slot);
+      stage->store(2);
+    });
+    ASSERT_TRUE(comes_true([&] { return stage->load() != 0; }));
+    linger(random_);
+    reaper.kill_and_wait();
+    interrupted += stage->load() == 1;
+
+    reap(memory, slot);
+    ASSERT_THAT(fsck(memory).violations, IsEmpty());
+    ASSERT_EQ(BlockPool(memory, ProcessSlot{30}).available(Tier::device), kBlocks - 1);
+  }
+  EXPECT_GE(interrupted, 20);
+  expect_all_there(memory);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

@@ -1,0 +1,240 @@
+#include "pool/idle_order.hpp"
+
+#include <gmock/gmock.h>
+
+#include "tests/support/private_pool.hpp"
+#include "tests/support/request.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::IsEmpty;
+using Ids = std::vector<std::uint32_t>;
+
+/// The release order of a pool whose blocks are published and held by slot 0.
+struct Order {
+  explicit Order(std::uint32_t blocks)
+      : memory(private_pool(small_geometry(blocks))), idle(memory, Tier::device) {
+    for (std::uint32_t id = 1; id < blocks; ++id) hold(id);
+  }
+
+  void set(std::uint32_t id, BlockState state, std::uint32_t holders) {
+    memory.descriptors()[id].word.store(BlockWord::make(state, 1, holders).bits);
+  }
+  void hold(std::uint32_t id) { set(id, BlockState::ready, 1); }
+  void drop(std::uint32_t id) { set(id, BlockState::ready, 0); }
+  void take(std::uint32_t id) { set(id, BlockState::filling, 1); }
+
+  void release(const Ids& ids) {
+    std::vector<BlockId> blocks;
+    for (const std::uint32_t id : ids) blocks.push_back(BlockId{id});
+    idle.stamp(blocks);
+    for (const std::uint32_t id : ids) drop(id);
+    idle.settle(blocks);
+  }
+
+  static Ids oldest(IdleOrder& of, std::size_t count) {
+    std::vector<IdleOrder::Candidate> found;
+    of.oldest(count, found);
+    Ids ids;
+    for (const auto& candidate : found) ids.push_back(candidate.block.value);
+    return ids;
+  }
+  Ids oldest(std::size_t count) { return oldest(idle, count); }
+  TierControl& control() { return memory.control().tiers[0]; }
+
+  PoolMemory memory;
+  IdleOrder idle;
+};
+
+TEST(IdleOrder, StartsEmpty) {
+  Order o(8);
+  EXPECT_THAT(o.oldest(5), IsEmpty());
+  EXPECT_THAT(o.idle.order(), IsEmpty());
+}
+
+TEST(IdleOrder, GoesByReleaseAndWithinItAsGiven) {
+  Order o(8);
+  o.release({5, 2});
+  o.release({7});
+  o.release({1, 3});
+  EXPECT_EQ(numbers(o.idle.order()), (Ids{5, 2, 7, 1, 3}));
+  EXPECT_EQ(o.oldest(4), (Ids{5, 2, 7, 1}));
+}
+
+TEST(IdleOrder, SecondLookGoesOn) {
+  Order o(8);
+  o.release({1, 2, 3, 4});
+  EXPECT_EQ(o.oldest(2), (Ids{1, 2}));
+  EXPECT_EQ(o.oldest(9), (Ids{3, 4}));
+}
+
+TEST(IdleOrder, RolledBackLookStartsAgain) {
+  Order o(8);
+  o.release({1, 2, 3});
+  EXPECT_EQ(o.oldest(2), (Ids{1, 2}));
+  o.idle.rollback();
+  EXPECT_EQ(o.oldest(3), (Ids{1, 2, 3}));
+}
+
+TEST(IdleOrder, CommittedLookIsUsedUpForEverybody) {
+  Order o(8);
+  IdleOrder another(o.memory, Tier::device);
+  o.release({1, 2, 3});
+  EXPECT_EQ(o.oldest(2), (Ids{1, 2}));
+  o.take(1);
+  o.take(2);
+  o.idle.commit();
+  EXPECT_EQ(o.control().head.load(), 3u);
+  EXPECT_EQ(o.oldest(another, 3), Ids{3});
+}
+
+TEST(IdleOrder, HeldBlockIsPassedOver) {
+  Order o(8);
+  o.release({1, 2, 3});
+  o.hold(2);
+  EXPECT_EQ(o.oldest(3), (Ids{1, 3}));
+}
+
+TEST(IdleOrder, OnlyTheLatestReleaseCounts) {
+  Order o(8);
+  o.release({1, 2});
+  o.hold(1);
+  o.release({1});
+  EXPECT_EQ(o.oldest(3), (Ids{2, 1}));
+}
+
+// The interleavings of a release and an eviction in another process.
+
+TEST(IdleOrder, ReleaseOvertakenByAnEvictionIsStampedAnew) {
+  Order o(8);
+  const std::vector<BlockId> one{BlockId{1}};
+  o.idle.stamp(one);
+  IdleOrder evictor(o.memory, Tier::device);
+  EXPECT_THAT(o.oldest(evictor, 1), IsEmpty());  // still held: passed
+  evictor.commit();
+  o.drop(1);
+  o.idle.settle(one);
+  EXPECT_EQ(o.oldest(evictor, 1), Ids{1});
+}
+
+TEST(IdleOrder, EvictorMakesUpForAReleaseThatEndsBeforeItsCommit) {
+  Order o(8);
+  const std::vector<BlockId> one{BlockId{1}};
+  o.idle.stamp(one);
+  IdleOrder evictor(o.memory, Tier::device);
+  EXPECT_THAT(o.oldest(evictor, 1), IsEmpty());
+  o.drop(1);
+  o.idle.settle(one);  // the head has not moved yet: nothing to do
+  evictor.commit();
+  EXPECT_EQ(o.oldest(evictor, 1), Ids{1});
+}
+
+TEST(IdleOrder, EvictorMakesUpForAHintWrittenAfterItPassed) {
+  Order o(8);
+  o.idle.stamp(std::vector{BlockId{1}});
+  auto& hint = o.memory.ring(Tier::device)[1];
+  hint.store(0);  // stamp drawn, hint not written yet
+  IdleOrder evictor(o.memory, Tier::device);
+  EXPECT_THAT(o.oldest(evictor, 1), IsEmpty());
+  hint.store(1);
+  o.drop(1);
+  o.idle.settle(std::vector{BlockId{1}});
+  evictor.commit();
+  EXPECT_EQ(o.oldest(evictor, 1), Ids{1});
+}
+
+TEST(IdleOrder, EvictorMakesUpForACandidateThatGotAway) {
+  Order o(8);
+  o.release({1});
+  IdleOrder evictor(o.memory, Tier::device);
+  EXPECT_EQ(o.oldest(evictor, 1), Ids{1});
+  o.hold(1);  // a hit, before the evictor could take it
+  o.drop(1);  // and cancelled
+  o.idle.restore(std::vector{BlockId{1}});
+  evictor.commit();
+  EXPECT_EQ(o.oldest(evictor, 1), Ids{1});
+}
+
+TEST(IdleOrder, RestoredBlockKeepsItsPlaceAlsoBehindTheHead) {
+  Order o(8);
+  o.release({1, 2, 3});
+  o.hold(1);
+  EXPECT_EQ(o.oldest(1), Ids{2});
+  o.take(2);
+  o.idle.commit();
+  o.drop(1);
+  o.idle.restore(std::vector{BlockId{1}});
+  EXPECT_EQ(o.oldest(2), (Ids{1, 3}));
+}
+
+TEST(IdleOrder, ScanFindsWhatTheHintsLost) {
+  Order o(8);
+  o.release({3, 1, 2});
+  for (std::size_t i = 0; i < o.memory.tier_layout(Tier::device).ring_slots; ++i)
+    o.memory.ring(Tier::device)[i].store(0);
+  EXPECT_THAT(o.oldest(3), IsEmpty());
+  o.idle.rollback();
+  o.idle.scan();
+  EXPECT_EQ(o.oldest(3), (Ids{3, 1, 2}));
+}
+
+TEST(IdleOrder, WhatIsReleasedAfterAScanComesAfterIt) {
+  Order o(8);
+  o.release({3, 1});
+  o.idle.scan();
+  o.release({2});
+  EXPECT_EQ(o.oldest(2), (Ids{3, 1}));
+  o.take(3);
+  o.take(1);
+  o.idle.commit();
+  o.release({4});
+  EXPECT_EQ(o.oldest(3), (Ids{2, 4}));
+}
+
+TEST(IdleOrder, InvalidatedHintsAreReplacedByEverybody) {
+  Order o(8);
+  IdleOrder another(o.memory, Tier::device);
+  o.release({1, 2});
+  o.control().head.store(o.control().tail.load());  // an evictor was killed before taking them
+  EXPECT_THAT(o.oldest(another, 2), IsEmpty());
+  another.rollback();
+  IdleOrder::invalidate(o.control());
+  EXPECT_EQ(o.oldest(another, 2), (Ids{1, 2}));
+  another.rollback();
+  EXPECT_EQ(o.oldest(2), (Ids{1, 2}));
+}
+
+TEST(IdleOrder, RingThatWentRoundIsNoticed) {
+  Order o(8);
+  o.release({1, 2, 3});
+  const std::size_t slots = o.memory.tier_layout(Tier::device).ring_slots;
+  for (std::size_t i = 0; i < slots; ++i) {
+    o.hold(3);
+    o.release({3});
+  }
+  EXPECT_EQ(o.oldest(3), (Ids{1, 2, 3}));
+  EXPECT_EQ(o.control().epoch.load(), 1u);
+}
+
+TEST(IdleOrder, FullRingIsNotTakenForOneThatWentRound) {
+  Order o(8);
+  o.release({1, 2, 3});
+  const std::size_t slots = o.memory.tier_layout(Tier::device).ring_slots;
+  for (std::size_t i = 3; i < slots; ++i) {
+    o.hold(3);
+    o.release({3});
+  }
+  EXPECT_EQ(o.oldest(3), (Ids{1, 2, 3}));
+  EXPECT_EQ(o.control().epoch.load(), 0u);
+}
+
+TEST(IdleOrder, HintsBeyondThePoolAreIgnored) {
+  Order o(8);
+  o.release({1, 2});
+  o.memory.ring(Tier::device)[1].store(0xfffffff0);
+  EXPECT_EQ(o.oldest(2), Ids{2});
+}
+
+}  // namespace
+}  // namespace kvhive::testing

@@ -1,0 +1,93 @@
+#pragma once
+// vLLM's block pool in the most obvious way: one queue, one map. What BlockPool must agree with
+// while it works alone. Source: vLLM v1/core/block_pool.py, single_type_kv_cache_manager.py (2026).
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "config/ids.hpp"
+
+namespace kvhive::testing {
+
+class ModelPool {
+ public:
+  /// A block's content: its domain and all tokens from the start of the sequence to its end.
+  using Key = std::vector<TokenId>;
+
+  ModelPool(std::uint32_t first, std::uint32_t end) : first_(first), blocks_(end - first) {
+    for (std::uint32_t id = first; id < end; ++id) queue_.push_back(id);
+  }
+
+  std::vector<std::uint32_t> match(const std::vector<Key>& keys) {
+    std::vector<std::uint32_t> hit;
+    for (const Key& key : keys) {
+      const auto found = cached_.find(key);
+      if (found == cached_.end()) break;
+      hit.push_back(found->second.front());  // the first inserted
+    }
+    fork(hit);
+    return hit;
+  }
+
+  std::optional<std::vector<std::uint32_t>> allocate(std::size_t count) {
+    if (count > queue_.size()) return std::nullopt;
+    std::vector<std::uint32_t> taken(queue_.begin(), queue_.begin() + std::ptrdiff_t(count));
+    queue_.erase(queue_.begin(), queue_.begin() + std::ptrdiff_t(count));
+    for (const std::uint32_t id : taken) {
+      forget(id);
+      at(id).references = 1;
+    }
+    return taken;
+  }
+
+  void publish(std::uint32_t id, const Key& key) {
+    at(id).key = key;
+    cached_[key].push_back(id);
+  }
+
+  void fork(const std::vector<std::uint32_t>& ids) {
+    for (const std::uint32_t id : ids)
+      if (at(id).references++ == 0) std::erase(queue_, id);
+  }
+
+  void release(const std::vector<std::uint32_t>& ids) {
+    std::vector<std::uint32_t> uncached;
+    for (auto id = ids.rbegin(); id != ids.rend(); ++id) {
+      if (--at(*id).references != 0) continue;
+      if (at(*id).key)
+        queue_.push_back(*id);
+      else
+        uncached.push_back(*id);
+    }
+    queue_.insert(queue_.begin(), uncached.begin(), uncached.end());
+  }
+
+  const std::deque<std::uint32_t>& queue() const { return queue_; }
+  std::uint32_t references(std::uint32_t id) const { return blocks_[id - first_].references; }
+  bool is_cached(std::uint32_t id) const { return blocks_[id - first_].key.has_value(); }
+
+ private:
+  struct Block {
+    std::uint32_t references = 0;
+    std::optional<Key> key;
+  };
+  Block& at(std::uint32_t id) { return blocks_[id - first_]; }
+
+  void forget(std::uint32_t id) {
+    if (!at(id).key) return;
+    auto& same = cached_[*at(id).key];
+    std::erase(same, id);
+    if (same.empty()) cached_.erase(*at(id).key);
+    at(id).key.reset();
+  }
+
+  std::uint32_t first_;
+  std::vector<Block> blocks_;
+  std::deque<std::uint32_t> queue_;
+  std::map<Key, std::vector<std::uint32_t>> cached_;
+};
+
+}  // namespace kvhive::testing

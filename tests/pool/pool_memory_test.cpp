@@ -1,0 +1,217 @@
+#include "pool/pool_memory.hpp"
+
+#include <gmock/gmock.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <functional>
+
+#include "pool/block_pool.hpp"
+#include "pool/fsck.hpp"
+#include "tests/support/private_pool.hpp"
+#include "tests/support/request.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+PoolFds formatted(const PoolGeometry& geometry) {
+  PoolFds fds = std::move(*create_pool_objects(geometry));
+  EXPECT_TRUE(PoolMemory::format(fds, geometry).has_value());
+  return fds;
+}
+
+PoolFds reopened(const PoolFds& fds) {
+  PoolFds readers;
+  for (std::size_t i = 0; i < kPoolObjects; ++i)
+    if (fds[i]) readers[i] = std::move(*reopen_read_only(fds[i].get()));
+  return readers;
+}
+
+UniqueFd& at(PoolFds& fds, PoolObject object) { return fds[std::size_t(object)]; }
+
+TEST(CreatePoolObjects, MakesOnlyWhatTheGeometryNeeds) {
+  auto fds = create_pool_objects(small_geometry(4)).value();
+  EXPECT_TRUE(at(fds, PoolObject::device));
+  EXPECT_FALSE(at(fds, PoolObject::host));
+  PoolGeometry bare = small_geometry(4, 4);
+  bare.kv = {};
+  fds = create_pool_objects(bare).value();
+  EXPECT_FALSE(at(fds, PoolObject::device));
+  EXPECT_FALSE(at(fds, PoolObject::host));
+}
+
+TEST(CreatePoolObjects, RefusesImpossibleGeometries) {
+  for (const auto& geometry : {small_geometry(0), small_geometry(1), small_geometry(4, 0, 0),
+                               small_geometry(4, 0, 1025)}) {
+    const auto fds = create_pool_objects(geometry);
+    ASSERT_FALSE(fds.has_value());
+    EXPECT_EQ(fds.error().code, Errc::bad_argument);
+    EXPECT_EQ(PoolMemory::format(PoolFds{}, geometry).error().code, Errc::bad_argument);
+  }
+}
+
+TEST(PoolMemory, FormattedPoolIsCleanAndWhole) {
+  const PoolMemory memory = private_pool(small_geometry(70, 5));
+  EXPECT_EQ(memory.geometry(), small_geometry(70, 5));
+  EXPECT_THAT(fsck(memory).violations, IsEmpty());
+  BlockPool pool(memory, ProcessSlot{0});
+  occupy(memory, ProcessSlot{0});
+  EXPECT_TRUE(pool.allocate(Tier::device, 69).has_value());
+  EXPECT_TRUE(pool.allocate(Tier::host, 5).has_value());
+}
+
+TEST(PoolMemory, InterruptedFormatCanBeRunAgain) {
+  PoolFds fds = std::move(*create_pool_objects(small_geometry(8)));
+  const PoolLayout layout(small_geometry(8));
+  auto metadata = MappedMemory::map(at(fds, PoolObject::metadata).get(), layout.metadata_bytes,
+                                    Access::read_write, "metadata");
+  std::memset(metadata->data(), 0xa5, metadata->size());
+  ASSERT_TRUE(PoolMemory::format(fds, small_geometry(8)).has_value());
+  EXPECT_THAT(fsck(PoolMemory::attach(fds, Access::read_write).value()).violations, IsEmpty());
+}
+
+TEST(PoolMemory, TwoAttachmentsSeeOnePool) {
+  const PoolFds fds = formatted(small_geometry(8));
+  const PoolMemory first = std::move(*PoolMemory::attach(fds, Access::read_write));
+  const PoolMemory second = std::move(*PoolMemory::attach(fds, Access::read_write));
+  BlockPool writer(first, ProcessSlot{0}), reader(second, ProcessSlot{1});
+  const Prompt prompt(writer, counting(0, 12));
+  const Request request = admit(writer, prompt).value();
+  EXPECT_EQ(match_all(reader, prompt).blocks, request.blocks);
+}
+
+TEST(PoolMemory, EveryPoolHasItsOwnSecretAndEpoch) {
+  const PoolMemory first = private_pool(small_geometry(4));
+  const PoolMemory second = private_pool(small_geometry(4));
+  EXPECT_NE(first.control().epoch_uuid, second.control().epoch_uuid);
+  EXPECT_NE(first.control().secret.bytes, second.control().secret.bytes);
+}
+
+TEST(PoolMemory, KnowsWhereEachBlockLies) {
+  const PoolMemory memory = private_pool(small_geometry(8, 4));
+  EXPECT_EQ(memory.tier_of(BlockId{7}), Tier::device);
+  EXPECT_EQ(memory.tier_of(BlockId{8}), Tier::host);
+  EXPECT_TRUE(memory.has_block(BlockId{11}));
+  EXPECT_FALSE(memory.has_block(BlockId{12}));
+  // The last byte of each arena is ours.
+  const std::size_t bytes = memory.geometry().kv.block_bytes();
+  memory.arena(Tier::device)[8 * bytes - 1] = std::byte{1};
+  memory.arena(Tier::host)[4 * bytes - 1] = std::byte{1};
+}
+
+// -- refusals
+
+TEST(PoolMemory, RefusesAPoolNotYetFormatted) {
+  const PoolFds fds = std::move(*create_pool_objects(small_geometry(8)));
+  const auto attached = PoolMemory::attach(fds, Access::read_write);
+  ASSERT_FALSE(attached.has_value());
+  EXPECT_EQ(attached.error().code, Errc::not_running);
+}
+
+struct Corruption {
+  const char* field;
+  std::function<void(ControlBlock&)> apply;
+};
+
+class PoolMemoryHeader : public ::testing::TestWithParam<Corruption> {};
+
+TEST_P(PoolMemoryHeader, IsRefusedWhenCorruptedNamingBothSides) {
+  const PoolFds fds = formatted(small_geometry(100, 20));
+  const PoolMemory memory = std::move(*PoolMemory::attach(fds, Access::read_write));
+  GetParam().apply(memory.control());
+  for (const Access access : {Access::read_write, Access::read_only}) {
+    const auto attached = PoolMemory::attach(fds, access);
+    ASSERT_FALSE(attached.has_value());
+    EXPECT_EQ(attached.error().code, Errc::layout_mismatch);
+    EXPECT_THAT(attached.error().text, HasSubstr("the pool's"));
+    EXPECT_THAT(attached.error().text, HasSubstr("this program's"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, PoolMemoryHeader,
+    ::testing::Values(
+        Corruption{"magic", [](ControlBlock& c) { c.magic ^= 1; }},
+        Corruption{"version", [](ControlBlock& c) { ++c.format_version; }},
+        Corruption{"layout", [](ControlBlock& c) { ++c.layout_hash; }},
+        Corruption{"device_blocks", [](ControlBlock& c) { ++c.geometry.device_blocks; }},
+        Corruption{"no_device_blocks", [](ControlBlock& c) { c.geometry.device_blocks = 0; }},
+        Corruption{"huge_device", [](ControlBlock& c) { c.geometry.device_blocks = ~0u; }},
+        Corruption{"host_blocks", [](ControlBlock& c) { --c.geometry.host_blocks; }},
+        Corruption{"huge_host", [](ControlBlock& c) { c.geometry.host_blocks = ~0u; }},
+        Corruption{"block_size", [](ControlBlock& c) { ++c.geometry.tokens_per_block; }},
+        Corruption{"layers", [](ControlBlock& c) { ++c.geometry.kv.layers; }},
+        Corruption{"kv_heads", [](ControlBlock& c) { ++c.geometry.kv.kv_heads; }},
+        Corruption{"head_size", [](ControlBlock& c) { ++c.geometry.kv.head_size; }},
+        Corruption{"kv_block_size", [](ControlBlock& c) { ++c.geometry.kv.block_size; }},
+        Corruption{"dtype", [](ControlBlock& c) { c.geometry.kv.dtype = Dtype::bf16; }},
+        Corruption{"fingerprint", [](ControlBlock& c) { ++c.geometry.fingerprint; }}),
+    [](const auto& test) { return std::string(test.param.field); });
+
+TEST(PoolMemory, RefusesObjectsOfAnotherPool) {
+  PoolFds fds = formatted(small_geometry(100));
+  PoolFds other = formatted(small_geometry(200));
+  for (const auto object : {PoolObject::metadata, PoolObject::tokens, PoolObject::device}) {
+    std::swap(at(fds, object), at(other, object));
+    const auto attached = PoolMemory::attach(fds, Access::read_write);
+    ASSERT_FALSE(attached.has_value());
+    EXPECT_EQ(attached.error().code, Errc::layout_mismatch);
+    EXPECT_THAT(attached.error().text, HasSubstr("expected"));
+    std::swap(at(fds, object), at(other, object));
+  }
+  EXPECT_TRUE(PoolMemory::attach(fds, Access::read_write).has_value());
+}
+
+TEST(PoolMemory, RefusesUnsealedObjects) {
+  const PoolGeometry geometry = small_geometry(8);
+  PoolFds fds = formatted(geometry);
+  at(fds, PoolObject::metadata) = UniqueFd(memfd_create("metadata", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(at(fds, PoolObject::metadata).get(),
+                      off_t(PoolLayout(geometry).metadata_bytes)),
+            0);
+  EXPECT_EQ(PoolMemory::attach(fds, Access::read_write).error().code, Errc::bad_format);
+}
+
+TEST(PoolMemory, NeedsEveryObjectToWrite) {
+  for (std::size_t i = 0; i < kPoolObjects; ++i) {
+    PoolFds fds = formatted(small_geometry(8, 4));
+    fds[i] = UniqueFd();
+    EXPECT_FALSE(PoolMemory::attach(fds, Access::read_write).has_value()) << i;
+  }
+}
+
+TEST(PoolMemory, InspectorNeedsNeitherTokensNorPayload) {
+  const PoolFds fds = formatted(small_geometry(8, 4));
+  PoolFds readers = reopened(fds);
+  for (const auto object : {PoolObject::tokens, PoolObject::device, PoolObject::host})
+    at(readers, object) = UniqueFd();
+  const PoolMemory memory = std::move(*PoolMemory::attach(readers, Access::read_only));
+  EXPECT_FALSE(memory.has_tokens());
+  EXPECT_THAT(fsck(memory).violations, IsEmpty());
+
+  at(readers, PoolObject::metadata) = UniqueFd();
+  EXPECT_FALSE(PoolMemory::attach(readers, Access::read_only).has_value());
+}
+
+TEST(PoolMemory, InspectorCannotMakeItsMappingsWritable) {
+  const PoolFds fds = formatted(small_geometry(8, 4));
+  const PoolFds readers = reopened(fds);
+  EXPECT_FALSE(PoolMemory::attach(readers, Access::read_write).has_value());
+  const PoolMemory memory = std::move(*PoolMemory::attach(readers, Access::read_only));
+  for (void* address : {static_cast<void*>(&memory.control()),
+                        static_cast<void*>(memory.descriptors()),
+                        static_cast<void*>(memory.token_row(BlockId{0})),
+                        static_cast<void*>(memory.arena(Tier::device)),
+                        static_cast<void*>(memory.arena(Tier::host))}) {
+    EXPECT_EQ(mprotect(address, 4096, PROT_READ | PROT_WRITE), -1);
+    EXPECT_EQ(errno, EACCES);
+  }
+}
+
+}  // namespace
+}  // namespace kvhive::testing

@@ -1,0 +1,93 @@
+// Processes played by threads, each with its own BlockPool and slot over one mapping: the same code
+// on the same words, but ThreadSanitizer sees it. Payload is read and written as plain memory.
+
+#include <gmock/gmock.h>
+
+#include <thread>
+
+#include "pool/fsck.hpp"
+#include "pool/pool_report.hpp"
+#include "pool/reaper.hpp"
+#include "tests/pool/pool_worker.hpp"
+#include "tests/support/private_pool.hpp"
+#include "tests/support/sanitizers.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::IsEmpty;
+
+constexpr std::uint32_t kWorkers = 4;
+constexpr std::uint64_t kRequests = kUnderSanitizer ? 8'000 : 80'000;
+
+void expect_all_there(const PoolMemory& memory) {
+  EXPECT_THAT(fsck(memory).violations, IsEmpty());
+  occupy(memory, ProcessSlot{30});
+  BlockPool pool(memory, ProcessSlot{30});
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    EXPECT_EQ(pool.available(tier), pool.capacity(tier));
+    EXPECT_TRUE(pool.allocate(tier, pool.capacity(tier)).has_value());
+  }
+}
+
+class PoolStress : public ::testing::TestWithParam<std::uint32_t> {};  // device blocks
+
+TEST_P(PoolStress, ThreadsAsProcessesReadWhatWasPublishedAndLoseNothing) {
+  const PoolMemory memory = private_pool(small_geometry(GetParam(), 16));
+  std::vector<WorkerProgress> progress(kWorkers);
+  {
+    std::vector<std::jthread> threads;
+    for (std::uint32_t i = 0; i < kWorkers; ++i) {
+      occupy(memory, ProcessSlot{i});
+      threads.emplace_back([&, i] {
+        PoolWorker worker(memory, ProcessSlot{i}, i, WorkerLoad{}, progress[i]);
+        worker.run(kRequests);
+        worker.release_everything();
+      });
+    }
+  }
+  for (const WorkerProgress& p : progress) {
+    EXPECT_EQ(p.wrong.load(), 0u);
+    EXPECT_GT(p.verified.load(), 100u);
+  }
+  expect_all_there(memory);
+}
+
+INSTANTIATE_TEST_SUITE_P(Blocks, PoolStress, ::testing::Values(30, 90, 1000));
+
+TEST(PoolStress, InspectorsAndAReaperMayWorkMeanwhile) {
+  const PoolMemory memory = private_pool(small_geometry(120, 16));
+  std::vector<WorkerProgress> progress(kWorkers);
+  std::atomic<std::uint32_t> working{kWorkers};
+  std::vector<std::jthread> threads;
+  for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    occupy(memory, ProcessSlot{i});
+    threads.emplace_back([&, i] {
+      PoolWorker worker(memory, ProcessSlot{i}, i, WorkerLoad{}, progress[i]);
+      worker.run(kRequests / 4);
+      worker.release_everything();
+      --working;
+    });
+  }
+  const ProcessSlot mortal{20};
+  while (working.load() != 0) {
+    occupy(memory, mortal);
+    {  // one more comes, takes some, and is gone without a word
+      BlockPool pool(memory, mortal);
+      (void)pool.allocate(Tier::device, 3);
+      (void)match_all(pool, Prompt(pool, std::vector<TokenId>(12, 1)));
+    }
+    ASSERT_THAT(fsck(memory).violations, IsEmpty());
+    const PoolReport report = report_pool(memory);
+    EXPECT_LE(report.tiers[0].held + report.tiers[0].filling, 119u);
+    EXPECT_EQ(report_blocks(memory).size(), 135u);
+    reap(memory, mortal);
+  }
+  threads.clear();
+  reap(memory, mortal);  // nobody works any more: now it can count exactly
+  for (const WorkerProgress& p : progress) EXPECT_EQ(p.wrong.load(), 0u);
+  expect_all_there(memory);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

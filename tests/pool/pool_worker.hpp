@@ -1,0 +1,168 @@
+#pragma once
+// An engine as far as the pool can tell: it matches, allocates, fills, publishes, reads and
+// releases, for ever, and checks every byte it reads. For tests with several processes or threads.
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "pool/block_pool.hpp"
+#include "tests/support/request.hpp"
+
+namespace kvhive::testing {
+
+/// What a worker tells the world, in memory shared with it.
+struct WorkerProgress {
+  std::atomic<std::uint64_t> requests{0};   ///< served
+  std::atomic<std::uint64_t> shortages{0};  ///< refused for want of blocks
+  std::atomic<std::uint64_t> verified{0};   ///< blocks found by a match, every byte as it should be
+  std::atomic<std::uint64_t> wrong{0};      ///< blocks that held something else
+  std::atomic<bool> must_stop{false};
+};
+
+/// How much a worker holds at a time: at most `sequences` prompts of at most `blocks` blocks.
+struct WorkerLoad {
+  std::uint32_t sequences = 3;
+  std::uint32_t blocks = 6;
+  std::uint32_t vocabulary = 3;  ///< few tokens: many shared prefixes and duplicates
+  std::uint32_t most_blocks() const { return sequences * (blocks + 1); }  ///< one of them partial
+};
+
+class PoolWorker {
+ public:
+  PoolWorker(const PoolMemory& memory, ProcessSlot slot, std::uint32_t seed, WorkerLoad load,
+             WorkerProgress& progress)
+      : memory_(memory), pool_(memory, slot), random_(seed), load_(load), progress_(progress) {}
+
+  void run_until_told() {
+    while (!progress_.must_stop.load(std::memory_order_relaxed)) step();
+  }
+  void run(std::uint64_t requests) {
+    while (progress_.requests.load(std::memory_order_relaxed) < requests) step();
+  }
+
+  void release_everything() {
+    while (!held_.empty()) finish();
+  }
+
+  BlockPool& pool() { return pool_; }
+
+ private:
+  void step() {
+    if (held_.size() >= load_.sequences) finish();
+    if (below(8) == 0) swap_out();
+    admit();
+  }
+
+  struct Held {
+    std::vector<BlockId> blocks;
+    std::vector<Hash128> chain;  ///< of the published ones
+  };
+
+  std::uint32_t below(std::uint32_t limit) {
+    return std::uniform_int_distribution<std::uint32_t>(0, limit - 1)(random_);
+  }
+
+  Prompt draw_prompt() {
+    std::vector<TokenId> tokens;
+    for (std::uint32_t left = 1 + below(load_.blocks); left != 0; --left) {
+      const auto token = static_cast<TokenId>(below(load_.vocabulary));
+      tokens.insert(tokens.end(), pool_.tokens_per_block(), token);
+    }
+    return Prompt(pool_, std::move(tokens), DomainId{std::uint16_t(below(2))});
+  }
+
+  void admit() {
+    const Prompt prompt = draw_prompt();
+    const PrefixHit hit = match_all(pool_, prompt);
+    for (std::size_t i = 0; i < hit.blocks.size(); ++i) verify(hit.blocks[i], prompt.chain[i]);
+
+    const std::size_t missing = prompt.full_blocks() - hit.blocks.size();
+    auto fresh = pool_.allocate(Tier::device, missing + below(2));
+    if (!fresh) {
+      bump(progress_.shortages);
+      pool_.cancel(hit);
+      if (!held_.empty()) finish();
+      return;
+    }
+    Held held{hit.blocks, prompt.chain};
+    held.blocks.insert(held.blocks.end(), fresh->begin(), fresh->end());
+    publish(hit.end, prompt, hit.blocks.size(), std::span(*fresh).first(missing));
+    held_.push_back(std::move(held));
+    bump(progress_.requests);
+  }
+
+  void publish(const Prefix& from, const Prompt& prompt, std::size_t first,
+               std::span<const BlockId> blocks) {
+    for (std::size_t i = 0; i < blocks.size(); ++i) fill(blocks[i], prompt.chain[first + i]);
+    pool_.publish(from, blocks, prompt.names(first, blocks.size()),
+                  prompt.of_blocks(first, blocks.size()));
+  }
+
+  /// A prompt's blocks computed once more, into the host tier, and left there.
+  void swap_out() {
+    if (pool_.capacity(Tier::host) == 0) return;
+    const Prompt prompt = draw_prompt();
+    const PrefixHit hit = match_all(pool_, prompt, Tier::host);
+    for (std::size_t i = 0; i < hit.blocks.size(); ++i) verify(hit.blocks[i], prompt.chain[i]);
+    auto fresh = pool_.allocate(Tier::host, prompt.full_blocks() - hit.blocks.size());
+    if (fresh) {
+      publish(hit.end, prompt, hit.blocks.size(), *fresh);
+      pool_.release(joined_ids(hit.blocks, *fresh));
+    } else {
+      pool_.cancel(hit);
+    }
+  }
+
+  void finish() {
+    std::swap(held_[below(std::uint32_t(held_.size()))], held_.back());
+    const Held& held = held_.back();
+    for (std::size_t i = 0; i < held.chain.size(); ++i) verify(held.blocks[i], held.chain[i]);
+    pool_.release(held.blocks);
+    held_.pop_back();
+  }
+
+  std::size_t payload_words() const { return memory_.geometry().kv.block_bytes() / 8; }
+  std::byte* payload(BlockId block) const {
+    const Tier tier = memory_.tier_of(block);
+    const std::size_t place = block.value - memory_.tier_layout(tier).first_block;
+    return memory_.arena(tier) + place * memory_.geometry().kv.block_bytes();
+  }
+  /// The oracle: what the i-th word of the block of this name must be.
+  static std::uint64_t payload_word(Hash128 name, std::size_t i) {
+    return (name.low ^ i * 0x9e3779b97f4a7c15ull) + name.high;
+  }
+
+  // Plain memory accesses, as an engine's kernels make them: that nobody else is there is the
+  // pool's promise.
+  void fill(BlockId block, Hash128 name) {
+    for (std::size_t i = 0; i < payload_words(); ++i) {
+      const std::uint64_t word = payload_word(name, i);
+      std::memcpy(payload(block) + i * 8, &word, 8);
+    }
+  }
+  void verify(BlockId block, Hash128 name) {
+    bool is_right = true;
+    for (std::size_t i = 0; i < payload_words(); ++i) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, payload(block) + i * 8, 8);
+      is_right &= word == payload_word(name, i);
+    }
+    bump(is_right ? progress_.verified : progress_.wrong);
+  }
+
+  static void bump(std::atomic<std::uint64_t>& counter) {
+    counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+
+  const PoolMemory& memory_;
+  BlockPool pool_;
+  std::mt19937 random_;
+  WorkerLoad load_;
+  WorkerProgress& progress_;
+  std::vector<Held> held_;
+};
+
+}  // namespace kvhive::testing

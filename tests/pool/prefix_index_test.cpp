@@ -1,0 +1,108 @@
+#include "pool/prefix_index.hpp"
+
+#include <gmock/gmock.h>
+
+#include <vector>
+
+namespace kvhive {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Verdict = PrefixIndex::Verdict;
+
+struct Table {
+  explicit Table(std::size_t buckets) : memory(buckets), index(memory.data(), buckets) {}
+
+  std::vector<std::uint32_t> found(Hash128 hash) const {
+    std::vector<std::uint32_t> blocks;
+    index.for_each(hash, [&](BlockId block) {
+      blocks.push_back(block.value);
+      return Verdict::keep;
+    });
+    return blocks;
+  }
+
+  std::vector<IndexBucket> memory;
+  PrefixIndex index;
+};
+
+constexpr Hash128 kHash{0x10, 0xaaaa'bbbb'0000'0003};
+constexpr Hash128 kSameBuckets{0x10, 0xcccc'dddd'0000'0003};
+
+TEST(PrefixIndex, FindsWhatWasInserted) {
+  Table t(8);
+  EXPECT_THAT(t.found(kHash), IsEmpty());
+  t.index.insert(kHash, BlockId{7});
+  EXPECT_THAT(t.found(kHash), ElementsAre(7));
+  EXPECT_THAT(t.found(kSameBuckets), IsEmpty());
+}
+
+TEST(PrefixIndex, KeepsEqualContentsSideBySide) {
+  Table t(8);
+  t.index.insert(kHash, BlockId{7});
+  t.index.insert(kHash, BlockId{9});
+  t.index.insert(kHash, BlockId{7});
+  EXPECT_THAT(t.found(kHash), ElementsAre(7, 9));
+  t.index.erase(kHash, BlockId{7});
+  EXPECT_THAT(t.found(kHash), ElementsAre(9));
+}
+
+TEST(PrefixIndex, ErasesOnlyTheBlockUnderThatHash) {
+  Table t(8);
+  t.index.insert(kHash, BlockId{7});
+  t.index.insert(kSameBuckets, BlockId{7});
+  t.index.erase(kHash, BlockId{7});
+  t.index.erase(kHash, BlockId{7});
+  EXPECT_THAT(t.found(kHash), IsEmpty());
+  EXPECT_THAT(t.found(kSameBuckets), ElementsAre(7));
+}
+
+TEST(PrefixIndex, OverflowsIntoTheSecondBucket) {
+  Table t(8);
+  for (std::uint32_t id = 1; id <= 16; ++id) t.index.insert(kHash, BlockId{id});
+  EXPECT_EQ(t.found(kHash).size(), 16u);
+}
+
+TEST(PrefixIndex, TwoFullBucketsForgetOneHint) {
+  Table t(8);
+  for (std::uint32_t id = 1; id <= 16; ++id) t.index.insert(kHash, BlockId{id});
+  t.index.insert(kSameBuckets, BlockId{17});
+  EXPECT_THAT(t.found(kSameBuckets), ElementsAre(17));
+  EXPECT_EQ(t.found(kHash).size(), 15u);
+}
+
+TEST(PrefixIndex, WorksWithASingleBucket) {
+  Table t(1);
+  for (std::uint32_t id = 1; id <= 20; ++id) t.index.insert(kHash, BlockId{id});
+  EXPECT_THAT(t.found(kHash), ::testing::Contains(20));
+  t.index.erase(kHash, BlockId{20});
+  EXPECT_THAT(t.found(kHash), ::testing::Not(::testing::Contains(20)));
+}
+
+TEST(PrefixIndex, DropsWhatTheVisitorRejects) {
+  Table t(8);
+  t.index.insert(kHash, BlockId{7});
+  t.index.insert(kHash, BlockId{9});
+  t.index.for_each(kHash,
+                   [](BlockId block) { return block.value == 7 ? Verdict::drop : Verdict::keep; });
+  EXPECT_THAT(t.found(kHash), ElementsAre(9));
+}
+
+TEST(PrefixIndex, PeeksIntoTheFirstBucketOnly) {
+  Table t(8);
+  EXPECT_EQ(t.index.peek(kHash), kNullBlock);
+  t.index.insert(kHash, BlockId{7});
+  EXPECT_EQ(t.index.peek(kHash), BlockId{7});
+  EXPECT_EQ(t.index.peek(kSameBuckets), kNullBlock);
+}
+
+TEST(PrefixIndex, TagOfZeroIsATagLikeAnyOther) {
+  Table t(8);
+  const Hash128 hash{5, 3};
+  t.index.insert(hash, BlockId{7});
+  EXPECT_THAT(t.found(hash), ElementsAre(7));
+}
+
+}  // namespace
+}  // namespace kvhive

@@ -1,0 +1,19 @@
+#pragma once
+// Which sanitizer this build runs under: tests that are about several processes skip
+// ThreadSanitizer, which sees only one.
+
+namespace kvhive::testing {
+
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool kUnderThreadSanitizer = true;
+#else
+inline constexpr bool kUnderThreadSanitizer = false;
+#endif
+#ifdef __SANITIZE_ADDRESS__
+inline constexpr bool kUnderAddressSanitizer = true;
+#else
+inline constexpr bool kUnderAddressSanitizer = false;
+#endif
+inline constexpr bool kUnderSanitizer = kUnderThreadSanitizer || kUnderAddressSanitizer;
+
+}  // namespace kvhive::testing

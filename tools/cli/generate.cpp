@@ -1,0 +1,188 @@
+// kvhive generate: one prompt, streamed.
+
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tools/cli/command.hpp"
+#include "tools/client/client.hpp"
+
+namespace kvhive {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::json;
+
+struct GenerateFlags {
+  CommonFlags common;
+  std::string prompt, prompt_file;
+  std::vector<TokenId> prompt_tokens;
+  bool has_tokens = false;
+  std::int64_t engine = -1;
+  std::int64_t max_tokens = 64;
+  std::int64_t logprobs = 0;
+  GenerateRequest request;
+};
+
+struct Timing {
+  Clock::time_point start = Clock::now();
+  double ttft_ms = 0;
+  double total_ms = 0;
+
+  double elapsed_ms() const {
+    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  }
+};
+
+Expected<std::string> read_prompt(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file)
+    return failure(Errc::not_found,
+                   "--prompt-file '" + path + "' cannot be read; give a text file");
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+Expected<GenerateRequest> request_of(GenerateFlags& flags) {
+  GenerateRequest request = flags.request;
+  const int sources = !flags.prompt_file.empty() + flags.has_tokens + !flags.prompt.empty();
+  if (sources > 1)
+    return failure(Errc::bad_argument, "give one of --prompt, --prompt-file and --prompt-tokens");
+  request.prompt = flags.prompt;
+  request.prompt_tokens = flags.prompt_tokens;
+  if (!flags.prompt_file.empty()) {
+    auto text = read_prompt(flags.prompt_file);
+    if (!text) return forward_error(text);
+    request.prompt = std::move(*text);
+  }
+  if (request.prompt.empty() && request.prompt_tokens.empty())
+    return failure(Errc::bad_argument,
+                   "the prompt is empty; give text with --prompt, a file with --prompt-file or ids "
+                   "with --prompt-tokens");
+  if (flags.max_tokens < 1 || flags.max_tokens > 10'000'000)
+    return failure(Errc::bad_argument,
+                   "--max-tokens is " + std::to_string(flags.max_tokens) + "; ask for at least 1");
+  if (flags.logprobs < 0 || flags.logprobs > kMostLogprobs)
+    return failure(Errc::bad_argument, "--logprobs is " + std::to_string(flags.logprobs) +
+                                           "; use 0.." + std::to_string(kMostLogprobs));
+  request.params.max_tokens = static_cast<std::uint32_t>(flags.max_tokens);
+  request.params.logprobs = static_cast<std::uint32_t>(flags.logprobs);
+  return request;
+}
+
+std::size_t channel_bytes_for(const GenerateRequest& request) {
+  const std::size_t tokens = request.params.max_tokens;
+  const std::size_t needed = heap_offset() + request.prompt.size() +
+                             request.prompt_tokens.size() * sizeof(TokenId) +
+                             tokens * record_bytes(request.params.logprobs) +
+                             std::max<std::size_t>(4096, tokens * 16) + 4096;
+  return std::max(kLeastChannelBytes, needed);
+}
+
+Json to_json(const Progress& result, const Timing& timing) {
+  Json json = {{"text", result.text},
+               {"prompt_tokens", result.stats.prompt_tokens},
+               {"cached_tokens", result.stats.cached_tokens},
+               {"preemptions", result.stats.preemptions},
+               {"finish_reason", to_string(result.reason)},
+               {"engine", result.engine},
+               {"ttft_ms", timing.ttft_ms},
+               {"total_ms", timing.total_ms}};
+  const double decode_seconds = (timing.total_ms - timing.ttft_ms) / 1e3;
+  json["tokens_per_second"] = result.tokens.size() > 1 && decode_seconds > 0
+                                  ? static_cast<double>(result.tokens.size() - 1) / decode_seconds
+                                  : 0.0;
+  json["token_ids"] = Json::array();
+  json["logprobs"] = Json::array();
+  for (const GeneratedToken& token : result.tokens) {
+    json["token_ids"].push_back(token.token);
+    Json top = Json::array();
+    for (const Sampled& entry : token.top)
+      top.push_back({{"token", entry.token}, {"logprob", entry.logprob}});
+    json["logprobs"].push_back({{"logprob", token.logprob}, {"top", top}});
+  }
+  return json;
+}
+
+void print_summary(const Json& json) {
+  std::fprintf(stderr,
+               "[engine %d] prompt %d tokens, %d cached; ttft %.1f ms; %zu tokens at %.0f "
+               "tokens/s; finish: %s\n",
+               json["engine"].get<int>(), json["prompt_tokens"].get<int>(),
+               json["cached_tokens"].get<int>(), json["ttft_ms"].get<double>(),
+               json["token_ids"].size(), json["tokens_per_second"].get<double>(),
+               json["finish_reason"].get<std::string>().c_str());
+}
+
+Expected<void> generate(GenerateFlags& flags) {
+  auto request = request_of(flags);
+  if (!request) return forward_error(request);
+  ClientOptions options;
+  options.socket = flags.common.socket_path();
+  if (flags.engine >= 0) options.engine = static_cast<std::uint32_t>(flags.engine);
+  options.channel_bytes = channel_bytes_for(*request);
+  auto client = Client::connect(options);
+  if (!client) return forward_error(client);
+
+  Timing timing;
+  const bool streams = flags.common.output() == Format::human;
+  auto result = client->generate(*request, [&](const Progress& news) {
+    if (!news.tokens.empty() && timing.ttft_ms == 0) timing.ttft_ms = timing.elapsed_ms();
+    if (!streams) return;
+    std::fwrite(news.text.data(), 1, news.text.size(), stdout);
+    std::fflush(stdout);
+  });
+  timing.total_ms = timing.elapsed_ms();
+  if (!result) return forward_error(result);
+  if (result->reason == FinishReason::error) return failure(result->error.code, result->error.text);
+  const Json json = to_json(*result, timing);
+  if (streams) {
+    std::printf("\n");
+    print_summary(json);
+  } else {
+    std::printf("%s\n", json.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, int& exit_code) {
+  auto flags = std::make_shared<GenerateFlags>();
+  CLI::App* command = app.add_subcommand("generate", "generate text from a prompt, streaming it");
+  flags->common.add_to(*command);
+  GenerationParams& params = flags->request.params;
+  command->add_option("--prompt", flags->prompt, "the prompt's text");
+  command->add_option("--prompt-file", flags->prompt_file, "a file with the prompt's text");
+  command->add_option("--prompt-tokens", flags->prompt_tokens, "the prompt as token ids: 1,2,3")
+      ->delimiter(',');
+  command->add_option("--engine", flags->engine,
+                      "pin the request to this engine (default: the daemon chooses)");
+  command->add_option("--max-tokens", flags->max_tokens, "most tokens to generate (default 64)");
+  command->add_option("--temperature", params.sampling.temperature, "0 = greedy (default)");
+  command->add_option("--top-k", params.sampling.top_k, "only the k likeliest tokens; 0 = all");
+  command->add_option("--top-p", params.sampling.top_p,
+                      "only the likeliest tokens that make up this probability");
+  command->add_option("--min-p", params.sampling.min_p,
+                      "only tokens at least so likely as the likeliest times this");
+  command->add_option("--seed", params.sampling.seed, "same seed, same tokens");
+  command->add_option("--stop", params.stop, "end before this text; may be given several times")
+      ->allow_extra_args(false);
+  command->add_option("--stop-token-ids", params.stop_token_ids, "end after any of these tokens")
+      ->delimiter(',');
+  command->add_option("--priority", params.priority,
+                      "lower goes first, with --scheduling-policy priority");
+  command->add_option("--logprobs", flags->logprobs,
+                      "report the k likeliest tokens of each position");
+  command->add_flag("--ignore-eos", params.ignore_eos, "go on after an end-of-sequence token");
+  command->callback([flags, command, &exit_code] {
+    flags->has_tokens = command->count("--prompt-tokens") > 0;
+    if (auto done = generate(*flags); !done) exit_code = fail(done.error());
+  });
+}
+
+}  // namespace kvhive

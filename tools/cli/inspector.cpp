@@ -1,0 +1,29 @@
+#include "tools/cli/inspector.hpp"
+
+namespace kvhive {
+
+Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege privilege) {
+  auto socket = connect_to_daemon(socket_path);
+  if (!socket) return forward_error(socket);
+  Message hello;
+  hello.role = Role::inspector;
+  hello.privileged = privilege == Privilege::tokens_too;
+  auto welcome = say_hello(socket->get(), hello);
+  if (!welcome) return forward_error(welcome);
+  auto memory = PoolMemory::attach(take_pool_fds(*welcome), Access::read_only);
+  if (!memory) return forward_error(memory);
+  return Inspector(std::move(*socket), std::move(*memory), welcome->message.get_text());
+}
+
+Expected<nlohmann::json> Inspector::status() const {
+  Message request;
+  request.type = MessageType::status_request;
+  if (auto sent = send_packet(socket_.get(), request); !sent) return forward_error(sent);
+  auto answer = receive_packet(socket_.get());
+  if (!answer) return forward_error(answer);
+  if (!*answer || (*answer)->message.type != MessageType::status)
+    return failure(Errc::peer_died, "the daemon did not answer the request for its status");
+  return nlohmann::json::parse((*answer)->tail);
+}
+
+}  // namespace kvhive

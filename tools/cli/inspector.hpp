@@ -1,0 +1,35 @@
+#pragma once
+// The CLI's read-only view of a running daemon.
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "pool/pool_memory.hpp"
+#include "tools/keeper/protocol.hpp"
+
+namespace kvhive {
+
+enum class Privilege : std::uint8_t { metadata_only, tokens_too };
+
+class Inspector {
+ public:
+  /// Attaches read-only. Needs the keeper only: steward and engines may be stopped or dead.
+  static Expected<Inspector> attach(const std::string& socket, Privilege privilege);
+
+  const PoolMemory& memory() const { return memory_; }
+  const std::string& model() const { return model_; }
+
+  /// What the keeper knows: who runs, who is connected.
+  Expected<nlohmann::json> status() const;
+
+ private:
+  Inspector(UniqueFd socket, PoolMemory memory, std::string model)
+      : socket_(std::move(socket)), memory_(std::move(memory)), model_(std::move(model)) {}
+
+  UniqueFd socket_;
+  PoolMemory memory_;
+  std::string model_;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,25 @@
+#pragma once
+// Columns for people: left-aligned text, right-aligned numbers.
+
+#include <string>
+#include <vector>
+
+namespace kvhive {
+
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
+
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  std::string text() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+/// "12,345"
+std::string with_commas(std::uint64_t number);
+/// "12.3 %"; "-" of nothing
+std::string percent(std::uint64_t part, std::uint64_t whole);
+
+}  // namespace kvhive

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Installs what kvhive builds with, on Debian 12. Does nothing if it is all there.
+set -eu
+
+packages="g++ make cmake ninja-build pkg-config
+  libcaf-dev libboost-dev libxxhash-dev libspdlog-dev libgtest-dev libgmock-dev libbenchmark-dev
+  libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libexpected-dev
+  libdnnl-dev libhwy-dev libpcre2-dev libutf8proc-dev libssl-dev zlib1g-dev python3 $*"
+
+missing=""
+for package in $packages; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+done
+[ -n "$missing" ] || exit 0
+
+if ! command -v apt-get >/dev/null; then
+  echo "kvhive: these packages are missing and there is no apt-get to install them:$missing" >&2
+  exit 1
+fi
+as_root=""
+if [ "$(id -u)" != 0 ]; then
+  command -v sudo >/dev/null || { echo "kvhive: run as root, or install by hand:$missing" >&2; exit 1; }
+  as_root=sudo
+fi
+echo "kvhive: installing$missing"
+$as_root apt-get update -qq
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null || {
+  echo "kvhive: apt-get could not install:$missing" >&2
+  exit 1
+}

@@ -1,0 +1,110 @@
+#include "tools/keeper/child.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+namespace kvhive {
+namespace {
+
+/// In the child: becomes the program, or exits with 127.
+[[noreturn]] void execute(const std::string& program, const std::vector<std::string>& flags) {
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  const std::string path = program_directory() + "/" + program;
+  std::vector<char*> arguments = {const_cast<char*>(path.c_str())};
+  for (const std::string& flag : flags) arguments.push_back(const_cast<char*>(flag.c_str()));
+  arguments.push_back(nullptr);
+  execv(path.c_str(), arguments.data());
+  std::fprintf(stderr, "cannot execute %s: errno %d\n", path.c_str(), errno);
+  _exit(127);
+}
+
+std::string describe(int status) {
+  if (WIFEXITED(status)) return "exit code " + std::to_string(WEXITSTATUS(status));
+  return "signal " + std::to_string(WTERMSIG(status));
+}
+
+std::string read_all(int fd) {
+  std::string all;
+  char piece[4096];
+  for (ssize_t got; (got = read(fd, piece, sizeof piece)) > 0;)
+    all.append(piece, static_cast<std::size_t>(got));
+  return all;
+}
+
+std::string last_line(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  const auto start = text.rfind('\n');
+  return start == std::string::npos ? text : text.substr(start + 1);
+}
+
+}  // namespace
+
+std::string program_directory() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
+}
+
+Expected<void> start(Child& child) {
+  const pid_t pid = fork();
+  if (pid < 0) return os_failure("fork " + child.program);
+  if (pid == 0) {
+    if (child.threads != 0) {
+      // Several engines share the cores: threads that wait must sleep.
+      setenv("OMP_NUM_THREADS", std::to_string(child.threads).c_str(), 1);
+      setenv("OMP_WAIT_POLICY", "passive", 1);
+    }
+    execute(child.program, child.flags);
+  }
+  child.pid = pid;
+  child.pidfd = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!child.pidfd) return os_failure("pidfd_open");
+  ++child.starts;
+  child.last_start = std::chrono::steady_clock::now();
+  return {};
+}
+
+std::string collect(Child& child) {
+  int status = 0;
+  waitpid(child.pid, &status, 0);
+  child.pid = 0;
+  child.pidfd = UniqueFd();
+  return describe(status);
+}
+
+Expected<std::string> run_to_end(const std::string& program,
+                                 const std::vector<std::string>& flags) {
+  int out[2], err[2];
+  if (pipe2(out, O_CLOEXEC) != 0) return os_failure("pipe");
+  UniqueFd out_read(out[0]), out_write(out[1]);
+  if (pipe2(err, O_CLOEXEC) != 0) return os_failure("pipe");
+  UniqueFd err_read(err[0]), err_write(err[1]);
+  const pid_t pid = fork();
+  if (pid < 0) return os_failure("fork " + program);
+  if (pid == 0) {
+    dup2(out_write.get(), STDOUT_FILENO);
+    dup2(err_write.get(), STDERR_FILENO);
+    execute(program, flags);
+  }
+  out_write = UniqueFd();
+  err_write = UniqueFd();
+  // The programs run here write a few lines, far less than a pipe holds: one after the other cannot
+  // block.
+  std::string output = read_all(out_read.get());
+  const std::string complaint = last_line(read_all(err_read.get()));
+  int status = 0;
+  waitpid(pid, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return output;
+  return failure(Errc::bad_argument,
+                 complaint.empty() ? program + " ended with " + describe(status) : complaint);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,40 @@
+#pragma once
+// A process the keeper started and keeps going.
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "pool/memory_object.hpp"
+
+namespace kvhive {
+
+struct Child {
+  std::string program;  ///< file name, beside the keeper's own
+  std::vector<std::string> flags;
+  std::uint32_t threads = 0;  ///< of compute; 0 = leave the environment alone
+  pid_t pid = 0;              ///< 0 = not running
+  UniqueFd pidfd;
+  std::uint32_t starts = 0;
+  std::chrono::steady_clock::time_point last_start{};
+
+  bool is_running() const { return pid != 0; }
+};
+
+/// Forks and executes. On success the child's pidfd is open: it can be watched and signalled
+/// without ever meeting a process that reuses the pid.
+Expected<void> start(Child& child);
+
+/// Collects a child whose pidfd has fired; says how it ended ("exit code 1", "signal 9").
+std::string collect(Child& child);
+
+/// Where this program's siblings are.
+std::string program_directory();
+
+/// Runs a program to its end; its standard output. An error carries the last line of its standard
+/// error.
+Expected<std::string> run_to_end(const std::string& program, const std::vector<std::string>& flags);
+
+}  // namespace kvhive

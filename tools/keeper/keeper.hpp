@@ -1,0 +1,126 @@
+#pragma once
+// The keeper: creates the pool's memory, hands it out, watches everybody's pidfd, starts and
+// restarts the others. It maps nothing and computes nothing, so that there is little in it that
+// could go wrong; everything else may die.
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "config/options.hpp"
+#include "config/sizing.hpp"
+#include "tools/keeper/child.hpp"
+#include "tools/keeper/listener.hpp"
+#include "tools/keeper/protocol.hpp"
+
+namespace kvhive {
+
+/// What `kvhive-engine --describe` says of a model.
+struct ModelFacts {
+  std::string name;
+  std::uint64_t fingerprint = 0;
+  KvLayout layout;
+  std::uint32_t positions = 0;
+  std::size_t weight_bytes = 0;
+  std::size_t engine_peak = 0;  ///< 0 without a profile run
+};
+
+class Keeper {
+ public:
+  /// Describes the model, sizes and creates the pool, starts the processes. Nothing is left behind
+  /// on an error.
+  static Expected<std::unique_ptr<Keeper>> start(const Options& options);
+  ~Keeper();
+
+  /// Serves until a stop signal comes (SIGTERM, SIGINT), or an engine cannot be started at all.
+  /// `on_ready` is called once, when all engines are attached.
+  Expected<void> run(const std::function<void()>& on_ready);
+
+  const PoolSize& size() const { return size_; }
+  const ModelFacts& model() const { return model_; }
+  const std::string& socket_path() const { return listener_.path(); }
+
+ private:
+  enum class SlotUse : std::uint8_t { vacant, used, unswept };
+
+  /// Somebody at the other end of a connection.
+  struct Peer {
+    UniqueFd socket;
+    UniqueFd pidfd;  ///< of a peer we did not start ourselves
+    pid_t pid = 0;
+    bool is_welcome = false;  ///< has said an acceptable hello
+    Role role = Role::client;
+    std::uint32_t engine = kAnyEngine;  ///< its own number, or for a client the one it wants
+    std::uint32_t slot = 0;
+    std::uint64_t channel = 0;
+  };
+  struct Channel {
+    UniqueFd memory, engine_doorbell, client_doorbell;
+    std::size_t bytes = 0;
+    std::uint32_t wanted_engine = kAnyEngine;
+    int client = -1;  ///< socket
+    int engine = -1;  ///< socket; -1 = waits for an engine
+  };
+
+  Keeper(const Options& options, Listener listener, ModelFacts model, PoolSize size, PoolFds pool);
+  Expected<void> prepare();
+  PoolGeometry geometry() const;
+
+  void watch(int fd, std::function<void()> on_ready);
+  void unwatch(int fd);
+
+  void accept();
+  void on_packet(int socket);
+  void handle(Peer& peer, Packet packet);
+  void refuse(Peer& peer, const Error& error);
+  void drop(int socket);
+
+  void hello(Peer& peer, Packet& packet);
+  Expected<void> welcome_engine(Peer& peer, const Message& hello);
+  Expected<void> welcome_steward(Peer& peer);
+  Expected<void> welcome_client(Peer& peer, const Message& hello);
+  Expected<void> welcome_inspector(Peer& peer, const Message& hello);
+  Expected<void> send_welcome(Peer& peer, Message message, const std::vector<PoolObject>& objects,
+                              bool read_only);
+
+  void start_child(Child& child);
+  void on_child_death(Child& child);
+  void restart_later(Child& child);
+  Child* child_of(pid_t pid);
+  void start_engines();
+
+  void on_engine_gone(Peer& peer);
+  void sweep(std::uint32_t slot);
+  void place_channels();
+  void place(std::uint64_t id, Channel& channel);
+  void close_channel(std::uint64_t id);
+  std::size_t load_of(int engine_socket) const;
+  Peer* peer_with_role(Role role);
+  std::string status() const;
+  void stop_children();
+
+  Options options_;
+  Listener listener_;
+  ModelFacts model_;
+  PoolSize size_;
+  PoolFds pool_;
+
+  UniqueFd epoll_, signals_, restart_timer_;
+  std::map<int, std::function<void()>> watched_;
+  std::map<int, Peer> peers_;  ///< by socket
+  Child steward_;
+  std::vector<Child> engines_;
+  std::set<Child*> to_restart_;
+  std::array<SlotUse, kMaxProcesses> slots_{};
+  std::map<std::uint64_t, Channel> channels_;
+  std::uint64_t next_channel_ = 1;
+  bool is_formatted_ = false;
+  bool is_ready_ = false;
+  bool is_running_ = true;
+  Error fatal_;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,93 @@
+#pragma once
+// What is said over the daemon's Unix socket (SOCK_SEQPACKET): one fixed-layout message a packet,
+// descriptors beside it. Read into private memory once, then checked; anything malformed closes the
+// connection.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/expected.hpp"
+#include "pool/pool_memory.hpp"
+
+namespace kvhive {
+
+inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
+inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kAnyEngine = ~0u;
+
+enum class MessageType : std::uint32_t {
+  // to the keeper
+  hello = 1,   ///< first message of everybody; + the sender's pidfd
+  reaped = 2,  ///< steward: a slot is swept
+  status_request = 3,
+  formatted = 4,  ///< steward: the pool is there, engines may come
+  // from the keeper
+  welcome = 16,  ///< + the descriptors the role is entitled to
+  refused = 17,  ///< why; the connection ends
+  reap = 18,     ///< steward: sweep this slot
+  channel_open =
+      19,  ///< engine: serve this channel; + its memory, the engine's and the client's doorbell
+  channel_close = 20,
+  status = 21,  ///< JSON
+};
+
+enum class Role : std::uint32_t { engine = 1, steward = 2, client = 3, inspector = 4 };
+
+struct Message {
+  std::uint32_t magic = kProtocolMagic;
+  std::uint32_t version = kProtocolVersion;
+  MessageType type = MessageType::hello;
+  Role role = Role::client;       ///< hello
+  std::uint32_t layout_hash = 0;  ///< hello, welcome: of pool/pool_layout.hpp
+  std::uint32_t engine =
+      kAnyEngine;  ///< hello: the engine's own number, or the one a client wants; welcome: granted
+  std::uint32_t slot = 0;           ///< welcome to an engine, reap, reaped
+  std::uint32_t privileged = 0;     ///< hello of an inspector: tokens, too
+  std::uint64_t fingerprint = 0;    ///< hello of an engine
+  std::uint64_t channel = 0;        ///< channel_open, channel_close, welcome to a client
+  std::uint64_t channel_bytes = 0;  ///< hello of a client: wish; welcome, channel_open: granted
+  std::uint32_t freed = 0;          ///< reaped: blocks
+  std::uint32_t released = 0;
+  std::uint32_t objects = 0;  ///< welcome: mask of the pool objects among the descriptors
+  Errc error = Errc::none;    ///< refused
+  PoolGeometry geometry;      ///< hello of an engine: what it computes with; welcome
+  std::array<char, 512>
+      text{};  ///< hello: the model's name; refused: one line; welcome to a steward: the socket
+
+  void set_text(const std::string& line);
+  std::string get_text() const;
+};
+static_assert(std::is_trivially_copyable_v<Message>);
+
+/// A message and what came with it. A status reply carries its JSON in `tail`, after the fixed
+/// part.
+struct Packet {
+  Message message;
+  std::vector<UniqueFd> fds;
+  std::string tail;
+};
+
+/// Sends one packet.
+Expected<void> send_packet(int socket, const Message& message, const std::vector<int>& fds = {},
+                           const std::string& tail = {});
+
+/// The next packet. Nothing = the peer has closed. An error = malformed, or the system said no.
+Expected<std::optional<Packet>> receive_packet(int socket);
+
+/// Connects to a daemon; Errc::not_running names the socket and what to do.
+Expected<UniqueFd> connect_to_daemon(const std::string& socket_path);
+
+/// A pidfd of ourselves: the one thing that tells truly when we are gone.
+Expected<UniqueFd> own_pidfd();
+
+/// Says hello and waits for the welcome; a refusal comes back as the error it carries.
+Expected<Packet> say_hello(int socket, Message hello);
+
+/// The pool objects that came with a welcome: bit i of `objects` = PoolObject i is among
+/// them, in that order.
+PoolFds take_pool_fds(Packet& packet);
+
+}  // namespace kvhive

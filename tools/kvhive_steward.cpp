@@ -1,0 +1,100 @@
+// kvhive-steward: formats the pool once, then returns what dead processes held. It keeps nothing of
+// its own, so restarting it costs nothing: the keeper tells the next one what is left to sweep.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "config/log.hpp"
+#include "pool/reaper.hpp"
+#include "tools/keeper/listener.hpp"
+#include "tools/keeper/protocol.hpp"
+
+namespace kvhive {
+namespace {
+
+class Steward {
+ public:
+  static Expected<Steward> attach(const std::string& socket_path) {
+    auto socket = connect_to_daemon(socket_path);
+    if (!socket) return forward_error(socket);
+    Message hello;
+    hello.role = Role::steward;
+    auto welcome = say_hello(socket->get(), hello);
+    if (!welcome) return forward_error(welcome);
+    const PoolFds fds = take_pool_fds(*welcome);
+    auto memory = PoolMemory::attach(fds, Access::read_write);
+    if (!memory &&
+        memory.error().code == Errc::not_running) {  // fresh, or our predecessor died formatting it
+      if (auto formatted = PoolMemory::format(fds, welcome->message.geometry); !formatted)
+        return forward_error(formatted);
+      memory = PoolMemory::attach(fds, Access::read_write);
+    }
+    if (!memory) return forward_error(memory);
+    memory->hide_from_children();
+    return Steward(std::move(*socket), std::move(*memory));
+  }
+
+  /// Serves until the keeper hangs up.
+  Expected<void> run() {
+    Message formatted;
+    formatted.type = MessageType::formatted;
+    if (auto sent = send_packet(socket_.get(), formatted); !sent) return sent;
+    while (true) {
+      auto packet = receive_packet(socket_.get());
+      if (!packet) return forward_error(packet);
+      if (!*packet) return {};
+      const Message& message = (*packet)->message;
+      if (message.type == MessageType::reap && message.slot < kMaxProcesses) sweep(message.slot);
+    }
+  }
+
+ private:
+  Steward(UniqueFd socket, PoolMemory memory)
+      : socket_(std::move(socket)), memory_(std::move(memory)) {}
+
+  void sweep(std::uint32_t slot) {
+    const ReapReport report = reap(memory_, ProcessSlot{slot});
+    Message done;
+    done.type = MessageType::reaped;
+    done.slot = slot;
+    done.freed = static_cast<std::uint32_t>(report.freed);
+    done.released = static_cast<std::uint32_t>(report.released);
+    (void)send_packet(socket_.get(), done);  // if the keeper is gone, so are we
+  }
+
+  UniqueFd socket_;
+  PoolMemory memory_;
+};
+
+int run(int argc, char** argv) {
+  CLI::App app{"kvhive-steward: started by kvhived"};
+  std::string socket, level = "info";
+  app.add_option("--socket", socket, "the daemon's socket")->required();
+  app.add_option("--log-level", level, "log level");
+  CLI11_PARSE(app, argc, argv);
+  signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
+  start_log("steward", level);
+  auto steward = Steward::attach(socket);
+  if (!steward) {
+    spdlog::error("{}", steward.error().text);
+    return 1;
+  }
+  if (auto ended = steward->run(); !ended) spdlog::debug("{}", ended.error().text);
+  remove_stale_socket(socket);  // a keeper that was killed could not
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvhive
+
+int main(int argc, char** argv) {
+  try {
+    return kvhive::run(argc, argv);
+  } catch (const std::exception& exception) {
+    std::fprintf(stderr, "kvhive-steward: %s\n", exception.what());
+    return 1;
+  }
+}
