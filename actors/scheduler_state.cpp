@@ -44,6 +44,11 @@ void SchedulerState::submit(Submission&& submission) {
 }
 
 Expected<void> SchedulerState::check(const Submission& submission) const {
+  // Only a client that rewrites its slots gets here; a second request of that name could not be
+  // aborted.
+  if (by_key_.count(submission.key) != 0)
+    return failure(Errc::bad_argument, "slot " + std::to_string(submission.key.slot) +
+                                           " of the channel has an unfinished request already");
   const std::size_t length = submission.prompt.size();
   if (length == 0)
     return failure(Errc::bad_argument, "the prompt is empty; give at least one token");

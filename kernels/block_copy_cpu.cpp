@@ -27,11 +27,14 @@ void stream_pages(const std::byte* source, std::byte* destination, std::size_t b
   const auto* from = reinterpret_cast<const std::uint8_t*>(source);
   auto* to = reinterpret_cast<std::uint8_t*>(destination);
   constexpr std::size_t kLine = 64;
+  constexpr std::size_t kReadAhead = 512;
   for (std::size_t quad = 0; quad < bytes; quad += 4 * kPage)
     for (std::size_t line = quad; line < quad + kPage; line += kLine)
-      for (std::size_t page = 0; page < 4 * kPage; page += kPage)
+      for (std::size_t page = 0; page < 4 * kPage; page += kPage) {
+        hwy::Prefetch(from + line + page + kReadAhead);
         for (std::size_t i = line + page; i < line + page + kLine; i += hn::Lanes(d))
           hn::Stream(hn::LoadU(d, from + i), d, to + i);
+      }
   hwy::FlushStream();
 }
 

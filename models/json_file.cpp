@@ -14,6 +14,25 @@ std::string range_text(std::string_view kind, double least, double most) {
   return text.str();
 }
 
+constexpr int kMaxDepth = 64;
+
+bool is_nested_too_deep(std::string_view text) {
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size() && depth <= kMaxDepth; ++i) {
+    const char c = text[i];
+    if (c == '\\' && in_string)
+      ++i;  // whatever is escaped ends no string
+    else if (c == '"')
+      in_string = !in_string;
+    else if (!in_string && (c == '[' || c == '{'))
+      ++depth;
+    else if (!in_string && (c == ']' || c == '}'))
+      --depth;
+  }
+  return depth > kMaxDepth;
+}
+
 }  // namespace
 
 std::string shown(const nlohmann::json& value) {
@@ -40,15 +59,22 @@ Expected<std::string> read_text_file(const std::filesystem::path& path, std::siz
   return text;
 }
 
+std::optional<nlohmann::json> parse_json_object(std::string_view text) {
+  if (is_nested_too_deep(text)) return std::nullopt;
+  auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return std::nullopt;
+  return json;
+}
+
 Expected<nlohmann::json> read_json_object(const std::filesystem::path& path) {
   auto text = read_text_file(path);
   if (!text) return forward_error(text);
-  auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object())
+  auto json = parse_json_object(*text);
+  if (!json)
     return failure(Errc::bad_format,
                    path.string() + ": " + std::to_string(text->size()) +
                        " bytes that are not one JSON object; fetch the file again");
-  return json;
+  return std::move(*json);
 }
 
 const nlohmann::json* JsonFields::find(const std::string& name) const {

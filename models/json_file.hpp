@@ -17,6 +17,9 @@ namespace kvhive {
 Expected<std::string> read_text_file(const std::filesystem::path& path,
                                      std::size_t max_bytes = std::size_t{256} << 20);
 
+/// A text that is one JSON object, nested no deeper than a sane file: printing and copying recurse.
+std::optional<nlohmann::json> parse_json_object(std::string_view text);
+
 /// A file that must hold one JSON object.
 Expected<nlohmann::json> read_json_object(const std::filesystem::path& path);
 

@@ -73,9 +73,9 @@ Expected<Parts> split_file(std::span<const std::byte> file, const std::string& n
     return malformed(name, "header length " + std::to_string(header_bytes) + ", but the file has " +
                                std::to_string(file.size() - kLengthBytes) + " bytes after it");
   const auto* text = reinterpret_cast<const char*>(file.data() + kLengthBytes);
-  auto header = nlohmann::json::parse(text, text + header_bytes, nullptr, false);
-  if (!header.is_object()) return malformed(name, "the header is not a JSON object");
-  return Parts{std::move(header), file.subspan(kLengthBytes + header_bytes)};
+  auto header = parse_json_object({text, header_bytes});
+  if (!header) return malformed(name, "the header is not a JSON object");
+  return Parts{std::move(*header), file.subspan(kLengthBytes + header_bytes)};
 }
 
 Expected<TensorEntry> read_entry(const nlohmann::json& value, std::span<const std::byte> buffer,

@@ -25,7 +25,10 @@ int main(int argc, char** argv) {
   kvhive::add_layout(app, exit_code);
   kvhive::add_stop(app, exit_code);
   try {
-    CLI11_PARSE(app, argc, argv);
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    return kvhive::fail({kvhive::Errc::bad_argument, std::string(error.what()) + "; see --help"});
   } catch (const std::exception& exception) {
     return kvhive::fail({kvhive::Errc::bad_format, exception.what()});
   }

@@ -200,6 +200,7 @@ int fail(const Error& error) {
 
 int run(int argc, char** argv) {
   CLI::App app{"kvhive-engine: one engine process of a pool; usually started by kvhived"};
+  app.name("kvhive-engine");
   OptionFlags flags(app);
   std::uint32_t index = 0;
   std::string describe_what;
@@ -207,7 +208,7 @@ int run(int argc, char** argv) {
   app.add_option("--describe", describe_what,
                  "print what the model needs as JSON and leave: config, or profile to measure")
       ->check(CLI::IsMember({"config", "profile"}));
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = flags.parse(app, argc, argv)) return *code;
   signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
   auto options = flags.options();
   if (!options) return fail(options.error());

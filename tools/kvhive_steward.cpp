@@ -1,10 +1,12 @@
 // kvhive-steward: formats the pool once, then returns what dead processes held. It keeps nothing of
 // its own, so restarting it costs nothing: the keeper tells the next one what is left to sweep.
 
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
 
 #include "config/log.hpp"
@@ -69,6 +71,13 @@ class Steward {
   PoolMemory memory_;
 };
 
+/// A dying process closes its descriptors one by one: the connection to us may be gone while it still listens.
+void wait_for_end(const UniqueFd& pidfd) {
+  pollfd gone{pidfd.get(), POLLIN, 0};
+  while (poll(&gone, 1, -1) < 0 && errno == EINTR) {
+  }
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"kvhive-steward: started by kvhived"};
   std::string socket, level = "info";
@@ -77,12 +86,18 @@ int run(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
   start_log("steward", level);
+  auto keeper = pidfd_of(getppid());
+  if (!keeper) {
+    spdlog::error("{}", keeper.error().text);
+    return 1;
+  }
   auto steward = Steward::attach(socket);
   if (!steward) {
     spdlog::error("{}", steward.error().text);
     return 1;
   }
   if (auto ended = steward->run(); !ended) spdlog::debug("{}", ended.error().text);
+  wait_for_end(*keeper);
   remove_stale_socket(socket);  // a keeper that was killed could not
   return 0;
 }

@@ -50,11 +50,12 @@ int run(int argc, char** argv) {
   CLI::App app{
       "kvhived: one KV cache per host. Starts a pool in shared memory and the engines that share "
       "it."};
+  app.name("kvhived");
   OptionFlags flags(app);
   bool is_detached = false;
   app.add_flag("--detach", is_detached,
                "return when the daemon is ready, leaving it in the background");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = flags.parse(app, argc, argv)) return *code;
   auto options = flags.options();
   if (!options) return fail(options.error());
   if (options->socket.empty()) options->socket = default_socket();

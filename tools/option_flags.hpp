@@ -3,7 +3,9 @@
 // Flags win.
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "config/options.hpp"
@@ -24,6 +26,29 @@ class OptionFlags {
         option->expected(0, 1)->default_str("true");
     }
     app.set_help_flag("-h,--help", "print this help");
+  }
+
+  /// Parses the command line. Nothing = go on; otherwise the exit code, with everything said (help, or an error in one
+  /// line that suggests the nearest flag).
+  std::optional<int> parse(CLI::App& app, int argc, char** argv) const {
+    try {
+      app.parse(argc, argv);
+      return std::nullopt;
+    } catch (const CLI::ExtrasError&) {
+      for (const std::string& extra : app.remaining()) {
+        if (extra.rfind("--", 0) != 0) continue;
+        const auto known = find_option(extra.substr(2, extra.find('=') - 2));
+        std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(),
+                     known ? ("unexpected " + extra).c_str() : known.error().text.c_str());
+        return 1;
+      }
+      std::fprintf(stderr, "%s: unexpected '%s'; see --help\n", app.get_name().c_str(), app.remaining().front().c_str());
+      return 1;
+    } catch (const CLI::ParseError& error) {
+      if (error.get_exit_code() == 0) return app.exit(error);
+      std::fprintf(stderr, "%s: %s; see --help\n", app.get_name().c_str(), error.what());
+      return 1;
+    }
   }
 
   /// What the file says, then what the flags say; not yet checked. Call after parsing.

@@ -14,8 +14,7 @@ TEST(KvLayout, HasVllmsPageSize) {  // AttentionSpec.page_size_bytes: 2 * S * G 
 }
 
 TEST(KvLayout, FloatTakesTwiceTheRoom) {
-  KvLayout layout{
-      .layers = 2, .kv_heads = 3, .head_size = 5, .block_size = 7, .dtype = Dtype::f16};
+  KvLayout layout{.layers = 2, .kv_heads = 3, .head_size = 5, .block_size = 7, .dtype = Dtype::f16};
   const std::size_t narrow = layout.block_bytes();
   layout.dtype = Dtype::f32;
   EXPECT_EQ(layout.block_bytes(), 2 * narrow);

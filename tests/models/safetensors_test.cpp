@@ -135,8 +135,9 @@ TEST(Safetensors, OverlapsAndHolesAreRefused) {
 
 TEST(Safetensors, HostileHeadersAreErrors) {
   const std::string deep = std::string(200000, '[') + std::string(200000, ']');
-  for (const std::string& header : {std::string(), std::string("[]"), std::string("{\"a\": "), deep,
-                                    std::string("{\"a\xff\": 1}"), std::string("null")})
+  for (const std::string& header :
+       {std::string(), std::string("[]"), std::string("{\"a\": "), deep,
+        "{\"a\": {\"dtype\": " + deep + "}}", std::string("{\"a\xff\": 1}"), std::string("null")})
     EXPECT_FALSE(parse_safetensors(image(header, 4), "m"));
   auto file = image("{}", 0);
   for (const std::uint64_t length : {UINT64_MAX, std::uint64_t{3}, std::uint64_t{1} << 63}) {

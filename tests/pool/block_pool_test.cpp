@@ -29,7 +29,8 @@ struct Bench {
   /// A published block with this content, held.
   BlockId publish_one(const Prompt& prompt, Tier tier = Tier::device) {
     const auto blocks = pool.allocate(tier, 1).value();
-    pool.publish(BlockPool::root(prompt.domain), blocks, prompt.names(0, 1), prompt.of_blocks(0, 1));
+    pool.publish(BlockPool::root(prompt.domain), blocks, prompt.names(0, 1),
+                 prompt.of_blocks(0, 1));
     return blocks[0];
   }
 
@@ -226,11 +227,10 @@ TEST(BlockPool, DomainsNeverHitEachOther) {
   leave_idle(b.pool, ours);
   EXPECT_THAT(match_all(b.pool, theirs).blocks, IsEmpty());
   // Not even with the other's names: the past is not theirs.
-  EXPECT_THAT(b.pool
-                  .match(Tier::device, BlockPool::root(DomainId{2}), ours.chain,
-                         ours.of_blocks(0, 3))
-                  .blocks,
-              IsEmpty());
+  EXPECT_THAT(
+      b.pool.match(Tier::device, BlockPool::root(DomainId{2}), ours.chain, ours.of_blocks(0, 3))
+          .blocks,
+      IsEmpty());
   leave_idle(b.pool, theirs);
   const PrefixHit hit = match_all(b.pool, theirs);
   EXPECT_EQ(numbers(hit.blocks), (Ids{4, 5, 6}));
@@ -314,8 +314,8 @@ TEST(BlockPool, ChildrenStayReachableThroughAnEqualParent) {
   const Prompt family(b.pool, counting(0, 8));
   const BlockId first = b.publish_one(parent);
   const auto second = b.pool.allocate(Tier::device, 1).value();
-  const Prefix adopted = b.pool.publish(BlockPool::root({}), second, parent.names(0, 1),
-                                        parent.of_blocks(0, 1));
+  const Prefix adopted =
+      b.pool.publish(BlockPool::root({}), second, parent.names(0, 1), parent.of_blocks(0, 1));
   const auto child = b.pool.allocate(Tier::device, 1).value();
   b.pool.publish(adopted, child, family.names(1, 1), family.of_blocks(1, 1));
 

@@ -18,9 +18,9 @@ class Fsck : public ::testing::Test {
  protected:
   Fsck() : memory(private_pool(small_geometry(16, 8, 5))), pool(memory, ProcessSlot{0}) {
     occupy(memory, ProcessSlot{0});
-    (void)admit(pool, Prompt(pool, counting(0, 17), DomainId{7})).value();      // 1 2 3, 4 filling
-    leave_idle(pool, Prompt(pool, counting(500, 10)));                          // 5 6
-    const Prompt again(pool, counting(0, 5), DomainId{7});                      // 7
+    (void)admit(pool, Prompt(pool, counting(0, 17), DomainId{7})).value();  // 1 2 3, 4 filling
+    leave_idle(pool, Prompt(pool, counting(500, 10)));                      // 5 6
+    const Prompt again(pool, counting(0, 5), DomainId{7});                  // 7
     publish_root(Tier::device, again, kNoExtraKey);
     publish_root(Tier::host, Prompt(pool, counting(900, 5)), ExtraKey{1, 99});  // 16
   }
@@ -28,8 +28,7 @@ class Fsck : public ::testing::Test {
   void publish_root(Tier tier, const Prompt& prompt, ExtraKey extra) {
     const auto block = pool.allocate(tier, 1).value();
     const BlockHasher hasher = pool.hasher();
-    const std::vector<Hash128> name{
-        hasher.child(hasher.root(prompt.domain), prompt.tokens, extra)};
+    const std::vector<Hash128> name{hasher.child(hasher.root(prompt.domain), prompt.tokens, extra)};
     pool.publish(BlockPool::root(prompt.domain), block, name, prompt.tokens, std::vector{extra});
   }
 

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kBytes = 8192;
 
-UniqueFd memory_of(std::size_t bytes) { return std::move(*create_memory("kvhive-test", bytes)); }
+UniqueFd memory_of(std::size_t bytes) { return create_memory("kvhive-test", bytes).value(); }
 
 bool is_open(int fd) { return fcntl(fd, F_GETFD) >= 0; }
 
@@ -115,7 +115,7 @@ TEST(MappedMemory, RefusesWhatIsNoMemoryAtAll) {
 
 TEST(ReopenReadOnly, AllowsNoWritingByAnyWay) {
   const UniqueFd fd = memory_of(kBytes);
-  const UniqueFd reader = std::move(*reopen_read_only(fd.get()));
+  const UniqueFd reader = reopen_read_only(fd.get()).value();
   EXPECT_EQ(pwrite(reader.get(), "x", 1, 0), -1);
   EXPECT_FALSE(MappedMemory::map(reader.get(), kBytes, Access::read_write, "test").has_value());
   auto map = MappedMemory::map(reader.get(), kBytes, Access::read_only, "test").value();
@@ -123,9 +123,7 @@ TEST(ReopenReadOnly, AllowsNoWritingByAnyWay) {
   EXPECT_EQ(errno, EACCES);
 }
 
-TEST(ReopenReadOnly, NeedsAnOpenDescriptor) {
-  EXPECT_FALSE(reopen_read_only(-1).has_value());
-}
+TEST(ReopenReadOnly, NeedsAnOpenDescriptor) { EXPECT_FALSE(reopen_read_only(-1).has_value()); }
 
 TEST(MappedMemory, AdviceOnNothingIsHarmless) {
   const MappedMemory none;

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 PoolFds formatted(const PoolGeometry& geometry) {
-  PoolFds fds = std::move(*create_pool_objects(geometry));
+  PoolFds fds = create_pool_objects(geometry).value();
   EXPECT_TRUE(PoolMemory::format(fds, geometry).has_value());
   return fds;
 }
@@ -28,7 +28,7 @@ PoolFds formatted(const PoolGeometry& geometry) {
 PoolFds reopened(const PoolFds& fds) {
   PoolFds readers;
   for (std::size_t i = 0; i < kPoolObjects; ++i)
-    if (fds[i]) readers[i] = std::move(*reopen_read_only(fds[i].get()));
+    if (fds[i]) readers[i] = reopen_read_only(fds[i].get()).value();
   return readers;
 }
 
@@ -66,7 +66,7 @@ TEST(PoolMemory, FormattedPoolIsCleanAndWhole) {
 }
 
 TEST(PoolMemory, InterruptedFormatCanBeRunAgain) {
-  PoolFds fds = std::move(*create_pool_objects(small_geometry(8)));
+  PoolFds fds = create_pool_objects(small_geometry(8)).value();
   const PoolLayout layout(small_geometry(8));
   auto metadata = MappedMemory::map(at(fds, PoolObject::metadata).get(), layout.metadata_bytes,
                                     Access::read_write, "metadata");
@@ -77,8 +77,8 @@ TEST(PoolMemory, InterruptedFormatCanBeRunAgain) {
 
 TEST(PoolMemory, TwoAttachmentsSeeOnePool) {
   const PoolFds fds = formatted(small_geometry(8));
-  const PoolMemory first = std::move(*PoolMemory::attach(fds, Access::read_write));
-  const PoolMemory second = std::move(*PoolMemory::attach(fds, Access::read_write));
+  const PoolMemory first = PoolMemory::attach(fds, Access::read_write).value();
+  const PoolMemory second = PoolMemory::attach(fds, Access::read_write).value();
   BlockPool writer(first, ProcessSlot{0}), reader(second, ProcessSlot{1});
   const Prompt prompt(writer, counting(0, 12));
   const Request request = admit(writer, prompt).value();
@@ -107,7 +107,7 @@ TEST(PoolMemory, KnowsWhereEachBlockLies) {
 // -- refusals
 
 TEST(PoolMemory, RefusesAPoolNotYetFormatted) {
-  const PoolFds fds = std::move(*create_pool_objects(small_geometry(8)));
+  const PoolFds fds = create_pool_objects(small_geometry(8)).value();
   const auto attached = PoolMemory::attach(fds, Access::read_write);
   ASSERT_FALSE(attached.has_value());
   EXPECT_EQ(attached.error().code, Errc::not_running);
@@ -122,7 +122,7 @@ class PoolMemoryHeader : public ::testing::TestWithParam<Corruption> {};
 
 TEST_P(PoolMemoryHeader, IsRefusedWhenCorruptedNamingBothSides) {
   const PoolFds fds = formatted(small_geometry(100, 20));
-  const PoolMemory memory = std::move(*PoolMemory::attach(fds, Access::read_write));
+  const PoolMemory memory = PoolMemory::attach(fds, Access::read_write).value();
   GetParam().apply(memory.control());
   for (const Access access : {Access::read_write, Access::read_only}) {
     const auto attached = PoolMemory::attach(fds, access);
@@ -171,9 +171,9 @@ TEST(PoolMemory, RefusesUnsealedObjects) {
   const PoolGeometry geometry = small_geometry(8);
   PoolFds fds = formatted(geometry);
   at(fds, PoolObject::metadata) = UniqueFd(memfd_create("metadata", MFD_CLOEXEC));
-  ASSERT_EQ(ftruncate(at(fds, PoolObject::metadata).get(),
-                      off_t(PoolLayout(geometry).metadata_bytes)),
-            0);
+  ASSERT_EQ(
+      ftruncate(at(fds, PoolObject::metadata).get(), off_t(PoolLayout(geometry).metadata_bytes)),
+      0);
   EXPECT_EQ(PoolMemory::attach(fds, Access::read_write).error().code, Errc::bad_format);
 }
 
@@ -190,7 +190,7 @@ TEST(PoolMemory, InspectorNeedsNeitherTokensNorPayload) {
   PoolFds readers = reopened(fds);
   for (const auto object : {PoolObject::tokens, PoolObject::device, PoolObject::host})
     at(readers, object) = UniqueFd();
-  const PoolMemory memory = std::move(*PoolMemory::attach(readers, Access::read_only));
+  const PoolMemory memory = PoolMemory::attach(readers, Access::read_only).value();
   EXPECT_FALSE(memory.has_tokens());
   EXPECT_THAT(fsck(memory).violations, IsEmpty());
 
@@ -202,12 +202,12 @@ TEST(PoolMemory, InspectorCannotMakeItsMappingsWritable) {
   const PoolFds fds = formatted(small_geometry(8, 4));
   const PoolFds readers = reopened(fds);
   EXPECT_FALSE(PoolMemory::attach(readers, Access::read_write).has_value());
-  const PoolMemory memory = std::move(*PoolMemory::attach(readers, Access::read_only));
-  for (void* address : {static_cast<void*>(&memory.control()),
-                        static_cast<void*>(memory.descriptors()),
-                        static_cast<void*>(memory.token_row(BlockId{0})),
-                        static_cast<void*>(memory.arena(Tier::device)),
-                        static_cast<void*>(memory.arena(Tier::host))}) {
+  const PoolMemory memory = PoolMemory::attach(readers, Access::read_only).value();
+  for (void* address :
+       {static_cast<void*>(&memory.control()), static_cast<void*>(memory.descriptors()),
+        static_cast<void*>(memory.token_row(BlockId{0})),
+        static_cast<void*>(memory.arena(Tier::device)),
+        static_cast<void*>(memory.arena(Tier::host))}) {
     EXPECT_EQ(mprotect(address, 4096, PROT_READ | PROT_WRITE), -1);
     EXPECT_EQ(errno, EACCES);
   }

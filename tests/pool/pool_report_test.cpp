@@ -15,9 +15,9 @@ TEST(PoolReport, CountsEveryBlockOnceByState) {
   occupy(memory, ProcessSlot{5}, 222);
   BlockPool first(memory, ProcessSlot{0}), second(memory, ProcessSlot{5});
   const Prompt prompt(first, counting(0, 9));
-  (void)admit(first, prompt).value();                          // two held, one filling
-  leave_idle(first, Prompt(first, counting(100, 12)));         // three idle
-  (void)match_all(second, prompt);                             // two shared
+  (void)admit(first, prompt).value();                   // two held, one filling
+  leave_idle(first, Prompt(first, counting(100, 12)));  // three idle
+  (void)match_all(second, prompt);                      // two shared
   (void)second.allocate(Tier::host, 1).value();
 
   const PoolReport report = report_pool(memory);

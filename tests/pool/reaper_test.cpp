@@ -119,8 +119,8 @@ TEST(Reaper, CountsTransitionsTheDeadMadeForOthers) {
   const Request theirs = admit(b.alive, second).value();
   const PrefixHit of_theirs = match_all(b.dead, second);
   const PrefixHit of_ours = match_all(b.alive, first);
-  b.dead.release(ours.blocks);      // last holder: the other
-  b.alive.release(theirs.blocks);   // last holder: the dead
+  b.dead.release(ours.blocks);     // last holder: the other
+  b.alive.release(theirs.blocks);  // last holder: the dead
   EXPECT_EQ(b.alive.available(Tier::device), 5u);
   reap(b.memory, kDead);
   EXPECT_EQ(b.alive.available(Tier::device), 6u);

@@ -92,8 +92,9 @@ inline std::optional<Request> admit(BlockPool& pool, const Prompt& prompt) {
   Request request{hit.blocks, hit.blocks.size(), hit.end};
   request.blocks.insert(request.blocks.end(), fresh->begin(), fresh->end());
   const std::size_t full = prompt.full_blocks() - request.hits;
-  request.end = pool.publish(hit.end, std::span(request.blocks).subspan(request.hits, full),
-                             prompt.names(request.hits, full), prompt.of_blocks(request.hits, full));
+  request.end =
+      pool.publish(hit.end, std::span(request.blocks).subspan(request.hits, full),
+                   prompt.names(request.hits, full), prompt.of_blocks(request.hits, full));
   return request;
 }
 

@@ -28,7 +28,6 @@
 
 #include "config/check.hpp"
 #include "config/kv_layout.hpp"
-#include "hwy/cache_control.h"
 #include "kernels/block_copy.hpp"
 #include "kernels/paged_attention.hpp"
 
@@ -103,6 +102,21 @@ class Arena {
   std::size_t bytes_;
 };
 
+using Line = std::uint64_t __attribute__((vector_size(64)));
+
+/// Reads a page as fast as this CPU can, prefetching the next one.
+__attribute__((target_clones("avx512f", "avx2", "default"))) std::uint64_t read_page(
+    const std::byte* page, const std::byte* next, std::int64_t bytes) {
+  Line sum{};
+  for (std::int64_t i = 0; i < bytes; i += static_cast<std::int64_t>(sizeof(Line))) {
+    __builtin_prefetch(next + i);
+    Line line;
+    std::memcpy(&line, page + i, sizeof line);
+    sum += line;
+  }
+  return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
+}
+
 /// A batch of sequences of one length, each with a few query tokens, over a pool of several layers:
 /// more KV in all than the caches hold, the layers taken in turn as in a model.
 class Batch {
@@ -163,8 +177,6 @@ class Batch {
     return args;
   }
 
-  using Line = std::uint64_t __attribute__((vector_size(64)));
-
   void read_layer(const PagedKv& kv) const {
     // A row of the table is cut into pieces, so that one long sequence keeps all threads busy here,
     // too.
@@ -188,17 +200,6 @@ class Batch {
     }
     volatile std::uint64_t sink = checksum;
     static_cast<void>(sink);
-  }
-
-  static std::uint64_t read_page(const std::byte* page, const std::byte* next, std::int64_t bytes) {
-    Line sum{};
-    for (std::int64_t i = 0; i < bytes; i += sizeof(Line)) {
-      hwy::Prefetch(next + i);
-      Line line;
-      std::memcpy(&line, page + i, sizeof line);
-      sum += line;
-    }
-    return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
   }
 
   KvLayout layout_;

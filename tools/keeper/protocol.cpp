@@ -117,14 +117,14 @@ Expected<UniqueFd> connect_to_daemon(const std::string& socket_path) {
   return os_failure("connect to " + socket_path);
 }
 
-Expected<UniqueFd> own_pidfd() {
-  UniqueFd fd{static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0))};
+Expected<UniqueFd> pidfd_of(pid_t pid) {
+  UniqueFd fd{static_cast<int>(syscall(SYS_pidfd_open, pid, 0))};
   if (!fd) return os_failure("pidfd_open");
   return fd;
 }
 
 Expected<Packet> say_hello(int socket, Message hello) {
-  auto pidfd = own_pidfd();
+  auto pidfd = pidfd_of(getpid());
   if (!pidfd) return forward_error(pidfd);
   hello.type = MessageType::hello;
   hello.layout_hash = layout_hash({});

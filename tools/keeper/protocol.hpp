@@ -3,6 +3,8 @@
 // descriptors beside it. Read into private memory once, then checked; anything malformed closes the
 // connection.
 
+#include <sys/types.h>
+
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -80,8 +82,8 @@ Expected<std::optional<Packet>> receive_packet(int socket);
 /// Connects to a daemon; Errc::not_running names the socket and what to do.
 Expected<UniqueFd> connect_to_daemon(const std::string& socket_path);
 
-/// A pidfd of ourselves: the one thing that tells truly when we are gone.
-Expected<UniqueFd> own_pidfd();
+/// The one thing that tells truly when a process is gone.
+Expected<UniqueFd> pidfd_of(pid_t pid);
 
 /// Says hello and waits for the welcome; a refusal comes back as the error it carries.
 Expected<Packet> say_hello(int socket, Message hello);

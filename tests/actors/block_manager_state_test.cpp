@@ -1,0 +1,642 @@
+#include "actors/block_manager_state.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "pool/fsck.hpp"
+#include "tests/support/private_pool.hpp"
+#include "tests/support/request.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr std::uint32_t kSize = 4;  // tokens per block
+
+/// A block manager whose scheduler and executor are the test itself. Blocks of 4 tokens.
+class BlockManagerStateTest : public ::testing::Test {
+ protected:
+  /// One step in plain numbers.
+  struct Step {
+    std::vector<std::uint64_t> running;
+    std::vector<std::uint64_t> waiting;
+    std::vector<std::uint64_t> ended;
+    std::uint32_t budget = 1000;
+    std::vector<std::uint64_t> victims;  ///< if empty, the running ones backwards
+  };
+
+  /// To be called before anything else if the defaults will not do.
+  void make_pool(std::uint32_t device_capacity, std::uint32_t host_blocks = 0) {
+    memory_.emplace(private_pool(small_geometry(device_capacity + 1, host_blocks, kSize)));
+    for (const std::uint32_t slot : {0u, 1u}) occupy(*memory_, ProcessSlot{slot}, slot + 1);
+    pool_.emplace(*memory_, ProcessSlot{0});
+    peer_.emplace(*memory_, ProcessSlot{1});
+  }
+  void use_swap() { config_.preemption = PreemptionMode::swap; }
+
+  BlockManagerState& manager() {
+    if (!pool_) make_pool(16);
+    if (!manager_) manager_.emplace(*pool_, config_);
+    return *manager_;
+  }
+
+  /// Told with the next plan().
+  void add(std::uint64_t seq, std::vector<TokenId> tokens) {
+    request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0});
+    known_.insert(seq);
+  }
+  void append(std::uint64_t seq, TokenId token) {
+    request_.appended.push_back({SeqId{seq}, token});
+  }
+
+  StepPlan plan(const Step& step) {
+    StepRequest request = std::move(request_);
+    request_ = {};
+    request.step = ++step_;
+    request.token_budget = step.budget;
+    for (const auto seq : step.running) request.running.push_back(SeqId{seq});
+    for (const auto seq : step.waiting) request.waiting.push_back(SeqId{seq});
+    for (const auto seq : step.ended) {
+      request.ended.push_back(SeqId{seq});
+      known_.erase(seq);
+    }
+    for (const auto seq : step.victims) request.victims.push_back(SeqId{seq});
+    if (step.victims.empty())
+      request.victims.assign(request.running.rbegin(), request.running.rend());
+    return manager().plan(request);
+  }
+
+  /// Blocks that another process finds of `tokens`.
+  std::size_t found_by_peer(const std::vector<TokenId>& tokens, Tier tier = Tier::device,
+                            DomainId domain = DomainId{0}) {
+    const Prompt prompt(*peer_, tokens, domain);
+    const PrefixHit hit = match_all(*peer_, prompt, tier);
+    peer_->cancel(hit);
+    return hit.blocks.size();
+  }
+  std::size_t available(Tier tier = Tier::device) { return pool_->available(tier); }
+
+  static std::vector<std::uint64_t> seqs(const std::vector<ScheduledSequence>& work) {
+    std::vector<std::uint64_t> values;
+    for (const auto& item : work) values.push_back(item.seq.value);
+    return values;
+  }
+  static std::vector<std::uint64_t> seqs(const std::vector<Admission>& admissions) {
+    std::vector<std::uint64_t> values;
+    for (const auto& item : admissions) values.push_back(item.seq.value);
+    return values;
+  }
+  static std::vector<std::uint64_t> seqs(const std::vector<SeqId>& ids) {
+    std::vector<std::uint64_t> values;
+    for (const SeqId seq : ids) values.push_back(seq.value);
+    return values;
+  }
+
+  /// Every test ends with everything given back.
+  void TearDown() override {
+    peer_->release(held_by_peer_);
+    const std::vector<std::uint64_t> left(known_.begin(), known_.end());
+    plan({.ended = left});
+    for (const Tier tier : {Tier::device, Tier::host})
+      EXPECT_EQ(pool_->available(tier), pool_->capacity(tier)) << to_string(tier);
+    EXPECT_THAT(fsck(*memory_).violations, IsEmpty());
+  }
+
+  void peer_takes(std::size_t blocks, Tier tier = Tier::device) {
+    const auto taken = peer_->allocate(tier, blocks).value();
+    held_by_peer_.insert(held_by_peer_.end(), taken.begin(), taken.end());
+  }
+  void peer_gives_back() {
+    peer_->release(held_by_peer_);
+    held_by_peer_.clear();
+  }
+
+  BlockManagerConfig config_;
+  std::optional<PoolMemory> memory_;
+  std::optional<BlockPool> pool_;
+  std::optional<BlockPool> peer_;
+
+ private:
+  std::optional<BlockManagerState> manager_;
+  StepRequest request_;
+  std::set<std::uint64_t> known_;
+  std::vector<BlockId> held_by_peer_;
+  std::uint64_t step_ = 0;
+};
+
+// -- serving
+
+TEST_F(BlockManagerStateTest, AnAdmittedPromptIsComputedWholeAndSamples) {
+  add(1, counting(10, 6));
+  const StepPlan first = plan({.waiting = {1}});
+  ASSERT_THAT(seqs(first.work), ElementsAre(1));
+  const ScheduledSequence& work = first.work[0];
+  EXPECT_EQ(work.start, 0u);
+  EXPECT_EQ(work.tokens, counting(10, 6));
+  EXPECT_THAT(work.blocks, SizeIs(2));
+  EXPECT_TRUE(work.samples);
+  ASSERT_THAT(seqs(first.outcome.admitted), ElementsAre(1));
+  EXPECT_EQ(first.outcome.admitted[0].cached_tokens, 0u);
+  EXPECT_EQ(first.outcome.scheduled_tokens, 6u);
+}
+
+TEST_F(BlockManagerStateTest, ARunningSequenceComputesItsLastTokenInItsTable) {
+  add(1, counting(10, 4));
+  const StepPlan first = plan({.waiting = {1}});
+  append(1, 77);
+  const StepPlan second = plan({.running = {1}});
+  ASSERT_THAT(second.work, SizeIs(1));
+  EXPECT_EQ(second.work[0].start, 4u);
+  EXPECT_THAT(second.work[0].tokens, ElementsAre(77));
+  ASSERT_THAT(second.work[0].blocks, SizeIs(2));
+  EXPECT_EQ(second.work[0].blocks[0], first.work[0].blocks[0]);
+}
+
+TEST_F(BlockManagerStateTest, SamplingAndLogprobsTravelWithTheWork) {
+  manager();
+  StepRequest request;
+  request.added.push_back({SeqId{1}, {1, 2}, {.temperature = 0.5f, .seed = 42}, 3});
+  request.waiting = {SeqId{1}};
+  request.token_budget = 10;
+  const StepPlan made = manager().plan(request);
+  ASSERT_THAT(made.work, SizeIs(1));
+  EXPECT_EQ(made.work[0].sampling.seed, 42u);
+  EXPECT_EQ(made.work[0].logprobs, 3u);
+  plan({.ended = {1}});
+}
+
+TEST_F(BlockManagerStateTest, TheRunningAreServedFirstAndTheRestOfTheBudgetIsAChunk) {
+  add(1, counting(10, 4));
+  plan({.waiting = {1}});
+  append(1, 77);
+  add(2, counting(50, 9));
+  const StepPlan second = plan({.running = {1}, .waiting = {2}, .budget = 6});
+  ASSERT_THAT(seqs(second.work), ElementsAre(1, 2));
+  EXPECT_EQ(second.work[1].tokens, counting(50, 5));
+  EXPECT_THAT(second.work[1].blocks, SizeIs(2));
+  EXPECT_FALSE(second.work[1].samples);
+  EXPECT_EQ(second.outcome.scheduled_tokens, 6u);
+
+  append(1, 78);
+  const StepPlan third = plan({.running = {1, 2}, .budget = 6});
+  ASSERT_THAT(seqs(third.work), ElementsAre(1, 2));
+  EXPECT_EQ(third.work[1].start, 5u);
+  EXPECT_EQ(third.work[1].tokens, counting(55, 4));
+  EXPECT_TRUE(third.work[1].samples);
+}
+
+TEST_F(BlockManagerStateTest, WithTheBudgetSpentNobodyElseIsServed) {
+  for (const std::uint64_t seq : {1, 2, 3}) add(seq, counting(static_cast<TokenId>(seq * 50), 8));
+  const StepPlan first = plan({.waiting = {1, 2, 3}, .budget = 16});
+  EXPECT_THAT(seqs(first.outcome.admitted), ElementsAre(1, 2));
+  for (const std::uint64_t seq : {1, 2}) append(seq, 9);
+  const StepPlan second = plan({.running = {1, 2}, .waiting = {3}, .budget = 1});
+  EXPECT_THAT(seqs(second.work), ElementsAre(1));
+  EXPECT_THAT(seqs(plan({.running = {1, 2}, .budget = 10}).work), ElementsAre(2));
+}
+
+TEST_F(BlockManagerStateTest, AStepWithNothingToDoIsEmpty) {
+  add(1, counting(10, 4));
+  plan({.waiting = {1}});
+  EXPECT_TRUE(plan({.ended = {1}}).is_empty());
+}
+
+TEST_F(BlockManagerStateTest, NoMoreThanMaxNumSeqsRun) {
+  config_.max_num_seqs = 2;
+  for (const std::uint64_t seq : {1, 2, 3}) add(seq, counting(static_cast<TokenId>(seq * 50), 4));
+  EXPECT_THAT(seqs(plan({.waiting = {1, 2, 3}}).outcome.admitted), ElementsAre(1, 2));
+  EXPECT_THAT(plan({.running = {1, 2}, .waiting = {3}}).outcome.admitted, IsEmpty());
+  EXPECT_THAT(seqs(plan({.running = {2}, .waiting = {3}, .ended = {1}}).outcome.admitted),
+              ElementsAre(3));
+}
+
+// -- admission
+
+TEST_F(BlockManagerStateTest, AdmissionStopsAtTheFirstThatDoesNotFit) {
+  make_pool(4);
+  add(1, counting(10, 8));
+  add(2, counting(50, 12));
+  add(3, counting(90, 4));
+  EXPECT_THAT(seqs(plan({.waiting = {1, 2, 3}}).outcome.admitted), ElementsAre(1));
+  EXPECT_THAT(seqs(plan({.waiting = {2, 3}, .ended = {1}}).outcome.admitted), ElementsAre(2, 3));
+}
+
+TEST_F(BlockManagerStateTest, APromptIsAdmittedOnlyIfItFitsWholeNotJustItsFirstChunk) {
+  make_pool(4);
+  add(1, counting(10, 8));
+  plan({.waiting = {1}});
+  add(2, counting(50, 12));
+  EXPECT_THAT(plan({.running = {1}, .waiting = {2}, .budget = 4}).outcome.admitted, IsEmpty());
+}
+
+TEST_F(BlockManagerStateTest, AFailedAdmissionLeavesTheHitsInTheirPlaceInTheReleaseOrder) {
+  make_pool(5);
+  add(1, counting(10, 8));
+  plan({.waiting = {1}});
+  plan({.ended = {1}});
+  peer_takes(1);
+  const auto before = pool_->free_queue(Tier::device);
+  add(2, joined(counting(10, 8), counting(60, 12)));
+  EXPECT_THAT(plan({.waiting = {2}}).outcome.admitted, IsEmpty());
+  EXPECT_EQ(numbers(pool_->free_queue(Tier::device)), numbers(before));
+}
+
+TEST_F(BlockManagerStateTest, TheWatermarkStaysFreeUnlessNobodyRuns) {
+  make_pool(10);
+  config_.watermark = 0.2;
+  add(1, counting(10, 4 * 9));
+  EXPECT_THAT(seqs(plan({.waiting = {1}}).outcome.admitted), ElementsAre(1));
+  plan({.ended = {1}});
+  add(2, counting(100, 4 * 5));
+  plan({.waiting = {2}});
+  add(3, counting(200, 4 * 4));
+  EXPECT_THAT(plan({.running = {2}, .waiting = {3}}).outcome.admitted, IsEmpty());
+  add(4, counting(300, 4 * 3));
+  EXPECT_THAT(seqs(plan({.running = {2}, .waiting = {4}}).outcome.admitted), ElementsAre(4));
+}
+
+TEST_F(BlockManagerStateTest, TheWatermarkIsForAdmissionNotForGrowth) {
+  make_pool(4);
+  config_.watermark = 0.5;
+  add(1, counting(10, 4));
+  plan({.waiting = {1}});
+  peer_takes(2);
+  append(1, 7);
+  const StepPlan grown = plan({.running = {1}});
+  EXPECT_THAT(seqs(grown.work), ElementsAre(1));
+  EXPECT_THAT(grown.outcome.preempted, IsEmpty());
+}
+
+TEST_F(BlockManagerStateTest, RejectsWhatNeverFitsAndGoesOnWithTheNext) {
+  make_pool(3);
+  add(1, counting(10, 13));
+  add(2, counting(50, 12));
+  const StepPlan first = plan({.waiting = {1, 2}});
+  ASSERT_THAT(first.outcome.rejected, SizeIs(1));
+  EXPECT_EQ(first.outcome.rejected[0].seq, SeqId{1});
+  EXPECT_EQ(first.outcome.rejected[0].error.code, Errc::never_fits);
+  EXPECT_THAT(first.outcome.rejected[0].error.text, HasSubstr("13 tokens"));
+  EXPECT_THAT(first.outcome.rejected[0].error.text, HasSubstr("holds 12"));
+  EXPECT_THAT(seqs(first.outcome.admitted), ElementsAre(2));
+}
+
+// -- sharing
+
+TEST_F(BlockManagerStateTest, BlocksAreFoundOnlyAfterTheNextStepRequest) {
+  const auto prompt = counting(10, 8);
+  add(1, prompt);
+  plan({.waiting = {1}});
+  EXPECT_EQ(found_by_peer(prompt), 0u);
+  append(1, 7);
+  plan({.running = {1}});
+  EXPECT_EQ(found_by_peer(prompt), 2u);
+}
+
+TEST_F(BlockManagerStateTest, OnlyFullBlocksThatAreComputedArePublished) {
+  const auto prompt = counting(10, 11);
+  add(1, prompt);
+  plan({.waiting = {1}, .budget = 6});
+  plan({.running = {1}, .budget = 4});
+  EXPECT_EQ(found_by_peer(prompt), 1u);
+  plan({.running = {1}});
+  EXPECT_EQ(found_by_peer(prompt), 2u);
+}
+
+TEST_F(BlockManagerStateTest, GeneratedTokensFillBlocksThatAreSharedToo) {
+  add(1, counting(10, 3));
+  plan({.waiting = {1}});
+  append(1, 70);
+  plan({.running = {1}});
+  append(1, 71);
+  plan({.running = {1}});
+  EXPECT_EQ(found_by_peer({10, 11, 12, 70}), 1u);
+}
+
+TEST_F(BlockManagerStateTest, WhatItsLastStepComputedIsPublishedAlsoWhenASequenceEnds) {
+  const auto prompt = counting(10, 8);
+  add(1, prompt);
+  plan({.waiting = {1}});
+  plan({.ended = {1}});
+  EXPECT_EQ(found_by_peer(prompt), 2u);
+  EXPECT_EQ(available(), 16u);
+}
+
+TEST_F(BlockManagerStateTest, AHitStartsBehindItAndSharesTheBlocks) {
+  add(1, counting(10, 8));
+  const StepPlan first = plan({.waiting = {1}});
+  add(2, joined(counting(10, 8), counting(90, 3)));
+  const StepPlan second = plan({.running = {1}, .waiting = {2}});
+  ASSERT_THAT(seqs(second.work), ElementsAre(2));
+  EXPECT_EQ(second.work[0].start, 8u);
+  EXPECT_EQ(second.work[0].tokens, counting(90, 3));
+  EXPECT_EQ(second.work[0].blocks[0], first.work[0].blocks[0]);
+  EXPECT_EQ(second.work[0].blocks[1], first.work[0].blocks[1]);
+  EXPECT_EQ(second.outcome.admitted.at(0).cached_tokens, 8u);
+}
+
+TEST_F(BlockManagerStateTest, AFullHitRecomputesTheWholeLastBlock) {
+  add(1, counting(10, 8));
+  const StepPlan first = plan({.waiting = {1}});
+  add(2, counting(10, 8));
+  const StepPlan second = plan({.running = {1}, .waiting = {2}});
+  ASSERT_THAT(seqs(second.work), ElementsAre(2));
+  EXPECT_EQ(second.work[0].start, 4u);
+  EXPECT_EQ(second.work[0].tokens, counting(14, 4));
+  EXPECT_NE(second.work[0].blocks[1], first.work[0].blocks[1]);
+  EXPECT_TRUE(second.work[0].samples);
+}
+
+TEST_F(BlockManagerStateTest, WithPrefixCachingOffNothingIsPublishedAndNothingFound) {
+  config_.prefix_caching = false;
+  const auto prompt = counting(10, 8);
+  add(1, prompt);
+  plan({.waiting = {1}});
+  add(2, prompt);
+  const StepPlan second = plan({.running = {1}, .waiting = {2}});
+  EXPECT_EQ(second.work.at(0).start, 0u);
+  plan({.ended = {1, 2}});
+  EXPECT_EQ(found_by_peer(prompt), 0u);
+}
+
+TEST_F(BlockManagerStateTest, AnotherDomainFindsNothing) {
+  config_.domain = DomainId{3};
+  const auto prompt = counting(10, 8);
+  add(1, prompt);
+  plan({.waiting = {1}});
+  plan({.running = {1}});
+  EXPECT_EQ(found_by_peer(prompt), 0u);
+  EXPECT_EQ(found_by_peer(prompt, Tier::device, DomainId{3}), 2u);
+}
+
+// -- preemption by recompute
+
+TEST_F(BlockManagerStateTest, PreemptsInTheOrderGivenUntilItFitsAndAdmitsNobodyThen) {
+  make_pool(4);
+  for (const std::uint64_t seq : {1, 2, 3}) add(seq, counting(static_cast<TokenId>(seq * 50), 4));
+  plan({.waiting = {1, 2, 3}});
+  peer_takes(1);
+  append(1, 7);
+  add(4, {1});
+  const StepPlan second = plan({.running = {1, 2, 3}, .waiting = {4}});
+  EXPECT_THAT(seqs(second.outcome.preempted), ElementsAre(3));
+  EXPECT_THAT(seqs(second.work), ElementsAre(1));
+  EXPECT_THAT(second.outcome.admitted, IsEmpty());
+  EXPECT_THAT(seqs(plan({.running = {1, 2}, .ended = {3}}).work), IsEmpty());
+}
+
+TEST_F(BlockManagerStateTest, AVictimServedInTheSameStepLosesItsWorkAndRefundsItsTokens) {
+  make_pool(4);
+  add(1, counting(10, 4));
+  add(2, counting(50, 8));
+  plan({.waiting = {1, 2}});
+  append(1, 7);
+  plan({.running = {1, 2}});
+  append(1, 8);
+  append(2, 9);
+  // Budget 2: both are served only if the victim's token comes back.
+  add(3, counting(90, 4));
+  const StepPlan third = plan({.running = {1, 2}, .waiting = {3}, .budget = 2, .victims = {1, 2}});
+  EXPECT_THAT(seqs(third.outcome.preempted), ElementsAre(1));
+  EXPECT_THAT(seqs(third.work), ElementsAre(2));
+  EXPECT_EQ(third.outcome.scheduled_tokens, 1u);
+}
+
+TEST_F(BlockManagerStateTest, TheRefundedTokensServeOthers) {
+  make_pool(3);
+  add(1, counting(10, 3));
+  add(2, counting(50, 4));
+  add(3, counting(90, 3));
+  plan({.waiting = {1, 2, 3}});
+  for (const std::uint64_t seq : {1, 2, 3}) append(seq, 7);
+  // 1 is served and then preempted for 2; its token goes to 3.
+  const StepPlan second =
+      plan({.running = {1, 2, 3}, .budget = 2, .victims = {1, 3, 2}});
+  EXPECT_THAT(seqs(second.outcome.preempted), ElementsAre(1));
+  EXPECT_THAT(seqs(second.work), ElementsAre(2, 3));
+}
+
+TEST_F(BlockManagerStateTest, PreemptsItselfWhenItIsTheLastInOrder) {
+  make_pool(2);
+  add(1, counting(10, 8));
+  plan({.waiting = {1}});
+  append(1, 7);
+  const StepPlan second = plan({.running = {1}, .waiting = {}});
+  EXPECT_THAT(seqs(second.outcome.preempted), ElementsAre(1));
+  EXPECT_THAT(second.work, IsEmpty());
+  EXPECT_EQ(available(), 2u);
+  const StepPlan third = plan({.waiting = {1}});
+  EXPECT_THAT(third.outcome.rejected, SizeIs(1));
+}
+
+TEST_F(BlockManagerStateTest, TheTailPreemptsItselfRatherThanSomebodyBeforeIt) {
+  make_pool(2);
+  add(1, counting(10, 4));
+  add(2, counting(50, 4));
+  plan({.waiting = {1, 2}});
+  append(2, 7);
+  const StepPlan second = plan({.running = {1, 2}});
+  EXPECT_THAT(seqs(second.outcome.preempted), ElementsAre(2));
+  EXPECT_THAT(second.work, IsEmpty());
+}
+
+TEST_F(BlockManagerStateTest, ARecomputedSequenceFindsWhatItHadPublished) {
+  make_pool(4);
+  add(1, counting(10, 4));
+  add(2, counting(50, 10));
+  plan({.waiting = {1, 2}});
+  append(1, 7);
+  append(2, 8);
+  const StepPlan second = plan({.running = {1, 2}});
+  EXPECT_THAT(seqs(second.outcome.preempted), ElementsAre(2));
+  const StepPlan third = plan({.waiting = {2}, .ended = {1}});
+  ASSERT_THAT(seqs(third.work), ElementsAre(2));
+  EXPECT_EQ(third.work[0].start, 8u);
+  EXPECT_EQ(third.work[0].tokens, (std::vector<TokenId>{58, 59, 8}));
+}
+
+// -- preemption by swap
+
+class BlockManagerStateSwap : public BlockManagerStateTest {
+ protected:
+  /// 1 holds one block, 2 holds three (10 tokens), the pool is full; 1 needs another one.
+  StepPlan preempt_second() {
+    add(1, counting(10, 4));
+    add(2, counting(50, 10));
+    plan({.waiting = {1, 2}});
+    append(1, 7);
+    append(2, 8);
+    return plan({.running = {1, 2}});
+  }
+};
+
+TEST_F(BlockManagerStateSwap, CopiesTheComputedBlocksOutAndGivesThemBackWithTheNextStep) {
+  use_swap();
+  make_pool(4, 8);
+  const StepPlan second = preempt_second();
+  EXPECT_THAT(seqs(second.outcome.preempted), ElementsAre(2));
+  EXPECT_THAT(second.swap_out, SizeIs(3));
+  EXPECT_THAT(second.work, IsEmpty());  // 1 has to wait for the blocks
+  EXPECT_EQ(available(), 0u);           // they are being read
+  EXPECT_EQ(available(Tier::host), 5u);
+  EXPECT_EQ(pool_->counters().preemptions_swap.load(), 1u);
+
+  const StepPlan third = plan({.running = {1}});
+  EXPECT_THAT(seqs(third.work), ElementsAre(1));
+  EXPECT_EQ(available(), 2u);
+}
+
+TEST_F(BlockManagerStateSwap, ComesBackWhereItWas) {
+  use_swap();
+  make_pool(4, 8);
+  const StepPlan out = preempt_second();
+  plan({.running = {1}});
+  // Nothing of it may be left on the device, or it would be found there.
+  peer_takes(2);
+  peer_gives_back();
+  const StepPlan in = plan({.waiting = {2}, .ended = {1}});
+  ASSERT_THAT(seqs(in.work), ElementsAre(2));
+  EXPECT_EQ(in.work[0].start, 10u);
+  EXPECT_THAT(in.work[0].tokens, ElementsAre(8));
+  ASSERT_THAT(in.work[0].blocks, SizeIs(3));
+  std::map<std::uint32_t, std::uint32_t> sources;
+  for (const BlockPair& pair : in.swap_in) sources[pair.destination] = pair.source;
+  // Its first block may be found on the device still; the last one comes from the host.
+  EXPECT_EQ(sources.at(in.work[0].blocks[2]), out.swap_out[2].destination);
+  EXPECT_EQ(in.outcome.admitted.at(0).cached_tokens, 10u);
+  EXPECT_LT(available(Tier::host), 8u);  // they are being read
+  append(2, 9);
+  plan({.running = {2}});
+  EXPECT_EQ(available(Tier::host), 8u);
+}
+
+TEST_F(BlockManagerStateSwap, TheCopiesServeOthersOnceTheyAreMade) {
+  use_swap();
+  make_pool(4, 8);
+  const auto prompt = counting(50, 10);
+  preempt_second();
+  EXPECT_EQ(found_by_peer(prompt, Tier::host), 0u);
+  plan({.running = {1}});
+  EXPECT_EQ(found_by_peer(prompt, Tier::host), 2u);
+}
+
+TEST_F(BlockManagerStateSwap, ThePartialLastBlockIsCopiedButNeverFound) {
+  use_swap();
+  make_pool(4, 8);
+  preempt_second();
+  plan({.running = {1}});
+  EXPECT_EQ(found_by_peer(joined(counting(50, 10), std::vector<TokenId>{8, 9}), Tier::host), 2u);
+}
+
+TEST_F(BlockManagerStateSwap, ANewPromptIsBroughtInFromTheHostTier) {
+  use_swap();
+  make_pool(4, 8);
+  preempt_second();
+  plan({.running = {1}});
+  plan({.ended = {1, 2}});
+  peer_takes(4);  // evicts whatever the device held
+  peer_gives_back();
+  add(3, joined(counting(50, 8), counting(90, 2)));
+  const StepPlan in = plan({.waiting = {3}});
+  EXPECT_THAT(in.swap_in, SizeIs(2));
+  ASSERT_THAT(seqs(in.work), ElementsAre(3));
+  EXPECT_EQ(in.work[0].start, 8u);
+  EXPECT_EQ(in.outcome.admitted.at(0).cached_tokens, 8u);
+  EXPECT_EQ(found_by_peer(counting(50, 8)), 0u);  // not before the copy is known to be done
+  append(3, 1);
+  plan({.running = {3}});
+  EXPECT_EQ(found_by_peer(counting(50, 8)), 2u);
+}
+
+TEST_F(BlockManagerStateSwap, WhatTheHostTierHasIsNotCopiedAgain) {
+  use_swap();
+  make_pool(4, 8);
+  preempt_second();
+  plan({.running = {1}});
+  plan({.waiting = {2}, .ended = {1}});
+  append(2, 9);
+  plan({.running = {2}});
+  peer_takes(1);
+  add(1, counting(10, 1));
+  for (const TokenId token : {5, 6, 7}) append(2, token);  // overfills the device
+  const StepPlan again = plan({.running = {2}});
+  EXPECT_THAT(seqs(again.outcome.preempted), ElementsAre(2));
+  EXPECT_THAT(again.swap_out, SizeIs(1));  // the first two are there already
+}
+
+TEST_F(BlockManagerStateSwap, FallsBackToRecomputeWhenTheHostTierIsFull) {
+  use_swap();
+  make_pool(4, 2);
+  const StepPlan second = preempt_second();
+  EXPECT_THAT(seqs(second.outcome.preempted), ElementsAre(2));
+  EXPECT_THAT(second.swap_out, IsEmpty());
+  EXPECT_THAT(seqs(second.work), ElementsAre(1));
+  EXPECT_EQ(available(Tier::host), 2u);
+  EXPECT_EQ(pool_->counters().preemptions_recompute.load(), 1u);
+  EXPECT_EQ(pool_->counters().preemptions_swap.load(), 0u);
+}
+
+TEST_F(BlockManagerStateSwap, WithoutPrefixCachingItStillComesBackWhereItWas) {
+  use_swap();
+  config_.prefix_caching = false;
+  make_pool(4, 8);
+  preempt_second();
+  plan({.running = {1}});
+  const StepPlan in = plan({.waiting = {2}, .ended = {1}});
+  EXPECT_THAT(in.swap_in, SizeIs(3));
+  EXPECT_EQ(in.work.at(0).start, 10u);
+  EXPECT_EQ(found_by_peer(counting(50, 8), Tier::host), 0u);
+}
+
+TEST_F(BlockManagerStateSwap, AnAbortWhileSwappedOutOrOnTheWayGivesBothTiersBack) {
+  use_swap();
+  make_pool(4, 8);
+  preempt_second();
+  plan({.ended = {1, 2}});  // right after the copy was ordered
+  EXPECT_EQ(available(), 4u);
+  EXPECT_EQ(available(Tier::host), 8u);
+}
+
+TEST_F(BlockManagerStateSwap, AnAbortWhileBeingBroughtInGivesBothTiersBack) {
+  use_swap();
+  make_pool(4, 8);
+  preempt_second();
+  plan({.running = {1}});
+  plan({.waiting = {2}, .ended = {1}});
+  plan({.ended = {2}});
+  EXPECT_EQ(available(), 4u);
+  EXPECT_EQ(available(Tier::host), 8u);
+}
+
+// -- aborts and figures
+
+TEST_F(BlockManagerStateTest, AnEndInEveryStateGivesEverythingBack) {
+  make_pool(4);
+  add(1, counting(10, 8));   // computing
+  add(2, counting(50, 12));  // waiting, known
+  plan({.waiting = {1, 2}, .budget = 5});
+  plan({.ended = {1, 2}});
+  EXPECT_EQ(available(), 4u);
+}
+
+TEST_F(BlockManagerStateTest, CountersSayWhatHappened) {
+  add(1, counting(10, 8));
+  plan({.waiting = {1}});
+  append(1, 7);
+  add(2, counting(10, 9));
+  plan({.running = {1}, .waiting = {2}});
+  const SlotCounters& counters = pool_->counters();
+  EXPECT_EQ(counters.prompt_tokens.load(), 17u);
+  EXPECT_EQ(counters.cached_tokens.load(), 8u);
+  EXPECT_EQ(counters.generated_tokens.load(), 1u);
+  EXPECT_EQ(counters.running.load(), 2u);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

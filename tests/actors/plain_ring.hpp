@@ -1,0 +1,80 @@
+#pragma once
+// An engine's four states passing their messages on by plain calls: the ring without its actors.
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "actors/block_manager_state.hpp"
+#include "actors/scheduler_state.hpp"
+#include "actors/swapper_state.hpp"
+#include "tests/actors/oracle_runner.hpp"
+#include "tests/actors/recording_sink.hpp"
+#include "tests/support/private_pool.hpp"
+
+namespace kvhive::testing {
+
+/// A pool of 4 tokens and 64 bytes a block: what the oracle needs. The null block is counted.
+inline PoolMemory oracle_pool(std::uint32_t device_blocks, std::uint32_t host_blocks) {
+  return private_pool(small_geometry(device_blocks, host_blocks, 4, 2));
+}
+
+struct RingConfig {
+  SchedulerConfig scheduler{.max_num_seqs = 128,
+                            .max_num_batched_tokens = 2048,
+                            .max_model_len = 1024,
+                            .vocab_size = kOracleVocab,
+                            .eos_token_ids = {kOracleEos},
+                            .tokenizer = nullptr};
+  BlockManagerConfig block_manager{};
+};
+
+class PlainRing {
+ public:
+  PlainRing(const PoolMemory& memory, ProcessSlot slot, const RingConfig& config)
+      : memory_(memory),
+        slot_(slot),
+        pool_(memory, slot),
+        scheduler_(config.scheduler),
+        block_manager_(pool_, config.block_manager),
+        swapper_(memory),
+        runner_(memory, slot) {
+    occupy(memory, slot, slot.value + 1);
+  }
+
+  /// Does the next thing a message would do: plans a step, or carries out the planned one.
+  /// \return  whether there was anything to do
+  bool advance() {
+    if (!plan_) {
+      const auto request = scheduler_.next_step();
+      has_settled_ = !request.has_value();
+      if (!request) return false;
+      plan_ = block_manager_.plan(*request);
+      return true;
+    }
+    check_swaps(memory_, slot_, *plan_);
+    swapper_.move(*plan_);
+    StepDone done{plan_->step, plan_->outcome, runner_.run(*plan_)};
+    plan_.reset();
+    scheduler_.complete(done);
+    return true;
+  }
+
+  BlockPool& pool() { return pool_; }
+  SchedulerState& scheduler() { return scheduler_; }
+  /// Nobody is served or waits, and the block manager knows.
+  bool is_quiet() const { return has_settled_ && scheduler_.unfinished() == 0; }
+
+ private:
+  const PoolMemory& memory_;
+  ProcessSlot slot_;
+  BlockPool pool_;
+  SchedulerState scheduler_;
+  BlockManagerState block_manager_;
+  SwapperState swapper_;
+  OracleRunner runner_;
+  std::optional<StepPlan> plan_;
+  bool has_settled_ = true;
+};
+
+}  // namespace kvhive::testing

@@ -1,0 +1,213 @@
+// Random workloads on one or two engines over a tiny pool, against the oracle: whatever is
+// preempted, swapped, shared, aborted or taken over, every request's tokens are those of its
+// prompt.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <random>
+#include <tuple>
+
+#include "pool/fsck.hpp"
+#include "pool/reaper.hpp"
+#include "tests/actors/plain_ring.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+constexpr std::uint32_t kBlockTokens = 4;
+constexpr std::uint64_t kSeedsEach = 50;
+
+enum class Crew { one_engine, two_engines, two_engines_of_which_one_dies };
+
+class RandomRun {
+ public:
+  RandomRun(std::uint64_t seed, Crew crew, const RingConfig& config)
+      : random_(seed),
+        config_(config),
+        death_is_due_(crew == Crew::two_engines_of_which_one_dies),
+        device_blocks_(between(5, 12)),
+        memory_(oracle_pool(device_blocks_ + 1, between(0, 3) == 0 ? 0 : between(2, 24))) {
+    SchedulerConfig& scheduler = config_.scheduler;
+    scheduler.max_num_seqs = config_.block_manager.max_num_seqs = between(2, 8);
+    scheduler.max_num_batched_tokens = between(scheduler.max_num_seqs, 40);
+    scheduler.max_model_len = device_blocks_ * kBlockTokens;
+    config_.block_manager.watermark = between(0, 3) == 0 ? 0.1 : 0;
+    for (std::uint32_t i = 0; i < (crew == Crew::one_engine ? 1 : 2); ++i)
+      engines_.push_back(std::make_unique<PlainRing>(memory_, ProcessSlot{i}, config_));
+    for (auto& prefix : prefixes_) prefix = random_tokens(between(3, 14));
+    clients_.resize(between(8, 32));
+    for (Client& client : clients_) invent(client);
+  }
+
+  void run() {
+    std::size_t submitted = 0;
+    for (std::size_t turn = 0; submitted < clients_.size() || !all_is_quiet(); ++turn) {
+      ASSERT_LT(turn, 200000u) << "no end in sight";
+      if (submitted < clients_.size() && between(0, 3) == 0) submit(clients_[submitted++]);
+      if (submitted > 0 && between(0, 60) == 0) abort(clients_[between(0, submitted - 1)]);
+      if (death_is_due_ && submitted > clients_.size() / 2 && between(0, 9) == 0) kill_one();
+      random_engine().advance();
+    }
+  }
+
+  void judge() {
+    for (const Client& client : clients_) {
+      const OracleOutput expected =
+          oracle_output(client.prompt, client.params, config_.scheduler.max_model_len);
+      const Recording& got = *client.recording;
+      ASSERT_TRUE(got.is_finished());
+      if (client.is_aborted && got.reason == FinishReason::abort) {
+        ASSERT_LE(got.tokens.size(), expected.tokens.size());
+        ASSERT_TRUE(std::equal(got.tokens.begin(), got.tokens.end(), expected.tokens.begin()));
+        continue;
+      }
+      ASSERT_EQ(got.reason, expected.reason) << got.error.text;
+      ASSERT_EQ(got.tokens, expected.tokens);
+    }
+    ASSERT_FALSE(death_is_due_);
+    const FsckReport report = fsck(memory_);
+    ASSERT_TRUE(report.violations.empty()) << report.violations.front();
+    const BlockPool& pool = random_engine().pool();
+    for (const Tier tier : {Tier::device, Tier::host}) {
+      ASSERT_EQ(pool.available(tier), pool.capacity(tier)) << to_string(tier);
+      ASSERT_EQ(pool.free_queue(tier).size(), pool.capacity(tier)) << to_string(tier);
+    }
+  }
+
+  std::uint64_t sum(std::atomic<std::uint64_t> SlotCounters::*counter) const {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < engines_.size(); ++i)
+      sum += (memory_.control().processes[i].counters.*counter).load();
+    return sum;
+  }
+
+ private:
+  struct Client {
+    RequestKey key;
+    std::vector<TokenId> prompt;
+    GenerationParams params;
+    std::shared_ptr<Recording> recording = std::make_shared<Recording>();
+    PlainRing* engine = nullptr;
+    bool is_aborted = false;
+  };
+
+  std::uint32_t between(std::size_t low, std::size_t high) {
+    return static_cast<std::uint32_t>(
+        std::uniform_int_distribution<std::size_t>(low, high)(random_));
+  }
+  std::vector<TokenId> random_tokens(std::size_t count) {
+    std::vector<TokenId> tokens(count);
+    for (TokenId& token : tokens) token = static_cast<TokenId>(between(0, kOracleVocab - 1));
+    return tokens;
+  }
+
+  void invent(Client& client) {
+    client.key = {1, static_cast<std::uint32_t>(&client - clients_.data())};
+    if (between(0, 2) != 0) client.prompt = prefixes_[between(0, prefixes_.size() - 1)];
+    const auto tail = random_tokens(between(client.prompt.empty() ? 1 : 0, 12));
+    client.prompt.insert(client.prompt.end(), tail.begin(), tail.end());
+    const std::size_t most = config_.scheduler.max_model_len - 1;
+    if (client.prompt.size() > most) client.prompt.resize(most);
+    client.params.max_tokens = between(1, 40);
+    client.params.ignore_eos = between(0, 3) != 0;
+    client.params.priority = static_cast<std::int32_t>(between(0, 3)) - 1;
+    if (between(0, 5) == 0) client.params.stop_token_ids = random_tokens(1);
+  }
+
+  PlainRing& random_engine() {
+    while (true)
+      if (auto& engine = engines_[between(0, engines_.size() - 1)]) return *engine;
+  }
+
+  /// Gives a request, with the journal of what it has generated, to one of the living.
+  void submit(Client& client) {
+    client.engine = &random_engine();
+    const std::vector<TokenId> journal = client.recording->tokens;
+    client.engine->scheduler().submit(
+        {client.key, client.prompt, journal, client.params,
+         std::make_shared<RecordingSink>(client.recording, journal.size())});
+  }
+
+  void abort(Client& client) {
+    if (client.recording->is_finished()) return;  // its engine may be dead
+    client.is_aborted = true;
+    client.engine->scheduler().abort({{client.key}, {}});
+  }
+
+  /// SIGKILL between two messages.
+  void kill_one() {
+    const PlainRing* const dead = engines_[0].get();
+    engines_[0].reset();
+    reap(memory_, ProcessSlot{0});
+    death_is_due_ = false;
+    for (Client& client : clients_)
+      if (client.engine == dead && !client.recording->is_finished()) submit(client);
+  }
+
+  bool all_is_quiet() const {
+    for (const auto& engine : engines_)
+      if (engine != nullptr && !engine->is_quiet()) return false;
+    return true;
+  }
+
+  std::mt19937_64 random_;
+  RingConfig config_;
+  bool death_is_due_;
+  std::uint32_t device_blocks_;
+  PoolMemory memory_;
+  std::vector<std::unique_ptr<PlainRing>> engines_;
+  std::array<std::vector<TokenId>, 3> prefixes_;
+  std::vector<Client> clients_;
+};
+
+using Case = std::tuple<PreemptionMode, SchedulingPolicy, bool, Crew>;
+
+class RingRandom : public ::testing::TestWithParam<Case> {};
+
+TEST_P(RingRandom, EveryRequestGetsTheTokensOfItsPromptAndEveryBlockComesBack) {
+  const auto [mode, policy, prefix_caching, crew] = GetParam();
+  RingConfig config;
+  config.scheduler.policy = policy;
+  config.block_manager.preemption = mode;
+  config.block_manager.prefix_caching = prefix_caching;
+  std::uint64_t recomputes = 0, swaps = 0, hits = 0;
+  for (std::uint64_t seed = 1; seed <= kSeedsEach; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RandomRun run(seed, crew, config);
+    run.run();
+    if (HasFatalFailure()) return;
+    run.judge();
+    if (HasFatalFailure()) return;
+    recomputes += run.sum(&SlotCounters::preemptions_recompute);
+    swaps += run.sum(&SlotCounters::preemptions_swap);
+    hits += run.sum(&SlotCounters::hit_blocks);
+  }
+  // Otherwise this tested nothing.
+  EXPECT_GT(mode == PreemptionMode::swap ? swaps : recomputes, 200u);
+  EXPECT_EQ(hits > 0, prefix_caching);
+  EXPECT_EQ(swaps > 0, mode == PreemptionMode::swap);
+  EXPECT_GT(recomputes, 0u);  // also with swap: where the host tier is full
+  RecordProperty("recomputes", std::to_string(recomputes));
+  RecordProperty("swaps", std::to_string(swaps));
+}
+
+std::string name_of(const ::testing::TestParamInfo<Case>& info) {
+  const auto [mode, policy, prefix_caching, crew] = info.param;
+  constexpr const char* kCrews[] = {"One", "Two", "TwoWithADeath"};
+  return std::string(mode == PreemptionMode::swap ? "Swap" : "Recompute") +
+         (policy == SchedulingPolicy::fcfs ? "Fcfs" : "Priority") +
+         (prefix_caching ? "Cached" : "Uncached") + kCrews[static_cast<std::size_t>(crew)];
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RingRandom,
+    ::testing::Combine(::testing::Values(PreemptionMode::recompute, PreemptionMode::swap),
+                       ::testing::Values(SchedulingPolicy::fcfs, SchedulingPolicy::priority),
+                       ::testing::Values(true, false),
+                       ::testing::Values(Crew::one_engine, Crew::two_engines,
+                                         Crew::two_engines_of_which_one_dies)),
+    name_of);
+
+}  // namespace
+}  // namespace kvhive::testing

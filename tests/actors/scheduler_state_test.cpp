@@ -1,0 +1,509 @@
+#include "actors/scheduler_state.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/actors/recording_sink.hpp"
+#include "tests/models/small_tokenizers.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr TokenId kEos = 99;
+
+/// A scheduler whose block manager and executor are the test itself. The n-th submitted request is
+/// SeqId n, in slot n.
+class SchedulerStateTest : public ::testing::Test {
+ protected:
+  struct Sample {
+    std::uint64_t seq;
+    TokenId token;
+  };
+  struct Outcome {
+    std::vector<std::uint64_t> admitted;
+    std::vector<Sample> sampled;
+    std::vector<std::uint64_t> preempted;
+    std::uint32_t cached = 0;  ///< of every admitted one
+  };
+
+  SchedulerState& scheduler() {
+    if (!scheduler_) scheduler_.emplace(config_);
+    return *scheduler_;
+  }
+
+  std::shared_ptr<Recording> submit(std::vector<TokenId> prompt, const GenerationParams& params = {},
+                                    std::vector<TokenId> journal = {}, std::uint64_t channel = 1) {
+    auto recording = std::make_shared<Recording>();
+    scheduler().submit({{channel, ++submitted_},
+                        std::move(prompt),
+                        std::move(journal),
+                        params,
+                        std::make_shared<RecordingSink>(recording)});
+    return recording;
+  }
+  std::shared_ptr<Recording> submit_with_priority(std::int32_t priority) {
+    return submit({1, 2, 3}, {.priority = priority});
+  }
+  void abort(std::uint32_t slot) { scheduler().abort({{{1, slot}}, {}}); }
+
+  StepRequest next_step() {
+    auto step = scheduler().next_step();
+    KV_CHECK(step.has_value());
+    return std::move(*step);
+  }
+  void complete(const Outcome& outcome) {
+    StepDone done;
+    for (const auto seq : outcome.admitted)
+      done.outcome.admitted.push_back({SeqId{seq}, outcome.cached});
+    for (const auto seq : outcome.preempted) done.outcome.preempted.push_back(SeqId{seq});
+    for (const auto& [seq, token] : outcome.sampled)
+      done.sampled.push_back({SeqId{seq}, {token, 0, {}}});
+    done.outcome.scheduled_tokens = static_cast<std::uint32_t>(outcome.sampled.size());
+    scheduler().complete(done);
+  }
+  StepRequest step(const Outcome& outcome) {
+    StepRequest request = next_step();
+    complete(outcome);
+    return request;
+  }
+
+  static std::vector<std::uint64_t> numbers(const std::vector<SeqId>& seqs) {
+    std::vector<std::uint64_t> values;
+    for (const SeqId seq : seqs) values.push_back(seq.value);
+    return values;
+  }
+
+  SchedulerConfig config_{.max_num_seqs = 4,
+                          .max_num_batched_tokens = 32,
+                          .max_model_len = 16,
+                          .vocab_size = 100,
+                          .eos_token_ids = {kEos},
+                          .tokenizer = nullptr};
+
+ private:
+  std::optional<SchedulerState> scheduler_;
+  std::uint32_t submitted_ = 0;
+};
+
+// -- order
+
+TEST_F(SchedulerStateTest, WithoutRequestsThereIsNoStep) {
+  EXPECT_FALSE(scheduler().next_step().has_value());
+}
+
+TEST_F(SchedulerStateTest, TheWaitingAreOfferedInOrderOfArrivalWithTheTokenBudget) {
+  for (int i = 0; i < 3; ++i) submit({1, 2, 3});
+  const StepRequest first = next_step();
+  EXPECT_THAT(numbers(first.waiting), ElementsAre(1, 2, 3));
+  EXPECT_THAT(first.running, IsEmpty());
+  EXPECT_EQ(first.token_budget, 32u);
+  EXPECT_EQ(first.waiting_in_all, 3u);
+}
+
+TEST_F(SchedulerStateTest, TheRunningAreServedInOrderOfAdmissionAndTheRestWaits) {
+  for (int i = 0; i < 3; ++i) submit({1, 2, 3});
+  step({.admitted = {1, 2}, .sampled = {{1, 7}, {2, 8}}});
+  const StepRequest second = next_step();
+  EXPECT_THAT(numbers(second.running), ElementsAre(1, 2));
+  EXPECT_THAT(numbers(second.waiting), ElementsAre(3));
+}
+
+TEST_F(SchedulerStateTest, NoMoreThanMaxNumSeqsAreOffered) {
+  for (int i = 0; i < 7; ++i) submit({1, 2, 3});
+  EXPECT_THAT(numbers(step({.admitted = {1, 2, 3}}).waiting), ElementsAre(1, 2, 3, 4));
+  const StepRequest second = next_step();
+  EXPECT_THAT(numbers(second.waiting), ElementsAre(4));
+  EXPECT_EQ(second.waiting_in_all, 4u);
+}
+
+TEST_F(SchedulerStateTest, ASequenceIsDescribedOnceAndItsTokensFollow) {
+  submit({1, 2, 3}, {.sampling = {.temperature = 0.5f, .seed = 9}, .logprobs = 2});
+  const StepRequest first = step({.admitted = {1}, .sampled = {{1, 7}}});
+  ASSERT_EQ(first.added.size(), 1u);
+  EXPECT_THAT(first.added[0].tokens, ElementsAre(1, 2, 3));
+  EXPECT_EQ(first.added[0].sampling.seed, 9u);
+  EXPECT_EQ(first.added[0].logprobs, 2u);
+  const StepRequest second = step({.sampled = {{1, 8}}});
+  EXPECT_THAT(second.added, IsEmpty());
+  ASSERT_EQ(second.appended.size(), 1u);
+  EXPECT_EQ(second.appended[0].token, 7);
+  EXPECT_EQ(next_step().appended.at(0).token, 8);
+}
+
+TEST_F(SchedulerStateTest, AKnownSequenceThatStillWaitsIsNotDescribedAgain) {
+  submit({1, 2, 3});
+  EXPECT_EQ(step({}).added.size(), 1u);
+  const StepRequest second = next_step();
+  EXPECT_THAT(second.added, IsEmpty());
+  EXPECT_THAT(numbers(second.waiting), ElementsAre(1));
+}
+
+TEST_F(SchedulerStateTest, FcfsNamesTheLastAdmittedAsTheFirstVictim) {
+  for (int i = 0; i < 3; ++i) submit_with_priority(-i);
+  step({.admitted = {1, 2, 3}});
+  EXPECT_THAT(numbers(next_step().victims), ElementsAre(3, 2, 1));
+}
+
+TEST_F(SchedulerStateTest, ThePreemptedWaitInFrontInTheirOldOrder) {
+  for (int i = 0; i < 4; ++i) submit({1, 2, 3});
+  step({.admitted = {1, 2, 3}});
+  step({.preempted = {3, 2}});
+  const StepRequest third = next_step();
+  EXPECT_THAT(numbers(third.running), ElementsAre(1));
+  EXPECT_THAT(numbers(third.waiting), ElementsAre(2, 3, 4));
+}
+
+TEST_F(SchedulerStateTest, PriorityServesTheLowestValueFirstAndTiesByArrival) {
+  config_.policy = SchedulingPolicy::priority;
+  for (const int priority : {2, 0, 2, -1, 0}) submit_with_priority(priority);
+  config_.max_num_seqs = 8;
+  EXPECT_THAT(numbers(next_step().waiting), ElementsAre(4, 2, 5, 1));
+}
+
+TEST_F(SchedulerStateTest, PriorityNamesTheLeastImportantAsTheFirstVictimAndTheLatestOfEquals) {
+  config_.policy = SchedulingPolicy::priority;
+  for (const int priority : {2, 0, 2, -1}) submit_with_priority(priority);
+  step({.admitted = {4, 2, 1, 3}});
+  EXPECT_THAT(numbers(next_step().victims), ElementsAre(3, 1, 2, 4));
+}
+
+TEST_F(SchedulerStateTest, WithPriorityThePreemptedGoBackToTheirPlace) {
+  config_.policy = SchedulingPolicy::priority;
+  submit_with_priority(5);
+  submit_with_priority(5);
+  step({.admitted = {1, 2}});
+  submit_with_priority(0);
+  submit_with_priority(5);
+  step({.preempted = {2, 1}});
+  EXPECT_THAT(numbers(next_step().waiting), ElementsAre(3, 1, 2, 4));
+}
+
+TEST_F(SchedulerStateTest, AMoreImportantNewcomerIsOfferedBeforeAKnownOne) {
+  config_.policy = SchedulingPolicy::priority;
+  config_.max_num_seqs = 1;
+  submit_with_priority(3);
+  EXPECT_THAT(numbers(step({}).waiting), ElementsAre(1));
+  submit_with_priority(1);
+  EXPECT_THAT(numbers(next_step().waiting), ElementsAre(2));
+}
+
+// -- ends
+
+TEST_F(SchedulerStateTest, EndsAtMaxTokensAndTellsTheBlockManager) {
+  const auto request = submit({1, 2}, {.max_tokens = 2});
+  step({.admitted = {1}, .sampled = {{1, 7}}});
+  EXPECT_FALSE(request->is_finished());
+  step({.sampled = {{1, 8}}});
+  EXPECT_EQ(request->reason, FinishReason::length);
+  EXPECT_THAT(request->tokens, ElementsAre(7, 8));
+  const StepRequest last = step({});
+  EXPECT_THAT(numbers(last.ended), ElementsAre(1));
+  EXPECT_THAT(last.appended, IsEmpty());
+  EXPECT_FALSE(scheduler().next_step().has_value());
+  EXPECT_EQ(scheduler().unfinished(), 0u);
+}
+
+TEST_F(SchedulerStateTest, EndsAtAnEndOfSequenceToken) {
+  const auto request = submit({1, 2});
+  step({.admitted = {1}, .sampled = {{1, kEos}}});
+  EXPECT_EQ(request->reason, FinishReason::stop);
+  EXPECT_THAT(request->tokens, ElementsAre(kEos));
+}
+
+TEST_F(SchedulerStateTest, GoesOnAfterEndOfSequenceIfToldTo) {
+  const auto request = submit({1, 2}, {.ignore_eos = true});
+  step({.admitted = {1}, .sampled = {{1, kEos}}});
+  EXPECT_FALSE(request->is_finished());
+}
+
+TEST_F(SchedulerStateTest, EndsAtAStopTokenAlsoWhereEndOfSequenceIsIgnored) {
+  const auto request = submit({1, 2}, {.ignore_eos = true, .stop_token_ids = {50, kEos}});
+  step({.admitted = {1}, .sampled = {{1, 49}}});
+  EXPECT_FALSE(request->is_finished());
+  step({.sampled = {{1, kEos}}});
+  EXPECT_EQ(request->reason, FinishReason::stop);
+}
+
+TEST_F(SchedulerStateTest, EndsWhenPromptAndOutputFillTheModel) {
+  config_.max_model_len = 4;
+  const auto request = submit({1, 2, 3});
+  step({.admitted = {1}, .sampled = {{1, 7}}});
+  EXPECT_EQ(request->reason, FinishReason::length);
+}
+
+TEST_F(SchedulerStateTest, AStopTokenAsTheLastAllowedOneCountsAsStop) {
+  const auto request = submit({1, 2}, {.max_tokens = 1, .stop_token_ids = {50}});
+  step({.admitted = {1}, .sampled = {{1, 50}}});
+  EXPECT_EQ(request->reason, FinishReason::stop);
+}
+
+class SchedulerStateWithText : public SchedulerStateTest {
+ protected:
+  SchedulerStateWithText() {
+    config_.tokenizer = &tokenizer_;
+    config_.vocab_size = 264;
+    config_.eos_token_ids = {262};
+    config_.max_model_len = 64;
+  }
+  Tokenizer tokenizer_ = Tokenizer::parse(small_byte_level(), "test").value();
+};
+
+TEST_F(SchedulerStateWithText, EndsBeforeAStopStringThatCrossesTokens) {
+  const auto request = submit({1}, {.stop = {"low"}});
+  step({.admitted = {1}, .sampled = {{1, 259}}});  // "hello"
+  step({.sampled = {{1, 'm'}}});
+  EXPECT_FALSE(request->is_finished());
+  step({.sampled = {{1, 'l'}}});
+  step({.sampled = {{1, 'o'}}});
+  EXPECT_FALSE(request->is_finished());
+  step({.sampled = {{1, 'w'}}});
+  EXPECT_EQ(request->reason, FinishReason::stop);
+  EXPECT_EQ(request->text, "hellom");
+  EXPECT_EQ(request->text_bytes, 6u);
+  EXPECT_EQ(request->tokens.size(), 5u);
+}
+
+TEST_F(SchedulerStateWithText, WhatIsHeldBackForAStopStringComesWithTheLastToken) {
+  const auto request = submit({1}, {.max_tokens = 2, .stop = {"ox"}});
+  step({.admitted = {1}, .sampled = {{1, 259}}});
+  EXPECT_EQ(request->text, "hell");
+  step({.sampled = {{1, 'o'}}});
+  EXPECT_EQ(request->reason, FinishReason::length);
+  EXPECT_EQ(request->text, "helloo");
+  EXPECT_EQ(request->text_bytes, 6u);
+}
+
+TEST_F(SchedulerStateWithText, TheEndOfSequenceTokenHasNoText) {
+  const auto request = submit({1});
+  step({.admitted = {1}, .sampled = {{1, 259}}});
+  step({.sampled = {{1, 262}}});
+  EXPECT_EQ(request->reason, FinishReason::stop);
+  EXPECT_EQ(request->text, "hello");
+}
+
+// -- refusals
+
+TEST_F(SchedulerStateTest, RefusesAnEmptyPrompt) {
+  const auto request = submit({});
+  EXPECT_EQ(request->reason, FinishReason::error);
+  EXPECT_EQ(request->error.code, Errc::bad_argument);
+  EXPECT_THAT(request->error.text, HasSubstr("prompt is empty"));
+  EXPECT_EQ(request->flushes, 1u);
+  EXPECT_FALSE(scheduler().next_step().has_value());
+}
+
+TEST_F(SchedulerStateTest, RefusesAPromptThatLeavesNoRoomForOutput) {
+  EXPECT_FALSE(submit(std::vector<TokenId>(15, 1))->is_finished());
+  const auto request = submit(std::vector<TokenId>(16, 1));
+  EXPECT_EQ(request->error.code, Errc::never_fits);
+  EXPECT_THAT(request->error.text, HasSubstr("16 tokens"));
+  EXPECT_THAT(request->error.text, HasSubstr("max-model-len"));
+}
+
+TEST_F(SchedulerStateTest, RefusesTokensOutsideTheVocabularyInPromptAndJournal) {
+  for (const TokenId token : {-1, 100, 1 << 30}) {
+    const auto request = submit({1, token});
+    EXPECT_EQ(request->error.code, Errc::bad_argument);
+    EXPECT_THAT(request->error.text, HasSubstr(std::to_string(token)));
+    EXPECT_EQ(submit({1}, {}, {2, token})->error.code, Errc::bad_argument);
+  }
+  EXPECT_FALSE(submit({0, 99})->is_finished());
+}
+
+TEST_F(SchedulerStateTest, RefusesASecondRequestInASlotThatIsInUse) {
+  const auto first = submit({1, 2});
+  auto second = std::make_shared<Recording>();
+  scheduler().submit({{1, 1}, {3}, {}, {}, std::make_shared<RecordingSink>(second)});
+  EXPECT_EQ(second->reason, FinishReason::error);
+  EXPECT_THAT(second->error.text, HasSubstr("slot 1"));
+  EXPECT_FALSE(first->is_finished());
+  abort(1);
+  EXPECT_EQ(first->reason, FinishReason::abort);
+  EXPECT_EQ(scheduler().unfinished(), 0u);
+}
+
+TEST_F(SchedulerStateTest, WhatTheBlockManagerRejectsEndsWithItsError) {
+  const auto request = submit({1, 2});
+  next_step();
+  StepDone done;
+  done.outcome.rejected.push_back({SeqId{1}, Error{Errc::never_fits, "too large"}});
+  scheduler().complete(done);
+  EXPECT_EQ(request->reason, FinishReason::error);
+  EXPECT_EQ(request->error.text, "too large");
+  EXPECT_THAT(numbers(next_step().ended), ElementsAre(1));
+}
+
+// -- aborts
+
+TEST_F(SchedulerStateTest, AnAbortOfAnUnknownRequestIsIgnored) {
+  abort(7);
+  scheduler().abort({{}, {4}});
+  EXPECT_FALSE(scheduler().next_step().has_value());
+}
+
+TEST_F(SchedulerStateTest, AnAbortWhileWaitingUnheardOfNeedsNoStep) {
+  const auto request = submit({1, 2});
+  abort(1);
+  EXPECT_EQ(request->reason, FinishReason::abort);
+  EXPECT_FALSE(scheduler().next_step().has_value());
+}
+
+TEST_F(SchedulerStateTest, AnAbortWhileWaitingKnownTellsTheBlockManager) {
+  const auto request = submit({1, 2});
+  step({});
+  abort(1);
+  EXPECT_EQ(request->reason, FinishReason::abort);
+  const StepRequest next = next_step();
+  EXPECT_THAT(numbers(next.ended), ElementsAre(1));
+  EXPECT_THAT(next.waiting, IsEmpty());
+}
+
+TEST_F(SchedulerStateTest, AnAbortBetweenStepsEndsARunningRequestAtOnce) {
+  const auto request = submit({1, 2});
+  step({.admitted = {1}, .sampled = {{1, 7}}});
+  abort(1);
+  EXPECT_EQ(request->reason, FinishReason::abort);
+  const StepRequest next = next_step();
+  EXPECT_THAT(numbers(next.ended), ElementsAre(1));
+  EXPECT_THAT(next.appended, IsEmpty());
+  EXPECT_THAT(next.running, IsEmpty());
+}
+
+TEST_F(SchedulerStateTest, AnAbortWhileTheStepIsOutWaitsForItAndDropsItsToken) {
+  const auto request = submit({1, 2});
+  const auto other = submit({1, 2});
+  step({.admitted = {1, 2}, .sampled = {{1, 7}, {2, 7}}});
+  next_step();
+  abort(1);
+  EXPECT_FALSE(request->is_finished());
+  complete({.sampled = {{1, 8}, {2, 8}}});
+  EXPECT_EQ(request->reason, FinishReason::abort);
+  EXPECT_THAT(request->tokens, ElementsAre(7));
+  EXPECT_THAT(other->tokens, ElementsAre(7, 8));
+  const StepRequest next = next_step();
+  EXPECT_THAT(numbers(next.ended), ElementsAre(1));
+  EXPECT_THAT(numbers(next.running), ElementsAre(2));
+}
+
+TEST_F(SchedulerStateTest, AnAbortMeetsARequestAdmittedOrPreemptedByTheVeryStep) {
+  const auto admitted = submit({1, 2});
+  next_step();
+  abort(1);
+  complete({.admitted = {1}, .sampled = {{1, 7}}});
+  EXPECT_EQ(admitted->reason, FinishReason::abort);
+
+  const auto preempted = submit({1, 2});
+  step({.admitted = {2}});
+  next_step();
+  abort(2);
+  complete({.preempted = {2}});
+  EXPECT_EQ(preempted->reason, FinishReason::abort);
+  EXPECT_THAT(numbers(next_step().ended), ElementsAre(2));
+  EXPECT_EQ(scheduler().unfinished(), 0u);
+}
+
+TEST_F(SchedulerStateTest, AnAbortOfARequestRejectedByTheVeryStepLeavesTheError) {
+  const auto request = submit({1, 2});
+  next_step();
+  abort(1);
+  StepDone done;
+  done.outcome.rejected.push_back({SeqId{1}, Error{Errc::never_fits, "too large"}});
+  scheduler().complete(done);
+  EXPECT_EQ(request->reason, FinishReason::error);
+}
+
+TEST_F(SchedulerStateTest, AClosedChannelLosesItsRequestsAndNoOthers) {
+  const auto first = submit({1}, {}, {}, 4);
+  const auto second = submit({1}, {}, {}, 5);
+  const auto third = submit({1}, {}, {}, 4);
+  scheduler().abort({{}, {4}});
+  EXPECT_EQ(first->reason, FinishReason::abort);
+  EXPECT_EQ(third->reason, FinishReason::abort);
+  EXPECT_FALSE(second->is_finished());
+}
+
+// -- journals
+
+TEST_F(SchedulerStateTest, AJournalCountsAsGeneratedAndGenerationGoesOnAfterIt) {
+  const auto request = submit({1, 2}, {.max_tokens = 4}, {7, 8, 9});
+  EXPECT_THAT(request->tokens, ElementsAre(7, 8, 9));
+  const StepRequest first = step({.admitted = {1}, .sampled = {{1, 10}}});
+  EXPECT_THAT(first.added.at(0).tokens, ElementsAre(1, 2, 7, 8, 9));
+  EXPECT_THAT(first.appended, IsEmpty());
+  EXPECT_EQ(request->reason, FinishReason::length);
+  EXPECT_THAT(request->tokens, ElementsAre(7, 8, 9, 10));
+  EXPECT_EQ(request->stats.prompt_tokens, 2u);
+}
+
+TEST_F(SchedulerStateTest, AJournalThatIsCompleteEndsTheRequestWithoutAStep) {
+  EXPECT_EQ(submit({1, 2}, {.max_tokens = 3}, {7, 8, 9})->reason, FinishReason::length);
+  EXPECT_EQ(submit({1, 2}, {}, {7, kEos})->reason, FinishReason::stop);
+  EXPECT_EQ(submit({1, 2}, {.stop_token_ids = {8}}, {7, 8})->reason, FinishReason::stop);
+  EXPECT_EQ(submit(std::vector<TokenId>(14, 1), {}, {7, 8})->reason, FinishReason::length);
+  EXPECT_FALSE(scheduler().next_step().has_value());
+  EXPECT_EQ(scheduler().unfinished(), 0u);
+}
+
+TEST_F(SchedulerStateTest, WhatAJournalHoldsBeyondItsEndIsLeftOut) {
+  const auto request = submit({1, 2}, {}, {7, kEos, 8});
+  EXPECT_THAT(request->tokens, ElementsAre(7, kEos));
+}
+
+TEST_F(SchedulerStateWithText, TheTextOfAJournalIsFoundAgainAcrossTheBorder) {
+  const auto request = submit({1}, {.stop = {"lo!"}}, {258});  // "hell"
+  EXPECT_EQ(request->text, "he");
+  step({.admitted = {1}, .sampled = {{1, 'o'}}});
+  step({.sampled = {{1, '!'}}});
+  EXPECT_EQ(request->reason, FinishReason::stop);
+  EXPECT_EQ(request->text, "hel");
+  EXPECT_EQ(submit({1}, {.stop = {"ell"}}, {258})->reason, FinishReason::stop);
+}
+
+// -- figures
+
+TEST_F(SchedulerStateTest, StatsSayWhatTheFirstAdmissionFoundAndCountPreemptions) {
+  const auto request = submit({1, 2, 3, 4, 5});
+  step({.admitted = {1}, .sampled = {{1, 7}}, .cached = 4});
+  EXPECT_EQ(request->stats.prompt_tokens, 5u);
+  EXPECT_EQ(request->stats.cached_tokens, 4u);
+  step({.preempted = {1}});
+  step({.admitted = {1}, .sampled = {{1, kEos}}, .cached = 5});
+  EXPECT_EQ(request->admissions, 1u);
+  EXPECT_EQ(request->stats.cached_tokens, 4u);
+  EXPECT_EQ(request->stats.preemptions, 1u);
+}
+
+TEST_F(SchedulerStateTest, CachedTokensOfAJournalDoNotCountBeyondThePrompt) {
+  const auto request = submit({1, 2, 3}, {}, {7, 8, 9});
+  step({.admitted = {1}, .cached = 4});
+  EXPECT_EQ(request->stats.cached_tokens, 3u);
+}
+
+TEST_F(SchedulerStateTest, IsStarvedWhenAStepAchievesNothingAlthoughRequestsWait) {
+  submit({1, 2, 3});
+  step({});
+  EXPECT_TRUE(scheduler().is_starved());
+  step({.admitted = {1}, .sampled = {{1, 7}}});
+  EXPECT_FALSE(scheduler().is_starved());
+  step({.preempted = {1}});
+  EXPECT_FALSE(scheduler().is_starved());
+  abort(1);
+  step({});
+  EXPECT_FALSE(scheduler().is_starved());
+}
+
+TEST_F(SchedulerStateTest, ReadersAreWokenAfterEveryStepThatHasNewsForThem) {
+  const auto request = submit({1, 2, 3});
+  const auto other = submit({1, 2, 3});
+  const std::uint32_t before = other->flushes;
+  step({.admitted = {1}, .sampled = {{1, 7}}});
+  EXPECT_GE(request->flushes, 1u);
+  EXPECT_EQ(other->flushes, before);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

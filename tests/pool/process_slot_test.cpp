@@ -1,0 +1,44 @@
+#include "pool/process_slot.hpp"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "pool/block_pool.hpp"
+#include "pool/reaper.hpp"
+#include "tests/support/private_pool.hpp"
+#include "tests/support/request.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+TEST(ProcessSlot, SigningInNamesTheProcess) {
+  const PoolMemory memory = private_pool(small_geometry(8));
+  sign_in(memory, ProcessSlot{2}, 5);
+  const ProcessEntry& entry = memory.control().processes[2];
+  EXPECT_EQ(entry.pid.load(), std::uint32_t(getpid()));
+  EXPECT_EQ(entry.index.load(), 5u);
+  EXPECT_GT(entry.started.load(), 0);
+}
+
+TEST(ProcessSlot, NextProcessStartsWithFreshStatisticsButTheSumOfUsedBlocksStaysRight) {
+  const PoolMemory memory = private_pool(small_geometry(8));
+  BlockPool survivor(memory, ProcessSlot{1});
+  sign_in(memory, ProcessSlot{0}, 0);
+  {
+    BlockPool first(memory, ProcessSlot{0});
+    const Prompt prompt(first, counting(0, 8));
+    const Request request = admit(first, prompt).value();
+    (void)match_all(survivor, prompt);
+    first.release(request.blocks);  // the first counted them in, the survivor will count them out
+  }
+  reap(memory, ProcessSlot{0});
+  sign_in(memory, ProcessSlot{0}, 0);
+  BlockPool second(memory, ProcessSlot{0});
+  EXPECT_EQ(second.counters().published_blocks.load(), 0u);
+  EXPECT_EQ(second.available(Tier::device), 5u);
+  survivor.release(std::vector{BlockId{1}, BlockId{2}});
+  EXPECT_EQ(second.available(Tier::device), 7u);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

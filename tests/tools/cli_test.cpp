@@ -1,0 +1,98 @@
+// What people and scripts see of `kvhive`.
+
+#include "tests/tools/daemon.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+class Cli : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { daemon_ = new Daemon; }
+  static void TearDownTestSuite() { delete daemon_; }
+  static inline Daemon* daemon_ = nullptr;
+};
+
+TEST_F(Cli, GenerateStreamsTextAndSummarises) {
+  const CommandResult result = daemon_->cli({"generate", "--prompt", "And God said", "--max-tokens", "12", "--ignore-eos"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_FALSE(result.out.empty());
+  EXPECT_NE(result.err.find("12 tokens"), std::string::npos) << result.err;
+}
+
+TEST_F(Cli, GenerateAsJsonCarriesEverything) {
+  const Json json = daemon_->cli({"generate", "--prompt", "And God said", "--max-tokens", "8", "--ignore-eos", "--logprobs", "3",
+                                  "--engine", "1", "--format", "json"}).json();
+  EXPECT_EQ(json["token_ids"].size(), 8u);
+  EXPECT_EQ(json["engine"], 1);
+  EXPECT_EQ(json["finish_reason"], "length");
+  EXPECT_EQ(json["logprobs"][0]["top"].size(), 3u);
+  EXPECT_EQ(json["logprobs"][0]["top"][0]["token"], json["token_ids"][0]) << "greedy takes the likeliest";
+  for (const char* field : {"text", "prompt_tokens", "cached_tokens", "ttft_ms", "tokens_per_second"})
+    EXPECT_TRUE(json.contains(field)) << field;
+}
+
+TEST_F(Cli, TokenPromptsAndTextPromptsAgree) {
+  const Json text = daemon_->cli({"generate", "--prompt", "In the beginning", "--max-tokens", "8", "--format", "json"}).json();
+  ASSERT_EQ(text["prompt_tokens"], 5);
+  const Json ids = daemon_->cli({"generate", "--prompt-tokens", "2046,1904,258,1803,1248", "--max-tokens", "8", "--format", "json"}).json();
+  EXPECT_EQ(ids["prompt_tokens"], 5);
+  EXPECT_EQ(ids["token_ids"], text["token_ids"]);
+}
+
+TEST_F(Cli, StopStringsCutTheText) {
+  const Json whole = daemon_->cli({"generate", "--prompt", "In the beginning", "--max-tokens", "24", "--ignore-eos", "--format", "json"}).json();
+  const std::string text = whole["text"];
+  const std::string stop = text.substr(text.size() / 2, 6);
+  const Json cut = daemon_->cli({"generate", "--prompt", "In the beginning", "--max-tokens", "24", "--ignore-eos", "--stop", stop, "--format", "json"}).json();
+  EXPECT_EQ(cut["finish_reason"], "stop");
+  EXPECT_EQ(cut["text"].get<std::string>(), text.substr(0, text.find(stop)));
+}
+
+TEST_F(Cli, PoolCommandsAgreeWithEachOther) {
+  ASSERT_EQ(daemon_->cli({"generate", "--prompt", std::string(400, 'a'), "--max-tokens", "2"}).exit_code, 0);
+  const Json stat = daemon_->stat();
+  const Json device = stat["tiers"]["device"];
+  EXPECT_EQ(device["free"].get<int>() + device["filling"].get<int>() + device["held"].get<int>() + device["idle"].get<int>() +
+                device["retired"].get<int>(), device["blocks"].get<int>());
+  const Json blocks = daemon_->cli({"pool", "blocks", "--state", "idle", "--limit", "100000", "--format", "json"}).json();
+  EXPECT_EQ(blocks.size(), device["idle"].get<std::size_t>());
+  const Json fsck = daemon_->cli({"pool", "fsck", "--privileged", "--format", "json"}).json();
+  EXPECT_EQ(fsck["clean"], true);
+  EXPECT_EQ(fsck["ready"], device["idle"]);
+  EXPECT_EQ(daemon_->procs()["processes"].size(), 2u);
+}
+
+TEST_F(Cli, HumanTablesNameWhatTheyShow) {
+  EXPECT_NE(daemon_->cli({"pool", "stat"}).out.find("device"), std::string::npos);
+  EXPECT_NE(daemon_->cli({"pool", "procs"}).out.find("engine 1"), std::string::npos);
+  EXPECT_NE(daemon_->cli({"pool", "blocks"}).out.find("blocks shown"), std::string::npos);
+  EXPECT_NE(daemon_->cli({"pool", "fsck"}).out.find("clean"), std::string::npos);
+}
+
+TEST_F(Cli, TheInspectorNeedsNeitherStewardNorEngines) {
+  const Json all = daemon_->procs();
+  std::vector<pid_t> pids = {all["steward"]["pid"].get<pid_t>()};
+  for (const Json& engine : all["engines"]) pids.push_back(engine["pid"].get<pid_t>());
+  for (const pid_t pid : pids) ::kill(pid, SIGSTOP);
+  EXPECT_TRUE(daemon_->fsck_is_clean());
+  EXPECT_EQ(daemon_->procs()["processes"].size(), 2u);
+  for (const pid_t pid : pids) ::kill(pid, SIGCONT);
+}
+
+TEST_F(Cli, LayoutComputesAsVllmDoes) {
+  const Json layout = run("kvhive", {"layout", "--model", kDemoModel, "--kv-cache-memory-bytes", "64M", "--swap-space", "1M", "--format", "json"}).json();
+  EXPECT_EQ(layout["page_bytes"], 2 * 16 * 2 * 64 * 2) << "K and V x block size x kv heads x head size x bf16";
+  EXPECT_EQ(layout["block_bytes"], 4 * 2 * 16 * 2 * 64 * 2) << "4 layers";
+  EXPECT_EQ(layout["device_blocks"], (64 << 20) / (4 * 2 * 16 * 2 * 64 * 2));
+  EXPECT_EQ(layout["host_blocks"], 32);
+}
+
+TEST(CliStop, StopEndsTheDaemonAndLeavesNothing) {
+  Daemon daemon;
+  EXPECT_EQ(daemon.cli({"stop"}).exit_code, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(daemon.directory()));
+  EXPECT_NE(daemon.cli({"pool", "stat"}).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

@@ -1,0 +1,168 @@
+#include "tests/tools/daemon.hpp"
+
+#include <fcntl.h>
+
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "config/check.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+std::string read_all(int fd) {
+  std::string all;
+  char piece[4096];
+  for (ssize_t got; (got = read(fd, piece, sizeof piece)) > 0;) all.append(piece, static_cast<std::size_t>(got));
+  return all;
+}
+
+std::string read_line(int fd) {
+  std::string line;
+  for (char letter; read(fd, &letter, 1) == 1 && letter != '\n';) line += letter;
+  return line;
+}
+
+/// Forks and executes with the given descriptors as standard output and error.
+pid_t spawn(const std::string& path, const std::vector<std::string>& arguments, int out, int err) {
+  const pid_t pid = fork();
+  KV_CHECK(pid >= 0);
+  if (pid != 0) return pid;
+  if (out >= 0) dup2(out, STDOUT_FILENO);
+  if (err >= 0) dup2(err, STDERR_FILENO);
+  std::vector<char*> argv = {const_cast<char*>(path.c_str())};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  execv(path.c_str(), argv.data());
+  _exit(127);
+}
+
+}  // namespace
+
+CommandResult run(const std::string& name, const std::vector<std::string>& arguments) {
+  int out[2], err[2];
+  KV_CHECK(pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0);
+  const pid_t pid = spawn(program(name), arguments, out[1], err[1]);
+  close(out[1]);
+  close(err[1]);
+  CommandResult result;
+  result.out = read_all(out[0]);
+  result.err = read_all(err[0]);
+  close(out[0]);
+  close(err[0]);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return result;
+}
+
+bool eventually(const std::function<bool()>& holds, std::chrono::seconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (!holds())
+    if (std::chrono::steady_clock::now() > end) return false;
+  return true;
+}
+
+bool is_alive(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  if (!std::getline(stat, line)) return false;
+  const char state = line[line.rfind(')') + 2];
+  return state != 'Z' && state != 'X';
+}
+
+Daemon::Daemon(std::vector<std::string> flags) {
+  char name[] = "/tmp/kvhive-test-XXXXXX";
+  KV_CHECK(mkdtemp(name) != nullptr);
+  directory_ = name;
+  socket_ = directory_ + "/kvhived.sock";
+  flags.insert(flags.end(), {"--model", kDemoModel, "--socket", socket_, "--log-level", "error", "--threads", "1"});
+  int out[2];
+  KV_CHECK(pipe2(out, O_CLOEXEC) == 0);
+  pid_ = spawn(program("kvhived"), flags, out[1], -1);
+  close(out[1]);
+  const std::string line = read_line(out[0]);
+  close(out[0]);
+  EXPECT_NE(line.find("ready"), std::string::npos) << "kvhived did not start: " << line;
+}
+
+Daemon::~Daemon() {
+  stop();
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+void Daemon::stop() {
+  if (pid_ == 0) return;
+  ::kill(pid_, SIGTERM);
+  waitpid(pid_, nullptr, 0);
+  pid_ = 0;
+}
+
+void Daemon::kill() {
+  ::kill(pid_, SIGKILL);
+  waitpid(pid_, nullptr, 0);
+  pid_ = 0;
+}
+
+CommandResult Daemon::cli(std::vector<std::string> arguments) const {
+  arguments.insert(arguments.end(), {"--socket", socket_});
+  return run("kvhive", arguments);
+}
+
+Json Daemon::engine(std::uint32_t index) const {
+  const Json all = procs();
+  for (const Json& process : all["processes"])
+    if (process["engine"] == index) return process;
+  return nullptr;
+}
+
+std::uint64_t Daemon::preemptions() const {
+  std::uint64_t sum = 0;
+  const Json all = procs();
+  for (const Json& process : all["processes"])
+    sum += process["preemptions_recompute"].get<std::uint64_t>() + process["preemptions_swap"].get<std::uint64_t>();
+  return sum;
+}
+
+Client Daemon::connect(std::uint32_t engine, std::size_t channel_bytes) const {
+  auto client = Client::connect({socket_, engine, channel_bytes});
+  KV_CHECK(client.has_value(), client.error().text);
+  return std::move(*client);
+}
+
+std::vector<Progress> generate_all(std::vector<Client>& clients, const std::vector<GenerateRequest>& requests) {
+  std::vector<Progress> results(requests.size());
+  std::vector<std::map<std::uint32_t, std::size_t>> open(clients.size());  // request number -> place in results
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    auto number = clients[i % clients.size()].submit(requests[i]);
+    KV_CHECK(number.has_value(), number.error().text);
+    open[i % clients.size()].emplace(*number, i);
+  }
+  for (std::size_t c = 0; c < clients.size(); ++c) {
+    while (!open[c].empty()) {
+      const auto woken = clients[c].wait();
+      KV_CHECK(woken.has_value(), woken.error().text);
+      std::erase_if(open[c], [&](const auto& entry) {
+        Progress news = clients[c].read(entry.first);
+        Progress& whole = results[entry.second];
+        whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
+        whole.text += news.text;
+        whole.stats = news.stats;
+        whole.reason = news.reason;
+        whole.error = news.error;
+        return news.reason != FinishReason::none;
+      });
+    }
+  }
+  return results;
+}
+
+std::vector<TokenId> ids(const Progress& result) {
+  std::vector<TokenId> tokens;
+  for (const GeneratedToken& token : result.tokens) tokens.push_back(token.token);
+  return tokens;
+}
+
+}  // namespace kvhive::testing

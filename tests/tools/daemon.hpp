@@ -1,0 +1,79 @@
+#pragma once
+// A real kvhived for a test: started as a user would, on a socket of its own, gone with the test.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/client/client.hpp"
+
+namespace kvhive::testing {
+
+using Json = nlohmann::json;
+
+/// Directory with the programs, and the demo model: set by CMake.
+inline std::string program(const std::string& name) { return std::string(KVHIVE_BIN_DIR) + "/" + name; }
+inline const std::string kDemoModel = KVHIVE_DEMO_DIR;
+
+struct CommandResult {
+  int exit_code = -1;
+  std::string out, err;
+
+  Json json() const { return Json::parse(out); }
+};
+
+/// Runs a program to its end.
+CommandResult run(const std::string& name, const std::vector<std::string>& arguments);
+
+/// Looks again and again until it holds; false after `limit`. Each look is a system call or a process of its own, so
+/// that there is nothing to sleep for.
+bool eventually(const std::function<bool()>& holds, std::chrono::seconds limit = std::chrono::seconds(10));
+
+/// True while the process can be signalled and is no zombie.
+bool is_alive(pid_t pid);
+
+class Daemon {
+ public:
+  /// Starts kvhived with the demo model and these flags more, and waits until it is ready.
+  explicit Daemon(std::vector<std::string> flags = {"--engines", "2", "--kv-cache-memory-bytes", "32M"});
+  ~Daemon();
+
+  const std::string& socket() const { return socket_; }
+  const std::string& directory() const { return directory_; }
+  pid_t pid() const { return pid_; }
+
+  /// `kvhive ARGUMENTS --socket ...`
+  CommandResult cli(std::vector<std::string> arguments) const;
+  Json procs() const { return cli({"pool", "procs", "--format", "json"}).json(); }
+  Json stat() const { return cli({"pool", "stat", "--format", "json"}).json(); }
+  bool fsck_is_clean() const { return cli({"pool", "fsck", "--privileged"}).exit_code == 0; }
+  /// The attached process of an engine, or null.
+  Json engine(std::uint32_t index) const;
+  std::uint64_t preemptions() const;
+
+  Client connect(std::uint32_t engine = kAnyEngine, std::size_t channel_bytes = std::size_t{16} << 20) const;
+
+  void stop();  ///< SIGTERM, and wait
+  void kill();  ///< SIGKILL, and wait
+
+ private:
+  std::string directory_, socket_;
+  pid_t pid_ = 0;
+};
+
+/// Runs all requests at once over the clients in turn; results in order.
+std::vector<Progress> generate_all(std::vector<Client>& clients, const std::vector<GenerateRequest>& requests);
+
+std::vector<TokenId> ids(const Progress& result);
+
+}  // namespace kvhive::testing

@@ -1,0 +1,217 @@
+// Processes that die or misbehave, as a whole: real SIGKILL on a running hive.
+
+#include <sys/socket.h>
+
+#include <cstring>
+#include <random>
+
+#include "tests/tools/daemon.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+GenerateRequest long_request(std::uint32_t max_tokens = 1500) {
+  GenerateRequest request;
+  request.prompt = "And it came to pass in those days, that there went out a decree";
+  request.params.max_tokens = max_tokens;
+  request.params.ignore_eos = true;
+  return request;
+}
+
+/// Reads until the request has at least `tokens` tokens (or has ended).
+Progress read_until(Client& client, std::uint32_t number, std::size_t tokens) {
+  Progress whole;
+  while (whole.tokens.size() < tokens && whole.reason == FinishReason::none) {
+    EXPECT_TRUE(client.wait().has_value());
+    Progress news = client.read(number);
+    whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
+    whole.text += news.text;
+    whole.reason = news.reason;
+    whole.engine = news.engine;
+    whole.error = news.error;
+  }
+  return whole;
+}
+
+bool nothing_is_held(const Daemon& daemon) {
+  const Json device = daemon.stat()["tiers"]["device"];
+  return device["held"] == 0 && device["filling"] == 0;
+}
+
+TEST(Faults, AKilledEnginesRequestsGoOnTokenForToken) {
+  const Daemon daemon;
+  const Progress undisturbed = *daemon.connect(1).generate(long_request());
+
+  Client client = daemon.connect(0);
+  const std::uint32_t number = *client.submit(long_request());
+  Progress before = read_until(client, number, 300);
+  ASSERT_EQ(before.reason, FinishReason::none);
+  const pid_t dead = daemon.engine(0)["pid"];
+  ::kill(dead, SIGKILL);
+  const Progress after = read_until(client, number, 1u << 30);
+
+  EXPECT_EQ(after.reason, FinishReason::length) << after.error.text;
+  std::vector<TokenId> tokens = ids(before);
+  for (const TokenId token : ids(after)) tokens.push_back(token);
+  EXPECT_EQ(tokens, ids(undisturbed));
+  EXPECT_EQ(before.text + after.text, undisturbed.text);
+  EXPECT_NE(daemon.engine(0)["pid"], dead);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+  EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon); }));
+}
+
+TEST(Faults, AnUnpinnedRequestMovesToTheOtherEngine) {
+  const Daemon daemon;
+  Client client = daemon.connect();
+  const std::uint32_t number = *client.submit(long_request());
+  const Progress before = read_until(client, number, 200);
+  ::kill(daemon.engine(before.engine)["pid"].get<pid_t>(), SIGKILL);
+  const Progress after = read_until(client, number, 1u << 30);
+  EXPECT_EQ(after.reason, FinishReason::length) << after.error.text;
+  EXPECT_EQ(before.tokens.size() + after.tokens.size(), 1500u);
+  EXPECT_NE(after.engine, before.engine);
+}
+
+TEST(Faults, AKilledEngineLeavesItsFinishedBlocksToTheOthers) {
+  const Daemon daemon;
+  Client client = daemon.connect(0);
+  const std::uint32_t number = *client.submit(long_request());
+  const Progress before = read_until(client, number, 300);
+  const pid_t dead = daemon.engine(0)["pid"];
+  ::kill(dead, SIGKILL);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_TRUE(eventually([&] {
+    const Json all = daemon.procs();
+    return std::none_of(all["processes"].begin(), all["processes"].end(), [&](const Json& p) { return p["pid"] == dead; });
+  }));
+  std::printf("gone from pool procs after %.0f ms\n",
+              std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  EXPECT_TRUE(daemon.fsck_is_clean());
+
+  // The other engine continues the same text from the dead one's blocks.
+  GenerateRequest same = long_request(8);
+  same.prompt += before.text;
+  const Progress hit = *daemon.connect(1).generate(same);
+  EXPECT_GE(hit.stats.cached_tokens, 16u);
+  EXPECT_TRUE(eventually([&] { return !daemon.engine(0).is_null(); })) << "no replacement came";
+  EXPECT_EQ(daemon.connect(0).generate(long_request(4))->tokens.size(), 4u);
+}
+
+TEST(Faults, NobodyNoticesAKilledSteward) {
+  const Daemon daemon;
+  Client client = daemon.connect(0);
+  const std::uint32_t number = *client.submit(long_request(800));
+  read_until(client, number, 50);
+  const pid_t dead = daemon.procs()["steward"]["pid"];
+  ::kill(dead, SIGKILL);
+  const Progress rest = read_until(client, number, 1u << 30);
+  EXPECT_EQ(rest.reason, FinishReason::length);
+  EXPECT_TRUE(eventually([&] { return daemon.procs()["steward"]["pid"] != dead; }));
+  // What dies while there is no steward is swept by the next one.
+  ::kill(daemon.engine(1)["pid"].get<pid_t>(), SIGKILL);
+  EXPECT_TRUE(eventually([&] { return !daemon.engine(1).is_null(); }));
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(Faults, AKilledClientsRequestsEndAndItsBlocksReturn) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    Client client = daemon.connect(0);
+    const std::uint32_t number = *client.submit(long_request(3000));
+    read_until(client, number, 20);
+    if (write(ready[1], "r", 1) != 1) _exit(1);
+    pause();
+    _exit(0);
+  }
+  char letter;
+  ASSERT_EQ(read(ready[0], &letter, 1), 1);
+  EXPECT_EQ(daemon.engine(0)["running"], 1);
+  ::kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon) && daemon.engine(0)["running"] == 0; }));
+  EXPECT_TRUE(eventually([&] { return daemon.procs()["clients"].empty(); }));
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(Faults, AnAbortedRequestEndsAtOnce) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  Client client = daemon.connect();
+  const std::uint32_t number = *client.submit(long_request(3500));
+  read_until(client, number, 10);
+  client.abort(number);
+  const Progress end = read_until(client, number, 1u << 30);
+  EXPECT_EQ(end.reason, FinishReason::abort);
+  EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon); }));
+}
+
+TEST(Faults, NothingOutlivesTheKeeper) {
+  for (const bool is_killed : {false, true}) {
+    Daemon daemon;
+    const Json all = daemon.procs();
+    std::vector<pid_t> pids = {all["steward"]["pid"].get<pid_t>()};
+    for (const Json& engine : all["engines"]) pids.push_back(engine["pid"].get<pid_t>());
+    Client client = daemon.connect();
+    const std::uint32_t number = *client.submit(long_request(3500));
+    read_until(client, number, 10);
+    if (is_killed) daemon.kill();
+    else daemon.stop();
+    for (const pid_t pid : pids) EXPECT_TRUE(eventually([&] { return !is_alive(pid); })) << pid;
+    EXPECT_TRUE(eventually([&] { return !client.wait(0).has_value(); })) << "the client should hear of it";
+    EXPECT_TRUE(eventually([&] { return std::filesystem::is_empty(daemon.directory()); }));
+  }
+}
+
+TEST(Faults, AClientThatWritesGarbageHurtsOnlyItself) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 20; ++round) {
+    Client vandal = daemon.connect();
+    const std::uint32_t number = *vandal.submit(long_request(2000));
+    std::span<std::byte> raw = vandal.channel().raw();
+    for (int i = 0; i < 2000; ++i) {
+      std::byte* slots = raw.data() + slots_offset();
+      std::memset(slots + random() % (heap_offset() - slots_offset() - 8), static_cast<int>(random()), random() % 8);
+      if (i % 50 == 0) vandal.abort(number);  // rings the engine's doorbell, too
+    }
+  }
+  EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
+  EXPECT_EQ(daemon.procs()["engines"][0]["restarts"], 0);
+  EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon); }));
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(Faults, GarbageOnTheSocketIsDropped) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 200; ++round) {
+    const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
+    Message message;
+    auto* bytes = reinterpret_cast<unsigned char*>(&message);
+    const std::size_t from = round % 2 == 0 ? 0 : 8;  // with and without a good magic and version
+    for (std::size_t i = from; i < sizeof message; ++i) bytes[i] = static_cast<unsigned char>(random());
+    if (round % 3 == 0) message.type = MessageType::hello;
+    send(socket.get(), &message, round % 5 == 0 ? random() % sizeof message : sizeof message, MSG_NOSIGNAL);
+  }
+  EXPECT_EQ(daemon.connect().generate(long_request(4))->tokens.size(), 4u);
+  EXPECT_EQ(daemon.procs()["engines"][0]["restarts"], 0);
+}
+
+TEST(Faults, AStoppedEngineStopsNobody) {
+  const Daemon daemon;
+  Client stopped = daemon.connect(0);
+  const std::uint32_t number = *stopped.submit(long_request(2500));
+  read_until(stopped, number, 20);
+  const pid_t pid = daemon.engine(0)["pid"];
+  ::kill(pid, SIGSTOP);
+  EXPECT_EQ(daemon.connect(1).generate(long_request(200))->tokens.size(), 200u);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+  EXPECT_EQ(daemon.engine(0)["pid"], pid) << "a stopped process is alive";
+  ::kill(pid, SIGCONT);
+  EXPECT_EQ(read_until(stopped, number, 1u << 30).reason, FinishReason::length);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

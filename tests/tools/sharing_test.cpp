@@ -1,0 +1,154 @@
+// What the hive is for: one engine's blocks serve the other, and nothing of it shows in the tokens (invariant 10).
+
+#include <fstream>
+#include <sstream>
+
+#include "tests/tools/daemon.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+std::string passage() {
+  std::ifstream file(kDemoModel + "/passage.txt");
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+GenerateRequest request_of(std::string prompt, std::uint32_t max_tokens) {
+  GenerateRequest request;
+  request.prompt = std::move(prompt);
+  request.params.max_tokens = max_tokens;
+  request.params.ignore_eos = true;
+  return request;
+}
+
+/// 64 prompts of different lengths; many begin alike.
+std::vector<GenerateRequest> many_requests() {
+  const std::string text = passage();
+  std::vector<GenerateRequest> requests;
+  for (std::size_t i = 0; i < 64; ++i) {
+    const std::size_t start = i % 4 == 0 ? 0 : (i * 37) % 600;
+    requests.push_back(request_of(text.substr(start, 150 + (i * 53) % 350), 24 + static_cast<std::uint32_t>(i % 5) * 12));
+    if (i % 3 == 1) requests.back().params.sampling = {0.9f, 40, 0.95f, 0, i};  // seeded sampling is repeatable, too
+  }
+  return requests;
+}
+
+std::vector<std::vector<TokenId>> tokens_of(const std::vector<Progress>& results) {
+  std::vector<std::vector<TokenId>> tokens;
+  for (const Progress& result : results) {
+    EXPECT_EQ(result.reason, FinishReason::length) << result.error.text;
+    tokens.push_back(ids(result));
+  }
+  return tokens;
+}
+
+std::vector<std::vector<TokenId>> run_at_once(const Daemon& daemon, std::vector<std::uint32_t> engines) {
+  std::vector<Client> clients;
+  for (const std::uint32_t engine : engines) clients.push_back(daemon.connect(engine));
+  return tokens_of(generate_all(clients, many_requests()));
+}
+
+/// The truth to compare with: one after another, nothing cached, nothing preempted.
+const std::vector<std::vector<TokenId>>& undisturbed() {
+  static const auto tokens = [] {
+    const Daemon daemon({"--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"});
+    Client client = daemon.connect();
+    std::vector<Progress> results;
+    for (const GenerateRequest& request : many_requests()) results.push_back(*client.generate(request));
+    return tokens_of(results);
+  }();
+  return tokens;
+}
+
+TEST(Sharing, AnEngineTakesTheOthersPrefixAndGivesTheSameTokens) {
+  std::string text = passage() + passage();
+  GenerateRequest request = request_of(text, 32);
+  Progress alone;
+  {
+    const Daemon uncached({"--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"});
+    Client client = uncached.connect();
+    GenerateRequest sized = request_of(text, 1);
+    const Progress sizing = *client.generate(sized);
+    ASSERT_GT(sizing.stats.prompt_tokens, 2000u) << "the prompt should have 2,000 tokens";
+    alone = *client.generate(request);
+    EXPECT_EQ(alone.stats.cached_tokens, 0u);
+  }
+  const Daemon daemon;
+  const Progress first = *daemon.connect(0).generate(request);
+  const Progress second = *daemon.connect(1).generate(request);
+  EXPECT_EQ(first.stats.cached_tokens, 0u);
+  EXPECT_EQ(first.engine, 0u);
+  EXPECT_EQ(second.engine, 1u);
+  EXPECT_GE(second.stats.cached_tokens, 1984u);
+  EXPECT_EQ(second.stats.cached_tokens, (second.stats.prompt_tokens - 1) / 16 * 16) << "every full block but the last token's";
+  EXPECT_EQ(ids(first), ids(alone));
+  EXPECT_EQ(ids(second), ids(alone));
+  EXPECT_EQ(second.text, alone.text);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(Sharing, TokensAreTheSameOneByOneWithTheCacheOn) {
+  const Daemon daemon;
+  Client client = daemon.connect();
+  std::vector<Progress> results;
+  for (const GenerateRequest& request : many_requests()) results.push_back(*client.generate(request));
+  EXPECT_EQ(tokens_of(results), undisturbed());
+  EXPECT_GT(daemon.stat()["cached_tokens"].get<int>(), 500) << "the cache should have been hit";
+}
+
+TEST(Sharing, TokensAreTheSameAllAtOnce) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  EXPECT_EQ(run_at_once(daemon, {0}), undisturbed());
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(Sharing, TokensAreTheSameAllAtOnceWithTheCacheOff) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"});
+  EXPECT_EQ(run_at_once(daemon, {0}), undisturbed());
+}
+
+TEST(Sharing, TokensAreTheSameSpreadOverTwoEngines) {
+  const Daemon daemon;
+  EXPECT_EQ(run_at_once(daemon, {0, 1}), undisturbed());
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(Sharing, TokensAreTheSameWhateverTheStepSize) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M", "--max-num-batched-tokens", "48", "--max-num-seqs", "7"});
+  EXPECT_EQ(run_at_once(daemon, {0}), undisturbed());
+}
+
+/// A pool so small that sequences must make room for each other.
+void expect_same_tokens_in_a_small_pool(std::vector<std::string> flags) {
+  flags.insert(flags.end(), {"--num-gpu-blocks-override", "48", "--max-model-len", "512"});
+  const Daemon daemon(flags);
+  const bool has_two = std::find(flags.begin(), flags.end(), "--engines") != flags.end();
+  EXPECT_EQ(run_at_once(daemon, has_two ? std::vector<std::uint32_t>{0, 1} : std::vector<std::uint32_t>{0}), undisturbed());
+  const std::uint64_t preemptions = daemon.preemptions();
+  std::printf("preemptions: %lu\n", preemptions);
+  EXPECT_GE(preemptions, 20u);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+  const Json device = daemon.stat()["tiers"]["device"];
+  EXPECT_EQ(device["held"], 0);
+  EXPECT_EQ(device["filling"], 0);
+}
+
+TEST(Sharing, TokensAreTheSameAfterPreemptionByRecompute) { expect_same_tokens_in_a_small_pool({}); }
+
+TEST(Sharing, TokensAreTheSameAfterPreemptionBySwap) {
+  expect_same_tokens_in_a_small_pool({"--swap-space", "8M", "--preemption-mode", "swap"});
+}
+
+TEST(Sharing, TokensAreTheSameAfterPreemptionBySwapWithTheCacheOff) {
+  expect_same_tokens_in_a_small_pool(
+      {"--swap-space", "8M", "--preemption-mode", "swap", "--enable-prefix-caching", "false"});
+}
+
+TEST(Sharing, TokensAreTheSameWhenTwoEnginesFightForASmallPool) {
+  expect_same_tokens_in_a_small_pool({"--engines", "2"});
+}
+
+}  // namespace
+}  // namespace kvhive::testing

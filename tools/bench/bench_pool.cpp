@@ -1,0 +1,202 @@
+// Pool operations, ns per block, beside the same work in a private pool of std::unordered_map and std::list and beside
+// the hash alone. One process, one run, medians of interleaved rounds.
+
+#include <cstdio>
+#include <list>
+#include <numeric>
+#include <random>
+#include <string>
+#include <unordered_map>
+
+#include "pool/block_pool.hpp"
+#include "pool/process_slot.hpp"
+#include "tools/bench/paired.hpp"
+
+namespace kvhive::bench {
+namespace {
+
+constexpr std::size_t kTokens = 16;          // per block
+constexpr std::size_t kBlocksPerPrompt = 256;
+constexpr int kRounds = 9;
+
+struct HashOfHash {
+  std::size_t operator()(const Hash128& hash) const { return hash.low; }
+};
+
+/// What an engine without sharing would have: a map and an LRU list in private memory, reference counts, no holders,
+/// no comparison of tokens, nothing that survives anything.
+class PrivatePool {
+ public:
+  explicit PrivatePool(std::uint32_t blocks) : blocks_(blocks) {
+    for (std::uint32_t i = 0; i < blocks; ++i) blocks_[i].place = free_.insert(free_.end(), i);
+  }
+
+  std::vector<std::uint32_t> match(std::span<const Hash128> chain) {
+    std::vector<std::uint32_t> hit;
+    for (const Hash128& hash : chain) {
+      const auto found = map_.find(hash);
+      if (found == map_.end()) break;
+      Block& block = blocks_[found->second];
+      if (block.references++ == 0) free_.erase(block.place);
+      hit.push_back(found->second);
+    }
+    return hit;
+  }
+
+  std::vector<std::uint32_t> allocate(std::size_t count) {
+    std::vector<std::uint32_t> taken;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint32_t index = free_.front();
+      free_.pop_front();
+      Block& block = blocks_[index];
+      if (block.is_cached) map_.erase(block.hash);
+      block.is_cached = false;
+      block.references = 1;
+      taken.push_back(index);
+    }
+    return taken;
+  }
+
+  void publish(std::span<const std::uint32_t> blocks, std::span<const Hash128> chain) {
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      blocks_[blocks[i]].hash = chain[i];
+      blocks_[blocks[i]].is_cached = map_.emplace(chain[i], blocks[i]).second;
+    }
+  }
+
+  void release(std::span<const std::uint32_t> blocks) {
+    for (auto index = blocks.rbegin(); index != blocks.rend(); ++index)
+      if (--blocks_[*index].references == 0) blocks_[*index].place = free_.insert(free_.end(), *index);
+  }
+
+ private:
+  struct Block {
+    Hash128 hash;
+    std::list<std::uint32_t>::iterator place;
+    std::uint32_t references = 0;
+    bool is_cached = false;
+  };
+  std::vector<Block> blocks_;
+  std::list<std::uint32_t> free_;
+  std::unordered_map<Hash128, std::uint32_t, HashOfHash> map_;
+};
+
+struct Prompt {
+  std::vector<TokenId> tokens;
+  std::vector<Hash128> chain;
+};
+
+std::vector<Prompt> make_prompts(const BlockHasher& hasher, std::size_t count, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<Prompt> prompts(count);
+  for (Prompt& prompt : prompts) {
+    prompt.tokens.resize(kBlocksPerPrompt * kTokens);
+    for (TokenId& token : prompt.tokens) token = static_cast<TokenId>(random() % 150000);
+    hasher.extend(prompt.chain, DomainId{0}, prompt.tokens, kTokens);
+  }
+  return prompts;
+}
+
+struct Times {
+  double hash = 0, match = 0, release_hit = 0, store = 0, release_new = 0;
+};
+
+/// Every cached prompt hit and released, in random order; then as many new ones stored over the oldest.
+template <class Match, class Store, class Release>
+Times round(std::vector<Prompt>& cached, std::vector<Prompt>& fresh, const std::vector<std::size_t>& order, Match match,
+            Store store, Release release) {
+  const double blocks = static_cast<double>(order.size() * kBlocksPerPrompt) / 1e9;
+  Times times;
+  std::vector<decltype(match(cached[0]))> held;
+  for (std::size_t begin = 0; begin < order.size(); begin += 8) {
+    held.clear();
+    times.match += seconds_of([&] { for (std::size_t i = begin; i < begin + 8; ++i) held.push_back(match(cached[order[i]])); });
+    times.release_hit += seconds_of([&] { for (auto& blocks_held : held) release(blocks_held); });
+  }
+  for (std::size_t begin = 0; begin < order.size(); begin += 8) {
+    held.clear();
+    times.store += seconds_of([&] { for (std::size_t i = begin; i < begin + 8; ++i) held.push_back(store(fresh[i])); });
+    times.release_new += seconds_of([&] { for (auto& blocks_held : held) release(blocks_held); });
+  }
+  for (double* time : {&times.match, &times.release_hit, &times.store, &times.release_new}) *time /= blocks;
+  return times;
+}
+
+void measure(std::uint32_t blocks) {
+  const std::size_t prompts = blocks / kBlocksPerPrompt / 8 * 8;
+  PoolGeometry geometry{};
+  geometry.device_blocks = blocks + 1;
+  geometry.tokens_per_block = kTokens;
+  const PoolMemory memory = *PoolMemory::create_private(geometry);
+  sign_in(memory, ProcessSlot{0}, 0);
+  BlockPool pool(memory, ProcessSlot{0});
+  PrivatePool private_pool(blocks);
+  const BlockHasher hasher = pool.hasher();
+
+  const auto pool_match = [&](const Prompt& p) { return pool.match(Tier::device, BlockPool::root({}), p.chain, p.tokens).blocks; };
+  const auto pool_store = [&](const Prompt& p) {
+    auto taken = *pool.allocate(Tier::device, kBlocksPerPrompt);
+    pool.publish(BlockPool::root({}), taken, p.chain, p.tokens);
+    return taken;
+  };
+  const auto pool_release = [&](const std::vector<BlockId>& held) { pool.release(held); };
+  const auto private_match = [&](const Prompt& p) { return private_pool.match(p.chain); };
+  const auto private_store = [&](const Prompt& p) {
+    auto taken = private_pool.allocate(kBlocksPerPrompt);
+    private_pool.publish(taken, p.chain);
+    return taken;
+  };
+  const auto private_release = [&](const std::vector<std::uint32_t>& held) { private_pool.release(held); };
+
+  std::vector<Prompt> cached = make_prompts(hasher, prompts, 1);
+  for (const Prompt& prompt : cached) {
+    pool.release(pool_store(prompt));
+    private_pool.release(private_store(prompt));
+  }
+  std::vector<std::size_t> order(prompts);
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937 random(3);
+
+  std::vector<Times> ours, theirs;
+  std::vector<double> hash;
+  for (int i = 0; i < kRounds; ++i) {
+    std::shuffle(order.begin(), order.end(), random);
+    std::vector<Prompt> fresh = make_prompts(hasher, prompts, 100 + static_cast<std::uint64_t>(i));
+    hash.push_back(seconds_of([&] {
+                     for (Prompt& prompt : fresh) {
+                       prompt.chain.clear();
+                       hasher.extend(prompt.chain, DomainId{0}, prompt.tokens, kTokens);
+                     }
+                   }) * 1e9 / static_cast<double>(prompts * kBlocksPerPrompt));
+    ours.push_back(round(cached, fresh, order, pool_match, pool_store, pool_release));
+    theirs.push_back(round(cached, fresh, order, private_match, private_store, private_release));
+    cached = std::move(fresh);
+  }
+  const auto line = [&](const char* name, double Times::*field) {
+    std::vector<double> a, b, ratio;
+    for (int i = 0; i < kRounds; ++i) {
+      a.push_back(ours[static_cast<std::size_t>(i)].*field);
+      b.push_back(theirs[static_cast<std::size_t>(i)].*field);
+      ratio.push_back(a.back() / b.back());
+    }
+    std::printf("  %-22s %8.1f %10.1f %8.2f\n", name, median(a), median(b), median(ratio));
+  };
+  std::printf("%u blocks of %zu tokens, prompts of %zu blocks; ns per block\n", blocks, kTokens, kBlocksPerPrompt);
+  std::printf("  %-22s %8s %10s %8s\n", "", "kvhive", "private", "ratio");
+  line("match and pin", &Times::match);
+  line("release after a hit", &Times::release_hit);
+  line("allocate, publish", &Times::store);
+  line("release after storing", &Times::release_new);
+  std::printf("  %-22s %8.1f\n\n", "XXH3-128 chain", median(hash));
+}
+
+}  // namespace
+}  // namespace kvhive::bench
+
+int main(int argc, char** argv) {
+  const bool is_brief = argc > 1 && std::string(argv[1]) == "--brief";
+  kvhive::bench::measure(10'000);
+  if (is_brief) return 0;
+  kvhive::bench::measure(100'000);
+  kvhive::bench::measure(1'000'000);
+}

@@ -1,0 +1,19 @@
+#!/bin/sh
+# make bench: every benchmark once, one after another, with the machine named.
+set -eu
+bin=$(cd "$1" && pwd)
+here=$(cd "$(dirname "$0")/../.." && pwd)
+brief=${2:-}
+
+echo "$(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -1), $(nproc) cores, $(g++ --version | head -1)"
+echo
+"$bin/bench_pool" $brief
+"$bin/bench_step" $brief
+echo
+[ -n "$brief" ] || "$bin/bench_attention"
+echo
+work=$(mktemp -d)
+export KVHIVE_SOCKET="$work/kvhived.sock"
+trap '"$bin/kvhive" stop >/dev/null 2>&1 || true; rm -rf "$work"' EXIT INT TERM
+"$bin/kvhived" --model "$here/models/demo" --engines 2 --kv-cache-memory-bytes 256M --log-level warn --detach >/dev/null
+"$bin/bench_generate" $brief
