@@ -22,6 +22,7 @@ struct GenerationParams {
   std::int32_t priority = 0;  ///< lower goes first, with the priority policy
   std::vector<std::string>
       stop;  ///< generation ends before any of these strings (they are cut off)
+  bool has_seed = false;  ///< otherwise the client library draws one (or the daemon does, see --seed)
   std::vector<TokenId> stop_token_ids;  ///< generation ends after any of these tokens
 };
 inline constexpr std::uint32_t kMostLogprobs = 20;

@@ -9,10 +9,21 @@
 #include "config/check.hpp"
 
 namespace kvhive {
+namespace {
 
-Port::Port(SchedulerHandle scheduler, const Tokenizer& tokenizer)
+/// A seed that depends on the daemon's and on the prompt, and on nothing else (FNV-1a).
+std::uint64_t mix(std::uint64_t seed, const std::vector<TokenId>& prompt) {
+  std::uint64_t hash = 14695981039346656037ull ^ seed;
+  for (const TokenId token : prompt) hash = (hash ^ static_cast<std::uint32_t>(token)) * 1099511628211ull;
+  return hash;
+}
+
+}  // namespace
+
+Port::Port(SchedulerHandle scheduler, const Tokenizer& tokenizer, std::uint64_t seed)
     : scheduler_(std::move(scheduler)),
       tokenizer_(tokenizer),
+      seed_(seed),
       epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   KV_CHECK(epoll_, errno);
 }
@@ -88,10 +99,12 @@ Expected<Submission> Port::tokenise(EngineChannel& channel, TakenRequest& reques
                         std::move(request.journal),
                         std::move(request.params),
                         std::move(sink)};
-  if (request.prompt_kind == PromptKind::tokens) return submission;
-  auto tokens = tokenizer_.encode(request.text, AddSpecial::yes);
-  if (!tokens) return forward_error(tokens);
-  submission.prompt = std::move(*tokens);
+  if (request.prompt_kind == PromptKind::text) {
+    auto tokens = tokenizer_.encode(request.text, AddSpecial::yes);
+    if (!tokens) return forward_error(tokens);
+    submission.prompt = std::move(*tokens);
+  }
+  if (seed_ != 0 && !submission.params.has_seed) submission.params.sampling.seed = mix(seed_, submission.prompt);
   return submission;
 }
 

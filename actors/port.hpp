@@ -16,7 +16,8 @@ namespace kvhive {
 class Port {
  public:
   /// \param tokenizer  for prompts that come as text; outlives the port
-  Port(SchedulerHandle scheduler, const Tokenizer& tokenizer);
+  /// \param seed       not 0: requests that ask for no seed get one made of it and their prompt
+  Port(SchedulerHandle scheduler, const Tokenizer& tokenizer, std::uint64_t seed = 0);
 
   /// Calls `on_ready` in run() whenever `fd` can be read or its peer hangs up. The caller keeps the
   /// descriptor open.
@@ -41,6 +42,7 @@ class Port {
 
   SchedulerHandle scheduler_;
   const Tokenizer& tokenizer_;
+  std::uint64_t seed_;
   UniqueFd epoll_;
   bool is_running_ = true;
   std::map<int, std::function<void()>> watched_;

@@ -41,7 +41,7 @@ const OptionField kFields[] = {
     {"scheduling-policy", &Options::scheduling_policy, "fcfs or priority"},
     {"watermark", &Options::watermark, "share of the blocks kept free when admitting, [0, 1)"},
     {"preemption-mode", &Options::preemption_mode, "recompute or swap"},
-    {"seed", &Options::seed, "seed of requests that bring none"},
+    {"seed", &Options::seed, "makes requests without a seed repeatable; 0 = each draws one"},
     {"log-level", &Options::log_level, "trace, debug, info, warn, error or off"},
 };
 
@@ -103,9 +103,9 @@ Expected<std::string> text_of(std::string_view key, const toml::node& node) {
   if (const auto truth = node.value_exact<bool>()) return std::string(*truth ? "true" : "false");
   if (const auto whole = node.value_exact<std::int64_t>()) return std::to_string(*whole);
   if (const auto number = node.value_exact<double>()) {
-    std::ostringstream text;
-    text << *number;
-    return text.str();
+    char text[400];  // the largest double has 309 digits before the point
+    const auto end = std::to_chars(text, std::end(text), *number, std::chars_format::fixed).ptr;
+    return std::string(text, end);
   }
   return failure(Errc::bad_format, std::string(key) + " must be a string, a number or true/false");
 }

@@ -40,7 +40,7 @@ struct Options {
       "fcfs";              ///< fcfs or priority (lower value first, ties by arrival)
   double watermark = 0.0;  ///< share of the blocks kept free when admitting requests, [0, 1)
   std::string preemption_mode = "recompute";  ///< recompute or swap
-  std::uint64_t seed = 0;                     ///< of requests that bring none
+  std::uint64_t seed = 0;  ///< not 0: requests without a seed get one from this and their prompt
   std::string log_level = "info";             ///< trace, debug, info, warn, error, off
 };
 

@@ -163,7 +163,7 @@ class Engine {
         options.watermark, options.max_num_seqs};
     parts.runner = std::make_unique<TransformerRunner>(
         std::move(model), memory_.arena(Tier::device), memory_.geometry().kv);
-    port_ = std::make_unique<Port>(spawn_ring(system_, std::move(parts)), tokenizer_);
+    port_ = std::make_unique<Port>(spawn_ring(system_, std::move(parts)), tokenizer_, options.seed);
   }
 
   void on_keeper() {

@@ -57,6 +57,7 @@ struct RequestBody {
   float temperature, top_p, min_p;
   std::int32_t top_k;
   std::uint64_t seed;
+  std::uint32_t has_seed;  ///< 0 = `seed` was drawn by the client library, nobody asked for it
   std::uint32_t stop_count;
   std::uint32_t stop_token_count;
   std::array<std::uint32_t, kMostStopStrings> stop_bytes;

@@ -1,5 +1,6 @@
 #include "actors/channel/client_channel.hpp"
 
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,13 @@ constexpr std::size_t kAlignment = 16;
 std::size_t text_room(const GenerateRequest& request) {
   if (request.most_text_bytes != 0) return request.most_text_bytes;
   return std::max<std::size_t>(4096, std::size_t{request.params.max_tokens} * 16);
+}
+
+/// Stands in the slot like a seed that was asked for: another engine goes on with the same tokens.
+std::uint64_t random_seed() {
+  std::uint64_t seed = 0;
+  KV_CHECK(getrandom(&seed, sizeof seed, 0) == sizeof seed);
+  return seed;
 }
 
 /// What the slot has no room for, said before it is filled.
@@ -130,7 +138,8 @@ void ClientChannel::fill(RequestBody& body, const GenerateRequest& request, cons
   body.top_p = params.sampling.top_p;
   body.min_p = params.sampling.min_p;
   body.top_k = params.sampling.top_k;
-  body.seed = params.sampling.seed;
+  body.has_seed = params.has_seed;
+  body.seed = params.has_seed ? params.sampling.seed : random_seed();
   body.stop_count = static_cast<std::uint32_t>(params.stop.size());
   for (std::size_t i = 0; i < params.stop.size(); ++i) {
     body.stop_bytes[i] = static_cast<std::uint32_t>(params.stop[i].size());

@@ -16,6 +16,7 @@ GenerationParams params_of(const RequestBody& body) {
   GenerationParams params;
   params.max_tokens = body.max_tokens;
   params.sampling = {body.temperature, body.top_k, body.top_p, body.min_p, body.seed};
+  params.has_seed = body.has_seed != 0;
   params.logprobs = body.logprobs;
   params.ignore_eos = body.ignore_eos != 0;
   params.priority = body.priority;
@@ -49,6 +50,7 @@ RequestSlot& EngineChannel::slot(std::uint32_t index) const {
 
 std::vector<TakenRequest> EngineChannel::take_submitted() {
   std::vector<TakenRequest> taken;
+  std::size_t room = memory_.size();
   for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
     const SlotState state = slot(i).state.load(std::memory_order_acquire);
     const bool is_ours =
@@ -57,7 +59,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted() {
     abort_seen_[i] = false;
     slot(i).engine.store(engine_, std::memory_order_relaxed);
     slot(i).state.store(SlotState::accepted, std::memory_order_release);
-    if (auto request = take(i))
+    if (auto request = take(i, room))
       taken.push_back(std::move(*request));
     else
       refuse(i, request.error());
@@ -77,10 +79,21 @@ std::vector<std::uint32_t> EngineChannel::take_aborts() {
 }
 
 /// Copies once, then checks the copy: the client may rewrite the slot while we look.
-Expected<TakenRequest> EngineChannel::take(std::uint32_t index) {
+///
+/// \param room  bytes that may still be copied out of the channel: an honest client's ranges are
+///              disjoint, and one that names the same gigabyte in each slot must not cost us 256
+Expected<TakenRequest> EngineChannel::take(std::uint32_t index, std::size_t& room) {
   RequestBody body;
   std::memcpy(&body, &slot(index).body, sizeof body);
   if (auto valid = check(body); !valid) return forward_error(valid);
+
+  const std::uint32_t journaled = slot(index).tokens.load(std::memory_order_acquire);
+  if (journaled > body.max_tokens) return bad_request("the channel's token log is damaged");
+  const std::size_t copied = body.prompt.bytes + journaled * record_bytes(body.logprobs);
+  if (copied > room)
+    return bad_request("the requests' prompts and token logs overlap: together they are larger "
+                       "than the channel");
+  room -= copied;
 
   TakenRequest request;
   request.slot = index;
@@ -93,8 +106,6 @@ Expected<TakenRequest> EngineChannel::take(std::uint32_t index) {
     request.tokens.resize(body.prompt.bytes / sizeof(TokenId));
     std::memcpy(request.tokens.data(), prompt, body.prompt.bytes);
   }
-  const std::uint32_t journaled = slot(index).tokens.load(std::memory_order_acquire);
-  if (journaled > body.max_tokens) return bad_request("the channel's token log is damaged");
   for (std::uint32_t i = 0; i < journaled; ++i) {
     LogRecord record;
     std::memcpy(&record, memory_.data() + body.log.offset + i * record_bytes(body.logprobs),

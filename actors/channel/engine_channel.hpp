@@ -52,7 +52,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   class Sink;
   EngineChannel(std::uint64_t id, std::uint32_t engine, MappedMemory memory, UniqueFd doorbell);
 
-  Expected<TakenRequest> take(std::uint32_t slot);
+  Expected<TakenRequest> take(std::uint32_t slot, std::size_t& room);
   Expected<void> check(const RequestBody& body) const;
   bool contains(const ChannelRange& range, std::size_t alignment) const;
   RequestSlot& slot(std::uint32_t index) const;

@@ -416,8 +416,7 @@ TEST_F(BlockManagerStateTest, TheRefundedTokensServeOthers) {
   plan({.waiting = {1, 2, 3}});
   for (const std::uint64_t seq : {1, 2, 3}) append(seq, 7);
   // 1 is served and then preempted for 2; its token goes to 3.
-  const StepPlan second =
-      plan({.running = {1, 2, 3}, .budget = 2, .victims = {1, 3, 2}});
+  const StepPlan second = plan({.running = {1, 2, 3}, .budget = 2, .victims = {1, 3, 2}});
   EXPECT_THAT(seqs(second.outcome.preempted), ElementsAre(1));
   EXPECT_THAT(seqs(second.work), ElementsAre(2, 3));
 }

@@ -35,7 +35,8 @@ class SchedulerStateTest : public ::testing::Test {
     return *scheduler_;
   }
 
-  std::shared_ptr<Recording> submit(std::vector<TokenId> prompt, const GenerationParams& params = {},
+  std::shared_ptr<Recording> submit(std::vector<TokenId> prompt,
+                                    const GenerationParams& params = {},
                                     std::vector<TokenId> journal = {}, std::uint64_t channel = 1) {
     auto recording = std::make_shared<Recording>();
     scheduler().submit({{channel, ++submitted_},

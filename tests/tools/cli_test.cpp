@@ -39,6 +39,17 @@ TEST_F(Cli, TokenPromptsAndTextPromptsAgree) {
   EXPECT_EQ(ids["token_ids"], text["token_ids"]);
 }
 
+TEST_F(Cli, ASeedMakesSamplingRepeatableAndNoneDoesNot) {
+  const auto sample = [](std::vector<std::string> more) {
+    std::vector<std::string> flags = {"generate", "--prompt", "And God said", "--max-tokens", "24", "--ignore-eos", "--temperature", "1", "--format", "json"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return daemon_->cli(flags).json()["token_ids"];
+  };
+  EXPECT_EQ(sample({"--seed", "5"}), sample({"--seed", "5"}));
+  EXPECT_NE(sample({"--seed", "5"}), sample({"--seed", "6"}));
+  EXPECT_NE(sample({}), sample({}));
+}
+
 TEST_F(Cli, StopStringsCutTheText) {
   const Json whole = daemon_->cli({"generate", "--prompt", "In the beginning", "--max-tokens", "24", "--ignore-eos", "--format", "json"}).json();
   const std::string text = whole["text"];

@@ -30,7 +30,9 @@ std::vector<GenerateRequest> many_requests() {
   for (std::size_t i = 0; i < 64; ++i) {
     const std::size_t start = i % 4 == 0 ? 0 : (i * 37) % 600;
     requests.push_back(request_of(text.substr(start, 150 + (i * 53) % 350), 24 + static_cast<std::uint32_t>(i % 5) * 12));
-    if (i % 3 == 1) requests.back().params.sampling = {0.9f, 40, 0.95f, 0, i};  // seeded sampling is repeatable, too
+    if (i % 3 != 1) continue;
+    requests.back().params.sampling = {0.9f, 40, 0.95f, 0, i};  // seeded sampling is repeatable, too
+    requests.back().params.has_seed = true;
   }
   return requests;
 }

@@ -181,6 +181,7 @@ void add_generate(CLI::App& app, int& exit_code) {
   command->add_flag("--ignore-eos", params.ignore_eos, "go on after an end-of-sequence token");
   command->callback([flags, command, &exit_code] {
     flags->has_tokens = command->count("--prompt-tokens") > 0;
+    flags->request.params.has_seed = command->count("--seed") > 0;
     if (auto done = generate(*flags); !done) exit_code = fail(done.error());
   });
 }

@@ -1,0 +1,328 @@
+#include "config/options.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+
+#include "tests/models/temp_directory.hpp"
+
+namespace kvhive {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// Sets a field by its name, as a flag does.
+Expected<void> set(Options& options, const std::string& name, const std::string& text) {
+  auto field = find_option(name);
+  if (!field) return forward_error(field);
+  return set_option(options, **field, text);
+}
+
+std::map<std::string, std::string> flags_of(const Options& options) {
+  const std::vector<std::string> flags = to_flags(options);
+  std::map<std::string, std::string> values;
+  for (std::size_t i = 0; i + 1 < flags.size(); i += 2) values[flags[i]] = flags[i + 1];
+  return values;
+}
+
+/// A value of each field that is not its default: as a flag, in TOML, and as to_flags() writes it.
+struct Sample {
+  std::string name, flag, toml, canonical;
+};
+const Sample kSamples[] = {
+    {"model", "/models/small", "\"/models/small\"", "/models/small"},
+    {"socket", "/run/x.sock", "\"/run/x.sock\"", "/run/x.sock"},
+    {"engines", "3", "3", "3"},
+    {"threads", "7", "7", "7"},
+    {"block-size", "32", "32", "32"},
+    {"gpu-memory-utilization", "0.75", "0.75", "0.75"},
+    {"kv-cache-memory-bytes", "512M", "\"512M\"", "536870912B"},
+    {"num-gpu-blocks-override", "100", "100", "100"},
+    {"swap-space", "4", "4", "4294967296B"},
+    {"kv-cache-dtype", "float16", "\"float16\"", "float16"},
+    {"max-model-len", "4096", "4096", "4096"},
+    {"max-num-seqs", "16", "16", "16"},
+    {"max-num-batched-tokens", "512", "512", "512"},
+    {"enable-prefix-caching", "false", "false", "false"},
+    {"scheduling-policy", "priority", "\"priority\"", "priority"},
+    {"watermark", "0.0625", "0.0625", "0.0625"},
+    {"preemption-mode", "swap", "\"swap\"", "swap"},
+    {"seed", "18446744073709551615", "123456789012", "18446744073709551615"},
+    {"log-level", "debug", "\"debug\"", "debug"},
+};
+
+class OptionsFile : public ::testing::Test {
+ protected:
+  Expected<void> load(const std::string& toml) {
+    directory_.write("options.toml", toml);
+    return load_options(options, directory_.path() / "options.toml");
+  }
+  Options options;
+  TempDirectory directory_;
+};
+
+TEST(Options, EveryFieldIsSampledHereAndHasHelp) {
+  ASSERT_EQ(option_fields().size(), std::size(kSamples));
+  for (std::size_t i = 0; i < std::size(kSamples); ++i) {
+    EXPECT_EQ(option_fields()[i].name, kSamples[i].name);
+    EXPECT_FALSE(option_fields()[i].help.empty());
+  }
+}
+
+TEST(Options, EveryFieldIsSetByItsFlagAndNothingElseIs) {
+  const auto defaults = flags_of({});
+  for (const Sample& sample : kSamples) {
+    Options options;
+    ASSERT_TRUE(set(options, sample.name, sample.flag).has_value()) << sample.name;
+    auto expected = defaults;
+    ASSERT_NE(expected.at("--" + sample.name), sample.canonical) << sample.name;
+    expected["--" + sample.name] = sample.canonical;
+    EXPECT_EQ(flags_of(options), expected) << sample.name;
+  }
+}
+
+TEST(Options, UnderscoresAndDashesAreAlike) {
+  EXPECT_EQ((*find_option("max_num_seqs"))->name, "max-num-seqs");
+  EXPECT_EQ((*find_option("max-num_seqs"))->name, "max-num-seqs");
+}
+
+TEST(Options, FlagsCarryEverythingOverToAChild) {
+  Options options;
+  for (const Sample& sample : kSamples) ASSERT_TRUE(set(options, sample.name, sample.flag));
+  options.gpu_memory_utilization = 1.0 / 3;
+  options.kv_cache_memory_bytes = (std::size_t{1} << 40) + 1;
+  Options child;
+  const std::vector<std::string> flags = to_flags(options);
+  ASSERT_EQ(flags.size(), 2 * option_fields().size());
+  for (std::size_t i = 0; i < flags.size(); i += 2)
+    ASSERT_TRUE(set(child, flags[i].substr(2), flags[i + 1])) << flags[i];
+  EXPECT_EQ(flags_of(child), flags_of(options));
+  EXPECT_EQ(child.gpu_memory_utilization, options.gpu_memory_utilization);
+  EXPECT_EQ(child.kv_cache_memory_bytes, options.kv_cache_memory_bytes);
+  EXPECT_EQ(child.swap_space, options.swap_space);
+  EXPECT_EQ(child.seed, options.seed);
+  EXPECT_FALSE(child.enable_prefix_caching);
+}
+
+TEST(Options, ABareSwapSpaceIsInGiBAndABareKvCacheInBytes) {
+  Options options;
+  ASSERT_TRUE(set(options, "swap-space", "1.5"));
+  EXPECT_EQ(options.swap_space, std::size_t{3} << 29);
+  ASSERT_TRUE(set(options, "swap-space", "64MiB"));
+  EXPECT_EQ(options.swap_space, std::size_t{64} << 20);
+  ASSERT_TRUE(set(options, "kv-cache-memory-bytes", "1000"));
+  EXPECT_EQ(options.kv_cache_memory_bytes, 1000u);
+  ASSERT_TRUE(set(options, "kv-cache-memory-bytes", "2 GiB"));
+  EXPECT_EQ(options.kv_cache_memory_bytes, std::size_t{2} << 30);
+}
+
+TEST(Options, TruthHasSeveralSpellings) {
+  Options options;
+  for (const char* text : {"false", "0", "off"}) {
+    options.enable_prefix_caching = true;
+    ASSERT_TRUE(set(options, "enable-prefix-caching", text));
+    EXPECT_FALSE(options.enable_prefix_caching);
+  }
+  for (const char* text : {"true", "1", "on"}) {
+    options.enable_prefix_caching = false;
+    ASSERT_TRUE(set(options, "enable-prefix-caching", text));
+    EXPECT_TRUE(options.enable_prefix_caching);
+  }
+}
+
+TEST(Options, AValueThatIsNoneNamesFieldAndValueAndChangesNothing) {
+  const std::pair<const char*, const char*> bad[] = {{"engines", "-1"},
+                                                     {"engines", "two"},
+                                                     {"engines", "4294967296"},
+                                                     {"block-size", "16.0"},
+                                                     {"seed", "1e3"},
+                                                     {"watermark", "little"},
+                                                     {"max-model-len", ""},
+                                                     {"swap-space", "4X"},
+                                                     {"kv-cache-memory-bytes", "-5"},
+                                                     {"threads", "3 "},
+                                                     {"gpu-memory-utilization", "0.5x"},
+                                                     {"enable-prefix-caching", "maybe"}};
+  for (const auto& [name, text] : bad) {
+    Options options;
+    const auto before = flags_of(options);
+    const auto refused = set(options, name, text);
+    ASSERT_FALSE(refused.has_value()) << name << " " << text;
+    EXPECT_EQ(refused.error().code, Errc::bad_argument);
+    EXPECT_THAT(refused.error().text, HasSubstr(name));
+    EXPECT_THAT(refused.error().text, HasSubstr("'" + std::string(text) + "'"));
+    EXPECT_EQ(flags_of(options), before);
+  }
+}
+
+TEST(Options, AnUnknownNameSuggestsTheNearest) {
+  const std::pair<const char*, const char*> typos[] = {{"blok-size", "block-size"},
+                                                       {"max_num_seq", "max-num-seqs"},
+                                                       {"preemption", "preemption-mode"},
+                                                       {"loglevel", "log-level"},
+                                                       {"modle", "model"}};
+  for (const auto& [typo, meant] : typos) {
+    const auto found = find_option(typo);
+    ASSERT_FALSE(found.has_value()) << typo;
+    EXPECT_EQ(found.error().text, "unknown option '" + std::string(typo) + "'; did you mean '" +
+                                      std::string(meant) + "'?");
+  }
+}
+
+// -- the file
+
+TEST_F(OptionsFile, SetsEveryFieldWithDashesOrUnderscores) {
+  for (const Sample& sample : kSamples) {
+    std::string underscored = sample.name;
+    std::replace(underscored.begin(), underscored.end(), '-', '_');
+    for (const std::string& key : {sample.name, underscored}) {
+      options = {};
+      const auto loaded = load(key + " = " + sample.toml + "\n");
+      ASSERT_TRUE(loaded.has_value()) << key << ": " << loaded.error().text;
+      EXPECT_EQ(flags_of(options).at("--" + sample.name),
+                sample.name == "seed" ? sample.toml : sample.canonical);
+    }
+  }
+}
+
+TEST_F(OptionsFile, LeavesAloneWhatItDoesNotName) {
+  options.engines = 5;
+  ASSERT_TRUE(load("# nothing but\nblock-size = 8\n").has_value());
+  EXPECT_EQ(options.engines, 5u);
+  EXPECT_EQ(options.block_size, 8u);
+}
+
+TEST_F(OptionsFile, NumbersKeepAllTheirDigits) {
+  ASSERT_TRUE(load("gpu-memory-utilization = 0.123456789012\nswap-space = 1234567.5\n"));
+  EXPECT_EQ(options.gpu_memory_utilization, 0.123456789012);
+  EXPECT_EQ(options.swap_space, std::size_t{2469135} << 29);
+}
+
+TEST_F(OptionsFile, ErrorsNameTheFile) {
+  const std::pair<const char*, const char*> bad[] = {
+      {"block-size = 16\nmax-seqs = 3\n", "did you mean 'max-num-seqs'"},
+      {"block-size = \"many\"\n", "block-size: 'many'"},
+      {"block-size = [1, 2]\n", "block-size must be a string, a number or true/false"},
+      {"[engine]\nthreads = 1\n", "unknown option 'engine'"},
+      {"model = \"x\"\nengines == 2\n", "line 2"}};
+  for (const auto& [toml, text] : bad) {
+    const auto loaded = load(toml);
+    ASSERT_FALSE(loaded.has_value()) << toml;
+    EXPECT_THAT(loaded.error().text, HasSubstr("options.toml"));
+    EXPECT_THAT(loaded.error().text, HasSubstr(text));
+  }
+}
+
+TEST_F(OptionsFile, AMissingFileIsAnErrorThatNamesIt) {
+  const auto loaded = load_options(options, directory_.path() / "none.toml");
+  ASSERT_FALSE(loaded.has_value());
+  EXPECT_THAT(loaded.error().text, HasSubstr("none.toml"));
+}
+
+// -- ranges and combinations
+
+Options sound() {
+  Options options;
+  options.model = "/models/small";
+  return options;
+}
+
+TEST(CheckOptions, TheDefaultsAreSoundOnceAModelIsNamed) {
+  EXPECT_TRUE(check_options(sound()).has_value());
+  const auto refused = check_options({});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().text, HasSubstr("give --model DIRECTORY"));
+}
+
+TEST(CheckOptions, TheEdgesAreAllowed) {
+  Options options = sound();
+  options.engines = 31;
+  options.block_size = 1024;
+  options.gpu_memory_utilization = 1;
+  options.num_gpu_blocks_override = 2;
+  options.max_num_seqs = options.max_num_batched_tokens = 1;
+  options.watermark = 0.999;
+  options.preemption_mode = "swap";
+  options.swap_space = 1;
+  EXPECT_TRUE(check_options(options).has_value());
+}
+
+struct BadOption {
+  std::string field, value, remedy;
+};
+
+class CheckOptionsError : public ::testing::TestWithParam<BadOption> {};
+
+TEST_P(CheckOptionsError, NamesFieldValueAndRemedy) {
+  const auto& [field, value, remedy] = GetParam();
+  Options options = sound();
+  ASSERT_TRUE(set(options, field, value).has_value());
+  const auto refused = check_options(options);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().text, HasSubstr(field));
+  EXPECT_THAT(refused.error().text, HasSubstr("'" + value));
+  EXPECT_THAT(refused.error().text, HasSubstr(remedy));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, CheckOptionsError,
+    ::testing::Values(BadOption{"engines", "0", "1..31"}, BadOption{"engines", "32", "1..31"},
+                      BadOption{"block-size", "0", "1..1024"},
+                      BadOption{"block-size", "1025", "16 is usual"},
+                      BadOption{"gpu-memory-utilization", "0", "above 0"},
+                      BadOption{"gpu-memory-utilization", "1.5", "at most 1"},
+                      BadOption{"gpu-memory-utilization", "-0.5", "above 0"},
+                      BadOption{"gpu-memory-utilization", "nan", "above 0"},
+                      BadOption{"num-gpu-blocks-override", "1", "at least 2"},
+                      BadOption{"max-num-seqs", "0", "at least 1"},
+                      BadOption{"max-num-batched-tokens", "127", "max-num-seqs (128)"},
+                      BadOption{"watermark", "1", "[0, 1)"},
+                      BadOption{"watermark", "-0.1", "[0, 1)"},
+                      BadOption{"watermark", "nan", "[0, 1)"},
+                      BadOption{"kv-cache-dtype", "fp8_e4m3", "use auto, bfloat16"},
+                      BadOption{"kv-cache-dtype", "int8", "use auto, bfloat16"},
+                      BadOption{"kv-cache-dtype", "double", "auto, float32, bfloat16, float16"},
+                      BadOption{"scheduling-policy", "lifo", "fcfs, priority"},
+                      BadOption{"preemption-mode", "drop", "recompute, swap"},
+                      BadOption{"preemption-mode", "swap", "--swap-space"},
+                      BadOption{"log-level", "loud", "trace, debug, info, warn, error, off"}));
+
+TEST(CheckOptions, WhatIsNotThereYetIsUnsupportedRatherThanWrong) {
+  Options options = sound();
+  options.kv_cache_dtype = "fp8";
+  EXPECT_EQ(check_options(options).error().code, Errc::unsupported);
+}
+
+// -- the socket
+
+class DefaultSocket : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name : {"KVHIVE_SOCKET", "XDG_RUNTIME_DIR"}) {
+      const char* value = std::getenv(name);
+      if (value != nullptr) before_[name] = value;
+      unsetenv(name);
+    }
+  }
+  void TearDown() override {
+    for (const char* name : {"KVHIVE_SOCKET", "XDG_RUNTIME_DIR"}) unsetenv(name);
+    for (const auto& [name, value] : before_) setenv(name.c_str(), value.c_str(), 1);
+  }
+  std::map<std::string, std::string> before_;
+};
+
+TEST_F(DefaultSocket, IsWhatTheEnvironmentSaysAndElseUnderRun) {
+  EXPECT_EQ(default_socket(), "/run/kvhive/kvhived.sock");
+  setenv("XDG_RUNTIME_DIR", "/run/user/7", 1);
+  EXPECT_EQ(default_socket(), "/run/user/7/kvhive/kvhived.sock");
+  setenv("KVHIVE_SOCKET", "", 1);
+  EXPECT_EQ(default_socket(), "/run/user/7/kvhive/kvhived.sock");
+  setenv("KVHIVE_SOCKET", "/chosen.sock", 1);
+  EXPECT_EQ(default_socket(), "/chosen.sock");
+}
+
+}  // namespace
+}  // namespace kvhive
