@@ -55,8 +55,7 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
   return std::move(round.plan);
 }
 
-// -- the step before
-// --------------------------------------------------------------------------------------------------
+// -- the step before ------------------------------------------------------------------------------
 
 void BlockManagerState::finish_last_step() {
   for (const SeqId seq : in_flight_) {
@@ -124,8 +123,7 @@ void BlockManagerState::end(SeqId seq) {
   sequences_.erase(found);
 }
 
-// -- running sequences
-// ------------------------------------------------------------------------------------------------
+// -- running sequences ----------------------------------------------------------------------------
 
 void BlockManagerState::serve_running(Round& round) {
   for (const SeqId seq : round.request.running) {
@@ -214,8 +212,7 @@ void BlockManagerState::forget_progress(Sequence& sequence) {
   sequence.published = BlockPool::root(config_.domain);
 }
 
-// -- waiting sequences
-// ------------------------------------------------------------------------------------------------
+// -- waiting sequences ----------------------------------------------------------------------------
 
 void BlockManagerState::admit_waiting(Round& round) {
   for (const SeqId seq : round.request.waiting) {

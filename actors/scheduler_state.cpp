@@ -14,8 +14,7 @@ bool contains(const std::vector<TokenId>& tokens, TokenId token) {
 
 }  // namespace
 
-// -- in
-// ---------------------------------------------------------------------------------------------------------------
+// -- in -------------------------------------------------------------------------------------------
 
 void SchedulerState::submit(Submission&& submission) {
   if (auto valid = check(submission); !valid) {
@@ -108,8 +107,7 @@ void SchedulerState::drop_unwanted() {
   for (const SeqId seq : unwanted) finish(seq, FinishReason::abort);
 }
 
-// -- out
-// --------------------------------------------------------------------------------------------------------------
+// -- out ------------------------------------------------------------------------------------------
 
 std::optional<StepRequest> SchedulerState::next_step() {
   KV_CHECK(!step_is_out_);

@@ -53,8 +53,7 @@ BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot)
 
 Prefix BlockPool::root(DomainId domain) { return {domain, kRootUid | domain.value, 0}; }
 
-// -- match
-// ------------------------------------------------------------------------------------------------------------
+// -- match ----------------------------------------------------------------------------------------
 
 PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash128> chain,
                            std::span<const TokenId> tokens, std::span<const ExtraKey> extras) {
@@ -154,8 +153,7 @@ void BlockPool::cancel(const PrefixHit& hit) {
   for (TierState& t : tiers_) t.idle.restore(scratch_);
 }
 
-// -- allocate
-// ---------------------------------------------------------------------------------------------------------
+// -- allocate -------------------------------------------------------------------------------------
 
 Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count) {
   std::vector<BlockId> taken;
@@ -240,8 +238,7 @@ bool BlockPool::evict(BlockId block, BlockWord seen) {
   return true;
 }
 
-// -- publish
-// ----------------------------------------------------------------------------------------------------------
+// -- publish --------------------------------------------------------------------------------------
 
 Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
                           std::span<const Hash128> chain, std::span<const TokenId> tokens,
@@ -320,8 +317,7 @@ void BlockPool::write_content(BlockId block, Hash128 hash, const Content& conten
   extra[1].store(content.extra[1], relaxed);
 }
 
-// -- release
-// ----------------------------------------------------------------------------------------------------------
+// -- release --------------------------------------------------------------------------------------
 
 void BlockPool::release(std::span<const BlockId> blocks) {
   drop_references(blocks);
@@ -371,8 +367,7 @@ void BlockPool::give_back(BlockId block) {
   tier(t).free.given_back(block, word.generation());
 }
 
-// -- fork and copy on write
-// -------------------------------------------------------------------------------------------
+// -- fork and copy on write -----------------------------------------------------------------------
 
 void BlockPool::fork(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) {
@@ -390,8 +385,7 @@ Expected<CopyOnWrite> BlockPool::make_writable(BlockId block) {
   return CopyOnWrite{block, fresh->front()};
 }
 
-// -- figures
-// ----------------------------------------------------------------------------------------------------------
+// -- figures --------------------------------------------------------------------------------------
 
 void BlockPool::count_used(Tier t, std::int64_t change) const {
   bump(counters_->used[std::size_t(t)], change);

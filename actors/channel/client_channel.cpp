@@ -203,8 +203,7 @@ void ClientChannel::wake_engine() const {
   [[maybe_unused]] const ssize_t written = write(doorbell_.get(), &one, sizeof one);
 }
 
-// -- the heap: first fit, ranges joined when given back
-// ---------------------------------------------------------------
+// -- the heap: first fit, ranges joined when given back -------------------------------------------
 
 std::optional<ChannelRange> ClientChannel::take(std::size_t bytes) {
   const std::size_t rounded =

@@ -91,8 +91,9 @@ Expected<TakenRequest> EngineChannel::take(std::uint32_t index, std::size_t& roo
   if (journaled > body.max_tokens) return bad_request("the channel's token log is damaged");
   const std::size_t copied = body.prompt.bytes + journaled * record_bytes(body.logprobs);
   if (copied > room)
-    return bad_request("the requests' prompts and token logs overlap: together they are larger "
-                       "than the channel");
+    return bad_request(
+        "the requests' prompts and token logs overlap: together they are larger "
+        "than the channel");
   room -= copied;
 
   TakenRequest request;

@@ -21,8 +21,7 @@ std::string number(std::uint64_t value) { return with_commas(value); }
 
 void print(const Json& json) { std::printf("%s\n", json.dump(2).c_str()); }
 
-// -- stat
-// -------------------------------------------------------------------------------------------------------------
+// -- stat -----------------------------------------------------------------------------------------
 
 Json to_json(const TierReport& tier) {
   return {{"blocks", tier.blocks},  {"free", tier.free},     {"filling", tier.filling},
@@ -88,8 +87,7 @@ Expected<void> stat(const CommonFlags& flags) {
   return {};
 }
 
-// -- procs
-// ------------------------------------------------------------------------------------------------------------
+// -- procs ----------------------------------------------------------------------------------------
 
 Json to_json(const ProcessReport& p) {
   return {{"slot", p.slot},
@@ -153,8 +151,7 @@ Expected<void> procs(const CommonFlags& flags) {
   return {};
 }
 
-// -- blocks
-// -----------------------------------------------------------------------------------------------------------
+// -- blocks ---------------------------------------------------------------------------------------
 
 std::string holders_of(std::uint32_t mask) {
   std::string text;
@@ -210,8 +207,7 @@ Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::s
   return {};
 }
 
-// -- fsck
-// -------------------------------------------------------------------------------------------------------------
+// -- fsck -----------------------------------------------------------------------------------------
 
 Expected<int> check(const CommonFlags& flags, bool is_privileged) {
   auto inspector = Inspector::attach(

@@ -82,8 +82,7 @@ std::string describe(const PoolGeometry& g, const std::string& model) {
 
 }  // namespace
 
-// -- start and end
-// ----------------------------------------------------------------------------------------------------
+// -- start and end --------------------------------------------------------------------------------
 
 Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   auto listener = Listener::open(options.socket);
@@ -194,8 +193,7 @@ void Keeper::stop_children() {
     if (child->is_running()) collect(*child);
 }
 
-// -- the event loop's bookkeeping
-// -------------------------------------------------------------------------------------
+// -- the event loop's bookkeeping -----------------------------------------------------------------
 
 void Keeper::watch(int fd, std::function<void()> on_ready) {
   watched_[fd] = std::move(on_ready);
@@ -210,8 +208,7 @@ void Keeper::unwatch(int fd) {
   watched_.erase(fd);
 }
 
-// -- children
-// ---------------------------------------------------------------------------------------------------------
+// -- children -------------------------------------------------------------------------------------
 
 void Keeper::start_child(Child& child) {
   if (auto started = kvhive::start(child); !started) {
@@ -267,8 +264,7 @@ Child* Keeper::child_of(pid_t pid) {
   return engine == engines_.end() ? nullptr : &*engine;
 }
 
-// -- connections
-// ------------------------------------------------------------------------------------------------------
+// -- connections ----------------------------------------------------------------------------------
 
 void Keeper::accept() {
   UniqueFd socket{accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
@@ -353,8 +349,7 @@ void Keeper::drop(int socket) {
   if (peer.role == Role::client) close_channel(peer.channel);
 }
 
-// -- hello and welcome
-// ------------------------------------------------------------------------------------------------
+// -- hello and welcome ----------------------------------------------------------------------------
 
 void Keeper::hello(Peer& peer, Packet& packet) {
   const Message& message = packet.message;
@@ -498,8 +493,7 @@ Expected<void> Keeper::welcome_client(Peer& peer, const Message& hello) {
   return {};
 }
 
-// -- engines and their channels
-// ---------------------------------------------------------------------------------------
+// -- engines and their channels -------------------------------------------------------------------
 
 void Keeper::on_engine_gone(Peer& peer) {
   slots_[peer.slot] = SlotUse::unswept;
@@ -567,8 +561,7 @@ Keeper::Peer* Keeper::peer_with_role(Role role) {
   return nullptr;
 }
 
-// -- status
-// -----------------------------------------------------------------------------------------------------------
+// -- status ---------------------------------------------------------------------------------------
 
 std::string Keeper::status() const {
   Json status;
