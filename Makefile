@@ -6,37 +6,40 @@
 #   make bench     speed, as ratios taken in one run
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder)
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
-#   make chaos MINUTES=n   kill processes at random for n minutes
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build bench asan tsan chaos lint packages clean
+.PHONY: demo test build bench asan tsan lint configure packages clean
 
 JOBS ?= $(shell nproc)
 
 demo: build
 	@tools/demo.sh build/bin
 
-test: build
+test: configure
+	@cmake --build --preset release -j $(JOBS)
 	ctest --test-dir build --output-on-failure -j $(JOBS)
 
-build: packages
-	@cmake --preset release --log-level=WARNING
-	@cmake --build --preset release -j $(JOBS)
+build: configure
+	@cmake --build --preset release -j $(JOBS) --target programs
 
-bench: build
+bench: configure
+	@cmake --build --preset release -j $(JOBS) --target programs benches
 	@tools/bench/run.sh build/bin
 
 asan: packages
-	@cmake --preset asan --log-level=WARNING
+	@cmake --preset asan --log-level=WARNING >/dev/null
 	@cmake --build --preset asan -j $(JOBS)
 	ctest --preset asan -j $(JOBS)
 
 tsan: packages
-	@cmake --preset tsan --log-level=WARNING
+	@cmake --preset tsan --log-level=WARNING >/dev/null
 	@cmake --build --preset tsan -j $(JOBS)
 	ctest --preset tsan -j $(JOBS)
 
 lint: packages
 	@tools/lint.sh
+
+configure: packages
+	@cmake --preset release --log-level=WARNING >/dev/null
 
 packages:
 	@tools/install_packages.sh

@@ -22,8 +22,8 @@ struct BlockManagerState::Round {
   std::uint32_t budget;
   std::uint32_t running = 0;
   std::size_t next_victim = 0;
-  std::size_t leaving_blocks =
-      0;  ///< on their way to the host: free in the next step, not in this one
+  /// On their way to the host: free in the next step, not in this one.
+  std::size_t leaving_blocks = 0;
   std::unordered_set<SeqId> preempted;
 };
 
@@ -61,36 +61,29 @@ void BlockManagerState::finish_last_step() {
   for (const SeqId seq : in_flight_) {
     Sequence& sequence = sequences_.at(seq);
     sequence.computed += std::exchange(sequence.in_flight, 0);
-    publish(sequence);
+    publish(sequence, sequence.published, sequence.blocks);
   }
   in_flight_.clear();
-  for (const SeqId seq : swapping_out_) publish_on_host(sequences_.at(seq));
+  // Host copies of a swapped-out sequence serve everybody, like any other block of the host tier.
+  for (const SeqId seq : swapping_out_) {
+    Sequence& sequence = sequences_.at(seq);
+    publish(sequence, sequence.host_published, sequence.host);
+  }
   swapping_out_.clear();
   pool_.release(leaving_);
   leaving_.clear();
 }
 
-void BlockManagerState::publish(Sequence& sequence) {
+/// Publishes the computed blocks after `published` and moves it on. `blocks` is the sequence's
+/// table in one of the tiers.
+void BlockManagerState::publish(const Sequence& sequence, Prefix& published,
+                                std::span<const BlockId> blocks) {
   if (!config_.prefix_caching) return;
-  const std::size_t from = sequence.published.depth, to = sequence.computed / tokens_per_block_;
+  const std::size_t from = published.depth, to = sequence.computed / tokens_per_block_;
   if (from >= to) return;
-  sequence.published =
-      pool_.publish(sequence.published, std::span(sequence.blocks).subspan(from, to - from),
-                    std::span(sequence.chain).subspan(from, to - from),
-                    std::span<const TokenId>(sequence.tokens)
-                        .subspan(from * tokens_per_block_, (to - from) * tokens_per_block_));
-}
-
-/// The host copies of a swapped-out sequence serve everybody, like any other block of the host
-/// tier.
-void BlockManagerState::publish_on_host(Sequence& sequence) {
-  if (!config_.prefix_caching) return;
-  const std::size_t from = sequence.host_published.depth,
-                    to = sequence.computed / tokens_per_block_;
-  if (from >= to) return;
-  sequence.host_published =
-      pool_.publish(sequence.host_published, std::span(sequence.host).subspan(from, to - from),
-                    std::span(sequence.chain).subspan(from, to - from),
+  published =
+      pool_.publish(published, blocks.subspan(from, to - from),
+                    std::span<const Hash128>(sequence.chain).subspan(from, to - from),
                     std::span<const TokenId>(sequence.tokens)
                         .subspan(from * tokens_per_block_, (to - from) * tokens_per_block_));
 }
@@ -152,8 +145,8 @@ bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
       table.insert(table.end(), fresh->begin(), fresh->end());
       return true;
     }
-    if (round.leaving_blocks >=
-        blocks) {  // enough is being swapped out already; it is ours with the next step
+    // Enough is being swapped out already; it is ours with the next step.
+    if (round.leaving_blocks >= blocks) {
       round.leaving_blocks -= blocks;
       return false;
     }
@@ -166,8 +159,8 @@ bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
 
 void BlockManagerState::preempt(Round& round, SeqId victim) {
   Sequence& sequence = sequences_.at(victim);
-  round.budget +=
-      std::exchange(sequence.in_flight, 0);  // if it was scheduled earlier in this very round
+  // Not 0 if it was scheduled earlier in this very round.
+  round.budget += std::exchange(sequence.in_flight, 0);
   if (config_.preemption == PreemptionMode::swap && swap_out(round, sequence)) {
     swapping_out_.push_back(victim);
     add(pool_.counters().preemptions_swap, 1);

@@ -9,6 +9,7 @@
 // A block is published only when the step that filled it is known to be done, and a block that is
 // copied to the host is released only then: another process may take it the instant it is released.
 
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -31,6 +32,8 @@ class BlockManagerState {
  public:
   BlockManagerState(BlockPool& pool, const BlockManagerConfig& config);
 
+  /// What the step will do. To be called once per step; `request` says what became of the one
+  /// before.
   StepPlan plan(const StepRequest& request);
 
  private:
@@ -57,8 +60,7 @@ class BlockManagerState {
   struct Round;
 
   void finish_last_step();
-  void publish(Sequence& sequence);
-  void publish_on_host(Sequence& sequence);
+  void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> blocks);
   void take_news(const StepRequest& request);
   void end(SeqId seq);
 

@@ -16,13 +16,14 @@ namespace kvhive {
 struct GenerationParams {
   std::uint32_t max_tokens = 16;
   SamplingParams sampling;  ///< greedy unless told otherwise
-  std::uint32_t logprobs =
-      0;  ///< report the K most likely tokens of each position, at most kMostLogprobs
+  /// Report the K most likely tokens of each position, at most kMostLogprobs.
+  std::uint32_t logprobs = 0;
   bool ignore_eos = false;    ///< go on after an end-of-sequence token
   std::int32_t priority = 0;  ///< lower goes first, with the priority policy
-  std::vector<std::string>
-      stop;  ///< generation ends before any of these strings (they are cut off)
-  bool has_seed = false;  ///< otherwise the client library draws one (or the daemon does, see --seed)
+  /// Generation ends before any of these strings (they are cut off).
+  std::vector<std::string> stop;
+  /// Otherwise the client library draws one (or the daemon makes one, see --seed).
+  bool has_seed = false;
   std::vector<TokenId> stop_token_ids;  ///< generation ends after any of these tokens
 };
 inline constexpr std::uint32_t kMostLogprobs = 20;

@@ -3,10 +3,11 @@
 // ids, tokens and block lists, never tensors. One message per hop per step, whatever the batch
 // size:
 //
-//   port --Submission, Abort--> scheduler --StepRequest--> block manager --StepPlan--> swapper
-//   --StepPlan--> executor
-//                               scheduler <--------------------------- StepDone
-//                               -------------------------------'
+//   port --SubmitBatch, AbortBatch--> scheduler --StepRequest--> block manager
+//                                         ^                           | StepPlan
+//                                         |                        swapper
+//                                         |                           | StepPlan
+//                                         '--------StepDone------- executor
 
 #include <compare>
 #include <cstdint>
@@ -31,8 +32,8 @@ struct RequestKey {
 struct Submission {
   RequestKey key;
   std::vector<TokenId> prompt;
-  std::vector<TokenId>
-      journal;  ///< generated before by an engine that died; generation goes on after it
+  /// Generated before by an engine that died; generation goes on after it.
+  std::vector<TokenId> journal;
   GenerationParams params;
   std::shared_ptr<OutputSink> sink;
 };
@@ -69,8 +70,8 @@ struct StepRequest {
   std::vector<SeqId> ended;             ///< publish what is complete, give everything back
   std::vector<SeqId> running;           ///< serve each with as many tokens as it lacks
   std::vector<SeqId> waiting;           ///< then admit these, if nobody had to be preempted
-  std::vector<SeqId>
-      victims;  ///< whom to preempt, first one first, so that one message always suffices
+  /// Whom to preempt, first one first, so that one message always suffices.
+  std::vector<SeqId> victims;
   std::uint32_t token_budget = 0;
   std::uint32_t waiting_in_all = 0;  ///< for the statistics
 };
@@ -81,8 +82,8 @@ struct ScheduledSequence {
   SeqId seq;
   std::uint32_t start = 0;
   std::vector<TokenId> tokens;
-  std::vector<std::uint32_t>
-      blocks;            ///< device arena indices covering positions 0 .. start + tokens.size()
+  /// Device arena indices covering positions 0 .. start + tokens.size() - 1.
+  std::vector<std::uint32_t> blocks;
   bool samples = false;  ///< the last token is the sequence's last: sample the next one
   SamplingParams sampling;
   std::uint32_t logprobs = 0;

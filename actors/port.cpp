@@ -14,7 +14,8 @@ namespace {
 /// A seed that depends on the daemon's and on the prompt, and on nothing else (FNV-1a).
 std::uint64_t mix(std::uint64_t seed, const std::vector<TokenId>& prompt) {
   std::uint64_t hash = 14695981039346656037ull ^ seed;
-  for (const TokenId token : prompt) hash = (hash ^ static_cast<std::uint32_t>(token)) * 1099511628211ull;
+  for (const TokenId token : prompt)
+    hash = (hash ^ static_cast<std::uint32_t>(token)) * 1099511628211ull;
   return hash;
 }
 
@@ -104,7 +105,8 @@ Expected<Submission> Port::tokenise(EngineChannel& channel, TakenRequest& reques
     if (!tokens) return forward_error(tokens);
     submission.prompt = std::move(*tokens);
   }
-  if (seed_ != 0 && !submission.params.has_seed) submission.params.sampling.seed = mix(seed_, submission.prompt);
+  if (seed_ != 0 && !submission.params.has_seed)
+    submission.params.sampling.seed = mix(seed_, submission.prompt);
   return submission;
 }
 

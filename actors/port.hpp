@@ -27,8 +27,8 @@ class Port {
   void open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell);
   /// Its client is gone: its requests end, its blocks return.
   void close(std::uint64_t channel);
-  std::size_t channels() const { return channels_.size(); }
 
+  /// Serves until a handler calls stop().
   void run();
   void stop() { is_running_ = false; }
 

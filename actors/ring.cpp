@@ -141,8 +141,8 @@ class SchedulerActor : public SchedulerHandle::base {
   void finish_step(const StepDone& answer) {
     is_stepping_ = false;
     state_.complete(answer);
-    if (state_.is_starved()) {  // the blocks are with other engines, which tell nobody when they
-                                // give them back
+    // The blocks are with other engines, which tell nobody when they give them back.
+    if (state_.is_starved()) {
       is_resting_ = true;
       delayed_send(this, std::chrono::milliseconds(1), Retry{});
       return;

@@ -20,7 +20,6 @@ std::string_view to_string(Errc code) {
     case Errc::already_running: return "already_running";
     case Errc::not_running: return "not_running";
     case Errc::peer_died: return "peer_died";
-    case Errc::aborted: return "aborted";
     case Errc::os_error: return "os_error";
   }
   return "unknown";

@@ -29,7 +29,6 @@ enum class Errc : std::uint8_t {
   already_running,     ///< operator: another daemon owns this socket
   not_running,         ///< user: nobody listens on this socket
   peer_died,           ///< anybody: the process at the other end is gone
-  aborted,             ///< client: the request was cancelled
   os_error,  ///< operator: a system call failed; the text carries its name and errno's words
 };
 

@@ -22,19 +22,19 @@ struct StrongId {
 using BlockId = StrongId<struct BlockIdTag, std::uint32_t>;
 inline constexpr BlockId kNullBlock{0};
 
-using SeqId =
-    StrongId<struct SeqIdTag, std::uint64_t>;  ///< a sequence inside one engine; never reused
-using ProcessSlot =
-    StrongId<struct ProcessSlotTag, std::uint32_t>;  ///< 0..30, a bit of a holder mask
-using DomainId =
-    StrongId<struct DomainIdTag, std::uint16_t>;  ///< who may share with whom; set by the operator
+/// A sequence inside one engine; never reused.
+using SeqId = StrongId<struct SeqIdTag, std::uint64_t>;
+/// 0..30, a bit of a holder mask.
+using ProcessSlot = StrongId<struct ProcessSlotTag, std::uint32_t>;
+/// Who may share with whom; always 0 until the operator can configure it.
+using DomainId = StrongId<struct DomainIdTag, std::uint16_t>;
 
 /// Token ids are plain numbers: they are read from files, hashed, compared and indexed with, never
 /// mixed up with blocks.
 using TokenId = std::int32_t;
 
-static_assert(sizeof(BlockId) == 4 &&
-              std::is_trivially_copyable_v<BlockId>);  // shm, messages, kernel arguments
+// In shared memory, messages and kernel arguments.
+static_assert(sizeof(BlockId) == 4 && std::is_trivially_copyable_v<BlockId>);
 
 }  // namespace kvhive
 

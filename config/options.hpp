@@ -22,26 +22,26 @@ struct Options {
   std::uint32_t threads = 0;  ///< compute threads of each engine; 0 = cores / engines
 
   std::uint32_t block_size = 16;  ///< tokens per block
-  double gpu_memory_utilization =
-      0.4;  ///< share of the device's memory for weights, activations and KV together
-  std::size_t kv_cache_memory_bytes =
-      0;  ///< of the device tier; not 0 = no profile run, utilization ignored
-  std::uint32_t num_gpu_blocks_override =
-      0;                                ///< device blocks whatever the memory says; 0 = by memory
+  /// Share of the device's memory for weights, activations and KV together.
+  double gpu_memory_utilization = 0.4;
+  /// Of the device tier; not 0 = no profile run, utilization ignored.
+  std::size_t kv_cache_memory_bytes = 0;
+  /// Device blocks, the null block included, whatever the memory says; 0 = by memory.
+  std::uint32_t num_gpu_blocks_override = 0;
   std::size_t swap_space = 0;           ///< bytes of the host tier for the whole pool; 0 = none
   std::string kv_cache_dtype = "auto";  ///< auto = the model's; float32, bfloat16, float16
 
-  std::uint32_t max_model_len =
-      0;  ///< prompt and output together; 0 = the model's, or what the pool can hold
+  /// Tokens, prompt and output together; 0 = the model's, or what the pool can hold.
+  std::uint32_t max_model_len = 0;
   std::uint32_t max_num_seqs = 128;             ///< sequences running at once in one engine
   std::uint32_t max_num_batched_tokens = 2048;  ///< tokens computed in one step of one engine
   bool enable_prefix_caching = true;
-  std::string scheduling_policy =
-      "fcfs";              ///< fcfs or priority (lower value first, ties by arrival)
+  /// fcfs or priority (lower value first, ties by arrival).
+  std::string scheduling_policy = "fcfs";
   double watermark = 0.0;  ///< share of the blocks kept free when admitting requests, [0, 1)
   std::string preemption_mode = "recompute";  ///< recompute or swap
   std::uint64_t seed = 0;  ///< not 0: requests without a seed get one from this and their prompt
-  std::string log_level = "info";             ///< trace, debug, info, warn, error, off
+  std::string log_level = "info";  ///< trace, debug, info, warn, error, off
 };
 
 /// One field of Options: the single source of its flag, its key in the file, its help and its type.

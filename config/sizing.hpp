@@ -13,12 +13,12 @@ namespace kvhive {
 
 /// What there is and what the engines take of it, in bytes.
 struct MemoryFigures {
-  std::size_t total =
-      0;  ///< of the device (on the CPU: the machine, or its cgroup if that is smaller)
+  /// Of the device (on the CPU: the machine, or its cgroup if that is smaller).
+  std::size_t total = 0;
   std::size_t available = 0;  ///< now, other programs counted
   std::size_t weights = 0;    ///< shared by all engines
-  std::size_t engine_peak =
-      0;  ///< private memory of one engine at its largest step, measured by a profile run
+  /// Private memory of one engine at its largest step, measured by a profile run.
+  std::size_t engine_peak = 0;
 };
 
 /// Of the machine we run on: /proc/meminfo, and the cgroup's limit if there is one.

@@ -18,8 +18,8 @@ struct BlockCopyArgs {
   const std::byte* source = nullptr;  ///< block 0 of the source arena
   std::byte* destination = nullptr;   ///< block 0 of the destination arena; may be the same arena
   std::size_t block_bytes = 0;
-  const BlockPair* pairs =
-      nullptr;  ///< [pairs_count]; no destination is also a source or named twice
+  /// [pairs_count]; no destination is also a source or named twice
+  const BlockPair* pairs = nullptr;
   std::size_t pairs_count = 0;
 };
 static_assert(std::is_trivially_copyable_v<BlockCopyArgs>);

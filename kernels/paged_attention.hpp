@@ -23,10 +23,10 @@ namespace kvhive {
 struct PagedAttentionArgs {
   const float* q = nullptr;  ///< [T, H, D]
   PagedKv kv;
-  const std::uint32_t* block_table =
-      nullptr;  ///< [B, M] physical block indices; entries past ceil(kv_len/S) are not read
-  const std::int32_t* query_start =
-      nullptr;  ///< [B+1] first query token of each sequence; query_start[B] == T
+  /// [B, M] physical block indices; entries past ceil(kv_len/S) are not read
+  const std::uint32_t* block_table = nullptr;
+  /// [B+1] first query token of each sequence; query_start[B] == T
+  const std::int32_t* query_start = nullptr;
   const std::int32_t* kv_len = nullptr;  ///< [B] tokens in the cache, the query's own included
   float* out = nullptr;                  ///< [T, H, D]
   std::int32_t B = 0, H = 0, M = 0;

@@ -43,8 +43,8 @@ struct Bpe {
   Vocabulary vocabulary;                            ///< keyed by the bytes a token stands for
   std::unordered_map<std::uint64_t, Merge> merges;  ///< by pair_key
   Symbols symbols = Symbols::bytes;
-  std::vector<TokenId>
-      byte_tokens;  ///< [256], for bytes and for code points without a token; or empty
+  /// [256], for bytes and for code points without a token; or empty
+  std::vector<TokenId> byte_tokens;
   std::optional<TokenId> unknown;  ///< for code points without a token where byte_tokens is empty
   bool fuse_unknown = false;       ///< a run of unknown code points is one token
   bool ignore_merges = false;  ///< a piece that is a token is that token, whatever the merges say

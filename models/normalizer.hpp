@@ -14,8 +14,7 @@ namespace kvhive {
 class Normalizer {
  public:
   /// \param json  null, one normalizer or a Sequence: NFC, NFD, NFKC, NFKD, Prepend, or Replace of
-  /// a
-  ///              literal string
+  ///              a literal string
   static Expected<Normalizer> parse(const nlohmann::json& json, const std::string& where);
 
   /// \param text  valid UTF-8

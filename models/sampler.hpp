@@ -31,8 +31,7 @@ struct Sampled {
 };
 
 /// \param logits    not empty. NaN counts as impossible (-infinity); equal logits are taken lowest
-/// id
-///                  first; if nothing is possible token 0 is taken.
+///                  id first; if nothing is possible token 0 is taken.
 /// \param position  the index the new token will have in its sequence; one random number each
 Sampled sample(std::span<const float> logits, const SamplingParams& params, std::uint64_t position);
 

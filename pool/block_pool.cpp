@@ -8,8 +8,6 @@
 namespace kvhive {
 namespace {
 
-constexpr std::uint64_t kRootUid = 1ull << 63;  // serials never get there
-
 /// For counters that one process writes and others read.
 template <class Counter, class Change>
 void bump(Counter& counter, Change change) {

@@ -55,10 +55,11 @@ class BlockPool {
   /// pin are one step.
   ///
   /// \param chain   block names from BlockHasher, one per block to look for; they find
-  /// \param tokens  chain.size() * tokens_per_block token ids; together with the parents they
-  /// decide, compared exactly \cost          about three cache lines a block, prefetched over the
-  /// whole run \source        vLLM v1 FullAttentionManager.find_longest_cache_hit; of equal blocks
-  /// the first published is found
+  /// \param tokens  chain.size() * tokens_per_block token ids; with the parents they decide
+  /// \param extras  one per block, or empty if no block has any
+  /// \cost          about three cache lines a block, prefetched over the whole run
+  /// \source        vLLM v1 FullAttentionManager.find_longest_cache_hit; of equal blocks the
+  ///                first published is found
   PrefixHit match(Tier tier, const Prefix& from, std::span<const Hash128> chain,
                   std::span<const TokenId> tokens, std::span<const ExtraKey> extras = {});
 
@@ -68,7 +69,9 @@ class BlockPool {
 
   /// `count` blocks to write, all or none (Errc::pool_exhausted): never-cached ones first, last
   /// given back first, then idle cached ones, least recently released first; these lose their
-  /// content. \source  vLLM BlockPool.get_new_blocks, order of 2026 (PR #42656)
+  /// content.
+  ///
+  /// \source  vLLM BlockPool.get_new_blocks, order of 2026 (PR #42656)
   Expected<std::vector<BlockId>> allocate(Tier tier, std::size_t count);
 
   /// Makes blocks this process has filled findable by everyone, as the continuation of `from`. Call
@@ -76,14 +79,15 @@ class BlockPool {
   /// changes.
   ///
   /// \return  the prefix after them. Content published before lends its identity; the block stays
-  /// what it is
-  ///          (block tables are append-only).
+  ///          what it is (block tables are append-only).
   Prefix publish(const Prefix& from, std::span<const BlockId> blocks,
                  std::span<const Hash128> chain, std::span<const TokenId> tokens,
                  std::span<const ExtraKey> extras = {});
 
   /// Gives back one reference to each block, last block first. What nobody holds any more is idle
-  /// (published) or free. \param blocks  in the order of their sequence; may mix tiers
+  /// (published) or free.
+  ///
+  /// \param blocks  in the order of their sequence; may mix tiers
   void release(std::span<const BlockId> blocks);
 
   /// One more reference to each block, for a second sequence with the same past.

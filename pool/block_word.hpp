@@ -3,9 +3,9 @@
 // moment its writer is killed; every change is one atomic instruction, so there is nothing in
 // between to be killed at.
 //
-//   63 .. 36   generation   moves on each time the block is given out anew; detects a stale
-//   reference 34 .. 32   state 31 ..  0   holders      bit p = the process in slot p holds at least
-//   one reference
+//   63 .. 36   generation   moves on each time the block is given out anew; tells stale references
+//   34 .. 32   state
+//   31 ..  0   holders      bit p = the process in slot p holds at least one reference
 //
 // How many references a process holds is its private business: only its 0->1 and 1->0 transitions
 // touch the word. A shared count could not be repaired after a kill; a mask can: clear the dead

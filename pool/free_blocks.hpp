@@ -2,8 +2,7 @@
 // Where to look for blocks that hold nothing. Two hints for one truth (the block word):
 //  - a bitmap in shared memory, searched by ascending id, for everybody;
 //  - a private stack of what this process gave back itself, last in first out (vLLM since PR
-//  #42656: never-cached
-//    blocks go to the head of the queue; they are the warm ones).
+//    #42656: never-cached blocks go to the head of the queue; they are the warm ones).
 // A bit may be set for a block that is taken (the taker notices at the word) and, after a kill,
 // missing for a free one (the reaper sets it again). Free blocks are all alike, so across processes
 // "some free block" is exact enough; alone, a process sees precisely vLLM's order.

@@ -8,7 +8,6 @@ namespace kvhive {
 namespace {
 
 constexpr std::size_t kMostViolations = 100;
-constexpr std::uint64_t kRootUid = 1ull << 63;
 
 class Check {
  public:

@@ -13,11 +13,11 @@ struct FsckReport {
   std::vector<std::string> violations;  ///< each names the block and what is wrong; empty = clean
   std::uint64_t blocks_checked = 0;
   std::uint64_t ready = 0;
-  std::uint64_t orphans =
-      0;  ///< published, but the block before them is gone: unreachable until evicted
+  /// Published, but the block before them is gone: unreachable until evicted.
+  std::uint64_t orphans = 0;
   std::uint64_t unhinted = 0;  ///< published, but the index has lost them: a miss, no harm
-  std::uint64_t bytes_checked =
-      0;  ///< token bytes whose hash was compared; 0 for an inspector without tokens
+  /// Token bytes whose hash was compared; 0 for an inspector without tokens.
+  std::uint64_t bytes_checked = 0;
 };
 
 /// Invariants, by their numbers in ARCHITECTURE.md:

@@ -56,8 +56,8 @@ void IdleOrder::restore(std::span<const BlockId> blocks) {
 
 bool IdleOrder::is_current(std::uint64_t stamp, BlockId block, BlockWord& word) const {
   word = {};
-  if (block.value - layout_.first_block >= layout_.blocks)
-    return false;  // never trust shared memory
+  // The block may have been read from the ring: never trust shared memory.
+  if (block.value - layout_.first_block >= layout_.blocks) return false;
   const auto& descriptor = descriptors_[block.value];
   word.bits = descriptor.word.load(std::memory_order_acquire);
   return word.is_idle() && descriptor.stamp.load(std::memory_order_relaxed) == stamp;
@@ -116,8 +116,8 @@ void IdleOrder::take_from_run(std::size_t wanted, std::vector<Candidate>& out) {
 }
 
 void IdleOrder::take_from_ring(std::size_t wanted, std::vector<Candidate>& out) {
-  constexpr std::uint64_t kAhead =
-      16;  // descriptors are scattered: have that many cache misses under way
+  // Descriptors are scattered: have that many cache misses under way.
+  constexpr std::uint64_t kAhead = 16;
   const std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
   // While the run holds blocks, what lies before its limit is the run's; afterwards the ring's.
   const std::uint64_t floor = run_next_ < run_.size() ? run_limit_ : 0;
@@ -136,8 +136,8 @@ void IdleOrder::commit() {
   const bool run_was_in_use = run_next_ < run_.size();
   run_next_ = run_cursor_;
   if (run_was_in_use) {
-    ring_cursor_ =
-        0;  // the ring was looked at from run_limit_ on only: walk it from its head next time
+    // The ring was looked at from run_limit_ on only: walk it from its head next time.
+    ring_cursor_ = 0;
   } else {
     const std::uint64_t moved_from = advance_head(ring_cursor_);
     look_again(moved_from, ring_cursor_);

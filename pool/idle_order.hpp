@@ -14,7 +14,9 @@
 // again by a scan of the stamps into a private sorted run, which is used up before the ring. So the
 // order is exact, however often hints are lost.
 
+#include <atomic>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "config/ids.hpp"

@@ -29,7 +29,7 @@ struct PoolGeometry {
   std::uint32_t host_blocks = 0;       ///< H, may be 0
   std::uint32_t tokens_per_block = 0;  ///< S
   KvLayout kv;  ///< of one block; block_bytes() == 0 for a pool without payload (replay)
-  std::uint64_t fingerprint = 0;  ///< of model, dtype and layout (config/fingerprint.hpp)
+  std::uint64_t fingerprint = 0;  ///< of model, dtype and layout (models/fingerprint.hpp)
 
   std::uint32_t total_blocks() const { return device_blocks + host_blocks; }
   friend bool operator==(const PoolGeometry&, const PoolGeometry&) = default;
@@ -40,15 +40,15 @@ struct PoolGeometry {
 /// while ready.
 struct alignas(64) BlockDescriptor {
   std::atomic<std::uint64_t> word;  ///< BlockWord
-  std::atomic<std::uint64_t>
-      stamp;  ///< place in the release order; idle blocks are evicted by ascending stamp
+  /// Place in the release order; idle blocks are evicted by ascending stamp.
+  std::atomic<std::uint64_t> stamp;
   std::atomic<std::uint64_t> hash_low;  ///< chained hash: where its hint is
   std::atomic<std::uint64_t> hash_high;
-  std::atomic<std::uint64_t>
-      uid;  ///< name of the content, never reused; equal content adopts the first's
+  /// Name of the content, never reused; equal content adopts the first's.
+  std::atomic<std::uint64_t> uid;
   std::atomic<std::uint64_t> parent_uid;  ///< of the block before, or the domain's root
-  std::atomic<std::uint64_t>
-      serial;  ///< drawn at publication: among equal contents the lowest is found
+  /// Drawn at publication: among equal contents the lowest is found.
+  std::atomic<std::uint64_t> serial;
   std::atomic<std::uint32_t> depth;  ///< blocks before this one in its sequence
   std::atomic<std::uint16_t> domain;
   std::atomic<std::uint8_t> group;      ///< KV cache group; 0 until hybrid models
@@ -56,12 +56,16 @@ struct alignas(64) BlockDescriptor {
 };
 static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDescriptor>);
 
+/// Parent uid of a first block, plus its domain. The uids of contents are serials, which never get
+/// there.
+inline constexpr std::uint64_t kRootUid = 1ull << 63;
+
 /// Counters of one process, written by it alone. Hints, except for whoever reads them as
 /// statistics.
 struct alignas(64) SlotCounters {
-  std::array<std::atomic<std::int64_t>, kTiers>
-      used;  ///< blocks whose mask went from empty to held, minus back; never reset: it is a part
-             ///< of a sum, and goes over to the slot's next process
+  /// Blocks whose mask went from empty to held, minus back. Never reset: it is a part of a sum, and
+  /// goes over to the slot's next process.
+  std::array<std::atomic<std::int64_t>, kTiers> used;
   std::atomic<std::uint64_t> queried_blocks;
   std::atomic<std::uint64_t> hit_blocks;
   std::atomic<std::uint64_t> allocated_blocks;
@@ -88,10 +92,10 @@ struct alignas(64) ProcessEntry {
 struct TierControl {
   alignas(64) std::atomic<std::uint64_t> tail;  ///< next stamp to give out; starts at 1
   alignas(64) std::atomic<std::uint64_t> head;  ///< hints before it are used up
-  alignas(
-      64) std::atomic<std::uint64_t> epoch;  ///< moves on when hints before head may have been lost
-  std::atomic<std::int64_t>
-      used_correction;  ///< added to the sum of the slots' `used`; set by the reaper
+  /// Moves on when hints before head may have been lost.
+  alignas(64) std::atomic<std::uint64_t> epoch;
+  /// Added to the sum of the slots' `used`; set by the reaper.
+  std::atomic<std::int64_t> used_correction;
 };
 
 /// Start of the control object.
@@ -99,12 +103,12 @@ struct ControlBlock {
   std::uint64_t magic;
   std::uint32_t format_version;
   std::uint32_t layout_hash;
-  std::array<std::uint8_t, 16>
-      epoch_uuid;  ///< of this pool; another after every restart of the keeper
+  /// Of this pool; another after every restart of the keeper.
+  std::array<std::uint8_t, 16> epoch_uuid;
   PoolGeometry geometry;
   HashSecret secret;
-  std::atomic<std::uint32_t>
-      is_formatted;  ///< stored last: everything before it and all other objects are in place
+  /// Stored last: everything before it and all other objects are in place.
+  std::atomic<std::uint32_t> is_formatted;
   alignas(64) std::atomic<std::uint64_t> next_serial;
   std::array<TierControl, kTiers> tiers;
   std::array<ProcessEntry, kMaxProcesses> processes;
@@ -123,9 +127,9 @@ struct PoolLayout {
   explicit PoolLayout(const PoolGeometry& geometry);
 
   std::size_t control_bytes;
-  std::size_t metadata_bytes;  ///< descriptors, then the index, then per tier: free bitmap, its
-                               ///< summary, order ring
-  std::size_t tokens_bytes;    ///< token rows, then extra keys
+  /// Descriptors, then the index, then per tier: free bitmap, its summary, order ring.
+  std::size_t metadata_bytes;
+  std::size_t tokens_bytes;  ///< token rows, then extra keys
   std::size_t device_bytes;
   std::size_t host_bytes;
 

@@ -1,7 +1,6 @@
 #include "pool/pool_memory.hpp"
 
 #include <sys/random.h>
-#include <sys/stat.h>
 
 #include <cstring>
 #include <string>

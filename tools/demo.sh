@@ -18,17 +18,18 @@ say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 say "1. The daemon starts two engines over one pool of 64 MiB"
 "$bin/kvhived" --model "$here/models/demo" --engines 2 --kv-cache-memory-bytes 64M --log-level warn --detach
 
+speech="--max-tokens 48 --ignore-eos --temperature 0.7 --seed 3"
 passage="$here/models/demo/passage.txt"
 { cat "$passage"; printf 'And it came to pass'; } >"$work/first"
 { cat "$passage"; printf 'And the LORD said'; } >"$work/second"
 
 say "2. Engine 0 reads a long passage and goes on"
 printf '\033[2m... %s\033[0m' "$(tail -c 160 "$work/first" | tr '\n' ' ')"
-"$bin/kvhive" generate --engine 0 --prompt-file "$work/first" --max-tokens 48
+"$bin/kvhive" generate --engine 0 --prompt-file "$work/first" $speech
 
 say "3. Engine 1 gets the same passage with another end: its prefix is in engine 0's blocks"
 printf '\033[2m... %s\033[0m' "$(tail -c 160 "$work/second" | tr '\n' ' ')"
-"$bin/kvhive" generate --engine 1 --prompt-file "$work/second" --max-tokens 48
+"$bin/kvhive" generate --engine 1 --prompt-file "$work/second" $speech
 
 say "4. The same request as JSON, on both engines: equal tokens, and what it cost"
 for engine in 0 1; do

@@ -78,8 +78,7 @@ Expected<void> describe(const Options& options, const ModelConfig& config,
     auto measured = profile(options, config);
     if (!measured) return forward_error(measured);
     peak = *measured;
-  } else if (auto model = Transformer::load(options.model);
-             !model) {  // a model that cannot be loaded is no model
+  } else if (auto model = Transformer::load(options.model); !model) {
     return forward_error(model);
   }
   if (auto tokenizer = Tokenizer::load(options.model); !tokenizer) return forward_error(tokenizer);

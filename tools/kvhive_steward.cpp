@@ -28,8 +28,8 @@ class Steward {
     if (!welcome) return forward_error(welcome);
     const PoolFds fds = take_pool_fds(*welcome);
     auto memory = PoolMemory::attach(fds, Access::read_write);
-    if (!memory &&
-        memory.error().code == Errc::not_running) {  // fresh, or our predecessor died formatting it
+    // Fresh, or our predecessor died formatting it.
+    if (!memory && memory.error().code == Errc::not_running) {
       if (auto formatted = PoolMemory::format(fds, welcome->message.geometry); !formatted)
         return forward_error(formatted);
       memory = PoolMemory::attach(fds, Access::read_write);
@@ -71,7 +71,8 @@ class Steward {
   PoolMemory memory_;
 };
 
-/// A dying process closes its descriptors one by one: the connection to us may be gone while it still listens.
+/// A dying process closes its descriptors one by one: the connection to us may be gone while it
+/// still listens.
 void wait_for_end(const UniqueFd& pidfd) {
   pollfd gone{pidfd.get(), POLLIN, 0};
   while (poll(&gone, 1, -1) < 0 && errno == EINTR) {

@@ -28,8 +28,8 @@ class OptionFlags {
     app.set_help_flag("-h,--help", "print this help");
   }
 
-  /// Parses the command line. Nothing = go on; otherwise the exit code, with everything said (help, or an error in one
-  /// line that suggests the nearest flag).
+  /// Parses the command line. Nothing = go on; otherwise the exit code, with everything said (help,
+  /// or an error in one line that suggests the nearest flag).
   std::optional<int> parse(CLI::App& app, int argc, char** argv) const {
     try {
       app.parse(argc, argv);
@@ -42,7 +42,8 @@ class OptionFlags {
                      known ? ("unexpected " + extra).c_str() : known.error().text.c_str());
         return 1;
       }
-      std::fprintf(stderr, "%s: unexpected '%s'; see --help\n", app.get_name().c_str(), app.remaining().front().c_str());
+      std::fprintf(stderr, "%s: unexpected '%s'; see --help\n", app.get_name().c_str(),
+                   app.remaining().front().c_str());
       return 1;
     } catch (const CLI::ParseError& error) {
       if (error.get_exit_code() == 0) return app.exit(error);

@@ -48,8 +48,8 @@ struct RequestBody {
   PromptKind prompt_kind;
   ChannelRange prompt;  ///< UTF-8 text, or int32 token ids
   ChannelRange log;     ///< max_tokens records of record_bytes(logprobs)
-  ChannelRange
-      text;  ///< room for the generated text; what does not fit is not written (the tokens are)
+  /// Room for the generated text; what does not fit is not written (the tokens are).
+  ChannelRange text;
   std::uint32_t max_tokens;
   std::uint32_t logprobs;
   std::uint32_t ignore_eos;

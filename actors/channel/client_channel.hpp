@@ -17,8 +17,8 @@ struct GenerateRequest {
   std::string prompt;
   std::vector<TokenId> prompt_tokens;
   GenerationParams params;
-  std::size_t most_text_bytes =
-      0;  ///< room for the generated text; 0 = 16 bytes a token, at least 4 KiB
+  /// Room for the generated text; 0 = 16 bytes a token, at least 4 KiB.
+  std::size_t most_text_bytes = 0;
 };
 
 /// What is new about a request since it was last read.
@@ -27,8 +27,8 @@ struct Progress {
   std::string text;  ///< completed by these tokens
   RequestStats stats;
   std::uint32_t engine = 0;  ///< that works on it
-  FinishReason reason =
-      FinishReason::none;      ///< not none = this was the last of it; its slot is vacant again
+  /// Not none = this was the last of it; its slot is vacant again.
+  FinishReason reason = FinishReason::none;
   std::size_t text_bytes = 0;  ///< when finished: of the whole text (a stop string is cut off)
   Error error;
 };
@@ -43,8 +43,10 @@ class ClientChannel {
   /// (both pool_exhausted: read some results first, or ask for a larger channel).
   Expected<std::uint32_t> submit(const GenerateRequest& request);
 
+  /// What is new in `slot`, one that submit() returned and that has not finished yet.
   Progress read(std::uint32_t slot);
 
+  /// Asks the engine to end it; read() reports the end when it has come.
   void abort(std::uint32_t slot);
 
   /// The mapped channel, for tests that play a hostile client.

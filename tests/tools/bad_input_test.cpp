@@ -1,4 +1,5 @@
-// Bad input: one line that names the thing and the remedy, an exit code that is not 0, and a daemon that goes on.
+// Bad input: one line that names the thing and the remedy, an exit code that is not 0, and a daemon
+// that goes on.
 
 #include <fstream>
 
@@ -13,7 +14,8 @@ using ::testing::Test;
 void expect_one_line(const CommandResult& result, const std::vector<std::string>& parts) {
   EXPECT_NE(result.exit_code, 0);
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
-  for (const std::string& part : parts) EXPECT_NE(result.err.find(part), std::string::npos) << "'" << part << "' in: " << result.err;
+  for (const std::string& part : parts)
+    EXPECT_NE(result.err.find(part), std::string::npos) << "'" << part << "' in: " << result.err;
 }
 
 /// A scratch directory with a copy of the demo model to spoil.
@@ -56,17 +58,23 @@ TEST_F(BadStart, UnknownArchitecture) {
   replace_in_config("LlamaForCausalLM", "FalconForCausalLM");
   expect_one_line(start(kSmall), {"FalconForCausalLM", "LlamaForCausalLM"});
 }
-TEST_F(BadStart, BlockSizeZero) { expect_one_line(start({"--block-size", "0"}), {"block-size", "'0'", "16"}); }
+TEST_F(BadStart, BlockSizeZero) {
+  expect_one_line(start({"--block-size", "0"}), {"block-size", "'0'", "16"});
+}
 TEST_F(BadStart, UnknownTomlKey) {
   std::ofstream(directory_ / "c.toml") << "blok-size = 16\n";
-  expect_one_line(start({"--config", (directory_ / "c.toml").string()}), {"c.toml", "blok-size", "did you mean 'block-size'"});
+  expect_one_line(start({"--config", (directory_ / "c.toml").string()}),
+                  {"c.toml", "blok-size", "did you mean 'block-size'"});
 }
-TEST_F(BadStart, UnknownFlag) { expect_one_line(start({"--blok-size", "16"}), {"blok-size", "did you mean 'block-size'"}); }
+TEST_F(BadStart, UnknownFlag) {
+  expect_one_line(start({"--blok-size", "16"}), {"blok-size", "did you mean 'block-size'"});
+}
 TEST_F(BadStart, MemoryLargerThanTheMachine) {
   expect_one_line(start({"--kv-cache-memory-bytes", "900T"}), {"900.00 TiB", "available", "lower"});
 }
 TEST_F(BadStart, MaxModelLenLargerThanThePool) {
-  expect_one_line(start({"--num-gpu-blocks-override", "8", "--max-model-len", "4096"}), {"max-model-len", "at most 112"});
+  expect_one_line(start({"--num-gpu-blocks-override", "8", "--max-model-len", "4096"}),
+                  {"max-model-len", "at most 112"});
 }
 TEST_F(BadStart, KvCacheDtypeOfTheFuture) {
   expect_one_line(start({"--kv-cache-dtype", "fp8"}), {"kv-cache-dtype", "fp8", "bfloat16"});
@@ -75,14 +83,16 @@ TEST_F(BadStart, SwapWithoutSwapSpace) {
   expect_one_line(start({"--preemption-mode", "swap"}), {"preemption-mode", "--swap-space"});
 }
 TEST_F(BadStart, NoDaemonToTalkTo) {
-  expect_one_line(run("kvhive", {"pool", "stat", "--socket", (directory_ / "none").string()}), {"none", "kvhived"});
+  expect_one_line(run("kvhive", {"pool", "stat", "--socket", (directory_ / "none").string()}),
+                  {"none", "kvhived"});
 }
 
 class BadRequest : public Test {
  protected:
   static void SetUpTestSuite() { daemon_ = new Daemon({"--kv-cache-memory-bytes", "32M"}); }
   static void TearDownTestSuite() {
-    const CommandResult good = daemon_->cli({"generate", "--prompt", "And God said", "--max-tokens", "4", "--format", "json"});
+    const CommandResult good = daemon_->cli(
+        {"generate", "--prompt", "And God said", "--max-tokens", "4", "--format", "json"});
     EXPECT_EQ(good.exit_code, 0) << "the daemon should be unharmed: " << good.err;
     EXPECT_EQ(daemon_->procs()["engines"][0]["restarts"], 0);
     delete daemon_;
@@ -95,18 +105,21 @@ class BadRequest : public Test {
 };
 
 TEST_F(BadRequest, SecondDaemonOnTheSameSocket) {
-  expect_one_line(run("kvhived", {"--model", kDemoModel, "--socket", daemon_->socket(), "--log-level", "error"}),
+  expect_one_line(run("kvhived", {"--model", kDemoModel, "--socket", daemon_->socket(),
+                                  "--log-level", "error"}),
                   {daemon_->socket(), "another daemon", "--socket"});
 }
 TEST_F(BadRequest, AttachingWithAnotherModelsFingerprint) {
   char name[] = "/tmp/kvhive-test-XXXXXX";
   const fs::path other = mkdtemp(name);
   fs::copy(kDemoModel, other / "other", fs::copy_options::recursive);
-  std::fstream weights(other / "other/model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  std::fstream weights(other / "other/model.safetensors",
+                       std::ios::in | std::ios::out | std::ios::binary);
   weights.seekp(-2, std::ios::end);
   weights.put('\x01');
   weights.close();
-  expect_one_line(run("kvhive-engine", {"--model", (other / "other").string(), "--socket", daemon_->socket(), "--log-level", "off"}),
+  expect_one_line(run("kvhive-engine", {"--model", (other / "other").string(), "--socket",
+                                        daemon_->socket(), "--log-level", "off"}),
                   {"fingerprint", "demo", "other", "the daemon's model"});
   fs::remove_all(other);
 }
@@ -115,16 +128,27 @@ TEST_F(BadRequest, PromptLongerThanTheModel) {
   for (int i = 0; i < 3000; ++i) prompt += "Abraham begat ";
   expect_one_line(generate({"--prompt", prompt}), {"tokens", "4096", "shorten"});
 }
-TEST_F(BadRequest, EmptyPrompt) { expect_one_line(generate({"--prompt", ""}), {"empty", "--prompt"}); }
-TEST_F(BadRequest, InvalidUtf8) { expect_one_line(generate({"--prompt", "abc\xff\xfe"}), {"UTF-8", "byte 3"}); }
-TEST_F(BadRequest, MaxTokensZero) { expect_one_line(generate({"--prompt", "a", "--max-tokens", "0"}), {"--max-tokens", "at least 1"}); }
+TEST_F(BadRequest, EmptyPrompt) {
+  expect_one_line(generate({"--prompt", ""}), {"empty", "--prompt"});
+}
+TEST_F(BadRequest, InvalidUtf8) {
+  expect_one_line(generate({"--prompt", "abc\xff\xfe"}), {"UTF-8", "byte 3"});
+}
+TEST_F(BadRequest, MaxTokensZero) {
+  expect_one_line(generate({"--prompt", "a", "--max-tokens", "0"}), {"--max-tokens", "at least 1"});
+}
 TEST_F(BadRequest, TokenIdOutsideTheVocabulary) {
   expect_one_line(generate({"--prompt-tokens", "1,99999"}), {"99999", "2048"});
 }
-TEST_F(BadRequest, EngineThatDoesNotExist) { expect_one_line(generate({"--prompt", "a", "--engine", "7"}), {"engine 7", "0..0"}); }
-TEST_F(BadRequest, NegativeTemperature) { expect_one_line(generate({"--prompt", "a", "--temperature", "-1"}), {"temperature", "-1"}); }
+TEST_F(BadRequest, EngineThatDoesNotExist) {
+  expect_one_line(generate({"--prompt", "a", "--engine", "7"}), {"engine 7", "0..0"});
+}
+TEST_F(BadRequest, NegativeTemperature) {
+  expect_one_line(generate({"--prompt", "a", "--temperature", "-1"}), {"temperature", "-1"});
+}
 TEST_F(BadRequest, MissingPromptFile) {
-  expect_one_line(generate({"--prompt-file", "/nonexistent.txt"}), {"/nonexistent.txt", "--prompt-file"});
+  expect_one_line(generate({"--prompt-file", "/nonexistent.txt"}),
+                  {"/nonexistent.txt", "--prompt-file"});
 }
 
 }  // namespace

@@ -13,35 +13,49 @@ class Cli : public ::testing::Test {
 };
 
 TEST_F(Cli, GenerateStreamsTextAndSummarises) {
-  const CommandResult result = daemon_->cli({"generate", "--prompt", "And God said", "--max-tokens", "12", "--ignore-eos"});
+  const CommandResult result =
+      daemon_->cli({"generate", "--prompt", "And God said", "--max-tokens", "12", "--ignore-eos"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_FALSE(result.out.empty());
   EXPECT_NE(result.err.find("12 tokens"), std::string::npos) << result.err;
 }
 
 TEST_F(Cli, GenerateAsJsonCarriesEverything) {
-  const Json json = daemon_->cli({"generate", "--prompt", "And God said", "--max-tokens", "8", "--ignore-eos", "--logprobs", "3",
-                                  "--engine", "1", "--format", "json"}).json();
+  const Json json =
+      daemon_
+          ->cli({"generate", "--prompt", "And God said", "--max-tokens", "8", "--ignore-eos",
+                 "--logprobs", "3", "--engine", "1", "--format", "json"})
+          .json();
   EXPECT_EQ(json["token_ids"].size(), 8u);
   EXPECT_EQ(json["engine"], 1);
   EXPECT_EQ(json["finish_reason"], "length");
   EXPECT_EQ(json["logprobs"][0]["top"].size(), 3u);
-  EXPECT_EQ(json["logprobs"][0]["top"][0]["token"], json["token_ids"][0]) << "greedy takes the likeliest";
-  for (const char* field : {"text", "prompt_tokens", "cached_tokens", "ttft_ms", "tokens_per_second"})
+  EXPECT_EQ(json["logprobs"][0]["top"][0]["token"], json["token_ids"][0])
+      << "greedy takes the likeliest";
+  for (const char* field :
+       {"text", "prompt_tokens", "cached_tokens", "ttft_ms", "tokens_per_second"})
     EXPECT_TRUE(json.contains(field)) << field;
 }
 
 TEST_F(Cli, TokenPromptsAndTextPromptsAgree) {
-  const Json text = daemon_->cli({"generate", "--prompt", "In the beginning", "--max-tokens", "8", "--format", "json"}).json();
+  const Json text = daemon_
+                        ->cli({"generate", "--prompt", "In the beginning", "--max-tokens", "8",
+                               "--format", "json"})
+                        .json();
   ASSERT_EQ(text["prompt_tokens"], 5);
-  const Json ids = daemon_->cli({"generate", "--prompt-tokens", "2046,1904,258,1803,1248", "--max-tokens", "8", "--format", "json"}).json();
+  const Json ids = daemon_
+                       ->cli({"generate", "--prompt-tokens", "2046,1904,258,1803,1248",
+                              "--max-tokens", "8", "--format", "json"})
+                       .json();
   EXPECT_EQ(ids["prompt_tokens"], 5);
   EXPECT_EQ(ids["token_ids"], text["token_ids"]);
 }
 
 TEST_F(Cli, ASeedMakesSamplingRepeatableAndNoneDoesNot) {
   const auto sample = [](std::vector<std::string> more) {
-    std::vector<std::string> flags = {"generate", "--prompt", "And God said", "--max-tokens", "24", "--ignore-eos", "--temperature", "1", "--format", "json"};
+    std::vector<std::string> flags = {"generate", "--prompt",     "And God said",  "--max-tokens",
+                                      "24",       "--ignore-eos", "--temperature", "1",
+                                      "--format", "json"};
     flags.insert(flags.end(), more.begin(), more.end());
     return daemon_->cli(flags).json()["token_ids"];
   };
@@ -51,21 +65,32 @@ TEST_F(Cli, ASeedMakesSamplingRepeatableAndNoneDoesNot) {
 }
 
 TEST_F(Cli, StopStringsCutTheText) {
-  const Json whole = daemon_->cli({"generate", "--prompt", "In the beginning", "--max-tokens", "24", "--ignore-eos", "--format", "json"}).json();
+  const Json whole = daemon_
+                         ->cli({"generate", "--prompt", "In the beginning", "--max-tokens", "24",
+                                "--ignore-eos", "--format", "json"})
+                         .json();
   const std::string text = whole["text"];
   const std::string stop = text.substr(text.size() / 2, 6);
-  const Json cut = daemon_->cli({"generate", "--prompt", "In the beginning", "--max-tokens", "24", "--ignore-eos", "--stop", stop, "--format", "json"}).json();
+  const Json cut = daemon_
+                       ->cli({"generate", "--prompt", "In the beginning", "--max-tokens", "24",
+                              "--ignore-eos", "--stop", stop, "--format", "json"})
+                       .json();
   EXPECT_EQ(cut["finish_reason"], "stop");
   EXPECT_EQ(cut["text"].get<std::string>(), text.substr(0, text.find(stop)));
 }
 
 TEST_F(Cli, PoolCommandsAgreeWithEachOther) {
-  ASSERT_EQ(daemon_->cli({"generate", "--prompt", std::string(400, 'a'), "--max-tokens", "2"}).exit_code, 0);
+  ASSERT_EQ(
+      daemon_->cli({"generate", "--prompt", std::string(400, 'a'), "--max-tokens", "2"}).exit_code,
+      0);
   const Json stat = daemon_->stat();
   const Json device = stat["tiers"]["device"];
-  EXPECT_EQ(device["free"].get<int>() + device["filling"].get<int>() + device["held"].get<int>() + device["idle"].get<int>() +
-                device["retired"].get<int>(), device["blocks"].get<int>());
-  const Json blocks = daemon_->cli({"pool", "blocks", "--state", "idle", "--limit", "100000", "--format", "json"}).json();
+  EXPECT_EQ(device["free"].get<int>() + device["filling"].get<int>() + device["held"].get<int>() +
+                device["idle"].get<int>() + device["retired"].get<int>(),
+            device["blocks"].get<int>());
+  const Json blocks =
+      daemon_->cli({"pool", "blocks", "--state", "idle", "--limit", "100000", "--format", "json"})
+          .json();
   EXPECT_EQ(blocks.size(), device["idle"].get<std::size_t>());
   const Json fsck = daemon_->cli({"pool", "fsck", "--privileged", "--format", "json"}).json();
   EXPECT_EQ(fsck["clean"], true);
@@ -91,8 +116,11 @@ TEST_F(Cli, TheInspectorNeedsNeitherStewardNorEngines) {
 }
 
 TEST_F(Cli, LayoutComputesAsVllmDoes) {
-  const Json layout = run("kvhive", {"layout", "--model", kDemoModel, "--kv-cache-memory-bytes", "64M", "--swap-space", "1M", "--format", "json"}).json();
-  EXPECT_EQ(layout["page_bytes"], 2 * 16 * 2 * 64 * 2) << "K and V x block size x kv heads x head size x bf16";
+  const Json layout = run("kvhive", {"layout", "--model", kDemoModel, "--kv-cache-memory-bytes",
+                                     "64M", "--swap-space", "1M", "--format", "json"})
+                          .json();
+  EXPECT_EQ(layout["page_bytes"], 2 * 16 * 2 * 64 * 2)
+      << "K and V x block size x kv heads x head size x bf16";
   EXPECT_EQ(layout["block_bytes"], 4 * 2 * 16 * 2 * 64 * 2) << "4 layers";
   EXPECT_EQ(layout["device_blocks"], (64 << 20) / (4 * 2 * 16 * 2 * 64 * 2));
   EXPECT_EQ(layout["host_blocks"], 32);

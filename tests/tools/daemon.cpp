@@ -14,7 +14,8 @@ namespace {
 std::string read_all(int fd) {
   std::string all;
   char piece[4096];
-  for (ssize_t got; (got = read(fd, piece, sizeof piece)) > 0;) all.append(piece, static_cast<std::size_t>(got));
+  for (ssize_t got; (got = read(fd, piece, sizeof piece)) > 0;)
+    all.append(piece, static_cast<std::size_t>(got));
   return all;
 }
 
@@ -77,7 +78,8 @@ Daemon::Daemon(std::vector<std::string> flags) {
   KV_CHECK(mkdtemp(name) != nullptr);
   directory_ = name;
   socket_ = directory_ + "/kvhived.sock";
-  flags.insert(flags.end(), {"--model", kDemoModel, "--socket", socket_, "--log-level", "error", "--threads", "1"});
+  flags.insert(flags.end(), {"--model", kDemoModel, "--socket", socket_, "--log-level", "error",
+                             "--threads", "1"});
   int out[2];
   KV_CHECK(pipe2(out, O_CLOEXEC) == 0);
   pid_ = spawn(program("kvhived"), flags, out[1], -1);
@@ -122,7 +124,8 @@ std::uint64_t Daemon::preemptions() const {
   std::uint64_t sum = 0;
   const Json all = procs();
   for (const Json& process : all["processes"])
-    sum += process["preemptions_recompute"].get<std::uint64_t>() + process["preemptions_swap"].get<std::uint64_t>();
+    sum += process["preemptions_recompute"].get<std::uint64_t>() +
+           process["preemptions_swap"].get<std::uint64_t>();
   return sum;
 }
 
@@ -132,9 +135,11 @@ Client Daemon::connect(std::uint32_t engine, std::size_t channel_bytes) const {
   return std::move(*client);
 }
 
-std::vector<Progress> generate_all(std::vector<Client>& clients, const std::vector<GenerateRequest>& requests) {
+std::vector<Progress> generate_all(std::vector<Client>& clients,
+                                   const std::vector<GenerateRequest>& requests) {
   std::vector<Progress> results(requests.size());
-  std::vector<std::map<std::uint32_t, std::size_t>> open(clients.size());  // request number -> place in results
+  std::vector<std::map<std::uint32_t, std::size_t>> open(
+      clients.size());  // request number -> place in results
   for (std::size_t i = 0; i < requests.size(); ++i) {
     auto number = clients[i % clients.size()].submit(requests[i]);
     KV_CHECK(number.has_value(), number.error().text);

@@ -22,7 +22,9 @@ namespace kvhive::testing {
 using Json = nlohmann::json;
 
 /// Directory with the programs, and the demo model: set by CMake.
-inline std::string program(const std::string& name) { return std::string(KVHIVE_BIN_DIR) + "/" + name; }
+inline std::string program(const std::string& name) {
+  return std::string(KVHIVE_BIN_DIR) + "/" + name;
+}
 inline const std::string kDemoModel = KVHIVE_DEMO_DIR;
 
 struct CommandResult {
@@ -35,9 +37,10 @@ struct CommandResult {
 /// Runs a program to its end.
 CommandResult run(const std::string& name, const std::vector<std::string>& arguments);
 
-/// Looks again and again until it holds; false after `limit`. Each look is a system call or a process of its own, so
-/// that there is nothing to sleep for.
-bool eventually(const std::function<bool()>& holds, std::chrono::seconds limit = std::chrono::seconds(10));
+/// Looks again and again until it holds; false after `limit`. Each look is a system call or a
+/// process of its own, so that there is nothing to sleep for.
+bool eventually(const std::function<bool()>& holds,
+                std::chrono::seconds limit = std::chrono::seconds(10));
 
 /// True while the process can be signalled and is no zombie.
 bool is_alive(pid_t pid);
@@ -45,7 +48,8 @@ bool is_alive(pid_t pid);
 class Daemon {
  public:
   /// Starts kvhived with the demo model and these flags more, and waits until it is ready.
-  explicit Daemon(std::vector<std::string> flags = {"--engines", "2", "--kv-cache-memory-bytes", "32M"});
+  explicit Daemon(std::vector<std::string> flags = {"--engines", "2", "--kv-cache-memory-bytes",
+                                                    "32M"});
   ~Daemon();
 
   const std::string& socket() const { return socket_; }
@@ -61,7 +65,8 @@ class Daemon {
   Json engine(std::uint32_t index) const;
   std::uint64_t preemptions() const;
 
-  Client connect(std::uint32_t engine = kAnyEngine, std::size_t channel_bytes = std::size_t{16} << 20) const;
+  Client connect(std::uint32_t engine = kAnyEngine,
+                 std::size_t channel_bytes = std::size_t{16} << 20) const;
 
   void stop();  ///< SIGTERM, and wait
   void kill();  ///< SIGKILL, and wait
@@ -72,7 +77,8 @@ class Daemon {
 };
 
 /// Runs all requests at once over the clients in turn; results in order.
-std::vector<Progress> generate_all(std::vector<Client>& clients, const std::vector<GenerateRequest>& requests);
+std::vector<Progress> generate_all(std::vector<Client>& clients,
+                                   const std::vector<GenerateRequest>& requests);
 
 std::vector<TokenId> ids(const Progress& result);
 

@@ -82,10 +82,12 @@ TEST(Faults, AKilledEngineLeavesItsFinishedBlocksToTheOthers) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_TRUE(eventually([&] {
     const Json all = daemon.procs();
-    return std::none_of(all["processes"].begin(), all["processes"].end(), [&](const Json& p) { return p["pid"] == dead; });
+    return std::none_of(all["processes"].begin(), all["processes"].end(),
+                        [&](const Json& p) { return p["pid"] == dead; });
   }));
-  std::printf("gone from pool procs after %.0f ms\n",
-              std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  std::printf(
+      "gone from pool procs after %.0f ms\n",
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
   EXPECT_TRUE(daemon.fsck_is_clean());
 
   // The other engine continues the same text from the dead one's blocks.
@@ -131,7 +133,8 @@ TEST(Faults, AKilledClientsRequestsEndAndItsBlocksReturn) {
   EXPECT_EQ(daemon.engine(0)["running"], 1);
   ::kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon) && daemon.engine(0)["running"] == 0; }));
+  EXPECT_TRUE(
+      eventually([&] { return nothing_is_held(daemon) && daemon.engine(0)["running"] == 0; }));
   EXPECT_TRUE(eventually([&] { return daemon.procs()["clients"].empty(); }));
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
@@ -156,10 +159,13 @@ TEST(Faults, NothingOutlivesTheKeeper) {
     Client client = daemon.connect();
     const std::uint32_t number = *client.submit(long_request(3500));
     read_until(client, number, 10);
-    if (is_killed) daemon.kill();
-    else daemon.stop();
+    if (is_killed)
+      daemon.kill();
+    else
+      daemon.stop();
     for (const pid_t pid : pids) EXPECT_TRUE(eventually([&] { return !is_alive(pid); })) << pid;
-    EXPECT_TRUE(eventually([&] { return !client.wait(0).has_value(); })) << "the client should hear of it";
+    EXPECT_TRUE(eventually([&] { return !client.wait(0).has_value(); }))
+        << "the client should hear of it";
     EXPECT_TRUE(eventually([&] { return std::filesystem::is_empty(daemon.directory()); }));
   }
 }
@@ -173,7 +179,8 @@ TEST(Faults, AClientThatWritesGarbageHurtsOnlyItself) {
     std::span<std::byte> raw = vandal.channel().raw();
     for (int i = 0; i < 2000; ++i) {
       std::byte* slots = raw.data() + slots_offset();
-      std::memset(slots + random() % (heap_offset() - slots_offset() - 8), static_cast<int>(random()), random() % 8);
+      std::memset(slots + random() % (heap_offset() - slots_offset() - 8),
+                  static_cast<int>(random()), random() % 8);
       if (i % 50 == 0) vandal.abort(number);  // rings the engine's doorbell, too
     }
   }
@@ -191,9 +198,11 @@ TEST(Faults, GarbageOnTheSocketIsDropped) {
     Message message;
     auto* bytes = reinterpret_cast<unsigned char*>(&message);
     const std::size_t from = round % 2 == 0 ? 0 : 8;  // with and without a good magic and version
-    for (std::size_t i = from; i < sizeof message; ++i) bytes[i] = static_cast<unsigned char>(random());
+    for (std::size_t i = from; i < sizeof message; ++i)
+      bytes[i] = static_cast<unsigned char>(random());
     if (round % 3 == 0) message.type = MessageType::hello;
-    send(socket.get(), &message, round % 5 == 0 ? random() % sizeof message : sizeof message, MSG_NOSIGNAL);
+    send(socket.get(), &message, round % 5 == 0 ? random() % sizeof message : sizeof message,
+         MSG_NOSIGNAL);
   }
   EXPECT_EQ(daemon.connect().generate(long_request(4))->tokens.size(), 4u);
   EXPECT_EQ(daemon.procs()["engines"][0]["restarts"], 0);

@@ -15,8 +15,8 @@ Json read_json(const fs::path& path) {
   return Json::parse(file);
 }
 
-void expect_decisions(const fs::path& trace, std::uint32_t block_tokens, const Json& expected, std::uint32_t expand_to = 0,
-                      std::size_t limit = 0) {
+void expect_decisions(const fs::path& trace, std::uint32_t block_tokens, const Json& expected,
+                      std::uint32_t expand_to = 0, std::size_t limit = 0) {
   const auto requests = read_trace(trace, limit);
   ASSERT_TRUE(requests.has_value()) << requests.error().text;
   ReplayOptions options;
@@ -32,22 +32,26 @@ void expect_decisions(const fs::path& trace, std::uint32_t block_tokens, const J
   EXPECT_EQ(result->rejected, expected["rejected"]);
   EXPECT_EQ(result->hits_sha256, expected["hits_sha256"]);
   EXPECT_EQ(result->block_ids_sha256, expected["block_ids_sha256"]);
-  if (expected.contains("free_queue_sha256")) EXPECT_EQ(result->free_queue_sha256, expected["free_queue_sha256"]);
+  if (expected.contains("free_queue_sha256"))
+    EXPECT_EQ(result->free_queue_sha256, expected["free_queue_sha256"]);
 }
 
 TEST(Replay, DecidesAsVllmOnInventedTraffic) {
   const fs::path traces = KVHIVE_TRACES_DIR;
-  for (const Json& expected : read_json(traces / "expect.json")) expect_decisions(traces / "small.jsonl", 64, expected);
+  for (const Json& expected : read_json(traces / "expect.json"))
+    expect_decisions(traces / "small.jsonl", 64, expected);
 }
 
 TEST(Replay, DecidesAsVllmOnProductionTraffic) {
   const fs::path traces = fs::path(KVHIVE_SHARED_DIR) / "traces";
-  if (!fs::exists(traces)) GTEST_SKIP() << "the recorded traces are not there; invented traffic is tested all the same";
+  if (!fs::exists(traces))
+    GTEST_SKIP() << "the recorded traces are not there; invented traffic is tested all the same";
   for (const Json& expected : read_json(traces / "expect/mooncake_conversation.new.json")["runs"])
     expect_decisions(traces / "mooncake_conversation_trace.jsonl.gz", 512, expected);
   for (const Json& expected : read_json(traces / "expect/cc64_c16.new.json")["runs"])
     expect_decisions(traces / "cc64_c16.jsonl.gz", 64, expected);
-  for (const Json& expected : read_json(traces / "expect/mooncake_conversation_bs16_first2000.new.json")["runs"])
+  for (const Json& expected :
+       read_json(traces / "expect/mooncake_conversation_bs16_first2000.new.json")["runs"])
     expect_decisions(traces / "mooncake_conversation_trace.jsonl.gz", 512, expected, 16, 2000);
 }
 
@@ -55,8 +59,10 @@ TEST(Replay, BadTracesAreRefusedWithTheirLine) {
   const CommandResult missing = run("kvhive", {"replay", "/nonexistent.jsonl", "--blocks", "10"});
   EXPECT_NE(missing.exit_code, 0);
   EXPECT_NE(missing.err.find("/nonexistent.jsonl"), std::string::npos);
-  const fs::path path = fs::temp_directory_path() / ("kvhive-bad-trace-" + std::to_string(getpid()));
-  std::ofstream(path) << R"({"input_length": 64, "hash_ids": [1]})" << "\n{\"input_length\": \n";
+  const fs::path path =
+      fs::temp_directory_path() / ("kvhive-bad-trace-" + std::to_string(getpid()));
+  std::ofstream(path) << R"({"input_length": 64, "hash_ids": [1]})"
+                      << "\n{\"input_length\": \n";
   const CommandResult bad = run("kvhive", {"replay", path.string(), "--blocks", "10"});
   EXPECT_NE(bad.exit_code, 0);
   EXPECT_NE(bad.err.find("line 2"), std::string::npos) << bad.err;
@@ -64,8 +70,10 @@ TEST(Replay, BadTracesAreRefusedWithTheirLine) {
 }
 
 TEST(Replay, TheCommandPrintsTheDigests) {
-  const Json result = run("kvhive", {"replay", std::string(KVHIVE_TRACES_DIR) + "/small.jsonl", "--block-tokens", "64",
-                                     "--blocks", "80,400", "--format", "json"}).json();
+  const Json result =
+      run("kvhive", {"replay", std::string(KVHIVE_TRACES_DIR) + "/small.jsonl", "--block-tokens",
+                     "64", "--blocks", "80,400", "--format", "json"})
+          .json();
   const Json expected = read_json(fs::path(KVHIVE_TRACES_DIR) / "expect.json");
   ASSERT_EQ(result.size(), 2u);
   for (int i : {0, 1}) EXPECT_EQ(result[i]["free_queue_sha256"], expected[i]["free_queue_sha256"]);

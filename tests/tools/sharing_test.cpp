@@ -1,4 +1,5 @@
-// What the hive is for: one engine's blocks serve the other, and nothing of it shows in the tokens (invariant 10).
+// What the hive is for: one engine's blocks serve the other, and nothing of it shows in the tokens
+// (invariant 10).
 
 #include <fstream>
 #include <sstream>
@@ -29,9 +30,11 @@ std::vector<GenerateRequest> many_requests() {
   std::vector<GenerateRequest> requests;
   for (std::size_t i = 0; i < 64; ++i) {
     const std::size_t start = i % 4 == 0 ? 0 : (i * 37) % 600;
-    requests.push_back(request_of(text.substr(start, 150 + (i * 53) % 350), 24 + static_cast<std::uint32_t>(i % 5) * 12));
+    requests.push_back(request_of(text.substr(start, 150 + (i * 53) % 350),
+                                  24 + static_cast<std::uint32_t>(i % 5) * 12));
     if (i % 3 != 1) continue;
-    requests.back().params.sampling = {0.9f, 40, 0.95f, 0, i};  // seeded sampling is repeatable, too
+    requests.back().params.sampling = {0.9f, 40, 0.95f, 0,
+                                       i};  // seeded sampling is repeatable, too
     requests.back().params.has_seed = true;
   }
   return requests;
@@ -46,7 +49,8 @@ std::vector<std::vector<TokenId>> tokens_of(const std::vector<Progress>& results
   return tokens;
 }
 
-std::vector<std::vector<TokenId>> run_at_once(const Daemon& daemon, std::vector<std::uint32_t> engines) {
+std::vector<std::vector<TokenId>> run_at_once(const Daemon& daemon,
+                                              std::vector<std::uint32_t> engines) {
   std::vector<Client> clients;
   for (const std::uint32_t engine : engines) clients.push_back(daemon.connect(engine));
   return tokens_of(generate_all(clients, many_requests()));
@@ -58,7 +62,8 @@ const std::vector<std::vector<TokenId>>& undisturbed() {
     const Daemon daemon({"--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"});
     Client client = daemon.connect();
     std::vector<Progress> results;
-    for (const GenerateRequest& request : many_requests()) results.push_back(*client.generate(request));
+    for (const GenerateRequest& request : many_requests())
+      results.push_back(*client.generate(request));
     return tokens_of(results);
   }();
   return tokens;
@@ -84,7 +89,8 @@ TEST(Sharing, AnEngineTakesTheOthersPrefixAndGivesTheSameTokens) {
   EXPECT_EQ(first.engine, 0u);
   EXPECT_EQ(second.engine, 1u);
   EXPECT_GE(second.stats.cached_tokens, 1984u);
-  EXPECT_EQ(second.stats.cached_tokens, (second.stats.prompt_tokens - 1) / 16 * 16) << "every full block but the last token's";
+  EXPECT_EQ(second.stats.cached_tokens, (second.stats.prompt_tokens - 1) / 16 * 16)
+      << "every full block but the last token's";
   EXPECT_EQ(ids(first), ids(alone));
   EXPECT_EQ(ids(second), ids(alone));
   EXPECT_EQ(second.text, alone.text);
@@ -95,7 +101,8 @@ TEST(Sharing, TokensAreTheSameOneByOneWithTheCacheOn) {
   const Daemon daemon;
   Client client = daemon.connect();
   std::vector<Progress> results;
-  for (const GenerateRequest& request : many_requests()) results.push_back(*client.generate(request));
+  for (const GenerateRequest& request : many_requests())
+    results.push_back(*client.generate(request));
   EXPECT_EQ(tokens_of(results), undisturbed());
   EXPECT_GT(daemon.stat()["cached_tokens"].get<int>(), 500) << "the cache should have been hit";
 }
@@ -118,7 +125,8 @@ TEST(Sharing, TokensAreTheSameSpreadOverTwoEngines) {
 }
 
 TEST(Sharing, TokensAreTheSameWhateverTheStepSize) {
-  const Daemon daemon({"--kv-cache-memory-bytes", "32M", "--max-num-batched-tokens", "48", "--max-num-seqs", "7"});
+  const Daemon daemon(
+      {"--kv-cache-memory-bytes", "32M", "--max-num-batched-tokens", "48", "--max-num-seqs", "7"});
   EXPECT_EQ(run_at_once(daemon, {0}), undisturbed());
 }
 
@@ -127,7 +135,9 @@ void expect_same_tokens_in_a_small_pool(std::vector<std::string> flags) {
   flags.insert(flags.end(), {"--num-gpu-blocks-override", "48", "--max-model-len", "512"});
   const Daemon daemon(flags);
   const bool has_two = std::find(flags.begin(), flags.end(), "--engines") != flags.end();
-  EXPECT_EQ(run_at_once(daemon, has_two ? std::vector<std::uint32_t>{0, 1} : std::vector<std::uint32_t>{0}), undisturbed());
+  EXPECT_EQ(run_at_once(daemon,
+                        has_two ? std::vector<std::uint32_t>{0, 1} : std::vector<std::uint32_t>{0}),
+            undisturbed());
   const std::uint64_t preemptions = daemon.preemptions();
   std::printf("preemptions: %lu\n", preemptions);
   EXPECT_GE(preemptions, 20u);
@@ -137,7 +147,9 @@ void expect_same_tokens_in_a_small_pool(std::vector<std::string> flags) {
   EXPECT_EQ(device["filling"], 0);
 }
 
-TEST(Sharing, TokensAreTheSameAfterPreemptionByRecompute) { expect_same_tokens_in_a_small_pool({}); }
+TEST(Sharing, TokensAreTheSameAfterPreemptionByRecompute) {
+  expect_same_tokens_in_a_small_pool({});
+}
 
 TEST(Sharing, TokensAreTheSameAfterPreemptionBySwap) {
   expect_same_tokens_in_a_small_pool({"--swap-space", "8M", "--preemption-mode", "swap"});

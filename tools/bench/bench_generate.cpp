@@ -1,4 +1,5 @@
-// End to end through a running daemon: tokens per second at several loads, and what a prefix hit is worth.
+// End to end through a running daemon: tokens per second at several loads, and what a prefix hit is
+// worth.
 
 #include <cstdio>
 #include <map>
@@ -18,7 +19,8 @@ namespace {
 GenerateRequest request_of(std::size_t prompt_tokens, std::uint32_t max_tokens, TokenId salt) {
   GenerateRequest request;
   for (std::size_t i = 0; i < prompt_tokens; ++i)
-    request.prompt_tokens.push_back(static_cast<TokenId>((i * 31 + static_cast<std::size_t>(salt) * 7919) % 1900 + 1));
+    request.prompt_tokens.push_back(
+        static_cast<TokenId>((i * 31 + static_cast<std::size_t>(salt) * 7919) % 1900 + 1));
   request.params.max_tokens = max_tokens;
   request.params.ignore_eos = true;
   return request;
@@ -41,11 +43,15 @@ void run_all(Client& client, const std::vector<GenerateRequest>& requests) {
   }
   while (!open.empty()) {
     if (auto woken = client.wait(); !woken) fail(woken.error());
-    std::erase_if(open, [&](const auto& entry) { return client.read(entry.first).reason != FinishReason::none; });
+    std::erase_if(open, [&](const auto& entry) {
+      return client.read(entry.first).reason != FinishReason::none;
+    });
   }
 }
 
-double ttft_ms(Client& client, const GenerateRequest& request) { return 1e3 * seconds_of([&] { run_all(client, {request}); }); }
+double ttft_ms(Client& client, const GenerateRequest& request) {
+  return 1e3 * seconds_of([&] { run_all(client, {request}); });
+}
 
 void measure_throughput(std::uint32_t tokens) {
   Client client = connect(0);
@@ -59,7 +65,8 @@ void measure_throughput(std::uint32_t tokens) {
   }
 }
 
-/// A prompt on engine 0, then on engine 1 (its blocks), then on engine 1 again (now in the same engine's reach, too).
+/// A prompt on engine 0, then on engine 1 (its blocks), then on engine 1 again (now in the same
+/// engine's reach, too).
 void measure_prefix_hit(int rounds) {
   Client first = connect(0), second = connect(1);
   std::vector<double> cold, other, ratio;
@@ -69,8 +76,10 @@ void measure_prefix_hit(int rounds) {
     other.push_back(ttft_ms(second, request));
     ratio.push_back(cold.back() / other.back());
   }
-  std::printf("Time to first token, 2,000 tokens: computed %.1f ms, hit in the other engine's blocks %.2f ms, ratio %.0f\n",
-              median(cold), median(other), median(ratio));
+  std::printf(
+      "Time to first token, 2,000 tokens: computed %.1f ms, hit in the other engine's blocks %.2f "
+      "ms, ratio %.0f\n",
+      median(cold), median(other), median(ratio));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Pool operations, ns per block, beside the same work in a private pool of std::unordered_map and std::list and beside
-// the hash alone. One process, one run, medians of interleaved rounds.
+// Pool operations, ns per block, beside the same work in a private pool of std::unordered_map and
+// std::list and beside the hash alone. One process, one run, medians of interleaved rounds.
 
 #include <cstdio>
 #include <list>
@@ -15,7 +15,7 @@
 namespace kvhive::bench {
 namespace {
 
-constexpr std::size_t kTokens = 16;          // per block
+constexpr std::size_t kTokens = 16;  // per block
 constexpr std::size_t kBlocksPerPrompt = 256;
 constexpr int kRounds = 9;
 
@@ -23,8 +23,8 @@ struct HashOfHash {
   std::size_t operator()(const Hash128& hash) const { return hash.low; }
 };
 
-/// What an engine without sharing would have: a map and an LRU list in private memory, reference counts, no holders,
-/// no comparison of tokens, nothing that survives anything.
+/// What an engine without sharing would have: a map and an LRU list in private memory, reference
+/// counts, no holders, no comparison of tokens, nothing that survives anything.
 class PrivatePool {
  public:
   explicit PrivatePool(std::uint32_t blocks) : blocks_(blocks) {
@@ -66,7 +66,8 @@ class PrivatePool {
 
   void release(std::span<const std::uint32_t> blocks) {
     for (auto index = blocks.rbegin(); index != blocks.rend(); ++index)
-      if (--blocks_[*index].references == 0) blocks_[*index].place = free_.insert(free_.end(), *index);
+      if (--blocks_[*index].references == 0)
+        blocks_[*index].place = free_.insert(free_.end(), *index);
   }
 
  private:
@@ -101,24 +102,34 @@ struct Times {
   double hash = 0, match = 0, release_hit = 0, store = 0, release_new = 0;
 };
 
-/// Every cached prompt hit and released, in random order; then as many new ones stored over the oldest.
+/// Every cached prompt hit and released, in random order; then as many new ones stored over the
+/// oldest.
 template <class Match, class Store, class Release>
-Times round(std::vector<Prompt>& cached, std::vector<Prompt>& fresh, const std::vector<std::size_t>& order, Match match,
-            Store store, Release release) {
+Times round(std::vector<Prompt>& cached, std::vector<Prompt>& fresh,
+            const std::vector<std::size_t>& order, Match match, Store store, Release release) {
   const double blocks = static_cast<double>(order.size() * kBlocksPerPrompt) / 1e9;
   Times times;
   std::vector<decltype(match(cached[0]))> held;
   for (std::size_t begin = 0; begin < order.size(); begin += 8) {
     held.clear();
-    times.match += seconds_of([&] { for (std::size_t i = begin; i < begin + 8; ++i) held.push_back(match(cached[order[i]])); });
-    times.release_hit += seconds_of([&] { for (auto& blocks_held : held) release(blocks_held); });
+    times.match += seconds_of([&] {
+      for (std::size_t i = begin; i < begin + 8; ++i) held.push_back(match(cached[order[i]]));
+    });
+    times.release_hit += seconds_of([&] {
+      for (auto& blocks_held : held) release(blocks_held);
+    });
   }
   for (std::size_t begin = 0; begin < order.size(); begin += 8) {
     held.clear();
-    times.store += seconds_of([&] { for (std::size_t i = begin; i < begin + 8; ++i) held.push_back(store(fresh[i])); });
-    times.release_new += seconds_of([&] { for (auto& blocks_held : held) release(blocks_held); });
+    times.store += seconds_of([&] {
+      for (std::size_t i = begin; i < begin + 8; ++i) held.push_back(store(fresh[i]));
+    });
+    times.release_new += seconds_of([&] {
+      for (auto& blocks_held : held) release(blocks_held);
+    });
   }
-  for (double* time : {&times.match, &times.release_hit, &times.store, &times.release_new}) *time /= blocks;
+  for (double* time : {&times.match, &times.release_hit, &times.store, &times.release_new})
+    *time /= blocks;
   return times;
 }
 
@@ -133,7 +144,9 @@ void measure(std::uint32_t blocks) {
   PrivatePool private_pool(blocks);
   const BlockHasher hasher = pool.hasher();
 
-  const auto pool_match = [&](const Prompt& p) { return pool.match(Tier::device, BlockPool::root({}), p.chain, p.tokens).blocks; };
+  const auto pool_match = [&](const Prompt& p) {
+    return pool.match(Tier::device, BlockPool::root({}), p.chain, p.tokens).blocks;
+  };
   const auto pool_store = [&](const Prompt& p) {
     auto taken = *pool.allocate(Tier::device, kBlocksPerPrompt);
     pool.publish(BlockPool::root({}), taken, p.chain, p.tokens);
@@ -146,7 +159,9 @@ void measure(std::uint32_t blocks) {
     private_pool.publish(taken, p.chain);
     return taken;
   };
-  const auto private_release = [&](const std::vector<std::uint32_t>& held) { private_pool.release(held); };
+  const auto private_release = [&](const std::vector<std::uint32_t>& held) {
+    private_pool.release(held);
+  };
 
   std::vector<Prompt> cached = make_prompts(hasher, prompts, 1);
   for (const Prompt& prompt : cached) {
@@ -167,7 +182,8 @@ void measure(std::uint32_t blocks) {
                        prompt.chain.clear();
                        hasher.extend(prompt.chain, DomainId{0}, prompt.tokens, kTokens);
                      }
-                   }) * 1e9 / static_cast<double>(prompts * kBlocksPerPrompt));
+                   }) *
+                   1e9 / static_cast<double>(prompts * kBlocksPerPrompt));
     ours.push_back(round(cached, fresh, order, pool_match, pool_store, pool_release));
     theirs.push_back(round(cached, fresh, order, private_match, private_store, private_release));
     cached = std::move(fresh);
@@ -181,7 +197,8 @@ void measure(std::uint32_t blocks) {
     }
     std::printf("  %-22s %8.1f %10.1f %8.2f\n", name, median(a), median(b), median(ratio));
   };
-  std::printf("%u blocks of %zu tokens, prompts of %zu blocks; ns per block\n", blocks, kTokens, kBlocksPerPrompt);
+  std::printf("%u blocks of %zu tokens, prompts of %zu blocks; ns per block\n", blocks, kTokens,
+              kBlocksPerPrompt);
   std::printf("  %-22s %8s %10s %8s\n", "", "kvhive", "private", "ratio");
   line("match and pin", &Times::match);
   line("release after a hit", &Times::release_hit);

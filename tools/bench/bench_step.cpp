@@ -1,4 +1,5 @@
-// What the actors cost: time between two runs of the executor, with an executor that does nothing. Real ring, real pool.
+// What the actors cost: time between two runs of the executor, with an executor that does nothing.
+// Real ring, real pool.
 
 #include <cstdio>
 #include <future>
@@ -19,7 +20,8 @@ class IdleRunner : public StepRunner {
   explicit IdleRunner(std::vector<double>& gaps_us) : gaps_us_(gaps_us) {}
 
   std::vector<SampledToken> run(const StepPlan& plan) override {
-    if (last_ != Clock::time_point{}) gaps_us_.push_back(std::chrono::duration<double, std::micro>(Clock::now() - last_).count());
+    if (last_ != Clock::time_point{})
+      gaps_us_.push_back(std::chrono::duration<double, std::micro>(Clock::now() - last_).count());
     std::vector<SampledToken> sampled;
     for (const auto& work : plan.work)
       if (work.samples) sampled.push_back({work.seq, {7, 0, {}}});
@@ -75,7 +77,8 @@ void measure(std::size_t sequences, std::uint32_t steps) {
       GenerationParams params;
       params.max_tokens = steps;
       std::vector<TokenId> prompt(100, static_cast<TokenId>(i % 1000));
-      batch.submissions.push_back({{1, i}, std::move(prompt), {}, params, std::make_shared<CountingSink>(open, done)});
+      batch.submissions.push_back(
+          {{1, i}, std::move(prompt), {}, params, std::make_shared<CountingSink>(open, done)});
     }
     caf::anon_send(scheduler, std::move(batch));
     done.get_future().wait();
@@ -83,8 +86,8 @@ void measure(std::size_t sequences, std::uint32_t steps) {
   }
   std::vector<double> sorted = gaps;
   std::sort(sorted.begin(), sorted.end());
-  std::printf("  %9zu %10.1f %10.1f %14.2f\n", sequences, median(gaps), sorted[sorted.size() * 99 / 100],
-              median(gaps) / static_cast<double>(sequences));
+  std::printf("  %9zu %10.1f %10.1f %14.2f\n", sequences, median(gaps),
+              sorted[sorted.size() * 99 / 100], median(gaps) / static_cast<double>(sequences));
 }
 
 }  // namespace
@@ -92,7 +95,9 @@ void measure(std::size_t sequences, std::uint32_t steps) {
 
 int main(int argc, char** argv) {
   const bool is_brief = argc > 1 && std::string(argv[1]) == "--brief";
-  std::printf("Engine step outside the executor (scheduler, block manager, swapper, four messages); us\n");
+  std::printf(
+      "Engine step outside the executor (scheduler, block manager, swapper, four messages); us\n");
   std::printf("  %9s %10s %10s %14s\n", "sequences", "median", "p99", "per sequence");
-  for (const std::size_t sequences : {1, 8, 64}) kvhive::bench::measure(sequences, is_brief ? 200 : 3000);
+  for (const std::size_t sequences : {1, 8, 64})
+    kvhive::bench::measure(sequences, is_brief ? 200 : 3000);
 }

@@ -31,6 +31,16 @@ struct Timing {
   Clock::time_point start = Clock::now();
   double ttft_ms = 0;
   double total_ms = 0;
+  std::size_t first_tokens =
+      0;  ///< that were there at ttft: a fast engine may be several ahead of us
+
+  /// Of decoding, if there was any to see after the first tokens; of the whole request otherwise.
+  double tokens_per_second(std::size_t tokens) const {
+    const bool saw_decoding = tokens > 2 * first_tokens;
+    const double ms = saw_decoding ? total_ms - ttft_ms : total_ms;
+    return ms > 0 ? static_cast<double>(saw_decoding ? tokens - first_tokens : tokens) / ms * 1e3
+                  : 0;
+  }
 
   double elapsed_ms() const {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -92,10 +102,7 @@ Json to_json(const Progress& result, const Timing& timing) {
                {"engine", result.engine},
                {"ttft_ms", timing.ttft_ms},
                {"total_ms", timing.total_ms}};
-  const double decode_seconds = (timing.total_ms - timing.ttft_ms) / 1e3;
-  json["tokens_per_second"] = result.tokens.size() > 1 && decode_seconds > 0
-                                  ? static_cast<double>(result.tokens.size() - 1) / decode_seconds
-                                  : 0.0;
+  json["tokens_per_second"] = timing.tokens_per_second(result.tokens.size());
   json["token_ids"] = Json::array();
   json["logprobs"] = Json::array();
   for (const GeneratedToken& token : result.tokens) {
@@ -131,7 +138,10 @@ Expected<void> generate(GenerateFlags& flags) {
   Timing timing;
   const bool streams = flags.common.output() == Format::human;
   auto result = client->generate(*request, [&](const Progress& news) {
-    if (!news.tokens.empty() && timing.ttft_ms == 0) timing.ttft_ms = timing.elapsed_ms();
+    if (!news.tokens.empty() && timing.ttft_ms == 0) {
+      timing.ttft_ms = timing.elapsed_ms();
+      timing.first_tokens = news.tokens.size();
+    }
     if (!streams) return;
     std::fwrite(news.text.data(), 1, news.text.size(), stdout);
     std::fflush(stdout);

@@ -64,7 +64,7 @@ Expected<void> run(LayoutFlags& flags) {
     std::printf("%s\n", json.dump(2).c_str());
     return {};
   }
-  Table table({"", ""});
+  Table table;
   table.add({"layers x kv heads x head size",
              std::to_string(layout.layers) + " x " + std::to_string(layout.kv_heads) + " x " +
                  std::to_string(layout.head_size) + ", " + std::string(to_string(layout.dtype))});
@@ -76,7 +76,7 @@ Expected<void> run(LayoutFlags& flags) {
   table.add({"host blocks", with_commas(size->host_blocks)});
   table.add({"tokens in the device tier", with_commas(tokens)});
   table.add({"longest request", with_commas(size->max_model_len)});
-  std::printf("%s", table.text().c_str() + 1);
+  std::printf("%s", table.text().c_str());
   return {};
 }
 

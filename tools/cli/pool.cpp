@@ -176,7 +176,7 @@ Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::s
     if (++matching > limit) continue;
     ++shown;
     const bool has_content = b.word.state() == BlockState::ready;
-    const bool is_first = has_content && (b.parent_uid >> 63) != 0;
+    const bool is_first = has_content && b.parent_uid >= kRootUid;
     if (flags.output() == Format::json) {
       json.push_back({{"block", b.id},
                       {"tier", to_string(b.tier)},

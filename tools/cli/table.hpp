@@ -1,6 +1,7 @@
 #pragma once
 // Columns for people: left-aligned text, right-aligned numbers.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@ namespace kvhive {
 
 class Table {
  public:
+  Table() = default;  ///< without a header
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
 
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }

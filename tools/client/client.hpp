@@ -13,12 +13,13 @@ namespace kvhive {
 struct ClientOptions {
   std::string socket;                 ///< empty = default_socket()
   std::uint32_t engine = kAnyEngine;  ///< pin to this engine, or let the daemon choose
-  std::size_t channel_bytes = std::size_t{16}
-                              << 20;  ///< prompts and outputs of all requests under way
+  /// Room for prompts and outputs of all requests under way; 1 MiB to 1 GiB.
+  std::size_t channel_bytes = std::size_t{16} << 20;
 };
 
 class Client {
  public:
+  /// Errc::not_running: no daemon there; bad_argument, not_found: it refused, and says why.
   static Expected<Client> connect(const ClientOptions& options = {});
 
   /// Starts a request; its number until read() reports the end. Errors: see ClientChannel::submit.
@@ -47,8 +48,8 @@ class Client {
   Client(UniqueFd socket, UniqueFd doorbell, ClientChannel channel)
       : socket_(std::move(socket)), doorbell_(std::move(doorbell)), channel_(std::move(channel)) {}
 
-  UniqueFd socket_;  ///< open for as long as we live: it tells the daemon, and us, when the other
-                     ///< is gone
+  /// Open for as long as we live: it tells the daemon, and us, when the other is gone.
+  UniqueFd socket_;
   UniqueFd doorbell_;
   ClientChannel channel_;
 };

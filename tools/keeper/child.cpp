@@ -103,9 +103,12 @@ Expected<std::string> run_to_end(const std::string& program,
   int status = 0;
   waitpid(pid, &status, 0);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return output;
-  if (complaint.empty()) return failure(Errc::bad_argument, program + " ended with " + describe(status));
-  const std::string prefix = program + ": ";  // whose words they are is of no interest to whoever reads ours
-  return failure(Errc::bad_argument, complaint.rfind(prefix, 0) == 0 ? complaint.substr(prefix.size()) : complaint);
+  if (complaint.empty())
+    return failure(Errc::bad_argument, program + " ended with " + describe(status));
+  // Whose words they are is of no interest to whoever reads ours.
+  const std::string prefix = program + ": ";
+  return failure(Errc::bad_argument,
+                 complaint.rfind(prefix, 0) == 0 ? complaint.substr(prefix.size()) : complaint);
 }
 
 }  // namespace kvhive

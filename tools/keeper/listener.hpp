@@ -1,8 +1,6 @@
 #pragma once
 // The daemon's socket in the file system: made by one daemon at a time, gone when it ends.
 
-#include <sys/stat.h>
-
 #include <string>
 
 #include "pool/memory_object.hpp"

@@ -30,8 +30,8 @@ enum class MessageType : std::uint32_t {
   welcome = 16,  ///< + the descriptors the role is entitled to
   refused = 17,  ///< why; the connection ends
   reap = 18,     ///< steward: sweep this slot
-  channel_open =
-      19,  ///< engine: serve this channel; + its memory, the engine's and the client's doorbell
+  /// engine: serve this channel; + its memory, the engine's and the client's doorbell
+  channel_open = 19,
   channel_close = 20,
   status = 21,  ///< JSON
 };
@@ -44,8 +44,8 @@ struct Message {
   MessageType type = MessageType::hello;
   Role role = Role::client;       ///< hello
   std::uint32_t layout_hash = 0;  ///< hello, welcome: of pool/pool_layout.hpp
-  std::uint32_t engine =
-      kAnyEngine;  ///< hello: the engine's own number, or the one a client wants; welcome: granted
+  /// hello: the engine's own number, or the one a client wants; welcome: granted.
+  std::uint32_t engine = kAnyEngine;
   std::uint32_t slot = 0;           ///< welcome to an engine, reap, reaped
   std::uint32_t privileged = 0;     ///< hello of an inspector: tokens, too
   std::uint64_t fingerprint = 0;    ///< hello of an engine
@@ -56,8 +56,9 @@ struct Message {
   std::uint32_t objects = 0;  ///< welcome: mask of the pool objects among the descriptors
   Errc error = Errc::none;    ///< refused
   PoolGeometry geometry;      ///< hello of an engine: what it computes with; welcome
-  std::array<char, 512>
-      text{};  ///< hello: the model's name; refused: one line; welcome to a steward: the socket
+  /// hello of an engine, welcome to an inspector: the model's name; refused: why, in one line;
+  /// welcome to a steward: the socket's path.
+  std::array<char, 512> text{};
 
   void set_text(const std::string& line);
   std::string get_text() const;

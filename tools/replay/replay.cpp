@@ -20,7 +20,8 @@ void append_id(std::vector<TokenId>& tokens, std::uint64_t low, std::uint64_t hi
   tokens.push_back(static_cast<TokenId>(high));
 }
 
-/// The tokens that a content id stands for, made up by a fixed rule.
+/// The tokens that a content id stands for, made up by a fixed rule: the first two tell any two ids
+/// apart, the others fill.
 void append_real_tokens(std::vector<TokenId>& tokens, std::uint64_t id, std::uint32_t count) {
   for (std::uint64_t k = 0; k < count; ++k)
     tokens.push_back(static_cast<TokenId>(k == 0   ? id % 50000
@@ -212,11 +213,6 @@ Expected<ReplayMode> ReplayMode::parse(const std::string& text) {
         Errc::bad_argument,
         "--mode '" + text + "' is unknown; use seq, fifoN or decN, N requests in flight");
   return mode;
-}
-
-std::string ReplayMode::name() const {
-  if (decode == Decode::yes) return "dec" + std::to_string(in_flight);
-  return in_flight == 1 ? "seq" : "fifo" + std::to_string(in_flight);
 }
 
 Expected<ReplayResult> replay(const std::vector<TraceRequest>& trace, const ReplayOptions& options,

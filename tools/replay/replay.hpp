@@ -20,15 +20,14 @@ struct ReplayMode {
   enum class Decode : std::uint8_t { no, yes } decode = Decode::no;
 
   static Expected<ReplayMode> parse(const std::string& text);  ///< "seq", "fifo32", "dec16"
-  std::string name() const;
 };
 
 struct ReplayOptions {
   std::uint32_t block_tokens = 512;  ///< tokens that one content id of the trace stands for
   std::uint32_t blocks = 0;          ///< usable blocks of the pool (the null block comes on top)
   ReplayMode mode;
-  /// Not 0: make real tokens from the content ids (rule in ../shared/traces of the recording) and
-  /// cut them into blocks of that many tokens, hashed and compared as an engine would.
+  /// Not 0: make block_tokens real tokens of each content id and cut them into blocks of that many
+  /// tokens, hashed and compared as an engine would.
   std::uint32_t expand_to = 0;
 };
 

@@ -16,9 +16,10 @@ struct TraceRequest {
   std::vector<std::uint64_t> content;  ///< ids of the prompt's blocks; the last may be partial
 };
 
-/// Reads JSON lines (plain or gzip) with input_length, output_length and hash_ids [id, ...] or
-/// id_runs
-/// [[first, count], ...]: the formats of Mooncake's traces and of re-interleaved agent sessions.
+/// Reads JSON lines (plain or gzip) with input_length, output_length and the prompt's content ids:
+/// hash_ids [id, ...], as in Mooncake's traces, or id_runs [[first, count], ...], which is shorter
+/// for long conversations.
+///
 /// \param limit  read at most so many requests; 0 = all
 Expected<std::vector<TraceRequest>> read_trace(const std::filesystem::path& path,
                                                std::size_t limit);
