@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 
+#include "actors/channel/doorbell.hpp"
 #include "config/check.hpp"
 
 namespace kvhive {
@@ -21,10 +22,10 @@ std::uint64_t mix(std::uint64_t seed, const std::vector<TokenId>& prompt) {
 
 }  // namespace
 
-Port::Port(SchedulerHandle scheduler, const Tokenizer& tokenizer, std::uint64_t seed)
+Port::Port(SchedulerHandle scheduler, const Tokenizer& tokenizer, const PortLimits& limits)
     : scheduler_(std::move(scheduler)),
       tokenizer_(tokenizer),
-      seed_(seed),
+      limits_(limits),
       epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   KV_CHECK(epoll_, errno);
 }
@@ -35,6 +36,11 @@ void Port::watch(int fd, std::function<void()> on_ready) {
   event.events = EPOLLIN;
   event.data.fd = fd;
   KV_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0, fd, errno);
+}
+
+void Port::unwatch(int fd) {
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  watched_.erase(fd);
 }
 
 void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell) {
@@ -52,9 +58,7 @@ void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell) {
 void Port::close(std::uint64_t channel) {
   const auto found = channels_.find(channel);
   if (found == channels_.end()) return;
-  const int fd = found->second.doorbell.get();
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  watched_.erase(fd);
+  unwatch(found->second.doorbell.get());
   channels_.erase(found);
   caf::anon_send(scheduler_, AbortBatch{{}, {channel}});
 }
@@ -73,9 +77,8 @@ void Port::run() {
 }
 
 void Port::drain(OpenChannel& open) {
-  std::uint64_t rings = 0;
-  [[maybe_unused]] const ssize_t got =
-      read(open.doorbell.get(), &rings, sizeof rings);  // empty is fine
+  if (!answer_doorbell(open.doorbell.get()))
+    unwatch(open.doorbell.get());  // its end is shut: level-triggered for ever
 
   EngineChannel& channel = *open.channel;
   SubmitBatch batch;
@@ -101,12 +104,17 @@ Expected<Submission> Port::tokenise(EngineChannel& channel, TakenRequest& reques
                         std::move(request.params),
                         std::move(sink)};
   if (request.prompt_kind == PromptKind::text) {
+    if (request.text.size() > limits_.most_prompt_bytes)
+      return failure(Errc::never_fits,
+                     "the prompt has " + std::to_string(request.text.size()) +
+                         " bytes, which is more than " + std::to_string(limits_.most_prompt_bytes) +
+                         ", the most that the model's longest sequence can stand for; shorten it");
     auto tokens = tokenizer_.encode(request.text, AddSpecial::yes);
     if (!tokens) return forward_error(tokens);
     submission.prompt = std::move(*tokens);
   }
-  if (seed_ != 0 && !submission.params.has_seed)
-    submission.params.sampling.seed = mix(seed_, submission.prompt);
+  if (limits_.seed != 0 && !submission.params.has_seed)
+    submission.params.sampling.seed = mix(limits_.seed, submission.prompt);
   return submission;
 }
 

@@ -148,6 +148,8 @@ void IdleOrder::commit() {
 /// the middle of its release, or somebody held it for a moment and took that back. Whoever released
 /// it looked at the head before we moved it; so it is ours to give it another hint.
 void IdleOrder::look_again(std::uint64_t from, std::uint64_t to) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // head moved, then words read: settle()
+                                                        // does it the other way round
   for (std::uint64_t position = from; position < to; ++position) {
     const BlockId block{ring_[position & ring_mask_].load(std::memory_order_acquire)};
     BlockWord word;

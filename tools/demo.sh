@@ -54,5 +54,7 @@ say "8. Stop: nothing is left"
 "$bin/kvhive" stop
 rm -f "$work/first" "$work/second" "$work"/*.json
 [ -z "$(ls -A "$work")" ] || { echo "left behind in $work: $(ls -A "$work")"; exit 1; }
-[ -z "$(pgrep -f "$work/kvhived.sock" || true)" ] || { echo "processes left behind"; exit 1; }
+for process in /proc/[0-9]*; do
+  ! grep -qs "$work/kvhived.sock" "$process/cmdline" || { echo "left behind: process ${process#/proc/}"; exit 1; }
+done
 echo "no process, no file, no shared memory"

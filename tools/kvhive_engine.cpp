@@ -93,8 +93,15 @@ Expected<void> describe(const Options& options, const ModelConfig& config,
                         {"kv_heads", layout.kv_heads},
                         {"head_size", layout.head_size},
                         {"dtype", static_cast<int>(layout.dtype)}}}};
-  std::printf("%s\n", facts.dump().c_str());
+  std::printf("%s\n", facts.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
   return {};
+}
+
+std::size_t longest_token_bytes(const Tokenizer& tokenizer) {
+  std::size_t longest = 1;
+  for (TokenId token = 0; token < tokenizer.vocab_size(); ++token)
+    longest = std::max(longest, tokenizer.token_bytes(token).size());
+  return longest;
 }
 
 /// A running engine: the pool, the ring of actors over it, and the line to the keeper.
@@ -144,15 +151,16 @@ class Engine {
     memory_.hide_from_children();
     sign_in(memory_, slot_, index_);
     pool_ = std::make_unique<BlockPool>(memory_, slot_);
+    const std::uint32_t max_model_len =
+        options.max_model_len != 0 ? options.max_model_len
+                                   : static_cast<std::uint32_t>(config.max_position_embeddings);
     RingParts parts;
     parts.pool = pool_.get();
     parts.scheduler = {options.scheduling_policy == "priority" ? SchedulingPolicy::priority
                                                                : SchedulingPolicy::fcfs,
                        options.max_num_seqs,
                        options.max_num_batched_tokens,
-                       options.max_model_len != 0
-                           ? options.max_model_len
-                           : static_cast<std::uint32_t>(config.max_position_embeddings),
+                       max_model_len,
                        static_cast<std::uint32_t>(config.vocab_size),
                        config.eos,
                        &tokenizer_};
@@ -162,7 +170,9 @@ class Engine {
         options.watermark, options.max_num_seqs};
     parts.runner = std::make_unique<TransformerRunner>(
         std::move(model), memory_.arena(Tier::device), memory_.geometry().kv);
-    port_ = std::make_unique<Port>(spawn_ring(system_, std::move(parts)), tokenizer_, options.seed);
+    port_ = std::make_unique<Port>(
+        spawn_ring(system_, std::move(parts)), tokenizer_,
+        PortLimits{options.seed, max_model_len * longest_token_bytes(tokenizer_)});
   }
 
   void on_keeper() {
@@ -209,6 +219,7 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"config", "profile"}));
   if (const auto code = flags.parse(app, argc, argv)) return *code;
   signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
+  signal(SIGPIPE, SIG_IGN);
   auto options = flags.options();
   if (!options) return fail(options.error());
   if (options->socket.empty()) options->socket = default_socket();

@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 
 #include "config/log.hpp"
 #include "pool/reaper.hpp"
@@ -82,10 +83,13 @@ void wait_for_end(const UniqueFd& pidfd) {
 int run(int argc, char** argv) {
   CLI::App app{"kvhive-steward: started by kvhived"};
   std::string socket, level = "info";
+  bool removes_directory = false;
   app.add_option("--socket", socket, "the daemon's socket")->required();
+  app.add_flag("--remove-directory", removes_directory, "the daemon made the socket's directory");
   app.add_option("--log-level", level, "log level");
   CLI11_PARSE(app, argc, argv);
   signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
+  signal(SIGPIPE, SIG_IGN);
   start_log("steward", level);
   auto keeper = pidfd_of(getppid());
   if (!keeper) {
@@ -93,13 +97,14 @@ int run(int argc, char** argv) {
     return 1;
   }
   auto steward = Steward::attach(socket);
-  if (!steward) {
-    spdlog::error("{}", steward.error().text);
+  auto ended = steward ? steward->run() : Expected<void>(forward_error(steward));
+  if (!ended && ended.error().code != Errc::peer_died && ended.error().code != Errc::not_running) {
+    spdlog::error("{}", ended.error().text);
     return 1;
   }
-  if (auto ended = steward->run(); !ended) spdlog::debug("{}", ended.error().text);
   wait_for_end(*keeper);
   remove_stale_socket(socket);  // a keeper that was killed could not
+  if (removes_directory) rmdir(std::filesystem::path(socket).parent_path().c_str());
   return 0;
 }
 

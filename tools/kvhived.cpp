@@ -1,6 +1,7 @@
 // kvhived: the daemon. Parses options, starts the keeper, says when it is ready.
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -18,6 +19,7 @@ namespace {
 class Background {
  public:
   static Background detach() {
+    signal(SIGPIPE, SIG_IGN);  // whoever reads our log may go away
     Background background;
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return background;

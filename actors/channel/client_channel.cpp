@@ -1,11 +1,11 @@
 #include "actors/channel/client_channel.hpp"
 
 #include <sys/random.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "actors/channel/doorbell.hpp"
 #include "config/byte_size.hpp"
 #include "config/check.hpp"
 
@@ -198,10 +198,7 @@ void ClientChannel::abort(std::uint32_t index) {
   wake_engine();
 }
 
-void ClientChannel::wake_engine() const {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(doorbell_.get(), &one, sizeof one);
-}
+void ClientChannel::wake_engine() const { ring_doorbell(doorbell_.get()); }
 
 // -- the heap: first fit, ranges joined when given back -------------------------------------------
 

@@ -1,9 +1,9 @@
 #include "actors/channel/engine_channel.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
+
+#include "actors/channel/doorbell.hpp"
 
 namespace kvhive {
 namespace {
@@ -169,9 +169,7 @@ void EngineChannel::finish(RequestSlot& slot, FinishReason reason, const Error& 
 
 void EngineChannel::ring() {
   if (!has_news_.exchange(false, std::memory_order_acq_rel)) return;
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written =
-      write(doorbell_.get(), &one, sizeof one);  // full = a wake-up is pending
+  ring_doorbell(doorbell_.get());
 }
 
 /// Writes one request's results. Keeps its own copies of the places to write to: the slot's are the

@@ -24,7 +24,7 @@ struct TakenRequest {
 
 class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
  public:
-  /// Maps a client's channel. `doorbell` is the eventfd the client sleeps on.
+  /// Maps a client's channel. `doorbell` is our end of the pair the client sleeps on.
   static Expected<std::shared_ptr<EngineChannel>> open(std::uint64_t id, std::uint32_t engine,
                                                        const UniqueFd& memory, std::size_t bytes,
                                                        UniqueFd doorbell);

@@ -1,5 +1,6 @@
 // Processes that die or misbehave, as a whole: real SIGKILL on a running hive.
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <cstring>
@@ -206,6 +207,86 @@ TEST(Faults, GarbageOnTheSocketIsDropped) {
   }
   EXPECT_EQ(daemon.connect().generate(long_request(4))->tokens.size(), 4u);
   EXPECT_EQ(daemon.procs()["engines"][0]["restarts"], 0);
+}
+
+TEST(Faults, AClientCannotPutItsEngineToSleep) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
+  Message hello;
+  hello.role = Role::client;
+  hello.channel_bytes = kLeastChannelBytes;
+  Packet welcome = std::move(*say_hello(socket.get(), hello));
+  const int bell = welcome.fds.at(1).get();
+  fcntl(bell, F_SETFL, fcntl(bell, F_GETFL) & ~O_NONBLOCK);
+  auto channel = ClientChannel::create(welcome.fds[0], welcome.message.channel_bytes,
+                                       std::move(welcome.fds[2]));
+  ASSERT_TRUE(channel.has_value());
+  for (int i = 0; i < 100; ++i)
+    ASSERT_TRUE(channel->submit(long_request(40)).has_value());  // and never reads a ring
+  EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
+  shutdown(bell, SHUT_RDWR);
+  EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
+}
+
+TEST(Faults, AHelloWithAnythingButItsOwnPidfdIsRefused) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  const UniqueFd parent = std::move(*pidfd_of(daemon.pid()));
+  const UniqueFd file{open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  for (const int fd : {parent.get(), file.get()}) {
+    const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
+    Message hello;
+    hello.layout_hash = layout_hash({});
+    hello.channel_bytes = kLeastChannelBytes;
+    ASSERT_TRUE(send_packet(socket.get(), hello, {fd}).has_value());
+    const auto answer = receive_answer(socket.get());
+    ASSERT_TRUE(answer.has_value() && answer->has_value());
+    EXPECT_EQ((*answer)->message.type, MessageType::refused);
+    EXPECT_NE((*answer)->message.get_text().find("pidfd"), std::string::npos);
+  }
+  EXPECT_EQ(daemon.connect().generate(long_request(4))->tokens.size(), 4u);
+}
+
+TEST(Faults, ClientsThatComeWhileTheirEngineIsStoppedAreServedAfterwards) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  const pid_t pid = daemon.engine(0)["pid"];
+  ::kill(pid, SIGSTOP);
+  std::vector<Client> clients;
+  std::vector<std::uint32_t> numbers;
+  for (int i = 0; i < 250; ++i) {  // more than a socket's queue takes
+    clients.push_back(daemon.connect(0, kLeastChannelBytes));
+    numbers.push_back(*clients.back().submit(long_request(2)));
+  }
+  ::kill(pid, SIGCONT);
+  for (std::size_t i = 0; i < clients.size(); ++i)
+    ASSERT_EQ(read_until(clients[i], numbers[i], 2).tokens.size(), 2u) << i;
+}
+
+TEST(Faults, AStoppedEngineDoesNotOutliveTheKeeper) {
+  Daemon daemon;
+  const pid_t pid = daemon.engine(0)["pid"];
+  ::kill(pid, SIGSTOP);
+  daemon.kill();
+  EXPECT_TRUE(eventually([&] { return !is_alive(pid); }));
+}
+
+TEST(Faults, AStopSignalDuringTheStartLeavesNothing) {
+  char name[] = "/tmp/kvhive-test-XXXXXX";
+  const std::filesystem::path directory = mkdtemp(name);
+  for (int i = 0; i < 6; ++i) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      const std::string path = program("kvhived"), socket = directory / "new/s";
+      execl(path.c_str(), path.c_str(), "--model", kDemoModel.c_str(), "--socket", socket.c_str(),
+            "--kv-cache-memory-bytes", "8M", "--log-level", "off", nullptr);
+      _exit(127);
+    }
+    ASSERT_TRUE(eventually([&] { return std::filesystem::exists(directory / "new/s"); }));
+    for (int spin = 0; spin < i; ++spin) is_alive(pid);  // a little later each time
+    ::kill(pid, SIGTERM);
+    waitpid(pid, nullptr, 0);
+    EXPECT_TRUE(std::filesystem::is_empty(directory)) << i;
+  }
+  std::filesystem::remove_all(directory);
 }
 
 TEST(Faults, AStoppedEngineStopsNobody) {

@@ -152,6 +152,7 @@ Expected<void> generate(GenerateFlags& flags) {
   const Json json = to_json(*result, timing);
   if (streams) {
     std::printf("\n");
+    std::fflush(stdout);
     print_summary(json);
   } else {
     std::printf("%s\n", json.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());

@@ -19,7 +19,7 @@ Expected<nlohmann::json> Inspector::status() const {
   Message request;
   request.type = MessageType::status_request;
   if (auto sent = send_packet(socket_.get(), request); !sent) return forward_error(sent);
-  auto answer = receive_packet(socket_.get());
+  auto answer = receive_answer(socket_.get());
   if (!answer) return forward_error(answer);
   if (!*answer || (*answer)->message.type != MessageType::status)
     return failure(Errc::peer_died, "the daemon did not answer the request for its status");

@@ -1,10 +1,10 @@
 #include "tools/client/client.hpp"
 
 #include <poll.h>
-#include <unistd.h>
 
 #include <cerrno>
 
+#include "actors/channel/doorbell.hpp"
 #include "config/options.hpp"
 
 namespace kvhive {
@@ -30,9 +30,9 @@ Expected<void> Client::wait(int timeout_ms) {
   pollfd fds[2] = {{doorbell_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
   const int ready = poll(fds, 2, timeout_ms);
   if (ready < 0 && errno != EINTR) return os_failure("poll");
-  std::uint64_t rings;
-  [[maybe_unused]] const ssize_t got = ::read(doorbell_.get(), &rings, sizeof rings);
-  if (fds[0].revents == 0 && fds[1].revents != 0)
+  const bool may_ring_again = answer_doorbell(doorbell_.get());
+  const bool has_news = fds[0].revents != 0 && may_ring_again;
+  if (!has_news && fds[1].revents != 0)
     return failure(Errc::peer_died, "the daemon is gone; start it again and submit anew");
   return {};
 }

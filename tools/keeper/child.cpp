@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -54,9 +55,16 @@ std::string program_directory() {
 }
 
 Expected<void> start(Child& child) {
+  ++child.starts;
+  child.last_start = std::chrono::steady_clock::now();
+  const pid_t keeper = getpid();
   const pid_t pid = fork();
   if (pid < 0) return os_failure("fork " + child.program);
   if (pid == 0) {
+    if (child.ends_with_us) {  // also if it is stopped, and cannot notice that we are gone
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (getppid() != keeper) _exit(0);
+    }
     if (child.threads != 0) {
       // Several engines share the cores: threads that wait must sleep.
       setenv("OMP_NUM_THREADS", std::to_string(child.threads).c_str(), 1);
@@ -64,11 +72,14 @@ Expected<void> start(Child& child) {
     }
     execute(child.program, child.flags);
   }
-  child.pid = pid;
   child.pidfd = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-  if (!child.pidfd) return os_failure("pidfd_open");
-  ++child.starts;
-  child.last_start = std::chrono::steady_clock::now();
+  if (!child.pidfd) {  // out of descriptors: what cannot be watched must not run
+    const auto failed = os_failure("pidfd_open");
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    return failed;
+  }
+  child.pid = pid;
   return {};
 }
 

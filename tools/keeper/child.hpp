@@ -15,6 +15,7 @@ struct Child {
   std::string program;  ///< file name, beside the keeper's own
   std::vector<std::string> flags;
   std::uint32_t threads = 0;  ///< of compute; 0 = leave the environment alone
+  bool ends_with_us = false;  ///< killed by the kernel when the keeper ends
   pid_t pid = 0;              ///< 0 = not running
   UniqueFd pidfd;
   std::uint32_t starts = 0;

@@ -1,9 +1,10 @@
 #include "tools/keeper/keeper.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -11,11 +12,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <cerrno>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "actors/channel/channel_layout.hpp"
+#include "actors/channel/doorbell.hpp"
 #include "config/byte_size.hpp"
 #include "config/check.hpp"
 #include "config/log.hpp"
@@ -24,6 +27,8 @@ namespace kvhive {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr std::size_t kMostBytesOfAllChannels = std::size_t{4} << 30;
 
 const std::vector<PoolObject> kAllObjects = {PoolObject::control, PoolObject::metadata,
                                              PoolObject::tokens, PoolObject::device,
@@ -36,6 +41,31 @@ bool has_fired(const UniqueFd& pidfd) {
 
 void kill_by_pidfd(const UniqueFd& pidfd) {
   if (pidfd) syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0);
+}
+
+sigset_t stop_signals() {
+  sigset_t stop;
+  sigemptyset(&stop);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&stop, signal);
+  return stop;
+}
+
+/// Three descriptors a client: take what the system grants.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/// Whether a descriptor that came with a hello is a pidfd of the peer, and not of some other
+/// process (which we might kill in its place), nor any other file. A peer in a PID namespace we
+/// cannot see into has no pid to compare.
+bool is_pidfd_of(const UniqueFd& fd, pid_t pid) {
+  std::ifstream info("/proc/self/fdinfo/" + std::to_string(fd.get()));
+  for (std::string line; std::getline(info, line);)
+    if (line.rfind("Pid:", 0) == 0) return pid == 0 || std::atoi(line.c_str() + 4) == pid;
+  return false;
 }
 
 /// The process at the other end, by the kernel's word (0 if it lives in a PID namespace we cannot
@@ -85,6 +115,10 @@ std::string describe(const PoolGeometry& g, const std::string& model) {
 // -- start and end --------------------------------------------------------------------------------
 
 Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
+  // From here on a stop signal waits until there is a loop to take it, and somebody to tidy up.
+  const sigset_t stop = stop_signals();
+  sigprocmask(SIG_BLOCK, &stop, nullptr);
+  raise_descriptor_limit();
   auto listener = Listener::open(options.socket);
   if (!listener) return forward_error(listener);
   auto model = describe_model(options);
@@ -125,10 +159,7 @@ PoolGeometry Keeper::geometry() const {
 Expected<void> Keeper::prepare() {
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_) return os_failure("epoll_create1");
-  sigset_t stop;
-  sigemptyset(&stop);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&stop, signal);
-  sigprocmask(SIG_BLOCK, &stop, nullptr);
+  const sigset_t stop = stop_signals();
   signals_ = UniqueFd(signalfd(-1, &stop, SFD_CLOEXEC));
   if (!signals_) return os_failure("signalfd");
   restart_timer_ = UniqueFd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
@@ -141,15 +172,18 @@ Expected<void> Keeper::prepare() {
     [[maybe_unused]] const ssize_t got =
         read(restart_timer_.get(), &expirations, sizeof expirations);
     for (Child* child : std::exchange(to_restart_, {})) start_child(*child);
+    place_channels();
   });
 
   steward_.program = "kvhive-steward";
   steward_.flags = {"--socket", listener_.path(), "--log-level", options_.log_level};
+  if (listener_.made_directory()) steward_.flags.push_back("--remove-directory");
   const std::uint32_t cores =
       static_cast<std::uint32_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   for (std::uint32_t i = 0; i < options_.engines; ++i) {
     Child engine;
     engine.program = "kvhive-engine";
+    engine.ends_with_us = true;
     engine.flags = to_flags(options_);
     engine.flags.insert(engine.flags.end(), {"--index", std::to_string(i)});
     engine.threads =
@@ -166,9 +200,7 @@ Expected<void> Keeper::run(const std::function<void()>& on_ready) {
     const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
     KV_CHECK(count >= 0 || errno == EINTR, errno);
     for (int i = 0; i < count && is_running_; ++i) {
-      const auto handler = watched_.find(events[static_cast<std::size_t>(i)].data.fd);
-      if (handler != watched_.end())
-        std::function<void()>(handler->second)();  // a copy: it may be removed meanwhile
+      dispatch(events[static_cast<std::size_t>(i)].data.u64);
     }
     const auto engines = std::count_if(peers_.begin(), peers_.end(), [](const auto& entry) {
       return entry.second.is_welcome && entry.second.role == Role::engine;
@@ -196,11 +228,27 @@ void Keeper::stop_children() {
 // -- the event loop's bookkeeping -----------------------------------------------------------------
 
 void Keeper::watch(int fd, std::function<void()> on_ready) {
-  watched_[fd] = std::move(on_ready);
+  // The number tells events of this watch from those of an earlier one on a descriptor of the same
+  // number.
+  const std::uint32_t number = next_watch_++;
+  watched_[fd] = {number, std::move(on_ready)};
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.fd = fd;
+  event.data.u64 = std::uint64_t{number} << 32 | static_cast<std::uint32_t>(fd);
   KV_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0, fd, errno);
+}
+
+/// Runs the handler an event was meant for. What it throws ends that one event, not everybody's
+/// pool.
+void Keeper::dispatch(std::uint64_t event) {
+  const auto watch = watched_.find(static_cast<int>(event & 0xffffffff));
+  if (watch == watched_.end() || watch->second.number != event >> 32) return;
+  const auto on_ready = watch->second.on_ready;  // a copy: the watch may be removed meanwhile
+  try {
+    on_ready();
+  } catch (const std::exception& exception) {
+    spdlog::error("{}", exception.what());
+  }
 }
 
 void Keeper::unwatch(int fd) {
@@ -250,10 +298,21 @@ void Keeper::restart_later(Child& child) {
   const auto pause = died_young ? milliseconds(std::min(5000u, 50u << std::min(child.starts, 7u)))
                                 : milliseconds(1);
   to_restart_.insert(&child);
+  wake_in(pause);
+}
+
+void Keeper::wake_in(std::chrono::milliseconds pause) {
   itimerspec timer{};
   timer.it_value.tv_sec = pause.count() / 1000;
   timer.it_value.tv_nsec = pause.count() % 1000 * 1000000;
   timerfd_settime(restart_timer_.get(), 0, &timer, nullptr);
+}
+
+void Keeper::look_again_soon() {
+  itimerspec timer{};
+  timerfd_gettime(restart_timer_.get(), &timer);
+  const bool is_armed = timer.it_value.tv_sec != 0 || timer.it_value.tv_nsec != 0;
+  if (!is_armed) wake_in(std::chrono::milliseconds(50));
 }
 
 Child* Keeper::child_of(pid_t pid) {
@@ -268,7 +327,7 @@ Child* Keeper::child_of(pid_t pid) {
 
 void Keeper::accept() {
   UniqueFd socket{accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
-  if (!socket) return;  // gone again, or no descriptor left: the others go on
+  if (!socket) return turn_away();  // gone again, or no descriptor left
   const ucred credentials = credentials_of(socket.get());
   const int fd = socket.get();
   Peer peer;
@@ -276,6 +335,15 @@ void Keeper::accept() {
   peer.pid = credentials.pid;
   peers_.emplace(fd, std::move(peer));
   watch(fd, [this, fd] { on_packet(fd); });
+}
+
+/// Without a descriptor left the caller would stay in the queue, and wake us for ever: give up the
+/// spare one for a moment to hang up on it.
+void Keeper::turn_away() {
+  if (errno != EMFILE && errno != ENFILE) return;
+  spare_ = UniqueFd();
+  UniqueFd{accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC)};
+  spare_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
 
 void Keeper::on_packet(int socket) {
@@ -291,11 +359,16 @@ void Keeper::on_packet(int socket) {
   // to it.
   if (peer.is_welcome && peer.role != Role::client && peer.role != Role::inspector) {
     unwatch(socket);
-    const Child* child = child_of(peer.pid);
-    kill_by_pidfd(child != nullptr ? child->pidfd : peer.pidfd);
-    return;
+    return fence(peer);
   }
   drop(socket);
+}
+
+/// Ends a process of the pool that cannot be talked to any more. Its blocks return when its pidfd
+/// has fired.
+void Keeper::fence(const Peer& peer) {
+  const Child* child = child_of(peer.pid);
+  kill_by_pidfd(child != nullptr ? child->pidfd : peer.pidfd);
 }
 
 void Keeper::handle(Peer& peer, Packet packet) {
@@ -317,7 +390,7 @@ void Keeper::handle(Peer& peer, Packet packet) {
     case MessageType::status_request: {
       Message answer;
       answer.type = MessageType::status;
-      (void)send_packet(peer.socket.get(), answer, {}, status());
+      if (!send_packet(peer.socket.get(), answer, {}, status())) drop(peer.socket.get());
       return;
     }
     default: break;
@@ -373,6 +446,8 @@ void Keeper::hello(Peer& peer, Packet& packet) {
   };
   // The processes we started we know better than by their own word.
   if (!packet.fds.empty() && child_of(peer.pid) == nullptr) {
+    if (!is_pidfd_of(packet.fds.front(), peer.pid))
+      return refuse(peer, {Errc::bad_format, "a hello must carry a pidfd of its sender"});
     peer.pidfd = std::move(packet.fds.front());
     const int socket = peer.socket.get();
     watch(peer.pidfd.get(), [this, socket] { drop(socket); });
@@ -422,7 +497,6 @@ Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
   if (slot == slots_.end())
     return failure(Errc::too_many_processes,
                    "all " + std::to_string(kMaxProcesses) + " process slots are taken");
-  *slot = SlotUse::used;
   peer.slot = static_cast<std::uint32_t>(slot - slots_.begin());
   const Child* child = child_of(peer.pid);
   peer.engine =
@@ -431,8 +505,10 @@ Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
   message.slot = peer.slot;
   message.engine = peer.engine;
   auto sent = send_welcome(peer, message, kAllObjects, false);
-  if (sent) place_channels();
-  return sent;
+  if (!sent) return sent;  // it has touched nothing
+  *slot = SlotUse::used;
+  place_channels();
+  return {};
 }
 
 Expected<void> Keeper::welcome_steward(Peer& peer) {
@@ -467,12 +543,20 @@ Expected<void> Keeper::welcome_client(Peer& peer, const Message& hello) {
                                            format_bytes(kMostChannelBytes));
   Channel channel;
   channel.bytes = (hello.channel_bytes + 4095) / 4096 * 4096;
+  std::size_t in_all = channel.bytes;
+  for (const auto& [id, other] : channels_) in_all += other.bytes;
+  if (in_all > kMostBytesOfAllChannels)
+    return failure(Errc::pool_exhausted, "the channels of all clients would have " +
+                                             format_bytes(in_all) + ", the daemon grants " +
+                                             format_bytes(kMostBytesOfAllChannels) +
+                                             "; ask for a smaller one, or try again later");
   auto memory = create_memory("kvhive-channel", channel.bytes);
   if (!memory) return forward_error(memory);
   channel.memory = std::move(*memory);
-  channel.engine_doorbell = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  channel.client_doorbell = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!channel.engine_doorbell || !channel.client_doorbell) return os_failure("eventfd");
+  auto doorbell = make_doorbell();
+  if (!doorbell) return forward_error(doorbell);
+  auto& [engine_end, client_end] = *doorbell;
+  channel.doorbell = std::move(engine_end);
   channel.wanted_engine = hello.engine;
   channel.client = peer.socket.get();
 
@@ -484,9 +568,8 @@ Expected<void> Keeper::welcome_client(Peer& peer, const Message& hello) {
   message.channel = peer.channel;
   message.channel_bytes = channel.bytes;
   peer.is_welcome = true;
-  auto sent = send_packet(
-      peer.socket.get(), message,
-      {channel.memory.get(), channel.engine_doorbell.get(), channel.client_doorbell.get()});
+  auto sent = send_packet(peer.socket.get(), message,
+                          {channel.memory.get(), client_end.get(), client_end.get()});
   if (!sent) return sent;
   const auto [placed, inserted] = channels_.emplace(peer.channel, std::move(channel));
   place(placed->first, placed->second);
@@ -509,7 +592,8 @@ void Keeper::sweep(std::uint32_t slot) {
   Message message;
   message.type = MessageType::reap;
   message.slot = slot;
-  (void)send_packet(steward->socket.get(), message);
+  if (!send_packet(steward->socket.get(), message))
+    fence(*steward);  // the next one is told everything
 }
 
 void Keeper::place_channels() {
@@ -527,14 +611,15 @@ void Keeper::place(std::uint64_t id, Channel& channel) {
     if (best == -1 || load_of(socket) < load_of(best)) best = socket;
   }
   if (best == -1) return;
-  channel.engine = best;
   Message message;
   message.type = MessageType::channel_open;
   message.channel = id;
   message.channel_bytes = channel.bytes;
-  (void)send_packet(
-      best, message,
-      {channel.memory.get(), channel.engine_doorbell.get(), channel.client_doorbell.get()});
+  if (send_packet(best, message,
+                  {channel.memory.get(), channel.doorbell.get(), channel.doorbell.get()}))
+    channel.engine = best;
+  else
+    look_again_soon();  // it is stopped or busy, and its queue is full
 }
 
 std::size_t Keeper::load_of(int engine_socket) const {
@@ -550,7 +635,8 @@ void Keeper::close_channel(std::uint64_t id) {
     Message message;
     message.type = MessageType::channel_close;
     message.channel = id;
-    (void)send_packet(found->second.engine, message);
+    // An engine whose queue is full would keep the channel for ever: it is started anew instead.
+    if (!send_packet(found->second.engine, message)) fence(peers_.at(found->second.engine));
   }
   channels_.erase(found);
 }
@@ -595,7 +681,7 @@ std::string Keeper::status() const {
     client["engine"] = engine == peers_.end() ? Json() : Json(engine->second.engine);
     status["clients"].push_back(client);
   }
-  return status.dump();
+  return status.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace kvhive

@@ -3,7 +3,10 @@
 // restarts the others. It maps nothing and computes nothing, so that there is little in it that
 // could go wrong; everything else may die.
 
+#include <fcntl.h>
+
 #include <array>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -57,8 +60,13 @@ class Keeper {
     std::uint32_t slot = 0;
     std::uint64_t channel = 0;
   };
+  struct Watch {
+    std::uint32_t number = 0;
+    std::function<void()> on_ready;
+  };
   struct Channel {
-    UniqueFd memory, engine_doorbell, client_doorbell;
+    UniqueFd memory;
+    UniqueFd doorbell;  ///< the engine's end; the client's is the client's
     std::size_t bytes = 0;
     std::uint32_t wanted_engine = kAnyEngine;
     int client = -1;  ///< socket
@@ -71,12 +79,15 @@ class Keeper {
 
   void watch(int fd, std::function<void()> on_ready);
   void unwatch(int fd);
+  void dispatch(std::uint64_t event);
 
   void accept();
+  void turn_away();
   void on_packet(int socket);
   void handle(Peer& peer, Packet packet);
   void refuse(Peer& peer, const Error& error);
   void drop(int socket);
+  void fence(const Peer& peer);
 
   void hello(Peer& peer, Packet& packet);
   Expected<void> welcome_engine(Peer& peer, const Message& hello);
@@ -89,6 +100,8 @@ class Keeper {
   void start_child(Child& child);
   void on_child_death(Child& child);
   void restart_later(Child& child);
+  void wake_in(std::chrono::milliseconds pause);
+  void look_again_soon();
   Child* child_of(pid_t pid);
   void start_engines();
 
@@ -109,8 +122,11 @@ class Keeper {
   PoolFds pool_;
 
   UniqueFd epoll_, signals_, restart_timer_;
-  std::map<int, std::function<void()>> watched_;
-  std::map<int, Peer> peers_;  ///< by socket
+  std::map<int, Watch> watched_;  ///< by descriptor
+  std::uint32_t next_watch_ = 0;
+  UniqueFd spare_{
+      open("/dev/null", O_RDONLY | O_CLOEXEC)};  ///< to hang up with when there is none left
+  std::map<int, Peer> peers_;                    ///< by socket
   Child steward_;
   std::vector<Child> engines_;
   std::set<Child*> to_restart_;

@@ -19,6 +19,7 @@ class Listener {
 
   int fd() const { return fd_.get(); }
   const std::string& path() const { return path_; }
+  bool made_directory() const { return made_directory_; }
 
  private:
   Listener(UniqueFd fd, std::string path, bool made_directory)

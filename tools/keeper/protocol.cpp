@@ -1,5 +1,6 @@
 #include "tools/keeper/protocol.hpp"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -123,13 +124,22 @@ Expected<UniqueFd> pidfd_of(pid_t pid) {
   return fd;
 }
 
+Expected<std::optional<Packet>> receive_answer(int socket) {
+  pollfd ready{socket, POLLIN, 0};
+  if (poll(&ready, 1, 10'000) == 0)
+    return failure(
+        Errc::not_running,
+        "the daemon has not answered for 10 s; it is stopped (kill -CONT it) or overloaded");
+  return receive_packet(socket);
+}
+
 Expected<Packet> say_hello(int socket, Message hello) {
   auto pidfd = pidfd_of(getpid());
   if (!pidfd) return forward_error(pidfd);
   hello.type = MessageType::hello;
   hello.layout_hash = layout_hash({});
   if (auto sent = send_packet(socket, hello, {pidfd->get()}); !sent) return forward_error(sent);
-  auto answer = receive_packet(socket);
+  auto answer = receive_answer(socket);
   if (!answer) return forward_error(answer);
   if (!*answer)
     return failure(Errc::peer_died, "the daemon closed the connection without an answer");

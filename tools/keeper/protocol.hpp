@@ -80,6 +80,10 @@ Expected<void> send_packet(int socket, const Message& message, const std::vector
 /// The next packet. Nothing = the peer has closed. An error = malformed, or the system said no.
 Expected<std::optional<Packet>> receive_packet(int socket);
 
+/// The same for an answer that a living daemon gives at once; silence of 10 s is an error that says
+/// so.
+Expected<std::optional<Packet>> receive_answer(int socket);
+
 /// Connects to a daemon; Errc::not_running names the socket and what to do.
 Expected<UniqueFd> connect_to_daemon(const std::string& socket_path);
 
