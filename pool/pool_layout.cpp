@@ -24,7 +24,7 @@ PoolLayout::PoolLayout(const PoolGeometry& geometry) {
     end = offset + bytes;
     return offset;
   };
-  index_buckets = std::bit_ceil(blocks / 2 + 1);
+  index_buckets = std::bit_ceil(blocks + 1);
   index_offset = place(index_buckets * sizeof(IndexBucket));
   for (std::size_t t = 0; t < kTiers; ++t) {
     TierLayout& tier = tiers[t];

@@ -134,7 +134,7 @@ struct PoolLayout {
   std::size_t host_bytes;
 
   std::size_t index_offset;
-  std::size_t index_buckets;  ///< a power of two; at most 2 blocks per bucket of 8 on average
+  std::size_t index_buckets;  ///< a power of two; at most one block per bucket of 8 on average
   struct TierLayout {
     std::uint32_t first_block;
     std::uint32_t blocks;

@@ -4,14 +4,18 @@ namespace kvhive {
 
 void PrefixIndex::insert(Hash128 hash, BlockId block) const {
   const std::uint64_t hint = entry(hash, block);
+  bool is_hinted = false;
   for (IndexBucket* bucket : {&first(hash), &second(hash)}) {
     for (auto& way : bucket->way) {
       std::uint64_t found = way.load(std::memory_order_relaxed);
       if (found == hint) return;
       if (found == 0 && way.compare_exchange_strong(found, hint, std::memory_order_acq_rel)) return;
+      is_hinted |= found != 0 && (found & kTagMask) == tag(hash);
     }
   }
-  first(hash).way[block.value % 8].store(hint, std::memory_order_release);
+  // Both are full. Many blocks of one content (a prompt running many times at once) must not push
+  // others out: of equal blocks the first is found anyway.
+  if (!is_hinted) first(hash).way[block.value % 8].store(hint, std::memory_order_release);
 }
 
 void PrefixIndex::erase(Hash128 hash, BlockId block) const {

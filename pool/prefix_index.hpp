@@ -3,7 +3,7 @@
 // full bucket forgets one. Nothing here needs repair after a crash, and no operation waits for
 // another process.
 //
-// Two candidate buckets of eight per hash: at two blocks per bucket on average, practically nothing
+// Two candidate buckets of eight per hash: at one block per bucket on average, practically nothing
 // is ever forgotten.
 
 #include <array>
@@ -27,7 +27,8 @@ class PrefixIndex {
   template <class Visit>
   void for_each(Hash128 hash, Visit&& visit) const;
 
-  /// Leaves a hint. In two full buckets another hint gives way.
+  /// Leaves a hint. In two full buckets another hint gives way, unless the hash is hinted at there
+  /// already.
   void insert(Hash128 hash, BlockId block) const;
 
   /// Takes the hint away, if it is there.

@@ -74,10 +74,20 @@ TEST(PrefixIndex, TwoFullBucketsForgetOneHint) {
 
 TEST(PrefixIndex, WorksWithASingleBucket) {
   Table t(1);
-  for (std::uint32_t id = 1; id <= 20; ++id) t.index.insert(kHash, BlockId{id});
-  EXPECT_THAT(t.found(kHash), ::testing::Contains(20));
-  t.index.erase(kHash, BlockId{20});
-  EXPECT_THAT(t.found(kHash), ::testing::Not(::testing::Contains(20)));
+  const auto hash = [](std::uint64_t tag) { return Hash128{tag, tag << 32}; };
+  for (std::uint32_t id = 1; id <= 20; ++id) t.index.insert(hash(id), BlockId{id});
+  EXPECT_THAT(t.found(hash(20)), ::testing::Contains(20));
+  t.index.erase(hash(20), BlockId{20});
+  EXPECT_THAT(t.found(hash(20)), ::testing::Not(::testing::Contains(20)));
+}
+
+TEST(PrefixIndex, ManyEqualBlocksPushNobodyElseOut) {
+  Table t(1);
+  const Hash128 other{7, std::uint64_t{7} << 32};
+  t.index.insert(other, BlockId{100});
+  for (std::uint32_t id = 1; id <= 40; ++id) t.index.insert(kHash, BlockId{id});
+  EXPECT_THAT(t.found(other), ::testing::Contains(100));
+  EXPECT_THAT(t.found(kHash), ::testing::Contains(1)) << "of equal blocks the first is found";
 }
 
 TEST(PrefixIndex, DropsWhatTheVisitorRejects) {

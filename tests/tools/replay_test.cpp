@@ -46,13 +46,17 @@ TEST(Replay, DecidesAsVllmOnProductionTraffic) {
   const fs::path traces = fs::path(KVHIVE_SHARED_DIR) / "traces";
   if (!fs::exists(traces))
     GTEST_SKIP() << "the recorded traces are not there; invented traffic is tested all the same";
-  for (const Json& expected : read_json(traces / "expect/mooncake_conversation.new.json")["runs"])
-    expect_decisions(traces / "mooncake_conversation_trace.jsonl.gz", 512, expected);
-  for (const Json& expected : read_json(traces / "expect/cc64_c16.new.json")["runs"])
-    expect_decisions(traces / "cc64_c16.jsonl.gz", 64, expected);
-  for (const Json& expected :
-       read_json(traces / "expect/mooncake_conversation_bs16_first2000.new.json")["runs"])
-    expect_decisions(traces / "mooncake_conversation_trace.jsonl.gz", 512, expected, 16, 2000);
+  const auto expect_all = [&](const char* name, const char* trace, std::uint32_t block_tokens,
+                              std::uint32_t expand_to, std::size_t limit) {
+    const Json expectations = read_json(traces / "expect" / name);
+    ASSERT_FALSE(expectations["runs"].empty());
+    for (const Json& expected : expectations["runs"])
+      expect_decisions(traces / trace, block_tokens, expected, expand_to, limit);
+  };
+  const char* conversation = "mooncake_conversation_trace.jsonl.gz";
+  expect_all("mooncake_conversation.new.json", conversation, 512, 0, 0);
+  expect_all("cc64_c16.new.json", "cc64_c16.jsonl.gz", 64, 0, 0);
+  expect_all("mooncake_conversation_bs16_first2000.new.json", conversation, 512, 16, 2000);
 }
 
 TEST(Replay, BadTracesAreRefusedWithTheirLine) {
