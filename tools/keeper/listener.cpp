@@ -4,11 +4,9 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 
 #include "tools/keeper/protocol.hpp"
@@ -44,13 +42,8 @@ Expected<Listener> Listener::open(const std::string& path) {
                    "another daemon listens on " + path +
                        "; stop it (kvhive stop), or give this one another --socket");
 
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path)
-    return failure(Errc::bad_argument, "socket: '" + path + "' is longer than " +
-                                           std::to_string(sizeof address.sun_path - 1) +
-                                           " bytes; choose a shorter path");
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  auto address = address_of(path);
+  if (!address) return forward_error(address);
   UniqueFd fd{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
   if (!fd) return os_failure("socket");
   struct stat status {};
@@ -59,7 +52,7 @@ Expected<Listener> Listener::open(const std::string& path) {
                    "socket: '" + path + "' exists and is not a socket; choose another path");
   unlink(path.c_str());
   const mode_t mask = umask(0177);
-  const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address);
   umask(mask);
   if (bound != 0) return os_failure("bind " + path);
   if (listen(fd.get(), 64) != 0) return os_failure("listen on " + path);

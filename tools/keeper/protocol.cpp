@@ -16,17 +16,6 @@ namespace {
 constexpr std::size_t kMostFds = 8;
 constexpr std::size_t kMostTail = 256 * 1024;
 
-Expected<sockaddr_un> address_of(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path)
-    return failure(Errc::bad_argument, "socket path '" + path + "' is longer than the system's " +
-                                           std::to_string(sizeof address.sun_path - 1) +
-                                           " bytes; choose a shorter one");
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  return address;
-}
-
 std::vector<UniqueFd> take_fds(msghdr& header) {
   std::vector<UniqueFd> fds;
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
@@ -42,6 +31,17 @@ std::vector<UniqueFd> take_fds(msghdr& header) {
 }
 
 }  // namespace
+
+Expected<sockaddr_un> address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path)
+    return failure(Errc::bad_argument, "socket path '" + path + "' is longer than the system's " +
+                                           std::to_string(sizeof address.sun_path - 1) +
+                                           " bytes; choose a shorter one");
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  return address;
+}
 
 void Message::set_text(const std::string& line) {
   const std::size_t length = std::min(line.size(), text.size() - 1);

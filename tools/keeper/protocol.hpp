@@ -4,6 +4,7 @@
 // connection.
 
 #include <sys/types.h>
+#include <sys/un.h>
 
 #include <array>
 #include <cstdint>
@@ -83,6 +84,9 @@ Expected<std::optional<Packet>> receive_packet(int socket);
 /// The same for an answer that a living daemon gives at once; silence of 10 s is an error that says
 /// so.
 Expected<std::optional<Packet>> receive_answer(int socket);
+
+/// A Unix socket's address; Errc::bad_argument if the path is longer than the system takes.
+Expected<sockaddr_un> address_of(const std::string& path);
 
 /// Connects to a daemon; Errc::not_running names the socket and what to do.
 Expected<UniqueFd> connect_to_daemon(const std::string& socket_path);
