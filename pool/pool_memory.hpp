@@ -76,7 +76,7 @@ class PoolMemory {
   std::atomic<std::uint64_t>* extra_key(BlockId block) const {
     return reinterpret_cast<std::atomic<std::uint64_t>*>(at(PoolObject::tokens) +
                                                          layout_.extras_offset) +
-           block.value * 2;
+           std::size_t{block.value} * 2;
   }
 
   /// First byte of a tier's KV; block b of the tier is at (b - first_block) * block_bytes.
