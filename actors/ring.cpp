@@ -47,7 +47,7 @@ class ExecutorActor : public PlanHandle::base {
 class SwapperActor : public PlanHandle::base {
  public:
   SwapperActor(caf::actor_config& config, SwapperState state, PlanHandle next)
-      : PlanHandle::base(config), state_(std::move(state)), next_(std::move(next)) {
+      : PlanHandle::base(config), state_(state), next_(std::move(next)) {
     end_process_on_exception(*this, name());
   }
   const char* name() const override { return "swapper"; }
@@ -172,7 +172,7 @@ PlanHandle spawn_executor(caf::actor_system& system, std::unique_ptr<StepRunner>
 
 PlanHandle spawn_swapper(caf::actor_system& system, SwapperState state, PlanHandle next,
                          Placement placement) {
-  return spawn_placed<SwapperActor>(system, placement, std::move(state), std::move(next));
+  return spawn_placed<SwapperActor>(system, placement, state, std::move(next));
 }
 
 BlockManagerHandle spawn_block_manager(caf::actor_system& system, BlockManagerState state,

@@ -82,11 +82,11 @@ std::string Normalizer::apply_step(const UnicodeForm& form, std::string text) {
   return {reinterpret_cast<const char*>(mapped), static_cast<std::size_t>(bytes)};
 }
 
-std::string Normalizer::apply_step(const Prepend& prepend, std::string text) {
+std::string Normalizer::apply_step(const Prepend& prepend, const std::string& text) {
   return text.empty() ? text : prepend.prefix + text;
 }
 
-std::string Normalizer::apply_step(const Replace& replace, std::string text) {
+std::string Normalizer::apply_step(const Replace& replace, const std::string& text) {
   std::string out;
   std::size_t copied = 0;
   for (std::size_t at; (at = text.find(replace.from, copied)) != std::string::npos;) {

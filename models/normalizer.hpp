@@ -34,8 +34,8 @@ class Normalizer {
   using Step = std::variant<UnicodeForm, Prepend, Replace>;
 
   static std::string apply_step(const UnicodeForm& form, std::string text);
-  static std::string apply_step(const Prepend& prepend, std::string text);
-  static std::string apply_step(const Replace& replace, std::string text);
+  static std::string apply_step(const Prepend& prepend, const std::string& text);
+  static std::string apply_step(const Replace& replace, const std::string& text);
   Expected<std::size_t> add(const nlohmann::json& json, const std::string& where);
 
   std::vector<Step> steps_;

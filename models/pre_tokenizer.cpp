@@ -129,7 +129,7 @@ Expected<std::size_t> PreTokenizer::apply(const SpaceBefore&, std::string piece,
   return out.size();
 }
 
-Expected<std::size_t> PreTokenizer::apply(const Metaspace& metaspace, std::string piece,
+Expected<std::size_t> PreTokenizer::apply(const Metaspace& metaspace, const std::string& piece,
                                           Place place, Pieces& out) {
   const std::string& mark = metaspace.replacement;
   std::string marked;

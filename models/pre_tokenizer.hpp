@@ -45,8 +45,8 @@ class PreTokenizer {
 
   static Expected<std::size_t> apply(const Split& split, std::string piece, Place, Pieces& out);
   static Expected<std::size_t> apply(const SpaceBefore&, std::string piece, Place, Pieces& out);
-  static Expected<std::size_t> apply(const Metaspace& metaspace, std::string piece, Place place,
-                                     Pieces& out);
+  static Expected<std::size_t> apply(const Metaspace& metaspace, const std::string& piece,
+                                     Place place, Pieces& out);
   Expected<std::size_t> add(const nlohmann::json& json, const std::string& where);
   Expected<std::size_t> add_split(const JsonFields& fields);
   Expected<std::size_t> add_byte_level(const JsonFields& fields);

@@ -149,9 +149,9 @@ void Transformer::State::project(const ForwardBatch& batch, std::span<float> log
   weights.lm_head->apply(rows.wanted, logits);
 }
 
-Expected<Transformer> Transformer::load(const std::filesystem::path& directory,
-                                        std::function<void(std::size_t, std::size_t)> progress,
-                                        AttentionBackend attention) {
+Expected<Transformer> Transformer::load(
+    const std::filesystem::path& directory,
+    const std::function<void(std::size_t, std::size_t)>& progress, AttentionBackend attention) {
   auto config = load_model_config(directory);
   if (!config) return forward_error(config);
   auto weights = TransformerWeights::load(directory, *config, progress);

@@ -38,9 +38,10 @@ class Transformer {
  public:
   /// \param directory  config.json and safetensors files, as Hugging Face lays them out
   /// \param progress   called with (tensors done, tensors in all) while they are checked and mapped
-  static Expected<Transformer> load(const std::filesystem::path& directory,
-                                    std::function<void(std::size_t, std::size_t)> progress = {},
-                                    AttentionBackend attention = {});
+  static Expected<Transformer> load(
+      const std::filesystem::path& directory,
+      const std::function<void(std::size_t, std::size_t)>& progress = {},
+      AttentionBackend attention = {});
 
   Transformer(Transformer&&) noexcept;
   Transformer& operator=(Transformer&&) noexcept;

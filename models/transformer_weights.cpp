@@ -33,7 +33,7 @@ class TensorReader {
       return {};
     }
     if (progress_) progress_(++done_, total_);
-    return std::move(*found);
+    return *found;
   }
 
   std::vector<float> vector(const std::string& name, std::int64_t size) {

@@ -32,8 +32,9 @@ void expect_decisions(const fs::path& trace, std::uint32_t block_tokens, const J
   EXPECT_EQ(result->rejected, expected["rejected"]);
   EXPECT_EQ(result->hits_sha256, expected["hits_sha256"]);
   EXPECT_EQ(result->block_ids_sha256, expected["block_ids_sha256"]);
-  if (expected.contains("free_queue_sha256"))
+  if (expected.contains("free_queue_sha256")) {
     EXPECT_EQ(result->free_queue_sha256, expected["free_queue_sha256"]);
+  }
 }
 
 TEST(Replay, DecidesAsVllmOnInventedTraffic) {

@@ -231,6 +231,7 @@ nlohmann::json prefill_case(const Arena& arena, std::int32_t length) {
   constexpr std::int32_t kHeads = 32;
   const Batch batch(arena, layout, 1, length, length, kHeads);
   std::vector<double> seconds;
+  seconds.reserve(kPairs);
   for (int i = 0; i < kPairs; ++i) seconds.push_back(seconds_of([&] { batch.attend(); }));
   const double flop = 2.0 * length * (length + 1) * layout.head_size * kHeads;
   return {{"case", "prefill " + std::to_string(length)},
@@ -245,6 +246,7 @@ nlohmann::json copy_case(const Arena& from, const Arena& to, std::size_t arena_b
   std::iota(blocks.begin(), blocks.end(), 0u);
   std::mt19937 random(1);
   std::vector<BlockPair> pairs;
+  pairs.reserve(blocks.size());
   std::shuffle(blocks.begin(), blocks.end(), random);
   for (const std::uint32_t block : blocks) pairs.push_back({block, 0});
   std::shuffle(blocks.begin(), blocks.end(), random);

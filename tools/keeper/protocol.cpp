@@ -14,7 +14,7 @@ namespace kvhive {
 namespace {
 
 constexpr std::size_t kMostFds = 8;
-constexpr std::size_t kMostTail = 256 * 1024;
+constexpr std::size_t kMostTail = std::size_t{256} << 10;
 
 std::vector<UniqueFd> take_fds(msghdr& header) {
   std::vector<UniqueFd> fds;
