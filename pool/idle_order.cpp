@@ -153,7 +153,9 @@ void IdleOrder::look_again(std::uint64_t from, std::uint64_t to) {
   for (std::uint64_t position = from; position < to; ++position) {
     const BlockId block{ring_[position & ring_mask_].load(std::memory_order_acquire)};
     BlockWord word;
-    if (is_current(position, block, word)) stamp({&block, 1});
+    if (!is_current(position, block, word)) continue;
+    stamp({&block, 1});
+    settle({&block, 1});  // another evictor may pass the new position before its hint is written
   }
   if (from < to && is_overwritten(from)) invalidate(*control_);
 }

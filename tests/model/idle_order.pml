@@ -1,0 +1,126 @@
+/* One block that is released, held for a moment and evicted by several processes at once, and the
+ * ring of hints. Names as in pool/idle_order.cpp. The ring is long enough not to go round: what is
+ * overwritten is found by the scan, as after a crash.
+ *
+ * Must hold when all have come to rest: an idle block has a current hint at or behind the head, or
+ * the epoch has moved on, so that everybody scans before the next eviction. */
+#define RING 12
+#define NOBODY 0
+#define RELEASER 1
+#define HOLDER 2
+#define EVICTOR 4
+#define RELEASER_TOO 8
+
+byte holders = RELEASER; /* ready, and held by these */
+bool is_gone;            /* evicted */
+byte stamp;
+bool ring[RING];         /* true = names the block */
+byte head, tail = 1;     /* position 0 is never looked at */
+bool epoch_moved;
+
+inline draw(mine) { d_step { mine = tail; tail++; assert(tail < RING) } }
+
+inline write_hint(mine) {
+  draw(mine);
+  stamp = mine;
+  ring[mine] = true
+}
+
+inline settle(mine, is_idle) {
+#ifdef MUTANT_RELEASE_WITHOUT_SETTLING
+  skip
+#else
+  do
+  :: mine = stamp;
+     if :: head <= mine -> break :: else fi;
+     is_idle = (holders == NOBODY && !is_gone);
+     if :: !is_idle || stamp != mine -> break :: else fi;
+     write_hint(mine)
+  od
+#endif
+}
+
+proctype Releaser(byte my_bit) {
+  byte mine;
+  bool is_idle;
+  write_hint(mine);
+  d_step { holders = holders & ~my_bit };
+  settle(mine, is_idle)
+}
+
+/* A match that is taken back, because the request did not fit: the block keeps its place. */
+proctype Holder() {
+  byte mine;
+  if
+  :: d_step { !is_gone -> holders = holders | HOLDER };
+     d_step { holders = holders & ~HOLDER };
+#ifndef MUTANT_CANCEL_WITHOUT_RESTORING
+     mine = stamp;
+     if
+     :: head > mine ->
+        if :: holders == NOBODY && !is_gone && stamp == mine -> epoch_moved = true :: else fi
+     :: else
+     fi
+#endif
+  :: skip
+  fi
+}
+
+/* Walks the hints, may take the block or (beaten to the end of its wants) leave it, moves the head
+ * past what it walked, and looks at that once more. */
+proctype Evictor() {
+  byte cursor = head, end, from, position, mine;
+  bool is_current;
+  end = tail;
+  do
+  :: cursor < end ->
+     is_current = ring[cursor];
+     if :: is_current -> is_current = (holders == NOBODY && !is_gone) :: else fi;
+     if :: is_current -> is_current = (stamp == cursor) :: else fi;
+     if
+     :: is_current -> d_step { if :: holders == NOBODY && !is_gone -> is_gone = true :: else fi }
+     :: else
+     fi;
+     cursor++
+  :: else -> break
+  od;
+  atomic { from = head; if :: head < cursor -> head = cursor :: else fi };
+#ifndef MUTANT_COMMIT_WITHOUT_LOOKING_AGAIN
+  position = from;
+  do
+  :: position < cursor ->
+     is_current = ring[position];
+     if :: is_current -> is_current = (holders == NOBODY && !is_gone) :: else fi;
+     if :: is_current -> is_current = (stamp == position) :: else fi;
+     if
+     :: is_current ->
+        write_hint(mine);
+#ifndef MUTANT_LOOKING_AGAIN_WITHOUT_SETTLING
+        settle(mine, is_current)
+#endif
+     :: else
+     fi;
+     position++
+  :: else -> break
+  od
+#endif
+}
+
+active proctype AtRest() {
+  timeout;
+  assert(is_gone || holders != NOBODY || epoch_moved ||
+         (stamp >= head && stamp < tail && ring[stamp]))
+}
+
+/* Three at a time are enough for every race of two with a third looking on; all five at once are
+ * more interleavings than there is memory. */
+init {
+  atomic {
+    if
+    :: run Releaser(RELEASER); run Evictor(); run Evictor()
+    :: run Releaser(RELEASER); run Holder(); run Evictor()
+    :: holders = RELEASER | RELEASER_TOO;
+       run Releaser(RELEASER); run Releaser(RELEASER_TOO); run Evictor()
+    fi
+  }
+}
