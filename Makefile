@@ -6,10 +6,12 @@
 #   make bench     speed, as ratios taken in one run
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder)
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
+#   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build bench asan tsan lint configure packages clean
+.PHONY: demo test build bench asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
+SECONDS_EACH ?= 60
 
 demo: build
 	@tools/demo.sh build/bin
@@ -35,6 +37,12 @@ tsan: packages
 	@cmake --build --preset tsan -j $(JOBS)
 	ctest --preset tsan -j $(JOBS)
 
+fuzz:
+	@tools/install_packages.sh clang-14 libclang-rt-14-dev libomp-14-dev
+	@cmake --preset fuzz --log-level=WARNING >/dev/null
+	@cmake --build --preset fuzz -j $(JOBS)
+	@tests/fuzz/run.sh build-fuzz/bin $(SECONDS_EACH)
+
 lint: packages
 	@tools/lint.sh
 
@@ -45,4 +53,4 @@ packages:
 	@tools/install_packages.sh
 
 clean:
-	rm -rf build build-dev build-asan build-tsan
+	rm -rf build build-dev build-asan build-fuzz build-tsan

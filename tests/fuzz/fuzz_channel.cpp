@@ -1,0 +1,92 @@
+// A hostile client: the bytes of a few request slots and of the heap behind them, rewritten once
+// more between being read and being answered.
+
+#include "actors/channel/client_channel.hpp"
+#include "actors/channel/doorbell.hpp"
+#include "actors/channel/engine_channel.hpp"
+#include "config/check.hpp"
+#include "tests/fuzz/fuzz_input.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+constexpr std::uint32_t kSlotsInUse = 3;
+constexpr std::size_t kHeapInUse = 512;
+
+class HostileClient {
+ public:
+  HostileClient()
+      : memory_(*create_memory("fuzz-channel", kLeastChannelBytes)),
+        doorbell_(std::move(*make_doorbell())),
+        map_(*MappedMemory::map(memory_.get(), kLeastChannelBytes, Access::read_write, "fuzz")) {
+    // An honest client's channel first, so that the engine opens it at all.
+    UniqueFd unused;
+    KV_CHECK(ClientChannel::create(memory_, kLeastChannelBytes, std::move(unused)).has_value());
+  }
+
+  void write_slots(FuzzInput& input) {
+    for (std::uint32_t i = 0; i < kSlotsInUse; ++i) {
+      std::byte* slot = map_.data() + slots_offset() + i * sizeof(RequestSlot);
+      std::memset(slot, 0, sizeof(RequestSlot));
+      auto& typed = *reinterpret_cast<RequestSlot*>(slot);
+      // Most of a slot is stop strings: the fields that matter come first, as a fuzzer likes it.
+      typed.state.store(SlotState(input.take<std::uint8_t>() & 3));
+      typed.wants_abort.store(input.take<std::uint8_t>() & 1);
+      typed.tokens.store(input.take<std::uint16_t>());
+      RequestBody& body = typed.body;
+      input.fill(std::as_writable_bytes(std::span(&body, 1)).first(offsetof(RequestBody, stop)));
+      // Offsets that lie in the channel at all are one in 2^44: help a little.
+      if ((input.take<std::uint8_t>() & 1) == 0) {
+        for (ChannelRange* range : {&body.prompt, &body.log, &body.text}) {
+          range->offset = heap_offset() + range->offset % kHeapInUse;
+          range->bytes %= kHeapInUse;
+        }
+        body.max_tokens %= 32;
+      }
+    }
+    input.fill({map_.data() + heap_offset(), kHeapInUse});
+  }
+
+  std::shared_ptr<EngineChannel> open() {
+    auto channel = EngineChannel::open(1, 0, memory_, kLeastChannelBytes, UniqueFd());
+    KV_CHECK(channel.has_value());
+    return *channel;
+  }
+
+ private:
+  UniqueFd memory_;
+  std::array<UniqueFd, 2> doorbell_;
+  MappedMemory map_;
+};
+
+void answer(EngineChannel& channel, const TakenRequest& request, HostileClient& client,
+            FuzzInput& input) {
+  KV_CHECK(request.params.max_tokens > 0 && request.journal.size() <= request.params.max_tokens);
+  KV_CHECK(request.params.logprobs <= kMostLogprobs);
+  const auto sink = channel.sink(request);
+  if (input.take<std::uint8_t>() & 1) client.write_slots(input);
+  sink->admitted({});
+  GeneratedToken token;
+  for (std::uint32_t i = 0; i < request.params.logprobs; ++i) token.top.push_back({});
+  for (int i = 0; i < 40; ++i) sink->token(token, "some text");  // more than it asked for
+  if (input.take<std::uint8_t>() & 1) client.write_slots(input);
+  sink->finished(FinishReason::length, {}, {}, 12);
+  sink->flush();
+}
+
+}  // namespace
+}  // namespace kvhive::testing
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace kvhive::testing;
+  static HostileClient client;
+  FuzzInput input(data, size);
+  client.write_slots(input);
+  const auto channel = client.open();
+  do {
+    for (const auto& request : channel->take_submitted()) answer(*channel, request, client, input);
+    channel->take_aborts();
+    client.write_slots(input);
+  } while (!input.is_empty());
+  return 0;
+}

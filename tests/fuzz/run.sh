@@ -1,0 +1,29 @@
+#!/bin/sh
+# Runs every fuzz target for some seconds. What it learns stays in CORPUS between runs; the seeds are
+# files of this tree.
+set -eu
+bin=$(cd "$1" && pwd)
+seconds=${2:-60}
+root=$(cd "$(dirname "$0")/../.." && pwd)
+corpus=${CORPUS:-$bin/../corpus}
+
+seed() { mkdir -p "$corpus/$1" && cat >"$corpus/$1/seed-$2"; }
+
+seed channel 1 </dev/null
+head -c 4096 /dev/zero | tr '\0' '\1' | seed channel 2
+head -c 1024 /dev/zero | seed packet 1
+printf '\000kvp1\001\000\000\000' | seed packet 2
+"$root/tests/fuzz/seeds.py" "$root/models/demo" "$corpus"
+
+for target in channel packet options model_config safetensors tokenizer; do
+  echo "fuzzing $target for $seconds s"
+  "$bin/fuzz_$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=3000 -print_final_stats=1 \
+    -verbosity=0 -artifact_prefix="$corpus/$target-finding-" "$corpus/$target" 2>&1 |
+    tee "$corpus/$target.log" | grep -E "^stat::(number_of_executed|new_units|peak_rss)|ERROR|SUMMARY|Test unit" || true
+  # A pipe hides the fuzzer's exit code; a finding leaves its input behind.
+  if ls "$corpus/$target-finding-"* >/dev/null 2>&1; then
+    cat "$corpus/$target.log" >&2
+    exit 1
+  fi
+done
+echo "fuzzing found nothing"

@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""First inputs for the fuzz targets: small, valid, and each with another feature in it."""
+import json
+import pathlib
+import struct
+import sys
+
+demo, corpus = map(pathlib.Path, sys.argv[1:])
+
+
+def seed(target, name, data):
+    (corpus / target).mkdir(parents=True, exist_ok=True)
+    (corpus / target / f"seed-{name}").write_bytes(data if isinstance(data, bytes) else data.encode())
+
+
+seed("options", "all", 'model = "m"\nblock-size = 16\nnum-gpu-blocks-override = 100\nwatermark = 0.01\n'
+     'enable-prefix-caching = true\nkv-cache-memory-bytes = "1G"\nswap-space = 0.5\nseed = 1\n'
+     'scheduling-policy = "priority"\npreemption-mode = "swap"\nkv-cache-dtype = "auto"\n')
+
+config = json.loads((demo / "config.json").read_text())
+seed("model_config", "demo", json.dumps(config))
+for name, architecture in [("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM"), ("mistral", "MistralForCausalLM")]:
+    seed("model_config", name, json.dumps(config | {"architectures": [architecture], "model_type": name}))
+seed("model_config", "rope", json.dumps(config | {"rope_scaling": {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192}}))
+
+header = json.dumps({"__metadata__": {"format": "pt"},
+                     "a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+                     "b": {"dtype": "BF16", "shape": [3], "data_offsets": [16, 22]}}).encode()
+seed("safetensors", "two", struct.pack("<Q", len(header)) + header + bytes(22))
+seed("safetensors", "none", struct.pack("<Q", 2) + b"{}")
+
+tokenizer = json.loads((demo / "tokenizer.json").read_text())
+model = tokenizer["model"]
+kept = {token: number for token, number in model["vocab"].items() if number < 300}
+merges = [m for m in model["merges"]
+          if all(part in kept for part in (m.split(" ") if isinstance(m, str) else m))
+          and "".join(m.split(" ") if isinstance(m, str) else m) in kept]
+tokenizer["model"] = model | {"vocab": kept, "merges": merges}
+tokenizer["added_tokens"] = [t for t in tokenizer.get("added_tokens", []) if t["id"] < 300]
+seed("tokenizer", "demo", json.dumps(tokenizer) + "\0In the beginning, 12 days\n")
+seed("tokenizer", "sp", json.dumps({
+    "added_tokens": [{"id": 0, "content": "<s>", "special": True}],
+    "normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]},
+    "pre_tokenizer": None,
+    "model": {"type": "BPE", "vocab": {"<s>": 0, "<0x41>": 1, "a": 2, "\u2581": 3, "\u2581a": 4},
+              "merges": ["\u2581 a"], "byte_fallback": True, "unk_token": "<s>"}}) + "\0a a")
