@@ -14,6 +14,7 @@
 #include "pool/reaper.hpp"
 #include "tools/keeper/listener.hpp"
 #include "tools/keeper/protocol.hpp"
+#include "tools/program.hpp"
 
 namespace kvhive {
 namespace {
@@ -80,7 +81,7 @@ void wait_for_end(const UniqueFd& pidfd) {
   }
 }
 
-int run(int argc, char** argv) {
+Expected<int> run(int argc, char** argv) {
   CLI::App app{"kvhive-steward: started by kvhived"};
   std::string socket, level = "info";
   bool removes_directory = false;
@@ -112,10 +113,5 @@ int run(int argc, char** argv) {
 }  // namespace kvhive
 
 int main(int argc, char** argv) {
-  try {
-    return kvhive::run(argc, argv);
-  } catch (const std::exception& exception) {
-    std::fprintf(stderr, "kvhive-steward: %s\n", exception.what());
-    return 1;
-  }
+  return kvhive::run_program("kvhive-steward", kvhive::run, argc, argv);
 }
