@@ -90,6 +90,9 @@ Engine::Engine(const Options& options, const ModelConfig& config, const Message&
 
 void Engine::run() {
   loop_.watch(socket_.get(), [this] { on_keeper(); });
+  Message serving;
+  serving.type = MessageType::serving;
+  (void)send_packet(socket_.get(), serving);  // if the keeper is gone, we shall hear of it
   spdlog::info("serving, slot {}", slot_.value);
   loop_.run();
 }
@@ -104,14 +107,27 @@ void Engine::on_keeper() {
 }
 
 void Engine::open_channel(Packet& packet) {
-  auto& [message, fds, tail] = packet;
-  if (fds.size() != 3) return;
+  const Message& message = packet.message;
+  auto& fds = packet.fds;
+  if (packet.lost_fds || fds.size() != 3)
+    return refuse_channel(message.channel,
+                          {Errc::os_error, "engine " + std::to_string(index_) +
+                                               " has no file descriptor left for this channel; "
+                                               "close others, or raise the limit (ulimit -n)"});
   auto channel = EngineChannel::open(message.channel, index_, fds[0], message.channel_bytes,
                                      std::move(fds[2]));
-  if (channel)
-    port_->open(std::move(*channel), std::move(fds[1]));
-  else
-    spdlog::warn("channel {}: {}", message.channel, channel.error().text);
+  if (!channel) return refuse_channel(message.channel, channel.error());
+  port_->open(std::move(*channel), std::move(fds[1]));
+}
+
+void Engine::refuse_channel(std::uint64_t channel, const Error& error) {
+  spdlog::warn("channel {}: {}", channel, error.text);
+  Message message;
+  message.type = MessageType::channel_refused;
+  message.channel = channel;
+  message.error = error.code;
+  message.set_text(error.text);
+  (void)send_packet(socket_.get(), message);  // if the keeper is gone, so are we
 }
 
 }  // namespace kvhive
