@@ -6,14 +6,6 @@
 #include "config/check.hpp"
 
 namespace kvhive {
-namespace {
-
-template <class Counter>
-void add(Counter& counter, std::uint64_t change) {
-  counter.store(counter.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
-}
-
-}  // namespace
 
 /// One plan() in the making.
 struct BlockManagerState::Round {
@@ -97,14 +89,14 @@ void BlockManagerState::take_news(const StepRequest& request) {
     sequence.published = BlockPool::root(config_.domain);
     hasher_.extend(sequence.chain, config_.domain, sequence.tokens, tokens_per_block_);
     sequences_.emplace(added.seq, std::move(sequence));
-    add(pool_.counters().prompt_tokens, added.tokens.size());
+    bump(pool_.counters().prompt_tokens, added.tokens.size());
   }
   for (const AppendedToken& appended : request.appended) {
     Sequence& sequence = sequences_.at(appended.seq);
     sequence.tokens.push_back(appended.token);
     hasher_.extend(sequence.chain, config_.domain, sequence.tokens, tokens_per_block_);
   }
-  add(pool_.counters().generated_tokens, request.appended.size());
+  bump(pool_.counters().generated_tokens, request.appended.size());
   for (const SeqId seq : request.ended) end(seq);
 }
 
@@ -163,10 +155,10 @@ void BlockManagerState::preempt(Round& round, SeqId victim) {
   round.budget += std::exchange(sequence.in_flight, 0);
   if (config_.preemption == PreemptionMode::swap && swap_out(round, sequence)) {
     swapping_out_.push_back(victim);
-    add(pool_.counters().preemptions_swap, 1);
+    bump(pool_.counters().preemptions_swap, 1);
   } else {
     forget_progress(sequence);
-    add(pool_.counters().preemptions_recompute, 1);
+    bump(pool_.counters().preemptions_recompute, 1);
   }
   round.preempted.insert(victim);
   round.plan.outcome.preempted.push_back(victim);
@@ -256,7 +248,7 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
   sequence.computed = start.computed;
   round.plan.outcome.admitted.push_back({seq, start.computed});
   if (!std::exchange(sequence.was_admitted, true))
-    add(pool_.counters().cached_tokens, start.computed);
+    bump(pool_.counters().cached_tokens, start.computed);
   schedule(round, seq, sequence, tokens);
   return true;
 }

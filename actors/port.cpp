@@ -1,11 +1,5 @@
 #include "actors/port.hpp"
 
-#include <sys/epoll.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-
 #include "actors/channel/doorbell.hpp"
 #include "config/check.hpp"
 
@@ -22,26 +16,9 @@ std::uint64_t mix(std::uint64_t seed, const std::vector<TokenId>& prompt) {
 
 }  // namespace
 
-Port::Port(SchedulerHandle scheduler, const Tokenizer& tokenizer, const PortLimits& limits)
-    : scheduler_(std::move(scheduler)),
-      tokenizer_(tokenizer),
-      limits_(limits),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)) {
-  KV_CHECK(epoll_, errno);
-}
-
-void Port::watch(int fd, std::function<void()> on_ready) {
-  watched_[fd] = std::move(on_ready);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = fd;
-  KV_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0, fd, errno);
-}
-
-void Port::unwatch(int fd) {
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  watched_.erase(fd);
-}
+Port::Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenizer,
+           const PortLimits& limits)
+    : loop_(loop), scheduler_(std::move(scheduler)), tokenizer_(tokenizer), limits_(limits) {}
 
 void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell) {
   const std::uint64_t id = channel->id();
@@ -49,7 +26,7 @@ void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell) {
   const auto [place, inserted] =
       channels_.emplace(id, OpenChannel{std::move(channel), std::move(doorbell)});
   KV_CHECK(inserted, id);
-  watch(fd, [this, id] {
+  loop_.watch(fd, [this, id] {
     if (const auto open = channels_.find(id); open != channels_.end()) drain(open->second);
   });
   drain(place->second);  // what was submitted before, perhaps to an engine that died
@@ -58,27 +35,14 @@ void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell) {
 void Port::close(std::uint64_t channel) {
   const auto found = channels_.find(channel);
   if (found == channels_.end()) return;
-  unwatch(found->second.doorbell.get());
+  loop_.unwatch(found->second.doorbell.get());
   channels_.erase(found);
   caf::anon_send(scheduler_, AbortBatch{{}, {channel}});
 }
 
-void Port::run() {
-  std::array<epoll_event, 64> events;
-  while (is_running_) {
-    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
-    KV_CHECK(count >= 0 || errno == EINTR, errno);
-    for (int i = 0; i < count && is_running_; ++i) {
-      const auto handler = watched_.find(events[static_cast<std::size_t>(i)].data.fd);
-      if (handler != watched_.end())
-        std::function<void()>(handler->second)();  // a copy: it may be removed meanwhile
-    }
-  }
-}
-
 void Port::drain(OpenChannel& open) {
   if (!answer_doorbell(open.doorbell.get()))
-    unwatch(open.doorbell.get());  // its end is shut: level-triggered for ever
+    loop_.unwatch(open.doorbell.get());  // its end is shut: level-triggered for ever
 
   EngineChannel& channel = *open.channel;
   SubmitBatch batch;

@@ -160,6 +160,10 @@ Expected<const OptionField*> find_option(std::string_view name) {
 }
 
 Expected<void> load_options(Options& options, const std::filesystem::path& file) {
+  std::error_code ignored;
+  if (std::filesystem::status(file, ignored).type() == std::filesystem::file_type::not_found)
+    return failure(Errc::not_found,
+                   "options file " + file.string() + " does not exist; give --config another path");
   toml::table table;
   try {
     table = toml::parse_file(file.string());

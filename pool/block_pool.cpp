@@ -8,12 +8,6 @@
 namespace kvhive {
 namespace {
 
-/// For counters that one process writes and others read.
-template <class Counter, class Change>
-void bump(Counter& counter, Change change) {
-  counter.store(counter.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
-}
-
 /// Two tokens as one word of a token row.
 std::uint64_t pack(std::span<const TokenId> tokens, std::size_t word) {
   const std::size_t first = 2 * word;

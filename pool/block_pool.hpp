@@ -147,7 +147,7 @@ class BlockPool {
   std::vector<TierState> tiers_;
   std::vector<std::uint32_t> references_;  ///< by block; not zero = our bit is set
   std::vector<BlockId> scratch_;
-  std::vector<IdleOrder::Candidate> candidates_;
+  std::vector<Candidate> candidates_;
 };
 
 }  // namespace kvhive

@@ -56,6 +56,13 @@ struct BlockWord {
   static constexpr std::uint64_t kGenerationMask = (1ull << 28) - 1;
 };
 
+/// A block a hint led to, and the word it was seen with: whoever takes it does so by a CAS against
+/// that word.
+struct Candidate {
+  BlockId block;
+  BlockWord word;
+};
+
 constexpr std::uint32_t holder_bit(ProcessSlot slot) { return 1u << slot.value; }
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "shared between processes");

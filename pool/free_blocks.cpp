@@ -12,12 +12,12 @@ FreeBlocks::FreeBlocks(const PoolMemory& memory, Tier tier)
       bitmap_(memory.bitmap(tier)),
       summary_(memory.summary(tier)) {}
 
-std::optional<FreeBlocks::Candidate> FreeBlocks::next() {
+std::optional<Candidate> FreeBlocks::next() {
   if (auto own = pop_own()) return own;
   return search_bitmap();
 }
 
-std::optional<FreeBlocks::Candidate> FreeBlocks::pop_own() {
+std::optional<Candidate> FreeBlocks::pop_own() {
   while (!own_.empty()) {
     const Own top = own_.back();
     own_.pop_back();
@@ -28,7 +28,7 @@ std::optional<FreeBlocks::Candidate> FreeBlocks::pop_own() {
   return std::nullopt;
 }
 
-std::optional<FreeBlocks::Candidate> FreeBlocks::search_bitmap() {
+std::optional<Candidate> FreeBlocks::search_bitmap() {
   for (std::size_t s = 0; s < layout_.summary_words; ++s) {
     for (std::uint64_t groups = summary_[s].load(std::memory_order_relaxed); groups != 0;
          groups &= groups - 1) {
@@ -49,8 +49,7 @@ std::optional<FreeBlocks::Candidate> FreeBlocks::search_bitmap() {
 }
 
 /// The block at a set bit, if it is free; otherwise the bit is stale and goes.
-std::optional<FreeBlocks::Candidate> FreeBlocks::check_bit(std::size_t word_index,
-                                                           unsigned bit) const {
+std::optional<Candidate> FreeBlocks::check_bit(std::size_t word_index, unsigned bit) const {
   const BlockId block{layout_.first_block + std::uint32_t(word_index * 64 + bit)};
   BlockWord now = word(block);
   if (now.state() == BlockState::free) return Candidate{block, now};

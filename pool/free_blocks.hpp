@@ -23,10 +23,6 @@ class FreeBlocks {
 
   /// A block that is probably free, and the word it was seen with; nothing when the hints are used
   /// up.
-  struct Candidate {
-    BlockId block;
-    BlockWord word;
-  };
   std::optional<Candidate> next();
 
   /// The block was taken: its word no longer says free.

@@ -43,10 +43,6 @@ class IdleOrder {
 
   /// Up to `count` idle blocks, oldest first, appended to `out` with the words they were seen with.
   /// Takes nothing.
-  struct Candidate {
-    BlockId block;
-    BlockWord word;
-  };
   void oldest(std::size_t count, std::vector<Candidate>& out);
 
   /// The blocks handed out by oldest() since the last commit are used up: later calls go on after

@@ -7,7 +7,6 @@
 
 #include <boost/interprocess/exceptions.hpp>
 #include <cerrno>
-#include <utility>
 
 #include "config/byte_size.hpp"
 
@@ -27,18 +26,6 @@ struct BoostHandle {
 };
 
 }  // namespace
-
-UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) close(fd_);
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-UniqueFd::~UniqueFd() {
-  if (fd_ >= 0) close(fd_);
-}
 
 Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes) {
   UniqueFd fd{memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING)};

@@ -7,28 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "config/expected.hpp"
+#include "config/unique_fd.hpp"
 
 namespace kvhive {
-
-/// Owns a file descriptor.
-class UniqueFd {
- public:
-  UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
-  UniqueFd& operator=(UniqueFd&& other) noexcept;
-  ~UniqueFd();
-
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
 
 /// Creates a memfd of `bytes`, backed by real memory from the start (a machine without room is an
 /// error here, never a SIGBUS later), mode 0600, sealed against shrinking and growing. `name` shows

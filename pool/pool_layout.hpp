@@ -80,6 +80,13 @@ struct alignas(64) SlotCounters {
   std::atomic<std::uint32_t> waiting;
 };
 
+/// For a counter that one process writes and others read: no locked instruction is needed.
+template <class Number, class Change>
+void bump(std::atomic<Number>& counter, Change change) {
+  const Number now = counter.load(std::memory_order_relaxed);
+  counter.store(now + static_cast<Number>(change), std::memory_order_relaxed);
+}
+
 /// One attached process. The keeper says who owns a slot; `pid` is for people to read.
 struct alignas(64) ProcessEntry {
   std::atomic<std::uint32_t> pid;     ///< 0 = vacant

@@ -77,9 +77,7 @@ class Sweep {
   }
 
   /// In the dead process' name: with its blocks the reaper takes over its part of the sum.
-  void count_released() {
-    used_.store(used_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
-  }
+  void count_released() { bump(used_, -1); }
 
   std::int64_t counted() const {
     std::int64_t sum = 0;

@@ -13,7 +13,9 @@
 #include "config/log.hpp"
 #include "pool/reaper.hpp"
 #include "tools/keeper/listener.hpp"
+#include "tools/keeper/pidfd.hpp"
 #include "tools/keeper/protocol.hpp"
+#include "tools/program.hpp"
 
 namespace kvhive {
 namespace {
@@ -25,7 +27,8 @@ class Steward {
     if (!socket) return forward_error(socket);
     Message hello;
     hello.role = Role::steward;
-    auto welcome = say_hello(socket->get(), hello);
+    // The keeper starts us first of all; finding out what the model needs may take it a minute.
+    auto welcome = say_hello(socket->get(), hello, -1);
     if (!welcome) return forward_error(welcome);
     const PoolFds fds = take_pool_fds(*welcome);
     auto memory = PoolMemory::attach(fds, Access::read_write);
@@ -80,29 +83,31 @@ void wait_for_end(const UniqueFd& pidfd) {
   }
 }
 
-int run(int argc, char** argv) {
+Expected<int> run(int argc, char** argv) {
   CLI::App app{"kvhive-steward: started by kvhived"};
   std::string socket, level = "info";
+  pid_t keeper_pid = 0;
   bool removes_directory = false;
   app.add_option("--socket", socket, "the daemon's socket")->required();
+  app.add_option("--keeper", keeper_pid, "the daemon's process")->required();
   app.add_flag("--remove-directory", removes_directory, "the daemon made the socket's directory");
   app.add_option("--log-level", level, "log level");
   CLI11_PARSE(app, argc, argv);
   signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
   signal(SIGPIPE, SIG_IGN);
   start_log("steward", level);
-  auto keeper = pidfd_of(getppid());
-  if (!keeper) {
-    spdlog::error("{}", keeper.error().text);
-    return 1;
-  }
+  // Without our parent it is the one that was killed before we got here. The number may be another
+  // process' by now; that we are nobody's child tells.
+  auto keeper = pidfd_of(keeper_pid);
+  const bool is_orphaned = getppid() != keeper_pid;
+  if (!keeper && !is_orphaned) return forward_error(keeper);
   auto steward = Steward::attach(socket);
   auto ended = steward ? steward->run() : Expected<void>(forward_error(steward));
   if (!ended && ended.error().code != Errc::peer_died && ended.error().code != Errc::not_running) {
     spdlog::error("{}", ended.error().text);
     return 1;
   }
-  wait_for_end(*keeper);
+  if (!is_orphaned) wait_for_end(*keeper);
   remove_stale_socket(socket);  // a keeper that was killed could not
   if (removes_directory) rmdir(std::filesystem::path(socket).parent_path().c_str());
   return 0;
@@ -112,10 +117,5 @@ int run(int argc, char** argv) {
 }  // namespace kvhive
 
 int main(int argc, char** argv) {
-  try {
-    return kvhive::run(argc, argv);
-  } catch (const std::exception& exception) {
-    std::fprintf(stderr, "kvhive-steward: %s\n", exception.what());
-    return 1;
-  }
+  return kvhive::run_program("kvhive-steward", kvhive::run, argc, argv);
 }

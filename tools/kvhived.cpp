@@ -10,6 +10,7 @@
 #include "config/log.hpp"
 #include "tools/keeper/keeper.hpp"
 #include "tools/option_flags.hpp"
+#include "tools/program.hpp"
 
 namespace kvhive {
 namespace {
@@ -43,12 +44,7 @@ class Background {
   UniqueFd report_;
 };
 
-int fail(const Error& error) {
-  std::fprintf(stderr, "kvhived: %s\n", error.text.c_str());
-  return 1;
-}
-
-int run(int argc, char** argv) {
+Expected<int> run(int argc, char** argv) {
   CLI::App app{
       "kvhived: one KV cache per host. Starts a pool in shared memory and the engines that share "
       "it."};
@@ -59,15 +55,15 @@ int run(int argc, char** argv) {
                "return when the daemon is ready, leaving it in the background");
   if (const auto code = flags.parse(app, argc, argv)) return *code;
   auto options = flags.options();
-  if (!options) return fail(options.error());
+  if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
-  if (auto valid = check_options(*options); !valid) return fail(valid.error());
+  if (auto valid = check_options(*options); !valid) return forward_error(valid);
 
   Background background;
   if (is_detached) background = Background::detach();
   start_log("kvhived", options->log_level);
   auto keeper = Keeper::start(*options);
-  if (!keeper) return fail(keeper.error());
+  if (!keeper) return forward_error(keeper);
   const PoolSize& size = (*keeper)->size();
   const std::size_t block_bytes = (*keeper)->model().layout.block_bytes();
   spdlog::info(
@@ -80,18 +76,11 @@ int run(int argc, char** argv) {
     std::fflush(stdout);
     background.ready();
   });
-  if (!ended) return fail(ended.error());
+  if (!ended) return forward_error(ended);
   return 0;
 }
 
 }  // namespace
 }  // namespace kvhive
 
-int main(int argc, char** argv) {
-  try {
-    return kvhive::run(argc, argv);
-  } catch (const std::exception& exception) {
-    std::fprintf(stderr, "kvhived: %s\n", exception.what());
-    return 1;
-  }
-}
+int main(int argc, char** argv) { return kvhive::run_program("kvhived", kvhive::run, argc, argv); }

@@ -19,12 +19,14 @@
 
 namespace kvhive {
 
-inline constexpr std::uint64_t kChannelMagic = 0x3163766968766bull;  // "kvhivc1"
+inline constexpr std::uint64_t kChannelMagic = 0x3263766968766bull;  // "kvhivc2"
 inline constexpr std::uint32_t kChannelSlots = 256;
 inline constexpr std::uint32_t kMostStopStrings = 8;
 inline constexpr std::uint32_t kMostStopTokens = 16;
 inline constexpr std::size_t kStopBytes = 64;  ///< per stop string
 inline constexpr std::size_t kErrorBytes = 256;
+/// A request whose engines die at it, without a token between two deaths, is tried so often again.
+inline constexpr std::uint32_t kMostTakeovers = 3;
 inline constexpr std::size_t kLeastChannelBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kMostChannelBytes = std::size_t{1} << 30;
 
@@ -95,6 +97,10 @@ struct alignas(64) RequestSlot {
   std::atomic<std::uint32_t> cached_tokens;
   std::atomic<std::uint32_t> preemptions;
   std::atomic<std::uint32_t> engine;  ///< that accepted it last
+  /// Engines that took it up from a dead one since its last new token, by their own count. A client
+  /// that rewrites it has its request tried again, which it could have had by submitting it anew.
+  std::atomic<std::uint32_t> takeovers;
+  std::atomic<std::uint32_t> tokens_at_takeover;
   RequestBody body;
 };
 static_assert(std::is_standard_layout_v<RequestSlot>);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "actors/channel/channel_memory.hpp"
 #include "actors/channel/doorbell.hpp"
 #include "config/byte_size.hpp"
 #include "config/check.hpp"
@@ -52,13 +53,14 @@ Expected<void> check(const GenerateRequest& request) {
 
 }  // namespace
 
-Expected<ClientChannel> ClientChannel::create(const UniqueFd& memory, std::size_t bytes,
-                                              UniqueFd engine_doorbell) {
+Expected<ClientChannel> ClientChannel::open(const UniqueFd& memory, std::size_t bytes,
+                                            UniqueFd engine_doorbell) {
   auto map = MappedMemory::map(memory.get(), bytes, Access::read_write, "channel");
   if (!map) return forward_error(map);
   KV_CHECK(bytes > heap_offset(), bytes);
-  auto& header = *reinterpret_cast<ChannelHeader*>(map->data());
-  header = {kChannelMagic, bytes, sizeof(RequestSlot), kChannelSlots};
+  ChannelHeader header;
+  std::memcpy(&header, map->data(), sizeof header);
+  if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
   return ClientChannel(std::move(*map), std::move(engine_doorbell));
 }
 

@@ -35,9 +35,9 @@ struct Progress {
 
 class ClientChannel {
  public:
-  /// Writes an empty channel into fresh memory.
-  static Expected<ClientChannel> create(const UniqueFd& memory, std::size_t bytes,
-                                        UniqueFd engine_doorbell);
+  /// Maps a fresh channel; Errc::layout_mismatch if a daemon of another build has made it.
+  static Expected<ClientChannel> open(const UniqueFd& memory, std::size_t bytes,
+                                      UniqueFd engine_doorbell);
 
   /// Fills a slot and wakes the engine. Errors: no vacant slot, or no room left in the channel
   /// (both pool_exhausted: read some results first, or ask for a larger channel).

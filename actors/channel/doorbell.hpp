@@ -9,7 +9,8 @@
 
 #include <array>
 
-#include "pool/memory_object.hpp"
+#include "config/expected.hpp"
+#include "config/unique_fd.hpp"
 
 namespace kvhive {
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "actors/channel/channel_memory.hpp"
 #include "actors/channel/doorbell.hpp"
 
 namespace kvhive {
@@ -10,6 +11,22 @@ namespace {
 
 tl::unexpected<Error> bad_request(const std::string& text) {
   return failure(Errc::bad_argument, text);
+}
+
+/// For the slot's next request.
+void forget_takeovers(RequestSlot& slot) {
+  slot.takeovers.store(0, std::memory_order_relaxed);
+  slot.tokens_at_takeover.store(0, std::memory_order_relaxed);
+}
+
+/// What an engine has died at may be what kills engines: it is written down before we touch it. A
+/// request that gets on between two deaths is only unlucky.
+void count_takeover(RequestSlot& slot) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  const std::uint32_t tokens = slot.tokens.load(relaxed);
+  const bool has_got_on = tokens > slot.tokens_at_takeover.load(relaxed);
+  slot.takeovers.store(has_got_on ? 1 : slot.takeovers.load(relaxed) + 1, relaxed);
+  slot.tokens_at_takeover.store(tokens, relaxed);
 }
 
 GenerationParams params_of(const RequestBody& body) {
@@ -36,6 +53,9 @@ Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, s
   if (!map) return forward_error(map);
   if (bytes < heap_offset())
     return failure(Errc::bad_format, "channel of " + std::to_string(bytes) + " bytes is too small");
+  ChannelHeader header;
+  std::memcpy(&header, map->data(), sizeof header);
+  if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
   return std::shared_ptr<EngineChannel>(
       new EngineChannel(id, engine, std::move(*map), std::move(doorbell)));
 }
@@ -53,9 +73,12 @@ std::vector<TakenRequest> EngineChannel::take_submitted() {
   std::size_t room = memory_.size();
   for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
     const SlotState state = slot(i).state.load(std::memory_order_acquire);
-    const bool is_ours =
-        state == SlotState::submitted || (takes_over_ && state == SlotState::accepted);
-    if (!is_ours) continue;
+    if (state == SlotState::accepted && takes_over_)
+      count_takeover(slot(i));
+    else if (state == SlotState::submitted)
+      forget_takeovers(slot(i));
+    else
+      continue;
     abort_seen_[i] = false;
     slot(i).engine.store(engine_, std::memory_order_relaxed);
     slot(i).state.store(SlotState::accepted, std::memory_order_release);
@@ -83,6 +106,10 @@ std::vector<std::uint32_t> EngineChannel::take_aborts() {
 /// \param room  bytes that may still be copied out of the channel: an honest client's ranges are
 ///              disjoint, and one that names the same gigabyte in each slot must not cost us 256
 Expected<TakenRequest> EngineChannel::take(std::uint32_t index, std::size_t& room) {
+  const std::uint32_t takeovers = slot(index).takeovers.load(std::memory_order_relaxed);
+  if (takeovers > kMostTakeovers)
+    return failure(Errc::peer_died, "its engine died " + std::to_string(takeovers) +
+                                        " times while serving it; not tried again");
   RequestBody body;
   std::memcpy(&body, &slot(index).body, sizeof body);
   if (auto valid = check(body); !valid) return forward_error(valid);

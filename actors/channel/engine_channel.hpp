@@ -32,8 +32,8 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::uint64_t id() const { return id_; }
 
   /// Slots submitted since the last call; the first call after open() also takes up what a dead
-  /// engine had accepted. A request that does not hold together is finished with an error at once
-  /// and not returned.
+  /// engine had accepted. A request that does not hold together, or that one engine after the other
+  /// has died at, is finished with an error at once and not returned.
   std::vector<TakenRequest> take_submitted();
 
   /// Slots whose client wants no more of them; each is named once.

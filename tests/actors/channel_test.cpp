@@ -13,6 +13,7 @@
 #include <sstream>
 #include <thread>
 
+#include "actors/channel/channel_memory.hpp"
 #include "actors/channel/client_channel.hpp"
 #include "actors/channel/doorbell.hpp"
 #include "actors/channel/engine_channel.hpp"
@@ -80,11 +81,11 @@ class ChannelTest : public ::testing::Test {
     }
   }
 
-  UniqueFd memory_ = create_memory("channel", kBytes).value();
+  UniqueFd memory_ = make_channel_memory(kBytes).value();
   Bell client_doorbell_ = new_doorbell();
   Bell engine_doorbell_ = new_doorbell();
   ClientChannel client_ =
-      ClientChannel::create(memory_, kBytes, copy_of(engine_doorbell_.to_ring)).value();
+      ClientChannel::open(memory_, kBytes, copy_of(engine_doorbell_.to_ring)).value();
   std::shared_ptr<EngineChannel> engine_ = open_engine(1);
 };
 
@@ -350,6 +351,36 @@ TEST_F(ChannelTest, AMemoryOfAnotherSizeIsRefused) {
   EXPECT_EQ(opened.error().code, Errc::bad_format);
 }
 
+struct OtherHeader {
+  std::string field;
+  void (*change)(ChannelHeader&);
+  std::string theirs, ours;
+};
+
+TEST_F(ChannelTest, AHeaderOfAnotherBuildIsRefusedByBothEnds) {
+  const std::string slot_bytes = std::to_string(sizeof(RequestSlot));
+  const OtherHeader cases[] = {
+      {"magic", [](ChannelHeader& h) { h.magic = 17; }, "17", std::to_string(kChannelMagic)},
+      {"size in bytes", [](ChannelHeader& h) { h.bytes = 18; }, "18", std::to_string(kBytes)},
+      {"slot_bytes", [](ChannelHeader& h) { h.slot_bytes = 19; }, "19", slot_bytes},
+      {"slots", [](ChannelHeader& h) { h.slots = 20; }, "20", std::to_string(kChannelSlots)}};
+  for (const OtherHeader& other : cases) {
+    const UniqueFd memory = make_channel_memory(kBytes).value();
+    ChannelHeader header{kChannelMagic, kBytes, sizeof(RequestSlot), kChannelSlots};
+    other.change(header);
+    ASSERT_EQ(pwrite(memory.get(), &header, sizeof header, 0), ssize_t{sizeof header});
+    const auto engine = EngineChannel::open(1, 1, memory, kBytes, new_doorbell().to_ring);
+    const auto client = ClientChannel::open(memory, kBytes, new_doorbell().to_ring);
+    ASSERT_FALSE(engine.has_value()) << other.field;
+    ASSERT_FALSE(client.has_value()) << other.field;
+    for (const Error& error : {engine.error(), client.error()}) {
+      EXPECT_EQ(error.code, Errc::layout_mismatch);
+      EXPECT_THAT(error.text, HasSubstr(other.field + " is " + other.theirs + ","));
+      EXPECT_THAT(error.text, HasSubstr("is " + other.ours + ";"));
+    }
+  }
+}
+
 // -- refusals
 
 struct BadRequest {
@@ -441,6 +472,46 @@ TEST_F(ChannelTest, ANewEngineTakesUpWhatIsSubmittedOrAcceptedAndNothingElse) {
   EXPECT_EQ(taken[1].slot, submitted);
   EXPECT_THAT(engine_->take_submitted(), IsEmpty());
   EXPECT_EQ(client_.read(finished).reason, FinishReason::length);
+}
+
+TEST_F(ChannelTest, ARequestThatKillsItsEnginesIsNotTriedForEver) {
+  const std::uint32_t slot = client_.submit(token_request()).value();
+  take_one();
+  for (std::uint32_t died = 1; died <= kMostTakeovers; ++died) {
+    engine_ = open_engine(1);
+    take_one();
+  }
+  EXPECT_EQ(client_.read(slot).reason, FinishReason::none);
+  engine_ = open_engine(1);
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty());
+  const Progress end = client_.read(slot);
+  EXPECT_EQ(end.reason, FinishReason::error);
+  EXPECT_EQ(end.error.code, Errc::peer_died);
+  EXPECT_EQ(end.error.text, "its engine died 4 times while serving it; not tried again");
+
+  ASSERT_EQ(client_.submit(token_request()).value(), slot) << "the slot's next request";
+  take_one();
+  engine_ = open_engine(1);
+  take_one();
+}
+
+TEST_F(ChannelTest, ARequestThatGetsOnMayOutliveManyEngines) {
+  const std::uint32_t slot = client_.submit(token_request(3, 40)).value();
+  for (std::uint32_t died = 0; died < 10; ++died) {
+    const TakenRequest taken = take_one();
+    ASSERT_EQ(taken.journal.size(), died);
+    const auto sink = engine_->sink(taken);
+    for (std::uint32_t i = 0; i <= died; ++i) sink->token({7, 0, {}}, "x");
+    engine_ = open_engine(1);
+  }
+  EXPECT_EQ(client_.read(slot).reason, FinishReason::none);
+  for (std::uint32_t died = 1; died < kMostTakeovers; ++died) {
+    take_one();
+    engine_ = open_engine(1);
+  }
+  take_one();
+  engine_ = open_engine(1);
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty()) << "and then it got stuck";
 }
 
 TEST_F(ChannelTest, AnAbortSurvivesTheEngine) {
@@ -621,7 +692,7 @@ class HostileClient : public ChannelTest {
       std::string access;
       words >> std::hex >> map.begin >> dash >> map.end >> access;
       map.is_accessible = access.substr(0, 3) != "---";
-      map.is_channel = line.find("memfd:channel") != std::string::npos;
+      map.is_channel = line.find("memfd:kvhive-channel") != std::string::npos;
       maps.push_back(map);
     }
     return maps;
@@ -704,7 +775,8 @@ TEST_F(HostileClient, NeverMakesTheEngineStepOutsideTheChannelAndLearnsOfEveryRe
 
 TEST_F(HostileClient, CanWriteAnythingAnywhereInTheSlotTable) {
   for (int round = 0; round < 300; ++round) {
-    const std::span<std::byte> table = client_.raw().first(heap_offset());
+    const std::span<std::byte> table =
+        client_.raw().subspan(slots_offset(), heap_offset() - slots_offset());
     for (int i = 0; i < 4000; ++i)
       table[pick(0, table.size() - 1)] = static_cast<std::byte>(random_());
     for (std::uint32_t i = 0; i < kChannelSlots; ++i)

@@ -219,7 +219,8 @@ TEST_F(OptionsFile, ErrorsNameTheFile) {
 TEST_F(OptionsFile, AMissingFileIsAnErrorThatNamesIt) {
   const auto loaded = load_options(options, directory_.path() / "none.toml");
   ASSERT_FALSE(loaded.has_value());
-  EXPECT_THAT(loaded.error().text, HasSubstr("none.toml"));
+  EXPECT_EQ(loaded.error().code, Errc::not_found);
+  EXPECT_THAT(loaded.error().text, HasSubstr(directory_.path().string() + "/none.toml"));
 }
 
 // -- ranges and combinations

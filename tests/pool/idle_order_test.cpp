@@ -34,7 +34,7 @@ struct Order {
   }
 
   static Ids oldest(IdleOrder& of, std::size_t count) {
-    std::vector<IdleOrder::Candidate> found;
+    std::vector<Candidate> found;
     of.oldest(count, found);
     Ids ids;
     for (const auto& candidate : found) ids.push_back(candidate.block.value);

@@ -66,6 +66,10 @@ TEST_F(BadStart, UnknownTomlKey) {
   expect_one_line(start({"--config", (directory_ / "c.toml").string()}),
                   {"c.toml", "blok-size", "did you mean 'block-size'"});
 }
+TEST_F(BadStart, MissingOptionsFile) {
+  expect_one_line(start({"--config", "/nonexistent/c.toml"}),
+                  {"/nonexistent/c.toml", "does not exist"});
+}
 TEST_F(BadStart, UnknownFlag) {
   expect_one_line(start({"--blok-size", "16"}), {"blok-size", "did you mean 'block-size'"});
 }

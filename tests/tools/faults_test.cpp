@@ -1,12 +1,15 @@
 // Processes that die or misbehave, as a whole: real SIGKILL on a running hive.
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <cstring>
+#include <fstream>
 #include <random>
 
 #include "tests/tools/daemon.hpp"
+#include "tools/keeper/pidfd.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -37,6 +40,31 @@ Progress read_until(Client& client, std::uint32_t number, std::size_t tokens) {
 bool nothing_is_held(const Daemon& daemon) {
   const Json device = daemon.stat()["tiers"]["device"];
   return device["held"] == 0 && device["filling"] == 0;
+}
+
+/// Whether a process has started any other.
+bool has_child(pid_t parent) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream stat(entry.path() / "stat");
+    std::string line;
+    if (!std::getline(stat, line)) continue;
+    pid_t its_parent = 0;
+    const std::size_t name_end = line.rfind(')');
+    if (name_end != std::string::npos &&
+        std::sscanf(line.c_str() + name_end, ") %*c %d", &its_parent) == 1 && its_parent == parent)
+      return true;
+  }
+  return false;
+}
+
+/// In a child: a daemon that will die young.
+pid_t start_bare_daemon(const std::filesystem::path& socket) {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  const std::string path = program("kvhived");
+  execl(path.c_str(), path.c_str(), "--model", kDemoModel.c_str(), "--socket", socket.c_str(),
+        "--kv-cache-memory-bytes", "8M", "--log-level", "off", nullptr);
+  _exit(127);
 }
 
 TEST(Faults, AKilledEnginesRequestsGoOnTokenForToken) {
@@ -218,8 +246,8 @@ TEST(Faults, AClientCannotPutItsEngineToSleep) {
   Packet welcome = std::move(*say_hello(socket.get(), hello));
   const int bell = welcome.fds.at(1).get();
   fcntl(bell, F_SETFL, fcntl(bell, F_GETFL) & ~O_NONBLOCK);
-  auto channel = ClientChannel::create(welcome.fds[0], welcome.message.channel_bytes,
-                                       std::move(welcome.fds[2]));
+  auto channel =
+      ClientChannel::open(welcome.fds[0], welcome.message.channel_bytes, std::move(welcome.fds[2]));
   ASSERT_TRUE(channel.has_value());
   for (int i = 0; i < 100; ++i)
     ASSERT_TRUE(channel->submit(long_request(40)).has_value());  // and never reads a ring
@@ -273,13 +301,7 @@ TEST(Faults, AStopSignalDuringTheStartLeavesNothing) {
   char name[] = "/tmp/kvhive-test-XXXXXX";
   const std::filesystem::path directory = mkdtemp(name);
   for (int i = 0; i < 6; ++i) {
-    const pid_t pid = fork();
-    if (pid == 0) {
-      const std::string path = program("kvhived"), socket = directory / "new/s";
-      execl(path.c_str(), path.c_str(), "--model", kDemoModel.c_str(), "--socket", socket.c_str(),
-            "--kv-cache-memory-bytes", "8M", "--log-level", "off", nullptr);
-      _exit(127);
-    }
+    const pid_t pid = start_bare_daemon(directory / "new/s");
     ASSERT_TRUE(eventually([&] { return std::filesystem::exists(directory / "new/s"); }));
     for (int spin = 0; spin < i; ++spin) is_alive(pid);  // a little later each time
     ::kill(pid, SIGTERM);
@@ -287,6 +309,42 @@ TEST(Faults, AStopSignalDuringTheStartLeavesNothing) {
     EXPECT_TRUE(std::filesystem::is_empty(directory)) << i;
   }
   std::filesystem::remove_all(directory);
+}
+
+TEST(Faults, AKillDuringTheStartLeavesNothing) {
+  char name[] = "/tmp/kvhive-test-XXXXXX";
+  const std::filesystem::path directory = mkdtemp(name);
+  for (int i = 0; i < 6; ++i) {
+    const pid_t pid = start_bare_daemon(directory / "new/s");
+    ASSERT_TRUE(eventually([&] { return has_child(pid); }));
+    ASSERT_TRUE(std::filesystem::exists(directory / "new/s"));
+    for (int spin = 0; spin < i; ++spin) has_child(pid);  // a little later each time
+    ::kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    EXPECT_TRUE(eventually([&] { return std::filesystem::is_empty(directory); })) << i;
+  }
+  std::filesystem::remove_all(directory);
+}
+
+TEST(Faults, AnEngineOutOfDescriptorsRefusesTheChannelAndGoesOn) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  Client early = daemon.connect(0);
+  EXPECT_EQ(early.generate(long_request(4))->tokens.size(), 4u);
+  const pid_t pid = daemon.engine(0)["pid"];
+  rlimit before{};
+  ASSERT_EQ(prlimit(pid, RLIMIT_NOFILE, nullptr, &before), 0);
+  const rlimit none{1, before.rlim_max};
+  ASSERT_EQ(prlimit(pid, RLIMIT_NOFILE, &none, nullptr), 0);
+  const auto refused = daemon.connect(0).generate(long_request(4));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::os_error);
+  EXPECT_NE(refused.error().text.find("engine 0 has no file descriptor left"), std::string::npos)
+      << refused.error().text;
+  EXPECT_EQ(early.generate(long_request(32))->tokens.size(), 32u);
+
+  ASSERT_EQ(prlimit(pid, RLIMIT_NOFILE, &before, nullptr), 0);
+  EXPECT_EQ(daemon.connect(0).generate(long_request(4))->tokens.size(), 4u);
+  EXPECT_EQ(daemon.procs()["engines"][0]["restarts"], 0);
 }
 
 TEST(Faults, AStoppedEngineStopsNobody) {

@@ -20,8 +20,8 @@ Expected<Client> Client::connect(const ClientOptions& options) {
   if (!welcome) return forward_error(welcome);
   if (welcome->fds.size() != 3)
     return failure(Errc::bad_format, "the daemon's welcome carries no channel");
-  auto channel = ClientChannel::create(welcome->fds[0], welcome->message.channel_bytes,
-                                       std::move(welcome->fds[1]));
+  auto channel = ClientChannel::open(welcome->fds[0], welcome->message.channel_bytes,
+                                     std::move(welcome->fds[1]));
   if (!channel) return forward_error(channel);
   return Client(std::move(*socket), std::move(welcome->fds[2]), std::move(*channel));
 }
@@ -32,9 +32,11 @@ Expected<void> Client::wait(int timeout_ms) {
   if (ready < 0 && errno != EINTR) return os_failure("poll");
   const bool may_ring_again = answer_doorbell(doorbell_.get());
   const bool has_news = fds[0].revents != 0 && may_ring_again;
-  if (!has_news && fds[1].revents != 0)
-    return failure(Errc::peer_died, "the daemon is gone; start it again and submit anew");
-  return {};
+  if (has_news || fds[1].revents == 0) return {};
+  auto last_words = receive_packet(socket_.get());
+  if (last_words && *last_words && (*last_words)->message.type == MessageType::refused)
+    return failure((*last_words)->message.error, (*last_words)->message.get_text());
+  return failure(Errc::peer_died, "the daemon is gone; start it again and submit anew");
 }
 
 Expected<Progress> Client::generate(const GenerateRequest& request,

@@ -101,6 +101,7 @@ Expected<std::string> run_to_end(const std::string& program,
   const pid_t pid = fork();
   if (pid < 0) return os_failure("fork " + program);
   if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody would read its answer
     dup2(out_write.get(), STDOUT_FILENO);
     dup2(err_write.get(), STDERR_FILENO);
     execute(program, flags);

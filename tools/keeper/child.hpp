@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "pool/memory_object.hpp"
+#include "config/expected.hpp"
+#include "config/unique_fd.hpp"
 
 namespace kvhive {
 

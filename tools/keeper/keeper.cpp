@@ -1,47 +1,25 @@
 #include "tools/keeper/keeper.hpp"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <cerrno>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "actors/channel/channel_layout.hpp"
-#include "actors/channel/doorbell.hpp"
-#include "config/byte_size.hpp"
-#include "config/check.hpp"
 #include "config/log.hpp"
+#include "tools/keeper/pidfd.hpp"
 
 namespace kvhive {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr std::size_t kMostBytesOfAllChannels = std::size_t{4} << 30;
-
-const std::vector<PoolObject> kAllObjects = {PoolObject::control, PoolObject::metadata,
-                                             PoolObject::tokens, PoolObject::device,
-                                             PoolObject::host};
-
-bool has_fired(const UniqueFd& pidfd) {
-  pollfd poll_one{pidfd.get(), POLLIN, 0};
-  return poll(&poll_one, 1, 0) > 0;
-}
-
-void kill_by_pidfd(const UniqueFd& pidfd) {
-  if (pidfd) syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0);
-}
 
 sigset_t stop_signals() {
   sigset_t stop;
@@ -58,16 +36,6 @@ void raise_descriptor_limit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/// Whether a descriptor that came with a hello is a pidfd of the peer, and not of some other
-/// process (which we might kill in its place), nor any other file. A peer in a PID namespace we
-/// cannot see into has no pid to compare.
-bool is_pidfd_of(const UniqueFd& fd, pid_t pid) {
-  std::ifstream info("/proc/self/fdinfo/" + std::to_string(fd.get()));
-  for (std::string line; std::getline(info, line);)
-    if (line.rfind("Pid:", 0) == 0) return pid == 0 || std::atoi(line.c_str() + 4) == pid;
-  return false;
-}
-
 /// The process at the other end, by the kernel's word (0 if it lives in a PID namespace we cannot
 /// see into).
 ucred credentials_of(int socket) {
@@ -75,39 +43,6 @@ ucred credentials_of(int socket) {
   socklen_t size = sizeof credentials;
   getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size);
   return credentials;
-}
-
-Expected<ModelFacts> describe_model(const Options& options) {
-  std::vector<std::string> flags = to_flags(options);
-  flags.push_back(needs_profile_run(options) ? "--describe=profile" : "--describe=config");
-  auto output = run_to_end("kvhive-engine", flags);
-  if (!output) return forward_error(output);
-  const Json facts = Json::parse(*output, nullptr, false);
-  if (facts.is_discarded())
-    return failure(Errc::bad_format, "kvhive-engine --describe printed no JSON");
-  ModelFacts model;
-  model.name = facts.at("name");
-  model.fingerprint = facts.at("fingerprint");
-  model.positions = facts.at("positions");
-  model.weight_bytes = facts.at("weight_bytes");
-  model.engine_peak = facts.at("engine_peak");
-  const Json& kv = facts.at("kv");
-  model.layout = {kv.at("layers"), kv.at("kv_heads"), kv.at("head_size"), options.block_size,
-                  Dtype(kv.at("dtype"))};
-  return model;
-}
-
-std::string hex(std::uint64_t number) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
-  return text;
-}
-
-std::string describe(const PoolGeometry& g, const std::string& model) {
-  return model + " (fingerprint " + hex(g.fingerprint) + ", " + std::string(to_string(g.kv.dtype)) +
-         ", " + std::to_string(g.kv.layers) + " layers, " + std::to_string(g.kv.kv_heads) +
-         " kv heads of " + std::to_string(g.kv.head_size) + ", block size " +
-         std::to_string(g.tokens_per_block) + ")";
 }
 
 }  // namespace
@@ -119,35 +54,22 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   const sigset_t stop = stop_signals();
   sigprocmask(SIG_BLOCK, &stop, nullptr);
   raise_descriptor_limit();
+  auto loop = EventLoop::create();
+  if (!loop) return forward_error(loop);
   auto listener = Listener::open(options.socket);
   if (!listener) return forward_error(listener);
-  auto model = describe_model(options);
-  if (!model) return forward_error(model);
-  MemoryFigures memory = machine_memory();
-  memory.weights = model->weight_bytes;
-  memory.engine_peak = model->engine_peak;
-  auto size = size_pool(options, model->layout, memory, model->positions);
-  if (!size) return forward_error(size);
-
-  PoolGeometry geometry{size->device_blocks, size->host_blocks, options.block_size, model->layout,
-                        model->fingerprint};
-  auto pool = create_pool_objects(geometry);
-  if (!pool) return forward_error(pool);
-  Options effective = options;
-  effective.max_model_len = size->max_model_len;
-  std::unique_ptr<Keeper> keeper(
-      new Keeper(effective, std::move(*listener), std::move(*model), *size, std::move(*pool)));
+  std::unique_ptr<Keeper> keeper(new Keeper(options, std::move(*listener), std::move(*loop)));
   if (auto prepared = keeper->prepare(); !prepared) return forward_error(prepared);
   return keeper;
 }
 
-Keeper::Keeper(const Options& options, Listener listener, ModelFacts model, PoolSize size,
-               PoolFds pool)
+Keeper::Keeper(const Options& options, Listener listener, EventLoop loop)
     : options_(options),
       listener_(std::move(listener)),
-      model_(std::move(model)),
-      size_(size),
-      pool_(std::move(pool)) {}
+      loop_(std::move(loop)),
+      channels_([](int engine, const Message& message, const std::vector<int>& fds) {
+        return send_packet(engine, message, fds);
+      }) {}
 
 Keeper::~Keeper() { stop_children(); }
 
@@ -157,59 +79,42 @@ PoolGeometry Keeper::geometry() const {
 }
 
 Expected<void> Keeper::prepare() {
-  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll_) return os_failure("epoll_create1");
+  if (auto watched = watch_signals(); !watched) return watched;
+  loop_.watch(listener_.fd(), [this] { accept(); });
+  start_steward();  // before anything that takes time: should we be killed, it removes the socket
+  if (auto made = make_pool(); !made) return made;
+  prepare_engines();  // they start once the steward has formatted the pool
+  return {};
+}
+
+Expected<void> Keeper::watch_signals() {
   const sigset_t stop = stop_signals();
   signals_ = UniqueFd(signalfd(-1, &stop, SFD_CLOEXEC));
   if (!signals_) return os_failure("signalfd");
-  restart_timer_ = UniqueFd(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  if (!restart_timer_) return os_failure("timerfd_create");
+  loop_.watch(signals_.get(), [this] { loop_.stop(); });
+  return {};
+}
 
-  watch(listener_.fd(), [this] { accept(); });
-  watch(signals_.get(), [this] { is_running_ = false; });
-  watch(restart_timer_.get(), [this] {
-    std::uint64_t expirations;
-    [[maybe_unused]] const ssize_t got =
-        read(restart_timer_.get(), &expirations, sizeof expirations);
-    for (Child* child : std::exchange(to_restart_, {})) start_child(*child);
-    place_channels();
-  });
-
-  steward_.program = "kvhive-steward";
-  steward_.flags = {"--socket", listener_.path(), "--log-level", options_.log_level};
-  if (listener_.made_directory()) steward_.flags.push_back("--remove-directory");
-  const std::uint32_t cores =
-      static_cast<std::uint32_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
-  for (std::uint32_t i = 0; i < options_.engines; ++i) {
-    Child engine;
-    engine.program = "kvhive-engine";
-    engine.ends_with_us = true;
-    engine.flags = to_flags(options_);
-    engine.flags.insert(engine.flags.end(), {"--index", std::to_string(i)});
-    engine.threads =
-        options_.threads != 0 ? options_.threads : std::max(1u, cores / options_.engines);
-    engines_.push_back(std::move(engine));
-  }
-  start_child(steward_);  // the engines follow once it has formatted the pool
+Expected<void> Keeper::make_pool() {
+  auto model = describe_model(options_);
+  if (!model) return forward_error(model);
+  model_ = std::move(*model);
+  MemoryFigures memory = machine_memory();
+  memory.weights = model_.weight_bytes;
+  memory.engine_peak = model_.engine_peak;
+  auto size = size_pool(options_, model_.layout, memory, model_.positions);
+  if (!size) return forward_error(size);
+  size_ = *size;
+  options_.max_model_len = size_.max_model_len;  // the engines' flags
+  auto pool = create_pool_objects(geometry());
+  if (!pool) return forward_error(pool);
+  pool_ = std::move(*pool);
   return {};
 }
 
 Expected<void> Keeper::run(const std::function<void()>& on_ready) {
-  std::array<epoll_event, 64> events;
-  while (is_running_) {
-    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
-    KV_CHECK(count >= 0 || errno == EINTR, errno);
-    for (int i = 0; i < count && is_running_; ++i) {
-      dispatch(events[static_cast<std::size_t>(i)].data.u64);
-    }
-    const auto engines = std::count_if(peers_.begin(), peers_.end(), [](const auto& entry) {
-      return entry.second.is_welcome && entry.second.role == Role::engine;
-    });
-    if (!is_ready_ && engines >= static_cast<std::ptrdiff_t>(engines_.size())) {
-      is_ready_ = true;
-      on_ready();
-    }
-  }
+  on_ready_ = on_ready;
+  loop_.run();
   if (fatal_.code != Errc::none) return failure(fatal_.code, fatal_.text);
   return {};
 }
@@ -225,38 +130,30 @@ void Keeper::stop_children() {
     if (child->is_running()) collect(*child);
 }
 
-// -- the event loop's bookkeeping -----------------------------------------------------------------
+// -- children -------------------------------------------------------------------------------------
 
-void Keeper::watch(int fd, std::function<void()> on_ready) {
-  // The number tells events of this watch from those of an earlier one on a descriptor of the same
-  // number.
-  const std::uint32_t number = next_watch_++;
-  watched_[fd] = {number, std::move(on_ready)};
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = std::uint64_t{number} << 32 | static_cast<std::uint32_t>(fd);
-  KV_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0, fd, errno);
+void Keeper::start_steward() {
+  steward_.program = "kvhive-steward";
+  steward_.flags = {"--socket",    listener_.path(),  "--keeper", std::to_string(getpid()),
+                    "--log-level", options_.log_level};
+  if (listener_.made_directory()) steward_.flags.push_back("--remove-directory");
+  start_child(steward_);
 }
 
-/// Runs the handler an event was meant for. What it throws ends that one event, not everybody's
-/// pool.
-void Keeper::dispatch(std::uint64_t event) {
-  const auto watch = watched_.find(static_cast<int>(event & 0xffffffff));
-  if (watch == watched_.end() || watch->second.number != event >> 32) return;
-  const auto on_ready = watch->second.on_ready;  // a copy: the watch may be removed meanwhile
-  try {
-    on_ready();
-  } catch (const std::exception& exception) {
-    spdlog::error("{}", exception.what());
+void Keeper::prepare_engines() {
+  const std::uint32_t cores =
+      static_cast<std::uint32_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
+  for (std::uint32_t i = 0; i < options_.engines; ++i) {
+    Child engine;
+    engine.program = "kvhive-engine";
+    engine.ends_with_us = true;
+    engine.flags = to_flags(options_);
+    engine.flags.insert(engine.flags.end(), {"--index", std::to_string(i)});
+    engine.threads =
+        options_.threads != 0 ? options_.threads : std::max(1u, cores / options_.engines);
+    engines_.push_back(std::move(engine));
   }
 }
-
-void Keeper::unwatch(int fd) {
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  watched_.erase(fd);
-}
-
-// -- children -------------------------------------------------------------------------------------
 
 void Keeper::start_child(Child& child) {
   if (auto started = kvhive::start(child); !started) {
@@ -264,7 +161,7 @@ void Keeper::start_child(Child& child) {
     restart_later(child);
     return;
   }
-  watch(child.pidfd.get(), [this, &child] { on_child_death(child); });
+  loop_.watch(child.pidfd.get(), [this, &child] { on_child_death(child); });
 }
 
 void Keeper::start_engines() {
@@ -273,7 +170,7 @@ void Keeper::start_engines() {
 }
 
 void Keeper::on_child_death(Child& child) {
-  unwatch(child.pidfd.get());
+  loop_.unwatch(child.pidfd.get());
   const pid_t pid = child.pid;
   const std::string end = collect(child);
   const auto peer = std::find_if(peers_.begin(), peers_.end(), [pid](const auto& entry) {
@@ -288,7 +185,7 @@ void Keeper::on_child_death(Child& child) {
   if (!never_worked) return restart_later(child);
   fatal_ = {Errc::bad_argument,
             child.program + " could not start (" + end + "); its message is above"};
-  is_running_ = false;
+  loop_.stop();
 }
 
 /// At once after a long life, with growing pauses for what dies young.
@@ -297,22 +194,7 @@ void Keeper::restart_later(Child& child) {
   const bool died_young = steady_clock::now() - child.last_start < seconds(2);
   const auto pause = died_young ? milliseconds(std::min(5000u, 50u << std::min(child.starts, 7u)))
                                 : milliseconds(1);
-  to_restart_.insert(&child);
-  wake_in(pause);
-}
-
-void Keeper::wake_in(std::chrono::milliseconds pause) {
-  itimerspec timer{};
-  timer.it_value.tv_sec = pause.count() / 1000;
-  timer.it_value.tv_nsec = pause.count() % 1000 * 1000000;
-  timerfd_settime(restart_timer_.get(), 0, &timer, nullptr);
-}
-
-void Keeper::look_again_soon() {
-  itimerspec timer{};
-  timerfd_gettime(restart_timer_.get(), &timer);
-  const bool is_armed = timer.it_value.tv_sec != 0 || timer.it_value.tv_nsec != 0;
-  if (!is_armed) wake_in(std::chrono::milliseconds(50));
+  loop_.after(pause, [this, &child] { start_child(child); });
 }
 
 Child* Keeper::child_of(pid_t pid) {
@@ -333,8 +215,9 @@ void Keeper::accept() {
   Peer peer;
   peer.socket = std::move(socket);
   peer.pid = credentials.pid;
+  peer.uid = credentials.uid;
   peers_.emplace(fd, std::move(peer));
-  watch(fd, [this, fd] { on_packet(fd); });
+  loop_.watch(fd, [this, fd] { on_packet(fd); });
 }
 
 /// Without a descriptor left the caller would stay in the queue, and wake us for ever: give up the
@@ -355,13 +238,17 @@ void Keeper::on_packet(int socket) {
   }
   if (!packet && packet.error().code == Errc::os_error) return;  // nothing there after all
   if (!packet) spdlog::warn("pid {}: {}", peer.pid, packet.error().text);
-  // A pool process that hangs up may still be writing: it is gone only when its pidfd says so. See
-  // to it.
-  if (peer.is_welcome && peer.role != Role::client && peer.role != Role::inspector) {
-    unwatch(socket);
-    return fence(peer);
-  }
-  drop(socket);
+  hang_up(peer);
+}
+
+/// Ends a connection. A process of the pool may still be writing: it is gone only when its pidfd
+/// says so. See to it.
+void Keeper::hang_up(Peer& peer) {
+  const bool is_of_the_pool =
+      peer.is_welcome && (peer.role == Role::engine || peer.role == Role::steward);
+  if (!is_of_the_pool) return drop(peer.socket.get());
+  loop_.unwatch(peer.socket.get());
+  fence(peer);
 }
 
 /// Ends a process of the pool that cannot be talked to any more. Its blocks return when its pidfd
@@ -373,6 +260,10 @@ void Keeper::fence(const Peer& peer) {
 
 void Keeper::handle(Peer& peer, Packet packet) {
   const Message& message = packet.message;
+  if (packet.lost_fds)
+    return refuse(peer, {Errc::os_error,
+                         "the daemon has no file descriptor left for those sent to it; raise its "
+                         "limit (ulimit -n), or try again later"});
   switch (message.type) {
     case MessageType::hello:
       if (!peer.is_welcome) return hello(peer, packet);
@@ -387,10 +278,17 @@ void Keeper::handle(Peer& peer, Packet packet) {
                    message.released);
       slots_[message.slot] = SlotUse::vacant;
       return;
+    case MessageType::serving:
+      if (peer.role != Role::engine) break;
+      peer.is_serving = true;
+      return look_whether_ready();
+    case MessageType::channel_refused:
+      if (peer.role != Role::engine) break;
+      return on_channel_refused(peer, message);
     case MessageType::status_request: {
       Message answer;
       answer.type = MessageType::status;
-      if (!send_packet(peer.socket.get(), answer, {}, status())) drop(peer.socket.get());
+      if (!send_packet(peer.socket.get(), answer, {}, status())) hang_up(peer);
       return;
     }
     default: break;
@@ -406,7 +304,7 @@ void Keeper::refuse(Peer& peer, const Error& error) {
   message.error = error.code;
   message.set_text(error.text);
   (void)send_packet(peer.socket.get(), message);
-  drop(peer.socket.get());
+  hang_up(peer);
 }
 
 /// Forgets a peer that is gone, or was never let in.
@@ -415,174 +313,27 @@ void Keeper::drop(int socket) {
   if (found == peers_.end()) return;
   Peer peer = std::move(found->second);
   peers_.erase(found);
-  unwatch(socket);
-  if (peer.pidfd) unwatch(peer.pidfd.get());
+  loop_.unwatch(socket);
+  if (peer.pidfd) loop_.unwatch(peer.pidfd.get());
   if (!peer.is_welcome) return;
   if (peer.role == Role::engine) on_engine_gone(peer);
   if (peer.role == Role::client) close_channel(peer.channel);
 }
 
-// -- hello and welcome ----------------------------------------------------------------------------
-
-void Keeper::hello(Peer& peer, Packet& packet) {
-  const Message& message = packet.message;
-  const auto welcome = [&]() -> Expected<void> {
-    if (message.layout_hash != layout_hash({}))
-      return failure(Errc::layout_mismatch, "the daemon's layout hash is " + hex(layout_hash({})) +
-                                                ", yours is " + hex(message.layout_hash) +
-                                                "; use programs of the same build");
-    if (credentials_of(peer.socket.get()).uid != geteuid() && message.role != Role::client)
-      return failure(Errc::bad_argument, "only the daemon's own user may attach to the pool");
-    if (packet.fds.empty())
-      return failure(Errc::bad_format, "a hello must carry the sender's pidfd");
-    peer.role = message.role;
-    switch (message.role) {
-      case Role::engine: return welcome_engine(peer, message);
-      case Role::steward: return welcome_steward(peer);
-      case Role::client: return welcome_client(peer, message);
-      case Role::inspector: return welcome_inspector(peer, message);
-    }
-    return failure(Errc::bad_format, "unknown role " + std::to_string(std::uint32_t(message.role)));
-  };
-  // The processes we started we know better than by their own word.
-  if (!packet.fds.empty() && child_of(peer.pid) == nullptr) {
-    if (!is_pidfd_of(packet.fds.front(), peer.pid))
-      return refuse(peer, {Errc::bad_format, "a hello must carry a pidfd of its sender"});
-    peer.pidfd = std::move(packet.fds.front());
-    const int socket = peer.socket.get();
-    watch(peer.pidfd.get(), [this, socket] { drop(socket); });
-    if (has_fired(peer.pidfd)) return drop(socket);
-  }
-  if (auto welcomed = welcome(); !welcomed) {
-    peer.is_welcome = false;
-    return refuse(peer, welcomed.error());
-  }
-}
-
-Expected<void> Keeper::send_welcome(Peer& peer, Message message,
-                                    const std::vector<PoolObject>& objects, bool read_only) {
-  message.type = MessageType::welcome;
-  message.layout_hash = layout_hash({});
-  message.geometry = geometry();
-  std::vector<UniqueFd> reopened;
-  std::vector<int> fds;
-  for (const PoolObject object : objects) {
-    const UniqueFd& fd = pool_[std::size_t(object)];
-    if (!fd) continue;
-    message.objects |= 1u << std::size_t(object);
-    fds.push_back(fd.get());
-    if (!read_only) continue;
-    auto weaker = reopen_read_only(fd.get());
-    if (!weaker) return forward_error(weaker);
-    reopened.push_back(std::move(*weaker));
-    fds.back() = reopened.back().get();
-  }
-  peer.is_welcome = true;
-  return send_packet(peer.socket.get(), message, fds);
-}
-
-Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
-  if (!is_formatted_)
-    return failure(Errc::not_running, "the pool is not ready yet; try again in a moment");
-  PoolGeometry theirs = hello.geometry;
-  const PoolGeometry ours = geometry();
-  theirs.device_blocks = ours.device_blocks;  // the size is the keeper's to say
-  theirs.host_blocks = ours.host_blocks;
-  if (theirs != ours)
-    return failure(Errc::layout_mismatch, "the pool holds KV of " + describe(ours, model_.name) +
-                                              ", this engine computes " +
-                                              describe(hello.geometry, hello.get_text()) +
-                                              "; start it with the daemon's model and options");
-  const auto slot = std::find(slots_.begin(), slots_.end(), SlotUse::vacant);
-  if (slot == slots_.end())
-    return failure(Errc::too_many_processes,
-                   "all " + std::to_string(kMaxProcesses) + " process slots are taken");
-  peer.slot = static_cast<std::uint32_t>(slot - slots_.begin());
-  const Child* child = child_of(peer.pid);
-  peer.engine =
-      child != nullptr ? static_cast<std::uint32_t>(child - engines_.data()) : hello.engine;
-  Message message;
-  message.slot = peer.slot;
-  message.engine = peer.engine;
-  auto sent = send_welcome(peer, message, kAllObjects, false);
-  if (!sent) return sent;  // it has touched nothing
-  *slot = SlotUse::used;
-  place_channels();
-  return {};
-}
-
-Expected<void> Keeper::welcome_steward(Peer& peer) {
-  if (child_of(peer.pid) != &steward_)
-    return failure(Errc::bad_argument, "the steward is started by the daemon itself");
-  Message message;
-  message.set_text(listener_.path());
-  auto sent = send_welcome(peer, message, kAllObjects, false);
-  if (!sent) return sent;
-  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)  // what its predecessor did not get to
-    if (slots_[slot] == SlotUse::unswept) sweep(slot);
-  return {};
-}
-
-Expected<void> Keeper::welcome_inspector(Peer& peer, const Message& hello) {
-  std::vector<PoolObject> objects = {PoolObject::control, PoolObject::metadata};
-  if (hello.privileged != 0) objects.push_back(PoolObject::tokens);
-  Message message;
-  message.set_text(model_.name);
-  return send_welcome(peer, message, objects, true);
-}
-
-Expected<void> Keeper::welcome_client(Peer& peer, const Message& hello) {
-  if (hello.engine != kAnyEngine && hello.engine >= engines_.size())
-    return failure(Errc::not_found, "engine " + std::to_string(hello.engine) +
-                                        " does not exist; this daemon runs engines 0.." +
-                                        std::to_string(engines_.size() - 1));
-  if (hello.channel_bytes < kLeastChannelBytes || hello.channel_bytes > kMostChannelBytes)
-    return failure(Errc::bad_argument, "a channel of " + format_bytes(hello.channel_bytes) +
-                                           " is out of bounds; ask for " +
-                                           format_bytes(kLeastChannelBytes) + " to " +
-                                           format_bytes(kMostChannelBytes));
-  Channel channel;
-  channel.bytes = (hello.channel_bytes + 4095) / 4096 * 4096;
-  std::size_t in_all = channel.bytes;
-  for (const auto& [id, other] : channels_) in_all += other.bytes;
-  if (in_all > kMostBytesOfAllChannels)
-    return failure(Errc::pool_exhausted, "the channels of all clients would have " +
-                                             format_bytes(in_all) + ", the daemon grants " +
-                                             format_bytes(kMostBytesOfAllChannels) +
-                                             "; ask for a smaller one, or try again later");
-  auto memory = create_memory("kvhive-channel", channel.bytes);
-  if (!memory) return forward_error(memory);
-  channel.memory = std::move(*memory);
-  auto doorbell = make_doorbell();
-  if (!doorbell) return forward_error(doorbell);
-  auto& [engine_end, client_end] = *doorbell;
-  channel.doorbell = std::move(engine_end);
-  channel.wanted_engine = hello.engine;
-  channel.client = peer.socket.get();
-
-  peer.channel = next_channel_++;
-  Message message;
-  message.type = MessageType::welcome;
-  message.layout_hash = layout_hash({});
-  message.geometry = geometry();
-  message.channel = peer.channel;
-  message.channel_bytes = channel.bytes;
-  peer.is_welcome = true;
-  auto sent = send_packet(peer.socket.get(), message,
-                          {channel.memory.get(), client_end.get(), client_end.get()});
-  if (!sent) return sent;
-  const auto [placed, inserted] = channels_.emplace(peer.channel, std::move(channel));
-  place(placed->first, placed->second);
-  return {};
-}
-
 // -- engines and their channels -------------------------------------------------------------------
 
-void Keeper::on_engine_gone(Peer& peer) {
+void Keeper::look_whether_ready() {
+  const auto serving = std::count_if(peers_.begin(), peers_.end(),
+                                     [](const auto& entry) { return entry.second.is_serving; });
+  if (is_ready_ || serving < static_cast<std::ptrdiff_t>(engines_.size())) return;
+  is_ready_ = true;
+  on_ready_();
+}
+
+void Keeper::on_engine_gone(const Peer& peer) {
   slots_[peer.slot] = SlotUse::unswept;
   sweep(peer.slot);
-  for (auto& [id, channel] : channels_)
-    if (channel.engine == peer.socket.get()) channel.engine = -1;
+  channels_.remove_engine(peer.socket.get());
   place_channels();
 }
 
@@ -597,48 +348,27 @@ void Keeper::sweep(std::uint32_t slot) {
 }
 
 void Keeper::place_channels() {
-  for (auto& [id, channel] : channels_)
-    if (channel.engine == -1) place(id, channel);
-}
-
-/// Gives a channel to the engine it wants, or to the one with the fewest; with no such engine there
-/// it waits.
-void Keeper::place(std::uint64_t id, Channel& channel) {
-  int best = -1;
-  for (const auto& [socket, peer] : peers_) {
-    if (!peer.is_welcome || peer.role != Role::engine) continue;
-    if (channel.wanted_engine != kAnyEngine && channel.wanted_engine != peer.engine) continue;
-    if (best == -1 || load_of(socket) < load_of(best)) best = socket;
-  }
-  if (best == -1) return;
-  Message message;
-  message.type = MessageType::channel_open;
-  message.channel = id;
-  message.channel_bytes = channel.bytes;
-  if (send_packet(best, message,
-                  {channel.memory.get(), channel.doorbell.get(), channel.doorbell.get()}))
-    channel.engine = best;
-  else
-    look_again_soon();  // it is stopped or busy, and its queue is full
-}
-
-std::size_t Keeper::load_of(int engine_socket) const {
-  return static_cast<std::size_t>(std::count_if(
-      channels_.begin(), channels_.end(),
-      [engine_socket](const auto& entry) { return entry.second.engine == engine_socket; }));
+  if (channels_.place_waiting() || places_again_soon_) return;
+  places_again_soon_ = true;
+  loop_.after(std::chrono::milliseconds(50), [this] {
+    places_again_soon_ = false;
+    place_channels();
+  });
 }
 
 void Keeper::close_channel(std::uint64_t id) {
-  const auto found = channels_.find(id);
-  if (found == channels_.end()) return;
-  if (found->second.engine != -1) {
-    Message message;
-    message.type = MessageType::channel_close;
-    message.channel = id;
-    // An engine whose queue is full would keep the channel for ever: it is started anew instead.
-    if (!send_packet(found->second.engine, message)) fence(peers_.at(found->second.engine));
-  }
-  channels_.erase(found);
+  // An engine whose queue is full would keep the channel for ever: it is started anew instead.
+  if (const auto deaf = channels_.close(id)) fence(peers_.at(*deaf));
+}
+
+/// An engine cannot serve a channel: its client is told why, and nobody else is concerned.
+void Keeper::on_channel_refused(const Peer& engine, const Message& message) {
+  const auto channel = channels_.find(message.channel);
+  if (!channel || channel->engine != engine.socket.get()) return;  // closed, or moved on
+  channels_.take_back(message.channel);
+  for (auto& [socket, peer] : peers_)
+    if (peer.is_welcome && peer.role == Role::client && peer.channel == message.channel)
+      return refuse(peer, {message.error, message.get_text()});
 }
 
 Keeper::Peer* Keeper::peer_with_role(Role role) {
@@ -654,7 +384,7 @@ std::string Keeper::status() const {
   status["keeper"] = {{"pid", getpid()}, {"socket", listener_.path()}};
   status["model"] = {{"name", model_.name},
                      {"directory", options_.model},
-                     {"fingerprint", hex(model_.fingerprint)},
+                     {"fingerprint", fmt::format("{:016x}", model_.fingerprint)},
                      {"max_model_len", size_.max_model_len}};
   status["steward"] = {{"pid", steward_.pid},
                        {"restarts", steward_.starts - std::min(steward_.starts, 1u)}};
@@ -667,18 +397,17 @@ std::string Keeper::status() const {
                    {"state", child.is_running() ? "starting" : "down"}};
     for (const auto& [socket, peer] : peers_)
       if (peer.is_welcome && peer.role == Role::engine && peer.pid == child.pid)
-        engine.update({{"state", "serving"}, {"slot", peer.slot}, {"channels", load_of(socket)}});
+        engine.update(
+            {{"state", "serving"}, {"slot", peer.slot}, {"channels", channels_.load_of(socket)}});
     status["engines"].push_back(engine);
   }
   status["clients"] = Json::array();
   for (const auto& [socket, peer] : peers_) {
     if (!peer.is_welcome || peer.role != Role::client) continue;
     const auto channel = channels_.find(peer.channel);
-    if (channel == channels_.end()) continue;
-    const auto engine = peers_.find(channel->second.engine);
-    Json client = {
-        {"pid", peer.pid}, {"channel", peer.channel}, {"channel_bytes", channel->second.bytes}};
-    client["engine"] = engine == peers_.end() ? Json() : Json(engine->second.engine);
+    if (!channel) continue;
+    Json client = {{"pid", peer.pid}, {"channel", peer.channel}, {"channel_bytes", channel->bytes}};
+    client["engine"] = channel->engine ? Json(peers_.at(*channel->engine).engine) : Json();
     status["clients"].push_back(client);
   }
   return status.dump(-1, ' ', false, Json::error_handler_t::replace);

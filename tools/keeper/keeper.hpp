@@ -6,40 +6,32 @@
 #include <fcntl.h>
 
 #include <array>
-#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
+#include <vector>
 
+#include "config/event_loop.hpp"
 #include "config/options.hpp"
 #include "config/sizing.hpp"
+#include "tools/keeper/channels.hpp"
 #include "tools/keeper/child.hpp"
 #include "tools/keeper/listener.hpp"
+#include "tools/keeper/model_facts.hpp"
 #include "tools/keeper/protocol.hpp"
 
 namespace kvhive {
 
-/// What `kvhive-engine --describe` says of a model.
-struct ModelFacts {
-  std::string name;
-  std::uint64_t fingerprint = 0;
-  KvLayout layout;
-  std::uint32_t positions = 0;
-  std::size_t weight_bytes = 0;
-  std::size_t engine_peak = 0;  ///< 0 without a profile run
-};
-
 class Keeper {
  public:
-  /// Describes the model, sizes and creates the pool, starts the processes. Nothing is left behind
-  /// on an error.
+  /// Starts the steward, describes the model, sizes and creates the pool. Nothing is left behind on
+  /// an error.
   static Expected<std::unique_ptr<Keeper>> start(const Options& options);
   ~Keeper();
 
   /// Serves until a stop signal comes (SIGTERM, SIGINT), or an engine cannot be started at all.
-  /// `on_ready` is called once, when all engines are attached.
+  /// `on_ready` is called once, when all engines serve.
   Expected<void> run(const std::function<void()>& on_ready);
 
   const PoolSize& size() const { return size_; }
@@ -54,41 +46,31 @@ class Keeper {
     UniqueFd socket;
     UniqueFd pidfd;  ///< of a peer we did not start ourselves
     pid_t pid = 0;
+    uid_t uid = 0;
     bool is_welcome = false;  ///< has said an acceptable hello
+    bool is_serving = false;  ///< an engine that others can see in the pool
     Role role = Role::client;
     std::uint32_t engine = kAnyEngine;  ///< its own number, or for a client the one it wants
     std::uint32_t slot = 0;
     std::uint64_t channel = 0;
   };
-  struct Watch {
-    std::uint32_t number = 0;
-    std::function<void()> on_ready;
-  };
-  struct Channel {
-    UniqueFd memory;
-    UniqueFd doorbell;  ///< the engine's end; the client's is the client's
-    std::size_t bytes = 0;
-    std::uint32_t wanted_engine = kAnyEngine;
-    int client = -1;  ///< socket
-    int engine = -1;  ///< socket; -1 = waits for an engine
-  };
 
-  Keeper(const Options& options, Listener listener, ModelFacts model, PoolSize size, PoolFds pool);
+  Keeper(const Options& options, Listener listener, EventLoop loop);
   Expected<void> prepare();
+  Expected<void> make_pool();
+  Expected<void> watch_signals();
   PoolGeometry geometry() const;
-
-  void watch(int fd, std::function<void()> on_ready);
-  void unwatch(int fd);
-  void dispatch(std::uint64_t event);
 
   void accept();
   void turn_away();
   void on_packet(int socket);
   void handle(Peer& peer, Packet packet);
   void refuse(Peer& peer, const Error& error);
+  void hang_up(Peer& peer);
   void drop(int socket);
   void fence(const Peer& peer);
 
+  // In welcome.cpp.
   void hello(Peer& peer, Packet& packet);
   Expected<void> welcome_engine(Peer& peer, const Message& hello);
   Expected<void> welcome_steward(Peer& peer);
@@ -97,23 +79,23 @@ class Keeper {
   Expected<void> send_welcome(Peer& peer, Message message, const std::vector<PoolObject>& objects,
                               bool read_only);
 
+  void start_steward();
+  void prepare_engines();
+  void start_engines();
   void start_child(Child& child);
   void on_child_death(Child& child);
   void restart_later(Child& child);
-  void wake_in(std::chrono::milliseconds pause);
-  void look_again_soon();
   Child* child_of(pid_t pid);
-  void start_engines();
+  void stop_children();
 
-  void on_engine_gone(Peer& peer);
+  void look_whether_ready();
+  void on_engine_gone(const Peer& peer);
   void sweep(std::uint32_t slot);
   void place_channels();
-  void place(std::uint64_t id, Channel& channel);
   void close_channel(std::uint64_t id);
-  std::size_t load_of(int engine_socket) const;
+  void on_channel_refused(const Peer& engine, const Message& message);
   Peer* peer_with_role(Role role);
   std::string status() const;
-  void stop_children();
 
   Options options_;
   Listener listener_;
@@ -121,21 +103,19 @@ class Keeper {
   PoolSize size_;
   PoolFds pool_;
 
-  UniqueFd epoll_, signals_, restart_timer_;
-  std::map<int, Watch> watched_;  ///< by descriptor
-  std::uint32_t next_watch_ = 0;
-  UniqueFd spare_{
-      open("/dev/null", O_RDONLY | O_CLOEXEC)};  ///< to hang up with when there is none left
-  std::map<int, Peer> peers_;                    ///< by socket
+  EventLoop loop_;
+  UniqueFd signals_;
+  /// To hang up with when there is none left.
+  UniqueFd spare_{open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  std::map<int, Peer> peers_;  ///< by socket
   Child steward_;
   std::vector<Child> engines_;
-  std::set<Child*> to_restart_;
   std::array<SlotUse, kMaxProcesses> slots_{};
-  std::map<std::uint64_t, Channel> channels_;
-  std::uint64_t next_channel_ = 1;
+  Channels channels_;  ///< engines by socket
+  bool places_again_soon_ = false;
   bool is_formatted_ = false;
   bool is_ready_ = false;
-  bool is_running_ = true;
+  std::function<void()> on_ready_;
   Error fatal_;
 };
 

@@ -3,7 +3,8 @@
 
 #include <string>
 
-#include "pool/memory_object.hpp"
+#include "config/expected.hpp"
+#include "config/unique_fd.hpp"
 
 namespace kvhive {
 

@@ -2,13 +2,13 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "tools/keeper/pidfd.hpp"
 
 namespace kvhive {
 namespace {
@@ -91,8 +91,8 @@ Expected<std::optional<Packet>> receive_packet(int socket) {
   if (got == 0 || (got < 0 && errno == ECONNRESET)) return std::optional<Packet>();
   if (got < 0) return os_failure("receive");
   packet.fds = take_fds(header);
-  if (static_cast<std::size_t>(got) < sizeof(Message) ||
-      (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || packet.message.magic != kProtocolMagic)
+  if (static_cast<std::size_t>(got) < sizeof(Message) || (header.msg_flags & MSG_TRUNC) != 0 ||
+      packet.message.magic != kProtocolMagic)
     return failure(Errc::bad_format,
                    "a packet of " + std::to_string(got) + " bytes is not kvhive's");
   if (packet.message.version != kProtocolVersion)
@@ -101,6 +101,7 @@ Expected<std::optional<Packet>> receive_packet(int socket) {
                                               ", this program " + std::to_string(kProtocolVersion) +
                                               "; use programs of the same build");
   packet.tail.resize(static_cast<std::size_t>(got) - sizeof(Message));
+  packet.lost_fds = (header.msg_flags & MSG_CTRUNC) != 0;
   return std::optional<Packet>(std::move(packet));
 }
 
@@ -118,32 +119,31 @@ Expected<UniqueFd> connect_to_daemon(const std::string& socket_path) {
   return os_failure("connect to " + socket_path);
 }
 
-Expected<UniqueFd> pidfd_of(pid_t pid) {
-  UniqueFd fd{static_cast<int>(syscall(SYS_pidfd_open, pid, 0))};
-  if (!fd) return os_failure("pidfd_open");
-  return fd;
-}
-
-Expected<std::optional<Packet>> receive_answer(int socket) {
+Expected<std::optional<Packet>> receive_answer(int socket, int timeout_ms) {
   pollfd ready{socket, POLLIN, 0};
-  if (poll(&ready, 1, 10'000) == 0)
-    return failure(
-        Errc::not_running,
-        "the daemon has not answered for 10 s; it is stopped (kill -CONT it) or overloaded");
+  if (poll(&ready, 1, timeout_ms) == 0)
+    return failure(Errc::not_running, "the daemon has not answered for " +
+                                          std::to_string(timeout_ms / 1000) +
+                                          " s; it is stopped (kill -CONT it) or overloaded");
   return receive_packet(socket);
 }
 
-Expected<Packet> say_hello(int socket, Message hello) {
+Expected<Packet> say_hello(int socket, Message hello, int timeout_ms) {
   auto pidfd = pidfd_of(getpid());
   if (!pidfd) return forward_error(pidfd);
   hello.type = MessageType::hello;
   hello.layout_hash = layout_hash({});
   if (auto sent = send_packet(socket, hello, {pidfd->get()}); !sent) return forward_error(sent);
-  auto answer = receive_answer(socket);
+  auto answer = receive_answer(socket, timeout_ms);
   if (!answer) return forward_error(answer);
   if (!*answer)
     return failure(Errc::peer_died, "the daemon closed the connection without an answer");
   Packet packet = std::move(**answer);
+  if (packet.lost_fds)
+    return failure(
+        Errc::os_error,
+        "no file descriptor is left for those the daemon sends; close some, or raise the "
+        "limit (ulimit -n)");
   if (packet.message.type == MessageType::refused)
     return failure(packet.message.error, packet.message.get_text());
   if (packet.message.type != MessageType::welcome)

@@ -18,7 +18,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -26,7 +26,9 @@ enum class MessageType : std::uint32_t {
   hello = 1,   ///< first message of everybody; + the sender's pidfd
   reaped = 2,  ///< steward: a slot is swept
   status_request = 3,
-  formatted = 4,  ///< steward: the pool is there, engines may come
+  formatted = 4,        ///< steward: the pool is there, engines may come
+  channel_refused = 5,  ///< engine: it cannot serve this channel; why
+  serving = 6,          ///< engine: it has signed in to the pool and takes requests
   // from the keeper
   welcome = 16,  ///< + the descriptors the role is entitled to
   refused = 17,  ///< why; the connection ends
@@ -50,15 +52,15 @@ struct Message {
   std::uint32_t slot = 0;           ///< welcome to an engine, reap, reaped
   std::uint32_t privileged = 0;     ///< hello of an inspector: tokens, too
   std::uint64_t fingerprint = 0;    ///< hello of an engine
-  std::uint64_t channel = 0;        ///< channel_open, channel_close, welcome to a client
+  std::uint64_t channel = 0;        ///< channel_*, welcome to a client
   std::uint64_t channel_bytes = 0;  ///< hello of a client: wish; welcome, channel_open: granted
   std::uint32_t freed = 0;          ///< reaped: blocks
   std::uint32_t released = 0;
   std::uint32_t objects = 0;  ///< welcome: mask of the pool objects among the descriptors
-  Errc error = Errc::none;    ///< refused
+  Errc error = Errc::none;    ///< refused, channel_refused
   PoolGeometry geometry;      ///< hello of an engine: what it computes with; welcome
-  /// hello of an engine, welcome to an inspector: the model's name; refused: why, in one line;
-  /// welcome to a steward: the socket's path.
+  /// hello of an engine, welcome to an inspector: the model's name; refused and channel_refused:
+  /// why, in one line; welcome to a steward: the socket's path.
   std::array<char, 512> text{};
 
   void set_text(const std::string& line);
@@ -72,6 +74,9 @@ struct Packet {
   Message message;
   std::vector<UniqueFd> fds;
   std::string tail;
+  /// Descriptors were sent that we could not be given: most likely we have as many open as we may.
+  /// The message itself is whole.
+  bool lost_fds = false;
 };
 
 /// Sends one packet.
@@ -81,9 +86,11 @@ Expected<void> send_packet(int socket, const Message& message, const std::vector
 /// The next packet. Nothing = the peer has closed. An error = malformed, or the system said no.
 Expected<std::optional<Packet>> receive_packet(int socket);
 
-/// The same for an answer that a living daemon gives at once; silence of 10 s is an error that says
-/// so.
-Expected<std::optional<Packet>> receive_answer(int socket);
+/// How long a living daemon may take for an answer that it gives at once.
+inline constexpr int kAnswerMs = 10'000;
+
+/// The same; silence is an error that says so. \param timeout_ms  -1 = wait for ever
+Expected<std::optional<Packet>> receive_answer(int socket, int timeout_ms = kAnswerMs);
 
 /// A Unix socket's address; Errc::bad_argument if the path is longer than the system takes.
 Expected<sockaddr_un> address_of(const std::string& path);
@@ -91,11 +98,8 @@ Expected<sockaddr_un> address_of(const std::string& path);
 /// Connects to a daemon; Errc::not_running names the socket and what to do.
 Expected<UniqueFd> connect_to_daemon(const std::string& socket_path);
 
-/// The one thing that tells truly when a process is gone.
-Expected<UniqueFd> pidfd_of(pid_t pid);
-
 /// Says hello and waits for the welcome; a refusal comes back as the error it carries.
-Expected<Packet> say_hello(int socket, Message hello);
+Expected<Packet> say_hello(int socket, Message hello, int timeout_ms = kAnswerMs);
 
 /// The pool objects that came with a welcome: bit i of `objects` = PoolObject i is among
 /// them, in that order.

@@ -1,0 +1,188 @@
+#include "tools/keeper/channels.hpp"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <set>
+#include <tuple>
+
+#include "actors/channel/channel_layout.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::size_t kBytes = kLeastChannelBytes;
+
+struct Told {
+  int engine;
+  MessageType type;
+  std::uint64_t channel;
+  friend bool operator==(const Told&, const Told&) = default;
+  friend void PrintTo(const Told& told, std::ostream* out) {
+    *out << "engine " << told.engine << " message " << std::uint32_t(told.type) << " channel "
+         << told.channel;
+  }
+};
+
+/// The table over engines that note what they are told, or are deaf.
+class ChannelsTest : public ::testing::Test {
+ protected:
+  std::uint64_t create(std::uint32_t wanted = kAnyEngine) {
+    return channels_.create(kBytes, wanted).value().id;
+  }
+  static Told opened(int engine, std::uint64_t channel) {
+    return {engine, MessageType::channel_open, channel};
+  }
+  static Told closed(int engine, std::uint64_t channel) {
+    return {engine, MessageType::channel_close, channel};
+  }
+  /// What was said since the last call.
+  std::vector<Told> said() { return std::exchange(said_, {}); }
+
+  std::set<int> deaf_;
+  std::vector<Told> said_;
+  std::vector<std::vector<int>> fds_;
+  Channels channels_{
+      [this](int engine, const Message& message, const std::vector<int>& fds) -> Expected<void> {
+        if (deaf_.count(engine) != 0) return failure(Errc::os_error, "queue full");
+        said_.push_back({engine, message.type, message.channel});
+        fds_.push_back(fds);
+        return {};
+      },
+      4 * kBytes};
+};
+
+TEST_F(ChannelsTest, AChannelWaitsForTheFirstEngine) {
+  const std::uint64_t id = create();
+  EXPECT_TRUE(channels_.place_waiting()) << "nobody there is nobody deaf";
+  EXPECT_EQ(channels_.find(id)->engine, std::nullopt);
+  EXPECT_THAT(said(), IsEmpty());
+  channels_.add_engine(10, 0);
+  EXPECT_TRUE(channels_.place_waiting());
+  EXPECT_EQ(channels_.find(id)->engine, 10);
+  EXPECT_THAT(said(), ElementsAre(opened(10, id)));
+  EXPECT_TRUE(channels_.place_waiting());
+  EXPECT_THAT(said(), IsEmpty()) << "once is enough";
+}
+
+TEST_F(ChannelsTest, AnEngineGetsMemoryAndDoorbellOfTheSizeTheClientWasTold) {
+  const auto created = channels_.create(kBytes + 1, kAnyEngine);
+  ASSERT_TRUE(created.has_value());
+  EXPECT_EQ(created->bytes, kBytes + 4096) << "whole pages";
+  channels_.add_engine(10, 0);
+  channels_.place_waiting();
+  ASSERT_EQ(fds_.size(), 1u);
+  ASSERT_EQ(fds_[0].size(), 3u);
+  EXPECT_EQ(fds_[0][0], created->memory);
+  EXPECT_EQ(fds_[0][1], fds_[0][2]);
+  struct stat status {};
+  ASSERT_EQ(fstat(created->memory, &status), 0);
+  EXPECT_EQ(static_cast<std::size_t>(status.st_size), created->bytes);
+}
+
+TEST_F(ChannelsTest, ChannelsGoToTheEngineThatServesTheFewest) {
+  channels_.add_engine(10, 0);
+  channels_.add_engine(11, 1);
+  for (int i = 0; i < 4; ++i) {
+    create();
+    channels_.place_waiting();
+  }
+  EXPECT_EQ(channels_.load_of(10), 2u);
+  EXPECT_EQ(channels_.load_of(11), 2u);
+}
+
+TEST_F(ChannelsTest, AWishForAnEngineIsKeptEvenIfItIsBusierOrNotThere) {
+  channels_.add_engine(11, 1);
+  const std::uint64_t first = create(1), second = create(1), absent = create(0);
+  channels_.add_engine(12, 2);
+  channels_.place_waiting();
+  EXPECT_THAT(said(), ElementsAre(opened(11, first), opened(11, second)));
+  channels_.add_engine(10, 0);
+  channels_.place_waiting();
+  EXPECT_THAT(said(), ElementsAre(opened(10, absent)));
+}
+
+TEST_F(ChannelsTest, ADeadEnginesChannelsGoToAnother) {
+  channels_.add_engine(10, 0);
+  const std::uint64_t pinned = create(0), free = create();
+  channels_.place_waiting();
+  channels_.add_engine(11, 1);
+  said();
+  channels_.remove_engine(10);
+  EXPECT_EQ(channels_.load_of(10), 0u);
+  channels_.place_waiting();
+  EXPECT_THAT(said(), ElementsAre(opened(11, free)));
+  EXPECT_EQ(channels_.find(pinned)->engine, std::nullopt);
+  channels_.add_engine(12, 0);  // the replacement has the number, not the key
+  channels_.place_waiting();
+  EXPECT_THAT(said(), ElementsAre(opened(12, pinned)));
+}
+
+TEST_F(ChannelsTest, ADeafEnginesChannelsAreTriedAgain) {
+  channels_.add_engine(10, 0);
+  channels_.add_engine(11, 1);
+  deaf_ = {10};
+  const std::uint64_t to_deaf = create(0), to_other = create(1);
+  EXPECT_FALSE(channels_.place_waiting());
+  EXPECT_THAT(said(), ElementsAre(opened(11, to_other)));
+  EXPECT_FALSE(channels_.place_waiting());
+  deaf_ = {};
+  EXPECT_TRUE(channels_.place_waiting());
+  EXPECT_THAT(said(), ElementsAre(opened(10, to_deaf)));
+}
+
+TEST_F(ChannelsTest, ClosingTellsTheEngineAndNamesOneThatIsDeaf) {
+  channels_.add_engine(10, 0);
+  const std::uint64_t first = create(), second = create(), waiting = create(5);
+  channels_.place_waiting();
+  said();
+  EXPECT_EQ(channels_.close(first), std::nullopt);
+  EXPECT_THAT(said(), ElementsAre(closed(10, first)));
+  deaf_ = {10};
+  EXPECT_EQ(channels_.close(waiting), std::nullopt) << "no engine has it";
+  EXPECT_EQ(channels_.close(second), 10);
+  EXPECT_EQ(channels_.close(second), std::nullopt) << "it is gone all the same";
+  EXPECT_FALSE(channels_.find(second).has_value());
+}
+
+TEST_F(ChannelsTest, AChannelTakenBackCanBeClosedWithoutAWord) {
+  channels_.add_engine(10, 0);
+  const std::uint64_t id = create();
+  channels_.place_waiting();
+  said();
+  channels_.take_back(id);
+  EXPECT_EQ(channels_.load_of(10), 0u);
+  EXPECT_EQ(channels_.close(id), std::nullopt);
+  EXPECT_THAT(said(), IsEmpty());
+  channels_.take_back(id);  // gone: nothing to do
+}
+
+TEST_F(ChannelsTest, AllClientsTogetherGetSoMuchAndNoMore) {
+  std::vector<std::uint64_t> ids;
+  for (int i = 0; i < 4; ++i) ids.push_back(create());
+  const auto refused = channels_.create(kBytes, kAnyEngine);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
+  EXPECT_THAT(refused.error().text, HasSubstr("the daemon grants 4.00 MiB"));
+  channels_.close(ids[2]);
+  EXPECT_TRUE(channels_.create(kBytes, kAnyEngine).has_value());
+}
+
+TEST_F(ChannelsTest, SizesOutOfBoundsAreRefused) {
+  for (const std::size_t bytes :
+       {std::size_t{0}, kBytes - 1, kMostChannelBytes + 1, ~std::size_t{0}}) {
+    const auto refused = channels_.create(bytes, kAnyEngine);
+    ASSERT_FALSE(refused.has_value()) << bytes;
+    EXPECT_EQ(refused.error().code, Errc::bad_argument);
+    EXPECT_THAT(refused.error().text, HasSubstr("out of bounds"));
+  }
+}
+
+}  // namespace
+}  // namespace kvhive::testing

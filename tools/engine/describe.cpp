@@ -1,0 +1,79 @@
+#include "tools/engine/describe.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "actors/transformer_runner.hpp"
+#include "models/fingerprint.hpp"
+#include "models/tokenizer.hpp"
+#include "tools/engine/model.hpp"
+
+namespace kvhive {
+namespace {
+
+using Json = nlohmann::json;
+
+std::size_t weight_bytes(const std::filesystem::path& directory) {
+  std::size_t bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    if (entry.path().extension() == ".safetensors") bytes += entry.file_size();
+  return bytes;
+}
+
+/// Our private memory at its highest, after the largest step there can be (vLLM's profile run).
+/// Weights are file pages that all engines share, and are counted once elsewhere.
+Expected<std::size_t> profile(const Options& options, const ModelConfig& config) {
+  auto model = load_model(options);
+  if (!model) return forward_error(model);
+  const auto length = std::min(options.max_num_batched_tokens,
+                               static_cast<std::uint32_t>(config.max_position_embeddings));
+  const KvLayout layout = kv_layout(options, config);
+  const std::uint32_t blocks = (length + options.block_size - 1) / options.block_size;
+  std::vector<std::byte> arena(blocks * layout.block_bytes());
+  TransformerRunner runner(std::move(*model), arena.data(), layout);
+  StepPlan plan;
+  plan.work.push_back({SeqId{1}, 0, std::vector<TokenId>(length, 0), {}, true, {}, 0});
+  for (std::uint32_t b = 0; b < blocks; ++b) plan.work.back().blocks.push_back(b);
+  runner.run(plan);
+
+  std::ifstream status("/proc/self/status");
+  std::size_t anonymous = 0;
+  for (std::string word; status >> word;)
+    if (word == "RssAnon:") status >> anonymous;
+  return std::max(anonymous * 1024, arena.size()) - arena.size();
+}
+
+}  // namespace
+
+Expected<void> print_model_facts(const Options& options, const ModelConfig& config,
+                                 const std::string& what) {
+  auto fingerprint = model_fingerprint(options.model);
+  if (!fingerprint) return forward_error(fingerprint);
+  std::size_t peak = 0;
+  if (what == "profile") {
+    auto measured = profile(options, config);
+    if (!measured) return forward_error(measured);
+    peak = *measured;
+  } else if (auto model = Transformer::load(options.model); !model) {
+    return forward_error(model);
+  }
+  if (auto tokenizer = Tokenizer::load(options.model); !tokenizer) return forward_error(tokenizer);
+  const KvLayout layout = kv_layout(options, config);
+  const Json facts = {{"name", model_name(options)},
+                      {"fingerprint", *fingerprint},
+                      {"positions", config.max_position_embeddings},
+                      {"weight_bytes", weight_bytes(options.model)},
+                      {"engine_peak", peak},
+                      {"kv",
+                       {{"layers", layout.layers},
+                        {"kv_heads", layout.kv_heads},
+                        {"head_size", layout.head_size},
+                        {"dtype", static_cast<int>(layout.dtype)}}}};
+  std::printf("%s\n", facts.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+  return {};
+}
+
+}  // namespace kvhive

@@ -1,0 +1,133 @@
+#include "tools/engine/engine.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "actors/transformer_runner.hpp"
+#include "config/log.hpp"
+#include "models/fingerprint.hpp"
+#include "pool/process_slot.hpp"
+#include "tools/engine/model.hpp"
+
+namespace kvhive {
+namespace {
+
+std::size_t longest_token_bytes(const Tokenizer& tokenizer) {
+  std::size_t longest = 1;
+  for (TokenId token = 0; token < tokenizer.vocab_size(); ++token)
+    longest = std::max(longest, tokenizer.token_bytes(token).size());
+  return longest;
+}
+
+}  // namespace
+
+Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const ModelConfig& config,
+                                                 std::uint32_t index) {
+  auto fingerprint = model_fingerprint(options.model);
+  if (!fingerprint) return forward_error(fingerprint);
+  auto tokenizer = Tokenizer::load(options.model);
+  if (!tokenizer) return forward_error(tokenizer);
+  auto model = load_model(options);
+  if (!model) return forward_error(model);
+  // Crash-only: requests whose event was cut short are better off with another engine.
+  auto loop = EventLoop::create(EventLoop::Escape::leaves_run);
+  if (!loop) return forward_error(loop);
+
+  auto socket = connect_to_daemon(options.socket);
+  if (!socket) return forward_error(socket);
+  Message hello;
+  hello.role = Role::engine;
+  hello.engine = index;
+  hello.geometry.tokens_per_block = options.block_size;
+  hello.geometry.kv = kv_layout(options, config);
+  hello.geometry.fingerprint = *fingerprint;
+  hello.set_text(model_name(options));
+  auto welcome = say_hello(socket->get(), hello);
+  if (!welcome) return forward_error(welcome);
+  auto memory = PoolMemory::attach(take_pool_fds(*welcome), Access::read_write);
+  if (!memory) return forward_error(memory);
+  return std::unique_ptr<Engine>(new Engine(options, config, welcome->message, std::move(*loop),
+                                            std::move(*socket), std::move(*memory),
+                                            std::move(*tokenizer), std::move(*model)));
+}
+
+Engine::Engine(const Options& options, const ModelConfig& config, const Message& welcome,
+               EventLoop loop, UniqueFd socket, PoolMemory memory, Tokenizer tokenizer,
+               Transformer model)
+    : index_(welcome.engine),
+      slot_{welcome.slot},
+      loop_(std::move(loop)),
+      socket_(std::move(socket)),
+      memory_(std::move(memory)),
+      tokenizer_(std::move(tokenizer)) {
+  memory_.hide_from_children();
+  sign_in(memory_, slot_, index_);
+  pool_ = std::make_unique<BlockPool>(memory_, slot_);
+  const std::uint32_t max_model_len =
+      options.max_model_len != 0 ? options.max_model_len
+                                 : static_cast<std::uint32_t>(config.max_position_embeddings);
+  RingParts parts;
+  parts.pool = pool_.get();
+  parts.scheduler = {
+      options.scheduling_policy == "priority" ? SchedulingPolicy::priority : SchedulingPolicy::fcfs,
+      options.max_num_seqs,
+      options.max_num_batched_tokens,
+      max_model_len,
+      static_cast<std::uint32_t>(config.vocab_size),
+      config.eos,
+      &tokenizer_};
+  parts.block_manager = {
+      DomainId{0}, options.enable_prefix_caching,
+      options.preemption_mode == "swap" ? PreemptionMode::swap : PreemptionMode::recompute,
+      options.watermark, options.max_num_seqs};
+  parts.runner = std::make_unique<TransformerRunner>(std::move(model), memory_.arena(Tier::device),
+                                                     memory_.geometry().kv);
+  port_ = std::make_unique<Port>(
+      loop_, spawn_ring(system_, std::move(parts)), tokenizer_,
+      PortLimits{options.seed, max_model_len * longest_token_bytes(tokenizer_)});
+}
+
+void Engine::run() {
+  loop_.watch(socket_.get(), [this] { on_keeper(); });
+  Message serving;
+  serving.type = MessageType::serving;
+  (void)send_packet(socket_.get(), serving);  // if the keeper is gone, we shall hear of it
+  spdlog::info("serving, slot {}", slot_.value);
+  loop_.run();
+}
+
+void Engine::on_keeper() {
+  auto packet = receive_packet(socket_.get());
+  if (!packet || !*packet)
+    _exit(0);  // the keeper is gone, and with it the pool: there is nothing to tidy up
+  const Message& message = (*packet)->message;
+  if (message.type == MessageType::channel_close) return port_->close(message.channel);
+  if (message.type == MessageType::channel_open) open_channel(**packet);
+}
+
+void Engine::open_channel(Packet& packet) {
+  const Message& message = packet.message;
+  auto& fds = packet.fds;
+  if (packet.lost_fds || fds.size() != 3)
+    return refuse_channel(message.channel,
+                          {Errc::os_error, "engine " + std::to_string(index_) +
+                                               " has no file descriptor left for this channel; "
+                                               "close others, or raise the limit (ulimit -n)"});
+  auto channel = EngineChannel::open(message.channel, index_, fds[0], message.channel_bytes,
+                                     std::move(fds[2]));
+  if (!channel) return refuse_channel(message.channel, channel.error());
+  port_->open(std::move(*channel), std::move(fds[1]));
+}
+
+void Engine::refuse_channel(std::uint64_t channel, const Error& error) {
+  spdlog::warn("channel {}: {}", channel, error.text);
+  Message message;
+  message.type = MessageType::channel_refused;
+  message.channel = channel;
+  message.error = error.code;
+  message.set_text(error.text);
+  (void)send_packet(socket_.get(), message);  // if the keeper is gone, so are we
+}
+
+}  // namespace kvhive

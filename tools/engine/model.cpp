@@ -1,0 +1,25 @@
+#include "tools/engine/model.hpp"
+
+#include <filesystem>
+
+#include "tools/progress_bar.hpp"
+
+namespace kvhive {
+
+std::string model_name(const Options& options) {
+  return std::filesystem::weakly_canonical(options.model).filename().string();
+}
+
+KvLayout kv_layout(const Options& options, const ModelConfig& config) {
+  const Dtype dtype =
+      options.kv_cache_dtype == "auto" ? config.dtype : *parse_dtype(options.kv_cache_dtype);
+  return kv_layout(config, options.block_size, dtype);
+}
+
+Expected<Transformer> load_model(const Options& options) {
+  ProgressBar bar("loading " + model_name(options));
+  return Transformer::load(options.model,
+                           [&](std::size_t done, std::size_t total) { bar.show(done, total); });
+}
+
+}  // namespace kvhive

@@ -1,0 +1,104 @@
+#include "tools/keeper/channels.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "actors/channel/channel_memory.hpp"
+#include "actors/channel/doorbell.hpp"
+#include "config/byte_size.hpp"
+
+namespace kvhive {
+
+Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wanted_engine) {
+  if (bytes < kLeastChannelBytes || bytes > kMostChannelBytes)
+    return failure(Errc::bad_argument,
+                   "a channel of " + format_bytes(bytes) + " is out of bounds; ask for " +
+                       format_bytes(kLeastChannelBytes) + " to " + format_bytes(kMostChannelBytes));
+  const std::size_t whole_pages = (bytes + 4095) / 4096 * 4096;
+  std::size_t in_all = whole_pages;
+  for (const auto& [id, other] : channels_) in_all += other.channel.bytes;
+  if (in_all > most_bytes_)
+    return failure(Errc::pool_exhausted, "the channels of all clients would have " +
+                                             format_bytes(in_all) + ", the daemon grants " +
+                                             format_bytes(most_bytes_) +
+                                             "; ask for a smaller one, or try again later");
+  auto memory = make_channel_memory(whole_pages);
+  if (!memory) return forward_error(memory);
+  auto doorbell = make_doorbell();
+  if (!doorbell) return forward_error(doorbell);
+  auto& [engine_end, client_end] = *doorbell;
+  const std::uint64_t id = next_id_++;
+  Created created{id, whole_pages, memory->get(), std::move(client_end)};
+  channels_.emplace(
+      id,
+      Entry{{whole_pages, wanted_engine, std::nullopt}, std::move(*memory), std::move(engine_end)});
+  return created;
+}
+
+std::optional<Channels::Channel> Channels::find(std::uint64_t id) const {
+  const auto found = channels_.find(id);
+  if (found == channels_.end()) return std::nullopt;
+  return found->second.channel;
+}
+
+void Channels::remove_engine(EngineKey engine) {
+  engines_.erase(engine);
+  for (auto& [id, entry] : channels_)
+    if (entry.channel.engine == engine) entry.channel.engine.reset();
+}
+
+bool Channels::place_waiting() {
+  bool all_were_told = true;
+  for (auto& [id, entry] : channels_) {
+    if (entry.channel.engine) continue;
+    if (const auto best = best_engine_for(entry.channel))
+      all_were_told = give(id, entry, *best) && all_were_told;
+  }
+  return all_were_told;
+}
+
+std::optional<Channels::EngineKey> Channels::best_engine_for(const Channel& channel) const {
+  std::optional<EngineKey> best;
+  for (const auto& [engine, number] : engines_) {
+    if (channel.wanted_engine != kAnyEngine && channel.wanted_engine != number) continue;
+    if (!best || load_of(engine) < load_of(*best)) best = engine;
+  }
+  return best;
+}
+
+bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine) const {
+  Message message;
+  message.type = MessageType::channel_open;
+  message.channel = id;
+  message.channel_bytes = entry.channel.bytes;
+  const int doorbell = entry.doorbell.get();
+  if (!send_(engine, message, {entry.memory.get(), doorbell, doorbell})) return false;
+  entry.channel.engine = engine;
+  return true;
+}
+
+void Channels::take_back(std::uint64_t id) {
+  if (const auto found = channels_.find(id); found != channels_.end())
+    found->second.channel.engine.reset();
+}
+
+std::optional<Channels::EngineKey> Channels::close(std::uint64_t id) {
+  const auto found = channels_.find(id);
+  if (found == channels_.end()) return std::nullopt;
+  const auto engine = found->second.channel.engine;
+  channels_.erase(found);
+  if (!engine) return std::nullopt;
+  Message message;
+  message.type = MessageType::channel_close;
+  message.channel = id;
+  if (send_(*engine, message, {})) return std::nullopt;
+  return engine;
+}
+
+std::size_t Channels::load_of(EngineKey engine) const {
+  return static_cast<std::size_t>(
+      std::count_if(channels_.begin(), channels_.end(),
+                    [engine](const auto& entry) { return entry.second.channel.engine == engine; }));
+}
+
+}  // namespace kvhive

@@ -1,0 +1,83 @@
+#pragma once
+// The clients' channels and the engines that serve them. Knows engines by a key of the keeper's and
+// talks to them through a function, so that it can be tested without sockets.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "config/unique_fd.hpp"
+#include "tools/keeper/protocol.hpp"
+
+namespace kvhive {
+
+/// Bytes that the channels of all clients may have together.
+inline constexpr std::size_t kMostBytesOfAllChannels = std::size_t{4} << 30;
+
+class Channels {
+ public:
+  using EngineKey = int;
+  /// Hands an engine a message and descriptors; an error if it cannot take them now.
+  using SendToEngine =
+      std::function<Expected<void>(EngineKey, const Message&, const std::vector<int>& fds)>;
+
+  explicit Channels(SendToEngine send, std::size_t most_bytes = kMostBytesOfAllChannels)
+      : send_(std::move(send)), most_bytes_(most_bytes) {}
+
+  /// A channel that no engine serves yet, and what its client needs of it.
+  struct Created {
+    std::uint64_t id;
+    std::size_t bytes;
+    int memory;  ///< the table's; open as long as the channel
+    UniqueFd doorbell;
+  };
+  /// Errors: `bytes` out of bounds, or more than is left for all clients together.
+  Expected<Created> create(std::size_t bytes, std::uint32_t wanted_engine);
+
+  /// What a client has of its channel.
+  struct Channel {
+    std::size_t bytes = 0;
+    std::uint32_t wanted_engine = kAnyEngine;
+    std::optional<EngineKey> engine;  ///< none = it waits for one
+  };
+  /// Nothing if there is no such channel.
+  std::optional<Channel> find(std::uint64_t id) const;
+
+  /// An engine is there to serve channels; `number` is what clients call it.
+  void add_engine(EngineKey engine, std::uint32_t number) { engines_.emplace(engine, number); }
+  /// It is not any more: its channels wait for another.
+  void remove_engine(EngineKey engine);
+
+  /// Gives each waiting channel to the engine it wants, or to the one that serves the fewest; a
+  /// channel without such an engine goes on waiting. False = an engine could not be told just now
+  /// (it is stopped or busy, and its queue is full): call again soon.
+  bool place_waiting();
+
+  /// Its engine cannot serve it: it waits again.
+  void take_back(std::uint64_t id);
+
+  /// Forgets a channel and tells its engine. The engine, if it could not be told: it would keep the
+  /// channel for ever.
+  std::optional<EngineKey> close(std::uint64_t id);
+
+  std::size_t load_of(EngineKey engine) const;
+
+ private:
+  struct Entry {
+    Channel channel;
+    UniqueFd memory;
+    UniqueFd doorbell;  ///< the engine's end; the client's is the client's
+  };
+  std::optional<EngineKey> best_engine_for(const Channel& channel) const;
+  bool give(std::uint64_t id, Entry& entry, EngineKey engine) const;
+
+  SendToEngine send_;
+  std::size_t most_bytes_;
+  std::map<EngineKey, std::uint32_t> engines_;
+  std::map<std::uint64_t, Entry> channels_;
+  std::uint64_t next_id_ = 1;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,26 @@
+#pragma once
+// What the keeper knows of the model: numbers that an engine found out for it.
+
+#include <cstdint>
+#include <string>
+
+#include "config/expected.hpp"
+#include "config/kv_layout.hpp"
+#include "config/options.hpp"
+
+namespace kvhive {
+
+/// What `kvhive-engine --describe` says of a model (tools/engine/describe.hpp).
+struct ModelFacts {
+  std::string name;
+  std::uint64_t fingerprint = 0;
+  KvLayout layout;
+  std::uint32_t positions = 0;
+  std::size_t weight_bytes = 0;
+  std::size_t engine_peak = 0;  ///< 0 without a profile run
+};
+
+/// Runs that engine to its end, with a profile run if the options leave the pool's size to it.
+Expected<ModelFacts> describe_model(const Options& options);
+
+}  // namespace kvhive

@@ -1,0 +1,163 @@
+// Who is let in, and what they are given: the keeper's side of a hello.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "config/log.hpp"
+#include "tools/keeper/keeper.hpp"
+#include "tools/keeper/pidfd.hpp"
+
+namespace kvhive {
+namespace {
+
+const std::vector<PoolObject> kAllObjects = {PoolObject::control, PoolObject::metadata,
+                                             PoolObject::tokens, PoolObject::device,
+                                             PoolObject::host};
+
+std::string hex(std::uint64_t number) { return fmt::format("{:016x}", number); }
+
+std::string describe(const PoolGeometry& g, const std::string& model) {
+  return model + " (fingerprint " + hex(g.fingerprint) + ", " + std::string(to_string(g.kv.dtype)) +
+         ", " + std::to_string(g.kv.layers) + " layers, " + std::to_string(g.kv.kv_heads) +
+         " kv heads of " + std::to_string(g.kv.head_size) + ", block size " +
+         std::to_string(g.tokens_per_block) + ")";
+}
+
+}  // namespace
+
+void Keeper::hello(Peer& peer, Packet& packet) {
+  const Message& message = packet.message;
+  const auto welcome = [&]() -> Expected<void> {
+    if (message.layout_hash != layout_hash({}))
+      return failure(Errc::layout_mismatch, "the daemon's layout hash is " + hex(layout_hash({})) +
+                                                ", yours is " + hex(message.layout_hash) +
+                                                "; use programs of the same build");
+    if (peer.uid != geteuid() && message.role != Role::client)
+      return failure(Errc::bad_argument, "only the daemon's own user may attach to the pool");
+    if (packet.fds.empty())
+      return failure(Errc::bad_format, "a hello must carry the sender's pidfd");
+    peer.role = message.role;
+    switch (message.role) {
+      case Role::engine: return welcome_engine(peer, message);
+      case Role::steward: return welcome_steward(peer);
+      case Role::client: return welcome_client(peer, message);
+      case Role::inspector: return welcome_inspector(peer, message);
+    }
+    return failure(Errc::bad_format, "unknown role " + std::to_string(std::uint32_t(message.role)));
+  };
+  // The processes we started we know better than by their own word.
+  if (!packet.fds.empty() && child_of(peer.pid) == nullptr) {
+    if (!is_pidfd_of(packet.fds.front(), peer.pid))
+      return refuse(peer, {Errc::bad_format, "a hello must carry a pidfd of its sender"});
+    peer.pidfd = std::move(packet.fds.front());
+    const int socket = peer.socket.get();
+    loop_.watch(peer.pidfd.get(), [this, socket] { drop(socket); });
+    if (has_fired(peer.pidfd)) return drop(socket);
+  }
+  if (auto welcomed = welcome(); !welcomed) {
+    peer.is_welcome = false;
+    return refuse(peer, welcomed.error());
+  }
+}
+
+Expected<void> Keeper::send_welcome(Peer& peer, Message message,
+                                    const std::vector<PoolObject>& objects, bool read_only) {
+  message.type = MessageType::welcome;
+  message.layout_hash = layout_hash({});
+  message.geometry = geometry();
+  std::vector<UniqueFd> reopened;
+  std::vector<int> fds;
+  for (const PoolObject object : objects) {
+    const UniqueFd& fd = pool_[std::size_t(object)];
+    if (!fd) continue;
+    message.objects |= 1u << std::size_t(object);
+    fds.push_back(fd.get());
+    if (!read_only) continue;
+    auto weaker = reopen_read_only(fd.get());
+    if (!weaker) return forward_error(weaker);
+    reopened.push_back(std::move(*weaker));
+    fds.back() = reopened.back().get();
+  }
+  peer.is_welcome = true;
+  return send_packet(peer.socket.get(), message, fds);
+}
+
+Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
+  if (!is_formatted_)
+    return failure(Errc::not_running, "the pool is not ready yet; try again in a moment");
+  PoolGeometry theirs = hello.geometry;
+  const PoolGeometry ours = geometry();
+  theirs.device_blocks = ours.device_blocks;  // the size is the keeper's to say
+  theirs.host_blocks = ours.host_blocks;
+  if (theirs != ours)
+    return failure(Errc::layout_mismatch, "the pool holds KV of " + describe(ours, model_.name) +
+                                              ", this engine computes " +
+                                              describe(hello.geometry, hello.get_text()) +
+                                              "; start it with the daemon's model and options");
+  const auto slot = std::find(slots_.begin(), slots_.end(), SlotUse::vacant);
+  if (slot == slots_.end())
+    return failure(Errc::too_many_processes,
+                   "all " + std::to_string(kMaxProcesses) + " process slots are taken");
+  peer.slot = static_cast<std::uint32_t>(slot - slots_.begin());
+  const Child* child = child_of(peer.pid);
+  peer.engine =
+      child != nullptr ? static_cast<std::uint32_t>(child - engines_.data()) : hello.engine;
+  Message message;
+  message.slot = peer.slot;
+  message.engine = peer.engine;
+  auto sent = send_welcome(peer, message, kAllObjects, false);
+  if (!sent) return sent;  // it has touched nothing
+  *slot = SlotUse::used;
+  channels_.add_engine(peer.socket.get(), peer.engine);
+  place_channels();
+  return {};
+}
+
+Expected<void> Keeper::welcome_steward(Peer& peer) {
+  if (child_of(peer.pid) != &steward_)
+    return failure(Errc::bad_argument, "the steward is started by the daemon itself");
+  Message message;
+  message.set_text(listener_.path());
+  auto sent = send_welcome(peer, message, kAllObjects, false);
+  if (!sent) return sent;
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)  // what its predecessor did not get to
+    if (slots_[slot] == SlotUse::unswept) sweep(slot);
+  return {};
+}
+
+Expected<void> Keeper::welcome_inspector(Peer& peer, const Message& hello) {
+  std::vector<PoolObject> objects = {PoolObject::control, PoolObject::metadata};
+  if (hello.privileged != 0) objects.push_back(PoolObject::tokens);
+  Message message;
+  message.set_text(model_.name);
+  return send_welcome(peer, message, objects, true);
+}
+
+Expected<void> Keeper::welcome_client(Peer& peer, const Message& hello) {
+  if (hello.engine != kAnyEngine && hello.engine >= engines_.size())
+    return failure(Errc::not_found, "engine " + std::to_string(hello.engine) +
+                                        " does not exist; this daemon runs engines 0.." +
+                                        std::to_string(engines_.size() - 1));
+  auto channel = channels_.create(hello.channel_bytes, hello.engine);
+  if (!channel) return forward_error(channel);
+  Message message;
+  message.type = MessageType::welcome;
+  message.layout_hash = layout_hash({});
+  message.geometry = geometry();
+  message.channel = channel->id;
+  message.channel_bytes = channel->bytes;
+  const int doorbell = channel->doorbell.get();
+  if (auto sent = send_packet(peer.socket.get(), message, {channel->memory, doorbell, doorbell});
+      !sent) {
+    close_channel(channel->id);
+    return sent;
+  }
+  peer.channel = channel->id;
+  peer.is_welcome = true;
+  place_channels();
+  return {};
+}
+
+}  // namespace kvhive
