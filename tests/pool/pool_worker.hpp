@@ -4,11 +4,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <random>
 #include <vector>
 
 #include "pool/block_pool.hpp"
+#include "tests/support/payload.hpp"
 #include "tests/support/request.hpp"
 
 namespace kvhive::testing {
@@ -124,33 +124,9 @@ class PoolWorker {
     held_.pop_back();
   }
 
-  std::size_t payload_words() const { return memory_.geometry().kv.block_bytes() / 8; }
-  std::byte* payload(BlockId block) const {
-    const Tier tier = memory_.tier_of(block);
-    const std::size_t place = block.value - memory_.tier_layout(tier).first_block;
-    return memory_.arena(tier) + place * memory_.geometry().kv.block_bytes();
-  }
-  /// The oracle: what the i-th word of the block of this name must be.
-  static std::uint64_t payload_word(Hash128 name, std::size_t i) {
-    return (name.low ^ i * 0x9e3779b97f4a7c15ull) + name.high;
-  }
-
-  // Plain memory accesses, as an engine's kernels make them: that nobody else is there is the
-  // pool's promise.
-  void fill(BlockId block, Hash128 name) {
-    for (std::size_t i = 0; i < payload_words(); ++i) {
-      const std::uint64_t word = payload_word(name, i);
-      std::memcpy(payload(block) + i * 8, &word, 8);
-    }
-  }
+  void fill(BlockId block, Hash128 name) { fill_payload(memory_, block, name); }
   void verify(BlockId block, Hash128 name) {
-    bool is_right = true;
-    for (std::size_t i = 0; i < payload_words(); ++i) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, payload(block) + i * 8, 8);
-      is_right &= word == payload_word(name, i);
-    }
-    bump(is_right ? progress_.verified : progress_.wrong);
+    bump(is_payload_right(memory_, block, name) ? progress_.verified : progress_.wrong);
   }
 
   static void bump(std::atomic<std::uint64_t>& counter) {
