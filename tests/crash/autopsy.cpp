@@ -34,10 +34,53 @@ std::size_t held_by(const PoolMemory& memory, Tier tier, std::uint32_t mask) {
   return held;
 }
 
+/// Every block that `survivors` do not hold can be had, each once.
+void check_room(BlockPool& newcomer, std::uint32_t survivors, Complaints& complaints) {
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    const std::size_t room = newcomer.capacity(tier) - held_by(newcomer.memory(), tier, survivors);
+    if (newcomer.available(tier) != room)
+      complaints.push_back("the counters say " + std::to_string(newcomer.available(tier)) +
+                           " blocks can be had, it is " + std::to_string(room));
+    const auto all = newcomer.allocate(tier, room);
+    if (!all) {
+      complaints.push_back("blocks are lost: " + all.error().text);
+      continue;
+    }
+    if (std::set<BlockId>(all->begin(), all->end()).size() != room)
+      complaints.push_back("a block was given out twice");
+    newcomer.release(*all);
+  }
+}
+
+/// The next process in the dead one's place can do its work.
+void check_work(const PoolMemory& memory, Complaints& complaints) {
+  sign_in(memory, Stage::kVictim, 3);
+  BlockPool next(memory, Stage::kVictim);
+  const Prompt prompt(next, counting(100, 2 * next.tokens_per_block()));
+  const auto computed = compute(next, prompt);
+  next.release(computed);
+  const PrefixHit hit = match_all(next, prompt);
+  if (hit.blocks != computed) complaints.push_back("what was published since is not found");
+  for (std::size_t i = 0; i < hit.blocks.size(); ++i)
+    if (!is_payload_right(memory, hit.blocks[i], prompt.chain[i]))
+      complaints.push_back("what was published since is wrong");
+  next.release(hit.blocks);
+}
+
 }  // namespace
+
+Complaints examine_empty(const PoolMemory& memory) {
+  Complaints complaints;
+  BlockPool first(memory, Stage::kNewcomer);
+  check_room(first, 0, complaints);
+  check_work(memory, complaints);
+  check_fsck(memory, "of an empty pool", complaints);
+  return complaints;
+}
 
 Autopsy::Autopsy(Stage& stage, const Operation& operation)
     : clean_up([](const PoolMemory& memory) { reap(memory, Stage::kVictim); }) {
+  if (operation.meanwhile != nullptr) return;  // the survivor does not stay as it is
   const PoolMemory& memory = stage.memory();
   for (std::uint32_t id = 0; id < memory.geometry().total_blocks(); ++id)
     before_.push_back({word_of(memory, id), memory.descriptors()[id].uid.load(), false});
@@ -119,40 +162,6 @@ void Autopsy::check_contents(BlockPool& newcomer, Complaints& complaints) const 
         complaints.push_back("a wrong block is found");
     newcomer.release(hit.blocks);
   }
-}
-
-/// Every block that `survivors` do not hold can be had, each once.
-void Autopsy::check_room(BlockPool& newcomer, std::uint32_t survivors,
-                         Complaints& complaints) const {
-  for (const Tier tier : {Tier::device, Tier::host}) {
-    const std::size_t room = newcomer.capacity(tier) - held_by(newcomer.memory(), tier, survivors);
-    if (newcomer.available(tier) != room)
-      complaints.push_back("the counters say " + std::to_string(newcomer.available(tier)) +
-                           " blocks can be had, it is " + std::to_string(room));
-    const auto all = newcomer.allocate(tier, room);
-    if (!all) {
-      complaints.push_back("blocks are lost: " + all.error().text);
-      continue;
-    }
-    if (std::set<BlockId>(all->begin(), all->end()).size() != room)
-      complaints.push_back("a block was given out twice");
-    newcomer.release(*all);
-  }
-}
-
-/// The next process in the dead one's place can do its work.
-void Autopsy::check_work(const PoolMemory& memory, Complaints& complaints) const {
-  sign_in(memory, Stage::kVictim, 3);
-  BlockPool next(memory, Stage::kVictim);
-  const Prompt prompt(next, counting(100, 2 * next.tokens_per_block()));
-  const auto computed = compute(next, prompt);
-  next.release(computed);
-  const PrefixHit hit = match_all(next, prompt);
-  if (hit.blocks != computed) complaints.push_back("what was published since is not found");
-  for (std::size_t i = 0; i < hit.blocks.size(); ++i)
-    if (!is_payload_right(memory, hit.blocks[i], prompt.chain[i]))
-      complaints.push_back("what was published since is wrong");
-  next.release(hit.blocks);
 }
 
 }  // namespace kvhive::testing

@@ -12,6 +12,9 @@ namespace kvhive::testing {
 
 using Complaints = std::vector<std::string>;
 
+/// That an empty pool is one, and works.
+Complaints examine_empty(const PoolMemory& memory);
+
 class Autopsy {
  public:
   /// Before the operation: takes down what was there.
@@ -38,8 +41,6 @@ class Autopsy {
 
   void check_blocks(const PoolMemory& memory, Complaints& complaints) const;
   void check_contents(BlockPool& newcomer, Complaints& complaints) const;
-  void check_room(BlockPool& newcomer, std::uint32_t survivors, Complaints& complaints) const;
-  void check_work(const PoolMemory& memory, Complaints& complaints) const;
 
   std::vector<Block> before_;
   std::vector<Findable> findable_;

@@ -283,7 +283,64 @@ std::vector<Operation> sequences() {
   };
 }
 
+/// Idle blocks newer than any other, evicted again together with all others: the head of the
+/// release order goes past everything released before.
+void pass_by(Stage& s) {
+  s.survivor().release(compute(s.survivor(), s.unknown()));
+  const std::size_t left = s.survivor().available(Tier::device);
+  s.survivor().release(s.survivor().allocate(Tier::device, left).value());
+}
+
 }  // namespace
+
+const std::vector<Operation>& races() {
+  static const std::vector<Operation> all = {
+      {.name = "allocate: a block is freed while its group is struck off",
+       .prepare = [](Stage& s) { s.blocks = s.survivor().allocate(Tier::device, 6).value(); },
+       .run = [](Stage& s) { return allocate(s, 1); },
+       .interrupted_at = "free.summary_cleared",
+       .meanwhile = [](Stage& s) { s.survivor().release(s.blocks); }},
+      {.name = "allocate: a block is freed while its bit is cleared",
+       .prepare =
+           [](Stage& s) {
+             s.blocks = s.survivor().allocate(Tier::device, 6).value();
+             s.memory().bitmap(Tier::device)[0].store(1ull << s.blocks[0].value);
+           },
+       .run = [](Stage& s) { return allocate(s, 1); },
+       .interrupted_at = "free.before_stale_bit_clear",
+       .meanwhile = [](Stage& s) { s.survivor().release({{s.blocks[0]}}); }},
+      {.name = "release: passed by while clearing bits",
+       .prepare =
+           [](Stage& s) {
+             s.blocks = {s.holdings[0].block, s.holdings[1].block};
+           },
+       .run = release,
+       .interrupted_at = "release.stamped",
+       .meanwhile = pass_by},
+      {.name = "release: overtaken by the ring",
+       .prepare =
+           [](Stage& s) {
+             s.blocks = {s.holdings[0].block, s.holdings[1].block};
+           },
+       .run = release,
+       .interrupted_at = "stamp.drawn",
+       .meanwhile =
+           [](Stage& s) {
+             for (int i = 0; i < 70; ++i) s.survivor().release(compute(s.survivor(), s.idle()));
+           }},
+      {.name = "allocate: a passed block becomes idle",
+       .prepare =
+           [](Stage& s) {
+             s.hit = match_blocks(s.survivor(), s.idle(), 3);
+             use_up(s, 2);
+             s.survivor().release(compute(s.survivor(), s.unknown()));
+           },
+       .run = [](Stage& s) { return allocate(s, 2); },
+       .interrupted_at = "evict.after_cas",
+       .meanwhile = [](Stage& s) { s.survivor().cancel(s.hit); }},
+  };
+  return all;
+}
 
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> all = [] {

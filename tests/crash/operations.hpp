@@ -22,9 +22,15 @@ struct Operation {
   bool may_lose_hints = false;
   /// It writes something else each time (a process id, the time).
   bool is_repeatable = true;
+  /// What the survivor does while the victim is at the kill point named so; nothing if empty.
+  std::string interrupted_at = {};
+  void (*meanwhile)(Stage&) = nullptr;
 };
 
 const std::vector<Operation>& operations();
+
+/// Operations another process gets in the way of, at one certain instruction.
+const std::vector<Operation>& races();
 
 /// For the tests' output.
 inline void PrintTo(const Operation& operation, std::ostream* out) { *out << operation.name; }
