@@ -24,4 +24,8 @@ inline double chaos_minutes() {
   return wanted != nullptr ? std::strtod(wanted, nullptr) : 0;
 }
 
+/// KVHIVE_KILL_EVERYWHERE: a real process for each instruction boundary, not for a sample of them.
+/// Takes an hour.
+inline bool must_kill_everywhere() { return std::getenv("KVHIVE_KILL_EVERYWHERE") != nullptr; }
+
 }  // namespace kvhive::testing

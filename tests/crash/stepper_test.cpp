@@ -77,7 +77,7 @@ class EveryInstruction : public ::testing::TestWithParam<Operation> {
     constexpr std::size_t kMostSteps = 40'000;
     const std::size_t n = tally_.boundaries;
     const std::size_t stride =
-        chaos_minutes() > 0 ? 1 : std::max<std::size_t>(16, n * n / 2 / kMostSteps);
+        must_kill_everywhere() ? 1 : std::max<std::size_t>(16, n * n / 2 / kMostSteps);
     for (std::size_t boundary = 0; boundary < n; boundary += stride) {
       start.put(stage.memory());
       TracedChild child([&] { GetParam().run(stage); });

@@ -53,7 +53,11 @@ class PoolWorker {
   void step() {
     if (held_.size() >= load_.sequences) finish();
     if (below(8) == 0) swap_out();
-    admit();
+    if (below(8) == 0) look_and_leave();
+    if (!held_.empty() && below(4) == 0)
+      fork();
+    else
+      admit();
   }
 
   struct Held {
@@ -68,7 +72,9 @@ class PoolWorker {
   Prompt draw_prompt() {
     std::vector<TokenId> tokens;
     for (std::uint32_t left = 1 + below(load_.blocks); left != 0; --left) {
-      const auto token = static_cast<TokenId>(below(load_.vocabulary));
+      // Some prefixes are asked for far more often than others.
+      const auto token =
+          static_cast<TokenId>(std::min(below(load_.vocabulary), below(load_.vocabulary)));
       tokens.insert(tokens.end(), pool_.tokens_per_block(), token);
     }
     return Prompt(pool_, std::move(tokens), DomainId{std::uint16_t(below(2))});
@@ -114,6 +120,29 @@ class PoolWorker {
     } else {
       pool_.cancel(hit);
     }
+  }
+
+  /// A request that is taken back before anything came of it.
+  void look_and_leave() {
+    const Prompt prompt = draw_prompt();
+    const PrefixHit hit = match_all(pool_, prompt);
+    for (std::size_t i = 0; i < hit.blocks.size(); ++i) verify(hit.blocks[i], prompt.chain[i]);
+    pool_.cancel(hit);
+  }
+
+  /// A second sequence with the past of one we have, that goes its own way from its last block on.
+  void fork() {
+    Held copy = held_[below(std::uint32_t(held_.size()))];
+    pool_.fork(copy.blocks);
+    BlockId& last = copy.blocks.back();
+    if (const auto fresh = pool_.make_writable(last)) {
+      copy_payload(memory_, fresh->source, fresh->destination);
+      pool_.release({{fresh->source}});
+      last = fresh->destination;
+    } else {
+      bump(progress_.shortages);
+    }
+    held_.push_back(std::move(copy));
   }
 
   void finish() {
