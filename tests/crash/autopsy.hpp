@@ -12,8 +12,9 @@ namespace kvhive::testing {
 
 using Complaints = std::vector<std::string>;
 
-/// That an empty pool is one, and works.
-Complaints examine_empty(const PoolMemory& memory);
+/// While nobody works, and only processes in the mask hold anything: that all else can be had, and
+/// that the pool works.
+Complaints examine_at_rest(const PoolMemory& memory, std::uint32_t holders);
 
 class Autopsy {
  public:

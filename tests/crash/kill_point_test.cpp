@@ -82,7 +82,7 @@ class FormatScene final : public Scene {
     if (const auto formatted = PoolMemory::format(fds_, kGeometry); !formatted)
       return {formatted.error().text};
     const auto memory = PoolMemory::attach(fds_, Access::read_write);
-    return memory ? examine_empty(*memory) : Complaints{memory.error().text};
+    return memory ? examine_at_rest(*memory, 0) : Complaints{memory.error().text};
   }
   std::string name() const override { return "format"; }
 

@@ -43,6 +43,14 @@ class PoolWorker {
     while (progress_.requests.load(std::memory_order_relaxed) < requests) step();
   }
 
+  /// So many requests, served or refused.
+  void attempt(std::uint64_t requests) {
+    while (progress_.requests.load(std::memory_order_relaxed) +
+               progress_.shortages.load(std::memory_order_relaxed) <
+           requests)
+      step();
+  }
+
   void release_everything() {
     while (!held_.empty()) finish();
   }
