@@ -9,8 +9,12 @@
 
 #include <gmock/gmock.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cctype>
+#include <string>
 #include <unordered_set>
 
 #include "tests/crash/autopsy.hpp"
@@ -110,6 +114,56 @@ TEST_P(EveryInstruction, MayBeTheLast) {
   EXPECT_TRUE(*has_done_it_) << "the operation did not do what it is here for";
   EXPECT_GT(tally_.boundaries, 10u);
   EXPECT_EQ(tally_.violations, 0u) << tally_.first;
+}
+
+/// The steward dies while it writes an empty pool: there is none to attach to until it is all
+/// there, and the next steward begins again over whatever it finds.
+TEST(EveryInstructionOfFormatting, MayBeTheLast) {
+  if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
+  if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
+  const PoolGeometry geometry = small_geometry(16, 8);
+  const PoolFds fds = create_pool_objects(geometry).value();
+  const PoolFds copies = create_pool_objects(geometry).value();
+  const auto read_all = [](int fd) {
+    std::string bytes(std::size_t(lseek(fd, 0, SEEK_END)), 0);
+    KV_CHECK(pread(fd, bytes.data(), bytes.size(), 0) == ssize_t(bytes.size()));
+    return bytes;
+  };
+  // Not zero to begin with: what memset has got through shows, too.
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::string junk(read_all(fds[i].get()).size() - sizeof(ControlBlock) * (i == 0), 0x77);
+    KV_CHECK(pwrite(fds[i].get(), junk.data(), junk.size(), i == 0 ? sizeof(ControlBlock) : 0) > 0);
+  }
+
+  Tally tally;
+  std::array<std::string, 2> image;  // control and metadata: formatting writes nothing else
+  Complaints complaints;
+  TracedChild child([&] { KV_CHECK(PoolMemory::format(fds, geometry).has_value()); });
+  do {
+    const std::array now{read_all(fds[0].get()), read_all(fds[1].get())};
+    if (now != image) {
+      image = now;
+      ++tally.images;
+      for (std::size_t i = 0; i < 2; ++i)
+        KV_CHECK(pwrite(copies[i].get(), now[i].data(), now[i].size(), 0) > 0);
+      complaints.clear();
+      const bool is_complete =
+          reinterpret_cast<const ControlBlock*>(now[0].data())->is_formatted.load() != 0;
+      if (PoolMemory::attach(copies, Access::read_write).has_value() != is_complete)
+        complaints.push_back("half a pool can be attached to, or a whole one cannot");
+      if (!PoolMemory::format(copies, geometry).has_value())
+        complaints.push_back("cannot be formatted again");
+      if (const auto memory = PoolMemory::attach(copies, Access::read_write))
+        for (std::string& complaint : examine_at_rest(*memory, 0))
+          complaints.push_back(std::move(complaint));
+      else
+        complaints.push_back(memory.error().text);
+    }
+    tally.add(tally.boundaries, complaints);
+    ++tally.boundaries;
+  } while (child.step());
+  print("format", tally);
+  EXPECT_EQ(tally.violations, 0u) << tally.first;
 }
 
 std::string identifier(const ::testing::TestParamInfo<Operation>& info) {
