@@ -4,11 +4,12 @@
 #   make test      all tests (at most 10 minutes after the build)
 #   make build     the programs, into build/bin/
 #   make bench     speed, as ratios taken in one run
+#   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder)
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build bench asan tsan fuzz lint configure packages clean
+.PHONY: demo test build bench chaos asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 SECONDS_EACH ?= 60
@@ -26,6 +27,13 @@ build: configure
 bench: configure
 	@cmake --build --preset release -j $(JOBS) --target programs benches
 	@tools/bench/run.sh build/bin
+
+MINUTES ?= 10
+chaos: configure
+	@cmake --build --preset release -j $(JOBS) --target kvhive_crash_test kvhive_kill_point_test
+	@$(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_kill_point_test --gtest_brief=1
+	@$(if $(SEED),KVHIVE_SEED=$(SEED)) KVHIVE_CHAOS_MINUTES=$(MINUTES) \
+	  build/bin/kvhive_crash_test --gtest_brief=1 --gtest_filter='PoolCrash.NothingIsLost*'
 
 asan: packages
 	@cmake --preset asan --log-level=WARNING >/dev/null

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "config/check.hpp"
+#include "pool/kill_point.hpp"
 
 namespace kvhive {
 namespace {
@@ -72,8 +73,11 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
     hit.end.uid = descriptor(block).uid.load(std::memory_order_relaxed);
     ++hit.end.depth;
   }
+  KV_KILL_POINT("match.before_count");
   bump(counters_->queried_blocks, chain.size());
+  KV_KILL_POINT("match.half_counted");
   bump(counters_->hit_blocks, hit.blocks.size());
+  KV_KILL_POINT("match.counted");
   return hit;
 }
 
@@ -124,12 +128,15 @@ bool BlockPool::pin(BlockId block, BlockWord seen) {
   }
   auto& word = descriptor(block).word;
   BlockWord expected = seen;
+  KV_KILL_POINT("pin.before_cas");
   do {
     if (expected.state() != BlockState::ready || expected.generation() != seen.generation())
       return false;
   } while (!word.compare_exchange_weak(expected.bits, expected.bits | my_bit_,
                                        std::memory_order_acq_rel, std::memory_order_acquire));
+  KV_KILL_POINT("pin.after_cas");
   if (expected.holders() == 0) count_used(memory_.tier_of(block), +1);
+  KV_KILL_POINT("pin.counted");
   references = 1;
   return true;
 }
@@ -142,7 +149,9 @@ void BlockPool::cancel(const PrefixHit& hit) {
     unpin(block);
     scratch_.push_back(block);
   }
+  KV_KILL_POINT("cancel.before_restore");
   for (TierState& t : tiers_) t.idle.restore(scratch_);
+  KV_KILL_POINT("cancel.restored");
 }
 
 // -- allocate -------------------------------------------------------------------------------------
@@ -153,7 +162,9 @@ Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count)
   const auto take = [&] { return take_free(tier, count, taken) || take_idle(tier, count, taken); };
   const auto may_be_more = [&] { return available(tier) >= count - taken.size(); };
   if (take() || (may_be_more() && this->tier(tier).free.find_lost() && take())) {
+    KV_KILL_POINT("allocate.before_statistics");
     bump(counters_->allocated_blocks, count);
+    KV_KILL_POINT("allocate.done");
     return taken;
   }
   for (auto block = taken.rbegin(); block != taken.rend(); ++block) {
@@ -173,12 +184,16 @@ bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken
     if (!candidate) return false;
     auto [block, seen] = *candidate;
     const BlockWord mine = BlockWord::make(BlockState::filling, seen.generation() + 1, my_bit_);
+    KV_KILL_POINT("allocate.before_cas");
     if (!descriptor(block).word.compare_exchange_strong(seen.bits, mine.bits,
                                                         std::memory_order_acq_rel))
       continue;
+    KV_KILL_POINT("allocate.after_cas");
     free.taken(block);
     references_[block.value] = 1;
+    KV_KILL_POINT("allocate.before_count");
     count_used(t, +1);
+    KV_KILL_POINT("allocate.counted");
     taken.push_back(block);
   }
   return true;
@@ -209,7 +224,9 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
     }
     for (const auto& candidate : candidates_)
       if (evict(candidate.block, candidate.word)) taken.push_back(candidate.block);
+    KV_KILL_POINT("evict.before_commit");
     idle.commit();
+    KV_KILL_POINT("evict.committed");
   }
   return true;
 }
@@ -219,14 +236,19 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
 bool BlockPool::evict(BlockId block, BlockWord seen) {
   BlockDescriptor& d = descriptor(block);
   const BlockWord mine = BlockWord::make(BlockState::filling, seen.generation() + 1, my_bit_);
+  KV_KILL_POINT("evict.before_cas");
   if (!d.word.compare_exchange_strong(seen.bits, mine.bits, std::memory_order_acq_rel))
     return false;
+  KV_KILL_POINT("evict.after_cas");
   index_.erase(
       {d.hash_low.load(std::memory_order_relaxed), d.hash_high.load(std::memory_order_relaxed)},
       block);
   references_[block.value] = 1;
+  KV_KILL_POINT("evict.before_count");
   count_used(memory_.tier_of(block), +1);
+  KV_KILL_POINT("evict.counted");
   bump(counters_->evicted_blocks, 1u);
+  KV_KILL_POINT("evict.done");
   return true;
 }
 
@@ -242,10 +264,12 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
   for (std::size_t i = 0; i < std::min(chain.size(), kAhead); ++i) index_.prefetch(chain[i]);
 
   Prefix end = from;
+  KV_KILL_POINT("publish.before_serials");
   std::uint64_t serial = memory_.control().next_serial.fetch_add(
       std::max<std::size_t>(blocks.size(), 1), std::memory_order_relaxed);
   for (std::size_t i = 0; i < blocks.size(); ++i, ++serial) {
     if (i + kAhead < chain.size()) index_.prefetch(chain[i + kAhead]);
+    KV_KILL_POINT("publish.serials_drawn");
     const BlockId block = blocks[i];
     const BlockWord word = load_word(block);
     KV_CHECK(word.state() == BlockState::filling && word.holders() == my_bit_, block.value,
@@ -255,14 +279,18 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
     const std::uint64_t known = find_uid(chain[i], content);
     const std::uint64_t uid = known != 0 ? known : serial;
     write_content(block, chain[i], content, uid, serial);
+    KV_KILL_POINT("publish.before_ready");
     descriptor(block).word.store(
         BlockWord::make(BlockState::ready, word.generation(), my_bit_).bits,
         std::memory_order_release);
+    KV_KILL_POINT("publish.after_ready");
     index_.insert(chain[i], block);
+    KV_KILL_POINT("publish.hinted");
     end.uid = uid;
     ++end.depth;
   }
   bump(counters_->published_blocks, blocks.size());
+  KV_KILL_POINT("publish.counted");
   return end;
 }
 
@@ -292,21 +320,30 @@ void BlockPool::write_content(BlockId block, Hash128 hash, const Content& conten
                               std::uint64_t uid, std::uint64_t serial) {
   constexpr auto relaxed = std::memory_order_relaxed;  // nobody may look before the word says ready
   BlockDescriptor& d = descriptor(block);
+  KV_KILL_POINT("content.before_hash");
   d.hash_low.store(hash.low, relaxed);
+  KV_KILL_POINT("content.half_hashed");
   d.hash_high.store(hash.high, relaxed);
+  KV_KILL_POINT("content.before_uid");
   d.uid.store(uid, relaxed);
   d.parent_uid.store(content.parent.uid, relaxed);
+  KV_KILL_POINT("content.before_serial");
   d.serial.store(serial, relaxed);
   d.depth.store(content.parent.depth, relaxed);
   d.domain.store(content.parent.domain.value, relaxed);
   d.has_extra.store(content.extra != kNoExtraKey, relaxed);
+  KV_KILL_POINT("content.has_extra");
   auto* row = memory_.token_row(block);
-  for (std::size_t w = 0; w < memory_.layout().row_words; ++w)
+  for (std::size_t w = 0; w < memory_.layout().row_words; ++w) {
     row[w].store(pack(content.tokens, w), relaxed);
+    KV_KILL_POINT("content.after_a_token_word");
+  }
   if (content.extra == kNoExtraKey) return;
   auto* extra = memory_.extra_key(block);
   extra[0].store(content.extra[0], relaxed);
+  KV_KILL_POINT("content.half_an_extra_key");
   extra[1].store(content.extra[1], relaxed);
+  KV_KILL_POINT("content.extra_key");
 }
 
 // -- release --------------------------------------------------------------------------------------
@@ -335,16 +372,23 @@ void BlockPool::drop_references(std::span<const BlockId> blocks) {
     }
     if (scratch_.empty()) continue;
     IdleOrder& idle = tier(t).idle;
+    KV_KILL_POINT("release.before_stamp");
     idle.stamp(scratch_);
+    KV_KILL_POINT("release.stamped");
     for (const BlockId block : scratch_) unpin(block);
+    KV_KILL_POINT("release.before_settle");
     idle.settle(scratch_);
+    KV_KILL_POINT("release.settled");
   }
 }
 
 void BlockPool::unpin(BlockId block) {
+  KV_KILL_POINT("unpin.before_clear");
   const BlockWord before{
       descriptor(block).word.fetch_and(~std::uint64_t{my_bit_}, std::memory_order_seq_cst)};
+  KV_KILL_POINT("unpin.cleared");
   if (before.holders() == my_bit_) count_used(memory_.tier_of(block), -1);
+  KV_KILL_POINT("unpin.counted");
 }
 
 /// A block of ours that was never published is free again.
@@ -352,10 +396,13 @@ void BlockPool::give_back(BlockId block) {
   const BlockWord word = load_word(block);
   KV_CHECK(word.state() == BlockState::filling && word.holders() == my_bit_, block.value,
            word.bits);
+  KV_KILL_POINT("give_back.before_free");
   descriptor(block).word.store(BlockWord::make(BlockState::free, word.generation(), 0).bits,
                                std::memory_order_release);
+  KV_KILL_POINT("give_back.freed");
   const Tier t = memory_.tier_of(block);
   count_used(t, -1);
+  KV_KILL_POINT("give_back.counted");
   tier(t).free.given_back(block, word.generation());
 }
 

@@ -4,6 +4,8 @@
 #include <bit>
 #include <unordered_set>
 
+#include "pool/kill_point.hpp"
+
 namespace kvhive {
 
 FreeBlocks::FreeBlocks(const PoolMemory& memory, Tier tier)
@@ -40,9 +42,13 @@ std::optional<Candidate> FreeBlocks::search_bitmap() {
       }
       // Nothing left under this bit. Whoever sets a bit in the word sets the summary after it, so
       // look again after clearing: no order of the two loses a bit.
+      KV_KILL_POINT("free.before_summary_clear");
       summary_[s].fetch_and(~(1ull << group), std::memory_order_seq_cst);
-      if (bitmap_[w].load(std::memory_order_seq_cst) != 0)
-        summary_[s].fetch_or(1ull << group, std::memory_order_relaxed);
+      KV_KILL_POINT("free.summary_cleared");
+      if (bitmap_[w].load(std::memory_order_seq_cst) == 0) continue;
+      KV_KILL_POINT("free.before_summary_again");
+      summary_[s].fetch_or(1ull << group, std::memory_order_relaxed);
+      KV_KILL_POINT("free.summary_again");
     }
   }
   return std::nullopt;
@@ -53,16 +59,21 @@ std::optional<Candidate> FreeBlocks::check_bit(std::size_t word_index, unsigned 
   const BlockId block{layout_.first_block + std::uint32_t(word_index * 64 + bit)};
   BlockWord now = word(block);
   if (now.state() == BlockState::free) return Candidate{block, now};
+  KV_KILL_POINT("free.before_stale_bit_clear");
   bitmap_[word_index].fetch_and(~(1ull << bit), std::memory_order_seq_cst);
+  KV_KILL_POINT("free.stale_bit_cleared");
   now = word(block);  // freed just now: then its bit was set before we cleared it
   if (now.state() != BlockState::free) return std::nullopt;
+  KV_KILL_POINT("free.freed_meanwhile");
   announce(block);
   return Candidate{block, now};
 }
 
 void FreeBlocks::taken(BlockId block) const {
   const std::uint32_t offset = block.value - layout_.first_block;
+  KV_KILL_POINT("free.before_bit_clear");
   bitmap_[offset / 64].fetch_and(~(1ull << offset % 64), std::memory_order_relaxed);
+  KV_KILL_POINT("free.bit_cleared");
 }
 
 void FreeBlocks::given_back(BlockId block, std::uint64_t generation) {
@@ -74,10 +85,14 @@ void FreeBlocks::given_back(BlockId block, std::uint64_t generation) {
 void FreeBlocks::announce(BlockId block) const {
   const std::uint32_t offset = block.value - layout_.first_block;
   const std::size_t w = offset / 64;
+  KV_KILL_POINT("free.before_bit_set");
   bitmap_[w].fetch_or(1ull << offset % 64, std::memory_order_seq_cst);
+  KV_KILL_POINT("free.bit_set");
   const std::uint64_t group = 1ull << w % 64;
-  if ((summary_[w / 64].load(std::memory_order_seq_cst) & group) == 0)
-    summary_[w / 64].fetch_or(group, std::memory_order_seq_cst);
+  if ((summary_[w / 64].load(std::memory_order_seq_cst) & group) != 0) return;
+  KV_KILL_POINT("free.before_summary_set");
+  summary_[w / 64].fetch_or(group, std::memory_order_seq_cst);
+  KV_KILL_POINT("free.summary_set");
 }
 
 bool FreeBlocks::find_lost() const {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "pool/kill_point.hpp"
+
 namespace kvhive {
 
 IdleOrder::IdleOrder(const PoolMemory& memory, Tier tier)
@@ -13,15 +15,21 @@ IdleOrder::IdleOrder(const PoolMemory& memory, Tier tier)
 
 void IdleOrder::stamp(std::span<const BlockId> blocks) {
   if (blocks.empty()) return;
+  KV_KILL_POINT("stamp.before_draw");
   const std::uint64_t first = control_->tail.fetch_add(blocks.size(), std::memory_order_relaxed);
+  KV_KILL_POINT("stamp.drawn");
   std::uint64_t stamp = first;
   for (const BlockId block : blocks) {
     descriptors_[block.value].stamp.store(stamp, std::memory_order_relaxed);
+    KV_KILL_POINT("stamp.before_hint");
     ring_[stamp & ring_mask_].store(block.value, std::memory_order_release);
+    KV_KILL_POINT("stamp.hinted");
     ++stamp;
   }
   // Had we been stopped so long that the ring went round, we have just overwritten newer hints.
-  if (is_overwritten(first)) invalidate(*control_);
+  if (!is_overwritten(first)) return;
+  KV_KILL_POINT("stamp.overtaken");
+  invalidate(*control_);
 }
 
 /// Whether the ring has gone round since `position` was drawn.
@@ -37,6 +45,7 @@ void IdleOrder::settle(std::span<const BlockId> blocks) {
       if (control_->head.load(std::memory_order_seq_cst) <= stamp) break;
       BlockWord word;
       if (!is_current(stamp, block, word)) break;
+      KV_KILL_POINT("settle.passed_by");
       this->stamp({&block, 1});
     }
   }
@@ -76,7 +85,9 @@ void IdleOrder::catch_up() {
   const std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
   const std::uint64_t head = control_->head.load(std::memory_order_relaxed);
   if (tail > head + layout_.ring_slots) {
+    KV_KILL_POINT("order.gone_round");
     advance_head(tail);
+    KV_KILL_POINT("order.head_at_tail");
     invalidate(*control_);
   }
   const std::uint64_t epoch = control_->epoch.load(std::memory_order_acquire);
@@ -154,6 +165,7 @@ void IdleOrder::look_again(std::uint64_t from, std::uint64_t to) {
     const BlockId block{ring_[position & ring_mask_].load(std::memory_order_acquire)};
     BlockWord word;
     if (!is_current(position, block, word)) continue;
+    KV_KILL_POINT("look_again.is_idle");
     stamp({&block, 1});
     settle({&block, 1});  // another evictor may pass the new position before its hint is written
   }
@@ -167,15 +179,19 @@ void IdleOrder::rollback() {
 
 /// Returns where the head was, or `position` if others have moved it there already.
 std::uint64_t IdleOrder::advance_head(std::uint64_t position) {
+  KV_KILL_POINT("order.before_head");
   std::uint64_t head = control_->head.load(std::memory_order_relaxed);
   while (head < position &&
          !control_->head.compare_exchange_weak(head, position, std::memory_order_seq_cst)) {
   }
+  KV_KILL_POINT("order.head_moved");
   return std::min(head, position);
 }
 
 void IdleOrder::invalidate(TierControl& control) {
+  KV_KILL_POINT("order.before_epoch");
   control.epoch.fetch_add(1, std::memory_order_acq_rel);
+  KV_KILL_POINT("order.epoch");
 }
 
 std::vector<BlockId> IdleOrder::order() const {

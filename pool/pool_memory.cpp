@@ -6,6 +6,7 @@
 #include <string>
 
 #include "config/byte_size.hpp"
+#include "pool/kill_point.hpp"
 
 namespace kvhive {
 namespace {
@@ -74,7 +75,9 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
     const auto i = std::size_t(object);
     auto map = MappedMemory::map(fds[i].get(), sizes[i], Access::read_write, kNames[i]);
     if (!map) return forward_error(map);
+    KV_KILL_POINT("format.before_clear");
     std::memset(map->data(), 0, map->size());
+    KV_KILL_POINT("format.cleared");
     pool.maps_[i] = std::move(*map);
   }
 
@@ -82,25 +85,31 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
   for (const Tier tier : {Tier::device, Tier::host}) {
     const auto& t = pool.tier_layout(tier);
     set_all_bits(pool.bitmap(tier), t.blocks);
+    KV_KILL_POINT("format.half_announced");
     set_all_bits(pool.summary(tier), t.bitmap_words);
     TierControl& control = pool.control().tiers[std::size_t(tier)];
     control.tail.store(1, std::memory_order_relaxed);
     control.head.store(1, std::memory_order_relaxed);
+    KV_KILL_POINT("format.after_a_tier");
   }
   pool.bitmap(Tier::device)[0].fetch_and(~1ull, std::memory_order_relaxed);
   pool.descriptors()[kNullBlock.value].word.store(BlockWord::make(BlockState::retired, 0, 0).bits,
                                                   std::memory_order_relaxed);
 
+  KV_KILL_POINT("format.null_block_set_aside");
   ControlBlock& control = pool.control();
   control.magic = kPoolMagic;
   control.format_version = kFormatVersion;
   control.layout_hash = layout_hash(geometry);
   control.geometry = geometry;
+  KV_KILL_POINT("format.before_secret");
   control.secret = random_hash_secret();
   if (getrandom(control.epoch_uuid.data(), control.epoch_uuid.size(), 0) < 0)
     return os_failure("getrandom");
   control.next_serial.store(1, std::memory_order_relaxed);
+  KV_KILL_POINT("format.before_done");
   control.is_formatted.store(1, std::memory_order_release);
+  KV_KILL_POINT("format.done");
   return {};
 }
 

@@ -1,10 +1,13 @@
 #include "pool/prefix_index.hpp"
 
+#include "pool/kill_point.hpp"
+
 namespace kvhive {
 
 void PrefixIndex::insert(Hash128 hash, BlockId block) const {
   const std::uint64_t hint = entry(hash, block);
   bool is_hinted = false;
+  KV_KILL_POINT("index.before_insert");
   for (IndexBucket* bucket : {&first(hash), &second(hash)}) {
     for (auto& way : bucket->way) {
       std::uint64_t found = way.load(std::memory_order_relaxed);
@@ -15,10 +18,14 @@ void PrefixIndex::insert(Hash128 hash, BlockId block) const {
   }
   // Both are full. Many blocks of one content (a prompt running many times at once) must not push
   // others out: of equal blocks the first is found anyway.
-  if (!is_hinted) first(hash).way[block.value % 8].store(hint, std::memory_order_release);
+  if (is_hinted) return;
+  KV_KILL_POINT("index.before_push_out");
+  first(hash).way[block.value % 8].store(hint, std::memory_order_release);
+  KV_KILL_POINT("index.pushed_out");
 }
 
 void PrefixIndex::erase(Hash128 hash, BlockId block) const {
+  KV_KILL_POINT("index.before_erase");
   const std::uint64_t hint = entry(hash, block);
   for (IndexBucket* bucket : {&first(hash), &second(hash)}) {
     for (auto& way : bucket->way) {

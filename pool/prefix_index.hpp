@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "hashing/block_hash.hpp"
+#include "pool/kill_point.hpp"
 #include "pool/pool_layout.hpp"
 
 namespace kvhive {
@@ -54,8 +55,10 @@ void PrefixIndex::for_each(Hash128 hash, Visit&& visit) const {
     for (auto& way : bucket->way) {
       std::uint64_t hint = way.load(std::memory_order_acquire);
       if (hint == 0 || (hint & kTagMask) != tag(hash)) continue;
-      if (visit(BlockId{std::uint32_t(hint)}) == Verdict::drop)
-        way.compare_exchange_strong(hint, 0, std::memory_order_acq_rel);
+      if (visit(BlockId{std::uint32_t(hint)}) == Verdict::keep) continue;
+      KV_KILL_POINT("index.before_drop");
+      way.compare_exchange_strong(hint, 0, std::memory_order_acq_rel);
+      KV_KILL_POINT("index.dropped");
     }
   }
 }

@@ -4,6 +4,8 @@
 
 #include <chrono>
 
+#include "pool/kill_point.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -15,6 +17,7 @@ void reset_statistics(SlotCounters& counters) {
         &counters.preemptions_swap, &counters.generated_tokens, &counters.prompt_tokens,
         &counters.cached_tokens})
     counter->store(0, std::memory_order_relaxed);
+  KV_KILL_POINT("sign_in.half_reset");
   counters.running.store(0, std::memory_order_relaxed);
   counters.waiting.store(0, std::memory_order_relaxed);
 }
@@ -23,12 +26,16 @@ void reset_statistics(SlotCounters& counters) {
 
 void sign_in(const PoolMemory& memory, ProcessSlot slot, std::uint32_t index) {
   ProcessEntry& entry = memory.control().processes[slot.value];
+  KV_KILL_POINT("sign_in.before");
   reset_statistics(entry.counters);
+  KV_KILL_POINT("sign_in.reset");
   entry.index.store(index, std::memory_order_relaxed);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   entry.started.store(std::chrono::duration_cast<std::chrono::seconds>(now).count(),
                       std::memory_order_relaxed);
+  KV_KILL_POINT("sign_in.before_pid");
   entry.pid.store(static_cast<std::uint32_t>(getpid()), std::memory_order_release);
+  KV_KILL_POINT("sign_in.done");
 }
 
 }  // namespace kvhive

@@ -5,6 +5,7 @@
 
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
+#include "pool/kill_point.hpp"
 
 namespace kvhive {
 namespace {
@@ -25,6 +26,7 @@ class Sweep {
       const BlockId block{layout_.first_block + i};
       BlockWord now = word(block);
       if (now.state() == BlockState::filling && now.holders() == bit_) {
+        KV_KILL_POINT("reap.before_free");
         const auto freed = BlockWord::make(BlockState::free, now.generation(), 0);
         if (memory_.descriptors()[block.value].word.compare_exchange_strong(
                 now.bits, freed.bits, std::memory_order_acq_rel))
@@ -35,9 +37,11 @@ class Sweep {
       }
       // Also those the dead process gave back without getting as far as telling anybody.
       if (word(block).state() == BlockState::free) free_.announce(block);
+      KV_KILL_POINT("reap.after_a_block");
     }
     release(released);
     report.released += released.size();
+    KV_KILL_POINT("reap.before_invalidate");
     IdleOrder::invalidate(control());
   }
 
@@ -48,7 +52,9 @@ class Sweep {
       const std::int64_t before = counted();
       const std::int64_t truth = held_blocks();
       if (counted() != before) continue;
+      KV_KILL_POINT("reap.before_correction");
       control().used_correction.store(truth - before, std::memory_order_relaxed);
+      KV_KILL_POINT("reap.corrected");
       return;
     }
   }
@@ -69,15 +75,22 @@ class Sweep {
     IdleOrder idle(memory_, tier_);
     idle.stamp(blocks);
     for (const BlockId block : blocks) {
+      KV_KILL_POINT("reap.before_clear");
       const BlockWord before{memory_.descriptors()[block.value].word.fetch_and(
           ~std::uint64_t{bit_}, std::memory_order_seq_cst)};
+      KV_KILL_POINT("reap.cleared");
       if (before.holders() == bit_) count_released();
     }
+    KV_KILL_POINT("reap.before_settle");
     idle.settle(blocks);
   }
 
   /// In the dead process' name: with its blocks the reaper takes over its part of the sum.
-  void count_released() { bump(used_, -1); }
+  void count_released() {
+    KV_KILL_POINT("reap.before_count");
+    bump(used_, -1);
+    KV_KILL_POINT("reap.counted");
+  }
 
   std::int64_t counted() const {
     std::int64_t sum = 0;
@@ -103,9 +116,13 @@ class Sweep {
 
 /// The slot is vacant again. The pid goes last: until then the holder bits have an owner to name.
 void vacate(ProcessEntry& process) {
+  KV_KILL_POINT("vacate.before");
   process.counters.running.store(0, std::memory_order_relaxed);
+  KV_KILL_POINT("vacate.half");
   process.counters.waiting.store(0, std::memory_order_relaxed);
+  KV_KILL_POINT("vacate.before_pid");
   process.pid.store(0, std::memory_order_release);
+  KV_KILL_POINT("vacate.done");
 }
 
 }  // namespace

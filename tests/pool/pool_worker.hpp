@@ -4,11 +4,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <random>
 #include <vector>
 
 #include "pool/block_pool.hpp"
+#include "tests/support/payload.hpp"
 #include "tests/support/request.hpp"
 
 namespace kvhive::testing {
@@ -43,6 +43,14 @@ class PoolWorker {
     while (progress_.requests.load(std::memory_order_relaxed) < requests) step();
   }
 
+  /// So many requests, served or refused.
+  void attempt(std::uint64_t requests) {
+    while (progress_.requests.load(std::memory_order_relaxed) +
+               progress_.shortages.load(std::memory_order_relaxed) <
+           requests)
+      step();
+  }
+
   void release_everything() {
     while (!held_.empty()) finish();
   }
@@ -53,7 +61,11 @@ class PoolWorker {
   void step() {
     if (held_.size() >= load_.sequences) finish();
     if (below(8) == 0) swap_out();
-    admit();
+    if (below(8) == 0) look_and_leave();
+    if (!held_.empty() && below(4) == 0)
+      fork();
+    else
+      admit();
   }
 
   struct Held {
@@ -68,7 +80,9 @@ class PoolWorker {
   Prompt draw_prompt() {
     std::vector<TokenId> tokens;
     for (std::uint32_t left = 1 + below(load_.blocks); left != 0; --left) {
-      const auto token = static_cast<TokenId>(below(load_.vocabulary));
+      // Some prefixes are asked for far more often than others.
+      const auto token =
+          static_cast<TokenId>(std::min(below(load_.vocabulary), below(load_.vocabulary)));
       tokens.insert(tokens.end(), pool_.tokens_per_block(), token);
     }
     return Prompt(pool_, std::move(tokens), DomainId{std::uint16_t(below(2))});
@@ -116,6 +130,29 @@ class PoolWorker {
     }
   }
 
+  /// A request that is taken back before anything came of it.
+  void look_and_leave() {
+    const Prompt prompt = draw_prompt();
+    const PrefixHit hit = match_all(pool_, prompt);
+    for (std::size_t i = 0; i < hit.blocks.size(); ++i) verify(hit.blocks[i], prompt.chain[i]);
+    pool_.cancel(hit);
+  }
+
+  /// A second sequence with the past of one we have, that goes its own way from its last block on.
+  void fork() {
+    Held copy = held_[below(std::uint32_t(held_.size()))];
+    pool_.fork(copy.blocks);
+    BlockId& last = copy.blocks.back();
+    if (const auto fresh = pool_.make_writable(last)) {
+      copy_payload(memory_, fresh->source, fresh->destination);
+      pool_.release({{fresh->source}});
+      last = fresh->destination;
+    } else {
+      bump(progress_.shortages);
+    }
+    held_.push_back(std::move(copy));
+  }
+
   void finish() {
     std::swap(held_[below(std::uint32_t(held_.size()))], held_.back());
     const Held& held = held_.back();
@@ -124,33 +161,9 @@ class PoolWorker {
     held_.pop_back();
   }
 
-  std::size_t payload_words() const { return memory_.geometry().kv.block_bytes() / 8; }
-  std::byte* payload(BlockId block) const {
-    const Tier tier = memory_.tier_of(block);
-    const std::size_t place = block.value - memory_.tier_layout(tier).first_block;
-    return memory_.arena(tier) + place * memory_.geometry().kv.block_bytes();
-  }
-  /// The oracle: what the i-th word of the block of this name must be.
-  static std::uint64_t payload_word(Hash128 name, std::size_t i) {
-    return (name.low ^ i * 0x9e3779b97f4a7c15ull) + name.high;
-  }
-
-  // Plain memory accesses, as an engine's kernels make them: that nobody else is there is the
-  // pool's promise.
-  void fill(BlockId block, Hash128 name) {
-    for (std::size_t i = 0; i < payload_words(); ++i) {
-      const std::uint64_t word = payload_word(name, i);
-      std::memcpy(payload(block) + i * 8, &word, 8);
-    }
-  }
+  void fill(BlockId block, Hash128 name) { fill_payload(memory_, block, name); }
   void verify(BlockId block, Hash128 name) {
-    bool is_right = true;
-    for (std::size_t i = 0; i < payload_words(); ++i) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, payload(block) + i * 8, 8);
-      is_right &= word == payload_word(name, i);
-    }
-    bump(is_right ? progress_.verified : progress_.wrong);
+    bump(is_payload_right(memory_, block, name) ? progress_.verified : progress_.wrong);
   }
 
   static void bump(std::atomic<std::uint64_t>& counter) {

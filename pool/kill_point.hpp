@@ -1,0 +1,76 @@
+#pragma once
+// Places in the pool's code, named, before and after each write to shared memory, at which the
+// crash tests kill a process. Without KVHIVE_KILL_POINTS, which only the crash tests' own build of
+// the pool defines, they are nothing at all.
+
+#ifdef KVHIVE_KILL_POINTS
+
+#include <signal.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace kvhive {
+
+/// All names, whether ever reached or not, are known before main() starts. State is per process and
+/// without locks: one thread.
+class KillPoint {
+ public:
+  explicit KillPoint(const char* label) : label_(label) { registry().push_back(this); }
+  KillPoint(const KillPoint&) = delete;
+  KillPoint& operator=(const KillPoint&) = delete;
+
+  static const std::vector<KillPoint*>& all() { return registry(); }
+
+  void reach() {
+    if (is_suspended) return;
+    ++hits_;
+    if (hits_ == 1 && interruption_ != nullptr) interruption_();
+    if (hits_ == kills_at_) raise(SIGKILL);
+  }
+  /// Dies when this place is reached for the `hit`-th time; 0 = never.
+  void arm(std::uint32_t hit) { kills_at_ = hit; }
+  /// Calls `interruption` when this place is reached for the first time.
+  void interrupt(void (*interruption)()) { interruption_ = interruption; }
+
+  const char* label() const { return label_; }
+  std::uint32_t hits() const { return hits_; }
+  void forget_hits() { hits_ = 0; }
+
+  /// Nothing is counted, nobody killed: while a test plays another process.
+  static inline bool is_suspended = false;
+
+ private:
+  static std::vector<KillPoint*>& registry() {
+    static std::vector<KillPoint*> points;
+    return points;
+  }
+
+  const char* label_;
+  std::uint32_t hits_ = 0;
+  std::uint32_t kills_at_ = 0;
+  void (*interruption_)() = nullptr;
+};
+
+/// A name as a template's argument: one name, one point, however many files mention it.
+template <std::size_t Size>
+struct KillPointLabel {
+  consteval KillPointLabel(const char (&label)[Size]) { std::copy_n(label, Size, text); }
+  char text[Size]{};
+};
+
+template <KillPointLabel Label>
+struct NamedKillPoint {
+  static constexpr auto kLabel = Label;
+  static inline KillPoint point{kLabel.text};
+};
+
+}  // namespace kvhive
+
+#define KV_KILL_POINT(label) ::kvhive::NamedKillPoint<label>::point.reach()
+
+#else
+#define KV_KILL_POINT(label) static_cast<void>(0)
+#endif

@@ -1,0 +1,168 @@
+#include "tests/crash/autopsy.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "pool/fsck.hpp"
+#include "pool/process_slot.hpp"
+#include "pool/reaper.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+BlockWord word_of(const PoolMemory& memory, std::uint32_t id) {
+  return {memory.descriptors()[id].word.load()};
+}
+
+std::string describe(std::uint32_t id, BlockWord word) {
+  return "block " + std::to_string(id) + " (" + std::string(to_string(word.state())) +
+         ", generation " + std::to_string(word.generation()) + ", holders " +
+         std::to_string(word.holders()) + ")";
+}
+
+void check_fsck(const PoolMemory& memory, const std::string& when, Complaints& complaints) {
+  for (const std::string& violation : fsck(memory).violations)
+    complaints.push_back("fsck " + when + ": " + violation);
+}
+
+/// Blocks of the tier that may be given out and are held by the processes in `mask`.
+std::size_t held_by(const PoolMemory& memory, Tier tier, std::uint32_t mask) {
+  const auto& layout = memory.tier_layout(tier);
+  std::size_t held = 0;
+  for (std::uint32_t i = 0; i < layout.blocks; ++i)
+    held += (word_of(memory, layout.first_block + i).holders() & mask) != 0;
+  return held;
+}
+
+/// Every block that `survivors` do not hold can be had, each once.
+void check_room(BlockPool& newcomer, std::uint32_t survivors, Complaints& complaints) {
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    const std::size_t room = newcomer.capacity(tier) - held_by(newcomer.memory(), tier, survivors);
+    if (newcomer.available(tier) != room)
+      complaints.push_back("the counters say " + std::to_string(newcomer.available(tier)) +
+                           " blocks can be had, it is " + std::to_string(room));
+    const auto all = newcomer.allocate(tier, room);
+    if (!all) {
+      complaints.push_back("blocks are lost: " + all.error().text);
+      continue;
+    }
+    if (std::set<BlockId>(all->begin(), all->end()).size() != room)
+      complaints.push_back("a block was given out twice");
+    newcomer.release(*all);
+  }
+}
+
+/// The next process in the dead one's place can do its work.
+void check_work(const PoolMemory& memory, Complaints& complaints) {
+  sign_in(memory, Stage::kVictim, 3);
+  BlockPool next(memory, Stage::kVictim);
+  const Prompt prompt(next, counting(100, 2 * next.tokens_per_block()));
+  const auto computed = compute(next, prompt);
+  next.release(computed);
+  const PrefixHit hit = match_all(next, prompt);
+  if (hit.blocks != computed) complaints.push_back("what was published since is not found");
+  for (std::size_t i = 0; i < hit.blocks.size(); ++i)
+    if (!is_payload_right(memory, hit.blocks[i], prompt.chain[i]))
+      complaints.push_back("what was published since is wrong");
+  next.release(hit.blocks);
+}
+
+}  // namespace
+
+Complaints examine_at_rest(const PoolMemory& memory, std::uint32_t holders) {
+  Complaints complaints;
+  BlockPool newcomer(memory, Stage::kNewcomer);
+  check_room(newcomer, holders, complaints);
+  check_work(memory, complaints);
+  check_fsck(memory, "at rest", complaints);
+  return complaints;
+}
+
+Autopsy::Autopsy(Stage& stage, const Operation& operation)
+    : clean_up([](const PoolMemory& memory) { reap(memory, Stage::kVictim); }) {
+  if (operation.meanwhile != nullptr) return;  // the survivor does not stay as it is
+  const PoolMemory& memory = stage.memory();
+  for (std::uint32_t id = 0; id < memory.geometry().total_blocks(); ++id)
+    before_.push_back({word_of(memory, id), memory.descriptors()[id].uid.load(), false});
+  std::size_t evictable = operation.evicts;
+  for (const BlockId block : stage.survivor().free_queue(Tier::device)) {
+    if (evictable == 0) break;
+    if (!before_[block.value].word.is_idle()) continue;
+    before_[block.value].may_vanish = true;
+    --evictable;
+  }
+  if (operation.may_lose_hints) return;
+  findable_ = {
+      {stage.shared(), Tier::device, 2},    {stage.shared(), Tier::host, 2},
+      {stage.owned(), Tier::device, 2},     {stage.idle(), Tier::device, 3 - operation.evicts},
+      {stage.unknown(), Tier::device, 0},   {stage.unknown(), Tier::host, 0},
+      {stage.continued(), Tier::device, 2}, {stage.owned(), Tier::host, 0}};
+}
+
+Complaints Autopsy::examine(const PoolMemory& memory) const {
+  Complaints complaints;
+  check_fsck(memory, "before the reaper came", complaints);
+  clean_up(memory);
+  check_fsck(memory, "after the reaper", complaints);
+  check_blocks(memory, complaints);
+  {
+    sign_in(memory, Stage::kNewcomer, 2);
+    BlockPool newcomer(memory, Stage::kNewcomer);
+    check_contents(newcomer, complaints);
+    check_room(newcomer, holder_bit(Stage::kSurvivor), complaints);
+  }
+  // Only now: another sweep would make good what the first has missed.
+  if (const ReapReport again = reap(memory, Stage::kVictim); again.freed + again.released != 0)
+    complaints.push_back("the reaper left " + std::to_string(again.freed + again.released) +
+                         " blocks behind");
+  check_work(memory, complaints);
+  reap(memory, Stage::kSurvivor);
+  BlockPool last(memory, Stage::kNewcomer);
+  check_room(last, 0, complaints);
+  check_fsck(memory, "at the end", complaints);
+  return complaints;
+}
+
+/// Block by block: who held what, and what was published, is as it was; nobody is a holder but the
+/// survivor, and nothing is left half done.
+void Autopsy::check_blocks(const PoolMemory& memory, Complaints& complaints) const {
+  const std::uint32_t victim = holder_bit(Stage::kVictim);
+  for (std::uint32_t id = 0; id < before_.size(); ++id) {
+    const auto& [was, uid, may_vanish] = before_[id];
+    const BlockWord is = word_of(memory, id);
+    const BlockDescriptor& d = memory.descriptors()[id];
+    const auto complain = [&](const std::string& text) {
+      complaints.push_back(describe(id, is) + ", which was " + describe(id, was) + ", " + text);
+    };
+    const bool was_victims = was.state() == BlockState::filling && was.holders() == victim;
+    const bool had_content = was.state() == BlockState::ready && !may_vanish;
+    if (had_content && (is.state() != BlockState::ready || is.generation() != was.generation() ||
+                        d.uid.load() != uid))
+      complain("has lost its content");
+    if (had_content && is.holders() != (was.holders() & ~victim)) complain("has other holders");
+    if (!had_content && !was_victims && was.holders() != 0 && is != was) complain("was another's");
+    if (!had_content && (was_victims || was.holders() == 0) && is.holders() != 0)
+      complain("is held by somebody dead");
+    if (was.state() != BlockState::retired && is.state() == BlockState::retired)
+      complain("is out of use");
+    if (is.state() == BlockState::ready &&
+        !is_payload_right(memory, BlockId{id}, {d.hash_low.load(), d.hash_high.load()}))
+      complain("holds other bytes than its name says");
+  }
+}
+
+/// What was published is found, and what is found is right to the last byte.
+void Autopsy::check_contents(BlockPool& newcomer, Complaints& complaints) const {
+  for (const auto& [prompt, tier, blocks] : findable_) {
+    const PrefixHit hit = match_all(newcomer, prompt, tier);
+    if (hit.blocks.size() < blocks)
+      complaints.push_back("of " + std::to_string(blocks) + " published blocks " +
+                           std::to_string(hit.blocks.size()) + " are found");
+    for (std::size_t i = 0; i < hit.blocks.size(); ++i)
+      if (!is_payload_right(newcomer.memory(), hit.blocks[i], prompt.chain[i]))
+        complaints.push_back("a wrong block is found");
+    newcomer.release(hit.blocks);
+  }
+}
+
+}  // namespace kvhive::testing

@@ -1,0 +1,355 @@
+#include "tests/crash/operations.hpp"
+
+#include <array>
+
+#include "config/check.hpp"
+#include "pool/process_slot.hpp"
+#include "pool/reaper.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+void as_it_is(Stage&) {}
+
+/// The survivor takes all free device blocks but `left`.
+void use_up(Stage& stage, std::size_t left) {
+  const auto queue = stage.survivor().free_queue(Tier::device);
+  std::size_t free = 0;
+  for (const BlockId block : queue)
+    free += BlockWord{stage.memory().descriptors()[block.value].word.load()}.state() ==
+            BlockState::free;
+  KV_CHECK(stage.survivor().allocate(Tier::device, free - left).has_value());
+}
+
+IndexBucket& bucket(const Stage& stage, std::uint64_t half_of_hash) {
+  return stage.memory().index()[half_of_hash & (stage.memory().layout().index_buckets - 1)];
+}
+
+/// Leaves no empty place in the bucket; the new hints are of names nobody asks for.
+void fill_bucket(IndexBucket& full) {
+  for (auto& way : full.way)
+    if (way.load() == 0) way.store(0xdeadull << 32 | 1);
+}
+
+PrefixIndex index_of(const Stage& stage) {
+  return {stage.memory().index(), stage.memory().layout().index_buckets};
+}
+
+bool match(Stage& stage, const Prompt& prompt) {
+  const PrefixHit hit = match_all(stage.victim(), prompt);
+  stage.hold(hit.blocks, prompt.chain);
+  return hit.blocks.size() == prompt.full_blocks();
+}
+
+bool allocate(Stage& stage, std::size_t count) {
+  const auto fresh = stage.victim().allocate(Tier::device, count);
+  if (fresh) stage.hold(*fresh);
+  return fresh.has_value();
+}
+
+/// Blocks for a prompt, filled, not published.
+void allocate_and_fill(Stage& stage, const Prompt& prompt) {
+  stage.blocks = stage.victim().allocate(Tier::device, prompt.full_blocks()).value();
+  fill_blocks(stage.victim(), stage.blocks, prompt.chain);
+  stage.hold(stage.blocks);
+}
+
+bool publish(Stage& stage, const Prompt& prompt, std::span<const ExtraKey> extras = {}) {
+  stage.victim().publish(BlockPool::root(prompt.domain), stage.blocks, prompt.chain, prompt.tokens,
+                         extras);
+  stage.let_go(stage.blocks);
+  stage.hold(stage.blocks, prompt.chain);
+  return true;
+}
+
+constexpr std::array<ExtraKey, 2> kExtras{ExtraKey{3, 4}, kNoExtraKey};
+
+Prompt with_extras(const Stage& stage, Prompt prompt) {
+  const BlockHasher hasher(stage.memory().control().secret);
+  Hash128 parent = hasher.root(prompt.domain);
+  for (std::size_t i = 0; i < prompt.chain.size(); ++i)
+    parent = prompt.chain[i] = hasher.child(parent, prompt.of_blocks(i, 1), kExtras[i]);
+  return prompt;
+}
+
+bool release(Stage& stage) {
+  stage.victim().release(stage.blocks);
+  stage.let_go(stage.blocks);
+  return true;
+}
+
+/// As the block manager and the swapper move a sequence from tier to tier: what is there already is
+/// found, the rest copied and published; `from` is given back afterwards.
+bool swap(Stage& stage, const std::vector<BlockId>& from, const Prompt& prompt, Tier to) {
+  BlockPool& pool = stage.victim();
+  const PrefixHit there = match_all(pool, prompt, to);
+  const std::size_t found = there.blocks.size(), missing = prompt.full_blocks() - found;
+  const auto fresh = pool.allocate(to, missing);
+  if (!fresh) {
+    pool.cancel(there);
+    return false;
+  }
+  for (std::size_t i = 0; i < missing; ++i)
+    copy_payload(stage.memory(), from[found + i], (*fresh)[i]);
+  pool.publish(there.end, *fresh, prompt.names(found, missing), prompt.of_blocks(found, missing));
+  stage.hold(joined_ids(there.blocks, *fresh), prompt.chain);
+  pool.release(from);
+  stage.let_go(from);
+  return true;
+}
+
+std::vector<Operation> matches() {
+  return {
+      {"match: idle blocks", as_it_is, [](Stage& s) { return match(s, s.idle()); }},
+      {"match: blocks others hold", as_it_is, [](Stage& s) { return match(s, s.shared()); }},
+      {"match: miss", as_it_is,
+       [](Stage& s) { return match_all(s.victim(), s.unknown()).blocks.empty(); }},
+      {"match: stale hints, second bucket",
+       [](Stage& s) {
+         const Hash128 name = s.idle().chain[0];
+         const BlockId block = match_blocks(s.survivor(), s.idle(), 1).blocks[0];
+         s.survivor().release({{block}});
+         index_of(s).erase(name, block);
+         for (const std::uint32_t stale : {13u, 14u}) index_of(s).insert(name, BlockId{stale});
+         fill_bucket(bucket(s, name.low));
+         index_of(s).insert(name, block);
+       },
+       [](Stage& s) { return match(s, s.idle()); }},
+      {"cancel", [](Stage& s) { s.hit = match_all(s.victim(), s.idle()); },
+       [](Stage& s) {
+         s.victim().cancel(s.hit);
+         return true;
+       }},
+      {"cancel: place in the order passed by",
+       [](Stage& s) {
+         s.hit = match_all(s.victim(), s.idle());
+         use_up(s, 2);
+         s.survivor().release(compute(s.survivor(), s.unknown()));
+         (void)s.survivor().allocate(Tier::device, 2).value();  // evicts them: the head moves on
+       },
+       [](Stage& s) {
+         s.victim().cancel(s.hit);
+         return s.memory().control().tiers[0].epoch.load() == 1;
+       }},
+  };
+}
+
+std::vector<Operation> allocations() {
+  return {
+      {"allocate: free blocks", as_it_is, [](Stage& s) { return allocate(s, 3); }},
+      {"allocate: own ones first",
+       [](Stage& s) { s.victim().release(s.victim().allocate(Tier::device, 3).value()); },
+       [](Stage& s) { return allocate(s, 4); }},
+      {"allocate: evicts, by the ring", [](Stage& s) { use_up(s, 0); },
+       [](Stage& s) { return allocate(s, 2); }, 2},
+      {"allocate: evicts, by a scan",
+       [](Stage& s) {
+         use_up(s, 0);
+         IdleOrder::invalidate(s.memory().control().tiers[0]);
+       },
+       [](Stage& s) { return allocate(s, 2); }, 2},
+      {"allocate: evicts, ring gone round",
+       [](Stage& s) {
+         use_up(s, 0);
+         for (int i = 0; i < 70; ++i) s.survivor().release(compute(s.survivor(), s.idle()));
+       },
+       [](Stage& s) { return allocate(s, 2); }, 2},
+      {"allocate: free and idle blocks", [](Stage& s) { use_up(s, 1); },
+       [](Stage& s) { return allocate(s, 3); }, 2},
+      {"allocate: free blocks without hints",
+       [](Stage& s) { s.memory().bitmap(Tier::device)[0].store(0); },
+       [](Stage& s) { return allocate(s, 5); }},
+      {"allocate: stale hints of free blocks",
+       [](Stage& s) { s.memory().bitmap(Tier::device)[0].store(0xffff); },
+       [](Stage& s) { return allocate(s, 5); }},
+      {"allocate: refused", as_it_is, [](Stage& s) { return !allocate(s, 10); }},
+  };
+}
+
+std::vector<Operation> publications() {
+  return {
+      {"publish", [](Stage& s) { allocate_and_fill(s, s.unknown()); },
+       [](Stage& s) { return publish(s, s.unknown()); }},
+      {"publish: a duplicate", [](Stage& s) { allocate_and_fill(s, s.shared()); },
+       [](Stage& s) { return publish(s, s.shared()); }},
+      {"publish: index full",
+       [](Stage& s) {
+         allocate_and_fill(s, s.unknown());
+         fill_bucket(bucket(s, s.unknown().chain[0].low));
+         fill_bucket(bucket(s, s.unknown().chain[0].high));
+       },
+       [](Stage& s) { return publish(s, s.unknown()); }, 0, true},
+      {"publish: extra keys",
+       [](Stage& s) {
+         s.named_otherwise = with_extras(s, s.unknown());
+         allocate_and_fill(s, *s.named_otherwise);
+       },
+       [](Stage& s) { return publish(s, *s.named_otherwise, kExtras); }},
+      {"allocate, fill, publish", as_it_is,
+       [](Stage& s) {
+         allocate_and_fill(s, s.unknown());
+         return publish(s, s.unknown());
+       }},
+  };
+}
+
+std::vector<Operation> releases() {
+  return {
+      {"release: one block", [](Stage& s) { s.blocks = {s.holdings[1].block}; }, release},
+      {"release: several, both tiers, some unpublished",
+       [](Stage& s) {
+         const PrefixHit there = match_all(s.victim(), s.shared(), Tier::host);
+         s.hold(there.blocks, s.shared().chain);
+         s.blocks = s.held_blocks();
+       },
+       release},
+      {"release: blocks others hold",
+       [](Stage& s) {
+         const PrefixHit hit = match_all(s.victim(), s.shared());
+         s.hold(hit.blocks, s.shared().chain);
+         s.blocks = hit.blocks;
+       },
+       release},
+      {"fork, copy on write",
+       [](Stage& s) {
+         s.blocks = {s.holdings[0].block, s.holdings[1].block};
+       },
+       [](Stage& s) {
+         s.victim().fork(s.blocks);
+         const auto copy = s.victim().make_writable(s.blocks[1]);
+         if (!copy || copy->destination == copy->source) return false;
+         copy_payload(s.memory(), copy->source, copy->destination);
+         s.hold({{copy->destination}});
+         s.victim().release(s.blocks);
+         return true;
+       }},
+      {"write in place", as_it_is,
+       [](Stage& s) {
+         const auto same = s.victim().make_writable(s.holdings[2].block);
+         return same && same->destination == same->source;
+       }},
+  };
+}
+
+std::vector<Operation> sequences() {
+  return {
+      {"swap out",
+       [](Stage& s) {
+         s.blocks = {s.holdings[0].block, s.holdings[1].block};
+       },
+       [](Stage& s) { return swap(s, s.blocks, s.owned(), Tier::host); }},
+      {"swap in",
+       [](Stage& s) {
+         const auto there = compute(s.victim(), s.unknown(), Tier::host);
+         s.hold(there, s.unknown().chain);
+         s.blocks = there;
+       },
+       [](Stage& s) { return swap(s, s.blocks, s.unknown(), Tier::device); }},
+      {"a request from start to end", [](Stage& s) { use_up(s, 1); },
+       [](Stage& s) {
+         const Prompt& prompt = s.continued();
+         const PrefixHit hit = match_all(s.victim(), prompt);
+         const auto fresh = s.victim().allocate(Tier::device, 2);
+         if (!fresh) {
+           s.victim().cancel(hit);
+           return false;
+         }
+         fill_blocks(s.victim(), *fresh, prompt.names(2, 2));
+         s.victim().publish(hit.end, *fresh, prompt.names(2, 2), prompt.of_blocks(2, 2));
+         s.victim().release(joined_ids(hit.blocks, *fresh));
+         return hit.blocks.size() == 2;
+       },
+       1},
+      {"attach and sign in", as_it_is,
+       [](Stage& s) {
+         const auto memory = PoolMemory::attach(s.fds(), Access::read_write);
+         if (!memory) return false;
+         sign_in(*memory, Stage::kVictim, 7);
+         BlockPool pool(*memory, Stage::kVictim);
+         return pool.available(Tier::device) == s.victim().available(Tier::device);
+       },
+       0, false, false},
+      {"reap",
+       [](Stage& s) {
+         // A process that died with everything: filling, ready, shared, in both tiers.
+         s.hold(match_all(s.victim(), s.shared()).blocks, s.shared().chain);
+         s.hold(match_all(s.victim(), s.shared(), Tier::host).blocks, s.shared().chain);
+         s.hold(s.victim().allocate(Tier::host, 2).value());
+       },
+       [](Stage& s) {
+         s.holdings.clear();
+         return reap(s.memory(), Stage::kVictim).freed == 4;
+       }},
+  };
+}
+
+/// Idle blocks newer than any other, evicted again together with all others: the head of the
+/// release order goes past everything released before.
+void pass_by(Stage& s) {
+  s.survivor().release(compute(s.survivor(), s.unknown()));
+  const std::size_t left = s.survivor().available(Tier::device);
+  s.survivor().release(s.survivor().allocate(Tier::device, left).value());
+}
+
+}  // namespace
+
+const std::vector<Operation>& races() {
+  static const std::vector<Operation> all = {
+      {.name = "allocate: a block is freed while its group is struck off",
+       .prepare = [](Stage& s) { s.blocks = s.survivor().allocate(Tier::device, 6).value(); },
+       .run = [](Stage& s) { return allocate(s, 1); },
+       .interrupted_at = "free.summary_cleared",
+       .meanwhile = [](Stage& s) { s.survivor().release(s.blocks); }},
+      {.name = "allocate: a block is freed while its bit is cleared",
+       .prepare =
+           [](Stage& s) {
+             s.blocks = s.survivor().allocate(Tier::device, 6).value();
+             s.memory().bitmap(Tier::device)[0].store(1ull << s.blocks[0].value);
+           },
+       .run = [](Stage& s) { return allocate(s, 1); },
+       .interrupted_at = "free.before_stale_bit_clear",
+       .meanwhile = [](Stage& s) { s.survivor().release({{s.blocks[0]}}); }},
+      {.name = "release: passed by while clearing bits",
+       .prepare =
+           [](Stage& s) {
+             s.blocks = {s.holdings[0].block, s.holdings[1].block};
+           },
+       .run = release,
+       .interrupted_at = "release.stamped",
+       .meanwhile = pass_by},
+      {.name = "release: overtaken by the ring",
+       .prepare =
+           [](Stage& s) {
+             s.blocks = {s.holdings[0].block, s.holdings[1].block};
+           },
+       .run = release,
+       .interrupted_at = "stamp.drawn",
+       .meanwhile =
+           [](Stage& s) {
+             for (int i = 0; i < 70; ++i) s.survivor().release(compute(s.survivor(), s.idle()));
+           }},
+      {.name = "allocate: a passed block becomes idle",
+       .prepare =
+           [](Stage& s) {
+             s.hit = match_blocks(s.survivor(), s.idle(), 3);
+             use_up(s, 2);
+             s.survivor().release(compute(s.survivor(), s.unknown()));
+           },
+       .run = [](Stage& s) { return allocate(s, 2); },
+       .interrupted_at = "evict.after_cas",
+       .meanwhile = [](Stage& s) { s.survivor().cancel(s.hit); }},
+  };
+  return all;
+}
+
+const std::vector<Operation>& operations() {
+  static const std::vector<Operation> all = [] {
+    std::vector<Operation> list;
+    for (const auto& group : {matches(), allocations(), publications(), releases(), sequences()})
+      list.insert(list.end(), group.begin(), group.end());
+    return list;
+  }();
+  return all;
+}
+
+}  // namespace kvhive::testing

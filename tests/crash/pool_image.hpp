@@ -1,0 +1,62 @@
+#pragma once
+// All bytes of a pool, copied out or into another pool of the same geometry. There is no pointer in
+// shared memory, so a copy is a pool in the very same state.
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "pool/pool_memory.hpp"
+
+namespace kvhive::testing {
+
+using PoolBytes = std::array<std::span<std::byte>, kPoolObjects>;
+
+inline PoolBytes bytes_of(const PoolMemory& memory) {
+  const PoolLayout& layout = memory.layout();
+  return {std::span(reinterpret_cast<std::byte*>(&memory.control()), layout.control_bytes),
+          {reinterpret_cast<std::byte*>(memory.descriptors()), layout.metadata_bytes},
+          {reinterpret_cast<std::byte*>(memory.token_row(kNullBlock)), layout.tokens_bytes},
+          {memory.arena(Tier::device), layout.device_bytes},
+          {memory.arena(Tier::host), layout.host_bytes}};
+}
+
+class PoolImage {
+ public:
+  PoolImage() = default;
+  explicit PoolImage(const PoolMemory& memory) { take(memory); }
+
+  void take(const PoolMemory& memory) {
+    bytes_.clear();
+    for (const auto object : bytes_of(memory))
+      bytes_.append(reinterpret_cast<const char*>(object.data()), object.size());
+  }
+  void put(const PoolMemory& memory) const {
+    std::size_t from = 0;
+    for (const auto object : bytes_of(memory)) {
+      std::memcpy(object.data(), bytes_.data() + from, object.size());
+      from += object.size();
+    }
+  }
+  /// Whether the pool is in exactly this state.
+  bool is_of(const PoolMemory& memory) const {
+    std::size_t from = 0;
+    for (const auto object : bytes_of(memory)) {
+      if (from + object.size() > bytes_.size() ||
+          std::memcmp(object.data(), bytes_.data() + from, object.size()) != 0)
+        return false;
+      from += object.size();
+    }
+    return from == bytes_.size();
+  }
+  std::size_t digest() const { return std::hash<std::string_view>{}(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+}  // namespace kvhive::testing

@@ -1,0 +1,112 @@
+#include "tests/crash/stage.hpp"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "config/check.hpp"
+#include "pool/process_slot.hpp"
+#include "tests/support/private_pool.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+template <class T>
+T must(Expected<T> made) {
+  KV_CHECK(made.has_value(), made.error().text);
+  return *std::move(made);
+}
+
+PoolFds formatted(const PoolGeometry& geometry) {
+  PoolFds fds = must(create_pool_objects(geometry));
+  KV_CHECK(PoolMemory::format(fds, geometry).has_value());
+  return fds;
+}
+
+/// The same secret in every run, so that names meet in the same buckets.
+PoolMemory attached(const PoolFds& fds) {
+  PoolMemory memory = must(PoolMemory::attach(fds, Access::read_write));
+  std::mt19937 random(1);
+  for (std::byte& byte : memory.control().secret.bytes) byte = std::byte(random() & 0xff);
+  return memory;
+}
+
+}  // namespace
+
+// 64 bytes of payload a block: copies are stepped through, too.
+Stage::Stage()
+    : fds_(formatted(small_geometry(16, 8, 4, 2))),
+      memory_(attached(fds_)),
+      victim_(memory_, kVictim),
+      survivor_(memory_, kSurvivor),
+      shared_(prompt({0, 1})),
+      idle_(prompt({2, 0, 1})),
+      owned_(prompt({1, 2})),
+      unknown_(prompt({3, 0})),
+      continued_(prompt({0, 1, 0, 2})) {
+  sign_in(memory_, kVictim, 0);
+  sign_in(memory_, kSurvivor, 1);
+  (void)compute(survivor_, shared());
+  survivor_.release(compute(survivor_, shared(), Tier::host));
+  survivor_.release(compute(survivor_, idle()));
+  hold(compute(victim_, owned()), owned().chain);
+  hold(victim_.allocate(Tier::device, 2).value());
+}
+
+Prompt Stage::prompt(std::initializer_list<TokenId> tokens) const {
+  std::vector<TokenId> all;
+  for (const TokenId token : tokens) all.insert(all.end(), victim_.tokens_per_block(), token);
+  return Prompt(victim_, std::move(all));
+}
+
+void Stage::hold(std::span<const BlockId> added) {
+  for (const BlockId block : added) holdings.push_back({block, false, {}});
+}
+
+void Stage::hold(std::span<const BlockId> added, std::span<const Hash128> names) {
+  for (std::size_t i = 0; i < added.size(); ++i) holdings.push_back({added[i], true, names[i]});
+}
+
+void Stage::let_go(std::span<const BlockId> given_back) {
+  for (const BlockId block : given_back) {
+    const auto found = std::find_if(holdings.begin(), holdings.end(),
+                                    [&](const Holding& h) { return h.block == block; });
+    KV_CHECK(found != holdings.end(), block.value);
+    holdings.erase(found);
+  }
+}
+
+std::vector<BlockId> Stage::held_blocks() const {
+  std::vector<BlockId> held;
+  for (const Holding& holding : holdings) held.push_back(holding.block);
+  return held;
+}
+
+bool Stage::victim_concludes() {
+  bool is_right = true;
+  for (const auto& [block, is_published, name] : holdings) {
+    const BlockWord word{memory_.descriptors()[block.value].word.load()};
+    is_right &= word.state() == (is_published ? BlockState::ready : BlockState::filling);
+    is_right &= (word.holders() & holder_bit(kVictim)) != 0;
+    if (is_published) is_right &= is_payload_right(memory_, block, name);
+  }
+  victim_.release(held_blocks());
+  holdings.clear();
+  return is_right;
+}
+
+std::vector<BlockId> compute(BlockPool& pool, const Prompt& prompt, Tier tier) {
+  const PrefixHit hit = match_all(pool, prompt, tier);
+  const std::size_t found = hit.blocks.size(), missing = prompt.full_blocks() - found;
+  const auto fresh = pool.allocate(tier, missing).value();
+  fill_blocks(pool, fresh, prompt.names(found, missing));
+  pool.publish(hit.end, fresh, prompt.names(found, missing), prompt.of_blocks(found, missing));
+  return joined_ids(hit.blocks, fresh);
+}
+
+void fill_blocks(const BlockPool& pool, std::span<const BlockId> blocks,
+                 std::span<const Hash128> names) {
+  for (std::size_t i = 0; i < blocks.size(); ++i) fill_payload(pool.memory(), blocks[i], names[i]);
+}
+
+}  // namespace kvhive::testing

@@ -1,0 +1,183 @@
+// SIGKILL at every instruction of everything a process does to the pool.
+//
+// The victim is single-stepped through the operation once. At each instruction boundary the pool's
+// bytes are copied, and the copy is examined as if the victim had just been killed. That is the
+// same thing: the kill would leave exactly this memory. Nobody else writes meanwhile, the victim
+// has one thread, a stopped thread's stores are all done, and the kernel changes no byte of a dying
+// process' shared memory. So all boundaries cost one pass instead of one process each. Real kills
+// at a sample of the boundaries leave, as they must, an image of that pass.
+
+#include <gmock/gmock.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <string>
+#include <unordered_set>
+
+#include "tests/crash/autopsy.hpp"
+#include "tests/crash/pool_image.hpp"
+#include "tests/crash/settings.hpp"
+#include "tests/crash/traced_child.hpp"
+#include "tests/support/private_pool.hpp"
+#include "tests/support/sanitizers.hpp"
+#include "tests/support/shared_value.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+struct Tally {
+  std::size_t boundaries = 0;  ///< before each instruction, and after the last
+  std::size_t images = 0;      ///< of these, with other bytes in shared memory than the one before
+  std::size_t kills = 0;       ///< real ones
+  std::size_t violations = 0;
+  std::string first;
+
+  void add(std::size_t boundary, const Complaints& complaints) {
+    if (complaints.empty() || violations++ != 0) return;
+    first = "at boundary " + std::to_string(boundary) + ": " + ::testing::PrintToString(complaints);
+  }
+};
+
+void print(const std::string& name, const Tally& tally) {
+  static bool is_first = true;
+  if (std::exchange(is_first, false))
+    std::printf("%-48s %10s %8s %10s %10s\n", "operation", "boundaries", "images", "real kills",
+                "violations");
+  std::printf("%-48s %10zu %8zu %10zu %10zu\n", name.c_str(), tally.boundaries, tally.images,
+              tally.kills, tally.violations);
+}
+
+class EveryInstruction : public ::testing::TestWithParam<Operation> {
+ protected:
+  void SetUp() override {
+    if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
+    if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
+  }
+
+  /// The whole operation, an autopsy at each boundary.
+  void step_through(Stage& stage, const Autopsy& autopsy) {
+    const PoolMemory copy = private_pool(stage.memory().geometry());
+    PoolImage image;
+    TracedChild child([&] { *has_done_it_ = GetParam().run(stage); });
+    do {
+      if (!image.is_of(stage.memory())) {
+        image.take(stage.memory());
+        seen_.insert(image.digest());
+        image.put(copy);
+        complaints_ = autopsy.examine(copy);
+        ++tally_.images;
+      }
+      tally_.add(tally_.boundaries, complaints_);
+      ++tally_.boundaries;
+    } while (child.step());
+  }
+
+  /// Another process for each of a sample of the boundaries. They cost as many steps as they are
+  /// far from the start, so long operations are sampled less densely, unless somebody has the time.
+  void kill_at_sample(Stage& stage, const Autopsy& autopsy, const PoolImage& start) {
+    constexpr std::size_t kMostSteps = 40'000;
+    const std::size_t n = tally_.boundaries;
+    const std::size_t stride =
+        must_kill_everywhere() ? 1 : std::max<std::size_t>(16, n * n / 2 / kMostSteps);
+    for (std::size_t boundary = 0; boundary < n; boundary += stride) {
+      start.put(stage.memory());
+      TracedChild child([&] { GetParam().run(stage); });
+      for (std::size_t steps = 0; steps < boundary && child.step(); ++steps) continue;
+      child.kill();
+      ++tally_.kills;
+      Complaints complaints;
+      if (GetParam().is_repeatable && !seen_.contains(PoolImage(stage.memory()).digest()))
+        complaints.push_back("a kill left an image that stepping did not show");
+      for (std::string& complaint : autopsy.examine(stage.memory()))
+        complaints.push_back(std::move(complaint));
+      tally_.add(boundary, complaints);
+    }
+  }
+
+  SharedValue<bool> has_done_it_;
+  Tally tally_;
+  Complaints complaints_;
+  std::unordered_set<std::size_t> seen_;
+};
+
+TEST_P(EveryInstruction, MayBeTheLast) {
+  Stage stage;
+  GetParam().prepare(stage);
+  const PoolImage start(stage.memory());
+  const Autopsy autopsy(stage, GetParam());
+  step_through(stage, autopsy);
+  kill_at_sample(stage, autopsy, start);
+  print(GetParam().name, tally_);
+  EXPECT_TRUE(*has_done_it_) << "the operation did not do what it is here for";
+  EXPECT_GT(tally_.boundaries, 10u);
+  EXPECT_EQ(tally_.violations, 0u) << tally_.first;
+}
+
+/// The steward dies while it writes an empty pool: there is none to attach to until it is all
+/// there, and the next steward begins again over whatever it finds.
+TEST(EveryInstructionOfFormatting, MayBeTheLast) {
+  if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
+  if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
+  const PoolGeometry geometry = small_geometry(16, 8);
+  const PoolFds fds = create_pool_objects(geometry).value();
+  const PoolFds copies = create_pool_objects(geometry).value();
+  const auto read_all = [](int fd) {
+    std::string bytes(std::size_t(lseek(fd, 0, SEEK_END)), 0);
+    KV_CHECK(pread(fd, bytes.data(), bytes.size(), 0) == ssize_t(bytes.size()));
+    return bytes;
+  };
+  // Not zero to begin with: what memset has got through shows, too.
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::string junk(read_all(fds[i].get()).size() - sizeof(ControlBlock) * (i == 0), 0x77);
+    KV_CHECK(pwrite(fds[i].get(), junk.data(), junk.size(), i == 0 ? sizeof(ControlBlock) : 0) > 0);
+  }
+
+  Tally tally;
+  std::array<std::string, 2> image;  // control and metadata: formatting writes nothing else
+  Complaints complaints;
+  TracedChild child([&] { KV_CHECK(PoolMemory::format(fds, geometry).has_value()); });
+  do {
+    const std::array now{read_all(fds[0].get()), read_all(fds[1].get())};
+    if (now != image) {
+      image = now;
+      ++tally.images;
+      for (std::size_t i = 0; i < 2; ++i)
+        KV_CHECK(pwrite(copies[i].get(), now[i].data(), now[i].size(), 0) > 0);
+      complaints.clear();
+      const bool is_complete =
+          reinterpret_cast<const ControlBlock*>(now[0].data())->is_formatted.load() != 0;
+      if (PoolMemory::attach(copies, Access::read_write).has_value() != is_complete)
+        complaints.push_back("half a pool can be attached to, or a whole one cannot");
+      if (!PoolMemory::format(copies, geometry).has_value())
+        complaints.push_back("cannot be formatted again");
+      if (const auto memory = PoolMemory::attach(copies, Access::read_write))
+        for (std::string& complaint : examine_at_rest(*memory, 0))
+          complaints.push_back(std::move(complaint));
+      else
+        complaints.push_back(memory.error().text);
+    }
+    tally.add(tally.boundaries, complaints);
+    ++tally.boundaries;
+  } while (child.step());
+  print("format", tally);
+  EXPECT_EQ(tally.violations, 0u) << tally.first;
+}
+
+std::string identifier(const ::testing::TestParamInfo<Operation>& info) {
+  std::string name;
+  bool starts_word = true;
+  for (const char letter : info.param.name) {
+    const auto c = static_cast<unsigned char>(letter);
+    if (std::isalnum(c) != 0) name += static_cast<char>(starts_word ? std::toupper(c) : c);
+    starts_word = std::isalnum(c) == 0;
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Pool, EveryInstruction, ::testing::ValuesIn(operations()), identifier);
+
+}  // namespace
+}  // namespace kvhive::testing

@@ -1,0 +1,86 @@
+#include "tests/crash/traced_child.hpp"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "config/check.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+/// A place in the child where the parent is to take notice. One instruction, so that nothing of the
+/// harness is counted among the steps.
+inline void breakpoint() { asm volatile("int3" ::: "memory"); }
+
+int wait_for(pid_t pid, int options) {
+  int status = 0;
+  while (waitpid(pid, &status, options) < 0) KV_CHECK(errno == EINTR, errno);
+  return status;
+}
+
+bool is_at_breakpoint(pid_t pid, int status) {
+  KV_CHECK(WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP, status, WSTOPSIG(status));
+  siginfo_t info{};
+  KV_CHECK(ptrace(PTRACE_GETSIGINFO, pid, nullptr, &info) == 0, errno);
+  return info.si_code == SI_KERNEL;  // a step has TRAP_TRACE, or TRAP_BRKPT after a system call
+}
+
+}  // namespace
+
+TracedChild::TracedChild(const std::function<void()>& body, const std::function<void()>& afterwards)
+    : pid_(fork()) {
+  KV_CHECK(pid_ >= 0, errno);
+  if (pid_ == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGTRAP, [](int) {});  // for the second breakpoint, should nobody trace us by then
+    KV_CHECK(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0, errno);
+    breakpoint();
+    body();
+    breakpoint();
+    afterwards();
+    _exit(0);
+  }
+  KV_CHECK(is_at_breakpoint(pid_, wait_for(pid_, 0)));
+}
+
+TracedChild::~TracedChild() {
+  if (pid_ != 0) kill();
+}
+
+bool TracedChild::step() {
+  KV_CHECK(ptrace(PTRACE_SINGLESTEP, pid_, nullptr, nullptr) == 0, errno);
+  return !is_at_breakpoint(pid_, wait_for(pid_, 0));
+}
+
+void TracedChild::kill() {
+  KV_CHECK(::kill(pid_, SIGKILL) == 0, errno);
+  const int status = wait();
+  KV_CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, status);
+}
+
+void TracedChild::leave_stopped() {
+  KV_CHECK(ptrace(PTRACE_DETACH, pid_, nullptr, SIGSTOP) == 0, errno);
+  KV_CHECK(WIFSTOPPED(wait_for(pid_, WUNTRACED)));
+}
+
+void TracedChild::go_on() { KV_CHECK(::kill(pid_, SIGCONT) == 0, errno); }
+
+int TracedChild::wait() {
+  const int status = wait_for(pid_, 0);
+  pid_ = 0;
+  return status;
+}
+
+bool TracedChild::is_allowed() {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0 ? 0 : 1);
+  const int status = wait_for(pid, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace kvhive::testing
