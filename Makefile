@@ -12,6 +12,7 @@
 .PHONY: demo test build bench chaos asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
+MINUTES ?= 10
 SECONDS_EACH ?= 60
 
 demo: build
@@ -28,7 +29,6 @@ bench: configure
 	@cmake --build --preset release -j $(JOBS) --target programs benches
 	@tools/bench/run.sh build/bin
 
-MINUTES ?= 10
 chaos: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_crash_test kvhive_kill_point_test
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_kill_point_test --gtest_brief=1
