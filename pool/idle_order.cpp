@@ -167,6 +167,7 @@ void IdleOrder::look_again(std::uint64_t from, std::uint64_t to) {
     if (!is_current(position, block, word)) continue;
     KV_KILL_POINT("look_again.is_idle");
     stamp({&block, 1});
+    KV_KILL_POINT("look_again.before_settle");
     settle({&block, 1});  // another evictor may pass the new position before its hint is written
   }
   if (from < to && is_overwritten(from)) invalidate(*control_);
