@@ -26,7 +26,7 @@ BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& 
       tokens_per_block_(pool.tokens_per_block()) {}
 
 StepPlan BlockManagerState::plan(const StepRequest& request) {
-  finish_last_step();
+  finish_step();
   take_news(request);
 
   Round round{request, {}, request.token_budget, 0, 0, 0, {}};
@@ -49,7 +49,7 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
 
 // -- the step before ------------------------------------------------------------------------------
 
-void BlockManagerState::finish_last_step() {
+void BlockManagerState::finish_step() {
   for (const SeqId seq : in_flight_) {
     Sequence& sequence = sequences_.at(seq);
     sequence.computed += std::exchange(sequence.in_flight, 0);

@@ -36,6 +36,11 @@ class BlockManagerState {
   /// before.
   StepPlan plan(const StepRequest& request);
 
+  /// The step is done: publishes what it computed, releases what its copies read. To be called
+  /// before anybody is told of the step's tokens, so that a prompt whose answer has begun is found
+  /// by all engines; plan() calls it if nobody did.
+  void finish_step();
+
  private:
   struct Sequence {
     std::vector<TokenId> tokens;
@@ -59,7 +64,6 @@ class BlockManagerState {
   };
   struct Round;
 
-  void finish_last_step();
   void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> blocks);
   void take_news(const StepRequest& request);
   void end(SeqId seq);

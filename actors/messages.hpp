@@ -61,8 +61,7 @@ struct AppendedToken {
 };
 
 /// scheduler -> block manager: what to do, in order of preference. The order is the scheduler's,
-/// how far it goes is the block manager's. Sending step n means that step n-1 is done: its blocks
-/// may be published.
+/// how far it goes is the block manager's. Sending step n means that step n-1 is done.
 struct StepRequest {
   std::uint64_t step = 0;
   std::vector<NewSequence> added;
@@ -126,7 +125,7 @@ struct SampledToken {
   GeneratedToken token;
 };
 
-/// executor -> scheduler: the step is done, on the device too.
+/// executor -> block manager -> scheduler: the step is done, on the device too.
 struct StepDone {
   std::uint64_t step = 0;
   StepOutcome outcome;

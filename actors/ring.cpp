@@ -83,10 +83,19 @@ class BlockManagerActor : public BlockManagerHandle::base {
 
  protected:
   behavior_type make_behavior() override {
-    return {[this](StepRequest& request) -> caf::result<StepDone> {
-      StepPlan plan = state_.plan(request);
+    return {[this](StepRequest& step) -> caf::result<StepDone> {
+      StepPlan plan = state_.plan(step);
       if (plan.is_empty()) return StepDone{plan.step, std::move(plan.outcome), {}};
-      return delegate(next_, std::move(plan));
+      // The answer comes back this way: who reads a token may count on its prompt's being found.
+      auto promise = make_response_promise<StepDone>();
+      request(next_, caf::infinite, std::move(plan))
+          .then(
+              [this, promise](StepDone& answer) mutable {
+                state_.finish_step();
+                promise.deliver(std::move(answer));
+              },
+              [promise](caf::error& error) mutable { promise.deliver(std::move(error)); });
+      return promise;
     }};
   }
 

@@ -100,7 +100,7 @@ TEST_F(RingTest, OneStepRequestComesBackAsOneStepDoneThroughThreeActors) {
   request.waiting = {SeqId{1}};
   request.token_budget = 100;
   auto pending = self->request(block_manager_, caf::infinite, std::move(request));
-  EXPECT_EQ(settle(), 3u);  // block manager, swapper, executor: a handler each, and nobody else
+  EXPECT_EQ(settle(), 4u);  // block manager, swapper, executor, block manager; nobody else
   EXPECT_EQ(steps_, 1u);
   ASSERT_TRUE(self->has_next_message());
   pending.receive(
@@ -126,6 +126,48 @@ TEST_F(RingTest, AnEmptyPlanIsAnsweredByTheBlockManagerItself) {
   ASSERT_TRUE(self->has_next_message());
   pending.receive([](const StepDone& done) { EXPECT_EQ(done.step, 8u); },
                   [this](const caf::error& error) { FAIL() << system_.render(error); });
+}
+
+/// Looks for its prompt, as another engine would, whenever it is told something.
+class Seeker : public OutputSink {
+ public:
+  Seeker(const PoolMemory& memory, const std::vector<TokenId>& prompt,
+         std::vector<std::size_t>& hits)
+      : pool_(memory, ProcessSlot{1}), prompt_(prompt), hits_(hits) {}
+
+  void admitted(const RequestStats&) override {}
+  void token(const GeneratedToken&, std::string_view) override { look(); }
+  void finished(FinishReason, const Error&, const RequestStats&, std::size_t) override { look(); }
+  void flush() override {}
+
+ private:
+  void look() {
+    std::vector<Hash128> chain;
+    pool_.hasher().extend(chain, DomainId{0}, prompt_, pool_.tokens_per_block());
+    const auto hit = pool_.match(
+        Tier::device, BlockPool::root(DomainId{0}), chain,
+        std::span<const TokenId>(prompt_).first(chain.size() * pool_.tokens_per_block()));
+    hits_.push_back(hit.blocks.size());
+    pool_.cancel(hit);
+  }
+
+  BlockPool pool_;
+  std::vector<TokenId> prompt_;
+  std::vector<std::size_t>& hits_;
+};
+
+TEST_F(RingTest, APromptIsFoundByAllEnginesOnceItsFirstTokenIsThere) {
+  occupy(memory_, ProcessSlot{1});
+  spawn();
+  const std::vector<TokenId> prompt{1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const GenerationParams params{.max_tokens = 1, .ignore_eos = true};
+  std::vector<std::size_t> hits;
+  SubmitBatch batch;
+  batch.submissions.push_back(
+      {{1, 1}, prompt, {}, params, std::make_shared<Seeker>(memory_, prompt, hits)});
+  caf::anon_send(ring_, std::move(batch));
+  settle();
+  EXPECT_THAT(hits, ElementsAre(2, 2));  // with the token, and with the end
 }
 
 TEST_F(RingTest, ARequestRunsFromSubmissionToItsLastTokenAndReturnsItsBlocks) {
