@@ -5,14 +5,26 @@ set -eu
 packages="g++ make cmake ninja-build pkg-config
   libcaf-dev libboost-dev libxxhash-dev libspdlog-dev libgtest-dev libgmock-dev libbenchmark-dev
   libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libexpected-dev
-  libdnnl-dev ocl-icd-opencl-dev libhwy-dev libpcre2-dev libutf8proc-dev libssl-dev zlib1g-dev python3 spin $*"
+  libdnnl-dev ocl-icd-opencl-dev libhwy-dev libpcre2-dev libutf8proc-dev libssl-dev zlib1g-dev python3 $*"
+
+# Nice to have: what needs these skips itself without them.
+optional="spin"
+
+is_installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
 
 missing=""
 for package in $packages; do
-  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+  is_installed "$package" || missing="$missing $package"
 done
-[ -n "$missing" ] || exit 0
+wanted=""
+for package in $optional; do
+  is_installed "$package" || wanted="$wanted $package"
+done
+[ -n "$missing$wanted" ] || exit 0
 
+if [ -z "$missing" ] && ! { command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; }; then
+  exit 0  # not worth a password
+fi
 if ! command -v apt-get >/dev/null; then
   echo "kvhive: these packages are missing and there is no apt-get to install them:$missing" >&2
   exit 1
@@ -22,8 +34,13 @@ if [ "$(id -u)" != 0 ]; then
   command -v sudo >/dev/null || { echo "kvhive: run as root, or install by hand:$missing" >&2; exit 1; }
   as_root=sudo
 fi
-echo "kvhive: installing$missing"
-$as_root apt-get update -qq
+echo "kvhive: installing$missing$wanted"
+$as_root apt-get update -qq || [ -z "$missing" ]
+if [ -n "$wanted" ]; then
+  $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $wanted >/dev/null ||
+    echo "kvhive: going on without$wanted" >&2
+fi
+[ -n "$missing" ] || exit 0
 $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null || {
   echo "kvhive: apt-get could not install:$missing" >&2
   exit 1
