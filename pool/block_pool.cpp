@@ -4,6 +4,7 @@
 #include <string>
 
 #include "config/check.hpp"
+#include "pool/tier_counters.hpp"
 
 namespace kvhive {
 namespace {
@@ -390,16 +391,20 @@ void BlockPool::count_used(Tier t, std::int64_t change) const {
 }
 
 std::size_t BlockPool::capacity(Tier t) const {
-  return memory_.tier_layout(t).blocks - (t == Tier::device ? 1 : 0);
+  const std::size_t blocks = memory_.tier_layout(t).blocks - (t == Tier::device ? 1 : 0);
+  const std::size_t retired =
+      memory_.control().tiers[std::size_t(t)].retired.load(std::memory_order_relaxed);
+  return blocks - std::min(retired, blocks);
 }
 
 std::size_t BlockPool::available(Tier t) const {
   const ControlBlock& control = memory_.control();
-  std::int64_t used = control.tiers[std::size_t(t)].used_correction.load(std::memory_order_relaxed);
-  for (const ProcessEntry& process : control.processes)
-    used += process.counters.used[std::size_t(t)].load(std::memory_order_relaxed);
+  const auto correction = static_cast<std::uint64_t>(
+      control.tiers[std::size_t(t)].used_correction.load(std::memory_order_relaxed));
+  const auto used =
+      static_cast<std::int64_t>(static_cast<std::uint64_t>(counted_used(control, t)) + correction);
   const auto total = static_cast<std::int64_t>(capacity(t));
-  return static_cast<std::size_t>(std::clamp<std::int64_t>(total - used, 0, total));
+  return static_cast<std::size_t>(total - std::clamp<std::int64_t>(used, 0, total));
 }
 
 std::vector<BlockId> BlockPool::free_queue(Tier t) const {

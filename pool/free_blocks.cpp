@@ -81,19 +81,19 @@ void FreeBlocks::announce(BlockId block) const {
     summary_[w / 64].fetch_or(group, std::memory_order_seq_cst);
 }
 
-bool FreeBlocks::find_lost() const {
-  bool has_found = false;
+std::size_t FreeBlocks::find_lost() const {
+  std::size_t found = 0;
   for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
     const BlockId block{layout_.first_block + i};
-    if (word(block).state() != BlockState::free) continue;
+    if (block == kNullBlock || word(block).state() != BlockState::free) continue;
     const std::size_t w = i / 64;
     const bool is_hinted = (bitmap_[w].load(std::memory_order_relaxed) >> i % 64 & 1) != 0 &&
                            (summary_[w / 64].load(std::memory_order_relaxed) >> w % 64 & 1) != 0;
     if (is_hinted) continue;
     announce(block);
-    has_found = true;
+    ++found;
   }
-  return has_found;
+  return found;
 }
 
 /// Others took blocks we still list: forget those entries. A block has at most one current entry.

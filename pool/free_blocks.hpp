@@ -39,8 +39,8 @@ class FreeBlocks {
   void announce(BlockId block) const;
 
   /// Looks at every block, for when the hints say less than the counters (somebody was stopped
-  /// while clearing a bit). True if a free block had no hint.
-  bool find_lost() const;
+  /// while clearing a bit). How many free blocks had no hint.
+  std::size_t find_lost() const;
 
   /// All free blocks in the order next() would give them. For inspection; not while others
   /// allocate.

@@ -16,7 +16,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 1;
+inline constexpr std::uint32_t kFormatVersion = 2;
 
 /// Where a block's bytes are. Host blocks follow device blocks in the id space.
 enum class Tier : std::uint8_t { device = 0, host = 1 };
@@ -94,8 +94,9 @@ struct TierControl {
   alignas(64) std::atomic<std::uint64_t> head;  ///< hints before it are used up
   /// Moves on when hints before head may have been lost.
   alignas(64) std::atomic<std::uint64_t> epoch;
-  /// Added to the sum of the slots' `used`; set by the reaper.
+  /// Added to the sum of the slots' `used`; set by reaper and repair.
   std::atomic<std::int64_t> used_correction;
+  std::atomic<std::uint32_t> retired;  ///< blocks out of service, without the null block
 };
 
 /// Start of the control object.

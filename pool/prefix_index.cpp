@@ -18,6 +18,19 @@ void PrefixIndex::insert(Hash128 hash, BlockId block) const {
   if (!is_hinted) first(hash).way[block.value % 8].store(hint, std::memory_order_release);
 }
 
+bool PrefixIndex::offer(Hash128 hash, BlockId block) const {
+  const std::uint64_t hint = entry(hash, block);
+  for (IndexBucket* bucket : {&first(hash), &second(hash)}) {
+    for (auto& way : bucket->way) {
+      std::uint64_t found = way.load(std::memory_order_relaxed);
+      if (found == hint) return true;
+      if (found == 0 && way.compare_exchange_strong(found, hint, std::memory_order_acq_rel))
+        return true;
+    }
+  }
+  return false;
+}
+
 void PrefixIndex::erase(Hash128 hash, BlockId block) const {
   const std::uint64_t hint = entry(hash, block);
   for (IndexBucket* bucket : {&first(hash), &second(hash)}) {

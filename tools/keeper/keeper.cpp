@@ -387,6 +387,12 @@ void Keeper::handle(Peer& peer, Packet packet) {
                    message.released);
       slots_[message.slot] = SlotUse::vacant;
       return;
+    case MessageType::repair_request:
+      if (!peer.is_welcome || peer.role != Role::inspector) break;
+      return request_repair(peer);
+    case MessageType::repaired:
+      if (peer.role != Role::steward) break;
+      return answer_repair(packet);
     case MessageType::status_request: {
       Message answer;
       answer.type = MessageType::status;
@@ -419,6 +425,9 @@ void Keeper::drop(int socket) {
   if (peer.pidfd) unwatch(peer.pidfd.get());
   if (!peer.is_welcome) return;
   if (peer.role == Role::engine) on_engine_gone(peer);
+  if (peer.role == Role::steward) give_up_repairs();
+  for (auto& [ticket, asker] : repairs_)
+    if (asker == socket) asker = -1;
   if (peer.role == Role::client) close_channel(peer.channel);
 }
 
@@ -484,6 +493,8 @@ Expected<void> Keeper::send_welcome(Peer& peer, Message message,
 Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
   if (!is_formatted_)
     return failure(Errc::not_running, "the pool is not ready yet; try again in a moment");
+  if (!repairs_.empty())  // whatever is held in the name of a vacant slot is being taken away
+    return failure(Errc::not_running, "the pool is being repaired; try again in a moment");
   PoolGeometry theirs = hello.geometry;
   const PoolGeometry ours = geometry();
   theirs.device_blocks = ours.device_blocks;  // the size is the keeper's to say
@@ -576,6 +587,45 @@ Expected<void> Keeper::welcome_client(Peer& peer, const Message& hello) {
   return {};
 }
 
+// -- repair ---------------------------------------------------------------------------------------
+
+/// The steward does it; we only say who is alive, which nobody knows better.
+void Keeper::request_repair(Peer& peer) {
+  Peer* steward = peer_with_role(Role::steward);
+  if (!is_ready_ || steward == nullptr)
+    return refuse(peer, {Errc::not_running,
+                         "the daemon is starting or its steward is just being restarted; try again "
+                         "in a moment"});
+  Message message;
+  message.type = MessageType::repair;
+  message.ticket = next_ticket_++;
+  if (!send_packet(steward->socket.get(), message, {}, to_json(slot_owners()).dump()))
+    return refuse(peer, {Errc::peer_died, "the steward does not listen; try again in a moment"});
+  repairs_.emplace(message.ticket, peer.socket.get());
+}
+
+void Keeper::answer_repair(const Packet& done) {
+  const auto found = repairs_.find(done.message.ticket);
+  if (found == repairs_.end()) return;
+  const int asker = found->second;
+  repairs_.erase(found);
+  spdlog::info("pool repaired: {}", done.tail);
+  if (asker == -1) return;
+  Message message;
+  message.type = MessageType::repair_done;
+  if (!send_packet(asker, message, {}, done.tail)) drop(asker);
+}
+
+void Keeper::give_up_repairs() {
+  for (const auto& [ticket, asker] : std::exchange(repairs_, {})) {
+    const auto peer = peers_.find(asker);
+    if (peer == peers_.end()) continue;
+    refuse(peer->second, {Errc::peer_died,
+                          "the steward died in the middle of the repair, which does no harm; run "
+                          "it again"});
+  }
+}
+
 // -- engines and their channels -------------------------------------------------------------------
 
 void Keeper::on_engine_gone(Peer& peer) {
@@ -649,9 +699,20 @@ Keeper::Peer* Keeper::peer_with_role(Role role) {
 
 // -- status ---------------------------------------------------------------------------------------
 
+SlotOwners Keeper::slot_owners() const {
+  SlotOwners owners{};
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
+    if (slots_[slot] == SlotUse::unswept) owners[slot].use = SlotOwner::Use::unswept;
+  for (const auto& [socket, peer] : peers_)
+    if (peer.is_welcome && peer.role == Role::engine)
+      owners[peer.slot] = {SlotOwner::Use::used, static_cast<std::uint32_t>(peer.pid)};
+  return owners;
+}
+
 std::string Keeper::status() const {
   Json status;
-  status["keeper"] = {{"pid", getpid()}, {"socket", listener_.path()}};
+  status["keeper"] = {
+      {"pid", getpid()}, {"socket", listener_.path()}, {"repairs", repairs_.size()}};
   status["model"] = {{"name", model_.name},
                      {"directory", options_.model},
                      {"fingerprint", hex(model_.fingerprint)},
@@ -670,6 +731,7 @@ std::string Keeper::status() const {
         engine.update({{"state", "serving"}, {"slot", peer.slot}, {"channels", load_of(socket)}});
     status["engines"].push_back(engine);
   }
+  status["slots"] = to_json(slot_owners());
   status["clients"] = Json::array();
   for (const auto& [socket, peer] : peers_) {
     if (!peer.is_welcome || peer.role != Role::client) continue;

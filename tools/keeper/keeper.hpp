@@ -18,6 +18,7 @@
 #include "tools/keeper/child.hpp"
 #include "tools/keeper/listener.hpp"
 #include "tools/keeper/protocol.hpp"
+#include "tools/keeper/slot_owners.hpp"
 
 namespace kvhive {
 
@@ -105,6 +106,10 @@ class Keeper {
   Child* child_of(pid_t pid);
   void start_engines();
 
+  void request_repair(Peer& peer);
+  void answer_repair(const Packet& done);
+  void give_up_repairs();
+
   void on_engine_gone(Peer& peer);
   void sweep(std::uint32_t slot);
   void place_channels();
@@ -112,6 +117,7 @@ class Keeper {
   void close_channel(std::uint64_t id);
   std::size_t load_of(int engine_socket) const;
   Peer* peer_with_role(Role role);
+  SlotOwners slot_owners() const;
   std::string status() const;
   void stop_children();
 
@@ -131,6 +137,9 @@ class Keeper {
   std::vector<Child> engines_;
   std::set<Child*> to_restart_;
   std::array<SlotUse, kMaxProcesses> slots_{};
+  /// By ticket: the socket that asked, or -1 if it is gone. No slot is given away meanwhile.
+  std::map<std::uint64_t, int> repairs_;
+  std::uint64_t next_ticket_ = 1;
   std::map<std::uint64_t, Channel> channels_;
   std::uint64_t next_channel_ = 1;
   bool is_formatted_ = false;
