@@ -61,6 +61,7 @@ class BlockManagerState {
 
   void finish_last_step();
   void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> blocks);
+  void announce(const Sequence& sequence, std::size_t from);
   void take_news(const StepRequest& request);
   void end(SeqId seq);
 

@@ -41,8 +41,10 @@ struct BlockPool::Content {
 
 BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot)
     : memory_(memory),
+      slot_(slot),
       my_bit_(holder_bit(slot)),
       index_(memory.index(), memory.layout().index_buckets),
+      journal_(memory),
       counters_(&memory.control().processes[slot.value].counters),
       references_(memory.geometry().total_blocks(), 0) {
   KV_CHECK(slot.value < kMaxProcesses, slot.value);
@@ -184,8 +186,7 @@ bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken
                                                         std::memory_order_acq_rel))
       continue;
     free.taken(block);
-    references_[block.value] = 1;
-    count_used(t, +1);
+    take_over(block, t);
     taken.push_back(block);
   }
   return true;
@@ -214,8 +215,10 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
       index_.prefetch({d.hash_low.load(std::memory_order_relaxed),
                        d.hash_high.load(std::memory_order_relaxed)});
     }
+    const std::size_t before = taken.size();
     for (const auto& candidate : candidates_)
       if (evict(candidate.block, candidate.word)) taken.push_back(candidate.block);
+    journal_.note(Departure::evicted, slot_, std::span(taken).subspan(before));
     idle.commit();
   }
   return true;
@@ -231,13 +234,32 @@ bool BlockPool::evict(BlockId block, BlockWord seen) {
   index_.erase(
       {d.hash_low.load(std::memory_order_relaxed), d.hash_high.load(std::memory_order_relaxed)},
       block);
-  references_[block.value] = 1;
-  count_used(memory_.tier_of(block), +1);
+  take_over(block, memory_.tier_of(block));
   bump(counters_->evicted_blocks, 1u);
   return true;
 }
 
+/// A block whose word is ours now. It loses its name at once: should its word be damaged into
+/// "ready" before there is new content, nothing is found in it.
+void BlockPool::take_over(BlockId block, Tier t) {
+  descriptor(block).uid.store(0, std::memory_order_relaxed);
+  references_[block.value] = 1;
+  count_used(t, +1);
+}
+
 // -- publish --------------------------------------------------------------------------------------
+
+/// The name only: nothing is found by it before the word says ready.
+void BlockPool::announce(std::span<const BlockId> blocks, std::span<const Hash128> names) {
+  KV_CHECK(blocks.size() == names.size(), blocks.size(), names.size());
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const BlockWord word = load_word(blocks[i]);
+    if (word.state() != BlockState::filling || word.holders() != my_bit_) continue;
+    descriptor(blocks[i]).hash_low.store(names[i].low, std::memory_order_relaxed);
+    descriptor(blocks[i]).hash_high.store(names[i].high, std::memory_order_relaxed);
+    descriptor(blocks[i]).uid.store(kAnnounced, std::memory_order_relaxed);
+  }
+}
 
 Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
                           std::span<const Hash128> chain, std::span<const TokenId> tokens,

@@ -1,5 +1,6 @@
 #include "pool/pool_layout.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <initializer_list>
 
@@ -37,6 +38,8 @@ PoolLayout::PoolLayout(const PoolGeometry& geometry) {
     tier.ring_slots = std::bit_ceil(std::size_t{tier.blocks} * 4 + 64);
     tier.ring_offset = place(tier.ring_slots * 4);
   }
+  journal_slots = std::min(std::bit_ceil(blocks * kJournalRecordsPerBlock), kMostJournalRecords);
+  journal_offset = place(journal_slots * sizeof(JournalRecord));
   metadata_bytes = round_up(end, kPage);
 
   row_words = (geometry.tokens_per_block + 1) / 2;
@@ -54,6 +57,7 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      offsetof(ControlBlock, geometry),
                                      offsetof(ControlBlock, secret),
                                      offsetof(ControlBlock, next_serial),
+                                     offsetof(ControlBlock, next_departure),
                                      offsetof(ControlBlock, tiers),
                                      offsetof(ControlBlock, processes),
                                      sizeof(PoolGeometry),
@@ -64,6 +68,9 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      offsetof(BlockDescriptor, uid),
                                      offsetof(BlockDescriptor, depth),
                                      sizeof(IndexBucket),
+                                     sizeof(JournalRecord),
+                                     kJournalRecordsPerBlock,
+                                     kMostJournalRecords,
                                      std::size_t{geometry.device_blocks},
                                      std::size_t{geometry.host_blocks},
                                      std::size_t{geometry.tokens_per_block},

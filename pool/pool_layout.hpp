@@ -44,7 +44,8 @@ struct alignas(64) BlockDescriptor {
   std::atomic<std::uint64_t> stamp;
   std::atomic<std::uint64_t> hash_low;  ///< chained hash: where its hint is
   std::atomic<std::uint64_t> hash_high;
-  /// Name of the content, never reused; equal content adopts the first's.
+  /// Name of the content, never reused; equal content adopts the first's. While filling: 0, or
+  /// kAnnounced if the hash is of what will be in it (and not of what was).
   std::atomic<std::uint64_t> uid;
   std::atomic<std::uint64_t> parent_uid;  ///< of the block before, or the domain's root
   /// Drawn at publication: among equal contents the lowest is found.
@@ -59,6 +60,7 @@ static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDe
 /// Parent uid of a first block, plus its domain. The uids of contents are serials, which never get
 /// there.
 inline constexpr std::uint64_t kRootUid = 1ull << 63;
+inline constexpr std::uint64_t kAnnounced = ~0ull;
 
 /// Counters of one process, written by it alone. Hints, except for whoever reads them as
 /// statistics.
@@ -111,6 +113,8 @@ struct ControlBlock {
   /// Stored last: everything before it and all other objects are in place.
   std::atomic<std::uint32_t> is_formatted;
   alignas(64) std::atomic<std::uint64_t> next_serial;
+  /// Place of the next record in the journal of evictions.
+  alignas(64) std::atomic<std::uint64_t> next_departure;
   std::array<TierControl, kTiers> tiers;
   std::array<ProcessEntry, kMaxProcesses> processes;
 };
@@ -123,12 +127,22 @@ struct alignas(64) IndexBucket {
 };
 static_assert(sizeof(IndexBucket) == 64);
 
+/// Content that is gone (pool/eviction_journal.hpp). Explains, decides nothing.
+struct JournalRecord {
+  std::atomic<std::uint64_t> hash_low;
+  std::atomic<std::uint64_t> what;  ///< when, by whom, why, and some bits of the other half
+};
+static_assert(sizeof(JournalRecord) == 16);
+inline constexpr std::size_t kJournalRecordsPerBlock = 4;
+inline constexpr std::size_t kMostJournalRecords = 1 << 20;
+
 /// Sizes and offsets that follow from a geometry.
 struct PoolLayout {
   explicit PoolLayout(const PoolGeometry& geometry);
 
   std::size_t control_bytes;
-  /// Descriptors, then the index, then per tier: free bitmap, its summary, order ring.
+  /// Descriptors, then the index, then per tier: free bitmap, its summary, order ring; then the
+  /// journal of evictions.
   std::size_t metadata_bytes;
   std::size_t tokens_bytes;  ///< token rows, then extra keys
   std::size_t device_bytes;
@@ -147,7 +161,9 @@ struct PoolLayout {
     std::size_t ring_slots;   ///< a power of two, at least 4 per block
   };
   std::array<TierLayout, kTiers> tiers;
-  std::size_t row_words;  ///< u64 per token row: two tokens a word, the last one zero-padded
+  std::size_t journal_offset;
+  std::size_t journal_slots;  ///< a power of two
+  std::size_t row_words;      ///< u64 per token row: two tokens a word, the last one zero-padded
   std::size_t extras_offset;
 };
 

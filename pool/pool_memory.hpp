@@ -56,6 +56,9 @@ class PoolMemory {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(at(PoolObject::metadata) +
                                                          tier_layout(tier).ring_offset);
   }
+  JournalRecord* journal() const {
+    return reinterpret_cast<JournalRecord*>(at(PoolObject::metadata) + layout_.journal_offset);
+  }
   const PoolLayout::TierLayout& tier_layout(Tier tier) const {
     return layout_.tiers[std::size_t(tier)];
   }

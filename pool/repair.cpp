@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
 #include "pool/prefix_index.hpp"
@@ -156,15 +157,15 @@ class Repair {
       if ((found >> slot & 1) != 0) reap(memory_, ProcessSlot{slot});
   }
 
-  /// Parents first: a block is judged by its parent's name. Again, until nothing more is found:
-  /// what is retired may have hidden another block of its name.
+  /// Parents, who are older, first: a block is judged by its parent, unless that is gone. Again,
+  /// until nothing more is found: what is retired may have hidden another block of its name.
   void mend_identities() {
     for (std::size_t before = ~std::size_t{0}; before != report_.retired;) {
       before = report_.retired;
       Soundness blocks(memory_);
       std::vector<BlockId> order = blocks.ready();
       std::stable_sort(order.begin(), order.end(), [&](BlockId a, BlockId b) {
-        return descriptor(a).depth.load(relaxed) < descriptor(b).depth.load(relaxed);
+        return descriptor(a).uid.load(relaxed) < descriptor(b).uid.load(relaxed);
       });
       for (const BlockId block : order) {
         const BlockWord seen = word(block);
@@ -185,6 +186,8 @@ class Repair {
         now.bits, BlockWord::make(BlockState::retired, now.generation() + 1, 0).bits,
         std::memory_order_acq_rel));
     index_.erase(name_of(block), block);
+    if (seen.state() == BlockState::ready)
+      EvictionJournal(memory_).note(Departure::retired, ProcessSlot{kMaxProcesses}, {&block, 1});
     forget(block);
     ++report_.retired;
   }

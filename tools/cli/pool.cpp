@@ -1,4 +1,5 @@
-// kvhive pool stat | blocks | procs | fsck: looking into the pool of a running daemon, read-only.
+// kvhive pool stat | blocks | procs | fsck (and why, in why.cpp): looking into the pool of a
+// running daemon, read-only.
 
 #include <algorithm>
 #include <bit>
@@ -13,6 +14,7 @@
 #include "tools/cli/command.hpp"
 #include "tools/cli/inspector.hpp"
 #include "tools/cli/table.hpp"
+#include "tools/cli/why.hpp"
 #include "tools/keeper/slot_owners.hpp"
 
 namespace kvhive {
@@ -351,6 +353,7 @@ void add_pool(CLI::App& app, int& exit_code) {
     auto code = check(*flags, *how);
     exit_code = code ? *code : fail(code.error());
   });
+  add_pool_why(*pool, exit_code);
 }
 
 }  // namespace kvhive

@@ -714,7 +714,7 @@ std::string Keeper::status() const {
   status["keeper"] = {
       {"pid", getpid()}, {"socket", listener_.path()}, {"repairs", repairs_.size()}};
   status["model"] = {{"name", model_.name},
-                     {"directory", options_.model},
+                     {"directory", std::filesystem::absolute(options_.model)},
                      {"fingerprint", hex(model_.fingerprint)},
                      {"max_model_len", size_.max_model_len}};
   status["steward"] = {{"pid", steward_.pid},
