@@ -91,6 +91,8 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
 bool BlockPool::holds(BlockId block, const Content& content) const {
   const BlockDescriptor& d = descriptor(block);
   if (d.parent_uid.load(std::memory_order_relaxed) != content.parent.uid) return false;
+  // Never published under a name: whoever says so of it is damaged.
+  if (d.uid.load(std::memory_order_relaxed) - 1 >= kImplausible) return false;
   const auto* row = memory_.token_row(block);
   std::uint64_t difference = 0;
   for (std::size_t w = 0; w < memory_.layout().row_words; ++w)
@@ -127,7 +129,7 @@ BlockId BlockPool::find_and_pin(Tier tier, Hash128 hash, const Content& content)
 /// proves nothing.
 bool BlockPool::pin(BlockId block, BlockWord seen) {
   std::uint32_t& references = references_[block.value];
-  if (references != 0) {
+  if (references != 0 && (seen.holders() & my_bit_) != 0) [[likely]] {
     ++references;
     return true;
   }
@@ -139,7 +141,25 @@ bool BlockPool::pin(BlockId block, BlockWord seen) {
   } while (!word.compare_exchange_weak(expected.bits, expected.bits | my_bit_,
                                        std::memory_order_acq_rel, std::memory_order_acquire));
   if (expected.holders() == 0) count_used(memory_.tier_of(block), +1);
-  references = 1;
+  ++references;  // from 0, unless damage had taken our bit
+  return true;
+}
+
+/// Whether we are filling the block, by its word: what we know says so in any case.
+bool BlockPool::is_ours(BlockId block) const {
+  const BlockWord word = load_word(block);
+  return word.state() == BlockState::filling && word.holders() == my_bit_;
+}
+
+/// A block that looks as if nobody held it, though we do: damage has taken our bit. Sees to it that
+/// nobody writes what we read. False if we do not hold it.
+bool BlockPool::keep_ours(BlockId block, BlockWord seen) {
+  if (references_[block.value] == 0) [[likely]]
+    return false;
+  const BlockWord kept = seen.state() == BlockState::ready
+                             ? BlockWord{seen.bits | my_bit_}
+                             : BlockWord::make(BlockState::retired, seen.generation() + 1, 0);
+  descriptor(block).word.compare_exchange_strong(seen.bits, kept.bits, std::memory_order_acq_rel);
   return true;
 }
 
@@ -167,7 +187,7 @@ Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count)
   }
   for (auto block = taken.rbegin(); block != taken.rend(); ++block) {
     references_[block->value] = 0;
-    give_back(*block);
+    if (is_ours(*block)) give_back(*block);
   }
   return failure(Errc::pool_exhausted, "need " + std::to_string(count) + " " +
                                            std::string(to_string(tier)) + " blocks, " +
@@ -181,6 +201,7 @@ bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken
     auto candidate = free.next();
     if (!candidate) return false;
     auto [block, seen] = *candidate;
+    if (keep_ours(block, seen)) continue;
     const BlockWord mine = BlockWord::make(BlockState::filling, seen.generation() + 1, my_bit_);
     if (!descriptor(block).word.compare_exchange_strong(seen.bits, mine.bits,
                                                         std::memory_order_acq_rel))
@@ -227,6 +248,7 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
 /// Takes an idle block for ourselves. One instruction decides; the stale hint is removed afterwards
 /// (or dropped by whoever meets it, should we be killed in between).
 bool BlockPool::evict(BlockId block, BlockWord seen) {
+  if (keep_ours(block, seen)) return false;
   BlockDescriptor& d = descriptor(block);
   const BlockWord mine = BlockWord::make(BlockState::filling, seen.generation() + 1, my_bit_);
   if (!d.word.compare_exchange_strong(seen.bits, mine.bits, std::memory_order_acq_rel))
@@ -253,8 +275,7 @@ void BlockPool::take_over(BlockId block, Tier t) {
 void BlockPool::announce(std::span<const BlockId> blocks, std::span<const Hash128> names) {
   KV_CHECK(blocks.size() == names.size(), blocks.size(), names.size());
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const BlockWord word = load_word(blocks[i]);
-    if (word.state() != BlockState::filling || word.holders() != my_bit_) continue;
+    if (!is_ours(blocks[i])) continue;
     descriptor(blocks[i]).hash_low.store(names[i].low, std::memory_order_relaxed);
     descriptor(blocks[i]).hash_high.store(names[i].high, std::memory_order_relaxed);
     descriptor(blocks[i]).uid.store(kAnnounced, std::memory_order_relaxed);
@@ -271,28 +292,48 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
   for (std::size_t i = 0; i < std::min(chain.size(), kAhead); ++i) index_.prefetch(chain[i]);
 
   Prefix end = from;
-  std::uint64_t serial = memory_.control().next_serial.fetch_add(
-      std::max<std::size_t>(blocks.size(), 1), std::memory_order_relaxed);
+  std::uint64_t serial = draw_serials(std::max<std::size_t>(blocks.size(), 1));
   for (std::size_t i = 0; i < blocks.size(); ++i, ++serial) {
     if (i + kAhead < chain.size()) index_.prefetch(chain[i + kAhead]);
     const BlockId block = blocks[i];
     const BlockWord word = load_word(block);
-    KV_CHECK(word.state() == BlockState::filling && word.holders() == my_bit_, block.value,
-             word.bits);
+    const bool is_published = word.state() == BlockState::ready && (word.holders() & my_bit_) != 0;
+    KV_CHECK(references_[block.value] > 0 && !is_published, block.value, word.bits);
 
     const Content content(end, i, block_tokens, tokens, extras);
     const std::uint64_t known = find_uid(chain[i], content);
-    const std::uint64_t uid = known != 0 ? known : serial;
-    write_content(block, chain[i], content, uid, serial);
-    descriptor(block).word.store(
-        BlockWord::make(BlockState::ready, word.generation(), my_bit_).bits,
-        std::memory_order_release);
-    index_.insert(chain[i], block);
+    // A word that does not say it is ours, or a serial nobody lives to see, is damage: the block
+    // stays what it is to us, but nobody else gets to see it, nor what comes after it.
+    const bool is_sound = is_ours(block) && end.uid != 0 && serial < kImplausible;
+    const std::uint64_t uid = known != 0 || !is_sound ? known : serial;
+    if (is_sound) {
+      write_content(block, chain[i], content, uid, serial);
+      descriptor(block).word.store(
+          BlockWord::make(BlockState::ready, word.generation(), my_bit_).bits,
+          std::memory_order_release);
+      index_.insert(chain[i], block);
+    }
     end.uid = uid;
     ++end.depth;
   }
   bump(counters_->published_blocks, blocks.size());
   return end;
+}
+
+/// `count` serials nobody had before. The counter only rises: if it is behind what we have seen of
+/// it, it has lost a bit, and follows us.
+std::uint64_t BlockPool::draw_serials(std::size_t count) {
+  auto& next = memory_.control().next_serial;
+  std::uint64_t first = next.fetch_add(count, std::memory_order_relaxed);
+  if (first < last_serial_) [[unlikely]] {
+    std::uint64_t now = next.load(std::memory_order_relaxed);
+    while (now < last_serial_ &&
+           !next.compare_exchange_weak(now, last_serial_, std::memory_order_relaxed)) {
+    }
+    first = next.fetch_add(count, std::memory_order_relaxed);
+  }
+  if (first < kImplausible) last_serial_ = first + count;
+  return first;
 }
 
 /// The uid under which this content was published before, in either tier; 0 if it was not. Should
@@ -344,9 +385,7 @@ void BlockPool::release(std::span<const BlockId> blocks) {
   drop_references(blocks);
   // Unpublished blocks go to the head of the free queue, the end of the sequence on top.
   for (const BlockId block : blocks) {
-    const BlockWord word = load_word(block);
-    const bool is_ours = word.state() == BlockState::filling && word.holders() == my_bit_;
-    if (is_ours && references_[block.value] == 0) give_back(block);
+    if (references_[block.value] == 0 && is_ours(block)) give_back(block);
   }
 }
 
@@ -379,8 +418,6 @@ void BlockPool::unpin(BlockId block) {
 /// A block of ours that was never published is free again.
 void BlockPool::give_back(BlockId block) {
   const BlockWord word = load_word(block);
-  KV_CHECK(word.state() == BlockState::filling && word.holders() == my_bit_, block.value,
-           word.bits);
   descriptor(block).word.store(BlockWord::make(BlockState::free, word.generation(), 0).bits,
                                std::memory_order_release);
   const Tier t = memory_.tier_of(block);
@@ -399,8 +436,7 @@ void BlockPool::fork(std::span<const BlockId> blocks) {
 
 Expected<CopyOnWrite> BlockPool::make_writable(BlockId block) {
   KV_CHECK(references_[block.value] > 0, block.value);
-  if (references_[block.value] == 1 && load_word(block).state() == BlockState::filling)
-    return CopyOnWrite{block, block};
+  if (references_[block.value] == 1 && is_ours(block)) return CopyOnWrite{block, block};
   auto fresh = allocate(memory_.tier_of(block), 1);
   if (!fresh) return forward_error(fresh);
   return CopyOnWrite{block, fresh->front()};
@@ -409,7 +445,7 @@ Expected<CopyOnWrite> BlockPool::make_writable(BlockId block) {
 // -- figures --------------------------------------------------------------------------------------
 
 void BlockPool::count_used(Tier t, std::int64_t change) const {
-  bump(counters_->used[std::size_t(t)], change);
+  add_used(counters_->used[std::size_t(t)], change);
 }
 
 std::size_t BlockPool::capacity(Tier t) const {

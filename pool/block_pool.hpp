@@ -110,7 +110,7 @@ class BlockPool {
   std::uint32_t references(BlockId block) const { return references_[block.value]; }
   std::uint32_t tokens_per_block() const { return memory_.geometry().tokens_per_block; }
   const PoolMemory& memory() const { return memory_; }
-  BlockHasher hasher() const { return BlockHasher(memory_.control().secret); }
+  BlockHasher hasher() const { return BlockHasher(memory_.control().header.secret); }
   SlotCounters& counters() const { return *counters_; }
 
   /// What allocate() would give out, in order (vLLM's free queue). For tests and replay; not while
@@ -134,6 +134,9 @@ class BlockPool {
   BlockId find_and_pin(Tier tier, Hash128 hash, const Content& content);
   std::uint64_t find_uid(Hash128 hash, const Content& content);
   bool pin(BlockId block, BlockWord seen);
+  bool is_ours(BlockId block) const;
+  bool keep_ours(BlockId block, BlockWord seen);
+  std::uint64_t draw_serials(std::size_t count);
   void unpin(BlockId block);
   void give_back(BlockId block);
   void drop_references(std::span<const BlockId> blocks);
@@ -153,6 +156,7 @@ class BlockPool {
   SlotCounters* counters_;
   std::vector<TierState> tiers_;
   std::vector<std::uint32_t> references_;  ///< by block; not zero = our bit is set
+  std::uint64_t last_serial_ = 0;          ///< all up to it were given out, as far as we know
   std::vector<BlockId> scratch_;
   std::vector<IdleOrder::Candidate> candidates_;
 };

@@ -50,6 +50,10 @@ class FreeBlocks {
   std::optional<Candidate> pop_own();
   std::optional<Candidate> search_bitmap();
   std::optional<Candidate> check_bit(std::size_t word_index, unsigned bit) const;
+  /// Not so if damage has left it a holder, who may still be using it.
+  static bool is_free(BlockId block, BlockWord word) {
+    return word.state() == BlockState::free && word.holders() == 0 && block != kNullBlock;
+  }
   BlockWord word(BlockId block) const {
     return {descriptors_[block.value].word.load(std::memory_order_acquire)};
   }

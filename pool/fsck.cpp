@@ -29,6 +29,7 @@ class Look {
 
   void run() {
     attached();
+    if (const auto header = memory_.check_header(); !header) violation(header.error().text);
     check_slots();
     for (std::uint32_t id = 0; id < memory_.geometry().total_blocks(); ++id)
       check_word(BlockId{id});
@@ -41,7 +42,7 @@ class Look {
       check_free(tier);
       check_order(tier);
     }
-    if (get(memory_.control().next_serial) >= Soundness::kImplausible)
+    if (get(memory_.control().next_serial) >= kImplausible)
       violation("the counter of names has run away", get(memory_.control().next_serial));
     report_.ready = blocks_.ready().size();
     report_.orphans = blocks_.orphans();
@@ -156,7 +157,7 @@ class Look {
     const std::string name = "the " + std::string(to_string(tier)) + " tier's release order";
     const std::uint64_t head = get(control.head), tail = get(control.tail);
     if (head > tail) violation(name + " starts after its end", head);
-    if (tail >= Soundness::kImplausible) violation(name + " has run away", tail);
+    if (tail >= kImplausible) violation(name + " has run away", tail);
     const auto& layout = memory_.tier_layout(tier);
     const auto* ring = memory_.ring(tier);
     for (std::size_t i = 0; i < layout.ring_slots; ++i) {

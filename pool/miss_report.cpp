@@ -21,7 +21,7 @@ class Explanation {
         domain_(domain),
         tokens_(tokens),
         block_tokens_(memory.geometry().tokens_per_block),
-        hasher_(memory.control().secret),
+        hasher_(memory.control().header.secret),
         index_(memory.index(), memory.layout().index_buckets) {}
 
   MissReport run() {

@@ -79,9 +79,7 @@ class Sweep {
   }
 
   /// In the dead process' name: with its blocks the reaper takes over its part of the sum.
-  void count_released() {
-    used_.store(used_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
-  }
+  void count_released() { add_used(used_, -1); }
 
   const PoolMemory& memory_;
   Tier tier_;

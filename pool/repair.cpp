@@ -22,6 +22,7 @@ class Repair {
       : memory_(memory), owners_(owners), index_(memory.index(), memory.layout().index_buckets) {}
 
   RepairReport run() {
+    mend_header();
     for (const Tier tier : kBothTiers) mend_order(tier);
     mend_serials();
     mend_slots();
@@ -59,15 +60,30 @@ class Repair {
 
   // -- the control object
 
+  /// Of the header and its copy the one that bears its own checksum is right.
+  void mend_header() {
+    ControlBlock& pool = memory_.control();
+    if (memory_.check_header()) return;
+    const auto is_sound = [this](const PoolHeader& header) {
+      return header.checksum == checksum_of(header) && header.geometry == memory_.geometry();
+    };
+    if (is_sound(pool.header))
+      pool.copy = pool.header;
+    else if (is_sound(pool.copy))
+      pool.header = pool.copy;
+    pool.formatted.store(kFormatted, std::memory_order_release);
+    ++report_.fields;
+  }
+
   /// The head never passes the tail by itself. A tail that lost a high bit follows the head again;
   /// a head or tail beyond anything ever counted starts anew, and with it all stamps.
   void mend_order(Tier tier) {
     TierControl& order = control(tier);
-    if (order.head.load(relaxed) >= Soundness::kImplausible) {
+    if (order.head.load(relaxed) >= kImplausible) {
       order.head.store(1, relaxed);
       ++report_.fields;
     }
-    if (order.tail.load(relaxed) >= Soundness::kImplausible) {
+    if (order.tail.load(relaxed) >= kImplausible) {
       order.tail.store(std::max<std::uint64_t>(order.head.load(relaxed), 1), relaxed);
       ++report_.fields;
     }
@@ -94,12 +110,12 @@ class Repair {
     for (std::uint32_t id = 1; id < memory_.geometry().total_blocks(); ++id) {
       if (word(BlockId{id}).state() != BlockState::ready) continue;
       const std::uint64_t serial = descriptor(BlockId{id}).serial.load(relaxed);
-      if (serial >= Soundness::kImplausible) continue;
+      if (serial >= kImplausible) continue;
       last = std::max(last, serial);
       later += serial >= next.load(relaxed);
     }
     std::uint64_t now = next.load(relaxed);
-    const bool has_run_away = now >= Soundness::kImplausible;
+    const bool has_run_away = now >= kImplausible;
     if (!has_run_away && later < 2) return;
     while ((has_run_away ? now > last + 1 : now <= last) &&
            !next.compare_exchange_weak(now, last + 1, relaxed)) {

@@ -11,7 +11,8 @@ std::uint64_t get(const std::atomic<std::uint64_t>& field) {
 
 }  // namespace
 
-Soundness::Soundness(const PoolMemory& memory) : memory_(memory), hasher_(memory.control().secret) {
+Soundness::Soundness(const PoolMemory& memory)
+    : memory_(memory), hasher_(memory.control().header.secret) {
   for (std::uint32_t id = 1; id < memory_.geometry().total_blocks(); ++id) {
     const BlockId block{id};
     if (word(block).state() != BlockState::ready) continue;
@@ -92,6 +93,9 @@ std::vector<std::string> Soundness::faults_now(BlockId block) {
                      ", which does not exist");
   if (d.has_extra.load(std::memory_order_relaxed) > 1)
     faults.push_back("neither has nor lacks an extra key");
+  if (memory_.has_tokens() && d.has_extra.load(std::memory_order_relaxed) == 1 &&
+      get(memory_.extra_key(block)[0]) == 0 && get(memory_.extra_key(block)[1]) == 0)
+    faults.push_back("has an extra key that says nothing");
   if (parent_uid < kRootUid && parent_uid >= uid)
     faults.push_back("has uid " + std::to_string(uid) + ", older than its parent's " +
                      std::to_string(parent_uid));

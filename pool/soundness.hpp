@@ -39,9 +39,6 @@ class Soundness {
   }
   Hash128 name_of(BlockId block) const;
 
-  /// Serials and stamps are counted from 1; nobody lives to see these.
-  static constexpr std::uint64_t kImplausible = 1ull << 62;
-
  private:
   struct Parent {
     Hash128 name;

@@ -15,6 +15,13 @@ inline std::int64_t counted_used(const ControlBlock& control, Tier tier) {
   return static_cast<std::int64_t>(sum);
 }
 
+/// Of one's own part of the sum.
+inline void add_used(std::atomic<std::int64_t>& used, std::int64_t change) {
+  const auto now = static_cast<std::uint64_t>(used.load(std::memory_order_relaxed));
+  used.store(static_cast<std::int64_t>(now + static_cast<std::uint64_t>(change)),
+             std::memory_order_relaxed);
+}
+
 /// Makes the correction tell the truth again; gives up if others keep working meanwhile (the error
 /// left is then the one transition a dead process may not have got to count).
 void correct_used(const PoolMemory& memory, Tier tier);
