@@ -1,5 +1,6 @@
 // kvhive pool fsck --repair: the steward mends what the inspector has found.
 
+#include <atomic>
 #include <thread>
 
 #include "tests/tools/daemon.hpp"
@@ -54,6 +55,35 @@ TEST_F(RepairedDaemon, FsckFindsDamageAndRepairMendsIt) {
   const CommandResult again = daemon.cli({"pool", "fsck", "--repair", "--quiescent"});
   EXPECT_EQ(again.exit_code, 0) << again.out;
   EXPECT_NE(again.out.find("nothing to mend"), std::string::npos) << again.out;
+}
+
+TEST_F(RepairedDaemon, LookingAndMendingDisturbNobodyAtWork) {
+  const Json alone = generate();
+  std::atomic<int> working{2};
+  std::vector<std::thread> users;
+  for (const std::uint32_t engine : {0u, 1u})
+    users.emplace_back([&, engine] {
+      Client client = daemon.connect(engine);
+      for (int i = 0; i < 40; ++i) {
+        GenerateRequest request;
+        request.prompt = prompt + std::string(std::size_t(i % 7) * 30, 'b');
+        request.params.max_tokens = 8;
+        const auto done = client.generate(request, [](const Progress&) {});
+        EXPECT_TRUE(done.has_value() && done->reason != FinishReason::error);
+      }
+      --working;
+    });
+  int looks = 0;
+  while (working.load() != 0 || looks < 3) {
+    const CommandResult found = daemon.cli({"pool", "fsck", "--privileged"});
+    EXPECT_EQ(found.exit_code, 0) << found.out << found.err;
+    const CommandResult mended = daemon.cli({"pool", "fsck", "--repair", "--format", "json"});
+    EXPECT_EQ(mended.exit_code, 0) << mended.out << mended.err;
+    EXPECT_EQ(mended.json()["repaired"]["retired"], 0) << mended.out;
+    ++looks;
+  }
+  for (std::thread& user : users) user.join();
+  EXPECT_EQ(generate()["token_ids"], alone["token_ids"]);
 }
 
 TEST_F(RepairedDaemon, FsckComparesTheSlotTableWithTheLiving) {
