@@ -80,6 +80,14 @@ void BlockManagerState::publish(const Sequence& sequence, Prefix& published,
                         .subspan(from * tokens_per_block_, (to - from) * tokens_per_block_));
 }
 
+/// Says what the sequence's blocks from `from` on will hold, as far as it is known.
+void BlockManagerState::announce(const Sequence& sequence, std::size_t from) {
+  const std::size_t to = std::min(sequence.blocks.size(), sequence.chain.size());
+  if (!config_.prefix_caching || from >= to) return;
+  pool_.announce(std::span(sequence.blocks).subspan(from, to - from),
+                 std::span(sequence.chain).subspan(from, to - from));
+}
+
 void BlockManagerState::take_news(const StepRequest& request) {
   for (const NewSequence& added : request.added) {
     Sequence sequence;
@@ -135,6 +143,7 @@ bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
     if (auto fresh = pool_.allocate(Tier::device, blocks)) {
       auto& table = sequences_.at(seq).blocks;
       table.insert(table.end(), fresh->begin(), fresh->end());
+      announce(sequences_.at(seq), table.size() - fresh->size());
       return true;
     }
     // Enough is being swapped out already; it is ours with the next step.
@@ -244,6 +253,7 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
   sequence.host.clear();
   sequence.blocks = std::move(start.device.blocks);
   sequence.blocks.insert(sequence.blocks.end(), fresh->begin(), fresh->end());
+  announce(sequence, held);
   sequence.published = start.device.end;
   sequence.computed = start.computed;
   round.plan.outcome.admitted.push_back({seq, start.computed});

@@ -65,6 +65,7 @@ class BlockManagerState {
   struct Round;
 
   void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> blocks);
+  void announce(const Sequence& sequence, std::size_t from);
   void take_news(const StepRequest& request);
   void end(SeqId seq);
 

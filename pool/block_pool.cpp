@@ -5,6 +5,7 @@
 
 #include "config/check.hpp"
 #include "pool/kill_point.hpp"
+#include "pool/tier_counters.hpp"
 
 namespace kvhive {
 namespace {
@@ -35,8 +36,10 @@ struct BlockPool::Content {
 
 BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot)
     : memory_(memory),
+      slot_(slot),
       my_bit_(holder_bit(slot)),
       index_(memory.index(), memory.layout().index_buckets),
+      journal_(memory),
       counters_(&memory.control().processes[slot.value].counters),
       references_(memory.geometry().total_blocks(), 0) {
   KV_CHECK(slot.value < kMaxProcesses, slot.value);
@@ -86,6 +89,8 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
 bool BlockPool::holds(BlockId block, const Content& content) const {
   const BlockDescriptor& d = descriptor(block);
   if (d.parent_uid.load(std::memory_order_relaxed) != content.parent.uid) return false;
+  // Never published under a name: whoever says so of it is damaged.
+  if (d.uid.load(std::memory_order_relaxed) - 1 >= kImplausible) return false;
   const auto* row = memory_.token_row(block);
   std::uint64_t difference = 0;
   for (std::size_t w = 0; w < memory_.layout().row_words; ++w)
@@ -122,7 +127,7 @@ BlockId BlockPool::find_and_pin(Tier tier, Hash128 hash, const Content& content)
 /// proves nothing.
 bool BlockPool::pin(BlockId block, BlockWord seen) {
   std::uint32_t& references = references_[block.value];
-  if (references != 0) {
+  if (references != 0 && (seen.holders() & my_bit_) != 0) [[likely]] {
     ++references;
     return true;
   }
@@ -137,7 +142,25 @@ bool BlockPool::pin(BlockId block, BlockWord seen) {
   KV_KILL_POINT("pin.after_cas");
   if (expected.holders() == 0) count_used(memory_.tier_of(block), +1);
   KV_KILL_POINT("pin.counted");
-  references = 1;
+  ++references;  // from 0, unless damage had taken our bit
+  return true;
+}
+
+/// Whether we are filling the block, by its word: what we know says so in any case.
+bool BlockPool::is_ours(BlockId block) const {
+  const BlockWord word = load_word(block);
+  return word.state() == BlockState::filling && word.holders() == my_bit_;
+}
+
+/// A block that looks as if nobody held it, though we do: damage has taken our bit. Sees to it that
+/// nobody writes what we read. False if we do not hold it.
+bool BlockPool::keep_ours(BlockId block, BlockWord seen) {
+  if (references_[block.value] == 0) [[likely]]
+    return false;
+  const BlockWord kept = seen.state() == BlockState::ready
+                             ? BlockWord{seen.bits | my_bit_}
+                             : BlockWord::make(BlockState::retired, seen.generation() + 1, 0);
+  descriptor(block).word.compare_exchange_strong(seen.bits, kept.bits, std::memory_order_acq_rel);
   return true;
 }
 
@@ -169,7 +192,7 @@ Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count)
   }
   for (auto block = taken.rbegin(); block != taken.rend(); ++block) {
     references_[block->value] = 0;
-    give_back(*block);
+    if (is_ours(*block)) give_back(*block);
   }
   return failure(Errc::pool_exhausted, "need " + std::to_string(count) + " " +
                                            std::string(to_string(tier)) + " blocks, " +
@@ -183,6 +206,7 @@ bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken
     auto candidate = free.next();
     if (!candidate) return false;
     auto [block, seen] = *candidate;
+    if (keep_ours(block, seen)) continue;
     const BlockWord mine = BlockWord::make(BlockState::filling, seen.generation() + 1, my_bit_);
     KV_KILL_POINT("allocate.before_cas");
     if (!descriptor(block).word.compare_exchange_strong(seen.bits, mine.bits,
@@ -190,10 +214,7 @@ bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken
       continue;
     KV_KILL_POINT("allocate.after_cas");
     free.taken(block);
-    references_[block.value] = 1;
-    KV_KILL_POINT("allocate.before_count");
-    count_used(t, +1);
-    KV_KILL_POINT("allocate.counted");
+    take_over(block, t);
     taken.push_back(block);
   }
   return true;
@@ -218,12 +239,16 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
       return false;
     }
     for (const auto& candidate : candidates_) {
+      __builtin_prefetch(&references_[candidate.block.value], 1);
       const BlockDescriptor& d = descriptor(candidate.block);
       index_.prefetch({d.hash_low.load(std::memory_order_relaxed),
                        d.hash_high.load(std::memory_order_relaxed)});
     }
+    const std::size_t before = taken.size();
     for (const auto& candidate : candidates_)
       if (evict(candidate.block, candidate.word)) taken.push_back(candidate.block);
+    KV_KILL_POINT("evict.before_journal");
+    journal_.note(Departure::evicted, slot_, std::span(taken).subspan(before));
     KV_KILL_POINT("evict.before_commit");
     idle.commit();
     KV_KILL_POINT("evict.committed");
@@ -234,6 +259,7 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
 /// Takes an idle block for ourselves. One instruction decides; the stale hint is removed afterwards
 /// (or dropped by whoever meets it, should we be killed in between).
 bool BlockPool::evict(BlockId block, BlockWord seen) {
+  if (keep_ours(block, seen)) return false;
   BlockDescriptor& d = descriptor(block);
   const BlockWord mine = BlockWord::make(BlockState::filling, seen.generation() + 1, my_bit_);
   KV_KILL_POINT("evict.before_cas");
@@ -243,16 +269,35 @@ bool BlockPool::evict(BlockId block, BlockWord seen) {
   index_.erase(
       {d.hash_low.load(std::memory_order_relaxed), d.hash_high.load(std::memory_order_relaxed)},
       block);
-  references_[block.value] = 1;
-  KV_KILL_POINT("evict.before_count");
-  count_used(memory_.tier_of(block), +1);
-  KV_KILL_POINT("evict.counted");
+  take_over(block, memory_.tier_of(block));
   bump(counters_->evicted_blocks, 1u);
   KV_KILL_POINT("evict.done");
   return true;
 }
 
+/// A block whose word is ours now. It loses its name at once: should its word be damaged into
+/// "ready" before there is new content, nothing is found in it.
+void BlockPool::take_over(BlockId block, Tier t) {
+  KV_KILL_POINT("take_over.before_nameless");
+  descriptor(block).uid.store(0, std::memory_order_relaxed);
+  references_[block.value] = 1;
+  KV_KILL_POINT("take_over.before_count");
+  count_used(t, +1);
+  KV_KILL_POINT("take_over.counted");
+}
+
 // -- publish --------------------------------------------------------------------------------------
+
+/// The name only: nothing is found by it before the word says ready.
+void BlockPool::announce(std::span<const BlockId> blocks, std::span<const Hash128> names) {
+  KV_CHECK(blocks.size() == names.size(), blocks.size(), names.size());
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (!is_ours(blocks[i])) continue;
+    descriptor(blocks[i]).hash_low.store(names[i].low, std::memory_order_relaxed);
+    descriptor(blocks[i]).hash_high.store(names[i].high, std::memory_order_relaxed);
+    descriptor(blocks[i]).uid.store(kAnnounced, std::memory_order_relaxed);
+  }
+}
 
 Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
                           std::span<const Hash128> chain, std::span<const TokenId> tokens,
@@ -265,33 +310,53 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
 
   Prefix end = from;
   KV_KILL_POINT("publish.before_serials");
-  std::uint64_t serial = memory_.control().next_serial.fetch_add(
-      std::max<std::size_t>(blocks.size(), 1), std::memory_order_relaxed);
+  std::uint64_t serial = draw_serials(std::max<std::size_t>(blocks.size(), 1));
   for (std::size_t i = 0; i < blocks.size(); ++i, ++serial) {
     if (i + kAhead < chain.size()) index_.prefetch(chain[i + kAhead]);
     KV_KILL_POINT("publish.serials_drawn");
     const BlockId block = blocks[i];
     const BlockWord word = load_word(block);
-    KV_CHECK(word.state() == BlockState::filling && word.holders() == my_bit_, block.value,
-             word.bits);
+    const bool is_published = word.state() == BlockState::ready && (word.holders() & my_bit_) != 0;
+    KV_CHECK(references_[block.value] > 0 && !is_published, block.value, word.bits);
 
     const Content content(end, i, block_tokens, tokens, extras);
     const std::uint64_t known = find_uid(chain[i], content);
-    const std::uint64_t uid = known != 0 ? known : serial;
-    write_content(block, chain[i], content, uid, serial);
-    KV_KILL_POINT("publish.before_ready");
-    descriptor(block).word.store(
-        BlockWord::make(BlockState::ready, word.generation(), my_bit_).bits,
-        std::memory_order_release);
-    KV_KILL_POINT("publish.after_ready");
-    index_.insert(chain[i], block);
-    KV_KILL_POINT("publish.hinted");
+    // A word that does not say it is ours, or a serial nobody lives to see, is damage: the block
+    // stays what it is to us, but nobody else gets to see it, nor what comes after it.
+    const bool is_sound = is_ours(block) && end.uid != 0 && serial < kImplausible;
+    const std::uint64_t uid = known != 0 || !is_sound ? known : serial;
+    if (is_sound) {
+      write_content(block, chain[i], content, uid, serial);
+      KV_KILL_POINT("publish.before_ready");
+      descriptor(block).word.store(
+          BlockWord::make(BlockState::ready, word.generation(), my_bit_).bits,
+          std::memory_order_release);
+      KV_KILL_POINT("publish.after_ready");
+      index_.insert(chain[i], block);
+      KV_KILL_POINT("publish.hinted");
+    }
     end.uid = uid;
     ++end.depth;
   }
   bump(counters_->published_blocks, blocks.size());
   KV_KILL_POINT("publish.counted");
   return end;
+}
+
+/// `count` serials nobody had before. The counter only rises: if it is behind what we have seen of
+/// it, it has lost a bit, and follows us.
+std::uint64_t BlockPool::draw_serials(std::size_t count) {
+  auto& next = memory_.control().next_serial;
+  std::uint64_t first = next.fetch_add(count, std::memory_order_relaxed);
+  if (first < last_serial_) [[unlikely]] {
+    std::uint64_t now = next.load(std::memory_order_relaxed);
+    while (now < last_serial_ &&
+           !next.compare_exchange_weak(now, last_serial_, std::memory_order_relaxed)) {
+    }
+    first = next.fetch_add(count, std::memory_order_relaxed);
+  }
+  if (first < kImplausible) last_serial_ = first + count;
+  return first;
 }
 
 /// The uid under which this content was published before, in either tier; 0 if it was not. Should
@@ -352,9 +417,7 @@ void BlockPool::release(std::span<const BlockId> blocks) {
   drop_references(blocks);
   // Unpublished blocks go to the head of the free queue, the end of the sequence on top.
   for (const BlockId block : blocks) {
-    const BlockWord word = load_word(block);
-    const bool is_ours = word.state() == BlockState::filling && word.holders() == my_bit_;
-    if (is_ours && references_[block.value] == 0) give_back(block);
+    if (references_[block.value] == 0 && is_ours(block)) give_back(block);
   }
 }
 
@@ -394,8 +457,6 @@ void BlockPool::unpin(BlockId block) {
 /// A block of ours that was never published is free again.
 void BlockPool::give_back(BlockId block) {
   const BlockWord word = load_word(block);
-  KV_CHECK(word.state() == BlockState::filling && word.holders() == my_bit_, block.value,
-           word.bits);
   KV_KILL_POINT("give_back.before_free");
   descriptor(block).word.store(BlockWord::make(BlockState::free, word.generation(), 0).bits,
                                std::memory_order_release);
@@ -417,8 +478,7 @@ void BlockPool::fork(std::span<const BlockId> blocks) {
 
 Expected<CopyOnWrite> BlockPool::make_writable(BlockId block) {
   KV_CHECK(references_[block.value] > 0, block.value);
-  if (references_[block.value] == 1 && load_word(block).state() == BlockState::filling)
-    return CopyOnWrite{block, block};
+  if (references_[block.value] == 1 && is_ours(block)) return CopyOnWrite{block, block};
   auto fresh = allocate(memory_.tier_of(block), 1);
   if (!fresh) return forward_error(fresh);
   return CopyOnWrite{block, fresh->front()};
@@ -427,20 +487,24 @@ Expected<CopyOnWrite> BlockPool::make_writable(BlockId block) {
 // -- figures --------------------------------------------------------------------------------------
 
 void BlockPool::count_used(Tier t, std::int64_t change) const {
-  bump(counters_->used[std::size_t(t)], change);
+  add_used(counters_->used[std::size_t(t)], change);
 }
 
 std::size_t BlockPool::capacity(Tier t) const {
-  return memory_.tier_layout(t).blocks - (t == Tier::device ? 1 : 0);
+  const std::size_t blocks = memory_.tier_layout(t).blocks - (t == Tier::device ? 1 : 0);
+  const std::size_t retired =
+      memory_.control().tiers[std::size_t(t)].retired.load(std::memory_order_relaxed);
+  return blocks - std::min(retired, blocks);
 }
 
 std::size_t BlockPool::available(Tier t) const {
   const ControlBlock& control = memory_.control();
-  std::int64_t used = control.tiers[std::size_t(t)].used_correction.load(std::memory_order_relaxed);
-  for (const ProcessEntry& process : control.processes)
-    used += process.counters.used[std::size_t(t)].load(std::memory_order_relaxed);
+  const auto correction = static_cast<std::uint64_t>(
+      control.tiers[std::size_t(t)].used_correction.load(std::memory_order_relaxed));
+  const auto used =
+      static_cast<std::int64_t>(static_cast<std::uint64_t>(counted_used(control, t)) + correction);
   const auto total = static_cast<std::int64_t>(capacity(t));
-  return static_cast<std::size_t>(std::clamp<std::int64_t>(total - used, 0, total));
+  return static_cast<std::size_t>(total - std::clamp<std::int64_t>(used, 0, total));
 }
 
 std::vector<BlockId> BlockPool::free_queue(Tier t) const {

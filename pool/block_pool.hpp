@@ -12,6 +12,7 @@
 
 #include "config/expected.hpp"
 #include "hashing/block_hash.hpp"
+#include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
 #include "pool/pool_memory.hpp"
@@ -74,6 +75,9 @@ class BlockPool {
   /// \source  vLLM BlockPool.get_new_blocks, order of 2026 (PR #42656)
   Expected<std::vector<BlockId>> allocate(Tier tier, std::size_t count);
 
+  /// Says what will be in blocks being filled, for whoever asks why it is not found yet.
+  void announce(std::span<const BlockId> blocks, std::span<const Hash128> names);
+
   /// Makes blocks this process has filled findable by everyone, as the continuation of `from`. Call
   /// it only when their bytes are in place. A block may be published once; from then on it never
   /// changes.
@@ -106,7 +110,7 @@ class BlockPool {
   std::uint32_t references(BlockId block) const { return references_[block.value]; }
   std::uint32_t tokens_per_block() const { return memory_.geometry().tokens_per_block; }
   const PoolMemory& memory() const { return memory_; }
-  BlockHasher hasher() const { return BlockHasher(memory_.control().secret); }
+  BlockHasher hasher() const { return BlockHasher(memory_.control().header.secret); }
   SlotCounters& counters() const { return *counters_; }
 
   /// What allocate() would give out, in order (vLLM's free queue). For tests and replay; not while
@@ -130,22 +134,29 @@ class BlockPool {
   BlockId find_and_pin(Tier tier, Hash128 hash, const Content& content);
   std::uint64_t find_uid(Hash128 hash, const Content& content);
   bool pin(BlockId block, BlockWord seen);
+  bool is_ours(BlockId block) const;
+  bool keep_ours(BlockId block, BlockWord seen);
+  std::uint64_t draw_serials(std::size_t count);
   void unpin(BlockId block);
   void give_back(BlockId block);
   void drop_references(std::span<const BlockId> blocks);
   bool take_free(Tier tier, std::size_t count, std::vector<BlockId>& taken);
   bool take_idle(Tier tier, std::size_t count, std::vector<BlockId>& taken);
   bool evict(BlockId block, BlockWord seen);
+  void take_over(BlockId block, Tier tier);
   void count_used(Tier tier, std::int64_t change) const;
   void write_content(BlockId block, Hash128 hash, const Content& content, std::uint64_t uid,
                      std::uint64_t serial);
 
   const PoolMemory& memory_;
+  ProcessSlot slot_;
   std::uint32_t my_bit_;
   PrefixIndex index_;
+  EvictionJournal journal_;
   SlotCounters* counters_;
   std::vector<TierState> tiers_;
   std::vector<std::uint32_t> references_;  ///< by block; not zero = our bit is set
+  std::uint64_t last_serial_ = 0;          ///< all up to it were given out, as far as we know
   std::vector<BlockId> scratch_;
   std::vector<Candidate> candidates_;
 };

@@ -36,6 +36,7 @@ std::optional<Candidate> FreeBlocks::search_bitmap() {
          groups &= groups - 1) {
       const auto group = static_cast<unsigned>(std::countr_zero(groups));
       const std::size_t w = s * 64 + group;
+      if (w >= layout_.bitmap_words) break;  // bits beyond the end are damage: never an index
       for (std::uint64_t bits = bitmap_[w].load(std::memory_order_relaxed); bits != 0;
            bits &= bits - 1) {
         if (auto found = check_bit(w, static_cast<unsigned>(std::countr_zero(bits)))) return found;
@@ -56,14 +57,19 @@ std::optional<Candidate> FreeBlocks::search_bitmap() {
 
 /// The block at a set bit, if it is free; otherwise the bit is stale and goes.
 std::optional<Candidate> FreeBlocks::check_bit(std::size_t word_index, unsigned bit) const {
-  const BlockId block{layout_.first_block + std::uint32_t(word_index * 64 + bit)};
+  const auto offset = std::uint32_t(word_index * 64 + bit);
+  if (offset >= layout_.blocks) {  // damage: never an index
+    bitmap_[word_index].fetch_and(~(1ull << bit), std::memory_order_seq_cst);
+    return std::nullopt;
+  }
+  const BlockId block{layout_.first_block + offset};
   BlockWord now = word(block);
-  if (now.state() == BlockState::free) return Candidate{block, now};
+  if (is_free(block, now)) return Candidate{block, now};
   KV_KILL_POINT("free.before_stale_bit_clear");
   bitmap_[word_index].fetch_and(~(1ull << bit), std::memory_order_seq_cst);
   KV_KILL_POINT("free.stale_bit_cleared");
   now = word(block);  // freed just now: then its bit was set before we cleared it
-  if (now.state() != BlockState::free) return std::nullopt;
+  if (!is_free(block, now)) return std::nullopt;
   KV_KILL_POINT("free.freed_meanwhile");
   announce(block);
   return Candidate{block, now};
@@ -95,19 +101,19 @@ void FreeBlocks::announce(BlockId block) const {
   KV_KILL_POINT("free.summary_set");
 }
 
-bool FreeBlocks::find_lost() const {
-  bool has_found = false;
+std::size_t FreeBlocks::find_lost() const {
+  std::size_t found = 0;
   for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
     const BlockId block{layout_.first_block + i};
-    if (word(block).state() != BlockState::free) continue;
+    if (!is_free(block, word(block))) continue;
     const std::size_t w = i / 64;
     const bool is_hinted = (bitmap_[w].load(std::memory_order_relaxed) >> i % 64 & 1) != 0 &&
                            (summary_[w / 64].load(std::memory_order_relaxed) >> w % 64 & 1) != 0;
     if (is_hinted) continue;
     announce(block);
-    has_found = true;
+    ++found;
   }
-  return has_found;
+  return found;
 }
 
 /// Others took blocks we still list: forget those entries. A block has at most one current entry.
@@ -127,8 +133,7 @@ std::vector<BlockId> FreeBlocks::order() const {
   }
   for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
     const BlockId block{layout_.first_block + i};
-    if (word(block).state() == BlockState::free && listed.insert(block).second)
-      order.push_back(block);
+    if (is_free(block, word(block)) && listed.insert(block).second) order.push_back(block);
   }
   return order;
 }

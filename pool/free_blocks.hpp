@@ -35,8 +35,8 @@ class FreeBlocks {
   void announce(BlockId block) const;
 
   /// Looks at every block, for when the hints say less than the counters (somebody was stopped
-  /// while clearing a bit). True if a free block had no hint.
-  bool find_lost() const;
+  /// while clearing a bit). How many free blocks had no hint.
+  std::size_t find_lost() const;
 
   /// All free blocks in the order next() would give them. For inspection; not while others
   /// allocate.
@@ -46,6 +46,10 @@ class FreeBlocks {
   std::optional<Candidate> pop_own();
   std::optional<Candidate> search_bitmap();
   std::optional<Candidate> check_bit(std::size_t word_index, unsigned bit) const;
+  /// Not so if damage has left it a holder, who may still be using it.
+  static bool is_free(BlockId block, BlockWord word) {
+    return word.state() == BlockState::free && word.holders() == 0 && block != kNullBlock;
+  }
   BlockWord word(BlockId block) const {
     return {descriptors_[block.value].word.load(std::memory_order_acquire)};
   }

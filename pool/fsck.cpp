@@ -1,204 +1,201 @@
 #include "pool/fsck.hpp"
 
-#include <bit>
-#include <optional>
+#include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
+
+#include "pool/prefix_index.hpp"
+#include "pool/soundness.hpp"
 
 namespace kvhive {
 namespace {
 
 constexpr std::size_t kMostViolations = 100;
 
-class Check {
- public:
-  explicit Check(const PoolMemory& memory) : memory_(memory), hasher_(memory.control().secret) {}
+std::uint64_t get(const std::atomic<std::uint64_t>& field) {
+  return field.load(std::memory_order_relaxed);
+}
 
-  FsckReport run() {
-    for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
-      if (memory_.control().processes[slot].pid.load(std::memory_order_acquire) != 0)
-        attached_ |= 1u << slot;
+/// `what` stays the same from look to look, `figures` may move on while the pool works.
+struct Finding {
+  std::string what, figures;
+};
+
+/// One look at everything.
+class Look {
+ public:
+  Look(const PoolMemory& memory, Moment moment, const SlotOwners* owners)
+      : memory_(memory), moment_(moment), owners_(owners), blocks_(memory) {}
+
+  void run() {
+    attached();
+    if (const auto header = memory_.check_header(); !header) violation(header.error().text);
+    check_slots();
     for (std::uint32_t id = 0; id < memory_.geometry().total_blocks(); ++id)
       check_word(BlockId{id});
-    index_uids();
-    for (const BlockId block : ready_) check_identity(block);
+    for (const BlockId block : blocks_.ready()) {
+      for (const std::string& fault : blocks_.identity_faults(block)) violation(block, fault);
+      if (blocks_.has_future_stamp(block)) violation(block, "has a release stamp from the future");
+    }
     check_index();
-    check_order();
-    report_.ready = ready_.size();
-    return std::move(report_);
+    for (const Tier tier : {Tier::device, Tier::host}) {
+      check_free(tier);
+      check_order(tier);
+    }
+    if (get(memory_.control().next_serial) >= kImplausible)
+      violation("the counter of names has run away", get(memory_.control().next_serial));
+    report_.ready = blocks_.ready().size();
+    report_.orphans = blocks_.orphans();
+    report_.bytes_checked = blocks_.bytes_checked();
   }
+
+  const std::vector<Finding>& findings() const { return findings_; }
+  FsckReport& report() { return report_; }
 
  private:
   void violation(BlockId block, const std::string& text) {
     violation("block " + std::to_string(block.value) + " " + text);
   }
-  void violation(std::string text) {
-    if (report_.violations.size() < kMostViolations) report_.violations.push_back(std::move(text));
+  void violation(std::string what) { findings_.push_back({std::move(what), ""}); }
+  void violation(std::string what, std::uint64_t figure) {
+    findings_.push_back({std::move(what), " (" + std::to_string(figure) + ")"});
   }
 
-  const BlockDescriptor& descriptor(BlockId block) const {
-    return memory_.descriptors()[block.value];
+  /// Slots that may hold blocks, including any attached since we began.
+  std::uint32_t attached() {
+    for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+      const bool is_known = owners_ != nullptr && (*owners_)[slot].use != SlotOwner::Use::vacant;
+      if (is_known || pid_in(slot) != 0) attached_ |= 1u << slot;
+    }
+    return attached_;
   }
-  BlockWord word(BlockId block) const {
-    return {descriptor(block).word.load(std::memory_order_acquire)};
+  std::uint32_t pid_in(std::uint32_t slot) const {
+    return memory_.control().processes[slot].pid.load(std::memory_order_acquire);
   }
-  static std::uint64_t get(const std::atomic<std::uint64_t>& field) {
-    return field.load(std::memory_order_relaxed);
+
+  void check_slots() {
+    if (owners_ == nullptr) return;
+    for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+      const SlotOwner& owner = (*owners_)[slot];
+      const std::uint32_t pid = pid_in(slot);
+      const std::string name = "slot " + std::to_string(slot);
+      if (pid == 0) continue;  // vacant, or its process is just starting
+      if (owner.use == SlotOwner::Use::vacant)
+        violation(name + " is signed by pid " + std::to_string(pid) +
+                  ", but the keeper knows nobody there");
+      else if (owner.use == SlotOwner::Use::used && owner.pid != 0 && owner.pid != pid)
+        violation(name + " is signed by pid " + std::to_string(pid) + ", but is of pid " +
+                  std::to_string(owner.pid));
+    }
   }
 
   void check_word(BlockId block) {
     ++report_.blocks_checked;
-    const BlockWord w = word(block);
-    const std::uint32_t holders = w.holders();
-    switch (w.state()) {
-      case BlockState::free:
-        if (holders != 0) violation(block, "is free but held by mask " + std::to_string(holders));
-        break;
-      case BlockState::filling:
-        if (std::popcount(holders) != 1)
-          violation(block, "is being filled by " + std::to_string(std::popcount(holders)) +
-                               " processes, not one");
-        break;
-      case BlockState::ready: ready_.push_back(block); break;
-      case BlockState::retired: break;
-      default: violation(block, "is in unknown state " + std::to_string(int(w.state())));
+    const BlockWord word = blocks_.word(block);
+    for (const std::string& fault : blocks_.word_faults(block, word, attached()))
+      violation(block, fault);
+    if (block == kNullBlock) return;
+    switch (word.state()) {
+      case BlockState::free: ++report_.free; break;
+      case BlockState::filling: ++report_.filling; break;
+      case BlockState::ready: ++(word.holders() == 0 ? report_.idle : report_.held); break;
+      case BlockState::retired: ++report_.retired; break;
     }
-    if (block == kNullBlock && w.state() != BlockState::retired)
-      violation(block, "is the null block but not set aside");
-    if (const std::uint32_t strangers = holders & ~attached(); strangers != 0)
-      violation(block, "is held by slots nobody is attached to, mask " + std::to_string(strangers));
-  }
-
-  /// Slots in use, including any attached since we began.
-  std::uint32_t attached() {
-    for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
-      if (memory_.control().processes[slot].pid.load(std::memory_order_acquire) != 0)
-        attached_ |= 1u << slot;
-    return attached_;
-  }
-
-  void index_uids() {
-    for (const BlockId block : ready_) by_uid_.emplace(get(descriptor(block).uid), block);
-  }
-
-  /// Runs `look` and says whether the block stayed the same published one meanwhile.
-  template <class Look>
-  bool stably(BlockId block, Look&& look) {
-    const BlockWord before = word(block);
-    if (before.state() != BlockState::ready) return false;
-    look();
-    std::atomic_thread_fence(std::memory_order_acquire);
-    const BlockWord after = word(block);
-    return after.state() == BlockState::ready && after.generation() == before.generation();
-  }
-
-  void check_identity(BlockId block) {
-    std::vector<std::string> found;
-    const bool is_stable = stably(block, [&] { found = identity_faults(block); });
-    if (!is_stable) return;
-    for (const std::string& fault : found) violation(block, fault);
-  }
-
-  std::vector<std::string> identity_faults(BlockId block) {
-    std::vector<std::string> faults;
-    const BlockDescriptor& d = descriptor(block);
-    const std::uint64_t uid = get(d.uid), parent = get(d.parent_uid);
-    if (uid == 0 || uid >= memory_.control().next_serial.load(std::memory_order_relaxed))
-      faults.push_back("has uid " + std::to_string(uid) + ", which was never given out");
-    if (get(d.stamp) >= tier_control(block).tail.load(std::memory_order_relaxed))
-      faults.push_back("has a release stamp from the future, " + std::to_string(get(d.stamp)));
-    const auto parent_hash = hash_of_parent(d, parent);
-    if (!parent_hash) {
-      ++report_.orphans;
-    } else if (memory_.has_tokens() && !hash_fits(block, *parent_hash)) {
-      faults.push_back("does not hash to its name: tokens, parent or hash are damaged");
-    }
-    if (const BlockId twin = bearer_of(uid); twin != block && twin != kNullBlock) {
-      std::uint64_t twins_uid = 0, twins_parent = 0;
-      const bool is_stable = stably(twin, [&] {
-        twins_uid = get(descriptor(twin).uid);
-        twins_parent = get(descriptor(twin).parent_uid);
-      });
-      if (is_stable && twins_uid == uid && twins_parent != parent)
-        faults.push_back("shares uid " + std::to_string(uid) + " with block " +
-                         std::to_string(twin.value) + " but not its parent");
-    }
-    return faults;
-  }
-
-  /// The block that bore this uid when we began; it may have been given out anew since.
-  BlockId bearer_of(std::uint64_t uid) const {
-    const auto found = by_uid_.find(uid);
-    return found == by_uid_.end() ? kNullBlock : found->second;
-  }
-
-  const TierControl& tier_control(BlockId block) const {
-    return memory_.control().tiers[std::size_t(memory_.tier_of(block))];
-  }
-
-  std::optional<Hash128> hash_of_parent(const BlockDescriptor& d, std::uint64_t parent) {
-    if (parent >= kRootUid) return hasher_.root(DomainId{d.domain.load(std::memory_order_relaxed)});
-    const BlockId bearer = bearer_of(parent);
-    const BlockDescriptor& p = descriptor(bearer);
-    Hash128 hash;
-    std::uint64_t uid = 0;
-    const bool is_stable = bearer != kNullBlock && stably(bearer, [&] {
-                             hash = {get(p.hash_low), get(p.hash_high)};
-                             uid = get(p.uid);
-                           });
-    if (!is_stable || uid != parent) return std::nullopt;
-    return hash;
-  }
-
-  bool hash_fits(BlockId block, Hash128 parent) {
-    const std::size_t count = memory_.geometry().tokens_per_block;
-    std::vector<TokenId> tokens(count);
-    const auto* row = memory_.token_row(block);
-    for (std::size_t i = 0; i < count; ++i)
-      tokens[i] = static_cast<TokenId>(get(row[i / 2]) >> (i % 2 == 0 ? 0 : 32));
-    const auto* key = memory_.extra_key(block);
-    const BlockDescriptor& d = descriptor(block);
-    const ExtraKey extra = d.has_extra.load(std::memory_order_relaxed) != 0
-                               ? ExtraKey{get(key[0]), get(key[1])}
-                               : kNoExtraKey;
-    report_.bytes_checked += count * sizeof(TokenId);
-    return hasher_.child(parent, tokens, extra) == Hash128{get(d.hash_low), get(d.hash_high)};
   }
 
   void check_index() {
-    std::vector<bool> hinted(memory_.geometry().total_blocks());
+    const PrefixIndex index(memory_.index(), memory_.layout().index_buckets);
+    std::unordered_map<BlockId, const std::atomic<std::uint64_t>*> hinted;
     for (std::size_t b = 0; b < memory_.layout().index_buckets; ++b) {
       for (const auto& way : memory_.index()[b].way) {
-        const BlockId block{std::uint32_t(get(way))};
-        if (!memory_.has_block(block))
+        const std::uint64_t hint = way.load(std::memory_order_acquire);
+        if (hint == 0) continue;
+        const BlockId block{std::uint32_t(hint)};
+        if (!memory_.has_block(block)) {
           violation("index bucket " + std::to_string(b) + " points at block " +
                     std::to_string(block.value) + ", beyond the pool");
-        else
-          hinted[block.value] = true;
+        } else if (blocks_.word(block).state() != BlockState::ready ||
+                   !index.leads_to(b, hint, blocks_.name_of(block))) {
+          ++report_.stale_hints;
+        } else if (const auto [first, is_new] = hinted.emplace(block, &way); !is_new) {
+          // It may have been given out and published anew since we saw the first.
+          const std::uint64_t other = first->second->load(std::memory_order_acquire);
+          if (BlockId{std::uint32_t(other)} == block && other >> 32 == hint >> 32)
+            violation(block, "has two hints in the index");
+        }
       }
     }
-    for (const BlockId block : ready_) report_.unhinted += !hinted[block.value];
+    for (const BlockId block : blocks_.ready())
+      report_.unhinted += hinted.find(block) == hinted.end();
   }
 
-  void check_order() {
-    for (const Tier tier : {Tier::device, Tier::host}) {
-      const TierControl& control = memory_.control().tiers[std::size_t(tier)];
-      const auto head = get(control.head), tail = get(control.tail);
-      if (head > tail)
-        violation("the " + std::string(to_string(tier)) + " tier's release order starts at " +
-                  std::to_string(head) + ", after its end " + std::to_string(tail));
+  void check_free(Tier tier) {
+    const auto& layout = memory_.tier_layout(tier);
+    const auto* bitmap = memory_.bitmap(tier);
+    const auto* summary = memory_.summary(tier);
+    for (std::uint32_t i = 0; i < layout.blocks; ++i) {
+      const BlockId block{layout.first_block + i};
+      const BlockWord before = blocks_.word(block);
+      if (before.state() != BlockState::free || block == kNullBlock) continue;
+      const bool is_listed = (get(bitmap[i / 64]) >> i % 64 & 1) != 0 &&
+                             (get(summary[i / 4096]) >> i / 64 % 64 & 1) != 0;
+      if (is_listed || blocks_.word(block) != before) continue;
+      ++report_.unlisted;
+      if (moment_ == Moment::quiescent) violation(block, "is free, but nobody would find it");
+    }
+    const auto check_end = [&](const auto* words, std::size_t bits, const char* what) {
+      if (bits % 64 != 0 && get(words[bits / 64]) >> bits % 64 != 0)
+        violation("the " + std::string(to_string(tier)) + " tier's " + what +
+                  " has bits beyond its end");
+    };
+    check_end(bitmap, layout.blocks, "free bitmap");
+    check_end(summary, layout.bitmap_words, "free bitmap's summary");
+  }
+
+  void check_order(Tier tier) {
+    const TierControl& control = memory_.control().tiers[std::size_t(tier)];
+    const std::string name = "the " + std::string(to_string(tier)) + " tier's release order";
+    const std::uint64_t head = get(control.head), tail = get(control.tail);
+    if (head > tail) violation(name + " starts after its end", head);
+    if (tail >= kImplausible) violation(name + " has run away", tail);
+    const auto& layout = memory_.tier_layout(tier);
+    const auto* ring = memory_.ring(tier);
+    for (std::size_t i = 0; i < layout.ring_slots; ++i) {
+      const std::uint32_t block = ring[i].load(std::memory_order_relaxed);
+      if (block != 0 && block - layout.first_block >= layout.blocks)
+        violation(name + " names block " + std::to_string(block) + ", which is not of the tier");
     }
   }
 
   const PoolMemory& memory_;
-  BlockHasher hasher_;
-  FsckReport report_;
+  Moment moment_;
+  const SlotOwners* owners_;
   std::uint32_t attached_ = 0;
-  std::vector<BlockId> ready_;
-  std::unordered_map<std::uint64_t, BlockId> by_uid_;
+  Soundness blocks_;
+  std::vector<Finding> findings_;
+  FsckReport report_;
 };
 
 }  // namespace
 
-FsckReport fsck(const PoolMemory& memory) { return Check(memory).run(); }
+FsckReport fsck(const PoolMemory& memory, Moment moment, const SlotOwners* owners) {
+  Look look(memory, moment, owners);
+  look.run();
+  FsckReport report = std::move(look.report());
+  std::vector<Finding> found = look.findings();
+  if (!found.empty()) {  // damage stays, what was in the middle of something does not
+    Look again(memory, moment, owners);
+    again.run();
+    std::unordered_set<std::string> still;
+    for (const Finding& finding : again.findings()) still.insert(finding.what);
+    std::erase_if(found, [&](const Finding& f) { return still.find(f.what) == still.end(); });
+  }
+  report.violations_in_all = found.size();
+  for (const Finding& finding : found) {
+    if (report.violations.size() == kMostViolations) break;
+    report.violations.push_back(finding.what + finding.figures);
+  }
+  return report;
+}
 
 }  // namespace kvhive

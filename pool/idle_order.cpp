@@ -42,10 +42,15 @@ void IdleOrder::settle(std::span<const BlockId> blocks) {
     const auto& descriptor = descriptors_[block.value];
     while (true) {
       const std::uint64_t stamp = descriptor.stamp.load(std::memory_order_relaxed);
-      if (control_->head.load(std::memory_order_seq_cst) <= stamp) break;
+      const std::uint64_t head = control_->head.load(std::memory_order_seq_cst);
+      if (head <= stamp) break;
       BlockWord word;
       if (!is_current(stamp, block, word)) break;
       KV_KILL_POINT("settle.passed_by");
+      // The head passes the tail only by damage: without this we would draw stamps for ages.
+      std::uint64_t tail = control_->tail.load(std::memory_order_relaxed);
+      while (tail < head && !control_->tail.compare_exchange_weak(tail, head)) {
+      }
       this->stamp({&block, 1});
     }
   }
@@ -66,7 +71,7 @@ void IdleOrder::restore(std::span<const BlockId> blocks) {
 bool IdleOrder::is_current(std::uint64_t stamp, BlockId block, BlockWord& word) const {
   word = {};
   // The block may have been read from the ring: never trust shared memory.
-  if (block.value - layout_.first_block >= layout_.blocks) return false;
+  if (block.value - layout_.first_block >= layout_.blocks || block == kNullBlock) return false;
   const auto& descriptor = descriptors_[block.value];
   word.bits = descriptor.word.load(std::memory_order_acquire);
   return word.is_idle() && descriptor.stamp.load(std::memory_order_relaxed) == stamp;
@@ -129,10 +134,11 @@ void IdleOrder::take_from_run(std::size_t wanted, std::vector<Candidate>& out) {
 void IdleOrder::take_from_ring(std::size_t wanted, std::vector<Candidate>& out) {
   // Descriptors are scattered: have that many cache misses under way.
   constexpr std::uint64_t kAhead = 16;
-  const std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
+  std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
   // While the run holds blocks, what lies before its limit is the run's; afterwards the ring's.
   const std::uint64_t floor = run_next_ < run_.size() ? run_limit_ : 0;
   ring_cursor_ = std::max({ring_cursor_, floor, control_->head.load(std::memory_order_relaxed)});
+  tail = std::min(tail, ring_cursor_ + layout_.ring_slots);  // once round, whatever the tail says
   for (; out.size() < wanted && ring_cursor_ < tail; ++ring_cursor_) {
     const std::uint32_t ahead =
         ring_[(ring_cursor_ + kAhead) & ring_mask_].load(std::memory_order_relaxed);
@@ -161,6 +167,7 @@ void IdleOrder::commit() {
 void IdleOrder::look_again(std::uint64_t from, std::uint64_t to) {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // head moved, then words read: settle()
                                                         // does it the other way round
+  if (to - from > layout_.ring_slots) from = to - layout_.ring_slots;  // damage: once round
   for (std::uint64_t position = from; position < to; ++position) {
     const BlockId block{ring_[position & ring_mask_].load(std::memory_order_acquire)};
     BlockWord word;

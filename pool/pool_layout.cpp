@@ -1,5 +1,6 @@
 #include "pool/pool_layout.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <initializer_list>
 
@@ -37,13 +38,26 @@ PoolLayout::PoolLayout(const PoolGeometry& geometry) {
     tier.ring_slots = std::bit_ceil(std::size_t{tier.blocks} * 4 + 64);
     tier.ring_offset = place(tier.ring_slots * 4);
   }
+  journal_slots = std::min(std::bit_ceil(blocks * kJournalRecordsPerBlock), kMostJournalRecords);
+  journal_offset = place(journal_slots * sizeof(JournalRecord));
+  metadata_header = place(sizeof(ObjectHeader));
   metadata_bytes = round_up(end, kPage);
 
   row_words = (geometry.tokens_per_block + 1) / 2;
   extras_offset = round_up(blocks * row_words * 8, 64);
-  tokens_bytes = round_up(extras_offset + blocks * sizeof(ExtraKey), kPage);
+  tokens_header = round_up(extras_offset + blocks * sizeof(ExtraKey), 64);
+  tokens_bytes = round_up(tokens_header + sizeof(ObjectHeader), kPage);
   device_bytes = round_up(geometry.device_blocks * geometry.kv.block_bytes(), kPage);
   host_bytes = round_up(geometry.host_blocks * geometry.kv.block_bytes(), kPage);
+}
+
+std::uint64_t checksum_of(const PoolHeader& header) {
+  std::uint64_t sum = 0xcbf29ce484222325ull;
+  for_each_field(header, [&sum](const char*, std::uint64_t value) {
+    for (int shift = 0; shift < 64; shift += 8)
+      sum = (sum ^ (value >> shift & 0xff)) * 0x100000001b3ull;
+  });
+  return sum;
 }
 
 std::uint32_t layout_hash(const PoolGeometry& geometry) {
@@ -51,9 +65,12 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
   const KvLayout& kv = geometry.kv;
   for (const std::uint64_t number : {std::size_t{kFormatVersion},
                                      sizeof(ControlBlock),
-                                     offsetof(ControlBlock, geometry),
-                                     offsetof(ControlBlock, secret),
+                                     sizeof(PoolHeader),
+                                     offsetof(PoolHeader, geometry),
+                                     offsetof(PoolHeader, secret),
+                                     sizeof(ObjectHeader),
                                      offsetof(ControlBlock, next_serial),
+                                     offsetof(ControlBlock, next_departure),
                                      offsetof(ControlBlock, tiers),
                                      offsetof(ControlBlock, processes),
                                      sizeof(PoolGeometry),
@@ -64,6 +81,9 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      offsetof(BlockDescriptor, uid),
                                      offsetof(BlockDescriptor, depth),
                                      sizeof(IndexBucket),
+                                     sizeof(JournalRecord),
+                                     kJournalRecordsPerBlock,
+                                     kMostJournalRecords,
                                      std::size_t{geometry.device_blocks},
                                      std::size_t{geometry.host_blocks},
                                      std::size_t{geometry.tokens_per_block},

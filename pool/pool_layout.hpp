@@ -16,7 +16,10 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 1;
+inline constexpr std::uint32_t kFormatVersion = 2;
+inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
+/// Serials and stamps count from 1, and never get there.
+inline constexpr std::uint64_t kImplausible = 1ull << 62;
 
 /// Where a block's bytes are. Host blocks follow device blocks in the id space.
 enum class Tier : std::uint8_t { device = 0, host = 1 };
@@ -44,7 +47,8 @@ struct alignas(64) BlockDescriptor {
   std::atomic<std::uint64_t> stamp;
   std::atomic<std::uint64_t> hash_low;  ///< chained hash: where its hint is
   std::atomic<std::uint64_t> hash_high;
-  /// Name of the content, never reused; equal content adopts the first's.
+  /// Name of the content, never reused; equal content adopts the first's. While filling: 0, or
+  /// kAnnounced if the hash is of what will be in it (and not of what was).
   std::atomic<std::uint64_t> uid;
   std::atomic<std::uint64_t> parent_uid;  ///< of the block before, or the domain's root
   /// Drawn at publication: among equal contents the lowest is found.
@@ -59,6 +63,7 @@ static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDe
 /// Parent uid of a first block, plus its domain. The uids of contents are serials, which never get
 /// there.
 inline constexpr std::uint64_t kRootUid = 1ull << 63;
+inline constexpr std::uint64_t kAnnounced = ~0ull;
 
 /// Counters of one process, written by it alone. Hints, except for whoever reads them as
 /// statistics.
@@ -101,22 +106,46 @@ struct TierControl {
   alignas(64) std::atomic<std::uint64_t> head;  ///< hints before it are used up
   /// Moves on when hints before head may have been lost.
   alignas(64) std::atomic<std::uint64_t> epoch;
-  /// Added to the sum of the slots' `used`; set by the reaper.
+  /// Added to the sum of the slots' `used`; set by reaper and repair.
   std::atomic<std::int64_t> used_correction;
+  std::atomic<std::uint32_t> retired;  ///< blocks out of service, without the null block
 };
 
-/// Start of the control object.
-struct ControlBlock {
+/// What is written once, when the pool is formatted.
+struct PoolHeader {
   std::uint64_t magic;
   std::uint32_t format_version;
   std::uint32_t layout_hash;
   /// Of this pool; another after every restart of the keeper.
-  std::array<std::uint8_t, 16> epoch_uuid;
+  std::array<std::uint64_t, 2> epoch_uuid;
   PoolGeometry geometry;
   HashSecret secret;
-  /// Stored last: everything before it and all other objects are in place.
-  std::atomic<std::uint32_t> is_formatted;
+  std::uint64_t checksum;  ///< of all fields before it
+};
+
+/// Calls visit(name, value) for each field of a header, as a number; the secret as a digest.
+template <class Visit>
+void for_each_field(const PoolHeader& header, Visit&& visit);
+std::uint64_t checksum_of(const PoolHeader& header);
+
+/// At the end of the metadata and tokens objects: whose they are.
+struct ObjectHeader {
+  std::uint64_t magic;
+  std::uint32_t object;  ///< its number (pool/pool_memory.hpp)
+  std::uint32_t layout_hash;
+  std::array<std::uint64_t, 2> epoch_uuid;
+};
+
+/// Start of the control object.
+struct ControlBlock {
+  PoolHeader header;
+  PoolHeader copy;  ///< of the header, to tell damage from another build, and to mend it
+  /// kFormatted, stored last: everything before it and all other objects are in place. No single
+  /// flipped bit makes it 0, which stands for a pool to be formatted.
+  std::atomic<std::uint64_t> formatted;
   alignas(64) std::atomic<std::uint64_t> next_serial;
+  /// Place of the next record in the journal of evictions.
+  alignas(64) std::atomic<std::uint64_t> next_departure;
   std::array<TierControl, kTiers> tiers;
   std::array<ProcessEntry, kMaxProcesses> processes;
 };
@@ -129,14 +158,26 @@ struct alignas(64) IndexBucket {
 };
 static_assert(sizeof(IndexBucket) == 64);
 
+/// Content that is gone (pool/eviction_journal.hpp). Explains, decides nothing.
+struct JournalRecord {
+  std::atomic<std::uint64_t> hash_low;
+  std::atomic<std::uint64_t> what;  ///< when, by whom, why, and some bits of the other half
+};
+static_assert(sizeof(JournalRecord) == 16);
+inline constexpr std::size_t kJournalRecordsPerBlock = 4;
+inline constexpr std::size_t kMostJournalRecords = 1 << 20;
+
 /// Sizes and offsets that follow from a geometry.
 struct PoolLayout {
   explicit PoolLayout(const PoolGeometry& geometry);
 
   std::size_t control_bytes;
-  /// Descriptors, then the index, then per tier: free bitmap, its summary, order ring.
+  /// Descriptors, then the index, then per tier: free bitmap, its summary, order ring; then the
+  /// journal of evictions.
   std::size_t metadata_bytes;
-  std::size_t tokens_bytes;  ///< token rows, then extra keys
+  std::size_t metadata_header;  ///< offset of its ObjectHeader
+  std::size_t tokens_bytes;     ///< token rows, then extra keys
+  std::size_t tokens_header;
   std::size_t device_bytes;
   std::size_t host_bytes;
 
@@ -153,9 +194,34 @@ struct PoolLayout {
     std::size_t ring_slots;   ///< a power of two, at least 4 per block
   };
   std::array<TierLayout, kTiers> tiers;
-  std::size_t row_words;  ///< u64 per token row: two tokens a word, the last one zero-padded
+  std::size_t journal_offset;
+  std::size_t journal_slots;  ///< a power of two
+  std::size_t row_words;      ///< u64 per token row: two tokens a word, the last one zero-padded
   std::size_t extras_offset;
 };
+
+template <class Visit>
+void for_each_field(const PoolHeader& header, Visit&& visit) {
+  const PoolGeometry& g = header.geometry;
+  std::uint64_t secret = 0;
+  for (const std::byte byte : header.secret.bytes)
+    secret = (secret ^ std::to_integer<std::uint64_t>(byte)) * 0x100000001b3ull;
+  visit("magic", header.magic);
+  visit("format version", std::uint64_t{header.format_version});
+  visit("layout hash", std::uint64_t{header.layout_hash});
+  visit("epoch (first half)", header.epoch_uuid[0]);
+  visit("epoch (second half)", header.epoch_uuid[1]);
+  visit("number of device blocks", std::uint64_t{g.device_blocks});
+  visit("number of host blocks", std::uint64_t{g.host_blocks});
+  visit("tokens per block", std::uint64_t{g.tokens_per_block});
+  visit("number of layers", std::uint64_t{g.kv.layers});
+  visit("number of kv heads", std::uint64_t{g.kv.kv_heads});
+  visit("head size", std::uint64_t{g.kv.head_size});
+  visit("block size of the KV layout", std::uint64_t{g.kv.block_size});
+  visit("dtype", static_cast<std::uint64_t>(g.kv.dtype));
+  visit("fingerprint", g.fingerprint);
+  visit("hash secret's digest", secret);
+}
 
 /// Differs whenever this build would put a byte elsewhere, or the geometry is not what was written.
 std::uint32_t layout_hash(const PoolGeometry& geometry);

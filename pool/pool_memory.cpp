@@ -3,7 +3,9 @@
 #include <sys/random.h>
 
 #include <cstring>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "config/byte_size.hpp"
 #include "pool/kill_point.hpp"
@@ -30,18 +32,51 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
   return {};
 }
 
+/// Compares field by field before anything in it is used for an index.
 Expected<void> check_header(const ControlBlock& control) {
-  const auto differs = [](const char* field, auto theirs, auto ours) {
+  const PoolHeader& header = control.header;
+  const auto differs = [](const char* field, std::uint64_t theirs, std::uint64_t ours) {
     return failure(Errc::layout_mismatch, std::string("the pool's ") + field + " is " +
                                               std::to_string(theirs) + ", this program's is " +
                                               std::to_string(ours) +
                                               "; use programs of the same build");
   };
-  if (control.magic != kPoolMagic) return differs("magic", control.magic, kPoolMagic);
-  if (control.format_version != kFormatVersion)
-    return differs("format version", control.format_version, kFormatVersion);
-  if (control.layout_hash != layout_hash(control.geometry))
-    return differs("layout hash", control.layout_hash, layout_hash(control.geometry));
+  if (header.magic != kPoolMagic) return differs("magic", header.magic, kPoolMagic);
+  if (header.format_version != kFormatVersion)
+    return differs("format version", header.format_version, kFormatVersion);
+
+  struct Field {
+    std::string name;
+    std::uint64_t value;
+  };
+  std::vector<Field> copies;
+  for_each_field(control.copy, [&](const char* name, std::uint64_t value) {
+    copies.push_back({name, value});
+  });
+  copies.push_back({"checksum", control.copy.checksum});
+  std::optional<Error> damage;
+  auto copy = copies.begin();
+  const auto compare = [&](const char* name, std::uint64_t value) {
+    if (value != copy->value && !damage)
+      damage = Error{Errc::bad_format, std::string("the pool's ") + name + " is " +
+                                           std::to_string(value) + ", its copy says " +
+                                           std::to_string(copy->value) +
+                                           ": the header is damaged; restart the daemon"};
+    ++copy;
+  };
+  for_each_field(header, compare);
+  compare("checksum", header.checksum);
+  if (damage) return failure(damage->code, damage->text);
+
+  if (header.layout_hash != layout_hash(header.geometry))
+    return differs("layout hash", header.layout_hash, layout_hash(header.geometry));
+  if (header.checksum != checksum_of(header))
+    return differs("checksum", header.checksum, checksum_of(header));
+  if (const auto mark = control.formatted.load(std::memory_order_acquire); mark != kFormatted)
+    return failure(Errc::bad_format, "the pool's mark of being formatted is " +
+                                         std::to_string(mark) + " instead of " +
+                                         std::to_string(kFormatted) +
+                                         ": the header is damaged; restart the daemon");
   return {};
 }
 
@@ -71,12 +106,12 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
   if (auto valid = check_geometry(geometry); !valid) return valid;
   PoolMemory pool(geometry);
   const auto sizes = sizes_of(pool.layout_);
-  for (const auto object : {PoolObject::control, PoolObject::metadata}) {
+  for (const auto object : {PoolObject::control, PoolObject::metadata, PoolObject::tokens}) {
     const auto i = std::size_t(object);
     auto map = MappedMemory::map(fds[i].get(), sizes[i], Access::read_write, kNames[i]);
     if (!map) return forward_error(map);
     KV_KILL_POINT("format.before_clear");
-    std::memset(map->data(), 0, map->size());
+    if (object != PoolObject::tokens) std::memset(map->data(), 0, map->size());
     KV_KILL_POINT("format.cleared");
     pool.maps_[i] = std::move(*map);
   }
@@ -98,17 +133,23 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
 
   KV_KILL_POINT("format.null_block_set_aside");
   ControlBlock& control = pool.control();
-  control.magic = kPoolMagic;
-  control.format_version = kFormatVersion;
-  control.layout_hash = layout_hash(geometry);
-  control.geometry = geometry;
-  KV_KILL_POINT("format.before_secret");
-  control.secret = random_hash_secret();
-  if (getrandom(control.epoch_uuid.data(), control.epoch_uuid.size(), 0) < 0)
+  PoolHeader& header = control.header;
+  header.magic = kPoolMagic;
+  header.format_version = kFormatVersion;
+  header.layout_hash = layout_hash(geometry);
+  header.geometry = geometry;
+  header.secret = random_hash_secret();
+  if (getrandom(header.epoch_uuid.data(), sizeof header.epoch_uuid, 0) < 0)
     return os_failure("getrandom");
+  header.checksum = checksum_of(header);
+  KV_KILL_POINT("format.before_copy");
+  control.copy = header;
+  for (const auto object : {PoolObject::metadata, PoolObject::tokens})
+    *pool.object_header(object) = {kPoolMagic, std::uint32_t(object), header.layout_hash,
+                                   header.epoch_uuid};
   control.next_serial.store(1, std::memory_order_relaxed);
   KV_KILL_POINT("format.before_done");
-  control.is_formatted.store(1, std::memory_order_release);
+  control.formatted.store(kFormatted, std::memory_order_release);
   KV_KILL_POINT("format.done");
   return {};
 }
@@ -118,11 +159,11 @@ Expected<PoolMemory> PoolMemory::attach(const PoolFds& fds, Access access) {
   const std::size_t control_bytes = PoolLayout(PoolGeometry{}).control_bytes;
   auto control = MappedMemory::map(control_fd.get(), control_bytes, access, "kvhive-control");
   if (!control) return forward_error(control);
-  const auto& header = *reinterpret_cast<const ControlBlock*>(control->data());
-  if (header.is_formatted.load(std::memory_order_acquire) == 0)
+  const auto& block = *reinterpret_cast<const ControlBlock*>(control->data());
+  if (block.formatted.load(std::memory_order_acquire) == 0)
     return failure(Errc::not_running, "the pool is not formatted yet; try again in a moment");
-  if (auto valid = check_header(header); !valid) return forward_error(valid);
-  const PoolGeometry geometry = header.geometry;
+  if (auto valid = kvhive::check_header(block); !valid) return forward_error(valid);
+  const PoolGeometry geometry = block.header.geometry;
   if (auto valid = check_geometry(geometry); !valid) return forward_error(valid);
 
   PoolMemory pool(geometry);
@@ -139,8 +180,32 @@ Expected<PoolMemory> PoolMemory::attach(const PoolFds& fds, Access access) {
         PoolObject(i) == PoolObject::device || PoolObject(i) == PoolObject::host;
     if (!is_payload) map->populate();
     pool.maps_[i] = std::move(*map);
+    if (is_payload) continue;
+    if (auto valid = pool.check_object(PoolObject(i)); !valid) return forward_error(valid);
   }
   return pool;
+}
+
+Expected<void> PoolMemory::check_header() const { return kvhive::check_header(control()); }
+
+/// An object of another pool, or of this daemon's last life, has its size but not its epoch.
+Expected<void> PoolMemory::check_object(PoolObject object) const {
+  const ObjectHeader& theirs = *object_header(object);
+  const PoolHeader& ours = control().header;
+  const auto compare = [&](const char* field, std::uint64_t value,
+                           std::uint64_t wanted) -> Expected<void> {
+    if (value == wanted) return {};
+    return failure(Errc::bad_format, std::string(kNames[std::size_t(object)]) + "'s " + field +
+                                         " is " + std::to_string(value) + ", the pool's is " +
+                                         std::to_string(wanted) +
+                                         ": it is damaged, or belongs to another pool");
+  };
+  if (auto same = compare("magic", theirs.magic, kPoolMagic); !same) return same;
+  if (auto same = compare("number", theirs.object, std::uint64_t(object)); !same) return same;
+  if (auto same = compare("layout hash", theirs.layout_hash, ours.layout_hash); !same) return same;
+  if (auto same = compare("epoch (first half)", theirs.epoch_uuid[0], ours.epoch_uuid[0]); !same)
+    return same;
+  return compare("epoch (second half)", theirs.epoch_uuid[1], ours.epoch_uuid[1]);
 }
 
 Expected<PoolMemory> PoolMemory::create_private(const PoolGeometry& geometry) {

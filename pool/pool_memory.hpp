@@ -27,8 +27,8 @@ class PoolMemory {
   /// Writes an empty pool into fresh objects. Interrupted, it can be run again from the start.
   static Expected<void> format(const PoolFds& fds, const PoolGeometry& geometry);
 
-  /// Maps a formatted pool after comparing magic, version, layout hash and geometry. With read_only
-  /// access the token and payload objects may be missing.
+  /// Maps a formatted pool after comparing magic, version, layout hash and geometry, each object's
+  /// header with the pool's. With read_only access the token and payload objects may be missing.
   static Expected<PoolMemory> attach(const PoolFds& fds, Access access);
 
   /// create, format and attach at once: for tools and tests that own their pool alone.
@@ -37,6 +37,9 @@ class PoolMemory {
   ControlBlock& control() const {
     return *reinterpret_cast<ControlBlock*>(at(PoolObject::control));
   }
+  /// What attach() says of the header, now.
+  Expected<void> check_header() const;
+
   const PoolGeometry& geometry() const { return geometry_; }
   const PoolLayout& layout() const { return layout_; }
 
@@ -55,6 +58,9 @@ class PoolMemory {
   std::atomic<std::uint32_t>* ring(Tier tier) const {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(at(PoolObject::metadata) +
                                                          tier_layout(tier).ring_offset);
+  }
+  JournalRecord* journal() const {
+    return reinterpret_cast<JournalRecord*>(at(PoolObject::metadata) + layout_.journal_offset);
   }
   const PoolLayout::TierLayout& tier_layout(Tier tier) const {
     return layout_.tiers[std::size_t(tier)];
@@ -91,6 +97,13 @@ class PoolMemory {
  private:
   explicit PoolMemory(const PoolGeometry& geometry) : geometry_(geometry), layout_(geometry) {}
   std::byte* at(PoolObject object) const { return maps_[std::size_t(object)].data(); }
+  ObjectHeader* object_header(PoolObject object) const {
+    const std::size_t offset =
+        object == PoolObject::metadata ? layout_.metadata_header : layout_.tokens_header;
+    return reinterpret_cast<ObjectHeader*>(at(object) + offset);
+  }
+  Expected<void> check_object(PoolObject object) const;
+
   std::atomic<std::uint64_t>* words(std::size_t offset) const {
     return reinterpret_cast<std::atomic<std::uint64_t>*>(at(PoolObject::metadata) + offset);
   }

@@ -47,9 +47,9 @@ ProcessReport report_process(const ProcessEntry& entry, std::uint32_t slot) {
 PoolReport report_pool(const PoolMemory& memory) {
   PoolReport report;
   report.geometry = memory.geometry();
-  for (const std::uint8_t byte : memory.control().epoch_uuid) {
-    char hex[3];
-    std::snprintf(hex, sizeof hex, "%02x", byte);
+  for (const std::uint64_t half : memory.control().header.epoch_uuid) {
+    char hex[17];
+    std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(half));
     report.epoch += hex;
   }
   std::array<std::array<std::uint64_t, kTiers>, 32> held{};

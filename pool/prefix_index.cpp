@@ -24,6 +24,19 @@ void PrefixIndex::insert(Hash128 hash, BlockId block) const {
   KV_KILL_POINT("index.pushed_out");
 }
 
+bool PrefixIndex::offer(Hash128 hash, BlockId block) const {
+  const std::uint64_t hint = entry(hash, block);
+  for (IndexBucket* bucket : {&first(hash), &second(hash)}) {
+    for (auto& way : bucket->way) {
+      std::uint64_t found = way.load(std::memory_order_relaxed);
+      if (found == hint) return true;
+      if (found == 0 && way.compare_exchange_strong(found, hint, std::memory_order_acq_rel))
+        return true;
+    }
+  }
+  return false;
+}
+
 void PrefixIndex::erase(Hash128 hash, BlockId block) const {
   KV_KILL_POINT("index.before_erase");
   const std::uint64_t hint = entry(hash, block);

@@ -32,6 +32,15 @@ class PrefixIndex {
   /// already.
   void insert(Hash128 hash, BlockId block) const;
 
+  /// Leaves a hint if there is room, pushing nothing out. False if there is none.
+  bool offer(Hash128 hash, BlockId block) const;
+
+  /// Whether a hint found in this bucket is one for `hash`.
+  bool leads_to(std::size_t bucket, std::uint64_t hint, Hash128 hash) const {
+    return (hint & kTagMask) == tag(hash) &&
+           (bucket == (hash.low & mask_) || bucket == (hash.high & mask_));
+  }
+
   /// Takes the hint away, if it is there.
   void erase(Hash128 hash, BlockId block) const;
 

@@ -6,6 +6,8 @@
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
 #include "pool/kill_point.hpp"
+#include "pool/prefix_index.hpp"
+#include "pool/tier_counters.hpp"
 
 namespace kvhive {
 namespace {
@@ -18,6 +20,7 @@ class Sweep {
         layout_(memory.tier_layout(tier)),
         bit_(holder_bit(dead)),
         used_(memory.control().processes[dead.value].counters.used[std::size_t(tier)]),
+        index_(memory.index(), memory.layout().index_buckets),
         free_(memory, tier) {}
 
   void run(ReapReport& report) {
@@ -27,6 +30,7 @@ class Sweep {
       BlockWord now = word(block);
       if (now.state() == BlockState::filling && now.holders() == bit_) {
         KV_KILL_POINT("reap.before_free");
+        forget_content(block);
         const auto freed = BlockWord::make(BlockState::free, now.generation(), 0);
         if (memory_.descriptors()[block.value].word.compare_exchange_strong(
                 now.bits, freed.bits, std::memory_order_acq_rel))
@@ -45,25 +49,21 @@ class Sweep {
     IdleOrder::invalidate(control());
   }
 
-  /// Makes the sum of the counters tell the truth again; gives up if others keep working meanwhile
-  /// (the error left is then the one transition the dead process may not have got to count).
-  void correct_used() {
-    for (int attempt = 0; attempt < 4; ++attempt) {
-      const std::int64_t before = counted();
-      const std::int64_t truth = held_blocks();
-      if (counted() != before) continue;
-      KV_KILL_POINT("reap.before_correction");
-      control().used_correction.store(truth - before, std::memory_order_relaxed);
-      KV_KILL_POINT("reap.corrected");
-      return;
-    }
-  }
-
  private:
   BlockWord word(BlockId block) const {
     return {memory_.descriptors()[block.value].word.load(std::memory_order_acquire)};
   }
   TierControl& control() const { return memory_.control().tiers[std::size_t(tier_)]; }
+
+  /// Had it been killed in the middle of an eviction, the old content's hint and name are still
+  /// there. The block is ours alone: its holder is dead, and nobody takes what is being filled.
+  void forget_content(BlockId block) const {
+    BlockDescriptor& d = memory_.descriptors()[block.value];
+    index_.erase(
+        {d.hash_low.load(std::memory_order_relaxed), d.hash_high.load(std::memory_order_relaxed)},
+        block);
+    d.uid.store(0, std::memory_order_relaxed);
+  }
 
   /// As the process itself would have: the ends of sequences are to be evicted before their starts.
   void release(std::vector<BlockId>& blocks) {
@@ -88,22 +88,8 @@ class Sweep {
   /// In the dead process' name: with its blocks the reaper takes over its part of the sum.
   void count_released() {
     KV_KILL_POINT("reap.before_count");
-    bump(used_, -1);
+    add_used(used_, -1);
     KV_KILL_POINT("reap.counted");
-  }
-
-  std::int64_t counted() const {
-    std::int64_t sum = 0;
-    for (const ProcessEntry& process : memory_.control().processes)
-      sum += process.counters.used[std::size_t(tier_)].load(std::memory_order_relaxed);
-    return sum;
-  }
-
-  std::int64_t held_blocks() const {
-    std::int64_t held = 0;
-    for (std::uint32_t i = 0; i < layout_.blocks; ++i)
-      held += word(BlockId{layout_.first_block + i}).holders() != 0;
-    return held;
   }
 
   const PoolMemory& memory_;
@@ -111,6 +97,7 @@ class Sweep {
   const PoolLayout::TierLayout& layout_;
   std::uint32_t bit_;
   std::atomic<std::int64_t>& used_;
+  PrefixIndex index_;
   FreeBlocks free_;
 };
 
@@ -133,7 +120,7 @@ ReapReport reap(const PoolMemory& memory, ProcessSlot dead) {
   for (const Tier tier : {Tier::device, Tier::host}) {
     Sweep sweep(memory, tier, dead);
     sweep.run(report);
-    sweep.correct_used();
+    correct_used(memory, tier);
   }
   vacate(process);
   return report;

@@ -12,9 +12,11 @@
 
 #include "config/log.hpp"
 #include "pool/reaper.hpp"
+#include "pool/repair.hpp"
 #include "tools/keeper/listener.hpp"
 #include "tools/keeper/pidfd.hpp"
 #include "tools/keeper/protocol.hpp"
+#include "tools/keeper/slot_owners.hpp"
 #include "tools/program.hpp"
 
 namespace kvhive {
@@ -54,6 +56,7 @@ class Steward {
       if (!*packet) return {};
       const Message& message = (*packet)->message;
       if (message.type == MessageType::reap && message.slot < kMaxProcesses) sweep(message.slot);
+      if (message.type == MessageType::repair) mend(**packet);
     }
   }
 
@@ -69,6 +72,22 @@ class Steward {
     done.freed = static_cast<std::uint32_t>(report.freed);
     done.released = static_cast<std::uint32_t>(report.released);
     (void)send_packet(socket_.get(), done);  // if the keeper is gone, so are we
+  }
+
+  void mend(const Packet& request) {
+    const RepairReport report =
+        repair(memory_, slot_owners_of(nlohmann::json::parse(request.tail)));
+    Message done;
+    done.type = MessageType::repaired;
+    done.ticket = request.message.ticket;
+    const nlohmann::json counts = {{"retired", report.retired},
+                                   {"holders", report.holders},
+                                   {"hints_dropped", report.hints_dropped},
+                                   {"hints_restored", report.hints_restored},
+                                   {"free_listed", report.free_listed},
+                                   {"restamped", report.restamped},
+                                   {"fields", report.fields}};
+    (void)send_packet(socket_.get(), done, {}, counts.dump());
   }
 
   UniqueFd socket_;

@@ -65,7 +65,7 @@ bool publish(Stage& stage, const Prompt& prompt, std::span<const ExtraKey> extra
 constexpr std::array<ExtraKey, 2> kExtras{ExtraKey{3, 4}, kNoExtraKey};
 
 Prompt with_extras(const Stage& stage, Prompt prompt) {
-  const BlockHasher hasher(stage.memory().control().secret);
+  const BlockHasher hasher(stage.memory().control().header.secret);
   Hash128 parent = hasher.root(prompt.domain);
   for (std::size_t i = 0; i < prompt.chain.size(); ++i)
     parent = prompt.chain[i] = hasher.child(parent, prompt.of_blocks(i, 1), kExtras[i]);

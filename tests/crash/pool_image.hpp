@@ -34,6 +34,9 @@ class PoolImage {
     bytes_.clear();
     for (const auto object : bytes_of(memory))
       bytes_.append(reinterpret_cast<const char*>(object.data()), object.size());
+    const PoolLayout& layout = memory.layout();
+    journal_ = layout.control_bytes + layout.journal_offset;
+    journal_slots_ = layout.journal_slots;
   }
   void put(const PoolMemory& memory) const {
     std::size_t from = 0;
@@ -53,10 +56,19 @@ class PoolImage {
     }
     return from == bytes_.size();
   }
-  std::size_t digest() const { return std::hash<std::string_view>{}(bytes_); }
+  /// The same for the same work done at another time of day.
+  std::size_t digest() const {
+    std::string timeless = bytes_;
+    for (std::size_t i = 0; i < journal_slots_; ++i) {
+      char* what = &timeless[journal_ + i * sizeof(JournalRecord) + offsetof(JournalRecord, what)];
+      std::memset(what + 2, 0, 6);  // all but the last bits (pool/eviction_journal.cpp)
+    }
+    return std::hash<std::string_view>{}(timeless);
+  }
 
  private:
   std::string bytes_;
+  std::size_t journal_ = 0, journal_slots_ = 0;
 };
 
 }  // namespace kvhive::testing

@@ -27,7 +27,10 @@ PoolFds formatted(const PoolGeometry& geometry) {
 PoolMemory attached(const PoolFds& fds) {
   PoolMemory memory = must(PoolMemory::attach(fds, Access::read_write));
   std::mt19937 random(1);
-  for (std::byte& byte : memory.control().secret.bytes) byte = std::byte(random() & 0xff);
+  PoolHeader& header = memory.control().header;
+  for (std::byte& byte : header.secret.bytes) byte = std::byte(random() & 0xff);
+  header.checksum = checksum_of(header);
+  memory.control().copy = header;
   return memory;
 }
 

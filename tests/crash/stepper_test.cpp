@@ -121,6 +121,7 @@ TEST_P(EveryInstruction, MayBeTheLast) {
 TEST(EveryInstructionOfFormatting, MayBeTheLast) {
   if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
   if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
+  constexpr std::size_t kWritten = 3;  // control, metadata, tokens: formatting writes nothing else
   const PoolGeometry geometry = small_geometry(16, 8);
   const PoolFds fds = create_pool_objects(geometry).value();
   const PoolFds copies = create_pool_objects(geometry).value();
@@ -130,25 +131,25 @@ TEST(EveryInstructionOfFormatting, MayBeTheLast) {
     return bytes;
   };
   // Not zero to begin with: what memset has got through shows, too.
-  for (std::size_t i = 0; i < 2; ++i) {
+  for (std::size_t i = 0; i < kWritten; ++i) {
     const std::string junk(read_all(fds[i].get()).size() - sizeof(ControlBlock) * (i == 0), 0x77);
     KV_CHECK(pwrite(fds[i].get(), junk.data(), junk.size(), i == 0 ? sizeof(ControlBlock) : 0) > 0);
   }
 
   Tally tally;
-  std::array<std::string, 2> image;  // control and metadata: formatting writes nothing else
+  std::array<std::string, kWritten> image;
   Complaints complaints;
   TracedChild child([&] { KV_CHECK(PoolMemory::format(fds, geometry).has_value()); });
   do {
-    const std::array now{read_all(fds[0].get()), read_all(fds[1].get())};
+    const std::array now{read_all(fds[0].get()), read_all(fds[1].get()), read_all(fds[2].get())};
     if (now != image) {
       image = now;
       ++tally.images;
-      for (std::size_t i = 0; i < 2; ++i)
+      for (std::size_t i = 0; i < kWritten; ++i)
         KV_CHECK(pwrite(copies[i].get(), now[i].data(), now[i].size(), 0) > 0);
       complaints.clear();
       const bool is_complete =
-          reinterpret_cast<const ControlBlock*>(now[0].data())->is_formatted.load() != 0;
+          reinterpret_cast<const ControlBlock*>(now[0].data())->formatted.load() == kFormatted;
       if (PoolMemory::attach(copies, Access::read_write).has_value() != is_complete)
         complaints.push_back("half a pool can be attached to, or a whole one cannot");
       if (!PoolMemory::format(copies, geometry).has_value())

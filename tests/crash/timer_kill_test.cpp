@@ -116,7 +116,7 @@ class PoolCrash : public ::testing::Test {
   }
 
   void expect_all_there(const PoolMemory& memory) const {
-    EXPECT_THAT(fsck(memory).violations, IsEmpty());
+    EXPECT_THAT(fsck(memory, Moment::quiescent).violations, IsEmpty());
     const ProcessSlot slot{kMaxProcesses - 1};
     occupy(memory, slot);
     BlockPool pool(memory, slot);

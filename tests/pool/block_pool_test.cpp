@@ -11,7 +11,9 @@
 namespace kvhive::testing {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Ids = std::vector<std::uint32_t>;
 
@@ -624,6 +626,8 @@ TEST(BlockPool, EmptiedRingIsNoticedByTheCounters) {
   for (std::size_t i = 0; i < layout.ring_slots; ++i)
     b.memory.ring(Tier::device)[i].store(0xffffffff);
   EXPECT_EQ(numbers(b.pool.allocate(Tier::device, 7).value()), (Ids{1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_THAT(fsck(b.memory).violations, Contains(HasSubstr("not of the tier")));
+  for (std::size_t i = 0; i < layout.ring_slots; ++i) b.memory.ring(Tier::device)[i].store(0);
 }
 
 // -- bugs of the caller

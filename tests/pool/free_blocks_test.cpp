@@ -95,12 +95,12 @@ TEST(FreeBlocks, AnnouncedBlockIsFoundThroughBothLevels) {
 
 TEST(FreeBlocks, LostHintsAreFoundByLooking) {
   Hints h(130);
-  EXPECT_FALSE(h.free.find_lost());
+  EXPECT_EQ(h.free.find_lost(), 0u);
   h.memory.summary(Tier::device)[0].store(0);
   EXPECT_EQ(h.take(), 0u);
-  EXPECT_TRUE(h.free.find_lost());
+  EXPECT_EQ(h.free.find_lost(), 3u) << "one in each word: with it the word itself is found";
   EXPECT_EQ(h.take(), 1u);
-  EXPECT_FALSE(h.free.find_lost());
+  EXPECT_EQ(h.free.find_lost(), 0u);
 }
 
 TEST(FreeBlocks, ListOfOwnBlocksStaysBounded) {

@@ -9,6 +9,7 @@
 namespace kvhive::testing {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -116,24 +117,104 @@ TEST_F(Fsck, FindsADamagedNameAlsoInItsChild) {
 
 TEST_F(Fsck, FindsADamagedDomain) {
   descriptor(1).domain.store(8);
-  EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 1 does not hash")));
+  EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 1 starts from the root of no domain"),
+                                        HasSubstr("block 1 does not hash"),
+                                        HasSubstr("block 2 is in domain 7, its parent in 8")));
+}
+
+TEST_F(Fsck, FindsADamagedDepthAlsoInItsChild) {
+  descriptor(2).depth.store(5);
+  EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 is at depth 5, not at 1"),
+                                        HasSubstr("block 3 is at depth 2, not at 6")));
+}
+
+TEST_F(Fsck, FindsFieldsThatDoNotExistYet) {
+  descriptor(2).group.store(1);
+  descriptor(16).has_extra.store(3);
+  EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 is of group 1"),
+                                        HasSubstr("block 16 neither has nor lacks")));
+}
+
+TEST_F(Fsck, FindsTheSpareBitOfAWord) {
+  descriptor(2).word.fetch_or(1ull << 35);
+  EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 has the spare bit")));
+}
+
+TEST_F(Fsck, FindsASerialThatDoesNotGoWithTheUid) {
+  const std::uint64_t serial = descriptor(3).serial.load();
+  for (const std::uint64_t wrong : {serial - 1, serial | std::uint64_t{1} << 40}) {
+    descriptor(3).serial.store(wrong);
+    EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 3 has serial")));
+  }
+}
+
+TEST_F(Fsck, ComparesTheSlotTableWithTheLiving) {
+  SlotOwners owners{};
+  owners[0] = {SlotOwner::Use::used, 1};
+  owners[4] = {SlotOwner::Use::used, 44};  // has not signed in yet
+  owners[5] = {SlotOwner::Use::unswept, 0};
+  occupy(memory, ProcessSlot{5}, 55);
+  EXPECT_THAT(fsck(memory, Moment::live, &owners).violations, IsEmpty());
+  occupy(memory, ProcessSlot{0}, 2);
+  occupy(memory, ProcessSlot{6}, 66);
+  EXPECT_THAT(fsck(memory, Moment::live, &owners).violations,
+              ElementsAre(HasSubstr("slot 0 is signed by pid 2, but is of pid 1"),
+                          HasSubstr("slot 6 is signed by pid 66, but the keeper knows nobody")));
+}
+
+TEST_F(Fsck, StatesAddUp) {
+  const FsckReport report = fsck(memory);
+  EXPECT_EQ(report.free + report.filling + report.held + report.idle + report.retired, 23u);
+  EXPECT_EQ(report.held + report.idle, report.ready);
+}
+
+TEST_F(Fsck, FreeBlocksNobodyWouldFindAreDamageOnlyWhenNobodyWorks) {
+  memory.bitmap(Tier::device)[0].fetch_and(~(1ull << 12));
+  const FsckReport live = fsck(memory);
+  EXPECT_THAT(live.violations, IsEmpty());
+  EXPECT_EQ(live.unlisted, 1u);
+  EXPECT_THAT(fsck(memory, Moment::quiescent).violations,
+              ElementsAre(HasSubstr("block 12 is free, but nobody would find it")));
+}
+
+TEST_F(Fsck, FindsBitsBeyondTheEndsOfTables) {
+  memory.bitmap(Tier::host)[0].fetch_or(1ull << 8);
+  memory.summary(Tier::device)[0].fetch_or(2);
+  EXPECT_THAT(violations(), ElementsAre(HasSubstr("device tier's free bitmap's summary"),
+                                        HasSubstr("host tier's free bitmap has bits beyond")));
+}
+
+TEST_F(Fsck, FindsAnOrderThatNamesBlocksOfTheOtherTier) {
+  memory.ring(Tier::device)[3].store(16);
+  memory.ring(Tier::host)[3].store(15);
+  EXPECT_THAT(violations(), ElementsAre(HasSubstr("device tier's release order names block 16"),
+                                        HasSubstr("host tier's release order names block 15")));
+}
+
+TEST_F(Fsck, FindsTwoHintsForOneBlock) {
+  const Hash128 name{descriptor(2).hash_low.load(), descriptor(2).hash_high.load()};
+  auto& ways = memory.index()[name.low & (memory.layout().index_buckets - 1)].way;
+  ways[7].store((name.high & 0xffffffff00000000ull) | 2);
+  EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 has two hints")));
 }
 
 TEST_F(Fsck, FindsAUidThatWasNeverGivenOut) {
   for (const std::uint64_t uid : {0ull, 1ull << 40, ~0ull}) {
     descriptor(3).uid.store(uid);
-    EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 3 has uid")));
+    EXPECT_THAT(violations(), Contains(HasSubstr("block 3 has uid")));
   }
 }
 
 TEST_F(Fsck, FindsAUidOfOtherContent) {
   descriptor(3).uid.store(descriptor(5).uid.load());
-  EXPECT_THAT(violations(), ::testing::Contains(HasSubstr("shares uid")));
+  EXPECT_THAT(violations(), Contains(HasSubstr("block 3 shares uid")));
+  EXPECT_THAT(violations(), Contains(HasSubstr("block 5 shares uid")))
+      << "which of the two is damaged nobody can tell";
 }
 
 TEST_F(Fsck, FindsAParentThatIsAnotherBlock) {
   descriptor(3).parent_uid.store(descriptor(5).uid.load());
-  EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 3 does not hash")));
+  EXPECT_THAT(violations(), Contains(HasSubstr("block 3 does not hash")));
 }
 
 TEST_F(Fsck, FindsAStampFromTheFuture) {
@@ -163,6 +244,7 @@ TEST_F(Fsck, ReportsABoundedNumberOfViolations) {
   for (std::uint32_t id = 1; id < 1000; ++id)
     big.descriptors()[id].word.store(BlockWord::make(BlockState::free, 0, 1).bits);
   EXPECT_EQ(fsck(big).violations.size(), 100u);
+  EXPECT_EQ(fsck(big).violations_in_all, 2 * 999u) << "and nobody is attached";
 }
 
 }  // namespace

@@ -29,6 +29,9 @@ TEST(PoolLayout, TablesFollowEachOtherWithoutOverlap) {
       EXPECT_GE(tier.ring_slots, 4 * std::size_t{tier.blocks});
       EXPECT_TRUE(std::has_single_bit(tier.ring_slots));
     }
+    next(layout.journal_offset, layout.journal_slots * sizeof(JournalRecord));
+    EXPECT_TRUE(std::has_single_bit(layout.journal_slots));
+    EXPECT_LE(layout.journal_slots, kMostJournalRecords);
     EXPECT_GE(layout.metadata_bytes, end);
     EXPECT_TRUE(std::has_single_bit(layout.index_buckets));
     EXPECT_LE(geometry.total_blocks(), 2 * layout.index_buckets);

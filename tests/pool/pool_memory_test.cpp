@@ -7,9 +7,11 @@
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <tuple>
 
 #include "pool/block_pool.hpp"
 #include "pool/fsck.hpp"
+#include "pool/repair.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 
@@ -33,6 +35,7 @@ PoolFds reopened(const PoolFds& fds) {
 }
 
 UniqueFd& at(PoolFds& fds, PoolObject object) { return fds[std::size_t(object)]; }
+const UniqueFd& at(const PoolFds& fds, PoolObject object) { return fds[std::size_t(object)]; }
 
 TEST(CreatePoolObjects, MakesOnlyWhatTheGeometryNeeds) {
   auto fds = create_pool_objects(small_geometry(4)).value();
@@ -88,8 +91,8 @@ TEST(PoolMemory, TwoAttachmentsSeeOnePool) {
 TEST(PoolMemory, EveryPoolHasItsOwnSecretAndEpoch) {
   const PoolMemory first = private_pool(small_geometry(4));
   const PoolMemory second = private_pool(small_geometry(4));
-  EXPECT_NE(first.control().epoch_uuid, second.control().epoch_uuid);
-  EXPECT_NE(first.control().secret.bytes, second.control().secret.bytes);
+  EXPECT_NE(first.control().header.epoch_uuid, second.control().header.epoch_uuid);
+  EXPECT_NE(first.control().header.secret.bytes, second.control().header.secret.bytes);
 }
 
 TEST(PoolMemory, KnowsWhereEachBlockLies) {
@@ -114,44 +117,160 @@ TEST(PoolMemory, RefusesAPoolNotYetFormatted) {
 }
 
 struct Corruption {
-  const char* field;
-  std::function<void(ControlBlock&)> apply;
+  const char* test;
+  const char* field;  ///< as the error names it
+  std::function<void(PoolHeader&)> apply;
 };
 
-class PoolMemoryHeader : public ::testing::TestWithParam<Corruption> {};
+class PoolMemoryHeader : public ::testing::TestWithParam<Corruption> {
+ protected:
+  void expect_refusal(const std::string& field) const {
+    for (const Access access : {Access::read_write, Access::read_only}) {
+      const auto attached = PoolMemory::attach(fds, access);
+      ASSERT_FALSE(attached.has_value());
+      EXPECT_THAT(attached.error().code, ::testing::AnyOf(Errc::layout_mismatch, Errc::bad_format));
+      EXPECT_THAT(attached.error().text, HasSubstr("the pool's " + field + " is "));
+      EXPECT_THAT(attached.error().text,
+                  ::testing::AnyOf(HasSubstr("this program's is"), HasSubstr("its copy says")));
+    }
+  }
 
-TEST_P(PoolMemoryHeader, IsRefusedWhenCorruptedNamingBothSides) {
   const PoolFds fds = formatted(small_geometry(100, 20));
   const PoolMemory memory = PoolMemory::attach(fds, Access::read_write).value();
-  GetParam().apply(memory.control());
-  for (const Access access : {Access::read_write, Access::read_only}) {
-    const auto attached = PoolMemory::attach(fds, access);
-    ASSERT_FALSE(attached.has_value());
-    EXPECT_EQ(attached.error().code, Errc::layout_mismatch);
-    EXPECT_THAT(attached.error().text, HasSubstr("the pool's"));
-    EXPECT_THAT(attached.error().text, HasSubstr("this program's"));
+  ControlBlock& control = memory.control();
+  SlotOwners nobody{};
+};
+
+TEST_P(PoolMemoryHeader, IsRefusedWhenCorruptedNamingFieldAndBothValues) {
+  for (PoolHeader* header : {&control.header, &control.copy}) {
+    const PoolHeader sound = *header;
+    GetParam().apply(*header);
+    expect_refusal(GetParam().field);
+    EXPECT_THAT(fsck(memory).violations, ::testing::Contains(HasSubstr(GetParam().field)));
+    *header = sound;
+    EXPECT_TRUE(PoolMemory::attach(fds, Access::read_write).has_value());
   }
+}
+
+TEST_P(PoolMemoryHeader, IsMendedFromItsCopyAndTheOtherWayRound) {
+  const PoolHeader sound = control.header;
+  for (PoolHeader* header : {&control.header, &control.copy}) {
+    GetParam().apply(*header);
+    EXPECT_EQ(repair(memory, nobody).fields, 1u);
+    EXPECT_TRUE(PoolMemory::attach(fds, Access::read_write).has_value());
+    EXPECT_EQ(control.header.secret.bytes, sound.secret.bytes);
+    EXPECT_EQ(control.header.geometry, sound.geometry);
+    EXPECT_THAT(fsck(memory).violations, IsEmpty());
+  }
+}
+
+// A header of another build, or of another pool, contradicts neither its copy nor its checksum.
+TEST_P(PoolMemoryHeader, IsRefusedWhenWholeButForeign) {
+  GetParam().apply(control.header);
+  control.header.checksum = checksum_of(control.header);
+  control.copy = control.header;
+  const auto attached = PoolMemory::attach(fds, Access::read_write);
+  const std::string field = GetParam().test;
+  if (field == "secret" || field == "checksum") {
+    EXPECT_TRUE(attached.has_value()) << "as good as any other";
+    return;
+  }
+  ASSERT_FALSE(attached.has_value());
+  EXPECT_THAT(attached.error().text, HasSubstr("is"));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Fields, PoolMemoryHeader,
     ::testing::Values(
-        Corruption{"magic", [](ControlBlock& c) { c.magic ^= 1; }},
-        Corruption{"version", [](ControlBlock& c) { ++c.format_version; }},
-        Corruption{"layout", [](ControlBlock& c) { ++c.layout_hash; }},
-        Corruption{"device_blocks", [](ControlBlock& c) { ++c.geometry.device_blocks; }},
-        Corruption{"no_device_blocks", [](ControlBlock& c) { c.geometry.device_blocks = 0; }},
-        Corruption{"huge_device", [](ControlBlock& c) { c.geometry.device_blocks = ~0u; }},
-        Corruption{"host_blocks", [](ControlBlock& c) { --c.geometry.host_blocks; }},
-        Corruption{"huge_host", [](ControlBlock& c) { c.geometry.host_blocks = ~0u; }},
-        Corruption{"block_size", [](ControlBlock& c) { ++c.geometry.tokens_per_block; }},
-        Corruption{"layers", [](ControlBlock& c) { ++c.geometry.kv.layers; }},
-        Corruption{"kv_heads", [](ControlBlock& c) { ++c.geometry.kv.kv_heads; }},
-        Corruption{"head_size", [](ControlBlock& c) { ++c.geometry.kv.head_size; }},
-        Corruption{"kv_block_size", [](ControlBlock& c) { ++c.geometry.kv.block_size; }},
-        Corruption{"dtype", [](ControlBlock& c) { c.geometry.kv.dtype = Dtype::bf16; }},
-        Corruption{"fingerprint", [](ControlBlock& c) { ++c.geometry.fingerprint; }}),
-    [](const auto& test) { return std::string(test.param.field); });
+        Corruption{"magic", "magic", [](PoolHeader& h) { h.magic ^= 1; }},
+        Corruption{"version", "format version", [](PoolHeader& h) { ++h.format_version; }},
+        Corruption{"layout", "layout hash", [](PoolHeader& h) { ++h.layout_hash; }},
+        Corruption{"epoch", "epoch (first half)", [](PoolHeader& h) { h.epoch_uuid[0] ^= 4; }},
+        Corruption{"epoch_end", "epoch (second half)",
+                   [](PoolHeader& h) { h.epoch_uuid[1] ^= 1ull << 63; }},
+        Corruption{"device_blocks", "number of device blocks",
+                   [](PoolHeader& h) { ++h.geometry.device_blocks; }},
+        Corruption{"no_device_blocks", "number of device blocks",
+                   [](PoolHeader& h) { h.geometry.device_blocks = 0; }},
+        Corruption{"huge_device", "number of device blocks",
+                   [](PoolHeader& h) { h.geometry.device_blocks = ~0u; }},
+        Corruption{"host_blocks", "number of host blocks",
+                   [](PoolHeader& h) { --h.geometry.host_blocks; }},
+        Corruption{"huge_host", "number of host blocks",
+                   [](PoolHeader& h) { h.geometry.host_blocks = ~0u; }},
+        Corruption{"block_size", "tokens per block",
+                   [](PoolHeader& h) { ++h.geometry.tokens_per_block; }},
+        Corruption{"layers", "number of layers", [](PoolHeader& h) { ++h.geometry.kv.layers; }},
+        Corruption{"kv_heads", "number of kv heads",
+                   [](PoolHeader& h) { ++h.geometry.kv.kv_heads; }},
+        Corruption{"head_size", "head size", [](PoolHeader& h) { ++h.geometry.kv.head_size; }},
+        Corruption{"kv_block_size", "block size of the KV layout",
+                   [](PoolHeader& h) { ++h.geometry.kv.block_size; }},
+        Corruption{"dtype", "dtype", [](PoolHeader& h) { h.geometry.kv.dtype = Dtype::bf16; }},
+        Corruption{"fingerprint", "fingerprint", [](PoolHeader& h) { ++h.geometry.fingerprint; }},
+        Corruption{"secret", "hash secret's digest",
+                   [](PoolHeader& h) { h.secret.bytes[100] ^= std::byte{16}; }},
+        Corruption{"checksum", "checksum", [](PoolHeader& h) { h.checksum ^= 1ull << 40; }}),
+    [](const auto& test) { return std::string(test.param.test); });
+
+TEST(PoolMemory, NoFlippedBitMakesAFormattedPoolLookFresh) {
+  const PoolFds fds = formatted(small_geometry(8));
+  const PoolMemory memory = PoolMemory::attach(fds, Access::read_write).value();
+  for (int bit = 0; bit < 64; ++bit) {
+    memory.control().formatted.fetch_xor(1ull << bit);
+    const auto attached = PoolMemory::attach(fds, Access::read_write);
+    ASSERT_FALSE(attached.has_value());
+    EXPECT_EQ(attached.error().code, Errc::bad_format) << "not_running would have it formatted";
+    EXPECT_THAT(attached.error().text, HasSubstr(std::to_string(kFormatted)));
+    memory.control().formatted.fetch_xor(1ull << bit);
+  }
+}
+
+TEST(PoolMemory, EveryFieldOfTheObjectsHeadersIsCompared) {
+  const PoolGeometry geometry = small_geometry(100, 20);
+  const PoolFds fds = formatted(geometry);
+  const PoolLayout layout(geometry);
+  for (const auto& [object, bytes, offset, name] :
+       {std::tuple{PoolObject::metadata, layout.metadata_bytes, layout.metadata_header,
+                   "kvhive-metadata's "},
+        std::tuple{PoolObject::tokens, layout.tokens_bytes, layout.tokens_header,
+                   "kvhive-tokens's "}}) {
+    const auto map =
+        MappedMemory::map(at(fds, object).get(), bytes, Access::read_write, name).value();
+    auto& header = *reinterpret_cast<ObjectHeader*>(map.data() + offset);
+    const ObjectHeader sound = header;
+    const auto expect_refusal = [&](const std::string& field) {
+      const auto attached = PoolMemory::attach(fds, Access::read_only);
+      ASSERT_FALSE(attached.has_value()) << field;
+      EXPECT_EQ(attached.error().code, Errc::bad_format);
+      EXPECT_THAT(attached.error().text, HasSubstr(name + field + " is "));
+      EXPECT_THAT(attached.error().text, HasSubstr("the pool's is"));
+      header = sound;
+    };
+    header.magic ^= 2;
+    expect_refusal("magic");
+    header.object ^= 3;
+    expect_refusal("number");
+    header.layout_hash ^= 1u << 31;
+    expect_refusal("layout hash");
+    header.epoch_uuid[0] ^= 1;
+    expect_refusal("epoch (first half)");
+    header.epoch_uuid[1] ^= 1;
+    expect_refusal("epoch (second half)");
+    EXPECT_TRUE(PoolMemory::attach(fds, Access::read_only).has_value());
+  }
+}
+
+TEST(PoolMemory, RefusesObjectsOfAPoolOfTheSameShape) {
+  PoolFds fds = formatted(small_geometry(100)), other = formatted(small_geometry(100));
+  for (const auto object : {PoolObject::metadata, PoolObject::tokens}) {
+    std::swap(at(fds, object), at(other, object));
+    const auto attached = PoolMemory::attach(fds, Access::read_write);
+    ASSERT_FALSE(attached.has_value());
+    EXPECT_THAT(attached.error().text, HasSubstr("belongs to another pool"));
+    std::swap(at(fds, object), at(other, object));
+  }
+}
 
 TEST(PoolMemory, RefusesObjectsOfAnotherPool) {
   PoolFds fds = formatted(small_geometry(100));

@@ -240,7 +240,7 @@ TEST_P(PoolRandom, AgreesWithTheModelOfVllm) {
   EXPECT_GT(device.hits(), std::uint64_t(operations) / 30);
   EXPECT_GT(device.shortages(), std::uint64_t(operations) / 3000);
 
-  EXPECT_THAT(fsck(memory).violations, ::testing::IsEmpty());
+  EXPECT_THAT(fsck(memory, Moment::quiescent).violations, ::testing::IsEmpty());
   device.finish_all();
   host.finish_all();
   EXPECT_EQ(pool.available(Tier::device), pool.capacity(Tier::device));

@@ -21,7 +21,7 @@ constexpr std::uint32_t kWorkers = 4;
 constexpr std::uint64_t kRequests = kUnderSanitizer ? 8'000 : 80'000;
 
 void expect_all_there(const PoolMemory& memory) {
-  EXPECT_THAT(fsck(memory).violations, IsEmpty());
+  EXPECT_THAT(fsck(memory, Moment::quiescent).violations, IsEmpty());
   occupy(memory, ProcessSlot{30});
   BlockPool pool(memory, ProcessSlot{30});
   for (const Tier tier : {Tier::device, Tier::host}) {

@@ -49,6 +49,18 @@ TEST(Reaper, FreesWhatWasBeingFilledAndKeepsWhatWasPublished) {
   EXPECT_TRUE(b.alive.allocate(Tier::host, 4).has_value());
 }
 
+TEST(Reaper, FinishesAnEvictionThatWasCutShort) {
+  Bench b(small_geometry(8));
+  leave_idle(b.alive, Prompt(b.alive, counting(0, 4)));  // 1
+  BlockDescriptor& d = b.memory.descriptors()[1];
+  d.word.store(
+      BlockWord::make(BlockState::filling, b.word(1).generation() + 1, holder_bit(kDead)).bits);
+  EXPECT_EQ(fsck(b.memory).stale_hints, 1u);
+  EXPECT_EQ(reap(b.memory, kDead).freed, 1u);
+  EXPECT_EQ(fsck(b.memory).stale_hints, 0u);
+  EXPECT_EQ(d.uid.load(), 0u) << "an empty block has no name";
+}
+
 TEST(Reaper, LeavesTheOthersTheirHolds) {
   Bench b(small_geometry(8));
   const Prompt prompt(b.dead, counting(0, 8));

@@ -105,6 +105,50 @@ TEST_F(Cli, HumanTablesNameWhatTheyShow) {
   EXPECT_NE(daemon_->cli({"pool", "fsck"}).out.find("clean"), std::string::npos);
 }
 
+TEST_F(Cli, WhyTellsWhatIsCachedAndWhatIsNot) {
+  const std::string prompt =
+      "In the beginning God created the heaven and the earth. And the earth "
+      "was without form, and void; and darkness was upon the face of the "
+      "deep. And the Spirit of God moved upon the face of the waters.";
+  const Json before = daemon_->cli({"pool", "why", prompt, "--format", "json"}).json();
+  ASSERT_GT(before["blocks"].size(), 1u);
+  EXPECT_EQ(before["blocks"][0]["verdict"], "never_seen");
+  EXPECT_EQ(before["computed_from_block"], 0);
+  ASSERT_EQ(daemon_->cli({"generate", "--prompt", prompt, "--max-tokens", "2"}).exit_code, 0);
+  const Json after = daemon_->cli({"pool", "why", prompt, "--format", "json"}).json();
+  EXPECT_EQ(after["blocks"][0]["verdict"], "present");
+  const Json again =
+      daemon_->cli({"generate", "--prompt", prompt, "--max-tokens", "2", "--format", "json"})
+          .json();
+  EXPECT_EQ(after["computed_from_token"], again["cached_tokens"])
+      << "it predicts what the engine finds";
+  EXPECT_EQ(after["tokens"], again["prompt_tokens"]);
+  const CommandResult human = daemon_->cli({"pool", "why", prompt});
+  EXPECT_NE(human.out.find("present on the device"), std::string::npos) << human.out;
+  EXPECT_NE(human.out.find("Generation computes from block"), std::string::npos) << human.out;
+  EXPECT_EQ(daemon_->cli({"pool", "why"}).exit_code, 1);
+}
+
+TEST(CliWhy, NamesTheEngineThatEvicted) {
+  Daemon daemon({"--engines", "1", "--kv-cache-memory-bytes", "3M", "--max-model-len", "512"});
+  const auto tokens = [](int first) {
+    std::string text;
+    for (int i = 0; i < 300; ++i)
+      text += (i == 0 ? "" : ",") + std::to_string(300 + (first + i * 7) % 1500);
+    return text;
+  };
+  for (int i = 0; i < 8; ++i)
+    ASSERT_EQ(
+        daemon.cli({"generate", "--prompt-tokens", tokens(i * 11), "--max-tokens", "2"}).exit_code,
+        0);
+  const Json first =
+      daemon.cli({"pool", "why", "--prompt-tokens", tokens(0), "--format", "json"}).json();
+  ASSERT_EQ(first["blocks"][0]["verdict"], "evicted") << first;
+  EXPECT_EQ(first["blocks"][0]["by"], "engine 0");
+  EXPECT_LT(first["blocks"][0]["seconds_ago"].get<double>(), 120);
+  EXPECT_NE(first["reason"].get<std::string>().find("was evicted"), std::string::npos);
+}
+
 TEST_F(Cli, TheInspectorNeedsNeitherStewardNorEngines) {
   const Json all = daemon_->procs();
   std::vector<pid_t> pids = {all["steward"]["pid"].get<pid_t>()};

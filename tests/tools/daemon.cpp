@@ -129,6 +129,23 @@ std::uint64_t Daemon::preemptions() const {
   return sum;
 }
 
+PoolMemory Daemon::pool() const {
+  const std::array<std::string, kPoolObjects> names = {"control", "metadata", "tokens", "device",
+                                                       "host"};
+  PoolFds fds;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(pid_) + "/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry, gone).string();
+    for (std::size_t i = 0; i < kPoolObjects; ++i)
+      if (target.find("memfd:kvhive-" + names[i]) != std::string::npos)
+        fds[i] = UniqueFd(open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
+  }
+  auto memory = PoolMemory::attach(fds, Access::read_write);
+  KV_CHECK(memory.has_value(), memory.error().text);
+  return std::move(*memory);
+}
+
 Client Daemon::connect(std::uint32_t engine, std::size_t channel_bytes) const {
   auto client = Client::connect({socket_, engine, channel_bytes});
   KV_CHECK(client.has_value(), client.error().text);

@@ -65,6 +65,9 @@ class Daemon {
   Json engine(std::uint32_t index) const;
   std::uint64_t preemptions() const;
 
+  /// The daemon's pool, to write into behind everybody's back: for tests that damage it.
+  PoolMemory pool() const;
+
   Client connect(std::uint32_t engine = kAnyEngine,
                  std::size_t channel_bytes = std::size_t{16} << 20) const;
 

@@ -2,12 +2,11 @@
 
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "tools/cli/command.hpp"
+#include "tools/cli/prompt.hpp"
 #include "tools/client/client.hpp"
 
 namespace kvhive {
@@ -18,9 +17,7 @@ using Json = nlohmann::json;
 
 struct GenerateFlags {
   CommonFlags common;
-  std::string prompt, prompt_file;
-  std::vector<TokenId> prompt_tokens;
-  bool has_tokens = false;
+  PromptFlags prompt;
   std::int64_t engine = -1;
   std::int64_t max_tokens = 64;
   std::int64_t logprobs = 0;
@@ -47,32 +44,12 @@ struct Timing {
   }
 };
 
-Expected<std::string> read_prompt(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    return failure(Errc::not_found,
-                   "--prompt-file '" + path + "' cannot be read; give a text file");
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 Expected<GenerateRequest> request_of(GenerateFlags& flags) {
   GenerateRequest request = flags.request;
-  const int sources = !flags.prompt_file.empty() + flags.has_tokens + !flags.prompt.empty();
-  if (sources > 1)
-    return failure(Errc::bad_argument, "give one of --prompt, --prompt-file and --prompt-tokens");
-  request.prompt = flags.prompt;
-  request.prompt_tokens = flags.prompt_tokens;
-  if (!flags.prompt_file.empty()) {
-    auto text = read_prompt(flags.prompt_file);
-    if (!text) return forward_error(text);
-    request.prompt = std::move(*text);
-  }
-  if (request.prompt.empty() && request.prompt_tokens.empty())
-    return failure(Errc::bad_argument,
-                   "the prompt is empty; give text with --prompt, a file with --prompt-file or ids "
-                   "with --prompt-tokens");
+  auto prompt = flags.prompt.read();
+  if (!prompt) return forward_error(prompt);
+  request.prompt = std::move(prompt->text);
+  request.prompt_tokens = std::move(prompt->tokens);
   if (flags.max_tokens < 1 || flags.max_tokens > 10'000'000)
     return failure(Errc::bad_argument,
                    "--max-tokens is " + std::to_string(flags.max_tokens) + "; ask for at least 1");
@@ -167,10 +144,7 @@ void add_generate(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("generate", "generate text from a prompt, streaming it");
   flags->common.add_to(*command);
   GenerationParams& params = flags->request.params;
-  command->add_option("--prompt", flags->prompt, "the prompt's text");
-  command->add_option("--prompt-file", flags->prompt_file, "a file with the prompt's text");
-  command->add_option("--prompt-tokens", flags->prompt_tokens, "the prompt as token ids: 1,2,3")
-      ->delimiter(',');
+  flags->prompt.add_to(*command, "--prompt");
   command->add_option("--engine", flags->engine,
                       "pin the request to this engine (default: the daemon chooses)");
   command->add_option("--max-tokens", flags->max_tokens, "most tokens to generate (default 64)");
@@ -191,7 +165,6 @@ void add_generate(CLI::App& app, int& exit_code) {
                       "report the k likeliest tokens of each position");
   command->add_flag("--ignore-eos", params.ignore_eos, "go on after an end-of-sequence token");
   command->callback([flags, command, &exit_code] {
-    flags->has_tokens = command->count("--prompt-tokens") > 0;
     flags->request.params.has_seed = command->count("--seed") > 0;
     if (auto done = generate(*flags); !done) exit_code = fail(done.error());
   });

@@ -16,13 +16,23 @@ Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege 
 }
 
 Expected<nlohmann::json> Inspector::status() const {
+  return ask(MessageType::status_request, MessageType::status);
+}
+
+Expected<nlohmann::json> Inspector::repair() const {
+  return ask(MessageType::repair_request, MessageType::repair_done);
+}
+
+Expected<nlohmann::json> Inspector::ask(MessageType question, MessageType wanted) const {
   Message request;
-  request.type = MessageType::status_request;
+  request.type = question;
   if (auto sent = send_packet(socket_.get(), request); !sent) return forward_error(sent);
   auto answer = receive_answer(socket_.get());
   if (!answer) return forward_error(answer);
-  if (!*answer || (*answer)->message.type != MessageType::status)
-    return failure(Errc::peer_died, "the daemon did not answer the request for its status");
+  if (*answer && (*answer)->message.type == MessageType::refused)
+    return failure((*answer)->message.error, (*answer)->message.get_text());
+  if (!*answer || (*answer)->message.type != wanted)
+    return failure(Errc::peer_died, "the daemon hung up instead of answering");
   return nlohmann::json::parse((*answer)->tail);
 }
 

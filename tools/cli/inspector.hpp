@@ -23,9 +23,14 @@ class Inspector {
   /// What the keeper knows: who runs, who is connected.
   Expected<nlohmann::json> status() const;
 
+  /// Has the daemon's steward repair the pool: we only look. What was mended.
+  Expected<nlohmann::json> repair() const;
+
  private:
   Inspector(UniqueFd socket, PoolMemory memory, std::string model)
       : socket_(std::move(socket)), memory_(std::move(memory)), model_(std::move(model)) {}
+
+  Expected<nlohmann::json> ask(MessageType question, MessageType answer) const;
 
   UniqueFd socket_;
   PoolMemory memory_;

@@ -1,9 +1,12 @@
-// kvhive pool stat | blocks | procs | fsck: looking into the pool of a running daemon, read-only.
+// kvhive pool stat | blocks | procs | fsck (and why, in why.cpp): looking into the pool of a
+// running daemon, read-only.
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <utility>
 
 #include "config/byte_size.hpp"
 #include "pool/fsck.hpp"
@@ -11,6 +14,8 @@
 #include "tools/cli/command.hpp"
 #include "tools/cli/inspector.hpp"
 #include "tools/cli/table.hpp"
+#include "tools/cli/why.hpp"
+#include "tools/keeper/slot_owners.hpp"
 
 namespace kvhive {
 namespace {
@@ -209,29 +214,101 @@ Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::s
 
 // -- fsck -----------------------------------------------------------------------------------------
 
-Expected<int> check(const CommonFlags& flags, bool is_privileged) {
-  auto inspector = Inspector::attach(
-      flags.socket_path(), is_privileged ? Privilege::tokens_too : Privilege::metadata_only);
-  if (!inspector) return forward_error(inspector);
-  const FsckReport report = fsck(inspector->memory());
-  if (flags.output() == Format::json) {
-    print({{"clean", report.violations.empty()},
-           {"violations", report.violations},
-           {"blocks", report.blocks_checked},
-           {"ready", report.ready},
-           {"orphans", report.orphans},
-           {"unhinted", report.unhinted},
-           {"token_bytes_checked", report.bytes_checked}});
-  } else {
-    for (const std::string& violation : report.violations) std::printf("%s\n", violation.c_str());
-    std::printf(
-        "%s: %s blocks checked, %s published (%s orphans, %s without a hint), %s of tokens "
-        "compared with their names\n",
-        report.violations.empty() ? "clean" : "NOT CLEAN", number(report.blocks_checked).c_str(),
-        number(report.ready).c_str(), number(report.orphans).c_str(),
-        number(report.unhinted).c_str(), format_bytes(report.bytes_checked).c_str());
+struct FsckFlags {
+  bool is_privileged = false, repairs = false, is_quiescent = false;
+};
+
+/// Looks with what the keeper knows of the slots. What is found is looked at once more with fresher
+/// knowledge: an engine that came or went meanwhile is no damage.
+Expected<FsckReport> look(const Inspector& inspector, Moment moment) {
+  FsckReport report;
+  for (int i = 0; i < 2; ++i) {
+    auto status = inspector.status();
+    if (!status) return forward_error(status);
+    const SlotOwners owners = slot_owners_of((*status)["slots"]);
+    const FsckReport now = fsck(inspector.memory(), moment, &owners);
+    const bool is_first = i == 0;
+    const std::vector<std::string> before = std::exchange(report, now).violations;
+    if (!is_first) {
+      std::erase_if(report.violations, [&](const std::string& violation) {
+        return std::find(before.begin(), before.end(), violation) == before.end();
+      });
+      if (report.violations.empty()) report.violations_in_all = 0;
+    }
+    if (report.is_clean()) break;
   }
-  return report.violations.empty() ? 0 : 1;
+  return report;
+}
+
+Json to_json(const FsckReport& report) {
+  return {{"clean", report.is_clean()},
+          {"violations", report.violations},
+          {"violations_in_all", report.violations_in_all},
+          {"blocks", report.blocks_checked},
+          {"free", report.free},
+          {"filling", report.filling},
+          {"held", report.held},
+          {"idle", report.idle},
+          {"retired", report.retired},
+          {"ready", report.ready},
+          {"orphans", report.orphans},
+          {"unhinted", report.unhinted},
+          {"stale_hints", report.stale_hints},
+          {"unlisted", report.unlisted},
+          {"token_bytes_checked", report.bytes_checked}};
+}
+
+void print_report(const FsckReport& report, bool repairs) {
+  for (const std::string& violation : report.violations) std::printf("%s\n", violation.c_str());
+  if (report.violations_in_all > report.violations.size())
+    std::printf("... %s in all\n", number(report.violations_in_all).c_str());
+  std::printf(
+      "%s: %s blocks checked, %s published (%s orphans, %s without a hint), %s of tokens "
+      "compared with their names\n",
+      report.is_clean() ? "clean" : "NOT CLEAN", number(report.blocks_checked).c_str(),
+      number(report.ready).c_str(), number(report.orphans).c_str(), number(report.unhinted).c_str(),
+      format_bytes(report.bytes_checked).c_str());
+  const std::uint64_t lost = report.unhinted + report.stale_hints + report.unlisted;
+  if (lost != 0 || !report.is_clean())
+    std::printf("hints lost or stale: %s%s\n", number(lost).c_str(),
+                repairs ? "" : "; kvhive pool fsck --repair has the steward mend what can be");
+}
+
+std::string repair_text(const Json& mended) {
+  std::string text;
+  for (const auto& [field, words] : {std::pair{"retired", "damaged blocks retired"},
+                                     {"holders", "holds of nobody ended"},
+                                     {"hints_dropped", "hints dropped"},
+                                     {"hints_restored", "hints restored"},
+                                     {"free_listed", "free blocks listed"},
+                                     {"restamped", "blocks put back into the order"},
+                                     {"fields", "fields of tables and counters set right"}})
+    if (const auto count = mended.value(field, std::uint64_t{0}); count != 0)
+      text += (text.empty() ? "" : ", ") + number(count) + " " + words;
+  return text.empty() ? "nothing to mend" : text;
+}
+
+Expected<int> check(const CommonFlags& flags, const FsckFlags& how) {
+  auto inspector = Inspector::attach(
+      flags.socket_path(), how.is_privileged ? Privilege::tokens_too : Privilege::metadata_only);
+  if (!inspector) return forward_error(inspector);
+  Json mended;
+  if (how.repairs) {
+    auto done = inspector->repair();
+    if (!done) return forward_error(done);
+    mended = std::move(*done);
+  }
+  auto report = look(*inspector, how.is_quiescent ? Moment::quiescent : Moment::live);
+  if (!report) return forward_error(report);
+  if (flags.output() == Format::json) {
+    Json json = to_json(*report);
+    if (how.repairs) json["repaired"] = mended;
+    print(json);
+  } else {
+    if (how.repairs) std::printf("repair: %s\n", repair_text(mended).c_str());
+    print_report(*report, how.repairs);
+  }
+  return report->is_clean() ? 0 : 1;
 }
 
 }  // namespace
@@ -261,16 +338,22 @@ void add_pool(CLI::App& app, int& exit_code) {
   blocks_command->add_option("--limit", *limit, "at most so many lines (default 50)");
   blocks_command->callback([=] { finish(blocks(*flags, *state, *limit)); });
 
-  auto is_privileged = std::make_shared<bool>(false);
+  auto how = std::make_shared<FsckFlags>();
   CLI::App* fsck_command =
       pool->add_subcommand("fsck", "check every invariant; exit code 0 only when clean");
   flags->add_to(*fsck_command);
-  fsck_command->add_flag("--privileged", *is_privileged,
+  fsck_command->add_flag("--privileged", how->is_privileged,
                          "read the blocks' tokens, too, and compare them with their names");
+  fsck_command->add_flag("--repair", how->repairs,
+                         "first have the daemon's steward rebuild hints, put lost blocks back and "
+                         "retire damaged ones");
+  fsck_command->add_flag("--quiescent", how->is_quiescent,
+                         "nobody works now: a free block that cannot be found is a violation");
   fsck_command->callback([=, &exit_code] {
-    auto code = check(*flags, *is_privileged);
+    auto code = check(*flags, *how);
     exit_code = code ? *code : fail(code.error());
   });
+  add_pool_why(*pool, exit_code);
 }
 
 }  // namespace kvhive

@@ -285,6 +285,12 @@ void Keeper::handle(Peer& peer, Packet packet) {
     case MessageType::channel_refused:
       if (peer.role != Role::engine) break;
       return on_channel_refused(peer, message);
+    case MessageType::repair_request:
+      if (!peer.is_welcome || peer.role != Role::inspector) break;
+      return request_repair(peer);
+    case MessageType::repaired:
+      if (peer.role != Role::steward) break;
+      return answer_repair(packet);
     case MessageType::status_request: {
       Message answer;
       answer.type = MessageType::status;
@@ -317,7 +323,49 @@ void Keeper::drop(int socket) {
   if (peer.pidfd) loop_.unwatch(peer.pidfd.get());
   if (!peer.is_welcome) return;
   if (peer.role == Role::engine) on_engine_gone(peer);
+  if (peer.role == Role::steward) give_up_repairs();
+  for (auto& [ticket, asker] : repairs_)
+    if (asker == socket) asker = -1;
   if (peer.role == Role::client) close_channel(peer.channel);
+}
+
+// -- repair ---------------------------------------------------------------------------------------
+
+/// The steward does it; we only say who is alive, which nobody knows better.
+void Keeper::request_repair(Peer& peer) {
+  Peer* steward = peer_with_role(Role::steward);
+  if (!is_ready_ || steward == nullptr)
+    return refuse(peer, {Errc::not_running,
+                         "the daemon is starting or its steward is just being restarted; try again "
+                         "in a moment"});
+  Message message;
+  message.type = MessageType::repair;
+  message.ticket = next_ticket_++;
+  if (!send_packet(steward->socket.get(), message, {}, to_json(slot_owners()).dump()))
+    return refuse(peer, {Errc::peer_died, "the steward does not listen; try again in a moment"});
+  repairs_.emplace(message.ticket, peer.socket.get());
+}
+
+void Keeper::answer_repair(const Packet& done) {
+  const auto found = repairs_.find(done.message.ticket);
+  if (found == repairs_.end()) return;
+  const int asker = found->second;
+  repairs_.erase(found);
+  spdlog::info("pool repaired: {}", done.tail);
+  if (asker == -1) return;
+  Message message;
+  message.type = MessageType::repair_done;
+  if (!send_packet(asker, message, {}, done.tail)) drop(asker);
+}
+
+void Keeper::give_up_repairs() {
+  for (const auto& [ticket, asker] : std::exchange(repairs_, {})) {
+    const auto peer = peers_.find(asker);
+    if (peer == peers_.end()) continue;
+    refuse(peer->second, {Errc::peer_died,
+                          "the steward died in the middle of the repair, which does no harm; run "
+                          "it again"});
+  }
 }
 
 // -- engines and their channels -------------------------------------------------------------------
@@ -379,11 +427,22 @@ Keeper::Peer* Keeper::peer_with_role(Role role) {
 
 // -- status ---------------------------------------------------------------------------------------
 
+SlotOwners Keeper::slot_owners() const {
+  SlotOwners owners{};
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
+    if (slots_[slot] == SlotUse::unswept) owners[slot].use = SlotOwner::Use::unswept;
+  for (const auto& [socket, peer] : peers_)
+    if (peer.is_welcome && peer.role == Role::engine)
+      owners[peer.slot] = {SlotOwner::Use::used, static_cast<std::uint32_t>(peer.pid)};
+  return owners;
+}
+
 std::string Keeper::status() const {
   Json status;
-  status["keeper"] = {{"pid", getpid()}, {"socket", listener_.path()}};
+  status["keeper"] = {
+      {"pid", getpid()}, {"socket", listener_.path()}, {"repairs", repairs_.size()}};
   status["model"] = {{"name", model_.name},
-                     {"directory", options_.model},
+                     {"directory", std::filesystem::absolute(options_.model)},
                      {"fingerprint", fmt::format("{:016x}", model_.fingerprint)},
                      {"max_model_len", size_.max_model_len}};
   status["steward"] = {{"pid", steward_.pid},
@@ -401,6 +460,7 @@ std::string Keeper::status() const {
             {{"state", "serving"}, {"slot", peer.slot}, {"channels", channels_.load_of(socket)}});
     status["engines"].push_back(engine);
   }
+  status["slots"] = to_json(slot_owners());
   status["clients"] = Json::array();
   for (const auto& [socket, peer] : peers_) {
     if (!peer.is_welcome || peer.role != Role::client) continue;

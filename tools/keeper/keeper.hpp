@@ -20,6 +20,7 @@
 #include "tools/keeper/listener.hpp"
 #include "tools/keeper/model_facts.hpp"
 #include "tools/keeper/protocol.hpp"
+#include "tools/keeper/slot_owners.hpp"
 
 namespace kvhive {
 
@@ -88,6 +89,10 @@ class Keeper {
   Child* child_of(pid_t pid);
   void stop_children();
 
+  void request_repair(Peer& peer);
+  void answer_repair(const Packet& done);
+  void give_up_repairs();
+
   void look_whether_ready();
   void on_engine_gone(const Peer& peer);
   void sweep(std::uint32_t slot);
@@ -95,6 +100,7 @@ class Keeper {
   void close_channel(std::uint64_t id);
   void on_channel_refused(const Peer& engine, const Message& message);
   Peer* peer_with_role(Role role);
+  SlotOwners slot_owners() const;
   std::string status() const;
 
   Options options_;
@@ -113,6 +119,9 @@ class Keeper {
   std::array<SlotUse, kMaxProcesses> slots_{};
   Channels channels_;  ///< engines by socket
   bool places_again_soon_ = false;
+  /// By ticket: the socket that asked, or -1 if it is gone. No slot is given away meanwhile.
+  std::map<std::uint64_t, int> repairs_;
+  std::uint64_t next_ticket_ = 1;
   bool is_formatted_ = false;
   bool is_ready_ = false;
   std::function<void()> on_ready_;

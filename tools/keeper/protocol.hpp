@@ -29,6 +29,8 @@ enum class MessageType : std::uint32_t {
   formatted = 4,        ///< steward: the pool is there, engines may come
   channel_refused = 5,  ///< engine: it cannot serve this channel; why
   serving = 6,          ///< engine: it has signed in to the pool and takes requests
+  repair_request = 7,   ///< inspector: have the pool repaired
+  repaired = 8,         ///< steward: done; what was mended as JSON
   // from the keeper
   welcome = 16,  ///< + the descriptors the role is entitled to
   refused = 17,  ///< why; the connection ends
@@ -36,7 +38,9 @@ enum class MessageType : std::uint32_t {
   /// engine: serve this channel; + its memory, the engine's and the client's doorbell
   channel_open = 19,
   channel_close = 20,
-  status = 21,  ///< JSON
+  status = 21,       ///< JSON
+  repair = 22,       ///< steward: repair the pool; who has which slot as JSON
+  repair_done = 23,  ///< inspector: what was mended as JSON
 };
 
 enum class Role : std::uint32_t { engine = 1, steward = 2, client = 3, inspector = 4 };
@@ -53,6 +57,7 @@ struct Message {
   std::uint32_t privileged = 0;     ///< hello of an inspector: tokens, too
   std::uint64_t fingerprint = 0;    ///< hello of an engine
   std::uint64_t channel = 0;        ///< channel_*, welcome to a client
+  std::uint64_t ticket = 0;         ///< repair, repaired: which request
   std::uint64_t channel_bytes = 0;  ///< hello of a client: wish; welcome, channel_open: granted
   std::uint32_t freed = 0;          ///< reaped: blocks
   std::uint32_t released = 0;
@@ -68,8 +73,7 @@ struct Message {
 };
 static_assert(std::is_trivially_copyable_v<Message>);
 
-/// A message and what came with it. A status reply carries its JSON in `tail`, after the fixed
-/// part.
+/// A message and what came with it. What is said as JSON is in `tail`, after the fixed part.
 struct Packet {
   Message message;
   std::vector<UniqueFd> fds;

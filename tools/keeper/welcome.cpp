@@ -87,6 +87,8 @@ Expected<void> Keeper::send_welcome(Peer& peer, Message message,
 Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
   if (!is_formatted_)
     return failure(Errc::not_running, "the pool is not ready yet; try again in a moment");
+  if (!repairs_.empty())  // whatever is held in the name of a vacant slot is being taken away
+    return failure(Errc::not_running, "the pool is being repaired; try again in a moment");
   PoolGeometry theirs = hello.geometry;
   const PoolGeometry ours = geometry();
   theirs.device_blocks = ours.device_blocks;  // the size is the keeper's to say

@@ -1,0 +1,64 @@
+#include "pool/eviction_journal.hpp"
+
+#include <ctime>
+
+namespace kvhive {
+namespace {
+
+// what: 63 .. 22 Unix milliseconds, 21 .. 17 slot, 16 .. 15 kind, 14 .. 0 of the name
+constexpr int kTimeShift = 22, kSlotShift = 17, kKindShift = 15;
+
+/// A few milliseconds late, and ten times as cheap as the exact time.
+std::uint64_t coarse_unix_ms() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME_COARSE, &now);
+  return std::uint64_t(now.tv_sec) * 1000 + std::uint64_t(now.tv_nsec) / 1'000'000;
+}
+
+}  // namespace
+
+EvictionJournal::EvictionJournal(const PoolMemory& memory)
+    : descriptors_(memory.descriptors()),
+      records_(memory.journal()),
+      mask_(memory.layout().journal_slots - 1),
+      next_(&memory.control().next_departure) {}
+
+void EvictionJournal::note(Departure kind, ProcessSlot who, std::span<const BlockId> blocks) const {
+  if (blocks.empty()) return;
+  constexpr auto relaxed = std::memory_order_relaxed;
+  const std::uint64_t common = coarse_unix_ms() << kTimeShift |
+                               std::uint64_t(who.value & 31) << kSlotShift |
+                               std::uint64_t(kind) << kKindShift;
+  std::uint64_t place = next_->fetch_add(blocks.size(), relaxed);
+  for (const BlockId block : blocks) {
+    const BlockDescriptor& d = descriptors_[block.value];
+    const Hash128 name{d.hash_low.load(relaxed), d.hash_high.load(relaxed)};
+    JournalRecord& record = records_[place++ & mask_];
+    record.hash_low.store(name.low, relaxed);
+    record.what.store(common | DepartureRecord::check_of(name), relaxed);
+  }
+}
+
+std::vector<DepartureRecord> EvictionJournal::read() const {
+  std::vector<DepartureRecord> records;
+  const std::uint64_t next = next_->load(std::memory_order_relaxed);
+  for (std::uint64_t i = 0; i <= mask_; ++i) {
+    const JournalRecord& record = records_[(next + i) & mask_];
+    const std::uint64_t what = record.what.load(std::memory_order_relaxed);
+    DepartureRecord read;
+    read.kind = Departure(what >> kKindShift & 3);
+    if (read.kind != Departure::evicted && read.kind != Departure::retired) continue;
+    read.hash_low = record.hash_low.load(std::memory_order_relaxed);
+    read.name_check = std::uint32_t(what & 0x7fff);
+    read.slot = std::uint32_t(what >> kSlotShift & 31);
+    read.unix_ms = std::int64_t(what >> kTimeShift);
+    records.push_back(read);
+  }
+  return records;
+}
+
+bool EvictionJournal::has_forgotten() const {
+  return next_->load(std::memory_order_relaxed) > mask_ + 1;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,274 @@
+#include "tools/cli/why.hpp"
+
+#include <bit>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "models/tokenizer.hpp"
+#include "pool/miss_report.hpp"
+#include "tools/cli/inspector.hpp"
+#include "tools/cli/prompt.hpp"
+#include "tools/cli/table.hpp"
+
+namespace kvhive {
+namespace {
+
+using Json = nlohmann::json;
+
+struct WhyFlags {
+  CommonFlags common;
+  PromptFlags prompt;
+};
+
+/// The report with what is needed to put it into words.
+class Account {
+ public:
+  Account(const PoolMemory& memory, MissReport report, std::size_t tokens)
+      : memory_(memory),
+        report_(std::move(report)),
+        tokens_(tokens),
+        block_tokens_(memory.geometry().tokens_per_block),
+        now_ms_(std::chrono::duration_cast<std::chrono::milliseconds>(
+                    std::chrono::system_clock::now().time_since_epoch())
+                    .count()) {}
+
+  std::string text() const {
+    Table table({"blocks", "tokens", "verdict"});
+    for (std::size_t first = 0; first < report_.blocks.size();) {
+      std::size_t end = first + 1;
+      while (end < report_.blocks.size() && is_same(first, end)) ++end;
+      table.add({range(first, end), range(first * block_tokens_, end * block_tokens_),
+                 verdict(first, end)});
+      first = end;
+    }
+    if (const std::size_t rest = tokens_ % block_tokens_; rest != 0)
+      table.add({"-", range(tokens_ - rest, tokens_),
+                 "not a full block, and only full blocks are cached"});
+    return table.text() + "\n" + reason() + "\n";
+  }
+
+  Json json() const {
+    Json json = {{"tokens", tokens_},
+                 {"block_size", block_tokens_},
+                 {"cached_blocks", report_.computed_from()},
+                 {"computed_from_block", report_.computed_from()},
+                 {"computed_from_token", report_.computed_from() * block_tokens_},
+                 {"journal_is_complete", !report_.has_forgotten},
+                 {"reason", reason()}};
+    json["blocks"] = Json::array();
+    for (std::size_t i = 0; i < report_.blocks.size(); ++i) json["blocks"].push_back(to_json(i));
+    return json;
+  }
+
+ private:
+  const BlockVerdict& at(std::size_t i) const { return report_.blocks[i]; }
+
+  static std::string range(std::size_t first, std::size_t end) {
+    return end - first == 1 ? std::to_string(first)
+                            : std::to_string(first) + "-" + std::to_string(end - 1);
+  }
+
+  /// Whether one row tells of both: who and where, but not exactly when.
+  bool is_same(std::size_t a, std::size_t b) const {
+    const auto tiers = [this](std::size_t i) {
+      return (at(i).blocks[0] != kNullBlock ? 1 : 0) + (at(i).blocks[1] != kNullBlock ? 2 : 0);
+    };
+    return at(a).verdict == at(b).verdict && tiers(a) == tiers(b) &&
+           at(a).holders == at(b).holders && at(a).slot == at(b).slot &&
+           at(a).domain == at(b).domain && engine(at(a)) == engine(at(b));
+  }
+
+  std::string verdict(std::size_t first, std::size_t end) const {
+    const BlockVerdict& v = at(first);
+    switch (v.verdict) {
+      case Verdict::present: return "present " + where(first, end) + ", " + held(v);
+      case Verdict::unhinted:
+        return "present " + where(first, end) +
+               ", but the index has lost it; kvhive pool fsck --repair puts it back";
+      case Verdict::computing: return "being computed by " + engines(v.holders);
+      case Verdict::orphaned:
+        return "present " + where(first, end) +
+               ", but cut off: the block before it was evicted, and has another name since";
+      case Verdict::collision:
+        return "refused " + where(first, end) + ": the hash is the same, the tokens are not";
+      case Verdict::evicted: return "evicted " + ages(first, end) + " ago by " + engine(v);
+      case Verdict::retired: return "retired " + ages(first, end) + " ago: it was damaged";
+      case Verdict::other_domain:
+        return "present in domain " + std::to_string(v.domain) + " only, which does not share";
+      case Verdict::never_seen:
+        return report_.has_forgotten ? "never seen, or evicted longer ago than is remembered"
+                                     : "never seen";
+    }
+    return "unknown";
+  }
+
+  /// One sentence on why generation computes from where it does.
+  std::string reason() const {
+    const std::size_t from = report_.computed_from();
+    const std::string start = "Generation computes from block " + std::to_string(from) +
+                              " (token " + std::to_string(from * block_tokens_) + ") on, because ";
+    if (report_.matchable == 0)
+      return start + "a prompt of " + std::to_string(tokens_) + " tokens has no full block of " +
+             std::to_string(block_tokens_) + " before its last token.";
+    if (from == report_.matchable)
+      return start + "everything before is cached and the last token is always computed.";
+    const BlockVerdict& v = at(from);
+    const std::string block = "block " + std::to_string(from);
+    switch (v.verdict) {
+      case Verdict::present:
+        return start + block + " is on the device only, behind blocks that are on the host only.";
+      case Verdict::unhinted: return start + "the index has lost " + block + ".";
+      case Verdict::computing:
+        return start + block + " is still being computed by " + engines(v.holders) + ".";
+      case Verdict::orphaned:
+        return start + block + " belongs to an earlier life of the block before it.";
+      case Verdict::collision:
+        return start + "the only block with the hash of " + block + " holds other tokens.";
+      case Verdict::evicted:
+        return start + block + " was evicted " + ages(from, from + 1) + " ago by " + engine(v) +
+               ".";
+      case Verdict::retired: return start + block + " was found damaged and retired.";
+      case Verdict::other_domain:
+        return start + block + " is cached for domain " + std::to_string(v.domain) + " only.";
+      case Verdict::never_seen:
+        return start + block + " was never computed" +
+               (report_.has_forgotten ? ", or evicted longer ago than is remembered." : " here.");
+    }
+    return start;
+  }
+
+  /// "on the device (12-15), on the host (80)": the pool's own block numbers.
+  std::string where(std::size_t first, std::size_t end) const {
+    std::string text;
+    for (const Tier tier : {Tier::device, Tier::host}) {
+      const BlockId begin = at(first).blocks[std::size_t(tier)];
+      if (begin == kNullBlock) continue;
+      bool is_run = true;
+      for (std::size_t i = first; i < end; ++i)
+        is_run &= at(i).blocks[std::size_t(tier)].value == begin.value + (i - first);
+      const BlockId last = at(end - 1).blocks[std::size_t(tier)];
+      text += (text.empty() ? "on the " : " and on the ") + std::string(to_string(tier)) + " (" +
+              (is_run ? range(begin.value, last.value + 1)
+                      : std::to_string(begin.value) + ".." + std::to_string(last.value)) +
+              ")";
+    }
+    return text;
+  }
+
+  std::string held(const BlockVerdict& v) const {
+    return v.holders == 0 ? "idle" : "held by " + engines(v.holders);
+  }
+
+  std::string engines(std::uint32_t holders) const {
+    std::string text;
+    for (; holders != 0; holders &= holders - 1)
+      text += (text.empty() ? "" : " and ") + engine_in(std::uint32_t(std::countr_zero(holders)));
+    return text;
+  }
+
+  std::string engine_in(std::uint32_t slot) const {
+    return slot < kMaxProcesses
+               ? "engine " + std::to_string(memory_.control().processes[slot].index.load())
+               : "the steward";
+  }
+
+  /// Who did it. A slot's next process is another one.
+  std::string engine(const BlockVerdict& v) const {
+    const bool is_known = v.verdict == Verdict::evicted && v.slot < kMaxProcesses;
+    if (!is_known) return engine_in(v.slot);
+    const auto started = memory_.control().processes[v.slot].started.load();
+    return v.unix_ms / 1000 < started ? "an engine that is gone" : engine_in(v.slot);
+  }
+
+  static std::string age(std::int64_t ms) {
+    char text[32];
+    const auto seconds = static_cast<double>(std::max<std::int64_t>(ms, 0)) / 1e3;
+    if (seconds < 120)
+      std::snprintf(text, sizeof text, "%.1f s", seconds);
+    else if (seconds < 7200)
+      std::snprintf(text, sizeof text, "%.0f min", seconds / 60);
+    else
+      std::snprintf(text, sizeof text, "%.1f h", seconds / 3600);
+    return text;
+  }
+
+  std::string ages(std::size_t first, std::size_t end) const {
+    std::int64_t least = at(first).unix_ms, most = least;
+    for (std::size_t i = first; i < end; ++i) {
+      least = std::min(least, at(i).unix_ms);
+      most = std::max(most, at(i).unix_ms);
+    }
+    const std::string youngest = age(now_ms_ - most), oldest = age(now_ms_ - least);
+    return youngest == oldest ? oldest : youngest + " to " + oldest;
+  }
+
+  Json to_json(std::size_t i) const {
+    const BlockVerdict& v = at(i);
+    Json json = {{"block", i}, {"verdict", to_string(v.verdict)}};
+    for (const Tier tier : {Tier::device, Tier::host})
+      if (const BlockId id = v.blocks[std::size_t(tier)]; id != kNullBlock)
+        json[std::string(to_string(tier)) + "_block"] = id.value;
+    if (v.blocks[0] != kNullBlock || v.blocks[1] != kNullBlock) {
+      json["holders"] = Json::array();
+      for (std::uint32_t mask = v.holders; mask != 0; mask &= mask - 1)
+        json["holders"].push_back(
+            memory_.control().processes[std::uint32_t(std::countr_zero(mask))].index.load());
+    }
+    if (v.verdict == Verdict::evicted || v.verdict == Verdict::retired) {
+      json["seconds_ago"] = static_cast<double>(now_ms_ - v.unix_ms) / 1e3;
+      json["by"] = engine(v);
+    }
+    if (v.verdict == Verdict::other_domain) json["domain"] = v.domain;
+    return json;
+  }
+
+  const PoolMemory& memory_;
+  MissReport report_;
+  std::size_t tokens_, block_tokens_;
+  std::int64_t now_ms_;
+};
+
+/// As an engine does it: with the daemon's model.
+Expected<std::vector<TokenId>> tokens_of(const Prompt& prompt, const Inspector& inspector) {
+  if (prompt.text.empty()) return prompt.tokens;
+  auto status = inspector.status();
+  if (!status) return forward_error(status);
+  auto tokenizer = Tokenizer::load((*status)["model"]["directory"].get<std::string>());
+  if (!tokenizer) return forward_error(tokenizer);
+  return tokenizer->encode(prompt.text, AddSpecial::yes);
+}
+
+Expected<void> why(const WhyFlags& flags) {
+  auto prompt = flags.prompt.read();
+  if (!prompt) return forward_error(prompt);
+  // Whoever asks this compares tokens, so it takes the privilege. The keeper grants it to the user
+  // who owns the daemon, and to nobody else.
+  auto inspector = Inspector::attach(flags.common.socket_path(), Privilege::tokens_too);
+  if (!inspector) return forward_error(inspector);
+  auto tokens = tokens_of(*prompt, *inspector);
+  if (!tokens) return forward_error(tokens);
+  const PoolMemory& memory = inspector->memory();
+  const Account account(memory, explain_miss(memory, DomainId{0}, *tokens), tokens->size());
+  if (flags.common.output() == Format::json)
+    std::printf("%s\n", account.json().dump(2).c_str());
+  else
+    std::printf("%s", account.text().c_str());
+  return {};
+}
+
+}  // namespace
+
+void add_pool_why(CLI::App& pool, int& exit_code) {
+  auto flags = std::make_shared<WhyFlags>();
+  CLI::App* command = pool.add_subcommand(
+      "why", "why a prompt would have to be computed: what of it is cached, evicted or unknown");
+  flags->common.add_to(*command);
+  flags->prompt.add_to(*command, "prompt,--prompt");
+  command->callback([flags, &exit_code] {
+    if (auto done = why(*flags); !done) exit_code = fail(done.error());
+  });
+}
+
+}  // namespace kvhive
