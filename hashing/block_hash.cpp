@@ -63,7 +63,7 @@ Hash128 BlockHasher::child(Hash128 parent, std::span<const TokenId> tokens,
   };
   append(&parent, sizeof parent);
   append(tokens.data(), tokens.size_bytes());
-  if (extra != kNoExtraKey) [[unlikely]] {
+  if (!is_none(extra)) [[unlikely]] {
     append(&extra, sizeof extra);
     append(&kExtraTag, sizeof kExtraTag);
   }

@@ -26,6 +26,7 @@ struct Hash128 {
 /// stored and compared. All zero = nothing.
 using ExtraKey = std::array<std::uint64_t, 2>;
 inline constexpr ExtraKey kNoExtraKey{};
+inline bool is_none(const ExtraKey& extra) { return (extra[0] | extra[1]) == 0; }
 
 /// The pool's random secret; whoever does not know it cannot aim collisions or flood a bucket from
 /// outside.

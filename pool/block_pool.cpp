@@ -1,22 +1,27 @@
 #include "pool/block_pool.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <string>
 
 #include "config/check.hpp"
 #include "pool/kill_point.hpp"
+#include "pool/prefetch.hpp"
 #include "pool/tier_counters.hpp"
 
 namespace kvhive {
 namespace {
 
-/// Two tokens as one word of a token row.
-std::uint64_t pack(std::span<const TokenId> tokens, std::size_t word) {
-  const std::size_t first = 2 * word;
-  const std::uint64_t low = static_cast<std::uint32_t>(tokens[first]);
-  const std::uint64_t high =
-      first + 1 < tokens.size() ? static_cast<std::uint32_t>(tokens[first + 1]) : 0;
-  return high << 32 | low;
+/// Word `w` of a token row: two tokens; the last word of an odd number is padded with zero.
+std::uint64_t row_word(std::span<const TokenId> tokens, std::size_t w) {
+  static_assert(std::endian::native == std::endian::little && sizeof(TokenId) == 4);
+  std::uint64_t word = 0;
+  if (2 * w + 1 < tokens.size()) [[likely]]
+    std::memcpy(&word, &tokens[2 * w], sizeof word);
+  else
+    std::memcpy(&word, &tokens[2 * w], sizeof(TokenId));
+  return word;
 }
 
 }  // namespace
@@ -49,31 +54,40 @@ BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot)
 
 Prefix BlockPool::root(DomainId domain) { return {domain, kRootUid | domain.value, 0}; }
 
+/// So many blocks ahead cache misses are started: enough to hide one, few enough to be under way
+/// at once.
+constexpr std::size_t kAhead = 16;
+
 // -- match ----------------------------------------------------------------------------------------
 
 PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash128> chain,
                            std::span<const TokenId> tokens, std::span<const ExtraKey> extras) {
   const std::size_t block_tokens = tokens_per_block();
   KV_CHECK(tokens.size() == chain.size() * block_tokens, tokens.size(), chain.size());
-  constexpr std::size_t kBucketsAhead = 16, kBlocksAhead = 8;
-  for (std::size_t i = 0; i < std::min(chain.size(), kBucketsAhead); ++i) index_.prefetch(chain[i]);
+  // Buckets are fetched kAhead blocks before they are looked at, what they name kAhead / 2 before.
+  std::array<PrefixIndex::Glance, kAhead / 2> glances;
+  const auto look_ahead = [&](std::size_t i) {
+    if (i >= chain.size()) return;
+    const auto& glance = glances[i % glances.size()] = index_.glance(chain[i]);
+    if (!memory_.has_block(glance.block)) return;
+    prefetch_to_write(&descriptor(glance.block));
+    prefetch(memory_.token_row(glance.block));
+    prefetch(&references_[glance.block.value]);
+  };
+  for (std::size_t i = 0; i < std::min(chain.size(), kAhead); ++i) index_.prefetch(chain[i]);
+  for (std::size_t i = 0; i < glances.size(); ++i) look_ahead(i);
 
   PrefixHit hit{{}, from};
   for (std::size_t i = 0; i < chain.size(); ++i) {
-    if (i + kBucketsAhead < chain.size()) index_.prefetch(chain[i + kBucketsAhead]);
-    if (i + kBlocksAhead < chain.size()) {
-      const BlockId ahead = index_.peek(chain[i + kBlocksAhead]);
-      if (memory_.has_block(ahead)) {
-        __builtin_prefetch(&descriptor(ahead), 1);
-        __builtin_prefetch(memory_.token_row(ahead));
-        __builtin_prefetch(&references_[ahead.value], 1);
-      }
-    }
-    const BlockId block =
-        find_and_pin(tier, chain[i], Content(hit.end, i, block_tokens, tokens, extras));
-    if (block == kNullBlock) break;
-    hit.blocks.push_back(block);
-    hit.end.uid = descriptor(block).uid.load(std::memory_order_relaxed);
+    const Content content(hit.end, i, block_tokens, tokens, extras);
+    auto [guess, is_only] = glances[i % glances.size()];
+    if (i + kAhead < chain.size()) index_.prefetch(chain[i + kAhead]);
+    look_ahead(i + glances.size());
+    if (!(is_only && pin_if(guess, tier, chain[i], content)))
+      guess = find_and_pin(tier, chain[i], content);
+    if (guess == kNullBlock) break;
+    hit.blocks.push_back(guess);
+    hit.end.uid = descriptor(guess).uid.load(std::memory_order_relaxed);
     ++hit.end.depth;
   }
   KV_KILL_POINT("match.before_count");
@@ -94,12 +108,21 @@ bool BlockPool::holds(BlockId block, const Content& content) const {
   const auto* row = memory_.token_row(block);
   std::uint64_t difference = 0;
   for (std::size_t w = 0; w < memory_.layout().row_words; ++w)
-    difference |= row[w].load(std::memory_order_relaxed) ^ pack(content.tokens, w);
+    difference |= row[w].load(std::memory_order_relaxed) ^ row_word(content.tokens, w);
   if (difference != 0) return false;
-  if (d.has_extra.load(std::memory_order_relaxed) == 0) return content.extra == kNoExtraKey;
+  if (d.has_extra.load(std::memory_order_relaxed) == 0) return is_none(content.extra);
   const auto* extra = memory_.extra_key(block);
   return extra[0].load(std::memory_order_relaxed) == content.extra[0] &&
          extra[1].load(std::memory_order_relaxed) == content.extra[1];
+}
+
+/// Holds a block if it has this content. Only for the only block of its name: of several the first
+/// published is to be found.
+bool BlockPool::pin_if(BlockId block, Tier tier, Hash128 hash, const Content& content) {
+  if (!memory_.has_block(block) || memory_.tier_of(block) != tier) return false;
+  const BlockWord word = load_word(block);
+  return word.state() == BlockState::ready && name_of(block) == hash && holds(block, content) &&
+         pin(block, word);
 }
 
 /// The block with this content that was published first (vLLM finds the first inserted), held; null
@@ -238,15 +261,18 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
       idle.rollback();
       return false;
     }
-    for (const auto& candidate : candidates_) {
-      __builtin_prefetch(&references_[candidate.block.value], 1);
-      const BlockDescriptor& d = descriptor(candidate.block);
-      index_.prefetch({d.hash_low.load(std::memory_order_relaxed),
-                       d.hash_high.load(std::memory_order_relaxed)});
-    }
+    const auto look_ahead = [&](std::size_t i) {
+      if (i >= candidates_.size()) return;
+      const BlockId block = candidates_[i].block;
+      prefetch(&references_[block.value]);
+      index_.prefetch_to_write(name_of(block));
+    };
+    for (std::size_t i = 0; i < kAhead; ++i) look_ahead(i);
     const std::size_t before = taken.size();
-    for (const auto& candidate : candidates_)
-      if (evict(candidate.block, candidate.word)) taken.push_back(candidate.block);
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      look_ahead(i + kAhead);
+      if (evict(candidates_[i].block, candidates_[i].word)) taken.push_back(candidates_[i].block);
+    }
     KV_KILL_POINT("evict.before_journal");
     journal_.note(Departure::evicted, slot_, std::span(taken).subspan(before));
     KV_KILL_POINT("evict.before_commit");
@@ -260,15 +286,13 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
 /// (or dropped by whoever meets it, should we be killed in between).
 bool BlockPool::evict(BlockId block, BlockWord seen) {
   if (keep_ours(block, seen)) return false;
-  BlockDescriptor& d = descriptor(block);
   const BlockWord mine = BlockWord::make(BlockState::filling, seen.generation() + 1, my_bit_);
   KV_KILL_POINT("evict.before_cas");
-  if (!d.word.compare_exchange_strong(seen.bits, mine.bits, std::memory_order_acq_rel))
+  if (!descriptor(block).word.compare_exchange_strong(seen.bits, mine.bits,
+                                                      std::memory_order_acq_rel))
     return false;
   KV_KILL_POINT("evict.after_cas");
-  index_.erase(
-      {d.hash_low.load(std::memory_order_relaxed), d.hash_high.load(std::memory_order_relaxed)},
-      block);
+  index_.erase(name_of(block), block);
   take_over(block, memory_.tier_of(block));
   bump(counters_->evicted_blocks, 1u);
   KV_KILL_POINT("evict.done");
@@ -305,14 +329,19 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
   const std::size_t block_tokens = tokens_per_block();
   KV_CHECK(blocks.size() == chain.size() && tokens.size() == chain.size() * block_tokens,
            blocks.size(), chain.size(), tokens.size());
-  constexpr std::size_t kAhead = 8;
-  for (std::size_t i = 0; i < std::min(chain.size(), kAhead); ++i) index_.prefetch(chain[i]);
+  const auto look_ahead = [&](std::size_t i) {
+    if (i >= chain.size()) return;
+    index_.prefetch_to_write(chain[i]);
+    prefetch_to_write(&descriptor(blocks[i]));
+    prefetch_to_write(memory_.token_row(blocks[i]));
+  };
+  for (std::size_t i = 0; i < kAhead; ++i) look_ahead(i);
 
   Prefix end = from;
   KV_KILL_POINT("publish.before_serials");
   std::uint64_t serial = draw_serials(std::max<std::size_t>(blocks.size(), 1));
   for (std::size_t i = 0; i < blocks.size(); ++i, ++serial) {
-    if (i + kAhead < chain.size()) index_.prefetch(chain[i + kAhead]);
+    look_ahead(i + kAhead);
     KV_KILL_POINT("publish.serials_drawn");
     const BlockId block = blocks[i];
     const BlockWord word = load_word(block);
@@ -396,14 +425,14 @@ void BlockPool::write_content(BlockId block, Hash128 hash, const Content& conten
   d.serial.store(serial, relaxed);
   d.depth.store(content.parent.depth, relaxed);
   d.domain.store(content.parent.domain.value, relaxed);
-  d.has_extra.store(content.extra != kNoExtraKey, relaxed);
+  d.has_extra.store(!is_none(content.extra), relaxed);
   KV_KILL_POINT("content.has_extra");
   auto* row = memory_.token_row(block);
   for (std::size_t w = 0; w < memory_.layout().row_words; ++w) {
-    row[w].store(pack(content.tokens, w), relaxed);
+    row[w].store(row_word(content.tokens, w), relaxed);
     KV_KILL_POINT("content.after_a_token_word");
   }
-  if (content.extra == kNoExtraKey) return;
+  if (is_none(content.extra)) return;
   auto* extra = memory_.extra_key(block);
   extra[0].store(content.extra[0], relaxed);
   KV_KILL_POINT("content.half_an_extra_key");
@@ -427,6 +456,8 @@ void BlockPool::drop_references(std::span<const BlockId> blocks) {
   for (const Tier t : {Tier::device, Tier::host}) {
     scratch_.clear();
     for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
+      if (blocks.rend() - block > std::ptrdiff_t{kAhead})
+        prefetch_to_write(&descriptor(block[kAhead]));
       if (memory_.tier_of(*block) != t) continue;
       std::uint32_t& references = references_[block->value];
       KV_CHECK(references > 0, block->value);

@@ -130,7 +130,13 @@ class BlockPool {
   }
   TierState& tier(Tier tier) { return tiers_[std::size_t(tier)]; }
 
+  Hash128 name_of(BlockId block) const {
+    return {descriptor(block).hash_low.load(std::memory_order_relaxed),
+            descriptor(block).hash_high.load(std::memory_order_relaxed)};
+  }
+
   bool holds(BlockId block, const Content& content) const;
+  bool pin_if(BlockId block, Tier tier, Hash128 hash, const Content& content);
   BlockId find_and_pin(Tier tier, Hash128 hash, const Content& content);
   std::uint64_t find_uid(Hash128 hash, const Content& content);
   bool pin(BlockId block, BlockWord seen);

@@ -109,8 +109,8 @@ class Look {
     for (std::size_t b = 0; b < memory_.layout().index_buckets; ++b) {
       for (const auto& way : memory_.index()[b].way) {
         const std::uint64_t hint = way.load(std::memory_order_acquire);
-        if (hint == 0) continue;
-        const BlockId block{std::uint32_t(hint)};
+        const BlockId block = PrefixIndex::block_of(hint);
+        if (block == kNullBlock) continue;
         if (!memory_.has_block(block)) {
           violation("index bucket " + std::to_string(b) + " points at block " +
                     std::to_string(block.value) + ", beyond the pool");
@@ -120,7 +120,7 @@ class Look {
         } else if (const auto [first, is_new] = hinted.emplace(block, &way); !is_new) {
           // It may have been given out and published anew since we saw the first.
           const std::uint64_t other = first->second->load(std::memory_order_acquire);
-          if (BlockId{std::uint32_t(other)} == block && other >> 32 == hint >> 32)
+          if (PrefixIndex::block_of(other) == block && other >> 32 == hint >> 32)
             violation(block, "has two hints in the index");
         }
       }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pool/kill_point.hpp"
+#include "pool/prefetch.hpp"
 
 namespace kvhive {
 
@@ -140,9 +141,10 @@ void IdleOrder::take_from_ring(std::size_t wanted, std::vector<Candidate>& out) 
   ring_cursor_ = std::max({ring_cursor_, floor, control_->head.load(std::memory_order_relaxed)});
   tail = std::min(tail, ring_cursor_ + layout_.ring_slots);  // once round, whatever the tail says
   for (; out.size() < wanted && ring_cursor_ < tail; ++ring_cursor_) {
+    prefetch(&ring_[(ring_cursor_ + 4 * kAhead) & ring_mask_]);
     const std::uint32_t ahead =
         ring_[(ring_cursor_ + kAhead) & ring_mask_].load(std::memory_order_relaxed);
-    if (ahead - layout_.first_block < layout_.blocks) __builtin_prefetch(&descriptors_[ahead], 1);
+    if (ahead - layout_.first_block < layout_.blocks) prefetch_to_write(&descriptors_[ahead]);
     const BlockId block{ring_[ring_cursor_ & ring_mask_].load(std::memory_order_acquire)};
     BlockWord word;
     if (is_current(ring_cursor_, block, word)) out.push_back({block, word});

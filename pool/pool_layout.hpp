@@ -16,7 +16,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 2;
+inline constexpr std::uint32_t kFormatVersion = 3;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials and stamps count from 1, and never get there.
 inline constexpr std::uint64_t kImplausible = 1ull << 62;
@@ -25,6 +25,9 @@ inline constexpr std::uint64_t kImplausible = 1ull << 62;
 enum class Tier : std::uint8_t { device = 0, host = 1 };
 inline constexpr std::size_t kTiers = 2;
 constexpr std::string_view to_string(Tier tier) { return tier == Tier::device ? "device" : "host"; }
+
+/// A block's number and one bit more go into half a word (pool/prefix_index.hpp).
+inline constexpr std::uint32_t kMostBlocks = 1u << 30;
 
 /// Fixed at creation. Two processes may share a pool only if theirs are equal (invariant 7).
 struct PoolGeometry {
@@ -151,7 +154,7 @@ struct ControlBlock {
 };
 static_assert(std::is_standard_layout_v<ControlBlock>);
 
-/// Eight hints in one cache line; an entry is tag << 32 | block id, 0 = empty
+/// Eight hints in one cache line; an entry is tag << 32 | mark << 31 | block id; block id 0 = empty
 /// (pool/prefix_index.hpp).
 struct alignas(64) IndexBucket {
   std::array<std::atomic<std::uint64_t>, 8> way;

@@ -26,6 +26,12 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
     return failure(Errc::bad_argument,
                    "a pool needs at least 2 device blocks (one is the null block), got " +
                        std::to_string(geometry.device_blocks));
+  if (std::uint64_t{geometry.device_blocks} + geometry.host_blocks > kMostBlocks)
+    return failure(Errc::bad_argument,
+                   "a pool has at most " + std::to_string(kMostBlocks) + " blocks, got " +
+                       std::to_string(geometry.device_blocks) + " in the device tier and " +
+                       std::to_string(geometry.host_blocks) +
+                       " in the host tier; use larger blocks (--block-size)");
   if (geometry.tokens_per_block < 1 || geometry.tokens_per_block > 1024)
     return failure(Errc::bad_argument, "block_size must be 1..1024 tokens, got " +
                                            std::to_string(geometry.tokens_per_block));

@@ -230,15 +230,16 @@ class Repair {
     for (std::size_t b = 0; b < memory_.layout().index_buckets; ++b) {
       for (auto& way : memory_.index()[b].way) {
         std::uint64_t hint = way.load(std::memory_order_acquire);
-        if (hint == 0) continue;
-        const BlockId block{std::uint32_t(hint)};
+        const BlockId block = PrefixIndex::block_of(hint);
+        if (block == kNullBlock) continue;
         const bool is_good = memory_.has_block(block) && !is_hinted_[block.value] &&
                              word(block).state() == BlockState::ready &&
                              index_.leads_to(b, hint, name_of(block));
         if (is_good)
           is_hinted_[block.value] = true;
         else
-          report_.hints_dropped += way.compare_exchange_strong(hint, 0, std::memory_order_acq_rel);
+          report_.hints_dropped += way.compare_exchange_strong(
+              hint, PrefixIndex::without_hint(hint), std::memory_order_acq_rel);
       }
     }
   }

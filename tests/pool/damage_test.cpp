@@ -278,7 +278,7 @@ TEST_F(BitByBit, ADamagedKeyIsAMissNeverAWrongHit) {
     misses += hit.blocks.size() < 3;
     pool.cancel(hit);
     PrefixIndex index(memory.index(), memory.layout().index_buckets);
-    if (index.peek(idle.chain[1]) == kNullBlock) index.insert(idle.chain[1], BlockId{6});
+    if (index.glance(idle.chain[1]).block == kNullBlock) index.insert(idle.chain[1], BlockId{6});
   };
   const auto flip_all = [&](auto& field, int bits, const char* name) {
     for (int bit = 0; bit < bits; ++bit) {

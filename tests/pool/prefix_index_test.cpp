@@ -99,12 +99,36 @@ TEST(PrefixIndex, DropsWhatTheVisitorRejects) {
   EXPECT_THAT(t.found(kHash), ElementsAre(9));
 }
 
-TEST(PrefixIndex, PeeksIntoTheFirstBucketOnly) {
+TEST(PrefixIndex, AGlanceTellsWhetherThereIsOnlyOne) {
   Table t(8);
-  EXPECT_EQ(t.index.peek(kHash), kNullBlock);
+  EXPECT_EQ(t.index.glance(kHash).block, kNullBlock);
+  EXPECT_FALSE(t.index.glance(kHash).is_only);
   t.index.insert(kHash, BlockId{7});
-  EXPECT_EQ(t.index.peek(kHash), BlockId{7});
-  EXPECT_EQ(t.index.peek(kSameBuckets), kNullBlock);
+  EXPECT_EQ(t.index.glance(kHash).block, BlockId{7});
+  EXPECT_TRUE(t.index.glance(kHash).is_only);
+  EXPECT_EQ(t.index.glance(kSameBuckets).block, kNullBlock);
+  t.index.insert(kHash, BlockId{9});
+  EXPECT_FALSE(t.index.glance(kHash).is_only);
+}
+
+TEST(PrefixIndex, ABucketThatWasFullLeadsToTheSecondForGood) {
+  Table t(8);
+  for (std::uint32_t id = 1; id <= 8; ++id) t.index.insert(kHash, BlockId{id});
+  t.index.insert(kSameBuckets, BlockId{9});
+  for (std::uint32_t id = 1; id <= 8; ++id) t.index.erase(kHash, BlockId{id});
+  EXPECT_THAT(t.found(kSameBuckets), ElementsAre(9));
+  t.index.insert(kHash, BlockId{1});
+  EXPECT_FALSE(t.index.glance(kHash).is_only);
+  const std::uint64_t hint = t.memory[3].way[0].load();
+  EXPECT_TRUE(t.index.leads_to(3, hint, kSameBuckets));
+  t.index.erase(kSameBuckets, BlockId{9});
+  EXPECT_THAT(t.found(kSameBuckets), IsEmpty());
+}
+
+TEST(PrefixIndex, AHintInTheSecondBucketCountsOnlyIfTheFirstLeadsThere) {
+  Table t(8);
+  t.memory[3].way[0].store((kHash.high & 0xffffffff00000000) | 9);
+  EXPECT_FALSE(t.index.leads_to(3, t.memory[3].way[0].load(), kHash));
 }
 
 TEST(PrefixIndex, TagOfZeroIsATagLikeAnyOther) {
