@@ -43,6 +43,22 @@ TEST(Replay, DecidesAsVllmOnInventedTraffic) {
     expect_decisions(traces / "small.jsonl", 64, expected);
 }
 
+TEST(Replay, SeveralProcessesShareOnePool) {
+  const auto requests = read_trace(fs::path(KVHIVE_TRACES_DIR) / "small.jsonl", 0);
+  ASSERT_TRUE(requests.has_value()) << requests.error().text;
+  ReplayOptions options;
+  options.block_tokens = 64;
+  options.blocks = 4'000;
+  const auto alone = replay(*requests, options, [](std::size_t) {});
+  options.processes = 3;
+  const auto together = replay(*requests, options, [](std::size_t) {});
+  ASSERT_TRUE(alone.has_value() && together.has_value());
+  EXPECT_EQ(together->requests, alone->requests);
+  EXPECT_EQ(together->full_blocks, alone->full_blocks);
+  EXPECT_GT(together->hit_blocks, 0u);
+  EXPECT_EQ(together->rejected, 0u);
+}
+
 TEST(Replay, DecidesAsVllmOnProductionTraffic) {
   const fs::path traces = fs::path(KVHIVE_SHARED_DIR) / "traces";
   if (!fs::exists(traces))

@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "pool/block_word.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/progress_bar.hpp"
@@ -27,6 +28,7 @@ Json to_json(const ReplayFlags& flags, std::uint32_t blocks, const ReplayResult&
           {"mode", flags.mode},
           {"block_tokens", flags.options.block_tokens},
           {"capacity", blocks},
+          {"processes", r.processes},
           {"requests", r.requests},
           {"rejected", r.rejected},
           {"truncated", r.truncated},
@@ -93,6 +95,10 @@ void add_replay(CLI::App& app, int& exit_code) {
       ->add_option("--expand-to", flags->options.expand_to,
                    "make real tokens of the ids and cut them into blocks of this size")
       ->check(CLI::Range(1u, 1024u));
+  command
+      ->add_option("--processes", flags->options.processes,
+                   "as many processes over one pool, dealt the requests in turn (default 1)")
+      ->check(CLI::Range(1u, kMaxProcesses));
   command->add_option("--limit", flags->limit, "only the first so many requests");
   command->callback([flags, &exit_code] {
     if (auto done = run(*flags); !done) exit_code = fail(done.error());

@@ -1,5 +1,13 @@
 #include "tools/replay/replay.hpp"
 
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <deque>
@@ -10,7 +18,14 @@
 namespace kvhive {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+/// Of this thread: no pool operation waits for anything, and others may want the processor, too.
+struct CpuClock {
+  static std::chrono::nanoseconds now() {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+  }
+};
 
 /// What stands for a block's tokens when the trace names contents: the id itself, as two tokens.
 constexpr std::uint32_t kIdTokens = 2;
@@ -43,38 +58,49 @@ struct Running {
 
 class Replayer {
  public:
-  Replayer(const PoolMemory& memory, const ReplayOptions& options)
-      : options_(options), pool_(memory, ProcessSlot{0}), hasher_(pool_.hasher()) {}
+  Replayer(const PoolMemory& memory, ProcessSlot slot, const ReplayOptions& options)
+      : options_(options), pool_(memory, slot), hasher_(pool_.hasher()) {}
 
   void add(const TraceRequest& request) {
     Running run = prepare(request);
     const std::size_t full = full_blocks(request), total = full + has_tail(request);
     result_.full_blocks += full;
-    const auto start = Clock::now();
+    const auto start = CpuClock::now();
     hasher_.extend(run.chain, DomainId{0}, run.tokens, pool_.tokens_per_block());
     const auto hits = admit(run, full, total);
-    busy_ += Clock::now() - start;
+    busy_ += CpuClock::now() - start;
     hits_.push_back(hits);
     result_.hit_blocks += hits;
     ++result_.requests;
   }
 
-  ReplayResult finish() {
-    const auto start = Clock::now();
+  void release_all() {
+    const auto start = CpuClock::now();
     while (!running_.empty()) end_oldest();
-    busy_ += Clock::now() - start;
-    result_.evictions = pool_.counters().evicted_blocks.load();
-    result_.seconds = std::chrono::duration<double>(busy_).count();
+    busy_ += CpuClock::now() - start;
+  }
+
+  /// The figures alone.
+  ReplayFigures figures() const {
+    ReplayFigures figures = result_;
+    figures.evictions = pool_.counters().evicted_blocks.load();
+    figures.seconds = std::chrono::duration<double>(busy_).count();
+    return figures;
+  }
+
+  ReplayResult finish() {
+    release_all();
+    ReplayResult result{figures(), {}, {}, {}};
     Sha256 hits;
     hits.add(hits_);
-    result_.hits_sha256 = hits.finish();
-    result_.block_ids_sha256 = block_ids_.finish();
+    result.hits_sha256 = hits.finish();
+    result.block_ids_sha256 = block_ids_.finish();
     std::vector<std::uint32_t> queue;
     for (const BlockId block : pool_.free_queue(Tier::device)) queue.push_back(block.value);
     Sha256 free_queue;
     free_queue.add(queue);
-    result_.free_queue_sha256 = free_queue.finish();
-    return result_;
+    result.free_queue_sha256 = free_queue.finish();
+    return result;
   }
 
  private:
@@ -192,11 +218,64 @@ class Replayer {
   BlockPool pool_;
   BlockHasher hasher_;
   std::deque<Running> running_;
-  ReplayResult result_;
+  ReplayFigures result_;
   std::vector<std::uint32_t> hits_;
   Sha256 block_ids_;
-  Clock::duration busy_{};
+  std::chrono::nanoseconds busy_{};
 };
+
+/// What replaying processes tell their parent.
+struct Together {
+  std::atomic<std::uint32_t> ready;
+  std::array<ReplayFigures, kMaxProcesses> figures;
+};
+
+/// Forked, each with a slot of its own. They begin at the same moment.
+Expected<ReplayResult> replay_together(const PoolMemory& memory,
+                                       const std::vector<TraceRequest>& trace,
+                                       const ReplayOptions& options) {
+  auto fd = create_memory("kvhive-replay", sizeof(Together));
+  if (!fd) return forward_error(fd);
+  auto map = MappedMemory::map(fd->get(), sizeof(Together), Access::read_write, "kvhive-replay");
+  if (!map) return forward_error(map);
+  auto& together = *new (map->data()) Together{};
+
+  const std::uint32_t processes = options.processes;
+  std::vector<pid_t> children;
+  for (std::uint32_t k = 0; k < processes; ++k) {
+    const pid_t pid = fork();
+    if (pid < 0) return os_failure("fork");
+    children.push_back(pid);
+    if (pid != 0) continue;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    Replayer replayer(memory, ProcessSlot{k}, options);
+    for (++together.ready; together.ready.load() < processes;) sched_yield();
+    for (std::size_t i = k; i < trace.size(); i += processes) replayer.add(trace[i]);
+    replayer.release_all();
+    together.figures[k] = replayer.figures();
+    _exit(0);
+  }
+  bool have_ended_well = true;
+  for (const pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    have_ended_well &= WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+  if (!have_ended_well) return failure(Errc::peer_died, "a replaying process died");
+
+  ReplayResult sum;
+  sum.processes = processes;
+  for (const ReplayFigures& one : together.figures) {
+    sum.requests += one.requests;
+    sum.rejected += one.rejected;
+    sum.full_blocks += one.full_blocks;
+    sum.hit_blocks += one.hit_blocks;
+    sum.evictions += one.evictions;
+    sum.truncated += one.truncated;
+    sum.seconds += one.seconds;
+  }
+  return sum;
+}
 
 }  // namespace
 
@@ -222,7 +301,8 @@ Expected<ReplayResult> replay(const std::vector<TraceRequest>& trace, const Repl
   geometry.tokens_per_block = options.expand_to != 0 ? options.expand_to : kIdTokens;
   auto memory = PoolMemory::create_private(geometry);
   if (!memory) return forward_error(memory);
-  Replayer replayer(*memory, options);
+  if (options.processes > 1) return replay_together(*memory, trace, options);
+  Replayer replayer(*memory, ProcessSlot{0}, options);
   for (std::size_t i = 0; i < trace.size(); ++i) {
     replayer.add(trace[i]);
     if (i % 64 == 0) progress(i);

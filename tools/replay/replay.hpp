@@ -29,15 +29,23 @@ struct ReplayOptions {
   /// Not 0: make block_tokens real tokens of each content id and cut them into blocks of that many
   /// tokens, hashed and compared as an engine would.
   std::uint32_t expand_to = 0;
+  /// More than 1: as many real processes over one pool, which are dealt the requests in turn. What
+  /// they decide then depends on who is faster, so there are no digests.
+  std::uint32_t processes = 1;
 };
 
-struct ReplayResult {
+struct ReplayFigures {
   std::uint64_t requests = 0, rejected = 0, full_blocks = 0, hit_blocks = 0, evictions = 0,
                 truncated = 0;
-  std::string hits_sha256, block_ids_sha256, free_queue_sha256;
-  double seconds = 0;  ///< in pool operations, hashing included
+  double seconds = 0;  ///< of processor time in pool operations, hashing included; of all processes
+};
+
+struct ReplayResult : ReplayFigures {
+  std::string hits_sha256, block_ids_sha256, free_queue_sha256;  ///< empty with several processes
+  std::uint32_t processes = 1;
+  /// For all of them together: with two that get as much done each as one alone, half of that.
   double ns_per_block() const {
-    return full_blocks == 0 ? 0 : seconds * 1e9 / static_cast<double>(full_blocks);
+    return full_blocks == 0 ? 0 : seconds * 1e9 / static_cast<double>(full_blocks) / processes;
   }
 };
 
