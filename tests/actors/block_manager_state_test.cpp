@@ -48,8 +48,8 @@ class BlockManagerStateTest : public ::testing::Test {
   }
 
   /// Told with the next plan().
-  void add(std::uint64_t seq, std::vector<TokenId> tokens) {
-    request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0});
+  void add(std::uint64_t seq, std::vector<TokenId> tokens, DomainId domain = DomainId{0}) {
+    request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0, domain});
     known_.insert(seq);
   }
   void append(std::uint64_t seq, TokenId token) {
@@ -366,9 +366,8 @@ TEST_F(BlockManagerStateTest, WithPrefixCachingOffNothingIsPublishedAndNothingFo
 }
 
 TEST_F(BlockManagerStateTest, AnotherDomainFindsNothing) {
-  config_.domain = DomainId{3};
   const auto prompt = counting(10, 8);
-  add(1, prompt);
+  add(1, prompt, DomainId{3});
   plan({.waiting = {1}});
   plan({.running = {1}});
   EXPECT_EQ(found_by_peer(prompt), 0u);
