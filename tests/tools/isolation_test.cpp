@@ -15,6 +15,7 @@
 #include "config/check.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/payload.hpp"
+#include "tests/support/playing_user.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tools/cli/inspector.hpp"
 
@@ -24,22 +25,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
-
-// Nobody's on any machine we know of; nothing is looked up or left behind under them.
-constexpr uid_t kAlice = 60'001, kBob = 60'002;
-constexpr gid_t kStaff = 60'010;
-
-/// While it lives, whatever we do is done as that user, of that group alone: the kernel says so to
-/// whomever we connect to.
-class Playing {
- public:
-  explicit Playing(uid_t user, gid_t group = 60'000) {
-    KV_CHECK(setgroups(0, nullptr) == 0 && setegid(group) == 0 && seteuid(user) == 0, errno);
-  }
-  Playing(const Playing&) = delete;
-  Playing& operator=(const Playing&) = delete;
-  ~Playing() { KV_CHECK(seteuid(0) == 0 && setegid(0) == 0, errno); }
-};
 
 #define KV_SKIP_UNLESS_ROOT() \
   if (geteuid() != 0)         \
@@ -72,8 +57,8 @@ class Isolation : public ::testing::Test {
     daemon_.emplace(flags);
     ASSERT_EQ(chmod(daemon_->directory().c_str(), 0711), 0);  // the daemon did not make it
   }
-  Expected<Client> connect(uid_t user, std::uint32_t engine = kAnyEngine, gid_t group = 60'000) {
-    const Playing playing(user, group);
+  Expected<Client> connect(uid_t user, std::uint32_t engine = kAnyEngine, gid_t group = kGuests) {
+    const PlayingUser playing(user, group);
     return Client::connect({daemon_->socket(), engine, std::size_t{1} << 20});
   }
   Progress generate(uid_t user, const GenerateRequest& request, std::uint32_t engine = kAnyEngine) {
@@ -229,7 +214,7 @@ TEST_F(Isolation, AnotherUserGetsNothingButAChannel) {
   KV_SKIP_UNLESS_ROOT();
   start(open_to_all({"--kv-cache-memory-bytes", "8M"}));
   for (const Role role : {Role::inspector, Role::engine, Role::steward}) {
-    const Playing playing(kAlice);
+    const PlayingUser playing(kAlice);
     const auto socket = connect_to_daemon(daemon_->socket());
     ASSERT_TRUE(socket.has_value());
     Message hello;
@@ -241,7 +226,7 @@ TEST_F(Isolation, AnotherUserGetsNothingButAChannel) {
   }
   for (const MessageType type : {MessageType::status_request, MessageType::repair_request,
                                  MessageType::formatted, MessageType::reaped}) {
-    const Playing playing(kAlice);
+    const PlayingUser playing(kAlice);
     const auto socket = connect_to_daemon(daemon_->socket());
     Message question;
     question.type = type;
@@ -427,7 +412,7 @@ TEST(Inspector, CanReopenForWritingOnlyAsTheOwnUserOrRoot) {
     const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
     EXPECT_TRUE(UniqueFd(open(path.c_str(), O_RDWR | O_CLOEXEC))) << "root, who owns it here";
     ChildProcess child([&] {
-      KV_CHECK(setgroups(0, nullptr) == 0 && setresgid(60'000, 60'000, 60'000) == 0 &&
+      KV_CHECK(setgroups(0, nullptr) == 0 && setresgid(kGuests, kGuests, kGuests) == 0 &&
                setresuid(kAlice, kAlice, kAlice) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);
       for (const int mode : {O_RDWR, O_WRONLY, O_RDONLY}) {
         const bool is_refused = open(path.c_str(), mode | O_CLOEXEC) == -1 && errno == EACCES;
