@@ -26,8 +26,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-#define KV_SKIP_UNLESS_ROOT() \
-  if (geteuid() != 0)         \
+#define KV_SKIP_UNLESS_WE_CAN_PLAY_USERS() \
+  if (!can_play_users())                   \
   GTEST_SKIP() << "NOTHING IS SHOWN HERE: only root can play several users; run it as root"
 
 std::string passage(std::size_t from, std::size_t length) {
@@ -93,7 +93,7 @@ const GenerateRequest& long_prompt() {
 // -- two-sided: everything within a domain, nothing across
 
 TEST_F(Isolation, UsersShareWithThemselvesAndWithNobodyElse) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--engines", "2", "--kv-cache-memory-bytes", "32M"}));
   const Progress first = generate(kAlice, long_prompt(), 0);
   EXPECT_EQ(hit_rate(first), 0.0);
@@ -113,7 +113,7 @@ TEST_F(Isolation, UsersShareWithThemselvesAndWithNobodyElse) {
 }
 
 TEST_F(Isolation, EverybodySharesIfTheOperatorWantsIt) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--kv-cache-memory-bytes", "32M", "--sharing", "all"}));
   EXPECT_EQ(hit_rate(generate(kAlice, long_prompt())), 0.0);
   EXPECT_EQ(hit_rate(generate(kBob, long_prompt())), 1.0);
@@ -121,7 +121,7 @@ TEST_F(Isolation, EverybodySharesIfTheOperatorWantsIt) {
 }
 
 TEST_F(Isolation, MembersOfANamedDomainShareAndOthersDoNot) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--kv-cache-memory-bytes", "32M", "--domains", "team=60001,60002"}));
   EXPECT_EQ(hit_rate(generate(kAlice, long_prompt())), 0.0);
   EXPECT_EQ(hit_rate(generate(kBob, long_prompt())), 1.0);
@@ -130,7 +130,7 @@ TEST_F(Isolation, MembersOfANamedDomainShareAndOthersDoNot) {
 }
 
 TEST_F(Isolation, OnlyTheListedAreServedIfTheOperatorWantsIt) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all(
       {"--kv-cache-memory-bytes", "32M", "--sharing", "listed", "--domains", "team=60001,@60010"}));
   EXPECT_TRUE(connect(kAlice).has_value());
@@ -142,7 +142,7 @@ TEST_F(Isolation, OnlyTheListedAreServedIfTheOperatorWantsIt) {
 
 /// The domain goes with the channel: a request stays where it was when its engine dies.
 TEST_F(Isolation, ATakeoverStaysInTheDomain) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--engines", "2", "--kv-cache-memory-bytes", "32M"}));
   auto client = connect(kAlice, 0);
   ASSERT_TRUE(client.has_value());
@@ -171,7 +171,7 @@ TEST_F(Isolation, ATakeoverStaysInTheDomain) {
 }
 
 TEST_F(Isolation, ThePoolIsShownByTheDomainsNames) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--kv-cache-memory-bytes", "32M"}));
   (void)generate(kAlice, long_prompt());
   const std::string prompt = long_prompt().prompt;
@@ -192,7 +192,7 @@ TEST_F(Isolation, ThePoolIsShownByTheDomainsNames) {
 // -- who gets in
 
 TEST_F(Isolation, OnlyTheOwnerConnectsByDefault) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start({"--kv-cache-memory-bytes", "8M"});
   const auto refused = connect(kAlice);
   ASSERT_FALSE(refused.has_value());
@@ -201,7 +201,7 @@ TEST_F(Isolation, OnlyTheOwnerConnectsByDefault) {
 }
 
 TEST_F(Isolation, OnlyTheGroupConnectsIfTheOperatorNamesOne) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start({"--kv-cache-memory-bytes", "8M", "--socket-access", "@60010"});
   EXPECT_TRUE(connect(kAlice, kAnyEngine, kStaff).has_value());
   const auto refused = connect(kAlice);
@@ -211,7 +211,7 @@ TEST_F(Isolation, OnlyTheGroupConnectsIfTheOperatorNamesOne) {
 
 /// Clients are all that other users may be: nothing of the pool is handed to them, nor said.
 TEST_F(Isolation, AnotherUserGetsNothingButAChannel) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--kv-cache-memory-bytes", "8M"}));
   for (const Role role : {Role::inspector, Role::engine, Role::steward}) {
     const PlayingUser playing(kAlice);
@@ -305,7 +305,7 @@ class Leftovers : public Isolation {
 };
 
 TEST_F(Leftovers, AreGoneBeforeAnotherUserGetsTheBlock) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   fill_as_alice(kSecret, "on_domain_change");
   expect_same(generate(kBob, bobs_request()));
   ASSERT_GT(owned_by(kBobsDomain), 5u);
@@ -315,7 +315,7 @@ TEST_F(Leftovers, AreGoneBeforeAnotherUserGetsTheBlock) {
 
 /// The test above sees it if nobody scrubs.
 TEST_F(Leftovers, StayIfTheOperatorForgoesScrubbing) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   fill_as_alice(kSecret, "never");
   expect_same(generate(kBob, bobs_request()));
   ASSERT_GT(owned_by(kBobsDomain), 5u);
@@ -324,7 +324,7 @@ TEST_F(Leftovers, StayIfTheOperatorForgoesScrubbing) {
 
 /// Positions past the end are masked by selection: even unscrubbed NaN reaches no output.
 TEST_F(Leftovers, ThatAreNanReachNoOutput) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   fill_as_alice(kNan, "never");
   expect_same(generate(kBob, bobs_request()));
   EXPECT_GT(longest_run(kBobsDomain, kNan), 100u) << "or nothing was put to the test";
@@ -404,7 +404,7 @@ TEST(Inspector, CannotMakeItsDescriptorsWritable) {
 /// may trace its processes anyway) and root get a writable one; to any other user who was handed
 /// the descriptor it stays read-only.
 TEST(Inspector, CanReopenForWritingOnlyAsTheOwnUserOrRoot) {
-  KV_SKIP_UNLESS_ROOT();
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
   UniqueFd socket;
   const Packet packet = inspect(daemon, Privilege::tokens_too, socket);
