@@ -13,7 +13,7 @@
 namespace kvhive::testing {
 
 // Nobody's on any machine we know of; nothing is looked up or left behind under them.
-inline constexpr uid_t kAlice = 60'001, kBob = 60'002;
+inline constexpr uid_t kAlice = 60'001, kBob = 60'002, kStrangers = 70'000;
 inline constexpr gid_t kGuests = 60'000, kStaff = 60'010;
 
 inline bool become(uid_t user, gid_t group) {

@@ -21,6 +21,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+/// A packet holds only so much; later ones go by their numbers.
+constexpr std::size_t kMostDomainsTold = 1024;
+
 sigset_t stop_signals() {
   sigset_t stop;
   sigemptyset(&stop);
@@ -471,8 +474,10 @@ std::string Keeper::status(const Peer& asker) {
   }
   status["slots"] = to_json(slot_owners());
   const auto askers = domains_.of(PeerIdentity::of_socket(asker.socket.get()));
-  status["domains"] = {{"names", domains_.names()},
-                       {"yours", askers ? Json(domains_.names()[askers->value]) : Json()}};
+  const auto& names = domains_.names();
+  const auto told = static_cast<std::ptrdiff_t>(std::min(names.size(), kMostDomainsTold));
+  status["domains"] = {{"names", std::vector<std::string>(names.begin(), names.begin() + told)},
+                       {"yours", askers ? Json(names[askers->value]) : Json()}};
   status["clients"] = Json::array();
   for (const auto& [socket, peer] : peers_) {
     if (!peer.is_welcome || peer.role != Role::client) continue;
