@@ -91,18 +91,19 @@ void BlockManagerState::announce(const Sequence& sequence, std::size_t from) {
 void BlockManagerState::take_news(const StepRequest& request) {
   for (const NewSequence& added : request.added) {
     Sequence sequence;
+    sequence.domain = added.domain;
     sequence.tokens = added.tokens;
     sequence.sampling = added.sampling;
     sequence.logprobs = added.logprobs;
-    sequence.published = BlockPool::root(config_.domain);
-    hasher_.extend(sequence.chain, config_.domain, sequence.tokens, tokens_per_block_);
+    sequence.published = BlockPool::root(sequence.domain);
+    hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_);
     sequences_.emplace(added.seq, std::move(sequence));
     bump(pool_.counters().prompt_tokens, added.tokens.size());
   }
   for (const AppendedToken& appended : request.appended) {
     Sequence& sequence = sequences_.at(appended.seq);
     sequence.tokens.push_back(appended.token);
-    hasher_.extend(sequence.chain, config_.domain, sequence.tokens, tokens_per_block_);
+    hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_);
   }
   bump(pool_.counters().generated_tokens, request.appended.size());
   for (const SeqId seq : request.ended) end(seq);
@@ -140,10 +141,11 @@ void BlockManagerState::serve_running(Round& round) {
 /// it has to wait, or was preempted itself.
 bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
   while (true) {
-    if (auto fresh = pool_.allocate(Tier::device, blocks)) {
-      auto& table = sequences_.at(seq).blocks;
+    Sequence& sequence = sequences_.at(seq);
+    if (auto fresh = pool_.allocate(Tier::device, blocks, sequence.domain)) {
+      auto& table = sequence.blocks;
       table.insert(table.end(), fresh->begin(), fresh->end());
-      announce(sequences_.at(seq), table.size() - fresh->size());
+      announce(sequence, table.size() - fresh->size());
       return true;
     }
     // Enough is being swapped out already; it is ours with the next step.
@@ -179,9 +181,9 @@ bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
   if (blocks == 0) return false;
   const std::span<const Hash128> chain = std::span(sequence.chain).first(sequence.published.depth);
   PrefixHit there = pool_.match(
-      Tier::host, BlockPool::root(config_.domain), chain,
+      Tier::host, BlockPool::root(sequence.domain), chain,
       std::span<const TokenId>(sequence.tokens).first(chain.size() * tokens_per_block_));
-  auto fresh = pool_.allocate(Tier::host, blocks - there.blocks.size());
+  auto fresh = pool_.allocate(Tier::host, blocks - there.blocks.size(), sequence.domain);
   if (!fresh) {
     pool_.cancel(there);
     return false;
@@ -195,7 +197,7 @@ bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
   round.leaving_blocks += sequence.blocks.size();
   leaving_.insert(leaving_.end(), sequence.blocks.begin(), sequence.blocks.end());
   sequence.blocks.clear();
-  sequence.published = BlockPool::root(config_.domain);
+  sequence.published = BlockPool::root(sequence.domain);
   return true;
 }
 
@@ -203,7 +205,7 @@ void BlockManagerState::forget_progress(Sequence& sequence) {
   pool_.release(sequence.blocks);
   sequence.blocks.clear();
   sequence.computed = 0;
-  sequence.published = BlockPool::root(config_.domain);
+  sequence.published = BlockPool::root(sequence.domain);
 }
 
 // -- waiting sequences ----------------------------------------------------------------------------
@@ -238,7 +240,8 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
   // available() is a hint, so an engine with nothing else to do tries all the same.
   const bool fits =
       round.running == 0 || blocks_for(total) - held + watermark <= pool_.available(Tier::device);
-  auto fresh = fits ? pool_.allocate(Tier::device, blocks_for(start.computed + tokens) - held)
+  auto fresh = fits ? pool_.allocate(Tier::device, blocks_for(start.computed + tokens) - held,
+                                     sequence.domain)
                     : Expected<std::vector<BlockId>>(failure(Errc::pool_exhausted, ""));
   if (!fresh) {
     pool_.cancel(start.device);
@@ -266,7 +269,7 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
 /// What of the sequence need not be computed. All but the last token can be cached: that one must
 /// be computed to have logits, and with it its whole block (hits stay block aligned).
 BlockManagerState::Start BlockManagerState::find_start(Sequence& sequence) {
-  Start start{{{}, BlockPool::root(config_.domain)}, {}, {}, 0};
+  Start start{{{}, BlockPool::root(sequence.domain)}, {}, {}, 0};
   const std::span<const TokenId> tokens(sequence.tokens);
   const std::size_t limit = (tokens.size() - 1) / tokens_per_block_;
   const std::span<const Hash128> chain =

@@ -21,7 +21,6 @@ namespace kvhive {
 enum class PreemptionMode : std::uint8_t { recompute, swap };
 
 struct BlockManagerConfig {
-  DomainId domain{};
   bool prefix_caching = true;
   PreemptionMode preemption = PreemptionMode::recompute;
   double watermark = 0;  ///< share of the device blocks kept free when admitting
@@ -43,6 +42,7 @@ class BlockManagerState {
 
  private:
   struct Sequence {
+    DomainId domain;
     std::vector<TokenId> tokens;
     SamplingParams sampling;
     std::uint32_t logprobs = 0;

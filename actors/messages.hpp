@@ -36,6 +36,7 @@ struct Submission {
   std::vector<TokenId> journal;
   GenerationParams params;
   std::shared_ptr<OutputSink> sink;
+  DomainId domain{};  ///< the channel's, as the keeper says
 };
 struct SubmitBatch {
   std::vector<Submission> submissions;
@@ -53,6 +54,7 @@ struct NewSequence {
   std::vector<TokenId> tokens;
   SamplingParams sampling;
   std::uint32_t logprobs = 0;
+  DomainId domain{};
 };
 
 struct AppendedToken {

@@ -20,11 +20,11 @@ Port::Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenize
            const PortLimits& limits)
     : loop_(loop), scheduler_(std::move(scheduler)), tokenizer_(tokenizer), limits_(limits) {}
 
-void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell) {
+void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell, DomainId domain) {
   const std::uint64_t id = channel->id();
   const int fd = doorbell.get();
   const auto [place, inserted] =
-      channels_.emplace(id, OpenChannel{std::move(channel), std::move(doorbell)});
+      channels_.emplace(id, OpenChannel{std::move(channel), std::move(doorbell), domain});
   KV_CHECK(inserted, id);
   loop_.watch(fd, [this, id] {
     if (const auto open = channels_.find(id); open != channels_.end()) drain(open->second);
@@ -47,10 +47,13 @@ void Port::drain(OpenChannel& open) {
   EngineChannel& channel = *open.channel;
   SubmitBatch batch;
   for (TakenRequest& request : channel.take_submitted()) {
-    if (auto submission = tokenise(channel, request))
-      batch.submissions.push_back(std::move(*submission));
-    else
+    auto submission = tokenise(channel, request);
+    if (!submission) {
       channel.refuse(request.slot, submission.error());
+      continue;
+    }
+    submission->domain = open.domain;
+    batch.submissions.push_back(std::move(*submission));
   }
   if (!batch.submissions.empty()) caf::anon_send(scheduler_, std::move(batch));
 
@@ -62,11 +65,9 @@ void Port::drain(OpenChannel& open) {
 
 Expected<Submission> Port::tokenise(EngineChannel& channel, TakenRequest& request) const {
   std::shared_ptr<OutputSink> sink = channel.sink(request);
-  Submission submission{{channel.id(), request.slot},
-                        std::move(request.tokens),
-                        std::move(request.journal),
-                        std::move(request.params),
-                        std::move(sink)};
+  Submission submission{
+      {channel.id(), request.slot}, std::move(request.tokens), std::move(request.journal),
+      std::move(request.params),    std::move(sink),           {}};
   if (request.prompt_kind == PromptKind::text) {
     if (request.text.size() > limits_.most_prompt_bytes)
       return failure(Errc::never_fits,

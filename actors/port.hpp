@@ -27,8 +27,9 @@ class Port {
   Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenizer,
        const PortLimits& limits = {});
 
-  /// Serves a channel from now on; `doorbell` is the end its client rings.
-  void open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell);
+  /// Serves a channel from now on; `doorbell` is the end its client rings. Its requests share with
+  /// those of `domain`, and with no others.
+  void open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell, DomainId domain);
   /// Its client is gone: its requests end, its blocks return.
   void close(std::uint64_t channel);
 
@@ -36,6 +37,7 @@ class Port {
   struct OpenChannel {
     std::shared_ptr<EngineChannel> channel;
     UniqueFd doorbell;
+    DomainId domain;
   };
   void drain(OpenChannel& open);
   Expected<Submission> tokenise(EngineChannel& channel, TakenRequest& request) const;

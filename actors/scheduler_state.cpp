@@ -29,6 +29,7 @@ void SchedulerState::submit(Submission&& submission) {
                   std::move(submission.prompt),
                   submission.params,
                   std::move(submission.sink),
+                  submission.domain,
                   OutputText(config_.tokenizer, submission.params.stop),
                   {},
                   false,
@@ -125,7 +126,8 @@ std::optional<StepRequest> SchedulerState::next_step() {
     step.waiting.push_back(seq);
     Request& request = requests_.at(seq);
     if (!std::exchange(request.is_known, true))
-      step.added.push_back({seq, request.tokens, request.params.sampling, request.params.logprobs});
+      step.added.push_back(
+          {seq, request.tokens, request.params.sampling, request.params.logprobs, request.domain});
   }
   step_is_out_ = true;
   return step;

@@ -55,6 +55,7 @@ class SchedulerState {
     std::vector<TokenId> tokens;  ///< prompt, then what was generated
     GenerationParams params;
     std::shared_ptr<OutputSink> sink;
+    DomainId domain;
     OutputText text;
     RequestStats stats;
     bool is_known = false;     ///< to the block manager

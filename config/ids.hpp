@@ -26,7 +26,7 @@ inline constexpr BlockId kNullBlock{0};
 using SeqId = StrongId<struct SeqIdTag, std::uint64_t>;
 /// 0..30, a bit of a holder mask.
 using ProcessSlot = StrongId<struct ProcessSlotTag, std::uint32_t>;
-/// Who may share with whom; always 0 until the operator can configure it.
+/// Who may share with whom; the operator says who is in which (options sharing and domains).
 using DomainId = StrongId<struct DomainIdTag, std::uint16_t>;
 
 /// Token ids are plain numbers: they are read from files, hashed, compared and indexed with, never

@@ -8,6 +8,7 @@
 #include <toml++/toml.h>
 
 #include "config/byte_size.hpp"
+#include "config/domain_rules.hpp"
 
 namespace kvhive {
 namespace {
@@ -42,6 +43,14 @@ const OptionField kFields[] = {
     {"watermark", &Options::watermark, "share of the blocks kept free when admitting, [0, 1)"},
     {"preemption-mode", &Options::preemption_mode, "recompute or swap"},
     {"seed", &Options::seed, "makes requests without a seed repeatable; 0 = each draws one"},
+    {"sharing", &Options::sharing,
+     "clients that domains does not name: user (those of one user share), all (all of them) or "
+     "listed (refused)"},
+    {"domains", OptionField::Table{&Options::domains},
+     "who shares with whom, e.g. research=alice,1001,@staff;batch=bob"},
+    {"scrub", &Options::scrub,
+     "on_domain_change (a block is zeroed before another domain gets it) or never"},
+    {"socket-access", &Options::socket_access, "who may connect: owner, everybody or @GROUP"},
     {"log-level", &Options::log_level, "trace, debug, info, warn, error or off"},
 };
 
@@ -110,6 +119,24 @@ Expected<std::string> text_of(std::string_view key, const toml::node& node) {
   return failure(Errc::bad_format, std::string(key) + " must be a string, a number or true/false");
 }
 
+/// {research = ["alice", 1001]} as "research=alice,1001".
+Expected<std::string> text_of_table(std::string_view key, const toml::table& table) {
+  std::string text;
+  for (const auto& [name, node] : table) {
+    const std::string place = std::string(key) + "." + std::string(name.str());
+    text += (text.empty() ? "" : ";") + std::string(name.str()) + "=";
+    const toml::array* items = node.as_array();
+    for (std::size_t i = 0; i < (items != nullptr ? items->size() : 1); ++i) {
+      auto item = text_of(place, items != nullptr ? *items->get(i) : node);
+      if (!item) return item;
+      if (item->find_first_of(",;=") != std::string::npos)
+        return bad_value(place, *item, "is not one name or number; write a list of them");
+      text += (i == 0 ? "" : ",") + *item;
+    }
+  }
+  return text;
+}
+
 std::string flag_value(const Options& options, const OptionField& field) {
   return std::visit(
       [&](const auto& target) -> std::string {
@@ -118,6 +145,8 @@ std::string flag_value(const Options& options, const OptionField& field) {
         text.precision(17);
         if constexpr (std::is_same_v<Target, OptionField::Size>)
           text << options.*target.member << "B";
+        else if constexpr (std::is_same_v<Target, OptionField::Table>)
+          text << options.*target.member;
         else if constexpr (std::is_same_v<Target, bool Options::*>)
           text << (options.*target ? "true" : "false");
         else
@@ -141,6 +170,8 @@ Expected<void> set_option(Options& options, const OptionField& field, const std:
           return parse_bool(options.*target, field.name, text);
         else if constexpr (std::is_same_v<Target, std::string Options::*>)
           return options.*target = text, Expected<void>{};
+        else if constexpr (std::is_same_v<Target, OptionField::Table>)
+          return options.*target.member = text, Expected<void>{};
         else
           return parse_number(options.*target, field.name, text);
       },
@@ -175,7 +206,9 @@ Expected<void> load_options(Options& options, const std::filesystem::path& file)
   for (const auto& [key, node] : table) {
     auto field = find_option(key.str());
     if (!field) return failure(field.error().code, file.string() + ": " + field.error().text);
-    auto text = text_of(key.str(), node);
+    const bool is_table =
+        node.is_table() && std::holds_alternative<OptionField::Table>((*field)->target);
+    auto text = is_table ? text_of_table(key.str(), *node.as_table()) : text_of(key.str(), node);
     if (!text) return failure(text.error().code, file.string() + ": " + text.error().text);
     if (auto set = set_option(options, **field, *text); !set)
       return failure(set.error().code, file.string() + ": " + set.error().text);
@@ -226,6 +259,16 @@ Expected<void> check_options(const Options& o) {
     return known;
   if (o.preemption_mode == "swap" && o.swap_space == 0)
     return bad_value("preemption-mode", "swap", "needs a host tier; give --swap-space as well");
+  if (auto known = one_of("sharing", o.sharing, {"user", "all", "listed"}); !known) return known;
+  auto rules = parse_domains(o.domains);
+  if (!rules) return forward_error(rules);
+  if (rules->empty() && o.sharing == "listed")
+    return bad_value("sharing", "listed", "admits nobody; name the clients' users under domains");
+  if (auto known = one_of("scrub", o.scrub, {"on_domain_change", "never"}); !known) return known;
+  if (o.socket_access.size() < 2 || o.socket_access[0] != '@')
+    if (auto known = one_of("socket-access", o.socket_access, {"owner", "everybody", "@GROUP"});
+        !known)
+      return known;
   return one_of("log-level", o.log_level, {"trace", "debug", "info", "warn", "error", "off"});
 }
 

@@ -41,6 +41,14 @@ struct Options {
   double watermark = 0.0;  ///< share of the blocks kept free when admitting requests, [0, 1)
   std::string preemption_mode = "recompute";  ///< recompute or swap
   std::uint64_t seed = 0;  ///< not 0: requests without a seed get one from this and their prompt
+  /// Clients that `domains` does not name: user = those of one user share, all = all of them do,
+  /// listed = they are refused.
+  std::string sharing = "user";
+  std::string domains;  ///< who shares with whom (config/domain_rules.hpp); empty = nobody is named
+  /// What becomes of a block's bytes when it goes to another domain: on_domain_change = zeros.
+  std::string scrub = "on_domain_change";
+  /// Who may connect: owner (the daemon's user), everybody, or @GROUP.
+  std::string socket_access = "owner";
   std::string log_level = "info";  ///< trace, debug, info, warn, error, off
 };
 
@@ -51,9 +59,13 @@ struct OptionField {
     std::size_t Options::*member;
     std::size_t plain_unit;
   };
+  /// A text that may also be a table of lists in the file: "name=item,item;name=item".
+  struct Table {
+    std::string Options::*member;
+  };
   std::string_view name;  ///< as a flag, without the dashes
   std::variant<std::string Options::*, std::uint32_t Options::*, std::uint64_t Options::*,
-               double Options::*, bool Options::*, Size>
+               double Options::*, bool Options::*, Size, Table>
       target;
   std::string_view help;
 };

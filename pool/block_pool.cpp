@@ -39,9 +39,10 @@ struct BlockPool::Content {
   ExtraKey extra;
 };
 
-BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot)
+BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub)
     : memory_(memory),
       slot_(slot),
+      scrub_(scrub),
       my_bit_(holder_bit(slot)),
       index_(memory.index(), memory.layout().index_buckets),
       journal_(memory),
@@ -202,12 +203,13 @@ void BlockPool::cancel(const PrefixHit& hit) {
 
 // -- allocate -------------------------------------------------------------------------------------
 
-Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count) {
+Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count, DomainId domain) {
   std::vector<BlockId> taken;
   taken.reserve(count);
   const auto take = [&] { return take_free(tier, count, taken) || take_idle(tier, count, taken); };
   const auto may_be_more = [&] { return available(tier) >= count - taken.size(); };
   if (take() || (may_be_more() && this->tier(tier).free.find_lost() && take())) {
+    for (const BlockId block : taken) hand_over(block, domain);
     KV_KILL_POINT("allocate.before_statistics");
     bump(counters_->allocated_blocks, count);
     KV_KILL_POINT("allocate.done");
@@ -310,6 +312,27 @@ void BlockPool::take_over(BlockId block, Tier t) {
   KV_KILL_POINT("take_over.counted");
 }
 
+/// What another domain left in a block of ours goes, and only then is the block `domain`'s: should
+/// we be killed in between, it is still the other's, and whoever gets it next begins again.
+void BlockPool::hand_over(BlockId block, DomainId domain) const {
+  auto& owner = descriptor(block).domain;
+  if (owner.load(std::memory_order_relaxed) == domain.value) [[likely]]
+    return;
+  const std::size_t bytes = memory_.geometry().kv.block_bytes();
+  if (scrub_ == Scrub::on_domain_change && bytes != 0) {
+    const Tier t = memory_.tier_of(block);
+    const std::size_t place = block.value - memory_.tier_layout(t).first_block;
+    std::byte* payload = memory_.arena(t) + place * bytes;
+    KV_KILL_POINT("scrub.before_zero");
+    std::memset(payload, 0, bytes / 2);
+    KV_KILL_POINT("scrub.half_zeroed");
+    std::memset(payload + bytes / 2, 0, bytes - bytes / 2);
+  }
+  KV_KILL_POINT("scrub.before_owner");
+  owner.store(domain.value, std::memory_order_release);
+  KV_KILL_POINT("scrub.done");
+}
+
 // -- publish --------------------------------------------------------------------------------------
 
 /// The name only: nothing is found by it before the word says ready.
@@ -350,9 +373,12 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
 
     const Content content(end, i, block_tokens, tokens, extras);
     const std::uint64_t known = find_uid(chain[i], content);
-    // A word that does not say it is ours, or a serial nobody lives to see, is damage: the block
-    // stays what it is to us, but nobody else gets to see it, nor what comes after it.
-    const bool is_sound = is_ours(block) && end.uid != 0 && serial < kImplausible;
+    // A word that does not say it is ours, a serial nobody lives to see, or a domain it was not
+    // taken for is damage: the block stays what it is to us, but nobody else gets to see it, nor
+    // what comes after it.
+    const bool is_sound =
+        is_ours(block) && end.uid != 0 && serial < kImplausible &&
+        descriptor(block).domain.load(std::memory_order_relaxed) == from.domain.value;
     const std::uint64_t uid = known != 0 || !is_sound ? known : serial;
     if (is_sound) {
       write_content(block, chain[i], content, uid, serial);
@@ -424,7 +450,6 @@ void BlockPool::write_content(BlockId block, Hash128 hash, const Content& conten
   KV_KILL_POINT("content.before_serial");
   d.serial.store(serial, relaxed);
   d.depth.store(content.parent.depth, relaxed);
-  d.domain.store(content.parent.domain.value, relaxed);
   d.has_extra.store(!is_none(content.extra), relaxed);
   KV_KILL_POINT("content.has_extra");
   auto* row = memory_.token_row(block);
@@ -510,7 +535,8 @@ void BlockPool::fork(std::span<const BlockId> blocks) {
 Expected<CopyOnWrite> BlockPool::make_writable(BlockId block) {
   KV_CHECK(references_[block.value] > 0, block.value);
   if (references_[block.value] == 1 && is_ours(block)) return CopyOnWrite{block, block};
-  auto fresh = allocate(memory_.tier_of(block), 1);
+  const DomainId domain{descriptor(block).domain.load(std::memory_order_relaxed)};
+  auto fresh = allocate(memory_.tier_of(block), 1, domain);
   if (!fresh) return forward_error(fresh);
   return CopyOnWrite{block, fresh->front()};
 }

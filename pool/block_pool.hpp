@@ -42,10 +42,16 @@ struct CopyOnWrite {
   BlockId destination;
 };
 
+/// What becomes of a block's bytes when it goes from one domain to another.
+enum class Scrub : std::uint8_t {
+  on_domain_change,  ///< zeros, before the new one gets it
+  never,             ///< they stay; kernels mask what they did not write
+};
+
 class BlockPool {
  public:
   /// `memory` must be attached for reading and writing, outlive the pool, and `slot` be ours alone.
-  BlockPool(const PoolMemory& memory, ProcessSlot slot);
+  BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub = Scrub::on_domain_change);
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -72,8 +78,11 @@ class BlockPool {
   /// given back first, then idle cached ones, least recently released first; these lose their
   /// content.
   ///
+  /// \param domain  whose content will be in them; nothing else can be published there. Bytes that
+  ///                another domain left are gone when this returns
+  /// \cost          one comparison a block for that, unless there are such bytes
   /// \source  vLLM BlockPool.get_new_blocks, order of 2026 (PR #42656)
-  Expected<std::vector<BlockId>> allocate(Tier tier, std::size_t count);
+  Expected<std::vector<BlockId>> allocate(Tier tier, std::size_t count, DomainId domain = {});
 
   /// Says what will be in blocks being filled, for whoever asks why it is not found yet.
   void announce(std::span<const BlockId> blocks, std::span<const Hash128> names);
@@ -150,12 +159,14 @@ class BlockPool {
   bool take_idle(Tier tier, std::size_t count, std::vector<BlockId>& taken);
   bool evict(BlockId block, BlockWord seen);
   void take_over(BlockId block, Tier tier);
+  void hand_over(BlockId block, DomainId domain) const;
   void count_used(Tier tier, std::int64_t change) const;
   void write_content(BlockId block, Hash128 hash, const Content& content, std::uint64_t uid,
                      std::uint64_t serial);
 
   const PoolMemory& memory_;
   ProcessSlot slot_;
+  Scrub scrub_;
   std::uint32_t my_bit_;
   PrefixIndex index_;
   EvictionJournal journal_;

@@ -57,6 +57,8 @@ struct alignas(64) BlockDescriptor {
   /// Drawn at publication: among equal contents the lowest is found.
   std::atomic<std::uint64_t> serial;
   std::atomic<std::uint32_t> depth;  ///< blocks before this one in its sequence
+  /// Whose bytes are in it. Stays when the block is given back or taken from a dead process: who
+  /// takes it for another domain must know that there is something to zero.
   std::atomic<std::uint16_t> domain;
   std::atomic<std::uint8_t> group;      ///< KV cache group; 0 until hybrid models
   std::atomic<std::uint8_t> has_extra;  ///< its extra key is in the tokens object and not zero

@@ -48,8 +48,8 @@ class BlockManagerStateTest : public ::testing::Test {
   }
 
   /// Told with the next plan().
-  void add(std::uint64_t seq, std::vector<TokenId> tokens) {
-    request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0});
+  void add(std::uint64_t seq, std::vector<TokenId> tokens, DomainId domain = DomainId{0}) {
+    request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0, domain});
     known_.insert(seq);
   }
   void append(std::uint64_t seq, TokenId token) {
@@ -366,13 +366,46 @@ TEST_F(BlockManagerStateTest, WithPrefixCachingOffNothingIsPublishedAndNothingFo
 }
 
 TEST_F(BlockManagerStateTest, AnotherDomainFindsNothing) {
-  config_.domain = DomainId{3};
   const auto prompt = counting(10, 8);
-  add(1, prompt);
+  add(1, prompt, DomainId{3});
   plan({.waiting = {1}});
   plan({.running = {1}});
   EXPECT_EQ(found_by_peer(prompt), 0u);
   EXPECT_EQ(found_by_peer(prompt, Tier::device, DomainId{3}), 2u);
+}
+
+TEST_F(BlockManagerStateTest, SequencesOfTwoDomainsDoNotShareAndThoseOfOneDo) {
+  const auto prompt = counting(10, 9);
+  add(1, prompt, DomainId{3});
+  plan({.waiting = {1}});
+  plan({.running = {1}});
+  add(2, prompt, DomainId{4});
+  add(3, prompt, DomainId{3});
+  const StepPlan both = plan({.running = {1}, .waiting = {2, 3}});
+  ASSERT_EQ(both.work.size(), 2u);
+  EXPECT_EQ(both.work[0].start, 0u);
+  EXPECT_EQ(both.work[1].start, 8u);
+  plan({.ended = {1, 2, 3}});
+  EXPECT_EQ(found_by_peer(prompt, Tier::device, DomainId{4}), 2u) << "computed once more";
+}
+
+TEST_F(BlockManagerStateTest, WhatIsSwappedOutStaysInItsDomain) {
+  make_pool(4, 4);
+  use_swap();
+  const auto prompt = counting(10, 9);
+  add(1, prompt, DomainId{3});
+  plan({.waiting = {1}});
+  append(1, 50);
+  peer_takes(available());
+  for (TokenId token = 51; token < 54; ++token) {
+    plan({.running = {1}});
+    append(1, token);
+  }
+  const StepPlan out = plan({.running = {1}});
+  ASSERT_EQ(out.outcome.preempted.size(), 1u);
+  plan({});
+  EXPECT_EQ(found_by_peer(prompt, Tier::host, DomainId{3}), 2u);
+  EXPECT_EQ(found_by_peer(prompt, Tier::host), 0u);
 }
 
 // -- preemption by recompute

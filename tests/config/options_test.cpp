@@ -51,6 +51,10 @@ const Sample kSamples[] = {
     {"watermark", "0.0625", "0.0625", "0.0625"},
     {"preemption-mode", "swap", "\"swap\"", "swap"},
     {"seed", "18446744073709551615", "123456789012", "18446744073709551615"},
+    {"sharing", "all", "\"all\"", "all"},
+    {"domains", "a=bob,7;b=@9", "{b = \"@9\", a = [\"bob\", 7]}", "a=bob,7;b=@9"},
+    {"scrub", "never", "\"never\"", "never"},
+    {"socket-access", "@kv", "\"@kv\"", "@kv"},
     {"log-level", "debug", "\"debug\"", "debug"},
 };
 
@@ -248,6 +252,9 @@ TEST(CheckOptions, TheEdgesAreAllowed) {
   options.watermark = 0.999;
   options.preemption_mode = "swap";
   options.swap_space = 1;
+  options.sharing = "listed";
+  options.domains = "a=0;";
+  options.socket_access = "@0";
   EXPECT_TRUE(check_options(options).has_value());
 }
 
@@ -289,6 +296,12 @@ INSTANTIATE_TEST_SUITE_P(
                       BadOption{"scheduling-policy", "lifo", "fcfs, priority"},
                       BadOption{"preemption-mode", "drop", "recompute, swap"},
                       BadOption{"preemption-mode", "swap", "--swap-space"},
+                      BadOption{"sharing", "some", "user, all, listed"},
+                      BadOption{"sharing", "listed", "under domains"},
+                      BadOption{"domains", "research", "NAME=USER"},
+                      BadOption{"scrub", "always", "on_domain_change, never"},
+                      BadOption{"socket-access", "staff", "owner, everybody, @GROUP"},
+                      BadOption{"socket-access", "@", "owner, everybody, @GROUP"},
                       BadOption{"log-level", "loud", "trace, debug, info, warn, error, off"}));
 
 TEST(CheckOptions, WhatIsNotThereYetIsUnsupportedRatherThanWrong) {

@@ -52,6 +52,20 @@ void check_room(BlockPool& newcomer, std::uint32_t survivors, Complaints& compla
   }
 }
 
+/// Whatever a death left of it: who takes a block for another domain finds nothing of the first.
+void check_scrubbing(BlockPool& newcomer, std::uint32_t survivors, Complaints& complaints) {
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    const std::size_t room = newcomer.capacity(tier) - held_by(newcomer.memory(), tier, survivors);
+    const auto all = newcomer.allocate(tier, room, Stage::kOther);
+    if (!all) continue;  // check_room has said so
+    for (const BlockId block : *all)
+      if (has_secret(newcomer.memory(), block))
+        complaints.push_back("block " + std::to_string(block.value) +
+                             " was not scrubbed for another domain");
+    newcomer.release(*all);
+  }
+}
+
 /// The next process in the dead one's place can do its work.
 void check_work(const PoolMemory& memory, Complaints& complaints) {
   sign_in(memory, Stage::kVictim, 3);
@@ -119,6 +133,7 @@ Complaints Autopsy::examine(const PoolMemory& memory) const {
   reap(memory, Stage::kSurvivor);
   BlockPool last(memory, Stage::kNewcomer);
   check_room(last, 0, complaints);
+  check_scrubbing(last, 0, complaints);
   check_fsck(memory, "at the end", complaints);
   return complaints;
 }
@@ -145,6 +160,8 @@ void Autopsy::check_blocks(const PoolMemory& memory, Complaints& complaints) con
       complain("is held by somebody dead");
     if (was.state() != BlockState::retired && is.state() == BlockState::retired)
       complain("is out of use");
+    if (d.domain.load() == Stage::kOther.value && has_secret(memory, BlockId{id}))
+      complain("says it was handed over, with what the others left in it");
     if (is.state() == BlockState::ready &&
         !is_payload_right(memory, BlockId{id}, {d.hash_low.load(), d.hash_high.load()}))
       complain("holds other bytes than its name says");

@@ -21,6 +21,13 @@ void use_up(Stage& stage, std::size_t left) {
   KV_CHECK(stage.survivor().allocate(Tier::device, free - left).has_value());
 }
 
+/// What is free has been written before, in another domain.
+void leave_secrets(Stage& stage) {
+  const auto free = stage.survivor().allocate(Tier::device, 6).value();
+  fill_with_secret(stage.memory(), free);
+  stage.survivor().release(free);
+}
+
 IndexBucket& bucket(const Stage& stage, std::uint64_t half_of_hash) {
   return stage.memory().index()[half_of_hash & (stage.memory().layout().index_buckets - 1)];
 }
@@ -41,15 +48,15 @@ bool match(Stage& stage, const Prompt& prompt) {
   return hit.blocks.size() == prompt.full_blocks();
 }
 
-bool allocate(Stage& stage, std::size_t count) {
-  const auto fresh = stage.victim().allocate(Tier::device, count);
+bool allocate(Stage& stage, std::size_t count, DomainId domain = {}) {
+  const auto fresh = stage.victim().allocate(Tier::device, count, domain);
   if (fresh) stage.hold(*fresh);
   return fresh.has_value();
 }
 
 /// Blocks for a prompt, filled, not published.
 void allocate_and_fill(Stage& stage, const Prompt& prompt) {
-  stage.blocks = stage.victim().allocate(Tier::device, prompt.full_blocks()).value();
+  stage.blocks = stage.victim().allocate(Tier::device, prompt.full_blocks(), prompt.domain).value();
   fill_blocks(stage.victim(), stage.blocks, prompt.chain);
   stage.hold(stage.blocks);
 }
@@ -84,7 +91,7 @@ bool swap(Stage& stage, const std::vector<BlockId>& from, const Prompt& prompt, 
   BlockPool& pool = stage.victim();
   const PrefixHit there = match_all(pool, prompt, to);
   const std::size_t found = there.blocks.size(), missing = prompt.full_blocks() - found;
-  const auto fresh = pool.allocate(to, missing);
+  const auto fresh = pool.allocate(to, missing, prompt.domain);
   if (!fresh) {
     pool.cancel(there);
     return false;
@@ -162,6 +169,14 @@ std::vector<Operation> allocations() {
       {"allocate: stale hints of free blocks",
        [](Stage& s) { s.memory().bitmap(Tier::device)[0].store(0xffff); },
        [](Stage& s) { return allocate(s, 5); }},
+      {"allocate: free blocks of another domain", leave_secrets,
+       [](Stage& s) { return allocate(s, 3, Stage::kOther); }},
+      {"allocate: evicts blocks of another domain",
+       [](Stage& s) {
+         leave_secrets(s);
+         use_up(s, 1);
+       },
+       [](Stage& s) { return allocate(s, 3, Stage::kOther); }, 2},
       {"allocate: refused", as_it_is, [](Stage& s) { return !allocate(s, 10); }},
   };
 }

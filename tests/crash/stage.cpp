@@ -11,6 +11,8 @@
 namespace kvhive::testing {
 namespace {
 
+constexpr std::byte kSecret{0x5e};
+
 template <class T>
 T must(Expected<T> made) {
   KV_CHECK(made.has_value(), made.error().text);
@@ -101,7 +103,7 @@ bool Stage::victim_concludes() {
 std::vector<BlockId> compute(BlockPool& pool, const Prompt& prompt, Tier tier) {
   const PrefixHit hit = match_all(pool, prompt, tier);
   const std::size_t found = hit.blocks.size(), missing = prompt.full_blocks() - found;
-  const auto fresh = pool.allocate(tier, missing).value();
+  const auto fresh = pool.allocate(tier, missing, prompt.domain).value();
   fill_blocks(pool, fresh, prompt.names(found, missing));
   pool.publish(hit.end, fresh, prompt.names(found, missing), prompt.of_blocks(found, missing));
   return joined_ids(hit.blocks, fresh);
@@ -110,6 +112,19 @@ std::vector<BlockId> compute(BlockPool& pool, const Prompt& prompt, Tier tier) {
 void fill_blocks(const BlockPool& pool, std::span<const BlockId> blocks,
                  std::span<const Hash128> names) {
   for (std::size_t i = 0; i < blocks.size(); ++i) fill_payload(pool.memory(), blocks[i], names[i]);
+}
+
+void fill_with_secret(const PoolMemory& memory, std::span<const BlockId> blocks) {
+  for (const BlockId block : blocks)
+    std::fill_n(payload_of(memory, block), payload_words(memory) * 8, kSecret);
+}
+
+bool has_secret(const PoolMemory& memory, BlockId block) {
+  const std::byte* payload = payload_of(memory, block);
+  std::size_t in_a_row = 0;  // single bytes are anybody's
+  for (std::size_t i = 0; i < payload_words(memory) * 8 && in_a_row < 8; ++i)
+    in_a_row = payload[i] == kSecret ? in_a_row + 1 : 0;
+  return in_a_row == 8;
 }
 
 }  // namespace kvhive::testing

@@ -20,6 +20,8 @@ namespace kvhive::testing {
 class Stage {
  public:
   static constexpr ProcessSlot kVictim{0}, kSurvivor{1}, kNewcomer{2};
+  /// All of the above is in domain 0; blocks change to this one.
+  static constexpr DomainId kOther{9};
 
   Stage();
   Stage(const Stage&) = delete;
@@ -73,5 +75,9 @@ std::vector<BlockId> compute(BlockPool& pool, const Prompt& prompt, Tier tier = 
 
 void fill_blocks(const BlockPool& pool, std::span<const BlockId> blocks,
                  std::span<const Hash128> names);
+
+/// Bytes that another domain must never see, and whether there are any in a block.
+void fill_with_secret(const PoolMemory& memory, std::span<const BlockId> blocks);
+bool has_secret(const PoolMemory& memory, BlockId block);
 
 }  // namespace kvhive::testing

@@ -16,6 +16,8 @@ def seed(target, name, data):
 seed("options", "all", 'model = "m"\nblock-size = 16\nnum-gpu-blocks-override = 100\nwatermark = 0.01\n'
      'enable-prefix-caching = true\nkv-cache-memory-bytes = "1G"\nswap-space = 0.5\nseed = 1\n'
      'scheduling-policy = "priority"\npreemption-mode = "swap"\nkv-cache-dtype = "auto"\n')
+seed("options", "domains", 'model = "m"\nsharing = "listed"\nscrub = "never"\nsocket-access = "@kv"\n'
+     '[domains]\nteam = ["alice", 1001, "@staff"]\nbatch = "bob"\n')
 
 config = json.loads((demo / "config.json").read_text())
 seed("model_config", "demo", json.dumps(config))

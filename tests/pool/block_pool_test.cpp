@@ -30,7 +30,7 @@ struct Bench {
 
   /// A published block with this content, held.
   BlockId publish_one(const Prompt& prompt, Tier tier = Tier::device) {
-    const auto blocks = pool.allocate(tier, 1).value();
+    const auto blocks = pool.allocate(tier, 1, prompt.domain).value();
     pool.publish(BlockPool::root(prompt.domain), blocks, prompt.names(0, 1),
                  prompt.of_blocks(0, 1));
     return blocks[0];

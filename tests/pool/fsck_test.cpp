@@ -27,7 +27,7 @@ class Fsck : public ::testing::Test {
   }
 
   void publish_root(Tier tier, const Prompt& prompt, ExtraKey extra) {
-    const auto block = pool.allocate(tier, 1).value();
+    const auto block = pool.allocate(tier, 1, prompt.domain).value();
     const BlockHasher hasher = pool.hasher();
     const std::vector<Hash128> name{hasher.child(hasher.root(prompt.domain), prompt.tokens, extra)};
     pool.publish(BlockPool::root(prompt.domain), block, name, prompt.tokens, std::vector{extra});

@@ -116,8 +116,8 @@ class Duet {
     return hit;
   }
 
-  std::optional<std::vector<BlockId>> allocate(std::size_t count) {
-    auto taken = pool_.allocate(tier_, count);
+  std::optional<std::vector<BlockId>> allocate(std::size_t count, DomainId domain) {
+    auto taken = pool_.allocate(tier_, count, domain);
     const auto expected = model_.allocate(count);
     EXPECT_EQ(taken.has_value(), expected.has_value());
     if (!taken || !expected) return std::nullopt;
@@ -142,7 +142,7 @@ class Duet {
     const ModelPool before = model_;
     const PrefixHit hit = match(prompt);
     const std::size_t missing = prompt.full_blocks() - hit.blocks.size();
-    const auto fresh = allocate(missing + below(3));
+    const auto fresh = allocate(missing + below(3), prompt.domain);
     if (!fresh) {
       ++shortages_;
       pool_.cancel(hit);
@@ -178,7 +178,7 @@ class Duet {
     if (sequences_.empty()) return;
     Sequence& sequence = sequences_[below(std::uint32_t(sequences_.size()))];
     if (sequence.published == sequence.blocks.size()) {
-      const auto fresh = allocate(1);
+      const auto fresh = allocate(1, sequence.domain);
       if (!fresh) return;
       sequence.blocks.push_back(fresh->front());
     }

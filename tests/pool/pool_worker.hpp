@@ -94,7 +94,7 @@ class PoolWorker {
     for (std::size_t i = 0; i < hit.blocks.size(); ++i) verify(hit.blocks[i], prompt.chain[i]);
 
     const std::size_t missing = prompt.full_blocks() - hit.blocks.size();
-    auto fresh = pool_.allocate(Tier::device, missing + below(2));
+    auto fresh = pool_.allocate(Tier::device, missing + below(2), prompt.domain);
     if (!fresh) {
       bump(progress_.shortages);
       pool_.cancel(hit);
@@ -121,7 +121,8 @@ class PoolWorker {
     const Prompt prompt = draw_prompt();
     const PrefixHit hit = match_all(pool_, prompt, Tier::host);
     for (std::size_t i = 0; i < hit.blocks.size(); ++i) verify(hit.blocks[i], prompt.chain[i]);
-    auto fresh = pool_.allocate(Tier::host, prompt.full_blocks() - hit.blocks.size());
+    auto fresh =
+        pool_.allocate(Tier::host, prompt.full_blocks() - hit.blocks.size(), prompt.domain);
     if (fresh) {
       publish(hit.end, prompt, hit.blocks.size(), *fresh);
       pool_.release(joined_ids(hit.blocks, *fresh));

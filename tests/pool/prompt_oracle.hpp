@@ -68,7 +68,7 @@ class CheckedEngine {
     for (std::size_t i = 0; i < hit.blocks.size(); ++i)
       ++(oracle_.is_right(hit.blocks[i], prompt, i) ? tally_.hits : tally_.wrong);
     const std::size_t missing = prompt.full_blocks() - hit.blocks.size();
-    auto fresh = pool_.allocate(tier, missing + prompt.tokens.size() % 2);
+    auto fresh = pool_.allocate(tier, missing + prompt.tokens.size() % 2, prompt.domain);
     if (!fresh) {
       ++tally_.shortages;
       pool_.cancel(hit);

@@ -84,7 +84,7 @@ inline std::optional<Request> admit(BlockPool& pool, const Prompt& prompt) {
   PrefixHit hit = match_blocks(pool, prompt, prompt.matchable_blocks());
   const std::size_t needed =
       (prompt.tokens.size() + prompt.block_tokens - 1) / prompt.block_tokens - hit.blocks.size();
-  auto fresh = pool.allocate(Tier::device, needed);
+  auto fresh = pool.allocate(Tier::device, needed, prompt.domain);
   if (!fresh) {
     pool.cancel(hit);
     return std::nullopt;

@@ -18,6 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr std::size_t kBytes = kLeastChannelBytes;
+constexpr DomainId kDomain{7};
 
 struct Told {
   int engine;
@@ -34,7 +35,7 @@ struct Told {
 class ChannelsTest : public ::testing::Test {
  protected:
   std::uint64_t create(std::uint32_t wanted = kAnyEngine) {
-    return channels_.create(kBytes, wanted).value().id;
+    return channels_.create(kBytes, wanted, kDomain).value().id;
   }
   static Told opened(int engine, std::uint64_t channel) {
     return {engine, MessageType::channel_open, channel};
@@ -48,11 +49,13 @@ class ChannelsTest : public ::testing::Test {
   std::set<int> deaf_;
   std::vector<Told> said_;
   std::vector<std::vector<int>> fds_;
+  std::vector<DomainId> domains_;
   Channels channels_{
       [this](int engine, const Message& message, const std::vector<int>& fds) -> Expected<void> {
         if (deaf_.count(engine) != 0) return failure(Errc::os_error, "queue full");
         said_.push_back({engine, message.type, message.channel});
         fds_.push_back(fds);
+        domains_.push_back(message.domain);
         return {};
       },
       4 * kBytes};
@@ -72,7 +75,7 @@ TEST_F(ChannelsTest, AChannelWaitsForTheFirstEngine) {
 }
 
 TEST_F(ChannelsTest, AnEngineGetsMemoryAndDoorbellOfTheSizeTheClientWasTold) {
-  const auto created = channels_.create(kBytes + 1, kAnyEngine);
+  const auto created = channels_.create(kBytes + 1, kAnyEngine, kDomain);
   ASSERT_TRUE(created.has_value());
   EXPECT_EQ(created->bytes, kBytes + 4096) << "whole pages";
   channels_.add_engine(10, 0);
@@ -124,6 +127,17 @@ TEST_F(ChannelsTest, ADeadEnginesChannelsGoToAnother) {
   EXPECT_THAT(said(), ElementsAre(opened(12, pinned)));
 }
 
+TEST_F(ChannelsTest, EveryEngineThatGetsAChannelIsToldItsDomain) {
+  const std::uint64_t id = create();
+  channels_.add_engine(10, 0);
+  channels_.place_waiting();
+  channels_.add_engine(11, 1);
+  channels_.remove_engine(10);
+  channels_.place_waiting();
+  EXPECT_THAT(said(), ElementsAre(opened(10, id), opened(11, id)));
+  EXPECT_THAT(domains_, ElementsAre(kDomain, kDomain));
+}
+
 TEST_F(ChannelsTest, ADeafEnginesChannelsAreTriedAgain) {
   channels_.add_engine(10, 0);
   channels_.add_engine(11, 1);
@@ -166,18 +180,18 @@ TEST_F(ChannelsTest, AChannelTakenBackCanBeClosedWithoutAWord) {
 TEST_F(ChannelsTest, AllClientsTogetherGetSoMuchAndNoMore) {
   std::vector<std::uint64_t> ids;
   for (int i = 0; i < 4; ++i) ids.push_back(create());
-  const auto refused = channels_.create(kBytes, kAnyEngine);
+  const auto refused = channels_.create(kBytes, kAnyEngine, kDomain);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
   EXPECT_THAT(refused.error().text, HasSubstr("the daemon grants 4.00 MiB"));
   channels_.close(ids[2]);
-  EXPECT_TRUE(channels_.create(kBytes, kAnyEngine).has_value());
+  EXPECT_TRUE(channels_.create(kBytes, kAnyEngine, kDomain).has_value());
 }
 
 TEST_F(ChannelsTest, SizesOutOfBoundsAreRefused) {
   for (const std::size_t bytes :
        {std::size_t{0}, kBytes - 1, kMostChannelBytes + 1, ~std::size_t{0}}) {
-    const auto refused = channels_.create(bytes, kAnyEngine);
+    const auto refused = channels_.create(bytes, kAnyEngine, kDomain);
     ASSERT_FALSE(refused.has_value()) << bytes;
     EXPECT_EQ(refused.error().code, Errc::bad_argument);
     EXPECT_THAT(refused.error().text, HasSubstr("out of bounds"));

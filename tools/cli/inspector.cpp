@@ -1,5 +1,7 @@
 #include "tools/cli/inspector.hpp"
 
+#include <algorithm>
+
 namespace kvhive {
 
 Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege privilege) {
@@ -17,6 +19,32 @@ Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege 
 
 Expected<nlohmann::json> Inspector::status() const {
   return ask(MessageType::status_request, MessageType::status);
+}
+
+Expected<Inspector::Domains> Inspector::domains() const {
+  auto status = this->status();
+  if (!status) return forward_error(status);
+  const nlohmann::json& told = (*status)["domains"];
+  Domains domains{told["names"].get<std::vector<std::string>>(), std::nullopt};
+  if (told["yours"].is_string()) {
+    auto ours = domains.find(told["yours"].get<std::string>());
+    if (!ours) return forward_error(ours);
+    domains.ours = *ours;
+  }
+  return domains;
+}
+
+std::string Inspector::Domains::name(std::uint16_t domain) const {
+  return domain < names.size() ? names[domain] : std::to_string(domain);
+}
+
+Expected<DomainId> Inspector::Domains::find(const std::string& wanted) const {
+  const auto found = std::find(names.begin(), names.end(), wanted);
+  if (found != names.end()) return DomainId{static_cast<std::uint16_t>(found - names.begin())};
+  std::string known;
+  for (const std::string& name : names) known += (known.empty() ? "" : ", ") + name;
+  return failure(Errc::not_found,
+                 "domain: no client of '" + wanted + "' has come yet; these are known: " + known);
 }
 
 Expected<nlohmann::json> Inspector::repair() const {

@@ -23,6 +23,18 @@ class Inspector {
   /// What the keeper knows: who runs, who is connected.
   Expected<nlohmann::json> status() const;
 
+  /// The first domains' names, by number, and which of them our own clients would be in.
+  struct Domains {
+    std::vector<std::string> names;
+    std::optional<DomainId> ours;  ///< none = they would be refused
+
+    /// A number where we were told no name.
+    std::string name(std::uint16_t domain) const;
+    /// Errors: there is none of that name (yet).
+    Expected<DomainId> find(const std::string& name) const;
+  };
+  Expected<Domains> domains() const;
+
   /// Has the daemon's steward repair the pool: we only look. What was mended.
   Expected<nlohmann::json> repair() const;
 

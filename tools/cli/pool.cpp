@@ -5,6 +5,7 @@
 #include <bit>
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -53,18 +54,40 @@ Totals totals_of(const PoolReport& report) {
   return totals;
 }
 
+/// Blocks of both tiers with content of one domain, or being filled for it.
+struct DomainTotals {
+  std::uint64_t held = 0, idle = 0;
+};
+
+std::map<std::string, DomainTotals> by_domain(const PoolMemory& memory,
+                                              const Inspector::Domains& domains) {
+  std::map<std::string, DomainTotals> totals;
+  for (const BlockReport& b : report_blocks(memory))
+    if (b.word.state() == BlockState::ready || b.word.state() == BlockState::filling)
+      ++(b.word.is_idle() ? totals[domains.name(b.domain)].idle
+                          : totals[domains.name(b.domain)].held);
+  return totals;
+}
+
 Expected<void> stat(const CommonFlags& flags) {
   auto inspector = Inspector::attach(flags.socket_path(), Privilege::metadata_only);
   if (!inspector) return forward_error(inspector);
+  auto names = inspector->domains();
+  if (!names) return forward_error(names);
+  const auto domains = by_domain(inspector->memory(), *names);
   const PoolReport report = report_pool(inspector->memory());
   const Totals totals = totals_of(report);
   const std::size_t block_bytes = report.geometry.kv.block_bytes();
   if (flags.output() == Format::json) {
+    Json of_domains = Json::object();
+    for (const auto& [name, blocks] : domains)
+      of_domains[name] = {{"held", blocks.held}, {"idle", blocks.idle}};
     print({{"model", inspector->model()},
            {"epoch", report.epoch},
            {"block_size", report.geometry.tokens_per_block},
            {"block_bytes", block_bytes},
            {"tiers", {{"device", to_json(report.tiers[0])}, {"host", to_json(report.tiers[1])}}},
+           {"domains", of_domains},
            {"prompt_tokens", totals.prompt},
            {"cached_tokens", totals.cached},
            {"generated_tokens", totals.generated},
@@ -84,6 +107,12 @@ Expected<void> stat(const CommonFlags& flags) {
                format_bytes(t.blocks * block_bytes), percent(t.filling + t.held, t.blocks)});
   }
   std::printf("%s\n", table.text().c_str());
+  if (names->names.size() > 1) {
+    Table shares({"domain", "held", "idle"});
+    for (const auto& [name, blocks] : domains)
+      shares.add({name, number(blocks.held), number(blocks.idle)});
+    std::printf("%s\n", shares.text().c_str());
+  }
   std::printf(
       "prompt tokens %s, of them cached %s (%s); generated %s; blocks published %s, evicted %s\n",
       number(totals.prompt).c_str(), number(totals.cached).c_str(),
@@ -172,7 +201,10 @@ std::string state_of(BlockWord word) {
 Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::size_t limit) {
   auto inspector = Inspector::attach(flags.socket_path(), Privilege::metadata_only);
   if (!inspector) return forward_error(inspector);
-  Table table({"block", "tier", "state", "generation", "slots", "depth", "uid", "parent", "stamp"});
+  auto domains = inspector->domains();
+  if (!domains) return forward_error(domains);
+  Table table({"block", "tier", "state", "generation", "slots", "domain", "depth", "uid", "parent",
+               "stamp"});
   Json json = Json::array();
   std::size_t shown = 0, matching = 0;
   for (const BlockReport& b : report_blocks(inspector->memory())) {
@@ -191,14 +223,15 @@ Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::s
                       {"depth", b.depth},
                       {"uid", b.uid},
                       {"parent_uid", b.parent_uid},
-                      {"domain", b.domain},
+                      {"domain", domains->name(b.domain)},
                       {"stamp", b.stamp}});
     } else {
       table.add({std::to_string(b.id), std::string(to_string(b.tier)), is,
                  std::to_string(b.word.generation()), holders_of(b.word.holders()),
+                 b.word.state() == BlockState::free ? "-" : domains->name(b.domain),
                  has_content ? std::to_string(b.depth) : "-",
                  has_content ? std::to_string(b.uid) : "-",
-                 is_first      ? "root " + std::to_string(b.domain)
+                 is_first      ? "root"
                  : has_content ? std::to_string(b.parent_uid)
                                : "-",
                  b.stamp != 0 ? std::to_string(b.stamp) : "-"});

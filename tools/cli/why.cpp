@@ -18,6 +18,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct WhyFlags {
+  std::string domain;
   CommonFlags common;
   PromptFlags prompt;
 };
@@ -25,8 +26,10 @@ struct WhyFlags {
 /// The report with what is needed to put it into words.
 class Account {
  public:
-  Account(const PoolMemory& memory, MissReport report, std::size_t tokens)
+  Account(const PoolMemory& memory, Inspector::Domains domains, MissReport report,
+          std::size_t tokens)
       : memory_(memory),
+        domains_(std::move(domains)),
         report_(std::move(report)),
         tokens_(tokens),
         block_tokens_(memory.geometry().tokens_per_block),
@@ -96,7 +99,7 @@ class Account {
       case Verdict::evicted: return "evicted " + ages(first, end) + " ago by " + engine(v);
       case Verdict::retired: return "retired " + ages(first, end) + " ago: it was damaged";
       case Verdict::other_domain:
-        return "present in domain " + std::to_string(v.domain) + " only, which does not share";
+        return "present in domain " + domains_.name(v.domain) + " only, which does not share";
       case Verdict::never_seen:
         return report_.has_forgotten ? "never seen, or evicted longer ago than is remembered"
                                      : "never seen";
@@ -131,7 +134,7 @@ class Account {
                ".";
       case Verdict::retired: return start + block + " was found damaged and retired.";
       case Verdict::other_domain:
-        return start + block + " is cached for domain " + std::to_string(v.domain) + " only.";
+        return start + block + " is cached for domain " + domains_.name(v.domain) + " only.";
       case Verdict::never_seen:
         return start + block + " was never computed" +
                (report_.has_forgotten ? ", or evicted longer ago than is remembered." : " here.");
@@ -220,11 +223,12 @@ class Account {
       json["seconds_ago"] = static_cast<double>(now_ms_ - v.unix_ms) / 1e3;
       json["by"] = engine(v);
     }
-    if (v.verdict == Verdict::other_domain) json["domain"] = v.domain;
+    if (v.verdict == Verdict::other_domain) json["domain"] = domains_.name(v.domain);
     return json;
   }
 
   const PoolMemory& memory_;
+  Inspector::Domains domains_;
   MissReport report_;
   std::size_t tokens_, block_tokens_;
   std::int64_t now_ms_;
@@ -240,6 +244,14 @@ Expected<std::vector<TokenId>> tokens_of(const Prompt& prompt, const Inspector& 
   return tokenizer->encode(prompt.text, AddSpecial::yes);
 }
 
+/// The one asked for, or that of our own clients.
+Expected<DomainId> choose_domain(const Inspector::Domains& domains, const std::string& wanted) {
+  if (!wanted.empty()) return domains.find(wanted);
+  if (domains.ours) return *domains.ours;
+  return failure(Errc::bad_argument,
+                 "domain: your own clients are in none; say which one is meant with --domain");
+}
+
 Expected<void> why(const WhyFlags& flags) {
   auto prompt = flags.prompt.read();
   if (!prompt) return forward_error(prompt);
@@ -250,7 +262,11 @@ Expected<void> why(const WhyFlags& flags) {
   auto tokens = tokens_of(*prompt, *inspector);
   if (!tokens) return forward_error(tokens);
   const PoolMemory& memory = inspector->memory();
-  const Account account(memory, explain_miss(memory, DomainId{0}, *tokens), tokens->size());
+  auto domains = inspector->domains();
+  if (!domains) return forward_error(domains);
+  auto domain = choose_domain(*domains, flags.domain);
+  if (!domain) return forward_error(domain);
+  const Account account(memory, *domains, explain_miss(memory, *domain, *tokens), tokens->size());
   if (flags.common.output() == Format::json)
     std::printf("%s\n", account.json().dump(2).c_str());
   else
@@ -266,6 +282,8 @@ void add_pool_why(CLI::App& pool, int& exit_code) {
       "why", "why a prompt would have to be computed: what of it is cached, evicted or unknown");
   flags->common.add_to(*command);
   flags->prompt.add_to(*command, "prompt,--prompt");
+  command->add_option("--domain", flags->domain,
+                      "asked for clients of this domain (default: your own clients')");
   command->callback([flags, &exit_code] {
     if (auto done = why(*flags); !done) exit_code = fail(done.error());
   });

@@ -63,7 +63,8 @@ Engine::Engine(const Options& options, const ModelConfig& config, const Message&
       tokenizer_(std::move(tokenizer)) {
   memory_.hide_from_children();
   sign_in(memory_, slot_, index_);
-  pool_ = std::make_unique<BlockPool>(memory_, slot_);
+  pool_ = std::make_unique<BlockPool>(
+      memory_, slot_, options.scrub == "never" ? Scrub::never : Scrub::on_domain_change);
   const std::uint32_t max_model_len =
       options.max_model_len != 0 ? options.max_model_len
                                  : static_cast<std::uint32_t>(config.max_position_embeddings);
@@ -78,7 +79,7 @@ Engine::Engine(const Options& options, const ModelConfig& config, const Message&
       config.eos,
       &tokenizer_};
   parts.block_manager = {
-      DomainId{0}, options.enable_prefix_caching,
+      options.enable_prefix_caching,
       options.preemption_mode == "swap" ? PreemptionMode::swap : PreemptionMode::recompute,
       options.watermark, options.max_num_seqs};
   parts.runner = std::make_unique<TransformerRunner>(std::move(model), memory_.arena(Tier::device),
@@ -117,7 +118,7 @@ void Engine::open_channel(Packet& packet) {
   auto channel = EngineChannel::open(message.channel, index_, fds[0], message.channel_bytes,
                                      std::move(fds[2]));
   if (!channel) return refuse_channel(message.channel, channel.error());
-  port_->open(std::move(*channel), std::move(fds[1]));
+  port_->open(std::move(*channel), std::move(fds[1]), message.domain);
 }
 
 void Engine::refuse_channel(std::uint64_t channel, const Error& error) {

@@ -9,7 +9,8 @@
 
 namespace kvhive {
 
-Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wanted_engine) {
+Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wanted_engine,
+                                             DomainId domain) {
   if (bytes < kLeastChannelBytes || bytes > kMostChannelBytes)
     return failure(Errc::bad_argument,
                    "a channel of " + format_bytes(bytes) + " is out of bounds; ask for " +
@@ -29,9 +30,9 @@ Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wa
   auto& [engine_end, client_end] = *doorbell;
   const std::uint64_t id = next_id_++;
   Created created{id, whole_pages, memory->get(), std::move(client_end)};
-  channels_.emplace(
-      id,
-      Entry{{whole_pages, wanted_engine, std::nullopt}, std::move(*memory), std::move(engine_end)});
+  channels_.emplace(id, Entry{{whole_pages, wanted_engine, domain, std::nullopt},
+                              std::move(*memory),
+                              std::move(engine_end)});
   return created;
 }
 
@@ -71,6 +72,7 @@ bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine) const {
   message.type = MessageType::channel_open;
   message.channel = id;
   message.channel_bytes = entry.channel.bytes;
+  message.domain = entry.channel.domain;
   const int doorbell = entry.doorbell.get();
   if (!send_(engine, message, {entry.memory.get(), doorbell, doorbell})) return false;
   entry.channel.engine = engine;

@@ -34,12 +34,13 @@ class Channels {
     UniqueFd doorbell;
   };
   /// Errors: `bytes` out of bounds, or more than is left for all clients together.
-  Expected<Created> create(std::size_t bytes, std::uint32_t wanted_engine);
+  Expected<Created> create(std::size_t bytes, std::uint32_t wanted_engine, DomainId domain);
 
   /// What a client has of its channel.
   struct Channel {
     std::size_t bytes = 0;
     std::uint32_t wanted_engine = kAnyEngine;
+    DomainId domain;                  ///< told to each engine that gets it
     std::optional<EngineKey> engine;  ///< none = it waits for one
   };
   /// Nothing if there is no such channel.

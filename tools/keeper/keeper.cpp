@@ -21,6 +21,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+/// A packet holds only so much; later ones go by their numbers.
+constexpr std::size_t kMostDomainsTold = 1024;
+
 sigset_t stop_signals() {
   sigset_t stop;
   sigemptyset(&stop);
@@ -56,15 +59,21 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   raise_descriptor_limit();
   auto loop = EventLoop::create();
   if (!loop) return forward_error(loop);
-  auto listener = Listener::open(options.socket);
+  auto domains = Domains::resolve(options, PeerIdentity::of_ourselves());
+  if (!domains) return forward_error(domains);
+  auto access = resolve_access(options.socket_access);
+  if (!access) return forward_error(access);
+  auto listener = Listener::open(options.socket, *access);
   if (!listener) return forward_error(listener);
-  std::unique_ptr<Keeper> keeper(new Keeper(options, std::move(*listener), std::move(*loop)));
+  std::unique_ptr<Keeper> keeper(
+      new Keeper(options, std::move(*domains), std::move(*listener), std::move(*loop)));
   if (auto prepared = keeper->prepare(); !prepared) return forward_error(prepared);
   return keeper;
 }
 
-Keeper::Keeper(const Options& options, Listener listener, EventLoop loop)
+Keeper::Keeper(const Options& options, Domains domains, Listener listener, EventLoop loop)
     : options_(options),
+      domains_(std::move(domains)),
       listener_(std::move(listener)),
       loop_(std::move(loop)),
       channels_([](int engine, const Message& message, const std::vector<int>& fds) {
@@ -292,9 +301,12 @@ void Keeper::handle(Peer& peer, Packet packet) {
       if (peer.role != Role::steward) break;
       return answer_repair(packet);
     case MessageType::status_request: {
+      if (peer.uid != geteuid())  // it tells of other users
+        return refuse(peer,
+                      {Errc::bad_argument, "only the daemon's own user may ask who is connected"});
       Message answer;
       answer.type = MessageType::status;
-      if (!send_packet(peer.socket.get(), answer, {}, status())) hang_up(peer);
+      if (!send_packet(peer.socket.get(), answer, {}, status(peer))) hang_up(peer);
       return;
     }
     default: break;
@@ -437,7 +449,7 @@ SlotOwners Keeper::slot_owners() const {
   return owners;
 }
 
-std::string Keeper::status() const {
+std::string Keeper::status(const Peer& asker) {
   Json status;
   status["keeper"] = {
       {"pid", getpid()}, {"socket", listener_.path()}, {"repairs", repairs_.size()}};
@@ -461,12 +473,19 @@ std::string Keeper::status() const {
     status["engines"].push_back(engine);
   }
   status["slots"] = to_json(slot_owners());
+  const auto askers = domains_.of(PeerIdentity::of_socket(asker.socket.get()));
+  const auto& names = domains_.names();
+  const auto told = static_cast<std::ptrdiff_t>(std::min(names.size(), kMostDomainsTold));
+  status["domains"] = {{"names", std::vector<std::string>(names.begin(), names.begin() + told)},
+                       {"yours", askers ? Json(names[askers->value]) : Json()}};
   status["clients"] = Json::array();
   for (const auto& [socket, peer] : peers_) {
     if (!peer.is_welcome || peer.role != Role::client) continue;
     const auto channel = channels_.find(peer.channel);
     if (!channel) continue;
     Json client = {{"pid", peer.pid}, {"channel", peer.channel}, {"channel_bytes", channel->bytes}};
+    client["uid"] = peer.uid;
+    client["domain"] = domains_.names()[channel->domain.value];
     client["engine"] = channel->engine ? Json(peers_.at(*channel->engine).engine) : Json();
     status["clients"].push_back(client);
   }

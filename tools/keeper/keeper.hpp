@@ -17,6 +17,7 @@
 #include "config/sizing.hpp"
 #include "tools/keeper/channels.hpp"
 #include "tools/keeper/child.hpp"
+#include "tools/keeper/domains.hpp"
 #include "tools/keeper/listener.hpp"
 #include "tools/keeper/model_facts.hpp"
 #include "tools/keeper/protocol.hpp"
@@ -56,7 +57,7 @@ class Keeper {
     std::uint64_t channel = 0;
   };
 
-  Keeper(const Options& options, Listener listener, EventLoop loop);
+  Keeper(const Options& options, Domains domains, Listener listener, EventLoop loop);
   Expected<void> prepare();
   Expected<void> make_pool();
   Expected<void> watch_signals();
@@ -101,9 +102,10 @@ class Keeper {
   void on_channel_refused(const Peer& engine, const Message& message);
   Peer* peer_with_role(Role role);
   SlotOwners slot_owners() const;
-  std::string status() const;
+  std::string status(const Peer& asker);
 
   Options options_;
+  Domains domains_;
   Listener listener_;
   ModelFacts model_;
   PoolSize size_;

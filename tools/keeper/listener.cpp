@@ -1,12 +1,14 @@
 #include "tools/keeper/listener.hpp"
 
 #include <fcntl.h>
+#include <grp.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
 
 #include "tools/keeper/protocol.hpp"
@@ -27,14 +29,52 @@ Expected<UniqueFd> lock_directory(const std::filesystem::path& directory) {
   return fd;
 }
 
+/// Lets in whom the operator named, and nobody else.
+Expected<void> grant(const std::filesystem::path& path, mode_t mode, const SocketAccess& access) {
+  if (access.group && chown(path.c_str(), static_cast<uid_t>(-1), *access.group) != 0)
+    return os_failure("socket-access: give " + path.string() + " to group " +
+                      std::to_string(*access.group) +
+                      " (the daemon's user must be a member of it)");
+  if (chmod(path.c_str(), mode) != 0) return os_failure("change the mode of " + path.string());
+  return {};
+}
+
 bool somebody_listens(const std::string& path) { return connect_to_daemon(path).has_value(); }
 
 }  // namespace
 
-Expected<Listener> Listener::open(const std::string& path) {
+Expected<SocketAccess> resolve_access(const std::string& who) {
+  if (who == "owner") return SocketAccess{};
+  if (who == "everybody") return SocketAccess{0666, 0711, std::nullopt};
+  const std::string name = who.substr(1);
+  gid_t id = 0;
+  const auto [end, status] = std::from_chars(name.data(), name.data() + name.size(), id);
+  const bool is_number = status == std::errc{} && end == name.data() + name.size();
+  if (!is_number) {
+    const group* found = getgrnam(name.c_str());
+    if (found == nullptr)
+      return failure(Errc::bad_argument, "socket-access: '" + who +
+                                             "' names a group unknown to this system; correct it, "
+                                             "or give its number");
+    id = found->gr_gid;
+  }
+  return SocketAccess{0660, 0710, id};
+}
+
+Expected<Listener> Listener::open(const std::string& path, const SocketAccess& access) {
   const std::filesystem::path directory = directory_of(path);
   const bool made_directory = mkdir(directory.c_str(), 0700) == 0;
   if (!made_directory && errno != EEXIST) return os_failure("make directory " + directory.string());
+  if (made_directory)
+    if (auto granted = grant(directory, access.directory_mode, access); !granted) {
+      rmdir(directory.c_str());
+      return forward_error(granted);
+    }
+  struct stat place {};
+  if (stat(directory.c_str(), &place) == 0 && (place.st_mode & (S_IWOTH | S_ISVTX)) == S_IWOTH)
+    return failure(Errc::bad_argument,
+                   "socket: everybody may write to its directory " + directory.string() +
+                       " and put another socket in its place; chmod o-w it, or choose another");
   auto lock = lock_directory(directory);
   if (!lock) return forward_error(lock);
   if (somebody_listens(path))
@@ -55,6 +95,12 @@ Expected<Listener> Listener::open(const std::string& path) {
   const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address);
   umask(mask);
   if (bound != 0) return os_failure("bind " + path);
+  // Nobody can have connected before this: there is no listener yet.
+  if (auto granted = grant(path, access.socket_mode, access); !granted) {
+    unlink(path.c_str());
+    if (made_directory) rmdir(directory.c_str());
+    return forward_error(granted);
+  }
   if (listen(fd.get(), 64) != 0) return os_failure("listen on " + path);
   return Listener(std::move(fd), path, made_directory);
 }

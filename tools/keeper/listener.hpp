@@ -1,6 +1,9 @@
 #pragma once
 // The daemon's socket in the file system: made by one daemon at a time, gone when it ends.
 
+#include <sys/types.h>
+
+#include <optional>
 #include <string>
 
 #include "config/expected.hpp"
@@ -8,11 +11,21 @@
 
 namespace kvhive {
 
+/// Who may connect. Connecting takes the right to write the socket and to search its directory.
+struct SocketAccess {
+  mode_t socket_mode = 0600;
+  mode_t directory_mode = 0700;  ///< of a directory that we make
+  std::optional<gid_t> group;    ///< of both
+};
+
+/// "owner", "everybody" or "@GROUP" (a name or a number); checked by check_options().
+Expected<SocketAccess> resolve_access(const std::string& who);
+
 class Listener {
  public:
-  /// Binds and listens; the directory is made (mode 0700) if it is missing. A socket nobody listens
-  /// on any more is replaced; a living daemon's is Errc::already_running.
-  static Expected<Listener> open(const std::string& path);
+  /// Binds and listens; the directory is made if it is missing, and left as it is if it is not. A
+  /// socket nobody listens on any more is replaced; a living daemon's is Errc::already_running.
+  static Expected<Listener> open(const std::string& path, const SocketAccess& access);
 
   Listener(Listener&&) = default;
   Listener& operator=(Listener&&) = delete;

@@ -18,7 +18,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -61,6 +61,7 @@ struct Message {
   std::uint64_t channel_bytes = 0;  ///< hello of a client: wish; welcome, channel_open: granted
   std::uint32_t freed = 0;          ///< reaped: blocks
   std::uint32_t released = 0;
+  DomainId domain{};          ///< channel_open: whose requests come through it
   std::uint32_t objects = 0;  ///< welcome: mask of the pool objects among the descriptors
   Errc error = Errc::none;    ///< refused, channel_refused
   PoolGeometry geometry;      ///< hello of an engine: what it computes with; welcome

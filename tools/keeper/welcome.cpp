@@ -142,7 +142,9 @@ Expected<void> Keeper::welcome_client(Peer& peer, const Message& hello) {
     return failure(Errc::not_found, "engine " + std::to_string(hello.engine) +
                                         " does not exist; this daemon runs engines 0.." +
                                         std::to_string(engines_.size() - 1));
-  auto channel = channels_.create(hello.channel_bytes, hello.engine);
+  auto domain = domains_.of(PeerIdentity::of_socket(peer.socket.get()));
+  if (!domain) return forward_error(domain);
+  auto channel = channels_.create(hello.channel_bytes, hello.engine, *domain);
   if (!channel) return forward_error(channel);
   Message message;
   message.type = MessageType::welcome;

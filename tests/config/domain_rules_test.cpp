@@ -1,0 +1,100 @@
+#include "config/domain_rules.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/options.hpp"
+#include "tests/models/temp_directory.hpp"
+
+namespace kvhive {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(DomainRules, NameDomainsAndTheirMembers) {
+  const auto rules = parse_domains("research=alice,1001, @staff ; batch = bob;").value();
+  ASSERT_EQ(rules.size(), 2u);
+  EXPECT_EQ(rules[0].name, "research");
+  EXPECT_THAT(rules[0].members, ElementsAre("alice", "1001", "@staff"));
+  EXPECT_EQ(rules[1].name, "batch");
+  EXPECT_THAT(rules[1].members, ElementsAre("bob"));
+  EXPECT_THAT(parse_domains("").value(), IsEmpty());
+  EXPECT_THAT(parse_domains(" ; ").value(), IsEmpty());
+}
+
+struct BadRules {
+  const char *text, *value, *remedy;
+};
+
+class DomainRulesError : public ::testing::TestWithParam<BadRules> {};
+
+TEST_P(DomainRulesError, NamesFieldValueAndRemedy) {
+  const auto& [text, value, remedy] = GetParam();
+  const auto refused = parse_domains(text);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().text, HasSubstr("domains: '" + std::string(value) + "'"));
+  EXPECT_THAT(refused.error().text, HasSubstr(remedy));
+  EXPECT_EQ(refused.error().text.find('\n'), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DomainRulesError,
+    ::testing::Values(BadRules{"research", "research", "write NAME=USER"},
+                      BadRules{"=alice", "", "1 to 32 letters"},
+                      BadRules{"a b=alice", "a b", "1 to 32 letters"},
+                      BadRules{"abcdefghijklmnopqrstuvwxyzabcdefg=x",
+                               "abcdefghijklmnopqrstuvwxyzabcdefg", "1 to 32 letters"},
+                      BadRules{"all=alice", "all", "choose another"},
+                      BadRules{"uid-7=alice", "uid-7", "choose another"},
+                      BadRules{"research=", "research", "has no members"},
+                      BadRules{"research=alice,", "", "separate members by commas"},
+                      BadRules{"research=@", "@", "separate members by commas"},
+                      BadRules{"research=alice bob", "alice bob", "separate members by commas"},
+                      BadRules{"a=alice;b=bob;a=carol", "a", "in one place"},
+                      BadRules{"a=alice;b=bob,alice", "alice",
+                               "is in 'a' and again in 'b'; keep it in one"},
+                      BadRules{"a=alice,alice", "alice", "keep it in one"}));
+
+// -- as a table of the options file
+
+class DomainsInAFile : public ::testing::Test {
+ protected:
+  Expected<void> load(const std::string& toml) {
+    directory_.write("options.toml", toml);
+    return load_options(options, directory_.path() / "options.toml");
+  }
+  Options options;
+  TempDirectory directory_;
+};
+
+TEST_F(DomainsInAFile, AreATableOfLists) {
+  ASSERT_TRUE(load("sharing = \"listed\"\n"
+                   "[domains]\nresearch = [\"alice\", 1001, \"@staff\"]\nbatch = \"bob\"\n")
+                  .has_value());
+  EXPECT_EQ(options.sharing, "listed");
+  EXPECT_EQ(options.domains, "batch=bob;research=alice,1001,@staff");
+}
+
+TEST_F(DomainsInAFile, OrTheTextOfTheFlag) {
+  ASSERT_TRUE(load("domains = \"research=alice;batch=bob\"\n").has_value());
+  EXPECT_EQ(options.domains, "research=alice;batch=bob");
+}
+
+TEST_F(DomainsInAFile, AnItemThatIsNoneIsNamedWithItsPlace) {
+  const std::pair<const char*, const char*> bad[] = {
+      {"[domains]\nresearch = [\"alice,bob\"]\n", "domains.research: 'alice,bob'"},
+      {"[domains]\nresearch = [[\"alice\"]]\n", "domains.research must be a string"},
+      {"[domains]\nresearch = {users = \"alice\"}\n", "domains.research must be a string"}};
+  for (const auto& [toml, text] : bad) {
+    const auto loaded = load(toml);
+    ASSERT_FALSE(loaded.has_value()) << toml;
+    EXPECT_THAT(loaded.error().text, HasSubstr(text));
+  }
+  ASSERT_TRUE(load("[domains]\nresearch = []\n").has_value());
+  EXPECT_THAT(parse_domains(options.domains).error().text, HasSubstr("has no members"));
+}
+
+}  // namespace
+}  // namespace kvhive

@@ -1,0 +1,43 @@
+#pragma once
+// Being another user for a while. Takes root, and a user namespace that has other users.
+
+#include <grp.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "config/check.hpp"
+#include "tests/support/child_process.hpp"
+
+namespace kvhive::testing {
+
+// Nobody's on any machine we know of; nothing is looked up or left behind under them.
+inline constexpr uid_t kAlice = 60'001, kBob = 60'002, kStrangers = 70'000;
+inline constexpr gid_t kGuests = 60'000, kStaff = 60'010;
+
+inline bool become(uid_t user, gid_t group) {
+  return setgroups(0, nullptr) == 0 && setegid(group) == 0 && seteuid(user) == 0;
+}
+
+inline bool can_play_users() {
+  ChildProcess child([] {
+    if (!become(kAlice, kStaff)) _exit(1);
+  });
+  return ended_well(child.wait());
+}
+
+/// While it lives, whatever we do is done as that user, of that group alone: the kernel says so to
+/// whomever we connect to.
+class PlayingUser {
+ public:
+  explicit PlayingUser(uid_t user, gid_t group = kGuests) { KV_CHECK(become(user, group), errno); }
+  PlayingUser(const PlayingUser&) = delete;
+  PlayingUser& operator=(const PlayingUser&) = delete;
+  ~PlayingUser() {
+    KV_CHECK(seteuid(0) == 0 && setegid(0) == 0, errno);
+    prctl(PR_SET_DUMPABLE, 1);  // lost on the way; LeakSanitizer wants to look at us
+  }
+};
+
+}  // namespace kvhive::testing

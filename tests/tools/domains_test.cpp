@@ -1,0 +1,216 @@
+// Who is put where: the operator's rules, the kernel's word, and the modes of the socket.
+
+#include "tools/keeper/domains.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/models/temp_directory.hpp"
+#include "tools/keeper/listener.hpp"
+
+namespace kvhive {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAreArray;
+
+constexpr uid_t kOwner = 1000, kAlice = 1001, kBob = 1002;
+constexpr gid_t kUsers = 5000, kStaff = 5001, kGuests = 5002;
+
+Expected<Domains> resolve(const std::string& sharing, const std::string& rules = "") {
+  Options options;
+  options.sharing = sharing;
+  options.domains = rules;
+  return Domains::resolve(options, {kOwner, {kUsers}});
+}
+
+uid_t overflow_uid() {
+  uid_t uid = 0;
+  std::ifstream("/proc/sys/kernel/overflowuid") >> uid;
+  return uid;
+}
+
+TEST(Domains, AreOneForEachUserUnlessTheOperatorSaysOtherwise) {
+  Options options;
+  Domains domains = Domains::resolve(options, {kOwner, {kUsers}}).value();
+  const DomainId alice = domains.of({kAlice, {kUsers}}).value();
+  const DomainId bob = domains.of({kBob, {kUsers}}).value();
+  EXPECT_EQ(domains.of({kOwner, {kUsers}}).value(), DomainId{0});
+  EXPECT_NE(alice, DomainId{0});
+  EXPECT_NE(alice, bob);
+  EXPECT_EQ(domains.of({kAlice, {kStaff}}).value(), alice) << "the same user, come again";
+  EXPECT_THAT(domains.names(), ElementsAre("uid-1000", "uid-1001", "uid-1002"));
+}
+
+TEST(Domains, AreOneForAllIfTheOperatorWantsIt) {
+  Domains domains = resolve("all").value();
+  EXPECT_EQ(domains.of({kAlice, {kUsers}}).value(), DomainId{0});
+  EXPECT_EQ(domains.of({kBob, {kStaff}}).value(), DomainId{0});
+  EXPECT_THAT(domains.names(), ElementsAre("all"));
+}
+
+TEST(Domains, OnesTheOperatorNamesHoldTheirMembersOnly) {
+  Domains domains = resolve("all", "team=1001,@5001").value();
+  const DomainId team = domains.of({kAlice, {kUsers}}).value();
+  EXPECT_EQ(domains.names()[team.value], "team");
+  EXPECT_EQ(domains.of({kBob, {kUsers, kStaff}}).value(), team) << "by a supplementary group";
+  EXPECT_EQ(domains.of({kBob, {kStaff}}).value(), team);
+  EXPECT_EQ(domains.names()[domains.of({kBob, {kUsers}}).value().value], "all");
+}
+
+TEST(Domains, RefuseWhoIsNotListedIfOnlyTheListedMayCome) {
+  Domains domains = resolve("listed", "team=1001").value();
+  EXPECT_TRUE(domains.of({kAlice, {}}).has_value());
+  const auto refused = domains.of({kBob, {}});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().text, HasSubstr("user 1002 is in none of the domains"));
+  EXPECT_THAT(refused.error().text, HasSubstr("under domains"));
+  EXPECT_THAT(domains.names(), ElementsAre("team")) << "the owner is not listed either";
+}
+
+TEST(Domains, ARuleForTheUserGoesBeforeOneForItsGroup) {
+  Domains domains = resolve("user", "team=@5001;solo=1001").value();
+  EXPECT_EQ(domains.names()[domains.of({kAlice, {kStaff}}).value().value], "solo");
+}
+
+/// Taking either would let a client choose, by coming without the other group.
+TEST(Domains, RefuseAUserWhoseGroupsDisagree) {
+  Domains domains = resolve("user", "team=@5001;others=@5002").value();
+  const auto refused = domains.of({kAlice, {kStaff, kGuests}});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().text, HasSubstr("'team' and 'others'"));
+  EXPECT_THAT(refused.error().text, HasSubstr("name the user itself"));
+}
+
+TEST(Domains, LookNamesUpInTheSystem) {
+  Domains domains = resolve("user", "system=root,@daemon").value();
+  const DomainId system = domains.of({0, {0}}).value();
+  EXPECT_EQ(domains.names()[system.value], "system");
+  EXPECT_EQ(domains.of({kAlice, {1}}).value(), system) << "group daemon is number 1 everywhere";
+}
+
+TEST(Domains, RefuseNamesTheSystemDoesNotKnow) {
+  for (const char* member : {"nosuchuser", "@nosuchgroup", "99999999999", "-1"}) {
+    const auto refused = resolve("user", std::string("team=") + member);
+    ASSERT_FALSE(refused.has_value()) << member;
+    EXPECT_THAT(refused.error().text,
+                HasSubstr("domains: '" + std::string(member) + "' in 'team' is unknown"));
+    EXPECT_THAT(refused.error().text, HasSubstr("give its number"));
+  }
+}
+
+TEST(Domains, RefuseTwoSpellingsOfOneUserInTwoDomains) {
+  const auto refused = resolve("user", "a=root;b=0");
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().text, HasSubstr("'0' (number 0) is in 'a' and again in 'b'"));
+  EXPECT_TRUE(resolve("user", "a=root,0").has_value()) << "twice in one is no question";
+}
+
+/// All users whom our user namespace cannot tell apart come with this number.
+TEST(Domains, DoNotTakeEverybodyWithoutANumberForOneUser) {
+  const uid_t nobody = overflow_uid();
+  EXPECT_THAT(resolve("user").value().of({nobody, {}}).error().text, HasSubstr("stands for"));
+  EXPECT_TRUE(resolve("all").value().of({nobody, {}}).has_value());
+  EXPECT_TRUE(resolve("user", "n=" + std::to_string(nobody)).value().of({nobody, {}}).has_value());
+}
+
+TEST(Domains, AreSixteenBitsWorthAndStayWhatTheyAre) {
+  Domains domains = resolve("user").value();
+  for (uid_t uid = 100'000; uid < 100'000 + 65'535; ++uid)
+    ASSERT_TRUE(domains.of({uid, {}}).has_value()) << uid;
+  const auto refused = domains.of({kAlice, {}});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().text, HasSubstr("all 65536 domains are given out"));
+  EXPECT_EQ(domains.of({100'000, {}}).value(), DomainId{1});
+  EXPECT_EQ(domains.of({165'534, {}}).value(), DomainId{65'535});
+}
+
+TEST(PeerIdentity, IsWhatTheKernelSays) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd one(ends[0]), other(ends[1]);
+  const PeerIdentity peer = PeerIdentity::of_socket(one.get());
+  const PeerIdentity ourselves = PeerIdentity::of_ourselves();
+  EXPECT_EQ(peer.uid, geteuid());
+  EXPECT_THAT(peer.groups, UnorderedElementsAreArray(ourselves.groups));
+}
+
+// -- the socket
+
+class SocketAccessTest : public ::testing::Test {
+ protected:
+  static mode_t mode_of(const std::filesystem::path& path) {
+    struct stat status {};
+    EXPECT_EQ(lstat(path.c_str(), &status), 0) << path;
+    return status.st_mode & 07777;
+  }
+  static gid_t group_of(const std::filesystem::path& path) {
+    struct stat status {};
+    EXPECT_EQ(lstat(path.c_str(), &status), 0) << path;
+    return status.st_gid;
+  }
+  TempDirectory base_;
+  std::filesystem::path directory_ = base_.path() / "run", socket_ = directory_ / "kv.sock";
+};
+
+TEST_F(SocketAccessTest, IsTheOwnersAlone) {
+  const auto listener = Listener::open(socket_, resolve_access("owner").value());
+  ASSERT_TRUE(listener.has_value()) << listener.error().text;
+  EXPECT_EQ(mode_of(socket_), 0600u);
+  EXPECT_EQ(mode_of(directory_), 0700u);
+}
+
+TEST_F(SocketAccessTest, IsEverybodysWithoutShowingTheDirectory) {
+  const auto listener = Listener::open(socket_, resolve_access("everybody").value());
+  ASSERT_TRUE(listener.has_value()) << listener.error().text;
+  EXPECT_EQ(mode_of(socket_), 0666u);
+  EXPECT_EQ(mode_of(directory_), 0711u);
+}
+
+TEST_F(SocketAccessTest, IsAGroups) {
+  const auto listener =
+      Listener::open(socket_, resolve_access("@" + std::to_string(getegid())).value());
+  ASSERT_TRUE(listener.has_value()) << listener.error().text;
+  EXPECT_EQ(mode_of(socket_), 0660u);
+  EXPECT_EQ(mode_of(directory_), 0710u);
+  EXPECT_EQ(group_of(socket_), getegid());
+  EXPECT_EQ(group_of(directory_), getegid());
+}
+
+TEST_F(SocketAccessTest, LeavesTheOperatorsDirectoryAsItIs) {
+  std::filesystem::create_directory(directory_);
+  ASSERT_EQ(chmod(directory_.c_str(), 0750), 0);
+  const auto listener = Listener::open(socket_, resolve_access("everybody").value());
+  ASSERT_TRUE(listener.has_value()) << listener.error().text;
+  EXPECT_EQ(mode_of(directory_), 0750u);
+}
+
+TEST_F(SocketAccessTest, RefusesADirectoryInWhichOthersCouldPutAnotherSocket) {
+  std::filesystem::create_directory(directory_);
+  ASSERT_EQ(chmod(directory_.c_str(), 0777), 0);
+  const auto refused = Listener::open(socket_, {});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().text, HasSubstr("everybody may write to its directory"));
+  ASSERT_EQ(chmod(directory_.c_str(), 01777), 0);
+  EXPECT_TRUE(Listener::open(socket_, {}).has_value()) << "as in /tmp nobody else may remove it";
+}
+
+TEST_F(SocketAccessTest, NamesAGroupThatIsUnknownOrNotOurs) {
+  EXPECT_THAT(resolve_access("@nosuchgroup").error().text,
+              HasSubstr("socket-access: '@nosuchgroup' names a group unknown to this system"));
+  if (geteuid() == 0) return;  // may give away anything
+  const auto refused = Listener::open(socket_, resolve_access("@root").value());
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().text, HasSubstr("must be a member of it"));
+  EXPECT_FALSE(std::filesystem::exists(directory_)) << "nothing is left behind";
+}
+
+}  // namespace
+}  // namespace kvhive
