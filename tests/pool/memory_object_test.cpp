@@ -106,6 +106,7 @@ TEST(ReopenReadOnly, NeedsAnOpenDescriptor) { EXPECT_FALSE(reopen_read_only(-1).
 TEST(MappedMemory, AdviceOnNothingIsHarmless) {
   const MappedMemory none;
   none.populate();
+  none.make_huge_pages();
   none.prefer_huge_pages();
   none.hide_from_children();
   EXPECT_EQ(none.data(), nullptr);
