@@ -211,6 +211,7 @@ void stop_an_engine(const Fleet& fleet, std::uint32_t engines, int stops) {
 
 int main(int argc, char** argv) {
   using namespace kvhive::bench;
+  setvbuf(stdout, nullptr, _IOLBF, 0);  // forked children must not print it again
   const bool is_brief = argc > 1 && std::string(argv[1]) == "--brief";
   const int stops = is_brief ? 3 : 200;
   const Fleet fleet;
