@@ -4,13 +4,14 @@
 #   make test      all tests (at most 10 minutes after the build)
 #   make build     the programs, into build/bin/
 #   make bench     speed, as ratios taken in one run
+#   make bench-peers  pinning a block beside LMDB, a Boost map, files, memcached and Redis (installs these)
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make timing    whether the clock tells what another domain has cached
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder)
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build bench chaos timing asan tsan fuzz lint configure packages clean
+.PHONY: demo test build bench bench-peers chaos timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -29,6 +30,13 @@ build: configure
 bench: configure
 	@cmake --build --preset release -j $(JOBS) --target programs benches
 	@tools/bench/run.sh build/bin
+
+# Our servers run on sockets of their own; should the packages have started theirs, we do not use them.
+bench-peers:
+	@tools/install_packages.sh liblmdb-dev memcached redis-server
+	@cmake --preset release --log-level=WARNING >/dev/null
+	@cmake --build --preset release -j $(JOBS) --target bench_peers
+	@build/bin/bench_peers
 
 chaos: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_crash_test kvhive_kill_point_test

@@ -14,6 +14,7 @@
 #include "hashing/block_hash.hpp"
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
+#include "pool/huge_page_allocator.hpp"
 #include "pool/idle_order.hpp"
 #include "pool/pool_memory.hpp"
 #include "pool/prefix_index.hpp"
@@ -172,8 +173,9 @@ class BlockPool {
   EvictionJournal journal_;
   SlotCounters* counters_;
   std::vector<TierState> tiers_;
-  std::vector<std::uint32_t> references_;  ///< by block; not zero = our bit is set
-  std::uint64_t last_serial_ = 0;          ///< all up to it were given out, as far as we know
+  /// By block; not zero = our bit is set.
+  std::vector<std::uint32_t, HugePageAllocator<std::uint32_t>> references_;
+  std::uint64_t last_serial_ = 0;  ///< all up to it were given out, as far as we know
   std::vector<BlockId> scratch_;
   std::vector<Candidate> candidates_;
 };

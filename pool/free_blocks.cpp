@@ -101,15 +101,18 @@ void FreeBlocks::announce(BlockId block) const {
   KV_KILL_POINT("free.summary_set");
 }
 
+bool FreeBlocks::is_announced(BlockId block) const {
+  const std::uint32_t offset = block.value - layout_.first_block;
+  const std::size_t w = offset / 64;
+  return (bitmap_[w].load(std::memory_order_relaxed) >> offset % 64 & 1) != 0 &&
+         (summary_[w / 64].load(std::memory_order_relaxed) >> w % 64 & 1) != 0;
+}
+
 std::size_t FreeBlocks::find_lost() const {
   std::size_t found = 0;
   for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
     const BlockId block{layout_.first_block + i};
-    if (!is_free(block, word(block))) continue;
-    const std::size_t w = i / 64;
-    const bool is_hinted = (bitmap_[w].load(std::memory_order_relaxed) >> i % 64 & 1) != 0 &&
-                           (summary_[w / 64].load(std::memory_order_relaxed) >> w % 64 & 1) != 0;
-    if (is_hinted) continue;
+    if (!is_free(block, word(block)) || is_announced(block)) continue;
     announce(block);
     ++found;
   }

@@ -34,6 +34,9 @@ class FreeBlocks {
   /// Sets the bit only: what the reaper does for blocks a dead process had.
   void announce(BlockId block) const;
 
+  /// Whether the bit is set, and the word it is in can be found.
+  bool is_announced(BlockId block) const;
+
   /// Looks at every block, for when the hints say less than the counters (somebody was stopped
   /// while clearing a bit). How many free blocks had no hint.
   std::size_t find_lost() const;

@@ -16,21 +16,27 @@ IdleOrder::IdleOrder(const PoolMemory& memory, Tier tier)
 
 void IdleOrder::stamp(std::span<const BlockId> blocks) {
   if (blocks.empty()) return;
-  KV_KILL_POINT("stamp.before_draw");
-  const std::uint64_t first = control_->tail.fetch_add(blocks.size(), std::memory_order_relaxed);
-  KV_KILL_POINT("stamp.drawn");
+  const std::uint64_t first = draw(blocks.size());
   std::uint64_t stamp = first;
-  for (const BlockId block : blocks) {
-    descriptors_[block.value].stamp.store(stamp, std::memory_order_relaxed);
-    KV_KILL_POINT("stamp.before_hint");
-    ring_[stamp & ring_mask_].store(block.value, std::memory_order_release);
-    KV_KILL_POINT("stamp.hinted");
-    ++stamp;
-  }
+  for (const BlockId block : blocks) place(block, stamp++);
   // Had we been stopped so long that the ring went round, we have just overwritten newer hints.
   if (!is_overwritten(first)) return;
   KV_KILL_POINT("stamp.overtaken");
   invalidate(*control_);
+}
+
+std::uint64_t IdleOrder::draw(std::size_t count) {
+  KV_KILL_POINT("stamp.before_draw");
+  const std::uint64_t first = control_->tail.fetch_add(count, std::memory_order_relaxed);
+  KV_KILL_POINT("stamp.drawn");
+  return first;
+}
+
+void IdleOrder::place(BlockId block, std::uint64_t stamp) {
+  descriptors_[block.value].stamp.store(stamp, std::memory_order_relaxed);
+  KV_KILL_POINT("stamp.before_hint");
+  ring_[stamp & ring_mask_].store(block.value, std::memory_order_release);
+  KV_KILL_POINT("stamp.hinted");
 }
 
 /// Whether the ring has gone round since `position` was drawn.

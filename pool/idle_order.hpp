@@ -32,6 +32,12 @@ class IdleOrder {
   /// BEFORE the caller's bit is cleared, so that an idle block always has its hint.
   void stamp(std::span<const BlockId> blocks);
 
+  /// The same in two steps, for who has many blocks and walks memory in another order: stamps for
+  /// `count` of them, and a block's hint. Not overtaken only if nobody stops in between: invalidate
+  /// afterwards.
+  std::uint64_t draw(std::size_t count);
+  void place(BlockId block, std::uint64_t stamp);
+
   /// To be called AFTER the bits were cleared: evictors that passed the hints meanwhile get new
   /// ones.
   void settle(std::span<const BlockId> blocks);

@@ -7,6 +7,7 @@
 
 #include <boost/interprocess/exceptions.hpp>
 #include <cerrno>
+#include <cstdint>
 
 #include "config/byte_size.hpp"
 
@@ -24,6 +25,27 @@ struct BoostHandle {
     return boost::interprocess::ipcdetail::mapping_handle_from_file_handle(fd);
   }
 };
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+#ifndef MADV_POPULATE_READ  // Linux 5.14
+#define MADV_POPULATE_READ 22
+#endif
+#ifndef MADV_COLLAPSE  // Linux 6.1
+#define MADV_COLLAPSE 25
+#endif
+
+/// A free place that huge pages fit into, which the kernel does not look for by itself before Linux
+/// 6.7; null if there is none. Only a hint: another thread may map something there first.
+void* aligned_place(std::size_t bytes) {
+  if (bytes < kHugePage) return nullptr;
+  void* found = mmap(nullptr, bytes + kHugePage, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (found == MAP_FAILED) return nullptr;
+  munmap(found, bytes + kHugePage);
+  const auto address = reinterpret_cast<std::uintptr_t>(found);
+  return reinterpret_cast<void*>((address + kHugePage - 1) / kHugePage * kHugePage);
+}
 
 }  // namespace
 
@@ -64,9 +86,16 @@ Expected<MappedMemory> MappedMemory::map(int fd, std::size_t bytes, Access acces
   namespace bip = boost::interprocess;
   MappedMemory memory;
   memory.access_ = access;
+  const auto mode = access == Access::read_only ? bip::read_only : bip::read_write;
+  if (void* place = aligned_place(bytes); place != nullptr) {
+    try {
+      memory.region_ = bip::mapped_region(BoostHandle{fd}, mode, 0, bytes, place);
+      return memory;
+    } catch (const bip::interprocess_exception&) {  // taken meanwhile: anywhere, then
+    }
+  }
   try {
-    memory.region_ = bip::mapped_region(
-        BoostHandle{fd}, access == Access::read_only ? bip::read_only : bip::read_write, 0, bytes);
+    memory.region_ = bip::mapped_region(BoostHandle{fd}, mode, 0, bytes);
   } catch (const bip::interprocess_exception& exception) {
     return failure(Errc::os_error,
                    "map " + name + " (" + format_bytes(bytes) + "): " + exception.what());
@@ -74,12 +103,15 @@ Expected<MappedMemory> MappedMemory::map(int fd, std::size_t bytes, Access acces
   return memory;
 }
 
+/// By reading, though we shall write: what is mapped of shared memory by a read may be written
+/// without another fault, and the kernel maps 16 pages at a time.
 void MappedMemory::populate() const {
-#ifdef MADV_POPULATE_WRITE
-  if (size() != 0)
-    madvise(data(), size(),
-            access_ == Access::read_write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
-#endif
+  if (size() != 0) madvise(data(), size(), MADV_POPULATE_READ);
+}
+
+/// Also where /sys/kernel/mm/transparent_hugepage/shmem_enabled says never, as it does by default.
+void MappedMemory::make_huge_pages() const {
+  if (size() >= kHugePage) madvise(data(), size(), MADV_COLLAPSE);
 }
 
 void MappedMemory::prefer_huge_pages() const {

@@ -116,6 +116,7 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
     const auto i = std::size_t(object);
     auto map = MappedMemory::map(fds[i].get(), sizes[i], Access::read_write, kNames[i]);
     if (!map) return forward_error(map);
+    map->make_huge_pages();
     KV_KILL_POINT("format.before_clear");
     if (object != PoolObject::tokens) std::memset(map->data(), 0, map->size());
     KV_KILL_POINT("format.cleared");
@@ -165,6 +166,7 @@ Expected<PoolMemory> PoolMemory::attach(const PoolFds& fds, Access access) {
   const std::size_t control_bytes = PoolLayout(PoolGeometry{}).control_bytes;
   auto control = MappedMemory::map(control_fd.get(), control_bytes, access, "kvhive-control");
   if (!control) return forward_error(control);
+  control->populate();
   const auto& block = *reinterpret_cast<const ControlBlock*>(control->data());
   if (block.formatted.load(std::memory_order_acquire) == 0)
     return failure(Errc::not_running, "the pool is not formatted yet; try again in a moment");

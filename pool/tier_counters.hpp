@@ -22,6 +22,9 @@ inline void add_used(std::atomic<std::int64_t>& used, std::int64_t change) {
              std::memory_order_relaxed);
 }
 
+/// Says that `truth` blocks are held, if the sum still is what it was before they were counted.
+bool correct_used(ControlBlock& control, Tier tier, std::int64_t sum_before, std::int64_t truth);
+
 /// Makes the correction tell the truth again; gives up if others keep working meanwhile (the error
 /// left is then the one transition a dead process may not have got to count).
 void correct_used(const PoolMemory& memory, Tier tier);

@@ -56,13 +56,19 @@ Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, s
   ChannelHeader header;
   std::memcpy(&header, map->data(), sizeof header);
   if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
-  return std::shared_ptr<EngineChannel>(
-      new EngineChannel(id, engine, std::move(*map), std::move(doorbell)));
+  auto channel = over(id, engine, {map->data(), map->size()}, std::move(doorbell));
+  channel->map_ = std::move(*map);
+  return channel;
 }
 
-EngineChannel::EngineChannel(std::uint64_t id, std::uint32_t engine, MappedMemory memory,
+std::shared_ptr<EngineChannel> EngineChannel::over(std::uint64_t id, std::uint32_t engine,
+                                                   std::span<std::byte> memory, UniqueFd doorbell) {
+  return std::shared_ptr<EngineChannel>(new EngineChannel(id, engine, memory, std::move(doorbell)));
+}
+
+EngineChannel::EngineChannel(std::uint64_t id, std::uint32_t engine, std::span<std::byte> memory,
                              UniqueFd doorbell)
-    : id_(id), engine_(engine), memory_(std::move(memory)), doorbell_(std::move(doorbell)) {}
+    : id_(id), engine_(engine), memory_(memory), doorbell_(std::move(doorbell)) {}
 
 RequestSlot& EngineChannel::slot(std::uint32_t index) const {
   return reinterpret_cast<RequestSlot*>(memory_.data() + slots_offset())[index];
@@ -71,8 +77,10 @@ RequestSlot& EngineChannel::slot(std::uint32_t index) const {
 std::vector<TakenRequest> EngineChannel::take_submitted() {
   std::vector<TakenRequest> taken;
   std::size_t room = memory_.size();
+  const RequestSlot* const slots = &slot(0);
   for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
-    const SlotState state = slot(i).state.load(std::memory_order_acquire);
+    const SlotState state = slots[i].state.load(std::memory_order_acquire);
+    if (state == SlotState::vacant) continue;  // nearly all of them
     if (state == SlotState::accepted && takes_over_)
       count_takeover(slot(i));
     else if (state == SlotState::submitted)
@@ -93,9 +101,10 @@ std::vector<TakenRequest> EngineChannel::take_submitted() {
 
 std::vector<std::uint32_t> EngineChannel::take_aborts() {
   std::vector<std::uint32_t> aborted;
+  const RequestSlot* const slots = &slot(0);
   for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
-    const bool is_wanted = slot(i).state.load(std::memory_order_acquire) == SlotState::accepted &&
-                           slot(i).wants_abort.load(std::memory_order_relaxed) != 0;
+    const bool is_wanted = slots[i].state.load(std::memory_order_acquire) == SlotState::accepted &&
+                           slots[i].wants_abort.load(std::memory_order_relaxed) != 0;
     if (is_wanted && !std::exchange(abort_seen_[i], true)) aborted.push_back(i);
   }
   return aborted;

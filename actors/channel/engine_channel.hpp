@@ -2,6 +2,7 @@
 // The engine's end of a channel: takes requests out of their slots and writes results into them.
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,11 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
                                                        const UniqueFd& memory, std::size_t bytes,
                                                        UniqueFd doorbell);
 
+  /// The same over memory that somebody else keeps mapped for as long as the channel is in use, its
+  /// header checked.
+  static std::shared_ptr<EngineChannel> over(std::uint64_t id, std::uint32_t engine,
+                                             std::span<std::byte> memory, UniqueFd doorbell);
+
   std::uint64_t id() const { return id_; }
 
   /// Slots submitted since the last call; the first call after open() also takes up what a dead
@@ -50,7 +56,8 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
  private:
   class Sink;
-  EngineChannel(std::uint64_t id, std::uint32_t engine, MappedMemory memory, UniqueFd doorbell);
+  EngineChannel(std::uint64_t id, std::uint32_t engine, std::span<std::byte> memory,
+                UniqueFd doorbell);
 
   Expected<TakenRequest> take(std::uint32_t slot, std::size_t& room);
   Expected<void> check(const RequestBody& body) const;
@@ -60,7 +67,8 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
   std::uint64_t id_;
   std::uint32_t engine_;
-  MappedMemory memory_;
+  MappedMemory map_;  ///< keeps memory_ there, if it is ours to keep
+  std::span<std::byte> memory_;
   UniqueFd doorbell_;
   std::atomic<bool> has_news_{false};
   bool takes_over_ = true;

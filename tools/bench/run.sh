@@ -8,6 +8,10 @@ brief=${2:-}
 echo "$(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -1), $(nproc) cores, $(g++ --version | head -1)"
 echo
 "$bin/bench_pool" $brief
+"$bin/bench_attach" $brief
+"$bin/bench_reap" $brief
+"$bin/bench_stop" $brief
+echo
 "$bin/bench_step" $brief
 echo
 [ -n "$brief" ] || "$bin/bench_attention"

@@ -1,0 +1,252 @@
+// Pinning a block that another process stored, beside what one would use instead; and copying
+// blocks out of the pool, beside the best copy this machine is capable of. One run, interleaved
+// rounds, medians of ratios within a round.
+
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "kernels/block_copy.hpp"
+#include "tools/bench/forked.hpp"
+#include "tools/bench/paired.hpp"
+#include "tools/bench/peers/peer.hpp"
+
+namespace kvhive::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kRounds = 15;
+constexpr std::size_t kDataBytes = std::size_t{1} << 30;
+constexpr KvLayout k32KiB{.layers = 8, .kv_heads = 4, .head_size = 16, .block_size = 16};
+constexpr KvLayout k2MiB{.layers = 32, .kv_heads = 8, .head_size = 128, .block_size = 16};
+
+/// A data set under the names that `pool` gives it.
+DataSet make_data(const SharedPool& pool) {
+  DataSet data;
+  data.block_bytes = pool.geometry().kv.block_bytes();
+  const PoolMemory memory = pool.attach();
+  data.prompts = make_prompts(BlockHasher(memory.control().header.secret),
+                              kDataBytes / data.block_bytes / kBatch, kBatch);
+  return data;
+}
+
+std::uint32_t blocks_needed(const KvLayout& kv) {
+  return static_cast<std::uint32_t>(kDataBytes / kv.block_bytes()) + 1;
+}
+
+// -- pin ------------------------------------------------------------------------------------------
+
+struct Contender {
+  std::unique_ptr<Peer> peer;
+  std::size_t prompts_a_round;          ///< fewer for the slow ones
+  double goal;                          ///< kvhive's pin is to be so many times as fast
+  std::vector<double> pin_us, both_us;  ///< a block, by round; both: and letting go of it
+};
+
+std::uint64_t expected_sum(const Prompt& prompt) {
+  std::uint64_t sum = 0;
+  for (const Hash128& name : prompt.chain) sum += name.low;
+  return sum;
+}
+
+/// The median batch of a round: whoever is interrupted in the middle of one does not count it.
+void run_round(Contender& contender, const DataSet& data, std::span<const std::size_t> order) {
+  std::vector<double> pin, both;
+  for (const std::size_t i : order.first(std::min(order.size(), contender.prompts_a_round))) {
+    const Prompt& prompt = data.prompts[i];
+    std::uint64_t sum = 0;
+    pin.push_back(seconds_of([&] { sum = contender.peer->pin(prompt); }));
+    both.push_back(pin.back() + seconds_of([&] { contender.peer->unpin(prompt); }));
+    KV_CHECK(sum == expected_sum(prompt), contender.peer->name());
+  }
+  contender.pin_us.push_back(median(std::move(pin)) * 1e6 / kBatch);
+  contender.both_us.push_back(median(std::move(both)) * 1e6 / kBatch);
+}
+
+double median_ratio(const std::vector<double>& theirs, const std::vector<double>& ours) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < ours.size(); ++i) ratios.push_back(theirs[i] / ours[i]);
+  return median(ratios);
+}
+
+void compare_pins(const fs::path& directory) {
+  const SharedPool pool(blocks_needed(k32KiB), k32KiB);
+  const DataSet data = make_data(pool);
+  const auto own_directory = [&](const char* name) {
+    fs::create_directory(directory / name);
+    return directory / name;
+  };
+  const std::size_t all = data.prompts.size();
+  std::vector<Contender> contenders;
+  contenders.push_back({make_kvhive_peer(pool), all, 1, {}, {}});
+  contenders.push_back({make_lmdb_peer(own_directory("lmdb"), data), all, 10, {}, {}});
+  contenders.push_back({make_boost_map_peer(own_directory("boost"), data), all, 5, {}, {}});
+  contenders.push_back({make_file_peer(own_directory("files"), data), 128, 100, {}, {}});
+  contenders.push_back({make_memcached_peer(own_directory("memcached"), data), 64, 150, {}, {}});
+  contenders.push_back({make_redis_peer(own_directory("redis"), data), 64, 150, {}, {}});
+
+  std::vector<std::size_t> order(all);
+  std::iota(order.begin(), order.end(), 0);
+  for (Contender& contender : contenders) {
+    Forked writer([&] { contender.peer->store(data); });
+    KV_CHECK(writer.collect(), contender.peer->name());
+    contender.peer->open();
+    const std::size_t a_round = std::exchange(contender.prompts_a_round, all);
+    run_round(contender, data, order);  // everything touched once
+    contender = {std::move(contender.peer), a_round, contender.goal, {}, {}};
+  }
+  std::mt19937 random(11);
+  for (int round = 0; round < kRounds; ++round) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (Contender& contender : contenders) run_round(contender, data, order);
+  }
+
+  const Contender& ours = contenders.front();
+  std::printf(
+      "pin of %zu KiB blocks another process stored, %zu at a time, %zu blocks; us a block\n",
+      data.block_bytes >> 10, kBatch, data.blocks());
+  std::printf("  %-26s %9s %9s %9s %11s %9s\n", "", "pin", "x kvhive", "goal", "and let go",
+              "x kvhive");
+  for (const Contender& c : contenders)
+    std::printf("  %-26s %9.3f %9.1f %9.0f %11.3f %9.1f\n", c.peer->name().c_str(),
+                median(c.pin_us), median_ratio(c.pin_us, ours.pin_us), c.goal, median(c.both_us),
+                median_ratio(c.both_us, ours.both_us));
+  std::printf("\n");
+}
+
+// -- copy out -------------------------------------------------------------------------------------
+
+/// Private memory in huge pages, where the kernel has them.
+class PrivateBytes {
+ public:
+  explicit PrivateBytes(std::size_t bytes) : bytes_(bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    KV_CHECK(memory != MAP_FAILED);
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    std::memset(memory, 1, bytes);
+    data_ = static_cast<std::byte*>(memory);
+  }
+  PrivateBytes(const PrivateBytes&) = delete;
+  PrivateBytes& operator=(const PrivateBytes&) = delete;
+  ~PrivateBytes() { munmap(data_, bytes_); }
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_;
+  std::size_t bytes_;
+};
+
+struct Copy {
+  const char* name;
+  std::function<void(const Prompt& prompt, std::size_t index)> run;
+  std::vector<double> seconds;  ///< of a round
+};
+
+void compare_copies(int threads) {
+  omp_set_num_threads(threads);
+  const SharedPool shared(blocks_needed(k2MiB), k2MiB);
+  const DataSet data = make_data(shared);
+  Forked writer([&] { make_kvhive_peer(shared)->store(data); });
+  KV_CHECK(writer.collect());
+  const PoolMemory memory = shared.attach();
+  sign_in(memory, ProcessSlot{1}, 1);
+  BlockPool pool(memory, ProcessSlot{1});
+
+  const PrivateBytes source(data.bytes()), destination(kBatch * data.block_bytes);
+  std::vector<BlockPair> pairs(kBatch);
+  const auto copy_blocks = [&](const std::byte* from) {
+    block_copy_cpu({from, destination.data(), data.block_bytes, pairs.data(), pairs.size()});
+  };
+  const auto private_block = [&](std::size_t prompt, std::size_t i) {
+    return source.data() + (prompt * kBatch + i) * data.block_bytes;
+  };
+  std::vector<Copy> copies;
+  copies.push_back({"kvhive: find, pin, copy out",
+                    [&](const Prompt& prompt, std::size_t) {
+                      const PrefixHit hit = prompt.match(pool, kBatch);
+                      KV_CHECK(hit.blocks.size() == kBatch);
+                      for (std::uint32_t i = 0; i < kBatch; ++i)
+                        pairs[i] = {hit.blocks[i].value, i};
+                      copy_blocks(memory.arena(Tier::device));
+                      pool.release(hit.blocks);
+                    },
+                    {}});
+  copies.push_back({"private, streaming copy",
+                    [&](const Prompt&, std::size_t index) {
+                      for (std::uint32_t i = 0; i < kBatch; ++i) pairs[i] = {i, i};
+                      copy_blocks(private_block(index, 0));
+                    },
+                    {}});
+  copies.push_back({"private, memcpy a block",
+                    [&](const Prompt&, std::size_t index) {
+#pragma omp parallel for schedule(static)
+                      for (std::size_t i = 0; i < kBatch; ++i)
+                        std::memcpy(destination.data() + i * data.block_bytes,
+                                    private_block(index, i), data.block_bytes);
+                    },
+                    {}});
+  copies.push_back({"private, memcpy of all",
+                    [&](const Prompt&, std::size_t index) {
+                      const std::size_t share = kBatch * data.block_bytes / std::size_t(threads);
+#pragma omp parallel for schedule(static)
+                      for (int t = 0; t < threads; ++t)
+                        std::memcpy(destination.data() + std::size_t(t) * share,
+                                    private_block(index, 0) + std::size_t(t) * share, share);
+                    },
+                    {}});
+
+  for (int round = -1; round < kRounds; ++round)  // the first touches everything once
+    for (Copy& copy : copies) {
+      const double seconds = seconds_of([&] {
+        for (std::size_t i = 0; i < data.prompts.size(); ++i) copy.run(data.prompts[i], i);
+      });
+      if (round >= 0) copy.seconds.push_back(seconds);
+    }
+  std::vector<double> of_best;
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    double best = copies[1].seconds[round];
+    for (const Copy& copy : std::span(copies).subspan(1))
+      best = std::min(best, copy.seconds[round]);
+    of_best.push_back(best / copies[0].seconds[round]);
+  }
+  std::printf("copy of %zu MiB blocks, %zu at a time, %d thread(s); GB/s\n", data.block_bytes >> 20,
+              kBatch, threads);
+  for (const Copy& copy : copies)
+    std::printf("  %-28s %6.1f\n", copy.name,
+                static_cast<double>(data.bytes()) / median(copy.seconds) / 1e9);
+  std::printf("  kvhive over the best private copy of each round: %.2f (goal 0.90)\n\n",
+              median(of_best));
+}
+
+}  // namespace
+}  // namespace kvhive::bench
+
+/// bench_peers [pins | copies]
+///
+/// The one who tidies up is not the one who works: whatever happens to the worker, its servers die
+/// with it and the directory goes.
+int main(int argc, char** argv) {
+  const std::string part = argc > 1 ? argv[1] : "";
+  char directory[] = "/dev/shm/kvhive-peers-XXXXXX";
+  KV_CHECK(mkdtemp(directory) != nullptr);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) signal(number, SIG_IGN);
+  bool is_done = false;
+  {
+    kvhive::bench::Forked worker([&] {
+      for (const int number : {SIGINT, SIGTERM, SIGHUP}) signal(number, SIG_DFL);
+      setvbuf(stdout, nullptr, _IOLBF, 0);
+      if (part != "copies") kvhive::bench::compare_pins(directory);
+      if (part == "pins") return;
+      for (const int threads : {1, omp_get_num_procs()}) kvhive::bench::compare_copies(threads);
+    });
+    is_done = worker.collect();
+  }
+  std::filesystem::remove_all(directory);
+  return is_done ? 0 : 1;
+}
