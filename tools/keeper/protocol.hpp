@@ -18,7 +18,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -62,6 +62,7 @@ struct Message {
   std::uint32_t freed = 0;          ///< reaped: blocks
   std::uint32_t released = 0;
   std::uint32_t objects = 0;  ///< welcome: mask of the pool objects among the descriptors
+  std::uint32_t pid = 0;      ///< welcome to an engine: its number in our PID namespace; 0 = none
   Errc error = Errc::none;    ///< refused, channel_refused
   PoolGeometry geometry;      ///< hello of an engine: what it computes with; welcome
   /// hello of an engine, welcome to an inspector: the model's name; refused and channel_refused:
