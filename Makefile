@@ -5,11 +5,12 @@
 #   make build     the programs, into build/bin/
 #   make bench     speed, as ratios taken in one run
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
+#   make siege     thousands of clients, stewards and daemons killed, every limit tried; from SEED=any
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder)
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build bench chaos asan tsan fuzz lint configure packages clean
+.PHONY: demo test build bench chaos siege asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -34,6 +35,10 @@ chaos: configure
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_kill_point_test --gtest_brief=1
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) KVHIVE_CHAOS_MINUTES=$(MINUTES) \
 	  build/bin/kvhive_crash_test --gtest_brief=1 --gtest_filter='PoolCrash.NothingIsLost*'
+
+siege: configure
+	@cmake --build --preset release -j $(JOBS) --target programs kvhive_tools_test
+	@KVHIVE_SIEGE=1 $(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_tools_test --gtest_filter='Siege.*:Limits.Every*'
 
 asan: packages
 	@cmake --preset asan --log-level=WARNING >/dev/null
