@@ -119,7 +119,7 @@ Json Daemon::status() const {
   Message request;
   request.type = MessageType::status_request;
   KV_CHECK(send_packet(socket->get(), request).has_value());
-  const auto answer = receive_answer(socket->get());
+  const auto answer = receive_answer(socket->get(), 60'000);
   KV_CHECK(answer.has_value() && answer->has_value());
   return Json::parse((*answer)->tail);
 }

@@ -136,6 +136,7 @@ TEST(Limits, EveryLimitOfProcessesEndsInServiceOrInWords) {
 // -- memory ---------------------------------------------------------------------------------------
 
 TEST(Limits, EverySizeInACgroupEndsInServiceOrInWords) {
+  if (kUnderSanitizer) GTEST_SKIP() << "a sanitizer's own memory is what would not fit";
   const auto group = MemoryCgroup::make(160 * kMiB);
   if (!group) GTEST_SKIP() << "NOT RUN: needs root, and cgroups with a memory controller";
   int started = 0, refused = 0;
@@ -160,6 +161,7 @@ TEST(Limits, EverySizeInACgroupEndsInServiceOrInWords) {
 }
 
 TEST(Limits, AClientCannotBringTheOomKillerUponTheDaemon) {
+  if (kUnderSanitizer) GTEST_SKIP() << "a sanitizer's own memory is what would not fit";
   const auto group = MemoryCgroup::make(200 * kMiB);
   if (!group) GTEST_SKIP() << "NOT RUN: needs root, and cgroups with a memory controller";
   const Daemon daemon(kSmall, [&] { group->enter(); });
