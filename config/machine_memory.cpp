@@ -137,6 +137,10 @@ void bound_by(MachineMemory& memory, std::size_t limit, std::size_t used, const 
   memory.bound = name;
 }
 
+std::string bound_of_cgroup(const std::string& cgroup, const std::string& file, std::size_t limit) {
+  return "cgroup " + cgroup + " (" + file + " " + format_bytes(limit) + ")";
+}
+
 void bound_by_cgroup(MachineMemory& memory, const fs::path& directory, CgroupVersion version,
                      const std::string& cgroup) {
   const CgroupFiles& files = files_of(version);
@@ -146,8 +150,7 @@ void bound_by_cgroup(MachineMemory& memory, const fs::path& directory, CgroupVer
     std::size_t used = read_number(directory / files.usage).value_or(0);
     auto stat = read_table(directory / "memory.stat");
     for (const std::string& cache : files.caches) used -= std::min(used, stat[cache]);
-    bound_by(memory, *limit, used,
-             "cgroup " + cgroup + " (" + file + " " + format_bytes(*limit) + ")");
+    bound_by(memory, *limit, used, bound_of_cgroup(cgroup, file, *limit));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "pool/pool_report.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/namespaces.hpp"
 #include "tests/tools/daemon.hpp"
@@ -197,6 +198,7 @@ std::vector<std::uint32_t> hits_with_clock_offset(long offset) {
   clients.push_back(daemon.connect(0));
   clients.push_back(daemon.connect(1));
   const std::string text = passage();
+  const PoolMemory pool = daemon.pool();
   std::vector<std::uint32_t> hits;
   for (std::size_t i = 0; i < 60; ++i) {
     const std::size_t prompt = (i * i + i / 5) % 11;  // some come again soon, some late, some never
@@ -204,6 +206,13 @@ std::vector<std::uint32_t> hits_with_clock_offset(long offset) {
         clients[i * 7 / 3 % 2].generate(request_of(text.substr(prompt * 60, 350), 2));
     EXPECT_TRUE(result.has_value());
     hits.push_back(result->stats.cached_tokens);
+    // An engine gives its blocks back after the last token is out: the next one must come later.
+    EXPECT_TRUE(eventually(
+        [&] {
+          const TierReport device = report_pool(pool).tiers[0];
+          return device.held == 0 && device.filling == 0;
+        },
+        kHang));
   }
   EXPECT_GT(daemon.stat()["evicted_blocks"], 50);
   return hits;

@@ -30,8 +30,8 @@ Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
 /// out from the lowest: at most `newest` are open below it.
 std::size_t descriptors_left(int newest);
 
-/// Starts so many threads, to see whether it can be done, and ends them. For an engine: CAF hangs if
-/// it gets only some of its threads.
+/// Starts so many threads, to see whether it can be done, and ends them. For an engine: CAF hangs
+/// if it gets only some of its threads.
 Expected<void> try_threads(std::size_t count);
 
 }  // namespace kvhive
