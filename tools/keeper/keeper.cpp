@@ -35,13 +35,15 @@ constexpr std::size_t kKeptDescriptors = 16;
 /// What somebody needs who has said nothing yet: a pidfd, a channel and its two doorbells.
 constexpr std::size_t kDescriptorsOfAHello = 4;
 
-/// What to look at after a child could not start; one that was killed had no last word.
+/// What to look at after a child could not start.
 std::string remedy_for(const std::string& end) {
-  if (end != "signal " + std::to_string(SIGKILL)) return "its message is above";
+  std::string remedy = "its message is above";
+  if (end != "signal " + std::to_string(SIGKILL)) return remedy;
   const MachineMemory memory = machine_memory();
-  return "if the kernel did it for want of memory: " + memory.bound + " has " +
-         format_bytes(memory.available) +
-         " available; lower kv-cache-memory-bytes, or raise that limit";
+  remedy += "; if there is none, the kernel wanted memory: ";
+  remedy += memory.bound + " has " + format_bytes(memory.available) +
+            " available; lower kv-cache-memory-bytes, or raise that limit";
+  return remedy;
 }
 
 /// The process at the other end, by the kernel's word (0 if it lives in a PID namespace we cannot
