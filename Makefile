@@ -7,11 +7,12 @@
 #   make bench-peers  pinning a block beside LMDB, a Boost map, files, memcached and Redis (installs these)
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make timing    whether the clock tells what another domain has cached
+#   make siege     thousands of clients, stewards and daemons killed, every limit tried; from SEED=any
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder)
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build bench bench-peers chaos timing asan tsan fuzz lint configure packages clean
+.PHONY: demo test build bench bench-peers chaos siege timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -47,6 +48,10 @@ chaos: configure
 timing: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_timing_proof
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_timing_proof
+
+siege: configure
+	@cmake --build --preset release -j $(JOBS) --target programs kvhive_tools_test
+	@KVHIVE_SIEGE=1 $(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_tools_test --gtest_filter='Siege.*:Limits.Every*'
 
 asan: packages
 	@cmake --preset asan --log-level=WARNING >/dev/null

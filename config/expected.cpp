@@ -1,9 +1,27 @@
 #include "config/expected.hpp"
 
+#include <sys/resource.h>
+
 #include <cerrno>
 #include <system_error>
 
 namespace kvhive {
+
+namespace {
+
+/// For the limits that people run into: which one it is, and how to raise it.
+std::string remedy_for(int code) {
+  if (code == ENFILE)
+    return "; the machine has no file descriptor left (/proc/sys/fs/file-max): raise it, or end "
+           "other programs";
+  if (code != EMFILE) return {};
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return "; this process may have " + std::to_string(limit.rlim_cur) +
+         " file descriptors (ulimit -n): raise the limit, or close others";
+}
+
+}  // namespace
 
 std::string_view to_string(Errc code) {
   switch (code) {
@@ -27,7 +45,8 @@ std::string_view to_string(Errc code) {
 
 tl::unexpected<Error> os_failure(std::string_view what) {
   const int code = errno;
-  return failure(Errc::os_error, std::string(what) + ": " + std::generic_category().message(code));
+  return failure(Errc::os_error, std::string(what) + ": " + std::generic_category().message(code) +
+                                     remedy_for(code));
 }
 
 }  // namespace kvhive

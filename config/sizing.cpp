@@ -1,29 +1,12 @@
 #include "config/sizing.hpp"
 
 #include <algorithm>
-#include <fstream>
-#include <limits>
 #include <string>
 
 #include "config/byte_size.hpp"
 
 namespace kvhive {
 namespace {
-
-std::size_t meminfo(const std::string& wanted) {
-  std::ifstream file("/proc/meminfo");
-  std::string name, unit;
-  for (std::size_t kib = 0; file >> name >> kib; std::getline(file, unit))
-    if (name == wanted + ":") return kib * 1024;
-  return 0;
-}
-
-/// A limit file of our cgroup; nothing ("max", or no such file) is no limit.
-std::size_t cgroup_number(const char* file_name) {
-  std::ifstream file(std::string("/sys/fs/cgroup/") + file_name);
-  std::size_t bytes = 0;
-  return file >> bytes ? bytes : std::numeric_limits<std::size_t>::max();
-}
 
 /// Device memory left for KV once everything else has its share.
 Expected<std::size_t> kv_bytes(const Options& options, const MemoryFigures& memory) {
@@ -41,26 +24,15 @@ Expected<std::size_t> kv_bytes(const Options& options, const MemoryFigures& memo
   return share - others;
 }
 
-tl::unexpected<Error> too_much(std::size_t needed, const MemoryFigures& memory) {
-  return failure(Errc::out_of_memory,
-                 "the pool needs " + format_bytes(needed) + ", the machine has " +
-                     format_bytes(memory.available) + " available of " +
-                     format_bytes(memory.total) +
-                     "; lower kv-cache-memory-bytes, num-gpu-blocks-override or swap-space");
-}
-
 }  // namespace
 
-MemoryFigures machine_memory() {
-  MemoryFigures memory;
-  memory.total = meminfo("MemTotal");
-  memory.available = meminfo("MemAvailable");
-  if (const std::size_t limit = cgroup_number("memory.max"); limit < memory.total) {
-    const std::size_t used = cgroup_number("memory.current");
-    memory.total = limit;
-    memory.available = std::min(memory.available, limit - std::min(used, limit));
-  }
-  return memory;
+Expected<void> check_room(std::size_t needed, const MemoryFigures& memory) {
+  if (needed <= memory.available) return {};
+  return failure(Errc::out_of_memory,
+                 "the pool needs " + format_bytes(needed) + ", " + memory.bound + " has " +
+                     format_bytes(memory.available) +
+                     " available; lower kv-cache-memory-bytes, num-gpu-blocks-override or "
+                     "swap-space, or raise that limit");
 }
 
 bool needs_profile_run(const Options& options) {
@@ -78,7 +50,7 @@ Expected<PoolSize> size_pool(const Options& options, const KvLayout& layout,
   }
   const std::size_t host_blocks = options.swap_space / block_bytes;
   const std::size_t needed = (device_blocks + host_blocks) * block_bytes;
-  if (needed > memory.available) return too_much(needed, memory);
+  if (auto fits = check_room(needed, memory); !fits) return forward_error(fits);
   constexpr std::size_t kMostBlocks = std::size_t{1} << 30;
   if (device_blocks < 2 || device_blocks + host_blocks > kMostBlocks)
     return failure(Errc::bad_argument, "the pool would have " + std::to_string(device_blocks) +

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "config/expected.hpp"
 #include "config/kv_layout.hpp"
@@ -19,10 +20,11 @@ struct MemoryFigures {
   std::size_t weights = 0;    ///< shared by all engines
   /// Private memory of one engine at its largest step, measured by a profile run.
   std::size_t engine_peak = 0;
+  std::string bound = "the machine";  ///< what leaves no more than `available`
 };
 
-/// Of the machine we run on: /proc/meminfo, and the cgroup's limit if there is one.
-MemoryFigures machine_memory();
+/// An error that says what is needed, what there is, under which limit, and what to change.
+Expected<void> check_room(std::size_t needed, const MemoryFigures& memory);
 
 struct PoolSize {
   std::uint32_t device_blocks = 0;  ///< the null block included

@@ -24,7 +24,7 @@ void reset_statistics(SlotCounters& counters) {
 
 }  // namespace
 
-void sign_in(const PoolMemory& memory, ProcessSlot slot, std::uint32_t index) {
+void sign_in(const PoolMemory& memory, ProcessSlot slot, std::uint32_t index, std::uint32_t pid) {
   ProcessEntry& entry = memory.control().processes[slot.value];
   KV_KILL_POINT("sign_in.before");
   reset_statistics(entry.counters);
@@ -34,7 +34,7 @@ void sign_in(const PoolMemory& memory, ProcessSlot slot, std::uint32_t index) {
   entry.started.store(std::chrono::duration_cast<std::chrono::seconds>(now).count(),
                       std::memory_order_relaxed);
   KV_KILL_POINT("sign_in.before_pid");
-  entry.pid.store(static_cast<std::uint32_t>(getpid()), std::memory_order_release);
+  entry.pid.store(pid != 0 ? pid : static_cast<std::uint32_t>(getpid()), std::memory_order_release);
   KV_KILL_POINT("sign_in.done");
 }
 

@@ -2,6 +2,9 @@
 // keeper gives it. With --describe it only says what the model needs.
 
 #include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
 
 #include "config/log.hpp"
 #include "tools/engine/describe.hpp"
@@ -12,13 +15,26 @@
 namespace kvhive {
 namespace {
 
+/// OpenMP reads its environment before main(). What the keeper sets for its own engines, one that
+/// was started by hand sets for itself, and begins again: several engines share the cores, threads
+/// that wait must sleep.
+void share_cores(const Options& options, char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  setenv("OMP_WAIT_POLICY", "passive", 1);
+  if (options.threads != 0) setenv("OMP_NUM_THREADS", std::to_string(options.threads).c_str(), 1);
+  execv("/proc/self/exe", argv);  // without /proc we do as well as we can
+}
+
 Expected<int> run(int argc, char** argv) {
-  CLI::App app{"kvhive-engine: one engine process of a pool; usually started by kvhived"};
+  CLI::App app{
+      "kvhive-engine: one engine process of a pool. Usually started by kvhived; started by hand, "
+      "in "
+      "a container say, it joins the daemon that listens on --socket"};
   app.name("kvhive-engine");
   OptionFlags flags(app);
-  std::uint32_t index = 0;
+  std::uint32_t index = kAnyEngine;
   std::string describe_what;
-  app.add_option("--index", index, "number of this engine");
+  app.add_option("--index", index, "number of this engine; without it the first that is free");
   app.add_option("--describe", describe_what,
                  "print what the model needs as JSON and leave: config, or profile to measure")
       ->check(CLI::IsMember({"config", "profile"}));
@@ -29,7 +45,7 @@ Expected<int> run(int argc, char** argv) {
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
-  start_log("engine " + std::to_string(index), options->log_level);
+  start_log(index == kAnyEngine ? "engine" : "engine " + std::to_string(index), options->log_level);
 
   auto config = load_model_config(options->model);
   if (!config) return forward_error(config);
@@ -38,6 +54,7 @@ Expected<int> run(int argc, char** argv) {
       return forward_error(described);
     return 0;
   }
+  share_cores(*options, argv);
   auto engine = Engine::attach(*options, *config, index);
   if (!engine) return forward_error(engine);
   (*engine)->run();

@@ -1,12 +1,15 @@
 #include "config/expected.hpp"
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <cerrno>
 #include <set>
 
 namespace kvhive {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST(Errc, EveryCodeHasANameOfItsOwn) {
   std::set<std::string_view> names;
@@ -32,6 +35,16 @@ TEST(OsFailure, SaysWhatFailedAndWhy) {
   const Expected<void> failed = os_failure("open /nowhere");
   EXPECT_EQ(failed.error().code, Errc::os_error);
   EXPECT_EQ(failed.error().text, "open /nowhere: No such file or directory");
+}
+
+TEST(OsFailure, NamesTheLimitThatWasMetItsNumberAndTheRemedy) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  errno = EMFILE;
+  EXPECT_THAT(os_failure("open").value().text,
+              HasSubstr(std::to_string(limit.rlim_cur) + " file descriptors (ulimit -n)"));
+  errno = ENFILE;
+  EXPECT_THAT(os_failure("open").value().text, HasSubstr("/proc/sys/fs/file-max"));
 }
 
 }  // namespace

@@ -188,6 +188,21 @@ TEST_F(ChannelsTest, AllClientsTogetherGetSoMuchAndNoMore) {
   EXPECT_TRUE(channels_.create(kBytes, kAnyEngine, kDomain).has_value());
 }
 
+TEST_F(ChannelsTest, MoreThanTheMachineHasIsRefusedByTheLimitThatSaysSo) {
+  std::size_t available = 2 * kBytes;
+  Channels channels([](auto&&...) -> Expected<void> { return {}; }, 8 * kBytes,
+                    [&] {
+                      return MachineMemory{8 * kBytes, available, "cgroup /a (memory.max)"};
+                    });
+  EXPECT_TRUE(channels.create(2 * kBytes, kAnyEngine).has_value());
+  const auto refused = channels.create(2 * kBytes + 1, kAnyEngine);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::out_of_memory);
+  EXPECT_THAT(refused.error().text, HasSubstr("cgroup /a (memory.max) has 2.00 MiB available"));
+  available = 3 * kBytes;
+  EXPECT_TRUE(channels.create(2 * kBytes + 1, kAnyEngine).has_value());
+}
+
 TEST_F(ChannelsTest, SizesOutOfBoundsAreRefused) {
   for (const std::size_t bytes :
        {std::size_t{0}, kBytes - 1, kMostChannelBytes + 1, ~std::size_t{0}}) {

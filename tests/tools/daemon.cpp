@@ -25,11 +25,14 @@ std::string read_line(int fd) {
   return line;
 }
 
-/// Forks and executes with the given descriptors as standard output and error.
-pid_t spawn(const std::string& path, const std::vector<std::string>& arguments, int out, int err) {
+}  // namespace
+
+pid_t spawn(const std::string& path, const std::vector<std::string>& arguments, int out, int err,
+            const BeforeExec& before_exec) {
   const pid_t pid = fork();
   KV_CHECK(pid >= 0);
   if (pid != 0) return pid;
+  if (before_exec) before_exec();
   if (out >= 0) dup2(out, STDOUT_FILENO);
   if (err >= 0) dup2(err, STDERR_FILENO);
   std::vector<char*> argv = {const_cast<char*>(path.c_str())};
@@ -39,12 +42,11 @@ pid_t spawn(const std::string& path, const std::vector<std::string>& arguments, 
   _exit(127);
 }
 
-}  // namespace
-
-CommandResult run(const std::string& name, const std::vector<std::string>& arguments) {
+CommandResult run(const std::string& name, const std::vector<std::string>& arguments,
+                  const BeforeExec& before_exec) {
   int out[2], err[2];
   KV_CHECK(pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0);
-  const pid_t pid = spawn(program(name), arguments, out[1], err[1]);
+  const pid_t pid = spawn(program(name), arguments, out[1], err[1], before_exec);
   close(out[1]);
   close(err[1]);
   CommandResult result;
@@ -65,15 +67,18 @@ bool eventually(const std::function<bool()>& holds, std::chrono::seconds limit) 
   return true;
 }
 
-bool is_alive(pid_t pid) {
+char state_of(pid_t pid) {
   std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
-  if (!std::getline(stat, line)) return false;
-  const char state = line[line.rfind(')') + 2];
-  return state != 'Z' && state != 'X';
+  return std::getline(stat, line) ? line[line.rfind(')') + 2] : '\0';
 }
 
-Daemon::Daemon(std::vector<std::string> flags) {
+bool is_alive(pid_t pid) {
+  const char state = state_of(pid);
+  return state != '\0' && state != 'Z' && state != 'X';
+}
+
+Daemon::Daemon(std::vector<std::string> flags, const BeforeExec& before_exec) {
   char name[] = "/tmp/kvhive-test-XXXXXX";
   KV_CHECK(mkdtemp(name) != nullptr);
   directory_ = name;
@@ -82,7 +87,7 @@ Daemon::Daemon(std::vector<std::string> flags) {
                              "--threads", "1"});
   int out[2];
   KV_CHECK(pipe2(out, O_CLOEXEC) == 0);
-  pid_ = spawn(program("kvhived"), flags, out[1], -1);
+  pid_ = spawn(program("kvhived"), flags, out[1], -1, before_exec);
   close(out[1]);
   const std::string line = read_line(out[0]);
   close(out[0]);
@@ -106,6 +111,17 @@ void Daemon::kill() {
   ::kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);
   pid_ = 0;
+}
+
+Json Daemon::status() const {
+  const auto socket = connect_to_daemon(socket_);
+  KV_CHECK(socket.has_value(), socket.error().text);
+  Message request;
+  request.type = MessageType::status_request;
+  KV_CHECK(send_packet(socket->get(), request).has_value());
+  const auto answer = receive_answer(socket->get(), 60'000);
+  KV_CHECK(answer.has_value() && answer->has_value());
+  return Json::parse((*answer)->tail);
 }
 
 CommandResult Daemon::cli(std::vector<std::string> arguments) const {

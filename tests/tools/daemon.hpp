@@ -34,13 +34,24 @@ struct CommandResult {
   Json json() const { return Json::parse(out); }
 };
 
+/// Called in a child before it becomes a program: limits, namespaces.
+using BeforeExec = std::function<void()>;
+
+/// Forks and executes with the given descriptors as standard output and error.
+pid_t spawn(const std::string& path, const std::vector<std::string>& arguments, int out = -1,
+            int err = -1, const BeforeExec& before_exec = {});
+
 /// Runs a program to its end.
-CommandResult run(const std::string& name, const std::vector<std::string>& arguments);
+CommandResult run(const std::string& name, const std::vector<std::string>& arguments,
+                  const BeforeExec& before_exec = {});
 
 /// Looks again and again until it holds; false after `limit`. Each look is a system call or a
 /// process of its own, so that there is nothing to sleep for.
 bool eventually(const std::function<bool()>& holds,
                 std::chrono::seconds limit = std::chrono::seconds(10));
+
+/// A process' state as /proc knows it: R, S, T (stopped), Z ...; '\0' = there is none.
+char state_of(pid_t pid);
 
 /// True while the process can be signalled and is no zombie.
 bool is_alive(pid_t pid);
@@ -49,12 +60,16 @@ class Daemon {
  public:
   /// Starts kvhived with the demo model and these flags more, and waits until it is ready.
   explicit Daemon(std::vector<std::string> flags = {"--engines", "2", "--kv-cache-memory-bytes",
-                                                    "32M"});
+                                                    "32M"},
+                  const BeforeExec& before_exec = {});
   ~Daemon();
 
   const std::string& socket() const { return socket_; }
   const std::string& directory() const { return directory_; }
   pid_t pid() const { return pid_; }
+
+  /// What the keeper says of itself, its processes and its clients; asked without a process.
+  Json status() const;
 
   /// `kvhive ARGUMENTS --socket ...`
   CommandResult cli(std::vector<std::string> arguments) const;

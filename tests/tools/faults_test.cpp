@@ -5,10 +5,10 @@
 #include <sys/socket.h>
 
 #include <cstring>
-#include <fstream>
 #include <random>
 
 #include "tests/tools/daemon.hpp"
+#include "tests/tools/footprint.hpp"
 #include "tools/keeper/pidfd.hpp"
 
 namespace kvhive::testing {
@@ -40,21 +40,6 @@ Progress read_until(Client& client, std::uint32_t number, std::size_t tokens) {
 bool nothing_is_held(const Daemon& daemon) {
   const Json device = daemon.stat()["tiers"]["device"];
   return device["held"] == 0 && device["filling"] == 0;
-}
-
-/// Whether a process has started any other.
-bool has_child(pid_t parent) {
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    std::ifstream stat(entry.path() / "stat");
-    std::string line;
-    if (!std::getline(stat, line)) continue;
-    pid_t its_parent = 0;
-    const std::size_t name_end = line.rfind(')');
-    if (name_end != std::string::npos &&
-        std::sscanf(line.c_str() + name_end, ") %*c %d", &its_parent) == 1 && its_parent == parent)
-      return true;
-  }
-  return false;
 }
 
 /// In a child: a daemon that will die young.
@@ -316,9 +301,9 @@ TEST(Faults, AKillDuringTheStartLeavesNothing) {
   const std::filesystem::path directory = mkdtemp(name);
   for (int i = 0; i < 6; ++i) {
     const pid_t pid = start_bare_daemon(directory / "new/s");
-    ASSERT_TRUE(eventually([&] { return has_child(pid); }));
+    ASSERT_TRUE(eventually([&] { return !children_of(pid).empty(); }));
     ASSERT_TRUE(std::filesystem::exists(directory / "new/s"));
-    for (int spin = 0; spin < i; ++spin) has_child(pid);  // a little later each time
+    for (int spin = 0; spin < i; ++spin) (void)children_of(pid);  // a little later each time
     ::kill(pid, SIGKILL);
     waitpid(pid, nullptr, 0);
     EXPECT_TRUE(eventually([&] { return std::filesystem::is_empty(directory); })) << i;

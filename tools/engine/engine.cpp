@@ -9,9 +9,13 @@
 #include "models/fingerprint.hpp"
 #include "pool/process_slot.hpp"
 #include "tools/engine/model.hpp"
+#include "tools/keeper/process_limits.hpp"
 
 namespace kvhive {
 namespace {
+
+/// CAF's clock, multiplexers, workers and detached actors.
+constexpr std::size_t kThreadsBesideCompute = 8;
 
 std::size_t longest_token_bytes(const Tokenizer& tokenizer) {
   std::size_t longest = 1;
@@ -24,6 +28,8 @@ std::size_t longest_token_bytes(const Tokenizer& tokenizer) {
 
 Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const ModelConfig& config,
                                                  std::uint32_t index) {
+  if (auto granted = try_threads(kThreadsBesideCompute + options.threads); !granted)
+    return forward_error(granted);
   auto fingerprint = model_fingerprint(options.model);
   if (!fingerprint) return forward_error(fingerprint);
   auto tokenizer = Tokenizer::load(options.model);
@@ -62,12 +68,16 @@ Engine::Engine(const Options& options, const ModelConfig& config, const Message&
       memory_(std::move(memory)),
       tokenizer_(std::move(tokenizer)) {
   memory_.hide_from_children();
-  sign_in(memory_, slot_, index_);
+  sign_in(memory_, slot_, index_, welcome.pid);
   pool_ = std::make_unique<BlockPool>(
       memory_, slot_, options.scrub == "never" ? Scrub::never : Scrub::on_domain_change);
+  // The keeper's engines are told; one that was started by hand finds out.
+  const PoolGeometry& geometry = memory_.geometry();
   const std::uint32_t max_model_len =
-      options.max_model_len != 0 ? options.max_model_len
-                                 : static_cast<std::uint32_t>(config.max_position_embeddings);
+      options.max_model_len != 0
+          ? options.max_model_len
+          : std::min(static_cast<std::uint32_t>(config.max_position_embeddings),
+                     (geometry.device_blocks - 1) * geometry.tokens_per_block);
   RingParts parts;
   parts.pool = pool_.get();
   parts.scheduler = {

@@ -23,6 +23,11 @@ Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wa
                                              format_bytes(in_all) + ", the daemon grants " +
                                              format_bytes(most_bytes_) +
                                              "; ask for a smaller one, or try again later");
+  if (const MachineMemory machine = look_at_memory_(); whole_pages > machine.available)
+    return failure(Errc::out_of_memory,
+                   "a channel needs " + format_bytes(whole_pages) + ", " + machine.bound + " has " +
+                       format_bytes(machine.available) +
+                       " available; ask for a smaller one, or raise that limit");
   auto memory = make_channel_memory(whole_pages);
   if (!memory) return forward_error(memory);
   auto doorbell = make_doorbell();

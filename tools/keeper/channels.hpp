@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "config/machine_memory.hpp"
 #include "config/unique_fd.hpp"
 #include "tools/keeper/protocol.hpp"
 
@@ -23,8 +24,12 @@ class Channels {
   using SendToEngine =
       std::function<Expected<void>(EngineKey, const Message&, const std::vector<int>& fds)>;
 
-  explicit Channels(SendToEngine send, std::size_t most_bytes = kMostBytesOfAllChannels)
-      : send_(std::move(send)), most_bytes_(most_bytes) {}
+  using LookAtMemory = std::function<MachineMemory()>;
+
+  explicit Channels(
+      SendToEngine send, std::size_t most_bytes = kMostBytesOfAllChannels,
+      LookAtMemory memory = [] { return machine_memory(); })
+      : send_(std::move(send)), most_bytes_(most_bytes), look_at_memory_(std::move(memory)) {}
 
   /// A channel that no engine serves yet, and what its client needs of it.
   struct Created {
@@ -33,7 +38,8 @@ class Channels {
     int memory;  ///< the table's; open as long as the channel
     UniqueFd doorbell;
   };
-  /// Errors: `bytes` out of bounds, or more than is left for all clients together.
+  /// Errors: `bytes` out of bounds, more than is left for all clients together, or more than
+  /// machine and cgroup have: a client must not bring the OOM killer upon all.
   Expected<Created> create(std::size_t bytes, std::uint32_t wanted_engine, DomainId domain);
 
   /// What a client has of its channel.
@@ -76,6 +82,7 @@ class Channels {
 
   SendToEngine send_;
   std::size_t most_bytes_;
+  LookAtMemory look_at_memory_;
   std::map<EngineKey, std::uint32_t> engines_;
   std::map<std::uint64_t, Entry> channels_;
   std::uint64_t next_id_ = 1;

@@ -29,6 +29,16 @@ namespace {
   _exit(127);
 }
 
+tl::unexpected<Error> fork_failure(const std::string& program) {
+  const bool is_rationed = errno == EAGAIN;
+  auto failed = os_failure("fork " + program);
+  if (is_rationed)
+    failed.value().text +=
+        "; there are as many processes as may be (ulimit -u, the cgroup's pids.max): raise the "
+        "limit, or start fewer engines";
+  return failed;
+}
+
 std::string describe(int status) {
   if (WIFEXITED(status)) return "exit code " + std::to_string(WEXITSTATUS(status));
   return "signal " + std::to_string(WTERMSIG(status));
@@ -59,7 +69,7 @@ Expected<void> start(Child& child) {
   child.last_start = std::chrono::steady_clock::now();
   const pid_t keeper = getpid();
   const pid_t pid = fork();
-  if (pid < 0) return os_failure("fork " + child.program);
+  if (pid < 0) return fork_failure(child.program);
   if (pid == 0) {
     if (child.ends_with_us) {  // also if it is stopped, and cannot notice that we are gone
       prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -99,7 +109,7 @@ Expected<std::string> run_to_end(const std::string& program,
   if (pipe2(err, O_CLOEXEC) != 0) return os_failure("pipe");
   UniqueFd err_read(err[0]), err_write(err[1]);
   const pid_t pid = fork();
-  if (pid < 0) return os_failure("fork " + program);
+  if (pid < 0) return fork_failure(program);
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody would read its answer
     dup2(out_write.get(), STDOUT_FILENO);

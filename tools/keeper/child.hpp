@@ -20,6 +20,7 @@ struct Child {
   pid_t pid = 0;              ///< 0 = not running
   UniqueFd pidfd;
   std::uint32_t starts = 0;
+  std::uint32_t young_deaths = 0;  ///< one after the other
   std::chrono::steady_clock::time_point last_start{};
 
   bool is_running() const { return pid != 0; }

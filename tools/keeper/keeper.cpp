@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,8 +12,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "config/byte_size.hpp"
 #include "config/log.hpp"
+#include "config/machine_memory.hpp"
 #include "tools/keeper/pidfd.hpp"
+#include "tools/keeper/process_limits.hpp"
 
 namespace kvhive {
 namespace {
@@ -31,12 +33,20 @@ sigset_t stop_signals() {
   return stop;
 }
 
-/// Three descriptors a client: take what the system grants.
-void raise_descriptor_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
+/// Descriptors that no client gets: for children that have to be started again.
+constexpr std::size_t kKeptDescriptors = 16;
+/// What somebody needs who has said nothing yet: a pidfd, a channel and its two doorbells.
+constexpr std::size_t kDescriptorsOfAHello = 4;
+
+/// What to look at after a child could not start.
+std::string remedy_for(const std::string& end) {
+  std::string remedy = "its message is above";
+  if (end != "signal " + std::to_string(SIGKILL)) return remedy;
+  const MachineMemory memory = machine_memory();
+  remedy += "; if there is none, the kernel wanted memory: ";
+  remedy += memory.bound + " has " + format_bytes(memory.available) +
+            " available; lower kv-cache-memory-bytes, or raise that limit";
+  return remedy;
 }
 
 /// The process at the other end, by the kernel's word (0 if it lives in a PID namespace we cannot
@@ -56,7 +66,9 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   // From here on a stop signal waits until there is a loop to take it, and somebody to tidy up.
   const sigset_t stop = stop_signals();
   sigprocmask(SIG_BLOCK, &stop, nullptr);
-  raise_descriptor_limit();
+  signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error, not our death
+  if (auto enough = check_descriptors(take_process_limits(), options.engines); !enough)
+    return forward_error(enough);
   auto loop = EventLoop::create();
   if (!loop) return forward_error(loop);
   auto domains = Domains::resolve(options, PeerIdentity::of_ourselves());
@@ -91,6 +103,7 @@ Expected<void> Keeper::prepare() {
   if (auto watched = watch_signals(); !watched) return watched;
   loop_.watch(listener_.fd(), [this] { accept(); });
   start_steward();  // before anything that takes time: should we be killed, it removes the socket
+  if (fatal_.code != Errc::none) return failure(fatal_.code, fatal_.text);
   if (auto made = make_pool(); !made) return made;
   prepare_engines();  // they start once the steward has formatted the pool
   return {};
@@ -108,13 +121,22 @@ Expected<void> Keeper::make_pool() {
   auto model = describe_model(options_);
   if (!model) return forward_error(model);
   model_ = std::move(*model);
-  MemoryFigures memory = machine_memory();
-  memory.weights = model_.weight_bytes;
-  memory.engine_peak = model_.engine_peak;
+  const MachineMemory machine = machine_memory();
+  const MemoryFigures memory = {machine.total, machine.available, model_.weight_bytes,
+                                model_.engine_peak, machine.bound};
   auto size = size_pool(options_, model_.layout, memory, model_.positions);
   if (!size) return forward_error(size);
   size_ = *size;
   options_.max_model_len = size_.max_model_len;  // the engines' flags
+  const PoolLayout layout(geometry());
+  const std::size_t kv = layout.device_bytes + layout.host_bytes;
+  const std::size_t whole = kv + layout.control_bytes + layout.metadata_bytes + layout.tokens_bytes;
+  if (auto fits = check_room(whole, memory); !fits) return fits;
+  if (auto fits = check_bytes(take_process_limits(), whole + model_.weight_bytes,
+                              std::max({layout.device_bytes, layout.host_bytes,
+                                        layout.metadata_bytes, layout.tokens_bytes}));
+      !fits)
+    return fits;
   auto pool = create_pool_objects(geometry());
   if (!pool) return forward_error(pool);
   pool_ = std::move(*pool);
@@ -166,9 +188,12 @@ void Keeper::prepare_engines() {
 
 void Keeper::start_child(Child& child) {
   if (auto started = kvhive::start(child); !started) {
+    if (!is_ready_) {  // somebody waits for us to say yes or no
+      fatal_ = started.error();
+      return loop_.stop();
+    }
     spdlog::error("{}: {}", child.program, started.error().text);
-    restart_later(child);
-    return;
+    return restart_later(child);
   }
   loop_.watch(child.pidfd.get(), [this, &child] { on_child_death(child); });
 }
@@ -185,15 +210,15 @@ void Keeper::on_child_death(Child& child) {
   const auto peer = std::find_if(peers_.begin(), peers_.end(), [pid](const auto& entry) {
     return entry.second.pid == pid && entry.second.is_welcome;
   });
-  const bool had_served = peer != peers_.end();
+  const bool had_served = peer != peers_.end() && peer->second.is_serving;
   spdlog::warn("{} (pid {}) ended: {}", child.program, pid, end);
-  if (had_served) drop(peer->first);
+  if (peer != peers_.end()) drop(peer->first);
   // What fails before it was ever of use would fail again and again.
   const bool never_worked =
       &child == &steward_ ? !is_formatted_ && child.starts >= 3 : !is_ready_ && !had_served;
   if (!never_worked) return restart_later(child);
   fatal_ = {Errc::bad_argument,
-            child.program + " could not start (" + end + "); its message is above"};
+            child.program + " could not start (" + end + "); " + remedy_for(end)};
   loop_.stop();
 }
 
@@ -201,12 +226,14 @@ void Keeper::on_child_death(Child& child) {
 void Keeper::restart_later(Child& child) {
   using namespace std::chrono;
   const bool died_young = steady_clock::now() - child.last_start < seconds(2);
-  const auto pause = died_young ? milliseconds(std::min(5000u, 50u << std::min(child.starts, 7u)))
-                                : milliseconds(1);
+  child.young_deaths = died_young ? child.young_deaths + 1 : 0;
+  const auto pause = died_young
+                         ? milliseconds(std::min(5000u, 50u << std::min(child.young_deaths, 7u)))
+                         : milliseconds(1);
   loop_.after(pause, [this, &child] { start_child(child); });
 }
 
-Child* Keeper::child_of(pid_t pid) {
+const Child* Keeper::child_of(pid_t pid) const {
   if (pid == 0) return nullptr;
   if (steward_.pid == pid) return &steward_;
   const auto engine = std::find_if(engines_.begin(), engines_.end(),
@@ -217,25 +244,49 @@ Child* Keeper::child_of(pid_t pid) {
 // -- connections ----------------------------------------------------------------------------------
 
 void Keeper::accept() {
-  UniqueFd socket{accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
-  if (!socket) return turn_away();  // gone again, or no descriptor left
+  const auto next = [this] {
+    return UniqueFd{accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
+  };
+  UniqueFd socket = next();
+  if (!socket && (errno == EMFILE || errno == ENFILE)) {
+    // It would stay in the queue, and wake us for ever.
+    spare_ = UniqueFd();
+    turn_away(next());
+    spare_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  }
+  if (!socket) return;
   const ucred credentials = credentials_of(socket.get());
   const int fd = socket.get();
   Peer peer;
   peer.socket = std::move(socket);
   peer.pid = credentials.pid;
   peer.uid = credentials.uid;
+  if (!has_room_for(peer)) return turn_away(std::move(peer.socket));
   peers_.emplace(fd, std::move(peer));
   loop_.watch(fd, [this, fd] { on_packet(fd); });
 }
 
-/// Without a descriptor left the caller would stay in the queue, and wake us for ever: give up the
-/// spare one for a moment to hang up on it.
-void Keeper::turn_away() {
-  if (errno != EMFILE && errno != ENFILE) return;
-  spare_ = UniqueFd();
-  UniqueFd{accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC)};
-  spare_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+/// Whether it and all who have not yet said hello can be served, and our children after them.
+bool Keeper::has_room_for(const Peer& peer) const {
+  if (child_of(peer.pid) != nullptr) return true;
+  const auto strangers = std::count_if(peers_.begin(), peers_.end(),
+                                       [](const auto& entry) { return !entry.second.is_welcome; });
+  return descriptors_left(peer.socket.get()) >=
+         kKeptDescriptors + (static_cast<std::size_t>(strangers) + 1) * kDescriptorsOfAHello;
+}
+
+void Keeper::turn_away(UniqueFd socket) {
+  if (!socket) return;
+  errno = EMFILE;
+  Message message;
+  message.type = MessageType::refused;
+  message.error = Errc::os_error;
+  message.set_text(os_failure("the daemon cannot take another connection").value().text);
+  (void)send_packet(socket.get(), message);
+  // What it has said already must not be left unread: its end would be reset.
+  char ignored;
+  while (recv(socket.get(), &ignored, 1, MSG_DONTWAIT) > 0) {
+  }
 }
 
 void Keeper::on_packet(int socket) {
@@ -262,7 +313,9 @@ void Keeper::hang_up(Peer& peer) {
 
 /// Ends a process of the pool that cannot be talked to any more. Its blocks return when its pidfd
 /// has fired.
+/// One in a PID namespace we cannot see into cannot be signalled: it hears that the line is dead.
 void Keeper::fence(const Peer& peer) {
+  shutdown(peer.socket.get(), SHUT_RDWR);
   const Child* child = child_of(peer.pid);
   kill_by_pidfd(child != nullptr ? child->pidfd : peer.pidfd);
 }
@@ -383,8 +436,9 @@ void Keeper::give_up_repairs() {
 // -- engines and their channels -------------------------------------------------------------------
 
 void Keeper::look_whether_ready() {
-  const auto serving = std::count_if(peers_.begin(), peers_.end(),
-                                     [](const auto& entry) { return entry.second.is_serving; });
+  const auto serving = std::count_if(peers_.begin(), peers_.end(), [this](const auto& entry) {
+    return entry.second.is_serving && child_of(entry.second.pid) != nullptr;
+  });
   if (is_ready_ || serving < static_cast<std::ptrdiff_t>(engines_.size())) return;
   is_ready_ = true;
   on_ready_();
@@ -431,6 +485,29 @@ void Keeper::on_channel_refused(const Peer& engine, const Message& message) {
       return refuse(peer, {message.error, message.get_text()});
 }
 
+// -- guests: engines that somebody else started
+// ----------------------------------------------------
+
+/// Whether a client may ask for it. Our own ones come back, should they be dead just now.
+bool Keeper::has_engine(std::uint32_t number) const {
+  if (number < engines_.size()) return true;
+  return std::any_of(peers_.begin(), peers_.end(), [number](const auto& entry) {
+    const Peer& peer = entry.second;
+    return peer.is_welcome && peer.role == Role::engine && peer.engine == number;
+  });
+}
+
+/// The number a guest asks for, or the first free one after our own engines'.
+Expected<std::uint32_t> Keeper::number_of_guest(std::uint32_t wanted) const {
+  auto first_free = static_cast<std::uint32_t>(engines_.size());
+  while (has_engine(first_free)) ++first_free;
+  if (wanted == kAnyEngine) return first_free;
+  if (!has_engine(wanted)) return wanted;
+  return failure(Errc::bad_argument, "index: engine " + std::to_string(wanted) +
+                                         " is there already; use " + std::to_string(first_free) +
+                                         ", or leave --index out");
+}
+
 Keeper::Peer* Keeper::peer_with_role(Role role) {
   for (auto& [socket, peer] : peers_)
     if (peer.is_welcome && peer.role == role) return &peer;
@@ -472,6 +549,14 @@ std::string Keeper::status(const Peer& asker) {
             {{"state", "serving"}, {"slot", peer.slot}, {"channels", channels_.load_of(socket)}});
     status["engines"].push_back(engine);
   }
+  for (const auto& [socket, peer] : peers_)
+    if (peer.is_welcome && peer.role == Role::engine && child_of(peer.pid) == nullptr)
+      status["engines"].push_back({{"engine", peer.engine},
+                                   {"pid", peer.pid},
+                                   {"restarts", 0},
+                                   {"state", "guest"},
+                                   {"slot", peer.slot},
+                                   {"channels", channels_.load_of(socket)}});
   status["slots"] = to_json(slot_owners());
   const auto askers = domains_.of(PeerIdentity::of_socket(asker.socket.get()));
   const auto& names = domains_.names();

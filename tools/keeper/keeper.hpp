@@ -47,7 +47,7 @@ class Keeper {
   struct Peer {
     UniqueFd socket;
     UniqueFd pidfd;  ///< of a peer we did not start ourselves
-    pid_t pid = 0;
+    pid_t pid = 0;   ///< in our PID namespace; 0 = it lives in one that we cannot see into
     uid_t uid = 0;
     bool is_welcome = false;  ///< has said an acceptable hello
     bool is_serving = false;  ///< an engine that others can see in the pool
@@ -64,7 +64,8 @@ class Keeper {
   PoolGeometry geometry() const;
 
   void accept();
-  void turn_away();
+  bool has_room_for(const Peer& peer) const;
+  void turn_away(UniqueFd socket);
   void on_packet(int socket);
   void handle(Peer& peer, Packet packet);
   void refuse(Peer& peer, const Error& error);
@@ -87,7 +88,9 @@ class Keeper {
   void start_child(Child& child);
   void on_child_death(Child& child);
   void restart_later(Child& child);
-  Child* child_of(pid_t pid);
+  const Child* child_of(pid_t pid) const;
+  bool has_engine(std::uint32_t number) const;
+  Expected<std::uint32_t> number_of_guest(std::uint32_t wanted) const;
   void stop_children();
 
   void request_repair(Peer& peer);
@@ -113,7 +116,7 @@ class Keeper {
 
   EventLoop loop_;
   UniqueFd signals_;
-  /// To hang up with when there is none left.
+  /// To turn somebody away with when there is none left.
   UniqueFd spare_{open("/dev/null", O_RDONLY | O_CLOEXEC)};
   std::map<int, Peer> peers_;  ///< by socket
   Child steward_;

@@ -87,8 +87,8 @@ Expected<std::optional<Packet>> receive_packet(int socket) {
   header.msg_controllen = sizeof control;
   ssize_t got;
   do got = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
-  while (got < 0 && errno == EINTR);
-  if (got == 0 || (got < 0 && errno == ECONNRESET)) return std::optional<Packet>();
+  while (got < 0 && (errno == EINTR || errno == ECONNRESET));  // its last words come after a reset
+  if (got == 0) return std::optional<Packet>();
   if (got < 0) return os_failure("receive");
   packet.fds = take_fds(header);
   if (static_cast<std::size_t>(got) < sizeof(Message) || (header.msg_flags & MSG_TRUNC) != 0 ||
@@ -133,7 +133,10 @@ Expected<Packet> say_hello(int socket, Message hello, int timeout_ms) {
   if (!pidfd) return forward_error(pidfd);
   hello.type = MessageType::hello;
   hello.layout_hash = layout_hash({});
-  if (auto sent = send_packet(socket, hello, {pidfd->get()}); !sent) return forward_error(sent);
+  // A daemon that turned us away has hung up already, and its reason is there to be read.
+  if (auto sent = send_packet(socket, hello, {pidfd->get()});
+      !sent && sent.error().code != Errc::peer_died)
+    return forward_error(sent);
   auto answer = receive_answer(socket, timeout_ms);
   if (!answer) return forward_error(answer);
   if (!*answer)

@@ -63,6 +63,7 @@ struct Message {
   std::uint32_t released = 0;
   DomainId domain{};          ///< channel_open: whose requests come through it
   std::uint32_t objects = 0;  ///< welcome: mask of the pool objects among the descriptors
+  std::uint32_t pid = 0;      ///< welcome to an engine: its number in our PID namespace; 0 = none
   Errc error = Errc::none;    ///< refused, channel_refused
   PoolGeometry geometry;      ///< hello of an engine: what it computes with; welcome
   /// hello of an engine, welcome to an inspector: the model's name; refused and channel_refused:

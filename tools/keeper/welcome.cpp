@@ -101,12 +101,20 @@ Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
   const auto slot = std::find(slots_.begin(), slots_.end(), SlotUse::vacant);
   if (slot == slots_.end())
     return failure(Errc::too_many_processes,
-                   "all " + std::to_string(kMaxProcesses) + " process slots are taken");
+                   "all " + std::to_string(kMaxProcesses) +
+                       " process slots are taken, the most a pool has; end an engine, or start "
+                       "another daemon");
   peer.slot = static_cast<std::uint32_t>(slot - slots_.begin());
   const Child* child = child_of(peer.pid);
-  peer.engine =
-      child != nullptr ? static_cast<std::uint32_t>(child - engines_.data()) : hello.engine;
+  if (child != nullptr) {
+    peer.engine = static_cast<std::uint32_t>(child - engines_.data());
+  } else {
+    auto number = number_of_guest(hello.engine);
+    if (!number) return forward_error(number);
+    peer.engine = *number;
+  }
   Message message;
+  message.pid = static_cast<std::uint32_t>(peer.pid);
   message.slot = peer.slot;
   message.engine = peer.engine;
   auto sent = send_welcome(peer, message, kAllObjects, false);
@@ -138,7 +146,7 @@ Expected<void> Keeper::welcome_inspector(Peer& peer, const Message& hello) {
 }
 
 Expected<void> Keeper::welcome_client(Peer& peer, const Message& hello) {
-  if (hello.engine != kAnyEngine && hello.engine >= engines_.size())
+  if (hello.engine != kAnyEngine && !has_engine(hello.engine))
     return failure(Errc::not_found, "engine " + std::to_string(hello.engine) +
                                         " does not exist; this daemon runs engines 0.." +
                                         std::to_string(engines_.size() - 1));

@@ -1,0 +1,76 @@
+#pragma once
+// A program in PID, mount, IPC and time namespaces of its own, as in a container: process 2 there,
+// below an init that is process 1.
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <string>
+
+#ifndef CLONE_NEWTIME
+#define CLONE_NEWTIME 0x00000080
+#endif
+
+namespace kvhive::testing {
+
+/// For who stands above the program: SIGTERM is passed on to it, SIGUSR1 kills it from inside its
+/// namespace, and it is outlived by nobody.
+[[noreturn]] inline void supervise(pid_t child, const sigset_t& signals, bool is_inside) {
+  while (true) {
+    int signal = 0;
+    sigwait(&signals, &signal);
+    if (signal == SIGTERM) kill(child, SIGTERM);
+    if (signal == SIGUSR1) kill(child, is_inside ? SIGKILL : SIGUSR1);
+    int status = 0;
+    if (signal == SIGCHLD && waitpid(child, &status, WNOHANG) == child)
+      _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+  }
+}
+
+/// To be called in a child before it becomes a program; the caller stays outside as its supervisor.
+///
+/// \param clock_offset  seconds that the monotonic clock there is ahead of ours
+inline std::function<void()> in_namespaces(long clock_offset = 0) {
+  return [clock_offset] {
+    sigset_t signals, before;
+    sigemptyset(&signals);
+    for (const int signal : {SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&signals, signal);
+    sigprocmask(SIG_BLOCK, &signals, &before);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (unshare(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWTIME) != 0) _exit(126);
+    const std::string offsets = "monotonic " + std::to_string(clock_offset) + " 0\nboottime " +
+                                std::to_string(clock_offset) + " 0\n";
+    const int file = open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC);
+    if (write(file, offsets.data(), offsets.size()) != static_cast<ssize_t>(offsets.size()))
+      _exit(126);
+    close(file);
+    if (const pid_t init = fork(); init != 0) supervise(init, signals, false);
+
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        mount("proc", "/proc", "proc", 0, nullptr) != 0)
+      _exit(126);
+    if (const pid_t program = fork(); program != 0) supervise(program, signals, true);
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+  };
+}
+
+/// Whether the system lets us make them.
+inline bool can_make_namespaces() {
+  const pid_t child = fork();
+  if (child == 0) {
+    in_namespaces()();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace kvhive::testing

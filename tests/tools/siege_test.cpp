@@ -1,0 +1,405 @@
+// Deaths by the thousand, of clients, stewards and daemons; and engines restarted one after another
+// under load. Nothing is left behind, nothing grows, nobody who is not concerned notices.
+//
+// A test run has a dose of it, `make siege` (KVHIVE_SIEGE=1) the whole.
+
+#include <fcntl.h>
+#include <poll.h>
+
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <random>
+#include <sstream>
+
+#include "config/check.hpp"
+#include "tests/crash/settings.hpp"
+#include "tests/support/child_process.hpp"
+#include "tests/support/sanitizers.hpp"
+#include "tests/tools/daemon.hpp"
+#include "tests/tools/footprint.hpp"
+#include "tools/keeper/pidfd.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+constexpr auto kHang = std::chrono::seconds(60);
+
+/// How many of something there are: in a siege, in a test run.
+int how_many(int siege, int dose) { return std::getenv("KVHIVE_SIEGE") != nullptr ? siege : dose; }
+
+GenerateRequest stream_of(std::string prompt, std::uint32_t max_tokens) {
+  GenerateRequest request;
+  request.prompt = std::move(prompt);
+  request.params.max_tokens = max_tokens;
+  request.params.ignore_eos = true;
+  return request;
+}
+
+std::string passage() {
+  std::ifstream file(kDemoModel + "/passage.txt");
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// Burns a random while of at most `most` looks at the clock: the moment of a death.
+void dawdle(std::mt19937_64& random, std::uint64_t most) {
+  for (std::uint64_t looks = random() % (most + 1); looks > 0; --looks)
+    (void)std::chrono::steady_clock::now();
+}
+
+bool nothing_is_held(const Daemon& daemon) {
+  const Json device = daemon.stat()["tiers"]["device"];
+  return device["held"] == 0 && device["filling"] == 0;
+}
+
+/// Whether all clients that are gone are forgotten, too.
+bool has_no_clients(const Daemon& daemon) {
+  const Json status = daemon.status();
+  return status["clients"].empty() && status["engines"][0]["state"] == "serving" &&
+         !has_memory_object(daemon.pid(), "channel") &&
+         !has_memory_object(status["engines"][0]["pid"], "channel");
+}
+
+/// What the processes of a daemon have open and in memory, when they have nothing to do.
+struct Footprint {
+  std::size_t keeper_descriptors = 0, engine_descriptors = 0, steward_descriptors = 0;
+  std::size_t keeper_objects = 0;
+  std::size_t keeper_memory = 0, engine_memory = 0;
+
+  static Footprint of(const Daemon& daemon) {
+    const Json status = daemon.status();
+    const pid_t engine = status["engines"][0]["pid"], steward = status["steward"]["pid"];
+    return {descriptors_of(daemon.pid()),     descriptors_of(engine),
+            descriptors_of(steward),          memory_objects_of(daemon.pid()).size(),
+            memory_of(daemon.pid(), "VmRSS"), memory_of(engine, "RssAnon")};
+  }
+  /// Once as much is open as before; a failure if that does not come.
+  static Footprint once_like(const Footprint& before, const Daemon& daemon) {
+    Footprint now;
+    EXPECT_TRUE(eventually(
+        [&] {
+          now = of(daemon);
+          return now.has_as_many_open_as(before);
+        },
+        kHang));
+    return now;
+  }
+  bool has_as_many_open_as(const Footprint& before) const {
+    return keeper_descriptors == before.keeper_descriptors &&
+           engine_descriptors == before.engine_descriptors &&
+           steward_descriptors == before.steward_descriptors &&
+           keeper_objects == before.keeper_objects;
+  }
+  void print(const char* when) const {
+    std::printf(
+        "%s: descriptors of keeper, engine, steward %zu, %zu, %zu; memory objects %zu; keeper %zu "
+        "KiB resident, engine %zu KiB of its own\n",
+        when, keeper_descriptors, engine_descriptors, steward_descriptors, keeper_objects,
+        keeper_memory >> 10, engine_memory >> 10);
+  }
+};
+
+/// Allocators keep some of what they had: a leak of a page a death would be far more.
+void expect_no_growth(const Footprint& before, const Footprint& after) {
+  if (kUnderSanitizer) return;  // it keeps what is freed
+  constexpr std::size_t kSlack = std::size_t{4} << 20;
+  EXPECT_LT(after.keeper_memory, before.keeper_memory + kSlack);
+  EXPECT_LT(after.engine_memory, before.engine_memory + 2 * kSlack);
+}
+
+// -- clients --------------------------------------------------------------------------------------
+
+/// A client that streams as long as it lives; it says "s" once the stream flows.
+class StreamingClient {
+ public:
+  StreamingClient(const Daemon& daemon, int engine) {
+    int ends[2];
+    KV_CHECK(pipe2(ends, O_CLOEXEC) == 0);
+    flows_ = UniqueFd(ends[0]);
+    const UniqueFd say(ends[1]);
+    process_ = ChildProcess([&] {
+      auto client = Client::connect(
+          {daemon.socket(), static_cast<std::uint32_t>(engine), kLeastChannelBytes});
+      if (!client) _exit(1);
+      const auto number = client->submit(stream_of("And it came to pass", 3000));
+      if (!number) _exit(1);
+      for (bool has_said = false; client->wait().has_value();) {
+        const Progress news = client->read(*number);
+        if (!news.tokens.empty() && !std::exchange(has_said, true)) (void)!write(say.get(), "s", 1);
+        if (news.reason != FinishReason::none) pause();
+      }
+      _exit(1);
+    });
+  }
+  int flows() const { return flows_.get(); }
+  void kill() { EXPECT_TRUE(process_.kill_and_wait()) << "it should have been alive"; }
+
+ private:
+  UniqueFd flows_;
+  ChildProcess process_;
+};
+
+TEST(Siege, KilledClientsLeaveNothing) {
+  const int kills = how_many(5000, 48);
+  constexpr int kAtATime = 12;
+  std::mt19937_64 random(chosen_seed());
+  const auto shm = named_shared_memory();
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  const auto serves = [&] {
+    return daemon.connect(0, kLeastChannelBytes).generate(stream_of("And God said", 8));
+  };
+  ASSERT_EQ(serves()->tokens.size(), 8u);
+  const auto settled = [&] { return has_no_clients(daemon); };
+  ASSERT_TRUE(eventually(settled, kHang));
+  const Footprint before = Footprint::of(daemon);
+
+  std::vector<StreamingClient> clients;
+  for (int killed = 0; killed < kills;) {
+    while (clients.size() < kAtATime) clients.emplace_back(daemon, 0);
+    std::vector<pollfd> flowing;
+    for (const StreamingClient& client : clients) flowing.push_back({client.flows(), POLLIN, 0});
+    ASSERT_GT(poll(flowing.data(), flowing.size(), 60'000), 0) << "hangs after " << killed;
+    dawdle(random, 20'000);
+    for (std::size_t i = clients.size(); i-- > 0;) {
+      if (flowing[i].revents == 0) continue;
+      clients[i].kill();
+      clients.erase(clients.begin() + static_cast<std::ptrdiff_t>(i));
+      ++killed;
+    }
+  }
+  clients.clear();
+  EXPECT_TRUE(eventually(settled, kHang));
+  EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon); }, kHang));
+  const Footprint after = Footprint::once_like(before, daemon);
+  before.print("before");
+  after.print("after ");
+  expect_no_growth(before, after);
+  EXPECT_EQ(serves()->tokens.size(), 8u);
+  EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
+  EXPECT_EQ(daemon.status()["steward"]["restarts"], 0);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+  EXPECT_EQ(named_shared_memory(), shm);
+}
+
+// -- the steward ----------------------------------------------------------------------------------
+
+/// A daemon whose steward is killed again and again, every other time just as it begins to sweep up
+/// after an engine.
+class StewardUnderFire {
+ public:
+  explicit StewardUnderFire(std::uint64_t seed) : random_(seed) {
+    serve();
+    EXPECT_TRUE(eventually([this] { return has_no_clients(daemon_); }, kHang));
+    before_ = Footprint::of(daemon_);
+  }
+
+  /// Kills the steward that is there; `next_is_there` says when it has been replaced.
+  void kill(bool while_it_reaps) {
+    const Json status = daemon_.status();
+    dead_ = status["steward"]["pid"];
+    const pid_t engine = status["engines"][0]["pid"];
+    if (while_it_reaps && engine != 0) {
+      Client client = daemon_.connect(0, kLeastChannelBytes);  // so that there is what to sweep
+      (void)client.submit(stream_of("And it came to pass", 500));
+      (void)client.wait(1000);
+      ::kill(engine, SIGKILL);
+      dawdle(random_, 40'000);
+    }
+    ::kill(dead_, SIGKILL);
+  }
+  bool next_is_there() const {
+    const Json status = daemon_.status();
+    if (status["steward"]["pid"] == dead_ || status["engines"][0]["state"] != "serving")
+      return false;
+    for (const Json& slot : status["slots"])
+      if (slot["use"] != "used") return false;  // somebody's slot is yet to be swept
+    return true;
+  }
+  void serve() const {
+    EXPECT_EQ(daemon_.connect(0, kLeastChannelBytes)
+                  .generate(stream_of("And God said", 8))
+                  ->tokens.size(),
+              8u);
+  }
+  void expect_unharmed() const {
+    serve();
+    EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon_); }, kHang));
+    EXPECT_TRUE(daemon_.fsck_is_clean());
+    EXPECT_TRUE(eventually([this] { return has_no_clients(daemon_); }, kHang));
+    const Footprint after = Footprint::once_like(before_, daemon_);
+    expect_no_growth(before_, after);
+    before_.print("before");
+    after.print("after ");
+  }
+
+ private:
+  std::mt19937_64 random_;
+  Daemon daemon_{{"--kv-cache-memory-bytes", "8M"}};
+  Footprint before_;
+  pid_t dead_ = 0;
+};
+
+TEST(Siege, KilledStewardsAreReplacedAndWhatTheyWereSweepingIsSwept) {
+  // One that dies young is replaced after a pause: so many daemons at a time make the pauses short.
+  const int kills = how_many(1000, 8);
+  const std::size_t at_a_time = static_cast<std::size_t>(how_many(20, 4));
+  const std::uint32_t seed = chosen_seed();
+  const auto shm = named_shared_memory();
+  std::vector<std::unique_ptr<StewardUnderFire>> daemons;
+  for (std::size_t i = 0; i < at_a_time; ++i)
+    daemons.push_back(std::make_unique<StewardUnderFire>(seed + i));
+  for (int killed = 0; killed < kills;) {
+    for (auto& daemon : daemons) daemon->kill(killed++ % 2 == 1);
+    for (auto& daemon : daemons)
+      ASSERT_TRUE(eventually([&] { return daemon->next_is_there(); }, kHang)) << killed;
+  }
+  for (auto& daemon : daemons) daemon->expect_unharmed();
+  daemons.clear();
+  EXPECT_EQ(named_shared_memory(), shm);
+}
+
+// -- the daemon -----------------------------------------------------------------------------------
+
+TEST(Siege, KilledDaemonsLeaveNothing) {
+  const int kills = how_many(200, 6);
+  std::mt19937_64 random(chosen_seed());
+  const auto shm = named_shared_memory();
+  char name[] = "/tmp/kvhive-test-XXXXXX";
+  const std::filesystem::path directory = mkdtemp(name);
+  const auto socket = directory / "new/s";
+  const UniqueFd silent{open("/dev/null", O_WRONLY | O_CLOEXEC)};
+  int at_work = 0;
+  for (int i = 0; i < kills; ++i) {
+    SCOPED_TRACE(i);
+    const pid_t daemon =
+        spawn(program("kvhived"),
+              {"--model", kDemoModel, "--socket", socket.string(), "--kv-cache-memory-bytes", "8M",
+               "--log-level", "off", "--threads", "1"},
+              silent.get(), silent.get());
+    std::optional<Client> client;
+    if (i % 3 != 0) {  // at work, a client in the middle of a stream
+      ASSERT_TRUE(eventually(
+          [&] {
+            auto connected = Client::connect({socket.string(), kAnyEngine, kLeastChannelBytes});
+            if (connected) client.emplace(std::move(*connected));
+            return client.has_value();
+          },
+          kHang));
+      ASSERT_TRUE(client->submit(stream_of("And it came to pass", 3000)).has_value());
+      ASSERT_TRUE(client->wait(60'000).has_value());
+      ++at_work;
+    } else {  // while it starts, and has somebody to tidy up after it
+      ASSERT_TRUE(eventually([&] { return !children_of(daemon).empty(); }, kHang));
+    }
+    dawdle(random, 200'000);
+    const std::set<ino_t> objects = memory_objects_of(daemon);
+    const std::vector<pid_t> children = children_of(daemon);
+    ::kill(daemon, SIGKILL);
+    waitpid(daemon, nullptr, 0);
+    if (client) EXPECT_TRUE(eventually([&] { return !client->wait(0).has_value(); }, kHang));
+    client.reset();
+    for (const pid_t child : children)
+      EXPECT_TRUE(eventually([&] { return !is_alive(child); }, kHang)) << child;
+    EXPECT_TRUE(eventually([&] { return std::filesystem::is_empty(directory); }, kHang));
+    EXPECT_TRUE(eventually([&] { return holders_of(objects).empty(); }, kHang));
+  }
+  std::filesystem::remove_all(directory);
+  EXPECT_EQ(named_shared_memory(), shm);
+  std::printf("%d daemons killed, %d of them at work\n", kills, at_work);
+}
+
+// -- as many engines as there may be
+// ---------------------------------------------------------------
+
+TEST(Siege, EveryEngineOfAFullPoolHitsWhatTheFirstHasComputed) {
+  const int engines = how_many(31, 4);
+  const Daemon daemon({"--engines", std::to_string(engines), "--kv-cache-memory-bytes", "64M"});
+  const GenerateRequest request = stream_of(passage(), 16);
+  const Progress first = *daemon.connect(0, kLeastChannelBytes).generate(request);
+  for (int engine = 1; engine < engines; ++engine) {
+    const auto number = static_cast<std::uint32_t>(engine);
+    const Progress hit = *daemon.connect(number, kLeastChannelBytes).generate(request);
+    EXPECT_EQ(hit.engine, number);
+    EXPECT_EQ(hit.stats.cached_tokens, (hit.stats.prompt_tokens - 1) / 16 * 16);
+    EXPECT_EQ(ids(hit), ids(first));
+  }
+  EXPECT_TRUE(daemon.fsck_is_clean());
+  if (engines != static_cast<int>(kMaxProcesses)) return;
+  const CommandResult one_more = run(
+      "kvhive-engine", {"--model", kDemoModel, "--socket", daemon.socket(), "--log-level", "off"});
+  EXPECT_EQ(one_more.exit_code, 1);
+  EXPECT_NE(one_more.err.find("all 31 process slots are taken"), std::string::npos) << one_more.err;
+}
+
+// -- a rolling restart ----------------------------------------------------------------------------
+
+/// Traffic as recorded ones are: long beginnings that many prompts share, and an end of its own.
+std::vector<GenerateRequest> traffic() {
+  const std::string text = passage();
+  std::vector<GenerateRequest> requests;
+  for (std::size_t i = 0; i < 24; ++i) {
+    const std::size_t shared = 300 + i % 4 * 150;
+    requests.push_back(stream_of(text.substr(0, shared) + text.substr(700 + i * 11, 40),
+                                 32 + static_cast<std::uint32_t>(i % 3) * 16));
+    if (i % 2 == 0) continue;
+    requests.back().params.sampling = {0.8f, 50, 0.95f, 0, i};
+    requests.back().params.has_seed = true;
+  }
+  return requests;
+}
+
+struct Round {
+  std::vector<std::vector<TokenId>> tokens;
+  std::uint64_t prompt = 0, cached = 0;
+};
+
+Round play(std::vector<Client>& clients) {
+  Round round;
+  for (const Progress& result : generate_all(clients, traffic())) {
+    EXPECT_EQ(result.reason, FinishReason::length) << result.error.text;
+    round.tokens.push_back(ids(result));
+    round.prompt += result.stats.prompt_tokens;
+    round.cached += result.stats.cached_tokens;
+  }
+  return round;
+}
+
+TEST(Siege, ARollingRestartCostsNoHitAndNoToken) {
+  const int turns = how_many(20, 1);
+  constexpr std::uint32_t kEngines = 3;
+  const Daemon daemon({"--engines", "3", "--kv-cache-memory-bytes", "64M"});
+  std::vector<Client> clients;  // any engine each: they move when it dies
+  for (int i = 0; i < 6; ++i) clients.push_back(daemon.connect());
+  const Round cold = play(clients);
+  const Round before = play(clients);
+  EXPECT_EQ(before.tokens, cold.tokens);
+  ASSERT_GT(before.cached, before.prompt / 2);
+  int restarted = 0;
+  for (std::uint32_t i = 0; i < kEngines * static_cast<std::uint32_t>(turns); ++i) {
+    const Json engine = daemon.status()["engines"][i % kEngines];
+    const pid_t old = engine["pid"];
+    // In the middle of a round: once the engine's requests have begun.
+    const ChildProcess killer([&] {
+      while (daemon.engine(i % kEngines)["running"] == 0) {
+      }
+      ::kill(old, SIGKILL);
+    });
+    do {
+      EXPECT_EQ(play(clients).tokens, cold.tokens) << "engine " << i % kEngines;
+    } while (is_alive(old));
+    ++restarted;
+    ASSERT_TRUE(eventually(
+        [&] { return daemon.status()["engines"][i % kEngines]["state"] == "serving"; }, kHang));
+  }
+  const Round after = play(clients);
+  EXPECT_EQ(after.tokens, cold.tokens);
+  EXPECT_EQ(after.cached, before.cached) << "of " << before.prompt << " prompt tokens";
+  std::printf("%d engines restarted under load; cached %lu of %lu prompt tokens before and after\n",
+              restarted, after.cached, after.prompt);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+}  // namespace
+}  // namespace kvhive::testing
