@@ -194,13 +194,13 @@ TEST_F(ChannelsTest, MoreThanTheMachineHasIsRefusedByTheLimitThatSaysSo) {
                     [&] {
                       return MachineMemory{8 * kBytes, available, "cgroup /a (memory.max)"};
                     });
-  EXPECT_TRUE(channels.create(2 * kBytes, kAnyEngine).has_value());
-  const auto refused = channels.create(2 * kBytes + 1, kAnyEngine);
+  EXPECT_TRUE(channels.create(2 * kBytes, kAnyEngine, DomainId{0}).has_value());
+  const auto refused = channels.create(2 * kBytes + 1, kAnyEngine, DomainId{0});
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::out_of_memory);
   EXPECT_THAT(refused.error().text, HasSubstr("cgroup /a (memory.max) has 2.00 MiB available"));
   available = 3 * kBytes;
-  EXPECT_TRUE(channels.create(2 * kBytes + 1, kAnyEngine).has_value());
+  EXPECT_TRUE(channels.create(2 * kBytes + 1, kAnyEngine, DomainId{0}).has_value());
 }
 
 TEST_F(ChannelsTest, SizesOutOfBoundsAreRefused) {
