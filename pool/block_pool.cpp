@@ -28,8 +28,8 @@ std::uint64_t row_word(std::span<const TokenId> tokens, std::size_t w) {
 
 /// One block's content, as far as identity goes: the past, the tokens, and what else was fed in.
 struct BlockPool::Content {
-  Content(const Prefix& from, std::size_t i, std::size_t block_tokens,
-          std::span<const TokenId> all_tokens, std::span<const ExtraKey> extras)
+  Content(Prefix from, std::size_t i, std::size_t block_tokens, std::span<const TokenId> all_tokens,
+          std::span<const ExtraKey> extras)
       : parent(from),
         tokens(all_tokens.subspan(i * block_tokens, block_tokens)),
         extra(extras.empty() ? kNoExtraKey : extras[i]) {}
@@ -78,25 +78,27 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
   for (std::size_t i = 0; i < std::min(chain.size(), kAhead); ++i) index_.prefetch(chain[i]);
   for (std::size_t i = 0; i < glances.size(); ++i) look_ahead(i);
 
-  PrefixHit hit{{}, from};
+  std::vector<BlockId> found;
+  Prefix end = from;  // in registers: memory written in halves cannot be read as a whole at once
   for (std::size_t i = 0; i < chain.size(); ++i) {
-    const Content content(hit.end, i, block_tokens, tokens, extras);
+    const Content content(end, i, block_tokens, tokens, extras);
     auto [guess, is_only] = glances[i % glances.size()];
     if (i + kAhead < chain.size()) index_.prefetch(chain[i + kAhead]);
     look_ahead(i + glances.size());
     if (!(is_only && pin_if(guess, tier, chain[i], content)))
       guess = find_and_pin(tier, chain[i], content);
     if (guess == kNullBlock) break;
-    hit.blocks.push_back(guess);
-    hit.end.uid = descriptor(guess).uid.load(std::memory_order_relaxed);
-    ++hit.end.depth;
+    if (found.empty()) found.reserve(chain.size());
+    found.push_back(guess);
+    end.uid = descriptor(guess).uid.load(std::memory_order_relaxed);
+    ++end.depth;
   }
   KV_KILL_POINT("match.before_count");
   bump(counters_->queried_blocks, chain.size());
   KV_KILL_POINT("match.half_counted");
-  bump(counters_->hit_blocks, hit.blocks.size());
+  bump(counters_->hit_blocks, found.size());
   KV_KILL_POINT("match.counted");
-  return hit;
+  return {std::move(found), end};
 }
 
 /// Whether a block's content is this one. Only meaningful if the block is ready with the same

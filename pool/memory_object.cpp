@@ -5,8 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/interprocess/exceptions.hpp>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 
 #include "config/byte_size.hpp"
@@ -47,12 +49,38 @@ void* aligned_place(std::size_t bytes) {
   return reinterpret_cast<void*>((address + kHugePage - 1) / kHugePage * kHugePage);
 }
 
+/// Backs an empty memfd with huge pages, from its start, for as long as that goes well. Collapsing
+/// is what the kernel does also where /sys/kernel/mm/transparent_hugepage/shmem_enabled says never,
+/// as it does by default; it wants one small page of each to begin with. The memory is mapped for
+/// the call's sake and not looked at.
+void take_huge_pages(int fd, std::size_t bytes) {
+  constexpr std::size_t kStep = 32 * kHugePage;
+  constexpr std::chrono::seconds kPatience{5};  // then memory is scattered
+  void* place = aligned_place(bytes);
+  if (place == nullptr || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return;
+  void* map = mmap(place, bytes, PROT_READ, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+  if (map == MAP_FAILED) return;
+  const auto has_small_page = [fd](std::size_t at) {
+    return posix_fallocate(fd, static_cast<off_t>(at), 1) == 0;
+  };
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  for (std::size_t at = 0; at < bytes && std::chrono::steady_clock::now() < end; at += kStep) {
+    const std::size_t step = std::min(kStep, bytes - at);
+    bool is_backed = true;
+    for (std::size_t i = at; i < at + step && is_backed; i += kHugePage)
+      is_backed = has_small_page(i);
+    if (!is_backed || madvise(static_cast<std::byte*>(map) + at, step, MADV_COLLAPSE) != 0) break;
+  }
+  munmap(map, bytes);
+}
+
 }  // namespace
 
-Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes) {
+Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes, Pages pages) {
   UniqueFd fd{memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   if (!fd) return os_failure("memfd_create " + name);
   if (fchmod(fd.get(), 0600) != 0) return os_failure("fchmod " + name);
+  if (pages == Pages::huge) take_huge_pages(fd.get(), bytes);
   if (const int code = posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)); code != 0) {
     if (code == ENOSPC || code == ENOMEM)
       return failure(Errc::out_of_memory,
@@ -107,11 +135,6 @@ Expected<MappedMemory> MappedMemory::map(int fd, std::size_t bytes, Access acces
 /// without another fault, and the kernel maps 16 pages at a time.
 void MappedMemory::populate() const {
   if (size() != 0) madvise(data(), size(), MADV_POPULATE_READ);
-}
-
-/// Also where /sys/kernel/mm/transparent_hugepage/shmem_enabled says never, as it does by default.
-void MappedMemory::make_huge_pages() const {
-  if (size() >= kHugePage) madvise(data(), size(), MADV_COLLAPSE);
 }
 
 void MappedMemory::prefer_huge_pages() const {

@@ -13,10 +13,17 @@
 
 namespace kvhive {
 
+enum class Pages : std::uint8_t {
+  usual,
+  huge,  ///< as many as the kernel finds in a few seconds: 0.1 to 3 s a GiB, by how scattered its
+         ///< memory is. A wish, never an error
+};
+
 /// Creates a memfd of `bytes`, backed by real memory from the start (a machine without room is an
 /// error here, never a SIGBUS later), mode 0600, sealed against shrinking and growing. `name` shows
 /// up in /proc only.
-Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes);
+Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes,
+                                 Pages pages = Pages::usual);
 
 /// The same memory, but the descriptor allows no writing and no writable mapping: for the
 /// inspector.
@@ -37,10 +44,6 @@ class MappedMemory {
 
   /// Maps every page now, so that the first access of each does not fault.
   void populate() const;
-  /// Moves the memory into huge pages, for everybody who maps it from now on, ourselves included:
-  /// for whoever made it, before others use it. Takes about 4 s a GiB. A wish, not an error if the
-  /// kernel declines.
-  void make_huge_pages() const;
   /// Asks for huge pages when the memory is first touched; a wish, too.
   void prefer_huge_pages() const;
   /// A forked child must not touch the pool in its parent's name: it gets no copy of this mapping.

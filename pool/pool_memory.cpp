@@ -101,7 +101,7 @@ Expected<PoolFds> create_pool_objects(const PoolGeometry& geometry) {
   PoolFds fds;
   for (std::size_t i = 0; i < kPoolObjects; ++i) {
     if (sizes[i] == 0) continue;
-    auto fd = create_memory(kNames[i], sizes[i]);
+    auto fd = create_memory(kNames[i], sizes[i], Pages::huge);
     if (!fd) return forward_error(fd);
     fds[i] = std::move(*fd);
   }
@@ -116,7 +116,6 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
     const auto i = std::size_t(object);
     auto map = MappedMemory::map(fds[i].get(), sizes[i], Access::read_write, kNames[i]);
     if (!map) return forward_error(map);
-    map->make_huge_pages();
     KV_KILL_POINT("format.before_clear");
     if (object != PoolObject::tokens) std::memset(map->data(), 0, map->size());
     KV_KILL_POINT("format.cleared");

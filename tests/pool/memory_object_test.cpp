@@ -106,20 +106,25 @@ TEST(ReopenReadOnly, NeedsAnOpenDescriptor) { EXPECT_FALSE(reopen_read_only(-1).
 TEST(MappedMemory, AdviceOnNothingIsHarmless) {
   const MappedMemory none;
   none.populate();
-  none.make_huge_pages();
   none.prefer_huge_pages();
   none.hide_from_children();
   EXPECT_EQ(none.data(), nullptr);
 }
 
-TEST(MappedMemory, KeepsItsContentInHugePages) {
+TEST(CreateMemory, InHugePagesItIsBackedToTheEndAndZero) {
   constexpr std::size_t kHugePage = std::size_t{2} << 20;
   constexpr std::size_t kLarge = 2 * kHugePage + kBytes;
-  const UniqueFd fd = memory_of(kLarge);
+  const UniqueFd fd = create_memory("test", kLarge, Pages::huge).value();
+  struct stat status {};
+  ASSERT_EQ(fstat(fd.get(), &status), 0);
+  EXPECT_EQ(std::size_t(status.st_size), kLarge);
+  EXPECT_GE(std::size_t(status.st_blocks) * 512, kLarge) << "a hole: SIGBUS later";
   const auto map = MappedMemory::map(fd.get(), kLarge, Access::read_write, "test").value();
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(map.data()) % kHugePage, 0u) << "nothing would fit";
-  for (std::size_t i = 0; i < kLarge; i += 512) map.data()[i] = std::byte(i / 512 % 251);
-  map.make_huge_pages();
+  for (std::size_t i = 0; i < kLarge; i += 512) {
+    ASSERT_EQ(map.data()[i], std::byte{0}) << i;
+    map.data()[i] = std::byte(i / 512 % 251);
+  }
   const auto other = MappedMemory::map(fd.get(), kLarge, Access::read_only, "test").value();
   other.populate();
   for (std::size_t i = 0; i < kLarge; i += 512)
