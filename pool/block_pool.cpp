@@ -13,15 +13,19 @@
 namespace kvhive {
 namespace {
 
-/// Word `w` of a token row: two tokens; the last word of an odd number is padded with zero.
-std::uint64_t row_word(std::span<const TokenId> tokens, std::size_t w) {
+/// Words of a token row: two tokens each; the last one of an odd number is padded with zero.
+/// Calls visit(w, word).
+template <class Visit>
+void for_each_row_word(std::span<const TokenId> tokens, Visit&& visit) {
   static_assert(std::endian::native == std::endian::little && sizeof(TokenId) == 4);
   std::uint64_t word = 0;
-  if (2 * w + 1 < tokens.size()) [[likely]]
+  const std::size_t pairs = tokens.size() / 2;
+  for (std::size_t w = 0; w < pairs; ++w) {
     std::memcpy(&word, &tokens[2 * w], sizeof word);
-  else
-    std::memcpy(&word, &tokens[2 * w], sizeof(TokenId));
-  return word;
+    visit(w, word);
+  }
+  if (tokens.size() % 2 != 0)
+    visit(pairs, std::uint64_t{static_cast<std::uint32_t>(tokens.back())});
 }
 
 }  // namespace
@@ -110,8 +114,9 @@ bool BlockPool::holds(BlockId block, const Content& content) const {
   if (d.uid.load(std::memory_order_relaxed) - 1 >= kImplausible) return false;
   const auto* row = memory_.token_row(block);
   std::uint64_t difference = 0;
-  for (std::size_t w = 0; w < memory_.layout().row_words; ++w)
-    difference |= row[w].load(std::memory_order_relaxed) ^ row_word(content.tokens, w);
+  for_each_row_word(content.tokens, [&](std::size_t w, std::uint64_t word) {
+    difference |= row[w].load(std::memory_order_relaxed) ^ word;
+  });
   if (difference != 0) return false;
   if (d.has_extra.load(std::memory_order_relaxed) == 0) return is_none(content.extra);
   const auto* extra = memory_.extra_key(block);
@@ -455,10 +460,10 @@ void BlockPool::write_content(BlockId block, Hash128 hash, const Content& conten
   d.has_extra.store(!is_none(content.extra), relaxed);
   KV_KILL_POINT("content.has_extra");
   auto* row = memory_.token_row(block);
-  for (std::size_t w = 0; w < memory_.layout().row_words; ++w) {
-    row[w].store(row_word(content.tokens, w), relaxed);
+  for_each_row_word(content.tokens, [&](std::size_t w, std::uint64_t word) {
+    row[w].store(word, relaxed);
     KV_KILL_POINT("content.after_a_token_word");
-  }
+  });
   if (is_none(content.extra)) return;
   auto* extra = memory_.extra_key(block);
   extra[0].store(content.extra[0], relaxed);

@@ -30,7 +30,7 @@ void PrefixIndex::insert(Hash128 hash, BlockId block) const {
   if (offer(hash, block)) return;
   // Both are full. Many blocks of one content (a prompt running many times at once) must not push
   // others out: of equal blocks the first is found anyway.
-  if ((matches(first(hash), hash) | matches(second(hash), hash)) != 0) return;
+  if ((matches(first(hash), hash) | matches(second(hash), hash)) != 0) return;  // none is empty
   KV_KILL_POINT("index.before_push_out");
   auto& way = first(hash).way[block.value % 8];
   std::uint64_t found = way.load(std::memory_order_relaxed);

@@ -74,12 +74,14 @@ class PrefixIndex {
   static std::uint64_t entry(Hash128 hash, BlockId block) { return tag(hash) | block.value; }
   static std::uint64_t tag(Hash128 hash) { return hash.high & kTagMask; }
 
-  /// Mask of the ways that bear this hash's tag. Without branches: eight loads in flight at once.
+  /// Mask of the ways that bear this hash's tag; if that is 0, of empty ones, too. Without
+  /// branches: eight loads in flight at once.
   static unsigned matches(const IndexBucket& bucket, Hash128 hash) {
     unsigned ways = 0;
-    for (unsigned w = 0; w < bucket.way.size(); ++w) {
+#pragma GCC unroll 8
+    for (unsigned w = 0; w < 8; ++w) {
       const std::uint64_t hint = bucket.way[w].load(std::memory_order_relaxed);
-      ways |= unsigned((hint & kTagMask) == tag(hash) && (hint & kBlockMask) != 0) << w;
+      ways |= unsigned((hint ^ tag(hash)) <= ~kTagMask) << w;
     }
     return ways;
   }
