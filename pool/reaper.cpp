@@ -27,7 +27,9 @@ class Sweep {
   /// Looks at each block once, in the order they lie in memory, and then once more at those that
   /// the dead process held.
   void run(ReapReport& report) {
-    const std::int64_t sum_of_others = counted_used(memory_.control(), tier_) - used();
+    // Modulo 2^64, should a counter be damaged.
+    const auto sum_of_others =
+        static_cast<std::uint64_t>(counted_used(memory_.control(), tier_)) - used();
     constexpr std::uint32_t kAhead = 32;  // over the ends of pages, where the hardware stops
     for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
       const BlockId block{layout_.first_block + i};
@@ -49,8 +51,8 @@ class Sweep {
     KV_KILL_POINT("reap.before_invalidate");
     IdleOrder::invalidate(control());
     // If nobody did anything meanwhile, what we have counted is true.
-    if (!correct_used(memory_.control(), tier_, sum_of_others + used(), held_by_others_))
-      correct_used(memory_, tier_);
+    const auto sum = static_cast<std::int64_t>(sum_of_others + used());
+    if (!correct_used(memory_.control(), tier_, sum, held_by_others_)) correct_used(memory_, tier_);
   }
 
  private:
@@ -58,7 +60,9 @@ class Sweep {
     return {memory_.descriptors()[block.value].word.load(std::memory_order_acquire)};
   }
   TierControl& control() const { return memory_.control().tiers[std::size_t(tier_)]; }
-  std::int64_t used() const { return used_.load(std::memory_order_relaxed); }
+  std::uint64_t used() const {
+    return static_cast<std::uint64_t>(used_.load(std::memory_order_relaxed));
+  }
 
   /// A block the dead process was filling: nobody else touches it. Its word as it is now.
   BlockWord free_filling(BlockId block, BlockWord now) {

@@ -298,7 +298,9 @@ TEST(Siege, KilledDaemonsLeaveNothing) {
     const std::vector<pid_t> children = children_of(daemon);
     ::kill(daemon, SIGKILL);
     waitpid(daemon, nullptr, 0);
-    if (client) EXPECT_TRUE(eventually([&] { return !client->wait(0).has_value(); }, kHang));
+    if (client) {
+      EXPECT_TRUE(eventually([&] { return !client->wait(0).has_value(); }, kHang));
+    }
     client.reset();
     for (const pid_t child : children)
       EXPECT_TRUE(eventually([&] { return !is_alive(child); }, kHang)) << child;
