@@ -36,7 +36,7 @@ class ChildProcess {
   }
 
   pid_t pid() const { return pid_; }
-  void signal(int number) const { KV_CHECK(kill(pid_, number) == 0, number); }
+  void signal(int number) const { KV_CHECK(pid_ > 0 && kill(pid_, number) == 0, pid_, number); }
 
   /// waitpid's status, once the child is gone for good.
   int wait() {

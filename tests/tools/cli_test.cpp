@@ -153,10 +153,10 @@ TEST_F(Cli, TheInspectorNeedsNeitherStewardNorEngines) {
   const Json all = daemon_->procs();
   std::vector<pid_t> pids = {all["steward"]["pid"].get<pid_t>()};
   for (const Json& engine : all["engines"]) pids.push_back(engine["pid"].get<pid_t>());
-  for (const pid_t pid : pids) ::kill(pid, SIGSTOP);
+  for (const pid_t pid : pids) signal_process(pid, SIGSTOP);
   EXPECT_TRUE(daemon_->fsck_is_clean());
   EXPECT_EQ(daemon_->procs()["processes"].size(), 2u);
-  for (const pid_t pid : pids) ::kill(pid, SIGCONT);
+  for (const pid_t pid : pids) signal_process(pid, SIGCONT);
 }
 
 TEST_F(Cli, LayoutComputesAsVllmDoes) {

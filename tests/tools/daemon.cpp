@@ -102,13 +102,13 @@ Daemon::~Daemon() {
 
 void Daemon::stop() {
   if (pid_ == 0) return;
-  ::kill(pid_, SIGTERM);
+  signal_process(pid_, SIGTERM);
   waitpid(pid_, nullptr, 0);
   pid_ = 0;
 }
 
 void Daemon::kill() {
-  ::kill(pid_, SIGKILL);
+  signal_process(pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);
   pid_ = 0;
 }

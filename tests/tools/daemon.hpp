@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/signal_process.hpp"
 #include "tools/client/client.hpp"
 
 namespace kvhive::testing {

@@ -61,7 +61,7 @@ TEST(Faults, AKilledEnginesRequestsGoOnTokenForToken) {
   Progress before = read_until(client, number, 300);
   ASSERT_EQ(before.reason, FinishReason::none);
   const pid_t dead = daemon.engine(0)["pid"];
-  ::kill(dead, SIGKILL);
+  signal_process(dead, SIGKILL);
   const Progress after = read_until(client, number, 1u << 30);
 
   EXPECT_EQ(after.reason, FinishReason::length) << after.error.text;
@@ -79,7 +79,7 @@ TEST(Faults, AnUnpinnedRequestMovesToTheOtherEngine) {
   Client client = daemon.connect();
   const std::uint32_t number = *client.submit(long_request());
   const Progress before = read_until(client, number, 200);
-  ::kill(daemon.engine(before.engine)["pid"].get<pid_t>(), SIGKILL);
+  signal_process(daemon.engine(before.engine)["pid"].get<pid_t>(), SIGKILL);
   const Progress after = read_until(client, number, 1u << 30);
   EXPECT_EQ(after.reason, FinishReason::length) << after.error.text;
   EXPECT_EQ(before.tokens.size() + after.tokens.size(), 1500u);
@@ -92,7 +92,7 @@ TEST(Faults, AKilledEngineLeavesItsFinishedBlocksToTheOthers) {
   const std::uint32_t number = *client.submit(long_request());
   const Progress before = read_until(client, number, 300);
   const pid_t dead = daemon.engine(0)["pid"];
-  ::kill(dead, SIGKILL);
+  signal_process(dead, SIGKILL);
   const auto start = std::chrono::steady_clock::now();
   EXPECT_TRUE(eventually([&] {
     const Json all = daemon.procs();
@@ -119,12 +119,12 @@ TEST(Faults, NobodyNoticesAKilledSteward) {
   const std::uint32_t number = *client.submit(long_request(800));
   read_until(client, number, 50);
   const pid_t dead = daemon.procs()["steward"]["pid"];
-  ::kill(dead, SIGKILL);
+  signal_process(dead, SIGKILL);
   const Progress rest = read_until(client, number, 1u << 30);
   EXPECT_EQ(rest.reason, FinishReason::length);
   EXPECT_TRUE(eventually([&] { return daemon.procs()["steward"]["pid"] != dead; }));
   // What dies while there is no steward is swept by the next one.
-  ::kill(daemon.engine(1)["pid"].get<pid_t>(), SIGKILL);
+  signal_process(daemon.engine(1)["pid"].get<pid_t>(), SIGKILL);
   EXPECT_TRUE(eventually([&] { return !daemon.engine(1).is_null(); }));
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
@@ -145,7 +145,7 @@ TEST(Faults, AKilledClientsRequestsEndAndItsBlocksReturn) {
   char letter;
   ASSERT_EQ(read(ready[0], &letter, 1), 1);
   EXPECT_EQ(daemon.engine(0)["running"], 1);
-  ::kill(child, SIGKILL);
+  signal_process(child, SIGKILL);
   waitpid(child, nullptr, 0);
   EXPECT_TRUE(
       eventually([&] { return nothing_is_held(daemon) && daemon.engine(0)["running"] == 0; }));
@@ -262,14 +262,14 @@ TEST(Faults, AHelloWithAnythingButItsOwnPidfdIsRefused) {
 TEST(Faults, ClientsThatComeWhileTheirEngineIsStoppedAreServedAfterwards) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   const pid_t pid = daemon.engine(0)["pid"];
-  ::kill(pid, SIGSTOP);
+  signal_process(pid, SIGSTOP);
   std::vector<Client> clients;
   std::vector<std::uint32_t> numbers;
   for (int i = 0; i < 250; ++i) {  // more than a socket's queue takes
     clients.push_back(daemon.connect(0, kLeastChannelBytes));
     numbers.push_back(*clients.back().submit(long_request(2)));
   }
-  ::kill(pid, SIGCONT);
+  signal_process(pid, SIGCONT);
   for (std::size_t i = 0; i < clients.size(); ++i)
     ASSERT_EQ(read_until(clients[i], numbers[i], 2).tokens.size(), 2u) << i;
 }
@@ -277,7 +277,7 @@ TEST(Faults, ClientsThatComeWhileTheirEngineIsStoppedAreServedAfterwards) {
 TEST(Faults, AStoppedEngineDoesNotOutliveTheKeeper) {
   Daemon daemon;
   const pid_t pid = daemon.engine(0)["pid"];
-  ::kill(pid, SIGSTOP);
+  signal_process(pid, SIGSTOP);
   daemon.kill();
   EXPECT_TRUE(eventually([&] { return !is_alive(pid); }));
 }
@@ -289,7 +289,7 @@ TEST(Faults, AStopSignalDuringTheStartLeavesNothing) {
     const pid_t pid = start_bare_daemon(directory / "new/s");
     ASSERT_TRUE(eventually([&] { return std::filesystem::exists(directory / "new/s"); }));
     for (int spin = 0; spin < i; ++spin) is_alive(pid);  // a little later each time
-    ::kill(pid, SIGTERM);
+    signal_process(pid, SIGTERM);
     waitpid(pid, nullptr, 0);
     EXPECT_TRUE(std::filesystem::is_empty(directory)) << i;
   }
@@ -304,7 +304,7 @@ TEST(Faults, AKillDuringTheStartLeavesNothing) {
     ASSERT_TRUE(eventually([&] { return !children_of(pid).empty(); }));
     ASSERT_TRUE(std::filesystem::exists(directory / "new/s"));
     for (int spin = 0; spin < i; ++spin) (void)children_of(pid);  // a little later each time
-    ::kill(pid, SIGKILL);
+    signal_process(pid, SIGKILL);
     waitpid(pid, nullptr, 0);
     EXPECT_TRUE(eventually([&] { return std::filesystem::is_empty(directory); })) << i;
   }
@@ -338,11 +338,11 @@ TEST(Faults, AStoppedEngineStopsNobody) {
   const std::uint32_t number = *stopped.submit(long_request(2500));
   read_until(stopped, number, 20);
   const pid_t pid = daemon.engine(0)["pid"];
-  ::kill(pid, SIGSTOP);
+  signal_process(pid, SIGSTOP);
   EXPECT_EQ(daemon.connect(1).generate(long_request(200))->tokens.size(), 200u);
   EXPECT_TRUE(daemon.fsck_is_clean());
   EXPECT_EQ(daemon.engine(0)["pid"], pid) << "a stopped process is alive";
-  ::kill(pid, SIGCONT);
+  signal_process(pid, SIGCONT);
   EXPECT_EQ(read_until(stopped, number, 1u << 30).reason, FinishReason::length);
 }
 

@@ -159,7 +159,7 @@ TEST_F(Isolation, ATakeoverStaysInTheDomain) {
     whole.text += news.text;
     engine = news.engine;
     if (whole.tokens.size() > 100 && !std::exchange(is_killed, true))
-      ::kill(daemon_->engine(0)["pid"].get<pid_t>(), SIGKILL);
+      signal_process(daemon_->engine(0)["pid"].get<pid_t>(), SIGKILL);
   }
   ASSERT_EQ(whole.reason, FinishReason::length);
   EXPECT_LE(engine, 1u);

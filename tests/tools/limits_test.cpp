@@ -11,6 +11,7 @@
 #include "pool/pool_layout.hpp"
 #include "tests/support/cgroup.hpp"
 #include "tests/support/child_process.hpp"
+#include "tests/support/namespaces.hpp"
 #include "tests/support/sanitizers.hpp"
 #include "tests/tools/footprint.hpp"
 #include "tests/tools/start_attempt.hpp"
@@ -185,7 +186,7 @@ BeforeExec with_small_tmpfs(const std::vector<std::string>& paths, const std::st
 }
 
 TEST(Limits, ThePoolDoesNotLieInDevShm) {
-  if (geteuid() != 0) GTEST_SKIP() << "NOT RUN: needs root, to mount a small tmpfs";
+  if (!can_make_namespaces()) GTEST_SKIP() << "NOT RUN: needs root, to mount a small tmpfs";
   const StartAttempt daemon({"--kv-cache-memory-bytes", "64M"},
                             with_small_tmpfs({"/dev/shm"}, "size=64k"));
   ASSERT_TRUE(daemon.is_ready()) << daemon.words();
@@ -193,7 +194,7 @@ TEST(Limits, ThePoolDoesNotLieInDevShm) {
 }
 
 TEST(Limits, AFullFileSystemForTheSocketIsRefusedInWords) {
-  if (geteuid() != 0) GTEST_SKIP() << "NOT RUN: needs root, to mount a small tmpfs";
+  if (!can_make_namespaces()) GTEST_SKIP() << "NOT RUN: needs root, to mount a small tmpfs";
   char name[] = "/tmp/kvhive-test-XXXXXX";
   const std::filesystem::path directory = mkdtemp(name);
   for (const std::string inodes : {"1", "2"}) {  // no room for a directory; none for a socket in it
@@ -294,7 +295,7 @@ TEST(Limits, AsManyClientsAsDescriptorsAllowLeaveEnoughToReplaceAnEngine) {
     clients.push_back(std::move(*next));
   EXPECT_THAT(next.error().text, HasSubstr("ulimit -n"));
   EXPECT_GT(clients.size(), 10u);
-  ::kill(dead, SIGKILL);
+  signal_process(dead, SIGKILL);
   for (Client& client : clients) {
     const auto result = client.generate(small_request());
     ASSERT_TRUE(result.has_value()) << result.error().text;

@@ -49,7 +49,7 @@ class Started {
   Started& operator=(Started&&) = delete;
   ~Started() {
     if (pid_ == 0) return;
-    ::kill(pid_, SIGKILL);
+    signal_process(pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
   }
 
@@ -60,7 +60,7 @@ class Started {
 
  private:
   void end(int signal) {
-    ::kill(pid_, signal);
+    signal_process(pid_, signal);
     waitpid(pid_, nullptr, 0);
     pid_ = 0;
   }
@@ -164,7 +164,7 @@ TEST(Namespaces, TwoOfTheSamePidAreTwo) {
   Client victim = daemon.connect(1);
   ASSERT_TRUE(victim.submit(request).has_value());
   ASSERT_TRUE(victim.wait().has_value());
-  const ChildProcess killer([&] { ::kill(first.pid(), SIGUSR1); });
+  const ChildProcess killer([&] { signal_process(first.pid(), SIGUSR1); });
   const std::vector<Progress> results = generate_all(clients, {request, request});
   for (const Progress& result : results) EXPECT_EQ(ids(result), ids(undisturbed));
   EXPECT_TRUE(eventually([&] { return is_swept(daemon, 2); }, kHang));

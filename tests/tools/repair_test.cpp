@@ -97,11 +97,11 @@ TEST_F(RepairedDaemon, FsckComparesTheSlotTableWithTheLiving) {
 TEST_F(RepairedDaemon, AStewardKilledInTheMiddleIsSimplyAskedAgain) {
   lose_index();
   const pid_t victim = steward();
-  ::kill(victim, SIGSTOP);
+  signal_process(victim, SIGSTOP);
   CommandResult first;
   std::thread asker([&] { first = daemon.cli({"pool", "fsck", "--repair"}); });
   EXPECT_TRUE(eventually([&] { return daemon.procs()["keeper"]["repairs"] == 1; }));
-  ::kill(victim, SIGKILL);
+  signal_process(victim, SIGKILL);
   asker.join();
   EXPECT_EQ(first.exit_code, 1);
   EXPECT_NE(first.err.find("run it again"), std::string::npos) << first.err;

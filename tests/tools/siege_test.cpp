@@ -204,14 +204,15 @@ class StewardUnderFire {
       Client client = daemon_.connect(0, kLeastChannelBytes);  // so that there is what to sweep
       (void)client.submit(stream_of("And it came to pass", 500));
       (void)client.wait(1000);
-      ::kill(engine, SIGKILL);
+      signal_process(engine, SIGKILL);
       dawdle(random_, 40'000);
     }
-    ::kill(dead_, SIGKILL);
+    signal_process(dead_, SIGKILL);
   }
   bool next_is_there() const {
     const Json status = daemon_.status();
-    if (status["steward"]["pid"] == dead_ || status["engines"][0]["state"] != "serving")
+    const pid_t steward = status["steward"]["pid"];  // 0 until the next one is started
+    if (steward == 0 || steward == dead_ || status["engines"][0]["state"] != "serving")
       return false;
     for (const Json& slot : status["slots"])
       if (slot["use"] != "used") return false;  // somebody's slot is yet to be swept
@@ -296,7 +297,7 @@ TEST(Siege, KilledDaemonsLeaveNothing) {
     dawdle(random, 200'000);
     const std::set<ino_t> objects = memory_objects_of(daemon);
     const std::vector<pid_t> children = children_of(daemon);
-    ::kill(daemon, SIGKILL);
+    signal_process(daemon, SIGKILL);
     waitpid(daemon, nullptr, 0);
     if (client) {
       EXPECT_TRUE(eventually([&] { return !client->wait(0).has_value(); }, kHang));
@@ -386,7 +387,7 @@ TEST(Siege, ARollingRestartCostsNoHitAndNoToken) {
     const ChildProcess killer([&] {
       while (daemon.engine(i % kEngines)["running"] == 0) {
       }
-      ::kill(old, SIGKILL);
+      signal_process(old, SIGKILL);
     });
     do {
       EXPECT_EQ(play(clients).tokens, cold.tokens) << "engine " << i % kEngines;

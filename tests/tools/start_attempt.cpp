@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "config/check.hpp"
+#include "tests/support/signal_process.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -52,7 +53,7 @@ StartAttempt::StartAttempt(std::vector<std::string> flags, const BeforeExec& bef
   EXPECT_FALSE(is_silent) << "neither ready nor an error: " << words_;
   if (is_ready_) return;
   int status = 0;
-  if (is_silent) ::kill(pid_, SIGKILL);
+  if (is_silent) signal_process(pid_, SIGKILL);
   waitpid(pid_, &status, 0);
   pid_ = 0;
   expect_words(status);
@@ -60,7 +61,7 @@ StartAttempt::StartAttempt(std::vector<std::string> flags, const BeforeExec& bef
 
 StartAttempt::~StartAttempt() {
   if (pid_ != 0) {
-    ::kill(pid_, SIGTERM);
+    signal_process(pid_, SIGTERM);
     waitpid(pid_, nullptr, 0);
   }
   EXPECT_TRUE(eventually([this] { return std::filesystem::is_empty(directory_); },
