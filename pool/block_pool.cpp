@@ -380,6 +380,9 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
 
     const Content content(end, i, block_tokens, tokens, extras);
     const std::uint64_t known = find_uid(chain[i], content);
+    // Named by another process since we drew: what comes later bears later names, always.
+    if (known > serial) [[unlikely]]
+      serial = draw_serials(blocks.size() - i);
     // A word that does not say it is ours, a serial nobody lives to see, or a domain it was not
     // taken for is damage: the block stays what it is to us, but nobody else gets to see it, nor
     // what comes after it.

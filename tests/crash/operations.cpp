@@ -324,6 +324,11 @@ const std::vector<Operation>& races() {
        .run = [](Stage& s) { return allocate(s, 1); },
        .interrupted_at = "free.before_stale_bit_clear",
        .meanwhile = [](Stage& s) { s.survivor().release({{s.blocks[0]}}); }},
+      {.name = "publish: another process names it first",
+       .prepare = [](Stage& s) { allocate_and_fill(s, s.unknown()); },
+       .run = [](Stage& s) { return publish(s, s.unknown()); },
+       .interrupted_at = "publish.serials_drawn",
+       .meanwhile = [](Stage& s) { s.survivor().release(compute(s.survivor(), s.unknown())); }},
       {.name = "release: passed by while clearing bits",
        .prepare =
            [](Stage& s) {
