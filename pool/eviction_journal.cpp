@@ -7,8 +7,8 @@
 namespace kvhive {
 namespace {
 
-// what: 63 .. 22 Unix milliseconds, 21 .. 17 slot, 16 .. 15 kind, 14 .. 0 of the name
 constexpr std::uint64_t kAhead = 32;  // records: nobody has read these lines for a long time
+// what: 63 .. 22 Unix milliseconds, 21 .. 17 slot, 16 .. 15 kind, 14 .. 0 of the name
 constexpr int kTimeShift = 22, kSlotShift = 17, kKindShift = 15;
 
 /// A few milliseconds late, and ten times as cheap as the exact time.

@@ -60,7 +60,7 @@ void take_huge_pages(int fd, std::size_t bytes) {
   if (place == nullptr || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return;
   void* map = mmap(place, bytes, PROT_READ, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
   if (map == MAP_FAILED) return;
-  const auto has_small_page = [fd](std::size_t at) {
+  const auto take_small_page = [fd](std::size_t at) {
     return posix_fallocate(fd, static_cast<off_t>(at), 1) == 0;
   };
   const auto end = std::chrono::steady_clock::now() + kPatience;
@@ -68,7 +68,7 @@ void take_huge_pages(int fd, std::size_t bytes) {
     const std::size_t step = std::min(kStep, bytes - at);
     bool is_backed = true;
     for (std::size_t i = at; i < at + step && is_backed; i += kHugePage)
-      is_backed = has_small_page(i);
+      is_backed = take_small_page(i);
     if (!is_backed || madvise(static_cast<std::byte*>(map) + at, step, MADV_COLLAPSE) != 0) break;
   }
   munmap(map, bytes);

@@ -7,6 +7,7 @@
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
 #include "pool/kill_point.hpp"
+#include "pool/prefetch.hpp"
 #include "pool/prefix_index.hpp"
 #include "pool/tier_counters.hpp"
 
@@ -33,7 +34,7 @@ class Sweep {
     constexpr std::uint32_t kAhead = 32;  // over the ends of pages, where the hardware stops
     for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
       const BlockId block{layout_.first_block + i};
-      __builtin_prefetch(&memory_.descriptors()[block.value + kAhead]);
+      prefetch(&memory_.descriptors()[block.value + kAhead]);
       BlockWord now = word(block);
       if (now.state() == BlockState::filling && now.holders() == bit_) {
         now = free_filling(block, now);

@@ -3,8 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "config/options.hpp"
-#include "tests/models/temp_directory.hpp"
+#include "tests/config/options_file.hpp"
 
 namespace kvhive {
 namespace {
@@ -59,15 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // -- as a table of the options file
 
-class DomainsInAFile : public ::testing::Test {
- protected:
-  Expected<void> load(const std::string& toml) {
-    directory_.write("options.toml", toml);
-    return load_options(options, directory_.path() / "options.toml");
-  }
-  Options options;
-  TempDirectory directory_;
-};
+class DomainsInAFile : public OptionsFile {};
 
 TEST_F(DomainsInAFile, AreATableOfLists) {
   ASSERT_TRUE(load("sharing = \"listed\"\n"

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <map>
 
-#include "tests/models/temp_directory.hpp"
+#include "tests/config/options_file.hpp"
 
 namespace kvhive {
 namespace {
@@ -56,16 +56,6 @@ const Sample kSamples[] = {
     {"scrub", "never", "\"never\"", "never"},
     {"socket-access", "@kv", "\"@kv\"", "@kv"},
     {"log-level", "debug", "\"debug\"", "debug"},
-};
-
-class OptionsFile : public ::testing::Test {
- protected:
-  Expected<void> load(const std::string& toml) {
-    directory_.write("options.toml", toml);
-    return load_options(options, directory_.path() / "options.toml");
-  }
-  Options options;
-  TempDirectory directory_;
 };
 
 TEST(Options, EveryFieldIsSampledHereAndHasHelp) {

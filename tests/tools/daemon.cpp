@@ -60,6 +60,21 @@ CommandResult run(const std::string& name, const std::vector<std::string>& argum
   return result;
 }
 
+std::string passage(std::size_t from, std::size_t length) {
+  std::ifstream file(kDemoModel + "/passage.txt");
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str().substr(from, length);
+}
+
+GenerateRequest request_of(std::string prompt, std::uint32_t max_tokens) {
+  GenerateRequest request;
+  request.prompt = std::move(prompt);
+  request.params.max_tokens = max_tokens;
+  request.params.ignore_eos = true;
+  return request;
+}
+
 bool eventually(const std::function<bool()>& holds, std::chrono::seconds limit) {
   const auto end = std::chrono::steady_clock::now() + limit;
   while (!holds())

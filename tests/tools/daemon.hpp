@@ -46,6 +46,12 @@ pid_t spawn(const std::string& path, const std::vector<std::string>& arguments, 
 CommandResult run(const std::string& name, const std::vector<std::string>& arguments,
                   const BeforeExec& before_exec = {});
 
+/// The demo model's text, or a piece of it.
+std::string passage(std::size_t from = 0, std::size_t length = std::string::npos);
+
+/// Exactly so many tokens after a prompt.
+GenerateRequest request_of(std::string prompt, std::uint32_t max_tokens);
+
 /// Looks again and again until it holds; false after `limit`. Each look is a system call or a
 /// process of its own, so that there is nothing to sleep for.
 bool eventually(const std::function<bool()>& holds,

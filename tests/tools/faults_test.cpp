@@ -15,11 +15,7 @@ namespace kvhive::testing {
 namespace {
 
 GenerateRequest long_request(std::uint32_t max_tokens = 1500) {
-  GenerateRequest request;
-  request.prompt = "And it came to pass in those days, that there went out a decree";
-  request.params.max_tokens = max_tokens;
-  request.params.ignore_eos = true;
-  return request;
+  return request_of("And it came to pass in those days, that there went out a decree", max_tokens);
 }
 
 /// Reads until the request has at least `tokens` tokens (or has ended).

@@ -17,13 +17,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::Eq;
 
-GenerateRequest small_request() {
-  GenerateRequest request;
-  request.prompt = "In the beginning";
-  request.params.max_tokens = 8;
-  request.params.ignore_eos = true;
-  return request;
-}
+GenerateRequest small_request() { return request_of("In the beginning", 8); }
 
 Packet welcome_as(const Daemon& daemon, const UniqueFd& socket, Role role) {
   Message hello;

@@ -9,8 +9,6 @@
 #include <sys/stat.h>
 
 #include <cmath>
-#include <fstream>
-#include <sstream>
 
 #include "config/check.hpp"
 #include "tests/support/child_process.hpp"
@@ -29,21 +27,6 @@ using ::testing::UnorderedElementsAre;
 #define KV_SKIP_UNLESS_WE_CAN_PLAY_USERS() \
   if (!can_play_users())                   \
   GTEST_SKIP() << "NOTHING IS SHOWN HERE: only root can play several users; run it as root"
-
-std::string passage(std::size_t from, std::size_t length) {
-  std::ifstream file(kDemoModel + "/passage.txt");
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str().substr(from, length);
-}
-
-GenerateRequest request_of(std::string prompt, std::uint32_t max_tokens = 20) {
-  GenerateRequest request;
-  request.prompt = std::move(prompt);
-  request.params.max_tokens = max_tokens;
-  request.params.ignore_eos = true;
-  return request;
-}
 
 /// A daemon that lets everybody in, unless told otherwise.
 std::vector<std::string> open_to_all(std::vector<std::string> flags) {
@@ -86,7 +69,7 @@ class Isolation : public ::testing::Test {
 };
 
 const GenerateRequest& long_prompt() {
-  static const GenerateRequest request = request_of(passage(0, 1'500));
+  static const GenerateRequest request = request_of(passage(0, 1'500), 20);
   return request;
 }
 
@@ -165,7 +148,7 @@ TEST_F(Isolation, ATakeoverStaysInTheDomain) {
   EXPECT_LE(engine, 1u);
   EXPECT_THAT(domains_of_blocks(), ElementsAre("uid-60001"));
   // And what the second engine published is hers to find, and nobody else's.
-  const GenerateRequest again = request_of(request.prompt + whole.text);
+  const GenerateRequest again = request_of(request.prompt + whole.text, 20);
   EXPECT_GT(hit_rate(generate(kAlice, again)), 0.5);
   EXPECT_EQ(hit_rate(generate(kBob, again)), 0.0);
 }

@@ -37,11 +37,7 @@ BeforeExec limited(__rlimit_resource resource, rlim_t most) {
 }
 
 GenerateRequest small_request(std::uint32_t max_tokens = 4) {
-  GenerateRequest request;
-  request.prompt = "In the beginning";
-  request.params.max_tokens = max_tokens;
-  request.params.ignore_eos = true;
-  return request;
+  return request_of("In the beginning", max_tokens);
 }
 
 /// A ready daemon's pool works, too.

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 
 #include <fstream>
-#include <sstream>
 
 #include "pool/pool_report.hpp"
 #include "tests/support/child_process.hpp"
@@ -20,21 +19,6 @@ constexpr long kDay = 86'400;
 
 #define SKIP_WITHOUT_NAMESPACES() \
   if (!can_make_namespaces()) GTEST_SKIP() << "NOT RUN: needs root, to make namespaces"
-
-std::string passage() {
-  std::ifstream file(kDemoModel + "/passage.txt");
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-GenerateRequest request_of(std::string prompt, std::uint32_t max_tokens) {
-  GenerateRequest request;
-  request.prompt = std::move(prompt);
-  request.params.max_tokens = max_tokens;
-  request.params.ignore_eos = true;
-  return request;
-}
 
 /// A program that was started with in_namespaces(), or just so.
 class Started {

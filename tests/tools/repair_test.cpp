@@ -109,14 +109,19 @@ TEST_F(RepairedDaemon, AStewardKilledInTheMiddleIsSimplyAskedAgain) {
   EXPECT_GT(generate()["cached_tokens"].get<int>(), 0);
 }
 
-TEST_F(RepairedDaemon, WhoHasNotSaidHelloMayNotAsk) {
-  auto socket = connect_to_daemon(daemon.socket());
+/// Asks for a repair over this connection.
+void expect_refused(const UniqueFd& socket) {
   Message request;
   request.type = MessageType::repair_request;
-  ASSERT_TRUE(send_packet(socket->get(), request).has_value());
-  const auto answer = receive_answer(socket->get());
+  ASSERT_TRUE(send_packet(socket.get(), request).has_value());
+  const auto answer = receive_answer(socket.get());
   ASSERT_TRUE(answer.has_value() && answer->has_value());
   EXPECT_EQ((*answer)->message.type, MessageType::refused);
+}
+
+TEST_F(RepairedDaemon, WhoHasNotSaidHelloMayNotAsk) {
+  auto socket = connect_to_daemon(daemon.socket());
+  expect_refused(*socket);
 }
 
 TEST_F(RepairedDaemon, AClientMayNotAsk) {
@@ -125,12 +130,7 @@ TEST_F(RepairedDaemon, AClientMayNotAsk) {
   hello.role = Role::client;
   hello.channel_bytes = std::size_t{16} << 20;
   ASSERT_TRUE(say_hello(socket->get(), hello).has_value());
-  Message request;
-  request.type = MessageType::repair_request;
-  ASSERT_TRUE(send_packet(socket->get(), request).has_value());
-  const auto answer = receive_answer(socket->get());
-  ASSERT_TRUE(answer.has_value() && answer->has_value());
-  EXPECT_EQ((*answer)->message.type, MessageType::refused);
+  expect_refused(*socket);
 }
 
 }  // namespace

@@ -1,28 +1,10 @@
 // What the hive is for: one engine's blocks serve the other, and nothing of it shows in the tokens
 // (invariant 10).
 
-#include <fstream>
-#include <sstream>
-
 #include "tests/tools/daemon.hpp"
 
 namespace kvhive::testing {
 namespace {
-
-std::string passage() {
-  std::ifstream file(kDemoModel + "/passage.txt");
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-GenerateRequest request_of(std::string prompt, std::uint32_t max_tokens) {
-  GenerateRequest request;
-  request.prompt = std::move(prompt);
-  request.params.max_tokens = max_tokens;
-  request.params.ignore_eos = true;
-  return request;
-}
 
 /// 64 prompts of different lengths; many begin alike.
 std::vector<GenerateRequest> many_requests() {

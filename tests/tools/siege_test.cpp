@@ -6,11 +6,9 @@
 #include <fcntl.h>
 #include <poll.h>
 
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <random>
-#include <sstream>
 
 #include "config/check.hpp"
 #include "tests/crash/settings.hpp"
@@ -27,21 +25,6 @@ constexpr auto kHang = std::chrono::seconds(60);
 
 /// How many of something there are: in a siege, in a test run.
 int how_many(int siege, int dose) { return std::getenv("KVHIVE_SIEGE") != nullptr ? siege : dose; }
-
-GenerateRequest stream_of(std::string prompt, std::uint32_t max_tokens) {
-  GenerateRequest request;
-  request.prompt = std::move(prompt);
-  request.params.max_tokens = max_tokens;
-  request.params.ignore_eos = true;
-  return request;
-}
-
-std::string passage() {
-  std::ifstream file(kDemoModel + "/passage.txt");
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 /// Burns a random while of at most `most` looks at the clock: the moment of a death.
 void dawdle(std::mt19937_64& random, std::uint64_t most) {
@@ -123,7 +106,7 @@ class StreamingClient {
       auto client = Client::connect(
           {daemon.socket(), static_cast<std::uint32_t>(engine), kLeastChannelBytes});
       if (!client) _exit(1);
-      const auto number = client->submit(stream_of("And it came to pass", 3000));
+      const auto number = client->submit(request_of("And it came to pass", 3000));
       if (!number) _exit(1);
       for (bool has_said = false; client->wait().has_value();) {
         const Progress news = client->read(*number);
@@ -148,7 +131,7 @@ TEST(Siege, KilledClientsLeaveNothing) {
   const auto shm = named_shared_memory();
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   const auto serves = [&] {
-    return daemon.connect(0, kLeastChannelBytes).generate(stream_of("And God said", 8));
+    return daemon.connect(0, kLeastChannelBytes).generate(request_of("And God said", 8));
   };
   ASSERT_EQ(serves()->tokens.size(), 8u);
   const auto settled = [&] { return has_no_clients(daemon); };
@@ -202,7 +185,7 @@ class StewardUnderFire {
     const pid_t engine = status["engines"][0]["pid"];
     if (while_it_reaps && engine != 0) {
       Client client = daemon_.connect(0, kLeastChannelBytes);  // so that there is what to sweep
-      (void)client.submit(stream_of("And it came to pass", 500));
+      (void)client.submit(request_of("And it came to pass", 500));
       (void)client.wait(1000);
       signal_process(engine, SIGKILL);
       dawdle(random_, 40'000);
@@ -220,7 +203,7 @@ class StewardUnderFire {
   }
   void serve() const {
     EXPECT_EQ(daemon_.connect(0, kLeastChannelBytes)
-                  .generate(stream_of("And God said", 8))
+                  .generate(request_of("And God said", 8))
                   ->tokens.size(),
               8u);
   }
@@ -288,7 +271,7 @@ TEST(Siege, KilledDaemonsLeaveNothing) {
             return client.has_value();
           },
           kHang));
-      ASSERT_TRUE(client->submit(stream_of("And it came to pass", 3000)).has_value());
+      ASSERT_TRUE(client->submit(request_of("And it came to pass", 3000)).has_value());
       ASSERT_TRUE(client->wait(60'000).has_value());
       ++at_work;
     } else {  // while it starts, and has somebody to tidy up after it
@@ -319,7 +302,7 @@ TEST(Siege, KilledDaemonsLeaveNothing) {
 TEST(Siege, EveryEngineOfAFullPoolHitsWhatTheFirstHasComputed) {
   const int engines = how_many(31, 4);
   const Daemon daemon({"--engines", std::to_string(engines), "--kv-cache-memory-bytes", "64M"});
-  const GenerateRequest request = stream_of(passage(), 16);
+  const GenerateRequest request = request_of(passage(), 16);
   const Progress first = *daemon.connect(0, kLeastChannelBytes).generate(request);
   for (int engine = 1; engine < engines; ++engine) {
     const auto number = static_cast<std::uint32_t>(engine);
@@ -344,8 +327,8 @@ std::vector<GenerateRequest> traffic() {
   std::vector<GenerateRequest> requests;
   for (std::size_t i = 0; i < 24; ++i) {
     const std::size_t shared = 300 + i % 4 * 150;
-    requests.push_back(stream_of(text.substr(0, shared) + text.substr(700 + i * 11, 40),
-                                 32 + static_cast<std::uint32_t>(i % 3) * 16));
+    requests.push_back(request_of(text.substr(0, shared) + text.substr(700 + i * 11, 40),
+                                  32 + static_cast<std::uint32_t>(i % 3) * 16));
     if (i % 2 == 0) continue;
     requests.back().params.sampling = {0.8f, 50, 0.95f, 0, i};
     requests.back().params.has_seed = true;

@@ -13,14 +13,7 @@ namespace {
 
 constexpr auto kHang = std::chrono::seconds(60);
 constexpr std::size_t kClients = 8;
-
-GenerateRequest request_of(std::uint32_t max_tokens) {
-  GenerateRequest request;
-  request.prompt = "And it came to pass";
-  request.params.max_tokens = max_tokens;
-  request.params.ignore_eos = true;
-  return request;
-}
+const std::string kPrompt = "And it came to pass";
 
 /// Tokens each client has read.
 using Counters = std::array<std::atomic<std::uint64_t>, kClients>;
@@ -33,7 +26,7 @@ TEST(StalledClients, OneOfEightThatIsStoppedStopsNoOther) {
     clients.emplace_back([&daemon, &read, i] {
       Client client = daemon.connect(0, kLeastChannelBytes);
       while (client
-                 .generate(request_of(200),
+                 .generate(request_of(kPrompt, 200),
                            [&](const Progress& news) { (*read)[i] += news.tokens.size(); })
                  .has_value()) {
       }
@@ -72,7 +65,7 @@ TEST(StalledClients, WhoDiesWithAllItsSlotsUnreadIsForgotten) {
   const SharedValue<std::atomic<std::uint32_t>> submitted;
   ChildProcess client([&] {
     Client silent = daemon.connect(0);
-    while (silent.submit(request_of(4)).has_value()) ++*submitted;
+    while (silent.submit(request_of(kPrompt, 4)).has_value()) ++*submitted;
     pause();  // and never reads: every log is full, every slot finished
   });
   const auto all_are_answered = [&] {
@@ -81,7 +74,7 @@ TEST(StalledClients, WhoDiesWithAllItsSlotsUnreadIsForgotten) {
            engine["allocated_blocks"] == kChannelSlots;  // each of them fits one
   };
   EXPECT_TRUE(eventually(all_are_answered, kHang)) << daemon.engine(0);
-  EXPECT_EQ(daemon.connect(0).generate(request_of(32))->tokens.size(), 32u);
+  EXPECT_EQ(daemon.connect(0).generate(request_of(kPrompt, 32))->tokens.size(), 32u);
   EXPECT_TRUE(client.kill_and_wait());
   EXPECT_TRUE(eventually(
       [&] {
@@ -90,7 +83,7 @@ TEST(StalledClients, WhoDiesWithAllItsSlotsUnreadIsForgotten) {
                !has_memory_object(daemon.pid(), "channel");
       },
       kHang));
-  EXPECT_EQ(daemon.connect(0).generate(request_of(32))->tokens.size(), 32u);
+  EXPECT_EQ(daemon.connect(0).generate(request_of(kPrompt, 32))->tokens.size(), 32u);
   EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
