@@ -8,8 +8,8 @@ void SwapperState::move(const StepPlan& plan) const {
   const std::size_t bytes = memory_.geometry().kv.block_bytes();
   std::byte* const device = memory_.arena(Tier::device);
   std::byte* const host = memory_.arena(Tier::host);
-  block_copy_cpu({device, host, bytes, plan.swap_out.data(), plan.swap_out.size()});
-  block_copy_cpu({host, device, bytes, plan.swap_in.data(), plan.swap_in.size()});
+  block_copy_cpu(whole_blocks(device, host, bytes, plan.swap_out));
+  block_copy_cpu(whole_blocks(host, device, bytes, plan.swap_in));
 }
 
 }  // namespace kvhive

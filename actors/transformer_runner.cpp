@@ -19,7 +19,7 @@ struct TransformerRunner::Batch {
 };
 
 std::vector<SampledToken> TransformerRunner::run(const StepPlan& plan) {
-  block_copy_cpu({arena_, arena_, layout_.block_bytes(), plan.copies.data(), plan.copies.size()});
+  block_copy_cpu(whole_blocks(arena_, arena_, layout_.block_bytes(), plan.copies));
   if (plan.work.empty()) return {};
 
   Batch batch;

@@ -10,15 +10,27 @@
 
 namespace kvhive {
 
-enum class Dtype : std::uint8_t { f32 = 0, bf16 = 1, f16 = 2 };
+/// The last three are for KV only. e4m3 is the "fn" kind: no infinities, 448 at most.
+enum class Dtype : std::uint8_t { f32 = 0, bf16 = 1, f16 = 2, e4m3 = 3, e5m2 = 4, int8 = 5 };
 
-constexpr std::size_t bytes_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
-
-constexpr std::string_view to_string(Dtype dtype) {
-  return dtype == Dtype::f32 ? "float32" : dtype == Dtype::bf16 ? "bfloat16" : "float16";
+constexpr std::size_t bytes_of(Dtype dtype) {
+  return dtype == Dtype::f32 ? 4 : dtype == Dtype::bf16 || dtype == Dtype::f16 ? 2 : 1;
 }
 
-/// Hugging Face's and vLLM's spellings ("bfloat16", "float16"/"half", "float32"/"float").
+constexpr std::string_view to_string(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32: return "float32";
+    case Dtype::bf16: return "bfloat16";
+    case Dtype::f16: return "float16";
+    case Dtype::e4m3: return "fp8_e4m3";
+    case Dtype::e5m2: return "fp8_e5m2";
+    case Dtype::int8: return "int8";
+  }
+  return "unknown";
+}
+
+/// Hugging Face's and vLLM's spellings ("bfloat16", "float16"/"half", "float32"/"float"); none of
+/// those for KV only.
 constexpr std::optional<Dtype> parse_dtype(std::string_view name) {
   if (name == "float32" || name == "float") return Dtype::f32;
   if (name == "bfloat16") return Dtype::bf16;

@@ -63,15 +63,15 @@ void copy_piece(const std::byte* source, std::byte* destination, std::size_t byt
 }  // namespace
 
 void block_copy_cpu(const BlockCopyArgs& args) {
-  const std::size_t pieces_per_block = (args.block_bytes + kPieceBytes - 1) / kPieceBytes;
+  const std::size_t pieces_per_block = (args.bytes + kPieceBytes - 1) / kPieceBytes;
   const std::size_t pieces = args.pairs_count * pieces_per_block;
-#pragma omp parallel for schedule(static) if (args.pairs_count * args.block_bytes > kSerialBytes)
+#pragma omp parallel for schedule(static) if (args.pairs_count * args.bytes > kSerialBytes)
   for (std::size_t piece = 0; piece < pieces; ++piece) {
     const BlockPair pair = args.pairs[piece / pieces_per_block];
     const std::size_t begin = piece % pieces_per_block * kPieceBytes;
-    copy_piece(args.source + pair.source * args.block_bytes + begin,
-               args.destination + pair.destination * args.block_bytes + begin,
-               std::min(kPieceBytes, args.block_bytes - begin));
+    copy_piece(args.source + pair.source * args.source_stride + begin,
+               args.destination + pair.destination * args.destination_stride + begin,
+               std::min(kPieceBytes, args.bytes - begin));
   }
 }
 

@@ -8,12 +8,17 @@
 
 namespace kvhive {
 
+/// Values are rounded to kv.dtype: to nearest, ties to even; NaN stays NaN in what has one (int8:
+/// 0). fp8 and int8 store value / scale, what is too large as the largest (448, 57344, 127). With
+/// scales per token and head the scale is made here, amax / largest (1 if all are 0), and written
+/// too; other scales are read.
 struct CacheWriteArgs {
-  const float* k = nullptr;                    ///< [T, G, D]
-  const float* v = nullptr;                    ///< [T, G, D]
+  const void* k = nullptr;                     ///< [T, G, D] of in_dtype
+  const void* v = nullptr;                     ///< [T, G, D] of in_dtype
   const std::int64_t* slot_mapping = nullptr;  ///< [T] block*S + slot; -1 = padding, skipped
-  PagedKv kv;  ///< values are rounded to kv.dtype (nearest, ties to even)
+  PagedKv kv;
   std::int32_t T = 0;
+  Dtype in_dtype = Dtype::f32;  ///< f32, bf16 or f16
 };
 static_assert(std::is_trivially_copyable_v<CacheWriteArgs>);
 

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "config/check.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -32,8 +34,8 @@ void write_tokens(const CacheWriteArgs& args) {
     for (std::int32_t g = 0; g < kv.G; ++g) {
       const std::int64_t from = t * token_elements + std::int64_t{g} * kv.D;
       const std::int64_t to = token + g * kv.head_stride;
-      write_row<Bits, kRound>(args.k + from, kv.D, kv.k + to);
-      write_row<Bits, kRound>(args.v + from, kv.D, kv.v + to);
+      write_row<Bits, kRound>(static_cast<const float*>(args.k) + from, kv.D, kv.k + to);
+      write_row<Bits, kRound>(static_cast<const float*>(args.v) + from, kv.D, kv.v + to);
     }
   }
 }
@@ -43,10 +45,14 @@ std::uint32_t bits_of_float(float value) { return std::bit_cast<std::uint32_t>(v
 }  // namespace
 
 void cache_write_cpu(const CacheWriteArgs& args) {
+  KV_CHECK(args.in_dtype == Dtype::f32 && bytes_of(args.kv.dtype) > 1 &&
+               args.kv.layout == PageLayout::rows,
+           int(args.in_dtype), int(args.kv.dtype), int(args.kv.layout));
   switch (args.kv.dtype) {
     case Dtype::f32: return write_tokens<std::uint32_t, bits_of_float>(args);
     case Dtype::bf16: return write_tokens<std::uint16_t, bf16_of_float>(args);
     case Dtype::f16: return write_tokens<std::uint16_t, f16_of_float>(args);
+    default: KV_CHECK(false, int(args.kv.dtype));
   }
 }
 

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "config/check.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -25,12 +27,17 @@ void write_token(const PagedKv& kv, std::byte* plane, std::int64_t slot_id, cons
 }  // namespace
 
 void cache_write_reference(const CacheWriteArgs& args) {
+  KV_CHECK(args.in_dtype == Dtype::f32 && bytes_of(args.kv.dtype) > 1 &&
+               args.kv.layout == PageLayout::rows,
+           int(args.in_dtype), int(args.kv.dtype), int(args.kv.layout));
   const std::int64_t token_elements = std::int64_t{args.kv.G} * args.kv.D;
   for (std::int32_t t = 0; t < args.T; ++t) {
     const std::int64_t slot_id = args.slot_mapping[t];
     if (slot_id < 0) continue;
-    write_token(args.kv, args.kv.k, slot_id, args.k + t * token_elements);
-    write_token(args.kv, args.kv.v, slot_id, args.v + t * token_elements);
+    write_token(args.kv, args.kv.k, slot_id,
+                static_cast<const float*>(args.k) + t * token_elements);
+    write_token(args.kv, args.kv.v, slot_id,
+                static_cast<const float*>(args.v) + t * token_elements);
   }
 }
 

@@ -340,7 +340,7 @@ template <class D>
 void gather_queries(D d, const PagedAttentionArgs& args, const TileRows& tile_rows, float* q) {
   const auto head_size = static_cast<std::size_t>(args.kv.D);
   for (std::size_t row = 0; row < tile_rows.rows; ++row) {
-    const float* from = args.q + tile_rows.offset(row, head_size);
+    const float* from = static_cast<const float*>(args.q) + tile_rows.offset(row, head_size);
     for (std::size_t i = 0; i < head_size; i += hn::Lanes(d))
       hn::Store(hn::Mul(hn::LoadU(d, from + i), hn::Set(d, args.scale)), d,
                 q + row * head_size + i);
@@ -351,7 +351,7 @@ template <class D>
 void write_results(D d, const PagedAttentionArgs& args, const TileRows& tile_rows,
                    SoftmaxStates states) {
   for (std::size_t row = 0; row < tile_rows.rows; ++row) {
-    float* to = args.out + tile_rows.offset(row, states.head_size);
+    float* to = static_cast<float*>(args.out) + tile_rows.offset(row, states.head_size);
     const auto sum = hn::Set(d, states.sum(row));
     for (std::size_t i = 0; i < states.head_size; i += hn::Lanes(d))
       hn::StoreU(hn::Div(hn::Load(d, states.acc(row) + i), sum), d, to + i);
@@ -453,6 +453,7 @@ void attend_spans(const PagedAttentionArgs& args, const QueryTile& tile, const T
     case Dtype::f32: return attend_spans_of<F32Element>(args, tile, item, scratch, stored);
     case Dtype::bf16: return attend_spans_of<Bf16Element>(args, tile, item, scratch, stored);
     case Dtype::f16: return attend_spans_of<F16Element>(args, tile, item, scratch, stored);
+    default: return;
   }
 }
 
@@ -518,6 +519,12 @@ void run_plan(const PagedAttentionArgs& args, const AttentionPlan& plan) {
 }  // namespace
 
 void paged_attention_cpu(const PagedAttentionArgs& args) {
+  KV_CHECK(args.q_dtype == Dtype::f32 && bytes_of(args.kv.dtype) > 1 &&
+               args.kv.layout == PageLayout::rows,
+           int(args.q_dtype), int(args.kv.dtype), int(args.kv.layout));
+  KV_CHECK(args.lse == nullptr && args.alibi_slopes == nullptr && args.sinks == nullptr &&
+               args.chunk == 0 && args.sparsity.block == 0 && args.soft_cap == 0,
+           args.chunk, args.sparsity.block, args.soft_cap);
   KV_CHECK(args.kv.D > 0 && args.kv.D % 8 == 0, args.kv.D);
   if (!HWY_DYNAMIC_DISPATCH(has_vectors)()) return paged_attention_reference(args);
   run_plan(args, plan_attention(args, omp_get_max_threads()));

@@ -66,6 +66,12 @@ void attend(const PagedAttentionArgs& args, std::int32_t b, std::int32_t g, std:
 }  // namespace
 
 void paged_attention_reference(const PagedAttentionArgs& args) {
+  KV_CHECK(args.q_dtype == Dtype::f32 && bytes_of(args.kv.dtype) > 1 &&
+               args.kv.layout == PageLayout::rows,
+           int(args.q_dtype), int(args.kv.dtype), int(args.kv.layout));
+  KV_CHECK(args.lse == nullptr && args.alibi_slopes == nullptr && args.sinks == nullptr &&
+               args.chunk == 0 && args.sparsity.block == 0 && args.soft_cap == 0,
+           args.chunk, args.sparsity.block, args.soft_cap);
   const PagedKv& kv = args.kv;
   KV_CHECK(kv.G > 0 && args.H % kv.G == 0, args.H, kv.G);
   for (std::int32_t b = 0; b < args.B; ++b) {
@@ -74,8 +80,9 @@ void paged_attention_reference(const PagedAttentionArgs& args) {
     for (std::int32_t i = 0; i < q_len; ++i)
       for (std::int32_t h = 0; h < args.H; ++h) {
         const std::int64_t row = std::int64_t{args.query_start[b] + i} * args.H + h;
-        attend(args, b, h / (args.H / kv.G), args.kv_len[b] - q_len + i, args.q + row * kv.D,
-               args.out + row * kv.D);
+        attend(args, b, h / (args.H / kv.G), args.kv_len[b] - q_len + i,
+               static_cast<const float*>(args.q) + row * kv.D,
+               static_cast<float*>(args.out) + row * kv.D);
       }
   }
 }

@@ -109,6 +109,7 @@ void read_floats(const TensorView& tensor, std::size_t first, std::span<float> o
     case Dtype::f32: return convert_floats<float>(from, out, [](float value) { return value; });
     case Dtype::bf16: return convert_floats<std::uint16_t>(from, out, float_of_bf16);
     case Dtype::f16: return convert_floats<std::uint16_t>(from, out, float_of_f16);
+    default: KV_CHECK(false, int(tensor.dtype));  // no reader of weights makes such tensors
   }
 }
 

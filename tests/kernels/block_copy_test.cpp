@@ -45,9 +45,9 @@ TEST_P(BlockCopy, CopiesTheNamedBlocksAndTouchesNothingElse) {
       for (const BlockPair pair : pairs)
         std::copy_n(source.bytes.begin() + source.first + pair.source * block_bytes, block_bytes,
                     expected.begin() + destination.first + pair.destination * block_bytes);
-      GetParam().copy({source.bytes.data() + source.first,
-                       destination.bytes.data() + destination.first, block_bytes, pairs.data(),
-                       pairs.size()});
+      GetParam().copy(whole_blocks(source.bytes.data() + source.first,
+                                   destination.bytes.data() + destination.first, block_bytes,
+                                   pairs));
       EXPECT_TRUE(destination.bytes == expected) << block_bytes << " bytes, +" << misalignment;
     }
 }
@@ -61,11 +61,11 @@ TEST_P(BlockCopy, CopiesInsideOneArena) {
     std::copy_n(expected.begin() + arena.first + pair.source * block_bytes, block_bytes,
                 expected.begin() + arena.first + pair.destination * block_bytes);
   std::byte* blocks = arena.bytes.data() + arena.first;
-  GetParam().copy({blocks, blocks, block_bytes, pairs.data(), pairs.size()});
+  GetParam().copy(whole_blocks(blocks, blocks, block_bytes, pairs));
   EXPECT_TRUE(arena.bytes == expected);
 }
 
-TEST_P(BlockCopy, TakesNoPairs) { GetParam().copy({nullptr, nullptr, 4096, nullptr, 0}); }
+TEST_P(BlockCopy, TakesNoPairs) { GetParam().copy(whole_blocks(nullptr, nullptr, 4096, {})); }
 
 INSTANTIATE_TEST_SUITE_P(Backends, BlockCopy,
                          testing::Values(Backend{"Reference", block_copy_reference},

@@ -11,6 +11,8 @@
 #include <tuple>
 #include <vector>
 
+#include "config/check.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -56,6 +58,7 @@ std::uint32_t rounded(float value, Dtype dtype) {
     case Dtype::bf16: return bf16_of_float(value);
     case Dtype::f16: return f16_of_float(value);
     case Dtype::f32: break;
+    default: KV_CHECK(false, int(dtype));
   }
   return std::bit_cast<std::uint32_t>(value);
 }

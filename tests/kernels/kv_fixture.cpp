@@ -9,6 +9,8 @@
 #include <numeric>
 #include <random>
 
+#include "config/check.hpp"
+
 namespace kvhive::testing_support {
 namespace {
 
@@ -21,6 +23,7 @@ float as_stored(float value, Dtype dtype) {
     case Dtype::bf16: return float_of_bf16(bf16_of_float(value));
     case Dtype::f16: return float_of_f16(f16_of_float(value));
     case Dtype::f32: break;
+    default: KV_CHECK(false, int(dtype));
   }
   return value;
 }

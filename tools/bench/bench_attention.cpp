@@ -252,7 +252,7 @@ nlohmann::json copy_case(const Arena& from, const Arena& to, std::size_t arena_b
   std::shuffle(blocks.begin(), blocks.end(), random);
   for (std::size_t i = 0; i < blocks.size(); ++i) pairs[i].destination = blocks[i];
 
-  const BlockCopyArgs args{from.data(), to.data(), block_bytes, pairs.data(), pairs.size()};
+  const BlockCopyArgs args = whole_blocks(from.data(), to.data(), block_bytes, pairs);
   const auto memcpy_blocks = [&] {
 #pragma omp parallel for schedule(static)
     for (std::size_t i = 0; i < pairs.size(); ++i)
