@@ -71,6 +71,8 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
   KV_CHECK(tokens.size() == chain.size() * block_tokens, tokens.size(), chain.size());
   // Buckets are fetched kAhead blocks before they are looked at, what they name kAhead / 2 before.
   std::array<PrefixIndex::Glance, kAhead / 2> glances;
+  const std::size_t payload_bytes = memory_.geometry().kv.block_bytes();
+  const std::uint32_t first_block = memory_.tier_layout(tier).first_block;
   const auto look_ahead = [&](std::size_t i) {
     if (i >= chain.size()) return;
     const auto& glance = glances[i % glances.size()] = index_.glance(chain[i]);
@@ -78,6 +80,9 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
     prefetch_to_write(&descriptor(glance.block));
     prefetch(memory_.token_row(glance.block));
     prefetch(&references_[glance.block.value]);
+    // Who finds a block reads it next: its page walk and first miss are as slow as all of ours.
+    if (payload_bytes != 0 && glance.block.value >= first_block)
+      prefetch(memory_.arena(tier) + (glance.block.value - first_block) * payload_bytes);
   };
   for (std::size_t i = 0; i < std::min(chain.size(), kAhead); ++i) index_.prefetch(chain[i]);
   for (std::size_t i = 0; i < glances.size(); ++i) look_ahead(i);

@@ -65,7 +65,7 @@ class PrefixIndex {
     if (ways == 0) return {kNullBlock, false};
     const auto way = static_cast<std::size_t>(std::countr_zero(ways));
     return {block_of(bucket.way[way].load(std::memory_order_acquire)),
-            std::has_single_bit(ways) && !has_spilled(bucket)};
+            (ways & (ways - 1)) == 0 && !has_spilled(bucket)};
   }
 
  private:

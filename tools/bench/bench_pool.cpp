@@ -10,15 +10,13 @@
 #include <unordered_map>
 
 #include "config/check.hpp"
-#include "pool/block_pool.hpp"
-#include "pool/process_slot.hpp"
 #include "tools/bench/floor_table.hpp"
 #include "tools/bench/paired.hpp"
+#include "tools/bench/shared_pool.hpp"
 
 namespace kvhive::bench {
 namespace {
 
-constexpr std::size_t kTokens = 16;  // per block
 constexpr std::size_t kBlocksPerPrompt = 256;
 constexpr int kRounds = 9;
 
@@ -85,22 +83,6 @@ class PrivatePool {
   std::unordered_map<Hash128, std::uint32_t, HashOfHash> map_;
 };
 
-struct Prompt {
-  std::vector<TokenId> tokens;
-  std::vector<Hash128> chain;
-};
-
-std::vector<Prompt> make_prompts(const BlockHasher& hasher, std::size_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<Prompt> prompts(count);
-  for (Prompt& prompt : prompts) {
-    prompt.tokens.resize(kBlocksPerPrompt * kTokens);
-    for (TokenId& token : prompt.tokens) token = static_cast<TokenId>(random() % 150000);
-    hasher.extend(prompt.chain, DomainId{0}, prompt.tokens, kTokens);
-  }
-  return prompts;
-}
-
 struct Times {
   double hash = 0, match = 0, release_hit = 0, store = 0, release_new = 0;
 };
@@ -158,7 +140,7 @@ void compare_with_floor(BlockPool& pool, const std::vector<Prompt>& cached) {
       PrefixHit hit;
       our_time += seconds_of([&] {
         chain.clear();
-        hasher.extend(chain, DomainId{0}, prompt.tokens, kTokens);
+        hasher.extend(chain, DomainId{0}, prompt.tokens, kTokensPerBlock);
         hit = pool.match(Tier::device, BlockPool::root({}), chain, prompt.tokens);
       });
       KV_CHECK(hit.blocks.size() == kBlocksPerPrompt, hit.blocks.size());
@@ -177,21 +159,15 @@ void measure(std::uint32_t blocks) {
   const std::size_t prompts = blocks / kBlocksPerPrompt / 8 * 8;
   PoolGeometry geometry{};
   geometry.device_blocks = blocks + 1;
-  geometry.tokens_per_block = kTokens;
+  geometry.tokens_per_block = kTokensPerBlock;
   const PoolMemory memory = *PoolMemory::create_private(geometry);
   sign_in(memory, ProcessSlot{0}, 0);
   BlockPool pool(memory, ProcessSlot{0});
   PrivatePool private_pool(blocks);
   const BlockHasher hasher = pool.hasher();
 
-  const auto pool_match = [&](const Prompt& p) {
-    return pool.match(Tier::device, BlockPool::root({}), p.chain, p.tokens).blocks;
-  };
-  const auto pool_store = [&](const Prompt& p) {
-    auto taken = *pool.allocate(Tier::device, kBlocksPerPrompt);
-    pool.publish(BlockPool::root({}), taken, p.chain, p.tokens);
-    return taken;
-  };
+  const auto pool_match = [&](const Prompt& p) { return p.match(pool, kBlocksPerPrompt).blocks; };
+  const auto pool_store = [&](const Prompt& p) { return store(pool, p); };
   const auto pool_release = [&](const std::vector<BlockId>& held) { pool.release(held); };
   const auto private_match = [&](const Prompt& p) { return private_pool.match(p.chain); };
   const auto private_store = [&](const Prompt& p) {
@@ -203,7 +179,7 @@ void measure(std::uint32_t blocks) {
     private_pool.release(held);
   };
 
-  std::vector<Prompt> cached = make_prompts(hasher, prompts, 1);
+  std::vector<Prompt> cached = make_prompts(hasher, prompts, kBlocksPerPrompt);
   for (const Prompt& prompt : cached) {
     pool.release(pool_store(prompt));
     private_pool.release(private_store(prompt));
@@ -216,11 +192,12 @@ void measure(std::uint32_t blocks) {
   std::vector<double> hash;
   for (int i = 0; i < kRounds; ++i) {
     std::shuffle(order.begin(), order.end(), random);
-    std::vector<Prompt> fresh = make_prompts(hasher, prompts, 100 + static_cast<std::uint64_t>(i));
+    std::vector<Prompt> fresh =
+        make_prompts(hasher, prompts, kBlocksPerPrompt, 100 + static_cast<std::uint64_t>(i));
     hash.push_back(seconds_of([&] {
                      for (Prompt& prompt : fresh) {
                        prompt.chain.clear();
-                       hasher.extend(prompt.chain, DomainId{0}, prompt.tokens, kTokens);
+                       hasher.extend(prompt.chain, DomainId{0}, prompt.tokens, kTokensPerBlock);
                      }
                    }) *
                    1e9 / static_cast<double>(prompts * kBlocksPerPrompt));
@@ -237,8 +214,8 @@ void measure(std::uint32_t blocks) {
     }
     std::printf("  %-22s %8.1f %10.1f %8.2f\n", name, median(a), median(b), median(ratio));
   };
-  std::printf("%u blocks of %zu tokens, prompts of %zu blocks; ns per block\n", blocks, kTokens,
-              kBlocksPerPrompt);
+  std::printf("%u blocks of %zu tokens, prompts of %zu blocks; ns per block\n", blocks,
+              kTokensPerBlock, kBlocksPerPrompt);
   std::printf("  %-22s %8s %10s %8s\n", "", "kvhive", "private", "ratio");
   line("match and pin", &Times::match);
   line("release after a hit", &Times::release_hit);

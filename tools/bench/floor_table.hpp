@@ -24,7 +24,7 @@ class FloorTable {
 
   explicit FloorTable(std::size_t blocks)
       : mask_(std::bit_ceil(2 * blocks) - 1),
-        fd_(*create_memory("floor", bytes())),
+        fd_(*create_memory("floor", bytes(), Pages::huge)),
         map_(*MappedMemory::map(fd_.get(), bytes(), Access::read_write, "floor")),
         slots_(reinterpret_cast<Slot*>(map_.data())) {
     std::memset(map_.data(), 0, map_.size());

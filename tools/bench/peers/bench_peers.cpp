@@ -4,6 +4,7 @@
 
 #include <omp.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -22,51 +23,61 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kRounds = 15;
-constexpr std::size_t kDataBytes = std::size_t{1} << 30;
+constexpr std::size_t kGiB = std::size_t{1} << 30;
 constexpr KvLayout k32KiB{.layers = 8, .kv_heads = 4, .head_size = 16, .block_size = 16};
 constexpr KvLayout k2MiB{.layers = 32, .kv_heads = 8, .head_size = 128, .block_size = 16};
 
 /// A data set under the names that `pool` gives it.
-DataSet make_data(const SharedPool& pool) {
+DataSet make_data(const SharedPool& pool, std::size_t bytes) {
   DataSet data;
   data.block_bytes = pool.geometry().kv.block_bytes();
   const PoolMemory memory = pool.attach();
   data.prompts = make_prompts(BlockHasher(memory.control().header.secret),
-                              kDataBytes / data.block_bytes / kBatch, kBatch);
+                              bytes / data.block_bytes / kBatch, kBatch);
   return data;
 }
 
-std::uint32_t blocks_needed(const KvLayout& kv) {
-  return static_cast<std::uint32_t>(kDataBytes / kv.block_bytes()) + 1;
+std::uint32_t blocks_needed(const KvLayout& kv, std::size_t bytes) {
+  return static_cast<std::uint32_t>(bytes / kv.block_bytes()) + 1;
 }
 
 // -- pin ------------------------------------------------------------------------------------------
 
-struct Contender {
-  std::unique_ptr<Peer> peer;
-  std::size_t prompts_a_round;          ///< fewer for the slow ones
-  double goal;                          ///< kvhive's pin is to be so many times as fast
-  std::vector<double> pin_us, both_us;  ///< a block, by round; both: and letting go of it
+/// What a peer took, by round.
+struct Timings {
+  std::vector<double> pin_us, both_us;  ///< a block; both: and letting go of it
 };
 
+struct Contender {
+  std::string directory;
+  std::unique_ptr<Peer> (*make)(const fs::path& directory, const DataSet& data);
+  std::size_t prompts_a_round;  ///< fewer for the slow ones
+  double goal;                  ///< kvhive's pin is to be so many times as fast
+};
+
+/// What pin is to return. Reads the whole prompt: whoever looks for one has just tokenised and
+/// hashed it.
 std::uint64_t expected_sum(const Prompt& prompt) {
+  KV_CHECK(std::find(prompt.tokens.begin(), prompt.tokens.end(), -1) == prompt.tokens.end());
   std::uint64_t sum = 0;
   for (const Hash128& name : prompt.chain) sum += name.low;
   return sum;
 }
 
 /// The median batch of a round: whoever is interrupted in the middle of one does not count it.
-void run_round(Contender& contender, const DataSet& data, std::span<const std::size_t> order) {
+void run_round(Peer& peer, const DataSet& data, std::span<const std::size_t> order,
+               Timings& timings) {
   std::vector<double> pin, both;
-  for (const std::size_t i : order.first(std::min(order.size(), contender.prompts_a_round))) {
+  for (const std::size_t i : order) {
     const Prompt& prompt = data.prompts[i];
+    const std::uint64_t expected = expected_sum(prompt);
     std::uint64_t sum = 0;
-    pin.push_back(seconds_of([&] { sum = contender.peer->pin(prompt); }));
-    both.push_back(pin.back() + seconds_of([&] { contender.peer->unpin(prompt); }));
-    KV_CHECK(sum == expected_sum(prompt), contender.peer->name());
+    pin.push_back(seconds_of([&] { sum = peer.pin(prompt); }));
+    both.push_back(pin.back() + seconds_of([&] { peer.unpin(prompt); }));
+    KV_CHECK(sum == expected, peer.name());
   }
-  contender.pin_us.push_back(median(std::move(pin)) * 1e6 / kBatch);
-  contender.both_us.push_back(median(std::move(both)) * 1e6 / kBatch);
+  timings.pin_us.push_back(median(std::move(pin)) * 1e6 / kBatch);
+  timings.both_us.push_back(median(std::move(both)) * 1e6 / kBatch);
 }
 
 double median_ratio(const std::vector<double>& theirs, const std::vector<double>& ours) {
@@ -75,48 +86,55 @@ double median_ratio(const std::vector<double>& theirs, const std::vector<double>
   return median(ratios);
 }
 
-void compare_pins(const fs::path& directory) {
-  const SharedPool pool(blocks_needed(k32KiB), k32KiB);
-  const DataSet data = make_data(pool);
-  const auto own_directory = [&](const char* name) {
-    fs::create_directory(directory / name);
-    return directory / name;
-  };
-  const std::size_t all = data.prompts.size();
-  std::vector<Contender> contenders;
-  contenders.push_back({make_kvhive_peer(pool), all, 1, {}, {}});
-  contenders.push_back({make_lmdb_peer(own_directory("lmdb"), data), all, 10, {}, {}});
-  contenders.push_back({make_boost_map_peer(own_directory("boost"), data), all, 5, {}, {}});
-  contenders.push_back({make_file_peer(own_directory("files"), data), 128, 100, {}, {}});
-  contenders.push_back({make_memcached_peer(own_directory("memcached"), data), 64, 150, {}, {}});
-  contenders.push_back({make_redis_peer(own_directory("redis"), data), 64, 150, {}, {}});
+void fill_and_touch(Peer& peer, const DataSet& data, std::span<const std::size_t> order) {
+  Forked writer([&] { peer.store(data); });
+  KV_CHECK(writer.collect(), peer.name());
+  peer.open();
+  Timings unused;
+  run_round(peer, data, order, unused);
+}
 
-  std::vector<std::size_t> order(all);
+/// One peer after the other, each in turns with kvhive: two copies of the data at a time.
+void compare_pins(const fs::path& directory, std::size_t bytes) {
+  const SharedPool pool(blocks_needed(k32KiB, bytes), k32KiB);
+  const DataSet data = make_data(pool, bytes);
+  std::vector<std::size_t> order(data.prompts.size());
   std::iota(order.begin(), order.end(), 0);
-  for (Contender& contender : contenders) {
-    Forked writer([&] { contender.peer->store(data); });
-    KV_CHECK(writer.collect(), contender.peer->name());
-    contender.peer->open();
-    const std::size_t a_round = std::exchange(contender.prompts_a_round, all);
-    run_round(contender, data, order);  // everything touched once
-    contender = {std::move(contender.peer), a_round, contender.goal, {}, {}};
-  }
-  std::mt19937 random(11);
-  for (int round = 0; round < kRounds; ++round) {
-    std::shuffle(order.begin(), order.end(), random);
-    for (Contender& contender : contenders) run_round(contender, data, order);
-  }
+  const auto kvhive = make_kvhive_peer(pool);
+  fill_and_touch(*kvhive, data, order);
 
-  const Contender& ours = contenders.front();
   std::printf(
-      "pin of %zu KiB blocks another process stored, %zu at a time, %zu blocks; us a block\n",
-      data.block_bytes >> 10, kBatch, data.blocks());
-  std::printf("  %-26s %9s %9s %9s %11s %9s\n", "", "pin", "x kvhive", "goal", "and let go",
-              "x kvhive");
-  for (const Contender& c : contenders)
-    std::printf("  %-26s %9.3f %9.1f %9.0f %11.3f %9.1f\n", c.peer->name().c_str(),
-                median(c.pin_us), median_ratio(c.pin_us, ours.pin_us), c.goal, median(c.both_us),
-                median_ratio(c.both_us, ours.both_us));
+      "pin of %zu KiB blocks another process stored, %zu at a time, %zu blocks (%.1f GiB); us a "
+      "block\n",
+      data.block_bytes >> 10, kBatch, data.blocks(), double(data.bytes()) / kGiB);
+  std::printf("  %-26s %9s %9s %9s %9s %11s %9s\n", "", "pin", "kvhive", "ratio", "goal",
+              "and let go", "ratio");
+  const std::size_t all = order.size();
+  const Contender contenders[] = {{"lmdb", make_lmdb_peer, all, 10},
+                                  {"boost", make_boost_map_peer, all, 5},
+                                  {"files", make_file_peer, 128, 100},
+                                  {"memcached", make_memcached_peer, 64, 150},
+                                  {"redis", make_redis_peer, 64, 150}};
+  std::mt19937 random(11);
+  for (const Contender& contender : contenders) {
+    const fs::path own = directory / contender.directory;
+    fs::create_directory(own);
+    auto peer = contender.make(own, data);
+    fill_and_touch(*peer, data, order);
+    Timings ours, theirs;
+    for (int round = 0; round < kRounds; ++round) {
+      std::shuffle(order.begin(), order.end(), random);
+      run_round(*kvhive, data, order, ours);
+      run_round(*peer, data, std::span(order).first(std::min(all, contender.prompts_a_round)),
+                theirs);
+    }
+    std::printf("  %-26s %9.3f %9.3f %9.1f %9.0f %11.3f %9.1f\n", peer->name().c_str(),
+                median(theirs.pin_us), median(ours.pin_us),
+                median_ratio(theirs.pin_us, ours.pin_us), contender.goal, median(theirs.both_us),
+                median_ratio(theirs.both_us, ours.both_us));
+    peer.reset();
+    fs::remove_all(own);
+  }
   std::printf("\n");
 }
 
@@ -150,8 +168,8 @@ struct Copy {
 
 void compare_copies(int threads) {
   omp_set_num_threads(threads);
-  const SharedPool shared(blocks_needed(k2MiB), k2MiB);
-  const DataSet data = make_data(shared);
+  const SharedPool shared(blocks_needed(k2MiB, kGiB), k2MiB);
+  const DataSet data = make_data(shared, kGiB);
   Forked writer([&] { make_kvhive_peer(shared)->store(data); });
   KV_CHECK(writer.collect());
   const PoolMemory memory = shared.attach();
@@ -161,7 +179,7 @@ void compare_copies(int threads) {
   const PrivateBytes source(data.bytes()), destination(kBatch * data.block_bytes);
   std::vector<BlockPair> pairs(kBatch);
   const auto copy_blocks = [&](const std::byte* from) {
-    block_copy_cpu({from, destination.data(), data.block_bytes, pairs.data(), pairs.size()});
+    block_copy_cpu(whole_blocks(from, destination.data(), data.block_bytes, pairs));
   };
   const auto private_block = [&](std::size_t prompt, std::size_t i) {
     return source.data() + (prompt * kBatch + i) * data.block_bytes;
@@ -224,15 +242,25 @@ void compare_copies(int threads) {
               median(of_best));
 }
 
+/// Two copies of it must fit: a third of the memory there is, up to 8 GiB. The larger, the more
+/// like a cache somebody would keep.
+std::size_t default_bytes() {
+  const auto there_is = static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) *
+                        static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return std::clamp(there_is / 3 / kGiB, std::size_t{1}, std::size_t{8}) * kGiB;
+}
+
 }  // namespace
 }  // namespace kvhive::bench
 
-/// bench_peers [pins | copies]
+/// bench_peers [pins [GIB] | copies]
 ///
 /// The one who tidies up is not the one who works: whatever happens to the worker, its servers die
 /// with it and the directory goes.
 int main(int argc, char** argv) {
   const std::string part = argc > 1 ? argv[1] : "";
+  const std::size_t bytes = argc > 2 ? std::strtoull(argv[2], nullptr, 10) * kvhive::bench::kGiB
+                                     : kvhive::bench::default_bytes();
   char directory[] = "/dev/shm/kvhive-peers-XXXXXX";
   KV_CHECK(mkdtemp(directory) != nullptr);
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) signal(number, SIG_IGN);
@@ -241,7 +269,7 @@ int main(int argc, char** argv) {
     kvhive::bench::Forked worker([&] {
       for (const int number : {SIGINT, SIGTERM, SIGHUP}) signal(number, SIG_DFL);
       setvbuf(stdout, nullptr, _IOLBF, 0);
-      if (part != "copies") kvhive::bench::compare_pins(directory);
+      if (part != "copies") kvhive::bench::compare_pins(directory, bytes);
       if (part == "pins") return;
       for (const int threads : {1, omp_get_num_procs()}) kvhive::bench::compare_copies(threads);
     });
