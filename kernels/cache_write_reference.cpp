@@ -28,7 +28,7 @@ void write_head(const CacheWriteArgs& args, std::int64_t slot_id, std::int32_t g
   float* scale = scales ? scale_at(kv.scales, scales, block, g, slot) : nullptr;
   if (kv.scales.are_per_token()) *scale = scale_for(args, values, first);
   for (std::int32_t d = 0; d < kv.D; ++d) {
-    const float value = load_element(values, first + d, args.in_dtype);
+    const float value = load_element(values, first + d, args.in_dtype);  // exact
     store_element(plane + page_offset(kv, block, g) + offset(kv, slot, d),
                   scale ? value / *scale : value, kv.dtype);
   }

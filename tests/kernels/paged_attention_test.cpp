@@ -29,13 +29,13 @@ class PagedAttention : public testing::TestWithParam<std::tuple<Backend, Dtype>>
   static Dtype dtype() { return std::get<Dtype>(GetParam()); }
 
   static void expect_dense_result(KvFixture& fixture, const std::vector<Query>& queries,
-                                  std::int32_t window = 0) {
+                                  const Features& features = {}) {
     const double error =
-        worst_relative_error(fixture.attend(attention(), queries, window),
-                             fixture.attend_densely(queries, window), fixture.shape().D);
+        worst_relative_error(fixture.attend(attention(), queries, features),
+                             fixture.attend_densely(queries, features), fixture.shape().D);
     EXPECT_LT(error, 1e-5) << "H " << fixture.shape().H << " G " << fixture.shape().G << " D "
                            << fixture.shape().D << " S " << fixture.shape().S << " window "
-                           << window;
+                           << features.window;
   }
 };
 
@@ -93,8 +93,8 @@ TEST_P(PagedAttention, GivesTheDenseResultInAnyWindow) {
   const std::vector<std::int32_t> lengths{1, 17, 64, 129, 300, 700};
   KvFixture fixture({dtype(), 6, 2, 32, 16}, sequences_of(lengths));
   for (const std::int32_t window : {1, 3, 15, 16, 64, 128, 299, 300, 700, 100000}) {
-    expect_dense_result(fixture, queries_of(lengths, 1), window);
-    expect_dense_result(fixture, queries_of(lengths, 20), window);
+    expect_dense_result(fixture, queries_of(lengths, 1), {.window = window});
+    expect_dense_result(fixture, queries_of(lengths, 20), {.window = window});
   }
 }
 
@@ -120,7 +120,7 @@ TEST_P(PagedAttention, NeverReadsBlocksBeforeTheWindow) {
   const std::vector<Query> queries{{0, 400, 10}};
   const std::int32_t window = 100;
   fixture.drop_first_blocks(0, (400 - 10 + 1 - window) / 16);
-  expect_dense_result(fixture, queries, window);
+  expect_dense_result(fixture, queries, {.window = window});
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, PagedAttention,
