@@ -62,6 +62,18 @@ HWY_INLINE auto sums_of_lanes(D d, V a0, V a1, V a2, V a3) {
   return fold_to_four(d, a0123);
 }
 
+/// sums[row][j] += q[row] * k[j], lane by lane.
+template <std::size_t kRows, class D, class V>
+HWY_INLINE void add_products(D d, const float* HWY_RESTRICT q, std::size_t q_stride,
+                             const V (&k)[kKeysAtOnce], V (&sums)[kRows][kKeysAtOnce]) {
+  HWY_UNROLL(4)
+  for (std::size_t r = 0; r < kRows; ++r) {
+    const auto query = hn::Load(d, q + r * q_stride);
+    HWY_UNROLL(4)
+    for (std::int32_t j = 0; j < kKeysAtOnce; ++j) sums[r][j] = hn::MulAdd(query, k[j], sums[r][j]);
+  }
+}
+
 /// scores[row][0..3] = q[row] . k[token 0..3] for kRows rows.
 template <class Element, std::size_t kRows, class D>
 HWY_INLINE void score_tile(D d, const float* HWY_RESTRICT q, const ChunkRows& chunk, std::int32_t token,
@@ -74,19 +86,22 @@ HWY_INLINE void score_tile(D d, const float* HWY_RESTRICT q, const ChunkRows& ch
   for (std::size_t r = 0; r < kRows; ++r) HWY_UNROLL(4)
   for (std::int32_t j = 0; j < kKeysAtOnce; ++j) sums[r][j] = hn::Zero(d);
 
-  for (std::size_t i = 0; i < chunk.key_size; i += hn::Lanes(d)) {
-    const auto k0 = Element::load(d, keys[0] + i * Element::kBytes);
-    const auto k1 = Element::load(d, keys[1] + i * Element::kBytes);
-    const auto k2 = Element::load(d, keys[2] + i * Element::kBytes);
-    const auto k3 = Element::load(d, keys[3] + i * Element::kBytes);
-    HWY_UNROLL(4)
-    for (std::size_t r = 0; r < kRows; ++r) {
-      const auto query = hn::Load(d, q + r * chunk.key_size + i);
-      sums[r][0] = hn::MulAdd(query, k0, sums[r][0]);
-      sums[r][1] = hn::MulAdd(query, k1, sums[r][1]);
-      sums[r][2] = hn::MulAdd(query, k2, sums[r][2]);
-      sums[r][3] = hn::MulAdd(query, k3, sums[r][3]);
+  const std::size_t lanes = hn::Lanes(d);
+  hn::Vec<D> k[kKeysAtOnce], next[kKeysAtOnce];
+  std::size_t i = 0;
+  if constexpr (Element::kHasPairs)
+    for (; i + 2 * lanes <= chunk.key_size; i += 2 * lanes) {
+      HWY_UNROLL(4)
+      for (std::int32_t j = 0; j < kKeysAtOnce; ++j)
+        Element::load_pair(d, keys[j] + i * Element::kBytes, k[j], next[j]);
+      add_products<kRows>(d, q + i, chunk.key_size, k, sums);
+      add_products<kRows>(d, q + i + lanes, chunk.key_size, next, sums);
     }
+  for (; i < chunk.key_size; i += lanes) {
+    HWY_UNROLL(4)
+    for (std::int32_t j = 0; j < kKeysAtOnce; ++j)
+      k[j] = Element::load(d, keys[j] + i * Element::kBytes);
+    add_products<kRows>(d, q + i, chunk.key_size, k, sums);
   }
   const hn::CappedTag<float, 4> d4;
   HWY_UNROLL(4)
@@ -231,9 +246,15 @@ HWY_INLINE void accumulate_tile(D d, const ChunkRows& chunk, KvRange tokens, std
   for (std::int32_t t = tokens.begin; t < tokens.end; ++t) {
     const std::byte* value = chunk.v + chunk.offsets[t] + dim * Element::kBytes;
     hn::Vec<D> values[kVectors];
-    HWY_UNROLL(4)
-    for (std::size_t i = 0; i < kVectors; ++i)
-      values[i] = Element::load(d, value + i * hn::Lanes(d) * Element::kBytes);
+    if constexpr (Element::kHasPairs && kVectors % 2 == 0) {
+      HWY_UNROLL(2)
+      for (std::size_t i = 0; i < kVectors; i += 2)
+        Element::load_pair(d, value + i * hn::Lanes(d) * Element::kBytes, values[i], values[i + 1]);
+    } else {
+      HWY_UNROLL(4)
+      for (std::size_t i = 0; i < kVectors; ++i)
+        values[i] = Element::load(d, value + i * hn::Lanes(d) * Element::kBytes);
+    }
     HWY_UNROLL(4)
     for (std::size_t r = 0; r < kRows; ++r) {
       const auto probability = hn::Set(d, probabilities[r * kChunkTokens + t]);

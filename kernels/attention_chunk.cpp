@@ -47,8 +47,9 @@ void find_in_place(const TileChunk& chunk, KvRange range, std::vector<std::int64
     // good.
     hwy::Prefetch(kv.k + page);
     hwy::Prefetch(kv.v + page);
-    for (std::int32_t i = 0; i < slots.count; ++i)
-      offsets[slots.token + i] = page + (slots.slot + i) * kv.token_stride;
+    const std::int64_t token_stride = kv.token_stride, first = page + slots.slot * token_stride;
+    std::int64_t* to = offsets.data() + slots.token;
+    for (std::int32_t i = 0; i < slots.count; ++i) to[i] = first + i * token_stride;
   });
 }
 
