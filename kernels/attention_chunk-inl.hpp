@@ -1,7 +1,7 @@
-// Attention of some query rows over one chunk of KV: scores, online softmax, weighted sum of values.
-// Included once per instruction set. All arithmetic on one query row is the same whatever shares
-// the tile with it: that, and the fixed borders described in attention_plan.hpp, is what makes
-// results bit-equal. Compiled with -ffp-contract=off, lest the compiler fuse differently in
+// Attention of some query rows over one chunk of KV: scores, online softmax, weighted sum of
+// values. Included once per instruction set. All arithmetic on one query row is the same whatever
+// shares the tile with it: that, and the fixed borders described in attention_plan.hpp, is what
+// makes results bit-equal. Compiled with -ffp-contract=off, lest the compiler fuse differently in
 // different instantiations.
 
 #if defined(KVHIVE_ATTENTION_CHUNK_INL) == defined(HWY_TARGET_TOGGLE)
@@ -76,8 +76,8 @@ HWY_INLINE void add_products(D d, const float* HWY_RESTRICT q, std::size_t q_str
 
 /// scores[row][0..3] = q[row] . k[token 0..3] for kRows rows.
 template <class Element, std::size_t kRows, class D>
-HWY_INLINE void score_tile(D d, const float* HWY_RESTRICT q, const ChunkRows& chunk, std::int32_t token,
-                           float* HWY_RESTRICT scores) {
+HWY_INLINE void score_tile(D d, const float* HWY_RESTRICT q, const ChunkRows& chunk,
+                           std::int32_t token, float* HWY_RESTRICT scores) {
   const std::byte* keys[kKeysAtOnce];
   for (std::int32_t j = 0; j < kKeysAtOnce; ++j) keys[j] = chunk.k + chunk.offsets[token + j];
 
@@ -132,9 +132,8 @@ void score_chunk(D d, const ChunkRows& chunk, KvRange piece, std::size_t rows,
   for (std::int32_t token = first; token < piece.end; token += kKeysAtOnce) {
     for (std::int32_t j = 0; j < kKeysAtOnce; ++j) {
       const std::int32_t ahead = token + j + AttentionScratch::kPrefetchTokens;
-      prefetch_row<Element>(ahead < piece.end
-                                ? chunk.k + chunk.offsets[ahead]
-                                : chunk.v + chunk.offsets[ahead - piece.end + first],
+      prefetch_row<Element>(ahead < piece.end ? chunk.k + chunk.offsets[ahead]
+                                              : chunk.v + chunk.offsets[ahead - piece.end + first],
                             chunk.key_size);
     }
     for (std::size_t r = 0; r < rows; r += kRowsAtOnce) {
@@ -306,8 +305,8 @@ HWY_INLINE void accumulate_group(D d, const ChunkRows& chunk, KvRange tokens, st
 
 /// Adds the values of `piece`, as far as scratch.ranges let a row see them, to the states.
 template <class Element, class D>
-void accumulate_chunk(D d, const ChunkRows& chunk, KvRange piece, std::size_t rows, const AttentionScratch& scratch,
-                      SoftmaxStates states) {
+void accumulate_chunk(D d, const ChunkRows& chunk, KvRange piece, std::size_t rows,
+                      const AttentionScratch& scratch, SoftmaxStates states) {
   for (std::int32_t t = piece.begin; t < piece.end; t += kValuesAtOnce) {
     const KvRange tokens{t, std::min(t + kValuesAtOnce, piece.end)};
     for (std::int32_t j = tokens.begin; j < tokens.end; ++j) {

@@ -105,27 +105,35 @@ void find_ranges(const TileChunk& chunk, KvRange piece, AttentionScratch& scratc
                                                     : KvRange{piece.begin, piece.begin};
 }
 
+void fill_holes(const std::vector<KvRange>& pieces, std::int32_t known_end,
+                std::vector<std::int64_t>& offsets) {
+  std::int32_t done = 0;
+  for (const KvRange piece : pieces) {
+    std::fill(offsets.begin() + done, offsets.begin() + piece.begin, offsets[piece.begin]);
+    done = piece.end;
+  }
+  std::fill(offsets.begin() + known_end, offsets.end(), offsets[known_end - 1]);
+}
+
 ChunkRows find_rows(const TileChunk& chunk, const std::vector<KvRange>& pieces,
                     AttentionScratch& scratch) {
   const PagedKv& kv = chunk.args.kv;
   std::vector<std::int64_t>& offsets = scratch.offsets;
   const bool in_place = kv.layout == PageLayout::rows;
-  std::int32_t done = 0;  // offsets before this one are set
+  std::int32_t known_end = pieces.back().end;
   for (KvRange piece : pieces) {
     // What follows the chunk follows its last piece.
     if (in_place && piece.end == kChunkTokens && chunk.args.sparsity.block == 0)
-      piece.end = std::min(kChunkTokens + AttentionScratch::kPrefetchTokens,
-                           chunk.tile.visible.end - chunk.begin);
+      known_end = piece.end = std::min(kChunkTokens + AttentionScratch::kPrefetchTokens,
+                                       chunk.tile.visible.end - chunk.begin);
     if (in_place)
       find_in_place(chunk, piece, offsets);
     else
       copy_rows(chunk, piece, scratch);
     if (kv.scales.are_per_token())
       copy_scales(chunk, {piece.begin, std::min(piece.end, kChunkTokens)}, scratch);
-    std::fill(offsets.begin() + done, offsets.begin() + piece.begin, offsets[piece.begin]);
-    done = piece.end;
   }
-  std::fill(offsets.begin() + done, offsets.end(), offsets[done - 1]);
+  fill_holes(pieces, known_end, offsets);
 
   const std::int64_t row_bytes = kv.D * static_cast<std::int64_t>(bytes_of(kv.dtype));
   const std::byte* k = in_place ? kv.k : scratch.tokens.get();

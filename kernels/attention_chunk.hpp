@@ -1,5 +1,6 @@
 #pragma once
-// Which KV a tile sees in one chunk, and where it lies. Private to paged_attention_cpu; plain C++.
+// Which KV a tile sees in one chunk, and where it lies. Private to paged_attention_cpu and
+// paged_mla_cpu; plain C++.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,9 +29,9 @@ struct TileChunk {
   /// Whether the row attends to the sparse block that `piece` is a part of.
   bool attends(std::size_t row, KvRange piece) const {
     const std::int32_t block = args.sparsity.block;
-    return block == 0 || attends_block(args.sparsity, static_cast<std::int32_t>(rows.head(row)),
-                                       tile.g, rows.position(row) / block,
-                                       (begin + piece.begin) / block);
+    return block == 0 ||
+           attends_block(args.sparsity, static_cast<std::int32_t>(rows.head(row)), tile.g,
+                         rows.position(row) / block, (begin + piece.begin) / block);
   }
 };
 
@@ -39,6 +40,11 @@ void find_pieces(const TileChunk& chunk, std::vector<KvRange>& pieces);
 
 /// What the rows see of `piece`: scratch.ranges.
 void find_ranges(const TileChunk& chunk, KvRange piece, AttentionScratch& scratch);
+
+/// Gives tokens outside `pieces` the offset of one inside: they are scored along, and then masked.
+/// Offsets are known up to known_end, the end of the last piece or, for prefetching, beyond.
+void fill_holes(const std::vector<KvRange>& pieces, std::int32_t known_end,
+                std::vector<std::int64_t>& offsets);
 
 /// Where the rows of the tokens of `pieces` (not empty) are, and their scales; other tokens get the
 /// place of one of these. Block table entries and scales of other blocks are not read, and the

@@ -82,6 +82,7 @@ struct ScratchSize {
   std::size_t key_size;     ///< elements of q and k
   std::size_t value_size;   ///< elements of v
   std::size_t token_bytes;  ///< of a token's rows where they are not read in place, else 0
+  bool widens = false;      ///< rows are to be kept as f32, too
 };
 
 /// One thread's memory.
@@ -90,10 +91,12 @@ struct AttentionScratch {
   static constexpr std::int32_t kPrefetchTokens = 32;
 
   explicit AttentionScratch(const ScratchSize& size)
-      : floats(allocate_aligned<float>(
-            size.rows * (size.key_size + kChunkTokens + 2 * SoftmaxStates::stride(size.value_size)) +
-            2 * kChunkTokens)),
+      : floats(allocate_aligned<float>(size.rows * (size.key_size + kChunkTokens +
+                                                    2 * SoftmaxStates::stride(size.value_size)) +
+                                       2 * kChunkTokens)),
         tokens(allocate_aligned<std::byte>(kChunkTokens * size.token_bytes)),
+        wide_tokens(allocate_aligned<float>(
+            size.widens ? kChunkTokens * (size.key_size + size.value_size) : 0)),
         scores(floats.get()),
         span{scores + size.rows * kChunkTokens, size.value_size},
         total{span.from(static_cast<std::int64_t>(size.rows))},
@@ -102,13 +105,15 @@ struct AttentionScratch {
         q(v_scales + kChunkTokens),
         ranges(size.rows),
         unions(size.rows),
-        offsets(kChunkTokens + kPrefetchTokens) {
+        offsets(kChunkTokens + kPrefetchTokens),
+        wide_offsets(kChunkTokens + kPrefetchTokens) {
     pieces.reserve(kChunkTokens);
     std::fill_n(k_scales, 2 * kChunkTokens, 1.0f);
   }
 
   AlignedArray<float> floats;
   AlignedArray<std::byte> tokens;     ///< a chunk's rows where they are not read in place
+  AlignedArray<float> wide_tokens;    ///< a chunk's K, then V, where many rows share it
   float* scores;                      ///< [rows, kChunkTokens], then probabilities
   SoftmaxStates span;                 ///< [rows] of the current span
   SoftmaxStates total;                ///< [rows] of all spans so far
@@ -119,6 +124,7 @@ struct AttentionScratch {
   std::vector<KvRange> unions;        ///< of the ranges of the rows that are scored together
   std::vector<KvRange> pieces;        ///< of the chunk that some row attends to
   std::vector<std::int64_t> offsets;  ///< [tokens] bytes from a plane to the token's row
+  std::vector<std::int64_t> wide_offsets;  ///< the same in wide_tokens
 };
 
 }  // namespace kvhive

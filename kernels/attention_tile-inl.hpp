@@ -44,8 +44,7 @@ template <class D>
 void gather_queries(D d, const void* q, Dtype dtype, const TileRows& rows, std::size_t key_size,
                     float factor, float* to) {
   switch (dtype) {
-    case Dtype::bf16:
-      return gather_queries_of<Bf16Element>(d, q, rows, key_size, factor, to);
+    case Dtype::bf16: return gather_queries_of<Bf16Element>(d, q, rows, key_size, factor, to);
     case Dtype::f16: return gather_queries_of<F16Element>(d, q, rows, key_size, factor, to);
     default: return gather_queries_of<F32Element>(d, q, rows, key_size, factor, to);
   }
@@ -131,8 +130,8 @@ void attend_item(D d, const QueryTile& tile, const TileSpans& item, std::size_t 
   clear(scratch.total, rows);
   for (std::int32_t span = item.first_span; span < item.end_span; ++span) {
     const SoftmaxStates states =
-        tile.is_split() ? stored.from(tile.first_state + static_cast<std::int64_t>(rows) *
-                                                             (span - tile.first_span()))
+        tile.is_split() ? stored.from(tile.first_state +
+                                      static_cast<std::int64_t>(rows) * (span - tile.first_span()))
                         : scratch.span;
     clear(states, rows);
     const std::int32_t first =

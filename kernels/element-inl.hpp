@@ -19,8 +19,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET != HWY_SCALAR
 
-// What load() returns is the value times 1 / kUnit. Where kHasPairs, load_pair() does two successive
-// load()s in fewer operations.
+// What load() returns is the value times 1 / kUnit. Where kHasPairs, load_pair() does two
+// successive load()s in fewer operations.
 
 /// By way of f16, whose conversion takes subnormals at full speed. Element::half(d, from) makes as
 /// many of them as D has 16-bit lanes.

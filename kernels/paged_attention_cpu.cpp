@@ -44,6 +44,9 @@ void merge_spans(const PagedAttentionArgs&, const QueryTile&, AttentionScratch&,
 
 bool has_vectors() { return true; }
 
+/// From so many rows on, a tile converts 8-bit elements once instead of on every use.
+constexpr std::size_t kRowsWorthWidening = 12;
+
 /// The scale of all of head g, or 1 where tokens have their own.
 float head_scale(const KvScales& at, float* scales, std::int32_t g) {
   return scales == nullptr || at.are_per_token() ? 1.0f : *scale_at(at, scales, 0, g, 0);
@@ -81,12 +84,32 @@ void softmax_of(D d, const TileChunk& chunk, std::size_t row, AttentionScratch& 
   if (has_token_scales) scale_tokens(d, scratch.v_scales, range, scores);
 }
 
-/// Continues the states of the tile's rows over one chunk.
+/// The rows of scratch.pieces as f32: 8-bit elements are converted once where many query rows would
+/// convert them again and again. The same numbers, so the same bits.
 template <class Element, class D>
-void attend_chunk(D d, const TileChunk& chunk, AttentionScratch& scratch, SoftmaxStates states) {
-  find_pieces(chunk, scratch.pieces);
-  if (scratch.pieces.empty()) return;
-  const ChunkRows kv = find_rows(chunk, scratch.pieces, scratch);
+ChunkRows widen_rows(D d, const ChunkRows& kv, AttentionScratch& scratch) {
+  float* k = scratch.wide_tokens.get();
+  float* v = k + kChunkTokens * kv.key_size;
+  const auto widen = [d](const std::byte* from, std::size_t size, float* to) {
+    for (std::size_t i = 0; i < size; i += hn::Lanes(d))
+      hn::Store(Element::load(d, from + i * Element::kBytes), d, to + i);
+  };
+  for (const KvRange piece : scratch.pieces)
+    for (std::int32_t t = piece.begin; t < piece.end; ++t) {
+      const std::size_t at = static_cast<std::size_t>(t) * kv.key_size;
+      widen(kv.k + kv.offsets[t], kv.key_size, k + at);
+      widen(kv.v + kv.offsets[t], kv.value_size, v + at);
+      scratch.wide_offsets[t] = static_cast<std::int64_t>(at * sizeof(float));
+    }
+  fill_holes(scratch.pieces, scratch.pieces.back().end, scratch.wide_offsets);
+  return {reinterpret_cast<const std::byte*>(k), reinterpret_cast<const std::byte*>(v),
+          scratch.wide_offsets.data(), kv.key_size, kv.value_size};
+}
+
+/// Continues the states of the tile's rows over the chunk's pieces.
+template <class Element, class D>
+void attend_rows(D d, const TileChunk& chunk, const ChunkRows& kv, AttentionScratch& scratch,
+                 SoftmaxStates states) {
   for (const KvRange piece : scratch.pieces) {
     find_ranges(chunk, piece, scratch);
     unite_ranges(chunk.rows.count, scratch);
@@ -98,6 +121,17 @@ void attend_chunk(D d, const TileChunk& chunk, AttentionScratch& scratch, Softma
     if (scratch.pieces.size() > 1) find_ranges(chunk, piece, scratch);
     accumulate_chunk<Element>(d, kv, piece, chunk.rows.count, scratch, states);
   }
+}
+
+template <class Element, class D>
+void attend_chunk(D d, const TileChunk& chunk, AttentionScratch& scratch, SoftmaxStates states) {
+  find_pieces(chunk, scratch.pieces);
+  if (scratch.pieces.empty()) return;
+  const ChunkRows kv = find_rows(chunk, scratch.pieces, scratch);
+  if (Element::kBytes == 1 && chunk.rows.count >= kRowsWorthWidening)
+    attend_rows<F32Element>(d, chunk, widen_rows<Element>(d, kv, scratch), scratch, states);
+  else
+    attend_rows<Element>(d, chunk, kv, scratch, states);
 }
 
 Results results_of(const PagedAttentionArgs& args, const QueryTile& tile, float unit) {
@@ -193,7 +227,8 @@ void paged_attention_cpu(const PagedAttentionArgs& args) {
   const auto head_size = static_cast<std::size_t>(kv.D);
   const bool in_place = kv.layout == PageLayout::rows;
   const ScratchSize size{static_cast<std::size_t>(plan.max_tile_rows), head_size, head_size,
-                         in_place ? 0 : 2 * head_size * bytes_of(kv.dtype)};
+                         in_place ? 0 : 2 * head_size * bytes_of(kv.dtype),
+                         bytes_of(kv.dtype) == 1};
   run_plan(
       plan, size,
       [&](const QueryTile& tile, const TileSpans& item, AttentionScratch& scratch,

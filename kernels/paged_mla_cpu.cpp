@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/arguments.hpp"
+#include "kernels/attention_chunk.hpp"
 #include "kernels/attention_plan.hpp"
 #include "kernels/attention_state.hpp"
 #include "kernels/mla_row.hpp"
@@ -72,11 +73,8 @@ ChunkRows convert_rows(const PagedMlaArgs& args, const QueryTile& tile, std::int
     convert_latent(row, kv.row,
                    reinterpret_cast<float*>(scratch.tokens.get() + scratch.offsets[t]));
   }
-  // Scores are made four at a time.
-  std::fill(scratch.offsets.begin(), scratch.offsets.begin() + visible.begin,
-            visible.begin * kRowBytes);
-  std::fill(scratch.offsets.begin() + visible.end, scratch.offsets.end(),
-            (visible.end - 1) * kRowBytes);
+  scratch.pieces.assign(1, visible);
+  fill_holes(scratch.pieces, visible.end, scratch.offsets);
   return {scratch.tokens.get(), scratch.tokens.get(), scratch.offsets.data(), kMlaRow, kMlaLatent};
 }
 

@@ -21,8 +21,7 @@ void run_plan(const AttentionPlan& plan, const ScratchSize& size, const Attend& 
   {
     AttentionScratch scratch(size);
 #pragma omp for schedule(dynamic, 1) nowait
-    for (const TileSpans& item : plan.items)
-      attend(plan.tiles[item.tile], item, scratch, stored);
+    for (const TileSpans& item : plan.items) attend(plan.tiles[item.tile], item, scratch, stored);
     if (!plan.split_tiles.empty()) {
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1) nowait

@@ -40,20 +40,21 @@ struct Backend {
 /// What gtest shows of it.
 inline void PrintTo(const Backend& backend, std::ostream* out) { *out << backend.name; }
 
-inline const Backend kReferenceBackend{"Reference",
-                                       paged_attention_reference,
-                                       cache_write_reference,
-                                       merge_states_reference,
-                                       block_copy_reference,
-                                       paged_mla_reference,
-                                       mla_write_reference};
+inline const Backend kReferenceBackend{
+    "Reference",          paged_attention_reference, cache_write_reference, merge_states_reference,
+    block_copy_reference, paged_mla_reference,       mla_write_reference};
 
-inline const Backend kCpuBackend{
-    "Cpu",         paged_attention_cpu, cache_write_cpu,
-    merge_states_cpu, block_copy_cpu,      paged_mla_cpu,
-    mla_write_cpu, nullptr,             nullptr,
-    [](int workers) { omp_set_num_threads(workers); },
-    omp_get_max_threads()};
+inline const Backend kCpuBackend{"Cpu",
+                                 paged_attention_cpu,
+                                 cache_write_cpu,
+                                 merge_states_cpu,
+                                 block_copy_cpu,
+                                 paged_mla_cpu,
+                                 mla_write_cpu,
+                                 nullptr,
+                                 nullptr,
+                                 [](int workers) { omp_set_num_threads(workers); },
+                                 omp_get_max_threads()};
 
 inline const Backend kBackends[] = {kReferenceBackend, kCpuBackend};
 

@@ -55,8 +55,7 @@ class KvFixture {
 
   /// Runs `attention` over the queries. Expects it to write all of out and lse, nothing around
   /// them, no NaN, and nothing into the cache.
-  Output run(Attention attention, const std::vector<Query>& queries,
-             const Features& features = {});
+  Output run(Attention attention, const std::vector<Query>& queries, const Features& features = {});
   std::vector<float> attend(Attention attention, const std::vector<Query>& queries,
                             const Features& features = {}) {
     return run(attention, queries, features).out;
