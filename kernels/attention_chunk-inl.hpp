@@ -35,7 +35,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr std::size_t kRowsAtOnce = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
 constexpr std::int32_t kKeysAtOnce = 4;
 // V rows that stay in L1 while all query rows use them.
-constexpr std::int32_t kValuesAtOnce = 16;
+constexpr std::int32_t kValuesAtOnce = 32;
 
 template <class Element>
 HWY_INLINE void prefetch_row(const std::byte* row, std::size_t elements) {

@@ -198,7 +198,8 @@ Output KvFixture::run(Attention attention, const std::vector<Query>& queries,
     slopes.push_back(alibi_slope(h));
     sinks.push_back(sink_of(h));
   }
-  GuardedOutput out(q.size()), lse(q.size() / element / shape_.D * sizeof(float));
+  const std::size_t rows = q.size() / element / shape_.D;
+  GuardedOutput out(q.size()), lse(features.wants_lse ? rows * sizeof(float) : 0);
   const std::vector<std::byte> arena_before = arena_.bytes();
 
   PagedAttentionArgs args;
@@ -208,7 +209,7 @@ Output KvFixture::run(Attention attention, const std::vector<Query>& queries,
   args.query_start = query_start.data();
   args.kv_len = kv_len.data();
   args.out = out.data();
-  args.lse = reinterpret_cast<float*>(lse.data());
+  args.lse = features.wants_lse ? reinterpret_cast<float*>(lse.data()) : nullptr;
   args.alibi_slopes = features.has_alibi ? slopes.data() : nullptr;
   args.sinks = features.has_sinks ? sinks.data() : nullptr;
   args.B = static_cast<std::int32_t>(queries.size());

@@ -34,13 +34,14 @@ struct Features {
   bool has_alibi = false;
   bool has_sinks = false;
   BlockSparsity sparsity = {};
+  bool wants_lse = true;
 };
 
 using Attention = void (*)(const PagedAttentionArgs&);
 
 struct Output {
   std::vector<float> out;  ///< [T, H, D]
-  std::vector<float> lse;  ///< [T, H]
+  std::vector<float> lse;  ///< [T, H], or nothing if it was not wanted
 };
 
 struct ExactOutput {

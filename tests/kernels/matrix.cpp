@@ -55,7 +55,8 @@ enum Factor {
   soft_cap,
   alibi,
   sinks,
-  sparsity
+  sparsity,
+  lse
 };
 
 const std::vector<int> kSizes = {static_cast<int>(kStored.size()),
@@ -70,7 +71,8 @@ const std::vector<int> kSizes = {static_cast<int>(kStored.size()),
                                  std::size(kSoftCaps),
                                  kOffOn,
                                  kOffOn,
-                                 std::size(kSparsities)};
+                                 std::size(kSparsities),
+                                 kOffOn};
 
 /// The layouts' own rules; `a` is of an earlier factor than `b`.
 bool is_allowed(FactorValue a, FactorValue b) {
@@ -132,6 +134,7 @@ MatrixCase make_case(std::size_t number, const std::vector<int>& values) {
   features.has_sinks = values[sinks] == 1;
   features.sparsity = kSparsities[values[sparsity]];
   features.sparsity.block *= shape.S;
+  features.wants_lse = values[lse] == 1;
 
   constexpr const char* kStorages[] = {"hnd", "nhd", "x_packed", "amx"};
   constexpr const char* kScalings[] = {"none", "tensor", "head", "token"};
