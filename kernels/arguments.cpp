@@ -30,6 +30,7 @@ void check_cache(const PagedKv& kv) {
   KV_CHECK(bytes_of(kv.dtype) == 1 || (scales.k == nullptr && scales.v == nullptr), int(kv.dtype));
   KV_CHECK(!scales.are_per_token() || (scales.k != nullptr && scales.v != nullptr),
            scales.token_stride);
+  KV_CHECK(scales.are_per_token() || scales.block_stride == 0, scales.block_stride);
   KV_CHECK((scales.block_stride | scales.head_stride | scales.token_stride) % 4 == 0,
            scales.block_stride, scales.head_stride, scales.token_stride);
 }

@@ -66,8 +66,8 @@ void write_results(D d, const Results& results, const TileRows& rows, SoftmaxSta
     float max = states.sum(row) > 0 ? states.max(row) : kNothing;
     float divisor = states.sum(row);
     float factor = results.factor;
-    if (results.sinks) {
-      const float sink = results.sinks[rows.head(row)];
+    const float sink = results.sinks ? results.sinks[rows.head(row)] : kNothing;
+    if (sink > kNothing) {
       const float new_max = std::max(max, sink);
       const float shrink = divisor > 0 ? std::exp(max - new_max) : 0.0f;
       divisor = divisor * shrink + std::exp(sink - new_max);

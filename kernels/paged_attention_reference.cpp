@@ -84,9 +84,11 @@ void attend(const PagedAttentionArgs& args, HeadRows& rows, std::int32_t h, std:
     scores.push_back(score);
   }
 
-  double max = args.sinks ? args.sinks[h] : -std::numeric_limits<double>::infinity();
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  const double sink = args.sinks ? args.sinks[h] : kNothing;
+  double max = sink;
   for (const double score : scores) max = std::max(max, score);
-  double divisor = args.sinks ? std::exp(args.sinks[h] - max) : 0;
+  double divisor = sink == kNothing ? 0 : std::exp(sink - max);
   for (const double score : scores) divisor += std::exp(score - max);
 
   Row out(static_cast<std::size_t>(args.kv.D), 0.0);
