@@ -24,16 +24,15 @@ struct Backend {
   void (*copy)(const BlockCopyArgs&);
   void (*mla)(const PagedMlaArgs&);
   void (*mla_write)(const MlaWriteArgs&);
-  /// Which part of the contract it takes; null: all of it. Other cases are not run.
-  bool (*takes_cache)(const PagedKv&) = nullptr;
-  bool (*takes_attention)(const PagedAttentionArgs&) = nullptr;
+  /// Whether it takes such a cache with queries (or new tokens) of that type; null: any. Cases of
+  /// the matrix and of cache_write_test that it does not take are not run.
+  bool (*takes_case)(const PagedKv&, Dtype activations) = nullptr;
   /// Sets how many workers share a call, where that can be chosen: bits must not depend on it.
   void (*set_workers)(int) = nullptr;
   int default_workers = 1;
 
-  bool takes(const PagedKv& kv) const { return takes_cache == nullptr || takes_cache(kv); }
-  bool takes(const PagedAttentionArgs& args) const {
-    return takes(args.kv) && (takes_attention == nullptr || takes_attention(args));
+  bool takes(const PagedKv& kv, Dtype activations) const {
+    return takes_case == nullptr || takes_case(kv, activations);
   }
 };
 
@@ -51,7 +50,6 @@ inline const Backend kCpuBackend{"Cpu",
                                  block_copy_cpu,
                                  paged_mla_cpu,
                                  mla_write_cpu,
-                                 nullptr,
                                  nullptr,
                                  [](int workers) { omp_set_num_threads(workers); },
                                  omp_get_max_threads()};

@@ -25,7 +25,7 @@ class AttentionMatrix : public testing::TestWithParam<std::tuple<Backend, std::s
     static const std::vector<MatrixCase> cases = matrix_cases();
     for (std::size_t i = std::get<std::size_t>(GetParam()); i < cases.size(); i += kShards) {
       KvFixture fixture(cases[i].shape, cases[i].sequences, static_cast<std::uint32_t>(i));
-      if (!backend().takes(fixture.kv())) continue;
+      if (!backend().takes(fixture.kv(), cases[i].shape.q_dtype)) continue;
       SCOPED_TRACE(cases[i].name);
       work(cases[i], fixture);
     }
