@@ -19,7 +19,9 @@
 #include "kernels/run_plan.hpp"
 
 // Too old to be worth its compile time.
+#ifndef HWY_DISABLED_TARGETS  // the build may have left out more
 #define HWY_DISABLED_TARGETS HWY_SSSE3
+#endif
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/paged_attention_cpu.cpp"
 #include "hwy/foreach_target.h"
