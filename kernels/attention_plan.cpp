@@ -1,7 +1,5 @@
 #include "kernels/attention_plan.hpp"
 
-#include "config/check.hpp"
-
 namespace kvhive {
 namespace {
 
@@ -18,12 +16,12 @@ void add_tiles(const PagedAttentionArgs& args, std::int32_t b, std::int32_t tile
                std::vector<QueryTile>& tiles) {
   const std::int32_t begin = args.query_start[b];
   const std::int32_t end = args.query_start[b + 1];
-  KV_CHECK(begin <= end && end - begin <= args.kv_len[b], b, begin, end, args.kv_len[b]);
   for (std::int32_t g = 0; g < args.kv.G; ++g)
     for (std::int32_t first = begin; first < end; first += tile_queries) {
       const std::int32_t queries = std::min(tile_queries, end - first);
       const std::int32_t position = args.kv_len[b] - (end - first);
-      const KvRange visible{visible_range(position, args.window).begin, position + queries};
+      const KvRange visible{visible_range(position, args.window, args.chunk).begin,
+                            position + queries};
       tiles.push_back({b, g, first, queries, position, visible});
     }
 }
@@ -46,7 +44,6 @@ void add_items(AttentionPlan& plan, std::size_t index, std::int64_t target_work,
 }  // namespace
 
 AttentionPlan plan_attention(const PagedAttentionArgs& args, int threads) {
-  KV_CHECK(args.kv.G > 0 && args.H % args.kv.G == 0, args.H, args.kv.G);
   const std::int32_t group = args.H / args.kv.G;
   const std::int32_t tile_queries = std::max(1, kTileRows / group);
 

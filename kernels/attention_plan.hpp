@@ -1,6 +1,6 @@
 #pragma once
-// How one call of paged_attention_cpu is cut into pieces for threads. Private to that kernel; plain
-// C++ so that it can be read and tested without SIMD.
+// How one call of paged_attention_cpu or paged_mla_cpu is cut into pieces for threads. Private to
+// them; plain C++ so that it can be read and tested without SIMD.
 //
 // Why a result's bits do not depend on the plan: a query row sees the KV of its sequence as spans,
 // and a span as chunks, whose borders are multiples of constants counted from position 0. Inside a
@@ -26,9 +26,19 @@ struct KvRange {
   std::int32_t end = 0;
 };
 
-/// What a query token at `position` attends to.
-inline KvRange visible_range(std::int32_t position, std::int32_t window) {
-  return {window > 0 ? std::max(0, position + 1 - window) : 0, position + 1};
+/// What a query token at `position` may attend to.
+inline KvRange visible_range(std::int32_t position, std::int32_t window, std::int32_t chunk) {
+  const std::int32_t in_window = window > 0 ? std::max(0, position + 1 - window) : 0;
+  const std::int32_t in_chunk = chunk > 0 ? position / chunk * chunk : 0;
+  return {std::max(in_window, in_chunk), position + 1};
+}
+
+/// Whether a query of head h (of kv head g) in sparse block i attends to sparse block j <= i.
+inline bool attends_block(const BlockSparsity& sparsity, std::int32_t h, std::int32_t g,
+                          std::int32_t i, std::int32_t j) {
+  const std::int32_t step = sparsity.head_step;
+  return j > i - sparsity.local ||
+         (j + (step < 0 ? g * -step : h * step) + 1) % sparsity.vertical == 0;
 }
 
 inline KvRange intersection(KvRange a, KvRange b) {
@@ -52,6 +62,9 @@ struct QueryTile {
   std::int64_t first_state = -1;  ///< where its spans' states are kept; -1: it is not split
 
   bool is_split() const { return first_state >= 0; }
+  std::size_t rows(std::int32_t group) const {
+    return static_cast<std::size_t>(queries) * static_cast<std::size_t>(group);
+  }
   std::int32_t first_span() const { return visible.begin / kSpanTokens; }
   std::int32_t end_span() const { return (visible.end + kSpanTokens - 1) / kSpanTokens; }
 };
@@ -71,7 +84,8 @@ struct AttentionPlan {
   std::int64_t stored_states = 0;  ///< rows times spans of the split tiles
 };
 
-/// Tiles are split over spans only where that is needed to keep all threads busy.
+/// Tiles are split over spans only where that is needed to keep all threads busy. Of the arguments
+/// only the batch's shape, H, G, window and chunk matter.
 AttentionPlan plan_attention(const PagedAttentionArgs& args, int threads);
 
 }  // namespace kvhive

@@ -1,7 +1,8 @@
 #pragma once
-// The memory that paged_attention_cpu works in: running softmax states and one thread's scratch.
-// Private to that kernel.
+// The memory that attention on the CPU works in: running softmax states and one thread's scratch.
+// Private to paged_attention_cpu and paged_mla_cpu.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -12,13 +13,15 @@
 
 namespace kvhive {
 
-using AlignedFloats = hwy::AlignedFreeUniquePtr<float[]>;
+template <class T>
+using AlignedArray = hwy::AlignedFreeUniquePtr<T[]>;
 
-inline AlignedFloats allocate_floats(std::size_t count) {
+template <class T>
+AlignedArray<T> allocate_aligned(std::size_t count) {
   if (count == 0) return nullptr;
-  AlignedFloats floats = hwy::AllocateAligned<float>(count);
-  KV_CHECK(floats != nullptr, count);
-  return floats;
+  AlignedArray<T> array = hwy::AllocateAligned<T>(count);
+  KV_CHECK(array != nullptr, count);
+  return array;
 }
 
 /// Borrowed view of the states of some query rows: over the positions seen so far, the largest
@@ -26,41 +29,102 @@ inline AlignedFloats allocate_floats(std::size_t count) {
 /// nothing has sum 0 and says nothing in max and acc.
 struct SoftmaxStates {
   float* data = nullptr;
-  std::size_t head_size = 0;
+  std::size_t value_size = 0;  ///< elements of v
 
   /// Floats per row: acc, then max and sum, then padding that keeps rows on cache lines.
-  static std::size_t stride(std::size_t head_size) { return (head_size + 2 + 15) / 16 * 16; }
+  static std::size_t stride(std::size_t value_size) { return (value_size + 2 + 15) / 16 * 16; }
 
-  float* acc(std::size_t row) const { return data + row * stride(head_size); }
-  float& max(std::size_t row) const { return acc(row)[head_size]; }
-  float& sum(std::size_t row) const { return acc(row)[head_size + 1]; }
+  float* acc(std::size_t row) const { return data + row * stride(value_size); }
+  float& max(std::size_t row) const { return acc(row)[value_size]; }
+  float& sum(std::size_t row) const { return acc(row)[value_size + 1]; }
   SoftmaxStates from(std::int64_t row) const {
-    return {data + row * static_cast<std::int64_t>(stride(head_size)), head_size};
+    return {data + row * static_cast<std::int64_t>(stride(value_size)), value_size};
   }
 };
 
-/// One thread's memory for tiles of up to `rows` query rows.
+/// A tile's rows in the caller's [T, H, ...] arrays.
+struct TileRows {
+  TileRows(const QueryTile& tile, std::int32_t H, std::int32_t G)
+      : group(static_cast<std::size_t>(H / G)),
+        count(tile.rows(H / G)),
+        heads(static_cast<std::size_t>(H)),
+        first_head(static_cast<std::size_t>(tile.g) * group),
+        first(static_cast<std::size_t>(tile.first_query) * heads + first_head),
+        first_position(tile.first_position) {}
+
+  std::size_t index(std::size_t row) const { return first + row / group * heads + row % group; }
+  std::size_t head(std::size_t row) const { return first_head + row % group; }
+  std::int32_t position(std::size_t row) const {
+    return first_position + static_cast<std::int32_t>(row / group);
+  }
+
+  std::size_t group;  ///< query heads of a kv head
+  std::size_t count;
+  std::size_t heads;  ///< H
+  std::size_t first_head;
+  std::size_t first;  ///< index of row 0
+  std::int32_t first_position;
+};
+
+/// Rows of K and V of a chunk's tokens. Token t's are at k + offsets[t] and v + offsets[t]; offsets
+/// go on for kPrefetchTokens into the next chunk.
+struct ChunkRows {
+  const std::byte* k;
+  const std::byte* v;
+  const std::int64_t* offsets;
+  std::size_t key_size;    ///< elements
+  std::size_t value_size;  ///< elements
+};
+
+/// What one thread needs room for.
+struct ScratchSize {
+  std::size_t rows;         ///< query rows of a tile
+  std::size_t key_size;     ///< elements of q and k
+  std::size_t value_size;   ///< elements of v
+  std::size_t token_bytes;  ///< of a token's rows where they are not read in place, else 0
+  bool widens = false;      ///< rows are to be kept as f32, too
+};
+
+/// One thread's memory.
 struct AttentionScratch {
   /// Rows of K and V are prefetched this many tokens ahead, also across the end of a chunk.
   static constexpr std::int32_t kPrefetchTokens = 32;
 
-  AttentionScratch(std::size_t rows, std::size_t head_size)
-      : floats(allocate_floats(rows *
-                               (head_size + kChunkTokens + 2 * SoftmaxStates::stride(head_size)))),
+  explicit AttentionScratch(const ScratchSize& size)
+      : floats(allocate_aligned<float>(size.rows * (size.key_size + kChunkTokens +
+                                                    2 * SoftmaxStates::stride(size.value_size)) +
+                                       2 * kChunkTokens)),
+        tokens(allocate_aligned<std::byte>(kChunkTokens * size.token_bytes)),
+        wide_tokens(allocate_aligned<float>(
+            size.widens ? kChunkTokens * (size.key_size + size.value_size) : 0)),
         scores(floats.get()),
-        span{scores + rows * kChunkTokens, head_size},
-        total{span.from(static_cast<std::int64_t>(rows))},
-        q(total.from(static_cast<std::int64_t>(rows)).data),
-        ranges(rows),
-        offsets(kChunkTokens + kPrefetchTokens) {}
+        span{scores + size.rows * kChunkTokens, size.value_size},
+        total{span.from(static_cast<std::int64_t>(size.rows))},
+        k_scales(total.from(static_cast<std::int64_t>(size.rows)).data),
+        v_scales(k_scales + kChunkTokens),
+        q(v_scales + kChunkTokens),
+        ranges(size.rows),
+        unions(size.rows),
+        offsets(kChunkTokens + kPrefetchTokens),
+        wide_offsets(kChunkTokens + kPrefetchTokens) {
+    pieces.reserve(kChunkTokens);
+    std::fill_n(k_scales, 2 * kChunkTokens, 1.0f);
+  }
 
-  AlignedFloats floats;
+  AlignedArray<float> floats;
+  AlignedArray<std::byte> tokens;     ///< a chunk's rows where they are not read in place
+  AlignedArray<float> wide_tokens;    ///< a chunk's K, then V, where many rows share it
   float* scores;                      ///< [rows, kChunkTokens], then probabilities
   SoftmaxStates span;                 ///< [rows] of the current span
   SoftmaxStates total;                ///< [rows] of all spans so far
-  float* q;                           ///< [rows, D] times scale
-  std::vector<KvRange> ranges;        ///< [rows] visible part of the chunk, counted from its start
+  float* k_scales;                    ///< [kChunkTokens] where tokens have scales of their own
+  float* v_scales;                    ///< [kChunkTokens]
+  float* q;                           ///< [rows, key_size] times what all scores are times
+  std::vector<KvRange> ranges;        ///< [rows] tokens a row sees, counted from the chunk's start
+  std::vector<KvRange> unions;        ///< of the ranges of the rows that are scored together
+  std::vector<KvRange> pieces;        ///< of the chunk that some row attends to
   std::vector<std::int64_t> offsets;  ///< [tokens] bytes from a plane to the token's row
+  std::vector<std::int64_t> wide_offsets;  ///< the same in wide_tokens
 };
 
 }  // namespace kvhive

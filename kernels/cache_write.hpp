@@ -9,9 +9,9 @@
 namespace kvhive {
 
 /// Values are rounded to kv.dtype: to nearest, ties to even; NaN stays NaN in what has one (int8:
-/// 0). fp8 and int8 store value / scale, what is too large as the largest (448, 57344, 127). With
-/// scales per token and head the scale is made here, amax / largest (1 if all are 0), and written
-/// too; other scales are read.
+/// 0). fp8 and int8 store value / scale (divided in f32), what is too large as the largest (448,
+/// 57344, 127). With scales per token and head the scale is made here, amax / largest (1 if that is
+/// 0; NaN does not count), and written too; other scales are read.
 struct CacheWriteArgs {
   const void* k = nullptr;                     ///< [T, G, D] of in_dtype
   const void* v = nullptr;                     ///< [T, G, D] of in_dtype

@@ -1,43 +1,52 @@
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/arguments.hpp"
 #include "kernels/cache_write.hpp"
-
-#include <cstddef>
-#include <cstring>
-
-#include "config/check.hpp"
+#include "kernels/element.hpp"
+#include "kernels/page_address.hpp"
 
 namespace kvhive {
 namespace {
 
-void store(std::byte* address, Dtype dtype, float value) {
-  if (dtype == Dtype::f32) {
-    std::memcpy(address, &value, sizeof value);
-    return;
-  }
-  const std::uint16_t bits = dtype == Dtype::bf16 ? bf16_of_float(value) : f16_of_float(value);
-  std::memcpy(address, &bits, sizeof bits);
+using Offset = std::int64_t (*)(const PagedKv&, std::int64_t, std::int64_t);
+
+float scale_for(const CacheWriteArgs& args, const void* values, std::size_t first) {
+  float amax = 0;
+  for (std::int32_t d = 0; d < args.kv.D; ++d)
+    amax = std::fmax(amax, std::fabs(load_element(values, first + d, args.in_dtype)));
+  const float scale = amax / largest_of(args.kv.dtype);
+  return scale > 0 ? scale : 1.0f;
 }
 
-void write_token(const PagedKv& kv, std::byte* plane, std::int64_t slot_id, const float* values) {
-  std::byte* token = plane + slot_id / kv.S * kv.block_stride + slot_id % kv.S * kv.token_stride;
-  for (std::int32_t g = 0; g < kv.G; ++g)
-    for (std::int32_t d = 0; d < kv.D; ++d)
-      store(token + g * kv.head_stride + d * bytes_of(kv.dtype), kv.dtype, values[g * kv.D + d]);
+/// The D elements from `first` on, of one head of one token, into its slot.
+void write_head(const CacheWriteArgs& args, std::int64_t slot_id, std::int32_t g,
+                const void* values, std::size_t first, std::byte* plane, Offset offset,
+                float* scales) {
+  const PagedKv& kv = args.kv;
+  const std::int64_t block = slot_id / kv.S, slot = slot_id % kv.S;
+  float* scale = scales ? scale_at(kv.scales, scales, block, g, slot) : nullptr;
+  if (kv.scales.are_per_token()) *scale = scale_for(args, values, first);
+  for (std::int32_t d = 0; d < kv.D; ++d) {
+    const float value = load_element(values, first + d, args.in_dtype);  // exact
+    store_element(plane + page_offset(kv, block, g) + offset(kv, slot, d),
+                  scale ? value / *scale : value, kv.dtype);
+  }
 }
 
 }  // namespace
 
 void cache_write_reference(const CacheWriteArgs& args) {
-  KV_CHECK(args.in_dtype == Dtype::f32 && bytes_of(args.kv.dtype) > 1 &&
-               args.kv.layout == PageLayout::rows,
-           int(args.in_dtype), int(args.kv.dtype), int(args.kv.layout));
-  const std::int64_t token_elements = std::int64_t{args.kv.G} * args.kv.D;
+  check_arguments(args);
+  const PagedKv& kv = args.kv;
   for (std::int32_t t = 0; t < args.T; ++t) {
     const std::int64_t slot_id = args.slot_mapping[t];
     if (slot_id < 0) continue;
-    write_token(args.kv, args.kv.k, slot_id,
-                static_cast<const float*>(args.k) + t * token_elements);
-    write_token(args.kv, args.kv.v, slot_id,
-                static_cast<const float*>(args.v) + t * token_elements);
+    for (std::int32_t g = 0; g < kv.G; ++g) {
+      const std::size_t first = (static_cast<std::size_t>(t) * kv.G + g) * kv.D;
+      write_head(args, slot_id, g, args.k, first, kv.k, key_offset, kv.scales.k);
+      write_head(args, slot_id, g, args.v, first, kv.v, value_offset, kv.scales.v);
+    }
   }
 }
 

@@ -21,7 +21,7 @@ namespace kvhive {
 struct BlockSparsity {
   std::int32_t block = 0;  ///< tokens, a multiple of S; 0 = not sparse
   std::int32_t local = 0;
-  std::int32_t vertical = 0;
+  std::int32_t vertical = 0;  ///< at least 1; 1 = every block
   std::int32_t head_step = 0;
 };
 
@@ -31,9 +31,9 @@ struct BlockSparsity {
 /// before. H is a multiple of G; query head h reads kv head h / (H/G). Positions that are not
 /// attended to are never read into a result (stale bytes may be NaN).
 ///
-///   score(t) = cap(scale * q.k(t)) + alibi_slope[h] * (t - p),   cap(x) =
-///   soft_cap*tanh(x/soft_cap) out      = sum of exp(score(t)) * v(t) / (sum of exp(score(t)) +
-///   exp(sink[h]))
+///   score(t) = cap(scale * q.k(t)) + alibi_slope[h] * (t - p)
+///   cap(x)   = soft_cap * tanh(x / soft_cap)
+///   out      = sum of exp(score(t)) * v(t) / (sum of exp(score(t)) + exp(sink[h]))
 ///
 /// A query that attends to nothing gets out 0 and lse -inf (or its sink). A sequence may have no
 /// query tokens; kv_len[b] == 0 is allowed then.

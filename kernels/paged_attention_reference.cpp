@@ -1,90 +1,120 @@
-#include "kernels/paged_attention.hpp"
-
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <limits>
 #include <vector>
 
-#include "config/check.hpp"
+#include "kernels/arguments.hpp"
+#include "kernels/element.hpp"
+#include "kernels/page_address.hpp"
+#include "kernels/paged_attention.hpp"
 
 namespace kvhive {
 namespace {
 
-double element(const std::byte* address, Dtype dtype) {
-  if (dtype == Dtype::f32) {
-    float value;
-    std::memcpy(&value, address, sizeof value);
-    return value;
+using Row = std::vector<double>;
+
+/// The K and V that one sequence has for one kv head. A position is read when it is asked for.
+class HeadRows {
+ public:
+  HeadRows(const PagedAttentionArgs& args, std::int32_t b, std::int32_t g)
+      : kv_(args.kv),
+        table_(args.block_table + std::int64_t{b} * args.M),
+        g_(g),
+        keys_(args.kv_len[b]),
+        values_(args.kv_len[b]) {}
+
+  const Row& key(std::int32_t t) { return read(keys_[t], t, kv_.k, key_offset, kv_.scales.k); }
+  const Row& value(std::int32_t t) {
+    return read(values_[t], t, kv_.v, value_offset, kv_.scales.v);
   }
-  std::uint16_t bits;
-  std::memcpy(&bits, address, sizeof bits);
-  return dtype == Dtype::bf16 ? float_of_bf16(bits) : float_of_f16(bits);
-}
 
-/// Row of D elements that sequence b stores for `position` in `plane` (K or V).
-const std::byte* row_of(const PagedAttentionArgs& args, const std::byte* plane, std::int32_t b,
-                        std::int32_t g, std::int32_t position) {
-  const PagedKv& kv = args.kv;
-  const std::int64_t block = args.block_table[std::int64_t{b} * args.M + position / kv.S];
-  return plane + block * kv.block_stride + g * kv.head_stride + position % kv.S * kv.token_stride;
-}
+ private:
+  using Offset = std::int64_t (*)(const PagedKv&, std::int64_t, std::int64_t);
 
-double dot(const float* q, const std::byte* k, const PagedKv& kv) {
-  double sum = 0;
-  for (std::int32_t d = 0; d < kv.D; ++d)
-    sum += q[d] * element(k + d * bytes_of(kv.dtype), kv.dtype);
-  return sum;
-}
-
-/// Turns scores into probabilities in place.
-void softmax(std::vector<double>& scores) {
-  const double max = *std::max_element(scores.begin(), scores.end());
-  double sum = 0;
-  for (double& score : scores) sum += score = std::exp(score - max);
-  for (double& score : scores) score /= sum;
-}
-
-/// One query head of one token that sits at `position`.
-void attend(const PagedAttentionArgs& args, std::int32_t b, std::int32_t g, std::int32_t position,
-            const float* q, float* out) {
-  const PagedKv& kv = args.kv;
-  const std::int32_t first = args.window > 0 ? std::max(0, position + 1 - args.window) : 0;
-  std::vector<double> weights;
-  for (std::int32_t p = first; p <= position; ++p)
-    weights.push_back(double{args.scale} * dot(q, row_of(args, kv.k, b, g, p), kv));
-  softmax(weights);
-
-  std::vector<double> sum(static_cast<std::size_t>(kv.D), 0.0);
-  for (std::int32_t p = first; p <= position; ++p) {
-    const std::byte* v = row_of(args, kv.v, b, g, p);
-    for (std::int32_t d = 0; d < kv.D; ++d)
-      sum[d] += weights[p - first] * element(v + d * bytes_of(kv.dtype), kv.dtype);
+  const Row& read(Row& row, std::int32_t t, const std::byte* plane, Offset offset, float* scales) {
+    if (!row.empty()) return row;
+    const std::int64_t block = table_[t / kv_.S];
+    const std::int32_t slot = t % kv_.S;
+    const std::byte* page = plane + page_offset(kv_, block, g_);
+    const double scale = scales ? *scale_at(kv_.scales, scales, block, g_, slot) : 1.0;
+    for (std::int32_t d = 0; d < kv_.D; ++d)
+      row.push_back(load_element(page + offset(kv_, slot, d), kv_.dtype) * scale);
+    return row;
   }
-  std::copy(sum.begin(), sum.end(), out);
+
+  const PagedKv& kv_;
+  const std::uint32_t* table_;
+  std::int32_t g_;
+  std::vector<Row> keys_;
+  std::vector<Row> values_;
+};
+
+/// Whether head h of the query at position p attends to position t <= p.
+bool attends(const PagedAttentionArgs& args, std::int32_t h, std::int32_t p, std::int32_t t) {
+  if (args.window > 0 && t <= p - args.window) return false;
+  if (args.chunk > 0 && t / args.chunk != p / args.chunk) return false;
+  const BlockSparsity& sparsity = args.sparsity;
+  if (sparsity.block == 0) return true;
+  const std::int32_t i = p / sparsity.block, j = t / sparsity.block;
+  const std::int32_t g = h / (args.H / args.kv.G);
+  const std::int32_t offset =
+      (sparsity.head_step < 0 ? g * -sparsity.head_step : h * sparsity.head_step) + 1;
+  return j > i - sparsity.local || (j + offset) % sparsity.vertical == 0;
+}
+
+/// Head h of query token `token` of the batch, at position p.
+void attend(const PagedAttentionArgs& args, HeadRows& rows, std::int32_t h, std::int32_t token,
+            std::int32_t p) {
+  const std::int64_t row = std::int64_t{token} * args.H + h;
+  const std::size_t first = static_cast<std::size_t>(row) * args.kv.D;
+  Row q;
+  for (std::int32_t d = 0; d < args.kv.D; ++d)
+    q.push_back(load_element(args.q, first + d, args.q_dtype));
+  std::vector<std::int32_t> positions;
+  std::vector<double> scores;
+  for (std::int32_t t = 0; t <= p; ++t) {
+    if (!attends(args, h, p, t)) continue;
+    double score = 0;
+    const Row& key = rows.key(t);
+    for (std::int32_t d = 0; d < args.kv.D; ++d) score += q[d] * key[d];
+    score *= args.scale;
+    if (args.soft_cap > 0) score = args.soft_cap * std::tanh(score / args.soft_cap);
+    if (args.alibi_slopes) score += double{args.alibi_slopes[h]} * (t - p);
+    positions.push_back(t);
+    scores.push_back(score);
+  }
+
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  const double sink = args.sinks ? args.sinks[h] : kNothing;
+  double max = sink;
+  for (const double score : scores) max = std::max(max, score);
+  double divisor = sink == kNothing ? 0 : std::exp(sink - max);
+  for (const double score : scores) divisor += std::exp(score - max);
+
+  Row out(static_cast<std::size_t>(args.kv.D), 0.0);
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    const double weight = std::exp(scores[i] - max) / divisor;
+    const Row& value = rows.value(positions[i]);
+    for (std::int32_t d = 0; d < args.kv.D; ++d) out[d] += weight * value[d];
+  }
+  for (std::int32_t d = 0; d < args.kv.D; ++d)
+    store_element(args.out, first + d, static_cast<float>(out[d]), args.q_dtype);
+  if (args.lse) args.lse[row] = static_cast<float>(divisor > 0 ? max + std::log(divisor) : max);
 }
 
 }  // namespace
 
 void paged_attention_reference(const PagedAttentionArgs& args) {
-  KV_CHECK(args.q_dtype == Dtype::f32 && bytes_of(args.kv.dtype) > 1 &&
-               args.kv.layout == PageLayout::rows,
-           int(args.q_dtype), int(args.kv.dtype), int(args.kv.layout));
-  KV_CHECK(args.lse == nullptr && args.alibi_slopes == nullptr && args.sinks == nullptr &&
-               args.chunk == 0 && args.sparsity.block == 0 && args.soft_cap == 0,
-           args.chunk, args.sparsity.block, args.soft_cap);
-  const PagedKv& kv = args.kv;
-  KV_CHECK(kv.G > 0 && args.H % kv.G == 0, args.H, kv.G);
-  for (std::int32_t b = 0; b < args.B; ++b) {
-    const std::int32_t q_len = args.query_start[b + 1] - args.query_start[b];
-    KV_CHECK(q_len >= 0 && q_len <= args.kv_len[b], b, q_len, args.kv_len[b]);
-    for (std::int32_t i = 0; i < q_len; ++i)
-      for (std::int32_t h = 0; h < args.H; ++h) {
-        const std::int64_t row = std::int64_t{args.query_start[b] + i} * args.H + h;
-        attend(args, b, h / (args.H / kv.G), args.kv_len[b] - q_len + i,
-               static_cast<const float*>(args.q) + row * kv.D,
-               static_cast<float*>(args.out) + row * kv.D);
-      }
-  }
+  check_arguments(args);
+  const std::int32_t group = args.H / args.kv.G;
+  for (std::int32_t b = 0; b < args.B; ++b)
+    for (std::int32_t g = 0; g < args.kv.G; ++g) {
+      HeadRows rows(args, b, g);
+      const std::int32_t end = args.query_start[b + 1];
+      for (std::int32_t token = args.query_start[b]; token < end; ++token)
+        for (std::int32_t h = g * group; h < (g + 1) * group; ++h)
+          attend(args, rows, h, token, args.kv_len[b] - end + token);
+    }
 }
 
 }  // namespace kvhive

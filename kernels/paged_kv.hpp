@@ -29,7 +29,8 @@ enum class PageLayout : std::uint8_t {
 /// What stored elements are multiplied with to get their values; borrowed. The scale of (block b,
 /// head g, slot s) is at k + b*block_stride + g*head_stride + s*token_stride, strides in BYTES:
 /// all zero is one scale per tensor, head_stride alone one per head, all three one per token and
-/// head (kept inside the pages, so that whoever shares the block shares them). Null: all are 1.
+/// head (kept inside the pages, so that whoever shares the block shares them). Null: all are 1, as
+/// they are for types of more than 8 bits.
 struct KvScales {
   float* k = nullptr;
   float* v = nullptr;

@@ -6,13 +6,12 @@
 #include <random>
 #include <vector>
 
+#include "backends.hpp"
+
 namespace kvhive {
 namespace {
 
-struct Backend {
-  const char* name;
-  void (*copy)(const BlockCopyArgs&);
-};
+using namespace testing_support;
 
 class BlockCopy : public testing::TestWithParam<Backend> {};
 
@@ -67,9 +66,7 @@ TEST_P(BlockCopy, CopiesInsideOneArena) {
 
 TEST_P(BlockCopy, TakesNoPairs) { GetParam().copy(whole_blocks(nullptr, nullptr, 4096, {})); }
 
-INSTANTIATE_TEST_SUITE_P(Backends, BlockCopy,
-                         testing::Values(Backend{"Reference", block_copy_reference},
-                                         Backend{"Cpu", block_copy_cpu}),
+INSTANTIATE_TEST_SUITE_P(Backends, BlockCopy, testing::ValuesIn(kBackends),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

@@ -1,114 +1,157 @@
+// Writing the cache: every byte of the arena is compared.
+
 #include "kernels/cache_write.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
-#include <set>
-#include <string>
-#include <tuple>
 #include <vector>
 
-#include "config/check.hpp"
+#include "backends.hpp"
+#include "kernels/element.hpp"
+#include "kernels/page_address.hpp"
+#include "paged_arena.hpp"
 
 namespace kvhive {
 namespace {
 
-struct Backend {
-  const char* name;
-  void (*write)(const CacheWriteArgs&);
-};
+using namespace testing_support;
 
-/// A cache of poison, [block][K, V][G][S][D] with a gap after each head.
-struct Cache {
-  Cache(Dtype dtype, std::int32_t G, std::int32_t D, std::int32_t S, std::int32_t blocks) {
-    const auto element = static_cast<std::int64_t>(bytes_of(dtype));
-    kv.G = G;
-    kv.S = S;
-    kv.D = D;
-    kv.dtype = dtype;
-    kv.token_stride = D * element;
-    kv.head_stride = S * kv.token_stride + 3 * element;
-    kv.block_stride = 2 * G * kv.head_stride;
-    bytes.assign(static_cast<std::size_t>(blocks * kv.block_stride), std::byte{0xcb});
-    kv.k = bytes.data();
-    kv.v = bytes.data() + G * kv.head_stride;
-  }
-
-  std::int64_t offset(std::int64_t slot_id, std::int32_t g, std::int32_t d) const {
-    return slot_id / kv.S * kv.block_stride + g * kv.head_stride +
-           slot_id % kv.S * kv.token_stride + d * static_cast<std::int64_t>(bytes_of(kv.dtype));
-  }
-
-  std::uint32_t bits_at(const std::byte* plane, std::int64_t slot_id, std::int32_t g,
-                        std::int32_t d) const {
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, plane + offset(slot_id, g, d), bytes_of(kv.dtype));
-    return bits;
-  }
-
-  std::vector<std::byte> bytes;
-  PagedKv kv;
-};
-
-std::uint32_t rounded(float value, Dtype dtype) {
-  switch (dtype) {
-    case Dtype::bf16: return bf16_of_float(value);
-    case Dtype::f16: return f16_of_float(value);
-    case Dtype::f32: break;
-    default: KV_CHECK(false, int(dtype));
-  }
-  return std::bit_cast<std::uint32_t>(value);
-}
-
-class CacheWrite : public testing::TestWithParam<std::tuple<Backend, Dtype>> {
+class CacheWrite : public testing::TestWithParam<Backend> {
  protected:
-  static void write(const CacheWriteArgs& args) { std::get<Backend>(GetParam()).write(args); }
-  static Dtype dtype() { return std::get<Dtype>(GetParam()); }
+  static void write(const CacheWriteArgs& args) { GetParam().write(args); }
 };
 
-/// Any float at all, most of them ordinary.
-std::vector<float> any_floats(std::size_t count) {
+/// Ordinary numbers, and now and then any float at all; one row of zeros.
+std::vector<float> any_floats(std::size_t count, std::int32_t D) {
   std::mt19937 random(3);
   std::vector<float> values;
   for (std::size_t i = 0; i < count; ++i)
-    values.push_back(i % 4 == 0 ? std::bit_cast<float>(static_cast<std::uint32_t>(random()))
-                                : static_cast<float>(random() % 65536) / 16384.0f - 2.0f);
+    values.push_back(i / D == 1    ? 0.0f
+                     : i % 61 == 0 ? std::bit_cast<float>(static_cast<std::uint32_t>(random()))
+                                   : static_cast<float>(random() % 65536) / 16384.0f - 2.0f);
   return values;
 }
 
-TEST_P(CacheWrite, PutsEveryRoundedValueIntoItsSlotAndTouchesNothingElse) {
-  const std::int32_t G = 3, D = 40, S = 8, blocks = 30, T = 97;
-  Cache cache(dtype(), G, D, S, blocks);
-  const std::vector<float> k = any_floats(std::size_t{T} * G * D);
-  std::vector<float> v(k.rbegin(), k.rend());
-  std::vector<std::int64_t> slots(T, -1);
-  for (std::int32_t t = 0; t < T; ++t)
-    if (t % 10 != 3) slots[t] = std::int64_t{t} * 7 % (S * blocks);  // 7 and 240 share no factor
+std::vector<std::byte> as_elements(const std::vector<float>& values, Dtype dtype) {
+  std::vector<std::byte> elements(values.size() * bytes_of(dtype));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    store_element(elements.data(), i, values[i], dtype);
+  return elements;
+}
 
-  std::vector<std::byte> expected = cache.bytes;
-  const std::int64_t plane = cache.kv.v - cache.kv.k;
-  for (std::int32_t t = 0; t < T; ++t) {
-    if (slots[t] < 0) continue;
-    for (std::int32_t i = 0; i < G * D; ++i) {
-      const std::int64_t at = cache.offset(slots[t], i / D, i % D);
-      const std::uint32_t k_bits = rounded(k[t * G * D + i], dtype());
-      const std::uint32_t v_bits = rounded(v[t * G * D + i], dtype());
-      std::memcpy(&expected[at], &k_bits, bytes_of(dtype()));
-      std::memcpy(&expected[plane + at], &v_bits, bytes_of(dtype()));
-    }
+struct Written {
+  std::int64_t block;
+  std::int32_t g, slot;
+};
+
+/// What a row of D elements should do to its slot of `plane`.
+void expect_row(const PagedKv& kv, Written at, const std::byte* row, Dtype in_dtype, bool is_key,
+                float* scales) {
+  float amax = 0;
+  for (std::int32_t d = 0; d < kv.D; ++d) {
+    const float value = std::fabs(load_element(row, d, in_dtype));
+    if (value > amax) amax = value;
   }
+  float scale = 1;
+  if (scales != nullptr) {
+    float* place = scale_at(kv.scales, scales, at.block, at.g, at.slot);
+    if (kv.scales.are_per_token())
+      *place = amax / largest_of(kv.dtype) > 0 ? amax / largest_of(kv.dtype) : 1;
+    scale = *place;
+  }
+  std::byte* page = (is_key ? kv.k : kv.v) + page_offset(kv, at.block, at.g);
+  for (std::int32_t d = 0; d < kv.D; ++d)
+    store_element(page + (is_key ? key_offset : value_offset)(kv, at.slot, d),
+                  load_element(row, d, in_dtype) / scale, kv.dtype);
+}
+
+void expect_written(const Backend& backend, const Shape& shape) {
+  constexpr std::int32_t kBlocks = 30, kTokens = 97;
+  PagedArena got(shape, kBlocks), want(shape, kBlocks);
+  if (!backend.takes(got.kv(), shape.q_dtype)) return;
+  const std::size_t row = bytes_of(shape.q_dtype) * shape.D;
+  const std::vector<float> floats = any_floats(std::size_t{kTokens} * shape.G * shape.D, shape.D);
+  const std::vector<std::byte> k = as_elements(floats, shape.q_dtype);
+  const std::vector<std::byte> v = as_elements({floats.rbegin(), floats.rend()}, shape.q_dtype);
+  std::vector<std::int64_t> slots(kTokens, -1);
+  for (std::int32_t t = 0; t < kTokens; ++t)
+    if (t % 10 != 3) slots[t] = std::int64_t{t} * 7 % (shape.S * kBlocks);  // 7 divides neither
+
+  for (std::int32_t t = 0; t < kTokens; ++t)
+    for (std::int32_t g = 0; g < shape.G && slots[t] >= 0; ++g) {
+      const Written at{slots[t] / shape.S, g, static_cast<std::int32_t>(slots[t] % shape.S)};
+      const std::size_t from = (std::size_t(t) * shape.G + g) * row;
+      const PagedKv kv = want.kv();
+      expect_row(kv, at, &k[from], shape.q_dtype, true, kv.scales.k);
+      expect_row(kv, at, &v[from], shape.q_dtype, false, kv.scales.v);
+    }
 
   CacheWriteArgs args;
   args.k = k.data();
   args.v = v.data();
   args.slot_mapping = slots.data();
-  args.kv = cache.kv;
-  args.T = T;
-  write(args);
-  EXPECT_EQ(cache.bytes, expected);
+  args.kv = got.kv();
+  args.T = kTokens;
+  args.in_dtype = shape.q_dtype;
+  backend.write(args);
+  EXPECT_TRUE(got.bytes() == want.bytes())
+      << to_string(shape.dtype) << " of " << to_string(shape.q_dtype) << " storage "
+      << int(shape.storage) << " scaling " << int(shape.scaling) << " S " << shape.S << " D "
+      << shape.D;
+}
+
+constexpr Dtype kActivations[] = {Dtype::f32, Dtype::bf16, Dtype::f16};
+
+TEST_P(CacheWrite, PutsEveryRoundedValueIntoItsSlotAndTouchesNothingElse) {
+  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed})
+    for (const Dtype in : kActivations)
+      for (const Dtype dtype : kActivations)
+        for (const std::int32_t S : {8, 16, 32})
+          expect_written(
+              GetParam(),
+              {.dtype = dtype, .G = 3, .D = 40, .S = S, .q_dtype = in, .storage = storage});
+  for (const Dtype in : kActivations)
+    for (const std::int32_t S : {16, 32, 64})
+      expect_written(GetParam(), {.G = 2, .D = 96, .S = S, .q_dtype = in, .storage = Storage::amx});
+}
+
+TEST_P(CacheWrite, QuantisesWithTheScalesOfTensorsAndHeadsAndMakesThoseOfTokens) {
+  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed})
+    for (const Dtype in : kActivations)
+      for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
+        for (const Scaling scaling :
+             {Scaling::none, Scaling::tensor, Scaling::head, Scaling::token})
+          expect_written(GetParam(), {.dtype = dtype,
+                                      .G = 3,
+                                      .D = 80,
+                                      .S = 16,
+                                      .q_dtype = in,
+                                      .storage = storage,
+                                      .scaling = scaling});
+}
+
+TEST_P(CacheWrite, LosesAsLittleAsTheTypeAllows) {
+  for (const auto& [dtype, bar] : {std::pair{Dtype::e4m3, 4e-2}, {Dtype::int8, 1.5e-2}}) {
+    const Shape shape{.dtype = dtype, .G = 1, .D = 128, .scaling = Scaling::token};
+    PagedArena arena(shape, 1);
+    const PagedKv kv = arena.kv();
+    if (!GetParam().takes(kv, Dtype::f32)) continue;
+    std::vector<float> values;
+    for (std::int32_t d = 0; d < 128; ++d) values.push_back(std::sin(static_cast<float>(d * d)));
+    const std::int64_t slot = 5;
+    write({values.data(), values.data(), &slot, kv, 1});
+    double error = 0, norm = 0;
+    for (std::int32_t d = 0; d < 128; ++d) {
+      const double stored = load_element(kv.k + key_offset(kv, slot, d), dtype);
+      const double scale = *scale_at(kv.scales, kv.scales.k, 0, 0, slot);
+      error += std::pow(stored * scale - values[d], 2);
+      norm += std::pow(values[d], 2);
+    }
+    EXPECT_LT(std::sqrt(error / norm), bar) << to_string(dtype);
+  }
 }
 
 TEST_P(CacheWrite, RoundsToNearestWithTiesToEven) {
@@ -131,36 +174,29 @@ TEST_P(CacheWrite, RoundsToNearestWithTiesToEven) {
       {-0.0f, 0x8000, 0x8000},
       {inf, 0x7f80, 0x7c00},
   };
-  for (const Example& example : examples) {
-    Cache cache(dtype(), 1, 1, 1, 1);
-    const std::int64_t slot = 0;
-    write({&example.value, &example.value, &slot, cache.kv, 1});
-    const std::uint32_t expected = dtype() == Dtype::bf16  ? example.bf16
-                                   : dtype() == Dtype::f16 ? example.f16
-                                                           : rounded(example.value, Dtype::f32);
-    EXPECT_EQ(cache.bits_at(cache.kv.k, 0, 0, 0), expected) << example.value;
-    EXPECT_EQ(cache.bits_at(cache.kv.v, 0, 0, 0), expected) << example.value;
-  }
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f16})
+    for (const Example& example : examples) {
+      PagedArena arena({.dtype = dtype, .G = 1, .D = 8}, 1);
+      const std::vector<float> row(8, example.value);
+      const std::int64_t slot = 0;
+      write({row.data(), row.data(), &slot, arena.kv(), 1});
+      std::uint16_t bits;
+      std::memcpy(&bits, arena.kv().v, sizeof bits);
+      EXPECT_EQ(bits, dtype == Dtype::bf16 ? example.bf16 : example.f16) << example.value;
+    }
 }
 
 TEST_P(CacheWrite, TakesNoTokens) {
-  Cache cache(dtype(), 1, 8, 4, 1);
-  const std::vector<std::byte> before = cache.bytes;
+  PagedArena arena({}, 1);
+  const std::vector<std::byte> before = arena.bytes();
   CacheWriteArgs args;
-  args.kv = cache.kv;
+  args.kv = arena.kv();
   write(args);
-  EXPECT_EQ(cache.bytes, before);
+  EXPECT_EQ(arena.bytes(), before);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CacheWrite,
-                         testing::Combine(testing::Values(Backend{"Reference",
-                                                                  cache_write_reference},
-                                                          Backend{"Cpu", cache_write_cpu}),
-                                          testing::Values(Dtype::f32, Dtype::bf16, Dtype::f16)),
-                         [](const auto& test) {
-                           return std::string(std::get<Backend>(test.param).name) + "_" +
-                                  std::string(to_string(std::get<Dtype>(test.param)));
-                         });
+INSTANTIATE_TEST_SUITE_P(Backends, CacheWrite, testing::ValuesIn(kBackends),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace kvhive

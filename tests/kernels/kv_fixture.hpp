@@ -1,6 +1,7 @@
 #pragma once
 // Sequences with made-up q, k and v, stored in a paged cache in which everything else is poison:
-// unused slots and blocks are NaN, unused table entries point far outside.
+// unused slots and blocks are NaN (the extreme where a type has none), unused table entries point
+// far outside.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,13 +9,9 @@
 #include <vector>
 
 #include "kernels/paged_attention.hpp"
+#include "paged_arena.hpp"
 
 namespace kvhive::testing_support {
-
-struct Shape {
-  Dtype dtype = Dtype::bf16;
-  std::int32_t H = 4, G = 2, D = 32, S = 16;
-};
 
 /// Two sequences of the same seed, shape and dtype are the same up to the shorter one's length.
 struct SequenceSpec {
@@ -29,21 +26,48 @@ struct Query {
   std::int32_t q_len = 0;
 };
 
+/// What a call of attention asks for besides the plain thing.
+struct Features {
+  std::int32_t window = 0;
+  std::int32_t chunk = 0;
+  float soft_cap = 0;
+  bool has_alibi = false;
+  bool has_sinks = false;
+  BlockSparsity sparsity = {};
+  bool wants_lse = true;
+};
+
 using Attention = void (*)(const PagedAttentionArgs&);
+
+struct Output {
+  std::vector<float> out;  ///< [T, H, D]
+  std::vector<float> lse;  ///< [T, H], or nothing if it was not wanted
+};
+
+struct ExactOutput {
+  std::vector<double> out;
+  std::vector<double> lse;
+};
 
 class KvFixture {
  public:
   /// `block_seed` decides which blocks a sequence gets.
   KvFixture(Shape shape, std::vector<SequenceSpec> sequences, std::uint32_t block_seed = 1);
 
-  /// Runs `attention` over the queries and returns out [T, H, D]. Expects it to write all of out,
-  /// nothing around it, and nothing into the cache.
+  /// Runs `attention` over the queries. Expects it to write all of out and lse, nothing around
+  /// them, no NaN, and nothing into the cache.
+  Output run(Attention attention, const std::vector<Query>& queries, const Features& features = {});
   std::vector<float> attend(Attention attention, const std::vector<Query>& queries,
-                            std::int32_t window = 0);
+                            const Features& features = {}) {
+    return run(attention, queries, features).out;
+  }
 
   /// The same in double precision, from plain arrays: knows no pages.
+  ExactOutput run_densely(const std::vector<Query>& queries, const Features& features = {}) const;
   std::vector<double> attend_densely(const std::vector<Query>& queries,
-                                     std::int32_t window = 0) const;
+                                     const Features& features = {}) const {
+    return run_densely(queries, features).out;
+  }
 
   /// Overwrites k and v of one sequence's tokens from `first` on, to the end of its last block.
   void poison_tokens_from(std::size_t sequence, std::int32_t first, float value);
@@ -52,36 +76,53 @@ class KvFixture {
   void drop_first_blocks(std::size_t sequence, std::int32_t blocks);
 
   const Shape& shape() const { return shape_; }
+  PagedKv kv() { return arena_.kv(); }
 
  private:
+  /// K or V of a sequence: the stored elements, and what they are to be multiplied with.
+  struct Plane {
+    std::vector<float> elements;  ///< [tokens, G, D] as stored
+    std::vector<float> scales;    ///< [tokens, G]
+  };
   struct Sequence {
     std::int32_t tokens;
-    std::vector<float> q;  ///< [tokens, H, D]
-    std::vector<float> k;  ///< [tokens, G, D], rounded as stored
-    std::vector<float> v;
+    std::vector<float> q;  ///< [tokens, H, D] as q_dtype holds them
+    Plane k, v;
   };
 
   Sequence make_sequence(SequenceSpec spec) const;
   std::int32_t blocks_of(std::int32_t tokens) const { return (tokens + shape_.S - 1) / shape_.S; }
   void deal_blocks(std::uint32_t block_seed);
-  void store(std::size_t sequence, std::int32_t position, std::int32_t g, std::span<const float> k,
-             std::span<const float> v);
-  void attend_densely(const Sequence& sequence, std::int32_t position, std::int32_t h,
-                      std::int32_t window, double* out) const;
+  void alias_blocks();
+  void alias_block(std::size_t to, std::int32_t to_block, std::size_t from,
+                   std::int32_t from_block);
+  void store(std::size_t sequence, std::int32_t position, std::int32_t g);
+  double score(const Sequence& sequence, const Features& features, std::int32_t p, std::int32_t h,
+               std::int32_t t) const;
+  void attend_densely(const Sequence& sequence, std::int32_t p, std::int32_t h,
+                      const Features& features, ExactOutput& output) const;
 
   Shape shape_;
   std::vector<Sequence> sequences_;
   std::int32_t table_width_ = 0;            ///< M
   std::vector<std::uint32_t> block_table_;  ///< [sequences, M]
-  std::vector<std::byte> arena_;
-  PagedKv kv_;
+  PagedArena arena_;
 };
 
 float scale_of(const Shape& shape);
+float alibi_slope(std::int32_t h);
+float sink_of(std::int32_t h);
 
-/// The largest |got - want| / |want| of all rows of D elements, in the Euclidean norm.
+/// The largest |got - want| / |want| of all rows of D elements, in the Euclidean norm; a row of
+/// zeros must be got exactly.
 double worst_relative_error(const std::vector<float>& got, const std::vector<double>& want,
                             std::int32_t D);
+
+/// The largest |got - want|; infinities must be equal.
+double worst_error(const std::vector<float>& got, const std::vector<double>& want);
+
+/// How far a result may be from the truth, in worst_relative_error().
+double tolerance_of(const Shape& shape);
 
 /// Equal as bits: NaN equals itself, 0 is not -0.
 bool same_bits(std::span<const float> a, std::span<const float> b);

@@ -44,7 +44,7 @@ class PagedAttentionBits : public testing::TestWithParam<Case> {
   static Shape shape() { return GetParam().shape; }
 
   static std::vector<float> attend(KvFixture& fixture, const std::vector<Query>& queries) {
-    return fixture.attend(paged_attention_cpu, queries, GetParam().window);
+    return fixture.attend(paged_attention_cpu, queries, {.window = GetParam().window});
   }
 
   /// All tokens from `first` on, in calls of `chunk` tokens.

@@ -4,6 +4,7 @@
 //
 //   decode        GB/s of KV by paged_attention_cpu, against reading the same pages in the same
 //                 (shuffled) order with as many threads
+//   decode fp8..  tokens of 8-bit KV per second by paged_attention_cpu, against those in bf16
 //   block_copy    GB/s by block_copy_cpu, against one memcpy per block with as many threads
 //   prefill       GFLOP/s per thread (no yardstick)
 //
@@ -226,6 +227,21 @@ nlohmann::json decode_case(const Arena& arena, std::int32_t sequences, std::int3
           {"ratio", result.ratio}};
 }
 
+/// Against the same tokens in bf16.
+nlohmann::json quantised_case(const Arena& arena, Dtype dtype) {
+  constexpr std::int32_t kSequences = 8, kLength = 4096;
+  const Batch batch(arena, {4, 8, 128, 16, dtype}, kSequences, kLength, 1, 32);
+  const Batch wide(arena, {4, 8, 128, 16, Dtype::bf16}, kSequences, kLength, 1, 32);
+  const Comparison result = compare(
+      1e-6 * kSequences * kLength * 4, [&] { batch.attend(); }, [&] { wide.attend(); });
+  return {{"case", "decode " + std::string(to_string(dtype))},
+          {"threads", omp_get_max_threads()},
+          {"unit", "M tokens of KV/s"},
+          {"rate", result.rate},
+          {"yardstick", result.yardstick},
+          {"ratio", result.ratio}};
+}
+
 nlohmann::json prefill_case(const Arena& arena, std::int32_t length) {
   const KvLayout layout{1, 8, 64, 16, Dtype::bf16};
   constexpr std::int32_t kHeads = 32;
@@ -280,6 +296,8 @@ nlohmann::json run_all() {
     omp_set_num_threads(threads);
     rows.push_back(decode_case(arena, 8, 4096));
     rows.push_back(decode_case(arena, 1, 32768));
+    for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
+      rows.push_back(quantised_case(arena, dtype));
     rows.push_back(prefill_case(arena, 2048));
     for (const std::size_t block_bytes : {32u << 10, 512u << 10, 2048u << 10})
       rows.push_back(copy_case(arena, other, kArenaBytes, block_bytes));

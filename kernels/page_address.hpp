@@ -1,0 +1,56 @@
+#pragma once
+// Where an element of a page lies: the meaning of PageLayout and of all strides, in one place. The
+// plain way; vector code moves whole rows and tiles and is compared with this.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/paged_kv.hpp"
+
+namespace kvhive {
+
+/// Bytes from kv.k (or kv.v) to what (block, head g) has there.
+inline std::int64_t page_offset(const PagedKv& kv, std::int64_t block, std::int32_t g) {
+  return block * kv.block_stride + g * kv.head_stride;
+}
+
+/// Bytes from a page of K to element (slot s, dim d).
+inline std::int64_t key_offset(const PagedKv& kv, std::int64_t s, std::int64_t d) {
+  const auto element = static_cast<std::int64_t>(bytes_of(kv.dtype));
+  switch (kv.layout) {
+    case PageLayout::rows: return s * kv.token_stride + d * element;
+    case PageLayout::x_packed: {
+      const std::int64_t x = 16 / element;
+      return ((d / x * kv.S + s) * x + d % x) * element;
+    }
+    case PageLayout::amx:
+      return (((d / 32 * (kv.S / 16) + s / 16) * 16 + d % 32 / 2) * 32 + s % 16 * 2 + d % 2) *
+             element;
+  }
+  return 0;
+}
+
+/// Bytes from a page of V to element (slot s, dim d).
+inline std::int64_t value_offset(const PagedKv& kv, std::int64_t s, std::int64_t d) {
+  const auto element = static_cast<std::int64_t>(bytes_of(kv.dtype));
+  switch (kv.layout) {
+    case PageLayout::rows: return s * kv.token_stride + d * element;
+    case PageLayout::x_packed: return (d * kv.S + s) * element;
+    case PageLayout::amx: {
+      const std::int64_t tokens = std::min(kv.S, 32);  // of a tile
+      const std::int64_t tile = d / 16 * (kv.S / tokens) + s / tokens;
+      return (tile * tokens * 16 + s % tokens / 2 * 32 + d % 16 * 2 + s % 2) * element;
+    }
+  }
+  return 0;
+}
+
+/// The element of `scales` (KvScales::k or v, may be null: 1) for (block, head g, slot s).
+inline float* scale_at(const KvScales& at, float* scales, std::int64_t block, std::int64_t g,
+                       std::int64_t s) {
+  auto* base = reinterpret_cast<std::byte*>(scales);
+  return reinterpret_cast<float*>(base + block * at.block_stride + g * at.head_stride +
+                                  s * at.token_stride);
+}
+
+}  // namespace kvhive

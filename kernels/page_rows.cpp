@@ -1,0 +1,97 @@
+#include "kernels/page_rows.hpp"
+
+#include <cstring>
+
+namespace kvhive {
+namespace {
+
+struct ToRow {
+  const std::byte* page;
+  std::byte* row;
+  void move(std::int64_t in_page, std::int64_t in_row, std::size_t bytes) const {
+    std::memcpy(row + in_row, page + in_page, bytes);
+  }
+};
+
+struct ToPage {
+  std::byte* page;
+  const std::byte* row;
+  void move(std::int64_t in_page, std::int64_t in_row, std::size_t bytes) const {
+    std::memcpy(page + in_page, row + in_row, bytes);
+  }
+};
+
+std::int64_t row_bytes(const PagedKv& kv) {
+  return kv.D * static_cast<std::int64_t>(bytes_of(kv.dtype));
+}
+
+template <class Mover>
+void move_key_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
+  const std::int64_t S = kv.S, bytes = row_bytes(kv);
+  switch (kv.layout) {
+    case PageLayout::rows:
+      mover.move(slot * kv.token_stride, 0, static_cast<std::size_t>(bytes));
+      return;
+    case PageLayout::x_packed:
+      for (std::int64_t at = 0; at < bytes; at += 16) mover.move(at * S + slot * 16, at, 16);
+      return;
+    case PageLayout::amx: {  // pairs of dims, 16 pairs to a tile
+      const std::int64_t in_tile = slot / 16 * 1024 + slot % 16 * 4;
+      for (std::int64_t tile = 0; tile < bytes; tile += 64)
+        for (std::int64_t pair = 0; pair < 16; ++pair)
+          mover.move(tile * S + in_tile + pair * 64, tile + pair * 4, 4);
+      return;
+    }
+  }
+}
+
+template <std::size_t kElement, class Mover>
+void move_strided(std::int64_t first, std::int64_t stride, std::int64_t bytes, const Mover& mover) {
+  for (std::int64_t at = 0; at < bytes; at += kElement, first += stride)
+    mover.move(first, at, kElement);
+}
+
+template <class Mover>
+void move_value_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
+  const std::int64_t S = kv.S, bytes = row_bytes(kv);
+  switch (kv.layout) {
+    case PageLayout::rows:
+      mover.move(slot * kv.token_stride, 0, static_cast<std::size_t>(bytes));
+      return;
+    case PageLayout::x_packed:
+      switch (bytes_of(kv.dtype)) {
+        case 1: return move_strided<1>(slot, S, bytes, mover);
+        case 2: return move_strided<2>(slot * 2, S * 2, bytes, mover);
+        default: return move_strided<4>(slot * 4, S * 4, bytes, mover);
+      }
+    case PageLayout::amx: {  // pairs of tokens, 16 dims to a tile
+      const std::int64_t tile_tokens = S < 32 ? S : 32;
+      const std::int64_t in_tile =
+          slot / tile_tokens * tile_tokens * 32 + slot % tile_tokens / 2 * 64 + slot % 2 * 2;
+      for (std::int64_t tile = 0; tile < bytes; tile += 32)
+        for (std::int64_t dim = 0; dim < 16; ++dim)
+          mover.move(tile * S + in_tile + dim * 4, tile + dim * 2, 2);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+void read_key_row(const PagedKv& kv, const std::byte* page, std::int32_t slot, std::byte* row) {
+  move_key_row(kv, slot, ToRow{page, row});
+}
+
+void read_value_row(const PagedKv& kv, const std::byte* page, std::int32_t slot, std::byte* row) {
+  move_value_row(kv, slot, ToRow{page, row});
+}
+
+void write_key_row(const PagedKv& kv, const std::byte* row, std::int32_t slot, std::byte* page) {
+  move_key_row(kv, slot, ToPage{page, row});
+}
+
+void write_value_row(const PagedKv& kv, const std::byte* row, std::int32_t slot, std::byte* page) {
+  move_value_row(kv, slot, ToPage{page, row});
+}
+
+}  // namespace kvhive

@@ -1,0 +1,102 @@
+// Attention over the whole matrix: right to the last feature, and bit-equal however it is cut.
+
+#include "matrix.hpp"
+
+#include <gtest/gtest.h>
+
+#include "backends.hpp"
+
+namespace kvhive {
+namespace {
+
+using namespace testing_support;
+
+/// The matrix is cut into so many tests, to be run side by side.
+constexpr std::size_t kShards = 8;
+constexpr double kLseTolerance = 2e-4;
+
+class AttentionMatrix : public testing::TestWithParam<std::tuple<Backend, std::size_t>> {
+ protected:
+  static Backend backend() { return std::get<Backend>(GetParam()); }
+
+  /// Calls work(case, fixture) for the shard's cases that the backend takes.
+  template <class Work>
+  static void for_cases(const Work& work) {
+    static const std::vector<MatrixCase> cases = matrix_cases();
+    for (std::size_t i = std::get<std::size_t>(GetParam()); i < cases.size(); i += kShards) {
+      KvFixture fixture(cases[i].shape, cases[i].sequences, static_cast<std::uint32_t>(i));
+      if (!backend().takes(fixture.kv(), cases[i].shape.q_dtype)) continue;
+      SCOPED_TRACE(cases[i].name);
+      work(cases[i], fixture);
+    }
+  }
+};
+
+/// Both outputs, one after the other.
+bool same_bits(const Output& a, const Output& b) {
+  return testing_support::same_bits(a.out, b.out) && testing_support::same_bits(a.lse, b.lse);
+}
+
+void append(Output& all, const Output& part) {
+  all.out.insert(all.out.end(), part.out.begin(), part.out.end());
+  all.lse.insert(all.lse.end(), part.lse.begin(), part.lse.end());
+}
+
+TEST_P(AttentionMatrix, GivesTheDenseResult) {
+  for_cases([&](const MatrixCase& one, KvFixture& fixture) {
+    const Output got = fixture.run(backend().attention, one.queries, one.features);
+    const ExactOutput want = fixture.run_densely(one.queries, one.features);
+    EXPECT_LE(worst_relative_error(got.out, want.out, one.shape.D), tolerance_of(one.shape));
+    if (one.features.wants_lse) {
+      EXPECT_LE(worst_error(got.lse, want.lse), kLseTolerance);
+    }
+  });
+}
+
+using AttentionMatrixBits = AttentionMatrix;
+
+TEST_P(AttentionMatrixBits, AreTheSameHoweverTheWorkIsCut) {
+  for_cases([&](const MatrixCase& one, KvFixture& fixture) {
+    Output by_one, alone, in_halves;
+    {
+      const Workers workers(backend(), 1);
+      by_one = fixture.run(backend().attention, one.queries, one.features);
+      for (const Query& query : one.queries) {
+        append(alone, fixture.run(backend().attention, {query}, one.features));
+        const std::int32_t half = query.q_len / 2;
+        append(in_halves, fixture.run(backend().attention,
+                                      {{query.sequence, query.kv_len - (query.q_len - half), half}},
+                                      one.features));
+        append(in_halves,
+               fixture.run(backend().attention,
+                           {{query.sequence, query.kv_len, query.q_len - half}}, one.features));
+      }
+    }
+    EXPECT_TRUE(same_bits(by_one, alone)) << "alone and in a batch";
+    EXPECT_TRUE(same_bits(by_one, in_halves)) << "whole and in chunks";
+    for (const int count : {2, 3}) {
+      const Workers workers(backend(), count);
+      EXPECT_TRUE(same_bits(by_one, fixture.run(backend().attention, one.queries, one.features)))
+          << count << " workers";
+    }
+  });
+}
+
+std::string name_of_shard(const testing::TestParamInfo<AttentionMatrix::ParamType>& test) {
+  return std::get<Backend>(test.param).name + ("_" + std::to_string(std::get<1>(test.param)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, AttentionMatrix,
+                         testing::Combine(testing::ValuesIn(kBackends),
+                                          testing::Range(std::size_t{0}, kShards)),
+                         name_of_shard);
+
+INSTANTIATE_TEST_SUITE_P(Backends, AttentionMatrixBits,
+                         testing::Combine(testing::ValuesIn(backends_with_workers()),
+                                          testing::Range(std::size_t{0}, kShards)),
+                         name_of_shard);
+
+TEST(AttentionMatrixCases, AreAtLeastThreeHundred) { EXPECT_GE(matrix_cases().size(), 300u); }
+
+}  // namespace
+}  // namespace kvhive
