@@ -53,18 +53,26 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
 }
 #endif
 
-/// cp.async: 16 bytes to shared memory on their way; zeros if !wanted (`global` is not read then).
-__device__ __forceinline__ void copy_async_16(void* shared, const void* global,
-                                              bool wanted KV_ALSO_CALLER) {
+/// cp.async: 4, 8 or 16 aligned bytes to shared memory on their way; zeros if !wanted (`global` is
+/// not read then).
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global,
+                                           bool wanted KV_ALSO_CALLER) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
 #if defined(__CUDA_ARCH__)
-  const int bytes = wanted ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)),
-               "l"(global), "r"(bytes)
-               : "memory");
+  const int bytes = wanted ? kBytes : 0;
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)),
+                 "l"(global), "r"(bytes)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(shared_address(shared)),
+                 "l"(global), "n"(kBytes), "r"(bytes)
+                 : "memory");
 #elif defined(KV_DEVICE_CODE)
-  simt::expect_aligned(shared, 16, "cp.async", line);
-  simt::expect_aligned(global, 16, "cp.async", line);
-  const simt::AsyncCopy copy{shared, global, wanted ? 16u : 0u, wanted ? 0u : 16u};
+  simt::expect_aligned(shared, kBytes, "cp.async", line);
+  simt::expect_aligned(global, kBytes, "cp.async", line);
+  const simt::AsyncCopy copy{shared, global, wanted ? kBytes : 0u, wanted ? 0u : kBytes};
   if (simt::is_delivered_early(copy)) simt::deliver(copy);
 #endif
 }

@@ -65,7 +65,7 @@ inline __global__ void copy_async(const float* in, float* out, Bug bug) {
   auto* values = reinterpret_cast<float*>(device::shared_memory());  // [kThreads][4]
   const unsigned t = threadIdx.x;
   const float* from = in + 4 * t + (bug == Bug::misaligned_copy ? 1 : 0);
-  device::copy_async_16(values + 4 * t, from, t < kThreads - 8);
+  device::copy_async<16>(values + 4 * t, from, t < kThreads - 8);
   device::commit_copies();
   if (bug != Bug::missing_copy_wait) device::wait_copies<0>();
   if (bug != Bug::missing_barrier_after_wait) __syncthreads();
@@ -78,8 +78,8 @@ inline __global__ void copy_async(const float* in, float* out, Bug bug) {
 inline __global__ void multiply(const std::uint16_t* a, const std::uint16_t* b, float* d, Bug bug) {
   auto* rows = reinterpret_cast<std::uint16_t*>(device::shared_memory());  // a [16][16], b [16][16]
   const unsigned lane = threadIdx.x;
-  device::copy_async_16(rows + 8 * lane, a + 8 * lane, true);
-  device::copy_async_16(rows + 256 + 8 * lane, b + 8 * (lane % 16), true);
+  device::copy_async<16>(rows + 8 * lane, a + 8 * lane, true);
+  device::copy_async<16>(rows + 256 + 8 * lane, b + 8 * (lane % 16), true);
   device::commit_copies();
   device::wait_copies<0>();
   if (bug != Bug::missing_syncwarp) __syncwarp();

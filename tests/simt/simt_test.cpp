@@ -250,7 +250,7 @@ TEST_F(Simt, MisusedMbarriersAreNamed) {
 }
 
 __global__ void never_wait(const float* in) {
-  device::copy_async_16(device::shared_memory(), in, true);
+  device::copy_async<16>(device::shared_memory(), in, true);
   device::commit_copies();
 }
 
