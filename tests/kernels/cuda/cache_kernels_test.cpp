@@ -11,43 +11,24 @@
 #include "config/fp8.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "tests/kernels/cuda/schedules.hpp"
+#include "tests/kernels/cuda/stored_element.hpp"
 
 namespace kvhive {
 namespace {
 
 using testing_support::in_every_schedule;
+using testing_support::load_element;
+using testing_support::store_element;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr Dtype kWide[] = {Dtype::f32, Dtype::bf16, Dtype::f16};
 constexpr Dtype kAll[] = {Dtype::f32,  Dtype::bf16, Dtype::f16,
                           Dtype::e4m3, Dtype::e5m2, Dtype::int8};
 
-void store(std::byte* address, Dtype dtype, float value) {
-  const auto put = [address](auto code) { std::memcpy(address, &code, sizeof code); };
-  switch (dtype) {
-    case Dtype::f32: return put(value);
-    case Dtype::bf16: return put(bf16_of_float(value));
-    case Dtype::f16: return put(f16_of_float(value));
-    case Dtype::e4m3: return put(e4m3_of_float(value));
-    case Dtype::e5m2: return put(e5m2_of_float(value));
-    case Dtype::int8: return put(int8_of_float(value));
-  }
-}
-
-float load(const std::byte* address, Dtype dtype) {
-  std::uint16_t half;
-  float value;
-  switch (dtype) {
-    case Dtype::f32: return std::memcpy(&value, address, 4), value;
-    case Dtype::bf16: return std::memcpy(&half, address, 2), float_of_bf16(half);
-    default: return std::memcpy(&half, address, 2), float_of_f16(half);
-  }
-}
-
 std::vector<std::byte> stored(const std::vector<float>& values, Dtype dtype) {
   std::vector<std::byte> bytes(values.size() * bytes_of(dtype));
   for (std::size_t i = 0; i < values.size(); ++i)
-    store(&bytes[i * bytes_of(dtype)], dtype, values[i]);
+    store_element(&bytes[i * bytes_of(dtype)], dtype, values[i]);
   return bytes;
 }
 
@@ -139,7 +120,7 @@ class WriteFixture {
         std::vector<float> row(static_cast<std::size_t>(case_.D));
         for (std::size_t d = 0; d < row.size(); ++d) {
           const float value = values[(t * G + static_cast<std::size_t>(g)) * row.size() + d];
-          row[d] = load(stored({value}, case_.in).data(), case_.in);
+          row[d] = load_element(stored({value}, case_.in).data(), case_.in);
         }
         float& scale = scales[(block * kv_.scales.block_stride + g * kv_.scales.head_stride +
                                slot * kv_.scales.token_stride) /
@@ -151,9 +132,9 @@ class WriteFixture {
         }
         const float divisor = case_.scales == Scales::none ? 1.0f : scale;
         for (std::size_t d = 0; d < row.size(); ++d)
-          store(base + block * kv_.block_stride + g * kv_.head_stride +
-                    element_offset(plane, slot, static_cast<std::int64_t>(d)),
-                case_.out, row[d] / divisor);
+          store_element(base + block * kv_.block_stride + g * kv_.head_stride +
+                            element_offset(plane, slot, static_cast<std::int64_t>(d)),
+                        case_.out, row[d] / divisor);
       }
     }
   }
@@ -228,7 +209,7 @@ TEST(CacheWriteCuda, KeepsNaN) {
     switch (out) {
       case Dtype::e4m3: EXPECT_TRUE(std::isnan(float_of_e4m3(std::uint8_t(arena[9])))); break;
       case Dtype::e5m2: EXPECT_TRUE(std::isnan(float_of_e5m2(std::uint8_t(arena[9])))); break;
-      default: EXPECT_TRUE(std::isnan(load(arena.data(), out)));
+      default: EXPECT_TRUE(std::isnan(load_element(arena.data(), out)));
     }
   }
 }
@@ -308,10 +289,11 @@ TEST(MergeStatesCuda, WeighsPartsAndLeavesOutEmptyOnes) {
         for (std::size_t i = row * D; i < (row + 1) * D; ++i) {
           const std::size_t at = i * bytes_of(dtype);
           double want = 0;
-          if (wa > 0) want += wa / sum * load(&a_in[at], dtype);
-          if (wb > 0) want += wb / sum * load(&b_in[at], dtype);
+          if (wa > 0) want += wa / sum * load_element(&a_in[at], dtype);
+          if (wb > 0) want += wb / sum * load_element(&b_in[at], dtype);
           const double tolerance = dtype == Dtype::f32 ? 1e-5 : dtype == Dtype::f16 ? 1e-3 : 8e-3;
-          EXPECT_NEAR(load(&out[at], dtype), want, tolerance * (std::fabs(want) + 0.01)) << row;
+          EXPECT_NEAR(load_element(&out[at], dtype), want, tolerance * (std::fabs(want) + 0.01))
+              << row;
         }
         if (sum > 0)
           EXPECT_NEAR(lse[row], std::log(sum), 2e-4);
