@@ -53,7 +53,7 @@ __device__ __forceinline__ float scale_of(const PagedKv& kv, const Row& row, flo
   if (plane == nullptr) return 1.0f;
   float* address = scale_address(kv.scales, plane, row.block, row.g, row.slot);
   if (!kv.scales.are_per_token()) return *address;
-  const float quotient = warp_max(lane_amax) / largest_code(kv.dtype);
+  const float quotient = warp_max(lane_amax) / largest_of(kv.dtype);
   const float scale = quotient > 0 ? quotient : 1.0f;
   if (lane == 0) *address = scale;
   return scale;
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const void* in = row.is_k ? args.k : args.v;
   std::byte* head = (row.is_k ? kv.k : kv.v) + row.block * kv.block_stride + row.g * kv.head_stride;
-  const int element_bytes = kv.dtype == Dtype::f32 ? 4 : kv.dtype <= Dtype::f16 ? 2 : 1;
+  const int element_bytes = static_cast<int>(bytes_of(kv.dtype));
   const int x = 16 / element_bytes;
   float amax = 0;
   for (int d = lane; d < kv.D; d += kWarp)

@@ -10,12 +10,14 @@
 #include <cuda_runtime.h>
 #define KV_CALLER
 #define KV_ALSO_CALLER
+#define KV_FORWARD_CALLER
 #else
 #include "config/dtype.hpp"
 #include "tests/simt/cuda.hpp"
 #include "tests/simt/tensor_core.hpp"
 #define KV_CALLER simt::Line line = simt::Line::here()
 #define KV_ALSO_CALLER , KV_CALLER
+#define KV_FORWARD_CALLER , line
 #endif
 #if defined(__CUDA_ARCH__) || !defined(__CUDACC__)
 #define KV_DEVICE_CODE 1  // not the pass of nvcc that compiles the host's side

@@ -118,6 +118,22 @@ struct alignas(sizeof(typename Element<kDtype>::Stored) * kCount) Pack {
   typename Element<kDtype>::Stored of[kCount];
 };
 
+/// Two 16-bit elements in a register, `low` first.
+template <Dtype kDtype>
+__device__ __forceinline__ std::uint32_t pair_of(float low, float high) {
+#if defined(__CUDACC__)
+  if constexpr (kDtype == Dtype::bf16) {  // one instruction for both
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+#else
+  return Element<kDtype>::of(low) | std::uint32_t{Element<kDtype>::of(high)} << 16;
+#endif
+}
+
 /// Where the dtype is known at run time only: once per row, not once per element of a cache.
 __device__ __forceinline__ float load_value(const void* base, std::int64_t i, Dtype dtype) {
   switch (dtype) {
@@ -139,13 +155,6 @@ __device__ __forceinline__ void store_value(void* base, std::int64_t i, Dtype dt
     case Dtype::e5m2: static_cast<std::uint8_t*>(base)[i] = Element<Dtype::e5m2>::of(value); break;
     case Dtype::int8: static_cast<std::int8_t*>(base)[i] = Element<Dtype::int8>::of(value); break;
   }
-}
-
-__device__ __forceinline__ float largest_code(Dtype dtype) {
-  return dtype == Dtype::e4m3   ? 448.0f
-         : dtype == Dtype::e5m2 ? 57344.0f
-         : dtype == Dtype::int8 ? 127.0f
-                                : 1.0f;
 }
 
 /// The scale of (block, head, slot) of K or V; see KvScales.

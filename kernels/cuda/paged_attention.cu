@@ -9,17 +9,20 @@ namespace device {
 template <Dtype kKv>
 Expected<void> simt_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
                                  bool is_aligned_to_16, CudaStream stream);
+template <Dtype kKv>
+Expected<void> mma_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
+                                CudaStream stream);
 
 namespace {
 
 constexpr unsigned kCombineThreads = 128;
 
-/// Merges the states of one query and head in order. Grid: (H, merged queries).
+/// Merges the states of one query and head in order. Grid: (merged queries, H).
 __global__ void __launch_bounds__(kCombineThreads)
     combine(const __grid_constant__ PagedAttentionArgs args,
             const __grid_constant__ AttentionWork work) {
-  const SplitQuery query = work.merged[blockIdx.y];
-  const int h = static_cast<int>(blockIdx.x);
+  const SplitQuery query = work.merged[blockIdx.x];
+  const int h = static_cast<int>(blockIdx.y);
   float max = -kInfinity;
   for (int i = 0; i < query.states; ++i)
     max = fmaxf(max, state_place(args, work, query.first_state + i, h).max[0]);
@@ -81,8 +84,20 @@ Expected<void> check(const PagedAttentionArgs& args) {
   return {};
 }
 
+/// A choice that no other request in the batch has a say in. With one or two heads per kv head the
+/// tensor core's sixteen rows are not worth their copies to shared memory.
+bool suits_tensor_cores(const PagedAttentionArgs& args) {
+  const int D = args.kv.D;
+  return args.H / args.kv.G > 2 && args.q_dtype == args.kv.dtype && bytes_of(args.q_dtype) == 2 &&
+         reinterpret_cast<std::uintptr_t>(args.q) % 4 == 0 && args.sparsity.block == 0 &&
+         (D == 192 || D == 256 || (D <= 128 && D % 16 == 0));
+}
+
 Expected<void> attend(const PagedAttentionArgs& args, const AttentionWork& work,
                       CudaStream stream) {
+  if (suits_tensor_cores(args))
+    return args.kv.dtype == Dtype::bf16 ? mma_attention_of<Dtype::bf16>(args, work, stream)
+                                        : mma_attention_of<Dtype::f16>(args, work, stream);
   const bool is_aligned_to_16 = alignment_of(args.kv) >= 16;
   switch (args.kv.dtype) {
     case Dtype::f32: return simt_attention_of<Dtype::f32>(args, work, is_aligned_to_16, stream);
@@ -102,14 +117,14 @@ Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const Attent
                                     CudaStream stream) {
   Expected<void> done = device::check(args);
   if (!done || work.splits_count == 0) return done;
-  if (work.merged_count > 65535)
-    return device::refused(std::to_string(work.merged_count) +
-                           " query tokens in pieces; 65535 in one call will do");
+  if (work.states_count > 0 && work.states == nullptr)
+    return failure(Errc::bad_argument,
+                   "paged attention: a plan in pieces, but the memory for their states is null");
   done = device::attend(args, work, stream);
   if (!done || work.merged_count == 0) return done;
   return device::launch(
       device::combine,
-      dim3{static_cast<unsigned>(args.H), static_cast<unsigned>(work.merged_count), 1},
+      dim3{static_cast<unsigned>(work.merged_count), static_cast<unsigned>(args.H), 1},
       dim3{device::kCombineThreads, 1, 1}, 0, stream, args, work);
 }
 

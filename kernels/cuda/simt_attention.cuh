@@ -59,27 +59,16 @@ __device__ __forceinline__ void copy_chunk(Chunk* shared, const std::byte* globa
                        wanted);
 }
 
-/// What window and chunk do not say (the plan has seen to these) and what changes scores.
-struct ScoreOptions {
-  __device__ __forceinline__ static bool is_visible(const BlockSparsity& sparsity, int h, int g,
-                                                    int position, int t) {
-    if (sparsity.block == 0) return true;
-    const int i = position / sparsity.block, j = t / sparsity.block;
-    if (j > i - sparsity.local) return true;
-    if (sparsity.vertical == 0) return false;
-    const int offset =
-        sparsity.head_step >= 0 ? h * sparsity.head_step + 1 : g * -sparsity.head_step + 1;
-    return (j + offset) % sparsity.vertical == 0;
-  }
-  /// From natural units to those of log2.
-  __device__ __forceinline__ static float changed(const PagedAttentionArgs& args, int h,
-                                                  int position, int t, float score) {
-    if (args.soft_cap > 0) score = args.soft_cap * tanhf(score / args.soft_cap);
-    if (args.alibi_slopes != nullptr)
-      score += args.alibi_slopes[h] * static_cast<float>(t - position);
-    return score * kLog2E;
-  }
-};
+__device__ __forceinline__ bool is_visible(const BlockSparsity& sparsity, int h, int g,
+                                           int position, int t) {
+  if (sparsity.block == 0) return true;
+  const int i = position / sparsity.block, j = t / sparsity.block;
+  if (j > i - sparsity.local) return true;
+  if (sparsity.vertical == 0) return false;
+  const int offset =
+      sparsity.head_step >= 0 ? h * sparsity.head_step + 1 : g * -sparsity.head_step + 1;
+  return (j + offset) % sparsity.vertical == 0;
+}
 
 /// Grid: (pieces, H / kHeads). \tparam kHasOptions  soft cap, ALiBi or sparsity
 template <Dtype kKv, int kVec, int kLanes, int kHeads, bool kHasOptions>
@@ -109,11 +98,8 @@ __global__ void __launch_bounds__(kSimtThreads)
   };
 
   const bool has_token_scales = Shape::kHasTokenScales && kv.scales.are_per_token();
-  float k_scale = 1, v_scale = 1;  // of all the row's tokens
-  if (!has_token_scales && kv.scales.k != nullptr)
-    k_scale = *scale_address(kv.scales, kv.scales.k, 0, g, 0);
-  if (!has_token_scales && kv.scales.v != nullptr)
-    v_scale = *scale_address(kv.scales, kv.scales.v, 0, g, 0);
+  const float k_scale = fixed_scale(kv.scales, kv.scales.k, g);
+  const float v_scale = fixed_scale(kv.scales, kv.scales.v, g);
 
   float q[kHeads][kVec];
   ThreadState<kVec> states[kHeads];
@@ -191,8 +177,8 @@ __global__ void __launch_bounds__(kSimtThreads)
       if (t >= split.end) continue;
       if constexpr (kHasOptions) {
         const int h = first_h + j;
-        if (!ScoreOptions::is_visible(args.sparsity, h, g, split.position, t)) continue;
-        scores[j] = ScoreOptions::changed(args, h, split.position, t, scores[j]);
+        if (!is_visible(args.sparsity, h, g, split.position, t)) continue;
+        scores[j] = score_with_options(args, h, split.position, t, scores[j]);
       }
       states[j].add(scores[j], values, token_v_scale);
     }
@@ -220,32 +206,9 @@ __global__ void __launch_bounds__(kSimtThreads)
   }
   __syncthreads();
   for (int i = thread; i < kHeads * kv.D; i += kSimtThreads) {
-    const int j = i / kv.D, d = i % kv.D, h = first_h + j;
-    float max = -kInfinity, sum = 0, acc = 0;
-#pragma unroll 1
-    for (int r = 0; r < kRows; ++r) max = fmaxf(max, maxima[2 * (r * kHeads + j)]);
-    if (max > -kInfinity)
-#pragma unroll 1
-      for (int r = 0; r < kRows; ++r) {
-        const int at = r * kHeads + j;
-        const float weight = exp2_approximate(maxima[2 * at] - max);
-        sum += weight * maxima[2 * at + 1];
-        acc += weight * accs[at * kv.D + d];
-      }
-    acc *= v_scale;
-    if (split.state >= 0) {
-      const StatePlace place = state_place(args, work, split.state, h);
-      place.acc[d] = acc;
-      if (d == 0) {
-        place.max[0] = max;
-        place.max[1] = sum;
-      }
-    } else {
-      const Finish end = finish(args, h, max, sum);
-      const std::int64_t out_row = std::int64_t{split.query} * args.H + h;
-      store_value(args.out, out_row * kv.D + d, args.q_dtype, acc * end.factor);
-      if (d == 0 && args.lse != nullptr) args.lse[out_row] = end.lse;
-    }
+    const int j = i / kv.D, d = i % kv.D;
+    const Merged all = merge_states_at<kRows>(maxima, accs, j, kHeads, kv.D, d);
+    write_piece(args, work, split, first_h + j, d, all.max, all.sum, all.acc * v_scale);
   }
 }
 

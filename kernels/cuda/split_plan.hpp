@@ -17,7 +17,7 @@ namespace kvhive {
 inline constexpr std::int32_t kMinSplitTokens = 128;
 inline constexpr std::int32_t kMaxSplitTokens = 1024;
 
-/// Tokens per piece for a query at `position`: at most 64 pieces up to 32k tokens.
+/// Tokens per piece for a query at `position`: at most 64 pieces up to 64k tokens.
 std::int32_t split_tokens_at(std::int32_t position);
 
 /// One piece: query token `query` against positions begin..end-1 of its sequence b.

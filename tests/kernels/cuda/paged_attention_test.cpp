@@ -18,7 +18,13 @@ using testing_support::AttentionResult;
 using testing_support::in_every_schedule;
 using testing_support::ScaleKind;
 
-double tolerance(Dtype out) { return out == Dtype::bf16 ? 3e-3 : out == Dtype::f16 ? 5e-4 : 1e-5; }
+/// Tensor cores take the weights rounded to the elements' type.
+double tolerance(const AttentionCase& c) {
+  const bool by_tensor_cores = c.heads_per_kv > 2;
+  if (c.q_dtype == Dtype::bf16) return by_tensor_cores ? 4e-3 : 3e-3;
+  if (c.q_dtype == Dtype::f16) return by_tensor_cores ? 8e-4 : 5e-4;
+  return 1e-5;
+}
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
@@ -28,7 +34,7 @@ void expect_right(const AttentionCase& c) {
   SCOPED_TRACE(c.describe());
   const AttentionBatch batch(c);
   const AttentionResult want = batch.truth(), first = batch.run();
-  EXPECT_LE(AttentionBatch::worst_error(c, first, want), tolerance(c.q_dtype));
+  EXPECT_LE(AttentionBatch::worst_error(c, first, want), tolerance(c));
   for (std::size_t i = 0; i < want.lse.size(); ++i) {
     if (std::isinf(want.lse[i]))
       EXPECT_EQ(first.lse[i], want.lse[i]);
@@ -106,6 +112,40 @@ TEST(PagedAttentionCuda, OptionsOfTheScoreAreRight) {
   expect_right(cases[8]);
 }
 
+TEST(PagedAttentionCuda, TensorCoresTakeEveryGroupOfHeads) {
+  std::uint32_t seed = 300;
+  for (const std::int32_t heads : {3, 4, 5, 7, 8, 16, 17})
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
+      AttentionCase c;
+      c.seed = c.block_seed = ++seed;
+      c.q_dtype = c.kv_dtype = dtype;
+      c.G = 1 + static_cast<std::int32_t>(seed % 2);
+      c.heads_per_kv = heads;
+      c.D = kHeadSizes[seed % std::size(kHeadSizes)];
+      c.S = 8 << seed % 3;
+      c.sequences = {{70, 1}, {0, 0}, {1, 1}, {130, 2}};
+      c.window = seed % 3 == 0 ? 40 : 0;
+      c.soft_cap = seed % 4 == 0 ? 8.0f : 0.0f;
+      c.has_alibi = seed % 5 == 0;
+      c.has_sinks = seed % 3 == 1;
+      c.scales = seed % 4 == 1 ? ScaleKind::per_head : ScaleKind::none;
+      expect_right(c);
+    }
+}
+
+TEST(PagedAttentionCuda, TensorCoresTakeEveryHeadSize) {
+  for (const std::int32_t D : {64, 80, 96, 112, 128, 192, 256})
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
+      AttentionCase c;
+      c.q_dtype = c.kv_dtype = dtype;
+      c.heads_per_kv = 4;
+      c.G = 1;
+      c.D = D;
+      c.sequences = {{150, 1}, {63, 1}, {65, 1}};
+      expect_right(c);
+    }
+}
+
 TEST(PagedAttentionCuda, AnyCombinationIsRight) {
   std::mt19937 random(20);
   const auto pick = [&random](const auto& from) { return from[random() % std::size(from)]; };
@@ -139,27 +179,30 @@ TEST(PagedAttentionCuda, AnyCombinationIsRight) {
 }
 
 TEST(PagedAttentionCuda, ATokensBitsDependOnNothingBesideIt) {
-  AttentionCase alone;
-  alone.D = 128;
-  alone.q_dtype = Dtype::f32;
-  alone.sequences = {{300, 1}};
-  const std::vector<float> bits = AttentionBatch(alone).run().out;
-  AttentionCase batch = alone;
-  batch.sequences = {{300, 1}, {17, 1}, {520, 2}};
-  batch.block_seed = 9;
-  const std::vector<float> in_batch = AttentionBatch(batch).run().out;
-  EXPECT_TRUE(std::equal(bits.begin(), bits.end(), in_batch.begin()));
-  AttentionCase prefill = alone;
-  prefill.sequences = {{302, 7}};  // its fifth query is at position 299
-  const std::vector<float> of_prefill = AttentionBatch(prefill).run().out;
-  EXPECT_TRUE(std::equal(bits.begin(), bits.end(),
-                         of_prefill.begin() + static_cast<std::ptrdiff_t>(4 * bits.size())));
+  for (const std::int32_t heads : {2, 4}) {  // without and with tensor cores
+    AttentionCase alone;
+    alone.D = 128;
+    alone.heads_per_kv = heads;
+    alone.window = 250;
+    alone.sequences = {{300, 1}};
+    const std::vector<float> bits = AttentionBatch(alone).run().out;
+    AttentionCase batch = alone;
+    batch.sequences = {{300, 1}, {17, 1}, {520, 2}};
+    batch.block_seed = 9;
+    const std::vector<float> in_batch = AttentionBatch(batch).run().out;
+    EXPECT_TRUE(std::equal(bits.begin(), bits.end(), in_batch.begin()));
+    AttentionCase prefill = alone;
+    prefill.sequences = {{302, 7}};  // its fifth query is at position 299
+    const std::vector<float> of_prefill = AttentionBatch(prefill).run().out;
+    EXPECT_TRUE(std::equal(bits.begin(), bits.end(),
+                           of_prefill.begin() + static_cast<std::ptrdiff_t>(4 * bits.size())));
+  }
 }
 
 TEST(PagedAttentionCuda, RefusesWhatItCannotDo) {
   const AttentionBatch batch{AttentionCase{}};
   const SplitPlan plan = batch.plan();
-  const AttentionWork work{plan.splits.data(), nullptr, nullptr, 1, 0, 0};
+  AttentionWork work{plan.splits.data(), nullptr, nullptr, 1, 0, 0};
   const auto refused = [&](auto change) {
     PagedAttentionArgs args = batch.args();
     change(args);
@@ -182,6 +225,8 @@ TEST(PagedAttentionCuda, RefusesWhatItCannotDo) {
               a.kv.scales.token_stride = 4;
             }),
             "");
+  work.states_count = 1;
+  EXPECT_NE(refused([](auto&) {}), "");
 }
 
 }  // namespace
