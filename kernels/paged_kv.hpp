@@ -39,7 +39,7 @@ struct KvScales {
   std::int64_t token_stride = 0;
 
   /// Written along with the tokens; else they are given and fixed.
-  bool are_per_token() const { return token_stride != 0; }
+  constexpr bool are_per_token() const { return token_stride != 0; }
 };
 
 /// One layer of a paged KV cache. Borrowed pointers; strides in BYTES, so that any block-major

@@ -17,7 +17,7 @@ MAY_INCLUDE = {
 root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 broken = []
 for folder, allowed in MAY_INCLUDE.items():
-    for path in sorted((root / folder).rglob("*.[ch]pp")):
+    for path in sorted(p for p in (root / folder).rglob("*") if p.suffix in (".hpp", ".cpp", ".cuh", ".cu")):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             found = re.match(r'\s*#\s*include\s+"([^"/]+)/', line)
             target = found.group(1) if found else folder

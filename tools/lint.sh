@@ -3,7 +3,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 python3 tools/check_layers.py .
-sources=$(git ls-files '*.cpp' '*.hpp')
+sources=$(git ls-files '*.cpp' '*.hpp' '*.cu' '*.cuh')
 if command -v clang-format >/dev/null; then
   # shellcheck disable=SC2086
   clang-format --dry-run --Werror $sources && echo "layout holds"

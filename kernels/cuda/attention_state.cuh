@@ -1,0 +1,100 @@
+#pragma once
+// Softmax states in scratch, and how one becomes a result. Scores are in units of log2: a state is
+// max, sum of exp2(score - max), acc = sum of exp2(score - max) * v; nothing seen: max -inf, sum 0.
+
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/split_plan.hpp"
+
+namespace kvhive::device {
+
+struct StatePlace {
+  float* acc;  ///< [D]
+  float* max;  ///< max, then sum
+};
+
+/// Of head h in state `state`: all acc [states, H, D], then all (max, sum) [states, H, 2].
+__device__ __forceinline__ StatePlace state_place(const PagedAttentionArgs& args,
+                                                  const AttentionWork& work, int state, int h) {
+  const std::int64_t row = std::int64_t{state} * args.H + h;
+  float* maxima = work.states + std::int64_t{work.states_count} * args.H * args.kv.D;
+  return {work.states + row * args.kv.D, maxima + 2 * row};
+}
+
+/// How a final state is written: out = acc * factor.
+struct Finish {
+  float factor;
+  float lse;
+};
+
+__device__ __forceinline__ Finish finish(const PagedAttentionArgs& args, int h, float max,
+                                         float sum) {
+  if (args.sinks != nullptr) {
+    const float sink = args.sinks[h] * kLog2E;
+    const float top = fmaxf(max, sink);
+    if (top == -kInfinity) return {0.0f, -kInfinity};
+    const float shrink = max > -kInfinity ? exp2_approximate(max - top) : 0.0f;
+    const float total = sum * shrink + exp2_approximate(sink - top);
+    return {shrink / total, top * kLn2 + logf(total)};
+  }
+  if (!(max > -kInfinity)) return {0.0f, -kInfinity};
+  return {1.0f / sum, max * kLn2 + logf(sum)};
+}
+
+/// Element d of head h, of which this piece has (max, sum, acc): to scratch if the query has more
+/// pieces, else to out. The thread of d == 0 writes what there is one of.
+__device__ __forceinline__ void write_piece(const PagedAttentionArgs& args,
+                                            const AttentionWork& work, const AttentionSplit& split,
+                                            int h, int d, float max, float sum, float acc) {
+  if (split.state >= 0) {
+    const StatePlace place = state_place(args, work, split.state, h);
+    place.acc[d] = acc;
+    if (d == 0) {
+      place.max[0] = max;
+      place.max[1] = sum;
+    }
+    return;
+  }
+  const Finish end = finish(args, h, max, sum);
+  const std::int64_t row = std::int64_t{split.query} * args.H + h;
+  store_value(args.out, row * args.kv.D + d, args.q_dtype, acc * end.factor);
+  if (d == 0 && args.lse != nullptr) args.lse[row] = end.lse;
+}
+
+/// States of kStates threads' groups in shared memory, `stride` apart: maxima[2 * i] max, then sum;
+/// accs[i * D + d]. Merged in order.
+struct Merged {
+  float max, sum, acc;
+};
+template <int kStates>
+__device__ __forceinline__ Merged merge_states_at(const float* maxima, const float* accs, int first,
+                                                  int stride, int D, int d) {
+  Merged all{-kInfinity, 0, 0};
+#pragma unroll 1
+  for (int i = 0; i < kStates; ++i) all.max = fmaxf(all.max, maxima[2 * (first + i * stride)]);
+  if (!(all.max > -kInfinity)) return all;
+#pragma unroll 1
+  for (int i = 0; i < kStates; ++i) {
+    const int at = first + i * stride;
+    const float weight = exp2_approximate(maxima[2 * at] - all.max);
+    all.sum += weight * maxima[2 * at + 1];
+    all.acc += weight * accs[at * D + d];
+  }
+  return all;
+}
+
+/// A score of natural units with soft cap and ALiBi, in units of log2.
+__device__ __forceinline__ float score_with_options(const PagedAttentionArgs& args, int h,
+                                                    int position, int t, float score) {
+  if (args.soft_cap > 0) score = args.soft_cap * tanhf(score / args.soft_cap);
+  if (args.alibi_slopes != nullptr)
+    score += args.alibi_slopes[h] * static_cast<float>(t - position);
+  return score * kLog2E;
+}
+
+/// The scale of all tokens of head g (1 if there are none, or one per token).
+__device__ __forceinline__ float fixed_scale(const KvScales& scales, float* plane, int g) {
+  if (plane == nullptr || scales.are_per_token()) return 1.0f;
+  return *scale_address(scales, plane, 0, g, 0);
+}
+
+}  // namespace kvhive::device

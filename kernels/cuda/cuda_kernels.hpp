@@ -1,0 +1,38 @@
+#pragma once
+// The CUDA backend: the argument structs of kernels/*.hpp, with device pointers in them. Each
+// function starts its kernels on the stream and returns; what it does not do it refuses by
+// Errc::unsupported, and starts nothing then.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "config/expected.hpp"
+#include "kernels/block_copy.hpp"
+#include "kernels/cache_write.hpp"
+#include "kernels/cuda/split_plan.hpp"
+#include "kernels/merge_states.hpp"
+#include "kernels/paged_attention.hpp"
+
+struct CUstream_st;
+
+namespace kvhive {
+
+using CudaStream = CUstream_st*;  ///< cudaStream_t
+
+/// Layouts `rows` and `x_packed`, any strides; fastest where rows are aligned to four elements.
+Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream);
+
+/// Also gathers into and scatters from host memory that is mapped on the device. Fastest where
+/// addresses, strides and bytes are multiples of 16.
+Expected<void> block_copy_cuda(const BlockCopyArgs& args, CudaStream stream);
+
+Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream);
+
+/// `work` is plan_splits() of the same batch, on the device. Head sizes 64..256 in steps of 8, S a
+/// power of two, layout `rows` with rows aligned to 16 bytes (8 for 8-bit elements). From three
+/// query heads per kv head on by tensor cores, if q is of the cache's 16-bit type. A token's bits
+/// are the same alone, in a batch and in prefill.
+Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const AttentionWork& work,
+                                    CudaStream stream);
+
+}  // namespace kvhive

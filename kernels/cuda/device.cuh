@@ -1,0 +1,233 @@
+#pragma once
+// The only header kernels include for the device. Under nvcc it is CUDA; under any other compiler
+// the emulator of tests/simt. Inline PTX stands here and nowhere else, each piece beside what the
+// emulator does for it.
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#define KV_CALLER
+#define KV_ALSO_CALLER
+#define KV_FORWARD_CALLER
+#else
+#include "config/dtype.hpp"
+#include "tests/simt/cuda.hpp"
+#include "tests/simt/tensor_core.hpp"
+#define KV_CALLER simt::Line line = simt::Line::here()
+#define KV_ALSO_CALLER , KV_CALLER
+#define KV_FORWARD_CALLER , line
+#endif
+#if defined(__CUDA_ARCH__) || !defined(__CUDACC__)
+#define KV_DEVICE_CODE 1  // not the pass of nvcc that compiles the host's side
+#endif
+
+namespace kvhive::device {
+
+inline constexpr int kWarp = 32;
+inline constexpr std::uint32_t kAllLanes = 0xffffffffu;
+inline constexpr float kInfinity = __builtin_huge_valf();
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+/// What one load or store moves; must be aligned so.
+struct alignas(16) Bytes16 {
+  std::uint32_t words[4];
+};
+struct alignas(8) Bytes8 {
+  std::uint32_t words[2];
+};
+
+/// The only shared memory kernels use: as much as the launch says.
+__device__ __forceinline__ std::byte* shared_memory() {
+#if defined(__CUDACC__)
+  extern __shared__ __align__(1024) unsigned char kv_shared[];
+  return reinterpret_cast<std::byte*>(kv_shared);
+#else
+  return simt::self->shared;
+#endif
+}
+
+#if defined(__CUDA_ARCH__)
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+#endif
+
+/// cp.async: 4, 8 or 16 aligned bytes to shared memory on their way; zeros if !wanted (`global` is
+/// not read then).
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global,
+                                           bool wanted KV_ALSO_CALLER) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+#if defined(__CUDA_ARCH__)
+  const int bytes = wanted ? kBytes : 0;
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)),
+                 "l"(global), "r"(bytes)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(shared_address(shared)),
+                 "l"(global), "n"(kBytes), "r"(bytes)
+                 : "memory");
+#elif defined(KV_DEVICE_CODE)
+  simt::expect_aligned(shared, kBytes, "cp.async", line);
+  simt::expect_aligned(global, kBytes, "cp.async", line);
+  const simt::AsyncCopy copy{shared, global, wanted ? kBytes : 0u, wanted ? 0u : kBytes};
+  if (simt::is_delivered_early(copy)) simt::deliver(copy);
+#endif
+}
+/// The copies since the last commit become a group.
+__device__ __forceinline__ void commit_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+#elif defined(KV_DEVICE_CODE)
+  simt::async_commit();
+#endif
+}
+/// Until all but the latest kPending groups of this thread have landed; for others to see them a
+/// barrier is needed.
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+#elif defined(KV_DEVICE_CODE)
+  simt::AsyncCopy copy;
+  while (simt::next_async_copy(kPending, &copy)) simt::deliver(copy);
+#endif
+}
+
+/// mbarriers and one-dimensional bulk copies (the TMA engine without a tensor map): sm_90.
+__device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier,
+                                              std::uint32_t count KV_ALSO_CALLER) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)),
+               "r"(count)
+               : "memory");
+#elif defined(KV_DEVICE_CODE)
+  simt::mbarrier_init(barrier, count, line);
+#endif
+}
+/// After the inits and before the barrier that publishes them: the copy engine must see them, too.
+__device__ __forceinline__ void mbarrier_init_fence() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier,
+                                                std::uint32_t expected_bytes KV_ALSO_CALLER) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)),
+      "r"(expected_bytes)
+      : "memory");
+#elif defined(__CUDA_ARCH__)
+  __trap();
+#elif defined(KV_DEVICE_CODE)
+  simt::mbarrier_arrive(barrier, expected_bytes, line);
+#endif
+}
+/// Until the phase of this parity is complete.
+__device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier,
+                                              std::uint32_t parity KV_ALSO_CALLER) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra wait;\n}\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+#elif defined(__CUDA_ARCH__)
+  __trap();
+#elif defined(KV_DEVICE_CODE)
+  simt::mbarrier_wait(barrier, parity, line);
+#endif
+}
+__device__ __forceinline__ void bulk_copy_to_shared(void* shared, const void* global,
+                                                    std::uint32_t bytes,
+                                                    std::uint64_t* barrier KV_ALSO_CALLER) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::
+          "r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+#elif defined(__CUDA_ARCH__)
+  __trap();
+#elif defined(KV_DEVICE_CODE)
+  simt::bulk_copy(shared, global, bytes, barrier, line);
+#endif
+}
+
+/// bar.sync: `threads` threads of the block, whole warps; id 1..15 (0 is __syncthreads).
+__device__ __forceinline__ void named_barrier(unsigned id, unsigned threads KV_ALSO_CALLER) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+#elif defined(KV_DEVICE_CODE)
+  simt::barrier(id, threads, line);
+#endif
+}
+
+/// Four 8x8 matrices of 16-bit elements: lane i brings the address of row i%8 of matrix i/8.
+__device__ __forceinline__ void load_matrices(std::uint32_t (&fragment)[4],
+                                              const void* row KV_ALSO_CALLER) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+               : "r"(shared_address(row))
+               : "memory");
+#elif defined(KV_DEVICE_CODE)
+  simt::ldmatrix_x4(fragment, row, simt::Transposed::no, line);
+#endif
+}
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&fragment)[4],
+                                                         const void* row KV_ALSO_CALLER) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+               : "r"(shared_address(row))
+               : "memory");
+#elif defined(KV_DEVICE_CODE)
+  simt::ldmatrix_x4(fragment, row, simt::Transposed::yes, line);
+#endif
+}
+
+/// d [16][8] += a [16][16] * b [16][8]; fragments as in the PTX ISA, "mma.m16n8k16".
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4],
+                                         const std::uint32_t (&b)[2] KV_ALSO_CALLER) {
+#if defined(__CUDA_ARCH__)
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif defined(KV_DEVICE_CODE)
+  simt::mma_m16n8k16(d, a, b, "mma.bf16", float_of_bf16, line);
+#endif
+}
+__device__ __forceinline__ void mma_f16(float (&d)[4], const std::uint32_t (&a)[4],
+                                        const std::uint32_t (&b)[2] KV_ALSO_CALLER) {
+#if defined(__CUDA_ARCH__)
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif defined(KV_DEVICE_CODE)
+  simt::mma_m16n8k16(d, a, b, "mma.f16", float_of_f16, line);
+#endif
+}
+
+/// 2^x to about 2 ulp.
+__device__ __forceinline__ float exp2_approximate(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}
+
+}  // namespace kvhive::device

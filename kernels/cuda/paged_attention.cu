@@ -1,0 +1,131 @@
+#include "kernels/paged_attention.hpp"
+
+#include "kernels/cuda/attention_state.cuh"
+#include "kernels/cuda/launch.cuh"
+
+namespace kvhive {
+namespace device {
+
+template <Dtype kKv>
+Expected<void> simt_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
+                                 bool is_aligned_to_16, CudaStream stream);
+template <Dtype kKv>
+Expected<void> mma_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
+                                CudaStream stream);
+
+namespace {
+
+constexpr unsigned kCombineThreads = 128;
+
+/// Merges the states of one query and head in order. Grid: (merged queries, H).
+__global__ void __launch_bounds__(kCombineThreads)
+    combine(const __grid_constant__ PagedAttentionArgs args,
+            const __grid_constant__ AttentionWork work) {
+  const SplitQuery query = work.merged[blockIdx.x];
+  const int h = static_cast<int>(blockIdx.y);
+  float max = -kInfinity;
+  for (int i = 0; i < query.states; ++i)
+    max = fmaxf(max, state_place(args, work, query.first_state + i, h).max[0]);
+  const std::int64_t row = std::int64_t{query.query} * args.H + h;
+  for (int d = static_cast<int>(threadIdx.x); d < args.kv.D; d += kCombineThreads) {
+    float sum = 0, acc = 0;
+    if (max > -kInfinity)
+      for (int i = 0; i < query.states; ++i) {
+        const StatePlace place = state_place(args, work, query.first_state + i, h);
+        const float weight = exp2_approximate(place.max[0] - max);
+        sum += weight * place.max[1];
+        acc += weight * place.acc[d];
+      }
+    const Finish end = finish(args, h, max, sum);
+    store_value(args.out, row * args.kv.D + d, args.q_dtype, acc * end.factor);
+    if (d == 0 && args.lse != nullptr) args.lse[row] = end.lse;
+  }
+}
+
+std::uintptr_t alignment_of(const PagedKv& kv) {
+  const std::uintptr_t all =
+      reinterpret_cast<std::uintptr_t>(kv.k) | reinterpret_cast<std::uintptr_t>(kv.v) |
+      static_cast<std::uintptr_t>(kv.block_stride | kv.head_stride | kv.token_stride) | 16;
+  return all & (~all + 1);
+}
+
+Expected<void> refused(const std::string& what) {
+  return failure(Errc::unsupported, "paged attention: " + what);
+}
+
+/// What no kernel here does.
+Expected<void> check(const PagedAttentionArgs& args) {
+  const PagedKv& kv = args.kv;
+  const std::string dtype(to_string(kv.dtype));
+  if (kv.layout != PageLayout::rows) return refused("the GPU reads pages of rows only");
+  if (kv.D < 64 || kv.D > 256 || kv.D % 8 != 0)
+    return refused("head size " + std::to_string(kv.D) + "; 64..256 in steps of 8 will do");
+  if (kv.S <= 0 || (kv.S & (kv.S - 1)) != 0)
+    return refused(std::to_string(kv.S) + " tokens per block; a power of two will do");
+  if (kv.G <= 0 || args.H <= 0 || args.H % kv.G != 0)
+    return refused(std::to_string(args.H) + " query heads on " + std::to_string(kv.G) +
+                   " kv heads");
+  if (args.H > 65535) return refused(std::to_string(args.H) + " query heads; 65535 will do");
+  if (bytes_of(args.q_dtype) == 1)
+    return refused("queries of " + std::string(to_string(args.q_dtype)));
+  const std::size_t needed = bytes_of(kv.dtype) == 1 ? 8 : 16;
+  if (alignment_of(kv) < needed)
+    return refused("rows of " + dtype + " aligned to " + std::to_string(alignment_of(kv)) +
+                   " bytes; " + std::to_string(needed) + " are needed");
+  const bool per_token = kv.scales.are_per_token();
+  if (per_token && bytes_of(kv.dtype) != 1) return refused("scales per token for " + dtype);
+  if (per_token && (kv.scales.k == nullptr || kv.scales.v == nullptr))
+    return failure(Errc::bad_argument,
+                   "paged attention: scales per token, but where they are is null");
+  if (!per_token && kv.scales.block_stride != 0) return refused("scales per block");
+  const BlockSparsity& sparsity = args.sparsity;
+  if (sparsity.block < 0 || sparsity.local < 0 || sparsity.vertical < 0)
+    return failure(Errc::bad_argument, "paged attention: sparsity below 0");
+  return {};
+}
+
+/// A choice that no other request in the batch has a say in. With one or two heads per kv head the
+/// tensor core's sixteen rows are not worth their copies to shared memory.
+bool suits_tensor_cores(const PagedAttentionArgs& args) {
+  const int D = args.kv.D;
+  return args.H / args.kv.G > 2 && args.q_dtype == args.kv.dtype && bytes_of(args.q_dtype) == 2 &&
+         reinterpret_cast<std::uintptr_t>(args.q) % 4 == 0 && args.sparsity.block == 0 &&
+         (D == 192 || D == 256 || (D <= 128 && D % 16 == 0));
+}
+
+Expected<void> attend(const PagedAttentionArgs& args, const AttentionWork& work,
+                      CudaStream stream) {
+  if (suits_tensor_cores(args))
+    return args.kv.dtype == Dtype::bf16 ? mma_attention_of<Dtype::bf16>(args, work, stream)
+                                        : mma_attention_of<Dtype::f16>(args, work, stream);
+  const bool is_aligned_to_16 = alignment_of(args.kv) >= 16;
+  switch (args.kv.dtype) {
+    case Dtype::f32: return simt_attention_of<Dtype::f32>(args, work, is_aligned_to_16, stream);
+    case Dtype::bf16: return simt_attention_of<Dtype::bf16>(args, work, is_aligned_to_16, stream);
+    case Dtype::f16: return simt_attention_of<Dtype::f16>(args, work, is_aligned_to_16, stream);
+    case Dtype::e4m3: return simt_attention_of<Dtype::e4m3>(args, work, is_aligned_to_16, stream);
+    case Dtype::e5m2: return simt_attention_of<Dtype::e5m2>(args, work, is_aligned_to_16, stream);
+    case Dtype::int8: return simt_attention_of<Dtype::int8>(args, work, is_aligned_to_16, stream);
+  }
+  return refused("elements of an unknown type");
+}
+
+}  // namespace
+}  // namespace device
+
+Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const AttentionWork& work,
+                                    CudaStream stream) {
+  Expected<void> done = device::check(args);
+  if (!done || work.splits_count == 0) return done;
+  if (work.states_count > 0 && work.states == nullptr)
+    return failure(Errc::bad_argument,
+                   "paged attention: a plan in pieces, but the memory for their states is null");
+  done = device::attend(args, work, stream);
+  if (!done || work.merged_count == 0) return done;
+  return device::launch(
+      device::combine,
+      dim3{static_cast<unsigned>(work.merged_count), static_cast<unsigned>(args.H), 1},
+      dim3{device::kCombineThreads, 1, 1}, 0, stream, args, work);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,77 @@
+#pragma once
+// One batch of paged attention with everything an engine may ask for, its truth in double precision
+// from plain arrays, and its run on the emulated GPU. What must not be read is poison: unused slots
+// and blocks, table tails, outputs.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_kernels.hpp"
+
+namespace kvhive::testing_support {
+
+enum class ScaleKind { none, per_tensor, per_head, per_token };
+
+struct AttentionCase {
+  Dtype q_dtype = Dtype::bf16, kv_dtype = Dtype::bf16;
+  std::int32_t D = 64, S = 16, G = 2, heads_per_kv = 2;
+  /// The sequences: tokens in the cache and how many of the last are queries.
+  struct Sequence {
+    std::int32_t kv_len, q_len;
+  };
+  std::vector<Sequence> sequences = {{33, 1}};
+  std::int32_t window = 0, chunk = 0;
+  float soft_cap = 0;
+  bool has_alibi = false, has_sinks = false;
+  BlockSparsity sparsity = {};
+  ScaleKind scales = ScaleKind::none;
+  /// Sequences of one seed have the same content, whatever blocks they lie in.
+  std::uint32_t seed = 1, block_seed = 1;
+
+  std::string describe() const;
+};
+
+struct AttentionResult {
+  std::vector<float> out;  ///< [T, H, D]
+  std::vector<float> lse;  ///< [T, H]
+};
+
+class AttentionBatch {
+ public:
+  explicit AttentionBatch(const AttentionCase& c);
+
+  /// Expects success, all of out and lse written, the cache untouched.
+  AttentionResult run() const;
+  /// In double precision, rounded at the end.
+  AttentionResult truth() const;
+
+  /// The largest |got - want| / |want| over rows, and whether rows that see nothing are 0.
+  static double worst_error(const AttentionCase& c, const AttentionResult& got,
+                            const AttentionResult& want);
+
+  PagedAttentionArgs args() const;  ///< without out and lse
+  SplitPlan plan() const;
+
+ private:
+  struct Tokens {
+    std::vector<float> q, k, v;  ///< [tokens, H or G, D]; k, v as stored
+    std::vector<float> k_scales, v_scales;
+  };
+  std::int32_t H() const { return case_.G * case_.heads_per_kv; }
+  void make_tokens(std::uint32_t seed, std::int32_t count, Tokens* tokens) const;
+  void store_all();
+
+  AttentionCase case_;
+  PagedKv kv_;
+  std::vector<Tokens> tokens_;
+  std::vector<std::byte> q_;
+  std::vector<std::byte> arena_;
+  std::vector<float> scales_;  ///< per head or tensor
+  std::vector<float> slopes_, sinks_;
+  std::vector<std::uint32_t> table_;
+  std::vector<std::int32_t> query_start_{0}, kv_len_;
+  std::int32_t M_ = 0;
+};
+
+}  // namespace kvhive::testing_support

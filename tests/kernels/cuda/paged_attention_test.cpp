@@ -1,0 +1,233 @@
+// Paged attention on the emulated GPU against double precision; the same bits in every schedule.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "tests/kernels/cuda/attention_case.hpp"
+#include "tests/kernels/cuda/schedules.hpp"
+
+namespace kvhive {
+namespace {
+
+using testing_support::AttentionBatch;
+using testing_support::AttentionCase;
+using testing_support::AttentionResult;
+using testing_support::in_every_schedule;
+using testing_support::ScaleKind;
+
+/// Tensor cores take the weights rounded to the elements' type.
+double tolerance(const AttentionCase& c) {
+  const bool by_tensor_cores = c.heads_per_kv > 2;
+  if (c.q_dtype == Dtype::bf16) return by_tensor_cores ? 4e-3 : 3e-3;
+  if (c.q_dtype == Dtype::f16) return by_tensor_cores ? 8e-4 : 5e-4;
+  return 1e-5;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void expect_right(const AttentionCase& c) {
+  SCOPED_TRACE(c.describe());
+  const AttentionBatch batch(c);
+  const AttentionResult want = batch.truth(), first = batch.run();
+  EXPECT_LE(AttentionBatch::worst_error(c, first, want), tolerance(c));
+  for (std::size_t i = 0; i < want.lse.size(); ++i) {
+    if (std::isinf(want.lse[i]))
+      EXPECT_EQ(first.lse[i], want.lse[i]);
+    else
+      EXPECT_NEAR(first.lse[i], want.lse[i], 2e-4) << i;
+  }
+  in_every_schedule([&] {
+    const AttentionResult again = batch.run();
+    EXPECT_TRUE(same_bits(again.out, first.out));
+    EXPECT_TRUE(same_bits(again.lse, first.lse));
+  });
+}
+
+constexpr Dtype kQueries[] = {Dtype::bf16, Dtype::f16, Dtype::f32};
+constexpr Dtype kCaches[] = {Dtype::bf16, Dtype::f16,  Dtype::f32,
+                             Dtype::e4m3, Dtype::e5m2, Dtype::int8};
+constexpr std::int32_t kHeadSizes[] = {64, 80, 96, 112, 120, 128, 192, 256};
+
+TEST(PagedAttentionCuda, EveryHeadSizeAndDtypeIsRight) {
+  std::uint32_t seed = 0;
+  for (const Dtype kv : kCaches)
+    for (const std::int32_t D : kHeadSizes) {
+      AttentionCase c;
+      c.seed = c.block_seed = ++seed;
+      c.kv_dtype = kv;
+      c.q_dtype = kQueries[seed % 3];
+      c.D = D;
+      c.S = 8 << seed % 3;
+      c.heads_per_kv = 1 + static_cast<std::int32_t>(seed % 2);
+      c.sequences = {{37, 1}, {0, 0}, {1, 1}};
+      if (bytes_of(kv) == 1) c.scales = static_cast<ScaleKind>(seed % 4);
+      expect_right(c);
+    }
+}
+
+TEST(PagedAttentionCuda, SplitsAreMergedRight) {
+  AttentionCase c;
+  c.D = 128;
+  for (const Dtype q : kQueries) {
+    c.q_dtype = q;
+    c.sequences = {{127, 1}, {128, 1}, {129, 1}, {257, 1}, {400, 2}};
+    c.has_sinks = q == Dtype::f16;
+    expect_right(c);
+  }
+}
+
+TEST(PagedAttentionCuda, PrefillIsCausal) {
+  AttentionCase c;
+  c.q_dtype = Dtype::f32;
+  c.kv_dtype = Dtype::f32;
+  c.sequences = {{17, 17}, {130, 5}, {33, 2}};
+  expect_right(c);
+}
+
+TEST(PagedAttentionCuda, OptionsOfTheScoreAreRight) {
+  AttentionCase base;
+  base.q_dtype = Dtype::f16;
+  base.kv_dtype = Dtype::f16;
+  base.heads_per_kv = 3;
+  base.S = 8;
+  base.sequences = {{150, 1}, {9, 3}, {64, 2}};
+  std::vector<AttentionCase> cases(9, base);
+  cases[0].has_alibi = true;
+  cases[1].soft_cap = 5;
+  cases[2].has_sinks = true;
+  cases[3].window = 1;
+  cases[4].window = 64;
+  cases[5].chunk = 32;
+  cases[6].sparsity = {16, 2, 3, 1};
+  cases[7].sparsity = {8, 1, 4, -1};
+  cases[7].window = 100;
+  cases[8].sparsity = {8, 0, 0, 0};  // nothing is seen at all
+  for (const AttentionCase& c : cases) expect_right(c);
+  cases[8].has_sinks = true;
+  expect_right(cases[8]);
+}
+
+TEST(PagedAttentionCuda, TensorCoresTakeEveryGroupOfHeads) {
+  std::uint32_t seed = 300;
+  for (const std::int32_t heads : {3, 4, 5, 7, 8, 16, 17})
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
+      AttentionCase c;
+      c.seed = c.block_seed = ++seed;
+      c.q_dtype = c.kv_dtype = dtype;
+      c.G = 1 + static_cast<std::int32_t>(seed % 2);
+      c.heads_per_kv = heads;
+      c.D = kHeadSizes[seed % std::size(kHeadSizes)];
+      c.S = 8 << seed % 3;
+      c.sequences = {{70, 1}, {0, 0}, {1, 1}, {130, 2}};
+      c.window = seed % 3 == 0 ? 40 : 0;
+      c.soft_cap = seed % 4 == 0 ? 8.0f : 0.0f;
+      c.has_alibi = seed % 5 == 0;
+      c.has_sinks = seed % 3 == 1;
+      c.scales = seed % 4 == 1 ? ScaleKind::per_head : ScaleKind::none;
+      expect_right(c);
+    }
+}
+
+TEST(PagedAttentionCuda, TensorCoresTakeEveryHeadSize) {
+  for (const std::int32_t D : {64, 80, 96, 112, 128, 192, 256})
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
+      AttentionCase c;
+      c.q_dtype = c.kv_dtype = dtype;
+      c.heads_per_kv = 4;
+      c.G = 1;
+      c.D = D;
+      c.sequences = {{150, 1}, {63, 1}, {65, 1}};
+      expect_right(c);
+    }
+}
+
+TEST(PagedAttentionCuda, AnyCombinationIsRight) {
+  std::mt19937 random(20);
+  const auto pick = [&random](const auto& from) { return from[random() % std::size(from)]; };
+  const auto pick_of = [&random](std::initializer_list<std::int32_t> from) {
+    return from.begin()[random() % from.size()];
+  };
+  for (int i = 0; i < 80; ++i) {
+    AttentionCase c;
+    c.seed = c.block_seed = 100 + static_cast<std::uint32_t>(i);
+    c.q_dtype = pick(kQueries);
+    c.kv_dtype = pick(kCaches);
+    c.D = pick(kHeadSizes);
+    c.S = pick_of({8, 16, 32, 64});
+    c.G = pick_of({1, 2, 3});
+    c.heads_per_kv = pick_of({1, 2, 3, 4});
+    c.sequences.clear();
+    for (std::uint32_t n = 1 + random() % 4; n > 0; --n) {
+      const std::int32_t len = pick_of({0, 1, 7, 8, 16, 17, 64, 129, 180});
+      c.sequences.push_back({len, std::min<std::int32_t>(len, pick_of({1, 1, 3}))});
+    }
+    c.window = pick_of({0, 0, 0, 1, 5, 64});
+    c.chunk = pick_of({0, 0, 0, 48});
+    c.soft_cap = static_cast<float>(pick_of({0, 0, 30, 3}));
+    c.has_alibi = random() % 3 == 0;
+    c.has_sinks = random() % 3 == 0;
+    if (random() % 4 == 0)
+      c.sparsity = {c.S, 1 + int(random() % 3), int(random() % 4), int(random() % 3) - 1};
+    if (bytes_of(c.kv_dtype) == 1) c.scales = static_cast<ScaleKind>(random() % 4);
+    expect_right(c);
+  }
+}
+
+TEST(PagedAttentionCuda, ATokensBitsDependOnNothingBesideIt) {
+  for (const std::int32_t heads : {2, 4}) {  // without and with tensor cores
+    AttentionCase alone;
+    alone.D = 128;
+    alone.heads_per_kv = heads;
+    alone.window = 250;
+    alone.sequences = {{300, 1}};
+    const std::vector<float> bits = AttentionBatch(alone).run().out;
+    AttentionCase batch = alone;
+    batch.sequences = {{300, 1}, {17, 1}, {520, 2}};
+    batch.block_seed = 9;
+    const std::vector<float> in_batch = AttentionBatch(batch).run().out;
+    EXPECT_TRUE(std::equal(bits.begin(), bits.end(), in_batch.begin()));
+    AttentionCase prefill = alone;
+    prefill.sequences = {{302, 7}};  // its fifth query is at position 299
+    const std::vector<float> of_prefill = AttentionBatch(prefill).run().out;
+    EXPECT_TRUE(std::equal(bits.begin(), bits.end(),
+                           of_prefill.begin() + static_cast<std::ptrdiff_t>(4 * bits.size())));
+  }
+}
+
+TEST(PagedAttentionCuda, RefusesWhatItCannotDo) {
+  const AttentionBatch batch{AttentionCase{}};
+  const SplitPlan plan = batch.plan();
+  AttentionWork work{plan.splits.data(), nullptr, nullptr, 1, 0, 0};
+  const auto refused = [&](auto change) {
+    PagedAttentionArgs args = batch.args();
+    change(args);
+    const std::uint64_t before = simt::statistics().blocks;
+    const Expected<void> done = paged_attention_cuda(args, work, nullptr);
+    EXPECT_EQ(simt::statistics().blocks, before);
+    return done ? "" : done.error().text;
+  };
+  EXPECT_NE(refused([](auto& a) { a.kv.D = 40; }), "");
+  EXPECT_NE(refused([](auto& a) { a.kv.D = 264; }), "");
+  EXPECT_NE(refused([](auto& a) { a.kv.D = 68; }), "");
+  EXPECT_NE(refused([](auto& a) { a.kv.S = 12; }), "");
+  EXPECT_NE(refused([](auto& a) { a.H = 3; }), "");
+  EXPECT_NE(refused([](auto& a) { a.kv.token_stride += 2; }), "");
+  EXPECT_NE(refused([](auto& a) { a.kv.layout = PageLayout::x_packed; }), "");
+  EXPECT_NE(refused([](auto& a) { a.q_dtype = Dtype::e4m3; }), "");
+  EXPECT_NE(refused([](auto& a) { a.kv.scales.token_stride = 4; }), "");
+  EXPECT_NE(refused([](auto& a) {
+              a.kv.dtype = Dtype::int8;
+              a.kv.scales.token_stride = 4;
+            }),
+            "");
+  work.states_count = 1;
+  EXPECT_NE(refused([](auto&) {}), "");
+}
+
+}  // namespace
+}  // namespace kvhive

@@ -1,0 +1,87 @@
+// Small batches for instrumented builds of the kernels: a race, an access out of bounds or a
+// misaligned one ends them. What is right or wrong in values the other tests say.
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/kernels/cuda/attention_case.hpp"
+#include "tests/kernels/cuda/schedules.hpp"
+
+namespace kvhive {
+namespace {
+
+using testing_support::AttentionBatch;
+using testing_support::AttentionCase;
+using testing_support::in_every_schedule;
+using testing_support::ScaleKind;
+
+void attend(AttentionCase c) {
+  c.G = 1;
+  const AttentionBatch batch(c);
+  in_every_schedule([&] { batch.run(); });
+}
+
+TEST(Sanitized, PagedAttention) {
+  attend({.kv_dtype = Dtype::bf16, .heads_per_kv = 2, .sequences = {{37, 1}, {130, 1}}});
+  attend({.kv_dtype = Dtype::e4m3,
+          .D = 80,
+          .heads_per_kv = 1,
+          .sequences = {{37, 2}},
+          .has_alibi = true,
+          .sparsity = {16, 1, 3, 1},
+          .scales = ScaleKind::per_token});
+  attend({.kv_dtype = Dtype::int8, .D = 120, .heads_per_kv = 2, .sequences = {{19, 1}}});
+}
+
+TEST(Sanitized, PagedAttentionOnTensorCores) {
+  attend({.heads_per_kv = 4, .sequences = {{140, 1}}});
+  attend({.q_dtype = Dtype::f16,
+          .kv_dtype = Dtype::f16,
+          .D = 80,
+          .heads_per_kv = 5,
+          .sequences = {{70, 1}},
+          .soft_cap = 10,
+          .has_alibi = true});
+}
+
+TEST(Sanitized, CacheWrite) {
+  constexpr std::int32_t T = 3, G = 2, S = 4;
+  for (const std::int32_t D : {64, 65}) {  // packed, element by element
+    const std::vector<float> in(static_cast<std::size_t>(T * G * D), 1.5f);
+    const std::vector<std::int64_t> slots = {6, -1, 1};
+    in_every_schedule([&] {
+      std::vector<std::byte> k(static_cast<std::size_t>(2 * G * S * D)), v = k;
+      std::vector<float> k_scales(2 * G * S), v_scales = k_scales;
+      CacheWriteArgs args;
+      args.k = args.v = in.data();
+      args.slot_mapping = slots.data();
+      args.kv = {k.data(), v.data(), G * S * D, S * D, D, G, S, D, Dtype::e4m3};
+      args.kv.scales = {k_scales.data(), v_scales.data(), G * S * 4, S * 4, 4};
+      args.T = T;
+      ASSERT_TRUE(cache_write_cuda(args, nullptr).has_value());
+    });
+  }
+}
+
+TEST(Sanitized, CopyAndMerge) {
+  const std::vector<BlockPair> pairs = {{1, 0}, {0, 2}};
+  const std::vector<float> lse = {0, 1};
+  in_every_schedule([&] {
+    for (const std::size_t bytes : {48u, 5u}) {
+      const std::vector<std::byte> source(2 * bytes);
+      std::vector<std::byte> destination(3 * bytes);
+      ASSERT_TRUE(
+          block_copy_cuda(whole_blocks(source.data(), destination.data(), bytes, pairs), nullptr)
+              .has_value());
+    }
+    std::vector<float> part(2 * 72), merged_lse = lse;
+    ASSERT_TRUE(merge_states_cuda({part.data(), part.data(), lse.data(), merged_lse.data(),
+                                   part.data(), merged_lse.data(), 1, 2, 72, Dtype::f32},
+                                  nullptr)
+                    .has_value());
+  });
+}
+
+}  // namespace
+}  // namespace kvhive

@@ -1,0 +1,82 @@
+#pragma once
+// The engine under emulated kernels: one OS thread runs one block at a time, each CUDA thread is a
+// fiber, and fibers change only where CUDA threads wait for each other. cuda.hpp gives these calls
+// the names that kernels know; launch.hpp starts a kernel.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace simt {
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+struct Index3 {
+  unsigned x = 0, y = 0, z = 0;
+};
+
+/// What the running CUDA thread knows of itself.
+struct Thread {
+  Index3 thread, block;
+  Dim3 block_dim, grid_dim;
+  unsigned lane = 0;
+  std::byte* shared = nullptr;  ///< the block's dynamic shared memory, 1,024-byte aligned
+};
+extern constinit thread_local Thread* self;
+
+/// Source line of a call; a default argument takes the caller's.
+struct Line {
+  const char* file;
+  unsigned number;
+  static constexpr Line here(const char* file = __builtin_FILE(),
+                             unsigned number = __builtin_LINE()) {
+    return {file, number};
+  }
+};
+
+/// The kernel does what CUDA forbids: ends the block; launch() throws an Error with this text.
+[[noreturn]] void fail(const char* what, Line line);
+void expect_aligned(const void* address, std::size_t alignment, const char* what, Line line);
+
+/// bar.sync id, threads: waits for so many threads of the block (0 = all).
+void barrier(unsigned id, unsigned threads, Line line);
+
+/// A warp operation: waits for all lanes of `mask` that have not exited and returns what each of
+/// them brought, [lane][word], valid until the lane's operation after the next.
+struct WarpWords {
+  static constexpr int kMaxWords = 4;
+  const std::uint64_t (*of)[kMaxWords];
+  std::uint32_t lanes;  ///< that took part
+};
+enum class MemoryOrder { none, ordered };  ///< __syncwarp orders memory; shuffles, mma do not
+WarpWords warp_exchange(std::uint32_t mask, const char* operation, const std::uint64_t* words,
+                        int count, MemoryOrder order, Line line);
+
+/// cp.async: copies `bytes`, then writes `zeros` zeros. deliver() is run by the code that asked, so
+/// that sanitizers see whose access it is.
+struct AsyncCopy {
+  void* destination;
+  const void* source;
+  std::uint32_t bytes;
+  std::uint32_t zeros;
+};
+inline void deliver(const AsyncCopy& copy) {
+  if (copy.bytes != 0) std::memcpy(copy.destination, copy.source, copy.bytes);
+  if (copy.zeros != 0)
+    std::memset(static_cast<std::byte*>(copy.destination) + copy.bytes, 0, copy.zeros);
+}
+/// True: the copy is to be done now; else it is queued.
+bool is_delivered_early(const AsyncCopy& copy);
+void async_commit();
+/// The next queued copy of the groups before the latest `pending_groups`.
+bool next_async_copy(unsigned pending_groups, AsyncCopy* copy);
+
+/// mbarrier in shared memory, with the bytes of bulk copies it waits for.
+void mbarrier_init(std::uint64_t* barrier, std::uint32_t count, Line line);
+void mbarrier_arrive(std::uint64_t* barrier, std::uint32_t expected_bytes, Line line);
+void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity, Line line);
+void bulk_copy(void* destination, const void* source, std::uint32_t bytes, std::uint64_t* barrier,
+               Line line);
+
+}  // namespace simt
