@@ -7,17 +7,20 @@
 
 #include "config/dtype.hpp"
 #include "config/expected.hpp"
+#include "config/page_layout.hpp"
 
 namespace kvhive {
 
 /// One block (vLLM's "page" over all layers), block-major so that a block is one contiguous copy:
-///   [block][L layers][2: K, V][G kv heads][S tokens][D head size]        ("HND" inside a layer)
+///   [block][L layers][2: K, V][G kv heads][S tokens x D head size, in the order that `pages`
+///   names]
 struct KvLayout {
   std::uint32_t layers = 0;      ///< L
   std::uint32_t kv_heads = 0;    ///< G
   std::uint32_t head_size = 0;   ///< D
   std::uint32_t block_size = 0;  ///< S, tokens per block
   Dtype dtype = Dtype::bf16;
+  PageLayout pages = PageLayout::rows;
 
   /// Bytes of K and V of one layer: 2*S*G*D*dtype (vLLM: AttentionSpec.page_size_bytes).
   std::size_t layer_bytes() const { return 2 * plane_bytes(); }

@@ -12,12 +12,12 @@ bool is_activation(Dtype dtype) {
 void check_layout(const PagedKv& kv) {
   KV_CHECK(kv.G > 0 && kv.S > 0 && kv.D > 0, kv.G, kv.S, kv.D);
   KV_CHECK(kv.dtype <= Dtype::int8, int(kv.dtype));
-  KV_CHECK(kv.layout <= PageLayout::amx, int(kv.layout));
+  KV_CHECK(kv.layout <= PageLayout::packed, int(kv.layout));
   if (kv.layout == PageLayout::x_packed) {
     KV_CHECK(kv.S == 8 || kv.S == 16 || kv.S == 32, kv.S);
     KV_CHECK(kv.D * bytes_of(kv.dtype) % 16 == 0, kv.D, int(kv.dtype));
   }
-  if (kv.layout == PageLayout::amx) {
+  if (kv.layout == PageLayout::packed) {
     KV_CHECK(kv.dtype == Dtype::bf16, int(kv.dtype));
     KV_CHECK(kv.S == 16 || kv.S % 32 == 0, kv.S);
     KV_CHECK(kv.D % 32 == 0, kv.D);

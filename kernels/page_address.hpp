@@ -23,7 +23,7 @@ inline std::int64_t key_offset(const PagedKv& kv, std::int64_t s, std::int64_t d
       const std::int64_t x = 16 / element;
       return ((d / x * kv.S + s) * x + d % x) * element;
     }
-    case PageLayout::amx:
+    case PageLayout::packed:
       return (((d / 32 * (kv.S / 16) + s / 16) * 16 + d % 32 / 2) * 32 + s % 16 * 2 + d % 2) *
              element;
   }
@@ -36,7 +36,7 @@ inline std::int64_t value_offset(const PagedKv& kv, std::int64_t s, std::int64_t
   switch (kv.layout) {
     case PageLayout::rows: return s * kv.token_stride + d * element;
     case PageLayout::x_packed: return (d * kv.S + s) * element;
-    case PageLayout::amx: {
+    case PageLayout::packed: {
       const std::int64_t tokens = std::min(kv.S, 32);  // of a tile
       const std::int64_t tile = d / 16 * (kv.S / tokens) + s / tokens;
       return (tile * tokens * 16 + s % tokens / 2 * 32 + d % 16 * 2 + s % 2) * element;

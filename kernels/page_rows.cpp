@@ -35,7 +35,7 @@ void move_key_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
     case PageLayout::x_packed:
       for (std::int64_t at = 0; at < bytes; at += 16) mover.move(at * S + slot * 16, at, 16);
       return;
-    case PageLayout::amx: {  // pairs of dims, 16 pairs to a tile
+    case PageLayout::packed: {  // pairs of dims, 16 pairs to a tile
       const std::int64_t in_tile = slot / 16 * 1024 + slot % 16 * 4;
       for (std::int64_t tile = 0; tile < bytes; tile += 64)
         for (std::int64_t pair = 0; pair < 16; ++pair)
@@ -64,7 +64,7 @@ void move_value_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
         case 2: return move_strided<2>(slot * 2, S * 2, bytes, mover);
         default: return move_strided<4>(slot * 4, S * 4, bytes, mover);
       }
-    case PageLayout::amx: {  // pairs of tokens, 16 dims to a tile
+    case PageLayout::packed: {  // pairs of tokens, 16 dims to a tile
       const std::int64_t tile_tokens = S < 32 ? S : 32;
       const std::int64_t in_tile =
           slot / tile_tokens * tile_tokens * 32 + slot % tile_tokens / 2 * 64 + slot % 2 * 2;

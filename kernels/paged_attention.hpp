@@ -70,4 +70,7 @@ void paged_attention_reference(const PagedAttentionArgs& args);
 /// split of a sequence's tokens into calls, and any number of threads.
 void paged_attention_cpu(const PagedAttentionArgs& args);
 
+/// What paged_attention_cpu reads fastest on this CPU, of blocks of S tokens with heads of D.
+PageLayout fastest_page_layout(std::int32_t S, std::int32_t D, Dtype dtype);
+
 }  // namespace kvhive

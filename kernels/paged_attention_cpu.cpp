@@ -15,6 +15,7 @@
 #include "kernels/attention_chunk.hpp"
 #include "kernels/attention_plan.hpp"
 #include "kernels/attention_state.hpp"
+#include "kernels/packed_attention.hpp"
 #include "kernels/page_address.hpp"
 #include "kernels/run_plan.hpp"
 
@@ -223,6 +224,7 @@ HWY_EXPORT(merge_spans);
 
 void paged_attention_cpu(const PagedAttentionArgs& args) {
   check_arguments(args);
+  if (packed_attention_takes(args)) return packed_attention(args);
   if (!HWY_DYNAMIC_DISPATCH(has_vectors)()) return paged_attention_reference(args);
   const PagedKv& kv = args.kv;
   const AttentionPlan plan = plan_attention(args, omp_get_max_threads());

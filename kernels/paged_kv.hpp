@@ -10,21 +10,9 @@
 #include <type_traits>
 
 #include "config/dtype.hpp"
+#include "config/page_layout.hpp"
 
 namespace kvhive {
-
-/// How the elements of one block and head lie in memory.
-enum class PageLayout : std::uint8_t {
-  /// A token's D elements side by side, token_stride apart: HND (head by head, the default) or NHD
-  /// (token by token), as the strides say.
-  rows = 0,
-  /// vLLM's: K [D/x][S][x] with x = 16 / bytes_of(dtype), V [D][S]. token_stride means nothing.
-  x_packed = 1,
-  /// For AMX, bf16 only: K [D/32][S/16][16 dim pairs][16 tokens][2], V [D/16][S/32][16 token
-  /// pairs][16 dims][2], so that both are read as tiles in the order of memory; S is a multiple of
-  /// 32, or 16 (then V [D/16][8 token pairs][16 dims][2]). token_stride means nothing.
-  amx = 2,
-};
 
 /// What stored elements are multiplied with to get their values; borrowed. The scale of (block b,
 /// head g, slot s) is at k + b*block_stride + g*head_stride + s*token_stride, strides in BYTES:

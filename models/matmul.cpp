@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <mutex>
 
 #include "config/check.hpp"
+#include "models/bf16_product.hpp"
 #include "models/matmul_shape.hpp"
 
 namespace kvhive {
@@ -22,6 +24,19 @@ constexpr std::int64_t kSerialWork = std::int64_t{1} << 26;
 
 /// Packing a slab's weights costs about as much as multiplying this many rows.
 constexpr std::int64_t kPackingRows = 16;
+
+/// Weights that our own kernel gets at a time: as much as stays in L2 while rows pass by. Of longer
+/// rows it takes kDotDepth elements at a time.
+constexpr std::int32_t kDotSlabBytes = 256 << 10;
+constexpr std::int32_t kDotDepth = 2048;
+
+/// Reading a slab's weights costs about as much as multiplying this many rows by dot products.
+constexpr std::int64_t kReadingRows = 8;
+
+bool uses_dots(Dtype dtype) {
+  static const bool prefers = prefers_bf16_product();
+  return dtype == Dtype::bf16 && prefers;
+}
 
 std::vector<float> floats_of_f16(std::span<const std::byte> bytes) {
   std::vector<float> values(bytes.size() / 2);
@@ -61,6 +76,12 @@ std::span<const std::byte> padded_rows(std::span<const float> x, std::size_t pad
 
 }  // namespace
 
+/// oneDNN's primitives cost milliseconds a shape, which our own kernel need not wait for.
+struct Matmul::LazySlabs {
+  std::once_flag made;
+  std::vector<Slab> all;
+};
+
 Matmul::Matmul(const MatmulWeights& weights, std::vector<float> bias)
     : weights_(weights), bias_(std::move(bias)) {
   KV_CHECK(weights.N > 0 && weights.K > 0, weights.N, weights.K);
@@ -71,11 +92,19 @@ Matmul::Matmul(const MatmulWeights& weights, std::vector<float> bias)
     weights_.dtype = Dtype::f32;
     weights_.bytes = std::as_bytes(std::span(converted_));
   }
-  for (std::int32_t first = 0; first < weights.N; first += kSlabColumns) {
-    const std::int32_t columns = std::min(kSlabColumns, weights.N - first);
-    slabs_.push_back(
-        {first, matmul_shape(columns, weights.K, weights_.dtype, slab_weights(first))});
-  }
+  slabs_ = std::make_shared<LazySlabs>();
+  if (!uses_dots(weights_.dtype)) slabs();
+}
+
+const std::vector<Matmul::Slab>& Matmul::slabs() const {
+  std::call_once(slabs_->made, [this] {
+    for (std::int32_t first = 0; first < weights_.N; first += kSlabColumns) {
+      const std::int32_t columns = std::min(kSlabColumns, weights_.N - first);
+      slabs_->all.push_back(
+          {first, matmul_shape(columns, weights_.K, weights_.dtype, slab_weights(first))});
+    }
+  });
+  return slabs_->all;
 }
 
 const std::byte* Matmul::slab_weights(std::int32_t first_column) const {
@@ -85,7 +114,7 @@ const std::byte* Matmul::slab_weights(std::int32_t first_column) const {
 /// Slab by slab, so that a slab's weights are read while they are in the cache.
 std::vector<Matmul::Product> Matmul::products(std::int32_t rows) const {
   std::vector<Product> products;
-  for (const Slab& slab : slabs_)
+  for (const Slab& slab : slabs())
     for (std::int32_t row = 0; row < rows; row += products.back().tile->tile())
       products.push_back({&slab, &next_tile(slab.shape->tiles, rows - row), row});
   return products;
@@ -111,10 +140,52 @@ void Matmul::run(const Product& product, std::int32_t rows, const std::byte* x, 
   }
 }
 
-void Matmul::apply(std::span<const float> x, std::span<float> y) const {
+std::int32_t Matmul::checked_rows(std::span<const float> x, std::span<float> y) const {
   KV_CHECK(x.size() % weights_.K == 0, x.size(), weights_.K);
   const auto rows = static_cast<std::int32_t>(x.size() / weights_.K);
   KV_CHECK(y.size() == std::size_t(rows) * weights_.N, y.size(), rows, weights_.N);
+  return rows;
+}
+
+void Matmul::apply(std::span<const float> x, std::span<float> y) const {
+  if (!uses_dots(weights_.dtype)) return apply_with_onednn(x, y);
+  if (const std::int32_t rows = checked_rows(x, y); rows > 0) apply_with_dots(x, rows, y);
+}
+
+void Matmul::apply_with_dots(std::span<const float> x, std::int32_t rows,
+                             std::span<float> y) const {
+  thread_local std::vector<std::uint16_t> narrow;
+  if (narrow.size() < x.size()) narrow.resize(x.size());
+  std::uint16_t* const rounded = narrow.data();
+
+  const std::int32_t columns =
+      std::max(4, kDotSlabBytes / (2 * std::min(weights_.K, kDotDepth)) / 4 * 4);
+  const std::int32_t slabs = (weights_.N + columns - 1) / columns;
+  const std::int64_t multiplications = (rows + kReadingRows) * weights_.N * weights_.K;
+  const int threads = multiplications < kSerialWork || slabs == 1 ? 1 : omp_get_max_threads();
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for schedule(static)
+    for (std::int32_t row = 0; row < rows; ++row)
+      round_to_bf16(&x[std::size_t(row) * weights_.K], weights_.K,
+                    rounded + std::size_t(row) * weights_.K);
+#pragma omp for schedule(dynamic) nowait
+    for (std::int32_t slab = 0; slab < slabs; ++slab) {
+      const std::int32_t first = slab * columns;
+      bf16_product({.x = rounded,
+                    .w = slab_weights(first),
+                    .y = y.data() + first,
+                    .bias = bias_.empty() ? nullptr : &bias_[first],
+                    .y_stride = weights_.N,
+                    .rows = rows,
+                    .columns = std::min(columns, weights_.N - first),
+                    .K = weights_.K});
+    }
+  }
+}
+
+void Matmul::apply_with_onednn(std::span<const float> x, std::span<float> y) const {
+  const std::int32_t rows = checked_rows(x, y);
   if (rows == 0) return;
   const auto work = products(rows);
   std::int32_t padded_height = 0;

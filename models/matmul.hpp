@@ -3,9 +3,11 @@
 //
 // Invariant: a row of y depends on its row of x alone, bit by bit; not on how many other rows are
 // in the call, nor on its place among them, nor on the number of threads. Prefill, chunked prefill
-// and decode therefore write the same KV, so that blocks may be shared whoever computed them. A
-// library kernel promises no such thing: it may add in another order for another number of rows.
-// Hence:
+// and decode therefore write the same KV, so that blocks may be shared whoever computed them.
+//
+// bf16 weights on a CPU with bf16 dot products have a kernel of our own (bf16_product.hpp), for all
+// numbers of rows. All else is oneDNN's. A library kernel promises no such thing: it may add in
+// another order for another number of rows. Hence:
 //   1. oneDNN only ever sees a few fixed row counts ("tiles"); a last, partial tile is padded.
 //   2. Columns are cut into slabs of fixed width. Each product of a tile and a slab runs on one
 //      thread; threads share out the products.
@@ -52,6 +54,9 @@ class Matmul {
   /// \threads  any number at once
   void apply(std::span<const float> x, std::span<float> y) const;
 
+  /// apply() by oneDNN even where our own kernel is used: what benches compare with.
+  void apply_with_onednn(std::span<const float> x, std::span<float> y) const;
+
  private:
   /// Columns first..first+shape->columns of w.
   struct Slab {
@@ -65,14 +70,19 @@ class Matmul {
     std::int32_t first_row = 0;
   };
 
+  std::int32_t checked_rows(std::span<const float> x, std::span<float> y) const;
+  void apply_with_dots(std::span<const float> x, std::int32_t rows, std::span<float> y) const;
   const std::byte* slab_weights(std::int32_t first_column) const;
+  /// oneDNN's, made and compared when first needed.
+  const std::vector<Slab>& slabs() const;
   std::vector<Product> products(std::int32_t rows) const;
   void run(const Product& product, std::int32_t rows, const std::byte* x, float* y) const;
 
   MatmulWeights weights_;
   std::vector<float> converted_;  ///< f16 weights only
   std::vector<float> bias_;
-  std::vector<Slab> slabs_;
+  struct LazySlabs;
+  std::shared_ptr<LazySlabs> slabs_;
 };
 
 }  // namespace kvhive

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "config/check.hpp"
+#include "kernels/paged_attention.hpp"
 #include "models/json_file.hpp"
 
 namespace kvhive {
@@ -252,6 +253,13 @@ KvLayout kv_layout(const ModelConfig& config, std::uint32_t block_size, Dtype dt
           .head_size = static_cast<std::uint32_t>(config.head_size),
           .block_size = block_size,
           .dtype = dtype};
+}
+
+KvLayout fastest_kv_layout(const ModelConfig& config, std::uint32_t block_size, Dtype dtype) {
+  KvLayout layout = kv_layout(config, block_size, dtype);
+  layout.pages =
+      fastest_page_layout(static_cast<std::int32_t>(block_size), config.head_size, dtype);
+  return layout;
 }
 
 }  // namespace kvhive

@@ -66,4 +66,7 @@ Expected<ModelConfig> load_model_config(const std::filesystem::path& directory);
 /// The KV cache this model needs.
 KvLayout kv_layout(const ModelConfig& config, std::uint32_t block_size, Dtype dtype);
 
+/// The same with the page layout that this CPU's attention reads fastest.
+KvLayout fastest_kv_layout(const ModelConfig& config, std::uint32_t block_size, Dtype dtype);
+
 }  // namespace kvhive

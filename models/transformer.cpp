@@ -50,14 +50,16 @@ PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t laye
           .G = static_cast<std::int32_t>(layout.kv_heads),
           .S = static_cast<std::int32_t>(layout.block_size),
           .D = static_cast<std::int32_t>(layout.head_size),
-          .dtype = layout.dtype};
+          .dtype = layout.dtype,
+          .layout = layout.pages};
 }
 
 void check_batch(const ForwardBatch& batch, const ModelConfig& config, const KvLayout& layout,
                  std::span<const float> logits) {
   const std::size_t tokens = batch.tokens.size();
-  KV_CHECK(layout == kv_layout(config, layout.block_size, layout.dtype), layout.layers,
-           layout.kv_heads, layout.head_size);
+  KvLayout expected = kv_layout(config, layout.block_size, layout.dtype);
+  expected.pages = layout.pages;
+  KV_CHECK(layout == expected, layout.layers, layout.kv_heads, layout.head_size);
   KV_CHECK(batch.positions.size() == tokens, batch.positions.size(), tokens);
   KV_CHECK(batch.slot_mapping.size() == tokens, batch.slot_mapping.size(), tokens);
   KV_CHECK(batch.query_start.size() == batch.kv_len.size() + 1, batch.query_start.size(),

@@ -16,7 +16,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 3;
+inline constexpr std::uint32_t kFormatVersion = 4;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials and stamps count from 1, and never get there.
 inline constexpr std::uint64_t kImplausible = 1ull << 62;
@@ -224,6 +224,7 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
   visit("head size", std::uint64_t{g.kv.head_size});
   visit("block size of the KV layout", std::uint64_t{g.kv.block_size});
   visit("dtype", static_cast<std::uint64_t>(g.kv.dtype));
+  visit("page layout", static_cast<std::uint64_t>(g.kv.pages));
   visit("fingerprint", g.fingerprint);
   visit("hash secret's digest", secret);
 }

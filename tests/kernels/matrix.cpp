@@ -15,7 +15,7 @@ struct Stored {
 };
 
 std::vector<Stored> all_stored() {
-  std::vector<Stored> all{{Dtype::bf16, Scaling::none, Storage::amx}};
+  std::vector<Stored> all{{Dtype::bf16, Scaling::none, Storage::packed}};
   for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed}) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::e4m3, Dtype::int8})
       all.push_back({dtype, Scaling::none, storage});
@@ -80,10 +80,10 @@ bool is_allowed(FactorValue a, FactorValue b) {
   const Stored& s = kStored[a.value];
   if (b.factor == head_size) {
     const std::int32_t D = kHeadSizes[b.value];
-    if (s.storage == Storage::amx) return D % 32 == 0;
+    if (s.storage == Storage::packed) return D % 32 == 0;
     if (s.storage == Storage::x_packed) return D * bytes_of(s.dtype) % 16 == 0;
   }
-  return !(b.factor == block_size && s.storage == Storage::amx && kBlockSizes[b.value] == 8);
+  return !(b.factor == block_size && s.storage == Storage::packed && kBlockSizes[b.value] == 8);
 }
 
 std::vector<std::int32_t> kv_lens(int profile, std::int32_t S) {
@@ -136,7 +136,7 @@ MatrixCase make_case(std::size_t number, const std::vector<int>& values) {
   features.sparsity.block *= shape.S;
   features.wants_lse = values[lse] == 1;
 
-  constexpr const char* kStorages[] = {"hnd", "nhd", "x_packed", "amx"};
+  constexpr const char* kStorages[] = {"hnd", "nhd", "x_packed", "packed"};
   constexpr const char* kScalings[] = {"none", "tensor", "head", "token"};
   made.name =
       "case " + std::to_string(number) + ": " + std::string(to_string(s.dtype)) + " " +

@@ -46,7 +46,7 @@ TEST(PageAddress, OfXPackedPagesIsVllms) {
 
 TEST(PageAddress, OfAmxPagesGoesTileByTile) {
   for (const std::int32_t S : {16, 32, 64}) {
-    const PagedKv kv = page_of(PageLayout::amx, Dtype::bf16, S, 96);
+    const PagedKv kv = page_of(PageLayout::packed, Dtype::bf16, S, 96);
     NextElement k(kv, key_offset), v(kv, value_offset);
     for (std::int32_t d = 0; d < kv.D; d += 32)
       for (std::int32_t s = 0; s < S; s += 16)

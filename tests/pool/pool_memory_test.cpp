@@ -207,6 +207,8 @@ INSTANTIATE_TEST_SUITE_P(
         Corruption{"kv_block_size", "block size of the KV layout",
                    [](PoolHeader& h) { ++h.geometry.kv.block_size; }},
         Corruption{"dtype", "dtype", [](PoolHeader& h) { h.geometry.kv.dtype = Dtype::bf16; }},
+        Corruption{"pages", "page layout",
+                   [](PoolHeader& h) { h.geometry.kv.pages = PageLayout::packed; }},
         Corruption{"fingerprint", "fingerprint", [](PoolHeader& h) { ++h.geometry.fingerprint; }},
         Corruption{"secret", "hash secret's digest",
                    [](PoolHeader& h) { h.secret.bytes[100] ^= std::byte{16}; }},

@@ -2,14 +2,16 @@
 // measured in turns in this run (A, B, A, B, ...; the median of the pairs' ratios), because
 // absolute speeds on shared machines mean little.
 //
-//   decode        GB/s of KV by paged_attention_cpu, against reading the same pages in the same
-//                 (shuffled) order with as many threads
+//   decode        GB/s of KV by paged_attention_cpu, against the best of several ways to read the
+//                 same shuffled blocks with as many threads
 //   decode fp8..  tokens of 8-bit KV per second by paged_attention_cpu, against those in bf16
+//   prefill       GFLOP/s, against a register-blocked loop of bf16 dot products (where the CPU has
+//                 them) on numbers that stay in the L1 cache
 //   block_copy    GB/s by block_copy_cpu, against one memcpy per block with as many threads
-//   prefill       GFLOP/s per thread (no yardstick)
 //
 // Usage: bench_attention [--format json]
 
+#include <immintrin.h>
 #include <omp.h>
 #include <sys/mman.h>
 
@@ -24,6 +26,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -57,22 +60,38 @@ double median(std::vector<double> values) {
 
 struct Comparison {
   double rate;       ///< of the work, in units of `amount` per second
-  double yardstick;  ///< same
-  double ratio;      ///< median of rate/yardstick pair by pair
+  double yardstick;  ///< same, of the yardstick that does best beside the work
+  double ratio;      ///< median of rate/yardstick, round by round
 };
 
-/// Both do `amount` of something each time.
-Comparison compare(double amount, const std::function<void()>& work,
-                   const std::function<void()>& yardstick) {
-  work();
-  yardstick();
-  std::vector<double> work_seconds, yardstick_seconds, ratios;
-  for (int i = 0; i < kPairs; ++i) {
-    work_seconds.push_back(seconds_of(work));
-    yardstick_seconds.push_back(seconds_of(yardstick));
-    ratios.push_back(yardstick_seconds.back() / work_seconds.back());
+using Work = std::function<void()>;
+
+/// All do `amount` of something each time, in turns; the yardstick that does best counts.
+Comparison compare(double amount, const Work& work, const std::vector<Work>& yardsticks) {
+  std::vector<double> work_seconds;
+  std::vector<std::vector<double>> seconds(yardsticks.size()), ratios(yardsticks.size());
+  for (int round = -1; round < kPairs; ++round) {
+    const double mine = seconds_of(work);
+    if (round >= 0) work_seconds.push_back(mine);
+    for (std::size_t i = 0; i < yardsticks.size(); ++i) {
+      const double its = seconds_of(yardsticks[i]);
+      if (round < 0) continue;  // warms up
+      seconds[i].push_back(its);
+      ratios[i].push_back(its / mine);
+    }
   }
-  return {amount / median(work_seconds), amount / median(yardstick_seconds), median(ratios)};
+  Comparison worst{amount / median(work_seconds), 0, 1e9};
+  for (std::size_t i = 0; i < yardsticks.size(); ++i)
+    if (median(ratios[i]) < worst.ratio) {
+      worst.ratio = median(ratios[i]);
+      worst.yardstick = amount / median(seconds[i]);
+    }
+  return worst;
+}
+
+nlohmann::json row_of(const std::string& name, const std::string& unit, const Comparison& result) {
+  return {{"case", name},        {"threads", omp_get_max_threads()}, {"unit", unit},
+          {"rate", result.rate}, {"yardstick", result.yardstick},    {"ratio", result.ratio}};
 }
 
 /// Memory of huge pages, every byte written once.
@@ -105,25 +124,75 @@ class Arena {
 
 using Line = std::uint64_t __attribute__((vector_size(64)));
 
-/// Reads a page as fast as this CPU can, prefetching the next one.
-__attribute__((target_clones("avx512f", "avx2", "default"))) std::uint64_t read_page(
-    const std::byte* page, const std::byte* next, std::int64_t bytes) {
-  Line sum{};
-  for (std::int64_t i = 0; i < bytes; i += static_cast<std::int64_t>(sizeof(Line))) {
-    __builtin_prefetch(next + i);
-    Line line;
-    std::memcpy(&line, page + i, sizeof line);
-    sum += line;
+bool has_dot_products() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+}
+
+/// 4 x 4 accumulators over operands in L1, as a product of bf16 matrices has them in its inmost
+/// loop.
+__attribute__((target("avx512f,avx512bf16"))) void dot_product_loop(std::int64_t steps) {
+  alignas(64) static const Line lines[64] = {};
+  __m512 sums[4][4] = {};
+  for (std::int64_t step = 0; step < steps; ++step) {
+    __m512bh columns[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) columns[j] = (__m512bh)_mm512_load_si512(&lines[step % 8 * 4 + j]);
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) {
+      const auto row =
+          (__m512bh)_mm512_set1_epi32(reinterpret_cast<const int*>(&lines[32])[step % 8 * 4 + r]);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) sums[r][j] = _mm512_dpbf16_ps(sums[r][j], columns[j], row);
+    }
   }
-  return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
+  volatile __m512 sink;
+#pragma GCC unroll 4
+  for (int r = 0; r < 4; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) sink = sums[r][j];
+  static_cast<void>(sink);
+}
+
+void dot_products(double flop) {
+  const auto steps = static_cast<std::int64_t>(flop / (16 * 64) / omp_get_max_threads());
+#pragma omp parallel
+  dot_product_loop(steps);
+}
+
+/// Blocks of one layer read side by side, `streams` at a time, lines prefetched `ahead` bytes.
+struct ReadPattern {
+  std::int32_t streams;
+  std::int64_t ahead;  ///< 0: not prefetched
+};
+constexpr ReadPattern kReadPatterns[] = {{1, 0}, {1, 2048}, {2, 0},   {2, 1024},
+                                         {4, 0}, {4, 1024}, {8, 1024}};
+
+__attribute__((target_clones("avx512f", "avx2", "default"))) std::uint64_t read_streams(
+    const std::byte* const* streams, std::int32_t count, std::int64_t bytes, std::int64_t ahead) {
+  constexpr std::int64_t kStep = 2 * sizeof(Line);
+  Line even{}, odd{};
+  for (std::int64_t i = 0; i < bytes; i += kStep)
+    for (std::int32_t s = 0; s < count; ++s) {
+      const std::byte* at = streams[s] + i;
+      if (ahead != 0) {
+        __builtin_prefetch(at + ahead);
+        __builtin_prefetch(at + ahead + sizeof(Line));
+      }
+      Line lines[2];
+      std::memcpy(lines, at, sizeof lines);
+      even += lines[0];
+      odd += lines[1];
+    }
+  even += odd;
+  return even[0] + even[1] + even[2] + even[3] + even[4] + even[5] + even[6] + even[7];
 }
 
 /// A batch of sequences of one length, each with a few query tokens, over a pool of several layers:
 /// more KV in all than the caches hold, the layers taken in turn as in a model.
 class Batch {
  public:
-  Batch(const Arena& arena, const KvLayout& layout, std::int32_t sequences, std::int32_t length,
-        std::int32_t q_len, std::int32_t heads)
+  Batch(const Arena& arena, const KvLayout& layout, PageLayout page_layout, std::int32_t sequences,
+        std::int32_t length, std::int32_t q_len, std::int32_t heads)
       : layout_(layout), length_(length), sequences_(sequences) {
     const std::int32_t blocks = (length + layout.block_size - 1) / layout.block_size;
     table_.resize(static_cast<std::size_t>(sequences) * blocks);
@@ -144,6 +213,7 @@ class Batch {
     args_.kv.S = static_cast<std::int32_t>(layout.block_size);
     args_.kv.D = static_cast<std::int32_t>(layout.head_size);
     args_.kv.dtype = layout.dtype;
+    args_.kv.layout = page_layout;
     args_.q = q_.data();
     args_.block_table = table_.data();
     args_.query_start = query_start_.data();
@@ -165,9 +235,10 @@ class Batch {
       paged_attention_cpu(args_of(layer));
   }
 
-  /// Reads the pages that attend() reads, in its order.
-  void read() const {
-    for (std::uint32_t layer = 0; layer < layout_.layers; ++layer) read_layer(args_of(layer).kv);
+  /// Reads the blocks that attend() reads.
+  void read(ReadPattern pattern) const {
+    for (std::uint32_t layer = 0; layer < layout_.layers; ++layer)
+      read_layer(args_of(layer).kv.k, pattern);
   }
 
  private:
@@ -178,26 +249,17 @@ class Batch {
     return args;
   }
 
-  void read_layer(const PagedKv& kv) const {
-    // A row of the table is cut into pieces, so that one long sequence keeps all threads busy here,
-    // too.
-    constexpr std::int32_t kPieceBlocks = 32;
-    const std::int32_t row_pieces = (args_.M + kPieceBlocks - 1) / kPieceBlocks;
-    const std::int64_t pieces = std::int64_t{args_.B} * kv.G * row_pieces;
+  void read_layer(const std::byte* first_block, ReadPattern pattern) const {
+    const auto pieces = static_cast<std::int64_t>(table_.size()) / pattern.streams;
+    const auto block_bytes = static_cast<std::int64_t>(layout_.block_bytes());
+    const auto bytes = static_cast<std::int64_t>(layout_.layer_bytes());
     std::uint64_t checksum = 0;
-#pragma omp parallel for schedule(dynamic, 1) reduction(+ : checksum)
+#pragma omp parallel for schedule(static) reduction(+ : checksum)
     for (std::int64_t piece = 0; piece < pieces; ++piece) {
-      const std::int64_t row = piece / row_pieces;
-      const std::int32_t begin = static_cast<std::int32_t>(piece % row_pieces) * kPieceBlocks;
-      const std::int32_t end = std::min(begin + kPieceBlocks, args_.M);
-      const std::uint32_t* table = args_.block_table + row / kv.G * args_.M;
-      const std::int64_t head = row % kv.G * kv.head_stride;
-      for (std::int32_t m = begin; m < end; ++m) {
-        const std::int64_t page = table[m] * kv.block_stride + head;
-        const std::int64_t next = table[std::min(m + 1, end - 1)] * kv.block_stride + head;
-        checksum += read_page(kv.k + page, kv.k + next, kv.head_stride);
-        checksum += read_page(kv.v + page, kv.v + next, kv.head_stride);
-      }
+      const std::byte* streams[8];
+      for (std::int32_t s = 0; s < pattern.streams; ++s)
+        streams[s] = first_block + table_[piece * pattern.streams + s] * block_bytes;
+      checksum += read_streams(streams, pattern.streams, bytes, pattern.ahead);
     }
     volatile std::uint64_t sink = checksum;
     static_cast<void>(sink);
@@ -214,46 +276,47 @@ class Batch {
   PagedAttentionArgs args_;
 };
 
-nlohmann::json decode_case(const Arena& arena, std::int32_t sequences, std::int32_t length) {
+std::string name_of(PageLayout layout) { return layout == PageLayout::packed ? "packed" : "rows"; }
+
+nlohmann::json decode_case(const Arena& arena, PageLayout page_layout, std::int32_t sequences,
+                           std::int32_t length) {
   const KvLayout layout{4, 8, 128, 16, Dtype::bf16};
-  const Batch batch(arena, layout, sequences, length, 1, 32);
-  const Comparison result = compare(
-      batch.kv_bytes() * 1e-9, [&] { batch.attend(); }, [&] { batch.read(); });
-  return {{"case", "decode " + std::to_string(sequences) + " x " + std::to_string(length)},
-          {"threads", omp_get_max_threads()},
-          {"unit", "GB/s"},
-          {"rate", result.rate},
-          {"yardstick", result.yardstick},
-          {"ratio", result.ratio}};
+  const Batch batch(arena, layout, page_layout, sequences, length, 1, 32);
+  std::vector<Work> reads;
+  for (const ReadPattern pattern : kReadPatterns)
+    reads.push_back([&batch, pattern] { batch.read(pattern); });
+  return row_of("decode " + name_of(page_layout) + " " + std::to_string(sequences) + " x " +
+                    std::to_string(length),
+                "GB/s",
+                compare(
+                    batch.kv_bytes() * 1e-9, [&] { batch.attend(); }, reads));
 }
 
 /// Against the same tokens in bf16.
 nlohmann::json quantised_case(const Arena& arena, Dtype dtype) {
   constexpr std::int32_t kSequences = 8, kLength = 4096;
-  const Batch batch(arena, {4, 8, 128, 16, dtype}, kSequences, kLength, 1, 32);
-  const Batch wide(arena, {4, 8, 128, 16, Dtype::bf16}, kSequences, kLength, 1, 32);
-  const Comparison result = compare(
-      1e-6 * kSequences * kLength * 4, [&] { batch.attend(); }, [&] { wide.attend(); });
-  return {{"case", "decode " + std::string(to_string(dtype))},
-          {"threads", omp_get_max_threads()},
-          {"unit", "M tokens of KV/s"},
-          {"rate", result.rate},
-          {"yardstick", result.yardstick},
-          {"ratio", result.ratio}};
+  const Batch batch(arena, {4, 8, 128, 16, dtype}, PageLayout::rows, kSequences, kLength, 1, 32);
+  const Batch wide(arena, {4, 8, 128, 16, Dtype::bf16}, PageLayout::rows, kSequences, kLength, 1,
+                   32);
+  return row_of("decode " + std::string(to_string(dtype)), "M tokens of KV/s",
+                compare(
+                    1e-6 * kSequences * kLength * 4, [&] { batch.attend(); },
+                    {[&] { wide.attend(); }}));
 }
 
-nlohmann::json prefill_case(const Arena& arena, std::int32_t length) {
-  const KvLayout layout{1, 8, 64, 16, Dtype::bf16};
+nlohmann::json prefill_case(const Arena& arena, PageLayout page_layout, std::int32_t length,
+                            std::uint32_t head_size) {
+  const KvLayout layout{1, 8, head_size, 16, Dtype::bf16};
   constexpr std::int32_t kHeads = 32;
-  const Batch batch(arena, layout, 1, length, length, kHeads);
-  std::vector<double> seconds;
-  seconds.reserve(kPairs);
-  for (int i = 0; i < kPairs; ++i) seconds.push_back(seconds_of([&] { batch.attend(); }));
-  const double flop = 2.0 * length * (length + 1) * layout.head_size * kHeads;
-  return {{"case", "prefill " + std::to_string(length)},
-          {"threads", omp_get_max_threads()},
-          {"unit", "GFLOP/s per thread"},
-          {"rate", flop * 1e-9 / median(seconds) / omp_get_max_threads()}};
+  const Batch batch(arena, layout, page_layout, 1, length, length, kHeads);
+  const double flop = 2.0 * length * (length + 1) * head_size * kHeads;
+  std::vector<Work> products;
+  if (has_dot_products()) products.push_back([flop] { dot_products(flop); });
+  return row_of("prefill " + name_of(page_layout) + " " + std::to_string(length) + ", D " +
+                    std::to_string(head_size),
+                "GFLOP/s",
+                compare(
+                    flop * 1e-9, [&] { batch.attend(); }, products));
 }
 
 nlohmann::json copy_case(const Arena& from, const Arena& to, std::size_t arena_bytes,
@@ -275,14 +338,9 @@ nlohmann::json copy_case(const Arena& from, const Arena& to, std::size_t arena_b
       std::memcpy(to.data() + pairs[i].destination * block_bytes,
                   from.data() + pairs[i].source * block_bytes, block_bytes);
   };
-  const Comparison result = compare(
-      static_cast<double>(arena_bytes) * 1e-9, [&] { block_copy_cpu(args); }, memcpy_blocks);
-  return {{"case", "block_copy " + std::to_string(block_bytes / 1024) + " KiB"},
-          {"threads", omp_get_max_threads()},
-          {"unit", "GB/s"},
-          {"rate", result.rate},
-          {"yardstick", result.yardstick},
-          {"ratio", result.ratio}};
+  return row_of("block_copy " + std::to_string(block_bytes / 1024) + " KiB", "GB/s",
+                compare(static_cast<double>(arena_bytes) * 1e-9, [&] { block_copy_cpu(args); },
+                        {memcpy_blocks}));
 }
 
 nlohmann::json run_all() {
@@ -294,11 +352,14 @@ nlohmann::json run_all() {
   nlohmann::json rows = nlohmann::json::array();
   for (const int threads : thread_counts) {
     omp_set_num_threads(threads);
-    rows.push_back(decode_case(arena, 8, 4096));
-    rows.push_back(decode_case(arena, 1, 32768));
+    for (const PageLayout layout : {PageLayout::packed, PageLayout::rows}) {
+      rows.push_back(decode_case(arena, layout, 8, 4096));
+      rows.push_back(decode_case(arena, layout, 1, 32768));
+      for (const std::uint32_t head_size : {64u, 128u})
+        rows.push_back(prefill_case(arena, layout, 2048, head_size));
+    }
     for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
       rows.push_back(quantised_case(arena, dtype));
-    rows.push_back(prefill_case(arena, 2048));
     for (const std::size_t block_bytes : {32u << 10, 512u << 10, 2048u << 10})
       rows.push_back(copy_case(arena, other, kArenaBytes, block_bytes));
   }
@@ -306,11 +367,11 @@ nlohmann::json run_all() {
 }
 
 void print_table(const nlohmann::json& rows) {
-  std::printf("%-22s %7s %10s %10s %6s\n", "case", "threads", "rate", "yardstick", "ratio");
+  std::printf("%-28s %7s %10s %10s %6s\n", "case", "threads", "rate", "yardstick", "ratio");
   for (const nlohmann::json& row : rows) {
-    std::printf("%-22s %7d %10.1f", row["case"].get<std::string>().c_str(),
+    std::printf("%-28s %7d %10.1f", row["case"].get<std::string>().c_str(),
                 row["threads"].get<int>(), row["rate"].get<double>());
-    if (row.contains("ratio"))
+    if (row["yardstick"].get<double>() > 0)
       std::printf(" %10.1f %6.2f", row["yardstick"].get<double>(), row["ratio"].get<double>());
     std::printf("  %s\n", row["unit"].get<std::string>().c_str());
   }

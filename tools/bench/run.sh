@@ -15,6 +15,7 @@ echo
 "$bin/bench_step" $brief
 echo
 [ -n "$brief" ] || "$bin/bench_attention"
+"$bin/bench_model" $brief
 echo
 work=$(mktemp -d)
 export KVHIVE_SOCKET="$work/kvhived.sock"

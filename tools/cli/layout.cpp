@@ -40,7 +40,7 @@ Expected<void> run(LayoutFlags& flags) {
     return failure(Errc::bad_argument, "--block-size: '" +
                                            std::to_string(flags.options.block_size) +
                                            "' must be 1..1024 tokens; 16 is usual");
-  const KvLayout layout = kv_layout(*config, flags.options.block_size, *dtype);
+  const KvLayout layout = fastest_kv_layout(*config, flags.options.block_size, *dtype);
   MemoryFigures unlimited;
   unlimited.total = unlimited.available = ~std::size_t{0};
   auto size = size_pool(flags.options, layout, unlimited,
@@ -53,6 +53,7 @@ Expected<void> run(LayoutFlags& flags) {
                                  {"kv_heads", layout.kv_heads},
                                  {"head_size", layout.head_size},
                                  {"dtype", to_string(layout.dtype)},
+                                 {"page_layout", to_string(layout.pages)},
                                  {"block_size", layout.block_size},
                                  {"page_bytes", layout.layer_bytes()},
                                  {"block_bytes", layout.block_bytes()},
@@ -70,6 +71,7 @@ Expected<void> run(LayoutFlags& flags) {
                  std::to_string(layout.head_size) + ", " + std::string(to_string(layout.dtype))});
   table.add({"page (one layer, " + std::to_string(layout.block_size) + " tokens)",
              format_bytes(layout.layer_bytes())});
+  table.add({"page layout", std::string(to_string(layout.pages))});
   table.add({"block (all layers)", format_bytes(layout.block_bytes())});
   table.add({"KV per token", format_bytes(per_token)});
   table.add({"device blocks", with_commas(size->device_blocks) + " (one of them the null block)"});

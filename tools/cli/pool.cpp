@@ -86,6 +86,7 @@ Expected<void> stat(const CommonFlags& flags) {
            {"epoch", report.epoch},
            {"block_size", report.geometry.tokens_per_block},
            {"block_bytes", block_bytes},
+           {"page_layout", to_string(report.geometry.kv.pages)},
            {"tiers", {{"device", to_json(report.tiers[0])}, {"host", to_json(report.tiers[1])}}},
            {"domains", of_domains},
            {"prompt_tokens", totals.prompt},
@@ -95,9 +96,10 @@ Expected<void> stat(const CommonFlags& flags) {
            {"published_blocks", totals.published}});
     return {};
   }
-  std::printf("pool %.8s of %s: blocks of %u tokens, %s each\n\n", report.epoch.c_str(),
+  std::printf("pool %.8s of %s: blocks of %u tokens, %s each, in %s\n\n", report.epoch.c_str(),
               inspector->model().c_str(), report.geometry.tokens_per_block,
-              format_bytes(block_bytes).c_str());
+              format_bytes(block_bytes).c_str(),
+              std::string(to_string(report.geometry.kv.pages)).c_str());
   Table table({"tier", "blocks", "free", "filling", "held", "shared", "idle", "size", "in use"});
   for (const Tier tier : {Tier::device, Tier::host}) {
     const TierReport& t = report.tiers[std::size_t(tier)];

@@ -20,9 +20,10 @@ std::string hex(std::uint64_t number) { return fmt::format("{:016x}", number); }
 
 std::string describe(const PoolGeometry& g, const std::string& model) {
   return model + " (fingerprint " + hex(g.fingerprint) + ", " + std::string(to_string(g.kv.dtype)) +
-         ", " + std::to_string(g.kv.layers) + " layers, " + std::to_string(g.kv.kv_heads) +
-         " kv heads of " + std::to_string(g.kv.head_size) + ", block size " +
-         std::to_string(g.tokens_per_block) + ")";
+         " in " + std::string(to_string(g.kv.pages)) + ", " + std::to_string(g.kv.layers) +
+         " layers, " + std::to_string(g.kv.kv_heads) + " kv heads of " +
+         std::to_string(g.kv.head_size) + ", block size " + std::to_string(g.tokens_per_block) +
+         ")";
 }
 
 }  // namespace

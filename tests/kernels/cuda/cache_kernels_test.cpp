@@ -225,9 +225,9 @@ TEST(CacheWriteCuda, RefusesWhatItCannotDo) {
     EXPECT_EQ(simt::statistics().blocks, before);
     return done ? Errc::none : done.error().code;
   };
-  CacheWriteArgs amx = args, narrow = args, scaled = args, empty = args;
-  amx.kv.layout = PageLayout::amx;
-  EXPECT_EQ(refused(amx), Errc::unsupported);
+  CacheWriteArgs packed = args, narrow = args, scaled = args, empty = args;
+  packed.kv.layout = PageLayout::packed;
+  EXPECT_EQ(refused(packed), Errc::unsupported);
   narrow.in_dtype = Dtype::int8;
   EXPECT_EQ(refused(narrow), Errc::unsupported);
   scaled.kv.scales.token_stride = 4;

@@ -1,0 +1,32 @@
+#pragma once
+// The inner order of a page of KV. Letters as in kernels/paged_kv.hpp.
+
+#include <cstdint>
+#include <string_view>
+
+namespace kvhive {
+
+/// How the elements of one block and head lie in memory.
+enum class PageLayout : std::uint8_t {
+  /// A token's D elements side by side, token_stride apart: HND (head by head, the default) or NHD
+  /// (token by token), as the strides say.
+  rows = 0,
+  /// vLLM's: K [D/x][S][x] with x = 16 / bytes_of(dtype), V [D][S]. token_stride means nothing.
+  x_packed = 1,
+  /// For bf16 dot products of CPUs, bf16 only: lines of 64 bytes are a pair of dims for 16 tokens
+  /// or a pair of tokens for 16 dims. K [D/32][S/16][16 dim pairs][16 tokens][2], V [D/16][S/2
+  /// token pairs][16 dims][2]; S is a multiple of 16, D of 32. What VDPBF16PS takes as it lies, in
+  /// the order of memory; 16 lines are an AMX tile. token_stride means nothing.
+  packed = 2,
+};
+
+constexpr std::string_view to_string(PageLayout layout) {
+  switch (layout) {
+    case PageLayout::rows: return "rows";
+    case PageLayout::x_packed: return "x_packed";
+    case PageLayout::packed: return "packed";
+  }
+  return "unknown";
+}
+
+}  // namespace kvhive

@@ -1,0 +1,532 @@
+// Compiled for AVX-512 BF16 and called only where the CPU has it. Read from `attend_packed_spans`
+// at the end.
+//
+// Decode is bound by memory, and no software prefetch reads it as fast as the CPU's own prefetchers
+// do when they see a few long runs side by side. So a chunk is read as a copy would: 4 token groups
+// (blocks, where these have 16 tokens) abreast, K of all kv heads first, then V of all kv heads.
+// That is also why V is added up group by group: 4 rows times 4 groups are 16 sums, enough to keep
+// two dot products a cycle in flight. Prefill takes 4 rows times 64 dims of one group instead, and
+// gets the same bits.
+
+#include "kernels/packed_attention_avx512.hpp"
+
+#include <immintrin.h>
+#include <math.h>
+
+namespace kvhive {
+namespace {
+
+constexpr std::int32_t kGroupTokens = 16;  ///< tokens whose K lie in one line
+constexpr std::int32_t kGroups = kChunkTokens / kGroupTokens;
+constexpr std::int32_t kLineBytes = 64;
+constexpr std::int32_t kFewRows = 8;  ///< up to here memory is slower than the arithmetic
+constexpr float kLog2e = 1.44269504088896340736f;
+constexpr float kLn2 = 0.69314718055994530942f;
+
+std::int32_t smaller(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
+std::int32_t larger(std::int32_t a, std::int32_t b) { return a < b ? b : a; }
+
+/// The state of one row; see packed_state_floats.
+struct State {
+  float* acc;
+  float* max;
+  float* sum;
+};
+
+State state_at(float* states, std::int64_t row, std::int32_t head_size) {
+  float* acc = states + row * packed_state_floats(head_size);
+  return {acc, acc + head_size, acc + head_size + 1};
+}
+
+/// How V is gone through: 4 token groups abreast and 16 dims at a time, or one group and 64 dims.
+enum class Order { of_memory, of_dims };
+
+/// Two bf16 in all lanes.
+__m512bh pair_of(const std::uint16_t* elements) {
+  int bits;
+  __builtin_memcpy(&bits, elements, sizeof bits);
+  return (__m512bh)_mm512_set1_epi32(bits);
+}
+
+/// Where the token groups of a chunk begin, for kv head 0, as bytes from kv.k and kv.v.
+struct Places {
+  std::int64_t k[kGroups];
+  std::int64_t v[kGroups];
+};
+
+/// Token groups outside `visible` get the place of the nearest one inside: only block table entries
+/// that hold visible tokens are ever used.
+Places find_places(const PagedAttentionArgs& args, const PackedTile& tile,
+                   std::int32_t chunk_begin) {
+  const PagedKv& kv = args.kv;
+  const std::uint32_t* table = args.block_table + std::int64_t{tile.b} * args.M;
+  const std::int32_t first = tile.visible.begin / kGroupTokens;
+  const std::int32_t last = (tile.visible.end - 1) / kGroupTokens;
+  Places places;
+  for (std::int32_t i = 0; i < kGroups; ++i) {
+    const std::int32_t group = smaller(larger(chunk_begin / kGroupTokens + i, first), last);
+    const std::int32_t token = group * kGroupTokens;
+    const std::int64_t block = table[token / kv.S] * kv.block_stride;
+    const std::int64_t slot = token % kv.S;
+    places.k[i] = block + slot / kGroupTokens * 16 * kLineBytes;
+    places.v[i] = block + slot / 2 * kLineBytes;
+  }
+  return places;
+}
+
+// ---- K ----
+
+/// scores[row][4 groups of 16 tokens] = factor * (q[row] . k), for kRows rows.
+template <int kRows>
+void score_tile(const std::uint16_t* q, std::int32_t head_size, const std::byte* const* k,
+                std::int64_t step, float factor, float* scores) {
+  __m512 sums[kRows][4];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) sums[r][j] = _mm512_setzero_ps();
+
+  for (std::int32_t dim = 0; dim < head_size; dim += 32) {
+    const std::int64_t part = dim / 32 * step;
+    for (std::int32_t pair = 0; pair < 16; ++pair) {
+      __m512bh lines[4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j)
+        lines[j] = (__m512bh)_mm512_loadu_si512(k[j] + part + pair * kLineBytes);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m512bh query = pair_of(q + r * head_size + dim + 2 * pair);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) sums[r][j] = _mm512_dpbf16_ps(sums[r][j], query, lines[j]);
+      }
+    }
+  }
+  const __m512 factors = _mm512_set1_ps(factor);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j)
+      _mm512_storeu_ps(scores + r * kChunkTokens + j * kGroupTokens,
+                       _mm512_mul_ps(sums[r][j], factors));
+}
+
+void score_rows(std::int32_t rows, const std::uint16_t* q, std::int32_t head_size,
+                const std::byte* const* k, std::int64_t step, float factor, float* scores) {
+  switch (rows) {
+    case 1: return score_tile<1>(q, head_size, k, step, factor, scores);
+    case 2: return score_tile<2>(q, head_size, k, step, factor, scores);
+    case 3: return score_tile<3>(q, head_size, k, step, factor, scores);
+    default: return score_tile<4>(q, head_size, k, step, factor, scores);
+  }
+}
+
+// ---- softmax ----
+
+/// 2^x for x <= 0, to 2e-7; what is below 2^-126 may be 0. NaN stays NaN.
+__m512 exp2_of(__m512 x) {
+  x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);
+  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(x, whole);
+  // Taylor of 2^f, |f| <= 1/2.
+  __m512 p = _mm512_set1_ps(1.5403530e-4f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3333558e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, whole);
+}
+
+void scale_row(float* values, std::int32_t count, float factor) {
+  const __m512 factors = _mm512_set1_ps(factor);
+  for (std::int32_t i = 0; i < count; i += 16)
+    _mm512_storeu_ps(values + i, _mm512_mul_ps(_mm512_loadu_ps(values + i), factors));
+}
+
+/// The lanes of token group `i` that are in `range`.
+__mmask16 visible_lanes(KvRange range, std::int32_t i) {
+  const std::int32_t begin = larger(range.begin - i * kGroupTokens, 0);
+  const std::int32_t end = smaller(range.end - i * kGroupTokens, kGroupTokens);
+  return begin < end ? static_cast<__mmask16>((0xffffu >> (16 - end)) & (0xffffu << begin)) : 0;
+}
+
+/// The visible scores of a row as weights relative to the state's new max (others 0), and the state
+/// rescaled to it. Selection, not arithmetic: a masked score may be NaN.
+void softmax_row(KvRange range, const float* scores, std::uint16_t* weights, State state,
+                 std::int32_t head_size) {
+  const std::int32_t first = range.begin / kGroupTokens;
+  const std::int32_t end = (range.end + kGroupTokens - 1) / kGroupTokens;
+  __m512 maxima = _mm512_set1_ps(*state.max);
+  for (std::int32_t i = first; i < end; ++i)
+    maxima = _mm512_mask_max_ps(maxima, visible_lanes(range, i), maxima,
+                                _mm512_loadu_ps(scores + i * kGroupTokens));
+  const float max = _mm512_reduce_max_ps(maxima);
+
+  const __m512 shift = _mm512_set1_ps(max);
+  __m512 sums = _mm512_setzero_ps();
+  for (std::int32_t i = first; i < end; ++i) {
+    const __m512 score = _mm512_loadu_ps(scores + i * kGroupTokens);
+    const __m512 weight =
+        _mm512_maskz_mov_ps(visible_lanes(range, i), exp2_of(_mm512_sub_ps(score, shift)));
+    sums = _mm512_add_ps(sums, weight);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i * kGroupTokens),
+                        (__m256i)_mm512_cvtneps_pbh(weight));
+  }
+  if (max != *state.max) {
+    const float shrink = ::exp2f(*state.max - max);
+    scale_row(state.acc, head_size, shrink);
+    *state.sum *= shrink;
+    *state.max = max;
+  }
+  *state.sum += _mm512_reduce_add_ps(sums);
+}
+
+// ---- V ----
+
+/// acc[row][kDims * 16 dims] += weights[row] . v, group by group, for kRows rows that all see all
+/// of kGroups token groups.
+template <int kRows, int kDims, int kGroupsAtOnce>
+void accumulate_tile(const std::byte* const* v, std::int64_t step, const std::uint16_t* weights,
+                     float* acc, std::int64_t acc_stride) {
+  __m512 sums[kRows][kGroupsAtOnce][kDims];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int i = 0; i < kGroupsAtOnce; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < kDims; ++j) sums[r][i][j] = _mm512_setzero_ps();
+
+  for (std::int32_t pair = 0; pair < kGroupTokens / 2; ++pair) {
+    __m512bh lines[kGroupsAtOnce][kDims];
+#pragma GCC unroll 4
+    for (int i = 0; i < kGroupsAtOnce; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < kDims; ++j)
+        lines[i][j] = (__m512bh)_mm512_loadu_si512(v[i] + j * step + pair * kLineBytes);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (int i = 0; i < kGroupsAtOnce; ++i) {
+        const __m512bh weight = pair_of(weights + r * kChunkTokens + i * kGroupTokens + 2 * pair);
+#pragma GCC unroll 4
+        for (int j = 0; j < kDims; ++j)
+          sums[r][i][j] = _mm512_dpbf16_ps(sums[r][i][j], weight, lines[i][j]);
+      }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < kDims; ++j) {
+      float* to = acc + r * acc_stride + 16 * j;
+      __m512 sum = _mm512_loadu_ps(to);
+#pragma GCC unroll 4
+      for (int i = 0; i < kGroupsAtOnce; ++i) sum = _mm512_add_ps(sum, sums[r][i][j]);
+      _mm512_storeu_ps(to, sum);
+    }
+}
+
+template <int kRows, int kDims, int kGroupsAtOnce>
+void accumulate_dims(const std::byte* const* v, std::int64_t step, std::int32_t head_size,
+                     const std::uint16_t* weights, float* acc) {
+  const std::int64_t stride = packed_state_floats(head_size);
+  std::int32_t dim = 0;
+  const std::byte* from[kGroupsAtOnce];
+  for (int i = 0; i < kGroupsAtOnce; ++i) from[i] = v[i];
+  for (; dim + 16 * kDims <= head_size; dim += 16 * kDims) {
+    accumulate_tile<kRows, kDims, kGroupsAtOnce>(from, step, weights, acc + dim, stride);
+    for (int i = 0; i < kGroupsAtOnce; ++i) from[i] += kDims * step;
+  }
+  if constexpr (kDims > 2)
+    if (dim < head_size)  // a multiple of 32
+      accumulate_tile<kRows, 2, kGroupsAtOnce>(from, step, weights, acc + dim, stride);
+}
+
+/// One row over a part of one token group. What is masked must not even be multiplied by 0: it may
+/// be NaN.
+void accumulate_part(const std::byte* v, std::int64_t step, KvRange tokens, std::int32_t head_size,
+                     const std::uint16_t* weights, float* acc) {
+  for (std::int32_t dim = 0; dim < head_size; dim += 16, v += step) {
+    __m512 sum = _mm512_setzero_ps();
+    for (std::int32_t pair = tokens.begin / 2; 2 * pair < tokens.end; ++pair) {
+      const __mmask32 first = 2 * pair >= tokens.begin ? 0x55555555u : 0;
+      const __mmask32 second = 2 * pair + 1 < tokens.end ? 0xaaaaaaaau : 0;
+      const auto line = (__m512bh)_mm512_maskz_loadu_epi16(first | second, v + pair * kLineBytes);
+      sum = _mm512_dpbf16_ps(sum, pair_of(weights + 2 * pair), line);
+    }
+    _mm512_storeu_ps(acc + dim, _mm512_add_ps(_mm512_loadu_ps(acc + dim), sum));
+  }
+}
+
+/// `range` as seen from token group i.
+KvRange within_group(KvRange range, std::int32_t i) {
+  return {larger(range.begin - i * kGroupTokens, 0),
+          smaller(range.end - i * kGroupTokens, kGroupTokens)};
+}
+
+/// kRows rows over 4 token groups, each row over its own tokens.
+template <int kRows>
+void accumulate_rows(const std::byte* const* v, std::int64_t step, std::int32_t group,
+                     const KvRange* ranges, Order order, std::int32_t head_size,
+                     const std::uint16_t* weights, float* acc) {
+  KvRange common = ranges[0];  // seen by all rows
+  for (int r = 1; r < kRows; ++r)
+    common = {larger(common.begin, ranges[r].begin), smaller(common.end, ranges[r].end)};
+  if (order == Order::of_memory && common.begin <= group * kGroupTokens &&
+      common.end >= (group + 4) * kGroupTokens)
+    return accumulate_dims<kRows, 1, 4>(v, step, head_size, weights, acc);
+
+  const std::int64_t stride = packed_state_floats(head_size);
+  for (std::int32_t i = 0; i < 4; ++i) {
+    const std::uint16_t* group_weights = weights + i * kGroupTokens;
+    const KvRange all = within_group(common, group + i);
+    if (all.begin == 0 && all.end == kGroupTokens) {
+      accumulate_dims<kRows, 4, 1>(v + i, step, head_size, group_weights, acc);
+      continue;
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const KvRange tokens = within_group(ranges[r], group + i);
+      if (tokens.begin < tokens.end)
+        accumulate_part(v[i], step, tokens, head_size, group_weights + r * kChunkTokens,
+                        acc + r * stride);
+    }
+  }
+}
+
+void accumulate(std::int32_t rows, const std::byte* const* v, std::int64_t step, std::int32_t group,
+                const KvRange* ranges, Order order, std::int32_t head_size,
+                const std::uint16_t* weights, float* acc) {
+  switch (rows) {
+    case 1: return accumulate_rows<1>(v, step, group, ranges, order, head_size, weights, acc);
+    case 2: return accumulate_rows<2>(v, step, group, ranges, order, head_size, weights, acc);
+    case 3: return accumulate_rows<3>(v, step, group, ranges, order, head_size, weights, acc);
+    default: return accumulate_rows<4>(v, step, group, ranges, order, head_size, weights, acc);
+  }
+}
+
+// ---- a chunk ----
+
+/// What of a chunk is visible to a query at `position`, counted from the chunk's start; where there
+/// is nothing, end <= begin.
+KvRange visible_in_chunk(std::int32_t position, std::int32_t window, std::int32_t chunk_begin) {
+  const std::int32_t begin = window > 0 ? larger(0, position + 1 - window) : 0;
+  return {larger(begin - chunk_begin, 0), smaller(position + 1 - chunk_begin, kChunkTokens)};
+}
+
+/// One chunk of a tile.
+struct Chunk {
+  const PagedAttentionArgs& args;
+  const PackedTile& tile;
+  const PackedScratch& scratch;
+  const Places places;
+  KvRange visible;         ///< to any row, counted from the chunk's start
+  std::int32_t head_rows;  ///< rows of one kv head
+  float* states;           ///< [rows]
+};
+
+/// Calls f(the first of 4 token groups) for all that someone sees.
+template <class F>
+void for_each_quad(KvRange visible, F&& f) {
+  constexpr std::int32_t kQuadTokens = 4 * kGroupTokens;
+  for (std::int32_t quad = visible.begin / kQuadTokens; quad * kQuadTokens < visible.end; ++quad)
+    f(quad * 4);
+}
+
+void score_chunk(const Chunk& chunk) {
+  const PagedKv& kv = chunk.args.kv;
+  const PackedScratch& scratch = chunk.scratch;
+  const std::int64_t step = std::int64_t{kv.S} * kLineBytes;
+  const float factor = chunk.args.scale * kLog2e;
+  for_each_quad(chunk.visible, [&](std::int32_t group) {
+    for (std::int32_t h = 0; h < chunk.tile.heads; ++h) {
+      const std::byte* head = kv.k + (chunk.tile.first_head + h) * kv.head_stride;
+      const std::byte* k[4];
+      for (std::int32_t j = 0; j < 4; ++j) k[j] = head + chunk.places.k[group + j];
+      for (std::int32_t r = 0; r < chunk.head_rows; r += 4) {
+        const std::int32_t count = smaller(4, chunk.head_rows - r);
+        // Later rows see later tokens.
+        if (scratch.ranges[r + count - 1].end <= group * kGroupTokens) continue;
+        if (scratch.ranges[r].begin >= (group + 4) * kGroupTokens) continue;
+        const std::int64_t row = h * chunk.head_rows + r;
+        score_rows(count, scratch.q + row * kv.D, kv.D, k, step, factor,
+                   scratch.scores + row * kChunkTokens + group * kGroupTokens);
+      }
+    }
+  });
+}
+
+/// While scores become weights memory would stand still: meanwhile the first V of the chunk is
+/// fetched into L2, a few lines of each token group for every row.
+void weigh_chunk(const Chunk& chunk) {
+  constexpr std::int64_t kFetchedBytes = 8 * kLineBytes;
+  const PackedScratch& scratch = chunk.scratch;
+  const PagedKv& kv = chunk.args.kv;
+  const std::byte* values = kv.v + chunk.tile.first_head * kv.head_stride;
+  const std::int32_t first_group = chunk.visible.begin / (4 * kGroupTokens) * 4;
+  for (std::int32_t h = 0; h < chunk.tile.heads; ++h)
+    for (std::int32_t r = 0; r < chunk.head_rows; ++r) {
+      const std::int64_t row = h * chunk.head_rows + r;
+      if (chunk.head_rows <= kFewRows)
+        for (std::int64_t at = row * kFetchedBytes; at < (row + 1) * kFetchedBytes;
+             at += kLineBytes)
+          for (std::int32_t j = 0; j < 4; ++j)
+            _mm_prefetch(values + chunk.places.v[first_group + j] + at, _MM_HINT_T1);
+      if (scratch.ranges[r].begin < scratch.ranges[r].end)
+        softmax_row(scratch.ranges[r], scratch.scores + row * kChunkTokens,
+                    scratch.weights + row * kChunkTokens, state_at(chunk.states, row, kv.D), kv.D);
+    }
+}
+
+void accumulate_chunk(const Chunk& chunk) {
+  const PagedKv& kv = chunk.args.kv;
+  const std::int64_t step = std::int64_t{kv.S} / 2 * kLineBytes;
+  const Order order = chunk.head_rows <= kFewRows ? Order::of_memory : Order::of_dims;
+  for_each_quad(chunk.visible, [&](std::int32_t group) {
+    for (std::int32_t h = 0; h < chunk.tile.heads; ++h) {
+      const std::byte* head = kv.v + (chunk.tile.first_head + h) * kv.head_stride;
+      const std::byte* v[4];
+      for (std::int32_t j = 0; j < 4; ++j) v[j] = head + chunk.places.v[group + j];
+      for (std::int32_t r = 0; r < chunk.head_rows; r += 4) {
+        const std::int64_t row = h * chunk.head_rows + r;
+        accumulate(smaller(4, chunk.head_rows - r), v, step, group, chunk.scratch.ranges + r, order,
+                   kv.D, chunk.scratch.weights + row * kChunkTokens + group * kGroupTokens,
+                   state_at(chunk.states, row, kv.D).acc);
+      }
+    }
+  });
+}
+
+/// Continues the states of all rows of the tile over one chunk.
+void attend_chunk(const PagedAttentionArgs& args, const PackedTile& tile, std::int32_t chunk_begin,
+                  std::int32_t head_rows, const PackedScratch& scratch, float* states) {
+  for (std::int32_t r = 0; r < head_rows; ++r)
+    scratch.ranges[r] = visible_in_chunk(tile.first_position + r / (head_rows / tile.queries),
+                                         args.window, chunk_begin);
+  const KvRange visible{larger(tile.visible.begin - chunk_begin, 0),
+                        smaller(tile.visible.end - chunk_begin, kChunkTokens)};
+  const Chunk chunk{args,    tile,      scratch, find_places(args, tile, chunk_begin),
+                    visible, head_rows, states};
+  score_chunk(chunk);
+  weigh_chunk(chunk);
+  accumulate_chunk(chunk);
+}
+
+// ---- a tile ----
+
+void clear(float* states, std::int64_t rows, std::int32_t head_size) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const State state = state_at(states, row, head_size);
+    for (std::int32_t i = 0; i < head_size; ++i) state.acc[i] = 0.0f;
+    *state.max = -INFINITY;
+    *state.sum = 0.0f;
+  }
+}
+
+/// Makes `into` the state of its positions and then those of `next`.
+void merge_row(State into, State next, std::int32_t head_size) {
+  if (*next.sum == 0.0f) return;
+  const float max = *into.max < *next.max ? *next.max : *into.max;
+  const float into_factor = *into.sum == 0.0f ? 0.0f : ::exp2f(*into.max - max);
+  const float next_factor = ::exp2f(*next.max - max);
+  *into.max = max;
+  *into.sum = *into.sum * into_factor + *next.sum * next_factor;
+  const __m512 into_factors = _mm512_set1_ps(into_factor);
+  const __m512 next_factors = _mm512_set1_ps(next_factor);
+  for (std::int32_t i = 0; i < head_size; i += 16) {
+    const __m512 before = _mm512_mul_ps(_mm512_loadu_ps(into.acc + i), into_factors);
+    _mm512_storeu_ps(into.acc + i,
+                     _mm512_fmadd_ps(_mm512_loadu_ps(next.acc + i), next_factors, before));
+  }
+}
+
+/// The place of a tile's row in [T, H].
+std::int64_t place_of(const PagedAttentionArgs& args, const PackedTile& tile, std::int64_t row) {
+  const std::int32_t group = args.H / args.kv.G;
+  const std::int32_t head_rows = tile.queries * group;
+  const std::int64_t in_head = row % head_rows;
+  return (tile.first_query + in_head / group) * std::int64_t{args.H} +
+         (tile.first_head + row / head_rows) * group + in_head % group;
+}
+
+void gather_queries(const PagedAttentionArgs& args, const PackedTile& tile, std::int64_t rows,
+                    std::uint16_t* to) {
+  const std::int32_t head_size = args.kv.D;
+  for (std::int64_t row = 0; row < rows; ++row, to += head_size) {
+    const float* from = static_cast<const float*>(args.q) + place_of(args, tile, row) * head_size;
+    for (std::int32_t i = 0; i < head_size; i += 16)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i),
+                          (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+  }
+}
+
+void write_results(const PagedAttentionArgs& args, const PackedTile& tile, std::int64_t rows,
+                   float* states) {
+  const std::int32_t head_size = args.kv.D;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const State state = state_at(states, row, head_size);
+    const std::int64_t place = place_of(args, tile, row);
+    float max = *state.max, sum = *state.sum, shrink = 1.0f;
+    if (args.sinks != nullptr && args.sinks[place % args.H] > -INFINITY) {
+      const float sink = args.sinks[place % args.H] * kLog2e;
+      max = max < sink ? sink : max;
+      shrink = sum == 0.0f ? 0.0f : ::exp2f(*state.max - max);
+      sum = sum * shrink + ::exp2f(sink - max);
+    }
+    if (args.lse != nullptr) args.lse[place] = (max + ::log2f(sum)) * kLn2;
+    const __m512 sums = _mm512_set1_ps(sum == 0.0f ? 1.0f : sum), shrinks = _mm512_set1_ps(shrink);
+    float* to = static_cast<float*>(args.out) + place * head_size;
+    for (std::int32_t i = 0; i < head_size; i += 16)
+      _mm512_storeu_ps(to + i,
+                       _mm512_div_ps(_mm512_mul_ps(_mm512_loadu_ps(state.acc + i), shrinks), sums));
+  }
+}
+
+std::int64_t rows_of(const PagedAttentionArgs& args, const PackedTile& tile) {
+  return std::int64_t{tile.heads} * tile.queries * (args.H / args.kv.G);
+}
+
+}  // namespace
+
+void attend_packed_spans(const PagedAttentionArgs& args, const PackedTile& tile,
+                         std::int32_t first_span, std::int32_t end_span,
+                         const PackedScratch& scratch, float* stored) {
+  const std::int32_t head_size = args.kv.D;
+  const std::int64_t rows = rows_of(args, tile);
+  const auto head_rows = static_cast<std::int32_t>(rows / tile.heads);
+  const std::int32_t tile_span = tile.visible.begin / kSpanTokens;
+  gather_queries(args, tile, rows, scratch.q);
+  clear(scratch.total, rows, head_size);
+  for (std::int32_t span = first_span; span < end_span; ++span) {
+    float* states =
+        tile.first_state < 0
+            ? scratch.span
+            : state_at(stored, tile.first_state + rows * (span - tile_span), head_size).acc;
+    clear(states, rows, head_size);
+    const std::int32_t end = smaller((span + 1) * kSpanTokens, tile.visible.end);
+    for (std::int32_t chunk =
+             larger(span * kSpanTokens, tile.visible.begin / kChunkTokens * kChunkTokens);
+         chunk < end; chunk += kChunkTokens)
+      attend_chunk(args, tile, chunk, head_rows, scratch, states);
+    if (tile.first_state >= 0) continue;
+    for (std::int64_t row = 0; row < rows; ++row)
+      merge_row(state_at(scratch.total, row, head_size), state_at(states, row, head_size),
+                head_size);
+  }
+  if (tile.first_state < 0) write_results(args, tile, rows, scratch.total);
+}
+
+void merge_packed_spans(const PagedAttentionArgs& args, const PackedTile& tile,
+                        const PackedScratch& scratch, float* stored) {
+  const std::int32_t head_size = args.kv.D;
+  const std::int64_t rows = rows_of(args, tile);
+  const std::int32_t spans =
+      (tile.visible.end + kSpanTokens - 1) / kSpanTokens - tile.visible.begin / kSpanTokens;
+  clear(scratch.total, rows, head_size);
+  for (std::int32_t span = 0; span < spans; ++span)
+    for (std::int64_t row = 0; row < rows; ++row)
+      merge_row(state_at(scratch.total, row, head_size),
+                state_at(stored, tile.first_state + span * rows + row, head_size), head_size);
+  write_results(args, tile, rows, scratch.total);
+}
+
+}  // namespace kvhive

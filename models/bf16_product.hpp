@@ -1,0 +1,38 @@
+#pragma once
+// A product with bf16 weights as they lie in the file, by bf16 dot products (VDPBF16PS), for CPUs
+// that have these. Private to Matmul.
+//
+// An element of y is the dot product of two rows that lie alike, so nothing is packed: decode reads
+// the weights once and as fast as memory gives them, and the same loop with more rows per register
+// tile does prefill. The order of additions follows from K alone (16 sums over every 2,048
+// elements, folded, then the next 2,048), which makes a row's bits independent of all other rows
+// without further proof.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvhive {
+
+/// Whether this CPU has the dot products and nothing better: with AMX oneDNN is several times
+/// faster at prefill, and one row's bits must not depend on how many are computed with it.
+bool prefers_bf16_product();
+
+/// out[i] = x[i] as bf16, to nearest even; NaN stays NaN, what is smaller than 2^-126 may become 0.
+void round_to_bf16(const float* x, std::int64_t count, std::uint16_t* out);
+
+struct Bf16ProductArgs {
+  const std::uint16_t* x = nullptr;  ///< [rows, K] bf16
+  const std::byte* w = nullptr;      ///< [columns, K] bf16, at any address
+  float* y = nullptr;                ///< [rows, columns], y_stride floats from row to row
+  const float* bias = nullptr;       ///< [columns]; null: none
+  std::int64_t y_stride = 0;
+  std::int32_t rows = 0;
+  std::int32_t columns = 0;
+  std::int32_t K = 0;
+};
+
+/// y = x * w^T + bias on the calling thread. Best with so many columns that their weights fit into
+/// half of L2 (or with few rows).
+void bf16_product(const Bf16ProductArgs& args);
+
+}  // namespace kvhive

@@ -1,0 +1,379 @@
+// Attention over PageLayout::packed, written by cache_write_cpu, beside plain arrays in double
+// precision; and its bits, whatever a token is computed together with.
+
+#include "kernels/packed_attention.hpp"
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+
+#include "kernels/cache_write.hpp"
+
+namespace kvhive {
+namespace {
+
+struct Shape {
+  std::int32_t H = 8, G = 2, D = 64, S = 16;
+  std::int32_t window = 0;
+};
+
+/// One sequence's part of a call: its last q_len tokens of the first kv_len.
+struct Query {
+  std::size_t sequence = 0;
+  std::int32_t kv_len = 0;
+  std::int32_t q_len = 0;
+};
+
+struct Result {
+  std::vector<float> out;  ///< [T, H, D]
+  std::vector<float> lse;  ///< [T, H]
+};
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+float rounded(float value) { return float_of_bf16(bf16_of_float(value)); }
+
+class Threads {
+ public:
+  explicit Threads(int count) : before_(omp_get_max_threads()) { omp_set_num_threads(count); }
+  ~Threads() { omp_set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+/// Sequences of made-up tokens in a cache where all else is NaN.
+class Cache {
+ public:
+  Cache(const Shape& shape, std::vector<std::int32_t> lengths, std::uint32_t block_seed = 1)
+      : shape_(shape) {
+    for (std::size_t s = 0; s < lengths.size(); ++s) sequences_.push_back(make(s, lengths[s]));
+    std::int32_t blocks = 3;
+    for (const std::int32_t length : lengths) {
+      blocks += blocks_of(length);
+      width_ = std::max(width_, blocks_of(length) + 2);
+    }
+    std::vector<std::uint32_t> ids(blocks);
+    std::iota(ids.begin(), ids.end(), 0u);
+    std::shuffle(ids.begin(), ids.end(), std::mt19937(block_seed));
+    table_.assign(lengths.size() * width_, 0xfffffff0u);
+    for (std::size_t s = 0; s < lengths.size(); ++s)
+      for (std::int32_t m = 0; m < blocks_of(lengths[s]); ++m) {
+        table_[s * width_ + m] = ids.back();
+        ids.pop_back();
+      }
+    kv_.G = shape.G;
+    kv_.S = shape.S;
+    kv_.D = shape.D;
+    kv_.layout = PageLayout::packed;
+    kv_.head_stride = std::int64_t{shape.S} * shape.D * 2 + 64;
+    const std::int64_t plane = shape.G * kv_.head_stride;
+    kv_.block_stride = 2 * plane + 128;
+    arena_.assign(blocks * kv_.block_stride, std::byte{0xff});
+    kv_.k = arena_.data();
+    kv_.v = arena_.data() + plane;
+    for (std::size_t s = 0; s < lengths.size(); ++s) write(s, 0);
+  }
+
+  Result attend(const std::vector<Query>& queries, const float* sinks = nullptr) {
+    std::vector<float> q;
+    std::vector<std::uint32_t> table;
+    std::vector<std::int32_t> query_start{0}, kv_len;
+    for (const Query& query : queries) {
+      const auto end = sequences_[query.sequence].q.begin() + query.kv_len * shape_.H * shape_.D;
+      q.insert(q.end(), end - query.q_len * shape_.H * shape_.D, end);
+      const auto row = table_.begin() + query.sequence * width_;
+      table.insert(table.end(), row, row + width_);
+      query_start.push_back(query_start.back() + query.q_len);
+      kv_len.push_back(query.kv_len);
+    }
+    const float poison = std::numeric_limits<float>::quiet_NaN();
+    Result result{std::vector<float>(q.size(), poison),
+                  std::vector<float>(q.size() / shape_.D, poison)};
+    const PagedAttentionArgs args{.q = q.data(),
+                                  .kv = kv_,
+                                  .block_table = table.data(),
+                                  .query_start = query_start.data(),
+                                  .kv_len = kv_len.data(),
+                                  .out = result.out.data(),
+                                  .lse = result.lse.data(),
+                                  .sinks = sinks,
+                                  .B = static_cast<std::int32_t>(queries.size()),
+                                  .H = shape_.H,
+                                  .M = width_,
+                                  .window = shape_.window,
+                                  .scale = scale()};
+    EXPECT_TRUE(packed_attention_takes(args));
+    paged_attention_cpu(args);
+    return result;
+  }
+
+  /// The last query token's row h, from the arrays that were written.
+  std::vector<double> attend_densely(const Query& query, std::int32_t h, double sink,
+                                     double* lse) const {
+    const Sequence& sequence = sequences_[query.sequence];
+    const std::int32_t position = query.kv_len - 1, g = h / (shape_.H / shape_.G);
+    const std::int32_t first = visible_range(position, shape_.window).begin;
+    std::vector<double> scores;
+    for (std::int32_t t = first; t <= position; ++t) {
+      double dot = 0;
+      for (std::int32_t d = 0; d < shape_.D; ++d)
+        dot += double{sequence.q[(position * shape_.H + h) * shape_.D + d]} *
+               rounded(sequence.k[(t * shape_.G + g) * shape_.D + d]);
+      scores.push_back(dot * scale());
+    }
+    const double max = std::max(sink, *std::max_element(scores.begin(), scores.end()));
+    double sum = std::exp(sink - max);
+    std::vector<double> out(shape_.D);
+    for (std::size_t i = 0; i < scores.size(); ++i) {
+      const double weight = std::exp(scores[i] - max);
+      sum += weight;
+      for (std::int32_t d = 0; d < shape_.D; ++d)
+        out[d] += weight * rounded(sequence.v[((first + i) * shape_.G + g) * shape_.D + d]);
+    }
+    for (double& value : out) value /= sum;
+    *lse = max + std::log(sum);
+    return out;
+  }
+
+  /// Overwrites k and v of a sequence's tokens from `first` on.
+  void poison_from(std::size_t sequence, std::int32_t first, float value) {
+    Sequence& tokens = sequences_[sequence];
+    std::fill(tokens.k.begin() + first * shape_.G * shape_.D, tokens.k.end(), value);
+    std::fill(tokens.v.begin() + first * shape_.G * shape_.D, tokens.v.end(), value);
+    write(sequence, first);
+  }
+
+  std::int32_t row_elements() const { return shape_.H * shape_.D; }
+
+ private:
+  struct Sequence {
+    std::vector<float> q;  ///< [tokens, H, D]
+    std::vector<float> k;  ///< [tokens, G, D]
+    std::vector<float> v;
+  };
+
+  Sequence make(std::size_t seed, std::int32_t tokens) const {
+    Sequence sequence;
+    std::mt19937 random(seed);
+    const auto number = [&random] { return static_cast<float>(random() % 65536) / 16384 - 2; };
+    for (std::int32_t t = 0; t < tokens; ++t) {
+      // What bf16 holds, so that only the kernel's own rounding is seen.
+      for (std::int32_t i = 0; i < shape_.H * shape_.D; ++i)
+        sequence.q.push_back(rounded(number()));
+      for (std::int32_t i = 0; i < shape_.G * shape_.D; ++i) {
+        sequence.k.push_back(number());
+        sequence.v.push_back(number());
+      }
+    }
+    return sequence;
+  }
+
+  std::int32_t blocks_of(std::int32_t tokens) const { return (tokens + shape_.S - 1) / shape_.S; }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(shape_.D)); }
+
+  void write(std::size_t s, std::int32_t first) {
+    const Sequence& sequence = sequences_[s];
+    const std::int32_t elements = shape_.G * shape_.D;
+    const auto tokens = static_cast<std::int32_t>(sequence.k.size() / elements);
+    std::vector<std::int64_t> slots;
+    for (std::int32_t t = first; t < tokens; ++t)
+      slots.push_back(std::int64_t{table_[s * width_ + t / shape_.S]} * shape_.S + t % shape_.S);
+    cache_write_cpu({.k = sequence.k.data() + first * elements,
+                     .v = sequence.v.data() + first * elements,
+                     .slot_mapping = slots.data(),
+                     .kv = kv_,
+                     .T = tokens - first});
+  }
+
+  Shape shape_;
+  std::vector<Sequence> sequences_;
+  std::int32_t width_ = 0;
+  std::vector<std::uint32_t> table_;
+  std::vector<std::byte> arena_;
+  PagedKv kv_;
+};
+
+std::string name_of(const testing::TestParamInfo<Shape>& info) {
+  const Shape& s = info.param;
+  return "H" + std::to_string(s.H) + "_G" + std::to_string(s.G) + "_D" + std::to_string(s.D) +
+         "_S" + std::to_string(s.S) + "_W" + std::to_string(s.window);
+}
+
+class PackedAttention : public testing::TestWithParam<Shape> {
+ protected:
+  static constexpr std::int32_t kTokens = 1301;  ///< three spans
+
+  void SetUp() override {
+    const PagedAttentionArgs any{.kv = {.S = 16, .D = 32, .layout = PageLayout::packed}};
+    if (!packed_attention_takes(any)) GTEST_SKIP() << "no AVX-512 BF16 here";
+  }
+
+  static std::vector<float> out_of(Cache& cache, const std::vector<Query>& queries) {
+    return cache.attend(queries).out;
+  }
+
+  static void expect_close(Cache& cache, const std::vector<Query>& queries,
+                           const std::vector<float>& sinks) {
+    const Result result = cache.attend(queries, sinks.empty() ? nullptr : sinks.data());
+    const std::int32_t H = GetParam().H, D = GetParam().D;
+    std::int32_t row = 0;
+    for (const Query& query : queries)
+      for (std::int32_t i = 0; i < query.q_len; ++i)
+        for (std::int32_t h = 0; h < H; ++h, ++row) {
+          double lse;
+          const double sink = sinks.empty() ? -INFINITY : sinks[h];
+          const auto want = cache.attend_densely(
+              {query.sequence, query.kv_len - query.q_len + i + 1, 1}, h, sink, &lse);
+          double error = 0, norm = 0;
+          for (std::int32_t d = 0; d < D; ++d) {
+            error += std::pow(result.out[row * D + d] - want[d], 2);
+            norm += std::pow(want[d], 2);
+          }
+          // Weights are rounded to bf16.
+          ASSERT_LE(std::sqrt(error / norm), 4e-3) << query.kv_len << " " << i << " " << h;
+          ASSERT_NEAR(result.lse[row], lse, 2e-5) << query.kv_len << " " << i << " " << h;
+        }
+  }
+};
+
+TEST_P(PackedAttention, MatchesDoubleSums) {
+  Cache cache(GetParam(), {700, 31, 1, 129, 0});
+  expect_close(cache, {{0, 700, 1}, {1, 31, 31}, {2, 1, 1}, {4, 0, 0}, {3, 129, 1}, {0, 300, 9}},
+               {});
+}
+
+TEST_P(PackedAttention, CountsSinks) {
+  Cache cache(GetParam(), {600, 17});
+  std::vector<float> sinks(GetParam().H);
+  for (std::size_t h = 0; h < sinks.size(); ++h) sinks[h] = static_cast<float>(h % 5) * 3 - 4;
+  expect_close(cache, {{0, 600, 1}, {1, 17, 3}}, sinks);
+}
+
+TEST_P(PackedAttention, BitsAreTheSameAloneAndInABatch) {
+  Cache cache(GetParam(), {kTokens, 700, 31, 0, 1100});
+  const std::vector<Query> batch{{2, 31, 31}, {0, kTokens, 1}, {1, 700, 50},
+                                 {3, 0, 0},   {0, 800, 7},     {4, 1100, 1}};
+  std::vector<float> alone;
+  for (const Query& query : batch) {
+    const std::vector<float> part = out_of(cache, {query});
+    alone.insert(alone.end(), part.begin(), part.end());
+  }
+  EXPECT_TRUE(same_bits(out_of(cache, batch), alone));
+}
+
+TEST_P(PackedAttention, BitsAreTheSameInAnyChunking) {
+  const Threads one(1);
+  Cache cache(GetParam(), {kTokens});
+  const std::vector<float> whole = out_of(cache, {{0, kTokens, kTokens}});
+  for (const std::int32_t chunk : {1, 3, 16, 100}) {
+    const std::int32_t first = chunk < 16 ? kTokens - 299 : 0;
+    std::vector<float> parts;
+    for (std::int32_t begin = first; begin < kTokens; begin += chunk) {
+      const std::int32_t end = std::min(begin + chunk, kTokens);
+      const std::vector<float> part = out_of(cache, {{0, end, end - begin}});
+      parts.insert(parts.end(), part.begin(), part.end());
+    }
+    EXPECT_TRUE(same_bits(std::span(whole).subspan(first * cache.row_elements()), parts)) << chunk;
+  }
+}
+
+TEST_P(PackedAttention, BitsAreTheSameWithAnyNumberOfThreads) {
+  Cache cache(GetParam(), {kTokens, 600});
+  for (const std::vector<Query>& queries :
+       {std::vector<Query>{{0, kTokens, 1}}, {{0, kTokens, 9}, {1, 600, 1}}, {{1, 600, 600}}}) {
+    std::vector<float> by_one;
+    {
+      const Threads one(1);
+      by_one = out_of(cache, queries);
+    }
+    for (const int count : {2, 5, 16}) {
+      const Threads several(count);
+      EXPECT_TRUE(same_bits(by_one, out_of(cache, queries))) << count << " threads";
+    }
+  }
+}
+
+TEST_P(PackedAttention, BitsAreTheSameInAnyBlocksAndWhateverFollows) {
+  Cache here(GetParam(), {1000}, 1);
+  Cache there(GetParam(), {kTokens, 40}, 2);
+  Cache poison(GetParam(), {kTokens}, 3);
+  poison.poison_from(0, 1000, std::numeric_limits<float>::quiet_NaN());
+  for (const Query& query : {Query{0, 1000, 1}, {0, 999, 1}, {0, 1000, 60}}) {
+    const std::vector<float> expected = out_of(here, {query});
+    EXPECT_TRUE(same_bits(expected, out_of(there, {query})));
+    EXPECT_TRUE(same_bits(expected, out_of(poison, {query})));
+  }
+}
+
+TEST_P(PackedAttention, BitsOfATokenIgnoreALaterOneOfItsOwnCall) {
+  Cache finite(GetParam(), {1000});
+  Cache poison(GetParam(), {1000});
+  poison.poison_from(0, 995, std::numeric_limits<float>::quiet_NaN());
+  const std::vector<float> a = out_of(finite, {{0, 1000, 60}});
+  const std::vector<float> b = out_of(poison, {{0, 1000, 60}});
+  const std::size_t before = 55u * finite.row_elements();
+  EXPECT_TRUE(same_bits(std::span(a).first(before), std::span(b).first(before)));
+  EXPECT_TRUE(std::isnan(b[before]));
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, PackedAttention,
+                         testing::Values(Shape{8, 2, 128, 16, 0}, Shape{8, 2, 64, 32, 200},
+                                         Shape{3, 3, 32, 16, 0}, Shape{6, 2, 96, 64, 10},
+                                         Shape{10, 2, 192, 32, 0}, Shape{7, 1, 256, 16, 33},
+                                         Shape{72, 1, 64, 16, 0}, Shape{4, 4, 64, 48, 600}),
+                         name_of);
+
+/// The layout as paged_kv.hpp describes it, counted out.
+TEST(PackedWrite, PutsEveryElementWhereTheLayoutSays) {
+  for (const std::int32_t S : {16, 32, 64}) {
+    constexpr std::int32_t kHeads = 2, kD = 64;
+    PagedKv kv{.G = kHeads, .S = S, .D = kD, .layout = PageLayout::packed};
+    kv.head_stride = S * kD * 2;
+    kv.block_stride = 2 * kHeads * kv.head_stride;
+    std::vector<std::uint16_t> arena(3 * kv.block_stride / 2, 0xffff);
+    kv.k = reinterpret_cast<std::byte*>(arena.data());
+    kv.v = kv.k + kHeads * kv.head_stride;
+    const std::vector<std::int64_t> slots{2 * S + 5, -1, S - 1, 2 * S + 4};
+    std::vector<float> k(slots.size() * kHeads * kD), v(k.size());
+    for (std::size_t i = 0; i < k.size(); ++i) {
+      k[i] = static_cast<float>(i % 251);
+      v[i] = -static_cast<float>(i % 253) - 1;
+    }
+    cache_write_cpu({.k = k.data(),
+                     .v = v.data(),
+                     .slot_mapping = slots.data(),
+                     .kv = kv,
+                     .T = static_cast<std::int32_t>(slots.size())});
+    std::size_t written = 0;
+    for (std::size_t t = 0; t < slots.size(); ++t)
+      for (std::int32_t g = 0; g < kHeads && slots[t] >= 0; ++g)
+        for (std::int32_t d = 0; d < kD; ++d, ++written) {
+          const std::int64_t s = slots[t] % S;
+          const std::int64_t head = (slots[t] / S * kv.block_stride + g * kv.head_stride) / 2;
+          const std::int64_t k_at =
+              head + (d / 32 * (S / 16) + s / 16) * 512 + d % 32 / 2 * 32 + s % 16 * 2 + d % 2;
+          const std::int64_t v_at = head + kHeads * kv.head_stride / 2 +
+                                    (d / 16 * (S / 2) + s / 2) * 32 + d % 16 * 2 + s % 2;
+          const std::size_t from = (t * kHeads + g) * kD + d;
+          ASSERT_EQ(arena[k_at], bf16_of_float(k[from])) << S << " " << t << " " << g << " " << d;
+          ASSERT_EQ(arena[v_at], bf16_of_float(v[from])) << S << " " << t << " " << g << " " << d;
+        }
+    const auto untouched = std::count(arena.begin(), arena.end(), 0xffff);
+    EXPECT_EQ(arena.size() - untouched, 2 * written);
+  }
+}
+
+}  // namespace
+}  // namespace kvhive

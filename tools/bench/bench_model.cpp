@@ -1,0 +1,321 @@
+// A 1B-shaped Llama with random bf16 weights beside what the machine allows; A B A B, medians of
+// the pairs' ratios.
+//
+//   products   weights as they are mapped, by Matmul, against oneDNN
+//   decode     one token, against reading the model's file once with as many threads
+//   prefill    2,048 tokens, against oneDNN's time for the same products alone
+//
+// Usage: bench_model [--brief]     (brief: a model of a few MiB, to see that it runs)
+
+#include <omp.h>
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+#include <string>
+#include <unistd.h>
+
+#include "config/check.hpp"
+#include "models/mapped_file.hpp"
+#include "models/matmul.hpp"
+#include "models/transformer.hpp"
+#include "tools/bench/paired.hpp"
+
+namespace kvhive::bench {
+namespace {
+
+struct Sizes {
+  std::int32_t layers = 16, hidden = 2048, intermediate = 8192, heads = 32, kv_heads = 8;
+  std::int32_t head_size = 64, vocab = 128256, prompt = 2048, depth = 4096, pairs = 7;
+};
+
+/// Of what weights look like after rounding: both signs, around 1/50.
+std::vector<std::uint16_t> random_weights(std::size_t count) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 0.02f);
+  std::vector<std::uint16_t> values(std::min<std::size_t>(count, 1 << 20));
+  for (auto& value : values) value = bf16_of_float(normal(random));
+  const std::size_t period = values.size();
+  values.resize(count);
+  for (std::size_t at = period; at < count; at += period)
+    std::copy_n(values.begin(), std::min(period, count - at), values.begin() + at);
+  return values;
+}
+
+/// config.json and one safetensors file, removed at the end.
+class ModelDirectory {
+ public:
+  explicit ModelDirectory(const Sizes& sizes)
+      : path_(std::filesystem::temp_directory_path() /
+              ("kvhive-bench-model-" + std::to_string(::getpid()))) {
+    std::filesystem::create_directory(path_);
+    const nlohmann::json config{{"model_type", "llama"},
+                                {"architectures", {"LlamaForCausalLM"}},
+                                {"vocab_size", sizes.vocab},
+                                {"hidden_size", sizes.hidden},
+                                {"intermediate_size", sizes.intermediate},
+                                {"num_hidden_layers", sizes.layers},
+                                {"num_attention_heads", sizes.heads},
+                                {"num_key_value_heads", sizes.kv_heads},
+                                {"head_dim", sizes.head_size},
+                                {"hidden_act", "silu"},
+                                {"max_position_embeddings", 131072},
+                                {"rms_norm_eps", 1e-5},
+                                {"rope_theta", 500000.0},
+                                {"tie_word_embeddings", true},
+                                {"bos_token_id", 0},
+                                {"eos_token_id", 1},
+                                {"torch_dtype", "bfloat16"}};
+    std::ofstream(path_ / "config.json") << config;
+    write_weights(sizes);
+  }
+  ~ModelDirectory() { std::filesystem::remove_all(path_); }
+  ModelDirectory(const ModelDirectory&) = delete;
+  ModelDirectory& operator=(const ModelDirectory&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path weights() const { return path_ / "model.safetensors"; }
+
+ private:
+  void add(const std::string& name, const std::vector<std::int32_t>& shape) {
+    std::size_t bytes = 2;
+    for (const std::int32_t n : shape) bytes *= n;
+    header_[name] = {
+        {"dtype", "BF16"}, {"shape", shape}, {"data_offsets", {data_bytes_, data_bytes_ + bytes}}};
+    data_bytes_ += bytes;
+  }
+
+  void write_weights(const Sizes& s) {
+    add("model.embed_tokens.weight", {s.vocab, s.hidden});
+    add("model.norm.weight", {s.hidden});
+    for (std::int32_t layer = 0; layer < s.layers; ++layer) {
+      const std::string of = "model.layers." + std::to_string(layer) + ".";
+      add(of + "input_layernorm.weight", {s.hidden});
+      add(of + "post_attention_layernorm.weight", {s.hidden});
+      add(of + "self_attn.q_proj.weight", {s.heads * s.head_size, s.hidden});
+      add(of + "self_attn.k_proj.weight", {s.kv_heads * s.head_size, s.hidden});
+      add(of + "self_attn.v_proj.weight", {s.kv_heads * s.head_size, s.hidden});
+      add(of + "self_attn.o_proj.weight", {s.hidden, s.heads * s.head_size});
+      add(of + "mlp.gate_proj.weight", {s.intermediate, s.hidden});
+      add(of + "mlp.up_proj.weight", {s.intermediate, s.hidden});
+      add(of + "mlp.down_proj.weight", {s.hidden, s.intermediate});
+    }
+    std::string header = header_.dump();
+    header.resize((header.size() + 63) / 64 * 64 - 8 + 64, ' ');
+    const std::uint64_t header_bytes = header.size();
+    std::ofstream file(weights(), std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&header_bytes), sizeof header_bytes);
+    file << header;
+    const auto values = random_weights(1 << 20);
+    for (std::size_t left = data_bytes_; left > 0;) {
+      const std::size_t bytes = std::min(left, values.size() * 2);
+      file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(bytes));
+      left -= bytes;
+    }
+    KV_CHECK(file.good());
+  }
+
+  std::filesystem::path path_;
+  nlohmann::json header_;
+  std::size_t data_bytes_ = 0;
+};
+
+using Line = std::uint64_t __attribute__((vector_size(64)));
+
+__attribute__((target_clones("avx512f", "avx2", "default"))) std::uint64_t read_once(
+    const std::byte* from, std::size_t bytes) {
+  // Four runs side by side read fastest.
+  const std::size_t run = bytes / 4 / 64 * 64;
+  Line sums[4] = {};
+  for (std::size_t i = 0; i < run; i += 64)
+    for (int j = 0; j < 4; ++j) {
+      Line line;
+      std::memcpy(&line, from + j * run + i, sizeof line);
+      sums[j] += line;
+    }
+  const Line sum = sums[0] + sums[1] + sums[2] + sums[3];
+  return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
+}
+
+void read_all(std::span<const std::byte> bytes) {
+  constexpr std::size_t kPiece = 1 << 20;
+  std::uint64_t checksum = 0;
+#pragma omp parallel for schedule(dynamic) reduction(+ : checksum)
+  for (std::size_t at = 0; at < bytes.size(); at += kPiece)
+    checksum += read_once(bytes.data() + at, std::min(kPiece, bytes.size() - at));
+  volatile std::uint64_t sink = checksum;
+  static_cast<void>(sink);
+}
+
+struct Comparison {
+  double work, yardstick;  ///< seconds, medians
+  double ratio;            ///< median of yardstick / work
+};
+
+Comparison compare(std::int32_t pairs, const std::function<void()>& work,
+                   const std::function<void()>& yardstick) {
+  work();
+  yardstick();
+  std::vector<double> works, yardsticks, ratios;
+  for (std::int32_t i = 0; i < pairs; ++i) {
+    works.push_back(seconds_of(work));
+    yardsticks.push_back(seconds_of(yardstick));
+    ratios.push_back(yardsticks.back() / works.back());
+  }
+  return {median(works), median(yardsticks), median(ratios)};
+}
+
+void print(const std::string& name, const Comparison& result) {
+  std::printf("%-34s %7d %10.2f %10.2f %7.2f\n", name.c_str(), omp_get_max_threads(),
+              result.work * 1e3, result.yardstick * 1e3, result.ratio);
+}
+
+/// Weights of one shape, more of them than the caches hold, taken in turn.
+class Products {
+ public:
+  Products(std::int32_t N, std::int32_t K, std::size_t bytes)
+      : K_(K), N_(N), values_(random_weights(std::max(bytes / 2, std::size_t(N) * K))) {
+    const std::size_t each = std::size_t(N) * K;
+    for (std::size_t first = 0; first + each <= values_.size(); first += each)
+      all_.emplace_back(
+          MatmulWeights{Dtype::bf16, N, K, std::as_bytes(std::span(values_).subspan(first, each))},
+          std::vector<float>{});
+  }
+
+  void apply(std::int32_t rows,
+             void (Matmul::*how)(std::span<const float>, std::span<float>) const) {
+    x_.assign(std::size_t(rows) * K_, 0.5f);
+    y_.resize(std::size_t(rows) * N_);
+    for (const Matmul& matmul : all_) (matmul.*how)(x_, y_);
+  }
+
+ private:
+  std::int32_t K_, N_;
+  std::vector<std::uint16_t> values_;
+  std::vector<Matmul> all_;
+  std::vector<float> x_, y_;
+};
+
+/// One sequence in one block after the other.
+class Steps {
+ public:
+  Steps(Transformer& model, const Sizes& sizes)
+      : model_(model),
+        layout_(fastest_kv_layout(model.config(), 16, Dtype::bf16)),
+        blocks_(std::max(sizes.prompt, sizes.depth) / 16 + 1),
+        arena_(layout_.block_bytes() * blocks_),
+        logits_(model.config().vocab_size) {
+    auto* values = reinterpret_cast<std::uint16_t*>(arena_.data());
+    const auto some = random_weights(arena_.size() / 2);
+    std::copy(some.begin(), some.end(), values);
+    table_.resize(blocks_);
+    std::iota(table_.begin(), table_.end(), 0u);
+    std::shuffle(table_.begin(), table_.end(), std::mt19937(1));
+  }
+
+  /// The last `tokens` of a sequence of `length`.
+  void run(std::int32_t length, std::int32_t tokens) {
+    std::vector<TokenId> ids(tokens);
+    std::vector<std::int32_t> positions(tokens);
+    std::vector<std::int64_t> slots(tokens);
+    for (std::int32_t i = 0; i < tokens; ++i) {
+      const std::int32_t position = length - tokens + i;
+      ids[i] = i * 7 % model_.config().vocab_size;
+      positions[i] = position;
+      slots[i] = std::int64_t{table_[position / 16]} * 16 + position % 16;
+    }
+    const std::array query_start{0, tokens};
+    const std::array kv_len{length};
+    const std::array logit_rows{tokens - 1};
+    model_.forward({ids, positions, query_start, kv_len, table_, slots, logit_rows,
+                    static_cast<std::int32_t>(table_.size())},
+                   arena_.data(), layout_, logits_);
+  }
+
+ private:
+  Transformer& model_;
+  KvLayout layout_;
+  std::size_t blocks_;
+  std::vector<std::byte> arena_;
+  std::vector<std::uint32_t> table_;
+  std::vector<float> logits_;
+};
+
+/// The products of a step over `rows` rows by oneDNN, one after the other.
+class OneDnnStep {
+ public:
+  explicit OneDnnStep(const Sizes& s) : layers_(s.layers) {
+    const std::int32_t q = s.heads * s.head_size, kv = s.kv_heads * s.head_size;
+    for (const auto& [N, K] : {std::pair{q, s.hidden},
+                               {kv, s.hidden},
+                               {kv, s.hidden},
+                               {s.hidden, q},
+                               {s.intermediate, s.hidden},
+                               {s.intermediate, s.hidden},
+                               {s.hidden, s.intermediate}})
+      products_.push_back(std::make_unique<Products>(N, K, 0));
+  }
+
+  void run(std::int32_t rows) {
+    for (std::int32_t layer = 0; layer < layers_; ++layer)
+      for (const auto& product : products_) product->apply(rows, &Matmul::apply_with_onednn);
+  }
+
+ private:
+  std::int32_t layers_;
+  std::vector<std::unique_ptr<Products>> products_;
+};
+
+void measure(const Sizes& sizes, Transformer& model, std::span<const std::byte> file) {
+  {
+    Products products(sizes.intermediate, sizes.hidden,
+                      std::size_t{8} * sizes.intermediate * sizes.hidden * 2);
+    for (const std::int32_t rows : {1, 2, 4, 8, 16, 64})
+      print("8 products, rows " + std::to_string(rows) + " / oneDNN",
+            compare(
+                sizes.pairs, [&] { products.apply(rows, &Matmul::apply); },
+                [&] { products.apply(rows, &Matmul::apply_with_onednn); }));
+  }
+  Steps steps(model, sizes);
+  for (const std::int32_t length : {17, sizes.depth})
+    print("decode at " + std::to_string(length) + " / read of the weights",
+          compare(
+              sizes.pairs, [&] { steps.run(length, 1); }, [&] { read_all(file); }));
+  OneDnnStep onednn(sizes);
+  print("prefill " + std::to_string(sizes.prompt) + " / oneDNN's products",
+        compare((sizes.pairs + 1) / 2, [&] { steps.run(sizes.prompt, sizes.prompt); },
+                [&] { onednn.run(sizes.prompt); }));
+}
+
+}  // namespace
+}  // namespace kvhive::bench
+
+int main(int argc, char** argv) {
+  using namespace kvhive;
+  bench::Sizes sizes;
+  if (argc > 1 && std::string(argv[1]) == "--brief")
+    sizes = {2, 128, 256, 4, 2, 32, 512, 64, 64, 2};
+  const bench::ModelDirectory directory(sizes);
+  auto model = Transformer::load(directory.path());
+  if (!model) {
+    std::fprintf(stderr, "%s\n", model.error().text.c_str());
+    return 1;
+  }
+  const MappedFile file = MappedFile::open(directory.weights()).value();
+  std::printf("A 1B-shaped Llama, bf16; ms; the ratio is yardstick over work\n");
+  std::printf("%-34s %7s %10s %10s %7s\n", "work / yardstick", "threads", "work", "yardstick",
+              "ratio");
+  const int all = omp_get_max_threads();
+  for (const int threads : {1, all}) {
+    omp_set_num_threads(threads);
+    bench::measure(sizes, *model, file.bytes());
+    if (all == 1) break;
+  }
+}
