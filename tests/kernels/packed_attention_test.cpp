@@ -1,7 +1,7 @@
 // Attention over PageLayout::packed, written by cache_write_cpu, beside plain arrays in double
 // precision; and its bits, whatever a token is computed together with.
 
-#include "kernels/packed_attention.hpp"
+#include "kernels/cpu/packed_attention.hpp"
 
 #include <gtest/gtest.h>
 #include <omp.h>

@@ -20,9 +20,9 @@
 #include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
-#include "kernels/attention_plan.hpp"
-#include "kernels/attention_state.hpp"
-#include "kernels/element-inl.hpp"
+#include "kernels/cpu/attention_plan.hpp"
+#include "kernels/cpu/attention_state.hpp"
+#include "kernels/cpu/element-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvhive {

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/attention_plan.hpp"
+#include "kernels/cpu/attention_plan.hpp"
 #include "kernels/paged_attention.hpp"
 
 namespace kvhive {

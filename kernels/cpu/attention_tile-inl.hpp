@@ -15,9 +15,9 @@
 #include <limits>
 
 #include "hwy/highway.h"
-#include "kernels/attention_chunk-inl.hpp"
-#include "kernels/attention_plan.hpp"
-#include "kernels/attention_state.hpp"
+#include "kernels/cpu/attention_chunk-inl.hpp"
+#include "kernels/cpu/attention_plan.hpp"
+#include "kernels/cpu/attention_state.hpp"
 #include "kernels/element.hpp"
 
 HWY_BEFORE_NAMESPACE();

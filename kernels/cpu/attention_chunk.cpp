@@ -1,10 +1,10 @@
-#include "kernels/attention_chunk.hpp"
+#include "kernels/cpu/attention_chunk.hpp"
 
 #include <algorithm>
 
 #include "hwy/cache_control.h"
 #include "kernels/page_address.hpp"
-#include "kernels/page_rows.hpp"
+#include "kernels/cpu/page_rows.hpp"
 
 namespace kvhive {
 namespace {

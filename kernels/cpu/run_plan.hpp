@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "kernels/attention_plan.hpp"
-#include "kernels/attention_state.hpp"
+#include "kernels/cpu/attention_plan.hpp"
+#include "kernels/cpu/attention_state.hpp"
 
 namespace kvhive {
 

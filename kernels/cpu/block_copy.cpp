@@ -7,7 +7,7 @@
 // Too old to be worth its compile time.
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/block_copy_cpu.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/block_copy.cpp"
 #include "hwy/foreach_target.h"
 // foreach_target.h comes first
 #include "hwy/cache_control.h"

@@ -1,12 +1,12 @@
-#include "kernels/packed_attention.hpp"
+#include "kernels/cpu/packed_attention.hpp"
 
 #include <omp.h>
 
 #include <algorithm>
 
 #include "config/check.hpp"
-#include "kernels/attention_state.hpp"
-#include "kernels/packed_attention_avx512.hpp"
+#include "kernels/cpu/attention_state.hpp"
+#include "kernels/cpu/packed_attention_avx512.hpp"
 
 namespace kvhive {
 namespace {

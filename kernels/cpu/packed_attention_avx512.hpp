@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/packed_attention.hpp"
+#include "kernels/cpu/packed_attention.hpp"
 
 namespace kvhive {
 

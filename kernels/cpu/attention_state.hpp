@@ -9,7 +9,7 @@
 
 #include "config/check.hpp"
 #include "hwy/aligned_allocator.h"
-#include "kernels/attention_plan.hpp"
+#include "kernels/cpu/attention_plan.hpp"
 
 namespace kvhive {
 

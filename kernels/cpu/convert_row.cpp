@@ -1,7 +1,7 @@
 // Plain loops over the conversions of config/, compiled once per instruction set: the compiler
 // vectorises them, and the rounding is the reference's by construction.
 
-#include "kernels/convert_row.hpp"
+#include "kernels/cpu/convert_row.hpp"
 
 #include <bit>
 #include <cstdint>
@@ -12,7 +12,7 @@
 // Too old to be worth its compile time.
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/convert_row.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/convert_row.cpp"
 #include "hwy/foreach_target.h"
 // foreach_target.h comes first
 #include "hwy/highway.h"

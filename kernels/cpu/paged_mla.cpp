@@ -8,23 +8,23 @@
 #include <cstdint>
 
 #include "kernels/arguments.hpp"
-#include "kernels/attention_chunk.hpp"
-#include "kernels/attention_plan.hpp"
-#include "kernels/attention_state.hpp"
+#include "kernels/cpu/attention_chunk.hpp"
+#include "kernels/cpu/attention_plan.hpp"
+#include "kernels/cpu/attention_state.hpp"
 #include "kernels/mla_row.hpp"
 #include "kernels/paged_mla.hpp"
-#include "kernels/run_plan.hpp"
+#include "kernels/cpu/run_plan.hpp"
 
 // Too old to be worth its compile time.
 #ifndef HWY_DISABLED_TARGETS  // the build may have left out more
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 #endif
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/paged_mla_cpu.cpp"
+#define HWY_TARGET_INCLUDE "kernels/cpu/paged_mla.cpp"
 #include "hwy/foreach_target.h"
 // foreach_target.h comes first
 #include "hwy/highway.h"
-#include "kernels/attention_tile-inl.hpp"
+#include "kernels/cpu/attention_tile-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvhive {

@@ -1,4 +1,4 @@
-#include "kernels/page_rows.hpp"
+#include "kernels/cpu/page_rows.hpp"
 
 #include <cstring>
 

@@ -3,7 +3,7 @@
 
 #include "config/fp8.hpp"
 #include "kernels/arguments.hpp"
-#include "kernels/convert_row.hpp"
+#include "kernels/cpu/convert_row.hpp"
 #include "kernels/mla_row.hpp"
 #include "kernels/paged_mla.hpp"
 

@@ -5,9 +5,9 @@
 #include "config/fp8.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/cache_write.hpp"
-#include "kernels/convert_row.hpp"
+#include "kernels/cpu/convert_row.hpp"
 #include "kernels/page_address.hpp"
-#include "kernels/page_rows.hpp"
+#include "kernels/cpu/page_rows.hpp"
 
 namespace kvhive {
 namespace {

@@ -8,7 +8,7 @@
 // two dot products a cycle in flight. Prefill takes 4 rows times 64 dims of one group instead, and
 // gets the same bits.
 
-#include "kernels/packed_attention_avx512.hpp"
+#include "kernels/cpu/packed_attention_avx512.hpp"
 
 #include <immintrin.h>
 #include <math.h>

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/arguments.hpp"
-#include "kernels/convert_row.hpp"
+#include "kernels/cpu/convert_row.hpp"
 #include "kernels/merge_states.hpp"
 
 namespace kvhive {
