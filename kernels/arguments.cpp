@@ -19,7 +19,7 @@ void check_layout(const PagedKv& kv) {
   }
   if (kv.layout == PageLayout::packed) {
     KV_CHECK(kv.dtype == Dtype::bf16, int(kv.dtype));
-    KV_CHECK(kv.S == 16 || kv.S % 32 == 0, kv.S);
+    KV_CHECK(kv.S % 16 == 0, kv.S);
     KV_CHECK(kv.D % 32 == 0, kv.D);
   }
 }

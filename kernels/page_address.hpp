@@ -2,7 +2,6 @@
 // Where an element of a page lies: the meaning of PageLayout and of all strides, in one place. The
 // plain way; vector code moves whole rows and tiles and is compared with this.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/paged_kv.hpp"
@@ -36,11 +35,8 @@ inline std::int64_t value_offset(const PagedKv& kv, std::int64_t s, std::int64_t
   switch (kv.layout) {
     case PageLayout::rows: return s * kv.token_stride + d * element;
     case PageLayout::x_packed: return (d * kv.S + s) * element;
-    case PageLayout::packed: {
-      const std::int64_t tokens = std::min(kv.S, 32);  // of a tile
-      const std::int64_t tile = d / 16 * (kv.S / tokens) + s / tokens;
-      return (tile * tokens * 16 + s % tokens / 2 * 32 + d % 16 * 2 + s % 2) * element;
-    }
+    case PageLayout::packed:
+      return ((d / 16 * (kv.S / 2) + s / 2) * 32 + d % 16 * 2 + s % 2) * element;
   }
   return 0;
 }

@@ -130,7 +130,8 @@ PackedPlan plan_packed_attention(const PagedAttentionArgs& args, int threads) {
 }
 
 PageLayout fastest_page_layout(std::int32_t S, std::int32_t D, Dtype dtype) {
-  const PagedAttentionArgs plain{.kv = {.S = S, .D = D, .dtype = dtype, .layout = PageLayout::packed}};
+  const PagedAttentionArgs plain{
+      .kv = {.S = S, .D = D, .dtype = dtype, .layout = PageLayout::packed}};
   return packed_attention_takes(plain) ? PageLayout::packed : PageLayout::rows;
 }
 

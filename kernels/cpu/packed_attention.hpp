@@ -1,6 +1,6 @@
 #pragma once
-// Attention over PageLayout::packed, whose lines of 64 bytes are pairs of elements for 16 tokens (K)
-// or 16 dims (V): just what bf16 dot products want (VDPBF16PS; an AMX tile is 16 such lines).
+// Attention over PageLayout::packed, whose lines of 64 bytes are pairs of elements for 16 tokens
+// (K) or 16 dims (V): just what bf16 dot products want (VDPBF16PS; an AMX tile is 16 such lines).
 // Private to paged_attention_cpu; what is refused here, that kernel does itself.
 //
 // The order of work is the order of memory: a tile of few query tokens goes through all kv heads of

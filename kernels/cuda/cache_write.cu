@@ -151,7 +151,7 @@ bool can_be_packed(const CacheWriteArgs& args) {
 Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream) {
   const PagedKv& kv = args.kv;
   if (kv.layout == PageLayout::packed)
-    return failure(Errc::unsupported, "cache write: pages for AMX are the CPU's");
+    return failure(Errc::unsupported, "cache write: packed pages are the CPU's");
   if (bytes_of(args.in_dtype) == 1)
     return failure(Errc::unsupported, "cache write: from " + std::string(to_string(args.in_dtype)) +
                                           "; it is for KV only");

@@ -43,9 +43,11 @@ __global__ void __launch_bounds__(kCombineThreads)
 }
 
 std::uintptr_t alignment_of(const PagedKv& kv) {
-  const std::uintptr_t all =
-      reinterpret_cast<std::uintptr_t>(kv.k) | reinterpret_cast<std::uintptr_t>(kv.v) |
-      static_cast<std::uintptr_t>(kv.block_stride | kv.head_stride | kv.token_stride) | 16;
+  const std::int64_t strides =
+      kv.block_stride | kv.head_stride | (kv.layout == PageLayout::rows ? kv.token_stride : 0);
+  const std::uintptr_t all = reinterpret_cast<std::uintptr_t>(kv.k) |
+                             reinterpret_cast<std::uintptr_t>(kv.v) |
+                             static_cast<std::uintptr_t>(strides) | 16;
   return all & (~all + 1);
 }
 
@@ -57,9 +59,12 @@ Expected<void> refused(const std::string& what) {
 Expected<void> check(const PagedAttentionArgs& args) {
   const PagedKv& kv = args.kv;
   const std::string dtype(to_string(kv.dtype));
-  if (kv.layout != PageLayout::rows) return refused("the GPU reads pages of rows only");
-  if (kv.D < 64 || kv.D > 256 || kv.D % 8 != 0)
-    return refused("head size " + std::to_string(kv.D) + "; 64..256 in steps of 8 will do");
+  if (kv.layout == PageLayout::packed) return refused("packed pages are the CPU's");
+  if (kv.D < 8 || kv.D > 256 || kv.D % 8 != 0)
+    return refused("head size " + std::to_string(kv.D) + "; 8..256 in steps of 8 will do");
+  if (kv.layout == PageLayout::x_packed && kv.D * bytes_of(kv.dtype) % 16 != 0)
+    return refused("x_packed rows of " + std::to_string(kv.D) + " times " + dtype +
+                   "; whole 16 bytes will do");
   if (kv.S <= 0 || (kv.S & (kv.S - 1)) != 0)
     return refused(std::to_string(kv.S) + " tokens per block; a power of two will do");
   if (kv.G <= 0 || args.H <= 0 || args.H % kv.G != 0)
@@ -88,7 +93,8 @@ Expected<void> check(const PagedAttentionArgs& args) {
 /// tensor core's sixteen rows are not worth their copies to shared memory.
 bool suits_tensor_cores(const PagedAttentionArgs& args) {
   const int D = args.kv.D;
-  return args.H / args.kv.G > 2 && args.q_dtype == args.kv.dtype && bytes_of(args.q_dtype) == 2 &&
+  return args.kv.layout == PageLayout::rows && args.H / args.kv.G > 2 &&
+         args.q_dtype == args.kv.dtype && bytes_of(args.q_dtype) == 2 &&
          reinterpret_cast<std::uintptr_t>(args.q) % 4 == 0 && args.sparsity.block == 0 &&
          (D == 192 || D == 256 || (D <= 128 && D % 16 == 0));
 }

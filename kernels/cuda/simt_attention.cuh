@@ -50,13 +50,31 @@ struct ThreadState {
   }
 };
 
+/// \tparam Chunk  copied in pieces of 16 bytes (or one of 8), `step` bytes apart
 template <class Chunk>
-__device__ __forceinline__ void copy_chunk(Chunk* shared, const std::byte* global, bool wanted) {
+__device__ __forceinline__ void copy_chunk(Chunk* shared, const std::byte* global, bool wanted,
+                                           std::int64_t step = 16) {
   constexpr int kPiece = sizeof(Chunk) < 16 ? sizeof(Chunk) : 16;
 #pragma unroll
-  for (unsigned i = 0; i < sizeof(Chunk); i += kPiece)
-    copy_async<kPiece>(reinterpret_cast<std::byte*>(shared) + i, wanted ? global + i : global,
-                       wanted);
+  for (unsigned i = 0; i < sizeof(Chunk) / kPiece; ++i)
+    copy_async<kPiece>(reinterpret_cast<std::byte*>(shared) + i * kPiece,
+                       wanted ? global + i * step : global, wanted);
+}
+
+/// A row's chunk from x_packed pages. Elements of V are S apart, too small for asynchronous copies:
+/// these pages are taken for what was written in them, not for speed.
+template <Dtype kKv, int kVec>
+__device__ __forceinline__ void copy_from_x_packed(const PagedKv& kv, Pack<kKv, kVec>* k_shared,
+                                                   Pack<kKv, kVec>* v_shared, std::int64_t head,
+                                                   int slot, int first_d, bool wanted) {
+  using Stored = typename Element<kKv>::Stored;
+  constexpr int kX = 16 / static_cast<int>(sizeof(Stored));
+  const std::int64_t k_offset = (std::int64_t{first_d / kX} * kv.S + slot) * 16 +
+                                first_d % kX * static_cast<int>(sizeof(Stored));
+  copy_chunk(k_shared, wanted ? kv.k + head + k_offset : kv.k, wanted, std::int64_t{kv.S} * 16);
+  const auto* v = reinterpret_cast<const Stored*>(kv.v + head) + first_d * kv.S + slot;
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) v_shared->of[e] = wanted ? v[e * kv.S] : Stored{};
 }
 
 __device__ __forceinline__ bool is_visible(const BlockSparsity& sparsity, int h, int g,
@@ -70,7 +88,7 @@ __device__ __forceinline__ bool is_visible(const BlockSparsity& sparsity, int h,
   return (j + offset) % sparsity.vertical == 0;
 }
 
-/// Grid: (pieces, H / kHeads). \tparam kHasOptions  soft cap, ALiBi or sparsity
+/// Grid: (pieces, H / kHeads). \tparam kHasOptions  soft cap, ALiBi, sparsity or x_packed pages
 template <Dtype kKv, int kVec, int kLanes, int kHeads, bool kHasOptions>
 __global__ void __launch_bounds__(kSimtThreads)
     simt_attention(const __grid_constant__ PagedAttentionArgs args,
@@ -127,8 +145,14 @@ __global__ void __launch_bounds__(kSimtThreads)
                                 slot * kv.token_stride +
                                 first_d * static_cast<std::int64_t>(sizeof(Chunk) / kVec);
     const bool is_read = wanted && has_elements;
-    copy_chunk(k_slot(stage), is_read ? kv.k + offset : kv.k, is_read);
-    copy_chunk(v_slot(stage), is_read ? kv.v + offset : kv.v, is_read);
+    if (kHasOptions && kv.layout == PageLayout::x_packed) {
+      copy_from_x_packed<kKv, kVec>(kv, k_slot(stage), v_slot(stage),
+                                    block * kv.block_stride + g * kv.head_stride, slot, first_d,
+                                    is_read);
+    } else {
+      copy_chunk(k_slot(stage), is_read ? kv.k + offset : kv.k, is_read);
+      copy_chunk(v_slot(stage), is_read ? kv.v + offset : kv.v, is_read);
+    }
     if (has_token_scales) {
       float* slots = scale_slots(stage);
       const int at = wanted ? slot : 0;
@@ -215,8 +239,8 @@ __global__ void __launch_bounds__(kSimtThreads)
 template <Dtype kKv, int kVec, int kLanes, int kHeads>
 Expected<void> launch_simt(const PagedAttentionArgs& args, const AttentionWork& work,
                            CudaStream stream) {
-  const bool has_options =
-      args.soft_cap > 0 || args.alibi_slopes != nullptr || args.sparsity.block > 0;
+  const bool has_options = args.soft_cap > 0 || args.alibi_slopes != nullptr ||
+                           args.sparsity.block > 0 || args.kv.layout != PageLayout::rows;
   const auto kernel = has_options ? simt_attention<kKv, kVec, kLanes, kHeads, true>
                                   : simt_attention<kKv, kVec, kLanes, kHeads, false>;
   const dim3 grid{static_cast<unsigned>(work.splits_count), static_cast<unsigned>(args.H / kHeads),
@@ -233,8 +257,7 @@ Expected<void> launch_simt_heads(const PagedAttentionArgs& args, const Attention
                                      : launch_simt<kKv, kVec, kLanes, 1>(args, work, stream);
 }
 
-/// For elements of kKv; a file of its own each, since there are many. D is 64..256, a multiple
-/// of 8.
+/// For elements of kKv; a file of its own each, since there are many. D is 8..256, a multiple of 8.
 template <Dtype kKv>
 Expected<void> simt_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
                                  bool is_aligned_to_16, CudaStream stream) {

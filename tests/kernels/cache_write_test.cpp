@@ -115,7 +115,8 @@ TEST_P(CacheWrite, PutsEveryRoundedValueIntoItsSlotAndTouchesNothingElse) {
               {.dtype = dtype, .G = 3, .D = 40, .S = S, .q_dtype = in, .storage = storage});
   for (const Dtype in : kActivations)
     for (const std::int32_t S : {16, 32, 64})
-      expect_written(GetParam(), {.G = 2, .D = 96, .S = S, .q_dtype = in, .storage = Storage::packed});
+      expect_written(GetParam(),
+                     {.G = 2, .D = 96, .S = S, .q_dtype = in, .storage = Storage::packed});
 }
 
 TEST_P(CacheWrite, QuantisesWithTheScalesOfTensorsAndHeadsAndMakesThoseOfTokens) {

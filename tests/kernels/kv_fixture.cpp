@@ -54,6 +54,20 @@ class GuardedOutput {
 
 }  // namespace
 
+std::vector<SequenceSpec> sequences_of(const std::vector<std::int32_t>& lengths) {
+  std::vector<SequenceSpec> specs;
+  for (const std::int32_t length : lengths)
+    specs.push_back({static_cast<std::uint32_t>(specs.size() + 7), length});
+  return specs;
+}
+
+std::vector<Query> queries_of(const std::vector<std::int32_t>& lengths, std::int32_t q_len) {
+  std::vector<Query> queries;
+  for (const std::int32_t length : lengths)
+    queries.push_back({queries.size(), length, std::min(q_len, length)});
+  return queries;
+}
+
 KvFixture::KvFixture(Shape shape, std::vector<SequenceSpec> sequences, std::uint32_t block_seed)
     : shape_(shape) {
   arena_ = PagedArena(shape_, 0);  // knows the scales

@@ -26,6 +26,10 @@ struct Query {
   std::int32_t q_len = 0;
 };
 
+/// Sequences of these lengths, and one query for each of them, of at most `q_len` tokens.
+std::vector<SequenceSpec> sequences_of(const std::vector<std::int32_t>& lengths);
+std::vector<Query> queries_of(const std::vector<std::int32_t>& lengths, std::int32_t q_len);
+
 /// What a call of attention asks for besides the plain thing.
 struct Features {
   std::int32_t window = 0;

@@ -124,7 +124,7 @@ class Cache {
                                      double* lse) const {
     const Sequence& sequence = sequences_[query.sequence];
     const std::int32_t position = query.kv_len - 1, g = h / (shape_.H / shape_.G);
-    const std::int32_t first = visible_range(position, shape_.window).begin;
+    const std::int32_t first = visible_range(position, shape_.window, 0).begin;
     std::vector<double> scores;
     for (std::int32_t t = first; t <= position; ++t) {
       double dot = 0;

@@ -256,7 +256,7 @@ TEST_P(PagedMla, WritesEveryFieldOfARowAndTouchesNothingElse) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, PagedMla, testing::ValuesIn(kBackends),
+INSTANTIATE_TEST_SUITE_P(Backends, PagedMla, testing::ValuesIn(backends_with_mla()),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

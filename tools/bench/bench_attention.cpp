@@ -298,10 +298,9 @@ nlohmann::json quantised_case(const Arena& arena, Dtype dtype) {
   const Batch batch(arena, {4, 8, 128, 16, dtype}, PageLayout::rows, kSequences, kLength, 1, 32);
   const Batch wide(arena, {4, 8, 128, 16, Dtype::bf16}, PageLayout::rows, kSequences, kLength, 1,
                    32);
-  return row_of("decode " + std::string(to_string(dtype)), "M tokens of KV/s",
-                compare(
-                    1e-6 * kSequences * kLength * 4, [&] { batch.attend(); },
-                    {[&] { wide.attend(); }}));
+  return row_of(
+      "decode " + std::string(to_string(dtype)), "M tokens of KV/s",
+      compare(1e-6 * kSequences * kLength * 4, [&] { batch.attend(); }, {[&] { wide.attend(); }}));
 }
 
 nlohmann::json prefill_case(const Arena& arena, PageLayout page_layout, std::int32_t length,

@@ -22,8 +22,8 @@ Expected<ModelFacts> describe_model(const Options& options) {
   model.weight_bytes = facts.at("weight_bytes");
   model.engine_peak = facts.at("engine_peak");
   const auto& kv = facts.at("kv");
-  model.layout = {kv.at("layers"), kv.at("kv_heads"), kv.at("head_size"), options.block_size,
-                  Dtype(kv.at("dtype")), PageLayout(kv.at("pages"))};
+  model.layout = {kv.at("layers"),    kv.at("kv_heads"),     kv.at("head_size"),
+                  options.block_size, Dtype(kv.at("dtype")), PageLayout(kv.at("pages"))};
   return model;
 }
 

@@ -211,13 +211,13 @@ TEST(PagedAttentionCuda, RefusesWhatItCannotDo) {
     EXPECT_EQ(simt::statistics().blocks, before);
     return done ? "" : done.error().text;
   };
-  EXPECT_NE(refused([](auto& a) { a.kv.D = 40; }), "");
+  EXPECT_NE(refused([](auto& a) { a.kv.D = 0; }), "");
   EXPECT_NE(refused([](auto& a) { a.kv.D = 264; }), "");
   EXPECT_NE(refused([](auto& a) { a.kv.D = 68; }), "");
   EXPECT_NE(refused([](auto& a) { a.kv.S = 12; }), "");
   EXPECT_NE(refused([](auto& a) { a.H = 3; }), "");
   EXPECT_NE(refused([](auto& a) { a.kv.token_stride += 2; }), "");
-  EXPECT_NE(refused([](auto& a) { a.kv.layout = PageLayout::x_packed; }), "");
+  EXPECT_NE(refused([](auto& a) { a.kv.layout = PageLayout::packed; }), "");
   EXPECT_NE(refused([](auto& a) { a.q_dtype = Dtype::e4m3; }), "");
   EXPECT_NE(refused([](auto& a) { a.kv.scales.token_stride = 4; }), "");
   EXPECT_NE(refused([](auto& a) {

@@ -1,0 +1,76 @@
+#include "cuda_backend.hpp"
+
+#include <vector>
+
+#include "config/check.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
+#if defined(KVHIVE_GPU_TESTS)
+#include <cuda_runtime.h>
+#else
+#include "tests/simt/launch.hpp"
+#endif
+
+namespace kvhive::testing_support {
+namespace {
+
+void expect_done(const Expected<void>& started) {
+  KV_CHECK(started.has_value(), started.error().text);
+#if defined(KVHIVE_GPU_TESTS)
+  const cudaError_t error = cudaDeviceSynchronize();
+  KV_CHECK(error == cudaSuccess, cudaGetErrorString(error));
+#endif
+}
+
+void attention(const PagedAttentionArgs& args) {
+  const std::size_t B = static_cast<std::size_t>(args.B);
+  const SplitPlan plan =
+      plan_splits({args.query_start, B + 1}, {args.kv_len, B}, args.window, args.chunk);
+  std::vector<float> states(plan.state_floats(args.H, args.kv.D) + 4);
+  const AttentionWork work{.splits = plan.splits.data(),
+                           .merged = plan.merged.data(),
+                           .states = states.data(),
+                           .splits_count = static_cast<std::int32_t>(plan.splits.size()),
+                           .merged_count = static_cast<std::int32_t>(plan.merged.size()),
+                           .states_count = plan.states};
+  expect_done(paged_attention_cuda(args, work, nullptr));
+}
+
+void write(const CacheWriteArgs& args) { expect_done(cache_write_cuda(args, nullptr)); }
+void merge(const MergeStatesArgs& args) { expect_done(merge_states_cuda(args, nullptr)); }
+void copy(const BlockCopyArgs& args) { expect_done(block_copy_cuda(args, nullptr)); }
+
+/// As paged_attention_cuda says.
+bool takes(const PagedKv& kv, Dtype) {
+  const bool is_x_packed = kv.layout == PageLayout::x_packed;
+  const auto all = reinterpret_cast<std::uintptr_t>(kv.k) | reinterpret_cast<std::uintptr_t>(kv.v) |
+                   static_cast<std::uintptr_t>(kv.block_stride | kv.head_stride |
+                                               (is_x_packed ? 0 : kv.token_stride));
+  const std::size_t element = bytes_of(kv.dtype);
+  return kv.layout != PageLayout::packed && kv.D <= 256 && kv.D % 8 == 0 &&
+         (kv.S & (kv.S - 1)) == 0 && all % (element == 1 ? 8 : 16) == 0 &&
+         (!is_x_packed || kv.D * element % 16 == 0);
+}
+
+#if !defined(KVHIVE_GPU_TESTS)
+/// 1, 2, 3: the emulator's schedules.
+void set_schedule(int number) {
+  simt::options = {};
+  if (number == 2)
+    simt::options = {
+        .order = simt::Order::reverse, .delivery = simt::Delivery::early, .workers = 2};
+  if (number == 3)
+    simt::options = {.order = simt::Order::random, .delivery = simt::Delivery::random, .seed = 3};
+}
+#endif
+
+}  // namespace
+
+Backend cuda_backend() {
+  Backend backend{"Cuda", attention, write, merge, copy, nullptr, nullptr, takes};
+#if !defined(KVHIVE_GPU_TESTS)
+  backend.set_workers = set_schedule;
+#endif
+  return backend;
+}
+
+}  // namespace kvhive::testing_support
