@@ -1,0 +1,284 @@
+// Our kernels on the shapes that peers.py times, in the same run: decode over a grid of batches, a
+// skewed batch, 8-bit KV, cache write, copy on write, and swap through mapped host memory. Prints
+// one JSON object.
+//
+//   bench_kernels BxCTX [BxCTX ...]    sequences x tokens of each, 32/8 heads of 128, block 16
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_kernels.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::int32_t kHeads = 32, kKvHeads = 8, kHeadSize = 128, kBlock = 16;
+constexpr int kRounds = 20;
+
+[[noreturn]] void die(const char* what, const std::string& why) {
+  std::fprintf(stderr, "%s: %s\n", what, why.c_str());
+  std::exit(1);
+}
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) die(what, cudaGetErrorString(error));
+}
+#define CHECK(call) check((call), #call)
+
+/// Device memory, freed with it.
+template <class T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(std::size_t count) : count_(count) {
+    CHECK(cudaMalloc(&data_, std::max<std::size_t>(count, 1) * sizeof(T)));
+  }
+  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
+    CHECK(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+  ~DeviceArray() { cudaFree(data_); }
+  T* data() const { return data_; }
+  std::size_t bytes() const { return count_ * sizeof(T); }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t count_;
+};
+
+/// Every byte below 0x40: small numbers in any of the dtypes, no NaN.
+__global__ void fill(unsigned* words, std::size_t count) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
+       i += std::size_t{gridDim.x} * blockDim.x)
+    words[i] = static_cast<unsigned>(i * 2654435761u) & 0x3f3f3f3fu;
+}
+
+void fill(const DeviceArray<std::byte>& bytes) {
+  fill<<<1024, 256>>>(reinterpret_cast<unsigned*>(bytes.data()), bytes.bytes() / 4);
+  CHECK(cudaDeviceSynchronize());
+}
+
+/// Median microseconds of `work(round)`.
+double microseconds(const std::function<void(int)>& work) {
+  cudaEvent_t begin, end;
+  CHECK(cudaEventCreate(&begin));
+  CHECK(cudaEventCreate(&end));
+  std::vector<double> times;
+  for (int round = -3; round < kRounds; ++round) {
+    CHECK(cudaEventRecord(begin));
+    work(round + 3);
+    CHECK(cudaEventRecord(end));
+    CHECK(cudaEventSynchronize(end));
+    CHECK(cudaGetLastError());
+    float milliseconds = 0;
+    CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
+    if (round >= 0) times.push_back(milliseconds * 1e3);
+  }
+  CHECK(cudaEventDestroy(begin));
+  CHECK(cudaEventDestroy(end));
+  std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
+  return times[kRounds / 2];
+}
+
+std::size_t l2_bytes() {
+  cudaDeviceProp device{};
+  CHECK(cudaGetDeviceProperties(&device, 0));
+  return static_cast<std::size_t>(device.l2CacheSize);
+}
+
+struct Timing {
+  double us = 0;
+  std::size_t bytes = 0;  ///< that have to be moved
+};
+
+std::string json(const Timing& timing) {
+  char text[128];
+  std::snprintf(text, sizeof text, "{\"us\": %.2f, \"bytes\": %zu, \"gb_s\": %.1f}", timing.us,
+                timing.bytes, static_cast<double>(timing.bytes) / timing.us / 1e3);
+  return text;
+}
+
+/// One decode step over sequences of these lengths, the layers of a cache in turn, so that none is
+/// found in the L2.
+Timing decode(const std::vector<std::int32_t>& lengths, Dtype kv_dtype) {
+  const auto sequences = static_cast<std::int32_t>(lengths.size());
+  const std::int32_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const std::int32_t width = (longest + kBlock - 1) / kBlock;
+  std::uint32_t blocks = 0;
+  std::int64_t tokens = 0;
+  for (const std::int32_t length : lengths) {
+    blocks += static_cast<std::uint32_t>((length + kBlock - 1) / kBlock);
+    tokens += length;
+  }
+  std::vector<std::uint32_t> ids(blocks);
+  std::iota(ids.begin(), ids.end(), 0u);
+  std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
+  std::vector<std::uint32_t> table(static_cast<std::size_t>(sequences) * width, 0);
+  std::size_t next = 0;
+  for (std::int32_t b = 0; b < sequences; ++b)
+    for (std::int32_t i = 0; i < (lengths[b] + kBlock - 1) / kBlock; ++i)
+      table[static_cast<std::size_t>(b) * width + i] = ids[next++];
+
+  const std::size_t element = bytes_of(kv_dtype);
+  const std::size_t plane = std::size_t{kKvHeads} * kBlock * kHeadSize * element;
+  const std::size_t layer_bytes = blocks * 2 * plane;
+  const std::size_t layers = std::clamp<std::size_t>(4 * l2_bytes() / layer_bytes + 1, 1, 64);
+  const DeviceArray<std::byte> arena(layers * layer_bytes);
+  fill(arena);
+  const DeviceArray<std::byte> q(std::size_t(sequences) * kHeads * kHeadSize * 2);
+  fill(q);
+  const DeviceArray<std::byte> out(q.bytes());
+  const DeviceArray<std::uint32_t> device_table(table);
+  std::vector<std::int32_t> query_start(lengths.size() + 1);
+  std::iota(query_start.begin(), query_start.end(), 0);
+  const DeviceArray<std::int32_t> device_start(query_start), device_lengths(lengths);
+  const DeviceArray<float> scale(std::vector<float>{1.0f});
+
+  const SplitPlan plan = plan_splits(query_start, lengths, 0, 0);
+  const DeviceArray<AttentionSplit> splits(plan.splits);
+  const DeviceArray<SplitQuery> merged(plan.merged);
+  const DeviceArray<float> states(plan.state_floats(kHeads, kHeadSize));
+  const AttentionWork work{splits.data(),
+                           merged.data(),
+                           states.data(),
+                           static_cast<std::int32_t>(plan.splits.size()),
+                           static_cast<std::int32_t>(plan.merged.size()),
+                           plan.states};
+
+  PagedAttentionArgs args;
+  args.q = q.data();
+  args.out = out.data();
+  args.q_dtype = Dtype::bf16;
+  args.block_table = device_table.data();
+  args.query_start = device_start.data();
+  args.kv_len = device_lengths.data();
+  args.B = sequences;
+  args.H = kHeads;
+  args.M = width;
+  args.scale = 0.088388348f;
+  args.kv.block_stride = static_cast<std::int64_t>(2 * plane);
+  args.kv.head_stride = static_cast<std::int64_t>(kBlock * kHeadSize * element);
+  args.kv.token_stride = static_cast<std::int64_t>(kHeadSize * element);
+  args.kv.G = kKvHeads;
+  args.kv.S = kBlock;
+  args.kv.D = kHeadSize;
+  args.kv.dtype = kv_dtype;
+  if (element == 1) args.kv.scales = {scale.data(), scale.data()};
+  const double us = microseconds([&](int round) {
+    args.kv.k = arena.data() + static_cast<std::size_t>(round) % layers * layer_bytes;
+    args.kv.v = args.kv.k + plane;
+    const auto started = paged_attention_cuda(args, work, nullptr);
+    if (!started) die("decode", started.error().text);
+  });
+  return {us, static_cast<std::size_t>(tokens) * 2 * kKvHeads * kHeadSize * element};
+}
+
+Timing cache_write(std::int32_t tokens, Dtype kv_dtype) {
+  const std::size_t element = bytes_of(kv_dtype);
+  const std::size_t token_elements = std::size_t{kKvHeads} * kHeadSize;
+  const std::size_t plane = token_elements * kBlock * element;
+  const auto blocks = static_cast<std::size_t>((tokens + kBlock - 1) / kBlock) * 4;
+  const DeviceArray<std::byte> arena(blocks * 2 * plane);
+  const DeviceArray<std::byte> k(tokens * token_elements * 2), v(tokens * token_elements * 2);
+  fill(k);
+  fill(v);
+  std::vector<std::int64_t> slots(blocks * kBlock);
+  std::iota(slots.begin(), slots.end(), std::int64_t{0});
+  std::shuffle(slots.begin(), slots.end(), std::mt19937(1));
+  slots.resize(static_cast<std::size_t>(tokens));
+  const DeviceArray<std::int64_t> mapping(slots);
+  const DeviceArray<float> scale(std::vector<float>{1.0f});
+  CacheWriteArgs args;
+  args.k = k.data();
+  args.v = v.data();
+  args.slot_mapping = mapping.data();
+  args.T = tokens;
+  args.in_dtype = Dtype::bf16;
+  args.kv.k = arena.data();
+  args.kv.v = arena.data() + plane;
+  args.kv.block_stride = static_cast<std::int64_t>(2 * plane);
+  args.kv.head_stride = static_cast<std::int64_t>(kBlock * kHeadSize * element);
+  args.kv.token_stride = static_cast<std::int64_t>(kHeadSize * element);
+  args.kv.G = kKvHeads;
+  args.kv.S = kBlock;
+  args.kv.D = kHeadSize;
+  args.kv.dtype = kv_dtype;
+  if (element == 1) args.kv.scales = {scale.data(), scale.data()};
+  const double us = microseconds([&](int) {
+    const auto started = cache_write_cuda(args, nullptr);
+    if (!started) die("cache write", started.error().text);
+  });
+  return {us, static_cast<std::size_t>(tokens) * token_elements * 2 * (2 + element)};
+}
+
+/// Blocks of 2 MiB from `source` to `destination`, in random order.
+Timing copy_blocks(const std::byte* source, std::byte* destination, std::uint32_t blocks,
+                   std::size_t bytes, std::size_t stride, std::size_t moved_per_byte) {
+  std::vector<BlockPair> pairs(blocks);
+  for (std::uint32_t i = 0; i < blocks; ++i) pairs[i] = {i, i};
+  std::mt19937 random(1);
+  std::shuffle(pairs.begin(), pairs.end(), random);
+  const DeviceArray<BlockPair> device_pairs(pairs);
+  const BlockCopyArgs args{source, destination,         bytes,       stride,
+                           stride, device_pairs.data(), pairs.size()};
+  const double us = microseconds([&](int) {
+    const auto started = block_copy_cuda(args, nullptr);
+    if (!started) die("block copy", started.error().text);
+  });
+  return {us, blocks * bytes * moved_per_byte};
+}
+
+void run(const std::vector<std::string>& shapes) {
+  std::printf("{\"decode\": {");
+  const char* comma = "";
+  for (const std::string& shape : shapes) {
+    const std::size_t x = shape.find('x');
+    if (x == std::string::npos) die(shape.c_str(), "want SEQUENCESxTOKENS");
+    const std::vector<std::int32_t> lengths(std::stoul(shape.substr(0, x)),
+                                            std::stoi(shape.substr(x + 1)));
+    std::printf("%s\"%s\": {\"bf16\": %s, \"fp8\": %s, \"int8\": %s}", comma, shape.c_str(),
+                json(decode(lengths, Dtype::bf16)).c_str(),
+                json(decode(lengths, Dtype::e4m3)).c_str(),
+                json(decode(lengths, Dtype::int8)).c_str());
+    comma = ", ";
+  }
+  std::vector<std::int32_t> skewed(64, 512);
+  skewed[17] = 65536;
+  std::printf("}, \"skewed_1x65536_63x512\": %s", json(decode(skewed, Dtype::bf16)).c_str());
+  std::printf(", \"uniform_64x1528\": %s",
+              json(decode(std::vector<std::int32_t>(64, 1528), Dtype::bf16)).c_str());
+
+  for (const std::int32_t tokens : {256, 8192})
+    for (const Dtype dtype : {Dtype::bf16, Dtype::e4m3})
+      std::printf(", \"cache_write_%d_%s\": %s", tokens, std::string(to_string(dtype)).c_str(),
+                  json(cache_write(tokens, dtype)).c_str());
+
+  constexpr std::uint32_t kBlocks = 256;
+  constexpr std::size_t kBlockBytes = std::size_t{2} << 20;
+  const DeviceArray<std::byte> from(kBlocks * kBlockBytes), to(kBlocks * kBlockBytes);
+  fill(from);
+  std::printf(
+      ", \"copy_on_write_256x2MiB\": %s",
+      json(copy_blocks(from.data(), to.data(), kBlocks, kBlockBytes, kBlockBytes, 2)).c_str());
+  std::byte* host = nullptr;
+  CHECK(cudaHostAlloc(&host, kBlocks * kBlockBytes, cudaHostAllocMapped));
+  for (const std::size_t bytes : {std::size_t{8} << 10, std::size_t{64} << 10, kBlockBytes}) {
+    std::printf(", \"swap_out_%zuKiB\": %s", bytes >> 10,
+                json(copy_blocks(from.data(), host, kBlocks, bytes, kBlockBytes, 1)).c_str());
+    std::printf(", \"swap_in_%zuKiB\": %s", bytes >> 10,
+                json(copy_blocks(host, to.data(), kBlocks, bytes, kBlockBytes, 1)).c_str());
+  }
+  std::printf("}\n");
+}
+
+}  // namespace
+}  // namespace kvhive
+
+int main(int argc, char** argv) { kvhive::run({argv + 1, argv + argc}); }
