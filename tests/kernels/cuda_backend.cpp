@@ -51,26 +51,22 @@ bool takes(const PagedKv& kv, Dtype) {
          (!is_x_packed || kv.D * element % 16 == 0);
 }
 
+/// 1, 2, 3: the emulator's schedules; a GPU has its own.
+void set_schedule([[maybe_unused]] int number) {
 #if !defined(KVHIVE_GPU_TESTS)
-/// 1, 2, 3: the emulator's schedules.
-void set_schedule(int number) {
   simt::options = {};
   if (number == 2)
     simt::options = {
         .order = simt::Order::reverse, .delivery = simt::Delivery::early, .workers = 2};
   if (number == 3)
     simt::options = {.order = simt::Order::random, .delivery = simt::Delivery::random, .seed = 3};
-}
 #endif
+}
 
 }  // namespace
 
 Backend cuda_backend() {
-  Backend backend{"Cuda", attention, write, merge, copy, nullptr, nullptr, takes};
-#if !defined(KVHIVE_GPU_TESTS)
-  backend.set_workers = set_schedule;
-#endif
-  return backend;
+  return {"Cuda", attention, write, merge, copy, nullptr, nullptr, takes, set_schedule};
 }
 
 }  // namespace kvhive::testing_support
