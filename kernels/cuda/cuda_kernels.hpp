@@ -26,6 +26,15 @@ Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream);
 /// addresses, strides and bytes are multiples of 16.
 Expected<void> block_copy_cuda(const BlockCopyArgs& args, CudaStream stream);
 
+/// Swap: the same between device memory and page-locked host memory. Pieces of `batched_from` bytes
+/// and more go to the copy engines as one batch, neighbours as one copy, and leave the SMs to the
+/// model; smaller ones, for which a copy each costs more than its bytes (vLLM PR #42212: 4..24 KiB
+/// at a tenth of the link), go through block_copy_cuda: the memory must be mapped then. `pairs` are
+/// on the host, page-locked, and stay until the stream has passed. Sources are read in the stream's
+/// order, both ways: a copy that is allowed to run ahead reads what no kernel has written yet.
+Expected<void> swap_blocks_cuda(const BlockCopyArgs& args, std::size_t batched_from,
+                                CudaStream stream);
+
 Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream);
 
 /// `work` is plan_splits() of the same batch, on the device. Head sizes 8..256 in steps of 8, S a

@@ -1,7 +1,10 @@
 #pragma once
-// How the host starts a kernel: no <<< >>>, so that the same line starts it under the emulator.
+// How the host starts a kernel or a copy: no <<< >>>, so that the same line starts it under the
+// emulator.
 
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "config/expected.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
@@ -39,6 +42,31 @@ Expected<void> launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
     return failure(Errc::os_error, std::string("CUDA launch: ") + cudaGetErrorString(error));
 #else
   simt::launch(kernel, grid, block, shared_bytes, arguments...);
+#endif
+  return {};
+}
+
+/// One batch for the copy engines; `stream` is not the default one, or the copies go one by one.
+inline Expected<void> copy_batch(const std::vector<void*>& to, const std::vector<const void*>& from,
+                                 const std::vector<std::size_t>& bytes,
+                                 [[maybe_unused]] CudaStream stream) {
+#if defined(__CUDACC__)
+  cudaError_t error = cudaSuccess;
+#if CUDART_VERSION >= 13000
+  if (stream != nullptr) {
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    std::size_t first = 0;
+    error = cudaMemcpyBatchAsync(to.data(), from.data(), bytes.data(), to.size(), &attributes,
+                                 &first, 1, stream);
+  } else
+#endif
+    for (std::size_t i = 0; i < to.size() && error == cudaSuccess; ++i)
+      error = cudaMemcpyAsync(to[i], from[i], bytes[i], cudaMemcpyDefault, stream);
+  if (error != cudaSuccess)
+    return failure(Errc::os_error, std::string("CUDA copy: ") + cudaGetErrorString(error));
+#else
+  for (std::size_t i = 0; i < to.size(); ++i) std::memcpy(to[i], from[i], bytes[i]);
 #endif
   return {};
 }

@@ -12,6 +12,7 @@
 #include <functional>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -66,15 +67,15 @@ void fill(const DeviceArray<std::byte>& bytes) {
 }
 
 /// Median microseconds of `work(round)`.
-double microseconds(const std::function<void(int)>& work) {
+double microseconds(const std::function<void(int)>& work, cudaStream_t stream = nullptr) {
   cudaEvent_t begin, end;
   CHECK(cudaEventCreate(&begin));
   CHECK(cudaEventCreate(&end));
   std::vector<double> times;
   for (int round = -3; round < kRounds; ++round) {
-    CHECK(cudaEventRecord(begin));
+    CHECK(cudaEventRecord(begin, stream));
     work(round + 3);
-    CHECK(cudaEventRecord(end));
+    CHECK(cudaEventRecord(end, stream));
     CHECK(cudaEventSynchronize(end));
     CHECK(cudaGetLastError());
     float milliseconds = 0;
@@ -218,20 +219,34 @@ Timing cache_write(std::int32_t tokens, Dtype kv_dtype) {
   return {us, static_cast<std::size_t>(tokens) * token_elements * 2 * (2 + element)};
 }
 
-/// Blocks of 2 MiB from `source` to `destination`, in random order.
+/// Page-locked memory that the device can read in place.
+template <class T>
+std::span<T> page_locked(std::size_t count) {
+  T* memory = nullptr;
+  CHECK(cudaHostAlloc(&memory, count * sizeof(T), cudaHostAllocMapped));  // until the end
+  return {memory, count};
+}
+
+enum class By { kernel, batch };
+
+/// `bytes` of each block, `stride` apart, from `source` to `destination`, in random order.
 Timing copy_blocks(const std::byte* source, std::byte* destination, std::uint32_t blocks,
-                   std::size_t bytes, std::size_t stride, std::size_t moved_per_byte) {
-  std::vector<BlockPair> pairs(blocks);
+                   std::size_t bytes, std::size_t stride, std::size_t moved_per_byte, By by) {
+  const std::span<BlockPair> pairs = page_locked<BlockPair>(blocks);
   for (std::uint32_t i = 0; i < blocks; ++i) pairs[i] = {i, i};
-  std::mt19937 random(1);
-  std::shuffle(pairs.begin(), pairs.end(), random);
-  const DeviceArray<BlockPair> device_pairs(pairs);
-  const BlockCopyArgs args{source, destination,         bytes,       stride,
-                           stride, device_pairs.data(), pairs.size()};
-  const double us = microseconds([&](int) {
-    const auto started = block_copy_cuda(args, nullptr);
-    if (!started) die("block copy", started.error().text);
-  });
+  std::shuffle(pairs.begin(), pairs.end(), std::mt19937(1));
+  const BlockCopyArgs args{source, destination, bytes, stride, stride, pairs.data(), pairs.size()};
+  static const cudaStream_t stream = [] {
+    cudaStream_t made;  // batches do not take the default stream
+    CHECK(cudaStreamCreate(&made));
+    return made;
+  }();
+  const double us = microseconds(
+      [&](int) {
+        const auto started = swap_blocks_cuda(args, by == By::batch ? 0 : bytes + 1, stream);
+        if (!started) die("block copy", started.error().text);
+      },
+      stream);
   return {us, blocks * bytes * moved_per_byte};
 }
 
@@ -266,15 +281,18 @@ void run(const std::vector<std::string>& shapes) {
   fill(from);
   std::printf(
       ", \"copy_on_write_256x2MiB\": %s",
-      json(copy_blocks(from.data(), to.data(), kBlocks, kBlockBytes, kBlockBytes, 2)).c_str());
-  std::byte* host = nullptr;
-  CHECK(cudaHostAlloc(&host, kBlocks * kBlockBytes, cudaHostAllocMapped));
-  for (const std::size_t bytes : {std::size_t{8} << 10, std::size_t{64} << 10, kBlockBytes}) {
-    std::printf(", \"swap_out_%zuKiB\": %s", bytes >> 10,
-                json(copy_blocks(from.data(), host, kBlocks, bytes, kBlockBytes, 1)).c_str());
-    std::printf(", \"swap_in_%zuKiB\": %s", bytes >> 10,
-                json(copy_blocks(host, to.data(), kBlocks, bytes, kBlockBytes, 1)).c_str());
-  }
+      json(copy_blocks(from.data(), to.data(), kBlocks, kBlockBytes, kBlockBytes, 2, By::kernel))
+          .c_str());
+  std::byte* host = page_locked<std::byte>(kBlocks * kBlockBytes).data();
+  for (const By by : {By::kernel, By::batch})  // where they cross is what batched_from should be
+    for (const std::size_t bytes : {std::size_t{8} << 10, std::size_t{16} << 10,
+                                    std::size_t{32} << 10, std::size_t{64} << 10, kBlockBytes}) {
+      const char* name = by == By::kernel ? "kernel" : "batch";
+      std::printf(", \"swap_out_%zuKiB_%s\": %s", bytes >> 10, name,
+                  json(copy_blocks(from.data(), host, kBlocks, bytes, kBlockBytes, 1, by)).c_str());
+      std::printf(", \"swap_in_%zuKiB_%s\": %s", bytes >> 10, name,
+                  json(copy_blocks(host, to.data(), kBlocks, bytes, kBlockBytes, 1, by)).c_str());
+    }
   std::printf("}\n");
 }
 
