@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <exception>
 
 #include "actors/transformer_runner.hpp"
 #include "config/log.hpp"
@@ -22,6 +24,21 @@ std::size_t longest_token_bytes(const Tokenizer& tokenizer) {
   for (TokenId token = 0; token < tokenizer.vocab_size(); ++token)
     longest = std::max(longest, tokenizer.token_bytes(token).size());
   return longest;
+}
+
+/// The ring, or the end: ~actor_system would wait for ever for an actor that CAF has counted and
+/// found no thread for.
+SchedulerHandle spawn_ring_or_exit(caf::actor_system& system, RingParts parts) {
+  try {
+    return spawn_ring(system, std::move(parts));
+  } catch (const std::exception& exception) {
+    std::fprintf(
+        stderr,
+        "kvhive-engine: no thread for an actor: %s; raise the limit of processes (ulimit -u) or "
+        "of address space (ulimit -v)\n",
+        exception.what());
+    _exit(1);
+  }
 }
 
 }  // namespace
@@ -95,7 +112,7 @@ Engine::Engine(const Options& options, const ModelConfig& config, const Message&
   parts.runner = std::make_unique<TransformerRunner>(std::move(model), memory_.arena(Tier::device),
                                                      memory_.geometry().kv);
   port_ = std::make_unique<Port>(
-      loop_, spawn_ring(system_, std::move(parts)), tokenizer_,
+      loop_, spawn_ring_or_exit(system_, std::move(parts)), tokenizer_,
       PortLimits{options.seed, max_model_len * longest_token_bytes(tokenizer_)});
 }
 
