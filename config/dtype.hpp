@@ -38,6 +38,14 @@ constexpr std::optional<Dtype> parse_dtype(std::string_view name) {
   return std::nullopt;
 }
 
+/// vLLM's spellings of --kv-cache-dtype: the above, "fp8" (e4m3), "fp8_e4m3", "fp8_e5m2", "int8".
+constexpr std::optional<Dtype> parse_kv_dtype(std::string_view name) {
+  if (name == "fp8" || name == "fp8_e4m3") return Dtype::e4m3;
+  if (name == "fp8_e5m2") return Dtype::e5m2;
+  if (name == "int8") return Dtype::int8;
+  return parse_dtype(name);
+}
+
 inline float float_of_bf16(std::uint16_t bits) {
   return std::bit_cast<float>(std::uint32_t{bits} << 16);
 }

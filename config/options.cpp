@@ -31,7 +31,9 @@ const OptionField kFields[] = {
     {"swap-space", OptionField::Size{&Options::swap_space, kGiB},
      "host tier of the pool; a bare number is GiB"},
     {"kv-cache-dtype", &Options::kv_cache_dtype,
-     "auto (the model's), float32, bfloat16 or float16"},
+     "auto (the model's), float32, bfloat16, float16, fp8 (fp8_e4m3), fp8_e5m2, or int8 with a "
+     "scale "
+     "per token and head"},
     {"max-model-len", &Options::max_model_len,
      "most tokens of a request, prompt and output; 0 = the model's"},
     {"max-num-seqs", &Options::max_num_seqs, "sequences running at once per engine"},
@@ -245,12 +247,9 @@ Expected<void> check_options(const Options& o) {
       remedy += (choice == *known.begin() ? " " : ", ") + std::string(choice);
     return bad_value(name, value, remedy);
   };
-  if (o.kv_cache_dtype.rfind("fp8", 0) == 0 || o.kv_cache_dtype == "int8")
-    return failure(Errc::unsupported,
-                   "kv-cache-dtype: '" + o.kv_cache_dtype +
-                       "' is not there yet; use auto, bfloat16, float16 or float32");
   if (auto known =
-          one_of("kv-cache-dtype", o.kv_cache_dtype, {"auto", "float32", "bfloat16", "float16"});
+          one_of("kv-cache-dtype", o.kv_cache_dtype,
+                 {"auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"});
       !known)
     return known;
   if (auto known = one_of("scheduling-policy", o.scheduling_policy, {"fcfs", "priority"}); !known)

@@ -29,7 +29,7 @@ struct Options {
   /// Device blocks, the null block included, whatever the memory says; 0 = by memory.
   std::uint32_t num_gpu_blocks_override = 0;
   std::size_t swap_space = 0;           ///< bytes of the host tier for the whole pool; 0 = none
-  std::string kv_cache_dtype = "auto";  ///< auto = the model's; float32, bfloat16, float16
+  std::string kv_cache_dtype = "auto";  ///< auto = the model's; see parse_kv_dtype
 
   /// Tokens, prompt and output together; 0 = the model's, or what the pool can hold.
   std::uint32_t max_model_len = 0;

@@ -42,16 +42,27 @@ struct Activations {
 PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t layer) {
   const std::size_t token_bytes = layout.head_size * bytes_of(layout.dtype);
   std::byte* k = kv_base + layer * layout.layer_bytes();
+  const auto block_stride = static_cast<std::int64_t>(layout.block_bytes());
+  KvScales scales;
+  if (layout.has_token_scales()) {
+    std::byte* behind = k + 2 * layout.plane_bytes();
+    scales = {.k = reinterpret_cast<float*>(behind),
+              .v = reinterpret_cast<float*>(behind + layout.scales_bytes()),
+              .block_stride = block_stride,
+              .head_stride = static_cast<std::int64_t>(layout.block_size * sizeof(float)),
+              .token_stride = sizeof(float)};
+  }
   return {.k = k,
           .v = k + layout.plane_bytes(),
-          .block_stride = static_cast<std::int64_t>(layout.block_bytes()),
+          .block_stride = block_stride,
           .head_stride = static_cast<std::int64_t>(layout.block_size * token_bytes),
           .token_stride = static_cast<std::int64_t>(token_bytes),
           .G = static_cast<std::int32_t>(layout.kv_heads),
           .S = static_cast<std::int32_t>(layout.block_size),
           .D = static_cast<std::int32_t>(layout.head_size),
           .dtype = layout.dtype,
-          .layout = layout.pages};
+          .layout = layout.pages,
+          .scales = scales};
 }
 
 void check_batch(const ForwardBatch& batch, const ModelConfig& config, const KvLayout& layout,

@@ -20,6 +20,14 @@ TEST(KvLayout, FloatTakesTwiceTheRoom) {
   EXPECT_EQ(layout.block_bytes(), 2 * narrow);
 }
 
+TEST(KvLayout, Int8BringsAScalePerTokenAndHead) {
+  KvLayout layout{
+      .layers = 2, .kv_heads = 3, .head_size = 64, .block_size = 16, .dtype = Dtype::e4m3};
+  EXPECT_EQ(layout.layer_bytes(), 2u * 3 * 64 * 16);
+  layout.dtype = Dtype::int8;
+  EXPECT_EQ(layout.layer_bytes(), 2u * 3 * 64 * 16 + 2 * 3 * 16 * 4);
+}
+
 TEST(KvLayout, DoesNotOverflow32Bits) {
   const KvLayout huge{
       .layers = 128, .kv_heads = 128, .head_size = 512, .block_size = 1024, .dtype = Dtype::f32};

@@ -77,8 +77,22 @@ TEST_P(GoldenModel, MatchesFloat64WithReferenceAttention) {
   EXPECT_LT(relative_error(logits, golden_.logits), GetParam().tolerance);
 }
 
+TEST_P(GoldenModel, StaysNearFloat64WithAnyKvDtype) {
+  const std::pair<Dtype, double> extra[] = {{Dtype::f16, 2e-3},
+                                            {Dtype::bf16, 1e-2},
+                                            {Dtype::int8, 2e-2},
+                                            {Dtype::e4m3, 6e-2},
+                                            {Dtype::e5m2, 0.12}};
+  for (const auto& [dtype, tolerance] : extra) {
+    const auto logits = runner(dtype).run_chunked(0, golden_.tokens, {golden_.tokens.size()});
+    EXPECT_LT(relative_error(logits, golden_.logits), GetParam().tolerance + tolerance)
+        << to_string(dtype);
+  }
+}
+
 TEST_P(GoldenModel, PrefillChunksAndDecodeGiveTheSameBits) {
-  for (const Dtype kv_dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
+  for (const Dtype kv_dtype :
+       {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::e4m3, Dtype::e5m2, Dtype::int8}) {
     const auto prefill =
         runner(kv_dtype, 1).run_chunked(0, golden_.tokens, {golden_.tokens.size()});
     EXPECT_EQ(runner(kv_dtype, 2).run_chunked(0, golden_.tokens, {1}), prefill);

@@ -81,7 +81,7 @@ TEST_F(BadStart, MaxModelLenLargerThanThePool) {
                   {"max-model-len", "at most 112"});
 }
 TEST_F(BadStart, KvCacheDtypeOfTheFuture) {
-  expect_one_line(start({"--kv-cache-dtype", "fp8"}), {"kv-cache-dtype", "fp8", "bfloat16"});
+  expect_one_line(start({"--kv-cache-dtype", "fp4"}), {"kv-cache-dtype", "fp4", "bfloat16"});
 }
 TEST_F(BadStart, SwapWithoutSwapSpace) {
   expect_one_line(start({"--preemption-mode", "swap"}), {"preemption-mode", "--swap-space"});

@@ -39,15 +39,18 @@ std::vector<std::vector<TokenId>> run_at_once(const Daemon& daemon,
 }
 
 /// The truth to compare with: one after another, nothing cached, nothing preempted.
+std::vector<std::vector<TokenId>> one_by_one(const std::string& kv_dtype) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false",
+                       "--kv-cache-dtype", kv_dtype});
+  Client client = daemon.connect();
+  std::vector<Progress> results;
+  for (const GenerateRequest& request : many_requests())
+    results.push_back(*client.generate(request));
+  return tokens_of(results);
+}
+
 const std::vector<std::vector<TokenId>>& undisturbed() {
-  static const auto tokens = [] {
-    const Daemon daemon({"--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"});
-    Client client = daemon.connect();
-    std::vector<Progress> results;
-    for (const GenerateRequest& request : many_requests())
-      results.push_back(*client.generate(request));
-    return tokens_of(results);
-  }();
+  static const auto tokens = one_by_one("auto");
   return tokens;
 }
 
@@ -113,13 +116,15 @@ TEST(Sharing, TokensAreTheSameWhateverTheStepSize) {
 }
 
 /// A pool so small that sequences must make room for each other.
-void expect_same_tokens_in_a_small_pool(std::vector<std::string> flags) {
+void expect_same_tokens_in_a_small_pool(
+    std::vector<std::string> flags,
+    const std::vector<std::vector<TokenId>>& truth = undisturbed()) {
   flags.insert(flags.end(), {"--num-gpu-blocks-override", "48", "--max-model-len", "512"});
   const Daemon daemon(flags);
   const bool has_two = std::find(flags.begin(), flags.end(), "--engines") != flags.end();
   EXPECT_EQ(run_at_once(daemon,
                         has_two ? std::vector<std::uint32_t>{0, 1} : std::vector<std::uint32_t>{0}),
-            undisturbed());
+            truth);
   const std::uint64_t preemptions = daemon.preemptions();
   std::printf("preemptions: %lu\n", preemptions);
   EXPECT_GE(preemptions, 20u);
@@ -144,6 +149,16 @@ TEST(Sharing, TokensAreTheSameAfterPreemptionBySwapWithTheCacheOff) {
 
 TEST(Sharing, TokensAreTheSameWhenTwoEnginesFightForASmallPool) {
   expect_same_tokens_in_a_small_pool({"--engines", "2"});
+}
+
+TEST(Sharing, TokensAreTheSameWithKvOf8Bits) {
+  for (const std::string dtype :
+       {"fp8", "fp8_e5m2", "int8"}) {  // int8: swap takes its scales along
+    SCOPED_TRACE(dtype);
+    expect_same_tokens_in_a_small_pool({"--swap-space", "8M", "--preemption-mode", "swap",
+                                        "--kv-cache-dtype", dtype, "--engines", "2"},
+                                       one_by_one(dtype));
+  }
 }
 
 }  // namespace

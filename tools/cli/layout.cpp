@@ -24,11 +24,12 @@ Expected<void> run(LayoutFlags& flags) {
   if (!config) return forward_error(config);
   const auto dtype = flags.options.kv_cache_dtype == "auto"
                          ? std::optional(config->dtype)
-                         : parse_dtype(flags.options.kv_cache_dtype);
+                         : parse_kv_dtype(flags.options.kv_cache_dtype);
   if (!dtype)
-    return failure(Errc::unsupported,
+    return failure(Errc::bad_argument,
                    "--kv-cache-dtype '" + flags.options.kv_cache_dtype +
-                       "' is not there yet; use auto, bfloat16, float16 or float32");
+                       "' is unknown; use auto, float32, bfloat16, float16, fp8, fp8_e4m3, "
+                       "fp8_e5m2 or int8");
   for (const auto& [text, target] : {std::pair{&flags.memory, &flags.options.kv_cache_memory_bytes},
                                      std::pair{&flags.swap, &flags.options.swap_space}}) {
     if (text->empty()) continue;
