@@ -28,10 +28,11 @@ Expected<void> block_copy_cuda(const BlockCopyArgs& args, CudaStream stream);
 
 Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream);
 
-/// `work` is plan_splits() of the same batch, on the device. Head sizes 64..256 in steps of 8, S a
-/// power of two, layout `rows` with rows aligned to 16 bytes (8 for 8-bit elements). From three
-/// query heads per kv head on by tensor cores, if q is of the cache's 16-bit type. A token's bits
-/// are the same alone, in a batch and in prefill.
+/// `work` is plan_splits() of the same batch, on the device; one plan serves all layers of a kind.
+/// Head sizes 64..256 in steps of 8, S a power of two, layout `rows` with rows aligned to 16 bytes
+/// (8 for 8-bit elements). From three query heads per kv head on by tensor cores, if q is of the
+/// cache's 16-bit type, or of 16 bits over rows of 8-bit elements aligned to 16 bytes. A token's
+/// bits are the same alone, in a batch, in prefill and in a cascade.
 Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const AttentionWork& work,
                                     CudaStream stream);
 

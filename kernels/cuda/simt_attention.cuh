@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kSimtThreads)
   for (int i = thread; i < kHeads * kv.D; i += kSimtThreads) {
     const int j = i / kv.D, d = i % kv.D;
     const Merged all = merge_states_at<kRows>(maxima, accs, j, kHeads, kv.D, d);
-    write_piece(args, work, split, first_h + j, d, all.max, all.sum, all.acc * v_scale);
+    write_piece(args, work, split, first_h + j, d, all.max, all.sum, all.acc, v_scale);
   }
 }
 

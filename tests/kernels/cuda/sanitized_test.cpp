@@ -16,10 +16,10 @@ using testing_support::AttentionCase;
 using testing_support::in_every_schedule;
 using testing_support::ScaleKind;
 
-void attend(AttentionCase c) {
+void attend(AttentionCase c, const PlanLimits& limits = {}) {
   c.G = 1;
   const AttentionBatch batch(c);
-  in_every_schedule([&] { batch.run(); });
+  in_every_schedule([&] { batch.run(limits); });
 }
 
 TEST(Sanitized, PagedAttention) {
@@ -36,6 +36,9 @@ TEST(Sanitized, PagedAttention) {
 
 TEST(Sanitized, PagedAttentionOnTensorCores) {
   attend({.heads_per_kv = 4, .sequences = {{140, 1}}});
+  // Two sequences with a prefix, a prefill; runs and states.
+  attend({.heads_per_kv = 8, .sequences = {{140, 1}, {135, 2, 128, 0}}});
+  attend({.heads_per_kv = 8, .sequences = {{70, 5}}}, {.tiles = 1});
   attend({.q_dtype = Dtype::f16,
           .kv_dtype = Dtype::f16,
           .D = 80,
@@ -43,6 +46,14 @@ TEST(Sanitized, PagedAttentionOnTensorCores) {
           .sequences = {{70, 1}},
           .soft_cap = 10,
           .has_alibi = true});
+}
+
+TEST(Sanitized, PagedAttentionOfEightBitsOnTensorCores) {
+  attend({.kv_dtype = Dtype::int8,
+          .D = 80,
+          .heads_per_kv = 4,
+          .sequences = {{70, 5}, {20, 1}},
+          .scales = ScaleKind::per_token});
 }
 
 TEST(Sanitized, CacheWrite) {
