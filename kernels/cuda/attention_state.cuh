@@ -3,6 +3,7 @@
 // state is max, sum of exp2(score - max), acc = sum of exp2(score - max) * v, as stored; nothing
 // seen: max -inf, sum 0.
 
+#include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/split_plan.hpp"
 
@@ -84,6 +85,26 @@ __device__ __forceinline__ void write_piece(const PagedAttentionArgs& args,
   if (d == 0 && args.lse != nullptr) args.lse[row] = end.lse;
 }
 
+/// Softmax state of one head over some rows, of which this thread has kVec elements.
+template <int kVec>
+struct ThreadState {
+  float max = -kInfinity;
+  float sum = 0;
+  float acc[kVec] = {};
+
+  /// score > -inf; v is what `weight_scale` times the elements is.
+  __device__ __forceinline__ void add(float score, const float (&v)[kVec], float weight_scale) {
+    const float top = fmaxf(max, score);
+    const float shrink = exp2_approximate(max - top);
+    const float weight = exp2_approximate(score - top);
+    max = top;
+    sum = sum * shrink + weight;
+    const float scaled = weight * weight_scale;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) acc[i] = acc[i] * shrink + scaled * v[i];
+  }
+};
+
 /// States of kStates threads' groups in shared memory, `stride` apart: maxima[2 * i] max, then sum;
 /// accs[i * D + d]. Merged in order.
 struct Merged {
@@ -120,5 +141,9 @@ __device__ __forceinline__ float fixed_scale(const KvScales& scales, float* plan
   if (plane == nullptr || scales.are_per_token()) return 1.0f;
   return *scale_address(scales, plane, 0, g, 0);
 }
+
+/// Folds the states in scratch and writes the results.
+Expected<void> launch_combine(const PagedAttentionArgs& args, const AttentionWork& work,
+                              CudaStream stream);
 
 }  // namespace kvhive::device

@@ -12,6 +12,7 @@
 #include "kernels/cuda/split_plan.hpp"
 #include "kernels/merge_states.hpp"
 #include "kernels/paged_attention.hpp"
+#include "kernels/paged_mla.hpp"
 
 struct CUstream_st;
 
@@ -35,5 +36,10 @@ Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream)
 /// bits are the same alone, in a batch, in prefill and in a cascade.
 Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const AttentionWork& work,
                                     CudaStream stream);
+
+/// Rows aligned to 16 bytes. `work` is plan_splits() of the same batch; bits as above.
+Expected<void> paged_mla_cuda(const PagedMlaArgs& args, const AttentionWork& work,
+                              CudaStream stream);
+Expected<void> mla_write_cuda(const MlaWriteArgs& args, CudaStream stream);
 
 }  // namespace kvhive

@@ -228,6 +228,14 @@ __device__ __forceinline__ float rounded_product(float x, float y) {
 #endif
 }
 
+/// The warp's largest; NaN does not count.
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2)
+    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, distance));
+  return x;
+}
+
 /// 2^x to about 2 ulp.
 __device__ __forceinline__ float exp2_approximate(float x) {
 #if defined(__CUDA_ARCH__)

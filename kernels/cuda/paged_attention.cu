@@ -108,6 +108,14 @@ Expected<void> attend(const PagedAttentionArgs& args, const AttentionWork& work,
 }
 
 }  // namespace
+
+Expected<void> launch_combine(const PagedAttentionArgs& args, const AttentionWork& work,
+                              CudaStream stream) {
+  if (work.merged_count == 0) return {};
+  const dim3 grid{static_cast<unsigned>(work.merged_count), static_cast<unsigned>(args.H), 1};
+  return launch(combine, grid, dim3{kCombineThreads, 1, 1}, 0, stream, args, work);
+}
+
 }  // namespace device
 
 Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const AttentionWork& work,
@@ -120,11 +128,7 @@ Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const Attent
   if (is_for_tensor_cores(args) != (work.narrow_tiles + work.wide_tiles > 0))
     return failure(Errc::bad_argument, "paged attention: the plan is for other shapes");
   done = device::attend(args, work, stream);
-  if (!done || work.merged_count == 0) return done;
-  return device::launch(
-      device::combine,
-      dim3{static_cast<unsigned>(work.merged_count), static_cast<unsigned>(args.H), 1},
-      dim3{device::kCombineThreads, 1, 1}, 0, stream, args, work);
+  return done ? device::launch_combine(args, work, stream) : done;
 }
 
 }  // namespace kvhive

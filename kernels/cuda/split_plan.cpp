@@ -266,4 +266,25 @@ SplitPlan plan_splits(const PagedAttentionArgs& args, const PlanLimits& limits) 
   return plan;
 }
 
+SplitPlan plan_splits(const PagedMlaArgs& args) { return plan_splits(as_attention(args)); }
+
+PagedAttentionArgs as_attention(const PagedMlaArgs& args) {
+  PagedAttentionArgs attention;
+  attention.q = args.q;
+  attention.kv.G = 1;
+  attention.kv.S = args.kv.S;
+  attention.kv.D = kMlaLatent;
+  attention.block_table = args.block_table;
+  attention.query_start = args.query_start;
+  attention.kv_len = args.kv_len;
+  attention.out = args.out;
+  attention.lse = args.lse;
+  attention.B = args.B;
+  attention.H = args.H;
+  attention.M = args.M;
+  attention.q_dtype = args.q_dtype;
+  attention.scale = args.scale;
+  return attention;
+}
+
 }  // namespace kvhive

@@ -21,6 +21,7 @@
 
 #include "kernels/cuda/piece_sizes.hpp"
 #include "kernels/paged_attention.hpp"
+#include "kernels/paged_mla.hpp"
 
 namespace kvhive {
 
@@ -105,5 +106,11 @@ bool is_for_tensor_cores(const PagedAttentionArgs& args);
 
 /// \param args  query_start, kv_len and block_table in host memory; other pointers are not read
 SplitPlan plan_splits(const PagedAttentionArgs& args, const PlanLimits& limits = {});
+
+/// Latent attention: pieces for each query token.
+SplitPlan plan_splits(const PagedMlaArgs& args);
+
+/// What latent attention has in common with the other: all but where the KV is.
+PagedAttentionArgs as_attention(const PagedMlaArgs& args);
 
 }  // namespace kvhive

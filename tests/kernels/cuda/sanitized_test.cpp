@@ -75,6 +75,39 @@ TEST(Sanitized, CacheWrite) {
   }
 }
 
+TEST(Sanitized, LatentAttention) {
+  constexpr std::int32_t T = 70, S = 16, H = 3;
+  for (const MlaRow row : {MlaRow::bf16, MlaRow::fp8}) {
+    const std::vector<float> in(static_cast<std::size_t>(T) * kMlaRow, 0.5f);
+    const std::vector<std::uint32_t> table = {4, 0, 3, 1, 2};
+    const std::vector<std::int32_t> query_start = {0, 1}, kv_len = {T};
+    std::vector<std::int64_t> slots;
+    for (std::int32_t t = 0; t < T; ++t) slots.push_back(std::int64_t{table[t / S]} * S + t % S);
+    in_every_schedule([&] {
+      const auto stride = static_cast<std::int64_t>(bytes_of(row));
+      std::vector<std::byte> cache(table.size() * static_cast<std::size_t>(S * stride));
+      const PagedLatents kv{cache.data(), S * stride, stride, S, row};
+      ASSERT_TRUE(mla_write_cuda({in.data(), in.data(), slots.data(), kv, T, Dtype::f32}, nullptr));
+      std::vector<float> out(H * kMlaLatent), lse(H);
+      const PagedMlaArgs args{in.data(),
+                              kv,
+                              table.data(),
+                              query_start.data(),
+                              kv_len.data(),
+                              out.data(),
+                              lse.data(),
+                              1,
+                              H,
+                              5,
+                              Dtype::f32,
+                              0.1f};
+      const SplitPlan plan = plan_splits(args);
+      std::vector<float> states(plan.state_floats(H, kMlaLatent));
+      ASSERT_TRUE(paged_mla_cuda(args, plan.work(states.data()), nullptr));
+    });
+  }
+}
+
 TEST(Sanitized, CopyAndMerge) {
   const std::vector<BlockPair> pairs = {{1, 0}, {0, 2}};
   const std::vector<float> lse = {0, 1};
