@@ -1,7 +1,9 @@
 #pragma once
-// Softmax states in scratch, and how one becomes a result. Scores are in units of log2: a state is
-// max, sum of exp2(score - max), acc = sum of exp2(score - max) * v; nothing seen: max -inf, sum 0.
+// Softmax states: in scratch, folded, and how one becomes a result. Scores are in units of log2: a
+// state is max, sum of exp2(score - max), acc = sum of exp2(score - max) * v, as stored; nothing
+// seen: max -inf, sum 0.
 
+#include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/split_plan.hpp"
 
@@ -20,31 +22,54 @@ __device__ __forceinline__ StatePlace state_place(const PagedAttentionArgs& args
   return {work.states + row * args.kv.D, maxima + 2 * row};
 }
 
+/// A state takes in the one of the piece behind it. Roundings are spelled out, and an empty state
+/// changes nothing, so that all who fold the same states get the same bits.
+struct Fold {
+  float max;  ///< of both
+  bool takes_first, takes_second;
+  float first, second;  ///< weights, where both are taken
+
+  __device__ __forceinline__ Fold(float first_max, float second_max)
+      : max(fmaxf(first_max, second_max)),
+        takes_first(first_max > -kInfinity),
+        takes_second(second_max > -kInfinity),
+        first(takes_first ? exp2_approximate(first_max - max) : 0.0f),
+        second(takes_second ? exp2_approximate(second_max - max) : 0.0f) {}
+
+  /// Of the sums, or of an element of acc.
+  __device__ __forceinline__ float operator()(float of_first, float of_second) const {
+    const float both = fmaf(of_first, first, rounded_product(of_second, second));
+    return !takes_second ? of_first : !takes_first ? of_second : both;
+  }
+};
+
 /// How a final state is written: out = acc * factor.
 struct Finish {
   float factor;
   float lse;
 };
 
+/// \param v_scale  what acc lacks (fixed_scale)
 __device__ __forceinline__ Finish finish(const PagedAttentionArgs& args, int h, float max,
-                                         float sum) {
+                                         float sum, float v_scale) {
   if (args.sinks != nullptr) {
     const float sink = args.sinks[h] * kLog2E;
     const float top = fmaxf(max, sink);
     if (top == -kInfinity) return {0.0f, -kInfinity};
     const float shrink = max > -kInfinity ? exp2_approximate(max - top) : 0.0f;
-    const float total = sum * shrink + exp2_approximate(sink - top);
-    return {shrink / total, top * kLn2 + logf(total)};
+    const float total = fmaf(sum, shrink, exp2_approximate(sink - top));
+    return {v_scale * (shrink / total), fmaf(top, kLn2, logf(total))};
   }
   if (!(max > -kInfinity)) return {0.0f, -kInfinity};
-  return {1.0f / sum, max * kLn2 + logf(sum)};
+  return {v_scale / sum, fmaf(max, kLn2, logf(sum))};
 }
 
 /// Element d of head h, of which this piece has (max, sum, acc): to scratch if the query has more
 /// pieces, else to out. The thread of d == 0 writes what there is one of.
 __device__ __forceinline__ void write_piece(const PagedAttentionArgs& args,
                                             const AttentionWork& work, const AttentionSplit& split,
-                                            int h, int d, float max, float sum, float acc) {
+                                            int h, int d, float max, float sum, float acc,
+                                            float v_scale) {
   if (split.state >= 0) {
     const StatePlace place = state_place(args, work, split.state, h);
     place.acc[d] = acc;
@@ -54,11 +79,31 @@ __device__ __forceinline__ void write_piece(const PagedAttentionArgs& args,
     }
     return;
   }
-  const Finish end = finish(args, h, max, sum);
+  const Finish end = finish(args, h, max, sum, v_scale);
   const std::int64_t row = std::int64_t{split.query} * args.H + h;
   store_value(args.out, row * args.kv.D + d, args.q_dtype, acc * end.factor);
   if (d == 0 && args.lse != nullptr) args.lse[row] = end.lse;
 }
+
+/// Softmax state of one head over some rows, of which this thread has kVec elements.
+template <int kVec>
+struct ThreadState {
+  float max = -kInfinity;
+  float sum = 0;
+  float acc[kVec] = {};
+
+  /// score > -inf; v is what `weight_scale` times the elements is.
+  __device__ __forceinline__ void add(float score, const float (&v)[kVec], float weight_scale) {
+    const float top = fmaxf(max, score);
+    const float shrink = exp2_approximate(max - top);
+    const float weight = exp2_approximate(score - top);
+    max = top;
+    sum = sum * shrink + weight;
+    const float scaled = weight * weight_scale;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) acc[i] = acc[i] * shrink + scaled * v[i];
+  }
+};
 
 /// States of kStates threads' groups in shared memory, `stride` apart: maxima[2 * i] max, then sum;
 /// accs[i * D + d]. Merged in order.
@@ -85,10 +130,10 @@ __device__ __forceinline__ Merged merge_states_at(const float* maxima, const flo
 /// A score of natural units with soft cap and ALiBi, in units of log2.
 __device__ __forceinline__ float score_with_options(const PagedAttentionArgs& args, int h,
                                                     int position, int t, float score) {
-  if (args.soft_cap > 0) score = args.soft_cap * tanhf(score / args.soft_cap);
+  if (args.soft_cap > 0) score = rounded_product(args.soft_cap, tanhf(score / args.soft_cap));
   if (args.alibi_slopes != nullptr)
-    score += args.alibi_slopes[h] * static_cast<float>(t - position);
-  return score * kLog2E;
+    score = fmaf(args.alibi_slopes[h], static_cast<float>(t - position), score);
+  return rounded_product(score, kLog2E);
 }
 
 /// The scale of all tokens of head g (1 if there are none, or one per token).
@@ -96,5 +141,9 @@ __device__ __forceinline__ float fixed_scale(const KvScales& scales, float* plan
   if (plane == nullptr || scales.are_per_token()) return 1.0f;
   return *scale_address(scales, plane, 0, g, 0);
 }
+
+/// Folds the states in scratch and writes the results.
+Expected<void> launch_combine(const PagedAttentionArgs& args, const AttentionWork& work,
+                              CudaStream stream);
 
 }  // namespace kvhive::device

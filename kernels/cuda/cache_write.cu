@@ -37,14 +37,6 @@ struct Row {
   }
 };
 
-/// The warp's largest; NaN does not count.
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2)
-    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, distance));
-  return x;
-}
-
 /// What the row's values are divided by; with scales per token made from the lane's largest value
 /// and written.
 __device__ __forceinline__ float scale_of(const PagedKv& kv, const Row& row, float lane_amax,

@@ -12,6 +12,7 @@
 #include "kernels/cuda/split_plan.hpp"
 #include "kernels/merge_states.hpp"
 #include "kernels/paged_attention.hpp"
+#include "kernels/paged_mla.hpp"
 
 struct CUstream_st;
 
@@ -37,11 +38,17 @@ Expected<void> swap_blocks_cuda(const BlockCopyArgs& args, std::size_t batched_f
 
 Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream);
 
-/// `work` is plan_splits() of the same batch, on the device. Head sizes 8..256 in steps of 8, S a
-/// power of two; layout `rows`, or more slowly `x_packed`, aligned to 16 bytes (8 for 8-bit
-/// elements). From three query heads per kv head on by tensor cores, if q is of the cache's 16-bit
-/// type. A token's bits are the same alone, in a batch and in prefill.
+/// `work` is plan_splits() of the same batch, on the device; one plan serves all layers of a kind.
+/// Head sizes 8..256 in steps of 8, S a power of two; layout `rows`, or more slowly `x_packed`,
+/// aligned to 16 bytes (8 for 8-bit elements). From three query heads per kv head on by tensor
+/// cores, if q is of the cache's 16-bit type, or of 16 bits over rows of 8-bit elements aligned to
+/// 16 bytes. A token's bits are the same alone, in a batch, in prefill and in a cascade.
 Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const AttentionWork& work,
                                     CudaStream stream);
+
+/// Rows aligned to 16 bytes. `work` is plan_splits() of the same batch; bits as above.
+Expected<void> paged_mla_cuda(const PagedMlaArgs& args, const AttentionWork& work,
+                              CudaStream stream);
+Expected<void> mla_write_cuda(const MlaWriteArgs& args, CudaStream stream);
 
 }  // namespace kvhive

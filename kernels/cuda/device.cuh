@@ -219,6 +219,23 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const std::uint32_t (&a)[
 #endif
 }
 
+/// x * y, never fused with what is added to it.
+__device__ __forceinline__ float rounded_product(float x, float y) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(x, y);
+#else
+  return x * y;
+#endif
+}
+
+/// The warp's largest; NaN does not count.
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2)
+    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, distance));
+  return x;
+}
+
 /// 2^x to about 2 ulp.
 __device__ __forceinline__ float exp2_approximate(float x) {
 #if defined(__CUDA_ARCH__)
@@ -227,6 +244,17 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   return y;
 #else
   return exp2f(x);
+#endif
+}
+
+/// Roughly.
+__device__ __forceinline__ float log2_approximate(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return log2f(x);
 #endif
 }
 

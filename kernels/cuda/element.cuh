@@ -134,6 +134,31 @@ __device__ __forceinline__ std::uint32_t pair_of(float low, float high) {
 #endif
 }
 
+/// Two 8-bit elements as two of f16, `two`'s low one first; exact.
+template <Dtype kDtype>
+__device__ __forceinline__ std::uint32_t f16_pair_of(std::uint16_t two) {
+  static_assert(bytes_of(kDtype) == 1);
+#if defined(__CUDACC__)
+  if constexpr (kDtype == Dtype::e4m3) {
+    const __half2 pair(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3));
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  } else if constexpr (kDtype == Dtype::int8) {
+    // 1024 + (x + 128) is the bits of x + 128 behind those of 1024.
+    const std::uint32_t bits = two ^ 0x8080u;
+    const std::uint32_t moved = 0x64006400u | (bits & 0xffu) | (bits & 0xff00u) << 8;
+    const __half2 pair =
+        __hsub2(*reinterpret_cast<const __half2*>(&moved), __floats2half2_rn(1152.0f, 1152.0f));
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+#endif
+  if constexpr (kDtype == Dtype::e5m2)  // is the upper half of an f16
+    return (two & 0xffu) << 8 | (two & 0xff00u) << 16;
+  else
+    return pair_of<Dtype::f16>(
+        Element<kDtype>::value(static_cast<typename Element<kDtype>::Stored>(two)),
+        Element<kDtype>::value(static_cast<typename Element<kDtype>::Stored>(two >> 8)));
+}
+
 /// Where the dtype is known at run time only: once per row, not once per element of a cache.
 __device__ __forceinline__ float load_value(const void* base, std::int64_t i, Dtype dtype) {
   switch (dtype) {

@@ -1,232 +1,401 @@
 #pragma once
-// Attention on tensor cores: the query heads that share a kv head are the 16 rows of the product,
-// so that their K and V are read once. One block computes one piece (split_plan.hpp) for up to 16
-// heads of one kv head; each of its four warps takes every fourth tile of 16 tokens, counted from
-// position 0, and keeps softmax states of its own; they are merged in order at the end.
+// Attention on tensor cores: decode, prefill and cascade. A tile (split_plan.hpp) is one pass over
+// some KV for up to 16 rows of a warp (narrow: a block is one warp), or 64 rows of four (wide). A
+// row is a query token with a head; it has a softmax state of its own, which runs over the KV in
+// steps of 16 tokens, from multiples of 16, in order, whichever tile and warp it is in; steps it
+// does not see leave it as it is. At a border of pieces the state is folded into the run's.
 //
-// A warp copies its own tiles, so the main loop has no block barrier. Chunk c of a tile's row r is
-// stored at c ^ (r % 8) (of each 8): ldmatrix then reads 8 rows from 8 different banks.
+// Source: FlashAttention-2 (Dao, 2023): rows over warps, one pass, lazy rescaling (Ye et al.,
+// FlashInfer, 2024: heads and queries in the rows; paged cp.async).
 
 #include "kernels/cuda/attention_state.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/mma_operands.cuh"
 
 namespace kvhive::device {
 
-inline constexpr int kMmaWarps = 4;
-inline constexpr int kMmaThreads = kMmaWarps * kWarp;
-inline constexpr int kMmaRows = 16;    ///< heads
-inline constexpr int kMmaTokens = 16;  ///< of a tile
-
-template <int D>
+template <Dtype kKv, int D, int kWarps>
 struct MmaShape {
-  static constexpr int kStages = D <= 128 ? 3 : 2;
-  static constexpr int kStride = (D + 63) / 64 * 64;  ///< elements per row: whole swizzles
-  static constexpr int kTile = kMmaTokens * kStride;  ///< elements of one K or V tile
-  static constexpr int kChunks = D / 8;               ///< of 16 bytes per row
+  using Tile = MmaTile<kKv, D>;
+  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kRows = kWarps * kMmaRows;
+  static constexpr int kBlocks = D <= 128 ? 8 / kWarps : 1;  ///< to fit on an SM
+  static constexpr bool kIsWideRow = Tile::kRowBytes > 256;
+  /// A stage is filled at once: longer where the block waits for all of its warps.
+  static constexpr int kTokens = kWarps > 1 && !kIsWideRow ? 2 * kMmaTokens : kMmaTokens;
+  static constexpr int kStages = kIsWideRow ? 2 : 3;
+  static constexpr int kPlane = kTokens * Tile::kRowBytes;  ///< K or V of a stage
+  static constexpr bool kHasTokenScales = bytes_of(kKv) == 1;
+  static constexpr int kScales = kHasTokenScales ? 2 * kTokens * 4 : 0;  ///< of K, then of V
+  static constexpr int kStage = 2 * kPlane + kScales;
+  static constexpr int kTotals = D / 8 * kWarp * 16;  ///< of a warp
+  static constexpr int kTotalsAt = kStages * kStage;
+  static constexpr int kQueriesAt = kTotalsAt + kWarps * kTotals;
+  static constexpr int kQueries = MmaQueries<D>::kSharedBytes;
+  static constexpr int kSharedBytes = kQueriesAt + kWarps * kQueries;
+};
 
-  static constexpr int shared_bytes() {
-    const int loop = kMmaWarps * kStages * 2 * kTile * 2;
-    const int merge = kMmaWarps * kMmaRows * (D + 2) * 4;
-    return loop > merge ? loop : merge;
-  }
-  static __device__ __forceinline__ int place(int row, int chunk) {
-    return row * kStride + ((chunk & ~7) | ((chunk ^ row) & 7)) * 8;
+/// What a lane knows of its rows lane/4 and lane/4 + 8. A row that is none sees the whole tile,
+/// with q of zeros.
+struct MmaRowPair {
+  int split[2];  ///< -1: none
+  int h[2];
+  int begin[2], end[2];
+
+  __device__ __forceinline__ MmaRowPair(const AttentionWork& work, const AttentionTile& tile,
+                                        int first_row, int heads, int first_h, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + lane / 4 + half * 8;
+      const bool exists = row < tile.splits * heads;
+      split[half] = exists ? tile.first_split + row / heads : -1;
+      h[half] = first_h + (exists ? row % heads : 0);
+      begin[half] = exists ? work.splits[split[half]].begin : tile.begin;
+      end[half] = exists ? work.splits[split[half]].end : tile.end;
+    }
   }
 };
 
-template <Dtype kKv>
-__device__ __forceinline__ void multiply_add(float (&d)[4], const std::uint32_t (&a)[4],
-                                             const std::uint32_t (&b)[2] KV_ALSO_CALLER) {
-  if constexpr (kKv == Dtype::bf16)
-    mma_bf16(d, a, b KV_FORWARD_CALLER);
-  else
-    mma_f16(d, a, b KV_FORWARD_CALLER);
+template <bool kIsMax>
+__device__ __forceinline__ int warp_extreme(int x) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    const int other = __shfl_xor_sync(kAllLanes, x, distance);
+    x = (other > x) == kIsMax ? other : x;
+  }
+  return x;
 }
 
-/// Grid: (pieces, kv heads times groups of 16 query heads). q is of kKv.
-template <Dtype kKv, int D, bool kHasOptions>
-__global__ void __launch_bounds__(kMmaThreads)
-    mma_attention(const __grid_constant__ PagedAttentionArgs args,
-                  const __grid_constant__ AttentionWork work, int block_shift) {
-  using Shape = MmaShape<D>;
-  using Stored = typename Element<kKv>::Stored;
-  const PagedKv& kv = args.kv;
-  const AttentionSplit split = work.splits[blockIdx.x];
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const int warp = static_cast<int>(threadIdx.x / kWarp);
-  const int heads_per_kv = args.H / kv.G;
-  const int groups = (heads_per_kv + kMmaRows - 1) / kMmaRows;
-  const int g = static_cast<int>(blockIdx.y) / groups;
-  const int first_row = static_cast<int>(blockIdx.y) % groups * kMmaRows;
-  const int first_h = g * heads_per_kv + first_row;
-  const int rows = heads_per_kv - first_row < kMmaRows ? heads_per_kv - first_row : kMmaRows;
+/// Running states of a lane's two rows: max is the row's; sum of this lane's tokens only.
+template <int D>
+struct MmaStates {
+  float max[2] = {-kInfinity, -kInfinity};
+  float sum[2] = {};
+  MmaResult<D> acc = {};
 
-  // Rows of q are the first operand: register i of lane l holds row l/4 + i%2*8, columns
-  // l%4*2 + i/2*8 and the next.
-  std::uint32_t q[D / 16][4];
-  const auto* q_rows =
-      static_cast<const Stored*>(args.q) + (std::int64_t{split.query} * args.H + first_h) * D;
+  /// Before weights of scores up to `top` are added.
+  __device__ __forceinline__ void raise(const float (&top)[2]) {
+    // Most steps raise nobody's max, and a factor of 1 would change no bit.
+    if (!__any_sync(kAllLanes, top[0] > max[0] || top[1] > max[1])) return;
 #pragma unroll
-  for (int kk = 0; kk < D / 16; ++kk)
+    for (int half = 0; half < 2; ++half) {
+      const float shrink = exp2_approximate(max[half] - (top[half] > -kInfinity ? top[half] : 0));
+      max[half] = top[half];
+      sum[half] = rounded_product(sum[half], shrink);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = lane / 4 + i % 2 * 8, column = kk * 16 + lane % 4 * 2 + i / 2 * 8;
-      q[kk][i] =
-          row < rows ? *reinterpret_cast<const std::uint32_t*>(q_rows + row * D + column) : 0;
+      for (int n = 0; n < D / 8; ++n) {
+        acc[n][2 * half] = rounded_product(acc[n][2 * half], shrink);
+        acc[n][2 * half + 1] = rounded_product(acc[n][2 * half + 1], shrink);
+      }
     }
+  }
 
-  // Tiles begin at multiples of 64 tokens, so that a token's tile and warp follow from its
-  // position.
-  constexpr int kStep = kMmaWarps * kMmaTokens;
-  const int first_tile = split.begin / kStep * kStep + warp * kMmaTokens;
-  const int iterations = split.end > first_tile ? (split.end - first_tile + kStep - 1) / kStep : 0;
-  const std::uint32_t* table = args.block_table + std::int64_t{split.b} * args.M;
-  const auto block_of = [&](int iteration) {  // of token lane % 16 of the tile
-    const int t = first_tile + iteration * kStep + lane % kMmaTokens;
-    return t >= split.begin && t < split.end ? table[t >> block_shift] : 0u;
-  };
-  auto* tiles =
-      reinterpret_cast<Stored*>(shared_memory()) + warp * Shape::kStages * 2 * Shape::kTile;
-  const auto copy_tile = [&](int iteration, std::uint32_t block_of_lane) {
-    Stored* k_tile = tiles + iteration % Shape::kStages * 2 * Shape::kTile;
-    const int begin = first_tile + iteration * kStep;
+  /// The sums become the rows'.
+  __device__ __forceinline__ void gather_sums() {
 #pragma unroll
-    for (int i = 0; i < kMmaTokens * Shape::kChunks / kWarp; ++i) {
-      const int row = (i * kWarp + lane) / Shape::kChunks,
-                chunk = (i * kWarp + lane) % Shape::kChunks;
+    for (int half = 0; half < 2; ++half) {
+      sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 1);
+      sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 2);
+    }
+  }
+};
+
+/// The states of a run so far; a lane's acc in shared memory that it alone uses.
+template <int D>
+struct MmaTotals {
+  float4* acc;  ///< [D / 8] of this lane, kWarp apart
+  float max[2] = {-kInfinity, -kInfinity};
+  float sum[2] = {};
+  bool has_any = false;
+
+  /// Takes in a piece and leaves an empty state.
+  __device__ __forceinline__ void take(MmaStates<D>& piece) {
+    fold(piece);
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+      acc[n * kWarp] =
+          make_float4(piece.acc[n][0], piece.acc[n][1], piece.acc[n][2], piece.acc[n][3]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) piece.acc[n][e] = 0;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      max[half] = piece.max[half];
+      sum[half] = piece.sum[half];
+      piece.max[half] = -kInfinity;
+      piece.sum[half] = 0;
+    }
+    has_any = true;
+  }
+
+  /// The piece becomes what it is together with all before it.
+  __device__ __forceinline__ void fold(MmaStates<D>& piece) const {
+    piece.gather_sums();
+    if (!has_any) return;
+    const Fold folds[2] = {{max[0], piece.max[0]}, {max[1], piece.max[1]}};
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+      const float4 total = acc[n * kWarp];
+      piece.acc[n][0] = folds[0](total.x, piece.acc[n][0]);
+      piece.acc[n][1] = folds[0](total.y, piece.acc[n][1]);
+      piece.acc[n][2] = folds[1](total.z, piece.acc[n][2]);
+      piece.acc[n][3] = folds[1](total.w, piece.acc[n][3]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      piece.sum[half] = folds[half](sum[half], piece.sum[half]);
+      piece.max[half] = folds[half].max;
+    }
+  }
+};
+
+/// Grid: (tiles, kv heads times groups of kRows heads).
+template <Dtype kKv, int D, int kWarps>
+__global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBlocks)
+    mma_attention(const __grid_constant__ PagedAttentionArgs args,
+                  const __grid_constant__ AttentionWork work, int first_tile, int block_shift) {
+  using Shape = MmaShape<kKv, D, kWarps>;
+  using Tile = MmaTile<kKv, D>;
+  using Operands = MmaOperands<kKv, D>;
+  const PagedKv& kv = args.kv;
+  const AttentionTile tile = work.tiles[first_tile + static_cast<int>(blockIdx.x)];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % kWarp, warp = thread / kWarp;
+  const int heads = args.H / kv.G;
+  const int groups = (heads + Shape::kRows - 1) / Shape::kRows;  // more than one: one query token
+  const int g = static_cast<int>(blockIdx.y) / groups;
+  const int first_row = static_cast<int>(blockIdx.y) % groups * Shape::kRows + warp * kMmaRows;
+  const MmaRowPair rows(work, tile, first_row, heads, g * heads, lane);
+
+  // The steps that the warp takes: those that some row of it sees. Which are seen whole by all?
+  const bool has_row[2] = {rows.split[0] >= 0, rows.split[1] >= 0};
+  const int seen_begin = warp_extreme<false>(
+      min(has_row[0] ? rows.begin[0] : tile.end, has_row[1] ? rows.begin[1] : tile.end));
+  const int seen_end =
+      warp_extreme<true>(max(has_row[0] ? rows.end[0] : 0, has_row[1] ? rows.end[1] : 0));
+  const int whole_begin = warp_extreme<true>(max(rows.begin[0], rows.begin[1]));
+  const int whole_end = warp_extreme<false>(min(rows.end[0], rows.end[1]));
+
+  std::byte* const shared = shared_memory();
+  MmaQueries<D> q(shared + Shape::kQueriesAt + warp * Shape::kQueries, lane);
+  float factors[2];
+  {
+    const void* q_rows[2] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (has_row[half])
+        q_rows[half] =
+            static_cast<const std::uint16_t*>(args.q) +
+            (std::int64_t{work.splits[rows.split[half]].query} * args.H + rows.h[half]) * D;
+    Operands::load_q(q_rows, lane, args.q_dtype, q, factors);
+  }
+  const bool has_options = args.soft_cap > 0 || args.alibi_slopes != nullptr;
+  const float factor =
+      args.scale * fixed_scale(kv.scales, kv.scales.k, g) * (has_options ? 1.0f : kLog2E);
+  factors[0] *= factor;
+  factors[1] *= factor;
+
+  const bool has_token_scales = Shape::kHasTokenScales && kv.scales.are_per_token();
+
+  // Stages begin at multiples of 16 tokens, so that a token's step follows from its position.
+  const int first = tile.begin / kMmaTokens * kMmaTokens;
+  const int iterations = (tile.end - first + Shape::kTokens - 1) / Shape::kTokens;
+  const std::uint32_t* table =
+      args.block_table + std::int64_t{work.splits[tile.first_split].b} * args.M;
+  const auto is_wanted = [&](int t) { return t >= tile.begin && t < tile.end; };
+  const auto block_of = [&](int iteration) {  // of token lane % kTokens of the stage
+    const int t = first + iteration * Shape::kTokens + lane % Shape::kTokens;
+    return is_wanted(t) ? table[t >> block_shift] : 0u;
+  };
+  const auto copy_stage = [&](int iteration, std::uint32_t block_of_lane) {
+    std::byte* keys = shared + iteration % Shape::kStages * Shape::kStage;
+    const int begin = first + iteration * Shape::kTokens;
+    constexpr int kCopies = Shape::kTokens * Tile::kChunks;
+#pragma unroll 2
+    for (int i = 0; i < (kCopies + Shape::kThreads - 1) / Shape::kThreads; ++i) {
+      const int copy = i * Shape::kThreads + thread;
+      const int row = copy / Tile::kChunks, chunk = copy % Tile::kChunks;
       const int t = begin + row;
-      const bool wanted = t >= split.begin && t < split.end;
-      const std::uint32_t block = __shfl_sync(kAllLanes, block_of_lane, row);
+      const std::uint32_t block = __shfl_sync(kAllLanes, block_of_lane, row % Shape::kTokens);
+      if (kCopies % Shape::kThreads != 0 && copy >= kCopies) continue;
+      const bool wanted = is_wanted(t);
       const std::int64_t offset = block * kv.block_stride + g * kv.head_stride +
                                   (t & (kv.S - 1)) * kv.token_stride + chunk * 16;
-      const int place = Shape::place(row, chunk);
-      copy_async<16>(k_tile + place, wanted ? kv.k + offset : kv.k, wanted);
-      copy_async<16>(k_tile + Shape::kTile + place, wanted ? kv.v + offset : kv.v, wanted);
+      std::byte* to = keys + Tile::place(row, chunk);
+      copy_async<16>(to, wanted ? kv.k + offset : kv.k, wanted);
+      copy_async<16>(to + Shape::kPlane, wanted ? kv.v + offset : kv.v, wanted);
+    }
+    if (has_token_scales && warp * kWarp < 2 * Shape::kTokens) {
+      const int token = thread % Shape::kTokens;
+      const std::uint32_t block = __shfl_sync(kAllLanes, block_of_lane, token);
+      const bool wanted = is_wanted(begin + token);
+      float* plane = thread < Shape::kTokens ? kv.scales.k : kv.scales.v;
+      copy_async<4>(keys + 2 * Shape::kPlane + thread * 4,
+                    scale_address(kv.scales, plane, wanted ? block : 0, g,
+                                  wanted ? (begin + token) & (kv.S - 1) : 0),
+                    wanted);
     }
   };
 
-  // Of this lane's rows lane/4 and lane/4 + 8.
-  float max[2] = {-kInfinity, -kInfinity}, sum[2] = {};
-  float acc[D / 8][4] = {};
-  const float k_scale = fixed_scale(kv.scales, kv.scales.k, g);
-  const float v_scale = fixed_scale(kv.scales, kv.scales.v, g);
-  const float factor = args.scale * k_scale * (kHasOptions ? 1.0f : kLog2E);
+  MmaStates<D> states;
+  MmaTotals<D> totals;
+  totals.acc = reinterpret_cast<float4*>(shared + Shape::kTotalsAt + warp * Shape::kTotals) + lane;
+  int border = work.sizes.border_after(tile.begin);
 
   std::uint32_t next_block = block_of(0);
 #pragma unroll
   for (int i = 0; i < Shape::kStages - 1; ++i) {
     if (i < iterations) {
-      copy_tile(i, next_block);
+      copy_stage(i, next_block);
       next_block = block_of(i + 1);
     }
     commit_copies();
   }
   for (int it = 0; it < iterations; ++it) {
     wait_copies<Shape::kStages - 2>();
-    __syncwarp();  // the other lanes' copies have landed, and nobody reads the stage before
-    const Stored* k_tile = tiles + it % Shape::kStages * 2 * Shape::kTile;
-    const Stored* v_tile = k_tile + Shape::kTile;
-    float scores[2][4] = {};  // tokens 0..7, 8..15
-#pragma unroll
-    for (int kk = 0; kk < D / 16; ++kk) {
-      std::uint32_t k[4];  // tokens 0..7 (dims low, high), tokens 8..15
-      load_matrices(k, k_tile + Shape::place(lane / 16 * 8 + lane % 8, kk * 2 + lane / 8 % 2));
-      multiply_add<kKv>(scores[0], q[kk], {k[0], k[1]});
-      multiply_add<kKv>(scores[1], q[kk], {k[2], k[3]});
-    }
-    const int first_t = first_tile + it * kStep + lane % 4 * 2;
-    float top[2] = {max[0], max[1]};
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int t = first_t + n * 8 + i % 2, row = lane / 4 + i / 2 * 8;
-        float score = scores[n][i] * factor;
-        if constexpr (kHasOptions)
-          if (row < rows) score = score_with_options(args, first_h + row, split.position, t, score);
-        scores[n][i] = t >= split.begin && t < split.end ? score : -kInfinity;
-        top[i / 2] = fmaxf(top[i / 2], scores[n][i]);
+    // The others' copies have landed, and nobody reads the stage before.
+    if constexpr (kWarps == 1)
+      __syncwarp();
+    else
+      __syncthreads();
+    const std::byte* stage = shared + it % Shape::kStages * Shape::kStage;
+#pragma unroll 1
+    for (int step = 0; step < Shape::kTokens; step += kMmaTokens) {
+      const int begin = first + it * Shape::kTokens + step;
+      if (begin == border) {
+        totals.take(states);
+        border = work.sizes.border_after(border);
       }
+      if (begin + kMmaTokens <= seen_begin || begin >= seen_end) continue;
+      const std::byte* keys = stage + step * Tile::kRowBytes;
+      float scores[2][4] = {};
+      Operands::score(q, keys, lane, scores);
+      float top[2] = {states.max[0], states.max[1]};
+      float k_scales[2][2], v_scales[2][2];  // of the lane's tokens n*8 + lane%4*2 + 0, 1
+      if (has_token_scales)
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      top[half] = fmaxf(top[half], __shfl_xor_sync(kAllLanes, top[half], 1));
-      top[half] = fmaxf(top[half], __shfl_xor_sync(kAllLanes, top[half], 2));
-      const float base = top[half] > -kInfinity ? top[half] : 0.0f;
-      const float shrink = exp2_approximate(max[half] - base);
-      max[half] = top[half];
-      sum[half] *= shrink;
+        for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int n = 0; n < D / 8; ++n) {
-        acc[n][2 * half] *= shrink;
-        acc[n][2 * half + 1] *= shrink;
-      }
+          for (int e = 0; e < 2; ++e) {
+            const auto* scales = reinterpret_cast<const float*>(stage + 2 * Shape::kPlane) + step +
+                                 n * 8 + lane % 4 * 2 + e;
+            k_scales[n][e] = scales[0];
+            v_scales[n][e] = scales[Shape::kTokens];
+          }
+      int positions[2] = {};  // of the rows; read again, for lack of registers
+      if (has_options)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          if (has_row[half]) positions[half] = work.splits[rows.split[half]].position;
+      const bool is_whole = begin >= whole_begin && begin + kMmaTokens <= whole_end;
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) {
-          scores[n][i] = exp2_approximate(scores[n][i] - base);
-          sum[half] += scores[n][i];
+        for (int e = 0; e < 4; ++e) {
+          const int t = begin + n * 8 + lane % 4 * 2 + e % 2, half = e / 2;
+          float score = rounded_product(scores[n][e], factors[half]);
+          if (has_token_scales) score = rounded_product(score, k_scales[n][e % 2]);
+          if (has_options)
+            score = score_with_options(args, rows.h[half], positions[half], t, score);
+          const bool is_seen = is_whole || (t >= rows.begin[half] && t < rows.end[half]);
+          scores[n][e] = is_seen ? score : -kInfinity;
+          // With scales the weights have to be at most 1 as they meet the values.
+          const float level = has_token_scales && is_seen
+                                  ? score + log2_approximate(v_scales[n][e % 2])
+                                  : scores[n][e];
+          top[half] = fmaxf(top[half], level);
         }
-    }
-    // What a lane has of the scores is what it needs of the weights as first operand.
-    std::uint32_t weights[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      weights[i] = pair_of<kKv>(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]);
+      for (int half = 0; half < 2; ++half) {
+        top[half] = fmaxf(top[half], __shfl_xor_sync(kAllLanes, top[half], 1));
+        top[half] = fmaxf(top[half], __shfl_xor_sync(kAllLanes, top[half], 2));
+      }
+      states.raise(top);
+      float base[2];
 #pragma unroll
-    for (int n = 0; n < D / 16; ++n) {
-      std::uint32_t v[4];  // dims 0..7 (tokens low, high), dims 8..15
-      load_matrices_transposed(v, v_tile + Shape::place(lane % 16, n * 2 + lane / 16));
-      multiply_add<kKv>(acc[2 * n], weights, {v[0], v[1]});
-      multiply_add<kKv>(acc[2 * n + 1], weights, {v[2], v[3]});
+      for (int half = 0; half < 2; ++half)
+        base[half] = states.max[half] > -kInfinity ? states.max[half] : 0.0f;
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          scores[n][e] = exp2_approximate(scores[n][e] - base[e / 2]);
+          states.sum[e / 2] += scores[n][e];
+          if (has_token_scales) scores[n][e] = rounded_product(scores[n][e], v_scales[n][e % 2]);
+        }
+      // What a lane has of the scores is what it needs of the weights as first operand.
+      std::uint32_t weights[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        weights[i] =
+            pair_of<Operands::kWeights>(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]);
+      Operands::add_values(weights, keys + Shape::kPlane, lane, states.acc);
     }
     // The stage filled now was read an iteration ago: before the barrier above.
     if (it + Shape::kStages - 1 < iterations) {
-      copy_tile(it + Shape::kStages - 1, next_block);
+      copy_stage(it + Shape::kStages - 1, next_block);
       next_block = block_of(it + Shape::kStages);
     }
     commit_copies();
   }
   wait_copies<0>();
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 1);
-    sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 2);
-  }
+  totals.fold(states);
 
-  __syncthreads();  // the tiles' memory becomes the states'
-  auto* maxima = reinterpret_cast<float*>(shared_memory());  // [warp][row][max, sum]
-  float* accs = maxima + kMmaWarps * kMmaRows * 2;           // [warp][row][D]
+  const float v_scale = fixed_scale(kv.scales, kv.scales.v, g);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int at = warp * kMmaRows + lane / 4 + half * 8;
-    if (lane % 4 == 0) {
-      maxima[2 * at] = max[half];
-      maxima[2 * at + 1] = sum[half];
+    if (!has_row[half]) continue;
+    const AttentionSplit& split = work.splits[rows.split[half]];
+    const int h = rows.h[half];
+    if (split.state >= 0) {
+      const StatePlace place = state_place(args, work, split.state, h);
+#pragma unroll
+      for (int i = 0; i < D / 8; ++i)
+        *reinterpret_cast<float2*>(place.acc + Operands::first_dim(i, lane)) =
+            Operands::pair(states.acc, i, half);
+      if (lane % 4 == 0) {
+        place.max[0] = states.max[half];
+        place.max[1] = states.sum[half];
+      }
+      continue;
     }
+    const Finish end = finish(args, h, states.max[half], states.sum[half], v_scale);
+    const std::int64_t row = std::int64_t{split.query} * args.H + h;
+    auto* out = static_cast<std::uint32_t*>(args.out) + row * D / 2;
 #pragma unroll
-    for (int n = 0; n < D / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) accs[at * D + n * 8 + lane % 4 * 2 + e] = acc[n][2 * half + e];
+    for (int i = 0; i < D / 8; ++i) {
+      const float2 pair = Operands::pair(states.acc, i, half);
+      const float low = pair.x * end.factor, high = pair.y * end.factor;
+      out[Operands::first_dim(i, lane) / 2] = args.q_dtype == Dtype::bf16
+                                                  ? pair_of<Dtype::bf16>(low, high)
+                                                  : pair_of<Dtype::f16>(low, high);
+    }
+    if (lane % 4 == 0 && args.lse != nullptr) args.lse[row] = end.lse;
   }
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < rows * D; i += kMmaThreads) {
-    const int row = i / D, d = i % D;
-    const Merged all = merge_states_at<kMmaWarps>(maxima, accs, row, kMmaRows, D, d);
-    write_piece(args, work, split, first_h + row, d, all.max, all.sum, all.acc * v_scale);
-  }
+}
+
+template <Dtype kKv, int D, int kWarps>
+Expected<void> launch_tiles(const PagedAttentionArgs& args, const AttentionWork& work, int first,
+                            int count, CudaStream stream) {
+  using Shape = MmaShape<kKv, D, kWarps>;
+  if (count == 0) return {};
+  const int groups = (args.H / args.kv.G + Shape::kRows - 1) / Shape::kRows;
+  const dim3 grid{static_cast<unsigned>(count), static_cast<unsigned>(args.kv.G * groups), 1};
+  return launch(mma_attention<kKv, D, kWarps>, grid, dim3{Shape::kThreads, 1, 1},
+                Shape::kSharedBytes, stream, args, work, first,
+                __builtin_ctz(static_cast<unsigned>(args.kv.S)));
 }
 
 template <Dtype kKv, int D>
 Expected<void> launch_mma(const PagedAttentionArgs& args, const AttentionWork& work,
                           CudaStream stream) {
-  const bool has_options = args.soft_cap > 0 || args.alibi_slopes != nullptr;
-  const auto kernel = has_options ? mma_attention<kKv, D, true> : mma_attention<kKv, D, false>;
-  const int groups = (args.H / args.kv.G + kMmaRows - 1) / kMmaRows;
-  const dim3 grid{static_cast<unsigned>(work.splits_count),
-                  static_cast<unsigned>(args.kv.G * groups), 1};
-  return launch(kernel, grid, dim3{kMmaThreads, 1, 1}, MmaShape<D>::shared_bytes(), stream, args,
-                work, __builtin_ctz(static_cast<unsigned>(args.kv.S)));
+  static_assert(MmaShape<kKv, D, 1>::kRows == kNarrowRows);
+  static_assert(MmaShape<kKv, D, 4>::kRows == kWideRows);
+  // The wide ones take longer.
+  Expected<void> done =
+      launch_tiles<kKv, D, 4>(args, work, work.narrow_tiles, work.wide_tiles, stream);
+  if (!done) return done;
+  return launch_tiles<kKv, D, 1>(args, work, 0, work.narrow_tiles, stream);
 }
 
 /// D is one of 64, 80, 96, 112, 128, 192, 256; rows are aligned to 16 bytes; no sparsity.

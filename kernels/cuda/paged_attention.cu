@@ -17,26 +17,24 @@ namespace {
 
 constexpr unsigned kCombineThreads = 128;
 
-/// Merges the states of one query and head in order. Grid: (merged queries, H).
+/// Folds the states of one query and head. Grid: (merged queries, H).
 __global__ void __launch_bounds__(kCombineThreads)
     combine(const __grid_constant__ PagedAttentionArgs args,
             const __grid_constant__ AttentionWork work) {
   const SplitQuery query = work.merged[blockIdx.x];
   const int h = static_cast<int>(blockIdx.y);
-  float max = -kInfinity;
-  for (int i = 0; i < query.states; ++i)
-    max = fmaxf(max, state_place(args, work, query.first_state + i, h).max[0]);
+  const float v_scale = fixed_scale(args.kv.scales, args.kv.scales.v, h / (args.H / args.kv.G));
   const std::int64_t row = std::int64_t{query.query} * args.H + h;
   for (int d = static_cast<int>(threadIdx.x); d < args.kv.D; d += kCombineThreads) {
-    float sum = 0, acc = 0;
-    if (max > -kInfinity)
-      for (int i = 0; i < query.states; ++i) {
-        const StatePlace place = state_place(args, work, query.first_state + i, h);
-        const float weight = exp2_approximate(place.max[0] - max);
-        sum += weight * place.max[1];
-        acc += weight * place.acc[d];
-      }
-    const Finish end = finish(args, h, max, sum);
+    float max = -kInfinity, sum = 0, acc = 0;
+    for (int i = 0; i < query.states; ++i) {
+      const StatePlace place = state_place(args, work, query.first_state + i, h);
+      const Fold fold(max, place.max[0]);
+      max = fold.max;
+      sum = fold(sum, place.max[1]);
+      acc = fold(acc, place.acc[d]);
+    }
+    const Finish end = finish(args, h, max, sum, v_scale);
     store_value(args.out, row * args.kv.D + d, args.q_dtype, acc * end.factor);
     if (d == 0 && args.lse != nullptr) args.lse[row] = end.lse;
   }
@@ -73,7 +71,7 @@ Expected<void> check(const PagedAttentionArgs& args) {
   if (args.H > 65535) return refused(std::to_string(args.H) + " query heads; 65535 will do");
   if (bytes_of(args.q_dtype) == 1)
     return refused("queries of " + std::string(to_string(args.q_dtype)));
-  const std::size_t needed = bytes_of(kv.dtype) == 1 ? 8 : 16;
+  const std::size_t needed = bytes_of(kv.dtype) == 1 && !is_for_tensor_cores(args) ? 8 : 16;
   if (alignment_of(kv) < needed)
     return refused("rows of " + dtype + " aligned to " + std::to_string(alignment_of(kv)) +
                    " bytes; " + std::to_string(needed) + " are needed");
@@ -83,27 +81,25 @@ Expected<void> check(const PagedAttentionArgs& args) {
     return failure(Errc::bad_argument,
                    "paged attention: scales per token, but where they are is null");
   if (!per_token && kv.scales.block_stride != 0) return refused("scales per block");
+  if (is_for_tensor_cores(args) &&
+      (reinterpret_cast<std::uintptr_t>(args.q) | reinterpret_cast<std::uintptr_t>(args.out)) % 4)
+    return refused("q and out on tensor cores are to be aligned to 4 bytes");
   const BlockSparsity& sparsity = args.sparsity;
   if (sparsity.block < 0 || sparsity.local < 0 || sparsity.vertical < 0)
     return failure(Errc::bad_argument, "paged attention: sparsity below 0");
   return {};
 }
 
-/// A choice that no other request in the batch has a say in. With one or two heads per kv head the
-/// tensor core's sixteen rows are not worth their copies to shared memory.
-bool suits_tensor_cores(const PagedAttentionArgs& args) {
-  const int D = args.kv.D;
-  return args.kv.layout == PageLayout::rows && args.H / args.kv.G > 2 &&
-         args.q_dtype == args.kv.dtype && bytes_of(args.q_dtype) == 2 &&
-         reinterpret_cast<std::uintptr_t>(args.q) % 4 == 0 && args.sparsity.block == 0 &&
-         (D == 192 || D == 256 || (D <= 128 && D % 16 == 0));
-}
-
 Expected<void> attend(const PagedAttentionArgs& args, const AttentionWork& work,
                       CudaStream stream) {
-  if (suits_tensor_cores(args))
-    return args.kv.dtype == Dtype::bf16 ? mma_attention_of<Dtype::bf16>(args, work, stream)
-                                        : mma_attention_of<Dtype::f16>(args, work, stream);
+  if (is_for_tensor_cores(args)) switch (args.kv.dtype) {
+      case Dtype::bf16: return mma_attention_of<Dtype::bf16>(args, work, stream);
+      case Dtype::f16: return mma_attention_of<Dtype::f16>(args, work, stream);
+      case Dtype::e4m3: return mma_attention_of<Dtype::e4m3>(args, work, stream);
+      case Dtype::e5m2: return mma_attention_of<Dtype::e5m2>(args, work, stream);
+      case Dtype::int8: return mma_attention_of<Dtype::int8>(args, work, stream);
+      case Dtype::f32: break;
+    }
   const bool is_aligned_to_16 = alignment_of(args.kv) >= 16;
   switch (args.kv.dtype) {
     case Dtype::f32: return simt_attention_of<Dtype::f32>(args, work, is_aligned_to_16, stream);
@@ -117,6 +113,14 @@ Expected<void> attend(const PagedAttentionArgs& args, const AttentionWork& work,
 }
 
 }  // namespace
+
+Expected<void> launch_combine(const PagedAttentionArgs& args, const AttentionWork& work,
+                              CudaStream stream) {
+  if (work.merged_count == 0) return {};
+  const dim3 grid{static_cast<unsigned>(work.merged_count), static_cast<unsigned>(args.H), 1};
+  return launch(combine, grid, dim3{kCombineThreads, 1, 1}, 0, stream, args, work);
+}
+
 }  // namespace device
 
 Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const AttentionWork& work,
@@ -126,12 +130,10 @@ Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const Attent
   if (work.states_count > 0 && work.states == nullptr)
     return failure(Errc::bad_argument,
                    "paged attention: a plan in pieces, but the memory for their states is null");
+  if (is_for_tensor_cores(args) != (work.narrow_tiles + work.wide_tiles > 0))
+    return failure(Errc::bad_argument, "paged attention: the plan is for other shapes");
   done = device::attend(args, work, stream);
-  if (!done || work.merged_count == 0) return done;
-  return device::launch(
-      device::combine,
-      dim3{static_cast<unsigned>(work.merged_count), static_cast<unsigned>(args.H), 1},
-      dim3{device::kCombineThreads, 1, 1}, 0, stream, args, work);
+  return done ? device::launch_combine(args, work, stream) : done;
 }
 
 }  // namespace kvhive

@@ -30,26 +30,6 @@ struct SimtShape {
   }
 };
 
-/// Softmax state of one head over some rows, of which this thread has kVec elements.
-template <int kVec>
-struct ThreadState {
-  float max = -kInfinity;
-  float sum = 0;
-  float acc[kVec] = {};
-
-  /// score > -inf; v is what `weight_scale` times the elements is.
-  __device__ __forceinline__ void add(float score, const float (&v)[kVec], float weight_scale) {
-    const float top = fmaxf(max, score);
-    const float shrink = exp2_approximate(max - top);
-    const float weight = exp2_approximate(score - top);
-    max = top;
-    sum = sum * shrink + weight;
-    const float scaled = weight * weight_scale;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) acc[i] = acc[i] * shrink + scaled * v[i];
-  }
-};
-
 /// \tparam Chunk  copied in pieces of 16 bytes (or one of 8), `step` bytes apart
 template <class Chunk>
 __device__ __forceinline__ void copy_chunk(Chunk* shared, const std::byte* global, bool wanted,
@@ -232,7 +212,7 @@ __global__ void __launch_bounds__(kSimtThreads)
   for (int i = thread; i < kHeads * kv.D; i += kSimtThreads) {
     const int j = i / kv.D, d = i % kv.D;
     const Merged all = merge_states_at<kRows>(maxima, accs, j, kHeads, kv.D, d);
-    write_piece(args, work, split, first_h + j, d, all.max, all.sum, all.acc * v_scale);
+    write_piece(args, work, split, first_h + j, d, all.max, all.sum, all.acc, v_scale);
   }
 }
 

@@ -1,6 +1,8 @@
 #include "kernels/cuda/split_plan.hpp"
 
 #include <algorithm>
+#include <span>
+#include <utility>
 
 #include "config/check.hpp"
 
@@ -8,51 +10,282 @@ namespace kvhive {
 namespace {
 
 /// What a query at `position` may see begins here.
-std::int32_t first_visible(std::int32_t position, std::int32_t window, std::int32_t chunk) {
-  const std::int32_t by_window = window > 0 ? position + 1 - window : 0;
-  const std::int32_t by_chunk = chunk > 0 ? position / chunk * chunk : 0;
+std::int32_t first_visible(const PagedAttentionArgs& args, std::int32_t position) {
+  const std::int32_t by_window = args.window > 0 ? position + 1 - args.window : 0;
+  const std::int32_t by_chunk = args.chunk > 0 ? position / args.chunk * args.chunk : 0;
   return std::max({0, by_window, by_chunk});
 }
 
-void plan_query(SplitPlan& plan, AttentionSplit split, std::int32_t begin) {
-  const std::int32_t size = split_tokens_at(split.position);
-  const std::int32_t end = split.position + 1;
-  const std::int32_t count = (end + size - 1) / size - begin / size;
-  if (count > 1) plan.merged.push_back({split.query, plan.states, count});
-  for (std::int32_t i = begin / size; i * size < end; ++i) {
-    split.begin = std::max(begin, i * size);
-    split.end = std::min(end, (i + 1) * size);
-    split.state = count > 1 ? plan.states++ : -1;
-    plan.splits.push_back(split);
-  }
+/// How far any query looks back; 0: without end.
+std::int32_t reach_of(const PagedAttentionArgs& args) {
+  if (args.window > 0 && args.chunk > 0) return std::min(args.window, args.chunk);
+  return std::max(args.window, args.chunk);
 }
+
+/// Successive query tokens of one sequence that fit into a tile.
+struct Unit {
+  std::int32_t b;
+  std::int32_t first_query;
+  std::int32_t tokens;
+  std::int32_t position;  ///< of the first
+  std::int32_t begin;     ///< of what the first sees
+  std::int32_t end() const { return position + tokens; }
+};
+
+class Planner {
+ public:
+  Planner(const PagedAttentionArgs& args, const PlanLimits& limits, std::int32_t unit_tokens)
+      : args_(args), limits_(limits) {
+    for (std::int32_t b = 0; b < args.B; ++b) {
+      const std::int32_t query_end = args.query_start[b + 1];
+      const std::int32_t q_len = query_end - args.query_start[b];
+      KV_CHECK(q_len >= 0 && q_len <= args.kv_len[b], b, q_len, args.kv_len[b]);
+      for (std::int32_t query = args.query_start[b]; query < query_end; query += unit_tokens) {
+        const std::int32_t position = args.kv_len[b] - (query_end - query);
+        units_.push_back({b, query, std::min(unit_tokens, query_end - query), position,
+                          first_visible(args, position)});
+      }
+    }
+  }
+
+  /// Every piece of every query token for itself.
+  SplitPlan pieces() {
+    start(piece_sizes(128, reach_of(args_)), 0);
+    for (const Unit& unit : units_) finish(unit, unit.begin);
+    plan_.tiles.clear();
+    number_states();
+    return std::move(plan_);
+  }
+
+  /// \param run_tokens  a leading run is no longer, unless it is one piece
+  SplitPlan tiles(std::int64_t run_tokens) {
+    start(piece_sizes(64, reach_of(args_)), run_tokens);
+    std::vector<Unit> units = units_;
+    const auto by_begin = [](const Unit& a, const Unit& b) { return a.begin < b.begin; };
+    std::stable_sort(units.begin(), units.end(), by_begin);
+    for (auto first = units.begin(); first != units.end();) {
+      const auto last = std::upper_bound(first, units.end(), *first, by_begin);
+      share({first, last}, first->begin);
+      first = last;
+    }
+    number_states();
+    sort_tiles();
+    return std::move(plan_);
+  }
+
+ private:
+  void start(PieceSizes sizes, std::int64_t run_tokens) {
+    plan_ = {};
+    plan_.sizes = sizes;
+    run_tokens_ = run_tokens;
+  }
+  std::int32_t heads() const { return args_.H / args_.kv.G; }
+
+  /// The blocks of the piece that begins at `from`.
+  std::span<const std::uint32_t> blocks_of_piece(const Unit& unit, std::int32_t from) const {
+    const std::uint32_t* row = args_.block_table + std::int64_t{unit.b} * args_.M;
+    const std::int32_t last = (plan_.sizes.border_after(from) - 1) / args_.kv.S;
+    return {row + from / args_.kv.S, row + last + 1};
+  }
+  /// All its tokens see the whole of that piece, and there is place for others beside it.
+  bool can_share(const Unit& unit, std::int32_t from) const {
+    return unit.position + 1 >= plan_.sizes.border_after(from) &&
+           unit.tokens * heads() * 2 <= kWideRows;
+  }
+  bool have_same_piece(const Unit& a, const Unit& b, std::int32_t from) const {
+    return can_share(a, from) && can_share(b, from) &&
+           std::ranges::equal(blocks_of_piece(a, from), blocks_of_piece(b, from));
+  }
+
+  /// Plans the units from `from` on: before it they have seen the same blocks, all of what they
+  /// see.
+  void share(std::span<Unit> units, std::int32_t from) {
+    if (units.size() == 1) return finish(units[0], from);
+    std::int32_t shared = from;
+    const auto is_shared = [&](const Unit& unit) {
+      return have_same_piece(units[0], unit, shared);
+    };
+    while (std::ranges::all_of(units, is_shared)) shared = plan_.sizes.border_after(shared);
+
+    // A pass of its own over a short prefix costs every unit a state.
+    if (from > units[0].begin || shared - from >= limits_.shared_tokens) {
+      std::int32_t at = from;
+      if (from == units[0].begin) {
+        at = end_of_run(from, shared);
+        add_tiles(units, from, at);
+      }
+      for (; at < shared; at = plan_.sizes.border_after(at))
+        add_tiles(units, at, plan_.sizes.border_after(at));
+      from = shared;
+    }
+
+    // Where they part, by the blocks of the next piece.
+    const auto alone = std::ranges::stable_partition(
+        units, [&](const Unit& unit) { return can_share(unit, shared); });
+    for (const Unit& unit : alone) finish(unit, from);
+    const std::span<Unit> rest(units.data(), units.size() - alone.size());
+    std::ranges::stable_sort(rest, [&](const Unit& a, const Unit& b) {
+      return std::ranges::lexicographical_compare(blocks_of_piece(a, shared),
+                                                  blocks_of_piece(b, shared));
+    });
+    for (std::size_t first = 0; first < rest.size();) {
+      std::size_t last = first + 1;
+      while (last < rest.size() && have_same_piece(rest[first], rest[last], shared)) ++last;
+      share(rest.subspan(first, last - first), from);
+      first = last;
+    }
+  }
+
+  /// A unit that shares no more.
+  void finish(const Unit& unit, std::int32_t from) {
+    if (from == unit.begin) {
+      const std::int32_t run_end = end_of_run(from, unit.end());
+      add_tiles({&unit, 1}, from, run_end);
+      from = run_end;
+    }
+    while (from < unit.end()) {
+      const std::int32_t border = std::min(plan_.sizes.border_after(from), unit.end());
+      add_tiles({&unit, 1}, from, border);
+      from = border;
+    }
+  }
+
+  /// The last border that a run from `from` may reach.
+  std::int32_t end_of_run(std::int32_t from, std::int32_t last) const {
+    std::int32_t end = std::min(plan_.sizes.border_after(from), last);
+    while (end < last) {
+      const std::int32_t border = std::min(plan_.sizes.border_after(end), last);
+      if (border - from > run_tokens_) break;
+      end = border;
+    }
+    return end;
+  }
+
+  /// What the units' tokens see of from..to-1, in as many tiles as they need.
+  void add_tiles(std::span<const Unit> units, std::int32_t from, std::int32_t to) {
+    std::int32_t rows = 0;
+    for (const Unit& unit : units) {
+      if (rows == 0 || rows + unit.tokens * heads() > kWideRows) {
+        plan_.tiles.push_back({static_cast<std::int32_t>(plan_.splits.size()), 0, to, from});
+        rows = 0;
+      }
+      AttentionTile& tile = plan_.tiles.back();
+      for (std::int32_t i = 0; i < unit.tokens; ++i) {
+        const std::int32_t position = unit.position + i;
+        const std::int32_t begin = std::max(from, first_visible(args_, position));
+        const std::int32_t end = std::min(to, position + 1);
+        if (begin >= end) continue;
+        plan_.splits.push_back({unit.b, unit.first_query + i, position, begin, end});
+        tile.begin = std::min(tile.begin, begin);
+        tile.end = std::max(tile.end, end);
+        ++tile.splits;
+        rows += heads();
+      }
+    }
+  }
+
+  /// Splits were made in the order of positions, for each query.
+  void number_states() {
+    std::vector<std::int32_t> next(static_cast<std::size_t>(args_.query_start[args_.B]), 0);
+    for (const AttentionSplit& split : plan_.splits) ++next[static_cast<std::size_t>(split.query)];
+    for (std::size_t query = 0; query < next.size(); ++query) {
+      const std::int32_t states = std::exchange(next[query], -1);
+      if (states <= 1) continue;
+      next[query] = plan_.states;
+      plan_.merged.push_back({static_cast<std::int32_t>(query), plan_.states, states});
+      plan_.states += states;
+    }
+    for (AttentionSplit& split : plan_.splits)
+      if (std::int32_t& state = next[static_cast<std::size_t>(split.query)]; state >= 0)
+        split.state = state++;
+  }
+
+  void sort_tiles() {
+    const auto is_narrow = [&](const AttentionTile& tile) {
+      return tile.splits * heads() <= kNarrowRows;
+    };
+    const auto wide = std::ranges::stable_partition(plan_.tiles, is_narrow);
+    plan_.narrow_tiles = static_cast<std::int32_t>(plan_.tiles.size() - wide.size());
+    const auto is_longer = [](const AttentionTile& a, const AttentionTile& b) {
+      return a.end - a.begin > b.end - b.begin;
+    };
+    std::stable_sort(plan_.tiles.begin(), wide.begin(), is_longer);
+    std::stable_sort(wide.begin(), wide.end(), is_longer);
+  }
+
+  const PagedAttentionArgs& args_;
+  const PlanLimits& limits_;
+  std::vector<Unit> units_;
+  std::int64_t run_tokens_ = 0;
+  SplitPlan plan_;
+};
 
 }  // namespace
 
-std::int32_t split_tokens_at(std::int32_t position) {
-  std::int32_t size = kMinSplitTokens;
-  while (size < kMaxSplitTokens && position >= 64 * size) size *= 2;
-  return size;
+bool is_for_tensor_cores(const PagedAttentionArgs& args) {
+  const PagedKv& kv = args.kv;
+  const bool is_head_size =
+      kv.D == 192 || kv.D == 256 || (kv.D >= 64 && kv.D <= 128 && kv.D % 16 == 0);
+  const bool has_types = bytes_of(kv.dtype) == 1
+                             ? bytes_of(args.q_dtype) == 2 &&
+                                   (kv.block_stride | kv.head_stride | kv.token_stride) % 16 == 0
+                             : bytes_of(kv.dtype) == 2 && args.q_dtype == kv.dtype;
+  return kv.layout == PageLayout::rows && args.H / kv.G > 2 && has_types && is_head_size &&
+         args.sparsity.block == 0;
 }
 
-SplitPlan plan_splits(std::span<const std::int32_t> query_start,
-                      std::span<const std::int32_t> kv_len, std::int32_t window,
-                      std::int32_t chunk) {
-  KV_CHECK(query_start.size() == kv_len.size() + 1, query_start.size(), kv_len.size());
-  KV_CHECK(window >= 0 && chunk >= 0, window, chunk);
-  SplitPlan plan;
-  for (std::size_t b = 0; b < kv_len.size(); ++b) {
-    const std::int32_t q_len = query_start[b + 1] - query_start[b];
-    KV_CHECK(q_len >= 0 && q_len <= kv_len[b], b, q_len, kv_len[b]);
-    for (std::int32_t i = 0; i < q_len; ++i) {
-      const std::int32_t position = kv_len[b] - q_len + i;
-      plan_query(
-          plan,
-          {.b = static_cast<std::int32_t>(b), .query = query_start[b] + i, .position = position},
-          first_visible(position, window, chunk));
-    }
-  }
+AttentionWork SplitPlan::work(const AttentionSplit* splits_at, const AttentionTile* tiles_at,
+                              const SplitQuery* merged_at, float* states_at) const {
+  const auto count = [](const auto& of) { return static_cast<std::int32_t>(of.size()); };
+  return {splits_at,
+          tiles_at,
+          merged_at,
+          states_at,
+          count(splits),
+          narrow_tiles,
+          count(tiles) - narrow_tiles,
+          count(merged),
+          states,
+          sizes};
+}
+
+SplitPlan plan_splits(const PagedAttentionArgs& args, const PlanLimits& limits) {
+  KV_CHECK(args.window >= 0 && args.chunk >= 0, args.window, args.chunk);
+  KV_CHECK(args.kv.G > 0 && args.H % args.kv.G == 0 && args.kv.S > 0, args.H, args.kv.G, args.kv.S);
+  if (!is_for_tensor_cores(args)) return Planner(args, limits, 1).pieces();
+
+  Planner planner(args, limits, std::max(1, kWideRows * args.kv.G / args.H));
+  SplitPlan plan = planner.tiles(0);
+  std::int64_t tokens = 0;  // of the work
+  for (const AttentionTile& tile : plan.tiles) tokens += tile.end - tile.begin;
+  // Runs as long as an even share of the work, longer if there would be too many states.
+  const std::int64_t share = tokens * args.kv.G / limits.tiles;
+  if (share > plan.sizes.least) plan = planner.tiles(share);
+  for (std::int64_t run = std::max<std::int64_t>(share, plan.sizes.most);
+       plan.states > limits.states && run < tokens; run *= 2)
+    plan = planner.tiles(2 * run);
   return plan;
+}
+
+SplitPlan plan_splits(const PagedMlaArgs& args) { return plan_splits(as_attention(args)); }
+
+PagedAttentionArgs as_attention(const PagedMlaArgs& args) {
+  PagedAttentionArgs attention;
+  attention.q = args.q;
+  attention.kv.G = 1;
+  attention.kv.S = args.kv.S;
+  attention.kv.D = kMlaLatent;
+  attention.block_table = args.block_table;
+  attention.query_start = args.query_start;
+  attention.kv_len = args.kv_len;
+  attention.out = args.out;
+  attention.lse = args.lse;
+  attention.B = args.B;
+  attention.H = args.H;
+  attention.M = args.M;
+  attention.q_dtype = args.q_dtype;
+  attention.scale = args.scale;
+  return attention;
 }
 
 }  // namespace kvhive

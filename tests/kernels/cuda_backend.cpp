@@ -22,22 +22,22 @@ void expect_done(const Expected<void>& started) {
 }
 
 void attention(const PagedAttentionArgs& args) {
-  const std::size_t B = static_cast<std::size_t>(args.B);
-  const SplitPlan plan =
-      plan_splits({args.query_start, B + 1}, {args.kv_len, B}, args.window, args.chunk);
+  const SplitPlan plan = plan_splits(args);
   std::vector<float> states(plan.state_floats(args.H, args.kv.D) + 4);
-  const AttentionWork work{.splits = plan.splits.data(),
-                           .merged = plan.merged.data(),
-                           .states = states.data(),
-                           .splits_count = static_cast<std::int32_t>(plan.splits.size()),
-                           .merged_count = static_cast<std::int32_t>(plan.merged.size()),
-                           .states_count = plan.states};
-  expect_done(paged_attention_cuda(args, work, nullptr));
+  expect_done(paged_attention_cuda(args, plan.work(states.data()), nullptr));
+}
+
+void mla(const PagedMlaArgs& args) {
+  const SplitPlan plan = plan_splits(args);
+  std::vector<float> states(plan.state_floats(args.H, kMlaLatent) + 4);
+  expect_done(paged_mla_cuda(args, plan.work(states.data()), nullptr));
 }
 
 void write(const CacheWriteArgs& args) { expect_done(cache_write_cuda(args, nullptr)); }
 void merge(const MergeStatesArgs& args) { expect_done(merge_states_cuda(args, nullptr)); }
 void copy(const BlockCopyArgs& args) { expect_done(block_copy_cuda(args, nullptr)); }
+
+void mla_write(const MlaWriteArgs& args) { expect_done(mla_write_cuda(args, nullptr)); }
 
 /// As paged_attention_cuda says.
 bool takes(const PagedKv& kv, Dtype) {
@@ -66,7 +66,7 @@ void set_schedule([[maybe_unused]] int number) {
 }  // namespace
 
 Backend cuda_backend() {
-  return {"Cuda", attention, write, merge, copy, nullptr, nullptr, takes, set_schedule};
+  return {"Cuda", attention, write, merge, copy, mla, mla_write, takes, set_schedule};
 }
 
 }  // namespace kvhive::testing_support

@@ -53,6 +53,18 @@ inline std::uint32_t ballot(const char* operation, std::uint32_t mask, bool vote
 
 using simt::dim3;
 
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+inline int min(int a, int b) { return b < a ? b : a; }
+inline int max(int a, int b) { return a < b ? b : a; }
+
 inline void __syncthreads(simt::Line line = simt::Line::here()) { simt::barrier(0, 0, line); }
 
 inline void __syncwarp(std::uint32_t mask = ~0u, simt::Line line = simt::Line::here()) {

@@ -106,79 +106,116 @@ std::string json(const Timing& timing) {
   return text;
 }
 
-/// One decode step over sequences of these lengths, the layers of a cache in turn, so that none is
-/// found in the L2.
-Timing decode(const std::vector<std::int32_t>& lengths, Dtype kv_dtype) {
-  const auto sequences = static_cast<std::int32_t>(lengths.size());
-  const std::int32_t longest = *std::max_element(lengths.begin(), lengths.end());
-  const std::int32_t width = (longest + kBlock - 1) / kBlock;
-  std::uint32_t blocks = 0;
-  std::int64_t tokens = 0;
-  for (const std::int32_t length : lengths) {
-    blocks += static_cast<std::uint32_t>((length + kBlock - 1) / kBlock);
-    tokens += length;
-  }
-  std::vector<std::uint32_t> ids(blocks);
-  std::iota(ids.begin(), ids.end(), 0u);
-  std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
-  std::vector<std::uint32_t> table(static_cast<std::size_t>(sequences) * width, 0);
-  std::size_t next = 0;
-  for (std::int32_t b = 0; b < sequences; ++b)
-    for (std::int32_t i = 0; i < (lengths[b] + kBlock - 1) / kBlock; ++i)
-      table[static_cast<std::size_t>(b) * width + i] = ids[next++];
+/// A batch of attention.
+struct Batch {
+  std::vector<std::int32_t> lengths;  ///< tokens of each sequence
+  std::int32_t queries = 1;           ///< of each, its last
+  std::int32_t common = 0;            ///< tokens in front, in the same blocks for all
+  Dtype kv_dtype = Dtype::bf16;
+  PlanLimits limits = {};
+};
 
-  const std::size_t element = bytes_of(kv_dtype);
+/// The block table of a batch, in random order.
+struct Blocks {
+  explicit Blocks(const Batch& batch) {
+    const std::int32_t longest = *std::max_element(batch.lengths.begin(), batch.lengths.end());
+    width = (longest + kBlock - 1) / kBlock;
+    const std::int32_t common = batch.common / kBlock;
+    count = static_cast<std::uint32_t>(common);
+    table.assign(batch.lengths.size() * static_cast<std::size_t>(width), 0);
+    for (std::size_t b = 0; b < batch.lengths.size(); ++b)
+      for (std::int32_t i = 0; i < (batch.lengths[b] + kBlock - 1) / kBlock; ++i)
+        table[b * static_cast<std::size_t>(width) + static_cast<std::size_t>(i)] =
+            i < common ? static_cast<std::uint32_t>(i) : count++;
+    std::vector<std::uint32_t> ids(count);
+    std::iota(ids.begin(), ids.end(), 0u);
+    std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
+    for (std::uint32_t& block : table) block = ids[block];
+  }
+  std::vector<std::uint32_t> table;
+  std::int32_t width = 0;
+  std::uint32_t count = 0;
+};
+
+/// The layers of a cache in turn, so that none is found in the L2. Bytes: those of KV, once each.
+Timing attention(const Batch& batch) {
+  const auto sequences = static_cast<std::int32_t>(batch.lengths.size());
+  const std::int32_t queries = sequences * batch.queries;
+  const Blocks blocks(batch);
+  const std::size_t element = bytes_of(batch.kv_dtype);
   const std::size_t plane = std::size_t{kKvHeads} * kBlock * kHeadSize * element;
-  const std::size_t layer_bytes = blocks * 2 * plane;
+  const std::size_t layer_bytes = blocks.count * 2 * plane;
   const std::size_t layers = std::clamp<std::size_t>(4 * l2_bytes() / layer_bytes + 1, 1, 64);
   const DeviceArray<std::byte> arena(layers * layer_bytes);
   fill(arena);
-  const DeviceArray<std::byte> q(std::size_t(sequences) * kHeads * kHeadSize * 2);
+  const DeviceArray<std::byte> q(static_cast<std::size_t>(queries) * kHeads * kHeadSize * 2);
   fill(q);
   const DeviceArray<std::byte> out(q.bytes());
-  const DeviceArray<std::uint32_t> device_table(table);
-  std::vector<std::int32_t> query_start(lengths.size() + 1);
-  std::iota(query_start.begin(), query_start.end(), 0);
-  const DeviceArray<std::int32_t> device_start(query_start), device_lengths(lengths);
   const DeviceArray<float> scale(std::vector<float>{1.0f});
-
-  const SplitPlan plan = plan_splits(query_start, lengths, 0, 0);
-  const DeviceArray<AttentionSplit> splits(plan.splits);
-  const DeviceArray<SplitQuery> merged(plan.merged);
-  const DeviceArray<float> states(plan.state_floats(kHeads, kHeadSize));
-  const AttentionWork work{splits.data(),
-                           merged.data(),
-                           states.data(),
-                           static_cast<std::int32_t>(plan.splits.size()),
-                           static_cast<std::int32_t>(plan.merged.size()),
-                           plan.states};
+  std::vector<std::int32_t> query_start(batch.lengths.size() + 1);
+  for (std::size_t b = 0; b < query_start.size(); ++b)
+    query_start[b] = static_cast<std::int32_t>(b) * batch.queries;
 
   PagedAttentionArgs args;
   args.q = q.data();
   args.out = out.data();
   args.q_dtype = Dtype::bf16;
-  args.block_table = device_table.data();
-  args.query_start = device_start.data();
-  args.kv_len = device_lengths.data();
+  args.block_table = blocks.table.data();
+  args.query_start = query_start.data();
+  args.kv_len = batch.lengths.data();
   args.B = sequences;
   args.H = kHeads;
-  args.M = width;
+  args.M = blocks.width;
   args.scale = 0.088388348f;
+  args.kv.k = arena.data();
+  args.kv.v = arena.data() + plane;
   args.kv.block_stride = static_cast<std::int64_t>(2 * plane);
   args.kv.head_stride = static_cast<std::int64_t>(kBlock * kHeadSize * element);
   args.kv.token_stride = static_cast<std::int64_t>(kHeadSize * element);
   args.kv.G = kKvHeads;
   args.kv.S = kBlock;
   args.kv.D = kHeadSize;
-  args.kv.dtype = kv_dtype;
+  args.kv.dtype = batch.kv_dtype;
   if (element == 1) args.kv.scales = {scale.data(), scale.data()};
+
+  const SplitPlan plan = plan_splits(args, batch.limits);
+  const DeviceArray<AttentionSplit> splits(plan.splits);
+  const DeviceArray<AttentionTile> tiles(plan.tiles);
+  const DeviceArray<SplitQuery> merged(plan.merged);
+  const DeviceArray<float> states(plan.state_floats(kHeads, kHeadSize));
+  const AttentionWork work = plan.work(splits.data(), tiles.data(), merged.data(), states.data());
+  const DeviceArray<std::uint32_t> device_table(blocks.table);
+  const DeviceArray<std::int32_t> device_start(query_start), device_lengths(batch.lengths);
+  args.block_table = device_table.data();
+  args.query_start = device_start.data();
+  args.kv_len = device_lengths.data();
   const double us = microseconds([&](int round) {
     args.kv.k = arena.data() + static_cast<std::size_t>(round) % layers * layer_bytes;
     args.kv.v = args.kv.k + plane;
     const auto started = paged_attention_cuda(args, work, nullptr);
-    if (!started) die("decode", started.error().text);
+    if (!started) die("attention", started.error().text);
   });
+  std::int64_t tokens = batch.common / kBlock * kBlock;
+  for (const std::int32_t length : batch.lengths) tokens += length - batch.common / kBlock * kBlock;
   return {us, static_cast<std::size_t>(tokens) * 2 * kKvHeads * kHeadSize * element};
+}
+
+/// TFLOP/s of a causal prefill of the last `queries` of `tokens` tokens.
+double prefill_tflops(std::int32_t tokens, std::int32_t queries) {
+  const double us = attention({.lengths = {tokens}, .queries = queries}).us;
+  const double pairs = static_cast<double>(queries) * (tokens - (queries - 1) / 2.0);
+  return pairs * 4 * kHeads * kHeadSize / us / 1e6;
+}
+
+/// A decode step of `sequences` that share `common` tokens and have 128 of their own: how many
+/// times faster than a plan that shares nothing.
+double cascade_gain(std::int32_t sequences, std::int32_t common) {
+  Batch batch{
+      .lengths = std::vector<std::int32_t>(static_cast<std::size_t>(sequences), common + 128),
+      .common = common};
+  const double shared = attention(batch).us;
+  batch.limits.shared_tokens = common + 1;
+  return attention(batch).us / shared;
 }
 
 Timing cache_write(std::int32_t tokens, Dtype kv_dtype) {
@@ -259,16 +296,21 @@ void run(const std::vector<std::string>& shapes) {
     const std::vector<std::int32_t> lengths(std::stoul(shape.substr(0, x)),
                                             std::stoi(shape.substr(x + 1)));
     std::printf("%s\"%s\": {\"bf16\": %s, \"fp8\": %s, \"int8\": %s}", comma, shape.c_str(),
-                json(decode(lengths, Dtype::bf16)).c_str(),
-                json(decode(lengths, Dtype::e4m3)).c_str(),
-                json(decode(lengths, Dtype::int8)).c_str());
+                json(attention({.lengths = lengths})).c_str(),
+                json(attention({.lengths = lengths, .kv_dtype = Dtype::e4m3})).c_str(),
+                json(attention({.lengths = lengths, .kv_dtype = Dtype::int8})).c_str());
     comma = ", ";
   }
   std::vector<std::int32_t> skewed(64, 512);
   skewed[17] = 65536;
-  std::printf("}, \"skewed_1x65536_63x512\": %s", json(decode(skewed, Dtype::bf16)).c_str());
+  std::printf("}, \"skewed_1x65536_63x512\": %s", json(attention({.lengths = skewed})).c_str());
   std::printf(", \"uniform_64x1528\": %s",
-              json(decode(std::vector<std::int32_t>(64, 1528), Dtype::bf16)).c_str());
+              json(attention({.lengths = std::vector<std::int32_t>(64, 1528)})).c_str());
+  std::printf(", \"prefill_tflops\": {\"8192\": %.1f, \"512 of 32768\": %.1f}",
+              prefill_tflops(8192, 8192), prefill_tflops(32768, 512));
+  std::printf(
+      ", \"cascade_gain\": {\"32 x 8192\": %.2f, \"32 x 32768\": %.2f, \"256 x 8192\": %.2f}",
+      cascade_gain(32, 8192), cascade_gain(32, 32768), cascade_gain(256, 8192));
 
   for (const std::int32_t tokens : {256, 8192})
     for (const Dtype dtype : {Dtype::bf16, Dtype::e4m3})

@@ -52,8 +52,11 @@ def main(folder):
     for row in [head, *decode_rows(kernels, parts["peers"], yardsticks["read_gb_s"])]:
         print("".join(f"{text:>10}" for text in row))
     copy, link = yardsticks["copy_gb_s"], min(yardsticks["h2d_gb_s"], yardsticks["d2h_gb_s"])
+    peers_prefill = (parts["peers"] or {}).get("prefill_tflops", {})
+    for name in ("prefill_tflops", "cascade_gain"):
+        print(name, kernels[name], peers_prefill if name == "prefill_tflops" else "")
     for name, timing in kernels.items():
-        if name == "decode":
+        if "us" not in timing:
             continue
         of = link if name.startswith("swap") else copy
         print(f"{name:>32} {timing['us']:10.1f} us {timing['gb_s'] / of:6.2f} of "

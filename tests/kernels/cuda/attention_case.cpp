@@ -41,7 +41,10 @@ std::string AttentionCase::describe() const {
        << ", cap " << soft_cap << ", alibi " << has_alibi << ", sinks " << has_sinks << ", sparse "
        << sparsity.block << '/' << sparsity.local << '/' << sparsity.vertical << '/'
        << sparsity.head_step << ", scales " << int(scales) << ", sequences";
-  for (const Sequence& s : sequences) text << ' ' << s.kv_len << ':' << s.q_len;
+  for (const Sequence& s : sequences) {
+    text << ' ' << s.kv_len << ':' << s.q_len;
+    if (s.shared > 0) text << " (" << s.shared << " of " << s.shared_with << ')';
+  }
   return text.str();
 }
 
@@ -55,6 +58,7 @@ AttentionBatch::AttentionBatch(const AttentionCase& c) : case_(c) {
   for (std::size_t b = 0; b < c.sequences.size(); ++b) {
     tokens_.emplace_back();
     make_tokens(c.seed + static_cast<std::uint32_t>(b), c.sequences[b].kv_len, &tokens_.back());
+    share_tokens(c.sequences[b], &tokens_.back());
     query_start_.push_back(query_start_.back() + c.sequences[b].q_len);
     kv_len_.push_back(c.sequences[b].kv_len);
     const std::size_t row = static_cast<std::size_t>(H() * c.D);
@@ -100,6 +104,15 @@ void AttentionBatch::make_tokens(std::uint32_t seed, std::int32_t count, Tokens*
   }
 }
 
+void AttentionBatch::share_tokens(const AttentionCase::Sequence& sequence, Tokens* tokens) const {
+  const Tokens& from = tokens_[sequence.shared_with];
+  const auto rows = static_cast<std::ptrdiff_t>(sequence.shared * case_.G);
+  std::copy_n(from.k.begin(), rows * case_.D, tokens->k.begin());
+  std::copy_n(from.v.begin(), rows * case_.D, tokens->v.begin());
+  std::copy_n(from.k_scales.begin(), rows, tokens->k_scales.begin());
+  std::copy_n(from.v_scales.begin(), rows, tokens->v_scales.begin());
+}
+
 void AttentionBatch::store_all() {
   const AttentionCase& c = case_;
   const auto blocks_of = [&](std::int32_t tokens) { return (tokens + c.S - 1) / c.S; };
@@ -139,7 +152,12 @@ void AttentionBatch::store_all() {
   table_.assign(kv_len_.size() * static_cast<std::size_t>(M_), kFarOutside);
   for (std::size_t b = 0; b < kv_len_.size(); ++b)
     for (std::int32_t p = 0; p < kv_len_[b]; ++p) {
-      std::uint32_t& block = table_[b * static_cast<std::size_t>(M_) + p / c.S];
+      const auto column = static_cast<std::size_t>(p / c.S);
+      std::uint32_t& block = table_[b * static_cast<std::size_t>(M_) + column];
+      if (p < c.sequences[b].shared) {
+        block = table_[c.sequences[b].shared_with * static_cast<std::size_t>(M_) + column];
+        continue;
+      }
       if (block == kFarOutside) {
         block = ids.back();
         ids.pop_back();
@@ -184,30 +202,34 @@ PagedAttentionArgs AttentionBatch::args() const {
   return args;
 }
 
-SplitPlan AttentionBatch::plan() const {
-  return plan_splits(query_start_, kv_len_, case_.window, case_.chunk);
+AttentionResult AttentionBatch::run(const PlanLimits& limits) const { return run(args(), limits); }
+
+AttentionResult AttentionBatch::run_token(std::size_t b, std::int32_t position) const {
+  const std::int32_t query_start[] = {0, 1}, kv_len = position + 1;
+  const std::int32_t i = query_start_[b + 1] - kv_len_[b] + position;
+  PagedAttentionArgs with = args();
+  with.q = q_.data() + static_cast<std::size_t>(i * H() * case_.D) * bytes_of(case_.q_dtype);
+  with.block_table += b * static_cast<std::size_t>(M_);
+  with.query_start = query_start;
+  with.kv_len = &kv_len;
+  with.B = 1;
+  return run(with, {});
 }
 
-AttentionResult AttentionBatch::run() const {
-  const std::size_t rows = static_cast<std::size_t>(query_start_.back() * H());
+AttentionResult AttentionBatch::run(PagedAttentionArgs with, const PlanLimits& limits) const {
+  const std::size_t rows = static_cast<std::size_t>(with.query_start[with.B] * H());
   const std::size_t elements = rows * static_cast<std::size_t>(case_.D);
   const std::size_t element_bytes = bytes_of(case_.q_dtype);
   std::vector<std::byte> out(elements * element_bytes, std::byte{0xff});
   AttentionResult result;
   result.lse.assign(rows, std::nanf(""));
-  const SplitPlan split_plan = plan();
-  std::vector<float> states(split_plan.state_floats(H(), case_.D), std::nanf(""));
+  const SplitPlan plan = plan_splits(with, limits);
+  std::vector<float> states(plan.state_floats(H(), case_.D), std::nanf(""));
   const std::vector<std::byte> arena_before = arena_;
 
-  PagedAttentionArgs with = args();
   with.out = out.data();
   with.lse = result.lse.data();
-  const AttentionWork work{split_plan.splits.data(),
-                           split_plan.merged.data(),
-                           states.data(),
-                           static_cast<std::int32_t>(split_plan.splits.size()),
-                           static_cast<std::int32_t>(split_plan.merged.size()),
-                           split_plan.states};
+  const AttentionWork work = plan.work(states.data());
   const Expected<void> done = paged_attention_cuda(with, work, nullptr);
   EXPECT_TRUE(done.has_value()) << done.error().text;
   EXPECT_EQ(arena_, arena_before) << "wrote into the cache";

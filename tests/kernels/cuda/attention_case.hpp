@@ -16,9 +16,12 @@ enum class ScaleKind { none, per_tensor, per_head, per_token };
 struct AttentionCase {
   Dtype q_dtype = Dtype::bf16, kv_dtype = Dtype::bf16;
   std::int32_t D = 64, S = 16, G = 2, heads_per_kv = 2;
-  /// The sequences: tokens in the cache and how many of the last are queries.
+  /// Tokens in the cache and how many of the last are queries; the first `shared` tokens (whole
+  /// blocks) are those of an earlier sequence, in its blocks.
   struct Sequence {
     std::int32_t kv_len, q_len;
+    std::int32_t shared = 0;
+    std::size_t shared_with = 0;
   };
   std::vector<Sequence> sequences = {{33, 1}};
   std::int32_t window = 0, chunk = 0;
@@ -42,7 +45,9 @@ class AttentionBatch {
   explicit AttentionBatch(const AttentionCase& c);
 
   /// Expects success, all of out and lse written, the cache untouched.
-  AttentionResult run() const;
+  AttentionResult run(const PlanLimits& limits = {}) const;
+  /// Decode of one token of sequence b by itself.
+  AttentionResult run_token(std::size_t b, std::int32_t position) const;
   /// In double precision, rounded at the end.
   AttentionResult truth() const;
 
@@ -51,7 +56,7 @@ class AttentionBatch {
                             const AttentionResult& want);
 
   PagedAttentionArgs args() const;  ///< without out and lse
-  SplitPlan plan() const;
+  SplitPlan plan(const PlanLimits& limits = {}) const { return plan_splits(args(), limits); }
 
  private:
   struct Tokens {
@@ -60,7 +65,9 @@ class AttentionBatch {
   };
   std::int32_t H() const { return case_.G * case_.heads_per_kv; }
   void make_tokens(std::uint32_t seed, std::int32_t count, Tokens* tokens) const;
+  void share_tokens(const AttentionCase::Sequence& sequence, Tokens* tokens) const;
   void store_all();
+  AttentionResult run(PagedAttentionArgs args, const PlanLimits& limits) const;
 
   AttentionCase case_;
   PagedKv kv_;

@@ -25,6 +25,21 @@ Expected<void> mma_attention_of<Dtype::f16>(const PagedAttentionArgs& args,
   return args.kv.D == 80 ? launch_mma<Dtype::f16, 80>(args, work, stream) : not_built(args);
 }
 template <>
+Expected<void> mma_attention_of<Dtype::int8>(const PagedAttentionArgs& args,
+                                             const AttentionWork& work, CudaStream stream) {
+  return args.kv.D == 80 ? launch_mma<Dtype::int8, 80>(args, work, stream) : not_built(args);
+}
+template <>
+Expected<void> mma_attention_of<Dtype::e4m3>(const PagedAttentionArgs& args, const AttentionWork&,
+                                             CudaStream) {
+  return not_built(args);
+}
+template <>
+Expected<void> mma_attention_of<Dtype::e5m2>(const PagedAttentionArgs& args, const AttentionWork&,
+                                             CudaStream) {
+  return not_built(args);
+}
+template <>
 Expected<void> simt_attention_of<Dtype::bf16>(const PagedAttentionArgs& args,
                                               const AttentionWork& work, bool, CudaStream stream) {
   return args.kv.D == 64 ? launch_simt<Dtype::bf16, 8, 8, 2>(args, work, stream) : not_built(args);

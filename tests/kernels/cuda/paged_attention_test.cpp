@@ -52,6 +52,7 @@ constexpr Dtype kQueries[] = {Dtype::bf16, Dtype::f16, Dtype::f32};
 constexpr Dtype kCaches[] = {Dtype::bf16, Dtype::f16,  Dtype::f32,
                              Dtype::e4m3, Dtype::e5m2, Dtype::int8};
 constexpr std::int32_t kHeadSizes[] = {64, 80, 96, 112, 120, 128, 192, 256};
+constexpr std::int32_t kTensorHeadSizes[] = {64, 80, 96, 112, 128, 192, 256};
 
 TEST(PagedAttentionCuda, EveryHeadSizeAndDtypeIsRight) {
   std::uint32_t seed = 0;
@@ -134,7 +135,7 @@ TEST(PagedAttentionCuda, TensorCoresTakeEveryGroupOfHeads) {
 }
 
 TEST(PagedAttentionCuda, TensorCoresTakeEveryHeadSize) {
-  for (const std::int32_t D : {64, 80, 96, 112, 128, 192, 256})
+  for (const std::int32_t D : kTensorHeadSizes)
     for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
       AttentionCase c;
       c.q_dtype = c.kv_dtype = dtype;
@@ -144,6 +145,28 @@ TEST(PagedAttentionCuda, TensorCoresTakeEveryHeadSize) {
       c.sequences = {{150, 1}, {63, 1}, {65, 1}};
       expect_right(c);
     }
+}
+
+TEST(PagedAttentionCuda, TensorCoresTakeEightBits) {
+  std::uint32_t seed = 500;
+  for (const Dtype kv : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
+    for (const Dtype q : {Dtype::bf16, Dtype::f16})
+      for (const ScaleKind scales :
+           {ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head, ScaleKind::per_token}) {
+        AttentionCase c;
+        c.seed = c.block_seed = ++seed;
+        c.q_dtype = q;
+        c.kv_dtype = kv;
+        c.scales = scales;
+        c.heads_per_kv = 3 + static_cast<std::int32_t>(seed % 7);
+        c.D = kTensorHeadSizes[seed % std::size(kTensorHeadSizes)];
+        c.S = 8 << seed % 3;
+        c.sequences = {{70, 1}, {0, 0}, {1, 1}, {130, 4}};
+        c.window = seed % 3 == 0 ? 40 : 0;
+        c.soft_cap = seed % 4 == 0 ? 8.0f : 0.0f;
+        c.has_sinks = seed % 3 == 1;
+        expect_right(c);
+      }
 }
 
 TEST(PagedAttentionCuda, AnyCombinationIsRight) {
@@ -178,31 +201,111 @@ TEST(PagedAttentionCuda, AnyCombinationIsRight) {
   }
 }
 
+/// Plans that a batch may get: none has a say in the bits.
+constexpr PlanLimits kPlans[] = {
+    {},
+    {.tiles = 1},                           // one run for each token
+    {.tiles = 1 << 30},                     // every piece for itself
+    {.states = 0, .shared_tokens = 64},     // as few states as can be, prefixes of one piece
+    {.tiles = 4, .shared_tokens = 1 << 30}  // nothing shared between sequences
+};
+
+/// Right, and in any plan each token's bits are those it has alone.
+void expect_same_bits_alone(const AttentionCase& c) {
+  SCOPED_TRACE(c.describe());
+  const AttentionBatch batch(c);
+  AttentionResult alone;
+  for (std::size_t b = 0; b < c.sequences.size(); ++b)
+    for (std::int32_t i = c.sequences[b].q_len; i > 0; --i) {
+      const AttentionResult token = batch.run_token(b, c.sequences[b].kv_len - i);
+      alone.out.insert(alone.out.end(), token.out.begin(), token.out.end());
+      alone.lse.insert(alone.lse.end(), token.lse.begin(), token.lse.end());
+    }
+  EXPECT_LE(AttentionBatch::worst_error(c, alone, batch.truth()), tolerance(c));
+  for (const PlanLimits& limits : kPlans) {
+    const AttentionResult together = batch.run(limits);
+    EXPECT_TRUE(same_bits(together.out, alone.out)) << limits.tiles;
+    EXPECT_TRUE(same_bits(together.lse, alone.lse)) << limits.tiles;
+  }
+  in_every_schedule([&] { EXPECT_TRUE(same_bits(batch.run({.tiles = 8}).out, alone.out)); });
+}
+
 TEST(PagedAttentionCuda, ATokensBitsDependOnNothingBesideIt) {
   for (const std::int32_t heads : {2, 4}) {  // without and with tensor cores
-    AttentionCase alone;
-    alone.D = 128;
-    alone.heads_per_kv = heads;
-    alone.window = 250;
-    alone.sequences = {{300, 1}};
-    const std::vector<float> bits = AttentionBatch(alone).run().out;
-    AttentionCase batch = alone;
-    batch.sequences = {{300, 1}, {17, 1}, {520, 2}};
-    batch.block_seed = 9;
-    const std::vector<float> in_batch = AttentionBatch(batch).run().out;
-    EXPECT_TRUE(std::equal(bits.begin(), bits.end(), in_batch.begin()));
-    AttentionCase prefill = alone;
-    prefill.sequences = {{302, 7}};  // its fifth query is at position 299
-    const std::vector<float> of_prefill = AttentionBatch(prefill).run().out;
-    EXPECT_TRUE(std::equal(bits.begin(), bits.end(),
-                           of_prefill.begin() + static_cast<std::ptrdiff_t>(4 * bits.size())));
+    AttentionCase c;
+    c.D = 128;
+    c.heads_per_kv = heads;
+    c.window = 250;
+    c.sequences = {{300, 1}, {17, 1}, {302, 7}, {520, 2}};
+    expect_same_bits_alone(c);
+  }
+}
+
+TEST(PagedAttentionCuda, PrefillHasTheBitsOfDecode) {
+  AttentionCase c;
+  c.G = 1;
+  for (const std::int32_t heads : {3, 4, 8, 20}) {
+    c.heads_per_kv = heads;
+    c.q_dtype = c.kv_dtype = heads == 4 ? Dtype::f16 : Dtype::bf16;
+    c.sequences = {{150, 33}, {18, 18}, {1, 1}};
+    expect_same_bits_alone(c);
+  }
+}
+
+TEST(PagedAttentionCuda, CascadesHaveTheBitsOfDecode) {
+  AttentionCase c;
+  c.G = 1;
+  c.heads_per_kv = 4;
+  // A common prompt; two of them share more, and one nothing.
+  c.sequences = {{260, 1}, {200, 1, 192, 0}, {230, 2, 208, 1}, {70, 1}, {129, 1, 128, 2}};
+  expect_same_bits_alone(c);
+  // More rows than a tile has, twice the same sequence among them.
+  c.sequences.assign(20, {140, 1, 128, 0});
+  c.sequences[0].shared = 0;
+  c.sequences[19].shared = 140 / 16 * 16;
+  expect_same_bits_alone(c);
+}
+
+TEST(PagedAttentionCuda, OptionsHaveTheBitsOfDecode) {
+  AttentionCase base;
+  base.G = 1;
+  base.heads_per_kv = 4;
+  base.D = 80;
+  base.S = 8;
+  base.sequences = {{160, 5}, {150, 1, 136, 0}, {160, 1, 136, 0}, {131, 3, 128, 2}};
+  std::vector<AttentionCase> cases(7, base);
+  cases[0].has_alibi = true;
+  cases[1].soft_cap = 5;
+  cases[2].has_sinks = true;
+  cases[3].window = 5;
+  cases[4].window = 70;
+  cases[5].chunk = 48;
+  cases[6] = {cases[0]};
+  cases[6].chunk = 130;
+  cases[6].window = 64;
+  cases[6].soft_cap = 8;
+  cases[6].has_sinks = true;
+  for (const AttentionCase& c : cases) expect_same_bits_alone(c);
+}
+
+TEST(PagedAttentionCuda, EightBitsHaveTheBitsOfDecode) {
+  AttentionCase c;
+  c.G = 2;
+  c.heads_per_kv = 4;
+  c.sequences = {{150, 9}, {140, 1, 128, 0}, {145, 1, 128, 0}};
+  for (const auto& [kv, scales] : {std::pair{Dtype::e4m3, ScaleKind::per_head},
+                                   {Dtype::e5m2, ScaleKind::none},
+                                   {Dtype::int8, ScaleKind::per_token}}) {
+    c.kv_dtype = kv;
+    c.scales = scales;
+    expect_same_bits_alone(c);
   }
 }
 
 TEST(PagedAttentionCuda, RefusesWhatItCannotDo) {
   const AttentionBatch batch{AttentionCase{}};
   const SplitPlan plan = batch.plan();
-  AttentionWork work{plan.splits.data(), nullptr, nullptr, 1, 0, 0};
+  AttentionWork work = plan.work(nullptr);
   const auto refused = [&](auto change) {
     PagedAttentionArgs args = batch.args();
     change(args);

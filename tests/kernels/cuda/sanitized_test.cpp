@@ -16,10 +16,10 @@ using testing_support::AttentionCase;
 using testing_support::in_every_schedule;
 using testing_support::ScaleKind;
 
-void attend(AttentionCase c) {
+void attend(AttentionCase c, const PlanLimits& limits = {}) {
   c.G = 1;
   const AttentionBatch batch(c);
-  in_every_schedule([&] { batch.run(); });
+  in_every_schedule([&] { batch.run(limits); });
 }
 
 TEST(Sanitized, PagedAttention) {
@@ -36,6 +36,9 @@ TEST(Sanitized, PagedAttention) {
 
 TEST(Sanitized, PagedAttentionOnTensorCores) {
   attend({.heads_per_kv = 4, .sequences = {{140, 1}}});
+  // Two sequences with a prefix, a prefill; runs and states.
+  attend({.heads_per_kv = 8, .sequences = {{140, 1}, {135, 2, 128, 0}}});
+  attend({.heads_per_kv = 8, .sequences = {{70, 5}}}, {.tiles = 1});
   attend({.q_dtype = Dtype::f16,
           .kv_dtype = Dtype::f16,
           .D = 80,
@@ -43,6 +46,14 @@ TEST(Sanitized, PagedAttentionOnTensorCores) {
           .sequences = {{70, 1}},
           .soft_cap = 10,
           .has_alibi = true});
+}
+
+TEST(Sanitized, PagedAttentionOfEightBitsOnTensorCores) {
+  attend({.kv_dtype = Dtype::int8,
+          .D = 80,
+          .heads_per_kv = 4,
+          .sequences = {{70, 5}, {20, 1}},
+          .scales = ScaleKind::per_token});
 }
 
 TEST(Sanitized, CacheWrite) {
@@ -60,6 +71,39 @@ TEST(Sanitized, CacheWrite) {
       args.kv.scales = {k_scales.data(), v_scales.data(), G * S * 4, S * 4, 4};
       args.T = T;
       ASSERT_TRUE(cache_write_cuda(args, nullptr).has_value());
+    });
+  }
+}
+
+TEST(Sanitized, LatentAttention) {
+  constexpr std::int32_t T = 70, S = 16, H = 3;
+  for (const MlaRow row : {MlaRow::bf16, MlaRow::fp8}) {
+    const std::vector<float> in(static_cast<std::size_t>(T) * kMlaRow, 0.5f);
+    const std::vector<std::uint32_t> table = {4, 0, 3, 1, 2};
+    const std::vector<std::int32_t> query_start = {0, 1}, kv_len = {T};
+    std::vector<std::int64_t> slots;
+    for (std::int32_t t = 0; t < T; ++t) slots.push_back(std::int64_t{table[t / S]} * S + t % S);
+    in_every_schedule([&] {
+      const auto stride = static_cast<std::int64_t>(bytes_of(row));
+      std::vector<std::byte> cache(table.size() * static_cast<std::size_t>(S * stride));
+      const PagedLatents kv{cache.data(), S * stride, stride, S, row};
+      ASSERT_TRUE(mla_write_cuda({in.data(), in.data(), slots.data(), kv, T, Dtype::f32}, nullptr));
+      std::vector<float> out(H * kMlaLatent), lse(H);
+      const PagedMlaArgs args{in.data(),
+                              kv,
+                              table.data(),
+                              query_start.data(),
+                              kv_len.data(),
+                              out.data(),
+                              lse.data(),
+                              1,
+                              H,
+                              5,
+                              Dtype::f32,
+                              0.1f};
+      const SplitPlan plan = plan_splits(args);
+      std::vector<float> states(plan.state_floats(H, kMlaLatent));
+      ASSERT_TRUE(paged_mla_cuda(args, plan.work(states.data()), nullptr));
     });
   }
 }

@@ -3,62 +3,213 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
+#include <numeric>
+#include <set>
+#include <vector>
 
 namespace kvhive {
 namespace {
 
-SplitPlan plan_one(std::int32_t kv_len, std::int32_t q_len = 1, std::int32_t window = 0,
-                   std::int32_t chunk = 0) {
-  const std::int32_t start[] = {0, q_len};
-  return plan_splits(start, {&kv_len, 1}, window, chunk);
+/// A batch as the planner sees it: 8 query heads on 2, or another number. Each sequence has blocks
+/// of its own but the first `shared` tokens, which are sequence 0's.
+struct Batch {
+  struct Sequence {
+    std::int32_t kv_len = 0, q_len = 1, shared = 0;
+  };
+  std::vector<Sequence> sequences;
+  std::int32_t H = 8, window = 0, chunk = 0, S = 16;
+
+  SplitPlan plan(const PlanLimits& limits = {}) const {
+    std::vector<std::int32_t> query_start{0}, kv_len;
+    PagedAttentionArgs args;
+    for (const Sequence& sequence : sequences) {
+      query_start.push_back(query_start.back() + sequence.q_len);
+      kv_len.push_back(sequence.kv_len);
+      args.M = std::max(args.M, (sequence.kv_len + S - 1) / S);
+    }
+    std::vector<std::uint32_t> table(sequences.size() * static_cast<std::size_t>(args.M));
+    std::iota(table.begin(), table.end(), 0u);
+    for (std::size_t b = 0; b < sequences.size(); ++b)
+      std::copy_n(table.begin(), sequences[b].shared / S,
+                  table.begin() + static_cast<std::ptrdiff_t>(b) * args.M);
+    args.kv.G = 2;
+    args.kv.S = S;
+    args.kv.D = 128;
+    args.q_dtype = args.kv.dtype = Dtype::bf16;
+    args.H = H;
+    args.B = static_cast<std::int32_t>(sequences.size());
+    args.block_table = table.data();
+    args.query_start = query_start.data();
+    args.kv_len = kv_len.data();
+    args.window = window;
+    args.chunk = chunk;
+    return plan_splits(args, limits);
+  }
+};
+
+/// Every query's splits, in the order of its states, cover what it sees once; every split is in one
+/// tile, which covers it and is not too high.
+void expect_sound(const SplitPlan& plan, const Batch& batch) {
+  std::vector<std::vector<AttentionSplit>> of_query;
+  for (const Batch::Sequence& sequence : batch.sequences)
+    of_query.resize(of_query.size() + static_cast<std::size_t>(sequence.q_len));
+  for (const AttentionSplit& split : plan.splits)
+    of_query[static_cast<std::size_t>(split.query)].push_back(split);
+  std::set<std::int32_t> states;
+  for (auto& splits : of_query) {
+    ASSERT_FALSE(splits.empty());
+    std::ranges::sort(splits, {}, &AttentionSplit::state);
+    const std::int32_t position = splits[0].position;
+    std::int32_t next = std::max(0, batch.window > 0 ? position + 1 - batch.window : 0);
+    if (batch.chunk > 0) next = std::max(next, position / batch.chunk * batch.chunk);
+    for (const AttentionSplit& split : splits) {
+      EXPECT_EQ(split.begin, next);
+      EXPECT_LT(split.begin, split.end);
+      if (splits.size() == 1)
+        EXPECT_EQ(split.state, -1);
+      else
+        EXPECT_TRUE(states.insert(split.state).second);
+      // Only what a query sees first may be more than a piece.
+      const std::int32_t from = split.begin == splits[0].begin ? split.end - 1 : split.begin;
+      EXPECT_LE(split.end, plan.sizes.border_after(from));
+      EXPECT_TRUE(split.end > position || split.end == plan.sizes.border_after(from));
+      next = split.end;
+    }
+    EXPECT_EQ(next, position + 1);
+  }
+  EXPECT_EQ(states.size(), static_cast<std::size_t>(plan.states));
+  EXPECT_TRUE(states.empty() || *states.rbegin() == plan.states - 1);
+  for (const SplitQuery& query : plan.merged) {
+    const auto& splits = of_query[static_cast<std::size_t>(query.query)];
+    EXPECT_EQ(splits.front().state, query.first_state);
+    EXPECT_EQ(splits.size(), static_cast<std::size_t>(query.states));
+  }
+
+  const std::int32_t heads = batch.H / 2;
+  std::vector<int> taken(plan.splits.size(), 0);
+  for (std::size_t i = 0; i < plan.tiles.size(); ++i) {
+    const AttentionTile& tile = plan.tiles[i];
+    const bool is_narrow = static_cast<std::int32_t>(i) < plan.narrow_tiles;
+    EXPECT_LE(tile.splits * heads, is_narrow ? kNarrowRows : std::max(kWideRows, heads));
+    EXPECT_GT(tile.splits * heads, is_narrow ? 0 : kNarrowRows);
+    for (std::int32_t j = 0; j < tile.splits; ++j) {
+      const AttentionSplit& split = plan.splits[static_cast<std::size_t>(tile.first_split + j)];
+      ++taken[static_cast<std::size_t>(tile.first_split + j)];
+      EXPECT_LE(tile.begin, split.begin);
+      EXPECT_GE(tile.end, split.end);
+    }
+  }
+  const int times = heads > 2 ? 1 : 0;
+  EXPECT_EQ(std::ranges::count(taken, times), static_cast<std::ptrdiff_t>(taken.size()));
+}
+
+/// Tokens of KV that tiles read.
+std::int64_t tokens_read(const SplitPlan& plan) {
+  std::int64_t tokens = 0;
+  for (const AttentionTile& tile : plan.tiles) tokens += tile.end - tile.begin;
+  return tokens;
 }
 
 TEST(SplitPlan, CoversWhatIsVisibleOnce) {
-  for (const std::int32_t len : {1, 127, 128, 129, 1023, 5000, 8192, 8193, 70000, 200000})
-    for (const std::int32_t window : {0, 1, 100, 4096})
-      for (const std::int32_t chunk : {0, 48, 8192}) {
-        std::int32_t next = std::max(0, window > 0 ? len - window : 0);
-        if (chunk > 0) next = std::max(next, (len - 1) / chunk * chunk);
-        for (const AttentionSplit& split : plan_one(len, 1, window, chunk).splits) {
-          EXPECT_EQ(split.begin, next);
-          EXPECT_LT(split.begin, split.end);
-          EXPECT_LE(split.end - split.begin, kMaxSplitTokens);
-          next = split.end;
-        }
-        EXPECT_EQ(next, len);
-      }
+  for (const std::int32_t H : {4, 6, 8, 34, 200})
+    for (const std::int32_t len : {1, 64, 65, 129, 2048, 5000, 70000})
+      for (const std::int32_t q_len : {1, 2, 40})
+        for (const std::int32_t window : {0, 1, 100, 4096})
+          for (const std::int32_t chunk : {0, 48, 8192}) {
+            const Batch batch{{{len, std::min(q_len, len)}}, H, window, chunk};
+            expect_sound(batch.plan(), batch);
+          }
 }
 
-TEST(SplitPlan, BordersFollowFromThePositionAlone) {
-  const std::int32_t start[] = {0, 3, 3, 4}, lens[] = {700, 0, 699};
-  const SplitPlan plan = plan_splits(start, lens, 0, 0);
-  std::map<std::int32_t, std::vector<std::pair<int, int>>> of_query;
-  for (const AttentionSplit& split : plan.splits)
-    of_query[split.query].emplace_back(split.begin, split.end);
-  EXPECT_EQ(of_query.size(), 4u);
-  EXPECT_EQ(of_query[1], of_query[3]);  // both at position 698
-  for (const AttentionSplit& split : plan_one(100000).splits)
-    EXPECT_EQ(split.begin % split_tokens_at(99999), 0);
-}
-
-TEST(SplitPlan, OnlyQueriesInPiecesHaveStates) {
-  EXPECT_TRUE(plan_one(128).merged.empty());
-  EXPECT_EQ(plan_one(128).states, 0);
-  EXPECT_EQ(plan_one(128).splits.front().state, -1);
-  const SplitPlan plan = plan_one(300, 2);  // positions 298 and 299: three pieces each
-  ASSERT_EQ(plan.merged.size(), 2u);
-  EXPECT_EQ(plan.states, 6);
-  EXPECT_EQ(plan.merged[1].first_state, 3);
-  EXPECT_EQ(plan.merged[1].states, 3);
-  for (std::int32_t i = 0; i < 6; ++i) EXPECT_EQ(plan.splits[static_cast<std::size_t>(i)].state, i);
-  EXPECT_EQ(plan.state_floats(4, 128), 6u * 4 * 130);
+TEST(SplitPlan, BordersDependOnPositionsAlone) {
+  for (const std::int32_t reach : {0, 64, 4096, 100000}) {
+    const PieceSizes sizes = piece_sizes(64, reach);
+    std::int32_t last = 0;
+    for (std::int32_t t = 0; t < 200000; ++t) {
+      const std::int32_t border = sizes.border_after(t);
+      EXPECT_TRUE(border == last || t == last) << t;
+      EXPECT_EQ(border % 64, 0);
+      EXPECT_LE(border - t, sizes.most);
+      last = border;
+    }
+    EXPECT_TRUE(reach == 0 || sizes.most == 64 || sizes.most * 16 <= reach);
+  }
 }
 
 TEST(SplitPlan, LongSequencesAreNotCutTooFine) {
-  EXPECT_EQ(plan_one(8192).splits.size(), 64u);
-  EXPECT_EQ(plan_one(16384).splits.size(), 64u);
-  EXPECT_EQ(plan_one(131072).splits.size(), 128u);
+  const auto pieces = [](std::int32_t len) {
+    return Batch{{{len}}}.plan({.tiles = 1 << 30}).splits.size();
+  };
+  EXPECT_EQ(pieces(1024), 16u);
+  EXPECT_EQ(pieces(8192), 64u);
+  EXPECT_EQ(pieces(65536), 128u);
+  EXPECT_EQ(pieces(131072), 192u);
+}
+
+TEST(SplitPlan, ShortOrManyAreNotCutAtAll) {
+  EXPECT_TRUE((Batch{{{64}}}.plan().merged.empty()));
+  Batch many{std::vector<Batch::Sequence>(600, {1000})};
+  EXPECT_TRUE(many.plan().merged.empty());
+  many.sequences.push_back({64000});  // but this one is
+  const SplitPlan plan = many.plan();
+  expect_sound(plan, many);
+  ASSERT_EQ(plan.merged.size(), 1u);
+  EXPECT_EQ(plan.merged[0].query, 600);
+}
+
+TEST(SplitPlan, StatesAreLimited) {
+  const Batch prefill{{{100000, 2000}}};
+  EXPECT_LE(prefill.plan().states, PlanLimits{}.states);
+  expect_sound(prefill.plan(), prefill);
+  EXPECT_EQ(prefill.plan({.states = 0}).states, 0);
+}
+
+TEST(SplitPlan, PrefillSharesPassesBetweenItsTokens) {
+  const Batch prefill{{{160, 32}}};
+  EXPECT_EQ(tokens_read(prefill.plan()), 144 + 160);  // 16 tokens of 4 heads each
+  Batch windowed{{{160, 32}}, 8, 20};
+  EXPECT_EQ(tokens_read(windowed.plan()), 35 + 35);
+}
+
+TEST(SplitPlan, ACommonPrefixIsReadOnce) {
+  Batch batch{{{1000}, {1001, 1, 960}, {1100, 1, 960}, {990, 1, 960}}};
+  const SplitPlan plan = batch.plan();
+  expect_sound(plan, batch);
+  EXPECT_EQ(tokens_read(plan), 960 + 40 + 41 + 140 + 30);
+  // More than a tile holds: read once for each.
+  batch.sequences.resize(17, {1000, 1, 960});
+  expect_sound(batch.plan(), batch);
+  EXPECT_EQ(tokens_read(batch.plan()), 2 * 960 + 40 + 41 + 140 + 30 + 13 * 40);
+}
+
+TEST(SplitPlan, PrefixesMayBeSharedInPart) {
+  // All share 256, some 640; 100 tokens are no whole pieces; one has another first block.
+  const Batch batch{{{700},
+                     {900, 1, 640},
+                     {800, 1, 256},
+                     {700, 3, 256},
+                     {300, 1, 96},
+                     {700, 1, 0},
+                     {650, 1, 640}}};
+  for (const PlanLimits& limits :
+       {PlanLimits{}, PlanLimits{.tiles = 1}, PlanLimits{.tiles = 1 << 30}}) {
+    const SplitPlan plan = batch.plan(limits);
+    expect_sound(plan, batch);
+    EXPECT_EQ(tokens_read(plan), 256 + 384 + 60 + 260 + 544 + 444 + 300 + 700 + 10);
+  }
+}
+
+TEST(SplitPlan, AShortCommonPrefixIsNotWorthAPass) {
+  const Batch batch{{{1000}, {1000, 1, 64}}};
+  EXPECT_EQ(tokens_read(batch.plan()), 2000);
+  EXPECT_EQ(tokens_read(batch.plan({.shared_tokens = 64})), 2000 - 64);
+  EXPECT_EQ(tokens_read(batch.plan({.shared_tokens = 1 << 30})), 2000);
+}
+
+TEST(SplitPlan, LargeBlocksMayHoldSeveralPieces) {
+  const Batch batch{{{700}, {700, 1, 512}}, 8, 0, 0, 256};
+  expect_sound(batch.plan(), batch);
+  EXPECT_EQ(tokens_read(batch.plan()), 512 + 2 * 188);
 }
 
 }  // namespace
