@@ -2,7 +2,6 @@
 // Where an element of a page lies: the meaning of PageLayout and of all strides, in one place. The
 // plain way; vector code moves whole rows and tiles and is compared with this.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/paged_kv.hpp"
@@ -12,6 +11,12 @@ namespace kvhive {
 /// Bytes from kv.k (or kv.v) to what (block, head g) has there.
 inline std::int64_t page_offset(const PagedKv& kv, std::int64_t block, std::int32_t g) {
   return block * kv.block_stride + g * kv.head_stride;
+}
+
+/// Bytes to the element that PageLayout::packed names as the e-th.
+inline std::int64_t packed_offset(std::int64_t e, Dtype dtype) {
+  if (bytes_of(dtype) != 1) return e * static_cast<std::int64_t>(bytes_of(dtype));
+  return e / 64 * 64 + e % 32 / 8 * 16 + e / 32 % 2 * 8 + e % 8;
 }
 
 /// Bytes from a page of K to element (slot s, dim d).
@@ -24,8 +29,8 @@ inline std::int64_t key_offset(const PagedKv& kv, std::int64_t s, std::int64_t d
       return ((d / x * kv.S + s) * x + d % x) * element;
     }
     case PageLayout::packed:
-      return (((d / 32 * (kv.S / 16) + s / 16) * 16 + d % 32 / 2) * 32 + s % 16 * 2 + d % 2) *
-             element;
+      return packed_offset(
+          ((d / 32 * (kv.S / 16) + s / 16) * 16 + d % 32 / 2) * 32 + s % 16 * 2 + d % 2, kv.dtype);
   }
   return 0;
 }
@@ -36,11 +41,8 @@ inline std::int64_t value_offset(const PagedKv& kv, std::int64_t s, std::int64_t
   switch (kv.layout) {
     case PageLayout::rows: return s * kv.token_stride + d * element;
     case PageLayout::x_packed: return (d * kv.S + s) * element;
-    case PageLayout::packed: {
-      const std::int64_t tokens = std::min(kv.S, 32);  // of a tile
-      const std::int64_t tile = d / 16 * (kv.S / tokens) + s / tokens;
-      return (tile * tokens * 16 + s % tokens / 2 * 32 + d % 16 * 2 + s % 2) * element;
-    }
+    case PageLayout::packed:
+      return packed_offset((d / 16 * (kv.S / 2) + s / 2) * 32 + d % 16 * 2 + s % 2, kv.dtype);
   }
   return 0;
 }

@@ -115,18 +115,19 @@ TEST_P(CacheWrite, PutsEveryRoundedValueIntoItsSlotAndTouchesNothingElse) {
               {.dtype = dtype, .G = 3, .D = 40, .S = S, .q_dtype = in, .storage = storage});
   for (const Dtype in : kActivations)
     for (const std::int32_t S : {16, 32, 64})
-      expect_written(GetParam(), {.G = 2, .D = 96, .S = S, .q_dtype = in, .storage = Storage::packed});
+      expect_written(GetParam(),
+                     {.G = 2, .D = 96, .S = S, .q_dtype = in, .storage = Storage::packed});
 }
 
 TEST_P(CacheWrite, QuantisesWithTheScalesOfTensorsAndHeadsAndMakesThoseOfTokens) {
-  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed})
+  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed, Storage::packed})
     for (const Dtype in : kActivations)
       for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
         for (const Scaling scaling :
              {Scaling::none, Scaling::tensor, Scaling::head, Scaling::token})
           expect_written(GetParam(), {.dtype = dtype,
                                       .G = 3,
-                                      .D = 80,
+                                      .D = storage == Storage::packed ? 96 : 80,
                                       .S = 16,
                                       .q_dtype = in,
                                       .storage = storage,

@@ -9,7 +9,7 @@
 //                 them) on numbers that stay in the L1 cache
 //   block_copy    GB/s by block_copy_cpu, against one memcpy per block with as many threads
 //
-// Usage: bench_attention [--format json]
+// Usage: bench_attention [--only TEXT] [--format json]      (TEXT: part of the cases' names)
 
 #include <immintrin.h>
 #include <omp.h>
@@ -89,10 +89,29 @@ Comparison compare(double amount, const Work& work, const std::vector<Work>& yar
   return worst;
 }
 
-nlohmann::json row_of(const std::string& name, const std::string& unit, const Comparison& result) {
-  return {{"case", name},        {"threads", omp_get_max_threads()}, {"unit", unit},
-          {"rate", result.rate}, {"yardstick", result.yardstick},    {"ratio", result.ratio}};
-}
+class Table {
+ public:
+  /// \param only  cases whose name has this in it; empty: all
+  explicit Table(std::string only) : only_(std::move(only)) {}
+
+  void add(const std::string& name, const std::string& unit, double amount, const Work& work,
+           const std::vector<Work>& yardsticks) {
+    if (name.find(only_) == std::string::npos) return;
+    const Comparison result = compare(amount, work, yardsticks);
+    rows_.push_back({{"case", name},
+                     {"threads", omp_get_max_threads()},
+                     {"unit", unit},
+                     {"rate", result.rate},
+                     {"yardstick", result.yardstick},
+                     {"ratio", result.ratio}});
+  }
+
+  const nlohmann::json& rows() const { return rows_; }
+
+ private:
+  std::string only_;
+  nlohmann::json rows_ = nlohmann::json::array();
+};
 
 /// Memory of huge pages, every byte written once.
 class Arena {
@@ -278,49 +297,45 @@ class Batch {
 
 std::string name_of(PageLayout layout) { return layout == PageLayout::packed ? "packed" : "rows"; }
 
-nlohmann::json decode_case(const Arena& arena, PageLayout page_layout, std::int32_t sequences,
-                           std::int32_t length) {
+void add_decode(Table& table, const Arena& arena, PageLayout page_layout, std::int32_t sequences,
+                std::int32_t length) {
   const KvLayout layout{4, 8, 128, 16, Dtype::bf16};
   const Batch batch(arena, layout, page_layout, sequences, length, 1, 32);
   std::vector<Work> reads;
   for (const ReadPattern pattern : kReadPatterns)
     reads.push_back([&batch, pattern] { batch.read(pattern); });
-  return row_of("decode " + name_of(page_layout) + " " + std::to_string(sequences) + " x " +
-                    std::to_string(length),
-                "GB/s",
-                compare(
-                    batch.kv_bytes() * 1e-9, [&] { batch.attend(); }, reads));
+  table.add(
+      "decode " + name_of(page_layout) + " " + std::to_string(sequences) + " x " +
+          std::to_string(length),
+      "GB/s", batch.kv_bytes() * 1e-9, [&] { batch.attend(); }, reads);
 }
 
 /// Against the same tokens in bf16.
-nlohmann::json quantised_case(const Arena& arena, Dtype dtype) {
+void add_quantised(Table& table, const Arena& arena, PageLayout page_layout, Dtype dtype) {
   constexpr std::int32_t kSequences = 8, kLength = 4096;
-  const Batch batch(arena, {4, 8, 128, 16, dtype}, PageLayout::rows, kSequences, kLength, 1, 32);
-  const Batch wide(arena, {4, 8, 128, 16, Dtype::bf16}, PageLayout::rows, kSequences, kLength, 1,
-                   32);
-  return row_of("decode " + std::string(to_string(dtype)), "M tokens of KV/s",
-                compare(
-                    1e-6 * kSequences * kLength * 4, [&] { batch.attend(); },
-                    {[&] { wide.attend(); }}));
+  const Batch batch(arena, {4, 8, 128, 16, dtype}, page_layout, kSequences, kLength, 1, 32);
+  const Batch wide(arena, {4, 8, 128, 16, Dtype::bf16}, page_layout, kSequences, kLength, 1, 32);
+  table.add("decode " + name_of(page_layout) + " " + std::string(to_string(dtype)),
+            "M tokens of KV/s", 1e-6 * kSequences * kLength * 4, [&] { batch.attend(); },
+            {[&] { wide.attend(); }});
 }
 
-nlohmann::json prefill_case(const Arena& arena, PageLayout page_layout, std::int32_t length,
-                            std::uint32_t head_size) {
+void add_prefill(Table& table, const Arena& arena, PageLayout page_layout, std::int32_t length,
+                 std::uint32_t head_size) {
   const KvLayout layout{1, 8, head_size, 16, Dtype::bf16};
   constexpr std::int32_t kHeads = 32;
   const Batch batch(arena, layout, page_layout, 1, length, length, kHeads);
   const double flop = 2.0 * length * (length + 1) * head_size * kHeads;
   std::vector<Work> products;
   if (has_dot_products()) products.push_back([flop] { dot_products(flop); });
-  return row_of("prefill " + name_of(page_layout) + " " + std::to_string(length) + ", D " +
-                    std::to_string(head_size),
-                "GFLOP/s",
-                compare(
-                    flop * 1e-9, [&] { batch.attend(); }, products));
+  table.add(
+      "prefill " + name_of(page_layout) + " " + std::to_string(length) + ", D " +
+          std::to_string(head_size),
+      "GFLOP/s", flop * 1e-9, [&] { batch.attend(); }, products);
 }
 
-nlohmann::json copy_case(const Arena& from, const Arena& to, std::size_t arena_bytes,
-                         std::size_t block_bytes) {
+void add_copy(Table& table, const Arena& from, const Arena& to, std::size_t arena_bytes,
+              std::size_t block_bytes) {
   std::vector<std::uint32_t> blocks(arena_bytes / block_bytes);
   std::iota(blocks.begin(), blocks.end(), 0u);
   std::mt19937 random(1);
@@ -338,32 +353,31 @@ nlohmann::json copy_case(const Arena& from, const Arena& to, std::size_t arena_b
       std::memcpy(to.data() + pairs[i].destination * block_bytes,
                   from.data() + pairs[i].source * block_bytes, block_bytes);
   };
-  return row_of("block_copy " + std::to_string(block_bytes / 1024) + " KiB", "GB/s",
-                compare(static_cast<double>(arena_bytes) * 1e-9, [&] { block_copy_cpu(args); },
-                        {memcpy_blocks}));
+  table.add("block_copy " + std::to_string(block_bytes / 1024) + " KiB", "GB/s",
+            static_cast<double>(arena_bytes) * 1e-9, [&] { block_copy_cpu(args); },
+            {memcpy_blocks});
 }
 
-nlohmann::json run_all() {
+void run_all(Table& table) {
   constexpr std::size_t kArenaBytes = std::size_t{512} << 20;  // 4 layers of 32768 tokens
   const Arena arena(kArenaBytes);
   const Arena other(kArenaBytes);
   std::vector<int> thread_counts{1};
   if (omp_get_max_threads() > 1) thread_counts.push_back(omp_get_max_threads());
-  nlohmann::json rows = nlohmann::json::array();
   for (const int threads : thread_counts) {
     omp_set_num_threads(threads);
     for (const PageLayout layout : {PageLayout::packed, PageLayout::rows}) {
-      rows.push_back(decode_case(arena, layout, 8, 4096));
-      rows.push_back(decode_case(arena, layout, 1, 32768));
+      add_decode(table, arena, layout, 8, 4096);
+      add_decode(table, arena, layout, 1, 32768);
       for (const std::uint32_t head_size : {64u, 128u})
-        rows.push_back(prefill_case(arena, layout, 2048, head_size));
+        add_prefill(table, arena, layout, 2048, head_size);
     }
-    for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
-      rows.push_back(quantised_case(arena, dtype));
+    for (const PageLayout layout : {PageLayout::packed, PageLayout::rows})
+      for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
+        add_quantised(table, arena, layout, dtype);
     for (const std::size_t block_bytes : {32u << 10, 512u << 10, 2048u << 10})
-      rows.push_back(copy_case(arena, other, kArenaBytes, block_bytes));
+      add_copy(table, arena, other, kArenaBytes, block_bytes);
   }
-  return rows;
 }
 
 void print_table(const nlohmann::json& rows) {
@@ -381,15 +395,25 @@ void print_table(const nlohmann::json& rows) {
 }  // namespace kvhive
 
 int main(int argc, char** argv) {
-  const bool wants_json =
-      argc == 3 && std::string_view(argv[1]) == "--format" && std::string_view(argv[2]) == "json";
-  if (argc != 1 && !wants_json) {
-    std::fprintf(stderr, "usage: %s [--format json]\n", argv[0]);
+  std::string only;
+  bool wants_json = false, is_understood = argc % 2 == 1;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string_view flag = argv[i], value = argv[i + 1];
+    if (flag == "--only")
+      only = value;
+    else if (flag == "--format" && value == "json")
+      wants_json = true;
+    else
+      is_understood = false;
+  }
+  if (!is_understood) {
+    std::fprintf(stderr, "usage: %s [--only TEXT] [--format json]\n", argv[0]);
     return 2;
   }
-  const nlohmann::json rows = kvhive::run_all();
+  kvhive::Table table(only);
+  kvhive::run_all(table);
   if (wants_json)
-    std::printf("%s\n", rows.dump(2).c_str());
+    std::printf("%s\n", table.rows().dump(2).c_str());
   else
-    kvhive::print_table(rows);
+    kvhive::print_table(table.rows());
 }
