@@ -9,7 +9,9 @@
 // gets the same bits.
 //
 // 8-bit elements become bf16, exactly, in registers on their way to the dot product; where many
-// rows share them, once for all. Scales multiply scores and weights.
+// rows share them, once for all. Scales multiply scores and weights. Half the bytes take memory
+// less time than the arithmetic, and the CPU's prefetchers do not work that far ahead: here every
+// line fetches the one that lies the same way in the next 4 token groups.
 
 #include "kernels/cpu/packed_attention_avx512.hpp"
 
@@ -115,6 +117,14 @@ struct Int8Lines {
   Fp8Lines table;
 };
 
+/// Loads two lines; of 8-bit elements fetches those that lie `ahead`, too.
+template <class Lines>
+TwoLines load_and_fetch(const Lines& lines, const std::byte* at, std::int64_t ahead) {
+  const TwoLines two = lines.load(at);
+  if constexpr (Lines::kBytes < kLineBytes) _mm_prefetch(at + ahead, _MM_HINT_T0);
+  return two;
+}
+
 /// `count` lines as bf16.
 template <class Lines>
 void widen_lines(const Lines& lines, const std::byte* from, std::int32_t count, std::byte* to) {
@@ -125,21 +135,45 @@ void widen_lines(const Lines& lines, const std::byte* from, std::int32_t count, 
   }
 }
 
-/// 4 token groups as `strips` of `count` lines, `step` bytes apart, one group after the other.
-template <class Lines>
-void widen_groups(const Lines& lines, const std::byte* const* from, std::int64_t step,
-                  std::int32_t strips, std::int32_t count, std::byte* to) {
-  for (std::int32_t j = 0; j < 4; ++j)
-    for (std::int32_t i = 0; i < strips; ++i, to += count * kLineBytes)
-      widen_lines(lines, from[j] + i * step, count, to);
-}
+constexpr std::int32_t kQuad = 4;  ///< token groups that are read abreast
 
-/// Where the token groups of a chunk begin, for kv head 0, as bytes from kv.k, kv.v and the scales.
+/// Where the token groups of a chunk and the quad after it begin, for kv head 0, as bytes from
+/// kv.k, kv.v and the scales.
 struct Places {
-  std::int64_t k[kGroups];
-  std::int64_t v[kGroups];
-  std::int64_t scales[kGroups];
+  std::int64_t k[kGroups + kQuad];
+  std::int64_t v[kGroups + kQuad];
+  std::int64_t scales[kGroups + kQuad];
 };
+
+/// K or V of 4 token groups of one kv head.
+struct Quad {
+  Quad(const std::byte* head, const std::int64_t* places, std::int64_t strip) : step(strip) {
+    for (std::int32_t j = 0; j < kQuad; ++j) {
+      at[j] = head + places[j];
+      ahead[j] = places[j + kQuad] - places[j];
+    }
+  }
+  /// Of widened lines, one group after the other; there is nothing to fetch.
+  Quad(const std::byte* wide, std::int64_t group_bytes, std::int64_t strip) : step(strip) {
+    for (std::int32_t j = 0; j < kQuad; ++j) {
+      at[j] = wide + j * group_bytes;
+      ahead[j] = 0;
+    }
+  }
+
+  const std::byte* at[kQuad];
+  std::int64_t ahead[kQuad];  ///< bytes to the group that is read next, 4 groups later
+  std::int64_t step;          ///< bytes from one strip of lines (32 dims of K, 16 of V) to the next
+};
+
+/// A quad's strips of `count` lines as bf16.
+template <class Lines>
+void widen_quad(const Lines& lines, const Quad& quad, std::int32_t strips, std::int32_t count,
+                std::byte* to) {
+  for (std::int32_t j = 0; j < kQuad; ++j)
+    for (std::int32_t i = 0; i < strips; ++i, to += count * kLineBytes)
+      widen_lines(lines, quad.at[j] + i * quad.step, count, to);
+}
 
 /// Token groups outside `visible` get the place of the nearest one inside: only block table entries
 /// that hold visible tokens are ever used.
@@ -150,7 +184,7 @@ Places find_places(const PagedAttentionArgs& args, const PackedTile& tile, std::
   const std::int32_t first = tile.visible.begin / kGroupTokens;
   const std::int32_t last = (tile.visible.end - 1) / kGroupTokens;
   Places places;
-  for (std::int32_t i = 0; i < kGroups; ++i) {
+  for (std::int32_t i = 0; i < kGroups + kQuad; ++i) {
     const std::int32_t group = smaller(larger(chunk_begin / kGroupTokens + i, first), last);
     const std::int32_t token = group * kGroupTokens;
     const std::int64_t block = table[token / kv.S];
@@ -166,8 +200,8 @@ Places find_places(const PagedAttentionArgs& args, const PackedTile& tile, std::
 
 /// scores[row][4 groups of 16 tokens] = factor * (q[row] . k), for kRows rows.
 template <int kRows, class Lines>
-void score_tile(const Lines& all_lines, const std::uint16_t* q, std::int32_t head_size,
-                const std::byte* const* k, std::int64_t step, float factor, float* scores) {
+void score_tile(const Lines& all_lines, const Quad& k, const std::uint16_t* q,
+                std::int32_t head_size, float factor, float* scores) {
   const Lines lines = all_lines;
   __m512 sums[kRows][4];
 #pragma GCC unroll 4
@@ -176,11 +210,12 @@ void score_tile(const Lines& all_lines, const std::uint16_t* q, std::int32_t hea
     for (int j = 0; j < 4; ++j) sums[r][j] = _mm512_setzero_ps();
 
   for (std::int32_t dim = 0; dim < head_size; dim += 32) {
-    const std::int64_t part = dim / 32 * step;
+    const std::int64_t part = dim / 32 * k.step;
     for (std::int32_t pair = 0; pair < 16; pair += 2) {
       TwoLines two[4];
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) two[j] = lines.load(k[j] + part + pair * Lines::kBytes);
+      for (int j = 0; j < 4; ++j)
+        two[j] = load_and_fetch(lines, k.at[j] + part + pair * Lines::kBytes, k.ahead[j]);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const std::uint16_t* row = q + r * head_size + dim + 2 * pair;
@@ -203,14 +238,13 @@ void score_tile(const Lines& all_lines, const std::uint16_t* q, std::int32_t hea
 }
 
 template <class Lines>
-void score_rows(const Lines& lines, std::int32_t rows, const std::uint16_t* q,
-                std::int32_t head_size, const std::byte* const* k, std::int64_t step, float factor,
-                float* scores) {
+void score_rows(const Lines& lines, std::int32_t rows, const Quad& k, const std::uint16_t* q,
+                std::int32_t head_size, float factor, float* scores) {
   switch (rows) {
-    case 1: return score_tile<1>(lines, q, head_size, k, step, factor, scores);
-    case 2: return score_tile<2>(lines, q, head_size, k, step, factor, scores);
-    case 3: return score_tile<3>(lines, q, head_size, k, step, factor, scores);
-    default: return score_tile<4>(lines, q, head_size, k, step, factor, scores);
+    case 1: return score_tile<1>(lines, k, q, head_size, factor, scores);
+    case 2: return score_tile<2>(lines, k, q, head_size, factor, scores);
+    case 3: return score_tile<3>(lines, k, q, head_size, factor, scores);
+    default: return score_tile<4>(lines, k, q, head_size, factor, scores);
   }
 }
 
@@ -294,8 +328,9 @@ void softmax_row(KvRange range, const Scales& scales, float* scores, std::uint16
 /// acc[row][kDims * 16 dims] += weights[row] . v, group by group, for kRows rows that all see all
 /// of kGroups token groups.
 template <int kRows, int kDims, int kGroupsAtOnce, class Lines>
-void accumulate_tile(const Lines& all_lines, const std::byte* const* v, std::int64_t step,
-                     const std::uint16_t* weights, float* acc, std::int64_t acc_stride) {
+void accumulate_tile(const Lines& all_lines, const Quad& v, std::int32_t first_group,
+                     std::int64_t part, const std::uint16_t* weights, float* acc,
+                     std::int64_t acc_stride) {
   const Lines lines = all_lines;
   __m512 sums[kRows][kGroupsAtOnce][kDims];
 #pragma GCC unroll 4
@@ -311,7 +346,9 @@ void accumulate_tile(const Lines& all_lines, const std::byte* const* v, std::int
     for (int i = 0; i < kGroupsAtOnce; ++i)
 #pragma GCC unroll 4
       for (int j = 0; j < kDims; ++j)
-        two[i][j] = lines.load(v[i] + j * step + pair * Lines::kBytes);
+        two[i][j] =
+            load_and_fetch(lines, v.at[first_group + i] + part + j * v.step + pair * Lines::kBytes,
+                           v.ahead[first_group + i]);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -339,19 +376,17 @@ void accumulate_tile(const Lines& all_lines, const std::byte* const* v, std::int
 }
 
 template <int kRows, int kDims, int kGroupsAtOnce, class Lines>
-void accumulate_dims(const Lines& lines, const std::byte* const* v, std::int64_t step,
+void accumulate_dims(const Lines& lines, const Quad& v, std::int32_t first_group,
                      std::int32_t head_size, const std::uint16_t* weights, float* acc) {
   const std::int64_t stride = packed_state_floats(head_size);
   std::int32_t dim = 0;
-  const std::byte* from[kGroupsAtOnce];
-  for (int i = 0; i < kGroupsAtOnce; ++i) from[i] = v[i];
-  for (; dim + 16 * kDims <= head_size; dim += 16 * kDims) {
-    accumulate_tile<kRows, kDims, kGroupsAtOnce>(lines, from, step, weights, acc + dim, stride);
-    for (int i = 0; i < kGroupsAtOnce; ++i) from[i] += kDims * step;
-  }
+  for (; dim + 16 * kDims <= head_size; dim += 16 * kDims)
+    accumulate_tile<kRows, kDims, kGroupsAtOnce>(lines, v, first_group, dim / 16 * v.step, weights,
+                                                 acc + dim, stride);
   if constexpr (kDims > 2)
     if (dim < head_size)  // a multiple of 32
-      accumulate_tile<kRows, 2, kGroupsAtOnce>(lines, from, step, weights, acc + dim, stride);
+      accumulate_tile<kRows, 2, kGroupsAtOnce>(lines, v, first_group, dim / 16 * v.step, weights,
+                                               acc + dim, stride);
 }
 
 /// The elements of a line of V that are of the tokens in `range`, the line being token pair `pair`.
@@ -389,46 +424,42 @@ KvRange within_group(KvRange range, std::int32_t i) {
 
 /// kRows rows over 4 token groups, each row over its own tokens.
 template <int kRows, class Lines>
-void accumulate_rows(const Lines& lines, const std::byte* const* v, std::int64_t step,
-                     std::int32_t group, const KvRange* ranges, Order order, std::int32_t head_size,
-                     const std::uint16_t* weights, float* acc) {
+void accumulate_rows(const Lines& lines, const Quad& v, std::int32_t group, const KvRange* ranges,
+                     Order order, std::int32_t head_size, const std::uint16_t* weights,
+                     float* acc) {
   KvRange common = ranges[0];  // seen by all rows
   for (int r = 1; r < kRows; ++r)
     common = {larger(common.begin, ranges[r].begin), smaller(common.end, ranges[r].end)};
   if (order == Order::of_memory && common.begin <= group * kGroupTokens &&
       common.end >= (group + 4) * kGroupTokens)
-    return accumulate_dims<kRows, 1, 4>(lines, v, step, head_size, weights, acc);
+    return accumulate_dims<kRows, 1, 4>(lines, v, 0, head_size, weights, acc);
 
   const std::int64_t stride = packed_state_floats(head_size);
   for (std::int32_t i = 0; i < 4; ++i) {
     const std::uint16_t* group_weights = weights + i * kGroupTokens;
     const KvRange all = within_group(common, group + i);
     if (all.begin == 0 && all.end == kGroupTokens) {
-      accumulate_dims<kRows, 4, 1>(lines, v + i, step, head_size, group_weights, acc);
+      accumulate_dims<kRows, 4, 1>(lines, v, i, head_size, group_weights, acc);
       continue;
     }
     for (int r = 0; r < kRows; ++r) {
       const KvRange tokens = within_group(ranges[r], group + i);
       if (tokens.begin < tokens.end)
-        accumulate_part(lines, v[i], step, tokens, head_size, group_weights + r * kChunkTokens,
+        accumulate_part(lines, v.at[i], v.step, tokens, head_size, group_weights + r * kChunkTokens,
                         acc + r * stride);
     }
   }
 }
 
 template <class Lines>
-void accumulate(const Lines& lines, std::int32_t rows, const std::byte* const* v, std::int64_t step,
-                std::int32_t group, const KvRange* ranges, Order order, std::int32_t head_size,
+void accumulate(const Lines& lines, std::int32_t rows, const Quad& v, std::int32_t group,
+                const KvRange* ranges, Order order, std::int32_t head_size,
                 const std::uint16_t* weights, float* acc) {
   switch (rows) {
-    case 1:
-      return accumulate_rows<1>(lines, v, step, group, ranges, order, head_size, weights, acc);
-    case 2:
-      return accumulate_rows<2>(lines, v, step, group, ranges, order, head_size, weights, acc);
-    case 3:
-      return accumulate_rows<3>(lines, v, step, group, ranges, order, head_size, weights, acc);
-    default:
-      return accumulate_rows<4>(lines, v, step, group, ranges, order, head_size, weights, acc);
+    case 1: return accumulate_rows<1>(lines, v, group, ranges, order, head_size, weights, acc);
+    case 2: return accumulate_rows<2>(lines, v, group, ranges, order, head_size, weights, acc);
+    case 3: return accumulate_rows<3>(lines, v, group, ranges, order, head_size, weights, acc);
+    default: return accumulate_rows<4>(lines, v, group, ranges, order, head_size, weights, acc);
   }
 }
 
@@ -469,7 +500,7 @@ constexpr bool widens(std::int32_t head_rows) {
 /// The scores of all rows of kv head h of the tile over 4 token groups, from `group` on.
 template <class Lines>
 void score_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std::int32_t group,
-                const std::byte* const* k, std::int64_t step) {
+                const Quad& k) {
   const std::int32_t head_size = chunk.args.kv.D;
   const float factor = chunk.args.scale * kLog2e;
   for (std::int32_t r = 0; r < chunk.head_rows; r += 4) {
@@ -478,7 +509,7 @@ void score_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std::int
     if (chunk.scratch.ranges[r + count - 1].end <= group * kGroupTokens) continue;
     if (chunk.scratch.ranges[r].begin >= (group + 4) * kGroupTokens) continue;
     const std::int64_t row = h * chunk.head_rows + r;
-    score_rows(lines, count, chunk.scratch.q + row * head_size, head_size, k, step, factor,
+    score_rows(lines, count, k, chunk.scratch.q + row * head_size, head_size, factor,
                chunk.scratch.scores + row * kChunkTokens + group * kGroupTokens);
   }
 }
@@ -486,19 +517,17 @@ void score_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std::int
 template <class Lines>
 void score_chunk(const Chunk& chunk, const Lines& lines) {
   const PagedKv& kv = chunk.args.kv;
-  const std::int64_t step = kv.S * Lines::kBytes;
   for_each_quad(chunk.visible, [&](std::int32_t group) {
     for (std::int32_t h = 0; h < chunk.tile.heads; ++h) {
-      const std::byte* head = kv.k + (chunk.tile.first_head + h) * kv.head_stride;
-      const std::byte* k[4];
-      for (std::int32_t j = 0; j < 4; ++j) k[j] = head + chunk.places.k[group + j];
+      const Quad k(kv.k + (chunk.tile.first_head + h) * kv.head_stride, &chunk.places.k[group],
+                   kv.S * Lines::kBytes);
       if (!widens<Lines>(chunk.head_rows)) {
-        score_head(chunk, lines, h, group, k, step);
+        score_head(chunk, lines, h, group, k);
         continue;
       }
-      widen_groups(lines, k, step, kv.D / 32, 16, chunk.scratch.wide);
-      for (std::int32_t j = 0; j < 4; ++j) k[j] = chunk.scratch.wide + j * kv.D / 2 * kLineBytes;
-      score_head(chunk, Bf16Lines(), h, group, k, 16 * kLineBytes);
+      std::byte* wide = chunk.scratch.wide;
+      widen_quad(lines, k, kv.D / 32, 16, wide);
+      score_head(chunk, Bf16Lines(), h, group, Quad(wide, kv.D / 2 * kLineBytes, 16 * kLineBytes));
     }
   });
 }
@@ -534,6 +563,7 @@ void find_scales(const Chunk& chunk, std::int32_t h, Scales& found) {
 
 /// While scores become weights memory would stand still: meanwhile the first V of the chunk is
 /// fetched into L2, a few lines of each token group for every row.
+template <class Lines>
 void weigh_chunk(const Chunk& chunk) {
   constexpr std::int64_t kFetchedBytes = 8 * kLineBytes;
   const PackedScratch& scratch = chunk.scratch;
@@ -545,7 +575,7 @@ void weigh_chunk(const Chunk& chunk) {
     find_scales(chunk, h, scales);
     for (std::int32_t r = 0; r < chunk.head_rows; ++r) {
       const std::int64_t row = h * chunk.head_rows + r;
-      if (chunk.head_rows <= kFewRows)
+      if (Lines::kBytes == kLineBytes && chunk.head_rows <= kFewRows)
         for (std::int64_t at = row * kFetchedBytes; at < (row + 1) * kFetchedBytes;
              at += kLineBytes)
           for (std::int32_t j = 0; j < 4; ++j)
@@ -560,13 +590,13 @@ void weigh_chunk(const Chunk& chunk) {
 /// Adds up the V of 4 token groups, from `group` on, for all rows of kv head h of the tile.
 template <class Lines>
 void accumulate_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std::int32_t group,
-                     const std::byte* const* v, std::int64_t step) {
+                     const Quad& v) {
   const std::int32_t head_size = chunk.args.kv.D;
   const Order order = chunk.head_rows <= kFewRows ? Order::of_memory : Order::of_dims;
   for (std::int32_t r = 0; r < chunk.head_rows; r += 4) {
     const std::int64_t row = h * chunk.head_rows + r;
-    accumulate(lines, smaller(4, chunk.head_rows - r), v, step, group, chunk.scratch.ranges + r,
-               order, head_size, chunk.scratch.weights + row * kChunkTokens + group * kGroupTokens,
+    accumulate(lines, smaller(4, chunk.head_rows - r), v, group, chunk.scratch.ranges + r, order,
+               head_size, chunk.scratch.weights + row * kChunkTokens + group * kGroupTokens,
                state_at(chunk.states, row, head_size).acc);
   }
 }
@@ -574,19 +604,19 @@ void accumulate_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std
 template <class Lines>
 void accumulate_chunk(const Chunk& chunk, const Lines& lines) {
   const PagedKv& kv = chunk.args.kv;
-  const std::int64_t step = kv.S / 2 * Lines::kBytes;
   for_each_quad(chunk.visible, [&](std::int32_t group) {
     for (std::int32_t h = 0; h < chunk.tile.heads; ++h) {
-      const std::byte* head = kv.v + (chunk.tile.first_head + h) * kv.head_stride;
-      const std::byte* v[4];
-      for (std::int32_t j = 0; j < 4; ++j) v[j] = head + chunk.places.v[group + j];
+      const Quad v(kv.v + (chunk.tile.first_head + h) * kv.head_stride, &chunk.places.v[group],
+                   kv.S / 2 * Lines::kBytes);
       if (!widens<Lines>(chunk.head_rows)) {
-        accumulate_head(chunk, lines, h, group, v, step);
+        accumulate_head(chunk, lines, h, group, v);
         continue;
       }
-      widen_groups(lines, v, step, kv.D / 16, kGroupTokens / 2, chunk.scratch.wide);
-      for (std::int32_t j = 0; j < 4; ++j) v[j] = chunk.scratch.wide + j * kv.D / 2 * kLineBytes;
-      accumulate_head(chunk, Bf16Lines(), h, group, v, kGroupTokens / 2 * kLineBytes);
+      constexpr std::int32_t kLines = kGroupTokens / 2;  // of a group and 16 dims
+      std::byte* wide = chunk.scratch.wide;
+      widen_quad(lines, v, kv.D / 16, kLines, wide);
+      accumulate_head(chunk, Bf16Lines(), h, group,
+                      Quad(wide, kv.D / 2 * kLineBytes, kLines * kLineBytes));
     }
   });
 }
@@ -605,7 +635,7 @@ void attend_chunk(const PagedAttentionArgs& args, const Lines& lines, const Pack
       args,    tile,      scratch, find_places(args, tile, chunk_begin, Lines::kBytes),
       visible, head_rows, states};
   score_chunk(chunk, lines);
-  weigh_chunk(chunk);
+  weigh_chunk<Lines>(chunk);
   accumulate_chunk(chunk, lines);
 }
 
