@@ -13,10 +13,14 @@ enum class PageLayout : std::uint8_t {
   rows = 0,
   /// vLLM's: K [D/x][S][x] with x = 16 / bytes_of(dtype), V [D][S]. token_stride means nothing.
   x_packed = 1,
-  /// For bf16 dot products of CPUs, bf16 only: lines of 64 bytes are a pair of dims for 16 tokens
-  /// or a pair of tokens for 16 dims. K [D/32][S/16][16 dim pairs][16 tokens][2], V [D/16][S/2
-  /// token pairs][16 dims][2]; S is a multiple of 16, D of 32. What VDPBF16PS takes as it lies, in
-  /// the order of memory; 16 lines are an AMX tile. token_stride means nothing.
+  /// For bf16 dot products of CPUs: lines of 32 elements are a pair of dims for 16 tokens or a pair
+  /// of tokens for 16 dims. K [D/32][S/16][16 dim pairs][16 tokens][2], V [D/16][S/2 token
+  /// pairs][16 dims][2]; S is a multiple of 16, D of 32. token_stride means nothing.
+  ///
+  /// In bf16 a line is 64 bytes: what VDPBF16PS takes as it lies, in the order of memory; 16 lines
+  /// are an AMX tile. Of 8-bit elements two successive lines share 64 bytes, 8 bytes of each in
+  /// turn, [4][2 lines][8]: with the halves of their bf16 looked up byte by byte, the interleaving
+  /// instructions (VPUNPCKLBW, VPUNPCKHBW) make the two lines in order. No other types.
   packed = 2,
 };
 

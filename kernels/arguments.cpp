@@ -18,7 +18,7 @@ void check_layout(const PagedKv& kv) {
     KV_CHECK(kv.D * bytes_of(kv.dtype) % 16 == 0, kv.D, int(kv.dtype));
   }
   if (kv.layout == PageLayout::packed) {
-    KV_CHECK(kv.dtype == Dtype::bf16, int(kv.dtype));
+    KV_CHECK(kv.dtype == Dtype::bf16 || bytes_of(kv.dtype) == 1, int(kv.dtype));
     KV_CHECK(kv.S % 16 == 0, kv.S);
     KV_CHECK(kv.D % 32 == 0, kv.D);
   }

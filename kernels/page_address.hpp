@@ -13,6 +13,12 @@ inline std::int64_t page_offset(const PagedKv& kv, std::int64_t block, std::int3
   return block * kv.block_stride + g * kv.head_stride;
 }
 
+/// Bytes to the element that PageLayout::packed names as the e-th.
+inline std::int64_t packed_offset(std::int64_t e, Dtype dtype) {
+  if (bytes_of(dtype) != 1) return e * static_cast<std::int64_t>(bytes_of(dtype));
+  return e / 64 * 64 + e % 32 / 8 * 16 + e / 32 % 2 * 8 + e % 8;
+}
+
 /// Bytes from a page of K to element (slot s, dim d).
 inline std::int64_t key_offset(const PagedKv& kv, std::int64_t s, std::int64_t d) {
   const auto element = static_cast<std::int64_t>(bytes_of(kv.dtype));
@@ -23,8 +29,8 @@ inline std::int64_t key_offset(const PagedKv& kv, std::int64_t s, std::int64_t d
       return ((d / x * kv.S + s) * x + d % x) * element;
     }
     case PageLayout::packed:
-      return (((d / 32 * (kv.S / 16) + s / 16) * 16 + d % 32 / 2) * 32 + s % 16 * 2 + d % 2) *
-             element;
+      return packed_offset(
+          ((d / 32 * (kv.S / 16) + s / 16) * 16 + d % 32 / 2) * 32 + s % 16 * 2 + d % 2, kv.dtype);
   }
   return 0;
 }
@@ -36,7 +42,7 @@ inline std::int64_t value_offset(const PagedKv& kv, std::int64_t s, std::int64_t
     case PageLayout::rows: return s * kv.token_stride + d * element;
     case PageLayout::x_packed: return (d * kv.S + s) * element;
     case PageLayout::packed:
-      return ((d / 16 * (kv.S / 2) + s / 2) * 32 + d % 16 * 2 + s % 2) * element;
+      return packed_offset((d / 16 * (kv.S / 2) + s / 2) * 32 + d % 16 * 2 + s % 2, kv.dtype);
   }
   return 0;
 }

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
@@ -6,14 +8,43 @@
 #include "kernels/arguments.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/cpu/convert_row.hpp"
-#include "kernels/page_address.hpp"
+#include "kernels/cpu/packed_write_avx512.hpp"
 #include "kernels/cpu/page_rows.hpp"
+#include "kernels/cpu/stream_copy.hpp"
+#include "kernels/page_address.hpp"
+#include "kernels/paged_attention.hpp"
 
 namespace kvhive {
 namespace {
 
 /// Below this, waking other threads costs more than they save.
 constexpr std::int64_t kSerialElements = 1 << 14;
+/// Calls that write more leave the caches to others.
+constexpr std::int64_t kStreamBytes = 8 << 20;
+/// Slots that are written together: a token group of PageLayout::packed.
+constexpr std::int64_t kGroupSlots = 16;
+
+/// Tokens first..first+count-1, whose slots follow each other in one group of slots.
+struct Run {
+  std::int32_t first = 0;
+  std::int32_t count = 0;
+  std::int64_t slot_id = 0;  ///< of the first
+};
+
+std::vector<Run> find_runs(const CacheWriteArgs& args) {
+  std::vector<Run> runs;
+  for (std::int32_t t = 0; t < args.T; ++t) {
+    const std::int64_t slot_id = args.slot_mapping[t];
+    if (slot_id < 0) continue;
+    const std::int64_t slot = slot_id % args.kv.S;
+    if (!runs.empty() && slot % kGroupSlots != 0 && runs.back().first + runs.back().count == t &&
+        runs.back().slot_id + runs.back().count == slot_id)
+      ++runs.back().count;
+    else
+      runs.push_back({t, 1, slot_id});
+  }
+  return runs;
+}
 
 /// K or V of a call.
 struct Plane {
@@ -21,24 +52,27 @@ struct Plane {
   std::byte* base;
   float* scales;
   void (*write_row)(const PagedKv&, const std::byte*, std::int32_t, std::byte*);
+  /// For whole groups of bf16 in PageLayout::packed, where the CPU can.
+  void (*write_group)(const TokenRows&, std::byte*, std::int32_t, Stores);
+  std::int64_t (*element_offset)(const PagedKv&, std::int64_t, std::int64_t);
 };
 
-/// One thread's room for a row on its way.
+/// One thread's room for the rows of a head on their way.
 struct RowBuffers {
-  explicit RowBuffers(std::size_t D) : floats(D), stored(D * sizeof(float)) {}
+  explicit RowBuffers(const PagedKv& kv)
+      : row_bytes(kv.D * bytes_of(kv.dtype)), floats(kv.D), stored(kGroupSlots * row_bytes) {}
 
+  std::byte* row(std::int32_t i) { return stored.data() + i * row_bytes; }
+
+  std::size_t row_bytes;
   std::vector<float> floats;
-  std::vector<std::byte> stored;  ///< as the cache holds it
+  std::vector<std::byte> stored;  ///< as the cache holds them
 };
 
 /// Divides by the scale and rounds. The scale of a token of its own is made, and left at `scale`.
 void convert(const CacheWriteArgs& args, const std::byte* from, float* scale, RowBuffers& buffers,
              std::byte* to) {
   const auto D = static_cast<std::size_t>(args.kv.D);
-  if (args.in_dtype == args.kv.dtype) {
-    std::memcpy(to, from, D * bytes_of(args.kv.dtype));
-    return;
-  }
   float* floats = buffers.floats.data();
   widen(from, args.in_dtype, D, floats);
   if (args.kv.scales.are_per_token()) {
@@ -48,23 +82,59 @@ void convert(const CacheWriteArgs& args, const std::byte* from, float* scale, Ro
   narrow(floats, scale ? *scale : 1.0f, D, args.kv.dtype, to);
 }
 
-void write_token(const CacheWriteArgs& args, const Plane& plane, std::int32_t t,
-                 std::int64_t slot_id, RowBuffers& buffers) {
+/// The row of (token t, head g) as the cache holds it: where it is, or converted into `buffer`.
+const std::byte* stored_row(const CacheWriteArgs& args, const Plane& plane, std::int32_t t,
+                            std::int64_t slot_id, std::int32_t g, RowBuffers& buffers,
+                            std::byte* buffer) {
   const PagedKv& kv = args.kv;
-  const std::int64_t block = slot_id / kv.S;
-  const auto slot = static_cast<std::int32_t>(slot_id % kv.S);
-  const std::size_t row_bytes = static_cast<std::size_t>(kv.D) * bytes_of(args.in_dtype);
-  for (std::int32_t g = 0; g < kv.G; ++g) {
-    const std::byte* from = plane.values + (static_cast<std::size_t>(t) * kv.G + g) * row_bytes;
-    std::byte* page = plane.base + page_offset(kv, block, g);
-    float* scale = plane.scales ? scale_at(kv.scales, plane.scales, block, g, slot) : nullptr;
-    if (kv.layout == PageLayout::rows) {
-      convert(args, from, scale, buffers, page + slot * kv.token_stride);
-    } else {
-      convert(args, from, scale, buffers, buffers.stored.data());
-      plane.write_row(kv, buffers.stored.data(), slot, page);
+  const std::byte* from =
+      plane.values + (std::int64_t{t} * kv.G + g) * kv.D * std::int64_t(bytes_of(args.in_dtype));
+  if (args.in_dtype == kv.dtype) return from;
+  float* scale =
+      plane.scales ? scale_at(kv.scales, plane.scales, slot_id / kv.S, g, slot_id % kv.S) : nullptr;
+  convert(args, from, scale, buffers, buffer);
+  return buffer;
+}
+
+bool is_aligned(const std::byte* at) { return reinterpret_cast<std::uintptr_t>(at) % 64 == 0; }
+
+/// In the order of the values, which memory likes best.
+void write_rows(const CacheWriteArgs& args, const Plane& plane, const Run& run, Stores stores,
+                RowBuffers& buffers) {
+  const PagedKv& kv = args.kv;
+  const bool streams = stores == Stores::streamed && buffers.row_bytes % 64 == 0;
+  for (std::int32_t i = 0; i < run.count; ++i)
+    for (std::int32_t g = 0; g < kv.G; ++g) {
+      const std::int64_t slot_id = run.slot_id + i;
+      std::byte* to =
+          plane.base + page_offset(kv, slot_id / kv.S, g) + slot_id % kv.S * kv.token_stride;
+      const std::byte* row =
+          stored_row(args, plane, run.first + i, slot_id, g, buffers, buffers.row(0));
+      if (streams && is_aligned(to))
+        stream_copy(row, to, buffers.row_bytes, nullptr);
+      else
+        std::memcpy(to, row, buffers.row_bytes);
     }
+}
+
+/// One head of a run into pages that do not keep rows. What is read head by head is not read in its
+/// order; so groups fetch the `next` run's values in theirs, a G-th for every head.
+void write_head(const CacheWriteArgs& args, const Plane& plane, const Run& run, const Run& next,
+                std::int32_t g, Stores stores, RowBuffers& buffers) {
+  const PagedKv& kv = args.kv;
+  std::byte* page = plane.base + page_offset(kv, run.slot_id / kv.S, g);
+  const auto slot = static_cast<std::int32_t>(run.slot_id % kv.S);
+  const std::byte* rows[kGroupSlots];
+  for (std::int32_t i = 0; i < run.count; ++i)
+    rows[i] = stored_row(args, plane, run.first + i, run.slot_id + i, g, buffers, buffers.row(i));
+  if (plane.write_group != nullptr && run.count == kGroupSlots && is_aligned(page)) {
+    const auto in_bytes = static_cast<std::int64_t>(bytes_of(args.in_dtype));
+    const std::byte* fetched =
+        plane.values + (std::int64_t{next.first} * kv.G + g * kGroupSlots) * kv.D * in_bytes;
+    return plane.write_group({rows[0], rows[1] - rows[0], kv.D, fetched},
+                             page + plane.element_offset(kv, slot, 0), kv.S, stores);
   }
+  for (std::int32_t i = 0; i < run.count; ++i) plane.write_row(kv, rows[i], slot + i, page);
 }
 
 }  // namespace
@@ -72,18 +142,34 @@ void write_token(const CacheWriteArgs& args, const Plane& plane, std::int32_t t,
 void cache_write_cpu(const CacheWriteArgs& args) {
   check_arguments(args);
   const PagedKv& kv = args.kv;
-  const Plane k{static_cast<const std::byte*>(args.k), kv.k, kv.scales.k, write_key_row};
-  const Plane v{static_cast<const std::byte*>(args.v), kv.v, kv.scales.v, write_value_row};
-#pragma omp parallel if (std::int64_t{args.T} * kv.G * kv.D > kSerialElements)
+  const std::int64_t elements = std::int64_t{args.T} * kv.G * kv.D;
+  const Stores stores = 2 * elements * static_cast<std::int64_t>(bytes_of(kv.dtype)) > kStreamBytes
+                            ? Stores::streamed
+                            : Stores::cached;
+  const bool has_groups = kv.dtype == Dtype::bf16 &&
+                          fastest_page_layout(kv.S, kv.D, kv.dtype) == kv.layout &&
+                          kv.layout == PageLayout::packed;
+  const Plane planes[] = {
+      {static_cast<const std::byte*>(args.k), kv.k, kv.scales.k, write_key_row,
+       has_groups ? write_key_group : nullptr, key_offset},
+      {static_cast<const std::byte*>(args.v), kv.v, kv.scales.v, write_value_row,
+       has_groups ? write_value_group : nullptr, value_offset}};
+  const std::vector<Run> runs = find_runs(args);
+#pragma omp parallel if (elements > kSerialElements)
   {
-    RowBuffers buffers(static_cast<std::size_t>(kv.D));
-#pragma omp for schedule(static)
-    for (std::int32_t t = 0; t < args.T; ++t) {
-      const std::int64_t slot_id = args.slot_mapping[t];
-      if (slot_id < 0) continue;
-      write_token(args, k, t, slot_id, buffers);
-      write_token(args, v, t, slot_id, buffers);
-    }
+    RowBuffers buffers(kv);
+#pragma omp for schedule(static) nowait
+    for (std::size_t i = 0; i < runs.size(); ++i)
+      for (const Plane& plane : planes) {
+        if (kv.layout == PageLayout::rows) {
+          write_rows(args, plane, runs[i], stores, buffers);
+          continue;
+        }
+        const Run& next = runs[std::min(i + 1, runs.size() - 1)];
+        for (std::int32_t g = 0; g < kv.G; ++g)
+          write_head(args, plane, runs[i], next, g, stores, buffers);
+      }
+    end_streams();
   }
 }
 

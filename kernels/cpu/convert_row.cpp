@@ -39,9 +39,14 @@ void widen_row(const std::byte* from, Dtype dtype, std::size_t count, float* HWY
 template <class Bits, Bits (*kRound)(float)>
 void narrow_as(const float* HWY_RESTRICT from, float scale, std::size_t count,
                std::byte* HWY_RESTRICT to) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const Bits bits = kRound(from[i] / scale);
+  const auto store = [to](std::size_t i, float value) {
+    const Bits bits = kRound(value);
     std::memcpy(to + i * sizeof bits, &bits, sizeof bits);
+  };
+  if (scale == 1.0f) {
+    for (std::size_t i = 0; i < count; ++i) store(i, from[i]);
+  } else {
+    for (std::size_t i = 0; i < count; ++i) store(i, from[i] / scale);
   }
 }
 

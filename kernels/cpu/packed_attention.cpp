@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "config/check.hpp"
+#include "config/fp8.hpp"
 #include "kernels/cpu/attention_state.hpp"
 #include "kernels/cpu/packed_attention_avx512.hpp"
 
@@ -87,28 +88,47 @@ class ScratchMemory {
     const std::size_t state = rows * packed_state_floats(head_size);
     ranges_.resize(head_rows);
     floats_ = allocate_aligned<float>(2 * state + rows * kChunkTokens + rows * kChunkTokens / 2 +
-                                      rows * head_size / 2);
+                                      rows * head_size / 2 + kWideTokens * head_size / 2);
     scratch_.span = floats_.get();
     scratch_.total = scratch_.span + state;
     scratch_.scores = scratch_.total + state;
     scratch_.weights = reinterpret_cast<std::uint16_t*>(scratch_.scores + rows * kChunkTokens);
     scratch_.q = scratch_.weights + rows * kChunkTokens;
+    scratch_.wide = reinterpret_cast<std::byte*>(scratch_.q + rows * head_size);
     scratch_.ranges = ranges_.data();
   }
 
   const PackedScratch& get() const { return scratch_; }
 
  private:
+  static constexpr std::size_t kWideTokens = 64;
+
   AlignedArray<float> floats_;
   std::vector<KvRange> ranges_;
   PackedScratch scratch_;
 };
 
+/// What packed_attention_avx512.cpp is compiled for.
 bool cpu_has_bf16_dots() {
-  static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512vl") &&
-                          __builtin_cpu_supports("avx512bf16");
+  static const bool has =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
   return has;
+}
+
+Bf16OfCodes bf16_of_codes(Dtype dtype) {
+  Bf16OfCodes table;
+  for (int i = 0; i < 128; ++i) {
+    const auto code = static_cast<std::uint8_t>(i);
+    const float value = dtype == Dtype::e4m3   ? float_of_e4m3(code)
+                        : dtype == Dtype::e5m2 ? float_of_e5m2(code)
+                                               : static_cast<float>(i == 0 ? 128 : i);
+    const std::uint16_t bits = bf16_of_float(value);
+    table.low[i] = static_cast<std::uint8_t>(bits);
+    table.high[i] = static_cast<std::uint8_t>(bits >> 8);
+  }
+  return table;
 }
 
 }  // namespace
@@ -137,14 +157,16 @@ PageLayout fastest_page_layout(std::int32_t S, std::int32_t D, Dtype dtype) {
 
 bool packed_attention_takes(const PagedAttentionArgs& args) {
   const PagedKv& kv = args.kv;
-  return kv.layout == PageLayout::packed && kv.dtype == Dtype::bf16 && kv.S % 16 == 0 &&
-         kv.D % 32 == 0 && kv.scales.k == nullptr && kv.scales.v == nullptr &&
-         args.q_dtype == Dtype::f32 && args.alibi_slopes == nullptr && args.chunk == 0 &&
-         args.sparsity.block == 0 && args.soft_cap == 0 && cpu_has_bf16_dots();
+  return kv.layout == PageLayout::packed && (kv.dtype == Dtype::bf16 || bytes_of(kv.dtype) == 1) &&
+         kv.S % 16 == 0 && kv.D % 32 == 0 && args.q_dtype == Dtype::f32 &&
+         args.alibi_slopes == nullptr && args.chunk == 0 && args.sparsity.block == 0 &&
+         args.soft_cap == 0 && cpu_has_bf16_dots();
 }
 
 void packed_attention(const PagedAttentionArgs& args) {
   const PackedPlan plan = plan_packed_attention(args, omp_get_max_threads());
+  const Bf16OfCodes codes =
+      args.kv.dtype == Dtype::bf16 ? Bf16OfCodes() : bf16_of_codes(args.kv.dtype);
   const AlignedArray<float> stored = allocate_aligned<float>(
       static_cast<std::size_t>(plan.stored_states * packed_state_floats(args.kv.D)));
 #pragma omp parallel if (plan.items.size() > 1)
@@ -152,8 +174,8 @@ void packed_attention(const PagedAttentionArgs& args) {
     const ScratchMemory memory(plan, args.kv.D);
 #pragma omp for schedule(dynamic, 1) nowait
     for (const TileSpans& item : plan.items)
-      attend_packed_spans(args, plan.tiles[item.tile], item.first_span, item.end_span, memory.get(),
-                          stored.get());
+      attend_packed_spans(args, codes, plan.tiles[item.tile], item.first_span, item.end_span,
+                          memory.get(), stored.get());
     if (!plan.split_tiles.empty()) {
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1) nowait

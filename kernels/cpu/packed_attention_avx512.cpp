@@ -7,6 +7,11 @@
 // That is also why V is added up group by group: 4 rows times 4 groups are 16 sums, enough to keep
 // two dot products a cycle in flight. Prefill takes 4 rows times 64 dims of one group instead, and
 // gets the same bits.
+//
+// 8-bit elements become bf16, exactly, in registers on their way to the dot product; where many
+// rows share them, once for all. Scales multiply scores and weights. Half the bytes take memory
+// less time than the arithmetic, and the CPU's prefetchers do not work that far ahead: here every
+// line fetches the one that lies the same way in the next 4 token groups.
 
 #include "kernels/cpu/packed_attention_avx512.hpp"
 
@@ -18,7 +23,8 @@ namespace {
 
 constexpr std::int32_t kGroupTokens = 16;  ///< tokens whose K lie in one line
 constexpr std::int32_t kGroups = kChunkTokens / kGroupTokens;
-constexpr std::int32_t kLineBytes = 64;
+constexpr std::int32_t kLineBytes = 64;  ///< of bf16
+constexpr std::int32_t kLineElements = 32;
 constexpr std::int32_t kFewRows = 8;  ///< up to here memory is slower than the arithmetic
 constexpr float kLog2e = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
@@ -48,28 +54,144 @@ __m512bh pair_of(const std::uint16_t* elements) {
   return (__m512bh)_mm512_set1_epi32(bits);
 }
 
-/// Where the token groups of a chunk begin, for kv head 0, as bytes from kv.k and kv.v.
-struct Places {
-  std::int64_t k[kGroups];
-  std::int64_t v[kGroups];
+// ---- lines ----
+// A kind of Lines loads two successive lines, kBytes each on average, as bf16.
+
+struct TwoLines {
+  __m512bh first;
+  __m512bh second;
 };
+
+struct Bf16Lines {
+  static constexpr std::int64_t kBytes = kLineBytes;
+
+  TwoLines load(const std::byte* at) const {
+    return {(__m512bh)_mm512_loadu_si512(at), (__m512bh)_mm512_loadu_si512(at + kLineBytes)};
+  }
+};
+
+/// The halves of 64 bf16 as the two lines that they are.
+TwoLines lines_of_halves(__m512i low, __m512i high) {
+  return {(__m512bh)_mm512_unpacklo_epi8(low, high), (__m512bh)_mm512_unpackhi_epi8(low, high)};
+}
+
+/// `high` with the top bits of `codes`.
+__m512i with_signs(__m512i high, __m512i codes) {
+  constexpr int kFirstOrBothOthers = 0xf8;
+  return _mm512_ternarylogic_epi64(high, codes, _mm512_set1_epi8(-128), kFirstOrBothOthers);
+}
+
+/// Sign and magnitude: what is below the sign is looked up.
+struct Fp8Lines {
+  static constexpr std::int64_t kBytes = kLineBytes / 2;
+
+  explicit Fp8Lines(const Bf16OfCodes& table)
+      : low{_mm512_loadu_si512(table.low), _mm512_loadu_si512(table.low + 64)},
+        high{_mm512_loadu_si512(table.high), _mm512_loadu_si512(table.high + 64)} {}
+
+  TwoLines load(const std::byte* at) const {
+    const __m512i codes = _mm512_loadu_si512(at);
+    return lines_of_halves(_mm512_permutex2var_epi8(low[0], codes, low[1]),
+                           with_signs(_mm512_permutex2var_epi8(high[0], codes, high[1]), codes));
+  }
+
+  __m512i low[2], high[2];
+};
+
+/// The magnitude is looked up; 128 takes the place of 0, which is masked.
+struct Int8Lines {
+  static constexpr std::int64_t kBytes = kLineBytes / 2;
+
+  explicit Int8Lines(const Bf16OfCodes& codes) : table(codes) {}
+
+  TwoLines load(const std::byte* at) const {
+    const __m512i codes = _mm512_loadu_si512(at);
+    const __mmask64 some = _mm512_test_epi8_mask(codes, codes);
+    const __m512i magnitudes = _mm512_abs_epi8(codes);
+    return lines_of_halves(
+        _mm512_maskz_permutex2var_epi8(some, table.low[0], magnitudes, table.low[1]),
+        with_signs(_mm512_maskz_permutex2var_epi8(some, table.high[0], magnitudes, table.high[1]),
+                   codes));
+  }
+
+  Fp8Lines table;
+};
+
+/// Loads two lines; of 8-bit elements fetches those that lie `ahead`, too.
+template <class Lines>
+TwoLines load_and_fetch(const Lines& lines, const std::byte* at, std::int64_t ahead) {
+  const TwoLines two = lines.load(at);
+  if constexpr (Lines::kBytes < kLineBytes) _mm_prefetch(at + ahead, _MM_HINT_T0);
+  return two;
+}
+
+/// `count` lines as bf16.
+template <class Lines>
+void widen_lines(const Lines& lines, const std::byte* from, std::int32_t count, std::byte* to) {
+  for (std::int32_t i = 0; i < count; i += 2) {
+    const TwoLines two = lines.load(from + i * Lines::kBytes);
+    _mm512_storeu_si512(to + i * kLineBytes, (__m512i)two.first);
+    _mm512_storeu_si512(to + (i + 1) * kLineBytes, (__m512i)two.second);
+  }
+}
+
+constexpr std::int32_t kQuad = 4;  ///< token groups that are read abreast
+
+/// Where the token groups of a chunk and the quad after it begin, for kv head 0, as bytes from
+/// kv.k, kv.v and the scales.
+struct Places {
+  std::int64_t k[kGroups + kQuad];
+  std::int64_t v[kGroups + kQuad];
+  std::int64_t scales[kGroups + kQuad];
+};
+
+/// K or V of 4 token groups of one kv head.
+struct Quad {
+  Quad(const std::byte* head, const std::int64_t* places, std::int64_t strip) : step(strip) {
+    for (std::int32_t j = 0; j < kQuad; ++j) {
+      at[j] = head + places[j];
+      ahead[j] = places[j + kQuad] - places[j];
+    }
+  }
+  /// Of widened lines, one group after the other; there is nothing to fetch.
+  Quad(const std::byte* wide, std::int64_t group_bytes, std::int64_t strip) : step(strip) {
+    for (std::int32_t j = 0; j < kQuad; ++j) {
+      at[j] = wide + j * group_bytes;
+      ahead[j] = 0;
+    }
+  }
+
+  const std::byte* at[kQuad];
+  std::int64_t ahead[kQuad];  ///< bytes to the group that is read next, 4 groups later
+  std::int64_t step;          ///< bytes from one strip of lines (32 dims of K, 16 of V) to the next
+};
+
+/// A quad's strips of `count` lines as bf16.
+template <class Lines>
+void widen_quad(const Lines& lines, const Quad& quad, std::int32_t strips, std::int32_t count,
+                std::byte* to) {
+  for (std::int32_t j = 0; j < kQuad; ++j)
+    for (std::int32_t i = 0; i < strips; ++i, to += count * kLineBytes)
+      widen_lines(lines, quad.at[j] + i * quad.step, count, to);
+}
 
 /// Token groups outside `visible` get the place of the nearest one inside: only block table entries
 /// that hold visible tokens are ever used.
-Places find_places(const PagedAttentionArgs& args, const PackedTile& tile,
-                   std::int32_t chunk_begin) {
+Places find_places(const PagedAttentionArgs& args, const PackedTile& tile, std::int32_t chunk_begin,
+                   std::int64_t line_bytes) {
   const PagedKv& kv = args.kv;
   const std::uint32_t* table = args.block_table + std::int64_t{tile.b} * args.M;
   const std::int32_t first = tile.visible.begin / kGroupTokens;
   const std::int32_t last = (tile.visible.end - 1) / kGroupTokens;
   Places places;
-  for (std::int32_t i = 0; i < kGroups; ++i) {
+  for (std::int32_t i = 0; i < kGroups + kQuad; ++i) {
     const std::int32_t group = smaller(larger(chunk_begin / kGroupTokens + i, first), last);
     const std::int32_t token = group * kGroupTokens;
-    const std::int64_t block = table[token / kv.S] * kv.block_stride;
+    const std::int64_t block = table[token / kv.S];
     const std::int64_t slot = token % kv.S;
-    places.k[i] = block + slot / kGroupTokens * 16 * kLineBytes;
-    places.v[i] = block + slot / 2 * kLineBytes;
+    places.k[i] = block * kv.block_stride + slot / kGroupTokens * 16 * line_bytes;
+    places.v[i] = block * kv.block_stride + slot / 2 * line_bytes;
+    places.scales[i] = block * kv.scales.block_stride + slot * kv.scales.token_stride;
   }
   return places;
 }
@@ -77,9 +199,10 @@ Places find_places(const PagedAttentionArgs& args, const PackedTile& tile,
 // ---- K ----
 
 /// scores[row][4 groups of 16 tokens] = factor * (q[row] . k), for kRows rows.
-template <int kRows>
-void score_tile(const std::uint16_t* q, std::int32_t head_size, const std::byte* const* k,
-                std::int64_t step, float factor, float* scores) {
+template <int kRows, class Lines>
+void score_tile(const Lines& all_lines, const Quad& k, const std::uint16_t* q,
+                std::int32_t head_size, float factor, float* scores) {
+  const Lines lines = all_lines;
   __m512 sums[kRows][4];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
@@ -87,17 +210,21 @@ void score_tile(const std::uint16_t* q, std::int32_t head_size, const std::byte*
     for (int j = 0; j < 4; ++j) sums[r][j] = _mm512_setzero_ps();
 
   for (std::int32_t dim = 0; dim < head_size; dim += 32) {
-    const std::int64_t part = dim / 32 * step;
-    for (std::int32_t pair = 0; pair < 16; ++pair) {
-      __m512bh lines[4];
+    const std::int64_t part = dim / 32 * k.step;
+    for (std::int32_t pair = 0; pair < 16; pair += 2) {
+      TwoLines two[4];
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j)
-        lines[j] = (__m512bh)_mm512_loadu_si512(k[j] + part + pair * kLineBytes);
+        two[j] = load_and_fetch(lines, k.at[j] + part + pair * Lines::kBytes, k.ahead[j]);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const __m512bh query = pair_of(q + r * head_size + dim + 2 * pair);
+        const std::uint16_t* row = q + r * head_size + dim + 2 * pair;
+        const __m512bh first = pair_of(row), second = pair_of(row + 2);
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) sums[r][j] = _mm512_dpbf16_ps(sums[r][j], query, lines[j]);
+        for (int j = 0; j < 4; ++j) sums[r][j] = _mm512_dpbf16_ps(sums[r][j], first, two[j].first);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j)
+          sums[r][j] = _mm512_dpbf16_ps(sums[r][j], second, two[j].second);
       }
     }
   }
@@ -110,13 +237,14 @@ void score_tile(const std::uint16_t* q, std::int32_t head_size, const std::byte*
                        _mm512_mul_ps(sums[r][j], factors));
 }
 
-void score_rows(std::int32_t rows, const std::uint16_t* q, std::int32_t head_size,
-                const std::byte* const* k, std::int64_t step, float factor, float* scores) {
+template <class Lines>
+void score_rows(const Lines& lines, std::int32_t rows, const Quad& k, const std::uint16_t* q,
+                std::int32_t head_size, float factor, float* scores) {
   switch (rows) {
-    case 1: return score_tile<1>(q, head_size, k, step, factor, scores);
-    case 2: return score_tile<2>(q, head_size, k, step, factor, scores);
-    case 3: return score_tile<3>(q, head_size, k, step, factor, scores);
-    default: return score_tile<4>(q, head_size, k, step, factor, scores);
+    case 1: return score_tile<1>(lines, k, q, head_size, factor, scores);
+    case 2: return score_tile<2>(lines, k, q, head_size, factor, scores);
+    case 3: return score_tile<3>(lines, k, q, head_size, factor, scores);
+    default: return score_tile<4>(lines, k, q, head_size, factor, scores);
   }
 }
 
@@ -151,27 +279,40 @@ __mmask16 visible_lanes(KvRange range, std::int32_t i) {
   return begin < end ? static_cast<__mmask16>((0xffffu >> (16 - end)) & (0xffffu << begin)) : 0;
 }
 
-/// The visible scores of a row as weights relative to the state's new max (others 0), and the state
-/// rescaled to it. Selection, not arithmetic: a masked score may be NaN.
-void softmax_row(KvRange range, const float* scores, std::uint16_t* weights, State state,
-                 std::int32_t head_size) {
+/// The scales of a chunk's tokens for one kv head.
+struct Scales {
+  alignas(64) float k[kChunkTokens];
+  alignas(64) float v[kChunkTokens];
+};
+
+/// The visible scores of a row, times k's scales, as weights relative to the state's new max, times
+/// v's scales (others 0); and the state rescaled to it. Selection, not arithmetic: a masked score
+/// or scale may be NaN.
+void softmax_row(KvRange range, const Scales& scales, float* scores, std::uint16_t* weights,
+                 State state, std::int32_t head_size) {
   const std::int32_t first = range.begin / kGroupTokens;
   const std::int32_t end = (range.end + kGroupTokens - 1) / kGroupTokens;
   __m512 maxima = _mm512_set1_ps(*state.max);
-  for (std::int32_t i = first; i < end; ++i)
-    maxima = _mm512_mask_max_ps(maxima, visible_lanes(range, i), maxima,
-                                _mm512_loadu_ps(scores + i * kGroupTokens));
+  for (std::int32_t i = first; i < end; ++i) {
+    float* group = scores + i * kGroupTokens;
+    const __m512 score =
+        _mm512_mul_ps(_mm512_loadu_ps(group), _mm512_load_ps(scales.k + i * kGroupTokens));
+    _mm512_storeu_ps(group, score);
+    maxima = _mm512_mask_max_ps(maxima, visible_lanes(range, i), maxima, score);
+  }
   const float max = _mm512_reduce_max_ps(maxima);
 
   const __m512 shift = _mm512_set1_ps(max);
   __m512 sums = _mm512_setzero_ps();
   for (std::int32_t i = first; i < end; ++i) {
     const __m512 score = _mm512_loadu_ps(scores + i * kGroupTokens);
-    const __m512 weight =
-        _mm512_maskz_mov_ps(visible_lanes(range, i), exp2_of(_mm512_sub_ps(score, shift)));
+    const __mmask16 visible = visible_lanes(range, i);
+    const __m512 weight = _mm512_maskz_mov_ps(visible, exp2_of(_mm512_sub_ps(score, shift)));
     sums = _mm512_add_ps(sums, weight);
+    const __m512 scaled =
+        _mm512_maskz_mul_ps(visible, weight, _mm512_load_ps(scales.v + i * kGroupTokens));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i * kGroupTokens),
-                        (__m256i)_mm512_cvtneps_pbh(weight));
+                        (__m256i)_mm512_cvtneps_pbh(scaled));
   }
   if (max != *state.max) {
     const float shrink = ::exp2f(*state.max - max);
@@ -186,9 +327,11 @@ void softmax_row(KvRange range, const float* scores, std::uint16_t* weights, Sta
 
 /// acc[row][kDims * 16 dims] += weights[row] . v, group by group, for kRows rows that all see all
 /// of kGroups token groups.
-template <int kRows, int kDims, int kGroupsAtOnce>
-void accumulate_tile(const std::byte* const* v, std::int64_t step, const std::uint16_t* weights,
-                     float* acc, std::int64_t acc_stride) {
+template <int kRows, int kDims, int kGroupsAtOnce, class Lines>
+void accumulate_tile(const Lines& all_lines, const Quad& v, std::int32_t first_group,
+                     std::int64_t part, const std::uint16_t* weights, float* acc,
+                     std::int64_t acc_stride) {
+  const Lines lines = all_lines;
   __m512 sums[kRows][kGroupsAtOnce][kDims];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
@@ -197,21 +340,27 @@ void accumulate_tile(const std::byte* const* v, std::int64_t step, const std::ui
 #pragma GCC unroll 4
       for (int j = 0; j < kDims; ++j) sums[r][i][j] = _mm512_setzero_ps();
 
-  for (std::int32_t pair = 0; pair < kGroupTokens / 2; ++pair) {
-    __m512bh lines[kGroupsAtOnce][kDims];
+  for (std::int32_t pair = 0; pair < kGroupTokens / 2; pair += 2) {
+    TwoLines two[kGroupsAtOnce][kDims];
 #pragma GCC unroll 4
     for (int i = 0; i < kGroupsAtOnce; ++i)
 #pragma GCC unroll 4
       for (int j = 0; j < kDims; ++j)
-        lines[i][j] = (__m512bh)_mm512_loadu_si512(v[i] + j * step + pair * kLineBytes);
+        two[i][j] =
+            load_and_fetch(lines, v.at[first_group + i] + part + j * v.step + pair * Lines::kBytes,
+                           v.ahead[first_group + i]);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
       for (int i = 0; i < kGroupsAtOnce; ++i) {
-        const __m512bh weight = pair_of(weights + r * kChunkTokens + i * kGroupTokens + 2 * pair);
+        const std::uint16_t* row = weights + r * kChunkTokens + i * kGroupTokens + 2 * pair;
+        const __m512bh first = pair_of(row), second = pair_of(row + 2);
 #pragma GCC unroll 4
         for (int j = 0; j < kDims; ++j)
-          sums[r][i][j] = _mm512_dpbf16_ps(sums[r][i][j], weight, lines[i][j]);
+          sums[r][i][j] = _mm512_dpbf16_ps(sums[r][i][j], first, two[i][j].first);
+#pragma GCC unroll 4
+        for (int j = 0; j < kDims; ++j)
+          sums[r][i][j] = _mm512_dpbf16_ps(sums[r][i][j], second, two[i][j].second);
       }
   }
 #pragma GCC unroll 4
@@ -226,33 +375,42 @@ void accumulate_tile(const std::byte* const* v, std::int64_t step, const std::ui
     }
 }
 
-template <int kRows, int kDims, int kGroupsAtOnce>
-void accumulate_dims(const std::byte* const* v, std::int64_t step, std::int32_t head_size,
-                     const std::uint16_t* weights, float* acc) {
+template <int kRows, int kDims, int kGroupsAtOnce, class Lines>
+void accumulate_dims(const Lines& lines, const Quad& v, std::int32_t first_group,
+                     std::int32_t head_size, const std::uint16_t* weights, float* acc) {
   const std::int64_t stride = packed_state_floats(head_size);
   std::int32_t dim = 0;
-  const std::byte* from[kGroupsAtOnce];
-  for (int i = 0; i < kGroupsAtOnce; ++i) from[i] = v[i];
-  for (; dim + 16 * kDims <= head_size; dim += 16 * kDims) {
-    accumulate_tile<kRows, kDims, kGroupsAtOnce>(from, step, weights, acc + dim, stride);
-    for (int i = 0; i < kGroupsAtOnce; ++i) from[i] += kDims * step;
-  }
+  for (; dim + 16 * kDims <= head_size; dim += 16 * kDims)
+    accumulate_tile<kRows, kDims, kGroupsAtOnce>(lines, v, first_group, dim / 16 * v.step, weights,
+                                                 acc + dim, stride);
   if constexpr (kDims > 2)
     if (dim < head_size)  // a multiple of 32
-      accumulate_tile<kRows, 2, kGroupsAtOnce>(from, step, weights, acc + dim, stride);
+      accumulate_tile<kRows, 2, kGroupsAtOnce>(lines, v, first_group, dim / 16 * v.step, weights,
+                                               acc + dim, stride);
+}
+
+/// The elements of a line of V that are of the tokens in `range`, the line being token pair `pair`.
+__mmask32 elements_of(KvRange range, std::int32_t pair) {
+  const __mmask32 first = 2 * pair >= range.begin && 2 * pair < range.end ? 0x55555555u : 0;
+  const __mmask32 second =
+      2 * pair + 1 >= range.begin && 2 * pair + 1 < range.end ? 0xaaaaaaaau : 0;
+  return first | second;
 }
 
 /// One row over a part of one token group. What is masked must not even be multiplied by 0: it may
 /// be NaN.
-void accumulate_part(const std::byte* v, std::int64_t step, KvRange tokens, std::int32_t head_size,
-                     const std::uint16_t* weights, float* acc) {
+template <class Lines>
+void accumulate_part(const Lines& lines, const std::byte* v, std::int64_t step, KvRange tokens,
+                     std::int32_t head_size, const std::uint16_t* weights, float* acc) {
+  const auto masked = [&](__m512bh line, std::int32_t pair) {
+    return (__m512bh)_mm512_maskz_mov_epi16(elements_of(tokens, pair), (__m512i)line);
+  };
   for (std::int32_t dim = 0; dim < head_size; dim += 16, v += step) {
     __m512 sum = _mm512_setzero_ps();
-    for (std::int32_t pair = tokens.begin / 2; 2 * pair < tokens.end; ++pair) {
-      const __mmask32 first = 2 * pair >= tokens.begin ? 0x55555555u : 0;
-      const __mmask32 second = 2 * pair + 1 < tokens.end ? 0xaaaaaaaau : 0;
-      const auto line = (__m512bh)_mm512_maskz_loadu_epi16(first | second, v + pair * kLineBytes);
-      sum = _mm512_dpbf16_ps(sum, pair_of(weights + 2 * pair), line);
+    for (std::int32_t pair = tokens.begin / 4 * 2; 2 * pair < tokens.end; pair += 2) {
+      const TwoLines two = lines.load(v + pair * Lines::kBytes);
+      sum = _mm512_dpbf16_ps(sum, pair_of(weights + 2 * pair), masked(two.first, pair));
+      sum = _mm512_dpbf16_ps(sum, pair_of(weights + 2 * pair + 2), masked(two.second, pair + 1));
     }
     _mm512_storeu_ps(acc + dim, _mm512_add_ps(_mm512_loadu_ps(acc + dim), sum));
   }
@@ -265,42 +423,43 @@ KvRange within_group(KvRange range, std::int32_t i) {
 }
 
 /// kRows rows over 4 token groups, each row over its own tokens.
-template <int kRows>
-void accumulate_rows(const std::byte* const* v, std::int64_t step, std::int32_t group,
-                     const KvRange* ranges, Order order, std::int32_t head_size,
-                     const std::uint16_t* weights, float* acc) {
+template <int kRows, class Lines>
+void accumulate_rows(const Lines& lines, const Quad& v, std::int32_t group, const KvRange* ranges,
+                     Order order, std::int32_t head_size, const std::uint16_t* weights,
+                     float* acc) {
   KvRange common = ranges[0];  // seen by all rows
   for (int r = 1; r < kRows; ++r)
     common = {larger(common.begin, ranges[r].begin), smaller(common.end, ranges[r].end)};
   if (order == Order::of_memory && common.begin <= group * kGroupTokens &&
       common.end >= (group + 4) * kGroupTokens)
-    return accumulate_dims<kRows, 1, 4>(v, step, head_size, weights, acc);
+    return accumulate_dims<kRows, 1, 4>(lines, v, 0, head_size, weights, acc);
 
   const std::int64_t stride = packed_state_floats(head_size);
   for (std::int32_t i = 0; i < 4; ++i) {
     const std::uint16_t* group_weights = weights + i * kGroupTokens;
     const KvRange all = within_group(common, group + i);
     if (all.begin == 0 && all.end == kGroupTokens) {
-      accumulate_dims<kRows, 4, 1>(v + i, step, head_size, group_weights, acc);
+      accumulate_dims<kRows, 4, 1>(lines, v, i, head_size, group_weights, acc);
       continue;
     }
     for (int r = 0; r < kRows; ++r) {
       const KvRange tokens = within_group(ranges[r], group + i);
       if (tokens.begin < tokens.end)
-        accumulate_part(v[i], step, tokens, head_size, group_weights + r * kChunkTokens,
+        accumulate_part(lines, v.at[i], v.step, tokens, head_size, group_weights + r * kChunkTokens,
                         acc + r * stride);
     }
   }
 }
 
-void accumulate(std::int32_t rows, const std::byte* const* v, std::int64_t step, std::int32_t group,
+template <class Lines>
+void accumulate(const Lines& lines, std::int32_t rows, const Quad& v, std::int32_t group,
                 const KvRange* ranges, Order order, std::int32_t head_size,
                 const std::uint16_t* weights, float* acc) {
   switch (rows) {
-    case 1: return accumulate_rows<1>(v, step, group, ranges, order, head_size, weights, acc);
-    case 2: return accumulate_rows<2>(v, step, group, ranges, order, head_size, weights, acc);
-    case 3: return accumulate_rows<3>(v, step, group, ranges, order, head_size, weights, acc);
-    default: return accumulate_rows<4>(v, step, group, ranges, order, head_size, weights, acc);
+    case 1: return accumulate_rows<1>(lines, v, group, ranges, order, head_size, weights, acc);
+    case 2: return accumulate_rows<2>(lines, v, group, ranges, order, head_size, weights, acc);
+    case 3: return accumulate_rows<3>(lines, v, group, ranges, order, head_size, weights, acc);
+    default: return accumulate_rows<4>(lines, v, group, ranges, order, head_size, weights, acc);
   }
 }
 
@@ -332,83 +491,152 @@ void for_each_quad(KvRange visible, F&& f) {
     f(quad * 4);
 }
 
-void score_chunk(const Chunk& chunk) {
-  const PagedKv& kv = chunk.args.kv;
-  const PackedScratch& scratch = chunk.scratch;
-  const std::int64_t step = std::int64_t{kv.S} * kLineBytes;
+/// Whether 8-bit lines that so many rows share are widened once for all.
+template <class Lines>
+constexpr bool widens(std::int32_t head_rows) {
+  return Lines::kBytes < kLineBytes && head_rows > kFewRows;
+}
+
+/// The scores of all rows of kv head h of the tile over 4 token groups, from `group` on.
+template <class Lines>
+void score_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std::int32_t group,
+                const Quad& k) {
+  const std::int32_t head_size = chunk.args.kv.D;
   const float factor = chunk.args.scale * kLog2e;
+  for (std::int32_t r = 0; r < chunk.head_rows; r += 4) {
+    const std::int32_t count = smaller(4, chunk.head_rows - r);
+    // Later rows see later tokens.
+    if (chunk.scratch.ranges[r + count - 1].end <= group * kGroupTokens) continue;
+    if (chunk.scratch.ranges[r].begin >= (group + 4) * kGroupTokens) continue;
+    const std::int64_t row = h * chunk.head_rows + r;
+    score_rows(lines, count, k, chunk.scratch.q + row * head_size, head_size, factor,
+               chunk.scratch.scores + row * kChunkTokens + group * kGroupTokens);
+  }
+}
+
+template <class Lines>
+void score_chunk(const Chunk& chunk, const Lines& lines) {
+  const PagedKv& kv = chunk.args.kv;
   for_each_quad(chunk.visible, [&](std::int32_t group) {
     for (std::int32_t h = 0; h < chunk.tile.heads; ++h) {
-      const std::byte* head = kv.k + (chunk.tile.first_head + h) * kv.head_stride;
-      const std::byte* k[4];
-      for (std::int32_t j = 0; j < 4; ++j) k[j] = head + chunk.places.k[group + j];
-      for (std::int32_t r = 0; r < chunk.head_rows; r += 4) {
-        const std::int32_t count = smaller(4, chunk.head_rows - r);
-        // Later rows see later tokens.
-        if (scratch.ranges[r + count - 1].end <= group * kGroupTokens) continue;
-        if (scratch.ranges[r].begin >= (group + 4) * kGroupTokens) continue;
-        const std::int64_t row = h * chunk.head_rows + r;
-        score_rows(count, scratch.q + row * kv.D, kv.D, k, step, factor,
-                   scratch.scores + row * kChunkTokens + group * kGroupTokens);
+      const Quad k(kv.k + (chunk.tile.first_head + h) * kv.head_stride, &chunk.places.k[group],
+                   kv.S * Lines::kBytes);
+      if (!widens<Lines>(chunk.head_rows)) {
+        score_head(chunk, lines, h, group, k);
+        continue;
       }
+      std::byte* wide = chunk.scratch.wide;
+      widen_quad(lines, k, kv.D / 32, 16, wide);
+      score_head(chunk, Bf16Lines(), h, group, Quad(wide, kv.D / 2 * kLineBytes, 16 * kLineBytes));
     }
   });
 }
 
+/// The scales of a token group, `stride` bytes apart.
+__m512 scales_of_group(const std::byte* at, std::int64_t stride) {
+  if (stride == sizeof(float)) return _mm512_loadu_ps(at);
+  if (stride == 0) return _mm512_broadcastss_ps(_mm_load_ss(reinterpret_cast<const float*>(at)));
+  alignas(64) float scales[kGroupTokens];
+  for (std::int32_t i = 0; i < kGroupTokens; ++i)
+    __builtin_memcpy(&scales[i], at + i * stride, sizeof(float));
+  return _mm512_load_ps(scales);
+}
+
+/// Those of kv head h of the tile, where someone sees them; 1 where the cache has none.
+void find_scales(const Chunk& chunk, std::int32_t h, Scales& found) {
+  const KvScales& scales = chunk.args.kv.scales;
+  const std::int64_t head = (chunk.tile.first_head + h) * scales.head_stride;
+  const auto fill = [&](const float* from, float* to) {
+    __m512 values = _mm512_set1_ps(1.0f);
+    for (std::int32_t i = chunk.visible.begin / kGroupTokens; i * kGroupTokens < chunk.visible.end;
+         ++i) {
+      if (from != nullptr)
+        values = scales_of_group(
+            reinterpret_cast<const std::byte*>(from) + head + chunk.places.scales[i],
+            scales.token_stride);
+      _mm512_store_ps(to + i * kGroupTokens, values);
+    }
+  };
+  fill(scales.k, found.k);
+  fill(scales.v, found.v);
+}
+
 /// While scores become weights memory would stand still: meanwhile the first V of the chunk is
 /// fetched into L2, a few lines of each token group for every row.
+template <class Lines>
 void weigh_chunk(const Chunk& chunk) {
   constexpr std::int64_t kFetchedBytes = 8 * kLineBytes;
   const PackedScratch& scratch = chunk.scratch;
   const PagedKv& kv = chunk.args.kv;
   const std::byte* values = kv.v + chunk.tile.first_head * kv.head_stride;
   const std::int32_t first_group = chunk.visible.begin / (4 * kGroupTokens) * 4;
-  for (std::int32_t h = 0; h < chunk.tile.heads; ++h)
+  Scales scales;
+  for (std::int32_t h = 0; h < chunk.tile.heads; ++h) {
+    find_scales(chunk, h, scales);
     for (std::int32_t r = 0; r < chunk.head_rows; ++r) {
       const std::int64_t row = h * chunk.head_rows + r;
-      if (chunk.head_rows <= kFewRows)
+      if (Lines::kBytes == kLineBytes && chunk.head_rows <= kFewRows)
         for (std::int64_t at = row * kFetchedBytes; at < (row + 1) * kFetchedBytes;
              at += kLineBytes)
           for (std::int32_t j = 0; j < 4; ++j)
             _mm_prefetch(values + chunk.places.v[first_group + j] + at, _MM_HINT_T1);
       if (scratch.ranges[r].begin < scratch.ranges[r].end)
-        softmax_row(scratch.ranges[r], scratch.scores + row * kChunkTokens,
+        softmax_row(scratch.ranges[r], scales, scratch.scores + row * kChunkTokens,
                     scratch.weights + row * kChunkTokens, state_at(chunk.states, row, kv.D), kv.D);
     }
+  }
 }
 
-void accumulate_chunk(const Chunk& chunk) {
-  const PagedKv& kv = chunk.args.kv;
-  const std::int64_t step = std::int64_t{kv.S} / 2 * kLineBytes;
+/// Adds up the V of 4 token groups, from `group` on, for all rows of kv head h of the tile.
+template <class Lines>
+void accumulate_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std::int32_t group,
+                     const Quad& v) {
+  const std::int32_t head_size = chunk.args.kv.D;
   const Order order = chunk.head_rows <= kFewRows ? Order::of_memory : Order::of_dims;
+  for (std::int32_t r = 0; r < chunk.head_rows; r += 4) {
+    const std::int64_t row = h * chunk.head_rows + r;
+    accumulate(lines, smaller(4, chunk.head_rows - r), v, group, chunk.scratch.ranges + r, order,
+               head_size, chunk.scratch.weights + row * kChunkTokens + group * kGroupTokens,
+               state_at(chunk.states, row, head_size).acc);
+  }
+}
+
+template <class Lines>
+void accumulate_chunk(const Chunk& chunk, const Lines& lines) {
+  const PagedKv& kv = chunk.args.kv;
   for_each_quad(chunk.visible, [&](std::int32_t group) {
     for (std::int32_t h = 0; h < chunk.tile.heads; ++h) {
-      const std::byte* head = kv.v + (chunk.tile.first_head + h) * kv.head_stride;
-      const std::byte* v[4];
-      for (std::int32_t j = 0; j < 4; ++j) v[j] = head + chunk.places.v[group + j];
-      for (std::int32_t r = 0; r < chunk.head_rows; r += 4) {
-        const std::int64_t row = h * chunk.head_rows + r;
-        accumulate(smaller(4, chunk.head_rows - r), v, step, group, chunk.scratch.ranges + r, order,
-                   kv.D, chunk.scratch.weights + row * kChunkTokens + group * kGroupTokens,
-                   state_at(chunk.states, row, kv.D).acc);
+      const Quad v(kv.v + (chunk.tile.first_head + h) * kv.head_stride, &chunk.places.v[group],
+                   kv.S / 2 * Lines::kBytes);
+      if (!widens<Lines>(chunk.head_rows)) {
+        accumulate_head(chunk, lines, h, group, v);
+        continue;
       }
+      constexpr std::int32_t kLines = kGroupTokens / 2;  // of a group and 16 dims
+      std::byte* wide = chunk.scratch.wide;
+      widen_quad(lines, v, kv.D / 16, kLines, wide);
+      accumulate_head(chunk, Bf16Lines(), h, group,
+                      Quad(wide, kv.D / 2 * kLineBytes, kLines * kLineBytes));
     }
   });
 }
 
 /// Continues the states of all rows of the tile over one chunk.
-void attend_chunk(const PagedAttentionArgs& args, const PackedTile& tile, std::int32_t chunk_begin,
-                  std::int32_t head_rows, const PackedScratch& scratch, float* states) {
+template <class Lines>
+void attend_chunk(const PagedAttentionArgs& args, const Lines& lines, const PackedTile& tile,
+                  std::int32_t chunk_begin, std::int32_t head_rows, const PackedScratch& scratch,
+                  float* states) {
   for (std::int32_t r = 0; r < head_rows; ++r)
     scratch.ranges[r] = visible_in_chunk(tile.first_position + r / (head_rows / tile.queries),
                                          args.window, chunk_begin);
   const KvRange visible{larger(tile.visible.begin - chunk_begin, 0),
                         smaller(tile.visible.end - chunk_begin, kChunkTokens)};
-  const Chunk chunk{args,    tile,      scratch, find_places(args, tile, chunk_begin),
-                    visible, head_rows, states};
-  score_chunk(chunk);
-  weigh_chunk(chunk);
-  accumulate_chunk(chunk);
+  const Chunk chunk{
+      args,    tile,      scratch, find_places(args, tile, chunk_begin, Lines::kBytes),
+      visible, head_rows, states};
+  score_chunk(chunk, lines);
+  weigh_chunk<Lines>(chunk);
+  accumulate_chunk(chunk, lines);
 }
 
 // ---- a tile ----
@@ -485,11 +713,10 @@ std::int64_t rows_of(const PagedAttentionArgs& args, const PackedTile& tile) {
   return std::int64_t{tile.heads} * tile.queries * (args.H / args.kv.G);
 }
 
-}  // namespace
-
-void attend_packed_spans(const PagedAttentionArgs& args, const PackedTile& tile,
-                         std::int32_t first_span, std::int32_t end_span,
-                         const PackedScratch& scratch, float* stored) {
+template <class Lines>
+void attend_spans(const PagedAttentionArgs& args, const Lines& lines, const PackedTile& tile,
+                  std::int32_t first_span, std::int32_t end_span, const PackedScratch& scratch,
+                  float* stored) {
   const std::int32_t head_size = args.kv.D;
   const std::int64_t rows = rows_of(args, tile);
   const auto head_rows = static_cast<std::int32_t>(rows / tile.heads);
@@ -506,13 +733,29 @@ void attend_packed_spans(const PagedAttentionArgs& args, const PackedTile& tile,
     for (std::int32_t chunk =
              larger(span * kSpanTokens, tile.visible.begin / kChunkTokens * kChunkTokens);
          chunk < end; chunk += kChunkTokens)
-      attend_chunk(args, tile, chunk, head_rows, scratch, states);
+      attend_chunk(args, lines, tile, chunk, head_rows, scratch, states);
     if (tile.first_state >= 0) continue;
     for (std::int64_t row = 0; row < rows; ++row)
       merge_row(state_at(scratch.total, row, head_size), state_at(states, row, head_size),
                 head_size);
   }
   if (tile.first_state < 0) write_results(args, tile, rows, scratch.total);
+}
+
+}  // namespace
+
+void attend_packed_spans(const PagedAttentionArgs& args, const Bf16OfCodes& codes,
+                         const PackedTile& tile, std::int32_t first_span, std::int32_t end_span,
+                         const PackedScratch& scratch, float* stored) {
+  const auto attend = [&](const auto& lines) {
+    attend_spans(args, lines, tile, first_span, end_span, scratch, stored);
+  };
+  switch (args.kv.dtype) {
+    case Dtype::e4m3:
+    case Dtype::e5m2: return attend(Fp8Lines(codes));
+    case Dtype::int8: return attend(Int8Lines(codes));
+    default: return attend(Bf16Lines());
+  }
 }
 
 void merge_packed_spans(const PagedAttentionArgs& args, const PackedTile& tile,

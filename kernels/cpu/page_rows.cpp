@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "kernels/page_address.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -25,6 +27,30 @@ std::int64_t row_bytes(const PagedKv& kv) {
   return kv.D * static_cast<std::int64_t>(bytes_of(kv.dtype));
 }
 
+/// Pairs of dims.
+template <class Mover>
+void move_packed_key_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
+  const std::int64_t first = slot / 16 * 512 + slot % 16 * 2;
+  for (std::int64_t d = 0; d < kv.D; d += 32)
+    for (std::int64_t pair = 0; pair < 16; ++pair) {
+      const std::int64_t at = packed_offset(d * kv.S + first + pair * 32, kv.dtype);
+      if (bytes_of(kv.dtype) == 1)
+        mover.move(at, d + pair * 2, 2);
+      else
+        mover.move(at, (d + pair * 2) * 2, 4);
+    }
+}
+
+/// Single elements: the other of the pair is another token's.
+template <std::size_t kElement, class Mover>
+void move_packed_value_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
+  constexpr Dtype kAny = kElement == 1 ? Dtype::int8 : Dtype::bf16;
+  const std::int64_t first = slot / 2 * 32 + slot % 2;
+  for (std::int64_t d = 0; d < kv.D; d += 16)
+    for (std::int64_t dim = 0; dim < 16; ++dim)
+      mover.move(packed_offset(d * kv.S + first + dim * 2, kAny), (d + dim) * kElement, kElement);
+}
+
 template <class Mover>
 void move_key_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
   const std::int64_t S = kv.S, bytes = row_bytes(kv);
@@ -35,13 +61,7 @@ void move_key_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
     case PageLayout::x_packed:
       for (std::int64_t at = 0; at < bytes; at += 16) mover.move(at * S + slot * 16, at, 16);
       return;
-    case PageLayout::packed: {  // pairs of dims, 16 pairs to a tile
-      const std::int64_t in_tile = slot / 16 * 1024 + slot % 16 * 4;
-      for (std::int64_t tile = 0; tile < bytes; tile += 64)
-        for (std::int64_t pair = 0; pair < 16; ++pair)
-          mover.move(tile * S + in_tile + pair * 64, tile + pair * 4, 4);
-      return;
-    }
+    case PageLayout::packed: return move_packed_key_row(kv, slot, mover);
   }
 }
 
@@ -64,15 +84,9 @@ void move_value_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
         case 2: return move_strided<2>(slot * 2, S * 2, bytes, mover);
         default: return move_strided<4>(slot * 4, S * 4, bytes, mover);
       }
-    case PageLayout::packed: {  // pairs of tokens, 16 dims to a tile
-      const std::int64_t tile_tokens = S < 32 ? S : 32;
-      const std::int64_t in_tile =
-          slot / tile_tokens * tile_tokens * 32 + slot % tile_tokens / 2 * 64 + slot % 2 * 2;
-      for (std::int64_t tile = 0; tile < bytes; tile += 32)
-        for (std::int64_t dim = 0; dim < 16; ++dim)
-          mover.move(tile * S + in_tile + dim * 4, tile + dim * 2, 2);
-      return;
-    }
+    case PageLayout::packed:
+      if (bytes_of(kv.dtype) == 1) return move_packed_value_row<1>(kv, slot, mover);
+      return move_packed_value_row<2>(kv, slot, mover);
   }
 }
 

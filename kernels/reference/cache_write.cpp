@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/arguments.hpp"
@@ -13,8 +12,10 @@ using Offset = std::int64_t (*)(const PagedKv&, std::int64_t, std::int64_t);
 
 float scale_for(const CacheWriteArgs& args, const void* values, std::size_t first) {
   float amax = 0;
-  for (std::int32_t d = 0; d < args.kv.D; ++d)
-    amax = std::fmax(amax, std::fabs(load_element(values, first + d, args.in_dtype)));
+  for (std::int32_t d = 0; d < args.kv.D; ++d) {
+    const float magnitude = std::fabs(load_element(values, first + d, args.in_dtype));
+    if (magnitude > amax) amax = magnitude;  // fmax() does not pass over signalling NaNs
+  }
   const float scale = amax / largest_of(args.kv.dtype);
   return scale > 0 ? scale : 1.0f;
 }

@@ -120,14 +120,14 @@ TEST_P(CacheWrite, PutsEveryRoundedValueIntoItsSlotAndTouchesNothingElse) {
 }
 
 TEST_P(CacheWrite, QuantisesWithTheScalesOfTensorsAndHeadsAndMakesThoseOfTokens) {
-  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed})
+  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed, Storage::packed})
     for (const Dtype in : kActivations)
       for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
         for (const Scaling scaling :
              {Scaling::none, Scaling::tensor, Scaling::head, Scaling::token})
           expect_written(GetParam(), {.dtype = dtype,
                                       .G = 3,
-                                      .D = 80,
+                                      .D = storage == Storage::packed ? 96 : 80,
                                       .S = 16,
                                       .q_dtype = in,
                                       .storage = storage,
@@ -185,6 +185,31 @@ TEST_P(CacheWrite, RoundsToNearestWithTiesToEven) {
       std::memcpy(&bits, arena.kv().v, sizeof bits);
       EXPECT_EQ(bits, dtype == Dtype::bf16 ? example.bf16 : example.f16) << example.value;
     }
+}
+
+TEST_P(CacheWrite, WritesTheSameWhenItIsTooMuchForTheCaches) {
+  constexpr std::int32_t kTokens = 4100, kBlocks = kTokens / 16 + 2;
+  for (const Storage storage : {Storage::hnd, Storage::packed}) {
+    // 8 MiB and some; blocks and heads on whole cache lines.
+    const Shape shape{.G = 4, .D = 128, .q_dtype = Dtype::bf16, .storage = storage, .gap = 0};
+    PagedArena got(shape, kBlocks), want(shape, kBlocks);
+    if (!GetParam().takes(got.kv(), shape.q_dtype)) continue;
+    const std::vector<float> floats = any_floats(std::size_t{kTokens} * shape.G * shape.D, shape.D);
+    const std::vector<std::byte> k = as_elements(floats, shape.q_dtype);
+    std::vector<std::int64_t> slots;
+    for (std::int32_t t = 0; t < kTokens; ++t)
+      slots.push_back((t / 16 * 7 % (kBlocks - 1) + 1) * 16 + t % 16);
+    CacheWriteArgs args{.k = k.data(),
+                        .v = k.data(),
+                        .slot_mapping = slots.data(),
+                        .kv = got.kv(),
+                        .T = kTokens,
+                        .in_dtype = shape.q_dtype};
+    write(args);
+    args.kv = want.kv();
+    cache_write_reference(args);
+    EXPECT_TRUE(got.bytes() == want.bytes()) << int(storage);
+  }
 }
 
 TEST_P(CacheWrite, TakesNoTokens) {

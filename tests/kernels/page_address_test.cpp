@@ -44,7 +44,7 @@ TEST(PageAddress, OfXPackedPagesIsVllms) {
   }
 }
 
-TEST(PageAddress, OfAmxPagesGoesTileByTile) {
+TEST(PageAddress, OfPackedPagesGoesTileByTile) {
   for (const std::int32_t S : {16, 32, 64}) {
     const PagedKv kv = page_of(PageLayout::packed, Dtype::bf16, S, 96);
     NextElement k(kv, key_offset), v(kv, value_offset);
@@ -53,12 +53,29 @@ TEST(PageAddress, OfAmxPagesGoesTileByTile) {
         for (std::int32_t pair = 0; pair < 16; ++pair)
           for (std::int32_t token = 0; token < 16; ++token)
             for (std::int32_t i = 0; i < 2; ++i) k.expect_at(s + token, d + pair * 2 + i);
-    const std::int32_t tile_tokens = std::min(S, 32);
     for (std::int32_t d = 0; d < kv.D; d += 16)
-      for (std::int32_t s = 0; s < S; s += tile_tokens)
-        for (std::int32_t pair = 0; pair < tile_tokens / 2; ++pair)
-          for (std::int32_t dim = 0; dim < 16; ++dim)
-            for (std::int32_t i = 0; i < 2; ++i) v.expect_at(s + pair * 2 + i, d + dim);
+      for (std::int32_t s = 0; s < S; s += 2)
+        for (std::int32_t dim = 0; dim < 16; ++dim)
+          for (std::int32_t i = 0; i < 2; ++i) v.expect_at(s + i, d + dim);
+  }
+}
+
+TEST(PageAddress, OfPackedPagesOf8BitsTakesTwoLinesInTurn) {
+  for (const std::int32_t S : {16, 32, 64}) {
+    const PagedKv kv = page_of(PageLayout::packed, Dtype::e4m3, S, 96);
+    NextElement k(kv, key_offset), v(kv, value_offset);
+    for (std::int32_t d = 0; d < kv.D; d += 32)
+      for (std::int32_t s = 0; s < S; s += 16)
+        for (std::int32_t pair = 0; pair < 16; pair += 2)
+          for (std::int32_t token = 0; token < 16; token += 4)
+            for (std::int32_t line = 0; line < 2; ++line)
+              for (std::int32_t i = 0; i < 8; ++i)
+                k.expect_at(s + token + i / 2, d + (pair + line) * 2 + i % 2);
+    for (std::int32_t d = 0; d < kv.D; d += 16)
+      for (std::int32_t s = 0; s < S; s += 4)
+        for (std::int32_t dim = 0; dim < 16; dim += 4)
+          for (std::int32_t line = 0; line < 2; ++line)
+            for (std::int32_t i = 0; i < 8; ++i) v.expect_at(s + line * 2 + i % 2, d + dim + i / 2);
   }
 }
 

@@ -7,9 +7,11 @@
 //   decode fp8..  tokens of 8-bit KV per second by paged_attention_cpu, against those in bf16
 //   prefill       GFLOP/s, against a register-blocked loop of bf16 dot products (where the CPU has
 //                 them) on numbers that stay in the L1 cache
-//   block_copy    GB/s by block_copy_cpu, against one memcpy per block with as many threads
+//   block_copy    GB/s by block_copy_cpu of shuffled blocks, against the best of several ways to
+//                 copy as much in order with as many threads
+//   cache_write   the same, by cache_write_cpu into bf16; half the bytes read and written
 //
-// Usage: bench_attention [--format json]
+// Usage: bench_attention [--only TEXT] [--format json]      (TEXT: part of the cases' names)
 
 #include <immintrin.h>
 #include <omp.h>
@@ -33,6 +35,7 @@
 #include "config/check.hpp"
 #include "config/kv_layout.hpp"
 #include "kernels/block_copy.hpp"
+#include "kernels/cache_write.hpp"
 #include "kernels/paged_attention.hpp"
 
 namespace kvhive {
@@ -89,10 +92,29 @@ Comparison compare(double amount, const Work& work, const std::vector<Work>& yar
   return worst;
 }
 
-nlohmann::json row_of(const std::string& name, const std::string& unit, const Comparison& result) {
-  return {{"case", name},        {"threads", omp_get_max_threads()}, {"unit", unit},
-          {"rate", result.rate}, {"yardstick", result.yardstick},    {"ratio", result.ratio}};
-}
+class Table {
+ public:
+  /// \param only  cases whose name has this in it; empty: all
+  explicit Table(std::string only) : only_(std::move(only)) {}
+
+  void add(const std::string& name, const std::string& unit, double amount, const Work& work,
+           const std::vector<Work>& yardsticks) {
+    if (name.find(only_) == std::string::npos) return;
+    const Comparison result = compare(amount, work, yardsticks);
+    rows_.push_back({{"case", name},
+                     {"threads", omp_get_max_threads()},
+                     {"unit", unit},
+                     {"rate", result.rate},
+                     {"yardstick", result.yardstick},
+                     {"ratio", result.ratio}});
+  }
+
+  const nlohmann::json& rows() const { return rows_; }
+
+ private:
+  std::string only_;
+  nlohmann::json rows_ = nlohmann::json::array();
+};
 
 /// Memory of huge pages, every byte written once.
 class Arena {
@@ -187,6 +209,20 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) std::uint64_t read_
   return even[0] + even[1] + even[2] + even[3] + even[4] + even[5] + even[6] + even[7];
 }
 
+/// A layer of blocks, head by head; nowhere yet.
+PagedKv plain_view(const KvLayout& layout, PageLayout page_layout) {
+  PagedKv kv;
+  kv.block_stride = static_cast<std::int64_t>(layout.block_bytes());
+  kv.token_stride = layout.head_size * static_cast<std::int64_t>(bytes_of(layout.dtype));
+  kv.head_stride = layout.block_size * kv.token_stride;
+  kv.G = static_cast<std::int32_t>(layout.kv_heads);
+  kv.S = static_cast<std::int32_t>(layout.block_size);
+  kv.D = static_cast<std::int32_t>(layout.head_size);
+  kv.dtype = layout.dtype;
+  kv.layout = page_layout;
+  return kv;
+}
+
 /// A batch of sequences of one length, each with a few query tokens, over a pool of several layers:
 /// more KV in all than the caches hold, the layers taken in turn as in a model.
 class Batch {
@@ -203,17 +239,9 @@ class Batch {
     q_.assign(static_cast<std::size_t>(sequences) * q_len * heads * layout.head_size, 0.5f);
     out_.resize(q_.size());
 
-    const auto element = static_cast<std::int64_t>(bytes_of(layout.dtype));
+    args_.kv = plain_view(layout, page_layout);
     args_.kv.k = arena.data();
     args_.kv.v = arena.data() + layout.plane_bytes();
-    args_.kv.block_stride = static_cast<std::int64_t>(layout.block_bytes());
-    args_.kv.token_stride = layout.head_size * element;
-    args_.kv.head_stride = layout.block_size * args_.kv.token_stride;
-    args_.kv.G = static_cast<std::int32_t>(layout.kv_heads);
-    args_.kv.S = static_cast<std::int32_t>(layout.block_size);
-    args_.kv.D = static_cast<std::int32_t>(layout.head_size);
-    args_.kv.dtype = layout.dtype;
-    args_.kv.layout = page_layout;
     args_.q = q_.data();
     args_.block_table = table_.data();
     args_.query_start = query_start_.data();
@@ -278,48 +306,87 @@ class Batch {
 
 std::string name_of(PageLayout layout) { return layout == PageLayout::packed ? "packed" : "rows"; }
 
-nlohmann::json decode_case(const Arena& arena, PageLayout page_layout, std::int32_t sequences,
-                           std::int32_t length) {
+void add_decode(Table& table, const Arena& arena, PageLayout page_layout, std::int32_t sequences,
+                std::int32_t length) {
   const KvLayout layout{4, 8, 128, 16, Dtype::bf16};
   const Batch batch(arena, layout, page_layout, sequences, length, 1, 32);
   std::vector<Work> reads;
   for (const ReadPattern pattern : kReadPatterns)
     reads.push_back([&batch, pattern] { batch.read(pattern); });
-  return row_of("decode " + name_of(page_layout) + " " + std::to_string(sequences) + " x " +
-                    std::to_string(length),
-                "GB/s",
-                compare(
-                    batch.kv_bytes() * 1e-9, [&] { batch.attend(); }, reads));
+  table.add(
+      "decode " + name_of(page_layout) + " " + std::to_string(sequences) + " x " +
+          std::to_string(length),
+      "GB/s", batch.kv_bytes() * 1e-9, [&] { batch.attend(); }, reads);
 }
 
 /// Against the same tokens in bf16.
-nlohmann::json quantised_case(const Arena& arena, Dtype dtype) {
+void add_quantised(Table& table, const Arena& arena, PageLayout page_layout, Dtype dtype) {
   constexpr std::int32_t kSequences = 8, kLength = 4096;
-  const Batch batch(arena, {4, 8, 128, 16, dtype}, PageLayout::rows, kSequences, kLength, 1, 32);
-  const Batch wide(arena, {4, 8, 128, 16, Dtype::bf16}, PageLayout::rows, kSequences, kLength, 1,
-                   32);
-  return row_of(
-      "decode " + std::string(to_string(dtype)), "M tokens of KV/s",
-      compare(1e-6 * kSequences * kLength * 4, [&] { batch.attend(); }, {[&] { wide.attend(); }}));
+  const Batch batch(arena, {4, 8, 128, 16, dtype}, page_layout, kSequences, kLength, 1, 32);
+  const Batch wide(arena, {4, 8, 128, 16, Dtype::bf16}, page_layout, kSequences, kLength, 1, 32);
+  table.add("decode " + name_of(page_layout) + " " + std::string(to_string(dtype)),
+            "M tokens of KV/s", 1e-6 * kSequences * kLength * 4, [&] { batch.attend(); },
+            {[&] { wide.attend(); }});
 }
 
-nlohmann::json prefill_case(const Arena& arena, PageLayout page_layout, std::int32_t length,
-                            std::uint32_t head_size) {
+void add_prefill(Table& table, const Arena& arena, PageLayout page_layout, std::int32_t length,
+                 std::uint32_t head_size) {
   const KvLayout layout{1, 8, head_size, 16, Dtype::bf16};
   constexpr std::int32_t kHeads = 32;
   const Batch batch(arena, layout, page_layout, 1, length, length, kHeads);
   const double flop = 2.0 * length * (length + 1) * head_size * kHeads;
   std::vector<Work> products;
   if (has_dot_products()) products.push_back([flop] { dot_products(flop); });
-  return row_of("prefill " + name_of(page_layout) + " " + std::to_string(length) + ", D " +
-                    std::to_string(head_size),
-                "GFLOP/s",
-                compare(
-                    flop * 1e-9, [&] { batch.attend(); }, products));
+  table.add(
+      "prefill " + name_of(page_layout) + " " + std::to_string(length) + ", D " +
+          std::to_string(head_size),
+      "GFLOP/s", flop * 1e-9, [&] { batch.attend(); }, products);
 }
 
-nlohmann::json copy_case(const Arena& from, const Arena& to, std::size_t arena_bytes,
-                         std::size_t block_bytes) {
+// ---- copies ----
+
+/// `bytes` (a multiple of 16 KiB) past the caches, as kPages pages of 4 KiB side by side.
+template <int kPages>
+__attribute__((target("avx512f"))) void stream_copy(std::byte* to, const std::byte* from,
+                                                    std::size_t bytes) {
+  constexpr std::size_t kPage = 4096;
+  for (std::size_t first = 0; first < bytes; first += kPages * kPage)
+    for (std::size_t line = first; line < first + kPage; line += 64)
+      for (std::size_t page = 0; page < kPages * kPage; page += kPage) {
+        __builtin_prefetch(from + line + page + 512);
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + line + page),
+                            _mm512_loadu_si512(from + line + page));
+      }
+  _mm_sfence();
+}
+
+void string_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
+}
+
+void plain_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+
+using Copy = void (*)(std::byte*, const std::byte*, std::size_t);
+
+/// All ways to copy all of an arena, in order, in pieces of several sizes.
+std::vector<Work> arena_copies(const Arena& from, const Arena& to, std::size_t arena_bytes) {
+  std::vector<Copy> copies{plain_copy, string_copy};
+  if (has_dot_products()) copies.insert(copies.end(), {stream_copy<1>, stream_copy<4>});
+  std::vector<Work> works;
+  for (const Copy copy : copies)
+    for (const std::size_t piece : {32u << 10, 2048u << 10, 32768u << 10})
+      works.push_back([&from, &to, arena_bytes, copy, piece] {
+#pragma omp parallel for schedule(static)
+        for (std::size_t at = 0; at < arena_bytes; at += piece)
+          copy(to.data() + at, from.data() + at, piece);
+      });
+  return works;
+}
+
+void add_copy(Table& table, const Arena& from, const Arena& to, std::size_t arena_bytes,
+              std::size_t block_bytes) {
   std::vector<std::uint32_t> blocks(arena_bytes / block_bytes);
   std::iota(blocks.begin(), blocks.end(), 0u);
   std::mt19937 random(1);
@@ -331,38 +398,71 @@ nlohmann::json copy_case(const Arena& from, const Arena& to, std::size_t arena_b
   for (std::size_t i = 0; i < blocks.size(); ++i) pairs[i].destination = blocks[i];
 
   const BlockCopyArgs args = whole_blocks(from.data(), to.data(), block_bytes, pairs);
-  const auto memcpy_blocks = [&] {
-#pragma omp parallel for schedule(static)
-    for (std::size_t i = 0; i < pairs.size(); ++i)
-      std::memcpy(to.data() + pairs[i].destination * block_bytes,
-                  from.data() + pairs[i].source * block_bytes, block_bytes);
-  };
-  return row_of("block_copy " + std::to_string(block_bytes / 1024) + " KiB", "GB/s",
-                compare(static_cast<double>(arena_bytes) * 1e-9, [&] { block_copy_cpu(args); },
-                        {memcpy_blocks}));
+  table.add(
+      "block_copy " + std::to_string(block_bytes / 1024) + " KiB", "GB/s",
+      static_cast<double>(arena_bytes) * 1e-9, [&] { block_copy_cpu(args); },
+      arena_copies(from, to, arena_bytes));
 }
 
-nlohmann::json run_all() {
+/// The K and V of 4,096 tokens at a time, 8 heads of 128, into shuffled blocks.
+void add_write(Table& table, const Arena& from, const Arena& to, std::size_t arena_bytes,
+               PageLayout page_layout, Dtype in_dtype) {
+  constexpr std::int32_t kTokens = 4096;
+  const KvLayout layout{1, 8, 128, 16, Dtype::bf16};
+  const std::size_t step_bytes = layout.block_bytes() / layout.block_size * kTokens;
+  const std::size_t in_bytes = step_bytes / 2 * bytes_of(in_dtype);
+  std::vector<std::int64_t> slots;
+  std::vector<std::uint32_t> blocks(kTokens / layout.block_size);
+  std::iota(blocks.begin(), blocks.end(), 0u);
+  std::shuffle(blocks.begin(), blocks.end(), std::mt19937(1));
+  for (const std::int64_t block : blocks)
+    for (std::uint32_t slot = 0; slot < layout.block_size; ++slot)
+      slots.push_back(block * layout.block_size + slot);
+
+  CacheWriteArgs args;
+  args.slot_mapping = slots.data();
+  args.T = kTokens;
+  args.in_dtype = in_dtype;
+  args.kv = plain_view(layout, page_layout);
+  const auto write = [&] {
+    for (std::size_t step = 0; (step + 1) * in_bytes <= arena_bytes; ++step) {
+      args.k = from.data() + step * in_bytes;
+      args.v = from.data() + step * in_bytes + in_bytes / 2;
+      args.kv.k = to.data() + step * step_bytes;
+      args.kv.v = args.kv.k + layout.plane_bytes();
+      cache_write_cpu(args);
+    }
+  };
+  // Bytes read and written, as many as a copy of the arena has if none change their size.
+  const double moved = static_cast<double>(arena_bytes / in_bytes * (in_bytes + step_bytes)) / 2;
+  std::vector<Work> copies = arena_copies(from, to, static_cast<std::size_t>(moved));
+  table.add("cache_write " + name_of(page_layout) + " of " + std::string(to_string(in_dtype)),
+            "GB/s", moved * 1e-9, write, copies);
+}
+
+void run_all(Table& table) {
   constexpr std::size_t kArenaBytes = std::size_t{512} << 20;  // 4 layers of 32768 tokens
   const Arena arena(kArenaBytes);
   const Arena other(kArenaBytes);
   std::vector<int> thread_counts{1};
   if (omp_get_max_threads() > 1) thread_counts.push_back(omp_get_max_threads());
-  nlohmann::json rows = nlohmann::json::array();
   for (const int threads : thread_counts) {
     omp_set_num_threads(threads);
     for (const PageLayout layout : {PageLayout::packed, PageLayout::rows}) {
-      rows.push_back(decode_case(arena, layout, 8, 4096));
-      rows.push_back(decode_case(arena, layout, 1, 32768));
+      add_decode(table, arena, layout, 8, 4096);
+      add_decode(table, arena, layout, 1, 32768);
       for (const std::uint32_t head_size : {64u, 128u})
-        rows.push_back(prefill_case(arena, layout, 2048, head_size));
+        add_prefill(table, arena, layout, 2048, head_size);
     }
-    for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
-      rows.push_back(quantised_case(arena, dtype));
+    for (const PageLayout layout : {PageLayout::packed, PageLayout::rows})
+      for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
+        add_quantised(table, arena, layout, dtype);
     for (const std::size_t block_bytes : {32u << 10, 512u << 10, 2048u << 10})
-      rows.push_back(copy_case(arena, other, kArenaBytes, block_bytes));
+      add_copy(table, arena, other, kArenaBytes, block_bytes);
+    for (const PageLayout layout : {PageLayout::packed, PageLayout::rows})
+      for (const Dtype in : {Dtype::bf16, Dtype::f32})
+        add_write(table, arena, other, kArenaBytes, layout, in);
   }
-  return rows;
 }
 
 void print_table(const nlohmann::json& rows) {
@@ -380,15 +480,25 @@ void print_table(const nlohmann::json& rows) {
 }  // namespace kvhive
 
 int main(int argc, char** argv) {
-  const bool wants_json =
-      argc == 3 && std::string_view(argv[1]) == "--format" && std::string_view(argv[2]) == "json";
-  if (argc != 1 && !wants_json) {
-    std::fprintf(stderr, "usage: %s [--format json]\n", argv[0]);
+  std::string only;
+  bool wants_json = false, is_understood = argc % 2 == 1;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string_view flag = argv[i], value = argv[i + 1];
+    if (flag == "--only")
+      only = value;
+    else if (flag == "--format" && value == "json")
+      wants_json = true;
+    else
+      is_understood = false;
+  }
+  if (!is_understood) {
+    std::fprintf(stderr, "usage: %s [--only TEXT] [--format json]\n", argv[0]);
     return 2;
   }
-  const nlohmann::json rows = kvhive::run_all();
+  kvhive::Table table(only);
+  kvhive::run_all(table);
   if (wants_json)
-    std::printf("%s\n", rows.dump(2).c_str());
+    std::printf("%s\n", table.rows().dump(2).c_str());
   else
-    kvhive::print_table(rows);
+    kvhive::print_table(table.rows());
 }
