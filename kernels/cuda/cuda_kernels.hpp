@@ -46,7 +46,9 @@ Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream)
 Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const AttentionWork& work,
                                     CudaStream stream);
 
-/// Rows aligned to 16 bytes. `work` is plan_splits() of the same batch; bits as above.
+/// Rows aligned to 16 bytes. `work` is plan_splits() of the same batch; bits as above. By tensor
+/// cores if q is bf16 and there are more than two heads; rows of bf16 need sm_90's shared memory
+/// then.
 Expected<void> paged_mla_cuda(const PagedMlaArgs& args, const AttentionWork& work,
                               CudaStream stream);
 Expected<void> mla_write_cuda(const MlaWriteArgs& args, CudaStream stream);

@@ -33,6 +33,11 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const std::uint32_t 
     mma_f16(d, a, b KV_FORWARD_CALLER);
 }
 
+/// Bytes 0, 2, 1, 3.
+__device__ __forceinline__ std::uint32_t swap_middle_bytes(std::uint32_t x) {
+  return (x & 0xff0000ffu) | (x & 0xff0000u) >> 8 | (x & 0xff00u) << 8;
+}
+
 /// The result of a warp: rows lane/4 (half 0) and lane/4 + 8 (half 1), D/4 elements each.
 template <int D>
 using MmaResult = float[D / 8][4];
@@ -215,8 +220,8 @@ requires(bytes_of(kKv) == 1) struct MmaOperands<kKv, D> {
       load_matrices_transposed(v, two_chunks(values, first, lane));
 #pragma unroll
       for (int chunk = first; chunk < first + 2 && chunk < Tile::kChunks; ++chunk) {
-        const std::uint32_t low = swap_middle(v[(chunk - first) * 2]);
-        const std::uint32_t high = swap_middle(v[(chunk - first) * 2 + 1]);
+        const std::uint32_t low = swap_middle_bytes(v[(chunk - first) * 2]);
+        const std::uint32_t high = swap_middle_bytes(v[(chunk - first) * 2 + 1]);
         multiply_add<kWeights>(acc[2 * chunk], weights, {low_pair(low), low_pair(high)});
         multiply_add<kWeights>(acc[2 * chunk + 1], weights, {high_pair(low), high_pair(high)});
       }
@@ -243,10 +248,6 @@ requires(bytes_of(kKv) == 1) struct MmaOperands<kKv, D> {
   }
   static __device__ __forceinline__ std::uint32_t high_pair(std::uint32_t four) {
     return f16_pair_of<kKv>(static_cast<std::uint16_t>(four >> 16));
-  }
-  /// Bytes 0, 2, 1, 3.
-  static __device__ __forceinline__ std::uint32_t swap_middle(std::uint32_t x) {
-    return (x & 0xff0000ffu) | (x & 0xff0000u) >> 8 | (x & 0xff00u) << 8;
   }
 };
 

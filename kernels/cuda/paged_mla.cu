@@ -6,6 +6,10 @@
 
 namespace kvhive {
 namespace device {
+
+Expected<void> mma_mla(const PagedAttentionArgs& args, const PagedLatents& kv,
+                       const AttentionWork& work, CudaStream stream);
+
 namespace {
 
 constexpr int kThreads = 128;
@@ -175,6 +179,17 @@ Expected<void> check(const char* what, const PagedLatents& kv, Dtype activations
   return {};
 }
 
+/// By tensor cores, if q is of their type and the heads are worth sixteen rows.
+Expected<void> attend(const PagedAttentionArgs& args, const PagedLatents& kv,
+                      const AttentionWork& work, CudaStream stream) {
+  if (args.q_dtype == Dtype::bf16 && args.H > 2) return mma_mla(args, kv, work, stream);
+  const dim3 grid{static_cast<unsigned>(work.splits_count),
+                  static_cast<unsigned>((args.H + kBlockHeads - 1) / kBlockHeads), 1};
+  return launch(kv.row == MlaRow::fp8 ? mla_attention<MlaRow::fp8> : mla_attention<MlaRow::bf16>,
+                grid, dim3{kThreads, 1, 1}, kStages * kTokens * bytes_of(kv.row), stream, args, kv,
+                work);
+}
+
 }  // namespace
 }  // namespace device
 
@@ -184,18 +199,13 @@ Expected<void> paged_mla_cuda(const PagedMlaArgs& args, const AttentionWork& wor
   if (!done || work.splits_count == 0) return done;
   if (args.H <= 0)
     return failure(Errc::bad_argument, "paged MLA: " + std::to_string(args.H) + " query heads");
+  if (reinterpret_cast<std::uintptr_t>(args.q) % 4)
+    return failure(Errc::unsupported, "paged MLA: q is to be aligned to 4 bytes");
   if (work.states_count > 0 && work.states == nullptr)
     return failure(Errc::bad_argument,
                    "paged MLA: a plan in pieces, but the memory for their states is null");
-  const bool is_fp8 = args.kv.row == MlaRow::fp8;
-  const dim3 grid{static_cast<unsigned>(work.splits_count),
-                  static_cast<unsigned>((args.H + device::kBlockHeads - 1) / device::kBlockHeads),
-                  1};
   const PagedAttentionArgs attention = as_attention(args);
-  done = device::launch(
-      is_fp8 ? device::mla_attention<MlaRow::fp8> : device::mla_attention<MlaRow::bf16>, grid,
-      dim3{device::kThreads, 1, 1}, device::kStages * device::kTokens * bytes_of(args.kv.row),
-      stream, attention, args.kv, work);
+  done = device::attend(attention, args.kv, work, stream);
   return done ? device::launch_combine(attention, work, stream) : done;
 }
 

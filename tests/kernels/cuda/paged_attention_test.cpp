@@ -302,6 +302,37 @@ TEST(PagedAttentionCuda, EightBitsHaveTheBitsOfDecode) {
   }
 }
 
+TEST(PagedAttentionCuda, AnyBatchHasTheBitsOfDecode) {
+  std::mt19937 random(30);
+  const auto pick_of = [&random](std::initializer_list<std::int32_t> from) {
+    return from.begin()[random() % from.size()];
+  };
+  for (int i = 0; i < 25; ++i) {
+    AttentionCase c;
+    c.seed = c.block_seed = 200 + static_cast<std::uint32_t>(i);
+    c.q_dtype = random() % 2 == 0 ? Dtype::bf16 : Dtype::f16;
+    c.kv_dtype = bytes_of(kCaches[random() % 6]) == 1 ? kCaches[3 + random() % 3] : c.q_dtype;
+    c.D = kTensorHeadSizes[random() % std::size(kTensorHeadSizes)];
+    c.S = pick_of({8, 16, 32});
+    c.G = pick_of({1, 2});
+    c.heads_per_kv = pick_of({3, 4, 8, 17});
+    c.sequences = {{pick_of({130, 160, 210}), pick_of({1, 1, 6})}};
+    for (std::uint32_t n = random() % 4; n > 0; --n) {
+      const std::size_t with = random() % c.sequences.size();
+      const std::int32_t shared = std::min(c.sequences[with].kv_len, pick_of({0, 64, 128, 160}));
+      c.sequences.push_back(
+          {shared + pick_of({3, 40, 70}), pick_of({1, 1, 2, 3}), shared / c.S * c.S, with});
+    }
+    c.window = pick_of({0, 0, 0, 20, 100});
+    c.chunk = pick_of({0, 0, 0, 72});
+    c.soft_cap = static_cast<float>(pick_of({0, 0, 3}));
+    c.has_alibi = random() % 3 == 0;
+    c.has_sinks = random() % 3 == 0;
+    if (bytes_of(c.kv_dtype) == 1) c.scales = static_cast<ScaleKind>(random() % 4);
+    expect_same_bits_alone(c);
+  }
+}
+
 TEST(PagedAttentionCuda, RefusesWhatItCannotDo) {
   const AttentionBatch batch{AttentionCase{}};
   const SplitPlan plan = batch.plan();

@@ -176,7 +176,8 @@ TEST(PagedMlaCuda, IsRightAndTheSameInEverySchedule) {
         const Batch batch(row, H, number % 2 == 0 ? 16 : 12, q_dtype,
                           {{150, 1}, {0, 0}, {1, 1}, {9, 2}});
         const Batch::Result got = batch.run(), want = batch.truth();
-        const double tolerance = q_dtype == Dtype::bf16  ? 3e-3
+        // With bf16 queries tensor cores do it, and round the weights.
+        const double tolerance = q_dtype == Dtype::bf16  ? 4e-3
                                  : q_dtype == Dtype::f16 ? 5e-4
                                                          : 1e-5;
         for (std::size_t i = 0; i < want.lse.size(); ++i) {

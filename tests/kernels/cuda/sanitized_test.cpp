@@ -77,13 +77,16 @@ TEST(Sanitized, CacheWrite) {
 
 TEST(Sanitized, LatentAttention) {
   constexpr std::int32_t T = 70, S = 16, H = 3;
-  for (const MlaRow row : {MlaRow::bf16, MlaRow::fp8}) {
+  for (const auto& [row, q_dtype] : {std::pair{MlaRow::bf16, Dtype::f32},
+                                     {MlaRow::fp8, Dtype::f32},
+                                     {MlaRow::bf16, Dtype::bf16},  // these on tensor cores
+                                     {MlaRow::fp8, Dtype::bf16}}) {
     const std::vector<float> in(static_cast<std::size_t>(T) * kMlaRow, 0.5f);
     const std::vector<std::uint32_t> table = {4, 0, 3, 1, 2};
     const std::vector<std::int32_t> query_start = {0, 1}, kv_len = {T};
     std::vector<std::int64_t> slots;
     for (std::int32_t t = 0; t < T; ++t) slots.push_back(std::int64_t{table[t / S]} * S + t % S);
-    in_every_schedule([&] {
+    in_every_schedule([&, row = row, q_dtype = q_dtype] {
       const auto stride = static_cast<std::int64_t>(bytes_of(row));
       std::vector<std::byte> cache(table.size() * static_cast<std::size_t>(S * stride));
       const PagedLatents kv{cache.data(), S * stride, stride, S, row};
@@ -99,7 +102,7 @@ TEST(Sanitized, LatentAttention) {
                               1,
                               H,
                               5,
-                              Dtype::f32,
+                              q_dtype,
                               0.1f};
       const SplitPlan plan = plan_splits(args);
       std::vector<float> states(plan.state_floats(H, kMlaLatent));
