@@ -15,12 +15,18 @@ head -c 1024 /dev/zero | seed packet 1
 printf '\000kvp1\001\000\000\000' | seed packet 2
 "$root/tests/fuzz/seeds.py" "$root/models/demo" "$corpus"
 
-for target in channel packet options model_config safetensors tokenizer; do
-  echo "fuzzing $target for $seconds s"
-  "$bin/fuzz_$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=3000 -print_final_stats=1 \
-    -verbosity=0 -artifact_prefix="$corpus/$target-finding-" "$corpus/$target" 2>&1 |
-    tee "$corpus/$target.log" | grep -E "^stat::(number_of_executed|new_units|peak_rss)|ERROR|SUMMARY|Test unit" || true
-  # A pipe hides the fuzzer's exit code; a finding leaves its input behind.
+targets="channel packet options model_config safetensors tokenizer"
+echo "fuzzing $targets for $seconds s each, as many at once as there are cores"
+export bin corpus seconds
+# shellcheck disable=SC2016,SC2086
+printf '%s\n' $targets | xargs -P "$(nproc)" -I TARGET sh -c '
+  "$bin/fuzz_TARGET" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=3000 -print_final_stats=1 -verbosity=0 \
+    -artifact_prefix="$corpus/TARGET-finding-" "$corpus/TARGET" >"$corpus/TARGET.log" 2>&1 || true'
+
+for target in $targets; do
+  echo "$target"
+  grep -E "^stat::(number_of_executed|new_units|peak_rss)|ERROR|SUMMARY|Test unit" "$corpus/$target.log" || true
+  # Whatever its exit code, a finding leaves its input behind.
   if ls "$corpus/$target-finding-"* >/dev/null 2>&1; then
     cat "$corpus/$target.log" >&2
     exit 1

@@ -32,7 +32,11 @@ inline const Backend kCpuBackend{"Cpu",
                                  [](int workers) { omp_set_num_threads(workers); },
                                  omp_get_max_threads()};
 
+#if defined(KVHIVE_HAS_CUDA_BACKEND)
 inline const Backend kBackends[] = {kReferenceBackend, kCpuBackend, cuda_backend()};
+#else
+inline const Backend kBackends[] = {kReferenceBackend, kCpuBackend};
+#endif
 #endif
 
 template <class Wanted>
