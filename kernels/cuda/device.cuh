@@ -230,7 +230,6 @@ __device__ __forceinline__ float rounded_product(float x, float y) {
 
 /// The warp's largest; NaN does not count.
 __device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
   for (int distance = kWarp / 2; distance > 0; distance /= 2)
     x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, distance));
   return x;

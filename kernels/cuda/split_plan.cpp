@@ -22,6 +22,8 @@ std::int32_t reach_of(const PagedAttentionArgs& args) {
   return std::max(args.window, args.chunk);
 }
 
+constexpr std::int64_t kEndless = std::int64_t{1} << 40;  ///< tokens
+
 /// Successive query tokens of one sequence that fit into a tile.
 struct Unit {
   std::int32_t b;
@@ -32,10 +34,18 @@ struct Unit {
   std::int32_t end() const { return position + tokens; }
 };
 
+/// Some units that see the same blocks over from..to-1.
+struct Segment {
+  std::span<const Unit> units;
+  std::int32_t from;
+  std::int32_t to;
+};
+
 class Planner {
  public:
-  Planner(const PagedAttentionArgs& args, const PlanLimits& limits, std::int32_t unit_tokens)
-      : args_(args), limits_(limits) {
+  /// \param unit_tokens  of one sequence in a tile
+  Planner(const PagedAttentionArgs& args, PieceSizes sizes, std::int32_t unit_tokens)
+      : args_(args), sizes_(sizes) {
     for (std::int32_t b = 0; b < args.B; ++b) {
       const std::int32_t query_end = args.query_start[b + 1];
       const std::int32_t q_len = query_end - args.query_start[b];
@@ -48,25 +58,36 @@ class Planner {
     }
   }
 
-  /// Every piece of every query token for itself.
-  SplitPlan pieces() {
-    start(piece_sizes(128, reach_of(args_)), 0);
-    for (const Unit& unit : units_) finish(unit, unit.begin);
-    plan_.tiles.clear();
-    number_states();
-    return std::move(plan_);
+  /// Then cut().
+  void keep_apart() {
+    for (const Unit& unit : units_) segments_.push_back({{&unit, 1}, unit.begin, unit.end()});
+  }
+  /// Then cut(). \param shared_tokens  as in PlanLimits
+  void group(std::int32_t shared_tokens) {
+    const auto by_begin = [](const Unit& a, const Unit& b) { return a.begin < b.begin; };
+    std::stable_sort(units_.begin(), units_.end(), by_begin);
+    for (auto first = units_.begin(); first != units_.end();) {
+      const auto last = std::upper_bound(first, units_.end(), *first, by_begin);
+      share({first, last}, first->begin, shared_tokens);
+      first = last;
+    }
   }
 
   /// \param run_tokens  a leading run is no longer, unless it is one piece
-  SplitPlan tiles(std::int64_t run_tokens) {
-    start(piece_sizes(64, reach_of(args_)), run_tokens);
-    std::vector<Unit> units = units_;
-    const auto by_begin = [](const Unit& a, const Unit& b) { return a.begin < b.begin; };
-    std::stable_sort(units.begin(), units.end(), by_begin);
-    for (auto first = units.begin(); first != units.end();) {
-      const auto last = std::upper_bound(first, units.end(), *first, by_begin);
-      share({first, last}, first->begin);
-      first = last;
+  SplitPlan cut(std::int64_t run_tokens) {
+    plan_ = {};
+    plan_.sizes = sizes_;
+    for (const Segment& segment : segments_) {
+      std::int32_t at = segment.from;
+      if (at == segment.units[0].begin) {
+        at = end_of_run(at, segment.to, run_tokens);
+        add_tiles(segment.units, segment.from, at);
+      }
+      while (at < segment.to) {
+        const std::int32_t border = std::min(sizes_.border_after(at), segment.to);
+        add_tiles(segment.units, at, border);
+        at = border;
+      }
     }
     number_states();
     sort_tiles();
@@ -74,88 +95,68 @@ class Planner {
   }
 
  private:
-  void start(PieceSizes sizes, std::int64_t run_tokens) {
-    plan_ = {};
-    plan_.sizes = sizes;
-    run_tokens_ = run_tokens;
-  }
   std::int32_t heads() const { return args_.H / args_.kv.G; }
 
   /// The blocks of the piece that begins at `from`.
   std::span<const std::uint32_t> blocks_of_piece(const Unit& unit, std::int32_t from) const {
     const std::uint32_t* row = args_.block_table + std::int64_t{unit.b} * args_.M;
-    const std::int32_t last = (plan_.sizes.border_after(from) - 1) / args_.kv.S;
+    const std::int32_t last = (sizes_.border_after(from) - 1) / args_.kv.S;
     return {row + from / args_.kv.S, row + last + 1};
   }
   /// All its tokens see the whole of that piece, and there is place for others beside it.
   bool can_share(const Unit& unit, std::int32_t from) const {
-    return unit.position + 1 >= plan_.sizes.border_after(from) &&
-           unit.tokens * heads() * 2 <= kWideRows;
+    return unit.position + 1 >= sizes_.border_after(from) && unit.tokens * heads() * 2 <= kWideRows;
   }
   bool have_same_piece(const Unit& a, const Unit& b, std::int32_t from) const {
     return can_share(a, from) && can_share(b, from) &&
            std::ranges::equal(blocks_of_piece(a, from), blocks_of_piece(b, from));
   }
 
-  /// Plans the units from `from` on: before it they have seen the same blocks, all of what they
-  /// see.
-  void share(std::span<Unit> units, std::int32_t from) {
-    if (units.size() == 1) return finish(units[0], from);
+  /// Makes segments of the units from `from` on: before it they have seen the same blocks, all of
+  /// what they see.
+  void share(std::span<Unit> units, std::int32_t from, std::int32_t least) {
+    if (units.size() == 1) {
+      segments_.push_back({units, from, units[0].end()});
+      return;
+    }
     std::int32_t shared = from;
     const auto is_shared = [&](const Unit& unit) {
       return have_same_piece(units[0], unit, shared);
     };
-    while (std::ranges::all_of(units, is_shared)) shared = plan_.sizes.border_after(shared);
+    while (std::ranges::all_of(units, is_shared)) shared = sizes_.border_after(shared);
 
     // A pass of its own over a short prefix costs every unit a state.
-    if (from > units[0].begin || shared - from >= limits_.shared_tokens) {
-      std::int32_t at = from;
-      if (from == units[0].begin) {
-        at = end_of_run(from, shared);
-        add_tiles(units, from, at);
-      }
-      for (; at < shared; at = plan_.sizes.border_after(at))
-        add_tiles(units, at, plan_.sizes.border_after(at));
-      from = shared;
-    }
+    const bool is_leading = from == units[0].begin;
+    std::span<const Unit> together;
+    if (shared > from && (!is_leading || shared - from >= least)) together = units;
 
-    // Where they part, by the blocks of the next piece.
+    // Where they part, by the blocks of the next piece; the segments' units stay together.
     const auto alone = std::ranges::stable_partition(
         units, [&](const Unit& unit) { return can_share(unit, shared); });
-    for (const Unit& unit : alone) finish(unit, from);
     const std::span<Unit> rest(units.data(), units.size() - alone.size());
     std::ranges::stable_sort(rest, [&](const Unit& a, const Unit& b) {
       return std::ranges::lexicographical_compare(blocks_of_piece(a, shared),
                                                   blocks_of_piece(b, shared));
     });
+    if (!together.empty()) {
+      segments_.push_back({together, from, shared});
+      from = shared;
+    }
+    for (const Unit& unit : alone) segments_.push_back({{&unit, 1}, from, unit.end()});
     for (std::size_t first = 0; first < rest.size();) {
       std::size_t last = first + 1;
       while (last < rest.size() && have_same_piece(rest[first], rest[last], shared)) ++last;
-      share(rest.subspan(first, last - first), from);
+      share(rest.subspan(first, last - first), from, least);
       first = last;
     }
   }
 
-  /// A unit that shares no more.
-  void finish(const Unit& unit, std::int32_t from) {
-    if (from == unit.begin) {
-      const std::int32_t run_end = end_of_run(from, unit.end());
-      add_tiles({&unit, 1}, from, run_end);
-      from = run_end;
-    }
-    while (from < unit.end()) {
-      const std::int32_t border = std::min(plan_.sizes.border_after(from), unit.end());
-      add_tiles({&unit, 1}, from, border);
-      from = border;
-    }
-  }
-
   /// The last border that a run from `from` may reach.
-  std::int32_t end_of_run(std::int32_t from, std::int32_t last) const {
-    std::int32_t end = std::min(plan_.sizes.border_after(from), last);
+  std::int32_t end_of_run(std::int32_t from, std::int32_t last, std::int64_t run_tokens) const {
+    std::int32_t end = std::min(sizes_.border_after(from), last);
     while (end < last) {
-      const std::int32_t border = std::min(plan_.sizes.border_after(end), last);
-      if (border - from > run_tokens_) break;
+      const std::int32_t border = std::min(sizes_.border_after(end), last);
+      if (border - from > run_tokens) break;
       end = border;
     }
     return end;
@@ -214,9 +215,9 @@ class Planner {
   }
 
   const PagedAttentionArgs& args_;
-  const PlanLimits& limits_;
+  PieceSizes sizes_;
   std::vector<Unit> units_;
-  std::int64_t run_tokens_ = 0;
+  std::vector<Segment> segments_;
   SplitPlan plan_;
 };
 
@@ -252,18 +253,31 @@ AttentionWork SplitPlan::work(const AttentionSplit* splits_at, const AttentionTi
 SplitPlan plan_splits(const PagedAttentionArgs& args, const PlanLimits& limits) {
   KV_CHECK(args.window >= 0 && args.chunk >= 0, args.window, args.chunk);
   KV_CHECK(args.kv.G > 0 && args.H % args.kv.G == 0 && args.kv.S > 0, args.H, args.kv.G, args.kv.S);
-  if (!is_for_tensor_cores(args)) return Planner(args, limits, 1).pieces();
-
-  Planner planner(args, limits, std::max(1, kWideRows * args.kv.G / args.H));
-  SplitPlan plan = planner.tiles(0);
-  std::int64_t tokens = 0;  // of the work
-  for (const AttentionTile& tile : plan.tiles) tokens += tile.end - tile.begin;
+  if (!is_for_tensor_cores(args)) {
+    Planner planner(args, piece_sizes(128, reach_of(args)), 1);
+    planner.keep_apart();
+    SplitPlan plan = planner.cut(0);
+    plan.tiles.clear();
+    plan.narrow_tiles = 0;
+    return plan;
+  }
+  Planner planner(args, piece_sizes(64, reach_of(args)),
+                  std::max(1, kWideRows * args.kv.G / args.H));
+  planner.group(limits.shared_tokens);
+  SplitPlan plan = planner.cut(kEndless);
+  std::int64_t tokens = 0, longest = 0;
+  for (const AttentionTile& tile : plan.tiles) {
+    tokens += tile.end - tile.begin;
+    longest = std::max<std::int64_t>(longest, tile.end - tile.begin);
+  }
   // Runs as long as an even share of the work, longer if there would be too many states.
-  const std::int64_t share = tokens * args.kv.G / limits.tiles;
-  if (share > plan.sizes.least) plan = planner.tiles(share);
-  for (std::int64_t run = std::max<std::int64_t>(share, plan.sizes.most);
-       plan.states > limits.states && run < tokens; run *= 2)
-    plan = planner.tiles(2 * run);
+  std::int64_t run = tokens * args.kv.G / limits.tiles;
+  if (run >= longest) return plan;
+  plan = planner.cut(run);
+  while (plan.states > limits.states && run < longest) {
+    run = std::max<std::int64_t>(2 * run, plan.sizes.most);
+    plan = planner.cut(run);
+  }
   return plan;
 }
 
