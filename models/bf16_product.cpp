@@ -11,6 +11,15 @@ namespace {
 constexpr std::int32_t kStep = 32;          ///< bf16 in a vector
 constexpr std::int32_t kBlockDepth = 2048;  ///< of K; 6 rows of so many fit into L1
 constexpr std::int32_t kRowsAtOnce = 6;     ///< times 4 columns: 24 of 32 registers are sums
+constexpr std::int32_t kPackingRows = 24;   ///< more rows are worth packing the weights for
+static_assert(kBlockDepth == kBf16ProductDepth);
+
+/// How the weights of four columns lie: each column in a run of its own, as in the file, or packed,
+/// 32 elements of each in turn.
+enum class Weights { in_file, packed };
+
+/// Bytes from an element of a column to the next, counted over whole vectors.
+constexpr std::int64_t element_step(Weights weights) { return weights == Weights::packed ? 8 : 2; }
 
 std::int32_t smaller(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
 
@@ -29,7 +38,7 @@ __m128 folded(__m512 a, __m512 b, __m512 c, __m512 d) {
 }
 
 /// sums[row] = x[row] . w[0..3] over `depth` elements, for kRows rows.
-template <int kRows>
+template <int kRows, Weights kWeights>
 void dot_tile(const std::uint16_t* x, std::int64_t x_stride, const std::byte* const* w,
               std::int32_t depth, __m128* sums) {
   __m512 dots[kRows][4];
@@ -39,10 +48,18 @@ void dot_tile(const std::uint16_t* x, std::int64_t x_stride, const std::byte* co
     for (int j = 0; j < 4; ++j) dots[r][j] = _mm512_setzero_ps();
 
   const std::byte *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
+  constexpr std::int64_t kElement = element_step(kWeights);
+  constexpr std::int64_t kAhead = 2048;  // bytes; from L2 into L1
   std::int32_t k = 0;
   for (; k + kStep <= depth; k += kStep) {
-    const __m512bh columns[4] = {load(w0 + 2 * k), load(w1 + 2 * k), load(w2 + 2 * k),
-                                 load(w3 + 2 * k)};
+    const std::int64_t at = k * kElement;
+    if constexpr (kWeights == Weights::packed) {
+      _mm_prefetch(w0 + at + kAhead, _MM_HINT_T0);
+      _mm_prefetch(w1 + at + kAhead, _MM_HINT_T0);
+      _mm_prefetch(w2 + at + kAhead, _MM_HINT_T0);
+      _mm_prefetch(w3 + at + kAhead, _MM_HINT_T0);
+    }
+    const __m512bh columns[4] = {load(w0 + at), load(w1 + at), load(w2 + at), load(w3 + at)};
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const __m512bh row = load(x + r * x_stride + k);
@@ -52,8 +69,9 @@ void dot_tile(const std::uint16_t* x, std::int64_t x_stride, const std::byte* co
   }
   if (k < depth) {
     const __mmask32 lanes = 0xffffffffu >> (kStep - (depth - k));
-    const __m512bh columns[4] = {load_some(w0 + 2 * k, lanes), load_some(w1 + 2 * k, lanes),
-                                 load_some(w2 + 2 * k, lanes), load_some(w3 + 2 * k, lanes)};
+    const std::int64_t at = k * kElement;
+    const __m512bh columns[4] = {load_some(w0 + at, lanes), load_some(w1 + at, lanes),
+                                 load_some(w2 + at, lanes), load_some(w3 + at, lanes)};
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const __m512bh row = load_some(x + r * x_stride + k, lanes);
@@ -65,15 +83,16 @@ void dot_tile(const std::uint16_t* x, std::int64_t x_stride, const std::byte* co
   for (int r = 0; r < kRows; ++r) sums[r] = folded(dots[r][0], dots[r][1], dots[r][2], dots[r][3]);
 }
 
+template <Weights kWeights>
 void dot_rows(std::int32_t rows, const std::uint16_t* x, std::int64_t x_stride,
               const std::byte* const* w, std::int32_t depth, __m128* sums) {
   switch (rows) {
-    case 1: return dot_tile<1>(x, x_stride, w, depth, sums);
-    case 2: return dot_tile<2>(x, x_stride, w, depth, sums);
-    case 3: return dot_tile<3>(x, x_stride, w, depth, sums);
-    case 4: return dot_tile<4>(x, x_stride, w, depth, sums);
-    case 5: return dot_tile<5>(x, x_stride, w, depth, sums);
-    default: return dot_tile<6>(x, x_stride, w, depth, sums);
+    case 1: return dot_tile<1, kWeights>(x, x_stride, w, depth, sums);
+    case 2: return dot_tile<2, kWeights>(x, x_stride, w, depth, sums);
+    case 3: return dot_tile<3, kWeights>(x, x_stride, w, depth, sums);
+    case 4: return dot_tile<4, kWeights>(x, x_stride, w, depth, sums);
+    case 5: return dot_tile<5, kWeights>(x, x_stride, w, depth, sums);
+    default: return dot_tile<6, kWeights>(x, x_stride, w, depth, sums);
   }
 }
 
@@ -94,14 +113,15 @@ struct Quad {
 };
 
 /// Up to kRowsAtOnce rows times a quad over one block of K.
+///
+/// \param w  of the four columns, from element k on
+template <Weights kWeights>
 void add_block(const Bf16ProductArgs& args, const Quad& quad, std::int32_t first_row,
-               std::int32_t k) {
+               std::int32_t k, const std::byte* const* w) {
   const std::int32_t rows = smaller(kRowsAtOnce, args.rows - first_row);
-  const std::byte* w[4] = {quad.w[0] + 2 * k, quad.w[1] + 2 * k, quad.w[2] + 2 * k,
-                           quad.w[3] + 2 * k};
   __m128 sums[kRowsAtOnce];
-  dot_rows(rows, args.x + std::int64_t{first_row} * args.K + k, args.K, w,
-           smaller(kBlockDepth, args.K - k), sums);
+  dot_rows<kWeights>(rows, args.x + std::int64_t{first_row} * args.K + k, args.K, w,
+                     smaller(kBlockDepth, args.K - k), sums);
   const bool is_last = k + kBlockDepth >= args.K;
   for (std::int32_t r = 0; r < rows; ++r) {
     float* y = args.y + (first_row + r) * args.y_stride;
@@ -122,6 +142,40 @@ void add_block(const Bf16ProductArgs& args, const Quad& quad, std::int32_t first
       if (is_last && args.bias != nullptr) sum += args.bias[n];
       y[n] = sum;
     }
+  }
+}
+
+void add_in_file(const Bf16ProductArgs& args, const Quad& quad, std::int32_t first_row,
+                 std::int32_t k) {
+  const std::byte* w[4] = {quad.w[0] + 2 * k, quad.w[1] + 2 * k, quad.w[2] + 2 * k,
+                           quad.w[3] + 2 * k};
+  add_block<Weights::in_file>(args, quad, first_row, k, w);
+}
+
+/// Where the weights of four columns are packed.
+std::byte* packed_quad(const Bf16ProductArgs& args, std::int32_t i) {
+  const std::int32_t depth = (smaller(kBlockDepth, args.K) + kStep - 1) / kStep * kStep;
+  return args.scratch + std::int64_t{i} * depth * element_step(Weights::packed);
+}
+
+void add_packed(const Bf16ProductArgs& args, const Quad& quad, std::int32_t i,
+                std::int32_t first_row, std::int32_t k) {
+  const std::byte* packed = packed_quad(args, i);
+  const std::byte* w[4] = {packed, packed + 64, packed + 128, packed + 192};
+  add_block<Weights::packed>(args, quad, first_row, k, w);
+}
+
+/// Makes one run of memory of each quad over one block of K.
+void pack_weights(const Bf16ProductArgs& args, std::int32_t k) {
+  const std::int32_t depth = smaller(kBlockDepth, args.K - k);
+  for (std::int32_t i = 0; 4 * i < args.columns; ++i) {
+    const Quad quad(args, 4 * i, 1);
+    std::byte* to = packed_quad(args, i);
+    for (std::int32_t d = 0; d < depth; d += kStep)
+      for (std::int32_t j = 0; j < 4; ++j, to += 64) {
+        const __mmask32 lanes = d + kStep <= depth ? ~0u : 0xffffffffu >> (kStep - (depth - d));
+        _mm512_storeu_si512(to, _mm512_maskz_loadu_epi16(lanes, quad.w[j] + 2 * (k + d)));
+      }
   }
 }
 
@@ -156,18 +210,25 @@ void bf16_product(const Bf16ProductArgs& args) {
     // Weights are read once: four long runs of memory side by side.
     for (std::int32_t i = 0; i < quads; ++i) {
       const Quad quad(args, i, quads);
-      for (std::int32_t k = 0; k < args.K; k += kBlockDepth) add_block(args, quad, 0, k);
+      for (std::int32_t k = 0; k < args.K; k += kBlockDepth) add_in_file(args, quad, 0, k);
     }
     return;
   }
   // A few rows of x stay in L1 while the weights pass by in L2; the next rows are fetched
   // meanwhile.
-  for (std::int32_t k = 0; k < args.K; k += kBlockDepth)
+  const bool packs = args.rows > kPackingRows;
+  for (std::int32_t k = 0; k < args.K; k += kBlockDepth) {
+    if (packs) pack_weights(args, k);
     for (std::int32_t row = 0; row < args.rows; row += kRowsAtOnce)
       for (std::int32_t i = 0; i < quads; ++i) {
+        const Quad quad(args, 4 * i, 1);
         fetch_part(args, row + kRowsAtOnce, k, i, quads);
-        add_block(args, Quad(args, 4 * i, 1), row, k);
+        if (packs)
+          add_packed(args, quad, i, row, k);
+        else
+          add_in_file(args, quad, row, k);
       }
+  }
 }
 
 }  // namespace kvhive

@@ -2,11 +2,11 @@
 // A product with bf16 weights as they lie in the file, by bf16 dot products (VDPBF16PS), for CPUs
 // that have these. Private to Matmul.
 //
-// An element of y is the dot product of two rows that lie alike, so nothing is packed: decode reads
-// the weights once and as fast as memory gives them, and the same loop with more rows per register
-// tile does prefill. The order of additions follows from K alone (16 sums over every 2,048
-// elements, folded, then the next 2,048), which makes a row's bits independent of all other rows
-// without further proof.
+// An element of y is the dot product of two rows that lie alike, so nothing need be packed: decode
+// reads the weights once and as fast as memory gives them, and the same loop with more rows per
+// register tile does prefill; for many rows over a copy in which four columns are one run. The
+// order of additions follows from K alone (16 sums over every 2,048 elements, folded, then the next
+// 2,048), which makes a row's bits independent of all other rows without further proof.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +20,15 @@ bool prefers_bf16_product();
 /// out[i] = x[i] as bf16, to nearest even; NaN stays NaN, what is smaller than 2^-126 may become 0.
 void round_to_bf16(const float* x, std::int64_t count, std::uint16_t* out);
 
+/// So many elements of K are added up at a time.
+inline constexpr std::int32_t kBf16ProductDepth = 2048;
+
+/// Bytes of Bf16ProductArgs::scratch.
+constexpr std::size_t bf16_product_scratch(std::int32_t columns, std::int32_t K) {
+  const std::int32_t depth = K < kBf16ProductDepth ? K : kBf16ProductDepth;
+  return std::size_t(columns + 3) / 4 * 4 * ((depth + 31) / 32 * 64);
+}
+
 struct Bf16ProductArgs {
   const std::uint16_t* x = nullptr;  ///< [rows, K] bf16
   const std::byte* w = nullptr;      ///< [columns, K] bf16, at any address
@@ -29,6 +38,7 @@ struct Bf16ProductArgs {
   std::int32_t rows = 0;
   std::int32_t columns = 0;
   std::int32_t K = 0;
+  std::byte* scratch = nullptr;  ///< this thread's, whole cache lines
 };
 
 /// y = x * w^T + bias on the calling thread. Best with so many columns that their weights fit into

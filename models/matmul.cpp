@@ -27,11 +27,15 @@ constexpr std::int64_t kPackingRows = 16;
 
 /// Weights that our own kernel gets at a time: as much as stays in L2 while rows pass by. Of longer
 /// rows it takes kDotDepth elements at a time.
-constexpr std::int32_t kDotSlabBytes = 256 << 10;
-constexpr std::int32_t kDotDepth = 2048;
+constexpr std::int32_t kDotSlabBytes = 512 << 10;
+constexpr std::int32_t kDotDepth = kBf16ProductDepth;
 
 /// Reading a slab's weights costs about as much as multiplying this many rows by dot products.
 constexpr std::int64_t kReadingRows = 8;
+
+struct alignas(64) CacheLine {
+  std::byte bytes[64];
+};
 
 bool uses_dots(Dtype dtype) {
   static const bool prefers = prefers_bf16_product();
@@ -154,9 +158,10 @@ void Matmul::apply(std::span<const float> x, std::span<float> y) const {
 
 void Matmul::apply_with_dots(std::span<const float> x, std::int32_t rows,
                              std::span<float> y) const {
-  thread_local std::vector<std::uint16_t> narrow;
-  if (narrow.size() < x.size()) narrow.resize(x.size());
-  std::uint16_t* const rounded = narrow.data();
+  thread_local std::vector<CacheLine> narrow;
+  const std::size_t narrow_lines = (x.size_bytes() / 2 + sizeof(CacheLine) - 1) / sizeof(CacheLine);
+  if (narrow.size() < narrow_lines) narrow.resize(narrow_lines);
+  auto* const rounded = reinterpret_cast<std::uint16_t*>(narrow.data());
 
   const std::int32_t columns =
       std::max(4, kDotSlabBytes / (2 * std::min(weights_.K, kDotDepth)) / 4 * 4);
@@ -169,6 +174,9 @@ void Matmul::apply_with_dots(std::span<const float> x, std::int32_t rows,
     for (std::int32_t row = 0; row < rows; ++row)
       round_to_bf16(&x[std::size_t(row) * weights_.K], weights_.K,
                     rounded + std::size_t(row) * weights_.K);
+    thread_local std::vector<CacheLine> scratch;
+    const std::size_t lines = bf16_product_scratch(columns, weights_.K) / sizeof(CacheLine);
+    if (scratch.size() < lines) scratch.resize(lines);
 #pragma omp for schedule(dynamic) nowait
     for (std::int32_t slab = 0; slab < slabs; ++slab) {
       const std::int32_t first = slab * columns;
@@ -179,7 +187,8 @@ void Matmul::apply_with_dots(std::span<const float> x, std::int32_t rows,
                     .y_stride = weights_.N,
                     .rows = rows,
                     .columns = std::min(columns, weights_.N - first),
-                    .K = weights_.K});
+                    .K = weights_.K,
+                    .scratch = scratch.data()->bytes});
     }
   }
 }
