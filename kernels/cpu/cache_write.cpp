@@ -33,15 +33,19 @@ struct Run {
 
 std::vector<Run> find_runs(const CacheWriteArgs& args) {
   std::vector<Run> runs;
-  for (std::int32_t t = 0; t < args.T; ++t) {
+  runs.reserve(static_cast<std::size_t>(args.T) / kGroupSlots + 2);
+  std::int64_t next_slot_id = -2;  // what would continue the last run
+  for (std::int32_t t = 0, end = 0; t < args.T; ++t) {
     const std::int64_t slot_id = args.slot_mapping[t];
-    if (slot_id < 0) continue;
-    const std::int64_t slot = slot_id % args.kv.S;
-    if (!runs.empty() && slot % kGroupSlots != 0 && runs.back().first + runs.back().count == t &&
-        runs.back().slot_id + runs.back().count == slot_id)
+    if (slot_id == next_slot_id && t < end) {
       ++runs.back().count;
-    else
+    } else if (slot_id >= 0) {
+      const std::int64_t slot = slot_id % args.kv.S;
+      const std::int64_t room = std::min(kGroupSlots - slot % kGroupSlots, args.kv.S - slot);
+      end = t + static_cast<std::int32_t>(room);
       runs.push_back({t, 1, slot_id});
+    }
+    next_slot_id = slot_id < 0 ? -2 : slot_id + 1;
   }
   return runs;
 }

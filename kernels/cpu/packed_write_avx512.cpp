@@ -79,13 +79,14 @@ void write_value_group(const TokenRows& rows, std::byte* page, std::int32_t S, S
   const __m512i low = _mm512_load_si512(kLow);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   const std::int64_t step = std::int64_t{S} / 2 * kLineBytes;
-  for (std::int32_t dim = 0; dim < rows.D; dim += 32, page += 2 * step)
-    for (std::int32_t t = 0; t < kGroupTokens; t += 2) {
+  for (std::int32_t t = 0; t < kGroupTokens; t += 2, page += kLineBytes) {
+    std::byte* to = page;
+    for (std::int32_t dim = 0; dim < rows.D; dim += 32, to += 2 * step) {
       const __m512i even = row_at(rows, t, dim), odd = row_at(rows, t + 1, dim);
-      std::byte* to = page + t / 2 * kLineBytes;
       store(to, _mm512_permutex2var_epi16(even, low, odd), stores, next);
       store(to + step, _mm512_permutex2var_epi16(even, high, odd), stores, next);
     }
+  }
 }
 
 }  // namespace kvhive

@@ -5,7 +5,8 @@
 //   decode     one token, against reading the model's file once with as many threads
 //   prefill    2,048 tokens, against oneDNN's time for the same products alone
 //
-// Usage: bench_model [--brief]     (brief: a model of a few MiB, to see that it runs)
+// Usage: bench_model [--brief] [--only TEXT]
+//   (brief: a model of a few MiB, to see that it runs; TEXT: part of the cases' names)
 
 #include <omp.h>
 
@@ -172,10 +173,19 @@ Comparison compare(std::int32_t pairs, const std::function<void()>& work,
   return {median(works), median(yardsticks), median(ratios)};
 }
 
-void print(const std::string& name, const Comparison& result) {
-  std::printf("%-34s %7d %10.2f %10.2f %7.2f\n", name.c_str(), omp_get_max_threads(),
-              result.work * 1e3, result.yardstick * 1e3, result.ratio);
-}
+/// Measures and prints the cases whose name has `only` in it.
+struct Table {
+  std::string only;
+
+  void add(const std::string& name, std::int32_t pairs, const std::function<void()>& work,
+           const std::function<void()>& yardstick) const {
+    if (name.find(only) == std::string::npos) return;
+    const Comparison result = compare(pairs, work, yardstick);
+    std::printf("%-34s %7d %10.2f %10.2f %7.2f\n", name.c_str(), omp_get_max_threads(),
+                result.work * 1e3, result.yardstick * 1e3, result.ratio);
+    std::fflush(stdout);
+  }
+};
 
 /// Weights of one shape, more of them than the caches hold, taken in turn.
 class Products {
@@ -273,25 +283,26 @@ class OneDnnStep {
   std::vector<std::unique_ptr<Products>> products_;
 };
 
-void measure(const Sizes& sizes, Transformer& model, std::span<const std::byte> file) {
+void measure(const Table& table, const Sizes& sizes, Transformer& model,
+             std::span<const std::byte> file) {
   {
     Products products(sizes.intermediate, sizes.hidden,
                       std::size_t{8} * sizes.intermediate * sizes.hidden * 2);
     for (const std::int32_t rows : {1, 2, 4, 8, 16, 64})
-      print("8 products, rows " + std::to_string(rows) + " / oneDNN",
-            compare(
-                sizes.pairs, [&] { products.apply(rows, &Matmul::apply); },
-                [&] { products.apply(rows, &Matmul::apply_with_onednn); }));
+      table.add(
+          "8 products, rows " + std::to_string(rows) + " / oneDNN", sizes.pairs,
+          [&] { products.apply(rows, &Matmul::apply); },
+          [&] { products.apply(rows, &Matmul::apply_with_onednn); });
   }
   Steps steps(model, sizes);
   for (const std::int32_t length : {17, sizes.depth})
-    print("decode at " + std::to_string(length) + " / read of the weights",
-          compare(
-              sizes.pairs, [&] { steps.run(length, 1); }, [&] { read_all(file); }));
+    table.add(
+        "decode at " + std::to_string(length) + " / read of the weights", sizes.pairs,
+        [&] { steps.run(length, 1); }, [&] { read_all(file); });
   OneDnnStep onednn(sizes);
-  print("prefill " + std::to_string(sizes.prompt) + " / oneDNN's products",
-        compare((sizes.pairs + 1) / 2, [&] { steps.run(sizes.prompt, sizes.prompt); },
-                [&] { onednn.run(sizes.prompt); }));
+  table.add(
+      "prefill " + std::to_string(sizes.prompt) + " / oneDNN's products", (sizes.pairs + 1) / 2,
+      [&] { steps.run(sizes.prompt, sizes.prompt); }, [&] { onednn.run(sizes.prompt); });
 }
 
 }  // namespace
@@ -300,8 +311,11 @@ void measure(const Sizes& sizes, Transformer& model, std::span<const std::byte> 
 int main(int argc, char** argv) {
   using namespace kvhive;
   bench::Sizes sizes;
-  if (argc > 1 && std::string(argv[1]) == "--brief")
-    sizes = {2, 128, 256, 4, 2, 32, 512, 64, 64, 2};
+  bench::Table table;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) == "--brief") sizes = {2, 128, 256, 4, 2, 32, 512, 64, 64, 2};
+    if (std::string(argv[i]) == "--only" && i + 1 < argc) table.only = argv[++i];
+  }
   const bench::ModelDirectory directory(sizes);
   auto model = Transformer::load(directory.path());
   if (!model) {
@@ -315,7 +329,7 @@ int main(int argc, char** argv) {
   const int all = omp_get_max_threads();
   for (const int threads : {1, all}) {
     omp_set_num_threads(threads);
-    bench::measure(sizes, *model, file.bytes());
+    bench::measure(table, sizes, *model, file.bytes());
     if (all == 1) break;
   }
 }
