@@ -1,6 +1,6 @@
 #pragma once
 // Lines of PageLayout::packed as bf16. A kind of Lines loads two successive ones, kBytes each on
-// average. Part of packed_attention_avx512.cpp; of internal linkage, see packed_attention_avx512.hpp.
+// average. Part of packed_attention_avx512.cpp; of internal linkage, see its header.
 
 #include <immintrin.h>
 
