@@ -16,8 +16,7 @@ struct Stored {
 
 std::vector<Stored> all_stored() {
   std::vector<Stored> all;
-  for (const Storage storage :
-       {Storage::hnd, Storage::nhd, Storage::x_packed, Storage::packed}) {
+  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed, Storage::packed}) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::e4m3, Dtype::int8})
       if (storage != Storage::packed || dtype == Dtype::bf16 || bytes_of(dtype) == 1)
         all.push_back({dtype, Scaling::none, storage});

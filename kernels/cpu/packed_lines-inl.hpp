@@ -1,0 +1,93 @@
+#pragma once
+// Lines of PageLayout::packed as bf16. A kind of Lines loads two successive ones, kBytes each on
+// average. Part of packed_attention_avx512.cpp; of internal linkage, see its header.
+
+#include <immintrin.h>
+
+#include "kernels/cpu/packed_attention_avx512.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::int32_t kLineBytes = 64;  ///< of bf16
+
+struct TwoLines {
+  __m512bh first;
+  __m512bh second;
+};
+
+struct Bf16Lines {
+  static constexpr std::int64_t kBytes = kLineBytes;
+
+  TwoLines load(const std::byte* at) const {
+    return {(__m512bh)_mm512_loadu_si512(at), (__m512bh)_mm512_loadu_si512(at + kLineBytes)};
+  }
+};
+
+/// The halves of 64 bf16 as the two lines that they are.
+TwoLines lines_of_halves(__m512i low, __m512i high) {
+  return {(__m512bh)_mm512_unpacklo_epi8(low, high), (__m512bh)_mm512_unpackhi_epi8(low, high)};
+}
+
+/// `high` with the top bits of `codes`.
+__m512i with_signs(__m512i high, __m512i codes) {
+  constexpr int kFirstOrBothOthers = 0xf8;
+  return _mm512_ternarylogic_epi64(high, codes, _mm512_set1_epi8(-128), kFirstOrBothOthers);
+}
+
+/// Sign and magnitude: what is below the sign is looked up.
+struct Fp8Lines {
+  static constexpr std::int64_t kBytes = kLineBytes / 2;
+
+  explicit Fp8Lines(const Bf16OfCodes& table)
+      : low{_mm512_loadu_si512(table.low), _mm512_loadu_si512(table.low + 64)},
+        high{_mm512_loadu_si512(table.high), _mm512_loadu_si512(table.high + 64)} {}
+
+  TwoLines load(const std::byte* at) const {
+    const __m512i codes = _mm512_loadu_si512(at);
+    return lines_of_halves(_mm512_permutex2var_epi8(low[0], codes, low[1]),
+                           with_signs(_mm512_permutex2var_epi8(high[0], codes, high[1]), codes));
+  }
+
+  __m512i low[2], high[2];
+};
+
+/// The magnitude is looked up; 128 takes the place of 0, which is masked.
+struct Int8Lines {
+  static constexpr std::int64_t kBytes = kLineBytes / 2;
+
+  explicit Int8Lines(const Bf16OfCodes& codes) : table(codes) {}
+
+  TwoLines load(const std::byte* at) const {
+    const __m512i codes = _mm512_loadu_si512(at);
+    const __mmask64 some = _mm512_test_epi8_mask(codes, codes);
+    const __m512i magnitudes = _mm512_abs_epi8(codes);
+    return lines_of_halves(
+        _mm512_maskz_permutex2var_epi8(some, table.low[0], magnitudes, table.low[1]),
+        with_signs(_mm512_maskz_permutex2var_epi8(some, table.high[0], magnitudes, table.high[1]),
+                   codes));
+  }
+
+  Fp8Lines table;
+};
+
+/// Loads two lines; of 8-bit elements fetches those that lie `ahead`, too.
+template <class Lines>
+TwoLines load_and_fetch(const Lines& lines, const std::byte* at, std::int64_t ahead) {
+  const TwoLines two = lines.load(at);
+  if constexpr (Lines::kBytes < kLineBytes) _mm_prefetch(at + ahead, _MM_HINT_T0);
+  return two;
+}
+
+/// `count` lines as bf16.
+template <class Lines>
+void widen_lines(const Lines& lines, const std::byte* from, std::int32_t count, std::byte* to) {
+  for (std::int32_t i = 0; i < count; i += 2) {
+    const TwoLines two = lines.load(from + i * Lines::kBytes);
+    _mm512_storeu_si512(to + i * kLineBytes, (__m512i)two.first);
+    _mm512_storeu_si512(to + (i + 1) * kLineBytes, (__m512i)two.second);
+  }
+}
+
+}  // namespace
+}  // namespace kvhive
