@@ -88,6 +88,10 @@ void read_sizes(const JsonFields& fields, FieldReader& reader, ModelConfig& conf
     reader.fail(failure(Errc::bad_format, fields.where() + ": head size " +
                                               std::to_string(config.head_size) +
                                               " is odd, expected an even one: RoPE rotates pairs"));
+  if (reader.ok() && config.head_size % 8 != 0)
+    reader.fail(failure(Errc::unsupported, fields.where() + ": head size " +
+                                               std::to_string(config.head_size) +
+                                               "; attention takes multiples of 8"));
 }
 
 void read_llama3_scaling(const JsonFields& scaling, FieldReader& reader, RopeScaling& rope) {

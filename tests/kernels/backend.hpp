@@ -1,5 +1,6 @@
 #pragma once
-// One implementation of the kernels' contract.
+// One implementation of the kernels' contract. What is handed to it lies on the heap: a GPU may
+// read it there (tools/gpu).
 
 #include <ostream>
 

@@ -143,7 +143,8 @@ TEST_P(CacheWrite, LosesAsLittleAsTheTypeAllows) {
     std::vector<float> values;
     for (std::int32_t d = 0; d < 128; ++d) values.push_back(std::sin(static_cast<float>(d * d)));
     const std::int64_t slot = 5;
-    write({values.data(), values.data(), &slot, kv, 1});
+    const std::vector<std::int64_t> slots{slot};
+    write({values.data(), values.data(), slots.data(), kv, 1});
     double error = 0, norm = 0;
     for (std::int32_t d = 0; d < 128; ++d) {
       const double stored = load_element(kv.k + key_offset(kv, slot, d), dtype);
@@ -179,8 +180,8 @@ TEST_P(CacheWrite, RoundsToNearestWithTiesToEven) {
     for (const Example& example : examples) {
       PagedArena arena({.dtype = dtype, .G = 1, .D = 8}, 1);
       const std::vector<float> row(8, example.value);
-      const std::int64_t slot = 0;
-      write({row.data(), row.data(), &slot, arena.kv(), 1});
+      const std::vector<std::int64_t> slots{0};
+      write({row.data(), row.data(), slots.data(), arena.kv(), 1});
       std::uint16_t bits;
       std::memcpy(&bits, arena.kv().v, sizeof bits);
       EXPECT_EQ(bits, dtype == Dtype::bf16 ? example.bf16 : example.f16) << example.value;

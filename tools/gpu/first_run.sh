@@ -4,13 +4,14 @@
 #   OUT    folder for first_run.json, its table and the logs
 #   GTEST  GoogleTest's sources, for the test matrix (Debian: /usr/src/googletest, package googletest)
 #
-# Needs nvcc and g++; PyTorch and Triton for the peers, compute-sanitizer for the sanitizer runs:
-# what is missing is said in the report, and the rest goes on.
+# Needs nvcc, g++ and tl/expected.hpp (Debian: libexpected-dev); PyTorch and Triton for the peers,
+# compute-sanitizer for the sanitizer runs: what is missing is said in the report, and the rest goes on.
 set -u
+mkdir -p "$1"
+out=$(realpath "$1")
+gtest=$(realpath -m "${2:-/usr/src/googletest}")
 cd "$(dirname "$0")/../.."
-out=$1
-gtest=${2:-/usr/src/googletest}
-mkdir -p "$out"
+echo '#include <tl/expected.hpp>' | g++ -std=c++20 -fsyntax-only -x c++ - || exit 1
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 PATH=$PATH:/usr/local/cuda/bin
@@ -42,7 +43,7 @@ $nvcc "$build/bench_kernels.o" $objects -o "$build/bench_kernels" 2>>"$out/build
 
 if [ -d "$gtest" ]; then
   # The suites over every backend; what else is there looks into the CPU's.
-  tests=$(grep -l 'backends.hpp\|pairwise.hpp' tests/kernels/*_test.cpp | grep -v 'arguments\|far_blocks\|mla')
+  tests=$(grep -l 'backends.hpp\|pairwise.hpp' tests/kernels/*_test.cpp | grep -v 'arguments\|far_blocks')
   tests="$tests $(ls tests/kernels/*.cpp | grep -v _test) kernels/arguments.cpp kernels/reference/*.cpp tools/gpu/pinned_new.cpp"
   for source in $tests "$gtest/googletest/src/gtest-all.cc" "$gtest/googlemock/src/gmock-all.cc" "$gtest/googlemock/src/gmock_main.cc"; do
     echo "g++ -std=c++20 -O2 -DKVHIVE_GPU_TESTS -I. -I$gtest/googletest -I$gtest/googletest/include -I$gtest/googlemock -I$gtest/googlemock/include -I/usr/local/cuda/include -c $source -o $build/$(basename "$source").t.o"
@@ -58,6 +59,7 @@ else
   echo "no $gtest: no test matrix" >"$out/matrix.txt"
 fi
 
+grep FAILED "$out/build.log"
 step yardsticks.json "$build/yardsticks"
 step kernels.json "$build/bench_kernels" $shapes
 step peers.json python3 tools/gpu/peers.py $shapes

@@ -51,12 +51,13 @@ def main(folder):
     head = ["decode", "us", "of read", "goal", "fp8 x", "int8 x", "Triton x", "flash x", "cuDNN x"]
     for row in [head, *decode_rows(kernels, parts["peers"], yardsticks["read_gb_s"])]:
         print("".join(f"{text:>10}" for text in row))
+    print("skewed over uniform:", cell(kernels["skewed_1x65536_63x512"]["gb_s"] / kernels["uniform_64x1528"]["gb_s"]))
     copy, link = yardsticks["copy_gb_s"], min(yardsticks["h2d_gb_s"], yardsticks["d2h_gb_s"])
     peers_prefill = (parts["peers"] or {}).get("prefill_tflops", {})
     for name in ("prefill_tflops", "cascade_gain"):
         print(name, kernels[name], peers_prefill if name == "prefill_tflops" else "")
     for name, timing in kernels.items():
-        if "us" not in timing:
+        if "us" not in timing or name.startswith(("skewed", "uniform")):
             continue
         of = link if name.startswith("swap") else copy
         print(f"{name:>32} {timing['us']:10.1f} us {timing['gb_s'] / of:6.2f} of "
