@@ -136,6 +136,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{{{"hidden_size", -64}}, "hidden_size = -64"},
         Refusal{{{"hidden_size", 18446744073709551615u}}, "hidden_size = 18446744073709551615"},
         Refusal{{{"hidden_size", 65}}, "num_attention_heads"}, Refusal{{{"head_dim", 7}}, "odd"},
+        Refusal{{{"head_dim", 100}}, "multiples of 8"},
         Refusal{{{"num_hidden_layers", 0}}, "num_hidden_layers = 0"},
         Refusal{{{"num_hidden_layers", 1000000}}, "num_hidden_layers = 1000000"},
         Refusal{{{"num_key_value_heads", 3}}, "num_key_value_heads = 3"},
