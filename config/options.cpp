@@ -32,8 +32,7 @@ const OptionField kFields[] = {
      "host tier of the pool; a bare number is GiB"},
     {"kv-cache-dtype", &Options::kv_cache_dtype,
      "auto (the model's), float32, bfloat16, float16, fp8 (fp8_e4m3), fp8_e5m2, or int8 with a "
-     "scale "
-     "per token and head"},
+     "scale per token and head"},
     {"max-model-len", &Options::max_model_len,
      "most tokens of a request, prompt and output; 0 = the model's"},
     {"max-num-seqs", &Options::max_num_seqs, "sequences running at once per engine"},

@@ -1,6 +1,6 @@
-#include <cpuid.h>
-
 #include "models/bf16_product.hpp"
+
+#include <cpuid.h>
 
 namespace kvhive {
 namespace {

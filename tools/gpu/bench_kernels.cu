@@ -106,6 +106,27 @@ std::string json(const Timing& timing) {
   return text;
 }
 
+std::size_t plane_bytes(Dtype dtype) {
+  return std::size_t{kKvHeads} * kBlock * kHeadSize * bytes_of(dtype);
+}
+
+/// Blocks of K and V, one after the other. 8-bit elements have one `scale`.
+PagedKv layer_of(std::byte* blocks, Dtype dtype, float* scale) {
+  const auto row = static_cast<std::int64_t>(kHeadSize * bytes_of(dtype));
+  const std::size_t plane = plane_bytes(dtype);
+  PagedKv kv{.k = blocks,
+             .v = blocks + plane,
+             .block_stride = static_cast<std::int64_t>(2 * plane),
+             .head_stride = kBlock * row,
+             .token_stride = row,
+             .G = kKvHeads,
+             .S = kBlock,
+             .D = kHeadSize,
+             .dtype = dtype};
+  if (bytes_of(dtype) == 1) kv.scales = {scale, scale};
+  return kv;
+}
+
 /// A batch of attention.
 struct Batch {
   std::vector<std::int32_t> lengths;  ///< tokens of each sequence
@@ -143,7 +164,7 @@ Timing attention(const Batch& batch) {
   const std::int32_t queries = sequences * batch.queries;
   const Blocks blocks(batch);
   const std::size_t element = bytes_of(batch.kv_dtype);
-  const std::size_t plane = std::size_t{kKvHeads} * kBlock * kHeadSize * element;
+  const std::size_t plane = plane_bytes(batch.kv_dtype);
   const std::size_t layer_bytes = blocks.count * 2 * plane;
   const std::size_t layers = std::clamp<std::size_t>(4 * l2_bytes() / layer_bytes + 1, 1, 64);
   const DeviceArray<std::byte> arena(layers * layer_bytes);
@@ -167,16 +188,7 @@ Timing attention(const Batch& batch) {
   args.H = kHeads;
   args.M = blocks.width;
   args.scale = 0.088388348f;
-  args.kv.k = arena.data();
-  args.kv.v = arena.data() + plane;
-  args.kv.block_stride = static_cast<std::int64_t>(2 * plane);
-  args.kv.head_stride = static_cast<std::int64_t>(kBlock * kHeadSize * element);
-  args.kv.token_stride = static_cast<std::int64_t>(kHeadSize * element);
-  args.kv.G = kKvHeads;
-  args.kv.S = kBlock;
-  args.kv.D = kHeadSize;
-  args.kv.dtype = batch.kv_dtype;
-  if (element == 1) args.kv.scales = {scale.data(), scale.data()};
+  args.kv = layer_of(arena.data(), batch.kv_dtype, scale.data());
 
   const SplitPlan plan = plan_splits(args, batch.limits);
   const DeviceArray<AttentionSplit> splits(plan.splits);
@@ -221,7 +233,7 @@ double cascade_gain(std::int32_t sequences, std::int32_t common) {
 Timing cache_write(std::int32_t tokens, Dtype kv_dtype) {
   const std::size_t element = bytes_of(kv_dtype);
   const std::size_t token_elements = std::size_t{kKvHeads} * kHeadSize;
-  const std::size_t plane = token_elements * kBlock * element;
+  const std::size_t plane = plane_bytes(kv_dtype);
   const auto blocks = static_cast<std::size_t>((tokens + kBlock - 1) / kBlock) * 4;
   const DeviceArray<std::byte> arena(blocks * 2 * plane);
   const DeviceArray<std::byte> k(tokens * token_elements * 2), v(tokens * token_elements * 2);
@@ -239,16 +251,7 @@ Timing cache_write(std::int32_t tokens, Dtype kv_dtype) {
   args.slot_mapping = mapping.data();
   args.T = tokens;
   args.in_dtype = Dtype::bf16;
-  args.kv.k = arena.data();
-  args.kv.v = arena.data() + plane;
-  args.kv.block_stride = static_cast<std::int64_t>(2 * plane);
-  args.kv.head_stride = static_cast<std::int64_t>(kBlock * kHeadSize * element);
-  args.kv.token_stride = static_cast<std::int64_t>(kHeadSize * element);
-  args.kv.G = kKvHeads;
-  args.kv.S = kBlock;
-  args.kv.D = kHeadSize;
-  args.kv.dtype = kv_dtype;
-  if (element == 1) args.kv.scales = {scale.data(), scale.data()};
+  args.kv = layer_of(arena.data(), kv_dtype, scale.data());
   const double us = microseconds([&](int) {
     const auto started = cache_write_cuda(args, nullptr);
     if (!started) die("cache write", started.error().text);
