@@ -96,7 +96,7 @@ Expected<void> stat(const CommonFlags& flags) {
            {"published_blocks", totals.published}});
     return {};
   }
-  std::printf("pool %.8s of %s: blocks of %u tokens, %s each, in %s\n\n", report.epoch.c_str(),
+  std::printf("pool %.8s of %s: blocks of %u tokens, %s each (%s)\n\n", report.epoch.c_str(),
               inspector->model().c_str(), report.geometry.tokens_per_block,
               format_bytes(block_bytes).c_str(),
               std::string(to_string(report.geometry.kv.pages)).c_str());
