@@ -69,7 +69,9 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
                            std::span<const TokenId> tokens, std::span<const ExtraKey> extras) {
   const std::size_t block_tokens = tokens_per_block();
   KV_CHECK(tokens.size() == chain.size() * block_tokens, tokens.size(), chain.size());
-  // Buckets are fetched kAhead blocks before they are looked at, what they name kAhead / 2 before.
+  // Buckets are at random places and everything else waits for them: a whole prompt's are under way
+  // at once. What they name lies side by side, mostly, and needs a shorter notice.
+  constexpr std::size_t kBucketsAhead = 64;
   std::array<PrefixIndex::Glance, kAhead / 2> glances;
   const std::size_t payload_bytes = memory_.geometry().kv.block_bytes();
   const std::uint32_t first_block = memory_.tier_layout(tier).first_block;
@@ -84,7 +86,7 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
     if (payload_bytes != 0 && glance.block.value >= first_block)
       prefetch(memory_.arena(tier) + (glance.block.value - first_block) * payload_bytes);
   };
-  for (std::size_t i = 0; i < std::min(chain.size(), kAhead); ++i) index_.prefetch(chain[i]);
+  for (std::size_t i = 0; i < std::min(chain.size(), kBucketsAhead); ++i) index_.prefetch(chain[i]);
   for (std::size_t i = 0; i < glances.size(); ++i) look_ahead(i);
 
   std::vector<BlockId> found;
@@ -92,7 +94,7 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
   for (std::size_t i = 0; i < chain.size(); ++i) {
     const Content content(end, i, block_tokens, tokens, extras);
     auto [guess, is_only] = glances[i % glances.size()];
-    if (i + kAhead < chain.size()) index_.prefetch(chain[i + kAhead]);
+    if (i + kBucketsAhead < chain.size()) index_.prefetch(chain[i + kBucketsAhead]);
     look_ahead(i + glances.size());
     if (!(is_only && pin_if(guess, tier, chain[i], content)))
       guess = find_and_pin(tier, chain[i], content);
