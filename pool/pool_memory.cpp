@@ -9,6 +9,7 @@
 
 #include "config/byte_size.hpp"
 #include "pool/kill_point.hpp"
+#include "pool/prefetch.hpp"
 
 namespace kvhive {
 namespace {
@@ -36,6 +37,13 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
     return failure(Errc::bad_argument, "block_size must be 1..1024 tokens, got " +
                                            std::to_string(geometry.tokens_per_block));
   return {};
+}
+
+/// Walks to each page once, leaving the data itself out of the larger caches.
+void warm_page_walks(const void* from, std::size_t bytes) {
+  constexpr std::size_t kPage = 4096;
+  for (std::size_t at = 0; at < bytes; at += kPage)
+    prefetch_once(static_cast<const std::byte*>(from) + at);
 }
 
 /// Compares field by field before anything in it is used for an index.
@@ -190,7 +198,19 @@ Expected<PoolMemory> PoolMemory::attach(const PoolFds& fds, Access access) {
     if (is_payload) continue;
     if (auto valid = pool.check_object(PoolObject(i)); !valid) return forward_error(valid);
   }
+  if (access == Access::read_write) pool.warm_up();
   return pool;
+}
+
+/// So that the first matches find the page tables in the caches. Twice: the first round brings them
+/// there from memory and pushes some of them out again. The index last: it is looked at at random.
+void PoolMemory::warm_up() const {
+  const std::size_t blocks = geometry_.total_blocks();
+  for (int round = 0; round < 2; ++round) {
+    warm_page_walks(token_row(BlockId{0}), blocks * layout_.row_words * sizeof(std::uint64_t));
+    warm_page_walks(descriptors(), blocks * sizeof(BlockDescriptor));
+    warm_page_walks(index(), layout_.index_buckets * sizeof(IndexBucket));
+  }
 }
 
 Expected<void> PoolMemory::check_header() const { return kvhive::check_header(control()); }

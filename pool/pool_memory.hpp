@@ -103,6 +103,7 @@ class PoolMemory {
     return reinterpret_cast<ObjectHeader*>(at(object) + offset);
   }
   Expected<void> check_object(PoolObject object) const;
+  void warm_up() const;
 
   std::atomic<std::uint64_t>* words(std::size_t offset) const {
     return reinterpret_cast<std::atomic<std::uint64_t>*>(at(PoolObject::metadata) + offset);

@@ -10,6 +10,12 @@ inline void prefetch(const void* address) {
   asm volatile("");
 }
 
+/// For a line that is not wanted for long: past all caches but the nearest.
+inline void prefetch_once(const void* address) {
+  __builtin_prefetch(address, 0, 0);
+  asm volatile("");
+}
+
 /// For a line about to be written that another core may have: fetched to be owned, so that the
 /// write does not wait once more.
 inline void prefetch_to_write(const void* address) {
