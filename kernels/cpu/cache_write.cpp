@@ -162,9 +162,9 @@ void cache_write_cpu(const CacheWriteArgs& args) {
 #pragma omp parallel if (elements > kSerialElements)
   {
     RowBuffers buffers(kv);
+    for (const Plane& plane : planes)
 #pragma omp for schedule(static) nowait
-    for (std::size_t i = 0; i < runs.size(); ++i)
-      for (const Plane& plane : planes) {
+      for (std::size_t i = 0; i < runs.size(); ++i) {
         if (kv.layout == PageLayout::rows) {
           write_rows(args, plane, runs[i], stores, buffers);
           continue;

@@ -24,36 +24,21 @@ void store(std::byte* to, __m512i line, Stores stores, const std::byte*& next) {
     _mm512_storeu_si512(to, line);
 }
 
-/// Rows of 16 units of 32 bits become columns.
-void transpose(__m512i (&r)[16]) {
-  __m512i t[16];
-  // Within 128 bits: 2 x 2 units, then 4 x 4.
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
+/// 128 bits of each of the group's tokens, from dimension `dim` on: register i has those of tokens
+/// i, i + 4, i + 8 and i + 12. The loads put them in place, which leaves half of a transposition's
+/// shuffles to do, and these within 128 bits.
+void load_quarters(const TokenRows& rows, std::int32_t dim, __m512i (&quarters)[4]) {
+  const auto chunk = [&](std::int32_t token) {
+    return _mm_loadu_si128(
+        reinterpret_cast<const __m128i*>(rows.first + token * rows.stride + 2 * std::int64_t{dim}));
+  };
 #pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  for (std::int32_t i = 0; i < 4; ++i) {
+    __m512i quarter = _mm512_zextsi128_si512(chunk(i));
+    quarter = _mm512_mask_broadcast_i32x4(quarter, 0x00f0, chunk(i + 4));
+    quarter = _mm512_mask_broadcast_i32x4(quarter, 0x0f00, chunk(i + 8));
+    quarters[i] = _mm512_mask_broadcast_i32x4(quarter, 0xf000, chunk(i + 12));
   }
-  // Then 4 x 4 of 128 bits.
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512i even_low = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    const __m512i odd_low = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    const __m512i even_high = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    const __m512i odd_high = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    t[i] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
-    t[i + 8] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
-    t[i + 12] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) r[i] = t[i];
 }
 
 }  // namespace
@@ -61,13 +46,20 @@ void transpose(__m512i (&r)[16]) {
 void write_key_group(const TokenRows& rows, std::byte* page, std::int32_t S, Stores stores) {
   const std::byte* next = rows.next;
   for (std::int32_t dim = 0; dim < rows.D; dim += 32, page += std::int64_t{S} * kLineBytes) {
-    __m512i lines[kGroupTokens];  // of tokens, then of pairs of dims
-#pragma GCC unroll 16
-    for (std::int32_t t = 0; t < kGroupTokens; ++t) lines[t] = row_at(rows, t, dim);
-    transpose(lines);
-#pragma GCC unroll 16
-    for (std::int32_t pair = 0; pair < 16; ++pair)
-      store(page + pair * kLineBytes, lines[pair], stores, next);
+    std::byte* to = page;
+#pragma GCC unroll 4
+    for (std::int32_t quarter = 0; quarter < 4; ++quarter, to += 4 * kLineBytes) {
+      __m512i r[4];
+      load_quarters(rows, dim + 8 * quarter, r);
+      const __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]);
+      const __m512i high01 = _mm512_unpackhi_epi32(r[0], r[1]);
+      const __m512i low23 = _mm512_unpacklo_epi32(r[2], r[3]);
+      const __m512i high23 = _mm512_unpackhi_epi32(r[2], r[3]);
+      store(to, _mm512_unpacklo_epi64(low01, low23), stores, next);
+      store(to + kLineBytes, _mm512_unpackhi_epi64(low01, low23), stores, next);
+      store(to + 2 * kLineBytes, _mm512_unpacklo_epi64(high01, high23), stores, next);
+      store(to + 3 * kLineBytes, _mm512_unpackhi_epi64(high01, high23), stores, next);
+    }
   }
 }
 
