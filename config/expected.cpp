@@ -37,6 +37,7 @@ std::string_view to_string(Errc code) {
     case Errc::layout_mismatch: return "layout_mismatch";
     case Errc::already_running: return "already_running";
     case Errc::not_running: return "not_running";
+    case Errc::device_lost: return "device_lost";
     case Errc::peer_died: return "peer_died";
     case Errc::os_error: return "os_error";
   }

@@ -28,6 +28,7 @@ enum class Errc : std::uint8_t {
                        ///< named
   already_running,     ///< operator: another daemon owns this socket
   not_running,         ///< user: nobody listens on this socket
+  device_lost,         ///< engine: the GPU's context is gone; publish nothing, end the process
   peer_died,           ///< anybody: the process at the other end is gone
   os_error,  ///< operator: a system call failed; the text carries its name and errno's words
 };

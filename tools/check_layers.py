@@ -9,9 +9,10 @@ MAY_INCLUDE = {
     "hashing": {"config"},
     "pool": {"config", "hashing"},
     "kernels": {"config"},
-    "models": {"config", "kernels"},
-    "actors": {"config", "hashing", "pool", "kernels", "models"},
-    "tools": {"config", "hashing", "pool", "kernels", "models", "actors"},
+    "device": {"config"},
+    "models": {"config", "kernels", "device"},
+    "actors": {"config", "hashing", "pool", "kernels", "device", "models"},
+    "tools": {"config", "hashing", "pool", "kernels", "device", "models", "actors"},
 }
 
 root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".")
