@@ -11,6 +11,7 @@
 #include "kernels/cuda/device.cuh"
 #if !defined(__CUDACC__)
 #include "tests/simt/launch.hpp"
+#include "tests/simt/stream.hpp"
 #endif
 
 namespace kvhive::device {
@@ -41,7 +42,7 @@ Expected<void> launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
   if (error != cudaSuccess)
     return failure(Errc::os_error, std::string("CUDA launch: ") + cudaGetErrorString(error));
 #else
-  simt::launch(kernel, grid, block, shared_bytes, arguments...);
+  simt::run_on(stream, [=] { simt::launch(kernel, grid, block, shared_bytes, arguments...); });
 #endif
   return {};
 }
@@ -66,7 +67,9 @@ inline Expected<void> copy_batch(const std::vector<void*>& to, const std::vector
   if (error != cudaSuccess)
     return failure(Errc::os_error, std::string("CUDA copy: ") + cudaGetErrorString(error));
 #else
-  for (std::size_t i = 0; i < to.size(); ++i) std::memcpy(to[i], from[i], bytes[i]);
+  simt::run_on(stream, [=] {
+    for (std::size_t i = 0; i < to.size(); ++i) std::memcpy(to[i], from[i], bytes[i]);
+  });
 #endif
   return {};
 }

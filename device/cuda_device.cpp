@@ -1,0 +1,331 @@
+// The real one, by CUDA's runtime. The runtime is linked statically and finds the driver when it is
+// first called, so that programs built with CUDA also start where there is none.
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <fcntl.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "device/cublas_lt.hpp"
+#include "device/device.hpp"
+
+namespace kvhive {
+namespace {
+
+/// The driver's virtual memory functions, which the runtime has no names for.
+struct VirtualMemory {
+  decltype(&cuMemCreate) create = nullptr;
+  decltype(&cuMemRelease) release = nullptr;
+  decltype(&cuMemExportToShareableHandle) export_handle = nullptr;
+  decltype(&cuMemImportFromShareableHandle) import_handle = nullptr;
+  decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
+  decltype(&cuMemAddressReserve) reserve = nullptr;
+  decltype(&cuMemAddressFree) free_address = nullptr;
+  decltype(&cuMemMap) map = nullptr;
+  decltype(&cuMemUnmap) unmap = nullptr;
+  decltype(&cuMemSetAccess) set_access = nullptr;
+  decltype(&cuGetErrorString) error_string = nullptr;
+
+  bool load() {
+    bool is_complete = true;
+    const auto find = [&](auto& function, const char* name) {
+      void* found = nullptr;
+      cudaDriverEntryPointQueryResult result{};
+      constexpr unsigned kSince = 12000;
+      is_complete = cudaGetDriverEntryPointByVersion(name, &found, kSince, cudaEnableDefault,
+                                                     &result) == cudaSuccess &&
+                    result == cudaDriverEntryPointSuccess && is_complete;
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
+    };
+    find(create, "cuMemCreate");
+    find(release, "cuMemRelease");
+    find(export_handle, "cuMemExportToShareableHandle");
+    find(import_handle, "cuMemImportFromShareableHandle");
+    find(granularity, "cuMemGetAllocationGranularity");
+    find(reserve, "cuMemAddressReserve");
+    find(free_address, "cuMemAddressFree");
+    find(map, "cuMemMap");
+    find(unmap, "cuMemUnmap");
+    find(set_access, "cuMemSetAccess");
+    find(error_string, "cuGetErrorString");
+    return is_complete;
+  }
+};
+
+CUmemAllocationProp shared_memory_of(int ordinal) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {ordinal}};
+  return properties;
+}
+
+std::string uuid_text(const cudaUUID_t& uuid) {
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(uuid.bytes[i]));
+    text += digits;
+  }
+  return text;
+}
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(int ordinal, DeviceFacts facts, const VirtualMemory& memory,
+             std::unique_ptr<CublasLt> products)
+      : ordinal_(ordinal),
+        facts_(std::move(facts)),
+        memory_(memory),
+        products_(std::move(products)) {}
+
+  const DeviceFacts& facts() const override { return facts_; }
+
+  Expected<std::size_t> free_bytes() override {
+    std::size_t free = 0, total = 0;
+    if (auto asked = call("cudaMemGetInfo", [&] { return cudaMemGetInfo(&free, &total); }); !asked)
+      return forward_error(asked);
+    return free;
+  }
+
+  // -- memory
+
+  Expected<UniqueFd> create_shared(std::size_t bytes) override {
+    const CUmemAllocationProp properties = shared_memory_of(ordinal_);
+    CUmemGenericAllocationHandle handle{};
+    if (auto made =
+            drive("cuMemCreate", [&] { return memory_.create(&handle, bytes, &properties, 0); });
+        !made)
+      return forward_error(made);
+    int fd = -1;
+    auto exported = drive("cuMemExportToShareableHandle", [&] {
+      return memory_.export_handle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    });
+    memory_.release(handle);  // the descriptor keeps the memory
+    if (!exported) return forward_error(exported);
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return UniqueFd(fd);
+  }
+
+  Expected<std::byte*> map_shared(int fd, std::size_t bytes) override {
+    CUmemGenericAllocationHandle handle{};
+    if (auto imported = drive("cuMemImportFromShareableHandle",
+                              [&] {
+                                return memory_.import_handle(
+                                    &handle, reinterpret_cast<void*>(std::intptr_t{fd}),
+                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+                              });
+        !imported)
+      return forward_error(imported);
+    CUdeviceptr address = 0;
+    auto mapped =
+        drive("cuMemAddressReserve", [&] { return memory_.reserve(&address, bytes, 0, 0, 0); });
+    const bool is_reserved = mapped.has_value();
+    if (mapped)
+      mapped = drive("cuMemMap", [&] { return memory_.map(address, bytes, 0, handle, 0); });
+    const bool is_mapped = mapped.has_value();
+    memory_.release(handle);  // the mapping keeps the memory
+    CUmemAccessDesc access{};
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {ordinal_}};
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (mapped)
+      mapped =
+          drive("cuMemSetAccess", [&] { return memory_.set_access(address, bytes, &access, 1); });
+    if (mapped) return reinterpret_cast<std::byte*>(address);
+    if (is_mapped) memory_.unmap(address, bytes);
+    if (is_reserved) memory_.free_address(address, bytes);
+    return forward_error(mapped);
+  }
+
+  void unmap_shared(std::byte* memory, std::size_t bytes) override {
+    const auto address = reinterpret_cast<CUdeviceptr>(memory);
+    memory_.unmap(address, bytes);
+    memory_.free_address(address, bytes);
+  }
+
+  Expected<std::byte*> allocate(std::size_t bytes) override {
+    void* memory = nullptr;
+    if (auto made = call("cudaMalloc", [&] { return cudaMalloc(&memory, bytes); }); !made)
+      return forward_error(made);
+    return static_cast<std::byte*>(memory);
+  }
+  void release(std::byte* memory) override { cudaFree(memory); }
+
+  Expected<void> lock_pages(std::byte* host, std::size_t bytes) override {
+    return call("cudaHostRegister", [&] {
+      return cudaHostRegister(host, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    });
+  }
+  void unlock_pages(std::byte* host) override { cudaHostUnregister(host); }
+
+  // -- order
+
+  Expected<DeviceStream> create_stream() override {
+    cudaStream_t stream = nullptr;
+    if (auto made = call("cudaStreamCreate",
+                         [&] { return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); });
+        !made)
+      return forward_error(made);
+    return stream;
+  }
+  void destroy(DeviceStream stream) override { cudaStreamDestroy(stream); }
+
+  Expected<DeviceEvent> create_event() override {
+    cudaEvent_t event = nullptr;
+    // Who waits sleeps: engines share the cores.
+    constexpr unsigned kFlags = cudaEventDisableTiming | cudaEventBlockingSync;
+    if (auto made =
+            call("cudaEventCreate", [&] { return cudaEventCreateWithFlags(&event, kFlags); });
+        !made)
+      return forward_error(made);
+    return event;
+  }
+  void destroy(DeviceEvent event) override { cudaEventDestroy(event); }
+
+  Expected<void> record(DeviceEvent event, DeviceStream stream) override {
+    return call("cudaEventRecord", [&] { return cudaEventRecord(event, stream); });
+  }
+  Expected<void> wait(DeviceStream stream, DeviceEvent event) override {
+    return call("cudaStreamWaitEvent", [&] { return cudaStreamWaitEvent(stream, event, 0); });
+  }
+  Expected<void> synchronize(DeviceEvent event) override {
+    return call("cudaEventSynchronize", [&] { return cudaEventSynchronize(event); });
+  }
+
+  // -- work
+
+  Expected<void> copy(std::byte* to, const std::byte* from, std::size_t bytes,
+                      DeviceStream stream) override {
+    return call("cudaMemcpyAsync",
+                [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream); });
+  }
+  Expected<void> fill(std::byte* to, std::byte value, std::size_t bytes,
+                      DeviceStream stream) override {
+    return call("cudaMemsetAsync",
+                [&] { return cudaMemsetAsync(to, std::to_integer<int>(value), bytes, stream); });
+  }
+  Expected<void> multiply(const ProductArgs& args, DeviceStream stream) override {
+    if (args.T == 0) return {};
+    if (auto bound = call("cudaSetDevice", [] { return cudaSuccess; }); !bound) return bound;
+    return products_->multiply(args, stream);
+  }
+
+  // -- graphs
+
+  Expected<void> begin_capture(DeviceStream stream) override {
+    return call("cudaStreamBeginCapture",
+                [&] { return cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal); });
+  }
+  Expected<DeviceGraph> end_capture(DeviceStream stream) override {
+    cudaGraph_t graph = nullptr;
+    if (auto ended =
+            call("cudaStreamEndCapture", [&] { return cudaStreamEndCapture(stream, &graph); });
+        !ended)
+      return forward_error(ended);
+    cudaGraphExec_t ready = nullptr;
+    auto made =
+        call("cudaGraphInstantiate", [&] { return cudaGraphInstantiate(&ready, graph, 0); });
+    cudaGraphDestroy(graph);
+    if (!made) return forward_error(made);
+    return ready;
+  }
+  Expected<void> launch(DeviceGraph graph, DeviceStream stream) override {
+    return call("cudaGraphLaunch", [&] { return cudaGraphLaunch(graph, stream); });
+  }
+  void destroy(DeviceGraph graph) override { cudaGraphExecDestroy(graph); }
+
+ private:
+  /// A fault stays with its context: whatever is called next says the same, also what can do no
+  /// wrong.
+  static bool is_lost() {
+    cudaGetLastError();
+    return cudaFree(nullptr) != cudaSuccess;
+  }
+
+  template <class Call>
+  Expected<void> call(const char* name, Call&& make) const {
+    cudaError_t error = cudaSetDevice(ordinal_);  // of this thread
+    if (error == cudaSuccess) error = make();
+    if (error == cudaSuccess) return {};
+    const std::string text = std::string(name) + ": " + cudaGetErrorString(error);
+    if (is_lost()) return failure(Errc::device_lost, text);
+    return failure(error == cudaErrorMemoryAllocation ? Errc::out_of_memory : Errc::os_error, text);
+  }
+
+  template <class Call>
+  Expected<void> drive(const char* name, Call&& make) const {
+    if (auto bound = call("cudaSetDevice", [] { return cudaSuccess; }); !bound) return bound;
+    const CUresult error = make();
+    if (error == CUDA_SUCCESS) return {};
+    const char* words = nullptr;
+    memory_.error_string(error, &words);
+    const std::string text =
+        std::string(name) + ": " + (words != nullptr ? words : "unknown error");
+    if (is_lost()) return failure(Errc::device_lost, text);
+    return failure(error == CUDA_ERROR_OUT_OF_MEMORY ? Errc::out_of_memory : Errc::os_error, text);
+  }
+
+  int ordinal_;
+  DeviceFacts facts_;
+  VirtualMemory memory_;
+  std::unique_ptr<CublasLt> products_;
+};
+
+}  // namespace
+
+Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal) {
+  int driver = 0, count = 0;
+  cudaDriverGetVersion(&driver);
+  if (driver == 0)
+    return failure(Errc::not_found,
+                   "no NVIDIA driver (libcuda.so.1); install one that knows CUDA " +
+                       std::to_string(CUDART_VERSION / 1000) + ", or use --device cpu");
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    cudaGetLastError();
+    return failure(Errc::not_found,
+                   std::string("the NVIDIA driver (CUDA ") + std::to_string(driver / 1000) + "." +
+                       std::to_string(driver % 1000 / 10) + ") says: " + cudaGetErrorString(error) +
+                       "; see nvidia-smi, or use --device cpu");
+  }
+  if (ordinal < 0 || ordinal >= count)
+    return failure(Errc::not_found, "no GPU " + std::to_string(ordinal) + ", there are " +
+                                        std::to_string(count) +
+                                        "; see CUDA_VISIBLE_DEVICES, or use --device cpu");
+  cudaDeviceProp properties{};
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal); error != cudaSuccess)
+    return failure(Errc::os_error,
+                   std::string("cudaGetDeviceProperties: ") + cudaGetErrorString(error));
+  if (properties.major < 8)
+    return failure(Errc::unsupported, std::string(properties.name) + " has compute capability " +
+                                          std::to_string(properties.major) + "." +
+                                          std::to_string(properties.minor) +
+                                          ", kvhive's kernels need 8.0; use --device cpu");
+  VirtualMemory memory;
+  if (!memory.load())
+    return failure(Errc::unsupported,
+                   "the driver is too old to share memory between processes (CUDA "
+                   "12.0); update it, or use --device cpu");
+  std::size_t granularity = 0;
+  const CUmemAllocationProp shared = shared_memory_of(ordinal);
+  if (cudaSetDevice(ordinal) != cudaSuccess || cudaFree(nullptr) != cudaSuccess ||
+      memory.granularity(&granularity, &shared, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) !=
+          CUDA_SUCCESS)
+    return failure(Errc::unsupported,
+                   std::string(properties.name) +
+                       " cannot share memory by file descriptors (virtual memory "
+                       "management); use --device cpu");
+  auto products = CublasLt::load();
+  if (!products) return forward_error(products);
+  return std::make_unique<CudaDevice>(
+      ordinal,
+      DeviceFacts{properties.name, uuid_text(properties.uuid), properties.major, properties.minor,
+                  properties.multiProcessorCount, properties.totalGlobalMem, granularity, driver},
+      memory, std::move(*products));
+}
+
+}  // namespace kvhive

@@ -1,0 +1,264 @@
+// What device/device.hpp promises, of the fake device and, where there is one, of a GPU.
+
+#include "device/device.hpp"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels/element.hpp"
+#include "tests/device/fake_device.hpp"
+#include "tests/support/child_process.hpp"
+#include "tests/support/descriptor_line.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::Each;
+
+struct Make {
+  const char* name;
+  Expected<std::unique_ptr<Device>> (*open)();
+};
+
+Expected<std::unique_ptr<Device>> open_fake() { return std::make_unique<FakeDevice>(); }
+Expected<std::unique_ptr<Device>> open_cuda() { return open_cuda_device(0); }
+
+class DeviceContract : public ::testing::TestWithParam<Make> {
+ protected:
+  /// Only after all forks: a context does not survive them.
+  void open() {
+    auto opened = GetParam().open();
+    if (!opened) GTEST_SKIP() << opened.error().text;
+    device_ = std::move(*opened);
+    stream_ = *device_->create_stream();
+    done_ = *device_->create_event();
+  }
+  void TearDown() override {
+    if (device_ == nullptr) return;
+    device_->destroy(done_);
+    device_->destroy(stream_);
+  }
+  void finish() {
+    ASSERT_TRUE(device_->record(done_, stream_));
+    ASSERT_TRUE(device_->synchronize(done_));
+  }
+  std::vector<std::byte> read(const std::byte* from, std::size_t bytes) {
+    std::vector<std::byte> got(bytes);
+    EXPECT_TRUE(device_->copy(got.data(), from, bytes, stream_));
+    finish();
+    return got;
+  }
+
+  std::unique_ptr<Device> device_;
+  DeviceStream stream_ = nullptr;
+  DeviceEvent done_ = nullptr;
+};
+
+#define OPEN_OR_SKIP() \
+  open();              \
+  if (device_ == nullptr) return
+
+TEST_P(DeviceContract, SaysWhatItIs) {
+  OPEN_OR_SKIP();
+  const DeviceFacts& facts = device_->facts();
+  EXPECT_FALSE(facts.name.empty());
+  EXPECT_EQ(facts.uuid.rfind("GPU-", 0), 0u);
+  EXPECT_GE(facts.major, 8);
+  EXPECT_GT(facts.shared_granularity, 0u);
+  const auto before = device_->free_bytes();
+  ASSERT_TRUE(before) << before.error().text;
+  EXPECT_LE(*before, facts.total_bytes);
+  constexpr std::size_t kBytes = std::size_t{64} << 20;
+  std::byte* memory = *device_->allocate(kBytes);
+  EXPECT_LE(*device_->free_bytes(), *before - kBytes / 2);
+  device_->release(memory);
+}
+
+TEST_P(DeviceContract, CopiesFollowEachOtherInAStream) {
+  OPEN_OR_SKIP();
+  constexpr std::size_t kBytes = 1 << 16;
+  std::byte* one = *device_->allocate(kBytes);
+  std::byte* other = *device_->allocate(kBytes);
+  ASSERT_TRUE(device_->fill(one, std::byte{1}, kBytes, stream_));
+  ASSERT_TRUE(device_->copy(other, one, kBytes, stream_));
+  ASSERT_TRUE(device_->fill(one, std::byte{2}, kBytes, stream_));
+  EXPECT_THAT(read(other, kBytes), Each(std::byte{1}));
+  EXPECT_THAT(read(one, kBytes), Each(std::byte{2}));
+  device_->release(one);
+  device_->release(other);
+}
+
+TEST_P(DeviceContract, HostMemoryThatIsNotPageLockedMayBeReusedAtOnce) {
+  OPEN_OR_SKIP();
+  constexpr std::size_t kBytes = 1 << 16;
+  std::byte* memory = *device_->allocate(kBytes);
+  std::vector<std::byte> host(kBytes, std::byte{7});
+  ASSERT_TRUE(device_->copy(memory, host.data(), kBytes, stream_));
+  std::fill(host.begin(), host.end(), std::byte{8});
+  EXPECT_THAT(read(memory, kBytes), Each(std::byte{7}));
+  device_->release(memory);
+}
+
+TEST_P(DeviceContract, AStreamWaitsForAnothersEvent) {
+  OPEN_OR_SKIP();
+  constexpr std::size_t kBytes = std::size_t{16} << 20;
+  std::byte* memory = *device_->allocate(kBytes);
+  const DeviceStream other = *device_->create_stream();
+  for (int round = 1; round <= 20; ++round) {
+    ASSERT_TRUE(device_->fill(memory, std::byte(round), kBytes, stream_));
+    ASSERT_TRUE(device_->record(done_, stream_));
+    ASSERT_TRUE(device_->wait(other, done_));
+    std::vector<std::byte> seen(1);
+    ASSERT_TRUE(device_->copy(seen.data(), memory + kBytes - 1, 1, other));
+    ASSERT_TRUE(device_->record(done_, other));
+    ASSERT_TRUE(device_->synchronize(done_));
+    EXPECT_EQ(seen[0], std::byte(round));
+  }
+  device_->destroy(other);
+  device_->release(memory);
+}
+
+TEST_P(DeviceContract, PageLockedMemoryIsLockedOnce) {
+  OPEN_OR_SKIP();
+  constexpr std::size_t kBytes = 1 << 16;
+  auto* host = static_cast<std::byte*>(std::aligned_alloc(4096, kBytes));
+  ASSERT_TRUE(device_->lock_pages(host, kBytes));
+  const auto again = device_->lock_pages(host, kBytes);
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().code, Errc::os_error);  // and the device is as good as before
+  std::byte* memory = *device_->allocate(kBytes);
+  std::memset(host, 3, kBytes);
+  ASSERT_TRUE(device_->copy(memory, host, kBytes, stream_));
+  EXPECT_THAT(read(memory, kBytes), Each(std::byte{3}));
+  device_->release(memory);
+  device_->unlock_pages(host);
+  std::free(host);
+}
+
+TEST_P(DeviceContract, TooMuchMemoryIsRefusedAndNothingElse) {
+  OPEN_OR_SKIP();
+  const std::size_t unit = device_->facts().shared_granularity;
+  const std::size_t bytes = (device_->facts().total_bytes / unit + 1) * unit;
+  const auto refused = device_->create_shared(bytes);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::out_of_memory) << refused.error().text;
+  EXPECT_TRUE(device_->create_shared(unit));
+}
+
+TEST_P(DeviceContract, GraphsDoTheirWorkAgain) {
+  OPEN_OR_SKIP();
+  constexpr std::size_t kBytes = 1 << 16;
+  std::byte* from = *device_->allocate(kBytes);
+  std::byte* to = *device_->allocate(kBytes);
+  ASSERT_TRUE(device_->fill(to, std::byte{9}, kBytes, stream_));
+  ASSERT_TRUE(device_->begin_capture(stream_));
+  ASSERT_TRUE(device_->copy(to, from, kBytes, stream_));
+  const auto graph = device_->end_capture(stream_);
+  ASSERT_TRUE(graph) << graph.error().text;
+  EXPECT_THAT(read(to, kBytes), Each(std::byte{9}));  // recorded is not done
+  for (const std::byte value : {std::byte{1}, std::byte{2}}) {
+    ASSERT_TRUE(device_->fill(from, value, kBytes, stream_));
+    ASSERT_TRUE(device_->launch(*graph, stream_));
+    EXPECT_THAT(read(to, kBytes), Each(value));
+  }
+  device_->destroy(*graph);
+  device_->release(from);
+  device_->release(to);
+}
+
+/// Against a sum in double precision, for every type and with a bias.
+TEST_P(DeviceContract, Multiplies) {
+  OPEN_OR_SKIP();
+  constexpr std::int32_t T = 5, N = 24, K = 48;
+  std::mt19937 random(3);
+  std::normal_distribution<float> values;
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32})
+    for (const Dtype out_dtype : {dtype, Dtype::f32})
+      for (const bool has_bias : {false, true}) {
+        const std::size_t in = bytes_of(dtype), out = bytes_of(out_dtype);
+        std::vector<std::byte> host((T * K + N * K + N) * in);
+        for (std::size_t i = 0; i < host.size() / in; ++i)
+          store_element(host.data(), i, values(random), dtype);
+        std::byte* inputs = *device_->allocate(host.size());
+        std::byte* y = *device_->allocate(T * N * out);
+        ASSERT_TRUE(device_->copy(inputs, host.data(), host.size(), stream_));
+        const std::byte* w = inputs + T * K * in;
+        const std::byte* bias = w + N * K * in;
+        const auto done = device_->multiply({.x = inputs,
+                                             .w = w,
+                                             .bias = has_bias ? bias : nullptr,
+                                             .y = y,
+                                             .T = T,
+                                             .N = N,
+                                             .K = K,
+                                             .dtype = dtype,
+                                             .out_dtype = out_dtype},
+                                            stream_);
+        ASSERT_TRUE(done) << done.error().text;
+        const auto got = read(y, T * N * out);
+        for (std::int32_t t = 0; t < T; ++t)
+          for (std::int32_t n = 0; n < N; ++n) {
+            double sum = has_bias ? load_element(host.data(), T * K + N * K + n, dtype) : 0;
+            for (std::int32_t k = 0; k < K; ++k)
+              sum += double{load_element(host.data(), t * K + k, dtype)} *
+                     load_element(host.data(), T * K + n * K + k, dtype);
+            const double rounding = out_dtype == Dtype::bf16  ? 0x1p-8
+                                    : out_dtype == Dtype::f16 ? 0x1p-11
+                                                              : 0x1p-20;
+            EXPECT_NEAR(load_element(got.data(), t * N + n, out_dtype), sum,
+                        rounding * (std::abs(sum) + 8));
+          }
+        device_->release(inputs);
+        device_->release(y);
+      }
+}
+
+/// Shared memory is where another process sees it, and outlives all but the descriptor: its maker
+/// is killed before it is mapped again.
+TEST_P(DeviceContract, SharedMemoryOutlivesItsMaker) {
+  const DescriptorLine line;
+  const auto make_and_fill = [&] {
+    auto device = GetParam().open();
+    if (!device) {
+      DescriptorLine::send(line.child(), 0);
+      return;
+    }
+    const std::size_t bytes = (*device)->facts().shared_granularity;
+    const UniqueFd fd = *(*device)->create_shared(bytes);
+    std::byte* memory = *(*device)->map_shared(fd.get(), bytes);
+    const DeviceStream stream = *(*device)->create_stream();
+    const DeviceEvent event = *(*device)->create_event();
+    KV_CHECK((*device)->fill(memory, std::byte{42}, bytes, stream).has_value());
+    KV_CHECK((*device)->record(event, stream).has_value());
+    KV_CHECK((*device)->synchronize(event).has_value());
+    DescriptorLine::send(line.child(), bytes, fd.get());
+    pause();
+  };
+  ChildProcess maker(make_and_fill);
+  DescriptorLine::Received memory = DescriptorLine::receive(line.parent());
+  EXPECT_TRUE(memory.number == 0 || maker.kill_and_wait());
+  OPEN_OR_SKIP();
+  const auto mapped = device_->map_shared(memory.fd.get(), memory.number);
+  ASSERT_TRUE(mapped) << mapped.error().text;
+  memory.fd = UniqueFd();  // the mapping is enough
+  EXPECT_THAT(read(*mapped, memory.number), Each(std::byte{42}));
+  device_->unmap_shared(*mapped, memory.number);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceContract,
+                         ::testing::Values(Make{"Fake", open_fake}, Make{"Cuda", open_cuda}),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+TEST(CudaDevice, IsThereOrSaysWhatIsMissing) {
+  const auto opened = open_cuda_device(0);
+  if (opened) return;
+  EXPECT_THAT(opened.error().text, ::testing::HasSubstr("--device cpu"));
+  EXPECT_NE(opened.error().code, Errc::none);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

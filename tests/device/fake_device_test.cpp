@@ -1,0 +1,103 @@
+// What makes the fake device worth having: it does things as late as it may, and fails when asked.
+
+#include "tests/device/fake_device.hpp"
+
+#include <gmock/gmock.h>
+
+#include <future>
+#include <vector>
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::Each;
+
+constexpr std::size_t kBytes = 4096;
+
+class FakeDeviceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    stream_ = *device_.create_stream();
+    done_ = *device_.create_event();
+    memory_ = *device_.allocate(kBytes);
+    ASSERT_TRUE(device_.lock_pages(host_.data(), kBytes));
+  }
+  Expected<void> finish() {
+    if (auto recorded = device_.record(done_, stream_); !recorded) return recorded;
+    return device_.synchronize(done_);
+  }
+
+  FakeDevice device_;
+  DeviceStream stream_ = nullptr;
+  DeviceEvent done_ = nullptr;
+  std::byte* memory_ = nullptr;
+  std::vector<std::byte> host_ = std::vector<std::byte>(kBytes, std::byte{1});
+};
+
+TEST_F(FakeDeviceTest, CopiesReadPageLockedMemoryWhenTheirTurnComes) {
+  std::promise<void> changed;
+  FakeFaults faults;
+  faults.before_work = [&, is_changed = changed.get_future().share()](std::uint64_t) {
+    is_changed.wait();
+  };
+  device_.set_faults(faults);
+  ASSERT_TRUE(device_.copy(memory_, host_.data(), kBytes, stream_));
+  std::fill(host_.begin(), host_.end(), std::byte{2});  // a mistake on any device
+  changed.set_value();
+  std::vector<std::byte> got(kBytes);
+  ASSERT_TRUE(device_.copy(got.data(), memory_, kBytes, stream_));
+  EXPECT_THAT(got, Each(std::byte{2}));
+}
+
+TEST_F(FakeDeviceTest, FreshMemoryIsPoisoned) {
+  std::vector<std::byte> got(kBytes);
+  ASSERT_TRUE(device_.copy(got.data(), memory_, kBytes, stream_));
+  EXPECT_THAT(got, Each(std::byte{0xcb}));
+}
+
+TEST_F(FakeDeviceTest, AFailedCallLosesTheContextForGood) {
+  FakeFaults faults;
+  faults.call = device_.calls() + 1;
+  device_.set_faults(faults);
+  EXPECT_EQ(device_.fill(memory_, std::byte{1}, kBytes, stream_).error().code, Errc::device_lost);
+  EXPECT_EQ(finish().error().code, Errc::device_lost);
+  EXPECT_EQ(device_.allocate(kBytes).error().code, Errc::device_lost);
+}
+
+TEST_F(FakeDeviceTest, FullMemoryLosesNothing) {
+  FakeFaults faults;
+  faults.call = device_.calls() + 1;
+  faults.error = Errc::out_of_memory;
+  device_.set_faults(faults);
+  EXPECT_EQ(device_.allocate(kBytes).error().code, Errc::out_of_memory);
+  EXPECT_TRUE(finish());
+}
+
+TEST_F(FakeDeviceTest, AFaultOnAStreamIsHeardOfWhenItIsWaitedFor) {
+  ASSERT_TRUE(device_.fill(memory_, std::byte{1}, kBytes, stream_));
+  ASSERT_TRUE(finish());
+  FakeFaults faults;
+  faults.work = device_.works() + 1;
+  device_.set_faults(faults);
+  EXPECT_TRUE(device_.copy(host_.data(), memory_, kBytes, stream_));
+  EXPECT_EQ(finish().error().code, Errc::device_lost);
+}
+
+TEST_F(FakeDeviceTest, WhatIsNotOnTheDeviceIsRefused) {
+  std::vector<std::byte> elsewhere(kBytes);
+  EXPECT_FALSE(device_.fill(elsewhere.data(), std::byte{1}, kBytes, stream_));
+  EXPECT_FALSE(device_.fill(memory_ + 1, std::byte{1}, kBytes, stream_));
+  EXPECT_FALSE(device_.copy(elsewhere.data(), host_.data(), kBytes, stream_));
+}
+
+TEST_F(FakeDeviceTest, CountsWhatIsLeft) {
+  EXPECT_EQ(device_.leftovers(), 4u);
+  device_.unlock_pages(host_.data());
+  device_.release(memory_);
+  device_.destroy(done_);
+  device_.destroy(stream_);
+  EXPECT_EQ(device_.leftovers(), 0u);
+}
+
+}  // namespace
+}  // namespace kvhive::testing
