@@ -9,6 +9,7 @@
 #include "actors/transformer_runner.hpp"
 #include "models/fingerprint.hpp"
 #include "models/tokenizer.hpp"
+#include "tools/engine/device_choice.hpp"
 #include "tools/engine/model.hpp"
 
 namespace kvhive {
@@ -50,6 +51,8 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
 
 Expected<void> print_model_facts(const Options& options, const ModelConfig& config,
                                  const std::string& what) {
+  auto device = choose_device(options.device);
+  if (!device) return forward_error(device);
   auto fingerprint = model_fingerprint(options.model);
   if (!fingerprint) return forward_error(fingerprint);
   std::size_t peak = 0;
@@ -67,6 +70,8 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
                       {"positions", config.max_position_embeddings},
                       {"weight_bytes", weight_bytes(options.model)},
                       {"engine_peak", peak},
+                      {"device", device->name},
+                      {"device_reason", device->reason},
                       {"kv",
                        {{"layers", layout.layers},
                         {"kv_heads", layout.kv_heads},

@@ -121,6 +121,9 @@ Expected<void> Keeper::make_pool() {
   auto model = describe_model(options_);
   if (!model) return forward_error(model);
   model_ = std::move(*model);
+  options_.device = model_.device;  // the engines need not find out again
+  if (!model_.device_reason.empty())
+    spdlog::info("--device auto: {} ({})", model_.device, model_.device_reason);
   const MachineMemory machine = machine_memory();
   const MemoryFigures memory = {machine.total, machine.available, model_.weight_bytes,
                                 model_.engine_peak, machine.bound};

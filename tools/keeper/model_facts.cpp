@@ -21,6 +21,8 @@ Expected<ModelFacts> describe_model(const Options& options) {
   model.positions = facts.at("positions");
   model.weight_bytes = facts.at("weight_bytes");
   model.engine_peak = facts.at("engine_peak");
+  model.device = facts.at("device");
+  model.device_reason = facts.at("device_reason");
   const auto& kv = facts.at("kv");
   model.layout = {kv.at("layers"),    kv.at("kv_heads"),     kv.at("head_size"),
                   options.block_size, Dtype(kv.at("dtype")), PageLayout(kv.at("pages"))};

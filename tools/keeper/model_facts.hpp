@@ -18,6 +18,8 @@ struct ModelFacts {
   std::uint32_t positions = 0;
   std::size_t weight_bytes = 0;
   std::size_t engine_peak = 0;  ///< 0 without a profile run
+  std::string device;           ///< what --device comes to: cpu or cuda
+  std::string device_reason;    ///< why, if that had to be found out
 };
 
 /// Runs that engine to its end, with a profile run if the options leave the pool's size to it.
