@@ -6,24 +6,20 @@ namespace kvhive {
 namespace {
 
 /// A GPU to compute on, if there is one and we can.
-Expected<void> find_gpu() {
+Expected<std::string> find_gpu() {
   auto device = open_cuda_device(0);
   if (!device) return forward_error(device);
-  return failure(Errc::unsupported, "there is a GPU (" + (*device)->facts().name +
-                                        "), but kvhive's engines do not compute on it yet; use "
-                                        "--device cpu");
+  return (*device)->facts().name;
 }
 
 }  // namespace
 
 Expected<DeviceChoice> choose_device(const std::string& wanted) {
   if (wanted == "cpu") return DeviceChoice{"cpu", ""};
-  if (auto found = find_gpu(); !found) {
-    if (wanted == "cuda")
-      return failure(found.error().code, "--device cuda: " + found.error().text);
-    return DeviceChoice{"cpu", found.error().text};
-  }
-  return DeviceChoice{"cuda", wanted == "cuda" ? "" : "a GPU was found"};
+  auto gpu = find_gpu();
+  if (gpu) return DeviceChoice{"cuda", *gpu};
+  if (wanted == "cuda") return failure(gpu.error().code, "--device cuda: " + gpu.error().text);
+  return DeviceChoice{"cpu", gpu.error().text};
 }
 
 }  // namespace kvhive

@@ -9,7 +9,7 @@ namespace kvhive {
 
 struct DeviceChoice {
   std::string name;    ///< cpu or cuda
-  std::string reason;  ///< why; empty if it is what was asked for
+  std::string reason;  ///< the GPU's name, or why there is none; empty if the CPU was asked for
 };
 
 /// \param wanted  cpu, cuda (an error says what is missing) or auto (then the CPU, saying so)
