@@ -1,8 +1,11 @@
 #include "actors/ring.hpp"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdlib>
 
+#include "config/exit_codes.hpp"
 #include "config/log.hpp"
 
 namespace kvhive {
@@ -23,6 +26,21 @@ void end_process_on_exception(Actor& actor, const char* name) {
       });
 }
 
+/// What an actor's work came to. Without it there is no step, and without a device no engine: the
+/// process ends with nothing of the step published.
+template <class Value>
+Value value_or_end(Expected<Value> result, const char* name) {
+  if (result) [[likely]] {
+    if constexpr (std::is_void_v<Value>)
+      return;
+    else
+      return std::move(*result);
+  }
+  spdlog::critical("{}: {}; this engine publishes nothing more and ends", name,
+                   result.error().text);
+  _exit(result.error().code == Errc::device_lost ? kExitDeviceLost : 1);
+}
+
 class ExecutorActor : public PlanHandle::base {
  public:
   ExecutorActor(caf::actor_config& config, std::unique_ptr<StepRunner> runner)
@@ -34,7 +52,7 @@ class ExecutorActor : public PlanHandle::base {
  protected:
   behavior_type make_behavior() override {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
-      StepDone answer{plan.step, {}, runner_->run(plan)};
+      StepDone answer{plan.step, {}, value_or_end(runner_->run(plan), name())};
       answer.outcome = std::move(plan.outcome);
       return answer;
     }};
@@ -46,8 +64,8 @@ class ExecutorActor : public PlanHandle::base {
 
 class SwapperActor : public PlanHandle::base {
  public:
-  SwapperActor(caf::actor_config& config, SwapperState state, PlanHandle next)
-      : PlanHandle::base(config), state_(state), next_(std::move(next)) {
+  SwapperActor(caf::actor_config& config, std::unique_ptr<Swapper> swapper, PlanHandle next)
+      : PlanHandle::base(config), swapper_(std::move(swapper)), next_(std::move(next)) {
     end_process_on_exception(*this, name());
   }
   const char* name() const override { return "swapper"; }
@@ -59,13 +77,13 @@ class SwapperActor : public PlanHandle::base {
  protected:
   behavior_type make_behavior() override {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
-      state_.move(plan);
+      value_or_end(swapper_->move(plan), name());
       return delegate(next_, std::move(plan));
     }};
   }
 
  private:
-  SwapperState state_;
+  std::unique_ptr<Swapper> swapper_;
   PlanHandle next_;
 };
 
@@ -179,9 +197,9 @@ PlanHandle spawn_executor(caf::actor_system& system, std::unique_ptr<StepRunner>
   return spawn_placed<ExecutorActor>(system, placement, std::move(runner));
 }
 
-PlanHandle spawn_swapper(caf::actor_system& system, SwapperState state, PlanHandle next,
-                         Placement placement) {
-  return spawn_placed<SwapperActor>(system, placement, state, std::move(next));
+PlanHandle spawn_swapper(caf::actor_system& system, std::unique_ptr<Swapper> swapper,
+                         PlanHandle next, Placement placement) {
+  return spawn_placed<SwapperActor>(system, placement, std::move(swapper), std::move(next));
 }
 
 BlockManagerHandle spawn_block_manager(caf::actor_system& system, BlockManagerState state,
@@ -195,10 +213,9 @@ SchedulerHandle spawn_scheduler(caf::actor_system& system, SchedulerState state,
 }
 
 SchedulerHandle spawn_ring(caf::actor_system& system, RingParts parts) {
-  const PoolMemory& memory = parts.pool->memory();
   PlanHandle executor = spawn_executor(system, std::move(parts.runner), Placement::detached);
   PlanHandle swapper =
-      spawn_swapper(system, SwapperState(memory), std::move(executor), Placement::detached);
+      spawn_swapper(system, std::move(parts.swapper), std::move(executor), Placement::detached);
   BlockManagerHandle manager = spawn_block_manager(
       system, BlockManagerState(*parts.pool, parts.block_manager), std::move(swapper));
   return spawn_scheduler(system, SchedulerState(std::move(parts.scheduler)), std::move(manager));

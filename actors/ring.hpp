@@ -2,9 +2,9 @@
 // The actors of an engine, wired into a ring: scheduler -> block manager -> swapper -> executor ->
 // scheduler.
 //
-// Crash-only: an exception that escapes a handler is a bug of ours and ends the process. The pool
-// is built to survive that, the keeper starts another engine, and the requests' journals go to the
-// next one.
+// Crash-only: a device that is lost, an exception that escapes a handler is a bug of ours and ends
+// the process. The pool is built to survive that, the keeper starts another engine, and the
+// requests' journals go to the next one.
 
 #include <memory>
 
@@ -12,7 +12,7 @@
 #include "actors/protocol.hpp"
 #include "actors/scheduler_state.hpp"
 #include "actors/step_runner.hpp"
-#include "actors/swapper_state.hpp"
+#include "actors/swapper.hpp"
 
 namespace kvhive {
 
@@ -20,6 +20,7 @@ struct RingParts {
   SchedulerConfig scheduler;
   BlockManagerConfig block_manager;
   BlockPool* pool = nullptr;  ///< outlives the system
+  std::unique_ptr<Swapper> swapper;
   std::unique_ptr<StepRunner> runner;
 };
 
@@ -31,8 +32,8 @@ SchedulerHandle spawn_ring(caf::actor_system& system, RingParts parts);
 enum class Placement : std::uint8_t { detached, scheduled };
 PlanHandle spawn_executor(caf::actor_system& system, std::unique_ptr<StepRunner> runner,
                           Placement placement);
-PlanHandle spawn_swapper(caf::actor_system& system, SwapperState state, PlanHandle next,
-                         Placement placement);
+PlanHandle spawn_swapper(caf::actor_system& system, std::unique_ptr<Swapper> swapper,
+                         PlanHandle next, Placement placement);
 BlockManagerHandle spawn_block_manager(caf::actor_system& system, BlockManagerState state,
                                        PlanHandle next);
 SchedulerHandle spawn_scheduler(caf::actor_system& system, SchedulerState state,

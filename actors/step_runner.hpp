@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "actors/messages.hpp"
+#include "config/expected.hpp"
 
 namespace kvhive {
 
@@ -13,8 +14,9 @@ class StepRunner {
   virtual ~StepRunner() = default;
 
   /// Runs the plan's copies within the device and its work, and returns when the results are in
-  /// memory.
-  virtual std::vector<SampledToken> run(const StepPlan& plan) = 0;
+  /// memory, on the device too.
+  /// \return  Errc::device_lost and the like: nothing of the step may be published
+  virtual Expected<std::vector<SampledToken>> run(const StepPlan& plan) = 0;
 };
 
 }  // namespace kvhive

@@ -4,12 +4,13 @@
 
 namespace kvhive {
 
-void SwapperState::move(const StepPlan& plan) const {
+Expected<void> SwapperState::move(const StepPlan& plan) {
   const std::size_t bytes = memory_.geometry().kv.block_bytes();
   std::byte* const device = memory_.arena(Tier::device);
   std::byte* const host = memory_.arena(Tier::host);
   block_copy_cpu(whole_blocks(device, host, bytes, plan.swap_out));
   block_copy_cpu(whole_blocks(host, device, bytes, plan.swap_in));
+  return {};
 }
 
 }  // namespace kvhive

@@ -1,18 +1,16 @@
 #pragma once
-// Moves blocks between the tiers. Plain C++; the actor around it is a shell on a thread of its own.
+// Moves blocks between two tiers of the machine's memory.
 
-#include "actors/messages.hpp"
+#include "actors/swapper.hpp"
 #include "pool/pool_memory.hpp"
 
 namespace kvhive {
 
-class SwapperState {
+class SwapperState final : public Swapper {
  public:
   explicit SwapperState(const PoolMemory& memory) : memory_(memory) {}
 
-  /// Makes the plan's swaps; when it returns, the bytes are where the plan's work expects them. Out
-  /// first: a block may leave and be filled anew in one step.
-  void move(const StepPlan& plan) const;
+  Expected<void> move(const StepPlan& plan) override;
 
  private:
   const PoolMemory& memory_;

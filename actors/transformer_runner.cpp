@@ -18,9 +18,9 @@ struct TransformerRunner::Batch {
   std::size_t max_blocks = 0;
 };
 
-std::vector<SampledToken> TransformerRunner::run(const StepPlan& plan) {
+Expected<std::vector<SampledToken>> TransformerRunner::run(const StepPlan& plan) {
   block_copy_cpu(whole_blocks(arena_, arena_, layout_.block_bytes(), plan.copies));
-  if (plan.work.empty()) return {};
+  if (plan.work.empty()) return std::vector<SampledToken>();
 
   Batch batch;
   for (const auto& work : plan.work)

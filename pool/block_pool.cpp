@@ -43,16 +43,18 @@ struct BlockPool::Content {
   ExtraKey extra;
 };
 
-BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub)
+BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub, EraseOnDevice erase)
     : memory_(memory),
       slot_(slot),
       scrub_(scrub),
+      erase_(std::move(erase)),
       my_bit_(holder_bit(slot)),
       index_(memory.index(), memory.layout().index_buckets),
       journal_(memory),
       counters_(&memory.control().processes[slot.value].counters),
       references_(memory.geometry().total_blocks(), 0) {
   KV_CHECK(slot.value < kMaxProcesses, slot.value);
+  KV_CHECK(memory.is_mapped(Tier::device) || erase_ || scrub == Scrub::never);
   for (const Tier t : {Tier::device, Tier::host})
     tiers_.push_back({FreeBlocks(memory, t), IdleOrder(memory, t)});
 }
@@ -62,6 +64,8 @@ Prefix BlockPool::root(DomainId domain) { return {domain, kRootUid | domain.valu
 /// So many blocks ahead cache misses are started: enough to hide one, few enough to be under way
 /// at once.
 constexpr std::size_t kAhead = 16;
+/// Candidates that are left to another process at first.
+constexpr std::size_t kLeap = 128;
 
 // -- match ----------------------------------------------------------------------------------------
 
@@ -73,7 +77,8 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
   // at once. What they name lies side by side, mostly, and needs a shorter notice.
   constexpr std::size_t kBucketsAhead = 64;
   std::array<PrefixIndex::Glance, kAhead / 2> glances;
-  const std::size_t payload_bytes = memory_.geometry().kv.block_bytes();
+  const std::size_t payload_bytes =
+      memory_.is_mapped(tier) ? memory_.geometry().kv.block_bytes() : 0;
   const std::uint32_t first_block = memory_.tier_layout(tier).first_block;
   const auto look_ahead = [&](std::size_t i) {
     if (i >= chain.size()) return;
@@ -223,7 +228,7 @@ Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count,
   const auto take = [&] { return take_free(tier, count, taken) || take_idle(tier, count, taken); };
   const auto may_be_more = [&] { return available(tier) >= count - taken.size(); };
   if (take() || (may_be_more() && this->tier(tier).free.find_lost() && take())) {
-    for (const BlockId block : taken) hand_over(block, domain);
+    hand_over(taken, domain);
     KV_KILL_POINT("allocate.before_statistics");
     bump(counters_->allocated_blocks, count);
     KV_KILL_POINT("allocate.done");
@@ -285,10 +290,23 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
     };
     for (std::size_t i = 0; i < kAhead; ++i) look_ahead(i);
     const std::size_t before = taken.size();
-    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+    const auto try_one = [&](std::size_t i) {
       look_ahead(i + kAhead);
-      if (evict(candidates_[i].block, candidates_[i].word)) taken.push_back(candidates_[i].block);
+      const bool is_taken = evict(candidates_[i].block, candidates_[i].word);
+      if (is_taken) taken.push_back(candidates_[i].block);
+      return is_taken;
+    };
+    // Who meets another process at the same candidates goes on some way behind it, and comes back
+    // later: side by side, both would wait for every line to come over from the other.
+    left_out_.clear();
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      if (try_one(i)) continue;
+      left_out_.push_back(i + 1);
+      i += kLeap;
     }
+    for (const std::size_t first : left_out_)
+      for (std::size_t i = first; i < std::min(first + kLeap, candidates_.size()); ++i)
+        if (load_word(candidates_[i].block) == candidates_[i].word) try_one(i);
     KV_KILL_POINT("evict.before_journal");
     journal_.note(Departure::evicted, slot_, std::span(taken).subspan(before));
     KV_KILL_POINT("evict.before_commit");
@@ -326,6 +344,18 @@ void BlockPool::take_over(BlockId block, Tier t) {
   KV_KILL_POINT("take_over.counted");
 }
 
+void BlockPool::hand_over(std::span<const BlockId> blocks, DomainId domain) {
+  if (scrub_ == Scrub::on_domain_change && !memory_.is_mapped(Tier::device)) {
+    scratch_.clear();
+    for (const BlockId block : blocks)
+      if (memory_.tier_of(block) == Tier::device &&
+          descriptor(block).domain.load(std::memory_order_relaxed) != domain.value)
+        scratch_.push_back(block);
+    if (!scratch_.empty()) erase_(scratch_);
+  }
+  for (const BlockId block : blocks) hand_over(block, domain);
+}
+
 /// What another domain left in a block of ours goes, and only then is the block `domain`'s: should
 /// we be killed in between, it is still the other's, and whoever gets it next begins again.
 void BlockPool::hand_over(BlockId block, DomainId domain) const {
@@ -333,8 +363,8 @@ void BlockPool::hand_over(BlockId block, DomainId domain) const {
   if (owner.load(std::memory_order_relaxed) == domain.value) [[likely]]
     return;
   const std::size_t bytes = memory_.geometry().kv.block_bytes();
-  if (scrub_ == Scrub::on_domain_change && bytes != 0) {
-    const Tier t = memory_.tier_of(block);
+  const Tier t = memory_.tier_of(block);
+  if (scrub_ == Scrub::on_domain_change && bytes != 0 && memory_.is_mapped(t)) {
     const std::size_t place = block.value - memory_.tier_layout(t).first_block;
     std::byte* payload = memory_.arena(t) + place * bytes;
     KV_KILL_POINT("scrub.before_zero");

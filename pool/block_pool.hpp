@@ -7,6 +7,7 @@
 // block is counted here, in private memory; shared memory only knows whether it does at all.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -49,10 +50,15 @@ enum class Scrub : std::uint8_t {
   never,             ///< they stay; kernels mask what they did not write
 };
 
+/// Zeroes blocks of the device tier that only the device can reach; they are zero when it returns.
+using EraseOnDevice = std::function<void(std::span<const BlockId>)>;
+
 class BlockPool {
  public:
   /// `memory` must be attached for reading and writing, outlive the pool, and `slot` be ours alone.
-  BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub = Scrub::on_domain_change);
+  /// \param erase  needed where the device tier is not mapped
+  BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub = Scrub::on_domain_change,
+            EraseOnDevice erase = {});
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -160,6 +166,7 @@ class BlockPool {
   bool take_idle(Tier tier, std::size_t count, std::vector<BlockId>& taken);
   bool evict(BlockId block, BlockWord seen);
   void take_over(BlockId block, Tier tier);
+  void hand_over(std::span<const BlockId> blocks, DomainId domain);
   void hand_over(BlockId block, DomainId domain) const;
   void count_used(Tier tier, std::int64_t change) const;
   void write_content(BlockId block, Hash128 hash, const Content& content, std::uint64_t uid,
@@ -168,6 +175,7 @@ class BlockPool {
   const PoolMemory& memory_;
   ProcessSlot slot_;
   Scrub scrub_;
+  EraseOnDevice erase_;
   std::uint32_t my_bit_;
   PrefixIndex index_;
   EvictionJournal journal_;
@@ -178,6 +186,7 @@ class BlockPool {
   std::uint64_t last_serial_ = 0;  ///< all up to it were given out, as far as we know
   std::vector<BlockId> scratch_;
   std::vector<Candidate> candidates_;
+  std::vector<std::size_t> left_out_;  ///< first places of candidates to come back to
 };
 
 }  // namespace kvhive

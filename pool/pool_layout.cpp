@@ -47,7 +47,8 @@ PoolLayout::PoolLayout(const PoolGeometry& geometry) {
   extras_offset = round_up(blocks * row_words * 8, 64);
   tokens_header = round_up(extras_offset + blocks * sizeof(ExtraKey), 64);
   tokens_bytes = round_up(tokens_header + sizeof(ObjectHeader), kPage);
-  device_bytes = round_up(geometry.device_blocks * geometry.kv.block_bytes(), kPage);
+  device_bytes = round_up(geometry.device_blocks * geometry.kv.block_bytes(),
+                          geometry.device == DeviceKind::cpu ? kPage : kDeviceGranularity);
   host_bytes = round_up(geometry.host_blocks * geometry.kv.block_bytes(), kPage);
 }
 
@@ -93,6 +94,7 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      std::size_t{kv.block_size},
                                      std::size_t(kv.dtype),
                                      std::size_t(kv.pages),
+                                     std::size_t(geometry.device),
                                      std::size_t{geometry.fingerprint}}) {
     for (const int shift : {0, 32}) {
       hash = (hash ^ static_cast<std::uint32_t>(number >> shift)) * 16777619u;

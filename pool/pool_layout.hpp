@@ -16,7 +16,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 4;
+inline constexpr std::uint32_t kFormatVersion = 5;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials and stamps count from 1, and never get there.
 inline constexpr std::uint64_t kImplausible = 1ull << 62;
@@ -25,6 +25,17 @@ inline constexpr std::uint64_t kImplausible = 1ull << 62;
 enum class Tier : std::uint8_t { device = 0, host = 1 };
 inline constexpr std::size_t kTiers = 2;
 constexpr std::string_view to_string(Tier tier) { return tier == Tier::device ? "device" : "host"; }
+
+/// What the device tier is made of.
+enum class DeviceKind : std::uint8_t {
+  cpu = 0,   ///< memory that everybody maps
+  cuda = 1,  ///< a GPU's, shared by descriptors that only its driver can map
+};
+constexpr std::string_view to_string(DeviceKind kind) {
+  return kind == DeviceKind::cpu ? "cpu" : "cuda";
+}
+/// Memory of a GPU is made in multiples of this, on all there are.
+inline constexpr std::size_t kDeviceGranularity = std::size_t{2} << 20;
 
 /// A block's number and one bit more go into half a word (pool/prefix_index.hpp).
 inline constexpr std::uint32_t kMostBlocks = 1u << 30;
@@ -36,6 +47,7 @@ struct PoolGeometry {
   std::uint32_t tokens_per_block = 0;  ///< S
   KvLayout kv;  ///< of one block; block_bytes() == 0 for a pool without payload (replay)
   std::uint64_t fingerprint = 0;  ///< of model, dtype and layout (models/fingerprint.hpp)
+  DeviceKind device = DeviceKind::cpu;
 
   std::uint32_t total_blocks() const { return device_blocks + host_blocks; }
   friend bool operator==(const PoolGeometry&, const PoolGeometry&) = default;
@@ -226,6 +238,7 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
   visit("dtype", static_cast<std::uint64_t>(g.kv.dtype));
   visit("page layout", static_cast<std::uint64_t>(g.kv.pages));
   visit("fingerprint", g.fingerprint);
+  visit("kind of device", static_cast<std::uint64_t>(g.device));
   visit("hash secret's digest", secret);
 }
 

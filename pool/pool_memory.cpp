@@ -33,6 +33,10 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
                        std::to_string(geometry.device_blocks) + " in the device tier and " +
                        std::to_string(geometry.host_blocks) +
                        " in the host tier; use larger blocks (--block-size)");
+  if (geometry.device > DeviceKind::cuda)
+    return failure(Errc::bad_argument, "the pool's kind of device is " +
+                                           std::to_string(std::uint32_t(geometry.device)) +
+                                           ", known are 0 (cpu) and 1 (cuda)");
   if (geometry.tokens_per_block < 1 || geometry.tokens_per_block > 1024)
     return failure(Errc::bad_argument, "block_size must be 1..1024 tokens, got " +
                                            std::to_string(geometry.tokens_per_block));
@@ -109,6 +113,7 @@ Expected<PoolFds> create_pool_objects(const PoolGeometry& geometry) {
   PoolFds fds;
   for (std::size_t i = 0; i < kPoolObjects; ++i) {
     if (sizes[i] == 0) continue;
+    if (PoolObject(i) == PoolObject::device && geometry.device != DeviceKind::cpu) continue;
     auto fd = create_memory(kNames[i], sizes[i], Pages::huge);
     if (!fd) return forward_error(fd);
     fds[i] = std::move(*fd);
@@ -188,6 +193,7 @@ Expected<PoolMemory> PoolMemory::attach(const PoolFds& fds, Access access) {
     const bool may_be_missing =
         access == Access::read_only && PoolObject(i) != PoolObject::metadata;
     if (!fds[i] && (sizes[i] == 0 || may_be_missing)) continue;
+    if (PoolObject(i) == PoolObject::device && geometry.device != DeviceKind::cpu) continue;
     auto map = MappedMemory::map(fds[i].get(), sizes[i], access, kNames[i]);
     if (!map) return forward_error(map);
     map->prefer_huge_pages();

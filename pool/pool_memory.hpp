@@ -17,8 +17,8 @@ inline constexpr std::size_t kPoolObjects = 5;
 /// or it is withheld.
 using PoolFds = std::array<UniqueFd, kPoolObjects>;
 
-/// Creates the objects a geometry needs; all memory is there when this returns. Nothing is mapped
-/// or written.
+/// Creates the objects a geometry needs, but a GPU's memory (device/device.hpp); all memory is
+/// there when this returns. Nothing is mapped or written.
 Expected<PoolFds> create_pool_objects(const PoolGeometry& geometry);
 
 /// The mapped pool of one process. Move-only; unmaps when dropped.
@@ -29,7 +29,9 @@ class PoolMemory {
 
   /// Maps a formatted pool after comparing magic, version, layout hash and geometry, each object's
   /// header with the pool's. With read_only access the token and payload objects may be missing.
+  /// A GPU's memory is for the caller to map, and to say where it is.
   static Expected<PoolMemory> attach(const PoolFds& fds, Access access);
+  void set_device_arena(std::byte* arena) { device_arena_ = arena; }
 
   /// create, format and attach at once: for tools and tests that own their pool alone.
   static Expected<PoolMemory> create_private(const PoolGeometry& geometry);
@@ -87,7 +89,12 @@ class PoolMemory {
 
   /// First byte of a tier's KV; block b of the tier is at (b - first_block) * block_bytes.
   std::byte* arena(Tier tier) const {
-    return at(tier == Tier::device ? PoolObject::device : PoolObject::host);
+    if (tier == Tier::host) return at(PoolObject::host);
+    return is_mapped(tier) ? at(PoolObject::device) : device_arena_;
+  }
+  /// Whether we may touch the tier's bytes, or only its device may.
+  bool is_mapped(Tier tier) const {
+    return tier == Tier::host || geometry_.device == DeviceKind::cpu;
   }
   bool has_block(BlockId block) const { return block.value < geometry_.total_blocks(); }
   Tier tier_of(BlockId block) const {
@@ -112,6 +119,7 @@ class PoolMemory {
   PoolGeometry geometry_;  ///< our own copy: what lies in shared memory is not trusted twice
   PoolLayout layout_;
   std::array<MappedMemory, kPoolObjects> maps_;
+  std::byte* device_arena_ = nullptr;  ///< of a GPU
 };
 
 }  // namespace kvhive

@@ -51,7 +51,7 @@ OracleRunner::TokenKv& OracleRunner::at(std::uint32_t block, std::size_t offset)
   return *reinterpret_cast<TokenKv*>(memory_.arena(Tier::device) + block * bytes + offset * stride);
 }
 
-std::vector<SampledToken> OracleRunner::run(const StepPlan& plan) {
+Expected<std::vector<SampledToken>> OracleRunner::run(const StepPlan& plan) {
   written_.clear();
   for (const ScheduledSequence& work : plan.work) check_table(work);
   for (const ScheduledSequence& work : plan.work) write(work);

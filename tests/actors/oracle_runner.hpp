@@ -34,7 +34,7 @@ class OracleRunner : public StepRunner {
   /// \param slot  whose blocks the plans may touch
   OracleRunner(const PoolMemory& memory, ProcessSlot slot) : memory_(memory), slot_(slot) {}
 
-  std::vector<SampledToken> run(const StepPlan& plan) override;
+  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
 
  private:
   /// What stands in the arena for one token.

@@ -32,19 +32,24 @@ struct RingConfig {
 class PlainRing {
  public:
   PlainRing(const PoolMemory& memory, ProcessSlot slot, const RingConfig& config)
+      : PlainRing(memory, slot, config, std::make_unique<SwapperState>(memory),
+                  std::make_unique<OracleRunner>(memory, slot), {}) {}
+  PlainRing(const PoolMemory& memory, ProcessSlot slot, const RingConfig& config,
+            std::unique_ptr<Swapper> swapper, std::unique_ptr<StepRunner> runner,
+            EraseOnDevice erase)
       : memory_(memory),
         slot_(slot),
-        pool_(memory, slot),
+        pool_(memory, slot, Scrub::on_domain_change, std::move(erase)),
         scheduler_(config.scheduler),
         block_manager_(pool_, config.block_manager),
-        swapper_(memory),
-        runner_(memory, slot) {
+        swapper_(std::move(swapper)),
+        runner_(std::move(runner)) {
     occupy(memory, slot, slot.value + 1);
   }
 
   /// Does the next thing a message would do: plans a step, or carries out the planned one.
-  /// \return  whether there was anything to do
-  bool advance() {
+  /// \return  whether there was anything to do; an error: the device's, and nothing is to be published
+  Expected<bool> advance() {
     if (!plan_) {
       const auto request = scheduler_.next_step();
       has_settled_ = !request.has_value();
@@ -53,8 +58,10 @@ class PlainRing {
       return true;
     }
     check_swaps(memory_, slot_, *plan_);
-    swapper_.move(*plan_);
-    StepDone done{plan_->step, plan_->outcome, runner_.run(*plan_)};
+    if (auto moved = swapper_->move(*plan_); !moved) return forward_error(moved);
+    auto sampled = runner_->run(*plan_);
+    if (!sampled) return forward_error(sampled);
+    const StepDone done{plan_->step, plan_->outcome, std::move(*sampled)};
     plan_.reset();
     scheduler_.complete(done);
     return true;
@@ -71,8 +78,8 @@ class PlainRing {
   BlockPool pool_;
   SchedulerState scheduler_;
   BlockManagerState block_manager_;
-  SwapperState swapper_;
-  OracleRunner runner_;
+  std::unique_ptr<Swapper> swapper_;
+  std::unique_ptr<StepRunner> runner_;
   std::optional<StepPlan> plan_;
   bool has_settled_ = true;
 };

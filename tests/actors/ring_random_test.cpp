@@ -47,7 +47,7 @@ class RandomRun {
       if (submitted < clients_.size() && between(0, 3) == 0) submit(clients_[submitted++]);
       if (submitted > 0 && between(0, 60) == 0) abort(clients_[between(0, submitted - 1)]);
       if (death_is_due_ && submitted > clients_.size() / 2 && between(0, 9) == 0) kill_one();
-      random_engine().advance();
+      ASSERT_TRUE(random_engine().advance());
     }
   }
 

@@ -22,7 +22,7 @@ class CountingRunner : public StepRunner {
  public:
   CountingRunner(const PoolMemory& memory, ProcessSlot slot, std::size_t& steps)
       : oracle_(memory, slot), steps_(steps) {}
-  std::vector<SampledToken> run(const StepPlan& plan) override {
+  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override {
     ++steps_;
     return oracle_.run(plan);
   }
@@ -63,7 +63,8 @@ class RingTest : public ::testing::Test {
     executor_ =
         spawn_executor(system_, std::make_unique<CountingRunner>(memory_, ProcessSlot{0}, steps_),
                        Placement::scheduled);
-    swapper_ = spawn_swapper(system_, SwapperState(memory_), executor_, Placement::scheduled);
+    swapper_ = spawn_swapper(system_, std::make_unique<SwapperState>(memory_), executor_,
+                             Placement::scheduled);
     block_manager_ =
         spawn_block_manager(system_, BlockManagerState(pool_, config_.block_manager), swapper_);
     ring_ = spawn_scheduler(system_, SchedulerState(config_.scheduler), block_manager_);
@@ -277,6 +278,7 @@ TEST(Ring, OnThreadsServesAndShutsDown) {
     RingParts parts;
     parts.scheduler = RingConfig{}.scheduler;
     parts.pool = &pool;
+    parts.swapper = std::make_unique<SwapperState>(memory);
     parts.runner = std::make_unique<OracleRunner>(memory, ProcessSlot{0});
     const SchedulerHandle ring = spawn_ring(system, std::move(parts));
     std::promise<void> all_done;

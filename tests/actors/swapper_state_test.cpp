@@ -36,7 +36,7 @@ TEST_F(SwapperStateTest, MovesWholeBlocksByTheirIndexInTheirTier) {
   StepPlan plan;
   plan.swap_out = {{1, 0}, {2, 3}};
   plan.swap_in = {{1, 3}};
-  swapper_.move(plan);
+  ASSERT_TRUE(swapper_.move(plan));
   const int device[] = {10, 11, 12, 21}, host[] = {11, 21, 22, 12};
   for (std::uint32_t i = 0; i < 4; ++i) {
     EXPECT_EQ(content(Tier::device, i), device[i]) << i;
@@ -50,14 +50,14 @@ TEST_F(SwapperStateTest, ABlockMayLeaveAndBeFilledAnewInOneStep) {
   StepPlan plan;
   plan.swap_out = {{1, 0}};
   plan.swap_in = {{2, 1}};
-  swapper_.move(plan);
+  ASSERT_TRUE(swapper_.move(plan));
   EXPECT_EQ(content(Tier::host, 0), 11);
   EXPECT_EQ(content(Tier::device, 1), 22);
 }
 
 TEST(SwapperState, WithoutAHostTierThereIsNothingToMove) {
   const PoolMemory memory = private_pool(small_geometry(4));
-  SwapperState(memory).move({});
+  EXPECT_TRUE(SwapperState(memory).move({}));
 }
 
 }  // namespace

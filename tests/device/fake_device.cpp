@@ -172,7 +172,7 @@ std::size_t FakeDevice::leftovers() const {
 // -- faults ---------------------------------------------------------------------------------------
 
 Expected<void> FakeDevice::call(const char* name) {
-  std::function<void(std::uint64_t)> before;
+  std::function<void(std::uint64_t, const char*)> before;
   const std::uint64_t number = ++calls_;
   {
     const std::lock_guard lock(mutex_);
@@ -184,7 +184,7 @@ Expected<void> FakeDevice::call(const char* name) {
     }
     if (!lost_.empty()) return failure(Errc::device_lost, lost_);
   }
-  if (before) before(number);
+  if (before) before(number, name);
   return {};
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "actors/ring.hpp"
+#include "actors/swapper_state.hpp"
 #include "pool/process_slot.hpp"
 #include "tools/bench/paired.hpp"
 
@@ -19,7 +20,7 @@ class IdleRunner : public StepRunner {
  public:
   explicit IdleRunner(std::vector<double>& gaps_us) : gaps_us_(gaps_us) {}
 
-  std::vector<SampledToken> run(const StepPlan& plan) override {
+  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override {
     if (last_ != Clock::time_point{})
       gaps_us_.push_back(std::chrono::duration<double, std::micro>(Clock::now() - last_).count());
     std::vector<SampledToken> sampled;
@@ -70,6 +71,7 @@ void measure(std::size_t sequences, std::uint32_t steps) {
     parts.scheduler.max_num_batched_tokens = 8192;
     parts.scheduler.max_model_len = 1u << 20;
     parts.scheduler.vocab_size = 1000;
+    parts.swapper = std::make_unique<SwapperState>(memory);
     parts.runner = std::make_unique<IdleRunner>(gaps);
     SchedulerHandle scheduler = spawn_ring(system, std::move(parts));
     SubmitBatch batch;

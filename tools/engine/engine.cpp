@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "actors/swapper_state.hpp"
 #include "actors/transformer_runner.hpp"
 #include "config/log.hpp"
 #include "models/fingerprint.hpp"
@@ -109,6 +110,7 @@ Engine::Engine(const Options& options, const ModelConfig& config, const Message&
       options.enable_prefix_caching,
       options.preemption_mode == "swap" ? PreemptionMode::swap : PreemptionMode::recompute,
       options.watermark, options.max_num_seqs};
+  parts.swapper = std::make_unique<SwapperState>(memory_);
   parts.runner = std::make_unique<TransformerRunner>(std::move(model), memory_.arena(Tier::device),
                                                      memory_.geometry().kv);
   port_ = std::make_unique<Port>(

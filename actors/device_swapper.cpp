@@ -1,0 +1,64 @@
+#include "actors/device_swapper.hpp"
+
+#include "kernels/block_copy.hpp"
+
+namespace kvhive {
+
+CopyOnDevice plain_copies(Device& device) {
+  return [&device](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
+    for (std::size_t first = 0, end = 0; first < args.pairs_count; first = end) {
+      const BlockPair& pair = args.pairs[first];
+      for (end = first + 1; end < args.pairs_count; ++end) {
+        const auto distance = static_cast<std::uint32_t>(end - first);
+        if (args.pairs[end].source != pair.source + distance ||
+            args.pairs[end].destination != pair.destination + distance)
+          break;
+      }
+      if (auto started = device.copy(args.destination + pair.destination * args.destination_stride,
+                                     args.source + pair.source * args.source_stride,
+                                     (end - first) * args.bytes, stream);
+          !started)
+        return started;
+    }
+    return {};
+  };
+}
+
+Expected<std::unique_ptr<DeviceSwapper>> DeviceSwapper::create(Device& device,
+                                                               const PoolMemory& memory,
+                                                               CopyOnDevice copy) {
+  auto out = Lane::open(device);
+  if (!out) return forward_error(out);
+  auto in = Lane::open(device);
+  if (!in) return forward_error(in);
+  return std::unique_ptr<DeviceSwapper>(
+      new DeviceSwapper(memory, std::move(copy), std::move(*out), std::move(*in)));
+}
+
+Expected<void> DeviceSwapper::move(const StepPlan& plan) {
+  const std::size_t bytes = memory_.geometry().kv.block_bytes();
+  std::byte* const device = memory_.arena(Tier::device);
+  std::byte* const host = memory_.arena(Tier::host);
+  if (!plan.swap_out.empty()) {
+    auto started = copy_(whole_blocks(device, host, bytes, plan.swap_out), out_.stream());
+    if (started) started = out_.mark();
+    if (!started) return started;
+  }
+  if (!plan.swap_in.empty()) {
+    Expected<void> started;
+    if (!plan.swap_out.empty()) started = in_.wait_for(out_);
+    if (started) started = copy_(whole_blocks(host, device, bytes, plan.swap_in), in_.stream());
+    if (started) started = in_.mark();
+    if (!started) return started;
+  }
+  return {};
+}
+
+Expected<void> DeviceSwapper::join(const StepPlan& plan, const Lane& runner) const {
+  Expected<void> joined;
+  if (!plan.swap_out.empty()) joined = runner.wait_for(out_);
+  if (joined && !plan.swap_in.empty()) joined = runner.wait_for(in_);
+  return joined;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,39 @@
+#pragma once
+// Moves blocks between a GPU and page-locked memory, both ways at once, on streams of its own. The
+// runner's stream waits for them, the host does not.
+
+#include <functional>
+
+#include "actors/swapper.hpp"
+#include "device/device_memory.hpp"
+#include "pool/pool_memory.hpp"
+
+namespace kvhive {
+
+/// Block copies on a stream: kernels/cuda's swap_blocks_cuda, or plain copies.
+using CopyOnDevice = std::function<Expected<void>(const BlockCopyArgs&, DeviceStream)>;
+
+/// A copy for each run of neighbours.
+CopyOnDevice plain_copies(Device& device);
+
+class DeviceSwapper final : public Swapper {
+ public:
+  /// \param memory  with its device arena set and the host arena page-locked
+  static Expected<std::unique_ptr<DeviceSwapper>> create(Device& device, const PoolMemory& memory,
+                                                         CopyOnDevice copy);
+
+  Expected<void> move(const StepPlan& plan) override;
+
+  /// Makes the runner's stream wait for the plan's swaps, which move() has started.
+  Expected<void> join(const StepPlan& plan, const Lane& runner) const;
+
+ private:
+  DeviceSwapper(const PoolMemory& memory, CopyOnDevice copy, Lane out, Lane in)
+      : memory_(memory), copy_(std::move(copy)), out_(std::move(out)), in_(std::move(in)) {}
+
+  const PoolMemory& memory_;
+  CopyOnDevice copy_;
+  Lane out_, in_;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,63 @@
+#include "device/device_memory.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+
+namespace kvhive {
+namespace {
+
+constexpr std::size_t kMostLockedAtOnce = std::size_t{64} << 30;
+
+/// An open file of our own: locks belong to those, and a descriptor that was handed out shares one.
+Expected<UniqueFd> reopened(int fd) {
+  UniqueFd own{open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR | O_CLOEXEC)};
+  if (!own) return os_failure("reopen the host arena");
+  return own;
+}
+
+}  // namespace
+
+Expected<SharedDeviceMemory> SharedDeviceMemory::map(Device& device, int fd, std::size_t bytes) {
+  auto data = device.map_shared(fd, bytes);
+  if (!data) return forward_error(data);
+  SharedDeviceMemory memory;
+  memory.device_ = &device;
+  memory.data_ = *data;
+  memory.bytes_ = bytes;
+  return memory;
+}
+
+Expected<LockedPages> LockedPages::lock(Device& device, std::byte* memory, std::size_t bytes,
+                                        int fd) {
+  LockedPages pages;
+  pages.device_ = &device;
+  if (bytes == 0) return pages;
+  auto turn = reopened(fd);
+  if (!turn) return forward_error(turn);
+  while (flock(turn->get(), LOCK_EX) != 0)  // goes with its holder, however that ends
+    if (errno != EINTR) return os_failure("flock of the host arena");
+  for (std::size_t at = 0; at < bytes; at += kMostLockedAtOnce) {
+    auto locked = device.lock_pages(memory + at, std::min(kMostLockedAtOnce, bytes - at));
+    if (!locked) return forward_error(locked);
+    pages.chunks_.push_back(memory + at);
+  }
+  return pages;
+}
+
+Expected<Lane> Lane::open(Device& device) {
+  Lane lane;
+  lane.device_ = &device;
+  auto stream = device.create_stream();
+  if (!stream) return forward_error(stream);
+  lane.stream_ = *stream;
+  auto event = device.create_event();
+  if (!event) return forward_error(event);
+  lane.event_ = *event;
+  return lane;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,103 @@
+#pragma once
+// Owners of what a device lends.
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "device/device.hpp"
+
+namespace kvhive {
+
+/// Shared device memory, mapped. Move-only; the device outlives it.
+class SharedDeviceMemory {
+ public:
+  SharedDeviceMemory() = default;
+  static Expected<SharedDeviceMemory> map(Device& device, int fd, std::size_t bytes);
+  SharedDeviceMemory(SharedDeviceMemory&& other) noexcept { swap(other); }
+  SharedDeviceMemory& operator=(SharedDeviceMemory&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~SharedDeviceMemory() {
+    if (data_ != nullptr) device_->unmap_shared(data_, bytes_);
+  }
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return bytes_; }
+
+ private:
+  void swap(SharedDeviceMemory& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+  Device* device_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+/// Host memory, page-locked for a device. Move-only; device and memory outlive it.
+class LockedPages {
+ public:
+  LockedPages() = default;
+  /// In chunks of at most 64 GiB: CUDA refuses to register half a terabyte at once.
+  ///
+  /// \param fd  what the memory is a mapping of: processes that lock it take turns by a lock on it,
+  ///            since pinning the same pages at the same time fails
+  static Expected<LockedPages> lock(Device& device, std::byte* memory, std::size_t bytes, int fd);
+  LockedPages(LockedPages&& other) noexcept { swap(other); }
+  LockedPages& operator=(LockedPages&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~LockedPages() {
+    for (std::byte* chunk : chunks_) device_->unlock_pages(chunk);
+  }
+
+ private:
+  void swap(LockedPages& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(chunks_, other.chunks_);
+  }
+  Device* device_ = nullptr;
+  std::vector<std::byte*> chunks_;
+};
+
+/// A stream and an event behind it. Move-only; the device outlives it.
+class Lane {
+ public:
+  Lane() = default;
+  static Expected<Lane> open(Device& device);
+  Lane(Lane&& other) noexcept { swap(other); }
+  Lane& operator=(Lane&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Lane() {
+    if (event_ != nullptr) device_->destroy(event_);
+    if (stream_ != nullptr) device_->destroy(stream_);
+  }
+
+  DeviceStream stream() const { return stream_; }
+  /// Marks the end of what has been started.
+  Expected<void> mark() const { return device_->record(event_, stream_); }
+  /// What comes later here waits for the other's last mark.
+  Expected<void> wait_for(const Lane& other) const { return device_->wait(stream_, other.event_); }
+  /// The host waits for all that has been started.
+  Expected<void> finish() const {
+    if (auto marked = mark(); !marked) return marked;
+    return device_->synchronize(event_);
+  }
+
+ private:
+  void swap(Lane& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(stream_, other.stream_);
+    std::swap(event_, other.event_);
+  }
+  Device* device_ = nullptr;
+  DeviceStream stream_ = nullptr;
+  DeviceEvent event_ = nullptr;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,127 @@
+#pragma once
+// An engine of plain calls whose device tier is a (fake) GPU's memory, as a process attaches to it.
+
+#include <sys/mman.h>
+
+#include <memory>
+#include <utility>
+
+#include "actors/device_swapper.hpp"
+#include "config/exit_codes.hpp"
+#include "tests/actors/plain_ring.hpp"
+#include "tests/device/fake_device.hpp"
+#include "tests/simt/stream.hpp"
+
+namespace kvhive::testing {
+
+/// The oracle as a kernel: its work happens on a stream, after the plan's swaps.
+class DeviceOracleRunner final : public StepRunner {
+ public:
+  DeviceOracleRunner(Device& device, const PoolMemory& memory, ProcessSlot slot,
+                     const DeviceSwapper& swapper, Lane lane)
+      : device_(device),
+        memory_(memory),
+        swapper_(swapper),
+        oracle_(memory, slot),
+        lane_(std::move(lane)) {}
+
+  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override {
+    if (auto joined = swapper_.join(plan, lane_); !joined) return forward_error(joined);
+    const std::size_t bytes = memory_.geometry().kv.block_bytes();
+    std::byte* const arena = memory_.arena(Tier::device);
+    if (auto copied =
+            plain_copies(device_)(whole_blocks(arena, arena, bytes, plan.copies), lane_.stream());
+        !copied)
+      return forward_error(copied);
+    std::vector<SampledToken> sampled;
+    lane_.stream()->enqueue([&] { sampled = *oracle_.run(plan); });
+    if (auto done = lane_.finish(); !done) return forward_error(done);
+    return sampled;
+  }
+
+ private:
+  Device& device_;
+  const PoolMemory& memory_;
+  const DeviceSwapper& swapper_;
+  OracleRunner oracle_;
+  Lane lane_;
+};
+
+/// A pool whose device tier nobody can map but by a device. To be made before any device: those who
+/// attach may be children.
+struct DevicePool {
+  DevicePool(std::uint32_t device_blocks, std::uint32_t host_blocks)
+      : memory(private_pool(geometry(device_blocks, host_blocks))),
+        bytes(PoolLayout(memory.geometry()).device_bytes),
+        arena(*FakeDevice().create_shared(bytes)),
+        host_lock(memfd_create("host-arena", MFD_CLOEXEC)) {}
+
+  static PoolGeometry geometry(std::uint32_t device_blocks, std::uint32_t host_blocks) {
+    PoolGeometry geometry = small_geometry(device_blocks, host_blocks, 4, 2);
+    geometry.device = DeviceKind::cuda;
+    return geometry;
+  }
+
+  PoolMemory memory;
+  std::size_t bytes;
+  UniqueFd arena;
+  UniqueFd host_lock;  ///< stands for the host arena's descriptor
+};
+
+/// One at a time in a process: it says where the pool's device arena is.
+class DeviceEngine {
+ public:
+  /// The device's own failures, also while attaching, are what comes back.
+  static Expected<std::unique_ptr<DeviceEngine>> attach(FakeDevice& device, DevicePool& pool,
+                                                        ProcessSlot slot,
+                                                        const RingConfig& config) {
+    auto engine = std::unique_ptr<DeviceEngine>(new DeviceEngine(device));
+    auto arena = SharedDeviceMemory::map(device, pool.arena.get(), pool.bytes);
+    if (!arena) return forward_error(arena);
+    engine->arena_ = std::move(*arena);
+    pool.memory.set_device_arena(engine->arena_.data());
+    const PoolGeometry& geometry = pool.memory.geometry();
+    auto pages =
+        LockedPages::lock(device, pool.memory.arena(Tier::host),
+                          geometry.host_blocks * geometry.kv.block_bytes(), pool.host_lock.get());
+    if (!pages) return forward_error(pages);
+    engine->pages_ = std::move(*pages);
+    auto eraser = Lane::open(device);
+    if (!eraser) return forward_error(eraser);
+    engine->eraser_ = std::move(*eraser);
+    auto runner_lane = Lane::open(device);  // the runner's constructor cannot fail
+    if (!runner_lane) return forward_error(runner_lane);
+    auto swapper = DeviceSwapper::create(device, pool.memory, plain_copies(device));
+    if (!swapper) return forward_error(swapper);
+    auto runner = std::make_unique<DeviceOracleRunner>(device, pool.memory, slot, **swapper,
+                                                       std::move(*runner_lane));
+    engine->ring_ = std::make_unique<PlainRing>(
+        pool.memory, slot, config, std::move(*swapper), std::move(runner),
+        [raw = engine.get()](std::span<const BlockId> blocks) { raw->erase(blocks); });
+    engine->block_bytes_ = geometry.kv.block_bytes();
+    return engine;
+  }
+
+  PlainRing& ring() { return *ring_; }
+
+ private:
+  explicit DeviceEngine(FakeDevice& device) : device_(device) {}
+
+  /// Ends the process where an engine would.
+  void erase(std::span<const BlockId> blocks) {
+    for (const BlockId block : blocks)
+      if (!device_.fill(arena_.data() + block.value * block_bytes_, std::byte{0}, block_bytes_,
+                        eraser_.stream()))
+        _exit(kExitDeviceLost);
+    if (!eraser_.finish()) _exit(kExitDeviceLost);
+  }
+
+  FakeDevice& device_;
+  SharedDeviceMemory arena_;
+  LockedPages pages_;
+  Lane eraser_;
+  std::size_t block_bytes_ = 0;
+  std::unique_ptr<PlainRing> ring_;
+};
+
+}  // namespace kvhive::testing
