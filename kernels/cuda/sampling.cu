@@ -197,37 +197,34 @@ class Row {
   std::uint64_t* scratch_;
 };
 
-/// Weights of one temperature, relative to the likeliest token's, and which of them may be drawn.
+/// Weights of one temperature, relative to the likeliest token's; lighter ones than `least` are
+/// never drawn.
 struct Candidates {
   double largest;
   double inverse_temperature;
-  double least;       ///< by min_p and top_k
-  double border = 0;  ///< by top_p: of this weight only up to last_token, none below
-  std::int32_t last_token = 0;
+  double least;
 
   __device__ __forceinline__ double weight(float logit) const {
     return exp((logit - largest) * inverse_temperature);
   }
-  __device__ __forceinline__ bool have(std::int32_t token, double weight) const {
-    return weight > 0 && weight >= least &&
-           (weight > border || (weight == border && token <= last_token));
+  /// As it is added up; 0: no candidate.
+  __device__ __forceinline__ std::uint64_t counted(const Row& row, std::int32_t token) const {
+    const double own = weight(row.logit(token));
+    return own >= least ? row.counted(own) : 0;
   }
 };
 
 /// A token, with the sum of the weights up to its own, heaviest first, of equal ones the lowest id.
 struct Place {
   std::int32_t token;
-  double weight;
   std::uint64_t sum;
 };
 
 /// Where the candidates' weights first sum to `wanted`, at least 1 and at most the sum of all.
 __device__ __forceinline__ Place place_of(const Row& row, std::uint32_t high,
                                           const Candidates& candidates, std::uint64_t wanted) {
-  const std::uint32_t key = row.find_key(high, wanted, [&](std::int32_t token) -> std::uint64_t {
-    const double weight = candidates.weight(row.logit(token));
-    return candidates.have(token, weight) ? row.counted(weight) : 0;
-  });
+  const std::uint32_t key = row.find_key(
+      high, wanted, [&](std::int32_t token) { return candidates.counted(row, token); });
   // Different logits may have equal weights: so much is certain by weight only.
   const double border = candidates.weight(value_of_key(key));
   const std::uint64_t each = row.counted(border);
@@ -241,11 +238,10 @@ __device__ __forceinline__ Place place_of(const Row& row, std::uint32_t high,
       heavier < wanted ? (wanted - heavier - 1) / (each > 0 ? each : 1) : 0;  // of equal weight
   const std::int32_t token = row.find_token(
       [&](std::int32_t other) -> std::uint64_t {
-        const double weight = candidates.weight(row.logit(other));
-        return weight == border && candidates.have(other, weight) ? 1 : 0;
+        return candidates.weight(row.logit(other)) == border ? 1 : 0;
       },
       [before](std::uint64_t) { return before; });
-  return {token, border, heavier + (before + 1) * each};
+  return {token, heavier + (before + 1) * each};
 }
 
 /// The whole number that a share of `total` is below, the last one at most.
@@ -266,17 +262,13 @@ __device__ __forceinline__ std::int32_t draw(const Row& row, const SampleChoice&
                                            [](std::int32_t) -> std::uint64_t { return 1; });
     candidates.least = fmax(candidates.least, candidates.weight(value_of_key(key)));
   }
-  const auto counted = [&](std::int32_t token) -> std::uint64_t {
-    const double weight = candidates.weight(row.logit(token));
-    return candidates.have(token, weight) ? row.counted(weight) : 0;
-  };
+  const auto counted = [&](std::int32_t token) { return candidates.counted(row, token); };
   if (choice.top_p < 1) {
     const std::uint64_t total = row.reduce(counted, Sum());
     const double enough = ceil(choice.top_p * static_cast<double>(total));
     const auto wanted = enough < 1 ? std::uint64_t{1} : static_cast<std::uint64_t>(enough);
     const Place last = place_of(row, high, candidates, wanted < total ? wanted : total);
-    candidates.border = last.weight;
-    candidates.last_token = last.token;
+    // From the lightest of those up is from the heaviest down to what is left.
     return place_of(row, high, candidates, last.sum - part_of(last.sum, share)).token;
   }
   return row.find_token(counted, [share](std::uint64_t total) { return part_of(total, share); });
