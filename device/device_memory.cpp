@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -29,6 +30,31 @@ Expected<SharedDeviceMemory> SharedDeviceMemory::map(Device& device, int fd, std
   memory.data_ = *data;
   memory.bytes_ = bytes;
   return memory;
+}
+
+Expected<DeviceBuffer> DeviceBuffer::allocate(Device& device, std::size_t bytes) {
+  auto data = device.allocate(bytes);
+  if (!data) return forward_error(data);
+  DeviceBuffer buffer;
+  buffer.device_ = &device;
+  buffer.data_ = *data;
+  return buffer;
+}
+
+Expected<StagingBuffer> StagingBuffer::allocate(Device& device, std::size_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return os_failure("mmap of staging memory");
+  StagingBuffer buffer;
+  buffer.data_ = static_cast<std::byte*>(data);
+  buffer.bytes_ = bytes;
+  if (auto locked = device.lock_pages(buffer.data_, bytes); !locked) return forward_error(locked);
+  buffer.device_ = &device;
+  return buffer;
+}
+
+StagingBuffer::~StagingBuffer() {
+  if (device_ != nullptr) device_->unlock_pages(data_);
+  if (data_ != nullptr) munmap(data_, bytes_);
 }
 
 Expected<LockedPages> LockedPages::lock(Device& device, std::byte* memory, std::size_t bytes,

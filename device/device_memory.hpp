@@ -36,6 +36,55 @@ class SharedDeviceMemory {
   std::size_t bytes_ = 0;
 };
 
+/// Private device memory. Move-only; the device outlives it.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  static Expected<DeviceBuffer> allocate(Device& device, std::size_t bytes);
+  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~DeviceBuffer() {
+    if (data_ != nullptr) device_->release(data_);
+  }
+  std::byte* data() const { return data_; }
+
+ private:
+  void swap(DeviceBuffer& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+  }
+  Device* device_ = nullptr;
+  std::byte* data_ = nullptr;
+};
+
+/// Host memory in pages of its own, page-locked, zeroed: what copies go through. Move-only; the
+/// device outlives it.
+class StagingBuffer {
+ public:
+  StagingBuffer() = default;
+  static Expected<StagingBuffer> allocate(Device& device, std::size_t bytes);
+  StagingBuffer(StagingBuffer&& other) noexcept { swap(other); }
+  StagingBuffer& operator=(StagingBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~StagingBuffer();
+  std::byte* data() const { return data_; }
+
+ private:
+  void swap(StagingBuffer& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+  Device* device_ = nullptr;  ///< null: not locked
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
 /// Host memory, page-locked for a device. Move-only; device and memory outlive it.
 class LockedPages {
  public:

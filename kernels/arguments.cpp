@@ -86,4 +86,32 @@ void check_arguments(const MlaWriteArgs& args) {
   KV_CHECK(args.T >= 0 && args.kv.S > 0, args.T, args.kv.S);
 }
 
+void check_arguments(const EmbedArgs& args) {
+  KV_CHECK(is_activation(args.dtype), int(args.dtype));
+  KV_CHECK(args.T >= 0 && args.width > 0, args.T, args.width);
+}
+
+void check_arguments(const AddRmsNormArgs& args) {
+  KV_CHECK(is_activation(args.delta_dtype) && is_activation(args.out_dtype), int(args.delta_dtype),
+           int(args.out_dtype));
+  KV_CHECK(args.n >= 0 && args.width > 0, args.n, args.width);
+}
+
+void check_arguments(const RotateArgs& args) {
+  KV_CHECK(is_activation(args.dtype), int(args.dtype));
+  KV_CHECK(args.T >= 0 && args.H > 0 && args.G > 0, args.T, args.H, args.G);
+  KV_CHECK(args.D > 0 && args.D % 2 == 0, args.D);
+}
+
+void check_arguments(const SiluMultiplyArgs& args) {
+  KV_CHECK(is_activation(args.dtype), int(args.dtype));
+  KV_CHECK(args.T >= 0 && args.I > 0 && args.in_stride >= args.I, args.T, args.I, args.in_stride);
+}
+
+void check_arguments(const SampleArgs& args) {
+  KV_CHECK(args.n >= 0 && args.vocab > 0 && args.K >= 0, args.n, args.vocab, args.K);
+  for (std::int32_t row = 0; row < args.n; ++row)
+    KV_CHECK(args.choices[row].likeliest <= args.K, row, args.choices[row].likeliest, args.K);
+}
+
 }  // namespace kvhive

@@ -6,6 +6,8 @@
 #include "kernels/merge_states.hpp"
 #include "kernels/paged_attention.hpp"
 #include "kernels/paged_mla.hpp"
+#include "kernels/row_kernels.hpp"
+#include "kernels/sampling.hpp"
 
 namespace kvhive {
 
@@ -14,5 +16,11 @@ void check_arguments(const CacheWriteArgs& args);
 void check_arguments(const MergeStatesArgs& args);
 void check_arguments(const PagedMlaArgs& args);
 void check_arguments(const MlaWriteArgs& args);
+void check_arguments(const EmbedArgs& args);
+void check_arguments(const AddRmsNormArgs& args);
+void check_arguments(const RotateArgs& args);
+void check_arguments(const SiluMultiplyArgs& args);
+/// `choices` in host memory.
+void check_arguments(const SampleArgs& args);
 
 }  // namespace kvhive

@@ -2,24 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <sstream>
 #include <string>
 
 #include "config/check.hpp"
+#include "kernels/sampling.hpp"
 
 namespace kvhive {
 namespace {
-
-/// vLLM's bound: colder than this is greedy, instead of overflowing.
-constexpr float kGreedyBelow = 1e-5f;
-
-/// A logit that can be compared and subtracted: NaN is impossible, +infinity merely huge.
-float usable(float logit) {
-  if (std::isnan(logit)) return -std::numeric_limits<float>::infinity();
-  return std::min(logit, std::numeric_limits<float>::max());
-}
 
 /// Likelier first; of equal ones the lower id.
 bool before(const Sampled& a, const Sampled& b) {
@@ -29,33 +20,22 @@ bool before(const Sampled& a, const Sampled& b) {
 std::size_t index_of_largest(std::span<const float> logits) {
   std::size_t best = 0;
   for (std::size_t i = 1; i < logits.size(); ++i)
-    if (usable(logits[i]) > usable(logits[best])) best = i;
+    if (usable_logit(logits[i]) > usable_logit(logits[best])) best = i;
   return best;
 }
 
 /// log(sum(exp(logit))), shifted by the largest.
 double log_total(std::span<const float> logits) {
-  const double largest = usable(logits[index_of_largest(logits)]);
+  const double largest = usable_logit(logits[index_of_largest(logits)]);
   if (std::isinf(largest)) return 0;  // nothing is possible: every logprob is -infinity
   double total = 0;
-  for (const float logit : logits) total += std::exp(usable(logit) - largest);
+  for (const float logit : logits) total += std::exp(usable_logit(logit) - largest);
   return largest + std::log(total);
 }
 
 Sampled with_logprob(std::span<const float> logits, std::size_t index) {
   return {static_cast<TokenId>(index),
-          static_cast<float>(usable(logits[index]) - log_total(logits))};
-}
-
-/// Uniform in [0, 1): splitmix64 over the seed and the position (Steele et al., 2014).
-double random_share(std::uint64_t seed, std::uint64_t position) {
-  const auto mix = [](std::uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-  };
-  return static_cast<double>(mix(mix(seed) ^ position) >> 11) * 0x1p-53;
+          static_cast<float>(usable_logit(logits[index]) - log_total(logits))};
 }
 
 /// A token and its probability relative to the likeliest one's.
@@ -69,10 +49,10 @@ bool lighter(const Candidate& a, const Candidate& b) {
 }
 
 std::vector<Candidate> candidates_of(std::span<const float> logits, const SamplingParams& params) {
-  const double largest = usable(logits[index_of_largest(logits)]);
+  const double largest = usable_logit(logits[index_of_largest(logits)]);
   std::vector<Candidate> candidates;
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    const double weight = std::exp((usable(logits[i]) - largest) / params.temperature);
+    const double weight = std::exp((usable_logit(logits[i]) - largest) / params.temperature);
     if (weight > 0 && weight >= params.min_p)
       candidates.push_back({static_cast<TokenId>(i), weight});
   }
@@ -155,7 +135,7 @@ std::vector<Sampled> top_logprobs(std::span<const float> logits, int k) {
   const double total = log_total(logits);
   std::vector<Sampled> all(logits.size());
   for (std::size_t i = 0; i < logits.size(); ++i)
-    all[i] = {static_cast<TokenId>(i), static_cast<float>(usable(logits[i]) - total)};
+    all[i] = {static_cast<TokenId>(i), static_cast<float>(usable_logit(logits[i]) - total)};
   const auto count = std::min<std::size_t>(k, all.size());
   std::partial_sort(all.begin(), all.begin() + count, all.end(), before);
   all.resize(count);

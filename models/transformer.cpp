@@ -39,53 +39,6 @@ struct Activations {
   }
 };
 
-PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t layer) {
-  const std::size_t token_bytes = layout.head_size * bytes_of(layout.dtype);
-  std::byte* k = kv_base + layer * layout.layer_bytes();
-  const auto block_stride = static_cast<std::int64_t>(layout.block_bytes());
-  KvScales scales;
-  if (layout.has_token_scales()) {
-    std::byte* behind = k + 2 * layout.plane_bytes();
-    scales = {.k = reinterpret_cast<float*>(behind),
-              .v = reinterpret_cast<float*>(behind + layout.scales_bytes()),
-              .block_stride = block_stride,
-              .head_stride = static_cast<std::int64_t>(layout.block_size * sizeof(float)),
-              .token_stride = sizeof(float)};
-  }
-  return {.k = k,
-          .v = k + layout.plane_bytes(),
-          .block_stride = block_stride,
-          .head_stride = static_cast<std::int64_t>(layout.block_size * token_bytes),
-          .token_stride = static_cast<std::int64_t>(token_bytes),
-          .G = static_cast<std::int32_t>(layout.kv_heads),
-          .S = static_cast<std::int32_t>(layout.block_size),
-          .D = static_cast<std::int32_t>(layout.head_size),
-          .dtype = layout.dtype,
-          .layout = layout.pages,
-          .scales = scales};
-}
-
-void check_batch(const ForwardBatch& batch, const ModelConfig& config, const KvLayout& layout,
-                 std::span<const float> logits) {
-  const std::size_t tokens = batch.tokens.size();
-  KvLayout expected = kv_layout(config, layout.block_size, layout.dtype);
-  expected.pages = layout.pages;
-  KV_CHECK(layout == expected, layout.layers, layout.kv_heads, layout.head_size);
-  KV_CHECK(batch.positions.size() == tokens, batch.positions.size(), tokens);
-  KV_CHECK(batch.slot_mapping.size() == tokens, batch.slot_mapping.size(), tokens);
-  KV_CHECK(batch.query_start.size() == batch.kv_len.size() + 1, batch.query_start.size(),
-           batch.kv_len.size());
-  KV_CHECK(std::size_t(batch.query_start.back()) == tokens, batch.query_start.back(), tokens);
-  KV_CHECK(batch.block_table.size() == batch.kv_len.size() * batch.max_blocks,
-           batch.block_table.size(), batch.kv_len.size(), batch.max_blocks);
-  KV_CHECK(logits.size() == batch.logit_rows.size() * config.vocab_size, logits.size(),
-           batch.logit_rows.size());
-  for (const TokenId token : batch.tokens)
-    KV_CHECK(token >= 0 && token < config.vocab_size, token, config.vocab_size);
-  for (const std::int32_t row : batch.logit_rows)
-    KV_CHECK(row >= 0 && std::size_t(row) < tokens, row, tokens);
-}
-
 }  // namespace
 
 struct Transformer::State {
@@ -183,7 +136,9 @@ const ModelConfig& Transformer::config() const { return state_->config; }
 void Transformer::forward(const ForwardBatch& batch, std::byte* kv_base, const KvLayout& layout,
                           std::span<float> logits) {
   auto& state = *state_;
-  check_batch(batch, state.config, layout, logits);
+  check_batch(batch, state.config, layout);
+  KV_CHECK(logits.size() == batch.logit_rows.size() * state.config.vocab_size, logits.size(),
+           batch.logit_rows.size());
   if (batch.tokens.empty()) return;
   state.rows.resize(state.config, batch.tokens.size(), batch.logit_rows.size());
   state.embed(batch);

@@ -13,25 +13,12 @@
 #include <span>
 
 #include "config/expected.hpp"
-#include "config/ids.hpp"
 #include "config/kv_layout.hpp"
 #include "models/attention_backend.hpp"
+#include "models/forward_batch.hpp"
 #include "models/model_config.hpp"
 
 namespace kvhive {
-
-/// One step's work for a whole batch. Borrowed spans, alive during forward(). Alphabet as in
-/// kernels/paged_kv.hpp.
-struct ForwardBatch {
-  std::span<const TokenId> tokens;             // [T]
-  std::span<const std::int32_t> positions;     // [T]
-  std::span<const std::int32_t> query_start;   // [B+1]
-  std::span<const std::int32_t> kv_len;        // [B]
-  std::span<const std::uint32_t> block_table;  // [B, M] physical block indices
-  std::span<const std::int64_t> slot_mapping;  // [T]
-  std::span<const std::int32_t> logit_rows;    // rows of [0,T) whose logits are wanted
-  std::int32_t max_blocks = 0;                 // M
-};
 
 /// Move-only. One forward() at a time; several Transformers of one directory share its pages.
 class Transformer {

@@ -13,6 +13,8 @@
 #include "kernels/merge_states.hpp"
 #include "kernels/paged_attention.hpp"
 #include "kernels/paged_mla.hpp"
+#include "kernels/row_kernels.hpp"
+#include "kernels/sampling.hpp"
 
 struct CUstream_st;
 
@@ -52,5 +54,16 @@ Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const Attent
 Expected<void> paged_mla_cuda(const PagedMlaArgs& args, const AttentionWork& work,
                               CudaStream stream);
 Expected<void> mla_write_cuda(const MlaWriteArgs& args, CudaStream stream);
+
+/// Between the matrix products. Rows are multiples of four elements, and aligned to as many (heads:
+/// to two).
+Expected<void> embed_cuda(const EmbedArgs& args, CudaStream stream);
+Expected<void> add_rms_norm_cuda(const AddRmsNormArgs& args, CudaStream stream);
+Expected<void> rotate_cuda(const RotateArgs& args, CudaStream stream);
+Expected<void> silu_multiply_cuda(const SiluMultiplyArgs& args, CudaStream stream);
+
+/// Weights are added as whole numbers, so that no order shows; tokens are the reference's where its
+/// margin is above 1e-6. Of `choices` nothing is checked: they are on the device.
+Expected<void> sample_cuda(const SampleArgs& args, CudaStream stream);
 
 }  // namespace kvhive

@@ -23,8 +23,8 @@ struct FakeFaults {
   std::uint64_t work = 0;  ///< this piece of work on a stream faults, and the context is lost
   std::chrono::microseconds delay{0};  ///< of every piece of work
   /// Called by a stream's thread before each piece of work, and by the caller before each call.
-  std::function<void(std::uint64_t number)> before_work;
-  std::function<void(std::uint64_t number, const char* name)> before_call;
+  std::function<void(std::uint64_t number)> before_work = {};
+  std::function<void(std::uint64_t number, const char* name)> before_call = {};
 };
 
 class FakeDevice final : public Device {

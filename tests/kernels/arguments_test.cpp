@@ -8,6 +8,9 @@
 #include "backends.hpp"
 #include "paged_arena.hpp"
 
+#include "kernels/row_kernels.hpp"
+#include "kernels/sampling.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -84,6 +87,17 @@ TEST_P(ArgumentsDeathTest, NameScalesThatAreMissingOrTooMany) {
   EXPECT_DEATH(write(per_token, [](auto& args) { args.kv.scales.v = nullptr; }), "are_per_token");
   EXPECT_DEATH(attend({.scaling = Scaling::tensor}, nothing), "bytes_of.*== 1");
   EXPECT_DEATH(write({}, [](auto& args) { args.in_dtype = Dtype::int8; }), "in_dtype");
+}
+
+TEST(RowArgumentsDeathTest, NameWhatNoModelCanMean) {
+  EXPECT_DEATH(embed_reference({.T = 1}), "width > 0.*1 0");
+  EXPECT_DEATH(add_rms_norm_reference({.n = 1, .width = 4, .out_dtype = Dtype::int8}),
+               "out_dtype.*5");
+  EXPECT_DEATH(rotate_reference({.T = 1, .H = 1, .G = 1, .D = 7}), "D % 2 == 0.*7");
+  EXPECT_DEATH(silu_multiply_reference({.T = 1, .I = 8, .in_stride = 4}), "in_stride >= .*8 4");
+  const SampleChoice choice{.likeliest = 3};
+  EXPECT_DEATH(sample_reference({.choices = &choice, .n = 1, .vocab = 9, .K = 2}),
+               "likeliest.*3 2");
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, ArgumentsDeathTest,

@@ -2,16 +2,35 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "config/check.hpp"
 
 namespace kvhive {
 
+namespace {
+
+PagedRunner::Forward on_cpu(Transformer& model, std::size_t arena_bytes) {
+  return [&model, arena = std::vector(arena_bytes, std::byte{0xFF})](
+             const ForwardBatch& batch, const KvLayout& layout, std::span<float> logits) mutable {
+    model.forward(batch, arena.data(), layout, logits);
+  };
+}
+
+}  // namespace
+
 PagedRunner::PagedRunner(Transformer& model, Dtype kv_dtype, std::uint32_t block_size,
                          std::uint32_t blocks, std::uint32_t seed)
-    : model_(model),
-      layout_(kv_layout(model.config(), block_size, kv_dtype)),
-      arena_(layout_.block_bytes() * blocks, std::byte{0xFF}),
+    : PagedRunner(
+          model.config(),
+          on_cpu(model, kv_layout(model.config(), block_size, kv_dtype).block_bytes() * blocks),
+          kv_dtype, block_size, blocks, seed) {}
+
+PagedRunner::PagedRunner(const ModelConfig& config, Forward forward, Dtype kv_dtype,
+                         std::uint32_t block_size, std::uint32_t blocks, std::uint32_t seed)
+    : vocab_(config.vocab_size),
+      forward_(std::move(forward)),
+      layout_(kv_layout(config, block_size, kv_dtype)),
       free_(blocks) {
   std::iota(free_.begin(), free_.end(), 0u);
   std::mt19937 random(seed);
@@ -52,15 +71,14 @@ std::vector<std::vector<float>> PagedRunner::step(const std::vector<Feed>& feeds
   logit_rows.resize(tokens.size());
   std::iota(logit_rows.begin(), logit_rows.end(), 0);
 
-  const std::size_t vocab = model_.config().vocab_size;
-  std::vector<float> logits(tokens.size() * vocab);
-  model_.forward({tokens, positions, query_start, kv_len, table, slots, logit_rows,
-                  static_cast<std::int32_t>(max_blocks)},
-                 arena_.data(), layout_, logits);
+  std::vector<float> logits(tokens.size() * vocab_);
+  forward_({tokens, positions, query_start, kv_len, table, slots, logit_rows,
+            static_cast<std::int32_t>(max_blocks)},
+           layout_, logits);
   std::vector<std::vector<float>> parts;
   for (std::size_t b = 0; b < feeds.size(); ++b)
-    parts.emplace_back(logits.begin() + query_start[b] * vocab,
-                       logits.begin() + query_start[b + 1] * vocab);
+    parts.emplace_back(logits.begin() + query_start[b] * vocab_,
+                       logits.begin() + query_start[b + 1] * vocab_);
   return parts;
 }
 

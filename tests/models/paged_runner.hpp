@@ -1,8 +1,9 @@
 #pragma once
-// Feeds sequences to a Transformer in any cut, over a paged cache whose blocks are handed out in
+// Feeds sequences to a transformer in any cut, over a paged cache whose blocks are handed out in
 // shuffled order: what a scheduler does, without one.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <random>
 #include <span>
@@ -17,6 +18,11 @@ class PagedRunner {
   /// Unwritten KV is NaN, so that reading it shows.
   PagedRunner(Transformer& model, Dtype kv_dtype, std::uint32_t block_size, std::uint32_t blocks,
               std::uint32_t seed);
+
+  /// A transformer with an arena of its own, of `blocks` blocks.
+  using Forward = std::function<void(const ForwardBatch&, const KvLayout&, std::span<float>)>;
+  PagedRunner(const ModelConfig& config, Forward forward, Dtype kv_dtype, std::uint32_t block_size,
+              std::uint32_t blocks, std::uint32_t seed);
 
   struct Feed {
     int sequence = 0;
@@ -38,9 +44,9 @@ class PagedRunner {
 
   void grow(Sequence& sequence, std::size_t tokens);
 
-  Transformer& model_;
+  std::size_t vocab_;
+  Forward forward_;
   KvLayout layout_;
-  std::vector<std::byte> arena_;
   std::vector<std::uint32_t> free_;
   std::map<int, Sequence> sequences_;
 };

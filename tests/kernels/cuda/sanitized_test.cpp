@@ -130,5 +130,47 @@ TEST(Sanitized, CopyAndMerge) {
   });
 }
 
+TEST(Sanitized, RowKernels) {
+  constexpr std::int32_t T = 2, H = 3, G = 1, D = 24, kWidth = 20;
+  constexpr Dtype kBf16 = Dtype::bf16;
+  const std::vector<std::int32_t> tokens = {2, 0}, positions = {0, 131072}, rows = {1, 1, 0};
+  const std::vector<std::uint16_t> table(3 * kWidth, 0x3f80), up(T * kWidth, 0x3f80);
+  const std::vector<float> weight(kWidth, 0.5f), norm(D, 2.0f), frequencies(D / 2, 0.7f);
+  in_every_schedule([&] {
+    std::vector<float> residual(T * kWidth), delta(T * kWidth, 0.25f);
+    ASSERT_TRUE(
+        embed_cuda({table.data(), tokens.data(), residual.data(), T, kWidth, kBf16}, nullptr));
+    std::vector<std::uint16_t> out(T * kWidth), named(3 * kWidth);
+    AddRmsNormArgs args{residual.data(), delta.data(), weight.data(), out.data(), nullptr, T,
+                        kWidth,          1e-5f,        Dtype::f32,    kBf16};
+    ASSERT_TRUE(add_rms_norm_cuda(args, nullptr));
+    args.out = named.data();
+    args.rows = rows.data();
+    args.n = 3;
+    ASSERT_TRUE(add_rms_norm_cuda(args, nullptr));
+    ASSERT_TRUE(
+        silu_multiply_cuda({out.data(), up.data(), out.data(), T, kWidth, kWidth, kBf16}, nullptr));
+    std::vector<std::uint16_t> q(T * H * D, 0x3f80), k(T * G * D, 0x3f80);
+    ASSERT_TRUE(rotate_cuda({q.data(), k.data(), positions.data(), frequencies.data(), norm.data(),
+                             norm.data(), T, H, G, D, 1e-5f, kBf16},
+                            nullptr));
+  });
+}
+
+TEST(Sanitized, Sample) {
+  constexpr std::int32_t kVocab = 131, K = 2;
+  std::vector<float> logits(2 * kVocab);
+  for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i % 7);
+  const std::vector<SampleChoice> choices = {
+      {.likeliest = K}, {.temperature = 1, .top_p = 0.7f, .min_p = 0.001f, .top_k = 40}};
+  in_every_schedule([&] {
+    std::vector<std::int32_t> tokens(2), listed(2 * K);
+    std::vector<float> logprobs(2), listed_logprobs(2 * K);
+    ASSERT_TRUE(sample_cuda({logits.data(), choices.data(), tokens.data(), logprobs.data(),
+                             listed.data(), listed_logprobs.data(), 2, kVocab, K},
+                            nullptr));
+  });
+}
+
 }  // namespace
 }  // namespace kvhive

@@ -1,0 +1,285 @@
+#include "kernels/row_kernels.hpp"
+
+#include "kernels/cuda/block_reduce.cuh"
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/launch.cuh"
+
+namespace kvhive {
+namespace {
+
+using namespace device;
+
+constexpr int kThreads = 256;
+constexpr int kPack = 4;   ///< elements that one thread moves at a time
+constexpr int kHeads = 4;  ///< of one token, that a warp turns by the same angles
+
+template <int kCount>
+struct Values {
+  float of[kCount];
+};
+
+template <Dtype kDtype, int kCount>
+__device__ __forceinline__ Values<kCount> load_pack(const void* base, std::int64_t pack) {
+  const auto stored = static_cast<const Pack<kDtype, kCount>*>(base)[pack];
+  Values<kCount> values;
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) values.of[e] = Element<kDtype>::value(stored.of[e]);
+  return values;
+}
+template <Dtype kDtype, int kCount>
+__device__ __forceinline__ void store_pack(void* base, std::int64_t pack,
+                                           const Values<kCount>& values) {
+  Pack<kDtype, kCount> stored;
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) stored.of[e] = Element<kDtype>::of(values.of[e]);
+  static_cast<Pack<kDtype, kCount>*>(base)[pack] = stored;
+}
+
+/// Elements pack * kCount and on, of an activation's type.
+template <int kCount>
+__device__ __forceinline__ Values<kCount> load_pack(const void* base, std::int64_t pack,
+                                                    Dtype dtype) {
+  if (dtype == Dtype::bf16) return load_pack<Dtype::bf16, kCount>(base, pack);
+  if (dtype == Dtype::f16) return load_pack<Dtype::f16, kCount>(base, pack);
+  return load_pack<Dtype::f32, kCount>(base, pack);
+}
+template <int kCount>
+__device__ __forceinline__ void store_pack(void* base, std::int64_t pack, Dtype dtype,
+                                           const Values<kCount>& values) {
+  if (dtype == Dtype::bf16)
+    store_pack<Dtype::bf16>(base, pack, values);
+  else if (dtype == Dtype::f16)
+    store_pack<Dtype::f16>(base, pack, values);
+  else
+    store_pack<Dtype::f32>(base, pack, values);
+}
+
+/// Rows of `packs` packs, a thread each.
+__device__ __forceinline__ bool find_pack(int packs, std::int64_t* row, std::int64_t* pack) {
+  const int blocks_per_row = (packs + kThreads - 1) / kThreads;
+  *row = blockIdx.x / blocks_per_row;
+  *pack = std::int64_t{blockIdx.x % blocks_per_row} * kThreads + threadIdx.x;
+  return *pack < packs;
+}
+
+__global__ void __launch_bounds__(kThreads) embed(const __grid_constant__ EmbedArgs args) {
+  const int packs = args.width / kPack;
+  std::int64_t row, pack;
+  if (!find_pack(packs, &row, &pack)) return;
+  store_pack<Dtype::f32>(
+      args.out, row * packs + pack,
+      load_pack<kPack>(args.table, std::int64_t{args.tokens[row]} * packs + pack, args.dtype));
+}
+
+__global__ void __launch_bounds__(kThreads)
+    silu_multiply(const __grid_constant__ SiluMultiplyArgs args) {
+  const int packs = args.I / kPack;
+  std::int64_t row, pack;
+  if (!find_pack(packs, &row, &pack)) return;
+  const std::int64_t in = row * (args.in_stride / kPack) + pack;
+  const auto gate = load_pack<kPack>(args.gate, in, args.dtype);
+  const auto up = load_pack<kPack>(args.up, in, args.dtype);
+  Values<kPack> out;
+#pragma unroll
+  for (int e = 0; e < kPack; ++e) out.of[e] = gate.of[e] / (1.0f + expf(-gate.of[e])) * up.of[e];
+  store_pack(args.out, row * packs + pack, args.dtype, out);
+}
+
+/// A block per row: each thread goes twice over the same packs, the second time through L1.
+__global__ void __launch_bounds__(kThreads)
+    add_rms_norm(const __grid_constant__ AddRmsNormArgs args) {
+  const std::int64_t row = args.rows == nullptr ? blockIdx.x : args.rows[blockIdx.x];
+  const int packs = args.width / kPack;
+  const bool adds = args.delta != nullptr;
+  const auto load_sum = [&](int pack) {
+    auto x = load_pack<Dtype::f32, kPack>(args.residual, row * packs + pack);
+    if (adds) {
+      const auto delta = load_pack<kPack>(args.delta, row * packs + pack, args.delta_dtype);
+#pragma unroll
+      for (int e = 0; e < kPack; ++e) x.of[e] += delta.of[e];
+    }
+    return x;
+  };
+  float sum = 0;
+  for (int pack = static_cast<int>(threadIdx.x); pack < packs; pack += kThreads) {
+    const auto x = load_sum(pack);
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) sum = fmaf(x.of[e], x.of[e], sum);
+  }
+  sum = block_reduce<kThreads>(sum, reinterpret_cast<float*>(shared_memory()),
+                               [](float a, float b) { return a + b; });
+  const float scale = 1.0f / sqrtf(sum / static_cast<float>(args.width) + args.eps);
+  for (int pack = static_cast<int>(threadIdx.x); pack < packs; pack += kThreads) {
+    const auto x = load_sum(pack);
+    const auto weight = load_pack<Dtype::f32, kPack>(args.weight, pack);
+    Values<kPack> out;
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) out.of[e] = x.of[e] * scale * weight.of[e];
+    if (adds && args.rows == nullptr) store_pack<Dtype::f32>(args.residual, row * packs + pack, x);
+    store_pack(args.out, std::int64_t{blockIdx.x} * packs + pack, args.out_dtype, out);
+  }
+}
+
+/// Where a head is among those of q and k: h < H is q's.
+struct Head {
+  void* heads;
+  std::int64_t first_pair;  ///< packs of two
+  const float* norm;
+};
+__device__ __forceinline__ Head find_head(const RotateArgs& args, std::int64_t token, int h) {
+  const bool is_q = h < args.H;
+  const std::int64_t row = is_q ? token * args.H + h : token * args.G + (h - args.H);
+  return {is_q ? args.q : args.k, row * (args.D / 2), is_q ? args.q_norm : args.k_norm};
+}
+
+/// A warp takes kHeads heads of a token, so that an angle's sine is made once for them.
+template <Dtype kDtype>
+__global__ void __launch_bounds__(kThreads)
+    rotate(const __grid_constant__ RotateArgs args, std::int64_t warps) {
+  const std::int64_t warp = std::int64_t{blockIdx.x} * (kThreads / kWarp) + threadIdx.x / kWarp;
+  if (warp >= warps) return;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int heads = args.H + args.G;
+  const int groups = (heads + kHeads - 1) / kHeads;
+  const std::int64_t token = warp / groups;
+  const int first = static_cast<int>(warp % groups) * kHeads;
+  const int quarter = args.D / 4;  // pairs in half a head
+
+  float scale[kHeads];
+#pragma unroll
+  for (int j = 0; j < kHeads; ++j) {
+    scale[j] = 1.0f;
+    if (first + j >= heads) continue;
+    const Head head = find_head(args, token, first + j);
+    if (head.norm == nullptr) continue;
+    float sum = 0;
+    for (int pair = lane; pair < 2 * quarter; pair += kWarp) {
+      const auto x = load_pack<kDtype, 2>(head.heads, head.first_pair + pair);
+      sum = fmaf(x.of[0], x.of[0], fmaf(x.of[1], x.of[1], sum));
+    }
+    sum = warp_reduce(sum, [](float a, float b) { return a + b; });
+    scale[j] = 1.0f / sqrtf(sum / static_cast<float>(args.D) + args.eps);
+  }
+
+  __syncwarp();  // lanes have read what others overwrite
+
+  const auto position = static_cast<float>(args.positions[token]);
+  for (int pair = lane; pair < quarter; pair += kWarp) {
+    const auto frequency = load_pack<Dtype::f32, 2>(args.frequencies, pair);
+    float cosine[2], sine[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      sincosf(rounded_product(position, frequency.of[e]), &sine[e], &cosine[e]);
+#pragma unroll
+    for (int j = 0; j < kHeads; ++j) {
+      if (first + j >= heads) continue;
+      const Head head = find_head(args, token, first + j);
+      auto low = load_pack<kDtype, 2>(head.heads, head.first_pair + pair);
+      auto high = load_pack<kDtype, 2>(head.heads, head.first_pair + quarter + pair);
+      if (head.norm != nullptr) {
+        const auto low_norm = load_pack<Dtype::f32, 2>(head.norm, pair);
+        const auto high_norm = load_pack<Dtype::f32, 2>(head.norm, quarter + pair);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          low.of[e] *= scale[j] * low_norm.of[e];
+          high.of[e] *= scale[j] * high_norm.of[e];
+        }
+      }
+      Values<2> turned_low, turned_high;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        turned_low.of[e] = low.of[e] * cosine[e] - high.of[e] * sine[e];
+        turned_high.of[e] = high.of[e] * cosine[e] + low.of[e] * sine[e];
+      }
+      store_pack<kDtype>(head.heads, head.first_pair + pair, turned_low);
+      store_pack<kDtype>(head.heads, head.first_pair + quarter + pair, turned_high);
+    }
+  }
+}
+
+/// Pointers that packs of `count` are read at; null is aligned, too.
+template <class... Pointers>
+bool are_aligned(int count, Dtype dtype, const Pointers*... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) % (count * bytes_of(dtype)) == 0) && ...);
+}
+
+Expected<void> check_rows(const char* kernel, std::int32_t rows, std::int32_t width, Dtype dtype,
+                          bool is_aligned) {
+  const std::string name(kernel);
+  if (bytes_of(dtype) == 1)
+    return failure(Errc::unsupported,
+                   name + ": " + std::string(to_string(dtype)) + " is for KV only");
+  if (rows < 0 || width <= 0)
+    return failure(Errc::bad_argument,
+                   name + ": " + std::to_string(rows) + " rows of " + std::to_string(width));
+  if (width % kPack != 0 || !is_aligned)
+    return failure(Errc::unsupported, name + ": rows of " + std::to_string(width) +
+                                          "; takes multiples of 4, aligned to four elements");
+  return {};
+}
+
+/// A grid of `per_row` blocks for each row.
+Expected<dim3> grid_of(const char* kernel, std::int64_t rows, std::int64_t per_row) {
+  if (rows > 0x7fffffff / per_row)
+    return failure(Errc::unsupported,
+                   std::string(kernel) + ": " + std::to_string(rows) + " rows in one call");
+  return dim3{static_cast<unsigned>(rows * per_row), 1, 1};
+}
+
+std::int64_t blocks_for(std::int32_t width) { return (width / kPack + kThreads - 1) / kThreads; }
+
+}  // namespace
+
+Expected<void> embed_cuda(const EmbedArgs& args, CudaStream stream) {
+  const bool is_aligned =
+      are_aligned(kPack, args.dtype, args.table) && are_aligned(kPack, Dtype::f32, args.out);
+  if (auto ok = check_rows("embed", args.T, args.width, args.dtype, is_aligned); !ok) return ok;
+  if (args.T == 0) return {};
+  auto grid = grid_of("embed", args.T, blocks_for(args.width));
+  if (!grid) return forward_error(grid);
+  return launch(embed, *grid, dim3{kThreads, 1, 1}, 0, stream, args);
+}
+
+Expected<void> add_rms_norm_cuda(const AddRmsNormArgs& args, CudaStream stream) {
+  const bool is_aligned = are_aligned(kPack, Dtype::f32, args.residual, args.weight) &&
+                          are_aligned(kPack, args.delta_dtype, args.delta) &&
+                          are_aligned(kPack, args.out_dtype, args.out);
+  for (const Dtype dtype : {args.delta_dtype, args.out_dtype})
+    if (auto ok = check_rows("rms norm", args.n, args.width, dtype, is_aligned); !ok) return ok;
+  if (args.n == 0) return {};
+  return launch(add_rms_norm, dim3{static_cast<unsigned>(args.n), 1, 1}, dim3{kThreads, 1, 1},
+                kThreads / kWarp * sizeof(float), stream, args);
+}
+
+Expected<void> rotate_cuda(const RotateArgs& args, CudaStream stream) {
+  const bool is_aligned = are_aligned(2, args.dtype, args.q, args.k) &&
+                          are_aligned(2, Dtype::f32, args.frequencies, args.q_norm, args.k_norm);
+  if (auto ok = check_rows("rotate", args.T, args.D, args.dtype, is_aligned); !ok) return ok;
+  if (args.H <= 0 || args.G <= 0)
+    return failure(Errc::bad_argument,
+                   "rotate: H " + std::to_string(args.H) + ", G " + std::to_string(args.G));
+  if (args.T == 0) return {};
+  const std::int64_t warps = std::int64_t{args.T} * ((args.H + args.G + kHeads - 1) / kHeads);
+  constexpr int kWarps = kThreads / kWarp;
+  auto grid = grid_of("rotate", (warps + kWarps - 1) / kWarps, 1);
+  if (!grid) return forward_error(grid);
+  const auto kernel = args.dtype == Dtype::bf16  ? rotate<Dtype::bf16>
+                      : args.dtype == Dtype::f16 ? rotate<Dtype::f16>
+                                                 : rotate<Dtype::f32>;
+  return launch(kernel, *grid, dim3{kThreads, 1, 1}, 0, stream, args, warps);
+}
+
+Expected<void> silu_multiply_cuda(const SiluMultiplyArgs& args, CudaStream stream) {
+  const bool is_aligned =
+      are_aligned(kPack, args.dtype, args.gate, args.up, args.out) && args.in_stride % kPack == 0;
+  if (auto ok = check_rows("silu", args.T, args.I, args.dtype, is_aligned); !ok) return ok;
+  if (args.in_stride < args.I)
+    return failure(Errc::bad_argument, "silu: rows of " + std::to_string(args.I) + " that are " +
+                                           std::to_string(args.in_stride) + " apart");
+  if (args.T == 0) return {};
+  auto grid = grid_of("silu", args.T, blocks_for(args.I));
+  if (!grid) return forward_error(grid);
+  return launch(silu_multiply, *grid, dim3{kThreads, 1, 1}, 0, stream, args);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,34 @@
+#pragma once
+// What every transformer takes: one step's tokens, and the layers of the cache they go to.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "config/ids.hpp"
+#include "config/kv_layout.hpp"
+#include "kernels/paged_kv.hpp"
+#include "models/model_config.hpp"
+
+namespace kvhive {
+
+/// One step's work for a whole batch. Borrowed spans, alive during forward(). Alphabet as in
+/// kernels/paged_kv.hpp.
+struct ForwardBatch {
+  std::span<const TokenId> tokens;             // [T]
+  std::span<const std::int32_t> positions;     // [T]
+  std::span<const std::int32_t> query_start;   // [B+1]
+  std::span<const std::int32_t> kv_len;        // [B]
+  std::span<const std::uint32_t> block_table;  // [B, M] physical block indices
+  std::span<const std::int64_t> slot_mapping;  // [T]
+  std::span<const std::int32_t> logit_rows;    // rows of [0,T) whose logits are wanted
+  std::int32_t max_blocks = 0;                 // M
+};
+
+/// Ends the process if the batch contradicts itself, the model or the cache's layout.
+void check_batch(const ForwardBatch& batch, const ModelConfig& config, const KvLayout& layout);
+
+/// One layer of an arena whose block 0 is at `kv_base`.
+PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t layer);
+
+}  // namespace kvhive
