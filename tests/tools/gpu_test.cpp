@@ -19,11 +19,6 @@ const std::vector<std::string> kOnGpu = {
 
 void with_gpu() { setenv("KVHIVE_FAKE_GPU", "", 1); }
 
-std::vector<std::string> with(std::vector<std::string> flags, std::vector<std::string> more) {
-  flags.insert(flags.end(), more.begin(), more.end());
-  return flags;
-}
-
 TEST(Gpu, TokensAreTheCpusAndTheOtherEnginesHitsToo) {
   const GenerateRequest request = request_of(passage(0, 300), 12);
   std::vector<TokenId> on_cpu;
