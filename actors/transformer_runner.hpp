@@ -17,9 +17,6 @@ class TransformerRunner : public StepRunner {
   Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
 
  private:
-  struct Batch;
-  void add(Batch& batch, const ScheduledSequence& work) const;
-
   Transformer model_;
   std::byte* arena_;
   KvLayout layout_;

@@ -20,6 +20,8 @@ const OptionField kFields[] = {
     {"socket", &Options::socket, "the daemon's Unix socket"},
     {"engines", &Options::engines, "engine processes sharing the pool (1..31)"},
     {"threads", &Options::threads, "compute threads per engine; 0 = cores / engines"},
+    {"device", &Options::device,
+     "where engines compute: cpu, cuda, or auto (cuda if there is any)"},
     {"block-size", &Options::block_size, "tokens per block"},
     {"gpu-memory-utilization", &Options::gpu_memory_utilization,
      "share of the device's memory for weights, activations and KV together (on the CPU: of the "
@@ -251,6 +253,7 @@ Expected<void> check_options(const Options& o) {
                  {"auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"});
       !known)
     return known;
+  if (auto known = one_of("device", o.device, {"auto", "cpu", "cuda"}); !known) return known;
   if (auto known = one_of("scheduling-policy", o.scheduling_policy, {"fcfs", "priority"}); !known)
     return known;
   if (auto known = one_of("preemption-mode", o.preemption_mode, {"recompute", "swap"}); !known)

@@ -20,6 +20,8 @@ struct Options {
   std::string socket;         ///< of the daemon; empty = default_socket()
   std::uint32_t engines = 1;  ///< engine processes sharing the pool, at most 31
   std::uint32_t threads = 0;  ///< compute threads of each engine; 0 = cores / engines
+  /// Where engines compute and the device tier is: cpu, cuda, or auto (cuda if it can be had).
+  std::string device = "auto";
 
   std::uint32_t block_size = 16;  ///< tokens per block
   /// Share of the device's memory for weights, activations and KV together.

@@ -49,7 +49,8 @@ Expected<PoolSize> size_pool(const Options& options, const KvLayout& layout,
     device_blocks = *bytes / block_bytes;
   }
   const std::size_t host_blocks = options.swap_space / block_bytes;
-  const std::size_t needed = (device_blocks + host_blocks) * block_bytes;
+  const bool is_one_memory = options.device != "cuda";
+  const std::size_t needed = (device_blocks + (is_one_memory ? host_blocks : 0)) * block_bytes;
   if (auto fits = check_room(needed, memory); !fits) return forward_error(fits);
   constexpr std::size_t kMostBlocks = std::size_t{1} << 30;
   if (device_blocks < 2 || device_blocks + host_blocks > kMostBlocks)

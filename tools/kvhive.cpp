@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
   kvhive::add_replay(app, exit_code);
   kvhive::add_layout(app, exit_code);
   kvhive::add_stop(app, exit_code);
+  kvhive::add_doctor(app, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

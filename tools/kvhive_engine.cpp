@@ -8,7 +8,9 @@
 
 #include "config/log.hpp"
 #include "tools/engine/describe.hpp"
+#include "tools/engine/device_choice.hpp"
 #include "tools/engine/engine.hpp"
+#include "tools/engine/gpu.hpp"
 #include "tools/option_flags.hpp"
 #include "tools/program.hpp"
 
@@ -38,6 +40,10 @@ Expected<int> run(int argc, char** argv) {
   app.add_option("--describe", describe_what,
                  "print what the model needs as JSON and leave: config, or profile to measure")
       ->check(CLI::IsMember({"config", "profile"}));
+  std::size_t gpu_memory = 0;
+  app.add_option("--make-gpu-memory", gpu_memory,
+                 "make a GPU's share of the pool, so many bytes, and the weights; hand them over "
+                 "through standard input, a socket, and leave");
   if (const auto code = flags.parse(app, argc, argv)) return *code;
   signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
   signal(SIGPIPE, SIG_IGN);
@@ -52,6 +58,18 @@ Expected<int> run(int argc, char** argv) {
   if (!describe_what.empty()) {
     if (auto described = print_model_facts(*options, *config, describe_what); !described)
       return forward_error(described);
+    return 0;
+  }
+  if (auto device = choose_device(options->device); !device)
+    return forward_error(device);
+  else
+    options->device = device->name;
+  if (gpu_memory != 0) {
+    auto made = make_gpu_memory(*options, *config, gpu_memory);
+    if (!made) return forward_error(made);
+    if (auto sent = send_packet(STDIN_FILENO, Message{}, {made->arena.get(), made->weights.get()});
+        !sent)
+      return forward_error(sent);
     return 0;
   }
   share_cores(*options, argv);

@@ -16,9 +16,6 @@ class OptionFlags {
  public:
   explicit OptionFlags(CLI::App& app) {
     app.add_option("--config", file_, "TOML file with any of the options below");
-    app.add_option_function<std::string>(
-        "--device", [this](const std::string& device) { device_ = device; },
-        "cpu (cuda is not there yet)");
     for (const OptionField& field : option_fields()) {
       CLI::Option* option = app.add_option(
           "--" + std::string(field.name), given_[std::string(field.name)], std::string(field.help));
@@ -55,8 +52,6 @@ class OptionFlags {
   /// What the file says, then what the flags say; not yet checked. Call after parsing.
   Expected<Options> options() const {
     Options options;
-    if (device_ != "cpu")
-      return failure(Errc::unsupported, "device: '" + device_ + "' is not there yet; use cpu");
     if (!file_.empty())
       if (auto loaded = load_options(options, file_); !loaded) return forward_error(loaded);
     for (const OptionField& field : option_fields()) {
@@ -70,7 +65,6 @@ class OptionFlags {
 
  private:
   std::string file_;
-  std::string device_ = "cpu";
   std::map<std::string, std::string> given_;
 };
 

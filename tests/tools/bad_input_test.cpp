@@ -50,6 +50,13 @@ TEST_F(BadStart, MissingModelDirectory) {
   expect_one_line(start({"--model", "/nonexistent/model"}, false), {"/nonexistent/model", "give"});
 }
 TEST_F(BadStart, NoModelAtAll) { expect_one_line(start({}, false), {"model", "--model"}); }
+TEST_F(BadStart, ADeviceThatIsUnknownOrNotThere) {
+  expect_one_line(start({"--device", "gpu"}), {"device", "'gpu'", "auto", "cpu", "cuda"});
+  // What is missing depends on the machine: the build's CUDA, a driver, a GPU, our own engine.
+  std::vector<std::string> flags = kSmall;
+  flags.insert(flags.end(), {"--device", "cuda"});
+  expect_one_line(start(flags), {"--device cuda: ", "use --device cpu"});
+}
 TEST_F(BadStart, TruncatedSafetensors) {
   fs::resize_file(directory_ / "model/model.safetensors", 1'000'000);
   expect_one_line(start(kSmall), {"model.safetensors", "tensor", "again"});

@@ -20,6 +20,20 @@ TEST_F(Cli, GenerateStreamsTextAndSummarises) {
   EXPECT_NE(result.err.find("12 tokens"), std::string::npos) << result.err;
 }
 
+TEST_F(Cli, TheDoctorSaysWhatTheMachineHasAndWhatToDoAboutTheRest) {
+  const CommandResult result = run("kvhive", {"doctor", "--format", "json"});
+  EXPECT_EQ(result.exit_code, 0) << "we run here";
+  std::set<std::string> topics;
+  for (const Json& finding : result.json()) {
+    topics.insert(finding["topic"]);
+    EXPECT_NE(finding["verdict"], "bad") << finding;
+    EXPECT_EQ(finding["verdict"] == "good", finding["remedy"] == "") << finding;
+  }
+  for (const char* topic :
+       {"kernel", "shared memory", "memory", "descriptors", "processors", "page locks", "GPU"})
+    EXPECT_TRUE(topics.contains(topic)) << topic;
+}
+
 TEST_F(Cli, GenerateAsJsonCarriesEverything) {
   const Json json =
       daemon_

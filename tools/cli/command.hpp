@@ -32,6 +32,7 @@ struct CommonFlags {
 int fail(const Error& error);
 
 // Each adds its subcommand; what it does runs in a callback that sets `exit_code`.
+void add_doctor(CLI::App& app, int& exit_code);
 void add_generate(CLI::App& app, int& exit_code);
 void add_pool(CLI::App& app, int& exit_code);
 void add_replay(CLI::App& app, int& exit_code);

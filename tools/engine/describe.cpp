@@ -9,6 +9,8 @@
 #include "actors/transformer_runner.hpp"
 #include "models/fingerprint.hpp"
 #include "models/tokenizer.hpp"
+#include "tools/engine/device_choice.hpp"
+#include "tools/engine/gpu.hpp"
 #include "tools/engine/model.hpp"
 
 namespace kvhive {
@@ -48,12 +50,23 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
 
 }  // namespace
 
-Expected<void> print_model_facts(const Options& options, const ModelConfig& config,
+Expected<void> print_model_facts(const Options& asked, const ModelConfig& config,
                                  const std::string& what) {
+  auto device = choose_device(asked.device);
+  if (!device) return forward_error(device);
+  Options options = asked;
+  options.device = device->name;
   auto fingerprint = model_fingerprint(options.model);
   if (!fingerprint) return forward_error(fingerprint);
-  std::size_t peak = 0;
-  if (what == "profile") {
+  std::size_t peak = 0, weights = weight_bytes(options.model);
+  Json gpu = nullptr;
+  if (options.device == "cuda") {
+    auto figures = gpu_figures(options, config);
+    if (!figures) return forward_error(figures);
+    peak = figures->engine_peak;
+    weights = figures->weights;
+    gpu = {{"name", figures->name}, {"total", figures->total}, {"available", figures->available}};
+  } else if (what == "profile") {
     auto measured = profile(options, config);
     if (!measured) return forward_error(measured);
     peak = *measured;
@@ -65,8 +78,11 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
   const Json facts = {{"name", model_name(options)},
                       {"fingerprint", *fingerprint},
                       {"positions", config.max_position_embeddings},
-                      {"weight_bytes", weight_bytes(options.model)},
+                      {"weight_bytes", weights},
                       {"engine_peak", peak},
+                      {"device", device->name},
+                      {"device_reason", device->reason},
+                      {"gpu", gpu},
                       {"kv",
                        {{"layers", layout.layers},
                         {"kv_heads", layout.kv_heads},

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <optional>
 
 #include "actors/swapper_state.hpp"
 #include "actors/transformer_runner.hpp"
@@ -52,8 +53,13 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   if (!fingerprint) return forward_error(fingerprint);
   auto tokenizer = Tokenizer::load(options.model);
   if (!tokenizer) return forward_error(tokenizer);
-  auto model = load_model(options);
-  if (!model) return forward_error(model);
+  const bool is_on_gpu = options.device == "cuda";
+  std::optional<Transformer> model;
+  if (!is_on_gpu) {
+    auto loaded = load_model(options);
+    if (!loaded) return forward_error(loaded);
+    model = std::move(*loaded);
+  }
   // Crash-only: requests whose event was cut short are better off with another engine.
   auto loop = EventLoop::create(EventLoop::Escape::leaves_run);
   if (!loop) return forward_error(loop);
@@ -66,29 +72,59 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   hello.geometry.tokens_per_block = options.block_size;
   hello.geometry.kv = kv_layout(options, config);
   hello.geometry.fingerprint = *fingerprint;
+  hello.geometry.device = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
   hello.set_text(model_name(options));
   auto welcome = say_hello(socket->get(), hello);
   if (!welcome) return forward_error(welcome);
-  auto memory = PoolMemory::attach(take_pool_fds(*welcome), Access::read_write);
+  const PoolFds fds = take_pool_fds(*welcome);
+  auto memory = PoolMemory::attach(fds, Access::read_write);
   if (!memory) return forward_error(memory);
-  return std::unique_ptr<Engine>(new Engine(options, config, welcome->message, std::move(*loop),
-                                            std::move(*socket), std::move(*memory),
-                                            std::move(*tokenizer), std::move(*model)));
+  auto engine =
+      std::unique_ptr<Engine>(new Engine(welcome->message, std::move(*loop), std::move(*socket),
+                                         std::move(*memory), std::move(*tokenizer)));
+  auto computing = is_on_gpu ? engine->compute_on_gpu(options, config, fds, welcome->fds)
+                             : engine->compute_on_cpu(std::move(*model));
+  if (!computing) return forward_error(computing);
+  engine->start(options, config, std::move(*computing));
+  return engine;
 }
 
-Engine::Engine(const Options& options, const ModelConfig& config, const Message& welcome,
-               EventLoop loop, UniqueFd socket, PoolMemory memory, Tokenizer tokenizer,
-               Transformer model)
+Engine::Engine(const Message& welcome, EventLoop loop, UniqueFd socket, PoolMemory memory,
+               Tokenizer tokenizer)
     : index_(welcome.engine),
       slot_{welcome.slot},
+      pid_(welcome.pid),
       loop_(std::move(loop)),
       socket_(std::move(socket)),
       memory_(std::move(memory)),
       tokenizer_(std::move(tokenizer)) {
   memory_.hide_from_children();
-  sign_in(memory_, slot_, index_, welcome.pid);
+}
+
+Expected<Engine::Computing> Engine::compute_on_cpu(Transformer model) {
+  return Computing{std::make_unique<SwapperState>(memory_),
+                   std::make_unique<TransformerRunner>(
+                       std::move(model), memory_.arena(Tier::device), memory_.geometry().kv)};
+}
+
+Expected<Engine::Computing> Engine::compute_on_gpu(const Options& options,
+                                                   const ModelConfig& config, const PoolFds& fds,
+                                                   const std::vector<UniqueFd>& more) {
+  if (more.empty())
+    return failure(Errc::bad_format,
+                   "the daemon has no weights on its GPU; use programs of the "
+                   "same build");
+  auto gpu = attach_gpu(options, config, memory_, fds, more.front());
+  if (!gpu) return forward_error(gpu);
+  gpu_ = std::move(*gpu);
+  return Computing{std::move(gpu_->swapper), std::move(gpu_->runner)};
+}
+
+void Engine::start(const Options& options, const ModelConfig& config, Computing computing) {
+  sign_in(memory_, slot_, index_, pid_);
   pool_ = std::make_unique<BlockPool>(
-      memory_, slot_, options.scrub == "never" ? Scrub::never : Scrub::on_domain_change);
+      memory_, slot_, options.scrub == "never" ? Scrub::never : Scrub::on_domain_change,
+      gpu_ ? gpu_->erase : EraseOnDevice());
   // The keeper's engines are told; one that was started by hand finds out.
   const PoolGeometry& geometry = memory_.geometry();
   const std::uint32_t max_model_len =
@@ -110,9 +146,8 @@ Engine::Engine(const Options& options, const ModelConfig& config, const Message&
       options.enable_prefix_caching,
       options.preemption_mode == "swap" ? PreemptionMode::swap : PreemptionMode::recompute,
       options.watermark, options.max_num_seqs};
-  parts.swapper = std::make_unique<SwapperState>(memory_);
-  parts.runner = std::make_unique<TransformerRunner>(std::move(model), memory_.arena(Tier::device),
-                                                     memory_.geometry().kv);
+  parts.swapper = std::move(computing.swapper);
+  parts.runner = std::move(computing.runner);
   port_ = std::make_unique<Port>(
       loop_, spawn_ring_or_exit(system_, std::move(parts)), tokenizer_,
       PortLimits{options.seed, max_model_len * longest_token_bytes(tokenizer_)});

@@ -2,6 +2,7 @@
 // A running engine: the pool, the ring of actors over it, and the line to the keeper.
 
 #include <memory>
+#include <vector>
 
 #include "actors/port.hpp"
 #include "actors/ring.hpp"
@@ -9,6 +10,7 @@
 #include "config/options.hpp"
 #include "models/transformer.hpp"
 #include "pool/block_pool.hpp"
+#include "tools/engine/gpu.hpp"
 #include "tools/keeper/protocol.hpp"
 
 namespace kvhive {
@@ -23,18 +25,30 @@ class Engine {
   void run();
 
  private:
-  Engine(const Options& options, const ModelConfig& config, const Message& welcome, EventLoop loop,
-         UniqueFd socket, PoolMemory memory, Tokenizer tokenizer, Transformer model);
+  /// Who does a step's work.
+  struct Computing {
+    std::unique_ptr<Swapper> swapper;
+    std::unique_ptr<StepRunner> runner;
+  };
+
+  Engine(const Message& welcome, EventLoop loop, UniqueFd socket, PoolMemory memory,
+         Tokenizer tokenizer);
+  Expected<Computing> compute_on_cpu(Transformer model);
+  Expected<Computing> compute_on_gpu(const Options& options, const ModelConfig& config,
+                                     const PoolFds& fds, const std::vector<UniqueFd>& more);
+  void start(const Options& options, const ModelConfig& config, Computing computing);
   void on_keeper();
   void open_channel(Packet& packet);
   void refuse_channel(std::uint64_t channel, const Error& error);
 
   std::uint32_t index_;
   ProcessSlot slot_;
+  std::uint32_t pid_;  ///< as the keeper knows us
   EventLoop loop_;
   UniqueFd socket_;
   PoolMemory memory_;
   Tokenizer tokenizer_;
+  std::unique_ptr<GpuParts> gpu_;
   std::unique_ptr<BlockPool> pool_;
   ActorConfig actor_config_;
   caf::actor_system system_{actor_config_};

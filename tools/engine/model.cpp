@@ -13,6 +13,7 @@ std::string model_name(const Options& options) {
 KvLayout kv_layout(const Options& options, const ModelConfig& config) {
   const Dtype dtype =
       options.kv_cache_dtype == "auto" ? config.dtype : *parse_kv_dtype(options.kv_cache_dtype);
+  if (options.device == "cuda") return kv_layout(config, options.block_size, dtype);
   return fastest_kv_layout(config, options.block_size, dtype);
 }
 

@@ -101,8 +101,8 @@ std::string collect(Child& child) {
   return describe(status);
 }
 
-Expected<std::string> run_to_end(const std::string& program,
-                                 const std::vector<std::string>& flags) {
+Expected<std::string> run_to_end(const std::string& program, const std::vector<std::string>& flags,
+                                 int standard_input) {
   int out[2], err[2];
   if (pipe2(out, O_CLOEXEC) != 0) return os_failure("pipe");
   UniqueFd out_read(out[0]), out_write(out[1]);
@@ -112,6 +112,7 @@ Expected<std::string> run_to_end(const std::string& program,
   if (pid < 0) return fork_failure(program);
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody would read its answer
+    if (standard_input >= 0) dup2(standard_input, STDIN_FILENO);
     dup2(out_write.get(), STDOUT_FILENO);
     dup2(err_write.get(), STDERR_FILENO);
     execute(program, flags);

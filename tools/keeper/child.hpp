@@ -38,6 +38,9 @@ std::string program_directory();
 
 /// Runs a program to its end; its standard output. An error carries the last line of its standard
 /// error.
-Expected<std::string> run_to_end(const std::string& program, const std::vector<std::string>& flags);
+///
+/// \param standard_input  the program's; -1 = ours
+Expected<std::string> run_to_end(const std::string& program, const std::vector<std::string>& flags,
+                                 int standard_input = -1);
 
 }  // namespace kvhive

@@ -95,8 +95,9 @@ Keeper::Keeper(const Options& options, Domains domains, Listener listener, Event
 Keeper::~Keeper() { stop_children(); }
 
 PoolGeometry Keeper::geometry() const {
-  return {size_.device_blocks, size_.host_blocks, options_.block_size, model_.layout,
-          model_.fingerprint};
+  return {size_.device_blocks, size_.host_blocks,
+          options_.block_size, model_.layout,
+          model_.fingerprint,  is_on_gpu() ? DeviceKind::cuda : DeviceKind::cpu};
 }
 
 Expected<void> Keeper::prepare() {
@@ -121,25 +122,56 @@ Expected<void> Keeper::make_pool() {
   auto model = describe_model(options_);
   if (!model) return forward_error(model);
   model_ = std::move(*model);
+  options_.device = model_.device;  // the engines need not find out again
+  if (!model_.device_reason.empty())
+    spdlog::info("device: {} ({})", model_.device, model_.device_reason);
   const MachineMemory machine = machine_memory();
-  const MemoryFigures memory = {machine.total, machine.available, model_.weight_bytes,
-                                model_.engine_peak, machine.bound};
-  auto size = size_pool(options_, model_.layout, memory, model_.positions);
+  const std::size_t weights = is_on_gpu() ? 0 : model_.weight_bytes;  // those in host memory
+  const MemoryFigures host = {machine.total, machine.available, weights, model_.engine_peak,
+                              machine.bound};
+  const MemoryFigures device =
+      is_on_gpu() ? MemoryFigures{model_.gpu.total, model_.gpu.available, model_.weight_bytes,
+                                  model_.engine_peak, "the GPU"}
+                  : host;
+  auto size = size_pool(options_, model_.layout, device, model_.positions);
   if (!size) return forward_error(size);
   size_ = *size;
   options_.max_model_len = size_.max_model_len;  // the engines' flags
   const PoolLayout layout(geometry());
-  const std::size_t kv = layout.device_bytes + layout.host_bytes;
-  const std::size_t whole = kv + layout.control_bytes + layout.metadata_bytes + layout.tokens_bytes;
-  if (auto fits = check_room(whole, memory); !fits) return fits;
-  if (auto fits = check_bytes(take_process_limits(), whole + model_.weight_bytes,
-                              std::max({layout.device_bytes, layout.host_bytes,
-                                        layout.metadata_bytes, layout.tokens_bytes}));
+  const std::size_t mapped_device = is_on_gpu() ? 0 : layout.device_bytes;
+  const std::size_t whole = mapped_device + layout.host_bytes + layout.control_bytes +
+                            layout.metadata_bytes + layout.tokens_bytes;
+  if (auto fits = check_room(whole, host); !fits) return fits;
+  if (auto fits = check_bytes(
+          take_process_limits(), whole + weights,
+          std::max({mapped_device, layout.host_bytes, layout.metadata_bytes, layout.tokens_bytes}));
       !fits)
     return fits;
   auto pool = create_pool_objects(geometry());
   if (!pool) return forward_error(pool);
   pool_ = std::move(*pool);
+  return is_on_gpu() ? take_gpu_memory(layout.device_bytes) : Expected<void>();
+}
+
+/// A child makes it, who knows how, and hands over the descriptors: they keep it, and we have
+/// nothing to do with the driver.
+Expected<void> Keeper::take_gpu_memory(std::size_t arena_bytes) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+    return os_failure("socketpair");
+  const UniqueFd ours(ends[0]);
+  UniqueFd theirs(ends[1]);
+  std::vector<std::string> flags = to_flags(options_);
+  flags.push_back("--make-gpu-memory=" + std::to_string(arena_bytes));
+  if (auto made = run_to_end("kvhive-engine", flags, theirs.get()); !made)
+    return forward_error(made);
+  theirs = UniqueFd();
+  auto packet = receive_packet(ours.get());
+  if (!packet) return forward_error(packet);
+  if (!*packet || (*packet)->fds.size() != 2)
+    return failure(Errc::bad_format, "kvhive-engine --make-gpu-memory handed over no memory");
+  pool_[std::size_t(PoolObject::device)] = std::move((*packet)->fds[0]);
+  gpu_weights_ = std::move((*packet)->fds[1]);
   return {};
 }
 

@@ -60,6 +60,8 @@ class Keeper {
   Keeper(const Options& options, Domains domains, Listener listener, EventLoop loop);
   Expected<void> prepare();
   Expected<void> make_pool();
+  Expected<void> take_gpu_memory(std::size_t arena_bytes);
+  bool is_on_gpu() const { return model_.device == "cuda"; }
   Expected<void> watch_signals();
   PoolGeometry geometry() const;
 
@@ -113,6 +115,7 @@ class Keeper {
   ModelFacts model_;
   PoolSize size_;
   PoolFds pool_;
+  UniqueFd gpu_weights_;
 
   EventLoop loop_;
   UniqueFd signals_;

@@ -21,6 +21,10 @@ Expected<ModelFacts> describe_model(const Options& options) {
   model.positions = facts.at("positions");
   model.weight_bytes = facts.at("weight_bytes");
   model.engine_peak = facts.at("engine_peak");
+  model.device = facts.at("device");
+  model.device_reason = facts.at("device_reason");
+  if (const auto& gpu = facts.at("gpu"); !gpu.is_null())
+    model.gpu = {gpu.at("total"), gpu.at("available")};
   const auto& kv = facts.at("kv");
   model.layout = {kv.at("layers"),    kv.at("kv_heads"),     kv.at("head_size"),
                   options.block_size, Dtype(kv.at("dtype")), PageLayout(kv.at("pages"))};

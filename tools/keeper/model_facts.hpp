@@ -18,6 +18,12 @@ struct ModelFacts {
   std::uint32_t positions = 0;
   std::size_t weight_bytes = 0;
   std::size_t engine_peak = 0;  ///< 0 without a profile run
+  std::string device;           ///< what --device comes to: cpu or cuda
+  std::string device_reason;    ///< which one, or why
+  struct Gpu {
+    std::size_t total = 0;
+    std::size_t available = 0;
+  } gpu;  ///< where `device` is cuda
 };
 
 /// Runs that engine to its end, with a profile run if the options leave the pool's size to it.

@@ -161,6 +161,7 @@ PoolFds take_pool_fds(Packet& packet) {
   for (std::size_t i = 0; i < kPoolObjects; ++i)
     if ((packet.message.objects >> i & 1) != 0 && next < packet.fds.size())
       fds[i] = std::move(packet.fds[next++]);
+  packet.fds.erase(packet.fds.begin(), packet.fds.begin() + static_cast<std::ptrdiff_t>(next));
   return fds;
 }
 

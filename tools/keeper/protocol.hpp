@@ -108,7 +108,7 @@ Expected<UniqueFd> connect_to_daemon(const std::string& socket_path);
 Expected<Packet> say_hello(int socket, Message hello, int timeout_ms = kAnswerMs);
 
 /// The pool objects that came with a welcome: bit i of `objects` = PoolObject i is among
-/// them, in that order.
+/// them, in that order. What an engine gets after them is left: a GPU's copy of the weights.
 PoolFds take_pool_fds(Packet& packet);
 
 }  // namespace kvhive

@@ -19,11 +19,11 @@ const std::vector<PoolObject> kAllObjects = {PoolObject::control, PoolObject::me
 std::string hex(std::uint64_t number) { return fmt::format("{:016x}", number); }
 
 std::string describe(const PoolGeometry& g, const std::string& model) {
-  return model + " (fingerprint " + hex(g.fingerprint) + ", " + std::string(to_string(g.kv.dtype)) +
-         " in " + std::string(to_string(g.kv.pages)) + ", " + std::to_string(g.kv.layers) +
-         " layers, " + std::to_string(g.kv.kv_heads) + " kv heads of " +
-         std::to_string(g.kv.head_size) + ", block size " + std::to_string(g.tokens_per_block) +
-         ")";
+  return model + " (fingerprint " + hex(g.fingerprint) + ", on " +
+         std::string(to_string(g.device)) + ", " + std::string(to_string(g.kv.dtype)) + " in " +
+         std::string(to_string(g.kv.pages)) + ", " + std::to_string(g.kv.layers) + " layers, " +
+         std::to_string(g.kv.kv_heads) + " kv heads of " + std::to_string(g.kv.head_size) +
+         ", block size " + std::to_string(g.tokens_per_block) + ")";
 }
 
 }  // namespace
@@ -81,6 +81,7 @@ Expected<void> Keeper::send_welcome(Peer& peer, Message message,
     reopened.push_back(std::move(*weaker));
     fds.back() = reopened.back().get();
   }
+  if (peer.role == Role::engine && gpu_weights_) fds.push_back(gpu_weights_.get());
   peer.is_welcome = true;
   return send_packet(peer.socket.get(), message, fds);
 }

@@ -1,0 +1,36 @@
+#pragma once
+// A plan's work as the flat batch that transformers take (the alphabet is kernels/paged_kv.hpp's).
+
+#include <cstdint>
+#include <vector>
+
+#include "actors/messages.hpp"
+#include "models/transformer.hpp"
+
+namespace kvhive {
+
+class StepBatch {
+ public:
+  StepBatch(const StepPlan& plan, std::uint32_t block_size);
+
+  /// Borrowed from this.
+  ForwardBatch view() const {
+    return {tokens_,      positions_,    query_start_, kv_len_,
+            block_table_, slot_mapping_, logit_rows_,  static_cast<std::int32_t>(max_blocks_)};
+  }
+  std::size_t logit_rows() const { return logit_rows_.size(); }
+
+ private:
+  void add(const ScheduledSequence& work, std::size_t block_size);
+
+  std::vector<TokenId> tokens_;
+  std::vector<std::int32_t> positions_;
+  std::vector<std::int32_t> query_start_ = {0};
+  std::vector<std::int32_t> kv_len_;
+  std::vector<std::uint32_t> block_table_;
+  std::vector<std::int64_t> slot_mapping_;
+  std::vector<std::int32_t> logit_rows_;
+  std::size_t max_blocks_ = 0;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,160 @@
+#include "tools/engine/gpu.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "actors/channel/channel_layout.hpp"
+#include "actors/device_swapper.hpp"
+#include "actors/gpu_runner.hpp"
+#include "config/exit_codes.hpp"
+#include "config/log.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
+#include "models/gpu_transformer.hpp"
+#include "models/gpu_weights.hpp"
+#include "models/safetensors.hpp"
+#include "tools/engine/model.hpp"
+#include "tools/progress_bar.hpp"
+
+namespace kvhive {
+namespace {
+
+/// What a context, its kernels and cuBLASLt take beside our own memory.
+constexpr std::size_t kContextBytes = std::size_t{768} << 20;
+
+std::size_t rounded_up(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+std::size_t weight_bytes(const ModelConfig& config, const Device& device) {
+  return rounded_up(GpuWeights(config).bytes, device.facts().shared_granularity);
+}
+
+GpuLimits limits_of(const Options& options, const ModelConfig& config) {
+  const std::uint32_t length = options.max_model_len != 0
+                                   ? options.max_model_len
+                                   : static_cast<std::uint32_t>(config.max_position_embeddings);
+  const auto blocks =
+      static_cast<std::int32_t>((length + options.block_size - 1) / options.block_size);
+  GpuLimits limits;
+  limits.tokens = static_cast<std::int32_t>(options.max_num_batched_tokens);
+  limits.sequences = limits.logit_rows = static_cast<std::int32_t>(options.max_num_seqs);
+  limits.blocks = blocks;
+  limits.kv_tokens = blocks * static_cast<std::int32_t>(options.block_size);
+  limits.likeliest = static_cast<std::int32_t>(kMostLogprobs);
+  return limits;
+}
+
+/// Zeroes blocks of the arena, and waits for it. The device lost, nothing may be handed out: the
+/// process ends.
+EraseOnDevice eraser_of(Device& device, const Lane& lane, std::byte* arena,
+                        std::size_t block_bytes) {
+  return [&device, &lane, arena, block_bytes](std::span<const BlockId> blocks) {
+    Expected<void> done;
+    for (const BlockId block : blocks)
+      if (done)
+        done = device.fill(arena + block.value * block_bytes, std::byte{0}, block_bytes,
+                           lane.stream());
+    if (done) done = lane.finish();
+    if (done) return;
+    spdlog::critical("zeroing blocks: {}; this engine publishes nothing more and ends",
+                     done.error().text);
+    _exit(done.error().code == Errc::device_lost ? kExitDeviceLost : 1);
+  };
+}
+
+}  // namespace
+
+Expected<GpuFigures> gpu_figures(const Options& options, const ModelConfig& config) {
+  auto device = open_cuda_device(0);
+  if (!device) return forward_error(device);
+  auto available = (*device)->free_bytes();
+  if (!available) return forward_error(available);
+  const DeviceFacts& facts = (*device)->facts();
+  return GpuFigures{facts.name, facts.total_bytes, *available, weight_bytes(config, **device),
+                    GpuTransformer::device_bytes(config, limits_of(options, config)) +
+                        std::min(kContextBytes, facts.total_bytes / 16)};
+}
+
+Expected<GpuMemory> make_gpu_memory(const Options& options, const ModelConfig& config,
+                                    std::size_t arena_bytes) {
+  auto files = SafetensorsDirectory::open(options.model);
+  if (!files) return forward_error(files);
+  auto opened = open_cuda_device(0);
+  if (!opened) return forward_error(opened);
+  Device& device = **opened;
+  GpuMemory memory;
+  const std::size_t bytes = weight_bytes(config, device);
+  for (const auto& [fd, size] : {std::pair{&memory.weights, bytes}, {&memory.arena, arena_bytes}}) {
+    auto made = device.create_shared(size);
+    if (!made) return forward_error(made);
+    *fd = std::move(*made);
+  }
+  auto weights = SharedDeviceMemory::map(device, memory.weights.get(), bytes);
+  if (!weights) return forward_error(weights);
+  ProgressBar bar("loading " + model_name(options));
+  if (auto uploaded =
+          upload_weights(device, config, *files, weights->data(),
+                         [&](std::size_t done, std::size_t total) { bar.show(done, total); });
+      !uploaded)
+    return forward_error(uploaded);
+  auto arena = SharedDeviceMemory::map(device, memory.arena.get(), arena_bytes);
+  if (!arena) return forward_error(arena);
+  auto lane = Lane::open(device);
+  if (!lane) return forward_error(lane);
+  auto zeroed = device.fill(arena->data(), std::byte{0}, arena_bytes, lane->stream());
+  if (zeroed) zeroed = lane->finish();
+  if (!zeroed) return forward_error(zeroed);
+  return memory;
+}
+
+Expected<std::unique_ptr<GpuParts>> attach_gpu(const Options& options, const ModelConfig& config,
+                                               PoolMemory& memory, const PoolFds& fds,
+                                               const UniqueFd& weights) {
+  auto attached = std::make_unique<GpuParts>();
+  GpuParts& parts = *attached;
+  auto device = open_cuda_device(0);
+  if (!device) return forward_error(device);
+  parts.device = std::move(*device);
+  const PoolLayout layout(memory.geometry());
+  const auto map = [&](SharedDeviceMemory& into, const UniqueFd& fd, std::size_t bytes) {
+    auto mapped = SharedDeviceMemory::map(*parts.device, fd.get(), bytes);
+    if (mapped) into = std::move(*mapped);
+    return mapped.map([](const SharedDeviceMemory&) {});
+  };
+  const UniqueFd& arena = fds[std::size_t(PoolObject::device)];
+  const UniqueFd& host = fds[std::size_t(PoolObject::host)];
+  if (auto mapped = map(parts.arena, arena, layout.device_bytes); !mapped)
+    return forward_error(mapped);
+  if (auto mapped = map(parts.weights, weights, weight_bytes(config, *parts.device)); !mapped)
+    return forward_error(mapped);
+  memory.set_device_arena(parts.arena.data());
+  if (layout.host_bytes != 0) {
+    auto locked =
+        LockedPages::lock(*parts.device, memory.arena(Tier::host), layout.host_bytes, host.get());
+    if (!locked) return forward_error(locked);
+    parts.host_arena = std::move(*locked);
+  }
+  auto eraser = Lane::open(*parts.device);
+  if (!eraser) return forward_error(eraser);
+  parts.eraser = std::move(*eraser);
+  parts.erase = eraser_of(*parts.device, parts.eraser, parts.arena.data(),
+                          memory.geometry().kv.block_bytes());
+
+  const CopyOnDevice copy = [](const BlockCopyArgs& args, DeviceStream stream) {
+    constexpr std::size_t kAlwaysBatched = 0;
+    return swap_blocks_cuda(args, kAlwaysBatched, stream);
+  };
+  auto swapper = DeviceSwapper::create(*parts.device, memory, copy);
+  if (!swapper) return forward_error(swapper);
+  auto model = GpuTransformer::create(*parts.device, config, parts.weights.data(),
+                                      limits_of(options, config));
+  if (!model) return forward_error(model);
+  const KvLayout& kv = memory.geometry().kv;
+  parts.runner =
+      std::make_unique<GpuRunner>(std::move(*model), **swapper, copy, parts.arena.data(), kv);
+  parts.swapper = std::move(*swapper);
+  return attached;
+}
+
+}  // namespace kvhive
