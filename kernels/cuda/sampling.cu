@@ -286,13 +286,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   const float largest = value_of_key(key_in(top));
   const bool is_possible = largest > -kInfinity;
   double total = 0;  // log(sum(exp(logit))); 0 where nothing is possible
-  if (is_possible)
-    total = largest + log(static_cast<double>(row.reduce(
-                              [&](std::int32_t token) {
-                                return row.counted(exp(double{row.logit(token)} - largest));
-                              },
-                              Sum())) /
-                          row.units());
+  if (is_possible) {
+    // Floats will do: a logprob is one.
+    const std::uint64_t sum = row.reduce(
+        [&](std::int32_t token) { return row.counted(expf(row.logit(token) - largest)); }, Sum());
+    total = largest + log(static_cast<double>(sum) / row.units());
+  }
   const auto logprob = [&](std::int32_t token) {
     return static_cast<float>(row.logit(token) - total);
   };
