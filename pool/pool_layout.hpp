@@ -16,7 +16,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 4;
+inline constexpr std::uint32_t kFormatVersion = 5;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials and stamps count from 1, and never get there.
 inline constexpr std::uint64_t kImplausible = 1ull << 62;
@@ -81,6 +81,8 @@ struct alignas(64) SlotCounters {
   std::atomic<std::uint64_t> allocated_blocks;
   std::atomic<std::uint64_t> evicted_blocks;
   std::atomic<std::uint64_t> published_blocks;
+  std::atomic<std::uint64_t> demoted_blocks;   ///< evicted from the device tier, kept in the host's
+  std::atomic<std::uint64_t> promoted_blocks;  ///< found in the host tier, copied to the device
   std::atomic<std::uint64_t> preemptions_recompute;
   std::atomic<std::uint64_t> preemptions_swap;
   std::atomic<std::uint64_t> generated_tokens;

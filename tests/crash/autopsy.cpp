@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "pool/fsck.hpp"
 #include "pool/process_slot.hpp"
@@ -98,19 +99,24 @@ Autopsy::Autopsy(Stage& stage, const Operation& operation)
   const PoolMemory& memory = stage.memory();
   for (std::uint32_t id = 0; id < memory.geometry().total_blocks(); ++id)
     before_.push_back({word_of(memory, id), memory.descriptors()[id].uid.load(), false});
-  std::size_t evictable = operation.evicts;
-  for (const BlockId block : stage.survivor().free_queue(Tier::device)) {
-    if (evictable == 0) break;
-    if (!before_[block.value].word.is_idle()) continue;
-    before_[block.value].may_vanish = true;
-    --evictable;
+  for (auto [tier, evictable] : {std::pair{Tier::device, operation.evicts},
+                                 std::pair{Tier::host, operation.evicts_on_host}}) {
+    for (const BlockId block : stage.survivor().free_queue(tier)) {
+      if (evictable == 0) break;
+      if (!before_[block.value].word.is_idle()) continue;
+      before_[block.value].may_vanish = true;
+      --evictable;
+    }
   }
   if (operation.may_lose_hints) return;
-  findable_ = {
-      {stage.shared(), Tier::device, 2},    {stage.shared(), Tier::host, 2},
-      {stage.owned(), Tier::device, 2},     {stage.idle(), Tier::device, 3 - operation.evicts},
-      {stage.unknown(), Tier::device, 0},   {stage.unknown(), Tier::host, 0},
-      {stage.continued(), Tier::device, 2}, {stage.owned(), Tier::host, 0}};
+  findable_ = {{stage.shared(), Tier::device, 2},
+               {stage.shared(), Tier::host, 2 - operation.evicts_on_host},
+               {stage.owned(), Tier::device, 2},
+               {stage.idle(), Tier::device, 3 - std::min<std::size_t>(operation.evicts, 3)},
+               {stage.unknown(), Tier::device, 0},
+               {stage.unknown(), Tier::host, 0},
+               {stage.continued(), Tier::device, 2},
+               {stage.owned(), Tier::host, 0}};
 }
 
 Complaints Autopsy::examine(const PoolMemory& memory) const {
