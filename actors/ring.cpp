@@ -23,6 +23,14 @@ void end_process_on_exception(Actor& actor, const char* name) {
       });
 }
 
+/// Runs `work` and says how many seconds it took.
+template <class Work>
+double timed(Work&& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 class ExecutorActor : public PlanHandle::base {
  public:
   ExecutorActor(caf::actor_config& config, std::unique_ptr<StepRunner> runner)
@@ -34,7 +42,8 @@ class ExecutorActor : public PlanHandle::base {
  protected:
   behavior_type make_behavior() override {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
-      StepDone answer{plan.step, {}, runner_->run(plan)};
+      StepDone answer{plan.step, {}, {}, plan.times};
+      answer.times.computing = timed([&] { answer.sampled = runner_->run(plan); });
       answer.outcome = std::move(plan.outcome);
       return answer;
     }};
@@ -59,7 +68,7 @@ class SwapperActor : public PlanHandle::base {
  protected:
   behavior_type make_behavior() override {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
-      state_.move(plan);
+      plan.times.copying = timed([&] { state_.move(plan); });
       return delegate(next_, std::move(plan));
     }};
   }
@@ -85,13 +94,13 @@ class BlockManagerActor : public BlockManagerHandle::base {
   behavior_type make_behavior() override {
     return {[this](StepRequest& step) -> caf::result<StepDone> {
       StepPlan plan = state_.plan(step);
-      if (plan.is_empty()) return StepDone{plan.step, std::move(plan.outcome), {}};
+      if (plan.is_empty()) return StepDone{plan.step, std::move(plan.outcome), {}, {}};
       // The answer comes back this way: who reads a token may count on its prompt's being found.
       auto promise = make_response_promise<StepDone>();
       request(next_, caf::infinite, std::move(plan))
           .then(
               [this, promise](StepDone& answer) mutable {
-                state_.finish_step();
+                state_.finish_step(answer.times);
                 promise.deliver(std::move(answer));
               },
               [promise](caf::error& error) mutable { promise.deliver(std::move(error)); });

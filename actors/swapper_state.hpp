@@ -11,7 +11,7 @@ class SwapperState {
   explicit SwapperState(const PoolMemory& memory) : memory_(memory) {}
 
   /// Makes the plan's swaps; when it returns, the bytes are where the plan's work expects them. Out
-  /// first: a block may leave and be filled anew in one step.
+  /// first: a block may leave, change its domain and be filled anew in one step.
   void move(const StepPlan& plan) const;
 
  private:
