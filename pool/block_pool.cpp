@@ -528,42 +528,42 @@ void BlockPool::with_content(const Evicted& evicted, Use&& use) {
   use(Content(parent, 0, tokens.size(), tokens, {&extra, 1}));
 }
 
-std::vector<Demotion> BlockPool::demote(std::span<const Evicted> evicted) {
+/// What of `evicted` is nowhere else, or in the host tier already, where it is held from now on.
+std::vector<Demotion> BlockPool::worth_keeping(std::span<const Evicted> evicted) {
   std::vector<Demotion> demotions;
   std::unordered_set<std::uint64_t> uids;  // two processes may have computed the same
-  std::size_t missing = 0;
   for (const Evicted& gone : evicted) {
     if (gone.uid - 1 >= kImplausible) continue;  // damaged
     with_content(gone, [&](const Content& content) {
       const BlockId there = find_and_pin(Tier::host, gone.name, content);
-      if (there != kNullBlock) {
+      if (there != kNullBlock)
         demotions.push_back({gone, there, true});
-      } else if (uids.insert(gone.uid).second && find_uid(gone.name, content) == 0) {
+      else if (uids.insert(gone.uid).second && find_uid(gone.name, content) == 0)
         demotions.push_back({gone, kNullBlock, false});
-        ++missing;
-      }
     });
   }
+  return demotions;
+}
 
+std::vector<Demotion> BlockPool::demote(std::span<const Evicted> evicted) {
+  std::vector<Demotion> demotions = worth_keeping(evicted);
+  std::size_t missing = 0;
+  for (const Demotion& demotion : demotions) missing += !demotion.is_there;
   std::vector<BlockId> taken;
-  std::size_t room = std::min(missing, available(Tier::host));
-  if (!take(Tier::host, room, taken, nullptr)) {  // somebody was faster
-    give_back_taken(taken);
-    room = 0;
-  }
-  std::erase_if(demotions, [&](const Demotion& d) { return !d.is_there && missing-- > room; });
+  take(Tier::host, std::min(missing, available(Tier::host)), taken, nullptr);  // or fewer
+  std::erase_if(demotions,
+                [&](const Demotion& d) { return !d.is_there && missing-- > taken.size(); });
   KV_KILL_POINT("demote.blocks_taken");
   auto next = taken.begin();
-  for (Demotion& demotion : demotions) {
-    if (demotion.is_there) continue;
-    const Evicted& gone = demotion.content;
-    demotion.destination = *next++;
-    hand_over(demotion.destination, gone.domain);
+  for (auto& [gone, destination, is_there] : demotions) {
+    if (is_there) continue;
+    destination = *next++;
+    hand_over(destination, gone.domain);
     KV_KILL_POINT("demote.before_content");
     // The uid comes with the bytes: until then nothing is found here, whatever happens to the word.
-    with_content(gone, [&](const Content& content) {
-      write_content(demotion.destination, gone.name, content, 0,
-                    descriptor(gone.block).serial.load(std::memory_order_relaxed));
+    with_content(gone, [this, &from = gone, to = destination](const Content& content) {
+      const auto serial = descriptor(from.block).serial.load(std::memory_order_relaxed);
+      write_content(to, from.name, content, 0, serial);
     });
     KV_KILL_POINT("demote.after_content");
   }

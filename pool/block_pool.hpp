@@ -202,6 +202,7 @@ class BlockPool {
   void give_back_taken(std::span<const BlockId> taken);
   template <class Use>
   void with_content(const Evicted& evicted, Use&& use);
+  std::vector<Demotion> worth_keeping(std::span<const Evicted> evicted);
   void hand_over(BlockId block, DomainId domain) const;
   void count_used(Tier tier, std::int64_t change) const;
   void make_ready(BlockId block, Hash128 name);
