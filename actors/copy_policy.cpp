@@ -1,15 +1,18 @@
 #include "actors/copy_policy.hpp"
 
+#include <algorithm>
+
 namespace kvhive {
 namespace {
 
 constexpr double kNewest = 1.0 / 8;  // weight of the latest measurement
-// A price that forbids copies is not measured any more, and may have been an accident (a process
-// that was stopped in the middle of it): each refusal lowers it by this share.
+constexpr double kMost = 8;          // times what is known: more is an accident
+// A price that forbids copies is not measured any more, and may have been an accident, too (a
+// process that was stopped in its first copy): each refusal lowers it by this share.
 constexpr double kForgotten = 1.0 / 64;
 
 void smooth(double& value, double measured) {
-  value = value == 0 ? measured : value + kNewest * (measured - value);
+  value = value == 0 ? measured : value + kNewest * (std::min(measured, kMost * value) - value);
 }
 
 }  // namespace

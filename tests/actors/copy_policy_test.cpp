@@ -43,9 +43,16 @@ TEST_F(CopyPolicyTest, LearnsFromStepsThatCopyAndThatComputePrompts) {
   policy_.learn(0, 0, 0, {});                               // was not timed
   EXPECT_EQ(policy_.block_copy(), 2);
   EXPECT_EQ(policy_.token(), 0.5);
-  policy_.learn(1, 100, 1, {.copying = 10, .computing = 850});
+  policy_.learn(1, 100, 1, {.copying = 10, .computing = 250});
   EXPECT_EQ(policy_.block_copy(), 3) << "an eighth of the way";
-  EXPECT_EQ(policy_.token(), 1.5);
+  EXPECT_EQ(policy_.token(), 0.75);
+}
+
+TEST_F(CopyPolicyTest, OneAccidentDoesNotCountForMuch) {
+  policy_.set(1, 1);
+  policy_.learn(1, 100, 1, {.copying = 1e6, .computing = 1e6});
+  EXPECT_EQ(policy_.block_copy(), 1 + 7.0 / 8);
+  EXPECT_EQ(policy_.token(), 1 + 7.0 / 8);
 }
 
 TEST_F(CopyPolicyTest, ARefusalIsNotForEver) {
