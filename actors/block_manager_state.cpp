@@ -17,26 +17,31 @@ struct BlockManagerState::Round {
   /// On their way to the host: free in the next step, not in this one.
   std::size_t leaving_blocks = 0;
   std::unordered_set<SeqId> preempted;
+  std::vector<Evicted> evicted;  ///< from the device, by blocks that are still ours
 };
 
 BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& config)
     : pool_(pool),
       hasher_(pool.hasher()),
       config_(config),
-      tokens_per_block_(pool.tokens_per_block()) {}
+      tokens_per_block_(pool.tokens_per_block()),
+      copy_policy_(tokens_per_block_) {}
 
 StepPlan BlockManagerState::plan(const StepRequest& request) {
   finish_step();
   take_news(request);
 
-  Round round{request, {}, request.token_budget, 0, 0, 0, {}};
+  Round round{request, {}, request.token_budget, 0, 0, 0, {}, {}};
   round.plan.step = request.step;
   serve_running(round);
   if (round.preempted.empty()) admit_waiting(round);
+  demote(round);
   for (const auto& work : round.plan.work) {
     in_flight_.push_back(work.seq);
     round.plan.outcome.scheduled_tokens += static_cast<std::uint32_t>(work.tokens.size());
   }
+  load_ = {round.plan.swap_out.size() + round.plan.swap_in.size(),
+           round.plan.outcome.scheduled_tokens, round.plan.work.size()};
 
   SlotCounters& counters = pool_.counters();
   counters.running.store(round.running, std::memory_order_relaxed);
@@ -49,7 +54,12 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
 
 // -- the step before ------------------------------------------------------------------------------
 
-void BlockManagerState::finish_step() {
+void BlockManagerState::finish_step(const StepTimes& times) {
+  copy_policy_.learn(load_.copied_blocks, load_.tokens, load_.sequences, times);
+  load_ = {};
+  // First: what was computed anew meanwhile takes its name over.
+  pool_.finish_demotion(demotions_);
+  demotions_.clear();
   for (const SeqId seq : in_flight_) {
     Sequence& sequence = sequences_.at(seq);
     sequence.computed += std::exchange(sequence.in_flight, 0);
@@ -137,12 +147,30 @@ void BlockManagerState::serve_running(Round& round) {
   round.running = static_cast<std::uint32_t>(round.request.running.size() - round.preempted.size());
 }
 
+/// Device blocks. What they evict may be worth keeping: the bytes are there until the step begins.
+Expected<std::vector<BlockId>> BlockManagerState::allocate(Round& round, std::size_t blocks,
+                                                           DomainId domain) {
+  const bool may_demote = config_.prefix_caching && pool_.capacity(Tier::host) != 0;
+  return pool_.allocate(Tier::device, blocks, domain, may_demote ? &round.evicted : nullptr);
+}
+
+/// Last of all: what the step itself wants of the host tier is held by now, and not pushed out.
+void BlockManagerState::demote(Round& round) {
+  for (const Evicted& content : round.evicted)
+    if (pool_.domain_of(content.block) != content.heir)
+      round.plan.hand_over.push_back({content.block, content.heir});
+  if (round.evicted.empty() || !copy_policy_.demotion_pays()) return;
+  demotions_ = pool_.demote(round.evicted);
+  for (const auto& [content, destination, is_there] : demotions_)
+    if (!is_there) round.plan.swap_out.push_back({index_of(content.block), index_of(destination)});
+}
+
 /// Appends `blocks` blocks to the sequence's table, preempting others for them if need be; false if
 /// it has to wait, or was preempted itself.
 bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
   while (true) {
     Sequence& sequence = sequences_.at(seq);
-    if (auto fresh = pool_.allocate(Tier::device, blocks, sequence.domain)) {
+    if (auto fresh = allocate(round, blocks, sequence.domain)) {
       auto& table = sequence.blocks;
       table.insert(table.end(), fresh->begin(), fresh->end());
       announce(sequence, table.size() - fresh->size());
@@ -168,7 +196,7 @@ void BlockManagerState::preempt(Round& round, SeqId victim) {
     swapping_out_.push_back(victim);
     bump(pool_.counters().preemptions_swap, 1);
   } else {
-    forget_progress(sequence);
+    forget_progress(round, sequence);
     bump(pool_.counters().preemptions_recompute, 1);
   }
   round.preempted.insert(victim);
@@ -201,7 +229,11 @@ bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
   return true;
 }
 
-void BlockManagerState::forget_progress(Sequence& sequence) {
+void BlockManagerState::forget_progress(Round& round, Sequence& sequence) {
+  // Blocks it got in this very round may be anybody's now: what they held is lost.
+  const std::unordered_set<BlockId> given_back(sequence.blocks.begin(), sequence.blocks.end());
+  std::erase_if(round.evicted,
+                [&](const Evicted& content) { return given_back.contains(content.block); });
   pool_.release(sequence.blocks);
   sequence.blocks.clear();
   sequence.computed = 0;
@@ -240,8 +272,7 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
   // available() is a hint, so an engine with nothing else to do tries all the same.
   const bool fits =
       round.running == 0 || blocks_for(total) - held + watermark <= pool_.available(Tier::device);
-  auto fresh = fits ? pool_.allocate(Tier::device, blocks_for(start.computed + tokens) - held,
-                                     sequence.domain)
+  auto fresh = fits ? allocate(round, blocks_for(start.computed + tokens) - held, sequence.domain)
                     : Expected<std::vector<BlockId>>(failure(Errc::pool_exhausted, ""));
   if (!fresh) {
     pool_.cancel(start.device);
@@ -253,6 +284,7 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
     round.plan.swap_in.push_back({index_of(start.source[i]), index_of((*fresh)[i])});
   leaving_.insert(leaving_.end(), sequence.host.begin(), sequence.host.end());
   leaving_.insert(leaving_.end(), start.host.blocks.begin(), start.host.blocks.end());
+  bump(pool_.counters().promoted_blocks, start.host.blocks.size());
   sequence.host.clear();
   sequence.blocks = std::move(start.device.blocks);
   sequence.blocks.insert(sequence.blocks.end(), fresh->begin(), fresh->end());
@@ -285,7 +317,8 @@ BlockManagerState::Start BlockManagerState::find_start(Sequence& sequence) {
                           sequence.host.end());
       start.computed = sequence.computed;
     }
-  } else if (held < chain.size() && pool_.capacity(Tier::host) != 0) {
+  } else if (held < chain.size() && pool_.capacity(Tier::host) != 0 &&
+             copy_policy_.promotion_pays()) {
     start.host = pool_.match(
         Tier::host, start.device.end, chain.subspan(held),
         tokens.subspan(held * tokens_per_block_, (chain.size() - held) * tokens_per_block_));

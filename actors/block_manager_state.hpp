@@ -1,6 +1,7 @@
 #pragma once
 // Turns the scheduler's wishes into block tables: the only one in an engine that touches pool
-// metadata. Plain C++; the actor around it is a shell.
+// metadata (but for the domain of blocks that the swapper zeroes). Plain C++; the actor around it
+// is a shell.
 //
 // Source: vLLM V1 KVCacheManager.allocate_slots and Scheduler.schedule (running first; preempt
 // until it fits; admit only if nobody was preempted; stop at the first that does not fit), V0
@@ -8,11 +9,16 @@
 //
 // A block is published only when the step that filled it is known to be done, and a block that is
 // copied to the host is released only then: another process may take it the instant it is released.
+//
+// What an allocation evicts is copied to the host tier by the very step that needs the blocks, if
+// that is worth it, and found there from the next step on. It changes no decision: whom to preempt
+// and what to admit is as it would be without.
 
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "actors/copy_policy.hpp"
 #include "actors/messages.hpp"
 #include "pool/block_pool.hpp"
 
@@ -38,7 +44,9 @@ class BlockManagerState {
   /// The step is done: publishes what it computed, releases what its copies read. To be called
   /// before anybody is told of the step's tokens, so that a prompt whose answer has begun is found
   /// by all engines; plan() calls it if nobody did.
-  void finish_step();
+  void finish_step(const StepTimes& times = {});
+
+  CopyPolicy& copy_policy() { return copy_policy_; }
 
  private:
   struct Sequence {
@@ -63,7 +71,13 @@ class BlockManagerState {
     std::uint32_t computed = 0;
   };
   struct Round;
+  /// What the running step is about, for its costs.
+  struct Load {
+    std::size_t copied_blocks = 0, tokens = 0, sequences = 0;
+  };
 
+  Expected<std::vector<BlockId>> allocate(Round& round, std::size_t blocks, DomainId domain);
+  void demote(Round& round);
   void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> blocks);
   void announce(const Sequence& sequence, std::size_t from);
   void take_news(const StepRequest& request);
@@ -76,7 +90,7 @@ class BlockManagerState {
   Start find_start(Sequence& sequence);
   void preempt(Round& round, SeqId victim);
   bool swap_out(Round& round, Sequence& sequence);
-  void forget_progress(Sequence& sequence);
+  void forget_progress(Round& round, Sequence& sequence);
   void schedule(Round& round, SeqId seq, Sequence& sequence, std::uint32_t tokens);
 
   std::size_t blocks_for(std::size_t tokens) const {
@@ -92,6 +106,9 @@ class BlockManagerState {
   std::vector<SeqId> in_flight_;     ///< scheduled by the running step
   std::vector<SeqId> swapping_out_;  ///< copied to the host by the running step
   std::vector<BlockId> leaving_;     ///< read by the running step's copies; to be released after it
+  std::vector<Demotion> demotions_;  ///< copied by the running step
+  Load load_;
+  CopyPolicy copy_policy_;
 };
 
 }  // namespace kvhive

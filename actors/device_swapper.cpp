@@ -1,6 +1,7 @@
 #include "actors/device_swapper.hpp"
 
 #include "kernels/block_copy.hpp"
+#include "pool/scrub.hpp"
 
 namespace kvhive {
 
@@ -32,7 +33,7 @@ Expected<std::unique_ptr<DeviceSwapper>> DeviceSwapper::create(Device& device,
   auto in = Lane::open(device);
   if (!in) return forward_error(in);
   return std::unique_ptr<DeviceSwapper>(
-      new DeviceSwapper(memory, std::move(copy), std::move(*out), std::move(*in)));
+      new DeviceSwapper(device, memory, std::move(copy), std::move(*out), std::move(*in)));
 }
 
 Expected<void> DeviceSwapper::move(const StepPlan& plan) {
@@ -44,6 +45,7 @@ Expected<void> DeviceSwapper::move(const StepPlan& plan) {
     if (started) started = out_.mark();
     if (!started) return started;
   }
+  if (auto handed_over = hand_over(plan); !handed_over) return handed_over;
   if (!plan.swap_in.empty()) {
     Expected<void> started;
     if (!plan.swap_out.empty()) started = in_.wait_for(out_);
@@ -51,6 +53,21 @@ Expected<void> DeviceSwapper::move(const StepPlan& plan) {
     if (started) started = in_.mark();
     if (!started) return started;
   }
+  return {};
+}
+
+/// Seldom, so the host waits: a block is zeroed first, and only then it is the other domain's.
+Expected<void> DeviceSwapper::hand_over(const StepPlan& plan) const {
+  if (plan.hand_over.empty()) return {};
+  const std::size_t bytes = memory_.geometry().kv.block_bytes();
+  std::byte* const arena = memory_.arena(Tier::device);
+  for (const auto& [block, domain] : plan.hand_over)
+    if (auto started =
+            device_.fill(arena + block.value * bytes, std::byte{0}, bytes, out_.stream());
+        !started)
+      return started;
+  if (auto zeroed = out_.finish(); !zeroed) return zeroed;
+  for (const auto& [block, domain] : plan.hand_over) kvhive::hand_over(memory_, block, domain);
   return {};
 }
 

@@ -28,9 +28,16 @@ class DeviceSwapper final : public Swapper {
   Expected<void> join(const StepPlan& plan, const Lane& runner) const;
 
  private:
-  DeviceSwapper(const PoolMemory& memory, CopyOnDevice copy, Lane out, Lane in)
-      : memory_(memory), copy_(std::move(copy)), out_(std::move(out)), in_(std::move(in)) {}
+  DeviceSwapper(Device& device, const PoolMemory& memory, CopyOnDevice copy, Lane out, Lane in)
+      : device_(device),
+        memory_(memory),
+        copy_(std::move(copy)),
+        out_(std::move(out)),
+        in_(std::move(in)) {}
 
+  Expected<void> hand_over(const StepPlan& plan) const;
+
+  Device& device_;
   const PoolMemory& memory_;
   CopyOnDevice copy_;
   Lane out_, in_;

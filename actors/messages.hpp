@@ -107,18 +107,33 @@ struct StepOutcome {
   std::uint32_t scheduled_tokens = 0;
 };
 
+/// A block that another domain has left bytes in (pool/scrub.hpp).
+struct HandOver {
+  BlockId block;
+  DomainId to;
+};
+
+/// Seconds, 0 = not taken. What copies and tokens cost is learnt from them.
+struct StepTimes {
+  double copying = 0;    ///< between the tiers
+  double computing = 0;  ///< the executor's part
+};
+
 /// block manager -> swapper -> executor. The copies are in place before any block is read: first
-/// out of the device, then into it, then within it.
+/// out of the device, then, blocks handed over meanwhile, into it, then within it.
 struct StepPlan {
   std::uint64_t step = 0;
-  std::vector<BlockPair> swap_out;  ///< device -> host
+  std::vector<BlockPair> swap_out;  ///< device -> host: of preempted sequences, and evicted blocks
+  std::vector<HandOver> hand_over;  ///< of the blocks these leave
   std::vector<BlockPair> swap_in;   ///< host -> device
   std::vector<BlockPair> copies;    ///< device -> device, copy on write
   std::vector<ScheduledSequence> work;
   StepOutcome outcome;
+  StepTimes times;  ///< so far
 
   bool is_empty() const {
-    return work.empty() && swap_out.empty() && swap_in.empty() && copies.empty();
+    return work.empty() && swap_out.empty() && hand_over.empty() && swap_in.empty() &&
+           copies.empty();
   }
 };
 
@@ -132,6 +147,7 @@ struct StepDone {
   std::uint64_t step = 0;
   StepOutcome outcome;
   std::vector<SampledToken> sampled;
+  StepTimes times;
 };
 
 }  // namespace kvhive

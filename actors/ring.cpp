@@ -41,6 +41,14 @@ Value value_or_end(Expected<Value> result, const char* name) {
   _exit(result.error().code == Errc::device_lost ? kExitDeviceLost : 1);
 }
 
+/// Runs `work` and says how many seconds it took.
+template <class Work>
+double timed(Work&& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 class ExecutorActor : public PlanHandle::base {
  public:
   ExecutorActor(caf::actor_config& config, std::unique_ptr<StepRunner> runner)
@@ -52,7 +60,9 @@ class ExecutorActor : public PlanHandle::base {
  protected:
   behavior_type make_behavior() override {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
-      StepDone answer{plan.step, {}, value_or_end(runner_->run(plan), name())};
+      StepDone answer{plan.step, {}, {}, plan.times};
+      answer.times.computing =
+          timed([&] { answer.sampled = value_or_end(runner_->run(plan), name()); });
       answer.outcome = std::move(plan.outcome);
       return answer;
     }};
@@ -77,7 +87,7 @@ class SwapperActor : public PlanHandle::base {
  protected:
   behavior_type make_behavior() override {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
-      value_or_end(swapper_->move(plan), name());
+      plan.times.copying = timed([&] { value_or_end(swapper_->move(plan), name()); });
       return delegate(next_, std::move(plan));
     }};
   }
@@ -103,13 +113,13 @@ class BlockManagerActor : public BlockManagerHandle::base {
   behavior_type make_behavior() override {
     return {[this](StepRequest& step) -> caf::result<StepDone> {
       StepPlan plan = state_.plan(step);
-      if (plan.is_empty()) return StepDone{plan.step, std::move(plan.outcome), {}};
+      if (plan.is_empty()) return StepDone{plan.step, std::move(plan.outcome), {}, {}};
       // The answer comes back this way: who reads a token may count on its prompt's being found.
       auto promise = make_response_promise<StepDone>();
       request(next_, caf::infinite, std::move(plan))
           .then(
               [this, promise](StepDone& answer) mutable {
-                state_.finish_step();
+                state_.finish_step(answer.times);
                 promise.deliver(std::move(answer));
               },
               [promise](caf::error& error) mutable { promise.deliver(std::move(error)); });

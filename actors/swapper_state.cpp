@@ -1,6 +1,7 @@
 #include "actors/swapper_state.hpp"
 
 #include "kernels/block_copy.hpp"
+#include "pool/scrub.hpp"
 
 namespace kvhive {
 
@@ -9,6 +10,7 @@ Expected<void> SwapperState::move(const StepPlan& plan) {
   std::byte* const device = memory_.arena(Tier::device);
   std::byte* const host = memory_.arena(Tier::host);
   block_copy_cpu(whole_blocks(device, host, bytes, plan.swap_out));
+  for (const auto& [block, domain] : plan.hand_over) hand_over(memory_, block, domain);
   block_copy_cpu(whole_blocks(host, device, bytes, plan.swap_in));
   return {};
 }

@@ -31,7 +31,8 @@ const OptionField kFields[] = {
     {"num-gpu-blocks-override", &Options::num_gpu_blocks_override,
      "device blocks, whatever the memory says"},
     {"swap-space", OptionField::Size{&Options::swap_space, kGiB},
-     "host tier of the pool; a bare number is GiB"},
+     "host tier of the pool: takes what the device tier evicts, and sequences preempted by swap; a "
+     "bare number is GiB"},
     {"kv-cache-dtype", &Options::kv_cache_dtype,
      "auto (the model's), float32, bfloat16, float16, fp8 (fp8_e4m3), fp8_e5m2, or int8 with a "
      "scale per token and head"},

@@ -4,10 +4,12 @@
 #include <bit>
 #include <cstring>
 #include <string>
+#include <unordered_set>
 
 #include "config/check.hpp"
 #include "pool/kill_point.hpp"
 #include "pool/prefetch.hpp"
+#include "pool/scrub.hpp"
 #include "pool/tier_counters.hpp"
 
 namespace kvhive {
@@ -222,26 +224,55 @@ void BlockPool::cancel(const PrefixHit& hit) {
 
 // -- allocate -------------------------------------------------------------------------------------
 
-Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count, DomainId domain) {
+Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count, DomainId domain,
+                                                   std::vector<Evicted>* evicted) {
   std::vector<BlockId> taken;
   taken.reserve(count);
-  const auto take = [&] { return take_free(tier, count, taken) || take_idle(tier, count, taken); };
-  const auto may_be_more = [&] { return available(tier) >= count - taken.size(); };
-  if (take() || (may_be_more() && this->tier(tier).free.find_lost() && take())) {
-    hand_over(taken, domain);
+  const std::size_t evicted_before = evicted != nullptr ? evicted->size() : 0;
+  if (take(tier, count, taken, evicted)) {
+    std::span<Evicted> kept;  // in the same order as their blocks
+    if (evicted != nullptr) kept = std::span(*evicted).subspan(evicted_before);
+    scratch_.clear();
+    for (const BlockId block : taken) {
+      const bool is_kept = !kept.empty() && kept.front().block == block;
+      if (is_kept) kept.front().heir = domain, kept = kept.subspan(1);
+      if (is_kept && scrub_ == Scrub::on_domain_change) continue;
+      if (domain_of(block) != domain && is_out_of_reach(block))
+        scratch_.push_back(block);
+      else
+        hand_over(block, domain);
+    }
+    if (!scratch_.empty()) erase_(scratch_);
+    for (const BlockId block : scratch_) hand_over(block, domain);
     KV_KILL_POINT("allocate.before_statistics");
     bump(counters_->allocated_blocks, count);
     KV_KILL_POINT("allocate.done");
     return taken;
   }
-  for (auto block = taken.rbegin(); block != taken.rend(); ++block) {
-    references_[block->value] = 0;
-    if (is_ours(*block)) give_back(*block);
-  }
+  give_back_taken(taken);
+  if (evicted != nullptr) evicted->resize(evicted_before);
   return failure(Errc::pool_exhausted, "need " + std::to_string(count) + " " +
                                            std::string(to_string(tier)) + " blocks, " +
                                            std::to_string(available(tier)) + " of " +
                                            std::to_string(capacity(tier)) + " are free or idle");
+}
+
+/// Completes `taken` to `count` blocks of ours. If there are not so many, those there were are left
+/// in it.
+bool BlockPool::take(Tier t, std::size_t count, std::vector<BlockId>& taken,
+                     std::vector<Evicted>* evicted) {
+  const auto try_once = [&] {
+    return take_free(t, count, taken) || take_idle(t, count, taken, evicted);
+  };
+  const auto may_be_more = [&] { return available(t) >= count - taken.size(); };
+  return try_once() || (may_be_more() && tier(t).free.find_lost() && try_once());
+}
+
+void BlockPool::give_back_taken(std::span<const BlockId> taken) {
+  for (auto block = taken.rbegin(); block != taken.rend(); ++block) {
+    references_[block->value] = 0;
+    if (is_ours(*block)) give_back(*block);
+  }
 }
 
 bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken) {
@@ -266,7 +297,8 @@ bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken
 
 /// Completes `taken` to `count` blocks by evicting. Nothing is evicted unless there were enough to
 /// be had.
-bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken) {
+bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken,
+                          std::vector<Evicted>* evicted) {
   IdleOrder& idle = tier(t).idle;
   while (taken.size() < count) {
     const std::size_t missing = count - taken.size();
@@ -292,7 +324,7 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
     const std::size_t before = taken.size();
     const auto try_one = [&](std::size_t i) {
       look_ahead(i + kAhead);
-      const bool is_taken = evict(candidates_[i].block, candidates_[i].word);
+      const bool is_taken = evict(candidates_[i].block, candidates_[i].word, evicted);
       if (is_taken) taken.push_back(candidates_[i].block);
       return is_taken;
     };
@@ -318,7 +350,7 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
 
 /// Takes an idle block for ourselves. One instruction decides; the stale hint is removed afterwards
 /// (or dropped by whoever meets it, should we be killed in between).
-bool BlockPool::evict(BlockId block, BlockWord seen) {
+bool BlockPool::evict(BlockId block, BlockWord seen, std::vector<Evicted>* evicted) {
   if (keep_ours(block, seen)) return false;
   const BlockWord mine = BlockWord::make(BlockState::filling, seen.generation() + 1, my_bit_);
   KV_KILL_POINT("evict.before_cas");
@@ -327,6 +359,12 @@ bool BlockPool::evict(BlockId block, BlockWord seen) {
     return false;
   KV_KILL_POINT("evict.after_cas");
   index_.erase(name_of(block), block);
+  if (evicted != nullptr)
+    evicted->push_back({block,
+                        name_of(block),
+                        descriptor(block).uid.load(std::memory_order_relaxed),
+                        domain_of(block),
+                        {}});
   take_over(block, memory_.tier_of(block));
   bump(counters_->evicted_blocks, 1u);
   KV_KILL_POINT("evict.done");
@@ -344,37 +382,18 @@ void BlockPool::take_over(BlockId block, Tier t) {
   KV_KILL_POINT("take_over.counted");
 }
 
-void BlockPool::hand_over(std::span<const BlockId> blocks, DomainId domain) {
-  if (scrub_ == Scrub::on_domain_change && !memory_.is_mapped(Tier::device)) {
-    scratch_.clear();
-    for (const BlockId block : blocks)
-      if (memory_.tier_of(block) == Tier::device &&
-          descriptor(block).domain.load(std::memory_order_relaxed) != domain.value)
-        scratch_.push_back(block);
-    if (!scratch_.empty()) erase_(scratch_);
-  }
-  for (const BlockId block : blocks) hand_over(block, domain);
+/// Whether only the device can zero it.
+bool BlockPool::is_out_of_reach(BlockId block) const {
+  return scrub_ == Scrub::on_domain_change && !memory_.is_mapped(memory_.tier_of(block));
 }
 
-/// What another domain left in a block of ours goes, and only then is the block `domain`'s: should
-/// we be killed in between, it is still the other's, and whoever gets it next begins again.
 void BlockPool::hand_over(BlockId block, DomainId domain) const {
-  auto& owner = descriptor(block).domain;
-  if (owner.load(std::memory_order_relaxed) == domain.value) [[likely]]
+  if (domain_of(block) == domain) [[likely]]
     return;
-  const std::size_t bytes = memory_.geometry().kv.block_bytes();
-  const Tier t = memory_.tier_of(block);
-  if (scrub_ == Scrub::on_domain_change && bytes != 0 && memory_.is_mapped(t)) {
-    const std::size_t place = block.value - memory_.tier_layout(t).first_block;
-    std::byte* payload = memory_.arena(t) + place * bytes;
-    KV_KILL_POINT("scrub.before_zero");
-    std::memset(payload, 0, bytes / 2);
-    KV_KILL_POINT("scrub.half_zeroed");
-    std::memset(payload + bytes / 2, 0, bytes - bytes / 2);
-  }
-  KV_KILL_POINT("scrub.before_owner");
-  owner.store(domain.value, std::memory_order_release);
-  KV_KILL_POINT("scrub.done");
+  if (scrub_ == Scrub::on_domain_change)
+    kvhive::hand_over(memory_, block, domain);
+  else
+    descriptor(block).domain.store(domain.value, std::memory_order_release);
 }
 
 // -- publish --------------------------------------------------------------------------------------
@@ -430,12 +449,7 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
     if (is_sound) {
       write_content(block, chain[i], content, uid, serial);
       KV_KILL_POINT("publish.before_ready");
-      descriptor(block).word.store(
-          BlockWord::make(BlockState::ready, word.generation(), my_bit_).bits,
-          std::memory_order_release);
-      KV_KILL_POINT("publish.after_ready");
-      index_.insert(chain[i], block);
-      KV_KILL_POINT("publish.hinted");
+      make_ready(block, chain[i]);
     }
     end.uid = uid;
     ++end.depth;
@@ -443,6 +457,16 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
   bump(counters_->published_blocks, blocks.size());
   KV_KILL_POINT("publish.counted");
   return end;
+}
+
+/// A block of ours with its content in place is there for all.
+void BlockPool::make_ready(BlockId block, Hash128 name) {
+  descriptor(block).word.store(
+      BlockWord::make(BlockState::ready, load_word(block).generation(), my_bit_).bits,
+      std::memory_order_release);
+  KV_KILL_POINT("publish.after_ready");
+  index_.insert(name, block);
+  KV_KILL_POINT("publish.hinted");
 }
 
 /// `count` serials nobody had before. The counter only rises: if it is behind what we have seen of
@@ -510,6 +534,87 @@ void BlockPool::write_content(BlockId block, Hash128 hash, const Content& conten
   KV_KILL_POINT("content.half_an_extra_key");
   extra[1].store(content.extra[1], relaxed);
   KV_KILL_POINT("content.extra_key");
+}
+
+// -- demote ---------------------------------------------------------------------------------------
+
+/// Calls use(content) with what the block's descriptor and token row still say of it.
+template <class Use>
+void BlockPool::with_content(const Evicted& evicted, Use&& use) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  const BlockDescriptor& d = descriptor(evicted.block);
+  std::vector<TokenId> tokens(tokens_per_block());
+  const auto* row = memory_.token_row(evicted.block);
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    tokens[i] = static_cast<TokenId>(row[i / 2].load(relaxed) >> (i % 2 == 0 ? 0 : 32));
+  const auto* key = memory_.extra_key(evicted.block);
+  const ExtraKey extra = d.has_extra.load(relaxed) != 0
+                             ? ExtraKey{key[0].load(relaxed), key[1].load(relaxed)}
+                             : kNoExtraKey;
+  const Prefix parent{evicted.domain, d.parent_uid.load(relaxed), d.depth.load(relaxed)};
+  use(Content(parent, 0, tokens.size(), tokens, {&extra, 1}));
+}
+
+/// What of `evicted` is nowhere else, or in the host tier already, where it is held from now on.
+std::vector<Demotion> BlockPool::worth_keeping(std::span<const Evicted> evicted) {
+  std::vector<Demotion> demotions;
+  std::unordered_set<std::uint64_t> uids;  // two processes may have computed the same
+  for (const Evicted& gone : evicted) {
+    if (gone.uid - 1 >= kImplausible) continue;  // damaged
+    with_content(gone, [&](const Content& content) {
+      const BlockId there = find_and_pin(Tier::host, gone.name, content);
+      if (there != kNullBlock)
+        demotions.push_back({gone, there, true});
+      else if (uids.insert(gone.uid).second && find_uid(gone.name, content) == 0)
+        demotions.push_back({gone, kNullBlock, false});
+    });
+  }
+  return demotions;
+}
+
+std::vector<Demotion> BlockPool::demote(std::span<const Evicted> evicted) {
+  std::vector<Demotion> demotions = worth_keeping(evicted);
+  std::size_t missing = 0;
+  for (const Demotion& demotion : demotions) missing += !demotion.is_there;
+  std::vector<BlockId> taken;
+  take(Tier::host, std::min(missing, available(Tier::host)), taken, nullptr);  // or fewer
+  std::erase_if(demotions,
+                [&](const Demotion& d) { return !d.is_there && missing-- > taken.size(); });
+  KV_KILL_POINT("demote.blocks_taken");
+  auto next = taken.begin();
+  for (auto& [gone, destination, is_there] : demotions) {
+    if (is_there) continue;
+    destination = *next++;
+    hand_over(destination, gone.domain);
+    KV_KILL_POINT("demote.before_content");
+    // The uid comes with the bytes: until then nothing is found here, whatever happens to the word.
+    with_content(gone, [this, &from = gone, to = destination](const Content& content) {
+      const auto serial = descriptor(from.block).serial.load(std::memory_order_relaxed);
+      write_content(to, from.name, content, 0, serial);
+    });
+    KV_KILL_POINT("demote.after_content");
+  }
+  return demotions;
+}
+
+void BlockPool::finish_demotion(std::span<const Demotion> demotions) {
+  std::vector<BlockId> copied, all;
+  for (const auto& [content, block, is_there] : demotions) {
+    all.push_back(block);
+    if (is_there || !is_ours(block)) continue;
+    KV_KILL_POINT("demotion.before_uid");
+    descriptor(block).uid.store(content.uid, std::memory_order_relaxed);
+    KV_KILL_POINT("demotion.before_ready");
+    make_ready(block, content.name);
+    copied.push_back(block);
+  }
+  journal_.note(Departure::demoted, slot_, copied);
+  KV_KILL_POINT("demotion.before_count");
+  bump(counters_->demoted_blocks, copied.size());
+  KV_KILL_POINT("demotion.before_release");
+  // What was evicted first is to be evicted first again.
+  std::reverse(all.begin(), all.end());
+  release(all);
 }
 
 // -- release --------------------------------------------------------------------------------------

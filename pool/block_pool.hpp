@@ -1,7 +1,7 @@
 #pragma once
-// The pool as one process uses it: match, allocate, publish, release. No operation asks another
-// process anything, takes a lock or waits; a process stopped or killed at any instruction stops
-// nobody. What a killed one held is returned by the reaper (pool/reaper.hpp).
+// The pool as one process uses it: match, allocate, demote, publish, release. No operation asks
+// another process anything, takes a lock or waits; a process stopped or killed at any instruction
+// stops nobody. What a killed one held is returned by the reaper (pool/reaper.hpp).
 //
 // One BlockPool per process slot, used by one thread at a time. How often this process refers to a
 // block is counted here, in private memory; shared memory only knows whether it does at all.
@@ -42,6 +42,23 @@ struct PrefixHit {
 struct CopyOnWrite {
   BlockId source;
   BlockId destination;
+};
+
+/// Content that allocate() threw out, and the block it was in. Its bytes are there until somebody
+/// writes them, what else is known of it until the block is published anew or given back.
+struct Evicted {
+  BlockId block;
+  Hash128 name;
+  std::uint64_t uid = 0;
+  DomainId domain{};
+  DomainId heir{};  ///< whom the block was taken for
+};
+
+/// Evicted content on its way into the host tier. The caller copies the bytes.
+struct Demotion {
+  Evicted content;
+  BlockId destination;    ///< a host block, held
+  bool is_there = false;  ///< the host tier has it already: nothing to copy
 };
 
 /// What becomes of a block's bytes when it goes from one domain to another.
@@ -85,11 +102,26 @@ class BlockPool {
   /// given back first, then idle cached ones, least recently released first; these lose their
   /// content.
   ///
-  /// \param domain  whose content will be in them; nothing else can be published there. Bytes that
-  ///                another domain left are gone when this returns
-  /// \cost          one comparison a block for that, unless there are such bytes
+  /// \param domain   whose content will be in them; nothing else can be published there. Bytes that
+  ///                 another domain left are gone when this returns
+  /// \param evicted  if given, what lost its block is appended, in order. Its bytes stay for now:
+  ///                 the caller copies what it wants and then lets hand_over() (pool/scrub.hpp) see
+  ///                 to blocks that are not `domain`'s yet, before anything is written there
+  /// \cost           one comparison a block for the domain, unless there are such bytes
   /// \source  vLLM BlockPool.get_new_blocks, order of 2026 (PR #42656)
-  Expected<std::vector<BlockId>> allocate(Tier tier, std::size_t count, DomainId domain = {});
+  Expected<std::vector<BlockId>> allocate(Tier tier, std::size_t count, DomainId domain = {},
+                                          std::vector<Evicted>* evicted = nullptr);
+
+  /// Finds a place in the host tier for evicted content, evicting there what was released longest
+  /// ago, and writes down there what it will be. What is published in a tier still is not copied.
+  /// Where there is not room for all, it is for what was evicted last: the starts of sequences,
+  /// without which their ends are not found.
+  ///
+  /// \param evicted  by allocate(), in its order; their blocks still ours, and unpublished
+  std::vector<Demotion> demote(std::span<const Evicted> evicted);
+
+  /// The bytes are in place: the contents are what they were, uid and all, and idle.
+  void finish_demotion(std::span<const Demotion> demotions);
 
   /// Says what will be in blocks being filled, for whoever asks why it is not found yet.
   void announce(std::span<const BlockId> blocks, std::span<const Hash128> names);
@@ -123,6 +155,10 @@ class BlockPool {
   /// Blocks of the tier that can be given out at all.
   std::size_t capacity(Tier tier) const;
 
+  /// Whose bytes are in the block.
+  DomainId domain_of(BlockId block) const {
+    return {descriptor(block).domain.load(std::memory_order_relaxed)};
+  }
   std::uint32_t references(BlockId block) const { return references_[block.value]; }
   std::uint32_t tokens_per_block() const { return memory_.geometry().tokens_per_block; }
   const PoolMemory& memory() const { return memory_; }
@@ -163,12 +199,20 @@ class BlockPool {
   void give_back(BlockId block);
   void drop_references(std::span<const BlockId> blocks);
   bool take_free(Tier tier, std::size_t count, std::vector<BlockId>& taken);
-  bool take_idle(Tier tier, std::size_t count, std::vector<BlockId>& taken);
-  bool evict(BlockId block, BlockWord seen);
+  bool take(Tier tier, std::size_t count, std::vector<BlockId>& taken,
+            std::vector<Evicted>* evicted);
+  bool take_idle(Tier tier, std::size_t count, std::vector<BlockId>& taken,
+                 std::vector<Evicted>* evicted);
+  bool evict(BlockId block, BlockWord seen, std::vector<Evicted>* evicted);
   void take_over(BlockId block, Tier tier);
-  void hand_over(std::span<const BlockId> blocks, DomainId domain);
+  void give_back_taken(std::span<const BlockId> taken);
+  template <class Use>
+  void with_content(const Evicted& evicted, Use&& use);
+  std::vector<Demotion> worth_keeping(std::span<const Evicted> evicted);
+  bool is_out_of_reach(BlockId block) const;
   void hand_over(BlockId block, DomainId domain) const;
   void count_used(Tier tier, std::int64_t change) const;
+  void make_ready(BlockId block, Hash128 name);
   void write_content(BlockId block, Hash128 hash, const Content& content, std::uint64_t uid,
                      std::uint64_t serial);
 

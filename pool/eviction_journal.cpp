@@ -51,7 +51,7 @@ std::vector<DepartureRecord> EvictionJournal::read() const {
     const std::uint64_t what = record.what.load(std::memory_order_relaxed);
     DepartureRecord read;
     read.kind = Departure(what >> kKindShift & 3);
-    if (read.kind != Departure::evicted && read.kind != Departure::retired) continue;
+    if (read.kind == Departure::none) continue;
     read.hash_low = record.hash_low.load(std::memory_order_relaxed);
     read.name_check = std::uint32_t(what & 0x7fff);
     read.slot = std::uint32_t(what >> kSlotShift & 31);

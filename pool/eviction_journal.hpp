@@ -16,6 +16,7 @@ enum class Departure : std::uint8_t {
   none = 0,
   evicted = 1,  ///< its block was needed for something else
   retired = 2,  ///< its block was damaged
+  demoted = 3,  ///< evicted from the device tier; the host tier had room for it
 };
 
 /// A record as it is read back.

@@ -89,7 +89,7 @@ class Explanation {
       const BlockId block = candidate->second;
       const auto verdict = judge_block(block, i, parent);
       if (!verdict || *verdict > best.verdict) continue;
-      if (*verdict < best.verdict) best = {*verdict, {kNullBlock, kNullBlock}, 0, 0, 0, 0};
+      if (*verdict < best.verdict) best = {.verdict = *verdict};
       const auto tier = std::size_t(memory_.tier_of(block));
       const std::uint64_t serial = get(descriptor(block).serial);
       best.holders |= word(block).holders();
@@ -99,6 +99,7 @@ class Explanation {
       if (*verdict == Verdict::present || *verdict == Verdict::unhinted)
         parent_uid_ = get(descriptor(block).uid);
     }
+    note_demotion(chain_[i], best);
     return best;
   }
 
@@ -121,15 +122,29 @@ class Explanation {
     return is_same ? std::optional(verdict) : std::nullopt;
   }
 
-  BlockVerdict judge_by_journal(Hash128 name) const {
-    BlockVerdict verdict;
+  const DepartureRecord* last_departure(Hash128 name) const {
     const auto found = departures_.find(name.low);
-    if (found == departures_.end() || !found->second.is_of(name)) return verdict;
-    verdict.verdict =
-        found->second.kind == Departure::retired ? Verdict::retired : Verdict::evicted;
-    verdict.slot = found->second.slot;
-    verdict.unix_ms = found->second.unix_ms;
-    return verdict;
+    return found != departures_.end() && found->second.is_of(name) ? &found->second : nullptr;
+  }
+
+  BlockVerdict judge_by_journal(Hash128 name) const {
+    const DepartureRecord* last = last_departure(name);
+    if (last == nullptr) return {};
+    return {.verdict = last->kind == Departure::retired ? Verdict::retired : Verdict::evicted,
+            .slot = last->slot,
+            .unix_ms = last->unix_ms};
+  }
+
+  /// How what is on the host only has come there.
+  void note_demotion(Hash128 name, BlockVerdict& verdict) const {
+    if (verdict.verdict != Verdict::present ||
+        verdict.blocks[std::size_t(Tier::device)] != kNullBlock)
+      return;
+    const DepartureRecord* last = last_departure(name);
+    if (last == nullptr || last->kind != Departure::demoted) return;
+    verdict.was_demoted = true;
+    verdict.slot = last->slot;
+    verdict.unix_ms = last->unix_ms;
   }
 
   void look_into_other_domains() {

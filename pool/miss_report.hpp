@@ -31,8 +31,9 @@ struct BlockVerdict {
   /// orphaned, collision: the block meant, in its tier.
   std::array<BlockId, kTiers> blocks{kNullBlock, kNullBlock};
   std::uint32_t holders = 0;  ///< mask of the slots that hold any of these
-  std::uint32_t slot = 0;     ///< evicted, retired: who did it
-  std::int64_t unix_ms = 0;   ///< evicted, retired: when
+  bool was_demoted = false;   ///< present: on the host only, since the device tier evicted it
+  std::uint32_t slot = 0;     ///< evicted, retired, demoted: who did it
+  std::int64_t unix_ms = 0;   ///< evicted, retired, demoted: when
   std::uint16_t domain = 0;   ///< other_domain
 };
 

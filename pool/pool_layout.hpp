@@ -93,6 +93,8 @@ struct alignas(64) SlotCounters {
   std::atomic<std::uint64_t> allocated_blocks;
   std::atomic<std::uint64_t> evicted_blocks;
   std::atomic<std::uint64_t> published_blocks;
+  std::atomic<std::uint64_t> demoted_blocks;   ///< evicted from the device tier, kept in the host's
+  std::atomic<std::uint64_t> promoted_blocks;  ///< found in the host tier, copied to the device
   std::atomic<std::uint64_t> preemptions_recompute;
   std::atomic<std::uint64_t> preemptions_swap;
   std::atomic<std::uint64_t> generated_tokens;

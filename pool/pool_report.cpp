@@ -32,6 +32,8 @@ ProcessReport report_process(const ProcessEntry& entry, std::uint32_t slot) {
   process.allocated_blocks = get(c.allocated_blocks);
   process.evicted_blocks = get(c.evicted_blocks);
   process.published_blocks = get(c.published_blocks);
+  process.demoted_blocks = get(c.demoted_blocks);
+  process.promoted_blocks = get(c.promoted_blocks);
   process.preemptions_recompute = get(c.preemptions_recompute);
   process.preemptions_swap = get(c.preemptions_swap);
   process.prompt_tokens = get(c.prompt_tokens);

@@ -27,7 +27,7 @@ struct ProcessReport {
   std::int64_t started = 0;
   std::array<std::uint64_t, kTiers> held_blocks{};
   std::uint64_t queried_blocks = 0, hit_blocks = 0, allocated_blocks = 0, evicted_blocks = 0,
-                published_blocks = 0;
+                published_blocks = 0, demoted_blocks = 0, promoted_blocks = 0;
   std::uint64_t preemptions_recompute = 0, preemptions_swap = 0;
   std::uint64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   std::uint32_t running = 0, waiting = 0;

@@ -13,9 +13,9 @@ namespace {
 void reset_statistics(SlotCounters& counters) {
   for (auto* counter :
        {&counters.queried_blocks, &counters.hit_blocks, &counters.allocated_blocks,
-        &counters.evicted_blocks, &counters.published_blocks, &counters.preemptions_recompute,
-        &counters.preemptions_swap, &counters.generated_tokens, &counters.prompt_tokens,
-        &counters.cached_tokens})
+        &counters.evicted_blocks, &counters.published_blocks, &counters.demoted_blocks,
+        &counters.promoted_blocks, &counters.preemptions_recompute, &counters.preemptions_swap,
+        &counters.generated_tokens, &counters.prompt_tokens, &counters.cached_tokens})
     counter->store(0, std::memory_order_relaxed);
   KV_KILL_POINT("sign_in.half_reset");
   counters.running.store(0, std::memory_order_relaxed);

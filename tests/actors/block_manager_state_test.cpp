@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "actors/swapper_state.hpp"
 #include "pool/fsck.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
@@ -116,6 +117,11 @@ class BlockManagerStateTest : public ::testing::Test {
   void peer_gives_back() {
     peer_->release(held_by_peer_);
     held_by_peer_.clear();
+  }
+
+  /// Another process' blocks, published and held.
+  std::vector<BlockId> compute_by_peer(const std::vector<TokenId>& tokens) {
+    return admit(*peer_, Prompt(*peer_, tokens)).value().blocks;
   }
 
   BlockManagerConfig config_;
@@ -644,6 +650,204 @@ TEST_F(BlockManagerStateSwap, AnAbortWhileBeingBroughtInGivesBothTiersBack) {
   plan({.ended = {2}});
   EXPECT_EQ(available(), 4u);
   EXPECT_EQ(available(Tier::host), 8u);
+}
+
+// -- what the device tier evicts
+
+class BlockManagerStateDemotion : public BlockManagerStateTest {
+ protected:
+  /// What the swapper does.
+  void carry_out(const StepPlan& plan) { SwapperState(*memory_).move(plan); }
+
+  /// Four device blocks: two of `tokens`, published and idle, the others free.
+  void leave(const std::vector<TokenId>& tokens, DomainId domain = {}) {
+    add(1, tokens, domain);
+    plan({.waiting = {1}});
+    plan({.ended = {1}});
+  }
+  /// A prompt that needs all four of them.
+  StepPlan press(DomainId domain = {}) {
+    add(2, counting(200, 13), domain);
+    return plan({.waiting = {2}});
+  }
+  const std::vector<TokenId> kPrompt = counting(10, 9);
+};
+
+TEST_F(BlockManagerStateDemotion, EvictedBlocksLeaveWithTheStepThatNeedsTheirPlace) {
+  make_pool(4, 8);
+  leave(kPrompt);
+  const StepPlan step = press();
+  ASSERT_THAT(seqs(step.work), ElementsAre(2));
+  ASSERT_THAT(step.swap_out, SizeIs(2));
+  EXPECT_EQ(step.swap_out[0].source, step.work[0].blocks[2]) << "the end first";
+  EXPECT_EQ(step.swap_out[1].source, step.work[0].blocks[3]);
+  EXPECT_THAT(step.hand_over, IsEmpty());
+  EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 0u) << "the copies are not made";
+  plan({.ended = {2}});
+  EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 2u);
+  EXPECT_EQ(found_by_peer(kPrompt), 0u);
+  EXPECT_EQ(pool_->counters().demoted_blocks.load(), 2u);
+}
+
+TEST_F(BlockManagerStateDemotion, ALaterPromptFindsThemAndBringsThemBack) {
+  make_pool(4, 8);
+  leave(kPrompt);
+  const StepPlan out = press();
+  plan({.ended = {2}});
+  add(3, kPrompt);
+  const StepPlan in = plan({.waiting = {3}});
+  ASSERT_THAT(seqs(in.work), ElementsAre(3));
+  EXPECT_EQ(in.work[0].start, 8u);
+  ASSERT_THAT(in.swap_in, SizeIs(2));
+  EXPECT_EQ(in.swap_in[0].source, out.swap_out[1].destination);
+  EXPECT_EQ(in.swap_in[1].source, out.swap_out[0].destination);
+  EXPECT_EQ(in.outcome.admitted.at(0).cached_tokens, 8u);
+  EXPECT_EQ(pool_->counters().promoted_blocks.load(), 2u);
+  plan({.running = {3}});
+  EXPECT_EQ(found_by_peer(kPrompt), 2u);
+  EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 2u);
+}
+
+TEST_F(BlockManagerStateDemotion, WhatWasBroughtBackIsNotCopiedOutAgain) {
+  make_pool(4, 8);
+  leave(kPrompt);
+  press();
+  plan({.ended = {2}});
+  leave(kPrompt);
+  add(2, counting(300, 13));
+  const StepPlan again = plan({.waiting = {2}});
+  EXPECT_EQ(seqs(again.work).size(), 1u);
+  // 2's old blocks are new to the host tier, 1's are not.
+  plan({.ended = {2}});
+  EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 2u);
+  EXPECT_EQ(pool_->counters().demoted_blocks.load(), 2u + 3u);
+}
+
+TEST_F(BlockManagerStateDemotion, ABlockMayLeaveAndBeBroughtBackIntoInOneStep) {
+  make_pool(4, 8);
+  leave(kPrompt);
+  press();
+  plan({.ended = {2}});
+  add(3, joined(counting(10, 8), counting(300, 8)));
+  const StepPlan step = plan({.waiting = {3}});
+  EXPECT_THAT(step.swap_in, SizeIs(2));
+  EXPECT_THAT(step.swap_out, SizeIs(3));
+  plan({.ended = {3}});
+  EXPECT_EQ(found_by_peer(counting(200, 13), Tier::host), 3u);
+}
+
+TEST_F(BlockManagerStateDemotion, IsNotMadeWhereItCostsMoreThanComputing) {
+  make_pool(4, 8);
+  manager().copy_policy().set(100, 1);
+  leave(kPrompt);
+  EXPECT_THAT(press().swap_out, IsEmpty());
+  plan({.ended = {2}});
+  EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 0u);
+}
+
+TEST_F(BlockManagerStateDemotion, WhatIsThereIsNotBroughtBackWhereItCostsMoreThanComputing) {
+  make_pool(4, 8);
+  leave(kPrompt);
+  press();
+  plan({.ended = {2}});
+  manager().copy_policy().set(100, 1);
+  add(3, kPrompt);
+  const StepPlan step = plan({.waiting = {3}});
+  EXPECT_THAT(step.swap_in, IsEmpty());
+  EXPECT_EQ(step.work.at(0).start, 0u);
+}
+
+TEST_F(BlockManagerStateDemotion, ASequenceThatWasSwappedOutComesBackWhateverItCosts) {
+  use_swap();
+  make_pool(4, 8);
+  manager().copy_policy().set(100, 1);
+  add(1, counting(10, 4));
+  add(2, counting(50, 10));
+  plan({.waiting = {1, 2}});
+  append(1, 7);
+  append(2, 8);
+  EXPECT_THAT(plan({.running = {1, 2}}).swap_out, SizeIs(3));
+  plan({.running = {1}});
+  EXPECT_EQ(plan({.waiting = {2}, .ended = {1}}).work.at(0).start, 10u);
+}
+
+TEST_F(BlockManagerStateDemotion, PricesAreThoseOfTheStepsBefore) {
+  make_pool(4, 8);
+  leave(kPrompt);
+  press();
+  manager().finish_step({.copying = 3, .computing = 26});
+  EXPECT_EQ(manager().copy_policy().block_copy(), 1.5);
+  EXPECT_EQ(manager().copy_policy().token(), 2);
+}
+
+TEST_F(BlockManagerStateDemotion, BlocksThatChangeTheirDomainAreHandedOverAfterTheyWereCopied) {
+  make_pool(4, 8);
+  const DomainId theirs{1}, ours{2};
+  leave(kPrompt, theirs);
+  const StepPlan step = press(ours);
+  ASSERT_THAT(step.hand_over, SizeIs(2));
+  for (const auto& [block, to] : step.hand_over) {
+    EXPECT_EQ(pool_->domain_of(block), theirs);
+    EXPECT_EQ(to, ours);
+  }
+  carry_out(step);
+  plan({.ended = {2}});
+  EXPECT_EQ(found_by_peer(kPrompt, Tier::host, theirs), 2u);
+  EXPECT_EQ(found_by_peer(kPrompt, Tier::host, ours), 0u);
+  EXPECT_EQ(found_by_peer(counting(200, 13), Tier::device, ours), 3u);
+}
+
+TEST_F(BlockManagerStateDemotion, BlocksAreHandedOverAlsoWhereNothingIsCopied) {
+  make_pool(4, 8);
+  manager().copy_policy().set(100, 1);
+  leave(kPrompt, DomainId{1});
+  const StepPlan step = press(DomainId{2});
+  EXPECT_THAT(step.swap_out, IsEmpty());
+  EXPECT_THAT(step.hand_over, SizeIs(2));
+  carry_out(step);
+  plan({.ended = {2}});
+  EXPECT_EQ(found_by_peer(counting(200, 13), Tier::device, DomainId{2}), 3u);
+}
+
+TEST_F(BlockManagerStateDemotion, ABlockGivenBackInTheSameStepTakesItsContentWithIt) {
+  make_pool(4, 8);
+  leave(counting(10, 5));  // one block
+  add(2, counting(50, 4));
+  add(3, counting(90, 8));
+  plan({.waiting = {2, 3}});  // the fourth block is idle
+  append(2, 7);
+  append(3, 8);
+  // 2 gets the idle block and has to give it back: 3 needs one, too.
+  const StepPlan step = plan({.running = {2, 3}, .victims = {2}});
+  EXPECT_THAT(seqs(step.outcome.preempted), ElementsAre(2));
+  EXPECT_THAT(seqs(step.work), ElementsAre(3));
+  EXPECT_THAT(step.swap_out, IsEmpty());
+  plan({.running = {3}});
+  EXPECT_EQ(found_by_peer(counting(10, 5), Tier::host), 0u);
+}
+
+TEST_F(BlockManagerStateDemotion, PreemptionBySwapFindsRoomAmongWhatWasDemoted) {
+  use_swap();
+  make_pool(4, 3);
+  leave(kPrompt);
+  press();
+  plan({.ended = {2}});
+  add(3, counting(10, 4));
+  add(4, counting(50, 10));
+  plan({.waiting = {3, 4}});
+  append(3, 7);
+  append(4, 8);
+  const StepPlan step = plan({.running = {3, 4}});
+  EXPECT_THAT(seqs(step.outcome.preempted), ElementsAre(4));
+  EXPECT_THAT(step.swap_out, SizeIs(3));
+  EXPECT_EQ(pool_->counters().preemptions_swap.load(), 1u);
+}
+
+TEST_F(BlockManagerStateDemotion, WithoutPrefixCachingNothingIsKept) {
+  make_pool(4, 8);
+  peer_->release(compute_by_peer(kPrompt));
+  config_.prefix_caching = false;
+  EXPECT_THAT(press().swap_out, IsEmpty());
 }
 
 // -- aborts and figures

@@ -93,7 +93,7 @@ int serve(FakeDevice& device, DevicePool& pool, ProcessSlot slot,
 }
 
 TEST(DeviceRing, TokensAreTheOraclesHoweverSlowTheDevice) {
-  std::uint64_t swaps = 0, hits = 0;
+  std::uint64_t swaps = 0, hits = 0, demoted = 0, promoted = 0;
   for (const int delay_us : {0, 20, 200})
     for (std::uint64_t seed = 1; seed <= 5; ++seed) {
       DevicePool pool(kDeviceBlocks, kHostBlocks);
@@ -111,6 +111,8 @@ TEST(DeviceRing, TokensAreTheOraclesHoweverSlowTheDevice) {
         const SlotCounters& counters = pool.memory.control().processes[kFirst.value].counters;
         swaps += counters.preemptions_swap;
         hits += counters.hit_blocks;
+        demoted += counters.demoted_blocks;
+        promoted += counters.promoted_blocks;
         const BlockPool& blocks = (*engine)->ring().pool();
         for (const Tier tier : {Tier::device, Tier::host})
           EXPECT_EQ(blocks.available(tier), blocks.capacity(tier));
@@ -120,6 +122,8 @@ TEST(DeviceRing, TokensAreTheOraclesHoweverSlowTheDevice) {
     }
   EXPECT_GT(swaps, 20u);  // otherwise this tested nothing
   EXPECT_GT(hits, 20u);
+  EXPECT_GT(demoted, 20u);
+  EXPECT_GT(promoted, 20u);
 }
 
 /// Two engines, each with a device of its own over the same memory, one after the other.

@@ -68,6 +68,7 @@ class PlainRing {
   }
 
   BlockPool& pool() { return pool_; }
+  CopyPolicy& copy_policy() { return block_manager_.copy_policy(); }
   SchedulerState& scheduler() { return scheduler_; }
   /// Nobody is served or waits, and the block manager knows.
   bool is_quiet() const { return has_settled_ && scheduler_.unfinished() == 0; }

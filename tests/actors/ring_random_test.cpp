@@ -1,6 +1,6 @@
-// Random workloads on one or two engines over a tiny pool, against the oracle: whatever is
-// preempted, swapped, shared, aborted or taken over, every request's tokens are those of its
-// prompt.
+// Random workloads on one engine or several over a tiny pool, against the oracle: whatever is
+// preempted, swapped, moved between the tiers, shared, aborted or taken over, every request's
+// tokens are those of its prompt.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,8 @@ namespace {
 constexpr std::uint32_t kBlockTokens = 4;
 constexpr std::uint64_t kSeedsEach = 50;
 
-enum class Crew { one_engine, two_engines, two_engines_of_which_one_dies };
+enum class Crew { one_engine, two_engines, two_engines_of_which_one_dies, four_engines };
+constexpr std::uint32_t kEngines[] = {1, 2, 2, 4};
 
 class RandomRun {
  public:
@@ -33,8 +34,11 @@ class RandomRun {
     scheduler.max_num_batched_tokens = between(scheduler.max_num_seqs, 40);
     scheduler.max_model_len = device_blocks_ * kBlockTokens;
     config_.block_manager.watermark = between(0, 3) == 0 ? 0.1 : 0;
-    for (std::uint32_t i = 0; i < (crew == Crew::one_engine ? 1 : 2); ++i)
+    for (std::uint32_t i = 0; i < kEngines[std::size_t(crew)]; ++i) {
       engines_.push_back(std::make_unique<PlainRing>(memory_, ProcessSlot{i}, config_));
+      // Copies that do not pay for a while.
+      if (between(0, 3) == 0) engines_.back()->copy_policy().set(between(1, 8), 1);
+    }
     for (auto& prefix : prefixes_) prefix = random_tokens(between(3, 14));
     clients_.resize(between(8, 32));
     for (Client& client : clients_) invent(client);
@@ -87,6 +91,7 @@ class RandomRun {
     RequestKey key;
     std::vector<TokenId> prompt;
     GenerationParams params;
+    DomainId domain{};
     std::shared_ptr<Recording> recording = std::make_shared<Recording>();
     PlainRing* engine = nullptr;
     bool is_aborted = false;
@@ -113,6 +118,7 @@ class RandomRun {
     client.params.ignore_eos = between(0, 3) != 0;
     client.params.priority = static_cast<std::int32_t>(between(0, 3)) - 1;
     if (between(0, 5) == 0) client.params.stop_token_ids = random_tokens(1);
+    if (between(0, 3) == 0) client.domain = DomainId{1};
   }
 
   PlainRing& random_engine() {
@@ -126,7 +132,7 @@ class RandomRun {
     const std::vector<TokenId> journal = client.recording->tokens;
     client.engine->scheduler().submit(
         {client.key, client.prompt, journal, client.params,
-         std::make_shared<RecordingSink>(client.recording, journal.size())});
+         std::make_shared<RecordingSink>(client.recording, journal.size()), client.domain});
   }
 
   void abort(Client& client) {
@@ -171,7 +177,7 @@ TEST_P(RingRandom, EveryRequestGetsTheTokensOfItsPromptAndEveryBlockComesBack) {
   config.scheduler.policy = policy;
   config.block_manager.preemption = mode;
   config.block_manager.prefix_caching = prefix_caching;
-  std::uint64_t recomputes = 0, swaps = 0, hits = 0;
+  std::uint64_t recomputes = 0, swaps = 0, hits = 0, demoted = 0, promoted = 0;
   for (std::uint64_t seed = 1; seed <= kSeedsEach; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     RandomRun run(seed, crew, config);
@@ -182,19 +188,25 @@ TEST_P(RingRandom, EveryRequestGetsTheTokensOfItsPromptAndEveryBlockComesBack) {
     recomputes += run.sum(&SlotCounters::preemptions_recompute);
     swaps += run.sum(&SlotCounters::preemptions_swap);
     hits += run.sum(&SlotCounters::hit_blocks);
+    demoted += run.sum(&SlotCounters::demoted_blocks);
+    promoted += run.sum(&SlotCounters::promoted_blocks);
   }
   // Otherwise this tested nothing.
   EXPECT_GT(mode == PreemptionMode::swap ? swaps : recomputes, 200u);
   EXPECT_EQ(hits > 0, prefix_caching);
+  EXPECT_EQ(demoted > 500, prefix_caching) << demoted;
+  EXPECT_EQ(promoted > 50, prefix_caching) << promoted;
   EXPECT_EQ(swaps > 0, mode == PreemptionMode::swap);
   EXPECT_GT(recomputes, 0u);  // also with swap: where the host tier is full
   RecordProperty("recomputes", std::to_string(recomputes));
   RecordProperty("swaps", std::to_string(swaps));
+  RecordProperty("demoted", std::to_string(demoted));
+  RecordProperty("promoted", std::to_string(promoted));
 }
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   const auto [mode, policy, prefix_caching, crew] = info.param;
-  constexpr const char* kCrews[] = {"One", "Two", "TwoWithADeath"};
+  constexpr const char* kCrews[] = {"One", "Two", "TwoWithADeath", "Four"};
   return std::string(mode == PreemptionMode::swap ? "Swap" : "Recompute") +
          (policy == SchedulingPolicy::fcfs ? "Fcfs" : "Priority") +
          (prefix_caching ? "Cached" : "Uncached") + kCrews[static_cast<std::size_t>(crew)];
@@ -206,7 +218,7 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(SchedulingPolicy::fcfs, SchedulingPolicy::priority),
                        ::testing::Values(true, false),
                        ::testing::Values(Crew::one_engine, Crew::two_engines,
-                                         Crew::two_engines_of_which_one_dies)),
+                                         Crew::two_engines_of_which_one_dies, Crew::four_engines)),
     name_of);
 
 }  // namespace

@@ -111,6 +111,8 @@ TEST_F(RingTest, OneStepRequestComesBackAsOneStepDoneThroughThreeActors) {
         EXPECT_EQ(done.sampled[0].token.token, oracle_next(std::vector<TokenId>{1, 2, 3, 4, 5}));
         EXPECT_THAT(done.outcome.admitted, SizeIs(1));
         EXPECT_EQ(done.outcome.scheduled_tokens, 5u);
+        EXPECT_GT(done.times.copying, 0);
+        EXPECT_GT(done.times.computing, 0);
       },
       [this](const caf::error& error) { FAIL() << system_.render(error); });
   EXPECT_FALSE(self->has_next_message());

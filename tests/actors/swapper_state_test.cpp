@@ -55,6 +55,22 @@ TEST_F(SwapperStateTest, ABlockMayLeaveAndBeFilledAnewInOneStep) {
   EXPECT_EQ(content(Tier::device, 1), 22);
 }
 
+TEST_F(SwapperStateTest, ABlockChangesItsDomainBetweenLeavingAndBeingFilled) {
+  const BlockDescriptor* descriptors = memory_.descriptors();
+  for (std::uint32_t i = 1; i < 3; ++i) fill(Tier::device, i, 11);
+  fill(Tier::host, 3, 22);
+  StepPlan plan;
+  plan.swap_out = {{1, 0}, {2, 1}};
+  plan.hand_over = {{BlockId{1}, DomainId{7}}, {BlockId{2}, DomainId{7}}};
+  plan.swap_in = {{3, 2}};
+  swapper_.move(plan);
+  EXPECT_EQ(content(Tier::host, 0), 11);
+  EXPECT_EQ(content(Tier::host, 1), 11);
+  EXPECT_EQ(content(Tier::device, 1), 0);
+  EXPECT_EQ(content(Tier::device, 2), 22);
+  for (std::uint32_t i = 1; i < 3; ++i) EXPECT_EQ(descriptors[i].domain.load(), 7u);
+}
+
 TEST(SwapperState, WithoutAHostTierThereIsNothingToMove) {
   const PoolMemory memory = private_pool(small_geometry(4));
   EXPECT_TRUE(SwapperState(memory).move({}));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "pool/fsck.hpp"
 #include "pool/process_slot.hpp"
@@ -97,20 +98,29 @@ Autopsy::Autopsy(Stage& stage, const Operation& operation)
   if (operation.meanwhile != nullptr) return;  // the survivor does not stay as it is
   const PoolMemory& memory = stage.memory();
   for (std::uint32_t id = 0; id < memory.geometry().total_blocks(); ++id)
-    before_.push_back({word_of(memory, id), memory.descriptors()[id].uid.load(), false});
-  std::size_t evictable = operation.evicts;
-  for (const BlockId block : stage.survivor().free_queue(Tier::device)) {
-    if (evictable == 0) break;
-    if (!before_[block.value].word.is_idle()) continue;
-    before_[block.value].may_vanish = true;
-    --evictable;
+    before_.push_back(
+        {word_of(memory, id),
+         memory.descriptors()[id].uid.load(),
+         false,
+         {memory.descriptors()[id].hash_low.load(), memory.descriptors()[id].hash_high.load()}});
+  for (auto [tier, evictable] : {std::pair{Tier::device, operation.evicts},
+                                 std::pair{Tier::host, operation.evicts_on_host}}) {
+    for (const BlockId block : stage.survivor().free_queue(tier)) {
+      if (evictable == 0) break;
+      if (!before_[block.value].word.is_idle()) continue;
+      before_[block.value].may_vanish = true;
+      --evictable;
+    }
   }
   if (operation.may_lose_hints) return;
-  findable_ = {
-      {stage.shared(), Tier::device, 2},    {stage.shared(), Tier::host, 2},
-      {stage.owned(), Tier::device, 2},     {stage.idle(), Tier::device, 3 - operation.evicts},
-      {stage.unknown(), Tier::device, 0},   {stage.unknown(), Tier::host, 0},
-      {stage.continued(), Tier::device, 2}, {stage.owned(), Tier::host, 0}};
+  findable_ = {{stage.shared(), Tier::device, 2},
+               {stage.shared(), Tier::host, 2 - operation.evicts_on_host},
+               {stage.owned(), Tier::device, 2},
+               {stage.idle(), Tier::device, 3 - std::min<std::size_t>(operation.evicts, 3)},
+               {stage.unknown(), Tier::device, 0},
+               {stage.unknown(), Tier::host, 0},
+               {stage.continued(), Tier::device, 2},
+               {stage.owned(), Tier::host, 0}};
 }
 
 Complaints Autopsy::examine(const PoolMemory& memory) const {
@@ -143,7 +153,7 @@ Complaints Autopsy::examine(const PoolMemory& memory) const {
 void Autopsy::check_blocks(const PoolMemory& memory, Complaints& complaints) const {
   const std::uint32_t victim = holder_bit(Stage::kVictim);
   for (std::uint32_t id = 0; id < before_.size(); ++id) {
-    const auto& [was, uid, may_vanish] = before_[id];
+    const auto& [was, uid, may_vanish, name] = before_[id];
     const BlockWord is = word_of(memory, id);
     const BlockDescriptor& d = memory.descriptors()[id];
     const auto complain = [&](const std::string& text) {
@@ -160,7 +170,10 @@ void Autopsy::check_blocks(const PoolMemory& memory, Complaints& complaints) con
       complain("is held by somebody dead");
     if (was.state() != BlockState::retired && is.state() == BlockState::retired)
       complain("is out of use");
-    if (d.domain.load() == Stage::kOther.value && has_secret(memory, BlockId{id}))
+    const bool had_bytes = was.state() == BlockState::ready;
+    if (d.domain.load() == Stage::kOther.value &&
+        (has_secret(memory, BlockId{id}) ||
+         (had_bytes && is_payload_right(memory, BlockId{id}, name))))
       complain("says it was handed over, with what the others left in it");
     if (is.state() == BlockState::ready &&
         !is_payload_right(memory, BlockId{id}, {d.hash_low.load(), d.hash_high.load()}))

@@ -33,6 +33,7 @@ class Autopsy {
     BlockWord word;
     std::uint64_t uid;
     bool may_vanish;
+    Hash128 name;
   };
   struct Findable {
     Prompt prompt;

@@ -5,6 +5,7 @@
 #include "config/check.hpp"
 #include "pool/process_slot.hpp"
 #include "pool/reaper.hpp"
+#include "tests/support/keep_evicted.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -20,6 +21,9 @@ void use_up(Stage& stage, std::size_t left) {
             BlockState::free;
   KV_CHECK(stage.survivor().allocate(Tier::device, free - left).has_value());
 }
+
+/// The survivor takes all free host blocks.
+void use_up_host(Stage& stage) { (void)stage.survivor().allocate(Tier::host, 6).value(); }
 
 /// What is free has been written before, in another domain.
 void leave_secrets(Stage& stage) {
@@ -181,6 +185,72 @@ std::vector<Operation> allocations() {
   };
 }
 
+/// Allocates, and keeps what that evicts: `copied` of it is new to the host tier.
+bool demote(Stage& stage, std::size_t count, std::size_t copied, DomainId domain = {}) {
+  std::vector<Evicted> evicted;
+  const auto fresh = stage.victim().allocate(Tier::device, count, domain, &evicted);
+  if (!fresh) return false;
+  stage.hold(*fresh);
+  const std::uint64_t before = stage.victim().counters().demoted_blocks.load();
+  keep_evicted(stage.victim(), evicted);
+  return stage.victim().counters().demoted_blocks.load() - before == copied;
+}
+
+std::vector<Operation> demotions() {
+  return {
+      {"demote: free host blocks", [](Stage& s) { use_up(s, 1); },
+       [](Stage& s) { return demote(s, 3, 2); }, 2},
+      {.name = "demote: the host tier evicts in its turn",
+       .prepare =
+           [](Stage& s) {
+             use_up(s, 0);
+             use_up_host(s);
+           },
+       .run = [](Stage& s) { return demote(s, 2, 2); },
+       .evicts = 2,
+       .evicts_on_host = 2},
+      {.name = "demote: more than there is room for",
+       .prepare =
+           [](Stage& s) {
+             use_up(s, 0);
+             use_up_host(s);
+           },
+       .run = [](Stage& s) { return demote(s, 3, 2); },
+       .evicts = 3,
+       .evicts_on_host = 2},
+      {"demote: the host tier has some of it",
+       [](Stage& s) {
+         use_up(s, 0);
+         const BlockId host = s.survivor().allocate(Tier::host, 1).value()[0];
+         fill_blocks(s.survivor(), {{host}}, s.idle().names(0, 1));
+         s.survivor().publish(BlockPool::root({}), {{host}}, s.idle().names(0, 1),
+                              s.idle().of_blocks(0, 1));
+         s.survivor().release({{host}});
+       },
+       [](Stage& s) { return demote(s, 3, 2); }, 3},
+      {"demote: from one domain's block to another's",
+       [](Stage& s) {
+         leave_secrets(s);
+         use_up(s, 1);
+         const auto host = s.survivor().allocate(Tier::host, 6, DomainId{4}).value();
+         fill_with_secret(s.memory(), host);
+         s.survivor().release(host);
+       },
+       [](Stage& s) { return demote(s, 3, 2, Stage::kOther); }, 2},
+      {"demote: extra keys",
+       [](Stage& s) {
+         s.named_otherwise = with_extras(s, s.unknown());
+         const Prompt& named = *s.named_otherwise;
+         const auto blocks = s.survivor().allocate(Tier::device, 2).value();
+         fill_blocks(s.survivor(), blocks, named.chain);
+         s.survivor().publish(BlockPool::root({}), blocks, named.chain, named.tokens, kExtras);
+         s.survivor().release(blocks);
+         use_up(s, 0);
+       },
+       [](Stage& s) { return demote(s, 5, 5); }, 5},
+  };
+}
+
 std::vector<Operation> publications() {
   return {
       {"publish", [](Stage& s) { allocate_and_fill(s, s.unknown()); },
@@ -295,6 +365,19 @@ std::vector<Operation> sequences() {
          s.holdings.clear();
          return reap(s.memory(), Stage::kVictim).freed == 4;
        }},
+      {"reap: a lost device",
+       [](Stage& s) {
+         // What it holds alone it gives back first: the autopsy knows that idle blocks may go.
+         std::vector<BlockId> published;
+         for (const BlockId block : s.held_blocks())
+           if (BlockWord{s.memory().descriptors()[block.value].word.load()}.state() ==
+               BlockState::ready)
+             published.push_back(block);
+         s.victim().release(published);
+         s.holdings.clear();
+       },
+       [](Stage& s) { return reap(s.memory(), Stage::kVictim, Unheld::dropped).dropped >= 3; }, 99,
+       true},
   };
 }
 
@@ -365,7 +448,8 @@ const std::vector<Operation>& races() {
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> all = [] {
     std::vector<Operation> list;
-    for (const auto& group : {matches(), allocations(), publications(), releases(), sequences()})
+    for (const auto& group :
+         {matches(), allocations(), demotions(), publications(), releases(), sequences()})
       list.insert(list.end(), group.begin(), group.end());
     return list;
   }();

@@ -25,6 +25,8 @@ struct Operation {
   /// What the survivor does while the victim is at the kill point named so; nothing if empty.
   std::string interrupted_at = {};
   void (*meanwhile)(Stage&) = nullptr;
+  /// Like `evicts`, for the host tier.
+  std::size_t evicts_on_host = 0;
 };
 
 const std::vector<Operation>& operations();

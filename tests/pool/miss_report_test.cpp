@@ -4,6 +4,7 @@
 
 #include "pool/block_pool.hpp"
 #include "pool/repair.hpp"
+#include "tests/support/keep_evicted.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 
@@ -138,6 +139,29 @@ TEST_F(WhyMissed, KnowsWhatWasDamaged) {
   owners[2].use = SlotOwner::Use::used;
   EXPECT_EQ(repair(memory, owners).retired, 1u);
   EXPECT_EQ(verdicts(prompt)[1], Verdict::retired);
+}
+
+TEST_F(WhyMissed, SaysThatItWasMovedToTheHostTier) {
+  const Prompt prompt(pool, counting(0, 13));
+  leave_idle(pool, prompt);
+  std::vector<Evicted> evicted;
+  const auto taken = pool.allocate(Tier::device, 6, {}, &evicted).value();
+  EXPECT_EQ(verdicts(prompt)[2], Verdict::evicted);
+  keep_evicted(pool, evicted);
+  pool.release(taken);
+  const MissReport report = ask(prompt);
+  EXPECT_THAT(verdicts(prompt), Each(Verdict::present));
+  EXPECT_FALSE(report.blocks[0].was_demoted) << "it has never left the device";
+  EXPECT_TRUE(report.blocks[2].was_demoted);
+  EXPECT_EQ(report.blocks[2].slot, 2u);
+  EXPECT_GT(report.blocks[2].unix_ms, 0);
+  EXPECT_EQ(report.on_host, 2u);
+
+  leave_idle(pool, prompt);  // on the device once more
+  EXPECT_FALSE(ask(prompt).blocks[2].was_demoted);
+  pool.release(pool.allocate(Tier::device, 7).value());
+  pool.release(pool.allocate(Tier::host, 4).value());
+  EXPECT_THAT(verdicts(prompt), Each(Verdict::evicted));
 }
 
 TEST_F(WhyMissed, GoesOnInTheHostTierWhereTheDeviceEnds) {

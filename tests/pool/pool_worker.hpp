@@ -1,6 +1,7 @@
 #pragma once
-// An engine as far as the pool can tell: it matches, allocates, fills, publishes, reads and
-// releases, for ever, and checks every byte it reads. For tests with several processes or threads.
+// An engine as far as the pool can tell: it matches, allocates, moves what that evicts to the host
+// tier, fills, publishes, reads and releases, for ever, and checks every byte it reads. For tests
+// with several processes or threads.
 
 #include <atomic>
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "pool/block_pool.hpp"
+#include "tests/support/keep_evicted.hpp"
 #include "tests/support/payload.hpp"
 #include "tests/support/request.hpp"
 
@@ -94,13 +96,15 @@ class PoolWorker {
     for (std::size_t i = 0; i < hit.blocks.size(); ++i) verify(hit.blocks[i], prompt.chain[i]);
 
     const std::size_t missing = prompt.full_blocks() - hit.blocks.size();
-    auto fresh = pool_.allocate(Tier::device, missing + below(2), prompt.domain);
+    evicted_.clear();
+    auto fresh = pool_.allocate(Tier::device, missing + below(2), prompt.domain, &evicted_);
     if (!fresh) {
       bump(progress_.shortages);
       pool_.cancel(hit);
       if (!held_.empty()) finish();
       return;
     }
+    keep_evicted(pool_, evicted_);
     Held held{hit.blocks, prompt.chain};
     held.blocks.insert(held.blocks.end(), fresh->begin(), fresh->end());
     publish(hit.end, prompt, hit.blocks.size(), std::span(*fresh).first(missing));
@@ -177,6 +181,7 @@ class PoolWorker {
   WorkerLoad load_;
   WorkerProgress& progress_;
   std::vector<Held> held_;
+  std::vector<Evicted> evicted_;
 };
 
 }  // namespace kvhive::testing

@@ -36,8 +36,8 @@ Json to_json(const TierReport& tier) {
 }
 
 struct Totals {
-  std::uint64_t queried = 0, hit = 0, evicted = 0, published = 0, prompt = 0, cached = 0,
-                generated = 0;
+  std::uint64_t queried = 0, hit = 0, evicted = 0, published = 0, demoted = 0, promoted = 0,
+                prompt = 0, cached = 0, generated = 0;
 };
 
 Totals totals_of(const PoolReport& report) {
@@ -47,6 +47,8 @@ Totals totals_of(const PoolReport& report) {
     totals.hit += p.hit_blocks;
     totals.evicted += p.evicted_blocks;
     totals.published += p.published_blocks;
+    totals.demoted += p.demoted_blocks;
+    totals.promoted += p.promoted_blocks;
     totals.prompt += p.prompt_tokens;
     totals.cached += p.cached_tokens;
     totals.generated += p.generated_tokens;
@@ -93,7 +95,9 @@ Expected<void> stat(const CommonFlags& flags) {
            {"cached_tokens", totals.cached},
            {"generated_tokens", totals.generated},
            {"evicted_blocks", totals.evicted},
-           {"published_blocks", totals.published}});
+           {"published_blocks", totals.published},
+           {"demoted_blocks", totals.demoted},
+           {"promoted_blocks", totals.promoted}});
     return {};
   }
   std::printf("pool %.8s of %s: blocks of %u tokens, %s each (%s)\n\n", report.epoch.c_str(),
@@ -120,6 +124,9 @@ Expected<void> stat(const CommonFlags& flags) {
       number(totals.prompt).c_str(), number(totals.cached).c_str(),
       percent(totals.cached, totals.prompt).c_str(), number(totals.generated).c_str(),
       number(totals.published).c_str(), number(totals.evicted).c_str());
+  if (report.geometry.host_blocks != 0)
+    std::printf("blocks moved to the host tier instead of being lost %s, brought back from it %s\n",
+                number(totals.demoted).c_str(), number(totals.promoted).c_str());
   return {};
 }
 
@@ -142,6 +149,8 @@ Json to_json(const ProcessReport& p) {
           {"allocated_blocks", p.allocated_blocks},
           {"evicted_blocks", p.evicted_blocks},
           {"published_blocks", p.published_blocks},
+          {"demoted_blocks", p.demoted_blocks},
+          {"promoted_blocks", p.promoted_blocks},
           {"preemptions_recompute", p.preemptions_recompute},
           {"preemptions_swap", p.preemptions_swap}};
 }

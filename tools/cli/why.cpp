@@ -80,13 +80,18 @@ class Account {
     };
     return at(a).verdict == at(b).verdict && tiers(a) == tiers(b) &&
            at(a).holders == at(b).holders && at(a).slot == at(b).slot &&
-           at(a).domain == at(b).domain && engine(at(a)) == engine(at(b));
+           at(a).domain == at(b).domain && at(a).was_demoted == at(b).was_demoted &&
+           engine(at(a)) == engine(at(b));
   }
 
   std::string verdict(std::size_t first, std::size_t end) const {
     const BlockVerdict& v = at(first);
     switch (v.verdict) {
-      case Verdict::present: return "present " + where(first, end) + ", " + held(v);
+      case Verdict::present:
+        return "present " + where(first, end) + ", " + held(v) +
+               (v.was_demoted
+                    ? "; moved to the host tier " + ages(first, end) + " ago by " + engine(v)
+                    : "");
       case Verdict::unhinted:
         return "present " + where(first, end) +
                ", but the index has lost it; kvhive pool fsck --repair puts it back";
@@ -179,7 +184,8 @@ class Account {
 
   /// Who did it. A slot's next process is another one.
   std::string engine(const BlockVerdict& v) const {
-    const bool is_known = v.verdict == Verdict::evicted && v.slot < kMaxProcesses;
+    const bool is_known =
+        (v.verdict == Verdict::evicted || v.was_demoted) && v.slot < kMaxProcesses;
     if (!is_known) return engine_in(v.slot);
     const auto started = memory_.control().processes[v.slot].started.load();
     return v.unix_ms / 1000 < started ? "an engine that is gone" : engine_in(v.slot);
@@ -219,7 +225,8 @@ class Account {
         json["holders"].push_back(
             memory_.control().processes[std::uint32_t(std::countr_zero(mask))].index.load());
     }
-    if (v.verdict == Verdict::evicted || v.verdict == Verdict::retired) {
+    if (v.was_demoted) json["moved_to_host_tier"] = true;
+    if (v.verdict == Verdict::evicted || v.verdict == Verdict::retired || v.was_demoted) {
       json["seconds_ago"] = static_cast<double>(now_ms_ - v.unix_ms) / 1e3;
       json["by"] = engine(v);
     }

@@ -1,0 +1,35 @@
+#include "actors/copy_policy.hpp"
+
+#include <algorithm>
+
+namespace kvhive {
+namespace {
+
+constexpr double kNewest = 1.0 / 8;  // weight of the latest measurement
+constexpr double kMost = 8;          // times what is known: more is an accident
+// A price that forbids copies is not measured any more, and may have been an accident, too (a
+// process that was stopped in its first copy): each refusal lowers it by this share.
+constexpr double kForgotten = 1.0 / 64;
+
+void smooth(double& value, double measured) {
+  value = value == 0 ? measured : value + kNewest * (std::min(measured, kMost * value) - value);
+}
+
+}  // namespace
+
+void CopyPolicy::learn(std::size_t copied_blocks, std::size_t tokens, std::size_t sequences,
+                       const StepTimes& times) {
+  if (copied_blocks != 0 && times.copying > 0)
+    smooth(block_copy_, times.copying / static_cast<double>(copied_blocks));
+  if (tokens >= sequences + tokens_per_block_ && times.computing > 0)
+    smooth(token_, times.computing / static_cast<double>(tokens));
+}
+
+bool CopyPolicy::pays(double copies) {
+  if (block_copy_ == 0 || token_ == 0 || copies * block_copy_ <= token_ * tokens_per_block_)
+    return true;
+  block_copy_ -= block_copy_ * kForgotten;
+  return false;
+}
+
+}  // namespace kvhive

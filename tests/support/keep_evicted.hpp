@@ -1,0 +1,28 @@
+#pragma once
+// What block manager and swapper do with the content that an allocation evicted.
+
+#include "pool/block_pool.hpp"
+#include "pool/scrub.hpp"
+#include "tests/support/payload.hpp"
+
+namespace kvhive::testing {
+
+/// The step's copies: out of the device, then the blocks change hands.
+inline void move_out(BlockPool& pool, std::span<const Evicted> evicted,
+                     std::span<const Demotion> demotions) {
+  for (const auto& [content, destination, is_there] : demotions)
+    if (!is_there) copy_payload(pool.memory(), content.block, destination);
+  for (const Evicted& content : evicted)
+    if (pool.domain_of(content.block) != content.heir)
+      hand_over(pool.memory(), content.block, content.heir);
+}
+
+/// From the device's evicted blocks to the host tier, as far as there is room; what became of them.
+inline std::vector<Demotion> keep_evicted(BlockPool& pool, std::span<const Evicted> evicted) {
+  std::vector<Demotion> demotions = pool.demote(evicted);
+  move_out(pool, evicted, demotions);
+  pool.finish_demotion(demotions);
+  return demotions;
+}
+
+}  // namespace kvhive::testing
