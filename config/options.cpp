@@ -53,6 +53,9 @@ const OptionField kFields[] = {
      "who shares with whom, e.g. research=alice,1001,@staff;batch=bob"},
     {"scrub", &Options::scrub,
      "on_domain_change (a block is zeroed before another domain gets it) or never"},
+    {"gpu-fault", &Options::gpu_fault,
+     "when an engine loses its GPU: drop_unpinned (blocks nobody holds), keep, or drop_all (and "
+     "restart the others)"},
     {"socket-access", &Options::socket_access, "who may connect: owner, everybody or @GROUP"},
     {"log-level", &Options::log_level, "trace, debug, info, warn, error or off"},
 };
@@ -266,6 +269,8 @@ Expected<void> check_options(const Options& o) {
   if (rules->empty() && o.sharing == "listed")
     return bad_value("sharing", "listed", "admits nobody; name the clients' users under domains");
   if (auto known = one_of("scrub", o.scrub, {"on_domain_change", "never"}); !known) return known;
+  if (auto known = one_of("gpu-fault", o.gpu_fault, {"drop_unpinned", "keep", "drop_all"}); !known)
+    return known;
   if (o.socket_access.size() < 2 || o.socket_access[0] != '@')
     if (auto known = one_of("socket-access", o.socket_access, {"owner", "everybody", "@GROUP"});
         !known)

@@ -49,6 +49,10 @@ struct Options {
   std::string domains;  ///< who shares with whom (config/domain_rules.hpp); empty = nobody is named
   /// What becomes of a block's bytes when it goes to another domain: on_domain_change = zeros.
   std::string scrub = "on_domain_change";
+  /// After an engine has lost its GPU's context, of what is in the device tier: drop_unpinned =
+  /// what no living engine holds goes, keep = all stays, drop_all = the other engines are started
+  /// anew and all goes.
+  std::string gpu_fault = "drop_unpinned";
   /// Who may connect: owner (the daemon's user), everybody, or @GROUP.
   std::string socket_access = "owner";
   std::string log_level = "info";  ///< trace, debug, info, warn, error, off

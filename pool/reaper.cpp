@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
 #include "pool/kill_point.hpp"
@@ -16,14 +17,17 @@ namespace {
 
 class Sweep {
  public:
-  Sweep(const PoolMemory& memory, Tier tier, ProcessSlot dead)
+  Sweep(const PoolMemory& memory, Tier tier, ProcessSlot dead, Unheld unheld)
       : memory_(memory),
         tier_(tier),
+        dead_(dead),
+        unheld_(unheld),
         layout_(memory.tier_layout(tier)),
         bit_(holder_bit(dead)),
         used_(memory.control().processes[dead.value].counters.used[std::size_t(tier)]),
         index_(memory.index(), memory.layout().index_buckets),
-        free_(memory, tier) {}
+        free_(memory, tier),
+        journal_(memory) {}
 
   /// Looks at each block once, in the order they lie in memory, and then once more at those that
   /// the dead process held.
@@ -39,6 +43,10 @@ class Sweep {
       if (now.state() == BlockState::filling && now.holders() == bit_) {
         now = free_filling(block, now);
         ++report.freed;
+      } else if (unheld_ == Unheld::dropped && now.state() == BlockState::ready &&
+                 block != kNullBlock && (now.holders() & ~bit_) == 0) {
+        now = drop(block, now);
+        report.dropped += now.state() == BlockState::free;
       } else if ((now.holders() & bit_) != 0) {
         note_held(block);
       }
@@ -74,6 +82,26 @@ class Sweep {
                                                                          std::memory_order_acq_rel))
       return now;
     count_released();
+    return freed;
+  }
+
+  /// A published block that nobody alive holds. Its word as it is now: somebody may hold it after
+  /// all.
+  BlockWord drop(BlockId block, BlockWord now) {
+    const auto freed = BlockWord::make(BlockState::free, now.generation() + 1, 0);
+    KV_KILL_POINT("reap.before_drop");
+    if (!memory_.descriptors()[block.value].word.compare_exchange_strong(
+            now.bits, freed.bits, std::memory_order_acq_rel)) {
+      if ((now.holders() & bit_) != 0) note_held(block);
+      return now;
+    }
+    KV_KILL_POINT("reap.dropped");
+    const BlockDescriptor& d = memory_.descriptors()[block.value];
+    index_.erase(
+        {d.hash_low.load(std::memory_order_relaxed), d.hash_high.load(std::memory_order_relaxed)},
+        block);
+    journal_.note(Departure::retired, dead_, {{block}});
+    if (now.holders() == bit_) count_released();
     return freed;
   }
 
@@ -147,11 +175,14 @@ class Sweep {
 
   const PoolMemory& memory_;
   Tier tier_;
+  ProcessSlot dead_;
+  Unheld unheld_;
   const PoolLayout::TierLayout& layout_;
   std::uint32_t bit_;
   std::atomic<std::int64_t>& used_;
   PrefixIndex index_;
   FreeBlocks free_;
+  EvictionJournal journal_;
   std::vector<BlockId> held_;            ///< published ones, ascending
   std::vector<std::uint32_t> at_depth_;  ///< how many of them
   std::int64_t held_by_others_ = 0;      ///< blocks of the tier
@@ -170,12 +201,11 @@ void vacate(ProcessEntry& process) {
 
 }  // namespace
 
-ReapReport reap(const PoolMemory& memory, ProcessSlot dead) {
+ReapReport reap(const PoolMemory& memory, ProcessSlot dead, Unheld unheld) {
   ReapReport report;
   ProcessEntry& process = memory.control().processes[dead.value];
-  for (const Tier tier : {Tier::device, Tier::host}) {
-    Sweep(memory, tier, dead).run(report);
-  }
+  Sweep(memory, Tier::device, dead, unheld).run(report);
+  Sweep(memory, Tier::host, dead, Unheld::kept).run(report);
   vacate(process);
   return report;
 }

@@ -60,10 +60,11 @@ Expected<int> run(int argc, char** argv) {
       return forward_error(described);
     return 0;
   }
-  if (auto device = choose_device(options->device); !device)
-    return forward_error(device);
-  else
+  if (options->device == "auto") {  // started by hand
+    auto device = choose_device(options->device);
+    if (!device) return forward_error(device);
     options->device = device->name;
+  }
   if (gpu_memory != 0) {
     auto made = make_gpu_memory(*options, *config, gpu_memory);
     if (!made) return forward_error(made);

@@ -55,7 +55,8 @@ class Steward {
       if (!packet) return forward_error(packet);
       if (!*packet) return {};
       const Message& message = (*packet)->message;
-      if (message.type == MessageType::reap && message.slot < kMaxProcesses) sweep(message.slot);
+      if (message.type == MessageType::reap && message.slot < kMaxProcesses)
+        sweep(message.slot, message.drops_unheld != 0 ? Unheld::dropped : Unheld::kept);
       if (message.type == MessageType::repair) mend(**packet);
     }
   }
@@ -64,8 +65,10 @@ class Steward {
   Steward(UniqueFd socket, PoolMemory memory)
       : socket_(std::move(socket)), memory_(std::move(memory)) {}
 
-  void sweep(std::uint32_t slot) {
-    const ReapReport report = reap(memory_, ProcessSlot{slot});
+  void sweep(std::uint32_t slot, Unheld unheld) {
+    const ReapReport report = reap(memory_, ProcessSlot{slot}, unheld);
+    if (unheld == Unheld::dropped)
+      spdlog::warn("slot {} lost its device: {} cached blocks dropped", slot, report.dropped);
     Message done;
     done.type = MessageType::reaped;
     done.slot = slot;

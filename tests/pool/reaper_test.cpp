@@ -49,6 +49,33 @@ TEST(Reaper, FreesWhatWasBeingFilledAndKeepsWhatWasPublished) {
   EXPECT_TRUE(b.alive.allocate(Tier::host, 4).has_value());
 }
 
+/// Its kernels may have written to any block of the device: what somebody holds he has read since.
+TEST(Reaper, OfALostDeviceKeepsOnlyWhatOthersHold) {
+  Bench b(small_geometry(8, 4));
+  const Prompt held(b.dead, counting(0, 4)), idle(b.dead, counting(10, 4)),
+      theirs(b.alive, counting(20, 4)), both(b.alive, counting(30, 4));
+  (void)admit(b.dead, held).value();
+  leave_idle(b.dead, idle);
+  (void)admit(b.alive, theirs).value();
+  (void)admit(b.alive, both).value();
+  (void)match_all(b.dead, both);
+  const Prompt on_host(b.dead, counting(40, 4));
+  const auto copy = b.dead.allocate(Tier::host, 1).value();
+  b.dead.publish(BlockPool::root({}), copy, on_host.chain, on_host.tokens);
+  b.dead.release(copy);
+
+  const ReapReport report = reap(b.memory, kDead, Unheld::dropped);
+  EXPECT_EQ(report.dropped, 2u);
+  EXPECT_EQ(report.released, 1u);
+  EXPECT_TRUE(match_all(b.alive, held).blocks.empty());
+  EXPECT_TRUE(match_all(b.alive, idle).blocks.empty());
+  EXPECT_EQ(match_all(b.alive, theirs).blocks.size(), 1u);
+  EXPECT_EQ(match_all(b.alive, both).blocks.size(), 1u);
+  EXPECT_EQ(match_all(b.alive, on_host, Tier::host).blocks.size(), 1u);
+  EXPECT_EQ(b.alive.available(Tier::device), 5u);
+  EXPECT_TRUE(b.alive.allocate(Tier::device, 5).has_value());
+}
+
 TEST(Reaper, FinishesAnEvictionThatWasCutShort) {
   Bench b(small_geometry(8));
   leave_idle(b.alive, Prompt(b.alive, counting(0, 4)));  // 1

@@ -98,6 +98,7 @@ std::string collect(Child& child) {
   waitpid(child.pid, &status, 0);
   child.pid = 0;
   child.pidfd = UniqueFd();
+  child.last_exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return describe(status);
 }
 

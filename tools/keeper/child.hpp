@@ -21,6 +21,7 @@ struct Child {
   UniqueFd pidfd;
   std::uint32_t starts = 0;
   std::uint32_t young_deaths = 0;  ///< one after the other
+  int last_exit_code = 0;          ///< -1 = it was a signal
   std::chrono::steady_clock::time_point last_start{};
 
   bool is_running() const { return pid != 0; }

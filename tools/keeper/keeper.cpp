@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "config/byte_size.hpp"
+#include "config/exit_codes.hpp"
 #include "config/log.hpp"
 #include "config/machine_memory.hpp"
 #include "tools/keeper/pidfd.hpp"
@@ -244,7 +245,10 @@ void Keeper::on_child_death(Child& child) {
   });
   const bool had_served = peer != peers_.end() && peer->second.is_serving;
   spdlog::warn("{} (pid {}) ended: {}", child.program, pid, end);
-  if (peer != peers_.end()) drop(peer->first);
+  if (peer != peers_.end()) {
+    if (child.last_exit_code == kExitDeviceLost) on_lost_device(peer->second);
+    drop(peer->first);
+  }
   // What fails before it was ever of use would fail again and again.
   const bool never_worked =
       &child == &steward_ ? !is_formatted_ && child.starts >= 3 : !is_ready_ && !had_served;
@@ -371,6 +375,7 @@ void Keeper::handle(Peer& peer, Packet packet) {
       spdlog::info("slot {} swept: {} blocks freed, {} released", message.slot, message.freed,
                    message.released);
       slots_[message.slot] = SlotUse::vacant;
+      drops_unheld_[message.slot] = false;
       return;
     case MessageType::serving:
       if (peer.role != Role::engine) break;
@@ -483,12 +488,26 @@ void Keeper::on_engine_gone(const Peer& peer) {
   place_channels();
 }
 
+/// Its kernels could write to every block of the device. What others hold they may have read since
+/// it was right, and only the operator knows what that is worth.
+void Keeper::on_lost_device(const Peer& engine) {
+  if (options_.gpu_fault == "keep") return;
+  drops_unheld_[engine.slot] = true;
+  if (options_.gpu_fault != "drop_all") return;
+  for (const auto& [socket, peer] : peers_) {
+    if (!peer.is_welcome || peer.role != Role::engine || peer.slot == engine.slot) continue;
+    drops_unheld_[peer.slot] = true;
+    fence(peer);
+  }
+}
+
 void Keeper::sweep(std::uint32_t slot) {
   Peer* steward = peer_with_role(Role::steward);
   if (steward == nullptr) return;  // the next one is told when it comes
   Message message;
   message.type = MessageType::reap;
   message.slot = slot;
+  message.drops_unheld = drops_unheld_[slot] ? 1 : 0;
   if (!send_packet(steward->socket.get(), message))
     fence(*steward);  // the next one is told everything
 }

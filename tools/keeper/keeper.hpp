@@ -101,6 +101,7 @@ class Keeper {
 
   void look_whether_ready();
   void on_engine_gone(const Peer& peer);
+  void on_lost_device(const Peer& engine);
   void sweep(std::uint32_t slot);
   void place_channels();
   void close_channel(std::uint64_t id);
@@ -125,7 +126,8 @@ class Keeper {
   Child steward_;
   std::vector<Child> engines_;
   std::array<SlotUse, kMaxProcesses> slots_{};
-  Channels channels_;  ///< engines by socket
+  std::array<bool, kMaxProcesses> drops_unheld_{};  ///< when the slot is swept
+  Channels channels_;                               ///< engines by socket
   bool places_again_soon_ = false;
   /// By ticket: the socket that asked, or -1 if it is gone. No slot is given away meanwhile.
   std::map<std::uint64_t, int> repairs_;

@@ -59,6 +59,7 @@ struct Message {
   std::uint64_t channel = 0;        ///< channel_*, welcome to a client
   std::uint64_t ticket = 0;         ///< repair, repaired: which request
   std::uint64_t channel_bytes = 0;  ///< hello of a client: wish; welcome, channel_open: granted
+  std::uint32_t drops_unheld = 0;   ///< reap: 1 = it has lost its device (pool/reaper.hpp)
   std::uint32_t freed = 0;          ///< reaped: blocks
   std::uint32_t released = 0;
   DomainId domain{};          ///< channel_open: whose requests come through it
