@@ -234,7 +234,7 @@ struct GpuTransformer::State {
   }
   std::byte* at(std::size_t room) const { return memory.data() + room; }
   float* floats_at(std::size_t room) const { return reinterpret_cast<float*>(at(room)); }
-  const float* norm_at(std::size_t offset) const {
+  const float* f32_at(std::size_t offset) const {
     return offset == kNoTensor ? nullptr : reinterpret_cast<const float*>(region + offset);
   }
 
@@ -300,7 +300,7 @@ Expected<void> GpuTransformer::State::norm(const Step& step, const std::byte* de
                                            std::size_t weight) {
   return add_rms_norm_cuda({.residual = floats_at(rooms.residual),
                             .delta = delta,
-                            .weight = norm_at(weight),
+                            .weight = f32_at(weight),
                             .out = at(rooms.normed),
                             .n = step.T,
                             .width = config.hidden_size,
@@ -313,7 +313,7 @@ Expected<void> GpuTransformer::State::norm(const Step& step, const std::byte* de
 Expected<void> GpuTransformer::State::norm_logit_rows(const Step& step) {
   return add_rms_norm_cuda({.residual = floats_at(rooms.residual),
                             .delta = at(rooms.delta),
-                            .weight = norm_at(weights.final_norm),
+                            .weight = f32_at(weights.final_norm),
                             .out = at(rooms.wanted),
                             .rows = step.logit_rows,
                             .n = step.n,
@@ -349,9 +349,9 @@ Expected<void> GpuTransformer::State::project_heads(const Step& step, const GpuL
         return rotate_cuda({.q = at(rooms.q),
                             .k = at(rooms.k),
                             .positions = step.positions,
-                            .frequencies = norm_at(weights.frequencies),
-                            .q_norm = norm_at(layer.q_norm),
-                            .k_norm = norm_at(layer.k_norm),
+                            .frequencies = f32_at(weights.frequencies),
+                            .q_norm = f32_at(layer.q_norm),
+                            .k_norm = f32_at(layer.k_norm),
                             .T = step.T,
                             .H = config.heads,
                             .G = config.kv_heads,

@@ -1,5 +1,5 @@
-// The sampler on the emulated GPU: the reference's tokens, except where a draw or a cut is so near
-// a border that two ways of adding may differ.
+// The sampler on the emulated GPU (or a real one: tools/gpu): the reference's tokens, except where
+// a draw or a cut is so near a border that two ways of adding may differ.
 
 #include <gtest/gtest.h>
 
@@ -61,6 +61,7 @@ struct SampleBatch {
 void on_device(const SampleArgs& args) {
   const auto done = sample_cuda(args, nullptr);
   ASSERT_TRUE(done) << done.error().text;
+  testing_support::finish_kernels();
 }
 
 void expect_logprob(float got, float want, const std::string& where) {

@@ -1,13 +1,31 @@
 #pragma once
-// Every schedule of the emulator that a correct kernel must not notice.
+// Every schedule of the emulator that a correct kernel must not notice; a GPU has its own.
 
 #include <tuple>
 #include <vector>
 
+#if defined(KVHIVE_GPU_TESTS)
+#include <cuda_runtime.h>
+
+#include "config/check.hpp"
+#else
 #include "tests/simt/launch.hpp"
+#endif
 
 namespace kvhive::testing_support {
 
+#if defined(KVHIVE_GPU_TESTS)
+template <class Run>
+void in_every_schedule(Run run) {
+  for (int again = 0; again < 3; ++again) run();
+}
+
+/// Until all kernels that were started are done.
+inline void finish_kernels() {
+  const cudaError_t error = cudaDeviceSynchronize();
+  KV_CHECK(error == cudaSuccess, cudaGetErrorString(error));
+}
+#else
 /// run() once per schedule. Expects nothing itself.
 template <class Run>
 void in_every_schedule(Run run) {
@@ -21,5 +39,8 @@ void in_every_schedule(Run run) {
   }
   simt::options = before;
 }
+
+inline void finish_kernels() {}
+#endif
 
 }  // namespace kvhive::testing_support
