@@ -48,7 +48,8 @@ class PlainRing {
   }
 
   /// Does the next thing a message would do: plans a step, or carries out the planned one.
-  /// \return  whether there was anything to do; an error: the device's, and nothing is to be published
+  /// \return  whether there was anything to do; an error: the device's, and nothing is to be
+  /// published
   Expected<bool> advance() {
     if (!plan_) {
       const auto request = scheduler_.next_step();
