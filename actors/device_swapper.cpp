@@ -1,5 +1,6 @@
 #include "actors/device_swapper.hpp"
 
+#include "config/stop_watch.hpp"
 #include "kernels/block_copy.hpp"
 #include "pool/scrub.hpp"
 
@@ -36,7 +37,18 @@ Expected<std::unique_ptr<DeviceSwapper>> DeviceSwapper::create(Device& device,
       new DeviceSwapper(device, memory, std::move(copy), std::move(*out), std::move(*in)));
 }
 
-Expected<void> DeviceSwapper::move(const StepPlan& plan) {
+Expected<double> DeviceSwapper::move(const StepPlan& plan) {
+  constexpr std::uint32_t kMeasuredEvery = 32;
+  const StopWatch watch;
+  if (auto started = start(plan); !started) return forward_error(started);
+  if (plan.swap_out.empty() && plan.swap_in.empty()) return 0.0;
+  if (unmeasured_++ % kMeasuredEvery != 0) return 0.0;
+  for (const Lane* lane : {&out_, &in_})
+    if (auto done = lane->finish(); !done) return forward_error(done);
+  return watch.seconds();
+}
+
+Expected<void> DeviceSwapper::start(const StepPlan& plan) const {
   const std::size_t bytes = memory_.geometry().kv.block_bytes();
   std::byte* const device = memory_.arena(Tier::device);
   std::byte* const host = memory_.arena(Tier::host);

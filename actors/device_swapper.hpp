@@ -22,7 +22,8 @@ class DeviceSwapper final : public Swapper {
   static Expected<std::unique_ptr<DeviceSwapper>> create(Device& device, const PoolMemory& memory,
                                                          CopyOnDevice copy);
 
-  Expected<void> move(const StepPlan& plan) override;
+  /// Waits for the copies, and measures them, now and then.
+  Expected<double> move(const StepPlan& plan) override;
 
   /// Makes the runner's stream wait for the plan's swaps, which move() has started.
   Expected<void> join(const StepPlan& plan, const Lane& runner) const;
@@ -35,12 +36,14 @@ class DeviceSwapper final : public Swapper {
         out_(std::move(out)),
         in_(std::move(in)) {}
 
+  Expected<void> start(const StepPlan& plan) const;
   Expected<void> hand_over(const StepPlan& plan) const;
 
   Device& device_;
   const PoolMemory& memory_;
   CopyOnDevice copy_;
   Lane out_, in_;
+  std::uint32_t unmeasured_ = 0;  ///< plans with copies since the last that was
 };
 
 }  // namespace kvhive

@@ -7,6 +7,7 @@
 
 #include "config/exit_codes.hpp"
 #include "config/log.hpp"
+#include "config/stop_watch.hpp"
 
 namespace kvhive {
 namespace {
@@ -30,23 +31,11 @@ void end_process_on_exception(Actor& actor, const char* name) {
 /// process ends with nothing of the step published.
 template <class Value>
 Value value_or_end(Expected<Value> result, const char* name) {
-  if (result) [[likely]] {
-    if constexpr (std::is_void_v<Value>)
-      return;
-    else
-      return std::move(*result);
-  }
+  if (result) [[likely]]
+    return std::move(*result);
   spdlog::critical("{}: {}; this engine publishes nothing more and ends", name,
                    result.error().text);
   _exit(result.error().code == Errc::device_lost ? kExitDeviceLost : 1);
-}
-
-/// Runs `work` and says how many seconds it took.
-template <class Work>
-double timed(Work&& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 class ExecutorActor : public PlanHandle::base {
@@ -61,8 +50,9 @@ class ExecutorActor : public PlanHandle::base {
   behavior_type make_behavior() override {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
       StepDone answer{plan.step, {}, {}, plan.times};
-      answer.times.computing =
-          timed([&] { answer.sampled = value_or_end(runner_->run(plan), name()); });
+      const StopWatch watch;
+      answer.sampled = value_or_end(runner_->run(plan), name());
+      answer.times.computing = watch.seconds();
       answer.outcome = std::move(plan.outcome);
       return answer;
     }};
@@ -87,7 +77,7 @@ class SwapperActor : public PlanHandle::base {
  protected:
   behavior_type make_behavior() override {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
-      plan.times.copying = timed([&] { value_or_end(swapper_->move(plan), name()); });
+      plan.times.copying = value_or_end(swapper_->move(plan), name());
       return delegate(next_, std::move(plan));
     }};
   }

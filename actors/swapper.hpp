@@ -12,8 +12,9 @@ class Swapper {
 
   /// Makes the plan's swaps, out first: a block may leave and be filled anew in one step. When it
   /// returns they are done, or under way where the plan's runner waits for them.
-  /// \return  Errc::device_lost and the like: nothing of the step may be published
-  virtual Expected<void> move(const StepPlan& plan) = 0;
+  /// \return  seconds that the copies took, 0 = not measured this time; Errc::device_lost and the
+  ///          like: nothing of the step may be published
+  virtual Expected<double> move(const StepPlan& plan) = 0;
 };
 
 }  // namespace kvhive

@@ -1,18 +1,20 @@
 #include "actors/swapper_state.hpp"
 
+#include "config/stop_watch.hpp"
 #include "kernels/block_copy.hpp"
 #include "pool/scrub.hpp"
 
 namespace kvhive {
 
-Expected<void> SwapperState::move(const StepPlan& plan) {
+Expected<double> SwapperState::move(const StepPlan& plan) {
+  const StopWatch watch;
   const std::size_t bytes = memory_.geometry().kv.block_bytes();
   std::byte* const device = memory_.arena(Tier::device);
   std::byte* const host = memory_.arena(Tier::host);
   block_copy_cpu(whole_blocks(device, host, bytes, plan.swap_out));
   for (const auto& [block, domain] : plan.hand_over) hand_over(memory_, block, domain);
   block_copy_cpu(whole_blocks(host, device, bytes, plan.swap_in));
-  return {};
+  return watch.seconds();
 }
 
 }  // namespace kvhive

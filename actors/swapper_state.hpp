@@ -10,7 +10,7 @@ class SwapperState final : public Swapper {
  public:
   explicit SwapperState(const PoolMemory& memory) : memory_(memory) {}
 
-  Expected<void> move(const StepPlan& plan) override;
+  Expected<double> move(const StepPlan& plan) override;
 
  private:
   const PoolMemory& memory_;

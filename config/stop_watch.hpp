@@ -1,0 +1,18 @@
+#pragma once
+// How long something took.
+
+#include <chrono>
+
+namespace kvhive {
+
+class StopWatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace kvhive
