@@ -95,6 +95,24 @@ TEST(Gpu, ALostContextEndsTheEngineAndTheStreamGoesOn) {
   std::filesystem::remove_all(directory);
 }
 
+/// Out of the device and back into it, over the swapper's streams.
+TEST(Gpu, WhatIsEvictedComesBackFromTheHostTier) {
+  const Daemon daemon(
+      {"--engines", "1", "--num-gpu-blocks-override", "20", "--swap-space", "4M", "--max-model-len",
+       "256", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--device", "cuda"},
+      with_gpu);
+  Client client = daemon.connect();
+  const GenerateRequest request = request_of(passage(0, 300), 4);
+  const auto before = client.generate(request);
+  ASSERT_TRUE(before) << before.error().text;
+  for (int i = 1; i <= 4; ++i) ASSERT_TRUE(client.generate(request_of(passage(i * 300, 300), 4)));
+  const auto after = client.generate(request);
+  ASSERT_TRUE(after) << after.error().text;
+  EXPECT_EQ(ids(*after), ids(*before));
+  EXPECT_GE(after->stats.cached_tokens, (after->stats.prompt_tokens - 1) / 16 * 16);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
 TEST(Gpu, WithoutOneAutoTakesTheCpuSayingSo) {
   const Daemon daemon({"--engines", "1", "--kv-cache-memory-bytes", "4M", "--device", "auto"});
   EXPECT_TRUE(daemon.connect().generate(request_of("In the beginning", 4)));
