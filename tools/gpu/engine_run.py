@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""What first_engine_run.sh does: engine_run.py OUT BIN MODEL. KVHIVE_KILLS: engines killed while they swap (200)."""
+"""What first_engine_run.sh does: engine_run.py OUT BIN MODEL.
+
+KVHIVE_KILLS: engines killed while they swap (200); KVHIVE_PROMPT: characters of the long prompts (4000).
+"""
 import json
 import os
 import pathlib
@@ -13,6 +16,7 @@ import time
 
 out, bin_dir, model = map(pathlib.Path, sys.argv[1:4])
 kills = int(os.environ.get("KVHIVE_KILLS", "200"))
+long_prompt = int(os.environ.get("KVHIVE_PROMPT", "4000"))
 passage = (pathlib.Path(__file__).parents[2] / "models/demo/passage.txt").read_text()
 results, wrong = {}, []
 
@@ -91,7 +95,7 @@ with Daemon("gpu", *gpu_flags, "--kv-cache-memory-bytes", "64M") as gpu:
 
     times = {"computed": [], "hit, other engine": [], "hit, same engine": []}
     for i in range(9):
-        prompt = f"{i} " + passage[:4000]
+        prompt = f"{i} " + passage[:long_prompt]
         for name, engine in (("computed", 0), ("hit, other engine", 1), ("hit, same engine", 0)):
             answer = gpu.generate(prompt, 2, engine)
             if not answer:
@@ -106,7 +110,7 @@ with Daemon("gpu", *gpu_flags, "--kv-cache-memory-bytes", "64M") as gpu:
         os.kill(pid, signal.SIGKILL)
     for engine, pid in enumerate(both):
         gpu.restart_of(engine, pid)
-    answer = gpu.generate("0 " + passage[:4000], 2, 0)
+    answer = gpu.generate("0 " + passage[:long_prompt], 2, 0)
     results["cached after all engines died"] = answer["cached_tokens"] if answer else None
     if not answer or answer["cached_tokens"] == 0:
         wrong.append("the arena did not outlive its engines")
