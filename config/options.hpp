@@ -24,7 +24,8 @@ struct Options {
   std::string device = "auto";
 
   std::uint32_t block_size = 16;  ///< tokens per block
-  /// Share of the device's memory for weights, activations and KV together.
+  /// Share of the machine's memory, or of what is free of a GPU's, for weights, activations and KV
+  /// together.
   double gpu_memory_utilization = 0.4;
   /// Of the device tier; not 0 = no profile run, utilization ignored.
   std::size_t kv_cache_memory_bytes = 0;

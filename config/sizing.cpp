@@ -11,13 +11,15 @@ namespace {
 /// Device memory left for KV once everything else has its share.
 Expected<std::size_t> kv_bytes(const Options& options, const MemoryFigures& memory) {
   if (options.kv_cache_memory_bytes != 0) return options.kv_cache_memory_bytes;
+  // A GPU is shared with strangers, and what they have taken is gone.
+  const std::size_t whole = options.device == "cuda" ? memory.available : memory.total;
   const auto share =
-      static_cast<std::size_t>(static_cast<double>(memory.total) * options.gpu_memory_utilization);
+      static_cast<std::size_t>(static_cast<double>(whole) * options.gpu_memory_utilization);
   const std::size_t others = memory.weights + options.engines * memory.engine_peak;
   if (share <= others)
     return failure(Errc::out_of_memory,
                    "gpu-memory-utilization " + std::to_string(options.gpu_memory_utilization) +
-                       " of " + format_bytes(memory.total) + " is less than weights (" +
+                       " of " + format_bytes(whole) + " is less than weights (" +
                        format_bytes(memory.weights) + ") and " + std::to_string(options.engines) +
                        " engines (" + format_bytes(memory.engine_peak) +
                        " each) need; raise it, or start fewer engines");

@@ -36,8 +36,9 @@ struct PoolSize {
 bool needs_profile_run(const Options& options);
 
 /// num_gpu_blocks_override, else kv_cache_memory_bytes / block bytes, else what
-/// gpu_memory_utilization leaves after weights and the engines' peaks. One sequence of
-/// max_model_len must fit. Errors name what is needed and what there is, and what to change.
+/// gpu_memory_utilization (of the machine, or of what is free of a GPU) leaves after weights and
+/// the engines' peaks. One sequence of max_model_len must fit. Errors name what is needed and what
+/// there is, and what to change.
 Expected<PoolSize> size_pool(const Options& options, const KvLayout& layout,
                              const MemoryFigures& memory, std::uint32_t model_positions);
 

@@ -37,6 +37,7 @@ const Sample kSamples[] = {
     {"socket", "/run/x.sock", "\"/run/x.sock\"", "/run/x.sock"},
     {"engines", "3", "3", "3"},
     {"threads", "7", "7", "7"},
+    {"device", "cpu", "\"cpu\"", "cpu"},
     {"block-size", "32", "32", "32"},
     {"gpu-memory-utilization", "0.75", "0.75", "0.75"},
     {"kv-cache-memory-bytes", "512M", "\"512M\"", "536870912B"},
@@ -54,6 +55,7 @@ const Sample kSamples[] = {
     {"sharing", "all", "\"all\"", "all"},
     {"domains", "a=bob,7;b=@9", "{b = \"@9\", a = [\"bob\", 7]}", "a=bob,7;b=@9"},
     {"scrub", "never", "\"never\"", "never"},
+    {"gpu-fault", "keep", "\"keep\"", "keep"},
     {"socket-access", "@kv", "\"@kv\"", "@kv"},
     {"log-level", "debug", "\"debug\"", "debug"},
 };
@@ -289,6 +291,8 @@ INSTANTIATE_TEST_SUITE_P(
                       BadOption{"sharing", "listed", "under domains"},
                       BadOption{"domains", "research", "NAME=USER"},
                       BadOption{"scrub", "always", "on_domain_change, never"},
+                      BadOption{"device", "gpu", "auto, cpu, cuda"},
+                      BadOption{"gpu-fault", "drop", "drop_unpinned, keep, drop_all"},
                       BadOption{"socket-access", "staff", "owner, everybody, @GROUP"},
                       BadOption{"socket-access", "@", "owner, everybody, @GROUP"},
                       BadOption{"log-level", "loud", "trace, debug, info, warn, error, off"}));

@@ -50,6 +50,18 @@ TEST(Sizing, UtilizationLeavesKvWhatWeightsAndEveryEngineDoNotNeed) {
   EXPECT_EQ(size(options, memory)->device_blocks, 3072u);
 }
 
+/// What others have of a GPU is theirs, and swap space is elsewhere.
+TEST(Sizing, UtilizationOfAGpuIsOfWhatIsFree) {
+  Options options;
+  options.device = "cuda";
+  options.gpu_memory_utilization = 0.5;
+  options.engines = 3;
+  options.swap_space = 64 * kGiB;
+  const MemoryFigures memory{32 * kGiB, 30 * kGiB, 4 * kGiB, 2 * kGiB};
+  // 15 GiB - 4 GiB - 3 * 2 GiB = 5 GiB
+  EXPECT_EQ(size(options, memory)->device_blocks, 2560u);
+}
+
 TEST(Sizing, AKvCacheSizeIgnoresUtilization) {
   Options options;
   options.gpu_memory_utilization = 0.001;

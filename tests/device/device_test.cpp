@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <ostream>
 #include <random>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct Make {
   const char* name;
   Expected<std::unique_ptr<Device>> (*open)();
 };
+
+void PrintTo(const Make& make, std::ostream* out) { *out << make.name; }
 
 Expected<std::unique_ptr<Device>> open_fake() { return std::make_unique<FakeDevice>(); }
 Expected<std::unique_ptr<Device>> open_cuda() { return open_cuda_device(0); }
