@@ -49,11 +49,10 @@ Expected<double> DeviceSwapper::move(const StepPlan& plan) {
 }
 
 Expected<void> DeviceSwapper::start(const StepPlan& plan) const {
-  const std::size_t bytes = memory_.geometry().kv.block_bytes();
   std::byte* const device = memory_.arena(Tier::device);
   std::byte* const host = memory_.arena(Tier::host);
   if (!plan.swap_out.empty()) {
-    auto started = copy_(whole_blocks(device, host, bytes, plan.swap_out), out_.stream());
+    auto started = copy(device, host, plan.swap_out, &BlockPair::destination, out_);
     if (started) started = out_.mark();
     if (!started) return started;
   }
@@ -61,9 +60,26 @@ Expected<void> DeviceSwapper::start(const StepPlan& plan) const {
   if (!plan.swap_in.empty()) {
     Expected<void> started;
     if (!plan.swap_out.empty()) started = in_.wait_for(out_);
-    if (started) started = copy_(whole_blocks(host, device, bytes, plan.swap_in), in_.stream());
+    if (started) started = copy(host, device, plan.swap_in, &BlockPair::source, in_);
     if (started) started = in_.mark();
     if (!started) return started;
+  }
+  return {};
+}
+
+/// Nothing that the device copies as one spans two registrations of host memory.
+Expected<void> DeviceSwapper::copy(const std::byte* from, std::byte* to,
+                                   std::span<const BlockPair> pairs,
+                                   std::uint32_t BlockPair::*host_block, const Lane& lane) const {
+  const std::size_t bytes = memory_.geometry().kv.block_bytes();
+  const std::size_t blocks_a_chunk = LockedPages::chunk_bytes(bytes) / bytes;
+  const auto chunk_of = [&](const BlockPair& pair) { return pair.*host_block / blocks_a_chunk; };
+  for (std::size_t first = 0, end = 0; first < pairs.size(); first = end) {
+    for (end = first + 1; end < pairs.size() && chunk_of(pairs[end]) == chunk_of(pairs[first]);)
+      ++end;
+    const auto together = pairs.subspan(first, end - first);
+    if (auto started = copy_(whole_blocks(from, to, bytes, together), lane.stream()); !started)
+      return started;
   }
   return {};
 }

@@ -3,6 +3,7 @@
 // runner's stream waits for them, the host does not.
 
 #include <functional>
+#include <span>
 
 #include "actors/swapper.hpp"
 #include "device/device_memory.hpp"
@@ -37,6 +38,8 @@ class DeviceSwapper final : public Swapper {
         in_(std::move(in)) {}
 
   Expected<void> start(const StepPlan& plan) const;
+  Expected<void> copy(const std::byte* from, std::byte* to, std::span<const BlockPair> pairs,
+                      std::uint32_t BlockPair::*host_block, const Lane& lane) const;
   Expected<void> hand_over(const StepPlan& plan) const;
 
   Device& device_;

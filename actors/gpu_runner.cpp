@@ -40,8 +40,8 @@ Expected<std::vector<SampledToken>> GpuRunner::run(const StepPlan& plan) {
     if (work.samples) choices.push_back(choice_of(work));
   if (auto started = model_.start(batch.view(), choices, arena_, layout_); !started)
     return forward_error(started);
-  const auto samples = model_.wait();
-  if (!samples) return tl::unexpected<Error>(samples.error());
+  auto samples = model_.wait();
+  if (!samples) return forward_error(samples);
 
   const auto K = static_cast<std::size_t>(samples->K);
   for (const auto& work : plan.work) {

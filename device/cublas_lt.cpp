@@ -51,7 +51,8 @@ struct CublasLt::Plan {
     if (args.bias != nullptr) {
       const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &in, sizeof in);
+      const cudaDataType_t out = type_of(args.out_dtype);  // no other is promised
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &out, sizeof out);
     }
     layout(&w, in, K, N, args.K);
     layout(&x, in, K, T, args.K);

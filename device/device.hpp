@@ -45,7 +45,7 @@ struct DeviceFacts {
 struct ProductArgs {
   const std::byte* x = nullptr;     ///< [T, K] of `dtype`
   const std::byte* w = nullptr;     ///< [N, K] of `dtype`
-  const std::byte* bias = nullptr;  ///< [N] of `dtype`, or null
+  const std::byte* bias = nullptr;  ///< [N] of `out_dtype`, or null
   std::byte* y = nullptr;           ///< [T, N] of `out_dtype`; no overlap with the others
   std::int32_t T = 0, N = 0, K = 0;
   Dtype dtype = Dtype::bf16;      ///< bf16, f16 or f32

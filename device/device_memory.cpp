@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <numeric>
 #include <string>
 
 namespace kvhive {
@@ -57,8 +58,14 @@ StagingBuffer::~StagingBuffer() {
   if (data_ != nullptr) munmap(data_, bytes_);
 }
 
+std::size_t LockedPages::chunk_bytes(std::size_t unit) {
+  constexpr std::size_t kPage = 4096;
+  const std::size_t step = std::lcm(unit, kPage);
+  return std::max<std::size_t>(kMostLockedAtOnce / step, 1) * step;
+}
+
 Expected<LockedPages> LockedPages::lock(Device& device, std::byte* memory, std::size_t bytes,
-                                        int fd) {
+                                        std::size_t unit, int fd) {
   LockedPages pages;
   pages.device_ = &device;
   if (bytes == 0) return pages;
@@ -66,8 +73,9 @@ Expected<LockedPages> LockedPages::lock(Device& device, std::byte* memory, std::
   if (!turn) return forward_error(turn);
   while (flock(turn->get(), LOCK_EX) != 0)  // goes with its holder, however that ends
     if (errno != EINTR) return os_failure("flock of the host arena");
-  for (std::size_t at = 0; at < bytes; at += kMostLockedAtOnce) {
-    auto locked = device.lock_pages(memory + at, std::min(kMostLockedAtOnce, bytes - at));
+  const std::size_t chunk = chunk_bytes(unit);
+  for (std::size_t at = 0; at < bytes; at += chunk) {
+    auto locked = device.lock_pages(memory + at, std::min(chunk, bytes - at));
     if (!locked) return forward_error(locked);
     pages.chunks_.push_back(memory + at);
   }

@@ -89,11 +89,16 @@ class StagingBuffer {
 class LockedPages {
  public:
   LockedPages() = default;
-  /// In chunks of at most 64 GiB: CUDA refuses to register half a terabyte at once.
+  /// In chunks of at most 64 GiB: CUDA refuses to register half a terabyte at once, and to copy
+  /// over the border of two registrations.
   ///
+  /// \param unit  what is copied as a whole: chunks are multiples of it
   /// \param fd  what the memory is a mapping of: processes that lock it take turns by a lock on it,
   ///            since pinning the same pages at the same time fails
-  static Expected<LockedPages> lock(Device& device, std::byte* memory, std::size_t bytes, int fd);
+  static Expected<LockedPages> lock(Device& device, std::byte* memory, std::size_t bytes,
+                                    std::size_t unit, int fd);
+  /// Bytes of a chunk: whole units, and whole pages.
+  static std::size_t chunk_bytes(std::size_t unit);
   LockedPages(LockedPages&& other) noexcept { swap(other); }
   LockedPages& operator=(LockedPages&& other) noexcept {
     swap(other);

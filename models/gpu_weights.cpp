@@ -43,28 +43,29 @@ class Builder {
 
   enum class Bias { none, has };
   /// The rows of several matrices, and their biases, with nothing between them.
+  /// \param out  of the product, and so of its bias
   GpuMatrix matrix(const std::vector<std::string>& names, std::int32_t rows, std::int32_t K,
-                   Bias bias) {
+                   Bias bias, Dtype out) {
     GpuMatrix made;
     made.N = rows * static_cast<std::int32_t>(names.size());
     made.K = K;
-    made.weights = stack(names, ".weight", {rows, K});
-    if (bias == Bias::has) made.bias = stack(names, ".bias", {rows});
+    made.weights = stack(names, ".weight", {rows, K}, dtype_);
+    if (bias == Bias::has) made.bias = stack(names, ".bias", {rows}, out);
     return made;
   }
 
  private:
   std::size_t stack(const std::vector<std::string>& names, const char* suffix,
-                    const std::vector<std::int64_t>& shape) {
+                    const std::vector<std::int64_t>& shape, Dtype dtype) {
     const std::size_t first = weights_.tensors.size();
     for (const auto& name : names) {
       const bool follows = weights_.tensors.size() > first;
       const std::size_t end = weights_.bytes;
       if (!follows) {
-        add(name + suffix, shape, dtype_);
+        add(name + suffix, shape, dtype);
         continue;
       }
-      weights_.tensors.push_back({name + suffix, shape, dtype_, end});
+      weights_.tensors.push_back({name + suffix, shape, dtype, end});
       weights_.bytes = end + weights_.tensors.back().bytes();
     }
     return weights_.tensors[first].offset;
@@ -89,13 +90,18 @@ GpuLayer add_layer(Builder& builder, const ModelConfig& config, std::int32_t ind
     layer.q_norm = builder.norm(attention + "q_norm", config.head_size);
     layer.k_norm = builder.norm(attention + "k_norm", config.head_size);
   }
-  layer.q = builder.matrix({attention + "q_proj"}, q_width, hidden, bias(config.qkv_bias));
-  layer.k = builder.matrix({attention + "k_proj"}, kv_width, hidden, bias(config.qkv_bias));
-  layer.v = builder.matrix({attention + "v_proj"}, kv_width, hidden, bias(config.qkv_bias));
-  layer.o = builder.matrix({attention + "o_proj"}, hidden, q_width, bias(config.output_bias));
-  layer.gate_up =
-      builder.matrix({mlp + "gate_proj", mlp + "up_proj"}, inner, hidden, bias(config.mlp_bias));
-  layer.down = builder.matrix({mlp + "down_proj"}, hidden, inner, bias(config.mlp_bias));
+  layer.q =
+      builder.matrix({attention + "q_proj"}, q_width, hidden, bias(config.qkv_bias), config.dtype);
+  layer.k =
+      builder.matrix({attention + "k_proj"}, kv_width, hidden, bias(config.qkv_bias), config.dtype);
+  layer.v =
+      builder.matrix({attention + "v_proj"}, kv_width, hidden, bias(config.qkv_bias), config.dtype);
+  layer.o =
+      builder.matrix({attention + "o_proj"}, hidden, q_width, bias(config.output_bias), Dtype::f32);
+  layer.gate_up = builder.matrix({mlp + "gate_proj", mlp + "up_proj"}, inner, hidden,
+                                 bias(config.mlp_bias), config.dtype);
+  layer.down =
+      builder.matrix({mlp + "down_proj"}, hidden, inner, bias(config.mlp_bias), Dtype::f32);
   return layer;
 }
 
@@ -200,8 +206,8 @@ GpuWeights::GpuWeights(const ModelConfig& config) {
   if (config.tie_word_embeddings)
     lm_head = {embedding, kNoTensor, config.vocab_size, config.hidden_size};
   else
-    lm_head =
-        builder.matrix({"lm_head"}, config.vocab_size, config.hidden_size, Builder::Bias::none);
+    lm_head = builder.matrix({"lm_head"}, config.vocab_size, config.hidden_size,
+                             Builder::Bias::none, Dtype::f32);
 }
 
 Expected<void> upload_weights(Device& device, const ModelConfig& config,

@@ -17,7 +17,7 @@ namespace kvhive {
 /// Offsets below are bytes from the region's first one.
 inline constexpr std::size_t kNoTensor = SIZE_MAX;
 
-/// Row-major [N, K] and perhaps a bias [N], both of the model's dtype.
+/// Row-major [N, K] of the model's dtype, and perhaps a bias [N] of what its product is stored as.
 struct GpuMatrix {
   std::size_t weights = kNoTensor;
   std::size_t bias = kNoTensor;

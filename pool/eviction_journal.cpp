@@ -8,8 +8,8 @@ namespace kvhive {
 namespace {
 
 constexpr std::uint64_t kAhead = 32;  // records: nobody has read these lines for a long time
-// what: 63 .. 22 Unix milliseconds, 21 .. 17 slot, 16 .. 15 kind, 14 .. 0 of the name
-constexpr int kTimeShift = 22, kSlotShift = 17, kKindShift = 15;
+// what: 63 .. 22 Unix milliseconds, 21 .. 17 slot, 16 .. 14 kind, 13 .. 0 of the name
+constexpr int kTimeShift = 22, kSlotShift = 17, kKindShift = 14;
 
 /// A few milliseconds late, and ten times as cheap as the exact time.
 std::uint64_t coarse_unix_ms() {
@@ -50,10 +50,10 @@ std::vector<DepartureRecord> EvictionJournal::read() const {
     const JournalRecord& record = records_[(next + i) & mask_];
     const std::uint64_t what = record.what.load(std::memory_order_relaxed);
     DepartureRecord read;
-    read.kind = Departure(what >> kKindShift & 3);
-    if (read.kind == Departure::none) continue;
+    read.kind = Departure(what >> kKindShift & 7);
+    if (read.kind == Departure::none || read.kind > Departure::dropped) continue;
     read.hash_low = record.hash_low.load(std::memory_order_relaxed);
-    read.name_check = std::uint32_t(what & 0x7fff);
+    read.name_check = std::uint32_t(what & 0x3fff);
     read.slot = std::uint32_t(what >> kSlotShift & 31);
     read.unix_ms = std::int64_t(what >> kTimeShift);
     records.push_back(read);

@@ -17,18 +17,19 @@ enum class Departure : std::uint8_t {
   evicted = 1,  ///< its block was needed for something else
   retired = 2,  ///< its block was damaged
   demoted = 3,  ///< evicted from the device tier; the host tier had room for it
+  dropped = 4,  ///< who held it last had lost its device
 };
 
 /// A record as it is read back.
 struct DepartureRecord {
   std::uint64_t hash_low = 0;    ///< of the block's name
-  std::uint32_t name_check = 0;  ///< 15 bits of the other half; tells torn records, too
+  std::uint32_t name_check = 0;  ///< 14 bits of the other half; tells torn records, too
   Departure kind = Departure::none;
   std::uint32_t slot = 0;    ///< of the process that did it
   std::int64_t unix_ms = 0;  ///< by a coarse clock, for people only
 
   bool is_of(Hash128 name) const { return hash_low == name.low && name_check == check_of(name); }
-  static std::uint32_t check_of(Hash128 name) { return std::uint32_t(name.high & 0x7fff); }
+  static std::uint32_t check_of(Hash128 name) { return std::uint32_t(name.high & 0x3fff); }
 };
 
 class EvictionJournal {

@@ -130,9 +130,10 @@ class Explanation {
   BlockVerdict judge_by_journal(Hash128 name) const {
     const DepartureRecord* last = last_departure(name);
     if (last == nullptr) return {};
-    return {.verdict = last->kind == Departure::retired ? Verdict::retired : Verdict::evicted,
-            .slot = last->slot,
-            .unix_ms = last->unix_ms};
+    const Verdict verdict = last->kind == Departure::retired   ? Verdict::retired
+                            : last->kind == Departure::dropped ? Verdict::dropped
+                                                               : Verdict::evicted;
+    return {.verdict = verdict, .slot = last->slot, .unix_ms = last->unix_ms};
   }
 
   /// How what is on the host only has come there.
@@ -203,6 +204,7 @@ std::string_view to_string(Verdict verdict) {
     case Verdict::collision: return "collision";
     case Verdict::evicted: return "evicted";
     case Verdict::retired: return "retired";
+    case Verdict::dropped: return "dropped";
     case Verdict::other_domain: return "other_domain";
     case Verdict::never_seen: return "never_seen";
   }

@@ -20,6 +20,7 @@ enum class Verdict : std::uint8_t {
   collision,  ///< a block of the same hash holds other tokens, and is refused
   evicted,    ///< it was there
   retired,    ///< it was there, and was damaged
+  dropped,    ///< it was there, and its device was lost
   other_domain,  ///< it is there, for others than the one who asks
   never_seen,    ///< or thrown out longer ago than the journal goes back
 };
@@ -32,8 +33,8 @@ struct BlockVerdict {
   std::array<BlockId, kTiers> blocks{kNullBlock, kNullBlock};
   std::uint32_t holders = 0;  ///< mask of the slots that hold any of these
   bool was_demoted = false;   ///< present: on the host only, since the device tier evicted it
-  std::uint32_t slot = 0;     ///< evicted, retired, demoted: who did it
-  std::int64_t unix_ms = 0;   ///< evicted, retired, demoted: when
+  std::uint32_t slot = 0;     ///< evicted, retired, dropped, demoted: who did it
+  std::int64_t unix_ms = 0;   ///< evicted, retired, dropped, demoted: when
   std::uint16_t domain = 0;   ///< other_domain
 };
 

@@ -85,24 +85,21 @@ class Sweep {
     return freed;
   }
 
-  /// A published block that nobody alive holds. Its word as it is now: somebody may hold it after
-  /// all.
+  /// A published block that nobody alive holds. In the dead one's name it is taken and freed: a
+  /// sweep that is cut short in between leaves the next one a block that was being filled. Its word
+  /// as it is now: somebody may hold it after all.
   BlockWord drop(BlockId block, BlockWord now) {
-    const auto freed = BlockWord::make(BlockState::free, now.generation() + 1, 0);
+    const auto taken = BlockWord::make(BlockState::filling, now.generation() + 1, bit_);
     KV_KILL_POINT("reap.before_drop");
     if (!memory_.descriptors()[block.value].word.compare_exchange_strong(
-            now.bits, freed.bits, std::memory_order_acq_rel)) {
+            now.bits, taken.bits, std::memory_order_acq_rel)) {
       if ((now.holders() & bit_) != 0) note_held(block);
       return now;
     }
     KV_KILL_POINT("reap.dropped");
-    const BlockDescriptor& d = memory_.descriptors()[block.value];
-    index_.erase(
-        {d.hash_low.load(std::memory_order_relaxed), d.hash_high.load(std::memory_order_relaxed)},
-        block);
-    journal_.note(Departure::retired, dead_, {{block}});
-    if (now.holders() == bit_) count_released();
-    return freed;
+    if (now.holders() == 0) add_used(used_, +1);
+    journal_.note(Departure::dropped, dead_, {{block}});
+    return free_filling(block, taken);
   }
 
   /// Had it been killed in the middle of an eviction, the old content's hint and name are still

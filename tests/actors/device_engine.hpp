@@ -83,7 +83,8 @@ class DeviceEngine {
     const PoolGeometry& geometry = pool.memory.geometry();
     auto pages =
         LockedPages::lock(device, pool.memory.arena(Tier::host),
-                          geometry.host_blocks * geometry.kv.block_bytes(), pool.host_lock.get());
+                          geometry.host_blocks * geometry.kv.block_bytes(),
+                          geometry.kv.block_bytes(), pool.host_lock.get());
     if (!pages) return forward_error(pages);
     engine->pages_ = std::move(*pages);
     auto eraser = Lane::open(device);

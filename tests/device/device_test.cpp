@@ -183,9 +183,11 @@ TEST_P(DeviceContract, Multiplies) {
     for (const Dtype out_dtype : {dtype, Dtype::f32})
       for (const bool has_bias : {false, true}) {
         const std::size_t in = bytes_of(dtype), out = bytes_of(out_dtype);
-        std::vector<std::byte> host((T * K + N * K + N) * in);
-        for (std::size_t i = 0; i < host.size() / in; ++i)
+        std::vector<std::byte> host((T * K + N * K) * in + N * out);
+        std::byte* const host_bias = host.data() + (T * K + N * K) * in;
+        for (std::size_t i = 0; i < T * K + N * K; ++i)
           store_element(host.data(), i, values(random), dtype);
+        for (std::size_t i = 0; i < N; ++i) store_element(host_bias, i, values(random), out_dtype);
         std::byte* inputs = *device_->allocate(host.size());
         std::byte* y = *device_->allocate(T * N * out);
         ASSERT_TRUE(device_->copy(inputs, host.data(), host.size(), stream_));
@@ -205,7 +207,7 @@ TEST_P(DeviceContract, Multiplies) {
         const auto got = read(y, T * N * out);
         for (std::int32_t t = 0; t < T; ++t)
           for (std::int32_t n = 0; n < N; ++n) {
-            double sum = has_bias ? load_element(host.data(), T * K + N * K + n, dtype) : 0;
+            double sum = has_bias ? load_element(host_bias, n, out_dtype) : 0;
             for (std::int32_t k = 0; k < K; ++k)
               sum += double{load_element(host.data(), t * K + k, dtype)} *
                      load_element(host.data(), T * K + n * K + k, dtype);

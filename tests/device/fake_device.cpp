@@ -46,7 +46,7 @@ void multiply_now(const ProductArgs& args) {
     for (std::size_t n = 0; n < N; ++n) {
       float sum = 0;
       for (std::size_t k = 0; k < K; ++k) sum += x[k] * w[n * K + k];
-      if (args.bias != nullptr) sum += load_element(args.bias, n, args.dtype);
+      if (args.bias != nullptr) sum += load_element(args.bias, n, args.out_dtype);
       store_element(args.y, t * N + n, sum, args.out_dtype);
     }
   }
@@ -383,6 +383,8 @@ Expected<void> FakeDevice::copy(std::byte* to, const std::byte* from, std::size_
   const bool is_target_late = is_on_device(to, bytes) || is_page_locked(to, bytes);
   if (!is_on_device(from, bytes) && !is_on_device(to, bytes))
     return failure(Errc::os_error, "copy: neither address is on the device");
+  if ((!is_source_late && is_page_locked(from, 1)) || (!is_target_late && is_page_locked(to, 1)))
+    return failure(Errc::os_error, "copy: over the border of page-locked memory");
   if (is_source_late) {
     stream_of(stream).enqueue([=] { std::memcpy(to, from, bytes); });
   } else {
@@ -410,9 +412,10 @@ Expected<void> FakeDevice::multiply(const ProductArgs& args, DeviceStream stream
   const auto T = static_cast<std::size_t>(args.T), N = static_cast<std::size_t>(args.N),
              K = static_cast<std::size_t>(args.K);
   const std::size_t in = bytes_of(args.dtype), out = bytes_of(args.out_dtype);
-  for (const auto& [from, bytes] : {std::pair{args.x, T * K * in}, std::pair{args.w, N * K * in},
-                                    std::pair{static_cast<const std::byte*>(args.y), T * N * out},
-                                    std::pair{args.bias == nullptr ? args.w : args.bias, N * in}})
+  for (const auto& [from, bytes] :
+       {std::pair{args.x, T * K * in}, std::pair{args.w, N * K * in},
+        std::pair{static_cast<const std::byte*>(args.y), T * N * out},
+        std::pair{args.bias == nullptr ? args.w : args.bias, args.bias == nullptr ? in : N * out}})
     if (auto valid = check_memory("multiply", from, bytes); !valid) return valid;
   stream_of(stream).enqueue([args] { multiply_now(args); });
   return {};

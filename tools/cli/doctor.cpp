@@ -120,7 +120,7 @@ std::vector<Finding> gpu() {
                           std::to_string(facts.minor) + ", driver for CUDA " +
                           std::to_string(facts.driver_version / 1000) + "." +
                           std::to_string(facts.driver_version % 1000 / 10),
-                      Verdict::fair, "engines do not compute on GPUs yet; --device cpu"});
+                      Verdict::good, ""});
   auto free = (*device)->free_bytes();
   findings.push_back(
       {"GPU memory",

@@ -103,6 +103,7 @@ class Account {
         return "refused " + where(first, end) + ": the hash is the same, the tokens are not";
       case Verdict::evicted: return "evicted " + ages(first, end) + " ago by " + engine(v);
       case Verdict::retired: return "retired " + ages(first, end) + " ago: it was damaged";
+      case Verdict::dropped: return "dropped " + ages(first, end) + " ago: its device was lost";
       case Verdict::other_domain:
         return "present in domain " + domains_.name(v.domain) + " only, which does not share";
       case Verdict::never_seen:
@@ -138,6 +139,8 @@ class Account {
         return start + block + " was evicted " + ages(from, from + 1) + " ago by " + engine(v) +
                ".";
       case Verdict::retired: return start + block + " was found damaged and retired.";
+      case Verdict::dropped:
+        return start + block + " was dropped: an engine had lost the device it was on.";
       case Verdict::other_domain:
         return start + block + " is cached for domain " + domains_.name(v.domain) + " only.";
       case Verdict::never_seen:
@@ -226,7 +229,8 @@ class Account {
             memory_.control().processes[std::uint32_t(std::countr_zero(mask))].index.load());
     }
     if (v.was_demoted) json["moved_to_host_tier"] = true;
-    if (v.verdict == Verdict::evicted || v.verdict == Verdict::retired || v.was_demoted) {
+    if (v.verdict == Verdict::evicted || v.verdict == Verdict::retired ||
+        v.verdict == Verdict::dropped || v.was_demoted) {
       json["seconds_ago"] = static_cast<double>(now_ms_ - v.unix_ms) / 1e3;
       json["by"] = engine(v);
     }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "actors/channel/channel_layout.hpp"
 #include "actors/device_swapper.hpp"
@@ -28,6 +29,19 @@ std::size_t rounded_up(std::size_t bytes, std::size_t unit) {
 
 std::size_t weight_bytes(const ModelConfig& config, const Device& device) {
   return rounded_up(GpuWeights(config).bytes, device.facts().shared_granularity);
+}
+
+/// What kernels/cuda does, before a request finds out.
+Expected<void> check_supported(const Options& options, const ModelConfig& config) {
+  if (!std::has_single_bit(options.block_size))
+    return failure(Errc::bad_argument, "block-size: '" + std::to_string(options.block_size) +
+                                           "' must be a power of two on a GPU; 16 is usual");
+  if (config.head_size < 8 || config.head_size > 256 || config.head_size % 8 != 0)
+    return failure(Errc::unsupported,
+                   "heads of " + std::to_string(config.head_size) +
+                       ", on a GPU they have 8 to 256 dims, a multiple of 8; use "
+                       "--device cpu");
+  return {};
 }
 
 GpuLimits limits_of(const Options& options, const ModelConfig& config) {
@@ -66,6 +80,8 @@ EraseOnDevice eraser_of(Device& device, const Lane& lane, std::byte* arena,
 }  // namespace
 
 Expected<GpuFigures> gpu_figures(const Options& options, const ModelConfig& config) {
+  if (auto supported = check_supported(options, config); !supported)
+    return forward_error(supported);
   auto device = open_cuda_device(0);
   if (!device) return forward_error(device);
   auto available = (*device)->free_bytes();
@@ -111,6 +127,8 @@ Expected<GpuMemory> make_gpu_memory(const Options& options, const ModelConfig& c
 Expected<std::unique_ptr<GpuParts>> attach_gpu(const Options& options, const ModelConfig& config,
                                                PoolMemory& memory, const PoolFds& fds,
                                                const UniqueFd& weights) {
+  if (auto supported = check_supported(options, config); !supported)
+    return forward_error(supported);
   auto attached = std::make_unique<GpuParts>();
   GpuParts& parts = *attached;
   auto device = open_cuda_device(0);
@@ -130,8 +148,8 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(const Options& options, const Mod
     return forward_error(mapped);
   memory.set_device_arena(parts.arena.data());
   if (layout.host_bytes != 0) {
-    auto locked =
-        LockedPages::lock(*parts.device, memory.arena(Tier::host), layout.host_bytes, host.get());
+    auto locked = LockedPages::lock(*parts.device, memory.arena(Tier::host), layout.host_bytes,
+                                    memory.geometry().kv.block_bytes(), host.get());
     if (!locked) return forward_error(locked);
     parts.host_arena = std::move(*locked);
   }
@@ -141,9 +159,15 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(const Options& options, const Mod
   parts.erase = eraser_of(*parts.device, parts.eraser, parts.arena.data(),
                           memory.geometry().kv.block_bytes());
 
-  const CopyOnDevice copy = [](const BlockCopyArgs& args, DeviceStream stream) {
+  // A copy that does not start cannot say that the device is lost: the device can.
+  const CopyOnDevice copy = [&of = *parts.device](const BlockCopyArgs& args,
+                                                  DeviceStream stream) -> Expected<void> {
     constexpr std::size_t kAlwaysBatched = 0;
-    return swap_blocks_cuda(args, kAlwaysBatched, stream);
+    auto started = swap_blocks_cuda(args, kAlwaysBatched, stream);
+    if (started) return started;
+    auto alive = of.free_bytes();
+    if (!alive && alive.error().code == Errc::device_lost) return forward_error(alive);
+    return started;
   };
   auto swapper = DeviceSwapper::create(*parts.device, memory, copy);
   if (!swapper) return forward_error(swapper);

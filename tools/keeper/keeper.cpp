@@ -424,6 +424,9 @@ void Keeper::drop(int socket) {
   loop_.unwatch(socket);
   if (peer.pidfd) loop_.unwatch(peer.pidfd.get());
   if (!peer.is_welcome) return;
+  // How a guest ended nobody tells us: on a GPU it may have lost its context.
+  if (peer.role == Role::engine && peer.pidfd && is_on_gpu() && options_.gpu_fault != "keep")
+    drops_unheld_[peer.slot] = true;
   if (peer.role == Role::engine) on_engine_gone(peer);
   if (peer.role == Role::steward) give_up_repairs();
   for (auto& [ticket, asker] : repairs_)
