@@ -7,6 +7,8 @@
 #include <future>
 #include <vector>
 
+#include "device/device_memory.hpp"
+
 namespace kvhive::testing {
 namespace {
 
@@ -88,6 +90,27 @@ TEST_F(FakeDeviceTest, WhatIsNotOnTheDeviceIsRefused) {
   EXPECT_FALSE(device_.fill(elsewhere.data(), std::byte{1}, kBytes, stream_));
   EXPECT_FALSE(device_.fill(memory_ + 1, std::byte{1}, kBytes, stream_));
   EXPECT_FALSE(device_.copy(elsewhere.data(), host_.data(), kBytes, stream_));
+}
+
+/// As CUDA does: registrations are not joined.
+TEST_F(FakeDeviceTest, ACopyOverTheBorderOfPageLockedMemoryIsRefused) {
+  device_.unlock_pages(host_.data());
+  ASSERT_TRUE(device_.lock_pages(host_.data(), kBytes / 2));
+  ASSERT_TRUE(device_.lock_pages(host_.data() + kBytes / 2, kBytes / 2));
+  EXPECT_TRUE(device_.copy(memory_, host_.data(), kBytes / 2, stream_));
+  EXPECT_FALSE(device_.copy(memory_, host_.data(), kBytes, stream_));
+  device_.unlock_pages(host_.data() + kBytes / 2);
+}
+
+TEST(LockedPages, ChunksAreWholeUnitsAndPages) {
+  for (const std::size_t unit : {1ul, 64ul, 4096ul, 917'504ul, 2ul << 20, (64ul << 30) + 4096}) {
+    const std::size_t chunk = LockedPages::chunk_bytes(unit);
+    EXPECT_EQ(chunk % unit, 0u) << unit;
+    EXPECT_EQ(chunk % 4096, 0u) << unit;
+    if (unit > 2ul << 20) continue;
+    EXPECT_LE(chunk, 64ul << 30) << unit;
+    EXPECT_GT(chunk, 63ul << 30) << unit;
+  }
 }
 
 TEST_F(FakeDeviceTest, CountsWhatIsLeft) {
