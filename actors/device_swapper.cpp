@@ -1,29 +1,21 @@
 #include "actors/device_swapper.hpp"
 
+#include <vector>
+
 #include "config/stop_watch.hpp"
 #include "kernels/block_copy.hpp"
 #include "pool/scrub.hpp"
 
 namespace kvhive {
 
-CopyOnDevice plain_copies(Device& device) {
-  return [&device](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
-    for (std::size_t first = 0, end = 0; first < args.pairs_count; first = end) {
-      const BlockPair& pair = args.pairs[first];
-      for (end = first + 1; end < args.pairs_count; ++end) {
-        const auto distance = static_cast<std::uint32_t>(end - first);
-        if (args.pairs[end].source != pair.source + distance ||
-            args.pairs[end].destination != pair.destination + distance)
-          break;
-      }
-      if (auto started = device.copy(args.destination + pair.destination * args.destination_stride,
-                                     args.source + pair.source * args.source_stride,
-                                     (end - first) * args.bytes, stream);
-          !started)
-        return started;
-    }
-    return {};
-  };
+Expected<void> zero_blocks(Device& device, const Lane& lane, std::byte* arena,
+                           std::size_t block_bytes, std::span<const BlockId> blocks) {
+  for (const BlockId block : blocks)
+    if (auto started = device.fill(arena + block.value * block_bytes, std::byte{0}, block_bytes,
+                                   lane.stream());
+        !started)
+      return started;
+  return lane.finish();
 }
 
 Expected<std::unique_ptr<DeviceSwapper>> DeviceSwapper::create(Device& device,
@@ -87,14 +79,12 @@ Expected<void> DeviceSwapper::copy(const std::byte* from, std::byte* to,
 /// Seldom, so the host waits: a block is zeroed first, and only then it is the other domain's.
 Expected<void> DeviceSwapper::hand_over(const StepPlan& plan) const {
   if (plan.hand_over.empty()) return {};
-  const std::size_t bytes = memory_.geometry().kv.block_bytes();
-  std::byte* const arena = memory_.arena(Tier::device);
-  for (const auto& [block, domain] : plan.hand_over)
-    if (auto started =
-            device_.fill(arena + block.value * bytes, std::byte{0}, bytes, out_.stream());
-        !started)
-      return started;
-  if (auto zeroed = out_.finish(); !zeroed) return zeroed;
+  std::vector<BlockId> blocks;
+  for (const auto& [block, domain] : plan.hand_over) blocks.push_back(block);
+  if (auto zeroed = zero_blocks(device_, out_, memory_.arena(Tier::device),
+                                memory_.geometry().kv.block_bytes(), blocks);
+      !zeroed)
+    return zeroed;
   for (const auto& [block, domain] : plan.hand_over) kvhive::hand_over(memory_, block, domain);
   return {};
 }

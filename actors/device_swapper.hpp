@@ -1,6 +1,6 @@
 #pragma once
 // Moves blocks between a GPU and page-locked memory, both ways at once, on streams of its own. The
-// runner's stream waits for them, the host does not.
+// runner's stream waits for them; the host does now and then, to know what they cost.
 
 #include <functional>
 #include <span>
@@ -11,11 +11,12 @@
 
 namespace kvhive {
 
-/// Block copies on a stream: kernels/cuda's swap_blocks_cuda, or plain copies.
+/// Block copies on a stream: kernels/cuda's swap_blocks_cuda.
 using CopyOnDevice = std::function<Expected<void>(const BlockCopyArgs&, DeviceStream)>;
 
-/// A copy for each run of neighbours.
-CopyOnDevice plain_copies(Device& device);
+/// Zeroes blocks of the device arena, whose block 0 is at `arena`; they are zero when it returns.
+Expected<void> zero_blocks(Device& device, const Lane& lane, std::byte* arena,
+                           std::size_t block_bytes, std::span<const BlockId> blocks);
 
 class DeviceSwapper final : public Swapper {
  public:
@@ -23,7 +24,6 @@ class DeviceSwapper final : public Swapper {
   static Expected<std::unique_ptr<DeviceSwapper>> create(Device& device, const PoolMemory& memory,
                                                          CopyOnDevice copy);
 
-  /// Waits for the copies, and measures them, now and then.
   Expected<double> move(const StepPlan& plan) override;
 
   /// Makes the runner's stream wait for the plan's swaps, which move() has started.

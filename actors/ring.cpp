@@ -1,11 +1,9 @@
 #include "actors/ring.hpp"
 
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdlib>
 
-#include "config/exit_codes.hpp"
+#include "actors/end_engine.hpp"
 #include "config/log.hpp"
 #include "config/stop_watch.hpp"
 
@@ -27,15 +25,12 @@ void end_process_on_exception(Actor& actor, const char* name) {
       });
 }
 
-/// What an actor's work came to. Without it there is no step, and without a device no engine: the
-/// process ends with nothing of the step published.
+/// What an actor's work came to. Without it there is no step, and without a device no engine.
 template <class Value>
 Value value_or_end(Expected<Value> result, const char* name) {
   if (result) [[likely]]
     return std::move(*result);
-  spdlog::critical("{}: {}; this engine publishes nothing more and ends", name,
-                   result.error().text);
-  _exit(result.error().code == Errc::device_lost ? kExitDeviceLost : 1);
+  end_engine(name, result.error());
 }
 
 class ExecutorActor : public PlanHandle::base {

@@ -324,7 +324,7 @@ Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal) {
   return std::make_unique<CudaDevice>(
       ordinal,
       DeviceFacts{properties.name, uuid_text(properties.uuid), properties.major, properties.minor,
-                  properties.multiProcessorCount, properties.totalGlobalMem, granularity, driver},
+                  properties.totalGlobalMem, granularity, driver},
       memory, std::move(*products));
 }
 

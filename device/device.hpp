@@ -35,7 +35,6 @@ struct DeviceFacts {
   std::string name;
   std::string uuid;          ///< the same in every process and container
   int major = 0, minor = 0;  ///< compute capability
-  int multiprocessors = 0;
   std::size_t total_bytes = 0;
   std::size_t shared_granularity = 0;  ///< shared memory comes in multiples of it
   int driver_version = 0;              ///< CUDA's, 1000 * major + 10 * minor

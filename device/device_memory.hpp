@@ -23,7 +23,6 @@ class SharedDeviceMemory {
     if (data_ != nullptr) device_->unmap_shared(data_, bytes_);
   }
   std::byte* data() const { return data_; }
-  std::size_t size() const { return bytes_; }
 
  private:
   void swap(SharedDeviceMemory& other) noexcept {

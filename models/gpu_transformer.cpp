@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/check.hpp"
+#include "config/round_up.hpp"
 #include "device/device_memory.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "models/gpu_weights.hpp"
@@ -16,10 +17,6 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;  ///< of activations
 constexpr std::size_t kInputAlignment = 16;
-
-constexpr std::size_t aligned(std::size_t offset, std::size_t to) {
-  return (offset + to - 1) / to * to;
-}
 
 /// The attention windows that a model's layers have.
 std::vector<std::int32_t> windows_of(const ModelConfig& config) {
@@ -109,7 +106,7 @@ struct Rooms {
 
  private:
   std::size_t take(std::size_t count) {
-    const std::size_t offset = aligned(bytes, kAlignment);
+    const std::size_t offset = round_up(bytes, kAlignment);
     bytes = offset + count;
     return offset;
   }
@@ -127,7 +124,7 @@ class StepInputs {
   auto add(const Range& values) {
     using T = std::ranges::range_value_t<Range>;
     const std::span<const T> part(values);
-    const std::size_t offset = aligned(bytes_, kInputAlignment);
+    const std::size_t offset = round_up(bytes_, kInputAlignment);
     KV_CHECK(offset + part.size_bytes() <= capacity_, offset, part.size_bytes(), capacity_);
     if (!part.empty()) std::memcpy(host_ + offset, part.data(), part.size_bytes());
     bytes_ = offset + part.size_bytes();
@@ -230,7 +227,7 @@ struct GpuTransformer::State {
 
   std::size_t input_room() const { return rooms.bytes - rooms.inputs; }
   std::byte* host_outputs() const {
-    return staging.data() + aligned(input_room(), kInputAlignment);
+    return staging.data() + round_up(input_room(), kInputAlignment);
   }
   std::byte* at(std::size_t room) const { return memory.data() + room; }
   float* floats_at(std::size_t room) const { return reinterpret_cast<float*>(at(room)); }
@@ -244,8 +241,9 @@ struct GpuTransformer::State {
 
   Expected<void> enqueue(const Step& step, std::size_t input_bytes, std::byte* kv_base,
                          const KvLayout& layout);
-  Expected<void> norm(const Step& step, const std::byte* delta, std::size_t weight);
-  Expected<void> norm_logit_rows(const Step& step);
+  /// Of all n rows, or of those named.
+  Expected<void> norm(const std::byte* delta, std::size_t weight, std::size_t out, std::int32_t n,
+                      const std::int32_t* of_rows = nullptr);
   Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y, std::int32_t T,
                           Dtype out);
   Expected<void> project_heads(const Step& step, const GpuLayer& layer);
@@ -296,27 +294,15 @@ Step GpuTransformer::State::prepare(const ForwardBatch& batch,
   return step;
 }
 
-Expected<void> GpuTransformer::State::norm(const Step& step, const std::byte* delta,
-                                           std::size_t weight) {
+Expected<void> GpuTransformer::State::norm(const std::byte* delta, std::size_t weight,
+                                           std::size_t out, std::int32_t n,
+                                           const std::int32_t* of_rows) {
   return add_rms_norm_cuda({.residual = floats_at(rooms.residual),
                             .delta = delta,
                             .weight = f32_at(weight),
-                            .out = at(rooms.normed),
-                            .n = step.T,
-                            .width = config.hidden_size,
-                            .eps = config.rms_norm_eps,
-                            .delta_dtype = Dtype::f32,
-                            .out_dtype = config.dtype},
-                           lane.stream());
-}
-
-Expected<void> GpuTransformer::State::norm_logit_rows(const Step& step) {
-  return add_rms_norm_cuda({.residual = floats_at(rooms.residual),
-                            .delta = at(rooms.delta),
-                            .weight = f32_at(weights.final_norm),
-                            .out = at(rooms.wanted),
-                            .rows = step.logit_rows,
-                            .n = step.n,
+                            .out = at(out),
+                            .rows = of_rows,
+                            .n = n,
                             .width = config.hidden_size,
                             .eps = config.rms_norm_eps,
                             .delta_dtype = Dtype::f32,
@@ -402,11 +388,12 @@ Expected<void> GpuTransformer::State::feed_forward(const Step& step, const GpuLa
 Expected<void> GpuTransformer::State::run_layer(const Step& step, std::int32_t index,
                                                 const PagedKv& kv) {
   const GpuLayer& layer = weights.layers[index];
-  return norm(step, index == 0 ? nullptr : at(rooms.delta), layer.input_norm)
+  return norm(index == 0 ? nullptr : at(rooms.delta), layer.input_norm, rooms.normed, step.T)
       .and_then([&] { return project_heads(step, layer); })
       .and_then([&] { return attend(step, kv, config.window_of(index)); })
       .and_then([&] { return multiply(rooms.heads, layer.o, rooms.delta, step.T, Dtype::f32); })
-      .and_then([&] { return norm(step, at(rooms.delta), layer.post_attention_norm); })
+      .and_then(
+          [&] { return norm(at(rooms.delta), layer.post_attention_norm, rooms.normed, step.T); })
       .and_then([&] { return feed_forward(step, layer); });
 }
 
@@ -415,7 +402,7 @@ Expected<void> GpuTransformer::State::choose(const Step& step) {
   auto* tokens = reinterpret_cast<TokenId*>(at(rooms.outputs));
   auto* logprobs = reinterpret_cast<float*>(tokens + step.n);
   auto* likeliest = reinterpret_cast<TokenId*>(logprobs + step.n);
-  return norm_logit_rows(step)
+  return norm(at(rooms.delta), weights.final_norm, rooms.wanted, step.n, step.logit_rows)
       .and_then(
           [&] { return multiply(rooms.wanted, weights.lm_head, rooms.logits, step.n, Dtype::f32); })
       .and_then([&] {
@@ -464,7 +451,7 @@ Expected<GpuTransformer> GpuTransformer::create(Device& device, const ModelConfi
   auto memory = DeviceBuffer::allocate(device, state->rooms.bytes);
   if (!memory) return forward_error(memory);
   state->memory = std::move(*memory);
-  const std::size_t staging_bytes = aligned(state->input_room(), kInputAlignment) +
+  const std::size_t staging_bytes = round_up(state->input_room(), kInputAlignment) +
                                     output_bytes(limits.logit_rows, limits.likeliest);
   auto staging = StagingBuffer::allocate(device, staging_bytes);
   if (!staging) return forward_error(staging);

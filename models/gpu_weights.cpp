@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 
+#include "config/round_up.hpp"
 #include "device/device_memory.hpp"
 #include "kernels/element.hpp"
 #include "models/rope.hpp"
@@ -16,17 +17,13 @@ namespace {
 constexpr std::size_t kAlignment = 256;  ///< of tensors: what products read fastest
 constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
-constexpr std::size_t aligned(std::size_t offset) {
-  return (offset + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 /// Adds tensors one behind the other.
 class Builder {
  public:
   Builder(GpuWeights& weights, Dtype dtype) : weights_(weights), dtype_(dtype) {}
 
   std::size_t reserve(std::size_t bytes) {
-    const std::size_t offset = aligned(weights_.bytes);
+    const std::size_t offset = round_up(weights_.bytes, kAlignment);
     weights_.bytes = offset + bytes;
     return offset;
   }

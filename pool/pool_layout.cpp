@@ -4,14 +4,12 @@
 #include <bit>
 #include <initializer_list>
 
+#include "config/round_up.hpp"
+
 namespace kvhive {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-
-constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
 
 }  // namespace
 

@@ -14,6 +14,19 @@
 
 namespace kvhive::testing {
 
+/// A copy for each pair.
+inline CopyOnDevice plain_copies(Device& device) {
+  return [&device](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
+    for (const BlockPair& pair : std::span(args.pairs, args.pairs_count))
+      if (auto started =
+              device.copy(args.destination + pair.destination * args.destination_stride,
+                          args.source + pair.source * args.source_stride, args.bytes, stream);
+          !started)
+        return started;
+    return {};
+  };
+}
+
 /// The oracle as a kernel: its work happens on a stream, after the plan's swaps.
 class DeviceOracleRunner final : public StepRunner {
  public:
@@ -81,10 +94,9 @@ class DeviceEngine {
     engine->arena_ = std::move(*arena);
     pool.memory.set_device_arena(engine->arena_.data());
     const PoolGeometry& geometry = pool.memory.geometry();
-    auto pages =
-        LockedPages::lock(device, pool.memory.arena(Tier::host),
-                          geometry.host_blocks * geometry.kv.block_bytes(),
-                          geometry.kv.block_bytes(), pool.host_lock.get());
+    auto pages = LockedPages::lock(device, pool.memory.arena(Tier::host),
+                                   geometry.host_blocks * geometry.kv.block_bytes(),
+                                   geometry.kv.block_bytes(), pool.host_lock.get());
     if (!pages) return forward_error(pages);
     engine->pages_ = std::move(*pages);
     auto eraser = Lane::open(device);
@@ -110,11 +122,7 @@ class DeviceEngine {
 
   /// Ends the process where an engine would.
   void erase(std::span<const BlockId> blocks) {
-    for (const BlockId block : blocks)
-      if (!device_.fill(arena_.data() + block.value * block_bytes_, std::byte{0}, block_bytes_,
-                        eraser_.stream()))
-        _exit(kExitDeviceLost);
-    if (!eraser_.finish()) _exit(kExitDeviceLost);
+    if (!zero_blocks(device_, eraser_, arena_.data(), block_bytes_, blocks)) _exit(kExitDeviceLost);
   }
 
   FakeDevice& device_;

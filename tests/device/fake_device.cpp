@@ -146,7 +146,6 @@ FakeDevice::FakeDevice(std::size_t total_bytes) {
             .uuid = "GPU-fake",
             .major = 9,
             .minor = 0,
-            .multiprocessors = 4,
             .total_bytes = total_bytes,
             .shared_granularity = kGranularity,
             .driver_version = 13000};

@@ -14,47 +14,18 @@
 
 #include "kernels/element.hpp"
 #include "models/gpu_weights.hpp"
-#include "models/json_file.hpp"
 #include "models/sampler.hpp"
+#include "tests/models/golden.hpp"
 #include "tests/models/gpu_model.hpp"
+#include "tests/models/sampling_params.hpp"
 #include "tests/models/temp_directory.hpp"
 
 namespace kvhive {
 namespace {
 
-const std::filesystem::path kGolden = KVHIVE_GOLDEN_DIR;
 const std::filesystem::path kDemo = KVHIVE_DEMO_DIR;
 constexpr std::uint32_t kBlockSize = 4, kBlocks = 64;
 constexpr GpuLimits kSmall{.tokens = 128, .sequences = 4, .logit_rows = 128, .likeliest = 5};
-
-struct Golden {
-  std::vector<TokenId> tokens;
-  std::vector<double> logits;  ///< [tokens, vocab]
-};
-
-Golden read_golden(const std::string& model) {
-  Golden golden;
-  const auto json = read_json_object(kGolden / model / "golden.json").value();
-  golden.tokens = json["tokens"].get<std::vector<TokenId>>();
-  const auto bytes = read_text_file(kGolden / model / "golden.f64").value();
-  for (std::size_t at = 0; at < bytes.size(); at += 8) {
-    std::uint64_t bits = 0;
-    for (std::size_t i = 8; i-- > 0;) bits = bits << 8 | static_cast<unsigned char>(bytes[at + i]);
-    golden.logits.push_back(std::bit_cast<double>(bits));
-  }
-  return golden;
-}
-
-/// Root mean square of the error over that of the truth.
-template <class Truth>
-double relative_error(const std::vector<float>& logits, const Truth& truth) {
-  double error = 0, size = 0;
-  for (std::size_t i = 0; i < truth.size(); ++i) {
-    error += std::pow(logits[i] - truth[i], 2);
-    size += truth[i] * truth[i];
-  }
-  return std::sqrt(error / size);
-}
 
 struct Case {
   const char* model;
@@ -173,13 +144,7 @@ TEST(GpuTransformer, SamplesTheWantedRows) {
   for (std::size_t row = 0; row < 3; ++row) {
     const auto of_row = std::span(logits).subspan(row * vocab, vocab);
     const SampleChoice& choice = gpu.choices[row];
-    const Sampled want = sample(of_row,
-                                {.temperature = choice.temperature,
-                                 .top_k = choice.top_k,
-                                 .top_p = choice.top_p,
-                                 .min_p = choice.min_p,
-                                 .seed = choice.seed},
-                                choice.position);
+    const Sampled want = sample(of_row, params_of(choice), choice.position);
     EXPECT_EQ(gpu.samples.tokens[row], want.token);
     EXPECT_NEAR(gpu.samples.logprobs[row], want.logprob, 1e-5);
     const auto top = top_logprobs(of_row, choice.likeliest);

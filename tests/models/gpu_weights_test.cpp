@@ -9,11 +9,11 @@
 #include "device/device_memory.hpp"
 #include "models/rope.hpp"
 #include "tests/device/fake_device.hpp"
+#include "tests/models/golden.hpp"
 
 namespace kvhive {
 namespace {
 
-const std::filesystem::path kGolden = KVHIVE_GOLDEN_DIR;
 constexpr const char* kModels[] = {"llama2", "llama3", "mistral", "qwen2", "qwen3"};
 
 TEST(GpuWeights, LieApartAndAlignedInOneRegion) {

@@ -12,6 +12,7 @@
 #include "models/rope.hpp"
 #include "models/row_ops.hpp"
 #include "models/sampler.hpp"
+#include "tests/models/sampling_params.hpp"
 
 namespace kvhive {
 namespace {
@@ -95,13 +96,7 @@ TEST(KernelReferences, SamplesAreTheSamplers) {
   for (std::size_t row = 0; row < kRows; ++row) {
     const auto of_row = std::span(logits).subspan(row * kVocab, kVocab);
     const SampleChoice& choice = choices[row];
-    const Sampled want = sample(of_row,
-                                {.temperature = choice.temperature,
-                                 .top_k = choice.top_k,
-                                 .top_p = choice.top_p,
-                                 .min_p = choice.min_p,
-                                 .seed = choice.seed},
-                                choice.position);
+    const Sampled want = sample(of_row, params_of(choice), choice.position);
     if (margins[row] > 1e-9) {
       ASSERT_EQ(tokens[row], want.token) << row;
       ASSERT_EQ(logprobs[row], want.logprob) << row;

@@ -6,14 +6,13 @@
 #include <nlohmann/json.hpp>
 
 #include "models/transformer.hpp"
+#include "tests/models/golden.hpp"
 #include "tests/models/temp_directory.hpp"
 
 namespace kvhive {
 namespace {
 
 using testing::HasSubstr;
-
-const std::filesystem::path kGolden = KVHIVE_GOLDEN_DIR;
 
 std::string error_with(const char* model, const nlohmann::json& changes) {
   const TempDirectory directory(kGolden / model);

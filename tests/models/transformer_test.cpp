@@ -9,43 +9,12 @@
 #include <fstream>
 #include <numeric>
 
-#include "models/json_file.hpp"
 #include "models/transformer.hpp"
+#include "tests/models/golden.hpp"
 #include "tests/models/paged_runner.hpp"
 
 namespace kvhive {
 namespace {
-
-const std::filesystem::path kGolden = KVHIVE_GOLDEN_DIR;
-
-struct Golden {
-  std::vector<TokenId> tokens;
-  std::vector<double> logits;  ///< [tokens, vocab]
-};
-
-Golden read_golden(const std::string& model) {
-  Golden golden;
-  const auto json = read_json_object(kGolden / model / "golden.json").value();
-  golden.tokens = json["tokens"].get<std::vector<TokenId>>();
-  const auto bytes = read_text_file(kGolden / model / "golden.f64").value();
-  for (std::size_t at = 0; at < bytes.size(); at += 8) {
-    std::uint64_t bits = 0;
-    for (std::size_t i = 8; i-- > 0;) bits = bits << 8 | static_cast<unsigned char>(bytes[at + i]);
-    golden.logits.push_back(std::bit_cast<double>(bits));
-  }
-  return golden;
-}
-
-/// Root mean square of the error over that of the truth.
-double relative_error(const std::vector<float>& logits, const std::vector<double>& truth) {
-  double error = 0;
-  double size = 0;
-  for (std::size_t i = 0; i < truth.size(); ++i) {
-    error += std::pow(logits[i] - truth[i], 2);
-    size += truth[i] * truth[i];
-  }
-  return std::sqrt(error / size);
-}
 
 struct Case {
   const char* model;

@@ -65,7 +65,7 @@ Expected<void> print_model_facts(const Options& asked, const ModelConfig& config
     if (!figures) return forward_error(figures);
     peak = figures->engine_peak;
     weights = figures->weights;
-    gpu = {{"name", figures->name}, {"total", figures->total}, {"available", figures->available}};
+    gpu = {{"total", figures->total}, {"available", figures->available}};
   } else if (what == "profile") {
     auto measured = profile(options, config);
     if (!measured) return forward_error(measured);

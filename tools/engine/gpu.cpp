@@ -1,15 +1,13 @@
 #include "tools/engine/gpu.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 
 #include "actors/channel/channel_layout.hpp"
 #include "actors/device_swapper.hpp"
+#include "actors/end_engine.hpp"
 #include "actors/gpu_runner.hpp"
-#include "config/exit_codes.hpp"
-#include "config/log.hpp"
+#include "config/round_up.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "models/gpu_transformer.hpp"
 #include "models/gpu_weights.hpp"
@@ -23,12 +21,8 @@ namespace {
 /// What a context, its kernels and cuBLASLt take beside our own memory.
 constexpr std::size_t kContextBytes = std::size_t{768} << 20;
 
-std::size_t rounded_up(std::size_t bytes, std::size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
-
 std::size_t weight_bytes(const ModelConfig& config, const Device& device) {
-  return rounded_up(GpuWeights(config).bytes, device.facts().shared_granularity);
+  return round_up(GpuWeights(config).bytes, device.facts().shared_granularity);
 }
 
 /// What kernels/cuda does, before a request finds out.
@@ -59,24 +53,6 @@ GpuLimits limits_of(const Options& options, const ModelConfig& config) {
   return limits;
 }
 
-/// Zeroes blocks of the arena, and waits for it. The device lost, nothing may be handed out: the
-/// process ends.
-EraseOnDevice eraser_of(Device& device, const Lane& lane, std::byte* arena,
-                        std::size_t block_bytes) {
-  return [&device, &lane, arena, block_bytes](std::span<const BlockId> blocks) {
-    Expected<void> done;
-    for (const BlockId block : blocks)
-      if (done)
-        done = device.fill(arena + block.value * block_bytes, std::byte{0}, block_bytes,
-                           lane.stream());
-    if (done) done = lane.finish();
-    if (done) return;
-    spdlog::critical("zeroing blocks: {}; this engine publishes nothing more and ends",
-                     done.error().text);
-    _exit(done.error().code == Errc::device_lost ? kExitDeviceLost : 1);
-  };
-}
-
 }  // namespace
 
 Expected<GpuFigures> gpu_figures(const Options& options, const ModelConfig& config) {
@@ -87,7 +63,7 @@ Expected<GpuFigures> gpu_figures(const Options& options, const ModelConfig& conf
   auto available = (*device)->free_bytes();
   if (!available) return forward_error(available);
   const DeviceFacts& facts = (*device)->facts();
-  return GpuFigures{facts.name, facts.total_bytes, *available, weight_bytes(config, **device),
+  return GpuFigures{facts.total_bytes, *available, weight_bytes(config, **device),
                     GpuTransformer::device_bytes(config, limits_of(options, config)) +
                         std::min(kContextBytes, facts.total_bytes / 16)};
 }
@@ -156,8 +132,11 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(const Options& options, const Mod
   auto eraser = Lane::open(*parts.device);
   if (!eraser) return forward_error(eraser);
   parts.eraser = std::move(*eraser);
-  parts.erase = eraser_of(*parts.device, parts.eraser, parts.arena.data(),
-                          memory.geometry().kv.block_bytes());
+  parts.erase = [&parts, block_bytes =
+                             memory.geometry().kv.block_bytes()](std::span<const BlockId> blocks) {
+    auto zeroed = zero_blocks(*parts.device, parts.eraser, parts.arena.data(), block_bytes, blocks);
+    if (!zeroed) end_engine("zeroing blocks", zeroed.error());  // nothing may be handed out
+  };
 
   // A copy that does not start cannot say that the device is lost: the device can.
   const CopyOnDevice copy = [&of = *parts.device](const BlockCopyArgs& args,

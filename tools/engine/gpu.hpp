@@ -14,7 +14,6 @@ namespace kvhive {
 
 /// What a model takes of a GPU and what there is, for sizing the pool.
 struct GpuFigures {
-  std::string name;
   std::size_t total = 0;
   std::size_t available = 0;  ///< now, other programs counted
   std::size_t weights = 0;    ///< shared by all engines

@@ -1,0 +1,48 @@
+#pragma once
+// Logits from an independent float64 program (tests/models/golden), and how far others are from
+// them.
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "config/ids.hpp"
+#include "models/json_file.hpp"
+
+namespace kvhive {
+
+inline const std::filesystem::path kGolden = KVHIVE_GOLDEN_DIR;
+
+struct Golden {
+  std::vector<TokenId> tokens;
+  std::vector<double> logits;  ///< [tokens, vocab]
+};
+
+inline Golden read_golden(const std::string& model) {
+  Golden golden;
+  const auto json = read_json_object(kGolden / model / "golden.json").value();
+  golden.tokens = json["tokens"].get<std::vector<TokenId>>();
+  const auto bytes = read_text_file(kGolden / model / "golden.f64").value();
+  for (std::size_t at = 0; at < bytes.size(); at += 8) {
+    std::uint64_t bits = 0;
+    for (std::size_t i = 8; i-- > 0;) bits = bits << 8 | static_cast<unsigned char>(bytes[at + i]);
+    golden.logits.push_back(std::bit_cast<double>(bits));
+  }
+  return golden;
+}
+
+/// Root mean square of the error over that of the truth.
+template <class Truth>
+double relative_error(const std::vector<float>& logits, const Truth& truth) {
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < truth.size(); ++i) {
+    error += std::pow(logits[i] - truth[i], 2);
+    size += truth[i] * truth[i];
+  }
+  return std::sqrt(error / size);
+}
+
+}  // namespace kvhive
