@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 
@@ -111,6 +112,31 @@ TEST(Gpu, WhatIsEvictedComesBackFromTheHostTier) {
   EXPECT_EQ(ids(*after), ids(*before));
   EXPECT_GE(after->stats.cached_tokens, (after->stats.prompt_tokens - 1) / 16 * 16);
   EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+/// Before it is up, not when the first request finds out.
+TEST(Gpu, WhatTheKernelsDoNotTakeIsRefusedAtTheStart) {
+  char name[] = "/tmp/kvhive-test-XXXXXX";
+  const std::filesystem::path directory = mkdtemp(name);
+  const CommandResult refused = run("kvhived",
+                                    {"--model", kDemoModel, "--socket", directory / "s", "--device",
+                                     "cuda", "--block-size", "24", "--log-level", "error"},
+                                    with_gpu);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_EQ(std::ranges::count(refused.err, '\n'), 1) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("block-size: '24'"));
+  EXPECT_TRUE(std::filesystem::is_empty(directory));
+  std::filesystem::remove_all(directory);
+}
+
+/// Nothing of it is the keeper's to tidy up: descriptors keep the device's memory, and go with it.
+TEST(Gpu, AKilledDaemonTakesItsEnginesAlong) {
+  Daemon daemon(kOnGpu, with_gpu);
+  const pid_t engines[] = {daemon.engine(0)["pid"], daemon.engine(1)["pid"]};
+  daemon.kill();
+  for (const pid_t engine : engines)
+    EXPECT_TRUE(eventually([engine] { return !is_alive(engine); })) << engine;
+  EXPECT_TRUE(eventually([&] { return !std::filesystem::exists(daemon.socket()); }));
 }
 
 TEST(Gpu, WithoutOneAutoTakesTheCpuSayingSo) {
