@@ -29,11 +29,12 @@ class FakeDeviceTest : public ::testing::Test {
     return device_.synchronize(done_);
   }
 
+  // Before the device, which ends its streams: work that a test does not wait for reads it.
+  std::vector<std::byte> host_ = std::vector<std::byte>(kBytes, std::byte{1});
   FakeDevice device_;
   DeviceStream stream_ = nullptr;
   DeviceEvent done_ = nullptr;
   std::byte* memory_ = nullptr;
-  std::vector<std::byte> host_ = std::vector<std::byte>(kBytes, std::byte{1});
 };
 
 TEST_F(FakeDeviceTest, CopiesReadPageLockedMemoryWhenTheirTurnComes) {
