@@ -240,7 +240,7 @@ struct GpuTransformer::State {
   PagedAttentionArgs attention_args(const PagedKv& kv, std::int32_t window) const;
 
   Expected<void> enqueue(const Step& step, std::size_t input_bytes, std::byte* kv_base,
-                         const KvLayout& layout);
+                         const KvLayout& layout, const BeforeLayer& before_layer);
   /// Of all n rows, or of those named.
   Expected<void> norm(const std::byte* delta, std::size_t weight, std::size_t out, std::int32_t n,
                       const std::int32_t* of_rows = nullptr);
@@ -425,7 +425,8 @@ Expected<void> GpuTransformer::State::choose(const Step& step) {
 }
 
 Expected<void> GpuTransformer::State::enqueue(const Step& step, std::size_t input_bytes,
-                                              std::byte* kv_base, const KvLayout& layout) {
+                                              std::byte* kv_base, const KvLayout& layout,
+                                              const BeforeLayer& before_layer) {
   if (step.T == 0) return {};
   auto queued = device.copy(at(rooms.inputs), staging.data(), input_bytes, lane.stream());
   if (queued)
@@ -436,8 +437,10 @@ Expected<void> GpuTransformer::State::enqueue(const Step& step, std::size_t inpu
                          .width = config.hidden_size,
                          .dtype = config.dtype},
                         lane.stream());
-  for (std::int32_t layer = 0; layer < config.layers && queued; ++layer)
-    queued = run_layer(step, layer, layer_view(kv_base, layout, layer));
+  for (std::int32_t layer = 0; layer < config.layers && queued; ++layer) {
+    if (before_layer) queued = before_layer(layer);
+    if (queued) queued = run_layer(step, layer, layer_view(kv_base, layout, layer));
+  }
   return queued.and_then([&] { return choose(step); });
 }
 
@@ -473,7 +476,7 @@ const float* GpuTransformer::logits() const { return state_->floats_at(state_->r
 
 Expected<void> GpuTransformer::start(const ForwardBatch& batch,
                                      std::span<const SampleChoice> choices, std::byte* kv_base,
-                                     const KvLayout& layout) {
+                                     const KvLayout& layout, const BeforeLayer& before_layer) {
   State& state = *state_;
   KV_CHECK(!state.is_under_way);
   check_batch(batch, state.config, layout);
@@ -482,7 +485,7 @@ Expected<void> GpuTransformer::start(const ForwardBatch& batch,
   const Step step = state.prepare(batch, choices, kv_base, layout, inputs);
   state.rows = step.n;
   state.K = step.K;
-  auto queued = state.enqueue(step, inputs.bytes(), kv_base, layout);
+  auto queued = state.enqueue(step, inputs.bytes(), kv_base, layout, before_layer);
   if (queued) queued = state.lane.mark();
   if (queued) {
     state.is_under_way = true;

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -43,6 +44,9 @@ struct GpuSamples {
   std::span<const float> likeliest_logprobs;
 };
 
+/// Called before what reads or writes a layer's KV is queued: makes the stream wait for it, say.
+using BeforeLayer = std::function<Expected<void>(std::int32_t layer)>;
+
 /// Move-only; used by one thread at a time. After Errc::device_lost it is of no more use.
 class GpuTransformer {
  public:
@@ -66,7 +70,8 @@ class GpuTransformer {
   /// \param choices  one for each of batch.logit_rows
   /// \param kv_base  block 0 of a device arena laid out as `layout` says
   Expected<void> start(const ForwardBatch& batch, std::span<const SampleChoice> choices,
-                       std::byte* kv_base, const KvLayout& layout);
+                       std::byte* kv_base, const KvLayout& layout,
+                       const BeforeLayer& before_layer = {});
   /// Until the step that start() has queued is done.
   Expected<GpuSamples> wait();
   /// [logit rows, vocab] of the last step, on the device.
