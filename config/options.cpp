@@ -43,6 +43,8 @@ const OptionField kFields[] = {
      "tokens computed per step and engine"},
     {"enable-prefix-caching", &Options::enable_prefix_caching,
      "reuse the blocks of equal prefixes"},
+    {"enforce-eager", &Options::enforce_eager,
+     "on a GPU: start every kernel by itself, no CUDA graphs"},
     {"scheduling-policy", &Options::scheduling_policy, "fcfs or priority"},
     {"watermark", &Options::watermark, "share of the blocks kept free when admitting, [0, 1)"},
     {"preemption-mode", &Options::preemption_mode, "recompute or swap"},

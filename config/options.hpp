@@ -39,6 +39,7 @@ struct Options {
   std::uint32_t max_num_seqs = 128;             ///< sequences running at once in one engine
   std::uint32_t max_num_batched_tokens = 2048;  ///< tokens computed in one step of one engine
   bool enable_prefix_caching = true;
+  bool enforce_eager = false;  ///< on a GPU: decode steps are not recorded as CUDA graphs
   /// fcfs or priority (lower value first, ties by arrival).
   std::string scheduling_policy = "fcfs";
   double watermark = 0.0;  ///< share of the blocks kept free when admitting requests, [0, 1)

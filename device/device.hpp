@@ -106,6 +106,7 @@ class Device {
 
   /// From here to end_capture() what takes the stream is recorded instead of done.
   virtual Expected<void> begin_capture(DeviceStream stream) = 0;
+  /// Also if it fails the stream does its work again.
   virtual Expected<DeviceGraph> end_capture(DeviceStream stream) = 0;
   virtual Expected<void> launch(DeviceGraph graph, DeviceStream stream) = 0;
   virtual void destroy(DeviceGraph graph) = 0;

@@ -33,6 +33,7 @@ struct GpuLimits {
   std::int32_t likeliest = 20;
   /// Scratch for attention's states: a step that wants more attends in several calls.
   std::size_t state_bytes = std::size_t{128} << 20;
+  std::size_t graphs = 32;  ///< shapes of decode steps that are remembered (decode_graphs.hpp)
 };
 
 /// What a step chose for each of its logit rows; borrowed until the next start().

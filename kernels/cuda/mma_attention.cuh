@@ -126,6 +126,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
   using Operands = MmaOperands<kKv, D>;
   const PagedKv& kv = args.kv;
   const AttentionTile tile = work.tiles[first_tile + static_cast<int>(blockIdx.x)];
+  if (tile.splits == 0) return;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kWarp, warp = thread / kWarp;
   const int heads = args.H / kv.G;

@@ -175,6 +175,7 @@ __global__ void __launch_bounds__(kThreads, 1)  // shared memory holds no more b
   using Shape = MlaShape<kRow>;
   using Operands = MmaOperands<Shape::kStored, kDims>;
   const AttentionSplit split = work.splits[blockIdx.x];
+  if (split.begin == split.end) return;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kWarp, warp = thread / kWarp;
   const int first_h = static_cast<int>(blockIdx.y) * kMmaRows;

@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     combine(const __grid_constant__ PagedAttentionArgs args,
             const __grid_constant__ AttentionWork work) {
   const SplitQuery query = work.merged[blockIdx.x];
+  if (query.states == 0) return;
   const int h = static_cast<int>(blockIdx.y);
   const float v_scale = fixed_scale(args.kv.scales, args.kv.scales.v, h / (args.H / args.kv.G));
   const std::int64_t row = std::int64_t{query.query} * args.H + h;

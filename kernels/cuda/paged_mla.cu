@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kRowBytes = static_cast<int>(bytes_of(kRow));
   constexpr int kChunks = kRowBytes / 16;
   const AttentionSplit split = work.splits[blockIdx.x];
+  if (split.begin == split.end) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
   const int first_h = static_cast<int>(blockIdx.y) * kBlockHeads + thread / kWarp * kHeads;
 

@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(kSimtThreads)
   constexpr int kRows = Shape::kRows;
   const PagedKv& kv = args.kv;
   const AttentionSplit split = work.splits[blockIdx.x];
+  if (split.begin == split.end) return;
   const int thread = static_cast<int>(threadIdx.x);
   const int row = thread / kLanes, first_d = thread % kLanes * kVec;
   const bool has_elements = first_d < kv.D;

@@ -250,6 +250,25 @@ AttentionWork SplitPlan::work(const AttentionSplit* splits_at, const AttentionTi
           sizes};
 }
 
+PlanCounts SplitPlan::counts() const {
+  const AttentionWork all = work(nullptr);
+  return {all.splits_count, all.narrow_tiles, all.wide_tiles, all.merged_count, all.states_count};
+}
+
+void SplitPlan::pad(const PlanCounts& to) {
+  const PlanCounts from = counts();
+  KV_CHECK(to.splits >= from.splits && to.narrow_tiles >= from.narrow_tiles &&
+           to.wide_tiles >= from.wide_tiles && to.merged >= from.merged &&
+           to.states >= from.states);
+  splits.resize(static_cast<std::size_t>(to.splits));
+  tiles.insert(tiles.begin() + from.narrow_tiles,
+               static_cast<std::size_t>(to.narrow_tiles - from.narrow_tiles), AttentionTile{});
+  tiles.resize(static_cast<std::size_t>(to.narrow_tiles + to.wide_tiles));
+  merged.resize(static_cast<std::size_t>(to.merged));
+  narrow_tiles = to.narrow_tiles;
+  states = to.states;
+}
+
 SplitPlan plan_splits(const PagedAttentionArgs& args, const PlanLimits& limits) {
   KV_CHECK(args.window >= 0 && args.chunk >= 0, args.window, args.chunk);
   KV_CHECK(args.kv.G > 0 && args.H % args.kv.G == 0 && args.kv.S > 0, args.H, args.kv.G, args.kv.S);

@@ -32,7 +32,7 @@ struct AttentionSplit {
   std::int32_t query = 0;     ///< 0..T-1
   std::int32_t position = 0;  ///< of the query in its sequence
   std::int32_t begin = 0;
-  std::int32_t end = 0;
+  std::int32_t end = 0;     ///< == begin: no split, padding
   std::int32_t state = -1;  ///< where its (acc, max, sum) goes; -1: it is all of it, goes to out
 };
 
@@ -40,7 +40,7 @@ struct AttentionSplit {
 /// Each sees a part of them.
 struct AttentionTile {
   std::int32_t first_split = 0;
-  std::int32_t splits = 0;
+  std::int32_t splits = 0;  ///< 0: no tile, padding
   std::int32_t begin = 0;
   std::int32_t end = 0;
 };
@@ -49,7 +49,7 @@ struct AttentionTile {
 struct SplitQuery {
   std::int32_t query = 0;
   std::int32_t first_state = 0;
-  std::int32_t states = 0;
+  std::int32_t states = 0;  ///< 0: no query, padding
 };
 
 /// A row of a tile is a query token with one head of the kv head.
@@ -68,6 +68,17 @@ struct AttentionWork {
   std::int32_t merged_count = 0;
   std::int32_t states_count = 0;
   PieceSizes sizes = {};
+};
+
+/// How much of everything a plan has.
+struct PlanCounts {
+  std::int32_t splits = 0;
+  std::int32_t narrow_tiles = 0;
+  std::int32_t wide_tiles = 0;
+  std::int32_t merged = 0;
+  std::int32_t states = 0;
+
+  friend bool operator==(const PlanCounts&, const PlanCounts&) = default;
 };
 
 struct SplitPlan {
@@ -91,6 +102,10 @@ struct SplitPlan {
   AttentionWork work(float* states_at) const {
     return work(splits.data(), tiles.data(), merged.data(), states_at);
   }
+  PlanCounts counts() const;
+  /// Fills up with entries that are none, at which blocks of threads leave: plans of the same
+  /// counts start kernels of the same shape.
+  void pad(const PlanCounts& to);
 };
 
 /// What a plan aims at; results have the same bits for all.

@@ -432,13 +432,13 @@ Expected<void> FakeDevice::begin_capture(DeviceStream stream) {
 }
 
 Expected<DeviceGraph> FakeDevice::end_capture(DeviceStream stream) {
-  if (auto called = call("end_capture"); !called) return forward_error(called);
   Stream& capturing = stream_of(stream);
   std::shared_ptr<Graph> graph;
   {
     const std::lock_guard lock(capturing.mutex);
     graph = std::exchange(capturing.captured, nullptr);
   }
+  if (auto called = call("end_capture"); !called) return forward_error(called);
   if (!graph) return failure(Errc::os_error, "end_capture: it is not capturing");
   const auto handle = reinterpret_cast<DeviceGraph>(graph.get());
   const std::lock_guard lock(mutex_);

@@ -103,6 +103,17 @@ TEST_F(FakeDeviceTest, ACopyOverTheBorderOfPageLockedMemoryIsRefused) {
   device_.unlock_pages(host_.data() + kBytes / 2);
 }
 
+TEST_F(FakeDeviceTest, AStreamWorksAgainWhenItsRecordingHasFailed) {
+  ASSERT_TRUE(device_.begin_capture(stream_));
+  ASSERT_TRUE(device_.fill(memory_, std::byte{1}, kBytes, stream_));
+  FakeFaults faults;
+  faults.call = device_.calls() + 1;
+  faults.error = Errc::out_of_memory;
+  device_.set_faults(faults);
+  EXPECT_FALSE(device_.end_capture(stream_));
+  EXPECT_TRUE(finish());
+}
+
 TEST(LockedPages, ChunksAreWholeUnitsAndPages) {
   for (const std::size_t unit : {1ul, 64ul, 4096ul, 917'504ul, 2ul << 20, (64ul << 30) + 4096}) {
     const std::size_t chunk = LockedPages::chunk_bytes(unit);

@@ -266,6 +266,125 @@ TEST(GpuTransformer, SaysWhatAKernelDoesNotDoUnlessTheDeviceIsLost) {
   EXPECT_EQ(lost.error().code, Errc::device_lost);
 }
 
+/// Decode of a few sequences of different lengths, a token each per step, so far that their pieces
+/// of attention become more; and the names of the device's calls, step by step.
+struct Decode {
+  std::vector<std::vector<float>> logits;
+  std::vector<std::vector<TokenId>> sampled;
+  std::vector<std::multiset<std::string>> calls;
+
+  Decode(GpuModel& gpu, int steps, std::size_t sequences = 3,
+         const testing::FakeFaults& faults = {}) {
+    auto runner = gpu.runner(4);
+    std::vector<PagedRunner::Feed> feeds;
+    for (std::size_t b = 0; b < sequences; ++b)
+      feeds.push_back({static_cast<int>(b), std::vector<TokenId>(3 + 5 * b, TokenId(7 + b))});
+    runner.step(feeds);
+    for (auto& feed : feeds) feed.tokens.resize(1);
+    for (int step = 0; step < steps; ++step) {
+      auto& names = calls.emplace_back();
+      testing::FakeFaults noted = faults;
+      noted.before_call = [&](std::uint64_t call, const char* name) {
+        names.insert(name);
+        if (faults.before_call) faults.before_call(call, name);
+      };
+      gpu.device().set_faults(noted);
+      for (auto& row : runner.step(feeds)) logits.push_back(std::move(row));
+      gpu.device().set_faults({});
+      sampled.emplace_back(gpu.samples.tokens.begin(), gpu.samples.tokens.end());
+    }
+  }
+  std::size_t times(const char* name) const {
+    std::size_t sum = 0;
+    for (const auto& of_step : calls) sum += of_step.count(name);
+    return sum;
+  }
+};
+
+/// The third model's attention has a window.
+class GpuGraphs : public ::testing::TestWithParam<const char*> {
+ protected:
+  static GpuLimits with(std::size_t graphs) {
+    GpuLimits limits = kSmall;
+    limits.graphs = graphs;
+    return limits;
+  }
+  GpuModel model(std::size_t graphs) const {
+    return GpuModel(kGolden / GetParam(), with(graphs), Dtype::bf16, kBlockSize, kBlocks);
+  }
+};
+
+TEST_P(GpuGraphs, HaveTheBitsOfTheStepsTheyRecorded) {
+  GpuModel eager = model(0), recorded = model(32);
+  const Decode want(eager, 24), got(recorded, 24);
+  EXPECT_EQ(want.times("launch"), 0u);
+  EXPECT_EQ(got.logits, want.logits);
+  EXPECT_EQ(got.sampled, want.sampled);
+  EXPECT_GE(got.times("launch"), 16u);
+  EXPECT_LE(got.times("begin_capture"), 4u);
+  // All that a step takes: its inputs, the graph, and those who wait and look at the logits.
+  EXPECT_EQ(got.calls.back(),
+            (std::multiset<std::string>{"copy", "launch", "record", "record", "synchronize", "copy",
+                                        "record", "synchronize"}));
+}
+
+TEST_P(GpuGraphs, ChooseAsTheOthersDo) {
+  GpuModel eager = model(0), recorded = model(32);
+  eager.choices = recorded.choices = {{.seed = 5, .temperature = 1, .top_p = 0.8f, .likeliest = 2},
+                                      {.likeliest = 5},
+                                      {.seed = 6, .temperature = 2, .top_k = 20}};
+  const Decode want(eager, 5), got(recorded, 5);
+  EXPECT_EQ(got.sampled, want.sampled);
+  EXPECT_GT(got.times("launch"), 1u);
+  EXPECT_TRUE(std::ranges::equal(recorded.samples.logprobs, eager.samples.logprobs));
+  ASSERT_EQ(recorded.samples.likeliest_tokens.size(), 15u);
+  for (const auto& [row, K] : {std::pair{0, 2}, {1, 5}})
+    for (int i = 0; i < K; ++i) {
+      EXPECT_EQ(recorded.samples.likeliest_tokens[row * 5 + i],
+                eager.samples.likeliest_tokens[row * 5 + i]);
+      EXPECT_EQ(recorded.samples.likeliest_logprobs[row * 5 + i],
+                eager.samples.likeliest_logprobs[row * 5 + i]);
+    }
+}
+
+TEST_P(GpuGraphs, AreForgottenWhenThereAreTooMany) {
+  GpuModel gpu = model(2);
+  const std::size_t before = gpu.device().leftovers();
+  std::size_t recorded = 0;
+  for (const std::size_t sequences : {1, 2, 3, 1, 2, 3})
+    recorded += Decode(gpu, 3, sequences).times("begin_capture");
+  EXPECT_GE(recorded, 6u);
+  EXPECT_EQ(gpu.device().leftovers(), before + 1 + 2);  // an arena
+}
+
+/// Any call of the first recording fails: what it was is not to be seen.
+TEST_P(GpuGraphs, AreDoneWithoutIfTheDeviceCannotRecord) {
+  GpuModel eager = model(0);
+  const Decode want(eager, 4);
+  std::uint64_t before = 0, begun = 0, ended = 0;
+  {
+    GpuModel gpu = model(32);
+    before = gpu.device().calls();
+    const auto note = [&](std::uint64_t call, const char* name) {
+      if (begun == 0 && std::string(name) == "begin_capture") begun = call;
+      if (ended == 0 && std::string(name) == "end_capture") ended = call;
+    };
+    Decode(gpu, 4, 3, {.before_call = note});
+  }
+  ASSERT_GT(ended, begun);
+  for (std::uint64_t call = begun; call <= ended;
+       call += call + 7 < ended || call == ended ? 7 : 1) {
+    GpuModel gpu = model(32);
+    ASSERT_EQ(gpu.device().calls(), before);
+    const Decode got(gpu, 4, 3, {.call = call, .error = Errc::os_error});
+    EXPECT_EQ(got.logits, want.logits) << call;
+    EXPECT_EQ(got.times("launch"), 0u) << call;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuGraphs, ::testing::Values("llama3", "qwen2", "mistral"),
+                         [](const auto& test) { return std::string(test.param); });
+
 TEST(GpuTransformer, GivesBackEverything) {
   GpuModel gpu(kGolden / "llama2", kSmall, Dtype::f32, kBlockSize, kBlocks);
   const std::size_t before = gpu.device().leftovers();

@@ -50,6 +50,7 @@ GpuLimits limits_of(const Options& options, const ModelConfig& config) {
   limits.blocks = blocks;
   limits.kv_tokens = blocks * static_cast<std::int32_t>(options.block_size);
   limits.likeliest = static_cast<std::int32_t>(kMostLogprobs);
+  if (options.enforce_eager) limits.graphs = 0;
   return limits;
 }
 

@@ -202,7 +202,9 @@ PagedAttentionArgs AttentionBatch::args() const {
   return args;
 }
 
-AttentionResult AttentionBatch::run(const PlanLimits& limits) const { return run(args(), limits); }
+AttentionResult AttentionBatch::run(const PlanLimits& limits, std::int32_t padding) const {
+  return run(args(), limits, padding);
+}
 
 AttentionResult AttentionBatch::run_token(std::size_t b, std::int32_t position) const {
   const std::int32_t query_start[] = {0, 1}, kv_len = position + 1;
@@ -213,17 +215,27 @@ AttentionResult AttentionBatch::run_token(std::size_t b, std::int32_t position) 
   with.query_start = query_start;
   with.kv_len = &kv_len;
   with.B = 1;
-  return run(with, {});
+  return run(with, {}, 0);
 }
 
-AttentionResult AttentionBatch::run(PagedAttentionArgs with, const PlanLimits& limits) const {
+AttentionResult AttentionBatch::run(PagedAttentionArgs with, const PlanLimits& limits,
+                                    std::int32_t padding) const {
   const std::size_t rows = static_cast<std::size_t>(with.query_start[with.B] * H());
   const std::size_t elements = rows * static_cast<std::size_t>(case_.D);
   const std::size_t element_bytes = bytes_of(case_.q_dtype);
   std::vector<std::byte> out(elements * element_bytes, std::byte{0xff});
   AttentionResult result;
   result.lse.assign(rows, std::nanf(""));
-  const SplitPlan plan = plan_splits(with, limits);
+  SplitPlan plan = plan_splits(with, limits);
+  PlanCounts counts = plan.counts();
+  counts.splits += padding;
+  counts.merged += padding;
+  counts.states += padding;
+  if (is_for_tensor_cores(with)) {
+    counts.narrow_tiles += padding;
+    counts.wide_tiles += padding;
+  }
+  plan.pad(counts);
   std::vector<float> states(plan.state_floats(H(), case_.D), std::nanf(""));
   const std::vector<std::byte> arena_before = arena_;
 

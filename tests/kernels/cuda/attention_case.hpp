@@ -45,7 +45,8 @@ class AttentionBatch {
   explicit AttentionBatch(const AttentionCase& c);
 
   /// Expects success, all of out and lse written, the cache untouched.
-  AttentionResult run(const PlanLimits& limits = {}) const;
+  /// \param padding  entries of each kind in the plan that are none
+  AttentionResult run(const PlanLimits& limits = {}, std::int32_t padding = 0) const;
   /// Decode of one token of sequence b by itself.
   AttentionResult run_token(std::size_t b, std::int32_t position) const;
   /// In double precision, rounded at the end.
@@ -67,7 +68,8 @@ class AttentionBatch {
   void make_tokens(std::uint32_t seed, std::int32_t count, Tokens* tokens) const;
   void share_tokens(const AttentionCase::Sequence& sequence, Tokens* tokens) const;
   void store_all();
-  AttentionResult run(PagedAttentionArgs args, const PlanLimits& limits) const;
+  AttentionResult run(PagedAttentionArgs args, const PlanLimits& limits,
+                      std::int32_t padding) const;
 
   AttentionCase case_;
   PagedKv kv_;

@@ -266,6 +266,22 @@ TEST(PagedAttentionCuda, CascadesHaveTheBitsOfDecode) {
   expect_same_bits_alone(c);
 }
 
+TEST(PagedAttentionCuda, PaddingChangesNoBits) {
+  AttentionCase c;
+  c.G = 1;
+  for (const std::int32_t heads : {2, 4, 20}) {  // without tensor cores, narrow tiles, wide ones
+    c.heads_per_kv = heads;
+    c.sequences = {{300, 1}, {17, 1}, {290, 1, 272, 0}};
+    const AttentionBatch batch(c);
+    const AttentionResult plain = batch.run();
+    in_every_schedule([&] {
+      const AttentionResult padded = batch.run({.tiles = 8}, 3);
+      EXPECT_TRUE(same_bits(padded.out, plain.out)) << heads;
+      EXPECT_TRUE(same_bits(padded.lse, plain.lse)) << heads;
+    });
+  }
+}
+
 TEST(PagedAttentionCuda, OptionsHaveTheBitsOfDecode) {
   AttentionCase base;
   base.G = 1;

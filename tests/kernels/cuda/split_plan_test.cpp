@@ -212,5 +212,30 @@ TEST(SplitPlan, LargeBlocksMayHoldSeveralPieces) {
   EXPECT_EQ(tokens_read(batch.plan()), 512 + 2 * 188);
 }
 
+TEST(SplitPlan, PaddingIsBehindWhatItPads) {
+  const Batch batch{{{5000, 1}, {40, 30}, {200, 1}}};
+  const SplitPlan plan = batch.plan({.tiles = 64});
+  PlanCounts counts = plan.counts();
+  ASSERT_GT(counts.narrow_tiles, 0);
+  ASSERT_GT(counts.wide_tiles, 0);
+  ASSERT_GT(counts.merged, 0);
+  counts.splits += 1;
+  counts.narrow_tiles += 2;
+  counts.wide_tiles += 3;
+  counts.merged += 4;
+  counts.states += 5;
+  SplitPlan padded = plan;
+  padded.pad(counts);
+  EXPECT_EQ(padded.counts(), counts);
+  EXPECT_EQ(padded.splits.back().begin, padded.splits.back().end);
+  EXPECT_EQ(padded.merged.back().states, 0);
+  std::vector<std::int32_t> sizes, want;
+  for (const AttentionTile& tile : padded.tiles) sizes.push_back(tile.splits);
+  for (const AttentionTile& tile : plan.tiles) want.push_back(tile.splits);
+  want.insert(want.begin() + plan.narrow_tiles, 2, 0);
+  want.insert(want.end(), 3, 0);
+  EXPECT_EQ(sizes, want);
+}
+
 }  // namespace
 }  // namespace kvhive
