@@ -43,6 +43,10 @@ const OptionField kFields[] = {
      "tokens computed per step and engine"},
     {"enable-prefix-caching", &Options::enable_prefix_caching,
      "reuse the blocks of equal prefixes"},
+    {"batch-invariant", &Options::batch_invariant,
+     "on a GPU: tokens do not depend on what is computed beside them; slower prompts (on the CPU "
+     "it "
+     "is always so)"},
     {"enforce-eager", &Options::enforce_eager,
      "on a GPU: start every kernel by itself, no CUDA graphs"},
     {"scheduling-policy", &Options::scheduling_policy, "fcfs or priority"},

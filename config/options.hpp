@@ -39,6 +39,8 @@ struct Options {
   std::uint32_t max_num_seqs = 128;             ///< sequences running at once in one engine
   std::uint32_t max_num_batched_tokens = 2048;  ///< tokens computed in one step of one engine
   bool enable_prefix_caching = true;
+  /// On a GPU: the same tokens whatever else is computed beside them (on the CPU always so).
+  bool batch_invariant = false;
   bool enforce_eager = false;  ///< on a GPU: decode steps are not recorded as CUDA graphs
   /// fcfs or priority (lower value first, ties by arrival).
   std::string scheduling_policy = "fcfs";

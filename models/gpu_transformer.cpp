@@ -136,9 +136,21 @@ Expected<void> GpuTransformer::State::norm(const std::byte* delta, std::size_t w
 
 Expected<void> GpuTransformer::State::multiply(std::size_t x, const GpuMatrix& matrix,
                                                std::size_t y, std::int32_t T, Dtype out) {
+  const std::byte* bias = matrix.bias == kNoTensor ? nullptr : region + matrix.bias;
+  if (limits.is_batch_invariant)
+    return row_product_cuda({.x = at(x),
+                             .w = region + matrix.weights,
+                             .bias = bias,
+                             .y = at(y),
+                             .T = T,
+                             .N = matrix.N,
+                             .K = matrix.K,
+                             .dtype = config.dtype,
+                             .out_dtype = out},
+                            lane.stream());
   return device.multiply({.x = at(x),
                           .w = region + matrix.weights,
-                          .bias = matrix.bias == kNoTensor ? nullptr : region + matrix.bias,
+                          .bias = bias,
                           .y = at(y),
                           .T = T,
                           .N = matrix.N,

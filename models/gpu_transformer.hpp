@@ -1,10 +1,10 @@
 #pragma once
 // A decoder of the Llama family over a paged KV cache, on a GPU: the forward pass of
 // models/transformer.hpp and the sampler behind it, queued on one stream. Products are the
-// device's, all else is kernels/cuda.
+// device's or ours, all else is kernels/cuda.
 //
-// The residual stream is f32, what products read is of the model's dtype. Nothing but the products
-// lets a row's bits depend on the batch around it.
+// The residual stream is f32, what products read is of the model's dtype. Nothing but the device's
+// products lets a row's bits depend on the batch around it.
 
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +34,9 @@ struct GpuLimits {
   /// Scratch for attention's states: a step that wants more attends in several calls.
   std::size_t state_bytes = std::size_t{128} << 20;
   std::size_t graphs = 32;  ///< shapes of decode steps that are remembered (decode_graphs.hpp)
+  /// Products are not the device's but ours, in which a row's bits depend on that row alone
+  /// (kernels/row_product.hpp): of bf16 or f16, widths are multiples of eight.
+  bool is_batch_invariant = false;
 };
 
 /// What a step chose for each of its logit rows; borrowed until the next start().

@@ -14,6 +14,7 @@
 #include "kernels/paged_attention.hpp"
 #include "kernels/paged_mla.hpp"
 #include "kernels/row_kernels.hpp"
+#include "kernels/row_product.hpp"
 #include "kernels/sampling.hpp"
 
 struct CUstream_st;
@@ -61,6 +62,9 @@ Expected<void> embed_cuda(const EmbedArgs& args, CudaStream stream);
 Expected<void> add_rms_norm_cuda(const AddRmsNormArgs& args, CudaStream stream);
 Expected<void> rotate_cuda(const RotateArgs& args, CudaStream stream);
 Expected<void> silu_multiply_cuda(const SiluMultiplyArgs& args, CudaStream stream);
+
+/// By tensor cores; bf16 or f16, rows of multiples of eight elements, aligned to 16 bytes.
+Expected<void> row_product_cuda(const RowProductArgs& args, CudaStream stream);
 
 /// Weights are added as whole numbers, so that no order shows; tokens are the reference's where its
 /// margin is above 1e-6. Of `choices` nothing is checked: they are on the device.

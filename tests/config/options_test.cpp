@@ -48,6 +48,7 @@ const Sample kSamples[] = {
     {"max-num-seqs", "16", "16", "16"},
     {"max-num-batched-tokens", "512", "512", "512"},
     {"enable-prefix-caching", "false", "false", "false"},
+    {"batch-invariant", "true", "true", "true"},
     {"enforce-eager", "true", "true", "true"},
     {"scheduling-policy", "priority", "\"priority\"", "priority"},
     {"watermark", "0.0625", "0.0625", "0.0625"},

@@ -88,6 +88,24 @@ TEST_P(GpuGoldenModel, BatchNeighboursDoNotChangeBits) {
   EXPECT_EQ(logits, alone);
 }
 
+/// With products that do not know of each other: also on a device whose own do.
+TEST_P(GpuGoldenModel, BatchInvariantProductsAreRightAndUsed) {
+  GpuLimits limits = kSmall;
+  limits.is_batch_invariant = true;
+  GpuModel gpu = model(Dtype::bf16, limits);
+  if (gpu.config().dtype == Dtype::f32) GTEST_SKIP() << "products of f32 are the device's only";
+  std::size_t multiplied = 0;
+  gpu.device().set_faults({.before_call = [&](std::uint64_t, const char* name) {
+    multiplied += std::string_view(name) == "multiply";
+  }});
+  const auto& tokens = golden_.tokens;
+  const auto prefill = gpu.runner(1).run_chunked(0, tokens, {tokens.size()});
+  EXPECT_LT(relative_error(prefill, golden_.logits), GetParam().tolerance + 1e-2);
+  EXPECT_EQ(gpu.runner(2).run_chunked(0, tokens, {1}), prefill);
+  EXPECT_EQ(gpu.runner(3).run_chunked(0, tokens, {20, 9, 1}), prefill);
+  EXPECT_EQ(multiplied, 0u);
+}
+
 TEST_P(GpuGoldenModel, AttentionInManyCallsGivesTheSameBits) {
   const auto& tokens = golden_.tokens;
   GpuModel gpu = model();

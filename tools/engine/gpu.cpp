@@ -35,6 +35,14 @@ Expected<void> check_supported(const Options& options, const ModelConfig& config
                    "heads of " + std::to_string(config.head_size) +
                        ", on a GPU they have 8 to 256 dims, a multiple of 8; use "
                        "--device cpu");
+  const bool has_whole_rows =
+      (config.hidden_size | config.intermediate_size | config.heads * config.head_size) % 8 == 0;
+  if (options.batch_invariant && (config.dtype == Dtype::f32 || !has_whole_rows))
+    return failure(
+        Errc::unsupported,
+        "batch-invariant: products of " + std::string(to_string(config.dtype)) +
+            ", or of rows that are no multiple of 8 wide, can be had by --device cpu; or "
+            "leave batch-invariant out");
   return {};
 }
 
@@ -51,6 +59,7 @@ GpuLimits limits_of(const Options& options, const ModelConfig& config) {
   limits.kv_tokens = blocks * static_cast<std::int32_t>(options.block_size);
   limits.likeliest = static_cast<std::int32_t>(kMostLogprobs);
   if (options.enforce_eager) limits.graphs = 0;
+  limits.is_batch_invariant = options.batch_invariant;
   return limits;
 }
 

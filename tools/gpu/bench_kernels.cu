@@ -259,6 +259,31 @@ Timing cache_write(std::int32_t tokens, Dtype kv_dtype) {
   return {us, static_cast<std::size_t>(tokens) * token_elements * 2 * (2 + element)};
 }
 
+/// The batch-invariant product of an 8B model's down projection; counted are the weights.
+Timing row_product(std::int32_t rows) {
+  constexpr std::int32_t N = 4096, K = 14336;
+  constexpr std::size_t kBytes = std::size_t{2} * N * K;
+  // In turn, so that no weight is in a cache.
+  const std::size_t copies = 4 * l2_bytes() / kBytes + 1;
+  const DeviceArray<std::byte> w(copies * kBytes);
+  const DeviceArray<std::byte> x(static_cast<std::size_t>(rows) * K * 2);
+  const DeviceArray<float> y(static_cast<std::size_t>(rows) * N);
+  fill(w);
+  fill(x);
+  const double us = microseconds([&](int round) {
+    const auto* weights = w.data() + static_cast<std::size_t>(round) % copies * kBytes;
+    const auto started = row_product_cuda(
+        {x.data(), weights, nullptr, y.data(), rows, N, K, Dtype::bf16, Dtype::f32}, nullptr);
+    if (!started) die("row product", started.error().text);
+  });
+  return {us, kBytes};
+}
+
+double row_product_tflops(std::int32_t rows) {
+  const Timing timing = row_product(rows);
+  return static_cast<double>(timing.bytes) * rows / timing.us / 1e6;  // two per weight of two bytes
+}
+
 /// Page-locked memory that the device can read in place.
 template <class T>
 std::span<T> page_locked(std::size_t count) {
@@ -319,6 +344,11 @@ void run(const std::vector<std::string>& shapes) {
     for (const Dtype dtype : {Dtype::bf16, Dtype::e4m3})
       std::printf(", \"cache_write_%d_%s\": %s", tokens, std::string(to_string(dtype)).c_str(),
                   json(cache_write(tokens, dtype)).c_str());
+
+  for (const std::int32_t rows : {1, 8, 32})
+    std::printf(", \"row_product_%d\": %s", rows, json(row_product(rows)).c_str());
+  std::printf(", \"row_product_tflops\": {\"256\": %.1f, \"2048\": %.1f}", row_product_tflops(256),
+              row_product_tflops(2048));
 
   constexpr std::uint32_t kBlocks = 256;
   constexpr std::size_t kBlockBytes = std::size_t{2} << 20;

@@ -117,7 +117,9 @@ with Daemon("gpu", *gpu_flags, "--kv-cache-memory-bytes", "64M") as gpu:
     gpu.check("after all engines died")
 
 # Small pool, large host tier: sequences swap all the time. What a dead engine's copies wrote would be wrong tokens.
-swap_flags = ["--kv-cache-memory-bytes", "8M", "--swap-space", "64M", "--preemption-mode", "swap", "--max-model-len", "512"]
+# Batch-invariant, or a tie in another batch would be wrong, too.
+swap_flags = ["--kv-cache-memory-bytes", "8M", "--swap-space", "64M", "--preemption-mode", "swap", "--max-model-len", "512",
+              "--batch-invariant"]
 random.seed(1)
 with Daemon("kills", "--device", "cuda", "--engines", "2", *swap_flags) as gpu:
     reference = [gpu.generate(p, 64, 1) for p in prompts]
@@ -145,9 +147,10 @@ with Daemon("kills", "--device", "cuda", "--engines", "2", *swap_flags) as gpu:
 
 bench = bin_dir / "bench_generate"
 if bench.exists():
-    with Daemon("throughput", *gpu_flags) as gpu:
-        run = subprocess.run([bench], capture_output=True, text=True, env={**os.environ, "KVHIVE_SOCKET": gpu.socket})
-        results["bench_generate"] = (run.stdout or run.stderr).strip().splitlines()
+    for name, flags in (("graphs", []), ("eager", ["--enforce-eager"]), ("batch-invariant", ["--batch-invariant"])):
+        with Daemon(f"throughput-{name}", *gpu_flags, *flags) as gpu:
+            run = subprocess.run([bench], capture_output=True, text=True, env={**os.environ, "KVHIVE_SOCKET": gpu.socket})
+            results[f"bench_generate, {name}"] = (run.stdout or run.stderr).strip().splitlines()
 results["gpu memory after"] = free_gpu_memory()
 results["wrong"] = wrong
 (out / "engine_run.json").write_text(json.dumps(results, indent=2))

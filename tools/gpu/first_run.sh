@@ -44,13 +44,13 @@ $nvcc "$build/bench_kernels.o" $objects -o "$build/bench_kernels" 2>>"$out/build
 if [ -d "$gtest" ]; then
   # The suites over every backend; what else is there looks into the CPU's.
   tests=$(grep -l 'backends.hpp\|pairwise.hpp' tests/kernels/*_test.cpp | grep -v 'arguments\|far_blocks')
-  tests="$tests tests/kernels/cuda/row_kernels_test.cpp tests/kernels/cuda/sampling_test.cpp"
+  tests="$tests tests/kernels/cuda/row_kernels_test.cpp tests/kernels/cuda/row_product_test.cpp tests/kernels/cuda/sampling_test.cpp"
   tests="$tests $(ls tests/kernels/*.cpp | grep -v _test) kernels/arguments.cpp kernels/reference/*.cpp tools/gpu/pinned_new.cpp"
   for source in $tests "$gtest/googletest/src/gtest-all.cc" "$gtest/googlemock/src/gmock-all.cc" "$gtest/googlemock/src/gmock_main.cc"; do
     echo "g++ -std=c++20 -O2 -DKVHIVE_GPU_TESTS -I. -I$gtest/googletest -I$gtest/googletest/include -I$gtest/googlemock -I$gtest/googlemock/include -I/usr/local/cuda/include -c $source -o $build/$(basename "$source").t.o"
   done | xargs -P "$(nproc)" -I{} sh -c '{} || echo "FAILED: {}" >&2' 2>>"$out/build.log"
   $nvcc $build/*.t.o $objects -o "$build/matrix" 2>>"$out/build.log"
-  few='*.TakesDecodes*/Cuda*:*BlockCopy.Copies*/Cuda:*MergeStates.WorksInPlace*/Cuda:*CacheWrite.Rounds*/Cuda:RotateCuda.Norms*:SampleCuda.Reports*'
+  few='*.TakesDecodes*/Cuda*:*BlockCopy.Copies*/Cuda:*MergeStates.WorksInPlace*/Cuda:*CacheWrite.Rounds*/Cuda:RotateCuda.Norms*:RowProductCuda.*:SampleCuda.Reports*'
   step matrix.txt "$build/matrix" --gtest_brief=1
   for tool in memcheck racecheck synccheck; do
     command -v compute-sanitizer >/dev/null &&

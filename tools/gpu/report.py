@@ -54,14 +54,14 @@ def main(folder):
     print("skewed over uniform:", cell(kernels["skewed_1x65536_63x512"]["gb_s"] / kernels["uniform_64x1528"]["gb_s"]))
     copy, link = yardsticks["copy_gb_s"], min(yardsticks["h2d_gb_s"], yardsticks["d2h_gb_s"])
     peers_prefill = (parts["peers"] or {}).get("prefill_tflops", {})
-    for name in ("prefill_tflops", "cascade_gain"):
+    for name in ("prefill_tflops", "cascade_gain", "row_product_tflops"):
         print(name, kernels[name], peers_prefill if name == "prefill_tflops" else "")
     for name, timing in kernels.items():
         if "us" not in timing or name.startswith(("skewed", "uniform")):
             continue
-        of = link if name.startswith("swap") else copy
-        print(f"{name:>32} {timing['us']:10.1f} us {timing['gb_s'] / of:6.2f} of "
-              f"{'the link' if of == link else 'a copy'}")
+        limit, of = ((link, "the link") if name.startswith("swap") else
+                     (yardsticks["read_gb_s"], "a read") if name.startswith("row_product") else (copy, "a copy"))
+        print(f"{name:>32} {timing['us']:10.1f} us {timing['gb_s'] / limit:6.2f} of {of}")
 
 
 if __name__ == "__main__":

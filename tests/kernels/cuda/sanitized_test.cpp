@@ -130,6 +130,18 @@ TEST(Sanitized, CopyAndMerge) {
   });
 }
 
+TEST(Sanitized, RowProduct) {
+  constexpr std::int32_t N = 40, K = 136;
+  for (const std::int32_t T : {3, 40}) {
+    alignas(16) static std::uint16_t x[40 * K], w[N * K];
+    in_every_schedule([&] {
+      std::vector<float> y(static_cast<std::size_t>(T * N));
+      const RowProductArgs args{x, w, nullptr, y.data(), T, N, K, Dtype::bf16, Dtype::f32};
+      ASSERT_TRUE(row_product_cuda(args, nullptr).has_value());
+    });
+  }
+}
+
 TEST(Sanitized, RowKernels) {
   constexpr std::int32_t T = 2, H = 3, G = 1, D = 24, kWidth = 20;
   constexpr Dtype kBf16 = Dtype::bf16;
