@@ -27,16 +27,20 @@ TEST(Gpu, TokensAreTheCpusAndTheOtherEnginesHitsToo) {
     const Daemon daemon({"--engines", "1", "--kv-cache-memory-bytes", "4M", "--device", "cpu"});
     on_cpu = ids(*daemon.connect().generate(request));
   }
-  const Daemon daemon(kOnGpu, with_gpu);
-  const auto first = daemon.connect(0).generate(request);
-  ASSERT_TRUE(first) << first.error().text;
-  EXPECT_EQ(ids(*first), on_cpu);
-  const auto second = daemon.connect(1).generate(request);
-  ASSERT_TRUE(second) << second.error().text;
-  EXPECT_EQ(ids(*second), on_cpu);
-  EXPECT_EQ(first->stats.cached_tokens, 0u);
-  EXPECT_GE(second->stats.cached_tokens, (second->stats.prompt_tokens - 1) / 16 * 16);
-  EXPECT_TRUE(daemon.fsck_is_clean());
+  for (const char* flag : {"--enforce-eager=false", "--enforce-eager", "--batch-invariant"}) {
+    std::vector<std::string> flags = kOnGpu;
+    flags.push_back(flag);
+    const Daemon daemon(flags, with_gpu);
+    const auto first = daemon.connect(0).generate(request);
+    ASSERT_TRUE(first) << first.error().text;
+    EXPECT_EQ(ids(*first), on_cpu) << flag;
+    const auto second = daemon.connect(1).generate(request);
+    ASSERT_TRUE(second) << second.error().text;
+    EXPECT_EQ(ids(*second), on_cpu) << flag;
+    EXPECT_EQ(first->stats.cached_tokens, 0u);
+    EXPECT_GE(second->stats.cached_tokens, (second->stats.prompt_tokens - 1) / 16 * 16);
+    EXPECT_TRUE(daemon.fsck_is_clean());
+  }
 }
 
 TEST(Gpu, AnEngineThatIsKilledCostsNoHit) {
@@ -117,15 +121,30 @@ TEST(Gpu, WhatIsEvictedComesBackFromTheHostTier) {
 /// Before it is up, not when the first request finds out.
 TEST(Gpu, WhatTheKernelsDoNotTakeIsRefusedAtTheStart) {
   char name[] = "/tmp/kvhive-test-XXXXXX";
-  const std::filesystem::path directory = mkdtemp(name);
-  const CommandResult refused = run("kvhived",
-                                    {"--model", kDemoModel, "--socket", directory / "s", "--device",
-                                     "cuda", "--block-size", "24", "--log-level", "error"},
-                                    with_gpu);
-  EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_EQ(std::ranges::count(refused.err, '\n'), 1) << refused.err;
-  EXPECT_THAT(refused.err, HasSubstr("block-size: '24'"));
-  EXPECT_TRUE(std::filesystem::is_empty(directory));
+  const std::filesystem::path directory = mkdtemp(name), model = directory / "wide";
+  std::filesystem::create_directory(model);
+  for (const auto& file : std::filesystem::directory_iterator(kDemoModel))
+    std::filesystem::create_symlink(file.path(), model / file.path().filename());
+  std::filesystem::remove(model / "config.json");
+  Json config = Json::parse(std::ifstream(std::filesystem::path(kDemoModel) / "config.json"));
+  config["torch_dtype"] = "float32";
+  std::ofstream(model / "config.json") << config;
+
+  struct Unsupported {
+    std::string model, flag, said;
+  };
+  for (const auto& [of, flag, said] :
+       {Unsupported{kDemoModel, "--block-size=24", "block-size: '24'"},
+        Unsupported{model, "--batch-invariant", "batch-invariant: products of float32"}}) {
+    const CommandResult refused = run("kvhived",
+                                      {"--model", of, "--socket", directory / "s", "--device",
+                                       "cuda", flag, "--log-level", "error"},
+                                      with_gpu);
+    EXPECT_EQ(refused.exit_code, 1);
+    EXPECT_EQ(std::ranges::count(refused.err, '\n'), 1) << refused.err;
+    EXPECT_THAT(refused.err, HasSubstr(said));
+    EXPECT_FALSE(std::filesystem::exists(directory / "s"));
+  }
   std::filesystem::remove_all(directory);
 }
 

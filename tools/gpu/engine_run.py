@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What first_engine_run.sh does: engine_run.py OUT BIN MODEL.
 
-KVHIVE_KILLS: engines killed while they swap (200); KVHIVE_PROMPT: characters of the long prompts (4000).
+KVHIVE_KILLS: engines killed while they swap (200); KVHIVE_PROMPT: characters of the long prompts (4000);
+KVHIVE_LAYERS: of the wide model (16).
 """
 import json
 import os
@@ -14,9 +15,12 @@ import sys
 import tempfile
 import time
 
+import wide_model
+
 out, bin_dir, model = map(pathlib.Path, sys.argv[1:4])
 kills = int(os.environ.get("KVHIVE_KILLS", "200"))
 long_prompt = int(os.environ.get("KVHIVE_PROMPT", "4000"))
+brief = ["--brief"] if "KVHIVE_LAYERS" in os.environ else []
 passage = (pathlib.Path(__file__).parents[2] / "models/demo/passage.txt").read_text()
 results, wrong = {}, []
 
@@ -24,7 +28,7 @@ results, wrong = {}, []
 class Daemon:
     """A kvhived of our own, gone with the block."""
 
-    def __init__(self, name, *flags):
+    def __init__(self, name, *flags, model=model):
         self.directory = tempfile.TemporaryDirectory()
         self.socket = f"{self.directory.name}/s"
         self.log = open(out / f"{name}.log", "w")
@@ -145,12 +149,23 @@ with Daemon("kills", "--device", "cuda", "--engines", "2", *swap_flags) as gpu:
         wrong.append(f"{differing} streams differ after kills")
     gpu.check("after the kills")
 
+# A billion parameters: tokens per second against one read of the weights for each step (first_run.sh measures how fast).
 bench = bin_dir / "bench_generate"
 if bench.exists():
-    for name, flags in (("graphs", []), ("eager", ["--enforce-eager"]), ("batch-invariant", ["--batch-invariant"])):
-        with Daemon(f"throughput-{name}", *gpu_flags, *flags) as gpu:
-            run = subprocess.run([bench], capture_output=True, text=True, env={**os.environ, "KVHIVE_SOCKET": gpu.socket})
-            results[f"bench_generate, {name}"] = (run.stdout or run.stderr).strip().splitlines()
+    yardsticks = out / "yardsticks.json"
+    read_gb_s = json.loads(yardsticks.read_text())["read_gb_s"] if yardsticks.exists() else None
+    with tempfile.TemporaryDirectory() as name:
+        wide = pathlib.Path(name)
+        weights = wide_model.write_model(wide, model)
+        for name, flags in (("graphs", []), ("eager", ["--enforce-eager"]), ("batch-invariant", ["--batch-invariant"])):
+            with Daemon(f"throughput-{name}", *gpu_flags, *flags, model=wide) as gpu:
+                run = subprocess.run([bench, *brief], capture_output=True, text=True,
+                                     env={**os.environ, "KVHIVE_SOCKET": gpu.socket})
+            lines = (run.stdout or run.stderr).strip().splitlines()
+            results[f"bench_generate, {name}"] = lines
+            if read_gb_s and len(lines) > 2:
+                bound = read_gb_s * 1e9 / weights  # steps per second
+                results[f"one sequence of the bound, {name}"] = round(float(lines[2].split()[1]) / bound, 3)
 results["gpu memory after"] = free_gpu_memory()
 results["wrong"] = wrong
 (out / "engine_run.json").write_text(json.dumps(results, indent=2))
