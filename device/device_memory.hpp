@@ -136,10 +136,12 @@ class Lane {
   Expected<void> mark() const { return device_->record(event_, stream_); }
   /// What comes later here waits for the other's last mark.
   Expected<void> wait_for(const Lane& other) const { return device_->wait(stream_, other.event_); }
+  /// The host waits for the last mark.
+  Expected<void> reach() const { return device_->synchronize(event_); }
   /// The host waits for all that has been started.
   Expected<void> finish() const {
     if (auto marked = mark(); !marked) return marked;
-    return device_->synchronize(event_);
+    return reach();
   }
 
  private:

@@ -348,7 +348,7 @@ Expected<GpuSamples> GpuTransformer::wait() {
   State& state = *state_;
   KV_CHECK(state.is_under_way);
   state.is_under_way = false;
-  if (auto done = state.lane.finish(); !done) return forward_error(done);
+  if (auto done = state.lane.reach(); !done) return forward_error(done);
   const std::size_t made = state.made_rows, n = state.rows, K = state.K;
   const auto* tokens = reinterpret_cast<const TokenId*>(state.host_outputs());
   const auto* logprobs = reinterpret_cast<const float*>(tokens + made);

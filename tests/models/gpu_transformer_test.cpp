@@ -341,9 +341,8 @@ TEST_P(GpuGraphs, HaveTheBitsOfTheStepsTheyRecorded) {
   EXPECT_GE(got.times("launch"), 16u);
   EXPECT_LE(got.times("begin_capture"), 4u);
   // All that a step takes: its inputs, the graph, and those who wait and look at the logits.
-  EXPECT_EQ(got.calls.back(),
-            (std::multiset<std::string>{"copy", "launch", "record", "record", "synchronize", "copy",
-                                        "record", "synchronize"}));
+  EXPECT_EQ(got.calls.back(), (std::multiset<std::string>{"copy", "launch", "record", "synchronize",
+                                                          "copy", "record", "synchronize"}));
 }
 
 TEST_P(GpuGraphs, ChooseAsTheOthersDo) {
@@ -398,6 +397,31 @@ TEST_P(GpuGraphs, AreDoneWithoutIfTheDeviceCannotRecord) {
     EXPECT_EQ(got.logits, want.logits) << call;
     EXPECT_EQ(got.times("launch"), 0u) << call;
   }
+}
+
+/// In a recording, in a launch, or in work that a graph has started.
+TEST_P(GpuGraphs, ALostDeviceIsReportedAsThat) {
+  std::uint64_t calls = 0, works = 0, all_calls = 0, all_works = 0;
+  {
+    GpuModel gpu = model(32);
+    calls = gpu.device().calls(), works = gpu.device().works();
+    const Decode whole(gpu, 4);
+    EXPECT_GE(whole.times("launch"), 1u);
+    all_calls = gpu.device().calls(), all_works = gpu.device().works();
+  }
+  const auto lose = [&](const testing::FakeFaults& faults, std::uint64_t number) {
+    GpuModel gpu = model(32);
+    try {
+      Decode(gpu, 4, 3, faults);
+      ADD_FAILURE() << number << " was not missed";
+    } catch (const std::runtime_error& error) {
+      EXPECT_NE(std::string(error.what()).find("was wanted"), std::string::npos) << error.what();
+    }
+  };
+  const std::uint64_t first_call = calls + (all_calls - calls) / 2;  // the prompts are past
+  for (std::uint64_t call = first_call; call < all_calls; call += 11) lose({.call = call}, call);
+  const std::uint64_t first_work = works + (all_works - works) / 2;
+  for (std::uint64_t work = first_work; work < all_works; work += 11) lose({.work = work}, work);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuGraphs, ::testing::Values("llama3", "qwen2", "mistral"),

@@ -2,7 +2,7 @@
 """What first_engine_run.sh does: engine_run.py OUT BIN MODEL.
 
 KVHIVE_KILLS: engines killed while they swap (200); KVHIVE_PROMPT: characters of the long prompts (4000);
-KVHIVE_LAYERS: of the wide model (16).
+KVHIVE_LAYERS: of the wide model (16); 0: none.
 """
 import json
 import os
@@ -151,7 +151,7 @@ with Daemon("kills", "--device", "cuda", "--engines", "2", *swap_flags) as gpu:
 
 # A billion parameters: tokens per second against one read of the weights for each step (first_run.sh measures how fast).
 bench = bin_dir / "bench_generate"
-if bench.exists():
+if bench.exists() and wide_model.LAYERS > 0:
     yardsticks = out / "yardsticks.json"
     read_gb_s = json.loads(yardsticks.read_text())["read_gb_s"] if yardsticks.exists() else None
     with tempfile.TemporaryDirectory() as name:

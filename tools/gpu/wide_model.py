@@ -1,6 +1,6 @@
 """A model of a billion parameters that nobody trained: what decode costs does not depend on what is said.
 
-The demo model's tokenizer, Llama's shape, weights of one pattern in bf16. KVHIVE_LAYERS: fewer layers, to try things.
+The demo model's tokenizer, Llama's shape, weights of one pattern in bf16. KVHIVE_LAYERS: how many layers.
 """
 import json
 import os
