@@ -11,6 +11,7 @@
 
 #include "actors/layer_parts.hpp"
 #include "tests/actors/device_engine.hpp"
+#include "tests/actors/gate.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -19,23 +20,6 @@ using ::testing::Each;
 
 constexpr std::uint32_t kDeviceBlocks = 8, kHostBlocks = 8;
 constexpr std::byte kNew{0xEE};
-
-/// Streams that come to it stay there until it is opened.
-class Gate {
- public:
-  ~Gate() { open(); }
-  void open() {
-    if (!std::exchange(is_open_, true)) opened_.set_value();
-  }
-  void hold(DeviceStream stream) {
-    stream->enqueue([is_opened = is_opened_] { is_opened.wait(); });
-  }
-
- private:
-  std::promise<void> opened_;
-  std::shared_future<void> is_opened_ = opened_.get_future().share();
-  bool is_open_ = false;
-};
 
 /// Comes to pass, though it may take long.
 template <class T>
