@@ -14,11 +14,11 @@ class LayerParts {
  public:
   static constexpr std::uint32_t kMost = 4;
 
-  /// \param least_bytes  of a part, unless it is the only one: small copies cost more than they
-  ///                     hide
-  LayerParts(const KvLayout& kv, std::size_t least_bytes)
+  /// \param at_least  bytes of a part, unless it is the only one: small copies cost more than they
+  ///                  hide
+  LayerParts(const KvLayout& kv, std::size_t at_least)
       : layers_(kv.layers), layer_bytes_(kv.layer_bytes()), count_(std::min(kMost, kv.layers)) {
-    while (count_ > 1 && this->least_bytes() < least_bytes) --count_;
+    while (count_ > 1 && least_bytes() < at_least) --count_;
   }
 
   std::uint32_t count() const { return count_; }
