@@ -21,7 +21,7 @@ void CopyPolicy::learn(std::size_t copied_blocks, std::size_t tokens, std::size_
                        const StepTimes& times) {
   if (copied_blocks != 0 && times.copying > 0)
     smooth(block_copy_, times.copying / static_cast<double>(copied_blocks));
-  // Copies that were not timed were waited for while computing.
+  // Copies that were not timed went on while computing, or were waited for.
   const bool is_pure = copied_blocks == 0 || times.copying > 0;
   if (is_pure && tokens >= sequences + tokens_per_block_ && times.computing > 0)
     smooth(token_, times.computing / static_cast<double>(tokens));

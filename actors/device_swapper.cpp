@@ -1,7 +1,8 @@
 #include "actors/device_swapper.hpp"
 
-#include <vector>
+#include <algorithm>
 
+#include "config/check.hpp"
 #include "config/stop_watch.hpp"
 #include "kernels/block_copy.hpp"
 #include "pool/scrub.hpp"
@@ -18,82 +19,191 @@ Expected<void> zero_blocks(Device& device, const Lane& lane, std::byte* arena,
   return lane.finish();
 }
 
+DeviceSwapper::DeviceSwapper(Device& device, const PoolMemory& memory, CopyOnDevice copy,
+                             const SwapLimits& limits)
+    : device_(device),
+      memory_(memory),
+      copy_(std::move(copy)),
+      parts_(memory.geometry().kv, limits.part_bytes),
+      block_bytes_(memory.geometry().kv.block_bytes()) {}
+
+DeviceSwapper::~DeviceSwapper() {
+  if (!is_under_way_) return;  // otherwise the lanes use what goes now
+  (void)aside_.finish();
+  (void)out_.finish();
+  for (const Lane& lane : in_) (void)lane.finish();
+}
+
 Expected<std::unique_ptr<DeviceSwapper>> DeviceSwapper::create(Device& device,
                                                                const PoolMemory& memory,
-                                                               CopyOnDevice copy) {
-  auto out = Lane::open(device);
-  if (!out) return forward_error(out);
-  auto in = Lane::open(device);
-  if (!in) return forward_error(in);
-  return std::unique_ptr<DeviceSwapper>(
-      new DeviceSwapper(device, memory, std::move(copy), std::move(*out), std::move(*in)));
+                                                               CopyOnDevice copy,
+                                                               const SwapLimits& limits) {
+  auto swapper =
+      std::unique_ptr<DeviceSwapper>(new DeviceSwapper(device, memory, std::move(copy), limits));
+  if (auto prepared = swapper->prepare(limits); !prepared) return forward_error(prepared);
+  return swapper;
+}
+
+Expected<void> DeviceSwapper::prepare(const SwapLimits& limits) {
+  in_.resize(parts_.count());
+  std::vector<Lane*> lanes{&aside_, &out_};
+  for (Lane& lane : in_) lanes.push_back(&lane);
+  for (Lane* const lane : lanes) {
+    auto opened = Lane::open(device_);
+    if (!opened) return forward_error(opened);
+    *lane = std::move(*opened);
+  }
+  const PoolGeometry& geometry = memory_.geometry();
+  if (geometry.host_blocks == 0) return {};  // nothing will ever be swapped
+  aside_blocks_ = static_cast<std::uint32_t>(
+      std::min<std::size_t>(limits.aside_bytes / block_bytes_, geometry.host_blocks));
+  if (aside_blocks_ != 0) {
+    auto room = DeviceBuffer::allocate(device_, aside_blocks_ * block_bytes_);
+    if (!room) return forward_error(room);
+    room_aside_ = std::move(*room);
+  }
+  // No host block is written twice by a plan, and no device block is; what goes aside has two.
+  pairs_room_ = std::size_t{geometry.host_blocks} + geometry.device_blocks + aside_blocks_;
+  auto pairs = StagingBuffer::allocate(device_, pairs_room_ * sizeof(BlockPair));
+  if (!pairs) return forward_error(pairs);
+  pairs_ = std::move(*pairs);
+  return {};
 }
 
 Expected<double> DeviceSwapper::move(const StepPlan& plan) {
   constexpr std::uint32_t kMeasuredEvery = 32;
+  KV_CHECK(!is_under_way_);
+  const bool has_swaps = !plan.swap_out.empty() || !plan.swap_in.empty();
   const StopWatch watch;
-  if (auto started = start(plan); !started) return forward_error(started);
-  if (plan.swap_out.empty() && plan.swap_in.empty()) return 0.0;
-  if (unmeasured_++ % kMeasuredEvery != 0) return 0.0;
-  for (const Lane* lane : {&out_, &in_})
-    if (auto done = lane->finish(); !done) return forward_error(done);
+  is_under_way_ = has_swaps;
+  pairs_taken_ = 0;
+  auto started = start_out(plan);
+  if (started) started = hand_over(plan);
+  if (started) started = start_in(plan);
+  if (!started) return forward_error(started);
+  if (!has_swaps || unmeasured_++ % kMeasuredEvery != 0) return 0.0;
+  if (auto done = finish(plan); !done) return forward_error(done);
   return watch.seconds();
 }
 
-Expected<void> DeviceSwapper::start(const StepPlan& plan) const {
+Expected<void> DeviceSwapper::start_out(const StepPlan& plan) {
+  if (plan.swap_out.empty()) return {};
   std::byte* const device = memory_.arena(Tier::device);
   std::byte* const host = memory_.arena(Tier::host);
-  if (!plan.swap_out.empty()) {
-    auto started = copy(device, host, plan.swap_out, &BlockPair::destination, out_);
-    if (started) started = out_.mark();
-    if (!started) return started;
+  // Without work there is nothing to copy behind.
+  const std::size_t count =
+      plan.work.empty() ? 0 : std::min<std::size_t>(plan.swap_out.size(), aside_blocks_);
+  const auto directly = keep(std::span(plan.swap_out).subspan(count));
+  auto started = copy_chunks(whole_blocks(device, host, block_bytes_, directly),
+                             &BlockPair::destination, out_);
+  if (started) started = out_.mark();
+  if (!started || count == 0) return started;
+
+  const auto leaving = take_pairs(count), arriving = take_pairs(count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    leaving[i] = {plan.swap_out[i].source, i};
+    arriving[i] = {i, plan.swap_out[i].destination};
   }
-  if (auto handed_over = hand_over(plan); !handed_over) return handed_over;
-  if (!plan.swap_in.empty()) {
-    Expected<void> started;
-    if (!plan.swap_out.empty()) started = in_.wait_for(out_);
-    if (started) started = copy(host, device, plan.swap_in, &BlockPair::source, in_);
-    if (started) started = in_.mark();
-    if (!started) return started;
-  }
-  return {};
+  std::byte* const aside = room_aside_.data();
+  started = copy_(whole_blocks(device, aside, block_bytes_, leaving), aside_.stream());
+  if (started) started = aside_.mark();
+  if (started) started = out_.wait_for(aside_);
+  if (started)
+    started = copy_chunks(whole_blocks(aside, host, block_bytes_, arriving),
+                          &BlockPair::destination, out_);
+  return started;
 }
 
-/// Nothing that the device copies as one spans two registrations of host memory.
-Expected<void> DeviceSwapper::copy(const std::byte* from, std::byte* to,
-                                   std::span<const BlockPair> pairs,
-                                   std::uint32_t BlockPair::*host_block, const Lane& lane) const {
-  const std::size_t bytes = memory_.geometry().kv.block_bytes();
-  const std::size_t blocks_a_chunk = LockedPages::chunk_bytes(bytes) / bytes;
-  const auto chunk_of = [&](const BlockPair& pair) { return pair.*host_block / blocks_a_chunk; };
-  for (std::size_t first = 0, end = 0; first < pairs.size(); first = end) {
-    for (end = first + 1; end < pairs.size() && chunk_of(pairs[end]) == chunk_of(pairs[first]);)
-      ++end;
-    const auto together = pairs.subspan(first, end - first);
-    if (auto started = copy_(whole_blocks(from, to, bytes, together), lane.stream()); !started)
-      return started;
-  }
-  return {};
-}
-
-/// Seldom, so the host waits: a block is zeroed first, and only then it is the other domain's.
+/// Seldom, so the host waits: a block is zeroed first, when its bytes have left, and only then it
+/// is the other domain's.
 Expected<void> DeviceSwapper::hand_over(const StepPlan& plan) const {
   if (plan.hand_over.empty()) return {};
   std::vector<BlockId> blocks;
   for (const auto& [block, domain] : plan.hand_over) blocks.push_back(block);
-  if (auto zeroed = zero_blocks(device_, out_, memory_.arena(Tier::device),
-                                memory_.geometry().kv.block_bytes(), blocks);
-      !zeroed)
-    return zeroed;
+  auto zeroed = aside_.wait_for(out_);
+  if (zeroed)
+    zeroed = zero_blocks(device_, aside_, memory_.arena(Tier::device), block_bytes_, blocks);
+  if (!zeroed) return zeroed;
   for (const auto& [block, domain] : plan.hand_over) kvhive::hand_over(memory_, block, domain);
   return {};
 }
 
-Expected<void> DeviceSwapper::join(const StepPlan& plan, const Lane& runner) const {
-  Expected<void> joined;
-  if (!plan.swap_out.empty()) joined = runner.wait_for(out_);
-  if (joined && !plan.swap_in.empty()) joined = runner.wait_for(in_);
+Expected<void> DeviceSwapper::start_in(const StepPlan& plan) {
+  if (plan.swap_in.empty()) return {};
+  const auto pairs = keep(plan.swap_in);
+  auto started = join_out(plan, in_.front());
+  for (std::uint32_t part = 0; part < parts_.count() && started; ++part) {
+    const Lane& lane = in_[part];
+    if (part != 0) started = lane.wait_for(in_[part - 1]);
+    BlockCopyArgs args =
+        whole_blocks(memory_.arena(Tier::host) + parts_.offset(part),
+                     memory_.arena(Tier::device) + parts_.offset(part), block_bytes_, pairs);
+    args.bytes = parts_.bytes(part);
+    if (started) started = copy_chunks(args, &BlockPair::source, lane);
+    if (started) started = lane.mark();
+  }
+  return started;
+}
+
+/// Where the device can read them, and until finish().
+std::span<BlockPair> DeviceSwapper::take_pairs(std::size_t count) {
+  KV_CHECK(pairs_taken_ + count <= pairs_room_, pairs_taken_, count, pairs_room_);
+  const std::span taken(reinterpret_cast<BlockPair*>(pairs_.data()) + pairs_taken_, count);
+  pairs_taken_ += count;
+  return taken;
+}
+
+std::span<const BlockPair> DeviceSwapper::keep(std::span<const BlockPair> pairs) {
+  const auto kept = take_pairs(pairs.size());
+  std::ranges::copy(pairs, kept.begin());
+  return kept;
+}
+
+/// Nothing that the device copies as one spans two registrations of host memory.
+Expected<void> DeviceSwapper::copy_chunks(const BlockCopyArgs& all,
+                                          std::uint32_t BlockPair::*host_block,
+                                          const Lane& lane) const {
+  const std::size_t blocks_a_chunk = LockedPages::chunk_bytes(block_bytes_) / block_bytes_;
+  const std::span pairs(all.pairs, all.pairs_count);
+  const auto chunk_of = [&](const BlockPair& pair) { return pair.*host_block / blocks_a_chunk; };
+  for (std::size_t first = 0, end = 0; first < pairs.size(); first = end) {
+    for (end = first + 1; end < pairs.size() && chunk_of(pairs[end]) == chunk_of(pairs[first]);)
+      ++end;
+    BlockCopyArgs together = all;
+    together.pairs = &pairs[first];
+    together.pairs_count = end - first;
+    if (auto started = copy_(together, lane.stream()); !started) return started;
+  }
+  return {};
+}
+
+Expected<void> DeviceSwapper::join_out(const StepPlan& plan, const Lane& runner) const {
+  if (plan.swap_out.empty()) return {};
+  auto joined = runner.wait_for(out_);
+  if (joined) joined = runner.wait_for(aside_);
   return joined;
+}
+
+Expected<void> DeviceSwapper::join_in(const StepPlan& plan, const Lane& runner) const {
+  if (plan.swap_in.empty()) return {};
+  return runner.wait_for(in_.back());
+}
+
+Expected<void> DeviceSwapper::join_layer(const StepPlan& plan, std::int32_t layer,
+                                         const Lane& runner) const {
+  if (plan.swap_in.empty()) return {};
+  for (std::uint32_t part = 0; part < parts_.count(); ++part)
+    if (parts_.first_layer(part) == static_cast<std::uint32_t>(layer))
+      return runner.wait_for(in_[part]);
+  return {};
+}
+
+Expected<void> DeviceSwapper::finish(const StepPlan& plan) {
+  Expected<void> done;
+  if (!plan.swap_out.empty()) done = out_.finish();
+  if (done && !plan.swap_in.empty()) done = in_.back().finish();
+  if (done) is_under_way_ = false;
+  return done;
 }
 
 }  // namespace kvhive

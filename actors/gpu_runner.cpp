@@ -19,30 +19,50 @@ SampleChoice choice_of(const ScheduledSequence& work) {
 
 }  // namespace
 
-/// What has to be in place before any block is read.
+/// What is copied on write may just come in: all of it, then, before anything is computed.
+bool GpuRunner::comes_by_layers(const StepPlan& plan) const {
+  return !plan.swap_in.empty() && !plan.work.empty() && plan.copies.empty() &&
+         swapper_.parts().count() > 1;
+}
+
+/// What has to be in place before any layer.
 Expected<void> GpuRunner::move(const StepPlan& plan) const {
-  if (auto joined = swapper_.join(plan, model_.lane()); !joined) return joined;
-  if (plan.copies.empty()) return {};
+  auto joined = swapper_.join_out(plan, model_.lane());
+  if (joined && !comes_by_layers(plan)) joined = swapper_.join_in(plan, model_.lane());
+  if (!joined || plan.copies.empty()) return joined;
   return copy_(whole_blocks(arena_, arena_, layout_.block_bytes(), plan.copies),
                model_.lane().stream());
 }
 
 Expected<std::vector<SampledToken>> GpuRunner::run(const StepPlan& plan) {
-  std::vector<SampledToken> sampled;
   if (auto moved = move(plan); !moved) return forward_error(moved);
+  Expected<std::vector<SampledToken>> sampled;
   if (plan.work.empty()) {
     if (auto done = model_.lane().finish(); !done) return forward_error(done);
-    return sampled;
+  } else {
+    sampled = compute(plan);
   }
+  if (!sampled) return sampled;
+  if (auto swapped = swapper_.finish(plan); !swapped) return forward_error(swapped);
+  return sampled;
+}
+
+Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {
   const StepBatch batch(plan, layout_.block_size);
   std::vector<SampleChoice> choices;
   for (const auto& work : plan.work)
     if (work.samples) choices.push_back(choice_of(work));
-  if (auto started = model_.start(batch.view(), choices, arena_, layout_); !started)
+  BeforeLayer before_layer;  // none unless there is something to wait for: graphs have none
+  if (comes_by_layers(plan))
+    before_layer = [&](std::int32_t layer) {
+      return swapper_.join_layer(plan, layer, model_.lane());
+    };
+  if (auto started = model_.start(batch.view(), choices, arena_, layout_, before_layer); !started)
     return forward_error(started);
   auto samples = model_.wait();
   if (!samples) return forward_error(samples);
 
+  std::vector<SampledToken> sampled;
   const auto K = static_cast<std::size_t>(samples->K);
   for (const auto& work : plan.work) {
     if (!work.samples) continue;

@@ -1,6 +1,7 @@
 #pragma once
 // Runs steps on a GPU: joins the plan's block tables with the device arena, waits for the plan's
-// swaps on the device, samples there. When run() returns, an event behind all of it has been seen.
+// swaps on the device, layer by layer where they may come so, samples there. When run() returns,
+// events behind all of it have been seen, the swaps' too.
 
 #include "actors/device_swapper.hpp"
 #include "actors/step_runner.hpp"
@@ -11,9 +12,9 @@ namespace kvhive {
 class GpuRunner final : public StepRunner {
  public:
   /// \param swapper  the ring's own, before this runner; outlives it
-  /// \param copy     for copies within the device
+  /// \param copy     for copies within the device; reads `pairs` in the call
   /// \param arena    block 0 of the device tier, mapped by the model's device
-  GpuRunner(GpuTransformer model, const DeviceSwapper& swapper, CopyOnDevice copy, std::byte* arena,
+  GpuRunner(GpuTransformer model, DeviceSwapper& swapper, CopyOnDevice copy, std::byte* arena,
             const KvLayout& layout)
       : model_(std::move(model)),
         swapper_(swapper),
@@ -24,10 +25,12 @@ class GpuRunner final : public StepRunner {
   Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
 
  private:
+  bool comes_by_layers(const StepPlan& plan) const;
   Expected<void> move(const StepPlan& plan) const;
+  Expected<std::vector<SampledToken>> compute(const StepPlan& plan);
 
   GpuTransformer model_;
-  const DeviceSwapper& swapper_;
+  DeviceSwapper& swapper_;
   CopyOnDevice copy_;
   std::byte* arena_;
   KvLayout layout_;

@@ -120,7 +120,9 @@ struct StepTimes {
 };
 
 /// block manager -> swapper -> executor. The copies are in place before any block is read: first
-/// out of the device, then, blocks handed over meanwhile, into it, then within it.
+/// out of the device, then, blocks handed over meanwhile, into it, then within it. No host block is
+/// in both swaps: a step that preempts admits nobody, and what is demoted goes to blocks that
+/// nobody holds. So the ways out and in may be under way at once.
 struct StepPlan {
   std::uint64_t step = 0;
   std::vector<BlockPair> swap_out;  ///< device -> host: of preempted sequences, and evicted blocks

@@ -3,7 +3,10 @@
 
 #include <sys/mman.h>
 
+#include <cstring>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "actors/device_swapper.hpp"
@@ -14,7 +17,7 @@
 
 namespace kvhive::testing {
 
-/// A copy for each pair.
+/// A copy for each pair; the device checks them.
 inline CopyOnDevice plain_copies(Device& device) {
   return [&device](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
     for (const BlockPair& pair : std::span(args.pairs, args.pairs_count))
@@ -27,11 +30,28 @@ inline CopyOnDevice plain_copies(Device& device) {
   };
 }
 
-/// The oracle as a kernel: its work happens on a stream, after the plan's swaps.
+/// As a kernel makes them: pairs are read when its turn comes.
+inline CopyOnDevice late_copies() {
+  return [](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
+    stream->enqueue([args] { block_copy_reference(args); });
+    return {};
+  };
+}
+
+/// Now the one, now the other.
+inline CopyOnDevice both_copies(Device& device) {
+  return [plain = plain_copies(device), late = late_copies(), calls = 0](
+             const BlockCopyArgs& args, DeviceStream stream) mutable {
+    return calls++ % 2 == 0 ? plain(args, stream) : late(args, stream);
+  };
+}
+
+/// The oracle as a kernel: its work happens on a stream, after the plan's swaps. It needs whole
+/// blocks, so that its layers only look whether what they would read is there.
 class DeviceOracleRunner final : public StepRunner {
  public:
   DeviceOracleRunner(Device& device, const PoolMemory& memory, ProcessSlot slot,
-                     const DeviceSwapper& swapper, Lane lane)
+                     DeviceSwapper& swapper, Lane lane)
       : device_(device),
         memory_(memory),
         swapper_(swapper),
@@ -39,23 +59,43 @@ class DeviceOracleRunner final : public StepRunner {
         lane_(std::move(lane)) {}
 
   Expected<std::vector<SampledToken>> run(const StepPlan& plan) override {
-    if (auto joined = swapper_.join(plan, lane_); !joined) return forward_error(joined);
+    // What is enqueued outlives a call that fails.
+    const auto copied = std::make_shared<const StepPlan>(plan);
+    const auto sampled = std::make_shared<std::vector<SampledToken>>();
+    auto done = swapper_.join_out(plan, lane_);
+    for (std::uint32_t layer = 0; layer < memory_.geometry().kv.layers && done; ++layer) {
+      done = swapper_.join_layer(plan, static_cast<std::int32_t>(layer), lane_);
+      lane_.stream()->enqueue([=, this] { see(*copied, layer); });
+    }
     const std::size_t bytes = memory_.geometry().kv.block_bytes();
     std::byte* const arena = memory_.arena(Tier::device);
-    if (auto copied =
-            plain_copies(device_)(whole_blocks(arena, arena, bytes, plan.copies), lane_.stream());
-        !copied)
-      return forward_error(copied);
-    std::vector<SampledToken> sampled;
-    lane_.stream()->enqueue([&] { sampled = *oracle_.run(plan); });
-    if (auto done = lane_.finish(); !done) return forward_error(done);
-    return sampled;
+    if (done)
+      done = plain_copies(device_)(whole_blocks(arena, arena, bytes, plan.copies), lane_.stream());
+    if (done) {
+      lane_.stream()->enqueue([=, this] { *sampled = *oracle_.run(*copied); });
+      done = lane_.finish();
+    }
+    if (done) done = swapper_.finish(plan);
+    if (!done) return forward_error(done);
+    return *sampled;
   }
 
  private:
+  /// Loses the device if this layer of what is swapped in is not what it is in the host tier.
+  void see(const StepPlan& plan, std::uint32_t layer) const {
+    const KvLayout& kv = memory_.geometry().kv;
+    const auto at = [&](Tier tier, std::uint32_t block) {
+      return memory_.arena(tier) + block * kv.block_bytes() + layer * kv.layer_bytes();
+    };
+    for (const BlockPair& pair : plan.swap_in)
+      if (std::memcmp(at(Tier::host, pair.source), at(Tier::device, pair.destination),
+                      kv.layer_bytes()) != 0)
+        throw std::runtime_error("layer " + std::to_string(layer) + " has not arrived");
+  }
+
   Device& device_;
   const PoolMemory& memory_;
-  const DeviceSwapper& swapper_;
+  DeviceSwapper& swapper_;
   OracleRunner oracle_;
   Lane lane_;
 };
@@ -71,6 +111,7 @@ struct DevicePool {
 
   static PoolGeometry geometry(std::uint32_t device_blocks, std::uint32_t host_blocks) {
     PoolGeometry geometry = small_geometry(device_blocks, host_blocks, 4, 2);
+    geometry.kv.layers = 4;
     geometry.device = DeviceKind::cuda;
     return geometry;
   }
@@ -104,7 +145,10 @@ class DeviceEngine {
     engine->eraser_ = std::move(*eraser);
     auto runner_lane = Lane::open(device);  // the runner's constructor cannot fail
     if (!runner_lane) return forward_error(runner_lane);
-    auto swapper = DeviceSwapper::create(device, pool.memory, plain_copies(device));
+    // A layer a part, and room aside for less than a large step moves.
+    auto swapper =
+        DeviceSwapper::create(device, pool.memory, both_copies(device),
+                              {.aside_bytes = 2 * geometry.kv.block_bytes(), .part_bytes = 1});
     if (!swapper) return forward_error(swapper);
     auto runner = std::make_unique<DeviceOracleRunner>(device, pool.memory, slot, **swapper,
                                                        std::move(*runner_lane));

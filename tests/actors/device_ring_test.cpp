@@ -9,6 +9,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "pool/fsck.hpp"
 #include "pool/reaper.hpp"
@@ -93,13 +94,21 @@ int serve(FakeDevice& device, DevicePool& pool, ProcessSlot slot,
 }
 
 TEST(DeviceRing, TokensAreTheOraclesHoweverSlowTheDevice) {
+  constexpr int kUneven = -1;
   std::uint64_t swaps = 0, hits = 0, demoted = 0, promoted = 0;
-  for (const int delay_us : {0, 20, 200})
+  for (const int delay_us : {0, 20, 200, kUneven})
     for (std::uint64_t seed = 1; seed <= 5; ++seed) {
       DevicePool pool(kDeviceBlocks, kHostBlocks);
       FakeDevice device;
       FakeFaults faults;
-      faults.delay = std::chrono::microseconds(delay_us);
+      if (delay_us != kUneven)
+        faults.delay = std::chrono::microseconds(delay_us);
+      else
+        faults.before_work = [](std::uint64_t) {  // some streams run ahead of others
+          thread_local std::minstd_rand random{std::random_device{}()};
+          if (random() % 4 == 0)
+            std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
+        };
       device.set_faults(faults);
       const auto requests = make_requests(seed, 12);
       {
@@ -218,6 +227,7 @@ TEST_F(DeviceRingFaults, ALostDeviceEndsItsEngineAndNothingElse) {
 }
 
 TEST_F(DeviceRingFaults, AnEngineKilledInAnyOfItsCallsLosesNothing) {
+  constexpr int kAttaching = 50;  // rounds: each of its calls once
   const Extent extent = extent_of(2);
   SharedValue<std::array<char, 24>> last;
   std::map<std::string, int> killed_in;
@@ -225,7 +235,9 @@ TEST_F(DeviceRingFaults, AnEngineKilledInAnyOfItsCallsLosesNothing) {
     SCOPED_TRACE(round);
     DevicePool pool(kDeviceBlocks, kHostBlocks);
     const bool in_call = round % 2 == 0;
-    const std::uint64_t number = 1 + random_() % (in_call ? extent.calls : extent.works);
+    const std::uint64_t number = in_call && round < kAttaching
+                                     ? 1 + static_cast<std::uint64_t>(round) / 2
+                                     : 1 + random_() % (in_call ? extent.calls : extent.works);
     const int status = run_child(pool, 2, [&](FakeDevice& device) {
       FakeFaults faults;
       faults.before_call = [&, in_call, number](std::uint64_t call, const char* name) {
@@ -252,8 +264,8 @@ TEST_F(DeviceRingFaults, AnEngineKilledInAnyOfItsCallsLosesNothing) {
   }
   std::printf("%d of %d engines killed\n", killed, kRounds);
   EXPECT_GT(killed, kRounds * 9 / 10);
-  for (const char* name : {"map_shared", "lock_pages", "create_stream", "copy", "record", "wait",
-                           "synchronize", "fill", "work on a stream"})
+  for (const char* name : {"map_shared", "lock_pages", "allocate", "create_stream", "create_event",
+                           "copy", "record", "wait", "synchronize", "fill", "work on a stream"})
     EXPECT_GT(killed_in[name], 0) << name;
 }
 

@@ -125,6 +125,7 @@ void check_swaps(const PoolMemory& memory, ProcessSlot slot, const StepPlan& pla
   }
   for (const BlockPair& pair : plan.swap_in) {
     KV_CHECK(is_ours(base + pair.source) && is_to_write(pair.destination), pair.source);
+    KV_CHECK(!destinations.contains(base + pair.source), pair.source);  // they go both ways at once
     KV_CHECK(destinations.insert(pair.destination).second, pair.destination);
   }
 }

@@ -54,7 +54,7 @@ class OracleRunner : public StepRunner {
 };
 
 /// The kernels' side of invariant 3: a swap reads blocks that are held, and writes blocks that are
-/// nobody else's.
+/// nobody else's; nothing that leaves by a plan comes in by it.
 void check_swaps(const PoolMemory& memory, ProcessSlot slot, const StepPlan& plan);
 
 }  // namespace kvhive::testing

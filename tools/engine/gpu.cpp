@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "actors/channel/channel_layout.hpp"
+#include "actors/copy_calibration.hpp"
 #include "actors/device_swapper.hpp"
 #include "actors/end_engine.hpp"
 #include "actors/gpu_runner.hpp"
@@ -63,6 +65,31 @@ GpuLimits limits_of(const Options& options, const ModelConfig& config) {
   return limits;
 }
 
+/// A copy that does not start cannot say that the device is lost: the device can.
+CopyOnDevice copies_on(Device& device, std::size_t batched_from) {
+  return [&device, batched_from](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
+    auto started = swap_blocks_cuda(args, batched_from, stream);
+    if (started) return started;
+    auto alive = device.free_bytes();
+    if (!alive && alive.error().code == Errc::device_lost) return forward_error(alive);
+    return started;
+  };
+}
+
+constexpr std::size_t kAlwaysBatched = 0;
+constexpr std::size_t kNeverBatched = std::numeric_limits<std::size_t>::max();
+
+/// What the swapper copies with.
+Expected<CopyOnDevice> fastest_copies(Device& device, const PoolGeometry& geometry) {
+  const CopyOnDevice batched = copies_on(device, kAlwaysBatched);
+  if (geometry.host_blocks == 0) return batched;
+  auto batched_from =
+      calibrate_copies(device, LayerParts(geometry.kv, SwapLimits{}.part_bytes).least_bytes(),
+                       copies_on(device, kNeverBatched), batched);
+  if (!batched_from) return forward_error(batched_from);
+  return copies_on(device, *batched_from);
+}
+
 }  // namespace
 
 Expected<GpuFigures> gpu_figures(const Options& options, const ModelConfig& config) {
@@ -73,8 +100,9 @@ Expected<GpuFigures> gpu_figures(const Options& options, const ModelConfig& conf
   auto available = (*device)->free_bytes();
   if (!available) return forward_error(available);
   const DeviceFacts& facts = (*device)->facts();
+  const std::size_t aside = std::min(options.swap_space, SwapLimits{}.aside_bytes);
   return GpuFigures{facts.total_bytes, *available, weight_bytes(config, **device),
-                    GpuTransformer::device_bytes(config, limits_of(options, config)) +
+                    GpuTransformer::device_bytes(config, limits_of(options, config)) + aside +
                         std::min(kContextBytes, facts.total_bytes / 16)};
 }
 
@@ -148,24 +176,17 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(const Options& options, const Mod
     if (!zeroed) end_engine("zeroing blocks", zeroed.error());  // nothing may be handed out
   };
 
-  // A copy that does not start cannot say that the device is lost: the device can.
-  const CopyOnDevice copy = [&of = *parts.device](const BlockCopyArgs& args,
-                                                  DeviceStream stream) -> Expected<void> {
-    constexpr std::size_t kAlwaysBatched = 0;
-    auto started = swap_blocks_cuda(args, kAlwaysBatched, stream);
-    if (started) return started;
-    auto alive = of.free_bytes();
-    if (!alive && alive.error().code == Errc::device_lost) return forward_error(alive);
-    return started;
-  };
-  auto swapper = DeviceSwapper::create(*parts.device, memory, copy);
+  auto copy = fastest_copies(*parts.device, memory.geometry());
+  if (!copy) return forward_error(copy);
+  auto swapper = DeviceSwapper::create(*parts.device, memory, std::move(*copy));
   if (!swapper) return forward_error(swapper);
   auto model = GpuTransformer::create(*parts.device, config, parts.weights.data(),
                                       limits_of(options, config));
   if (!model) return forward_error(model);
   const KvLayout& kv = memory.geometry().kv;
   parts.runner =
-      std::make_unique<GpuRunner>(std::move(*model), **swapper, copy, parts.arena.data(), kv);
+      std::make_unique<GpuRunner>(std::move(*model), **swapper,
+                                  copies_on(*parts.device, kAlwaysBatched), parts.arena.data(), kv);
   parts.swapper = std::move(*swapper);
   return attached;
 }
