@@ -244,7 +244,12 @@ class CudaDevice final : public Device {
   /// wrong.
   static bool is_lost() {
     cudaGetLastError();
-    return cudaFree(nullptr) != cudaSuccess;
+    auto mode =
+        cudaStreamCaptureModeRelaxed;  // while a stream is recorded it may not be asked else
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    const bool is_lost = cudaFree(nullptr) != cudaSuccess;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    return is_lost;
   }
 
   template <class Call>

@@ -145,6 +145,8 @@ with Daemon("kills", "--device", "cuda", "--engines", "2", *swap_flags) as gpu:
                 differing += 1
         gpu.restart_of(0, victim)
     results["killed while swapping"] = {"engines": killed, "streams that differ": differing}
+    gpu.log.flush()
+    results["swaps"] = next((line.split("swaps in ", 1)[1].strip() for line in open(gpu.log.name) if "swaps in " in line), None)
     if differing:
         wrong.append(f"{differing} streams differ after kills")
     gpu.check("after the kills")
