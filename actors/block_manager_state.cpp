@@ -40,8 +40,7 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
     in_flight_.push_back(work.seq);
     round.plan.outcome.scheduled_tokens += static_cast<std::uint32_t>(work.tokens.size());
   }
-  load_ = {round.plan.swap_out.size() + round.plan.swap_in.size(),
-           round.plan.outcome.scheduled_tokens, round.plan.work.size()};
+  load_ = {round.plan.copied_blocks(), round.plan.outcome.scheduled_tokens, round.plan.work.size()};
 
   SlotCounters& counters = pool_.counters();
   counters.running.store(round.running, std::memory_order_relaxed);
@@ -162,7 +161,7 @@ void BlockManagerState::demote(Round& round) {
   if (round.evicted.empty() || !copy_policy_.demotion_pays()) return;
   demotions_ = pool_.demote(round.evicted);
   for (const auto& [content, destination, is_there] : demotions_)
-    if (!is_there) round.plan.swap_out.push_back({index_of(content.block), index_of(destination)});
+    if (!is_there) round.plan.demotions.push_back({index_of(content.block), index_of(destination)});
 }
 
 /// Appends `blocks` blocks to the sequence's table, preempting others for them if need be; false if

@@ -89,7 +89,7 @@ Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
       "{:.1f}, {:.1f}; by {} from here on",
       format_bytes(piece_bytes), speed(kernel->out), speed(kernel->in), speed(batch->out),
       speed(batch->in), pays ? "a kernel" : "the copy engines");
-  return pays ? piece_bytes + 1 : 0;
+  return pays ? kAlwaysBatched : 0;
 }
 
 }  // namespace kvhive

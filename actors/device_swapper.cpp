@@ -19,11 +19,11 @@ Expected<void> zero_blocks(Device& device, const Lane& lane, std::byte* arena,
   return lane.finish();
 }
 
-DeviceSwapper::DeviceSwapper(Device& device, const PoolMemory& memory, CopyOnDevice copy,
+DeviceSwapper::DeviceSwapper(Device& device, const PoolMemory& memory, SwapCopies copies,
                              const SwapLimits& limits)
     : device_(device),
       memory_(memory),
-      copy_(std::move(copy)),
+      copies_(std::move(copies)),
       parts_(memory.geometry().kv, limits.part_bytes),
       block_bytes_(memory.geometry().kv.block_bytes()) {}
 
@@ -36,10 +36,10 @@ DeviceSwapper::~DeviceSwapper() {
 
 Expected<std::unique_ptr<DeviceSwapper>> DeviceSwapper::create(Device& device,
                                                                const PoolMemory& memory,
-                                                               CopyOnDevice copy,
+                                                               SwapCopies copies,
                                                                const SwapLimits& limits) {
   auto swapper =
-      std::unique_ptr<DeviceSwapper>(new DeviceSwapper(device, memory, std::move(copy), limits));
+      std::unique_ptr<DeviceSwapper>(new DeviceSwapper(device, memory, std::move(copies), limits));
   if (auto prepared = swapper->prepare(limits); !prepared) return forward_error(prepared);
   return swapper;
 }
@@ -73,7 +73,7 @@ Expected<void> DeviceSwapper::prepare(const SwapLimits& limits) {
 Expected<double> DeviceSwapper::move(const StepPlan& plan) {
   constexpr std::uint32_t kMeasuredEvery = 32;
   KV_CHECK(!is_under_way_);
-  const bool has_swaps = !plan.swap_out.empty() || !plan.swap_in.empty();
+  const bool has_swaps = plan.copied_blocks() != 0;
   const StopWatch watch;
   is_under_way_ = has_swaps;
   pairs_taken_ = 0;
@@ -86,30 +86,39 @@ Expected<double> DeviceSwapper::move(const StepPlan& plan) {
   return watch.seconds();
 }
 
+/// What this step fills anew first: the runner waits for it.
 Expected<void> DeviceSwapper::start_out(const StepPlan& plan) {
-  if (plan.swap_out.empty()) return {};
-  std::byte* const device = memory_.arena(Tier::device);
-  std::byte* const host = memory_.arena(Tier::host);
   // Without work there is nothing to copy behind.
   const std::size_t count =
-      plan.work.empty() ? 0 : std::min<std::size_t>(plan.swap_out.size(), aside_blocks_);
-  const auto directly = keep(std::span(plan.swap_out).subspan(count));
-  auto started = copy_chunks(whole_blocks(device, host, block_bytes_, directly),
-                             &BlockPair::destination, out_);
-  if (started) started = out_.mark();
-  if (!started || count == 0) return started;
+      plan.work.empty() ? 0 : std::min<std::size_t>(plan.demotions.size(), aside_blocks_);
+  const std::span demotions(plan.demotions);
+  auto started = copy_out(demotions.subspan(count));
+  if (started && count < demotions.size()) started = out_.mark();
+  if (started) started = demote_aside(demotions.first(count));
+  if (started) started = copy_out(plan.swap_out);
+  return started;
+}
 
-  const auto leaving = take_pairs(count), arriving = take_pairs(count);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    leaving[i] = {plan.swap_out[i].source, i};
-    arriving[i] = {i, plan.swap_out[i].destination};
+Expected<void> DeviceSwapper::copy_out(std::span<const BlockPair> pairs) {
+  return copy_chunks(whole_blocks(memory_.arena(Tier::device), memory_.arena(Tier::host),
+                                  block_bytes_, keep(pairs)),
+                     &BlockPair::destination, out_);
+}
+
+Expected<void> DeviceSwapper::demote_aside(std::span<const BlockPair> pairs) {
+  if (pairs.empty()) return {};
+  const auto leaving = take_pairs(pairs.size()), arriving = take_pairs(pairs.size());
+  for (std::uint32_t i = 0; i < pairs.size(); ++i) {
+    leaving[i] = {pairs[i].source, i};
+    arriving[i] = {i, pairs[i].destination};
   }
   std::byte* const aside = room_aside_.data();
-  started = copy_(whole_blocks(device, aside, block_bytes_, leaving), aside_.stream());
+  auto started = copies_.within(
+      whole_blocks(memory_.arena(Tier::device), aside, block_bytes_, leaving), aside_.stream());
   if (started) started = aside_.mark();
   if (started) started = out_.wait_for(aside_);
   if (started)
-    started = copy_chunks(whole_blocks(aside, host, block_bytes_, arriving),
+    started = copy_chunks(whole_blocks(aside, memory_.arena(Tier::host), block_bytes_, arriving),
                           &BlockPair::destination, out_);
   return started;
 }
@@ -172,13 +181,13 @@ Expected<void> DeviceSwapper::copy_chunks(const BlockCopyArgs& all,
     BlockCopyArgs together = all;
     together.pairs = &pairs[first];
     together.pairs_count = end - first;
-    if (auto started = copy_(together, lane.stream()); !started) return started;
+    if (auto started = copies_.between(together, lane.stream()); !started) return started;
   }
   return {};
 }
 
 Expected<void> DeviceSwapper::join_out(const StepPlan& plan, const Lane& runner) const {
-  if (plan.swap_out.empty()) return {};
+  if (plan.demotions.empty()) return {};
   auto joined = runner.wait_for(out_);
   if (joined) joined = runner.wait_for(aside_);
   return joined;
@@ -200,7 +209,7 @@ Expected<void> DeviceSwapper::join_layer(const StepPlan& plan, std::int32_t laye
 
 Expected<void> DeviceSwapper::finish(const StepPlan& plan) {
   Expected<void> done;
-  if (!plan.swap_out.empty()) done = out_.finish();
+  if (!plan.swap_out.empty() || !plan.demotions.empty()) done = out_.finish();
   if (done && !plan.swap_in.empty()) done = in_.back().finish();
   if (done) is_under_way_ = false;
   return done;

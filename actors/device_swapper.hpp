@@ -1,9 +1,10 @@
 #pragma once
 // Moves blocks between a GPU and page-locked memory, both ways at once, on streams of its own, and
 // while the model computes:
-//   out  what leaves is copied aside within the device, which is all that the runner's stream and
-//        the copies in wait for, and from there to the host. What there is no room for aside goes
-//        to the host directly, and is waited for.
+//   out  what is demoted is copied aside within the device, which is all that the runner's stream
+//        and the copies in wait for, and from there to the host. What there is no room for aside
+//        goes to the host directly, and is waited for. Of preempted sequences nothing is waited
+//        for: their blocks stay as they are.
 //   in   by parts of whole layers: the runner's stream waits for a part before its first layer.
 // The host waits for all of it at the end of the step; and now and then before it, to know what
 // copies cost.
@@ -27,8 +28,13 @@ using CopyOnDevice = std::function<Expected<void>(const BlockCopyArgs&, DeviceSt
 Expected<void> zero_blocks(Device& device, const Lane& lane, std::byte* arena,
                            std::size_t block_bytes, std::span<const BlockId> blocks);
 
+struct SwapCopies {
+  CopyOnDevice between;  ///< the device and page-locked memory
+  CopyOnDevice within;   ///< the device
+};
+
 struct SwapLimits {
-  std::size_t aside_bytes = std::size_t{64} << 20;  ///< of the device, for what leaves
+  std::size_t aside_bytes = std::size_t{64} << 20;  ///< of the device, for what is demoted
   std::size_t part_bytes = std::size_t{256} << 10;  ///< of a block, at least; or it is one part
 };
 
@@ -37,14 +43,14 @@ class DeviceSwapper final : public Swapper {
  public:
   /// \param memory  with its device arena set and the host arena page-locked
   static Expected<std::unique_ptr<DeviceSwapper>> create(Device& device, const PoolMemory& memory,
-                                                         CopyOnDevice copy,
+                                                         SwapCopies copies,
                                                          const SwapLimits& limits = {});
   ~DeviceSwapper() override;
 
   /// Starts the plan's swaps. Not before the last plan's finish().
   Expected<double> move(const StepPlan& plan) override;
 
-  /// Makes the runner's stream wait until what leaves has left its blocks.
+  /// Makes the runner's stream wait until what is demoted has left its blocks.
   Expected<void> join_out(const StepPlan& plan, const Lane& runner) const;
   /// ... until all is there that comes in.
   Expected<void> join_in(const StepPlan& plan, const Lane& runner) const;
@@ -56,11 +62,13 @@ class DeviceSwapper final : public Swapper {
   Expected<void> finish(const StepPlan& plan);
 
  private:
-  DeviceSwapper(Device& device, const PoolMemory& memory, CopyOnDevice copy,
+  DeviceSwapper(Device& device, const PoolMemory& memory, SwapCopies copies,
                 const SwapLimits& limits);
 
   Expected<void> prepare(const SwapLimits& limits);
   Expected<void> start_out(const StepPlan& plan);
+  Expected<void> copy_out(std::span<const BlockPair> pairs);
+  Expected<void> demote_aside(std::span<const BlockPair> pairs);
   Expected<void> hand_over(const StepPlan& plan) const;
   Expected<void> start_in(const StepPlan& plan);
   std::span<BlockPair> take_pairs(std::size_t count);
@@ -70,7 +78,7 @@ class DeviceSwapper final : public Swapper {
 
   Device& device_;
   const PoolMemory& memory_;
-  CopyOnDevice copy_;
+  SwapCopies copies_;
   LayerParts parts_;
   std::size_t block_bytes_;
   std::uint32_t aside_blocks_ = 0;

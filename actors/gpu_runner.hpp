@@ -11,7 +11,7 @@ namespace kvhive {
 
 class GpuRunner final : public StepRunner {
  public:
-  /// \param swapper  the ring's own, before this runner; outlives it
+  /// \param swapper  the ring's own, before this runner; alive during run()
   /// \param copy     for copies within the device; reads `pairs` in the call
   /// \param arena    block 0 of the device tier, mapped by the model's device
   GpuRunner(GpuTransformer model, DeviceSwapper& swapper, CopyOnDevice copy, std::byte* arena,

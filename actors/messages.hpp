@@ -125,7 +125,10 @@ struct StepTimes {
 /// nobody holds. So the ways out and in may be under way at once.
 struct StepPlan {
   std::uint64_t step = 0;
-  std::vector<BlockPair> swap_out;  ///< device -> host: of preempted sequences, and evicted blocks
+  /// device -> host: of preempted sequences, whose device blocks stay as they are in this step.
+  std::vector<BlockPair> swap_out;
+  /// device -> host: of evicted blocks, which this step may fill anew.
+  std::vector<BlockPair> demotions;
   std::vector<HandOver> hand_over;  ///< of the blocks these leave
   std::vector<BlockPair> swap_in;   ///< host -> device
   std::vector<BlockPair> copies;    ///< device -> device, copy on write
@@ -133,9 +136,10 @@ struct StepPlan {
   StepOutcome outcome;
   StepTimes times;  ///< so far
 
+  /// Between the tiers.
+  std::size_t copied_blocks() const { return swap_out.size() + demotions.size() + swap_in.size(); }
   bool is_empty() const {
-    return work.empty() && swap_out.empty() && hand_over.empty() && swap_in.empty() &&
-           copies.empty();
+    return work.empty() && copied_blocks() == 0 && hand_over.empty() && copies.empty();
   }
 };
 

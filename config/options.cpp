@@ -44,9 +44,8 @@ const OptionField kFields[] = {
     {"enable-prefix-caching", &Options::enable_prefix_caching,
      "reuse the blocks of equal prefixes"},
     {"batch-invariant", &Options::batch_invariant,
-     "on a GPU: tokens do not depend on what is computed beside them; slower prompts (on the CPU "
-     "it "
-     "is always so)"},
+     "on a GPU: tokens do not depend on what is computed beside them, as on the CPU; slower "
+     "prompts"},
     {"enforce-eager", &Options::enforce_eager,
      "on a GPU: start every kernel by itself, no CUDA graphs"},
     {"scheduling-policy", &Options::scheduling_policy, "fcfs or priority"},

@@ -6,9 +6,10 @@
 
 namespace kvhive {
 
-DecodeGraphs::~DecodeGraphs() {
+void DecodeGraphs::forget_all() {
   for (const Known& known : known_)
     if (known.graph != nullptr) device_.destroy(known.graph);
+  known_.clear();
 }
 
 DecodeGraphs::Known* DecodeGraphs::find(const DecodeShape& shape) {
@@ -46,15 +47,21 @@ Expected<void> DecodeGraphs::run(const DecodeShape& shape, DeviceStream stream,
   }
   if (known->graph == nullptr) {
     auto graph = record(stream, queue);
-    if (!graph && graph.error().code == Errc::device_lost) return forward_error(graph);
-    if (!graph) {
-      spdlog::warn("no more CUDA graphs: {}", graph.error().text);
-      most_ = 0;
-      return queue();
-    }
+    if (!graph) return go_on_without(graph.error(), queue);
     known->graph = *graph;
   }
-  return device_.launch(known->graph, stream);
+  auto launched = device_.launch(known->graph, stream);
+  return launched ? launched : go_on_without(launched.error(), queue);
+}
+
+/// Nothing was queued. Perhaps memory is short: what graphs have taken is given back.
+Expected<void> DecodeGraphs::go_on_without(const Error& error,
+                                           const std::function<Expected<void>()>& queue) {
+  if (error.code == Errc::device_lost) return failure(error.code, error.text);
+  spdlog::warn("no more CUDA graphs: {}", error.text);
+  forget_all();
+  most_ = 0;
+  return queue();
 }
 
 }  // namespace kvhive

@@ -40,9 +40,9 @@ class DecodeGraphs {
   DecodeGraphs(const DecodeGraphs&) = delete;
   DecodeGraphs& operator=(const DecodeGraphs&) = delete;
   /// None of them is under way.
-  ~DecodeGraphs();
+  ~DecodeGraphs() { forget_all(); }
 
-  /// Queues a step. A device that cannot record does without graphs from then on.
+  /// Queues a step. A device that cannot record or start one does without graphs from then on.
   /// \param queue  puts the step's work on the stream, the same for the same shape
   Expected<void> run(const DecodeShape& shape, DeviceStream stream,
                      const std::function<Expected<void>()>& queue);
@@ -56,6 +56,8 @@ class DecodeGraphs {
   Known* find(const DecodeShape& shape);
   void remember(const DecodeShape& shape);
   Expected<DeviceGraph> record(DeviceStream stream, const std::function<Expected<void>()>& queue);
+  Expected<void> go_on_without(const Error& error, const std::function<Expected<void>()>& queue);
+  void forget_all();
 
   Device& device_;
   std::size_t most_;

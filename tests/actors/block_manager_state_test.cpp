@@ -678,9 +678,9 @@ TEST_F(BlockManagerStateDemotion, EvictedBlocksLeaveWithTheStepThatNeedsTheirPla
   leave(kPrompt);
   const StepPlan step = press();
   ASSERT_THAT(seqs(step.work), ElementsAre(2));
-  ASSERT_THAT(step.swap_out, SizeIs(2));
-  EXPECT_EQ(step.swap_out[0].source, step.work[0].blocks[2]) << "the end first";
-  EXPECT_EQ(step.swap_out[1].source, step.work[0].blocks[3]);
+  ASSERT_THAT(step.demotions, SizeIs(2));
+  EXPECT_EQ(step.demotions[0].source, step.work[0].blocks[2]) << "the end first";
+  EXPECT_EQ(step.demotions[1].source, step.work[0].blocks[3]);
   EXPECT_THAT(step.hand_over, IsEmpty());
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 0u) << "the copies are not made";
   plan({.ended = {2}});
@@ -699,8 +699,8 @@ TEST_F(BlockManagerStateDemotion, ALaterPromptFindsThemAndBringsThemBack) {
   ASSERT_THAT(seqs(in.work), ElementsAre(3));
   EXPECT_EQ(in.work[0].start, 8u);
   ASSERT_THAT(in.swap_in, SizeIs(2));
-  EXPECT_EQ(in.swap_in[0].source, out.swap_out[1].destination);
-  EXPECT_EQ(in.swap_in[1].source, out.swap_out[0].destination);
+  EXPECT_EQ(in.swap_in[0].source, out.demotions[1].destination);
+  EXPECT_EQ(in.swap_in[1].source, out.demotions[0].destination);
   EXPECT_EQ(in.outcome.admitted.at(0).cached_tokens, 8u);
   EXPECT_EQ(pool_->counters().promoted_blocks.load(), 2u);
   plan({.running = {3}});
@@ -731,7 +731,7 @@ TEST_F(BlockManagerStateDemotion, ABlockMayLeaveAndBeBroughtBackIntoInOneStep) {
   add(3, joined(counting(10, 8), counting(300, 8)));
   const StepPlan step = plan({.waiting = {3}});
   EXPECT_THAT(step.swap_in, SizeIs(2));
-  EXPECT_THAT(step.swap_out, SizeIs(3));
+  EXPECT_THAT(step.demotions, SizeIs(3));
   plan({.ended = {3}});
   EXPECT_EQ(found_by_peer(counting(200, 13), Tier::host), 3u);
 }
@@ -740,7 +740,7 @@ TEST_F(BlockManagerStateDemotion, IsNotMadeWhereItCostsMoreThanComputing) {
   make_pool(4, 8);
   manager().copy_policy().set(100, 1);
   leave(kPrompt);
-  EXPECT_THAT(press().swap_out, IsEmpty());
+  EXPECT_THAT(press().demotions, IsEmpty());
   plan({.ended = {2}});
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 0u);
 }
@@ -802,7 +802,7 @@ TEST_F(BlockManagerStateDemotion, BlocksAreHandedOverAlsoWhereNothingIsCopied) {
   manager().copy_policy().set(100, 1);
   leave(kPrompt, DomainId{1});
   const StepPlan step = press(DomainId{2});
-  EXPECT_THAT(step.swap_out, IsEmpty());
+  EXPECT_THAT(step.demotions, IsEmpty());
   EXPECT_THAT(step.hand_over, SizeIs(2));
   carry_out(step);
   plan({.ended = {2}});
@@ -821,7 +821,7 @@ TEST_F(BlockManagerStateDemotion, ABlockGivenBackInTheSameStepTakesItsContentWit
   const StepPlan step = plan({.running = {2, 3}, .victims = {2}});
   EXPECT_THAT(seqs(step.outcome.preempted), ElementsAre(2));
   EXPECT_THAT(seqs(step.work), ElementsAre(3));
-  EXPECT_THAT(step.swap_out, IsEmpty());
+  EXPECT_THAT(step.demotions, IsEmpty());
   plan({.running = {3}});
   EXPECT_EQ(found_by_peer(counting(10, 5), Tier::host), 0u);
 }
@@ -847,7 +847,7 @@ TEST_F(BlockManagerStateDemotion, WithoutPrefixCachingNothingIsKept) {
   make_pool(4, 8);
   peer_->release(compute_by_peer(kPrompt));
   config_.prefix_caching = false;
-  EXPECT_THAT(press().swap_out, IsEmpty());
+  EXPECT_THAT(press().demotions, IsEmpty());
 }
 
 // -- aborts and figures

@@ -147,7 +147,7 @@ class DeviceEngine {
     if (!runner_lane) return forward_error(runner_lane);
     // A layer a part, and room aside for less than a large step moves.
     auto swapper =
-        DeviceSwapper::create(device, pool.memory, both_copies(device),
+        DeviceSwapper::create(device, pool.memory, {both_copies(device), both_copies(device)},
                               {.aside_bytes = 2 * geometry.kv.block_bytes(), .part_bytes = 1});
     if (!swapper) return forward_error(swapper);
     auto runner = std::make_unique<DeviceOracleRunner>(device, pool.memory, slot, **swapper,

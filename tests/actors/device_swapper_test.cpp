@@ -46,13 +46,14 @@ class DeviceSwapperTest : public ::testing::Test {
 
   /// \param aside_blocks  that there is room for
   std::unique_ptr<DeviceSwapper> swapper(std::size_t aside_blocks, std::size_t part_bytes = 1) {
+    const CopyOnDevice noted = [this, copy = late_copies()](const BlockCopyArgs& args,
+                                                            DeviceStream stream) {
+      copies_.push_back(args);
+      if (before_copy_) before_copy_(args, stream);
+      return copy(args, stream);
+    };
     auto made = DeviceSwapper::create(
-        device_, pool_.memory,
-        [this, copy = late_copies()](const BlockCopyArgs& args, DeviceStream stream) {
-          copies_.push_back(args);
-          if (before_copy_) before_copy_(args, stream);
-          return copy(args, stream);
-        },
+        device_, pool_.memory, {noted, noted},
         {.aside_bytes = aside_blocks * kv_.block_bytes(), .part_bytes = part_bytes});
     KV_CHECK(made.has_value(), made.error().text);
     return std::move(*made);
@@ -97,7 +98,7 @@ class DeviceSwapperTest : public ::testing::Test {
 
   static StepPlan plan(std::vector<BlockPair> out, std::vector<BlockPair> in) {
     StepPlan plan;
-    plan.swap_out = std::move(out);
+    plan.demotions = std::move(out);
     plan.swap_in = std::move(in);
     plan.work.emplace_back();
     return plan;
@@ -159,8 +160,28 @@ TEST_F(DeviceSwapperTest, WhatThereIsNoRoomForAsideIsWaitedFor) {
   gate.open();
   EXPECT_TRUE(comes(computed));
   ASSERT_TRUE(swapper->finish(leaving));
-  for (const BlockPair& pair : leaving.swap_out)
+  for (const BlockPair& pair : leaving.demotions)
     EXPECT_TRUE(holds(host(pair.destination), pair.source));
+}
+
+/// Its blocks stay as they are in this step.
+TEST_F(DeviceSwapperTest, WhatIsPreemptedIsNotWaitedFor) {
+  const auto swapper = this->swapper(1);
+  measure(*swapper);
+  Gate gate;
+  before_copy_ = [&](const BlockCopyArgs& args, DeviceStream stream) {
+    if (is_to_host(args)) gate.hold(stream);
+  };
+  StepPlan leaving = plan({{1, 3}}, {});
+  leaving.swap_out = {{2, 4}, {5, 6}};
+  ASSERT_TRUE(swapper->move(leaving));
+  ASSERT_TRUE(swapper->join_out(leaving, runner_));
+  overwrite(1);
+  ASSERT_TRUE(comes(reached()));
+  EXPECT_TRUE(holds(host(4), 104));
+  gate.open();
+  ASSERT_TRUE(swapper->finish(leaving));
+  EXPECT_TRUE(holds(host(3), 1) && holds(host(4), 2) && holds(host(6), 5));
 }
 
 TEST_F(DeviceSwapperTest, WithoutWorkAllGoesDirectly) {
@@ -309,7 +330,7 @@ TEST_F(DeviceSwapperTest, PairsArePageLockedAndOutliveThePlan) {
   };
   StepPlan both = plan({{1, 3}, {2, 4}}, {{5, 6}});
   ASSERT_TRUE(swapper->move(both));
-  for (auto* pairs : {&both.swap_out, &both.swap_in})
+  for (auto* pairs : {&both.demotions, &both.swap_in})
     std::ranges::fill(*pairs, BlockPair{0, 0});  // as if it were gone
   gate.open();
   ASSERT_TRUE(swapper->finish(both));
@@ -322,7 +343,7 @@ TEST_F(DeviceSwapperTest, PairsArePageLockedAndOutliveThePlan) {
 TEST_F(DeviceSwapperTest, AsManyPairsFitAsThereCanBe) {
   const auto swapper = this->swapper(kHostBlocks);
   StepPlan most = plan({}, {});
-  for (std::uint32_t block = 0; block < kHostBlocks; ++block) most.swap_out.push_back({1, block});
+  for (std::uint32_t block = 0; block < kHostBlocks; ++block) most.demotions.push_back({1, block});
   for (std::uint32_t block = 0; block < kDeviceBlocks; ++block) most.swap_in.push_back({0, block});
   ASSERT_TRUE(swapper->move(most));
   EXPECT_TRUE(swapper->finish(most));
@@ -347,7 +368,7 @@ TEST_F(DeviceSwapperTest, EndsAfterItsCopies) {
 TEST_F(DeviceSwapperTest, WithoutAHostTierItHoldsNoMemory) {
   DevicePool alone(kDeviceBlocks, 0);
   const std::size_t before = device_.leftovers();
-  const auto swapper = DeviceSwapper::create(device_, alone.memory, late_copies());
+  const auto swapper = DeviceSwapper::create(device_, alone.memory, {late_copies(), late_copies()});
   ASSERT_TRUE(swapper);
   EXPECT_EQ(device_.leftovers() - before, 2 * (2 + (*swapper)->parts().count()));
 }

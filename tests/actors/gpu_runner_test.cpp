@@ -36,7 +36,7 @@ class GpuRunnerTest : public ::testing::Test {
       if (before_copy_) before_copy_(args, stream);
       return swap_blocks_cuda(args, std::numeric_limits<std::size_t>::max(), stream);
     };
-    swapper_ = *DeviceSwapper::create(device_, memory_, copy, {.part_bytes = 1});
+    swapper_ = *DeviceSwapper::create(device_, memory_, {copy, copy}, {.part_bytes = 1});
     ASSERT_EQ(swapper_->parts().count(), 4u);
     GpuTransformer transformer = model_.another();
     const DeviceStream stream = transformer.lane().stream();
@@ -166,7 +166,7 @@ TEST_F(GpuRunnerTest, TheModelComputesWhileBlocksLeaveAndBothAreDoneAtTheEnd) {
   const std::vector<std::byte> left(arena_.data() + 2 * kv_.block_bytes(),
                                     arena_.data() + 3 * kv_.block_bytes());
   StepPlan plan = work(10, {next_}, {1, 2, 3});
-  plan.swap_out = {{2, 5}};
+  plan.demotions = {{2, 5}};
   EXPECT_EQ(run(plan), std::vector{expected_});
   EXPECT_TRUE(gate.was_opened_in_time()) << "it waited for what leaves";
   EXPECT_TRUE(std::ranges::equal(
@@ -175,7 +175,7 @@ TEST_F(GpuRunnerTest, TheModelComputesWhileBlocksLeaveAndBothAreDoneAtTheEnd) {
 
 TEST_F(GpuRunnerTest, ADeviceThatIsLostInASwapEndsTheStep) {
   StepPlan plan = work(10, {next_}, {1, 2, 3});
-  plan.swap_out = {{2, 5}};
+  plan.demotions = {{2, 5}};
   before_copy_ = [&](const BlockCopyArgs& args, DeviceStream stream) {
     if (is_to_host(args)) stream->enqueue([] { throw std::runtime_error("a bus error"); });
   };

@@ -119,10 +119,11 @@ void check_swaps(const PoolMemory& memory, ProcessSlot slot, const StepPlan& pla
     return word(block).state() == BlockState::filling && word(block).holders() == holder_bit(slot);
   };
   std::set<std::uint32_t> destinations;
-  for (const BlockPair& pair : plan.swap_out) {
-    KV_CHECK(is_ours(pair.source) && is_to_write(base + pair.destination), pair.source);
-    KV_CHECK(destinations.insert(base + pair.destination).second, pair.destination);
-  }
+  for (const auto* pairs : {&plan.swap_out, &plan.demotions})
+    for (const BlockPair& pair : *pairs) {
+      KV_CHECK(is_ours(pair.source) && is_to_write(base + pair.destination), pair.source);
+      KV_CHECK(destinations.insert(base + pair.destination).second, pair.destination);
+    }
   for (const BlockPair& pair : plan.swap_in) {
     KV_CHECK(is_ours(base + pair.source) && is_to_write(pair.destination), pair.source);
     KV_CHECK(!destinations.contains(base + pair.source), pair.source);  // they go both ways at once

@@ -340,6 +340,16 @@ TEST_P(GpuGraphs, HaveTheBitsOfTheStepsTheyRecorded) {
   EXPECT_EQ(got.sampled, want.sampled);
   EXPECT_GE(got.times("launch"), 16u);
   EXPECT_LE(got.times("begin_capture"), 4u);
+  // As without neighbours, and without padding.
+  for (int b = 0; b < 3; ++b) {
+    const auto alone =
+        recorded.runner(9).run_chunked(0, std::vector<TokenId>(27 + 5 * b, 7 + b), {50});
+    const std::size_t vocab = recorded.config().vocab_size;
+    for (int step = 0; step < 24; ++step) {
+      const auto row = std::span(alone).subspan((3 + 5 * b + step) * vocab, vocab);
+      EXPECT_TRUE(std::ranges::equal(got.logits[step * 3 + b], row)) << b << ", " << step;
+    }
+  }
   // All that a step takes: its inputs, the graph, and those who wait and look at the logits.
   EXPECT_EQ(got.calls.back(), (std::multiset<std::string>{"copy", "launch", "record", "synchronize",
                                                           "copy", "record", "synchronize"}));
@@ -374,7 +384,7 @@ TEST_P(GpuGraphs, AreForgottenWhenThereAreTooMany) {
   EXPECT_EQ(gpu.device().leftovers(), before + 1 + 2);  // an arena
 }
 
-/// Any call of the first recording fails: what it was is not to be seen.
+/// Any call of the first recording fails, or its launch: what it was is not to be seen.
 TEST_P(GpuGraphs, AreDoneWithoutIfTheDeviceCannotRecord) {
   GpuModel eager = model(0);
   const Decode want(eager, 4);
@@ -389,13 +399,16 @@ TEST_P(GpuGraphs, AreDoneWithoutIfTheDeviceCannotRecord) {
     Decode(gpu, 4, 3, {.before_call = note});
   }
   ASSERT_GT(ended, begun);
-  for (std::uint64_t call = begun; call <= ended;
-       call += call + 7 < ended || call == ended ? 7 : 1) {
+  const std::uint64_t launched = ended + 1;
+  for (std::uint64_t call = begun; call <= launched;
+       call += call + 7 < ended || call == launched ? 7 : 1) {
     GpuModel gpu = model(32);
     ASSERT_EQ(gpu.device().calls(), before);
+    const std::size_t leftovers = gpu.device().leftovers();
     const Decode got(gpu, 4, 3, {.call = call, .error = Errc::os_error});
     EXPECT_EQ(got.logits, want.logits) << call;
-    EXPECT_EQ(got.times("launch"), 0u) << call;
+    EXPECT_EQ(got.times("launch"), call == launched ? 1u : 0u) << call;
+    EXPECT_EQ(gpu.device().leftovers(), leftovers + 1) << call;  // an arena, no graph
   }
 }
 

@@ -22,6 +22,8 @@ namespace {
 
 /// What a context, its kernels and cuBLASLt take beside our own memory.
 constexpr std::size_t kContextBytes = std::size_t{768} << 20;
+/// A dozen kernels with their arguments, of each recorded decode step; roomy, until it is measured.
+constexpr std::size_t kGraphBytesPerLayer = std::size_t{64} << 10;
 
 std::size_t weight_bytes(const ModelConfig& config, const Device& device) {
   return round_up(GpuWeights(config).bytes, device.facts().shared_granularity);
@@ -79,15 +81,26 @@ CopyOnDevice copies_on(Device& device, std::size_t batched_from) {
 constexpr std::size_t kAlwaysBatched = 0;
 constexpr std::size_t kNeverBatched = std::numeric_limits<std::size_t>::max();
 
-/// What the swapper copies with.
-Expected<CopyOnDevice> fastest_copies(Device& device, const PoolGeometry& geometry) {
+/// What the swapper copies with. Within the device that is a kernel: it has all of the memory's
+/// bandwidth, whatever the size of the pieces.
+Expected<SwapCopies> fastest_copies(Device& device, const PoolGeometry& geometry) {
   const CopyOnDevice batched = copies_on(device, kAlwaysBatched);
-  if (geometry.host_blocks == 0) return batched;
-  auto batched_from =
-      calibrate_copies(device, LayerParts(geometry.kv, SwapLimits{}.part_bytes).least_bytes(),
-                       copies_on(device, kNeverBatched), batched);
+  const CopyOnDevice by_kernel = copies_on(device, kNeverBatched);
+  if (geometry.host_blocks == 0) return SwapCopies{batched, by_kernel};
+  auto batched_from = calibrate_copies(
+      device, LayerParts(geometry.kv, SwapLimits{}.part_bytes).least_bytes(), by_kernel, batched);
   if (!batched_from) return forward_error(batched_from);
-  return copies_on(device, *batched_from);
+  return SwapCopies{copies_on(device, *batched_from), by_kernel};
+}
+
+/// What an engine takes of the device beside the weights and the arena.
+std::size_t engine_bytes(const Options& options, const ModelConfig& config,
+                         const DeviceFacts& facts) {
+  const GpuLimits limits = limits_of(options, config);
+  const std::size_t aside = std::min(options.swap_space, SwapLimits{}.aside_bytes);
+  const std::size_t graphs = limits.graphs * config.layers * kGraphBytesPerLayer;
+  return GpuTransformer::device_bytes(config, limits) + aside + graphs +
+         std::min(kContextBytes, facts.total_bytes / 16);
 }
 
 }  // namespace
@@ -100,10 +113,8 @@ Expected<GpuFigures> gpu_figures(const Options& options, const ModelConfig& conf
   auto available = (*device)->free_bytes();
   if (!available) return forward_error(available);
   const DeviceFacts& facts = (*device)->facts();
-  const std::size_t aside = std::min(options.swap_space, SwapLimits{}.aside_bytes);
   return GpuFigures{facts.total_bytes, *available, weight_bytes(config, **device),
-                    GpuTransformer::device_bytes(config, limits_of(options, config)) + aside +
-                        std::min(kContextBytes, facts.total_bytes / 16)};
+                    engine_bytes(options, config, facts)};
 }
 
 Expected<GpuMemory> make_gpu_memory(const Options& options, const ModelConfig& config,

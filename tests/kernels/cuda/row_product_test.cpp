@@ -127,13 +127,15 @@ TEST(RowProductCuda, RowsThatAreNotFiniteStayAlone) {
 }
 
 TEST(RowProductCuda, RefusesWhatItCannotDo) {
-  alignas(16) std::byte memory[1024] = {};
+  std::vector<std::byte> allocated(1024);  // where a GPU can read it
+  std::byte* const memory = allocated.data();
   const RowProductArgs good{
       .x = memory, .w = memory + 256, .y = memory + 512, .T = 1, .N = 2, .K = 8};
   const auto refusal = [&](auto change) {
     RowProductArgs args = good;
     change(args);
     const auto done = row_product_cuda(args, nullptr);
+    testing_support::finish_kernels();
     return done ? Errc::none : done.error().code;
   };
   EXPECT_EQ(refusal([](RowProductArgs&) {}), Errc::none);
