@@ -24,8 +24,8 @@ const OptionField kFields[] = {
      "where engines compute: cpu, cuda, or auto (cuda if there is any)"},
     {"block-size", &Options::block_size, "tokens per block"},
     {"gpu-memory-utilization", &Options::gpu_memory_utilization,
-     "share of the device's memory for weights, activations and KV together (on the CPU: of the "
-     "machine's)"},
+     "share of the memory for weights, activations and KV together: of a GPU's that is free, or of "
+     "the machine's on the CPU; 0 = 0.9 of the one, 0.4 of the other"},
     {"kv-cache-memory-bytes", OptionField::Size{&Options::kv_cache_memory_bytes, 1},
      "bytes of the KV pool, e.g. 512M; skips the profile run"},
     {"num-gpu-blocks-override", &Options::num_gpu_blocks_override,
@@ -231,9 +231,9 @@ Expected<void> check_options(const Options& o) {
     return bad_value("engines", number(o.engines), "must be 1..31");
   if (o.block_size < 1 || o.block_size > 1024)
     return bad_value("block-size", number(o.block_size), "must be 1..1024 tokens; 16 is usual");
-  if (!(o.gpu_memory_utilization > 0) || o.gpu_memory_utilization > 1)
+  if (!(o.gpu_memory_utilization >= 0) || o.gpu_memory_utilization > 1)
     return bad_value("gpu-memory-utilization", number(o.gpu_memory_utilization),
-                     "must be above 0 and at most 1");
+                     "must be above 0 and at most 1, or 0 for the device's usual share");
   if (o.num_gpu_blocks_override == 1)
     return bad_value("num-gpu-blocks-override", "1",
                      "must be at least 2 (one is the null block), or 0 for none");

@@ -26,7 +26,8 @@ struct Options {
   std::uint32_t block_size = 16;  ///< tokens per block
   /// Share of the machine's memory, or of what is free of a GPU's, for weights, activations and KV
   /// together.
-  double gpu_memory_utilization = 0.4;
+  /// 0 = by the device, see default_memory_share().
+  double gpu_memory_utilization = 0;
   /// Of the device tier; not 0 = no profile run, utilization ignored.
   std::size_t kv_cache_memory_bytes = 0;
   /// Device blocks, the null block included, whatever the memory says; 0 = by memory.
