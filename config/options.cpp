@@ -57,6 +57,9 @@ const OptionField kFields[] = {
     {"gpu-fault", &Options::gpu_fault,
      "when an engine loses its GPU: drop_unpinned (blocks nobody holds), keep, or drop_all (and "
      "restart the others)"},
+    {"gpu-memory-sharing", &Options::gpu_memory_sharing,
+     "how engines share a GPU's memory: vmm (descriptors), ipc (legacy CUDA IPC: a process more "
+     "keeps the memory, and the daemon ends with it), or auto (vmm if it can be had)"},
     {"socket-access", &Options::socket_access, "who may connect: owner, everybody or @GROUP"},
     {"log-level", &Options::log_level, "trace, debug, info, warn, error or off"},
 };
@@ -271,6 +274,9 @@ Expected<void> check_options(const Options& o) {
     return bad_value("sharing", "listed", "admits nobody; name the clients' users under domains");
   if (auto known = one_of("scrub", o.scrub, {"on_domain_change", "never"}); !known) return known;
   if (auto known = one_of("gpu-fault", o.gpu_fault, {"drop_unpinned", "keep", "drop_all"}); !known)
+    return known;
+  if (auto known = one_of("gpu-memory-sharing", o.gpu_memory_sharing, {"auto", "vmm", "ipc"});
+      !known)
     return known;
   if (o.socket_access.size() < 2 || o.socket_access[0] != '@')
     if (auto known = one_of("socket-access", o.socket_access, {"owner", "everybody", "@GROUP"});

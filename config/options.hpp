@@ -55,6 +55,9 @@ struct Options {
   /// what no living engine holds goes, keep = all stays, drop_all = the other engines are started
   /// anew and all goes.
   std::string gpu_fault = "drop_unpinned";
+  /// How engines share a GPU's memory: vmm = by descriptors that keep it, ipc = by names, a process
+  /// more keeps it, auto = vmm if it can be had.
+  std::string gpu_memory_sharing = "auto";
   /// Who may connect: owner (the daemon's user), everybody, or @GROUP.
   std::string socket_access = "owner";
   std::string log_level = "info";  ///< trace, debug, info, warn, error, off

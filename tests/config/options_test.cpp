@@ -56,6 +56,7 @@ const Sample kSamples[] = {
     {"domains", "a=bob,7;b=@9", "{b = \"@9\", a = [\"bob\", 7]}", "a=bob,7;b=@9"},
     {"scrub", "never", "\"never\"", "never"},
     {"gpu-fault", "keep", "\"keep\"", "keep"},
+    {"gpu-memory-sharing", "ipc", "\"ipc\"", "ipc"},
     {"socket-access", "@kv", "\"@kv\"", "@kv"},
     {"log-level", "debug", "\"debug\"", "debug"},
 };
@@ -294,6 +295,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadOption{"scrub", "always", "on_domain_change, never"},
                       BadOption{"device", "gpu", "auto, cpu, cuda"},
                       BadOption{"gpu-fault", "drop", "drop_unpinned, keep, drop_all"},
+                      BadOption{"gpu-memory-sharing", "fd", "auto, vmm, ipc"},
                       BadOption{"socket-access", "staff", "owner, everybody, @GROUP"},
                       BadOption{"socket-access", "@", "owner, everybody, @GROUP"},
                       BadOption{"log-level", "loud", "trace, debug, info, warn, error, off"}));

@@ -194,14 +194,15 @@ Expected<void> FakeDevice::call(const char* name) {
   {
     const std::lock_guard lock(mutex_);
     before = faults_.before_call;
-    if (number == faults_.call) {
-      const std::string text = std::string(name) + ": a fault was wanted";
-      if (faults_.error != Errc::device_lost) return failure(faults_.error, text);
-      lost_ = text;
-    }
-    if (!lost_.empty()) return failure(Errc::device_lost, lost_);
   }
-  if (before) before(number, name);
+  if (before) before(number, name);  // it may want this one to fail
+  const std::lock_guard lock(mutex_);
+  if (number == faults_.call) {
+    const std::string text = std::string(name) + ": a fault was wanted";
+    if (faults_.error != Errc::device_lost) return failure(faults_.error, text);
+    lost_ = text;
+  }
+  if (!lost_.empty()) return failure(Errc::device_lost, lost_);
   return {};
 }
 

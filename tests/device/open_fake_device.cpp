@@ -5,9 +5,11 @@
 //   KVHIVE_FAKE_GPU_UUID   which one it is
 //   KVHIVE_FAKE_GPU_FAULT  a file with the number of a call that fails, for the next process that
 //                          opens the device and for it alone
+//   KVHIVE_FAKE_GPU_LOSS   a file: once it is there every process' context is lost, as under MPS
 //   KVHIVE_FAKE_GPU_STALL  a FIFO: making shared memory takes until its writers have closed it
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -32,12 +34,20 @@ Expected<std::unique_ptr<Device>> open_cuda_device(int, const std::string& shari
   testing::FakeFaults faults;
   if (const char* path = std::getenv("KVHIVE_FAKE_GPU_FAULT"); path != nullptr)
     if (std::ifstream file(path); !(file >> faults.call) || std::remove(path) != 0) faults.call = 0;
-  if (const char* path = std::getenv("KVHIVE_FAKE_GPU_STALL"); path != nullptr)
-    faults.before_call = [path = std::string(path)](std::uint64_t, const std::string& name) {
-      if (name != "create_shared") return;
-      std::ifstream fifo(path);
-      while (fifo.get() != std::char_traits<char>::eof()) {
+  const char* stall = std::getenv("KVHIVE_FAKE_GPU_STALL");
+  const char* loss = std::getenv("KVHIVE_FAKE_GPU_LOSS");
+  if (stall != nullptr || loss != nullptr)
+    faults.before_call = [stall, loss, of = device.get()](std::uint64_t number,
+                                                          const std::string& name) {
+      if (stall != nullptr && name == "create_shared") {
+        std::ifstream fifo(stall);
+        while (fifo.get() != std::char_traits<char>::eof()) {
+        }
       }
+      if (loss == nullptr || !std::filesystem::exists(loss)) return;
+      testing::FakeFaults all_is_lost;
+      all_is_lost.call = number;
+      of->set_faults(all_is_lost);
     };
   device->set_faults(faults);
   return device;
