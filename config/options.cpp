@@ -24,8 +24,8 @@ const OptionField kFields[] = {
      "where engines compute: cpu, cuda, or auto (cuda if there is any)"},
     {"block-size", &Options::block_size, "tokens per block"},
     {"gpu-memory-utilization", &Options::gpu_memory_utilization,
-     "share of the device's memory for weights, activations and KV together (on the CPU: of the "
-     "machine's)"},
+     "share of the memory for weights, activations and KV together: of a GPU's that is free, or of "
+     "the machine's on the CPU; 0 = 0.9 of the one, 0.4 of the other"},
     {"kv-cache-memory-bytes", OptionField::Size{&Options::kv_cache_memory_bytes, 1},
      "bytes of the KV pool, e.g. 512M; skips the profile run"},
     {"num-gpu-blocks-override", &Options::num_gpu_blocks_override,
@@ -62,6 +62,9 @@ const OptionField kFields[] = {
     {"gpu-fault", &Options::gpu_fault,
      "when an engine loses its GPU: drop_unpinned (blocks nobody holds), keep, or drop_all (and "
      "restart the others)"},
+    {"gpu-memory-sharing", &Options::gpu_memory_sharing,
+     "how engines share a GPU's memory: vmm (descriptors), ipc (legacy CUDA IPC: a process more "
+     "keeps the memory, and the daemon ends with it), or auto (vmm if it can be had)"},
     {"socket-access", &Options::socket_access, "who may connect: owner, everybody or @GROUP"},
     {"log-level", &Options::log_level, "trace, debug, info, warn, error or off"},
 };
@@ -236,9 +239,9 @@ Expected<void> check_options(const Options& o) {
     return bad_value("engines", number(o.engines), "must be 1..31");
   if (o.block_size < 1 || o.block_size > 1024)
     return bad_value("block-size", number(o.block_size), "must be 1..1024 tokens; 16 is usual");
-  if (!(o.gpu_memory_utilization > 0) || o.gpu_memory_utilization > 1)
+  if (!(o.gpu_memory_utilization >= 0) || o.gpu_memory_utilization > 1)
     return bad_value("gpu-memory-utilization", number(o.gpu_memory_utilization),
-                     "must be above 0 and at most 1");
+                     "must be above 0 and at most 1, or 0 for the device's usual share");
   if (o.num_gpu_blocks_override == 1)
     return bad_value("num-gpu-blocks-override", "1",
                      "must be at least 2 (one is the null block), or 0 for none");
@@ -276,6 +279,9 @@ Expected<void> check_options(const Options& o) {
     return bad_value("sharing", "listed", "admits nobody; name the clients' users under domains");
   if (auto known = one_of("scrub", o.scrub, {"on_domain_change", "never"}); !known) return known;
   if (auto known = one_of("gpu-fault", o.gpu_fault, {"drop_unpinned", "keep", "drop_all"}); !known)
+    return known;
+  if (auto known = one_of("gpu-memory-sharing", o.gpu_memory_sharing, {"auto", "vmm", "ipc"});
+      !known)
     return known;
   if (o.socket_access.size() < 2 || o.socket_access[0] != '@')
     if (auto known = one_of("socket-access", o.socket_access, {"owner", "everybody", "@GROUP"});

@@ -26,7 +26,8 @@ struct Options {
   std::uint32_t block_size = 16;  ///< tokens per block
   /// Share of the machine's memory, or of what is free of a GPU's, for weights, activations and KV
   /// together.
-  double gpu_memory_utilization = 0.4;
+  /// 0 = by the device, see default_memory_share().
+  double gpu_memory_utilization = 0;
   /// Of the device tier; not 0 = no profile run, utilization ignored.
   std::size_t kv_cache_memory_bytes = 0;
   /// Device blocks, the null block included, whatever the memory says; 0 = by memory.
@@ -57,6 +58,9 @@ struct Options {
   /// what no living engine holds goes, keep = all stays, drop_all = the other engines are started
   /// anew and all goes.
   std::string gpu_fault = "drop_unpinned";
+  /// How engines share a GPU's memory: vmm = by descriptors that keep it, ipc = by names, a process
+  /// more keeps it, auto = vmm if it can be had.
+  std::string gpu_memory_sharing = "auto";
   /// Who may connect: owner (the daemon's user), everybody, or @GROUP.
   std::string socket_access = "owner";
   std::string log_level = "info";  ///< trace, debug, info, warn, error, off

@@ -13,13 +13,14 @@ Expected<std::size_t> kv_bytes(const Options& options, const MemoryFigures& memo
   if (options.kv_cache_memory_bytes != 0) return options.kv_cache_memory_bytes;
   // A GPU is shared with strangers, and what they have taken is gone.
   const std::size_t whole = options.device == "cuda" ? memory.available : memory.total;
-  const auto share =
-      static_cast<std::size_t>(static_cast<double>(whole) * options.gpu_memory_utilization);
+  const double utilization = options.gpu_memory_utilization != 0 ? options.gpu_memory_utilization
+                                                                 : default_memory_share(options);
+  const auto share = static_cast<std::size_t>(static_cast<double>(whole) * utilization);
   const std::size_t others = memory.weights + options.engines * memory.engine_peak;
   if (share <= others)
     return failure(Errc::out_of_memory,
-                   "gpu-memory-utilization " + std::to_string(options.gpu_memory_utilization) +
-                       " of " + format_bytes(whole) + " is less than weights (" +
+                   "gpu-memory-utilization " + std::to_string(utilization) + " of " +
+                       format_bytes(whole) + " is less than weights (" +
                        format_bytes(memory.weights) + ") and " + std::to_string(options.engines) +
                        " engines (" + format_bytes(memory.engine_peak) +
                        " each) need; raise it, or start fewer engines");
@@ -36,6 +37,8 @@ Expected<void> check_room(std::size_t needed, const MemoryFigures& memory) {
                      " available; lower kv-cache-memory-bytes, num-gpu-blocks-override or "
                      "swap-space, or raise that limit");
 }
+
+double default_memory_share(const Options& options) { return options.device == "cuda" ? 0.9 : 0.4; }
 
 bool needs_profile_run(const Options& options) {
   return options.num_gpu_blocks_override == 0 && options.kv_cache_memory_bytes == 0;

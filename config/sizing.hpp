@@ -32,6 +32,10 @@ struct PoolSize {
   std::uint32_t max_model_len = 0;  ///< what was asked for, or the most that model and pool allow
 };
 
+/// gpu_memory_utilization where the operator says nothing: of what is free of a GPU nearly all, of
+/// a machine, where others live too, less than half.
+double default_memory_share(const Options& options);
+
 /// Whether sizing needs figures that only a profile run can give.
 bool needs_profile_run(const Options& options);
 

@@ -7,11 +7,16 @@
 
 #include <array>
 #include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "device/cublas_lt.hpp"
 #include "device/device.hpp"
+#include "device/ipc_record.hpp"
 
 namespace kvhive {
 namespace {
@@ -64,6 +69,10 @@ CUmemAllocationProp shared_memory_of(int ordinal) {
   return properties;
 }
 
+/// What legacy IPC shares: what cudaMalloc gives in these multiples has its pages to itself.
+constexpr std::size_t kIpcGranularity = std::size_t{2} << 20;
+static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(IpcHandle));
+
 std::string uuid_text(const cudaUUID_t& uuid) {
   std::string text = "GPU-";
   for (int i = 0; i < 16; ++i) {
@@ -84,6 +93,10 @@ class CudaDevice final : public Device {
         memory_(memory),
         products_(std::move(products)) {}
 
+  ~CudaDevice() override {
+    for (const auto& [handle, memory] : made_) cudaFree(memory);
+  }
+
   const DeviceFacts& facts() const override { return facts_; }
 
   Expected<std::size_t> free_bytes() override {
@@ -96,53 +109,22 @@ class CudaDevice final : public Device {
   // -- memory
 
   Expected<UniqueFd> create_shared(std::size_t bytes) override {
-    const CUmemAllocationProp properties = shared_memory_of(ordinal_);
-    CUmemGenericAllocationHandle handle{};
-    if (auto made =
-            drive("cuMemCreate", [&] { return memory_.create(&handle, bytes, &properties, 0); });
-        !made)
-      return forward_error(made);
-    int fd = -1;
-    auto exported = drive("cuMemExportToShareableHandle", [&] {
-      return memory_.export_handle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    });
-    memory_.release(handle);  // the descriptor keeps the memory
-    if (!exported) return forward_error(exported);
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    return UniqueFd(fd);
+    return facts_.memory_needs_its_maker ? create_by_ipc(bytes) : create_by_vmm(bytes);
   }
-
   Expected<std::byte*> map_shared(int fd, std::size_t bytes) override {
-    CUmemGenericAllocationHandle handle{};
-    if (auto imported = drive("cuMemImportFromShareableHandle",
-                              [&] {
-                                return memory_.import_handle(
-                                    &handle, reinterpret_cast<void*>(std::intptr_t{fd}),
-                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-                              });
-        !imported)
-      return forward_error(imported);
-    CUdeviceptr address = 0;
-    auto mapped =
-        drive("cuMemAddressReserve", [&] { return memory_.reserve(&address, bytes, 0, 0, 0); });
-    const bool is_reserved = mapped.has_value();
-    if (mapped)
-      mapped = drive("cuMemMap", [&] { return memory_.map(address, bytes, 0, handle, 0); });
-    const bool is_mapped = mapped.has_value();
-    memory_.release(handle);  // the mapping keeps the memory
-    CUmemAccessDesc access{};
-    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {ordinal_}};
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    if (mapped)
-      mapped =
-          drive("cuMemSetAccess", [&] { return memory_.set_access(address, bytes, &access, 1); });
-    if (mapped) return reinterpret_cast<std::byte*>(address);
-    if (is_mapped) memory_.unmap(address, bytes);
-    if (is_reserved) memory_.free_address(address, bytes);
-    return forward_error(mapped);
+    return is_ipc_record(fd) ? map_by_ipc(fd, bytes) : map_by_vmm(fd, bytes);
   }
-
   void unmap_shared(std::byte* memory, std::size_t bytes) override {
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [handle, own] : made_)
+        if (own == memory) return;
+      if (const auto found = opened_.find(memory); found != opened_.end()) {
+        opened_.erase(found);
+        cudaIpcCloseMemHandle(memory);
+        return;
+      }
+    }
     const auto address = reinterpret_cast<CUdeviceptr>(memory);
     memory_.unmap(address, bytes);
     memory_.free_address(address, bytes);
@@ -240,6 +222,96 @@ class CudaDevice final : public Device {
   void destroy(DeviceGraph graph) override { cudaGraphExecDestroy(graph); }
 
  private:
+  Expected<UniqueFd> create_by_vmm(std::size_t bytes) {
+    const CUmemAllocationProp properties = shared_memory_of(ordinal_);
+    CUmemGenericAllocationHandle handle{};
+    if (auto made =
+            drive("cuMemCreate", [&] { return memory_.create(&handle, bytes, &properties, 0); });
+        !made)
+      return forward_error(made);
+    int fd = -1;
+    auto exported = drive("cuMemExportToShareableHandle", [&] {
+      return memory_.export_handle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    });
+    memory_.release(handle);  // the descriptor keeps the memory
+    if (!exported) return forward_error(exported);
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return UniqueFd(fd);
+  }
+
+  Expected<std::byte*> map_by_vmm(int fd, std::size_t bytes) {
+    if (memory_.import_handle == nullptr)
+      return failure(Errc::unsupported,
+                     "this driver cannot map memory by descriptors; start the daemon with "
+                     "--gpu-memory-sharing ipc");
+    CUmemGenericAllocationHandle handle{};
+    if (auto imported = drive("cuMemImportFromShareableHandle",
+                              [&] {
+                                return memory_.import_handle(
+                                    &handle, reinterpret_cast<void*>(std::intptr_t{fd}),
+                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+                              });
+        !imported)
+      return forward_error(imported);
+    CUdeviceptr address = 0;
+    auto mapped =
+        drive("cuMemAddressReserve", [&] { return memory_.reserve(&address, bytes, 0, 0, 0); });
+    const bool is_reserved = mapped.has_value();
+    if (mapped)
+      mapped = drive("cuMemMap", [&] { return memory_.map(address, bytes, 0, handle, 0); });
+    const bool is_mapped = mapped.has_value();
+    memory_.release(handle);  // the mapping keeps the memory
+    CUmemAccessDesc access{};
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {ordinal_}};
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (mapped)
+      mapped =
+          drive("cuMemSetAccess", [&] { return memory_.set_access(address, bytes, &access, 1); });
+    if (mapped) return reinterpret_cast<std::byte*>(address);
+    if (is_mapped) memory_.unmap(address, bytes);
+    if (is_reserved) memory_.free_address(address, bytes);
+    return forward_error(mapped);
+  }
+
+  Expected<UniqueFd> create_by_ipc(std::size_t bytes) {
+    auto memory = allocate(bytes);
+    if (!memory) return forward_error(memory);
+    cudaIpcMemHandle_t name{};
+    if (auto named =
+            call("cudaIpcGetMemHandle", [&] { return cudaIpcGetMemHandle(&name, *memory); });
+        !named) {
+      release(*memory);
+      return forward_error(named);
+    }
+    IpcHandle handle;
+    std::memcpy(handle.data(), &name, sizeof name);
+    auto record = write_ipc_record(handle, bytes, facts_.uuid);
+    if (!record) {
+      release(*memory);
+      return forward_error(record);
+    }
+    const std::lock_guard lock(mutex_);
+    made_.emplace(handle, *memory);
+    return record;
+  }
+  Expected<std::byte*> map_by_ipc(int fd, std::size_t bytes) {
+    auto handle = read_ipc_record(fd, bytes, facts_.uuid);
+    if (!handle) return forward_error(handle);
+    const std::lock_guard lock(mutex_);
+    // A process must not open what it made itself.
+    if (const auto own = made_.find(*handle); own != made_.end()) return own->second;
+    cudaIpcMemHandle_t name;
+    std::memcpy(&name, handle->data(), sizeof name);
+    void* memory = nullptr;
+    if (auto opened = call(
+            "cudaIpcOpenMemHandle",
+            [&] { return cudaIpcOpenMemHandle(&memory, name, cudaIpcMemLazyEnablePeerAccess); });
+        !opened)
+      return forward_error(opened);
+    opened_.insert(static_cast<std::byte*>(memory));
+    return static_cast<std::byte*>(memory);
+  }
+
   /// A fault stays with its context: whatever is called next says the same, also what can do no
   /// wrong.
   static bool is_lost() {
@@ -279,11 +351,49 @@ class CudaDevice final : public Device {
   DeviceFacts facts_;
   VirtualMemory memory_;
   std::unique_ptr<CublasLt> products_;
+  std::mutex mutex_;
+  std::map<IpcHandle, std::byte*> made_;  ///< by create_by_ipc()
+  std::multiset<std::byte*> opened_;      ///< by map_by_ipc(): the driver counts, too
 };
+
+/// How memory is shared on this GPU.
+struct Sharing {
+  std::size_t granularity = kIpcGranularity;
+  std::string no_vmm;  ///< why it cannot be; empty = it can
+};
+
+/// By trying: what a container or a virtual GPU forbids looks as if it were there. A GPU that is
+/// full says nothing of the way.
+Sharing try_vmm(const VirtualMemory& memory, bool is_loaded, int ordinal) {
+  if (!is_loaded) return {kIpcGranularity, "the driver is older than CUDA 12.0"};
+  const auto why_not = [&](const char* name, CUresult error) -> Sharing {
+    const char* words = nullptr;
+    memory.error_string(error, &words);
+    return {kIpcGranularity,
+            std::string(name) + ": " + (words != nullptr ? words : "unknown error")};
+  };
+  Sharing sharing;
+  const CUmemAllocationProp properties = shared_memory_of(ordinal);
+  if (const CUresult error = memory.granularity(&sharing.granularity, &properties,
+                                                CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+      error != CUDA_SUCCESS)
+    return why_not("cuMemGetAllocationGranularity", error);
+  CUmemGenericAllocationHandle handle{};
+  const CUresult made = memory.create(&handle, sharing.granularity, &properties, 0);
+  if (made == CUDA_ERROR_OUT_OF_MEMORY) return sharing;
+  if (made != CUDA_SUCCESS) return why_not("cuMemCreate", made);
+  int fd = -1;
+  const CUresult exported =
+      memory.export_handle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  const UniqueFd closed(fd);
+  memory.release(handle);
+  if (exported != CUDA_SUCCESS) return why_not("cuMemExportToShareableHandle", exported);
+  return sharing;
+}
 
 }  // namespace
 
-Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal) {
+Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal, const std::string& wanted) {
   int driver = 0, count = 0;
   cudaDriverGetVersion(&driver);
   if (driver == 0)
@@ -310,26 +420,27 @@ Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal) {
                                           std::to_string(properties.major) + "." +
                                           std::to_string(properties.minor) +
                                           ", kvhive's kernels need 8.0; use --device cpu");
+  cudaError_t error = cudaSetDevice(ordinal);
+  if (error == cudaSuccess) error = cudaFree(nullptr);
+  if (error != cudaSuccess)
+    return failure(Errc::os_error, std::string("no context on ") + properties.name + ": " +
+                                       cudaGetErrorString(error) +
+                                       "; see nvidia-smi, or use --device cpu");
   VirtualMemory memory;
-  if (!memory.load())
-    return failure(Errc::unsupported,
-                   "the driver is too old to share memory between processes (CUDA "
-                   "12.0); update it, or use --device cpu");
-  std::size_t granularity = 0;
-  const CUmemAllocationProp shared = shared_memory_of(ordinal);
-  if (cudaSetDevice(ordinal) != cudaSuccess || cudaFree(nullptr) != cudaSuccess ||
-      memory.granularity(&granularity, &shared, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) !=
-          CUDA_SUCCESS)
-    return failure(Errc::unsupported,
-                   std::string(properties.name) +
-                       " cannot share memory by file descriptors (virtual memory "
-                       "management); use --device cpu");
+  const bool is_loaded = memory.load();
+  Sharing sharing;
+  if (wanted != "ipc") sharing = try_vmm(memory, is_loaded, ordinal);
+  if (wanted == "vmm" && !sharing.no_vmm.empty())
+    return failure(Errc::unsupported, std::string(properties.name) +
+                                          " cannot share memory by descriptors (" + sharing.no_vmm +
+                                          "); use --gpu-memory-sharing ipc, or --device cpu");
   auto products = CublasLt::load();
   if (!products) return forward_error(products);
   return std::make_unique<CudaDevice>(
       ordinal,
       DeviceFacts{properties.name, uuid_text(properties.uuid), properties.major, properties.minor,
-                  properties.totalGlobalMem, granularity, driver},
+                  properties.totalGlobalMem, sharing.granularity, driver,
+                  wanted == "ipc" || !sharing.no_vmm.empty(), sharing.no_vmm},
       memory, std::move(*products));
 }
 

@@ -38,6 +38,9 @@ struct DeviceFacts {
   std::size_t total_bytes = 0;
   std::size_t shared_granularity = 0;  ///< shared memory comes in multiples of it
   int driver_version = 0;              ///< CUDA's, 1000 * major + 10 * minor
+  /// Shared memory is kept by its maker alone, not by descriptors: see create_shared().
+  bool memory_needs_its_maker = false;
+  std::string sharing_reason;  ///< why it is, where nobody has asked for it
 };
 
 /// y[T, N] = x[T, K] * w[N, K]^T (+ bias[N]), all row-major in device memory, added in f32.
@@ -66,10 +69,12 @@ class Device {
   // -- memory
 
   /// Memory that lives as long as a process has this descriptor or a copy of it open, or the memory
-  /// mapped. Not zeroed. \param bytes  a multiple of facts().shared_granularity
+  /// mapped. Where facts().memory_needs_its_maker: as long as this Device, and what others have
+  /// mapped of it then is undefined; the descriptor is but its name. Not zeroed.
+  /// \param bytes  a multiple of facts().shared_granularity
   virtual Expected<UniqueFd> create_shared(std::size_t bytes) = 0;
   /// Maps what create_shared() made, here or in another process, all of it, for reading and
-  /// writing.
+  /// writing. The descriptor says how, whatever create_shared() does here.
   virtual Expected<std::byte*> map_shared(int fd, std::size_t bytes) = 0;
   virtual void unmap_shared(std::byte* memory, std::size_t bytes) = 0;
   /// Private memory, aligned to 256 bytes, not zeroed.
@@ -114,6 +119,10 @@ class Device {
 
 /// The machine's GPU `ordinal`; an error that names what is missing (the build's CUDA, the driver,
 /// a GPU) and the remedy.
-Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal);
+///
+/// \param sharing  how create_shared() does it: vmm (descriptors that keep the memory), ipc (its
+///                 maker keeps it), or auto (vmm if it can be had)
+Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal,
+                                                   const std::string& sharing = "auto");
 
 }  // namespace kvhive

@@ -1,11 +1,14 @@
 // kvhive-engine: one engine process. Loads the model, attaches to the pool, serves the channels the
 // keeper gives it. With --describe it only says what the model needs.
 
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 
+#include "config/exit_codes.hpp"
 #include "config/log.hpp"
 #include "tools/engine/describe.hpp"
 #include "tools/engine/device_choice.hpp"
@@ -27,6 +30,28 @@ void share_cores(const Options& options, char** argv) {
   execv("/proc/self/exe", argv);  // without /proc we do as well as we can
 }
 
+/// Makes a GPU's memory for the keeper, at the other end of our standard input. What lives no
+/// longer than we do we keep until it hangs up; when it says something we look whether it is there
+/// still.
+Expected<void> hand_over_gpu_memory(Device& device, const Options& options,
+                                    const ModelConfig& config, std::size_t arena_bytes) {
+  auto made = make_gpu_memory(device, options, config, arena_bytes);
+  if (!made) return forward_error(made);
+  Message message;
+  message.type = MessageType::gpu_memory;
+  message.needs_its_maker = device.facts().memory_needs_its_maker ? 1 : 0;
+  if (auto sent = send_packet(STDIN_FILENO, message, {made->arena.get(), made->weights.get()});
+      !sent || message.needs_its_maker == 0)
+    return sent;
+  pollfd keeper{STDIN_FILENO, POLLIN, 0};
+  while (true) {
+    if (poll(&keeper, 1, -1) < 0) continue;  // EINTR
+    auto packet = receive_packet(STDIN_FILENO);
+    if (!packet || !*packet) return {};
+    if (auto alive = device.free_bytes(); !alive) return forward_error(alive);
+  }
+}
+
 Expected<int> run(int argc, char** argv) {
   CLI::App app{
       "kvhive-engine: one engine process of a pool. Usually started by kvhived; started by hand, "
@@ -43,7 +68,7 @@ Expected<int> run(int argc, char** argv) {
   std::size_t gpu_memory = 0;
   app.add_option("--make-gpu-memory", gpu_memory,
                  "make a GPU's share of the pool, so many bytes, and the weights; hand them over "
-                 "through standard input, a socket, and leave");
+                 "through standard input, a socket, and leave when they live without us");
   if (const auto code = flags.parse(app, argc, argv)) return *code;
   signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
   signal(SIGPIPE, SIG_IGN);
@@ -60,21 +85,20 @@ Expected<int> run(int argc, char** argv) {
       return forward_error(described);
     return 0;
   }
-  if (options->device == "auto") {  // started by hand
-    auto device = choose_device(options->device);
-    if (!device) return forward_error(device);
-    options->device = device->name;
-  }
+  if (gpu_memory == 0) share_cores(*options, argv);  // before a context is made, which would go
+  auto choice = choose_device(*options);
+  if (!choice) return forward_error(choice);
+  options->device = choice->name;
   if (gpu_memory != 0) {
-    auto made = make_gpu_memory(*options, *config, gpu_memory);
-    if (!made) return forward_error(made);
-    if (auto sent = send_packet(STDIN_FILENO, Message{}, {made->arena.get(), made->weights.get()});
-        !sent)
-      return forward_error(sent);
-    return 0;
+    if (choice->device == nullptr)
+      return failure(Errc::bad_argument, "make-gpu-memory: there is no GPU with --device cpu");
+    auto done = hand_over_gpu_memory(*choice->device, *options, *config, gpu_memory);
+    if (done) return 0;
+    if (done.error().code != Errc::device_lost) return forward_error(done);
+    std::fprintf(stderr, "kvhive-engine: %s\n", done.error().text.c_str());
+    return kExitDeviceLost;
   }
-  share_cores(*options, argv);
-  auto engine = Engine::attach(*options, *config, index);
+  auto engine = Engine::attach(*options, *config, index, std::move(choice->device));
   if (!engine) return forward_error(engine);
   (*engine)->run();
   return 0;

@@ -64,6 +64,7 @@ Expected<int> run(int argc, char** argv) {
   start_log("kvhived", options->log_level);
   auto keeper = Keeper::start(*options);
   if (!keeper) return forward_error(keeper);
+  if (*keeper == nullptr) return 0;  // stopped before it was ready
   const PoolSize& size = (*keeper)->size();
   const std::size_t block_bytes = (*keeper)->model().layout.block_bytes();
   spdlog::info(

@@ -58,6 +58,7 @@ const Sample kSamples[] = {
     {"domains", "a=bob,7;b=@9", "{b = \"@9\", a = [\"bob\", 7]}", "a=bob,7;b=@9"},
     {"scrub", "never", "\"never\"", "never"},
     {"gpu-fault", "keep", "\"keep\"", "keep"},
+    {"gpu-memory-sharing", "ipc", "\"ipc\"", "ipc"},
     {"socket-access", "@kv", "\"@kv\"", "@kv"},
     {"log-level", "debug", "\"debug\"", "debug"},
 };
@@ -250,6 +251,8 @@ TEST(CheckOptions, TheEdgesAreAllowed) {
   options.domains = "a=0;";
   options.socket_access = "@0";
   EXPECT_TRUE(check_options(options).has_value());
+  options.gpu_memory_utilization = 0;
+  EXPECT_TRUE(check_options(options).has_value());
 }
 
 struct BadOption {
@@ -274,7 +277,6 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(BadOption{"engines", "0", "1..31"}, BadOption{"engines", "32", "1..31"},
                       BadOption{"block-size", "0", "1..1024"},
                       BadOption{"block-size", "1025", "16 is usual"},
-                      BadOption{"gpu-memory-utilization", "0", "above 0"},
                       BadOption{"gpu-memory-utilization", "1.5", "at most 1"},
                       BadOption{"gpu-memory-utilization", "-0.5", "above 0"},
                       BadOption{"gpu-memory-utilization", "nan", "above 0"},
@@ -295,6 +297,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadOption{"scrub", "always", "on_domain_change, never"},
                       BadOption{"device", "gpu", "auto, cpu, cuda"},
                       BadOption{"gpu-fault", "drop", "drop_unpinned, keep, drop_all"},
+                      BadOption{"gpu-memory-sharing", "fd", "auto, vmm, ipc"},
                       BadOption{"socket-access", "staff", "owner, everybody, @GROUP"},
                       BadOption{"socket-access", "@", "owner, everybody, @GROUP"},
                       BadOption{"log-level", "loud", "trace, debug, info, warn, error, off"}));

@@ -62,6 +62,18 @@ TEST(Sizing, UtilizationOfAGpuIsOfWhatIsFree) {
   EXPECT_EQ(size(options, memory)->device_blocks, 2560u);
 }
 
+/// A machine has others to live in it; of a GPU only what is free is looked at.
+TEST(Sizing, TheUsualUtilizationGoesByTheDevice) {
+  Options options;
+  const MemoryFigures memory{40 * kGiB, 30 * kGiB, kGiB, kGiB};
+  EXPECT_EQ(size(options, memory)->device_blocks, 14 * 512u);  // 40 * 0.4 - 1 - 1 GiB
+  options.device = "cuda";
+  EXPECT_EQ(size(options, memory)->device_blocks, 25 * 512u);  // 30 * 0.9 - 1 - 1 GiB
+  const auto refused = size(options, {40 * kGiB, 10 * kGiB, 20 * kGiB, kGiB});
+  ASSERT_FALSE(refused.has_value());  // with the share that was taken
+  EXPECT_THAT(refused.error().text, HasSubstr("gpu-memory-utilization 0.9"));
+}
+
 TEST(Sizing, AKvCacheSizeIgnoresUtilization) {
   Options options;
   options.gpu_memory_utilization = 0.001;

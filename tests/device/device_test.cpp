@@ -28,7 +28,13 @@ struct Make {
 void PrintTo(const Make& make, std::ostream* out) { *out << make.name; }
 
 Expected<std::unique_ptr<Device>> open_fake() { return std::make_unique<FakeDevice>(); }
-Expected<std::unique_ptr<Device>> open_cuda() { return open_cuda_device(0); }
+Expected<std::unique_ptr<Device>> open_fake_by_ipc() {
+  DeviceFacts facts = fake_facts();
+  facts.memory_needs_its_maker = true;
+  return std::make_unique<FakeDevice>(facts);
+}
+Expected<std::unique_ptr<Device>> open_cuda() { return open_cuda_device(0, "vmm"); }
+Expected<std::unique_ptr<Device>> open_cuda_by_ipc() { return open_cuda_device(0, "ipc"); }
 
 class DeviceContract : public ::testing::TestWithParam<Make> {
  protected:
@@ -222,31 +228,51 @@ TEST_P(DeviceContract, Multiplies) {
       }
 }
 
-/// Shared memory is where another process sees it, and outlives all but the descriptor: its maker
-/// is killed before it is mapped again.
-TEST_P(DeviceContract, SharedMemoryOutlivesItsMaker) {
+/// Makes shared memory, fills it with 42s and hands it over; then it waits for its end.
+void make_shared_memory(const Make& make, const DescriptorLine& line) {
+  auto device = make.open();
+  if (!device) {
+    DescriptorLine::send(line.child(), 0);
+    return;
+  }
+  const std::size_t bytes = (*device)->facts().shared_granularity;
+  const UniqueFd fd = *(*device)->create_shared(bytes);
+  std::byte* memory = *(*device)->map_shared(fd.get(), bytes);
+  const DeviceStream stream = *(*device)->create_stream();
+  const DeviceEvent event = *(*device)->create_event();
+  KV_CHECK((*device)->fill(memory, std::byte{42}, bytes, stream).has_value());
+  KV_CHECK((*device)->record(event, stream).has_value());
+  KV_CHECK((*device)->synchronize(event).has_value());
+  DescriptorLine::send(line.child(), bytes, fd.get());
+  pause();
+}
+
+/// Shared memory is where another process sees it, and its maker too, before and after.
+TEST_P(DeviceContract, SharedMemoryIsEverybodysWhileItsMakerLives) {
   const DescriptorLine line;
-  const auto make_and_fill = [&] {
-    auto device = GetParam().open();
-    if (!device) {
-      DescriptorLine::send(line.child(), 0);
-      return;
-    }
-    const std::size_t bytes = (*device)->facts().shared_granularity;
-    const UniqueFd fd = *(*device)->create_shared(bytes);
-    std::byte* memory = *(*device)->map_shared(fd.get(), bytes);
-    const DeviceStream stream = *(*device)->create_stream();
-    const DeviceEvent event = *(*device)->create_event();
-    KV_CHECK((*device)->fill(memory, std::byte{42}, bytes, stream).has_value());
-    KV_CHECK((*device)->record(event, stream).has_value());
-    KV_CHECK((*device)->synchronize(event).has_value());
-    DescriptorLine::send(line.child(), bytes, fd.get());
-    pause();
-  };
-  ChildProcess maker(make_and_fill);
+  const ChildProcess maker([&] { make_shared_memory(GetParam(), line); });
+  const DescriptorLine::Received memory = DescriptorLine::receive(line.parent());
+  OPEN_OR_SKIP();
+  for (int round = 0; round < 2; ++round) {
+    const auto mapped = device_->map_shared(memory.fd.get(), memory.number);
+    ASSERT_TRUE(mapped) << mapped.error().text;
+    EXPECT_THAT(read(*mapped, memory.number), Each(std::byte{42}));
+    device_->unmap_shared(*mapped, memory.number);
+  }
+}
+
+/// It outlives all but the descriptor, or goes with its maker: who is killed before it is mapped
+/// again.
+TEST_P(DeviceContract, SharedMemoryOutlivesItsMakerUnlessItNeedsIt) {
+  const DescriptorLine line;
+  ChildProcess maker([&] { make_shared_memory(GetParam(), line); });
   DescriptorLine::Received memory = DescriptorLine::receive(line.parent());
   EXPECT_TRUE(memory.number == 0 || maker.kill_and_wait());
   OPEN_OR_SKIP();
+  if (device_->facts().memory_needs_its_maker) {
+    EXPECT_FALSE(device_->map_shared(memory.fd.get(), memory.number));
+    return;
+  }
   const auto mapped = device_->map_shared(memory.fd.get(), memory.number);
   ASSERT_TRUE(mapped) << mapped.error().text;
   memory.fd = UniqueFd();  // the mapping is enough
@@ -255,7 +281,10 @@ TEST_P(DeviceContract, SharedMemoryOutlivesItsMaker) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceContract,
-                         ::testing::Values(Make{"Fake", open_fake}, Make{"Cuda", open_cuda}),
+                         ::testing::Values(Make{"Fake", open_fake},
+                                           Make{"FakeByIpc", open_fake_by_ipc},
+                                           Make{"Cuda", open_cuda},
+                                           Make{"CudaByIpc", open_cuda_by_ipc}),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
 TEST(CudaDevice, IsThereOrSaysWhatIsMissing) {

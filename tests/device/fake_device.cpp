@@ -1,5 +1,6 @@
 #include "tests/device/fake_device.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/ipc_record.hpp"
 #include "kernels/element.hpp"
 #include "tests/simt/stream.hpp"
 
@@ -35,6 +37,18 @@ bool contains(const std::map<const std::byte*, std::size_t>& ranges, const std::
   if (after == ranges.begin()) return false;
   const auto& [start, length] = *std::prev(after);
   return from + bytes <= start + length;
+}
+
+/// What a fake device's IPC handle says.
+struct Maker {
+  pid_t pid = 0;
+  int fd = -1;
+  ino_t inode = 0;  ///< another process may have got the number
+};
+
+ino_t inode_of(int fd) {
+  struct stat status {};
+  return fstat(fd, &status) == 0 ? status.st_ino : 0;
 }
 
 void multiply_now(const ProductArgs& args) {
@@ -141,15 +155,19 @@ struct FakeDevice::Stream final : CUstream_st {
   std::thread thread;  ///< last: it uses the others
 };
 
-FakeDevice::FakeDevice(std::size_t total_bytes) {
-  facts_ = {.name = "fake GPU",
-            .uuid = "GPU-fake",
-            .major = 9,
-            .minor = 0,
-            .total_bytes = total_bytes,
-            .shared_granularity = kGranularity,
-            .driver_version = 13000};
+DeviceFacts fake_facts() {
+  return {.name = "fake GPU",
+          .uuid = "GPU-fake",
+          .major = 9,
+          .minor = 0,
+          .total_bytes = std::size_t{1} << 30,
+          .shared_granularity = kGranularity,
+          .driver_version = 13000,
+          .memory_needs_its_maker = false,
+          .sharing_reason = ""};
 }
+
+FakeDevice::FakeDevice(DeviceFacts facts) : facts_(std::move(facts)) {}
 
 FakeDevice::~FakeDevice() {
   streams_.clear();  // their work may use what goes next
@@ -176,14 +194,15 @@ Expected<void> FakeDevice::call(const char* name) {
   {
     const std::lock_guard lock(mutex_);
     before = faults_.before_call;
-    if (number == faults_.call) {
-      const std::string text = std::string(name) + ": a fault was wanted";
-      if (faults_.error != Errc::device_lost) return failure(faults_.error, text);
-      lost_ = text;
-    }
-    if (!lost_.empty()) return failure(Errc::device_lost, lost_);
   }
-  if (before) before(number, name);
+  if (before) before(number, name);  // it may want this one to fail
+  const std::lock_guard lock(mutex_);
+  if (number == faults_.call) {
+    const std::string text = std::string(name) + ": a fault was wanted";
+    if (faults_.error != Errc::device_lost) return failure(faults_.error, text);
+    lost_ = text;
+  }
+  if (!lost_.empty()) return failure(Errc::device_lost, lost_);
   return {};
 }
 
@@ -249,11 +268,39 @@ Expected<UniqueFd> FakeDevice::create_shared(std::size_t bytes) {
   std::memset(all, kPoison, bytes);
   munmap(all, bytes);
   shared_created_ += bytes;
-  return fd;
+  return facts_.memory_needs_its_maker ? keep(std::move(fd), bytes) : std::move(fd);
+}
+
+/// Keeps memory as long as this device; its name for others.
+Expected<UniqueFd> FakeDevice::keep(UniqueFd memory, std::size_t bytes) {
+  const Maker maker{getpid(), memory.get(), inode_of(memory.get())};
+  IpcHandle handle{};
+  std::memcpy(handle.data(), &maker, sizeof maker);
+  kept_.emplace(memory.get(), std::move(memory));
+  return write_ipc_record(handle, bytes, facts_.uuid);
+}
+
+Expected<UniqueFd> FakeDevice::ask_maker(int record, std::size_t bytes) const {
+  auto handle = read_ipc_record(record, bytes, facts_.uuid);
+  if (!handle) return forward_error(handle);
+  Maker maker;
+  std::memcpy(&maker, handle->data(), sizeof maker);
+  const std::string path = "/proc/" + std::to_string(maker.pid) + "/fd/" + std::to_string(maker.fd);
+  UniqueFd memory{open(path.c_str(), O_RDWR | O_CLOEXEC)};
+  if (!memory || inode_of(memory.get()) != maker.inode)
+    return failure(Errc::os_error, "map_shared: its maker is gone");
+  return memory;
 }
 
 Expected<std::byte*> FakeDevice::map_shared(int fd, std::size_t bytes) {
   if (auto called = call("map_shared"); !called) return forward_error(called);
+  UniqueFd asked;
+  if (is_ipc_record(fd)) {
+    auto memory = ask_maker(fd, bytes);
+    if (!memory) return forward_error(memory);
+    asked = std::move(*memory);
+    fd = asked.get();
+  }
   struct stat status {};
   if (fstat(fd, &status) != 0 || static_cast<std::size_t>(status.st_size) != bytes)
     return failure(Errc::os_error, "map_shared: not shared device memory of this size");

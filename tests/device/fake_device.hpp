@@ -1,8 +1,8 @@
 #pragma once
 // A GPU of host memory: everything device/device.hpp promises and no more. Streams do their work
 // late, on threads of their own; fresh memory is poisoned; shared memory is a memfd, which lives as
-// long as CUDA's does; copies read their sources when their turn comes. Calls and work fail when a
-// test wants it.
+// long as CUDA's does, or is to be had from its maker alone, as legacy IPC's is; copies read their
+// sources when their turn comes. Calls and work fail when a test wants it.
 
 #include <atomic>
 #include <chrono>
@@ -27,9 +27,12 @@ struct FakeFaults {
   std::function<void(std::uint64_t number, const char* name)> before_call = {};
 };
 
+/// What a fake GPU is like where a test says nothing else.
+DeviceFacts fake_facts();
+
 class FakeDevice final : public Device {
  public:
-  explicit FakeDevice(std::size_t total_bytes = std::size_t{1} << 30);
+  explicit FakeDevice(DeviceFacts facts = fake_facts());
   ~FakeDevice() override;
 
   /// What goes wrong from now on; numbers go on counting.
@@ -71,6 +74,8 @@ class FakeDevice final : public Device {
   struct Graph;
 
   Expected<void> call(const char* name);
+  Expected<UniqueFd> keep(UniqueFd memory, std::size_t bytes);
+  Expected<UniqueFd> ask_maker(int record, std::size_t bytes) const;
   void perform(const std::function<void()>& work);
   bool is_on_device(const std::byte* from, std::size_t bytes) const;
   bool is_page_locked(const std::byte* from, std::size_t bytes) const;
@@ -84,6 +89,7 @@ class FakeDevice final : public Device {
   std::string lost_;  ///< why the context is; empty = it is not
   std::atomic<std::uint64_t> calls_{0}, works_{0};
   std::size_t shared_created_ = 0;  ///< bytes, by this process
+  std::map<int, UniqueFd> kept_;    ///< memory that needs us, by the descriptor's number
   std::map<const std::byte*, std::size_t> private_, shared_, locked_;
   std::map<DeviceStream, std::unique_ptr<Stream>> streams_;
   std::map<DeviceEvent, std::shared_ptr<Event>> events_;

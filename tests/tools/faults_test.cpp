@@ -3,10 +3,12 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <random>
 
+#include "tests/models/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/footprint.hpp"
 #include "tools/keeper/pidfd.hpp"
@@ -290,6 +292,28 @@ TEST(Faults, AStopSignalDuringTheStartLeavesNothing) {
     EXPECT_TRUE(std::filesystem::is_empty(directory)) << i;
   }
   std::filesystem::remove_all(directory);
+}
+
+/// Who looks at the model may take minutes: nobody waits for it.
+TEST(Faults, AStopSignalWhileTheModelIsLookedAtEndsTheDaemonAtOnce) {
+  const TempDirectory model(kDemoModel), sockets;
+  const std::string weights = model.path() / "model.safetensors";
+  std::filesystem::remove(weights);
+  ASSERT_EQ(mkfifo(weights.c_str(), 0600), 0);  // nobody will write: who opens it waits for ever
+  const pid_t pid = spawn(program("kvhived"), {"--model", model.path(), "--socket",
+                                               sockets.path() / "new/s", "--log-level", "error"});
+  ASSERT_TRUE(eventually([&] { return children_of(pid).size() == 2; }));  // and the steward
+  const std::vector<pid_t> children = children_of(pid);
+  signal_process(pid, SIGTERM);
+  int status = -1;
+  const bool has_ended = eventually([&] { return waitpid(pid, &status, WNOHANG) == pid; });
+  EXPECT_TRUE(has_ended);
+  EXPECT_EQ(status, 0);  // as at any other time
+  for (const pid_t child : children) EXPECT_FALSE(is_alive(child)) << child;
+  EXPECT_TRUE(std::filesystem::is_empty(sockets.path()));
+  if (has_ended) return;
+  signal_process(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
 }
 
 TEST(Faults, AKillDuringTheStartLeavesNothing) {

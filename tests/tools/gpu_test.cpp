@@ -1,13 +1,18 @@
 // The daemon with its engines on a (fake) GPU: the same jobs, the same promises.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 
 #include "config/exit_codes.hpp"
+#include "tests/models/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
+#include "tests/tools/footprint.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -19,32 +24,70 @@ const std::vector<std::string> kOnGpu = {
     "--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--device",        "cuda"};
 
 void with_gpu() { setenv("KVHIVE_FAKE_GPU", "", 1); }
+void with_gpu_by_ipc() { setenv("KVHIVE_FAKE_GPU", "ipc", 1); }
 
-TEST(Gpu, TokensAreTheCpusAndTheOtherEnginesHitsToo) {
+/// On a GPU that shares its memory by descriptors, and on one that needs a process for it.
+struct Way {
+  const char* name;
+  void (*with_gpu)();
+  bool has_maker;
+};
+void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
+
+class GpuEitherWay : public ::testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Sharing, GpuEitherWay,
+                         ::testing::Values(Way{"ByVmm", with_gpu, false},
+                                           Way{"ByIpc", with_gpu_by_ipc, true}),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+/// Everything a daemon has started.
+std::vector<pid_t> processes_of(const Daemon& daemon) { return children_of(daemon.pid()); }
+
+/// The process that keeps the GPU's memory; 0 = there is none.
+pid_t maker_of(const Daemon& daemon) {
+  const Json status = daemon.status();
+  return status.contains("gpu_memory") ? status["gpu_memory"]["pid"].get<pid_t>() : 0;
+}
+
+TEST_P(GpuEitherWay, TokensAreTheCpusAndTheOtherEnginesHitsToo) {
   const GenerateRequest request = request_of(passage(0, 300), 12);
   std::vector<TokenId> on_cpu;
   {
     const Daemon daemon({"--engines", "1", "--kv-cache-memory-bytes", "4M", "--device", "cpu"});
     on_cpu = ids(*daemon.connect().generate(request));
   }
+  const Daemon daemon(kOnGpu, GetParam().with_gpu);
+  EXPECT_EQ(maker_of(daemon) != 0, GetParam().has_maker);
+  EXPECT_EQ(processes_of(daemon).size(), GetParam().has_maker ? 4u : 3u);
+  const std::string processes = daemon.cli({"pool", "procs"}).out;
+  EXPECT_EQ(processes.find("GPU memory") != std::string::npos, GetParam().has_maker);
+  const auto first = daemon.connect(0).generate(request);
+  ASSERT_TRUE(first) << first.error().text;
+  EXPECT_EQ(ids(*first), on_cpu);
+  const auto second = daemon.connect(1).generate(request);
+  ASSERT_TRUE(second) << second.error().text;
+  EXPECT_EQ(ids(*second), on_cpu);
+  EXPECT_EQ(first->stats.cached_tokens, 0u);
+  EXPECT_GE(second->stats.cached_tokens, (second->stats.prompt_tokens - 1) / 16 * 16);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(Gpu, NeitherGraphsNorWhoMultipliesIsSeenInTheTokens) {
+  const GenerateRequest request = request_of(passage(0, 300), 12);
+  std::vector<std::vector<TokenId>> answers;
   for (const char* flag : {"--enforce-eager=false", "--enforce-eager", "--batch-invariant"}) {
     std::vector<std::string> flags = kOnGpu;
     flags.push_back(flag);
     const Daemon daemon(flags, with_gpu);
-    const auto first = daemon.connect(0).generate(request);
-    ASSERT_TRUE(first) << first.error().text;
-    EXPECT_EQ(ids(*first), on_cpu) << flag;
-    const auto second = daemon.connect(1).generate(request);
-    ASSERT_TRUE(second) << second.error().text;
-    EXPECT_EQ(ids(*second), on_cpu) << flag;
-    EXPECT_EQ(first->stats.cached_tokens, 0u);
-    EXPECT_GE(second->stats.cached_tokens, (second->stats.prompt_tokens - 1) / 16 * 16);
-    EXPECT_TRUE(daemon.fsck_is_clean());
+    const auto answer = daemon.connect().generate(request);
+    ASSERT_TRUE(answer) << answer.error().text;
+    answers.push_back(ids(*answer));
+    EXPECT_EQ(answers.back(), answers.front()) << flag;
   }
 }
 
-TEST(Gpu, AnEngineThatIsKilledCostsNoHit) {
-  const Daemon daemon(kOnGpu, with_gpu);
+TEST_P(GpuEitherWay, AnEngineThatIsKilledCostsNoHit) {
+  const Daemon daemon(kOnGpu, GetParam().with_gpu);
   const GenerateRequest request = request_of(passage(0, 200), 4);
   const auto before = daemon.connect(0).generate(request);
   ASSERT_TRUE(before) << before.error().text;
@@ -148,14 +191,208 @@ TEST(Gpu, WhatTheKernelsDoNotTakeIsRefusedAtTheStart) {
   std::filesystem::remove_all(directory);
 }
 
-/// Nothing of it is the keeper's to tidy up: descriptors keep the device's memory, and go with it.
-TEST(Gpu, AKilledDaemonTakesItsEnginesAlong) {
-  Daemon daemon(kOnGpu, with_gpu);
-  const pid_t engines[] = {daemon.engine(0)["pid"], daemon.engine(1)["pid"]};
+/// Nothing of it is the keeper's to tidy up: descriptors keep the device's memory, or a process
+/// that goes with it.
+TEST_P(GpuEitherWay, AKilledDaemonTakesItsProcessesAlong) {
+  Daemon daemon(kOnGpu, GetParam().with_gpu);
+  const std::vector<pid_t> processes = processes_of(daemon);
   daemon.kill();
-  for (const pid_t engine : engines)
-    EXPECT_TRUE(eventually([engine] { return !is_alive(engine); })) << engine;
+  for (const pid_t process : processes)
+    EXPECT_TRUE(eventually([process] { return !is_alive(process); })) << process;
   EXPECT_TRUE(eventually([&] { return !std::filesystem::exists(daemon.socket()); }));
+}
+
+TEST_P(GpuEitherWay, AStopLeavesNothing) {
+  Daemon daemon(kOnGpu, GetParam().with_gpu);
+  const std::vector<pid_t> processes = processes_of(daemon);
+  daemon.stop();
+  for (const pid_t process : processes) EXPECT_FALSE(is_alive(process)) << process;
+  EXPECT_TRUE(std::filesystem::is_empty(daemon.directory()));
+}
+
+// -- who keeps the memory where descriptors do not
+
+std::string text_of(const std::filesystem::path& file) {
+  std::ifstream stream(file);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+/// How a daemon ended, by itself; left to be collected. Its exit code, -1 = it has not.
+int exit_code_of(pid_t daemon) {
+  siginfo_t ended{};
+  const bool has_ended = eventually([&] {
+    return waitid(P_PID, static_cast<id_t>(daemon), &ended, WEXITED | WNOWAIT | WNOHANG) == 0 &&
+           ended.si_pid == daemon;
+  });
+  return has_ended && ended.si_code == CLD_EXITED ? ended.si_status : -1;
+}
+
+/// What engines have mapped is undefined then: nobody goes on with it, nor begins anew unasked.
+TEST(Gpu, TheDaemonEndsWithTheProcessThatKeepsTheMemory) {
+  const TempDirectory directory;
+  const std::string words = directory.path() / "words";
+  const Daemon daemon(kOnGpu, [&] {
+    with_gpu_by_ipc();
+    dup2(open(words.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
+  });
+  ASSERT_TRUE(daemon.connect(0).generate(request_of(passage(0, 100), 4)));
+  const std::vector<pid_t> processes = processes_of(daemon);
+  const pid_t maker = maker_of(daemon);
+  signal_process(maker, SIGKILL);
+  EXPECT_EQ(exit_code_of(daemon.pid()), 1);
+  for (const pid_t process : processes) EXPECT_FALSE(is_alive(process)) << process;
+  EXPECT_TRUE(std::filesystem::is_empty(daemon.directory()));
+  for (const std::string& text :
+       {std::string("kept the GPU's memory"), "pid " + std::to_string(maker),
+        std::string("signal 9"), std::string("--gpu-memory-sharing vmm")})
+    EXPECT_THAT(text_of(words), HasSubstr(text));
+}
+
+/// Under MPS a fault ends every context, also that of who does nothing and would not notice:
+/// engines that are started anew could never map its memory again.
+TEST(Gpu, ALostContextOfTheProcessThatKeepsTheMemoryEndsTheDaemon) {
+  const TempDirectory directory;
+  const std::string words = directory.path() / "words", loss = directory.path() / "loss";
+  const Daemon daemon(kOnGpu, [&] {
+    with_gpu_by_ipc();
+    setenv("KVHIVE_FAKE_GPU_LOSS", loss.c_str(), 1);
+    dup2(open(words.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
+  });
+  Client client = daemon.connect(0);
+  ASSERT_TRUE(client.generate(request_of(passage(0, 100), 4)));
+  std::ofstream{loss};
+  (void)client.submit(request_of(passage(0, 100), 4));
+  EXPECT_EQ(exit_code_of(daemon.pid()), 1);
+  EXPECT_THAT(text_of(words), HasSubstr("exit code 70 (its context was lost)"));
+  EXPECT_TRUE(std::filesystem::is_empty(daemon.directory()));
+}
+
+TEST(Gpu, TheOperatorSaysHowMemoryIsShared) {
+  std::vector<std::string> flags = kOnGpu;
+  flags.insert(flags.end(), {"--gpu-memory-sharing", "ipc"});
+  {
+    const Daemon daemon(flags, with_gpu);
+    EXPECT_NE(maker_of(daemon), 0);
+    EXPECT_TRUE(daemon.connect(1).generate(request_of("In the beginning", 4)));
+  }
+  const TempDirectory directory;
+  const CommandResult refused =
+      run("kvhived",
+          {"--model", kDemoModel, "--device", "cuda", "--socket", directory.path() / "s",
+           "--gpu-memory-sharing", "vmm", "--log-level", "error"},
+          with_gpu_by_ipc);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("--gpu-memory-sharing ipc"));
+}
+
+TEST(Gpu, AFallBackIsSaid) {
+  const TempDirectory directory;
+  const std::string words = directory.path() / "words";
+  std::vector<std::string> flags = kOnGpu;
+  flags.insert(flags.end(), {"--socket", directory.path() / "s", "--model", kDemoModel});
+  const pid_t daemon = spawn(program("kvhived"), flags, -1, -1, [&] {
+    with_gpu_by_ipc();
+    dup2(open(words.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
+  });
+  EXPECT_TRUE(eventually([&] {
+    return text_of(words).find("legacy IPC, and a process more keeps it: no descriptors") !=
+           std::string::npos;
+  }));
+  signal_process(daemon, SIGTERM);
+  EXPECT_EQ(exit_code_of(daemon), 0);
+  waitpid(daemon, nullptr, 0);
+}
+
+// -- the start
+
+/// Weights may take minutes to get there: nobody waits for them.
+TEST_P(GpuEitherWay, AStopSignalDuringTheUploadEndsTheDaemonAtOnce) {
+  const TempDirectory fifos, sockets;
+  const std::string stall = fifos.path() / "stall";
+  ASSERT_EQ(mkfifo(stall.c_str(), 0600), 0);
+  std::vector<std::string> flags = kOnGpu;
+  flags.insert(flags.end(), {"--socket", sockets.path() / "new/s", "--model", kDemoModel,
+                             "--log-level", "error"});
+  const pid_t daemon = spawn(program("kvhived"), flags, -1, -1, [&] {
+    GetParam().with_gpu();
+    setenv("KVHIVE_FAKE_GPU_STALL", stall.c_str(), 1);
+  });
+  UniqueFd writer;  // who makes the memory reads until it is closed
+  ASSERT_TRUE(eventually(
+      [&] {
+        writer = UniqueFd(open(stall.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+        return static_cast<bool>(writer);
+      },
+      std::chrono::seconds(60)));
+  const std::vector<pid_t> processes = children_of(daemon);
+  EXPECT_EQ(processes.size(), 2u);  // and the steward
+  signal_process(daemon, SIGTERM);
+  EXPECT_EQ(exit_code_of(daemon), 0);
+  for (const pid_t process : processes) EXPECT_FALSE(is_alive(process)) << process;
+  EXPECT_TRUE(std::filesystem::is_empty(sockets.path()));
+  writer = UniqueFd();
+  signal_process(daemon, SIGKILL);
+  waitpid(daemon, nullptr, 0);
+}
+
+TEST(Gpu, WhatKeepsTheMemoryFromBeingMadeIsSaidInOneLine) {
+  const TempDirectory directory;
+  const CommandResult refused =
+      run("kvhived",
+          {"--model", kDemoModel, "--socket", directory.path() / "s", "--device", "cuda",
+           "--kv-cache-memory-bytes", "2G", "--max-model-len", "512", "--log-level", "error"},
+          with_gpu);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_EQ(std::ranges::count(refused.err, '\n'), 1) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("the device is full"));
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+/// A context takes a second, and what it takes of the memory would be counted twice.
+TEST(Gpu, DescribingTheModelOpensTheDeviceOnce) {
+  const TempDirectory directory;
+  directory.write("fault", "1");  // the first call of the first device that is opened
+  const CommandResult described = run(
+      "kvhive-engine", {"--model", kDemoModel, "--device", "cuda", "--describe", "config"}, [&] {
+        with_gpu();
+        setenv("KVHIVE_FAKE_GPU_FAULT", (directory.path() / "fault").c_str(), 1);
+      });
+  EXPECT_EQ(described.exit_code, 1);
+  EXPECT_THAT(described.err, HasSubstr("free_bytes: a fault was wanted"));
+}
+
+// -- guests
+
+const std::vector<std::string> kGuest = {
+    "--model",   kDemoModel, "--max-num-seqs", "8",    "--max-num-batched-tokens", "64",
+    "--threads", "1",        "--log-level",    "error"};
+
+TEST_P(GpuEitherWay, AGuestOnAnotherGpuIsRefusedNamingBoth) {
+  const Daemon daemon(kOnGpu, GetParam().with_gpu);
+  std::vector<std::string> flags = kGuest;
+  flags.insert(flags.end(), {"--socket", daemon.socket()});
+  const TempDirectory directory;
+  const std::string words = directory.path() / "words";
+  const pid_t stranger = spawn(program("kvhive-engine"), flags, -1, -1, [&] {
+    GetParam().with_gpu();
+    setenv("KVHIVE_FAKE_GPU_UUID", "GPU-other", 1);
+    dup2(open(words.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
+  });
+  EXPECT_EQ(exit_code_of(stranger), 1);
+  signal_process(stranger, SIGKILL);
+  waitpid(stranger, nullptr, 0);
+  const std::string refusal = text_of(words);
+  EXPECT_EQ(std::ranges::count(refusal, '\n'), 1) << refusal;
+  for (const char* text :
+       {"fake GPU GPU-fake", "this engine on GPU-other", "CUDA_VISIBLE_DEVICES=GPU-fake"})
+    EXPECT_THAT(refusal, HasSubstr(text));
+
+  const pid_t guest = spawn(program("kvhive-engine"), flags, -1, -1, [] { GetParam().with_gpu(); });
+  EXPECT_TRUE(eventually([&] { return daemon.engine(2) != nullptr; }, std::chrono::seconds(60)));
+  const auto result = daemon.connect(2).generate(request_of("In the beginning", 4));
+  EXPECT_TRUE(result) << result.error().text;
+  signal_process(guest, SIGKILL);
+  waitpid(guest, nullptr, 0);
 }
 
 TEST(Gpu, WithoutOneAutoTakesTheCpuSayingSo) {

@@ -127,8 +127,13 @@ std::vector<Finding> gpu() {
        free ? format_bytes(*free) + " of " + format_bytes(facts.total_bytes) + " free" : "unknown",
        free ? Verdict::good : Verdict::bad, free ? "" : free.error().text});
   auto shared = (*device)->create_shared(facts.shared_granularity);
-  findings.push_back({"GPU memory, shared", shared ? "by descriptor" : "no",
-                      shared ? Verdict::good : Verdict::bad, shared ? "" : shared.error().text});
+  Finding sharing{"GPU memory, shared", "by descriptors (VMM)", Verdict::good, ""};
+  if (facts.memory_needs_its_maker)
+    sharing = {
+        "GPU memory, shared", "by legacy IPC", Verdict::fair,
+        "a process more keeps it, and the daemon ends with it; VMM: " + facts.sharing_reason};
+  if (!shared) sharing = {"GPU memory, shared", "no", Verdict::bad, shared.error().text};
+  findings.push_back(std::move(sharing));
   return findings;
 }
 

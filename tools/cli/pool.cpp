@@ -180,6 +180,9 @@ Expected<void> procs(const CommonFlags& flags) {
              "-", "-", "-", "-", "-"});
   table.add({"steward", std::to_string((*status)["steward"]["pid"].get<int>()), "-", "-", "-", "-",
              "-", "-", "-", "-", "-"});
+  if (const auto memory = status->find("gpu_memory"); memory != status->end())
+    table.add({"GPU memory", std::to_string((*memory)["pid"].get<int>()), "-", "-", "-", "-", "-",
+               "-", "-", "-", "-"});
   for (const ProcessReport& p : report.processes)
     table.add({"engine " + std::to_string(p.index), std::to_string(p.pid), std::to_string(p.slot),
                age(p.started), number(p.running), number(p.waiting), number(p.held_blocks[0]),

@@ -52,20 +52,24 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
 
 Expected<void> print_model_facts(const Options& asked, const ModelConfig& config,
                                  const std::string& what) {
-  auto device = choose_device(asked.device);
-  if (!device) return forward_error(device);
+  auto choice = choose_device(asked);
+  if (!choice) return forward_error(choice);
   Options options = asked;
-  options.device = device->name;
+  options.device = choice->name;
   auto fingerprint = model_fingerprint(options.model);
   if (!fingerprint) return forward_error(fingerprint);
   std::size_t peak = 0, weights = weight_bytes(options.model);
   Json gpu = nullptr;
-  if (options.device == "cuda") {
-    auto figures = gpu_figures(options, config);
+  if (Device* const device = choice->device.get(); device != nullptr) {
+    auto figures = gpu_figures(*device, options, config);
     if (!figures) return forward_error(figures);
     peak = figures->engine_peak;
     weights = figures->weights;
-    gpu = {{"total", figures->total}, {"available", figures->available}};
+    gpu = {{"total", figures->total},
+           {"available", figures->available},
+           {"uuid", device->facts().uuid},
+           {"memory_needs_its_maker", device->facts().memory_needs_its_maker},
+           {"sharing_reason", device->facts().sharing_reason}};
   } else if (what == "profile") {
     auto measured = profile(options, config);
     if (!measured) return forward_error(measured);
@@ -80,8 +84,8 @@ Expected<void> print_model_facts(const Options& asked, const ModelConfig& config
                       {"positions", config.max_position_embeddings},
                       {"weight_bytes", weights},
                       {"engine_peak", peak},
-                      {"device", device->name},
-                      {"device_reason", device->reason},
+                      {"device", choice->name},
+                      {"device_reason", choice->reason},
                       {"gpu", gpu},
                       {"kv",
                        {{"layers", layout.layers},

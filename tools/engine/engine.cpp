@@ -46,14 +46,15 @@ SchedulerHandle spawn_ring_or_exit(caf::actor_system& system, RingParts parts) {
 }  // namespace
 
 Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const ModelConfig& config,
-                                                 std::uint32_t index) {
+                                                 std::uint32_t index,
+                                                 std::unique_ptr<Device> device) {
   if (auto granted = try_threads(kThreadsBesideCompute + options.threads); !granted)
     return forward_error(granted);
   auto fingerprint = model_fingerprint(options.model);
   if (!fingerprint) return forward_error(fingerprint);
   auto tokenizer = Tokenizer::load(options.model);
   if (!tokenizer) return forward_error(tokenizer);
-  const bool is_on_gpu = options.device == "cuda";
+  const bool is_on_gpu = device != nullptr;
   std::optional<Transformer> model;
   if (!is_on_gpu) {
     auto loaded = load_model(options);
@@ -73,6 +74,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   hello.geometry.kv = kv_layout(options, config);
   hello.geometry.fingerprint = *fingerprint;
   hello.geometry.device = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
+  if (is_on_gpu) hello.set_gpu(device->facts().uuid);
   hello.set_text(model_name(options));
   auto welcome = say_hello(socket->get(), hello);
   if (!welcome) return forward_error(welcome);
@@ -82,8 +84,9 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   auto engine =
       std::unique_ptr<Engine>(new Engine(welcome->message, std::move(*loop), std::move(*socket),
                                          std::move(*memory), std::move(*tokenizer)));
-  auto computing = is_on_gpu ? engine->compute_on_gpu(options, config, fds, welcome->fds)
-                             : engine->compute_on_cpu(std::move(*model));
+  auto computing =
+      is_on_gpu ? engine->compute_on_gpu(std::move(device), options, config, fds, welcome->fds)
+                : engine->compute_on_cpu(std::move(*model));
   if (!computing) return forward_error(computing);
   engine->start(options, config, std::move(*computing));
   return engine;
@@ -107,14 +110,15 @@ Expected<Engine::Computing> Engine::compute_on_cpu(Transformer model) {
                        std::move(model), memory_.arena(Tier::device), memory_.geometry().kv)};
 }
 
-Expected<Engine::Computing> Engine::compute_on_gpu(const Options& options,
+Expected<Engine::Computing> Engine::compute_on_gpu(std::unique_ptr<Device> device,
+                                                   const Options& options,
                                                    const ModelConfig& config, const PoolFds& fds,
                                                    const std::vector<UniqueFd>& more) {
   if (more.empty())
     return failure(Errc::bad_format,
                    "the daemon has no weights on its GPU; use programs of the "
                    "same build");
-  auto gpu = attach_gpu(options, config, memory_, fds, more.front());
+  auto gpu = attach_gpu(std::move(device), options, config, memory_, fds, more.front());
   if (!gpu) return forward_error(gpu);
   gpu_ = std::move(*gpu);
   return Computing{std::move(gpu_->swapper), std::move(gpu_->runner)};

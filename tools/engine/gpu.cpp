@@ -105,25 +105,21 @@ std::size_t engine_bytes(const Options& options, const ModelConfig& config,
 
 }  // namespace
 
-Expected<GpuFigures> gpu_figures(const Options& options, const ModelConfig& config) {
+Expected<GpuFigures> gpu_figures(Device& device, const Options& options,
+                                 const ModelConfig& config) {
   if (auto supported = check_supported(options, config); !supported)
     return forward_error(supported);
-  auto device = open_cuda_device(0);
-  if (!device) return forward_error(device);
-  auto available = (*device)->free_bytes();
+  auto available = device.free_bytes();
   if (!available) return forward_error(available);
-  const DeviceFacts& facts = (*device)->facts();
-  return GpuFigures{facts.total_bytes, *available, weight_bytes(config, **device),
+  const DeviceFacts& facts = device.facts();
+  return GpuFigures{facts.total_bytes, *available, weight_bytes(config, device),
                     engine_bytes(options, config, facts)};
 }
 
-Expected<GpuMemory> make_gpu_memory(const Options& options, const ModelConfig& config,
-                                    std::size_t arena_bytes) {
+Expected<GpuMemory> make_gpu_memory(Device& device, const Options& options,
+                                    const ModelConfig& config, std::size_t arena_bytes) {
   auto files = SafetensorsDirectory::open(options.model);
   if (!files) return forward_error(files);
-  auto opened = open_cuda_device(0);
-  if (!opened) return forward_error(opened);
-  Device& device = **opened;
   GpuMemory memory;
   const std::size_t bytes = weight_bytes(config, device);
   for (const auto& [fd, size] : {std::pair{&memory.weights, bytes}, {&memory.arena, arena_bytes}}) {
@@ -149,16 +145,15 @@ Expected<GpuMemory> make_gpu_memory(const Options& options, const ModelConfig& c
   return memory;
 }
 
-Expected<std::unique_ptr<GpuParts>> attach_gpu(const Options& options, const ModelConfig& config,
+Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
+                                               const Options& options, const ModelConfig& config,
                                                PoolMemory& memory, const PoolFds& fds,
                                                const UniqueFd& weights) {
   if (auto supported = check_supported(options, config); !supported)
     return forward_error(supported);
   auto attached = std::make_unique<GpuParts>();
   GpuParts& parts = *attached;
-  auto device = open_cuda_device(0);
-  if (!device) return forward_error(device);
-  parts.device = std::move(*device);
+  parts.device = std::move(device);
   const PoolLayout layout(memory.geometry());
   const auto map = [&](SharedDeviceMemory& into, const UniqueFd& fd, std::size_t bytes) {
     auto mapped = SharedDeviceMemory::map(*parts.device, fd.get(), bytes);

@@ -19,15 +19,15 @@ struct GpuFigures {
   std::size_t weights = 0;    ///< shared by all engines
   std::size_t engine_peak = 0;
 };
-Expected<GpuFigures> gpu_figures(const Options& options, const ModelConfig& config);
+Expected<GpuFigures> gpu_figures(Device& device, const Options& options, const ModelConfig& config);
 
 /// Makes what all engines share, the arena (zeroed) and the weights: two descriptors, which keep
-/// the memory when this process is gone.
+/// the memory when this process is gone, or need the device if its facts say so.
 struct GpuMemory {
   UniqueFd arena, weights;
 };
-Expected<GpuMemory> make_gpu_memory(const Options& options, const ModelConfig& config,
-                                    std::size_t arena_bytes);
+Expected<GpuMemory> make_gpu_memory(Device& device, const Options& options,
+                                    const ModelConfig& config, std::size_t arena_bytes);
 
 /// Members are in the order they need each other.
 struct GpuParts {
@@ -42,7 +42,8 @@ struct GpuParts {
 /// \param memory  gets to know where its device arena is; outlives the parts
 /// \param fds     of the pool: the device's and the host's arenas
 /// \param weights what make_gpu_memory() made of them
-Expected<std::unique_ptr<GpuParts>> attach_gpu(const Options& options, const ModelConfig& config,
+Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
+                                               const Options& options, const ModelConfig& config,
                                                PoolMemory& memory, const PoolFds& fds,
                                                const UniqueFd& weights);
 

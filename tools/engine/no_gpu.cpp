@@ -5,21 +5,19 @@
 namespace kvhive {
 namespace {
 
-tl::unexpected<Error> no_gpu() {
-  auto device = open_cuda_device(0);
-  return failure(Errc::unsupported, device ? "built without CUDA" : device.error().text);
-}
+tl::unexpected<Error> no_gpu() { return failure(Errc::unsupported, "built without CUDA"); }
 
 }  // namespace
 
-Expected<GpuFigures> gpu_figures(const Options&, const ModelConfig&) { return no_gpu(); }
+Expected<GpuFigures> gpu_figures(Device&, const Options&, const ModelConfig&) { return no_gpu(); }
 
-Expected<GpuMemory> make_gpu_memory(const Options&, const ModelConfig&, std::size_t) {
+Expected<GpuMemory> make_gpu_memory(Device&, const Options&, const ModelConfig&, std::size_t) {
   return no_gpu();
 }
 
-Expected<std::unique_ptr<GpuParts>> attach_gpu(const Options&, const ModelConfig&, PoolMemory&,
-                                               const PoolFds&, const UniqueFd&) {
+Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device>, const Options&,
+                                               const ModelConfig&, PoolMemory&, const PoolFds&,
+                                               const UniqueFd&) {
   return no_gpu();
 }
 

@@ -1,6 +1,7 @@
 #include "tools/keeper/child.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -11,6 +12,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
+
+#include "tools/keeper/pidfd.hpp"
 
 namespace kvhive {
 namespace {
@@ -44,12 +48,12 @@ std::string describe(int status) {
   return "signal " + std::to_string(WTERMSIG(status));
 }
 
-std::string read_all(int fd) {
-  std::string all;
+/// Takes what there is; false at the end.
+bool read_some(int fd, std::string& text) {
   char piece[4096];
-  for (ssize_t got; (got = read(fd, piece, sizeof piece)) > 0;)
-    all.append(piece, static_cast<std::size_t>(got));
-  return all;
+  const ssize_t got = read(fd, piece, sizeof piece);
+  if (got > 0) text.append(piece, static_cast<std::size_t>(got));
+  return got > 0 || (got < 0 && errno == EINTR);
 }
 
 std::string last_line(std::string text) {
@@ -64,7 +68,7 @@ std::string program_directory() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
 }
 
-Expected<void> start(Child& child) {
+Expected<void> start(Child& child, const Streams& streams) {
   ++child.starts;
   child.last_start = std::chrono::steady_clock::now();
   const pid_t keeper = getpid();
@@ -80,6 +84,9 @@ Expected<void> start(Child& child) {
       setenv("OMP_NUM_THREADS", std::to_string(child.threads).c_str(), 1);
       setenv("OMP_WAIT_POLICY", "passive", 1);
     }
+    if (streams.in >= 0) dup2(streams.in, STDIN_FILENO);
+    if (streams.out >= 0) dup2(streams.out, STDOUT_FILENO);
+    if (streams.err >= 0) dup2(streams.err, STDERR_FILENO);
     execute(child.program, child.flags);
   }
   child.pidfd = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
@@ -102,35 +109,43 @@ std::string collect(Child& child) {
   return describe(status);
 }
 
-Expected<std::string> run_to_end(const std::string& program, const std::vector<std::string>& flags,
-                                 int standard_input) {
+Expected<std::optional<std::string>> ask(Child& child, const Listening& listening,
+                                         int standard_input) {
   int out[2], err[2];
   if (pipe2(out, O_CLOEXEC) != 0) return os_failure("pipe");
   UniqueFd out_read(out[0]), out_write(out[1]);
   if (pipe2(err, O_CLOEXEC) != 0) return os_failure("pipe");
   UniqueFd err_read(err[0]), err_write(err[1]);
-  const pid_t pid = fork();
-  if (pid < 0) return fork_failure(program);
-  if (pid == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody would read its answer
-    if (standard_input >= 0) dup2(standard_input, STDIN_FILENO);
-    dup2(out_write.get(), STDOUT_FILENO);
-    dup2(err_write.get(), STDERR_FILENO);
-    execute(program, flags);
-  }
+  if (auto started = start(child, {standard_input, out_write.get(), err_write.get()}); !started)
+    return forward_error(started);
   out_write = UniqueFd();
   err_write = UniqueFd();
-  // The programs run here write a few lines, far less than a pipe holds: one after the other cannot
-  // block.
-  std::string output = read_all(out_read.get());
-  const std::string complaint = last_line(read_all(err_read.get()));
-  int status = 0;
-  waitpid(pid, &status, 0);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return output;
-  if (complaint.empty())
-    return failure(Errc::bad_argument, program + " ended with " + describe(status));
+
+  std::string output, complaints;
+  pollfd polled[] = {{out_read.get(), POLLIN, 0},
+                     {err_read.get(), POLLIN, 0},
+                     {child.pidfd.get(), POLLIN, 0},
+                     {listening.stop, POLLIN, 0},
+                     {listening.answer, POLLIN, 0}};
+  auto& [said, complained, ended, stop, answer] = polled;
+  while (said.fd >= 0 || complained.fd >= 0 || ended.fd >= 0) {
+    if (poll(polled, std::size(polled), -1) < 0) continue;  // EINTR
+    if (stop.revents != 0) {
+      kill_by_pidfd(child.pidfd);
+      collect(child);
+      return std::optional<std::string>();
+    }
+    if (said.revents != 0 && !read_some(said.fd, output)) said.fd = -1;
+    if (complained.revents != 0 && !read_some(complained.fd, complaints)) complained.fd = -1;
+    if (answer.revents != 0) return output;
+    if (ended.revents != 0) ended.fd = -1;
+  }
+  const std::string end = collect(child);
+  if (child.last_exit_code == 0) return output;
+  const std::string complaint = last_line(std::move(complaints));
+  if (complaint.empty()) return failure(Errc::bad_argument, child.program + " ended with " + end);
   // Whose words they are is of no interest to whoever reads ours.
-  const std::string prefix = program + ": ";
+  const std::string prefix = child.program + ": ";
   return failure(Errc::bad_argument,
                  complaint.rfind(prefix, 0) == 0 ? complaint.substr(prefix.size()) : complaint);
 }

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,9 +28,14 @@ struct Child {
   bool is_running() const { return pid != 0; }
 };
 
+/// What takes the place of a child's standard streams; -1 = ours.
+struct Streams {
+  int in = -1, out = -1, err = -1;
+};
+
 /// Forks and executes. On success the child's pidfd is open: it can be watched and signalled
 /// without ever meeting a process that reuses the pid.
-Expected<void> start(Child& child);
+Expected<void> start(Child& child, const Streams& streams = {});
 
 /// Collects a child whose pidfd has fired; says how it ended ("exit code 1", "signal 9").
 std::string collect(Child& child);
@@ -37,11 +43,17 @@ std::string collect(Child& child);
 /// Where this program's siblings are.
 std::string program_directory();
 
-/// Runs a program to its end; its standard output. An error carries the last line of its standard
-/// error.
+/// Descriptors that matter while a child is being asked; -1 = there is none.
+struct Listening {
+  int stop = -1;  ///< when it can be read nobody wants an answer any more, and the child is killed
+  int answer = -1;  ///< when it can be read the answer is there, and the child may run on
+};
+
+/// Starts a child and waits for its end, or its answer. Its standard output; nothing = we were
+/// stopped. An error carries the last line of its standard error.
 ///
-/// \param standard_input  the program's; -1 = ours
-Expected<std::string> run_to_end(const std::string& program, const std::vector<std::string>& flags,
-                                 int standard_input = -1);
+/// \param standard_input  the child's; -1 = ours
+Expected<std::optional<std::string>> ask(Child& child, const Listening& listening,
+                                         int standard_input = -1);
 
 }  // namespace kvhive

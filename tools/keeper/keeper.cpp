@@ -80,7 +80,9 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   if (!listener) return forward_error(listener);
   std::unique_ptr<Keeper> keeper(
       new Keeper(options, std::move(*domains), std::move(*listener), std::move(*loop)));
-  if (auto prepared = keeper->prepare(); !prepared) return forward_error(prepared);
+  auto prepared = keeper->prepare();
+  if (!prepared) return forward_error(prepared);
+  if (!*prepared) return nullptr;
   return keeper;
 }
 
@@ -101,14 +103,14 @@ PoolGeometry Keeper::geometry() const {
           model_.fingerprint,  is_on_gpu() ? DeviceKind::cuda : DeviceKind::cpu};
 }
 
-Expected<void> Keeper::prepare() {
-  if (auto watched = watch_signals(); !watched) return watched;
+Expected<bool> Keeper::prepare() {
+  if (auto watched = watch_signals(); !watched) return forward_error(watched);
   loop_.watch(listener_.fd(), [this] { accept(); });
   start_steward();  // before anything that takes time: should we be killed, it removes the socket
   if (fatal_.code != Errc::none) return failure(fatal_.code, fatal_.text);
-  if (auto made = make_pool(); !made) return made;
+  if (auto made = make_pool(); !made || !*made) return made;
   prepare_engines();  // they start once the steward has formatted the pool
-  return {};
+  return true;
 }
 
 Expected<void> Keeper::watch_signals() {
@@ -119,13 +121,18 @@ Expected<void> Keeper::watch_signals() {
   return {};
 }
 
-Expected<void> Keeper::make_pool() {
-  auto model = describe_model(options_);
+Expected<bool> Keeper::make_pool() {
+  auto model = describe_model(options_, signals_.get());
   if (!model) return forward_error(model);
-  model_ = std::move(*model);
+  if (!*model) return false;
+  model_ = std::move(**model);
   options_.device = model_.device;  // the engines need not find out again
   if (!model_.device_reason.empty())
     spdlog::info("device: {} ({})", model_.device, model_.device_reason);
+  if (is_on_gpu()) options_.gpu_memory_sharing = model_.gpu.memory_needs_its_maker ? "ipc" : "vmm";
+  if (!model_.gpu.sharing_reason.empty())
+    spdlog::warn("the GPU's memory is shared by legacy IPC, and a process more keeps it: {}",
+                 model_.gpu.sharing_reason);
   const MachineMemory machine = machine_memory();
   const std::size_t weights = is_on_gpu() ? 0 : model_.weight_bytes;  // those in host memory
   const MemoryFigures host = {machine.total, machine.available, weights, model_.engine_peak,
@@ -142,38 +149,49 @@ Expected<void> Keeper::make_pool() {
   const std::size_t mapped_device = is_on_gpu() ? 0 : layout.device_bytes;
   const std::size_t whole = mapped_device + layout.host_bytes + layout.control_bytes +
                             layout.metadata_bytes + layout.tokens_bytes;
-  if (auto fits = check_room(whole, host); !fits) return fits;
+  if (auto fits = check_room(whole, host); !fits) return forward_error(fits);
   if (auto fits = check_bytes(
           take_process_limits(), whole + weights,
           std::max({mapped_device, layout.host_bytes, layout.metadata_bytes, layout.tokens_bytes}));
       !fits)
-    return fits;
+    return forward_error(fits);
   auto pool = create_pool_objects(geometry());
   if (!pool) return forward_error(pool);
   pool_ = std::move(*pool);
-  return is_on_gpu() ? take_gpu_memory(layout.device_bytes) : Expected<void>();
+  return is_on_gpu() ? take_gpu_memory(layout.device_bytes) : true;
 }
 
 /// A child makes it, who knows how, and hands over the descriptors: they keep it, and we have
-/// nothing to do with the driver.
-Expected<void> Keeper::take_gpu_memory(std::size_t arena_bytes) {
+/// nothing to do with the driver. Where they do not the child keeps it, and runs on.
+Expected<bool> Keeper::take_gpu_memory(std::size_t arena_bytes) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
     return os_failure("socketpair");
-  const UniqueFd ours(ends[0]);
+  gpu_memory_line_ = UniqueFd(ends[0]);
   UniqueFd theirs(ends[1]);
-  std::vector<std::string> flags = to_flags(options_);
-  flags.push_back("--make-gpu-memory=" + std::to_string(arena_bytes));
-  if (auto made = run_to_end("kvhive-engine", flags, theirs.get()); !made)
-    return forward_error(made);
+  Child& maker = gpu_memory_maker_;
+  maker.program = "kvhive-engine";
+  maker.flags = to_flags(options_);
+  maker.flags.push_back("--make-gpu-memory=" + std::to_string(arena_bytes));
+  maker.ends_with_us = true;
+  auto made = ask(maker, {.stop = signals_.get(), .answer = gpu_memory_line_.get()}, theirs.get());
+  if (!made) return forward_error(made);
+  if (!*made) return false;
   theirs = UniqueFd();
-  auto packet = receive_packet(ours.get());
+  auto packet = receive_packet(gpu_memory_line_.get());
   if (!packet) return forward_error(packet);
-  if (!*packet || (*packet)->fds.size() != 2)
+  if (!*packet || (*packet)->message.type != MessageType::gpu_memory || (*packet)->fds.size() != 2)
     return failure(Errc::bad_format, "kvhive-engine --make-gpu-memory handed over no memory");
   pool_[std::size_t(PoolObject::device)] = std::move((*packet)->fds[0]);
   gpu_weights_ = std::move((*packet)->fds[1]);
-  return {};
+  if ((*packet)->message.needs_its_maker == 0) {
+    end_gpu_memory_maker();
+  } else if (maker.is_running()) {
+    loop_.watch(maker.pidfd.get(), [this] { on_gpu_memory_lost(); });
+  } else {
+    return failure(Errc::peer_died, "who made the GPU's memory ended, and the memory with it");
+  }
+  return true;
 }
 
 Expected<void> Keeper::run(const std::function<void()>& on_ready) {
@@ -192,6 +210,14 @@ void Keeper::stop_children() {
     if (child->is_running()) kill_by_pidfd(child->pidfd);
   for (Child* child : children)
     if (child->is_running()) collect(*child);
+  end_gpu_memory_maker();  // last: they had its memory mapped
+}
+
+void Keeper::end_gpu_memory_maker() {
+  gpu_memory_line_ = UniqueFd();
+  if (!gpu_memory_maker_.is_running()) return;
+  kill_by_pidfd(gpu_memory_maker_.pidfd);
+  collect(gpu_memory_maker_);
 }
 
 // -- children -------------------------------------------------------------------------------------
@@ -255,6 +281,22 @@ void Keeper::on_child_death(Child& child) {
   if (!never_worked) return restart_later(child);
   fatal_ = {Errc::bad_argument,
             child.program + " could not start (" + end + "); " + remedy_for(end)};
+  loop_.stop();
+}
+
+/// What the engines have mapped of it is undefined now, and nothing in the device tier is left.
+void Keeper::on_gpu_memory_lost() {
+  Child& maker = gpu_memory_maker_;
+  loop_.unwatch(maker.pidfd.get());
+  const pid_t pid = maker.pid;
+  const std::string end = collect(maker);
+  fatal_ = {Errc::peer_died,
+            "the process that kept the GPU's memory (kvhive-engine, pid " + std::to_string(pid) +
+                ") ended: " + end +
+                (maker.last_exit_code == kExitDeviceLost ? " (its context was lost)" : "") +
+                "; with it the KV and the weights of all engines are gone. Start the daemon again; "
+                "with --gpu-memory-sharing vmm, where the driver can do it, there is no such "
+                "process"};
   loop_.stop();
 }
 
@@ -494,6 +536,11 @@ void Keeper::on_engine_gone(const Peer& peer) {
 /// Its kernels could write to every block of the device. What others hold they may have read since
 /// it was right, and only the operator knows what that is worth.
 void Keeper::on_lost_device(const Peer& engine) {
+  if (gpu_memory_maker_.is_running()) {  // under MPS the fault was its context's, too
+    Message look;
+    look.type = MessageType::gpu_memory;
+    (void)send_packet(gpu_memory_line_.get(), look);  // its end we hear of by its pidfd
+  }
   if (options_.gpu_fault == "keep") return;
   drops_unheld_[engine.slot] = true;
   if (options_.gpu_fault != "drop_all") return;
@@ -590,6 +637,7 @@ std::string Keeper::status(const Peer& asker) {
                      {"max_model_len", size_.max_model_len}};
   status["steward"] = {{"pid", steward_.pid},
                        {"restarts", steward_.starts - std::min(steward_.starts, 1u)}};
+  if (gpu_memory_maker_.is_running()) status["gpu_memory"] = {{"pid", gpu_memory_maker_.pid}};
   status["engines"] = Json::array();
   for (std::size_t i = 0; i < engines_.size(); ++i) {
     const Child& child = engines_[i];

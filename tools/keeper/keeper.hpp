@@ -28,7 +28,7 @@ namespace kvhive {
 class Keeper {
  public:
   /// Starts the steward, describes the model, sizes and creates the pool. Nothing is left behind on
-  /// an error.
+  /// an error. Null = a stop signal came meanwhile.
   static Expected<std::unique_ptr<Keeper>> start(const Options& options);
   ~Keeper();
 
@@ -58,9 +58,10 @@ class Keeper {
   };
 
   Keeper(const Options& options, Domains domains, Listener listener, EventLoop loop);
-  Expected<void> prepare();
-  Expected<void> make_pool();
-  Expected<void> take_gpu_memory(std::size_t arena_bytes);
+  // False = a stop signal came meanwhile.
+  Expected<bool> prepare();
+  Expected<bool> make_pool();
+  Expected<bool> take_gpu_memory(std::size_t arena_bytes);
   bool is_on_gpu() const { return model_.device == "cuda"; }
   Expected<void> watch_signals();
   PoolGeometry geometry() const;
@@ -89,6 +90,8 @@ class Keeper {
   void start_engines();
   void start_child(Child& child);
   void on_child_death(Child& child);
+  void end_gpu_memory_maker();
+  void on_gpu_memory_lost();
   void restart_later(Child& child);
   const Child* child_of(pid_t pid) const;
   bool has_engine(std::uint32_t number) const;
@@ -117,6 +120,8 @@ class Keeper {
   PoolSize size_;
   PoolFds pool_;
   UniqueFd gpu_weights_;
+  Child gpu_memory_maker_;    ///< runs on where a GPU's memory needs it
+  UniqueFd gpu_memory_line_;  ///< to it: it leaves when this is closed
 
   EventLoop loop_;
   UniqueFd signals_;

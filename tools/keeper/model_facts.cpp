@@ -1,18 +1,23 @@
 #include "tools/keeper/model_facts.hpp"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "config/sizing.hpp"
 #include "tools/keeper/child.hpp"
 
 namespace kvhive {
 
-Expected<ModelFacts> describe_model(const Options& options) {
-  std::vector<std::string> flags = to_flags(options);
-  flags.push_back(needs_profile_run(options) ? "--describe=profile" : "--describe=config");
-  auto output = run_to_end("kvhive-engine", flags);
+Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop) {
+  Child engine;
+  engine.program = "kvhive-engine";
+  engine.flags = to_flags(options);
+  engine.flags.push_back(needs_profile_run(options) ? "--describe=profile" : "--describe=config");
+  engine.ends_with_us = true;  // nobody would read its answer
+  auto output = ask(engine, {.stop = stop});
   if (!output) return forward_error(output);
-  const auto facts = nlohmann::json::parse(*output, nullptr, false);
+  if (!*output) return std::optional<ModelFacts>();
+  const auto facts = nlohmann::json::parse(**output, nullptr, false);
   if (facts.is_discarded())
     return failure(Errc::bad_format, "kvhive-engine --describe printed no JSON");
   ModelFacts model;
@@ -24,11 +29,12 @@ Expected<ModelFacts> describe_model(const Options& options) {
   model.device = facts.at("device");
   model.device_reason = facts.at("device_reason");
   if (const auto& gpu = facts.at("gpu"); !gpu.is_null())
-    model.gpu = {gpu.at("total"), gpu.at("available")};
+    model.gpu = {gpu.at("total"), gpu.at("available"), gpu.at("uuid"),
+                 gpu.at("memory_needs_its_maker"), gpu.at("sharing_reason")};
   const auto& kv = facts.at("kv");
   model.layout = {kv.at("layers"),    kv.at("kv_heads"),     kv.at("head_size"),
                   options.block_size, Dtype(kv.at("dtype")), PageLayout(kv.at("pages"))};
-  return model;
+  return std::optional<ModelFacts>(std::move(model));
 }
 
 }  // namespace kvhive

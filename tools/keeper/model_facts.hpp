@@ -2,6 +2,7 @@
 // What the keeper knows of the model: numbers that an engine found out for it.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "config/expected.hpp"
@@ -23,10 +24,14 @@ struct ModelFacts {
   struct Gpu {
     std::size_t total = 0;
     std::size_t available = 0;
+    std::string uuid;
+    bool memory_needs_its_maker = false;  ///< as DeviceFacts has it
+    std::string sharing_reason;
   } gpu;  ///< where `device` is cuda
 };
 
 /// Runs that engine to its end, with a profile run if the options leave the pool's size to it.
-Expected<ModelFacts> describe_model(const Options& options);
+/// Nothing = `stop` could be read before.
+Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop);
 
 }  // namespace kvhive

@@ -30,6 +30,18 @@ std::vector<UniqueFd> take_fds(msghdr& header) {
   return fds;
 }
 
+template <std::size_t N>
+void write_words(std::array<char, N>& into, const std::string& words) {
+  const std::size_t length = std::min(words.size(), N - 1);
+  std::memcpy(into.data(), words.data(), length);
+  into[length] = '\0';
+}
+
+template <std::size_t N>
+std::string read_words(const std::array<char, N>& from) {
+  return {from.data(), strnlen(from.data(), N)};
+}
+
 }  // namespace
 
 Expected<sockaddr_un> address_of(const std::string& path) {
@@ -43,13 +55,10 @@ Expected<sockaddr_un> address_of(const std::string& path) {
   return address;
 }
 
-void Message::set_text(const std::string& line) {
-  const std::size_t length = std::min(line.size(), text.size() - 1);
-  std::memcpy(text.data(), line.data(), length);
-  text[length] = '\0';
-}
-
-std::string Message::get_text() const { return {text.data(), strnlen(text.data(), text.size())}; }
+void Message::set_text(const std::string& line) { write_words(text, line); }
+std::string Message::get_text() const { return read_words(text); }
+void Message::set_gpu(const std::string& uuid) { write_words(gpu, uuid); }
+std::string Message::get_gpu() const { return read_words(gpu); }
 
 Expected<void> send_packet(int socket, const Message& message, const std::vector<int>& fds,
                            const std::string& tail) {

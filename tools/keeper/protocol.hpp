@@ -18,7 +18,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 3;
+inline constexpr std::uint32_t kProtocolVersion = 4;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -31,6 +31,8 @@ enum class MessageType : std::uint32_t {
   serving = 6,          ///< engine: it has signed in to the pool and takes requests
   repair_request = 7,   ///< inspector: have the pool repaired
   repaired = 8,         ///< steward: done; what was mended as JSON
+  /// who makes a GPU's memory: done; + the arena, the weights. To it: is it there still?
+  gpu_memory = 9,
   // from the keeper
   welcome = 16,  ///< + the descriptors the role is entitled to
   refused = 17,  ///< why; the connection ends
@@ -66,13 +68,17 @@ struct Message {
   std::uint32_t objects = 0;  ///< welcome: mask of the pool objects among the descriptors
   std::uint32_t pid = 0;      ///< welcome to an engine: its number in our PID namespace; 0 = none
   Errc error = Errc::none;    ///< refused, channel_refused
-  PoolGeometry geometry;      ///< hello of an engine: what it computes with; welcome
+  std::uint32_t needs_its_maker = 0;  ///< gpu_memory: 1 = it goes with its sender
+  PoolGeometry geometry;              ///< hello of an engine: what it computes with; welcome
+  std::array<char, 64> gpu{};         ///< hello of an engine on a GPU: which (DeviceFacts::uuid)
   /// hello of an engine, welcome to an inspector: the model's name; refused and channel_refused:
   /// why, in one line; welcome to a steward: the socket's path.
   std::array<char, 512> text{};
 
   void set_text(const std::string& line);
   std::string get_text() const;
+  void set_gpu(const std::string& uuid);
+  std::string get_gpu() const;
 };
 static_assert(std::is_trivially_copyable_v<Message>);
 
