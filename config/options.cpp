@@ -57,6 +57,8 @@ const OptionField kFields[] = {
      "listed (refused)"},
     {"domains", OptionField::Table{&Options::domains},
      "who shares with whom, e.g. research=alice,1001,@staff;batch=bob"},
+    {"channel-bytes-per-domain", OptionField::Size{&Options::channel_bytes_per_domain, 1},
+     "bytes that the channels of one domain's clients may have together, e.g. 256M; 0 = as all"},
     {"scrub", &Options::scrub,
      "on_domain_change (a block is zeroed before another domain gets it) or never"},
     {"gpu-fault", &Options::gpu_fault,

@@ -52,6 +52,9 @@ struct Options {
   /// listed = they are refused.
   std::string sharing = "user";
   std::string domains;  ///< who shares with whom (config/domain_rules.hpp); empty = nobody is named
+  /// Bytes of memory that the channels of one domain's clients may have together; 0 = what all
+  /// have.
+  std::size_t channel_bytes_per_domain = 0;
   /// What becomes of a block's bytes when it goes to another domain: on_domain_change = zeros.
   std::string scrub = "on_domain_change";
   /// After an engine has lost its GPU's context, of what is in the device tier: drop_unpinned =

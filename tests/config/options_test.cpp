@@ -56,6 +56,7 @@ const Sample kSamples[] = {
     {"seed", "18446744073709551615", "123456789012", "18446744073709551615"},
     {"sharing", "all", "\"all\"", "all"},
     {"domains", "a=bob,7;b=@9", "{b = \"@9\", a = [\"bob\", 7]}", "a=bob,7;b=@9"},
+    {"channel-bytes-per-domain", "64M", "\"64M\"", "67108864B"},
     {"scrub", "never", "\"never\"", "never"},
     {"gpu-fault", "keep", "\"keep\"", "keep"},
     {"gpu-memory-sharing", "ipc", "\"ipc\"", "ipc"},

@@ -58,7 +58,7 @@ class ChannelsTest : public ::testing::Test {
         domains_.push_back(message.domain);
         return {};
       },
-      4 * kBytes};
+      {4 * kBytes}};
 };
 
 TEST_F(ChannelsTest, AChannelWaitsForTheFirstEngine) {
@@ -188,9 +188,30 @@ TEST_F(ChannelsTest, AllClientsTogetherGetSoMuchAndNoMore) {
   EXPECT_TRUE(channels_.create(kBytes, kAnyEngine, kDomain).has_value());
 }
 
+TEST_F(ChannelsTest, ADomainGetsSoMuchAndLeavesTheOthersTheirs) {
+  Channels channels([](auto&&...) -> Expected<void> { return {}; },
+                    {.of_all = 4 * kBytes, .of_domain = 2 * kBytes},
+                    [] {
+                      return MachineMemory{8 * kBytes, 8 * kBytes, "the machine"};
+                    });
+  const auto create = [&](std::uint16_t domain) {
+    return channels.create(kBytes, kAnyEngine, DomainId{domain});
+  };
+  const auto first = create(1);
+  EXPECT_TRUE(first && create(1));
+  const auto refused = create(1);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
+  EXPECT_THAT(refused.error().text, HasSubstr("would have 3.00 MiB, channel-bytes-per-domain "
+                                              "grants 2.00 MiB"));
+  EXPECT_TRUE(create(2));
+  channels.close(first->id);
+  EXPECT_TRUE(create(1));
+}
+
 TEST_F(ChannelsTest, MoreThanTheMachineHasIsRefusedByTheLimitThatSaysSo) {
   std::size_t available = 2 * kBytes;
-  Channels channels([](auto&&...) -> Expected<void> { return {}; }, 8 * kBytes,
+  Channels channels([](auto&&...) -> Expected<void> { return {}; }, {8 * kBytes},
                     [&] {
                       return MachineMemory{8 * kBytes, available, "cgroup /a (memory.max)"};
                     });

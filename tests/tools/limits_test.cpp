@@ -291,6 +291,23 @@ TEST(Limits, AKeeperOutOfDescriptorsTurnsClientsAwayInWordsAndGoesOn) {
   EXPECT_EQ(daemon.connect(0).generate(small_request())->tokens.size(), 4u);
 }
 
+TEST(Limits, ADomainsQuotaOfChannelsIsRefusedInWordsAndComesBack) {
+  std::vector<std::string> flags = kSmall;
+  flags.insert(flags.end(), {"--channel-bytes-per-domain", std::to_string(2 * kLeastChannelBytes)});
+  const Daemon daemon(flags);
+  const auto connect = [&] { return Client::connect({daemon.socket(), 0, kLeastChannelBytes}); };
+  auto first = connect();
+  const auto second = connect();
+  ASSERT_TRUE(first && second);
+  const auto refused = connect();
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
+  EXPECT_THAT(refused.error().text, HasSubstr("channel-bytes-per-domain grants 2.00 MiB"));
+  EXPECT_EQ(first->generate(small_request())->tokens.size(), 4u);
+  first = failure(Errc::none, "");  // it is gone
+  EXPECT_TRUE(eventually([&] { return connect().has_value(); }, kHang));
+}
+
 TEST(Limits, AsManyClientsAsDescriptorsAllowLeaveEnoughToReplaceAnEngine) {
   const Daemon daemon(kSmall, limited(RLIMIT_NOFILE, 128));
   const pid_t dead = daemon.status()["engines"][0]["pid"];

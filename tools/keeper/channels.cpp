@@ -16,13 +16,21 @@ Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wa
                    "a channel of " + format_bytes(bytes) + " is out of bounds; ask for " +
                        format_bytes(kLeastChannelBytes) + " to " + format_bytes(kMostChannelBytes));
   const std::size_t whole_pages = (bytes + 4095) / 4096 * 4096;
-  std::size_t in_all = whole_pages;
-  for (const auto& [id, other] : channels_) in_all += other.channel.bytes;
-  if (in_all > most_bytes_)
+  std::size_t in_all = whole_pages, in_domain = whole_pages;
+  for (const auto& [id, other] : channels_) {
+    in_all += other.channel.bytes;
+    if (other.channel.domain == domain) in_domain += other.channel.bytes;
+  }
+  if (in_all > quota_.of_all)
     return failure(Errc::pool_exhausted, "the channels of all clients would have " +
                                              format_bytes(in_all) + ", the daemon grants " +
-                                             format_bytes(most_bytes_) +
+                                             format_bytes(quota_.of_all) +
                                              "; ask for a smaller one, or try again later");
+  if (in_domain > quota_.of_domain)
+    return failure(Errc::pool_exhausted,
+                   "your domain's channels would have " + format_bytes(in_domain) +
+                       ", channel-bytes-per-domain grants " + format_bytes(quota_.of_domain) +
+                       "; close one, ask for a smaller one, or have that raised");
   if (const MachineMemory machine = look_at_memory_(); whole_pages > machine.available)
     return failure(Errc::out_of_memory,
                    "a channel needs " + format_bytes(whole_pages) + ", " + machine.bound + " has " +

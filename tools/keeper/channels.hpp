@@ -14,8 +14,11 @@
 
 namespace kvhive {
 
-/// Bytes that the channels of all clients may have together.
-inline constexpr std::size_t kMostBytesOfAllChannels = std::size_t{4} << 30;
+/// Bytes that channels may have together: of all clients, and of those of one domain.
+struct ChannelQuota {
+  std::size_t of_all = std::size_t{4} << 30;
+  std::size_t of_domain = of_all;
+};
 
 class Channels {
  public:
@@ -27,9 +30,9 @@ class Channels {
   using LookAtMemory = std::function<MachineMemory()>;
 
   explicit Channels(
-      SendToEngine send, std::size_t most_bytes = kMostBytesOfAllChannels,
+      SendToEngine send, const ChannelQuota& quota = {},
       LookAtMemory memory = [] { return machine_memory(); })
-      : send_(std::move(send)), most_bytes_(most_bytes), look_at_memory_(std::move(memory)) {}
+      : send_(std::move(send)), quota_(quota), look_at_memory_(std::move(memory)) {}
 
   /// A channel that no engine serves yet, and what its client needs of it.
   struct Created {
@@ -38,8 +41,8 @@ class Channels {
     int memory;  ///< the table's; open as long as the channel
     UniqueFd doorbell;
   };
-  /// Errors: `bytes` out of bounds, more than is left for all clients together, or more than
-  /// machine and cgroup have: a client must not bring the OOM killer upon all.
+  /// Errors: `bytes` out of bounds, more than is left for the domain or for all clients together,
+  /// or more than machine and cgroup have: a client must not bring the OOM killer upon all.
   Expected<Created> create(std::size_t bytes, std::uint32_t wanted_engine, DomainId domain);
 
   /// What a client has of its channel.
@@ -81,7 +84,7 @@ class Channels {
   bool give(std::uint64_t id, Entry& entry, EngineKey engine) const;
 
   SendToEngine send_;
-  std::size_t most_bytes_;
+  ChannelQuota quota_;
   LookAtMemory look_at_memory_;
   std::map<EngineKey, std::uint32_t> engines_;
   std::map<std::uint64_t, Entry> channels_;

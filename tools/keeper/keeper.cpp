@@ -50,6 +50,12 @@ std::string remedy_for(const std::string& end) {
   return remedy;
 }
 
+ChannelQuota quota_of(const Options& options) {
+  ChannelQuota quota;
+  if (options.channel_bytes_per_domain != 0) quota.of_domain = options.channel_bytes_per_domain;
+  return quota;
+}
+
 /// The process at the other end, by the kernel's word (0 if it lives in a PID namespace we cannot
 /// see into).
 ucred credentials_of(int socket) {
@@ -91,9 +97,9 @@ Keeper::Keeper(const Options& options, Domains domains, Listener listener, Event
       domains_(std::move(domains)),
       listener_(std::move(listener)),
       loop_(std::move(loop)),
-      channels_([](int engine, const Message& message, const std::vector<int>& fds) {
-        return send_packet(engine, message, fds);
-      }) {}
+      channels_([](int engine, const Message& message,
+                   const std::vector<int>& fds) { return send_packet(engine, message, fds); },
+                quota_of(options)) {}
 
 Keeper::~Keeper() { stop_children(); }
 
