@@ -307,7 +307,10 @@ class CudaDevice final : public Device {
             "cudaIpcOpenMemHandle",
             [&] { return cudaIpcOpenMemHandle(&memory, name, cudaIpcMemLazyEnablePeerAccess); });
         !opened)
-      return forward_error(opened);
+      return failure(opened.error().code,
+                     opened.error().text +
+                         "; by legacy IPC memory is shared within one PID namespace (containers: "
+                         "--pid=host); or have the daemon share it by vmm");
     opened_.insert(static_cast<std::byte*>(memory));
     return static_cast<std::byte*>(memory);
   }
@@ -391,6 +394,22 @@ Sharing try_vmm(const VirtualMemory& memory, bool is_loaded, int ordinal) {
   return sharing;
 }
 
+/// By trying, too; empty = it can be had.
+std::string why_no_ipc() {
+  void* memory = nullptr;
+  cudaError_t error = cudaMalloc(&memory, kIpcGranularity);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return {};
+  }
+  cudaIpcMemHandle_t name{};
+  if (error == cudaSuccess) error = cudaIpcGetMemHandle(&name, memory);
+  cudaFree(memory);
+  cudaGetLastError();
+  return error == cudaSuccess ? std::string()
+                              : std::string("cudaIpcGetMemHandle: ") + cudaGetErrorString(error);
+}
+
 }  // namespace
 
 Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal, const std::string& wanted) {
@@ -434,13 +453,19 @@ Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal, const std::strin
     return failure(Errc::unsupported, std::string(properties.name) +
                                           " cannot share memory by descriptors (" + sharing.no_vmm +
                                           "); use --gpu-memory-sharing ipc, or --device cpu");
+  const bool is_by_ipc = wanted == "ipc" || !sharing.no_vmm.empty();
+  if (const std::string no_ipc = is_by_ipc ? why_no_ipc() : std::string(); !no_ipc.empty())
+    return failure(Errc::unsupported,
+                   std::string(properties.name) + " cannot share memory by legacy IPC (" + no_ipc +
+                       (sharing.no_vmm.empty() ? "" : "), nor by descriptors (" + sharing.no_vmm) +
+                       "); use --device cpu");
   auto products = CublasLt::load();
   if (!products) return forward_error(products);
   return std::make_unique<CudaDevice>(
       ordinal,
       DeviceFacts{properties.name, uuid_text(properties.uuid), properties.major, properties.minor,
-                  properties.totalGlobalMem, sharing.granularity, driver,
-                  wanted == "ipc" || !sharing.no_vmm.empty(), sharing.no_vmm},
+                  properties.totalGlobalMem, sharing.granularity, driver, is_by_ipc,
+                  sharing.no_vmm},
       memory, std::move(*products));
 }
 

@@ -44,7 +44,8 @@ Expected<UniqueFd> write_ipc_record(const IpcHandle& handle, std::size_t bytes,
 
 bool is_ipc_record(int fd) {
   struct stat status {};
-  return fcntl(fd, F_GET_SEALS) == kSeals && fstat(fd, &status) == 0 &&
+  const int seals = fcntl(fd, F_GET_SEALS);  // the kernel may have added one (vm.memfd_noexec)
+  return seals >= 0 && (seals & kSeals) == kSeals && fstat(fd, &status) == 0 &&
          status.st_size == sizeof(Record);
 }
 

@@ -30,6 +30,17 @@ void share_cores(const Options& options, char** argv) {
   execv("/proc/self/exe", argv);  // without /proc we do as well as we can
 }
 
+/// A context that is lost may not say so unless it is given work.
+Expected<void> try_context(Device& device) {
+  constexpr std::size_t kBytes = 256;
+  auto scratch = DeviceBuffer::allocate(device, kBytes);
+  if (!scratch) return forward_error(scratch);
+  auto lane = Lane::open(device);
+  if (!lane) return forward_error(lane);
+  auto done = device.fill(scratch->data(), std::byte{0}, kBytes, lane->stream());
+  return done ? lane->finish() : done;
+}
+
 /// Makes a GPU's memory for the keeper, at the other end of our standard input. What lives no
 /// longer than we do we keep until it hangs up; when it says something we look whether it is there
 /// still.
@@ -43,12 +54,14 @@ Expected<void> hand_over_gpu_memory(Device& device, const Options& options,
   if (auto sent = send_packet(STDIN_FILENO, message, {made->arena.get(), made->weights.get()});
       !sent || message.needs_its_maker == 0)
     return sent;
+  for (const int stop : {SIGTERM, SIGHUP}) signal(stop, SIG_IGN);  // the keeper says when
   pollfd keeper{STDIN_FILENO, POLLIN, 0};
   while (true) {
     if (poll(&keeper, 1, -1) < 0) continue;  // EINTR
     auto packet = receive_packet(STDIN_FILENO);
     if (!packet || !*packet) return {};
-    if (auto alive = device.free_bytes(); !alive) return forward_error(alive);
+    if (auto alive = try_context(device); !alive && alive.error().code == Errc::device_lost)
+      return alive;
   }
 }
 

@@ -68,6 +68,10 @@ TEST_F(BadStart, UnknownArchitecture) {
 TEST_F(BadStart, BlockSizeZero) {
   expect_one_line(start({"--block-size", "0"}), {"block-size", "'0'", "16"});
 }
+TEST_F(BadStart, AQuotaBelowTheSmallestChannel) {
+  expect_one_line(start({"--channel-bytes-per-domain", "256"}),
+                  {"channel-bytes-per-domain", "'256'", "1.00 MiB"});
+}
 TEST_F(BadStart, UnknownTomlKey) {
   std::ofstream(directory_ / "c.toml") << "blok-size = 16\n";
   expect_one_line(start({"--config", (directory_ / "c.toml").string()}),

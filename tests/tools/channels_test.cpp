@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "actors/channel/channel_layout.hpp"
+#include "config/check.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -186,6 +187,20 @@ TEST_F(ChannelsTest, AllClientsTogetherGetSoMuchAndNoMore) {
   EXPECT_THAT(refused.error().text, HasSubstr("the daemon grants 4.00 MiB"));
   channels_.close(ids[2]);
   EXPECT_TRUE(channels_.create(kBytes, kAnyEngine, kDomain).has_value());
+}
+
+TEST_F(ChannelsTest, WhoKeepsAClosedChannelKeepsNoMemory) {
+  const auto created = channels_.create(kBytes, kAnyEngine, kDomain);
+  ASSERT_TRUE(created);
+  const UniqueFd kept(dup(created->memory));
+  const auto bytes = [&] {
+    struct stat status {};
+    KV_CHECK(fstat(kept.get(), &status) == 0);
+    return static_cast<std::size_t>(status.st_blocks) * 512;
+  };
+  EXPECT_GE(bytes(), kBytes);
+  channels_.close(created->id);
+  EXPECT_EQ(bytes(), 0u);
 }
 
 TEST_F(ChannelsTest, ADomainGetsSoMuchAndLeavesTheOthersTheirs) {

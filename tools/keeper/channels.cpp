@@ -1,5 +1,7 @@
 #include "tools/keeper/channels.hpp"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <string>
 
@@ -100,7 +102,11 @@ void Channels::take_back(std::uint64_t id) {
 std::optional<Channels::EngineKey> Channels::close(std::uint64_t id) {
   const auto found = channels_.find(id);
   if (found == channels_.end()) return std::nullopt;
-  const auto engine = found->second.channel.engine;
+  const auto& [channel, memory, doorbell] = found->second;
+  const auto engine = channel.engine;
+  // Who keeps the descriptor keeps no memory that we have paid for.
+  (void)fallocate(memory.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                  static_cast<off_t>(channel.bytes));
   channels_.erase(found);
   if (!engine) return std::nullopt;
   Message message;

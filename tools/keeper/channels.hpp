@@ -68,8 +68,8 @@ class Channels {
   /// Its engine cannot serve it: it waits again.
   void take_back(std::uint64_t id);
 
-  /// Forgets a channel and tells its engine. The engine, if it could not be told: it would keep the
-  /// channel for ever.
+  /// Forgets a channel, gives its memory back and tells its engine. The engine, if it could not be
+  /// told: it would keep the channel for ever.
   std::optional<EngineKey> close(std::uint64_t id);
 
   std::size_t load_of(EngineKey engine) const;

@@ -142,6 +142,7 @@ Expected<std::optional<std::string>> ask(Child& child, const Listening& listenin
   }
   const std::string end = collect(child);
   if (child.last_exit_code == 0) return output;
+  if (poll(&stop, 1, 0) > 0) return std::optional<std::string>();  // all were told to stop
   const std::string complaint = last_line(std::move(complaints));
   if (complaint.empty()) return failure(Errc::bad_argument, child.program + " ended with " + end);
   // Whose words they are is of no interest to whoever reads ours.

@@ -1,6 +1,7 @@
 #include "tools/keeper/keeper.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -12,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "actors/channel/channel_layout.hpp"
 #include "config/byte_size.hpp"
 #include "config/exit_codes.hpp"
 #include "config/log.hpp"
@@ -50,6 +52,16 @@ std::string remedy_for(const std::string& end) {
   return remedy;
 }
 
+Expected<void> check_quota(const Options& options) {
+  const std::size_t bytes = options.channel_bytes_per_domain;
+  const std::size_t most = ChannelQuota{}.of_all;
+  if (bytes == 0 || (bytes >= kLeastChannelBytes && bytes <= most)) return {};
+  return failure(Errc::bad_argument, "channel-bytes-per-domain: '" + std::to_string(bytes) +
+                                         "' must be 0, or " + format_bytes(kLeastChannelBytes) +
+                                         " to " + format_bytes(most) +
+                                         "; a client asks for 16 MiB unless told otherwise");
+}
+
 ChannelQuota quota_of(const Options& options) {
   ChannelQuota quota;
   if (options.channel_bytes_per_domain != 0) quota.of_domain = options.channel_bytes_per_domain;
@@ -76,6 +88,7 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error, not our death
   if (auto enough = check_descriptors(take_process_limits(), options.engines); !enough)
     return forward_error(enough);
+  if (auto sound = check_quota(options); !sound) return forward_error(sound);
   auto loop = EventLoop::create();
   if (!loop) return forward_error(loop);
   auto domains = Domains::resolve(options, PeerIdentity::of_ourselves());
@@ -216,7 +229,18 @@ void Keeper::stop_children() {
     if (child->is_running()) kill_by_pidfd(child->pidfd);
   for (Child* child : children)
     if (child->is_running()) collect(*child);
+  if (gpu_memory_maker_.is_running()) end_guests();
   end_gpu_memory_maker();  // last: they had its memory mapped
+}
+
+/// Until they are gone, but for those in a PID namespace that we cannot see into.
+void Keeper::end_guests() {
+  for (const auto& [socket, peer] : peers_) {
+    if (!peer.is_welcome || peer.role != Role::engine || child_of(peer.pid) != nullptr) continue;
+    fence(peer);
+    pollfd gone{peer.pidfd.get(), POLLIN, 0};
+    if (peer.pid != 0 && peer.pidfd) poll(&gone, 1, -1);
+  }
 }
 
 void Keeper::end_gpu_memory_maker() {
@@ -295,14 +319,19 @@ void Keeper::on_gpu_memory_lost() {
   Child& maker = gpu_memory_maker_;
   loop_.unwatch(maker.pidfd.get());
   const pid_t pid = maker.pid;
+  // A machine that goes down ends everybody at once.
+  pollfd stop{signals_.get(), POLLIN, 0};
+  const bool is_stopping = poll(&stop, 1, 0) > 0;
   const std::string end = collect(maker);
-  fatal_ = {Errc::peer_died,
-            "the process that kept the GPU's memory (kvhive-engine, pid " + std::to_string(pid) +
-                ") ended: " + end +
-                (maker.last_exit_code == kExitDeviceLost ? " (its context was lost)" : "") +
-                "; with it the KV and the weights of all engines are gone. Start the daemon again; "
-                "with --gpu-memory-sharing vmm, where the driver can do it, there is no such "
-                "process"};
+  if (!is_stopping)
+    fatal_ = {
+        Errc::peer_died,
+        "the process that kept the GPU's memory (kvhive-engine, pid " + std::to_string(pid) +
+            ") ended: " + end +
+            (maker.last_exit_code == kExitDeviceLost ? " (its context was lost)" : "") +
+            "; with it the KV and the weights of all engines are gone. Start the daemon again; "
+            "with --gpu-memory-sharing vmm, where the driver can do it, there is no such "
+            "process"};
   loop_.stop();
 }
 
@@ -381,6 +410,7 @@ void Keeper::on_packet(int socket) {
     return;
   }
   if (!packet && packet.error().code == Errc::os_error) return;  // nothing there after all
+  if (!packet && packet.error().code == Errc::layout_mismatch) return refuse(peer, packet.error());
   if (!packet) spdlog::warn("pid {}: {}", peer.pid, packet.error().text);
   hang_up(peer);
 }

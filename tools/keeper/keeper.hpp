@@ -90,6 +90,7 @@ class Keeper {
   void start_engines();
   void start_child(Child& child);
   void on_child_death(Child& child);
+  void end_guests();
   void end_gpu_memory_maker();
   void on_gpu_memory_lost();
   void restart_later(Child& child);

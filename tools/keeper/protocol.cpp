@@ -100,16 +100,19 @@ Expected<std::optional<Packet>> receive_packet(int socket) {
   if (got == 0) return std::optional<Packet>();
   if (got < 0) return os_failure("receive");
   packet.fds = take_fds(header);
-  if (static_cast<std::size_t>(got) < sizeof(Message) || (header.msg_flags & MSG_TRUNC) != 0 ||
-      packet.message.magic != kProtocolMagic)
-    return failure(Errc::bad_format,
-                   "a packet of " + std::to_string(got) + " bytes is not kvhive's");
-  if (packet.message.version != kProtocolVersion)
+  const auto size = static_cast<std::size_t>(got);
+  // Other versions' packets have other sizes.
+  if (size >= offsetof(Message, type) && packet.message.magic == kProtocolMagic &&
+      packet.message.version != kProtocolVersion)
     return failure(Errc::layout_mismatch, "the other side speaks protocol " +
                                               std::to_string(packet.message.version) +
                                               ", this program " + std::to_string(kProtocolVersion) +
                                               "; use programs of the same build");
-  packet.tail.resize(static_cast<std::size_t>(got) - sizeof(Message));
+  if (size < sizeof(Message) || (header.msg_flags & MSG_TRUNC) != 0 ||
+      packet.message.magic != kProtocolMagic)
+    return failure(Errc::bad_format,
+                   "a packet of " + std::to_string(got) + " bytes is not kvhive's");
+  packet.tail.resize(size - sizeof(Message));
   packet.lost_fds = (header.msg_flags & MSG_CTRUNC) != 0;
   return std::optional<Packet>(std::move(packet));
 }
