@@ -3,19 +3,21 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
-#include <utility>
+#include <span>
+#include <vector>
 
 #include "config/byte_size.hpp"
 #include "config/log.hpp"
 #include "config/stop_watch.hpp"
+#include "kernels/block_copy.hpp"
 
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kAlwaysBatched = std::size_t{1} << 20;
-constexpr std::size_t kScratchBytes = std::size_t{8} << 20;  ///< on each side
-constexpr std::size_t kMostPieces = 1024;                    ///< a large step's
-constexpr int kRuns = 4;                                     ///< the first warms up
+constexpr std::size_t kCopyEnginesFrom = std::size_t{1} << 20;  ///< bytes of a piece; not measured
+constexpr std::size_t kScratchBytes = std::size_t{8} << 20;     ///< on each side
+constexpr std::size_t kMostPieces = 1024;                       ///< a large step's
+constexpr int kRuns = 4;                                        ///< the first warms up
 constexpr double kClearly = 1.1;
 
 /// The best of a few runs.
@@ -61,7 +63,7 @@ bool kernel_pays(const CopyTimes& kernel, const CopyTimes& batch) {
 Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
                                        const CopyOnDevice& by_kernel,
                                        const CopyOnDevice& by_batch) {
-  if (piece_bytes >= kAlwaysBatched) return 0;
+  if (piece_bytes >= kCopyEnginesFrom) return 0;
   const std::size_t count =
       std::min(kScratchBytes / (piece_bytes + sizeof(BlockPair)), kMostPieces);
   auto host = StagingBuffer::allocate(device, kScratchBytes);
@@ -70,6 +72,7 @@ Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
   if (!scratch) return forward_error(scratch);
   auto lane = Lane::open(device);
   if (!lane) return forward_error(lane);
+  // Behind the pieces, where the device can read them.
   const std::span pairs(reinterpret_cast<BlockPair*>(host->data() + kScratchBytes) - count, count);
   scatter(pairs);
   const auto times_of = [&](const CopyOnDevice& copy) {
@@ -89,7 +92,7 @@ Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
       "{:.1f}, {:.1f}; by {} from here on",
       format_bytes(piece_bytes), speed(kernel->out), speed(kernel->in), speed(batch->out),
       speed(batch->in), pays ? "a kernel" : "the copy engines");
-  return pays ? kAlwaysBatched : 0;
+  return pays ? kCopyEnginesFrom : 0;
 }
 
 }  // namespace kvhive

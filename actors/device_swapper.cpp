@@ -1,6 +1,7 @@
 #include "actors/device_swapper.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "config/check.hpp"
 #include "config/stop_watch.hpp"
@@ -62,7 +63,7 @@ Expected<void> DeviceSwapper::prepare(const SwapLimits& limits) {
     if (!room) return forward_error(room);
     room_aside_ = std::move(*room);
   }
-  // No host block is written twice by a plan, and no device block is; what goes aside has two.
+  // A plan writes each host block once at most, each device block too; what goes aside takes two.
   pairs_room_ = std::size_t{geometry.host_blocks} + geometry.device_blocks + aside_blocks_;
   auto pairs = StagingBuffer::allocate(device_, pairs_room_ * sizeof(BlockPair));
   if (!pairs) return forward_error(pairs);
@@ -81,12 +82,13 @@ Expected<double> DeviceSwapper::move(const StepPlan& plan) {
   if (started) started = hand_over(plan);
   if (started) started = start_in(plan);
   if (!started) return forward_error(started);
-  if (!has_swaps || unmeasured_++ % kMeasuredEvery != 0) return 0.0;
+  if (!has_swaps || plans_with_copies_++ % kMeasuredEvery != 0) return 0.0;
   if (auto done = finish(plan); !done) return forward_error(done);
   return watch.seconds();
 }
 
-/// What this step fills anew first: the runner waits for it.
+/// Demotions first: this step overwrites their blocks, and the runner waits. out_'s mark is behind
+/// those that go directly. For swapped-out sequences nobody waits before the end of the step.
 Expected<void> DeviceSwapper::start_out(const StepPlan& plan) {
   // Without work there is nothing to copy behind.
   const std::size_t count =
@@ -123,8 +125,8 @@ Expected<void> DeviceSwapper::demote_aside(std::span<const BlockPair> pairs) {
   return started;
 }
 
-/// Seldom, so the host waits: a block is zeroed first, when its bytes have left, and only then it
-/// is the other domain's.
+/// Rare, so the host waits: a block is zeroed once its bytes have left, and belongs to the other
+/// domain only then.
 Expected<void> DeviceSwapper::hand_over(const StepPlan& plan) const {
   if (plan.hand_over.empty()) return {};
   std::vector<BlockId> blocks;

@@ -10,6 +10,7 @@
 // copies cost.
 
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -52,9 +53,10 @@ class DeviceSwapper final : public Swapper {
 
   /// Makes the runner's stream wait until what is demoted has left its blocks.
   Expected<void> join_out(const StepPlan& plan, const Lane& runner) const;
-  /// ... until all is there that comes in.
+  /// ... until all that comes in is there.
   Expected<void> join_in(const StepPlan& plan, const Lane& runner) const;
-  /// ... until of what comes in there is this layer, if it is called for those before, too.
+  /// ... until this layer of what comes in is there. Called for every layer in order: only the
+  /// first of a part waits.
   Expected<void> join_layer(const StepPlan& plan, std::int32_t layer, const Lane& runner) const;
   const LayerParts& parts() const { return parts_; }
 
@@ -85,10 +87,11 @@ class DeviceSwapper final : public Swapper {
   DeviceBuffer room_aside_;  ///< [aside_blocks_] blocks
   StagingBuffer pairs_;      ///< of the running plan
   std::size_t pairs_room_ = 0, pairs_taken_ = 0;
-  bool is_under_way_ = false;     ///< between move() and finish()
-  std::uint32_t unmeasured_ = 0;  ///< plans with copies since the last that was
-  Lane aside_, out_;              ///< out_'s mark: behind what goes directly
-  std::vector<Lane> in_;          ///< one for each part, each behind the one before
+  bool is_under_way_ = false;  ///< between move() and finish()
+  /// So far; the first of every so many is waited for and timed.
+  std::uint32_t plans_with_copies_ = 0;
+  Lane aside_, out_;      ///< out_'s mark: behind what goes directly
+  std::vector<Lane> in_;  ///< one for each part, each behind the one before
 };
 
 }  // namespace kvhive

@@ -26,7 +26,7 @@ bool GpuRunner::comes_by_layers(const StepPlan& plan) const {
 }
 
 /// What has to be in place before any layer.
-Expected<void> GpuRunner::move(const StepPlan& plan) const {
+Expected<void> GpuRunner::queue_copies(const StepPlan& plan) const {
   auto joined = swapper_.join_out(plan, model_.lane());
   if (joined && !comes_by_layers(plan)) joined = swapper_.join_in(plan, model_.lane());
   if (!joined || plan.copies.empty()) return joined;
@@ -35,7 +35,7 @@ Expected<void> GpuRunner::move(const StepPlan& plan) const {
 }
 
 Expected<std::vector<SampledToken>> GpuRunner::run(const StepPlan& plan) {
-  if (auto moved = move(plan); !moved) return forward_error(moved);
+  if (auto queued = queue_copies(plan); !queued) return forward_error(queued);
   Expected<std::vector<SampledToken>> sampled;
   if (plan.work.empty()) {
     if (auto done = model_.lane().finish(); !done) return forward_error(done);

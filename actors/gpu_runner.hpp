@@ -26,7 +26,7 @@ class GpuRunner final : public StepRunner {
 
  private:
   bool comes_by_layers(const StepPlan& plan) const;
-  Expected<void> move(const StepPlan& plan) const;
+  Expected<void> queue_copies(const StepPlan& plan) const;
   Expected<std::vector<SampledToken>> compute(const StepPlan& plan);
 
   GpuTransformer model_;

@@ -12,12 +12,14 @@ namespace kvhive {
 
 class LayerParts {
  public:
-  static constexpr std::uint32_t kMost = 4;
+  static constexpr std::uint32_t kMostParts = 4;
 
   /// \param at_least  bytes of a part, unless it is the only one: small copies cost more than they
   ///                  hide
   LayerParts(const KvLayout& kv, std::size_t at_least)
-      : layers_(kv.layers), layer_bytes_(kv.layer_bytes()), count_(std::min(kMost, kv.layers)) {
+      : layers_(kv.layers),
+        layer_bytes_(kv.layer_bytes()),
+        count_(std::min(kMostParts, kv.layers)) {
     while (count_ > 1 && least_bytes() < at_least) --count_;
   }
 

@@ -119,10 +119,11 @@ struct StepTimes {
   double computing = 0;  ///< the executor's part
 };
 
-/// block manager -> swapper -> executor. The copies are in place before any block is read: first
-/// out of the device, then, blocks handed over meanwhile, into it, then within it. No host block is
-/// in both swaps: a step that preempts admits nobody, and what is demoted goes to blocks that
-/// nobody holds. So the ways out and in may be under way at once.
+/// block manager -> swapper -> executor. Each copy is made before what it wrote is read and before
+/// what it read is overwritten: a block leaves before it is filled anew, and comes in before it is
+/// copied within the device or computed with. No host block is both written and read: a step that
+/// preempts admits nobody, and demotions go to blocks that nobody holds. So both ways may be under
+/// way at once.
 struct StepPlan {
   std::uint64_t step = 0;
   /// device -> host: of preempted sequences, whose device blocks stay as they are in this step.

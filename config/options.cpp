@@ -58,14 +58,15 @@ const OptionField kFields[] = {
     {"domains", OptionField::Table{&Options::domains},
      "who shares with whom, e.g. research=alice,1001,@staff;batch=bob"},
     {"channel-bytes-per-domain", OptionField::Size{&Options::channel_bytes_per_domain, 1},
-     "bytes that the channels of one domain's clients may have together, e.g. 256M; 0 = as all"},
+     "bytes that the channels of one domain's clients may have together, e.g. 256M; 0 = no limit "
+     "but that of all clients"},
     {"scrub", &Options::scrub,
      "on_domain_change (a block is zeroed before another domain gets it) or never"},
     {"gpu-fault", &Options::gpu_fault,
      "when an engine loses its GPU: drop_unpinned (blocks nobody holds), keep, or drop_all (and "
      "restart the others)"},
     {"gpu-memory-sharing", &Options::gpu_memory_sharing,
-     "how engines share a GPU's memory: vmm (descriptors), ipc (legacy CUDA IPC: a process more "
+     "how engines share a GPU's memory: vmm (descriptors), ipc (legacy CUDA IPC: one more process "
      "keeps the memory, and the daemon ends with it), or auto (vmm if it can be had)"},
     {"socket-access", &Options::socket_access, "who may connect: owner, everybody or @GROUP"},
     {"log-level", &Options::log_level, "trace, debug, info, warn, error or off"},

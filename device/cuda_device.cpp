@@ -35,6 +35,12 @@ struct VirtualMemory {
   decltype(&cuMemSetAccess) set_access = nullptr;
   decltype(&cuGetErrorString) error_string = nullptr;
 
+  std::string words_of(CUresult error) const {
+    const char* words = nullptr;
+    error_string(error, &words);
+    return words != nullptr ? words : "unknown error";
+  }
+
   bool load() {
     bool is_complete = true;
     const auto find = [&](auto& function, const char* name) {
@@ -319,12 +325,12 @@ class CudaDevice final : public Device {
   /// wrong.
   static bool is_lost() {
     cudaGetLastError();
-    auto mode =
-        cudaStreamCaptureModeRelaxed;  // while a stream is recorded it may not be asked else
+    // While this thread records a stream, such calls are allowed in relaxed mode only.
+    auto mode = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&mode);
-    const bool is_lost = cudaFree(nullptr) != cudaSuccess;
+    const bool fails = cudaFree(nullptr) != cudaSuccess;
     cudaThreadExchangeStreamCaptureMode(&mode);
-    return is_lost;
+    return fails;
   }
 
   template <class Call>
@@ -342,10 +348,7 @@ class CudaDevice final : public Device {
     if (auto bound = call("cudaSetDevice", [] { return cudaSuccess; }); !bound) return bound;
     const CUresult error = make();
     if (error == CUDA_SUCCESS) return {};
-    const char* words = nullptr;
-    memory_.error_string(error, &words);
-    const std::string text =
-        std::string(name) + ": " + (words != nullptr ? words : "unknown error");
+    const std::string text = std::string(name) + ": " + memory_.words_of(error);
     if (is_lost()) return failure(Errc::device_lost, text);
     return failure(error == CUDA_ERROR_OUT_OF_MEMORY ? Errc::out_of_memory : Errc::os_error, text);
   }
@@ -370,10 +373,7 @@ struct Sharing {
 Sharing try_vmm(const VirtualMemory& memory, bool is_loaded, int ordinal) {
   if (!is_loaded) return {kIpcGranularity, "the driver is older than CUDA 12.0"};
   const auto why_not = [&](const char* name, CUresult error) -> Sharing {
-    const char* words = nullptr;
-    memory.error_string(error, &words);
-    return {kIpcGranularity,
-            std::string(name) + ": " + (words != nullptr ? words : "unknown error")};
+    return {kIpcGranularity, std::string(name) + ": " + memory.words_of(error)};
   };
   Sharing sharing;
   const CUmemAllocationProp properties = shared_memory_of(ordinal);

@@ -9,11 +9,13 @@
 //
 // Source: vLLM's CUDA graphs (padded batch sizes), but one graph holds attention, too.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <vector>
 
+#include "config/expected.hpp"
 #include "config/kv_layout.hpp"
 #include "device/device.hpp"
 #include "kernels/cuda/split_plan.hpp"
@@ -22,11 +24,11 @@ namespace kvhive {
 
 /// All that makes two decode steps start different kernels, or the same ones differently.
 struct DecodeShape {
-  std::int32_t rows = 0;    ///< T, B and n
-  std::int32_t blocks = 0;  ///< M
-  std::int32_t likeliest = 0;
+  std::int32_t rows = 0;              ///< T, B and n
+  std::int32_t blocks = 0;            ///< M
+  std::int32_t likeliest = 0;         ///< K
   std::vector<PlanCounts> attention;  ///< for each window
-  std::byte* kv_base = nullptr;
+  std::byte* kv_base = nullptr;       ///< a graph has the arena's address in it
   KvLayout layout;
 
   friend bool operator==(const DecodeShape&, const DecodeShape&) = default;

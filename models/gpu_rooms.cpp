@@ -51,8 +51,15 @@ std::vector<std::int32_t> windows_of(const ModelConfig& config) {
   return windows;
 }
 
-std::size_t output_bytes(std::size_t rows, std::size_t likeliest) {
-  return rows * (1 + likeliest) * (sizeof(TokenId) + sizeof(float));
+OutputParts output_parts(std::byte* at, std::size_t rows, std::size_t K) {
+  auto* const tokens = reinterpret_cast<TokenId*>(at);
+  auto* const logprobs = reinterpret_cast<float*>(tokens + rows);
+  auto* const likeliest = reinterpret_cast<TokenId*>(logprobs + rows);
+  return {tokens, logprobs, likeliest, reinterpret_cast<float*>(likeliest + rows * K)};
+}
+
+std::size_t output_bytes(std::size_t rows, std::size_t K) {
+  return rows * (1 + K) * (sizeof(TokenId) + sizeof(float));
 }
 
 GpuRooms::GpuRooms(const ModelConfig& config, const GpuLimits& limits) {

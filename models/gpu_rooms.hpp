@@ -15,8 +15,15 @@ std::vector<std::int32_t> windows_of(const ModelConfig& config);
 /// A step's inputs and outputs lie one behind the other, each part aligned.
 inline constexpr std::size_t kInputAlignment = 16;
 
-/// Of so many rows of logits, as GpuSamples has them.
-std::size_t output_bytes(std::size_t rows, std::size_t likeliest);
+/// A step's outputs, one behind the other; K as in GpuSamples.
+struct OutputParts {
+  TokenId* tokens;            ///< [rows]
+  float* logprobs;            ///< [rows]
+  TokenId* likeliest;         ///< [rows, K]
+  float* likeliest_logprobs;  ///< [rows, K]
+};
+OutputParts output_parts(std::byte* at, std::size_t rows, std::size_t K);
+std::size_t output_bytes(std::size_t rows, std::size_t K);
 
 /// Offsets in bytes, aligned to 256.
 struct GpuRooms {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "config/check.hpp"
 #include "config/round_up.hpp"
@@ -12,7 +13,7 @@ namespace {
 
 constexpr std::int32_t kLeastBlocks = 16;  ///< of a decode step's tables
 
-PagedAttentionArgs attention_of(const StepFrame& frame, const ForwardBatch& batch,
+PagedAttentionArgs attention_of(const StepContext& frame, const ForwardBatch& batch,
                                 std::int32_t window) {
   PagedAttentionArgs args = frame.attention;
   args.window = window;
@@ -33,7 +34,8 @@ AttentionWork add_plan(const SplitPlan& plan, float* states, StepInputs& inputs)
 /// Plans attention for query tokens first..last-1; in halves if there is no room for the states.
 /// \param args  of the whole batch, on the host
 void plan_attention(const PagedAttentionArgs& args, std::int32_t first, std::int32_t last,
-                    const StepFrame& frame, StepInputs& inputs, std::vector<AttentionWork>& works) {
+                    const StepContext& frame, StepInputs& inputs,
+                    std::vector<AttentionWork>& works) {
   if (first == last) return;
   std::vector<std::int32_t> query_start(args.B + 1), kv_len(args.B);
   for (std::int32_t b = 0; b <= args.B; ++b)
@@ -65,27 +67,28 @@ bool is_decode(const ForwardBatch& batch) {
 }
 
 /// 1, 2, 4 and multiples of 8, as far as there is room.
-std::int32_t usual_rows(std::int32_t rows, const GpuLimits& limits) {
-  const std::size_t usual =
+std::int32_t padded_rows(std::int32_t rows, const GpuLimits& limits) {
+  const std::size_t padded =
       rows <= 4 ? std::bit_ceil(static_cast<unsigned>(rows)) : round_up(std::size_t(rows), 8);
   return std::min(
-      {static_cast<std::int32_t>(usual), limits.tokens, limits.sequences, limits.logit_rows});
+      {static_cast<std::int32_t>(padded), limits.tokens, limits.sequences, limits.logit_rows});
 }
 
-std::int32_t usual_count(std::int32_t count) {
-  return static_cast<std::int32_t>(std::bit_ceil(static_cast<unsigned>(count)) * (count != 0));
+/// The next power of two; 0 stays 0.
+std::int32_t padded_count(std::int32_t count) {
+  return count == 0 ? 0 : static_cast<std::int32_t>(std::bit_ceil(static_cast<unsigned>(count)));
 }
 
 /// The plan's counts, rounded up.
-PlanCounts usual_counts(const SplitPlan& plan, std::int32_t most_states) {
+PlanCounts padded_counts(const SplitPlan& plan, std::int32_t most_states) {
   const PlanCounts counts = plan.counts();
-  return {usual_count(counts.splits), usual_count(counts.narrow_tiles),
-          usual_count(counts.wide_tiles), usual_count(counts.merged),
-          std::min(usual_count(counts.states), most_states)};
+  return {padded_count(counts.splits), padded_count(counts.narrow_tiles),
+          padded_count(counts.wide_tiles), padded_count(counts.merged),
+          std::min(padded_count(counts.states), most_states)};
 }
 
 /// A plan for each window; none if one of them has more states than there is room for.
-std::vector<SplitPlan> plans_of_decode(const StepFrame& frame, const ForwardBatch& batch) {
+std::vector<SplitPlan> plan_windows(const StepContext& frame, const ForwardBatch& batch) {
   std::vector<SplitPlan> plans;
   for (const std::int32_t window : frame.windows) {
     plans.push_back(plan_splits(attention_of(frame, batch, window), {.states = frame.most_states}));
@@ -108,17 +111,17 @@ void add_batch(const ForwardBatch& batch, std::span<const SampleChoice> choices,
   step.choices = inputs.add(choices, step.n);
 }
 
-GpuStep plan_decode(const StepFrame& frame, const ForwardBatch& batch,
+GpuStep plan_decode(const StepContext& frame, const ForwardBatch& batch,
                     std::span<const SampleChoice> choices, std::vector<SplitPlan> plans,
                     StepInputs& inputs) {
   GpuStep step;
   step.T = step.n = step.B =
-      usual_rows(static_cast<std::int32_t>(batch.tokens.size()), frame.limits);
-  step.M = std::min(usual_count(std::max(batch.max_blocks, kLeastBlocks)), frame.limits.blocks);
+      padded_rows(static_cast<std::int32_t>(batch.tokens.size()), frame.limits);
+  step.M = std::min(padded_count(std::max(batch.max_blocks, kLeastBlocks)), frame.limits.blocks);
   add_batch(batch, choices, step, inputs);
   step.shape = {step.T, step.M, step.K, {}, frame.kv_base, frame.layout};
   for (SplitPlan& plan : plans) {
-    plan.pad(usual_counts(plan, frame.most_states));
+    plan.pad(padded_counts(plan, frame.most_states));
     step.shape->attention.push_back(plan.counts());
     step.attention.push_back({add_plan(plan, frame.states, inputs)});
   }
@@ -134,10 +137,10 @@ void* StepInputs::take(std::size_t bytes) {
   return host_ + offset;
 }
 
-GpuStep plan_step(const StepFrame& frame, const ForwardBatch& batch,
+GpuStep plan_step(const StepContext& frame, const ForwardBatch& batch,
                   std::span<const SampleChoice> choices, StepInputs& inputs) {
   if (is_decode(batch))
-    if (auto plans = plans_of_decode(frame, batch); !plans.empty())
+    if (auto plans = plan_windows(frame, batch); !plans.empty())
       return plan_decode(frame, batch, choices, std::move(plans), inputs);
   GpuStep step;
   step.T = static_cast<std::int32_t>(batch.tokens.size());

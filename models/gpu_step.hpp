@@ -2,11 +2,13 @@
 // A step as a GpuTransformer queues it: everything its kernels read is laid out in one stretch of
 // host memory, copied in one piece, and known by its place on the device.
 //
-// Decode steps, one token of each sequence, are made alike: rows are added up to the next usual
-// number (they write to no slot, attend to nothing, and nobody looks at what they choose), block
-// tables are widened and attention's plan is padded, so that a graph can serve many steps. A row's
-// bits are the same; but products may choose their algorithm by the number of rows.
+// Decode steps, one token of each sequence, are made alike: rows are padded to a usual number
+// (they write to no slot, attend to nothing, and nobody looks at what they choose), block
+// tables are widened and attention's plan is padded, so that a graph can serve many steps.
+// That changes no row's bits, except through products of the device, which may choose their
+// algorithm by the number of rows.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -67,7 +69,7 @@ class StepInputs {
 };
 
 /// What a plan has to know of the model and its memory.
-struct StepFrame {
+struct StepContext {
   PagedAttentionArgs attention;  ///< of layer 0, without a batch
   std::span<const std::int32_t> windows;
   GpuLimits limits;
@@ -93,7 +95,7 @@ struct GpuStep {
   std::optional<DecodeShape> shape;
 };
 
-GpuStep plan_step(const StepFrame& frame, const ForwardBatch& batch,
+GpuStep plan_step(const StepContext& frame, const ForwardBatch& batch,
                   std::span<const SampleChoice> choices, StepInputs& inputs);
 
 }  // namespace kvhive

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -63,8 +62,10 @@ struct GpuTransformer::State {
   Lane lane;
   DecodeGraphs graphs;
   bool is_under_way = false;
-  std::int32_t rows = 0;              ///< of the last step that are wanted
-  std::int32_t made_rows = 0, K = 0;  ///< as its outputs have them
+  struct {
+    std::int32_t wanted_rows = 0;
+    std::int32_t padded_rows = 0, K = 0;  ///< as its outputs have them
+  } last_step;
 
   std::byte* host_outputs() const {
     return staging.data() + round_up(rooms.input_bytes(), kInputAlignment);
@@ -75,7 +76,7 @@ struct GpuTransformer::State {
     return offset == kNoTensor ? nullptr : reinterpret_cast<const float*>(region + offset);
   }
 
-  StepFrame frame(std::byte* kv_base, const KvLayout& layout) const;
+  StepContext frame(std::byte* kv_base, const KvLayout& layout) const;
   PagedAttentionArgs attention_args(const PagedKv& kv, std::int32_t window) const;
 
   Expected<void> enqueue(const GpuStep& step, std::size_t input_bytes, std::byte* kv_base,
@@ -107,7 +108,7 @@ PagedAttentionArgs GpuTransformer::State::attention_args(const PagedKv& kv,
   return args;
 }
 
-StepFrame GpuTransformer::State::frame(std::byte* kv_base, const KvLayout& layout) const {
+StepContext GpuTransformer::State::frame(std::byte* kv_base, const KvLayout& layout) const {
   constexpr std::int32_t kNoWindow = 0;
   return {attention_args(layer_view(kv_base, layout, 0), kNoWindow),
           windows,
@@ -235,24 +236,21 @@ Expected<void> GpuTransformer::State::run_layer(const GpuStep& step, std::int32_
 
 Expected<void> GpuTransformer::State::choose(const GpuStep& step) {
   if (step.n == 0) return {};
-  auto* tokens = reinterpret_cast<TokenId*>(at(rooms.outputs));
-  auto* logprobs = reinterpret_cast<float*>(tokens + step.n);
-  auto* likeliest = reinterpret_cast<TokenId*>(logprobs + step.n);
+  const OutputParts outputs = output_parts(at(rooms.outputs), step.n, step.K);
   return norm(at(rooms.delta), weights.final_norm, rooms.wanted, step.n, step.logit_rows)
       .and_then(
           [&] { return multiply(rooms.wanted, weights.lm_head, rooms.logits, step.n, Dtype::f32); })
       .and_then([&] {
-        return sample_cuda(
-            {.logits = floats_at(rooms.logits),
-             .choices = step.choices,
-             .tokens = tokens,
-             .logprobs = logprobs,
-             .likeliest_tokens = likeliest,
-             .likeliest_logprobs = reinterpret_cast<float*>(likeliest + step.n * step.K),
-             .n = step.n,
-             .vocab = config.vocab_size,
-             .K = step.K},
-            lane.stream());
+        return sample_cuda({.logits = floats_at(rooms.logits),
+                            .choices = step.choices,
+                            .tokens = outputs.tokens,
+                            .logprobs = outputs.logprobs,
+                            .likeliest_tokens = outputs.likeliest,
+                            .likeliest_logprobs = outputs.likeliest_logprobs,
+                            .n = step.n,
+                            .vocab = config.vocab_size,
+                            .K = step.K},
+                           lane.stream());
       })
       .and_then([&] {
         return device.copy(host_outputs(), at(rooms.outputs), output_bytes(step.n, step.K),
@@ -267,6 +265,7 @@ Expected<void> GpuTransformer::State::enqueue(const GpuStep& step, std::size_t i
   auto copied = device.copy(at(rooms.inputs), staging.data(), input_bytes, lane.stream());
   if (!copied) return copied;
   const auto queue = [&] { return compute(step, kv_base, layout, before_layer); };
+  // What a layer waits for is the step's own, and cannot be in a graph.
   if (!step.shape || before_layer) return queue();
   return graphs.run(*step.shape, lane.stream(), queue);
 }
@@ -328,9 +327,7 @@ Expected<void> GpuTransformer::start(const ForwardBatch& batch,
   check_limits(batch, choices, state.limits);
   StepInputs inputs(state.staging.data(), state.at(state.rooms.inputs), state.rooms.input_bytes());
   const GpuStep step = plan_step(state.frame(kv_base, layout), batch, choices, inputs);
-  state.rows = static_cast<std::int32_t>(batch.logit_rows.size());
-  state.made_rows = step.n;
-  state.K = step.K;
+  state.last_step = {static_cast<std::int32_t>(batch.logit_rows.size()), step.n, step.K};
   auto queued = state.enqueue(step, inputs.bytes(), kv_base, layout, before_layer);
   if (queued) queued = state.lane.mark();
   if (queued) {
@@ -349,15 +346,13 @@ Expected<GpuSamples> GpuTransformer::wait() {
   KV_CHECK(state.is_under_way);
   state.is_under_way = false;
   if (auto done = state.lane.reach(); !done) return forward_error(done);
-  const std::size_t made = state.made_rows, n = state.rows, K = state.K;
-  const auto* tokens = reinterpret_cast<const TokenId*>(state.host_outputs());
-  const auto* logprobs = reinterpret_cast<const float*>(tokens + made);
-  const auto* likeliest = reinterpret_cast<const TokenId*>(logprobs + made);
-  return GpuSamples{{tokens, n},
-                    {logprobs, n},
-                    state.K,
-                    {likeliest, n * K},
-                    {reinterpret_cast<const float*>(likeliest + made * K), n * K}};
+  const std::size_t n = state.last_step.wanted_rows, K = state.last_step.K;
+  const OutputParts outputs = output_parts(state.host_outputs(), state.last_step.padded_rows, K);
+  return GpuSamples{{outputs.tokens, n},
+                    {outputs.logprobs, n},
+                    state.last_step.K,
+                    {outputs.likeliest, n * K},
+                    {outputs.likeliest_logprobs, n * K}};
 }
 
 }  // namespace kvhive

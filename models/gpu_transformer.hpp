@@ -1,7 +1,7 @@
 #pragma once
 // A decoder of the Llama family over a paged KV cache, on a GPU: the forward pass of
 // models/transformer.hpp and the sampler behind it, queued on one stream. Products are the
-// device's or ours, all else is kernels/cuda.
+// device's (cuBLASLt) or, batch-invariant, ours; all kernels of ours are in kernels/cuda.
 //
 // The residual stream is f32, what products read is of the model's dtype. Nothing but the device's
 // products lets a row's bits depend on the batch around it.

@@ -1,7 +1,7 @@
 // kvhive-engine: one engine process. Loads the model, attaches to the pool, serves the channels the
-// keeper gives it. With --describe it only says what the model needs.
+// keeper gives it. With --describe it only says what the model needs; with --make-gpu-memory it
+// makes the memory that engines share on a GPU.
 
-#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 #include "tools/engine/describe.hpp"
 #include "tools/engine/device_choice.hpp"
 #include "tools/engine/engine.hpp"
-#include "tools/engine/gpu.hpp"
+#include "tools/engine/gpu_memory.hpp"
 #include "tools/option_flags.hpp"
 #include "tools/program.hpp"
 
@@ -28,41 +28,6 @@ void share_cores(const Options& options, char** argv) {
   setenv("OMP_WAIT_POLICY", "passive", 1);
   if (options.threads != 0) setenv("OMP_NUM_THREADS", std::to_string(options.threads).c_str(), 1);
   execv("/proc/self/exe", argv);  // without /proc we do as well as we can
-}
-
-/// A context that is lost may not say so unless it is given work.
-Expected<void> try_context(Device& device) {
-  constexpr std::size_t kBytes = 256;
-  auto scratch = DeviceBuffer::allocate(device, kBytes);
-  if (!scratch) return forward_error(scratch);
-  auto lane = Lane::open(device);
-  if (!lane) return forward_error(lane);
-  auto done = device.fill(scratch->data(), std::byte{0}, kBytes, lane->stream());
-  return done ? lane->finish() : done;
-}
-
-/// Makes a GPU's memory for the keeper, at the other end of our standard input. What lives no
-/// longer than we do we keep until it hangs up; when it says something we look whether it is there
-/// still.
-Expected<void> hand_over_gpu_memory(Device& device, const Options& options,
-                                    const ModelConfig& config, std::size_t arena_bytes) {
-  auto made = make_gpu_memory(device, options, config, arena_bytes);
-  if (!made) return forward_error(made);
-  Message message;
-  message.type = MessageType::gpu_memory;
-  message.needs_its_maker = device.facts().memory_needs_its_maker ? 1 : 0;
-  if (auto sent = send_packet(STDIN_FILENO, message, {made->arena.get(), made->weights.get()});
-      !sent || message.needs_its_maker == 0)
-    return sent;
-  for (const int stop : {SIGTERM, SIGHUP}) signal(stop, SIG_IGN);  // the keeper says when
-  pollfd keeper{STDIN_FILENO, POLLIN, 0};
-  while (true) {
-    if (poll(&keeper, 1, -1) < 0) continue;  // EINTR
-    auto packet = receive_packet(STDIN_FILENO);
-    if (!packet || !*packet) return {};
-    if (auto alive = try_context(device); !alive && alive.error().code == Errc::device_lost)
-      return alive;
-  }
 }
 
 Expected<int> run(int argc, char** argv) {
@@ -98,7 +63,7 @@ Expected<int> run(int argc, char** argv) {
       return forward_error(described);
     return 0;
   }
-  if (gpu_memory == 0) share_cores(*options, argv);  // before a context is made, which would go
+  if (gpu_memory == 0) share_cores(*options, argv);  // it begins the process again: no context yet
   auto choice = choose_device(*options);
   if (!choice) return forward_error(choice);
   options->device = choice->name;
@@ -108,6 +73,7 @@ Expected<int> run(int argc, char** argv) {
     auto done = hand_over_gpu_memory(*choice->device, *options, *config, gpu_memory);
     if (done) return 0;
     if (done.error().code != Errc::device_lost) return forward_error(done);
+    // Read only before the memory was handed over; later the keeper has our exit code.
     std::fprintf(stderr, "kvhive-engine: %s\n", done.error().text.c_str());
     return kExitDeviceLost;
   }

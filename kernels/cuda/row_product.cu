@@ -1,14 +1,14 @@
+// Two kernels, for few rows and for many, add an element of y up in the same way: K is cut into
+// four ranges, whose borders depend on K alone; a range is summed up by one warp's tensor core,
+// sixteen products at a time; the four sums are added in order. For few rows, decode, each warp of
+// a block takes a range, so that weights are read by as many as there can be; for many, prefill,
+// all warps go through the ranges one after the other.
+
 #include "kernels/row_product.hpp"
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mma_operands.cuh"
-
-// Both kernels add an element of y up in the same way: K is cut into four ranges, whose borders
-// depend on K alone; a range is summed up by one warp's tensor core, sixteen products at a time;
-// the four sums are added in order. For few rows, decode, each warp of a block takes a range, so
-// that weights are read by as many as there can be; for many, prefill, all warps go through the
-// ranges one after the other.
 
 namespace kvhive {
 namespace {
@@ -21,8 +21,8 @@ constexpr int kRowBytes = kStep * 2;
 constexpr int kRanges = 4;
 constexpr int kThreads = kRanges * kWarp;
 
-/// Where K's range ends that `step` is in.
-__device__ __forceinline__ int border_after(int step, int steps) {
+/// Where the range of K ends that `step` is in.
+__device__ __forceinline__ int range_end(int step, int steps) {
   int border = 0;
   for (int range = 1; border <= step; ++range) border = steps * range / kRanges;
   return border;
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
     if (i < steps) copy(i);
     commit_copies();
   }
-  int border = border_after(0, steps);
+  int border = range_end(0, steps);
   for (int step = 0; step < steps; ++step) {
     wait_copies<Wide::kStages - 2>();
     __syncthreads();  // the others' copies have landed, and nobody reads the stage before
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
     if (step + Wide::kStages - 1 < steps) copy(step + Wide::kStages - 1);
     commit_copies();
     if (step + 1 != border) continue;
-    border = step + 1 < steps ? border_after(step + 1, steps) : 0;
+    border = step + 1 < steps ? range_end(step + 1, steps) : 0;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -209,7 +209,9 @@ Expected<void> launch_product(const RowProductArgs& args, CudaStream stream) {
   const auto tiles = [](int count, int size) {
     return static_cast<unsigned>((count + size - 1) / size);
   };
-  if (args.T <= 2 * Narrow::kRows)
+  // Not measured: with more rows than that a wide tile is at least half full.
+  constexpr int kMostNarrowRows = 2 * Narrow::kRows;
+  if (args.T <= kMostNarrowRows)
     return launch(narrow_product<kType>,
                   dim3{tiles(args.N, Narrow::kColumns), tiles(args.T, Narrow::kRows), 1},
                   dim3{kThreads, 1, 1}, Narrow::kSharedBytes, stream, args);

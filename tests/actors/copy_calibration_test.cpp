@@ -20,7 +20,7 @@ TEST(CopyCalibration, TheKernelHasToBeClearlyFaster) {
   EXPECT_FALSE(kernel_pays({2, 2}, {1, 1}));
 }
 
-/// Copies that take a while longer.
+/// Copies of slow hardware; nobody waits by them.
 CopyOnDevice slow(int* calls) {
   return [calls, copy = late_copies()](const BlockCopyArgs& args, DeviceStream stream) {
     ++*calls;

@@ -388,7 +388,7 @@ TEST(LayerParts, CoverEveryLayerOnce) {
     for (const std::size_t least : {1, 4096, 12 * 4096, 1 << 30}) {
       const LayerParts parts(layers_of(layers, 4096), least);
       ASSERT_GE(parts.count(), 1u);
-      ASSERT_LE(parts.count(), std::min(LayerParts::kMost, layers));
+      ASSERT_LE(parts.count(), std::min(LayerParts::kMostParts, layers));
       std::size_t end = 0, smallest = parts.bytes(0);
       for (std::uint32_t part = 0; part < parts.count(); ++part) {
         EXPECT_EQ(parts.offset(part), end);

@@ -55,7 +55,7 @@ class GpuRunnerTest : public ::testing::Test {
     expected_ = run(work(10, {next_}, {1, 2, 3})).at(0);
   }
 
-  /// Longer than the model, so that who does not wait is seen.
+  /// Slow hardware: longer than the model, so that who does not wait is seen.
   static void take_a_while(DeviceStream stream) {
     stream->enqueue([] { std::this_thread::sleep_for(std::chrono::milliseconds(200)); });
   }

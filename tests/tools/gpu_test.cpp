@@ -295,7 +295,7 @@ TEST(Gpu, AFallBackIsSaid) {
     dup2(open(words.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
   });
   EXPECT_TRUE(eventually([&] {
-    return text_of(words).find("legacy IPC, and a process more keeps it: no descriptors") !=
+    return text_of(words).find("legacy IPC, and one more process keeps it: no descriptors") !=
            std::string::npos;
   }));
   signal_process(daemon, SIGTERM);

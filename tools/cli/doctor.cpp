@@ -131,7 +131,7 @@ std::vector<Finding> gpu() {
   if (facts.memory_needs_its_maker)
     sharing = {
         "GPU memory, shared", "by legacy IPC", Verdict::fair,
-        "a process more keeps it, and the daemon ends with it; VMM: " + facts.sharing_reason};
+        "one more process keeps it, and the daemon ends with it; VMM: " + facts.sharing_reason};
   if (!shared) sharing = {"GPU memory, shared", "no", Verdict::bad, shared.error().text};
   findings.push_back(std::move(sharing));
   return findings;

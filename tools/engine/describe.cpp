@@ -67,6 +67,7 @@ Expected<void> print_model_facts(const Options& asked, const ModelConfig& config
     weights = figures->weights;
     gpu = {{"total", figures->total},
            {"available", figures->available},
+           {"name", device->facts().name},
            {"uuid", device->facts().uuid},
            {"memory_needs_its_maker", device->facts().memory_needs_its_maker},
            {"sharing_reason", device->facts().sharing_reason}};

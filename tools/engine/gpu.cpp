@@ -9,13 +9,9 @@
 #include "actors/device_swapper.hpp"
 #include "actors/end_engine.hpp"
 #include "actors/gpu_runner.hpp"
-#include "config/round_up.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "models/gpu_transformer.hpp"
-#include "models/gpu_weights.hpp"
-#include "models/safetensors.hpp"
-#include "tools/engine/model.hpp"
-#include "tools/progress_bar.hpp"
+#include "tools/engine/gpu_memory.hpp"
 
 namespace kvhive {
 namespace {
@@ -24,10 +20,6 @@ namespace {
 constexpr std::size_t kContextBytes = std::size_t{768} << 20;
 /// A dozen kernels with their arguments, of each recorded decode step; roomy, until it is measured.
 constexpr std::size_t kGraphBytesPerLayer = std::size_t{64} << 10;
-
-std::size_t weight_bytes(const ModelConfig& config, const Device& device) {
-  return round_up(GpuWeights(config).bytes, device.facts().shared_granularity);
-}
 
 /// What kernels/cuda does, before a request finds out.
 Expected<void> check_supported(const Options& options, const ModelConfig& config) {
@@ -39,14 +31,18 @@ Expected<void> check_supported(const Options& options, const ModelConfig& config
                    "heads of " + std::to_string(config.head_size) +
                        ", on a GPU they have 8 to 256 dims, a multiple of 8; use "
                        "--device cpu");
-  const bool has_whole_rows =
-      (config.hidden_size | config.intermediate_size | config.heads * config.head_size) % 8 == 0;
-  if (options.batch_invariant && (config.dtype == Dtype::f32 || !has_whole_rows))
-    return failure(
-        Errc::unsupported,
-        "batch-invariant: products of " + std::string(to_string(config.dtype)) +
-            ", or of rows that are no multiple of 8 wide, can be had by --device cpu; or "
-            "leave batch-invariant out");
+  if (!options.batch_invariant) return {};
+  if (config.dtype == Dtype::f32)
+    return failure(Errc::unsupported,
+                   "batch-invariant: products of float32 cannot be had; use --device cpu, or leave "
+                   "batch-invariant out");
+  for (const auto width :
+       {config.hidden_size, config.intermediate_size, config.heads * config.head_size})
+    if (width % 8 != 0)
+      return failure(Errc::unsupported,
+                     "batch-invariant: rows of " + std::to_string(width) +
+                         " elements must be a multiple of 8; use --device cpu, or leave "
+                         "batch-invariant out");
   return {};
 }
 
@@ -112,37 +108,8 @@ Expected<GpuFigures> gpu_figures(Device& device, const Options& options,
   auto available = device.free_bytes();
   if (!available) return forward_error(available);
   const DeviceFacts& facts = device.facts();
-  return GpuFigures{facts.total_bytes, *available, weight_bytes(config, device),
+  return GpuFigures{facts.total_bytes, *available, gpu_weight_bytes(config, device),
                     engine_bytes(options, config, facts)};
-}
-
-Expected<GpuMemory> make_gpu_memory(Device& device, const Options& options,
-                                    const ModelConfig& config, std::size_t arena_bytes) {
-  auto files = SafetensorsDirectory::open(options.model);
-  if (!files) return forward_error(files);
-  GpuMemory memory;
-  const std::size_t bytes = weight_bytes(config, device);
-  for (const auto& [fd, size] : {std::pair{&memory.weights, bytes}, {&memory.arena, arena_bytes}}) {
-    auto made = device.create_shared(size);
-    if (!made) return forward_error(made);
-    *fd = std::move(*made);
-  }
-  auto weights = SharedDeviceMemory::map(device, memory.weights.get(), bytes);
-  if (!weights) return forward_error(weights);
-  ProgressBar bar("loading " + model_name(options));
-  if (auto uploaded =
-          upload_weights(device, config, *files, weights->data(),
-                         [&](std::size_t done, std::size_t total) { bar.show(done, total); });
-      !uploaded)
-    return forward_error(uploaded);
-  auto arena = SharedDeviceMemory::map(device, memory.arena.get(), arena_bytes);
-  if (!arena) return forward_error(arena);
-  auto lane = Lane::open(device);
-  if (!lane) return forward_error(lane);
-  auto zeroed = device.fill(arena->data(), std::byte{0}, arena_bytes, lane->stream());
-  if (zeroed) zeroed = lane->finish();
-  if (!zeroed) return forward_error(zeroed);
-  return memory;
 }
 
 Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
@@ -164,7 +131,7 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
   const UniqueFd& host = fds[std::size_t(PoolObject::host)];
   if (auto mapped = map(parts.arena, arena, layout.device_bytes); !mapped)
     return forward_error(mapped);
-  if (auto mapped = map(parts.weights, weights, weight_bytes(config, *parts.device)); !mapped)
+  if (auto mapped = map(parts.weights, weights, gpu_weight_bytes(config, *parts.device)); !mapped)
     return forward_error(mapped);
   memory.set_device_arena(parts.arena.data());
   if (layout.host_bytes != 0) {

@@ -21,14 +21,6 @@ struct GpuFigures {
 };
 Expected<GpuFigures> gpu_figures(Device& device, const Options& options, const ModelConfig& config);
 
-/// Makes what all engines share, the arena (zeroed) and the weights: two descriptors, which keep
-/// the memory when this process is gone, or need the device if its facts say so.
-struct GpuMemory {
-  UniqueFd arena, weights;
-};
-Expected<GpuMemory> make_gpu_memory(Device& device, const Options& options,
-                                    const ModelConfig& config, std::size_t arena_bytes);
-
 /// Members are in the order they need each other.
 struct GpuParts {
   std::unique_ptr<Device> device;
@@ -41,7 +33,7 @@ struct GpuParts {
 };
 /// \param memory  gets to know where its device arena is; outlives the parts
 /// \param fds     of the pool: the device's and the host's arenas
-/// \param weights what make_gpu_memory() made of them
+/// \param weights of the model, from the keeper
 Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
                                                const Options& options, const ModelConfig& config,
                                                PoolMemory& memory, const PoolFds& fds,

@@ -1,6 +1,7 @@
 // For builds without CUDA: there is no device to get that far with.
 
 #include "tools/engine/gpu.hpp"
+#include "tools/engine/gpu_memory.hpp"
 
 namespace kvhive {
 namespace {
@@ -11,7 +12,7 @@ tl::unexpected<Error> no_gpu() { return failure(Errc::unsupported, "built withou
 
 Expected<GpuFigures> gpu_figures(Device&, const Options&, const ModelConfig&) { return no_gpu(); }
 
-Expected<GpuMemory> make_gpu_memory(Device&, const Options&, const ModelConfig&, std::size_t) {
+Expected<void> hand_over_gpu_memory(Device&, const Options&, const ModelConfig&, std::size_t) {
   return no_gpu();
 }
 

@@ -2,7 +2,7 @@
 """What first_engine_run.sh does: engine_run.py OUT BIN MODEL.
 
 KVHIVE_KILLS: engines killed while they swap (200); KVHIVE_PROMPT: characters of the long prompts (4000);
-KVHIVE_LAYERS: of the wide model (16); 0: none.
+KVHIVE_LAYERS: of the wide model (16); 0: none; set at all: a brief bench.
 """
 import json
 import os
@@ -156,8 +156,8 @@ bench = bin_dir / "bench_generate"
 if bench.exists() and wide_model.LAYERS > 0:
     yardsticks = out / "yardsticks.json"
     read_gb_s = json.loads(yardsticks.read_text())["read_gb_s"] if yardsticks.exists() else None
-    with tempfile.TemporaryDirectory() as name:
-        wide = pathlib.Path(name)
+    with tempfile.TemporaryDirectory() as folder:
+        wide = pathlib.Path(folder)
         weights = wide_model.write_model(wide, model)
         for name, flags in (("graphs", []), ("eager", ["--enforce-eager"]), ("batch-invariant", ["--batch-invariant"])):
             with Daemon(f"throughput-{name}", *gpu_flags, *flags, model=wide) as gpu:
@@ -167,7 +167,8 @@ if bench.exists() and wide_model.LAYERS > 0:
             results[f"bench_generate, {name}"] = lines
             if read_gb_s and len(lines) > 2:
                 bound = read_gb_s * 1e9 / weights  # steps per second
-                results[f"one sequence of the bound, {name}"] = round(float(lines[2].split()[1]) / bound, 3)
+                one_sequence = float(lines[2].split()[1])  # the table's first row
+                results[f"one sequence of the bound, {name}"] = round(one_sequence / bound, 3)
 results["gpu memory after"] = free_gpu_memory()
 results["wrong"] = wrong
 (out / "engine_run.json").write_text(json.dumps(results, indent=2))

@@ -32,7 +32,7 @@ def pattern():
     state, words = 1, []
     for _ in range(65521):
         state = state * 1103515245 + 12345 & 0x7FFFFFFF
-        words.append((state >> 16 & 0x8000) | 0x3C00 + (state >> 8 & 0xFF))  # magnitudes around 0.01
+        words.append((state >> 15 & 0x8000) | 0x3C00 + (state >> 8 & 0xFF))  # magnitudes around 0.01
     return struct.pack(f"<{len(words)}H", *words) * 32
 
 

@@ -1,7 +1,6 @@
 #include "tools/keeper/child.hpp"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -12,9 +11,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <iterator>
-
-#include "tools/keeper/pidfd.hpp"
 
 namespace kvhive {
 namespace {
@@ -46,20 +42,6 @@ tl::unexpected<Error> fork_failure(const std::string& program) {
 std::string describe(int status) {
   if (WIFEXITED(status)) return "exit code " + std::to_string(WEXITSTATUS(status));
   return "signal " + std::to_string(WTERMSIG(status));
-}
-
-/// Takes what there is; false at the end.
-bool read_some(int fd, std::string& text) {
-  char piece[4096];
-  const ssize_t got = read(fd, piece, sizeof piece);
-  if (got > 0) text.append(piece, static_cast<std::size_t>(got));
-  return got > 0 || (got < 0 && errno == EINTR);
-}
-
-std::string last_line(std::string text) {
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  const auto start = text.rfind('\n');
-  return start == std::string::npos ? text : text.substr(start + 1);
 }
 
 }  // namespace
@@ -107,48 +89,6 @@ std::string collect(Child& child) {
   child.pidfd = UniqueFd();
   child.last_exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return describe(status);
-}
-
-Expected<std::optional<std::string>> ask(Child& child, const Listening& listening,
-                                         int standard_input) {
-  int out[2], err[2];
-  if (pipe2(out, O_CLOEXEC) != 0) return os_failure("pipe");
-  UniqueFd out_read(out[0]), out_write(out[1]);
-  if (pipe2(err, O_CLOEXEC) != 0) return os_failure("pipe");
-  UniqueFd err_read(err[0]), err_write(err[1]);
-  if (auto started = start(child, {standard_input, out_write.get(), err_write.get()}); !started)
-    return forward_error(started);
-  out_write = UniqueFd();
-  err_write = UniqueFd();
-
-  std::string output, complaints;
-  pollfd polled[] = {{out_read.get(), POLLIN, 0},
-                     {err_read.get(), POLLIN, 0},
-                     {child.pidfd.get(), POLLIN, 0},
-                     {listening.stop, POLLIN, 0},
-                     {listening.answer, POLLIN, 0}};
-  auto& [said, complained, ended, stop, answer] = polled;
-  while (said.fd >= 0 || complained.fd >= 0 || ended.fd >= 0) {
-    if (poll(polled, std::size(polled), -1) < 0) continue;  // EINTR
-    if (stop.revents != 0) {
-      kill_by_pidfd(child.pidfd);
-      collect(child);
-      return std::optional<std::string>();
-    }
-    if (said.revents != 0 && !read_some(said.fd, output)) said.fd = -1;
-    if (complained.revents != 0 && !read_some(complained.fd, complaints)) complained.fd = -1;
-    if (answer.revents != 0) return output;
-    if (ended.revents != 0) ended.fd = -1;
-  }
-  const std::string end = collect(child);
-  if (child.last_exit_code == 0) return output;
-  if (poll(&stop, 1, 0) > 0) return std::optional<std::string>();  // all were told to stop
-  const std::string complaint = last_line(std::move(complaints));
-  if (complaint.empty()) return failure(Errc::bad_argument, child.program + " ended with " + end);
-  // Whose words they are is of no interest to whoever reads ours.
-  const std::string prefix = child.program + ": ";
-  return failure(Errc::bad_argument,
-                 complaint.rfind(prefix, 0) == 0 ? complaint.substr(prefix.size()) : complaint);
 }
 
 }  // namespace kvhive

@@ -4,7 +4,7 @@
 #include <sys/types.h>
 
 #include <chrono>
-#include <optional>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -42,18 +42,5 @@ std::string collect(Child& child);
 
 /// Where this program's siblings are.
 std::string program_directory();
-
-/// Descriptors that matter while a child is being asked; -1 = there is none.
-struct Listening {
-  int stop = -1;  ///< when it can be read nobody wants an answer any more, and the child is killed
-  int answer = -1;  ///< when it can be read the answer is there, and the child may run on
-};
-
-/// Starts a child and waits for its end, or its answer. Its standard output; nothing = we were
-/// stopped. An error carries the last line of its standard error.
-///
-/// \param standard_input  the child's; -1 = ours
-Expected<std::optional<std::string>> ask(Child& child, const Listening& listening,
-                                         int standard_input = -1);
 
 }  // namespace kvhive

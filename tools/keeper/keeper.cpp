@@ -150,7 +150,7 @@ Expected<bool> Keeper::make_pool() {
     spdlog::info("device: {} ({})", model_.device, model_.device_reason);
   if (is_on_gpu()) options_.gpu_memory_sharing = model_.gpu.memory_needs_its_maker ? "ipc" : "vmm";
   if (!model_.gpu.sharing_reason.empty())
-    spdlog::warn("the GPU's memory is shared by legacy IPC, and a process more keeps it: {}",
+    spdlog::warn("the GPU's memory is shared by legacy IPC, and one more process keeps it: {}",
                  model_.gpu.sharing_reason);
   const MachineMemory machine = machine_memory();
   const std::size_t weights = is_on_gpu() ? 0 : model_.weight_bytes;  // those in host memory
@@ -180,36 +180,14 @@ Expected<bool> Keeper::make_pool() {
   return is_on_gpu() ? take_gpu_memory(layout.device_bytes) : true;
 }
 
-/// A child makes it, who knows how, and hands over the descriptors: they keep it, and we have
-/// nothing to do with the driver. Where they do not the child keeps it, and runs on.
 Expected<bool> Keeper::take_gpu_memory(std::size_t arena_bytes) {
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
-    return os_failure("socketpair");
-  gpu_memory_line_ = UniqueFd(ends[0]);
-  UniqueFd theirs(ends[1]);
-  Child& maker = gpu_memory_maker_;
-  maker.program = "kvhive-engine";
-  maker.flags = to_flags(options_);
-  maker.flags.push_back("--make-gpu-memory=" + std::to_string(arena_bytes));
-  maker.ends_with_us = true;
-  auto made = ask(maker, {.stop = signals_.get(), .answer = gpu_memory_line_.get()}, theirs.get());
+  auto made = gpu_memory_.make(options_, arena_bytes, signals_.get());
   if (!made) return forward_error(made);
   if (!*made) return false;
-  theirs = UniqueFd();
-  auto packet = receive_packet(gpu_memory_line_.get());
-  if (!packet) return forward_error(packet);
-  if (!*packet || (*packet)->message.type != MessageType::gpu_memory || (*packet)->fds.size() != 2)
-    return failure(Errc::bad_format, "kvhive-engine --make-gpu-memory handed over no memory");
-  pool_[std::size_t(PoolObject::device)] = std::move((*packet)->fds[0]);
-  gpu_weights_ = std::move((*packet)->fds[1]);
-  if ((*packet)->message.needs_its_maker == 0) {
-    end_gpu_memory_maker();
-  } else if (maker.is_running()) {
-    loop_.watch(maker.pidfd.get(), [this] { on_gpu_memory_lost(); });
-  } else {
-    return failure(Errc::peer_died, "who made the GPU's memory ended, and the memory with it");
-  }
+  pool_[std::size_t(PoolObject::device)] = std::move((*made)->arena);
+  gpu_weights_ = std::move((*made)->weights);
+  if (gpu_memory_.is_running())
+    loop_.watch(gpu_memory_.pidfd().get(), [this] { on_gpu_memory_lost(); });
   return true;
 }
 
@@ -229,25 +207,19 @@ void Keeper::stop_children() {
     if (child->is_running()) kill_by_pidfd(child->pidfd);
   for (Child* child : children)
     if (child->is_running()) collect(*child);
-  if (gpu_memory_maker_.is_running()) end_guests();
-  end_gpu_memory_maker();  // last: they had its memory mapped
+  if (gpu_memory_.is_running()) end_guests();
+  gpu_memory_.end();  // last: they had it mapped
 }
 
-/// Until they are gone, but for those in a PID namespace that we cannot see into.
+/// Kills the guests and waits until they are gone, but for those in a PID namespace that we cannot
+/// see into.
 void Keeper::end_guests() {
   for (const auto& [socket, peer] : peers_) {
-    if (!peer.is_welcome || peer.role != Role::engine || child_of(peer.pid) != nullptr) continue;
+    if (!is_guest(peer)) continue;
     fence(peer);
     pollfd gone{peer.pidfd.get(), POLLIN, 0};
     if (peer.pid != 0 && peer.pidfd) poll(&gone, 1, -1);
   }
-}
-
-void Keeper::end_gpu_memory_maker() {
-  gpu_memory_line_ = UniqueFd();
-  if (!gpu_memory_maker_.is_running()) return;
-  kill_by_pidfd(gpu_memory_maker_.pidfd);
-  collect(gpu_memory_maker_);
 }
 
 // -- children -------------------------------------------------------------------------------------
@@ -316,22 +288,11 @@ void Keeper::on_child_death(Child& child) {
 
 /// What the engines have mapped of it is undefined now, and nothing in the device tier is left.
 void Keeper::on_gpu_memory_lost() {
-  Child& maker = gpu_memory_maker_;
-  loop_.unwatch(maker.pidfd.get());
-  const pid_t pid = maker.pid;
-  // A machine that goes down ends everybody at once.
+  loop_.unwatch(gpu_memory_.pidfd().get());
+  const std::string what = gpu_memory_.collect();
+  // Not where all were told to stop, and it was the first to hear.
   pollfd stop{signals_.get(), POLLIN, 0};
-  const bool is_stopping = poll(&stop, 1, 0) > 0;
-  const std::string end = collect(maker);
-  if (!is_stopping)
-    fatal_ = {
-        Errc::peer_died,
-        "the process that kept the GPU's memory (kvhive-engine, pid " + std::to_string(pid) +
-            ") ended: " + end +
-            (maker.last_exit_code == kExitDeviceLost ? " (its context was lost)" : "") +
-            "; with it the KV and the weights of all engines are gone. Start the daemon again; "
-            "with --gpu-memory-sharing vmm, where the driver can do it, there is no such "
-            "process"};
+  if (poll(&stop, 1, 0) <= 0) fatal_ = {Errc::peer_died, what};
   loop_.stop();
 }
 
@@ -418,16 +379,15 @@ void Keeper::on_packet(int socket) {
 /// Ends a connection. A process of the pool may still be writing: it is gone only when its pidfd
 /// says so. See to it.
 void Keeper::hang_up(Peer& peer) {
-  const bool is_of_the_pool =
-      peer.is_welcome && (peer.role == Role::engine || peer.role == Role::steward);
+  const bool is_of_the_pool = peer.has_role(Role::engine) || peer.has_role(Role::steward);
   if (!is_of_the_pool) return drop(peer.socket.get());
   loop_.unwatch(peer.socket.get());
   fence(peer);
 }
 
 /// Ends a process of the pool that cannot be talked to any more. Its blocks return when its pidfd
-/// has fired.
-/// One in a PID namespace we cannot see into cannot be signalled: it hears that the line is dead.
+/// has fired. One in a PID namespace we cannot see into cannot be signalled: it hears that the line
+/// is dead.
 void Keeper::fence(const Peer& peer) {
   shutdown(peer.socket.get(), SHUT_RDWR);
   const Child* child = child_of(peer.pid);
@@ -463,7 +423,7 @@ void Keeper::handle(Peer& peer, Packet packet) {
       if (peer.role != Role::engine) break;
       return on_channel_refused(peer, message);
     case MessageType::repair_request:
-      if (!peer.is_welcome || peer.role != Role::inspector) break;
+      if (!peer.has_role(Role::inspector)) break;
       return request_repair(peer);
     case MessageType::repaired:
       if (peer.role != Role::steward) break;
@@ -572,16 +532,12 @@ void Keeper::on_engine_gone(const Peer& peer) {
 /// Its kernels could write to every block of the device. What others hold they may have read since
 /// it was right, and only the operator knows what that is worth.
 void Keeper::on_lost_device(const Peer& engine) {
-  if (gpu_memory_maker_.is_running()) {  // under MPS the fault was its context's, too
-    Message look;
-    look.type = MessageType::gpu_memory;
-    (void)send_packet(gpu_memory_line_.get(), look);  // its end we hear of by its pidfd
-  }
+  gpu_memory_.look_at_its_context();  // under MPS the fault was its, too
   if (options_.gpu_fault == "keep") return;
   drops_unheld_[engine.slot] = true;
   if (options_.gpu_fault != "drop_all") return;
   for (const auto& [socket, peer] : peers_) {
-    if (!peer.is_welcome || peer.role != Role::engine || peer.slot == engine.slot) continue;
+    if (!peer.has_role(Role::engine) || peer.slot == engine.slot) continue;
     drops_unheld_[peer.slot] = true;
     fence(peer);
   }
@@ -618,19 +574,22 @@ void Keeper::on_channel_refused(const Peer& engine, const Message& message) {
   if (!channel || channel->engine != engine.socket.get()) return;  // closed, or moved on
   channels_.take_back(message.channel);
   for (auto& [socket, peer] : peers_)
-    if (peer.is_welcome && peer.role == Role::client && peer.channel == message.channel)
+    if (peer.has_role(Role::client) && peer.channel == message.channel)
       return refuse(peer, {message.error, message.get_text()});
 }
 
-// -- guests: engines that somebody else started
-// ----------------------------------------------------
+// -- guests: engines that somebody else started --------------------------------------------------
+
+bool Keeper::is_guest(const Peer& peer) const {
+  return peer.has_role(Role::engine) && child_of(peer.pid) == nullptr;
+}
 
 /// Whether a client may ask for it. Our own ones come back, should they be dead just now.
 bool Keeper::has_engine(std::uint32_t number) const {
   if (number < engines_.size()) return true;
   return std::any_of(peers_.begin(), peers_.end(), [number](const auto& entry) {
     const Peer& peer = entry.second;
-    return peer.is_welcome && peer.role == Role::engine && peer.engine == number;
+    return peer.has_role(Role::engine) && peer.engine == number;
   });
 }
 
@@ -647,7 +606,7 @@ Expected<std::uint32_t> Keeper::number_of_guest(std::uint32_t wanted) const {
 
 Keeper::Peer* Keeper::peer_with_role(Role role) {
   for (auto& [socket, peer] : peers_)
-    if (peer.is_welcome && peer.role == role) return &peer;
+    if (peer.has_role(role)) return &peer;
   return nullptr;
 }
 
@@ -658,7 +617,7 @@ SlotOwners Keeper::slot_owners() const {
   for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
     if (slots_[slot] == SlotUse::unswept) owners[slot].use = SlotOwner::Use::unswept;
   for (const auto& [socket, peer] : peers_)
-    if (peer.is_welcome && peer.role == Role::engine)
+    if (peer.has_role(Role::engine))
       owners[peer.slot] = {SlotOwner::Use::used, static_cast<std::uint32_t>(peer.pid)};
   return owners;
 }
@@ -673,7 +632,7 @@ std::string Keeper::status(const Peer& asker) {
                      {"max_model_len", size_.max_model_len}};
   status["steward"] = {{"pid", steward_.pid},
                        {"restarts", steward_.starts - std::min(steward_.starts, 1u)}};
-  if (gpu_memory_maker_.is_running()) status["gpu_memory"] = {{"pid", gpu_memory_maker_.pid}};
+  if (gpu_memory_.is_running()) status["gpu_memory"] = {{"pid", gpu_memory_.pid()}};
   status["engines"] = Json::array();
   for (std::size_t i = 0; i < engines_.size(); ++i) {
     const Child& child = engines_[i];
@@ -682,13 +641,13 @@ std::string Keeper::status(const Peer& asker) {
                    {"restarts", child.starts - std::min(child.starts, 1u)},
                    {"state", child.is_running() ? "starting" : "down"}};
     for (const auto& [socket, peer] : peers_)
-      if (peer.is_welcome && peer.role == Role::engine && peer.pid == child.pid)
+      if (peer.has_role(Role::engine) && peer.pid == child.pid)
         engine.update(
             {{"state", "serving"}, {"slot", peer.slot}, {"channels", channels_.load_of(socket)}});
     status["engines"].push_back(engine);
   }
   for (const auto& [socket, peer] : peers_)
-    if (peer.is_welcome && peer.role == Role::engine && child_of(peer.pid) == nullptr)
+    if (is_guest(peer))
       status["engines"].push_back({{"engine", peer.engine},
                                    {"pid", peer.pid},
                                    {"restarts", 0},
@@ -703,7 +662,7 @@ std::string Keeper::status(const Peer& asker) {
                        {"yours", askers ? Json(names[askers->value]) : Json()}};
   status["clients"] = Json::array();
   for (const auto& [socket, peer] : peers_) {
-    if (!peer.is_welcome || peer.role != Role::client) continue;
+    if (!peer.has_role(Role::client)) continue;
     const auto channel = channels_.find(peer.channel);
     if (!channel) continue;
     Json client = {{"pid", peer.pid}, {"channel", peer.channel}, {"channel_bytes", channel->bytes}};

@@ -18,6 +18,7 @@
 #include "tools/keeper/channels.hpp"
 #include "tools/keeper/child.hpp"
 #include "tools/keeper/domains.hpp"
+#include "tools/keeper/gpu_memory_maker.hpp"
 #include "tools/keeper/listener.hpp"
 #include "tools/keeper/model_facts.hpp"
 #include "tools/keeper/protocol.hpp"
@@ -55,6 +56,8 @@ class Keeper {
     std::uint32_t engine = kAnyEngine;  ///< its own number, or for a client the one it wants
     std::uint32_t slot = 0;
     std::uint64_t channel = 0;
+
+    bool has_role(Role wanted) const { return is_welcome && role == wanted; }
   };
 
   Keeper(const Options& options, Domains domains, Listener listener, EventLoop loop);
@@ -90,8 +93,8 @@ class Keeper {
   void start_engines();
   void start_child(Child& child);
   void on_child_death(Child& child);
+  bool is_guest(const Peer& peer) const;
   void end_guests();
-  void end_gpu_memory_maker();
   void on_gpu_memory_lost();
   void restart_later(Child& child);
   const Child* child_of(pid_t pid) const;
@@ -121,8 +124,7 @@ class Keeper {
   PoolSize size_;
   PoolFds pool_;
   UniqueFd gpu_weights_;
-  Child gpu_memory_maker_;    ///< runs on where a GPU's memory needs it
-  UniqueFd gpu_memory_line_;  ///< to it: it leaves when this is closed
+  GpuMemoryMaker gpu_memory_;
 
   EventLoop loop_;
   UniqueFd signals_;

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "config/sizing.hpp"
-#include "tools/keeper/child.hpp"
+#include "tools/keeper/ask_child.hpp"
 
 namespace kvhive {
 
@@ -29,8 +29,12 @@ Expected<std::optional<ModelFacts>> describe_model(const Options& options, int s
   model.device = facts.at("device");
   model.device_reason = facts.at("device_reason");
   if (const auto& gpu = facts.at("gpu"); !gpu.is_null())
-    model.gpu = {gpu.at("total"), gpu.at("available"), gpu.at("uuid"),
-                 gpu.at("memory_needs_its_maker"), gpu.at("sharing_reason")};
+    model.gpu = {gpu.at("total"),
+                 gpu.at("available"),
+                 gpu.at("name"),
+                 gpu.at("uuid"),
+                 gpu.at("memory_needs_its_maker"),
+                 gpu.at("sharing_reason")};
   const auto& kv = facts.at("kv");
   model.layout = {kv.at("layers"),    kv.at("kv_heads"),     kv.at("head_size"),
                   options.block_size, Dtype(kv.at("dtype")), PageLayout(kv.at("pages"))};

@@ -24,6 +24,7 @@ struct ModelFacts {
   struct Gpu {
     std::size_t total = 0;
     std::size_t available = 0;
+    std::string name;
     std::string uuid;
     bool memory_needs_its_maker = false;  ///< as DeviceFacts has it
     std::string sharing_reason;

@@ -107,7 +107,7 @@ Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
   // On another GPU it would reach the arena as a stranger's memory, or fail without saying why.
   if (is_on_gpu() && hello.get_gpu() != model_.gpu.uuid)
     return failure(Errc::layout_mismatch,
-                   "the pool is on " + model_.device_reason + " " + model_.gpu.uuid +
+                   "the pool is on " + model_.gpu.name + " " + model_.gpu.uuid +
                        ", this engine on " + hello.get_gpu() +
                        "; make the pool's its first: CUDA_VISIBLE_DEVICES=" + model_.gpu.uuid);
   const auto slot = std::find(slots_.begin(), slots_.end(), SlotUse::vacant);

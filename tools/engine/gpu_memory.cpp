@@ -1,0 +1,91 @@
+#include "tools/engine/gpu_memory.hpp"
+
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "config/round_up.hpp"
+#include "device/device_memory.hpp"
+#include "models/gpu_weights.hpp"
+#include "models/safetensors.hpp"
+#include "tools/engine/model.hpp"
+#include "tools/keeper/protocol.hpp"
+#include "tools/progress_bar.hpp"
+
+namespace kvhive {
+namespace {
+
+struct GpuMemory {
+  UniqueFd arena, weights;
+};
+
+Expected<GpuMemory> make_memory(Device& device, const Options& options, const ModelConfig& config,
+                                std::size_t arena_bytes) {
+  auto files = SafetensorsDirectory::open(options.model);
+  if (!files) return forward_error(files);
+  GpuMemory memory;
+  const std::size_t bytes = gpu_weight_bytes(config, device);
+  for (const auto& [fd, size] : {std::pair{&memory.weights, bytes}, {&memory.arena, arena_bytes}}) {
+    auto made = device.create_shared(size);
+    if (!made) return forward_error(made);
+    *fd = std::move(*made);
+  }
+  auto weights = SharedDeviceMemory::map(device, memory.weights.get(), bytes);
+  if (!weights) return forward_error(weights);
+  ProgressBar bar("loading " + model_name(options));
+  if (auto uploaded =
+          upload_weights(device, config, *files, weights->data(),
+                         [&](std::size_t done, std::size_t total) { bar.show(done, total); });
+      !uploaded)
+    return forward_error(uploaded);
+  auto arena = SharedDeviceMemory::map(device, memory.arena.get(), arena_bytes);
+  if (!arena) return forward_error(arena);
+  auto lane = Lane::open(device);
+  if (!lane) return forward_error(lane);
+  auto zeroed = device.fill(arena->data(), std::byte{0}, arena_bytes, lane->stream());
+  if (zeroed) zeroed = lane->finish();
+  if (!zeroed) return forward_error(zeroed);
+  return memory;
+}
+
+/// A context that is lost may not say so unless it is given work.
+Expected<void> try_context(Device& device) {
+  constexpr std::size_t kBytes = 256;
+  auto scratch = DeviceBuffer::allocate(device, kBytes);
+  if (!scratch) return forward_error(scratch);
+  auto lane = Lane::open(device);
+  if (!lane) return forward_error(lane);
+  auto done = device.fill(scratch->data(), std::byte{0}, kBytes, lane->stream());
+  return done ? lane->finish() : done;
+}
+
+}  // namespace
+
+std::size_t gpu_weight_bytes(const ModelConfig& config, const Device& device) {
+  return round_up(GpuWeights(config).bytes, device.facts().shared_granularity);
+}
+
+Expected<void> hand_over_gpu_memory(Device& device, const Options& options,
+                                    const ModelConfig& config, std::size_t arena_bytes) {
+  auto made = make_memory(device, options, config, arena_bytes);
+  if (!made) return forward_error(made);
+  Message message;
+  message.type = MessageType::gpu_memory;
+  message.needs_its_maker = device.facts().memory_needs_its_maker ? 1 : 0;
+  if (auto sent = send_packet(STDIN_FILENO, message, {made->arena.get(), made->weights.get()});
+      !sent || message.needs_its_maker == 0)
+    return sent;
+  for (const int stop : {SIGTERM, SIGHUP}) signal(stop, SIG_IGN);  // the keeper says when
+  pollfd keeper{STDIN_FILENO, POLLIN, 0};
+  while (true) {
+    if (poll(&keeper, 1, -1) < 0) continue;  // EINTR
+    auto packet = receive_packet(STDIN_FILENO);
+    if (!packet || !*packet) return {};
+    if (auto alive = try_context(device); !alive && alive.error().code == Errc::device_lost)
+      return alive;
+  }
+}
+
+}  // namespace kvhive

@@ -1,0 +1,64 @@
+#include "tools/keeper/gpu_memory_maker.hpp"
+
+#include <sys/socket.h>
+
+#include <string>
+#include <utility>
+
+#include "config/check.hpp"
+#include "config/exit_codes.hpp"
+#include "tools/keeper/ask_child.hpp"
+#include "tools/keeper/pidfd.hpp"
+#include "tools/keeper/protocol.hpp"
+
+namespace kvhive {
+
+Expected<std::optional<GpuMemoryMaker::Made>> GpuMemoryMaker::make(const Options& options,
+                                                                   std::size_t arena_bytes,
+                                                                   int stop) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+    return os_failure("socketpair");
+  line_ = UniqueFd(ends[0]);
+  UniqueFd theirs(ends[1]);
+  child_.program = "kvhive-engine";
+  child_.flags = to_flags(options);
+  child_.flags.push_back("--make-gpu-memory=" + std::to_string(arena_bytes));
+  child_.ends_with_us = true;
+  auto asked = ask(child_, {.stop = stop, .answer = line_.get()}, theirs.get());
+  if (!asked) return forward_error(asked);
+  if (!*asked) return std::optional<Made>();
+  theirs = UniqueFd();
+  auto packet = receive_packet(line_.get());
+  if (!packet) return forward_error(packet);
+  if (!*packet || (*packet)->message.type != MessageType::gpu_memory || (*packet)->fds.size() != 2)
+    return failure(Errc::bad_format, "kvhive-engine --make-gpu-memory handed over no memory");
+  if ((*packet)->message.needs_its_maker == 0) end();
+  return std::optional<Made>(Made{std::move((*packet)->fds[0]), std::move((*packet)->fds[1])});
+}
+
+void GpuMemoryMaker::look_at_its_context() {
+  if (!is_running()) return;
+  Message look;
+  look.type = MessageType::gpu_memory;
+  (void)send_packet(line_.get(), look);  // its end we hear of by its pidfd
+}
+
+std::string GpuMemoryMaker::collect() {
+  const pid_t pid = child_.pid;
+  const std::string end = kvhive::collect(child_);
+  return "the process that kept the GPU's memory (kvhive-engine, pid " + std::to_string(pid) +
+         ") ended: " + end +
+         (child_.last_exit_code == kExitDeviceLost ? " (its context was lost)" : "") +
+         "; with it the KV and the weights of all engines are gone. Start the daemon again; with "
+         "--gpu-memory-sharing vmm, where the driver can do it, there is no such process";
+}
+
+void GpuMemoryMaker::end() {
+  line_ = UniqueFd();
+  if (!is_running()) return;
+  kill_by_pidfd(child_.pidfd);
+  kvhive::collect(child_);
+}
+
+}  // namespace kvhive
