@@ -40,6 +40,11 @@ INSTANTIATE_TEST_SUITE_P(Sharing, GpuEitherWay,
                                            Way{"ByIpc", with_gpu_by_ipc, true}),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
+/// In a child: what it says goes there.
+void write_errors_to(const std::string& file) {
+  dup2(open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
+}
+
 /// Everything a daemon has started.
 std::vector<pid_t> processes_of(const Daemon& daemon) { return children_of(daemon.pid()); }
 
@@ -233,7 +238,7 @@ TEST(Gpu, TheDaemonEndsWithTheProcessThatKeepsTheMemory) {
   const std::string words = directory.path() / "words";
   const Daemon daemon(kOnGpu, [&] {
     with_gpu_by_ipc();
-    dup2(open(words.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
+    write_errors_to(words);
   });
   ASSERT_TRUE(daemon.connect(0).generate(request_of(passage(0, 100), 4)));
   const std::vector<pid_t> processes = processes_of(daemon);
@@ -256,7 +261,7 @@ TEST(Gpu, ALostContextOfTheProcessThatKeepsTheMemoryEndsTheDaemon) {
   const Daemon daemon(kOnGpu, [&] {
     with_gpu_by_ipc();
     setenv("KVHIVE_FAKE_GPU_LOSS", loss.c_str(), 1);
-    dup2(open(words.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
+    write_errors_to(words);
   });
   Client client = daemon.connect(0);
   ASSERT_TRUE(client.generate(request_of(passage(0, 100), 4)));
@@ -292,7 +297,7 @@ TEST(Gpu, AFallBackIsSaid) {
   flags.insert(flags.end(), {"--socket", directory.path() / "s", "--model", kDemoModel});
   const pid_t daemon = spawn(program("kvhived"), flags, -1, -1, [&] {
     with_gpu_by_ipc();
-    dup2(open(words.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
+    write_errors_to(words);
   });
   EXPECT_TRUE(eventually([&] {
     return text_of(words).find("legacy IPC, and one more process keeps it: no descriptors") !=
@@ -376,7 +381,7 @@ TEST_P(GpuEitherWay, AGuestOnAnotherGpuIsRefusedNamingBoth) {
   const pid_t stranger = spawn(program("kvhive-engine"), flags, -1, -1, [&] {
     GetParam().with_gpu();
     setenv("KVHIVE_FAKE_GPU_UUID", "GPU-other", 1);
-    dup2(open(words.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
+    write_errors_to(words);
   });
   EXPECT_EQ(exit_code_of(stranger), 1);
   signal_process(stranger, SIGKILL);
