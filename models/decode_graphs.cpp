@@ -27,8 +27,7 @@ void DecodeGraphs::remember(const DecodeShape& shape) {
   known_.push_front({shape});
 }
 
-Expected<DeviceGraph> DecodeGraphs::record(DeviceStream stream,
-                                           const std::function<Expected<void>()>& queue) {
+Expected<DeviceGraph> DecodeGraphs::record(DeviceStream stream, const Queue& queue) {
   if (auto begun = device_.begin_capture(stream); !begun) return forward_error(begun);
   auto queued = queue();
   auto graph = device_.end_capture(stream);  // in any case: the stream is to work again
@@ -38,7 +37,7 @@ Expected<DeviceGraph> DecodeGraphs::record(DeviceStream stream,
 }
 
 Expected<void> DecodeGraphs::run(const DecodeShape& shape, DeviceStream stream,
-                                 const std::function<Expected<void>()>& queue) {
+                                 const Queue& queue) {
   if (most_ == 0) return queue();
   Known* known = find(shape);
   if (known == nullptr) {
@@ -55,8 +54,7 @@ Expected<void> DecodeGraphs::run(const DecodeShape& shape, DeviceStream stream,
 }
 
 /// Nothing was queued. Perhaps memory is short: what graphs have taken is given back.
-Expected<void> DecodeGraphs::go_on_without(const Error& error,
-                                           const std::function<Expected<void>()>& queue) {
+Expected<void> DecodeGraphs::go_on_without(const Error& error, const Queue& queue) {
   if (error.code == Errc::device_lost) return failure(error.code, error.text);
   spdlog::warn("no more CUDA graphs: {}", error.text);
   forget_all();

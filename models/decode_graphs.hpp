@@ -36,6 +36,9 @@ struct DecodeShape {
 
 class DecodeGraphs {
  public:
+  /// Puts a step's work on the stream, the same for the same shape.
+  using Queue = std::function<Expected<void>()>;
+
   /// \param most  shapes remembered, those used last; 0: nothing is recorded
   /// \param device  outlives this
   DecodeGraphs(Device& device, std::size_t most) : device_(device), most_(most) {}
@@ -45,9 +48,7 @@ class DecodeGraphs {
   ~DecodeGraphs() { forget_all(); }
 
   /// Queues a step. A device that cannot record or start one does without graphs from then on.
-  /// \param queue  puts the step's work on the stream, the same for the same shape
-  Expected<void> run(const DecodeShape& shape, DeviceStream stream,
-                     const std::function<Expected<void>()>& queue);
+  Expected<void> run(const DecodeShape& shape, DeviceStream stream, const Queue& queue);
 
  private:
   struct Known {
@@ -57,8 +58,8 @@ class DecodeGraphs {
 
   Known* find(const DecodeShape& shape);
   void remember(const DecodeShape& shape);
-  Expected<DeviceGraph> record(DeviceStream stream, const std::function<Expected<void>()>& queue);
-  Expected<void> go_on_without(const Error& error, const std::function<Expected<void>()>& queue);
+  Expected<DeviceGraph> record(DeviceStream stream, const Queue& queue);
+  Expected<void> go_on_without(const Error& error, const Queue& queue);
   void forget_all();
 
   Device& device_;

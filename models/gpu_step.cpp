@@ -13,9 +13,9 @@ namespace {
 
 constexpr std::int32_t kLeastBlocks = 16;  ///< of a decode step's tables
 
-PagedAttentionArgs attention_of(const StepContext& frame, const ForwardBatch& batch,
+PagedAttentionArgs attention_of(const StepContext& context, const ForwardBatch& batch,
                                 std::int32_t window) {
-  PagedAttentionArgs args = frame.attention;
+  PagedAttentionArgs args = context.attention;
   args.window = window;
   args.block_table = batch.block_table.data();
   args.query_start = batch.query_start.data();
@@ -34,7 +34,7 @@ AttentionWork add_plan(const SplitPlan& plan, float* states, StepInputs& inputs)
 /// Plans attention for query tokens first..last-1; in halves if there is no room for the states.
 /// \param args  of the whole batch, on the host
 void plan_attention(const PagedAttentionArgs& args, std::int32_t first, std::int32_t last,
-                    const StepContext& frame, StepInputs& inputs,
+                    const StepContext& context, StepInputs& inputs,
                     std::vector<AttentionWork>& works) {
   if (first == last) return;
   std::vector<std::int32_t> query_start(args.B + 1), kv_len(args.B);
@@ -45,15 +45,15 @@ void plan_attention(const PagedAttentionArgs& args, std::int32_t first, std::int
   PagedAttentionArgs part = args;
   part.query_start = query_start.data();
   part.kv_len = kv_len.data();
-  const SplitPlan plan = plan_splits(part, {.states = frame.most_states});
-  if (plan.states > frame.most_states) {
-    KV_CHECK(last - first > 1, plan.states, frame.most_states);
+  const SplitPlan plan = plan_splits(part, {.states = context.most_states});
+  if (plan.states > context.most_states) {
+    KV_CHECK(last - first > 1, plan.states, context.most_states);
     const std::int32_t middle = first + (last - first) / 2;
-    plan_attention(args, first, middle, frame, inputs, works);
-    plan_attention(args, middle, last, frame, inputs, works);
+    plan_attention(args, first, middle, context, inputs, works);
+    plan_attention(args, middle, last, context, inputs, works);
     return;
   }
-  works.push_back(add_plan(plan, frame.states, inputs));
+  works.push_back(add_plan(plan, context.states, inputs));
 }
 
 bool is_decode(const ForwardBatch& batch) {
@@ -88,11 +88,12 @@ PlanCounts padded_counts(const SplitPlan& plan, std::int32_t most_states) {
 }
 
 /// A plan for each window; none if one of them has more states than there is room for.
-std::vector<SplitPlan> plan_windows(const StepContext& frame, const ForwardBatch& batch) {
+std::vector<SplitPlan> plan_windows(const StepContext& context, const ForwardBatch& batch) {
   std::vector<SplitPlan> plans;
-  for (const std::int32_t window : frame.windows) {
-    plans.push_back(plan_splits(attention_of(frame, batch, window), {.states = frame.most_states}));
-    if (plans.back().states > frame.most_states) return {};
+  for (const std::int32_t window : context.windows) {
+    plans.push_back(
+        plan_splits(attention_of(context, batch, window), {.states = context.most_states}));
+    if (plans.back().states > context.most_states) return {};
   }
   return plans;
 }
@@ -111,19 +112,19 @@ void add_batch(const ForwardBatch& batch, std::span<const SampleChoice> choices,
   step.choices = inputs.add(choices, step.n);
 }
 
-GpuStep plan_decode(const StepContext& frame, const ForwardBatch& batch,
+GpuStep plan_decode(const StepContext& context, const ForwardBatch& batch,
                     std::span<const SampleChoice> choices, std::vector<SplitPlan> plans,
                     StepInputs& inputs) {
   GpuStep step;
   step.T = step.n = step.B =
-      padded_rows(static_cast<std::int32_t>(batch.tokens.size()), frame.limits);
-  step.M = std::min(padded_count(std::max(batch.max_blocks, kLeastBlocks)), frame.limits.blocks);
+      padded_rows(static_cast<std::int32_t>(batch.tokens.size()), context.limits);
+  step.M = std::min(padded_count(std::max(batch.max_blocks, kLeastBlocks)), context.limits.blocks);
   add_batch(batch, choices, step, inputs);
-  step.shape = {step.T, step.M, step.K, {}, frame.kv_base, frame.layout};
+  step.shape = {step.T, step.M, step.K, {}, context.kv_base, context.layout};
   for (SplitPlan& plan : plans) {
-    plan.pad(padded_counts(plan, frame.most_states));
+    plan.pad(padded_counts(plan, context.most_states));
     step.shape->attention.push_back(plan.counts());
-    step.attention.push_back({add_plan(plan, frame.states, inputs)});
+    step.attention.push_back({add_plan(plan, context.states, inputs)});
   }
   return step;
 }
@@ -137,19 +138,19 @@ void* StepInputs::take(std::size_t bytes) {
   return host_ + offset;
 }
 
-GpuStep plan_step(const StepContext& frame, const ForwardBatch& batch,
+GpuStep plan_step(const StepContext& context, const ForwardBatch& batch,
                   std::span<const SampleChoice> choices, StepInputs& inputs) {
   if (is_decode(batch))
-    if (auto plans = plan_windows(frame, batch); !plans.empty())
-      return plan_decode(frame, batch, choices, std::move(plans), inputs);
+    if (auto plans = plan_windows(context, batch); !plans.empty())
+      return plan_decode(context, batch, choices, std::move(plans), inputs);
   GpuStep step;
   step.T = static_cast<std::int32_t>(batch.tokens.size());
   step.n = static_cast<std::int32_t>(batch.logit_rows.size());
   step.B = static_cast<std::int32_t>(batch.kv_len.size());
   step.M = batch.max_blocks;
   add_batch(batch, choices, step, inputs);
-  for (const std::int32_t window : frame.windows)
-    plan_attention(attention_of(frame, batch, window), 0, step.T, frame, inputs,
+  for (const std::int32_t window : context.windows)
+    plan_attention(attention_of(context, batch, window), 0, step.T, context, inputs,
                    step.attention.emplace_back());
   return step;
 }

@@ -95,7 +95,7 @@ struct GpuStep {
   std::optional<DecodeShape> shape;
 };
 
-GpuStep plan_step(const StepContext& frame, const ForwardBatch& batch,
+GpuStep plan_step(const StepContext& context, const ForwardBatch& batch,
                   std::span<const SampleChoice> choices, StepInputs& inputs);
 
 }  // namespace kvhive

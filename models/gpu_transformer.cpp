@@ -76,7 +76,7 @@ struct GpuTransformer::State {
     return offset == kNoTensor ? nullptr : reinterpret_cast<const float*>(region + offset);
   }
 
-  StepContext frame(std::byte* kv_base, const KvLayout& layout) const;
+  StepContext step_context(std::byte* kv_base, const KvLayout& layout) const;
   PagedAttentionArgs attention_args(const PagedKv& kv, std::int32_t window) const;
 
   Expected<void> enqueue(const GpuStep& step, std::size_t input_bytes, std::byte* kv_base,
@@ -108,7 +108,7 @@ PagedAttentionArgs GpuTransformer::State::attention_args(const PagedKv& kv,
   return args;
 }
 
-StepContext GpuTransformer::State::frame(std::byte* kv_base, const KvLayout& layout) const {
+StepContext GpuTransformer::State::step_context(std::byte* kv_base, const KvLayout& layout) const {
   constexpr std::int32_t kNoWindow = 0;
   return {attention_args(layer_view(kv_base, layout, 0), kNoWindow),
           windows,
@@ -137,28 +137,20 @@ Expected<void> GpuTransformer::State::norm(const std::byte* delta, std::size_t w
 
 Expected<void> GpuTransformer::State::multiply(std::size_t x, const GpuMatrix& matrix,
                                                std::size_t y, std::int32_t T, Dtype out) {
-  const std::byte* bias = matrix.bias == kNoTensor ? nullptr : region + matrix.bias;
-  if (limits.is_batch_invariant)
-    return row_product_cuda({.x = at(x),
-                             .w = region + matrix.weights,
-                             .bias = bias,
-                             .y = at(y),
-                             .T = T,
-                             .N = matrix.N,
-                             .K = matrix.K,
-                             .dtype = config.dtype,
-                             .out_dtype = out},
-                            lane.stream());
-  return device.multiply({.x = at(x),
-                          .w = region + matrix.weights,
-                          .bias = bias,
-                          .y = at(y),
-                          .T = T,
-                          .N = matrix.N,
-                          .K = matrix.K,
-                          .dtype = config.dtype,
-                          .out_dtype = out},
-                         lane.stream());
+  const auto fill = [&]<class Args>(Args args) {
+    args.x = at(x);
+    args.w = region + matrix.weights;
+    args.bias = matrix.bias == kNoTensor ? nullptr : region + matrix.bias;
+    args.y = at(y);
+    args.T = T;
+    args.N = matrix.N;
+    args.K = matrix.K;
+    args.dtype = config.dtype;
+    args.out_dtype = out;
+    return args;
+  };
+  return limits.is_batch_invariant ? row_product_cuda(fill(RowProductArgs{}), lane.stream())
+                                   : device.multiply(fill(ProductArgs{}), lane.stream());
 }
 
 Expected<void> GpuTransformer::State::project_heads(const GpuStep& step, const GpuLayer& layer) {
@@ -326,7 +318,7 @@ Expected<void> GpuTransformer::start(const ForwardBatch& batch,
   check_batch(batch, state.config, layout);
   check_limits(batch, choices, state.limits);
   StepInputs inputs(state.staging.data(), state.at(state.rooms.inputs), state.rooms.input_bytes());
-  const GpuStep step = plan_step(state.frame(kv_base, layout), batch, choices, inputs);
+  const GpuStep step = plan_step(state.step_context(kv_base, layout), batch, choices, inputs);
   state.last_step = {static_cast<std::int32_t>(batch.logit_rows.size()), step.n, step.K};
   auto queued = state.enqueue(step, inputs.bytes(), kv_base, layout, before_layer);
   if (queued) queued = state.lane.mark();

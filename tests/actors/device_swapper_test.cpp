@@ -92,6 +92,11 @@ class DeviceSwapperTest : public ::testing::Test {
     runner_.stream()->enqueue([promise] { promise->set_value(); });
     return future;
   }
+  void hold_up_what_goes_to_the_host(Gate& gate) {
+    before_copy_ = [&](const BlockCopyArgs& args, DeviceStream stream) {
+      if (is_to_host(args)) gate.hold(stream);
+    };
+  }
   void overwrite(std::uint32_t block) {
     ASSERT_TRUE(device_.fill(device(block), kNew, kv_.block_bytes(), runner_.stream()));
   }
@@ -124,9 +129,7 @@ TEST_F(DeviceSwapperTest, WhatLeavesIsOverwrittenWhileItIsOnItsWay) {
   const auto swapper = this->swapper(2);
   measure(*swapper);
   Gate gate;
-  before_copy_ = [&](const BlockCopyArgs& args, DeviceStream stream) {
-    if (is_to_host(args)) gate.hold(stream);
-  };
+  hold_up_what_goes_to_the_host(gate);
   const StepPlan leaving = plan({{1, 3}, {2, 4}}, {});
   ASSERT_TRUE(swapper->move(leaving));
   ASSERT_TRUE(swapper->join_out(leaving, runner_));
@@ -148,9 +151,7 @@ TEST_F(DeviceSwapperTest, WhatThereIsNoRoomForAsideIsWaitedFor) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
   Gate gate;
-  before_copy_ = [&](const BlockCopyArgs& args, DeviceStream stream) {
-    if (is_to_host(args)) gate.hold(stream);
-  };
+  hold_up_what_goes_to_the_host(gate);
   const StepPlan leaving = plan({{1, 3}, {2, 4}, {3, 5}}, {});
   ASSERT_TRUE(swapper->move(leaving));
   ASSERT_TRUE(swapper->join_out(leaving, runner_));
@@ -169,9 +170,7 @@ TEST_F(DeviceSwapperTest, WhatIsPreemptedIsNotWaitedFor) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
   Gate gate;
-  before_copy_ = [&](const BlockCopyArgs& args, DeviceStream stream) {
-    if (is_to_host(args)) gate.hold(stream);
-  };
+  hold_up_what_goes_to_the_host(gate);
   StepPlan leaving = plan({{1, 3}}, {});
   leaving.swap_out = {{2, 4}, {5, 6}};
   ASSERT_TRUE(swapper->move(leaving));
@@ -304,9 +303,7 @@ TEST_F(DeviceSwapperTest, ZeroingDoesNotWaitForTheHost) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
   Gate gate;
-  before_copy_ = [&](const BlockCopyArgs& args, DeviceStream stream) {
-    if (is_to_host(args)) gate.hold(stream);
-  };
+  hold_up_what_goes_to_the_host(gate);
   StepPlan leaving = plan({{1, 3}}, {});
   leaving.hand_over = {{BlockId{1}, DomainId{2}}};
   auto moved = std::async(std::launch::async, [&] { return swapper->move(leaving); });

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "config/round_up.hpp"
 #include "models/gpu_weights.hpp"
 
 namespace kvhive {
@@ -25,7 +26,7 @@ GpuModel::GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dty
   limits_.blocks = static_cast<std::int32_t>(blocks);
   limits_.kv_tokens = static_cast<std::int32_t>(blocks * block_size);
   const std::size_t granularity = device_.facts().shared_granularity;
-  weights_bytes_ = (GpuWeights(config_).bytes + granularity - 1) / granularity * granularity;
+  weights_bytes_ = round_up(GpuWeights(config_).bytes, granularity);
   weights_fd_ = taken(device_.create_shared(weights_bytes_));
   weights_ = taken(SharedDeviceMemory::map(device_, weights_fd_.get(), weights_bytes_));
   taken(upload_weights(device_, config_, taken(SafetensorsDirectory::open(directory)),

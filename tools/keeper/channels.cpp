@@ -8,6 +8,7 @@
 #include "actors/channel/channel_memory.hpp"
 #include "actors/channel/doorbell.hpp"
 #include "config/byte_size.hpp"
+#include "config/round_up.hpp"
 
 namespace kvhive {
 
@@ -17,7 +18,7 @@ Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wa
     return failure(Errc::bad_argument,
                    "a channel of " + format_bytes(bytes) + " is out of bounds; ask for " +
                        format_bytes(kLeastChannelBytes) + " to " + format_bytes(kMostChannelBytes));
-  const std::size_t whole_pages = (bytes + 4095) / 4096 * 4096;
+  const std::size_t whole_pages = round_up(bytes, 4096);
   std::size_t in_all = whole_pages, in_domain = whole_pages;
   for (const auto& [id, other] : channels_) {
     in_all += other.channel.bytes;
