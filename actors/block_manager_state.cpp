@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive {
 

@@ -2,8 +2,8 @@
 
 #include <unistd.h>
 
-#include "config/exit_codes.hpp"
-#include "config/log.hpp"
+#include "base/exit_codes.hpp"
+#include "base/log.hpp"
 
 namespace kvhive {
 

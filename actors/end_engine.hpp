@@ -1,7 +1,7 @@
 #pragma once
 // The end of an engine that cannot do a step's work.
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 
 namespace kvhive {
 

@@ -14,9 +14,9 @@
 #include <memory>
 #include <vector>
 
-#include "actors/generation.hpp"
-#include "actors/output_sink.hpp"
-#include "config/ids.hpp"
+#include "base/ids.hpp"
+#include "ipc/generation.hpp"
+#include "ipc/output_sink.hpp"
 #include "kernels/block_copy.hpp"
 
 namespace kvhive {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "models/detokenizer.hpp"
-#include "models/tokenizer.hpp"
+#include "models/text/detokenizer.hpp"
+#include "models/text/tokenizer.hpp"
 
 namespace kvhive {
 

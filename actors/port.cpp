@@ -1,7 +1,7 @@
 #include "actors/port.hpp"
 
-#include "actors/channel/doorbell.hpp"
-#include "config/check.hpp"
+#include "base/check.hpp"
+#include "ipc/doorbell.hpp"
 
 namespace kvhive {
 namespace {

@@ -6,10 +6,10 @@
 #include <map>
 #include <memory>
 
-#include "actors/channel/engine_channel.hpp"
 #include "actors/protocol.hpp"
-#include "config/event_loop.hpp"
-#include "models/tokenizer.hpp"
+#include "base/event_loop.hpp"
+#include "ipc/engine_channel.hpp"
+#include "models/text/tokenizer.hpp"
 
 namespace kvhive {
 

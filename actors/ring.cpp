@@ -4,8 +4,8 @@
 #include <cstdlib>
 
 #include "actors/end_engine.hpp"
-#include "config/log.hpp"
-#include "config/stop_watch.hpp"
+#include "base/log.hpp"
+#include "base/stop_watch.hpp"
 
 namespace kvhive {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "actors/messages.hpp"
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 
 namespace kvhive {
 

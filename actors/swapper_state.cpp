@@ -1,6 +1,6 @@
 #include "actors/swapper_state.hpp"
 
-#include "config/stop_watch.hpp"
+#include "base/stop_watch.hpp"
 #include "kernels/block_copy.hpp"
 #include "pool/scrub.hpp"
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 
 namespace kvhive {
 

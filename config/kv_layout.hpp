@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/expected.hpp"
 #include "config/dtype.hpp"
-#include "config/expected.hpp"
 #include "config/page_layout.hpp"
 
 namespace kvhive {

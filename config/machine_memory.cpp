@@ -8,7 +8,7 @@
 #include <sstream>
 #include <vector>
 
-#include "config/byte_size.hpp"
+#include "base/byte_size.hpp"
 
 namespace kvhive {
 namespace {

@@ -7,7 +7,7 @@
 #include <sstream>
 #include <toml++/toml.h>
 
-#include "config/byte_size.hpp"
+#include "base/byte_size.hpp"
 #include "config/domain_rules.hpp"
 
 namespace kvhive {

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 
 namespace kvhive {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "config/byte_size.hpp"
+#include "base/byte_size.hpp"
 
 namespace kvhive {
 namespace {

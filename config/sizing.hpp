@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 #include "config/kv_layout.hpp"
 #include "config/options.hpp"
 

@@ -17,9 +17,9 @@
 #include <memory>
 #include <string>
 
+#include "base/expected.hpp"
+#include "base/unique_fd.hpp"
 #include "config/dtype.hpp"
-#include "config/expected.hpp"
-#include "config/unique_fd.hpp"
 
 struct CUstream_st;
 struct CUevent_st;

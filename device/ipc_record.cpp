@@ -9,7 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive {
 namespace {

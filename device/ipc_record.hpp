@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <string>
 
-#include "config/expected.hpp"
-#include "config/unique_fd.hpp"
+#include "base/expected.hpp"
+#include "base/unique_fd.hpp"
 
 namespace kvhive {
 

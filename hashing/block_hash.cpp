@@ -7,7 +7,7 @@
 #include <array>
 #include <cstring>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive {
 namespace {

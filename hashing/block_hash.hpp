@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "config/ids.hpp"
+#include "base/ids.hpp"
 
 namespace kvhive {
 

@@ -1,6 +1,6 @@
 #include "kernels/arguments.hpp"
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive {
 namespace {

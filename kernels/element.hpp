@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "config/fp8.hpp"
 
 namespace kvhive {

@@ -13,10 +13,6 @@
 
 namespace kvhive {
 
-/// Whether this CPU has the dot products and nothing better: with AMX oneDNN is several times
-/// faster at prefill, and one row's bits must not depend on how many are computed with it.
-bool prefers_bf16_product();
-
 /// out[i] = x[i] as bf16, to nearest even; NaN stays NaN, what is smaller than 2^-126 may become 0.
 void round_to_bf16(const float* x, std::int64_t count, std::uint16_t* out);
 

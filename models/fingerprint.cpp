@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "models/mapped_file.hpp"
+#include "base/mapped_file.hpp"
 
 namespace kvhive {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 
 namespace kvhive {
 

@@ -1,6 +1,6 @@
 #include "models/forward_batch.hpp"
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "config/ids.hpp"
+#include "base/ids.hpp"
 #include "config/kv_layout.hpp"
 #include "kernels/paged_kv.hpp"
 #include "models/model_config.hpp"

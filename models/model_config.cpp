@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
+#include "base/json_file.hpp"
 #include "kernels/paged_attention.hpp"
-#include "models/json_file.hpp"
 
 namespace kvhive {
 namespace {

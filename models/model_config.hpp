@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/expected.hpp"
+#include "base/ids.hpp"
 #include "config/dtype.hpp"
-#include "config/expected.hpp"
-#include "config/ids.hpp"
 #include "config/kv_layout.hpp"
 
 namespace kvhive {

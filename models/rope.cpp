@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive {
 namespace {

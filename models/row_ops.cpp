@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <functional>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive {
 namespace {

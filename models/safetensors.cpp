@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "models/json_file.hpp"
+#include "base/json_file.hpp"
 
 namespace kvhive {
 namespace {

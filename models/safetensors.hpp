@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "base/expected.hpp"
+#include "base/mapped_file.hpp"
 #include "config/dtype.hpp"
-#include "config/expected.hpp"
-#include "models/mapped_file.hpp"
 
 namespace kvhive {
 

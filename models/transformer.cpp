@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "models/rope.hpp"
 #include "models/row_ops.hpp"
 #include "models/transformer_weights.hpp"

@@ -12,7 +12,7 @@
 #include <memory>
 #include <span>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 #include "config/kv_layout.hpp"
 #include "models/attention_backend.hpp"
 #include "models/forward_batch.hpp"

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive {
 namespace {

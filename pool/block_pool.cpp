@@ -6,7 +6,7 @@
 #include <string>
 #include <unordered_set>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "pool/kill_point.hpp"
 #include "pool/prefetch.hpp"
 #include "pool/scrub.hpp"

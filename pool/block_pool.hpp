@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 #include "hashing/block_hash.hpp"
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "config/ids.hpp"
+#include "base/ids.hpp"
 
 namespace kvhive {
 

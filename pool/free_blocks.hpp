@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "config/ids.hpp"
+#include "base/ids.hpp"
 #include "pool/pool_memory.hpp"
 
 namespace kvhive {

@@ -19,7 +19,7 @@
 #include <span>
 #include <vector>
 
-#include "config/ids.hpp"
+#include "base/ids.hpp"
 #include "pool/pool_memory.hpp"
 
 namespace kvhive {

@@ -4,7 +4,7 @@
 #include <bit>
 #include <initializer_list>
 
-#include "config/round_up.hpp"
+#include "base/round_up.hpp"
 
 namespace kvhive {
 namespace {

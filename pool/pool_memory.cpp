@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "config/byte_size.hpp"
+#include "base/byte_size.hpp"
 #include "pool/kill_point.hpp"
 #include "pool/prefetch.hpp"
 

@@ -5,17 +5,10 @@
 #include <array>
 #include <memory>
 
-#include "pool/memory_object.hpp"
+#include "base/memory_object.hpp"
 #include "pool/pool_layout.hpp"
 
 namespace kvhive {
-
-enum class PoolObject : std::uint8_t { control, metadata, tokens, device, host };
-inline constexpr std::size_t kPoolObjects = 5;
-
-/// Descriptors of the objects, by PoolObject. Empty where there is none (no payload, no host tier)
-/// or it is withheld.
-using PoolFds = std::array<UniqueFd, kPoolObjects>;
 
 /// Creates the objects a geometry needs, but a GPU's memory (device/device.hpp); all memory is
 /// there when this returns. Nothing is mapped or written.

@@ -1,33 +1,164 @@
 #!/usr/bin/env python3
-"""Who may include whom (arrows in ARCHITECTURE.md). Run as a test; prints each include that breaks the rules."""
+"""The rules of the house, checked as a test: which folder may include which, no circle between files or folders, at most
+fifteen headers in a folder. Prints each place that breaks a rule. ARCHITECTURE.md has the reasons.
+
+usage: check_layers.py [ROOT]        checks
+       check_layers.py [ROOT] --figures   also prints sizes of files and folders
+"""
+import collections
 import pathlib
 import re
 import sys
 
+CORE = {"base", "config", "hashing", "pool", "kernels", "device", "models", "models/text", "ipc", "actors"}
+SHARED = {"base", "config", "pool", "pool/care", "ipc", "tools/program"}
+# A folder may include itself and what is listed here. A folder that is not listed may not include anything of ours.
 MAY_INCLUDE = {
-    "config": set(),
-    "hashing": {"config"},
-    "pool": {"config", "hashing"},
-    "kernels": {"config"},
-    "device": {"config"},
-    "models": {"config", "kernels", "device"},
-    "actors": {"config", "hashing", "pool", "kernels", "device", "models"},
-    "tools": {"config", "hashing", "pool", "kernels", "device", "models", "actors"},
+    "base": set(),
+    "config": {"base"},
+    "hashing": {"base", "config"},
+    "pool": {"base", "config", "hashing"},
+    "pool/care": {"base", "config", "hashing", "pool"},
+    "device": {"base", "config"},
+    "kernels": {"base", "config"},
+    "kernels/reference": {"base", "config", "kernels"},
+    "kernels/cpu": {"base", "config", "kernels"},
+    "kernels/simt": set(),
+    "kernels/cuda": {"base", "config", "kernels", "kernels/simt"},
+    "models": {"base", "config", "kernels"},
+    "models/text": {"base"},
+    "models/gpu": {"base", "config", "device", "kernels", "kernels/cuda", "models"},
+    "ipc": {"base", "config"},
+    "client": {"base", "config", "ipc"},
+    "actors": CORE - {"device"},
+    "actors/gpu": CORE | {"models/gpu"},
+    "tools/program": {"base", "config", "pool", "pool/care", "ipc"},
+    "tools/keeper": SHARED,
+    "tools/steward": SHARED,
+    "tools/engine": CORE | SHARED | {"actors/gpu", "models/gpu", "kernels/cuda"},
+    "tools/replay": SHARED,
+    "tools/cli": SHARED | {"client", "device", "models", "models/text", "tools/replay"},
+    "tools/bench": CORE | SHARED | {"client"},
+    "tools/bench/peers": CORE | {"tools/bench"},
+    "tools/gpu": {"kernels/cuda"},
 }
+MOST_HEADERS = 15
+HEADERS = (".hpp", ".cuh", ".h")
+SOURCES = HEADERS + (".cpp", ".cu")
 
-root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-broken = []
-for folder, allowed in MAY_INCLUDE.items():
-    for path in sorted(p for p in (root / folder).rglob("*") if p.suffix in (".hpp", ".cpp", ".cuh", ".cu")):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            found = re.match(r'\s*#\s*include\s+"([^"/]+)/', line)
-            target = found.group(1) if found else folder
-            if target in MAY_INCLUDE and target not in allowed | {folder}:
-                broken.append(f"{path.relative_to(root)}:{number}: {folder}/ must not include {target}/")
-            is_peer = path.is_relative_to(root / "tools/bench/peers")  # what kvhive is compared with
-            if not is_peer and re.search(r"#\s*include\s+<boost/interprocess/(sync|managed|containers|allocators)", line):
-                broken.append(f"{path.relative_to(root)}:{number}: Boost's locks and containers do not survive a kill")
-            if "<caf/" in line and str(path.relative_to(root)) != "actors/protocol.hpp":
-                broken.append(f"{path.relative_to(root)}:{number}: CAF shows in actors/protocol.hpp only")
-print("\n".join(broken) or "include rules hold")
-sys.exit(bool(broken))
+
+def project_files(root):
+    tops = sorted({folder.split("/")[0] for folder in MAY_INCLUDE})
+    return [p.relative_to(root) for top in tops for p in sorted((root / top).rglob("*")) if p.suffix in SOURCES]
+
+
+def folder_of(path):
+    """The folder with a rule of its own that holds the file: client/include/kvhive belongs to client."""
+    parts = path.parent.parts
+    for length in range(len(parts), 0, -1):
+        if "/".join(parts[:length]) in MAY_INCLUDE:
+            return "/".join(parts[:length])
+    return str(path.parent)
+
+
+def includes_of(root, path):
+    for number, line in enumerate((root / path).read_text().splitlines(), 1):
+        found = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+        if not found:
+            continue
+        for target in (pathlib.Path(found[1]), path.parent / found[1], pathlib.Path("client/include") / found[1]):
+            if (root / target).is_file():
+                yield number, target
+                break
+
+
+def circles(edges):
+    """Groups of nodes that reach each other (Tarjan's algorithm)."""
+    index, low, stack, on_stack, found = {}, {}, [], set(), []
+
+    def visit(node):
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        on_stack.add(node)
+        for other in edges.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in on_stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            group = []
+            while not group or group[-1] != node:
+                group.append(stack.pop())
+                on_stack.discard(group[-1])
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in sorted(edges):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def broken_lines(root, path):
+    """Rules about single lines."""
+    is_peer = path.is_relative_to("tools/bench/peers")  # what kvhive is compared with
+    for number, line in enumerate((root / path).read_text().splitlines(), 1):
+        if not is_peer and re.search(r"#\s*include\s+<boost/interprocess/(sync|managed|containers|allocators)", line):
+            yield f"{path}:{number}: Boost's locks and containers do not survive a kill"
+        if "<caf/" in line and str(path) != "actors/protocol.hpp":
+            yield f"{path}:{number}: CAF shows in actors/protocol.hpp only"
+
+
+def check(root):
+    broken = []
+    file_edges, folder_edges = collections.defaultdict(set), collections.defaultdict(set)
+    headers = collections.Counter()
+    for path in project_files(root):
+        folder = folder_of(path)
+        headers[str(path.parent)] += path.suffix in HEADERS
+        if folder not in MAY_INCLUDE:
+            broken.append(f"{path}: folder {folder}/ has no rule in check_layers.py")
+        broken.extend(broken_lines(root, path))
+        for number, target in includes_of(root, path):
+            other = folder_of(target)
+            if target.parts[0] == "tests":
+                broken.append(f"{path}:{number}: nothing outside tests/ may include tests/")
+            elif other != folder and other not in MAY_INCLUDE.get(folder, set()):
+                broken.append(f"{path}:{number}: {folder}/ must not include {other}/")
+            if other != folder:
+                folder_edges[folder].add(other)
+            if target.with_suffix("") != path.with_suffix(""):  # header and source count as one
+                file_edges[str(path.with_suffix(""))].add(str(target.with_suffix("")))
+    broken += ["files include each other in a circle: " + ", ".join(group) for group in circles(file_edges)]
+    broken += ["folders include each other in a circle: " + ", ".join(group) for group in circles(folder_edges)]
+    broken += [f"{folder}/ has {count} headers, more than {MOST_HEADERS}: give it sub-folders by topic"
+               for folder, count in sorted(headers.items()) if count > MOST_HEADERS]
+    return broken
+
+
+def print_figures(root):
+    sizes = collections.defaultdict(list)
+    for path in project_files(root):
+        sizes[folder_of(path)].append(len((root / path).read_text().splitlines()))
+    everything = sorted(size for lines in sizes.values() for size in lines)
+    sizes["all"] = everything
+    print(f"{'folder':20} {'files':>6} {'lines':>7} {'median':>7} {'p90':>5} {'max':>5} {'under 30':>9}")
+    for folder, lines in sorted(sizes.items(), key=lambda entry: (entry[0] == "all", entry[0])):
+        lines.sort()
+        print(f"{folder:20} {len(lines):6} {sum(lines):7} {lines[len(lines) // 2]:7} {lines[len(lines) * 9 // 10]:5} "
+              f"{lines[-1]:5} {sum(size < 30 for size in lines):9}")
+
+
+def main():
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    root = pathlib.Path(arguments[0] if arguments else ".")
+    if "--figures" in sys.argv:
+        print_figures(root)
+    broken = check(root)
+    print("\n".join(broken) or "the rules of the house hold")
+    return bool(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

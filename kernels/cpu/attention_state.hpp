@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "hwy/aligned_allocator.h"
 #include "kernels/cpu/attention_plan.hpp"
 
@@ -126,5 +126,28 @@ struct AttentionScratch {
   std::vector<std::int64_t> offsets;  ///< [tokens] bytes from a plane to the token's row
   std::vector<std::int64_t> wide_offsets;  ///< the same in wide_tokens
 };
+
+/// Computes a plan with all threads (OpenMP):
+/// attend(tile, item, scratch, stored) for every item, then merge(tile, scratch, stored) for every
+/// split tile.
+template <class Attend, class Merge>
+void run_plan(const AttentionPlan& plan, const ScratchSize& size, const Attend& attend,
+              const Merge& merge) {
+  const AlignedArray<float> memory = allocate_aligned<float>(
+      static_cast<std::size_t>(plan.stored_states) * SoftmaxStates::stride(size.value_size));
+  const SoftmaxStates stored{memory.get(), size.value_size};
+
+#pragma omp parallel if (plan.items.size() > 1)
+  {
+    AttentionScratch scratch(size);
+#pragma omp for schedule(dynamic, 1) nowait
+    for (const TileSpans& item : plan.items) attend(plan.tiles[item.tile], item, scratch, stored);
+    if (!plan.split_tiles.empty()) {
+#pragma omp barrier
+#pragma omp for schedule(dynamic, 1) nowait
+      for (const std::size_t tile : plan.split_tiles) merge(plan.tiles[tile], scratch, stored);
+    }
+  }
+}
 
 }  // namespace kvhive

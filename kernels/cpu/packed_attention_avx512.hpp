@@ -5,16 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cpu/packed_attention.hpp"
+#include "kernels/cpu/packed_codes.hpp"
+#include "kernels/cpu/packed_plan.hpp"
 
 namespace kvhive {
-
-/// The bf16 of an 8-bit type's codes, sign and all above it cleared, lower and upper halves: a
-/// table of 7 bits fits two registers. For int8 of magnitudes instead, and of 128 in place of 0.
-struct Bf16OfCodes {
-  std::uint8_t low[128] = {};
-  std::uint8_t high[128] = {};
-};
 
 /// One thread's memory, 64-byte aligned parts of one buffer.
 struct PackedScratch {

@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/cpu/packed_attention_avx512.hpp"
+#include "kernels/cpu/packed_codes.hpp"
 
 namespace kvhive {
 namespace {

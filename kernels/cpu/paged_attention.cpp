@@ -17,7 +17,6 @@
 #include "kernels/cpu/attention_state.hpp"
 #include "kernels/cpu/packed_attention.hpp"
 #include "kernels/page_address.hpp"
-#include "kernels/cpu/run_plan.hpp"
 
 // Too old to be worth its compile time.
 #ifndef HWY_DISABLED_TARGETS  // the build may have left out more

@@ -13,7 +13,6 @@
 #include "kernels/cpu/attention_state.hpp"
 #include "kernels/mla_row.hpp"
 #include "kernels/paged_mla.hpp"
-#include "kernels/cpu/run_plan.hpp"
 
 // Too old to be worth its compile time.
 #ifndef HWY_DISABLED_TARGETS  // the build may have left out more

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 #include "kernels/block_copy.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/cuda/split_plan.hpp"

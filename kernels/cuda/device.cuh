@@ -13,8 +13,8 @@
 #define KV_FORWARD_CALLER
 #else
 #include "config/dtype.hpp"
-#include "tests/simt/cuda.hpp"
-#include "tests/simt/tensor_core.hpp"
+#include "kernels/simt/cuda.hpp"
+#include "kernels/simt/tensor_core.hpp"
 #define KV_CALLER simt::Line line = simt::Line::here()
 #define KV_ALSO_CALLER , KV_CALLER
 #define KV_FORWARD_CALLER , line

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/device.cuh"
 #if !defined(__CUDACC__)
-#include "tests/simt/launch.hpp"
-#include "tests/simt/stream.hpp"
+#include "kernels/simt/launch.hpp"
+#include "kernels/simt/stream.hpp"
 #endif
 
 namespace kvhive::device {

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "actors/swapper_state.hpp"
-#include "pool/fsck.hpp"
+#include "pool/care/fsck.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 

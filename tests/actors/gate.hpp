@@ -6,7 +6,7 @@
 #include <future>
 #include <memory>
 
-#include "tests/simt/stream.hpp"
+#include "kernels/simt/stream.hpp"
 
 namespace kvhive::testing {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive::testing {
 namespace {

@@ -2,7 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/models/small_tokenizers.hpp"
+#include "models/text/tokenizer_parser.hpp"
+#include "tests/models/text/small_tokenizers.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -12,7 +13,7 @@ class OutputTextTest : public ::testing::Test {
  protected:
   OutputText with_stop(std::vector<std::string> stop) { return {&tokenizer_, std::move(stop)}; }
 
-  Tokenizer tokenizer_ = Tokenizer::parse(small_byte_level(), "test").value();
+  Tokenizer tokenizer_ = parse_tokenizer(small_byte_level(), "test").value();
 };
 
 /// Pushes bytes as tokens; what came out, and whether it stopped.

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "actors/output_sink.hpp"
-#include "config/check.hpp"
+#include "base/check.hpp"
+#include "ipc/output_sink.hpp"
 
 namespace kvhive::testing {
 

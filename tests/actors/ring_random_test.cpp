@@ -8,8 +8,8 @@
 #include <random>
 #include <tuple>
 
-#include "pool/fsck.hpp"
-#include "pool/reaper.hpp"
+#include "pool/care/fsck.hpp"
+#include "pool/care/reaper.hpp"
 #include "tests/actors/plain_ring.hpp"
 
 namespace kvhive::testing {

@@ -3,8 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "models/text/tokenizer_parser.hpp"
 #include "tests/actors/recording_sink.hpp"
-#include "tests/models/small_tokenizers.hpp"
+#include "tests/models/text/small_tokenizers.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -250,7 +251,7 @@ class SchedulerStateWithText : public SchedulerStateTest {
     config_.eos_token_ids = {262};
     config_.max_model_len = 64;
   }
-  Tokenizer tokenizer_ = Tokenizer::parse(small_byte_level(), "test").value();
+  Tokenizer tokenizer_ = parse_tokenizer(small_byte_level(), "test").value();
 };
 
 TEST_F(SchedulerStateWithText, EndsBeforeAStopStringThatCrossesTokens) {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "config/options.hpp"
-#include "tests/models/temp_directory.hpp"
+#include "tests/support/temp_directory.hpp"
 
 namespace kvhive {
 

@@ -4,9 +4,9 @@
 #include <set>
 #include <utility>
 
-#include "pool/fsck.hpp"
+#include "pool/care/fsck.hpp"
+#include "pool/care/reaper.hpp"
 #include "pool/process_slot.hpp"
-#include "pool/reaper.hpp"
 
 namespace kvhive::testing {
 namespace {

@@ -14,7 +14,7 @@
 #include <functional>
 #include <string>
 
-#include "pool/reaper.hpp"
+#include "pool/care/reaper.hpp"
 #include "tests/crash/autopsy.hpp"
 #include "tests/crash/pool_image.hpp"
 #include "tests/crash/traced_child.hpp"

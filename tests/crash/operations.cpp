@@ -2,9 +2,9 @@
 
 #include <array>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
+#include "pool/care/reaper.hpp"
 #include "pool/process_slot.hpp"
-#include "pool/reaper.hpp"
 #include "tests/support/keep_evicted.hpp"
 
 namespace kvhive::testing {

@@ -4,7 +4,7 @@
 #include <random>
 #include <utility>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "pool/process_slot.hpp"
 #include "tests/support/private_pool.hpp"
 

@@ -12,9 +12,9 @@
 #include <memory>
 #include <random>
 
-#include "pool/fsck.hpp"
+#include "pool/care/fsck.hpp"
+#include "pool/care/reaper.hpp"
 #include "pool/process_slot.hpp"
-#include "pool/reaper.hpp"
 #include "tests/crash/autopsy.hpp"
 #include "tests/crash/pool_image.hpp"
 #include "tests/crash/settings.hpp"

@@ -14,8 +14,8 @@
 #include <span>
 #include <vector>
 
-#include "pool/fsck.hpp"
-#include "pool/reaper.hpp"
+#include "pool/care/fsck.hpp"
+#include "pool/care/reaper.hpp"
 #include "tests/crash/settings.hpp"
 #include "tests/pool/pool_worker.hpp"
 #include "tests/support/child_process.hpp"

@@ -8,7 +8,7 @@
 
 #include <cerrno>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive::testing {
 namespace {

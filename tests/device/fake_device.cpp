@@ -16,7 +16,7 @@
 
 #include "device/ipc_record.hpp"
 #include "kernels/element.hpp"
-#include "tests/simt/stream.hpp"
+#include "kernels/simt/stream.hpp"
 
 namespace kvhive::testing {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <memory>
 
-#include "actors/channel/engine_channel.hpp"
-#include "config/check.hpp"
+#include "base/check.hpp"
+#include "ipc/engine_channel.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
 
 namespace kvhive::testing {

@@ -1,6 +1,6 @@
 // A model's config.json. What is accepted has shapes one can compute with.
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "models/model_config.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
 #include "tests/fuzz/scratch_file.hpp"

@@ -2,9 +2,9 @@
 
 #include <sys/socket.h>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
+#include "ipc/protocol.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
-#include "tools/keeper/protocol.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace kvhive;

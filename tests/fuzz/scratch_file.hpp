@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive::testing {
 

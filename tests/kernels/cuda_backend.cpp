@@ -2,12 +2,12 @@
 
 #include <vector>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #if defined(KVHIVE_GPU_TESTS)
 #include <cuda_runtime.h>
 #else
-#include "tests/simt/launch.hpp"
+#include "kernels/simt/launch.hpp"
 #endif
 
 namespace kvhive::testing_support {

@@ -17,6 +17,7 @@
 #include <string>
 
 #include "kernels/cache_write.hpp"
+#include "kernels/cpu/packed_plan.hpp"
 #include "kernels/element.hpp"
 #include "kernels/page_address.hpp"
 

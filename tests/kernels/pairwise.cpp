@@ -3,7 +3,7 @@
 #include <numeric>
 #include <random>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive::testing_support {
 namespace {

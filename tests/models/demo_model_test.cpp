@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include "models/detokenizer.hpp"
 #include "models/sampler.hpp"
-#include "models/tokenizer.hpp"
+#include "models/text/detokenizer.hpp"
+#include "models/text/tokenizer_parser.hpp"
 #include "models/transformer.hpp"
 #include "tests/models/paged_runner.hpp"
 
@@ -23,14 +23,14 @@ class DemoModel : public testing::Test {
 };
 
 TEST_F(DemoModel, TokenizerRoundTripsAndStreams) {
-  const auto tokenizer = Tokenizer::load(kDemo).value();
+  const auto tokenizer = load_tokenizer(kDemo).value();
   for (const std::string text :
        {"", "In the beginning God created the heaven and the earth.", "  two  spaces\n\n\r\n\tend ",
         "I'LL pay 123456 €", "漢字 🙂 e\u0301 ñ\u00a0x", "<|not a token|>"}) {
     const auto tokens = tokenizer.encode(text, AddSpecial::yes).value();
     ASSERT_FALSE(tokens.empty());
     EXPECT_TRUE(tokenizer.is_special(tokens.front()));
-    EXPECT_EQ(tokenizer.decode(tokens), text);
+    EXPECT_EQ(decode(tokenizer, tokens), text);
     Detokenizer detokenizer(tokenizer);
     std::string streamed;
     for (const TokenId token : tokens) streamed += detokenizer.push(token);
@@ -53,7 +53,7 @@ TEST_F(DemoModel, AnswersAsItsTrainerDoes) {
        {2046, 416, 632, 882, 267, 392, 321, 339, 11},
        {1136, 336, 357, 296, 401}},
   };
-  const auto tokenizer = Tokenizer::load(kDemo).value();
+  const auto tokenizer = load_tokenizer(kDemo).value();
   auto model = Transformer::load(kDemo).value();
   ASSERT_LE(tokenizer.vocab_size(), model.config().vocab_size);
   PagedRunner runner(model, Dtype::bf16, 16, 8, 1);
@@ -68,7 +68,7 @@ TEST_F(DemoModel, AnswersAsItsTrainerDoes) {
       answer.push_back(sample(last, {}, 0).token);
       tokens = {answer.back()};
     }
-    EXPECT_EQ(answer, greedy_ids) << tokenizer.decode(answer);
+    EXPECT_EQ(answer, greedy_ids) << decode(tokenizer, answer);
   }
 }
 

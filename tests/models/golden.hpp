@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "config/ids.hpp"
-#include "models/json_file.hpp"
+#include "base/ids.hpp"
+#include "base/json_file.hpp"
 
 namespace kvhive {
 

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/models/temp_directory.hpp"
+#include "tests/support/temp_directory.hpp"
 
 namespace kvhive {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <cstring>
 
-#include "models/json_file.hpp"
-#include "tests/models/temp_directory.hpp"
+#include "base/json_file.hpp"
+#include "tests/support/temp_directory.hpp"
 
 namespace kvhive {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "models/transformer.hpp"
 #include "tests/models/golden.hpp"
-#include "tests/models/temp_directory.hpp"
+#include "tests/support/temp_directory.hpp"
 
 namespace kvhive {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include "pool/fsck.hpp"
-#include "pool/reaper.hpp"
+#include "pool/care/fsck.hpp"
+#include "pool/care/reaper.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 #include "tests/support/sanitizers.hpp"

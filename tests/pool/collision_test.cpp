@@ -7,7 +7,7 @@
 #include <random>
 #include <set>
 
-#include "pool/fsck.hpp"
+#include "pool/care/fsck.hpp"
 #include "tests/pool/crafted_collisions.hpp"
 #include "tests/pool/prompt_oracle.hpp"
 #include "tests/support/private_pool.hpp"

@@ -2,9 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include "pool/care/fsck.hpp"
+#include "pool/care/reaper.hpp"
 #include "pool/eviction_journal.hpp"
-#include "pool/fsck.hpp"
-#include "pool/reaper.hpp"
 #include "tests/support/keep_evicted.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "config/ids.hpp"
+#include "base/ids.hpp"
 
 namespace kvhive::testing {
 

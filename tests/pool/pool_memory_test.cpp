@@ -10,8 +10,8 @@
 #include <tuple>
 
 #include "pool/block_pool.hpp"
-#include "pool/fsck.hpp"
-#include "pool/repair.hpp"
+#include "pool/care/fsck.hpp"
+#include "pool/care/repair.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 

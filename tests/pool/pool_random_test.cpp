@@ -5,7 +5,7 @@
 #include <random>
 
 #include "pool/block_pool.hpp"
-#include "pool/fsck.hpp"
+#include "pool/care/fsck.hpp"
 #include "tests/pool/model_pool.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"

@@ -5,9 +5,9 @@
 
 #include <thread>
 
-#include "pool/fsck.hpp"
-#include "pool/pool_report.hpp"
-#include "pool/reaper.hpp"
+#include "pool/care/fsck.hpp"
+#include "pool/care/pool_report.hpp"
+#include "pool/care/reaper.hpp"
 #include "tests/pool/pool_worker.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/sanitizers.hpp"

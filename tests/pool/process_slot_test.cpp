@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "pool/block_pool.hpp"
-#include "pool/reaper.hpp"
+#include "pool/care/reaper.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 

@@ -7,8 +7,8 @@
 #include <limits>
 #include <tuple>
 
-#include "pool/fsck.hpp"
-#include "pool/reaper.hpp"
+#include "pool/care/fsck.hpp"
+#include "pool/care/reaper.hpp"
 #include "tests/support/payload.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"

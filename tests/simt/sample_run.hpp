@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "config/dtype.hpp"
-#include "tests/simt/launch.hpp"
+#include "kernels/simt/launch.hpp"
 #include "tests/simt/sample_kernels.cuh"
 
 namespace kvhive::samples {

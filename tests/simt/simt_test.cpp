@@ -1,4 +1,4 @@
-#include "tests/simt/launch.hpp"
+#include "kernels/simt/launch.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -8,7 +8,7 @@
 
 #include <utility>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive::testing {
 

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "config/check.hpp"
-#include "config/unique_fd.hpp"
+#include "base/check.hpp"
+#include "base/unique_fd.hpp"
 
 namespace kvhive::testing {
 

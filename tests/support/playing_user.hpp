@@ -7,7 +7,7 @@
 
 #include <cerrno>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "tests/support/child_process.hpp"
 
 namespace kvhive::testing {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "pool/pool_memory.hpp"
 
 namespace kvhive::testing {

@@ -5,7 +5,7 @@
 
 #include <new>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive::testing {
 

@@ -3,7 +3,7 @@
 
 #include <signal.h>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive::testing {
 

@@ -15,7 +15,7 @@
 #include <functional>
 #include <random>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "tests/crash/settings.hpp"
 #include "tests/support/playing_user.hpp"
 #include "tests/support/private_pool.hpp"

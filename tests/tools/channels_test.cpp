@@ -8,8 +8,8 @@
 #include <set>
 #include <tuple>
 
-#include "actors/channel/channel_layout.hpp"
-#include "config/check.hpp"
+#include "base/check.hpp"
+#include "ipc/channel_layout.hpp"
 
 namespace kvhive::testing {
 namespace {

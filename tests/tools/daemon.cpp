@@ -6,7 +6,7 @@
 #include <map>
 #include <sstream>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive::testing {
 namespace {

@@ -15,8 +15,9 @@
 #include <string>
 #include <vector>
 
+#include "client/client.hpp"
+#include "pool/pool_memory.hpp"
 #include "tests/support/signal_process.hpp"
-#include "tools/client/client.hpp"
 
 namespace kvhive::testing {
 

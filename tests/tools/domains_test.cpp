@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tests/models/temp_directory.hpp"
-#include "tools/keeper/listener.hpp"
+#include "ipc/listener.hpp"
+#include "tests/support/temp_directory.hpp"
 
 namespace kvhive {
 namespace {

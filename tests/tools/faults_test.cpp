@@ -8,10 +8,10 @@
 #include <cstring>
 #include <random>
 
-#include "tests/models/temp_directory.hpp"
+#include "ipc/pidfd.hpp"
+#include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/footprint.hpp"
-#include "tools/keeper/pidfd.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -246,7 +246,6 @@ TEST(Faults, AHelloWithAnythingButItsOwnPidfdIsRefused) {
   for (const int fd : {parent.get(), file.get()}) {
     const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
     Message hello;
-    hello.layout_hash = layout_hash({});
     hello.channel_bytes = kLeastChannelBytes;
     ASSERT_TRUE(send_packet(socket.get(), hello, {fd}).has_value());
     const auto answer = receive_answer(socket.get());

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <iterator>
 
-#include "config/exit_codes.hpp"
-#include "tests/models/temp_directory.hpp"
+#include "base/exit_codes.hpp"
+#include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/footprint.hpp"
 

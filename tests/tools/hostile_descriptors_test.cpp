@@ -22,6 +22,7 @@ GenerateRequest small_request() { return request_of("In the beginning", 8); }
 Packet welcome_as(const Daemon& daemon, const UniqueFd& socket, Role role) {
   Message hello;
   hello.role = role;
+  hello.layout_hash = layout_hash({});
   hello.privileged = 1;
   hello.channel_bytes = kLeastChannelBytes;
   auto welcome = say_hello(socket.get(), hello);

@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/payload.hpp"
 #include "tests/support/playing_user.hpp"
@@ -212,6 +212,7 @@ TEST_F(Isolation, AnotherUserGetsNothingButAChannel) {
     ASSERT_TRUE(socket.has_value());
     Message hello;
     hello.role = role;
+    hello.layout_hash = layout_hash({});
     hello.privileged = 1;
     const auto refused = say_hello(socket->get(), hello);
     ASSERT_FALSE(refused.has_value());
@@ -344,6 +345,7 @@ Packet inspect(const Daemon& daemon, Privilege privilege, UniqueFd& socket) {
   socket = connect_to_daemon(daemon.socket()).value();
   Message hello;
   hello.role = Role::inspector;
+  hello.layout_hash = layout_hash({});
   hello.privileged = privilege == Privilege::tokens_too;
   return say_hello(socket.get(), hello).value();
 }

@@ -7,7 +7,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "pool/pool_layout.hpp"
 #include "tests/support/cgroup.hpp"
 #include "tests/support/child_process.hpp"
@@ -222,6 +222,7 @@ class Squatter {
       : process_([&] {
           Message hello;
           hello.role = Role::engine;
+          hello.layout_hash = layout_hash({});
           hello.geometry = geometry;
           auto socket = connect_to_daemon(daemon.socket());
           if (!socket || !say_hello(socket->get(), hello)) _exit(1);
@@ -245,6 +246,7 @@ TEST(Limits, TheThirtySecondEngineIsRefusedAndASlotThatWasLeftCanBeHad) {
     auto socket = connect_to_daemon(daemon.socket());
     Message hello;
     hello.role = Role::engine;
+    hello.layout_hash = layout_hash({});
     hello.geometry = geometry;
     auto welcome = say_hello(socket->get(), hello);
     if (!welcome) return forward_error(welcome);

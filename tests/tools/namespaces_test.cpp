@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include "pool/pool_report.hpp"
+#include "pool/care/pool_report.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/namespaces.hpp"
 #include "tests/tools/daemon.hpp"

@@ -10,13 +10,13 @@
 #include <optional>
 #include <random>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
+#include "ipc/pidfd.hpp"
 #include "tests/crash/settings.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/sanitizers.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/footprint.hpp"
-#include "tools/keeper/pidfd.hpp"
 
 namespace kvhive::testing {
 namespace {

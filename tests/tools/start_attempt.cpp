@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "tests/support/signal_process.hpp"
 
 namespace kvhive::testing {

@@ -32,7 +32,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "config/kv_layout.hpp"
 #include "kernels/block_copy.hpp"
 #include "kernels/cache_write.hpp"

@@ -5,8 +5,8 @@
 #include <map>
 #include <string>
 
+#include "client/client.hpp"
 #include "tools/bench/paired.hpp"
-#include "tools/client/client.hpp"
 
 namespace kvhive::bench {
 namespace {

@@ -23,8 +23,8 @@
 #include <string>
 #include <unistd.h>
 
-#include "config/check.hpp"
-#include "models/mapped_file.hpp"
+#include "base/check.hpp"
+#include "base/mapped_file.hpp"
 #include "models/matmul.hpp"
 #include "models/transformer.hpp"
 #include "tools/bench/paired.hpp"

@@ -9,7 +9,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "tools/bench/floor_table.hpp"
 #include "tools/bench/paired.hpp"
 #include "tools/bench/shared_pool.hpp"

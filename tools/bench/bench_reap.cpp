@@ -10,12 +10,12 @@
 #include <string>
 #include <thread>
 
-#include "pool/reaper.hpp"
+#include "ipc/pidfd.hpp"
+#include "pool/care/reaper.hpp"
 #include "tools/bench/forked.hpp"
 #include "tools/bench/latency.hpp"
 #include "tools/bench/paired.hpp"
 #include "tools/bench/shared_pool.hpp"
-#include "tools/keeper/pidfd.hpp"
 
 namespace kvhive::bench {
 namespace {

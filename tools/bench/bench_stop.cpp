@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "pool/reaper.hpp"
+#include "pool/care/reaper.hpp"
 #include "tools/bench/forked.hpp"
 #include "tools/bench/latency.hpp"
 #include "tools/bench/shared_pool.hpp"

@@ -12,8 +12,8 @@
 #include <span>
 #include <vector>
 
-#include "config/ids.hpp"
-#include "pool/memory_object.hpp"
+#include "base/ids.hpp"
+#include "base/memory_object.hpp"
 #include "pool/prefetch.hpp"
 
 namespace kvhive::bench {

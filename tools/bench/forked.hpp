@@ -10,7 +10,7 @@
 #include <new>
 #include <utility>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive::bench {
 

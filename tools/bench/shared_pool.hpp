@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "pool/block_pool.hpp"
 #include "pool/process_slot.hpp"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 #include "config/options.hpp"
 
 namespace kvhive {

@@ -11,13 +11,14 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "config/byte_size.hpp"
+#include "base/byte_size.hpp"
+#include "base/cpu_features.hpp"
+#include "base/memory_object.hpp"
 #include "config/machine_memory.hpp"
+#include "config/process_limits.hpp"
 #include "device/device.hpp"
-#include "pool/memory_object.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/table.hpp"
-#include "tools/keeper/process_limits.hpp"
 
 namespace kvhive {
 namespace {
@@ -89,13 +90,10 @@ Finding descriptors() {
 
 Finding processors() {
   std::string isa = "no AVX2";
-#ifdef __x86_64__
-  if (__builtin_cpu_supports("avx2")) isa = "AVX2";
-  if (__builtin_cpu_supports("avx512f")) isa = "AVX-512";
-  if (__builtin_cpu_supports("avx512bf16")) isa = "AVX-512 with bf16";
-#else
-  isa = "not x86-64";
-#endif
+  const CpuFeatures& cpu = cpu_features();
+  if (cpu.avx2) isa = "AVX2";
+  if (cpu.avx512) isa = "AVX-512";
+  if (cpu.avx512_bf16) isa = "AVX-512 with bf16";
   const std::string value = std::to_string(std::thread::hardware_concurrency()) + " cores, " + isa;
   if (isa == "AVX-512 with bf16") return {"processors", value, Verdict::good, ""};
   return {"processors", value, Verdict::fair, "slower on bf16 models without AVX-512 BF16"};

@@ -5,9 +5,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "client/client.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/prompt.hpp"
-#include "tools/client/client.hpp"
 
 namespace kvhive {
 namespace {

@@ -10,6 +10,7 @@ Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege 
   Message hello;
   hello.role = Role::inspector;
   hello.privileged = privilege == Privilege::tokens_too;
+  hello.layout_hash = layout_hash({});
   auto welcome = say_hello(socket->get(), hello);
   if (!welcome) return forward_error(welcome);
   auto memory = PoolMemory::attach(take_pool_fds(*welcome), Access::read_only);

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "ipc/protocol.hpp"
 #include "pool/pool_memory.hpp"
-#include "tools/keeper/protocol.hpp"
 
 namespace kvhive {
 

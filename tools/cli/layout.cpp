@@ -4,7 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "config/byte_size.hpp"
+#include "base/byte_size.hpp"
 #include "config/sizing.hpp"
 #include "models/model_config.hpp"
 #include "tools/cli/command.hpp"

@@ -9,14 +9,14 @@
 #include <memory>
 #include <utility>
 
-#include "config/byte_size.hpp"
-#include "pool/fsck.hpp"
-#include "pool/pool_report.hpp"
+#include "base/byte_size.hpp"
+#include "pool/care/fsck.hpp"
+#include "pool/care/pool_report.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/inspector.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/why.hpp"
-#include "tools/keeper/slot_owners.hpp"
+#include "tools/program/slot_owners.hpp"
 
 namespace kvhive {
 namespace {

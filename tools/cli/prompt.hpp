@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "config/expected.hpp"
-#include "config/ids.hpp"
+#include "base/expected.hpp"
+#include "base/ids.hpp"
 
 namespace kvhive {
 

@@ -7,7 +7,7 @@
 #include "pool/block_word.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/table.hpp"
-#include "tools/progress_bar.hpp"
+#include "tools/program/progress_bar.hpp"
 #include "tools/replay/replay.hpp"
 
 namespace kvhive {

@@ -6,8 +6,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "models/tokenizer.hpp"
-#include "pool/miss_report.hpp"
+#include "models/text/tokenizer_parser.hpp"
+#include "pool/care/miss_report.hpp"
 #include "tools/cli/inspector.hpp"
 #include "tools/cli/prompt.hpp"
 #include "tools/cli/table.hpp"
@@ -250,7 +250,7 @@ Expected<std::vector<TokenId>> tokens_of(const Prompt& prompt, const Inspector& 
   if (prompt.text.empty()) return prompt.tokens;
   auto status = inspector.status();
   if (!status) return forward_error(status);
-  auto tokenizer = Tokenizer::load((*status)["model"]["directory"].get<std::string>());
+  auto tokenizer = load_tokenizer((*status)["model"]["directory"].get<std::string>());
   if (!tokenizer) return forward_error(tokenizer);
   return tokenizer->encode(prompt.text, AddSpecial::yes);
 }

@@ -8,7 +8,7 @@
 
 #include "actors/transformer_runner.hpp"
 #include "models/fingerprint.hpp"
-#include "models/tokenizer.hpp"
+#include "models/text/tokenizer_parser.hpp"
 #include "tools/engine/device_choice.hpp"
 #include "tools/engine/gpu.hpp"
 #include "tools/engine/model.hpp"
@@ -78,7 +78,7 @@ Expected<void> print_model_facts(const Options& asked, const ModelConfig& config
   } else if (auto model = Transformer::load(options.model); !model) {
     return forward_error(model);
   }
-  if (auto tokenizer = Tokenizer::load(options.model); !tokenizer) return forward_error(tokenizer);
+  if (auto tokenizer = load_tokenizer(options.model); !tokenizer) return forward_error(tokenizer);
   const KvLayout layout = kv_layout(options, config);
   const Json facts = {{"name", model_name(options)},
                       {"fingerprint", *fingerprint},

@@ -9,11 +9,12 @@
 
 #include "actors/swapper_state.hpp"
 #include "actors/transformer_runner.hpp"
-#include "config/log.hpp"
+#include "base/log.hpp"
+#include "config/process_limits.hpp"
 #include "models/fingerprint.hpp"
+#include "models/text/tokenizer_parser.hpp"
 #include "pool/process_slot.hpp"
 #include "tools/engine/model.hpp"
-#include "tools/keeper/process_limits.hpp"
 
 namespace kvhive {
 namespace {
@@ -52,7 +53,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
     return forward_error(granted);
   auto fingerprint = model_fingerprint(options.model);
   if (!fingerprint) return forward_error(fingerprint);
-  auto tokenizer = Tokenizer::load(options.model);
+  auto tokenizer = load_tokenizer(options.model);
   if (!tokenizer) return forward_error(tokenizer);
   const bool is_on_gpu = device != nullptr;
   std::optional<Transformer> model;
@@ -76,6 +77,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   hello.geometry.device = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
   if (is_on_gpu) hello.set_gpu(device->facts().uuid);
   hello.set_text(model_name(options));
+  hello.layout_hash = layout_hash({});
   auto welcome = say_hello(socket->get(), hello);
   if (!welcome) return forward_error(welcome);
   const PoolFds fds = take_pool_fds(*welcome);

@@ -6,12 +6,12 @@
 
 #include "actors/port.hpp"
 #include "actors/ring.hpp"
-#include "config/event_loop.hpp"
+#include "base/event_loop.hpp"
 #include "config/options.hpp"
+#include "ipc/protocol.hpp"
 #include "models/transformer.hpp"
 #include "pool/block_pool.hpp"
 #include "tools/engine/gpu.hpp"
-#include "tools/keeper/protocol.hpp"
 
 namespace kvhive {
 

@@ -4,13 +4,13 @@
 #include <bit>
 #include <limits>
 
-#include "actors/channel/channel_layout.hpp"
-#include "actors/copy_calibration.hpp"
-#include "actors/device_swapper.hpp"
 #include "actors/end_engine.hpp"
-#include "actors/gpu_runner.hpp"
+#include "actors/gpu/copy_calibration.hpp"
+#include "actors/gpu/device_swapper.hpp"
+#include "actors/gpu/gpu_runner.hpp"
+#include "ipc/channel_layout.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
-#include "models/gpu_transformer.hpp"
+#include "models/gpu/gpu_transformer.hpp"
 #include "tools/engine/gpu_memory.hpp"
 
 namespace kvhive {

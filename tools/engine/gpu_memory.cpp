@@ -6,13 +6,13 @@
 
 #include <utility>
 
-#include "config/round_up.hpp"
+#include "base/round_up.hpp"
 #include "device/device_memory.hpp"
-#include "models/gpu_weights.hpp"
+#include "ipc/protocol.hpp"
+#include "models/gpu/gpu_weights.hpp"
 #include "models/safetensors.hpp"
 #include "tools/engine/model.hpp"
-#include "tools/keeper/protocol.hpp"
-#include "tools/progress_bar.hpp"
+#include "tools/program/progress_bar.hpp"
 
 namespace kvhive {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "tools/progress_bar.hpp"
+#include "tools/program/progress_bar.hpp"
 
 namespace kvhive {
 

@@ -8,7 +8,7 @@
 #include <iterator>
 #include <utility>
 
-#include "tools/keeper/pidfd.hpp"
+#include "ipc/pidfd.hpp"
 
 namespace kvhive {
 namespace {

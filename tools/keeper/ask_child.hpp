@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 #include "tools/keeper/child.hpp"
 
 namespace kvhive {

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <string>
 
-#include "actors/channel/channel_memory.hpp"
-#include "actors/channel/doorbell.hpp"
-#include "config/byte_size.hpp"
-#include "config/round_up.hpp"
+#include "base/byte_size.hpp"
+#include "base/round_up.hpp"
+#include "ipc/channel_memory.hpp"
+#include "ipc/doorbell.hpp"
 
 namespace kvhive {
 

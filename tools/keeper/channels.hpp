@@ -8,9 +8,9 @@
 #include <optional>
 #include <vector>
 
+#include "base/unique_fd.hpp"
 #include "config/machine_memory.hpp"
-#include "config/unique_fd.hpp"
-#include "tools/keeper/protocol.hpp"
+#include "ipc/protocol.hpp"
 
 namespace kvhive {
 

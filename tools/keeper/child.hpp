@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "config/expected.hpp"
-#include "config/unique_fd.hpp"
+#include "base/expected.hpp"
+#include "base/unique_fd.hpp"
 
 namespace kvhive {
 

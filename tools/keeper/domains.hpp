@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "config/expected.hpp"
-#include "config/ids.hpp"
+#include "base/expected.hpp"
+#include "base/ids.hpp"
 #include "config/options.hpp"
 
 namespace kvhive {

@@ -5,11 +5,11 @@
 #include <string>
 #include <utility>
 
-#include "config/check.hpp"
-#include "config/exit_codes.hpp"
+#include "base/check.hpp"
+#include "base/exit_codes.hpp"
+#include "ipc/pidfd.hpp"
+#include "ipc/protocol.hpp"
 #include "tools/keeper/ask_child.hpp"
-#include "tools/keeper/pidfd.hpp"
-#include "tools/keeper/protocol.hpp"
 
 namespace kvhive {
 

@@ -13,13 +13,13 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "actors/channel/channel_layout.hpp"
-#include "config/byte_size.hpp"
-#include "config/exit_codes.hpp"
-#include "config/log.hpp"
+#include "base/byte_size.hpp"
+#include "base/exit_codes.hpp"
+#include "base/log.hpp"
 #include "config/machine_memory.hpp"
-#include "tools/keeper/pidfd.hpp"
-#include "tools/keeper/process_limits.hpp"
+#include "config/process_limits.hpp"
+#include "ipc/channel_layout.hpp"
+#include "ipc/pidfd.hpp"
 
 namespace kvhive {
 namespace {

@@ -12,17 +12,17 @@
 #include <string>
 #include <vector>
 
-#include "config/event_loop.hpp"
+#include "base/event_loop.hpp"
 #include "config/options.hpp"
 #include "config/sizing.hpp"
+#include "ipc/listener.hpp"
+#include "ipc/protocol.hpp"
 #include "tools/keeper/channels.hpp"
 #include "tools/keeper/child.hpp"
 #include "tools/keeper/domains.hpp"
 #include "tools/keeper/gpu_memory_maker.hpp"
-#include "tools/keeper/listener.hpp"
 #include "tools/keeper/model_facts.hpp"
-#include "tools/keeper/protocol.hpp"
-#include "tools/keeper/slot_owners.hpp"
+#include "tools/program/slot_owners.hpp"
 
 namespace kvhive {
 

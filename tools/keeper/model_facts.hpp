@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 #include "config/kv_layout.hpp"
 #include "config/options.hpp"
 

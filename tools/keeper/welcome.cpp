@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "config/log.hpp"
+#include "base/log.hpp"
+#include "ipc/pidfd.hpp"
 #include "tools/keeper/keeper.hpp"
-#include "tools/keeper/pidfd.hpp"
 
 namespace kvhive {
 namespace {
@@ -31,7 +31,7 @@ std::string describe(const PoolGeometry& g, const std::string& model) {
 void Keeper::hello(Peer& peer, Packet& packet) {
   const Message& message = packet.message;
   const auto welcome = [&]() -> Expected<void> {
-    if (message.layout_hash != layout_hash({}))
+    if (message.role != Role::client && message.layout_hash != layout_hash({}))
       return failure(Errc::layout_mismatch, "the daemon's layout hash is " + hex(layout_hash({})) +
                                                 ", yours is " + hex(message.layout_hash) +
                                                 "; use programs of the same build");
@@ -66,7 +66,6 @@ void Keeper::hello(Peer& peer, Packet& packet) {
 Expected<void> Keeper::send_welcome(Peer& peer, Message message,
                                     const std::vector<PoolObject>& objects, bool read_only) {
   message.type = MessageType::welcome;
-  message.layout_hash = layout_hash({});
   message.geometry = geometry();
   std::vector<UniqueFd> reopened;
   std::vector<int> fds;
@@ -168,7 +167,6 @@ Expected<void> Keeper::welcome_client(Peer& peer, const Message& hello) {
   if (!channel) return forward_error(channel);
   Message message;
   message.type = MessageType::welcome;
-  message.layout_hash = layout_hash({});
   message.geometry = geometry();
   message.channel = channel->id;
   message.channel_bytes = channel->bytes;

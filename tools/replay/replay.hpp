@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 #include "tools/replay/trace.hpp"
 
 namespace kvhive {

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "config/expected.hpp"
+#include "base/expected.hpp"
 
 namespace kvhive {
 

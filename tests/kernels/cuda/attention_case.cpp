@@ -10,7 +10,7 @@
 #include <random>
 #include <sstream>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #include "tests/kernels/cuda/stored_element.hpp"
 
 namespace kvhive::testing_support {

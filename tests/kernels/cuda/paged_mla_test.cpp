@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/simt/launch.hpp"
 #include "tests/kernels/cuda/schedules.hpp"
 #include "tests/kernels/cuda/stored_element.hpp"
-#include "tests/simt/launch.hpp"
 
 namespace kvhive {
 namespace {

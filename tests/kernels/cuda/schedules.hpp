@@ -7,9 +7,9 @@
 #if defined(KVHIVE_GPU_TESTS)
 #include <cuda_runtime.h>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 #else
-#include "tests/simt/launch.hpp"
+#include "kernels/simt/launch.hpp"
 #endif
 
 namespace kvhive::testing_support {

@@ -14,7 +14,7 @@
 #include <cstring>
 #include <thread>
 
-#include "config/check.hpp"
+#include "base/check.hpp"
 
 namespace kvhive::bench {
 namespace {

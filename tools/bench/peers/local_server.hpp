@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/unique_fd.hpp"
+#include "base/unique_fd.hpp"
 
 namespace kvhive::bench {
 

@@ -1,0 +1,98 @@
+#include "actors/gpu/copy_calibration.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "base/byte_size.hpp"
+#include "base/log.hpp"
+#include "base/stop_watch.hpp"
+#include "kernels/block_copy.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::size_t kCopyEnginesFrom = std::size_t{1} << 20;  ///< bytes of a piece; not measured
+constexpr std::size_t kScratchBytes = std::size_t{8} << 20;     ///< on each side
+constexpr std::size_t kMostPieces = 1024;                       ///< a large step's
+constexpr int kRuns = 4;                                        ///< the first warms up
+constexpr double kClearly = 1.1;
+
+/// The best of a few runs.
+Expected<double> measure(const CopyOnDevice& copy, const BlockCopyArgs& args, const Lane& lane) {
+  double best = 0;
+  for (int run = 0; run < kRuns; ++run) {
+    const StopWatch watch;
+    auto done = copy(args, lane.stream());
+    if (done) done = lane.finish();
+    if (!done) return forward_error(done);
+    best = run == 0 ? watch.seconds() : std::min(best, watch.seconds());
+  }
+  return best;
+}
+
+Expected<CopyTimes> measure(const CopyOnDevice& copy, std::byte* host, std::byte* device,
+                            std::size_t piece_bytes, std::span<const BlockPair> pairs,
+                            const Lane& lane) {
+  auto out = measure(copy, whole_blocks(device, host, piece_bytes, pairs), lane);
+  if (!out) return forward_error(out);
+  auto in = measure(copy, whole_blocks(host, device, piece_bytes, pairs), lane);
+  if (!in) return forward_error(in);
+  return CopyTimes{*out, *in};
+}
+
+/// Each slot once, neighbours in neither order.
+void scatter(std::span<BlockPair> pairs) {
+  std::mt19937 random(1);
+  std::vector<std::uint32_t> order(pairs.size());
+  std::iota(order.begin(), order.end(), 0);
+  for (const auto slot : {&BlockPair::source, &BlockPair::destination}) {
+    std::ranges::shuffle(order, random);
+    for (std::size_t i = 0; i < pairs.size(); ++i) pairs[i].*slot = order[i];
+  }
+}
+
+}  // namespace
+
+bool kernel_pays(const CopyTimes& kernel, const CopyTimes& batch) {
+  return (kernel.out + kernel.in) * kClearly <= batch.out + batch.in;
+}
+
+Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
+                                       const CopyOnDevice& by_kernel,
+                                       const CopyOnDevice& by_batch) {
+  if (piece_bytes >= kCopyEnginesFrom) return 0;
+  const std::size_t count =
+      std::min(kScratchBytes / (piece_bytes + sizeof(BlockPair)), kMostPieces);
+  auto host = StagingBuffer::allocate(device, kScratchBytes);
+  if (!host) return forward_error(host);
+  auto scratch = DeviceBuffer::allocate(device, kScratchBytes);
+  if (!scratch) return forward_error(scratch);
+  auto lane = Lane::open(device);
+  if (!lane) return forward_error(lane);
+  // Behind the pieces, where the device can read them.
+  const std::span pairs(reinterpret_cast<BlockPair*>(host->data() + kScratchBytes) - count, count);
+  scatter(pairs);
+  const auto times_of = [&](const CopyOnDevice& copy) {
+    return measure(copy, host->data(), scratch->data(), piece_bytes, pairs, *lane);
+  };
+  auto kernel = times_of(by_kernel);
+  if (!kernel) return forward_error(kernel);
+  auto batch = times_of(by_batch);
+  if (!batch) return forward_error(batch);
+
+  const bool pays = kernel_pays(*kernel, *batch);
+  const auto speed = [bytes = static_cast<double>(count * piece_bytes)](double seconds) {
+    return bytes / seconds / 1e9;
+  };
+  spdlog::info(
+      "swaps in pieces of {}: by a kernel {:.1f} GB/s out, {:.1f} in; by the copy engines "
+      "{:.1f}, {:.1f}; by {} from here on",
+      format_bytes(piece_bytes), speed(kernel->out), speed(kernel->in), speed(batch->out),
+      speed(batch->in), pays ? "a kernel" : "the copy engines");
+  return pays ? kCopyEnginesFrom : 0;
+}
+
+}  // namespace kvhive

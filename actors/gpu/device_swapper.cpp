@@ -1,0 +1,220 @@
+#include "actors/gpu/device_swapper.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/stop_watch.hpp"
+#include "kernels/block_copy.hpp"
+#include "pool/scrub.hpp"
+
+namespace kvhive {
+
+Expected<void> zero_blocks(Device& device, const Lane& lane, std::byte* arena,
+                           std::size_t block_bytes, std::span<const BlockId> blocks) {
+  for (const BlockId block : blocks)
+    if (auto started = device.fill(arena + block.value * block_bytes, std::byte{0}, block_bytes,
+                                   lane.stream());
+        !started)
+      return started;
+  return lane.finish();
+}
+
+DeviceSwapper::DeviceSwapper(Device& device, const PoolMemory& memory, SwapCopies copies,
+                             const SwapLimits& limits)
+    : device_(device),
+      memory_(memory),
+      copies_(std::move(copies)),
+      parts_(memory.geometry().kv, limits.part_bytes),
+      block_bytes_(memory.geometry().kv.block_bytes()) {}
+
+DeviceSwapper::~DeviceSwapper() {
+  if (!is_under_way_) return;  // otherwise the lanes use what goes now
+  (void)aside_.finish();
+  (void)out_.finish();
+  for (const Lane& lane : in_) (void)lane.finish();
+}
+
+Expected<std::unique_ptr<DeviceSwapper>> DeviceSwapper::create(Device& device,
+                                                               const PoolMemory& memory,
+                                                               SwapCopies copies,
+                                                               const SwapLimits& limits) {
+  auto swapper =
+      std::unique_ptr<DeviceSwapper>(new DeviceSwapper(device, memory, std::move(copies), limits));
+  if (auto prepared = swapper->prepare(limits); !prepared) return forward_error(prepared);
+  return swapper;
+}
+
+Expected<void> DeviceSwapper::prepare(const SwapLimits& limits) {
+  in_.resize(parts_.count());
+  std::vector<Lane*> lanes{&aside_, &out_};
+  for (Lane& lane : in_) lanes.push_back(&lane);
+  for (Lane* const lane : lanes) {
+    auto opened = Lane::open(device_);
+    if (!opened) return forward_error(opened);
+    *lane = std::move(*opened);
+  }
+  const PoolGeometry& geometry = memory_.geometry();
+  if (geometry.host_blocks == 0) return {};  // nothing will ever be swapped
+  aside_blocks_ = static_cast<std::uint32_t>(
+      std::min<std::size_t>(limits.aside_bytes / block_bytes_, geometry.host_blocks));
+  if (aside_blocks_ != 0) {
+    auto room = DeviceBuffer::allocate(device_, aside_blocks_ * block_bytes_);
+    if (!room) return forward_error(room);
+    room_aside_ = std::move(*room);
+  }
+  // A plan writes each host block once at most, each device block too; what goes aside takes two.
+  pairs_room_ = std::size_t{geometry.host_blocks} + geometry.device_blocks + aside_blocks_;
+  auto pairs = StagingBuffer::allocate(device_, pairs_room_ * sizeof(BlockPair));
+  if (!pairs) return forward_error(pairs);
+  pairs_ = std::move(*pairs);
+  return {};
+}
+
+Expected<double> DeviceSwapper::move(const StepPlan& plan) {
+  constexpr std::uint32_t kMeasuredEvery = 32;
+  KV_CHECK(!is_under_way_);
+  const bool has_swaps = plan.copied_blocks() != 0;
+  const StopWatch watch;
+  is_under_way_ = has_swaps;
+  pairs_taken_ = 0;
+  auto started = start_out(plan);
+  if (started) started = hand_over(plan);
+  if (started) started = start_in(plan);
+  if (!started) return forward_error(started);
+  if (!has_swaps || plans_with_copies_++ % kMeasuredEvery != 0) return 0.0;
+  if (auto done = finish(plan); !done) return forward_error(done);
+  return watch.seconds();
+}
+
+/// Demotions first: this step overwrites their blocks, and the runner waits. out_'s mark is behind
+/// those that go directly. For swapped-out sequences nobody waits before the end of the step.
+Expected<void> DeviceSwapper::start_out(const StepPlan& plan) {
+  // Without work there is nothing to copy behind.
+  const std::size_t count =
+      plan.work.empty() ? 0 : std::min<std::size_t>(plan.demotions.size(), aside_blocks_);
+  const std::span demotions(plan.demotions);
+  auto started = copy_out(demotions.subspan(count));
+  if (started && count < demotions.size()) started = out_.mark();
+  if (started) started = demote_aside(demotions.first(count));
+  if (started) started = copy_out(plan.swap_out);
+  return started;
+}
+
+Expected<void> DeviceSwapper::copy_out(std::span<const BlockPair> pairs) {
+  return copy_chunks(whole_blocks(memory_.arena(Tier::device), memory_.arena(Tier::host),
+                                  block_bytes_, keep(pairs)),
+                     &BlockPair::destination, out_);
+}
+
+Expected<void> DeviceSwapper::demote_aside(std::span<const BlockPair> pairs) {
+  if (pairs.empty()) return {};
+  const auto leaving = take_pairs(pairs.size()), arriving = take_pairs(pairs.size());
+  for (std::uint32_t i = 0; i < pairs.size(); ++i) {
+    leaving[i] = {pairs[i].source, i};
+    arriving[i] = {i, pairs[i].destination};
+  }
+  std::byte* const aside = room_aside_.data();
+  auto started = copies_.within(
+      whole_blocks(memory_.arena(Tier::device), aside, block_bytes_, leaving), aside_.stream());
+  if (started) started = aside_.mark();
+  if (started) started = out_.wait_for(aside_);
+  if (started)
+    started = copy_chunks(whole_blocks(aside, memory_.arena(Tier::host), block_bytes_, arriving),
+                          &BlockPair::destination, out_);
+  return started;
+}
+
+/// Rare, so the host waits: a block is zeroed once its bytes have left, and belongs to the other
+/// domain only then.
+Expected<void> DeviceSwapper::hand_over(const StepPlan& plan) const {
+  if (plan.hand_over.empty()) return {};
+  std::vector<BlockId> blocks;
+  for (const auto& [block, domain] : plan.hand_over) blocks.push_back(block);
+  auto zeroed = aside_.wait_for(out_);
+  if (zeroed)
+    zeroed = zero_blocks(device_, aside_, memory_.arena(Tier::device), block_bytes_, blocks);
+  if (!zeroed) return zeroed;
+  for (const auto& [block, domain] : plan.hand_over) kvhive::hand_over(memory_, block, domain);
+  return {};
+}
+
+Expected<void> DeviceSwapper::start_in(const StepPlan& plan) {
+  if (plan.swap_in.empty()) return {};
+  const auto pairs = keep(plan.swap_in);
+  auto started = join_out(plan, in_.front());
+  for (std::uint32_t part = 0; part < parts_.count() && started; ++part) {
+    const Lane& lane = in_[part];
+    if (part != 0) started = lane.wait_for(in_[part - 1]);
+    BlockCopyArgs args =
+        whole_blocks(memory_.arena(Tier::host) + parts_.offset(part),
+                     memory_.arena(Tier::device) + parts_.offset(part), block_bytes_, pairs);
+    args.bytes = parts_.bytes(part);
+    if (started) started = copy_chunks(args, &BlockPair::source, lane);
+    if (started) started = lane.mark();
+  }
+  return started;
+}
+
+/// Where the device can read them, and until finish().
+std::span<BlockPair> DeviceSwapper::take_pairs(std::size_t count) {
+  KV_CHECK(pairs_taken_ + count <= pairs_room_, pairs_taken_, count, pairs_room_);
+  const std::span taken(reinterpret_cast<BlockPair*>(pairs_.data()) + pairs_taken_, count);
+  pairs_taken_ += count;
+  return taken;
+}
+
+std::span<const BlockPair> DeviceSwapper::keep(std::span<const BlockPair> pairs) {
+  const auto kept = take_pairs(pairs.size());
+  std::ranges::copy(pairs, kept.begin());
+  return kept;
+}
+
+/// Nothing that the device copies as one spans two registrations of host memory.
+Expected<void> DeviceSwapper::copy_chunks(const BlockCopyArgs& all,
+                                          std::uint32_t BlockPair::*host_block,
+                                          const Lane& lane) const {
+  const std::size_t blocks_a_chunk = LockedPages::chunk_bytes(block_bytes_) / block_bytes_;
+  const std::span pairs(all.pairs, all.pairs_count);
+  const auto chunk_of = [&](const BlockPair& pair) { return pair.*host_block / blocks_a_chunk; };
+  for (std::size_t first = 0, end = 0; first < pairs.size(); first = end) {
+    for (end = first + 1; end < pairs.size() && chunk_of(pairs[end]) == chunk_of(pairs[first]);)
+      ++end;
+    BlockCopyArgs together = all;
+    together.pairs = &pairs[first];
+    together.pairs_count = end - first;
+    if (auto started = copies_.between(together, lane.stream()); !started) return started;
+  }
+  return {};
+}
+
+Expected<void> DeviceSwapper::join_out(const StepPlan& plan, const Lane& runner) const {
+  if (plan.demotions.empty()) return {};
+  auto joined = runner.wait_for(out_);
+  if (joined) joined = runner.wait_for(aside_);
+  return joined;
+}
+
+Expected<void> DeviceSwapper::join_in(const StepPlan& plan, const Lane& runner) const {
+  if (plan.swap_in.empty()) return {};
+  return runner.wait_for(in_.back());
+}
+
+Expected<void> DeviceSwapper::join_layer(const StepPlan& plan, std::int32_t layer,
+                                         const Lane& runner) const {
+  if (plan.swap_in.empty()) return {};
+  for (std::uint32_t part = 0; part < parts_.count(); ++part)
+    if (parts_.first_layer(part) == static_cast<std::uint32_t>(layer))
+      return runner.wait_for(in_[part]);
+  return {};
+}
+
+Expected<void> DeviceSwapper::finish(const StepPlan& plan) {
+  Expected<void> done;
+  if (!plan.swap_out.empty() || !plan.demotions.empty()) done = out_.finish();
+  if (done && !plan.swap_in.empty()) done = in_.back().finish();
+  if (done) is_under_way_ = false;
+  return done;
+}
+
+}  // namespace kvhive

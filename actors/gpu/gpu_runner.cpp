@@ -1,0 +1,79 @@
+#include "actors/gpu/gpu_runner.hpp"
+
+#include "actors/step_batch.hpp"
+#include "kernels/block_copy.hpp"
+
+namespace kvhive {
+namespace {
+
+SampleChoice choice_of(const ScheduledSequence& work) {
+  const SamplingParams& params = work.sampling;
+  return {.seed = params.seed,
+          .position = work.start + work.tokens.size(),
+          .temperature = params.temperature,
+          .top_p = params.top_p,
+          .min_p = params.min_p,
+          .top_k = params.top_k,
+          .likeliest = static_cast<std::int32_t>(work.logprobs)};
+}
+
+}  // namespace
+
+/// What is copied on write may just come in: all of it, then, before anything is computed.
+bool GpuRunner::comes_by_layers(const StepPlan& plan) const {
+  return !plan.swap_in.empty() && !plan.work.empty() && plan.copies.empty() &&
+         swapper_.parts().count() > 1;
+}
+
+/// What has to be in place before any layer.
+Expected<void> GpuRunner::queue_copies(const StepPlan& plan) const {
+  auto joined = swapper_.join_out(plan, model_.lane());
+  if (joined && !comes_by_layers(plan)) joined = swapper_.join_in(plan, model_.lane());
+  if (!joined || plan.copies.empty()) return joined;
+  return copy_(whole_blocks(arena_, arena_, layout_.block_bytes(), plan.copies),
+               model_.lane().stream());
+}
+
+Expected<std::vector<SampledToken>> GpuRunner::run(const StepPlan& plan) {
+  if (auto queued = queue_copies(plan); !queued) return forward_error(queued);
+  Expected<std::vector<SampledToken>> sampled;
+  if (plan.work.empty()) {
+    if (auto done = model_.lane().finish(); !done) return forward_error(done);
+  } else {
+    sampled = compute(plan);
+  }
+  if (!sampled) return sampled;
+  if (auto swapped = swapper_.finish(plan); !swapped) return forward_error(swapped);
+  return sampled;
+}
+
+Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {
+  const StepBatch batch(plan, layout_.block_size);
+  std::vector<SampleChoice> choices;
+  for (const auto& work : plan.work)
+    if (work.samples) choices.push_back(choice_of(work));
+  BeforeLayer before_layer;  // none unless there is something to wait for: graphs have none
+  if (comes_by_layers(plan))
+    before_layer = [&](std::int32_t layer) {
+      return swapper_.join_layer(plan, layer, model_.lane());
+    };
+  if (auto started = model_.start(batch.view(), choices, arena_, layout_, before_layer); !started)
+    return forward_error(started);
+  auto samples = model_.wait();
+  if (!samples) return forward_error(samples);
+
+  std::vector<SampledToken> sampled;
+  const auto K = static_cast<std::size_t>(samples->K);
+  for (const auto& work : plan.work) {
+    if (!work.samples) continue;
+    const std::size_t row = sampled.size();
+    GeneratedToken token{samples->tokens[row], samples->logprobs[row], {}};
+    for (std::size_t i = 0; i < work.logprobs; ++i)
+      token.top.push_back(
+          {samples->likeliest_tokens[row * K + i], samples->likeliest_logprobs[row * K + i]});
+    sampled.push_back({work.seq, std::move(token)});
+  }
+  return sampled;
+}
+
+}  // namespace kvhive

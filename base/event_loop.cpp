@@ -1,0 +1,107 @@
+#include "base/event_loop.hpp"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::uint64_t kTimerEvent = ~std::uint64_t{0};  // no descriptor has the number -1
+
+bool add(int epoll, int fd, std::uint64_t data) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = data;
+  return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+}  // namespace
+
+Expected<EventLoop> EventLoop::create(Escape escape) {
+  UniqueFd epoll{epoll_create1(EPOLL_CLOEXEC)};
+  if (!epoll) return os_failure("epoll_create1");
+  UniqueFd timer{timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
+  if (!timer) return os_failure("timerfd_create");
+  if (!add(epoll.get(), timer.get(), kTimerEvent)) return os_failure("epoll_ctl");
+  return EventLoop(escape, std::move(epoll), std::move(timer));
+}
+
+void EventLoop::watch(int fd, Handler on_ready) {
+  // The number tells events of this watch from those of an earlier one on a descriptor of the same
+  // number.
+  const std::uint32_t number = next_watch_++;
+  const auto [place, inserted] = watched_.emplace(fd, Watch{number, std::move(on_ready)});
+  KV_CHECK(inserted, fd);
+  const std::uint64_t data = std::uint64_t{number} << 32 | static_cast<std::uint32_t>(fd);
+  KV_CHECK(add(epoll_.get(), fd, data), fd, errno);
+}
+
+void EventLoop::unwatch(int fd) {
+  if (watched_.erase(fd) != 0) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+void EventLoop::after(std::chrono::nanoseconds pause, Handler on_time) {
+  const auto timer = timers_.emplace(std::chrono::steady_clock::now() + pause, std::move(on_time));
+  if (timer == timers_.begin()) set_timer();
+}
+
+void EventLoop::run() {
+  std::array<epoll_event, 64> events;
+  while (!is_stopped_) {
+    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+    KV_CHECK(count >= 0 || errno == EINTR, errno);
+    for (int i = 0; i < count && !is_stopped_; ++i)
+      dispatch(events[static_cast<std::size_t>(i)].data.u64);
+  }
+}
+
+void EventLoop::dispatch(std::uint64_t event) {
+  if (event == kTimerEvent) return run_due_timers();
+  const auto watch = watched_.find(static_cast<int>(event & 0xffffffff));
+  if (watch == watched_.end() || watch->second.number != event >> 32) return;
+  const Handler on_ready = watch->second.on_ready;  // a copy: the watch may be removed meanwhile
+  call(on_ready);
+}
+
+void EventLoop::run_due_timers() {
+  std::uint64_t expirations;
+  [[maybe_unused]] const ssize_t got = read(timer_.get(), &expirations, sizeof expirations);
+  // The time is looked at once: a timer that is set again and again must not keep descriptors
+  // waiting.
+  const Time now = std::chrono::steady_clock::now();
+  while (!is_stopped_ && !timers_.empty() && timers_.begin()->first <= now)
+    call(timers_.extract(timers_.begin()).mapped());
+  set_timer();
+}
+
+/// To the earliest one, or to nothing.
+void EventLoop::set_timer() const {
+  itimerspec when{};
+  if (!timers_.empty()) {
+    // steady_clock is CLOCK_MONOTONIC. Zero would mean "never".
+    const auto at = timers_.begin()->first.time_since_epoch();
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(at);
+    when.it_value.tv_sec = seconds.count();
+    when.it_value.tv_nsec = std::max<long>(1, std::chrono::nanoseconds(at - seconds).count());
+  }
+  KV_CHECK(timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr) == 0, errno);
+}
+
+void EventLoop::call(const Handler& handler) const {
+  if (escape_ == Escape::leaves_run) return handler();
+  try {
+    handler();
+  } catch (const std::exception& exception) {
+    spdlog::error("{}", exception.what());
+  }
+}
+
+}  // namespace kvhive

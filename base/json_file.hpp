@@ -1,0 +1,67 @@
+#pragma once
+// JSON files written by others: every failure names the file, the field, its value and what would
+// have been right.
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/expected.hpp"
+
+namespace kvhive {
+
+/// The whole of a file. `max_bytes` keeps a mistaken path (a 10 GB weight file) from being read.
+Expected<std::string> read_text_file(const std::filesystem::path& path,
+                                     std::size_t max_bytes = std::size_t{256} << 20);
+
+/// A text that is one JSON object, nested no deeper than a sane file: printing and copying recurse.
+std::optional<nlohmann::json> parse_json_object(std::string_view text);
+
+/// A file that must hold one JSON object.
+Expected<nlohmann::json> read_json_object(const std::filesystem::path& path);
+
+/// Typed access to the fields of one JSON object. A field that is null counts as absent, as it does
+/// for Hugging Face. The object must outlive this.
+class JsonFields {
+ public:
+  /// \param where  what error texts begin with: a file name, or "file: field"
+  JsonFields(const nlohmann::json& object, std::string where)
+      : object_(object), where_(std::move(where)) {}
+
+  bool has(const std::string& name) const;
+  const nlohmann::json& json() const { return object_; }
+  const std::string& where() const { return where_; }
+
+  Expected<std::int64_t> integer(const std::string& name, std::int64_t least,
+                                 std::int64_t most) const;
+  Expected<std::int64_t> integer_or(const std::string& name, std::int64_t fallback,
+                                    std::int64_t least, std::int64_t most) const;
+  /// Finite, in [least, most].
+  Expected<double> number(const std::string& name, double least, double most) const;
+  Expected<double> number_or(const std::string& name, double fallback, double least,
+                             double most) const;
+  Expected<bool> boolean_or(const std::string& name, bool fallback) const;
+  Expected<std::string> text(const std::string& name) const;
+  Expected<std::string> text_or(const std::string& name, std::string fallback) const;
+  Expected<JsonFields> object(const std::string& name) const;
+  Expected<const nlohmann::json*> array(const std::string& name) const;
+
+  /// "where: field = value, expected <wanted>".
+  tl::unexpected<Error> wrong(const std::string& name, std::string_view wanted,
+                              Errc code = Errc::bad_format) const;
+
+ private:
+  const nlohmann::json* find(const std::string& name) const;
+  tl::unexpected<Error> missing(const std::string& name, std::string_view wanted) const;
+
+  const nlohmann::json& object_;
+  std::string where_;
+};
+
+/// A JSON value short enough for an error text.
+std::string shown(const nlohmann::json& value);
+
+}  // namespace kvhive

@@ -1,0 +1,148 @@
+#include "base/memory_object.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/interprocess/exceptions.hpp>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+
+#include "base/byte_size.hpp"
+
+namespace kvhive {
+namespace {
+
+// A memfd can be sealed against resizing; what is asked for here is checked again by whoever maps
+// it.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+/// What boost::interprocess::mapped_region wants to see of a file.
+struct BoostHandle {
+  int fd;
+  boost::interprocess::mapping_handle_t get_mapping_handle() const {
+    return boost::interprocess::ipcdetail::mapping_handle_from_file_handle(fd);
+  }
+};
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+#ifndef MADV_POPULATE_READ  // Linux 5.14
+#define MADV_POPULATE_READ 22
+#endif
+#ifndef MADV_COLLAPSE  // Linux 6.1
+#define MADV_COLLAPSE 25
+#endif
+
+/// A free place that huge pages fit into, which the kernel does not look for by itself before Linux
+/// 6.7; null if there is none. Only a hint: another thread may map something there first.
+void* aligned_place(std::size_t bytes) {
+  if (bytes < kHugePage) return nullptr;
+  void* found = mmap(nullptr, bytes + kHugePage, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (found == MAP_FAILED) return nullptr;
+  munmap(found, bytes + kHugePage);
+  const auto address = reinterpret_cast<std::uintptr_t>(found);
+  return reinterpret_cast<void*>((address + kHugePage - 1) / kHugePage * kHugePage);
+}
+
+/// Backs an empty memfd with huge pages, from its start, for as long as that goes well. Collapsing
+/// is what the kernel does also where /sys/kernel/mm/transparent_hugepage/shmem_enabled says never,
+/// as it does by default; it wants one small page of each to begin with. The memory is mapped for
+/// the call's sake and not looked at.
+void take_huge_pages(int fd, std::size_t bytes) {
+  constexpr std::size_t kStep = 32 * kHugePage;
+  constexpr std::chrono::seconds kPatience{5};  // then memory is scattered
+  void* place = aligned_place(bytes);
+  if (place == nullptr || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return;
+  void* map = mmap(place, bytes, PROT_READ, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+  if (map == MAP_FAILED) return;
+  const auto take_small_page = [fd](std::size_t at) {
+    return posix_fallocate(fd, static_cast<off_t>(at), 1) == 0;
+  };
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  for (std::size_t at = 0; at < bytes && std::chrono::steady_clock::now() < end; at += kStep) {
+    const std::size_t step = std::min(kStep, bytes - at);
+    bool is_backed = true;
+    for (std::size_t i = at; i < at + step && is_backed; i += kHugePage)
+      is_backed = take_small_page(i);
+    if (!is_backed || madvise(static_cast<std::byte*>(map) + at, step, MADV_COLLAPSE) != 0) break;
+  }
+  munmap(map, bytes);
+}
+
+}  // namespace
+
+Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes, Pages pages) {
+  UniqueFd fd{memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  if (!fd) return os_failure("memfd_create " + name);
+  if (fchmod(fd.get(), 0600) != 0) return os_failure("fchmod " + name);
+  if (pages == Pages::huge) take_huge_pages(fd.get(), bytes);
+  if (const int code = posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)); code != 0) {
+    if (code == ENOSPC || code == ENOMEM)
+      return failure(Errc::out_of_memory,
+                     "no room for " + format_bytes(bytes) + " of shared memory (" + name +
+                         "); ask for less, or raise the limit of the machine or cgroup");
+    errno = code;
+    return os_failure("fallocate " + name + " (" + format_bytes(bytes) + ")");
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return os_failure("seal " + name);
+  return fd;
+}
+
+Expected<UniqueFd> reopen_read_only(int fd) {
+  UniqueFd reopened{open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC)};
+  if (!reopened) return os_failure("reopen shared memory read-only");
+  return reopened;
+}
+
+Expected<MappedMemory> MappedMemory::map(int fd, std::size_t bytes, Access access,
+                                         const std::string& name) {
+  struct stat status {};
+  if (fstat(fd, &status) != 0) return os_failure("fstat " + name);
+  if (static_cast<std::size_t>(status.st_size) != bytes)
+    return failure(Errc::layout_mismatch, name + " has " + std::to_string(status.st_size) +
+                                              " bytes, expected " + std::to_string(bytes) +
+                                              "; both sides must be of the same build");
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals)
+    return failure(Errc::bad_format, name + " is not sealed against resizing; refusing to map it");
+
+  namespace bip = boost::interprocess;
+  MappedMemory memory;
+  memory.access_ = access;
+  const auto mode = access == Access::read_only ? bip::read_only : bip::read_write;
+  if (void* place = aligned_place(bytes); place != nullptr) {
+    try {
+      memory.region_ = bip::mapped_region(BoostHandle{fd}, mode, 0, bytes, place);
+      return memory;
+    } catch (const bip::interprocess_exception&) {  // taken meanwhile: anywhere, then
+    }
+  }
+  try {
+    memory.region_ = bip::mapped_region(BoostHandle{fd}, mode, 0, bytes);
+  } catch (const bip::interprocess_exception& exception) {
+    return failure(Errc::os_error,
+                   "map " + name + " (" + format_bytes(bytes) + "): " + exception.what());
+  }
+  return memory;
+}
+
+/// By reading, though we shall write: what is mapped of shared memory by a read may be written
+/// without another fault, and the kernel maps 16 pages at a time.
+void MappedMemory::populate() const {
+  if (size() != 0) madvise(data(), size(), MADV_POPULATE_READ);
+}
+
+void MappedMemory::prefer_huge_pages() const {
+  if (size() != 0) madvise(data(), size(), MADV_HUGEPAGE);
+}
+
+void MappedMemory::hide_from_children() const {
+  if (size() != 0) madvise(data(), size(), MADV_DONTFORK);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,92 @@
+#include "config/process_limits.hpp"
+
+#include <sys/resource.h>
+
+#include <future>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/byte_size.hpp"
+
+namespace kvhive {
+namespace {
+
+std::uint64_t soft_limit(__rlimit_resource resource) {
+  rlimit limit{};
+  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return ProcessLimits::kNone;
+  return limit.rlim_cur;
+}
+
+/// Three a client: take what the system grants.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+tl::unexpected<Error> too_low(const std::string& limit, const std::string& value,
+                              const std::string& need, const std::string& remedy) {
+  return failure(Errc::os_error, limit + " is " + value + ", " + need + "; raise it" + remedy);
+}
+
+}  // namespace
+
+ProcessLimits take_process_limits() {
+  raise_descriptor_limit();
+  return {soft_limit(RLIMIT_NOFILE), soft_limit(RLIMIT_AS), soft_limit(RLIMIT_FSIZE)};
+}
+
+Expected<void> check_descriptors(const ProcessLimits& limits, std::uint32_t engines) {
+  // The pool's five, our own loop, signals and socket, a spare, what is open during a start; a
+  // socket and a pidfd for each process; a client's.
+  const std::uint64_t needed = 32 + 2 * (std::uint64_t{engines} + 1) + 8;
+  if (limits.descriptors >= needed) return {};
+  return too_low(
+      "the limit of file descriptors (ulimit -n)", std::to_string(limits.descriptors),
+      "a daemon with engines: " + std::to_string(engines) + " needs " + std::to_string(needed),
+      ", or start fewer engines");
+}
+
+Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
+                           std::size_t largest_object) {
+  const std::string remedy =
+      " to unlimited, or lower kv-cache-memory-bytes, num-gpu-blocks-override or swap-space";
+  if (mapped > limits.address_space)
+    return too_low("the limit of address space (ulimit -v)", format_bytes(limits.address_space),
+                   "an engine maps " + format_bytes(mapped) + " of pool and weights", remedy);
+  if (largest_object > limits.file_size)
+    return too_low("the limit of file sizes (ulimit -f)", format_bytes(limits.file_size),
+                   "the pool's largest object has " + format_bytes(largest_object), remedy);
+  return {};
+}
+
+std::size_t descriptors_left(int newest) {
+  const std::uint64_t limit = soft_limit(RLIMIT_NOFILE);
+  const std::uint64_t open = static_cast<std::uint64_t>(newest) + 1;
+  return limit > open ? limit - open : 0;
+}
+
+Expected<void> try_threads(std::size_t count) {
+  std::promise<void> all_are_there;
+  const std::shared_future<void> end = all_are_there.get_future();
+  std::vector<std::thread> threads;
+  try {
+    while (threads.size() < count) threads.emplace_back([end] { end.wait(); });
+  } catch (const std::system_error&) {  // a thread that the system does not grant
+  }
+  const std::size_t granted = threads.size();
+  all_are_there.set_value();
+  for (std::thread& thread : threads) thread.join();
+  if (granted == count) return {};
+  return failure(Errc::os_error,
+                 "an engine needs " + std::to_string(count) + " threads, the system grants " +
+                     std::to_string(granted) +
+                     "; raise the limit (ulimit -u, the cgroup's pids.max), or start fewer engines "
+                     "or --threads");
+}
+
+}  // namespace kvhive

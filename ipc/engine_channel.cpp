@@ -1,0 +1,289 @@
+#include "ipc/engine_channel.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ipc/channel_memory.hpp"
+#include "ipc/doorbell.hpp"
+
+namespace kvhive {
+namespace {
+
+tl::unexpected<Error> bad_request(const std::string& text) {
+  return failure(Errc::bad_argument, text);
+}
+
+/// For the slot's next request.
+void forget_takeovers(RequestSlot& slot) {
+  slot.takeovers.store(0, std::memory_order_relaxed);
+  slot.tokens_at_takeover.store(0, std::memory_order_relaxed);
+}
+
+/// What an engine has died at may be what kills engines: it is written down before we touch it. A
+/// request that gets on between two deaths is only unlucky.
+void count_takeover(RequestSlot& slot) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  const std::uint32_t tokens = slot.tokens.load(relaxed);
+  const bool has_got_on = tokens > slot.tokens_at_takeover.load(relaxed);
+  slot.takeovers.store(has_got_on ? 1 : slot.takeovers.load(relaxed) + 1, relaxed);
+  slot.tokens_at_takeover.store(tokens, relaxed);
+}
+
+GenerationParams params_of(const RequestBody& body) {
+  GenerationParams params;
+  params.max_tokens = body.max_tokens;
+  params.sampling = {body.temperature, body.top_k, body.top_p, body.min_p, body.seed};
+  params.has_seed = body.has_seed != 0;
+  params.logprobs = body.logprobs;
+  params.ignore_eos = body.ignore_eos != 0;
+  params.priority = body.priority;
+  for (std::uint32_t i = 0; i < body.stop_count; ++i)
+    params.stop.emplace_back(body.stop[i].data(), body.stop_bytes[i]);
+  params.stop_token_ids.assign(body.stop_tokens.begin(),
+                               body.stop_tokens.begin() + body.stop_token_count);
+  return params;
+}
+
+}  // namespace
+
+Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, std::uint32_t engine,
+                                                             const UniqueFd& memory,
+                                                             std::size_t bytes, UniqueFd doorbell) {
+  auto map = MappedMemory::map(memory.get(), bytes, Access::read_write, "channel");
+  if (!map) return forward_error(map);
+  if (bytes < heap_offset())
+    return failure(Errc::bad_format, "channel of " + std::to_string(bytes) + " bytes is too small");
+  ChannelHeader header;
+  std::memcpy(&header, map->data(), sizeof header);
+  if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
+  auto channel = over(id, engine, {map->data(), map->size()}, std::move(doorbell));
+  channel->map_ = std::move(*map);
+  return channel;
+}
+
+std::shared_ptr<EngineChannel> EngineChannel::over(std::uint64_t id, std::uint32_t engine,
+                                                   std::span<std::byte> memory, UniqueFd doorbell) {
+  return std::shared_ptr<EngineChannel>(new EngineChannel(id, engine, memory, std::move(doorbell)));
+}
+
+EngineChannel::EngineChannel(std::uint64_t id, std::uint32_t engine, std::span<std::byte> memory,
+                             UniqueFd doorbell)
+    : id_(id), engine_(engine), memory_(memory), doorbell_(std::move(doorbell)) {}
+
+RequestSlot& EngineChannel::slot(std::uint32_t index) const {
+  return reinterpret_cast<RequestSlot*>(memory_.data() + slots_offset())[index];
+}
+
+std::vector<TakenRequest> EngineChannel::take_submitted() {
+  std::vector<TakenRequest> taken;
+  std::size_t room = memory_.size();
+  const RequestSlot* const slots = &slot(0);
+  for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
+    const SlotState state = slots[i].state.load(std::memory_order_acquire);
+    if (state == SlotState::vacant) continue;  // nearly all of them
+    if (state == SlotState::accepted && takes_over_)
+      count_takeover(slot(i));
+    else if (state == SlotState::submitted)
+      forget_takeovers(slot(i));
+    else
+      continue;
+    abort_seen_[i] = false;
+    slot(i).engine.store(engine_, std::memory_order_relaxed);
+    slot(i).state.store(SlotState::accepted, std::memory_order_release);
+    if (auto request = take(i, room))
+      taken.push_back(std::move(*request));
+    else
+      refuse(i, request.error());
+  }
+  takes_over_ = false;
+  return taken;
+}
+
+std::vector<std::uint32_t> EngineChannel::take_aborts() {
+  std::vector<std::uint32_t> aborted;
+  const RequestSlot* const slots = &slot(0);
+  for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
+    const bool is_wanted = slots[i].state.load(std::memory_order_acquire) == SlotState::accepted &&
+                           slots[i].wants_abort.load(std::memory_order_relaxed) != 0;
+    if (is_wanted && !std::exchange(abort_seen_[i], true)) aborted.push_back(i);
+  }
+  return aborted;
+}
+
+/// Copies once, then checks the copy: the client may rewrite the slot while we look.
+///
+/// \param room  bytes that may still be copied out of the channel: an honest client's ranges are
+///              disjoint, and one that names the same gigabyte in each slot must not cost us 256
+Expected<TakenRequest> EngineChannel::take(std::uint32_t index, std::size_t& room) {
+  const std::uint32_t takeovers = slot(index).takeovers.load(std::memory_order_relaxed);
+  if (takeovers > kMostTakeovers)
+    return failure(Errc::peer_died, "its engine died " + std::to_string(takeovers) +
+                                        " times while serving it; not tried again");
+  RequestBody body;
+  std::memcpy(&body, &slot(index).body, sizeof body);
+  if (auto valid = check(body); !valid) return forward_error(valid);
+
+  const std::uint32_t journaled = slot(index).tokens.load(std::memory_order_acquire);
+  if (journaled > body.max_tokens) return bad_request("the channel's token log is damaged");
+  const std::size_t copied = body.prompt.bytes + journaled * record_bytes(body.logprobs);
+  if (copied > room)
+    return bad_request(
+        "the requests' prompts and token logs overlap: together they are larger "
+        "than the channel");
+  room -= copied;
+
+  TakenRequest request;
+  request.slot = index;
+  request.params = params_of(body);
+  request.prompt_kind = body.prompt_kind;
+  const std::byte* prompt = memory_.data() + body.prompt.offset;
+  if (body.prompt_kind == PromptKind::text) {
+    request.text.assign(reinterpret_cast<const char*>(prompt), body.prompt.bytes);
+  } else {
+    request.tokens.resize(body.prompt.bytes / sizeof(TokenId));
+    std::memcpy(request.tokens.data(), prompt, body.prompt.bytes);
+  }
+  for (std::uint32_t i = 0; i < journaled; ++i) {
+    LogRecord record;
+    std::memcpy(&record, memory_.data() + body.log.offset + i * record_bytes(body.logprobs),
+                sizeof record);
+    request.journal.push_back(record.token);
+  }
+  return request;
+}
+
+Expected<void> EngineChannel::check(const RequestBody& body) const {
+  if (body.prompt_kind != PromptKind::text && body.prompt_kind != PromptKind::tokens)
+    return bad_request("the request's prompt kind is " +
+                       std::to_string(std::uint32_t(body.prompt_kind)) + ", not text or tokens");
+  if (body.prompt.bytes == 0) return bad_request("the prompt is empty; give at least one token");
+  if (!contains(body.prompt, body.prompt_kind == PromptKind::tokens ? alignof(TokenId) : 1) ||
+      (body.prompt_kind == PromptKind::tokens && body.prompt.bytes % sizeof(TokenId) != 0))
+    return bad_request("the request's prompt lies outside the channel");
+  if (body.max_tokens == 0) return bad_request("max_tokens is 0; ask for at least 1");
+  if (body.logprobs > kMostLogprobs)
+    return bad_request("logprobs is " + std::to_string(body.logprobs) + "; at most " +
+                       std::to_string(kMostLogprobs));
+  if (!contains(body.log, alignof(LogRecord)) ||
+      body.log.bytes / record_bytes(body.logprobs) < body.max_tokens)
+    return bad_request(
+        "the request's token log lies outside the channel or is smaller than max_tokens");
+  if (!contains(body.text, 1))
+    return bad_request("the request's text buffer lies outside the channel");
+  if (body.stop_count > kMostStopStrings || body.stop_token_count > kMostStopTokens)
+    return bad_request("more stop strings or stop tokens than the channel can carry");
+  for (std::uint32_t i = 0; i < body.stop_count; ++i)
+    if (body.stop_bytes[i] == 0 || body.stop_bytes[i] > kStopBytes)
+      return bad_request("stop string " + std::to_string(i) + " must have 1.." +
+                         std::to_string(kStopBytes) + " bytes");
+  const SamplingParams sampling{body.temperature, body.top_k, body.top_p, body.min_p, body.seed};
+  if (auto valid = checked(sampling); !valid) return forward_error(valid);
+  return {};
+}
+
+bool EngineChannel::contains(const ChannelRange& range, std::size_t alignment) const {
+  return range.offset >= heap_offset() && range.offset <= memory_.size() &&
+         range.bytes <= memory_.size() - range.offset && range.offset % alignment == 0;
+}
+
+void EngineChannel::refuse(std::uint32_t index, const Error& error) {
+  finish(slot(index), FinishReason::error, error, 0);
+  ring();
+}
+
+void EngineChannel::finish(RequestSlot& slot, FinishReason reason, const Error& error,
+                           std::size_t text_bytes) {
+  slot.text_bytes = static_cast<std::uint32_t>(text_bytes);
+  slot.reason = reason;
+  slot.error = static_cast<std::uint32_t>(error.code);
+  const std::size_t length = std::min(error.text.size(), kErrorBytes - 1);
+  std::memcpy(slot.error_text.data(), error.text.data(), length);
+  slot.error_text[length] = '\0';
+  slot.state.store(SlotState::finished, std::memory_order_release);
+  has_news_.store(true, std::memory_order_relaxed);
+}
+
+void EngineChannel::ring() {
+  if (!has_news_.exchange(false, std::memory_order_acq_rel)) return;
+  ring_doorbell(doorbell_.get());
+}
+
+/// Writes one request's results. Keeps its own copies of the places to write to: the slot's are the
+/// client's to spoil.
+class EngineChannel::Sink : public OutputSink {
+ public:
+  Sink(std::shared_ptr<EngineChannel> channel, const TakenRequest& request)
+      : channel_(std::move(channel)),
+        slot_(channel_->slot(request.slot)),
+        journaled_(request.journal.size()) {
+    RequestBody body;
+    std::memcpy(&body, &slot_.body, sizeof body);
+    // Read again, hence checked again; a request whose body changed under us gets no log.
+    if (!channel_->check(body)) return;
+    log_ = body.log;
+    text_ = body.text;
+    logprobs_ = std::min(body.logprobs, request.params.logprobs);
+    record_bytes_ = record_bytes(body.logprobs);
+  }
+
+  void admitted(const RequestStats& stats) override {
+    write_stats(stats);
+    channel_->has_news_.store(true, std::memory_order_relaxed);
+  }
+
+  void token(const GeneratedToken& token, std::string_view text) override {
+    const std::size_t fitting =
+        std::min(text.size(), text_.bytes - std::min<std::size_t>(text_.bytes, text_end_));
+    std::memcpy(channel_->memory_.data() + text_.offset + text_end_, text.data(), fitting);
+    text_end_ += static_cast<std::uint32_t>(fitting);
+    if ((tokens_ + 1) * record_bytes_ > log_.bytes) return;
+    if (++tokens_ <= journaled_)
+      return;  // the engine before us wrote it, and the client may have read it
+    write_record(token);
+    slot_.tokens.store(tokens_, std::memory_order_release);
+    channel_->has_news_.store(true, std::memory_order_relaxed);
+  }
+
+  void finished(FinishReason reason, const Error& error, const RequestStats& stats,
+                std::size_t text_bytes) override {
+    write_stats(stats);
+    channel_->finish(slot_, reason, error, std::min<std::size_t>(text_bytes, text_end_));
+  }
+
+  void flush() override { channel_->ring(); }
+
+ private:
+  void write_record(const GeneratedToken& token) {
+    std::byte* place = channel_->memory_.data() + log_.offset + (tokens_ - 1) * record_bytes_;
+    const auto top_count =
+        static_cast<std::uint32_t>(std::min<std::size_t>(token.top.size(), logprobs_));
+    const LogRecord record{token.token, token.logprob, text_end_, top_count};
+    std::memcpy(place, &record, sizeof record);
+    for (std::uint32_t i = 0; i < top_count; ++i) {
+      const TopEntry entry{token.top[i].token, token.top[i].logprob};
+      std::memcpy(place + sizeof record + i * sizeof entry, &entry, sizeof entry);
+    }
+  }
+
+  void write_stats(const RequestStats& stats) {
+    slot_.prompt_tokens.store(stats.prompt_tokens, std::memory_order_relaxed);
+    slot_.cached_tokens.store(stats.cached_tokens, std::memory_order_relaxed);
+    slot_.preemptions.store(stats.preemptions, std::memory_order_release);
+  }
+
+  std::shared_ptr<EngineChannel> channel_;
+  RequestSlot& slot_;
+  ChannelRange log_;
+  ChannelRange text_;
+  std::uint32_t logprobs_ = 0;
+  std::size_t record_bytes_ = sizeof(LogRecord);
+  std::size_t journaled_;
+  std::uint32_t tokens_ = 0;
+  std::uint32_t text_end_ = 0;
+};
+
+std::unique_ptr<OutputSink> EngineChannel::sink(const TakenRequest& request) {
+  return std::make_unique<Sink>(shared_from_this(), request);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,179 @@
+#include "ipc/protocol.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "ipc/pidfd.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::size_t kMostFds = 8;
+constexpr std::size_t kMostTail = std::size_t{256} << 10;
+
+std::vector<UniqueFd> take_fds(msghdr& header) {
+  std::vector<UniqueFd> fds;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
+      fds.emplace_back(fd);
+    }
+  }
+  return fds;
+}
+
+template <std::size_t N>
+void write_words(std::array<char, N>& into, const std::string& words) {
+  const std::size_t length = std::min(words.size(), N - 1);
+  std::memcpy(into.data(), words.data(), length);
+  into[length] = '\0';
+}
+
+template <std::size_t N>
+std::string read_words(const std::array<char, N>& from) {
+  return {from.data(), strnlen(from.data(), N)};
+}
+
+}  // namespace
+
+Expected<sockaddr_un> address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path)
+    return failure(Errc::bad_argument, "socket path '" + path + "' is longer than the system's " +
+                                           std::to_string(sizeof address.sun_path - 1) +
+                                           " bytes; choose a shorter one");
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  return address;
+}
+
+void Message::set_text(const std::string& line) { write_words(text, line); }
+std::string Message::get_text() const { return read_words(text); }
+void Message::set_gpu(const std::string& uuid) { write_words(gpu, uuid); }
+std::string Message::get_gpu() const { return read_words(gpu); }
+
+Expected<void> send_packet(int socket, const Message& message, const std::vector<int>& fds,
+                           const std::string& tail) {
+  iovec parts[2] = {{const_cast<Message*>(&message), sizeof message},
+                    {const_cast<char*>(tail.data()), std::min(tail.size(), kMostTail)}};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = parts;
+  header.msg_iovlen = 2;
+  if (!fds.empty()) {
+    header.msg_control = control;
+    header.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
+    cmsghdr* c = CMSG_FIRSTHDR(&header);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
+  }
+  if (sendmsg(socket, &header, MSG_NOSIGNAL) >= 0) return {};
+  if (errno == EPIPE || errno == ECONNRESET)
+    return failure(Errc::peer_died, "the other side has closed the connection");
+  return os_failure("send");
+}
+
+Expected<std::optional<Packet>> receive_packet(int socket) {
+  Packet packet;
+  packet.tail.resize(kMostTail);
+  iovec parts[2] = {{&packet.message, sizeof packet.message},
+                    {packet.tail.data(), packet.tail.size()}};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMostFds * sizeof(int))];
+  msghdr header{};
+  header.msg_iov = parts;
+  header.msg_iovlen = 2;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  ssize_t got;
+  do got = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+  while (got < 0 && (errno == EINTR || errno == ECONNRESET));  // its last words come after a reset
+  if (got == 0) return std::optional<Packet>();
+  if (got < 0) return os_failure("receive");
+  packet.fds = take_fds(header);
+  const auto size = static_cast<std::size_t>(got);
+  // Other versions' packets have other sizes.
+  if (size >= offsetof(Message, type) && packet.message.magic == kProtocolMagic &&
+      packet.message.version != kProtocolVersion)
+    return failure(Errc::layout_mismatch, "the other side speaks protocol " +
+                                              std::to_string(packet.message.version) +
+                                              ", this program " + std::to_string(kProtocolVersion) +
+                                              "; use programs of the same build");
+  if (size < sizeof(Message) || (header.msg_flags & MSG_TRUNC) != 0 ||
+      packet.message.magic != kProtocolMagic)
+    return failure(Errc::bad_format,
+                   "a packet of " + std::to_string(got) + " bytes is not kvhive's");
+  packet.tail.resize(size - sizeof(Message));
+  packet.lost_fds = (header.msg_flags & MSG_CTRUNC) != 0;
+  return std::optional<Packet>(std::move(packet));
+}
+
+Expected<UniqueFd> connect_to_daemon(const std::string& socket_path) {
+  auto address = address_of(socket_path);
+  if (!address) return forward_error(address);
+  UniqueFd fd{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+  if (!fd) return os_failure("socket");
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0)
+    return fd;
+  if (errno == ENOENT || errno == ECONNREFUSED)
+    return failure(Errc::not_running,
+                   "no daemon listens on " + socket_path +
+                       "; start kvhived, or name its socket with --socket or KVHIVE_SOCKET");
+  return os_failure("connect to " + socket_path);
+}
+
+Expected<std::optional<Packet>> receive_answer(int socket, int timeout_ms) {
+  pollfd ready{socket, POLLIN, 0};
+  if (poll(&ready, 1, timeout_ms) == 0)
+    return failure(Errc::not_running, "the daemon has not answered for " +
+                                          std::to_string(timeout_ms / 1000) +
+                                          " s; it is stopped (kill -CONT it) or overloaded");
+  return receive_packet(socket);
+}
+
+Expected<Packet> say_hello(int socket, Message hello, int timeout_ms) {
+  auto pidfd = pidfd_of(getpid());
+  if (!pidfd) return forward_error(pidfd);
+  hello.type = MessageType::hello;
+  // A daemon that turned us away has hung up already, and its reason is there to be read.
+  if (auto sent = send_packet(socket, hello, {pidfd->get()});
+      !sent && sent.error().code != Errc::peer_died)
+    return forward_error(sent);
+  auto answer = receive_answer(socket, timeout_ms);
+  if (!answer) return forward_error(answer);
+  if (!*answer)
+    return failure(Errc::peer_died, "the daemon closed the connection without an answer");
+  Packet packet = std::move(**answer);
+  if (packet.lost_fds)
+    return failure(
+        Errc::os_error,
+        "no file descriptor is left for those the daemon sends; close some, or raise the "
+        "limit (ulimit -n)");
+  if (packet.message.type == MessageType::refused)
+    return failure(packet.message.error, packet.message.get_text());
+  if (packet.message.type != MessageType::welcome)
+    return failure(Errc::bad_format, "the daemon answered a hello with message " +
+                                         std::to_string(std::uint32_t(packet.message.type)));
+  return packet;
+}
+
+PoolFds take_pool_fds(Packet& packet) {
+  PoolFds fds;
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < kPoolObjects; ++i)
+    if ((packet.message.objects >> i & 1) != 0 && next < packet.fds.size())
+      fds[i] = std::move(packet.fds[next++]);
+  packet.fds.erase(packet.fds.begin(), packet.fds.begin() + static_cast<std::ptrdiff_t>(next));
+  return fds;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,40 @@
+#pragma once
+// How an attention call over PageLayout::packed is cut into tiles and tiles into work items. The
+// cuts are those of attention_plan.hpp: they depend on each sequence alone.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/attention_plan.hpp"
+#include "kernels/paged_attention.hpp"
+
+namespace kvhive {
+
+/// Some successive query tokens of one sequence, with all query heads of some kv heads. Its rows
+/// are ordered by kv head, then token, then query head.
+struct PackedTile {
+  std::int32_t b = 0;
+  std::int32_t first_head = 0;  ///< kv heads
+  std::int32_t heads = 0;
+  std::int32_t first_query = 0;  ///< index into the call's T query tokens
+  std::int32_t queries = 0;
+  std::int32_t first_position = 0;  ///< of first_query in its sequence
+  KvRange visible;                  ///< to any of its rows
+  std::int64_t first_state = -1;    ///< where its spans' states are kept; -1: it is not split
+
+  bool is_split() const { return first_state >= 0; }
+};
+
+struct PackedPlan {
+  std::vector<PackedTile> tiles;
+  std::vector<TileSpans> items;
+  std::vector<std::size_t> split_tiles;  ///< to be merged when all items are done
+  std::int32_t max_rows = 0;             ///< of a tile
+  std::int32_t max_head_rows = 0;        ///< of one kv head of a tile
+  std::int64_t stored_states = 0;        ///< rows times spans of the split tiles
+};
+
+PackedPlan plan_packed_attention(const PagedAttentionArgs& args, int threads);
+
+}  // namespace kvhive

@@ -1,0 +1,102 @@
+#include "models/gpu/gpu_rooms.hpp"
+
+#include <algorithm>
+
+#include "base/round_up.hpp"
+#include "kernels/cuda/split_plan.hpp"
+#include "kernels/sampling.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+/// Splits that a plan makes of one query token, at most: it cuts at the borders of pieces only.
+std::size_t splits_per_token(const GpuLimits& limits, std::int32_t window) {
+  const PieceSizes sizes = piece_sizes(64, window);
+  std::size_t pieces = 0;
+  for (std::int32_t t = 0; t < limits.kv_tokens; t = sizes.border_after(t)) ++pieces;
+  if (window > 0) pieces = std::min<std::size_t>(pieces, window / sizes.least + 2);
+  return pieces + 1;
+}
+
+std::size_t most_splits_per_token(const ModelConfig& config, const GpuLimits& limits) {
+  std::size_t most = 0;
+  for (const std::int32_t window : windows_of(config))
+    most = std::max(most, splits_per_token(limits, window));
+  return most;
+}
+
+/// All that a step copies to the device, each part aligned.
+std::size_t most_input_bytes(const ModelConfig& config, const GpuLimits& limits) {
+  const std::size_t tokens = limits.tokens, rows = limits.logit_rows;
+  std::size_t bytes = tokens * (sizeof(TokenId) + sizeof(std::int32_t) + sizeof(std::int64_t)) +
+                      std::size_t(limits.sequences) * limits.blocks * sizeof(std::uint32_t) +
+                      rows * (sizeof(std::int32_t) + sizeof(SampleChoice)) + 6 * kInputAlignment;
+  // A decode step's plan is padded to less than twice its size.
+  const std::size_t planned = std::max<std::size_t>(tokens, 2 * std::size_t(limits.sequences));
+  for (const std::int32_t window : windows_of(config))
+    bytes += planned *
+             (splits_per_token(limits, window) * (sizeof(AttentionSplit) + sizeof(AttentionTile)) +
+              sizeof(SplitQuery) + 3 * kInputAlignment);  // a plan per token at worst
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<std::int32_t> windows_of(const ModelConfig& config) {
+  std::vector<std::int32_t> windows;
+  for (std::int32_t layer = 0; layer < config.layers; ++layer)
+    if (const auto window = config.window_of(layer); std::ranges::count(windows, window) == 0)
+      windows.push_back(window);
+  return windows;
+}
+
+OutputParts output_parts(std::byte* at, std::size_t rows, std::size_t K) {
+  auto* const tokens = reinterpret_cast<TokenId*>(at);
+  auto* const logprobs = reinterpret_cast<float*>(tokens + rows);
+  auto* const likeliest = reinterpret_cast<TokenId*>(logprobs + rows);
+  return {tokens, logprobs, likeliest, reinterpret_cast<float*>(likeliest + rows * K)};
+}
+
+std::size_t output_bytes(std::size_t rows, std::size_t K) {
+  return rows * (1 + K) * (sizeof(TokenId) + sizeof(float));
+}
+
+GpuRooms::GpuRooms(const ModelConfig& config, const GpuLimits& limits) {
+  const std::size_t T = limits.tokens, n = limits.logit_rows, hidden = config.hidden_size,
+                    element = bytes_of(config.dtype);
+  const std::size_t q_width = std::size_t(config.heads) * config.head_size;
+  const std::size_t kv_width = std::size_t(config.kv_heads) * config.head_size;
+  residual = take(T * hidden * sizeof(float));
+  delta = take(T * hidden * sizeof(float));
+  normed = take(T * hidden * element);
+  q = take(T * q_width * element);
+  heads = take(T * q_width * element);
+  k = take(T * kv_width * element);
+  v = take(T * kv_width * element);
+  gate_up = take(T * 2 * config.intermediate_size * element);
+  inner = take(T * config.intermediate_size * element);
+  wanted = take(n * hidden * element);
+  logits = take(n * config.vocab_size * sizeof(float));
+  const std::size_t state_bytes =
+      std::size_t(config.heads) * (config.head_size + 2) * sizeof(float);
+  const std::size_t per_token = most_splits_per_token(config, limits);
+  // What a plan wants at most, if there is room for it; what a single token needs, anyway.
+  const std::size_t wanted_states =
+      std::min<std::size_t>(T * per_token, static_cast<std::size_t>(PlanLimits{}.states));
+  const std::size_t states =
+      std::max(std::min(limits.state_bytes / state_bytes, wanted_states), per_token);
+  most_states = static_cast<std::int32_t>(states);
+  attention_states = take(states * state_bytes);
+  outputs = take(output_bytes(n, limits.likeliest));
+  inputs = take(most_input_bytes(config, limits));
+}
+
+std::size_t GpuRooms::take(std::size_t count) {
+  const std::size_t offset = round_up(bytes, kAlignment);
+  bytes = offset + count;
+  return offset;
+}
+
+}  // namespace kvhive

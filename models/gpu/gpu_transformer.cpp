@@ -1,0 +1,350 @@
+#include "models/gpu/gpu_transformer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "base/check.hpp"
+#include "base/round_up.hpp"
+#include "device/device_memory.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
+#include "models/gpu/decode_graphs.hpp"
+#include "models/gpu/gpu_rooms.hpp"
+#include "models/gpu/gpu_step.hpp"
+#include "models/gpu/gpu_weights.hpp"
+
+namespace kvhive {
+namespace {
+
+void check_limits(const ForwardBatch& batch, std::span<const SampleChoice> choices,
+                  const GpuLimits& limits) {
+  KV_CHECK(batch.tokens.size() <= std::size_t(limits.tokens), batch.tokens.size(), limits.tokens);
+  KV_CHECK(batch.kv_len.size() <= std::size_t(limits.sequences), batch.kv_len.size(),
+           limits.sequences);
+  KV_CHECK(batch.logit_rows.size() <= std::size_t(limits.logit_rows), batch.logit_rows.size(),
+           limits.logit_rows);
+  KV_CHECK(batch.max_blocks <= limits.blocks, batch.max_blocks, limits.blocks);
+  KV_CHECK(choices.size() == batch.logit_rows.size(), choices.size(), batch.logit_rows.size());
+  for (const std::int32_t tokens : batch.kv_len)
+    KV_CHECK(tokens <= limits.kv_tokens, tokens, limits.kv_tokens);
+  for (const SampleChoice& choice : choices)
+    KV_CHECK(choice.likeliest >= 0 && choice.likeliest <= limits.likeliest, choice.likeliest);
+}
+
+}  // namespace
+
+struct GpuTransformer::State {
+  State(Device& of, const ModelConfig& model, const std::byte* mapped, const GpuLimits& most)
+      : device(of),
+        config(model),
+        limits(most),
+        weights(model),
+        windows(windows_of(model)),
+        rooms(model, most),
+        region(mapped),
+        graphs(of, most.graphs) {}
+  ~State() {
+    if (is_under_way) (void)lane.finish();  // it uses what goes now
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  Device& device;
+  ModelConfig config;
+  GpuLimits limits;
+  GpuWeights weights;  ///< offsets in `region`
+  std::vector<std::int32_t> windows;
+  GpuRooms rooms;  ///< offsets in `memory`
+  const std::byte* region;
+  DeviceBuffer memory;
+  StagingBuffer staging;  ///< a step's inputs, then its outputs
+  Lane lane;
+  DecodeGraphs graphs;
+  bool is_under_way = false;
+  struct {
+    std::int32_t wanted_rows = 0;
+    std::int32_t padded_rows = 0, K = 0;  ///< as its outputs have them
+  } last_step;
+
+  std::byte* host_outputs() const {
+    return staging.data() + round_up(rooms.input_bytes(), kInputAlignment);
+  }
+  std::byte* at(std::size_t room) const { return memory.data() + room; }
+  float* floats_at(std::size_t room) const { return reinterpret_cast<float*>(at(room)); }
+  const float* f32_at(std::size_t offset) const {
+    return offset == kNoTensor ? nullptr : reinterpret_cast<const float*>(region + offset);
+  }
+
+  StepContext step_context(std::byte* kv_base, const KvLayout& layout) const;
+  PagedAttentionArgs attention_args(const PagedKv& kv, std::int32_t window) const;
+
+  Expected<void> enqueue(const GpuStep& step, std::size_t input_bytes, std::byte* kv_base,
+                         const KvLayout& layout, const BeforeLayer& before_layer);
+  Expected<void> compute(const GpuStep& step, std::byte* kv_base, const KvLayout& layout,
+                         const BeforeLayer& before_layer);
+  /// Of all n rows, or of those named.
+  Expected<void> norm(const std::byte* delta, std::size_t weight, std::size_t out, std::int32_t n,
+                      const std::int32_t* of_rows = nullptr);
+  Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y, std::int32_t T,
+                          Dtype out);
+  Expected<void> project_heads(const GpuStep& step, const GpuLayer& layer);
+  Expected<void> attend(const GpuStep& step, const PagedKv& kv, std::int32_t window);
+  Expected<void> feed_forward(const GpuStep& step, const GpuLayer& layer);
+  Expected<void> run_layer(const GpuStep& step, std::int32_t index, const PagedKv& kv);
+  Expected<void> choose(const GpuStep& step);
+};
+
+PagedAttentionArgs GpuTransformer::State::attention_args(const PagedKv& kv,
+                                                         std::int32_t window) const {
+  PagedAttentionArgs args;
+  args.q = at(rooms.q);
+  args.kv = kv;
+  args.out = at(rooms.heads);
+  args.H = config.heads;
+  args.q_dtype = config.dtype;
+  args.window = window;
+  args.scale = 1 / std::sqrt(static_cast<float>(config.head_size));
+  return args;
+}
+
+StepContext GpuTransformer::State::step_context(std::byte* kv_base, const KvLayout& layout) const {
+  constexpr std::int32_t kNoWindow = 0;
+  return {attention_args(layer_view(kv_base, layout, 0), kNoWindow),
+          windows,
+          limits,
+          floats_at(rooms.attention_states),
+          rooms.most_states,
+          kv_base,
+          layout};
+}
+
+Expected<void> GpuTransformer::State::norm(const std::byte* delta, std::size_t weight,
+                                           std::size_t out, std::int32_t n,
+                                           const std::int32_t* of_rows) {
+  return add_rms_norm_cuda({.residual = floats_at(rooms.residual),
+                            .delta = delta,
+                            .weight = f32_at(weight),
+                            .out = at(out),
+                            .rows = of_rows,
+                            .n = n,
+                            .width = config.hidden_size,
+                            .eps = config.rms_norm_eps,
+                            .delta_dtype = Dtype::f32,
+                            .out_dtype = config.dtype},
+                           lane.stream());
+}
+
+Expected<void> GpuTransformer::State::multiply(std::size_t x, const GpuMatrix& matrix,
+                                               std::size_t y, std::int32_t T, Dtype out) {
+  const auto fill = [&]<class Args>(Args args) {
+    args.x = at(x);
+    args.w = region + matrix.weights;
+    args.bias = matrix.bias == kNoTensor ? nullptr : region + matrix.bias;
+    args.y = at(y);
+    args.T = T;
+    args.N = matrix.N;
+    args.K = matrix.K;
+    args.dtype = config.dtype;
+    args.out_dtype = out;
+    return args;
+  };
+  return limits.is_batch_invariant ? row_product_cuda(fill(RowProductArgs{}), lane.stream())
+                                   : device.multiply(fill(ProductArgs{}), lane.stream());
+}
+
+Expected<void> GpuTransformer::State::project_heads(const GpuStep& step, const GpuLayer& layer) {
+  const auto project = [&](const GpuMatrix& matrix, std::size_t to) {
+    return multiply(rooms.normed, matrix, to, step.T, config.dtype);
+  };
+  return project(layer.q, rooms.q)
+      .and_then([&] { return project(layer.k, rooms.k); })
+      .and_then([&] { return project(layer.v, rooms.v); })
+      .and_then([&] {
+        return rotate_cuda({.q = at(rooms.q),
+                            .k = at(rooms.k),
+                            .positions = step.positions,
+                            .frequencies = f32_at(weights.frequencies),
+                            .q_norm = f32_at(layer.q_norm),
+                            .k_norm = f32_at(layer.k_norm),
+                            .T = step.T,
+                            .H = config.heads,
+                            .G = config.kv_heads,
+                            .D = config.head_size,
+                            .eps = config.rms_norm_eps,
+                            .dtype = config.dtype},
+                           lane.stream());
+      });
+}
+
+Expected<void> GpuTransformer::State::attend(const GpuStep& step, const PagedKv& kv,
+                                             std::int32_t window) {
+  Expected<void> queued = cache_write_cuda({.k = at(rooms.k),
+                                            .v = at(rooms.v),
+                                            .slot_mapping = step.slot_mapping,
+                                            .kv = kv,
+                                            .T = step.T,
+                                            .in_dtype = config.dtype},
+                                           lane.stream());
+  PagedAttentionArgs args = attention_args(kv, window);
+  args.block_table = step.block_table;
+  args.B = step.B;
+  args.M = step.M;
+  const auto kind = std::ranges::find(windows, window) - windows.begin();
+  for (const AttentionWork& work : step.attention[kind])
+    if (queued) queued = paged_attention_cuda(args, work, lane.stream());
+  return queued;
+}
+
+Expected<void> GpuTransformer::State::feed_forward(const GpuStep& step, const GpuLayer& layer) {
+  const std::size_t inner = config.intermediate_size;
+  return multiply(rooms.normed, layer.gate_up, rooms.gate_up, step.T, config.dtype)
+      .and_then([&] {
+        const std::byte* gate = at(rooms.gate_up);
+        return silu_multiply_cuda({.gate = gate,
+                                   .up = gate + inner * bytes_of(config.dtype),
+                                   .out = at(rooms.inner),
+                                   .T = step.T,
+                                   .I = config.intermediate_size,
+                                   .in_stride = 2 * config.intermediate_size,
+                                   .dtype = config.dtype},
+                                  lane.stream());
+      })
+      .and_then([&] { return multiply(rooms.inner, layer.down, rooms.delta, step.T, Dtype::f32); });
+}
+
+/// Leaves what the layer adds to the residual in `delta`: the next norm adds it.
+Expected<void> GpuTransformer::State::run_layer(const GpuStep& step, std::int32_t index,
+                                                const PagedKv& kv) {
+  const GpuLayer& layer = weights.layers[index];
+  return norm(index == 0 ? nullptr : at(rooms.delta), layer.input_norm, rooms.normed, step.T)
+      .and_then([&] { return project_heads(step, layer); })
+      .and_then([&] { return attend(step, kv, config.window_of(index)); })
+      .and_then([&] { return multiply(rooms.heads, layer.o, rooms.delta, step.T, Dtype::f32); })
+      .and_then(
+          [&] { return norm(at(rooms.delta), layer.post_attention_norm, rooms.normed, step.T); })
+      .and_then([&] { return feed_forward(step, layer); });
+}
+
+Expected<void> GpuTransformer::State::choose(const GpuStep& step) {
+  if (step.n == 0) return {};
+  const OutputParts outputs = output_parts(at(rooms.outputs), step.n, step.K);
+  return norm(at(rooms.delta), weights.final_norm, rooms.wanted, step.n, step.logit_rows)
+      .and_then(
+          [&] { return multiply(rooms.wanted, weights.lm_head, rooms.logits, step.n, Dtype::f32); })
+      .and_then([&] {
+        return sample_cuda({.logits = floats_at(rooms.logits),
+                            .choices = step.choices,
+                            .tokens = outputs.tokens,
+                            .logprobs = outputs.logprobs,
+                            .likeliest_tokens = outputs.likeliest,
+                            .likeliest_logprobs = outputs.likeliest_logprobs,
+                            .n = step.n,
+                            .vocab = config.vocab_size,
+                            .K = step.K},
+                           lane.stream());
+      })
+      .and_then([&] {
+        return device.copy(host_outputs(), at(rooms.outputs), output_bytes(step.n, step.K),
+                           lane.stream());
+      });
+}
+
+Expected<void> GpuTransformer::State::enqueue(const GpuStep& step, std::size_t input_bytes,
+                                              std::byte* kv_base, const KvLayout& layout,
+                                              const BeforeLayer& before_layer) {
+  if (step.T == 0) return {};
+  auto copied = device.copy(at(rooms.inputs), staging.data(), input_bytes, lane.stream());
+  if (!copied) return copied;
+  const auto queue = [&] { return compute(step, kv_base, layout, before_layer); };
+  // What a layer waits for is the step's own, and cannot be in a graph.
+  if (!step.shape || before_layer) return queue();
+  return graphs.run(*step.shape, lane.stream(), queue);
+}
+
+/// All that follows from the inputs on the device.
+Expected<void> GpuTransformer::State::compute(const GpuStep& step, std::byte* kv_base,
+                                              const KvLayout& layout,
+                                              const BeforeLayer& before_layer) {
+  auto queued = embed_cuda({.table = region + weights.embedding,
+                            .tokens = step.tokens,
+                            .out = floats_at(rooms.residual),
+                            .T = step.T,
+                            .width = config.hidden_size,
+                            .dtype = config.dtype},
+                           lane.stream());
+  for (std::int32_t layer = 0; layer < config.layers && queued; ++layer) {
+    if (before_layer) queued = before_layer(layer);
+    if (queued) queued = run_layer(step, layer, layer_view(kv_base, layout, layer));
+  }
+  return queued.and_then([&] { return choose(step); });
+}
+
+std::size_t GpuTransformer::device_bytes(const ModelConfig& config, const GpuLimits& limits) {
+  return GpuRooms(config, limits).bytes;
+}
+
+Expected<GpuTransformer> GpuTransformer::create(Device& device, const ModelConfig& config,
+                                                const std::byte* weights, const GpuLimits& limits) {
+  auto state = std::make_unique<State>(device, config, weights, limits);
+  auto memory = DeviceBuffer::allocate(device, state->rooms.bytes);
+  if (!memory) return forward_error(memory);
+  state->memory = std::move(*memory);
+  const std::size_t staging_bytes = round_up(state->rooms.input_bytes(), kInputAlignment) +
+                                    output_bytes(limits.logit_rows, limits.likeliest);
+  auto staging = StagingBuffer::allocate(device, staging_bytes);
+  if (!staging) return forward_error(staging);
+  state->staging = std::move(*staging);
+  auto lane = Lane::open(device);
+  if (!lane) return forward_error(lane);
+  state->lane = std::move(*lane);
+  return GpuTransformer(std::move(state));
+}
+
+GpuTransformer::GpuTransformer(std::unique_ptr<State> state) : state_(std::move(state)) {}
+GpuTransformer::GpuTransformer(GpuTransformer&&) noexcept = default;
+GpuTransformer& GpuTransformer::operator=(GpuTransformer&&) noexcept = default;
+GpuTransformer::~GpuTransformer() = default;
+
+const ModelConfig& GpuTransformer::config() const { return state_->config; }
+const Lane& GpuTransformer::lane() const { return state_->lane; }
+const float* GpuTransformer::logits() const { return state_->floats_at(state_->rooms.logits); }
+
+Expected<void> GpuTransformer::start(const ForwardBatch& batch,
+                                     std::span<const SampleChoice> choices, std::byte* kv_base,
+                                     const KvLayout& layout, const BeforeLayer& before_layer) {
+  State& state = *state_;
+  KV_CHECK(!state.is_under_way);
+  check_batch(batch, state.config, layout);
+  check_limits(batch, choices, state.limits);
+  StepInputs inputs(state.staging.data(), state.at(state.rooms.inputs), state.rooms.input_bytes());
+  const GpuStep step = plan_step(state.step_context(kv_base, layout), batch, choices, inputs);
+  state.last_step = {static_cast<std::int32_t>(batch.logit_rows.size()), step.n, step.K};
+  auto queued = state.enqueue(step, inputs.bytes(), kv_base, layout, before_layer);
+  if (queued) queued = state.lane.mark();
+  if (queued) {
+    state.is_under_way = true;
+    return {};
+  }
+  // What has been queued reads the staging area. A kernel that does not start cannot say that the
+  // device is lost: the device can.
+  auto drained = state.lane.finish();
+  if (!drained && drained.error().code == Errc::device_lost) return drained;
+  return queued;
+}
+
+Expected<GpuSamples> GpuTransformer::wait() {
+  State& state = *state_;
+  KV_CHECK(state.is_under_way);
+  state.is_under_way = false;
+  if (auto done = state.lane.reach(); !done) return forward_error(done);
+  const std::size_t n = state.last_step.wanted_rows, K = state.last_step.K;
+  const OutputParts outputs = output_parts(state.host_outputs(), state.last_step.padded_rows, K);
+  return GpuSamples{{outputs.tokens, n},
+                    {outputs.logprobs, n},
+                    state.last_step.K,
+                    {outputs.likeliest, n * K},
+                    {outputs.likeliest_logprobs, n * K}};
+}
+
+}  // namespace kvhive

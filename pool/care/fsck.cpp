@@ -1,0 +1,201 @@
+#include "pool/care/fsck.hpp"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "pool/care/soundness.hpp"
+#include "pool/prefix_index.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::size_t kMostViolations = 100;
+
+std::uint64_t get(const std::atomic<std::uint64_t>& field) {
+  return field.load(std::memory_order_relaxed);
+}
+
+/// `what` stays the same from look to look, `figures` may move on while the pool works.
+struct Finding {
+  std::string what, figures;
+};
+
+/// One look at everything.
+class Look {
+ public:
+  Look(const PoolMemory& memory, Moment moment, const SlotOwners* owners)
+      : memory_(memory), moment_(moment), owners_(owners), blocks_(memory) {}
+
+  void run() {
+    attached();
+    if (const auto header = memory_.check_header(); !header) violation(header.error().text);
+    check_slots();
+    for (std::uint32_t id = 0; id < memory_.geometry().total_blocks(); ++id)
+      check_word(BlockId{id});
+    for (const BlockId block : blocks_.ready()) {
+      for (const std::string& fault : blocks_.identity_faults(block)) violation(block, fault);
+      if (blocks_.has_future_stamp(block)) violation(block, "has a release stamp from the future");
+    }
+    check_index();
+    for (const Tier tier : {Tier::device, Tier::host}) {
+      check_free(tier);
+      check_order(tier);
+    }
+    if (get(memory_.control().next_serial) >= kImplausible)
+      violation("the counter of names has run away", get(memory_.control().next_serial));
+    report_.ready = blocks_.ready().size();
+    report_.orphans = blocks_.orphans();
+    report_.bytes_checked = blocks_.bytes_checked();
+  }
+
+  const std::vector<Finding>& findings() const { return findings_; }
+  FsckReport& report() { return report_; }
+
+ private:
+  void violation(BlockId block, const std::string& text) {
+    violation("block " + std::to_string(block.value) + " " + text);
+  }
+  void violation(std::string what) { findings_.push_back({std::move(what), ""}); }
+  void violation(std::string what, std::uint64_t figure) {
+    findings_.push_back({std::move(what), " (" + std::to_string(figure) + ")"});
+  }
+
+  /// Slots that may hold blocks, including any attached since we began.
+  std::uint32_t attached() {
+    for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+      const bool is_known = owners_ != nullptr && (*owners_)[slot].use != SlotOwner::Use::vacant;
+      if (is_known || pid_in(slot) != 0) attached_ |= 1u << slot;
+    }
+    return attached_;
+  }
+  std::uint32_t pid_in(std::uint32_t slot) const {
+    return memory_.control().processes[slot].pid.load(std::memory_order_acquire);
+  }
+
+  void check_slots() {
+    if (owners_ == nullptr) return;
+    for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+      const SlotOwner& owner = (*owners_)[slot];
+      const std::uint32_t pid = pid_in(slot);
+      const std::string name = "slot " + std::to_string(slot);
+      if (pid == 0) continue;  // vacant, or its process is just starting
+      if (owner.use == SlotOwner::Use::vacant)
+        violation(name + " is signed by pid " + std::to_string(pid) +
+                  ", but the keeper knows nobody there");
+      else if (owner.use == SlotOwner::Use::used && owner.pid != 0 && owner.pid != pid)
+        violation(name + " is signed by pid " + std::to_string(pid) + ", but is of pid " +
+                  std::to_string(owner.pid));
+    }
+  }
+
+  void check_word(BlockId block) {
+    ++report_.blocks_checked;
+    const BlockWord word = blocks_.word(block);
+    for (const std::string& fault : blocks_.word_faults(block, word, attached()))
+      violation(block, fault);
+    if (block == kNullBlock) return;
+    switch (word.state()) {
+      case BlockState::free: ++report_.free; break;
+      case BlockState::filling: ++report_.filling; break;
+      case BlockState::ready: ++(word.holders() == 0 ? report_.idle : report_.held); break;
+      case BlockState::retired: ++report_.retired; break;
+    }
+  }
+
+  void check_index() {
+    const PrefixIndex index(memory_.index(), memory_.layout().index_buckets);
+    std::unordered_map<BlockId, const std::atomic<std::uint64_t>*> hinted;
+    for (std::size_t b = 0; b < memory_.layout().index_buckets; ++b) {
+      for (const auto& way : memory_.index()[b].way) {
+        const std::uint64_t hint = way.load(std::memory_order_acquire);
+        const BlockId block = PrefixIndex::block_of(hint);
+        if (block == kNullBlock) continue;
+        if (!memory_.has_block(block)) {
+          violation("index bucket " + std::to_string(b) + " points at block " +
+                    std::to_string(block.value) + ", beyond the pool");
+        } else if (blocks_.word(block).state() != BlockState::ready ||
+                   !index.leads_to(b, hint, blocks_.name_of(block))) {
+          ++report_.stale_hints;
+        } else if (const auto [first, is_new] = hinted.emplace(block, &way); !is_new) {
+          // It may have been given out and published anew since we saw the first.
+          const std::uint64_t other = first->second->load(std::memory_order_acquire);
+          if (PrefixIndex::block_of(other) == block && other >> 32 == hint >> 32)
+            violation(block, "has two hints in the index");
+        }
+      }
+    }
+    for (const BlockId block : blocks_.ready())
+      report_.unhinted += hinted.find(block) == hinted.end();
+  }
+
+  void check_free(Tier tier) {
+    const auto& layout = memory_.tier_layout(tier);
+    const auto* bitmap = memory_.bitmap(tier);
+    const auto* summary = memory_.summary(tier);
+    for (std::uint32_t i = 0; i < layout.blocks; ++i) {
+      const BlockId block{layout.first_block + i};
+      const BlockWord before = blocks_.word(block);
+      if (before.state() != BlockState::free || block == kNullBlock) continue;
+      const bool is_listed = (get(bitmap[i / 64]) >> i % 64 & 1) != 0 &&
+                             (get(summary[i / 4096]) >> i / 64 % 64 & 1) != 0;
+      if (is_listed || blocks_.word(block) != before) continue;
+      ++report_.unlisted;
+      if (moment_ == Moment::quiescent) violation(block, "is free, but nobody would find it");
+    }
+    const auto check_end = [&](const auto* words, std::size_t bits, const char* what) {
+      if (bits % 64 != 0 && get(words[bits / 64]) >> bits % 64 != 0)
+        violation("the " + std::string(to_string(tier)) + " tier's " + what +
+                  " has bits beyond its end");
+    };
+    check_end(bitmap, layout.blocks, "free bitmap");
+    check_end(summary, layout.bitmap_words, "free bitmap's summary");
+  }
+
+  void check_order(Tier tier) {
+    const TierControl& control = memory_.control().tiers[std::size_t(tier)];
+    const std::string name = "the " + std::string(to_string(tier)) + " tier's release order";
+    const std::uint64_t head = get(control.head), tail = get(control.tail);
+    if (head > tail) violation(name + " starts after its end", head);
+    if (tail >= kImplausible) violation(name + " has run away", tail);
+    const auto& layout = memory_.tier_layout(tier);
+    const auto* ring = memory_.ring(tier);
+    for (std::size_t i = 0; i < layout.ring_slots; ++i) {
+      const std::uint32_t block = ring[i].load(std::memory_order_relaxed);
+      if (block != 0 && block - layout.first_block >= layout.blocks)
+        violation(name + " names block " + std::to_string(block) + ", which is not of the tier");
+    }
+  }
+
+  const PoolMemory& memory_;
+  Moment moment_;
+  const SlotOwners* owners_;
+  std::uint32_t attached_ = 0;
+  Soundness blocks_;
+  std::vector<Finding> findings_;
+  FsckReport report_;
+};
+
+}  // namespace
+
+FsckReport fsck(const PoolMemory& memory, Moment moment, const SlotOwners* owners) {
+  Look look(memory, moment, owners);
+  look.run();
+  FsckReport report = std::move(look.report());
+  std::vector<Finding> found = look.findings();
+  if (!found.empty()) {  // damage stays, what was in the middle of something does not
+    Look again(memory, moment, owners);
+    again.run();
+    std::unordered_set<std::string> still;
+    for (const Finding& finding : again.findings()) still.insert(finding.what);
+    std::erase_if(found, [&](const Finding& f) { return still.find(f.what) == still.end(); });
+  }
+  report.violations_in_all = found.size();
+  for (const Finding& finding : found) {
+    if (report.violations.size() == kMostViolations) break;
+    report.violations.push_back(finding.what + finding.figures);
+  }
+  return report;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,314 @@
+#include "pool/care/repair.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "pool/care/reaper.hpp"
+#include "pool/care/soundness.hpp"
+#include "pool/eviction_journal.hpp"
+#include "pool/free_blocks.hpp"
+#include "pool/idle_order.hpp"
+#include "pool/prefix_index.hpp"
+#include "pool/tier_counters.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+
+class Repair {
+ public:
+  Repair(const PoolMemory& memory, const SlotOwners& owners)
+      : memory_(memory), owners_(owners), index_(memory.index(), memory.layout().index_buckets) {}
+
+  RepairReport run() {
+    mend_header();
+    for (const Tier tier : kBothTiers) mend_order(tier);
+    mend_serials();
+    mend_slots();
+    mend_words();
+    reap_strangers();
+    mend_identities();
+    drop_hints();
+    restore_hints();
+    for (const Tier tier : kBothTiers) {
+      mend_ends(tier);
+      report_.free_listed += FreeBlocks(memory_, tier).find_lost();
+      restamp(tier);
+      count_retired(tier);
+      correct_used(memory_, tier);
+      IdleOrder::invalidate(control(tier));  // what is behind the head is found by a scan
+    }
+    return report_;
+  }
+
+ private:
+  static constexpr std::array<Tier, kTiers> kBothTiers = {Tier::device, Tier::host};
+
+  TierControl& control(Tier tier) const { return memory_.control().tiers[std::size_t(tier)]; }
+  BlockDescriptor& descriptor(BlockId block) const { return memory_.descriptors()[block.value]; }
+  BlockWord word(BlockId block) const {
+    return {descriptor(block).word.load(std::memory_order_acquire)};
+  }
+  bool is_used(std::uint32_t slot) const { return owners_[slot].use != SlotOwner::Use::vacant; }
+  std::uint32_t used_slots() const {
+    std::uint32_t mask = 0;
+    for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
+      if (is_used(slot)) mask |= 1u << slot;
+    return mask;
+  }
+
+  // -- the control object
+
+  /// Of the header and its copy the one that bears its own checksum is right.
+  void mend_header() {
+    ControlBlock& pool = memory_.control();
+    if (memory_.check_header()) return;
+    const auto is_sound = [this](const PoolHeader& header) {
+      return header.checksum == checksum_of(header) && header.geometry == memory_.geometry();
+    };
+    if (is_sound(pool.header))
+      pool.copy = pool.header;
+    else if (is_sound(pool.copy))
+      pool.header = pool.copy;
+    pool.formatted.store(kFormatted, std::memory_order_release);
+    ++report_.fields;
+  }
+
+  /// The head never passes the tail by itself. A tail that lost a high bit follows the head again;
+  /// a head or tail beyond anything ever counted starts anew, and with it all stamps.
+  void mend_order(Tier tier) {
+    TierControl& order = control(tier);
+    if (order.head.load(relaxed) >= kImplausible) {
+      order.head.store(1, relaxed);
+      ++report_.fields;
+    }
+    if (order.tail.load(relaxed) >= kImplausible) {
+      order.tail.store(std::max<std::uint64_t>(order.head.load(relaxed), 1), relaxed);
+      ++report_.fields;
+    }
+    const std::uint64_t head = order.head.load(relaxed);
+    std::uint64_t tail = order.tail.load(relaxed);
+    if (tail < head) ++report_.fields;
+    while (tail < head && !order.tail.compare_exchange_weak(tail, head, relaxed)) {
+    }
+    const auto& layout = memory_.tier_layout(tier);
+    auto* ring = memory_.ring(tier);
+    for (std::size_t i = 0; i < layout.ring_slots; ++i) {
+      std::uint32_t block = ring[i].load(relaxed);
+      if (block != 0 && block - layout.first_block >= layout.blocks)
+        report_.hints_dropped += ring[i].compare_exchange_strong(block, 0, relaxed);
+    }
+  }
+
+  /// Two published blocks with names from the future: the counter of names lost a bit. One: its
+  /// descriptor is damaged, which mend_identities() sees to.
+  void mend_serials() {
+    auto& next = memory_.control().next_serial;
+    std::uint64_t last = 0;
+    std::size_t later = 0;
+    for (std::uint32_t id = 1; id < memory_.geometry().total_blocks(); ++id) {
+      if (word(BlockId{id}).state() != BlockState::ready) continue;
+      const std::uint64_t serial = descriptor(BlockId{id}).serial.load(relaxed);
+      if (serial >= kImplausible) continue;
+      last = std::max(last, serial);
+      later += serial >= next.load(relaxed);
+    }
+    std::uint64_t now = next.load(relaxed);
+    const bool has_run_away = now >= kImplausible;
+    if (!has_run_away && later < 2) return;
+    while ((has_run_away ? now > last + 1 : now <= last) &&
+           !next.compare_exchange_weak(now, last + 1, relaxed)) {
+    }
+    ++report_.fields;
+  }
+
+  void mend_slots() {
+    for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+      const SlotOwner& owner = owners_[slot];
+      auto& pid = memory_.control().processes[slot].pid;
+      if (owner.use == SlotOwner::Use::unswept) continue;  // the reaper's
+      const bool is_wrong = owner.use == SlotOwner::Use::vacant
+                                ? pid.load(relaxed) != 0
+                                : owner.pid != 0 && pid.load(relaxed) != owner.pid;
+      if (!is_wrong) continue;
+      pid.store(owner.use == SlotOwner::Use::vacant ? 0 : owner.pid, std::memory_order_release);
+      ++report_.fields;
+    }
+  }
+
+  // -- the blocks
+
+  void mend_words() {
+    constexpr std::uint64_t kNoSlot = 1u << kMaxProcesses | 1ull << 35;
+    for (std::uint32_t id = 0; id < memory_.geometry().total_blocks(); ++id) {
+      const BlockId block{id};
+      if (BlockWord{word(block).bits & kNoSlot}.bits != 0) {  // bits nobody has
+        descriptor(block).word.fetch_and(~kNoSlot, std::memory_order_acq_rel);
+        ++report_.fields;
+      }
+      const BlockWord now = word(block);
+      if (block == kNullBlock) {
+        if (now.state() == BlockState::retired && now.holders() == 0) continue;
+        descriptor(block).word.store(BlockWord::make(BlockState::retired, 0, 0).bits);
+        ++report_.fields;
+      } else if (now.state() == BlockState::retired && now.holders() == 0) {
+        forget(block);
+      } else if (!Soundness::word_faults(block, now, ~0u).empty()) {
+        retire(block, now);
+      }
+    }
+  }
+
+  /// Whoever holds something in the name of a slot that nobody has is not there.
+  void reap_strangers() {
+    const std::uint32_t strangers = ~used_slots();
+    std::uint32_t found = 0;
+    for (std::uint32_t id = 1; id < memory_.geometry().total_blocks(); ++id) {
+      const std::uint32_t mask = word(BlockId{id}).holders() & strangers;
+      report_.holders += mask != 0;
+      found |= mask;
+    }
+    for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
+      if ((found >> slot & 1) != 0) reap(memory_, ProcessSlot{slot});
+  }
+
+  /// Parents, who are older, first: a block is judged by its parent, unless that is gone. Again,
+  /// until nothing more is found: what is retired may have hidden another block of its name.
+  void mend_identities() {
+    for (std::size_t before = ~std::size_t{0}; before != report_.retired;) {
+      before = report_.retired;
+      Soundness blocks(memory_);
+      std::vector<BlockId> order = blocks.ready();
+      std::stable_sort(order.begin(), order.end(), [&](BlockId a, BlockId b) {
+        return descriptor(a).uid.load(relaxed) < descriptor(b).uid.load(relaxed);
+      });
+      for (const BlockId block : order) {
+        const BlockWord seen = word(block);
+        if (seen.state() == BlockState::ready && !blocks.identity_faults(block).empty() &&
+            word(block).generation() == seen.generation())
+          retire(block, seen);
+      }
+    }
+  }
+
+  /// Out of service for good. One instruction decides, whoever holds it; the rest is tidying up,
+  /// and done again by the next repair should we be killed.
+  void retire(BlockId block, BlockWord seen) {
+    BlockWord now = seen;
+    do {
+      if (now.generation() != seen.generation() || now.state() != seen.state()) return;
+    } while (!descriptor(block).word.compare_exchange_weak(
+        now.bits, BlockWord::make(BlockState::retired, now.generation() + 1, 0).bits,
+        std::memory_order_acq_rel));
+    index_.erase(name_of(block), block);
+    if (seen.state() == BlockState::ready)
+      EvictionJournal(memory_).note(Departure::retired, ProcessSlot{kMaxProcesses}, {&block, 1});
+    forget(block);
+    ++report_.retired;
+  }
+
+  /// Should the word be damaged again, there is nothing to be found in the block.
+  void forget(BlockId block) const {
+    BlockDescriptor& d = descriptor(block);
+    d.uid.store(0, relaxed);
+    d.parent_uid.store(0, relaxed);
+    d.hash_low.store(0, relaxed);
+    d.hash_high.store(0, relaxed);
+  }
+
+  // -- hints
+
+  Hash128 name_of(BlockId block) const {
+    return {descriptor(block).hash_low.load(relaxed), descriptor(block).hash_high.load(relaxed)};
+  }
+
+  /// A hint is left after its block is ready, and taken away after it is not: one that does not fit
+  /// is stale, whatever happens meanwhile.
+  void drop_hints() {
+    is_hinted_.assign(memory_.geometry().total_blocks(), false);
+    for (std::size_t b = 0; b < memory_.layout().index_buckets; ++b) {
+      for (auto& way : memory_.index()[b].way) {
+        std::uint64_t hint = way.load(std::memory_order_acquire);
+        const BlockId block = PrefixIndex::block_of(hint);
+        if (block == kNullBlock) continue;
+        const bool is_good = memory_.has_block(block) && !is_hinted_[block.value] &&
+                             word(block).state() == BlockState::ready &&
+                             index_.leads_to(b, hint, name_of(block));
+        if (is_good)
+          is_hinted_[block.value] = true;
+        else
+          report_.hints_dropped += way.compare_exchange_strong(
+              hint, PrefixIndex::without_hint(hint), std::memory_order_acq_rel);
+      }
+    }
+  }
+
+  void restore_hints() {
+    for (std::uint32_t id = 1; id < memory_.geometry().total_blocks(); ++id) {
+      const BlockId block{id};
+      const BlockWord before = word(block);
+      if (is_hinted_[id] || before.state() != BlockState::ready) continue;
+      const Hash128 name = name_of(block);
+      std::atomic_thread_fence(std::memory_order_acquire);
+      const auto is_same = [&] {
+        const BlockWord now = word(block);
+        return now.state() == BlockState::ready && now.generation() == before.generation();
+      };
+      if (!is_same() || !index_.offer(name, block)) continue;
+      ++report_.hints_restored;
+      if (!is_same()) index_.erase(name, block);  // its evictor was faster
+    }
+  }
+
+  void mend_ends(Tier tier) {
+    const auto& layout = memory_.tier_layout(tier);
+    const auto cut = [this](auto* words, std::size_t bits) {
+      if (bits % 64 == 0) return;
+      const std::uint64_t beyond = ~0ull << bits % 64;
+      report_.fields +=
+          (words[bits / 64].fetch_and(~beyond, std::memory_order_seq_cst) & beyond) != 0;
+    };
+    cut(memory_.bitmap(tier), layout.blocks);
+    cut(memory_.summary(tier), layout.bitmap_words);
+  }
+
+  /// Stamps from the future: no scan finds their blocks.
+  void restamp(Tier tier) {
+    const Soundness blocks(memory_);
+    std::vector<BlockId> lost;
+    for (const BlockId block : blocks.ready())
+      if (memory_.tier_of(block) == tier && blocks.has_future_stamp(block)) lost.push_back(block);
+    std::stable_sort(lost.begin(), lost.end(), [&](BlockId a, BlockId b) {
+      return descriptor(a).stamp.load(relaxed) < descriptor(b).stamp.load(relaxed);
+    });
+    IdleOrder idle(memory_, tier);
+    idle.stamp(lost);
+    idle.settle(lost);
+    report_.restamped += lost.size();
+  }
+
+  void count_retired(Tier tier) const {
+    const auto& layout = memory_.tier_layout(tier);
+    std::uint32_t retired = 0;
+    for (std::uint32_t i = 0; i < layout.blocks; ++i) {
+      const BlockId block{layout.first_block + i};
+      retired += block != kNullBlock && word(block).state() == BlockState::retired;
+    }
+    control(tier).retired.store(retired, relaxed);
+  }
+
+  const PoolMemory& memory_;
+  const SlotOwners& owners_;
+  PrefixIndex index_;
+  RepairReport report_;
+  std::vector<bool> is_hinted_;
+};
+
+}  // namespace
+
+RepairReport repair(const PoolMemory& memory, const SlotOwners& owners) {
+  return Repair(memory, owners).run();
+}
+
+}  // namespace kvhive

@@ -1,0 +1,180 @@
+#pragma once
+// An engine of plain calls whose device tier is a (fake) GPU's memory, as a process attaches to it.
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "actors/gpu/device_swapper.hpp"
+#include "base/exit_codes.hpp"
+#include "kernels/simt/stream.hpp"
+#include "tests/actors/plain_ring.hpp"
+#include "tests/device/fake_device.hpp"
+
+namespace kvhive::testing {
+
+/// A copy for each pair; the device checks them.
+inline CopyOnDevice plain_copies(Device& device) {
+  return [&device](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
+    for (const BlockPair& pair : std::span(args.pairs, args.pairs_count))
+      if (auto started =
+              device.copy(args.destination + pair.destination * args.destination_stride,
+                          args.source + pair.source * args.source_stride, args.bytes, stream);
+          !started)
+        return started;
+    return {};
+  };
+}
+
+/// As a kernel makes them: pairs are read when its turn comes.
+inline CopyOnDevice late_copies() {
+  return [](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
+    stream->enqueue([args] { block_copy_reference(args); });
+    return {};
+  };
+}
+
+/// Now the one, now the other.
+inline CopyOnDevice both_copies(Device& device) {
+  return [plain = plain_copies(device), late = late_copies(), calls = 0](
+             const BlockCopyArgs& args, DeviceStream stream) mutable {
+    return calls++ % 2 == 0 ? plain(args, stream) : late(args, stream);
+  };
+}
+
+/// The oracle as a kernel: its work happens on a stream, after the plan's swaps. It needs whole
+/// blocks, so that its layers only look whether what they would read is there.
+class DeviceOracleRunner final : public StepRunner {
+ public:
+  DeviceOracleRunner(Device& device, const PoolMemory& memory, ProcessSlot slot,
+                     DeviceSwapper& swapper, Lane lane)
+      : device_(device),
+        memory_(memory),
+        swapper_(swapper),
+        oracle_(memory, slot),
+        lane_(std::move(lane)) {}
+
+  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override {
+    // What is enqueued outlives a call that fails.
+    const auto copied = std::make_shared<const StepPlan>(plan);
+    const auto sampled = std::make_shared<std::vector<SampledToken>>();
+    auto done = swapper_.join_out(plan, lane_);
+    for (std::uint32_t layer = 0; layer < memory_.geometry().kv.layers && done; ++layer) {
+      done = swapper_.join_layer(plan, static_cast<std::int32_t>(layer), lane_);
+      lane_.stream()->enqueue([=, this] { see(*copied, layer); });
+    }
+    const std::size_t bytes = memory_.geometry().kv.block_bytes();
+    std::byte* const arena = memory_.arena(Tier::device);
+    if (done)
+      done = plain_copies(device_)(whole_blocks(arena, arena, bytes, plan.copies), lane_.stream());
+    if (done) {
+      lane_.stream()->enqueue([=, this] { *sampled = *oracle_.run(*copied); });
+      done = lane_.finish();
+    }
+    if (done) done = swapper_.finish(plan);
+    if (!done) return forward_error(done);
+    return *sampled;
+  }
+
+ private:
+  /// Loses the device if this layer of what is swapped in is not what it is in the host tier.
+  void see(const StepPlan& plan, std::uint32_t layer) const {
+    const KvLayout& kv = memory_.geometry().kv;
+    const auto at = [&](Tier tier, std::uint32_t block) {
+      return memory_.arena(tier) + block * kv.block_bytes() + layer * kv.layer_bytes();
+    };
+    for (const BlockPair& pair : plan.swap_in)
+      if (std::memcmp(at(Tier::host, pair.source), at(Tier::device, pair.destination),
+                      kv.layer_bytes()) != 0)
+        throw std::runtime_error("layer " + std::to_string(layer) + " has not arrived");
+  }
+
+  Device& device_;
+  const PoolMemory& memory_;
+  DeviceSwapper& swapper_;
+  OracleRunner oracle_;
+  Lane lane_;
+};
+
+/// A pool whose device tier nobody can map but by a device. To be made before any device: those who
+/// attach may be children.
+struct DevicePool {
+  DevicePool(std::uint32_t device_blocks, std::uint32_t host_blocks)
+      : memory(private_pool(geometry(device_blocks, host_blocks))),
+        bytes(PoolLayout(memory.geometry()).device_bytes),
+        arena(*FakeDevice().create_shared(bytes)),
+        host_lock(memfd_create("host-arena", MFD_CLOEXEC)) {}
+
+  static PoolGeometry geometry(std::uint32_t device_blocks, std::uint32_t host_blocks) {
+    PoolGeometry geometry = small_geometry(device_blocks, host_blocks, 4, 2);
+    geometry.kv.layers = 4;
+    geometry.device = DeviceKind::cuda;
+    return geometry;
+  }
+
+  PoolMemory memory;
+  std::size_t bytes;
+  UniqueFd arena;
+  UniqueFd host_lock;  ///< stands for the host arena's descriptor
+};
+
+/// One at a time in a process: it says where the pool's device arena is.
+class DeviceEngine {
+ public:
+  /// The device's own failures, also while attaching, are what comes back.
+  static Expected<std::unique_ptr<DeviceEngine>> attach(FakeDevice& device, DevicePool& pool,
+                                                        ProcessSlot slot,
+                                                        const RingConfig& config) {
+    auto engine = std::unique_ptr<DeviceEngine>(new DeviceEngine(device));
+    auto arena = SharedDeviceMemory::map(device, pool.arena.get(), pool.bytes);
+    if (!arena) return forward_error(arena);
+    engine->arena_ = std::move(*arena);
+    pool.memory.set_device_arena(engine->arena_.data());
+    const PoolGeometry& geometry = pool.memory.geometry();
+    auto pages = LockedPages::lock(device, pool.memory.arena(Tier::host),
+                                   geometry.host_blocks * geometry.kv.block_bytes(),
+                                   geometry.kv.block_bytes(), pool.host_lock.get());
+    if (!pages) return forward_error(pages);
+    engine->pages_ = std::move(*pages);
+    auto eraser = Lane::open(device);
+    if (!eraser) return forward_error(eraser);
+    engine->eraser_ = std::move(*eraser);
+    auto runner_lane = Lane::open(device);  // the runner's constructor cannot fail
+    if (!runner_lane) return forward_error(runner_lane);
+    // A layer a part, and room aside for less than a large step moves.
+    auto swapper =
+        DeviceSwapper::create(device, pool.memory, {both_copies(device), both_copies(device)},
+                              {.aside_bytes = 2 * geometry.kv.block_bytes(), .part_bytes = 1});
+    if (!swapper) return forward_error(swapper);
+    auto runner = std::make_unique<DeviceOracleRunner>(device, pool.memory, slot, **swapper,
+                                                       std::move(*runner_lane));
+    engine->ring_ = std::make_unique<PlainRing>(
+        pool.memory, slot, config, std::move(*swapper), std::move(runner),
+        [raw = engine.get()](std::span<const BlockId> blocks) { raw->erase(blocks); });
+    engine->block_bytes_ = geometry.kv.block_bytes();
+    return engine;
+  }
+
+  PlainRing& ring() { return *ring_; }
+
+ private:
+  explicit DeviceEngine(FakeDevice& device) : device_(device) {}
+
+  /// Ends the process where an engine would.
+  void erase(std::span<const BlockId> blocks) {
+    if (!zero_blocks(device_, eraser_, arena_.data(), block_bytes_, blocks)) _exit(kExitDeviceLost);
+  }
+
+  FakeDevice& device_;
+  SharedDeviceMemory arena_;
+  LockedPages pages_;
+  Lane eraser_;
+  std::size_t block_bytes_ = 0;
+  std::unique_ptr<PlainRing> ring_;
+};
+
+}  // namespace kvhive::testing

@@ -1,0 +1,189 @@
+// Steps of a model on a fake GPU while their swaps are held up: layers compute before the last ones
+// have arrived, and while blocks leave; tokens are what they are without swaps.
+
+#include "actors/gpu/gpu_runner.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <limits>
+#include <stdexcept>
+#include <thread>
+
+#include "kernels/cuda/cuda_kernels.hpp"
+#include "tests/actors/gate.hpp"
+#include "tests/models/gpu/gpu_model.hpp"
+#include "tests/support/private_pool.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+constexpr std::uint32_t kBlockSize = 4, kDeviceBlocks = 16, kHostBlocks = 8;
+constexpr SeqId kSequence{1};
+
+class GpuRunnerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    arena_ = *DeviceBuffer::allocate(device_, kDeviceBlocks * kv_.block_bytes());
+    memory_.set_device_arena(arena_.data());
+    pages_ = *LockedPages::lock(device_, memory_.arena(Tier::host), kHostBlocks * kv_.block_bytes(),
+                                kv_.block_bytes(), host_lock_.get());
+    // By the kernel, which reads pairs late.
+    const auto copy = [this](const BlockCopyArgs& args, DeviceStream stream) {
+      if (before_copy_) before_copy_(args, stream);
+      return swap_blocks_cuda(args, std::numeric_limits<std::size_t>::max(), stream);
+    };
+    swapper_ = *DeviceSwapper::create(device_, memory_, {copy, copy}, {.part_bytes = 1});
+    ASSERT_EQ(swapper_->parts().count(), 4u);
+    GpuTransformer transformer = model_.another();
+    const DeviceStream stream = transformer.lane().stream();
+    runner_ = std::make_unique<GpuRunner>(
+        std::move(transformer), *swapper_,
+        [](const BlockCopyArgs& args, DeviceStream on) { return swap_blocks_cuda(args, 0, on); },
+        arena_.data(), kv_);
+    stream->enqueue([this] { computing_ = std::this_thread::get_id(); });
+    // The first plan's copies are waited for, to know what they cost.
+    StepPlan first;
+    first.swap_out = {{15, 7}};
+    ASSERT_TRUE(run(first).empty());
+
+    StepPlan prompt = work(0, tokens_, {1, 2, 3});
+    next_ = run(prompt).at(0);
+    expected_ = run(work(10, {next_}, {1, 2, 3})).at(0);
+  }
+
+  /// Slow hardware: longer than the model, so that who does not wait is seen.
+  static void take_a_while(DeviceStream stream) {
+    stream->enqueue([] { std::this_thread::sleep_for(std::chrono::milliseconds(200)); });
+  }
+  static StepPlan work(std::uint32_t start, std::vector<TokenId> tokens,
+                       std::vector<std::uint32_t> blocks) {
+    StepPlan plan;
+    plan.work.push_back({kSequence, start, std::move(tokens), std::move(blocks), true, {}, 0});
+    return plan;
+  }
+  std::vector<TokenId> run(const StepPlan& plan) {
+    auto sampled = swapper_->move(plan).and_then([&](double) { return runner_->run(plan); });
+    KV_CHECK(sampled.has_value(), sampled.error().text);
+    std::vector<TokenId> tokens;
+    for (const SampledToken& token : *sampled) tokens.push_back(token.token.token);
+    return tokens;
+  }
+  void swap_out(std::vector<BlockPair> pairs) {
+    StepPlan plan;
+    plan.swap_out = std::move(pairs);
+    ASSERT_TRUE(run(plan).empty());
+  }
+  bool is_to_host(const BlockCopyArgs& args) const {
+    const std::byte* const host = memory_.arena(Tier::host);
+    return args.destination >= host && args.destination < host + kHostBlocks * kv_.block_bytes();
+  }
+  /// Calls this before each piece of the model's work, the first of which is number 1.
+  void before_model_work(std::function<void(std::uint64_t number)> act) {
+    works_ = 0;
+    FakeFaults faults;
+    faults.before_work = [this, act = std::move(act)](std::uint64_t) {
+      if (std::this_thread::get_id() == computing_) act(++works_);
+    };
+    device_.set_faults(faults);
+  }
+
+  GpuModel model_{KVHIVE_DEMO_DIR,
+                  {.tokens = 16, .sequences = 2, .logit_rows = 2, .likeliest = 1},
+                  Dtype::bf16,
+                  kBlockSize,
+                  kDeviceBlocks};
+  FakeDevice& device_ = model_.device();
+  KvLayout kv_ = kv_layout(model_.config(), kBlockSize, Dtype::bf16);
+  PoolMemory memory_ = private_pool([this] {
+    PoolGeometry geometry = small_geometry(kDeviceBlocks, kHostBlocks, kBlockSize);
+    geometry.kv = kv_;
+    geometry.device = DeviceKind::cuda;
+    return geometry;
+  }());
+  UniqueFd host_lock_{memfd_create("host-arena", MFD_CLOEXEC)};
+  DeviceBuffer arena_;
+  LockedPages pages_;
+  std::function<void(const BlockCopyArgs&, DeviceStream)> before_copy_;
+  std::atomic<std::thread::id> computing_{};  ///< the runner's stream
+  std::uint64_t works_ = 0;                   ///< of that stream
+  std::unique_ptr<DeviceSwapper> swapper_;
+  std::unique_ptr<GpuRunner> runner_;
+  std::vector<TokenId> tokens_{3, 14, 15, 92, 65, 35, 89, 79, 32, 38};
+  TokenId next_ = 0, expected_ = 0;  ///< after `tokens_`, and after that
+};
+
+TEST_F(GpuRunnerTest, ALayerComputesBeforeTheNextHasArrived) {
+  swap_out({{1, 1}, {2, 2}, {3, 3}});
+  Gate gate;
+  before_model_work([&](std::uint64_t number) {
+    if (number == 8) gate.open();
+  });
+  std::uint32_t part = 0;
+  before_copy_ = [&](const BlockCopyArgs&, DeviceStream stream) {
+    if (part++ != 1) return;
+    gate.hold(stream);
+    take_a_while(stream);
+  };
+  StepPlan plan = work(10, {next_}, {4, 5, 6});
+  plan.swap_in = {{1, 4}, {2, 5}, {3, 6}};
+  EXPECT_EQ(run(plan), std::vector{expected_});
+  EXPECT_EQ(part, 4u);
+  EXPECT_TRUE(gate.was_opened_in_time()) << "no layer before all had arrived";
+}
+
+TEST_F(GpuRunnerTest, WhatIsCopiedOnWriteHasArrivedWhole) {
+  swap_out({{1, 1}, {2, 2}, {3, 3}});
+  std::uint32_t part = 0;
+  before_copy_ = [&](const BlockCopyArgs&, DeviceStream stream) {
+    if (part++ == 3) take_a_while(stream);
+  };
+  StepPlan plan = work(10, {next_}, {4, 5, 7});
+  plan.swap_in = {{1, 4}, {2, 5}, {3, 6}};
+  plan.copies = {{6, 7}};
+  EXPECT_EQ(run(plan), std::vector{expected_});
+}
+
+/// The step ends when both are done, whichever takes longer.
+TEST_F(GpuRunnerTest, TheModelComputesWhileBlocksLeaveAndBothAreDoneAtTheEnd) {
+  before_model_work([](std::uint64_t) {});
+  ASSERT_EQ(run(work(10, {next_}, {1, 2, 3})), std::vector{expected_});
+  const std::uint64_t last = works_;
+  ASSERT_GT(last, 20u);
+
+  Gate gate;
+  before_model_work([&](std::uint64_t number) {
+    if (number == last) gate.open();
+  });
+  before_copy_ = [&](const BlockCopyArgs& args, DeviceStream stream) {
+    if (!is_to_host(args)) return;
+    gate.hold(stream);
+    take_a_while(stream);
+  };
+  const std::vector<std::byte> left(arena_.data() + 2 * kv_.block_bytes(),
+                                    arena_.data() + 3 * kv_.block_bytes());
+  StepPlan plan = work(10, {next_}, {1, 2, 3});
+  plan.demotions = {{2, 5}};
+  EXPECT_EQ(run(plan), std::vector{expected_});
+  EXPECT_TRUE(gate.was_opened_in_time()) << "it waited for what leaves";
+  EXPECT_TRUE(std::ranges::equal(
+      left, std::span(memory_.arena(Tier::host) + 5 * kv_.block_bytes(), kv_.block_bytes())));
+}
+
+TEST_F(GpuRunnerTest, ADeviceThatIsLostInASwapEndsTheStep) {
+  StepPlan plan = work(10, {next_}, {1, 2, 3});
+  plan.demotions = {{2, 5}};
+  before_copy_ = [&](const BlockCopyArgs& args, DeviceStream stream) {
+    if (is_to_host(args)) stream->enqueue([] { throw std::runtime_error("a bus error"); });
+  };
+  ASSERT_TRUE(swapper_->move(plan));
+  const auto sampled = runner_->run(plan);
+  ASSERT_FALSE(sampled);
+  EXPECT_EQ(sampled.error().code, Errc::device_lost);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

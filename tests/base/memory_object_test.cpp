@@ -1,0 +1,146 @@
+#include "base/memory_object.hpp"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "tests/support/child_process.hpp"
+#include "tests/support/sanitizers.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::size_t kBytes = 8192;
+
+UniqueFd memory_of(std::size_t bytes) { return create_memory("kvhive-test", bytes).value(); }
+
+TEST(CreateMemory, IsPrivateClosedOnExecAndSealed) {
+  const UniqueFd fd = memory_of(kBytes);
+  struct stat status {};
+  ASSERT_EQ(fstat(fd.get(), &status), 0);
+  EXPECT_EQ(status.st_size, off_t{kBytes});
+  EXPECT_EQ(status.st_mode & 07777, 0600u);
+  EXPECT_EQ(fcntl(fd.get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+  EXPECT_EQ(ftruncate(fd.get(), 0), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(ftruncate(fd.get(), 2 * kBytes), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE), -1);
+}
+
+TEST(CreateMemory, HasItsPagesFromTheStart) {
+  const UniqueFd fd = memory_of(1 << 20);
+  struct stat status {};
+  ASSERT_EQ(fstat(fd.get(), &status), 0);
+  EXPECT_GE(status.st_blocks * 512, 1 << 20);
+}
+
+TEST(MappedMemory, SharesBytesBetweenMappings) {
+  const UniqueFd fd = memory_of(kBytes);
+  auto first = MappedMemory::map(fd.get(), kBytes, Access::read_write, "test").value();
+  auto second = MappedMemory::map(fd.get(), kBytes, Access::read_only, "test").value();
+  EXPECT_EQ(first.size(), kBytes);
+  first.data()[4711] = std::byte{42};
+  EXPECT_EQ(second.data()[4711], std::byte{42});
+}
+
+TEST(MappedMemory, OutlivesItsDescriptor) {
+  UniqueFd fd = memory_of(kBytes);
+  auto map = MappedMemory::map(fd.get(), kBytes, Access::read_write, "test").value();
+  fd = UniqueFd();
+  map.data()[0] = std::byte{1};
+  EXPECT_EQ(map.data()[0], std::byte{1});
+}
+
+TEST(MappedMemory, RefusesAnotherSizeNamingBoth) {
+  const UniqueFd fd = memory_of(kBytes);
+  const auto map = MappedMemory::map(fd.get(), 2 * kBytes, Access::read_write, "kvhive-x");
+  ASSERT_FALSE(map.has_value());
+  EXPECT_EQ(map.error().code, Errc::layout_mismatch);
+  EXPECT_THAT(map.error().text, HasSubstr("kvhive-x"));
+  EXPECT_THAT(map.error().text, HasSubstr("8192"));
+  EXPECT_THAT(map.error().text, HasSubstr("16384"));
+}
+
+TEST(MappedMemory, RefusesMemoryThatCouldShrink) {
+  const UniqueFd fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(fd.get(), kBytes), 0);
+  for (const int seals : {0, F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_SHRINK | F_SEAL_GROW}) {
+    ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, seals), 0);
+    const auto map = MappedMemory::map(fd.get(), kBytes, Access::read_write, "test");
+    ASSERT_FALSE(map.has_value());
+    EXPECT_EQ(map.error().code, Errc::bad_format);
+  }
+  ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SEAL), 0);
+  EXPECT_TRUE(MappedMemory::map(fd.get(), kBytes, Access::read_write, "test").has_value());
+}
+
+TEST(MappedMemory, RefusesWhatIsNoMemoryAtAll) {
+  const auto map = MappedMemory::map(-1, kBytes, Access::read_write, "test");
+  ASSERT_FALSE(map.has_value());
+  EXPECT_EQ(map.error().code, Errc::os_error);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const UniqueFd reading(ends[0]), writing(ends[1]);
+  EXPECT_FALSE(MappedMemory::map(reading.get(), kBytes, Access::read_write, "test").has_value());
+}
+
+TEST(ReopenReadOnly, AllowsNoWritingByAnyWay) {
+  const UniqueFd fd = memory_of(kBytes);
+  const UniqueFd reader = reopen_read_only(fd.get()).value();
+  EXPECT_EQ(pwrite(reader.get(), "x", 1, 0), -1);
+  EXPECT_FALSE(MappedMemory::map(reader.get(), kBytes, Access::read_write, "test").has_value());
+  auto map = MappedMemory::map(reader.get(), kBytes, Access::read_only, "test").value();
+  EXPECT_EQ(mprotect(map.data(), kBytes, PROT_READ | PROT_WRITE), -1);
+  EXPECT_EQ(errno, EACCES);
+}
+
+TEST(ReopenReadOnly, NeedsAnOpenDescriptor) { EXPECT_FALSE(reopen_read_only(-1).has_value()); }
+
+TEST(MappedMemory, AdviceOnNothingIsHarmless) {
+  const MappedMemory none;
+  none.populate();
+  none.prefer_huge_pages();
+  none.hide_from_children();
+  EXPECT_EQ(none.data(), nullptr);
+}
+
+TEST(CreateMemory, InHugePagesItIsBackedToTheEndAndZero) {
+  constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  constexpr std::size_t kLarge = 2 * kHugePage + kBytes;
+  const UniqueFd fd = create_memory("test", kLarge, Pages::huge).value();
+  struct stat status {};
+  ASSERT_EQ(fstat(fd.get(), &status), 0);
+  EXPECT_EQ(std::size_t(status.st_size), kLarge);
+  EXPECT_GE(std::size_t(status.st_blocks) * 512, kLarge) << "a hole: SIGBUS later";
+  const auto map = MappedMemory::map(fd.get(), kLarge, Access::read_write, "test").value();
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(map.data()) % kHugePage, 0u) << "nothing would fit";
+  for (std::size_t i = 0; i < kLarge; i += 512) {
+    ASSERT_EQ(map.data()[i], std::byte{0}) << i;
+    map.data()[i] = std::byte(i / 512 % 251);
+  }
+  const auto other = MappedMemory::map(fd.get(), kLarge, Access::read_only, "test").value();
+  other.populate();
+  for (std::size_t i = 0; i < kLarge; i += 512)
+    ASSERT_EQ(other.data()[i], std::byte(i / 512 % 251)) << i;
+}
+
+TEST(MappedMemory, HiddenFromAForkedChild) {
+  if (kUnderSanitizer) GTEST_SKIP() << "sanitizers have their own idea of SIGSEGV";
+  const UniqueFd fd = memory_of(kBytes);
+  auto map = MappedMemory::map(fd.get(), kBytes, Access::read_write, "test").value();
+  const auto touch = [&] { *const_cast<volatile std::byte*>(map.data()) = std::byte{1}; };
+  EXPECT_TRUE(ended_well(ChildProcess(touch).wait()));
+  map.hide_from_children();
+  const int status = ChildProcess(touch).wait();
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

@@ -1,0 +1,61 @@
+#include "config/process_limits.hpp"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include "base/unique_fd.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+TEST(ProcessLimits, WithoutLimitsEverythingFits) {
+  EXPECT_TRUE(check_descriptors({}, 31).has_value());
+  EXPECT_TRUE(check_bytes({}, std::size_t{1} << 50, std::size_t{1} << 50).has_value());
+}
+
+TEST(ProcessLimits, EachEngineNeedsTwoDescriptors) {
+  ProcessLimits limits;
+  for (limits.descriptors = 0; !check_descriptors(limits, 1); ++limits.descriptors) {
+  }
+  const auto refused = check_descriptors(limits, 2);
+  ASSERT_FALSE(refused.has_value());
+  const std::string has = std::to_string(limits.descriptors);
+  const std::string needs = std::to_string(limits.descriptors + 2);
+  EXPECT_THAT(refused.error().text, HasSubstr("(ulimit -n) is " + has));
+  EXPECT_THAT(refused.error().text, HasSubstr("engines: 2 needs " + needs));
+  limits.descriptors += 2;
+  EXPECT_TRUE(check_descriptors(limits, 2).has_value());
+}
+
+TEST(ProcessLimits, BytesAreRefusedByTheLimitTheyExceed) {
+  ProcessLimits limits;
+  limits.address_space = 100 * kMiB;
+  limits.file_size = 60 * kMiB;
+  EXPECT_TRUE(check_bytes(limits, 100 * kMiB, 60 * kMiB).has_value());
+  EXPECT_THAT(check_bytes(limits, 101 * kMiB, kMiB).error().text,
+              HasSubstr("(ulimit -v) is 100.00 MiB, an engine maps 101.00 MiB"));
+  EXPECT_THAT(check_bytes(limits, 100 * kMiB, 61 * kMiB).error().text,
+              HasSubstr("(ulimit -f) is 60.00 MiB, the pool's largest object has 61.00 MiB"));
+}
+
+TEST(ProcessLimits, DescriptorsLeftAreCountedFromTheNewest) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const UniqueFd newest{open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  EXPECT_EQ(descriptors_left(newest.get()), limit.rlim_cur - static_cast<rlim_t>(newest.get()) - 1);
+  EXPECT_EQ(descriptors_left(static_cast<int>(limit.rlim_cur) + 5), 0u);
+}
+
+TEST(ProcessLimits, ThreadsThatCanBeHadAreGranted) {
+  EXPECT_TRUE(try_threads(0).has_value());
+  EXPECT_TRUE(try_threads(12).has_value());
+}
+
+}  // namespace
+}  // namespace kvhive::testing

@@ -1,0 +1,819 @@
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <random>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "base/check.hpp"
+#include "ipc/channel_memory.hpp"
+#include "ipc/client_channel.hpp"
+#include "ipc/doorbell.hpp"
+#include "ipc/engine_channel.hpp"
+#include "tests/support/request.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+struct Bell {
+  UniqueFd to_ring, to_hear;
+};
+
+Bell new_doorbell() {
+  auto ends = std::move(*make_doorbell());
+  return {std::move(ends[0]), std::move(ends[1])};
+}
+UniqueFd copy_of(const UniqueFd& fd) { return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)); }
+
+/// How often a doorbell was rung since it was last asked.
+std::size_t rings(const Bell& doorbell) {
+  char heard[512];
+  const ssize_t got = recv(doorbell.to_hear.get(), heard, sizeof heard, MSG_DONTWAIT);
+  return got > 0 ? static_cast<std::size_t>(got) : 0;
+}
+
+/// Both ends of one channel, in one process, over two mappings of one memory.
+class ChannelTest : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kBytes = kLeastChannelBytes;
+
+  std::shared_ptr<EngineChannel> open_engine(std::uint32_t number) {
+    auto engine =
+        EngineChannel::open(5, number, memory_, kBytes, copy_of(client_doorbell_.to_ring));
+    KV_CHECK(engine.has_value(), engine.error().text);
+    return std::move(*engine);
+  }
+
+  /// Takes the only submitted request.
+  TakenRequest take_one() {
+    auto taken = engine_->take_submitted();
+    KV_CHECK(taken.size() == 1, taken.size());
+    return std::move(taken.front());
+  }
+
+  static GenerateRequest token_request(std::size_t prompt_tokens = 3,
+                                       std::uint32_t max_tokens = 4) {
+    GenerateRequest request;
+    request.prompt_tokens = counting(100, prompt_tokens);
+    request.params.max_tokens = max_tokens;
+    return request;
+  }
+
+  /// Serves whatever is submitted: `tokens` tokens of text "x".
+  void serve_all(std::uint32_t tokens) {
+    for (const TakenRequest& request : engine_->take_submitted()) {
+      const auto sink = engine_->sink(request);
+      for (std::uint32_t i = 0; i < tokens; ++i) sink->token({7, 0, {}}, "x");
+      sink->finished(FinishReason::length, {}, {}, tokens);
+    }
+  }
+
+  UniqueFd memory_ = make_channel_memory(kBytes).value();
+  Bell client_doorbell_ = new_doorbell();
+  Bell engine_doorbell_ = new_doorbell();
+  ClientChannel client_ =
+      ClientChannel::open(memory_, kBytes, copy_of(engine_doorbell_.to_ring)).value();
+  std::shared_ptr<EngineChannel> engine_ = open_engine(1);
+};
+
+// -- there and back
+
+TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
+  GenerateRequest request = token_request(5, 9);
+  request.params.sampling = {0.5f, 40, 0.9f, 0.1f, 1ull << 60};
+  request.params.has_seed = true;
+  request.params.logprobs = 20;
+  request.params.ignore_eos = true;
+  request.params.priority = -3;
+  request.params.stop = {std::string(kStopBytes, 's'), "b"};
+  request.params.stop_token_ids = {4, 5, 6};
+  ASSERT_TRUE(client_.submit(request).has_value());
+
+  const TakenRequest taken = take_one();
+  EXPECT_EQ(taken.prompt_kind, PromptKind::tokens);
+  EXPECT_EQ(taken.tokens, counting(100, 5));
+  EXPECT_THAT(taken.journal, IsEmpty());
+  EXPECT_EQ(taken.params.max_tokens, 9u);
+  EXPECT_EQ(taken.params.sampling.temperature, 0.5f);
+  EXPECT_EQ(taken.params.sampling.top_k, 40);
+  EXPECT_EQ(taken.params.sampling.top_p, 0.9f);
+  EXPECT_EQ(taken.params.sampling.min_p, 0.1f);
+  EXPECT_EQ(taken.params.sampling.seed, 1ull << 60);
+  EXPECT_TRUE(taken.params.has_seed);
+  EXPECT_EQ(taken.params.logprobs, 20u);
+  EXPECT_TRUE(taken.params.ignore_eos);
+  EXPECT_EQ(taken.params.priority, -3);
+  EXPECT_EQ(taken.params.stop, request.params.stop);
+  EXPECT_EQ(taken.params.stop_token_ids, request.params.stop_token_ids);
+}
+
+TEST_F(ChannelTest, ASeedThatNobodyAskedForIsDrawnOnceAndSurvivesTheEngine) {
+  ASSERT_TRUE(client_.submit(token_request()).has_value());
+  const TakenRequest first = take_one();
+  EXPECT_FALSE(first.params.has_seed);
+  ASSERT_TRUE(client_.submit(token_request()).has_value());
+  EXPECT_NE(take_one().params.sampling.seed, first.params.sampling.seed);
+  engine_ = open_engine(2);
+  EXPECT_EQ(engine_->take_submitted().at(0).params.sampling.seed, first.params.sampling.seed);
+}
+
+TEST_F(ChannelTest, ATextPromptArrivesAsText) {
+  GenerateRequest request;
+  request.prompt = std::string("h\xc3\xa9\0llo", 7);
+  ASSERT_TRUE(client_.submit(request).has_value());
+  const TakenRequest taken = take_one();
+  EXPECT_EQ(taken.prompt_kind, PromptKind::text);
+  EXPECT_EQ(taken.text, request.prompt);
+  EXPECT_THAT(taken.tokens, IsEmpty());
+}
+
+TEST_F(ChannelTest, ARequestIsTakenOnce) {
+  ASSERT_TRUE(client_.submit(token_request()).has_value());
+  EXPECT_THAT(engine_->take_submitted(), SizeIs(1));
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty());
+}
+
+TEST_F(ChannelTest, TokensTextAndLogprobsComeBackAsTheyAreWritten) {
+  GenerateRequest request = token_request(3, 4);
+  request.params.logprobs = 2;
+  const std::uint32_t slot = client_.submit(request).value();
+  EXPECT_THAT(client_.read(slot).tokens, IsEmpty());
+
+  const auto sink = engine_->sink(take_one());
+  sink->admitted({3, 2, 0});
+  sink->token({7, -0.5f, {{7, -0.5f}, {8, -1.5f}}}, "ab");
+  sink->token({8, -0.25f, {}}, "");
+  Progress progress = client_.read(slot);
+  ASSERT_THAT(progress.tokens, SizeIs(2));
+  EXPECT_EQ(progress.tokens[0].token, 7);
+  EXPECT_EQ(progress.tokens[0].logprob, -0.5f);
+  ASSERT_THAT(progress.tokens[0].top, SizeIs(2));
+  EXPECT_EQ(progress.tokens[0].top[1].token, 8);
+  EXPECT_EQ(progress.tokens[0].top[1].logprob, -1.5f);
+  EXPECT_THAT(progress.tokens[1].top, IsEmpty());
+  EXPECT_EQ(progress.text, "ab");
+  EXPECT_EQ(progress.stats.prompt_tokens, 3u);
+  EXPECT_EQ(progress.stats.cached_tokens, 2u);
+  EXPECT_EQ(progress.engine, 1u);
+  EXPECT_EQ(progress.reason, FinishReason::none);
+
+  sink->token({9, 0, {}}, "c\xc3\xa9");
+  sink->finished(FinishReason::stop, {}, {3, 2, 1}, 5);
+  progress = client_.read(slot);
+  ASSERT_THAT(progress.tokens, SizeIs(1));
+  EXPECT_EQ(progress.tokens[0].token, 9);
+  EXPECT_EQ(progress.text, "c\xc3\xa9");
+  EXPECT_EQ(progress.reason, FinishReason::stop);
+  EXPECT_EQ(progress.stats.preemptions, 1u);
+  EXPECT_EQ(progress.text_bytes, 5u);
+}
+
+TEST_F(ChannelTest, MoreLogprobsThanAskedForAreCutOff) {
+  GenerateRequest request = token_request(3, 2);
+  request.params.logprobs = 1;
+  const std::uint32_t slot = client_.submit(request).value();
+  const auto sink = engine_->sink(take_one());
+  sink->token({7, 0, {{7, 0}, {8, -1}, {9, -2}}}, "");
+  sink->token({8, 0, {{8, 0}}}, "");
+  const Progress progress = client_.read(slot);
+  ASSERT_THAT(progress.tokens, SizeIs(2));
+  EXPECT_THAT(progress.tokens[0].top, SizeIs(1));
+  EXPECT_EQ(progress.tokens[1].token, 8);
+}
+
+TEST_F(ChannelTest, MoreTokensThanAskedForAreNotWritten) {
+  const std::uint32_t slot = client_.submit(token_request(3, 2)).value();
+  const auto sink = engine_->sink(take_one());
+  for (int i = 0; i < 5; ++i) sink->token({7, 0, {}}, "");
+  EXPECT_THAT(client_.read(slot).tokens, SizeIs(2));
+}
+
+TEST_F(ChannelTest, TextWithoutRoomIsCutAndItsTokensAreNot) {
+  GenerateRequest request = token_request(3, 8);
+  request.most_text_bytes = 16;
+  const std::uint32_t slot = client_.submit(request).value();
+  const auto sink = engine_->sink(take_one());
+  for (int i = 0; i < 4; ++i) sink->token({7, 0, {}}, "0123456");
+  sink->finished(FinishReason::length, {}, {}, 28);
+  const Progress progress = client_.read(slot);
+  EXPECT_THAT(progress.tokens, SizeIs(4));
+  EXPECT_EQ(progress.text, "0123456012345601");
+  EXPECT_EQ(progress.text_bytes, 16u);
+}
+
+TEST_F(ChannelTest, ARefusedRequestFinishesWithItsError) {
+  const std::uint32_t slot = client_.submit(token_request()).value();
+  const TakenRequest taken = take_one();
+  engine_->refuse(taken.slot, Error{Errc::never_fits, std::string(1000, 'e')});
+  const Progress progress = client_.read(slot);
+  EXPECT_EQ(progress.reason, FinishReason::error);
+  EXPECT_EQ(progress.error.code, Errc::never_fits);
+  EXPECT_EQ(progress.error.text, std::string(kErrorBytes - 1, 'e'));
+}
+
+TEST_F(ChannelTest, DoorbellsRingOncePerNews) {
+  rings(engine_doorbell_);
+  const std::uint32_t slot = client_.submit(token_request()).value();
+  EXPECT_EQ(rings(engine_doorbell_), 1u);
+  const auto sink = engine_->sink(take_one());
+  sink->flush();
+  EXPECT_EQ(rings(client_doorbell_), 0u);
+  sink->token({7, 0, {}}, "a");
+  sink->token({8, 0, {}}, "b");
+  EXPECT_EQ(rings(client_doorbell_), 0u);
+  sink->flush();
+  sink->flush();
+  EXPECT_EQ(rings(client_doorbell_), 1u);
+  client_.abort(slot);
+  EXPECT_EQ(rings(engine_doorbell_), 1u);
+}
+
+TEST_F(ChannelTest, AnAbortIsNamedOnceAndOnlyForAcceptedRequests) {
+  const std::uint32_t slot = client_.submit(token_request()).value();
+  client_.abort(slot);
+  EXPECT_THAT(engine_->take_aborts(), IsEmpty());
+  const auto sink = engine_->sink(take_one());
+  EXPECT_THAT(engine_->take_aborts(), ElementsAre(slot));
+  EXPECT_THAT(engine_->take_aborts(), IsEmpty());
+  sink->finished(FinishReason::abort, {}, {}, 0);
+  EXPECT_EQ(client_.read(slot).reason, FinishReason::abort);
+
+  ASSERT_EQ(client_.submit(token_request()).value(), slot);  // the slot's next request
+  take_one();
+  EXPECT_THAT(engine_->take_aborts(), IsEmpty());
+  client_.abort(slot);
+  EXPECT_THAT(engine_->take_aborts(), ElementsAre(slot));
+}
+
+TEST_F(ChannelTest, TwoThreadsTalkThroughIt) {
+  constexpr int kRequests = 300;
+  std::atomic<bool> is_over{false};
+  std::thread engine([&] {
+    while (!is_over.load()) {
+      serve_all(4);
+      std::this_thread::yield();
+    }
+  });
+  std::set<std::uint32_t> open;
+  int submitted = 0, finished = 0;
+  std::size_t tokens = 0, text = 0;
+  while (finished < kRequests) {
+    if (submitted < kRequests && open.size() < 32) {
+      open.insert(client_.submit(token_request()).value());
+      ++submitted;
+    }
+    for (auto slot = open.begin(); slot != open.end();) {
+      const Progress progress = client_.read(*slot);
+      tokens += progress.tokens.size();
+      text += progress.text.size();
+      const bool is_finished = progress.reason != FinishReason::none;
+      finished += is_finished;
+      slot = is_finished ? open.erase(slot) : std::next(slot);
+    }
+  }
+  is_over = true;
+  engine.join();
+  EXPECT_EQ(tokens, 4u * kRequests);
+  EXPECT_EQ(text, 4u * kRequests);
+}
+
+// -- room
+
+TEST_F(ChannelTest, ThousandsOfRequestsLeaveTheHeapWhole) {
+  std::mt19937 random(1);
+  std::vector<std::uint32_t> open;
+  for (int i = 0; i < 5000; ++i) {
+    GenerateRequest request = token_request(1 + random() % 300, 1 + random() % 60);
+    request.params.logprobs = random() % 4;
+    request.most_text_bytes = random() % 3 == 0 ? 1 + random() % 999 : 0;
+    if (const auto slot = client_.submit(request)) open.push_back(*slot);
+    if (random() % 8 != 0) continue;
+    serve_all(1);
+    std::shuffle(open.begin(), open.end(), random);
+    while (open.size() > random() % 40) {
+      ASSERT_EQ(client_.read(open.back()).reason, FinishReason::length);
+      open.pop_back();
+    }
+  }
+  serve_all(1);
+  for (const std::uint32_t slot : open) client_.read(slot);
+
+  // Everything in one piece again: a request that fills the heap to the last 16 bytes.
+  const std::size_t heap = (kBytes - heap_offset()) / 16 * 16;
+  GenerateRequest all = token_request(4, 1);
+  all.most_text_bytes = heap - 16 - 16;
+  EXPECT_TRUE(client_.submit(all).has_value());
+  EXPECT_FALSE(client_.submit(token_request()).has_value());
+}
+
+TEST_F(ChannelTest, WithAllSlotsInUseSubmittingFailsUntilOneIsRead) {
+  GenerateRequest request = token_request(1, 1);
+  request.most_text_bytes = 16;
+  for (std::uint32_t i = 0; i < kChannelSlots; ++i) ASSERT_EQ(client_.submit(request).value(), i);
+  const auto refused = client_.submit(request);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
+  EXPECT_THAT(refused.error().text, HasSubstr("256"));
+  serve_all(1);
+  EXPECT_FALSE(client_.submit(request).has_value());
+  client_.read(17);
+  EXPECT_EQ(client_.submit(request).value(), 17u);
+}
+
+TEST_F(ChannelTest, WithoutRoomInTheHeapSubmittingFailsAndTakesNothing) {
+  const auto refused = client_.submit(token_request(1, 1u << 20));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
+  EXPECT_THAT(refused.error().text, HasSubstr("larger channel"));
+  EXPECT_FALSE(client_.submit(token_request(1, std::numeric_limits<std::uint32_t>::max())));
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty());
+  EXPECT_TRUE(client_.submit(token_request(1, 20000)).has_value());
+}
+
+TEST_F(ChannelTest, AMemoryOfAnotherSizeIsRefused) {
+  EXPECT_FALSE(EngineChannel::open(1, 1, memory_, kBytes * 2, new_doorbell().to_ring).has_value());
+  const UniqueFd tiny = create_memory("tiny", 4096).value();
+  const auto opened = EngineChannel::open(1, 1, tiny, 4096, new_doorbell().to_ring);
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_EQ(opened.error().code, Errc::bad_format);
+}
+
+struct OtherHeader {
+  std::string field;
+  void (*change)(ChannelHeader&);
+  std::string theirs, ours;
+};
+
+TEST_F(ChannelTest, AHeaderOfAnotherBuildIsRefusedByBothEnds) {
+  const std::string slot_bytes = std::to_string(sizeof(RequestSlot));
+  const OtherHeader cases[] = {
+      {"magic", [](ChannelHeader& h) { h.magic = 17; }, "17", std::to_string(kChannelMagic)},
+      {"size in bytes", [](ChannelHeader& h) { h.bytes = 18; }, "18", std::to_string(kBytes)},
+      {"slot_bytes", [](ChannelHeader& h) { h.slot_bytes = 19; }, "19", slot_bytes},
+      {"slots", [](ChannelHeader& h) { h.slots = 20; }, "20", std::to_string(kChannelSlots)}};
+  for (const OtherHeader& other : cases) {
+    const UniqueFd memory = make_channel_memory(kBytes).value();
+    ChannelHeader header{kChannelMagic, kBytes, sizeof(RequestSlot), kChannelSlots};
+    other.change(header);
+    ASSERT_EQ(pwrite(memory.get(), &header, sizeof header, 0), ssize_t{sizeof header});
+    const auto engine = EngineChannel::open(1, 1, memory, kBytes, new_doorbell().to_ring);
+    const auto client = ClientChannel::open(memory, kBytes, new_doorbell().to_ring);
+    ASSERT_FALSE(engine.has_value()) << other.field;
+    ASSERT_FALSE(client.has_value()) << other.field;
+    for (const Error& error : {engine.error(), client.error()}) {
+      EXPECT_EQ(error.code, Errc::layout_mismatch);
+      EXPECT_THAT(error.text, HasSubstr(other.field + " is " + other.theirs + ","));
+      EXPECT_THAT(error.text, HasSubstr("is " + other.ours + ";"));
+    }
+  }
+}
+
+// -- refusals
+
+struct BadRequest {
+  std::string name;
+  void (*spoil)(GenerateRequest&);
+  std::string text;
+};
+
+class ChannelRefusal : public ChannelTest, public ::testing::WithParamInterface<BadRequest> {};
+
+TEST_P(ChannelRefusal, SaysWhatIsWrong) {
+  GenerateRequest request = token_request();
+  GetParam().spoil(request);
+  const auto refused = client_.submit(request);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::bad_argument);
+  EXPECT_THAT(refused.error().text, HasSubstr(GetParam().text));
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty());
+}
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+const BadRequest kBadRequests[] = {
+    {"EmptyPrompt", [](GenerateRequest& r) { r.prompt_tokens.clear(); }, "prompt is empty"},
+    {"NoTokens", [](GenerateRequest& r) { r.params.max_tokens = 0; }, "max_tokens is 0"},
+    {"Logprobs", [](GenerateRequest& r) { r.params.logprobs = 21; }, "logprobs is 21; at most 20"},
+    {"StopStrings", [](GenerateRequest& r) { r.params.stop.assign(9, "x"); }, "9 stop strings"},
+    {"EmptyStop", [](GenerateRequest& r) { r.params.stop = {""}; }, "1..64 bytes"},
+    {"LongStop", [](GenerateRequest& r) { r.params.stop = {std::string(65, 'x')}; }, "1..64 bytes"},
+    {"StopTokens", [](GenerateRequest& r) { r.params.stop_token_ids.assign(17, 1); },
+     "17 stop tokens"},
+    {"Temperature", [](GenerateRequest& r) { r.params.sampling.temperature = -1; }, "temperature"},
+    {"TemperatureNaN", [](GenerateRequest& r) { r.params.sampling.temperature = kNaN; },
+     "temperature"},
+    {"TopK", [](GenerateRequest& r) { r.params.sampling.top_k = -2; }, "top_k"},
+    {"TopP", [](GenerateRequest& r) { r.params.sampling.top_p = 0; }, "top_p"},
+    {"MinP", [](GenerateRequest& r) { r.params.sampling.min_p = 1.5f; }, "min_p"},
+};
+INSTANTIATE_TEST_SUITE_P(All, ChannelRefusal, ::testing::ValuesIn(kBadRequests),
+                         [](const auto& given) { return given.param.name; });
+
+// -- takeover
+
+TEST_F(ChannelTest, AnotherEngineContinuesAJournalAndTheClientSeesEachTokenOnce) {
+  GenerateRequest request = token_request(3, 5);
+  request.params.logprobs = 1;
+  const std::uint32_t slot = client_.submit(request).value();
+  {
+    const auto sink = engine_->sink(take_one());
+    sink->admitted({3, 0, 0});
+    sink->token({7, -1, {{7, -1}}}, "a");
+    sink->token({8, -2, {{8, -2}}}, "bc");
+    EXPECT_THAT(client_.read(slot).tokens, SizeIs(2));
+    sink->token({9, -3, {{9, -3}}}, "d");  // not read yet
+  }
+  engine_.reset();
+
+  engine_ = open_engine(2);
+  const TakenRequest taken = take_one();
+  EXPECT_EQ(taken.slot, slot);
+  EXPECT_EQ(taken.tokens, counting(100, 3));
+  EXPECT_THAT(taken.journal, ElementsAre(7, 8, 9));
+  const auto sink = engine_->sink(taken);
+  sink->token({7, 0, {}}, "a");  // replayed by the scheduler, without logprobs
+  sink->token({8, 0, {}}, "bc");
+  sink->token({9, 0, {}}, "d");
+  sink->token({10, -4, {{10, -4}}}, "e");
+  sink->finished(FinishReason::stop, {}, {3, 2, 0}, 5);
+  const Progress progress = client_.read(slot);
+  ASSERT_THAT(progress.tokens, SizeIs(2));
+  EXPECT_EQ(progress.tokens[0].token, 9);
+  EXPECT_EQ(progress.tokens[0].logprob, -3);
+  EXPECT_EQ(progress.tokens[1].token, 10);
+  EXPECT_EQ(progress.text, "de");
+  EXPECT_EQ(progress.engine, 2u);
+  EXPECT_EQ(progress.reason, FinishReason::stop);
+}
+
+TEST_F(ChannelTest, ANewEngineTakesUpWhatIsSubmittedOrAcceptedAndNothingElse) {
+  const std::uint32_t accepted = client_.submit(token_request()).value();
+  const std::uint32_t finished = client_.submit(token_request()).value();
+  for (const TakenRequest& taken : engine_->take_submitted())
+    if (taken.slot == finished) engine_->sink(taken)->finished(FinishReason::length, {}, {}, 0);
+  const std::uint32_t submitted = client_.submit(token_request()).value();
+
+  engine_ = open_engine(2);
+  const auto taken = engine_->take_submitted();
+  ASSERT_THAT(taken, SizeIs(2));
+  EXPECT_EQ(taken[0].slot, accepted);
+  EXPECT_EQ(taken[1].slot, submitted);
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty());
+  EXPECT_EQ(client_.read(finished).reason, FinishReason::length);
+}
+
+TEST_F(ChannelTest, ARequestThatKillsItsEnginesIsNotTriedForEver) {
+  const std::uint32_t slot = client_.submit(token_request()).value();
+  take_one();
+  for (std::uint32_t died = 1; died <= kMostTakeovers; ++died) {
+    engine_ = open_engine(1);
+    take_one();
+  }
+  EXPECT_EQ(client_.read(slot).reason, FinishReason::none);
+  engine_ = open_engine(1);
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty());
+  const Progress end = client_.read(slot);
+  EXPECT_EQ(end.reason, FinishReason::error);
+  EXPECT_EQ(end.error.code, Errc::peer_died);
+  EXPECT_EQ(end.error.text, "its engine died 4 times while serving it; not tried again");
+
+  ASSERT_EQ(client_.submit(token_request()).value(), slot) << "the slot's next request";
+  take_one();
+  engine_ = open_engine(1);
+  take_one();
+}
+
+TEST_F(ChannelTest, ARequestThatGetsOnMayOutliveManyEngines) {
+  const std::uint32_t slot = client_.submit(token_request(3, 40)).value();
+  for (std::uint32_t died = 0; died < 10; ++died) {
+    const TakenRequest taken = take_one();
+    ASSERT_EQ(taken.journal.size(), died);
+    const auto sink = engine_->sink(taken);
+    for (std::uint32_t i = 0; i <= died; ++i) sink->token({7, 0, {}}, "x");
+    engine_ = open_engine(1);
+  }
+  EXPECT_EQ(client_.read(slot).reason, FinishReason::none);
+  for (std::uint32_t died = 1; died < kMostTakeovers; ++died) {
+    take_one();
+    engine_ = open_engine(1);
+  }
+  take_one();
+  engine_ = open_engine(1);
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty()) << "and then it got stuck";
+}
+
+TEST_F(ChannelTest, AnAbortSurvivesTheEngine) {
+  const std::uint32_t slot = client_.submit(token_request()).value();
+  take_one();
+  client_.abort(slot);
+  engine_->take_aborts();
+  engine_ = open_engine(2);
+  take_one();
+  EXPECT_THAT(engine_->take_aborts(), ElementsAre(slot));
+}
+
+// -- hostile clients
+
+__extension__ typedef unsigned __int128 Wide;  // sums that cannot wrap round
+
+/// Writes whatever it likes into the channel. The engine's mapping has nothing accessible on either
+/// side of it, so that a step outside is a fault.
+class HostileClient : public ChannelTest {
+ protected:
+  HostileClient() {
+    std::vector<std::shared_ptr<EngineChannel>> unguarded;
+    for (int attempt = 0; attempt < 64; ++attempt) {
+      unguarded.push_back(engine_);
+      add_guard();
+      const auto before = all_maps();
+      engine_ = open_engine(1);
+      add_guard();
+      if (is_new_map_guarded(before)) return;
+    }
+    KV_CHECK(false);
+  }
+  ~HostileClient() override {
+    for (void* guard : guards_) munmap(guard, kGuardBytes);
+  }
+
+  std::byte* channel() const { return client_.raw().data(); }
+  RequestSlot& slot(std::size_t index) const {
+    return reinterpret_cast<RequestSlot*>(channel() + slots_offset())[index];
+  }
+
+  /// Padding too.
+  void put(std::size_t index, const RequestBody& body) const {
+    std::memcpy(&slot(index).body, &body, sizeof body);
+  }
+
+  std::uint64_t pick(std::uint64_t low, std::uint64_t high) {
+    return std::uniform_int_distribution<std::uint64_t>(low, high)(random_);
+  }
+  bool one_in(std::uint64_t n) { return pick(1, n) == 1; }
+
+  /// A request that holds together, somewhere in the heap.
+  RequestBody sound_body() {
+    RequestBody body{};
+    const auto range = [&](std::uint64_t most, std::uint64_t alignment) {
+      const std::uint64_t bytes = pick(1, most) * alignment;
+      const std::uint64_t offset = pick(heap_offset(), kBytes - bytes) / 16 * 16;
+      return ChannelRange{std::max<std::uint64_t>(offset, heap_offset()), bytes};
+    };
+    body.prompt_kind = one_in(2) ? PromptKind::text : PromptKind::tokens;
+    body.prompt = range(64, sizeof(TokenId));
+    body.max_tokens = static_cast<std::uint32_t>(pick(1, 20));
+    body.logprobs = one_in(3) ? static_cast<std::uint32_t>(pick(1, kMostLogprobs)) : 0;
+    body.log = range(1, 4);
+    body.log.bytes = body.max_tokens * record_bytes(body.logprobs);
+    body.log.offset = std::min<std::uint64_t>(body.log.offset, (kBytes - body.log.bytes) / 16 * 16);
+    body.text = range(300, 1);
+    body.top_p = 1;
+    body.stop_count = static_cast<std::uint32_t>(pick(0, kMostStopStrings));
+    for (std::uint32_t i = 0; i < body.stop_count; ++i)
+      body.stop_bytes[i] = static_cast<std::uint32_t>(pick(1, kStopBytes));
+    body.stop_token_count = static_cast<std::uint32_t>(pick(0, kMostStopTokens));
+    return body;
+  }
+
+  void spoil(RequestBody& body) {
+    auto* const bytes = reinterpret_cast<unsigned char*>(&body);
+    constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
+    const std::uint64_t edges[] = {0,
+                                   1,
+                                   heap_offset() - 16,
+                                   heap_offset(),
+                                   heap_offset() + 1,
+                                   heap_offset() + 2,
+                                   kBytes - 16,
+                                   kBytes - 4,
+                                   kBytes - 1,
+                                   kBytes,
+                                   kBytes + 1,
+                                   1ull << 31,
+                                   1ull << 32,
+                                   (1ull << 32) + heap_offset(),
+                                   1ull << 63,
+                                   kMost - kBytes,
+                                   kMost - heap_offset() + 1,
+                                   kMost - 15,
+                                   kMost};
+    switch (pick(0, 4)) {
+      case 0:  // a few wild bytes
+        for (std::uint64_t i = pick(1, 8); i > 0; --i)
+          bytes[pick(0, sizeof body - 1)] = static_cast<unsigned char>(random_());
+        break;
+      case 1:  // nothing but wild bytes
+        for (std::size_t i = 0; i < sizeof body; ++i)
+          bytes[i] = static_cast<unsigned char>(random_());
+        break;
+      case 2: {  // ranges at the edges
+        ChannelRange* const ranges[] = {&body.prompt, &body.log, &body.text};
+        ChannelRange& range = *ranges[pick(0, 2)];
+        if (!one_in(3)) range.offset = edges[pick(0, std::size(edges) - 1)];
+        if (!one_in(3)) range.bytes = edges[pick(0, std::size(edges) - 1)];
+        break;
+      }
+      case 3: {  // counts at the edges
+        std::uint32_t* const counts[] = {&body.max_tokens,         &body.logprobs,
+                                         &body.stop_count,         &body.stop_token_count,
+                                         &body.stop_bytes.front(), &body.stop_bytes.back()};
+        constexpr std::uint32_t kCounts[] = {0,  1,  8,  9,          16,         17,         20,
+                                             21, 64, 65, 0x10000000, 0x7fffffff, 0x80000000, ~0u};
+        *counts[pick(0, std::size(counts) - 1)] = kCounts[pick(0, std::size(kCounts) - 1)];
+        break;
+      }
+      case 4:  // ranges that overlap, or lie askew
+        body.log.offset = body.prompt.offset + pick(0, 8);
+        body.text.offset = body.log.offset + pick(0, 8);
+        break;
+    }
+  }
+
+  /// Whether a request may be taken, from channel_layout.hpp's words alone.
+  static bool is_sound(const RequestBody& body, std::uint32_t journaled, std::size_t& room) {
+    const auto lies_in_heap = [](const ChannelRange& range, std::uint64_t alignment) {
+      const Wide end = static_cast<Wide>(range.offset) + range.bytes;
+      return range.offset >= heap_offset() && end <= kBytes && range.offset % alignment == 0;
+    };
+    const bool is_tokens = body.prompt_kind == PromptKind::tokens;
+    if (!is_tokens && body.prompt_kind != PromptKind::text) return false;
+    if (body.prompt.bytes == 0 || !lies_in_heap(body.prompt, is_tokens ? 4 : 1)) return false;
+    if (is_tokens && body.prompt.bytes % 4 != 0) return false;
+    if (body.max_tokens == 0 || body.logprobs > kMostLogprobs) return false;
+    const Wide log = static_cast<Wide>(body.max_tokens) * record_bytes(body.logprobs);
+    if (!lies_in_heap(body.log, 4) || log > body.log.bytes || !lies_in_heap(body.text, 1))
+      return false;
+    if (body.stop_count > kMostStopStrings || body.stop_token_count > kMostStopTokens) return false;
+    for (std::uint32_t i = 0; i < body.stop_count; ++i)
+      if (body.stop_bytes[i] == 0 || body.stop_bytes[i] > kStopBytes) return false;
+    if (!checked({body.temperature, body.top_k, body.top_p, body.min_p, body.seed})) return false;
+    if (journaled > body.max_tokens) return false;
+    const std::size_t copied = body.prompt.bytes + journaled * record_bytes(body.logprobs);
+    if (copied > room) return false;
+    room -= copied;
+    return true;
+  }
+
+  std::mt19937_64 random_{20240607};
+
+ private:
+  static constexpr std::size_t kGuardBytes = 4 * kBytes;
+
+  /// Larger than the channel: it goes where the channel would have gone, and pushes it below.
+  void add_guard() {
+    void* guard = mmap(nullptr, kGuardBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    KV_CHECK(guard != MAP_FAILED);
+    guards_.push_back(guard);
+  }
+
+  struct Map {
+    std::uintptr_t begin, end;
+    bool is_accessible, is_channel;
+  };
+  static std::vector<Map> all_maps() {
+    std::vector<Map> maps;
+    std::ifstream file("/proc/self/maps");
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream words(line);
+      Map map{};
+      char dash;
+      std::string access;
+      words >> std::hex >> map.begin >> dash >> map.end >> access;
+      map.is_accessible = access.substr(0, 3) != "---";
+      map.is_channel = line.find("memfd:kvhive-channel") != std::string::npos;
+      maps.push_back(map);
+    }
+    return maps;
+  }
+
+  /// Whether the mapping of the channel that is not among `before` has no accessible neighbour.
+  static bool is_new_map_guarded(const std::vector<Map>& before) {
+    const auto is_known = [&](const Map& map) {
+      return std::any_of(before.begin(), before.end(),
+                         [&](const Map& known) { return known.begin == map.begin; });
+    };
+    const std::vector<Map> maps = all_maps();
+    for (std::size_t i = 1; i + 1 < maps.size(); ++i) {
+      if (!maps[i].is_channel || is_known(maps[i])) continue;
+      const bool below = maps[i - 1].end == maps[i].begin && maps[i - 1].is_accessible;
+      const bool above = maps[i + 1].begin == maps[i].end && maps[i + 1].is_accessible;
+      return maps[i].end - maps[i].begin == kBytes && !below && !above;
+    }
+    return false;  // merged with another one
+  }
+
+  std::vector<void*> guards_;
+};
+
+TEST_F(HostileClient, NeverMakesTheEngineStepOutsideTheChannelAndLearnsOfEveryRefusal) {
+  constexpr int kRounds = 400;  // of 256 slots each
+  std::size_t taken_in_all = 0, refused_in_all = 0;
+  std::vector<RequestBody> bodies(kChannelSlots);
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<bool> may_be_taken(kChannelSlots);
+    std::size_t room = kBytes;
+    for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
+      bodies[i] = sound_body();
+      if (!one_in(6)) spoil(bodies[i]);
+      put(i, bodies[i]);
+      const auto journaled = static_cast<std::uint32_t>(one_in(4) ? pick(0, 30) : 0);
+      slot(i).tokens = one_in(40) ? ~0u : journaled;
+      slot(i).reason = FinishReason::none;
+      slot(i).state = SlotState::submitted;
+      may_be_taken[i] = is_sound(bodies[i], slot(i).tokens, room);
+    }
+    const std::vector<std::byte> header(channel(), channel() + slots_offset());
+
+    std::vector<TakenRequest> taken = engine_->take_submitted();
+    std::vector<bool> was_taken(kChannelSlots);
+    for (const TakenRequest& request : taken) was_taken[request.slot] = true;
+    for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
+      ASSERT_EQ(was_taken[i], may_be_taken[i]) << "slot " << i << " of round " << round;
+      if (was_taken[i]) continue;
+      ++refused_in_all;
+      ASSERT_EQ(slot(i).state.load(), SlotState::finished);
+      ASSERT_EQ(slot(i).reason, FinishReason::error);
+      ASSERT_EQ(slot(i).error, static_cast<std::uint32_t>(Errc::bad_argument));
+      ASSERT_GT(std::strlen(slot(i).error_text.data()), 10u);
+    }
+    taken_in_all += taken.size();
+
+    for (const TakenRequest& request : taken) {
+      RequestBody& body = bodies[request.slot];
+      if (one_in(2)) spoil(body);  // between the engine's two looks
+      put(request.slot, body);
+      const auto sink = engine_->sink(request);
+      sink->admitted({1, 1, 0});
+      const std::uint64_t tokens = std::min<std::uint64_t>(request.params.max_tokens, 30) + 2;
+      const std::string text(pick(0, 40), 't');
+      const GeneratedToken token{7, -1, std::vector<Sampled>(pick(0, 24))};
+      for (std::uint64_t t = 0; t < tokens; ++t) sink->token(token, text);
+      sink->finished(FinishReason::length, {}, {}, tokens * text.size());
+      sink->flush();
+      ASSERT_EQ(slot(request.slot).state.load(), SlotState::finished);
+    }
+    // The table's own parts are nobody's text buffer.
+    ASSERT_EQ(std::memcmp(header.data(), channel(), header.size()), 0);
+    for (std::uint32_t i = 0; i < kChannelSlots; ++i)
+      ASSERT_EQ(std::memcmp(&slot(i).body, &bodies[i], sizeof(RequestBody)), 0) << "slot " << i;
+  }
+  EXPECT_GT(taken_in_all, 10000u);  // otherwise this tested little
+  EXPECT_GT(refused_in_all, 50000u);
+}
+
+TEST_F(HostileClient, CanWriteAnythingAnywhereInTheSlotTable) {
+  for (int round = 0; round < 300; ++round) {
+    const std::span<std::byte> table =
+        client_.raw().subspan(slots_offset(), heap_offset() - slots_offset());
+    for (int i = 0; i < 4000; ++i)
+      table[pick(0, table.size() - 1)] = static_cast<std::byte>(random_());
+    for (std::uint32_t i = 0; i < kChannelSlots; ++i)
+      if (one_in(3)) slot(i).state = static_cast<SlotState>(pick(0, 4));
+    if (one_in(4)) engine_ = open_engine(2);  // takes over whatever is there
+    for (const TakenRequest& request : engine_->take_submitted()) {
+      const auto sink = engine_->sink(request);
+      for (int t = 0; t < 5; ++t) sink->token({7, 0, {{1, 0}, {2, 0}}}, "text");
+      sink->finished(FinishReason::length, {}, {}, ~std::size_t{0});
+    }
+    engine_->take_aborts();
+  }
+}
+
+TEST_F(HostileClient, CannotMakeTheEngineCopyTheChannelManyTimes) {
+  for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
+    RequestBody body = sound_body();
+    body.prompt_kind = PromptKind::text;
+    body.prompt = {heap_offset(), kBytes - heap_offset()};
+    slot(i).body = body;
+    slot(i).tokens = 0;
+    slot(i).state = SlotState::submitted;
+  }
+  EXPECT_THAT(engine_->take_submitted(), SizeIs(1));
+  EXPECT_THAT(slot(255).error_text.data(), HasSubstr("overlap"));
+}
+
+TEST_F(HostileClient, WhoRewritesTheBodyAfterSubmittingGetsNoLogButAnEnd) {
+  const std::uint32_t index = client_.submit(token_request(3, 4)).value();
+  const TakenRequest taken = take_one();
+  slot(index).body.log.offset = 0;
+  const auto sink = engine_->sink(taken);
+  sink->token({7, 0, {}}, "text");
+  EXPECT_EQ(slot(index).tokens.load(), 0u);
+  sink->finished(FinishReason::length, {}, {}, 4);
+  EXPECT_EQ(client_.read(index).reason, FinishReason::length);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

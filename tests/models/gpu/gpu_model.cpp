@@ -1,0 +1,72 @@
+#include "tests/models/gpu/gpu_model.hpp"
+
+#include <stdexcept>
+
+#include "base/round_up.hpp"
+#include "models/gpu/gpu_weights.hpp"
+
+namespace kvhive {
+namespace {
+
+template <class T>
+T taken(Expected<T> expected) {
+  if (!expected) throw std::runtime_error(expected.error().text);
+  if constexpr (!std::is_void_v<T>) return std::move(*expected);
+}
+
+}  // namespace
+
+GpuModel::GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dtype kv_dtype,
+                   std::uint32_t block_size, std::uint32_t blocks)
+    : config_(taken(load_model_config(directory))),
+      limits_(limits),
+      kv_dtype_(kv_dtype),
+      block_size_(block_size),
+      blocks_(blocks) {
+  limits_.blocks = static_cast<std::int32_t>(blocks);
+  limits_.kv_tokens = static_cast<std::int32_t>(blocks * block_size);
+  const std::size_t granularity = device_.facts().shared_granularity;
+  weights_bytes_ = round_up(GpuWeights(config_).bytes, granularity);
+  weights_fd_ = taken(device_.create_shared(weights_bytes_));
+  weights_ = taken(SharedDeviceMemory::map(device_, weights_fd_.get(), weights_bytes_));
+  taken(upload_weights(device_, config_, taken(SafetensorsDirectory::open(directory)),
+                       weights_.data()));
+  lane_ = taken(Lane::open(device_));
+  transformer_ = std::make_unique<GpuTransformer>(
+      taken(GpuTransformer::create(device_, config_, weights_.data(), limits_)));
+}
+
+PagedRunner GpuModel::runner(std::uint32_t seed) {
+  const KvLayout layout = kv_layout(config_, block_size_, kv_dtype_);
+  const std::size_t bytes = layout.block_bytes() * blocks_;
+  arena_ = taken(DeviceBuffer::allocate(device_, bytes));
+  taken(device_.fill(arena_.data(), std::byte{0xFF}, bytes, transformer_->lane().stream()));
+  const auto run = [this](const ForwardBatch& batch, const KvLayout& of, std::span<float> logits) {
+    std::ranges::copy(taken(forward(batch, of)), logits.begin());
+  };
+  return {config_, run, kv_dtype_, block_size_, blocks_, seed};
+}
+
+Expected<std::vector<float>> GpuModel::forward(const ForwardBatch& batch, const KvLayout& layout) {
+  std::vector<SampleChoice> of_rows = choices;
+  of_rows.resize(batch.logit_rows.size());
+  auto started = transformer_->start(batch, of_rows, arena_.data(), layout);
+  if (!started) return forward_error(started);
+  auto sampled = transformer_->wait();
+  if (!sampled) return forward_error(sampled);
+  samples = *sampled;
+  std::vector<float> logits(batch.logit_rows.size() * config_.vocab_size);
+  auto copied = device_.copy(reinterpret_cast<std::byte*>(logits.data()),
+                             reinterpret_cast<const std::byte*>(transformer_->logits()),
+                             logits.size() * sizeof(float), lane_.stream());
+  if (copied) copied = lane_.finish();
+  if (!copied) return forward_error(copied);
+  return logits;
+}
+
+GpuTransformer GpuModel::another() {
+  again_ = taken(SharedDeviceMemory::map(device_, weights_fd_.get(), weights_bytes_));
+  return taken(GpuTransformer::create(device_, config_, again_.data(), limits_));
+}
+
+}  // namespace kvhive

@@ -1,0 +1,119 @@
+// Where weights go, and that they arrive.
+
+#include "models/gpu/gpu_weights.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "device/device_memory.hpp"
+#include "models/rope.hpp"
+#include "tests/device/fake_device.hpp"
+#include "tests/models/golden.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr const char* kModels[] = {"llama2", "llama3", "mistral", "qwen2", "qwen3"};
+
+TEST(GpuWeights, LieApartAndAlignedInOneRegion) {
+  for (const std::string model : kModels) {
+    const auto config = load_model_config(kGolden / model).value();
+    const GpuWeights weights(config);
+    std::size_t end = weights.frequencies + config.head_size / 2 * sizeof(float);
+    for (const auto& tensor : weights.tensors) {
+      EXPECT_GE(tensor.offset, end) << tensor.name;
+      const bool follows = tensor.name.find("up_proj") != std::string::npos;
+      if (follows)
+        EXPECT_EQ(tensor.offset, end) << tensor.name;
+      else
+        EXPECT_EQ(tensor.offset % 256, 0u) << tensor.name;
+      end = tensor.offset + tensor.bytes();
+    }
+    EXPECT_EQ(weights.bytes, end);
+  }
+}
+
+TEST(GpuWeights, ArriveAsTheFilesHaveThem) {
+  for (const std::string model : kModels) {
+    const auto config = load_model_config(kGolden / model).value();
+    const auto files = SafetensorsDirectory::open(kGolden / model).value();
+    const GpuWeights weights(config);
+    testing::FakeDevice device;
+    const auto region = DeviceBuffer::allocate(device, weights.bytes).value();
+    std::size_t done = 0, all = 0;
+    const auto uploaded = upload_weights(device, config, files, region.data(),
+                                         [&](std::size_t d, std::size_t a) { done = d, all = a; });
+    ASSERT_TRUE(uploaded) << uploaded.error().text;
+    EXPECT_EQ(done, weights.tensors.size());
+    EXPECT_EQ(all, weights.tensors.size());
+    // The fake device's memory is the host's.
+    for (const auto& tensor : weights.tensors) {
+      const auto view = files.find(tensor.name, tensor.shape).value();
+      const std::byte* got = region.data() + tensor.offset;
+      if (view.dtype == tensor.dtype) {
+        EXPECT_EQ(std::memcmp(got, view.bytes.data(), tensor.bytes()), 0) << tensor.name;
+        continue;
+      }
+      ASSERT_EQ(tensor.dtype, Dtype::f32) << tensor.name;
+      std::vector<float> want(tensor.bytes() / sizeof(float));
+      read_floats(view, 0, want);
+      EXPECT_EQ(std::memcmp(got, want.data(), tensor.bytes()), 0) << tensor.name;
+    }
+    const Rope rope(config);
+    EXPECT_EQ(std::memcmp(region.data() + weights.frequencies, rope.frequencies().data(),
+                          rope.frequencies().size_bytes()),
+              0);
+  }
+}
+
+TEST(GpuWeights, AreConvertedToTheModelsDtype) {
+  auto config = load_model_config(kGolden / "llama2").value();
+  config.dtype = Dtype::bf16;  // the file has f32
+  const auto files = SafetensorsDirectory::open(kGolden / "llama2").value();
+  const GpuWeights weights(config);
+  testing::FakeDevice device;
+  const auto region = DeviceBuffer::allocate(device, weights.bytes).value();
+  ASSERT_TRUE(upload_weights(device, config, files, region.data()));
+  const std::vector<std::int64_t> shape{config.vocab_size, config.hidden_size};
+  std::vector<float> want(config.vocab_size * config.hidden_size);
+  read_floats(files.find("model.embed_tokens.weight", shape).value(), 0, want);
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    std::uint16_t bits;
+    std::memcpy(&bits, region.data() + weights.embedding + 2 * i, 2);
+    ASSERT_EQ(bits, bf16_of_float(want[i]));
+  }
+}
+
+TEST(GpuWeights, UploadGivesBackEverythingWhateverFails) {
+  const auto config = load_model_config(kGolden / "llama3").value();
+  const auto files = SafetensorsDirectory::open(kGolden / "llama3").value();
+  testing::FakeDevice device;
+  const auto region = DeviceBuffer::allocate(device, GpuWeights(config).bytes).value();
+  std::uint64_t before = device.calls();
+  ASSERT_TRUE(upload_weights(device, config, files, region.data()));
+  const std::uint64_t calls = device.calls() - before;
+  for (std::uint64_t call = 1; call <= calls; ++call) {
+    device.set_faults({.call = device.calls() + call, .error = Errc::out_of_memory});
+    const auto uploaded = upload_weights(device, config, files, region.data());
+    ASSERT_FALSE(uploaded) << call;
+    EXPECT_EQ(uploaded.error().code, Errc::out_of_memory);
+    EXPECT_EQ(device.leftovers(), 1u) << "call " << call;
+  }
+  device.set_faults({});
+  ASSERT_TRUE(upload_weights(device, config, files, region.data()));
+}
+
+TEST(GpuWeights, AMissingTensorIsNamed) {
+  auto config = load_model_config(kGolden / "llama3").value();
+  config.layers = 3;
+  const auto files = SafetensorsDirectory::open(kGolden / "llama3").value();
+  testing::FakeDevice device;
+  const auto region = DeviceBuffer::allocate(device, GpuWeights(config).bytes).value();
+  const auto uploaded = upload_weights(device, config, files, region.data());
+  ASSERT_FALSE(uploaded);
+  EXPECT_NE(uploaded.error().text.find("model.layers.2."), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvhive

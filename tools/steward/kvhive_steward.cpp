@@ -1,0 +1,144 @@
+// kvhive-steward: formats the pool once, then returns what dead processes held. It keeps nothing of
+// its own, so restarting it costs nothing: the keeper tells the next one what is left to sweep.
+
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+
+#include "base/log.hpp"
+#include "ipc/listener.hpp"
+#include "ipc/pidfd.hpp"
+#include "ipc/protocol.hpp"
+#include "pool/care/reaper.hpp"
+#include "pool/care/repair.hpp"
+#include "tools/program/program.hpp"
+#include "tools/program/slot_owners.hpp"
+
+namespace kvhive {
+namespace {
+
+class Steward {
+ public:
+  static Expected<Steward> attach(const std::string& socket_path) {
+    auto socket = connect_to_daemon(socket_path);
+    if (!socket) return forward_error(socket);
+    Message hello;
+    hello.role = Role::steward;
+    // The keeper starts us first of all; finding out what the model needs may take it a minute.
+    hello.layout_hash = layout_hash({});
+    auto welcome = say_hello(socket->get(), hello, -1);
+    if (!welcome) return forward_error(welcome);
+    const PoolFds fds = take_pool_fds(*welcome);
+    auto memory = PoolMemory::attach(fds, Access::read_write);
+    // Fresh, or our predecessor died formatting it.
+    if (!memory && memory.error().code == Errc::not_running) {
+      if (auto formatted = PoolMemory::format(fds, welcome->message.geometry); !formatted)
+        return forward_error(formatted);
+      memory = PoolMemory::attach(fds, Access::read_write);
+    }
+    if (!memory) return forward_error(memory);
+    memory->hide_from_children();
+    return Steward(std::move(*socket), std::move(*memory));
+  }
+
+  /// Serves until the keeper hangs up.
+  Expected<void> run() {
+    Message formatted;
+    formatted.type = MessageType::formatted;
+    if (auto sent = send_packet(socket_.get(), formatted); !sent) return sent;
+    while (true) {
+      auto packet = receive_packet(socket_.get());
+      if (!packet) return forward_error(packet);
+      if (!*packet) return {};
+      const Message& message = (*packet)->message;
+      if (message.type == MessageType::reap && message.slot < kMaxProcesses)
+        sweep(message.slot, message.drops_unheld != 0 ? Unheld::dropped : Unheld::kept);
+      if (message.type == MessageType::repair) mend(**packet);
+    }
+  }
+
+ private:
+  Steward(UniqueFd socket, PoolMemory memory)
+      : socket_(std::move(socket)), memory_(std::move(memory)) {}
+
+  void sweep(std::uint32_t slot, Unheld unheld) {
+    const ReapReport report = reap(memory_, ProcessSlot{slot}, unheld);
+    if (unheld == Unheld::dropped)
+      spdlog::warn("slot {} lost its device: {} cached blocks dropped", slot, report.dropped);
+    Message done;
+    done.type = MessageType::reaped;
+    done.slot = slot;
+    done.freed = static_cast<std::uint32_t>(report.freed);
+    done.released = static_cast<std::uint32_t>(report.released);
+    (void)send_packet(socket_.get(), done);  // if the keeper is gone, so are we
+  }
+
+  void mend(const Packet& request) {
+    const RepairReport report =
+        repair(memory_, slot_owners_of(nlohmann::json::parse(request.tail)));
+    Message done;
+    done.type = MessageType::repaired;
+    done.ticket = request.message.ticket;
+    const nlohmann::json counts = {{"retired", report.retired},
+                                   {"holders", report.holders},
+                                   {"hints_dropped", report.hints_dropped},
+                                   {"hints_restored", report.hints_restored},
+                                   {"free_listed", report.free_listed},
+                                   {"restamped", report.restamped},
+                                   {"fields", report.fields}};
+    (void)send_packet(socket_.get(), done, {}, counts.dump());
+  }
+
+  UniqueFd socket_;
+  PoolMemory memory_;
+};
+
+/// A dying process closes its descriptors one by one: the connection to us may be gone while it
+/// still listens.
+void wait_for_end(const UniqueFd& pidfd) {
+  pollfd gone{pidfd.get(), POLLIN, 0};
+  while (poll(&gone, 1, -1) < 0 && errno == EINTR) {
+  }
+}
+
+Expected<int> run(int argc, char** argv) {
+  CLI::App app{"kvhive-steward: started by kvhived"};
+  std::string socket, level = "info";
+  pid_t keeper_pid = 0;
+  bool removes_directory = false;
+  app.add_option("--socket", socket, "the daemon's socket")->required();
+  app.add_option("--keeper", keeper_pid, "the daemon's process")->required();
+  app.add_flag("--remove-directory", removes_directory, "the daemon made the socket's directory");
+  app.add_option("--log-level", level, "log level");
+  CLI11_PARSE(app, argc, argv);
+  signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
+  signal(SIGPIPE, SIG_IGN);
+  start_log("steward", level);
+  // Without our parent it is the one that was killed before we got here. The number may be another
+  // process' by now; that we are nobody's child tells.
+  auto keeper = pidfd_of(keeper_pid);
+  const bool is_orphaned = getppid() != keeper_pid;
+  if (!keeper && !is_orphaned) return forward_error(keeper);
+  auto steward = Steward::attach(socket);
+  auto ended = steward ? steward->run() : Expected<void>(forward_error(steward));
+  if (!ended && ended.error().code != Errc::peer_died && ended.error().code != Errc::not_running) {
+    spdlog::error("{}", ended.error().text);
+    return 1;
+  }
+  if (!is_orphaned) wait_for_end(*keeper);
+  remove_stale_socket(socket);  // a keeper that was killed could not
+  if (removes_directory) rmdir(std::filesystem::path(socket).parent_path().c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvhive
+
+int main(int argc, char** argv) {
+  return kvhive::run_program("kvhive-steward", kvhive::run, argc, argv);
+}
