@@ -6,7 +6,7 @@
 
 #include "base/check.hpp"
 #include "base/round_up.hpp"
-#include "models/gpu/gpu_rooms.hpp"
+#include "models/gpu/gpu_buffer_offsets.hpp"
 
 namespace kvhive {
 namespace {

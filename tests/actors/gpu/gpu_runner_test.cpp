@@ -39,7 +39,7 @@ class GpuRunnerTest : public ::testing::Test {
     swapper_ = *DeviceSwapper::create(device_, memory_, {copy, copy}, {.part_bytes = 1});
     ASSERT_EQ(swapper_->parts().count(), 4u);
     GpuTransformer transformer = model_.another();
-    const DeviceStream stream = transformer.lane().stream();
+    const DeviceStream stream = transformer.stream().handle();
     runner_ = std::make_unique<GpuRunner>(
         std::move(transformer), *swapper_,
         [](const BlockCopyArgs& args, DeviceStream on) { return swap_blocks_cuda(args, 0, on); },

@@ -1,4 +1,4 @@
-#include "models/gpu/gpu_rooms.hpp"
+#include "models/gpu/gpu_buffer_offsets.hpp"
 
 #include <algorithm>
 
@@ -63,7 +63,7 @@ std::size_t output_bytes(std::size_t rows, std::size_t K) {
   return rows * (1 + K) * (sizeof(TokenId) + sizeof(float));
 }
 
-GpuRooms::GpuRooms(const ModelConfig& config, const GpuLimits& limits) {
+GpuBufferOffsets::GpuBufferOffsets(const ModelConfig& config, const GpuLimits& limits) {
   const std::size_t T = limits.tokens, n = limits.logit_rows, hidden = config.hidden_size,
                     element = bytes_of(config.dtype);
   const std::size_t q_width = std::size_t(config.heads) * config.head_size;
@@ -93,7 +93,7 @@ GpuRooms::GpuRooms(const ModelConfig& config, const GpuLimits& limits) {
   inputs = take(most_input_bytes(config, limits));
 }
 
-std::size_t GpuRooms::take(std::size_t count) {
+std::size_t GpuBufferOffsets::take(std::size_t count) {
   const std::size_t offset = round_up(bytes, kAlignment);
   bytes = offset + count;
   return offset;
