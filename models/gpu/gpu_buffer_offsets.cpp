@@ -31,7 +31,7 @@ std::size_t most_splits_per_token(const ModelConfig& config, const GpuLimits& li
 std::size_t most_input_bytes(const ModelConfig& config, const GpuLimits& limits) {
   const std::size_t tokens = limits.tokens, rows = limits.logit_rows;
   std::size_t bytes = tokens * (sizeof(TokenId) + sizeof(std::int32_t) + sizeof(std::int64_t)) +
-                      std::size_t(limits.sequences) * limits.blocks * sizeof(std::uint32_t) +
+                      std::size_t(limits.sequences) * limits.blocks * sizeof(BlockId) +
                       rows * (sizeof(std::int32_t) + sizeof(SampleChoice)) + 6 * kInputAlignment;
   // A decode step's plan is padded to less than twice its size.
   const std::size_t planned = std::max<std::size_t>(tokens, 2 * std::size_t(limits.sequences));
