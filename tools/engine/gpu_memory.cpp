@@ -17,15 +17,15 @@
 namespace kvhive {
 namespace {
 
-struct GpuMemory {
+struct MadeMemory {
   UniqueFd arena, weights;
 };
 
-Expected<GpuMemory> make_memory(Device& device, const Options& options, const ModelConfig& config,
-                                std::size_t arena_bytes) {
+Expected<MadeMemory> make_memory(Device& device, const Options& options, const ModelConfig& config,
+                                 std::size_t arena_bytes) {
   auto files = SafetensorsDirectory::open(options.model);
   if (!files) return forward_error(files);
-  GpuMemory memory;
+  MadeMemory memory;
   const std::size_t bytes = gpu_weight_bytes(config, device);
   for (const auto& [fd, size] : {std::pair{&memory.weights, bytes}, {&memory.arena, arena_bytes}}) {
     auto made = device.create_shared(size);
@@ -71,9 +71,7 @@ Expected<void> hand_over_gpu_memory(Device& device, const Options& options,
                                     const ModelConfig& config, std::size_t arena_bytes) {
   auto made = make_memory(device, options, config, arena_bytes);
   if (!made) return forward_error(made);
-  Message message;
-  message.type = MessageType::gpu_memory;
-  message.needs_its_maker = device.facts().memory_needs_its_maker ? 1 : 0;
+  const GpuMemory message{device.facts().memory_needs_its_maker ? 1u : 0u};
   if (auto sent = send_packet(STDIN_FILENO, message, {made->arena.get(), made->weights.get()});
       !sent || message.needs_its_maker == 0)
     return sent;
