@@ -42,7 +42,8 @@ class Inspector {
   Inspector(UniqueFd socket, PoolMemory memory, std::string model)
       : socket_(std::move(socket)), memory_(std::move(memory)), model_(std::move(model)) {}
 
-  Expected<nlohmann::json> ask(MessageType question, MessageType answer) const;
+  template <class Question, class Answer>
+  Expected<nlohmann::json> ask() const;
 
   UniqueFd socket_;
   PoolMemory memory_;
