@@ -42,10 +42,10 @@ Expected<MadeMemory> make_memory(Device& device, const Options& options, const M
     return forward_error(uploaded);
   auto arena = SharedDeviceMemory::map(device, memory.arena.get(), arena_bytes);
   if (!arena) return forward_error(arena);
-  auto lane = Lane::open(device);
-  if (!lane) return forward_error(lane);
-  auto zeroed = device.fill(arena->data(), std::byte{0}, arena_bytes, lane->stream());
-  if (zeroed) zeroed = lane->finish();
+  auto stream = OrderedStream::open(device);
+  if (!stream) return forward_error(stream);
+  auto zeroed = device.fill(arena->data(), std::byte{0}, arena_bytes, stream->handle());
+  if (zeroed) zeroed = stream->finish();
   if (!zeroed) return forward_error(zeroed);
   return memory;
 }
@@ -55,10 +55,10 @@ Expected<void> try_context(Device& device) {
   constexpr std::size_t kBytes = 256;
   auto scratch = DeviceBuffer::allocate(device, kBytes);
   if (!scratch) return forward_error(scratch);
-  auto lane = Lane::open(device);
-  if (!lane) return forward_error(lane);
-  auto done = device.fill(scratch->data(), std::byte{0}, kBytes, lane->stream());
-  return done ? lane->finish() : done;
+  auto stream = OrderedStream::open(device);
+  if (!stream) return forward_error(stream);
+  auto done = device.fill(scratch->data(), std::byte{0}, kBytes, stream->handle());
+  return done ? stream->finish() : done;
 }
 
 }  // namespace
