@@ -65,7 +65,7 @@ ChannelQuota quota_of(const Options& options) {
 std::vector<std::string> steward_flags(const Options& options, const Listener& listener) {
   std::vector<std::string> flags = {"--socket",    listener.path(),
                                     "--keeper",    std::to_string(getpid()),
-                                    "--log-level", options.log_level};
+                                    "--log-level", std::string(to_string(options.log_level))};
   if (listener.made_directory()) flags.push_back("--remove-directory");
   return flags;
 }
@@ -104,7 +104,7 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   if (!loop) return forward_error(loop);
   auto domains = Domains::resolve(options, PeerIdentity::of_ourselves());
   if (!domains) return forward_error(domains);
-  auto access = resolve_access(options.socket_access);
+  auto access = resolve_permissions(options.socket_access);
   if (!access) return forward_error(access);
   auto listener = Listener::open(options.socket, *access);
   if (!listener) return forward_error(listener);
@@ -119,7 +119,7 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
 Keeper::Keeper(const Options& options, Domains domains, Listener listener, EventLoop loop)
     : listener_(std::move(listener)),
       loop_(std::move(loop)),
-      tables_{.options = options,
+      tables_{.options = {options},
               .domains = std::move(domains),
               .pool = {},
               .peers = {},
@@ -142,7 +142,7 @@ Expected<bool> Keeper::prepare() {
   if (auto watched = watch_signals(); !watched) return forward_error(watched);
   connections_.listen(listener_.fd());
   // Before anything that takes time: if the keeper is killed, the steward removes the socket.
-  supervisor_.start_steward(steward_flags(tables_.options, listener_));
+  supervisor_.start_steward(steward_flags(tables_.options.asked, listener_));
   if (const Error& fatal = supervisor_.fatal(); fatal.code != Errc::none)
     return failure(fatal.code, fatal.text);
   auto pool = make_pool(tables_.options, stop_signals_.get());
@@ -315,7 +315,7 @@ void Keeper::on_engine_gone(const Peer& peer) {
   slot.use = Slot::Use::unswept;
   // The keeper does not learn how a guest ended: on a GPU it may have lost its context.
   const bool is_guest = bool(peer.pidfd);
-  if (is_guest && tables_.pool.is_on_gpu() && tables_.options.gpu_fault != "keep")
+  if (is_guest && tables_.pool.is_on_gpu() && tables_.options.asked.gpu_fault != GpuFault::keep)
     slot.drops_unheld = true;
   sweep(tables_, connections_, peer.slot);
   const auto channels = tables_.channels.remove_engine(peer.socket.get());

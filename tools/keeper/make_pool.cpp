@@ -12,15 +12,16 @@
 namespace kvhive {
 namespace {
 
-bool is_gpu(const ModelFacts& model) { return model.device == "cuda"; }
+bool is_gpu(const ModelFacts& model) { return model.device == DeviceKind::cuda; }
 
-/// The operator's options, with what was found out in their place, so that no engine finds
-/// something else.
-void fill_in(Options& options, const ModelFacts& model) {
+/// Fills in what the model's facts decide, so that no engine finds something else.
+void fill_in(ResolvedOptions& options, const ModelFacts& model) {
   options.device = model.device;
-  if (is_gpu(model)) options.gpu_memory_sharing = model.gpu.memory_needs_its_maker ? "ipc" : "vmm";
+  if (is_gpu(model))
+    options.gpu_memory_sharing =
+        model.gpu.memory_needs_its_maker ? GpuMemorySharing::ipc : GpuMemorySharing::vmm;
   if (!model.device_reason.empty())
-    spdlog::info("device: {} ({})", model.device, model.device_reason);
+    spdlog::info("device: {} ({})", to_string(model.device), model.device_reason);
   if (!model.gpu.sharing_reason.empty())
     spdlog::warn("the GPU's memory is shared by legacy IPC, and one more process keeps it: {}",
                  model.gpu.sharing_reason);
@@ -39,12 +40,6 @@ MemoryFigures device_memory(const ModelFacts& model, const MemoryFigures& host) 
   return {model.gpu.total, model.gpu.available, model.weight_bytes, model.engine_peak, "the GPU"};
 }
 
-PoolGeometry geometry_of(const MadePool& pool, const Options& options) {
-  return {pool.size.device_blocks, pool.size.host_blocks,
-          options.block_size,      pool.model.layout,
-          pool.model.fingerprint,  is_gpu(pool.model) ? DeviceKind::cuda : DeviceKind::cpu};
-}
-
 /// Whether machine, cgroups and limits have room for the pool. Checked before anything is
 /// allocated.
 Expected<void> check_host_room(const MadePool& pool, const PoolLayout& layout,
@@ -60,8 +55,8 @@ Expected<void> check_host_room(const MadePool& pool, const PoolLayout& layout,
 }
 
 /// False = `stop` could be read.
-Expected<bool> make_gpu_memory(MadePool& pool, const Options& options, std::size_t arena_bytes,
-                               int stop) {
+Expected<bool> make_gpu_memory(MadePool& pool, const ResolvedOptions& options,
+                               std::size_t arena_bytes, int stop) {
   auto made = pool.gpu_memory.make(options, arena_bytes, stop);
   if (!made) return forward_error(made);
   if (!*made) return false;
@@ -72,20 +67,21 @@ Expected<bool> make_gpu_memory(MadePool& pool, const Options& options, std::size
 
 }  // namespace
 
-Expected<std::optional<MadePool>> make_pool(Options& options, int stop) {
-  auto model = describe_model(options, stop);
+Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, int stop) {
+  auto model = describe_model(options.asked, stop);
   if (!model) return forward_error(model);
   if (!*model) return std::optional<MadePool>();
   MadePool pool;
   pool.model = std::move(**model);
   fill_in(options, pool.model);
   const MemoryFigures host = host_memory(pool.model);
-  auto size =
-      size_pool(options, pool.model.layout, device_memory(pool.model, host), pool.model.positions);
+  auto size = size_pool(options.asked, pool.model.device, pool.model.layout,
+                        device_memory(pool.model, host), pool.model.positions);
   if (!size) return forward_error(size);
   pool.size = *size;
   options.max_model_len = size->max_model_len;
-  pool.geometry = geometry_of(pool, options);
+  pool.geometry = {size->device_blocks, size->host_blocks,      options.asked.block_size,
+                   pool.model.layout,   pool.model.fingerprint, pool.model.device};
   const PoolLayout layout(pool.geometry);
   if (auto fits = check_host_room(pool, layout, host); !fits) return forward_error(fits);
   auto objects = create_pool_objects(pool.geometry);

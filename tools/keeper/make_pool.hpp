@@ -4,8 +4,8 @@
 
 #include <optional>
 
-#include "config/options.hpp"
 #include "config/pool_geometry.hpp"
+#include "config/resolved_options.hpp"
 #include "config/sizing.hpp"
 #include "tools/keeper/gpu_memory_maker.hpp"
 #include "tools/keeper/model_facts.hpp"
@@ -24,11 +24,10 @@ struct MadePool {
   bool is_on_gpu() const { return geometry.device == DeviceKind::cuda; }
 };
 
-/// \param options  the fields that the model and the machine decide are filled in: device,
-///                 gpu_memory_sharing, max_model_len
+/// \param options  what the model and the machine decide is filled in
 /// \param stop     a descriptor; when it can be read, the work is given up
 /// \return  nothing if `stop` could be read
 /// Errors: too little memory, a model that cannot be read, ...; nothing is left behind.
-[[nodiscard]] Expected<std::optional<MadePool>> make_pool(Options& options, int stop);
+[[nodiscard]] Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, int stop);
 
 }  // namespace kvhive

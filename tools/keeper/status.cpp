@@ -78,7 +78,7 @@ std::string status_of(const Tables& tables, const std::string& socket,
   Json status;
   status["keeper"] = {{"pid", getpid()}, {"socket", socket}, {"repairs", tables.repairs.size()}};
   status["model"] = {{"name", pool.model.name},
-                     {"directory", std::filesystem::absolute(tables.options.model)},
+                     {"directory", std::filesystem::absolute(tables.options.asked.model)},
                      {"fingerprint", fmt::format("{:016x}", pool.model.fingerprint)},
                      {"max_model_len", pool.size.max_model_len}};
   status["steward"] = {{"pid", tables.steward.pid}, {"restarts", restarts_of(tables.steward)}};

@@ -29,9 +29,9 @@ bool on_reaped(Tables& tables, const Reaped& reaped) {
 
 void on_lost_device(Tables& tables, Connections& connections, const Peer& engine) {
   tables.pool.gpu_memory.check_context();  // under MPS one fault ends the context of all processes
-  if (tables.options.gpu_fault == "keep") return;
+  if (tables.options.asked.gpu_fault == GpuFault::keep) return;
   tables.slots[engine.slot].drops_unheld = true;
-  if (tables.options.gpu_fault != "drop_all") return;
+  if (tables.options.asked.gpu_fault != GpuFault::drop_all) return;
   for (const auto& [socket, peer] : tables.peers) {
     if (!peer.has_role(Role::engine) || peer.slot == engine.slot) continue;
     tables.slots[peer.slot].drops_unheld = true;

@@ -45,14 +45,14 @@ void Supervisor::start_steward(std::vector<std::string> flags) {
 }
 
 void Supervisor::make_engine_entries() {
-  const Options& options = tables_.options;
+  const Options& options = tables_.options.asked;
   const auto cores = static_cast<std::uint32_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   for (std::uint32_t i = 0; i < options.engines; ++i) {
     Child engine;
     engine.name = "engine " + std::to_string(i);
     engine.program = "kvhive-engine";
     engine.ends_with_keeper = true;
-    engine.flags = to_flags(options);
+    engine.flags = to_flags(tables_.options);
     engine.flags.insert(engine.flags.end(), {"--index", std::to_string(i)});
     engine.threads = options.threads != 0 ? options.threads : std::max(1u, cores / options.engines);
     tables_.engines.push_back(std::move(engine));

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/unique_fd.hpp"
-#include "config/options.hpp"
+#include "config/resolved_options.hpp"
 #include "tools/keeper/channels.hpp"
 #include "tools/keeper/child.hpp"
 #include "tools/keeper/domains.hpp"
@@ -46,7 +46,7 @@ struct Slot {
 };
 
 struct Tables {
-  Options options;  ///< with what make_pool() filled in
+  ResolvedOptions options;  ///< make_pool() completes them
   Domains domains;
   MadePool pool;
 

@@ -62,7 +62,7 @@ Expected<void> check_moment(const Tables& tables) {
   // A new engine could hold blocks that are about to be dropped.
   const bool is_dropping = std::any_of(tables.slots.begin(), tables.slots.end(),
                                        [](const Slot& slot) { return slot.drops_unheld; });
-  if (tables.options.gpu_fault == "drop_all" && is_dropping)
+  if (tables.options.asked.gpu_fault == GpuFault::drop_all && is_dropping)
     return failure(Errc::not_running, "the GPU's blocks are being dropped; try again in a moment");
   return {};
 }
