@@ -7,6 +7,7 @@
 
 #include "base/expected.hpp"
 #include "config/options.hpp"
+#include "ipc/default_socket.hpp"
 
 namespace kvhive {
 
