@@ -13,7 +13,7 @@ install(DIRECTORY models/demo DESTINATION ${CMAKE_INSTALL_DATADIR}/kvhive/models
   FILES_MATCHING PATTERN "*.json" PATTERN "*.safetensors" PATTERN "passage.txt")
 install(DIRECTORY "${PROJECT_BINARY_DIR}/man/" DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT daemon
   OPTIONAL FILES_MATCHING PATTERN "*.1")
-install(DIRECTORY "${PROJECT_BINARY_DIR}/completion/" DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
+install(DIRECTORY "${PROJECT_BINARY_DIR}/completions/" DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
   COMPONENT daemon OPTIONAL)
 
 install(TARGETS libkvhive EXPORT kvhive

@@ -56,8 +56,8 @@ say "5. Manual pages and completion"
 inside 'ls /usr/share/man/man1/kvhive* /usr/share/bash-completion/completions/kvhive* 2>/dev/null || echo "none are installed"'
 
 say "6. The end"
-inside 'kvhive stop
-  ! pgrep kvhive 2>/dev/null
-  apt-get purge -y -qq kvhive libkvhive0 libkvhive-dev python3-kvhive >/dev/null 2>&1
+inside 'kvhive stop'
+if ls -l /proc/[0-9]*/exe 2>/dev/null | grep "$root/usr/bin/kvhive"; then echo "a process is left" >&2; exit 1; fi
+inside 'apt-get purge -y -qq kvhive libkvhive0 libkvhive-dev python3-kvhive >/dev/null 2>&1
   dpkg -l | grep kvhive || echo "purged"
   find / -xdev -name "*kvhive*" -not -path "/packages/*" -not -path "/tmp/*" -not -path "/proc/*" 2>/dev/null'
