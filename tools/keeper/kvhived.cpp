@@ -9,7 +9,9 @@
 #include "base/byte_size.hpp"
 #include "base/log.hpp"
 #include "tools/keeper/keeper.hpp"
+#include "tools/program/command_line.hpp"
 #include "tools/program/option_flags.hpp"
+#include "tools/program/output.hpp"
 #include "tools/program/program.hpp"
 
 namespace kvhive {
@@ -45,15 +47,14 @@ class Background {
 };
 
 Expected<int> run(int argc, char** argv) {
-  CLI::App app{
-      "kvhived: one KV cache per host. Starts a pool in shared memory and the engines that share "
-      "it."};
-  app.name("kvhived");
+  CommandLine app("kvhived",
+                  "kvhived: one KV cache per host. Starts a pool in shared memory and the engines "
+                  "that share it");
   OptionFlags flags(app);
   bool is_detached = false;
   app.add_flag("--detach", is_detached,
                "return when the daemon is ready, leaving it in the background");
-  if (const auto code = parse_command_line(app, argc, argv)) return *code;
+  if (const auto code = app.read(argc, argv)) return *code;
   auto options = flags.options();
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
@@ -74,7 +75,7 @@ Expected<int> run(int argc, char** argv) {
   auto ended = (*keeper)->run([&] {
     std::printf("kvhived: ready on %s (%u engines)\n", (*keeper)->socket_path().c_str(),
                 options->engines);
-    std::fflush(stdout);
+    if (auto written = flush_output(); !written) spdlog::warn("{}", written.error().text);
     background.ready();
   });
   if (!ended) return forward_error(ended);

@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <deque>
 #include <initializer_list>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -37,9 +36,5 @@ class OptionFlags {
   std::string file_;
   std::deque<Flag> flags_;  ///< the parser writes to `text`, which must not move
 };
-
-/// Parses the command line. Nothing = go on; otherwise the exit code, with everything printed:
-/// help, or an error in one line that suggests the nearest flag.
-std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv);
 
 }  // namespace kvhive

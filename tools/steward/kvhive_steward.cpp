@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -16,6 +15,7 @@
 #include "ipc/protocol.hpp"
 #include "pool/care/reaper.hpp"
 #include "pool/care/repair.hpp"
+#include "tools/program/command_line.hpp"
 #include "tools/program/program.hpp"
 #include "tools/program/slot_owners.hpp"
 
@@ -96,7 +96,9 @@ void wait_for_end(const UniqueFd& pidfd) {
 }
 
 Expected<int> run(int argc, char** argv) {
-  CLI::App app{"kvhive-steward: started by kvhived"};
+  CommandLine app("kvhive-steward",
+                  "kvhive-steward: formats the pool and frees what dead processes held. kvhived "
+                  "starts it");
   std::string socket, level = "info";
   pid_t keeper_pid = 0;
   bool removes_directory = false;
@@ -104,7 +106,7 @@ Expected<int> run(int argc, char** argv) {
   app.add_option("--keeper", keeper_pid, "the daemon's process")->required();
   app.add_flag("--remove-directory", removes_directory, "the daemon made the socket's directory");
   app.add_option("--log-level", level, "log level");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = app.read(argc, argv)) return *code;
   signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
   signal(SIGPIPE, SIG_IGN);
   start_log("steward", level);

@@ -1,0 +1,34 @@
+#include "tools/program/program.hpp"
+
+#include <cstdio>
+#include <exception>
+
+#include "tools/program/output.hpp"
+
+namespace kvhive {
+namespace {
+
+Expected<int> run_without_exceptions(Expected<int> (*run)(int, char**), int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& exception) {
+    return failure(Errc::bad_format, exception.what());
+  }
+}
+
+int report(const char* name, const Error& error) {
+  std::fprintf(stderr, "%s: %s\n", name, error.text.c_str());
+  return 1;
+}
+
+}  // namespace
+
+int run_program(const char* name, Expected<int> (*run)(int, char**), int argc, char** argv) {
+  const auto exit_code = run_without_exceptions(run, argc, argv);
+  const auto written = flush_output();
+  if (!exit_code) return report(name, exit_code.error());
+  if (written || *exit_code != 0) return *exit_code;
+  return written.error().code == Errc::peer_died ? kExitPipeClosed : report(name, written.error());
+}
+
+}  // namespace kvhive
