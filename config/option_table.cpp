@@ -320,7 +320,7 @@ std::string range_text(const OptionField& field) {
                ? "in [" + format_value(range.least) + ", " + format_value(range.most) +
                      (range.is_most_excluded ? ")" : "]")
                : format_value(range.least) + ".." + format_value(range.most);
-  if (!field.unit.empty()) text += " " + std::string(field.unit);
+  if (!field.unit.empty() && (has_most || range.least > 1)) text += " " + std::string(field.unit);
   if (!range.advice.empty()) text += "; " + std::string(range.advice);
   return text;
 }

@@ -94,10 +94,10 @@ struct Options {
 };
 
 /// Reads a TOML file over `options`. Errors name the file, the key and the remedy.
-Expected<void> load_options(Options& options, const std::filesystem::path& file);
+[[nodiscard]] Expected<void> load_options(Options& options, const std::filesystem::path& file);
 
 /// Checks ranges and combinations. Errors name the option, its value and the remedy.
-Expected<void> check_options(const Options& options);
+[[nodiscard]] Expected<void> check_options(const Options& options);
 
 /// The options as flags, so that a child process gets the same: {"--model", "...", ...}.
 std::vector<std::string> to_flags(const Options& options);

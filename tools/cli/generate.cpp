@@ -168,7 +168,7 @@ void add_generate(CLI::App& app, int& exit_code) {
           ->default_str("");
   command->add_option("--max-tokens", flags->max_tokens, "most tokens to generate");
   command->add_option("--temperature", params.sampling.temperature,
-                      "of the sampling; 0 = always the likeliest token");
+                      "how random the choice of tokens is; 0 = always the likeliest token");
   command->add_option("--top-k", params.sampling.top_k, "only the k likeliest tokens; 0 = all");
   command->add_option("--top-p", params.sampling.top_p,
                       "only the likeliest tokens that make up this probability");

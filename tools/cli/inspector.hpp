@@ -15,13 +15,13 @@ enum class Privilege : std::uint8_t { metadata_only, tokens_too };
 class Inspector {
  public:
   /// Attaches read-only. Needs the keeper only: steward and engines may be stopped or dead.
-  static Expected<Inspector> attach(const std::string& socket, Privilege privilege);
+  [[nodiscard]] static Expected<Inspector> attach(const std::string& socket, Privilege privilege);
 
   const PoolMemory& memory() const { return memory_; }
   const std::string& model() const { return model_; }
 
   /// What the keeper knows: who runs, who is connected.
-  Expected<nlohmann::json> status() const;
+  [[nodiscard]] Expected<nlohmann::json> status() const;
 
   /// The first domains' names, by number, and which of them our own clients would be in.
   struct Domains {
@@ -31,19 +31,19 @@ class Inspector {
     /// A number where we were told no name.
     std::string name(std::uint16_t domain) const;
     /// Errors: there is none of that name (yet).
-    Expected<DomainId> find(const std::string& name) const;
+    [[nodiscard]] Expected<DomainId> find(const std::string& name) const;
   };
-  Expected<Domains> domains() const;
+  [[nodiscard]] Expected<Domains> domains() const;
 
   /// Has the daemon's steward repair the pool: we only look. What was mended.
-  Expected<nlohmann::json> repair() const;
+  [[nodiscard]] Expected<nlohmann::json> repair() const;
 
  private:
   Inspector(UniqueFd socket, PoolMemory memory, std::string model)
       : socket_(std::move(socket)), memory_(std::move(memory)), model_(std::move(model)) {}
 
   template <class Question, class Answer>
-  Expected<nlohmann::json> ask() const;
+  [[nodiscard]] Expected<nlohmann::json> ask() const;
 
   UniqueFd socket_;
   PoolMemory memory_;

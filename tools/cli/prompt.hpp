@@ -21,7 +21,7 @@ class PromptFlags {
   void add_to(CLI::App& app, const std::string& text_option);
 
   /// Errors: none or several of them are given, the text is empty, the file cannot be read.
-  Expected<Prompt> read() const;
+  [[nodiscard]] Expected<Prompt> read() const;
 
  private:
   std::string text_, file_;

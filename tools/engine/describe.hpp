@@ -18,6 +18,7 @@ constexpr std::array<std::string_view, 2> names_of(Described) { return {"config"
 
 /// Prints the model's facts as one line of JSON (tools/keeper/model_facts.hpp reads them), after
 /// making sure that an engine could load it.
-Expected<void> print_model_facts(const Options& options, const ModelConfig& config, Described what);
+[[nodiscard]] Expected<void> print_model_facts(const Options& options, const ModelConfig& config,
+                                               Described what);
 
 }  // namespace kvhive

@@ -90,11 +90,14 @@ std::optional<int> CommandLine::read(int argc, char** argv) {
 }
 
 int CommandLine::explain(const CLI::ParseError& error) const {
+  const auto code = static_cast<CLI::ExitCodes>(error.get_exit_code());
+  const bool is_extra = code == CLI::ExitCodes::ExtrasError;
   const CLI::App& command = command_of(*this);
   const std::vector<std::string> extras = remaining(true);
   std::string text = std::string(error.what()) + "; see " + full_name(command) + " --help";
-  const bool lacks_command = error.get_name() == "RequiredError" && !command_names(command).empty();
-  if (!extras.empty() && (lacks_command || error.get_name() == "ExtrasError"))
+  const bool lacks_command =
+      code == CLI::ExitCodes::RequiredError && !command_names(command).empty();
+  if (!extras.empty() && (lacks_command || is_extra))
     text = unexpected_text(command, extras.front());
   else if (lacks_command)
     text = "give a command: " + list_of(command_names(command)) + "; see " + full_name(command) +

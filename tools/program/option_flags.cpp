@@ -6,7 +6,8 @@
 
 namespace kvhive {
 OptionFlags::OptionFlags(CLI::App& app) {
-  app.add_option("--config", file_, "TOML file with any of the options below")->option_text("FILE");
+  app.add_option("--config", file_, "TOML file with any of the options below; flags win over it")
+      ->type_name("FILE");
   for (const OptionField& field : option_fields()) add(app, field);
 }
 

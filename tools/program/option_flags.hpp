@@ -23,7 +23,7 @@ class OptionFlags {
 
   /// What the file says, then what the flags say; ranges are not checked yet. Call after parsing.
   /// Errors name the flag, or the file and its key.
-  Expected<Options> options() const;
+  [[nodiscard]] Expected<Options> options() const;
 
  private:
   struct Flag {

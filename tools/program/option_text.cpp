@@ -78,7 +78,8 @@ std::string default_text(const CLI::Option& option) {
 std::string usage_text(const CLI::Option& option) {
   std::string text = name_text(option);
   if (const std::string value = value_text(option); !value.empty()) text += " " + value;
-  if (option.get_expected_max() == CLI::detail::expected_max_vector_size) text += " ...";
+  const bool is_list = option.get_expected_max() == CLI::detail::expected_max_vector_size;
+  if (is_list && !text.ends_with("...")) text += " ...";
   if (const std::string preset = default_text(option); !preset.empty()) text += " [" + preset + "]";
   return text + (option.get_required() ? " (required)" : "");
 }

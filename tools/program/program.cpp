@@ -1,5 +1,8 @@
 #include "tools/program/program.hpp"
 
+#include <unistd.h>
+
+#include <cstddef>
 #include <cstdio>
 #include <exception>
 
@@ -16,6 +19,13 @@ Expected<int> run_without_exceptions(Expected<int> (*run)(int, char**), int argc
   }
 }
 
+/// A buffer that takes what a program prints, so that nothing is written before flush_output(),
+/// which then knows why it failed. Not on a terminal, where each line is shown at once.
+void buffer_output() {
+  static char buffer[std::size_t{1} << 18];
+  if (isatty(STDOUT_FILENO) == 0) std::setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
+}
+
 int report(const char* name, const Error& error) {
   std::fprintf(stderr, "%s: %s\n", name, error.text.c_str());
   return 1;
@@ -24,6 +34,7 @@ int report(const char* name, const Error& error) {
 }  // namespace
 
 int run_program(const char* name, Expected<int> (*run)(int, char**), int argc, char** argv) {
+  buffer_output();
   const auto exit_code = run_without_exceptions(run, argc, argv);
   const auto written = flush_output();
   if (!exit_code) return report(name, exit_code.error());
