@@ -12,6 +12,7 @@
 #include "config/machine_memory.hpp"
 #include "config/process_limits.hpp"
 #include "device/device.hpp"
+#include "models/text/regex.hpp"
 
 namespace kvhive {
 namespace {
@@ -110,11 +111,14 @@ std::vector<Finding> gpu() {
   return findings;
 }
 
+/// The version of Unicode that tokenizers' patterns go by.
+Finding text() { return {"tokenizers", text_unicode_version(), Fitness::good, ""}; }
+
 }  // namespace
 
 std::vector<Finding> examine_machine() {
-  std::vector<Finding> findings = {kernel(),      shared_memory(), memory(),
-                                   descriptors(), processors(),    page_locks()};
+  std::vector<Finding> findings = {kernel(),     shared_memory(), memory(), descriptors(),
+                                   processors(), page_locks(),    text()};
   for (Finding& finding : gpu()) findings.push_back(std::move(finding));
   return findings;
 }
