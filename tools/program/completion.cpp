@@ -38,11 +38,11 @@ struct Cases {
 };
 
 void add_cases(Cases& cases, const CLI::App& app, const std::string& path) {
-  std::string words;
+  std::string options, below_names;
   for (const CLI::Option* option : options_of(app)) {
     const std::string value = value_words(*option);
     for (const std::string& flag : flags_of(*option)) {
-      words += " " + flag;
+      options += " " + flag;
       if (!value_text(*option).empty())
         cases.values += "    '" + path + " " + flag + "') value='" +
                         (value.empty() ? "nothing" : value) + "' ;;\n";
@@ -52,15 +52,15 @@ void add_cases(Cases& cases, const CLI::App& app, const std::string& path) {
   }
   for (const CLI::App* command : app.get_subcommands({})) {
     const std::string below = path + " " + command->get_name();
-    words += " " + command->get_name();
+    below_names += " " + command->get_name();
     cases.commands += "      '" + below + "') path='" + below + "' ;;\n";
     add_cases(cases, *command, below);
   }
-  cases.words += "    '" + path + "') words='" + words.substr(words.empty() ? 0 : 1) + "' ;;\n";
+  cases.words += "    '" + path + "') words='" + options + "'; commands='" + below_names + "' ;;\n";
 }
 
 constexpr const char* kHead = R"(() {
-  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} i path words value
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} i path words= commands= value=
   COMPREPLY=()
   # Bash splits --option=value into three words.
   if [[ $cur == = ]]; then
@@ -79,7 +79,10 @@ POSITIONAL    esac
     files) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "$cur") ;;
     directories) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -d -- "$cur") ;;
     words*) mapfile -t COMPREPLY < <(compgen -W "${value#words}" -- "$cur") ;;
-    *) mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur") ;;
+    *)
+      [[ $cur == -* || -z $commands ]] || words=$commands
+      mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")
+      ;;
   esac
 }
 )";

@@ -81,7 +81,7 @@ std::string manual_page(const CLI::App& app) {
   std::string upper = name;
   for (char& letter : upper) letter = letter >= 'a' && letter <= 'z' ? char(letter - 32) : letter;
   std::string page = ".TH " + escaped(upper) + " 1 \"\" \"kvhive " + release() +
-                     "\" \"User Commands\"\n.SH NAME\n" + escaped(name) + " \\- " +
+                     "\" \"User Commands\"\n.ad l\n.SH NAME\n" + escaped(name) + " \\- " +
                      escaped(summary.substr(0, summary.find_first_of(".;"))) +
                      "\n.SH SYNOPSIS\n.B " + escaped(name) + "\n[options]" +
                      (commands.empty() ? "" : " command [options]") + "\n.SH DESCRIPTION\n" +
