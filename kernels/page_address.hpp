@@ -24,10 +24,6 @@ inline std::int64_t key_offset(const PagedKv& kv, std::int64_t s, std::int64_t d
   const auto element = static_cast<std::int64_t>(bytes_of(kv.dtype));
   switch (kv.layout) {
     case PageLayout::rows: return s * kv.token_stride + d * element;
-    case PageLayout::x_packed: {
-      const std::int64_t x = 16 / element;
-      return ((d / x * kv.S + s) * x + d % x) * element;
-    }
     case PageLayout::packed:
       return packed_offset(
           ((d / 32 * (kv.S / 16) + s / 16) * 16 + d % 32 / 2) * 32 + s % 16 * 2 + d % 2, kv.dtype);
@@ -40,7 +36,6 @@ inline std::int64_t value_offset(const PagedKv& kv, std::int64_t s, std::int64_t
   const auto element = static_cast<std::int64_t>(bytes_of(kv.dtype));
   switch (kv.layout) {
     case PageLayout::rows: return s * kv.token_stride + d * element;
-    case PageLayout::x_packed: return (d * kv.S + s) * element;
     case PageLayout::packed:
       return packed_offset((d / 16 * (kv.S / 2) + s / 2) * 32 + d % 16 * 2 + s % 2, kv.dtype);
   }

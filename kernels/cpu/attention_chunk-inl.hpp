@@ -191,13 +191,11 @@ void softmax_row(D d, KvRange range, float* HWY_RESTRICT scores, SoftmaxStates s
 struct ScoreOptions {
   const float* k_scales = nullptr;  ///< [kChunkTokens]; null = none
   float soft_cap = 0;
-  float alibi_slope = 0;
 };
 
-/// Scores of tokens `range` for a query that is `distance` tokens after the chunk's start.
+/// Applies the options to the scores of the tokens of `range`.
 template <class D>
-void finish_scores(D d, const ScoreOptions& options, KvRange range, std::int32_t distance,
-                   float* HWY_RESTRICT scores) {
+void finish_scores(D d, const ScoreOptions& options, KvRange range, float* HWY_RESTRICT scores) {
   const auto lanes = static_cast<std::int32_t>(hn::Lanes(d));
   const std::int32_t first = range.begin / lanes * lanes;
   const auto each = [&](auto&& change) {
@@ -212,11 +210,6 @@ void finish_scores(D d, const ScoreOptions& options, KvRange range, std::int32_t
     each([&](auto score, std::int32_t) {
       const auto cap = hn::Set(d, options.soft_cap);
       return hn::Mul(cap, hn::Tanh(d, hn::Div(score, cap)));
-    });
-  if (options.alibi_slope != 0)
-    each([&](auto score, std::int32_t t) {
-      const auto ahead = hn::Iota(d, static_cast<float>(t - distance));
-      return hn::MulAdd(hn::Set(d, options.alibi_slope), ahead, score);
     });
 }
 

@@ -33,14 +33,6 @@ inline KvRange visible_range(std::int32_t position, std::int32_t window, std::in
   return {std::max(in_window, in_chunk), position + 1};
 }
 
-/// Whether a query of head h (of kv head g) in sparse block i attends to sparse block j <= i.
-inline bool attends_block(const BlockSparsity& sparsity, std::int32_t h, std::int32_t g,
-                          std::int32_t i, std::int32_t j) {
-  const std::int32_t step = sparsity.head_step;
-  return j > i - sparsity.local ||
-         (j + (step < 0 ? g * -step : h * step) + 1) % sparsity.vertical == 0;
-}
-
 inline KvRange intersection(KvRange a, KvRange b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }

@@ -107,7 +107,6 @@ struct AttentionScratch {
         unions(size.rows),
         offsets(kChunkTokens + kPrefetchTokens),
         wide_offsets(kChunkTokens + kPrefetchTokens) {
-    pieces.reserve(kChunkTokens);
     std::fill_n(k_scales, 2 * kChunkTokens, 1.0f);
   }
 
@@ -122,7 +121,6 @@ struct AttentionScratch {
   float* q;                           ///< [rows, key_size] times what all scores are times
   std::vector<KvRange> ranges;        ///< [rows] tokens a row sees, counted from the chunk's start
   std::vector<KvRange> unions;        ///< of the ranges of the rows that are scored together
-  std::vector<KvRange> pieces;        ///< of the chunk that some row attends to
   std::vector<std::int64_t> offsets;  ///< [tokens] bytes from a plane to the token's row
   std::vector<std::int64_t> wide_offsets;  ///< the same in wide_tokens
 };

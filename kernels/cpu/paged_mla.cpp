@@ -75,8 +75,7 @@ ChunkRows convert_rows(const PagedMlaArgs& args, const QueryTile& tile, std::int
     convert_latent(row, kv.row,
                    reinterpret_cast<float*>(scratch.tokens.get() + scratch.offsets[t]));
   }
-  scratch.pieces.assign(1, visible);
-  fill_holes(scratch.pieces, visible.end, scratch.offsets);
+  fill_holes(visible, visible.end, scratch.offsets);
   return {scratch.tokens.get(), scratch.tokens.get(), scratch.offsets.data(), kMlaRow, kMlaLatent};
 }
 

@@ -127,13 +127,9 @@ __device__ __forceinline__ Merged merge_states_at(const float* maxima, const flo
   return all;
 }
 
-/// A score of natural units with soft cap and ALiBi, in units of log2.
-__device__ __forceinline__ float score_with_options(const PagedAttentionArgs& args, int h,
-                                                    int position, int t, float score) {
-  if (args.soft_cap > 0) score = rounded_product(args.soft_cap, tanhf(score / args.soft_cap));
-  if (args.alibi_slopes != nullptr)
-    score = fmaf(args.alibi_slopes[h], static_cast<float>(t - position), score);
-  return rounded_product(score, kLog2E);
+/// A score in natural units, capped, in units of log2.
+__device__ __forceinline__ float capped_score(float soft_cap, float score) {
+  return rounded_product(rounded_product(soft_cap, tanhf(score / soft_cap)), kLog2E);
 }
 
 /// The scale of all tokens of head g (1 if there are none, or one per token).

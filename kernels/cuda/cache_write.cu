@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Any alignment, rows or x_packed; element by element.
+/// Any alignment; element by element.
 __global__ void __launch_bounds__(kThreads)
     write_elements(const __grid_constant__ CacheWriteArgs args) {
   Row row;
@@ -91,16 +91,12 @@ __global__ void __launch_bounds__(kThreads)
   const void* in = row.is_k ? args.k : args.v;
   std::byte* head = (row.is_k ? kv.k : kv.v) + row.block * kv.block_stride + row.g * kv.head_stride;
   const int element_bytes = static_cast<int>(bytes_of(kv.dtype));
-  const int x = 16 / element_bytes;
   float amax = 0;
   for (int d = lane; d < kv.D; d += kWarp)
     amax = fmaxf(amax, fabsf(load_value(in, row.first + d, args.in_dtype)));
   const float scale = scale_of(kv, row, amax, lane);
   for (int d = lane; d < kv.D; d += kWarp) {
-    const std::int64_t offset =
-        kv.layout == PageLayout::rows ? row.slot * kv.token_stride + d * element_bytes
-        : row.is_k ? std::int64_t{(d / x * kv.S + row.slot) * x + d % x} * element_bytes
-                   : std::int64_t{d * kv.S + row.slot} * element_bytes;
+    const std::int64_t offset = row.slot * kv.token_stride + d * element_bytes;
     store_value(head + offset, 0, kv.dtype, load_value(in, row.first + d, args.in_dtype) / scale);
   }
 }

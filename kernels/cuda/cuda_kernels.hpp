@@ -23,7 +23,7 @@ namespace kvhive {
 
 using CudaStream = CUstream_st*;  ///< cudaStream_t
 
-/// Layouts `rows` and `x_packed`, any strides; fastest where rows are aligned to four elements.
+/// Layout `rows`, any strides; fastest where rows are aligned to four elements.
 Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream);
 
 /// Also gathers into and scatters from host memory that is mapped on the device. Fastest where
@@ -42,7 +42,7 @@ Expected<void> swap_blocks_cuda(const BlockCopyArgs& args, std::size_t batched_f
 Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream);
 
 /// `work` is plan_splits() of the same batch, on the device; one plan serves all layers of a kind.
-/// Head sizes 8..256 in steps of 8, S a power of two; layout `rows`, or more slowly `x_packed`,
+/// Head sizes 8..256 in steps of 8, S a power of two; layout `rows`,
 /// aligned to 16 bytes (8 for 8-bit elements). From three query heads per kv head on by tensor
 /// cores, if q is of the cache's 16-bit type, or of 16 bits over rows of 8-bit elements aligned to
 /// 16 bytes. A token's bits are the same alone, in a batch, in prefill and in a cascade.

@@ -8,6 +8,7 @@
 // Source: FlashAttention-2 (Dao, 2023): rows over warps, one pass, lazy rescaling (Ye et al.,
 // FlashInfer, 2024: heads and queries in the rows; paged cp.async).
 
+#include "kernels/cuda/attention_by_dtype.hpp"
 #include "kernels/cuda/attention_state.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mma_operands.cuh"
@@ -157,9 +158,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
             (std::int64_t{work.splits[rows.split[half]].query} * args.H + rows.h[half]) * D;
     Operands::load_q(q_rows, lane, args.q_dtype, q, factors);
   }
-  const bool has_options = args.soft_cap > 0 || args.alibi_slopes != nullptr;
+  const bool has_soft_cap = args.soft_cap > 0;
   const float factor =
-      args.scale * fixed_scale(kv.scales, kv.scales.k, g) * (has_options ? 1.0f : kLog2E);
+      args.scale * fixed_scale(kv.scales, kv.scales.k, g) * (has_soft_cap ? 1.0f : kLog2E);
   factors[0] *= factor;
   factors[1] *= factor;
 
@@ -249,11 +250,6 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
             k_scales[n][e] = scales[0];
             v_scales[n][e] = scales[Shape::kTokens];
           }
-      int positions[2] = {};  // of the rows; read again, for lack of registers
-      if (has_options)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          if (has_row[half]) positions[half] = work.splits[rows.split[half]].position;
       const bool is_whole = begin >= whole_begin && begin + kMmaTokens <= whole_end;
 #pragma unroll
       for (int n = 0; n < 2; ++n)
@@ -262,8 +258,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
           const int t = begin + n * 8 + lane % 4 * 2 + e % 2, half = e / 2;
           float score = rounded_product(scores[n][e], factors[half]);
           if (has_token_scales) score = rounded_product(score, k_scales[n][e % 2]);
-          if (has_options)
-            score = score_with_options(args, rows.h[half], positions[half], t, score);
+          if (has_soft_cap) score = capped_score(args.soft_cap, score);
           const bool is_seen = is_whole || (t >= rows.begin[half] && t < rows.end[half]);
           scores[n][e] = is_seen ? score : -kInfinity;
           // With scales the weights have to be at most 1 as they meet the values.
@@ -365,7 +360,7 @@ Expected<void> launch_mma(const PagedAttentionArgs& args, const AttentionWork& w
   return launch_tiles<kKv, D, 1>(args, work, 0, work.narrow_tiles, stream);
 }
 
-/// D is one of 64, 80, 96, 112, 128, 192, 256; rows are aligned to 16 bytes; no sparsity.
+/// D is one of 64, 80, 96, 112, 128, 192, 256; rows are aligned to 16 bytes.
 template <Dtype kKv>
 Expected<void> mma_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
                                 CudaStream stream) {

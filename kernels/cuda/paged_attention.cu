@@ -1,17 +1,11 @@
 #include "kernels/paged_attention.hpp"
 
+#include "kernels/cuda/attention_by_dtype.hpp"
 #include "kernels/cuda/attention_state.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace kvhive {
 namespace device {
-
-template <Dtype kKv>
-Expected<void> simt_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
-                                 bool is_aligned_to_16, CudaStream stream);
-template <Dtype kKv>
-Expected<void> mma_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
-                                CudaStream stream);
 
 namespace {
 
@@ -41,15 +35,6 @@ __global__ void __launch_bounds__(kCombineThreads)
   }
 }
 
-std::uintptr_t alignment_of(const PagedKv& kv) {
-  const std::int64_t strides =
-      kv.block_stride | kv.head_stride | (kv.layout == PageLayout::rows ? kv.token_stride : 0);
-  const std::uintptr_t all = reinterpret_cast<std::uintptr_t>(kv.k) |
-                             reinterpret_cast<std::uintptr_t>(kv.v) |
-                             static_cast<std::uintptr_t>(strides) | 16;
-  return all & (~all + 1);
-}
-
 Expected<void> refused(const std::string& what) {
   return failure(Errc::unsupported, "paged attention: " + what);
 }
@@ -61,9 +46,6 @@ Expected<void> check(const PagedAttentionArgs& args) {
   if (kv.layout == PageLayout::packed) return refused("packed pages are the CPU's");
   if (kv.D < 8 || kv.D > 256 || kv.D % 8 != 0)
     return refused("head size " + std::to_string(kv.D) + "; 8..256 in steps of 8 will do");
-  if (kv.layout == PageLayout::x_packed && kv.D * bytes_of(kv.dtype) % 16 != 0)
-    return refused("x_packed rows of " + std::to_string(kv.D) + " times " + dtype +
-                   "; whole 16 bytes will do");
   if (kv.S <= 0 || (kv.S & (kv.S - 1)) != 0)
     return refused(std::to_string(kv.S) + " tokens per block; a power of two will do");
   if (kv.G <= 0 || args.H <= 0 || args.H % kv.G != 0)
@@ -85,9 +67,6 @@ Expected<void> check(const PagedAttentionArgs& args) {
   if (is_for_tensor_cores(args) &&
       (reinterpret_cast<std::uintptr_t>(args.q) | reinterpret_cast<std::uintptr_t>(args.out)) % 4)
     return refused("q and out on tensor cores are to be aligned to 4 bytes");
-  const BlockSparsity& sparsity = args.sparsity;
-  if (sparsity.block < 0 || sparsity.local < 0 || sparsity.vertical < 0)
-    return failure(Errc::bad_argument, "paged attention: sparsity below 0");
   return {};
 }
 
@@ -101,14 +80,13 @@ Expected<void> attend(const PagedAttentionArgs& args, const AttentionWork& work,
       case Dtype::int8: return mma_attention_of<Dtype::int8>(args, work, stream);
       case Dtype::f32: break;
     }
-  const bool is_aligned_to_16 = alignment_of(args.kv) >= 16;
   switch (args.kv.dtype) {
-    case Dtype::f32: return simt_attention_of<Dtype::f32>(args, work, is_aligned_to_16, stream);
-    case Dtype::bf16: return simt_attention_of<Dtype::bf16>(args, work, is_aligned_to_16, stream);
-    case Dtype::f16: return simt_attention_of<Dtype::f16>(args, work, is_aligned_to_16, stream);
-    case Dtype::e4m3: return simt_attention_of<Dtype::e4m3>(args, work, is_aligned_to_16, stream);
-    case Dtype::e5m2: return simt_attention_of<Dtype::e5m2>(args, work, is_aligned_to_16, stream);
-    case Dtype::int8: return simt_attention_of<Dtype::int8>(args, work, is_aligned_to_16, stream);
+    case Dtype::f32: return simt_attention_of<Dtype::f32>(args, work, stream);
+    case Dtype::bf16: return simt_attention_of<Dtype::bf16>(args, work, stream);
+    case Dtype::f16: return simt_attention_of<Dtype::f16>(args, work, stream);
+    case Dtype::e4m3: return simt_attention_of<Dtype::e4m3>(args, work, stream);
+    case Dtype::e5m2: return simt_attention_of<Dtype::e5m2>(args, work, stream);
+    case Dtype::int8: return simt_attention_of<Dtype::int8>(args, work, stream);
   }
   return refused("elements of an unknown type");
 }

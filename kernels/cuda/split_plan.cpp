@@ -231,8 +231,7 @@ bool is_for_tensor_cores(const PagedAttentionArgs& args) {
                              ? bytes_of(args.q_dtype) == 2 &&
                                    (kv.block_stride | kv.head_stride | kv.token_stride) % 16 == 0
                              : bytes_of(kv.dtype) == 2 && args.q_dtype == kv.dtype;
-  return kv.layout == PageLayout::rows && args.H / kv.G > 2 && has_types && is_head_size &&
-         args.sparsity.block == 0;
+  return kv.layout == PageLayout::rows && args.H / kv.G > 2 && has_types && is_head_size;
 }
 
 AttentionWork SplitPlan::work(const AttentionSplit* splits_at, const AttentionTile* tiles_at,

@@ -65,7 +65,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline int min(int a, int b) { return b < a ? b : a; }
 inline int max(int a, int b) { return a < b ? b : a; }
 
-inline void __syncthreads(simt::Line line = simt::Line::here()) { simt::barrier(0, 0, line); }
+inline void __syncthreads(simt::Line line = simt::Line::here()) { simt::barrier(line); }
 
 inline void __syncwarp(std::uint32_t mask = ~0u, simt::Line line = simt::Line::here()) {
   simt::warp_exchange(mask, "__syncwarp", nullptr, 0, simt::MemoryOrder::ordered, line);

@@ -39,8 +39,8 @@ struct Line {
 [[noreturn]] void fail(const char* what, Line line);
 void expect_aligned(const void* address, std::size_t alignment, const char* what, Line line);
 
-/// bar.sync id, threads: waits for so many threads of the block (0 = all).
-void barrier(unsigned id, unsigned threads, Line line);
+/// __syncthreads: waits for all threads of the block.
+void barrier(Line line);
 
 /// A warp operation: waits for all lanes of `mask` that have not exited and returns what each of
 /// them brought, [lane][word], valid until the lane's operation after the next.
@@ -71,12 +71,5 @@ bool is_delivered_early(const AsyncCopy& copy);
 void async_commit();
 /// The next queued copy of the groups before the latest `pending_groups`.
 bool next_async_copy(unsigned pending_groups, AsyncCopy* copy);
-
-/// mbarrier in shared memory, with the bytes of bulk copies it waits for.
-void mbarrier_init(std::uint64_t* barrier, std::uint32_t count, Line line);
-void mbarrier_arrive(std::uint64_t* barrier, std::uint32_t expected_bytes, Line line);
-void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity, Line line);
-void bulk_copy(void* destination, const void* source, std::uint32_t bytes, std::uint64_t* barrier,
-               Line line);
 
 }  // namespace simt

@@ -106,7 +106,7 @@ void expect_written(const Backend& backend, const Shape& shape) {
 constexpr Dtype kActivations[] = {Dtype::f32, Dtype::bf16, Dtype::f16};
 
 TEST_P(CacheWrite, PutsEveryRoundedValueIntoItsSlotAndTouchesNothingElse) {
-  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed})
+  for (const Storage storage : {Storage::hnd, Storage::nhd})
     for (const Dtype in : kActivations)
       for (const Dtype dtype : kActivations)
         for (const std::int32_t S : {8, 16, 32})
@@ -120,7 +120,7 @@ TEST_P(CacheWrite, PutsEveryRoundedValueIntoItsSlotAndTouchesNothingElse) {
 }
 
 TEST_P(CacheWrite, QuantisesWithTheScalesOfTensorsAndHeadsAndMakesThoseOfTokens) {
-  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed, Storage::packed})
+  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::packed})
     for (const Dtype in : kActivations)
       for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
         for (const Scaling scaling :

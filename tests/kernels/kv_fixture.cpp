@@ -197,8 +197,9 @@ Output KvFixture::run(Attention attention, const std::vector<Query>& queries,
   const std::size_t element = bytes_of(shape_.q_dtype);
   for (const Query& query : queries) {
     const std::vector<float>& from = sequences_[query.sequence].q;
-    for (std::int64_t i = (query.kv_len - query.q_len) * token_elements;
-         i < query.kv_len * token_elements; ++i) {
+    const std::int64_t q_from = query.q_from < 0 ? query.kv_len - query.q_len : query.q_from;
+    for (std::int64_t i = q_from * token_elements; i < (q_from + query.q_len) * token_elements;
+         ++i) {
       q.resize(q.size() + element);
       store_element(q.data() + q.size() - element, from[i], shape_.q_dtype);
     }
@@ -207,9 +208,8 @@ Output KvFixture::run(Attention attention, const std::vector<Query>& queries,
     query_start.push_back(query_start.back() + query.q_len);
     kv_len.push_back(query.kv_len);
   }
-  std::vector<float> slopes, sinks;
+  std::vector<float> sinks;
   for (std::int32_t h = 0; h < shape_.H; ++h) {
-    slopes.push_back(alibi_slope(h));
     sinks.push_back(sink_of(h));
   }
   const std::size_t rows = q.size() / element / shape_.D;
@@ -224,7 +224,6 @@ Output KvFixture::run(Attention attention, const std::vector<Query>& queries,
   args.kv_len = kv_len.data();
   args.out = out.data();
   args.lse = features.wants_lse ? reinterpret_cast<float*>(lse.data()) : nullptr;
-  args.alibi_slopes = features.has_alibi ? slopes.data() : nullptr;
   args.sinks = features.has_sinks ? sinks.data() : nullptr;
   args.B = static_cast<std::int32_t>(queries.size());
   args.H = shape_.H;
@@ -232,7 +231,6 @@ Output KvFixture::run(Attention attention, const std::vector<Query>& queries,
   args.q_dtype = shape_.q_dtype;
   args.window = features.window;
   args.chunk = features.chunk;
-  args.sparsity = features.sparsity;
   args.soft_cap = features.soft_cap;
   args.scale = scale_of(shape_);
   attention(args);
@@ -248,19 +246,11 @@ double KvFixture::score(const Sequence& sequence, const Features& features, std:
   const std::int32_t g = h * shape_.G / shape_.H;
   if (features.window > 0 && p - t >= features.window) return kHidden;
   if (features.chunk > 0 && p / features.chunk != t / features.chunk) return kHidden;
-  if (const BlockSparsity& sparsity = features.sparsity; sparsity.block > 0) {
-    const std::int32_t own = p / sparsity.block, other = t / sparsity.block;
-    const std::int32_t turn =
-        sparsity.head_step >= 0 ? h * sparsity.head_step + 1 : -g * sparsity.head_step + 1;
-    if (own - other >= sparsity.local && (other + turn) % sparsity.vertical != 0) return kHidden;
-  }
   const float* q = &sequence.q[(std::size_t(p) * shape_.H + h) * shape_.D];
   const std::size_t row = std::size_t(t) * shape_.G + g;
   const double dot = std::inner_product(q, q + shape_.D, &sequence.k.elements[row * shape_.D], 0.0);
   const double raw = double{scale_of(shape_)} * dot * sequence.k.scales[row];
-  const double capped =
-      features.soft_cap > 0 ? features.soft_cap * std::tanh(raw / features.soft_cap) : raw;
-  return features.has_alibi ? capped - double{alibi_slope(h)} * (p - t) : capped;
+  return features.soft_cap > 0 ? features.soft_cap * std::tanh(raw / features.soft_cap) : raw;
 }
 
 void KvFixture::attend_densely(const Sequence& sequence, std::int32_t p, std::int32_t h,
@@ -293,7 +283,6 @@ ExactOutput KvFixture::run_densely(const std::vector<Query>& queries,
 }
 
 float scale_of(const Shape& shape) { return 1.0f / std::sqrt(static_cast<float>(shape.D)); }
-float alibi_slope(std::int32_t h) { return 0.25f / static_cast<float>(h + 1); }
 float sink_of(std::int32_t h) { return static_cast<float>(h % 7) - 2.5f; }
 
 double worst_relative_error(const std::vector<float>& got, const std::vector<double>& want,

@@ -24,6 +24,7 @@ struct Query {
   std::size_t sequence = 0;
   std::int32_t kv_len = 0;
   std::int32_t q_len = 0;
+  std::int32_t q_from = -1;  ///< position whose vectors are the query's; -1: its own
 };
 
 /// Sequences of these lengths, and one query for each of them, of at most `q_len` tokens.
@@ -35,9 +36,7 @@ struct Features {
   std::int32_t window = 0;
   std::int32_t chunk = 0;
   float soft_cap = 0;
-  bool has_alibi = false;
   bool has_sinks = false;
-  BlockSparsity sparsity = {};
   bool wants_lse = true;
 };
 
@@ -114,7 +113,6 @@ class KvFixture {
 };
 
 float scale_of(const Shape& shape);
-float alibi_slope(std::int32_t h);
 float sink_of(std::int32_t h);
 
 /// The largest |got - want| / |want| of all rows of D elements, in the Euclidean norm; a row of

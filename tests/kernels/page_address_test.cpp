@@ -31,19 +31,6 @@ class NextElement {
   std::int64_t next_ = 0;
 };
 
-TEST(PageAddress, OfXPackedPagesIsVllms) {
-  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::e4m3}) {
-    const PagedKv kv = page_of(PageLayout::x_packed, dtype, 8, 64);
-    const auto x = static_cast<std::int32_t>(16 / bytes_of(dtype));
-    NextElement k(kv, key_offset), v(kv, value_offset);
-    for (std::int32_t i = 0; i < kv.D / x; ++i)
-      for (std::int32_t s = 0; s < kv.S; ++s)
-        for (std::int32_t j = 0; j < x; ++j) k.expect_at(s, i * x + j);
-    for (std::int32_t d = 0; d < kv.D; ++d)
-      for (std::int32_t s = 0; s < kv.S; ++s) v.expect_at(s, d);
-  }
-}
-
 TEST(PageAddress, OfPackedPagesGoesTileByTile) {
   for (const std::int32_t S : {16, 32, 64}) {
     const PagedKv kv = page_of(PageLayout::packed, Dtype::bf16, S, 96);

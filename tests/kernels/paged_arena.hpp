@@ -10,7 +10,7 @@
 namespace kvhive::testing_support {
 
 /// Where the pages' bytes are: PageLayout, and for rows the order of heads and tokens.
-enum class Storage { hnd, nhd, x_packed, packed };
+enum class Storage { hnd, nhd, packed };
 enum class Scaling { none, tensor, head, token };
 
 struct Shape {

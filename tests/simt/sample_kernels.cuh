@@ -1,5 +1,5 @@
 #pragma once
-// Four small correct kernels, each with the bugs that can be seeded in it: what the emulator and
+// Three small correct kernels, each with the bugs that can be seeded in it: what the emulator and
 // the sanitizers are there to catch.
 
 #include "kernels/cuda/device.cuh"
@@ -22,7 +22,6 @@ enum class Bug : int {
   shared_output,
   missing_copy_wait,
   missing_barrier_after_wait,
-  missing_empty_wait,
 };
 
 inline constexpr int kThreads = 128;
@@ -90,44 +89,6 @@ inline __global__ void multiply(const std::uint16_t* a, const std::uint16_t* b, 
   float sums[4] = {};
   device::mma_bf16(sums, a_fragment, {b_fragment[0], b_fragment[1]});
   for (unsigned i = 0; i < 4; ++i) d[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i];
-}
-
-/// A producer warp streams pages in table order through a ring of bulk copies; 64 consumers add
-/// them up. pages [][kPage], out [blocks, 64]. 96 threads.
-inline constexpr unsigned kPage = 256, kStages = 3, kConsumers = 64;
-inline __global__ void stream_pages(const float* pages, const int* table, unsigned count,
-                                    float* out, Bug bug) {
-  auto* ring = reinterpret_cast<float*>(device::shared_memory());         // [kStages][kPage]
-  auto* full = reinterpret_cast<std::uint64_t*>(ring + kStages * kPage);  // [kStages]
-  std::uint64_t* empty = full + kStages;                                  // [kStages]
-  if (threadIdx.x == 0) {
-    for (unsigned s = 0; s < kStages; ++s) {
-      device::mbarrier_init(full + s, 1);
-      device::mbarrier_init(empty + s, kConsumers);
-    }
-    device::mbarrier_init_fence();
-  }
-  __syncthreads();
-  if (threadIdx.x >= kConsumers) {
-    if (threadIdx.x > kConsumers) return;
-    for (unsigned i = 0; i < count; ++i) {
-      const unsigned s = i % kStages, round = i / kStages;
-      if (round > 0 && bug != Bug::missing_empty_wait)
-        device::mbarrier_wait(empty + s, (round - 1) & 1);
-      device::mbarrier_arrive(full + s, kPage * sizeof(float));
-      device::bulk_copy_to_shared(ring + s * kPage, pages + table[i] * kPage, kPage * sizeof(float),
-                                  full + s);
-    }
-    return;
-  }
-  float sum = 0;
-  for (unsigned i = 0; i < count; ++i) {
-    const unsigned s = i % kStages;
-    device::mbarrier_wait(full + s, (i / kStages) & 1);
-    for (unsigned j = threadIdx.x; j < kPage; j += kConsumers) sum += ring[s * kPage + j];
-    device::mbarrier_arrive(empty + s, 0);
-  }
-  out[blockIdx.x * kConsumers + threadIdx.x] = sum;
 }
 
 }  // namespace kvhive::samples

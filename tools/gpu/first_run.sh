@@ -29,14 +29,18 @@ step() { # step NAME COMMAND...: its output goes to OUT/NAME, a failure does not
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit --format=csv >"$out/gpu.csv"
 
 echo "== build for $arch"
+for instance in mma:bf16 mma:e4m3 mma:e5m2 mma:f16 mma:int8 simt:bf16 simt:e4m3 simt:e5m2 simt:f16 simt:f32 simt:int8; do
+  kernel=${instance%:*} dtype=${instance#*:}
+  sed "s/@KERNEL@/$kernel/g; s/@DTYPE@/$dtype/g" kernels/cuda/attention_instance.cu.in >"$build/${kernel}_attention_$dtype.cu"
+done
 (
-  for source in kernels/cuda/*.cu; do
+  for source in kernels/cuda/*.cu "$build"/*_attention_*.cu; do
     echo "$nvcc -c $source -o $build/$(basename "$source").o"
   done
   echo "$nvcc tools/gpu/yardsticks.cu -o $build/yardsticks"
   echo "$nvcc -c tools/gpu/bench_kernels.cu -o $build/bench_kernels.o"
   echo "g++ -std=c++20 -O2 -I. -c kernels/cuda/split_plan.cpp -o $build/split_plan.o"
-  echo "g++ -std=c++20 -O2 -I. -c config/expected.cpp -o $build/expected.o"
+  echo "g++ -std=c++20 -O2 -I. -c base/expected.cpp -o $build/expected.o"
 ) | xargs -P "$(nproc)" -I{} sh -c '{} || echo "FAILED: {}" >&2' 2>"$out/build.log"
 objects="$build/*.cu.o $build/split_plan.o $build/expected.o"
 $nvcc "$build/bench_kernels.o" $objects -o "$build/bench_kernels" 2>>"$out/build.log"

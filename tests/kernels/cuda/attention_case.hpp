@@ -26,8 +26,7 @@ struct AttentionCase {
   std::vector<Sequence> sequences = {{33, 1}};
   std::int32_t window = 0, chunk = 0;
   float soft_cap = 0;
-  bool has_alibi = false, has_sinks = false;
-  BlockSparsity sparsity = {};
+  bool has_sinks = false;
   ScaleKind scales = ScaleKind::none;
   /// Sequences of one seed have the same content, whatever blocks they lie in.
   std::uint32_t seed = 1, block_seed = 1;
@@ -77,7 +76,7 @@ class AttentionBatch {
   std::vector<std::byte> q_;
   std::vector<std::byte> arena_;
   std::vector<float> scales_;  ///< per head or tensor
-  std::vector<float> slopes_, sinks_;
+  std::vector<float> sinks_;
   std::vector<BlockId> table_;
   std::vector<std::int32_t> query_start_{0}, kv_len_;
   std::int32_t M_ = 0;

@@ -97,20 +97,15 @@ TEST(PagedAttentionCuda, OptionsOfTheScoreAreRight) {
   base.heads_per_kv = 3;
   base.S = 8;
   base.sequences = {{150, 1}, {9, 3}, {64, 2}};
-  std::vector<AttentionCase> cases(9, base);
-  cases[0].has_alibi = true;
+  std::vector<AttentionCase> cases(7, base);
+  cases[0].soft_cap = 0.5f;
   cases[1].soft_cap = 5;
   cases[2].has_sinks = true;
   cases[3].window = 1;
   cases[4].window = 64;
   cases[5].chunk = 32;
-  cases[6].sparsity = {16, 2, 3, 1};
-  cases[7].sparsity = {8, 1, 4, -1};
-  cases[7].window = 100;
-  cases[8].sparsity = {8, 0, 0, 0};  // nothing is seen at all
+  cases[6].window = 100;
   for (const AttentionCase& c : cases) expect_right(c);
-  cases[8].has_sinks = true;
-  expect_right(cases[8]);
 }
 
 TEST(PagedAttentionCuda, TensorCoresTakeEveryGroupOfHeads) {
@@ -127,7 +122,6 @@ TEST(PagedAttentionCuda, TensorCoresTakeEveryGroupOfHeads) {
       c.sequences = {{70, 1}, {0, 0}, {1, 1}, {130, 2}};
       c.window = seed % 3 == 0 ? 40 : 0;
       c.soft_cap = seed % 4 == 0 ? 8.0f : 0.0f;
-      c.has_alibi = seed % 5 == 0;
       c.has_sinks = seed % 3 == 1;
       c.scales = seed % 4 == 1 ? ScaleKind::per_head : ScaleKind::none;
       expect_right(c);
@@ -192,10 +186,7 @@ TEST(PagedAttentionCuda, AnyCombinationIsRight) {
     c.window = pick_of({0, 0, 0, 1, 5, 64});
     c.chunk = pick_of({0, 0, 0, 48});
     c.soft_cap = static_cast<float>(pick_of({0, 0, 30, 3}));
-    c.has_alibi = random() % 3 == 0;
     c.has_sinks = random() % 3 == 0;
-    if (random() % 4 == 0)
-      c.sparsity = {c.S, 1 + int(random() % 3), int(random() % 4), int(random() % 3) - 1};
     if (bytes_of(c.kv_dtype) == 1) c.scales = static_cast<ScaleKind>(random() % 4);
     expect_right(c);
   }
@@ -290,7 +281,7 @@ TEST(PagedAttentionCuda, OptionsHaveTheBitsOfDecode) {
   base.S = 8;
   base.sequences = {{160, 5}, {150, 1, 136, 0}, {160, 1, 136, 0}, {131, 3, 128, 2}};
   std::vector<AttentionCase> cases(7, base);
-  cases[0].has_alibi = true;
+  cases[0].soft_cap = 0.5f;
   cases[1].soft_cap = 5;
   cases[2].has_sinks = true;
   cases[3].window = 5;
@@ -342,7 +333,6 @@ TEST(PagedAttentionCuda, AnyBatchHasTheBitsOfDecode) {
     c.window = pick_of({0, 0, 0, 20, 100});
     c.chunk = pick_of({0, 0, 0, 72});
     c.soft_cap = static_cast<float>(pick_of({0, 0, 3}));
-    c.has_alibi = random() % 3 == 0;
     c.has_sinks = random() % 3 == 0;
     if (bytes_of(c.kv_dtype) == 1) c.scales = static_cast<ScaleKind>(random() % 4);
     expect_same_bits_alone(c);

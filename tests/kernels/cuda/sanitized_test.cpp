@@ -28,8 +28,7 @@ TEST(Sanitized, PagedAttention) {
           .D = 80,
           .heads_per_kv = 1,
           .sequences = {{37, 2}},
-          .has_alibi = true,
-          .sparsity = {16, 1, 3, 1},
+          .soft_cap = 10,
           .scales = ScaleKind::per_token});
   attend({.kv_dtype = Dtype::int8, .D = 120, .heads_per_kv = 2, .sequences = {{19, 1}}});
 }
@@ -44,8 +43,7 @@ TEST(Sanitized, PagedAttentionOnTensorCores) {
           .D = 80,
           .heads_per_kv = 5,
           .sequences = {{70, 1}},
-          .soft_cap = 10,
-          .has_alibi = true});
+          .soft_cap = 10});
 }
 
 TEST(Sanitized, PagedAttentionOfEightBitsOnTensorCores) {
