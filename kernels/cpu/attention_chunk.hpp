@@ -1,6 +1,6 @@
 #pragma once
-// Which KV a tile sees in one chunk, and where it lies. Private to paged_attention_cpu and
-// paged_mla_cpu; plain C++.
+// Finds the KV that a tile sees in one chunk: which tokens, and where their rows lie. Private to
+// paged_attention_cpu and paged_mla_cpu; no SIMD.
 
 #include <cstddef>
 #include <cstdint>

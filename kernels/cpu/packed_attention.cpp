@@ -11,7 +11,7 @@
 namespace kvhive {
 namespace {
 
-/// The parts of one thread's scratch in one aligned allocation.
+/// One thread's scratch: all parts in one aligned allocation.
 class ScratchMemory {
  public:
   ScratchMemory(const PackedPlan& plan, std::int32_t head_size) {
@@ -40,7 +40,7 @@ class ScratchMemory {
   PackedScratch scratch_;
 };
 
-/// What packed_attention_avx512.cpp is compiled for.
+/// The instruction sets that packed_attention_avx512.cpp is compiled for.
 bool cpu_has_bf16_dots() { return cpu_features().avx512_vbmi && cpu_features().avx512_bf16; }
 
 }  // namespace

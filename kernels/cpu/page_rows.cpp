@@ -27,7 +27,7 @@ std::size_t row_bytes(const PagedKv& kv) {
   return static_cast<std::size_t>(kv.D) * bytes_of(kv.dtype);
 }
 
-/// Pairs of dims.
+/// Moves pairs of dims.
 template <class Mover>
 void move_packed_key_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
   const std::int64_t first = slot / 16 * 512 + slot % 16 * 2;
@@ -41,7 +41,7 @@ void move_packed_key_row(const PagedKv& kv, std::int64_t slot, const Mover& move
     }
 }
 
-/// Single elements: the other of the pair is another token's.
+/// Moves single elements: the other element of each pair belongs to another token.
 template <std::size_t kElement, class Mover>
 void move_packed_value_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
   constexpr Dtype kAny = kElement == 1 ? Dtype::int8 : Dtype::bf16;

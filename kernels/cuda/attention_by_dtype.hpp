@@ -1,6 +1,6 @@
 #pragma once
-// Attention for one element type of the cache. Each pair of kernel and element type is compiled as a
-// file of its own, made of attention_instance.cu.in: together they would take nvcc many minutes.
+// Attention for one element type of the cache. Each pair of kernel and element type is compiled as
+// a file of its own, made of attention_instance.cu.in: together they would take nvcc many minutes.
 
 #include <cstdint>
 

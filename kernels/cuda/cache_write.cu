@@ -9,12 +9,13 @@ namespace {
 using namespace device;
 
 constexpr unsigned kThreads = 128;
-constexpr unsigned kRows = kThreads / kWarp;  ///< per block, a warp each
+constexpr unsigned kRows = kThreads / kWarp;  ///< rows of a block of threads, one per warp
 constexpr int kPacked = 4;                    ///< elements that one lane moves at a time
 
-/// One head of one token, of K or V: what a warp writes. Rows are counted [T][K, V][G].
+/// What one warp writes: one head of one token, of K or V. Rows are counted in the order [T][K,
+/// V][G].
 struct Row {
-  std::int64_t first;  ///< element of args.k or args.v
+  std::int64_t first;  ///< index of the row's first element in args.k or args.v
   std::int64_t block;
   int slot;
   int g;
@@ -37,8 +38,8 @@ struct Row {
   }
 };
 
-/// What the row's values are divided by; with scales per token made from the lane's largest value
-/// and written.
+/// What the row's values are divided by. If each token has a scale, the warp computes it from the
+/// lanes' largest magnitudes and writes it.
 __device__ __forceinline__ float scale_of(const PagedKv& kv, const Row& row, float lane_amax,
                                           int lane) {
   float* plane = row.is_k ? kv.scales.k : kv.scales.v;
@@ -51,7 +52,7 @@ __device__ __forceinline__ float scale_of(const PagedKv& kv, const Row& row, flo
   return scale;
 }
 
-/// Layout rows; four elements at a time.
+/// Moves four elements at a time.
 template <Dtype kIn, Dtype kOut>
 __global__ void __launch_bounds__(kThreads)
     write_packed(const __grid_constant__ CacheWriteArgs args) {
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Any alignment; element by element.
+/// Moves one element at a time: any alignment.
 __global__ void __launch_bounds__(kThreads)
     write_elements(const __grid_constant__ CacheWriteArgs args) {
   Row row;
@@ -139,7 +140,7 @@ bool can_be_packed(const CacheWriteArgs& args) {
 Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream) {
   const PagedKv& kv = args.kv;
   if (kv.layout == PageLayout::packed)
-    return failure(Errc::unsupported, "cache write: packed pages are the CPU's");
+    return failure(Errc::unsupported, "cache write: packed pages are for the CPU only");
   if (bytes_of(args.in_dtype) == 1)
     return failure(Errc::unsupported, "cache write: from " + std::string(to_string(args.in_dtype)) +
                                           "; it is for KV only");

@@ -11,7 +11,8 @@ namespace {
 
 constexpr unsigned kCombineThreads = 128;
 
-/// Folds the states of one query and head. Grid: (merged queries, H).
+/// Folds the states of one query token and head, and writes the result. Grid: (merged query tokens,
+/// H).
 __global__ void __launch_bounds__(kCombineThreads)
     combine(const __grid_constant__ PagedAttentionArgs args,
             const __grid_constant__ AttentionWork work) {
@@ -39,11 +40,11 @@ Expected<void> refused(const std::string& what) {
   return failure(Errc::unsupported, "paged attention: " + what);
 }
 
-/// What no kernel here does.
+/// Refuses what no kernel here computes.
 Expected<void> check(const PagedAttentionArgs& args) {
   const PagedKv& kv = args.kv;
   const std::string dtype(to_string(kv.dtype));
-  if (kv.layout == PageLayout::packed) return refused("packed pages are the CPU's");
+  if (kv.layout == PageLayout::packed) return refused("packed pages are for the CPU only");
   if (kv.D < 8 || kv.D > 256 || kv.D % 8 != 0)
     return refused("head size " + std::to_string(kv.D) + "; 8..256 in steps of 8 will do");
   if (kv.S <= 0 || (kv.S & (kv.S - 1)) != 0)

@@ -1,10 +1,12 @@
 #pragma once
-// Attention without tensor cores: for few query heads per kv head, and for whatever the tensor-core
-// kernel does not do. One block computes one piece (split_plan.hpp) for kHeads query heads.
+// Attention without tensor cores: for few query heads per kv head, and for shapes that the
+// tensor-core kernel does not take. One block computes one piece (split_plan.hpp) for kHeads query
+// heads.
 //
-// kLanes threads own the kVec-element chunks of a row, 128 / kLanes rows are worked on at once. A
-// thread reads only what it has itself copied to shared memory, so the main loop has no barrier.
-// Each group of rows keeps a softmax state of its own; they are merged in order at the end.
+// A row is worked on by kLanes threads, of which each has kVec elements; 128 / kLanes rows are
+// worked on at once. A thread reads from shared memory only what it has copied there itself, so the
+// main loop needs no barrier. Each group of threads has a softmax state of its own; the groups'
+// states are merged in order at the end.
 
 #include "kernels/cuda/attention_by_dtype.hpp"
 #include "kernels/cuda/attention_state.cuh"
@@ -22,7 +24,7 @@ struct SimtShape {
   static constexpr bool kHasTokenScales = bytes_of(kKv) == 1;
   static constexpr int kTile = kSimtThreads * static_cast<int>(sizeof(Chunk));
   static constexpr int kScales = kHasTokenScales ? kSimtThreads * 4 : 0;
-  static constexpr int kStage = 2 * (kTile + kScales);  ///< K, V, their scales
+  static constexpr int kStage = 2 * (kTile + kScales);  ///< K, V and their scales
 
   static constexpr int shared_bytes(int D) {
     const int loop = kSimtStages * kStage;
@@ -31,7 +33,7 @@ struct SimtShape {
   }
 };
 
-/// \tparam Chunk  copied in pieces of 16 bytes, or in one of 8
+/// \tparam Chunk is copied in pieces of 16 bytes, or in one piece of 8
 template <class Chunk>
 __device__ __forceinline__ void copy_chunk(Chunk* shared, const std::byte* global, bool wanted) {
   constexpr int kPiece = sizeof(Chunk) < 16 ? sizeof(Chunk) : 16;
@@ -41,7 +43,8 @@ __device__ __forceinline__ void copy_chunk(Chunk* shared, const std::byte* globa
                        wanted ? global + i * 16 : global, wanted);
 }
 
-/// Grid: (pieces, H / kHeads). \tparam kHasSoftCap  there is a soft cap
+/// Grid: (pieces, H / kHeads). Without a soft cap, scores are computed in units of log2 from the
+/// start.
 template <Dtype kKv, int kVec, int kLanes, int kHeads, bool kHasSoftCap>
 __global__ void __launch_bounds__(kSimtThreads)
     simt_attention(const __grid_constant__ PagedAttentionArgs args,
@@ -109,7 +112,7 @@ __global__ void __launch_bounds__(kSimtThreads)
     }
   };
 
-  // The table is read an iteration before the copy that needs it.
+  // The block table is read one iteration before the copy that needs it.
   std::uint32_t next_block = block_of(0);
 #pragma unroll
   for (int i = 0; i < kSimtStages - 1; ++i) {
@@ -158,7 +161,7 @@ __global__ void __launch_bounds__(kSimtThreads)
   }
   wait_copies<0>();
 
-  __syncthreads();                                  // the copies' memory becomes the states'
+  __syncthreads();  // from here on the memory of the copies holds the states
   auto* maxima = reinterpret_cast<float*>(shared);  // [kRows][kHeads][max, sum]
   float* accs = maxima + kRows * kHeads * 2;        // [kRows][kHeads][D]
 #pragma unroll

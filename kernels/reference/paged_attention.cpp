@@ -13,7 +13,7 @@ namespace {
 
 using Row = std::vector<double>;
 
-/// The K and V that one sequence has for one kv head. A position is read when it is asked for.
+/// K and V of one sequence and one kv head. A position is read when it is first asked for.
 class HeadRows {
  public:
   HeadRows(const PagedAttentionArgs& args, std::int32_t b, std::int32_t g)
@@ -55,7 +55,7 @@ bool attends(const PagedAttentionArgs& args, std::int32_t p, std::int32_t t) {
   return args.chunk == 0 || t / args.chunk == p / args.chunk;
 }
 
-/// Head h of query token `token` of the batch, at position p.
+/// Computes head h of query token `token` of the batch, which has position p.
 void attend(const PagedAttentionArgs& args, HeadRows& rows, std::int32_t h, std::int32_t token,
             std::int32_t p) {
   const std::int64_t row = std::int64_t{token} * args.H + h;

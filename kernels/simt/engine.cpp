@@ -1,4 +1,4 @@
-// Scheduling of one block's threads. Nothing here is seen by a sanitizer (CMakeLists.txt).
+// Schedules the threads of one block. Compiled without sanitizers (CMakeLists.txt).
 
 #include "kernels/simt/kernel_calls.hpp"
 
@@ -54,14 +54,14 @@ struct CudaThread : Thread {
   Fiber fiber;
   State state = State::ready;
   unsigned number = 0;
-  Line line = {"(start)", 0};  ///< of the last call into the engine
+  Line line = {"(start)", 0};  ///< of the thread's last call into the engine
   Vector<QueuedCopy> copies;   ///< cp.async, oldest first
   std::size_t copies_done = 0;
   unsigned open_group = 0;
 };
 
-/// Lanes meeting under one mask. Two sets of words: a lane may be in the next operation before all
-/// have read the last one's.
+/// The lanes that meet under one mask. There are two sets of words, because a lane may enter the
+/// next operation before all lanes have read the words of the last one.
 struct Rendezvous {
   std::uint32_t mask = 0;
   std::uint32_t arrived = 0;
@@ -77,7 +77,8 @@ struct Warp {
   Rendezvous meetings[kMaxMasks];
   int masks = 0;
   std::uint32_t live = 0;
-  char memory_order = 0;  ///< its address is what sanitizers know __syncwarp by
+  char memory_order =
+      0;  ///< its address is the synchronisation object that sanitizers see for __syncwarp
 };
 
 struct Barrier {
@@ -95,7 +96,8 @@ struct Block {
   const void* argument = nullptr;
   Fiber scheduler;
   std::uint64_t random = 1;
-  char error[1024] = "";  ///< not a string: who fails never gets to free anything
+  char error[1024] =
+      "";  ///< not a std::string: the failing fiber never resumes, so nothing would free it
 };
 
 thread_local Block* block = nullptr;
@@ -139,7 +141,7 @@ bool happens_early() {
          (options.delivery == Delivery::random && next_random() % 2 == 0);
 }
 
-/// The ready thread whose turn it is after `number`.
+/// The next ready thread after `number` in the chosen order.
 CudaThread* next_ready(unsigned number) {
   const auto n = static_cast<unsigned>(block->threads.size());
   if (options.order == Order::random) number = static_cast<unsigned>(next_random() % n);
@@ -212,12 +214,12 @@ std::string who_waits() {
   return text;
 }
 
-/// One OS thread and what it runs blocks with.
+/// One OS thread and the memory in which it runs blocks.
 class Worker {
  public:
   void run_block(Index3 index, Dim3 grid, Dim3 dim, std::size_t shared_bytes,
                  void (*entry)(const void*), const void* argument) {
-    if (under_tsan()) {  // it would see the last block's frames in this one's
+    if (under_tsan()) {  // it would take the last block's frames for this one's
       stacks_.clear();
       shared_.reset();
     }
@@ -267,7 +269,7 @@ class Worker {
     }
   }
 
-  /// What is wrong with the block that has come to its end; empty if nothing.
+  /// The error of the block that has ended; empty if there is none.
   std::string error_at_end() const {
     if (block->error[0] != 0) {
       acquire(&all_blocks);
@@ -436,7 +438,7 @@ void run_grid(void (*entry)(const void*), const void* argument, Dim3 grid, Dim3 
     for (unsigned i = 0; i < options.workers; ++i) threads.emplace_back(work);
     for (std::thread& thread : threads) thread.join();
   }
-  acquire(&all_blocks);  // the host reads results; blocks stay unordered among themselves
+  acquire(&all_blocks);  // the host reads the results; blocks stay unordered among themselves
   if (error) std::rethrow_exception(error);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Three small correct kernels, each with the bugs that can be seeded in it: what the emulator and
-// the sanitizers are there to catch.
+// Three small correct kernels. Each can be run with a seeded bug that the emulator or a sanitizer
+// must find.
 
 #include "kernels/cuda/device.cuh"
 
@@ -26,7 +26,8 @@ enum class Bug : int {
 
 inline constexpr int kThreads = 128;
 
-/// out[i] = its block's in, passed through shared memory and shuffles. in, out: [blocks, kThreads].
+/// Passes in[i] through shared memory and shuffles within its block to out[i]. in, out: [blocks,
+/// kThreads].
 inline __global__ void pass_around(const float* in, float* out, Bug bug) {
   auto* values = reinterpret_cast<float*>(device::shared_memory());  // [kThreads]
   const unsigned t = threadIdx.x;
@@ -58,8 +59,8 @@ inline __global__ void pass_around(const float* in, float* out, Bug bug) {
   out[bug == Bug::shared_output ? 0 : i] = x;
 }
 
-/// out[t] = what thread t + 16 copied asynchronously; the last 8 threads copy zeros. in: [4 *
-/// kThreads], out: [kThreads].
+/// out[t] = the value that thread t + 16 copied asynchronously; the last 8 threads copy zeros. in:
+/// [4 * kThreads], out: [kThreads].
 inline __global__ void copy_async(const float* in, float* out, Bug bug) {
   auto* values = reinterpret_cast<float*>(device::shared_memory());  // [kThreads][4]
   const unsigned t = threadIdx.x;
@@ -72,8 +73,8 @@ inline __global__ void copy_async(const float* in, float* out, Bug bug) {
   if (bug == Bug::missing_copy_wait) device::wait_copies<0>();
 }
 
-/// One warp: d = a * b^T by tensor core. a [16][16], b [8][16] bf16 (both copied asynchronously,
-/// b's rows a second time below it), d [16][8].
+/// One warp: d = a * b^T on the tensor core. a [16][16], b [8][16] bf16 are copied asynchronously,
+/// b's rows twice; d [16][8].
 inline __global__ void multiply(const std::uint16_t* a, const std::uint16_t* b, float* d, Bug bug) {
   auto* rows = reinterpret_cast<std::uint16_t*>(device::shared_memory());  // a [16][16], b [16][16]
   const unsigned lane = threadIdx.x;

@@ -1,5 +1,5 @@
-// seeded_bug NAME: runs the kernel with that bug ("none": the correct kernels in every order)
-// and lets whoever notices say so: the emulator, a sanitizer, or nobody.
+// seeded_bug NAME: runs the kernel with the seeded bug NAME ("none": the correct kernels in every
+// order). Ends with 0 unless the emulator or a sanitizer reports it.
 
 #include <cstdio>
 #include <string_view>
@@ -56,7 +56,7 @@ int main(int count, char** words) try {
     std::fprintf(stderr, "usage: seeded_bug NAME\n");
     return 2;
   }
-  std::printf("nobody has noticed anything\n");
+  std::printf("no bug was reported\n");
   return 0;
 } catch (const simt::Error& error) {
   std::printf("emulator: %s\n", error.what());

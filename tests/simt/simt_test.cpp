@@ -18,7 +18,7 @@ using samples::Bug;
 using testing::AllOf;
 using testing::HasSubstr;
 
-/// Puts the options back.
+/// Restores the emulator's options.
 class Simt : public testing::Test {
  protected:
   ~Simt() override { simt::options = before_; }
