@@ -16,13 +16,13 @@ namespace kvhive {
 
 class CublasLt {
  public:
-  static Expected<std::unique_ptr<CublasLt>> load();
+  [[nodiscard]] static Expected<std::unique_ptr<CublasLt>> load();
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
   ~CublasLt();
 
   /// As Device::multiply says. The algorithm is chosen once for each shape.
-  Expected<void> multiply(const ProductArgs& args, cudaStream_t stream);
+  [[nodiscard]] Expected<void> multiply(const ProductArgs& args, cudaStream_t stream);
 
  private:
   struct Functions;
@@ -30,8 +30,8 @@ class CublasLt {
   using Shape = std::tuple<std::int32_t, std::int32_t, std::int32_t, Dtype, Dtype, bool>;
 
   explicit CublasLt(std::unique_ptr<Functions> functions);
-  Expected<Plan*> plan_of(const ProductArgs& args);
-  Expected<void*> workspace_of(cudaStream_t stream);
+  [[nodiscard]] Expected<Plan*> plan_of(const ProductArgs& args);
+  [[nodiscard]] Expected<void*> workspace_of(cudaStream_t stream);
 
   std::unique_ptr<Functions> functions_;
   cublasLtHandle_t handle_ = nullptr;

@@ -65,7 +65,7 @@ class Device {
 
   virtual const DeviceFacts& facts() const = 0;
   /// Now, other processes counted.
-  virtual Expected<std::size_t> free_bytes() = 0;
+  [[nodiscard]] virtual Expected<std::size_t> free_bytes() = 0;
 
   // -- memory
 
@@ -73,48 +73,48 @@ class Device {
   /// mapped. Where facts().memory_needs_its_maker: as long as this Device, and what others have
   /// mapped of it then is undefined; the descriptor is but its name. Not zeroed.
   /// \param bytes  a multiple of facts().shared_granularity
-  virtual Expected<UniqueFd> create_shared(std::size_t bytes) = 0;
+  [[nodiscard]] virtual Expected<UniqueFd> create_shared(std::size_t bytes) = 0;
   /// Maps what create_shared() made, here or in another process, all of it, for reading and
   /// writing. The descriptor says how, whatever create_shared() does here.
-  virtual Expected<std::byte*> map_shared(int fd, std::size_t bytes) = 0;
+  [[nodiscard]] virtual Expected<std::byte*> map_shared(int fd, std::size_t bytes) = 0;
   virtual void unmap_shared(std::byte* memory, std::size_t bytes) = 0;
   /// Private memory, aligned to 256 bytes, not zeroed.
-  virtual Expected<std::byte*> allocate(std::size_t bytes) = 0;
+  [[nodiscard]] virtual Expected<std::byte*> allocate(std::size_t bytes) = 0;
   virtual void release(std::byte* memory) = 0;
   /// Page-locks host memory, so that copies are truly asynchronous and kernels can reach it at the
   /// same address. Registering the same memory twice in one process is an error.
-  virtual Expected<void> lock_pages(std::byte* host, std::size_t bytes) = 0;
+  [[nodiscard]] virtual Expected<void> lock_pages(std::byte* host, std::size_t bytes) = 0;
   virtual void unlock_pages(std::byte* host) = 0;
 
   // -- order
 
-  virtual Expected<DeviceStream> create_stream() = 0;
+  [[nodiscard]] virtual Expected<DeviceStream> create_stream() = 0;
   virtual void destroy(DeviceStream stream) = 0;
-  virtual Expected<DeviceEvent> create_event() = 0;
+  [[nodiscard]] virtual Expected<DeviceEvent> create_event() = 0;
   virtual void destroy(DeviceEvent event) = 0;
-  virtual Expected<void> record(DeviceEvent event, DeviceStream stream) = 0;
+  [[nodiscard]] virtual Expected<void> record(DeviceEvent event, DeviceStream stream) = 0;
   /// What comes later in the stream waits for the event's last record().
-  virtual Expected<void> wait(DeviceStream stream, DeviceEvent event) = 0;
+  [[nodiscard]] virtual Expected<void> wait(DeviceStream stream, DeviceEvent event) = 0;
   /// The host waits. Faults of what came before are reported here.
-  virtual Expected<void> synchronize(DeviceEvent event) = 0;
+  [[nodiscard]] virtual Expected<void> synchronize(DeviceEvent event) = 0;
 
   // -- work
 
   /// Between host and device memory, or within either. Host memory that is not page-locked may be
   /// read before the call returns.
-  virtual Expected<void> copy(std::byte* to, const std::byte* from, std::size_t bytes,
-                              DeviceStream stream) = 0;
-  virtual Expected<void> fill(std::byte* to, std::byte value, std::size_t bytes,
-                              DeviceStream stream) = 0;
-  virtual Expected<void> multiply(const ProductArgs& args, DeviceStream stream) = 0;
+  [[nodiscard]] virtual Expected<void> copy(std::byte* to, const std::byte* from, std::size_t bytes,
+                                            DeviceStream stream) = 0;
+  [[nodiscard]] virtual Expected<void> fill(std::byte* to, std::byte value, std::size_t bytes,
+                                            DeviceStream stream) = 0;
+  [[nodiscard]] virtual Expected<void> multiply(const ProductArgs& args, DeviceStream stream) = 0;
 
   // -- graphs: work recorded once and started many times, with the same pointers
 
   /// From here to end_capture() what takes the stream is recorded instead of done.
-  virtual Expected<void> begin_capture(DeviceStream stream) = 0;
+  [[nodiscard]] virtual Expected<void> begin_capture(DeviceStream stream) = 0;
   /// Also if it fails the stream does its work again.
-  virtual Expected<DeviceGraph> end_capture(DeviceStream stream) = 0;
-  virtual Expected<void> launch(DeviceGraph graph, DeviceStream stream) = 0;
+  [[nodiscard]] virtual Expected<DeviceGraph> end_capture(DeviceStream stream) = 0;
+  [[nodiscard]] virtual Expected<void> launch(DeviceGraph graph, DeviceStream stream) = 0;
   virtual void destroy(DeviceGraph graph) = 0;
 };
 
@@ -122,7 +122,7 @@ class Device {
 /// a GPU) and the remedy.
 ///
 /// \param sharing  how create_shared() makes memory that other processes can map
-Expected<std::unique_ptr<Device>> open_cuda_device(
+[[nodiscard]] Expected<std::unique_ptr<Device>> open_cuda_device(
     int ordinal, GpuMemorySharing sharing = GpuMemorySharing::automatic);
 
 }  // namespace kvhive

@@ -20,7 +20,8 @@ bool kernel_pays(const CopyTimes& kernel, const CopyTimes& batch);
 ///
 /// \param piece_bytes  the smallest that will be copied
 /// \return  swap_blocks_cuda's `batched_from`
-Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
-                                       const CopyOnDevice& by_kernel, const CopyOnDevice& by_batch);
+[[nodiscard]] Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
+                                                     const CopyOnDevice& by_kernel,
+                                                     const CopyOnDevice& by_batch);
 
 }  // namespace kvhive

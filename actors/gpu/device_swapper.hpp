@@ -26,8 +26,9 @@ namespace kvhive {
 using CopyOnDevice = std::function<Expected<void>(const BlockCopyArgs&, DeviceStream)>;
 
 /// Zeroes blocks of the device arena, whose block 0 is at `arena`; they are zero when it returns.
-Expected<void> zero_blocks(Device& device, const OrderedStream& stream, std::byte* arena,
-                           std::size_t block_bytes, std::span<const BlockId> blocks);
+[[nodiscard]] Expected<void> zero_blocks(Device& device, const OrderedStream& stream,
+                                         std::byte* arena, std::size_t block_bytes,
+                                         std::span<const BlockId> blocks);
 
 struct SwapCopies {
   CopyOnDevice between;  ///< the device and page-locked memory
@@ -43,41 +44,41 @@ struct SwapLimits {
 class DeviceSwapper final : public Swapper {
  public:
   /// \param memory  with its device arena set and the host arena page-locked
-  static Expected<std::unique_ptr<DeviceSwapper>> create(Device& device, const PoolMemory& memory,
-                                                         SwapCopies copies,
-                                                         const SwapLimits& limits = {});
+  [[nodiscard]] static Expected<std::unique_ptr<DeviceSwapper>> create(
+      Device& device, const PoolMemory& memory, SwapCopies copies, const SwapLimits& limits = {});
   ~DeviceSwapper() override;
 
   /// Starts the plan's swaps. Not before the last plan's finish().
-  Expected<double> move(const StepPlan& plan) override;
+  [[nodiscard]] Expected<double> move(const StepPlan& plan) override;
 
   /// Makes the runner's stream wait until what is demoted has left its blocks.
-  Expected<void> join_out(const StepPlan& plan, const OrderedStream& runner) const;
+  [[nodiscard]] Expected<void> join_out(const StepPlan& plan, const OrderedStream& runner) const;
   /// ... until all that comes in is there.
-  Expected<void> join_in(const StepPlan& plan, const OrderedStream& runner) const;
+  [[nodiscard]] Expected<void> join_in(const StepPlan& plan, const OrderedStream& runner) const;
   /// ... until this layer of what comes in is there. Called for every layer in order: only the
   /// first of a part waits.
-  Expected<void> join_layer(const StepPlan& plan, std::int32_t layer,
-                            const OrderedStream& runner) const;
+  [[nodiscard]] Expected<void> join_layer(const StepPlan& plan, std::int32_t layer,
+                                          const OrderedStream& runner) const;
   const LayerParts& parts() const { return parts_; }
 
   /// The host waits until all of the plan's swaps are done: nothing is published before.
-  Expected<void> finish(const StepPlan& plan);
+  [[nodiscard]] Expected<void> finish(const StepPlan& plan);
 
  private:
   DeviceSwapper(Device& device, const PoolMemory& memory, SwapCopies copies,
                 const SwapLimits& limits);
 
-  Expected<void> prepare(const SwapLimits& limits);
-  Expected<void> start_out(const StepPlan& plan);
-  Expected<void> copy_out(std::span<const BlockPair> pairs);
-  Expected<void> demote_aside(std::span<const BlockPair> pairs);
-  Expected<void> hand_over(const StepPlan& plan) const;
-  Expected<void> start_in(const StepPlan& plan);
+  [[nodiscard]] Expected<void> prepare(const SwapLimits& limits);
+  [[nodiscard]] Expected<void> start_out(const StepPlan& plan);
+  [[nodiscard]] Expected<void> copy_out(std::span<const BlockPair> pairs);
+  [[nodiscard]] Expected<void> demote_aside(std::span<const BlockPair> pairs);
+  [[nodiscard]] Expected<void> hand_over(const StepPlan& plan) const;
+  [[nodiscard]] Expected<void> start_in(const StepPlan& plan);
   std::span<BlockPair> take_pairs(std::size_t count);
   std::span<const BlockPair> keep(std::span<const BlockPair> pairs);
-  Expected<void> copy_chunks(const BlockCopyArgs& all, std::uint32_t BlockPair::*host_block,
-                             const OrderedStream& stream) const;
+  [[nodiscard]] Expected<void> copy_chunks(const BlockCopyArgs& all,
+                                           std::uint32_t BlockPair::*host_block,
+                                           const OrderedStream& stream) const;
 
   Device& device_;
   const PoolMemory& memory_;

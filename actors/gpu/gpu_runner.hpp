@@ -22,12 +22,12 @@ class GpuRunner final : public StepRunner {
         arena_(arena),
         layout_(layout) {}
 
-  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
+  [[nodiscard]] Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
 
  private:
   bool comes_by_layers(const StepPlan& plan) const;
-  Expected<void> queue_copies(const StepPlan& plan) const;
-  Expected<std::vector<SampledToken>> compute(const StepPlan& plan);
+  [[nodiscard]] Expected<void> queue_copies(const StepPlan& plan) const;
+  [[nodiscard]] Expected<std::vector<SampledToken>> compute(const StepPlan& plan);
 
   GpuTransformer model_;
   DeviceSwapper& swapper_;

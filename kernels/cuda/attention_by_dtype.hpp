@@ -10,13 +10,13 @@ namespace kvhive::device {
 
 /// Without tensor cores (simt_attention.cuh). D is 8..256, a multiple of 8.
 template <Dtype kKv>
-Expected<void> simt_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
-                                 CudaStream stream);
+[[nodiscard]] Expected<void> simt_attention_of(const PagedAttentionArgs& args,
+                                               const AttentionWork& work, CudaStream stream);
 
 /// On tensor cores (mma_attention.cuh), where is_for_tensor_cores() says so.
 template <Dtype kKv>
-Expected<void> mma_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
-                                CudaStream stream);
+[[nodiscard]] Expected<void> mma_attention_of(const PagedAttentionArgs& args,
+                                              const AttentionWork& work, CudaStream stream);
 
 /// The largest power of two, at most 16, that divides all addresses and strides of the cache.
 inline std::uintptr_t alignment_of(const PagedKv& kv) {

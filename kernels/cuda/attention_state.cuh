@@ -141,7 +141,7 @@ __device__ __forceinline__ float fixed_scale(const KvScales& scales, float* plan
 }
 
 /// Starts the kernel that folds the states in scratch and writes the results.
-Expected<void> launch_combine(const PagedAttentionArgs& args, const AttentionWork& work,
-                              CudaStream stream);
+[[nodiscard]] Expected<void> launch_combine(const PagedAttentionArgs& args,
+                                            const AttentionWork& work, CudaStream stream);
 
 }  // namespace kvhive::device

@@ -24,11 +24,11 @@ namespace kvhive {
 using CudaStream = CUstream_st*;  ///< cudaStream_t
 
 /// Layout `rows`, any strides. Fastest if rows are aligned to four elements.
-Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream);
 
 /// Also gathers into, and scatters from, host memory that is mapped on the device. Fastest if
 /// addresses, strides and bytes are multiples of 16.
-Expected<void> block_copy_cuda(const BlockCopyArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> block_copy_cuda(const BlockCopyArgs& args, CudaStream stream);
 
 /// Swap: copies blocks between device memory and page-locked host memory. Copies of at least
 /// `batched_from` bytes go to the copy engines as one batch (neighbouring blocks as one copy),
@@ -38,38 +38,38 @@ Expected<void> block_copy_cuda(const BlockCopyArgs& args, CudaStream stream);
 /// host memory and must stay unchanged until the stream has passed. Sources are read in the
 /// stream's order, in both directions: a copy that may run ahead would read blocks that a kernel
 /// has not written yet.
-Expected<void> swap_blocks_cuda(const BlockCopyArgs& args, std::size_t batched_from,
-                                CudaStream stream);
+[[nodiscard]] Expected<void> swap_blocks_cuda(const BlockCopyArgs& args, std::size_t batched_from,
+                                              CudaStream stream);
 
-Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream);
 
 /// `work` is plan_splits() of the same batch, copied to the device; one plan serves all layers with
 /// the same window. D is 8..256 in steps of 8, S a power of two, layout `rows`, aligned to 16 bytes
 /// (8 bytes for 8-bit elements). Runs on tensor cores from three query heads per kv head on, if q
 /// has the cache's 16-bit type, or if q has 16 bits and the cache has 8-bit elements in rows
 /// aligned to 16 bytes. A token's bits are the same alone, in a batch, in prefill and in a cascade.
-Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const AttentionWork& work,
-                                    CudaStream stream);
+[[nodiscard]] Expected<void> paged_attention_cuda(const PagedAttentionArgs& args,
+                                                  const AttentionWork& work, CudaStream stream);
 
 /// Rows are aligned to 16 bytes. `work` is plan_splits() of the same batch; a token's bits do not
 /// depend on the batch. Runs on tensor cores if q is bf16 and there are more than two heads; rows
 /// of bf16 then need the shared memory of sm_90.
-Expected<void> paged_mla_cuda(const PagedMlaArgs& args, const AttentionWork& work,
-                              CudaStream stream);
-Expected<void> mla_write_cuda(const MlaWriteArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> paged_mla_cuda(const PagedMlaArgs& args, const AttentionWork& work,
+                                            CudaStream stream);
+[[nodiscard]] Expected<void> mla_write_cuda(const MlaWriteArgs& args, CudaStream stream);
 
 /// The operations between matrix products. Rows are multiples of four elements, and aligned to four
 /// elements (heads: to two).
-Expected<void> embed_cuda(const EmbedArgs& args, CudaStream stream);
-Expected<void> add_rms_norm_cuda(const AddRmsNormArgs& args, CudaStream stream);
-Expected<void> rotate_cuda(const RotateArgs& args, CudaStream stream);
-Expected<void> silu_multiply_cuda(const SiluMultiplyArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> embed_cuda(const EmbedArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> add_rms_norm_cuda(const AddRmsNormArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> rotate_cuda(const RotateArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> silu_multiply_cuda(const SiluMultiplyArgs& args, CudaStream stream);
 
 /// Runs on tensor cores. bf16 or f16; rows are multiples of eight elements, aligned to 16 bytes.
-Expected<void> row_product_cuda(const RowProductArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> row_product_cuda(const RowProductArgs& args, CudaStream stream);
 
 /// Adds weights as whole numbers, so that results do not depend on the order of additions. Tokens
 /// are the reference's where its margin is above 1e-6. `choices` are on the device and not checked.
-Expected<void> sample_cuda(const SampleArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> sample_cuda(const SampleArgs& args, CudaStream stream);
 
 }  // namespace kvhive

@@ -21,9 +21,9 @@ inline constexpr std::size_t kPlainSharedBytes = 48
                                                  << 10;  ///< more must be requested for each kernel
 
 template <class... Parameters, class... Arguments>
-Expected<void> launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                      std::size_t shared_bytes, [[maybe_unused]] CudaStream stream,
-                      const Arguments&... arguments) {
+[[nodiscard]] Expected<void> launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                                    std::size_t shared_bytes, [[maybe_unused]] CudaStream stream,
+                                    const Arguments&... arguments) {
   if (shared_bytes > kMaxSharedBytes)
     return failure(Errc::unsupported, "the kernel needs " + std::to_string(shared_bytes) +
                                           " bytes of shared memory, a block has " +
@@ -50,9 +50,10 @@ Expected<void> launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
 
 /// Starts copies as one batch for the copy engines. On the default stream they are started one by
 /// one.
-inline Expected<void> copy_batch(const std::vector<void*>& to, const std::vector<const void*>& from,
-                                 const std::vector<std::size_t>& bytes,
-                                 [[maybe_unused]] CudaStream stream) {
+[[nodiscard]] inline Expected<void> copy_batch(const std::vector<void*>& to,
+                                               const std::vector<const void*>& from,
+                                               const std::vector<std::size_t>& bytes,
+                                               [[maybe_unused]] CudaStream stream) {
 #if defined(__CUDACC__)
   cudaError_t error = cudaSuccess;
 #if CUDART_VERSION >= 13000

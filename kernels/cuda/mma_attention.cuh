@@ -341,8 +341,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
 }
 
 template <Dtype kKv, int D, int kWarps>
-Expected<void> launch_tiles(const PagedAttentionArgs& args, const AttentionWork& work, int first,
-                            int count, CudaStream stream) {
+[[nodiscard]] Expected<void> launch_tiles(const PagedAttentionArgs& args, const AttentionWork& work,
+                                          int first, int count, CudaStream stream) {
   using Shape = MmaShape<kKv, D, kWarps>;
   if (count == 0) return {};
   const int groups = (args.H / args.kv.G + Shape::kRows - 1) / Shape::kRows;
@@ -353,8 +353,8 @@ Expected<void> launch_tiles(const PagedAttentionArgs& args, const AttentionWork&
 }
 
 template <Dtype kKv, int D>
-Expected<void> launch_mma(const PagedAttentionArgs& args, const AttentionWork& work,
-                          CudaStream stream) {
+[[nodiscard]] Expected<void> launch_mma(const PagedAttentionArgs& args, const AttentionWork& work,
+                                        CudaStream stream) {
   static_assert(MmaShape<kKv, D, 1>::kRows == kNarrowRows);
   static_assert(MmaShape<kKv, D, 4>::kRows == kWideRows);
   // Wide tiles take longer, so they start first.
@@ -366,8 +366,8 @@ Expected<void> launch_mma(const PagedAttentionArgs& args, const AttentionWork& w
 
 /// D is one of 64, 80, 96, 112, 128, 192, 256; rows are aligned to 16 bytes.
 template <Dtype kKv>
-Expected<void> mma_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
-                                CudaStream stream) {
+[[nodiscard]] Expected<void> mma_attention_of(const PagedAttentionArgs& args,
+                                              const AttentionWork& work, CudaStream stream) {
   switch (args.kv.D) {
     case 64: return launch_mma<kKv, 64>(args, work, stream);
     case 80: return launch_mma<kKv, 80>(args, work, stream);

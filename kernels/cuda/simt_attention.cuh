@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(kSimtThreads)
 }
 
 template <Dtype kKv, int kVec, int kLanes, int kHeads>
-Expected<void> launch_simt(const PagedAttentionArgs& args, const AttentionWork& work,
-                           CudaStream stream) {
+[[nodiscard]] Expected<void> launch_simt(const PagedAttentionArgs& args, const AttentionWork& work,
+                                         CudaStream stream) {
   const auto kernel = args.soft_cap > 0 ? simt_attention<kKv, kVec, kLanes, kHeads, true>
                                         : simt_attention<kKv, kVec, kLanes, kHeads, false>;
   const dim3 grid{static_cast<unsigned>(work.splits_count), static_cast<unsigned>(args.H / kHeads),
@@ -196,15 +196,15 @@ Expected<void> launch_simt(const PagedAttentionArgs& args, const AttentionWork& 
 }
 
 template <Dtype kKv, int kVec, int kLanes>
-Expected<void> launch_simt_heads(const PagedAttentionArgs& args, const AttentionWork& work,
-                                 CudaStream stream) {
+[[nodiscard]] Expected<void> launch_simt_heads(const PagedAttentionArgs& args,
+                                               const AttentionWork& work, CudaStream stream) {
   return args.H / args.kv.G % 2 == 0 ? launch_simt<kKv, kVec, kLanes, 2>(args, work, stream)
                                      : launch_simt<kKv, kVec, kLanes, 1>(args, work, stream);
 }
 
 template <Dtype kKv>
-Expected<void> simt_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
-                                 CudaStream stream) {
+[[nodiscard]] Expected<void> simt_attention_of(const PagedAttentionArgs& args,
+                                               const AttentionWork& work, CudaStream stream) {
   const int D = args.kv.D;
   if constexpr (bytes_of(kKv) == 1) {
     if (alignment_of(args.kv) >= 16 && D % 16 == 0)

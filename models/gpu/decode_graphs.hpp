@@ -48,7 +48,8 @@ class DecodeGraphs {
   ~DecodeGraphs() { forget_all(); }
 
   /// Queues a step. A device that cannot record or start one does without graphs from then on.
-  Expected<void> run(const DecodeShape& shape, DeviceStream stream, const Queue& queue);
+  [[nodiscard]] Expected<void> run(const DecodeShape& shape, DeviceStream stream,
+                                   const Queue& queue);
 
  private:
   struct Known {
@@ -58,8 +59,8 @@ class DecodeGraphs {
 
   Known* find(const DecodeShape& shape);
   void remember(const DecodeShape& shape);
-  Expected<DeviceGraph> record(DeviceStream stream, const Queue& queue);
-  Expected<void> go_on_without(const Error& error, const Queue& queue);
+  [[nodiscard]] Expected<DeviceGraph> record(DeviceStream stream, const Queue& queue);
+  [[nodiscard]] Expected<void> go_on_without(const Error& error, const Queue& queue);
   void forget_all();
 
   Device& device_;

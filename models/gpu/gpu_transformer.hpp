@@ -42,8 +42,9 @@ class GpuTransformer {
   /// Allocates all that a step needs, once.
   /// \param device   outlives this
   /// \param weights  the mapped region that upload_weights() has filled, here or in another process
-  static Expected<GpuTransformer> create(Device& device, const ModelConfig& config,
-                                         const std::byte* weights, const GpuLimits& limits);
+  [[nodiscard]] static Expected<GpuTransformer> create(Device& device, const ModelConfig& config,
+                                                       const std::byte* weights,
+                                                       const GpuLimits& limits);
   /// What create() allocates on the device.
   static std::size_t device_bytes(const ModelConfig& config, const GpuLimits& limits);
 
@@ -58,11 +59,11 @@ class GpuTransformer {
   /// Queues a step and returns; the batch has been copied then. Not while one is under way.
   /// \param choices  one for each of batch.logit_rows
   /// \param kv_base  block 0 of a device arena laid out as `layout` says
-  Expected<void> start(const ForwardBatch& batch, std::span<const SampleChoice> choices,
-                       std::byte* kv_base, const KvLayout& layout,
-                       const BeforeLayer& before_layer = {});
+  [[nodiscard]] Expected<void> start(const ForwardBatch& batch,
+                                     std::span<const SampleChoice> choices, std::byte* kv_base,
+                                     const KvLayout& layout, const BeforeLayer& before_layer = {});
   /// Until the step that start() has queued is done.
-  Expected<GpuSamples> wait();
+  [[nodiscard]] Expected<GpuSamples> wait();
   /// [logit rows, vocab] of the last step, on the device.
   const float* logits() const;
 

@@ -43,29 +43,29 @@ class FakeDevice final : public Device {
   std::size_t leftovers() const;
 
   const DeviceFacts& facts() const override { return facts_; }
-  Expected<std::size_t> free_bytes() override;
-  Expected<UniqueFd> create_shared(std::size_t bytes) override;
-  Expected<std::byte*> map_shared(int fd, std::size_t bytes) override;
+  [[nodiscard]] Expected<std::size_t> free_bytes() override;
+  [[nodiscard]] Expected<UniqueFd> create_shared(std::size_t bytes) override;
+  [[nodiscard]] Expected<std::byte*> map_shared(int fd, std::size_t bytes) override;
   void unmap_shared(std::byte* memory, std::size_t bytes) override;
-  Expected<std::byte*> allocate(std::size_t bytes) override;
+  [[nodiscard]] Expected<std::byte*> allocate(std::size_t bytes) override;
   void release(std::byte* memory) override;
-  Expected<void> lock_pages(std::byte* host, std::size_t bytes) override;
+  [[nodiscard]] Expected<void> lock_pages(std::byte* host, std::size_t bytes) override;
   void unlock_pages(std::byte* host) override;
-  Expected<DeviceStream> create_stream() override;
+  [[nodiscard]] Expected<DeviceStream> create_stream() override;
   void destroy(DeviceStream stream) override;
-  Expected<DeviceEvent> create_event() override;
+  [[nodiscard]] Expected<DeviceEvent> create_event() override;
   void destroy(DeviceEvent event) override;
-  Expected<void> record(DeviceEvent event, DeviceStream stream) override;
-  Expected<void> wait(DeviceStream stream, DeviceEvent event) override;
-  Expected<void> synchronize(DeviceEvent event) override;
-  Expected<void> copy(std::byte* to, const std::byte* from, std::size_t bytes,
-                      DeviceStream stream) override;
-  Expected<void> fill(std::byte* to, std::byte value, std::size_t bytes,
-                      DeviceStream stream) override;
-  Expected<void> multiply(const ProductArgs& args, DeviceStream stream) override;
-  Expected<void> begin_capture(DeviceStream stream) override;
-  Expected<DeviceGraph> end_capture(DeviceStream stream) override;
-  Expected<void> launch(DeviceGraph graph, DeviceStream stream) override;
+  [[nodiscard]] Expected<void> record(DeviceEvent event, DeviceStream stream) override;
+  [[nodiscard]] Expected<void> wait(DeviceStream stream, DeviceEvent event) override;
+  [[nodiscard]] Expected<void> synchronize(DeviceEvent event) override;
+  [[nodiscard]] Expected<void> copy(std::byte* to, const std::byte* from, std::size_t bytes,
+                                    DeviceStream stream) override;
+  [[nodiscard]] Expected<void> fill(std::byte* to, std::byte value, std::size_t bytes,
+                                    DeviceStream stream) override;
+  [[nodiscard]] Expected<void> multiply(const ProductArgs& args, DeviceStream stream) override;
+  [[nodiscard]] Expected<void> begin_capture(DeviceStream stream) override;
+  [[nodiscard]] Expected<DeviceGraph> end_capture(DeviceStream stream) override;
+  [[nodiscard]] Expected<void> launch(DeviceGraph graph, DeviceStream stream) override;
   void destroy(DeviceGraph graph) override;
 
  private:
@@ -73,13 +73,14 @@ class FakeDevice final : public Device {
   struct Event;
   struct Graph;
 
-  Expected<void> call(const char* name);
-  Expected<UniqueFd> keep(UniqueFd memory, std::size_t bytes);
-  Expected<UniqueFd> ask_maker(int record, std::size_t bytes) const;
+  [[nodiscard]] Expected<void> call(const char* name);
+  [[nodiscard]] Expected<UniqueFd> keep(UniqueFd memory, std::size_t bytes);
+  [[nodiscard]] Expected<UniqueFd> ask_maker(int record, std::size_t bytes) const;
   void perform(const std::function<void()>& work);
   bool is_on_device(const std::byte* from, std::size_t bytes) const;
   bool is_page_locked(const std::byte* from, std::size_t bytes) const;
-  Expected<void> check_memory(const char* name, const std::byte* from, std::size_t bytes) const;
+  [[nodiscard]] Expected<void> check_memory(const char* name, const std::byte* from,
+                                            std::size_t bytes) const;
   Stream& stream_of(DeviceStream stream) const;
   std::shared_ptr<Event> event_of(DeviceEvent event) const;
 

@@ -19,7 +19,8 @@ struct GpuFigures {
   std::size_t weights = 0;    ///< shared by all engines
   std::size_t engine_peak = 0;
 };
-Expected<GpuFigures> gpu_figures(Device& device, const Options& options, const ModelConfig& config);
+[[nodiscard]] Expected<GpuFigures> gpu_figures(Device& device, const Options& options,
+                                               const ModelConfig& config);
 
 /// Members are in the order they need each other.
 struct GpuParts {
@@ -34,9 +35,10 @@ struct GpuParts {
 /// \param memory  gets to know where its device arena is; outlives the parts
 /// \param fds     of the pool: the device's and the host's arenas
 /// \param weights of the model, from the keeper
-Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
-                                               const Options& options, const ModelConfig& config,
-                                               PoolMemory& memory, const PoolFds& fds,
-                                               const UniqueFd& weights);
+[[nodiscard]] Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
+                                                             const Options& options,
+                                                             const ModelConfig& config,
+                                                             PoolMemory& memory, const PoolFds& fds,
+                                                             const UniqueFd& weights);
 
 }  // namespace kvhive

@@ -16,7 +16,8 @@ std::size_t gpu_weight_bytes(const ModelConfig& config, const Device& device);
 /// Makes the arena (zeroed) and the weights (uploaded) and sends their descriptors to the keeper
 /// over standard input. Where the memory needs its maker, stays until the keeper hangs up; whatever
 /// the keeper sends meanwhile asks whether our context is alive: Errc::device_lost if not.
-Expected<void> hand_over_gpu_memory(Device& device, const Options& options,
-                                    const ModelConfig& config, std::size_t arena_bytes);
+[[nodiscard]] Expected<void> hand_over_gpu_memory(Device& device, const Options& options,
+                                                  const ModelConfig& config,
+                                                  std::size_t arena_bytes);
 
 }  // namespace kvhive
