@@ -1,6 +1,6 @@
 #pragma once
-// cuBLASLt, loaded when a GPU is opened and not before: the library is half a gigabyte, and engines
-// without a GPU do not want it.
+// cuBLASLt, loaded by dlopen when a GPU is opened: the library is half a gigabyte, and engines
+// without a GPU should not load it.
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@ class CublasLt {
   CublasLt& operator=(const CublasLt&) = delete;
   ~CublasLt();
 
-  /// As Device::multiply says. The algorithm is chosen once for each shape.
+  /// See Device::multiply. The algorithm is chosen once for each shape.
   [[nodiscard]] Expected<void> multiply(const ProductArgs& args, cudaStream_t stream);
 
  private:
@@ -37,7 +37,7 @@ class CublasLt {
   cublasLtHandle_t handle_ = nullptr;
   std::mutex mutex_;
   std::map<Shape, std::unique_ptr<Plan>> plans_;
-  std::map<cudaStream_t, void*> workspaces_;  ///< work of two streams may overlap
+  std::map<cudaStream_t, void*> workspaces_;  ///< one each, because work on two streams may overlap
 };
 
 }  // namespace kvhive

@@ -1,5 +1,5 @@
 #pragma once
-// Owners of what a device lends.
+// Owners of device memory, locked pages and streams.
 
 #include <cstddef>
 #include <utility>
@@ -59,8 +59,8 @@ class DeviceBuffer {
   std::byte* data_ = nullptr;
 };
 
-/// Host memory in pages of its own, page-locked, zeroed: what copies go through. Move-only; the
-/// device outlives it.
+/// Zeroed host memory in pages of its own, page-locked: copies go through it. Move-only; the device
+/// outlives it.
 class StagingBuffer {
  public:
   StagingBuffer() = default;
@@ -88,12 +88,12 @@ class StagingBuffer {
 class LockedPages {
  public:
   LockedPages() = default;
-  /// In chunks of at most 64 GiB: CUDA refuses to register half a terabyte at once, and to copy
-  /// over the border of two registrations.
+  /// Locks chunks of at most 64 GiB: CUDA refuses to register half a terabyte at once, and to copy
+  /// across the border of two registrations.
   ///
-  /// \param unit  what is copied as a whole: chunks are multiples of it
-  /// \param fd  what the memory is a mapping of: processes that lock it take turns by a lock on it,
-  ///            since pinning the same pages at the same time fails
+  /// \param unit bytes that are copied as a whole; chunks are multiples of it
+  /// \param fd file that the memory is a mapping of. Processes lock one after the other, by flock
+  /// on it, because pinning the same pages at the same time fails.
   [[nodiscard]] static Expected<LockedPages> lock(Device& device, std::byte* memory,
                                                   std::size_t bytes, std::size_t unit, int fd);
   /// Bytes of a chunk: whole units, and whole pages.

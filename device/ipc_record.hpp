@@ -1,7 +1,7 @@
 #pragma once
-// What stands for a GPU's memory where the driver gives no descriptor of it: its legacy IPC handle,
-// in a sealed memfd, so that it travels as a descriptor would. It keeps nothing: whoever opens the
-// handle needs the memory's maker alive.
+// A stand-in for device memory where the driver cannot share it by descriptor: its legacy IPC
+// handle in a sealed memfd, which can be passed on like a descriptor of the memory. It does not
+// keep the memory: the handle can be opened only while the process that made the memory lives.
 
 #include <array>
 #include <cstddef>

@@ -73,7 +73,7 @@ class DeviceContract : public ::testing::TestWithParam<Make> {
   open();              \
   if (device_ == nullptr) return
 
-TEST_P(DeviceContract, SaysWhatItIs) {
+TEST_P(DeviceContract, ReportsItsFacts) {
   OPEN_OR_SKIP();
   const DeviceFacts& facts = device_->facts();
   EXPECT_FALSE(facts.name.empty());
@@ -150,7 +150,7 @@ TEST_P(DeviceContract, PageLockedMemoryIsLockedOnce) {
   std::free(host);
 }
 
-TEST_P(DeviceContract, TooMuchMemoryIsRefusedAndNothingElse) {
+TEST_P(DeviceContract, RefusesTooMuchMemoryAndGoesOn) {
   OPEN_OR_SKIP();
   const std::size_t unit = device_->facts().shared_granularity;
   const std::size_t bytes = (device_->facts().total_bytes / unit + 1) * unit;
@@ -160,7 +160,7 @@ TEST_P(DeviceContract, TooMuchMemoryIsRefusedAndNothingElse) {
   EXPECT_TRUE(device_->create_shared(unit));
 }
 
-TEST_P(DeviceContract, GraphsDoTheirWorkAgain) {
+TEST_P(DeviceContract, GraphsRepeatTheirWork) {
   OPEN_OR_SKIP();
   constexpr std::size_t kBytes = 1 << 16;
   std::byte* from = *device_->allocate(kBytes);
@@ -250,7 +250,7 @@ void make_shared_memory(const Make& make, const DescriptorLine& line) {
 }
 
 /// Shared memory is where another process sees it, and its maker too, before and after.
-TEST_P(DeviceContract, SharedMemoryIsEverybodysWhileItsMakerLives) {
+TEST_P(DeviceContract, AllProcessesUseSharedMemoryWhileItsMakerLives) {
   const DescriptorLine line;
   const ChildProcess maker([&] { make_shared_memory(GetParam(), line); });
   const DescriptorLine::Received memory = DescriptorLine::receive(line.parent());
@@ -289,7 +289,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceContract,
                                            Make{"CudaByIpc", open_cuda_by_ipc}),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
-TEST(CudaDevice, IsThereOrSaysWhatIsMissing) {
+TEST(CudaDevice, OpensOrNamesWhatIsMissing) {
   const auto opened = open_cuda_device(0);
   if (opened) return;
   EXPECT_THAT(opened.error().text, ::testing::HasSubstr("--device cpu"));

@@ -67,7 +67,7 @@ TEST_F(FakeDeviceTest, AFailedCallLosesTheContextForGood) {
   EXPECT_EQ(device_.allocate(kBytes).error().code, Errc::device_lost);
 }
 
-TEST_F(FakeDeviceTest, FullMemoryLosesNothing) {
+TEST_F(FakeDeviceTest, FullMemoryDoesNotLoseTheContext) {
   FakeFaults faults;
   faults.call = device_.calls() + 1;
   faults.error = Errc::out_of_memory;
@@ -76,7 +76,7 @@ TEST_F(FakeDeviceTest, FullMemoryLosesNothing) {
   EXPECT_TRUE(finish());
 }
 
-TEST_F(FakeDeviceTest, AFaultOnAStreamIsHeardOfWhenItIsWaitedFor) {
+TEST_F(FakeDeviceTest, AFaultOnAStreamIsReportedByTheNextWait) {
   ASSERT_TRUE(device_.fill(memory_, std::byte{1}, kBytes, stream_));
   ASSERT_TRUE(finish());
   FakeFaults faults;
@@ -86,7 +86,7 @@ TEST_F(FakeDeviceTest, AFaultOnAStreamIsHeardOfWhenItIsWaitedFor) {
   EXPECT_EQ(finish().error().code, Errc::device_lost);
 }
 
-TEST_F(FakeDeviceTest, WhatIsNotOnTheDeviceIsRefused) {
+TEST_F(FakeDeviceTest, RefusesMemoryThatIsNotOnTheDevice) {
   std::vector<std::byte> elsewhere(kBytes);
   EXPECT_FALSE(device_.fill(elsewhere.data(), std::byte{1}, kBytes, stream_));
   EXPECT_FALSE(device_.fill(memory_ + 1, std::byte{1}, kBytes, stream_));

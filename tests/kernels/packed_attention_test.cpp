@@ -413,7 +413,7 @@ INSTANTIATE_TEST_SUITE_P(EightBits, PackedAttention,
                          name_of);
 
 /// One token is attended to alone, so that its V comes out: times 1, hence exactly.
-TEST(PackedCodes, AreReadAsWhatTheyMean) {
+TEST(PackedCodes, HaveTheValuesOfTheirCodes) {
   constexpr std::int32_t kD = 32;
   PagedKv kv{.G = 1, .S = 16, .D = kD, .layout = PageLayout::packed};
   kv.head_stride = kv.S * kD;

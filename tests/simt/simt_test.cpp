@@ -205,7 +205,7 @@ __global__ void wait_for_ever() {
   __syncthreads();
 }
 
-TEST_F(Simt, ADeadlockNamesWhoWaitsWhere) {
+TEST_F(Simt, ADeadlockReportNamesThreadsAndLines) {
   const std::string error = error_of([] { simt::launch(wait_for_ever, {1}, {96}, 0); });
   EXPECT_THAT(error, AllOf(HasSubstr("threads wait for ever"), HasSubstr("thread (0,0,0)"),
                            HasSubstr("thread (32,0,0)"), HasSubstr("simt_test.cpp:")));
@@ -216,7 +216,7 @@ __global__ void never_wait(const float* in) {
   device::commit_copies();
 }
 
-TEST_F(Simt, ACopyThatNobodyWaitsForIsAnError) {
+TEST_F(Simt, ACopyWithoutAWaitIsAnError) {
   const std::vector<float> in(4);
   EXPECT_THAT(error_of([&] { simt::launch(never_wait, {1}, {1}, 16, in.data()); }),
               HasSubstr("without having waited"));
@@ -239,7 +239,7 @@ TEST_F(Simt, TheNextLaunchIsFineAfterAFailedOne) {
   EXPECT_TRUE(std::none_of(out.begin(), out.end(), [](float x) { return std::isnan(x); }));
 }
 
-TEST_F(Simt, CountsWhatItDoes) {
+TEST_F(Simt, CountsBlocksBarriersAndWarpOperations) {
   const simt::Statistics before = simt::statistics();
   samples::run_pass_around(Bug::none);
   const simt::Statistics after = simt::statistics();

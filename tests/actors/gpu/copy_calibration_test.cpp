@@ -35,7 +35,7 @@ CopyOnDevice counted(int* calls) {
   };
 }
 
-TEST(CopyCalibration, TakesWhatIsFasterOnThisDevice) {
+TEST(CopyCalibration, PicksTheFasterWayOnThisDevice) {
   FakeDevice device;
   int kernel_calls = 0, batch_calls = 0;
   EXPECT_EQ(*calibrate_copies(device, 4096, counted(&kernel_calls), slow(&batch_calls)), 1u << 20);
@@ -45,7 +45,7 @@ TEST(CopyCalibration, TakesWhatIsFasterOnThisDevice) {
   EXPECT_EQ(device.leftovers(), 0u);
 }
 
-TEST(CopyCalibration, LargePiecesAreTheCopyEnginesUnmeasured) {
+TEST(CopyCalibration, LargePiecesUseTheCopyEnginesWithoutMeasurement) {
   FakeDevice device;
   int calls = 0;
   EXPECT_EQ(*calibrate_copies(device, 1 << 20, counted(&calls), slow(&calls)), 0u);
@@ -84,7 +84,7 @@ TEST(CopyCalibration, CopiesScatteredPiecesBothWays) {
 }
 
 /// Once each; none leaves anything behind.
-TEST(CopyCalibration, FailsWithTheDevice) {
+TEST(CopyCalibration, ReportsADeviceThatFails) {
   constexpr std::size_t kPiece = (1 << 20) - 16;
   std::uint64_t calls = 0;
   {

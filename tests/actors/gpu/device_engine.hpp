@@ -62,9 +62,9 @@ class DeviceOracleRunner final : public StepRunner {
     // What is enqueued outlives a call that fails.
     const auto copied = std::make_shared<const StepPlan>(plan);
     const auto sampled = std::make_shared<std::vector<SampledToken>>();
-    auto done = swapper_.join_out(plan, stream_);
+    auto done = swapper_.run_after_demotions(plan, stream_);
     for (std::uint32_t layer = 0; layer < memory_.geometry().kv.layers && done; ++layer) {
-      done = swapper_.join_layer(plan, static_cast<std::int32_t>(layer), stream_);
+      done = swapper_.run_after_layer(plan, static_cast<std::int32_t>(layer), stream_);
       stream_.handle()->enqueue([=, this] { see(*copied, layer); });
     }
     const std::size_t bytes = memory_.geometry().kv.block_bytes();

@@ -136,7 +136,7 @@ TEST(DeviceRing, TokensAreTheOraclesHoweverSlowTheDevice) {
 }
 
 /// Two engines, each with a device of its own over the same memory, one after the other.
-TEST(DeviceRing, WhatOneEngineComputedTheNextTakes) {
+TEST(DeviceRing, ASecondEngineUsesTheBlocksOfTheFirst) {
   DevicePool pool(32, 0);
   const auto requests = make_requests(7, 4);
   {

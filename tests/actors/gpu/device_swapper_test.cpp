@@ -125,14 +125,14 @@ class DeviceSwapperTest : public ::testing::Test {
   std::function<void(const BlockCopyArgs&, DeviceStream)> before_copy_;
 };
 
-TEST_F(DeviceSwapperTest, WhatLeavesIsOverwrittenWhileItIsOnItsWay) {
+TEST_F(DeviceSwapperTest, ADemotedBlockMayBeOverwrittenBeforeItReachesTheHost) {
   const auto swapper = this->swapper(2);
   measure(*swapper);
   Gate gate;
   hold_up_what_goes_to_the_host(gate);
   const StepPlan leaving = plan({{1, 3}, {2, 4}}, {});
   ASSERT_TRUE(swapper->move(leaving));
-  ASSERT_TRUE(swapper->join_out(leaving, runner_));
+  ASSERT_TRUE(swapper->run_after_demotions(leaving, runner_));
   overwrite(1);
   overwrite(2);
   ASSERT_TRUE(comes(reached()));
@@ -147,14 +147,14 @@ TEST_F(DeviceSwapperTest, WhatLeavesIsOverwrittenWhileItIsOnItsWay) {
   EXPECT_TRUE(holds(host(4), 2));
 }
 
-TEST_F(DeviceSwapperTest, WhatThereIsNoRoomForAsideIsWaitedFor) {
+TEST_F(DeviceSwapperTest, DemotionsBeyondTheAsideBufferAreWaitedFor) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
   Gate gate;
   hold_up_what_goes_to_the_host(gate);
   const StepPlan leaving = plan({{1, 3}, {2, 4}, {3, 5}}, {});
   ASSERT_TRUE(swapper->move(leaving));
-  ASSERT_TRUE(swapper->join_out(leaving, runner_));
+  ASSERT_TRUE(swapper->run_after_demotions(leaving, runner_));
   for (const std::uint32_t block : {1, 2, 3}) overwrite(block);
   const auto computed = reached();
   EXPECT_TRUE(stays_away(computed));
@@ -166,7 +166,7 @@ TEST_F(DeviceSwapperTest, WhatThereIsNoRoomForAsideIsWaitedFor) {
 }
 
 /// Its blocks stay as they are in this step.
-TEST_F(DeviceSwapperTest, WhatIsPreemptedIsNotWaitedFor) {
+TEST_F(DeviceSwapperTest, SwapOutOfPreemptedSequencesIsNotWaitedFor) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
   Gate gate;
@@ -174,7 +174,7 @@ TEST_F(DeviceSwapperTest, WhatIsPreemptedIsNotWaitedFor) {
   StepPlan leaving = plan({{1, 3}}, {});
   leaving.swap_out = {{2, 4}, {5, 6}};
   ASSERT_TRUE(swapper->move(leaving));
-  ASSERT_TRUE(swapper->join_out(leaving, runner_));
+  ASSERT_TRUE(swapper->run_after_demotions(leaving, runner_));
   overwrite(1);
   ASSERT_TRUE(comes(reached()));
   EXPECT_TRUE(holds(host(4), 104));
@@ -183,7 +183,7 @@ TEST_F(DeviceSwapperTest, WhatIsPreemptedIsNotWaitedFor) {
   EXPECT_TRUE(holds(host(3), 1) && holds(host(4), 2) && holds(host(6), 5));
 }
 
-TEST_F(DeviceSwapperTest, WithoutWorkAllGoesDirectly) {
+TEST_F(DeviceSwapperTest, APlanWithoutWorkDemotesDirectlyToTheHost) {
   const auto swapper = this->swapper(4);
   measure(*swapper);
   copies_.clear();
@@ -197,14 +197,14 @@ TEST_F(DeviceSwapperTest, WithoutWorkAllGoesDirectly) {
 }
 
 /// Each step finds room aside that the last one's copies have left.
-TEST_F(DeviceSwapperTest, StepsTakeTheRoomAsideInTurn) {
+TEST_F(DeviceSwapperTest, StepsReuseTheAsideBuffer) {
   const auto swapper = this->swapper(2);
   for (std::uint32_t step = 0; step < 40; ++step) {
     const std::uint32_t a = 1 + step % 6, b = 1 + (step + 1) % 6;
     write(device(a), step), write(device(b), step + 1);
     const StepPlan leaving = plan({{a, b}, {b, a}}, {});
     ASSERT_TRUE(swapper->move(leaving));
-    ASSERT_TRUE(swapper->join_out(leaving, runner_));
+    ASSERT_TRUE(swapper->run_after_demotions(leaving, runner_));
     overwrite(a), overwrite(b);
     ASSERT_TRUE(runner_.finish());
     ASSERT_TRUE(swapper->finish(leaving));
@@ -212,7 +212,7 @@ TEST_F(DeviceSwapperTest, StepsTakeTheRoomAsideInTurn) {
   }
 }
 
-TEST_F(DeviceSwapperTest, ALayerIsThereBeforeTheNextHasArrived) {
+TEST_F(DeviceSwapperTest, ALayerIsReadyBeforeTheNextIsCopied) {
   const auto swapper = this->swapper(2);
   ASSERT_EQ(swapper->parts().count(), 4u);
   measure(*swapper);
@@ -223,7 +223,7 @@ TEST_F(DeviceSwapperTest, ALayerIsThereBeforeTheNextHasArrived) {
   ASSERT_TRUE(swapper->move(coming));
   ASSERT_EQ(part, 4u);
   for (std::int32_t layer = 0; layer < 4; ++layer) {
-    ASSERT_TRUE(swapper->join_layer(coming, layer, runner_));
+    ASSERT_TRUE(swapper->run_after_layer(coming, layer, runner_));
     const auto computed = reached();
     EXPECT_TRUE(stays_away(computed)) << layer;
     gates[layer].open();
@@ -234,7 +234,7 @@ TEST_F(DeviceSwapperTest, ALayerIsThereBeforeTheNextHasArrived) {
   EXPECT_TRUE(swapper->finish(coming));
 }
 
-TEST_F(DeviceSwapperTest, AllLayersAreThereForWhoCannotWaitOneByOne) {
+TEST_F(DeviceSwapperTest, RunAfterSwapInWaitsForAllLayers) {
   const auto swapper = this->swapper(2);
   measure(*swapper);
   Gate last;
@@ -244,7 +244,7 @@ TEST_F(DeviceSwapperTest, AllLayersAreThereForWhoCannotWaitOneByOne) {
   };
   const StepPlan coming = plan({}, {{1, 2}});
   ASSERT_TRUE(swapper->move(coming));
-  ASSERT_TRUE(swapper->join_in(coming, runner_));
+  ASSERT_TRUE(swapper->run_after_swap_in(coming, runner_));
   const auto computed = reached();
   EXPECT_TRUE(stays_away(computed));
   last.open();
@@ -254,7 +254,7 @@ TEST_F(DeviceSwapperTest, AllLayersAreThereForWhoCannotWaitOneByOne) {
 }
 
 /// By way of aside and directly.
-TEST_F(DeviceSwapperTest, ABlockIsFilledAnewWhenItsBytesHaveLeft) {
+TEST_F(DeviceSwapperTest, ABlockIsOverwrittenOnlyAfterItsBytesAreCopiedAway) {
   for (const std::size_t aside : {0, 1}) {
     const auto swapper = this->swapper(aside);
     measure(*swapper);
@@ -276,7 +276,7 @@ TEST_F(DeviceSwapperTest, ABlockIsFilledAnewWhenItsBytesHaveLeft) {
   }
 }
 
-TEST_F(DeviceSwapperTest, ABlockIsZeroedForAnotherDomainWhenItsBytesHaveLeft) {
+TEST_F(DeviceSwapperTest, ABlockIsZeroedForAnotherDomainOnlyAfterItsBytesAreCopiedAway) {
   for (const std::size_t aside : {0, 1}) {
     const auto swapper = this->swapper(aside);
     measure(*swapper);
@@ -337,7 +337,7 @@ TEST_F(DeviceSwapperTest, PairsArePageLockedAndOutliveThePlan) {
   EXPECT_TRUE(holds(host(0), 100));
 }
 
-TEST_F(DeviceSwapperTest, AsManyPairsFitAsThereCanBe) {
+TEST_F(DeviceSwapperTest, TheLargestPlanFits) {
   const auto swapper = this->swapper(kHostBlocks);
   StepPlan most = plan({}, {});
   for (std::uint32_t block = 0; block < kHostBlocks; ++block) most.demotions.push_back({1, block});
@@ -346,7 +346,7 @@ TEST_F(DeviceSwapperTest, AsManyPairsFitAsThereCanBe) {
   EXPECT_TRUE(swapper->finish(most));
 }
 
-TEST_F(DeviceSwapperTest, EndsAfterItsCopies) {
+TEST_F(DeviceSwapperTest, TheDestructorWaitsForCopies) {
   auto swapper = this->swapper(1);
   measure(*swapper);
   const std::size_t before = device_.leftovers();
@@ -362,7 +362,7 @@ TEST_F(DeviceSwapperTest, EndsAfterItsCopies) {
   EXPECT_LT(device_.leftovers(), before);
 }
 
-TEST_F(DeviceSwapperTest, WithoutAHostTierItHoldsNoMemory) {
+TEST_F(DeviceSwapperTest, AllocatesNothingWithoutAHostTier) {
   DevicePool alone(kDeviceBlocks, 0);
   const std::size_t before = device_.leftovers();
   const auto swapper = DeviceSwapper::create(device_, alone.memory, {late_copies(), late_copies()});
@@ -399,7 +399,7 @@ TEST(LayerParts, CoverEveryLayerOnce) {
     }
 }
 
-TEST(LayerParts, AreAsManyAsAreLargeEnough) {
+TEST(LayerParts, HaveAtLeastTheGivenSize) {
   const auto count = [](std::uint32_t layers, std::size_t least) {
     return LayerParts(layers_of(layers, 4096), least).count();
   };

@@ -116,7 +116,7 @@ class GpuRunnerTest : public ::testing::Test {
   TokenId next_ = 0, expected_ = 0;  ///< after `tokens_`, and after that
 };
 
-TEST_F(GpuRunnerTest, ALayerComputesBeforeTheNextHasArrived) {
+TEST_F(GpuRunnerTest, ALayerComputesBeforeTheNextIsCopied) {
   swap_out({{1, 1}, {2, 2}, {3, 3}});
   Gate gate;
   before_model_work([&](std::uint64_t number) {
@@ -135,7 +135,7 @@ TEST_F(GpuRunnerTest, ALayerComputesBeforeTheNextHasArrived) {
   EXPECT_TRUE(gate.was_opened_in_time()) << "no layer before all had arrived";
 }
 
-TEST_F(GpuRunnerTest, WhatIsCopiedOnWriteHasArrivedWhole) {
+TEST_F(GpuRunnerTest, CopyOnWriteWaitsForAllLayers) {
   swap_out({{1, 1}, {2, 2}, {3, 3}});
   std::uint32_t part = 0;
   before_copy_ = [&](const BlockCopyArgs&, DeviceStream stream) {

@@ -221,7 +221,7 @@ void expect_same_bits_alone(const AttentionCase& c) {
   in_every_schedule([&] { EXPECT_TRUE(same_bits(batch.run({.tiles = 8}).out, alone.out)); });
 }
 
-TEST(PagedAttentionCuda, ATokensBitsDependOnNothingBesideIt) {
+TEST(PagedAttentionCuda, ATokensBitsDoNotDependOnTheBatch) {
   for (const std::int32_t heads : {2, 4}) {  // without and with tensor cores
     AttentionCase c;
     c.D = 128;

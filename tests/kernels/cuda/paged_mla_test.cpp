@@ -197,7 +197,7 @@ TEST(PagedMlaCuda, IsRightAndTheSameInEverySchedule) {
       }
 }
 
-TEST(PagedMlaCuda, ATokensBitsDependOnNothingBesideIt) {
+TEST(PagedMlaCuda, ATokensBitsDoNotDependOnTheBatch) {
   for (const MlaRow row : kRows) {
     const std::vector<Sequence> sequences = {{150, 3}, {17, 17}, {64, 1}, {200, 1}};
     const Batch batch(row, 16, 16, Dtype::bf16, sequences);

@@ -99,7 +99,7 @@ TEST(RowProductCuda, IsRightForAnyShape) {
 }
 
 /// Alone, in two tiles of decode, in prefill: at any place there.
-TEST(RowProductCuda, ARowsBitsDependOnNothingBesideIt) {
+TEST(RowProductCuda, ARowsBitsDoNotDependOnOtherRows) {
   for (const std::int32_t K : {64, 136, 456})
     for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
       Product product(100, 72, K, dtype, Dtype::f32, true);
@@ -115,7 +115,7 @@ TEST(RowProductCuda, ARowsBitsDependOnNothingBesideIt) {
     }
 }
 
-TEST(RowProductCuda, RowsThatAreNotFiniteStayAlone) {
+TEST(RowProductCuda, RowsThatAreNotFiniteDoNotAffectOthers) {
   for (const std::int32_t T : {3, 40}) {
     Product product(T, 40, 64, Dtype::bf16, Dtype::bf16, false);
     const Guarded before = product.on_gpu();

@@ -168,7 +168,7 @@ TEST(SampleCuda, GivesTheSameBitsAloneInABatchAndInEverySchedule) {
   }
 }
 
-TEST(SampleCuda, TakesEqualOnesLowestFirstAndNothingImpossible) {
+TEST(SampleCuda, PrefersLowIdsAmongEqualsAndSkipsImpossibleTokens) {
   const std::vector<std::vector<float>> rows = {
       {1, 3, 3, -2, 3, 0, 3, 1},
       {kNaN, kNaN, -1, kNaN, -1, -kInf, -1, kNaN},

@@ -147,7 +147,7 @@ TEST(SplitPlan, LongSequencesAreNotCutTooFine) {
   EXPECT_EQ(pieces(131072), 192u);
 }
 
-TEST(SplitPlan, ShortOrManyAreNotCutAtAll) {
+TEST(SplitPlan, ShortSequencesAndLargeBatchesAreNotCut) {
   EXPECT_TRUE((Batch{{{64}}}.plan().merged.empty()));
   Batch many{std::vector<Batch::Sequence>(600, {1000})};
   EXPECT_TRUE(many.plan().merged.empty());
@@ -213,7 +213,7 @@ TEST(SplitPlan, LargeBlocksMayHoldSeveralPieces) {
   EXPECT_EQ(tokens_read(batch.plan()), 512 + 2 * 188);
 }
 
-TEST(SplitPlan, PaddingIsBehindWhatItPads) {
+TEST(SplitPlan, PaddingFollowsRealEntries) {
   const Batch batch{{{5000, 1}, {40, 30}, {200, 1}}};
   const SplitPlan plan = batch.plan({.tiles = 64});
   PlanCounts counts = plan.counts();

@@ -188,7 +188,7 @@ TEST(GpuTransformer, TakesStepsWithoutTokensAndWithoutLogits) {
   EXPECT_TRUE(gpu.forward(nothing, layout).value().empty());
 }
 
-TEST(GpuTransformer, AllWorkOnTheSameWeightsWithoutReadingThemAgain) {
+TEST(GpuTransformer, SeveralTransformersShareUploadedWeights) {
   GpuModel gpu(kGolden / "qwen3", kSmall, Dtype::bf16, kBlockSize, kBlocks);
   const auto tokens = read_golden("qwen3").tokens;
   const auto first = gpu.runner(1).run_chunked(0, tokens, {tokens.size()});
@@ -217,7 +217,7 @@ TEST(GpuTransformer, AStepAllocatesNothingAndWaitsOnlyWhenAsked) {
   gpu.device().set_faults({});
 }
 
-TEST(GpuTransformer, PassesAFailureOnAndGoesOnAfterIt) {
+TEST(GpuTransformer, ReportsAFailedStepAndRunsTheNext) {
   GpuModel gpu(kGolden / "llama3", kSmall, Dtype::bf16, kBlockSize, kBlocks);
   (void)gpu.runner(1);
   const Prompt prompt(read_golden("llama3").tokens);
@@ -235,7 +235,7 @@ TEST(GpuTransformer, PassesAFailureOnAndGoesOnAfterIt) {
   }
 }
 
-TEST(GpuTransformer, ALostDeviceIsReportedAsThat) {
+TEST(GpuTransformer, ALostDeviceIsReportedAsDeviceLost) {
   const Prompt prompt(read_golden("llama3").tokens);
   std::uint64_t calls = 0, works = 0;
   {
@@ -263,7 +263,7 @@ TEST(GpuTransformer, ALostDeviceIsReportedAsThat) {
   for (std::uint64_t work = 2; work <= works; work += 7) lose(true, work);
 }
 
-TEST(GpuTransformer, SaysWhatAKernelDoesNotDoUnlessTheDeviceIsLost) {
+TEST(GpuTransformer, ReportsUnsupportedKernelsUnlessTheDeviceIsLost) {
   GpuModel gpu(kGolden / "llama3", kSmall, Dtype::bf16, kBlockSize, kBlocks);
   (void)gpu.runner(1);
   const Prompt prompt(read_golden("llama3").tokens);
@@ -355,7 +355,7 @@ TEST_P(GpuGraphs, HaveTheBitsOfTheStepsTheyRecorded) {
                                                           "copy", "record", "synchronize"}));
 }
 
-TEST_P(GpuGraphs, ChooseAsTheOthersDo) {
+TEST_P(GpuGraphs, SampleTheTokensOfStepsWithoutGraphs) {
   GpuModel eager = model(0), recorded = model(32);
   eager.choices = recorded.choices = {{.seed = 5, .temperature = 1, .top_p = 0.8f, .likeliest = 2},
                                       {.likeliest = 5},
@@ -385,7 +385,7 @@ TEST_P(GpuGraphs, AreForgottenWhenThereAreTooMany) {
 }
 
 /// Any call of the first recording fails, or its launch: what it was is not to be seen.
-TEST_P(GpuGraphs, AreDoneWithoutIfTheDeviceCannotRecord) {
+TEST_P(GpuGraphs, AreNotUsedIfTheDeviceCannotRecord) {
   GpuModel eager = model(0);
   const Decode want(eager, 4);
   std::uint64_t before = 0, begun = 0, ended = 0;
@@ -413,7 +413,7 @@ TEST_P(GpuGraphs, AreDoneWithoutIfTheDeviceCannotRecord) {
 }
 
 /// In a recording, in a launch, or in work that a graph has started.
-TEST_P(GpuGraphs, ALostDeviceIsReportedAsThat) {
+TEST_P(GpuGraphs, ALostDeviceIsReportedAsDeviceLost) {
   std::uint64_t calls = 0, works = 0, all_calls = 0, all_works = 0;
   {
     GpuModel gpu = model(32);
@@ -440,7 +440,7 @@ TEST_P(GpuGraphs, ALostDeviceIsReportedAsThat) {
 INSTANTIATE_TEST_SUITE_P(Models, GpuGraphs, ::testing::Values("llama3", "qwen2", "mistral"),
                          [](const auto& test) { return std::string(test.param); });
 
-TEST(GpuTransformer, GivesBackEverything) {
+TEST(GpuTransformer, FreesAllDeviceMemory) {
   GpuModel gpu(kGolden / "llama2", kSmall, Dtype::f32, kBlockSize, kBlocks);
   const std::size_t before = gpu.device().leftovers();
   {
