@@ -1,8 +1,8 @@
 #pragma once
-// A GPU of host memory: everything device/device.hpp promises and no more. Streams do their work
-// late, on threads of their own; fresh memory is poisoned; shared memory is a memfd, which lives as
-// long as CUDA's does, or is to be had from its maker alone, as legacy IPC's is; copies read their
-// sources when their turn comes. Calls and work fail when a test wants it.
+// A GPU made of host memory that keeps the promises of device/device.hpp and no others. Streams do
+// their work late, on threads of their own; copies read their sources when their turn comes; new
+// memory is filled with poison. Shared memory is a memfd that lives as long as CUDA's memory does
+// or, as with legacy IPC, only as long as its maker. A test can make calls and work fail.
 
 #include <atomic>
 #include <chrono>
@@ -16,18 +16,18 @@
 
 namespace kvhive::testing {
 
-/// Numbers count from 1 in this process; 0 = never.
+/// Calls and work are numbered from 1 in this process; 0: never.
 struct FakeFaults {
-  std::uint64_t call = 0;  ///< this call of the driver fails
+  std::uint64_t call = 0;  ///< the driver call with this number fails
   Errc error = Errc::device_lost;
-  std::uint64_t work = 0;  ///< this piece of work on a stream faults, and the context is lost
+  std::uint64_t work = 0;  ///< the piece of work with this number faults, and the context is lost
   std::chrono::microseconds delay{0};  ///< of every piece of work
   /// Called by a stream's thread before each piece of work, and by the caller before each call.
   std::function<void(std::uint64_t number)> before_work = {};
   std::function<void(std::uint64_t number, const char* name)> before_call = {};
 };
 
-/// What a fake GPU is like where a test says nothing else.
+/// The facts of a fake GPU unless a test sets others.
 DeviceFacts fake_facts();
 
 class FakeDevice final : public Device {
@@ -35,11 +35,11 @@ class FakeDevice final : public Device {
   explicit FakeDevice(DeviceFacts facts = fake_facts());
   ~FakeDevice() override;
 
-  /// What goes wrong from now on; numbers go on counting.
+  /// The faults from now on; numbers continue.
   void set_faults(FakeFaults faults);
   std::uint64_t calls() const { return calls_; }
   std::uint64_t works() const { return works_; }
-  /// Memory, streams, events, graphs and page locks that nobody has given back.
+  /// How many allocations, streams, events, graphs and page locks have not been released.
   std::size_t leftovers() const;
 
   const DeviceFacts& facts() const override { return facts_; }
@@ -87,10 +87,11 @@ class FakeDevice final : public Device {
   DeviceFacts facts_;
   mutable std::mutex mutex_;
   FakeFaults faults_;
-  std::string lost_;  ///< why the context is; empty = it is not
+  std::string lost_;  ///< why the context is lost; empty: it is not
   std::atomic<std::uint64_t> calls_{0}, works_{0};
-  std::size_t shared_created_ = 0;  ///< bytes, by this process
-  std::map<int, UniqueFd> kept_;    ///< memory that needs us, by the descriptor's number
+  std::size_t shared_created_ = 0;  ///< bytes that this process has created
+  std::map<int, UniqueFd>
+      kept_;  ///< shared memory that lives as long as this device, by its descriptor's number
   std::map<const std::byte*, std::size_t> private_, shared_, locked_;
   std::map<DeviceStream, std::unique_ptr<Stream>> streams_;
   std::map<DeviceEvent, std::shared_ptr<Event>> events_;

@@ -26,7 +26,7 @@ TEST(IpcRecord, ReadsBackWhatWasWritten) {
   EXPECT_EQ(*handle, some_handle());
 }
 
-/// Whoever it is handed to could send others elsewhere.
+/// Otherwise a process that gets the record could make others open another memory.
 TEST(IpcRecord, IsSealed) {
   const UniqueFd record = *write_ipc_record(some_handle(), kBytes, "GPU-a");
   EXPECT_LT(pwrite(record.get(), "x", 1, 0), 0);

@@ -1,4 +1,4 @@
-// What every backend refuses, by the name of what is wrong.
+// Arguments that every backend refuses, with a message that names what is wrong.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using namespace testing_support;
 
 class ArgumentsDeathTest : public testing::TestWithParam<Backend> {
  protected:
-  /// Good arguments but for `spoil`.
+  /// Calls attention with valid arguments after `spoil` has changed them.
   static void attend(const Shape& shape, const std::function<void(PagedAttentionArgs&)>& spoil) {
     PagedArena arena(shape, 1);
     const std::vector<float> q(static_cast<std::size_t>(shape.H) * shape.D, 0.0f);
@@ -97,7 +97,8 @@ TEST(RowArgumentsDeathTest, NameWhatNoModelCanMean) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, ArgumentsDeathTest,
                          testing::ValuesIn(backends_with([](const Backend& backend) {
-                           return backend.takes_case == nullptr;  // the others refuse by Expected
+                           return backend.takes_case ==
+                                  nullptr;  // other backends refuse by returning an error
                          })),
                          [](const auto& test) { return std::string(test.param.name); });
 

@@ -39,7 +39,7 @@ void copy(const BlockCopyArgs& args) { expect_done(block_copy_cuda(args, nullptr
 
 void mla_write(const MlaWriteArgs& args) { expect_done(mla_write_cuda(args, nullptr)); }
 
-/// As paged_attention_cuda says.
+/// The cases that paged_attention_cuda says it takes.
 bool takes(const PagedKv& kv, Dtype) {
   const auto all = reinterpret_cast<std::uintptr_t>(kv.k) | reinterpret_cast<std::uintptr_t>(kv.v) |
                    static_cast<std::uintptr_t>(kv.block_stride | kv.head_stride | kv.token_stride);
@@ -48,7 +48,7 @@ bool takes(const PagedKv& kv, Dtype) {
          (kv.S & (kv.S - 1)) == 0 && all % (element == 1 ? 8 : 16) == 0;
 }
 
-/// 1, 2, 3: the emulator's schedules; a GPU has its own.
+/// 1, 2, 3: schedules of the emulator. A GPU cannot be told its schedule.
 void set_schedule([[maybe_unused]] int number) {
 #if !defined(KVHIVE_GPU_TESTS)
   simt::options = {};

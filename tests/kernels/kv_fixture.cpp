@@ -25,14 +25,14 @@ float as_stored(float value, Dtype dtype) {
   return load_element(bytes, dtype);
 }
 
-/// An output array of poison with guards around it.
+/// An output array filled with poison, with guards around it.
 class GuardedOutput {
  public:
   explicit GuardedOutput(std::size_t bytes) : bytes_(bytes + 2 * kGuardBytes, std::byte{0xff}) {}
 
   std::byte* data() { return bytes_.data() + kGuardBytes; }
 
-  /// The elements; expects all to be written and the guards not to be.
+  /// The elements. Expects that all have been written and that the guards have not.
   std::vector<float> checked(Dtype dtype) const {
     const std::size_t bytes = bytes_.size() - 2 * kGuardBytes;
     std::vector<float> elements;
@@ -70,7 +70,7 @@ std::vector<Query> queries_of(const std::vector<std::int32_t>& lengths, std::int
 
 KvFixture::KvFixture(Shape shape, std::vector<SequenceSpec> sequences, std::uint32_t block_seed)
     : shape_(shape) {
-  arena_ = PagedArena(shape_, 0);  // knows the scales
+  arena_ = PagedArena(shape_, 0);  // made early because it has the scales
   for (const SequenceSpec& spec : sequences) sequences_.push_back(make_sequence(spec));
   deal_blocks(block_seed);
   if (shape_.has_aliases) alias_blocks();
@@ -82,7 +82,8 @@ KvFixture::KvFixture(Shape shape, std::vector<SequenceSpec> sequences, std::uint
 KvFixture::Sequence KvFixture::make_sequence(SequenceSpec spec) const {
   Sequence sequence{spec.tokens, {}, {}, {}};
   std::mt19937 random(spec.seed);
-  // Not std::normal_distribution: two sequences of one seed must agree token by token.
+  // Not std::normal_distribution, which caches a value: two sequences of one seed must agree token
+  // by token.
   const auto number = [&random] {
     return static_cast<float>(random() % 65536) / 16384.0f - 2.0f + 1e-5f;
   };
@@ -107,7 +108,7 @@ KvFixture::Sequence KvFixture::make_sequence(SequenceSpec spec) const {
 
 void KvFixture::deal_blocks(std::uint32_t block_seed) {
   std::int32_t blocks = kSpareBlocks;
-  table_width_ = 2;  // entries past the longest sequence, too
+  table_width_ = 2;  // rows of the table are longer than every sequence
   for (const Sequence& sequence : sequences_) {
     blocks += blocks_of(sequence.tokens);
     table_width_ = std::max(table_width_, blocks_of(sequence.tokens) + 2);

@@ -7,7 +7,8 @@
 namespace kvhive::testing_support {
 namespace {
 
-/// How elements lie and what they are: one factor, so that all of its combinations meet all else.
+/// Element type, scales and storage. One factor, so that each of its combinations is paired with
+/// every value of the other factors.
 struct Stored {
   Dtype dtype;
   Scaling scaling;
@@ -68,7 +69,7 @@ const std::vector<int> kSizes = {static_cast<int>(kStored.size()),
                                  kOffOn,
                                  kOffOn};
 
-/// The layouts' own rules; `a` is of an earlier factor than `b`.
+/// What the layouts allow. `a` belongs to an earlier factor than `b`.
 bool is_allowed(FactorValue a, FactorValue b) {
   if (a.factor != stored) return true;
   const Stored& s = kStored[a.value];
@@ -91,7 +92,7 @@ std::vector<std::int32_t> kv_lens(int profile, std::int32_t S) {
   }
 }
 
-/// Keeps the truth, computed element by element, below some milliseconds.
+/// Keeps the time of the element-by-element truth below some milliseconds.
 std::int32_t affordable_queries(std::int32_t wanted, std::int32_t length, const Shape& shape) {
   constexpr std::int64_t kProducts = 3'000'000;
   const std::int64_t each = std::int64_t{2} * shape.H * shape.D * std::max(length, 1);

@@ -1,4 +1,5 @@
-// Attention over the whole matrix: right to the last feature, and bit-equal however it is cut.
+// Attention over the whole matrix of cases: right with all options, and bit-equal however the work
+// is cut.
 
 #include "matrix.hpp"
 
@@ -13,7 +14,7 @@ namespace {
 
 using namespace testing_support;
 
-/// The matrix is cut into so many tests, to be run side by side.
+/// The matrix is cut into this many tests, which can run side by side.
 constexpr std::size_t kShards = 8;
 constexpr double kLseTolerance = 2e-4;
 
@@ -21,7 +22,7 @@ class AttentionMatrix : public testing::TestWithParam<std::tuple<Backend, std::s
  protected:
   static Backend backend() { return std::get<Backend>(GetParam()); }
 
-  /// Calls work(case, fixture) for the shard's cases that the backend takes.
+  /// Calls work(case, fixture) for the cases of this shard that the backend takes.
   template <class Work>
   static void for_cases(const Work& work) {
     static const std::vector<MatrixCase> cases = matrix_cases();
@@ -34,7 +35,7 @@ class AttentionMatrix : public testing::TestWithParam<std::tuple<Backend, std::s
   }
 };
 
-/// Both outputs, one after the other.
+/// Compares both outputs.
 bool same_bits(const Output& a, const Output& b) {
   return testing_support::same_bits(a.out, b.out) && testing_support::same_bits(a.lse, b.lse);
 }

@@ -14,7 +14,7 @@ PagedKv page_of(PageLayout layout, Dtype dtype, std::int32_t S, std::int32_t D) 
   return kv;
 }
 
-/// Expects offset(kv, s, d) to go through the elements of a page in the order of memory.
+/// Expects that offset(kv, s, d), called in the order of memory, gives each element's offset.
 class NextElement {
  public:
   using Offset = std::int64_t (*)(const PagedKv&, std::int64_t, std::int64_t);

@@ -1,4 +1,4 @@
-// What every implementation of paged attention owes its callers.
+// The contract of paged attention, for every implementation.
 
 #include "kernels/paged_attention.hpp"
 

@@ -1,4 +1,4 @@
-// Swaps that are held up on their streams: who waits for them, and who does not.
+// Swaps that are held up on their streams, to see what waits for them and what does not.
 
 #include "actors/gpu/device_swapper.hpp"
 
@@ -21,12 +21,12 @@ using ::testing::Each;
 constexpr std::uint32_t kDeviceBlocks = 8, kHostBlocks = 8;
 constexpr std::byte kNew{0xEE};
 
-/// Comes to pass, though it may take long.
+/// Whether it happens, however long it takes.
 template <class T>
 bool comes(const std::future<T>& future) {
   return future.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
 }
-/// Has every chance to come to pass, and does not.
+/// Whether it does not happen, though nothing keeps it from happening.
 template <class T>
 bool stays_away(const std::future<T>& future) {
   return future.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout;
@@ -44,7 +44,7 @@ class DeviceSwapperTest : public ::testing::Test {
     for (std::uint32_t block = 0; block < kHostBlocks; ++block) write(host(block), 100 + block);
   }
 
-  /// \param aside_blocks  that there is room for
+  /// \param aside_blocks size of the aside buffer
   std::unique_ptr<DeviceSwapper> swapper(std::size_t aside_blocks, std::size_t part_bytes = 1) {
     const CopyOnDevice noted = [this, copy = late_copies()](const BlockCopyArgs& args,
                                                             DeviceStream stream) {
@@ -66,7 +66,7 @@ class DeviceSwapperTest : public ::testing::Test {
   bool is_to_host(const BlockCopyArgs& args) {
     return args.destination >= host(0) && args.destination < host(kHostBlocks);
   }
-  /// Bytes that tell blocks and layers.
+  /// Writes bytes that differ between blocks and between layers.
   void write(std::byte* block, std::uint32_t seed) const {
     for (std::size_t i = 0; i < kv_.block_bytes(); ++i) block[i] = byte_of(seed, i);
   }
@@ -85,7 +85,7 @@ class DeviceSwapperTest : public ::testing::Test {
     return {block, kv_.block_bytes()};
   }
 
-  /// When the runner's stream has got this far.
+  /// Becomes ready when the runner's stream has done everything it has so far.
   std::future<void> reached() {
     auto promise = std::make_shared<std::promise<void>>();
     auto future = promise->get_future();
@@ -108,7 +108,7 @@ class DeviceSwapperTest : public ::testing::Test {
     plan.work.emplace_back();
     return plan;
   }
-  /// The host waits for the first plan's copies, to know what they cost: here it has been.
+  /// Runs a first plan: the host waits for its copies, to measure them.
   void measure(DeviceSwapper& swapper) {
     before_copy_ = {};
     ASSERT_TRUE(swapper.move(plan({{7, 7}}, {})));
@@ -140,7 +140,8 @@ TEST_F(DeviceSwapperTest, ADemotedBlockMayBeOverwrittenBeforeItReachesTheHost) {
   EXPECT_TRUE(holds(host(3), 103));
 
   auto finished = std::async(std::launch::async, [&] { return swapper->finish(leaving); });
-  EXPECT_TRUE(stays_away(finished));  // or it would be published before it is there
+  EXPECT_TRUE(
+      stays_away(finished));  // otherwise blocks would be published before their bytes are there
   gate.open();
   ASSERT_TRUE(finished.get());
   EXPECT_TRUE(holds(host(3), 1));
@@ -165,7 +166,7 @@ TEST_F(DeviceSwapperTest, DemotionsBeyondTheAsideBufferAreWaitedFor) {
     EXPECT_TRUE(holds(host(pair.destination), pair.source));
 }
 
-/// Its blocks stay as they are in this step.
+/// The blocks of preempted sequences are not overwritten in this step.
 TEST_F(DeviceSwapperTest, SwapOutOfPreemptedSequencesIsNotWaitedFor) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
@@ -196,7 +197,7 @@ TEST_F(DeviceSwapperTest, APlanWithoutWorkDemotesDirectlyToTheHost) {
   EXPECT_TRUE(holds(host(4), 2));
 }
 
-/// Each step finds room aside that the last one's copies have left.
+/// Each step can use the aside buffer, because the last step's copies have left it.
 TEST_F(DeviceSwapperTest, StepsReuseTheAsideBuffer) {
   const auto swapper = this->swapper(2);
   for (std::uint32_t step = 0; step < 40; ++step) {
@@ -253,7 +254,7 @@ TEST_F(DeviceSwapperTest, RunAfterSwapInWaitsForAllLayers) {
   EXPECT_TRUE(swapper->finish(coming));
 }
 
-/// By way of aside and directly.
+/// Through the aside buffer and directly.
 TEST_F(DeviceSwapperTest, ABlockIsOverwrittenOnlyAfterItsBytesAreCopiedAway) {
   for (const std::size_t aside : {0, 1}) {
     const auto swapper = this->swapper(aside);
@@ -314,7 +315,7 @@ TEST_F(DeviceSwapperTest, ZeroingDoesNotWaitForTheHost) {
   EXPECT_TRUE(holds(host(3), 1));
 }
 
-/// Kernels read them late, on the device.
+/// Kernels read pairs late, on the device.
 TEST_F(DeviceSwapperTest, PairsArePageLockedAndOutliveThePlan) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
@@ -328,7 +329,7 @@ TEST_F(DeviceSwapperTest, PairsArePageLockedAndOutliveThePlan) {
   StepPlan both = plan({{1, 3}, {2, 4}}, {{5, 6}});
   ASSERT_TRUE(swapper->move(both));
   for (auto* pairs : {&both.demotions, &both.swap_in})
-    std::ranges::fill(*pairs, BlockPair{0, 0});  // as if it were gone
+    std::ranges::fill(*pairs, BlockPair{0, 0});  // as if the plan had been freed
   gate.open();
   ASSERT_TRUE(swapper->finish(both));
   EXPECT_TRUE(holds(host(3), 1));

@@ -67,7 +67,7 @@ void AttentionBatch::make_tokens(std::uint32_t seed, std::int32_t count, Tokens*
   std::mt19937 random(seed);
   const auto number = [&] { return static_cast<float>(random() % 65536) / 16384.0f - 2.0f; };
   const AttentionCase& c = case_;
-  const auto quantised = [&](float scale) {  // what is read of it
+  const auto quantised = [&](float scale) {  // as the cache holds it
     std::byte code[4];
     store_element(code, c.kv_dtype, number() / scale);
     return load_element(code, c.kv_dtype) * scale;

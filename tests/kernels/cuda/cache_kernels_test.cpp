@@ -38,10 +38,10 @@ struct WriteCase {
   Dtype in, out;
   std::int32_t D;
   Scales scales;
-  std::int64_t gap;  ///< bytes after each head: rows aligned to elements only, unless 0
+  std::int64_t gap;  ///< bytes after each head; 0, or rows are aligned to elements only
 };
 
-/// A cache in which everything is poison, and what is to be in it after a write.
+/// A cache filled with poison, and the content expected after a write.
 class WriteFixture {
  public:
   static constexpr std::int32_t G = 3, S = 4, kBlocks = 5;
@@ -138,7 +138,7 @@ class WriteFixture {
   std::vector<float> scales_;
 };
 
-/// Some ordinary, some that need rounding, saturation or care.
+/// Ordinary values and values that need rounding, saturate, or are infinite or NaN.
 std::vector<float> made_up_values(std::size_t n, std::uint32_t seed) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const float special[] = {0.0f,  -0.0f, 1e-9f, 3e-5f, 1e-6f, 447.9f, 464.1f,
@@ -159,7 +159,7 @@ void expect_write(const WriteCase& c) {
                std::to_string(c.gap));
   const std::size_t n = kSlots.size() * WriteFixture::G * static_cast<std::size_t>(c.D);
   std::vector<float> k = made_up_values(n, 1), v = made_up_values(n, 2);
-  if (c.scales == Scales::per_token)  // inf / inf is NaN, whose bits nobody promises
+  if (c.scales == Scales::per_token)  // inf / inf is NaN, whose bits are unspecified
     for (auto* values : {&k, &v})
       for (float& value : *values) value = std::isinf(value) ? 3.0f : value;
   WriteFixture(c).expect_written(k, v, kSlots);

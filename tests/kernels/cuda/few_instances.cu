@@ -1,5 +1,5 @@
-// What paged_attention.cu chooses from, in an instrumented build: a few shapes, since a sanitizer
-// takes minutes to compile them all. sanitized_test.cpp asks for these only.
+// Attention kernels for instrumented builds: only the few shapes that sanitized_test.cpp uses,
+// since a sanitizer takes minutes to compile all of them.
 
 #include "kernels/cuda/mma_attention.cuh"
 #include "kernels/cuda/simt_attention.cuh"

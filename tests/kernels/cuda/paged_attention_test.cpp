@@ -1,4 +1,5 @@
-// Paged attention on the emulated GPU against double precision; the same bits in every schedule.
+// Paged attention on the emulated GPU: compared with double precision; the same bits in every
+// schedule.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +19,7 @@ using testing_support::AttentionResult;
 using testing_support::in_every_schedule;
 using testing_support::ScaleKind;
 
-/// Tensor cores take the weights rounded to the elements' type.
+/// On tensor cores, weights are rounded to the type of the elements.
 double tolerance(const AttentionCase& c) {
   const bool by_tensor_cores = c.heads_per_kv > 2;
   if (c.q_dtype == Dtype::bf16) return by_tensor_cores ? 4e-3 : 3e-3;
@@ -192,16 +193,17 @@ TEST(PagedAttentionCuda, AnyCombinationIsRight) {
   }
 }
 
-/// Plans that a batch may get: none has a say in the bits.
+/// Plans that a batch may get; bits must not depend on them.
 constexpr PlanLimits kPlans[] = {
     {},
-    {.tiles = 1},                           // one run for each token
-    {.tiles = 1 << 30},                     // every piece for itself
-    {.states = 0, .shared_tokens = 64},     // as few states as can be, prefixes of one piece
-    {.tiles = 4, .shared_tokens = 1 << 30}  // nothing shared between sequences
+    {.tiles = 1},        // one run for each token
+    {.tiles = 1 << 30},  // each piece is a run of its own
+    {.states = 0,
+     .shared_tokens = 64},  // as few states as possible; prefixes of one piece are shared
+    {.tiles = 4, .shared_tokens = 1 << 30}  // no sharing between sequences
 };
 
-/// Right, and in any plan each token's bits are those it has alone.
+/// Expects the right results and, in any plan, the bits that each token has alone.
 void expect_same_bits_alone(const AttentionCase& c) {
   SCOPED_TRACE(c.describe());
   const AttentionBatch batch(c);
@@ -247,10 +249,10 @@ TEST(PagedAttentionCuda, CascadesHaveTheBitsOfDecode) {
   AttentionCase c;
   c.G = 1;
   c.heads_per_kv = 4;
-  // A common prompt; two of them share more, and one nothing.
+  // All but one share a prompt; two of them share more.
   c.sequences = {{260, 1}, {200, 1, 192, 0}, {230, 2, 208, 1}, {70, 1}, {129, 1, 128, 2}};
   expect_same_bits_alone(c);
-  // More rows than a tile has, twice the same sequence among them.
+  // More rows than fit into a tile; all sequences are the same.
   c.sequences.assign(20, {140, 1, 128, 0});
   c.sequences[0].shared = 0;
   c.sequences[19].shared = 140 / 16 * 16;

@@ -1,5 +1,5 @@
-// Small batches for instrumented builds of the kernels: a race, an access out of bounds or a
-// misaligned one ends them. What is right or wrong in values the other tests say.
+// Small batches for instrumented builds of the kernels: a race or an access that is out of bounds
+// or misaligned ends the program. Other tests check the values.
 
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ TEST(Sanitized, PagedAttention) {
 
 TEST(Sanitized, PagedAttentionOnTensorCores) {
   attend({.heads_per_kv = 4, .sequences = {{140, 1}}});
-  // Two sequences with a prefix, a prefill; runs and states.
+  // Two sequences with a common prefix, one of them in prefill; runs and separate states.
   attend({.heads_per_kv = 8, .sequences = {{140, 1}, {135, 2, 128, 0}}});
   attend({.heads_per_kv = 8, .sequences = {{70, 5}}}, {.tiles = 1});
   attend({.q_dtype = Dtype::f16,
