@@ -232,12 +232,12 @@ class CudaDevice final : public Device {
   Expected<UniqueFd> create_by_vmm(std::size_t bytes) {
     const CUmemAllocationProp properties = shared_memory_of(ordinal_);
     CUmemGenericAllocationHandle handle{};
-    if (auto made =
-            drive("cuMemCreate", [&] { return memory_.create(&handle, bytes, &properties, 0); });
+    if (auto made = call_driver("cuMemCreate",
+                                [&] { return memory_.create(&handle, bytes, &properties, 0); });
         !made)
       return forward_error(made);
     int fd = -1;
-    auto exported = drive("cuMemExportToShareableHandle", [&] {
+    auto exported = call_driver("cuMemExportToShareableHandle", [&] {
       return memory_.export_handle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     });
     memory_.release(handle);  // the descriptor keeps the memory
@@ -252,28 +252,28 @@ class CudaDevice final : public Device {
                      "this driver cannot map memory by descriptors; start the daemon with "
                      "--gpu-memory-sharing ipc");
     CUmemGenericAllocationHandle handle{};
-    if (auto imported = drive("cuMemImportFromShareableHandle",
-                              [&] {
-                                return memory_.import_handle(
-                                    &handle, reinterpret_cast<void*>(std::intptr_t{fd}),
-                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-                              });
+    if (auto imported = call_driver("cuMemImportFromShareableHandle",
+                                    [&] {
+                                      return memory_.import_handle(
+                                          &handle, reinterpret_cast<void*>(std::intptr_t{fd}),
+                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+                                    });
         !imported)
       return forward_error(imported);
     CUdeviceptr address = 0;
-    auto mapped =
-        drive("cuMemAddressReserve", [&] { return memory_.reserve(&address, bytes, 0, 0, 0); });
+    auto mapped = call_driver("cuMemAddressReserve",
+                              [&] { return memory_.reserve(&address, bytes, 0, 0, 0); });
     const bool is_reserved = mapped.has_value();
     if (mapped)
-      mapped = drive("cuMemMap", [&] { return memory_.map(address, bytes, 0, handle, 0); });
+      mapped = call_driver("cuMemMap", [&] { return memory_.map(address, bytes, 0, handle, 0); });
     const bool is_mapped = mapped.has_value();
     memory_.release(handle);  // the mapping keeps the memory
     CUmemAccessDesc access{};
     access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {ordinal_}};
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     if (mapped)
-      mapped =
-          drive("cuMemSetAccess", [&] { return memory_.set_access(address, bytes, &access, 1); });
+      mapped = call_driver("cuMemSetAccess",
+                           [&] { return memory_.set_access(address, bytes, &access, 1); });
     if (mapped) return reinterpret_cast<std::byte*>(address);
     if (is_mapped) memory_.unmap(address, bytes);
     if (is_reserved) memory_.free_address(address, bytes);
@@ -345,7 +345,7 @@ class CudaDevice final : public Device {
   }
 
   template <class Call>
-  Expected<void> drive(const char* name, Call&& make) const {
+  Expected<void> call_driver(const char* name, Call&& make) const {
     if (auto bound = call("cudaSetDevice", [] { return cudaSuccess; }); !bound) return bound;
     const CUresult error = make();
     if (error == CUDA_SUCCESS) return {};

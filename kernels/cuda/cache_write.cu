@@ -143,13 +143,14 @@ Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream) {
     return failure(Errc::unsupported, "cache write: packed pages are for the CPU only");
   if (bytes_of(args.in_dtype) == 1)
     return failure(Errc::unsupported, "cache write: from " + std::string(to_string(args.in_dtype)) +
-                                          "; it is for KV only");
+                                          "; this type is for the cache only");
   if (kv.G <= 0 || kv.D <= 0 || kv.S <= 0 || args.T < 0)
     return failure(Errc::bad_argument, "cache write: G " + std::to_string(kv.G) + ", D " +
                                            std::to_string(kv.D) + ", S " + std::to_string(kv.S) +
                                            ", T " + std::to_string(args.T));
   if (kv.scales.are_per_token() && (kv.scales.k == nullptr || kv.scales.v == nullptr))
-    return failure(Errc::bad_argument, "cache write: scales per token, but no memory for them");
+    return failure(Errc::bad_argument,
+                   "cache write: each token has a scale, but the pointer to the scales is null");
   if (args.T == 0) return {};
   const std::int64_t rows = std::int64_t{args.T} * 2 * kv.G;
   const std::int64_t blocks = (rows + kRows - 1) / kRows;

@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kThreads)
 
 Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream) {
   if (bytes_of(args.dtype) == 1)
-    return failure(Errc::unsupported,
-                   "merge states: " + std::string(to_string(args.dtype)) + " is for KV only");
+    return failure(Errc::unsupported, "merge states: " + std::string(to_string(args.dtype)) +
+                                          " is a type for the cache only");
   const std::int64_t rows = std::int64_t{args.T} * args.H;
   if (rows == 0) return {};
   return launch(merge, dim3{static_cast<unsigned>((rows + kRows - 1) / kRows), 1, 1},

@@ -46,13 +46,14 @@ Expected<void> check(const PagedAttentionArgs& args) {
   const std::string dtype(to_string(kv.dtype));
   if (kv.layout == PageLayout::packed) return refused("packed pages are for the CPU only");
   if (kv.D < 8 || kv.D > 256 || kv.D % 8 != 0)
-    return refused("head size " + std::to_string(kv.D) + "; 8..256 in steps of 8 will do");
+    return refused("head size " + std::to_string(kv.D) + "; it must be 8..256, a multiple of 8");
   if (kv.S <= 0 || (kv.S & (kv.S - 1)) != 0)
-    return refused(std::to_string(kv.S) + " tokens per block; a power of two will do");
+    return refused(std::to_string(kv.S) + " tokens per block; it must be a power of two");
   if (kv.G <= 0 || args.H <= 0 || args.H % kv.G != 0)
     return refused(std::to_string(args.H) + " query heads on " + std::to_string(kv.G) +
                    " kv heads");
-  if (args.H > 65535) return refused(std::to_string(args.H) + " query heads; 65535 will do");
+  if (args.H > 65535)
+    return refused(std::to_string(args.H) + " query heads; at most 65535 are supported");
   if (bytes_of(args.q_dtype) == 1)
     return refused("queries of " + std::string(to_string(args.q_dtype)));
   const std::size_t needed = bytes_of(kv.dtype) == 1 && !is_for_tensor_cores(args) ? 8 : 16;
@@ -62,12 +63,13 @@ Expected<void> check(const PagedAttentionArgs& args) {
   const bool per_token = kv.scales.are_per_token();
   if (per_token && bytes_of(kv.dtype) != 1) return refused("scales per token for " + dtype);
   if (per_token && (kv.scales.k == nullptr || kv.scales.v == nullptr))
-    return failure(Errc::bad_argument,
-                   "paged attention: scales per token, but where they are is null");
+    return failure(
+        Errc::bad_argument,
+        "paged attention: each token has a scale, but the pointer to the scales is null");
   if (!per_token && kv.scales.block_stride != 0) return refused("scales per block");
   if (is_for_tensor_cores(args) &&
       (reinterpret_cast<std::uintptr_t>(args.q) | reinterpret_cast<std::uintptr_t>(args.out)) % 4)
-    return refused("q and out on tensor cores are to be aligned to 4 bytes");
+    return refused("q and out must be aligned to 4 bytes on tensor cores");
   return {};
 }
 
@@ -109,7 +111,7 @@ Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const Attent
   if (!done || work.splits_count == 0) return done;
   if (work.states_count > 0 && work.states == nullptr)
     return failure(Errc::bad_argument,
-                   "paged attention: a plan in pieces, but the memory for their states is null");
+                   "paged attention: the plan has states, but the memory for them is null");
   if (is_for_tensor_cores(args) != (work.narrow_tiles + work.wide_tiles > 0))
     return failure(Errc::bad_argument, "paged attention: the plan is for other shapes");
   done = device::attend(args, work, stream);

@@ -176,7 +176,7 @@ Expected<void> check(const char* what, const PagedLatents& kv, Dtype activations
   if ((reinterpret_cast<std::uintptr_t>(kv.base) |
        static_cast<std::uintptr_t>(kv.block_stride | kv.token_stride)) %
       16)
-    return failure(Errc::unsupported, std::string(what) + ": rows are to be aligned to 16 bytes");
+    return failure(Errc::unsupported, std::string(what) + ": rows must be aligned to 16 bytes");
   return {};
 }
 
@@ -201,10 +201,10 @@ Expected<void> paged_mla_cuda(const PagedMlaArgs& args, const AttentionWork& wor
   if (args.H <= 0)
     return failure(Errc::bad_argument, "paged MLA: " + std::to_string(args.H) + " query heads");
   if (reinterpret_cast<std::uintptr_t>(args.q) % 4)
-    return failure(Errc::unsupported, "paged MLA: q is to be aligned to 4 bytes");
+    return failure(Errc::unsupported, "paged MLA: q must be aligned to 4 bytes");
   if (work.states_count > 0 && work.states == nullptr)
     return failure(Errc::bad_argument,
-                   "paged MLA: a plan in pieces, but the memory for their states is null");
+                   "paged MLA: the plan has states, but the memory for them is null");
   const PagedAttentionArgs attention = as_attention(args);
   done = device::attend(attention, args.kv, work, stream);
   return done ? device::launch_combine(attention, work, stream) : done;

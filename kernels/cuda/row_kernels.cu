@@ -209,13 +209,14 @@ Expected<void> check_rows(const char* kernel, std::int32_t rows, std::int32_t wi
   const std::string name(kernel);
   if (bytes_of(dtype) == 1)
     return failure(Errc::unsupported,
-                   name + ": " + std::string(to_string(dtype)) + " is for KV only");
+                   name + ": " + std::string(to_string(dtype)) + " is a type for the cache only");
   if (rows < 0 || width <= 0)
     return failure(Errc::bad_argument,
                    name + ": " + std::to_string(rows) + " rows of " + std::to_string(width));
   if (width % kPack != 0 || !is_aligned)
-    return failure(Errc::unsupported, name + ": rows of " + std::to_string(width) +
-                                          "; takes multiples of 4, aligned to four elements");
+    return failure(Errc::unsupported,
+                   name + ": rows of " + std::to_string(width) +
+                       "; they must be multiples of 4, aligned to four elements");
   return {};
 }
 

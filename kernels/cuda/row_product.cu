@@ -226,18 +226,18 @@ Expected<void> launch_product(const RowProductArgs& args, CudaStream stream) {
 Expected<void> row_product_cuda(const RowProductArgs& args, CudaStream stream) {
   if (args.dtype != Dtype::bf16 && args.dtype != Dtype::f16)
     return failure(Errc::unsupported, "row product: of " + std::string(to_string(args.dtype)) +
-                                          "; bfloat16 and float16 will do");
+                                          "; it must be bfloat16 or float16");
   const auto addresses =
       reinterpret_cast<std::uintptr_t>(args.x) | reinterpret_cast<std::uintptr_t>(args.w);
   if (args.K <= 0 || args.K % 8 != 0 || addresses % 16 != 0)
     return failure(Errc::unsupported,
                    "row product: rows of " + std::to_string(args.K) +
-                       " elements; multiples of 8, aligned to 16 bytes, will do");
+                       " elements; they must be multiples of 8, aligned to 16 bytes");
   constexpr int kMost = 65535 * Wide::kColumns;
   if (args.N <= 0 || args.N > kMost || args.T < 0)
     return failure(Errc::unsupported, "row product: " + std::to_string(args.T) + " rows of " +
                                           std::to_string(args.N) + "; 1.." + std::to_string(kMost) +
-                                          " columns will do");
+                                          " columns are supported");
   if (args.T == 0) return {};
   return args.dtype == Dtype::bf16 ? launch_product<Dtype::bf16>(args, stream)
                                    : launch_product<Dtype::f16>(args, stream);

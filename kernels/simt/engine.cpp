@@ -198,7 +198,7 @@ void thread_main() {
   std::abort();
 }
 
-std::string who_waits() {
+std::string describe_waiting_threads() {
   std::string text = "threads wait for ever:";
   int reported = 0;
   const CudaThread* last = nullptr;
@@ -277,7 +277,7 @@ class Worker {
     }
     const bool all_done = std::all_of(block->threads.begin(), block->threads.end(),
                                       [](const auto& t) { return t.state == State::done; });
-    if (!all_done) return who_waits();
+    if (!all_done) return describe_waiting_threads();
     if (!shared_->is_tail_intact())
       return "shared memory: written past its " + std::to_string(shared_->bytes()) + " bytes";
     return "";
