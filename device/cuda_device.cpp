@@ -316,7 +316,7 @@ class CudaDevice final : public Device {
         !opened)
       return failure(opened.error().code,
                      opened.error().text +
-                         "; by legacy IPC memory is shared within one PID namespace (containers: "
+                         "; legacy IPC shares memory within one PID namespace only (containers: "
                          "--pid=host); or have the daemon share it by vmm");
     opened_.insert(static_cast<std::byte*>(memory));
     return static_cast<std::byte*>(memory);

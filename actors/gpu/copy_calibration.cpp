@@ -91,10 +91,11 @@ Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
     return bytes / seconds / 1e9;
   };
   spdlog::info(
-      "swaps in pieces of {}: by a kernel {:.1f} GB/s out, {:.1f} in; by the copy engines "
-      "{:.1f}, {:.1f}; by {} from here on",
+      "swaps in pieces of {}: a kernel copies {:.1f} GB/s out and {:.1f} in, the copy engines "
+      "{:.1f} "
+      "and {:.1f}; using {}",
       format_bytes(piece_bytes), speed(kernel->out), speed(kernel->in), speed(batch->out),
-      speed(batch->in), pays ? "a kernel" : "the copy engines");
+      speed(batch->in), pays ? "the kernel" : "the copy engines");
   return pays ? kCopyEnginesFrom : 0;
 }
 

@@ -58,7 +58,7 @@ Expected<void> DecodeGraphs::run(const DecodeShape& shape, DeviceStream stream,
 /// error may be a lack of memory.
 Expected<void> DecodeGraphs::run_without_graphs(const Error& error, const Queue& queue) {
   if (error.code == Errc::device_lost) return failure(error.code, error.text);
-  spdlog::warn("no more CUDA graphs: {}", error.text);
+  spdlog::warn("decode steps run without CUDA graphs from now on: {}", error.text);
   forget_all();
   most_ = 0;
   return queue();

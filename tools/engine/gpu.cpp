@@ -29,20 +29,20 @@ Expected<void> check_supported(const Options& options, const ModelConfig& config
                                            "' must be a power of two on a GPU; 16 is usual");
   if (config.head_size < 8 || config.head_size > 256 || config.head_size % 8 != 0)
     return failure(Errc::unsupported,
-                   "heads of " + std::to_string(config.head_size) +
-                       ", on a GPU they have 8 to 256 dims, a multiple of 8; use "
-                       "--device cpu");
+                   "head size " + std::to_string(config.head_size) +
+                       ": on a GPU it must be 8 to 256, a multiple of 8; use --device cpu");
   if (!options.batch_invariant) return {};
   if (config.dtype == Dtype::f32)
-    return failure(Errc::unsupported,
-                   "batch-invariant: products of float32 cannot be had; use --device cpu, or leave "
-                   "batch-invariant out");
+    return failure(
+        Errc::unsupported,
+        "batch-invariant: products of float32 are not supported on a GPU; use --device cpu, or "
+        "leave batch-invariant out");
   for (const auto width :
        {config.hidden_size, config.intermediate_size, config.heads * config.head_size})
     if (width % 8 != 0)
       return failure(Errc::unsupported,
                      "batch-invariant: rows of " + std::to_string(width) +
-                         " elements must be a multiple of 8; use --device cpu, or leave "
+                         " elements are not a multiple of 8; use --device cpu, or leave "
                          "batch-invariant out");
   return {};
 }
