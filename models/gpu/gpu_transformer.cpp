@@ -45,7 +45,7 @@ struct GpuTransformer::State {
         region(mapped),
         graphs(of, most.graphs) {}
   ~State() {
-    if (is_under_way) (void)stream.finish();  // it uses what goes now
+    if (is_under_way) (void)stream.finish();  // queued work uses the memory that is freed now
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -53,9 +53,9 @@ struct GpuTransformer::State {
   Device& device;
   ModelConfig config;
   GpuLimits limits;
-  GpuWeights weights;  ///< offsets in `region`
+  GpuWeights weights;  ///< offsets in the region of weights
   std::vector<std::int32_t> windows;
-  GpuBufferOffsets offsets;  ///< offsets in `memory`
+  GpuBufferOffsets offsets;  ///< in `memory`
   const std::byte* region;
   DeviceBuffer memory;
   StagingBuffer staging;  ///< a step's inputs, then its outputs
@@ -64,7 +64,7 @@ struct GpuTransformer::State {
   bool is_under_way = false;
   struct {
     std::int32_t wanted_rows = 0;
-    std::int32_t padded_rows = 0, K = 0;  ///< as its outputs have them
+    std::int32_t padded_rows = 0, K = 0;  ///< of the outputs in `staging`
   } last_step;
 
   std::byte* host_outputs() const {
@@ -83,7 +83,7 @@ struct GpuTransformer::State {
                          const KvLayout& layout, const BeforeLayer& before_layer);
   Expected<void> compute(const GpuStep& step, std::byte* kv_base, const KvLayout& layout,
                          const BeforeLayer& before_layer);
-  /// Of all n rows, or of those named.
+  /// Normalises all n rows, or the n rows that `rows` names.
   Expected<void> norm(const std::byte* delta, std::size_t weight, std::size_t out, std::int32_t n,
                       const std::int32_t* of_rows = nullptr);
   Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y, std::int32_t T,
@@ -214,7 +214,7 @@ Expected<void> GpuTransformer::State::feed_forward(const GpuStep& step, const Gp
           [&] { return multiply(offsets.inner, layer.down, offsets.delta, step.T, Dtype::f32); });
 }
 
-/// Leaves what the layer adds to the residual in `delta`: the next norm adds it.
+/// Leaves in `delta` what the layer adds to the residual; the next norm adds it.
 Expected<void> GpuTransformer::State::run_layer(const GpuStep& step, std::int32_t index,
                                                 const PagedKv& kv) {
   const GpuLayer& layer = weights.layers[index];
@@ -260,12 +260,12 @@ Expected<void> GpuTransformer::State::enqueue(const GpuStep& step, std::size_t i
   auto copied = device.copy(at(offsets.inputs), staging.data(), input_bytes, stream.handle());
   if (!copied) return copied;
   const auto queue = [&] { return compute(step, kv_base, layout, before_layer); };
-  // What a layer waits for is the step's own, and cannot be in a graph.
+  // A step that waits for its swap-ins layer by layer cannot be a graph: the waits are its own.
   if (!step.shape || before_layer) return queue();
   return graphs.run(*step.shape, stream.handle(), queue);
 }
 
-/// All that follows from the inputs on the device.
+/// Queues everything after the copy of the inputs.
 Expected<void> GpuTransformer::State::compute(const GpuStep& step, std::byte* kv_base,
                                               const KvLayout& layout,
                                               const BeforeLayer& before_layer) {
@@ -330,8 +330,8 @@ Expected<void> GpuTransformer::start(const ForwardBatch& batch,
     state.is_under_way = true;
     return {};
   }
-  // What has been queued reads the staging area. A kernel that does not start cannot say that the
-  // device is lost: the device can.
+  // Queued work still reads the staging area. And a kernel that fails to start does not report a
+  // lost device; waiting for the stream does.
   auto drained = state.stream.finish();
   if (!drained && drained.error().code == Errc::device_lost) return drained;
   return queued;

@@ -74,7 +74,7 @@ Expected<int> run(int argc, char** argv) {
   if (gpu_memory != 0) {
     if (choice->device == nullptr)
       return failure(Errc::bad_argument, "make-gpu-memory: there is no GPU with --device cpu");
-    auto done = hand_over_gpu_memory(*choice->device, *options, *config, gpu_memory);
+    auto done = make_and_send_gpu_memory(*choice->device, *options, *config, gpu_memory);
     if (done) return 0;
     if (done.error().code != Errc::device_lost) return forward_error(done);
     // The keeper reads standard error only until it has the memory; later it has the exit code.
