@@ -157,16 +157,16 @@ Expected<void> GpuTransformer::State::project_heads(const GpuStep& step, const G
   const auto project = [&](const GpuMatrix& matrix, std::size_t to) {
     return multiply(offsets.normed, matrix, to, step.T, config.dtype);
   };
-  return project(layer.q, offsets.q)
-      .and_then([&] { return project(layer.k, offsets.k); })
-      .and_then([&] { return project(layer.v, offsets.v); })
+  return project(layer.product(LayerWeight::q), offsets.q)
+      .and_then([&] { return project(layer.product(LayerWeight::k), offsets.k); })
+      .and_then([&] { return project(layer.product(LayerWeight::v), offsets.v); })
       .and_then([&] {
         return rotate_cuda({.q = at(offsets.q),
                             .k = at(offsets.k),
                             .positions = step.positions,
                             .frequencies = f32_at(weights.frequencies),
-                            .q_norm = f32_at(layer.q_norm),
-                            .k_norm = f32_at(layer.k_norm),
+                            .q_norm = f32_at(layer.norm(LayerWeight::q_norm)),
+                            .k_norm = f32_at(layer.norm(LayerWeight::k_norm)),
                             .T = step.T,
                             .H = config.heads,
                             .G = config.kv_heads,
@@ -198,7 +198,8 @@ Expected<void> GpuTransformer::State::attend(const GpuStep& step, const PagedKv&
 
 Expected<void> GpuTransformer::State::feed_forward(const GpuStep& step, const GpuLayer& layer) {
   const std::size_t inner = config.intermediate_size;
-  return multiply(offsets.normed, layer.gate_up, offsets.gate_up, step.T, config.dtype)
+  return multiply(offsets.normed, layer.product(LayerWeight::gate), offsets.gate_up, step.T,
+                  config.dtype)
       .and_then([&] {
         const std::byte* gate = at(offsets.gate_up);
         return silu_multiply_cuda({.gate = gate,
@@ -210,20 +211,27 @@ Expected<void> GpuTransformer::State::feed_forward(const GpuStep& step, const Gp
                                    .dtype = config.dtype},
                                   stream.handle());
       })
-      .and_then(
-          [&] { return multiply(offsets.inner, layer.down, offsets.delta, step.T, Dtype::f32); });
+      .and_then([&] {
+        return multiply(offsets.inner, layer.product(LayerWeight::down), offsets.delta, step.T,
+                        Dtype::f32);
+      });
 }
 
 /// Leaves in `delta` what the layer adds to the residual; the next norm adds it.
 Expected<void> GpuTransformer::State::run_layer(const GpuStep& step, std::int32_t index,
                                                 const PagedKv& kv) {
   const GpuLayer& layer = weights.layers[index];
-  return norm(index == 0 ? nullptr : at(offsets.delta), layer.input_norm, offsets.normed, step.T)
+  return norm(index == 0 ? nullptr : at(offsets.delta), layer.norm(LayerWeight::input_norm),
+              offsets.normed, step.T)
       .and_then([&] { return project_heads(step, layer); })
       .and_then([&] { return attend(step, kv, config.window_of(index)); })
-      .and_then([&] { return multiply(offsets.heads, layer.o, offsets.delta, step.T, Dtype::f32); })
       .and_then([&] {
-        return norm(at(offsets.delta), layer.post_attention_norm, offsets.normed, step.T);
+        return multiply(offsets.heads, layer.product(LayerWeight::o), offsets.delta, step.T,
+                        Dtype::f32);
+      })
+      .and_then([&] {
+        return norm(at(offsets.delta), layer.norm(LayerWeight::post_attention_norm), offsets.normed,
+                    step.T);
       })
       .and_then([&] { return feed_forward(step, layer); });
 }
