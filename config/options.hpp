@@ -102,7 +102,4 @@ struct Options {
 /// The options as flags, so that a child process gets the same: {"--model", "...", ...}.
 std::vector<std::string> to_flags(const Options& options);
 
-/// $KVHIVE_SOCKET, or kvhive/kvhived.sock under $XDG_RUNTIME_DIR, or /run/kvhive/kvhived.sock.
-std::string default_socket();
-
 }  // namespace kvhive

@@ -55,6 +55,12 @@ Expected<void> check_header(const PacketHeader& header, std::size_t size, bool i
   return {};
 }
 
+tl::unexpected<Error> no_answer(int timeout_ms) {
+  return failure(Errc::not_running, "the daemon has not answered for " +
+                                        std::to_string(timeout_ms / 1000) +
+                                        " s; it is stopped (kill -CONT it) or overloaded");
+}
+
 }  // namespace
 
 Expected<sockaddr_un> address_of(const std::string& path) {
@@ -126,26 +132,28 @@ Expected<std::optional<Packet>> receive_packet(int socket) {
 
 Error error_of(const Refused& refused) { return {refused.error, refused.reason.str()}; }
 
-Expected<UniqueFd> connect_to_daemon(const std::string& socket_path) {
+Expected<UniqueFd> connect_to_daemon(const std::string& socket_path, int timeout_ms) {
   auto address = address_of(socket_path);
   if (!address) return forward_error(address);
   UniqueFd fd{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
   if (!fd) return os_failure("socket");
+  if (timeout_ms >= 0) {
+    const timeval limit{timeout_ms / 1000, timeout_ms % 1000 * 1000 + 1};  // 0 = for ever
+    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  }
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0)
     return fd;
   if (errno == ENOENT || errno == ECONNREFUSED)
     return failure(Errc::not_running,
                    "no daemon listens on " + socket_path +
                        "; start kvhived, or name its socket with --socket or KVHIVE_SOCKET");
+  if (errno == EAGAIN) return no_answer(timeout_ms);
   return os_failure("connect to " + socket_path);
 }
 
 Expected<std::optional<Packet>> receive_answer(int socket, int timeout_ms) {
   pollfd ready{socket, POLLIN, 0};
-  if (poll(&ready, 1, timeout_ms) == 0)
-    return failure(Errc::not_running, "the daemon has not answered for " +
-                                          std::to_string(timeout_ms / 1000) +
-                                          " s; it is stopped (kill -CONT it) or overloaded");
+  if (poll(&ready, 1, timeout_ms) == 0) return no_answer(timeout_ms);
   return receive_packet(socket);
 }
 

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/expected.hpp"
+#include "ipc/default_socket.hpp"
 
 namespace kvhive {
 

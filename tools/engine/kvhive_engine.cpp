@@ -10,6 +10,7 @@
 
 #include "base/exit_codes.hpp"
 #include "base/log.hpp"
+#include "ipc/default_socket.hpp"
 #include "tools/engine/describe.hpp"
 #include "tools/engine/device_choice.hpp"
 #include "tools/engine/engine.hpp"

@@ -8,6 +8,7 @@
 
 #include "base/byte_size.hpp"
 #include "base/log.hpp"
+#include "ipc/default_socket.hpp"
 #include "tools/keeper/keeper.hpp"
 #include "tools/program/command_line.hpp"
 #include "tools/program/option_flags.hpp"
