@@ -43,18 +43,19 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
   load_ = {round.plan.copied_blocks(), round.plan.outcome.scheduled_tokens, round.plan.work.size()};
 
   SlotCounters& counters = pool_.counters();
-  counters.running.store(round.running, std::memory_order_relaxed);
-  counters.waiting.store(request.waiting_in_all -
-                             static_cast<std::uint32_t>(round.plan.outcome.admitted.size()) +
-                             static_cast<std::uint32_t>(round.preempted.size()),
-                         std::memory_order_relaxed);
+  counters["running"].store(round.running, std::memory_order_relaxed);
+  counters["waiting"].store(request.waiting_in_all -
+                                static_cast<std::uint32_t>(round.plan.outcome.admitted.size()) +
+                                static_cast<std::uint32_t>(round.preempted.size()),
+                            std::memory_order_relaxed);
   return std::move(round.plan);
 }
 
 // -- the step before ------------------------------------------------------------------------------
 
-void BlockManagerState::finish_step(const StepTimes& times) {
-  copy_policy_.learn(load_.copied_blocks, load_.tokens, load_.sequences, times);
+void BlockManagerState::finish_step(const StepDone& done) {
+  copy_policy_.learn(load_.copied_blocks, load_.tokens, load_.sequences, done.times);
+  bump(pool_.counters()["generated_tokens"], done.sampled.size());
   load_ = {};
   // First: what was computed anew meanwhile takes its name over.
   pool_.finish_demotion(demotions_);
@@ -105,16 +106,15 @@ void BlockManagerState::take_news(const StepRequest& request) {
     sequence.sampling = added.sampling;
     sequence.logprobs = added.logprobs;
     sequence.published = BlockPool::root(sequence.domain);
+    sequence.is_counted = added.is_counted;
     hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_);
     sequences_.emplace(added.seq, std::move(sequence));
-    bump(pool_.counters().prompt_tokens, added.tokens.size());
   }
   for (const AppendedToken& appended : request.appended) {
     Sequence& sequence = sequences_.at(appended.seq);
     sequence.tokens.push_back(appended.token);
     hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_);
   }
-  bump(pool_.counters().generated_tokens, request.appended.size());
   for (const SeqId seq : request.ended) end(seq);
 }
 
@@ -193,10 +193,10 @@ void BlockManagerState::preempt(Round& round, SeqId victim) {
   round.budget += std::exchange(sequence.in_flight, 0);
   if (config_.preemption == PreemptionMode::swap && swap_out(round, sequence)) {
     swapping_out_.push_back(victim);
-    bump(pool_.counters().preemptions_swap, 1);
+    bump(pool_.counters()["preemptions_swap"], 1);
   } else {
     forget_progress(round, sequence);
-    bump(pool_.counters().preemptions_recompute, 1);
+    bump(pool_.counters()["preemptions_recompute"], 1);
   }
   round.preempted.insert(victim);
   round.plan.outcome.preempted.push_back(victim);
@@ -283,7 +283,8 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
     round.plan.swap_in.push_back({index_of(start.source[i]), index_of((*fresh)[i])});
   leaving_.insert(leaving_.end(), sequence.host.begin(), sequence.host.end());
   leaving_.insert(leaving_.end(), start.host.blocks.begin(), start.host.blocks.end());
-  bump(pool_.counters().promoted_blocks, start.host.blocks.size());
+  bump(pool_.counters()["promoted_blocks"], start.host.blocks.size());
+  if (!std::exchange(sequence.is_counted, true)) count_first_admission(sequence, start);
   sequence.host.clear();
   sequence.blocks = std::move(start.device.blocks);
   sequence.blocks.insert(sequence.blocks.end(), fresh->begin(), fresh->end());
@@ -291,20 +292,29 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
   sequence.published = start.device.end;
   sequence.computed = start.computed;
   round.plan.outcome.admitted.push_back({seq, start.computed});
-  if (!std::exchange(sequence.was_admitted, true))
-    bump(pool_.counters().cached_tokens, start.computed);
   schedule(round, seq, sequence, tokens);
   return true;
+}
+
+/// Not at every attempt: a request that does not fit is looked up anew in each step. Not after a
+/// preemption or a failover: it would find its own blocks.
+void BlockManagerState::count_first_admission(Sequence& sequence, const Start& start) {
+  SlotCounters& counters = pool_.counters();
+  bump(counters["queried_blocks"], start.looked_up);
+  bump(counters["hit_blocks"], start.device.blocks.size() + start.host.blocks.size());
+  bump(counters["prompt_tokens"], sequence.tokens.size());
+  bump(counters["cached_tokens"], start.computed);
 }
 
 /// What of the sequence need not be computed. All but the last token can be cached: that one must
 /// be computed to have logits, and with it its whole block (hits stay block aligned).
 BlockManagerState::Start BlockManagerState::find_start(Sequence& sequence) {
-  Start start{{{}, BlockPool::root(sequence.domain)}, {}, {}, 0};
+  Start start{0, {{}, BlockPool::root(sequence.domain)}, {}, {}, 0};
   const std::span<const TokenId> tokens(sequence.tokens);
   const std::size_t limit = (tokens.size() - 1) / tokens_per_block_;
   const std::span<const Hash128> chain =
       std::span<const Hash128>(sequence.chain).first(config_.prefix_caching ? limit : 0);
+  start.looked_up = chain.size();
   start.device = pool_.match(Tier::device, start.device.end, chain,
                              tokens.first(chain.size() * tokens_per_block_));
   const std::size_t held = start.device.blocks.size();

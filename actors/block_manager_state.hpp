@@ -44,7 +44,7 @@ class BlockManagerState {
   /// The step is done: publishes what it computed, releases what its copies read. To be called
   /// before anybody is told of the step's tokens, so that a prompt whose answer has begun is found
   /// by all engines; plan() calls it if nobody did.
-  void finish_step(const StepTimes& times = {});
+  void finish_step(const StepDone& done = {});
 
   CopyPolicy& copy_policy() { return copy_policy_; }
 
@@ -61,10 +61,11 @@ class BlockManagerState {
     std::uint32_t in_flight = 0;  ///< tokens the running step computes
     Prefix published;
     Prefix host_published;
-    bool was_admitted = false;
+    bool is_counted = false;  ///< its first admission, in the pool's statistics
   };
   /// Where a sequence that is to be admitted can start from.
   struct Start {
+    std::size_t looked_up = 0;  ///< blocks
     PrefixHit device;
     PrefixHit host;               ///< found in the host tier, following device
     std::vector<BlockId> source;  ///< host blocks to copy in, following device
@@ -88,6 +89,7 @@ class BlockManagerState {
   void admit_waiting(Round& round);
   bool admit(Round& round, SeqId seq);
   Start find_start(Sequence& sequence);
+  void count_first_admission(Sequence& sequence, const Start& start);
   void preempt(Round& round, SeqId victim);
   bool swap_out(Round& round, Sequence& sequence);
   void forget_progress(Round& round, Sequence& sequence);

@@ -12,6 +12,7 @@
 #include <compare>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -37,6 +38,8 @@ struct Submission {
   GenerationParams params;
   std::shared_ptr<OutputSink> sink;
   DomainId domain{};  ///< the channel's, as the keeper says
+  /// What the first admission found, if an engine that died had admitted the request.
+  std::optional<RequestStats> earlier_admission{};
 };
 struct SubmitBatch {
   std::vector<Submission> submissions;
@@ -55,6 +58,7 @@ struct NewSequence {
   SamplingParams sampling;
   std::uint32_t logprobs = 0;
   DomainId domain{};
+  bool is_counted = false;  ///< in the pool's statistics, by an engine that admitted it and died
 };
 
 struct AppendedToken {

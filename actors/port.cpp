@@ -67,7 +67,8 @@ Expected<Submission> Port::tokenise(EngineChannel& channel, TakenRequest& reques
   std::shared_ptr<OutputSink> sink = channel.sink(request);
   Submission submission{
       {channel.id(), request.slot}, std::move(request.tokens), std::move(request.journal),
-      std::move(request.params),    std::move(sink),           {}};
+      std::move(request.params),    std::move(sink),           {},
+      request.earlier_admission};
   if (request.prompt_kind == PromptKind::text) {
     if (request.text.size() > limits_.most_prompt_bytes)
       return failure(Errc::never_fits,

@@ -104,7 +104,7 @@ class BlockManagerActor : public BlockManagerHandle::base {
       request(next_, caf::infinite, std::move(plan))
           .then(
               [this, promise](StepDone& answer) mutable {
-                state_.finish_step(answer.times);
+                state_.finish_step(answer);
                 promise.deliver(std::move(answer));
               },
               [promise](caf::error& error) mutable { promise.deliver(std::move(error)); });

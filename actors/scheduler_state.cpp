@@ -35,6 +35,13 @@ void SchedulerState::submit(Submission&& submission) {
                   false,
                   false,
                   false};
+  if (submission.earlier_admission) {
+    // Read from a slot that the client can write to: it may deceive itself, but not beyond its
+    // prompt.
+    request.stats = *submission.earlier_admission;
+    request.stats.cached_tokens = std::min(request.stats.cached_tokens, request.prompt_tokens);
+    request.is_admitted = true;
+  }
   request.stats.prompt_tokens = request.prompt_tokens;
   by_key_.emplace(request.key, seq);
   requests_.emplace(seq, std::move(request));
@@ -126,8 +133,8 @@ std::optional<StepRequest> SchedulerState::next_step() {
     step.waiting.push_back(seq);
     Request& request = requests_.at(seq);
     if (!std::exchange(request.is_known, true))
-      step.added.push_back(
-          {seq, request.tokens, request.params.sampling, request.params.logprobs, request.domain});
+      step.added.push_back({seq, request.tokens, request.params.sampling, request.params.logprobs,
+                            request.domain, request.is_admitted});
   }
   step_is_out_ = true;
   return step;

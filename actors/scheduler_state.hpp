@@ -59,7 +59,7 @@ class SchedulerState {
     OutputText text;
     RequestStats stats;
     bool is_known = false;     ///< to the block manager
-    bool is_admitted = false;  ///< at least once
+    bool is_admitted = false;  ///< at least once, perhaps by an engine that died
     bool is_unwanted = false;  ///< its client is gone or has asked for its end
 
     std::uint32_t generated() const {

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr std::size_t kMostFds = 8;
 constexpr std::size_t kMostTail = std::size_t{256} << 10;
+constexpr time_t kConnectSeconds = 10;
 
 std::vector<UniqueFd> take_fds(msghdr& header) {
   std::vector<UniqueFd> fds;
@@ -122,8 +124,18 @@ Expected<UniqueFd> connect_to_daemon(const std::string& socket_path) {
   if (!address) return forward_error(address);
   UniqueFd fd{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
   if (!fd) return os_failure("socket");
-  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0)
+  // A stopped daemon accepts nothing: once its queue is full, connecting would wait for ever.
+  const timeval patience{kConnectSeconds, 0}, for_ever{};
+  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0) {
+    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &for_ever, sizeof for_ever);
     return fd;
+  }
+  if (errno == EAGAIN)
+    return failure(Errc::os_error, "the daemon on " + socket_path +
+                                       " has accepted no connection for " +
+                                       std::to_string(kConnectSeconds) +
+                                       " s; it is stopped (kill -CONT it) or overloaded");
   if (errno == ENOENT || errno == ECONNREFUSED)
     return failure(Errc::not_running,
                    "no daemon listens on " + socket_path +

@@ -111,11 +111,6 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
     end.uid = descriptor(guess).uid.load(std::memory_order_relaxed);
     ++end.depth;
   }
-  KV_KILL_POINT("match.before_count");
-  bump(counters_->queried_blocks, chain.size());
-  KV_KILL_POINT("match.half_counted");
-  bump(counters_->hit_blocks, found.size());
-  KV_KILL_POINT("match.counted");
   return {std::move(found), end};
 }
 
@@ -245,7 +240,7 @@ Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count,
     if (!scratch_.empty()) erase_(scratch_);
     for (const BlockId block : scratch_) hand_over(block, domain);
     KV_KILL_POINT("allocate.before_statistics");
-    bump(counters_->allocated_blocks, count);
+    bump((*counters_)["allocated_blocks"], count);
     KV_KILL_POINT("allocate.done");
     return taken;
   }
@@ -366,7 +361,7 @@ bool BlockPool::evict(BlockId block, BlockWord seen, std::vector<Evicted>* evict
                         domain_of(block),
                         {}});
   take_over(block, memory_.tier_of(block));
-  bump(counters_->evicted_blocks, 1u);
+  bump((*counters_)["evicted_blocks"], 1u);
   KV_KILL_POINT("evict.done");
   return true;
 }
@@ -454,7 +449,7 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
     end.uid = uid;
     ++end.depth;
   }
-  bump(counters_->published_blocks, blocks.size());
+  bump((*counters_)["published_blocks"], blocks.size());
   KV_KILL_POINT("publish.counted");
   return end;
 }
@@ -610,7 +605,7 @@ void BlockPool::finish_demotion(std::span<const Demotion> demotions) {
   }
   journal_.note(Departure::demoted, slot_, copied);
   KV_KILL_POINT("demotion.before_count");
-  bump(counters_->demoted_blocks, copied.size());
+  bump((*counters_)["demoted_blocks"], copied.size());
   KV_KILL_POINT("demotion.before_release");
   // What was evicted first is to be evicted first again.
   std::reverse(all.begin(), all.end());

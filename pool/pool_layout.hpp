@@ -12,11 +12,12 @@
 #include "config/pool_geometry.hpp"
 #include "hashing/block_hash.hpp"
 #include "pool/block_word.hpp"
+#include "pool/counters.hpp"
 
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 5;
+inline constexpr std::uint32_t kFormatVersion = 6;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials and stamps count from 1, and never get there.
 inline constexpr std::uint64_t kImplausible = 1ull << 62;
@@ -55,40 +56,25 @@ static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDe
 inline constexpr std::uint64_t kRootUid = 1ull << 63;
 inline constexpr std::uint64_t kAnnounced = ~0ull;
 
-/// Counters of one process, written by it alone. Hints, except for whoever reads them as
-/// statistics.
+/// What one process counts, in its slot; only that process writes it (and the reaper, once the
+/// process is dead). Statistics: no decision about a block depends on them.
 struct alignas(64) SlotCounters {
-  /// Blocks whose mask went from empty to held, minus back. Never reset: it is a part of a sum, and
-  /// goes over to the slot's next process.
+  /// Blocks whose holder mask this process changed from empty to not empty, minus the opposite. Not
+  /// this slot's holdings: one process may count a block in and another one count it out. Only the
+  /// sum over all slots means something (pool/tier_counters.hpp), so it is never reset.
   std::array<std::atomic<std::int64_t>, kTiers> used;
-  std::atomic<std::uint64_t> queried_blocks;
-  std::atomic<std::uint64_t> hit_blocks;
-  std::atomic<std::uint64_t> allocated_blocks;
-  std::atomic<std::uint64_t> evicted_blocks;
-  std::atomic<std::uint64_t> published_blocks;
-  std::atomic<std::uint64_t> demoted_blocks;   ///< evicted from the device tier, kept in the host's
-  std::atomic<std::uint64_t> promoted_blocks;  ///< found in the host tier, copied to the device
-  std::atomic<std::uint64_t> preemptions_recompute;
-  std::atomic<std::uint64_t> preemptions_swap;
-  std::atomic<std::uint64_t> generated_tokens;
-  std::atomic<std::uint64_t> prompt_tokens;
-  std::atomic<std::uint64_t> cached_tokens;
-  std::atomic<std::uint32_t> running;  ///< sequences
-  std::atomic<std::uint32_t> waiting;
+  std::array<std::atomic<std::uint64_t>, kCounters.size()> values;
+
+  std::atomic<std::uint64_t>& operator[](CounterName name) { return values[name.place()]; }
 };
 
-/// For a counter that one process writes and others read: no locked instruction is needed.
-template <class Number, class Change>
-void bump(std::atomic<Number>& counter, Change change) {
-  const Number now = counter.load(std::memory_order_relaxed);
-  counter.store(now + static_cast<Number>(change), std::memory_order_relaxed);
-}
-
-/// One attached process. The keeper says who owns a slot; `pid` is for people to read.
+/// One process slot. The keeper decides which process has which slot; `pid` is for people to read.
 struct alignas(64) ProcessEntry {
   std::atomic<std::uint32_t> pid;     ///< 0 = vacant
   std::atomic<std::uint32_t> index;   ///< engine number
   std::atomic<std::int64_t> started;  ///< Unix seconds, for people
+  /// The slot's sums when its process signed in: what processes before it have counted.
+  std::array<std::atomic<std::uint64_t>, kCounters.size()> at_sign_in;
   SlotCounters counters;
 };
 

@@ -107,6 +107,8 @@ void set_all_bits(std::atomic<std::uint64_t>* words, std::size_t bits) {
 
 }  // namespace
 
+const char* name_of(PoolObject object) { return kNames[std::size_t(object)]; }
+
 Expected<PoolFds> create_pool_objects(const PoolGeometry& geometry) {
   if (auto valid = check_geometry(geometry); !valid) return forward_error(valid);
   const auto sizes = sizes_of(PoolLayout(geometry));

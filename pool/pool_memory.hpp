@@ -10,6 +10,9 @@
 
 namespace kvhive {
 
+/// The object's name, as /proc/PID/fd shows it (behind "memfd:").
+const char* name_of(PoolObject object);
+
 /// Creates the objects a geometry needs, but a GPU's memory (device/device.hpp); all memory is
 /// there when this returns. Nothing is mapped or written.
 Expected<PoolFds> create_pool_objects(const PoolGeometry& geometry);

@@ -26,11 +26,7 @@ struct ProcessReport {
   std::uint32_t index = 0;
   std::int64_t started = 0;
   std::array<std::uint64_t, kTiers> held_blocks{};
-  std::uint64_t queried_blocks = 0, hit_blocks = 0, allocated_blocks = 0, evicted_blocks = 0,
-                published_blocks = 0, demoted_blocks = 0, promoted_blocks = 0;
-  std::uint64_t preemptions_recompute = 0, preemptions_swap = 0;
-  std::uint64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
-  std::uint32_t running = 0, waiting = 0;
+  CounterValues counted;  ///< by this process alone, since it signed in
 };
 
 struct BlockReport {
@@ -46,7 +42,8 @@ struct PoolReport {
   PoolGeometry geometry;
   std::string epoch;  ///< hex
   std::array<TierReport, kTiers> tiers;
-  std::vector<ProcessReport> processes;
+  std::vector<ProcessReport> processes;  ///< attached now
+  CounterValues totals;  ///< over all processes there ever were, dead ones included
 };
 
 PoolReport report_pool(const PoolMemory& memory);

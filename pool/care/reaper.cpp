@@ -10,6 +10,7 @@
 #include "pool/kill_point.hpp"
 #include "pool/prefetch.hpp"
 #include "pool/prefix_index.hpp"
+#include "pool/process_slot.hpp"
 #include "pool/tier_counters.hpp"
 
 namespace kvhive {
@@ -185,25 +186,13 @@ class Sweep {
   std::int64_t held_by_others_ = 0;      ///< blocks of the tier
 };
 
-/// The slot is vacant again. The pid goes last: until then the holder bits have an owner to name.
-void vacate(ProcessEntry& process) {
-  KV_KILL_POINT("vacate.before");
-  process.counters.running.store(0, std::memory_order_relaxed);
-  KV_KILL_POINT("vacate.half");
-  process.counters.waiting.store(0, std::memory_order_relaxed);
-  KV_KILL_POINT("vacate.before_pid");
-  process.pid.store(0, std::memory_order_release);
-  KV_KILL_POINT("vacate.done");
-}
-
 }  // namespace
 
 ReapReport reap(const PoolMemory& memory, ProcessSlot dead, Unheld unheld) {
   ReapReport report;
-  ProcessEntry& process = memory.control().processes[dead.value];
   Sweep(memory, Tier::device, dead, unheld).run(report);
   Sweep(memory, Tier::host, dead, Unheld::kept).run(report);
-  vacate(process);
+  sign_out(memory, dead);
   return report;
 }
 

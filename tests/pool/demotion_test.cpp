@@ -98,7 +98,7 @@ TEST_F(DemotionTest, EvictedContentIsInTheHostTierWhatItWas) {
     EXPECT_EQ(identity(memory_, demotions[i].destination), before[i]) << i;
   EXPECT_EQ(found(p, Tier::device), 0u);
   EXPECT_EQ(found(p, Tier::host), 3u);
-  EXPECT_EQ(pool_.counters().demoted_blocks.load(), 3u);
+  EXPECT_EQ(pool_.counters()["demoted_blocks"].load(), 3u);
   EXPECT_EQ(pool_.available(Tier::host), 4u);
 }
 

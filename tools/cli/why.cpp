@@ -1,5 +1,3 @@
-#include "tools/cli/why.hpp"
-
 #include <bit>
 #include <chrono>
 #include <cstdio>
@@ -9,6 +7,7 @@
 #include "models/text/tokenizer_parser.hpp"
 #include "pool/care/miss_report.hpp"
 #include "tools/cli/inspector.hpp"
+#include "tools/cli/pool_commands.hpp"
 #include "tools/cli/prompt.hpp"
 #include "tools/cli/table.hpp"
 
@@ -268,7 +267,8 @@ Expected<void> why(const WhyFlags& flags) {
   if (!prompt) return forward_error(prompt);
   // Whoever asks this compares tokens, so it takes the privilege. The keeper grants it to the user
   // who owns the daemon, and to nobody else.
-  auto inspector = Inspector::attach(flags.common.socket_path(), Privilege::tokens_too);
+  auto inspector =
+      Inspector::attach(flags.common.socket_path(), Privilege::tokens_too, WithoutKeeper::fail);
   if (!inspector) return forward_error(inspector);
   auto tokens = tokens_of(*prompt, *inspector);
   if (!tokens) return forward_error(tokens);

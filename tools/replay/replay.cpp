@@ -83,7 +83,7 @@ class Replayer {
   /// The figures alone.
   ReplayFigures figures() const {
     ReplayFigures figures = result_;
-    figures.evictions = pool_.counters().evicted_blocks.load();
+    figures.evictions = pool_.counters()["evicted_blocks"].load();
     figures.seconds = std::chrono::duration<double>(busy_).count();
     return figures;
   }

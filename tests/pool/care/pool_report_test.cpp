@@ -37,9 +37,10 @@ TEST(PoolReport, CountsEveryBlockOnceByState) {
   ASSERT_EQ(report.processes.size(), 2u);
   EXPECT_EQ(report.processes[0].pid, 111u);
   EXPECT_EQ(report.processes[0].held_blocks[0], 3u);
-  EXPECT_EQ(report.processes[0].published_blocks, 5u);
+  EXPECT_EQ(report.processes[0].counted["published_blocks"], 5u);
   EXPECT_EQ(report.processes[1].slot, 5u);
-  EXPECT_EQ(report.processes[1].hit_blocks, 2u);
+  EXPECT_EQ(report.processes[1].counted["allocated_blocks"], 1u);
+  EXPECT_EQ(report.totals["published_blocks"], 5u);
   EXPECT_EQ(report.processes[1].held_blocks[1], 1u);
 }
 
