@@ -345,7 +345,7 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
   const auto first = sequence.tokens.begin() + sequence.computed;
   work.tokens.assign(first, first + tokens);
   const std::size_t blocks = blocks_for(sequence.computed + tokens);
-  for (std::size_t i = 0; i < blocks; ++i) work.blocks.push_back(index_of(sequence.blocks[i]));
+  work.blocks.assign(sequence.blocks.begin(), sequence.blocks.begin() + blocks);
   work.samples = sequence.computed + tokens == sequence.tokens.size();
   work.sampling = sequence.sampling;
   work.logprobs = sequence.logprobs;

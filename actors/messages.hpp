@@ -87,8 +87,8 @@ struct ScheduledSequence {
   SeqId seq;
   std::uint32_t start = 0;
   std::vector<TokenId> tokens;
-  /// Device arena indices covering positions 0 .. start + tokens.size() - 1.
-  std::vector<std::uint32_t> blocks;
+  /// Device blocks of positions 0 .. start + tokens.size() - 1.
+  std::vector<BlockId> blocks;
   bool samples = false;  ///< the last token is the sequence's last: sample the next one
   SamplingParams sampling;
   std::uint32_t logprobs = 0;

@@ -15,12 +15,12 @@ void StepBatch::add(const ScheduledSequence& work, std::size_t block_size) {
     tokens_.push_back(work.tokens[i]);
     positions_.push_back(static_cast<std::int32_t>(position));
     slot_mapping_.push_back(static_cast<std::int64_t>(
-        work.blocks[position / block_size] * block_size + position % block_size));
+        work.blocks[position / block_size].value * block_size + position % block_size));
   }
   query_start_.push_back(static_cast<std::int32_t>(tokens_.size()));
   kv_len_.push_back(static_cast<std::int32_t>(work.start + work.tokens.size()));
   block_table_.insert(block_table_.end(), work.blocks.begin(), work.blocks.end());
-  block_table_.resize(kv_len_.size() * max_blocks_, 0);
+  block_table_.resize(kv_len_.size() * max_blocks_, kNullBlock);
   if (work.samples) logit_rows_.push_back(static_cast<std::int32_t>(tokens_.size()) - 1);
 }
 

@@ -27,7 +27,7 @@ class StepBatch {
   std::vector<std::int32_t> positions_;
   std::vector<std::int32_t> query_start_ = {0};
   std::vector<std::int32_t> kv_len_;
-  std::vector<std::uint32_t> block_table_;
+  std::vector<BlockId> block_table_;
   std::vector<std::int64_t> slot_mapping_;
   std::vector<std::int32_t> logit_rows_;
   std::size_t max_blocks_ = 0;

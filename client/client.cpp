@@ -12,11 +12,7 @@ namespace kvhive {
 Expected<Client> Client::connect(const ClientOptions& options) {
   auto socket = connect_to_daemon(options.socket.empty() ? default_socket() : options.socket);
   if (!socket) return forward_error(socket);
-  Message hello;
-  hello.role = Role::client;
-  hello.engine = options.engine;
-  hello.channel_bytes = options.channel_bytes;
-  auto welcome = say_hello(socket->get(), hello);
+  auto welcome = say_hello(socket->get(), ClientHello{options.channel_bytes, options.engine});
   if (!welcome) return forward_error(welcome);
   if (welcome->fds.size() != 3)
     return failure(Errc::bad_format, "the daemon's welcome carries no channel");
@@ -34,8 +30,8 @@ Expected<void> Client::wait(int timeout_ms) {
   const bool has_news = fds[0].revents != 0 && may_ring_again;
   if (has_news || fds[1].revents == 0) return {};
   auto last_words = receive_packet(socket_.get());
-  if (last_words && *last_words && (*last_words)->message.type == MessageType::refused)
-    return failure((*last_words)->message.error, (*last_words)->message.get_text());
+  const auto refused = last_words && *last_words ? (*last_words)->as<Refused>() : std::nullopt;
+  if (refused) return tl::unexpected(error_of(*refused));
   return failure(Errc::peer_died, "the daemon is gone; start it again and submit anew");
 }
 

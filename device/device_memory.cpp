@@ -82,16 +82,16 @@ Expected<LockedPages> LockedPages::lock(Device& device, std::byte* memory, std::
   return pages;
 }
 
-Expected<Lane> Lane::open(Device& device) {
-  Lane lane;
-  lane.device_ = &device;
+Expected<OrderedStream> OrderedStream::open(Device& device) {
+  OrderedStream opened;
+  opened.device_ = &device;
   auto stream = device.create_stream();
   if (!stream) return forward_error(stream);
-  lane.stream_ = *stream;
+  opened.stream_ = *stream;
   auto event = device.create_event();
   if (!event) return forward_error(event);
-  lane.event_ = *event;
-  return lane;
+  opened.event_ = *event;
+  return opened;
 }
 
 }  // namespace kvhive

@@ -116,36 +116,39 @@ class LockedPages {
   std::vector<std::byte*> chunks_;
 };
 
-/// A stream and an event behind it. Move-only; the device outlives it.
-class Lane {
+/// A device stream with one event of its own: the mark, which the host or another stream can wait
+/// for. Move-only; the device outlives it.
+class OrderedStream {
  public:
-  Lane() = default;
-  static Expected<Lane> open(Device& device);
-  Lane(Lane&& other) noexcept { swap(other); }
-  Lane& operator=(Lane&& other) noexcept {
+  OrderedStream() = default;
+  static Expected<OrderedStream> open(Device& device);
+  OrderedStream(OrderedStream&& other) noexcept { swap(other); }
+  OrderedStream& operator=(OrderedStream&& other) noexcept {
     swap(other);
     return *this;
   }
-  ~Lane() {
+  ~OrderedStream() {
     if (event_ != nullptr) device_->destroy(event_);
     if (stream_ != nullptr) device_->destroy(stream_);
   }
 
-  DeviceStream stream() const { return stream_; }
-  /// Marks the end of what has been started.
+  DeviceStream handle() const { return stream_; }
+  /// Records the mark behind all work started here so far.
   Expected<void> mark() const { return device_->record(event_, stream_); }
-  /// What comes later here waits for the other's last mark.
-  Expected<void> wait_for(const Lane& other) const { return device_->wait(stream_, other.event_); }
+  /// Work started here from now on runs after `other`'s last mark. The host does not wait.
+  Expected<void> run_after(const OrderedStream& other) const {
+    return device_->wait(stream_, other.event_);
+  }
   /// The host waits for the last mark.
-  Expected<void> reach() const { return device_->synchronize(event_); }
-  /// The host waits for all that has been started.
+  Expected<void> wait_for_mark() const { return device_->synchronize(event_); }
+  /// The host waits for all work started here so far.
   Expected<void> finish() const {
     if (auto marked = mark(); !marked) return marked;
-    return reach();
+    return wait_for_mark();
   }
 
  private:
-  void swap(Lane& other) noexcept {
+  void swap(OrderedStream& other) noexcept {
     std::swap(device_, other.device_);
     std::swap(stream_, other.stream_);
     std::swap(event_, other.event_);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 #include "ipc/pidfd.hpp"
 
@@ -17,6 +18,10 @@ namespace {
 constexpr std::size_t kMostFds = 8;
 constexpr std::size_t kMostTail = std::size_t{256} << 10;
 constexpr time_t kConnectSeconds = 10;
+
+constexpr std::size_t kMostPayload = []<class... T>(const std::tuple<T...>*) {
+  return std::max({kPayloadBytes<T>...});
+}(static_cast<const ControlMessages*>(nullptr));
 
 std::vector<UniqueFd> take_fds(msghdr& header) {
   std::vector<UniqueFd> fds;
@@ -32,16 +37,24 @@ std::vector<UniqueFd> take_fds(msghdr& header) {
   return fds;
 }
 
-template <std::size_t N>
-void write_words(std::array<char, N>& into, const std::string& words) {
-  const std::size_t length = std::min(words.size(), N - 1);
-  std::memcpy(into.data(), words.data(), length);
-  into[length] = '\0';
-}
-
-template <std::size_t N>
-std::string read_words(const std::array<char, N>& from) {
-  return {from.data(), strnlen(from.data(), N)};
+/// What is wrong with a packet's first `size` bytes, of which `header` is the beginning.
+Expected<void> check_header(const PacketHeader& header, std::size_t size, bool is_cut) {
+  // The version comes first: packets of other versions have other sizes.
+  if (size >= offsetof(PacketHeader, type) && header.magic == kProtocolMagic &&
+      header.version != kProtocolVersion)
+    return failure(Errc::layout_mismatch, "the other side speaks protocol " +
+                                              std::to_string(header.version) + ", this program " +
+                                              std::to_string(kProtocolVersion) +
+                                              "; use programs of the same build");
+  if (size < sizeof header || is_cut || header.magic != kProtocolMagic)
+    return failure(Errc::bad_format,
+                   "a packet of " + std::to_string(size) + " bytes is not kvhive's");
+  const auto expected = payload_bytes(header.type);
+  if (!expected || header.payload_bytes != *expected || size - sizeof header < *expected)
+    return failure(Errc::bad_format, "a packet of " + std::to_string(size) +
+                                         " bytes is not a message of type " +
+                                         std::to_string(std::uint32_t(header.type)));
+  return {};
 }
 
 }  // namespace
@@ -57,19 +70,18 @@ Expected<sockaddr_un> address_of(const std::string& path) {
   return address;
 }
 
-void Message::set_text(const std::string& line) { write_words(text, line); }
-std::string Message::get_text() const { return read_words(text); }
-void Message::set_gpu(const std::string& uuid) { write_words(gpu, uuid); }
-std::string Message::get_gpu() const { return read_words(gpu); }
-
-Expected<void> send_packet(int socket, const Message& message, const std::vector<int>& fds,
-                           const std::string& tail) {
-  iovec parts[2] = {{const_cast<Message*>(&message), sizeof message},
-                    {const_cast<char*>(tail.data()), std::min(tail.size(), kMostTail)}};
+Expected<void> send_bytes(int socket, MessageType type, std::span<const std::byte> payload,
+                          const std::vector<int>& fds, std::string_view tail) {
+  PacketHeader packet_header;
+  packet_header.type = type;
+  packet_header.payload_bytes = static_cast<std::uint32_t>(payload.size());
+  iovec parts[] = {{&packet_header, sizeof packet_header},
+                   {const_cast<std::byte*>(payload.data()), payload.size()},
+                   {const_cast<char*>(tail.data()), std::min(tail.size(), kMostTail)}};
   alignas(cmsghdr) char control[CMSG_SPACE(kMostFds * sizeof(int))] = {};
   msghdr header{};
   header.msg_iov = parts;
-  header.msg_iovlen = 2;
+  header.msg_iovlen = std::size(parts);
   if (!fds.empty()) {
     header.msg_control = control;
     header.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
@@ -87,37 +99,34 @@ Expected<void> send_packet(int socket, const Message& message, const std::vector
 
 Expected<std::optional<Packet>> receive_packet(int socket) {
   Packet packet;
-  packet.tail.resize(kMostTail);
-  iovec parts[2] = {{&packet.message, sizeof packet.message},
-                    {packet.tail.data(), packet.tail.size()}};
+  PacketHeader packet_header;
+  packet.body_.resize(kMostPayload + kMostTail);
+  iovec parts[] = {{&packet_header, sizeof packet_header},
+                   {packet.body_.data(), packet.body_.size()}};
   alignas(cmsghdr) char control[CMSG_SPACE(kMostFds * sizeof(int))];
   msghdr header{};
   header.msg_iov = parts;
-  header.msg_iovlen = 2;
+  header.msg_iovlen = std::size(parts);
   header.msg_control = control;
   header.msg_controllen = sizeof control;
   ssize_t got;
   do got = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
-  while (got < 0 && (errno == EINTR || errno == ECONNRESET));  // its last words come after a reset
+  while (got < 0 &&
+         (errno == EINTR || errno == ECONNRESET));  // its last packets come after a reset
   if (got == 0) return std::optional<Packet>();
   if (got < 0) return os_failure("receive");
-  packet.fds = take_fds(header);
+  packet.fds = take_fds(header);  // first: they are closed if the packet is malformed
   const auto size = static_cast<std::size_t>(got);
-  // Other versions' packets have other sizes.
-  if (size >= offsetof(Message, type) && packet.message.magic == kProtocolMagic &&
-      packet.message.version != kProtocolVersion)
-    return failure(Errc::layout_mismatch, "the other side speaks protocol " +
-                                              std::to_string(packet.message.version) +
-                                              ", this program " + std::to_string(kProtocolVersion) +
-                                              "; use programs of the same build");
-  if (size < sizeof(Message) || (header.msg_flags & MSG_TRUNC) != 0 ||
-      packet.message.magic != kProtocolMagic)
-    return failure(Errc::bad_format,
-                   "a packet of " + std::to_string(got) + " bytes is not kvhive's");
-  packet.tail.resize(size - sizeof(Message));
+  if (auto sound = check_header(packet_header, size, (header.msg_flags & MSG_TRUNC) != 0); !sound)
+    return forward_error(sound);
+  packet.type_ = packet_header.type;
+  packet.payload_bytes_ = packet_header.payload_bytes;
+  packet.body_.resize(size - sizeof packet_header);
   packet.lost_fds = (header.msg_flags & MSG_CTRUNC) != 0;
   return std::optional<Packet>(std::move(packet));
 }
+
+Error error_of(const Refused& refused) { return {refused.error, refused.reason.str()}; }
 
 Expected<UniqueFd> connect_to_daemon(const std::string& socket_path) {
   auto address = address_of(socket_path);
@@ -152,12 +161,12 @@ Expected<std::optional<Packet>> receive_answer(int socket, int timeout_ms) {
   return receive_packet(socket);
 }
 
-Expected<Packet> say_hello(int socket, Message hello, int timeout_ms) {
+Expected<Packet> exchange_hello(int socket, MessageType type, std::span<const std::byte> payload,
+                                int timeout_ms) {
   auto pidfd = pidfd_of(getpid());
   if (!pidfd) return forward_error(pidfd);
-  hello.type = MessageType::hello;
-  // A daemon that turned us away has hung up already, and its reason is there to be read.
-  if (auto sent = send_packet(socket, hello, {pidfd->get()});
+  // A daemon that refuses at once has closed the connection already; its reason can still be read.
+  if (auto sent = send_bytes(socket, type, payload, {pidfd->get()}, {});
       !sent && sent.error().code != Errc::peer_died)
     return forward_error(sent);
   auto answer = receive_answer(socket, timeout_ms);
@@ -170,22 +179,17 @@ Expected<Packet> say_hello(int socket, Message hello, int timeout_ms) {
         Errc::os_error,
         "no file descriptor is left for those the daemon sends; close some, or raise the "
         "limit (ulimit -n)");
-  if (packet.message.type == MessageType::refused)
-    return failure(packet.message.error, packet.message.get_text());
-  if (packet.message.type != MessageType::welcome)
-    return failure(Errc::bad_format, "the daemon answered a hello with message " +
-                                         std::to_string(std::uint32_t(packet.message.type)));
+  if (const auto refused = packet.as<Refused>()) return tl::unexpected(error_of(*refused));
   return packet;
 }
 
-PoolFds take_pool_fds(Packet& packet) {
-  PoolFds fds;
+PoolFds take_pool_fds(std::uint32_t objects, std::vector<UniqueFd>& fds) {
+  PoolFds taken;
   std::size_t next = 0;
   for (std::size_t i = 0; i < kPoolObjects; ++i)
-    if ((packet.message.objects >> i & 1) != 0 && next < packet.fds.size())
-      fds[i] = std::move(packet.fds[next++]);
-  packet.fds.erase(packet.fds.begin(), packet.fds.begin() + static_cast<std::ptrdiff_t>(next));
-  return fds;
+    if ((objects >> i & 1) != 0 && next < fds.size()) taken[i] = std::move(fds[next++]);
+  fds.erase(fds.begin(), fds.begin() + static_cast<std::ptrdiff_t>(next));
+  return taken;
 }
 
 }  // namespace kvhive

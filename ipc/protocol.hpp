@@ -1,122 +1,128 @@
 #pragma once
-// What is said over the daemon's Unix socket (SOCK_SEQPACKET): one fixed-layout message a packet,
-// descriptors beside it. Read into private memory once, then checked; anything malformed closes the
-// connection.
+// How control messages travel over the daemon's Unix socket (SOCK_SEQPACKET). A packet is a header,
+// the payload of its type (ipc/control_messages.hpp), and an optional tail of JSON; descriptors go
+// beside it. A packet is copied into private memory once and then checked; the receiver closes the
+// connection on anything malformed.
 
 #include <sys/types.h>
 #include <sys/un.h>
 
-#include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/expected.hpp"
-#include "base/ids.hpp"
-#include "config/pool_geometry.hpp"
+#include "ipc/control_messages.hpp"
 
 namespace kvhive {
 
-inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 4;
-inline constexpr std::uint32_t kAnyEngine = ~0u;
-
-enum class MessageType : std::uint32_t {
-  // to the keeper
-  hello = 1,   ///< first message of everybody; + the sender's pidfd
-  reaped = 2,  ///< steward: a slot is swept
-  status_request = 3,
-  formatted = 4,        ///< steward: the pool is there, engines may come
-  channel_refused = 5,  ///< engine: it cannot serve this channel; why
-  serving = 6,          ///< engine: it has signed in to the pool and takes requests
-  repair_request = 7,   ///< inspector: have the pool repaired
-  repaired = 8,         ///< steward: done; what was mended as JSON
-  /// who makes a GPU's memory: done; + the arena, the weights. To it: is it there still?
-  gpu_memory = 9,
-  // from the keeper
-  welcome = 16,  ///< + the descriptors the role is entitled to
-  refused = 17,  ///< why; the connection ends
-  reap = 18,     ///< steward: sweep this slot
-  /// engine: serve this channel; + its memory, the engine's and the client's doorbell
-  channel_open = 19,
-  channel_close = 20,
-  status = 21,       ///< JSON
-  repair = 22,       ///< steward: repair the pool; who has which slot as JSON
-  repair_done = 23,  ///< inspector: what was mended as JSON
-};
-
-enum class Role : std::uint32_t { engine = 1, steward = 2, client = 3, inspector = 4 };
-
-struct Message {
+/// The first bytes of every packet, in every version of the protocol.
+struct PacketHeader {
   std::uint32_t magic = kProtocolMagic;
   std::uint32_t version = kProtocolVersion;
-  MessageType type = MessageType::hello;
-  Role role = Role::client;       ///< hello
-  std::uint32_t layout_hash = 0;  ///< hello of all but a client: of pool/pool_layout.hpp
-  /// hello: the engine's own number, or the one a client wants; welcome: granted.
-  std::uint32_t engine = kAnyEngine;
-  std::uint32_t slot = 0;           ///< welcome to an engine, reap, reaped
-  std::uint32_t privileged = 0;     ///< hello of an inspector: tokens, too
-  std::uint64_t fingerprint = 0;    ///< hello of an engine
-  std::uint64_t channel = 0;        ///< channel_*, welcome to a client
-  std::uint64_t ticket = 0;         ///< repair, repaired: which request
-  std::uint64_t channel_bytes = 0;  ///< hello of a client: wish; welcome, channel_open: granted
-  std::uint32_t drops_unheld = 0;   ///< reap: 1 = it has lost its device (pool/reaper.hpp)
-  std::uint32_t freed = 0;          ///< reaped: blocks
-  std::uint32_t released = 0;
-  DomainId domain{};          ///< channel_open: whose requests come through it
-  std::uint32_t objects = 0;  ///< welcome: mask of the pool objects among the descriptors
-  std::uint32_t pid = 0;      ///< welcome to an engine: its number in our PID namespace; 0 = none
-  Errc error = Errc::none;    ///< refused, channel_refused
-  std::uint32_t needs_its_maker = 0;  ///< gpu_memory: 1 = it goes with its sender
-  PoolGeometry geometry;              ///< hello of an engine: what it computes with; welcome
-  std::array<char, 64> gpu{};         ///< hello of an engine on a GPU: which (DeviceFacts::uuid)
-  /// hello of an engine, welcome to an inspector: the model's name; refused and channel_refused:
-  /// why, in one line; welcome to a steward: the socket's path.
-  std::array<char, 512> text{};
-
-  void set_text(const std::string& line);
-  std::string get_text() const;
-  void set_gpu(const std::string& uuid);
-  std::string get_gpu() const;
+  MessageType type{};
+  std::uint32_t payload_bytes = 0;  ///< the tail begins after them
 };
-static_assert(std::is_trivially_copyable_v<Message>);
 
-/// A message and what came with it. What is said as JSON is in `tail`, after the fixed part.
-struct Packet {
-  Message message;
+/// One packet as it was received. Its type is known, and its payload has that type's size.
+class Packet {
+ public:
+  MessageType type() const { return type_; }
+  bool is(MessageType type) const { return type_ == type; }
+
+  /// The message, if it is a T.
+  template <class T>
+  std::optional<T> as() const {
+    if (type_ != T::kType) return std::nullopt;
+    T message;
+    if constexpr (kPayloadBytes<T> != 0) std::memcpy(&message, body_.data(), sizeof(T));
+    return message;
+  }
+
+  std::string_view tail() const { return std::string_view(body_).substr(payload_bytes_); }
+
   std::vector<UniqueFd> fds;
-  std::string tail;
-  /// Descriptors were sent that we could not be given: most likely we have as many open as we may.
-  /// The message itself is whole.
+  /// Descriptors were sent that this process could not be given: most likely it has as many open
+  /// as its limit allows. The message itself is whole.
   bool lost_fds = false;
+
+ private:
+  friend Expected<std::optional<Packet>> receive_packet(int socket);
+  MessageType type_{};
+  std::size_t payload_bytes_ = 0;
+  std::string body_;  ///< payload, then tail
 };
 
-/// Sends one packet.
-Expected<void> send_packet(int socket, const Message& message, const std::vector<int>& fds = {},
-                           const std::string& tail = {});
+/// Sends one packet. Errors: Errc::peer_died, or what the system says (the peer's queue is full).
+[[nodiscard]] Expected<void> send_bytes(int socket, MessageType type,
+                                        std::span<const std::byte> payload,
+                                        const std::vector<int>& fds, std::string_view tail);
 
-/// The next packet. Nothing = the peer has closed. An error = malformed, or the system said no.
-Expected<std::optional<Packet>> receive_packet(int socket);
+/// Sends one message. `tail` is cut after 256 KiB.
+template <class T>
+[[nodiscard]] Expected<void> send_packet(int socket, const T& message,
+                                         const std::vector<int>& fds = {},
+                                         std::string_view tail = {}) {
+  return send_bytes(socket, T::kType, std::as_bytes(std::span(&message, 1)).first(kPayloadBytes<T>),
+                    fds, tail);
+}
 
-/// How long a living daemon may take for an answer that it gives at once.
+/// The next packet. Nothing = the peer has closed the connection. Errors: Errc::layout_mismatch =
+/// the peer speaks another version; bad_format = malformed; os_error = what the system says.
+[[nodiscard]] Expected<std::optional<Packet>> receive_packet(int socket);
+
+/// How long a running daemon may take for an answer that it gives at once.
 inline constexpr int kAnswerMs = 10'000;
 
-/// The same; silence is an error that says so. \param timeout_ms  -1 = wait for ever
-Expected<std::optional<Packet>> receive_answer(int socket, int timeout_ms = kAnswerMs);
+/// The same as receive_packet(), but silence is an error that says so.
+/// \param timeout_ms  -1 = wait for ever
+[[nodiscard]] Expected<std::optional<Packet>> receive_answer(int socket,
+                                                             int timeout_ms = kAnswerMs);
+
+/// The error that a Refused packet carries.
+Error error_of(const Refused& refused);
 
 /// A Unix socket's address; Errc::bad_argument if the path is longer than the system takes.
-Expected<sockaddr_un> address_of(const std::string& path);
+[[nodiscard]] Expected<sockaddr_un> address_of(const std::string& path);
 
 /// Connects to a daemon; Errc::not_running names the socket and what to do.
-Expected<UniqueFd> connect_to_daemon(const std::string& socket_path);
+[[nodiscard]] Expected<UniqueFd> connect_to_daemon(const std::string& socket_path);
+
+/// What the keeper answers to a hello.
+template <class Message>
+struct Welcomed {
+  Message message;
+  std::vector<UniqueFd> fds;
+};
+
+/// Sends a hello with this process's pidfd and waits for a packet that is not a refusal.
+[[nodiscard]] Expected<Packet> exchange_hello(int socket, MessageType type,
+                                              std::span<const std::byte> payload, int timeout_ms);
 
 /// Says hello and waits for the welcome; a refusal comes back as the error it carries.
-Expected<Packet> say_hello(int socket, Message hello, int timeout_ms = kAnswerMs);
+template <class Hello>
+[[nodiscard]] Expected<Welcomed<typename Hello::Welcome>> say_hello(int socket, const Hello& hello,
+                                                                    int timeout_ms = kAnswerMs) {
+  auto packet =
+      exchange_hello(socket, Hello::kType, std::as_bytes(std::span(&hello, 1)), timeout_ms);
+  if (!packet) return forward_error(packet);
+  const auto message = packet->template as<typename Hello::Welcome>();
+  if (!message)
+    return failure(Errc::bad_format, "the daemon answered a hello with message " +
+                                         std::to_string(std::uint32_t(packet->type())));
+  return Welcomed<typename Hello::Welcome>{*message, std::move(packet->fds)};
+}
 
-/// The pool objects that came with a welcome: bit i of `objects` = PoolObject i is among
-/// them, in that order. What an engine gets after them is left: a GPU's copy of the weights.
-PoolFds take_pool_fds(Packet& packet);
+/// Takes the pool's memory out of a welcome's descriptors; `objects` is the welcome's mask. What an
+/// engine gets after it stays: the memory of a GPU's weights.
+PoolFds take_pool_fds(std::uint32_t objects, std::vector<UniqueFd>& fds);
+
+template <class Message>
+PoolFds take_pool_fds(Welcomed<Message>& welcome) {
+  return take_pool_fds(welcome.message.objects, welcome.fds);
+}
 
 }  // namespace kvhive

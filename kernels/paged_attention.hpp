@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "base/ids.hpp"
 #include "kernels/paged_kv.hpp"
 
 namespace kvhive {
@@ -40,8 +41,9 @@ struct BlockSparsity {
 struct PagedAttentionArgs {
   const void* q = nullptr;  ///< [T, H, D] of q_dtype
   PagedKv kv;
-  /// [B, M] physical block indices; entries past ceil(kv_len/S) are not read
-  const std::uint32_t* block_table = nullptr;
+  /// [B, M] blocks of the device tier, whose ids are indices into the cache: block i is at kv.k +
+  /// i * kv.block_stride. Entries past ceil(kv_len/S) are not read.
+  const BlockId* block_table = nullptr;
   /// [B+1] first query token of each sequence; query_start[B] == T
   const std::int32_t* query_start = nullptr;
   const std::int32_t* kv_len = nullptr;  ///< [B] tokens in the cache, the query's own included

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "base/ids.hpp"
 #include "config/dtype.hpp"
 
 namespace kvhive {
@@ -39,11 +40,11 @@ struct PagedLatents {
 struct PagedMlaArgs {
   const void* q = nullptr;  ///< [T, H, 576] of q_dtype
   PagedLatents kv;
-  const std::uint32_t* block_table = nullptr;  ///< [B, M]
-  const std::int32_t* query_start = nullptr;   ///< [B+1]
-  const std::int32_t* kv_len = nullptr;        ///< [B]
-  void* out = nullptr;                         ///< [T, H, 512] of q_dtype
-  float* lse = nullptr;                        ///< [T, H] natural logarithm; null: not wanted
+  const BlockId* block_table = nullptr;       ///< [B, M]
+  const std::int32_t* query_start = nullptr;  ///< [B+1]
+  const std::int32_t* kv_len = nullptr;       ///< [B]
+  void* out = nullptr;                        ///< [T, H, 512] of q_dtype
+  float* lse = nullptr;                       ///< [T, H] natural logarithm; null: not wanted
   std::int32_t B = 0, H = 0, M = 0;
   Dtype q_dtype = Dtype::f32;  ///< f32, bf16 or f16
   float scale = 1.0f;

@@ -19,7 +19,7 @@ struct ForwardBatch {
   std::span<const std::int32_t> positions;     // [T]
   std::span<const std::int32_t> query_start;   // [B+1]
   std::span<const std::int32_t> kv_len;        // [B]
-  std::span<const std::uint32_t> block_table;  // [B, M] physical block indices
+  std::span<const BlockId> block_table;        // [B, M]
   std::span<const std::int64_t> slot_mapping;  // [T]
   std::span<const std::int32_t> logit_rows;    // rows of [0,T) whose logits are wanted
   std::int32_t max_blocks = 0;                 // M

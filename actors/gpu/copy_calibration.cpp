@@ -21,12 +21,13 @@ constexpr int kRuns = 4;                                        ///< the first w
 constexpr double kClearly = 1.1;
 
 /// The best of a few runs.
-Expected<double> measure(const CopyOnDevice& copy, const BlockCopyArgs& args, const Lane& lane) {
+Expected<double> measure(const CopyOnDevice& copy, const BlockCopyArgs& args,
+                         const OrderedStream& stream) {
   double best = 0;
   for (int run = 0; run < kRuns; ++run) {
     const StopWatch watch;
-    auto done = copy(args, lane.stream());
-    if (done) done = lane.finish();
+    auto done = copy(args, stream.handle());
+    if (done) done = stream.finish();
     if (!done) return forward_error(done);
     best = run == 0 ? watch.seconds() : std::min(best, watch.seconds());
   }
@@ -35,10 +36,10 @@ Expected<double> measure(const CopyOnDevice& copy, const BlockCopyArgs& args, co
 
 Expected<CopyTimes> measure(const CopyOnDevice& copy, std::byte* host, std::byte* device,
                             std::size_t piece_bytes, std::span<const BlockPair> pairs,
-                            const Lane& lane) {
-  auto out = measure(copy, whole_blocks(device, host, piece_bytes, pairs), lane);
+                            const OrderedStream& stream) {
+  auto out = measure(copy, whole_blocks(device, host, piece_bytes, pairs), stream);
   if (!out) return forward_error(out);
-  auto in = measure(copy, whole_blocks(host, device, piece_bytes, pairs), lane);
+  auto in = measure(copy, whole_blocks(host, device, piece_bytes, pairs), stream);
   if (!in) return forward_error(in);
   return CopyTimes{*out, *in};
 }
@@ -70,13 +71,13 @@ Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
   if (!host) return forward_error(host);
   auto scratch = DeviceBuffer::allocate(device, kScratchBytes);
   if (!scratch) return forward_error(scratch);
-  auto lane = Lane::open(device);
-  if (!lane) return forward_error(lane);
+  auto stream = OrderedStream::open(device);
+  if (!stream) return forward_error(stream);
   // Behind the pieces, where the device can read them.
   const std::span pairs(reinterpret_cast<BlockPair*>(host->data() + kScratchBytes) - count, count);
   scatter(pairs);
   const auto times_of = [&](const CopyOnDevice& copy) {
-    return measure(copy, host->data(), scratch->data(), piece_bytes, pairs, *lane);
+    return measure(copy, host->data(), scratch->data(), piece_bytes, pairs, *stream);
   };
   auto kernel = times_of(by_kernel);
   if (!kernel) return forward_error(kernel);

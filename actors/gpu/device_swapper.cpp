@@ -10,14 +10,14 @@
 
 namespace kvhive {
 
-Expected<void> zero_blocks(Device& device, const Lane& lane, std::byte* arena,
+Expected<void> zero_blocks(Device& device, const OrderedStream& stream, std::byte* arena,
                            std::size_t block_bytes, std::span<const BlockId> blocks) {
   for (const BlockId block : blocks)
     if (auto started = device.fill(arena + block.value * block_bytes, std::byte{0}, block_bytes,
-                                   lane.stream());
+                                   stream.handle());
         !started)
       return started;
-  return lane.finish();
+  return stream.finish();
 }
 
 DeviceSwapper::DeviceSwapper(Device& device, const PoolMemory& memory, SwapCopies copies,
@@ -29,10 +29,10 @@ DeviceSwapper::DeviceSwapper(Device& device, const PoolMemory& memory, SwapCopie
       block_bytes_(memory.geometry().kv.block_bytes()) {}
 
 DeviceSwapper::~DeviceSwapper() {
-  if (!is_under_way_) return;  // otherwise the lanes use what goes now
+  if (!is_under_way_) return;  // otherwise the streams use what goes now
   (void)aside_.finish();
   (void)out_.finish();
-  for (const Lane& lane : in_) (void)lane.finish();
+  for (const OrderedStream& stream : in_) (void)stream.finish();
 }
 
 Expected<std::unique_ptr<DeviceSwapper>> DeviceSwapper::create(Device& device,
@@ -47,12 +47,12 @@ Expected<std::unique_ptr<DeviceSwapper>> DeviceSwapper::create(Device& device,
 
 Expected<void> DeviceSwapper::prepare(const SwapLimits& limits) {
   in_.resize(parts_.count());
-  std::vector<Lane*> lanes{&aside_, &out_};
-  for (Lane& lane : in_) lanes.push_back(&lane);
-  for (Lane* const lane : lanes) {
-    auto opened = Lane::open(device_);
+  std::vector<OrderedStream*> streams{&aside_, &out_};
+  for (OrderedStream& stream : in_) streams.push_back(&stream);
+  for (OrderedStream* const stream : streams) {
+    auto opened = OrderedStream::open(device_);
     if (!opened) return forward_error(opened);
-    *lane = std::move(*opened);
+    *stream = std::move(*opened);
   }
   const PoolGeometry& geometry = memory_.geometry();
   if (geometry.host_blocks == 0) return {};  // nothing will ever be swapped
@@ -116,9 +116,9 @@ Expected<void> DeviceSwapper::demote_aside(std::span<const BlockPair> pairs) {
   }
   std::byte* const aside = room_aside_.data();
   auto started = copies_.within(
-      whole_blocks(memory_.arena(Tier::device), aside, block_bytes_, leaving), aside_.stream());
+      whole_blocks(memory_.arena(Tier::device), aside, block_bytes_, leaving), aside_.handle());
   if (started) started = aside_.mark();
-  if (started) started = out_.wait_for(aside_);
+  if (started) started = out_.run_after(aside_);
   if (started)
     started = copy_chunks(whole_blocks(aside, memory_.arena(Tier::host), block_bytes_, arriving),
                           &BlockPair::destination, out_);
@@ -131,7 +131,7 @@ Expected<void> DeviceSwapper::hand_over(const StepPlan& plan) const {
   if (plan.hand_over.empty()) return {};
   std::vector<BlockId> blocks;
   for (const auto& [block, domain] : plan.hand_over) blocks.push_back(block);
-  auto zeroed = aside_.wait_for(out_);
+  auto zeroed = aside_.run_after(out_);
   if (zeroed)
     zeroed = zero_blocks(device_, aside_, memory_.arena(Tier::device), block_bytes_, blocks);
   if (!zeroed) return zeroed;
@@ -144,14 +144,14 @@ Expected<void> DeviceSwapper::start_in(const StepPlan& plan) {
   const auto pairs = keep(plan.swap_in);
   auto started = join_out(plan, in_.front());
   for (std::uint32_t part = 0; part < parts_.count() && started; ++part) {
-    const Lane& lane = in_[part];
-    if (part != 0) started = lane.wait_for(in_[part - 1]);
+    const OrderedStream& stream = in_[part];
+    if (part != 0) started = stream.run_after(in_[part - 1]);
     BlockCopyArgs args =
         whole_blocks(memory_.arena(Tier::host) + parts_.offset(part),
                      memory_.arena(Tier::device) + parts_.offset(part), block_bytes_, pairs);
     args.bytes = parts_.bytes(part);
-    if (started) started = copy_chunks(args, &BlockPair::source, lane);
-    if (started) started = lane.mark();
+    if (started) started = copy_chunks(args, &BlockPair::source, stream);
+    if (started) started = stream.mark();
   }
   return started;
 }
@@ -173,7 +173,7 @@ std::span<const BlockPair> DeviceSwapper::keep(std::span<const BlockPair> pairs)
 /// Nothing that the device copies as one spans two registrations of host memory.
 Expected<void> DeviceSwapper::copy_chunks(const BlockCopyArgs& all,
                                           std::uint32_t BlockPair::*host_block,
-                                          const Lane& lane) const {
+                                          const OrderedStream& stream) const {
   const std::size_t blocks_a_chunk = LockedPages::chunk_bytes(block_bytes_) / block_bytes_;
   const std::span pairs(all.pairs, all.pairs_count);
   const auto chunk_of = [&](const BlockPair& pair) { return pair.*host_block / blocks_a_chunk; };
@@ -183,29 +183,29 @@ Expected<void> DeviceSwapper::copy_chunks(const BlockCopyArgs& all,
     BlockCopyArgs together = all;
     together.pairs = &pairs[first];
     together.pairs_count = end - first;
-    if (auto started = copies_.between(together, lane.stream()); !started) return started;
+    if (auto started = copies_.between(together, stream.handle()); !started) return started;
   }
   return {};
 }
 
-Expected<void> DeviceSwapper::join_out(const StepPlan& plan, const Lane& runner) const {
+Expected<void> DeviceSwapper::join_out(const StepPlan& plan, const OrderedStream& runner) const {
   if (plan.demotions.empty()) return {};
-  auto joined = runner.wait_for(out_);
-  if (joined) joined = runner.wait_for(aside_);
+  auto joined = runner.run_after(out_);
+  if (joined) joined = runner.run_after(aside_);
   return joined;
 }
 
-Expected<void> DeviceSwapper::join_in(const StepPlan& plan, const Lane& runner) const {
+Expected<void> DeviceSwapper::join_in(const StepPlan& plan, const OrderedStream& runner) const {
   if (plan.swap_in.empty()) return {};
-  return runner.wait_for(in_.back());
+  return runner.run_after(in_.back());
 }
 
 Expected<void> DeviceSwapper::join_layer(const StepPlan& plan, std::int32_t layer,
-                                         const Lane& runner) const {
+                                         const OrderedStream& runner) const {
   if (plan.swap_in.empty()) return {};
   for (std::uint32_t part = 0; part < parts_.count(); ++part)
     if (parts_.first_layer(part) == static_cast<std::uint32_t>(layer))
-      return runner.wait_for(in_[part]);
+      return runner.run_after(in_[part]);
   return {};
 }
 

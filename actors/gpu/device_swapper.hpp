@@ -26,7 +26,7 @@ namespace kvhive {
 using CopyOnDevice = std::function<Expected<void>(const BlockCopyArgs&, DeviceStream)>;
 
 /// Zeroes blocks of the device arena, whose block 0 is at `arena`; they are zero when it returns.
-Expected<void> zero_blocks(Device& device, const Lane& lane, std::byte* arena,
+Expected<void> zero_blocks(Device& device, const OrderedStream& stream, std::byte* arena,
                            std::size_t block_bytes, std::span<const BlockId> blocks);
 
 struct SwapCopies {
@@ -52,12 +52,13 @@ class DeviceSwapper final : public Swapper {
   Expected<double> move(const StepPlan& plan) override;
 
   /// Makes the runner's stream wait until what is demoted has left its blocks.
-  Expected<void> join_out(const StepPlan& plan, const Lane& runner) const;
+  Expected<void> join_out(const StepPlan& plan, const OrderedStream& runner) const;
   /// ... until all that comes in is there.
-  Expected<void> join_in(const StepPlan& plan, const Lane& runner) const;
+  Expected<void> join_in(const StepPlan& plan, const OrderedStream& runner) const;
   /// ... until this layer of what comes in is there. Called for every layer in order: only the
   /// first of a part waits.
-  Expected<void> join_layer(const StepPlan& plan, std::int32_t layer, const Lane& runner) const;
+  Expected<void> join_layer(const StepPlan& plan, std::int32_t layer,
+                            const OrderedStream& runner) const;
   const LayerParts& parts() const { return parts_; }
 
   /// The host waits until all of the plan's swaps are done: nothing is published before.
@@ -76,7 +77,7 @@ class DeviceSwapper final : public Swapper {
   std::span<BlockPair> take_pairs(std::size_t count);
   std::span<const BlockPair> keep(std::span<const BlockPair> pairs);
   Expected<void> copy_chunks(const BlockCopyArgs& all, std::uint32_t BlockPair::*host_block,
-                             const Lane& lane) const;
+                             const OrderedStream& stream) const;
 
   Device& device_;
   const PoolMemory& memory_;
@@ -90,8 +91,8 @@ class DeviceSwapper final : public Swapper {
   bool is_under_way_ = false;  ///< between move() and finish()
   /// So far; the first of every so many is waited for and timed.
   std::uint32_t plans_with_copies_ = 0;
-  Lane aside_, out_;      ///< out_'s mark: behind what goes directly
-  std::vector<Lane> in_;  ///< one for each part, each behind the one before
+  OrderedStream aside_, out_;      ///< out_'s mark: behind what goes directly
+  std::vector<OrderedStream> in_;  ///< one for each part, each behind the one before
 };
 
 }  // namespace kvhive

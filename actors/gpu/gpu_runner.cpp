@@ -27,18 +27,18 @@ bool GpuRunner::comes_by_layers(const StepPlan& plan) const {
 
 /// What has to be in place before any layer.
 Expected<void> GpuRunner::queue_copies(const StepPlan& plan) const {
-  auto joined = swapper_.join_out(plan, model_.lane());
-  if (joined && !comes_by_layers(plan)) joined = swapper_.join_in(plan, model_.lane());
+  auto joined = swapper_.join_out(plan, model_.stream());
+  if (joined && !comes_by_layers(plan)) joined = swapper_.join_in(plan, model_.stream());
   if (!joined || plan.copies.empty()) return joined;
   return copy_(whole_blocks(arena_, arena_, layout_.block_bytes(), plan.copies),
-               model_.lane().stream());
+               model_.stream().handle());
 }
 
 Expected<std::vector<SampledToken>> GpuRunner::run(const StepPlan& plan) {
   if (auto queued = queue_copies(plan); !queued) return forward_error(queued);
   Expected<std::vector<SampledToken>> sampled;
   if (plan.work.empty()) {
-    if (auto done = model_.lane().finish(); !done) return forward_error(done);
+    if (auto done = model_.stream().finish(); !done) return forward_error(done);
   } else {
     sampled = compute(plan);
   }
@@ -55,7 +55,7 @@ Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {
   BeforeLayer before_layer;  // none unless there is something to wait for: graphs have none
   if (comes_by_layers(plan))
     before_layer = [&](std::int32_t layer) {
-      return swapper_.join_layer(plan, layer, model_.lane());
+      return swapper_.join_layer(plan, layer, model_.stream());
     };
   if (auto started = model_.start(batch.view(), choices, arena_, layout_, before_layer); !started)
     return forward_error(started);

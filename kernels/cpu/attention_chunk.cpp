@@ -27,12 +27,12 @@ struct BlockSlots {
 template <class Work>
 void for_blocks(const TileChunk& chunk, KvRange range, const Work& work) {
   const std::int32_t S = chunk.args.kv.S;
-  const std::uint32_t* table = chunk.args.block_table + std::int64_t{chunk.tile.b} * chunk.args.M;
+  const BlockId* table = chunk.args.block_table + std::int64_t{chunk.tile.b} * chunk.args.M;
   std::int32_t block = (chunk.begin + range.begin) / S;
   std::int32_t slot = (chunk.begin + range.begin) % S;
   for (std::int32_t t = range.begin; t < range.end; ++block, slot = 0) {
     const std::int32_t count = std::min(S - slot, range.end - t);
-    work(BlockSlots{table[block], t, slot, count});
+    work(BlockSlots{table[block].value, t, slot, count});
     t += count;
   }
 }

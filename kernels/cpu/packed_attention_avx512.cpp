@@ -99,14 +99,14 @@ void widen_quad(const Lines& lines, const Quad& quad, std::int32_t strips, std::
 Places find_places(const PagedAttentionArgs& args, const PackedTile& tile, std::int32_t chunk_begin,
                    std::int64_t line_bytes) {
   const PagedKv& kv = args.kv;
-  const std::uint32_t* table = args.block_table + std::int64_t{tile.b} * args.M;
+  const BlockId* table = args.block_table + std::int64_t{tile.b} * args.M;
   const std::int32_t first = tile.visible.begin / kGroupTokens;
   const std::int32_t last = (tile.visible.end - 1) / kGroupTokens;
   Places places;
   for (std::int32_t i = 0; i < kGroups + kQuad; ++i) {
     const std::int32_t group = smaller(larger(chunk_begin / kGroupTokens + i, first), last);
     const std::int32_t token = group * kGroupTokens;
-    const std::int64_t block = table[token / kv.S];
+    const std::int64_t block = table[token / kv.S].value;
     const std::int64_t slot = token % kv.S;
     places.k[i] = block * kv.block_stride + slot / kGroupTokens * 16 * line_bytes;
     places.v[i] = block * kv.block_stride + slot / 2 * line_bytes;

@@ -66,10 +66,11 @@ ChunkRows convert_rows(const PagedMlaArgs& args, const QueryTile& tile, std::int
                        KvRange visible, AttentionScratch& scratch) {
   constexpr std::int64_t kRowBytes = kMlaRow * sizeof(float);
   const PagedLatents& kv = args.kv;
-  const std::uint32_t* table = args.block_table + std::int64_t{tile.b} * args.M;
+  const BlockId* table = args.block_table + std::int64_t{tile.b} * args.M;
   for (std::int32_t t = visible.begin; t < visible.end; ++t) {
     const std::int32_t position = begin + t;
-    const std::byte* row = kv.base + latent_offset(kv, table[position / kv.S], position % kv.S);
+    const std::byte* row =
+        kv.base + latent_offset(kv, table[position / kv.S].value, position % kv.S);
     scratch.offsets[t] = t * kRowBytes;
     convert_latent(row, kv.row,
                    reinterpret_cast<float*>(scratch.tokens.get() + scratch.offsets[t]));

@@ -168,12 +168,11 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
   // Stages begin at multiples of 16 tokens, so that a token's step follows from its position.
   const int first = tile.begin / kMmaTokens * kMmaTokens;
   const int iterations = (tile.end - first + Shape::kTokens - 1) / Shape::kTokens;
-  const std::uint32_t* table =
-      args.block_table + std::int64_t{work.splits[tile.first_split].b} * args.M;
+  const BlockId* table = args.block_table + std::int64_t{work.splits[tile.first_split].b} * args.M;
   const auto is_wanted = [&](int t) { return t >= tile.begin && t < tile.end; };
   const auto block_of = [&](int iteration) {  // of token lane % kTokens of the stage
     const int t = first + iteration * Shape::kTokens + lane % Shape::kTokens;
-    return is_wanted(t) ? table[t >> block_shift] : 0u;
+    return is_wanted(t) ? table[t >> block_shift].value : 0u;
   };
   const auto copy_stage = [&](int iteration, std::uint32_t block_of_lane) {
     std::byte* keys = shared + iteration % Shape::kStages * Shape::kStage;

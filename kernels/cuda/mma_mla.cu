@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 1)  // shared memory holds no more b
       queries[kk * kWarp + lane] = query_fragment<kRow>(q_rows, kk, lane);
   }
 
-  const std::uint32_t* table = args.block_table + std::int64_t{split.b} * args.M;
+  const BlockId* table = args.block_table + std::int64_t{split.b} * args.M;
   const int first = split.begin / kTokens * kTokens;
   const int iterations = (split.end - first + kTokens - 1) / kTokens;
   const auto is_seen = [&](int t) { return t >= split.begin && t < split.end; };
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kThreads, 1)  // shared memory holds no more b
       const int row = copy / Shape::kChunks, chunk = copy % Shape::kChunks;
       const int t = first + iteration * kTokens + row;
       const bool wanted = is_seen(t);
-      const std::byte* from = wanted ? kv.base + table[t / kv.S] * kv.block_stride +
+      const std::byte* from = wanted ? kv.base + table[t / kv.S].value * kv.block_stride +
                                            t % kv.S * kv.token_stride + chunk * 16
                                      : kv.base;
       copy_async<16>(stage + Shape::place(row, chunk), from, wanted);

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
       q_ropes[j][i] = load_value(args.q, row + rope_of(i, lane), args.q_dtype) * factor;
   }
 
-  const std::uint32_t* table = args.block_table + std::int64_t{split.b} * args.M;
+  const BlockId* table = args.block_table + std::int64_t{split.b} * args.M;
   const int iterations = (split.end - split.begin + kTokens - 1) / kTokens;
   std::byte* const shared = shared_memory();
   const auto copy_stage = [&](int iteration) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int copy = thread; copy < kTokens * kChunks; copy += kThreads) {
       const int t = split.begin + iteration * kTokens + copy / kChunks;
       const bool wanted = t < split.end;
-      const std::byte* from = wanted ? kv.base + table[t / kv.S] * kv.block_stride +
+      const std::byte* from = wanted ? kv.base + table[t / kv.S].value * kv.block_stride +
                                            t % kv.S * kv.token_stride + copy % kChunks * 16
                                      : kv.base;
       copy_async<16>(stage + copy * 16, from, wanted);

@@ -111,11 +111,11 @@ __global__ void __launch_bounds__(kSimtThreads)
       q[j][i] = has_elements ? load_value(args.q, q_row + first_d + i, args.q_dtype) * q_factor : 0;
   }
 
-  const std::uint32_t* table = args.block_table + std::int64_t{split.b} * args.M;
+  const BlockId* table = args.block_table + std::int64_t{split.b} * args.M;
   const int iterations = (split.end - split.begin + kRows - 1) / kRows;
   const auto block_of = [&](int iteration) {
     const int t = split.begin + iteration * kRows + row;
-    return t < split.end ? table[t >> block_shift] : 0u;
+    return t < split.end ? table[t >> block_shift].value : 0u;
   };
   const auto copy_row = [&](int iteration, std::uint32_t block) {
     const int stage = iteration % kSimtStages;

@@ -98,8 +98,8 @@ class Planner {
   std::int32_t heads() const { return args_.H / args_.kv.G; }
 
   /// The blocks of the piece that begins at `from`.
-  std::span<const std::uint32_t> blocks_of_piece(const Unit& unit, std::int32_t from) const {
-    const std::uint32_t* row = args_.block_table + std::int64_t{unit.b} * args_.M;
+  std::span<const BlockId> blocks_of_piece(const Unit& unit, std::int32_t from) const {
+    const BlockId* row = args_.block_table + std::int64_t{unit.b} * args_.M;
     const std::int32_t last = (sizes_.border_after(from) - 1) / args_.kv.S;
     return {row + from / args_.kv.S, row + last + 1};
   }

@@ -33,7 +33,7 @@ class HeadRows {
 
   const Row& read(Row& row, std::int32_t t, const std::byte* plane, Offset offset, float* scales) {
     if (!row.empty()) return row;
-    const std::int64_t block = table_[t / kv_.S];
+    const std::int64_t block = table_[t / kv_.S].value;
     const std::int32_t slot = t % kv_.S;
     const std::byte* page = plane + page_offset(kv_, block, g_);
     const double scale = scales ? *scale_at(kv_.scales, scales, block, g_, slot) : 1.0;
@@ -43,7 +43,7 @@ class HeadRows {
   }
 
   const PagedKv& kv_;
-  const std::uint32_t* table_;
+  const BlockId* table_;
   std::int32_t g_;
   std::vector<Row> keys_;
   std::vector<Row> values_;

@@ -16,7 +16,7 @@ using Rows = std::vector<std::vector<double>>;  ///< [kv_len, 576]
 Rows read_rows(const PagedMlaArgs& args, std::int32_t b) {
   Rows rows(args.kv_len[b]);
   for (std::int32_t t = 0; t < args.kv_len[b]; ++t) {
-    const std::int64_t block = args.block_table[std::int64_t{b} * args.M + t / args.kv.S];
+    const std::int64_t block = args.block_table[std::int64_t{b} * args.M + t / args.kv.S].value;
     const std::byte* row = args.kv.base + latent_offset(args.kv, block, t % args.kv.S);
     for (std::int32_t d = 0; d < kMlaRow; ++d) rows[t].push_back(load_latent(row, args.kv.row, d));
   }

@@ -6,7 +6,7 @@
 
 #include "base/check.hpp"
 #include "base/round_up.hpp"
-#include "models/gpu/gpu_rooms.hpp"
+#include "models/gpu/gpu_buffer_offsets.hpp"
 
 namespace kvhive {
 namespace {
@@ -107,7 +107,7 @@ void add_batch(const ForwardBatch& batch, std::span<const SampleChoice> choices,
   step.positions = inputs.add(batch.positions, step.T);
   step.slot_mapping = inputs.add(batch.slot_mapping, step.T, kNoSlot);
   step.block_table =
-      inputs.add_rows(batch.block_table, batch.max_blocks, step.B, step.M, std::uint32_t{0});
+      inputs.add_rows(batch.block_table, batch.max_blocks, step.B, step.M, kNullBlock);
   step.logit_rows = inputs.add(batch.logit_rows, step.n);
   step.choices = inputs.add(choices, step.n);
 }

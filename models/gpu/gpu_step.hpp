@@ -87,7 +87,7 @@ struct GpuStep {
   const TokenId* tokens = nullptr;
   const std::int32_t* positions = nullptr;
   const std::int64_t* slot_mapping = nullptr;
-  const std::uint32_t* block_table = nullptr;
+  const BlockId* block_table = nullptr;
   const std::int32_t* logit_rows = nullptr;
   const SampleChoice* choices = nullptr;
   std::int32_t B = 0, M = 0;

@@ -10,7 +10,7 @@
 #include "device/device_memory.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "models/gpu/decode_graphs.hpp"
-#include "models/gpu/gpu_rooms.hpp"
+#include "models/gpu/gpu_buffer_offsets.hpp"
 #include "models/gpu/gpu_step.hpp"
 #include "models/gpu/gpu_weights.hpp"
 
@@ -41,11 +41,11 @@ struct GpuTransformer::State {
         limits(most),
         weights(model),
         windows(windows_of(model)),
-        rooms(model, most),
+        offsets(model, most),
         region(mapped),
         graphs(of, most.graphs) {}
   ~State() {
-    if (is_under_way) (void)lane.finish();  // it uses what goes now
+    if (is_under_way) (void)stream.finish();  // it uses what goes now
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -55,11 +55,11 @@ struct GpuTransformer::State {
   GpuLimits limits;
   GpuWeights weights;  ///< offsets in `region`
   std::vector<std::int32_t> windows;
-  GpuRooms rooms;  ///< offsets in `memory`
+  GpuBufferOffsets offsets;  ///< offsets in `memory`
   const std::byte* region;
   DeviceBuffer memory;
   StagingBuffer staging;  ///< a step's inputs, then its outputs
-  Lane lane;
+  OrderedStream stream;
   DecodeGraphs graphs;
   bool is_under_way = false;
   struct {
@@ -68,7 +68,7 @@ struct GpuTransformer::State {
   } last_step;
 
   std::byte* host_outputs() const {
-    return staging.data() + round_up(rooms.input_bytes(), kInputAlignment);
+    return staging.data() + round_up(offsets.input_bytes(), kInputAlignment);
   }
   std::byte* at(std::size_t room) const { return memory.data() + room; }
   float* floats_at(std::size_t room) const { return reinterpret_cast<float*>(at(room)); }
@@ -98,9 +98,9 @@ struct GpuTransformer::State {
 PagedAttentionArgs GpuTransformer::State::attention_args(const PagedKv& kv,
                                                          std::int32_t window) const {
   PagedAttentionArgs args;
-  args.q = at(rooms.q);
+  args.q = at(offsets.q);
   args.kv = kv;
-  args.out = at(rooms.heads);
+  args.out = at(offsets.heads);
   args.H = config.heads;
   args.q_dtype = config.dtype;
   args.window = window;
@@ -113,8 +113,8 @@ StepContext GpuTransformer::State::step_context(std::byte* kv_base, const KvLayo
   return {attention_args(layer_view(kv_base, layout, 0), kNoWindow),
           windows,
           limits,
-          floats_at(rooms.attention_states),
-          rooms.most_states,
+          floats_at(offsets.attention_states),
+          offsets.most_states,
           kv_base,
           layout};
 }
@@ -122,7 +122,7 @@ StepContext GpuTransformer::State::step_context(std::byte* kv_base, const KvLayo
 Expected<void> GpuTransformer::State::norm(const std::byte* delta, std::size_t weight,
                                            std::size_t out, std::int32_t n,
                                            const std::int32_t* of_rows) {
-  return add_rms_norm_cuda({.residual = floats_at(rooms.residual),
+  return add_rms_norm_cuda({.residual = floats_at(offsets.residual),
                             .delta = delta,
                             .weight = f32_at(weight),
                             .out = at(out),
@@ -132,7 +132,7 @@ Expected<void> GpuTransformer::State::norm(const std::byte* delta, std::size_t w
                             .eps = config.rms_norm_eps,
                             .delta_dtype = Dtype::f32,
                             .out_dtype = config.dtype},
-                           lane.stream());
+                           stream.handle());
 }
 
 Expected<void> GpuTransformer::State::multiply(std::size_t x, const GpuMatrix& matrix,
@@ -149,20 +149,20 @@ Expected<void> GpuTransformer::State::multiply(std::size_t x, const GpuMatrix& m
     args.out_dtype = out;
     return args;
   };
-  return limits.is_batch_invariant ? row_product_cuda(fill(RowProductArgs{}), lane.stream())
-                                   : device.multiply(fill(ProductArgs{}), lane.stream());
+  return limits.is_batch_invariant ? row_product_cuda(fill(RowProductArgs{}), stream.handle())
+                                   : device.multiply(fill(ProductArgs{}), stream.handle());
 }
 
 Expected<void> GpuTransformer::State::project_heads(const GpuStep& step, const GpuLayer& layer) {
   const auto project = [&](const GpuMatrix& matrix, std::size_t to) {
-    return multiply(rooms.normed, matrix, to, step.T, config.dtype);
+    return multiply(offsets.normed, matrix, to, step.T, config.dtype);
   };
-  return project(layer.q, rooms.q)
-      .and_then([&] { return project(layer.k, rooms.k); })
-      .and_then([&] { return project(layer.v, rooms.v); })
+  return project(layer.q, offsets.q)
+      .and_then([&] { return project(layer.k, offsets.k); })
+      .and_then([&] { return project(layer.v, offsets.v); })
       .and_then([&] {
-        return rotate_cuda({.q = at(rooms.q),
-                            .k = at(rooms.k),
+        return rotate_cuda({.q = at(offsets.q),
+                            .k = at(offsets.k),
                             .positions = step.positions,
                             .frequencies = f32_at(weights.frequencies),
                             .q_norm = f32_at(layer.q_norm),
@@ -173,67 +173,70 @@ Expected<void> GpuTransformer::State::project_heads(const GpuStep& step, const G
                             .D = config.head_size,
                             .eps = config.rms_norm_eps,
                             .dtype = config.dtype},
-                           lane.stream());
+                           stream.handle());
       });
 }
 
 Expected<void> GpuTransformer::State::attend(const GpuStep& step, const PagedKv& kv,
                                              std::int32_t window) {
-  Expected<void> queued = cache_write_cuda({.k = at(rooms.k),
-                                            .v = at(rooms.v),
+  Expected<void> queued = cache_write_cuda({.k = at(offsets.k),
+                                            .v = at(offsets.v),
                                             .slot_mapping = step.slot_mapping,
                                             .kv = kv,
                                             .T = step.T,
                                             .in_dtype = config.dtype},
-                                           lane.stream());
+                                           stream.handle());
   PagedAttentionArgs args = attention_args(kv, window);
   args.block_table = step.block_table;
   args.B = step.B;
   args.M = step.M;
   const auto kind = std::ranges::find(windows, window) - windows.begin();
   for (const AttentionWork& work : step.attention[kind])
-    if (queued) queued = paged_attention_cuda(args, work, lane.stream());
+    if (queued) queued = paged_attention_cuda(args, work, stream.handle());
   return queued;
 }
 
 Expected<void> GpuTransformer::State::feed_forward(const GpuStep& step, const GpuLayer& layer) {
   const std::size_t inner = config.intermediate_size;
-  return multiply(rooms.normed, layer.gate_up, rooms.gate_up, step.T, config.dtype)
+  return multiply(offsets.normed, layer.gate_up, offsets.gate_up, step.T, config.dtype)
       .and_then([&] {
-        const std::byte* gate = at(rooms.gate_up);
+        const std::byte* gate = at(offsets.gate_up);
         return silu_multiply_cuda({.gate = gate,
                                    .up = gate + inner * bytes_of(config.dtype),
-                                   .out = at(rooms.inner),
+                                   .out = at(offsets.inner),
                                    .T = step.T,
                                    .I = config.intermediate_size,
                                    .in_stride = 2 * config.intermediate_size,
                                    .dtype = config.dtype},
-                                  lane.stream());
+                                  stream.handle());
       })
-      .and_then([&] { return multiply(rooms.inner, layer.down, rooms.delta, step.T, Dtype::f32); });
+      .and_then(
+          [&] { return multiply(offsets.inner, layer.down, offsets.delta, step.T, Dtype::f32); });
 }
 
 /// Leaves what the layer adds to the residual in `delta`: the next norm adds it.
 Expected<void> GpuTransformer::State::run_layer(const GpuStep& step, std::int32_t index,
                                                 const PagedKv& kv) {
   const GpuLayer& layer = weights.layers[index];
-  return norm(index == 0 ? nullptr : at(rooms.delta), layer.input_norm, rooms.normed, step.T)
+  return norm(index == 0 ? nullptr : at(offsets.delta), layer.input_norm, offsets.normed, step.T)
       .and_then([&] { return project_heads(step, layer); })
       .and_then([&] { return attend(step, kv, config.window_of(index)); })
-      .and_then([&] { return multiply(rooms.heads, layer.o, rooms.delta, step.T, Dtype::f32); })
-      .and_then(
-          [&] { return norm(at(rooms.delta), layer.post_attention_norm, rooms.normed, step.T); })
+      .and_then([&] { return multiply(offsets.heads, layer.o, offsets.delta, step.T, Dtype::f32); })
+      .and_then([&] {
+        return norm(at(offsets.delta), layer.post_attention_norm, offsets.normed, step.T);
+      })
       .and_then([&] { return feed_forward(step, layer); });
 }
 
 Expected<void> GpuTransformer::State::choose(const GpuStep& step) {
   if (step.n == 0) return {};
-  const OutputParts outputs = output_parts(at(rooms.outputs), step.n, step.K);
-  return norm(at(rooms.delta), weights.final_norm, rooms.wanted, step.n, step.logit_rows)
-      .and_then(
-          [&] { return multiply(rooms.wanted, weights.lm_head, rooms.logits, step.n, Dtype::f32); })
+  const OutputParts outputs = output_parts(at(offsets.outputs), step.n, step.K);
+  return norm(at(offsets.delta), weights.final_norm, offsets.wanted, step.n, step.logit_rows)
       .and_then([&] {
-        return sample_cuda({.logits = floats_at(rooms.logits),
+        return multiply(offsets.wanted, weights.lm_head, offsets.logits, step.n, Dtype::f32);
+      })
+      .and_then([&] {
+        return sample_cuda({.logits = floats_at(offsets.logits),
                             .choices = step.choices,
                             .tokens = outputs.tokens,
                             .logprobs = outputs.logprobs,
@@ -242,11 +245,11 @@ Expected<void> GpuTransformer::State::choose(const GpuStep& step) {
                             .n = step.n,
                             .vocab = config.vocab_size,
                             .K = step.K},
-                           lane.stream());
+                           stream.handle());
       })
       .and_then([&] {
-        return device.copy(host_outputs(), at(rooms.outputs), output_bytes(step.n, step.K),
-                           lane.stream());
+        return device.copy(host_outputs(), at(offsets.outputs), output_bytes(step.n, step.K),
+                           stream.handle());
       });
 }
 
@@ -254,12 +257,12 @@ Expected<void> GpuTransformer::State::enqueue(const GpuStep& step, std::size_t i
                                               std::byte* kv_base, const KvLayout& layout,
                                               const BeforeLayer& before_layer) {
   if (step.T == 0) return {};
-  auto copied = device.copy(at(rooms.inputs), staging.data(), input_bytes, lane.stream());
+  auto copied = device.copy(at(offsets.inputs), staging.data(), input_bytes, stream.handle());
   if (!copied) return copied;
   const auto queue = [&] { return compute(step, kv_base, layout, before_layer); };
   // What a layer waits for is the step's own, and cannot be in a graph.
   if (!step.shape || before_layer) return queue();
-  return graphs.run(*step.shape, lane.stream(), queue);
+  return graphs.run(*step.shape, stream.handle(), queue);
 }
 
 /// All that follows from the inputs on the device.
@@ -268,11 +271,11 @@ Expected<void> GpuTransformer::State::compute(const GpuStep& step, std::byte* kv
                                               const BeforeLayer& before_layer) {
   auto queued = embed_cuda({.table = region + weights.embedding,
                             .tokens = step.tokens,
-                            .out = floats_at(rooms.residual),
+                            .out = floats_at(offsets.residual),
                             .T = step.T,
                             .width = config.hidden_size,
                             .dtype = config.dtype},
-                           lane.stream());
+                           stream.handle());
   for (std::int32_t layer = 0; layer < config.layers && queued; ++layer) {
     if (before_layer) queued = before_layer(layer);
     if (queued) queued = run_layer(step, layer, layer_view(kv_base, layout, layer));
@@ -281,23 +284,23 @@ Expected<void> GpuTransformer::State::compute(const GpuStep& step, std::byte* kv
 }
 
 std::size_t GpuTransformer::device_bytes(const ModelConfig& config, const GpuLimits& limits) {
-  return GpuRooms(config, limits).bytes;
+  return GpuBufferOffsets(config, limits).bytes;
 }
 
 Expected<GpuTransformer> GpuTransformer::create(Device& device, const ModelConfig& config,
                                                 const std::byte* weights, const GpuLimits& limits) {
   auto state = std::make_unique<State>(device, config, weights, limits);
-  auto memory = DeviceBuffer::allocate(device, state->rooms.bytes);
+  auto memory = DeviceBuffer::allocate(device, state->offsets.bytes);
   if (!memory) return forward_error(memory);
   state->memory = std::move(*memory);
-  const std::size_t staging_bytes = round_up(state->rooms.input_bytes(), kInputAlignment) +
+  const std::size_t staging_bytes = round_up(state->offsets.input_bytes(), kInputAlignment) +
                                     output_bytes(limits.logit_rows, limits.likeliest);
   auto staging = StagingBuffer::allocate(device, staging_bytes);
   if (!staging) return forward_error(staging);
   state->staging = std::move(*staging);
-  auto lane = Lane::open(device);
-  if (!lane) return forward_error(lane);
-  state->lane = std::move(*lane);
+  auto stream = OrderedStream::open(device);
+  if (!stream) return forward_error(stream);
+  state->stream = std::move(*stream);
   return GpuTransformer(std::move(state));
 }
 
@@ -307,8 +310,8 @@ GpuTransformer& GpuTransformer::operator=(GpuTransformer&&) noexcept = default;
 GpuTransformer::~GpuTransformer() = default;
 
 const ModelConfig& GpuTransformer::config() const { return state_->config; }
-const Lane& GpuTransformer::lane() const { return state_->lane; }
-const float* GpuTransformer::logits() const { return state_->floats_at(state_->rooms.logits); }
+const OrderedStream& GpuTransformer::stream() const { return state_->stream; }
+const float* GpuTransformer::logits() const { return state_->floats_at(state_->offsets.logits); }
 
 Expected<void> GpuTransformer::start(const ForwardBatch& batch,
                                      std::span<const SampleChoice> choices, std::byte* kv_base,
@@ -317,18 +320,19 @@ Expected<void> GpuTransformer::start(const ForwardBatch& batch,
   KV_CHECK(!state.is_under_way);
   check_batch(batch, state.config, layout);
   check_limits(batch, choices, state.limits);
-  StepInputs inputs(state.staging.data(), state.at(state.rooms.inputs), state.rooms.input_bytes());
+  StepInputs inputs(state.staging.data(), state.at(state.offsets.inputs),
+                    state.offsets.input_bytes());
   const GpuStep step = plan_step(state.step_context(kv_base, layout), batch, choices, inputs);
   state.last_step = {static_cast<std::int32_t>(batch.logit_rows.size()), step.n, step.K};
   auto queued = state.enqueue(step, inputs.bytes(), kv_base, layout, before_layer);
-  if (queued) queued = state.lane.mark();
+  if (queued) queued = state.stream.mark();
   if (queued) {
     state.is_under_way = true;
     return {};
   }
   // What has been queued reads the staging area. A kernel that does not start cannot say that the
   // device is lost: the device can.
-  auto drained = state.lane.finish();
+  auto drained = state.stream.finish();
   if (!drained && drained.error().code == Errc::device_lost) return drained;
   return queued;
 }
@@ -337,7 +341,7 @@ Expected<GpuSamples> GpuTransformer::wait() {
   State& state = *state_;
   KV_CHECK(state.is_under_way);
   state.is_under_way = false;
-  if (auto done = state.lane.reach(); !done) return forward_error(done);
+  if (auto done = state.stream.wait_for_mark(); !done) return forward_error(done);
   const std::size_t n = state.last_step.wanted_rows, K = state.last_step.K;
   const OutputParts outputs = output_parts(state.host_outputs(), state.last_step.padded_rows, K);
   return GpuSamples{{outputs.tokens, n},

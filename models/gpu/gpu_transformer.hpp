@@ -52,8 +52,8 @@ class GpuTransformer {
   ~GpuTransformer();
 
   const ModelConfig& config() const;
-  /// Where steps run: what a step reads is to be there in this lane's order. start() marks it.
-  const Lane& lane() const;
+  /// Where steps run: what a step reads is to be there in this stream's order. start() marks it.
+  const OrderedStream& stream() const;
 
   /// Queues a step and returns; the batch has been copied then. Not while one is under way.
   /// \param choices  one for each of batch.logit_rows

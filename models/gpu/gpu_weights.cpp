@@ -110,9 +110,9 @@ class Uploader {
     for (Piece& piece : made.pieces_) {
       auto memory = StagingBuffer::allocate(device, kPieceBytes);
       if (!memory) return forward_error(memory);
-      auto lane = Lane::open(device);
-      if (!lane) return forward_error(lane);
-      piece = {std::move(*memory), std::move(*lane)};
+      auto stream = OrderedStream::open(device);
+      if (!stream) return forward_error(stream);
+      piece = {std::move(*memory), std::move(*stream)};
     }
     return made;
   }
@@ -122,10 +122,11 @@ class Uploader {
                      const std::function<void(std::span<std::byte>, std::size_t)>& fill) {
     for (std::size_t at = 0; at < bytes; at += kPieceBytes) {
       const Piece& piece = pieces_[next_++ % pieces_.size()];
-      if (auto ready = piece.lane.finish(); !ready) return ready;
+      if (auto ready = piece.stream.finish(); !ready) return ready;
       const std::size_t count = std::min(kPieceBytes, bytes - at);
       fill({piece.memory.data(), count}, at);
-      if (auto sent = device_.copy(to + at, piece.memory.data(), count, piece.lane.stream()); !sent)
+      if (auto sent = device_.copy(to + at, piece.memory.data(), count, piece.stream.handle());
+          !sent)
         return sent;
     }
     return {};
@@ -134,14 +135,14 @@ class Uploader {
   Expected<void> finish() {
     Expected<void> all;
     for (const Piece& piece : pieces_)
-      if (auto done = piece.lane.finish(); !done && all) all = std::move(done);
+      if (auto done = piece.stream.finish(); !done && all) all = std::move(done);
     return all;
   }
 
  private:
   struct Piece {
     StagingBuffer memory;
-    Lane lane;
+    OrderedStream stream;
   };
 
   explicit Uploader(Device& device) : device_(device) {}

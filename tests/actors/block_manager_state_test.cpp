@@ -555,7 +555,7 @@ TEST_F(BlockManagerStateSwap, ComesBackWhereItWas) {
   std::map<std::uint32_t, std::uint32_t> sources;
   for (const BlockPair& pair : in.swap_in) sources[pair.destination] = pair.source;
   // Its first block may be found on the device still; the last one comes from the host.
-  EXPECT_EQ(sources.at(in.work[0].blocks[2]), out.swap_out[2].destination);
+  EXPECT_EQ(sources.at(in.work[0].blocks[2].value), out.swap_out[2].destination);
   EXPECT_EQ(in.outcome.admitted.at(0).cached_tokens, 10u);
   EXPECT_LT(available(Tier::host), 8u);  // they are being read
   append(2, 9);
@@ -688,8 +688,8 @@ TEST_F(BlockManagerStateDemotion, EvictedBlocksLeaveWithTheStepThatNeedsTheirPla
   const StepPlan step = press();
   ASSERT_THAT(seqs(step.work), ElementsAre(2));
   ASSERT_THAT(step.demotions, SizeIs(2));
-  EXPECT_EQ(step.demotions[0].source, step.work[0].blocks[2]) << "the end first";
-  EXPECT_EQ(step.demotions[1].source, step.work[0].blocks[3]);
+  EXPECT_EQ(step.demotions[0].source, step.work[0].blocks[2].value) << "the end first";
+  EXPECT_EQ(step.demotions[1].source, step.work[0].blocks[3].value);
   EXPECT_THAT(step.hand_over, IsEmpty());
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 0u) << "the copies are not made";
   plan({.ended = {2}});

@@ -72,7 +72,7 @@ void OracleRunner::check_table(const ScheduledSequence& work) {
   KV_CHECK(!work.tokens.empty() && work.blocks.size() == (end + size - 1) / size,
            work.blocks.size(), end);
   for (std::size_t i = 0; i < work.blocks.size(); ++i) {
-    const std::uint32_t block = work.blocks[i];
+    const std::uint32_t block = work.blocks[i].value;
     KV_CHECK(block != 0 && block < memory_.geometry().device_blocks, block);
     const BlockWord word{memory_.descriptors()[block].word.load()};
     KV_CHECK((word.holders() & holder_bit(slot_)) != 0, block, word.bits);
@@ -88,7 +88,7 @@ void OracleRunner::write(const ScheduledSequence& work) const {
   std::uint64_t past = read_back(work, work.start);
   for (std::size_t i = 0; i < work.tokens.size(); ++i) {
     const std::size_t position = work.start + i;
-    at(work.blocks[position / size], position % size) = {
+    at(work.blocks[position / size].value, position % size) = {
         work.tokens[i], static_cast<std::uint32_t>(position), past};
     past = extend(past, work.tokens[i], position);
   }
@@ -100,7 +100,7 @@ std::uint64_t OracleRunner::read_back(const ScheduledSequence& work, std::size_t
   const std::uint32_t size = memory_.geometry().tokens_per_block;
   std::uint64_t past = kNoPast;
   for (std::size_t i = 0; i < tokens; ++i) {
-    const TokenKv& kv = at(work.blocks[i / size], i % size);
+    const TokenKv& kv = at(work.blocks[i / size].value, i % size);
     const bool is_damaged = kv.past != past;
     past = extend(past, kv.token, kv.position) + is_damaged;
   }

@@ -37,7 +37,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (sendmsg(ends[0], &message, MSG_NOSIGNAL) < 0) return 0;  // too long for the socket
   auto packet = receive_packet(ends[1]);
   if (!packet || !*packet) return 0;
-  KV_CHECK((*packet)->message.get_text().size() < (*packet)->message.text.size() + 1);
-  (void)take_pool_fds(**packet);
+  if (const auto hello = (*packet)->as<EngineHello>())
+    KV_CHECK(hello->model.str().size() <= sizeof hello->model);
+  if (const auto refused = (*packet)->as<Refused>())
+    KV_CHECK(error_of(*refused).text.size() <= sizeof refused->reason);
+  if (const auto welcome = (*packet)->as<EngineWelcome>())
+    (void)take_pool_fds(welcome->objects, (*packet)->fds);
+  KV_CHECK((*packet)->tail().size() <= bytes.size());
   return 0;
 }

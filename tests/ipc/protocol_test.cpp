@@ -37,11 +37,13 @@ class ProtocolTest : public ::testing::Test {
     here_ = UniqueFd(ends[0]);
     there_ = UniqueFd(ends[1]);
   }
-  void send(MessageType type, std::uint64_t channel, const std::vector<int>& fds = {}) {
-    Message message;
-    message.type = type;
-    message.channel = channel;
-    ASSERT_TRUE(send_packet(there_.get(), message, fds).has_value());
+  void send_raw(const void* bytes, std::size_t size) const {
+    ASSERT_EQ(::send(there_.get(), bytes, size, 0), static_cast<ssize_t>(size));
+  }
+  Error receive_error() const {
+    const auto packet = receive_packet(here_.get());
+    EXPECT_FALSE(packet.has_value());
+    return packet ? Error{} : packet.error();
   }
   Packet receive() {
     auto packet = receive_packet(here_.get());
@@ -53,45 +55,83 @@ class ProtocolTest : public ::testing::Test {
 };
 
 TEST_F(ProtocolTest, APacketArrivesWithItsDescriptors) {
-  send(MessageType::channel_open, 7, {0, 1, 2});
+  ASSERT_TRUE(send_packet(there_.get(), ChannelOpen{.channel = 7}, {0, 1, 2}, "tail").has_value());
   const Packet packet = receive();
-  EXPECT_EQ(packet.message.channel, 7u);
+  ASSERT_TRUE(packet.as<ChannelOpen>().has_value());
+  EXPECT_EQ(packet.as<ChannelOpen>()->channel, 7u);
+  EXPECT_EQ(packet.tail(), "tail");
   EXPECT_EQ(packet.fds.size(), 3u);
   EXPECT_FALSE(packet.lost_fds);
 }
 
 TEST_F(ProtocolTest, APacketWhoseDescriptorsDoNotFitIsNotTheEndOfTheConversation) {
-  send(MessageType::channel_open, 7, {0, 1, 2});
-  send(MessageType::channel_close, 8);
+  ASSERT_TRUE(send_packet(there_.get(), ChannelOpen{.channel = 7}, {0, 1, 2}).has_value());
+  ASSERT_TRUE(send_packet(there_.get(), ChannelClose{8}).has_value());
   {
     const NoDescriptorsLeft while_this_lives;
     const Packet packet = receive();
-    EXPECT_EQ(packet.message.type, MessageType::channel_open);
-    EXPECT_EQ(packet.message.channel, 7u);
+    ASSERT_TRUE(packet.is(MessageType::channel_open));
+    EXPECT_EQ(packet.as<ChannelOpen>()->channel, 7u);
     EXPECT_TRUE(packet.lost_fds);
     EXPECT_LT(packet.fds.size(), 3u);
   }
   const Packet next = receive();
-  EXPECT_EQ(next.message.channel, 8u);
+  EXPECT_EQ(next.as<ChannelClose>()->channel, 8u);
   EXPECT_FALSE(next.lost_fds);
 }
 
 TEST_F(ProtocolTest, AShortPacketIsMalformed) {
-  ASSERT_EQ(::send(there_.get(), "hello", 5, 0), 5);
-  const auto packet = receive_packet(here_.get());
-  ASSERT_FALSE(packet.has_value());
-  EXPECT_EQ(packet.error().code, Errc::bad_format);
+  send_raw("hello", 5);
+  EXPECT_EQ(receive_error().code, Errc::bad_format);
+}
+
+TEST_F(ProtocolTest, AMessageIsReadAsItsOwnTypeOnly) {
+  ASSERT_TRUE(send_packet(there_.get(), ChannelClose{8}).has_value());
+  const Packet packet = receive();
+  EXPECT_FALSE(packet.as<Repaired>().has_value()) << "it has the same size";
+  EXPECT_TRUE(packet.as<ChannelClose>().has_value());
+}
+
+TEST_F(ProtocolTest, AnUnknownTypeIsMalformed) {
+  const PacketHeader header{.type = MessageType(99)};
+  send_raw(&header, sizeof header);
+  const Error error = receive_error();
+  EXPECT_EQ(error.code, Errc::bad_format);
+  EXPECT_THAT(error.text, HasSubstr("type 99"));
+}
+
+TEST_F(ProtocolTest, APayloadOfAnotherSizeThanItsTypesIsMalformed) {
+  struct {
+    PacketHeader header;
+    ChannelClose message;
+  } packet;
+  packet.header.type = ChannelClose::kType;
+  for (const std::uint32_t told : {0u, 7u, 9u, ~0u}) {
+    packet.header.payload_bytes = told;
+    send_raw(&packet, sizeof packet);
+    EXPECT_EQ(receive_error().code, Errc::bad_format) << told;
+  }
+  packet.header.payload_bytes = sizeof packet.message;
+  send_raw(&packet, sizeof packet - 1);
+  EXPECT_EQ(receive_error().code, Errc::bad_format) << "cut short";
+}
+
+TEST_F(ProtocolTest, ATextFromAnotherProcessEndsWithItsArray) {
+  FixedText<8> text("exactly so long");
+  EXPECT_EQ(text.str(), "exactly");
+  std::memset(static_cast<void*>(&text), 'x', sizeof text);
+  EXPECT_EQ(text.str(), "xxxxxxxx");
 }
 
 TEST_F(ProtocolTest, AnotherVersionIsNamed) {
-  Message message;
-  message.version = 77;
-  for (const std::size_t bytes : {sizeof message, sizeof message - 64}) {  // its size is its own
-    ASSERT_EQ(::send(there_.get(), &message, bytes, 0), static_cast<ssize_t>(bytes));
-    const auto packet = receive_packet(here_.get());
-    ASSERT_FALSE(packet.has_value());
-    EXPECT_EQ(packet.error().code, Errc::layout_mismatch);
-    EXPECT_THAT(packet.error().text, HasSubstr("protocol 77"));
+  std::array<PacketHeader, 64> packet;
+  packet[0].version = 77;
+  for (const std::size_t bytes :
+       {sizeof packet, std::size_t{8}}) {  // another version has its own sizes
+    send_raw(&packet, bytes);
+    const Error error = receive_error();
+    EXPECT_EQ(error.code, Errc::layout_mismatch);
+    EXPECT_THAT(error.text, HasSubstr("protocol 77"));
   }
 }
 

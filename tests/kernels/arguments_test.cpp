@@ -24,7 +24,7 @@ class ArgumentsDeathTest : public testing::TestWithParam<Backend> {
     const std::vector<float> q(static_cast<std::size_t>(shape.H) * shape.D, 0.0f);
     std::vector<float> out(q.size());
     const std::int32_t query_start[] = {0, 0}, kv_len = 0;
-    const std::uint32_t table = 0;
+    const BlockId table{0};
     PagedAttentionArgs args;
     args.q = q.data();
     args.kv = arena.kv();

@@ -54,13 +54,13 @@ TEST_P(FarBlocks, AreWrittenAndAttendedToAsNearOnesAre) {
     far.v = memory.data() + (near.v - near.k);
     if (!GetParam().takes(near, Dtype::f32)) continue;
 
-    const std::vector<std::uint32_t> table{3, 0, 2};
+    const std::vector<BlockId> table{{3}, {0}, {2}};
     std::vector<std::int64_t> slots;
     std::vector<float> kv(std::size_t{kTokens} * G * D), q(H * D);
     for (std::size_t i = 0; i < kv.size(); ++i) kv[i] = static_cast<float>(i * 37 % 101) / 50 - 1;
     for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i * 53 % 103) / 50 - 1;
     for (std::int32_t t = 0; t < kTokens; ++t)
-      slots.push_back(std::int64_t{table[t / S]} * S + t % S);
+      slots.push_back(std::int64_t{table[t / S].value} * S + t % S);
     const std::int32_t query_start[] = {0, 1}, kv_len = kTokens;
 
     const auto write_and_attend = [&](const PagedKv& cache) {

@@ -15,7 +15,7 @@
 namespace kvhive::testing_support {
 namespace {
 
-constexpr std::uint32_t kFarOutside[] = {0xffffffffu, 2147480000u};
+constexpr BlockId kFarOutside[] = {{0xffffffffu}, {2147480000u}};
 constexpr std::int32_t kSpareBlocks = 5;
 constexpr std::size_t kGuardBytes = 256;
 
@@ -120,7 +120,7 @@ void KvFixture::deal_blocks(std::uint32_t block_seed) {
     block_table_.push_back(kFarOutside[i % 2]);
   for (std::size_t s = 0; s < sequences_.size(); ++s)
     for (std::int32_t m = 0; m < blocks_of(sequences_[s].tokens); ++m) {
-      block_table_[s * table_width_ + m] = ids.back();
+      block_table_[s * table_width_ + m] = BlockId{ids.back()};
       ids.pop_back();
     }
   arena_ = PagedArena(shape_, blocks);
@@ -154,7 +154,7 @@ void KvFixture::alias_blocks() {
 
 void KvFixture::store(std::size_t sequence, std::int32_t position, std::int32_t g) {
   const PagedKv kv = arena_.kv();
-  const std::int64_t block = block_table_[sequence * table_width_ + position / shape_.S];
+  const std::int64_t block = block_table_[sequence * table_width_ + position / shape_.S].value;
   const std::int32_t slot = position % shape_.S;
   const std::size_t row = static_cast<std::size_t>(position) * shape_.G + g;
   const std::int64_t page = page_offset(kv, block, g);
@@ -191,7 +191,7 @@ void KvFixture::drop_first_blocks(std::size_t sequence, std::int32_t blocks) {
 Output KvFixture::run(Attention attention, const std::vector<Query>& queries,
                       const Features& features) {
   std::vector<std::byte> q;
-  std::vector<std::uint32_t> table;
+  std::vector<BlockId> table;
   std::vector<std::int32_t> query_start{0}, kv_len;
   const std::int64_t token_elements = std::int64_t{shape_.H} * shape_.D;
   const std::size_t element = bytes_of(shape_.q_dtype);

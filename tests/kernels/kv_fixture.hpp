@@ -108,8 +108,8 @@ class KvFixture {
 
   Shape shape_;
   std::vector<Sequence> sequences_;
-  std::int32_t table_width_ = 0;            ///< M
-  std::vector<std::uint32_t> block_table_;  ///< [sequences, M]
+  std::int32_t table_width_ = 0;      ///< M
+  std::vector<BlockId> block_table_;  ///< [sequences, M]
   PagedArena arena_;
 };
 

@@ -80,10 +80,10 @@ class Cache {
     std::vector<std::uint32_t> ids(blocks);
     std::iota(ids.begin(), ids.end(), 0u);
     std::shuffle(ids.begin(), ids.end(), std::mt19937(block_seed));
-    table_.assign(lengths.size() * width_, 0xfffffff0u);
+    table_.assign(lengths.size() * width_, BlockId{0xfffffff0u});
     for (std::size_t s = 0; s < lengths.size(); ++s)
       for (std::int32_t m = 0; m < blocks_of(lengths[s]); ++m) {
-        table_[s * width_ + m] = ids.back();
+        table_[s * width_ + m] = BlockId{ids.back()};
         ids.pop_back();
       }
     kv_.G = shape.G;
@@ -124,7 +124,7 @@ class Cache {
 
   Result attend(const std::vector<Query>& queries, const float* sinks = nullptr) {
     std::vector<float> q;
-    std::vector<std::uint32_t> table;
+    std::vector<BlockId> table;
     std::vector<std::int32_t> query_start{0}, kv_len;
     for (const Query& query : queries) {
       const auto end = sequences_[query.sequence].q.begin() + query.kv_len * shape_.H * shape_.D;
@@ -247,7 +247,8 @@ class Cache {
     const auto tokens = static_cast<std::int32_t>(sequence.k.size() / elements);
     std::vector<std::int64_t> slots;
     for (std::int32_t t = first; t < tokens; ++t)
-      slots.push_back(std::int64_t{table_[s * width_ + t / shape_.S]} * shape_.S + t % shape_.S);
+      slots.push_back(std::int64_t{table_[s * width_ + t / shape_.S].value} * shape_.S +
+                      t % shape_.S);
     cache_write_cpu({.k = sequence.k.data() + first * elements,
                      .v = sequence.v.data() + first * elements,
                      .slot_mapping = slots.data(),
@@ -258,7 +259,7 @@ class Cache {
   Shape shape_;
   std::vector<Sequence> sequences_;
   std::int32_t width_ = 0;
-  std::vector<std::uint32_t> table_;
+  std::vector<BlockId> table_;
   std::vector<std::byte> arena_;
   std::vector<float> fixed_scales_;  ///< [K, V][G]
   PagedKv kv_;
@@ -426,7 +427,7 @@ TEST(PackedCodes, AreReadAsWhatTheyMean) {
       for (std::int32_t d = 0; d < kD; ++d) kv.v[value_offset(kv, 0, d)] = std::byte(first + d);
       const std::vector<float> q(kD, 1.0f);
       std::vector<float> out(kD);
-      const std::uint32_t table = 0;
+      const BlockId table{0};
       const std::int32_t query_start[] = {0, 1}, kv_len = 1;
       const PagedAttentionArgs args{.q = q.data(),
                                     .kv = kv,

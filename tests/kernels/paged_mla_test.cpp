@@ -85,24 +85,24 @@ class MlaFixture {
     arena_.assign(static_cast<std::size_t>(blocks * kv_.block_stride), std::byte{0xff});
     kv_.base = arena_.data();
     for (std::size_t s = 0; s < lengths.size(); ++s) {
-      tables_.emplace_back(width_, 2147480000u);
+      tables_.emplace_back(width_, BlockId{2147480000u});
       rows_.emplace_back();
       for (std::int32_t t = 0; t < lengths[s]; ++t) {
         if (t % shape.S == 0) {
-          tables_[s][t / shape.S] = ids.back();
+          tables_[s][t / shape.S] = BlockId{ids.back()};
           ids.pop_back();
         }
         const std::vector<float> row = numbers(576, static_cast<std::uint32_t>(1000 * s + t));
         rows_[s].emplace_back(shape.row, row.data(), row.data() + 512);
         std::copy(rows_[s][t].bytes.begin(), rows_[s][t].bytes.end(),
-                  arena_.begin() + tables_[s][t / shape.S] * kv_.block_stride +
+                  arena_.begin() + tables_[s][t / shape.S].value * kv_.block_stride +
                       t % shape.S * kv_.token_stride);
       }
     }
   }
 
   Output run(const Backend& backend, const std::vector<Query>& queries) {
-    std::vector<std::uint32_t> table;
+    std::vector<BlockId> table;
     std::vector<std::int32_t> query_start{0}, kv_len;
     std::vector<std::byte> q;
     for (const Query& query : queries) {
@@ -173,7 +173,7 @@ class MlaFixture {
   PagedLatents kv_;
   std::int32_t width_ = 2;
   std::vector<std::byte> arena_;
-  std::vector<std::vector<std::uint32_t>> tables_;
+  std::vector<std::vector<BlockId>> tables_;
   std::vector<std::vector<LatentRow>> rows_;
 };
 

@@ -30,9 +30,8 @@ PagedRunner::PagedRunner(const ModelConfig& config, Forward forward, Dtype kv_dt
                          std::uint32_t block_size, std::uint32_t blocks, std::uint32_t seed)
     : vocab_(config.vocab_size),
       forward_(std::move(forward)),
-      layout_(kv_layout(config, block_size, kv_dtype)),
-      free_(blocks) {
-  std::iota(free_.begin(), free_.end(), 0u);
+      layout_(kv_layout(config, block_size, kv_dtype)) {
+  for (std::uint32_t i = 0; i < blocks; ++i) free_.push_back(BlockId{i});
   std::mt19937 random(seed);
   std::shuffle(free_.begin(), free_.end(), random);
 }
@@ -58,14 +57,15 @@ std::vector<std::vector<float>> PagedRunner::step(const std::vector<Feed>& feeds
     for (std::int32_t position = first; position < sequence.tokens; ++position) {
       positions.push_back(position);
       const auto block = sequence.blocks[position / layout_.block_size];
-      slots.push_back(std::int64_t{block} * layout_.block_size + position % layout_.block_size);
+      slots.push_back(std::int64_t{block.value} * layout_.block_size +
+                      position % layout_.block_size);
     }
     tokens.insert(tokens.end(), feed.tokens.begin(), feed.tokens.end());
     query_start.push_back(static_cast<std::int32_t>(tokens.size()));
     kv_len.push_back(sequence.tokens);
     max_blocks = std::max(max_blocks, sequence.blocks.size());
   }
-  std::vector<std::uint32_t> table(feeds.size() * max_blocks, UINT32_MAX);
+  std::vector<BlockId> table(feeds.size() * max_blocks, BlockId{UINT32_MAX});
   for (std::size_t b = 0; b < feeds.size(); ++b)
     std::ranges::copy(sequences_[feeds[b].sequence].blocks, table.begin() + b * max_blocks);
   logit_rows.resize(tokens.size());

@@ -38,7 +38,7 @@ class PagedRunner {
 
  private:
   struct Sequence {
-    std::vector<std::uint32_t> blocks;
+    std::vector<BlockId> blocks;
     std::int32_t tokens = 0;
   };
 
@@ -47,7 +47,7 @@ class PagedRunner {
   std::size_t vocab_;
   Forward forward_;
   KvLayout layout_;
-  std::vector<std::uint32_t> free_;
+  std::vector<BlockId> free_;
   std::map<int, Sequence> sequences_;
 };
 

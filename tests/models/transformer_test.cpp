@@ -109,7 +109,7 @@ TEST(Transformer, WritesOnlyTheWantedRowsOfLogits) {
   std::iota(positions.begin(), positions.end(), 0);
   const std::vector<std::int64_t> slots(positions.begin(), positions.end());
   const std::vector<std::int32_t> query_start{0, count}, kv_len{count}, rows{count - 1, 3};
-  const std::vector<std::uint32_t> table{0};
+  const std::vector<BlockId> table{BlockId{0}};
   const std::size_t vocab = model.config().vocab_size;
   std::vector<float> logits(2 * vocab);
   model.forward({golden.tokens, positions, query_start, kv_len, table, slots, rows, 1},

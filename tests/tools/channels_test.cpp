@@ -33,8 +33,21 @@ struct Told {
 };
 
 /// The table over engines that note what they are told, or are deaf.
-class ChannelsTest : public ::testing::Test {
+class ChannelsTest : public ::testing::Test, public EngineLine {
  protected:
+  Expected<void> open(EngineKey engine, const ChannelOpen& message,
+                      const std::vector<int>& fds) override {
+    if (deaf_.count(engine) != 0) return failure(Errc::os_error, "queue full");
+    said_.push_back({engine, MessageType::channel_open, message.channel});
+    fds_.push_back(fds);
+    domains_.push_back(message.domain);
+    return {};
+  }
+  Expected<void> close(EngineKey engine, const ChannelClose& message) override {
+    if (deaf_.count(engine) != 0) return failure(Errc::os_error, "queue full");
+    said_.push_back({engine, MessageType::channel_close, message.channel});
+    return {};
+  }
   std::uint64_t create(std::uint32_t wanted = kAnyEngine) {
     return channels_.create(kBytes, wanted, kDomain).value().id;
   }
@@ -51,15 +64,7 @@ class ChannelsTest : public ::testing::Test {
   std::vector<Told> said_;
   std::vector<std::vector<int>> fds_;
   std::vector<DomainId> domains_;
-  Channels channels_{
-      [this](int engine, const Message& message, const std::vector<int>& fds) -> Expected<void> {
-        if (deaf_.count(engine) != 0) return failure(Errc::os_error, "queue full");
-        said_.push_back({engine, message.type, message.channel});
-        fds_.push_back(fds);
-        domains_.push_back(message.domain);
-        return {};
-      },
-      {4 * kBytes}};
+  Channels channels_{*this, {4 * kBytes}};
 };
 
 TEST_F(ChannelsTest, AChannelWaitsForTheFirstEngine) {
@@ -204,11 +209,9 @@ TEST_F(ChannelsTest, WhoKeepsAClosedChannelKeepsNoMemory) {
 }
 
 TEST_F(ChannelsTest, ADomainGetsSoMuchAndLeavesTheOthersTheirs) {
-  Channels channels([](auto&&...) -> Expected<void> { return {}; },
-                    {.of_all = 4 * kBytes, .of_domain = 2 * kBytes},
-                    [] {
-                      return MachineMemory{8 * kBytes, 8 * kBytes, "the machine"};
-                    });
+  Channels channels(*this, {.of_all = 4 * kBytes, .of_domain = 2 * kBytes}, [] {
+    return MachineMemory{8 * kBytes, 8 * kBytes, "the machine"};
+  });
   const auto create = [&](std::uint16_t domain) {
     return channels.create(kBytes, kAnyEngine, DomainId{domain});
   };
@@ -226,10 +229,9 @@ TEST_F(ChannelsTest, ADomainGetsSoMuchAndLeavesTheOthersTheirs) {
 
 TEST_F(ChannelsTest, MoreThanTheMachineHasIsRefusedByTheLimitThatSaysSo) {
   std::size_t available = 2 * kBytes;
-  Channels channels([](auto&&...) -> Expected<void> { return {}; }, {8 * kBytes},
-                    [&] {
-                      return MachineMemory{8 * kBytes, available, "cgroup /a (memory.max)"};
-                    });
+  Channels channels(*this, {8 * kBytes}, [&] {
+    return MachineMemory{8 * kBytes, available, "cgroup /a (memory.max)"};
+  });
   EXPECT_TRUE(channels.create(2 * kBytes, kAnyEngine, DomainId{0}).has_value());
   const auto refused = channels.create(2 * kBytes + 1, kAnyEngine, DomainId{0});
   ASSERT_FALSE(refused.has_value());

@@ -131,12 +131,10 @@ void Daemon::kill() {
 Json Daemon::status() const {
   const auto socket = connect_to_daemon(socket_);
   KV_CHECK(socket.has_value(), socket.error().text);
-  Message request;
-  request.type = MessageType::status_request;
-  KV_CHECK(send_packet(socket->get(), request).has_value());
+  KV_CHECK(send_packet(socket->get(), StatusRequest{}).has_value());
   const auto answer = receive_answer(socket->get(), 60'000);
   KV_CHECK(answer.has_value() && answer->has_value());
-  return Json::parse((*answer)->tail);
+  return Json::parse((*answer)->tail());
 }
 
 CommandResult Daemon::cli(std::vector<std::string> arguments) const {

@@ -241,13 +241,20 @@ TEST(Faults, GarbageOnTheSocketIsDropped) {
   std::mt19937_64 random(11);
   for (int round = 0; round < 200; ++round) {
     const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
-    Message message;
-    auto* bytes = reinterpret_cast<unsigned char*>(&message);
+    struct {
+      PacketHeader header;
+      EngineHello hello;
+    } packet;
+    auto* bytes = reinterpret_cast<unsigned char*>(&packet);
     const std::size_t from = round % 2 == 0 ? 0 : 8;  // with and without a good magic and version
-    for (std::size_t i = from; i < sizeof message; ++i)
+    for (std::size_t i = from; i < sizeof packet; ++i)
       bytes[i] = static_cast<unsigned char>(random());
-    if (round % 3 == 0) message.type = MessageType::hello;
-    send(socket.get(), &message, round % 5 == 0 ? random() % sizeof message : sizeof message,
+    if (round % 3 == 0) {  // a hello that the keeper reads, followed by a tail
+      packet.header.type = MessageType(1 + round / 3 % 4);
+      packet.header.payload_bytes =
+          static_cast<std::uint32_t>(payload_bytes(packet.header.type).value());
+    }
+    send(socket.get(), &packet, round % 5 == 0 ? random() % sizeof packet : sizeof packet,
          MSG_NOSIGNAL);
   }
   EXPECT_EQ(daemon.connect().generate(long_request(4))->tokens.size(), 4u);
@@ -257,10 +264,7 @@ TEST(Faults, GarbageOnTheSocketIsDropped) {
 TEST(Faults, AClientCannotPutItsEngineToSleep) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
-  Message hello;
-  hello.role = Role::client;
-  hello.channel_bytes = kLeastChannelBytes;
-  Packet welcome = std::move(*say_hello(socket.get(), hello));
+  auto welcome = std::move(*say_hello(socket.get(), ClientHello{kLeastChannelBytes}));
   const int bell = welcome.fds.at(1).get();
   fcntl(bell, F_SETFL, fcntl(bell, F_GETFL) & ~O_NONBLOCK);
   auto channel =
@@ -279,13 +283,12 @@ TEST(Faults, AHelloWithAnythingButItsOwnPidfdIsRefused) {
   const UniqueFd file{open("/dev/null", O_RDONLY | O_CLOEXEC)};
   for (const int fd : {parent.get(), file.get()}) {
     const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
-    Message hello;
-    hello.channel_bytes = kLeastChannelBytes;
-    ASSERT_TRUE(send_packet(socket.get(), hello, {fd}).has_value());
+    ASSERT_TRUE(send_packet(socket.get(), ClientHello{kLeastChannelBytes}, {fd}).has_value());
     const auto answer = receive_answer(socket.get());
     ASSERT_TRUE(answer.has_value() && answer->has_value());
-    EXPECT_EQ((*answer)->message.type, MessageType::refused);
-    EXPECT_NE((*answer)->message.get_text().find("pidfd"), std::string::npos);
+    const auto refused = (*answer)->as<Refused>();
+    ASSERT_TRUE(refused.has_value());
+    EXPECT_NE(refused->reason.str().find("pidfd"), std::string::npos);
   }
   EXPECT_EQ(daemon.connect().generate(long_request(4))->tokens.size(), 4u);
 }

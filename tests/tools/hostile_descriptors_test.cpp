@@ -19,15 +19,8 @@ using ::testing::Eq;
 
 GenerateRequest small_request() { return request_of("In the beginning", 8); }
 
-Packet welcome_as(const Daemon& daemon, const UniqueFd& socket, Role role) {
-  Message hello;
-  hello.role = role;
-  hello.layout_hash = layout_hash({});
-  hello.privileged = 1;
-  hello.channel_bytes = kLeastChannelBytes;
-  auto welcome = say_hello(socket.get(), hello);
-  EXPECT_TRUE(welcome.has_value()) << welcome.error().text << " of " << daemon.socket();
-  return std::move(*welcome);
+Welcomed<ClientWelcome> welcome_as_client(const UniqueFd& socket) {
+  return say_hello(socket.get(), ClientHello{kLeastChannelBytes}).value();
 }
 
 /// errno of a call that must fail.
@@ -72,7 +65,7 @@ class HostileDescriptors : public ::testing::Test {
 };
 
 TEST_F(HostileDescriptors, AClientGetsItsChannelAndNothingOfThePool) {
-  const Packet welcome = welcome_as(daemon, socket, Role::client);
+  const auto welcome = welcome_as_client(socket);
   ASSERT_EQ(welcome.fds.size(), 3u);
   struct stat status {};
   ASSERT_EQ(fstat(welcome.fds[0].get(), &status), 0);
@@ -84,7 +77,7 @@ TEST_F(HostileDescriptors, AClientGetsItsChannelAndNothingOfThePool) {
 }
 
 TEST_F(HostileDescriptors, AClientCannotResizeItsChannelAndHolesInItHurtOnlyItself) {
-  Packet welcome = welcome_as(daemon, socket, Role::client);
+  auto welcome = welcome_as_client(socket);
   const std::size_t bytes = welcome.message.channel_bytes;
   auto channel = ClientChannel::open(welcome.fds[0], bytes, std::move(welcome.fds[1]));
   ASSERT_TRUE(channel.has_value());
@@ -97,7 +90,7 @@ TEST_F(HostileDescriptors, AClientCannotResizeItsChannelAndHolesInItHurtOnlyItse
 }
 
 TEST_F(HostileDescriptors, AnInspectorCanWriteNothing) {
-  const Packet welcome = welcome_as(daemon, socket, Role::inspector);
+  const auto welcome = say_hello(socket.get(), InspectorHello{layout_hash({}), 1}).value();
   ASSERT_EQ(welcome.fds.size(), 3u) << "control, metadata, tokens";
   for (const UniqueFd& fd : welcome.fds) {
     expect_no_resizing(fd.get());

@@ -206,31 +206,33 @@ TEST_F(Isolation, OnlyTheGroupConnectsIfTheOperatorNamesOne) {
 TEST_F(Isolation, AnotherUserGetsNothingButAChannel) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--kv-cache-memory-bytes", "8M"}));
-  for (const Role role : {Role::inspector, Role::engine, Role::steward}) {
+  const auto expect_no_welcome = [&](const auto& hello) {
     const PlayingUser playing(kAlice);
     const auto socket = connect_to_daemon(daemon_->socket());
     ASSERT_TRUE(socket.has_value());
-    Message hello;
-    hello.role = role;
-    hello.layout_hash = layout_hash({});
-    hello.privileged = 1;
     const auto refused = say_hello(socket->get(), hello);
     ASSERT_FALSE(refused.has_value());
     EXPECT_THAT(refused.error().text, HasSubstr("only the daemon's own user may attach"));
-  }
-  for (const MessageType type : {MessageType::status_request, MessageType::repair_request,
-                                 MessageType::formatted, MessageType::reaped}) {
+  };
+  expect_no_welcome(InspectorHello{layout_hash({}), 1});
+  EngineHello engine;
+  engine.layout_hash = layout_hash({});
+  expect_no_welcome(engine);
+  expect_no_welcome(StewardHello{layout_hash({})});
+  const auto expect_no_answer = [&](const auto& question) {
     const PlayingUser playing(kAlice);
     const auto socket = connect_to_daemon(daemon_->socket());
-    Message question;
-    question.type = type;
     ASSERT_TRUE(send_packet(socket->get(), question).has_value());
     const auto answer = receive_answer(socket->get());
     ASSERT_TRUE(answer.has_value() && answer->has_value());
-    EXPECT_EQ((*answer)->message.type, MessageType::refused);
+    EXPECT_TRUE((*answer)->is(MessageType::refused));
     EXPECT_TRUE((*answer)->fds.empty());
-    EXPECT_TRUE((*answer)->tail.empty());
-  }
+    EXPECT_TRUE((*answer)->tail().empty());
+  };
+  expect_no_answer(StatusRequest{});
+  expect_no_answer(RepairRequest{});
+  expect_no_answer(Formatted{});
+  expect_no_answer(Reaped{});
 }
 
 // -- what one user leaves in memory
@@ -341,12 +343,9 @@ TEST_F(Leftovers, ThatAreNanReachNoOutput) {
 // -- the inspector
 
 /// The descriptors that come with a welcome to an inspector.
-Packet inspect(const Daemon& daemon, Privilege privilege, UniqueFd& socket) {
+Welcomed<InspectorWelcome> inspect(const Daemon& daemon, Privilege privilege, UniqueFd& socket) {
   socket = connect_to_daemon(daemon.socket()).value();
-  Message hello;
-  hello.role = Role::inspector;
-  hello.layout_hash = layout_hash({});
-  hello.privileged = privilege == Privilege::tokens_too;
+  const InspectorHello hello{layout_hash({}), privilege == Privilege::tokens_too ? 1u : 0u};
   return say_hello(socket.get(), hello).value();
 }
 
@@ -358,7 +357,7 @@ TEST(Inspector, GetsNoTokensNorKvUnlessItAsksForTokens) {
   const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
   UniqueFd socket;
   for (const auto privilege : {Privilege::metadata_only, Privilege::tokens_too}) {
-    const Packet packet = inspect(daemon, privilege, socket);
+    const auto packet = inspect(daemon, privilege, socket);
     std::vector<std::string> files;
     for (const UniqueFd& fd : packet.fds) files.push_back(file_behind(fd));
     if (privilege == Privilege::metadata_only)
@@ -374,7 +373,7 @@ TEST(Inspector, GetsNoTokensNorKvUnlessItAsksForTokens) {
 TEST(Inspector, CannotMakeItsDescriptorsWritable) {
   const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
   UniqueFd socket;
-  const Packet packet = inspect(daemon, Privilege::tokens_too, socket);
+  const auto packet = inspect(daemon, Privilege::tokens_too, socket);
   ASSERT_EQ(packet.fds.size(), 3u);
   for (const UniqueFd& fd : packet.fds) {
     SCOPED_TRACE(file_behind(fd));
@@ -402,7 +401,7 @@ TEST(Inspector, CanReopenForWritingOnlyAsTheOwnUserOrRoot) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
   UniqueFd socket;
-  const Packet packet = inspect(daemon, Privilege::tokens_too, socket);
+  const auto packet = inspect(daemon, Privilege::tokens_too, socket);
   for (const UniqueFd& fd : packet.fds) {
     const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
     EXPECT_TRUE(UniqueFd(open(path.c_str(), O_RDWR | O_CLOEXEC))) << "root, who owns it here";

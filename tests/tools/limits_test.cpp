@@ -220,8 +220,7 @@ class Squatter {
  public:
   explicit Squatter(const Daemon& daemon, const PoolGeometry& geometry)
       : process_([&] {
-          Message hello;
-          hello.role = Role::engine;
+          EngineHello hello;
           hello.layout_hash = layout_hash({});
           hello.geometry = geometry;
           auto socket = connect_to_daemon(daemon.socket());
@@ -244,8 +243,7 @@ TEST(Limits, TheThirtySecondEngineIsRefusedAndASlotThatWasLeftCanBeHad) {
   }
   const auto join = [&]() -> Expected<void> {  // as the process we are, without taking part
     auto socket = connect_to_daemon(daemon.socket());
-    Message hello;
-    hello.role = Role::engine;
+    EngineHello hello;
     hello.layout_hash = layout_hash({});
     hello.geometry = geometry;
     auto welcome = say_hello(socket->get(), hello);

@@ -111,12 +111,10 @@ TEST_F(RepairedDaemon, AStewardKilledInTheMiddleIsSimplyAskedAgain) {
 
 /// Asks for a repair over this connection.
 void expect_refused(const UniqueFd& socket) {
-  Message request;
-  request.type = MessageType::repair_request;
-  ASSERT_TRUE(send_packet(socket.get(), request).has_value());
+  ASSERT_TRUE(send_packet(socket.get(), RepairRequest{}).has_value());
   const auto answer = receive_answer(socket.get());
   ASSERT_TRUE(answer.has_value() && answer->has_value());
-  EXPECT_EQ((*answer)->message.type, MessageType::refused);
+  EXPECT_TRUE((*answer)->is(MessageType::refused));
 }
 
 TEST_F(RepairedDaemon, WhoHasNotSaidHelloMayNotAsk) {
@@ -126,10 +124,7 @@ TEST_F(RepairedDaemon, WhoHasNotSaidHelloMayNotAsk) {
 
 TEST_F(RepairedDaemon, AClientMayNotAsk) {
   auto socket = connect_to_daemon(daemon.socket());
-  Message hello;
-  hello.role = Role::client;
-  hello.channel_bytes = std::size_t{16} << 20;
-  ASSERT_TRUE(say_hello(socket->get(), hello).has_value());
+  ASSERT_TRUE(say_hello(socket->get(), ClientHello{std::size_t{16} << 20}).has_value());
   expect_refused(*socket);
 }
 

@@ -231,8 +231,8 @@ class Batch {
         std::int32_t length, std::int32_t q_len, std::int32_t heads)
       : layout_(layout), length_(length), sequences_(sequences) {
     const std::int32_t blocks = (length + layout.block_size - 1) / layout.block_size;
-    table_.resize(static_cast<std::size_t>(sequences) * blocks);
-    std::iota(table_.begin(), table_.end(), 0u);
+    for (std::int32_t i = 0; i < sequences * blocks; ++i)
+      table_.push_back(BlockId{static_cast<std::uint32_t>(i)});
     std::shuffle(table_.begin(), table_.end(), std::mt19937(1));
     for (std::int32_t b = 0; b <= sequences; ++b) query_start_.push_back(b * q_len);
     kv_len_.assign(sequences, length);
@@ -286,7 +286,7 @@ class Batch {
     for (std::int64_t piece = 0; piece < pieces; ++piece) {
       const std::byte* streams[8];
       for (std::int32_t s = 0; s < pattern.streams; ++s)
-        streams[s] = first_block + table_[piece * pattern.streams + s] * block_bytes;
+        streams[s] = first_block + table_[piece * pattern.streams + s].value * block_bytes;
       checksum += read_streams(streams, pattern.streams, bytes, pattern.ahead);
     }
     volatile std::uint64_t sink = checksum;
@@ -296,7 +296,7 @@ class Batch {
   KvLayout layout_;
   std::int32_t length_;
   std::int32_t sequences_;
-  std::vector<std::uint32_t> table_;
+  std::vector<BlockId> table_;
   std::vector<std::int32_t> query_start_;
   std::vector<std::int32_t> kv_len_;
   std::vector<float> q_;

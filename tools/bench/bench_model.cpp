@@ -225,8 +225,7 @@ class Steps {
     auto* values = reinterpret_cast<std::uint16_t*>(arena_.data());
     const auto some = random_weights(arena_.size() / 2);
     std::copy(some.begin(), some.end(), values);
-    table_.resize(blocks_);
-    std::iota(table_.begin(), table_.end(), 0u);
+    for (std::uint32_t i = 0; i < blocks_; ++i) table_.push_back(BlockId{i});
     std::shuffle(table_.begin(), table_.end(), std::mt19937(1));
   }
 
@@ -239,7 +238,7 @@ class Steps {
       const std::int32_t position = length - tokens + i;
       ids[i] = i * 7 % model_.config().vocab_size;
       positions[i] = position;
-      slots[i] = std::int64_t{table_[position / 16]} * 16 + position % 16;
+      slots[i] = std::int64_t{table_[position / 16].value} * 16 + position % 16;
     }
     const std::array query_start{0, tokens};
     const std::array kv_len{length};
@@ -254,7 +253,7 @@ class Steps {
   KvLayout layout_;
   std::size_t blocks_;
   std::vector<std::byte> arena_;
-  std::vector<std::uint32_t> table_;
+  std::vector<BlockId> table_;
   std::vector<float> logits_;
 };
 

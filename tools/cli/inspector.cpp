@@ -57,15 +57,12 @@ Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege 
 
 Expected<Inspector> Inspector::attach_by(UniqueFd socket, pid_t keeper, Privilege privilege,
                                          int timeout_ms) {
-  Message hello;
-  hello.role = Role::inspector;
-  hello.privileged = privilege == Privilege::tokens_too;
-  hello.layout_hash = layout_hash({});
+  const InspectorHello hello{layout_hash({}), privilege == Privilege::tokens_too ? 1u : 0u};
   auto welcome = say_hello(socket.get(), hello, timeout_ms);
   if (!welcome) return forward_error(welcome);
   auto memory = PoolMemory::attach(take_pool_fds(*welcome), Access::read_only);
   if (!memory) return forward_error(memory);
-  return Inspector(std::move(socket), keeper, std::move(*memory), welcome->message.get_text());
+  return Inspector(std::move(socket), keeper, std::move(*memory), welcome->message.model.str());
 }
 
 Expected<Inspector> Inspector::attach_without(pid_t keeper, Privilege privilege) {
@@ -78,9 +75,7 @@ Expected<Inspector> Inspector::attach_without(pid_t keeper, Privilege privilege)
   return Inspector(UniqueFd(), keeper, std::move(*memory), "a model not known");
 }
 
-Expected<nlohmann::json> Inspector::status() const {
-  return ask(MessageType::status_request, MessageType::status);
-}
+Expected<nlohmann::json> Inspector::status() const { return ask<StatusRequest, Status>(); }
 
 Expected<Inspector::Domains> Inspector::domains() const {
   if (!has_keeper()) return Domains{};
@@ -109,26 +104,23 @@ Expected<DomainId> Inspector::Domains::find(const std::string& wanted) const {
                  "domain: no client of '" + wanted + "' has come yet; these are known: " + known);
 }
 
-Expected<nlohmann::json> Inspector::repair() const {
-  return ask(MessageType::repair_request, MessageType::repair_done);
-}
+Expected<nlohmann::json> Inspector::repair() const { return ask<RepairRequest, RepairDone>(); }
 
-Expected<nlohmann::json> Inspector::ask(MessageType question, MessageType wanted) const {
+template <class Question, class Answer>
+Expected<nlohmann::json> Inspector::ask() const {
   if (!has_keeper())
     return failure(Errc::not_running, "kvhived (process " + std::to_string(keeper_) +
                                           ") does not answer; if it is stopped, let it go on with "
                                           "kill -CONT " +
                                           std::to_string(keeper_));
-  Message request;
-  request.type = question;
-  if (auto sent = send_packet(socket_.get(), request); !sent) return forward_error(sent);
+  if (auto sent = send_packet(socket_.get(), Question{}); !sent) return forward_error(sent);
   auto answer = receive_answer(socket_.get());
   if (!answer) return forward_error(answer);
-  if (*answer && (*answer)->message.type == MessageType::refused)
-    return failure((*answer)->message.error, (*answer)->message.get_text());
-  if (!*answer || (*answer)->message.type != wanted)
+  if (!*answer) return failure(Errc::peer_died, "the daemon hung up instead of answering");
+  if (const auto refused = (*answer)->as<Refused>()) return tl::unexpected(error_of(*refused));
+  if (!(*answer)->is(Answer::kType))
     return failure(Errc::peer_died, "the daemon hung up instead of answering");
-  return nlohmann::json::parse((*answer)->tail);
+  return nlohmann::json::parse((*answer)->tail());
 }
 
 }  // namespace kvhive

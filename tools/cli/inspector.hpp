@@ -65,7 +65,8 @@ class Inspector {
   static Expected<Inspector> attach_by(UniqueFd socket, pid_t keeper, Privilege privilege,
                                        int timeout_ms);
   static Expected<Inspector> attach_without(pid_t keeper, Privilege privilege);
-  Expected<nlohmann::json> ask(MessageType question, MessageType answer) const;
+  template <class Question, class Answer>
+  Expected<nlohmann::json> ask() const;
 
   UniqueFd socket_;  ///< none: the keeper does not answer
   pid_t keeper_;     ///< 0 = not visible from here

@@ -38,7 +38,7 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
   TransformerRunner runner(std::move(*model), arena.data(), layout);
   StepPlan plan;
   plan.work.push_back({SeqId{1}, 0, std::vector<TokenId>(length, 0), {}, true, {}, 0});
-  for (std::uint32_t b = 0; b < blocks; ++b) plan.work.back().blocks.push_back(b);
+  for (std::uint32_t b = 0; b < blocks; ++b) plan.work.back().blocks.push_back(BlockId{b});
   runner.run(plan);
 
   std::ifstream status("/proc/self/status");

@@ -68,15 +68,14 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
 
   auto socket = connect_to_daemon(options.socket);
   if (!socket) return forward_error(socket);
-  Message hello;
-  hello.role = Role::engine;
+  EngineHello hello;
   hello.engine = index;
   hello.geometry.tokens_per_block = options.block_size;
   hello.geometry.kv = kv_layout(options, config);
   hello.geometry.fingerprint = *fingerprint;
   hello.geometry.device = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
-  if (is_on_gpu) hello.set_gpu(device->facts().uuid);
-  hello.set_text(model_name(options));
+  if (is_on_gpu) hello.gpu = FixedText<64>(device->facts().uuid);
+  hello.model = FixedText<512>(model_name(options));
   hello.layout_hash = layout_hash({});
   auto welcome = say_hello(socket->get(), hello);
   if (!welcome) return forward_error(welcome);
@@ -94,7 +93,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   return engine;
 }
 
-Engine::Engine(const Message& welcome, EventLoop loop, UniqueFd socket, PoolMemory memory,
+Engine::Engine(const EngineWelcome& welcome, EventLoop loop, UniqueFd socket, PoolMemory memory,
                Tokenizer tokenizer)
     : index_(welcome.engine),
       slot_{welcome.slot},
@@ -161,9 +160,8 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
 
 void Engine::run() {
   loop_.watch(socket_.get(), [this] { on_keeper(); });
-  Message serving;
-  serving.type = MessageType::serving;
-  (void)send_packet(socket_.get(), serving);  // if the keeper is gone, we shall hear of it
+  // An error means that the keeper is gone: on_keeper() will be called, and ends the process.
+  (void)send_packet(socket_.get(), Serving{});
   spdlog::info("serving, slot {}", slot_.value);
   loop_.run();
 }
@@ -172,13 +170,11 @@ void Engine::on_keeper() {
   auto packet = receive_packet(socket_.get());
   if (!packet || !*packet)
     _exit(0);  // the keeper is gone, and with it the pool: there is nothing to tidy up
-  const Message& message = (*packet)->message;
-  if (message.type == MessageType::channel_close) return port_->close(message.channel);
-  if (message.type == MessageType::channel_open) open_channel(**packet);
+  if (const auto order = (*packet)->as<ChannelClose>()) return port_->close(order->channel);
+  if (const auto order = (*packet)->as<ChannelOpen>()) open_channel(*order, **packet);
 }
 
-void Engine::open_channel(Packet& packet) {
-  const Message& message = packet.message;
+void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
   auto& fds = packet.fds;
   if (packet.lost_fds || fds.size() != 3)
     return refuse_channel(message.channel,
@@ -193,12 +189,8 @@ void Engine::open_channel(Packet& packet) {
 
 void Engine::refuse_channel(std::uint64_t channel, const Error& error) {
   spdlog::warn("channel {}: {}", channel, error.text);
-  Message message;
-  message.type = MessageType::channel_refused;
-  message.channel = channel;
-  message.error = error.code;
-  message.set_text(error.text);
-  (void)send_packet(socket_.get(), message);  // if the keeper is gone, so are we
+  // An error means that the keeper is gone: on_keeper() will be called, and ends the process.
+  (void)send_packet(socket_.get(), ChannelRefused{channel, error.code, FixedText<512>(error.text)});
 }
 
 }  // namespace kvhive

@@ -33,7 +33,7 @@ class Engine {
     std::unique_ptr<StepRunner> runner;
   };
 
-  Engine(const Message& welcome, EventLoop loop, UniqueFd socket, PoolMemory memory,
+  Engine(const EngineWelcome& welcome, EventLoop loop, UniqueFd socket, PoolMemory memory,
          Tokenizer tokenizer);
   Expected<Computing> compute_on_cpu(Transformer model);
   Expected<Computing> compute_on_gpu(std::unique_ptr<Device> device, const Options& options,
@@ -41,7 +41,7 @@ class Engine {
                                      const std::vector<UniqueFd>& more);
   void start(const Options& options, const ModelConfig& config, Computing computing);
   void on_keeper();
-  void open_channel(Packet& packet);
+  void open_channel(const ChannelOpen& message, Packet& packet);
   void refuse_channel(std::uint64_t channel, const Error& error);
 
   std::uint32_t index_;

@@ -140,7 +140,7 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
     if (!locked) return forward_error(locked);
     parts.host_arena = std::move(*locked);
   }
-  auto eraser = Lane::open(*parts.device);
+  auto eraser = OrderedStream::open(*parts.device);
   if (!eraser) return forward_error(eraser);
   parts.eraser = std::move(*eraser);
   parts.erase = [&parts, block_bytes =

@@ -26,7 +26,7 @@ struct GpuParts {
   std::unique_ptr<Device> device;
   SharedDeviceMemory arena, weights;
   LockedPages host_arena;
-  Lane eraser;
+  OrderedStream eraser;
   EraseOnDevice erase;
   std::unique_ptr<Swapper> swapper;
   std::unique_ptr<StepRunner> runner;

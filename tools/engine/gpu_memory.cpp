@@ -17,15 +17,15 @@
 namespace kvhive {
 namespace {
 
-struct GpuMemory {
+struct MadeMemory {
   UniqueFd arena, weights;
 };
 
-Expected<GpuMemory> make_memory(Device& device, const Options& options, const ModelConfig& config,
-                                std::size_t arena_bytes) {
+Expected<MadeMemory> make_memory(Device& device, const Options& options, const ModelConfig& config,
+                                 std::size_t arena_bytes) {
   auto files = SafetensorsDirectory::open(options.model);
   if (!files) return forward_error(files);
-  GpuMemory memory;
+  MadeMemory memory;
   const std::size_t bytes = gpu_weight_bytes(config, device);
   for (const auto& [fd, size] : {std::pair{&memory.weights, bytes}, {&memory.arena, arena_bytes}}) {
     auto made = device.create_shared(size);
@@ -42,10 +42,10 @@ Expected<GpuMemory> make_memory(Device& device, const Options& options, const Mo
     return forward_error(uploaded);
   auto arena = SharedDeviceMemory::map(device, memory.arena.get(), arena_bytes);
   if (!arena) return forward_error(arena);
-  auto lane = Lane::open(device);
-  if (!lane) return forward_error(lane);
-  auto zeroed = device.fill(arena->data(), std::byte{0}, arena_bytes, lane->stream());
-  if (zeroed) zeroed = lane->finish();
+  auto stream = OrderedStream::open(device);
+  if (!stream) return forward_error(stream);
+  auto zeroed = device.fill(arena->data(), std::byte{0}, arena_bytes, stream->handle());
+  if (zeroed) zeroed = stream->finish();
   if (!zeroed) return forward_error(zeroed);
   return memory;
 }
@@ -55,10 +55,10 @@ Expected<void> try_context(Device& device) {
   constexpr std::size_t kBytes = 256;
   auto scratch = DeviceBuffer::allocate(device, kBytes);
   if (!scratch) return forward_error(scratch);
-  auto lane = Lane::open(device);
-  if (!lane) return forward_error(lane);
-  auto done = device.fill(scratch->data(), std::byte{0}, kBytes, lane->stream());
-  return done ? lane->finish() : done;
+  auto stream = OrderedStream::open(device);
+  if (!stream) return forward_error(stream);
+  auto done = device.fill(scratch->data(), std::byte{0}, kBytes, stream->handle());
+  return done ? stream->finish() : done;
 }
 
 }  // namespace
@@ -71,9 +71,7 @@ Expected<void> hand_over_gpu_memory(Device& device, const Options& options,
                                     const ModelConfig& config, std::size_t arena_bytes) {
   auto made = make_memory(device, options, config, arena_bytes);
   if (!made) return forward_error(made);
-  Message message;
-  message.type = MessageType::gpu_memory;
-  message.needs_its_maker = device.facts().memory_needs_its_maker ? 1 : 0;
+  const GpuMemory message{device.facts().memory_needs_its_maker ? 1u : 0u};
   if (auto sent = send_packet(STDIN_FILENO, message, {made->arena.get(), made->weights.get()});
       !sent || message.needs_its_maker == 0)
     return sent;

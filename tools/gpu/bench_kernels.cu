@@ -143,17 +143,17 @@ struct Blocks {
     width = (longest + kBlock - 1) / kBlock;
     const std::int32_t common = batch.common / kBlock;
     count = static_cast<std::uint32_t>(common);
-    table.assign(batch.lengths.size() * static_cast<std::size_t>(width), 0);
+    table.assign(batch.lengths.size() * static_cast<std::size_t>(width), kNullBlock);
     for (std::size_t b = 0; b < batch.lengths.size(); ++b)
       for (std::int32_t i = 0; i < (batch.lengths[b] + kBlock - 1) / kBlock; ++i)
         table[b * static_cast<std::size_t>(width) + static_cast<std::size_t>(i)] =
-            i < common ? static_cast<std::uint32_t>(i) : count++;
+            BlockId{i < common ? static_cast<std::uint32_t>(i) : count++};
     std::vector<std::uint32_t> ids(count);
     std::iota(ids.begin(), ids.end(), 0u);
     std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
-    for (std::uint32_t& block : table) block = ids[block];
+    for (BlockId& block : table) block = BlockId{ids[block.value]};
   }
-  std::vector<std::uint32_t> table;
+  std::vector<BlockId> table;
   std::int32_t width = 0;
   std::uint32_t count = 0;
 };
@@ -196,7 +196,7 @@ Timing attention(const Batch& batch) {
   const DeviceArray<SplitQuery> merged(plan.merged);
   const DeviceArray<float> states(plan.state_floats(kHeads, kHeadSize));
   const AttentionWork work = plan.work(splits.data(), tiles.data(), merged.data(), states.data());
-  const DeviceArray<std::uint32_t> device_table(blocks.table);
+  const DeviceArray<BlockId> device_table(blocks.table);
   const DeviceArray<std::int32_t> device_start(query_start), device_lengths(batch.lengths);
   args.block_table = device_table.data();
   args.query_start = device_start.data();

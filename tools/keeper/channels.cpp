@@ -84,13 +84,9 @@ std::optional<Channels::EngineKey> Channels::best_engine_for(const Channel& chan
 }
 
 bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine) const {
-  Message message;
-  message.type = MessageType::channel_open;
-  message.channel = id;
-  message.channel_bytes = entry.channel.bytes;
-  message.domain = entry.channel.domain;
   const int doorbell = entry.doorbell.get();
-  if (!send_(engine, message, {entry.memory.get(), doorbell, doorbell})) return false;
+  const ChannelOpen message{id, entry.channel.bytes, entry.channel.domain};
+  if (!line_->open(engine, message, {entry.memory.get(), doorbell, doorbell})) return false;
   entry.channel.engine = engine;
   return true;
 }
@@ -110,10 +106,7 @@ std::optional<Channels::EngineKey> Channels::close(std::uint64_t id) {
                   static_cast<off_t>(channel.bytes));
   channels_.erase(found);
   if (!engine) return std::nullopt;
-  Message message;
-  message.type = MessageType::channel_close;
-  message.channel = id;
-  if (send_(*engine, message, {})) return std::nullopt;
+  if (line_->close(*engine, ChannelClose{id})) return std::nullopt;
   return engine;
 }
 

@@ -20,19 +20,39 @@ struct ChannelQuota {
   std::size_t of_domain = of_all;
 };
 
+using EngineKey = int;
+
+/// How the table of channels talks to an engine; an error if the engine cannot take the message
+/// now.
+class EngineLine {
+ public:
+  virtual ~EngineLine() = default;
+  virtual Expected<void> open(EngineKey engine, const ChannelOpen& message,
+                              const std::vector<int>& fds) = 0;
+  virtual Expected<void> close(EngineKey engine, const ChannelClose& message) = 0;
+};
+
+/// The key is the engine's socket.
+class EngineSockets : public EngineLine {
+ public:
+  Expected<void> open(EngineKey engine, const ChannelOpen& message,
+                      const std::vector<int>& fds) override {
+    return send_packet(engine, message, fds);
+  }
+  Expected<void> close(EngineKey engine, const ChannelClose& message) override {
+    return send_packet(engine, message);
+  }
+};
+
 class Channels {
  public:
-  using EngineKey = int;
-  /// Hands an engine a message and descriptors; an error if it cannot take them now.
-  using SendToEngine =
-      std::function<Expected<void>(EngineKey, const Message&, const std::vector<int>& fds)>;
-
+  using EngineKey = kvhive::EngineKey;
   using LookAtMemory = std::function<MachineMemory()>;
 
   explicit Channels(
-      SendToEngine send, const ChannelQuota& quota = {},
+      EngineLine& line, const ChannelQuota& quota = {},
       LookAtMemory memory = [] { return machine_memory(); })
-      : send_(std::move(send)), quota_(quota), look_at_memory_(std::move(memory)) {}
+      : line_(&line), quota_(quota), look_at_memory_(std::move(memory)) {}
 
   /// A channel that no engine serves yet, and what its client needs of it.
   struct Created {
@@ -83,7 +103,7 @@ class Channels {
   std::optional<EngineKey> best_engine_for(const Channel& channel) const;
   bool give(std::uint64_t id, Entry& entry, EngineKey engine) const;
 
-  SendToEngine send_;
+  EngineLine* line_;
   ChannelQuota quota_;
   LookAtMemory look_at_memory_;
   std::map<EngineKey, std::uint32_t> engines_;

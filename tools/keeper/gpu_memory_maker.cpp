@@ -31,17 +31,17 @@ Expected<std::optional<GpuMemoryMaker::Made>> GpuMemoryMaker::make(const Options
   theirs = UniqueFd();
   auto packet = receive_packet(line_.get());
   if (!packet) return forward_error(packet);
-  if (!*packet || (*packet)->message.type != MessageType::gpu_memory || (*packet)->fds.size() != 2)
+  const auto memory = *packet ? (*packet)->as<GpuMemory>() : std::nullopt;
+  if (!memory || (*packet)->fds.size() != 2)
     return failure(Errc::bad_format, "kvhive-engine --make-gpu-memory handed over no memory");
-  if ((*packet)->message.needs_its_maker == 0) end();
+  if (memory->needs_its_maker == 0) end();
   return std::optional<Made>(Made{std::move((*packet)->fds[0]), std::move((*packet)->fds[1])});
 }
 
 void GpuMemoryMaker::look_at_its_context() {
   if (!is_running()) return;
-  Message look;
-  look.type = MessageType::gpu_memory;
-  (void)send_packet(line_.get(), look);  // its end we hear of by its pidfd
+  // An error means that the child has ended; its pidfd tells the keeper so.
+  (void)send_packet(line_.get(), GpuContextCheck{});
 }
 
 std::string GpuMemoryMaker::collect() {

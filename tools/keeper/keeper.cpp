@@ -110,9 +110,7 @@ Keeper::Keeper(const Options& options, Domains domains, Listener listener, Event
       domains_(std::move(domains)),
       listener_(std::move(listener)),
       loop_(std::move(loop)),
-      channels_([](int engine, const Message& message,
-                   const std::vector<int>& fds) { return send_packet(engine, message, fds); },
-                quota_of(options)) {}
+      channels_(engine_line_, quota_of(options)) {}
 
 Keeper::~Keeper() { stop_children(); }
 
@@ -352,11 +350,9 @@ bool Keeper::has_room_for(const Peer& peer) const {
 void Keeper::turn_away(UniqueFd socket) {
   if (!socket) return;
   errno = EMFILE;
-  Message message;
-  message.type = MessageType::refused;
-  message.error = Errc::os_error;
-  message.set_text(os_failure("the daemon cannot take another connection").value().text);
-  (void)send_packet(socket.get(), message);
+  const Error error = os_failure("the daemon cannot take another connection").value();
+  // An error here means that the peer has gone already.
+  (void)send_packet(socket.get(), Refused{error.code, FixedText<512>(error.text)});
   // What it has said already must not be left unread: its end would be reset.
   char ignored;
   while (recv(socket.get(), &ignored, 1, MSG_DONTWAIT) > 0) {
@@ -395,33 +391,37 @@ void Keeper::fence(const Peer& peer) {
 }
 
 void Keeper::handle(Peer& peer, Packet packet) {
-  const Message& message = packet.message;
   if (packet.lost_fds)
     return refuse(peer, {Errc::os_error,
                          "the daemon has no file descriptor left for those sent to it; raise its "
                          "limit (ulimit -n), or try again later"});
-  switch (message.type) {
-    case MessageType::hello:
+  switch (packet.type()) {
+    case MessageType::engine_hello:
+    case MessageType::steward_hello:
+    case MessageType::client_hello:
+    case MessageType::inspector_hello:
       if (!peer.is_welcome) return hello(peer, packet);
       break;
     case MessageType::formatted:
       if (peer.role != Role::steward) break;
       is_formatted_ = true;
       return start_engines();
-    case MessageType::reaped:
-      if (peer.role != Role::steward || message.slot >= kMaxProcesses) break;
-      spdlog::info("slot {} swept: {} blocks freed, {} released", message.slot, message.freed,
-                   message.released);
-      slots_[message.slot] = SlotUse::vacant;
-      drops_unheld_[message.slot] = false;
+    case MessageType::reaped: {
+      const auto reaped = packet.as<Reaped>();
+      if (peer.role != Role::steward || reaped->slot >= kMaxProcesses) break;
+      spdlog::info("slot {} swept: {} blocks freed, {} released", reaped->slot, reaped->freed,
+                   reaped->released);
+      slots_[reaped->slot] = SlotUse::vacant;
+      drops_unheld_[reaped->slot] = false;
       return;
+    }
     case MessageType::serving:
       if (peer.role != Role::engine) break;
       peer.is_serving = true;
       return look_whether_ready();
     case MessageType::channel_refused:
       if (peer.role != Role::engine) break;
-      return on_channel_refused(peer, message);
+      return on_channel_refused(peer, *packet.as<ChannelRefused>());
     case MessageType::repair_request:
       if (!peer.has_role(Role::inspector)) break;
       return request_repair(peer);
@@ -432,24 +432,19 @@ void Keeper::handle(Peer& peer, Packet packet) {
       if (peer.uid != geteuid())  // it tells of other users
         return refuse(peer,
                       {Errc::bad_argument, "only the daemon's own user may ask who is connected"});
-      Message answer;
-      answer.type = MessageType::status;
-      if (!send_packet(peer.socket.get(), answer, {}, status(peer))) hang_up(peer);
+      if (!send_packet(peer.socket.get(), Status{}, {}, status(peer))) hang_up(peer);
       return;
     }
     default: break;
   }
   refuse(peer,
-         {Errc::bad_format, "unexpected message " + std::to_string(std::uint32_t(message.type))});
+         {Errc::bad_format, "unexpected message " + std::to_string(std::uint32_t(packet.type()))});
 }
 
 void Keeper::refuse(Peer& peer, const Error& error) {
   spdlog::warn("refused pid {}: {}", peer.pid, error.text);
-  Message message;
-  message.type = MessageType::refused;
-  message.error = error.code;
-  message.set_text(error.text);
-  (void)send_packet(peer.socket.get(), message);
+  // An error here means that the peer has gone already.
+  (void)send_packet(peer.socket.get(), Refused{error.code, FixedText<512>(error.text)});
   hang_up(peer);
 }
 
@@ -481,24 +476,20 @@ void Keeper::request_repair(Peer& peer) {
     return refuse(peer, {Errc::not_running,
                          "the daemon is starting or its steward is just being restarted; try again "
                          "in a moment"});
-  Message message;
-  message.type = MessageType::repair;
-  message.ticket = next_ticket_++;
+  const Repair message{next_ticket_++};
   if (!send_packet(steward->socket.get(), message, {}, to_json(slot_owners()).dump()))
     return refuse(peer, {Errc::peer_died, "the steward does not listen; try again in a moment"});
   repairs_.emplace(message.ticket, peer.socket.get());
 }
 
 void Keeper::answer_repair(const Packet& done) {
-  const auto found = repairs_.find(done.message.ticket);
+  const auto found = repairs_.find(done.as<Repaired>()->ticket);
   if (found == repairs_.end()) return;
   const int asker = found->second;
   repairs_.erase(found);
-  spdlog::info("pool repaired: {}", done.tail);
+  spdlog::info("pool repaired: {}", done.tail());
   if (asker == -1) return;
-  Message message;
-  message.type = MessageType::repair_done;
-  if (!send_packet(asker, message, {}, done.tail)) drop(asker);
+  if (!send_packet(asker, RepairDone{}, {}, done.tail())) drop(asker);
 }
 
 void Keeper::give_up_repairs() {
@@ -546,10 +537,7 @@ void Keeper::on_lost_device(const Peer& engine) {
 void Keeper::sweep(std::uint32_t slot) {
   Peer* steward = peer_with_role(Role::steward);
   if (steward == nullptr) return;  // the next one is told when it comes
-  Message message;
-  message.type = MessageType::reap;
-  message.slot = slot;
-  message.drops_unheld = drops_unheld_[slot] ? 1 : 0;
+  const Reap message{slot, drops_unheld_[slot] ? 1u : 0u};
   if (!send_packet(steward->socket.get(), message))
     fence(*steward);  // the next one is told everything
 }
@@ -569,13 +557,13 @@ void Keeper::close_channel(std::uint64_t id) {
 }
 
 /// An engine cannot serve a channel: its client is told why, and nobody else is concerned.
-void Keeper::on_channel_refused(const Peer& engine, const Message& message) {
+void Keeper::on_channel_refused(const Peer& engine, const ChannelRefused& message) {
   const auto channel = channels_.find(message.channel);
   if (!channel || channel->engine != engine.socket.get()) return;  // closed, or moved on
   channels_.take_back(message.channel);
   for (auto& [socket, peer] : peers_)
     if (peer.has_role(Role::client) && peer.channel == message.channel)
-      return refuse(peer, {message.error, message.get_text()});
+      return refuse(peer, {message.error, message.reason.str()});
 }
 
 // -- guests: engines that somebody else started --------------------------------------------------

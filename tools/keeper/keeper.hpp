@@ -42,6 +42,7 @@ class Keeper {
   const std::string& socket_path() const { return listener_.path(); }
 
  private:
+  enum class Role : std::uint8_t { engine, steward, client, inspector };
   enum class SlotUse : std::uint8_t { vacant, used, unswept };
 
   /// Somebody at the other end of a connection.
@@ -81,11 +82,13 @@ class Keeper {
 
   // In welcome.cpp.
   void hello(Peer& peer, Packet& packet);
-  Expected<void> welcome_engine(Peer& peer, const Message& hello);
+  Expected<void> welcome(Peer& peer, const Packet& hello);
+  Expected<void> welcome_engine(Peer& peer, const EngineHello& hello);
   Expected<void> welcome_steward(Peer& peer);
-  Expected<void> welcome_client(Peer& peer, const Message& hello);
-  Expected<void> welcome_inspector(Peer& peer, const Message& hello);
-  Expected<void> send_welcome(Peer& peer, Message message, const std::vector<PoolObject>& objects,
+  Expected<void> welcome_client(Peer& peer, const ClientHello& hello);
+  Expected<void> welcome_inspector(Peer& peer, const InspectorHello& hello);
+  template <class Welcome>
+  Expected<void> send_welcome(Peer& peer, Welcome message, const std::vector<PoolObject>& objects,
                               bool read_only);
 
   void start_steward();
@@ -112,7 +115,7 @@ class Keeper {
   void sweep(std::uint32_t slot);
   void place_channels();
   void close_channel(std::uint64_t id);
-  void on_channel_refused(const Peer& engine, const Message& message);
+  void on_channel_refused(const Peer& engine, const ChannelRefused& message);
   Peer* peer_with_role(Role role);
   SlotOwners slot_owners() const;
   std::string status(const Peer& asker);
@@ -135,7 +138,8 @@ class Keeper {
   std::vector<Child> engines_;
   std::array<SlotUse, kMaxProcesses> slots_{};
   std::array<bool, kMaxProcesses> drops_unheld_{};  ///< when the slot is swept
-  Channels channels_;                               ///< engines by socket
+  EngineSockets engine_line_;
+  Channels channels_;  ///< engines by socket
   bool places_again_soon_ = false;
   /// By ticket: the socket that asked, or -1 if it is gone. No slot is given away meanwhile.
   std::map<std::uint64_t, int> repairs_;

@@ -26,30 +26,20 @@ std::string describe(const PoolGeometry& g, const std::string& model) {
          ", block size " + std::to_string(g.tokens_per_block) + ")";
 }
 
+Expected<void> check_layout(std::uint32_t hash) {
+  if (hash == layout_hash({})) return {};
+  return failure(Errc::layout_mismatch, "the daemon's layout hash is " + hex(layout_hash({})) +
+                                            ", yours is " + hex(hash) +
+                                            "; use programs of the same build");
+}
+
 }  // namespace
 
 void Keeper::hello(Peer& peer, Packet& packet) {
-  const Message& message = packet.message;
-  const auto welcome = [&]() -> Expected<void> {
-    if (message.role != Role::client && message.layout_hash != layout_hash({}))
-      return failure(Errc::layout_mismatch, "the daemon's layout hash is " + hex(layout_hash({})) +
-                                                ", yours is " + hex(message.layout_hash) +
-                                                "; use programs of the same build");
-    if (peer.uid != geteuid() && message.role != Role::client)
-      return failure(Errc::bad_argument, "only the daemon's own user may attach to the pool");
-    if (packet.fds.empty())
-      return failure(Errc::bad_format, "a hello must carry the sender's pidfd");
-    peer.role = message.role;
-    switch (message.role) {
-      case Role::engine: return welcome_engine(peer, message);
-      case Role::steward: return welcome_steward(peer);
-      case Role::client: return welcome_client(peer, message);
-      case Role::inspector: return welcome_inspector(peer, message);
-    }
-    return failure(Errc::bad_format, "unknown role " + std::to_string(std::uint32_t(message.role)));
-  };
+  if (packet.fds.empty())
+    return refuse(peer, {Errc::bad_format, "a hello must carry the sender's pidfd"});
   // The processes we started we know better than by their own word.
-  if (!packet.fds.empty() && child_of(peer.pid) == nullptr) {
+  if (child_of(peer.pid) == nullptr) {
     if (!is_pidfd_of(packet.fds.front(), peer.pid))
       return refuse(peer, {Errc::bad_format, "a hello must carry a pidfd of its sender"});
     peer.pidfd = std::move(packet.fds.front());
@@ -57,16 +47,38 @@ void Keeper::hello(Peer& peer, Packet& packet) {
     loop_.watch(peer.pidfd.get(), [this, socket] { drop(socket); });
     if (has_fired(peer.pidfd)) return drop(socket);
   }
-  if (auto welcomed = welcome(); !welcomed) {
+  if (auto welcomed = welcome(peer, packet); !welcomed) {
     peer.is_welcome = false;
     return refuse(peer, welcomed.error());
   }
 }
 
-Expected<void> Keeper::send_welcome(Peer& peer, Message message,
+Expected<void> Keeper::welcome(Peer& peer, const Packet& packet) {
+  if (const auto hello = packet.as<ClientHello>()) {
+    peer.role = Role::client;
+    return welcome_client(peer, *hello);
+  }
+  if (peer.uid != geteuid())
+    return failure(Errc::bad_argument, "only the daemon's own user may attach to the pool");
+  if (const auto hello = packet.as<EngineHello>()) {
+    if (auto same = check_layout(hello->layout_hash); !same) return same;
+    peer.role = Role::engine;
+    return welcome_engine(peer, *hello);
+  }
+  if (const auto hello = packet.as<StewardHello>()) {
+    if (auto same = check_layout(hello->layout_hash); !same) return same;
+    peer.role = Role::steward;
+    return welcome_steward(peer);
+  }
+  const auto hello = packet.as<InspectorHello>();
+  if (auto same = check_layout(hello->layout_hash); !same) return same;
+  peer.role = Role::inspector;
+  return welcome_inspector(peer, *hello);
+}
+
+template <class Welcome>
+Expected<void> Keeper::send_welcome(Peer& peer, Welcome message,
                                     const std::vector<PoolObject>& objects, bool read_only) {
-  message.type = MessageType::welcome;
-  message.geometry = geometry();
   std::vector<UniqueFd> reopened;
   std::vector<int> fds;
   for (const PoolObject object : objects) {
@@ -85,7 +97,7 @@ Expected<void> Keeper::send_welcome(Peer& peer, Message message,
   return send_packet(peer.socket.get(), message, fds);
 }
 
-Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
+Expected<void> Keeper::welcome_engine(Peer& peer, const EngineHello& hello) {
   if (!is_formatted_)
     return failure(Errc::not_running, "the pool is not ready yet; try again in a moment");
   if (!repairs_.empty())  // whatever is held in the name of a vacant slot is being taken away
@@ -101,13 +113,13 @@ Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
   if (theirs != ours)
     return failure(Errc::layout_mismatch, "the pool holds KV of " + describe(ours, model_.name) +
                                               ", this engine computes " +
-                                              describe(hello.geometry, hello.get_text()) +
+                                              describe(hello.geometry, hello.model.str()) +
                                               "; start it with the daemon's model and options");
   // On another GPU it would reach the arena as a stranger's memory, or fail without saying why.
-  if (is_on_gpu() && hello.get_gpu() != model_.gpu.uuid)
+  if (is_on_gpu() && hello.gpu.str() != model_.gpu.uuid)
     return failure(Errc::layout_mismatch,
                    "the pool is on " + model_.gpu.name + " " + model_.gpu.uuid +
-                       ", this engine on " + hello.get_gpu() +
+                       ", this engine on " + hello.gpu.str() +
                        "; make the pool's its first: CUDA_VISIBLE_DEVICES=" + model_.gpu.uuid);
   const auto slot = std::find(slots_.begin(), slots_.end(), SlotUse::vacant);
   if (slot == slots_.end())
@@ -124,10 +136,8 @@ Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
     if (!number) return forward_error(number);
     peer.engine = *number;
   }
-  Message message;
-  message.pid = static_cast<std::uint32_t>(peer.pid);
-  message.slot = peer.slot;
-  message.engine = peer.engine;
+  const EngineWelcome message{
+      .engine = peer.engine, .slot = peer.slot, .pid = static_cast<std::uint32_t>(peer.pid)};
   auto sent = send_welcome(peer, message, kAllObjects, false);
   if (!sent) return sent;  // it has touched nothing
   *slot = SlotUse::used;
@@ -139,8 +149,8 @@ Expected<void> Keeper::welcome_engine(Peer& peer, const Message& hello) {
 Expected<void> Keeper::welcome_steward(Peer& peer) {
   if (child_of(peer.pid) != &steward_)
     return failure(Errc::bad_argument, "the steward is started by the daemon itself");
-  Message message;
-  message.set_text(listener_.path());
+  StewardWelcome message;
+  message.geometry = geometry();
   auto sent = send_welcome(peer, message, kAllObjects, false);
   if (!sent) return sent;
   for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)  // what its predecessor did not get to
@@ -148,15 +158,15 @@ Expected<void> Keeper::welcome_steward(Peer& peer) {
   return {};
 }
 
-Expected<void> Keeper::welcome_inspector(Peer& peer, const Message& hello) {
+Expected<void> Keeper::welcome_inspector(Peer& peer, const InspectorHello& hello) {
   std::vector<PoolObject> objects = {PoolObject::control, PoolObject::metadata};
-  if (hello.privileged != 0) objects.push_back(PoolObject::tokens);
-  Message message;
-  message.set_text(model_.name);
+  if (hello.wants_tokens != 0) objects.push_back(PoolObject::tokens);
+  InspectorWelcome message;
+  message.model = FixedText<512>(model_.name);
   return send_welcome(peer, message, objects, true);
 }
 
-Expected<void> Keeper::welcome_client(Peer& peer, const Message& hello) {
+Expected<void> Keeper::welcome_client(Peer& peer, const ClientHello& hello) {
   if (hello.engine != kAnyEngine && !has_engine(hello.engine))
     return failure(Errc::not_found, "engine " + std::to_string(hello.engine) +
                                         " does not exist; this daemon runs engines 0.." +
@@ -165,11 +175,7 @@ Expected<void> Keeper::welcome_client(Peer& peer, const Message& hello) {
   if (!domain) return forward_error(domain);
   auto channel = channels_.create(hello.channel_bytes, hello.engine, *domain);
   if (!channel) return forward_error(channel);
-  Message message;
-  message.type = MessageType::welcome;
-  message.geometry = geometry();
-  message.channel = channel->id;
-  message.channel_bytes = channel->bytes;
+  const ClientWelcome message{channel->id, channel->bytes};
   const int doorbell = channel->doorbell.get();
   if (auto sent = send_packet(peer.socket.get(), message, {channel->memory, doorbell, doorbell});
       !sent) {

@@ -27,11 +27,9 @@ class Steward {
   static Expected<Steward> attach(const std::string& socket_path) {
     auto socket = connect_to_daemon(socket_path);
     if (!socket) return forward_error(socket);
-    Message hello;
-    hello.role = Role::steward;
-    // The keeper starts us first of all; finding out what the model needs may take it a minute.
-    hello.layout_hash = layout_hash({});
-    auto welcome = say_hello(socket->get(), hello, -1);
+    // The keeper starts the steward first of all; it may take a minute to measure the model before
+    // it answers.
+    auto welcome = say_hello(socket->get(), StewardHello{layout_hash({})}, -1);
     if (!welcome) return forward_error(welcome);
     const PoolFds fds = take_pool_fds(*welcome);
     auto memory = PoolMemory::attach(fds, Access::read_write);
@@ -48,17 +46,14 @@ class Steward {
 
   /// Serves until the keeper hangs up.
   Expected<void> run() {
-    Message formatted;
-    formatted.type = MessageType::formatted;
-    if (auto sent = send_packet(socket_.get(), formatted); !sent) return sent;
+    if (auto sent = send_packet(socket_.get(), Formatted{}); !sent) return sent;
     while (true) {
       auto packet = receive_packet(socket_.get());
       if (!packet) return forward_error(packet);
       if (!*packet) return {};
-      const Message& message = (*packet)->message;
-      if (message.type == MessageType::reap && message.slot < kMaxProcesses)
-        sweep(message.slot, message.drops_unheld != 0 ? Unheld::dropped : Unheld::kept);
-      if (message.type == MessageType::repair) mend(**packet);
+      if (const auto order = (*packet)->as<Reap>(); order && order->slot < kMaxProcesses)
+        sweep(order->slot, order->drops_unheld != 0 ? Unheld::dropped : Unheld::kept);
+      if (const auto order = (*packet)->as<Repair>()) mend(*order, (*packet)->tail());
     }
   }
 
@@ -70,20 +65,13 @@ class Steward {
     const ReapReport report = reap(memory_, ProcessSlot{slot}, unheld);
     if (unheld == Unheld::dropped)
       spdlog::warn("slot {} lost its device: {} cached blocks dropped", slot, report.dropped);
-    Message done;
-    done.type = MessageType::reaped;
-    done.slot = slot;
-    done.freed = static_cast<std::uint32_t>(report.freed);
-    done.released = static_cast<std::uint32_t>(report.released);
-    (void)send_packet(socket_.get(), done);  // if the keeper is gone, so are we
+    const Reaped done{slot, static_cast<std::uint32_t>(report.freed),
+                      static_cast<std::uint32_t>(report.released)};
+    (void)send_packet(socket_.get(), done);  // an error means that the keeper is gone: run() ends
   }
 
-  void mend(const Packet& request) {
-    const RepairReport report =
-        repair(memory_, slot_owners_of(nlohmann::json::parse(request.tail)));
-    Message done;
-    done.type = MessageType::repaired;
-    done.ticket = request.message.ticket;
+  void mend(const Repair& order, std::string_view owners) {
+    const RepairReport report = repair(memory_, slot_owners_of(nlohmann::json::parse(owners)));
     const nlohmann::json counts = {{"retired", report.retired},
                                    {"holders", report.holders},
                                    {"hints_dropped", report.hints_dropped},
@@ -91,7 +79,8 @@ class Steward {
                                    {"free_listed", report.free_listed},
                                    {"restamped", report.restamped},
                                    {"fields", report.fields}};
-    (void)send_packet(socket_.get(), done, {}, counts.dump());
+    // An error means that the keeper is gone: run() ends.
+    (void)send_packet(socket_.get(), Repaired{order.ticket}, {}, counts.dump());
   }
 
   UniqueFd socket_;

@@ -51,29 +51,30 @@ inline CopyOnDevice both_copies(Device& device) {
 class DeviceOracleRunner final : public StepRunner {
  public:
   DeviceOracleRunner(Device& device, const PoolMemory& memory, ProcessSlot slot,
-                     DeviceSwapper& swapper, Lane lane)
+                     DeviceSwapper& swapper, OrderedStream stream)
       : device_(device),
         memory_(memory),
         swapper_(swapper),
         oracle_(memory, slot),
-        lane_(std::move(lane)) {}
+        stream_(std::move(stream)) {}
 
   Expected<std::vector<SampledToken>> run(const StepPlan& plan) override {
     // What is enqueued outlives a call that fails.
     const auto copied = std::make_shared<const StepPlan>(plan);
     const auto sampled = std::make_shared<std::vector<SampledToken>>();
-    auto done = swapper_.join_out(plan, lane_);
+    auto done = swapper_.join_out(plan, stream_);
     for (std::uint32_t layer = 0; layer < memory_.geometry().kv.layers && done; ++layer) {
-      done = swapper_.join_layer(plan, static_cast<std::int32_t>(layer), lane_);
-      lane_.stream()->enqueue([=, this] { see(*copied, layer); });
+      done = swapper_.join_layer(plan, static_cast<std::int32_t>(layer), stream_);
+      stream_.handle()->enqueue([=, this] { see(*copied, layer); });
     }
     const std::size_t bytes = memory_.geometry().kv.block_bytes();
     std::byte* const arena = memory_.arena(Tier::device);
     if (done)
-      done = plain_copies(device_)(whole_blocks(arena, arena, bytes, plan.copies), lane_.stream());
+      done =
+          plain_copies(device_)(whole_blocks(arena, arena, bytes, plan.copies), stream_.handle());
     if (done) {
-      lane_.stream()->enqueue([=, this] { *sampled = *oracle_.run(*copied); });
-      done = lane_.finish();
+      stream_.handle()->enqueue([=, this] { *sampled = *oracle_.run(*copied); });
+      done = stream_.finish();
     }
     if (done) done = swapper_.finish(plan);
     if (!done) return forward_error(done);
@@ -97,7 +98,7 @@ class DeviceOracleRunner final : public StepRunner {
   const PoolMemory& memory_;
   DeviceSwapper& swapper_;
   OracleRunner oracle_;
-  Lane lane_;
+  OrderedStream stream_;
 };
 
 /// A pool whose device tier nobody can map but by a device. To be made before any device: those who
@@ -140,10 +141,10 @@ class DeviceEngine {
                                    geometry.kv.block_bytes(), pool.host_lock.get());
     if (!pages) return forward_error(pages);
     engine->pages_ = std::move(*pages);
-    auto eraser = Lane::open(device);
+    auto eraser = OrderedStream::open(device);
     if (!eraser) return forward_error(eraser);
     engine->eraser_ = std::move(*eraser);
-    auto runner_lane = Lane::open(device);  // the runner's constructor cannot fail
+    auto runner_lane = OrderedStream::open(device);  // the runner's constructor cannot fail
     if (!runner_lane) return forward_error(runner_lane);
     // A layer a part, and room aside for less than a large step moves.
     auto swapper =
@@ -172,7 +173,7 @@ class DeviceEngine {
   FakeDevice& device_;
   SharedDeviceMemory arena_;
   LockedPages pages_;
-  Lane eraser_;
+  OrderedStream eraser_;
   std::size_t block_bytes_ = 0;
   std::unique_ptr<PlainRing> ring_;
 };

@@ -39,7 +39,7 @@ class DeviceSwapperTest : public ::testing::Test {
     pool_.memory.set_device_arena(arena_.data());
     pages_ = *LockedPages::lock(device_, host(0), kHostBlocks * kv_.block_bytes(),
                                 kv_.block_bytes(), pool_.host_lock.get());
-    runner_ = *Lane::open(device_);
+    runner_ = *OrderedStream::open(device_);
     for (std::uint32_t block = 0; block < kDeviceBlocks; ++block) write(device(block), block);
     for (std::uint32_t block = 0; block < kHostBlocks; ++block) write(host(block), 100 + block);
   }
@@ -89,7 +89,7 @@ class DeviceSwapperTest : public ::testing::Test {
   std::future<void> reached() {
     auto promise = std::make_shared<std::promise<void>>();
     auto future = promise->get_future();
-    runner_.stream()->enqueue([promise] { promise->set_value(); });
+    runner_.handle()->enqueue([promise] { promise->set_value(); });
     return future;
   }
   void hold_up_what_goes_to_the_host(Gate& gate) {
@@ -98,7 +98,7 @@ class DeviceSwapperTest : public ::testing::Test {
     };
   }
   void overwrite(std::uint32_t block) {
-    ASSERT_TRUE(device_.fill(device(block), kNew, kv_.block_bytes(), runner_.stream()));
+    ASSERT_TRUE(device_.fill(device(block), kNew, kv_.block_bytes(), runner_.handle()));
   }
 
   static StepPlan plan(std::vector<BlockPair> out, std::vector<BlockPair> in) {
@@ -120,7 +120,7 @@ class DeviceSwapperTest : public ::testing::Test {
   FakeDevice device_;
   SharedDeviceMemory arena_;
   LockedPages pages_;
-  Lane runner_;
+  OrderedStream runner_;
   std::vector<BlockCopyArgs> copies_;
   std::function<void(const BlockCopyArgs&, DeviceStream)> before_copy_;
 };

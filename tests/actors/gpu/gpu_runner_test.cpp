@@ -39,7 +39,7 @@ class GpuRunnerTest : public ::testing::Test {
     swapper_ = *DeviceSwapper::create(device_, memory_, {copy, copy}, {.part_bytes = 1});
     ASSERT_EQ(swapper_->parts().count(), 4u);
     GpuTransformer transformer = model_.another();
-    const DeviceStream stream = transformer.lane().stream();
+    const DeviceStream stream = transformer.stream().handle();
     runner_ = std::make_unique<GpuRunner>(
         std::move(transformer), *swapper_,
         [](const BlockCopyArgs& args, DeviceStream on) { return swap_blocks_cuda(args, 0, on); },
@@ -50,9 +50,9 @@ class GpuRunnerTest : public ::testing::Test {
     first.swap_out = {{15, 7}};
     ASSERT_TRUE(run(first).empty());
 
-    StepPlan prompt = work(0, tokens_, {1, 2, 3});
+    StepPlan prompt = work(0, tokens_, {{1}, {2}, {3}});
     next_ = run(prompt).at(0);
-    expected_ = run(work(10, {next_}, {1, 2, 3})).at(0);
+    expected_ = run(work(10, {next_}, {{1}, {2}, {3}})).at(0);
   }
 
   /// Slow hardware: longer than the model, so that who does not wait is seen.
@@ -60,7 +60,7 @@ class GpuRunnerTest : public ::testing::Test {
     stream->enqueue([] { std::this_thread::sleep_for(std::chrono::milliseconds(200)); });
   }
   static StepPlan work(std::uint32_t start, std::vector<TokenId> tokens,
-                       std::vector<std::uint32_t> blocks) {
+                       std::vector<BlockId> blocks) {
     StepPlan plan;
     plan.work.push_back({kSequence, start, std::move(tokens), std::move(blocks), true, {}, 0});
     return plan;
@@ -128,7 +128,7 @@ TEST_F(GpuRunnerTest, ALayerComputesBeforeTheNextHasArrived) {
     gate.hold(stream);
     take_a_while(stream);
   };
-  StepPlan plan = work(10, {next_}, {4, 5, 6});
+  StepPlan plan = work(10, {next_}, {{4}, {5}, {6}});
   plan.swap_in = {{1, 4}, {2, 5}, {3, 6}};
   EXPECT_EQ(run(plan), std::vector{expected_});
   EXPECT_EQ(part, 4u);
@@ -141,7 +141,7 @@ TEST_F(GpuRunnerTest, WhatIsCopiedOnWriteHasArrivedWhole) {
   before_copy_ = [&](const BlockCopyArgs&, DeviceStream stream) {
     if (part++ == 3) take_a_while(stream);
   };
-  StepPlan plan = work(10, {next_}, {4, 5, 7});
+  StepPlan plan = work(10, {next_}, {{4}, {5}, {7}});
   plan.swap_in = {{1, 4}, {2, 5}, {3, 6}};
   plan.copies = {{6, 7}};
   EXPECT_EQ(run(plan), std::vector{expected_});
@@ -150,7 +150,7 @@ TEST_F(GpuRunnerTest, WhatIsCopiedOnWriteHasArrivedWhole) {
 /// The step ends when both are done, whichever takes longer.
 TEST_F(GpuRunnerTest, TheModelComputesWhileBlocksLeaveAndBothAreDoneAtTheEnd) {
   before_model_work([](std::uint64_t) {});
-  ASSERT_EQ(run(work(10, {next_}, {1, 2, 3})), std::vector{expected_});
+  ASSERT_EQ(run(work(10, {next_}, {{1}, {2}, {3}})), std::vector{expected_});
   const std::uint64_t last = works_;
   ASSERT_GT(last, 20u);
 
@@ -165,7 +165,7 @@ TEST_F(GpuRunnerTest, TheModelComputesWhileBlocksLeaveAndBothAreDoneAtTheEnd) {
   };
   const std::vector<std::byte> left(arena_.data() + 2 * kv_.block_bytes(),
                                     arena_.data() + 3 * kv_.block_bytes());
-  StepPlan plan = work(10, {next_}, {1, 2, 3});
+  StepPlan plan = work(10, {next_}, {{1}, {2}, {3}});
   plan.demotions = {{2, 5}};
   EXPECT_EQ(run(plan), std::vector{expected_});
   EXPECT_TRUE(gate.was_opened_in_time()) << "it waited for what leaves";
@@ -174,7 +174,7 @@ TEST_F(GpuRunnerTest, TheModelComputesWhileBlocksLeaveAndBothAreDoneAtTheEnd) {
 }
 
 TEST_F(GpuRunnerTest, ADeviceThatIsLostInASwapEndsTheStep) {
-  StepPlan plan = work(10, {next_}, {1, 2, 3});
+  StepPlan plan = work(10, {next_}, {{1}, {2}, {3}});
   plan.demotions = {{2, 5}};
   before_copy_ = [&](const BlockCopyArgs& args, DeviceStream stream) {
     if (is_to_host(args)) stream->enqueue([] { throw std::runtime_error("a bus error"); });

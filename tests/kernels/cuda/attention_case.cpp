@@ -16,7 +16,7 @@
 namespace kvhive::testing_support {
 namespace {
 
-constexpr std::uint32_t kFarOutside = 0x7ffffff0u;
+constexpr BlockId kFarOutside{0x7ffffff0u};
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
 bool is_visible(const AttentionCase& c, std::int32_t h, std::int32_t position, std::int32_t t) {
@@ -153,27 +153,27 @@ void AttentionBatch::store_all() {
   for (std::size_t b = 0; b < kv_len_.size(); ++b)
     for (std::int32_t p = 0; p < kv_len_[b]; ++p) {
       const auto column = static_cast<std::size_t>(p / c.S);
-      std::uint32_t& block = table_[b * static_cast<std::size_t>(M_) + column];
+      BlockId& block = table_[b * static_cast<std::size_t>(M_) + column];
       if (p < c.sequences[b].shared) {
         block = table_[c.sequences[b].shared_with * static_cast<std::size_t>(M_) + column];
         continue;
       }
       if (block == kFarOutside) {
-        block = ids.back();
+        block = BlockId{ids.back()};
         ids.pop_back();
       }
       for (std::int32_t g = 0; g < c.G; ++g) {
         const std::size_t row = static_cast<std::size_t>(p * c.G + g);
         const float k_scale = tokens_[b].k_scales[row], v_scale = tokens_[b].v_scales[row];
         const std::int64_t at =
-            block * kv_.block_stride + g * kv_.head_stride + p % c.S * kv_.token_stride;
+            block.value * kv_.block_stride + g * kv_.head_stride + p % c.S * kv_.token_stride;
         for (std::int32_t d = 0; d < c.D; ++d) {
           const std::size_t i = row * static_cast<std::size_t>(c.D) + static_cast<std::size_t>(d);
           store_element(kv_.k + at + d * e, c.kv_dtype, tokens_[b].k[i] / k_scale);
           store_element(kv_.v + at + d * e, c.kv_dtype, tokens_[b].v[i] / v_scale);
         }
         if (c.scales == ScaleKind::per_token) {
-          const std::int64_t offset = block * kv_.block_stride + (g * c.S + p % c.S) * 4;
+          const std::int64_t offset = block.value * kv_.block_stride + (g * c.S + p % c.S) * 4;
           std::memcpy(reinterpret_cast<std::byte*>(kv_.scales.k) + offset, &k_scale, 4);
           std::memcpy(reinterpret_cast<std::byte*>(kv_.scales.v) + offset, &v_scale, 4);
         }

@@ -78,7 +78,7 @@ class AttentionBatch {
   std::vector<std::byte> arena_;
   std::vector<float> scales_;  ///< per head or tensor
   std::vector<float> slopes_, sinks_;
-  std::vector<std::uint32_t> table_;
+  std::vector<BlockId> table_;
   std::vector<std::int32_t> query_start_{0}, kv_len_;
   std::int32_t M_ = 0;
 };

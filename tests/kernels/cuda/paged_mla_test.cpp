@@ -82,11 +82,11 @@ class Batch {
     for (std::size_t b = 0; b < sequences_.size(); ++b) {
       std::vector<std::int64_t> slots;
       for (std::int32_t i = 0; i < kBlocks; ++i)  // backwards
-        table_.push_back(static_cast<std::uint32_t>((sequences_.size() - b) * kBlocks) - 1 -
-                         static_cast<std::uint32_t>(i));
+        table_.push_back(BlockId{static_cast<std::uint32_t>((sequences_.size() - b) * kBlocks) - 1 -
+                                 static_cast<std::uint32_t>(i)});
       for (std::int32_t t = 0; t < sequences_[b].kv_len; ++t)
-        slots.push_back(std::int64_t{table_[b * kBlocks + static_cast<std::size_t>(t / S)]} * S +
-                        t % S);
+        slots.push_back(
+            std::int64_t{table_[b * kBlocks + static_cast<std::size_t>(t / S)].value} * S + t % S);
       const std::vector<std::byte> latent = numbers(slots.size() * kMlaLatent, Dtype::f32, 5);
       const std::vector<std::byte> rope = numbers(slots.size() * kMlaRope, Dtype::f32, 6);
       mla_write_reference(
@@ -157,7 +157,7 @@ class Batch {
 
   std::vector<Sequence> sequences_;
   Cache cache_;
-  std::vector<std::uint32_t> table_;
+  std::vector<BlockId> table_;
   std::vector<std::int32_t> query_start_{0}, kv_len_;
   std::vector<std::byte> q_;
   PagedMlaArgs args_;

@@ -82,10 +82,11 @@ TEST(Sanitized, LatentAttention) {
                                      {MlaRow::bf16, Dtype::bf16},  // these on tensor cores
                                      {MlaRow::fp8, Dtype::bf16}}) {
     const std::vector<float> in(static_cast<std::size_t>(T) * kMlaRow, 0.5f);
-    const std::vector<std::uint32_t> table = {4, 0, 3, 1, 2};
+    const std::vector<BlockId> table = {{4}, {0}, {3}, {1}, {2}};
     const std::vector<std::int32_t> query_start = {0, 1}, kv_len = {T};
     std::vector<std::int64_t> slots;
-    for (std::int32_t t = 0; t < T; ++t) slots.push_back(std::int64_t{table[t / S]} * S + t % S);
+    for (std::int32_t t = 0; t < T; ++t)
+      slots.push_back(std::int64_t{table[t / S].value} * S + t % S);
     in_every_schedule([&, row = row, q_dtype = q_dtype] {
       const auto stride = static_cast<std::int64_t>(bytes_of(row));
       std::vector<std::byte> cache(table.size() * static_cast<std::size_t>(S * stride));

@@ -27,8 +27,9 @@ struct Batch {
       kv_len.push_back(sequence.kv_len);
       args.M = std::max(args.M, (sequence.kv_len + S - 1) / S);
     }
-    std::vector<std::uint32_t> table(sequences.size() * static_cast<std::size_t>(args.M));
-    std::iota(table.begin(), table.end(), 0u);
+    std::vector<BlockId> table;
+    for (std::uint32_t i = 0; i < sequences.size() * static_cast<std::size_t>(args.M); ++i)
+      table.push_back(BlockId{i});
     for (std::size_t b = 0; b < sequences.size(); ++b)
       std::copy_n(table.begin(), sequences[b].shared / S,
                   table.begin() + static_cast<std::ptrdiff_t>(b) * args.M);

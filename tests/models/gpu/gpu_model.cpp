@@ -31,7 +31,7 @@ GpuModel::GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dty
   weights_ = taken(SharedDeviceMemory::map(device_, weights_fd_.get(), weights_bytes_));
   taken(upload_weights(device_, config_, taken(SafetensorsDirectory::open(directory)),
                        weights_.data()));
-  lane_ = taken(Lane::open(device_));
+  stream_ = taken(OrderedStream::open(device_));
   transformer_ = std::make_unique<GpuTransformer>(
       taken(GpuTransformer::create(device_, config_, weights_.data(), limits_)));
 }
@@ -40,7 +40,7 @@ PagedRunner GpuModel::runner(std::uint32_t seed) {
   const KvLayout layout = kv_layout(config_, block_size_, kv_dtype_);
   const std::size_t bytes = layout.block_bytes() * blocks_;
   arena_ = taken(DeviceBuffer::allocate(device_, bytes));
-  taken(device_.fill(arena_.data(), std::byte{0xFF}, bytes, transformer_->lane().stream()));
+  taken(device_.fill(arena_.data(), std::byte{0xFF}, bytes, transformer_->stream().handle()));
   const auto run = [this](const ForwardBatch& batch, const KvLayout& of, std::span<float> logits) {
     std::ranges::copy(taken(forward(batch, of)), logits.begin());
   };
@@ -58,8 +58,8 @@ Expected<std::vector<float>> GpuModel::forward(const ForwardBatch& batch, const 
   std::vector<float> logits(batch.logit_rows.size() * config_.vocab_size);
   auto copied = device_.copy(reinterpret_cast<std::byte*>(logits.data()),
                              reinterpret_cast<const std::byte*>(transformer_->logits()),
-                             logits.size() * sizeof(float), lane_.stream());
-  if (copied) copied = lane_.finish();
+                             logits.size() * sizeof(float), stream_.handle());
+  if (copied) copied = stream_.finish();
   if (!copied) return forward_error(copied);
   return logits;
 }

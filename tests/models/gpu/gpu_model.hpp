@@ -42,7 +42,7 @@ class GpuModel {
   std::size_t weights_bytes_ = 0;
   SharedDeviceMemory weights_, again_;
   DeviceBuffer arena_;
-  Lane lane_;
+  OrderedStream stream_;
   std::unique_ptr<GpuTransformer> transformer_;
 };
 

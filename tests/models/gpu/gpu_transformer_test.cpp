@@ -129,7 +129,7 @@ struct Prompt {
   std::vector<TokenId> tokens;
   std::vector<std::int32_t> positions, query_start, kv_len, rows;
   std::vector<std::int64_t> slots;
-  std::vector<std::uint32_t> table;
+  std::vector<BlockId> table;
 
   explicit Prompt(std::vector<TokenId> of) : tokens(std::move(of)) {
     const auto count = static_cast<std::int32_t>(tokens.size());
@@ -137,7 +137,7 @@ struct Prompt {
     query_start = {0, count};
     kv_len = {count};
     rows = {count - 1, 0, count - 1};
-    for (std::uint32_t b = 0; b * kBlockSize < tokens.size(); ++b) table.push_back(b);
+    for (std::uint32_t b = 0; b * kBlockSize < tokens.size(); ++b) table.push_back(BlockId{b});
   }
   ForwardBatch batch() const {
     return {tokens, positions, query_start, kv_len,

@@ -1,4 +1,4 @@
-#include "models/gpu/gpu_rooms.hpp"
+#include "models/gpu/gpu_buffer_offsets.hpp"
 
 #include <algorithm>
 
@@ -31,7 +31,7 @@ std::size_t most_splits_per_token(const ModelConfig& config, const GpuLimits& li
 std::size_t most_input_bytes(const ModelConfig& config, const GpuLimits& limits) {
   const std::size_t tokens = limits.tokens, rows = limits.logit_rows;
   std::size_t bytes = tokens * (sizeof(TokenId) + sizeof(std::int32_t) + sizeof(std::int64_t)) +
-                      std::size_t(limits.sequences) * limits.blocks * sizeof(std::uint32_t) +
+                      std::size_t(limits.sequences) * limits.blocks * sizeof(BlockId) +
                       rows * (sizeof(std::int32_t) + sizeof(SampleChoice)) + 6 * kInputAlignment;
   // A decode step's plan is padded to less than twice its size.
   const std::size_t planned = std::max<std::size_t>(tokens, 2 * std::size_t(limits.sequences));
@@ -63,7 +63,7 @@ std::size_t output_bytes(std::size_t rows, std::size_t K) {
   return rows * (1 + K) * (sizeof(TokenId) + sizeof(float));
 }
 
-GpuRooms::GpuRooms(const ModelConfig& config, const GpuLimits& limits) {
+GpuBufferOffsets::GpuBufferOffsets(const ModelConfig& config, const GpuLimits& limits) {
   const std::size_t T = limits.tokens, n = limits.logit_rows, hidden = config.hidden_size,
                     element = bytes_of(config.dtype);
   const std::size_t q_width = std::size_t(config.heads) * config.head_size;
@@ -93,7 +93,7 @@ GpuRooms::GpuRooms(const ModelConfig& config, const GpuLimits& limits) {
   inputs = take(most_input_bytes(config, limits));
 }
 
-std::size_t GpuRooms::take(std::size_t count) {
+std::size_t GpuBufferOffsets::take(std::size_t count) {
   const std::size_t offset = round_up(bytes, kAlignment);
   bytes = offset + count;
   return offset;

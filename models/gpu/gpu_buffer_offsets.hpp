@@ -28,7 +28,7 @@ OutputParts output_parts(std::byte* at, std::size_t rows, std::size_t K);
 std::size_t output_bytes(std::size_t rows, std::size_t K);
 
 /// Offsets in bytes, aligned to 256.
-struct GpuRooms {
+struct GpuBufferOffsets {
   std::size_t residual, delta;  ///< f32 [T, hidden]
   std::size_t normed;           ///< [T, hidden] of the model's dtype, as those that follow
   std::size_t q, heads;         ///< [T, H, D]
@@ -41,7 +41,7 @@ struct GpuRooms {
   std::size_t bytes = 0;
   std::int32_t most_states = 0;  ///< that attention_states has room for
 
-  GpuRooms(const ModelConfig& config, const GpuLimits& limits);
+  GpuBufferOffsets(const ModelConfig& config, const GpuLimits& limits);
 
   std::size_t input_bytes() const { return bytes - inputs; }
 
