@@ -20,11 +20,10 @@
 
 #include "actors/copy_policy.hpp"
 #include "actors/messages.hpp"
+#include "config/choices.hpp"
 #include "pool/block_pool.hpp"
 
 namespace kvhive {
-
-enum class PreemptionMode : std::uint8_t { recompute, swap };
 
 struct BlockManagerConfig {
   bool prefix_caching = true;

@@ -14,10 +14,9 @@
 
 #include "actors/messages.hpp"
 #include "actors/output_text.hpp"
+#include "config/choices.hpp"
 
 namespace kvhive {
-
-enum class SchedulingPolicy : std::uint8_t { fcfs, priority };
 
 struct SchedulerConfig {
   SchedulingPolicy policy = SchedulingPolicy::fcfs;

@@ -9,7 +9,7 @@ namespace {
 constexpr std::size_t kLongestName = 32;
 
 tl::unexpected<Error> bad(const std::string& value, const std::string& remedy) {
-  return failure(Errc::bad_argument, "domains: '" + value + "' " + remedy);
+  return failure(Errc::bad_argument, "'" + value + "' " + remedy);
 }
 
 std::string trimmed(std::string_view text) {
@@ -18,7 +18,7 @@ std::string trimmed(std::string_view text) {
   return std::string(text.substr(first, text.find_last_not_of(' ') - first + 1));
 }
 
-/// The pieces between separators; none of an empty text.
+/// The pieces between separators, without spaces around them. An empty text has no pieces.
 std::vector<std::string> split(std::string_view text, char separator) {
   std::vector<std::string> pieces;
   if (trimmed(text).empty()) return pieces;
@@ -77,6 +77,16 @@ Expected<std::vector<DomainRule>> parse_domains(const std::string& text) {
     rules.push_back(std::move(*rule));
   }
   return rules;
+}
+
+std::string to_string(const std::vector<DomainRule>& rules) {
+  std::string text;
+  for (const DomainRule& rule : rules) {
+    text += (text.empty() ? "" : ";") + rule.name + "=";
+    for (std::size_t i = 0; i < rule.members.size(); ++i)
+      text += (i == 0 ? "" : ",") + rule.members[i];
+  }
+  return text;
 }
 
 }  // namespace kvhive

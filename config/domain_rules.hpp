@@ -1,6 +1,7 @@
 #pragma once
-// Who shares with whom, as the operator writes it: "research=alice,1001,@staff;batch=bob". In a
-// TOML file the same is a table, [domains] with research = ["alice", 1001, "@staff"].
+// Which users share cached blocks, as the operator writes it:
+// "research=alice,1001,@staff;batch=bob". In a TOML file the same is a table, [domains] with
+// research = ["alice", 1001, "@staff"].
 
 #include <string>
 #include <string_view>
@@ -10,18 +11,25 @@
 
 namespace kvhive {
 
-/// One domain and who is in it: users by name or number, groups the same way after an '@'.
+/// One domain and its members: users by name or number, groups by name or number after an '@'.
 struct DomainRule {
   std::string name;
   std::vector<std::string> members;
+
+  friend bool operator==(const DomainRule&, const DomainRule&) = default;
 };
 
-/// The domain of all clients that no rule names, when they share (Options::sharing).
+/// The domain of all clients that no rule names, with --sharing all.
 inline constexpr std::string_view kDomainOfAll = "all";
-/// Of one user that no rule names: this and the user's number.
+/// The domain of one user that no rule names, with --sharing user: this prefix and the user's
+/// number.
 inline constexpr std::string_view kDomainOfUser = "uid-";
 
-/// Checks what can be checked without asking the system: names, and that nobody is named twice.
+/// Checks what can be checked without asking the system: the spelling of names, and that no member
+/// is named twice. Errors name the value and the remedy.
 Expected<std::vector<DomainRule>> parse_domains(const std::string& text);
+
+/// As parse_domains() reads it.
+std::string to_string(const std::vector<DomainRule>& rules);
 
 }  // namespace kvhive

@@ -1,7 +1,8 @@
 #pragma once
-// Element types of weights, activations and KV, and the two narrow float conversions everybody
-// needs.
+// Element types of weights, activations and KV, and the conversions between float and the two
+// 16-bit float types.
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace kvhive {
 
-/// The last three are for KV only. e4m3 is the "fn" kind: no infinities, 448 at most.
+/// The last three are for KV only. e4m3 is the "fn" variant: no infinities, largest value 448.
 enum class Dtype : std::uint8_t { f32 = 0, bf16 = 1, f16 = 2, e4m3 = 3, e5m2 = 4, int8 = 5 };
 
 constexpr std::size_t bytes_of(Dtype dtype) {
@@ -29,8 +30,8 @@ constexpr std::string_view to_string(Dtype dtype) {
   return "unknown";
 }
 
-/// Hugging Face's and vLLM's spellings ("bfloat16", "float16"/"half", "float32"/"float"); none of
-/// those for KV only.
+/// A model's element type in Hugging Face's spellings: "bfloat16", "float16" or "half", "float32"
+/// or "float". Types that are for KV only have no such name.
 constexpr std::optional<Dtype> parse_dtype(std::string_view name) {
   if (name == "float32" || name == "float") return Dtype::f32;
   if (name == "bfloat16") return Dtype::bf16;
@@ -38,12 +39,26 @@ constexpr std::optional<Dtype> parse_dtype(std::string_view name) {
   return std::nullopt;
 }
 
-/// vLLM's spellings of --kv-cache-dtype: the above, "fp8" (e4m3), "fp8_e4m3", "fp8_e5m2", "int8".
-constexpr std::optional<Dtype> parse_kv_dtype(std::string_view name) {
-  if (name == "fp8" || name == "fp8_e4m3") return Dtype::e4m3;
-  if (name == "fp8_e5m2") return Dtype::e5m2;
-  if (name == "int8") return Dtype::int8;
-  return parse_dtype(name);
+/// The element type asked for with --kv-cache-dtype, in vLLM's spellings. fp8 is another name of
+/// fp8_e4m3.
+enum class KvCacheDtype : std::uint8_t { of_model, f32, bf16, f16, fp8, e4m3, e5m2, int8 };
+constexpr std::array<std::string_view, 8> names_of(KvCacheDtype) {
+  return {"auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"};
+}
+
+/// The element type of the KV of a model with weights of type `of_model`.
+constexpr Dtype kv_dtype(KvCacheDtype asked, Dtype of_model) {
+  switch (asked) {
+    case KvCacheDtype::of_model: return of_model;
+    case KvCacheDtype::f32: return Dtype::f32;
+    case KvCacheDtype::bf16: return Dtype::bf16;
+    case KvCacheDtype::f16: return Dtype::f16;
+    case KvCacheDtype::fp8:
+    case KvCacheDtype::e4m3: return Dtype::e4m3;
+    case KvCacheDtype::e5m2: return Dtype::e5m2;
+    case KvCacheDtype::int8: return Dtype::int8;
+  }
+  return of_model;
 }
 
 inline float float_of_bf16(std::uint16_t bits) {

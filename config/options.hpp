@@ -1,108 +1,105 @@
 #pragma once
-// Everything a daemon and its engines can be told, in one aggregate. The same names in flags
-// (--block-size), in the TOML file (block-size or block_size) and here; they are vLLM's wherever
-// vLLM has them.
+// Everything the operator can ask of a daemon and its engines, as it was asked. What the options
+// come to on a machine and with a model is ResolvedOptions (config/resolved_options.hpp). Flags,
+// keys of the options file, help, manual page and completion follow from config/option_table.hpp;
+// the names are vLLM's wherever vLLM has them.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <span>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "base/expected.hpp"
+#include "config/allowed_users.hpp"
+#include "config/choices.hpp"
+#include "config/domain_rules.hpp"
+#include "config/dtype.hpp"
 
 namespace kvhive {
 
+/// Where engines compute; `automatic` = on a GPU if there is one, else on the CPU.
+enum class RequestedDevice : std::uint8_t { automatic, cpu, cuda };
+constexpr std::array<std::string_view, 3> names_of(RequestedDevice) {
+  return {"auto", "cpu", "cuda"};
+}
+
+/// Which domain a client is in that Options::domains does not name.
+enum class Sharing : std::uint8_t {
+  user,    ///< its user's own: clients of one user share
+  all,     ///< one domain for all such clients
+  listed,  ///< none: the client is refused
+};
+constexpr std::array<std::string_view, 3> names_of(Sharing) { return {"user", "all", "listed"}; }
+
+/// What happens to the cached blocks of the device tier after an engine has lost its GPU context.
+enum class GpuFault : std::uint8_t {
+  drop_unpinned,  ///< blocks that no living engine holds are dropped
+  keep,           ///< all stay
+  drop_all,       ///< all are dropped, and the other engines are restarted
+};
+constexpr std::array<std::string_view, 3> names_of(GpuFault) {
+  return {"drop_unpinned", "keep", "drop_all"};
+}
+
+enum class LogLevel : std::uint8_t { trace, debug, info, warn, error, off };
+constexpr std::array<std::string_view, 6> names_of(LogLevel) {
+  return {"trace", "debug", "info", "warn", "error", "off"};
+}
+
 struct Options {
   std::string model;          ///< directory in Hugging Face's format
-  std::string socket;         ///< of the daemon; empty = default_socket()
-  std::uint32_t engines = 1;  ///< engine processes sharing the pool, at most 31
+  std::string socket;         ///< path of the daemon's Unix socket; empty = default_socket()
+  std::uint32_t engines = 1;  ///< engine processes that share the pool, at most 31
   std::uint32_t threads = 0;  ///< compute threads of each engine; 0 = cores / engines
-  /// Where engines compute and the device tier is: cpu, cuda, or auto (cuda if it can be had).
-  std::string device = "auto";
+  RequestedDevice device = RequestedDevice::automatic;
 
   std::uint32_t block_size = 16;  ///< tokens per block
-  /// Share of the machine's memory, or of what is free of a GPU's, for weights, activations and KV
-  /// together.
-  /// 0 = by the device, see default_memory_share().
+  /// Share of the memory for weights, activations and KV together: of a GPU's free memory, or of
+  /// the machine's memory; 0 = default_memory_share() of the device.
   double gpu_memory_utilization = 0;
-  /// Of the device tier; not 0 = no profile run, utilization ignored.
+  /// Bytes of the device tier. If it is not 0, gpu_memory_utilization is ignored.
   std::size_t kv_cache_memory_bytes = 0;
-  /// Device blocks, the null block included, whatever the memory says; 0 = by memory.
+  /// Blocks of the device tier, the null block included, whatever the memory; 0 = by memory.
   std::uint32_t num_gpu_blocks_override = 0;
-  std::size_t swap_space = 0;           ///< bytes of the host tier for the whole pool; 0 = none
-  std::string kv_cache_dtype = "auto";  ///< auto = the model's; see parse_kv_dtype
+  std::size_t swap_space = 0;  ///< bytes of the host tier of the whole pool; 0 = no host tier
+  KvCacheDtype kv_cache_dtype = KvCacheDtype::of_model;
 
-  /// Tokens, prompt and output together; 0 = the model's, or what the pool can hold.
+  /// Tokens of a request, prompt and output together; 0 = what model and pool allow.
   std::uint32_t max_model_len = 0;
-  std::uint32_t max_num_seqs = 128;             ///< sequences running at once in one engine
+  std::uint32_t max_num_seqs = 128;             ///< sequences that run at once in one engine
   std::uint32_t max_num_batched_tokens = 2048;  ///< tokens computed in one step of one engine
   bool enable_prefix_caching = true;
-  /// On a GPU: the same tokens whatever else is computed beside them (on the CPU always so).
+  /// On a GPU: a request's tokens do not depend on the requests beside it (on the CPU they never
+  /// do).
   bool batch_invariant = false;
   bool enforce_eager = false;  ///< on a GPU: decode steps are not recorded as CUDA graphs
-  /// fcfs or priority (lower value first, ties by arrival).
-  std::string scheduling_policy = "fcfs";
-  double watermark = 0.0;  ///< share of the blocks kept free when admitting requests, [0, 1)
-  std::string preemption_mode = "recompute";  ///< recompute or swap
-  std::uint64_t seed = 0;  ///< not 0: requests without a seed get one from this and their prompt
-  /// Clients that `domains` does not name: user = those of one user share, all = all of them do,
-  /// listed = they are refused.
-  std::string sharing = "user";
-  std::string domains;  ///< who shares with whom (config/domain_rules.hpp); empty = nobody is named
-  /// Bytes of memory that the channels of one domain's clients may have together; 0 = what all
-  /// have.
+  SchedulingPolicy scheduling_policy = SchedulingPolicy::fcfs;
+  double watermark = 0.0;  ///< share of the blocks kept free when requests are admitted, [0, 1)
+  PreemptionMode preemption_mode = PreemptionMode::recompute;
+  /// If it is not 0, a request without a seed gets one that is made of this number and its prompt.
+  std::uint64_t seed = 0;
+  Sharing sharing = Sharing::user;
+  std::vector<DomainRule> domains;  ///< which users share cached blocks; empty = no rule
+  /// Bytes that the channels of one domain's clients may have together; 0 = only the limit for all
+  /// clients applies.
   std::size_t channel_bytes_per_domain = 0;
-  /// What becomes of a block's bytes when it goes to another domain: on_domain_change = zeros.
-  std::string scrub = "on_domain_change";
-  /// After an engine has lost its GPU's context, of what is in the device tier: drop_unpinned =
-  /// what no living engine holds goes, keep = all stays, drop_all = the other engines are started
-  /// anew and all goes.
-  std::string gpu_fault = "drop_unpinned";
-  /// How engines share a GPU's memory: vmm = by descriptors that keep it, ipc = by names, a process
-  /// more keeps it, auto = vmm if it can be had.
-  std::string gpu_memory_sharing = "auto";
-  /// Who may connect: owner (the daemon's user), everybody, or @GROUP.
-  std::string socket_access = "owner";
-  std::string log_level = "info";  ///< trace, debug, info, warn, error, off
+  Scrub scrub = Scrub::on_domain_change;
+  GpuFault gpu_fault = GpuFault::drop_unpinned;
+  GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;
+  AllowedUsers socket_access;
+  LogLevel log_level = LogLevel::info;
 };
 
-/// One field of Options: the single source of its flag, its key in the file, its help and its type.
-struct OptionField {
-  /// A size may be written with a unit; `plain_unit` is what a bare number means.
-  struct Size {
-    std::size_t Options::*member;
-    std::size_t plain_unit;
-  };
-  /// A text that may also be a table of lists in the file: "name=item,item;name=item".
-  struct Table {
-    std::string Options::*member;
-  };
-  std::string_view name;  ///< as a flag, without the dashes
-  std::variant<std::string Options::*, std::uint32_t Options::*, std::uint64_t Options::*,
-               double Options::*, bool Options::*, Size, Table>
-      target;
-  std::string_view help;
-};
-
-std::span<const OptionField> option_fields();
-
-/// Sets one field from text; errors name the field, the value and the remedy.
-Expected<void> set_option(Options& options, const OptionField& field, const std::string& text);
-
-/// The field called `name` ('_' and '-' alike); an unknown name is an error that suggests the
-/// nearest known one.
-Expected<const OptionField*> find_option(std::string_view name);
-
-/// Reads a TOML file over `options`.
+/// Reads a TOML file over `options`. Errors name the file, the key and the remedy.
 Expected<void> load_options(Options& options, const std::filesystem::path& file);
 
-/// Checks ranges and combinations.
+/// Checks ranges and combinations. Errors name the option, its value and the remedy.
 Expected<void> check_options(const Options& options);
 
-/// As flags, so that a child process gets the same options: {"--model", "...", ...}.
+/// The options as flags, so that a child process gets the same: {"--model", "...", ...}.
 std::vector<std::string> to_flags(const Options& options);
 
 /// $KVHIVE_SOCKET, or kvhive/kvhived.sock under $XDG_RUNTIME_DIR, or /run/kvhive/kvhived.sock.

@@ -9,12 +9,13 @@ namespace kvhive {
 namespace {
 
 /// Device memory left for KV once everything else has its share.
-Expected<std::size_t> kv_bytes(const Options& options, const MemoryFigures& memory) {
+Expected<std::size_t> kv_bytes(const Options& options, DeviceKind device,
+                               const MemoryFigures& memory) {
   if (options.kv_cache_memory_bytes != 0) return options.kv_cache_memory_bytes;
-  // A GPU is shared with strangers, and what they have taken is gone.
-  const std::size_t whole = options.device == "cuda" ? memory.available : memory.total;
+  // Other programs hold memory of the GPU, too: only what is free can be shared out.
+  const std::size_t whole = device == DeviceKind::cuda ? memory.available : memory.total;
   const double utilization = options.gpu_memory_utilization != 0 ? options.gpu_memory_utilization
-                                                                 : default_memory_share(options);
+                                                                 : default_memory_share(device);
   const auto share = static_cast<std::size_t>(static_cast<double>(whole) * utilization);
   const std::size_t others = memory.weights + options.engines * memory.engine_peak;
   if (share <= others)
@@ -38,26 +39,25 @@ Expected<void> check_room(std::size_t needed, const MemoryFigures& memory) {
                      "swap-space, or raise that limit");
 }
 
-double default_memory_share(const Options& options) { return options.device == "cuda" ? 0.9 : 0.4; }
+double default_memory_share(DeviceKind device) { return device == DeviceKind::cuda ? 0.9 : 0.4; }
 
 bool needs_profile_run(const Options& options) {
   return options.num_gpu_blocks_override == 0 && options.kv_cache_memory_bytes == 0;
 }
 
-Expected<PoolSize> size_pool(const Options& options, const KvLayout& layout,
+Expected<PoolSize> size_pool(const Options& options, DeviceKind device, const KvLayout& layout,
                              const MemoryFigures& memory, std::uint32_t model_positions) {
   const std::size_t block_bytes = layout.block_bytes();
   std::size_t device_blocks = options.num_gpu_blocks_override;
   if (device_blocks == 0) {
-    auto bytes = kv_bytes(options, memory);
+    auto bytes = kv_bytes(options, device, memory);
     if (!bytes) return forward_error(bytes);
     device_blocks = *bytes / block_bytes;
   }
   const std::size_t host_blocks = options.swap_space / block_bytes;
-  const bool is_one_memory = options.device != "cuda";
+  const bool is_one_memory = device != DeviceKind::cuda;
   const std::size_t needed = (device_blocks + (is_one_memory ? host_blocks : 0)) * block_bytes;
   if (auto fits = check_room(needed, memory); !fits) return forward_error(fits);
-  constexpr std::size_t kMostBlocks = std::size_t{1} << 30;
   if (device_blocks < 2 || device_blocks + host_blocks > kMostBlocks)
     return failure(Errc::bad_argument, "the pool would have " + std::to_string(device_blocks) +
                                            " device blocks of " + format_bytes(block_bytes) +

@@ -9,6 +9,7 @@
 #include "base/expected.hpp"
 #include "config/kv_layout.hpp"
 #include "config/options.hpp"
+#include "config/pool_geometry.hpp"
 
 namespace kvhive {
 
@@ -32,9 +33,9 @@ struct PoolSize {
   std::uint32_t max_model_len = 0;  ///< what was asked for, or the most that model and pool allow
 };
 
-/// gpu_memory_utilization where the operator says nothing: of what is free of a GPU nearly all, of
-/// a machine, where others live too, less than half.
-double default_memory_share(const Options& options);
+/// gpu_memory_utilization if the operator gives none: 0.9 of a GPU's free memory; 0.4 of a
+/// machine's memory, because other programs need some.
+double default_memory_share(DeviceKind device);
 
 /// Whether sizing needs figures that only a profile run can give.
 bool needs_profile_run(const Options& options);
@@ -43,7 +44,7 @@ bool needs_profile_run(const Options& options);
 /// gpu_memory_utilization (of the machine, or of what is free of a GPU) leaves after weights and
 /// the engines' peaks. One sequence of max_model_len must fit. Errors name what is needed and what
 /// there is, and what to change.
-Expected<PoolSize> size_pool(const Options& options, const KvLayout& layout,
+Expected<PoolSize> size_pool(const Options& options, DeviceKind device, const KvLayout& layout,
                              const MemoryFigures& memory, std::uint32_t model_positions);
 
 }  // namespace kvhive

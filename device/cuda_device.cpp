@@ -412,7 +412,7 @@ std::string why_no_ipc() {
 
 }  // namespace
 
-Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal, const std::string& wanted) {
+Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal, GpuMemorySharing wanted) {
   int driver = 0, count = 0;
   cudaDriverGetVersion(&driver);
   if (driver == 0)
@@ -448,12 +448,12 @@ Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal, const std::strin
   VirtualMemory memory;
   const bool is_loaded = memory.load();
   Sharing sharing;
-  if (wanted != "ipc") sharing = try_vmm(memory, is_loaded, ordinal);
-  if (wanted == "vmm" && !sharing.no_vmm.empty())
+  if (wanted != GpuMemorySharing::ipc) sharing = try_vmm(memory, is_loaded, ordinal);
+  if (wanted == GpuMemorySharing::vmm && !sharing.no_vmm.empty())
     return failure(Errc::unsupported, std::string(properties.name) +
                                           " cannot share memory by descriptors (" + sharing.no_vmm +
                                           "); use --gpu-memory-sharing ipc, or --device cpu");
-  const bool is_by_ipc = wanted == "ipc" || !sharing.no_vmm.empty();
+  const bool is_by_ipc = wanted == GpuMemorySharing::ipc || !sharing.no_vmm.empty();
   if (const std::string no_ipc = is_by_ipc ? why_no_ipc() : std::string(); !no_ipc.empty())
     return failure(Errc::unsupported,
                    std::string(properties.name) + " cannot share memory by legacy IPC (" + no_ipc +

@@ -19,6 +19,7 @@
 
 #include "base/expected.hpp"
 #include "base/unique_fd.hpp"
+#include "config/choices.hpp"
 #include "config/dtype.hpp"
 
 struct CUstream_st;
@@ -120,9 +121,8 @@ class Device {
 /// The machine's GPU `ordinal`; an error that names what is missing (the build's CUDA, the driver,
 /// a GPU) and the remedy.
 ///
-/// \param sharing  how create_shared() does it: vmm (descriptors that keep the memory), ipc (its
-///                 maker keeps it), or auto (vmm if it can be had)
-Expected<std::unique_ptr<Device>> open_cuda_device(int ordinal,
-                                                   const std::string& sharing = "auto");
+/// \param sharing  how create_shared() makes memory that other processes can map
+Expected<std::unique_ptr<Device>> open_cuda_device(
+    int ordinal, GpuMemorySharing sharing = GpuMemorySharing::automatic);
 
 }  // namespace kvhive

@@ -30,7 +30,8 @@ Expected<UniqueFd> lock_directory(const std::filesystem::path& directory) {
 }
 
 /// Lets in whom the operator named, and nobody else.
-Expected<void> grant(const std::filesystem::path& path, mode_t mode, const SocketAccess& access) {
+Expected<void> grant(const std::filesystem::path& path, mode_t mode,
+                     const SocketPermissions& access) {
   if (access.group && chown(path.c_str(), static_cast<uid_t>(-1), *access.group) != 0)
     return os_failure("socket-access: give " + path.string() + " to group " +
                       std::to_string(*access.group) +
@@ -47,25 +48,26 @@ bool somebody_listens(const std::string& path) {
 
 }  // namespace
 
-Expected<SocketAccess> resolve_access(const std::string& who) {
-  if (who == "owner") return SocketAccess{};
-  if (who == "everybody") return SocketAccess{0666, 0711, std::nullopt};
-  const std::string name = who.substr(1);
+Expected<SocketPermissions> resolve_permissions(const AllowedUsers& users) {
+  if (users.kind == AllowedUsers::Kind::owner) return SocketPermissions{};
+  if (users.kind == AllowedUsers::Kind::everybody)
+    return SocketPermissions{0666, 0711, std::nullopt};
+  const std::string& name = users.group;
   gid_t id = 0;
   const auto [end, status] = std::from_chars(name.data(), name.data() + name.size(), id);
   const bool is_number = status == std::errc{} && end == name.data() + name.size();
   if (!is_number) {
     const group* found = getgrnam(name.c_str());
     if (found == nullptr)
-      return failure(Errc::bad_argument, "socket-access: '" + who +
+      return failure(Errc::bad_argument, "socket-access: '" + to_string(users) +
                                              "' names a group unknown to this system; correct it, "
                                              "or give its number");
     id = found->gr_gid;
   }
-  return SocketAccess{0660, 0710, id};
+  return SocketPermissions{0660, 0710, id};
 }
 
-Expected<Listener> Listener::open(const std::string& path, const SocketAccess& access) {
+Expected<Listener> Listener::open(const std::string& path, const SocketPermissions& access) {
   const std::filesystem::path directory = directory_of(path);
   const bool made_directory = mkdir(directory.c_str(), 0700) == 0;
   if (!made_directory && errno != EEXIST) return os_failure("make directory " + directory.string());

@@ -8,24 +8,26 @@
 
 #include "base/expected.hpp"
 #include "base/unique_fd.hpp"
+#include "config/allowed_users.hpp"
 
 namespace kvhive {
 
-/// Who may connect. Connecting takes the right to write the socket and to search its directory.
-struct SocketAccess {
+/// Owner and modes of the socket and its directory, which decide who may connect: connecting takes
+/// the right to write the socket and to search its directory.
+struct SocketPermissions {
   mode_t socket_mode = 0600;
   mode_t directory_mode = 0700;  ///< of a directory that we make
   std::optional<gid_t> group;    ///< of both
 };
 
-/// "owner", "everybody" or "@GROUP" (a name or a number); checked by check_options().
-Expected<SocketAccess> resolve_access(const std::string& who);
+/// Looks the group up. Errors: the system does not know it.
+Expected<SocketPermissions> resolve_permissions(const AllowedUsers& users);
 
 class Listener {
  public:
   /// Binds and listens; the directory is made if it is missing, and left as it is if it is not. A
   /// socket nobody listens on any more is replaced; a living daemon's is Errc::already_running.
-  static Expected<Listener> open(const std::string& path, const SocketAccess& access);
+  static Expected<Listener> open(const std::string& path, const SocketPermissions& access);
 
   Listener(Listener&&) = default;
   Listener& operator=(Listener&&) = delete;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/expected.hpp"
+#include "config/choices.hpp"
 #include "hashing/block_hash.hpp"
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
@@ -59,12 +60,6 @@ struct Demotion {
   Evicted content;
   BlockId destination;    ///< a host block, held
   bool is_there = false;  ///< the host tier has it already: nothing to copy
-};
-
-/// What becomes of a block's bytes when it goes from one domain to another.
-enum class Scrub : std::uint8_t {
-  on_domain_change,  ///< zeros, before the new one gets it
-  never,             ///< they stay; kernels mask what they did not write
 };
 
 /// Zeroes blocks of the device tier that only the device can reach; they are zero when it returns.

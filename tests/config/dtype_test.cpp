@@ -16,7 +16,7 @@ TEST(Dtype, HasVllmsNames) {
   EXPECT_EQ(parse_dtype("half"), Dtype::f16);
   EXPECT_EQ(parse_dtype("float"), Dtype::f32);
   EXPECT_EQ(parse_dtype("int8"), std::nullopt);
-  EXPECT_EQ(parse_kv_dtype("fp8"), Dtype::e4m3);
+  EXPECT_EQ(kv_dtype(KvCacheDtype::fp8, Dtype::bf16), Dtype::e4m3);
   EXPECT_EQ(parse_dtype(""), std::nullopt);
   EXPECT_EQ(parse_dtype("BFLOAT16"), std::nullopt);
 }

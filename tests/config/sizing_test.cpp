@@ -19,8 +19,8 @@ constexpr std::uint32_t kPositions = 8192;
 MemoryFigures large() { return {64 * kGiB, 60 * kGiB, 0, 0}; }
 
 Expected<PoolSize> size(const Options& options, const MemoryFigures& memory = large(),
-                        std::uint32_t positions = kPositions) {
-  return size_pool(options, kLayout, memory, positions);
+                        DeviceKind device = DeviceKind::cpu) {
+  return size_pool(options, device, kLayout, memory, kPositions);
 }
 
 TEST(Sizing, ABlockHoldsKAndVOfAllLayers) {
@@ -28,11 +28,11 @@ TEST(Sizing, ABlockHoldsKAndVOfAllLayers) {
   Options options;
   options.kv_cache_memory_bytes = 4 * kGiB;
   KvLayout layout = kLayout;
-  EXPECT_EQ(size_pool(options, layout, large(), kPositions)->device_blocks, 2048u);
+  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, large(), kPositions)->device_blocks, 2048u);
   layout.layers = 16;
-  EXPECT_EQ(size_pool(options, layout, large(), kPositions)->device_blocks, 4096u);
+  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, large(), kPositions)->device_blocks, 4096u);
   layout.dtype = Dtype::f32;
-  EXPECT_EQ(size_pool(options, layout, large(), kPositions)->device_blocks, 2048u);
+  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, large(), kPositions)->device_blocks, 2048u);
 }
 
 TEST(Sizing, BytesThatMakeNoWholeBlockAreLeft) {
@@ -53,13 +53,12 @@ TEST(Sizing, UtilizationLeavesKvWhatWeightsAndEveryEngineDoNotNeed) {
 /// What others have of a GPU is theirs, and swap space is elsewhere.
 TEST(Sizing, UtilizationOfAGpuIsOfWhatIsFree) {
   Options options;
-  options.device = "cuda";
   options.gpu_memory_utilization = 0.5;
   options.engines = 3;
   options.swap_space = 64 * kGiB;
   const MemoryFigures memory{32 * kGiB, 30 * kGiB, 4 * kGiB, 2 * kGiB};
   // 15 GiB - 4 GiB - 3 * 2 GiB = 5 GiB
-  EXPECT_EQ(size(options, memory)->device_blocks, 2560u);
+  EXPECT_EQ(size(options, memory, DeviceKind::cuda)->device_blocks, 2560u);
 }
 
 /// A machine has others to live in it; of a GPU only what is free is looked at.
@@ -67,9 +66,9 @@ TEST(Sizing, TheUsualUtilizationGoesByTheDevice) {
   Options options;
   const MemoryFigures memory{40 * kGiB, 30 * kGiB, kGiB, kGiB};
   EXPECT_EQ(size(options, memory)->device_blocks, 14 * 512u);  // 40 * 0.4 - 1 - 1 GiB
-  options.device = "cuda";
-  EXPECT_EQ(size(options, memory)->device_blocks, 25 * 512u);  // 30 * 0.9 - 1 - 1 GiB
-  const auto refused = size(options, {40 * kGiB, 10 * kGiB, 20 * kGiB, kGiB});
+  EXPECT_EQ(size(options, memory, DeviceKind::cuda)->device_blocks,
+            25 * 512u);  // 30 * 0.9 - 1 - 1 GiB
+  const auto refused = size(options, {40 * kGiB, 10 * kGiB, 20 * kGiB, kGiB}, DeviceKind::cuda);
   ASSERT_FALSE(refused.has_value());  // with the share that was taken
   EXPECT_THAT(refused.error().text, HasSubstr("gpu-memory-utilization 0.9"));
 }

@@ -33,8 +33,10 @@ Expected<std::unique_ptr<Device>> open_fake_by_ipc() {
   facts.memory_needs_its_maker = true;
   return std::make_unique<FakeDevice>(facts);
 }
-Expected<std::unique_ptr<Device>> open_cuda() { return open_cuda_device(0, "vmm"); }
-Expected<std::unique_ptr<Device>> open_cuda_by_ipc() { return open_cuda_device(0, "ipc"); }
+Expected<std::unique_ptr<Device>> open_cuda() { return open_cuda_device(0, GpuMemorySharing::vmm); }
+Expected<std::unique_ptr<Device>> open_cuda_by_ipc() {
+  return open_cuda_device(0, GpuMemorySharing::ipc);
+}
 
 class DeviceContract : public ::testing::TestWithParam<Make> {
  protected:

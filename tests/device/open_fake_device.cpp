@@ -18,18 +18,19 @@
 
 namespace kvhive {
 
-Expected<std::unique_ptr<Device>> open_cuda_device(int, const std::string& sharing) {
+Expected<std::unique_ptr<Device>> open_cuda_device(int, GpuMemorySharing sharing) {
   const char* like = std::getenv("KVHIVE_FAKE_GPU");
   if (like == nullptr || std::string(like) == "none")
     return failure(Errc::not_found, "no fake GPU; set KVHIVE_FAKE_GPU, or use --device cpu");
   const bool has_vmm = std::string(like) != "ipc";
-  if (sharing == "vmm" && !has_vmm)
+  if (sharing == GpuMemorySharing::vmm && !has_vmm)
     return failure(Errc::unsupported, "no descriptors of a fake GPU; use --gpu-memory-sharing ipc");
   DeviceFacts facts = testing::fake_facts();
   facts.total_bytes = std::size_t{2} << 30;
   if (const char* uuid = std::getenv("KVHIVE_FAKE_GPU_UUID"); uuid != nullptr) facts.uuid = uuid;
-  facts.memory_needs_its_maker = sharing == "ipc" || !has_vmm;
-  if (sharing != "ipc" && !has_vmm) facts.sharing_reason = "no descriptors of a fake GPU";
+  facts.memory_needs_its_maker = sharing == GpuMemorySharing::ipc || !has_vmm;
+  if (sharing != GpuMemorySharing::ipc && !has_vmm)
+    facts.sharing_reason = "no descriptors of a fake GPU";
   auto device = std::make_unique<testing::FakeDevice>(facts);
   testing::FakeFaults faults;
   if (const char* path = std::getenv("KVHIVE_FAKE_GPU_FAULT"); path != nullptr)

@@ -24,10 +24,10 @@ using ::testing::UnorderedElementsAreArray;
 constexpr uid_t kOwner = 1000, kAlice = 1001, kBob = 1002;
 constexpr gid_t kUsers = 5000, kStaff = 5001, kGuests = 5002;
 
-Expected<Domains> resolve(const std::string& sharing, const std::string& rules = "") {
+Expected<Domains> resolve(Sharing sharing, const std::string& rules = "") {
   Options options;
   options.sharing = sharing;
-  options.domains = rules;
+  options.domains = parse_domains(rules).value();
   return Domains::resolve(options, {kOwner, {kUsers}});
 }
 
@@ -50,14 +50,14 @@ TEST(Domains, AreOneForEachUserUnlessTheOperatorSaysOtherwise) {
 }
 
 TEST(Domains, AreOneForAllIfTheOperatorWantsIt) {
-  Domains domains = resolve("all").value();
+  Domains domains = resolve(Sharing::all).value();
   EXPECT_EQ(domains.of({kAlice, {kUsers}}).value(), DomainId{0});
   EXPECT_EQ(domains.of({kBob, {kStaff}}).value(), DomainId{0});
   EXPECT_THAT(domains.names(), ElementsAre("all"));
 }
 
 TEST(Domains, OnesTheOperatorNamesHoldTheirMembersOnly) {
-  Domains domains = resolve("all", "team=1001,@5001").value();
+  Domains domains = resolve(Sharing::all, "team=1001,@5001").value();
   const DomainId team = domains.of({kAlice, {kUsers}}).value();
   EXPECT_EQ(domains.names()[team.value], "team");
   EXPECT_EQ(domains.of({kBob, {kUsers, kStaff}}).value(), team) << "by a supplementary group";
@@ -66,7 +66,7 @@ TEST(Domains, OnesTheOperatorNamesHoldTheirMembersOnly) {
 }
 
 TEST(Domains, RefuseWhoIsNotListedIfOnlyTheListedMayCome) {
-  Domains domains = resolve("listed", "team=1001").value();
+  Domains domains = resolve(Sharing::listed, "team=1001").value();
   EXPECT_TRUE(domains.of({kAlice, {}}).has_value());
   const auto refused = domains.of({kBob, {}});
   ASSERT_FALSE(refused.has_value());
@@ -76,13 +76,13 @@ TEST(Domains, RefuseWhoIsNotListedIfOnlyTheListedMayCome) {
 }
 
 TEST(Domains, ARuleForTheUserGoesBeforeOneForItsGroup) {
-  Domains domains = resolve("user", "team=@5001;solo=1001").value();
+  Domains domains = resolve(Sharing::user, "team=@5001;solo=1001").value();
   EXPECT_EQ(domains.names()[domains.of({kAlice, {kStaff}}).value().value], "solo");
 }
 
 /// Taking either would let a client choose, by coming without the other group.
 TEST(Domains, RefuseAUserWhoseGroupsDisagree) {
-  Domains domains = resolve("user", "team=@5001;others=@5002").value();
+  Domains domains = resolve(Sharing::user, "team=@5001;others=@5002").value();
   const auto refused = domains.of({kAlice, {kStaff, kGuests}});
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().text, HasSubstr("'team' and 'others'"));
@@ -90,7 +90,7 @@ TEST(Domains, RefuseAUserWhoseGroupsDisagree) {
 }
 
 TEST(Domains, LookNamesUpInTheSystem) {
-  Domains domains = resolve("user", "system=root,@daemon").value();
+  Domains domains = resolve(Sharing::user, "system=root,@daemon").value();
   const DomainId system = domains.of({0, {0}}).value();
   EXPECT_EQ(domains.names()[system.value], "system");
   EXPECT_EQ(domains.of({kAlice, {1}}).value(), system) << "group daemon is number 1 everywhere";
@@ -98,7 +98,7 @@ TEST(Domains, LookNamesUpInTheSystem) {
 
 TEST(Domains, RefuseNamesTheSystemDoesNotKnow) {
   for (const char* member : {"nosuchuser", "@nosuchgroup", "99999999999", "-1"}) {
-    const auto refused = resolve("user", std::string("team=") + member);
+    const auto refused = resolve(Sharing::user, std::string("team=") + member);
     ASSERT_FALSE(refused.has_value()) << member;
     EXPECT_THAT(refused.error().text,
                 HasSubstr("domains: '" + std::string(member) + "' in 'team' is unknown"));
@@ -107,22 +107,24 @@ TEST(Domains, RefuseNamesTheSystemDoesNotKnow) {
 }
 
 TEST(Domains, RefuseTwoSpellingsOfOneUserInTwoDomains) {
-  const auto refused = resolve("user", "a=root;b=0");
+  const auto refused = resolve(Sharing::user, "a=root;b=0");
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().text, HasSubstr("'0' (number 0) is in 'a' and again in 'b'"));
-  EXPECT_TRUE(resolve("user", "a=root,0").has_value()) << "twice in one is no question";
+  EXPECT_TRUE(resolve(Sharing::user, "a=root,0").has_value()) << "twice in one is no question";
 }
 
 /// All users whom our user namespace cannot tell apart come with this number.
 TEST(Domains, DoNotTakeEverybodyWithoutANumberForOneUser) {
   const uid_t nobody = overflow_uid();
-  EXPECT_THAT(resolve("user").value().of({nobody, {}}).error().text, HasSubstr("stands for"));
-  EXPECT_TRUE(resolve("all").value().of({nobody, {}}).has_value());
-  EXPECT_TRUE(resolve("user", "n=" + std::to_string(nobody)).value().of({nobody, {}}).has_value());
+  EXPECT_THAT(resolve(Sharing::user).value().of({nobody, {}}).error().text,
+              HasSubstr("stands for"));
+  EXPECT_TRUE(resolve(Sharing::all).value().of({nobody, {}}).has_value());
+  EXPECT_TRUE(
+      resolve(Sharing::user, "n=" + std::to_string(nobody)).value().of({nobody, {}}).has_value());
 }
 
 TEST(Domains, AreSixteenBitsWorthAndStayWhatTheyAre) {
-  Domains domains = resolve("user").value();
+  Domains domains = resolve(Sharing::user).value();
   for (uid_t uid = 100'000; uid < 100'000 + 65'535; ++uid)
     ASSERT_TRUE(domains.of({uid, {}}).has_value()) << uid;
   const auto refused = domains.of({kAlice, {}});
@@ -161,22 +163,24 @@ class SocketAccessTest : public ::testing::Test {
 };
 
 TEST_F(SocketAccessTest, IsTheOwnersAlone) {
-  const auto listener = Listener::open(socket_, resolve_access("owner").value());
+  const auto listener =
+      Listener::open(socket_, resolve_permissions({AllowedUsers::Kind::owner, ""}).value());
   ASSERT_TRUE(listener.has_value()) << listener.error().text;
   EXPECT_EQ(mode_of(socket_), 0600u);
   EXPECT_EQ(mode_of(directory_), 0700u);
 }
 
 TEST_F(SocketAccessTest, IsEverybodysWithoutShowingTheDirectory) {
-  const auto listener = Listener::open(socket_, resolve_access("everybody").value());
+  const auto listener =
+      Listener::open(socket_, resolve_permissions({AllowedUsers::Kind::everybody, ""}).value());
   ASSERT_TRUE(listener.has_value()) << listener.error().text;
   EXPECT_EQ(mode_of(socket_), 0666u);
   EXPECT_EQ(mode_of(directory_), 0711u);
 }
 
 TEST_F(SocketAccessTest, IsAGroups) {
-  const auto listener =
-      Listener::open(socket_, resolve_access("@" + std::to_string(getegid())).value());
+  const auto listener = Listener::open(
+      socket_, resolve_permissions({AllowedUsers::Kind::group, std::to_string(getegid())}).value());
   ASSERT_TRUE(listener.has_value()) << listener.error().text;
   EXPECT_EQ(mode_of(socket_), 0660u);
   EXPECT_EQ(mode_of(directory_), 0710u);
@@ -187,7 +191,8 @@ TEST_F(SocketAccessTest, IsAGroups) {
 TEST_F(SocketAccessTest, LeavesTheOperatorsDirectoryAsItIs) {
   std::filesystem::create_directory(directory_);
   ASSERT_EQ(chmod(directory_.c_str(), 0750), 0);
-  const auto listener = Listener::open(socket_, resolve_access("everybody").value());
+  const auto listener =
+      Listener::open(socket_, resolve_permissions({AllowedUsers::Kind::everybody, ""}).value());
   ASSERT_TRUE(listener.has_value()) << listener.error().text;
   EXPECT_EQ(mode_of(directory_), 0750u);
 }
@@ -203,10 +208,11 @@ TEST_F(SocketAccessTest, RefusesADirectoryInWhichOthersCouldPutAnotherSocket) {
 }
 
 TEST_F(SocketAccessTest, NamesAGroupThatIsUnknownOrNotOurs) {
-  EXPECT_THAT(resolve_access("@nosuchgroup").error().text,
+  EXPECT_THAT(resolve_permissions({AllowedUsers::Kind::group, "nosuchgroup"}).error().text,
               HasSubstr("socket-access: '@nosuchgroup' names a group unknown to this system"));
   if (geteuid() == 0) return;  // may give away anything
-  const auto refused = Listener::open(socket_, resolve_access("@root").value());
+  const auto refused =
+      Listener::open(socket_, resolve_permissions({AllowedUsers::Kind::group, "root"}).value());
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().text, HasSubstr("must be a member of it"));
   EXPECT_FALSE(std::filesystem::exists(directory_)) << "nothing is left behind";

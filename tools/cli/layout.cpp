@@ -9,42 +9,30 @@
 #include "models/model_config.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/table.hpp"
+#include "tools/program/option_flags.hpp"
 
 namespace kvhive {
 namespace {
 
 struct LayoutFlags {
+  explicit LayoutFlags(CLI::App& app)
+      : options(app, {"model", "block-size", "kv-cache-memory-bytes", "swap-space",
+                      "kv-cache-dtype", "max-model-len"}) {}
   CommonFlags common;
-  Options options;
-  std::string memory, swap;
+  OptionFlags options;
 };
 
-Expected<void> run(LayoutFlags& flags) {
-  auto config = load_model_config(flags.options.model);
+Expected<void> run(const LayoutFlags& flags) {
+  auto options = flags.options.options();
+  if (!options) return forward_error(options);
+  if (auto valid = check_options(*options); !valid) return valid;
+  auto config = load_model_config(options->model);
   if (!config) return forward_error(config);
-  const auto dtype = flags.options.kv_cache_dtype == "auto"
-                         ? std::optional(config->dtype)
-                         : parse_kv_dtype(flags.options.kv_cache_dtype);
-  if (!dtype)
-    return failure(Errc::bad_argument,
-                   "--kv-cache-dtype '" + flags.options.kv_cache_dtype +
-                       "' is unknown; use auto, float32, bfloat16, float16, fp8, fp8_e4m3, "
-                       "fp8_e5m2 or int8");
-  for (const auto& [text, target] : {std::pair{&flags.memory, &flags.options.kv_cache_memory_bytes},
-                                     std::pair{&flags.swap, &flags.options.swap_space}}) {
-    if (text->empty()) continue;
-    auto bytes = parse_bytes(*text);
-    if (!bytes) return forward_error(bytes);
-    *target = *bytes;
-  }
-  if (flags.options.block_size < 1 || flags.options.block_size > 1024)
-    return failure(Errc::bad_argument, "--block-size: '" +
-                                           std::to_string(flags.options.block_size) +
-                                           "' must be 1..1024 tokens; 16 is usual");
-  const KvLayout layout = fastest_kv_layout(*config, flags.options.block_size, *dtype);
+  const Dtype dtype = kv_dtype(options->kv_cache_dtype, config->dtype);
+  const KvLayout layout = fastest_kv_layout(*config, options->block_size, dtype);
   MemoryFigures unlimited;
   unlimited.total = unlimited.available = ~std::size_t{0};
-  auto size = size_pool(flags.options, layout, unlimited,
+  auto size = size_pool(*options, DeviceKind::cpu, layout, unlimited,
                         static_cast<std::uint32_t>(config->max_position_embeddings));
   if (!size) return forward_error(size);
   const std::size_t per_token = layout.block_bytes() / layout.block_size;
@@ -86,20 +74,12 @@ Expected<void> run(LayoutFlags& flags) {
 }  // namespace
 
 void add_layout(CLI::App& app, int& exit_code) {
-  auto flags = std::make_shared<LayoutFlags>();
   CLI::App* command =
       app.add_subcommand("layout", "page size and block count for a model and a memory size");
+  auto flags = std::make_shared<LayoutFlags>(*command);
   flags->common.add_format_to(*command);
-  command->add_option("--model", flags->options.model, "model directory")->required();
-  command->add_option("--block-size", flags->options.block_size, "tokens per block (default 16)");
-  command
-      ->add_option("--kv-cache-memory-bytes", flags->memory,
-                   "memory for the device tier, e.g. 2GiB")
-      ->required();
-  command->add_option("--swap-space", flags->swap, "memory for the host tier");
-  command->add_option("--kv-cache-dtype", flags->options.kv_cache_dtype,
-                      "auto, float32, bfloat16 or float16");
-  command->add_option("--max-model-len", flags->options.max_model_len, "longest request to allow");
+  for (const char* needed : {"--model", "--kv-cache-memory-bytes"})
+    command->get_option(needed)->required();
   command->callback([flags, &exit_code] {
     if (auto done = run(*flags); !done) exit_code = fail(done.error());
   });

@@ -32,14 +32,14 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
   if (!model) return forward_error(model);
   const auto length = std::min(options.max_num_batched_tokens,
                                static_cast<std::uint32_t>(config.max_position_embeddings));
-  const KvLayout layout = kv_layout(options, config);
+  const KvLayout layout = kv_layout(options, DeviceKind::cpu, config);
   const std::uint32_t blocks = (length + options.block_size - 1) / options.block_size;
   std::vector<std::byte> arena(blocks * layout.block_bytes());
   TransformerRunner runner(std::move(*model), arena.data(), layout);
   StepPlan plan;
   plan.work.push_back({SeqId{1}, 0, std::vector<TokenId>(length, 0), {}, true, {}, 0});
   for (std::uint32_t b = 0; b < blocks; ++b) plan.work.back().blocks.push_back(BlockId{b});
-  runner.run(plan);
+  if (auto computed = runner.run(plan); !computed) return forward_error(computed);
 
   std::ifstream status("/proc/self/status");
   std::size_t anonymous = 0;
@@ -50,12 +50,10 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
 
 }  // namespace
 
-Expected<void> print_model_facts(const Options& asked, const ModelConfig& config,
+Expected<void> print_model_facts(const Options& options, const ModelConfig& config,
                                  const std::string& what) {
-  auto choice = choose_device(asked);
+  auto choice = choose_device(options);
   if (!choice) return forward_error(choice);
-  Options options = asked;
-  options.device = choice->name;
   auto fingerprint = model_fingerprint(options.model);
   if (!fingerprint) return forward_error(fingerprint);
   std::size_t peak = 0, weights = weight_bytes(options.model);
@@ -79,13 +77,13 @@ Expected<void> print_model_facts(const Options& asked, const ModelConfig& config
     return forward_error(model);
   }
   if (auto tokenizer = load_tokenizer(options.model); !tokenizer) return forward_error(tokenizer);
-  const KvLayout layout = kv_layout(options, config);
+  const KvLayout layout = kv_layout(options, choice->kind, config);
   const Json facts = {{"name", model_name(options)},
                       {"fingerprint", *fingerprint},
                       {"positions", config.max_position_embeddings},
                       {"weight_bytes", weights},
                       {"engine_peak", peak},
-                      {"device", choice->name},
+                      {"device", static_cast<int>(choice->kind)},
                       {"device_reason", choice->reason},
                       {"gpu", gpu},
                       {"kv",

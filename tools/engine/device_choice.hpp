@@ -1,22 +1,23 @@
 #pragma once
-// What --device comes to on this machine.
+// The device that --device comes to on this machine.
 
 #include <memory>
 #include <string>
 
 #include "config/options.hpp"
+#include "config/pool_geometry.hpp"
 #include "device/device.hpp"
 
 namespace kvhive {
 
 struct DeviceChoice {
-  std::string name;    ///< cpu or cuda
+  DeviceKind kind = DeviceKind::cpu;
   std::string reason;  ///< the GPU's name, or why there is none; empty if the CPU was asked for
-  std::unique_ptr<Device> device;  ///< where it is cuda
+  std::unique_ptr<Device> device;  ///< null on the CPU
 };
 
-/// By `options.device`: cpu, cuda (an error says what is missing) or auto (then the CPU, saying
-/// so).
+/// The device that `options.device` comes to. Errors: a GPU is asked for and there is none, and
+/// why.
 Expected<DeviceChoice> choose_device(const Options& options);
 
 }  // namespace kvhive

@@ -71,9 +71,9 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   EngineHello hello;
   hello.engine = index;
   hello.geometry.tokens_per_block = options.block_size;
-  hello.geometry.kv = kv_layout(options, config);
-  hello.geometry.fingerprint = *fingerprint;
   hello.geometry.device = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
+  hello.geometry.kv = kv_layout(options, hello.geometry.device, config);
+  hello.geometry.fingerprint = *fingerprint;
   if (is_on_gpu) hello.gpu = FixedText<64>(device->facts().uuid);
   hello.model = FixedText<512>(model_name(options));
   hello.layout_hash = layout_hash({});
@@ -127,9 +127,8 @@ Expected<Engine::Computing> Engine::compute_on_gpu(std::unique_ptr<Device> devic
 
 void Engine::start(const Options& options, const ModelConfig& config, Computing computing) {
   sign_in(memory_, slot_, index_, pid_);
-  pool_ = std::make_unique<BlockPool>(
-      memory_, slot_, options.scrub == "never" ? Scrub::never : Scrub::on_domain_change,
-      gpu_ ? gpu_->erase : EraseOnDevice());
+  pool_ = std::make_unique<BlockPool>(memory_, slot_, options.scrub,
+                                      gpu_ ? gpu_->erase : EraseOnDevice());
   // The keeper's engines are told; one that was started by hand finds out.
   const PoolGeometry& geometry = memory_.geometry();
   const std::uint32_t max_model_len =
@@ -139,18 +138,15 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
                      (geometry.device_blocks - 1) * geometry.tokens_per_block);
   RingParts parts;
   parts.pool = pool_.get();
-  parts.scheduler = {
-      options.scheduling_policy == "priority" ? SchedulingPolicy::priority : SchedulingPolicy::fcfs,
-      options.max_num_seqs,
-      options.max_num_batched_tokens,
-      max_model_len,
-      static_cast<std::uint32_t>(config.vocab_size),
-      config.eos,
-      &tokenizer_};
-  parts.block_manager = {
-      options.enable_prefix_caching,
-      options.preemption_mode == "swap" ? PreemptionMode::swap : PreemptionMode::recompute,
-      options.watermark, options.max_num_seqs};
+  parts.scheduler = {options.scheduling_policy,
+                     options.max_num_seqs,
+                     options.max_num_batched_tokens,
+                     max_model_len,
+                     static_cast<std::uint32_t>(config.vocab_size),
+                     config.eos,
+                     &tokenizer_};
+  parts.block_manager = {options.enable_prefix_caching, options.preemption_mode, options.watermark,
+                         options.max_num_seqs};
   parts.swapper = std::move(computing.swapper);
   parts.runner = std::move(computing.runner);
   port_ = std::make_unique<Port>(

@@ -47,14 +47,15 @@ Expected<int> run(int argc, char** argv) {
   app.add_option("--make-gpu-memory", gpu_memory,
                  "make a GPU's share of the pool, so many bytes, and the weights; hand them over "
                  "through standard input, a socket, and leave when they live without us");
-  if (const auto code = flags.parse(app, argc, argv)) return *code;
+  if (const auto code = parse_command_line(app, argc, argv)) return *code;
   signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
   signal(SIGPIPE, SIG_IGN);
   auto options = flags.options();
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
-  start_log(index == kAnyEngine ? "engine" : "engine " + std::to_string(index), options->log_level);
+  start_log(index == kAnyEngine ? "engine" : "engine " + std::to_string(index),
+            std::string(to_string(options->log_level)));
 
   auto config = load_model_config(options->model);
   if (!config) return forward_error(config);
@@ -66,7 +67,6 @@ Expected<int> run(int argc, char** argv) {
   if (gpu_memory == 0) share_cores(*options, argv);  // it begins the process again: no context yet
   auto choice = choose_device(*options);
   if (!choice) return forward_error(choice);
-  options->device = choice->name;
   if (gpu_memory != 0) {
     if (choice->device == nullptr)
       return failure(Errc::bad_argument, "make-gpu-memory: there is no GPU with --device cpu");

@@ -10,10 +10,9 @@ std::string model_name(const Options& options) {
   return std::filesystem::weakly_canonical(options.model).filename().string();
 }
 
-KvLayout kv_layout(const Options& options, const ModelConfig& config) {
-  const Dtype dtype =
-      options.kv_cache_dtype == "auto" ? config.dtype : *parse_kv_dtype(options.kv_cache_dtype);
-  if (options.device == "cuda") return kv_layout(config, options.block_size, dtype);
+KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config) {
+  const Dtype dtype = kv_dtype(options.kv_cache_dtype, config.dtype);
+  if (device == DeviceKind::cuda) return kv_layout(config, options.block_size, dtype);
   return fastest_kv_layout(config, options.block_size, dtype);
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "config/options.hpp"
+#include "config/pool_geometry.hpp"
 #include "models/transformer.hpp"
 
 namespace kvhive {
@@ -12,7 +13,7 @@ namespace kvhive {
 std::string model_name(const Options& options);
 
 /// The layout of its KV blocks, in the element type that was asked for.
-KvLayout kv_layout(const Options& options, const ModelConfig& config);
+KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config);
 
 /// With a progress bar, if somebody is looking.
 Expected<Transformer> load_model(const Options& options);

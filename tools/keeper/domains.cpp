@@ -71,14 +71,10 @@ PeerIdentity PeerIdentity::of_ourselves() {
 }
 
 Expected<Domains> Domains::resolve(const Options& options, const PeerIdentity& ourselves) {
-  auto rules = parse_domains(options.domains);
-  if (!rules) return forward_error(rules);
   Domains domains;
-  domains.others_ = options.sharing == "all"      ? Others::together
-                    : options.sharing == "listed" ? Others::refused
-                                                  : Others::by_user;
+  domains.others_ = options.sharing;
   std::ifstream("/proc/sys/kernel/overflowuid") >> domains.nobody_;
-  for (const DomainRule& rule : *rules)
+  for (const DomainRule& rule : options.domains)
     for (const std::string& member : rule.members)
       if (auto added = domains.add_member(member, rule.name); !added) return forward_error(added);
   (void)domains.of(ourselves);
@@ -131,13 +127,13 @@ Expected<std::string> Domains::name_for(const PeerIdentity& client) const {
   }
   if (by_group) return *by_group;
   switch (others_) {
-    case Others::together: return std::string(kDomainOfAll);
-    case Others::refused:
+    case Sharing::all: return std::string(kDomainOfAll);
+    case Sharing::listed:
       return failure(Errc::bad_argument,
                      user +
                          " is in none of the domains that the daemon serves (sharing = listed); "
                          "the operator must name it under domains");
-    case Others::by_user: break;
+    case Sharing::user: break;
   }
   if (client.uid == nobody_)
     return failure(Errc::bad_argument,

@@ -38,13 +38,11 @@ class Domains {
   const std::vector<std::string>& names() const { return names_; }
 
  private:
-  enum class Others : std::uint8_t { by_user, together, refused };
-
   Domains() = default;
   Expected<void> add_member(const std::string& member, const std::string& domain);
   Expected<std::string> name_for(const PeerIdentity& client) const;
 
-  Others others_ = Others::by_user;
+  Sharing others_ = Sharing::user;  ///< for clients that no rule names
   std::map<uid_t, std::string> users_;
   std::map<gid_t, std::string> groups_;
   uid_t nobody_ = 65534;  ///< stands for all users this user namespace has no number for

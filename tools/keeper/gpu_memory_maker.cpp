@@ -13,7 +13,7 @@
 
 namespace kvhive {
 
-Expected<std::optional<GpuMemoryMaker::Made>> GpuMemoryMaker::make(const Options& options,
+Expected<std::optional<GpuMemoryMaker::Made>> GpuMemoryMaker::make(const ResolvedOptions& options,
                                                                    std::size_t arena_bytes,
                                                                    int stop) {
   int ends[2];

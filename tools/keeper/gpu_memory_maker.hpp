@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <optional>
 
-#include "config/options.hpp"
+#include "config/resolved_options.hpp"
 #include "tools/keeper/child.hpp"
 
 namespace kvhive {
@@ -18,7 +18,8 @@ class GpuMemoryMaker {
   };
   /// \param stop  a descriptor; when it can be read nobody wants the memory any more
   /// \return  nothing if so
-  Expected<std::optional<Made>> make(const Options& options, std::size_t arena_bytes, int stop);
+  Expected<std::optional<Made>> make(const ResolvedOptions& options, std::size_t arena_bytes,
+                                     int stop);
 
   /// Whether it is there because the memory needs it.
   bool is_running() const { return child_.is_running(); }

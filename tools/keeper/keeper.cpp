@@ -93,7 +93,7 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   if (!loop) return forward_error(loop);
   auto domains = Domains::resolve(options, PeerIdentity::of_ourselves());
   if (!domains) return forward_error(domains);
-  auto access = resolve_access(options.socket_access);
+  auto access = resolve_permissions(options.socket_access);
   if (!access) return forward_error(access);
   auto listener = Listener::open(options.socket, *access);
   if (!listener) return forward_error(listener);
@@ -107,6 +107,7 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
 
 Keeper::Keeper(const Options& options, Domains domains, Listener listener, EventLoop loop)
     : options_(options),
+      resolved_{options},
       domains_(std::move(domains)),
       listener_(std::move(listener)),
       loop_(std::move(loop)),
@@ -115,9 +116,8 @@ Keeper::Keeper(const Options& options, Domains domains, Listener listener, Event
 Keeper::~Keeper() { stop_children(); }
 
 PoolGeometry Keeper::geometry() const {
-  return {size_.device_blocks, size_.host_blocks,
-          options_.block_size, model_.layout,
-          model_.fingerprint,  is_on_gpu() ? DeviceKind::cuda : DeviceKind::cpu};
+  return {size_.device_blocks, size_.host_blocks,  options_.block_size,
+          model_.layout,       model_.fingerprint, model_.device};
 }
 
 Expected<bool> Keeper::prepare() {
@@ -143,10 +143,12 @@ Expected<bool> Keeper::make_pool() {
   if (!model) return forward_error(model);
   if (!*model) return false;
   model_ = std::move(**model);
-  options_.device = model_.device;  // the engines need not find out again
+  resolved_.device = model_.device;
   if (!model_.device_reason.empty())
-    spdlog::info("device: {} ({})", model_.device, model_.device_reason);
-  if (is_on_gpu()) options_.gpu_memory_sharing = model_.gpu.memory_needs_its_maker ? "ipc" : "vmm";
+    spdlog::info("device: {} ({})", to_string(model_.device), model_.device_reason);
+  if (is_on_gpu())
+    resolved_.gpu_memory_sharing =
+        model_.gpu.memory_needs_its_maker ? GpuMemorySharing::ipc : GpuMemorySharing::vmm;
   if (!model_.gpu.sharing_reason.empty())
     spdlog::warn("the GPU's memory is shared by legacy IPC, and one more process keeps it: {}",
                  model_.gpu.sharing_reason);
@@ -158,10 +160,10 @@ Expected<bool> Keeper::make_pool() {
       is_on_gpu() ? MemoryFigures{model_.gpu.total, model_.gpu.available, model_.weight_bytes,
                                   model_.engine_peak, "the GPU"}
                   : host;
-  auto size = size_pool(options_, model_.layout, device, model_.positions);
+  auto size = size_pool(options_, model_.device, model_.layout, device, model_.positions);
   if (!size) return forward_error(size);
   size_ = *size;
-  options_.max_model_len = size_.max_model_len;  // the engines' flags
+  resolved_.max_model_len = size_.max_model_len;
   const PoolLayout layout(geometry());
   const std::size_t mapped_device = is_on_gpu() ? 0 : layout.device_bytes;
   const std::size_t whole = mapped_device + layout.host_bytes + layout.control_bytes +
@@ -179,7 +181,7 @@ Expected<bool> Keeper::make_pool() {
 }
 
 Expected<bool> Keeper::take_gpu_memory(std::size_t arena_bytes) {
-  auto made = gpu_memory_.make(options_, arena_bytes, signals_.get());
+  auto made = gpu_memory_.make(resolved_, arena_bytes, signals_.get());
   if (!made) return forward_error(made);
   if (!*made) return false;
   pool_[std::size_t(PoolObject::device)] = std::move((*made)->arena);
@@ -224,8 +226,9 @@ void Keeper::end_guests() {
 
 void Keeper::start_steward() {
   steward_.program = "kvhive-steward";
-  steward_.flags = {"--socket",    listener_.path(),  "--keeper", std::to_string(getpid()),
-                    "--log-level", options_.log_level};
+  steward_.flags = {"--socket",    listener_.path(),
+                    "--keeper",    std::to_string(getpid()),
+                    "--log-level", std::string(to_string(options_.log_level))};
   if (listener_.made_directory()) steward_.flags.push_back("--remove-directory");
   start_child(steward_);
 }
@@ -237,7 +240,7 @@ void Keeper::prepare_engines() {
     Child engine;
     engine.program = "kvhive-engine";
     engine.ends_with_us = true;
-    engine.flags = to_flags(options_);
+    engine.flags = to_flags(resolved_);
     engine.flags.insert(engine.flags.end(), {"--index", std::to_string(i)});
     engine.threads =
         options_.threads != 0 ? options_.threads : std::max(1u, cores / options_.engines);
@@ -458,7 +461,8 @@ void Keeper::drop(int socket) {
   if (peer.pidfd) loop_.unwatch(peer.pidfd.get());
   if (!peer.is_welcome) return;
   // How a guest ended nobody tells us: on a GPU it may have lost its context.
-  if (peer.role == Role::engine && peer.pidfd && is_on_gpu() && options_.gpu_fault != "keep")
+  if (peer.role == Role::engine && peer.pidfd && is_on_gpu() &&
+      options_.gpu_fault != GpuFault::keep)
     drops_unheld_[peer.slot] = true;
   if (peer.role == Role::engine) on_engine_gone(peer);
   if (peer.role == Role::steward) give_up_repairs();
@@ -524,9 +528,9 @@ void Keeper::on_engine_gone(const Peer& peer) {
 /// it was right, and only the operator knows what that is worth.
 void Keeper::on_lost_device(const Peer& engine) {
   gpu_memory_.look_at_its_context();  // under MPS the fault was its, too
-  if (options_.gpu_fault == "keep") return;
+  if (options_.gpu_fault == GpuFault::keep) return;
   drops_unheld_[engine.slot] = true;
-  if (options_.gpu_fault != "drop_all") return;
+  if (options_.gpu_fault != GpuFault::drop_all) return;
   for (const auto& [socket, peer] : peers_) {
     if (!peer.has_role(Role::engine) || peer.slot == engine.slot) continue;
     drops_unheld_[peer.slot] = true;

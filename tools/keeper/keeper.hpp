@@ -14,6 +14,7 @@
 
 #include "base/event_loop.hpp"
 #include "config/options.hpp"
+#include "config/resolved_options.hpp"
 #include "config/sizing.hpp"
 #include "ipc/listener.hpp"
 #include "ipc/protocol.hpp"
@@ -66,7 +67,7 @@ class Keeper {
   Expected<bool> prepare();
   Expected<bool> make_pool();
   Expected<bool> take_gpu_memory(std::size_t arena_bytes);
-  bool is_on_gpu() const { return model_.device == "cuda"; }
+  bool is_on_gpu() const { return model_.device == DeviceKind::cuda; }
   Expected<void> watch_signals();
   PoolGeometry geometry() const;
 
@@ -121,6 +122,7 @@ class Keeper {
   std::string status(const Peer& asker);
 
   Options options_;
+  ResolvedOptions resolved_;  ///< complete once the pool is made
   Domains domains_;
   Listener listener_;
   ModelFacts model_;

@@ -53,7 +53,7 @@ Expected<int> run(int argc, char** argv) {
   bool is_detached = false;
   app.add_flag("--detach", is_detached,
                "return when the daemon is ready, leaving it in the background");
-  if (const auto code = flags.parse(app, argc, argv)) return *code;
+  if (const auto code = parse_command_line(app, argc, argv)) return *code;
   auto options = flags.options();
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
@@ -61,7 +61,7 @@ Expected<int> run(int argc, char** argv) {
 
   Background background;
   if (is_detached) background = Background::detach();
-  start_log("kvhived", options->log_level);
+  start_log("kvhived", std::string(to_string(options->log_level)));
   auto keeper = Keeper::start(*options);
   if (!keeper) return forward_error(keeper);
   if (*keeper == nullptr) return 0;  // stopped before it was ready

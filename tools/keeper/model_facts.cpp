@@ -26,7 +26,7 @@ Expected<std::optional<ModelFacts>> describe_model(const Options& options, int s
   model.positions = facts.at("positions");
   model.weight_bytes = facts.at("weight_bytes");
   model.engine_peak = facts.at("engine_peak");
-  model.device = facts.at("device");
+  model.device = DeviceKind(facts.at("device"));
   model.device_reason = facts.at("device_reason");
   if (const auto& gpu = facts.at("gpu"); !gpu.is_null())
     model.gpu = {gpu.at("total"),

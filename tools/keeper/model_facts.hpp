@@ -8,6 +8,7 @@
 #include "base/expected.hpp"
 #include "config/kv_layout.hpp"
 #include "config/options.hpp"
+#include "config/pool_geometry.hpp"
 
 namespace kvhive {
 
@@ -18,9 +19,9 @@ struct ModelFacts {
   KvLayout layout;
   std::uint32_t positions = 0;
   std::size_t weight_bytes = 0;
-  std::size_t engine_peak = 0;  ///< 0 without a profile run
-  std::string device;           ///< what --device comes to: cpu or cuda
-  std::string device_reason;    ///< which one, or why
+  std::size_t engine_peak = 0;          ///< 0 without a profile run
+  DeviceKind device = DeviceKind::cpu;  ///< where engines compute
+  std::string device_reason;            ///< the GPU's name, or why there is none
   struct Gpu {
     std::size_t total = 0;
     std::size_t available = 0;
@@ -28,7 +29,7 @@ struct ModelFacts {
     std::string uuid;
     bool memory_needs_its_maker = false;  ///< as DeviceFacts has it
     std::string sharing_reason;
-  } gpu;  ///< where `device` is cuda
+  } gpu;  ///< if `device` is cuda
 };
 
 /// Runs that engine to its end, with a profile run if the options leave the pool's size to it.

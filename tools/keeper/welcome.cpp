@@ -103,7 +103,7 @@ Expected<void> Keeper::welcome_engine(Peer& peer, const EngineHello& hello) {
   if (!repairs_.empty())  // whatever is held in the name of a vacant slot is being taken away
     return failure(Errc::not_running, "the pool is being repaired; try again in a moment");
   // Who came now could hold what is about to be dropped.
-  if (options_.gpu_fault == "drop_all" &&
+  if (options_.gpu_fault == GpuFault::drop_all &&
       std::find(drops_unheld_.begin(), drops_unheld_.end(), true) != drops_unheld_.end())
     return failure(Errc::not_running, "the GPU's blocks are being dropped; try again in a moment");
   PoolGeometry theirs = hello.geometry;

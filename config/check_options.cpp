@@ -1,0 +1,43 @@
+#include "config/option_table.hpp"
+#include "config/options.hpp"
+
+namespace kvhive {
+namespace {
+
+tl::unexpected<Error> bad_value(std::string_view name, const std::string& value,
+                                const std::string& remedy) {
+  return failure(Errc::bad_argument, std::string(name) + ": '" + value + "' " + remedy);
+}
+
+Expected<void> check_range(const Options& options, const OptionField& field) {
+  if (field.type.number == nullptr) return {};
+  const OptionRange& range = field.range;
+  const double value = field.type.number(options);
+  const bool is_below_most = range.is_most_excluded ? value < range.most : value <= range.most;
+  if (value >= range.least && is_below_most) return {};  // not NaN
+  if (value == 0 && !field.zero.empty()) return {};
+  std::string remedy = "must be " + range_text(field);
+  if (!field.zero.empty()) remedy += "; 0 = " + std::string(field.zero);
+  return bad_value(field.name, field.type.format(options), remedy);
+}
+
+}  // namespace
+
+Expected<void> check_options(const Options& o) {
+  if (o.model.empty())
+    return failure(Errc::bad_argument, "model is not set; give --model DIRECTORY");
+  for (const OptionField& field : option_fields())
+    if (auto checked = check_range(o, field); !checked) return checked;
+  if (o.max_num_batched_tokens < o.max_num_seqs)
+    return bad_value(
+        "max-num-batched-tokens", std::to_string(o.max_num_batched_tokens),
+        "must be at least max-num-seqs (" + std::to_string(o.max_num_seqs) + "), a token for each");
+  if (o.preemption_mode == PreemptionMode::swap && o.swap_space == 0)
+    return bad_value("preemption-mode", "swap", "needs a host tier; give --swap-space, e.g. 4GiB");
+  if (o.sharing == Sharing::listed && o.domains.empty())
+    return bad_value("sharing", "listed",
+                     "refuses every client: list users or groups under domains");
+  return {};
+}
+
+}  // namespace kvhive

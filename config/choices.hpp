@@ -1,0 +1,63 @@
+#pragma once
+// Options with a few named values: one enum each, with its table of names. Text becomes an enum
+// once, when the options are parsed (config/option_table.hpp); nothing compares strings afterwards.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace kvhive {
+
+/// An enum whose values count up from 0 and have names: `names_of(Enum)`, declared beside the enum,
+/// returns the names in the order of the values.
+template <class Enum>
+concept NamedEnum = requires {
+  names_of(Enum{}).size();
+};
+
+/// The name of a value, as it is written in flags, options files and JSON.
+template <NamedEnum Enum>
+constexpr std::string_view to_string(Enum value) {
+  return names_of(value)[static_cast<std::size_t>(value)];
+}
+
+/// The value of that name; nothing if there is none.
+template <NamedEnum Enum>
+constexpr std::optional<Enum> value_named(std::string_view name) {
+  const auto names = names_of(Enum{});
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) return std::nullopt;
+  return static_cast<Enum>(found - names.begin());
+}
+
+/// In which order the scheduler admits requests: by arrival, or by priority (lower first).
+enum class SchedulingPolicy : std::uint8_t { fcfs, priority };
+constexpr std::array<std::string_view, 2> names_of(SchedulingPolicy) {
+  return {"fcfs", "priority"};
+}
+
+/// How a preempted sequence gets its KV back: computed again, or copied back from the host tier.
+enum class PreemptionMode : std::uint8_t { recompute, swap };
+constexpr std::array<std::string_view, 2> names_of(PreemptionMode) { return {"recompute", "swap"}; }
+
+/// What happens to the bytes of a block that is allocated for another domain than before.
+enum class Scrub : std::uint8_t {
+  on_domain_change,  ///< they are zeroed first
+  never,             ///< they stay; kernels mask positions that they did not write
+};
+constexpr std::array<std::string_view, 2> names_of(Scrub) { return {"on_domain_change", "never"}; }
+
+/// How engines share the memory of a GPU.
+enum class GpuMemorySharing : std::uint8_t {
+  automatic,  ///< vmm if the driver can do it, else ipc
+  vmm,        ///< by descriptors, which keep the memory alive
+  ipc,        ///< by legacy CUDA IPC handles: the process that made the memory has to stay alive
+};
+constexpr std::array<std::string_view, 3> names_of(GpuMemorySharing) {
+  return {"auto", "vmm", "ipc"};
+}
+
+}  // namespace kvhive

@@ -1,0 +1,70 @@
+#include <charconv>
+#include <sstream>
+#include <toml++/toml.h>
+
+#include "config/option_table.hpp"
+#include "config/options.hpp"
+
+namespace kvhive {
+namespace {
+
+/// A TOML value as the text a flag would carry.
+Expected<std::string> text_of(std::string_view key, const toml::node& node) {
+  if (const auto text = node.value_exact<std::string>()) return *text;
+  if (const auto truth = node.value_exact<bool>()) return std::string(*truth ? "true" : "false");
+  if (const auto whole = node.value_exact<std::int64_t>()) return std::to_string(*whole);
+  if (const auto number = node.value_exact<double>()) {
+    char text[400];  // the largest double has 309 digits before the point
+    const auto end = std::to_chars(text, std::end(text), *number, std::chars_format::fixed).ptr;
+    return std::string(text, end);
+  }
+  return failure(Errc::bad_format, std::string(key) + " must be a string, a number or true/false");
+}
+
+/// {research = ["alice", 1001]} as "research=alice,1001".
+Expected<std::string> text_of_table(std::string_view key, const toml::table& table) {
+  std::string text;
+  for (const auto& [name, node] : table) {
+    const std::string place = std::string(key) + "." + std::string(name.str());
+    text += (text.empty() ? "" : ";") + std::string(name.str()) + "=";
+    const toml::array* items = node.as_array();
+    for (std::size_t i = 0; i < (items != nullptr ? items->size() : 1); ++i) {
+      auto item = text_of(place, items != nullptr ? *items->get(i) : node);
+      if (!item) return item;
+      if (item->find_first_of(",;=") != std::string::npos)
+        return failure(Errc::bad_argument,
+                       place + ": '" + *item + "' is not one name or number; write a list of them");
+      text += (i == 0 ? "" : ",") + *item;
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+Expected<void> load_options(Options& options, const std::filesystem::path& file) {
+  std::error_code ignored;
+  if (std::filesystem::status(file, ignored).type() == std::filesystem::file_type::not_found)
+    return failure(Errc::not_found,
+                   "options file " + file.string() + " does not exist; give --config another path");
+  toml::table table;
+  try {
+    table = toml::parse_file(file.string());
+  } catch (const toml::parse_error& error) {
+    std::ostringstream text;
+    text << file.string() << " line " << error.source().begin.line << ": " << error.description();
+    return failure(Errc::bad_format, text.str());
+  }
+  for (const auto& [key, node] : table) {
+    auto field = find_option(key.str());
+    if (!field) return failure(field.error().code, file.string() + ": " + field.error().text);
+    const bool is_table = node.is_table() && (*field)->type.kind == ValueKind::table;
+    auto text = is_table ? text_of_table(key.str(), *node.as_table()) : text_of(key.str(), node);
+    if (!text) return failure(text.error().code, file.string() + ": " + text.error().text);
+    if (auto set = set_option(options, **field, *text); !set)
+      return failure(set.error().code, file.string() + ": " + set.error().text);
+  }
+  return {};
+}
+
+}  // namespace kvhive

@@ -1,0 +1,23 @@
+#include "config/option_table.hpp"
+#include "config/resolved_options.hpp"
+
+namespace kvhive {
+
+std::vector<std::string> to_flags(const Options& options) {
+  std::vector<std::string> flags;
+  for (const OptionField& field : option_fields()) {
+    flags.push_back("--" + std::string(field.name));
+    flags.push_back(field.type.format(options));
+  }
+  return flags;
+}
+
+std::vector<std::string> to_flags(const ResolvedOptions& options) {
+  Options found = options.asked;
+  found.device = options.device == DeviceKind::cuda ? RequestedDevice::cuda : RequestedDevice::cpu;
+  found.gpu_memory_sharing = options.gpu_memory_sharing;
+  if (options.max_model_len != 0) found.max_model_len = options.max_model_len;
+  return to_flags(found);
+}
+
+}  // namespace kvhive
