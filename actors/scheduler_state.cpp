@@ -51,7 +51,7 @@ void SchedulerState::submit(Submission&& submission) {
 }
 
 Expected<void> SchedulerState::check(const Submission& submission) const {
-  // Only a client that rewrites its slots gets here; a second request of that name could not be
+  // Happens only if a client rewrites its slots. A second request of the same key could not be
   // aborted.
   if (by_key_.count(submission.key) != 0)
     return failure(Errc::bad_argument, "slot " + std::to_string(submission.key.slot) +
@@ -73,7 +73,7 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
   return {};
 }
 
-/// A dead engine had come this far: its tokens count as generated, and their text is found again.
+/// Appends the tokens that a dead engine had generated, and rebuilds their text.
 void SchedulerState::replay_journal(SeqId seq, const std::vector<TokenId>& journal) {
   for (const TokenId token : journal) {
     if (requests_.count(seq) == 0) return;
@@ -140,7 +140,7 @@ std::optional<StepRequest> SchedulerState::next_step() {
   return step;
 }
 
-/// Whom to preempt first: the last admitted, or the least important.
+/// Running requests in the order of preemption: the last admitted, or the least important, first.
 std::vector<SeqId> SchedulerState::victims() const {
   std::vector<SeqId> victims(running_.rbegin(), running_.rend());
   if (config_.policy == SchedulingPolicy::priority)
@@ -188,8 +188,8 @@ void SchedulerState::preempt(SeqId seq) {
     waiting_.push_front(seq);
 }
 
-/// One more token: to the client, and to the block manager with the next step unless it was the
-/// last.
+/// Gives one more token to the client, and to the block manager with the next step unless it ends
+/// the request.
 void SchedulerState::append(SeqId seq, const GeneratedToken& token) {
   Request& request = requests_.at(seq);
   request.tokens.push_back(token.token);

@@ -79,7 +79,7 @@ Expected<double> DeviceSwapper::move(const StepPlan& plan) {
   is_under_way_ = has_swaps;
   pairs_taken_ = 0;
   auto started = start_out(plan);
-  if (started) started = hand_over(plan);
+  if (started) started = change_domains(plan);
   if (started) started = start_in(plan);
   if (!started) return forward_error(started);
   if (!has_swaps || plans_with_copies_++ % kMeasuredEvery != 0) return 0.0;
@@ -127,15 +127,16 @@ Expected<void> DeviceSwapper::demote_aside(std::span<const BlockPair> pairs) {
 
 /// Rare, so the host waits: a block is zeroed once its bytes have left, and belongs to the other
 /// domain only then.
-Expected<void> DeviceSwapper::hand_over(const StepPlan& plan) const {
-  if (plan.hand_over.empty()) return {};
+Expected<void> DeviceSwapper::change_domains(const StepPlan& plan) const {
+  if (plan.domain_changes.empty()) return {};
   std::vector<BlockId> blocks;
-  for (const auto& [block, domain] : plan.hand_over) blocks.push_back(block);
+  for (const auto& [block, domain] : plan.domain_changes) blocks.push_back(block);
   auto zeroed = aside_.run_after(out_);
   if (zeroed)
     zeroed = zero_blocks(device_, aside_, memory_.arena(Tier::device), block_bytes_, blocks);
   if (!zeroed) return zeroed;
-  for (const auto& [block, domain] : plan.hand_over) kvhive::hand_over(memory_, block, domain);
+  for (const auto& [block, domain] : plan.domain_changes)
+    kvhive::change_domain(memory_, block, domain);
   return {};
 }
 

@@ -72,7 +72,7 @@ class DeviceSwapper final : public Swapper {
   Expected<void> start_out(const StepPlan& plan);
   Expected<void> copy_out(std::span<const BlockPair> pairs);
   Expected<void> demote_aside(std::span<const BlockPair> pairs);
-  Expected<void> hand_over(const StepPlan& plan) const;
+  Expected<void> change_domains(const StepPlan& plan) const;
   Expected<void> start_in(const StepPlan& plan);
   std::span<BlockPair> take_pairs(std::size_t count);
   std::span<const BlockPair> keep(std::span<const BlockPair> pairs);

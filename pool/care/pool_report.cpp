@@ -17,7 +17,7 @@ void count(TierReport& tier, BlockWord word) {
       ++(word.holders() == 0 ? tier.idle : tier.held);
       tier.shared += std::popcount(word.holders()) > 1;
       break;
-    default: ++tier.retired;
+    default: ++tier.retired;  // corrupt states, too: no block is left out
   }
 }
 
@@ -63,7 +63,7 @@ PoolReport report_pool(const PoolMemory& memory) {
   }
   std::array<std::array<std::uint64_t, kTiers>, 32> held{};
   for (std::uint32_t id = 1; id < memory.geometry().total_blocks(); ++id) {
-    const BlockWord word{memory.descriptors()[id].word.load(std::memory_order_acquire)};
+    const BlockWord word = memory.block(BlockId{id}).word();
     const auto tier = std::size_t(memory.tier_of(BlockId{id}));
     count(report.tiers[tier], word);
     for (std::uint32_t mask = word.holders(); mask != 0; mask &= mask - 1)
@@ -82,11 +82,9 @@ PoolReport report_pool(const PoolMemory& memory) {
 std::vector<BlockReport> report_blocks(const PoolMemory& memory) {
   std::vector<BlockReport> blocks;
   for (std::uint32_t id = 1; id < memory.geometry().total_blocks(); ++id) {
-    const BlockDescriptor& d = memory.descriptors()[id];
-    blocks.push_back({id, memory.tier_of(BlockId{id}),
-                      BlockWord{d.word.load(std::memory_order_acquire)}, d.uid.load(relaxed),
-                      d.parent_uid.load(relaxed), d.stamp.load(relaxed), d.depth.load(relaxed),
-                      d.domain.load(relaxed)});
+    const BlockView b = memory.block(BlockId{id});
+    blocks.push_back({BlockId{id}, memory.tier_of(BlockId{id}), b.word(), b.uid(), b.parent_uid(),
+                      b.stamp(), b.depth(), b.domain()});
   }
   return blocks;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// A look at the pool from outside, read-only, while everybody else works or nobody does.
+// The state of the pool in numbers: read-only, whether other processes work, are stopped or dead.
 
 #include <array>
 #include <cstdint>
@@ -30,12 +30,12 @@ struct ProcessReport {
 };
 
 struct BlockReport {
-  std::uint32_t id = 0;
+  BlockId id;
   Tier tier = Tier::device;
   BlockWord word;
   std::uint64_t uid = 0, parent_uid = 0, stamp = 0;
   std::uint32_t depth = 0;
-  std::uint16_t domain = 0;
+  DomainId domain{};
 };
 
 struct PoolReport {
@@ -43,7 +43,7 @@ struct PoolReport {
   std::string epoch;  ///< hex
   std::array<TierReport, kTiers> tiers;
   std::vector<ProcessReport> processes;  ///< attached now
-  CounterValues totals;  ///< over all processes there ever were, dead ones included
+  CounterValues totals;                  ///< over all processes there ever were, dead ones included
 };
 
 PoolReport report_pool(const PoolMemory& memory);

@@ -690,7 +690,7 @@ TEST_F(BlockManagerStateDemotion, EvictedBlocksLeaveWithTheStepThatNeedsTheirPla
   ASSERT_THAT(step.demotions, SizeIs(2));
   EXPECT_EQ(step.demotions[0].source, step.work[0].blocks[2].value) << "the end first";
   EXPECT_EQ(step.demotions[1].source, step.work[0].blocks[3].value);
-  EXPECT_THAT(step.hand_over, IsEmpty());
+  EXPECT_THAT(step.domain_changes, IsEmpty());
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 0u) << "the copies are not made";
   plan({.ended = {2}});
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 2u);
@@ -796,8 +796,8 @@ TEST_F(BlockManagerStateDemotion, BlocksThatChangeTheirDomainAreHandedOverAfterT
   const DomainId theirs{1}, ours{2};
   leave(kPrompt, theirs);
   const StepPlan step = press(ours);
-  ASSERT_THAT(step.hand_over, SizeIs(2));
-  for (const auto& [block, to] : step.hand_over) {
+  ASSERT_THAT(step.domain_changes, SizeIs(2));
+  for (const auto& [block, to] : step.domain_changes) {
     EXPECT_EQ(pool_->domain_of(block), theirs);
     EXPECT_EQ(to, ours);
   }
@@ -814,7 +814,7 @@ TEST_F(BlockManagerStateDemotion, BlocksAreHandedOverAlsoWhereNothingIsCopied) {
   leave(kPrompt, DomainId{1});
   const StepPlan step = press(DomainId{2});
   EXPECT_THAT(step.demotions, IsEmpty());
-  EXPECT_THAT(step.hand_over, SizeIs(2));
+  EXPECT_THAT(step.domain_changes, SizeIs(2));
   carry_out(step);
   plan({.ended = {2}});
   EXPECT_EQ(found_by_peer(counting(200, 13), Tier::device, DomainId{2}), 3u);

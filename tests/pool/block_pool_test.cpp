@@ -589,7 +589,7 @@ TEST(BlockPool, WildHintsAreDropped) {
   index.insert(prompt.chain[0], BlockId{1});        // holds something else
   EXPECT_THAT(match_all(b.pool, prompt).blocks, IsEmpty());
   int left = 0;
-  index.for_each(prompt.chain[0], [&](BlockId) { return ++left, PrefixIndex::Verdict::keep; });
+  index.for_each(prompt.chain[0], [&](BlockId) { return ++left, PrefixIndex::HintUse::keep; });
   EXPECT_EQ(left, 0);
 }
 

@@ -77,7 +77,7 @@ class DemotionTest : public ::testing::Test {
   static std::vector<std::uint32_t> copied(std::span<const Demotion> demotions) {
     std::vector<std::uint32_t> sources;
     for (const Demotion& d : demotions)
-      if (!d.is_there) sources.push_back(d.content.block.value);
+      if (!d.is_on_host_already) sources.push_back(d.content.block.value);
     return sources;
   }
 

@@ -91,8 +91,8 @@ Expected<Inspector::Domains> Inspector::domains() const {
   return domains;
 }
 
-std::string Inspector::Domains::name(std::uint16_t domain) const {
-  return domain < names.size() ? names[domain] : std::to_string(domain);
+std::string Inspector::Domains::name(DomainId domain) const {
+  return domain.value < names.size() ? names[domain.value] : std::to_string(domain.value);
 }
 
 Expected<DomainId> Inspector::Domains::find(const std::string& wanted) const {

@@ -44,7 +44,7 @@ class Inspector {
     std::optional<DomainId> ours;  ///< none = they would be refused
 
     /// The number itself where the name is not known.
-    std::string name(std::uint16_t domain) const;
+    std::string name(DomainId domain) const;
     /// Errc::not_found: there is no domain of that name (yet).
     Expected<DomainId> find(const std::string& name) const;
   };

@@ -43,7 +43,7 @@ Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::s
     const bool has_content = b.word.state() == BlockState::ready;
     const bool is_first = has_content && b.parent_uid >= kRootUid;
     if (flags.output() == Format::json) {
-      json.push_back({{"block", b.id},
+      json.push_back({{"block", b.id.value},
                       {"tier", to_string(b.tier)},
                       {"state", is},
                       {"generation", b.word.generation()},
@@ -54,7 +54,7 @@ Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::s
                       {"domain", domains->name(b.domain)},
                       {"stamp", b.stamp}});
     } else {
-      table.add({std::to_string(b.id), std::string(to_string(b.tier)), is,
+      table.add({std::to_string(b.id.value), std::string(to_string(b.tier)), is,
                  std::to_string(b.word.generation()), holders_of(b.word.holders()),
                  b.word.state() == BlockState::free ? "-" : domains->name(b.domain),
                  has_content ? std::to_string(b.depth) : "-",
