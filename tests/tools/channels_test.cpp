@@ -20,6 +20,7 @@ using ::testing::IsEmpty;
 
 constexpr std::size_t kBytes = kLeastChannelBytes;
 constexpr DomainId kDomain{7};
+const MachineMemory kRoom{8 * kBytes, 8 * kBytes, "the machine"};
 
 struct Told {
   int engine;
@@ -49,7 +50,7 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
     return {};
   }
   std::uint64_t create(std::uint32_t wanted = kAnyEngine) {
-    return channels_.create(kBytes, wanted, kDomain).value().id;
+    return channels_.create(kBytes, wanted, kDomain, kRoom).value().id;
   }
   static Told opened(int engine, std::uint64_t channel) {
     return {engine, MessageType::channel_open, channel};
@@ -64,28 +65,28 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
   std::vector<Told> said_;
   std::vector<std::vector<int>> fds_;
   std::vector<DomainId> domains_;
-  Channels channels_{*this, {4 * kBytes}};
+  Channels channels_{{4 * kBytes}};
 };
 
 TEST_F(ChannelsTest, AChannelWaitsForTheFirstEngine) {
   const std::uint64_t id = create();
-  EXPECT_TRUE(channels_.place_waiting()) << "nobody there is nobody deaf";
+  EXPECT_TRUE(channels_.place_waiting(*this)) << "nobody there is nobody deaf";
   EXPECT_EQ(channels_.find(id)->engine, std::nullopt);
   EXPECT_THAT(said(), IsEmpty());
   channels_.add_engine(10, 0);
-  EXPECT_TRUE(channels_.place_waiting());
+  EXPECT_TRUE(channels_.place_waiting(*this));
   EXPECT_EQ(channels_.find(id)->engine, 10);
   EXPECT_THAT(said(), ElementsAre(opened(10, id)));
-  EXPECT_TRUE(channels_.place_waiting());
+  EXPECT_TRUE(channels_.place_waiting(*this));
   EXPECT_THAT(said(), IsEmpty()) << "once is enough";
 }
 
 TEST_F(ChannelsTest, AnEngineGetsMemoryAndDoorbellOfTheSizeTheClientWasTold) {
-  const auto created = channels_.create(kBytes + 1, kAnyEngine, kDomain);
+  const auto created = channels_.create(kBytes + 1, kAnyEngine, kDomain, kRoom);
   ASSERT_TRUE(created.has_value());
   EXPECT_EQ(created->bytes, kBytes + 4096) << "whole pages";
   channels_.add_engine(10, 0);
-  channels_.place_waiting();
+  (void)channels_.place_waiting(*this);
   ASSERT_EQ(fds_.size(), 1u);
   ASSERT_EQ(fds_[0].size(), 3u);
   EXPECT_EQ(fds_[0][0], created->memory);
@@ -100,7 +101,7 @@ TEST_F(ChannelsTest, ChannelsGoToTheEngineThatServesTheFewest) {
   channels_.add_engine(11, 1);
   for (int i = 0; i < 4; ++i) {
     create();
-    channels_.place_waiting();
+    (void)channels_.place_waiting(*this);
   }
   EXPECT_EQ(channels_.load_of(10), 2u);
   EXPECT_EQ(channels_.load_of(11), 2u);
@@ -110,36 +111,36 @@ TEST_F(ChannelsTest, AWishForAnEngineIsKeptEvenIfItIsBusierOrNotThere) {
   channels_.add_engine(11, 1);
   const std::uint64_t first = create(1), second = create(1), absent = create(0);
   channels_.add_engine(12, 2);
-  channels_.place_waiting();
+  (void)channels_.place_waiting(*this);
   EXPECT_THAT(said(), ElementsAre(opened(11, first), opened(11, second)));
   channels_.add_engine(10, 0);
-  channels_.place_waiting();
+  (void)channels_.place_waiting(*this);
   EXPECT_THAT(said(), ElementsAre(opened(10, absent)));
 }
 
 TEST_F(ChannelsTest, ADeadEnginesChannelsGoToAnother) {
   channels_.add_engine(10, 0);
   const std::uint64_t pinned = create(0), free = create();
-  channels_.place_waiting();
+  (void)channels_.place_waiting(*this);
   channels_.add_engine(11, 1);
   said();
   channels_.remove_engine(10);
   EXPECT_EQ(channels_.load_of(10), 0u);
-  channels_.place_waiting();
+  (void)channels_.place_waiting(*this);
   EXPECT_THAT(said(), ElementsAre(opened(11, free)));
   EXPECT_EQ(channels_.find(pinned)->engine, std::nullopt);
   channels_.add_engine(12, 0);  // the replacement has the number, not the key
-  channels_.place_waiting();
+  (void)channels_.place_waiting(*this);
   EXPECT_THAT(said(), ElementsAre(opened(12, pinned)));
 }
 
 TEST_F(ChannelsTest, EveryEngineThatGetsAChannelIsToldItsDomain) {
   const std::uint64_t id = create();
   channels_.add_engine(10, 0);
-  channels_.place_waiting();
+  (void)channels_.place_waiting(*this);
   channels_.add_engine(11, 1);
   channels_.remove_engine(10);
-  channels_.place_waiting();
+  (void)channels_.place_waiting(*this);
   EXPECT_THAT(said(), ElementsAre(opened(10, id), opened(11, id)));
   EXPECT_THAT(domains_, ElementsAre(kDomain, kDomain));
 }
@@ -149,36 +150,36 @@ TEST_F(ChannelsTest, ADeafEnginesChannelsAreTriedAgain) {
   channels_.add_engine(11, 1);
   deaf_ = {10};
   const std::uint64_t to_deaf = create(0), to_other = create(1);
-  EXPECT_FALSE(channels_.place_waiting());
+  EXPECT_FALSE(channels_.place_waiting(*this));
   EXPECT_THAT(said(), ElementsAre(opened(11, to_other)));
-  EXPECT_FALSE(channels_.place_waiting());
+  EXPECT_FALSE(channels_.place_waiting(*this));
   deaf_ = {};
-  EXPECT_TRUE(channels_.place_waiting());
+  EXPECT_TRUE(channels_.place_waiting(*this));
   EXPECT_THAT(said(), ElementsAre(opened(10, to_deaf)));
 }
 
 TEST_F(ChannelsTest, ClosingTellsTheEngineAndNamesOneThatIsDeaf) {
   channels_.add_engine(10, 0);
   const std::uint64_t first = create(), second = create(), waiting = create(5);
-  channels_.place_waiting();
+  (void)channels_.place_waiting(*this);
   said();
-  EXPECT_EQ(channels_.close(first), std::nullopt);
+  EXPECT_EQ(channels_.close(first, *this), std::nullopt);
   EXPECT_THAT(said(), ElementsAre(closed(10, first)));
   deaf_ = {10};
-  EXPECT_EQ(channels_.close(waiting), std::nullopt) << "no engine has it";
-  EXPECT_EQ(channels_.close(second), 10);
-  EXPECT_EQ(channels_.close(second), std::nullopt) << "it is gone all the same";
+  EXPECT_EQ(channels_.close(waiting, *this), std::nullopt) << "no engine has it";
+  EXPECT_EQ(channels_.close(second, *this), 10);
+  EXPECT_EQ(channels_.close(second, *this), std::nullopt) << "it is gone all the same";
   EXPECT_FALSE(channels_.find(second).has_value());
 }
 
 TEST_F(ChannelsTest, AChannelTakenBackCanBeClosedWithoutAWord) {
   channels_.add_engine(10, 0);
   const std::uint64_t id = create();
-  channels_.place_waiting();
+  (void)channels_.place_waiting(*this);
   said();
   channels_.take_back(id);
   EXPECT_EQ(channels_.load_of(10), 0u);
-  EXPECT_EQ(channels_.close(id), std::nullopt);
+  EXPECT_EQ(channels_.close(id, *this), std::nullopt);
   EXPECT_THAT(said(), IsEmpty());
   channels_.take_back(id);  // gone: nothing to do
 }
@@ -186,16 +187,16 @@ TEST_F(ChannelsTest, AChannelTakenBackCanBeClosedWithoutAWord) {
 TEST_F(ChannelsTest, AllClientsTogetherGetSoMuchAndNoMore) {
   std::vector<std::uint64_t> ids;
   for (int i = 0; i < 4; ++i) ids.push_back(create());
-  const auto refused = channels_.create(kBytes, kAnyEngine, kDomain);
+  const auto refused = channels_.create(kBytes, kAnyEngine, kDomain, kRoom);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
   EXPECT_THAT(refused.error().text, HasSubstr("the daemon grants 4.00 MiB"));
-  channels_.close(ids[2]);
-  EXPECT_TRUE(channels_.create(kBytes, kAnyEngine, kDomain).has_value());
+  (void)channels_.close(ids[2], *this);
+  EXPECT_TRUE(channels_.create(kBytes, kAnyEngine, kDomain, kRoom).has_value());
 }
 
 TEST_F(ChannelsTest, WhoKeepsAClosedChannelKeepsNoMemory) {
-  const auto created = channels_.create(kBytes, kAnyEngine, kDomain);
+  const auto created = channels_.create(kBytes, kAnyEngine, kDomain, kRoom);
   ASSERT_TRUE(created);
   const UniqueFd kept(dup(created->memory));
   const auto bytes = [&] {
@@ -204,16 +205,14 @@ TEST_F(ChannelsTest, WhoKeepsAClosedChannelKeepsNoMemory) {
     return static_cast<std::size_t>(status.st_blocks) * 512;
   };
   EXPECT_GE(bytes(), kBytes);
-  channels_.close(created->id);
+  (void)channels_.close(created->id, *this);
   EXPECT_EQ(bytes(), 0u);
 }
 
 TEST_F(ChannelsTest, ADomainGetsSoMuchAndLeavesTheOthersTheirs) {
-  Channels channels(*this, {.of_all = 4 * kBytes, .of_domain = 2 * kBytes}, [] {
-    return MachineMemory{8 * kBytes, 8 * kBytes, "the machine"};
-  });
+  Channels channels({.of_all = 4 * kBytes, .of_domain = 2 * kBytes});
   const auto create = [&](std::uint16_t domain) {
-    return channels.create(kBytes, kAnyEngine, DomainId{domain});
+    return channels.create(kBytes, kAnyEngine, DomainId{domain}, kRoom);
   };
   const auto first = create(1);
   EXPECT_TRUE(first && create(1));
@@ -223,28 +222,26 @@ TEST_F(ChannelsTest, ADomainGetsSoMuchAndLeavesTheOthersTheirs) {
   EXPECT_THAT(refused.error().text, HasSubstr("would have 3.00 MiB, channel-bytes-per-domain "
                                               "grants 2.00 MiB"));
   EXPECT_TRUE(create(2));
-  channels.close(first->id);
+  (void)channels.close(first->id, *this);
   EXPECT_TRUE(create(1));
 }
 
 TEST_F(ChannelsTest, MoreThanTheMachineHasIsRefusedByTheLimitThatSaysSo) {
-  std::size_t available = 2 * kBytes;
-  Channels channels(*this, {8 * kBytes}, [&] {
-    return MachineMemory{8 * kBytes, available, "cgroup /a (memory.max)"};
-  });
-  EXPECT_TRUE(channels.create(2 * kBytes, kAnyEngine, DomainId{0}).has_value());
-  const auto refused = channels.create(2 * kBytes + 1, kAnyEngine, DomainId{0});
+  MachineMemory machine{8 * kBytes, 2 * kBytes, "cgroup /a (memory.max)"};
+  Channels channels({8 * kBytes});
+  EXPECT_TRUE(channels.create(2 * kBytes, kAnyEngine, DomainId{0}, machine).has_value());
+  const auto refused = channels.create(2 * kBytes + 1, kAnyEngine, DomainId{0}, machine);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::out_of_memory);
   EXPECT_THAT(refused.error().text, HasSubstr("cgroup /a (memory.max) has 2.00 MiB available"));
-  available = 3 * kBytes;
-  EXPECT_TRUE(channels.create(2 * kBytes + 1, kAnyEngine, DomainId{0}).has_value());
+  machine.available = 3 * kBytes;
+  EXPECT_TRUE(channels.create(2 * kBytes + 1, kAnyEngine, DomainId{0}, machine).has_value());
 }
 
 TEST_F(ChannelsTest, SizesOutOfBoundsAreRefused) {
   for (const std::size_t bytes :
        {std::size_t{0}, kBytes - 1, kMostChannelBytes + 1, ~std::size_t{0}}) {
-    const auto refused = channels_.create(bytes, kAnyEngine, kDomain);
+    const auto refused = channels_.create(bytes, kAnyEngine, kDomain, kRoom);
     ASSERT_FALSE(refused.has_value()) << bytes;
     EXPECT_EQ(refused.error().code, Errc::bad_argument);
     EXPECT_THAT(refused.error().text, HasSubstr("out of bounds"));

@@ -36,7 +36,8 @@ Expected<std::optional<std::string>> ask(Child& child, const Listening& listenin
   UniqueFd out_read(out[0]), out_write(out[1]);
   if (pipe2(err, O_CLOEXEC) != 0) return os_failure("pipe");
   UniqueFd err_read(err[0]), err_write(err[1]);
-  if (auto started = start(child, {standard_input, out_write.get(), err_write.get()}); !started)
+  if (auto started = start_child(child, {standard_input, out_write.get(), err_write.get()});
+      !started)
     return forward_error(started);
   out_write = UniqueFd();
   err_write = UniqueFd();

@@ -13,7 +13,7 @@
 namespace kvhive {
 
 Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wanted_engine,
-                                             DomainId domain) {
+                                             DomainId domain, const MachineMemory& machine) {
   if (bytes < kLeastChannelBytes || bytes > kMostChannelBytes)
     return failure(Errc::bad_argument,
                    "a channel of " + format_bytes(bytes) + " is out of bounds; ask for " +
@@ -34,7 +34,7 @@ Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wa
                    "your domain's channels would have " + format_bytes(in_domain) +
                        ", channel-bytes-per-domain grants " + format_bytes(quota_.of_domain) +
                        "; close one, ask for a smaller one, or have that raised");
-  if (const MachineMemory machine = look_at_memory_(); whole_pages > machine.available)
+  if (whole_pages > machine.available)
     return failure(Errc::out_of_memory,
                    "a channel needs " + format_bytes(whole_pages) + ", " + machine.bound + " has " +
                        format_bytes(machine.available) +
@@ -58,18 +58,23 @@ std::optional<Channels::Channel> Channels::find(std::uint64_t id) const {
   return found->second.channel;
 }
 
-void Channels::remove_engine(EngineKey engine) {
+std::vector<std::uint64_t> Channels::remove_engine(EngineKey engine) {
   engines_.erase(engine);
-  for (auto& [id, entry] : channels_)
-    if (entry.channel.engine == engine) entry.channel.engine.reset();
+  std::vector<std::uint64_t> waiting;
+  for (auto& [id, entry] : channels_) {
+    if (entry.channel.engine != engine) continue;
+    entry.channel.engine.reset();
+    waiting.push_back(id);
+  }
+  return waiting;
 }
 
-bool Channels::place_waiting() {
+bool Channels::place_waiting(EngineLine& line) {
   bool all_were_told = true;
   for (auto& [id, entry] : channels_) {
     if (entry.channel.engine) continue;
     if (const auto best = best_engine_for(entry.channel))
-      all_were_told = give(id, entry, *best) && all_were_told;
+      all_were_told = give(id, entry, *best, line) && all_were_told;
   }
   return all_were_told;
 }
@@ -83,10 +88,10 @@ std::optional<Channels::EngineKey> Channels::best_engine_for(const Channel& chan
   return best;
 }
 
-bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine) const {
+bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line) {
   const int doorbell = entry.doorbell.get();
   const ChannelOpen message{id, entry.channel.bytes, entry.channel.domain};
-  if (!line_->open(engine, message, {entry.memory.get(), doorbell, doorbell})) return false;
+  if (!line.open(engine, message, {entry.memory.get(), doorbell, doorbell})) return false;
   entry.channel.engine = engine;
   return true;
 }
@@ -96,18 +101,23 @@ void Channels::take_back(std::uint64_t id) {
     found->second.channel.engine.reset();
 }
 
-std::optional<Channels::EngineKey> Channels::close(std::uint64_t id) {
+std::optional<Channels::EngineKey> Channels::close(std::uint64_t id, EngineLine& line) {
+  const auto channel = find(id);
+  if (!channel) return std::nullopt;
+  forget(id);
+  if (!channel->engine || line.close(*channel->engine, ChannelClose{id})) return std::nullopt;
+  return channel->engine;
+}
+
+void Channels::forget(std::uint64_t id) {
   const auto found = channels_.find(id);
-  if (found == channels_.end()) return std::nullopt;
+  if (found == channels_.end()) return;
   const auto& [channel, memory, doorbell] = found->second;
-  const auto engine = channel.engine;
-  // Who keeps the descriptor keeps no memory that we have paid for.
+  // A client or engine that keeps the descriptor must keep no memory: the channel's quota is free
+  // again. If the hole cannot be made, the memory goes with the last descriptor.
   (void)fallocate(memory.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                   static_cast<off_t>(channel.bytes));
   channels_.erase(found);
-  if (!engine) return std::nullopt;
-  if (line_->close(*engine, ChannelClose{id})) return std::nullopt;
-  return engine;
 }
 
 std::size_t Channels::load_of(EngineKey engine) const {

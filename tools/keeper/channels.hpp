@@ -1,9 +1,8 @@
 #pragma once
-// The clients' channels and the engines that serve them. Knows engines by a key of the keeper's and
-// talks to them through a function, so that it can be tested without sockets.
+// The table of the clients' channels and of the engines that serve them. It knows an engine by a
+// key that the keeper chooses and talks to it through an EngineLine, so that tests need no sockets.
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <vector>
@@ -27,9 +26,9 @@ using EngineKey = int;
 class EngineLine {
  public:
   virtual ~EngineLine() = default;
-  virtual Expected<void> open(EngineKey engine, const ChannelOpen& message,
-                              const std::vector<int>& fds) = 0;
-  virtual Expected<void> close(EngineKey engine, const ChannelClose& message) = 0;
+  [[nodiscard]] virtual Expected<void> open(EngineKey engine, const ChannelOpen& message,
+                                            const std::vector<int>& fds) = 0;
+  [[nodiscard]] virtual Expected<void> close(EngineKey engine, const ChannelClose& message) = 0;
 };
 
 /// The key is the engine's socket.
@@ -47,12 +46,7 @@ class EngineSockets : public EngineLine {
 class Channels {
  public:
   using EngineKey = kvhive::EngineKey;
-  using LookAtMemory = std::function<MachineMemory()>;
-
-  explicit Channels(
-      EngineLine& line, const ChannelQuota& quota = {},
-      LookAtMemory memory = [] { return machine_memory(); })
-      : line_(&line), quota_(quota), look_at_memory_(std::move(memory)) {}
+  explicit Channels(const ChannelQuota& quota = {}) : quota_(quota) {}
 
   /// A channel that no engine serves yet, and what its client needs of it.
   struct Created {
@@ -63,7 +57,8 @@ class Channels {
   };
   /// Errors: `bytes` out of bounds, more than is left for the domain or for all clients together,
   /// or more than machine and cgroup have: a client must not bring the OOM killer upon all.
-  Expected<Created> create(std::size_t bytes, std::uint32_t wanted_engine, DomainId domain);
+  [[nodiscard]] Expected<Created> create(std::size_t bytes, std::uint32_t wanted_engine,
+                                         DomainId domain, const MachineMemory& machine);
 
   /// What a client has of its channel.
   struct Channel {
@@ -77,20 +72,23 @@ class Channels {
 
   /// An engine is there to serve channels; `number` is what clients call it.
   void add_engine(EngineKey engine, std::uint32_t number) { engines_.emplace(engine, number); }
-  /// It is not any more: its channels wait for another.
-  void remove_engine(EngineKey engine);
+  /// The engine is gone: its channels wait for another one.
+  /// \return  their ids
+  std::vector<std::uint64_t> remove_engine(EngineKey engine);
 
   /// Gives each waiting channel to the engine it wants, or to the one that serves the fewest; a
   /// channel without such an engine goes on waiting. False = an engine could not be told just now
   /// (it is stopped or busy, and its queue is full): call again soon.
-  bool place_waiting();
+  [[nodiscard]] bool place_waiting(EngineLine& line);
 
   /// Its engine cannot serve it: it waits again.
   void take_back(std::uint64_t id);
 
   /// Forgets a channel, gives its memory back and tells its engine. The engine, if it could not be
   /// told: it would keep the channel for ever.
-  std::optional<EngineKey> close(std::uint64_t id);
+  [[nodiscard]] std::optional<EngineKey> close(std::uint64_t id, EngineLine& line);
+  /// The same for a channel that no engine has been told of.
+  void forget(std::uint64_t id);
 
   std::size_t load_of(EngineKey engine) const;
 
@@ -101,11 +99,9 @@ class Channels {
     UniqueFd doorbell;  ///< the engine's end; the client's is the client's
   };
   std::optional<EngineKey> best_engine_for(const Channel& channel) const;
-  bool give(std::uint64_t id, Entry& entry, EngineKey engine) const;
+  static bool give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line);
 
-  EngineLine* line_;
   ChannelQuota quota_;
-  LookAtMemory look_at_memory_;
   std::map<EngineKey, std::uint32_t> engines_;
   std::map<std::uint64_t, Entry> channels_;
   std::uint64_t next_id_ = 1;

@@ -50,14 +50,14 @@ std::string program_directory() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
 }
 
-Expected<void> start(Child& child, const Streams& streams) {
+Expected<void> start_child(Child& child, const Streams& streams) {
   ++child.starts;
   child.last_start = std::chrono::steady_clock::now();
   const pid_t keeper = getpid();
   const pid_t pid = fork();
   if (pid < 0) return fork_failure(child.program);
   if (pid == 0) {
-    if (child.ends_with_us) {  // also if it is stopped, and cannot notice that we are gone
+    if (child.ends_with_keeper) {  // by the kernel, since a stopped child notices nothing
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != keeper) _exit(0);
     }

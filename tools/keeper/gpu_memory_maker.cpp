@@ -24,7 +24,7 @@ Expected<std::optional<GpuMemoryMaker::Made>> GpuMemoryMaker::make(const Resolve
   child_.program = "kvhive-engine";
   child_.flags = to_flags(options);
   child_.flags.push_back("--make-gpu-memory=" + std::to_string(arena_bytes));
-  child_.ends_with_us = true;
+  child_.ends_with_keeper = true;
   auto asked = ask(child_, {.stop = stop, .answer = line_.get()}, theirs.get());
   if (!asked) return forward_error(asked);
   if (!*asked) return std::optional<Made>();
@@ -38,7 +38,7 @@ Expected<std::optional<GpuMemoryMaker::Made>> GpuMemoryMaker::make(const Resolve
   return std::optional<Made>(Made{std::move((*packet)->fds[0]), std::move((*packet)->fds[1])});
 }
 
-void GpuMemoryMaker::look_at_its_context() {
+void GpuMemoryMaker::check_context() {
   if (!is_running()) return;
   // An error means that the child has ended; its pidfd tells the keeper so.
   (void)send_packet(line_.get(), GpuContextCheck{});

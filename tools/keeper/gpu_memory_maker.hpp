@@ -26,7 +26,7 @@ class GpuMemoryMaker {
   pid_t pid() const { return child_.pid; }
   const UniqueFd& pidfd() const { return child_.pidfd; }
   /// It ends if its context is lost.
-  void look_at_its_context();
+  void check_context();
   /// After its pidfd has fired: what is to be said of that.
   std::string collect();
   /// The memory is given back, where it was its.

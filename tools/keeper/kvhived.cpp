@@ -65,12 +65,12 @@ Expected<int> run(int argc, char** argv) {
   auto keeper = Keeper::start(*options);
   if (!keeper) return forward_error(keeper);
   if (*keeper == nullptr) return 0;  // stopped before it was ready
-  const PoolSize& size = (*keeper)->size();
-  const std::size_t block_bytes = (*keeper)->model().layout.block_bytes();
+  const MadePool& pool = (*keeper)->pool();
+  const std::size_t block_bytes = pool.model.layout.block_bytes();
   spdlog::info(
       "{}: {} device and {} host blocks of {} ({} tokens each), sequences of up to {} tokens",
-      (*keeper)->model().name, size.device_blocks - 1, size.host_blocks, format_bytes(block_bytes),
-      options->block_size, size.max_model_len);
+      pool.model.name, pool.size.device_blocks - 1, pool.size.host_blocks,
+      format_bytes(block_bytes), options->block_size, pool.size.max_model_len);
   auto ended = (*keeper)->run([&] {
     std::printf("kvhived: ready on %s (%u engines)\n", (*keeper)->socket_path().c_str(),
                 options->engines);

@@ -1,13 +1,16 @@
-// Who is let in, and what they are given: the keeper's side of a hello.
+// Who may join, and what each role gets.
 
+#include "tools/keeper/welcome.hpp"
+
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "base/log.hpp"
-#include "ipc/pidfd.hpp"
-#include "tools/keeper/keeper.hpp"
+#include "config/machine_memory.hpp"
+#include "pool/pool_layout.hpp"
+#include "pool/pool_memory.hpp"
 
 namespace kvhive {
 namespace {
@@ -26,166 +29,178 @@ std::string describe(const PoolGeometry& g, const std::string& model) {
          ", block size " + std::to_string(g.tokens_per_block) + ")";
 }
 
-Expected<void> check_layout(std::uint32_t hash) {
+enum class Opened : std::uint8_t { as_they_are, read_only };
+
+/// Sends a welcome with these of the pool's memory objects, and `more` after them.
+template <class Welcome>
+Expected<void> send_welcome(const Tables& tables, const Peer& peer, Welcome message,
+                            const std::vector<PoolObject>& objects, Opened opened,
+                            const UniqueFd& more = {}) {
+  std::vector<UniqueFd> reopened;
+  std::vector<int> fds;
+  for (const PoolObject object : objects) {
+    const UniqueFd& fd = tables.pool.objects[std::size_t(object)];
+    if (!fd) continue;
+    message.objects |= 1u << std::size_t(object);
+    fds.push_back(fd.get());
+    if (opened == Opened::as_they_are) continue;
+    auto weaker = reopen_read_only(fd.get());
+    if (!weaker) return forward_error(weaker);
+    reopened.push_back(std::move(*weaker));
+    fds.back() = reopened.back().get();
+  }
+  if (more) fds.push_back(more.get());
+  return send_packet(peer.socket.get(), message, fds);
+}
+
+/// Whether the pool can take an engine now.
+Expected<void> check_moment(const Tables& tables) {
+  if (!tables.is_formatted)
+    return failure(Errc::not_running, "the pool is not ready yet; try again in a moment");
+  if (!tables.repairs.empty())  // a repair takes away what is held in the name of a vacant slot
+    return failure(Errc::not_running, "the pool is being repaired; try again in a moment");
+  // A new engine could hold blocks that are about to be dropped.
+  const bool is_dropping = std::any_of(tables.slots.begin(), tables.slots.end(),
+                                       [](const Slot& slot) { return slot.drops_unheld; });
+  if (tables.options.asked.gpu_fault == GpuFault::drop_all && is_dropping)
+    return failure(Errc::not_running, "the GPU's blocks are being dropped; try again in a moment");
+  return {};
+}
+
+/// Whether the engine computes the KV that the pool holds, on the GPU that the pool is on.
+Expected<void> check_model(const MadePool& pool, const EngineHello& hello) {
+  PoolGeometry theirs = hello.geometry;
+  theirs.device_blocks = pool.geometry.device_blocks;  // the keeper decides the size
+  theirs.host_blocks = pool.geometry.host_blocks;
+  if (theirs != pool.geometry)
+    return failure(Errc::layout_mismatch,
+                   "the pool holds KV of " + describe(pool.geometry, pool.model.name) +
+                       ", this engine computes " + describe(hello.geometry, hello.model.str()) +
+                       "; start it with the daemon's model and options");
+  // An engine on another GPU would fail later, without a reason that a user could act on.
+  if (pool.is_on_gpu() && hello.gpu.str() != pool.model.gpu.uuid)
+    return failure(Errc::layout_mismatch,
+                   "the pool is on " + pool.model.gpu.name + " " + pool.model.gpu.uuid +
+                       ", this engine on " + hello.gpu.str() +
+                       "; make the pool's its first: CUDA_VISIBLE_DEVICES=" + pool.model.gpu.uuid);
+  return {};
+}
+
+/// The number that an engine has: by its place among the keeper's children, else the number it
+/// asks for, else the first that is free.
+Expected<std::uint32_t> number_of(const Tables& tables, const Peer& peer, std::uint32_t wanted) {
+  if (const Child* child = tables.child_of(peer.pid))
+    return static_cast<std::uint32_t>(child - tables.engines.data());
+  const std::uint32_t free = tables.free_engine_number();
+  if (wanted == kAnyEngine) return free;
+  if (!tables.has_engine(wanted)) return wanted;
+  return failure(Errc::bad_argument, "index: engine " + std::to_string(wanted) +
+                                         " is there already; use " + std::to_string(free) +
+                                         ", or leave --index out");
+}
+
+Expected<std::uint32_t> vacant_slot(const Tables& tables) {
+  const auto slot = std::find_if(tables.slots.begin(), tables.slots.end(),
+                                 [](const Slot& s) { return s.use == Slot::Use::vacant; });
+  if (slot != tables.slots.end()) return static_cast<std::uint32_t>(slot - tables.slots.begin());
+  return failure(Errc::too_many_processes,
+                 "all " + std::to_string(kMaxProcesses) +
+                     " process slots are taken, the most a pool has; end an engine, or start "
+                     "another daemon");
+}
+
+Expected<void> welcome_engine(Tables& tables, Peer& peer, const EngineHello& hello) {
+  if (auto good = check_moment(tables); !good) return good;
+  if (auto same = check_model(tables.pool, hello); !same) return same;
+  auto slot = vacant_slot(tables);
+  if (!slot) return forward_error(slot);
+  auto number = number_of(tables, peer, hello.engine);
+  if (!number) return forward_error(number);
+  const EngineWelcome message{
+      .engine = *number, .slot = *slot, .pid = static_cast<std::uint32_t>(peer.pid)};
+  auto sent = send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are,
+                           tables.pool.gpu_weights);
+  if (!sent) return sent;  // it has touched nothing
+  peer.engine = *number;
+  peer.slot = *slot;
+  tables.slots[*slot].use = Slot::Use::used;
+  tables.channels.add_engine(peer.socket.get(), peer.engine);
+  return {};
+}
+
+Expected<void> welcome_steward(const Tables& tables, const Peer& peer) {
+  if (tables.child_of(peer.pid) != &tables.steward)
+    return failure(Errc::bad_argument, "the steward is started by the daemon itself");
+  StewardWelcome message;
+  message.geometry = tables.pool.geometry;
+  return send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are);
+}
+
+Expected<void> welcome_inspector(const Tables& tables, const Peer& peer,
+                                 const InspectorHello& hello) {
+  std::vector<PoolObject> objects = {PoolObject::control, PoolObject::metadata};
+  if (hello.wants_tokens != 0) objects.push_back(PoolObject::tokens);
+  InspectorWelcome message;
+  message.model = FixedText<512>(tables.pool.model.name);
+  return send_welcome(tables, peer, message, objects, Opened::read_only);
+}
+
+Expected<void> welcome_client(Tables& tables, Peer& peer, const ClientHello& hello) {
+  if (hello.engine != kAnyEngine && !tables.has_engine(hello.engine))
+    return failure(Errc::not_found, "engine " + std::to_string(hello.engine) +
+                                        " does not exist; this daemon runs engines 0.." +
+                                        std::to_string(tables.engines.size() - 1));
+  auto domain = tables.domains.of(PeerIdentity::of_socket(peer.socket.get()));
+  if (!domain) return forward_error(domain);
+  auto channel =
+      tables.channels.create(hello.channel_bytes, hello.engine, *domain, machine_memory());
+  if (!channel) return forward_error(channel);
+  const ClientWelcome message{channel->id, channel->bytes};
+  const int doorbell = channel->doorbell.get();
+  if (auto sent = send_packet(peer.socket.get(), message, {channel->memory, doorbell, doorbell});
+      !sent) {
+    tables.channels.forget(channel->id);
+    return sent;
+  }
+  peer.channel = channel->id;
+  return {};
+}
+
+Expected<void> check_member(const Peer& peer, std::uint32_t hash) {
+  if (peer.uid != geteuid())
+    return failure(Errc::bad_argument, "only the daemon's own user may attach to the pool");
   if (hash == layout_hash({})) return {};
   return failure(Errc::layout_mismatch, "the daemon's layout hash is " + hex(layout_hash({})) +
                                             ", yours is " + hex(hash) +
                                             "; use programs of the same build");
 }
 
+/// Passes the result on and, if it is good, notes the role.
+Expected<void> as(Role role, Peer& peer, Expected<void> welcomed) {
+  if (!welcomed) return welcomed;
+  peer.role = role;
+  peer.is_welcome = true;
+  return {};
+}
+
 }  // namespace
 
-void Keeper::hello(Peer& peer, Packet& packet) {
-  if (packet.fds.empty())
-    return refuse(peer, {Errc::bad_format, "a hello must carry the sender's pidfd"});
-  // The processes we started we know better than by their own word.
-  if (child_of(peer.pid) == nullptr) {
-    if (!is_pidfd_of(packet.fds.front(), peer.pid))
-      return refuse(peer, {Errc::bad_format, "a hello must carry a pidfd of its sender"});
-    peer.pidfd = std::move(packet.fds.front());
-    const int socket = peer.socket.get();
-    loop_.watch(peer.pidfd.get(), [this, socket] { drop(socket); });
-    if (has_fired(peer.pidfd)) return drop(socket);
-  }
-  if (auto welcomed = welcome(peer, packet); !welcomed) {
-    peer.is_welcome = false;
-    return refuse(peer, welcomed.error());
-  }
-}
-
-Expected<void> Keeper::welcome(Peer& peer, const Packet& packet) {
-  if (const auto hello = packet.as<ClientHello>()) {
-    peer.role = Role::client;
-    return welcome_client(peer, *hello);
-  }
-  if (peer.uid != geteuid())
-    return failure(Errc::bad_argument, "only the daemon's own user may attach to the pool");
+Expected<void> welcome(Tables& tables, Peer& peer, const Packet& packet) {
+  if (const auto hello = packet.as<ClientHello>())
+    return as(Role::client, peer, welcome_client(tables, peer, *hello));
   if (const auto hello = packet.as<EngineHello>()) {
-    if (auto same = check_layout(hello->layout_hash); !same) return same;
-    peer.role = Role::engine;
-    return welcome_engine(peer, *hello);
+    if (auto good = check_member(peer, hello->layout_hash); !good) return good;
+    return as(Role::engine, peer, welcome_engine(tables, peer, *hello));
   }
   if (const auto hello = packet.as<StewardHello>()) {
-    if (auto same = check_layout(hello->layout_hash); !same) return same;
-    peer.role = Role::steward;
-    return welcome_steward(peer);
+    if (auto good = check_member(peer, hello->layout_hash); !good) return good;
+    return as(Role::steward, peer, welcome_steward(tables, peer));
   }
-  const auto hello = packet.as<InspectorHello>();
-  if (auto same = check_layout(hello->layout_hash); !same) return same;
-  peer.role = Role::inspector;
-  return welcome_inspector(peer, *hello);
-}
-
-template <class Welcome>
-Expected<void> Keeper::send_welcome(Peer& peer, Welcome message,
-                                    const std::vector<PoolObject>& objects, bool read_only) {
-  std::vector<UniqueFd> reopened;
-  std::vector<int> fds;
-  for (const PoolObject object : objects) {
-    const UniqueFd& fd = pool_[std::size_t(object)];
-    if (!fd) continue;
-    message.objects |= 1u << std::size_t(object);
-    fds.push_back(fd.get());
-    if (!read_only) continue;
-    auto weaker = reopen_read_only(fd.get());
-    if (!weaker) return forward_error(weaker);
-    reopened.push_back(std::move(*weaker));
-    fds.back() = reopened.back().get();
+  if (const auto hello = packet.as<InspectorHello>()) {
+    if (auto good = check_member(peer, hello->layout_hash); !good) return good;
+    return as(Role::inspector, peer, welcome_inspector(tables, peer, *hello));
   }
-  if (peer.role == Role::engine && gpu_weights_) fds.push_back(gpu_weights_.get());
-  peer.is_welcome = true;
-  return send_packet(peer.socket.get(), message, fds);
-}
-
-Expected<void> Keeper::welcome_engine(Peer& peer, const EngineHello& hello) {
-  if (!is_formatted_)
-    return failure(Errc::not_running, "the pool is not ready yet; try again in a moment");
-  if (!repairs_.empty())  // whatever is held in the name of a vacant slot is being taken away
-    return failure(Errc::not_running, "the pool is being repaired; try again in a moment");
-  // Who came now could hold what is about to be dropped.
-  if (options_.gpu_fault == GpuFault::drop_all &&
-      std::find(drops_unheld_.begin(), drops_unheld_.end(), true) != drops_unheld_.end())
-    return failure(Errc::not_running, "the GPU's blocks are being dropped; try again in a moment");
-  PoolGeometry theirs = hello.geometry;
-  const PoolGeometry ours = geometry();
-  theirs.device_blocks = ours.device_blocks;  // the size is the keeper's to say
-  theirs.host_blocks = ours.host_blocks;
-  if (theirs != ours)
-    return failure(Errc::layout_mismatch, "the pool holds KV of " + describe(ours, model_.name) +
-                                              ", this engine computes " +
-                                              describe(hello.geometry, hello.model.str()) +
-                                              "; start it with the daemon's model and options");
-  // On another GPU it would reach the arena as a stranger's memory, or fail without saying why.
-  if (is_on_gpu() && hello.gpu.str() != model_.gpu.uuid)
-    return failure(Errc::layout_mismatch,
-                   "the pool is on " + model_.gpu.name + " " + model_.gpu.uuid +
-                       ", this engine on " + hello.gpu.str() +
-                       "; make the pool's its first: CUDA_VISIBLE_DEVICES=" + model_.gpu.uuid);
-  const auto slot = std::find(slots_.begin(), slots_.end(), SlotUse::vacant);
-  if (slot == slots_.end())
-    return failure(Errc::too_many_processes,
-                   "all " + std::to_string(kMaxProcesses) +
-                       " process slots are taken, the most a pool has; end an engine, or start "
-                       "another daemon");
-  peer.slot = static_cast<std::uint32_t>(slot - slots_.begin());
-  const Child* child = child_of(peer.pid);
-  if (child != nullptr) {
-    peer.engine = static_cast<std::uint32_t>(child - engines_.data());
-  } else {
-    auto number = number_of_guest(hello.engine);
-    if (!number) return forward_error(number);
-    peer.engine = *number;
-  }
-  const EngineWelcome message{
-      .engine = peer.engine, .slot = peer.slot, .pid = static_cast<std::uint32_t>(peer.pid)};
-  auto sent = send_welcome(peer, message, kAllObjects, false);
-  if (!sent) return sent;  // it has touched nothing
-  *slot = SlotUse::used;
-  channels_.add_engine(peer.socket.get(), peer.engine);
-  place_channels();
-  return {};
-}
-
-Expected<void> Keeper::welcome_steward(Peer& peer) {
-  if (child_of(peer.pid) != &steward_)
-    return failure(Errc::bad_argument, "the steward is started by the daemon itself");
-  StewardWelcome message;
-  message.geometry = geometry();
-  auto sent = send_welcome(peer, message, kAllObjects, false);
-  if (!sent) return sent;
-  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)  // what its predecessor did not get to
-    if (slots_[slot] == SlotUse::unswept) sweep(slot);
-  return {};
-}
-
-Expected<void> Keeper::welcome_inspector(Peer& peer, const InspectorHello& hello) {
-  std::vector<PoolObject> objects = {PoolObject::control, PoolObject::metadata};
-  if (hello.wants_tokens != 0) objects.push_back(PoolObject::tokens);
-  InspectorWelcome message;
-  message.model = FixedText<512>(model_.name);
-  return send_welcome(peer, message, objects, true);
-}
-
-Expected<void> Keeper::welcome_client(Peer& peer, const ClientHello& hello) {
-  if (hello.engine != kAnyEngine && !has_engine(hello.engine))
-    return failure(Errc::not_found, "engine " + std::to_string(hello.engine) +
-                                        " does not exist; this daemon runs engines 0.." +
-                                        std::to_string(engines_.size() - 1));
-  auto domain = domains_.of(PeerIdentity::of_socket(peer.socket.get()));
-  if (!domain) return forward_error(domain);
-  auto channel = channels_.create(hello.channel_bytes, hello.engine, *domain);
-  if (!channel) return forward_error(channel);
-  const ClientWelcome message{channel->id, channel->bytes};
-  const int doorbell = channel->doorbell.get();
-  if (auto sent = send_packet(peer.socket.get(), message, {channel->memory, doorbell, doorbell});
-      !sent) {
-    close_channel(channel->id);
-    return sent;
-  }
-  peer.channel = channel->id;
-  peer.is_welcome = true;
-  place_channels();
-  return {};
+  return failure(Errc::bad_format, "a hello of an unknown role");
 }
 
 }  // namespace kvhive

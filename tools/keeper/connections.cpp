@@ -1,0 +1,151 @@
+#include "tools/keeper/connections.hpp"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/log.hpp"
+#include "config/process_limits.hpp"
+#include "ipc/pidfd.hpp"
+
+namespace kvhive {
+namespace {
+
+/// Descriptors that no client gets: for children that have to be started again.
+constexpr std::size_t kKeptDescriptors = 16;
+/// Descriptors that a peer needs which has not said hello yet: a pidfd, a channel, two doorbells.
+constexpr std::size_t kDescriptorsOfAHello = 4;
+
+UniqueFd open_reserve() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+UniqueFd accept_next(int listener) {
+  return UniqueFd{accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
+}
+
+/// Pid and uid of the process at the other end, as the kernel knows them.
+ucred credentials_of(int socket) {
+  ucred credentials{};
+  socklen_t size = sizeof credentials;
+  getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size);
+  return credentials;
+}
+
+void send_refusal(int socket, const Error& error) {
+  // An error here means that the peer has closed the connection; there is nobody left to tell.
+  (void)send_packet(socket, Refused{error.code, FixedText<512>(error.text)});
+}
+
+void refuse_for_want_of_descriptors(UniqueFd socket) {
+  if (!socket) return;
+  errno = EMFILE;
+  send_refusal(socket.get(), os_failure("the daemon cannot take another connection").value());
+  // Closing a socket with unread data resets it, and the peer would not get to read the refusal.
+  char ignored;
+  while (recv(socket.get(), &ignored, 1, MSG_DONTWAIT) > 0) {
+  }
+}
+
+}  // namespace
+
+Connections::Connections(Tables& tables, EventLoop& loop, Events& events)
+    : tables_(tables), loop_(loop), events_(events), reserve_(open_reserve()) {}
+
+void Connections::listen(int listener) {
+  loop_.watch(listener, [this, listener] { accept(listener); });
+}
+
+void Connections::accept(int listener) {
+  UniqueFd socket = accept_next(listener);
+  if (!socket && (errno == EMFILE || errno == ENFILE)) {
+    reserve_ = UniqueFd();
+    refuse_for_want_of_descriptors(accept_next(listener));
+    reserve_ = open_reserve();
+  }
+  if (!socket) return;
+  const ucred credentials = credentials_of(socket.get());
+  const int fd = socket.get();
+  Peer peer;
+  peer.socket = std::move(socket);
+  peer.pid = credentials.pid;
+  peer.uid = credentials.uid;
+  if (!has_room_for(peer)) return refuse_for_want_of_descriptors(std::move(peer.socket));
+  tables_.peers.emplace(fd, std::move(peer));
+  loop_.watch(fd, [this, fd] { receive(fd); });
+}
+
+/// Whether descriptors are left for this peer, for all that have not said hello yet, and after them
+/// for the keeper's children.
+bool Connections::has_room_for(const Peer& peer) const {
+  if (tables_.child_of(peer.pid) != nullptr) return true;
+  const auto unknown = std::count_if(tables_.peers.begin(), tables_.peers.end(),
+                                     [](const auto& entry) { return !entry.second.is_welcome; });
+  return descriptors_left(peer.socket.get()) >=
+         kKeptDescriptors + (static_cast<std::size_t>(unknown) + 1) * kDescriptorsOfAHello;
+}
+
+void Connections::receive(int socket) {
+  Peer& peer = tables_.peers.at(socket);
+  auto packet = receive_packet(socket);
+  if (!packet && packet.error().code == Errc::os_error) return;  // nothing there after all
+  if (!packet && packet.error().code == Errc::layout_mismatch) return refuse(peer, packet.error());
+  if (!packet) spdlog::warn("pid {}: {}", peer.pid, packet.error().text);
+  if (!packet || !*packet) return hang_up(peer);
+  if ((*packet)->lost_fds)
+    return refuse(peer, {Errc::os_error,
+                         "the daemon has no file descriptor left for those sent to it; raise its "
+                         "limit (ulimit -n), or try again later"});
+  events_.on_packet(peer, std::move(**packet));
+}
+
+bool Connections::identify(Peer& peer, Packet& hello) {
+  if (hello.fds.empty()) {
+    refuse(peer, {Errc::bad_format, "a hello must carry the sender's pidfd"});
+    return false;
+  }
+  if (tables_.child_of(peer.pid) != nullptr) return true;
+  if (!is_pidfd_of(hello.fds.front(), peer.pid)) {
+    refuse(peer, {Errc::bad_format, "a hello must carry a pidfd of its sender"});
+    return false;
+  }
+  peer.pidfd = std::move(hello.fds.front());
+  const int socket = peer.socket.get();
+  loop_.watch(peer.pidfd.get(), [this, socket] { drop(socket); });
+  if (!has_fired(peer.pidfd)) return true;
+  drop(socket);
+  return false;
+}
+
+void Connections::refuse(Peer& peer, const Error& error) {
+  spdlog::warn("refused pid {}: {}", peer.pid, error.text);
+  send_refusal(peer.socket.get(), error);
+  hang_up(peer);
+}
+
+void Connections::hang_up(Peer& peer) {
+  const bool is_of_the_pool = peer.has_role(Role::engine) || peer.has_role(Role::steward);
+  if (!is_of_the_pool) return drop(peer.socket.get());
+  loop_.unwatch(peer.socket.get());
+  fence(peer);
+}
+
+void Connections::fence(const Peer& peer) {
+  shutdown(peer.socket.get(), SHUT_RDWR);
+  const Child* child = tables_.child_of(peer.pid);
+  kill_by_pidfd(child != nullptr ? child->pidfd : peer.pidfd);
+}
+
+void Connections::drop(int socket) {
+  const auto found = tables_.peers.find(socket);
+  if (found == tables_.peers.end()) return;
+  const Peer peer = std::move(found->second);
+  tables_.peers.erase(found);
+  loop_.unwatch(socket);
+  if (peer.pidfd) loop_.unwatch(peer.pidfd.get());
+  if (peer.is_welcome) events_.on_gone(peer);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,93 @@
+#include "tools/keeper/status.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace kvhive {
+namespace {
+
+using Json = nlohmann::json;
+
+/// A packet holds only so many names; later domains are shown by their numbers.
+constexpr std::size_t kMostDomainNames = 1024;
+
+std::uint32_t restarts_of(const Child& child) { return child.starts - std::min(child.starts, 1u); }
+
+Json serving(const Tables& tables, int socket, const Peer& peer, const char* state) {
+  return {{"state", state}, {"slot", peer.slot}, {"channels", tables.channels.load_of(socket)}};
+}
+
+Json own_engine(const Tables& tables, std::size_t number) {
+  const Child& child = tables.engines[number];
+  Json engine = {{"engine", number},
+                 {"pid", child.pid},
+                 {"restarts", restarts_of(child)},
+                 {"state", child.is_running() ? "starting" : "down"}};
+  for (const auto& [socket, peer] : tables.peers)
+    if (peer.has_role(Role::engine) && peer.pid == child.pid)
+      engine.update(serving(tables, socket, peer, "serving"));
+  return engine;
+}
+
+Json engines(const Tables& tables) {
+  Json all = Json::array();
+  for (std::size_t i = 0; i < tables.engines.size(); ++i) all.push_back(own_engine(tables, i));
+  for (const auto& [socket, peer] : tables.peers) {
+    if (!tables.is_guest(peer)) continue;
+    Json guest = {{"engine", peer.engine}, {"pid", peer.pid}, {"restarts", 0}};
+    guest.update(serving(tables, socket, peer, "guest"));
+    all.push_back(guest);
+  }
+  return all;
+}
+
+Json domains(const Tables& tables, std::optional<DomainId> yours) {
+  const auto& names = tables.domains.names();
+  const auto count = static_cast<std::ptrdiff_t>(std::min(names.size(), kMostDomainNames));
+  return {{"names", std::vector<std::string>(names.begin(), names.begin() + count)},
+          {"yours", yours ? Json(names[yours->value]) : Json()}};
+}
+
+Json clients(const Tables& tables) {
+  Json all = Json::array();
+  for (const auto& [socket, peer] : tables.peers) {
+    if (!peer.has_role(Role::client)) continue;
+    const auto channel = tables.channels.find(peer.channel);
+    if (!channel) continue;
+    all.push_back(
+        {{"pid", peer.pid},
+         {"uid", peer.uid},
+         {"channel", peer.channel},
+         {"channel_bytes", channel->bytes},
+         {"domain", tables.domains.names()[channel->domain.value]},
+         {"engine", channel->engine ? Json(tables.peers.at(*channel->engine).engine) : Json()}});
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string status_of(const Tables& tables, const std::string& socket,
+                      std::optional<DomainId> yours) {
+  const MadePool& pool = tables.pool;
+  Json status;
+  status["keeper"] = {{"pid", getpid()}, {"socket", socket}, {"repairs", tables.repairs.size()}};
+  status["model"] = {{"name", pool.model.name},
+                     {"directory", std::filesystem::absolute(tables.options.asked.model)},
+                     {"fingerprint", fmt::format("{:016x}", pool.model.fingerprint)},
+                     {"max_model_len", pool.size.max_model_len}};
+  status["steward"] = {{"pid", tables.steward.pid}, {"restarts", restarts_of(tables.steward)}};
+  if (pool.gpu_memory.is_running()) status["gpu_memory"] = {{"pid", pool.gpu_memory.pid()}};
+  status["engines"] = engines(tables);
+  status["slots"] = to_json(tables.slot_owners());
+  status["domains"] = domains(tables, yours);
+  status["clients"] = clients(tables);
+  return status.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace kvhive

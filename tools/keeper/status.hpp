@@ -1,0 +1,16 @@
+#pragma once
+// The keeper's tables as JSON, for `kvhive pool`.
+
+#include <optional>
+#include <string>
+
+#include "tools/keeper/tables.hpp"
+
+namespace kvhive {
+
+/// \param socket    the path that the daemon listens on
+/// \param yours     the domain of the asker's own clients; nothing = they are refused
+std::string status_of(const Tables& tables, const std::string& socket,
+                      std::optional<DomainId> yours);
+
+}  // namespace kvhive

@@ -1,0 +1,115 @@
+#include "tools/keeper/supervisor.hpp"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/byte_size.hpp"
+#include "base/log.hpp"
+#include "config/machine_memory.hpp"
+#include "ipc/pidfd.hpp"
+
+namespace kvhive {
+namespace {
+
+/// A child that lived shorter than this died young.
+constexpr std::chrono::seconds kYoung{2};
+
+/// What the user should look at after a child could not start.
+std::string remedy_for(const std::string& end) {
+  std::string remedy = "its message is above";
+  if (end != "signal " + std::to_string(SIGKILL)) return remedy;
+  const MachineMemory memory = machine_memory();
+  remedy += "; if there is none, the kernel wanted memory: ";
+  remedy += memory.bound + " has " + format_bytes(memory.available) +
+            " available; lower kv-cache-memory-bytes, or raise that limit";
+  return remedy;
+}
+
+/// Delay before the next start: 100 ms after the first early death, doubled with each, at most 5 s.
+std::chrono::milliseconds delay_after(std::uint32_t young_deaths) {
+  if (young_deaths == 0) return std::chrono::milliseconds(1);
+  return std::chrono::milliseconds(std::min(5000u, 50u << std::min(young_deaths, 7u)));
+}
+
+}  // namespace
+
+void Supervisor::start_steward(std::vector<std::string> flags) {
+  tables_.steward.name = "steward";
+  tables_.steward.program = "kvhive-steward";
+  tables_.steward.flags = std::move(flags);
+  start(tables_.steward);
+}
+
+void Supervisor::make_engine_entries() {
+  const Options& options = tables_.options.asked;
+  const auto cores = static_cast<std::uint32_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
+  for (std::uint32_t i = 0; i < options.engines; ++i) {
+    Child engine;
+    engine.name = "engine " + std::to_string(i);
+    engine.program = "kvhive-engine";
+    engine.ends_with_keeper = true;
+    engine.flags = to_flags(tables_.options);
+    engine.flags.insert(engine.flags.end(), {"--index", std::to_string(i)});
+    engine.threads = options.threads != 0 ? options.threads : std::max(1u, cores / options.engines);
+    tables_.engines.push_back(std::move(engine));
+  }
+}
+
+void Supervisor::start_engines() {
+  if (tables_.engines.empty()) make_engine_entries();
+  for (Child& engine : tables_.engines)
+    if (!engine.is_running() && engine.starts == 0) start(engine);
+}
+
+void Supervisor::start(Child& child) {
+  if (auto started = start_child(child); !started) {
+    if (!tables_.is_ready) return fail(started.error());  // the user waits for a yes or no
+    spdlog::error("{}: start {} failed: {}", child.name, child.starts, started.error().text);
+    return restart_later(child);
+  }
+  spdlog::info("{} started: pid {}, start {}", child.name, child.pid, child.starts);
+  loop_.watch(child.pidfd.get(), [this, &child] { on_end(child); });
+}
+
+void Supervisor::on_end(Child& child) {
+  loop_.unwatch(child.pidfd.get());
+  const pid_t pid = child.pid;
+  const std::string end = collect(child);
+  const Peer* peer = tables_.peer_of(pid);
+  const bool had_served = peer != nullptr && peer->is_serving;
+  spdlog::warn("{} (pid {}) ended: {}", child.name, pid, end);
+  events_.on_child_end(child, pid);
+  // A child that fails before it was ever of use would fail again and again.
+  const bool never_worked = &child == &tables_.steward ? !tables_.is_formatted && child.starts >= 3
+                                                       : !tables_.is_ready && !had_served;
+  if (!never_worked) return restart_later(child);
+  fail({Errc::bad_argument, child.program + " could not start (" + end + "); " + remedy_for(end)});
+}
+
+void Supervisor::restart_later(Child& child) {
+  const bool died_young = std::chrono::steady_clock::now() - child.last_start < kYoung;
+  child.young_deaths = died_young ? child.young_deaths + 1 : 0;
+  const auto delay = delay_after(child.young_deaths);
+  spdlog::info("{}: start {} follows in {} ms", child.name, child.starts + 1, delay.count());
+  loop_.after(delay, [this, &child] { start(child); });
+}
+
+void Supervisor::stop_all() {
+  std::vector<Child*> children = {&tables_.steward};
+  for (Child& engine : tables_.engines) children.push_back(&engine);
+  for (Child* child : children)
+    if (child->is_running()) kill_by_pidfd(child->pidfd);
+  for (Child* child : children)
+    if (child->is_running()) collect(*child);
+}
+
+void Supervisor::fail(Error error) {
+  fatal_ = std::move(error);
+  loop_.stop();
+}
+
+}  // namespace kvhive

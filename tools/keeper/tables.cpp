@@ -1,0 +1,54 @@
+#include "tools/keeper/tables.hpp"
+
+#include <algorithm>
+
+namespace kvhive {
+
+const Child* Tables::child_of(pid_t pid) const {
+  if (pid == 0) return nullptr;
+  if (steward.pid == pid) return &steward;
+  const auto engine = std::find_if(engines.begin(), engines.end(),
+                                   [pid](const Child& child) { return child.pid == pid; });
+  return engine == engines.end() ? nullptr : &*engine;
+}
+
+bool Tables::is_guest(const Peer& peer) const {
+  return peer.has_role(Role::engine) && child_of(peer.pid) == nullptr;
+}
+
+Peer* Tables::peer_with_role(Role role) {
+  for (auto& [socket, peer] : peers)
+    if (peer.has_role(role)) return &peer;
+  return nullptr;
+}
+
+Peer* Tables::peer_of(pid_t pid) {
+  for (auto& [socket, peer] : peers)
+    if (peer.pid == pid && peer.is_welcome) return &peer;
+  return nullptr;
+}
+
+bool Tables::has_engine(std::uint32_t number) const {
+  if (number < engines.size()) return true;
+  return std::any_of(peers.begin(), peers.end(), [number](const auto& entry) {
+    return entry.second.has_role(Role::engine) && entry.second.engine == number;
+  });
+}
+
+std::uint32_t Tables::free_engine_number() const {
+  auto number = static_cast<std::uint32_t>(engines.size());
+  while (has_engine(number)) ++number;
+  return number;
+}
+
+SlotOwners Tables::slot_owners() const {
+  SlotOwners owners{};
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
+    if (slots[slot].use == Slot::Use::unswept) owners[slot].use = SlotOwner::Use::unswept;
+  for (const auto& [socket, peer] : peers)
+    if (peer.has_role(Role::engine))
+      owners[peer.slot] = {SlotOwner::Use::used, static_cast<std::uint32_t>(peer.pid)};
+  return owners;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,13 @@
+#pragma once
+// The keeper's answer to a hello: checks whether the process may join, enters it into the tables
+// and sends what its role is entitled to.
+
+#include "ipc/protocol.hpp"
+#include "tools/keeper/tables.hpp"
+
+namespace kvhive {
+
+/// An error says why the process is refused; the tables are then as before.
+[[nodiscard]] Expected<void> welcome(Tables& tables, Peer& peer, const Packet& hello);
+
+}  // namespace kvhive
