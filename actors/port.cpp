@@ -6,7 +6,7 @@
 namespace kvhive {
 namespace {
 
-/// A seed that depends on the daemon's and on the prompt, and on nothing else (FNV-1a).
+/// A seed made of the daemon's seed and the prompt (FNV-1a), so that equal prompts get equal seeds.
 std::uint64_t mix(std::uint64_t seed, const std::vector<TokenId>& prompt) {
   std::uint64_t hash = 14695981039346656037ull ^ seed;
   for (const TokenId token : prompt)
@@ -42,7 +42,8 @@ void Port::close(std::uint64_t channel) {
 
 void Port::drain(OpenChannel& open) {
   if (!answer_doorbell(open.doorbell.get()))
-    loop_.unwatch(open.doorbell.get());  // its end is shut: level-triggered for ever
+    loop_.unwatch(
+        open.doorbell.get());  // the client has closed it: it would stay readable for ever
 
   EngineChannel& channel = *open.channel;
   SubmitBatch batch;
@@ -67,7 +68,8 @@ Expected<Submission> Port::tokenise(EngineChannel& channel, TakenRequest& reques
   std::shared_ptr<OutputSink> sink = channel.sink(request);
   Submission submission{
       {channel.id(), request.slot}, std::move(request.tokens), std::move(request.journal),
-      std::move(request.params),    std::move(sink),           {}};
+      std::move(request.params),    std::move(sink),           {},
+      request.earlier_admission};
   if (request.prompt_kind == PromptKind::text) {
     if (request.text.size() > limits_.most_prompt_bytes)
       return failure(Errc::never_fits,

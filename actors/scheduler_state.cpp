@@ -48,6 +48,13 @@ void SchedulerState::submit(Submission&& submission) {
                   false,
                   false,
                   false};
+  if (submission.earlier_admission) {
+    // Read from a slot that the client can write to: it may deceive itself, but not beyond its
+    // prompt.
+    request.stats = *submission.earlier_admission;
+    request.stats.cached_tokens = std::min(request.stats.cached_tokens, request.prompt_tokens);
+    request.is_admitted = true;
+  }
   request.stats.prompt_tokens = request.prompt_tokens;
   by_key_.emplace(request.key, seq);
   requests_.emplace(seq, std::move(request));
@@ -57,7 +64,7 @@ void SchedulerState::submit(Submission&& submission) {
 }
 
 Expected<void> SchedulerState::check(const Submission& submission) const {
-  // Only a client that rewrites its slots gets here; a second request of that name could not be
+  // Happens only if a client rewrites its slots. A second request of the same key could not be
   // aborted.
   if (by_key_.count(submission.key) != 0)
     return failure(Errc::bad_argument, "slot " + std::to_string(submission.key.slot) +
@@ -79,7 +86,7 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
   return {};
 }
 
-/// A dead engine had come this far: its tokens count as generated, and their text is found again.
+/// Appends the tokens that a dead engine had generated, and rebuilds their text.
 void SchedulerState::replay_journal(SeqId seq, const std::vector<TokenId>& journal) {
   for (const TokenId token : journal) {
     if (requests_.count(seq) == 0) return;
@@ -139,14 +146,14 @@ std::optional<StepRequest> SchedulerState::next_step() {
     step.waiting.push_back(seq);
     Request& request = requests_.at(seq);
     if (!std::exchange(request.is_known, true))
-      step.added.push_back(
-          {seq, request.tokens, request.params.sampling, request.params.logprobs, request.domain});
+      step.added.push_back({seq, request.tokens, request.params.sampling, request.params.logprobs,
+                            request.domain, request.is_admitted});
   }
   step_is_out_ = true;
   return step;
 }
 
-/// Whom to preempt first: the last admitted, or the least important.
+/// Running requests in the order of preemption: the last admitted, or the least important, first.
 std::vector<SeqId> SchedulerState::victims() const {
   std::vector<SeqId> victims(running_.rbegin(), running_.rend());
   if (config_.policy == SchedulingPolicy::priority)
@@ -194,8 +201,8 @@ void SchedulerState::preempt(SeqId seq) {
     waiting_.push_front(seq);
 }
 
-/// One more token: to the client, and to the block manager with the next step unless it was the
-/// last.
+/// Gives one more token to the client, and to the block manager with the next step unless it ends
+/// the request.
 void SchedulerState::append(SeqId seq, const GeneratedToken& token) {
   Request& request = requests_.at(seq);
   request.tokens.push_back(token.token);

@@ -1,6 +1,6 @@
 #pragma once
-// Runs steps on a transformer: joins the plan's block tables with the device arena, samples at the
-// end.
+// Runs steps on a transformer: applies the plan's block tables to the device arena, and samples at
+// the end.
 
 #include "actors/step_runner.hpp"
 #include "config/kv_layout.hpp"

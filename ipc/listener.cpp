@@ -40,7 +40,11 @@ Expected<void> grant(const std::filesystem::path& path, mode_t mode,
   return {};
 }
 
-bool somebody_listens(const std::string& path) { return connect_to_daemon(path).has_value(); }
+/// Also if it is stopped and its queue is full (Errc::os_error).
+bool somebody_listens(const std::string& path) {
+  const auto socket = connect_to_daemon(path);
+  return socket || socket.error().code == Errc::os_error;
+}
 
 }  // namespace
 

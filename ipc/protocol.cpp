@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -137,12 +138,16 @@ Expected<UniqueFd> connect_to_daemon(const std::string& socket_path, int timeout
   if (!address) return forward_error(address);
   UniqueFd fd{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
   if (!fd) return os_failure("socket");
+  // A stopped daemon accepts nothing: once its queue is full, connecting would wait for ever.
+  const timeval no_limit{};
   if (timeout_ms >= 0) {
-    const timeval limit{timeout_ms / 1000, timeout_ms % 1000 * 1000 + 1};  // 0 = for ever
+    const timeval limit{timeout_ms / 1000, timeout_ms % 1000 * 1000 + 1};  // all 0 = for ever
     setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
   }
-  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0)
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0) {
+    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &no_limit, sizeof no_limit);
     return fd;
+  }
   if (errno == ENOENT || errno == ECONNREFUSED)
     return failure(Errc::not_running,
                    "no daemon listens on " + socket_path +

@@ -82,7 +82,7 @@ Expected<double> DeviceSwapper::move(const StepPlan& plan) {
   is_under_way_ = has_swaps;
   pairs_taken_ = 0;
   auto started = start_out(plan);
-  if (started) started = zero_for_other_domains(plan);
+  if (started) started = change_domains(plan);
   if (started) started = start_in(plan);
   if (!started) return forward_error(started);
   if (!has_swaps || plans_with_copies_++ % kMeasuredEvery != 0) return 0.0;
@@ -132,15 +132,16 @@ Expected<void> DeviceSwapper::demote_through_aside(std::span<const BlockPair> pa
 /// Zeroes the blocks that go to another domain, after their bytes have left, and then writes the
 /// new domain's name: a process killed in between leaves the old name, and the block is zeroed
 /// again. The host waits, since this is rare.
-Expected<void> DeviceSwapper::zero_for_other_domains(const StepPlan& plan) const {
-  if (plan.hand_over.empty()) return {};
+Expected<void> DeviceSwapper::change_domains(const StepPlan& plan) const {
+  if (plan.domain_changes.empty()) return {};
   std::vector<BlockId> blocks;
-  for (const auto& [block, domain] : plan.hand_over) blocks.push_back(block);
+  for (const auto& [block, domain] : plan.domain_changes) blocks.push_back(block);
   auto zeroed = aside_.run_after(out_);
   if (zeroed)
     zeroed = zero_blocks(device_, aside_, memory_.arena(Tier::device), block_bytes_, blocks);
   if (!zeroed) return zeroed;
-  for (const auto& [block, domain] : plan.hand_over) hand_over(memory_, block, domain);
+  for (const auto& [block, domain] : plan.domain_changes)
+    kvhive::change_domain(memory_, block, domain);
   return {};
 }
 

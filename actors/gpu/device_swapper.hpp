@@ -81,7 +81,7 @@ class DeviceSwapper final : public Swapper {
   [[nodiscard]] Expected<void> start_out(const StepPlan& plan);
   [[nodiscard]] Expected<void> copy_out(std::span<const BlockPair> pairs);
   [[nodiscard]] Expected<void> demote_through_aside(std::span<const BlockPair> pairs);
-  [[nodiscard]] Expected<void> zero_for_other_domains(const StepPlan& plan) const;
+  [[nodiscard]] Expected<void> change_domains(const StepPlan& plan) const;
   [[nodiscard]] Expected<void> start_in(const StepPlan& plan);
   std::span<BlockPair> take_pairs(std::size_t count);
   std::span<const BlockPair> copy_pairs(std::span<const BlockPair> pairs);

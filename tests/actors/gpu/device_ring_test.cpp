@@ -118,10 +118,10 @@ TEST(DeviceRing, TokensAreTheOraclesHoweverSlowTheDevice) {
         ASSERT_TRUE(finish((*engine)->ring()));
         expect_right(requests, swapping());
         const SlotCounters& counters = pool.memory.control().processes[kFirst.value].counters;
-        swaps += counters.preemptions_swap;
-        hits += counters.hit_blocks;
-        demoted += counters.demoted_blocks;
-        promoted += counters.promoted_blocks;
+        swaps += counters["preemptions_swap"];
+        hits += counters["hit_blocks"];
+        demoted += counters["demoted_blocks"];
+        promoted += counters["promoted_blocks"];
         const BlockPool& blocks = (*engine)->ring().pool();
         for (const Tier tier : {Tier::device, Tier::host})
           EXPECT_EQ(blocks.available(tier), blocks.capacity(tier));
@@ -147,7 +147,7 @@ TEST(DeviceRing, ASecondEngineUsesTheBlocksOfTheFirst) {
   FakeDevice device;
   ASSERT_EQ(serve(device, pool, kSecond, again), 0);
   expect_right(again, swapping());
-  EXPECT_GE(pool.memory.control().processes[kSecond.value].counters.hit_blocks, 8u);
+  EXPECT_GE(pool.memory.control().processes[kSecond.value].counters["hit_blocks"], 8u);
 }
 
 class DeviceRingFaults : public ::testing::Test {

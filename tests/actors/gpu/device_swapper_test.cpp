@@ -288,7 +288,7 @@ TEST_F(DeviceSwapperTest, ABlockIsZeroedForAnotherDomainOnlyAfterItsBytesAreCopi
     };
     write(device(1), 1), write(host(3), 103);
     StepPlan leaving = plan({{1, 3}}, {});
-    leaving.hand_over = {{BlockId{1}, DomainId{2}}};
+    leaving.domain_changes = {{BlockId{1}, DomainId{2}}};
     auto moved = std::async(std::launch::async, [&] { return swapper->move(leaving); });
     EXPECT_TRUE(stays_away(moved));
     EXPECT_TRUE(holds(device(1), 1)) << aside;
@@ -306,7 +306,7 @@ TEST_F(DeviceSwapperTest, ZeroingDoesNotWaitForTheHost) {
   Gate gate;
   hold_up_what_goes_to_the_host(gate);
   StepPlan leaving = plan({{1, 3}}, {});
-  leaving.hand_over = {{BlockId{1}, DomainId{2}}};
+  leaving.domain_changes = {{BlockId{1}, DomainId{2}}};
   auto moved = std::async(std::launch::async, [&] { return swapper->move(leaving); });
   EXPECT_TRUE(comes(moved));
   gate.open();

@@ -174,7 +174,7 @@ TEST_F(Fsck, FreeBlocksNobodyWouldFindAreDamageOnlyWhenNobodyWorks) {
   EXPECT_THAT(live.violations, IsEmpty());
   EXPECT_EQ(live.unlisted, 1u);
   EXPECT_THAT(fsck(memory, Moment::quiescent).violations,
-              ElementsAre(HasSubstr("block 12 is free, but nobody would find it")));
+              ElementsAre(HasSubstr("block 12 is free, but no process would find it")));
 }
 
 TEST_F(Fsck, FindsBitsBeyondTheEndsOfTables) {
