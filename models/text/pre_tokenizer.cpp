@@ -116,7 +116,7 @@ Expected<std::size_t> PreTokenizer::apply(const Split& split, std::string piece,
   };
   auto matches = split.regex.for_each_match(piece, [&](std::size_t begin, std::size_t end) {
     take_between(begin);
-    out.push_back(piece.substr(begin, end - begin));
+    if (end > begin) out.push_back(piece.substr(begin, end - begin));
     taken = end;
   });
   take_between(piece.size());

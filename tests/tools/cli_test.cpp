@@ -29,8 +29,8 @@ TEST_F(Cli, TheDoctorSaysWhatTheMachineHasAndWhatToDoAboutTheRest) {
     EXPECT_NE(finding["verdict"], "bad") << finding;
     EXPECT_EQ(finding["verdict"] == "good", finding["remedy"] == "") << finding;
   }
-  for (const char* topic :
-       {"kernel", "shared memory", "memory", "descriptors", "processors", "page locks", "GPU"})
+  for (const char* topic : {"kernel", "shared memory", "memory", "descriptors", "processors",
+                            "page locks", "tokenizers", "GPU"})
     EXPECT_TRUE(topics.contains(topic)) << topic;
 }
 

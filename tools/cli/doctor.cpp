@@ -17,6 +17,7 @@
 #include "config/machine_memory.hpp"
 #include "config/process_limits.hpp"
 #include "device/device.hpp"
+#include "models/text/regex.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/table.hpp"
 
@@ -135,9 +136,11 @@ std::vector<Finding> gpu() {
   return findings;
 }
 
+Finding text() { return {"tokenizers", text_unicode_version(), Verdict::good, ""}; }
+
 Expected<bool> examine(const CommonFlags& flags) {
-  std::vector<Finding> findings = {kernel(),      shared_memory(), memory(),
-                                   descriptors(), processors(),    page_locks()};
+  std::vector<Finding> findings = {kernel(),     shared_memory(), memory(), descriptors(),
+                                   processors(), page_locks(),    text()};
   for (Finding& finding : gpu()) findings.push_back(std::move(finding));
   bool is_fit = true;
   nlohmann::json json = nlohmann::json::array();

@@ -36,8 +36,12 @@ TEST(PreTokenizer, SplitsAsLlama3Does) {
 
 TEST(PreTokenizer, IsolatedKeepsWhatLiesBetween) {
   EXPECT_EQ(cut(split(R"(\d)"), "ab1c22"), (Pieces{"ab", "1", "c", "2", "2"}));
-  EXPECT_EQ(cut(split("x*"), "axxb"), (Pieces{"a", "xx", "b"}));  // empty matches are none
-  EXPECT_EQ(cut(split("x*"), "é字"), Pieces{"é字"});
+}
+
+TEST(PreTokenizer, EmptyMatchesCut) {
+  EXPECT_EQ(cut(split("x*"), "axxb"), (Pieces{"a", "xx", "b"}));
+  EXPECT_EQ(cut(split("x*"), "é字"), (Pieces{"é", "字"}));
+  EXPECT_EQ(cut(split("(?=[A-Z])"), "CamelCase"), (Pieces{"Camel", "Case"}));
 }
 
 TEST(PreTokenizer, RemovedInvertedKeepsMatchesOnly) {
@@ -94,6 +98,16 @@ TEST(PreTokenizer, RunawayPatternsAreAnError) {
   const auto pieces = parsed.cut(std::string(100, 'a') + "b", Place::start);
   ASSERT_FALSE(pieces);
   EXPECT_EQ(pieces.error().code, Errc::unsupported);
+  EXPECT_NE(pieces.error().text.find("match limit"), std::string::npos) << pieces.error().text;
+}
+
+TEST(PreTokenizer, SixteenMegabytesOfOneCharacterMeetNoLimit) {
+  const auto parsed = PreTokenizer::parse(split(kLlama3), "p").value();
+  for (const char c : {' ', '\n', 'a', '!'}) {
+    const auto pieces = parsed.cut(std::string(16 << 20, c), Place::start);
+    ASSERT_TRUE(pieces) << c << pieces.error().text;
+    EXPECT_EQ(pieces->size(), 1u) << c;
+  }
 }
 
 TEST(PreTokenizer, UnknownKindsAreRefused) {

@@ -106,6 +106,32 @@ TEST(ByteLevelTokenizer, LongestAddedTokenWins) {
   EXPECT_EQ(encode(parse(file), "<tag><tag><tag>"), (Ids{264, 263}));
 }
 
+/// "<tok_0>" and more, each behind up to 40 further '<'.
+json with_many_added_tokens(int count) {
+  auto file = small_byte_level();
+  for (int i = 0; i < count; ++i) {
+    auto token = file["added_tokens"][2];
+    token["id"] = 264 + i;
+    token["content"] = std::string(i % 40, '<') + "<tok_" + std::to_string(i) + ">";
+    file["added_tokens"].push_back(token);
+  }
+  return file;
+}
+
+TEST(ByteLevelTokenizer, AMegabyteOfBeginningsOfAddedTokensIsNoCliff) {
+  const auto tokenizer = parse(with_many_added_tokens(1090));
+  const std::string beginnings(1 << 20, '<');
+  EXPECT_EQ(encode(tokenizer, beginnings).size(), beginnings.size());  // the timeout is the test
+  EXPECT_EQ(encode(tokenizer, beginnings + "<tok_41>").back(), 264 + 41);
+}
+
+TEST(ByteLevelTokenizer, ARunOfAddedTokensThatAlmostContinueIsNoCliff) {
+  auto file = small_byte_level();
+  file["added_tokens"][1]["content"] = "a";
+  file["added_tokens"][2]["content"] = std::string(20000, 'a') + "b";
+  EXPECT_EQ(encode(parse(file), std::string(1 << 20, 'a')).size(), 1u << 20);
+}
+
 TEST(ByteLevelTokenizer, NfcAppliesToTextButNotToRawAddedTokens) {
   auto file = small_byte_level();
   file["normalizer"] = {{"type", "NFC"}};
