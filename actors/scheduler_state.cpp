@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 
 namespace kvhive {
 namespace {
@@ -230,6 +231,8 @@ FinishReason SchedulerState::reason_to_end(const Request& request, TokenId token
 void SchedulerState::finish(SeqId seq, FinishReason reason, const Error& error) {
   const auto found = requests_.find(seq);
   Request& request = found->second;
+  spdlog::debug("request {}/{} ended: {}, {} tokens generated", request.key.channel,
+                request.key.slot, to_string(reason), request.generated());
   request.sink->finished(reason, error, request.stats, request.text.bytes());
   to_flush_.push_back(request.sink);
   std::erase(running_, seq);

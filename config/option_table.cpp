@@ -286,6 +286,10 @@ constexpr OptionField kFields[] = {
     {.name = "log-level",
      .type = kValue<&Options::log_level>,
      .help = "the least important messages that are logged"},
+    {.name = "log-file",
+     .type = kFile<&Options::log_file>,
+     .help = "file that the log is appended to, reopened on SIGHUP; without it the log goes to "
+             "standard error"},
 };
 
 }  // namespace

@@ -91,6 +91,7 @@ struct Options {
   GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;
   AllowedUsers socket_access;
   LogLevel log_level = LogLevel::info;
+  std::string log_file;  ///< path; empty = standard error
 };
 
 /// Reads a TOML file over `options`. Errors name the file, the key and the remedy.

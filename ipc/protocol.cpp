@@ -56,6 +56,7 @@ Expected<void> check_header(const PacketHeader& header, std::size_t size, bool i
   return {};
 }
 
+/// A daemon is there and does not answer.
 tl::unexpected<Error> no_answer(int timeout_ms) {
   return failure(Errc::not_running, "the daemon has not answered for " +
                                         std::to_string(timeout_ms / 1000) +
@@ -152,7 +153,8 @@ Expected<UniqueFd> connect_to_daemon(const std::string& socket_path, int timeout
     return failure(Errc::not_running,
                    "no daemon listens on " + socket_path +
                        "; start kvhived, or name its socket with --socket or KVHIVE_SOCKET");
-  if (errno == EAGAIN) return no_answer(timeout_ms);
+  if (errno == EAGAIN)  // os_error, since a process does listen there
+    return failure(Errc::os_error, no_answer(timeout_ms).value().text);
   return os_failure("connect to " + socket_path);
 }
 

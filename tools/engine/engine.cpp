@@ -29,6 +29,10 @@ std::size_t longest_token_bytes(const Tokenizer& tokenizer) {
   return longest;
 }
 
+void reopen_log_or_say_why() {
+  if (auto reopened = reopen_log(); !reopened) spdlog::error("{}", reopened.error().text);
+}
+
 struct LongestRequest {
   std::uint32_t tokens = 0;
   LengthBound bound = LengthBound::option;
@@ -171,6 +175,7 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
 
 void Engine::run() {
   loop_.watch(socket_.get(), [this] { on_keeper(); });
+  reopen_log_or_say_why();  // the file may have been moved away before the keeper knew this engine
   // An error means that the keeper is gone: on_keeper() will be called, and ends the process.
   (void)send_packet(socket_.get(), Serving{});
   spdlog::info("serving, slot {}", slot_.value);
@@ -182,6 +187,7 @@ void Engine::on_keeper() {
   if (!packet || !*packet)
     _exit(0);  // the keeper is gone, and with it the pool: there is nothing to tidy up
   if (const auto order = (*packet)->as<ChannelClose>()) return port_->close(order->channel);
+  if ((*packet)->is(MessageType::reopen_log)) return reopen_log_or_say_why();
   if (const auto order = (*packet)->as<ChannelOpen>()) open_channel(*order, **packet);
 }
 

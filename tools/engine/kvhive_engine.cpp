@@ -52,14 +52,19 @@ Expected<int> run(int argc, char** argv) {
                  "make memory for the pool's device tier on the GPU, of so many bytes, and for the "
                  "weights, and send its descriptors through standard input, a socket");
   if (const auto code = app.read(argc, argv)) return *code;
-  signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
+  for (const int number : {SIGINT, SIGHUP}) signal(number, SIG_IGN);  // for the keeper only
   signal(SIGPIPE, SIG_IGN);
   auto options = flags.options();
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
-  start_log(index == kAnyEngine ? "engine" : "engine " + std::to_string(index),
-            std::string(to_string(options->log_level)));
+  // The keeper reads standard error of an engine that answers a question.
+  const bool answers_keeper = !describe_what.empty() || gpu_memory != 0;
+  if (auto started = start_log(index == kAnyEngine ? "engine" : "engine " + std::to_string(index),
+                               std::string(to_string(options->log_level)),
+                               answers_keeper ? "" : options->log_file);
+      !started)
+    return forward_error(started);
 
   auto config = load_model_config(options->model);
   if (!config) return forward_error(config);
@@ -83,6 +88,10 @@ Expected<int> run(int argc, char** argv) {
     return kExitDeviceLost;
   }
   auto engine = Engine::attach(*options, *config, index, std::move(choice->device));
+  if (!engine && !options->log_file.empty()) {
+    spdlog::critical("{}", engine.error().text);  // with date and pid, as the keeper looks for it
+    return 1;
+  }
   if (!engine) return forward_error(engine);
   (*engine)->run();
   return 0;
