@@ -59,7 +59,7 @@ Expected<int> run(int argc, char** argv) {
   if (options->socket.empty()) options->socket = default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
   // The keeper reads standard error of an engine that answers a question.
-  const bool answers_keeper = !describe_what.empty() || gpu_memory != 0;
+  const bool answers_keeper = described.has_value() || gpu_memory != 0;
   if (auto started = start_log(index == kAnyEngine ? "engine" : "engine " + std::to_string(index),
                                std::string(to_string(options->log_level)),
                                answers_keeper ? "" : options->log_file);
