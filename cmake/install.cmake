@@ -27,7 +27,7 @@ install(FILES "${PROJECT_BINARY_DIR}/kvhiveConfigVersion.cmake" DESTINATION ${pa
 file(RELATIVE_PATH prefix_from_pc "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
 configure_file(cmake/kvhive.pc.in "${PROJECT_BINARY_DIR}/kvhive.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/kvhive.pc" DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)
-install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT dev)
+install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT dev USE_SOURCE_PERMISSIONS)
 
 if(TARGET kvhive_python)
   add_dependencies(installed kvhive_python)

@@ -6,6 +6,7 @@ set -eu
 packages=$(cd "${1:-$(dirname "$0")/../build/packages}" && pwd)
 mirror=${MIRROR:-http://deb.debian.org/debian}
 root=$(mktemp -d)
+chmod 755 "$root"  # apt downloads as a user of its own
 
 cleanup() {
   inside 'kvhive stop' >/dev/null 2>&1 || true
