@@ -25,8 +25,8 @@ class Inspector {
   /// Attaches read-only, within 12 s at most. Steward and engines may be stopped or dead. If the
   /// keeper is stopped, and without_keeper says so, the keeper's own descriptors are opened anew
   /// (tools/cli/stopped_keeper.hpp), and a line on standard error says what is missing.
-  static Expected<Inspector> attach(const std::string& socket, Privilege privilege,
-                                    WithoutKeeper without_keeper);
+  [[nodiscard]] static Expected<Inspector> attach(const std::string& socket, Privilege privilege,
+                                                  WithoutKeeper without_keeper);
 
   const PoolMemory& memory() const { return memory_; }
   const std::string& model() const { return model_; }
@@ -36,7 +36,7 @@ class Inspector {
   pid_t keeper() const { return keeper_; }
 
   /// What the keeper knows: which processes run, and which clients are connected.
-  Expected<nlohmann::json> status() const;
+  [[nodiscard]] Expected<nlohmann::json> status() const;
 
   /// The first domains' names, by number, and which of them this user's clients would be in.
   struct Domains {
@@ -46,14 +46,14 @@ class Inspector {
     /// The number itself where the name is not known.
     std::string name(DomainId domain) const;
     /// Errc::not_found: there is no domain of that name (yet).
-    Expected<DomainId> find(const std::string& name) const;
+    [[nodiscard]] Expected<DomainId> find(const std::string& name) const;
   };
   /// Without a keeper no name is known.
-  Expected<Domains> domains() const;
+  [[nodiscard]] Expected<Domains> domains() const;
 
   /// Has the daemon's steward repair the pool, since this process can only read. Returns what was
   /// mended.
-  Expected<nlohmann::json> repair() const;
+  [[nodiscard]] Expected<nlohmann::json> repair() const;
 
  private:
   Inspector(UniqueFd socket, pid_t keeper, PoolMemory memory, std::string model)
@@ -62,11 +62,11 @@ class Inspector {
         memory_(std::move(memory)),
         model_(std::move(model)) {}
 
-  static Expected<Inspector> attach_by(UniqueFd socket, pid_t keeper, Privilege privilege,
-                                       int timeout_ms);
-  static Expected<Inspector> attach_without(pid_t keeper, Privilege privilege);
+  [[nodiscard]] static Expected<Inspector> attach_by(UniqueFd socket, pid_t keeper,
+                                                     Privilege privilege, int timeout_ms);
+  [[nodiscard]] static Expected<Inspector> attach_without(pid_t keeper, Privilege privilege);
   template <class Question, class Answer>
-  Expected<nlohmann::json> ask() const;
+  [[nodiscard]] Expected<nlohmann::json> ask() const;
 
   UniqueFd socket_;  ///< none: the keeper does not answer
   pid_t keeper_;     ///< 0 = not visible from here

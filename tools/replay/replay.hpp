@@ -19,7 +19,8 @@ struct ReplayMode {
   std::uint32_t in_flight = 1;
   enum class Decode : std::uint8_t { no, yes } decode = Decode::no;
 
-  static Expected<ReplayMode> parse(const std::string& text);  ///< "seq", "fifo32", "dec16"
+  [[nodiscard]] static Expected<ReplayMode> parse(
+      const std::string& text);  ///< "seq", "fifo32", "dec16"
 };
 
 struct ReplayOptions {
@@ -49,7 +50,8 @@ struct ReplayResult : ReplayFigures {
   }
 };
 
-Expected<ReplayResult> replay(const std::vector<TraceRequest>& trace, const ReplayOptions& options,
-                              const std::function<void(std::size_t done)>& progress);
+[[nodiscard]] Expected<ReplayResult> replay(const std::vector<TraceRequest>& trace,
+                                            const ReplayOptions& options,
+                                            const std::function<void(std::size_t done)>& progress);
 
 }  // namespace kvhive
