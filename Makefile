@@ -3,6 +3,8 @@
 #   make demo      two engines over one pool: a prompt on one, its prefix hit on the other
 #   make test      all tests (at most 10 minutes after the build)
 #   make build     the programs, into build/bin/
+#   make install   programs, library, headers and Python module into $(DESTDIR)$(prefix), prefix=/usr/local
+#   make package   the same as Debian packages, into build/packages/
 #   make bench     speed, as ratios taken in one run
 #   make bench-peers  pinning a block beside LMDB, a Boost map, files, memcached and Redis (installs these)
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
@@ -12,10 +14,11 @@
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build bench bench-peers chaos siege timing asan tsan fuzz lint configure packages clean
+.PHONY: demo test build install package bench bench-peers chaos siege timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
+prefix ?= /usr/local
 SECONDS_EACH ?= 60
 
 demo: build
@@ -27,6 +30,16 @@ test: configure
 
 build: configure
 	@cmake --build --preset release -j $(JOBS) --target programs
+
+install: configure
+	@cmake --build --preset release -j $(JOBS) --target installed
+	cmake --install build --prefix "$(prefix)"
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
+
+package: configure
+	@cmake --build --preset release -j $(JOBS) --target installed
+	cd build && cpack
+	@ls -l build/packages/*.deb
 
 bench: configure
 	@cmake --build --preset release -j $(JOBS) --target programs benches

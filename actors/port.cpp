@@ -1,6 +1,7 @@
 #include "actors/port.hpp"
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "ipc/doorbell.hpp"
 
 namespace kvhive {
@@ -47,15 +48,25 @@ void Port::drain(OpenChannel& open) {
 
   EngineChannel& channel = *open.channel;
   SubmitBatch batch;
+  std::size_t taken_over = 0;
   for (TakenRequest& request : channel.take_submitted()) {
     auto submission = tokenise(channel, request);
     if (!submission) {
+      spdlog::debug("request {}/{} refused: {}", channel.id(), request.slot,
+                    submission.error().text);
       channel.refuse(request.slot, submission.error());
       continue;
     }
     submission->domain = open.domain;
+    taken_over += submission->journal.empty() ? 0 : 1;
+    spdlog::debug("request {}/{} accepted: {} prompt tokens, {} tokens generated before",
+                  channel.id(), request.slot, submission->prompt.size(),
+                  submission->journal.size());
     batch.submissions.push_back(std::move(*submission));
   }
+  if (taken_over != 0)
+    spdlog::info("channel {}: {} requests go on that another engine had begun", channel.id(),
+                 taken_over);
   if (!batch.submissions.empty()) caf::anon_send(scheduler_, std::move(batch));
 
   AbortBatch aborts;

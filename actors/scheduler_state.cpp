@@ -4,8 +4,22 @@
 #include <tuple>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 
 namespace kvhive {
+namespace {
+
+const char* remedy_for(LengthBound bound) {
+  switch (bound) {
+    case LengthBound::option:
+      return "shorten it, or start the daemon with a higher --max-model-len";
+    case LengthBound::model: return "shorten it: that is all the model has positions for";
+    case LengthBound::pool: break;
+  }
+  return "shorten it, or give the pool more memory (--kv-cache-memory-bytes)";
+}
+
+}  // namespace
 namespace {
 
 bool contains(const std::vector<TokenId>& tokens, TokenId token) {
@@ -61,9 +75,9 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
     return failure(Errc::bad_argument, "the prompt is empty; give at least one token");
   if (length >= config_.max_model_len)
     return failure(Errc::never_fits,
-                   "the prompt has " + std::to_string(length) + " tokens; the model takes " +
+                   "the prompt has " + std::to_string(length) + " tokens; a request may have " +
                        std::to_string(config_.max_model_len) +
-                       " with at least one of output; shorten it or raise --max-model-len");
+                       ", at least one of output included; " + remedy_for(config_.length_bound));
   for (const auto* tokens : {&submission.prompt, &submission.journal})
     for (const TokenId token : *tokens)
       if (token < 0 || static_cast<std::uint32_t>(token) >= config_.vocab_size)
@@ -217,6 +231,8 @@ FinishReason SchedulerState::reason_to_end(const Request& request, TokenId token
 void SchedulerState::finish(SeqId seq, FinishReason reason, const Error& error) {
   const auto found = requests_.find(seq);
   Request& request = found->second;
+  spdlog::debug("request {}/{} ended: {}, {} tokens generated", request.key.channel,
+                request.key.slot, to_string(reason), request.generated());
   request.sink->finished(reason, error, request.stats, request.text.bytes());
   to_flush_.push_back(request.sink);
   std::erase(running_, seq);

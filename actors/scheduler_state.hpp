@@ -18,11 +18,19 @@
 
 namespace kvhive {
 
+/// What a request's greatest length comes from; decides the remedy in the error text.
+enum class LengthBound : std::uint8_t {
+  option,  ///< --max-model-len
+  model,   ///< the positions that the model was trained for
+  pool,    ///< the tokens that the pool holds
+};
+
 struct SchedulerConfig {
   SchedulingPolicy policy = SchedulingPolicy::fcfs;
   std::uint32_t max_num_seqs = 128;
   std::uint32_t max_num_batched_tokens = 2048;
-  std::uint32_t max_model_len = 0;  ///< prompt and output together
+  std::uint32_t max_model_len = 0;  ///< tokens of a request, prompt and output together
+  LengthBound length_bound = LengthBound::option;
   std::uint32_t vocab_size = 0;
   std::vector<TokenId> eos_token_ids;
   const Tokenizer* tokenizer = nullptr;  ///< for text and stop strings; outlives the scheduler

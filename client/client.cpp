@@ -1,56 +1,216 @@
-#include "client/client.hpp"
+#include "kvhive/client.hpp"
 
-#include <poll.h>
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <map>
+#include <mutex>
 
-#include <cerrno>
-
-#include "config/options.hpp"
-#include "ipc/doorbell.hpp"
+#include "client/connection.hpp"
 
 namespace kvhive {
+namespace {
 
-Expected<Client> Client::connect(const ClientOptions& options) {
-  auto socket = connect_to_daemon(options.socket.empty() ? default_socket() : options.socket);
-  if (!socket) return forward_error(socket);
-  auto welcome = say_hello(socket->get(), ClientHello{options.channel_bytes, options.engine});
-  if (!welcome) return forward_error(welcome);
-  if (welcome->fds.size() != 3)
-    return failure(Errc::bad_format, "the daemon's welcome carries no channel");
-  auto channel = ClientChannel::open(welcome->fds[0], welcome->message.channel_bytes,
-                                     std::move(welcome->fds[1]));
-  if (!channel) return forward_error(channel);
-  return Client(std::move(*socket), std::move(welcome->fds[2]), std::move(*channel));
+/// generate() reports at least this often.
+constexpr std::chrono::milliseconds kReportPeriod{1000};
+
+// The public numbers are fixed, those of base/expected.hpp travel over the socket: they are the
+// same as long as nobody inserts one.
+static_assert(int(ErrorCode::bad_argument) == int(Errc::bad_argument));
+static_assert(int(ErrorCode::pool_exhausted) == int(Errc::pool_exhausted));
+static_assert(int(ErrorCode::not_running) == int(Errc::not_running));
+static_assert(int(ErrorCode::os_error) == int(Errc::os_error));
+static_assert(int(Finish::error) == int(FinishReason::error));
+
+ClientError public_error(const Error& error) { return {ErrorCode(int(error.code)), error.text}; }
+
+ClientError bad_argument(std::string text) { return {ErrorCode::bad_argument, std::move(text)}; }
+
+ClientError moved_from() {
+  return bad_argument("this kvhive::Client was moved from; use the one it was moved to");
 }
 
-Expected<void> Client::wait(int timeout_ms) {
-  pollfd fds[2] = {{doorbell_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
-  const int ready = poll(fds, 2, timeout_ms);
-  if (ready < 0 && errno != EINTR) return os_failure("poll");
-  const bool may_ring_again = answer_doorbell(doorbell_.get());
-  const bool has_news = fds[0].revents != 0 && may_ring_again;
-  if (has_news || fds[1].revents == 0) return {};
-  auto last_words = receive_packet(socket_.get());
-  const auto refused = last_words && *last_words ? (*last_words)->as<Refused>() : std::nullopt;
-  if (refused) return tl::unexpected(error_of(*refused));
-  return failure(Errc::peer_died, "the daemon is gone; start it again and submit anew");
+/// poll()'s milliseconds; a negative duration = for ever.
+int poll_timeout(std::chrono::milliseconds timeout) {
+  if (timeout.count() < 0) return -1;
+  return static_cast<int>(
+      std::min<std::chrono::milliseconds::rep>(timeout.count(), std::numeric_limits<int>::max()));
 }
 
-Expected<Progress> Client::generate(const GenerateRequest& request,
-                                    const std::function<void(const Progress&)>& on_progress) {
-  auto number = submit(request);
-  if (!number) return forward_error(number);
+std::optional<std::uint32_t> engine_or_nothing(std::uint32_t engine) {
+  return engine == kNoEngine ? std::nullopt : std::optional(engine);
+}
+
+ChannelRequest channel_request(const GenerateRequest& request) {
+  ChannelRequest out;
+  out.prompt = request.prompt;
+  out.prompt_tokens = request.prompt_tokens;
+  out.params.max_tokens = request.max_tokens;
+  out.params.sampling = {request.temperature, request.top_k, request.top_p, request.min_p,
+                         request.seed.value_or(0)};
+  out.params.has_seed = request.seed.has_value();
+  out.params.logprobs = request.logprobs;
+  out.params.ignore_eos = request.ignore_eos;
+  out.params.priority = request.priority;
+  out.params.stop = request.stop;
+  out.params.stop_token_ids = request.stop_token_ids;
+  out.most_text_bytes = request.most_text_bytes;
+  return out;
+}
+
+OutputToken public_token(const GeneratedToken& token) {
+  OutputToken out{token.token, token.logprob, {}};
+  for (const Sampled& entry : token.top) out.top.push_back({entry.token, entry.logprob});
+  return out;
+}
+
+Progress public_progress(RequestId request, ChannelProgress&& news) {
+  Progress progress;
+  progress.request = request;
+  progress.tokens.reserve(news.tokens.size());
+  for (const GeneratedToken& token : news.tokens) progress.tokens.push_back(public_token(token));
+  progress.text = std::move(news.text);
+  progress.prompt_tokens = news.stats.prompt_tokens;
+  progress.cached_tokens = news.stats.cached_tokens;
+  progress.preemptions = news.stats.preemptions;
+  progress.engine = engine_or_nothing(news.engine);
+  progress.reason = Finish(int(news.reason));
+  progress.text_bytes = news.text_bytes;
+  if (news.reason == FinishReason::error) progress.error = public_error(news.error);
+  return progress;
+}
+
+}  // namespace
+
+std::string_view to_string(ErrorCode code) {
+  const bool is_known = code >= ErrorCode::none && code <= ErrorCode::os_error;
+  return is_known ? to_string(Errc(int(code))) : "unknown";
+}
+
+std::string_view to_string(Finish reason) { return to_string(FinishReason(int(reason))); }
+
+std::size_t channel_bytes_for(const GenerateRequest& request) {
+  constexpr std::size_t kRounding = 64;  // of three ranges of the heap
+  return std::max(kLeastChannelBytes,
+                  heap_offset() + kRounding + heap_bytes(channel_request(request)));
+}
+
+struct Client::State {
+  explicit State(Connection opened) : connection(std::move(opened)) {}
+
+  /// Reads discarded requests to their end, which makes their slots vacant.
+  void sweep_discarded() {
+    std::erase_if(discarded, [this](std::uint32_t slot) {
+      return connection.channel.read(slot).reason != FinishReason::none;
+    });
+  }
+
+  Connection connection;
+  mutable std::mutex mutex;  ///< guards the channel and what follows
+  std::map<RequestId, std::uint32_t> slots;
+  std::vector<std::uint32_t> discarded;  ///< slots that discard() was called for
+  RequestId next_request = 1;
+  std::atomic<bool> is_waiting{false};
+};
+
+Client::Client(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Client::Client(Client&&) noexcept = default;
+Client& Client::operator=(Client&&) noexcept = default;
+Client::~Client() = default;
+
+Result<Client> Client::connect(const ClientOptions& options) {
+  auto connection =
+      Connection::open(options.socket, options.engine.value_or(kNoEngine),
+                       options.channel_bytes == 0 ? kDefaultChannelBytes : options.channel_bytes,
+                       poll_timeout(options.connect_timeout));
+  if (!connection) return public_error(connection.error());
+  return Client(std::make_unique<State>(std::move(*connection)));
+}
+
+Result<RequestId> Client::submit(const GenerateRequest& request) {
+  if (!state_) return moved_from();
+  const ChannelRequest wanted = channel_request(request);
+  const std::lock_guard lock(state_->mutex);
+  state_->sweep_discarded();
+  const auto slot = state_->connection.channel.submit(wanted);
+  if (!slot) return public_error(slot.error());
+  const RequestId id = state_->next_request++;
+  state_->slots.emplace(id, *slot);
+  return id;
+}
+
+Result<void> Client::wait(std::chrono::milliseconds timeout) {
+  if (!state_) return moved_from();
+  if (state_->is_waiting.exchange(true))
+    return bad_argument(
+        "another thread waits on this kvhive::Client already; give each thread a Client of its "
+        "own");
+  const auto woken = state_->connection.wait(poll_timeout(timeout));
+  state_->is_waiting = false;
+  if (!woken) return public_error(woken.error());
+  return {};
+}
+
+Result<Progress> Client::read(RequestId request) {
+  if (!state_) return moved_from();
+  const std::lock_guard lock(state_->mutex);
+  const auto found = state_->slots.find(request);
+  if (found == state_->slots.end())
+    return bad_argument("there is no request " + std::to_string(request) +
+                        " under way; its end has been read, or submit() never returned it");
+  ChannelProgress news = state_->connection.channel.read(found->second);
+  if (news.reason != FinishReason::none) state_->slots.erase(found);
+  return public_progress(request, std::move(news));
+}
+
+void Client::abort(RequestId request) noexcept {
+  if (!state_) return;
+  const std::lock_guard lock(state_->mutex);
+  if (const auto found = state_->slots.find(request); found != state_->slots.end())
+    state_->connection.channel.abort(found->second);
+}
+
+void Client::discard(RequestId request) noexcept {
+  if (!state_) return;
+  const std::lock_guard lock(state_->mutex);
+  const auto found = state_->slots.find(request);
+  if (found == state_->slots.end()) return;
+  state_->connection.channel.abort(found->second);
+  state_->discarded.push_back(found->second);
+  state_->slots.erase(found);
+}
+
+Result<Progress> Client::generate(const GenerateRequest& request,
+                                  const std::function<void(const Progress&)>& on_progress) {
+  const auto id = submit(request);
+  if (!id) return id.error();
+  struct DiscardAtExit {  // no effect after the end has been read
+    Client& client;
+    RequestId request;
+    ~DiscardAtExit() { client.discard(request); }
+  } const guard{*this, *id};
+
   Progress whole;
   while (true) {
-    if (auto woken = wait(); !woken) return forward_error(woken);
-    Progress news = read(*number);
-    if (on_progress) on_progress(news);
-    whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
-    whole.text += news.text;
-    if (news.reason == FinishReason::none) continue;
-    news.tokens = std::move(whole.tokens);
-    news.text = std::move(whole.text);
-    return news;
+    if (const auto woken = wait(kReportPeriod); !woken) return woken.error();
+    auto news = read(*id);
+    if (!news) return news.error();
+    if (on_progress) on_progress(*news);
+    whole.tokens.insert(whole.tokens.end(), news->tokens.begin(), news->tokens.end());
+    whole.text += news->text;
+    if (news->reason == Finish::none) continue;
+    news->tokens = std::move(whole.tokens);
+    news->text = std::move(whole.text);
+    return std::move(*news);
   }
+}
+
+ClientStatus Client::status() const {
+  if (!state_) return {};
+  const std::lock_guard lock(state_->mutex);
+  state_->sweep_discarded();
+  return {engine_or_nothing(state_->connection.channel.serving_engine()),
+          state_->connection.channel_bytes, state_->slots.size() + state_->discarded.size()};
 }
 
 }  // namespace kvhive

@@ -1,12 +1,12 @@
 #pragma once
-// The memory between one client and the engine that serves it: a table of request slots, and a heap
-// that the client alone hands out from. A request lives in its slot from submission to the last
-// token; what the engine has generated stands in the slot's token log, which is stream and journal
-// in one:
+// The memory between one client and the engine that serves it: a header, a table of request slots,
+// and a heap from which only the client allocates. A request stays in its slot from submission to
+// the last token. The engine appends every generated token to the slot's token log. The client
+// reads the log as a stream, and another engine reads it as a journal:
 //  - the log has room for max_tokens from the start, so the engine never waits for a slow client;
 //  - when an engine dies, the next one reads prompt and log and goes on after the last token.
-// The client's bytes are untrusted: the engine copies what it reads once, checks the copy, and
-// addresses the log only through its own numbers. A client can spoil its own requests, nothing
+// The engine does not trust the client's bytes: it copies what it reads once, checks the copy, and
+// addresses the log only through its own numbers. A client can corrupt its own requests, nothing
 // else.
 
 #include <array>
@@ -19,22 +19,25 @@
 
 namespace kvhive {
 
-inline constexpr std::uint64_t kChannelMagic = 0x3263766968766bull;  // "kvhivc2"
+inline constexpr std::uint64_t kChannelMagic = 0x3363766968766bull;  // "kvhivc3"
 inline constexpr std::uint32_t kChannelSlots = 256;
 inline constexpr std::uint32_t kMostStopStrings = 8;
 inline constexpr std::uint32_t kMostStopTokens = 16;
 inline constexpr std::size_t kStopBytes = 64;  ///< per stop string
 inline constexpr std::size_t kErrorBytes = 256;
-/// A request whose engines die at it, without a token between two deaths, is tried so often again.
+/// A request is refused after this many engines have died while they served it, without a new token
+/// between two deaths.
 inline constexpr std::uint32_t kMostTakeovers = 3;
+/// An engine's number where there is no engine.
+inline constexpr std::uint32_t kNoEngine = ~0u;
 inline constexpr std::size_t kLeastChannelBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kMostChannelBytes = std::size_t{1} << 30;
 
 enum class SlotState : std::uint32_t {
-  vacant = 0,     ///< the client's to fill
-  submitted = 1,  ///< filled; the engine's to take
-  accepted = 2,   ///< an engine is at it (or was, if it died)
-  finished = 3,   ///< the result is complete; the client's to read and vacate
+  vacant = 0,     ///< empty; the client may fill it
+  submitted = 1,  ///< filled; the engine may take it
+  accepted = 2,   ///< an engine works on it, or did until it died
+  finished = 3,   ///< the result is complete; the client reads it and sets `vacant`
 };
 
 enum class PromptKind : std::uint32_t { text = 0, tokens = 1 };
@@ -45,12 +48,12 @@ struct ChannelRange {
   std::uint64_t bytes = 0;
 };
 
-/// What the client writes before it submits. Copied by the engine once, then checked.
+/// What the client writes before it submits. The engine copies it once and checks the copy.
 struct RequestBody {
   PromptKind prompt_kind;
   ChannelRange prompt;  ///< UTF-8 text, or int32 token ids
   ChannelRange log;     ///< max_tokens records of record_bytes(logprobs)
-  /// Room for the generated text; what does not fit is not written (the tokens are).
+  /// Room for the generated text. Text that does not fit is dropped; its tokens are kept.
   ChannelRange text;
   std::uint32_t max_tokens;
   std::uint32_t logprobs;
@@ -59,7 +62,7 @@ struct RequestBody {
   float temperature, top_p, min_p;
   std::int32_t top_k;
   std::uint64_t seed;
-  std::uint32_t has_seed;  ///< 0 = `seed` was drawn by the client library, nobody asked for it
+  std::uint32_t has_seed;  ///< 0 = the client library drew `seed` at random
   std::uint32_t stop_count;
   std::uint32_t stop_token_count;
   std::array<std::uint32_t, kMostStopStrings> stop_bytes;
@@ -72,7 +75,7 @@ static_assert(std::is_trivially_copyable_v<RequestBody>);
 struct LogRecord {
   TokenId token;
   float logprob;
-  std::uint32_t text_end;  ///< bytes of text that are complete with this token
+  std::uint32_t text_end;  ///< length in bytes of the text up to and including this token
   std::uint32_t top_count;
 };
 struct TopEntry {
@@ -83,33 +86,38 @@ constexpr std::size_t record_bytes(std::uint32_t logprobs) {
   return sizeof(LogRecord) + logprobs * sizeof(TopEntry);
 }
 
-/// One request. `tokens` is stored after the record it counts; everything else the engine writes
-/// before `state`.
+/// One request. The engine stores `tokens` after the record that it counts, and `state` after all
+/// other fields.
 struct alignas(64) RequestSlot {
   std::atomic<SlotState> state;
   std::atomic<std::uint32_t> wants_abort;
   std::atomic<std::uint32_t> tokens;  ///< records in the log
-  std::uint32_t text_bytes;           ///< when finished: of the whole text
+  std::uint32_t text_bytes;           ///< when finished: length of the whole text
   FinishReason reason;
   std::uint32_t error;  ///< Errc
   std::array<char, kErrorBytes> error_text;
-  std::atomic<std::uint32_t> prompt_tokens;  ///< known since admission
+  std::atomic<std::uint32_t> prompt_tokens;  ///< 0 until an engine has admitted the request
   std::atomic<std::uint32_t> cached_tokens;
   std::atomic<std::uint32_t> preemptions;
-  std::atomic<std::uint32_t> engine;  ///< that accepted it last
-  /// Engines that took it up from a dead one since its last new token, by their own count. A client
-  /// that rewrites it has its request tried again, which it could have had by submitting it anew.
+  std::atomic<std::uint32_t> engine;  ///< number of the engine that accepted it last
+  /// How many engines have taken the request over from a dead engine since its last new token. A
+  /// client that rewrites this number gets its request tried again; submitting it anew does the
+  /// same.
   std::atomic<std::uint32_t> takeovers;
   std::atomic<std::uint32_t> tokens_at_takeover;
   RequestBody body;
 };
 static_assert(std::is_standard_layout_v<RequestSlot>);
 
+/// Written by the keeper.
 struct ChannelHeader {
-  std::uint64_t magic;
-  std::uint64_t bytes;
-  std::uint32_t slot_bytes;  ///< sizeof(RequestSlot) of the build that made the channel
-  std::uint32_t slots;
+  std::uint64_t magic = kChannelMagic;
+  std::uint64_t bytes = 0;
+  std::uint32_t slot_bytes = sizeof(RequestSlot);  ///< of the build that made the channel
+  std::uint32_t slots = kChannelSlots;
+  /// The engine that serves the channel now, or kNoEngine. Only the client library reads it, to say
+  /// whether a wait makes sense.
+  std::uint32_t engine = kNoEngine;
 };
 
 /// The heap begins after header and slots.

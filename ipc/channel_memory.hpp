@@ -1,6 +1,6 @@
 #pragma once
-// A channel's memory, fresh: made by the keeper, which writes the header and maps nothing. Engine
-// and client check the header before they believe anything else in there.
+// How the keeper makes a channel's memory and writes its header. The keeper uses pwrite and maps
+// nothing. Engine and client check the header before they read anything else in the channel.
 
 #include <unistd.h>
 
@@ -11,17 +11,27 @@
 
 namespace kvhive {
 
-inline Expected<UniqueFd> make_channel_memory(std::size_t bytes) {
+/// A new channel that no engine serves.
+[[nodiscard]] inline Expected<UniqueFd> make_channel_memory(std::size_t bytes) {
   auto memory = create_memory("kvhive-channel", bytes);
   if (!memory) return memory;
-  const ChannelHeader header{kChannelMagic, bytes, sizeof(RequestSlot), kChannelSlots};
+  ChannelHeader header;
+  header.bytes = bytes;
   if (pwrite(memory->get(), &header, sizeof header, 0) != ssize_t{sizeof header})
     return os_failure("write a channel's header");
   return memory;
 }
 
-/// \param header  a copy: the channel's own is the client's to rewrite
-inline Expected<void> check_channel_header(const ChannelHeader& header, std::size_t bytes) {
+/// Tells the client library which engine serves the channel, or kNoEngine. If the write fails, the
+/// client goes by what was written before: a wrong hint, no wrong result.
+inline void write_serving_engine(int memory, std::uint32_t engine) {
+  [[maybe_unused]] const ssize_t written =
+      pwrite(memory, &engine, sizeof engine, offsetof(ChannelHeader, engine));
+}
+
+/// \param header  a copy, since the client can rewrite the channel's own at any time
+[[nodiscard]] inline Expected<void> check_channel_header(const ChannelHeader& header,
+                                                         std::size_t bytes) {
   const auto differs = [](const char* field, std::uint64_t theirs, std::uint64_t ours) {
     return failure(Errc::layout_mismatch, std::string("the channel's ") + field + " is " +
                                               std::to_string(theirs) + ", this program's is " +

@@ -15,20 +15,30 @@ namespace {
 
 constexpr std::size_t kAlignment = 16;
 
-std::size_t text_room(const GenerateRequest& request) {
+std::size_t text_room(const ChannelRequest& request) {
   if (request.most_text_bytes != 0) return request.most_text_bytes;
   return std::max<std::size_t>(4096, std::size_t{request.params.max_tokens} * 16);
 }
 
-/// Stands in the slot like a seed that was asked for: another engine goes on with the same tokens.
+std::size_t prompt_bytes(const ChannelRequest& request) {
+  return request.prompt_tokens.empty() ? request.prompt.size()
+                                       : request.prompt_tokens.size() * sizeof(TokenId);
+}
+
+std::size_t log_bytes(const ChannelRequest& request) {
+  return request.params.max_tokens * record_bytes(request.params.logprobs);
+}
+
+/// Kept in the slot like a seed that the caller chose, so that another engine goes on with the same
+/// tokens.
 std::uint64_t random_seed() {
   std::uint64_t seed = 0;
   KV_CHECK(getrandom(&seed, sizeof seed, 0) == sizeof seed);
   return seed;
 }
 
-/// What the slot has no room for, said before it is filled.
-Expected<void> check(const GenerateRequest& request) {
+/// Checks what the slot has room for, before it is filled.
+Expected<void> check(const ChannelRequest& request) {
   const GenerationParams& params = request.params;
   const auto bad = [](const std::string& text) { return failure(Errc::bad_argument, text); };
   if (request.prompt.empty() && request.prompt_tokens.empty())
@@ -53,6 +63,10 @@ Expected<void> check(const GenerateRequest& request) {
 
 }  // namespace
 
+std::size_t heap_bytes(const ChannelRequest& request) {
+  return prompt_bytes(request) + log_bytes(request) + text_room(request);
+}
+
 Expected<ClientChannel> ClientChannel::open(const UniqueFd& memory, std::size_t bytes,
                                             UniqueFd engine_doorbell) {
   auto map = MappedMemory::map(memory.get(), bytes, Access::read_write, "channel");
@@ -73,7 +87,7 @@ RequestSlot& ClientChannel::slot(std::uint32_t index) const {
   return reinterpret_cast<RequestSlot*>(memory_.data() + slots_offset())[index];
 }
 
-Expected<std::uint32_t> ClientChannel::submit(const GenerateRequest& request) {
+Expected<std::uint32_t> ClientChannel::submit(const ChannelRequest& request) {
   if (auto valid = check(request); !valid) return forward_error(valid);
   std::uint32_t index = 0;
   while (index < kChannelSlots && open_.count(index) != 0) ++index;
@@ -97,31 +111,28 @@ Expected<std::uint32_t> ClientChannel::submit(const GenerateRequest& request) {
   return index;
 }
 
-Expected<ClientChannel::Open> ClientChannel::reserve(const GenerateRequest& request) {
-  const std::size_t prompt_bytes = request.prompt_tokens.empty()
-                                       ? request.prompt.size()
-                                       : request.prompt_tokens.size() * sizeof(TokenId);
-  const std::size_t log_bytes = request.params.max_tokens * record_bytes(request.params.logprobs);
+Expected<ClientChannel::Open> ClientChannel::reserve(const ChannelRequest& request) {
+  const std::size_t prompt = prompt_bytes(request);
   Open open;
   open.logprobs = request.params.logprobs;
   for (const auto& [range, bytes] :
-       {std::pair{&open.prompt, prompt_bytes}, std::pair{&open.log, log_bytes},
+       {std::pair{&open.prompt, prompt}, std::pair{&open.log, log_bytes(request)},
         std::pair{&open.text, text_room(request)}}) {
     const auto taken = take(bytes);
     if (!taken) {
       give_back(open);
-      return failure(Errc::pool_exhausted,
-                     "the channel has no room for a request of " +
-                         format_bytes(prompt_bytes + log_bytes + text_room(request)) +
-                         "; connect with a larger channel or fewer max_tokens");
+      return failure(
+          Errc::pool_exhausted,
+          "the channel has no room for a request of " + format_bytes(heap_bytes(request)) +
+              "; connect with a larger channel (channel_bytes) or ask for fewer max_tokens");
     }
     *range = *taken;
   }
-  open.prompt.bytes = prompt_bytes;
+  open.prompt.bytes = prompt;
   return open;
 }
 
-void ClientChannel::fill(RequestBody& body, const GenerateRequest& request, const Open& open) {
+void ClientChannel::fill(RequestBody& body, const ChannelRequest& request, const Open& open) {
   const GenerationParams& params = request.params;
   body = {};
   body.prompt_kind = request.prompt_tokens.empty() ? PromptKind::text : PromptKind::tokens;
@@ -151,12 +162,12 @@ void ClientChannel::fill(RequestBody& body, const GenerateRequest& request, cons
   std::copy(params.stop_token_ids.begin(), params.stop_token_ids.end(), body.stop_tokens.begin());
 }
 
-Progress ClientChannel::read(std::uint32_t index) {
+ChannelProgress ClientChannel::read(std::uint32_t index) {
   const auto found = open_.find(index);
   KV_CHECK(found != open_.end(), index);
   Open& open = found->second;
   RequestSlot& s = slot(index);
-  Progress progress;
+  ChannelProgress progress;
   const bool is_finished = s.state.load(std::memory_order_acquire) == SlotState::finished;
   const std::uint32_t tokens = s.tokens.load(std::memory_order_acquire);
   std::uint32_t text_end = open.text_read;
@@ -183,7 +194,7 @@ Progress ClientChannel::read(std::uint32_t index) {
   progress.stats = {s.prompt_tokens.load(std::memory_order_relaxed),
                     s.cached_tokens.load(std::memory_order_relaxed),
                     s.preemptions.load(std::memory_order_relaxed)};
-  progress.engine = s.engine.load(std::memory_order_relaxed);
+  progress.engine = engine_of(s);
   if (!is_finished) return progress;
 
   progress.reason = s.reason;
@@ -193,6 +204,20 @@ Progress ClientChannel::read(std::uint32_t index) {
   give_back(open);
   open_.erase(found);
   return progress;
+}
+
+/// A slot stays `accepted` after its engine has died, until another engine takes it over: then the
+/// keeper's word on the whole channel decides.
+std::uint32_t ClientChannel::engine_of(const RequestSlot& slot) const {
+  const SlotState state = slot.state.load(std::memory_order_acquire);
+  const std::uint32_t engine = slot.engine.load(std::memory_order_relaxed);
+  if (state == SlotState::finished) return engine;
+  return state == SlotState::accepted && serving_engine() == engine ? engine : kNoEngine;
+}
+
+std::uint32_t ClientChannel::serving_engine() const {
+  auto* header = reinterpret_cast<ChannelHeader*>(memory_.data());
+  return std::atomic_ref(header->engine).load(std::memory_order_relaxed);
 }
 
 void ClientChannel::abort(std::uint32_t index) {

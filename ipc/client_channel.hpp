@@ -1,5 +1,6 @@
 #pragma once
-// The client's end of a channel: fills slots, hands out its heap, reads results.
+// The client's end of a channel: allocates from the heap, fills slots, reads results. The public
+// library (client/) is built on it; not thread-safe.
 
 #include <map>
 #include <optional>
@@ -12,47 +13,57 @@
 
 namespace kvhive {
 
-/// What a client asks for: a text, or token ids if there are any.
-struct GenerateRequest {
-  std::string prompt;
+/// What a client asks for.
+struct ChannelRequest {
+  std::string prompt;  ///< UTF-8; ignored if there are prompt_tokens
   std::vector<TokenId> prompt_tokens;
   GenerationParams params;
-  /// Room for the generated text; 0 = 16 bytes a token, at least 4 KiB.
+  /// Bytes of room for the generated text; 0 = 16 per token, at least 4 KiB.
   std::size_t most_text_bytes = 0;
 };
 
 /// What is new about a request since it was last read.
-struct Progress {
+struct ChannelProgress {
   std::vector<GeneratedToken> tokens;
   std::string text;  ///< completed by these tokens
   RequestStats stats;
-  std::uint32_t engine = 0;  ///< that works on it
-  /// Not none = this was the last of it; its slot is vacant again.
+  std::uint32_t engine = kNoEngine;  ///< that works on the request, or that has finished it
+  /// Not none = this was the last progress of the request; its slot is vacant again.
   FinishReason reason = FinishReason::none;
-  std::size_t text_bytes = 0;  ///< when finished: of the whole text (a stop string is cut off)
+  /// When finished: length of the whole text, without the stop string that ended it.
+  std::size_t text_bytes = 0;
   Error error;
 };
 
+/// Bytes of the heap that a request needs, before rounding.
+std::size_t heap_bytes(const ChannelRequest& request);
+
 class ClientChannel {
  public:
-  /// Maps a fresh channel; Errc::layout_mismatch if a daemon of another build has made it.
-  static Expected<ClientChannel> open(const UniqueFd& memory, std::size_t bytes,
-                                      UniqueFd engine_doorbell);
+  /// Maps a new channel; Errc::layout_mismatch if a daemon of another build has made it.
+  [[nodiscard]] static Expected<ClientChannel> open(const UniqueFd& memory, std::size_t bytes,
+                                                    UniqueFd engine_doorbell);
 
-  /// Fills a slot and wakes the engine. Errors: no vacant slot, or no room left in the channel
-  /// (both pool_exhausted: read some results first, or ask for a larger channel).
-  Expected<std::uint32_t> submit(const GenerateRequest& request);
+  /// Fills a slot and wakes the engine. Errors: bad_argument = a field is out of range;
+  /// pool_exhausted = no vacant slot, or no room left in the channel (read some results first, or
+  /// ask for a larger channel).
+  [[nodiscard]] Expected<std::uint32_t> submit(const ChannelRequest& request);
 
-  /// What is new in `slot`, one that submit() returned and that has not finished yet.
-  Progress read(std::uint32_t slot);
+  /// What is new in `slot`. The slot must have been returned by submit() and not been read to its
+  /// end.
+  ChannelProgress read(std::uint32_t slot);
 
-  /// Asks the engine to end it; read() reports the end when it has come.
+  /// Asks the engine to end the request in `slot`; read() reports the end.
   void abort(std::uint32_t slot);
 
-  /// The mapped channel, for tests that play a hostile client.
+  /// The engine that serves this channel now, or kNoEngine.
+  std::uint32_t serving_engine() const;
+
+  /// The mapped channel, for tests that act as a hostile client.
   std::span<std::byte> raw() const { return {memory_.data(), memory_.size()}; }
 
  private:
+  /// A request between submit() and the read() of its end.
   struct Open {
     ChannelRange prompt, log, text;
     std::uint32_t logprobs = 0;
@@ -61,11 +72,12 @@ class ClientChannel {
   };
 
   ClientChannel(MappedMemory memory, UniqueFd doorbell);
-  Expected<Open> reserve(const GenerateRequest& request);
+  Expected<Open> reserve(const ChannelRequest& request);
   std::optional<ChannelRange> take(std::size_t bytes);
   void give_back(const Open& open);
   void put(const ChannelRange& range);
-  void fill(RequestBody& body, const GenerateRequest& request, const Open& open);
+  void fill(RequestBody& body, const ChannelRequest& request, const Open& open);
+  std::uint32_t engine_of(const RequestSlot& slot) const;
   RequestSlot& slot(std::uint32_t index) const;
   void wake_engine() const;
 

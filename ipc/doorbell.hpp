@@ -1,9 +1,9 @@
 #pragma once
-// How the two ends of a channel wake each other: a connected pair of sockets, one byte a ring.
+// How the two ends of a channel wake each other: a connected pair of sockets; a ring is one byte.
 //
-// Not an eventfd: whether that one blocks is a property of the open file, which the other side
-// shares and may change. Here not to block is said with every call, so a client cannot put its
-// engine to sleep.
+// An eventfd would not do: whether reading it blocks is a property of the open file, which the
+// other process shares and can change. On a socket every call says that it must not block, so a
+// client cannot put its engine to sleep.
 
 #include <sys/socket.h>
 
@@ -14,21 +14,21 @@
 
 namespace kvhive {
 
-/// Two ends; a ring at one can be polled for at the other.
-inline Expected<std::array<UniqueFd, 2>> make_doorbell() {
+/// Two ends. After a ring at one end, poll() finds the other readable.
+[[nodiscard]] inline Expected<std::array<UniqueFd, 2>> make_doorbell() {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
     return os_failure("socketpair");
   return std::array<UniqueFd, 2>{UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-/// Never blocks. A full buffer means that the other end has rings enough to answer.
+/// Never blocks. If the buffer is full, the other end has unread rings already and will wake.
 inline void ring_doorbell(int end) {
   const char ring = 1;
   [[maybe_unused]] const ssize_t sent = send(end, &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-/// Takes the rings that are there, never blocks. False = nobody will ever ring again.
+/// Reads the rings that have come; never blocks. False = the other end is closed.
 inline bool answer_doorbell(int end) {
   char rings[512];
   return recv(end, rings, sizeof rings, MSG_DONTWAIT) != 0;

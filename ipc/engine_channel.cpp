@@ -13,14 +13,15 @@ tl::unexpected<Error> bad_request(const std::string& text) {
   return failure(Errc::bad_argument, text);
 }
 
-/// For the slot's next request.
+/// A new request in the slot begins with no takeover counted.
 void forget_takeovers(RequestSlot& slot) {
   slot.takeovers.store(0, std::memory_order_relaxed);
   slot.tokens_at_takeover.store(0, std::memory_order_relaxed);
 }
 
-/// What an engine has died at may be what kills engines: it is written down before we touch it. A
-/// request that gets on between two deaths is only unlucky.
+/// A request may be the cause of its engines' deaths, so the takeover is counted before the request
+/// is read. If tokens were generated since the last takeover, the request did not cause that death,
+/// and counting starts anew.
 void count_takeover(RequestSlot& slot) {
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint32_t tokens = slot.tokens.load(relaxed);
@@ -123,10 +124,11 @@ std::vector<std::uint32_t> EngineChannel::take_aborts() {
   return aborted;
 }
 
-/// Copies once, then checks the copy: the client may rewrite the slot while we look.
+/// Copies once, then checks the copy: the client may rewrite the slot at any time.
 ///
-/// \param room  bytes that may still be copied out of the channel: an honest client's ranges are
-///              disjoint, and one that names the same gigabyte in each slot must not cost us 256
+/// \param room  bytes that may still be copied out of the channel. An honest client's ranges are
+///              disjoint; a hostile one could name the same gigabyte in all 256 slots and make the
+///              engine copy 256 GB
 Expected<TakenRequest> EngineChannel::take(std::uint32_t index, std::size_t& room) {
   const std::uint32_t takeovers = slot(index).takeovers.load(std::memory_order_relaxed);
   if (takeovers > kMostTakeovers)
@@ -221,8 +223,8 @@ void EngineChannel::ring() {
   ring_doorbell(doorbell_.get());
 }
 
-/// Writes one request's results. Keeps its own copies of the places to write to: the slot's are the
-/// client's to spoil.
+/// Writes one request's results. Keeps its own copies of the places to write to, since the client
+/// can rewrite the slot's at any time.
 class EngineChannel::Sink : public OutputSink {
  public:
   Sink(std::shared_ptr<EngineChannel> channel, const TakenRequest& request)
@@ -231,7 +233,8 @@ class EngineChannel::Sink : public OutputSink {
         journaled_(request.journal.size()) {
     RequestBody body;
     std::memcpy(&body, &slot_.body, sizeof body);
-    // Read again, hence checked again; a request whose body changed under us gets no log.
+    // Read again, hence checked again. If the client has spoilt the body meanwhile, the request
+    // gets no log.
     if (!channel_->check(body)) return;
     log_ = body.log;
     text_ = body.text;
@@ -251,7 +254,7 @@ class EngineChannel::Sink : public OutputSink {
     text_end_ += static_cast<std::uint32_t>(fitting);
     if ((tokens_ + 1) * record_bytes_ > log_.bytes) return;
     if (++tokens_ <= journaled_)
-      return;  // the engine before us wrote it, and the client may have read it
+      return;  // the engine that died has written it, and the client may have read it
     write_record(token);
     slot_.tokens.store(tokens_, std::memory_order_release);
     channel_->has_news_.store(true, std::memory_order_relaxed);

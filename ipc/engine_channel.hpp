@@ -13,45 +13,47 @@
 
 namespace kvhive {
 
-/// A request as found in a slot, checked: every range lies in the channel, every number in its
-/// bounds.
+/// A request copied out of a slot and checked: every range lies in the channel, every number is in
+/// its bounds.
 struct TakenRequest {
   std::uint32_t slot = 0;
   GenerationParams params;
   PromptKind prompt_kind = PromptKind::text;
-  std::string text;              ///< if the prompt is text
-  std::vector<TokenId> tokens;   ///< if it is tokens
-  std::vector<TokenId> journal;  ///< generated already, by an engine that died
+  std::string text;              ///< the prompt, if its kind is text
+  std::vector<TokenId> tokens;   ///< the prompt, if its kind is tokens
+  std::vector<TokenId> journal;  ///< tokens that an engine generated before it died
   /// What the first admission found, if an engine that died had admitted the request.
   std::optional<RequestStats> earlier_admission;
 };
 
 class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
  public:
-  /// Maps a client's channel. `doorbell` is our end of the pair the client sleeps on.
-  static Expected<std::shared_ptr<EngineChannel>> open(std::uint64_t id, std::uint32_t engine,
-                                                       const UniqueFd& memory, std::size_t bytes,
-                                                       UniqueFd doorbell);
+  /// Maps a client's channel. `doorbell` is the engine's end; the client sleeps on the other.
+  [[nodiscard]] static Expected<std::shared_ptr<EngineChannel>> open(std::uint64_t id,
+                                                                     std::uint32_t engine,
+                                                                     const UniqueFd& memory,
+                                                                     std::size_t bytes,
+                                                                     UniqueFd doorbell);
 
-  /// The same over memory that somebody else keeps mapped for as long as the channel is in use, its
-  /// header checked.
+  /// The same over memory that the caller keeps mapped for as long as the channel is in use. The
+  /// caller has checked its header.
   static std::shared_ptr<EngineChannel> over(std::uint64_t id, std::uint32_t engine,
                                              std::span<std::byte> memory, UniqueFd doorbell);
 
   std::uint64_t id() const { return id_; }
 
-  /// Slots submitted since the last call; the first call after open() also takes up what a dead
-  /// engine had accepted. A request that does not hold together, or that one engine after the other
-  /// has died at, is finished with an error at once and not returned.
+  /// Accepts the requests submitted since the last call. The first call after open() also takes
+  /// over those that a dead engine had accepted. A malformed request, and one that several engines
+  /// have died serving, is finished with an error at once and not returned.
   std::vector<TakenRequest> take_submitted();
 
-  /// Slots whose client wants no more of them; each is named once.
+  /// Slots whose client has asked for an abort; each is returned once.
   std::vector<std::uint32_t> take_aborts();
 
   /// Where the results of a taken request go.
   std::unique_ptr<OutputSink> sink(const TakenRequest& request);
 
-  /// Ends a taken request that never got as far as the scheduler.
+  /// Ends a taken request with an error before the scheduler has seen it.
   void refuse(std::uint32_t slot, const Error& error);
 
   /// Wakes the client if anything was written since the last call.
@@ -71,7 +73,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
   std::uint64_t id_;
   std::uint32_t engine_;
-  MappedMemory map_;  ///< keeps memory_ there, if it is ours to keep
+  MappedMemory map_;  ///< owns the mapping behind memory_; empty after over()
   std::span<std::byte> memory_;
   UniqueFd doorbell_;
   std::atomic<bool> has_news_{false};

@@ -1,6 +1,6 @@
 #pragma once
-// What a client may ask for, and how it ends. Plain vocabulary of the channel, the scheduler and
-// the client library.
+// What a client may ask for and what it gets: the plain types that channel, scheduler and client
+// library share.
 
 #include <cstdint>
 #include <string>
@@ -20,9 +20,10 @@ struct GenerationParams {
   std::uint32_t logprobs = 0;
   bool ignore_eos = false;    ///< go on after an end-of-sequence token
   std::int32_t priority = 0;  ///< lower goes first, with the priority policy
-  /// Generation ends before any of these strings (they are cut off).
+  /// Generation ends before any of these strings; they are cut off the text.
   std::vector<std::string> stop;
-  /// Otherwise the client library draws one (or the daemon makes one, see --seed).
+  /// Whether the caller chose sampling.seed. If not, the client library has drawn one at random,
+  /// and an engine with --seed uses its own.
   bool has_seed = false;
   std::vector<TokenId> stop_token_ids;  ///< generation ends after any of these tokens
 };

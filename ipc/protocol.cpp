@@ -17,7 +17,6 @@ namespace {
 
 constexpr std::size_t kMostFds = 8;
 constexpr std::size_t kMostTail = std::size_t{256} << 10;
-constexpr time_t kConnectSeconds = 10;
 
 constexpr std::size_t kMostPayload = []<class... T>(const std::tuple<T...>*) {
   return std::max({kPayloadBytes<T>...});
@@ -55,6 +54,13 @@ Expected<void> check_header(const PacketHeader& header, std::size_t size, bool i
                                          " bytes is not a message of type " +
                                          std::to_string(std::uint32_t(header.type)));
   return {};
+}
+
+/// A daemon is there and does not answer.
+tl::unexpected<Error> no_answer(int timeout_ms) {
+  return failure(Errc::not_running, "the daemon has not answered for " +
+                                        std::to_string(timeout_ms / 1000) +
+                                        " s; it is stopped (kill -CONT it) or overloaded");
 }
 
 }  // namespace
@@ -128,36 +134,33 @@ Expected<std::optional<Packet>> receive_packet(int socket) {
 
 Error error_of(const Refused& refused) { return {refused.error, refused.reason.str()}; }
 
-Expected<UniqueFd> connect_to_daemon(const std::string& socket_path) {
+Expected<UniqueFd> connect_to_daemon(const std::string& socket_path, int timeout_ms) {
   auto address = address_of(socket_path);
   if (!address) return forward_error(address);
   UniqueFd fd{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
   if (!fd) return os_failure("socket");
   // A stopped daemon accepts nothing: once its queue is full, connecting would wait for ever.
-  const timeval patience{kConnectSeconds, 0}, for_ever{};
-  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  const timeval no_limit{};
+  if (timeout_ms >= 0) {
+    const timeval limit{timeout_ms / 1000, timeout_ms % 1000 * 1000 + 1};  // all 0 = for ever
+    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  }
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0) {
-    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &for_ever, sizeof for_ever);
+    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &no_limit, sizeof no_limit);
     return fd;
   }
-  if (errno == EAGAIN)
-    return failure(Errc::os_error, "the daemon on " + socket_path +
-                                       " has accepted no connection for " +
-                                       std::to_string(kConnectSeconds) +
-                                       " s; it is stopped (kill -CONT it) or overloaded");
   if (errno == ENOENT || errno == ECONNREFUSED)
     return failure(Errc::not_running,
                    "no daemon listens on " + socket_path +
                        "; start kvhived, or name its socket with --socket or KVHIVE_SOCKET");
+  if (errno == EAGAIN)  // os_error, since a process does listen there
+    return failure(Errc::os_error, no_answer(timeout_ms).value().text);
   return os_failure("connect to " + socket_path);
 }
 
 Expected<std::optional<Packet>> receive_answer(int socket, int timeout_ms) {
   pollfd ready{socket, POLLIN, 0};
-  if (poll(&ready, 1, timeout_ms) == 0)
-    return failure(Errc::not_running, "the daemon has not answered for " +
-                                          std::to_string(timeout_ms / 1000) +
-                                          " s; it is stopped (kill -CONT it) or overloaded");
+  if (poll(&ready, 1, timeout_ms) == 0) return no_answer(timeout_ms);
   return receive_packet(socket);
 }
 

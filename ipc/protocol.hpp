@@ -89,7 +89,11 @@ Error error_of(const Refused& refused);
 [[nodiscard]] Expected<sockaddr_un> address_of(const std::string& path);
 
 /// Connects to a daemon; Errc::not_running names the socket and what to do.
-[[nodiscard]] Expected<UniqueFd> connect_to_daemon(const std::string& socket_path);
+/// \param timeout_ms  -1 = wait for ever. A stopped daemon accepts nothing, and connecting blocks
+/// once
+///        the kernel's queue of connections is full
+[[nodiscard]] Expected<UniqueFd> connect_to_daemon(const std::string& socket_path,
+                                                   int timeout_ms = kAnswerMs);
 
 /// What the keeper answers to a hello.
 template <class Message>

@@ -53,6 +53,7 @@ const Sample kWritten[] = {
     {"domains", "a=bob,7;b=@9", "{b = \"@9\", a = [\"bob\", 7]}", "a=bob,7;b=@9"},
     {"channel-bytes-per-domain", "64M", "\"64M\"", "67108864B"},
     {"socket-access", "@kv", "\"@kv\"", "@kv"},
+    {"log-file", "/var/log/k.log", "\"/var/log/k.log\"", "/var/log/k.log"},
 };
 
 /// One for each field. Those of options with choices follow from the table: the last choice that is
@@ -325,32 +326,6 @@ INSTANTIATE_TEST_SUITE_P(
                       BadOption{"log-level", "loud", "trace, debug, info, warn, error, off"}));
 
 // -- the socket
-
-class DefaultSocket : public ::testing::Test {
- protected:
-  void SetUp() override {
-    for (const char* name : {"KVHIVE_SOCKET", "XDG_RUNTIME_DIR"}) {
-      const char* value = std::getenv(name);
-      if (value != nullptr) before_[name] = value;
-      unsetenv(name);
-    }
-  }
-  void TearDown() override {
-    for (const char* name : {"KVHIVE_SOCKET", "XDG_RUNTIME_DIR"}) unsetenv(name);
-    for (const auto& [name, value] : before_) setenv(name.c_str(), value.c_str(), 1);
-  }
-  std::map<std::string, std::string> before_;
-};
-
-TEST_F(DefaultSocket, IsWhatTheEnvironmentSaysAndElseUnderRun) {
-  EXPECT_EQ(default_socket(), "/run/kvhive/kvhived.sock");
-  setenv("XDG_RUNTIME_DIR", "/run/user/7", 1);
-  EXPECT_EQ(default_socket(), "/run/user/7/kvhive/kvhived.sock");
-  setenv("KVHIVE_SOCKET", "", 1);
-  EXPECT_EQ(default_socket(), "/run/user/7/kvhive/kvhived.sock");
-  setenv("KVHIVE_SOCKET", "/chosen.sock", 1);
-  EXPECT_EQ(default_socket(), "/chosen.sock");
-}
 
 }  // namespace
 }  // namespace kvhive

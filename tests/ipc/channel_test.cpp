@@ -54,6 +54,7 @@ class ChannelTest : public ::testing::Test {
     auto engine =
         EngineChannel::open(5, number, memory_, kBytes, copy_of(client_doorbell_.to_ring));
     KV_CHECK(engine.has_value(), engine.error().text);
+    write_serving_engine(memory_.get(), number);  // as the keeper does
     return std::move(*engine);
   }
 
@@ -64,9 +65,8 @@ class ChannelTest : public ::testing::Test {
     return std::move(taken.front());
   }
 
-  static GenerateRequest token_request(std::size_t prompt_tokens = 3,
-                                       std::uint32_t max_tokens = 4) {
-    GenerateRequest request;
+  static ChannelRequest token_request(std::size_t prompt_tokens = 3, std::uint32_t max_tokens = 4) {
+    ChannelRequest request;
     request.prompt_tokens = counting(100, prompt_tokens);
     request.params.max_tokens = max_tokens;
     return request;
@@ -92,7 +92,7 @@ class ChannelTest : public ::testing::Test {
 // -- there and back
 
 TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
-  GenerateRequest request = token_request(5, 9);
+  ChannelRequest request = token_request(5, 9);
   request.params.sampling = {0.5f, 40, 0.9f, 0.1f, 1ull << 60};
   request.params.has_seed = true;
   request.params.logprobs = 20;
@@ -131,7 +131,7 @@ TEST_F(ChannelTest, ASeedThatNobodyAskedForIsDrawnOnceAndSurvivesTheEngine) {
 }
 
 TEST_F(ChannelTest, ATextPromptArrivesAsText) {
-  GenerateRequest request;
+  ChannelRequest request;
   request.prompt = std::string("h\xc3\xa9\0llo", 7);
   ASSERT_TRUE(client_.submit(request).has_value());
   const TakenRequest taken = take_one();
@@ -147,7 +147,7 @@ TEST_F(ChannelTest, ARequestIsTakenOnce) {
 }
 
 TEST_F(ChannelTest, TokensTextAndLogprobsComeBackAsTheyAreWritten) {
-  GenerateRequest request = token_request(3, 4);
+  ChannelRequest request = token_request(3, 4);
   request.params.logprobs = 2;
   const std::uint32_t slot = client_.submit(request).value();
   EXPECT_THAT(client_.read(slot).tokens, IsEmpty());
@@ -156,7 +156,7 @@ TEST_F(ChannelTest, TokensTextAndLogprobsComeBackAsTheyAreWritten) {
   sink->admitted({3, 2, 0});
   sink->token({7, -0.5f, {{7, -0.5f}, {8, -1.5f}}}, "ab");
   sink->token({8, -0.25f, {}}, "");
-  Progress progress = client_.read(slot);
+  ChannelProgress progress = client_.read(slot);
   ASSERT_THAT(progress.tokens, SizeIs(2));
   EXPECT_EQ(progress.tokens[0].token, 7);
   EXPECT_EQ(progress.tokens[0].logprob, -0.5f);
@@ -182,13 +182,13 @@ TEST_F(ChannelTest, TokensTextAndLogprobsComeBackAsTheyAreWritten) {
 }
 
 TEST_F(ChannelTest, MoreLogprobsThanAskedForAreCutOff) {
-  GenerateRequest request = token_request(3, 2);
+  ChannelRequest request = token_request(3, 2);
   request.params.logprobs = 1;
   const std::uint32_t slot = client_.submit(request).value();
   const auto sink = engine_->sink(take_one());
   sink->token({7, 0, {{7, 0}, {8, -1}, {9, -2}}}, "");
   sink->token({8, 0, {{8, 0}}}, "");
-  const Progress progress = client_.read(slot);
+  const ChannelProgress progress = client_.read(slot);
   ASSERT_THAT(progress.tokens, SizeIs(2));
   EXPECT_THAT(progress.tokens[0].top, SizeIs(1));
   EXPECT_EQ(progress.tokens[1].token, 8);
@@ -202,13 +202,13 @@ TEST_F(ChannelTest, MoreTokensThanAskedForAreNotWritten) {
 }
 
 TEST_F(ChannelTest, TextWithoutRoomIsCutAndItsTokensAreNot) {
-  GenerateRequest request = token_request(3, 8);
+  ChannelRequest request = token_request(3, 8);
   request.most_text_bytes = 16;
   const std::uint32_t slot = client_.submit(request).value();
   const auto sink = engine_->sink(take_one());
   for (int i = 0; i < 4; ++i) sink->token({7, 0, {}}, "0123456");
   sink->finished(FinishReason::length, {}, {}, 28);
-  const Progress progress = client_.read(slot);
+  const ChannelProgress progress = client_.read(slot);
   EXPECT_THAT(progress.tokens, SizeIs(4));
   EXPECT_EQ(progress.text, "0123456012345601");
   EXPECT_EQ(progress.text_bytes, 16u);
@@ -218,10 +218,27 @@ TEST_F(ChannelTest, ARefusedRequestFinishesWithItsError) {
   const std::uint32_t slot = client_.submit(token_request()).value();
   const TakenRequest taken = take_one();
   engine_->refuse(taken.slot, Error{Errc::never_fits, std::string(1000, 'e')});
-  const Progress progress = client_.read(slot);
+  const ChannelProgress progress = client_.read(slot);
   EXPECT_EQ(progress.reason, FinishReason::error);
   EXPECT_EQ(progress.error.code, Errc::never_fits);
   EXPECT_EQ(progress.error.text, std::string(kErrorBytes - 1, 'e'));
+}
+
+TEST_F(ChannelTest, TheClientKnowsWhetherAnEngineWorksOnItsRequest) {
+  const std::uint32_t slot = client_.submit(token_request()).value();
+  EXPECT_EQ(client_.serving_engine(), 1u);
+  EXPECT_EQ(client_.read(slot).engine, kNoEngine) << "no engine has accepted the request";
+  take_one();
+  EXPECT_EQ(client_.read(slot).engine, 1u);
+  write_serving_engine(memory_.get(), kNoEngine);  // the engine has died
+  EXPECT_EQ(client_.read(slot).engine, kNoEngine) << "though its slot still says accepted";
+  engine_ = open_engine(2);
+  EXPECT_EQ(client_.read(slot).engine, kNoEngine) << "engine 2 has not taken it over";
+  const TakenRequest taken = take_one();
+  EXPECT_EQ(client_.read(slot).engine, 2u);
+  engine_->refuse(taken.slot, Error{Errc::never_fits, "too long"});
+  write_serving_engine(memory_.get(), kNoEngine);
+  EXPECT_EQ(client_.read(slot).engine, 2u) << "it has finished the request";
 }
 
 TEST_F(ChannelTest, DoorbellsRingOncePerNews) {
@@ -276,7 +293,7 @@ TEST_F(ChannelTest, TwoThreadsTalkThroughIt) {
       ++submitted;
     }
     for (auto slot = open.begin(); slot != open.end();) {
-      const Progress progress = client_.read(*slot);
+      const ChannelProgress progress = client_.read(*slot);
       tokens += progress.tokens.size();
       text += progress.text.size();
       const bool is_finished = progress.reason != FinishReason::none;
@@ -296,7 +313,7 @@ TEST_F(ChannelTest, ThousandsOfRequestsLeaveTheHeapWhole) {
   std::mt19937 random(1);
   std::vector<std::uint32_t> open;
   for (int i = 0; i < 5000; ++i) {
-    GenerateRequest request = token_request(1 + random() % 300, 1 + random() % 60);
+    ChannelRequest request = token_request(1 + random() % 300, 1 + random() % 60);
     request.params.logprobs = random() % 4;
     request.most_text_bytes = random() % 3 == 0 ? 1 + random() % 999 : 0;
     if (const auto slot = client_.submit(request)) open.push_back(*slot);
@@ -313,14 +330,14 @@ TEST_F(ChannelTest, ThousandsOfRequestsLeaveTheHeapWhole) {
 
   // Everything in one piece again: a request that fills the heap to the last 16 bytes.
   const std::size_t heap = (kBytes - heap_offset()) / 16 * 16;
-  GenerateRequest all = token_request(4, 1);
+  ChannelRequest all = token_request(4, 1);
   all.most_text_bytes = heap - 16 - 16;
   EXPECT_TRUE(client_.submit(all).has_value());
   EXPECT_FALSE(client_.submit(token_request()).has_value());
 }
 
 TEST_F(ChannelTest, WithAllSlotsInUseSubmittingFailsUntilOneIsRead) {
-  GenerateRequest request = token_request(1, 1);
+  ChannelRequest request = token_request(1, 1);
   request.most_text_bytes = 16;
   for (std::uint32_t i = 0; i < kChannelSlots; ++i) ASSERT_EQ(client_.submit(request).value(), i);
   const auto refused = client_.submit(request);
@@ -366,7 +383,8 @@ TEST_F(ChannelTest, AHeaderOfAnotherBuildIsRefusedByBothEnds) {
       {"slots", [](ChannelHeader& h) { h.slots = 20; }, "20", std::to_string(kChannelSlots)}};
   for (const OtherHeader& other : cases) {
     const UniqueFd memory = make_channel_memory(kBytes).value();
-    ChannelHeader header{kChannelMagic, kBytes, sizeof(RequestSlot), kChannelSlots};
+    ChannelHeader header;
+    header.bytes = kBytes;
     other.change(header);
     ASSERT_EQ(pwrite(memory.get(), &header, sizeof header, 0), ssize_t{sizeof header});
     const auto engine = EngineChannel::open(1, 1, memory, kBytes, new_doorbell().to_ring);
@@ -385,14 +403,14 @@ TEST_F(ChannelTest, AHeaderOfAnotherBuildIsRefusedByBothEnds) {
 
 struct BadRequest {
   std::string name;
-  void (*spoil)(GenerateRequest&);
+  void (*spoil)(ChannelRequest&);
   std::string text;
 };
 
 class ChannelRefusal : public ChannelTest, public ::testing::WithParamInterface<BadRequest> {};
 
 TEST_P(ChannelRefusal, SaysWhatIsWrong) {
-  GenerateRequest request = token_request();
+  ChannelRequest request = token_request();
   GetParam().spoil(request);
   const auto refused = client_.submit(request);
   ASSERT_FALSE(refused.has_value());
@@ -403,20 +421,20 @@ TEST_P(ChannelRefusal, SaysWhatIsWrong) {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 const BadRequest kBadRequests[] = {
-    {"EmptyPrompt", [](GenerateRequest& r) { r.prompt_tokens.clear(); }, "prompt is empty"},
-    {"NoTokens", [](GenerateRequest& r) { r.params.max_tokens = 0; }, "max_tokens is 0"},
-    {"Logprobs", [](GenerateRequest& r) { r.params.logprobs = 21; }, "logprobs is 21; at most 20"},
-    {"StopStrings", [](GenerateRequest& r) { r.params.stop.assign(9, "x"); }, "9 stop strings"},
-    {"EmptyStop", [](GenerateRequest& r) { r.params.stop = {""}; }, "1..64 bytes"},
-    {"LongStop", [](GenerateRequest& r) { r.params.stop = {std::string(65, 'x')}; }, "1..64 bytes"},
-    {"StopTokens", [](GenerateRequest& r) { r.params.stop_token_ids.assign(17, 1); },
+    {"EmptyPrompt", [](ChannelRequest& r) { r.prompt_tokens.clear(); }, "prompt is empty"},
+    {"NoTokens", [](ChannelRequest& r) { r.params.max_tokens = 0; }, "max_tokens is 0"},
+    {"Logprobs", [](ChannelRequest& r) { r.params.logprobs = 21; }, "logprobs is 21; at most 20"},
+    {"StopStrings", [](ChannelRequest& r) { r.params.stop.assign(9, "x"); }, "9 stop strings"},
+    {"EmptyStop", [](ChannelRequest& r) { r.params.stop = {""}; }, "1..64 bytes"},
+    {"LongStop", [](ChannelRequest& r) { r.params.stop = {std::string(65, 'x')}; }, "1..64 bytes"},
+    {"StopTokens", [](ChannelRequest& r) { r.params.stop_token_ids.assign(17, 1); },
      "17 stop tokens"},
-    {"Temperature", [](GenerateRequest& r) { r.params.sampling.temperature = -1; }, "temperature"},
-    {"TemperatureNaN", [](GenerateRequest& r) { r.params.sampling.temperature = kNaN; },
+    {"Temperature", [](ChannelRequest& r) { r.params.sampling.temperature = -1; }, "temperature"},
+    {"TemperatureNaN", [](ChannelRequest& r) { r.params.sampling.temperature = kNaN; },
      "temperature"},
-    {"TopK", [](GenerateRequest& r) { r.params.sampling.top_k = -2; }, "top_k"},
-    {"TopP", [](GenerateRequest& r) { r.params.sampling.top_p = 0; }, "top_p"},
-    {"MinP", [](GenerateRequest& r) { r.params.sampling.min_p = 1.5f; }, "min_p"},
+    {"TopK", [](ChannelRequest& r) { r.params.sampling.top_k = -2; }, "top_k"},
+    {"TopP", [](ChannelRequest& r) { r.params.sampling.top_p = 0; }, "top_p"},
+    {"MinP", [](ChannelRequest& r) { r.params.sampling.min_p = 1.5f; }, "min_p"},
 };
 INSTANTIATE_TEST_SUITE_P(All, ChannelRefusal, ::testing::ValuesIn(kBadRequests),
                          [](const auto& given) { return given.param.name; });
@@ -424,7 +442,7 @@ INSTANTIATE_TEST_SUITE_P(All, ChannelRefusal, ::testing::ValuesIn(kBadRequests),
 // -- takeover
 
 TEST_F(ChannelTest, AnotherEngineContinuesAJournalAndTheClientSeesEachTokenOnce) {
-  GenerateRequest request = token_request(3, 5);
+  ChannelRequest request = token_request(3, 5);
   request.params.logprobs = 1;
   const std::uint32_t slot = client_.submit(request).value();
   {
@@ -448,7 +466,7 @@ TEST_F(ChannelTest, AnotherEngineContinuesAJournalAndTheClientSeesEachTokenOnce)
   sink->token({9, 0, {}}, "d");
   sink->token({10, -4, {{10, -4}}}, "e");
   sink->finished(FinishReason::stop, {}, {3, 2, 0}, 5);
-  const Progress progress = client_.read(slot);
+  const ChannelProgress progress = client_.read(slot);
   ASSERT_THAT(progress.tokens, SizeIs(2));
   EXPECT_EQ(progress.tokens[0].token, 9);
   EXPECT_EQ(progress.tokens[0].logprob, -3);
@@ -501,7 +519,7 @@ TEST_F(ChannelTest, ARequestThatKillsItsEnginesIsNotTriedForEver) {
   EXPECT_EQ(client_.read(slot).reason, FinishReason::none);
   engine_ = open_engine(1);
   EXPECT_THAT(engine_->take_submitted(), IsEmpty());
-  const Progress end = client_.read(slot);
+  const ChannelProgress end = client_.read(slot);
   EXPECT_EQ(end.reason, FinishReason::error);
   EXPECT_EQ(end.error.code, Errc::peer_died);
   EXPECT_EQ(end.error.text, "its engine died 4 times while serving it; not tried again");

@@ -96,11 +96,11 @@ double milliseconds_to_first_token(Client& client, const std::vector<TokenId>& p
   using Clock = std::chrono::steady_clock;
   GenerateRequest request;
   request.prompt_tokens = prompt;
-  request.params.max_tokens = 1;
+  request.max_tokens = 1;
   const auto start = Clock::now();
   const auto done = client.generate(request);
   const auto end = Clock::now();
-  KV_CHECK(done.has_value() && done->reason != FinishReason::error);
+  KV_CHECK(done.has_value() && done->reason != Finish::error);
   return std::chrono::duration<double, std::milli>(end - start).count();
 }
 

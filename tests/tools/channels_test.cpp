@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <set>
 #include <tuple>
@@ -184,6 +185,27 @@ TEST_F(ChannelsTest, AChannelTakenBackCanBeClosedWithoutAWord) {
   channels_.take_back(id);  // gone: nothing to do
 }
 
+TEST_F(ChannelsTest, TheChannelsHeaderNamesTheEngineThatServesIt) {
+  const auto created = channels_.create(kBytes, kAnyEngine, kDomain, kRoom);
+  ASSERT_TRUE(created.has_value());
+  const auto serving = [&] {
+    ChannelHeader header;
+    KV_CHECK(pread(created->memory, &header, sizeof header, 0) == sizeof header);
+    return header.engine;
+  };
+  EXPECT_EQ(serving(), kNoEngine);
+  channels_.add_engine(10, 3);
+  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_EQ(serving(), 3u);
+  (void)channels_.remove_engine(10);
+  EXPECT_EQ(serving(), kNoEngine) << "the engine has died";
+  channels_.add_engine(11, 4);
+  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_EQ(serving(), 4u);
+  channels_.take_back(created->id);
+  EXPECT_EQ(serving(), kNoEngine) << "the engine has refused the channel";
+}
+
 TEST_F(ChannelsTest, AllClientsTogetherGetSoMuchAndNoMore) {
   std::vector<std::uint64_t> ids;
   for (int i = 0; i < 4; ++i) ids.push_back(create());
@@ -191,6 +213,7 @@ TEST_F(ChannelsTest, AllClientsTogetherGetSoMuchAndNoMore) {
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
   EXPECT_THAT(refused.error().text, HasSubstr("the daemon grants 4.00 MiB"));
+  EXPECT_THAT(refused.error().text, HasSubstr("--channel-bytes"));
   (void)channels_.close(ids[2], *this);
   EXPECT_TRUE(channels_.create(kBytes, kAnyEngine, kDomain, kRoom).has_value());
 }

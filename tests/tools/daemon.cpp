@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -70,6 +71,14 @@ std::string passage(std::size_t from, std::size_t length) {
 GenerateRequest request_of(std::string prompt, std::uint32_t max_tokens) {
   GenerateRequest request;
   request.prompt = std::move(prompt);
+  request.max_tokens = max_tokens;
+  request.ignore_eos = true;
+  return request;
+}
+
+ChannelRequest channel_request_of(std::string prompt, std::uint32_t max_tokens) {
+  ChannelRequest request;
+  request.prompt = std::move(prompt);
   request.params.max_tokens = max_tokens;
   request.params.ignore_eos = true;
   return request;
@@ -98,8 +107,9 @@ Daemon::Daemon(std::vector<std::string> flags, const BeforeExec& before_exec) {
   KV_CHECK(mkdtemp(name) != nullptr);
   directory_ = name;
   socket_ = directory_ + "/kvhived.sock";
-  flags.insert(flags.end(), {"--model", kDemoModel, "--socket", socket_, "--log-level", "error",
-                             "--threads", "1"});
+  flags.insert(flags.end(), {"--model", kDemoModel, "--socket", socket_, "--threads", "1"});
+  if (std::find(flags.begin(), flags.end(), "--log-level") == flags.end())
+    flags.insert(flags.end(), {"--log-level", "error"});
   int out[2];
   KV_CHECK(pipe2(out, O_CLOEXEC) == 0);
   pid_ = spawn(program("kvhived"), flags, out[1], -1, before_exec);
@@ -175,8 +185,17 @@ PoolMemory Daemon::pool() const {
   return std::move(*memory);
 }
 
+ClientOptions client_options(const std::string& socket, std::uint32_t engine,
+                             std::size_t channel_bytes) {
+  ClientOptions options;
+  options.socket = socket;
+  if (engine != kAnyEngine) options.engine = engine;
+  options.channel_bytes = channel_bytes;
+  return options;
+}
+
 Client Daemon::connect(std::uint32_t engine, std::size_t channel_bytes) const {
-  auto client = Client::connect({socket_, engine, channel_bytes});
+  auto client = Client::connect(client_options(socket_, engine, channel_bytes));
   KV_CHECK(client.has_value(), client.error().text);
   return std::move(*client);
 }
@@ -184,7 +203,7 @@ Client Daemon::connect(std::uint32_t engine, std::size_t channel_bytes) const {
 std::vector<Progress> generate_all(std::vector<Client>& clients,
                                    const std::vector<GenerateRequest>& requests) {
   std::vector<Progress> results(requests.size());
-  std::vector<std::map<std::uint32_t, std::size_t>> open(
+  std::vector<std::map<RequestId, std::size_t>> open(
       clients.size());  // request number -> place in results
   for (std::size_t i = 0; i < requests.size(); ++i) {
     auto number = clients[i % clients.size()].submit(requests[i]);
@@ -196,14 +215,16 @@ std::vector<Progress> generate_all(std::vector<Client>& clients,
       const auto woken = clients[c].wait();
       KV_CHECK(woken.has_value(), woken.error().text);
       std::erase_if(open[c], [&](const auto& entry) {
-        Progress news = clients[c].read(entry.first);
+        Progress news = *clients[c].read(entry.first);
         Progress& whole = results[entry.second];
         whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
         whole.text += news.text;
-        whole.stats = news.stats;
+        whole.prompt_tokens = news.prompt_tokens;
+        whole.cached_tokens = news.cached_tokens;
+        whole.preemptions = news.preemptions;
         whole.reason = news.reason;
         whole.error = news.error;
-        return news.reason != FinishReason::none;
+        return news.reason != Finish::none;
       });
     }
   }
@@ -212,7 +233,7 @@ std::vector<Progress> generate_all(std::vector<Client>& clients,
 
 std::vector<TokenId> ids(const Progress& result) {
   std::vector<TokenId> tokens;
-  for (const GeneratedToken& token : result.tokens) tokens.push_back(token.token);
+  for (const OutputToken& token : result.tokens) tokens.push_back(token.token);
   return tokens;
 }
 

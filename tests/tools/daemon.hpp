@@ -15,7 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "client/client.hpp"
+#include "ipc/client_channel.hpp"
+#include "ipc/protocol.hpp"
+#include "kvhive/client.hpp"
 #include "pool/pool_memory.hpp"
 #include "tests/support/signal_process.hpp"
 
@@ -53,6 +55,9 @@ std::string passage(std::size_t from = 0, std::size_t length = std::string::npos
 /// Exactly so many tokens after a prompt.
 GenerateRequest request_of(std::string prompt, std::uint32_t max_tokens);
 
+/// The same for a test that has the raw channel.
+ChannelRequest channel_request_of(std::string prompt, std::uint32_t max_tokens);
+
 /// Looks again and again until it holds; false after `limit`. Each look is a system call or a
 /// process of its own, so that there is nothing to sleep for.
 bool eventually(const std::function<bool()>& holds,
@@ -63,6 +68,10 @@ char state_of(pid_t pid);
 
 /// True while the process can be signalled and is no zombie.
 bool is_alive(pid_t pid);
+
+/// \param engine  kAnyEngine = the daemon chooses
+ClientOptions client_options(const std::string& socket, std::uint32_t engine = kAnyEngine,
+                             std::size_t channel_bytes = kDefaultChannelBytes);
 
 class Daemon {
  public:

@@ -32,7 +32,7 @@ class Demotion : public ::testing::Test {
   }
   Progress generate(Client& client, std::size_t number) {
     Progress done = *client.generate(request_number(number));
-    EXPECT_EQ(done.reason, FinishReason::length) << done.error.text;
+    EXPECT_EQ(done.reason, Finish::length) << done.error.text;
     return done;
   }
   std::size_t found(std::size_t number, const char* tier) const {
@@ -54,17 +54,17 @@ TEST_F(Demotion, APromptThatWasEvictedComesBackFromTheHostTierOnAnyEngine) {
   for (const std::uint32_t engine : {0u, 1u}) {
     Client client = daemon_.connect(engine);
     const Progress first = generate(client, engine);
-    ASSERT_GT(first.stats.prompt_tokens, 128u);
+    ASSERT_GT(first.prompt_tokens, 128u);
     press(1 - engine);
     ASSERT_EQ(found(engine, "device"), 0u);
-    ASSERT_GE(found(engine, "host"), first.stats.prompt_tokens / 16);
+    ASSERT_GE(found(engine, "host"), first.prompt_tokens / 16);
     const CommandResult why = daemon_.cli({"pool", "why", request_number(engine).prompt});
     EXPECT_THAT(why.out, HasSubstr("on the host"));
     EXPECT_THAT(why.out, HasSubstr("moved to the host tier"));
 
     const Progress again = generate(client, engine);
-    EXPECT_EQ(again.stats.cached_tokens, (again.stats.prompt_tokens - 1) / 16 * 16);
-    brought_back += again.stats.cached_tokens / 16;
+    EXPECT_EQ(again.cached_tokens, (again.prompt_tokens - 1) / 16 * 16);
+    brought_back += again.cached_tokens / 16;
     EXPECT_EQ(ids(first), undisturbed(engine));
     EXPECT_EQ(ids(again), undisturbed(engine));
   }
@@ -103,20 +103,20 @@ TEST_F(Demotion, AnEngineKilledInTheMiddleOfItHarmsNobody) {
   int deaths = 0;
   for (std::size_t i = 0; i < 12; ++i) {
     const pid_t pid = daemon_.engine(0)["pid"];
-    const std::uint32_t number = *client.submit(request_number(i));
+    const RequestId number = *client.submit(request_number(i));
     Progress whole;
     bool is_dead = false;
-    while (whole.reason == FinishReason::none) {
+    while (whole.reason == Finish::none) {
       if (!is_dead && deaths < 5 && is_demoting()) {
         signal_process(pid, SIGKILL);
         is_dead = true;
         ++deaths;
       }
-      Progress news = client.read(number);
+      Progress news = *client.read(number);
       whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
       whole.reason = news.reason;
     }
-    EXPECT_EQ(whole.reason, FinishReason::length);
+    EXPECT_EQ(whole.reason, Finish::length);
     EXPECT_EQ(ids(whole), undisturbed(i));
     EXPECT_TRUE(eventually([&] { return !daemon_.engine(0).is_null() && !is_demoting(); }));
     EXPECT_TRUE(daemon_.fsck_is_clean());

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <random>
 
+#include "client/connection.hpp"
 #include "ipc/pidfd.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
@@ -21,11 +22,11 @@ GenerateRequest long_request(std::uint32_t max_tokens = 1500) {
 }
 
 /// Reads until the request has at least `tokens` tokens (or has ended).
-Progress read_until(Client& client, std::uint32_t number, std::size_t tokens) {
+Progress read_until(Client& client, RequestId number, std::size_t tokens) {
   Progress whole;
-  while (whole.tokens.size() < tokens && whole.reason == FinishReason::none) {
+  while (whole.tokens.size() < tokens && whole.reason == Finish::none) {
     EXPECT_TRUE(client.wait().has_value());
-    Progress news = client.read(number);
+    Progress news = *client.read(number);
     whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
     whole.text += news.text;
     whole.reason = news.reason;
@@ -56,14 +57,14 @@ TEST(Faults, AKilledEnginesRequestsGoOnTokenForToken) {
   const Progress undisturbed = *daemon.connect(1).generate(long_request());
 
   Client client = daemon.connect(0);
-  const std::uint32_t number = *client.submit(long_request());
+  const RequestId number = *client.submit(long_request());
   Progress before = read_until(client, number, 300);
-  ASSERT_EQ(before.reason, FinishReason::none);
+  ASSERT_EQ(before.reason, Finish::none);
   const pid_t dead = daemon.engine(0)["pid"];
   signal_process(dead, SIGKILL);
   const Progress after = read_until(client, number, 1u << 30);
 
-  EXPECT_EQ(after.reason, FinishReason::length) << after.error.text;
+  EXPECT_EQ(after.reason, Finish::length) << after.error.text;
   std::vector<TokenId> tokens = ids(before);
   for (const TokenId token : ids(after)) tokens.push_back(token);
   EXPECT_EQ(tokens, ids(undisturbed));
@@ -109,11 +110,11 @@ TEST(Faults, AFailoverDoesNotTellTheClientThatItsPromptWasCached) {
 TEST(Faults, AnUnpinnedRequestMovesToTheOtherEngine) {
   const Daemon daemon;
   Client client = daemon.connect();
-  const std::uint32_t number = *client.submit(long_request());
+  const RequestId number = *client.submit(long_request());
   const Progress before = read_until(client, number, 200);
-  signal_process(daemon.engine(before.engine)["pid"].get<pid_t>(), SIGKILL);
+  signal_process(daemon.engine(before.engine.value())["pid"].get<pid_t>(), SIGKILL);
   const Progress after = read_until(client, number, 1u << 30);
-  EXPECT_EQ(after.reason, FinishReason::length) << after.error.text;
+  EXPECT_EQ(after.reason, Finish::length) << after.error.text;
   EXPECT_EQ(before.tokens.size() + after.tokens.size(), 1500u);
   EXPECT_NE(after.engine, before.engine);
 }
@@ -121,7 +122,7 @@ TEST(Faults, AnUnpinnedRequestMovesToTheOtherEngine) {
 TEST(Faults, AKilledEngineLeavesItsFinishedBlocksToTheOthers) {
   const Daemon daemon;
   Client client = daemon.connect(0);
-  const std::uint32_t number = *client.submit(long_request());
+  const RequestId number = *client.submit(long_request());
   const Progress before = read_until(client, number, 300);
   const pid_t dead = daemon.engine(0)["pid"];
   signal_process(dead, SIGKILL);
@@ -140,7 +141,7 @@ TEST(Faults, AKilledEngineLeavesItsFinishedBlocksToTheOthers) {
   GenerateRequest same = long_request(8);
   same.prompt += before.text;
   const Progress hit = *daemon.connect(1).generate(same);
-  EXPECT_GE(hit.stats.cached_tokens, 16u);
+  EXPECT_GE(hit.cached_tokens, 16u);
   EXPECT_TRUE(eventually([&] { return !daemon.engine(0).is_null(); })) << "no replacement came";
   EXPECT_EQ(daemon.connect(0).generate(long_request(4))->tokens.size(), 4u);
 }
@@ -148,12 +149,12 @@ TEST(Faults, AKilledEngineLeavesItsFinishedBlocksToTheOthers) {
 TEST(Faults, NobodyNoticesAKilledSteward) {
   const Daemon daemon;
   Client client = daemon.connect(0);
-  const std::uint32_t number = *client.submit(long_request(800));
+  const RequestId number = *client.submit(long_request(800));
   read_until(client, number, 50);
   const pid_t dead = daemon.procs()["steward"]["pid"];
   signal_process(dead, SIGKILL);
   const Progress rest = read_until(client, number, 1u << 30);
-  EXPECT_EQ(rest.reason, FinishReason::length);
+  EXPECT_EQ(rest.reason, Finish::length);
   EXPECT_TRUE(eventually([&] { return daemon.procs()["steward"]["pid"] != dead; }));
   // What dies while there is no steward is swept by the next one.
   signal_process(daemon.engine(1)["pid"].get<pid_t>(), SIGKILL);
@@ -168,7 +169,7 @@ TEST(Faults, AKilledClientsRequestsEndAndItsBlocksReturn) {
   const pid_t child = fork();
   if (child == 0) {
     Client client = daemon.connect(0);
-    const std::uint32_t number = *client.submit(long_request(3000));
+    const RequestId number = *client.submit(long_request(3000));
     read_until(client, number, 20);
     if (write(ready[1], "r", 1) != 1) _exit(1);
     pause();
@@ -188,11 +189,11 @@ TEST(Faults, AKilledClientsRequestsEndAndItsBlocksReturn) {
 TEST(Faults, AnAbortedRequestEndsAtOnce) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   Client client = daemon.connect();
-  const std::uint32_t number = *client.submit(long_request(3500));
+  const RequestId number = *client.submit(long_request(3500));
   read_until(client, number, 10);
   client.abort(number);
   const Progress end = read_until(client, number, 1u << 30);
-  EXPECT_EQ(end.reason, FinishReason::abort);
+  EXPECT_EQ(end.reason, Finish::abort);
   EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon); }));
 }
 
@@ -203,14 +204,14 @@ TEST(Faults, NothingOutlivesTheKeeper) {
     std::vector<pid_t> pids = {all["steward"]["pid"].get<pid_t>()};
     for (const Json& engine : all["engines"]) pids.push_back(engine["pid"].get<pid_t>());
     Client client = daemon.connect();
-    const std::uint32_t number = *client.submit(long_request(3500));
+    const RequestId number = *client.submit(long_request(3500));
     read_until(client, number, 10);
     if (is_killed)
       daemon.kill();
     else
       daemon.stop();
     for (const pid_t pid : pids) EXPECT_TRUE(eventually([&] { return !is_alive(pid); })) << pid;
-    EXPECT_TRUE(eventually([&] { return !client.wait(0).has_value(); }))
+    EXPECT_TRUE(eventually([&] { return !client.wait(std::chrono::milliseconds(0)).has_value(); }))
         << "the client should hear of it";
     EXPECT_TRUE(eventually([&] { return std::filesystem::is_empty(daemon.directory()); }));
   }
@@ -220,14 +221,16 @@ TEST(Faults, AClientThatWritesGarbageHurtsOnlyItself) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   std::mt19937_64 random(7);
   for (int round = 0; round < 20; ++round) {
-    Client vandal = daemon.connect();
-    const std::uint32_t number = *vandal.submit(long_request(2000));
-    std::span<std::byte> raw = vandal.channel().raw();
+    auto vandal = Connection::open(daemon.socket(), kNoEngine, kDefaultChannelBytes, kAnswerMs);
+    ASSERT_TRUE(vandal.has_value());
+    const std::uint32_t slot =
+        *vandal->channel.submit(channel_request_of(long_request().prompt, 2000));
+    std::span<std::byte> raw = vandal->channel.raw();
     for (int i = 0; i < 2000; ++i) {
       std::byte* slots = raw.data() + slots_offset();
       std::memset(slots + random() % (heap_offset() - slots_offset() - 8),
                   static_cast<int>(random()), random() % 8);
-      if (i % 50 == 0) vandal.abort(number);  // rings the engine's doorbell, too
+      if (i % 50 == 0) vandal->channel.abort(slot);  // rings the engine's doorbell, too
     }
   }
   EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
@@ -271,7 +274,8 @@ TEST(Faults, AClientCannotPutItsEngineToSleep) {
       ClientChannel::open(welcome.fds[0], welcome.message.channel_bytes, std::move(welcome.fds[2]));
   ASSERT_TRUE(channel.has_value());
   for (int i = 0; i < 100; ++i)
-    ASSERT_TRUE(channel->submit(long_request(40)).has_value());  // and never reads a ring
+    ASSERT_TRUE(channel->submit(channel_request_of(long_request().prompt, 40))
+                    .has_value());  // and never reads a ring
   EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
   shutdown(bell, SHUT_RDWR);
   EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
@@ -378,7 +382,7 @@ TEST(Faults, AnEngineOutOfDescriptorsRefusesTheChannelAndGoesOn) {
   ASSERT_EQ(prlimit(pid, RLIMIT_NOFILE, &none, nullptr), 0);
   const auto refused = daemon.connect(0).generate(long_request(4));
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().code, Errc::os_error);
+  EXPECT_EQ(refused.error().code, ErrorCode::os_error);
   EXPECT_NE(refused.error().text.find("engine 0 has no file descriptor left"), std::string::npos)
       << refused.error().text;
   EXPECT_EQ(early.generate(long_request(32))->tokens.size(), 32u);
@@ -391,7 +395,7 @@ TEST(Faults, AnEngineOutOfDescriptorsRefusesTheChannelAndGoesOn) {
 TEST(Faults, AStoppedEngineStopsNobody) {
   const Daemon daemon;
   Client stopped = daemon.connect(0);
-  const std::uint32_t number = *stopped.submit(long_request(2500));
+  const RequestId number = *stopped.submit(long_request(2500));
   read_until(stopped, number, 20);
   const pid_t pid = daemon.engine(0)["pid"];
   signal_process(pid, SIGSTOP);
@@ -399,7 +403,7 @@ TEST(Faults, AStoppedEngineStopsNobody) {
   EXPECT_TRUE(daemon.fsck_is_clean());
   EXPECT_EQ(daemon.engine(0)["pid"], pid) << "a stopped process is alive";
   signal_process(pid, SIGCONT);
-  EXPECT_EQ(read_until(stopped, number, 1u << 30).reason, FinishReason::length);
+  EXPECT_EQ(read_until(stopped, number, 1u << 30).reason, Finish::length);
 }
 
 }  // namespace

@@ -72,8 +72,8 @@ TEST_P(GpuEitherWay, TokensAreTheCpusAndTheOtherEnginesHitsToo) {
   const auto second = daemon.connect(1).generate(request);
   ASSERT_TRUE(second) << second.error().text;
   EXPECT_EQ(ids(*second), on_cpu);
-  EXPECT_EQ(first->stats.cached_tokens, 0u);
-  EXPECT_GE(second->stats.cached_tokens, (second->stats.prompt_tokens - 1) / 16 * 16);
+  EXPECT_EQ(first->cached_tokens, 0u);
+  EXPECT_GE(second->cached_tokens, (second->prompt_tokens - 1) / 16 * 16);
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
@@ -107,7 +107,7 @@ TEST_P(GpuEitherWay, AnEngineThatIsKilledCostsNoHit) {
   const auto after = daemon.connect(0).generate(request);
   ASSERT_TRUE(after) << after.error().text;
   EXPECT_EQ(ids(*after), ids(*before));
-  EXPECT_GE(after->stats.cached_tokens, (after->stats.prompt_tokens - 1) / 16 * 16);
+  EXPECT_GE(after->cached_tokens, (after->prompt_tokens - 1) / 16 * 16);
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
@@ -162,7 +162,7 @@ TEST(Gpu, WhatIsEvictedComesBackFromTheHostTier) {
   const auto after = client.generate(request);
   ASSERT_TRUE(after) << after.error().text;
   EXPECT_EQ(ids(*after), ids(*before));
-  EXPECT_GE(after->stats.cached_tokens, (after->stats.prompt_tokens - 1) / 16 * 16);
+  EXPECT_GE(after->cached_tokens, (after->prompt_tokens - 1) / 16 * 16);
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 

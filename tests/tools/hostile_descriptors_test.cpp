@@ -17,7 +17,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::Eq;
 
-GenerateRequest small_request() { return request_of("In the beginning", 8); }
+const std::string kPrompt = "In the beginning";
 
 Welcomed<ClientWelcome> welcome_as_client(const UniqueFd& socket) {
   return say_hello(socket.get(), ClientHello{kLeastChannelBytes}).value();
@@ -50,7 +50,7 @@ void expect_no_resizing(int fd) {
 }
 
 void expect_unharmed(const Daemon& daemon) {
-  EXPECT_EQ(daemon.connect().generate(small_request())->tokens.size(), 8u);
+  EXPECT_EQ(daemon.connect().generate(request_of(kPrompt, 8))->tokens.size(), 8u);
   EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
   EXPECT_EQ(daemon.status()["steward"]["restarts"], 0);
   EXPECT_TRUE(daemon.fsck_is_clean());
@@ -83,7 +83,7 @@ TEST_F(HostileDescriptors, AClientCannotResizeItsChannelAndHolesInItHurtOnlyItse
   ASSERT_TRUE(channel.has_value());
   expect_no_resizing(welcome.fds[0].get());
   for (int i = 0; i < 50; ++i) {  // the engine reads and writes there meanwhile
-    (void)channel->submit(small_request());
+    (void)channel->submit(channel_request_of(kPrompt, 8));
     ASSERT_EQ(fallocate(welcome.fds[0].get(), kPunch, 0, static_cast<off_t>(bytes)), 0);
   }
   expect_unharmed(daemon);

@@ -40,7 +40,7 @@ class Isolation : public ::testing::Test {
     daemon_.emplace(flags);
     ASSERT_EQ(chmod(daemon_->directory().c_str(), 0711), 0);  // the daemon did not make it
   }
-  Expected<Client> connect(uid_t user, std::uint32_t engine = kAnyEngine, gid_t group = kGuests) {
+  Result<Client> connect(uid_t user, std::uint32_t engine = kAnyEngine, gid_t group = kGuests) {
     const PlayingUser playing(user, group);
     return Client::connect({daemon_->socket(), engine, std::size_t{1} << 20});
   }
@@ -49,13 +49,13 @@ class Isolation : public ::testing::Test {
     KV_CHECK(client.has_value(), client.error().text);
     auto done = client->generate(request);
     KV_CHECK(done.has_value(), done.error().text);
-    EXPECT_EQ(done->reason, FinishReason::length) << done->error.text;
+    EXPECT_EQ(done->reason, Finish::length) << done->error.text;
     return *done;
   }
   /// Share of what can be cached of a prompt (all but the last token's block) that was.
   static double hit_rate(const Progress& result) {
-    const std::uint32_t most = (result.stats.prompt_tokens - 1) / 16 * 16;
-    return static_cast<double>(result.stats.cached_tokens) / most;
+    const std::uint32_t most = (result.prompt_tokens - 1) / 16 * 16;
+    return static_cast<double>(result.cached_tokens) / most;
   }
   std::vector<std::string> domains_of_blocks() const {
     std::set<std::string> names;
@@ -130,21 +130,21 @@ TEST_F(Isolation, ATakeoverStaysInTheDomain) {
   auto client = connect(kAlice, 0);
   ASSERT_TRUE(client.has_value());
   GenerateRequest request = request_of(passage(0, 400), 600);
-  const std::uint32_t number = client->submit(request).value();
+  const RequestId number = client->submit(request).value();
   Progress whole;
   bool is_killed = false;
   std::uint32_t engine = 0;
-  while (whole.reason == FinishReason::none) {
+  while (whole.reason == Finish::none) {
     ASSERT_TRUE(client->wait().has_value());
-    const Progress news = client->read(number);
+    const Progress news = *client->read(number);
     whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
     whole.reason = news.reason;
     whole.text += news.text;
-    engine = news.engine;
+    engine = news.engine.value_or(engine);
     if (whole.tokens.size() > 100 && !std::exchange(is_killed, true))
       signal_process(daemon_->engine(0)["pid"].get<pid_t>(), SIGKILL);
   }
-  ASSERT_EQ(whole.reason, FinishReason::length);
+  ASSERT_EQ(whole.reason, Finish::length);
   EXPECT_LE(engine, 1u);
   EXPECT_THAT(domains_of_blocks(), ElementsAre("uid-60001"));
   // And what the second engine published is hers to find, and nobody else's.
@@ -276,7 +276,7 @@ class Leftovers : public Isolation {
   /// A request that leaves blocks half full, with probabilities to look for NaN in.
   static GenerateRequest bobs_request() {
     GenerateRequest request = request_of(passage(3, 300), 37);
-    request.params.logprobs = 5;
+    request.logprobs = 5;
     return request;
   }
   /// What he gets where nobody was before him.
@@ -329,13 +329,13 @@ TEST_F(Leftovers, ThatAreNanReachNoOutput) {
   std::vector<GenerateRequest> many;
   for (std::size_t i = 0; i < 40; ++i) {
     many.push_back(request_of(passage(i * 31 % 900, 60 + i * 7), 5 + std::uint32_t(i % 23)));
-    many.back().params.logprobs = 3;
+    many.back().logprobs = 3;
   }
   for (const Progress& result : generate_all(clients, many)) {
-    EXPECT_EQ(result.reason, FinishReason::length) << result.error.text;
-    for (const GeneratedToken& token : result.tokens) {
+    EXPECT_EQ(result.reason, Finish::length) << result.error.text;
+    for (const OutputToken& token : result.tokens) {
       EXPECT_TRUE(std::isfinite(token.logprob));
-      for (const Sampled& other : token.top) EXPECT_TRUE(std::isfinite(other.logprob));
+      for (const TokenLogprob& other : token.top) EXPECT_TRUE(std::isfinite(other.logprob));
     }
   }
 }

@@ -42,7 +42,7 @@ GenerateRequest small_request(std::uint32_t max_tokens = 4) {
 
 /// A ready daemon's pool works, too.
 void expect_service(const StartAttempt& daemon) {
-  auto client = Client::connect({daemon.socket(), kAnyEngine, kLeastChannelBytes});
+  auto client = Client::connect(client_options(daemon.socket(), kAnyEngine, kLeastChannelBytes));
   ASSERT_TRUE(client.has_value()) << client.error().text;
   const auto result = client->generate(small_request());
   ASSERT_TRUE(result.has_value()) << result.error().text;
@@ -107,7 +107,7 @@ TEST(Limits, AFileSizeBelowThePoolsIsRefusedAndNotASignal) {
 
 TEST(Limits, AClientsChannelLargerThanAFileMayBeIsRefusedToItAlone) {
   const Daemon daemon(kSmall, limited(RLIMIT_FSIZE, 16 * kMiB));
-  const auto refused = Client::connect({daemon.socket(), kAnyEngine, 32 * kMiB});
+  const auto refused = Client::connect(client_options(daemon.socket(), kAnyEngine, 32 * kMiB));
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().text, HasSubstr("32.00 MiB"));
   EXPECT_EQ(daemon.connect(kAnyEngine, kMiB).generate(small_request())->tokens.size(), 4u);
@@ -171,9 +171,9 @@ TEST(Limits, AClientCannotBringTheOomKillerUponTheDaemon) {
   const auto group = MemoryCgroup::make(200 * kMiB);
   if (!group) GTEST_SKIP() << "NOT RUN: needs root, and cgroups with a memory controller";
   const Daemon daemon(kSmall, [&] { group->enter(); });
-  const auto refused = Client::connect({daemon.socket(), kAnyEngine, 512 * kMiB});
+  const auto refused = Client::connect(client_options(daemon.socket(), kAnyEngine, 512 * kMiB));
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().code, Errc::out_of_memory);
+  EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory);
   EXPECT_THAT(refused.error().text, HasSubstr("a channel needs 512.00 MiB, cgroup "));
   EXPECT_EQ(daemon.connect(kAnyEngine, kMiB).generate(small_request())->tokens.size(), 4u);
   EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
@@ -278,9 +278,9 @@ TEST(Limits, AKeeperOutOfDescriptorsTurnsClientsAwayInWordsAndGoesOn) {
     const rlimit none{most, before.rlim_max};
     ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
     for (int i = 0; i < 20; ++i) {
-      const auto refused = Client::connect({daemon.socket(), 0, kLeastChannelBytes});
+      const auto refused = Client::connect(client_options(daemon.socket(), 0, kLeastChannelBytes));
       ASSERT_FALSE(refused.has_value());
-      EXPECT_EQ(refused.error().code, Errc::os_error) << refused.error().text;
+      EXPECT_EQ(refused.error().code, ErrorCode::os_error) << refused.error().text;
       EXPECT_THAT(refused.error().text, HasSubstr("cannot take another connection"));
       EXPECT_THAT(refused.error().text, HasSubstr(std::to_string(most) + " file descriptors"));
       EXPECT_THAT(refused.error().text, HasSubstr("ulimit -n"));
@@ -295,16 +295,18 @@ TEST(Limits, ADomainsQuotaOfChannelsIsRefusedInWordsAndComesBack) {
   std::vector<std::string> flags = kSmall;
   flags.insert(flags.end(), {"--channel-bytes-per-domain", std::to_string(2 * kLeastChannelBytes)});
   const Daemon daemon(flags);
-  const auto connect = [&] { return Client::connect({daemon.socket(), 0, kLeastChannelBytes}); };
+  const auto connect = [&] {
+    return Client::connect(client_options(daemon.socket(), 0, kLeastChannelBytes));
+  };
   auto first = connect();
   const auto second = connect();
   ASSERT_TRUE(first && second);
   const auto refused = connect();
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
+  EXPECT_EQ(refused.error().code, ErrorCode::pool_exhausted);
   EXPECT_THAT(refused.error().text, HasSubstr("channel-bytes-per-domain grants 2.00 MiB"));
   EXPECT_EQ(first->generate(small_request())->tokens.size(), 4u);
-  first = failure(Errc::none, "");  // it is gone
+  first = ClientError{};  // the client is gone
   EXPECT_TRUE(eventually([&] { return connect().has_value(); }, kHang));
 }
 
@@ -312,8 +314,8 @@ TEST(Limits, AsManyClientsAsDescriptorsAllowLeaveEnoughToReplaceAnEngine) {
   const Daemon daemon(kSmall, limited(RLIMIT_NOFILE, 128));
   const pid_t dead = daemon.status()["engines"][0]["pid"];
   std::vector<Client> clients;
-  auto next = Client::connect({daemon.socket(), 0, kLeastChannelBytes});
-  for (; next; next = Client::connect({daemon.socket(), 0, kLeastChannelBytes}))
+  auto next = Client::connect(client_options(daemon.socket(), 0, kLeastChannelBytes));
+  for (; next; next = Client::connect(client_options(daemon.socket(), 0, kLeastChannelBytes)))
     clients.push_back(std::move(*next));
   EXPECT_THAT(next.error().text, HasSubstr("ulimit -n"));
   EXPECT_GT(clients.size(), 10u);
@@ -326,7 +328,7 @@ TEST(Limits, AsManyClientsAsDescriptorsAllowLeaveEnoughToReplaceAnEngine) {
   clients.clear();
   EXPECT_TRUE(eventually(
       [&] {
-        return Client::connect({daemon.socket(), 0, kLeastChannelBytes}).has_value();
+        return Client::connect(client_options(daemon.socket(), 0, kLeastChannelBytes)).has_value();
       },
       kHang));
 }
@@ -338,8 +340,8 @@ TEST(Limits, AClientOutOfDescriptorsIsToldSo) {
       const UniqueFd lowest_free{dup(0)};
       const rlimit limit{static_cast<rlim_t>(lowest_free.get()) + left, 4096};
       if (setrlimit(RLIMIT_NOFILE, &limit) != 0) _exit(1);
-      const auto refused = Client::connect({daemon.socket(), 0, kLeastChannelBytes});
-      const bool is_told = !refused && refused.error().code == Errc::os_error &&
+      const auto refused = Client::connect(client_options(daemon.socket(), 0, kLeastChannelBytes));
+      const bool is_told = !refused && refused.error().code == ErrorCode::os_error &&
                            refused.error().text.find("ulimit -n") != std::string::npos;
       if (!is_told && !refused) std::fprintf(stderr, "%s\n", refused.error().text.c_str());
       _exit(is_told || (refused && left >= 4) ? 0 : 1);

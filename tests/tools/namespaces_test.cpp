@@ -92,9 +92,9 @@ TEST(Namespaces, PrefixesAreHitAcrossThem) {
     const GenerateRequest request = request_of(passage().substr(first * 500), 32);
     const Progress computed = *daemon.connect(first).generate(request);
     const Progress hit = *daemon.connect(second).generate(request);
-    EXPECT_EQ(computed.stats.cached_tokens, 0u);
+    EXPECT_EQ(computed.cached_tokens, 0u);
     EXPECT_EQ(hit.engine, second);
-    EXPECT_EQ(hit.stats.cached_tokens, (hit.stats.prompt_tokens - 1) / 16 * 16);
+    EXPECT_EQ(hit.cached_tokens, (hit.prompt_tokens - 1) / 16 * 16);
     EXPECT_EQ(ids(hit), ids(computed));
   }
   EXPECT_TRUE(daemon.fsck_is_clean()) << daemon.cli({"pool", "fsck"}).out;
@@ -108,15 +108,15 @@ TEST(Namespaces, AnEngineKilledInsideIsNoticedAndSwept) {
   Started guest = start_guest(daemon, in_namespaces());
   await_engine(daemon, 1);
   Client client = daemon.connect(1);
-  const std::uint32_t number = *client.submit(request);
+  const RequestId number = *client.submit(request);
   std::vector<TokenId> tokens;
   const auto read_on = [&] {
     EXPECT_TRUE(client.wait().has_value());
-    const Progress news = client.read(number);
+    const Progress news = *client.read(number);
     for (const TokenId token : ids(news)) tokens.push_back(token);
     return news.reason;
   };
-  while (tokens.size() < 200) ASSERT_EQ(read_on(), FinishReason::none);
+  while (tokens.size() < 200) ASSERT_EQ(read_on(), Finish::none);
   guest.kill_from_inside();
   EXPECT_TRUE(eventually([&] { return is_swept(daemon, 1); }, kHang));
   EXPECT_TRUE(daemon.fsck_is_clean());
@@ -125,9 +125,9 @@ TEST(Namespaces, AnEngineKilledInsideIsNoticedAndSwept) {
   EXPECT_EQ(device["filling"], 0);
 
   const Started next = start_guest(daemon, in_namespaces(kDay), {"--index", "1"});
-  FinishReason reason = FinishReason::none;
-  while (reason == FinishReason::none) reason = read_on();
-  EXPECT_EQ(reason, FinishReason::length);
+  Finish reason = Finish::none;
+  while (reason == Finish::none) reason = read_on();
+  EXPECT_EQ(reason, Finish::length);
   EXPECT_EQ(tokens, ids(undisturbed));
 }
 
@@ -189,7 +189,7 @@ std::vector<std::uint32_t> hits_with_clock_offset(long offset) {
     const auto result =
         clients[i * 7 / 3 % 2].generate(request_of(text.substr(prompt * 60, 350), 2));
     EXPECT_TRUE(result.has_value());
-    hits.push_back(result->stats.cached_tokens);
+    hits.push_back(result->cached_tokens);
     // An engine gives its blocks back after the last token is out: the next one must come later.
     EXPECT_TRUE(eventually(
         [&] {
@@ -247,7 +247,7 @@ TEST(Namespaces, ADaemonServesEnginesAndClientsItCannotSee) {
   const GenerateRequest request = request_of(passage(), 48);
   const Progress inside = *daemon.connect(0).generate(request);
   const Progress outside = *daemon.connect(1).generate(request);
-  EXPECT_EQ(outside.stats.cached_tokens, (outside.stats.prompt_tokens - 1) / 16 * 16);
+  EXPECT_EQ(outside.cached_tokens, (outside.prompt_tokens - 1) / 16 * 16);
   EXPECT_EQ(ids(outside), ids(inside));
   EXPECT_TRUE(daemon.fsck_is_clean()) << daemon.cli({"pool", "fsck"}).out;
   guest.kill();

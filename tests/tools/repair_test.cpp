@@ -67,9 +67,9 @@ TEST_F(RepairedDaemon, LookingAndMendingDisturbNobodyAtWork) {
       for (int i = 0; i < 40; ++i) {
         GenerateRequest request;
         request.prompt = prompt + std::string(std::size_t(i % 7) * 30, 'b');
-        request.params.max_tokens = 8;
+        request.max_tokens = 8;
         const auto done = client.generate(request, [](const Progress&) {});
-        EXPECT_TRUE(done.has_value() && done->reason != FinishReason::error);
+        EXPECT_TRUE(done.has_value() && done->reason != Finish::error);
       }
       --working;
     });

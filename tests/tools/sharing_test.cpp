@@ -15,9 +15,11 @@ std::vector<GenerateRequest> many_requests() {
     requests.push_back(request_of(text.substr(start, 150 + (i * 53) % 350),
                                   24 + static_cast<std::uint32_t>(i % 5) * 12));
     if (i % 3 != 1) continue;
-    requests.back().params.sampling = {0.9f, 40, 0.95f, 0,
-                                       i};  // seeded sampling is repeatable, too
-    requests.back().params.has_seed = true;
+    GenerateRequest& sampled = requests.back();  // seeded sampling is repeatable, too
+    sampled.temperature = 0.9f;
+    sampled.top_k = 40;
+    sampled.top_p = 0.95f;
+    sampled.seed = i;
   }
   return requests;
 }
@@ -25,7 +27,7 @@ std::vector<GenerateRequest> many_requests() {
 std::vector<std::vector<TokenId>> tokens_of(const std::vector<Progress>& results) {
   std::vector<std::vector<TokenId>> tokens;
   for (const Progress& result : results) {
-    EXPECT_EQ(result.reason, FinishReason::length) << result.error.text;
+    EXPECT_EQ(result.reason, Finish::length) << result.error.text;
     tokens.push_back(ids(result));
   }
   return tokens;
@@ -63,18 +65,18 @@ TEST(Sharing, AnEngineTakesTheOthersPrefixAndGivesTheSameTokens) {
     Client client = uncached.connect();
     GenerateRequest sized = request_of(text, 1);
     const Progress sizing = *client.generate(sized);
-    ASSERT_GT(sizing.stats.prompt_tokens, 2000u) << "the prompt should have 2,000 tokens";
+    ASSERT_GT(sizing.prompt_tokens, 2000u) << "the prompt should have 2,000 tokens";
     alone = *client.generate(request);
-    EXPECT_EQ(alone.stats.cached_tokens, 0u);
+    EXPECT_EQ(alone.cached_tokens, 0u);
   }
   const Daemon daemon;
   const Progress first = *daemon.connect(0).generate(request);
   const Progress second = *daemon.connect(1).generate(request);
-  EXPECT_EQ(first.stats.cached_tokens, 0u);
+  EXPECT_EQ(first.cached_tokens, 0u);
   EXPECT_EQ(first.engine, 0u);
   EXPECT_EQ(second.engine, 1u);
-  EXPECT_GE(second.stats.cached_tokens, 1984u);
-  EXPECT_EQ(second.stats.cached_tokens, (second.stats.prompt_tokens - 1) / 16 * 16)
+  EXPECT_GE(second.cached_tokens, 1984u);
+  EXPECT_EQ(second.cached_tokens, (second.prompt_tokens - 1) / 16 * 16)
       << "every full block but the last token's";
   EXPECT_EQ(ids(first), ids(alone));
   EXPECT_EQ(ids(second), ids(alone));

@@ -104,14 +104,14 @@ class StreamingClient {
     const UniqueFd say(ends[1]);
     process_ = ChildProcess([&] {
       auto client = Client::connect(
-          {daemon.socket(), static_cast<std::uint32_t>(engine), kLeastChannelBytes});
+          client_options(daemon.socket(), static_cast<std::uint32_t>(engine), kLeastChannelBytes));
       if (!client) _exit(1);
       const auto number = client->submit(request_of("And it came to pass", 3000));
       if (!number) _exit(1);
       for (bool has_said = false; client->wait().has_value();) {
-        const Progress news = client->read(*number);
+        const Progress news = *client->read(*number);
         if (!news.tokens.empty() && !std::exchange(has_said, true)) (void)!write(say.get(), "s", 1);
-        if (news.reason != FinishReason::none) pause();
+        if (news.reason != Finish::none) pause();
       }
       _exit(1);
     });
@@ -186,7 +186,7 @@ class StewardUnderFire {
     if (while_it_reaps && engine != 0) {
       Client client = daemon_.connect(0, kLeastChannelBytes);  // so that there is what to sweep
       (void)client.submit(request_of("And it came to pass", 500));
-      (void)client.wait(1000);
+      (void)client.wait(std::chrono::milliseconds(1000));
       signal_process(engine, SIGKILL);
       dawdle(random_, 40'000);
     }
@@ -266,13 +266,14 @@ TEST(Siege, KilledDaemonsLeaveNothing) {
     if (i % 3 != 0) {  // at work, a client in the middle of a stream
       ASSERT_TRUE(eventually(
           [&] {
-            auto connected = Client::connect({socket.string(), kAnyEngine, kLeastChannelBytes});
+            auto connected =
+                Client::connect(client_options(socket.string(), kAnyEngine, kLeastChannelBytes));
             if (connected) client.emplace(std::move(*connected));
             return client.has_value();
           },
           kHang));
       ASSERT_TRUE(client->submit(request_of("And it came to pass", 3000)).has_value());
-      ASSERT_TRUE(client->wait(60'000).has_value());
+      ASSERT_TRUE(client->wait(std::chrono::seconds(60)).has_value());
       ++at_work;
     } else {  // while it starts, and has somebody to tidy up after it
       ASSERT_TRUE(eventually([&] { return !children_of(daemon).empty(); }, kHang));
@@ -283,7 +284,8 @@ TEST(Siege, KilledDaemonsLeaveNothing) {
     signal_process(daemon, SIGKILL);
     waitpid(daemon, nullptr, 0);
     if (client) {
-      EXPECT_TRUE(eventually([&] { return !client->wait(0).has_value(); }, kHang));
+      EXPECT_TRUE(eventually(
+          [&] { return !client->wait(std::chrono::milliseconds(0)).has_value(); }, kHang));
     }
     client.reset();
     for (const pid_t child : children)
@@ -308,7 +310,7 @@ TEST(Siege, EveryEngineOfAFullPoolHitsWhatTheFirstHasComputed) {
     const auto number = static_cast<std::uint32_t>(engine);
     const Progress hit = *daemon.connect(number, kLeastChannelBytes).generate(request);
     EXPECT_EQ(hit.engine, number);
-    EXPECT_EQ(hit.stats.cached_tokens, (hit.stats.prompt_tokens - 1) / 16 * 16);
+    EXPECT_EQ(hit.cached_tokens, (hit.prompt_tokens - 1) / 16 * 16);
     EXPECT_EQ(ids(hit), ids(first));
   }
   EXPECT_TRUE(daemon.fsck_is_clean());
@@ -330,8 +332,11 @@ std::vector<GenerateRequest> traffic() {
     requests.push_back(request_of(text.substr(0, shared) + text.substr(700 + i * 11, 40),
                                   32 + static_cast<std::uint32_t>(i % 3) * 16));
     if (i % 2 == 0) continue;
-    requests.back().params.sampling = {0.8f, 50, 0.95f, 0, i};
-    requests.back().params.has_seed = true;
+    GenerateRequest& sampled = requests.back();
+    sampled.temperature = 0.8f;
+    sampled.top_k = 50;
+    sampled.top_p = 0.95f;
+    sampled.seed = i;
   }
   return requests;
 }
@@ -344,10 +349,10 @@ struct Round {
 Round play(std::vector<Client>& clients) {
   Round round;
   for (const Progress& result : generate_all(clients, traffic())) {
-    EXPECT_EQ(result.reason, FinishReason::length) << result.error.text;
+    EXPECT_EQ(result.reason, Finish::length) << result.error.text;
     round.tokens.push_back(ids(result));
-    round.prompt += result.stats.prompt_tokens;
-    round.cached += result.stats.cached_tokens;
+    round.prompt += result.prompt_tokens;
+    round.cached += result.cached_tokens;
   }
   return round;
 }

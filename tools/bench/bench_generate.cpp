@@ -5,13 +5,13 @@
 #include <map>
 #include <string>
 
-#include "client/client.hpp"
+#include "kvhive/client.hpp"
 #include "tools/bench/paired.hpp"
 
 namespace kvhive::bench {
 namespace {
 
-[[noreturn]] void fail(const Error& error) {
+[[noreturn]] void fail(const ClientError& error) {
   std::fprintf(stderr, "bench_generate: %s\n", error.text.c_str());
   std::exit(1);
 }
@@ -21,21 +21,22 @@ GenerateRequest request_of(std::size_t prompt_tokens, std::uint32_t max_tokens, 
   for (std::size_t i = 0; i < prompt_tokens; ++i)
     request.prompt_tokens.push_back(
         static_cast<TokenId>((i * 31 + static_cast<std::size_t>(salt) * 7919) % 1900 + 1));
-  request.params.max_tokens = max_tokens;
-  request.params.ignore_eos = true;
+  request.max_tokens = max_tokens;
+  request.ignore_eos = true;
   return request;
 }
 
 Client connect(std::uint32_t engine) {
   ClientOptions options;
   options.engine = engine;
+  options.channel_bytes = std::size_t{16} << 20;  // 64 requests at once
   auto client = Client::connect(options);
   if (!client) fail(client.error());
   return std::move(*client);
 }
 
 void run_all(Client& client, const std::vector<GenerateRequest>& requests) {
-  std::map<std::uint32_t, bool> open;
+  std::map<RequestId, bool> open;
   for (const GenerateRequest& request : requests) {
     auto number = client.submit(request);
     if (!number) fail(number.error());
@@ -43,9 +44,8 @@ void run_all(Client& client, const std::vector<GenerateRequest>& requests) {
   }
   while (!open.empty()) {
     if (auto woken = client.wait(); !woken) fail(woken.error());
-    std::erase_if(open, [&](const auto& entry) {
-      return client.read(entry.first).reason != FinishReason::none;
-    });
+    std::erase_if(
+        open, [&](const auto& entry) { return client.read(entry.first)->reason != Finish::none; });
   }
 }
 

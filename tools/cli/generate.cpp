@@ -2,10 +2,13 @@
 
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
-#include "client/client.hpp"
+#include "base/byte_size.hpp"
+#include "kvhive/client.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/prompt.hpp"
 
@@ -18,9 +21,12 @@ using Json = nlohmann::json;
 struct GenerateFlags {
   CommonFlags common;
   PromptFlags prompt;
-  std::int64_t engine = -1;
+  std::int64_t engine = 0;
+  const CLI::Option* engine_option = nullptr;
   std::int64_t max_tokens = 64;
   std::int64_t logprobs = 0;
+  std::uint64_t seed = 0;
+  std::string channel_bytes;  ///< empty = what the request needs
   GenerateRequest request;
 };
 
@@ -28,10 +34,10 @@ struct Timing {
   Clock::time_point start = Clock::now();
   double ttft_ms = 0;
   double total_ms = 0;
-  std::size_t first_tokens =
-      0;  ///< that were there at ttft: a fast engine may be several ahead of us
+  /// Tokens that were there at ttft_ms: a fast engine may be several ahead of this process.
+  std::size_t first_tokens = 0;
 
-  /// Of decoding, if there was any to see after the first tokens; of the whole request otherwise.
+  /// The speed of decoding, if there were tokens after the first ones; else of the whole request.
   double tokens_per_second(std::size_t tokens) const {
     const bool saw_decoding = tokens > 2 * first_tokens;
     const double ms = saw_decoding ? total_ms - ttft_ms : total_ms;
@@ -44,6 +50,20 @@ struct Timing {
   }
 };
 
+tl::unexpected<Error> bad_value(const std::string& flag, std::int64_t value,
+                                const std::string& remedy) {
+  return failure(Errc::bad_argument, flag + " is " + std::to_string(value) + "; " + remedy);
+}
+
+/// Nothing unless --engine is given.
+Expected<std::optional<std::uint32_t>> engine_of(const GenerateFlags& flags) {
+  if (flags.engine_option->count() == 0) return std::nullopt;
+  if (flags.engine < 0 || flags.engine >= std::numeric_limits<std::uint32_t>::max())
+    return bad_value("--engine", flags.engine,
+                     "engines are numbered from 0 (kvhive pool procs lists them)");
+  return static_cast<std::uint32_t>(flags.engine);
+}
+
 Expected<GenerateRequest> request_of(GenerateFlags& flags) {
   GenerateRequest request = flags.request;
   auto prompt = flags.prompt.read();
@@ -51,41 +71,31 @@ Expected<GenerateRequest> request_of(GenerateFlags& flags) {
   request.prompt = std::move(prompt->text);
   request.prompt_tokens = std::move(prompt->tokens);
   if (flags.max_tokens < 1 || flags.max_tokens > 10'000'000)
-    return failure(Errc::bad_argument,
-                   "--max-tokens is " + std::to_string(flags.max_tokens) + "; ask for at least 1");
+    return bad_value("--max-tokens", flags.max_tokens, "ask for at least 1, at most 10000000");
+  constexpr int kMostLogprobs = 20;
   if (flags.logprobs < 0 || flags.logprobs > kMostLogprobs)
-    return failure(Errc::bad_argument, "--logprobs is " + std::to_string(flags.logprobs) +
-                                           "; use 0.." + std::to_string(kMostLogprobs));
-  request.params.max_tokens = static_cast<std::uint32_t>(flags.max_tokens);
-  request.params.logprobs = static_cast<std::uint32_t>(flags.logprobs);
+    return bad_value("--logprobs", flags.logprobs, "use 0.." + std::to_string(kMostLogprobs));
+  request.max_tokens = static_cast<std::uint32_t>(flags.max_tokens);
+  request.logprobs = static_cast<std::uint32_t>(flags.logprobs);
   return request;
-}
-
-std::size_t channel_bytes_for(const GenerateRequest& request) {
-  const std::size_t tokens = request.params.max_tokens;
-  const std::size_t needed = heap_offset() + request.prompt.size() +
-                             request.prompt_tokens.size() * sizeof(TokenId) +
-                             tokens * record_bytes(request.params.logprobs) +
-                             std::max<std::size_t>(4096, tokens * 16) + 4096;
-  return std::max(kLeastChannelBytes, needed);
 }
 
 Json to_json(const Progress& result, const Timing& timing) {
   Json json = {{"text", result.text},
-               {"prompt_tokens", result.stats.prompt_tokens},
-               {"cached_tokens", result.stats.cached_tokens},
-               {"preemptions", result.stats.preemptions},
+               {"prompt_tokens", result.prompt_tokens},
+               {"cached_tokens", result.cached_tokens},
+               {"preemptions", result.preemptions},
                {"finish_reason", to_string(result.reason)},
-               {"engine", result.engine},
+               {"engine", result.engine.value_or(0)},
                {"ttft_ms", timing.ttft_ms},
                {"total_ms", timing.total_ms}};
   json["tokens_per_second"] = timing.tokens_per_second(result.tokens.size());
   json["token_ids"] = Json::array();
   json["logprobs"] = Json::array();
-  for (const GeneratedToken& token : result.tokens) {
+  for (const OutputToken& token : result.tokens) {
     json["token_ids"].push_back(token.token);
     Json top = Json::array();
-    for (const Sampled& entry : token.top)
+    for (const TokenLogprob& entry : token.top)
       top.push_back({{"token", entry.token}, {"logprob", entry.logprob}});
     json["logprobs"].push_back({{"logprob", token.logprob}, {"top", top}});
   }
@@ -102,19 +112,57 @@ void print_summary(const Json& json) {
                json["finish_reason"].get<std::string>().c_str());
 }
 
+tl::unexpected<Error> as_failure(const ClientError& error) {
+  return failure(Errc(int(error.code)), error.text);
+}
+
+Expected<ClientOptions> client_options(const GenerateFlags& flags, const GenerateRequest& request) {
+  ClientOptions options;
+  options.socket = flags.common.socket_path();
+  auto engine = engine_of(flags);
+  if (!engine) return forward_error(engine);
+  options.engine = *engine;
+  options.channel_bytes = channel_bytes_for(request);
+  if (flags.channel_bytes.empty()) return options;
+  const auto bytes = parse_bytes(flags.channel_bytes);
+  if (!bytes) return failure(bytes.error().code, "--channel-bytes: " + bytes.error().text);
+  options.channel_bytes = *bytes;
+  return options;
+}
+
+/// Says once on standard error that no engine works on the request, after a second of it.
+class NoEngineNotice {
+ public:
+  void look(const Progress& news, const Client& client, const Timing& timing) {
+    if (news.engine || news.reason != Finish::none) return;
+    if (is_said_ || timing.elapsed_ms() < 1000) return;
+    is_said_ = true;
+    const auto serving = client.status().engine;
+    std::fprintf(stderr, "kvhive: waiting: %s\n",
+                 serving ? ("engine " + std::to_string(*serving) +
+                            " has not accepted the request yet; it is starting, busy or stopped")
+                               .c_str()
+                         : "no engine serves the request; the daemon has to start one (kvhive pool "
+                           "procs shows them)");
+  }
+
+ private:
+  bool is_said_ = false;
+};
+
 Expected<void> generate(GenerateFlags& flags) {
   auto request = request_of(flags);
   if (!request) return forward_error(request);
-  ClientOptions options;
-  options.socket = flags.common.socket_path();
-  if (flags.engine >= 0) options.engine = static_cast<std::uint32_t>(flags.engine);
-  options.channel_bytes = channel_bytes_for(*request);
-  auto client = Client::connect(options);
-  if (!client) return forward_error(client);
+  const auto options = client_options(flags, *request);
+  if (!options) return tl::unexpected(options.error());
+  auto client = Client::connect(*options);
+  if (!client) return as_failure(client.error());
 
   Timing timing;
+  NoEngineNotice no_engine;
   const bool streams = flags.common.output() == Format::human;
   auto result = client->generate(*request, [&](const Progress& news) {
+    no_engine.look(news, *client, timing);
     if (!news.tokens.empty() && timing.ttft_ms == 0) {
       timing.ttft_ms = timing.elapsed_ms();
       timing.first_tokens = news.tokens.size();
@@ -124,8 +172,8 @@ Expected<void> generate(GenerateFlags& flags) {
     std::fflush(stdout);
   });
   timing.total_ms = timing.elapsed_ms();
-  if (!result) return forward_error(result);
-  if (result->reason == FinishReason::error) return failure(result->error.code, result->error.text);
+  if (!result) return as_failure(result.error());
+  if (result->reason == Finish::error) return as_failure(result->error);
   const Json json = to_json(*result, timing);
   if (streams) {
     std::printf("\n");
@@ -143,29 +191,43 @@ void add_generate(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App* command = app.add_subcommand("generate", "generate text from a prompt, streaming it");
   flags->common.add_to(*command);
-  GenerationParams& params = flags->request.params;
+  GenerateRequest& params = flags->request;
   flags->prompt.add_to(*command, "--prompt");
-  command->add_option("--engine", flags->engine,
-                      "pin the request to this engine (default: the daemon chooses)");
-  command->add_option("--max-tokens", flags->max_tokens, "most tokens to generate (default 64)");
-  command->add_option("--temperature", params.sampling.temperature, "0 = greedy (default)");
-  command->add_option("--top-k", params.sampling.top_k, "only the k likeliest tokens; 0 = all");
-  command->add_option("--top-p", params.sampling.top_p,
+  flags->engine_option =
+      command
+          ->add_option(
+              "--engine", flags->engine,
+              "the engine that serves the request, by number; without it the daemon chooses")
+          ->default_str("");
+  command->add_option("--max-tokens", flags->max_tokens, "most tokens to generate");
+  command->add_option("--temperature", params.temperature,
+                      "how random the choice of tokens is; 0 = always the likeliest token");
+  command->add_option("--top-k", params.top_k, "only the k likeliest tokens; 0 = all");
+  command->add_option("--top-p", params.top_p,
                       "only the likeliest tokens that make up this probability");
-  command->add_option("--min-p", params.sampling.min_p,
-                      "only tokens at least so likely as the likeliest times this");
-  command->add_option("--seed", params.sampling.seed, "same seed, same tokens");
+  command->add_option(
+      "--min-p", params.min_p,
+      "only tokens whose probability is at least this share of the likeliest token's");
+  command->add_option(
+      "--seed", flags->seed,
+      "two requests that differ in nothing and have the same seed get the same tokens");
   command->add_option("--stop", params.stop, "end before this text; may be given several times")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->default_str("");
   command->add_option("--stop-token-ids", params.stop_token_ids, "end after any of these tokens")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->type_name("ID,ID,...")
+      ->default_str("");
   command->add_option("--priority", params.priority,
-                      "lower goes first, with --scheduling-policy priority");
+                      "a lower number goes first, if the daemon has --scheduling-policy priority");
   command->add_option("--logprobs", flags->logprobs,
-                      "report the k likeliest tokens of each position");
+                      "report so many of the likeliest tokens of each position");
+  command->add_option("--channel-bytes", flags->channel_bytes,
+                      "shared memory for prompt and output, 1 MiB to 1 GiB (default: what the "
+                      "request needs)");
   command->add_flag("--ignore-eos", params.ignore_eos, "go on after an end-of-sequence token");
   command->callback([flags, command, &exit_code] {
-    flags->request.params.has_seed = command->count("--seed") > 0;
+    if (command->count("--seed") > 0) flags->request.seed = flags->seed;
     if (auto done = generate(*flags); !done) exit_code = fail(done.error());
   });
 }

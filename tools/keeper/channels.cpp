@@ -28,7 +28,8 @@ Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wa
     return failure(Errc::pool_exhausted, "the channels of all clients would have " +
                                              format_bytes(in_all) + ", the daemon grants " +
                                              format_bytes(quota_.of_all) +
-                                             "; ask for a smaller one, or try again later");
+                                             "; close clients, or connect with a smaller channel "
+                                             "(channel_bytes, --channel-bytes)");
   if (in_domain > quota_.of_domain)
     return failure(Errc::pool_exhausted,
                    "your domain's channels would have " + format_bytes(in_domain) +
@@ -63,7 +64,7 @@ std::vector<std::uint64_t> Channels::remove_engine(EngineKey engine) {
   std::vector<std::uint64_t> waiting;
   for (auto& [id, entry] : channels_) {
     if (entry.channel.engine != engine) continue;
-    entry.channel.engine.reset();
+    take_back(id);
     waiting.push_back(id);
   }
   return waiting;
@@ -88,17 +89,20 @@ std::optional<Channels::EngineKey> Channels::best_engine_for(const Channel& chan
   return best;
 }
 
-bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line) {
+bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line) const {
   const int doorbell = entry.doorbell.get();
   const ChannelOpen message{id, entry.channel.bytes, entry.channel.domain};
   if (!line.open(engine, message, {entry.memory.get(), doorbell, doorbell})) return false;
   entry.channel.engine = engine;
+  write_serving_engine(entry.memory.get(), engines_.at(engine));
   return true;
 }
 
 void Channels::take_back(std::uint64_t id) {
-  if (const auto found = channels_.find(id); found != channels_.end())
-    found->second.channel.engine.reset();
+  const auto found = channels_.find(id);
+  if (found == channels_.end()) return;
+  found->second.channel.engine.reset();
+  write_serving_engine(found->second.memory.get(), kNoEngine);
 }
 
 std::optional<Channels::EngineKey> Channels::close(std::uint64_t id, EngineLine& line) {

@@ -81,7 +81,7 @@ class Channels {
   /// (it is stopped or busy, and its queue is full): call again soon.
   [[nodiscard]] bool place_waiting(EngineLine& line);
 
-  /// Its engine cannot serve it: it waits again.
+  /// Its engine cannot serve it or has died: it waits for another one. The client library sees it.
   void take_back(std::uint64_t id);
 
   /// Forgets a channel, gives its memory back and tells its engine. The engine, if it could not be
@@ -99,7 +99,7 @@ class Channels {
     UniqueFd doorbell;  ///< the engine's end; the client's is the client's
   };
   std::optional<EngineKey> best_engine_for(const Channel& channel) const;
-  static bool give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line);
+  bool give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line) const;
 
   ChannelQuota quota_;
   std::map<EngineKey, std::uint32_t> engines_;

@@ -1,0 +1,40 @@
+#include "client/connection.hpp"
+
+#include <poll.h>
+
+#include <cerrno>
+
+#include "ipc/default_socket.hpp"
+#include "ipc/doorbell.hpp"
+#include "ipc/protocol.hpp"
+
+namespace kvhive {
+
+Expected<Connection> Connection::open(const std::string& socket_path, std::uint32_t engine,
+                                      std::size_t channel_bytes, int timeout_ms) {
+  auto socket = connect_to_daemon(socket_path.empty() ? default_socket() : socket_path, timeout_ms);
+  if (!socket) return forward_error(socket);
+  auto welcome = say_hello(socket->get(), ClientHello{channel_bytes, engine}, timeout_ms);
+  if (!welcome) return forward_error(welcome);
+  if (welcome->fds.size() != 3)
+    return failure(Errc::bad_format, "the daemon's welcome carries no channel");
+  const std::size_t granted = welcome->message.channel_bytes;
+  auto channel = ClientChannel::open(welcome->fds[0], granted, std::move(welcome->fds[1]));
+  if (!channel) return forward_error(channel);
+  return Connection{std::move(*socket), std::move(welcome->fds[2]), std::move(*channel), granted};
+}
+
+Expected<void> Connection::wait(int timeout_ms) {
+  pollfd fds[2] = {{doorbell.get(), POLLIN, 0}, {socket.get(), POLLIN, 0}};
+  const int ready = poll(fds, 2, timeout_ms);
+  if (ready < 0 && errno != EINTR) return os_failure("poll");
+  const bool may_ring_again = answer_doorbell(doorbell.get());
+  const bool has_rung = fds[0].revents != 0 && may_ring_again;
+  if (has_rung || fds[1].revents == 0) return {};
+  const auto last_packet = receive_packet(socket.get());
+  const auto refused = last_packet && *last_packet ? (*last_packet)->as<Refused>() : std::nullopt;
+  if (refused) return tl::unexpected(error_of(*refused));
+  return failure(Errc::peer_died, "the daemon has ended; start it again and submit anew");
+}
+
+}  // namespace kvhive

@@ -1,0 +1,227 @@
+// The Python module `kvhive`, over the C++ API. kvhive.pyi beside it has the types.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <variant>
+
+#include "kvhive/client.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+/// While it waits, a stream looks for Ctrl-C this often.
+constexpr std::chrono::milliseconds kSignalPeriod{200};
+/// A stream yields at least this often, with an empty text if nothing is new.
+constexpr std::chrono::milliseconds kYieldPeriod{1000};
+
+/// Raises kvhive.Error; its `code` is the error code's name.
+[[noreturn]] void raise(const kvhive::ClientError& error) {
+  const py::object type = py::module_::import("kvhive").attr("Error");
+  const py::object exception = type(error.text);
+  exception.attr("code") = std::string(kvhive::to_string(error.code));
+  PyErr_SetObject(type.ptr(), exception.ptr());
+  throw py::error_already_set();
+}
+
+/// The value of a result, or kvhive.Error.
+template <class T>
+T value_or_raise(kvhive::Result<T> result) {
+  if (!result) raise(result.error());
+  if constexpr (!std::is_void_v<T>) return std::move(*result);
+}
+
+/// Yields a request's progress. Discards the request if it is dropped before its end.
+class Stream {
+ public:
+  Stream(std::shared_ptr<kvhive::Client> client, kvhive::RequestId request)
+      : client_(std::move(client)), request_(request) {}
+  Stream(Stream&&) = default;
+  ~Stream() {
+    if (client_) client_->discard(request_);
+  }
+
+  kvhive::Progress next() {
+    if (has_ended_) throw py::stop_iteration();
+    const auto end = std::chrono::steady_clock::now() + kYieldPeriod;
+    kvhive::Progress news = read();
+    while (is_empty(news) && std::chrono::steady_clock::now() < end) {
+      {
+        const py::gil_scoped_release others_run;
+        woken_ = client_->wait(kSignalPeriod);
+      }
+      if (!woken_) raise(woken_.error());
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      news = read();
+    }
+    has_ended_ = news.reason != kvhive::Finish::none;
+    if (news.reason == kvhive::Finish::error) raise(news.error);
+    return news;
+  }
+
+  /// The rest of the request as one progress.
+  kvhive::Progress result() {
+    kvhive::Progress whole;
+    while (!has_ended_) {
+      kvhive::Progress news = next();
+      whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
+      whole.text += news.text;
+      news.tokens = std::move(whole.tokens);
+      news.text = std::move(whole.text);
+      whole = std::move(news);
+    }
+    return whole;
+  }
+
+  void abort() { client_->abort(request_); }
+
+ private:
+  static bool is_empty(const kvhive::Progress& news) {
+    return news.tokens.empty() && news.text.empty() && news.reason == kvhive::Finish::none;
+  }
+  kvhive::Progress read() { return value_or_raise(client_->read(request_)); }
+
+  std::shared_ptr<kvhive::Client> client_;  ///< null after a move
+  kvhive::RequestId request_;
+  bool has_ended_ = false;
+  kvhive::Result<void> woken_;
+};
+
+class PythonClient {
+ public:
+  PythonClient(const std::optional<std::string>& socket, std::optional<std::uint32_t> engine,
+               std::size_t channel_bytes, double connect_timeout) {
+    kvhive::ClientOptions options;
+    options.socket = socket.value_or("");
+    options.engine = engine;
+    options.channel_bytes = channel_bytes;
+    options.connect_timeout =
+        std::chrono::milliseconds(static_cast<std::int64_t>(connect_timeout * 1000));
+    kvhive::Result<kvhive::Client> client = [&] {
+      const py::gil_scoped_release others_run;
+      return kvhive::Client::connect(options);
+    }();
+    client_ = std::make_shared<kvhive::Client>(value_or_raise(std::move(client)));
+  }
+
+  Stream generate(const kvhive::GenerateRequest& request) {
+    return {client_, value_or_raise(open().submit(request))};
+  }
+  kvhive::ClientStatus status() { return open().status(); }
+  void close() { client_.reset(); }
+
+ private:
+  kvhive::Client& open() {
+    if (!client_) raise({kvhive::ErrorCode::bad_argument, "this kvhive.Client has been closed"});
+    return *client_;
+  }
+
+  std::shared_ptr<kvhive::Client> client_;
+};
+
+using Prompt = std::variant<std::string, std::vector<kvhive::TokenId>>;
+
+Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, float temperature,
+                std::int32_t top_k, float top_p, float min_p, std::optional<std::uint64_t> seed,
+                std::uint32_t logprobs, bool ignore_eos, std::int32_t priority,
+                std::vector<std::string> stop, std::vector<kvhive::TokenId> stop_token_ids) {
+  kvhive::GenerateRequest request;
+  if (auto* text = std::get_if<std::string>(&prompt)) request.prompt = std::move(*text);
+  if (auto* tokens = std::get_if<1>(&prompt)) request.prompt_tokens = std::move(*tokens);
+  request.max_tokens = max_tokens;
+  request.temperature = temperature;
+  request.top_k = top_k;
+  request.top_p = top_p;
+  request.min_p = min_p;
+  request.seed = seed;
+  request.logprobs = logprobs;
+  request.ignore_eos = ignore_eos;
+  request.priority = priority;
+  request.stop = std::move(stop);
+  request.stop_token_ids = std::move(stop_token_ids);
+  return client.generate(request);
+}
+
+/// "stop", "length", "abort", or None while the request goes on.
+std::optional<std::string> finish_reason(const kvhive::Progress& progress) {
+  if (progress.reason == kvhive::Finish::none) return std::nullopt;
+  return std::string(kvhive::to_string(progress.reason));
+}
+
+/// Text may end within a character: such bytes become U+FFFD.
+py::str text_of(const kvhive::Progress& progress) {
+  return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
+      progress.text.data(), static_cast<Py_ssize_t>(progress.text.size()), "replace"));
+}
+
+void define_values(py::module_& m) {
+  py::class_<kvhive::TokenLogprob>(m, "TokenLogprob")
+      .def_readonly("token", &kvhive::TokenLogprob::token)
+      .def_readonly("logprob", &kvhive::TokenLogprob::logprob);
+  py::class_<kvhive::OutputToken>(m, "Token", "A generated token.")
+      .def_readonly("token", &kvhive::OutputToken::token)
+      .def_readonly("logprob", &kvhive::OutputToken::logprob)
+      .def_readonly("top", &kvhive::OutputToken::top, "The likeliest tokens of this position.");
+  py::class_<kvhive::Progress>(m, "Progress", "What is new about a request.")
+      .def_property_readonly("text", &text_of)
+      .def_readonly("tokens", &kvhive::Progress::tokens)
+      .def_readonly("prompt_tokens", &kvhive::Progress::prompt_tokens)
+      .def_readonly("cached_tokens", &kvhive::Progress::cached_tokens,
+                    "Tokens of the prompt that were found in the cache.")
+      .def_readonly("preemptions", &kvhive::Progress::preemptions)
+      .def_readonly("engine", &kvhive::Progress::engine,
+                    "The engine that works on the request; None = no engine does.")
+      .def_property_readonly("finish_reason", &finish_reason,
+                             "'stop', 'length' or 'abort' at the end, None before.");
+}
+
+void define_client(py::module_& m) {
+  py::class_<Stream>(m, "Stream", "Iterates over a request's Progress; comes from generate().")
+      .def("__iter__", [](py::object self) { return self; })
+      .def("__next__", &Stream::next)
+      .def("abort", &Stream::abort, "Asks the engine to end the request; the stream ends then.")
+      .def("result", &Stream::result,
+           "Waits for the end; the rest of the request in one Progress.");
+  py::class_<PythonClient>(m, "Client",
+                           "A connection to a running kvhived. One Client is for one thread.")
+      .def(py::init<const std::optional<std::string>&, std::optional<std::uint32_t>, std::size_t,
+                    double>(),
+           py::arg("socket") = py::none(), py::kw_only(), py::arg("engine") = py::none(),
+           py::arg("channel_bytes") = 0, py::arg("connect_timeout") = 10.0,
+           "Connects; raises kvhive.Error.\n\n"
+           "socket: the daemon's socket (default: KVHIVE_SOCKET, or where kvhived puts it).\n"
+           "engine: the engine that serves this client (default: the daemon chooses).\n"
+           "channel_bytes: shared memory for all requests under way (default: 2 MiB).\n"
+           "connect_timeout: seconds to wait for a daemon that does not answer.")
+      .def("generate", &generate, py::arg("prompt"), py::kw_only(), py::arg("max_tokens") = 16,
+           py::arg("temperature") = 0.0f, py::arg("top_k") = 0, py::arg("top_p") = 1.0f,
+           py::arg("min_p") = 0.0f, py::arg("seed") = py::none(), py::arg("logprobs") = 0,
+           py::arg("ignore_eos") = false, py::arg("priority") = 0,
+           py::arg("stop") = std::vector<std::string>(),
+           py::arg("stop_token_ids") = std::vector<kvhive::TokenId>(),
+           "Starts a request and returns its Stream. `prompt` is text or a list of token ids.\n\n"
+           "The stream yields a Progress whenever there is something new, and every second while\n"
+           "there is not. Other Python threads run while it waits.")
+      .def_property_readonly(
+          "serving_engine", [](PythonClient& c) { return c.status().engine; },
+          "The engine that serves this client; None = no engine does.")
+      .def("close", &PythonClient::close, "Disconnects as soon as no Stream is left.")
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__", [](PythonClient& c, const py::args&) { c.close(); });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(kvhive, m) {
+  m.doc() = "Client of kvhive, one KV cache per host.";
+  m.attr("__version__") = KVHIVE_VERSION;
+  const py::object error = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
+      "kvhive.Error", "What went wrong in one line; `code` is its kind, such as 'not_running'.",
+      PyExc_RuntimeError, nullptr));
+  error.attr("code") = "none";
+  m.attr("Error") = error;
+  define_values(m);
+  define_client(m);
+}

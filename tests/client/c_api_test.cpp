@@ -1,0 +1,113 @@
+// The C API, called as a C program would.
+
+#include <gmock/gmock.h>
+
+#include "kvhive/kvhive.h"
+#include "tests/tools/daemon.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+kvhive_client* connect(const Daemon& daemon) {
+  kvhive_options options = kvhive_default_options();
+  options.socket = daemon.socket().c_str();
+  kvhive_client* client = nullptr;
+  EXPECT_EQ(kvhive_connect(&options, &client), KVHIVE_OK) << kvhive_last_error();
+  return client;
+}
+
+TEST(CApi, StreamsARequestToItsEnd) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
+  kvhive_client* client = connect(daemon);
+  kvhive_request request = kvhive_default_request("In the beginning");
+  request.max_tokens = 12;
+  request.ignore_eos = 1;
+  request.logprobs = 2;
+  uint64_t id = 0;
+  ASSERT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
+  std::string text;
+  std::size_t tokens = 0;
+  kvhive_progress news = kvhive_empty_progress();
+  do {
+    ASSERT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
+    ASSERT_EQ(kvhive_read(client, id, &news), KVHIVE_OK);
+    text.append(news.text, news.text_bytes);
+    tokens += news.token_count;
+    for (std::size_t i = 0; i < news.token_count; ++i) EXPECT_EQ(news.tokens[i].top_count, 2u);
+  } while (news.finish == KVHIVE_FINISH_NONE);
+  EXPECT_EQ(news.finish, KVHIVE_FINISH_LENGTH);
+  EXPECT_EQ(tokens, 12u);
+  EXPECT_EQ(text, daemon.connect().generate(request_of("In the beginning", 12))->text);
+  EXPECT_EQ(kvhive_read(client, id, &news), KVHIVE_BAD_ARGUMENT);
+  EXPECT_THAT(kvhive_last_error(), HasSubstr("its end has been read"));
+  EXPECT_EQ(kvhive_serving_engine(client), 0);
+  kvhive_close(client);
+}
+
+TEST(CApi, ARefusedRequestEndsWithItsErrorInTheProgress) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
+  kvhive_client* client = connect(daemon);
+  const int32_t unknown_token = 1 << 30;
+  kvhive_request request = kvhive_default_request(nullptr);
+  request.prompt_tokens = &unknown_token;
+  request.prompt_token_count = 1;
+  uint64_t id = 0;
+  ASSERT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
+  kvhive_progress news = kvhive_empty_progress();
+  do {
+    ASSERT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
+    ASSERT_EQ(kvhive_read(client, id, &news), KVHIVE_OK);
+  } while (news.finish == KVHIVE_FINISH_NONE);
+  EXPECT_EQ(news.finish, KVHIVE_FINISH_ERROR);
+  EXPECT_NE(news.error, KVHIVE_OK);
+  EXPECT_STRNE(news.error_text, "");
+  kvhive_close(client);
+}
+
+TEST(CApi, WithoutADaemonConnectingFailsInWords) {
+  kvhive_options options = kvhive_default_options();
+  options.socket = "/nowhere/kvhived.sock";
+  auto* client = reinterpret_cast<kvhive_client*>(&options);
+  EXPECT_EQ(kvhive_connect(&options, &client), KVHIVE_NOT_RUNNING);
+  EXPECT_EQ(client, nullptr);
+  EXPECT_THAT(kvhive_last_error(), HasSubstr("no daemon listens on /nowhere/kvhived.sock"));
+  EXPECT_STREQ(kvhive_code_name(KVHIVE_NOT_RUNNING), "not_running");
+}
+
+TEST(CApi, RefusesNullAndStructsWithoutASize) {
+  kvhive_client* client = nullptr;
+  kvhive_options options{};
+  EXPECT_EQ(kvhive_connect(&options, &client), KVHIVE_BAD_ARGUMENT);
+  EXPECT_THAT(kvhive_last_error(), HasSubstr("struct_size is not set"));
+  EXPECT_EQ(kvhive_connect(nullptr, nullptr), KVHIVE_BAD_ARGUMENT);
+  EXPECT_EQ(kvhive_submit(nullptr, nullptr, nullptr), KVHIVE_BAD_ARGUMENT);
+  EXPECT_EQ(kvhive_wait(nullptr, 0), KVHIVE_BAD_ARGUMENT);
+  EXPECT_EQ(kvhive_read(nullptr, 1, nullptr), KVHIVE_BAD_ARGUMENT);
+  EXPECT_EQ(kvhive_abort(nullptr, 1), KVHIVE_BAD_ARGUMENT);
+  EXPECT_EQ(kvhive_serving_engine(nullptr), -1);
+  kvhive_close(nullptr);
+}
+
+/// A program compiled with a newer header passes larger structs.
+TEST(CApi, LargerStructsOfANewerHeaderAreTaken) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
+  struct NewerOptions {
+    kvhive_options known = kvhive_default_options();
+    std::uint64_t added = 7;
+  } options;
+  options.known.struct_size = sizeof options;
+  options.known.socket = daemon.socket().c_str();
+  kvhive_client* client = nullptr;
+  EXPECT_EQ(kvhive_connect(&options.known, &client), KVHIVE_OK) << kvhive_last_error();
+  kvhive_close(client);
+}
+
+TEST(CApi, HasAVersion) {
+  EXPECT_EQ(kvhive_abi_version(), std::uint32_t{KVHIVE_ABI_VERSION});
+  EXPECT_THAT(kvhive_version(), HasSubstr("."));
+}
+
+}  // namespace
+}  // namespace kvhive::testing

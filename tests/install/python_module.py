@@ -1,0 +1,86 @@
+"""The installed Python module on a running daemon.    usage: python_module.py SOCKET"""
+import sys
+import threading
+import unittest
+
+import kvhive
+
+SOCKET = sys.argv.pop()
+PROMPT = "In the beginning"
+
+
+class PythonModule(unittest.TestCase):
+    def setUp(self):
+        self.client = kvhive.Client(SOCKET)
+
+    def tearDown(self):
+        self.client.close()
+
+    def test_a_stream_has_the_same_text_as_its_result(self):
+        pieces = [news.text for news in self.client.generate(PROMPT, max_tokens=20, ignore_eos=True)]
+        whole = self.client.generate(PROMPT, max_tokens=20, ignore_eos=True).result()
+        self.assertEqual("".join(pieces), whole.text)
+        self.assertEqual(len(whole.tokens), 20)
+        self.assertEqual(whole.finish_reason, "length")
+        self.assertEqual(whole.engine, 0)
+
+    def test_a_prompt_of_token_ids_and_logprobs(self):
+        whole = self.client.generate([1, 2, 3], max_tokens=3, logprobs=2, ignore_eos=True).result()
+        self.assertEqual(whole.prompt_tokens, 3)
+        self.assertEqual([len(token.top) for token in whole.tokens], [2, 2, 2])
+        self.assertGreaterEqual(whole.tokens[0].top[0].logprob, whole.tokens[0].top[1].logprob)
+
+    def test_the_same_seed_gives_the_same_text(self):
+        texts = {self.client.generate(PROMPT, temperature=1.0, seed=7, max_tokens=12).result().text for _ in range(3)}
+        self.assertEqual(len(texts), 1)
+
+    def test_errors_have_a_text_and_a_code(self):
+        with self.assertRaises(kvhive.Error) as caught:
+            kvhive.Client("/nowhere/kvhived.sock")
+        self.assertEqual(caught.exception.code, "not_running")
+        self.assertIn("no daemon listens on", str(caught.exception))
+        with self.assertRaises(kvhive.Error) as caught:
+            self.client.generate("")
+        self.assertEqual(caught.exception.code, "bad_argument")
+        with self.assertRaises(kvhive.Error) as caught:
+            self.client.generate([1 << 30]).result()
+        self.assertNotEqual(caught.exception.code, "none")
+        with self.assertRaises(TypeError):
+            self.client.generate(PROMPT, stop="a text, not a list")
+
+    def test_abort_and_break_end_a_request(self):
+        stream = self.client.generate(PROMPT, max_tokens=3000, ignore_eos=True)
+        next(stream)
+        stream.abort()
+        self.assertEqual(stream.result().finish_reason, "abort")
+        for _ in self.client.generate(PROMPT, max_tokens=3000, ignore_eos=True):
+            break
+        self.assertEqual(len(self.client.generate(PROMPT, max_tokens=4, ignore_eos=True).result().tokens), 4)
+
+    def test_two_streams_of_one_client(self):
+        streams = [self.client.generate(PROMPT, max_tokens=30, ignore_eos=True) for _ in range(2)]
+        texts = [stream.result().text for stream in reversed(streams)]
+        self.assertEqual(texts[0], texts[1])
+
+    def test_other_threads_run_while_a_stream_waits(self):
+        texts = []
+
+        def generate():
+            with kvhive.Client(SOCKET) as client:
+                texts.append(client.generate(PROMPT, max_tokens=30, ignore_eos=True).result().text)
+
+        threads = [threading.Thread(target=generate) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(len(texts), 4)
+        self.assertEqual(len(set(texts)), 1)
+
+    def test_a_closed_client_says_so(self):
+        self.client.close()
+        with self.assertRaisesRegex(kvhive.Error, "has been closed"):
+            self.client.generate(PROMPT)
+
+
+unittest.main()
