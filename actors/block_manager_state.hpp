@@ -75,7 +75,8 @@ class BlockManagerState {
     std::size_t copied_blocks = 0, tokens = 0, sequences = 0;
   };
 
-  Expected<std::vector<BlockId>> allocate(Round& round, std::size_t blocks, DomainId domain);
+  [[nodiscard]] Expected<std::vector<BlockId>> allocate(Round& round, std::size_t blocks,
+                                                        DomainId domain);
   void demote(Round& round);
   void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> blocks);
   void announce(const Sequence& sequence, std::size_t from);

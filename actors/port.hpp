@@ -39,7 +39,7 @@ class Port {
     DomainId domain;
   };
   void drain(OpenChannel& open);
-  Expected<Submission> tokenise(EngineChannel& channel, TakenRequest& request) const;
+  [[nodiscard]] Expected<Submission> tokenise(EngineChannel& channel, TakenRequest& request) const;
 
   EventLoop& loop_;
   SchedulerHandle scheduler_;

@@ -26,8 +26,8 @@ namespace kvhive {
 using SchedulerHandle = caf::typed_actor<caf::reacts_to<SubmitBatch>, caf::reacts_to<AbortBatch>,
                                          caf::reacts_to<Retry>>;
 using BlockManagerHandle = caf::typed_actor<caf::replies_to<StepRequest>::with<StepDone>>;
-/// Interface of swapper and executor. The swapper passes the plan on to the executor, whose answer goes
-/// to the block manager.
+/// Interface of swapper and executor. The swapper passes the plan on to the executor, whose answer
+/// goes to the block manager.
 using PlanHandle = caf::typed_actor<caf::replies_to<StepPlan>::with<StepDone>>;
 
 /// Settings for a system that idles without polling: one shared queue, as many workers as the ring

@@ -74,7 +74,7 @@ class SchedulerState {
     }
   };
 
-  Expected<void> check(const Submission& submission) const;
+  [[nodiscard]] Expected<void> check(const Submission& submission) const;
   bool goes_before(SeqId a, SeqId b) const;
   void enqueue(SeqId seq);
   void drop_unwanted();

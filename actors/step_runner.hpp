@@ -16,7 +16,7 @@ class StepRunner {
   /// Runs the plan's copies within the device and its work. Returns when all results are written,
   /// on the device, too. \return  the sampled tokens. On an error (Errc::device_lost), nothing of
   /// the step may be published
-  virtual Expected<std::vector<SampledToken>> run(const StepPlan& plan) = 0;
+  [[nodiscard]] virtual Expected<std::vector<SampledToken>> run(const StepPlan& plan) = 0;
 };
 
 }  // namespace kvhive

@@ -15,7 +15,7 @@ class Swapper {
   /// waits for them. \return  seconds that the copies took, 0 = not measured. On an error
   /// (Errc::device_lost), nothing of
   ///          the step may be published
-  virtual Expected<double> move(const StepPlan& plan) = 0;
+  [[nodiscard]] virtual Expected<double> move(const StepPlan& plan) = 0;
 };
 
 }  // namespace kvhive

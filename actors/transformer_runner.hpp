@@ -14,7 +14,7 @@ class TransformerRunner : public StepRunner {
   TransformerRunner(Transformer model, std::byte* arena, const KvLayout& layout)
       : model_(std::move(model)), arena_(arena), layout_(layout) {}
 
-  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
+  [[nodiscard]] Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
 
  private:
   Transformer model_;

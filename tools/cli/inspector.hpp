@@ -26,7 +26,7 @@ class Inspector {
   /// keeper is stopped, and without_keeper says so, the keeper's own descriptors are opened anew
   /// (tools/cli/stopped_keeper.hpp), and a line on standard error says what is missing.
   [[nodiscard]] static Expected<Inspector> attach(const std::string& socket, Privilege privilege,
-                                    WithoutKeeper without_keeper);
+                                                  WithoutKeeper without_keeper);
 
   const PoolMemory& memory() const { return memory_; }
   const std::string& model() const { return model_; }
@@ -62,9 +62,9 @@ class Inspector {
         memory_(std::move(memory)),
         model_(std::move(model)) {}
 
-  static Expected<Inspector> attach_by(UniqueFd socket, pid_t keeper, Privilege privilege,
-                                       int timeout_ms);
-  static Expected<Inspector> attach_without(pid_t keeper, Privilege privilege);
+  [[nodiscard]] static Expected<Inspector> attach_by(UniqueFd socket, pid_t keeper,
+                                                     Privilege privilege, int timeout_ms);
+  [[nodiscard]] static Expected<Inspector> attach_without(pid_t keeper, Privilege privilege);
   template <class Question, class Answer>
   [[nodiscard]] Expected<nlohmann::json> ask() const;
 

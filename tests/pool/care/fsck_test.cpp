@@ -159,7 +159,7 @@ TEST_F(Fsck, ComparesTheSlotTableWithTheLiving) {
   occupy(memory, ProcessSlot{6}, 66);
   EXPECT_THAT(fsck(memory, Moment::live, &owners).violations,
               ElementsAre(HasSubstr("slot 0 is signed by pid 2, but is of pid 1"),
-                          HasSubstr("slot 6 is signed by pid 66, but the keeper knows nobody")));
+                          HasSubstr("slot 6 is signed by pid 66, but the keeper knows no process")));
 }
 
 TEST_F(Fsck, StatesAddUp) {
