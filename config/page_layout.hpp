@@ -19,7 +19,7 @@ enum class PageLayout : std::uint8_t {
   /// are an AMX tile. Of 8-bit elements two successive lines share 64 bytes, 8 bytes of each in
   /// turn, [4][2 lines][8]: with the halves of their bf16 looked up byte by byte, the interleaving
   /// instructions (VPUNPCKLBW, VPUNPCKHBW) make the two lines in order. No other types.
-  packed = 2,
+  packed = 2,  ///< 1 was vLLM's x-packed layout, which is no longer supported
 };
 
 constexpr std::string_view to_string(PageLayout layout) {
