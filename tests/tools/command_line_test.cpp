@@ -160,8 +160,8 @@ TEST(CommandLine, OptionsMayStandBeforeTheCommand) {
     expect_one_line(run("kvhive", arguments), {"/tmp/kvhive-none", "kvhived"});
 }
 
-TEST(CommandLine, AnOptionWithoutAValueIsNotTheDefault) {
-  expect_one_line(run("kvhived", {"--engines="}), {"engines", "''"});
+TEST(CommandLine, AnEmptyValueIsNotTakenForTheDefault) {
+  expect_one_line(run("kvhived", {"--engines", ""}), {"engines", "''"});
 }
 
 TEST(CommandLine, AnOptionsFileThatIsADirectoryIsNamed) {
@@ -195,16 +195,17 @@ TEST(GenerateFlags, APromptMayComeFromStandardInput) {
   EXPECT_EQ(result.json()["prompt_tokens"], 5);
 }
 
-std::string long_prompt() {
-  std::string prompt;
-  for (int i = 0; i < 3000; ++i) prompt += "Abraham begat ";
-  return prompt;
+/// A prompt of so many tokens, as ids.
+std::string tokens(int count) {
+  std::string ids = "300";
+  for (int i = 1; i < count; ++i) ids += ",300";
+  return ids;
 }
 
 TEST(TooLongAPrompt, IsToldWhatIsTheLimitAndWhetherItCanBeRaised) {
   const auto refusal = [](std::vector<std::string> flags) {
     const Daemon daemon(std::move(flags));
-    return daemon.cli({"generate", "--prompt", long_prompt()});
+    return daemon.cli({"generate", "--prompt-tokens", tokens(5000)});
   };
   expect_one_line(refusal({"--kv-cache-memory-bytes", "64M"}),
                   {"4096", "shorten it", "the model has positions for"});

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Loads the bash completions and checks what they offer. usage: completion_test.sh DIRECTORY_OF_COMPLETIONS
-set -eu
+set -u
 directory=$1
 source "$directory/kvhived"
 source "$directory/kvhive"

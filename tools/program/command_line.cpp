@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <sstream>
 #include <string_view>
 #include <vector>
 
@@ -85,7 +86,11 @@ std::optional<int> CommandLine::read(int argc, char** argv) {
     parse(argc, argv);
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
-    return error.get_exit_code() == 0 ? exit(error) : explain(error);
+    if (error.get_exit_code() != 0) return explain(error);
+    std::ostringstream text;  // CLI11 would flush standard output and drop the error
+    exit(error, text, text);
+    std::printf("%s", text.str().c_str());
+    return 0;
   }
 }
 

@@ -2,14 +2,12 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <iostream>
 #include <system_error>
 
 namespace kvhive {
 
 Expected<void> flush_output() {
-  std::cout.flush();
-  errno = 0;
+  errno = 0;  // std::cout has no buffer of its own: it writes into stdout's
   const bool had_failed = std::ferror(stdout) != 0;
   if (std::fflush(stdout) == 0 && !had_failed) return {};
   const int code = errno;
