@@ -69,8 +69,8 @@ struct GpuWeights {
 /// Fills the region from the mapped files, in pieces through a little page-locked memory; values
 /// are converted where a file has another dtype than the model says. All is there on return.
 /// \param region  device memory of GpuWeights::bytes at least, aligned to 256
-Expected<void> upload_weights(Device& device, const ModelConfig& config,
-                              const SafetensorsDirectory& files, std::byte* region,
-                              const LoadProgress& progress = {});
+[[nodiscard]] Expected<void> upload_weights(Device& device, const ModelConfig& config,
+                                            const SafetensorsDirectory& files, std::byte* region,
+                                            const LoadProgress& progress = {});
 
 }  // namespace kvhive
