@@ -61,7 +61,7 @@ struct ModelConfig {
 /// Reads config.json and, where there is one, generation_config.json (whose eos ids win, as they do
 /// in Hugging Face's and vLLM's generation). A field that changes what the model computes, in a way
 /// that kvhive does not, is an error that names it.
-Expected<ModelConfig> load_model_config(const std::filesystem::path& directory);
+[[nodiscard]] Expected<ModelConfig> load_model_config(const std::filesystem::path& directory);
 
 /// The KV cache this model needs.
 KvLayout kv_layout(const ModelConfig& config, std::uint32_t block_size, Dtype dtype);

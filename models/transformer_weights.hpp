@@ -40,8 +40,9 @@ struct TransformerWeights {
   std::vector<float> final_norm;
   std::optional<Matmul> lm_head;  ///< always set; the embedding's bytes if tied
 
-  static Expected<TransformerWeights> load(const std::filesystem::path& directory,
-                                           const ModelConfig& config, const LoadProgress& progress);
+  [[nodiscard]] static Expected<TransformerWeights> load(const std::filesystem::path& directory,
+                                                         const ModelConfig& config,
+                                                         const LoadProgress& progress);
 };
 
 /// The float values of a tensor, or of `count` of them from `first` on, whatever its dtype.
