@@ -7,17 +7,17 @@
 
 namespace kvhive {
 
-/// One plan() in the making.
+/// The state of one plan() call.
 struct BlockManagerState::Round {
   const StepRequest& request;
   StepPlan plan;
   std::uint32_t budget;
   std::uint32_t running = 0;
   std::size_t next_victim = 0;
-  /// On their way to the host: free in the next step, not in this one.
+  /// Blocks being copied to the host: free in the next step, not in this one.
   std::size_t leaving_blocks = 0;
   std::unordered_set<SeqId> preempted;
-  std::vector<Evicted> evicted;  ///< from the device, by blocks that are still ours
+  std::vector<Evicted> evicted;  ///< from device blocks that this engine still holds
 };
 
 BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& config)
@@ -29,7 +29,7 @@ BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& 
 
 StepPlan BlockManagerState::plan(const StepRequest& request) {
   finish_step();
-  take_news(request);
+  apply_request(request);
 
   Round round{request, {}, request.token_budget, 0, 0, 0, {}, {}};
   round.plan.step = request.step;
@@ -43,20 +43,22 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
   load_ = {round.plan.copied_blocks(), round.plan.outcome.scheduled_tokens, round.plan.work.size()};
 
   SlotCounters& counters = pool_.counters();
-  counters.running.store(round.running, std::memory_order_relaxed);
-  counters.waiting.store(request.waiting_in_all -
-                             static_cast<std::uint32_t>(round.plan.outcome.admitted.size()) +
-                             static_cast<std::uint32_t>(round.preempted.size()),
-                         std::memory_order_relaxed);
+  counters["running"].store(round.running, std::memory_order_relaxed);
+  counters["waiting"].store(request.waiting_in_all -
+                                static_cast<std::uint32_t>(round.plan.outcome.admitted.size()) +
+                                static_cast<std::uint32_t>(round.preempted.size()),
+                            std::memory_order_relaxed);
   return std::move(round.plan);
 }
 
 // -- the step before ------------------------------------------------------------------------------
 
-void BlockManagerState::finish_step(const StepTimes& times) {
-  copy_policy_.learn(load_.copied_blocks, load_.tokens, load_.sequences, times);
+void BlockManagerState::finish_step(const StepDone& done) {
+  copy_policy_.learn(load_.copied_blocks, load_.tokens, load_.sequences, done.times);
+  bump(pool_.counters()["generated_tokens"], done.sampled.size());
   load_ = {};
-  // First: what was computed anew meanwhile takes its name over.
+  // Before the publications below, so that content which was computed anew meanwhile gets the same
+  // uid.
   pool_.finish_demotion(demotions_);
   demotions_.clear();
   for (const SeqId seq : in_flight_) {
@@ -65,7 +67,7 @@ void BlockManagerState::finish_step(const StepTimes& times) {
     publish(sequence, sequence.published, sequence.blocks);
   }
   in_flight_.clear();
-  // Host copies of a swapped-out sequence serve everybody, like any other block of the host tier.
+  // Host copies of a swapped-out sequence can be found by all engines, like any other host block.
   for (const SeqId seq : swapping_out_) {
     Sequence& sequence = sequences_.at(seq);
     publish(sequence, sequence.host_published, sequence.host);
@@ -75,7 +77,7 @@ void BlockManagerState::finish_step(const StepTimes& times) {
   leaving_.clear();
 }
 
-/// Publishes the computed blocks after `published` and moves it on. `blocks` is the sequence's
+/// Publishes the computed blocks behind `published` and advances it. `blocks` is the sequence's
 /// table in one of the tiers.
 void BlockManagerState::publish(const Sequence& sequence, Prefix& published,
                                 std::span<const BlockId> blocks) {
@@ -89,7 +91,7 @@ void BlockManagerState::publish(const Sequence& sequence, Prefix& published,
                         .subspan(from * tokens_per_block_, (to - from) * tokens_per_block_));
 }
 
-/// Says what the sequence's blocks from `from` on will hold, as far as it is known.
+/// Announces what the sequence's blocks from index `from` on will hold, as far as it is known.
 void BlockManagerState::announce(const Sequence& sequence, std::size_t from) {
   const std::size_t to = std::min(sequence.blocks.size(), sequence.chain.size());
   if (!config_.prefix_caching || from >= to) return;
@@ -97,7 +99,7 @@ void BlockManagerState::announce(const Sequence& sequence, std::size_t from) {
                  std::span(sequence.chain).subspan(from, to - from));
 }
 
-void BlockManagerState::take_news(const StepRequest& request) {
+void BlockManagerState::apply_request(const StepRequest& request) {
   for (const NewSequence& added : request.added) {
     Sequence sequence;
     sequence.domain = added.domain;
@@ -105,16 +107,15 @@ void BlockManagerState::take_news(const StepRequest& request) {
     sequence.sampling = added.sampling;
     sequence.logprobs = added.logprobs;
     sequence.published = BlockPool::root(sequence.domain);
+    sequence.is_counted = added.is_counted;
     hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_);
     sequences_.emplace(added.seq, std::move(sequence));
-    bump(pool_.counters().prompt_tokens, added.tokens.size());
   }
   for (const AppendedToken& appended : request.appended) {
     Sequence& sequence = sequences_.at(appended.seq);
     sequence.tokens.push_back(appended.token);
     hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_);
   }
-  bump(pool_.counters().generated_tokens, request.appended.size());
   for (const SeqId seq : request.ended) end(seq);
 }
 
@@ -146,26 +147,29 @@ void BlockManagerState::serve_running(Round& round) {
   round.running = static_cast<std::uint32_t>(round.request.running.size() - round.preempted.size());
 }
 
-/// Device blocks. What they evict may be worth keeping: the bytes are there until the step begins.
+/// Allocates device blocks. The bytes of what they evict stay until the step begins, so that
+/// demote() can still copy them.
 Expected<std::vector<BlockId>> BlockManagerState::allocate(Round& round, std::size_t blocks,
                                                            DomainId domain) {
   const bool may_demote = config_.prefix_caching && pool_.capacity(Tier::host) != 0;
   return pool_.allocate(Tier::device, blocks, domain, may_demote ? &round.evicted : nullptr);
 }
 
-/// Last of all: what the step itself wants of the host tier is held by now, and not pushed out.
+/// Comes last in a plan: the host blocks that the step itself needs are held by now, so that no
+/// demotion evicts them.
 void BlockManagerState::demote(Round& round) {
   for (const Evicted& content : round.evicted)
-    if (pool_.domain_of(content.block) != content.heir)
-      round.plan.hand_over.push_back({content.block, content.heir});
+    if (pool_.domain_of(content.block) != content.new_domain)
+      round.plan.domain_changes.push_back({content.block, content.new_domain});
   if (round.evicted.empty() || !copy_policy_.demotion_pays()) return;
   demotions_ = pool_.demote(round.evicted);
-  for (const auto& [content, destination, is_there] : demotions_)
-    if (!is_there) round.plan.demotions.push_back({index_of(content.block), index_of(destination)});
+  for (const auto& [content, destination, is_on_host_already] : demotions_)
+    if (!is_on_host_already)
+      round.plan.demotions.push_back({index_of(content.block), index_of(destination)});
 }
 
-/// Appends `blocks` blocks to the sequence's table, preempting others for them if need be; false if
-/// it has to wait, or was preempted itself.
+/// Appends `blocks` blocks to the sequence's table, and preempts other sequences for them if need
+/// be. False if the sequence has to wait, or was preempted itself.
 bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
   while (true) {
     Sequence& sequence = sequences_.at(seq);
@@ -175,7 +179,7 @@ bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
       announce(sequence, table.size() - fresh->size());
       return true;
     }
-    // Enough is being swapped out already; it is ours with the next step.
+    // Enough blocks are being swapped out already; they can be allocated in the next step.
     if (round.leaving_blocks >= blocks) {
       round.leaving_blocks -= blocks;
       return false;
@@ -189,20 +193,20 @@ bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
 
 void BlockManagerState::preempt(Round& round, SeqId victim) {
   Sequence& sequence = sequences_.at(victim);
-  // Not 0 if it was scheduled earlier in this very round.
+  // Not 0 if it was scheduled earlier in this round.
   round.budget += std::exchange(sequence.in_flight, 0);
   if (config_.preemption == PreemptionMode::swap && swap_out(round, sequence)) {
     swapping_out_.push_back(victim);
-    bump(pool_.counters().preemptions_swap, 1);
+    bump(pool_.counters()["preemptions_swap"], 1);
   } else {
     forget_progress(round, sequence);
-    bump(pool_.counters().preemptions_recompute, 1);
+    bump(pool_.counters()["preemptions_recompute"], 1);
   }
   round.preempted.insert(victim);
   round.plan.outcome.preempted.push_back(victim);
 }
 
-/// Moves a sequence to the host tier; false if there is nothing to move or no room there.
+/// Moves a sequence to the host tier. False if there is nothing to move, or no room.
 bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
   const std::size_t blocks = blocks_for(sequence.computed);
   if (blocks == 0) return false;
@@ -229,7 +233,7 @@ bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
 }
 
 void BlockManagerState::forget_progress(Round& round, Sequence& sequence) {
-  // Blocks it got in this very round may be anybody's now: what they held is lost.
+  // Other processes may take the blocks it got in this round: what those evicted is lost.
   const std::unordered_set<BlockId> given_back(sequence.blocks.begin(), sequence.blocks.end());
   std::erase_if(round.evicted,
                 [&](const Evicted& content) { return given_back.contains(content.block); });
@@ -267,8 +271,8 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
   const auto watermark = static_cast<std::size_t>(
       config_.watermark * static_cast<double>(pool_.capacity(Tier::device)));
 
-  // Admit only what fits whole (vLLM: scheduler_reserve_full_isl): half a prompt helps nobody.
-  // available() is a hint, so an engine with nothing else to do tries all the same.
+  // Admit only what fits as a whole (vLLM: scheduler_reserve_full_isl). available() is a hint, so
+  // an engine that has nothing else to do tries all the same.
   const bool fits =
       round.running == 0 || blocks_for(total) - held + watermark <= pool_.available(Tier::device);
   auto fresh = fits ? allocate(round, blocks_for(start.computed + tokens) - held, sequence.domain)
@@ -283,7 +287,8 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
     round.plan.swap_in.push_back({index_of(start.source[i]), index_of((*fresh)[i])});
   leaving_.insert(leaving_.end(), sequence.host.begin(), sequence.host.end());
   leaving_.insert(leaving_.end(), start.host.blocks.begin(), start.host.blocks.end());
-  bump(pool_.counters().promoted_blocks, start.host.blocks.size());
+  bump(pool_.counters()["promoted_blocks"], start.host.blocks.size());
+  if (!std::exchange(sequence.is_counted, true)) count_first_admission(sequence, start);
   sequence.host.clear();
   sequence.blocks = std::move(start.device.blocks);
   sequence.blocks.insert(sequence.blocks.end(), fresh->begin(), fresh->end());
@@ -291,20 +296,29 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
   sequence.published = start.device.end;
   sequence.computed = start.computed;
   round.plan.outcome.admitted.push_back({seq, start.computed});
-  if (!std::exchange(sequence.was_admitted, true))
-    bump(pool_.counters().cached_tokens, start.computed);
   schedule(round, seq, sequence, tokens);
   return true;
 }
 
-/// What of the sequence need not be computed. All but the last token can be cached: that one must
-/// be computed to have logits, and with it its whole block (hits stay block aligned).
+/// Not at every attempt: a request that does not fit is looked up anew in each step. Not after a
+/// preemption or a failover: it would find its own blocks.
+void BlockManagerState::count_first_admission(Sequence& sequence, const Start& start) {
+  SlotCounters& counters = pool_.counters();
+  bump(counters["queried_blocks"], start.looked_up);
+  bump(counters["hit_blocks"], start.device.blocks.size() + start.host.blocks.size());
+  bump(counters["prompt_tokens"], sequence.tokens.size());
+  bump(counters["cached_tokens"], start.computed);
+}
+
+/// How much of the sequence need not be computed. The last token must be computed to have logits,
+/// and with it its whole block, since hits are whole blocks.
 BlockManagerState::Start BlockManagerState::find_start(Sequence& sequence) {
-  Start start{{{}, BlockPool::root(sequence.domain)}, {}, {}, 0};
+  Start start{0, {{}, BlockPool::root(sequence.domain)}, {}, {}, 0};
   const std::span<const TokenId> tokens(sequence.tokens);
   const std::size_t limit = (tokens.size() - 1) / tokens_per_block_;
   const std::span<const Hash128> chain =
       std::span<const Hash128>(sequence.chain).first(config_.prefix_caching ? limit : 0);
+  start.looked_up = chain.size();
   start.device = pool_.match(Tier::device, start.device.end, chain,
                              tokens.first(chain.size() * tokens_per_block_));
   const std::size_t held = start.device.blocks.size();

@@ -1,18 +1,18 @@
 #pragma once
-// Turns the scheduler's wishes into block tables: the only one in an engine that touches pool
-// metadata (but for the domain of blocks that the swapper zeroes). Plain C++; the actor around it
-// is a shell.
+// Turns the scheduler's step requests into block tables. The only part of an engine that changes
+// pool metadata, but for the domain of blocks that the swapper zeroes. Plain C++; the actor around
+// it is a shell.
 //
 // Source: vLLM V1 KVCacheManager.allocate_slots and Scheduler.schedule (running first; preempt
 // until it fits; admit only if nobody was preempted; stop at the first that does not fit), V0
 // BlockSpaceManager.swap_out / swap_in.
 //
-// A block is published only when the step that filled it is known to be done, and a block that is
-// copied to the host is released only then: another process may take it the instant it is released.
+// A block is published only when the step that filled it is done. A block that the step copies to
+// the host is also released only then: another process may take it at once.
 //
-// What an allocation evicts is copied to the host tier by the very step that needs the blocks, if
-// that is worth it, and found there from the next step on. It changes no decision: whom to preempt
-// and what to admit is as it would be without.
+// What an allocation evicts is copied to the host tier by the same step, if copying costs less than
+// computing, and is found there from the next step on. This changes neither which requests are
+// preempted nor which are admitted.
 
 #include <span>
 #include <unordered_map>
@@ -36,14 +36,13 @@ class BlockManagerState {
  public:
   BlockManagerState(BlockPool& pool, const BlockManagerConfig& config);
 
-  /// What the step will do. To be called once per step; `request` says what became of the one
-  /// before.
+  /// Plans a step. To be called once per step; `request` also tells what became of the step before.
   StepPlan plan(const StepRequest& request);
 
-  /// The step is done: publishes what it computed, releases what its copies read. To be called
-  /// before anybody is told of the step's tokens, so that a prompt whose answer has begun is found
-  /// by all engines; plan() calls it if nobody did.
-  void finish_step(const StepTimes& times = {});
+  /// The step is done: counts its tokens, publishes what it computed, and releases what its copies
+  /// read. To be called before any client sees the step's tokens, so that a prompt whose answer has
+  /// begun is found by all engines. plan() calls it if it was not called.
+  void finish_step(const StepDone& done = {});
 
   CopyPolicy& copy_policy() { return copy_policy_; }
 
@@ -60,26 +59,28 @@ class BlockManagerState {
     std::uint32_t in_flight = 0;  ///< tokens the running step computes
     Prefix published;
     Prefix host_published;
-    bool was_admitted = false;
+    bool is_counted = false;  ///< its first admission, in the pool's statistics
   };
-  /// Where a sequence that is to be admitted can start from.
+  /// How much of a sequence that is to be admitted need not be computed.
   struct Start {
+    std::size_t looked_up = 0;  ///< blocks
     PrefixHit device;
     PrefixHit host;               ///< found in the host tier, following device
     std::vector<BlockId> source;  ///< host blocks to copy in, following device
     std::uint32_t computed = 0;
   };
   struct Round;
-  /// What the running step is about, for its costs.
+  /// The size of the running step, to learn costs from its times.
   struct Load {
     std::size_t copied_blocks = 0, tokens = 0, sequences = 0;
   };
 
-  Expected<std::vector<BlockId>> allocate(Round& round, std::size_t blocks, DomainId domain);
+  [[nodiscard]] Expected<std::vector<BlockId>> allocate(Round& round, std::size_t blocks,
+                                                        DomainId domain);
   void demote(Round& round);
   void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> blocks);
   void announce(const Sequence& sequence, std::size_t from);
-  void take_news(const StepRequest& request);
+  void apply_request(const StepRequest& request);
   void end(SeqId seq);
 
   void serve_running(Round& round);
@@ -87,6 +88,7 @@ class BlockManagerState {
   void admit_waiting(Round& round);
   bool admit(Round& round, SeqId seq);
   Start find_start(Sequence& sequence);
+  void count_first_admission(Sequence& sequence, const Start& start);
   void preempt(Round& round, SeqId victim);
   bool swap_out(Round& round, Sequence& sequence);
   void forget_progress(Round& round, Sequence& sequence);

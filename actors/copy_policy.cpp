@@ -6,9 +6,9 @@ namespace kvhive {
 namespace {
 
 constexpr double kNewest = 1.0 / 8;  // weight of the latest measurement
-constexpr double kMost = 8;          // times what is known: more is an accident
-// A price that forbids copies is not measured any more, and may have been an accident, too (a
-// process that was stopped in its first copy): each refusal lowers it by this share.
+constexpr double kMost = 8;  // times the average; a sample above it is an outlier and is clamped
+// A cost so high that no copy is made is not measured any more, and may be wrong (the process may
+// have been stopped during its first copy). So each refusal lowers it by this share.
 constexpr double kForgotten = 1.0 / 64;
 
 void smooth(double& value, double measured) {
@@ -21,7 +21,7 @@ void CopyPolicy::learn(std::size_t copied_blocks, std::size_t tokens, std::size_
                        const StepTimes& times) {
   if (copied_blocks != 0 && times.copying > 0)
     smooth(block_copy_, times.copying / static_cast<double>(copied_blocks));
-  // Copies that were not timed went on while computing, or were waited for.
+  // Copies without a time ran while the model computed, or other work waited for them.
   const bool is_pure = copied_blocks == 0 || times.copying > 0;
   if (is_pure && tokens >= sequences + tokens_per_block_ && times.computing > 0)
     smooth(token_, times.computing / static_cast<double>(tokens));

@@ -1,12 +1,12 @@
 #pragma once
-// The end of an engine that cannot do a step's work.
+// Ends an engine that cannot complete a step.
 
 #include "base/expected.hpp"
 
 namespace kvhive {
 
-/// Ends the process with nothing of the step published; a lost device has an exit code of its own
-/// (config/exit_codes.hpp).
+/// Ends the process; nothing of the step is published. A lost device has an exit code of its own
+/// (base/exit_codes.hpp).
 [[noreturn]] void end_engine(const char* who, const Error& error);
 
 }  // namespace kvhive

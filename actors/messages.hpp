@@ -12,6 +12,7 @@
 #include <compare>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -21,7 +22,7 @@
 
 namespace kvhive {
 
-/// A request's name inside one engine: its channel and the slot there.
+/// Names a request inside one engine: its channel and its slot there.
 struct RequestKey {
   std::uint64_t channel = 0;
   std::uint32_t slot = 0;
@@ -32,29 +33,32 @@ struct RequestKey {
 struct Submission {
   RequestKey key;
   std::vector<TokenId> prompt;
-  /// Generated before by an engine that died; generation goes on after it.
+  /// Tokens that an engine generated before it died; generation goes on after them.
   std::vector<TokenId> journal;
   GenerationParams params;
   std::shared_ptr<OutputSink> sink;
   DomainId domain{};  ///< the channel's, as the keeper says
+  /// What the first admission found, if an engine that died had admitted the request.
+  std::optional<RequestStats> earlier_admission{};
 };
 struct SubmitBatch {
   std::vector<Submission> submissions;
 };
 
-/// port -> scheduler: these clients want no more of these requests.
+/// port -> scheduler: clients have aborted requests, or are gone.
 struct AbortBatch {
   std::vector<RequestKey> requests;
-  std::vector<std::uint64_t> channels;  ///< all of their requests
+  std::vector<std::uint64_t> channels;  ///< all requests of these channels
 };
 
-/// A sequence the block manager has not heard of yet.
+/// A sequence that the block manager does not know yet.
 struct NewSequence {
   SeqId seq;
   std::vector<TokenId> tokens;
   SamplingParams sampling;
   std::uint32_t logprobs = 0;
   DomainId domain{};
+  bool is_counted = false;  ///< in the pool's statistics, by an engine that admitted it and died
 };
 
 struct AppendedToken {
@@ -62,8 +66,8 @@ struct AppendedToken {
   TokenId token = 0;
 };
 
-/// scheduler -> block manager: what to do, in order of preference. The order is the scheduler's,
-/// how far it goes is the block manager's. Sending step n means that step n-1 is done.
+/// scheduler -> block manager: what to do, in order of preference. The scheduler decides on the
+/// order, the block manager on how much of it fits. Sending step n means that step n-1 is done.
 struct StepRequest {
   std::uint64_t step = 0;
   std::vector<NewSequence> added;
@@ -71,10 +75,10 @@ struct StepRequest {
   std::vector<SeqId> ended;             ///< publish what is complete, give everything back
   std::vector<SeqId> running;           ///< serve each with as many tokens as it lacks
   std::vector<SeqId> waiting;           ///< then admit these, if nobody had to be preempted
-  /// Whom to preempt, first one first, so that one message always suffices.
+  /// Sequences to preempt, in this order, if blocks run short.
   std::vector<SeqId> victims;
   std::uint32_t token_budget = 0;
-  std::uint32_t waiting_in_all = 0;  ///< for the statistics
+  std::uint32_t waiting_in_all = 0;  ///< requests; more than `waiting` names. For the statistics
 };
 
 /// One sequence's share of a step: `tokens` at positions start.. are computed, reading and writing
@@ -85,62 +89,62 @@ struct ScheduledSequence {
   std::vector<TokenId> tokens;
   /// Device blocks of positions 0 .. start + tokens.size() - 1.
   std::vector<BlockId> blocks;
-  bool samples = false;  ///< the last token is the sequence's last: sample the next one
+  bool samples = false;  ///< these are the sequence's last tokens: sample the next one
   SamplingParams sampling;
   std::uint32_t logprobs = 0;
 };
 
 struct Admission {
   SeqId seq;
-  std::uint32_t cached_tokens = 0;  ///< that need no computing: found in the pool, or swapped in
+  std::uint32_t cached_tokens = 0;  ///< need no computing: found in the pool, or swapped in
 };
 struct Rejection {
   SeqId seq;
   Error error;
 };
 
-/// What became of the scheduler's wishes.
+/// What the block manager decided on a step request.
 struct StepOutcome {
   std::vector<Admission> admitted;
-  std::vector<SeqId> preempted;  ///< in the order they were; they wait again, in front
+  std::vector<SeqId> preempted;  ///< in the order of their preemption; they wait again, in front
   std::vector<Rejection> rejected;
   std::uint32_t scheduled_tokens = 0;
 };
 
-/// A block that another domain has left bytes in (pool/scrub.hpp).
-struct HandOver {
+/// A block with bytes of another domain: to be zeroed before it is `to`'s (pool/scrub.hpp).
+struct DomainChange {
   BlockId block;
   DomainId to;
 };
 
-/// Seconds, 0 = not taken. What copies and tokens cost is learnt from them.
+/// Seconds, 0 = not measured. The copy policy learns from them what copies and tokens cost.
 struct StepTimes {
   double copying = 0;    ///< between the tiers
-  double computing = 0;  ///< the executor's part
+  double computing = 0;  ///< in the executor
 };
 
-/// block manager -> swapper -> executor. Each copy is made before what it wrote is read and before
-/// what it read is overwritten: a block leaves before it is filled anew, and comes in before it is
-/// copied within the device or computed with. No host block is both written and read: a step that
-/// preempts admits nobody, and demotions go to blocks that nobody holds. So both ways may be under
-/// way at once.
+/// block manager -> swapper -> executor. Each copy is made before its destination is read and
+/// before its source is overwritten: a block is copied out before it is filled anew, and copied in
+/// before it is copied within the device or used by the model. No host block is both written and
+/// read: a step that preempts admits no request, and demotions go to blocks that no process holds.
+/// So copies in both directions may run at the same time.
 struct StepPlan {
   std::uint64_t step = 0;
-  /// device -> host: of preempted sequences, whose device blocks stay as they are in this step.
+  /// device -> host: preempted sequences. Their device blocks are not overwritten in this step.
   std::vector<BlockPair> swap_out;
-  /// device -> host: of evicted blocks, which this step may fill anew.
+  /// device -> host: evicted content. This step may overwrite the device blocks afterwards.
   std::vector<BlockPair> demotions;
-  std::vector<HandOver> hand_over;  ///< of the blocks these leave
-  std::vector<BlockPair> swap_in;   ///< host -> device
-  std::vector<BlockPair> copies;    ///< device -> device, copy on write
+  std::vector<DomainChange> domain_changes;  ///< of the blocks that demotions read
+  std::vector<BlockPair> swap_in;            ///< host -> device
+  std::vector<BlockPair> copies;             ///< device -> device, copy on write
   std::vector<ScheduledSequence> work;
   StepOutcome outcome;
   StepTimes times;  ///< so far
 
-  /// Between the tiers.
+  /// Blocks copied between the tiers.
   std::size_t copied_blocks() const { return swap_out.size() + demotions.size() + swap_in.size(); }
   bool is_empty() const {
-    return work.empty() && copied_blocks() == 0 && hand_over.empty() && copies.empty();
+    return work.empty() && copied_blocks() == 0 && domain_changes.empty() && copies.empty();
   }
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// Tokens in, text out: detokenises as tokens come and watches for stop strings.
+// Turns tokens into text as they are generated, and searches the text for stop strings.
 
 #include <optional>
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace kvhive {
 
-/// The text of one request. What could still become a stop string is held back, so that text once
-/// handed out stands.
+/// The text of one request. Text that could still become a stop string is held back, so that text
+/// that was returned never has to be taken back.
 class OutputText {
  public:
   /// \param tokenizer  may be null: then there is no text, and stop strings never match
@@ -23,10 +23,10 @@ class OutputText {
   };
   Piece push(TokenId token);
 
-  /// What was held back, when generation ends for another reason.
+  /// The text that was held back, when generation ends for another reason.
   std::string finish();
 
-  std::size_t bytes() const { return bytes_; }  ///< handed out so far
+  std::size_t bytes() const { return bytes_; }  ///< returned so far
 
  private:
   Piece release(bool is_end);

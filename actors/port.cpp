@@ -1,12 +1,13 @@
 #include "actors/port.hpp"
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "ipc/doorbell.hpp"
 
 namespace kvhive {
 namespace {
 
-/// A seed that depends on the daemon's and on the prompt, and on nothing else (FNV-1a).
+/// A seed made of the daemon's seed and the prompt (FNV-1a), so that equal prompts get equal seeds.
 std::uint64_t mix(std::uint64_t seed, const std::vector<TokenId>& prompt) {
   std::uint64_t hash = 14695981039346656037ull ^ seed;
   for (const TokenId token : prompt)
@@ -42,19 +43,30 @@ void Port::close(std::uint64_t channel) {
 
 void Port::drain(OpenChannel& open) {
   if (!answer_doorbell(open.doorbell.get()))
-    loop_.unwatch(open.doorbell.get());  // its end is shut: level-triggered for ever
+    loop_.unwatch(
+        open.doorbell.get());  // the client has closed it: it would stay readable for ever
 
   EngineChannel& channel = *open.channel;
   SubmitBatch batch;
+  std::size_t taken_over = 0;
   for (TakenRequest& request : channel.take_submitted()) {
     auto submission = tokenise(channel, request);
     if (!submission) {
+      spdlog::debug("request {}/{} refused: {}", channel.id(), request.slot,
+                    submission.error().text);
       channel.refuse(request.slot, submission.error());
       continue;
     }
     submission->domain = open.domain;
+    taken_over += submission->journal.empty() ? 0 : 1;
+    spdlog::debug("request {}/{} accepted: {} prompt tokens, {} tokens generated before",
+                  channel.id(), request.slot, submission->prompt.size(),
+                  submission->journal.size());
     batch.submissions.push_back(std::move(*submission));
   }
+  if (taken_over != 0)
+    spdlog::info("channel {}: {} requests go on that another engine had begun", channel.id(),
+                 taken_over);
   if (!batch.submissions.empty()) caf::anon_send(scheduler_, std::move(batch));
 
   AbortBatch aborts;
@@ -67,7 +79,8 @@ Expected<Submission> Port::tokenise(EngineChannel& channel, TakenRequest& reques
   std::shared_ptr<OutputSink> sink = channel.sink(request);
   Submission submission{
       {channel.id(), request.slot}, std::move(request.tokens), std::move(request.journal),
-      std::move(request.params),    std::move(sink),           {}};
+      std::move(request.params),    std::move(sink),           {},
+      request.earlier_admission};
   if (request.prompt_kind == PromptKind::text) {
     if (request.text.size() > limits_.most_prompt_bytes)
       return failure(Errc::never_fits,

@@ -1,7 +1,6 @@
 #pragma once
-// Where an engine meets the outside: on an event loop (the caller's) it drains doorbells in batches
-// into the scheduler. Answers do not come back this way: the scheduler writes them into
-// the channels itself.
+// Takes requests out of the clients' channels, on the caller's event loop, and sends them to the
+// scheduler in batches. Answers do not pass here: the scheduler writes them into the channels.
 
 #include <map>
 #include <memory>
@@ -16,7 +15,7 @@ namespace kvhive {
 struct PortLimits {
   std::uint64_t seed =
       0;  ///< not 0: requests that ask for no seed get one made of it and their prompt
-  /// Longer texts are refused unread: tokenising one would keep everybody else waiting.
+  /// Longer texts are refused unread: tokenising one would delay all other requests.
   std::size_t most_prompt_bytes = ~std::size_t{0};
 };
 
@@ -27,10 +26,10 @@ class Port {
   Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenizer,
        const PortLimits& limits = {});
 
-  /// Serves a channel from now on; `doorbell` is the end its client rings. Its requests share with
-  /// those of `domain`, and with no others.
+  /// Serves a channel from now on. `doorbell` becomes readable when the client rings it. The
+  /// channel's requests share blocks with those of `domain`, and with no others.
   void open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell, DomainId domain);
-  /// Its client is gone: its requests end, its blocks return.
+  /// The channel's client is gone: its requests end, and their blocks are released.
   void close(std::uint64_t channel);
 
  private:
@@ -40,7 +39,7 @@ class Port {
     DomainId domain;
   };
   void drain(OpenChannel& open);
-  Expected<Submission> tokenise(EngineChannel& channel, TakenRequest& request) const;
+  [[nodiscard]] Expected<Submission> tokenise(EngineChannel& channel, TakenRequest& request) const;
 
   EventLoop& loop_;
   SchedulerHandle scheduler_;

@@ -1,12 +1,12 @@
 #pragma once
-// The actors' interfaces and the system they run in: the only header where CAF's version (0.17.6)
-// shows.
+// The actors' interfaces and the system they run in. The only header that depends on CAF's version
+// (0.17.6).
 
 #include <caf/all.hpp>
 
 #include "actors/messages.hpp"
 
-// Messages stay inside one process: nothing is ever serialised.
+// Messages stay inside one process, so nothing is ever serialised.
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::SubmitBatch)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::AbortBatch)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepRequest)
@@ -15,7 +15,7 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepDone)
 
 namespace kvhive {
 
-/// scheduler -> itself: try again, others may have given blocks back.
+/// scheduler -> itself: try a step again, since other engines may have released blocks.
 struct Retry {};
 
 }  // namespace kvhive
@@ -26,8 +26,8 @@ namespace kvhive {
 using SchedulerHandle = caf::typed_actor<caf::reacts_to<SubmitBatch>, caf::reacts_to<AbortBatch>,
                                          caf::reacts_to<Retry>>;
 using BlockManagerHandle = caf::typed_actor<caf::replies_to<StepRequest>::with<StepDone>>;
-/// swapper and executor: the plan goes through the one to the other, the other's answer goes back
-/// to the scheduler.
+/// Interface of swapper and executor. The swapper passes the plan on to the executor, whose answer
+/// goes to the block manager.
 using PlanHandle = caf::typed_actor<caf::replies_to<StepPlan>::with<StepDone>>;
 
 /// Settings for a system that idles without polling: one shared queue, as many workers as the ring

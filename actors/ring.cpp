@@ -25,7 +25,7 @@ void end_process_on_exception(Actor& actor, const char* name) {
       });
 }
 
-/// What an actor's work came to. Without it there is no step, and without a device no engine.
+/// The result of an actor's work. On an error there is no step, and the engine ends.
 template <class Value>
 Value value_or_end(Expected<Value> result, const char* name) {
   if (result) [[likely]]
@@ -99,12 +99,13 @@ class BlockManagerActor : public BlockManagerHandle::base {
     return {[this](StepRequest& step) -> caf::result<StepDone> {
       StepPlan plan = state_.plan(step);
       if (plan.is_empty()) return StepDone{plan.step, std::move(plan.outcome), {}, {}};
-      // The answer comes back this way: who reads a token may count on its prompt's being found.
+      // The answer comes back through here, so that a prompt is published before a client reads a
+      // token.
       auto promise = make_response_promise<StepDone>();
       request(next_, caf::infinite, std::move(plan))
           .then(
               [this, promise](StepDone& answer) mutable {
-                state_.finish_step(answer.times);
+                state_.finish_step(answer);
                 promise.deliver(std::move(answer));
               },
               [promise](caf::error& error) mutable { promise.deliver(std::move(error)); });

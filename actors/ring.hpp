@@ -2,9 +2,9 @@
 // The actors of an engine, wired into a ring: scheduler -> block manager -> swapper -> executor ->
 // scheduler.
 //
-// Crash-only: a device that is lost, an exception that escapes a handler is a bug of ours and ends
-// the process. The pool is built to survive that, the keeper starts another engine, and the
-// requests' journals go to the next one.
+// Crash-only: a lost device, or an exception that escapes a handler, ends the process. The pool
+// survives that, the keeper starts another engine, and the requests go on there from their
+// journals.
 
 #include <memory>
 
@@ -27,8 +27,8 @@ struct RingParts {
 /// Spawns the ring and returns its entry; the rest is reachable from it alone, and ends with it.
 SchedulerHandle spawn_ring(caf::actor_system& system, RingParts parts);
 
-/// The single actors, for tests that wire them otherwise. Blocking ones are detached unless told
-/// not to be.
+/// The single actors, for tests that connect them in other ways. Blocking ones get a thread of
+/// their own unless told not to.
 enum class Placement : std::uint8_t { detached, scheduled };
 PlanHandle spawn_executor(caf::actor_system& system, std::unique_ptr<StepRunner> runner,
                           Placement placement);

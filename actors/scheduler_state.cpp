@@ -4,8 +4,22 @@
 #include <tuple>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 
 namespace kvhive {
+namespace {
+
+const char* remedy_for(LengthBound bound) {
+  switch (bound) {
+    case LengthBound::option:
+      return "shorten it, or start the daemon with a higher --max-model-len";
+    case LengthBound::model: return "shorten it: that is all the model has positions for";
+    case LengthBound::pool: break;
+  }
+  return "shorten it, or give the pool more memory (--kv-cache-memory-bytes)";
+}
+
+}  // namespace
 namespace {
 
 bool contains(const std::vector<TokenId>& tokens, TokenId token) {
@@ -35,6 +49,13 @@ void SchedulerState::submit(Submission&& submission) {
                   false,
                   false,
                   false};
+  if (submission.earlier_admission) {
+    // Read from a slot that the client can write to: it may deceive itself, but not beyond its
+    // prompt.
+    request.stats = *submission.earlier_admission;
+    request.stats.cached_tokens = std::min(request.stats.cached_tokens, request.prompt_tokens);
+    request.is_admitted = true;
+  }
   request.stats.prompt_tokens = request.prompt_tokens;
   by_key_.emplace(request.key, seq);
   requests_.emplace(seq, std::move(request));
@@ -44,7 +65,7 @@ void SchedulerState::submit(Submission&& submission) {
 }
 
 Expected<void> SchedulerState::check(const Submission& submission) const {
-  // Only a client that rewrites its slots gets here; a second request of that name could not be
+  // Happens only if a client rewrites its slots. A second request of the same key could not be
   // aborted.
   if (by_key_.count(submission.key) != 0)
     return failure(Errc::bad_argument, "slot " + std::to_string(submission.key.slot) +
@@ -54,9 +75,9 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
     return failure(Errc::bad_argument, "the prompt is empty; give at least one token");
   if (length >= config_.max_model_len)
     return failure(Errc::never_fits,
-                   "the prompt has " + std::to_string(length) + " tokens; the model takes " +
+                   "the prompt has " + std::to_string(length) + " tokens; a request may have " +
                        std::to_string(config_.max_model_len) +
-                       " with at least one of output; shorten it or raise --max-model-len");
+                       ", at least one of output included; " + remedy_for(config_.length_bound));
   for (const auto* tokens : {&submission.prompt, &submission.journal})
     for (const TokenId token : *tokens)
       if (token < 0 || static_cast<std::uint32_t>(token) >= config_.vocab_size)
@@ -66,7 +87,7 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
   return {};
 }
 
-/// A dead engine had come this far: its tokens count as generated, and their text is found again.
+/// Appends the tokens that a dead engine had generated, and rebuilds their text.
 void SchedulerState::replay_journal(SeqId seq, const std::vector<TokenId>& journal) {
   for (const TokenId token : journal) {
     if (requests_.count(seq) == 0) return;
@@ -126,14 +147,14 @@ std::optional<StepRequest> SchedulerState::next_step() {
     step.waiting.push_back(seq);
     Request& request = requests_.at(seq);
     if (!std::exchange(request.is_known, true))
-      step.added.push_back(
-          {seq, request.tokens, request.params.sampling, request.params.logprobs, request.domain});
+      step.added.push_back({seq, request.tokens, request.params.sampling, request.params.logprobs,
+                            request.domain, request.is_admitted});
   }
   step_is_out_ = true;
   return step;
 }
 
-/// Whom to preempt first: the last admitted, or the least important.
+/// Running requests in the order of preemption: the last admitted, or the least important, first.
 std::vector<SeqId> SchedulerState::victims() const {
   std::vector<SeqId> victims(running_.rbegin(), running_.rend());
   if (config_.policy == SchedulingPolicy::priority)
@@ -181,8 +202,8 @@ void SchedulerState::preempt(SeqId seq) {
     waiting_.push_front(seq);
 }
 
-/// One more token: to the client, and to the block manager with the next step unless it was the
-/// last.
+/// Gives one more token to the client, and to the block manager with the next step unless it ends
+/// the request.
 void SchedulerState::append(SeqId seq, const GeneratedToken& token) {
   Request& request = requests_.at(seq);
   request.tokens.push_back(token.token);
@@ -210,6 +231,8 @@ FinishReason SchedulerState::reason_to_end(const Request& request, TokenId token
 void SchedulerState::finish(SeqId seq, FinishReason reason, const Error& error) {
   const auto found = requests_.find(seq);
   Request& request = found->second;
+  spdlog::debug("request {}/{} ended: {}, {} tokens generated", request.key.channel,
+                request.key.slot, to_string(reason), request.generated());
   request.sink->finished(reason, error, request.stats, request.text.bytes());
   to_flush_.push_back(request.sink);
   std::erase(running_, seq);

@@ -1,9 +1,9 @@
 #pragma once
-// Decides who is served next. Plain C++; the actor around it is a shell.
+// Decides which requests are served next. Plain C++; the actor around it is a shell.
 //
-// Source: vLLM V1 Scheduler: no prefill and decode phases, every request just lacks tokens; running
-// requests first, in order; FCFS preempts the last admitted, the priority policy the least
-// important; preempted requests wait in front.
+// Source: vLLM V1 Scheduler. There are no prefill and decode phases: every request has tokens that
+// are not computed yet. Running requests come first, in order. FCFS preempts the last admitted
+// request, the priority policy the least important one. Preempted requests wait in front.
 
 #include <deque>
 #include <map>
@@ -18,11 +18,19 @@
 
 namespace kvhive {
 
+/// What a request's greatest length comes from; decides the remedy in the error text.
+enum class LengthBound : std::uint8_t {
+  option,  ///< --max-model-len
+  model,   ///< the positions that the model was trained for
+  pool,    ///< the tokens that the pool holds
+};
+
 struct SchedulerConfig {
   SchedulingPolicy policy = SchedulingPolicy::fcfs;
   std::uint32_t max_num_seqs = 128;
   std::uint32_t max_num_batched_tokens = 2048;
-  std::uint32_t max_model_len = 0;  ///< prompt and output together
+  std::uint32_t max_model_len = 0;  ///< tokens of a request, prompt and output together
+  LengthBound length_bound = LengthBound::option;
   std::uint32_t vocab_size = 0;
   std::vector<TokenId> eos_token_ids;
   const Tokenizer* tokenizer = nullptr;  ///< for text and stop strings; outlives the scheduler
@@ -32,7 +40,7 @@ class SchedulerState {
  public:
   explicit SchedulerState(SchedulerConfig config) : config_(std::move(config)) {}
 
-  /// Queues a request, or refuses it at once through its sink.
+  /// Queues a request; an invalid one is refused at once, through its sink.
   void submit(Submission&& submission);
   void abort(const AbortBatch& batch);
 
@@ -41,8 +49,8 @@ class SchedulerState {
   std::optional<StepRequest> next_step();
   void complete(const StepDone& done);
 
-  /// Whether the last step achieved nothing although requests wait: others hold the pool, so try
-  /// again later.
+  /// Whether the last step computed nothing although requests wait: other engines hold the pool's
+  /// blocks. To be tried again later.
   bool is_starved() const { return is_starved_; }
   std::size_t unfinished() const { return requests_.size(); }
 
@@ -57,16 +65,16 @@ class SchedulerState {
     DomainId domain;
     OutputText text;
     RequestStats stats;
-    bool is_known = false;     ///< to the block manager
-    bool is_admitted = false;  ///< at least once
-    bool is_unwanted = false;  ///< its client is gone or has asked for its end
+    bool is_known = false;     ///< the block manager has been told of it
+    bool is_admitted = false;  ///< at least once, perhaps by an engine that died
+    bool is_unwanted = false;  ///< its client is gone, or has aborted it
 
     std::uint32_t generated() const {
       return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
     }
   };
 
-  Expected<void> check(const Submission& submission) const;
+  [[nodiscard]] Expected<void> check(const Submission& submission) const;
   bool goes_before(SeqId a, SeqId b) const;
   void enqueue(SeqId seq);
   void drop_unwanted();
@@ -86,7 +94,7 @@ class SchedulerState {
   std::map<RequestKey, SeqId> by_key_;
   std::deque<SeqId> waiting_;
   std::vector<SeqId> running_;
-  std::vector<SeqId> ended_;             ///< to be told to the block manager
+  std::vector<SeqId> ended_;             ///< to be sent to the block manager with the next step
   std::vector<AppendedToken> appended_;  ///< likewise
   std::vector<std::shared_ptr<OutputSink>> to_flush_;
   bool step_is_out_ = false;

@@ -1,5 +1,6 @@
 #pragma once
-// A plan's work as the flat batch that transformers take (the alphabet is kernels/paged_kv.hpp's).
+// A plan's work as the flat batch that transformers take. The letters in its comments are those of
+// kernels/paged_kv.hpp.
 
 #include <cstdint>
 #include <vector>
@@ -13,7 +14,7 @@ class StepBatch {
  public:
   StepBatch(const StepPlan& plan, std::uint32_t block_size);
 
-  /// Borrowed from this.
+  /// Points into this object.
   ForwardBatch view() const {
     return {tokens_,      positions_,    query_start_, kv_len_,
             block_table_, slot_mapping_, logit_rows_,  static_cast<std::int32_t>(max_blocks_)};

@@ -1,6 +1,6 @@
 #pragma once
-// The work an executor does for one step, behind an interface: a transformer, or something
-// countable in a test.
+// Interface for what an executor does in one step: a transformer on the CPU or a GPU, or an oracle
+// in tests.
 
 #include <vector>
 
@@ -13,10 +13,10 @@ class StepRunner {
  public:
   virtual ~StepRunner() = default;
 
-  /// Runs the plan's copies within the device and its work, and returns when the results are in
-  /// memory, on the device too.
-  /// \return  Errc::device_lost and the like: nothing of the step may be published
-  virtual Expected<std::vector<SampledToken>> run(const StepPlan& plan) = 0;
+  /// Runs the plan's copies within the device and its work. Returns when all results are written,
+  /// on the device, too. \return  the sampled tokens. On an error (Errc::device_lost), nothing of
+  /// the step may be published
+  [[nodiscard]] virtual Expected<std::vector<SampledToken>> run(const StepPlan& plan) = 0;
 };
 
 }  // namespace kvhive

@@ -13,7 +13,7 @@ Expected<double> SwapperState::move(const StepPlan& plan) {
   std::byte* const host = memory_.arena(Tier::host);
   block_copy_cpu(whole_blocks(device, host, bytes, plan.swap_out));
   block_copy_cpu(whole_blocks(device, host, bytes, plan.demotions));
-  for (const auto& [block, domain] : plan.hand_over) hand_over(memory_, block, domain);
+  for (const auto& [block, domain] : plan.domain_changes) change_domain(memory_, block, domain);
   block_copy_cpu(whole_blocks(host, device, bytes, plan.swap_in));
   return watch.seconds();
 }

@@ -10,7 +10,7 @@ class SwapperState final : public Swapper {
  public:
   explicit SwapperState(const PoolMemory& memory) : memory_(memory) {}
 
-  Expected<double> move(const StepPlan& plan) override;
+  [[nodiscard]] Expected<double> move(const StepPlan& plan) override;
 
  private:
   const PoolMemory& memory_;

@@ -1,6 +1,6 @@
 #pragma once
-// Runs steps on a transformer: joins the plan's block tables with the device arena, samples at the
-// end.
+// Runs steps on a transformer: applies the plan's block tables to the device arena, and samples at
+// the end.
 
 #include "actors/step_runner.hpp"
 #include "config/kv_layout.hpp"
@@ -14,7 +14,7 @@ class TransformerRunner : public StepRunner {
   TransformerRunner(Transformer model, std::byte* arena, const KvLayout& layout)
       : model_(std::move(model)), arena_(arena), layout_(layout) {}
 
-  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
+  [[nodiscard]] Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
 
  private:
   Transformer model_;

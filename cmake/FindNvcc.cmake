@@ -2,7 +2,7 @@
 #   KVHIVE_CUDA   AUTO (if found), ON, OFF
 #   NVCC          the compiler, NVCC_ROOT its toolkit; target Nvcc::runtime: headers, the static runtime
 set(KVHIVE_CUDA AUTO CACHE STRING "Build for GPUs, with nvcc: AUTO (if found), ON, OFF")
-# Sanitizers look at the CUDA sources as fibers on the CPU (tests/simt), and at the engine on a fake device.
+# Sanitizer builds check the CUDA sources on the emulator (kernels/simt), and engines on a fake device.
 if(NOT KVHIVE_CUDA STREQUAL OFF AND NOT KVHIVE_SANITIZE AND NOT KVHIVE_FUZZ)
   find_program(NVCC nvcc PATHS /usr/local/cuda/bin)
 endif()

@@ -22,7 +22,7 @@ struct AllowedUsers {
 };
 
 /// Errors name the value and what may be written instead. Does not look the group up.
-Expected<AllowedUsers> parse_allowed_users(const std::string& text);
+[[nodiscard]] Expected<AllowedUsers> parse_allowed_users(const std::string& text);
 
 /// As parse_allowed_users() reads it.
 std::string to_string(const AllowedUsers& users);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 namespace kvhive {
@@ -32,6 +33,9 @@ constexpr std::optional<Enum> value_named(std::string_view name) {
   if (found == names.end()) return std::nullopt;
   return static_cast<Enum>(found - names.begin());
 }
+
+/// The name that takes the fewest changes of letters to become `wanted`, for error texts.
+std::string_view nearest_name(std::string_view wanted, std::span<const std::string_view> names);
 
 /// In which order the scheduler admits requests: by arrival, or by priority (lower first).
 enum class SchedulingPolicy : std::uint8_t { fcfs, priority };

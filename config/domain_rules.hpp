@@ -27,7 +27,7 @@ inline constexpr std::string_view kDomainOfUser = "uid-";
 
 /// Checks what can be checked without asking the system: the spelling of names, and that no member
 /// is named twice. Errors name the value and the remedy.
-Expected<std::vector<DomainRule>> parse_domains(const std::string& text);
+[[nodiscard]] Expected<std::vector<DomainRule>> parse_domains(const std::string& text);
 
 /// As parse_domains() reads it.
 std::string to_string(const std::vector<DomainRule>& rules);

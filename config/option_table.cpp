@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <concepts>
-#include <numeric>
 #include <sstream>
 #include <type_traits>
 
@@ -287,21 +286,11 @@ constexpr OptionField kFields[] = {
     {.name = "log-level",
      .type = kValue<&Options::log_level>,
      .help = "the least important messages that are logged"},
+    {.name = "log-file",
+     .type = kFile<&Options::log_file>,
+     .help = "file that the log is appended to, reopened on SIGHUP; without it the log goes to "
+             "standard error"},
 };
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), 0);
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row.back();
-}
 
 }  // namespace
 
@@ -310,13 +299,13 @@ std::span<const OptionField> option_fields() { return kFields; }
 Expected<const OptionField*> find_option(std::string_view name) {
   std::string wanted(name);
   std::replace(wanted.begin(), wanted.end(), '_', '-');
-  const OptionField* nearest = &kFields[0];
+  std::vector<std::string_view> names;
   for (const OptionField& field : kFields) {
     if (field.name == wanted) return &field;
-    if (edit_distance(field.name, wanted) < edit_distance(nearest->name, wanted)) nearest = &field;
+    names.push_back(field.name);
   }
   return failure(Errc::bad_format, "unknown option '" + std::string(name) + "'; did you mean '" +
-                                       std::string(nearest->name) + "'?");
+                                       std::string(nearest_name(wanted, names)) + "'?");
 }
 
 Expected<void> set_option(Options& options, const OptionField& field, const std::string& text) {
@@ -335,7 +324,7 @@ std::string range_text(const OptionField& field) {
                ? "in [" + format_value(range.least) + ", " + format_value(range.most) +
                      (range.is_most_excluded ? ")" : "]")
                : format_value(range.least) + ".." + format_value(range.most);
-  if (!field.unit.empty()) text += " " + std::string(field.unit);
+  if (!field.unit.empty() && (has_most || range.least > 1)) text += " " + std::string(field.unit);
   if (!range.advice.empty()) text += "; " + std::string(range.advice);
   return text;
 }

@@ -59,10 +59,11 @@ std::span<const OptionField> option_fields();
 
 /// The field called `name` ('_' and '-' alike); an unknown name is an error that suggests the
 /// nearest known one.
-Expected<const OptionField*> find_option(std::string_view name);
+[[nodiscard]] Expected<const OptionField*> find_option(std::string_view name);
 
 /// Sets one field from text; errors name the option, the value and the remedy.
-Expected<void> set_option(Options& options, const OptionField& field, const std::string& text);
+[[nodiscard]] Expected<void> set_option(Options& options, const OptionField& field,
+                                        const std::string& text);
 
 /// The numbers that the option accepts, in words: "1..1024 tokens; 16 is usual". Empty = any.
 std::string range_text(const OptionField& field);

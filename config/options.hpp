@@ -91,13 +91,14 @@ struct Options {
   GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;
   AllowedUsers socket_access;
   LogLevel log_level = LogLevel::info;
+  std::string log_file;  ///< path; empty = standard error
 };
 
 /// Reads a TOML file over `options`. Errors name the file, the key and the remedy.
-Expected<void> load_options(Options& options, const std::filesystem::path& file);
+[[nodiscard]] Expected<void> load_options(Options& options, const std::filesystem::path& file);
 
 /// Checks ranges and combinations. Errors name the option, its value and the remedy.
-Expected<void> check_options(const Options& options);
+[[nodiscard]] Expected<void> check_options(const Options& options);
 
 /// The options as flags, so that a child process gets the same: {"--model", "...", ...}.
 std::vector<std::string> to_flags(const Options& options);

@@ -44,9 +44,14 @@ Expected<std::string> text_of_table(std::string_view key, const toml::table& tab
 
 Expected<void> load_options(Options& options, const std::filesystem::path& file) {
   std::error_code ignored;
-  if (std::filesystem::status(file, ignored).type() == std::filesystem::file_type::not_found)
+  const auto type = std::filesystem::status(file, ignored).type();
+  if (type == std::filesystem::file_type::not_found)
     return failure(Errc::not_found,
                    "options file " + file.string() + " does not exist; give --config another path");
+  if (type == std::filesystem::file_type::directory)
+    return failure(
+        Errc::bad_argument,
+        "options file " + file.string() + " is a directory; give --config the path of a TOML file");
   toml::table table;
   try {
     table = toml::parse_file(file.string());

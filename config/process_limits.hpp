@@ -20,11 +20,11 @@ struct ProcessLimits {
 ProcessLimits take_process_limits();
 
 /// Descriptors: enough for the pool, these engines and a client.
-Expected<void> check_descriptors(const ProcessLimits& limits, std::uint32_t engines);
+[[nodiscard]] Expected<void> check_descriptors(const ProcessLimits& limits, std::uint32_t engines);
 
 /// Bytes: each engine maps pool and weights, and the largest object is a file to the system.
-Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
-                           std::size_t largest_object);
+[[nodiscard]] Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
+                                         std::size_t largest_object);
 
 /// How many descriptors more we may open; what was opened last is `newest`. Descriptors are given
 /// out from the lowest: at most `newest` are open below it.
@@ -32,6 +32,6 @@ std::size_t descriptors_left(int newest);
 
 /// Starts so many threads, to see whether it can be done, and ends them. For an engine: CAF hangs
 /// if it gets only some of its threads.
-Expected<void> try_threads(std::size_t count);
+[[nodiscard]] Expected<void> try_threads(std::size_t count);
 
 }  // namespace kvhive

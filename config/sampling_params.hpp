@@ -18,7 +18,7 @@ struct SamplingParams {
 };
 
 /// The params if each is in range; the error names the field.
-Expected<SamplingParams> checked(const SamplingParams& params);
+[[nodiscard]] Expected<SamplingParams> checked(const SamplingParams& params);
 
 struct Sampled {
   TokenId token = 0;

@@ -25,7 +25,7 @@ struct MemoryFigures {
 };
 
 /// An error that says what is needed, what there is, under which limit, and what to change.
-Expected<void> check_room(std::size_t needed, const MemoryFigures& memory);
+[[nodiscard]] Expected<void> check_room(std::size_t needed, const MemoryFigures& memory);
 
 struct PoolSize {
   std::uint32_t device_blocks = 0;  ///< the null block included
@@ -44,7 +44,8 @@ bool needs_profile_run(const Options& options);
 /// gpu_memory_utilization (of the machine, or of what is free of a GPU) leaves after weights and
 /// the engines' peaks. One sequence of max_model_len must fit. Errors name what is needed and what
 /// there is, and what to change.
-Expected<PoolSize> size_pool(const Options& options, DeviceKind device, const KvLayout& layout,
-                             const MemoryFigures& memory, std::uint32_t model_positions);
+[[nodiscard]] Expected<PoolSize> size_pool(const Options& options, DeviceKind device,
+                                           const KvLayout& layout, const MemoryFigures& memory,
+                                           std::uint32_t model_positions);
 
 }  // namespace kvhive

@@ -7,7 +7,8 @@
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;  // what NVIDIA advises for Hopper
+constexpr std::size_t kWorkspaceBytes = std::size_t{32}
+                                        << 20;  // NVIDIA's recommendation for Hopper
 
 cudaDataType_t type_of(Dtype dtype) {
   switch (dtype) {
@@ -39,7 +40,8 @@ struct CublasLt::Functions {
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
 };
 
-/// A product of one shape. y is [N, T] to a library that thinks in columns: y^T = w x^T.
+/// The plan of products of one shape. cuBLASLt's matrices are column-major, so y is [N, T] to it:
+/// y^T = w x^T.
 struct CublasLt::Plan {
   Plan(const Functions& of, const ProductArgs& args) : functions(of) {
     const cudaDataType_t in = type_of(args.dtype);
@@ -51,7 +53,7 @@ struct CublasLt::Plan {
     if (args.bias != nullptr) {
       const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-      const cudaDataType_t out = type_of(args.out_dtype);  // no other is promised
+      const cudaDataType_t out = type_of(args.out_dtype);  // the only type that is promised to work
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &out, sizeof out);
     }
     layout(&w, in, K, N, args.K);
@@ -75,8 +77,8 @@ struct CublasLt::Plan {
       status = functions.create_layout(made, type, rows, columns, stride);
   }
 
-  /// The library's first choice. It is asked without a bias' address, so that the choice is the
-  /// same for all of a shape.
+  /// Takes the algorithm that the library ranks first. It is asked without a bias address, so that
+  /// all products of a shape get the same one.
   void choose(cublasLtHandle_t handle) {
     cublasLtMatmulPreference_t preference = nullptr;
     if (status == CUBLAS_STATUS_SUCCESS) status = functions.create_preference(&preference);

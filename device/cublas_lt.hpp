@@ -1,6 +1,6 @@
 #pragma once
-// cuBLASLt, loaded when a GPU is opened and not before: the library is half a gigabyte, and engines
-// without a GPU do not want it.
+// cuBLASLt, loaded by dlopen when a GPU is opened: the library is half a gigabyte, and engines
+// without a GPU should not load it.
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
@@ -16,13 +16,13 @@ namespace kvhive {
 
 class CublasLt {
  public:
-  static Expected<std::unique_ptr<CublasLt>> load();
+  [[nodiscard]] static Expected<std::unique_ptr<CublasLt>> load();
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
   ~CublasLt();
 
-  /// As Device::multiply says. The algorithm is chosen once for each shape.
-  Expected<void> multiply(const ProductArgs& args, cudaStream_t stream);
+  /// See Device::multiply. The algorithm is chosen once for each shape.
+  [[nodiscard]] Expected<void> multiply(const ProductArgs& args, cudaStream_t stream);
 
  private:
   struct Functions;
@@ -30,14 +30,14 @@ class CublasLt {
   using Shape = std::tuple<std::int32_t, std::int32_t, std::int32_t, Dtype, Dtype, bool>;
 
   explicit CublasLt(std::unique_ptr<Functions> functions);
-  Expected<Plan*> plan_of(const ProductArgs& args);
-  Expected<void*> workspace_of(cudaStream_t stream);
+  [[nodiscard]] Expected<Plan*> plan_of(const ProductArgs& args);
+  [[nodiscard]] Expected<void*> workspace_of(cudaStream_t stream);
 
   std::unique_ptr<Functions> functions_;
   cublasLtHandle_t handle_ = nullptr;
   std::mutex mutex_;
   std::map<Shape, std::unique_ptr<Plan>> plans_;
-  std::map<cudaStream_t, void*> workspaces_;  ///< work of two streams may overlap
+  std::map<cudaStream_t, void*> workspaces_;  ///< one each, because work on two streams may overlap
 };
 
 }  // namespace kvhive

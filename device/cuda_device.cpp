@@ -1,5 +1,5 @@
-// The real one, by CUDA's runtime. The runtime is linked statically and finds the driver when it is
-// first called, so that programs built with CUDA also start where there is none.
+// The Device of CUDA, by its runtime. The runtime is linked statically and looks for the driver at
+// its first call, so programs built with CUDA also start on machines without a driver.
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@
 namespace kvhive {
 namespace {
 
-/// The driver's virtual memory functions, which the runtime has no names for.
+/// The driver's virtual memory functions; the runtime does not wrap them.
 struct VirtualMemory {
   decltype(&cuMemCreate) create = nullptr;
   decltype(&cuMemRelease) release = nullptr;
@@ -75,7 +75,8 @@ CUmemAllocationProp shared_memory_of(int ordinal) {
   return properties;
 }
 
-/// What legacy IPC shares: what cudaMalloc gives in these multiples has its pages to itself.
+/// Granularity of memory shared by legacy IPC: memory from cudaMalloc in multiples of this does not
+/// share its pages with other allocations.
 constexpr std::size_t kIpcGranularity = std::size_t{2} << 20;
 static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(IpcHandle));
 
@@ -165,7 +166,7 @@ class CudaDevice final : public Device {
 
   Expected<DeviceEvent> create_event() override {
     cudaEvent_t event = nullptr;
-    // Who waits sleeps: engines share the cores.
+    // Waiting threads sleep instead of spinning, since engines share the cores.
     constexpr unsigned kFlags = cudaEventDisableTiming | cudaEventBlockingSync;
     if (auto made =
             call("cudaEventCreate", [&] { return cudaEventCreateWithFlags(&event, kFlags); });
@@ -231,12 +232,12 @@ class CudaDevice final : public Device {
   Expected<UniqueFd> create_by_vmm(std::size_t bytes) {
     const CUmemAllocationProp properties = shared_memory_of(ordinal_);
     CUmemGenericAllocationHandle handle{};
-    if (auto made =
-            drive("cuMemCreate", [&] { return memory_.create(&handle, bytes, &properties, 0); });
+    if (auto made = call_driver("cuMemCreate",
+                                [&] { return memory_.create(&handle, bytes, &properties, 0); });
         !made)
       return forward_error(made);
     int fd = -1;
-    auto exported = drive("cuMemExportToShareableHandle", [&] {
+    auto exported = call_driver("cuMemExportToShareableHandle", [&] {
       return memory_.export_handle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     });
     memory_.release(handle);  // the descriptor keeps the memory
@@ -251,28 +252,28 @@ class CudaDevice final : public Device {
                      "this driver cannot map memory by descriptors; start the daemon with "
                      "--gpu-memory-sharing ipc");
     CUmemGenericAllocationHandle handle{};
-    if (auto imported = drive("cuMemImportFromShareableHandle",
-                              [&] {
-                                return memory_.import_handle(
-                                    &handle, reinterpret_cast<void*>(std::intptr_t{fd}),
-                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-                              });
+    if (auto imported = call_driver("cuMemImportFromShareableHandle",
+                                    [&] {
+                                      return memory_.import_handle(
+                                          &handle, reinterpret_cast<void*>(std::intptr_t{fd}),
+                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+                                    });
         !imported)
       return forward_error(imported);
     CUdeviceptr address = 0;
-    auto mapped =
-        drive("cuMemAddressReserve", [&] { return memory_.reserve(&address, bytes, 0, 0, 0); });
+    auto mapped = call_driver("cuMemAddressReserve",
+                              [&] { return memory_.reserve(&address, bytes, 0, 0, 0); });
     const bool is_reserved = mapped.has_value();
     if (mapped)
-      mapped = drive("cuMemMap", [&] { return memory_.map(address, bytes, 0, handle, 0); });
+      mapped = call_driver("cuMemMap", [&] { return memory_.map(address, bytes, 0, handle, 0); });
     const bool is_mapped = mapped.has_value();
     memory_.release(handle);  // the mapping keeps the memory
     CUmemAccessDesc access{};
     access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {ordinal_}};
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     if (mapped)
-      mapped =
-          drive("cuMemSetAccess", [&] { return memory_.set_access(address, bytes, &access, 1); });
+      mapped = call_driver("cuMemSetAccess",
+                           [&] { return memory_.set_access(address, bytes, &access, 1); });
     if (mapped) return reinterpret_cast<std::byte*>(address);
     if (is_mapped) memory_.unmap(address, bytes);
     if (is_reserved) memory_.free_address(address, bytes);
@@ -304,7 +305,7 @@ class CudaDevice final : public Device {
     auto handle = read_ipc_record(fd, bytes, facts_.uuid);
     if (!handle) return forward_error(handle);
     const std::lock_guard lock(mutex_);
-    // A process must not open what it made itself.
+    // CUDA does not let a process open a handle of its own memory.
     if (const auto own = made_.find(*handle); own != made_.end()) return own->second;
     cudaIpcMemHandle_t name;
     std::memcpy(&name, handle->data(), sizeof name);
@@ -315,17 +316,17 @@ class CudaDevice final : public Device {
         !opened)
       return failure(opened.error().code,
                      opened.error().text +
-                         "; by legacy IPC memory is shared within one PID namespace (containers: "
+                         "; legacy IPC shares memory within one PID namespace only (containers: "
                          "--pid=host); or have the daemon share it by vmm");
     opened_.insert(static_cast<std::byte*>(memory));
     return static_cast<std::byte*>(memory);
   }
 
-  /// A fault stays with its context: whatever is called next says the same, also what can do no
-  /// wrong.
+  /// Whether the context is lost. A fault stays in its context, so every later call fails, even one
+  /// that cannot fail by itself.
   static bool is_lost() {
     cudaGetLastError();
-    // While this thread records a stream, such calls are allowed in relaxed mode only.
+    // During a capture on this thread, cudaFree(nullptr) is allowed only in relaxed mode.
     auto mode = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&mode);
     const bool fails = cudaFree(nullptr) != cudaSuccess;
@@ -335,7 +336,7 @@ class CudaDevice final : public Device {
 
   template <class Call>
   Expected<void> call(const char* name, Call&& make) const {
-    cudaError_t error = cudaSetDevice(ordinal_);  // of this thread
+    cudaError_t error = cudaSetDevice(ordinal_);  // of the calling thread
     if (error == cudaSuccess) error = make();
     if (error == cudaSuccess) return {};
     const std::string text = std::string(name) + ": " + cudaGetErrorString(error);
@@ -344,7 +345,7 @@ class CudaDevice final : public Device {
   }
 
   template <class Call>
-  Expected<void> drive(const char* name, Call&& make) const {
+  Expected<void> call_driver(const char* name, Call&& make) const {
     if (auto bound = call("cudaSetDevice", [] { return cudaSuccess; }); !bound) return bound;
     const CUresult error = make();
     if (error == CUDA_SUCCESS) return {};
@@ -358,18 +359,19 @@ class CudaDevice final : public Device {
   VirtualMemory memory_;
   std::unique_ptr<CublasLt> products_;
   std::mutex mutex_;
-  std::map<IpcHandle, std::byte*> made_;  ///< by create_by_ipc()
-  std::multiset<std::byte*> opened_;      ///< by map_by_ipc(): the driver counts, too
+  std::map<IpcHandle, std::byte*> made_;  ///< memory from create_by_ipc()
+  std::multiset<std::byte*>
+      opened_;  ///< memory from map_by_ipc(); the driver counts the mappings, too
 };
 
 /// How memory is shared on this GPU.
 struct Sharing {
   std::size_t granularity = kIpcGranularity;
-  std::string no_vmm;  ///< why it cannot be; empty = it can
+  std::string no_vmm;  ///< why CUDA's VMM cannot share memory here; empty: it can
 };
 
-/// By trying: what a container or a virtual GPU forbids looks as if it were there. A GPU that is
-/// full says nothing of the way.
+/// Finds out by trying, because functions that a container or a virtual GPU forbids exist all the
+/// same. If the GPU's memory is full, the trial says nothing about the way of sharing.
 Sharing try_vmm(const VirtualMemory& memory, bool is_loaded, int ordinal) {
   if (!is_loaded) return {kIpcGranularity, "the driver is older than CUDA 12.0"};
   const auto why_not = [&](const char* name, CUresult error) -> Sharing {
@@ -394,7 +396,7 @@ Sharing try_vmm(const VirtualMemory& memory, bool is_loaded, int ordinal) {
   return sharing;
 }
 
-/// By trying, too; empty = it can be had.
+/// Why legacy IPC cannot be used, found out by trying; empty: it can.
 std::string why_no_ipc() {
   void* memory = nullptr;
   cudaError_t error = cudaMalloc(&memory, kIpcGranularity);

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::size_t kMostLockedAtOnce = std::size_t{64} << 30;
 
-/// An open file of our own: locks belong to those, and a descriptor that was handed out shares one.
+/// Opens the file again. A flock belongs to an open file, and a descriptor that other processes got
+/// shares its open file with them.
 Expected<UniqueFd> reopened(int fd) {
   UniqueFd own{open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR | O_CLOEXEC)};
   if (!own) return os_failure("reopen the host arena");
@@ -71,7 +72,7 @@ Expected<LockedPages> LockedPages::lock(Device& device, std::byte* memory, std::
   if (bytes == 0) return pages;
   auto turn = reopened(fd);
   if (!turn) return forward_error(turn);
-  while (flock(turn->get(), LOCK_EX) != 0)  // goes with its holder, however that ends
+  while (flock(turn->get(), LOCK_EX) != 0)  // released when its holder closes it or dies
     if (errno != EINTR) return os_failure("flock of the host arena");
   const std::size_t chunk = chunk_bytes(unit);
   for (std::size_t at = 0; at < bytes; at += chunk) {

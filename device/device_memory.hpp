@@ -1,5 +1,5 @@
 #pragma once
-// Owners of what a device lends.
+// Owners of device memory, locked pages and streams.
 
 #include <cstddef>
 #include <utility>
@@ -13,7 +13,7 @@ namespace kvhive {
 class SharedDeviceMemory {
  public:
   SharedDeviceMemory() = default;
-  static Expected<SharedDeviceMemory> map(Device& device, int fd, std::size_t bytes);
+  [[nodiscard]] static Expected<SharedDeviceMemory> map(Device& device, int fd, std::size_t bytes);
   SharedDeviceMemory(SharedDeviceMemory&& other) noexcept { swap(other); }
   SharedDeviceMemory& operator=(SharedDeviceMemory&& other) noexcept {
     swap(other);
@@ -39,7 +39,7 @@ class SharedDeviceMemory {
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  static Expected<DeviceBuffer> allocate(Device& device, std::size_t bytes);
+  [[nodiscard]] static Expected<DeviceBuffer> allocate(Device& device, std::size_t bytes);
   DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
     swap(other);
@@ -59,12 +59,12 @@ class DeviceBuffer {
   std::byte* data_ = nullptr;
 };
 
-/// Host memory in pages of its own, page-locked, zeroed: what copies go through. Move-only; the
-/// device outlives it.
+/// Zeroed host memory in pages of its own, page-locked: copies go through it. Move-only; the device
+/// outlives it.
 class StagingBuffer {
  public:
   StagingBuffer() = default;
-  static Expected<StagingBuffer> allocate(Device& device, std::size_t bytes);
+  [[nodiscard]] static Expected<StagingBuffer> allocate(Device& device, std::size_t bytes);
   StagingBuffer(StagingBuffer&& other) noexcept { swap(other); }
   StagingBuffer& operator=(StagingBuffer&& other) noexcept {
     swap(other);
@@ -88,14 +88,14 @@ class StagingBuffer {
 class LockedPages {
  public:
   LockedPages() = default;
-  /// In chunks of at most 64 GiB: CUDA refuses to register half a terabyte at once, and to copy
-  /// over the border of two registrations.
+  /// Locks chunks of at most 64 GiB: CUDA refuses to register half a terabyte at once, and to copy
+  /// across the border of two registrations.
   ///
-  /// \param unit  what is copied as a whole: chunks are multiples of it
-  /// \param fd  what the memory is a mapping of: processes that lock it take turns by a lock on it,
-  ///            since pinning the same pages at the same time fails
-  static Expected<LockedPages> lock(Device& device, std::byte* memory, std::size_t bytes,
-                                    std::size_t unit, int fd);
+  /// \param unit bytes that are copied as a whole; chunks are multiples of it
+  /// \param fd file that the memory is a mapping of. Processes lock one after the other, by flock
+  /// on it, because pinning the same pages at the same time fails.
+  [[nodiscard]] static Expected<LockedPages> lock(Device& device, std::byte* memory,
+                                                  std::size_t bytes, std::size_t unit, int fd);
   /// Bytes of a chunk: whole units, and whole pages.
   static std::size_t chunk_bytes(std::size_t unit);
   LockedPages(LockedPages&& other) noexcept { swap(other); }
@@ -121,7 +121,7 @@ class LockedPages {
 class OrderedStream {
  public:
   OrderedStream() = default;
-  static Expected<OrderedStream> open(Device& device);
+  [[nodiscard]] static Expected<OrderedStream> open(Device& device);
   OrderedStream(OrderedStream&& other) noexcept { swap(other); }
   OrderedStream& operator=(OrderedStream&& other) noexcept {
     swap(other);
@@ -134,15 +134,15 @@ class OrderedStream {
 
   DeviceStream handle() const { return stream_; }
   /// Records the mark behind all work started here so far.
-  Expected<void> mark() const { return device_->record(event_, stream_); }
+  [[nodiscard]] Expected<void> mark() const { return device_->record(event_, stream_); }
   /// Work started here from now on runs after `other`'s last mark. The host does not wait.
-  Expected<void> run_after(const OrderedStream& other) const {
+  [[nodiscard]] Expected<void> run_after(const OrderedStream& other) const {
     return device_->wait(stream_, other.event_);
   }
   /// The host waits for the last mark.
-  Expected<void> wait_for_mark() const { return device_->synchronize(event_); }
+  [[nodiscard]] Expected<void> wait_for_mark() const { return device_->synchronize(event_); }
   /// The host waits for all work started here so far.
-  Expected<void> finish() const {
+  [[nodiscard]] Expected<void> finish() const {
     if (auto marked = mark(); !marked) return marked;
     return wait_for_mark();
   }

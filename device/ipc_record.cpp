@@ -54,7 +54,7 @@ Expected<IpcHandle> read_ipc_record(int fd, std::size_t bytes, const std::string
   if (!is_ipc_record(fd) || pread(fd, &record, sizeof record, 0) != sizeof record ||
       record.magic != kMagic || record.gpu.back() != '\0')
     return failure(Errc::bad_format,
-                   "this descriptor does not name a GPU's memory; use programs of the same build");
+                   "this descriptor is not a record of GPU memory; use programs of the same build");
   if (record.bytes != bytes)
     return failure(Errc::layout_mismatch, "a GPU's memory has " + std::to_string(record.bytes) +
                                               " bytes, expected " + std::to_string(bytes) +

@@ -1,7 +1,7 @@
 #pragma once
-// A block's name: a 128-bit hash chained over everything before it. It FINDS blocks; it never
-// decides. The pool compares tokens and parents exactly before it believes a match (xxHash is no
-// identity, not even with a secret).
+// A block's name: a 128-bit hash, chained over all blocks before it. It leads to candidates and
+// proves nothing: the pool compares tokens and parents exactly before it accepts a match, since
+// xxHash can collide, even with a secret.
 //
 // Source: chained block hashes, vLLM v1/core/kv_cache_utils.py hash_block_tokens; XXH3-128 with a
 // secret per pool.
@@ -21,15 +21,15 @@ struct Hash128 {
   friend bool operator==(const Hash128&, const Hash128&) = default;
 };
 
-/// What a block's content depends on besides its tokens and its prefix: image embeddings at this
-/// place, say. The caller hands in a cryptographic digest, since the content itself cannot be
-/// stored and compared. All zero = nothing.
+/// What a block's content depends on besides its tokens and its prefix, such as image embeddings.
+/// The caller passes a cryptographic digest, since the content itself cannot be stored and
+/// compared. All zero = nothing.
 using ExtraKey = std::array<std::uint64_t, 2>;
 inline constexpr ExtraKey kNoExtraKey{};
 inline bool is_none(const ExtraKey& extra) { return (extra[0] | extra[1]) == 0; }
 
-/// The pool's random secret; whoever does not know it cannot aim collisions or flood a bucket from
-/// outside.
+/// The pool's random secret. A client that does not know it cannot construct collisions or fill one
+/// bucket on purpose.
 struct HashSecret {
   std::array<std::byte, 192> bytes;
 };
@@ -37,8 +37,7 @@ struct HashSecret {
 /// Fills the secret from the kernel's random generator.
 HashSecret random_hash_secret();
 
-/// Hashes chains of blocks under one secret. Cheap to copy: it borrows the secret, which must
-/// outlive it.
+/// Hashes chains of blocks under one secret. Cheap to copy; the secret must outlive it.
 class BlockHasher {
  public:
   explicit BlockHasher(const HashSecret& secret) : secret_(&secret) {}
@@ -50,7 +49,7 @@ class BlockHasher {
   Hash128 child(Hash128 parent, std::span<const TokenId> tokens,
                 const ExtraKey& extra = kNoExtraKey) const;
 
-  /// Appends to `chain` the names of all full blocks of `tokens` it does not hold yet.
+  /// Appends to `chain` the names of those full blocks of `tokens` that it does not have yet.
   void extend(std::vector<Hash128>& chain, DomainId domain, std::span<const TokenId> tokens,
               std::size_t tokens_per_block) const;
 

@@ -53,6 +53,7 @@ enum class MessageType : std::uint32_t {
   status = 41,
   repair_done = 42,
   gpu_context_check = 43,
+  reopen_log = 44,
 };
 
 /// A text of at most N - 1 bytes inside a message; a longer one is cut.
@@ -208,6 +209,13 @@ struct RepairDone {
   static constexpr MessageType kType = MessageType::repair_done;
 };
 
+// -- steward and engines --------------------------------------------------------------------------
+
+/// keeper -> its children: open the log file again.
+struct ReopenLog {
+  static constexpr MessageType kType = MessageType::reopen_log;
+};
+
 // -- the process that makes a GPU's memory, over a socket pair of its own -------------------------
 
 /// maker -> keeper: the memory is made. Carries the arena and the weights.
@@ -227,7 +235,7 @@ using ControlMessages =
     std::tuple<EngineHello, StewardHello, ClientHello, InspectorHello, Formatted, Reaped, Repaired,
                Serving, ChannelRefused, StatusRequest, RepairRequest, GpuMemory, EngineWelcome,
                StewardWelcome, ClientWelcome, InspectorWelcome, Refused, Reap, Repair, ChannelOpen,
-               ChannelClose, Status, RepairDone, GpuContextCheck>;
+               ChannelClose, Status, RepairDone, GpuContextCheck, ReopenLog>;
 
 /// Bytes that a message has in a packet: an empty struct has none.
 template <class T>

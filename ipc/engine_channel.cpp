@@ -82,7 +82,8 @@ std::vector<TakenRequest> EngineChannel::take_submitted() {
   for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
     const SlotState state = slots[i].state.load(std::memory_order_acquire);
     if (state == SlotState::vacant) continue;  // nearly all of them
-    if (state == SlotState::accepted && takes_over_)
+    const bool is_takeover = state == SlotState::accepted && takes_over_;
+    if (is_takeover)
       count_takeover(slot(i));
     else if (state == SlotState::submitted)
       forget_takeovers(slot(i));
@@ -91,13 +92,25 @@ std::vector<TakenRequest> EngineChannel::take_submitted() {
     abort_seen_[i] = false;
     slot(i).engine.store(engine_, std::memory_order_relaxed);
     slot(i).state.store(SlotState::accepted, std::memory_order_release);
-    if (auto request = take(i, room))
-      taken.push_back(std::move(*request));
-    else
+    auto request = take(i, room);
+    if (!request) {
       refuse(i, request.error());
+      continue;
+    }
+    if (is_takeover) request->earlier_admission = earlier_admission(i);
+    taken.push_back(std::move(*request));
   }
   takes_over_ = false;
   return taken;
+}
+
+/// The prompt's length is written at the first admission, and 0 before.
+std::optional<RequestStats> EngineChannel::earlier_admission(std::uint32_t index) const {
+  const RequestSlot& s = slot(index);
+  const RequestStats stats{s.prompt_tokens.load(std::memory_order_relaxed),
+                           s.cached_tokens.load(std::memory_order_relaxed),
+                           s.preemptions.load(std::memory_order_relaxed)};
+  return stats.prompt_tokens != 0 ? std::optional(stats) : std::nullopt;
 }
 
 std::vector<std::uint32_t> EngineChannel::take_aborts() {

@@ -2,6 +2,7 @@
 // The engine's end of a channel: takes requests out of their slots and writes results into them.
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,8 @@ struct TakenRequest {
   std::string text;              ///< the prompt, if its kind is text
   std::vector<TokenId> tokens;   ///< the prompt, if its kind is tokens
   std::vector<TokenId> journal;  ///< tokens that an engine generated before it died
+  /// What the first admission found, if an engine that died had admitted the request.
+  std::optional<RequestStats> earlier_admission;
 };
 
 class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
@@ -62,6 +65,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
                 UniqueFd doorbell);
 
   Expected<TakenRequest> take(std::uint32_t slot, std::size_t& room);
+  std::optional<RequestStats> earlier_admission(std::uint32_t slot) const;
   Expected<void> check(const RequestBody& body) const;
   bool contains(const ChannelRange& range, std::size_t alignment) const;
   RequestSlot& slot(std::uint32_t index) const;

@@ -20,16 +20,43 @@ std::filesystem::path directory_of(const std::string& path) {
   return std::filesystem::absolute(path).parent_path();
 }
 
-/// An exclusive lock on the socket's directory, for as long as the descriptor is open: between
-/// looking for a daemon and becoming one, nobody else may do the same.
-Expected<UniqueFd> lock_directory(const std::filesystem::path& directory) {
-  UniqueFd fd{open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-  if (!fd) return os_failure("open directory " + directory.string());
-  if (flock(fd.get(), LOCK_EX) != 0) return os_failure("lock directory " + directory.string());
-  return fd;
+/// Device and inode number of a file, symbolic links not followed; empty =
+/// there is none.
+std::string identity_of(const std::string& path) {
+  struct stat status {};
+  if (lstat(path.c_str(), &status) != 0) return {};
+  return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino);
+}
+std::string identity_of(const UniqueFd& fd) {
+  struct stat status {};
+  if (fstat(fd.get(), &status) != 0) return {};
+  return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino);
 }
 
-/// Lets in whom the operator named, and nobody else.
+/// Holds an exclusive lock on the socket's directory while it lives: between
+/// looking for a daemon and becoming one, and while a socket is compared and
+/// removed, no other process may do the same.
+class DirectoryLock {
+ public:
+  explicit DirectoryLock(const UniqueFd& directory)
+      : fd_(directory.get()), is_held_(flock(fd_, LOCK_EX) == 0) {}
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+  ~DirectoryLock() {
+    if (is_held_) flock(fd_, LOCK_UN);
+  }
+  bool is_held() const { return is_held_; }
+
+ private:
+  int fd_;
+  bool is_held_;
+};
+
+UniqueFd open_directory(const std::filesystem::path& directory) {
+  return UniqueFd{open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+}
+
+/// Gives the users that the operator named access, and no others.
 Expected<void> grant(const std::filesystem::path& path, mode_t mode,
                      const SocketPermissions& access) {
   if (access.group && chown(path.c_str(), static_cast<uid_t>(-1), *access.group) != 0)
@@ -40,7 +67,58 @@ Expected<void> grant(const std::filesystem::path& path, mode_t mode,
   return {};
 }
 
-bool somebody_listens(const std::string& path) { return connect_to_daemon(path).has_value(); }
+/// Whether a process listens on the socket. A stopped one does, too: connecting to it fails for
+/// another reason than that none is there.
+bool is_listened_on(const std::string& path) {
+  const auto socket = connect_to_daemon(path);
+  return socket || socket.error().code == Errc::os_error;
+}
+
+/// The socket's directory, made if it is missing.
+struct Place {
+  UniqueFd directory;
+  bool is_made = false;
+};
+
+Expected<Place> take_place(const std::filesystem::path& directory,
+                           const SocketPermissions& access) {
+  Place place;
+  place.is_made = mkdir(directory.c_str(), 0700) == 0;
+  if (!place.is_made && errno != EEXIST) return os_failure("make directory " + directory.string());
+  if (place.is_made)
+    if (auto granted = grant(directory, access.directory_mode, access); !granted) {
+      rmdir(directory.c_str());
+      return forward_error(granted);
+    }
+  struct stat status {};
+  if (stat(directory.c_str(), &status) == 0 && (status.st_mode & (S_IWOTH | S_ISVTX)) == S_IWOTH)
+    return failure(Errc::bad_argument, "socket: everybody may write to its directory " +
+                                           directory.string() +
+                                           " and put another socket in its place; chmod o-w it, or "
+                                           "choose another");
+  place.directory = open_directory(directory);
+  if (!place.directory) return os_failure("open directory " + directory.string());
+  return place;
+}
+
+/// A socket bound to the path, in place of a file that is a socket without a
+/// listener.
+Expected<UniqueFd> bind_to(const std::string& path) {
+  auto address = address_of(path);
+  if (!address) return forward_error(address);
+  UniqueFd fd{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+  if (!fd) return os_failure("socket");
+  struct stat status {};
+  if (lstat(path.c_str(), &status) == 0 && !S_ISSOCK(status.st_mode))
+    return failure(Errc::bad_argument,
+                   "socket: '" + path + "' exists and is not a socket; choose another path");
+  unlink(path.c_str());
+  const mode_t mask = umask(0177);
+  const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address);
+  umask(mask);
+  if (bound != 0) return os_failure("bind " + path);
+  return fd;
+}
 
 }  // namespace
 
@@ -65,57 +143,52 @@ Expected<SocketPermissions> resolve_permissions(const AllowedUsers& users) {
 
 Expected<Listener> Listener::open(const std::string& path, const SocketPermissions& access) {
   const std::filesystem::path directory = directory_of(path);
-  const bool made_directory = mkdir(directory.c_str(), 0700) == 0;
-  if (!made_directory && errno != EEXIST) return os_failure("make directory " + directory.string());
-  if (made_directory)
-    if (auto granted = grant(directory, access.directory_mode, access); !granted) {
-      rmdir(directory.c_str());
-      return forward_error(granted);
-    }
-  struct stat place {};
-  if (stat(directory.c_str(), &place) == 0 && (place.st_mode & (S_IWOTH | S_ISVTX)) == S_IWOTH)
-    return failure(Errc::bad_argument,
-                   "socket: everybody may write to its directory " + directory.string() +
-                       " and put another socket in its place; chmod o-w it, or choose another");
-  auto lock = lock_directory(directory);
-  if (!lock) return forward_error(lock);
-  if (somebody_listens(path))
+  auto place = take_place(directory, access);
+  if (!place) return forward_error(place);
+  const DirectoryLock lock(place->directory);
+  if (!lock.is_held()) return os_failure("lock directory " + directory.string());
+  if (is_listened_on(path))
     return failure(Errc::already_running,
                    "another daemon listens on " + path +
                        "; stop it (kvhive stop), or give this one another --socket");
-
-  auto address = address_of(path);
-  if (!address) return forward_error(address);
-  UniqueFd fd{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
-  if (!fd) return os_failure("socket");
-  struct stat status {};
-  if (lstat(path.c_str(), &status) == 0 && !S_ISSOCK(status.st_mode))
-    return failure(Errc::bad_argument,
-                   "socket: '" + path + "' exists and is not a socket; choose another path");
-  unlink(path.c_str());
-  const mode_t mask = umask(0177);
-  const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address);
-  umask(mask);
-  if (bound != 0) return os_failure("bind " + path);
-  // Nobody can have connected before this: there is no listener yet.
+  auto fd = bind_to(path);
+  if (!fd) return forward_error(fd);
+  // No process can have connected before this: the socket does not listen yet.
   if (auto granted = grant(path, access.socket_mode, access); !granted) {
     unlink(path.c_str());
-    if (made_directory) rmdir(directory.c_str());
+    if (place->is_made) rmdir(directory.c_str());
     return forward_error(granted);
   }
-  if (listen(fd.get(), 64) != 0) return os_failure("listen on " + path);
-  return Listener(std::move(fd), path, made_directory);
+  if (listen(fd->get(), 64) != 0) return os_failure("listen on " + path);
+  return Listener(std::move(*fd), std::move(place->directory), path, place->is_made);
 }
+
+Listener::Listener(UniqueFd fd, UniqueFd directory, std::string path, bool made_directory)
+    : fd_(std::move(fd)),
+      directory_(std::move(directory)),
+      path_(std::move(path)),
+      identity_(identity_of(path_)),
+      made_directory_(made_directory) {}
 
 Listener::~Listener() {
   if (!fd_) return;
-  unlink(path_.c_str());
-  if (made_directory_) rmdir(directory_of(path_).c_str());  // if nothing else is in it
+  const DirectoryLock lock(directory_);
+  if (identity_of(path_) == identity_) unlink(path_.c_str());
+  const std::string directory = directory_of(path_);
+  // rmdir() fails, as it should, if another file is in the directory.
+  if (made_directory_ && identity_of(directory) == identity_of(directory_))
+    rmdir(directory.c_str());
 }
 
-void remove_stale_socket(const std::string& path) {
-  auto lock = lock_directory(directory_of(path));
-  if (lock && !somebody_listens(path)) unlink(path.c_str());
+bool remove_stale_socket(const std::string& path, const std::string& identity) {
+  const UniqueFd directory = open_directory(directory_of(path));
+  if (!directory) return false;
+  const DirectoryLock lock(directory);
+  // After the keeper's end its inode number may have been given to another
+  // daemon's socket: so that a socket with a listener is left alone, whatever
+  // its number.
+  if (!lock.is_held() || identity_of(path) != identity || is_listened_on(path)) return false;
+  return unlink(path.c_str()) == 0;
 }
 
 }  // namespace kvhive

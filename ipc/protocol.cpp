@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -55,6 +56,7 @@ Expected<void> check_header(const PacketHeader& header, std::size_t size, bool i
   return {};
 }
 
+/// A daemon is there and does not answer.
 tl::unexpected<Error> no_answer(int timeout_ms) {
   return failure(Errc::not_running, "the daemon has not answered for " +
                                         std::to_string(timeout_ms / 1000) +
@@ -137,17 +139,22 @@ Expected<UniqueFd> connect_to_daemon(const std::string& socket_path, int timeout
   if (!address) return forward_error(address);
   UniqueFd fd{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
   if (!fd) return os_failure("socket");
+  // A stopped daemon accepts nothing: once its queue is full, connecting would wait for ever.
+  const timeval no_limit{};
   if (timeout_ms >= 0) {
-    const timeval limit{timeout_ms / 1000, timeout_ms % 1000 * 1000 + 1};  // 0 = for ever
+    const timeval limit{timeout_ms / 1000, timeout_ms % 1000 * 1000 + 1};  // all 0 = for ever
     setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
   }
-  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0)
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0) {
+    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &no_limit, sizeof no_limit);
     return fd;
+  }
   if (errno == ENOENT || errno == ECONNREFUSED)
     return failure(Errc::not_running,
                    "no daemon listens on " + socket_path +
                        "; start kvhived, or name its socket with --socket or KVHIVE_SOCKET");
-  if (errno == EAGAIN) return no_answer(timeout_ms);
+  if (errno == EAGAIN)  // os_error, since a process does listen there
+    return failure(Errc::os_error, no_answer(timeout_ms).value().text);
   return os_failure("connect to " + socket_path);
 }
 

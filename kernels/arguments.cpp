@@ -12,11 +12,7 @@ bool is_activation(Dtype dtype) {
 void check_layout(const PagedKv& kv) {
   KV_CHECK(kv.G > 0 && kv.S > 0 && kv.D > 0, kv.G, kv.S, kv.D);
   KV_CHECK(kv.dtype <= Dtype::int8, int(kv.dtype));
-  KV_CHECK(kv.layout <= PageLayout::packed, int(kv.layout));
-  if (kv.layout == PageLayout::x_packed) {
-    KV_CHECK(kv.S == 8 || kv.S == 16 || kv.S == 32, kv.S);
-    KV_CHECK(kv.D * bytes_of(kv.dtype) % 16 == 0, kv.D, int(kv.dtype));
-  }
+  KV_CHECK(kv.layout == PageLayout::rows || kv.layout == PageLayout::packed, int(kv.layout));
   if (kv.layout == PageLayout::packed) {
     KV_CHECK(kv.dtype == Dtype::bf16 || bytes_of(kv.dtype) == 1, int(kv.dtype));
     KV_CHECK(kv.S % 16 == 0, kv.S);
@@ -54,11 +50,6 @@ void check_arguments(const PagedAttentionArgs& args) {
   KV_CHECK(args.H > 0 && args.H % args.kv.G == 0, args.H, args.kv.G);
   KV_CHECK(args.window >= 0 && args.chunk >= 0, args.window, args.chunk);
   KV_CHECK(args.soft_cap >= 0, args.soft_cap);
-  const BlockSparsity& sparsity = args.sparsity;
-  if (sparsity.block != 0) {
-    KV_CHECK(sparsity.block > 0 && sparsity.block % args.kv.S == 0, sparsity.block, args.kv.S);
-    KV_CHECK(sparsity.local >= 0 && sparsity.vertical > 0, sparsity.local, sparsity.vertical);
-  }
   check_batch(args.query_start, args.kv_len, args.B, std::int64_t{args.M} * args.kv.S);
 }
 

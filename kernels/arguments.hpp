@@ -1,6 +1,7 @@
 #pragma once
-// What every backend refuses: arguments that no cache and no model can mean. Each function ends the
-// process with the values named (they are made by our code, never by a user).
+// Checks that every backend makes on its arguments before it computes. Each function ends the
+// process and prints the values if no cache or model can have them: the arguments are made by this
+// project's code, never by a user.
 
 #include "kernels/cache_write.hpp"
 #include "kernels/merge_states.hpp"
@@ -20,7 +21,7 @@ void check_arguments(const EmbedArgs& args);
 void check_arguments(const AddRmsNormArgs& args);
 void check_arguments(const RotateArgs& args);
 void check_arguments(const SiluMultiplyArgs& args);
-/// `choices` in host memory.
+/// args.choices must be in host memory.
 void check_arguments(const SampleArgs& args);
 
 }  // namespace kvhive

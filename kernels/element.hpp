@@ -1,5 +1,5 @@
 #pragma once
-// One element of any type, read and written the plain way.
+// Reads and writes one element of any type. Slow and obvious: for references and tests.
 
 #include <cstddef>
 #include <cstring>
@@ -39,7 +39,7 @@ inline void store_element(std::byte* to, float value, Dtype dtype) {
     case Dtype::e5m2: bits = e5m2_of_float(value); break;
     case Dtype::int8: bits = static_cast<std::uint8_t>(int8_of_float(value)); break;
   }
-  std::memcpy(to, &bits, bytes_of(dtype));  // little-endian, as everything here
+  std::memcpy(to, &bits, bytes_of(dtype));  // elements in memory are little-endian
 }
 
 inline void store_element(void* array, std::size_t i, float value, Dtype dtype) {

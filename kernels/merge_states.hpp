@@ -1,6 +1,6 @@
 #pragma once
-// Brings together attention over two parts of the KV (vLLM: merge_attn_states; FlashInfer:
-// merge_state): a prefix shared in the batch and each sequence's own rest.
+// Merges attention over two disjoint parts of the KV, such as a prefix that sequences share and the
+// rest of each sequence (vLLM: merge_attn_states; FlashInfer: merge_state).
 
 #include <cstdint>
 #include <type_traits>
@@ -9,15 +9,16 @@
 
 namespace kvhive {
 
-/// out = (a * exp(a_lse) + b * exp(b_lse)) / (exp(a_lse) + exp(b_lse)), lse its logarithm. A part
-/// with lse -inf has seen nothing and is left out, whatever its values; both: out 0, lse -inf.
+/// out = (a * exp(a_lse) + b * exp(b_lse)) / (exp(a_lse) + exp(b_lse)); lse is the logarithm of
+/// that divisor. A part whose lse is -inf has seen no token: its values are not read. If both are
+/// -inf, out is 0 and lse -inf.
 struct MergeStatesArgs {
   const void* a = nullptr;  ///< [T, H, D] of dtype
   const void* b = nullptr;
   const float* a_lse = nullptr;  ///< [T, H] natural logarithms
   const float* b_lse = nullptr;
   void* out = nullptr;   ///< [T, H, D] of dtype; may be a or b
-  float* lse = nullptr;  ///< [T, H], may be a_lse or b_lse; null: not wanted
+  float* lse = nullptr;  ///< [T, H], may be a_lse or b_lse; null: not written
   std::int32_t T = 0, H = 0, D = 0;
   Dtype dtype = Dtype::f32;  ///< f32, bf16 or f16
 };

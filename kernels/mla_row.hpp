@@ -1,5 +1,6 @@
 #pragma once
-// The bytes of a latent row (MlaRow), read and written the plain way.
+// Reads and writes the bytes of one latent row (MlaRow). Slow and obvious: for references and
+// tests.
 
 #include <cmath>
 #include <cstddef>
@@ -10,7 +11,7 @@
 
 namespace kvhive {
 
-inline constexpr std::int32_t kMlaScaleGroup = 128;  ///< elements of an fp8 row with one scale
+inline constexpr std::int32_t kMlaScaleGroup = 128;  ///< elements of an fp8 row that share a scale
 inline constexpr std::size_t kMlaScalesAt = kMlaLatent;
 inline constexpr std::size_t kMlaRopeAt =
     kMlaScalesAt + kMlaLatent / kMlaScaleGroup * sizeof(float);
@@ -30,7 +31,7 @@ inline float load_latent(const std::byte* row, MlaRow kind, std::size_t d) {
   return load_element(row, d, Dtype::e4m3) * scale;
 }
 
-/// The scale of the group of elements whose largest is amax.
+/// The scale of a group of elements whose largest magnitude is amax.
 inline float latent_scale(float amax) {
   const float scale = amax / largest_of(Dtype::e4m3);
   return scale > 0 ? scale : 1.0f;

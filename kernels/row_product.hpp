@@ -1,7 +1,7 @@
 #pragma once
-// Products of activations with weights in which a row's bits depend on that row alone: not on how
-// many others there are, nor on who computes it. Alphabet as in paged_kv.hpp; N and K are the
-// width of what comes out and of what goes in.
+// Products of activations and weights in which a row's bits depend on that row alone: not on the
+// number of rows in the call, nor on the thread or warp that computes it. Letters as in
+// paged_kv.hpp; N is the width of the output, K that of the input.
 
 #include <cstdint>
 #include <type_traits>
@@ -22,7 +22,7 @@ struct RowProductArgs {
 };
 static_assert(std::is_trivially_copyable_v<RowProductArgs>);
 
-/// In double precision, rounded at the end.
+/// In double precision, rounded once at the end.
 void row_product_reference(const RowProductArgs& args);
 
 }  // namespace kvhive

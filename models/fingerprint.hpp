@@ -11,6 +11,6 @@ namespace kvhive {
 /// Hash of config.json and of every safetensors file: its size, its header, and 4 KiB out of every
 /// 1/64 of its data (reading all of a large model would take longer than loading it). Two
 /// directories with equal fingerprints give equal KV; the directory's name does not matter.
-Expected<std::uint64_t> model_fingerprint(const std::filesystem::path& directory);
+[[nodiscard]] Expected<std::uint64_t> model_fingerprint(const std::filesystem::path& directory);
 
 }  // namespace kvhive

@@ -1,8 +1,9 @@
 #include "models/model_config.hpp"
 
-#include <array>
+#include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/check.hpp"
 #include "base/json_file.hpp"
@@ -18,8 +19,50 @@ constexpr std::int64_t kMaxHeadSize = 1024;
 constexpr std::int64_t kMaxVocab = 1 << 24;
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
 
-constexpr std::array kArchitectures{Architecture::llama, Architecture::mistral, Architecture::qwen2,
-                                    Architecture::qwen3};
+// What Hugging Face's configuration classes take for a field that is left out.
+constexpr std::int64_t kDefaultWindow = 4096;
+constexpr std::int64_t kDefaultFullLayers = 28;
+
+/// Fields with which a model computes something that kvhive does not, and the values with which it
+/// does not matter. A field that is null or absent never matters.
+struct Neutral {
+  const char* field;
+  std::vector<nlohmann::json> values;
+  const char* wanted;
+};
+
+const std::vector<Neutral>& neutral_fields() {
+  static const std::vector<Neutral> fields{
+      {"quantization_config", {}, "none: kvhive takes weights in float32, bfloat16 and float16"},
+      {"compression_config", {}, "none: kvhive takes weights in float32, bfloat16 and float16"},
+      {"attn_logit_softcapping", {0}, "none"},
+      {"final_logit_softcapping", {0}, "none"},
+      {"logit_scale", {1}, "1"},
+      {"logits_scaling", {1}, "1"},
+      {"embedding_multiplier", {1}, "1"},
+      {"residual_multiplier", {1}, "1"},
+      {"attention_multiplier", {}, "none: scores are divided by the square root of the head size"},
+      {"query_pre_attn_scalar", {}, "none: scores are divided by the square root of the head size"},
+      {"scale_emb", {1}, "1"},
+      {"scale_depth", {}, "none"},
+      {"dim_model_base", {}, "none"},
+      {"partial_rotary_factor", {1}, "1: all of a head is rotated"},
+      {"rotary_pct", {1}, "1: all of a head is rotated"},
+      {"rope_interleaved", {false}, "false"},
+      {"rope_local_base_freq", {}, "none"},
+      {"no_rope_layers", {}, "none: every layer rotates"},
+      {"position_embedding_type", {"rope", "rotary", "absolute"}, "rope"},
+      {"alibi", {false}, "false"},
+      {"clip_qkv", {}, "none"},
+      {"use_qk_norm", {false}, "false"},
+      {"qk_layernorm", {false}, "false"},
+      {"attention_chunk_size", {}, "none"},
+      {"num_experts", {0, 1}, "1: kvhive has no mixture of experts"},
+      {"num_local_experts", {0, 1}, "1: kvhive has no mixture of experts"},
+      {"n_routed_experts", {0, 1}, "1: kvhive has no mixture of experts"},
+  };
+  return fields;
+}
 
 /// Copies a checked field into the config; false leaves `error` filled. Lets a parser read like the
 /// list of fields that it is.
@@ -49,17 +92,32 @@ class FieldReader {
   std::optional<Error> failed_;
 };
 
-Expected<Architecture> read_architecture(const JsonFields& fields) {
-  const std::string supported =
-      "one of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
+std::string names_of_architectures() {
+  std::string names;
+  for (const Architecture& known : kArchitectures)
+    names += (names.empty() ? "" : ", ") + std::string(known.name);
+  return names;
+}
+
+Expected<const Architecture*> read_architecture(const JsonFields& fields) {
   const auto names = fields.array("architectures");
   if (!names) return tl::unexpected<Error>(names.error());
   if ((*names)->size() == 1 && (*names)->front().is_string()) {
     const auto name = (*names)->front().get<std::string>();
-    for (const auto architecture : kArchitectures)
-      if (to_string(architecture) == name) return architecture;
+    for (const Architecture& known : kArchitectures)
+      if (known.name == name) return &known;
   }
-  return fields.wrong("architectures", supported, Errc::unsupported);
+  return fields.wrong("architectures", "one of " + names_of_architectures(), Errc::unsupported);
+}
+
+/// Refuses fields whose meaning would be lost: the tokens would be wrong without a word.
+void read_neutral(const JsonFields& fields, FieldReader& reader) {
+  for (const Neutral& neutral : neutral_fields()) {
+    if (!fields.has(neutral.field)) continue;
+    const auto& value = fields.json().at(neutral.field);
+    if (std::ranges::find(neutral.values, value) == neutral.values.end())
+      reader.fail(fields.wrong(neutral.field, neutral.wanted, Errc::unsupported));
+  }
 }
 
 void read_sizes(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
@@ -120,12 +178,18 @@ void read_rope_kind(const JsonFields& scaling, FieldReader& reader, RopeScaling&
 
 /// rope_theta and rope_scaling, or transformers 5's rope_parameters that holds both.
 void read_rope(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
-  const std::string key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const bool has_parameters = fields.has("rope_parameters");
+  const std::string key = has_parameters ? "rope_parameters" : "rope_scaling";
   reader.take(config.rope_theta, fields.number_or("rope_theta", 10000, 1, 1e12));
   if (!fields.has(key)) return;
+  if (has_parameters && fields.has("rope_scaling") &&
+      fields.json().at("rope_scaling") != fields.json().at("rope_parameters"))
+    return reader.fail(
+        fields.wrong("rope_scaling", "what rope_parameters says, or none", Errc::unsupported));
   const auto scaling = fields.object(key);
   if (!scaling) return reader.fail(tl::unexpected<Error>(scaling.error()));
   reader.take(config.rope_theta, scaling->number_or("rope_theta", config.rope_theta, 1, 1e12));
+  read_neutral(*scaling, reader);  // transformers 5 has partial_rotary_factor here
   read_rope_kind(*scaling, reader, config.rope_scaling);
 }
 
@@ -147,28 +211,44 @@ void read_dtype(const JsonFields& fields, FieldReader& reader, ModelConfig& conf
   config.dtype = *dtype;
 }
 
-/// Which biases and norms there are; what config.json leaves out, the architecture implies.
+/// Which biases there are; what config.json leaves out, the architecture implies.
 void read_variant(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
   bool attention_bias = false;
   reader.take(attention_bias, fields.boolean_or("attention_bias", false));
   reader.take(config.mlp_bias, fields.boolean_or("mlp_bias", false));
   reader.take(config.tie_word_embeddings, fields.boolean_or("tie_word_embeddings", false));
   reader.take(config.rms_norm_eps, fields.number_or("rms_norm_eps", 1e-6, 1e-12, 1));
-  config.qkv_bias = attention_bias || config.architecture == Architecture::qwen2;
-  config.output_bias = attention_bias && config.architecture != Architecture::qwen2;
-  config.qk_norm = config.architecture == Architecture::qwen3;
+  const bool is_qkv_only = config.architecture->attention_bias == AttentionBiasRule::qkv_only;
+  config.qkv_bias = attention_bias || is_qkv_only;
+  config.output_bias = attention_bias && !is_qkv_only;
 }
 
+/// "layer_types" says anew, layer by layer, what the fields before have said of windows.
+void check_layer_types(const JsonFields& fields, FieldReader& reader, const ModelConfig& config) {
+  if (!reader.ok() || !fields.has("layer_types")) return;
+  nlohmann::json known = nlohmann::json::array();
+  for (std::int32_t layer = 0; layer < config.layers; ++layer)
+    known.push_back(config.window_of(layer) > 0 ? "sliding_attention" : "full_attention");
+  if (fields.json().at("layer_types") != known)
+    reader.fail(fields.wrong(
+        "layer_types",
+        "as sliding_window, use_sliding_window and max_window_layers say: " + shown(known),
+        Errc::unsupported));
+}
+
+/// A window that is null is none; one that is left out is Hugging Face's default.
 void read_window(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
-  const bool qwen =
-      config.architecture == Architecture::qwen2 || config.architecture == Architecture::qwen3;
-  bool used = config.architecture == Architecture::mistral;
-  if (qwen) reader.take(used, fields.boolean_or("use_sliding_window", false));
-  if (!used || !fields.has("sliding_window")) return;
-  reader.integer(config.sliding_window, "sliding_window", kMaxPositions);
-  if (qwen)
+  const WindowRule rule = config.architecture->window;
+  bool is_used = rule == WindowRule::always;
+  if (rule == WindowRule::if_enabled)
+    reader.take(is_used, fields.boolean_or("use_sliding_window", false));
+  const bool is_null = fields.json().contains("sliding_window") && !fields.has("sliding_window");
+  if (!is_used || is_null) return;
+  reader.take(config.sliding_window,
+              fields.integer_or("sliding_window", kDefaultWindow, 1, kMaxPositions));
+  if (rule == WindowRule::if_enabled)
     reader.take(config.first_sliding_layer,
-                fields.integer_or("max_window_layers", 0, 0, kMaxLayers));
+                fields.integer_or("max_window_layers", kDefaultFullLayers, 0, kMaxLayers));
 }
 
 Expected<TokenId> checked_token(const JsonFields& fields, const std::string& name,
@@ -215,6 +295,8 @@ Expected<ModelConfig> parse_config(const nlohmann::json& object, const std::stri
     read_dtype(fields, reader, config);
     read_variant(fields, reader, config);
     read_window(fields, reader, config);
+    check_layer_types(fields, reader, config);
+    read_neutral(fields, reader);
     read_special_tokens(object, fields, reader, config);
   }
   if (!reader.ok()) return reader.error();
@@ -222,16 +304,6 @@ Expected<ModelConfig> parse_config(const nlohmann::json& object, const std::stri
 }
 
 }  // namespace
-
-std::string_view to_string(Architecture architecture) {
-  switch (architecture) {
-    case Architecture::llama: return "LlamaForCausalLM";
-    case Architecture::mistral: return "MistralForCausalLM";
-    case Architecture::qwen2: return "Qwen2ForCausalLM";
-    case Architecture::qwen3: return "Qwen3ForCausalLM";
-  }
-  return "unknown";
-}
 
 Expected<ModelConfig> load_model_config(const std::filesystem::path& directory) {
   const auto path = directory / "config.json";

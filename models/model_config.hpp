@@ -4,20 +4,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "base/expected.hpp"
 #include "base/ids.hpp"
 #include "config/dtype.hpp"
 #include "config/kv_layout.hpp"
+#include "models/architecture.hpp"
 
 namespace kvhive {
-
-enum class Architecture : std::uint8_t { llama, mistral, qwen2, qwen3 };
-
-/// Hugging Face's class name ("LlamaForCausalLM").
-std::string_view to_string(Architecture architecture);
 
 /// How rotary frequencies are stretched for long contexts (transformers: modeling_rope_utils.py).
 struct RopeScaling {
@@ -30,7 +25,7 @@ struct RopeScaling {
 };
 
 struct ModelConfig {
-  Architecture architecture = Architecture::llama;
+  const Architecture* architecture = &kArchitectures[0];
   std::int32_t hidden_size = 0;
   std::int32_t intermediate_size = 0;
   std::int32_t layers = 0;
@@ -46,12 +41,16 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool output_bias = false;  ///< of the attention's o_proj
   bool mlp_bias = false;
-  bool qk_norm = false;                  ///< RMSNorm over every head of q and k (Qwen3)
   std::int32_t sliding_window = 0;       ///< tokens; 0 = none
   std::int32_t first_sliding_layer = 0;  ///< layers before it see everything (Qwen)
   Dtype dtype = Dtype::f32;  ///< what the weights were saved as; each tensor's own dtype rules
   std::optional<TokenId> bos;
   std::vector<TokenId> eos;
+
+  /// Whether the layers of this model have such a weight.
+  bool has(LayerWeight weight) const {
+    return !kOptionalWeights.has(weight) || architecture->optional.has(weight);
+  }
 
   /// The window of one layer in tokens, 0 = none.
   std::int32_t window_of(std::int32_t layer) const {
@@ -60,8 +59,9 @@ struct ModelConfig {
 };
 
 /// Reads config.json and, where there is one, generation_config.json (whose eos ids win, as they do
-/// in Hugging Face's and vLLM's generation).
-Expected<ModelConfig> load_model_config(const std::filesystem::path& directory);
+/// in Hugging Face's and vLLM's generation). A field that changes what the model computes, in a way
+/// that kvhive does not, is an error that names it.
+[[nodiscard]] Expected<ModelConfig> load_model_config(const std::filesystem::path& directory);
 
 /// The KV cache this model needs.
 KvLayout kv_layout(const ModelConfig& config, std::uint32_t block_size, Dtype dtype);

@@ -35,8 +35,8 @@ struct TensorEntry {
 
 /// Checks a whole file image. Every entry's bytes lie inside `file`.
 /// \param name  what error texts call the file
-Expected<std::map<std::string, TensorEntry>> parse_safetensors(std::span<const std::byte> file,
-                                                               const std::string& name);
+[[nodiscard]] Expected<std::map<std::string, TensorEntry>> parse_safetensors(
+    std::span<const std::byte> file, const std::string& name);
 
 /// "[128, 64]".
 std::string shape_text(std::span<const std::int64_t> shape);
@@ -45,11 +45,11 @@ std::string shape_text(std::span<const std::int64_t> shape);
 /// model.safetensors.index.json names.
 class SafetensorsDirectory {
  public:
-  static Expected<SafetensorsDirectory> open(const std::filesystem::path& directory);
+  [[nodiscard]] static Expected<SafetensorsDirectory> open(const std::filesystem::path& directory);
 
   /// The tensor if it exists, has this shape and a floating dtype kvhive computes with.
-  Expected<TensorView> find(const std::string& tensor,
-                            std::span<const std::int64_t> expected_shape) const;
+  [[nodiscard]] Expected<TensorView> find(const std::string& tensor,
+                                          std::span<const std::int64_t> expected_shape) const;
 
  private:
   struct Located {
@@ -57,8 +57,8 @@ class SafetensorsDirectory {
     std::string file;
   };
 
-  Expected<std::size_t> add_file(const std::filesystem::path& path);
-  Expected<std::size_t> add_shards(const std::filesystem::path& index_path);
+  [[nodiscard]] Expected<std::size_t> add_file(const std::filesystem::path& path);
+  [[nodiscard]] Expected<std::size_t> add_shards(const std::filesystem::path& index_path);
 
   std::vector<MappedFile> files_;
   std::map<std::string, Located> tensors_;

@@ -65,13 +65,13 @@ void Transformer::State::embed(const ForwardBatch& batch) {
 
 void Transformer::State::attend(const ForwardBatch& batch, const LayerWeights& layer,
                                 const PagedKv& kv, std::int32_t window) {
-  rms_norm(rows.hidden, layer.input_norm, config.rms_norm_eps, rows.normed);
-  layer.q.apply(rows.normed, rows.q);
-  layer.k.apply(rows.normed, rows.k);
-  layer.v.apply(rows.normed, rows.v);
-  if (config.qk_norm) {
-    rms_norm(rows.q, layer.q_norm, config.rms_norm_eps, rows.q);
-    rms_norm(rows.k, layer.k_norm, config.rms_norm_eps, rows.k);
+  rms_norm(rows.hidden, layer.norm(LayerWeight::input_norm), config.rms_norm_eps, rows.normed);
+  layer.product(LayerWeight::q).apply(rows.normed, rows.q);
+  layer.product(LayerWeight::k).apply(rows.normed, rows.k);
+  layer.product(LayerWeight::v).apply(rows.normed, rows.v);
+  if (config.has(LayerWeight::q_norm)) {
+    rms_norm(rows.q, layer.norm(LayerWeight::q_norm), config.rms_norm_eps, rows.q);
+    rms_norm(rows.k, layer.norm(LayerWeight::k_norm), config.rms_norm_eps, rows.k);
   }
   rope.rotate(rows.q, config.heads, rows.angles);
   rope.rotate(rows.k, config.kv_heads, rows.angles);
@@ -92,16 +92,17 @@ void Transformer::State::attend(const ForwardBatch& batch, const LayerWeights& l
                     .M = batch.max_blocks,
                     .window = window,
                     .scale = 1 / std::sqrt(static_cast<float>(config.head_size))});
-  layer.o.apply(rows.heads, rows.normed);
+  layer.product(LayerWeight::o).apply(rows.heads, rows.normed);
   add_in_place(rows.hidden, rows.normed);
 }
 
 void Transformer::State::feed_forward(const LayerWeights& layer) {
-  rms_norm(rows.hidden, layer.post_attention_norm, config.rms_norm_eps, rows.normed);
-  layer.gate.apply(rows.normed, rows.gate);
-  layer.up.apply(rows.normed, rows.up);
+  rms_norm(rows.hidden, layer.norm(LayerWeight::post_attention_norm), config.rms_norm_eps,
+           rows.normed);
+  layer.product(LayerWeight::gate).apply(rows.normed, rows.gate);
+  layer.product(LayerWeight::up).apply(rows.normed, rows.up);
   silu_multiply(rows.gate, rows.up);
-  layer.down.apply(rows.gate, rows.normed);
+  layer.product(LayerWeight::down).apply(rows.gate, rows.normed);
   add_in_place(rows.hidden, rows.normed);
 }
 

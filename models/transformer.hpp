@@ -25,7 +25,7 @@ class Transformer {
  public:
   /// \param directory  config.json and safetensors files, as Hugging Face lays them out
   /// \param progress   called with (tensors done, tensors in all) while they are checked and mapped
-  static Expected<Transformer> load(
+  [[nodiscard]] static Expected<Transformer> load(
       const std::filesystem::path& directory,
       const std::function<void(std::size_t, std::size_t)>& progress = {},
       AttentionBackend attention = {});

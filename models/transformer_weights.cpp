@@ -43,12 +43,15 @@ class TensorReader {
     return values;
   }
 
-  std::optional<Matmul> matmul(const std::string& name, std::int32_t n, std::int32_t k,
-                               bool biased) {
-    const auto weights = tensor(name + ".weight", {n, k});
-    auto bias = biased ? vector(name + ".bias", n) : std::vector<float>();
+  std::vector<float> vector(const ModelTensor& listed) {
+    return vector(listed.weight_name(), listed.rows);
+  }
+
+  std::optional<Matmul> matmul(const ModelTensor& listed) {
+    const auto weights = tensor(listed.weight_name(), listed.weight_shape());
+    auto bias = listed.has_bias ? vector(listed.bias_name(), listed.rows) : std::vector<float>();
     if (failed_) return std::nullopt;
-    return Matmul({weights.dtype, n, k, weights.bytes}, std::move(bias));
+    return Matmul({weights.dtype, listed.rows, listed.columns, weights.bytes}, std::move(bias));
   }
 
   std::optional<Error>& failed() { return failed_; }
@@ -61,43 +64,14 @@ class TensorReader {
   std::optional<Error> failed_;
 };
 
-std::optional<LayerWeights> read_layer(TensorReader& reader, const ModelConfig& config,
-                                       std::int32_t layer) {
-  const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-  const std::string attention = prefix + "self_attn.";
-  const std::string mlp = prefix + "mlp.";
-  const std::int32_t hidden = config.hidden_size;
-  const std::int32_t inner = config.intermediate_size;
-  const std::int32_t q_width = config.heads * config.head_size;
-  const std::int32_t kv_width = config.kv_heads * config.head_size;
-  const auto norm = [&](const std::string& name, std::int32_t size) {
-    return reader.vector(name + ".weight", size);
-  };
-
-  auto input_norm = norm(prefix + "input_layernorm", hidden);
-  auto post_norm = norm(prefix + "post_attention_layernorm", hidden);
-  auto q_norm =
-      config.qk_norm ? norm(attention + "q_norm", config.head_size) : std::vector<float>();
-  auto k_norm =
-      config.qk_norm ? norm(attention + "k_norm", config.head_size) : std::vector<float>();
-  auto q = reader.matmul(attention + "q_proj", q_width, hidden, config.qkv_bias);
-  auto k = reader.matmul(attention + "k_proj", kv_width, hidden, config.qkv_bias);
-  auto v = reader.matmul(attention + "v_proj", kv_width, hidden, config.qkv_bias);
-  auto o = reader.matmul(attention + "o_proj", hidden, q_width, config.output_bias);
-  auto gate = reader.matmul(mlp + "gate_proj", inner, hidden, config.mlp_bias);
-  auto up = reader.matmul(mlp + "up_proj", inner, hidden, config.mlp_bias);
-  auto down = reader.matmul(mlp + "down_proj", hidden, inner, config.mlp_bias);
-  if (reader.failed()) return std::nullopt;
-  return LayerWeights{std::move(input_norm), std::move(post_norm), std::move(q_norm),
-                      std::move(k_norm),     std::move(*q),        std::move(*k),
-                      std::move(*v),         std::move(*o),        std::move(*gate),
-                      std::move(*up),        std::move(*down)};
-}
-
-std::size_t tensors_in(const ModelConfig& config) {
-  const std::size_t per_layer = 9 + (config.qkv_bias ? 3 : 0) + (config.output_bias ? 1 : 0) +
-                                (config.mlp_bias ? 3 : 0) + (config.qk_norm ? 2 : 0);
-  return 2 + per_layer * config.layers + (config.tie_word_embeddings ? 0 : 1);
+void read_layer_weight(TensorReader& reader, const ModelTensor& listed,
+                       std::vector<LayerWeights>& layers) {
+  LayerWeights& layer = layers[listed.layer];
+  const auto weight = static_cast<std::size_t>(listed.weight);
+  if (listed.is_vector())
+    layer.norms[weight] = reader.vector(listed);
+  else
+    layer.products[weight] = reader.matmul(listed);
 }
 
 }  // namespace
@@ -120,19 +94,24 @@ Expected<TransformerWeights> TransformerWeights::load(const std::filesystem::pat
   if (!files) return forward_error(files);
   TransformerWeights weights;
   weights.files = std::move(*files);
-  TensorReader reader(weights.files, tensors_in(config), progress);
-
-  weights.embedding =
-      reader.tensor("model.embed_tokens.weight", {config.vocab_size, config.hidden_size});
-  weights.final_norm = reader.vector("model.norm.weight", config.hidden_size);
-  for (std::int32_t layer = 0; layer < config.layers && !reader.failed(); ++layer)
-    if (auto read = read_layer(reader, config, layer)) weights.layers.push_back(std::move(*read));
+  weights.layers.resize(config.layers);
+  const auto tensors = model_tensors(config);
+  TensorReader reader(weights.files, count_with_biases(tensors), progress);
+  for (const ModelTensor& listed : tensors) {
+    switch (listed.use) {
+      case ModelTensor::Use::embedding:
+        weights.embedding = reader.tensor(listed.weight_name(), listed.weight_shape());
+        break;
+      case ModelTensor::Use::layer: read_layer_weight(reader, listed, weights.layers); break;
+      case ModelTensor::Use::final_norm: weights.final_norm = reader.vector(listed); break;
+      case ModelTensor::Use::lm_head: weights.lm_head = reader.matmul(listed); break;
+    }
+    if (reader.failed()) break;
+  }
   if (config.tie_word_embeddings && !reader.failed())
     weights.lm_head = Matmul(
         {weights.embedding.dtype, config.vocab_size, config.hidden_size, weights.embedding.bytes},
         {});
-  else
-    weights.lm_head = reader.matmul("lm_head", config.vocab_size, config.hidden_size, false);
   if (reader.failed()) return tl::unexpected<Error>(std::move(*reader.failed()));
   return weights;
 }

@@ -2,12 +2,14 @@
 // The tensors of a Llama-family model under their Hugging Face names, each checked for existence
 // and shape.
 
+#include <array>
 #include <functional>
 #include <optional>
 #include <vector>
 
 #include "models/matmul.hpp"
 #include "models/model_config.hpp"
+#include "models/model_tensors.hpp"
 #include "models/safetensors.hpp"
 
 namespace kvhive {
@@ -15,13 +17,18 @@ namespace kvhive {
 /// Called with (tensors done, tensors in all).
 using LoadProgress = std::function<void(std::size_t, std::size_t)>;
 
+/// A layer's weights, by their use. What the model does not have is empty.
 struct LayerWeights {
-  std::vector<float> input_norm;
-  std::vector<float> post_attention_norm;
-  std::vector<float> q_norm;  ///< [D], empty without qk_norm, as the next
-  std::vector<float> k_norm;
-  Matmul q, k, v, o;
-  Matmul gate, up, down;
+  std::array<std::vector<float>, kLayerWeightCount> norms;
+  std::array<std::optional<Matmul>, kLayerWeightCount> products;
+
+  const std::vector<float>& norm(LayerWeight weight) const {
+    return norms[static_cast<std::size_t>(weight)];
+  }
+  /// \pre the model has this matrix
+  const Matmul& product(LayerWeight weight) const {
+    return *products[static_cast<std::size_t>(weight)];
+  }
 };
 
 /// Matrices are borrowed from the mapped files it holds; norms and biases (a few KB) are f32
@@ -33,8 +40,9 @@ struct TransformerWeights {
   std::vector<float> final_norm;
   std::optional<Matmul> lm_head;  ///< always set; the embedding's bytes if tied
 
-  static Expected<TransformerWeights> load(const std::filesystem::path& directory,
-                                           const ModelConfig& config, const LoadProgress& progress);
+  [[nodiscard]] static Expected<TransformerWeights> load(const std::filesystem::path& directory,
+                                                         const ModelConfig& config,
+                                                         const LoadProgress& progress);
 };
 
 /// The float values of a tensor, or of `count` of them from `first` on, whatever its dtype.

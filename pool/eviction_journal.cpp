@@ -2,12 +2,12 @@
 
 #include <ctime>
 
-#include "pool/prefetch.hpp"
+#include "base/prefetch.hpp"
 
 namespace kvhive {
 namespace {
 
-constexpr std::uint64_t kAhead = 32;  // records: nobody has read these lines for a long time
+constexpr std::uint64_t kAhead = 32;  // records; their lines are in no cache
 // what: 63 .. 22 Unix milliseconds, 21 .. 17 slot, 16 .. 14 kind, 13 .. 0 of the name
 constexpr int kTimeShift = 22, kSlotShift = 17, kKindShift = 14;
 
@@ -26,16 +26,16 @@ EvictionJournal::EvictionJournal(const PoolMemory& memory)
       mask_(memory.layout().journal_slots - 1),
       next_(&memory.control().next_departure) {}
 
-void EvictionJournal::note(Departure kind, ProcessSlot who, std::span<const BlockId> blocks) const {
+void EvictionJournal::note(Departure kind, ProcessSlot slot,
+                           std::span<const BlockId> blocks) const {
   if (blocks.empty()) return;
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint64_t common = coarse_unix_ms() << kTimeShift |
-                               std::uint64_t(who.value & 31) << kSlotShift |
+                               std::uint64_t(slot.value & 31) << kSlotShift |
                                std::uint64_t(kind) << kKindShift;
   std::uint64_t place = next_->fetch_add(blocks.size(), relaxed);
   for (const BlockId block : blocks) {
-    const BlockDescriptor& d = descriptors_[block.value];
-    const Hash128 name{d.hash_low.load(relaxed), d.hash_high.load(relaxed)};
+    const Hash128 name = BlockView(descriptors_[block.value]).name();
     prefetch_to_write(&records_[(place + kAhead) & mask_]);
     JournalRecord& record = records_[place++ & mask_];
     record.hash_low.store(name.low, relaxed);

@@ -1,7 +1,8 @@
 #pragma once
-// What was thrown out lately, and by whom: for `kvhive pool why`, which would otherwise not know
-// "evicted" from "never seen". A ring of plain records in shared memory. Nothing is decided by it:
-// a record torn by a kill, lost or overwritten is a worse explanation and nothing else.
+// What content was evicted lately, and by which process, so that `kvhive pool why` can tell
+// "evicted" from "never seen". A ring of plain records in shared memory. No decision depends on it:
+// a record that is torn by a kill, lost or overwritten makes an explanation worse, and nothing
+// else.
 
 #include <cstdint>
 #include <span>
@@ -14,16 +15,16 @@ namespace kvhive {
 
 enum class Departure : std::uint8_t {
   none = 0,
-  evicted = 1,  ///< its block was needed for something else
-  retired = 2,  ///< its block was damaged
-  demoted = 3,  ///< evicted from the device tier; the host tier had room for it
-  dropped = 4,  ///< who held it last had lost its device
+  evicted = 1,  ///< its block was taken for other content
+  retired = 2,  ///< its block was corrupt
+  demoted = 3,  ///< evicted from the device tier and moved to the host tier
+  dropped = 4,  ///< the process that held it last had lost its device
 };
 
 /// A record as it is read back.
 struct DepartureRecord {
   std::uint64_t hash_low = 0;    ///< of the block's name
-  std::uint32_t name_check = 0;  ///< 14 bits of the other half; tells torn records, too
+  std::uint32_t name_check = 0;  ///< 14 bits of the other half; they show torn records, too
   Departure kind = Departure::none;
   std::uint32_t slot = 0;    ///< of the process that did it
   std::int64_t unix_ms = 0;  ///< by a coarse clock, for people only
@@ -36,13 +37,13 @@ class EvictionJournal {
  public:
   explicit EvictionJournal(const PoolMemory& memory);
 
-  /// Notes that the blocks' contents are gone; their descriptors still bear the names. One clock
-  /// and one shared counter for all of them.
-  void note(Departure kind, ProcessSlot who, std::span<const BlockId> blocks) const;
+  /// Notes that the blocks' contents are gone; their descriptors still have the names. Reads the
+  /// clock and moves the shared counter once for all of them.
+  void note(Departure kind, ProcessSlot slot, std::span<const BlockId> blocks) const;
 
-  /// What is still remembered, oldest first. Reads only.
+  /// The records that are still there, oldest first. Reads only.
   std::vector<DepartureRecord> read() const;
-  /// False as long as nothing was overwritten: then what is not in it never happened.
+  /// False as long as no record was overwritten: then content without a record never left.
   bool has_forgotten() const;
 
  private:

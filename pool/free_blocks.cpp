@@ -24,8 +24,7 @@ std::optional<Candidate> FreeBlocks::pop_own() {
     const Own top = own_.back();
     own_.pop_back();
     const BlockWord now = word(top.block);
-    if (now == BlockWord::make(BlockState::free, top.generation, 0))
-      return Candidate{top.block, now};
+    if (is_current(top, now)) return Candidate{top.block, now};
   }
   return std::nullopt;
 }
@@ -36,13 +35,14 @@ std::optional<Candidate> FreeBlocks::search_bitmap() {
          groups &= groups - 1) {
       const auto group = static_cast<unsigned>(std::countr_zero(groups));
       const std::size_t w = s * 64 + group;
-      if (w >= layout_.bitmap_words) break;  // bits beyond the end are damage: never an index
+      if (w >= layout_.bitmap_words) break;  // a bit beyond the end is corrupt, and no index
       for (std::uint64_t bits = bitmap_[w].load(std::memory_order_relaxed); bits != 0;
            bits &= bits - 1) {
         if (auto found = check_bit(w, static_cast<unsigned>(std::countr_zero(bits)))) return found;
       }
-      // Nothing left under this bit. Whoever sets a bit in the word sets the summary after it, so
-      // look again after clearing: no order of the two loses a bit.
+      // No block is left under this bit of the summary. A process that sets a bit in the bitmap
+      // sets the summary's afterwards, so the bitmap is read again after clearing: no bit gets
+      // lost.
       KV_KILL_POINT("free.before_summary_clear");
       summary_[s].fetch_and(~(1ull << group), std::memory_order_seq_cst);
       KV_KILL_POINT("free.summary_cleared");
@@ -58,7 +58,7 @@ std::optional<Candidate> FreeBlocks::search_bitmap() {
 /// The block at a set bit, if it is free; otherwise the bit is stale and goes.
 std::optional<Candidate> FreeBlocks::check_bit(std::size_t word_index, unsigned bit) const {
   const auto offset = std::uint32_t(word_index * 64 + bit);
-  if (offset >= layout_.blocks) {  // damage: never an index
+  if (offset >= layout_.blocks) {  // corrupt, and no index
     bitmap_[word_index].fetch_and(~(1ull << bit), std::memory_order_seq_cst);
     return std::nullopt;
   }
@@ -68,7 +68,7 @@ std::optional<Candidate> FreeBlocks::check_bit(std::size_t word_index, unsigned 
   KV_KILL_POINT("free.before_stale_bit_clear");
   bitmap_[word_index].fetch_and(~(1ull << bit), std::memory_order_seq_cst);
   KV_KILL_POINT("free.stale_bit_cleared");
-  now = word(block);  // freed just now: then its bit was set before we cleared it
+  now = word(block);  // if it was freed just now, its bit may have been set before it was cleared
   if (!is_free(block, now)) return std::nullopt;
   KV_KILL_POINT("free.freed_meanwhile");
   announce(block);
@@ -119,20 +119,17 @@ std::size_t FreeBlocks::find_lost() const {
   return found;
 }
 
-/// Others took blocks we still list: forget those entries. A block has at most one current entry.
+/// Drops entries of blocks that other processes have taken. A block has at most one current entry.
 void FreeBlocks::drop_stale_own() {
-  std::erase_if(own_, [this](const Own& entry) {
-    return word(entry.block) != BlockWord::make(BlockState::free, entry.generation, 0);
-  });
+  std::erase_if(own_, [this](const Own& entry) { return !is_current(entry, word(entry.block)); });
 }
 
 std::vector<BlockId> FreeBlocks::order() const {
   std::vector<BlockId> order;
   std::unordered_set<BlockId> listed;
   for (auto entry = own_.rbegin(); entry != own_.rend(); ++entry) {
-    const bool is_current =
-        word(entry->block) == BlockWord::make(BlockState::free, entry->generation, 0);
-    if (is_current && listed.insert(entry->block).second) order.push_back(entry->block);
+    if (is_current(*entry, word(entry->block)) && listed.insert(entry->block).second)
+      order.push_back(entry->block);
   }
   for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
     const BlockId block{layout_.first_block + i};

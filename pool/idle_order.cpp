@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "pool/kill_point.hpp"
-#include "pool/prefetch.hpp"
+#include "base/prefetch.hpp"
 
 namespace kvhive {
 
@@ -19,7 +19,7 @@ void IdleOrder::stamp(std::span<const BlockId> blocks) {
   const std::uint64_t first = draw(blocks.size());
   std::uint64_t stamp = first;
   for (const BlockId block : blocks) place(block, stamp++);
-  // Had we been stopped so long that the ring went round, we have just overwritten newer hints.
+  // If this process was stopped so long that the ring went round, it has overwritten newer hints.
   if (!is_overwritten(first)) return;
   KV_KILL_POINT("stamp.overtaken");
   invalidate(*control_);
@@ -33,7 +33,7 @@ std::uint64_t IdleOrder::draw(std::size_t count) {
 }
 
 void IdleOrder::place(BlockId block, std::uint64_t stamp) {
-  descriptors_[block.value].stamp.store(stamp, std::memory_order_relaxed);
+  BlockView(descriptors_[block.value]).set_stamp(stamp);
   KV_KILL_POINT("stamp.before_hint");
   ring_[stamp & ring_mask_].store(block.value, std::memory_order_release);
   KV_KILL_POINT("stamp.hinted");
@@ -46,15 +46,15 @@ bool IdleOrder::is_overwritten(std::uint64_t position) const {
 
 void IdleOrder::settle(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) {
-    const auto& descriptor = descriptors_[block.value];
     while (true) {
-      const std::uint64_t stamp = descriptor.stamp.load(std::memory_order_relaxed);
+      const std::uint64_t stamp = BlockView(descriptors_[block.value]).stamp();
       const std::uint64_t head = control_->head.load(std::memory_order_seq_cst);
       if (head <= stamp) break;
       BlockWord word;
       if (!is_current(stamp, block, word)) break;
       KV_KILL_POINT("settle.passed_by");
-      // The head passes the tail only by damage: without this we would draw stamps for ages.
+      // The head is behind the tail unless one of them is corrupt; then this loop would go on until
+      // the tail has caught up, one stamp at a time.
       std::uint64_t tail = control_->tail.load(std::memory_order_relaxed);
       while (tail < head && !control_->tail.compare_exchange_weak(tail, head)) {
       }
@@ -66,7 +66,7 @@ void IdleOrder::settle(std::span<const BlockId> blocks) {
 void IdleOrder::restore(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) {
     if (block.value - layout_.first_block >= layout_.blocks) continue;  // of the other tier
-    const std::uint64_t stamp = descriptors_[block.value].stamp.load(std::memory_order_relaxed);
+    const std::uint64_t stamp = BlockView(descriptors_[block.value]).stamp();
     BlockWord word;
     if (control_->head.load(std::memory_order_seq_cst) <= stamp || !is_current(stamp, block, word))
       continue;
@@ -77,11 +77,11 @@ void IdleOrder::restore(std::span<const BlockId> blocks) {
 
 bool IdleOrder::is_current(std::uint64_t stamp, BlockId block, BlockWord& word) const {
   word = {};
-  // The block may have been read from the ring: never trust shared memory.
+  // The id may have been read from the ring, and shared memory may be corrupt.
   if (block.value - layout_.first_block >= layout_.blocks || block == kNullBlock) return false;
-  const auto& descriptor = descriptors_[block.value];
-  word.bits = descriptor.word.load(std::memory_order_acquire);
-  return word.is_idle() && descriptor.stamp.load(std::memory_order_relaxed) == stamp;
+  const BlockView view(descriptors_[block.value]);
+  word = view.word();
+  return word.is_idle() && view.stamp() == stamp;
 }
 
 void IdleOrder::oldest(std::size_t count, std::vector<Candidate>& out) {
@@ -91,9 +91,9 @@ void IdleOrder::oldest(std::size_t count, std::vector<Candidate>& out) {
   take_from_ring(wanted, out);
 }
 
-/// Notices that the ring has lost hints: by a crash (another epoch), or because it went round.
+/// Scans if the ring has lost hints: by a crash (the epoch has moved on), or because it went round.
 void IdleOrder::catch_up() {
-  // The tail first: should we be interrupted in between, the ring looks less full, never more.
+  // The tail first: if this process is interrupted in between, the ring looks less full, not more.
   const std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
   const std::uint64_t head = control_->head.load(std::memory_order_relaxed);
   if (tail > head + layout_.ring_slots) {
@@ -121,7 +121,7 @@ std::vector<IdleOrder::Stamped> IdleOrder::idle_before(std::uint64_t limit) cons
   std::vector<Stamped> found;
   for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
     const BlockId block{layout_.first_block + i};
-    const std::uint64_t stamp = descriptors_[block.value].stamp.load(std::memory_order_relaxed);
+    const std::uint64_t stamp = BlockView(descriptors_[block.value]).stamp();
     BlockWord word;
     if (stamp < limit && is_current(stamp, block, word)) found.push_back({stamp, block});
   }
@@ -139,10 +139,11 @@ void IdleOrder::take_from_run(std::size_t wanted, std::vector<Candidate>& out) {
 }
 
 void IdleOrder::take_from_ring(std::size_t wanted, std::vector<Candidate>& out) {
-  // Descriptors are scattered: have that many cache misses under way.
+  // Descriptors are at random places: start their cache misses this many hints ahead.
   constexpr std::uint64_t kAhead = 16;
   std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
-  // While the run holds blocks, what lies before its limit is the run's; afterwards the ring's.
+  // While the run has blocks left, stamps below its limit are taken from the run, not from the
+  // ring.
   const std::uint64_t floor = run_next_ < run_.size() ? run_limit_ : 0;
   ring_cursor_ = std::max({ring_cursor_, floor, control_->head.load(std::memory_order_relaxed)});
   tail = std::min(tail, ring_cursor_ + layout_.ring_slots);  // once round, whatever the tail says
@@ -161,29 +162,29 @@ void IdleOrder::commit() {
   const bool run_was_in_use = run_next_ < run_.size();
   run_next_ = run_cursor_;
   if (run_was_in_use) {
-    // The ring was looked at from run_limit_ on only: walk it from its head next time.
+    // The ring was only walked from run_limit_ on: start at its head next time.
     ring_cursor_ = 0;
   } else {
     const std::uint64_t moved_from = advance_head(ring_cursor_);
-    look_again(moved_from, ring_cursor_);
+    rehint_passed(moved_from, ring_cursor_);
   }
 }
 
-/// Hints we have put behind the head may have become good since we passed them: the block was in
-/// the middle of its release, or somebody held it for a moment and took that back. Whoever released
-/// it looked at the head before we moved it; so it is ours to give it another hint.
-void IdleOrder::look_again(std::uint64_t from, std::uint64_t to) {
+/// Gives new stamps to blocks that have become idle since this process passed their hints: a block
+/// was in the middle of its release, or was pinned for a moment (cancel). The process that released
+/// it read the head before it was moved, so this process has to write the new hint.
+void IdleOrder::rehint_passed(std::uint64_t from, std::uint64_t to) {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // head moved, then words read: settle()
                                                         // does it the other way round
-  if (to - from > layout_.ring_slots) from = to - layout_.ring_slots;  // damage: once round
+  if (to - from > layout_.ring_slots) from = to - layout_.ring_slots;  // corrupt: once round
   for (std::uint64_t position = from; position < to; ++position) {
     const BlockId block{ring_[position & ring_mask_].load(std::memory_order_acquire)};
     BlockWord word;
     if (!is_current(position, block, word)) continue;
-    KV_KILL_POINT("look_again.is_idle");
+    KV_KILL_POINT("rehint.is_idle");
     stamp({&block, 1});
-    KV_KILL_POINT("look_again.before_settle");
-    settle({&block, 1});  // another evictor may pass the new position before its hint is written
+    KV_KILL_POINT("rehint.before_settle");
+    settle({&block, 1});  // another process may pass the new place before its hint is written
   }
   if (from < to && is_overwritten(from)) invalidate(*control_);
 }
@@ -193,7 +194,7 @@ void IdleOrder::rollback() {
   ring_cursor_ = 0;  // from the head again
 }
 
-/// Returns where the head was, or `position` if others have moved it there already.
+/// Returns where the head was, or `position` if another process has moved it there already.
 std::uint64_t IdleOrder::advance_head(std::uint64_t position) {
   KV_KILL_POINT("order.before_head");
   std::uint64_t head = control_->head.load(std::memory_order_relaxed);

@@ -1,18 +1,18 @@
 #pragma once
-// Which idle block goes first: vLLM's order (least recently released, the end of a sequence before
-// its start) without a shared list, so that there is nothing to unlink on a hit and nothing to
-// repair after a crash.
+// The order in which idle blocks are evicted: vLLM's (least recently released first, the end of a
+// sequence before its start), without a shared list. So a hit unlinks nothing, and a crash leaves
+// nothing to repair.
 //
-// Every release draws stamps from one counter and writes them into its descriptors (truth), last
-// block first. The stamp is at the same time a place in a ring of hints: ring[stamp % slots] =
-// block. Eviction walks the ring from its head; a hint counts only if its block is idle and still
-// bears that very stamp. A block hit or released anew has left a stale hint behind, which costs one
-// look.
+// Every release draws stamps from one counter and writes them into the descriptors, last block
+// first. The descriptor's stamp is the truth. It is also a place in a ring of hints:
+// ring[stamp % slots] = block. Eviction walks the ring from its head; a hint counts only if its
+// block is idle and still has that very stamp. A block that was pinned or released since has left a
+// stale hint behind, which costs one look.
 //
-// What the ring cannot tell any more (hints overwritten because nothing was evicted for four
-// releases per block, or left behind the head by a process that was killed or overtaken) is found
-// again by a scan of the stamps into a private sorted run, which is used up before the ring. So the
-// order is exact, however often hints are lost.
+// The ring loses hints: they are overwritten if nothing is evicted for four releases per block, and
+// left behind the head if a process was killed or stopped between stamp and hint. Then all stamps
+// are scanned into a private sorted run, which is used up before the ring. So the order is exact,
+// however often hints are lost.
 
 #include <atomic>
 #include <cstdint>
@@ -28,42 +28,41 @@ class IdleOrder {
  public:
   IdleOrder(const PoolMemory& memory, Tier tier);
 
-  /// Stamps blocks that are about to become idle, in the order they should be evicted. To be called
-  /// BEFORE the caller's bit is cleared, so that an idle block always has its hint.
+  /// Stamps blocks that are about to become idle, in the order in which they should be evicted. To
+  /// be called BEFORE the holder bits are cleared, so that an idle block always has its hint.
   void stamp(std::span<const BlockId> blocks);
 
-  /// The same in two steps, for who has many blocks and walks memory in another order: stamps for
-  /// `count` of them, and a block's hint. Not overtaken only if nobody stops in between: invalidate
-  /// afterwards.
+  /// The same in two steps, for a caller that walks many blocks in another order (the reaper):
+  /// draw() returns the first of `count` stamps, place() writes one and its hint. The caller
+  /// invalidates afterwards, since the ring may have gone round in between.
   std::uint64_t draw(std::size_t count);
   void place(BlockId block, std::uint64_t stamp);
 
-  /// To be called AFTER the bits were cleared: evictors that passed the hints meanwhile get new
-  /// ones.
+  /// To be called AFTER the holder bits are cleared. Blocks whose hints an evicting process passed
+  /// meanwhile get new stamps and hints.
   void settle(std::span<const BlockId> blocks);
 
-  /// The same for blocks that are idle again with their old stamps, as if they had never been held:
-  /// they keep their places. Should their hints be used up, everybody scans before the next
-  /// eviction.
+  /// The same for blocks that keep their old stamps, as if they had never been held. If their hints
+  /// were passed, every process scans before its next eviction.
   void restore(std::span<const BlockId> blocks);
 
   /// Up to `count` idle blocks, oldest first, appended to `out` with the words they were seen with.
   /// Takes nothing.
   void oldest(std::size_t count, std::vector<Candidate>& out);
 
-  /// The blocks handed out by oldest() since the last commit are used up: later calls go on after
+  /// The blocks that oldest() returned since the last commit are evicted: later calls go on behind
   /// them.
   void commit();
-  /// They are not: later calls hand them out again.
+  /// They are not: later calls return them again.
   void rollback();
 
-  /// Looks at every block, for when the hints say less than the counters.
+  /// Scans all stamps, for when the hints name fewer blocks than the counters say there are.
   void scan();
 
-  /// After a crash, hints may be behind the head: everybody scans before the next eviction.
+  /// Hints may be behind the head, as after a crash: every process scans before its next eviction.
   static void invalidate(TierControl& control);
 
-  /// All idle blocks in eviction order. For inspection.
+  /// All idle blocks in eviction order. For tests and reports.
   std::vector<BlockId> order() const;
 
  private:
@@ -78,7 +77,7 @@ class IdleOrder {
   void take_from_run(std::size_t wanted, std::vector<Candidate>& out);
   void take_from_ring(std::size_t wanted, std::vector<Candidate>& out);
   std::uint64_t advance_head(std::uint64_t position);
-  void look_again(std::uint64_t from, std::uint64_t to);
+  void rehint_passed(std::uint64_t from, std::uint64_t to);
   bool is_overwritten(std::uint64_t position) const;
 
   BlockDescriptor* descriptors_;

@@ -1,7 +1,7 @@
 #pragma once
-// Places in the pool's code, named, before and after each write to shared memory, at which the
-// crash tests kill a process. Without KVHIVE_KILL_POINTS, which only the crash tests' own build of
-// the pool defines, they are nothing at all.
+// Named places in the pool's code, before and after each write to shared memory, where the crash
+// tests kill a process. Only the crash tests' own build of the pool defines KVHIVE_KILL_POINTS;
+// elsewhere KV_KILL_POINT compiles to nothing.
 
 #ifdef KVHIVE_KILL_POINTS
 
@@ -14,8 +14,8 @@
 
 namespace kvhive {
 
-/// All names, whether ever reached or not, are known before main() starts. State is per process and
-/// without locks: one thread.
+/// All points are registered before main() starts, whether they are ever reached or not. Their
+/// state is per process, for one thread.
 class KillPoint {
  public:
   explicit KillPoint(const char* label) : label_(label) { registry().push_back(this); }
@@ -30,7 +30,7 @@ class KillPoint {
     if (hits_ == 1 && interruption_ != nullptr) interruption_();
     if (hits_ == kills_at_) raise(SIGKILL);
   }
-  /// Dies when this place is reached for the `hit`-th time; 0 = never.
+  /// The process dies when this place is reached for the `hit`-th time; 0 = never.
   void arm(std::uint32_t hit) { kills_at_ = hit; }
   /// Calls `interruption` when this place is reached for the first time.
   void interrupt(void (*interruption)()) { interruption_ = interruption; }
@@ -39,7 +39,7 @@ class KillPoint {
   std::uint32_t hits() const { return hits_; }
   void forget_hits() { hits_ = 0; }
 
-  /// Nothing is counted, nobody killed: while a test plays another process.
+  /// True while a test acts as another process: then nothing is counted, and no process dies.
   static inline bool is_suspended = false;
 
  private:
@@ -54,7 +54,7 @@ class KillPoint {
   void (*interruption_)() = nullptr;
 };
 
-/// A name as a template's argument: one name, one point, however many files mention it.
+/// A name as a template argument, so that one name is one point, however many files mention it.
 template <std::size_t Size>
 struct KillPointLabel {
   consteval KillPointLabel(const char (&label)[Size]) { std::copy_n(label, Size, text); }

@@ -61,6 +61,9 @@ std::uint64_t checksum_of(const PoolHeader& header) {
 
 std::uint32_t layout_hash(const PoolGeometry& geometry) {
   std::uint32_t hash = 2166136261u;
+  for (const CounterInfo& counter : kCounters)
+    for (const char letter : counter.name)
+      hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;
   const KvLayout& kv = geometry.kv;
   for (const std::uint64_t number : {std::size_t{kFormatVersion},
                                      sizeof(ControlBlock),

@@ -12,13 +12,14 @@
 #include "config/pool_geometry.hpp"
 #include "hashing/block_hash.hpp"
 #include "pool/block_word.hpp"
+#include "pool/counters.hpp"
 
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 5;
+inline constexpr std::uint32_t kFormatVersion = 6;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
-/// Serials and stamps count from 1, and never get there.
+/// Serials and stamps count from 1 and never reach this number.
 inline constexpr std::uint64_t kImplausible = 1ull << 62;
 
 /// Where a block's bytes are. Host blocks follow device blocks in the id space.
@@ -26,75 +27,62 @@ enum class Tier : std::uint8_t { device = 0, host = 1 };
 inline constexpr std::size_t kTiers = 2;
 constexpr std::string_view to_string(Tier tier) { return tier == Tier::device ? "device" : "host"; }
 
-/// One block's metadata, one cache line: what a match or an eviction needs to read, and nothing a
-/// crash can tear. All but `word` and `stamp` is written by the holder while filling and constant
-/// while ready.
+/// One block's metadata in one cache line: all that a match or an eviction reads. All but `word`
+/// and `stamp` is written by the holder while the block is filling, and constant while it is ready,
+/// so no crash can leave it half written in a published block.
 struct alignas(64) BlockDescriptor {
   std::atomic<std::uint64_t> word;  ///< BlockWord
   /// Place in the release order; idle blocks are evicted by ascending stamp.
   std::atomic<std::uint64_t> stamp;
-  std::atomic<std::uint64_t> hash_low;  ///< chained hash: where its hint is
+  std::atomic<std::uint64_t> hash_low;  ///< the name: chained hash, leads to the hint
   std::atomic<std::uint64_t> hash_high;
-  /// Name of the content, never reused; equal content adopts the first's. While filling: 0, or
-  /// kAnnounced if the hash is of what will be in it (and not of what was).
+  /// Identity of the content, never reused; equal content gets the uid of the first published.
+  /// While filling: 0, or kAnnounced if the name is of the content to come (and not of the one
+  /// before).
   std::atomic<std::uint64_t> uid;
   std::atomic<std::uint64_t> parent_uid;  ///< of the block before, or the domain's root
-  /// Drawn at publication: among equal contents the lowest is found.
+  /// Drawn at publication. Of equal contents, the one with the lowest serial is found.
   std::atomic<std::uint64_t> serial;
   std::atomic<std::uint32_t> depth;  ///< blocks before this one in its sequence
-  /// Whose bytes are in it. Stays when the block is given back or taken from a dead process: who
-  /// takes it for another domain must know that there is something to zero.
+  /// The domain whose bytes are in the block. It stays when the block is freed, evicted or taken
+  /// from a dead process: a process that takes it for another domain must know that it has to zero
+  /// it.
   std::atomic<std::uint16_t> domain;
   std::atomic<std::uint8_t> group;      ///< KV cache group; 0 until hybrid models
-  std::atomic<std::uint8_t> has_extra;  ///< its extra key is in the tokens object and not zero
+  std::atomic<std::uint8_t> has_extra;  ///< 1 = it has an extra key, which is in the tokens object
 };
 static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDescriptor>);
 
-/// Parent uid of a first block, plus its domain. The uids of contents are serials, which never get
-/// there.
+/// Parent uid of a sequence's first block, plus its domain. Uids of contents are serials, which
+/// never reach it.
 inline constexpr std::uint64_t kRootUid = 1ull << 63;
 inline constexpr std::uint64_t kAnnounced = ~0ull;
 
-/// Counters of one process, written by it alone. Hints, except for whoever reads them as
-/// statistics.
+/// What one process counts, in its slot; only that process writes it (and the reaper, once the
+/// process is dead). Statistics: no decision about a block depends on them.
 struct alignas(64) SlotCounters {
-  /// Blocks whose mask went from empty to held, minus back. Never reset: it is a part of a sum, and
-  /// goes over to the slot's next process.
+  /// Blocks whose holder mask this process changed from empty to not empty, minus the opposite. Not
+  /// this slot's holdings: one process may count a block in and another one count it out. Only the
+  /// sum over all slots means something (pool/tier_counters.hpp), so it is never reset.
   std::array<std::atomic<std::int64_t>, kTiers> used;
-  std::atomic<std::uint64_t> queried_blocks;
-  std::atomic<std::uint64_t> hit_blocks;
-  std::atomic<std::uint64_t> allocated_blocks;
-  std::atomic<std::uint64_t> evicted_blocks;
-  std::atomic<std::uint64_t> published_blocks;
-  std::atomic<std::uint64_t> demoted_blocks;   ///< evicted from the device tier, kept in the host's
-  std::atomic<std::uint64_t> promoted_blocks;  ///< found in the host tier, copied to the device
-  std::atomic<std::uint64_t> preemptions_recompute;
-  std::atomic<std::uint64_t> preemptions_swap;
-  std::atomic<std::uint64_t> generated_tokens;
-  std::atomic<std::uint64_t> prompt_tokens;
-  std::atomic<std::uint64_t> cached_tokens;
-  std::atomic<std::uint32_t> running;  ///< sequences
-  std::atomic<std::uint32_t> waiting;
+  std::array<std::atomic<std::uint64_t>, kCounters.size()> values;
+
+  std::atomic<std::uint64_t>& operator[](CounterName name) { return values[name.place()]; }
 };
 
-/// For a counter that one process writes and others read: no locked instruction is needed.
-template <class Number, class Change>
-void bump(std::atomic<Number>& counter, Change change) {
-  const Number now = counter.load(std::memory_order_relaxed);
-  counter.store(now + static_cast<Number>(change), std::memory_order_relaxed);
-}
-
-/// One attached process. The keeper says who owns a slot; `pid` is for people to read.
+/// One process slot. The keeper decides which process has which slot; `pid` is for people to read.
 struct alignas(64) ProcessEntry {
   std::atomic<std::uint32_t> pid;     ///< 0 = vacant
   std::atomic<std::uint32_t> index;   ///< engine number
   std::atomic<std::int64_t> started;  ///< Unix seconds, for people
+  /// The slot's sums when its process signed in: what processes before it have counted.
+  std::array<std::atomic<std::uint64_t>, kCounters.size()> at_sign_in;
   SlotCounters counters;
 };
 
-/// Shared ends of one tier's release order (pool/idle_order.hpp).
+/// What the processes share of one tier's release order (pool/idle_order.hpp).
 struct TierControl {
-  alignas(64) std::atomic<std::uint64_t> tail;  ///< next stamp to give out; starts at 1
+  alignas(64) std::atomic<std::uint64_t> tail;  ///< next stamp to draw; starts at 1
   alignas(64) std::atomic<std::uint64_t> head;  ///< hints before it are used up
   /// Moves on when hints before head may have been lost.
   alignas(64) std::atomic<std::uint64_t> epoch;
@@ -108,11 +96,11 @@ struct PoolHeader {
   std::uint64_t magic;
   std::uint32_t format_version;
   std::uint32_t layout_hash;
-  /// Of this pool; another after every restart of the keeper.
+  /// Identifies this pool: a restarted keeper makes another one.
   std::array<std::uint64_t, 2> epoch_uuid;
   PoolGeometry geometry;
   HashSecret secret;
-  std::uint64_t checksum;  ///< of all fields before it
+  std::uint64_t checksum;  ///< over all fields before it
 };
 
 /// Calls visit(name, value) for each field of a header, as a number; the secret as a digest.
@@ -120,7 +108,7 @@ template <class Visit>
 void for_each_field(const PoolHeader& header, Visit&& visit);
 std::uint64_t checksum_of(const PoolHeader& header);
 
-/// At the end of the metadata and tokens objects: whose they are.
+/// At the end of the metadata and tokens objects: which pool they belong to.
 struct ObjectHeader {
   std::uint64_t magic;
   std::uint32_t object;  ///< its number (pool/pool_memory.hpp)
@@ -131,9 +119,9 @@ struct ObjectHeader {
 /// Start of the control object.
 struct ControlBlock {
   PoolHeader header;
-  PoolHeader copy;  ///< of the header, to tell damage from another build, and to mend it
-  /// kFormatted, stored last: everything before it and all other objects are in place. No single
-  /// flipped bit makes it 0, which stands for a pool to be formatted.
+  PoolHeader copy;  ///< second copy of the header: shows corruption, and repairs it
+  /// kFormatted, stored last, when everything else is in place. 0 = not formatted yet; no single
+  /// flipped bit turns one into the other.
   std::atomic<std::uint64_t> formatted;
   alignas(64) std::atomic<std::uint64_t> next_serial;
   /// Place of the next record in the journal of evictions.
@@ -150,10 +138,10 @@ struct alignas(64) IndexBucket {
 };
 static_assert(sizeof(IndexBucket) == 64);
 
-/// Content that is gone (pool/eviction_journal.hpp). Explains, decides nothing.
+/// Content that was evicted (pool/eviction_journal.hpp). For explanations only.
 struct JournalRecord {
   std::atomic<std::uint64_t> hash_low;
-  std::atomic<std::uint64_t> what;  ///< when, by whom, why, and some bits of the other half
+  std::atomic<std::uint64_t> what;  ///< time, slot, reason, and some bits of the name's other half
 };
 static_assert(sizeof(JournalRecord) == 16);
 inline constexpr std::size_t kJournalRecordsPerBlock = 4;
@@ -217,7 +205,8 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
   visit("hash secret's digest", secret);
 }
 
-/// Differs whenever this build would put a byte elsewhere, or the geometry is not what was written.
+/// Differs between builds that put a byte at another place or count other statistics, and between
+/// geometries.
 std::uint32_t layout_hash(const PoolGeometry& geometry);
 
 }  // namespace kvhive

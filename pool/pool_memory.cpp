@@ -9,7 +9,7 @@
 
 #include "base/byte_size.hpp"
 #include "pool/kill_point.hpp"
-#include "pool/prefetch.hpp"
+#include "base/prefetch.hpp"
 
 namespace kvhive {
 namespace {
@@ -43,14 +43,15 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
   return {};
 }
 
-/// Walks to each page once, leaving the data itself out of the larger caches.
+/// Touches each page once, so that its page walk is cached; the data itself stays out of the larger
+/// caches.
 void warm_page_walks(const void* from, std::size_t bytes) {
   constexpr std::size_t kPage = 4096;
   for (std::size_t at = 0; at < bytes; at += kPage)
     prefetch_once(static_cast<const std::byte*>(from) + at);
 }
 
-/// Compares field by field before anything in it is used for an index.
+/// Compares field by field, before any of them is used as a size or an index.
 Expected<void> check_header(const ControlBlock& control) {
   const PoolHeader& header = control.header;
   const auto differs = [](const char* field, std::uint64_t theirs, std::uint64_t ours) {
@@ -107,6 +108,8 @@ void set_all_bits(std::atomic<std::uint64_t>* words, std::size_t bits) {
 
 }  // namespace
 
+const char* name_of(PoolObject object) { return kNames[std::size_t(object)]; }
+
 Expected<PoolFds> create_pool_objects(const PoolGeometry& geometry) {
   if (auto valid = check_geometry(geometry); !valid) return forward_error(valid);
   const auto sizes = sizes_of(PoolLayout(geometry));
@@ -135,7 +138,7 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
     pool.maps_[i] = std::move(*map);
   }
 
-  // All descriptors are zero: free, generation 0. Every block can be had but the null block.
+  // All descriptors are zero: free, generation 0. Every block can be allocated but the null block.
   for (const Tier tier : {Tier::device, Tier::host}) {
     const auto& t = pool.tier_layout(tier);
     set_all_bits(pool.bitmap(tier), t.blocks);
@@ -147,8 +150,7 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
     KV_KILL_POINT("format.after_a_tier");
   }
   pool.bitmap(Tier::device)[0].fetch_and(~1ull, std::memory_order_relaxed);
-  pool.descriptors()[kNullBlock.value].word.store(BlockWord::make(BlockState::retired, 0, 0).bits,
-                                                  std::memory_order_relaxed);
+  pool.block(kNullBlock).set_word(kNullBlockWord);
 
   KV_KILL_POINT("format.null_block_set_aside");
   ControlBlock& control = pool.control();
@@ -208,8 +210,8 @@ Expected<PoolMemory> PoolMemory::attach(const PoolFds& fds, Access access) {
   return pool;
 }
 
-/// So that the first matches find the page tables in the caches. Twice: the first round brings them
-/// there from memory and pushes some of them out again. The index last: it is looked at at random.
+/// Brings the page tables into the caches for the first matches. Twice, since the first round
+/// evicts some of them again. The index comes last, because it is read at random places.
 void PoolMemory::warm_up() const {
   const std::size_t blocks = geometry_.total_blocks();
   for (int round = 0; round < 2; ++round) {
@@ -221,7 +223,8 @@ void PoolMemory::warm_up() const {
 
 Expected<void> PoolMemory::check_header() const { return kvhive::check_header(control()); }
 
-/// An object of another pool, or of this daemon's last life, has its size but not its epoch.
+/// An object of another pool, or of an earlier run of the daemon, may have the right size, but it
+/// has another epoch.
 Expected<void> PoolMemory::check_object(PoolObject object) const {
   const ObjectHeader& theirs = *object_header(object);
   const PoolHeader& ours = control().header;

@@ -1,42 +1,50 @@
 #pragma once
-// The five memory objects of a pool: created once (by the keeper), formatted once (by the steward),
-// mapped by everyone who is handed their descriptors.
+// The five memory objects of a pool: created once by the keeper, formatted once by the steward, and
+// mapped by every process that the keeper gives their descriptors to.
 
 #include <array>
 #include <memory>
 
 #include "base/memory_object.hpp"
+#include "pool/block_view.hpp"
 #include "pool/pool_layout.hpp"
 
 namespace kvhive {
 
-/// Creates the objects a geometry needs, but a GPU's memory (device/device.hpp); all memory is
-/// there when this returns. Nothing is mapped or written.
-Expected<PoolFds> create_pool_objects(const PoolGeometry& geometry);
+/// The object's name, as /proc/PID/fd shows it (behind "memfd:").
+const char* name_of(PoolObject object);
+
+/// Creates the objects that a geometry needs, except for a GPU's memory (device/device.hpp). All
+/// their memory is allocated when this returns; nothing is mapped or written.
+[[nodiscard]] Expected<PoolFds> create_pool_objects(const PoolGeometry& geometry);
 
 /// The mapped pool of one process. Move-only; unmaps when dropped.
 class PoolMemory {
  public:
-  /// Writes an empty pool into fresh objects. Interrupted, it can be run again from the start.
-  static Expected<void> format(const PoolFds& fds, const PoolGeometry& geometry);
+  /// Writes an empty pool into fresh objects. Killed on the way, it can be run again from the
+  /// start.
+  [[nodiscard]] static Expected<void> format(const PoolFds& fds, const PoolGeometry& geometry);
 
-  /// Maps a formatted pool after comparing magic, version, layout hash and geometry, each object's
-  /// header with the pool's. With read_only access the token and payload objects may be missing.
-  /// A GPU's memory is for the caller to map, and to say where it is.
-  static Expected<PoolMemory> attach(const PoolFds& fds, Access access);
+  /// Maps a formatted pool after comparing magic, version, layout hash and geometry, and each
+  /// object's header with the pool's. With read_only access the objects of tokens and bytes may be
+  /// missing. A GPU's memory is mapped by the caller, which then calls set_device_arena().
+  [[nodiscard]] static Expected<PoolMemory> attach(const PoolFds& fds, Access access);
   void set_device_arena(std::byte* arena) { device_arena_ = arena; }
 
-  /// create, format and attach at once: for tools and tests that own their pool alone.
-  static Expected<PoolMemory> create_private(const PoolGeometry& geometry);
+  /// Creates, formats and attaches at once, for tools and tests that have a pool of their own.
+  [[nodiscard]] static Expected<PoolMemory> create_private(const PoolGeometry& geometry);
 
   ControlBlock& control() const {
     return *reinterpret_cast<ControlBlock*>(at(PoolObject::control));
   }
-  /// What attach() says of the header, now.
-  Expected<void> check_header() const;
+  /// Checks the header again, as attach() does.
+  [[nodiscard]] Expected<void> check_header() const;
 
   const PoolGeometry& geometry() const { return geometry_; }
   const PoolLayout& layout() const { return layout_; }
+
+  BlockView block(BlockId block) const { return BlockView(descriptors()[block.value]); }
+  TokenRow tokens_of(BlockId block) const { return {token_row(block), extra_key(block)}; }
 
   BlockDescriptor* descriptors() const {
     return reinterpret_cast<BlockDescriptor*>(at(PoolObject::metadata));
@@ -61,8 +69,8 @@ class PoolMemory {
     return layout_.tiers[std::size_t(tier)];
   }
 
-  /// For processes that fork: a child must not touch the pool in its parent's name, so it gets no
-  /// copy of the maps.
+  /// For processes that fork: the child gets no copy of the maps, so that it cannot write the pool
+  /// in its parent's name.
   void hide_from_children() const {
     for (const MappedMemory& map : maps_) map.hide_from_children();
   }
@@ -85,7 +93,7 @@ class PoolMemory {
     if (tier == Tier::host) return at(PoolObject::host);
     return is_mapped(tier) ? at(PoolObject::device) : device_arena_;
   }
-  /// Whether we may touch the tier's bytes, or only its device may.
+  /// Whether this process can read and write the tier's bytes, or only its device can.
   bool is_mapped(Tier tier) const {
     return tier == Tier::host || geometry_.device == DeviceKind::cpu;
   }
@@ -102,14 +110,14 @@ class PoolMemory {
         object == PoolObject::metadata ? layout_.metadata_header : layout_.tokens_header;
     return reinterpret_cast<ObjectHeader*>(at(object) + offset);
   }
-  Expected<void> check_object(PoolObject object) const;
+  [[nodiscard]] Expected<void> check_object(PoolObject object) const;
   void warm_up() const;
 
   std::atomic<std::uint64_t>* words(std::size_t offset) const {
     return reinterpret_cast<std::atomic<std::uint64_t>*>(at(PoolObject::metadata) + offset);
   }
 
-  PoolGeometry geometry_;  ///< our own copy: what lies in shared memory is not trusted twice
+  PoolGeometry geometry_;  ///< a private copy: the one in shared memory may get corrupt
   PoolLayout layout_;
   std::array<MappedMemory, kPoolObjects> maps_;
   std::byte* device_arena_ = nullptr;  ///< of a GPU

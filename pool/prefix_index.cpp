@@ -28,8 +28,8 @@ bool PrefixIndex::offer(Hash128 hash, BlockId block) const {
 
 void PrefixIndex::insert(Hash128 hash, BlockId block) const {
   if (offer(hash, block)) return;
-  // Both are full. Many blocks of one content (a prompt running many times at once) must not push
-  // others out: of equal blocks the first is found anyway.
+  // Both are full. Many blocks of one content (one prompt, running many times at once) must not
+  // replace hints for others: of equal blocks only the first is found anyway.
   if ((matches(first(hash), hash) | matches(second(hash), hash)) != 0) return;  // none is empty
   KV_KILL_POINT("index.before_push_out");
   auto& way = first(hash).way[block.value % 8];

@@ -1,11 +1,11 @@
 #pragma once
-// Hash -> block, as hints. A lost hint is a miss; a stale one is dropped by whoever meets it; a
-// full bucket forgets one. Nothing here needs repair after a crash, and no operation waits for
+// Hash -> block, as hints. A lost hint costs a miss; a stale one is dropped by the match that meets
+// it; a full bucket loses one. Nothing here needs repair after a crash, and no operation waits for
 // another process.
 //
-// Two candidate buckets of eight per hash: at one block per bucket on average, practically nothing
-// is ever forgotten. The second is used, and looked at, only once the first has been full: a mark
-// in the first says so, for good.
+// A hash has two buckets of eight. With one block per bucket on average, practically no hint is
+// ever lost. The second bucket is used and read only once the first has been full: a mark in the
+// first says so, for good.
 
 #include <array>
 #include <bit>
@@ -15,7 +15,7 @@
 #include "hashing/block_hash.hpp"
 #include "pool/kill_point.hpp"
 #include "pool/pool_layout.hpp"
-#include "pool/prefetch.hpp"
+#include "base/prefetch.hpp"
 
 namespace kvhive {
 
@@ -27,16 +27,16 @@ class PrefixIndex {
   void prefetch_to_write(Hash128 hash) const { kvhive::prefetch_to_write(&first(hash)); }
 
   /// Calls visit(BlockId) for each block hinted at under `hash`, its first bucket first. Block ids
-  /// are NOT checked for range. The hint is dropped if visit returns Verdict::drop.
-  enum class Verdict : std::uint8_t { keep, drop };
+  /// are NOT checked for range. What becomes of the hint, `visit` returns.
+  enum class HintUse : std::uint8_t { keep, drop };
   template <class Visit>
   void for_each(Hash128 hash, Visit&& visit) const;
 
-  /// Leaves a hint. In two full buckets another hint gives way, unless the hash is hinted at there
-  /// already.
+  /// Leaves a hint. If both buckets are full, it replaces another one, unless a hint for this hash
+  /// is there already.
   void insert(Hash128 hash, BlockId block) const;
 
-  /// Leaves a hint if there is room, pushing nothing out. False if there is none.
+  /// Leaves a hint if there is room. False if both buckets are full.
   bool offer(Hash128 hash, BlockId block) const;
 
   /// Whether a hint found in this bucket is one for `hash`, and is found there.
@@ -47,14 +47,14 @@ class PrefixIndex {
   }
   /// The block a hint names; null block if the way is empty.
   static BlockId block_of(std::uint64_t hint) { return BlockId{std::uint32_t(hint & kBlockMask)}; }
-  /// What is left of a way when its hint is taken away.
+  /// What remains of a way when its hint is removed.
   static std::uint64_t without_hint(std::uint64_t hint) { return hint & kSpilled; }
 
-  /// Takes the hint away, if it is there.
+  /// Removes the hint, if it is there.
   void erase(Hash128 hash, BlockId block) const;
 
-  /// One look at a hash's first bucket: the block named first, unverified, or the null block; and
-  /// whether no other is hinted at under this hash anywhere.
+  /// A hash's first bucket at one glance: the first block that it names, unverified, or the null
+  /// block; and whether no other block is hinted at under this hash.
   struct Glance {
     BlockId block;
     bool is_only;
@@ -74,8 +74,8 @@ class PrefixIndex {
   static std::uint64_t entry(Hash128 hash, BlockId block) { return tag(hash) | block.value; }
   static std::uint64_t tag(Hash128 hash) { return hash.high & kTagMask; }
 
-  /// Mask of the ways that bear this hash's tag; if that is 0, of empty ones, too. Without
-  /// branches: eight loads in flight at once.
+  /// Mask of the ways with this hash's tag; if the tag is 0, empty ways count, too. Without
+  /// branches, so that eight loads are in flight at once.
   static unsigned matches(const IndexBucket& bucket, Hash128 hash) {
     unsigned ways = 0;
 #pragma GCC unroll 8
@@ -93,7 +93,7 @@ class PrefixIndex {
 
   static constexpr std::uint64_t kTagMask = 0xffffffff00000000;
   static constexpr std::uint64_t kBlockMask = 0x7fffffff;
-  /// In the first way: hints for which there was no room here may be in their second buckets.
+  /// In the first way: the bucket was full once, and hints may be in their second buckets.
   static constexpr std::uint64_t kSpilled = 0x80000000;
   static_assert(kMostBlocks <= kBlockMask);
 
@@ -108,7 +108,7 @@ void PrefixIndex::for_each(Hash128 hash, Visit&& visit) const {
       auto& way = bucket->way[static_cast<std::size_t>(std::countr_zero(ways))];
       std::uint64_t hint = way.load(std::memory_order_acquire);
       if ((hint & kTagMask) != tag(hash) || block_of(hint) == kNullBlock) continue;  // just gone
-      if (visit(block_of(hint)) == Verdict::keep) continue;
+      if (visit(block_of(hint)) == HintUse::keep) continue;
       KV_KILL_POINT("index.before_drop");
       way.compare_exchange_strong(hint, without_hint(hint), std::memory_order_acq_rel);
       KV_KILL_POINT("index.dropped");

@@ -9,17 +9,23 @@
 namespace kvhive {
 namespace {
 
-/// All but `used`: that goes over from the slot's last process (pool/pool_layout.hpp).
-void reset_statistics(SlotCounters& counters) {
-  for (auto* counter :
-       {&counters.queried_blocks, &counters.hit_blocks, &counters.allocated_blocks,
-        &counters.evicted_blocks, &counters.published_blocks, &counters.demoted_blocks,
-        &counters.promoted_blocks, &counters.preemptions_recompute, &counters.preemptions_swap,
-        &counters.generated_tokens, &counters.prompt_tokens, &counters.cached_tokens})
-    counter->store(0, std::memory_order_relaxed);
-  KV_KILL_POINT("sign_in.half_reset");
-  counters.running.store(0, std::memory_order_relaxed);
-  counters.waiting.store(0, std::memory_order_relaxed);
+constexpr auto relaxed = std::memory_order_relaxed;
+
+/// Notes how far earlier processes have counted. Read by nobody before the pid is stored, so a kill
+/// in between does no harm: the next process notes it anew.
+void note_sums(ProcessEntry& entry) {
+  for (std::size_t i = 0; i < kCounters.size(); ++i) {
+    entry.at_sign_in[i].store(entry.counters.values[i].load(relaxed), relaxed);
+    KV_KILL_POINT("sign_in.half_noted");
+  }
+}
+
+void zero_gauges(SlotCounters& counters) {
+  for (std::size_t i = 0; i < kCounters.size(); ++i) {
+    if (kCounters[i].kind != CounterKind::gauge) continue;
+    counters.values[i].store(0, relaxed);
+    KV_KILL_POINT("sign_out.half");
+  }
 }
 
 }  // namespace
@@ -27,15 +33,24 @@ void reset_statistics(SlotCounters& counters) {
 void sign_in(const PoolMemory& memory, ProcessSlot slot, std::uint32_t index, std::uint32_t pid) {
   ProcessEntry& entry = memory.control().processes[slot.value];
   KV_KILL_POINT("sign_in.before");
-  reset_statistics(entry.counters);
-  KV_KILL_POINT("sign_in.reset");
-  entry.index.store(index, std::memory_order_relaxed);
+  zero_gauges(entry.counters);
+  note_sums(entry);
+  KV_KILL_POINT("sign_in.noted");
+  entry.index.store(index, relaxed);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  entry.started.store(std::chrono::duration_cast<std::chrono::seconds>(now).count(),
-                      std::memory_order_relaxed);
+  entry.started.store(std::chrono::duration_cast<std::chrono::seconds>(now).count(), relaxed);
   KV_KILL_POINT("sign_in.before_pid");
   entry.pid.store(pid != 0 ? pid : static_cast<std::uint32_t>(getpid()), std::memory_order_release);
   KV_KILL_POINT("sign_in.done");
+}
+
+void sign_out(const PoolMemory& memory, ProcessSlot slot) {
+  ProcessEntry& entry = memory.control().processes[slot.value];
+  KV_KILL_POINT("sign_out.before");
+  zero_gauges(entry.counters);
+  KV_KILL_POINT("sign_out.before_pid");
+  entry.pid.store(0, std::memory_order_release);
+  KV_KILL_POINT("sign_out.done");
 }
 
 }  // namespace kvhive

@@ -1,17 +1,21 @@
 #pragma once
-// A process' seat in the pool's table. The keeper says which one is whose; the process itself signs
-// in.
+// A process signs in to its slot of the pool's table, and is signed out when it is dead. The keeper
+// decides which process has which slot.
 
 #include "pool/pool_memory.hpp"
 
 namespace kvhive {
 
-/// Signs the calling process in as engine `index`, with fresh counters. To be done before it
-/// touches a block.
+/// Enters the calling process as engine `index` into the vacant slot. To be called before it
+/// touches a block. Killed on the way, it leaves the slot vacant.
 ///
-/// \param pid  what the keeper knows it by: our own idea is of no use outside our PID namespace.
-///             0 = the keeper cannot see us, and our own has to do
+/// \param pid  the process number that the keeper knows it by: its own number means nothing outside
+///             its PID namespace. 0 = the keeper cannot see the process, and its own number is used
 void sign_in(const PoolMemory& memory, ProcessSlot slot, std::uint32_t index,
              std::uint32_t pid = 0);
+
+/// Makes the slot of a dead process vacant. Its sums stay: they are a part of the pool's totals.
+/// To be called when its blocks are returned: until then the holder bits have a process to name.
+void sign_out(const PoolMemory& memory, ProcessSlot slot);
 
 }  // namespace kvhive

@@ -6,7 +6,7 @@
 
 namespace kvhive {
 
-void hand_over(const PoolMemory& memory, BlockId block, DomainId domain) {
+void change_domain(const PoolMemory& memory, BlockId block, DomainId domain) {
   const std::size_t bytes = memory.geometry().kv.block_bytes();
   const Tier tier = memory.tier_of(block);
   if (bytes != 0 && memory.is_mapped(tier)) {
@@ -18,7 +18,7 @@ void hand_over(const PoolMemory& memory, BlockId block, DomainId domain) {
     std::memset(payload + bytes / 2, 0, bytes - bytes / 2);
   }
   KV_KILL_POINT("scrub.before_owner");
-  memory.descriptors()[block.value].domain.store(domain.value, std::memory_order_release);
+  memory.block(block).set_domain(domain);
   KV_KILL_POINT("scrub.done");
 }
 

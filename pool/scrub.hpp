@@ -1,13 +1,14 @@
 #pragma once
-// A block goes from one domain to another.
+// Taking a block from one domain to another.
 
 #include "pool/pool_memory.hpp"
 
 namespace kvhive {
 
-/// Zeroes what another domain left in a block of ours, and only then is it `domain`'s: should we be
-/// killed in between, it is still the other's, and whoever gets it next begins again. What only a
-/// device can reach the device has zeroed before.
-void hand_over(const PoolMemory& memory, BlockId block, DomainId domain);
+/// Zeroes the bytes of a block that this process is filling, and then writes `domain` into its
+/// descriptor. Killed in between, the block still names the old domain, and the next process that
+/// takes it zeroes it again. Bytes that only a device can write, the device must have zeroed
+/// before.
+void change_domain(const PoolMemory& memory, BlockId block, DomainId domain);
 
 }  // namespace kvhive

@@ -7,16 +7,15 @@
 namespace kvhive {
 namespace {
 
-/// How many blocks are held; nothing as soon as the sum is another than `sum`: what was counted up
-/// to then belongs to no moment.
+/// How many blocks are held; nothing as soon as the sum differs from `sum`: then another process
+/// has worked meanwhile, and the number is of no moment.
 std::optional<std::int64_t> held_blocks(const PoolMemory& memory, Tier tier, std::int64_t sum) {
-  constexpr std::uint32_t kBetweenLooks = 1024;
+  constexpr std::uint32_t kBetweenChecks = 1024;
   const auto& layout = memory.tier_layout(tier);
   std::int64_t held = 0;
   for (std::uint32_t i = 0; i < layout.blocks; ++i) {
-    const BlockDescriptor& d = memory.descriptors()[layout.first_block + i];
-    held += BlockWord{d.word.load(std::memory_order_acquire)}.holders() != 0;
-    if (i % kBetweenLooks == 0 && counted_used(memory.control(), tier) != sum) return std::nullopt;
+    held += memory.block(BlockId{layout.first_block + i}).word().holders() != 0;
+    if (i % kBetweenChecks == 0 && counted_used(memory.control(), tier) != sum) return std::nullopt;
   }
   return held;
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The main job in one minute: two engines over one pool, the demo model, a prompt on engine 0 and one with the same long
-# beginning on engine 1. Leaves nothing behind.
+# Shows prefix sharing in one minute: two engines over one pool, the demo model, a prompt on engine 0 and another with the same
+# long beginning on engine 1. Leaves no process, file or shared memory.
 set -eu
 bin=$(cd "$1" && pwd)
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -13,7 +13,12 @@ cleanup() {
 }
 trap cleanup EXIT INT TERM
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+# Bold and faint text on a terminal that has them, unless NO_COLOR is set.
+bold='' faint='' plain=''
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ] && [ "${TERM:-dumb}" != dumb ]; then
+  bold=$(printf '\033[1m') faint=$(printf '\033[2m') plain=$(printf '\033[0m')
+fi
+say() { printf '\n%s\n' "$bold$*$plain"; }
 
 say "1. The daemon starts two engines over one pool of 64 MiB"
 "$bin/kvhived" --model "$here/models/demo" --engines 2 --kv-cache-memory-bytes 64M --log-level warn --detach
@@ -24,11 +29,11 @@ passage="$here/models/demo/passage.txt"
 { cat "$passage"; printf 'And the LORD said'; } >"$work/second"
 
 say "2. Engine 0 reads a long passage and goes on"
-printf '\033[2m... %s\033[0m' "$(tail -c 160 "$work/first" | tr '\n' ' ')"
+printf '%s... %s%s' "$faint" "$(tail -c 160 "$work/first" | tr '\n' ' ')" "$plain"
 "$bin/kvhive" generate --engine 0 --prompt-file "$work/first" $speech
 
 say "3. Engine 1 gets the same passage with another end: its prefix is in engine 0's blocks"
-printf '\033[2m... %s\033[0m' "$(tail -c 160 "$work/second" | tr '\n' ' ')"
+printf '%s... %s%s' "$faint" "$(tail -c 160 "$work/second" | tr '\n' ' ')" "$plain"
 "$bin/kvhive" generate --engine 1 --prompt-file "$work/second" $speech
 
 say "4. The same request as JSON, on both engines: equal tokens, and what it cost"

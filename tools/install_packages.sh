@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what kvhive builds with, on Debian 12. Does nothing if it is all there.
+# Installs the Debian 12 packages that kvhive is built with. Does nothing if all are installed.
 set -eu
 
 packages="g++ make cmake ninja-build pkg-config
@@ -7,7 +7,7 @@ packages="g++ make cmake ninja-build pkg-config
   libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libexpected-dev
   libdnnl-dev ocl-icd-opencl-dev libhwy-dev libpcre2-dev libutf8proc-dev libssl-dev zlib1g-dev python3 python3-dev pybind11-dev dpkg-dev file $*"
 
-# Nice to have: what needs these skips itself without them.
+# Optional: tests that need these packages are skipped without them.
 optional="spin"
 
 is_installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
@@ -23,7 +23,7 @@ done
 [ -n "$missing$wanted" ] || exit 0
 
 if [ -z "$missing" ] && ! { command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; }; then
-  exit 0  # not worth a password
+  exit 0  # only optional packages are missing: do not ask for a password
 fi
 if ! command -v apt-get >/dev/null; then
   echo "kvhive: these packages are missing and there is no apt-get to install them:$missing" >&2

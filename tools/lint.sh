@@ -1,5 +1,5 @@
 #!/bin/sh
-# What a reviewer should not have to say: layout, include rules, clang-tidy (the last one where it is installed).
+# Checks what a program can check before a review: include rules, layout, clang-tidy (the last two if they are installed).
 set -eu
 cd "$(dirname "$0")/.."
 python3 tools/check_layers.py .
@@ -12,7 +12,7 @@ else
 fi
 if command -v clang-tidy >/dev/null && [ -f build/compile_commands.json ]; then
   git ls-files 'config/*.cpp' 'hashing/*.cpp' 'pool/*.cpp' 'kernels/*.cpp' 'models/*.cpp' 'actors/*.cpp' 'tools/*.cpp' |
-    xargs -P "$(nproc)" -n 1 clang-tidy -p build --quiet --warnings-as-errors='*' && echo "clang-tidy is content"
+    xargs -P "$(nproc)" -n 1 clang-tidy -p build --quiet --warnings-as-errors='*' && echo "clang-tidy finds nothing"
 else
   echo "clang-tidy or build/compile_commands.json is missing: not run" >&2
 fi

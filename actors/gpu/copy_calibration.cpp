@@ -14,13 +14,15 @@
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kCopyEnginesFrom = std::size_t{1} << 20;  ///< bytes of a piece; not measured
-constexpr std::size_t kScratchBytes = std::size_t{8} << 20;     ///< on each side
-constexpr std::size_t kMostPieces = 1024;                       ///< a large step's
-constexpr int kRuns = 4;                                        ///< the first warms up
+constexpr std::size_t kCopyEnginesFrom =
+    std::size_t{1}
+    << 20;  ///< larger pieces always go to the copy engines; chosen without measurement
+constexpr std::size_t kScratchBytes = std::size_t{8} << 20;  ///< on the device, and on the host
+constexpr std::size_t kMostPieces = 1024;                    ///< as many as a large step copies
+constexpr int kRuns = 4;                                     ///< the first run only warms up
 constexpr double kClearly = 1.1;
 
-/// The best of a few runs.
+/// Seconds of the fastest run.
 Expected<double> measure(const CopyOnDevice& copy, const BlockCopyArgs& args,
                          const OrderedStream& stream) {
   double best = 0;
@@ -44,7 +46,7 @@ Expected<CopyTimes> measure(const CopyOnDevice& copy, std::byte* host, std::byte
   return CopyTimes{*out, *in};
 }
 
-/// Each slot once, neighbours in neither order.
+/// Gives every slot one pair, such that neighbouring pairs are neighbours in neither arena.
 void scatter(std::span<BlockPair> pairs) {
   std::mt19937 random(1);
   std::vector<std::uint32_t> order(pairs.size());
@@ -73,7 +75,7 @@ Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
   if (!scratch) return forward_error(scratch);
   auto stream = OrderedStream::open(device);
   if (!stream) return forward_error(stream);
-  // Behind the pieces, where the device can read them.
+  // Behind the pieces in page-locked memory, where the device can read them.
   const std::span pairs(reinterpret_cast<BlockPair*>(host->data() + kScratchBytes) - count, count);
   scatter(pairs);
   const auto times_of = [&](const CopyOnDevice& copy) {
@@ -89,10 +91,11 @@ Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
     return bytes / seconds / 1e9;
   };
   spdlog::info(
-      "swaps in pieces of {}: by a kernel {:.1f} GB/s out, {:.1f} in; by the copy engines "
-      "{:.1f}, {:.1f}; by {} from here on",
+      "swaps in pieces of {}: a kernel copies {:.1f} GB/s out and {:.1f} in, the copy engines "
+      "{:.1f} "
+      "and {:.1f}; using {}",
       format_bytes(piece_bytes), speed(kernel->out), speed(kernel->in), speed(batch->out),
-      speed(batch->in), pays ? "a kernel" : "the copy engines");
+      speed(batch->in), pays ? "the kernel" : "the copy engines");
   return pays ? kCopyEnginesFrom : 0;
 }
 

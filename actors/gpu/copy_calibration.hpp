@@ -1,26 +1,27 @@
 #pragma once
-// Which way small copies between a GPU and page-locked memory are faster on this machine, measured
-// once, before an engine works: by the copy engines, which pay for each copy, or by a kernel, which
-// takes SMs from the model.
+// Measures which way of making small copies between the GPU and page-locked memory is faster on
+// this machine: the copy engines, where every copy has a fixed cost, or a kernel, which takes SMs
+// from the model. Done once, before an engine works.
 
 #include "actors/gpu/device_swapper.hpp"
 
 namespace kvhive {
 
-/// Seconds for the same pieces.
+/// Seconds for the same pieces in each direction.
 struct CopyTimes {
   double out = 0, in = 0;
 };
 
-/// Whether the kernel is so much faster that it is worth the SMs that it takes.
+/// Whether the kernel is enough faster to be worth the SMs that it takes.
 bool kernel_pays(const CopyTimes& kernel, const CopyTimes& batch);
 
-/// Copies scattered pieces both ways, in memory of its own (16 MiB, until it returns), and logs how
-/// fast that was. Pieces of 1 MiB and more are the copy engines', unmeasured.
+/// Copies scattered pieces in both directions, in memory of its own (16 MiB, freed on return), and
+/// logs the speeds. Pieces of 1 MiB and more are not measured: they always go to the copy engines.
 ///
-/// \param piece_bytes  the smallest that will be copied
-/// \return  swap_blocks_cuda's `batched_from`
-Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
-                                       const CopyOnDevice& by_kernel, const CopyOnDevice& by_batch);
+/// \param piece_bytes the smallest piece that will be copied
+/// \return `batched_from` for swap_blocks_cuda
+[[nodiscard]] Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
+                                                     const CopyOnDevice& by_kernel,
+                                                     const CopyOnDevice& by_batch);
 
 }  // namespace kvhive

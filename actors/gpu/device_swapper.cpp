@@ -29,7 +29,9 @@ DeviceSwapper::DeviceSwapper(Device& device, const PoolMemory& memory, SwapCopie
       block_bytes_(memory.geometry().kv.block_bytes()) {}
 
 DeviceSwapper::~DeviceSwapper() {
-  if (!is_under_way_) return;  // otherwise the streams use what goes now
+  if (!is_under_way_) return;
+  // The streams still use the memory that is freed now. Errors
+  // are ignored: the call that failed first has reported them.
   (void)aside_.finish();
   (void)out_.finish();
   for (const OrderedStream& stream : in_) (void)stream.finish();
@@ -61,11 +63,12 @@ Expected<void> DeviceSwapper::prepare(const SwapLimits& limits) {
   if (aside_blocks_ != 0) {
     auto room = DeviceBuffer::allocate(device_, aside_blocks_ * block_bytes_);
     if (!room) return forward_error(room);
-    room_aside_ = std::move(*room);
+    aside_buffer_ = std::move(*room);
   }
-  // A plan writes each host block once at most, each device block too; what goes aside takes two.
-  pairs_room_ = std::size_t{geometry.host_blocks} + geometry.device_blocks + aside_blocks_;
-  auto pairs = StagingBuffer::allocate(device_, pairs_room_ * sizeof(BlockPair));
+  // A plan writes each host block and each device block at most once; a copy through the aside
+  // buffer takes two pairs.
+  pairs_capacity_ = std::size_t{geometry.host_blocks} + geometry.device_blocks + aside_blocks_;
+  auto pairs = StagingBuffer::allocate(device_, pairs_capacity_ * sizeof(BlockPair));
   if (!pairs) return forward_error(pairs);
   pairs_ = std::move(*pairs);
   return {};
@@ -79,7 +82,7 @@ Expected<double> DeviceSwapper::move(const StepPlan& plan) {
   is_under_way_ = has_swaps;
   pairs_taken_ = 0;
   auto started = start_out(plan);
-  if (started) started = hand_over(plan);
+  if (started) started = change_domains(plan);
   if (started) started = start_in(plan);
   if (!started) return forward_error(started);
   if (!has_swaps || plans_with_copies_++ % kMeasuredEvery != 0) return 0.0;
@@ -87,34 +90,35 @@ Expected<double> DeviceSwapper::move(const StepPlan& plan) {
   return watch.seconds();
 }
 
-/// Demotions first: this step overwrites their blocks, and the runner waits. out_'s mark is behind
-/// those that go directly. For swapped-out sequences nobody waits before the end of the step.
+/// Starts demotions first, since this step overwrites their blocks and the runner waits for them.
+/// The mark of out_ is behind the demotions that go to the host directly. Only the step's end waits
+/// for the blocks of preempted sequences.
 Expected<void> DeviceSwapper::start_out(const StepPlan& plan) {
-  // Without work there is nothing to copy behind.
+  // A plan without work has nothing that a copy from the aside buffer could overlap with.
   const std::size_t count =
       plan.work.empty() ? 0 : std::min<std::size_t>(plan.demotions.size(), aside_blocks_);
   const std::span demotions(plan.demotions);
   auto started = copy_out(demotions.subspan(count));
   if (started && count < demotions.size()) started = out_.mark();
-  if (started) started = demote_aside(demotions.first(count));
+  if (started) started = demote_through_aside(demotions.first(count));
   if (started) started = copy_out(plan.swap_out);
   return started;
 }
 
 Expected<void> DeviceSwapper::copy_out(std::span<const BlockPair> pairs) {
   return copy_chunks(whole_blocks(memory_.arena(Tier::device), memory_.arena(Tier::host),
-                                  block_bytes_, keep(pairs)),
+                                  block_bytes_, copy_pairs(pairs)),
                      &BlockPair::destination, out_);
 }
 
-Expected<void> DeviceSwapper::demote_aside(std::span<const BlockPair> pairs) {
+Expected<void> DeviceSwapper::demote_through_aside(std::span<const BlockPair> pairs) {
   if (pairs.empty()) return {};
   const auto leaving = take_pairs(pairs.size()), arriving = take_pairs(pairs.size());
   for (std::uint32_t i = 0; i < pairs.size(); ++i) {
     leaving[i] = {pairs[i].source, i};
     arriving[i] = {i, pairs[i].destination};
   }
-  std::byte* const aside = room_aside_.data();
+  std::byte* const aside = aside_buffer_.data();
   auto started = copies_.within(
       whole_blocks(memory_.arena(Tier::device), aside, block_bytes_, leaving), aside_.handle());
   if (started) started = aside_.mark();
@@ -125,24 +129,26 @@ Expected<void> DeviceSwapper::demote_aside(std::span<const BlockPair> pairs) {
   return started;
 }
 
-/// Rare, so the host waits: a block is zeroed once its bytes have left, and belongs to the other
-/// domain only then.
-Expected<void> DeviceSwapper::hand_over(const StepPlan& plan) const {
-  if (plan.hand_over.empty()) return {};
+/// Zeroes the blocks that go to another domain, after their bytes have left, and then writes the
+/// new domain's name: a process killed in between leaves the old name, and the block is zeroed
+/// again. The host waits, since this is rare.
+Expected<void> DeviceSwapper::change_domains(const StepPlan& plan) const {
+  if (plan.domain_changes.empty()) return {};
   std::vector<BlockId> blocks;
-  for (const auto& [block, domain] : plan.hand_over) blocks.push_back(block);
+  for (const auto& [block, domain] : plan.domain_changes) blocks.push_back(block);
   auto zeroed = aside_.run_after(out_);
   if (zeroed)
     zeroed = zero_blocks(device_, aside_, memory_.arena(Tier::device), block_bytes_, blocks);
   if (!zeroed) return zeroed;
-  for (const auto& [block, domain] : plan.hand_over) kvhive::hand_over(memory_, block, domain);
+  for (const auto& [block, domain] : plan.domain_changes)
+    kvhive::change_domain(memory_, block, domain);
   return {};
 }
 
 Expected<void> DeviceSwapper::start_in(const StepPlan& plan) {
   if (plan.swap_in.empty()) return {};
-  const auto pairs = keep(plan.swap_in);
-  auto started = join_out(plan, in_.front());
+  const auto pairs = copy_pairs(plan.swap_in);
+  auto started = run_after_demotions(plan, in_.front());
   for (std::uint32_t part = 0; part < parts_.count() && started; ++part) {
     const OrderedStream& stream = in_[part];
     if (part != 0) started = stream.run_after(in_[part - 1]);
@@ -156,21 +162,22 @@ Expected<void> DeviceSwapper::start_in(const StepPlan& plan) {
   return started;
 }
 
-/// Where the device can read them, and until finish().
+/// Pairs in page-locked memory, where the device can read them until finish().
 std::span<BlockPair> DeviceSwapper::take_pairs(std::size_t count) {
-  KV_CHECK(pairs_taken_ + count <= pairs_room_, pairs_taken_, count, pairs_room_);
+  KV_CHECK(pairs_taken_ + count <= pairs_capacity_, pairs_taken_, count, pairs_capacity_);
   const std::span taken(reinterpret_cast<BlockPair*>(pairs_.data()) + pairs_taken_, count);
   pairs_taken_ += count;
   return taken;
 }
 
-std::span<const BlockPair> DeviceSwapper::keep(std::span<const BlockPair> pairs) {
-  const auto kept = take_pairs(pairs.size());
-  std::ranges::copy(pairs, kept.begin());
-  return kept;
+std::span<const BlockPair> DeviceSwapper::copy_pairs(std::span<const BlockPair> pairs) {
+  const auto copied = take_pairs(pairs.size());
+  std::ranges::copy(pairs, copied.begin());
+  return copied;
 }
 
-/// Nothing that the device copies as one spans two registrations of host memory.
+/// Starts the copies in groups of which each lies within one registration of host memory, because
+/// CUDA does not copy across the border of two.
 Expected<void> DeviceSwapper::copy_chunks(const BlockCopyArgs& all,
                                           std::uint32_t BlockPair::*host_block,
                                           const OrderedStream& stream) const {
@@ -188,20 +195,22 @@ Expected<void> DeviceSwapper::copy_chunks(const BlockCopyArgs& all,
   return {};
 }
 
-Expected<void> DeviceSwapper::join_out(const StepPlan& plan, const OrderedStream& runner) const {
+Expected<void> DeviceSwapper::run_after_demotions(const StepPlan& plan,
+                                                  const OrderedStream& runner) const {
   if (plan.demotions.empty()) return {};
   auto joined = runner.run_after(out_);
   if (joined) joined = runner.run_after(aside_);
   return joined;
 }
 
-Expected<void> DeviceSwapper::join_in(const StepPlan& plan, const OrderedStream& runner) const {
+Expected<void> DeviceSwapper::run_after_swap_in(const StepPlan& plan,
+                                                const OrderedStream& runner) const {
   if (plan.swap_in.empty()) return {};
   return runner.run_after(in_.back());
 }
 
-Expected<void> DeviceSwapper::join_layer(const StepPlan& plan, std::int32_t layer,
-                                         const OrderedStream& runner) const {
+Expected<void> DeviceSwapper::run_after_layer(const StepPlan& plan, std::int32_t layer,
+                                              const OrderedStream& runner) const {
   if (plan.swap_in.empty()) return {};
   for (std::uint32_t part = 0; part < parts_.count(); ++part)
     if (parts_.first_layer(part) == static_cast<std::uint32_t>(layer))

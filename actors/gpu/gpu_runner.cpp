@@ -19,16 +19,18 @@ SampleChoice choice_of(const ScheduledSequence& work) {
 
 }  // namespace
 
-/// What is copied on write may just come in: all of it, then, before anything is computed.
-bool GpuRunner::comes_by_layers(const StepPlan& plan) const {
+/// A block that is copied on write may be one that comes in. So if the plan copies blocks, all
+/// layers must have come in before anything is computed.
+bool GpuRunner::swaps_in_by_layers(const StepPlan& plan) const {
   return !plan.swap_in.empty() && !plan.work.empty() && plan.copies.empty() &&
          swapper_.parts().count() > 1;
 }
 
-/// What has to be in place before any layer.
+/// Queues everything that must be in place before the first layer.
 Expected<void> GpuRunner::queue_copies(const StepPlan& plan) const {
-  auto joined = swapper_.join_out(plan, model_.stream());
-  if (joined && !comes_by_layers(plan)) joined = swapper_.join_in(plan, model_.stream());
+  auto joined = swapper_.run_after_demotions(plan, model_.stream());
+  if (joined && !swaps_in_by_layers(plan))
+    joined = swapper_.run_after_swap_in(plan, model_.stream());
   if (!joined || plan.copies.empty()) return joined;
   return copy_(whole_blocks(arena_, arena_, layout_.block_bytes(), plan.copies),
                model_.stream().handle());
@@ -52,10 +54,11 @@ Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {
   std::vector<SampleChoice> choices;
   for (const auto& work : plan.work)
     if (work.samples) choices.push_back(choice_of(work));
-  BeforeLayer before_layer;  // none unless there is something to wait for: graphs have none
-  if (comes_by_layers(plan))
+  BeforeLayer
+      before_layer;  // empty unless there is something to wait for, because graphs cannot wait
+  if (swaps_in_by_layers(plan))
     before_layer = [&](std::int32_t layer) {
-      return swapper_.join_layer(plan, layer, model_.stream());
+      return swapper_.run_after_layer(plan, layer, model_.stream());
     };
   if (auto started = model_.start(batch.view(), choices, arena_, layout_, before_layer); !started)
     return forward_error(started);

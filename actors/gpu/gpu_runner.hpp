@@ -1,7 +1,7 @@
 #pragma once
-// Runs steps on a GPU: joins the plan's block tables with the device arena, waits for the plan's
-// swaps on the device, layer by layer where they may come so, samples there. When run() returns,
-// events behind all of it have been seen, the swaps' too.
+// Runs steps on a GPU: joins the plan's block tables with the device arena, makes the stream wait
+// for the plan's swaps (layer by layer where possible), computes and samples on the device. When
+// run() returns, the host has waited for all of it, including the swaps.
 
 #include "actors/gpu/device_swapper.hpp"
 #include "actors/step_runner.hpp"
@@ -11,9 +11,9 @@ namespace kvhive {
 
 class GpuRunner final : public StepRunner {
  public:
-  /// \param swapper  the ring's own, before this runner; alive during run()
-  /// \param copy     for copies within the device; reads `pairs` in the call
-  /// \param arena    block 0 of the device tier, mapped by the model's device
+  /// \param swapper the one that gets each plan before this runner; alive during run()
+  /// \param copy for copies within the device; reads `pairs` during the call
+  /// \param arena address of block 0 of the device tier, mapped by the model's device
   GpuRunner(GpuTransformer model, DeviceSwapper& swapper, CopyOnDevice copy, std::byte* arena,
             const KvLayout& layout)
       : model_(std::move(model)),
@@ -22,12 +22,12 @@ class GpuRunner final : public StepRunner {
         arena_(arena),
         layout_(layout) {}
 
-  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
+  [[nodiscard]] Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
 
  private:
-  bool comes_by_layers(const StepPlan& plan) const;
-  Expected<void> queue_copies(const StepPlan& plan) const;
-  Expected<std::vector<SampledToken>> compute(const StepPlan& plan);
+  bool swaps_in_by_layers(const StepPlan& plan) const;
+  [[nodiscard]] Expected<void> queue_copies(const StepPlan& plan) const;
+  [[nodiscard]] Expected<std::vector<SampledToken>> compute(const StepPlan& plan);
 
   GpuTransformer model_;
   DeviceSwapper& swapper_;

@@ -1,6 +1,6 @@
 #pragma once
-// A block in parts of whole layers, which a swap copies one after the other: the first layers
-// compute while the last ones are under way.
+// Cuts a block into parts of whole layers. A swap copies one part after the other, so that the
+// first layers compute while the last ones are still being copied.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,8 +14,8 @@ class LayerParts {
  public:
   static constexpr std::uint32_t kMostParts = 4;
 
-  /// \param at_least  bytes of a part, unless it is the only one: small copies cost more than they
-  ///                  hide
+  /// \param at_least bytes of a part, unless there is only one: a smaller copy costs more time than
+  /// it hides
   LayerParts(const KvLayout& kv, std::size_t at_least)
       : layers_(kv.layers),
         layer_bytes_(kv.layer_bytes()),
@@ -24,12 +24,12 @@ class LayerParts {
   }
 
   std::uint32_t count() const { return count_; }
-  /// Of part `count()`: as many as there are.
+  /// The first layer of a part; for part count() the number of layers.
   std::uint32_t first_layer(std::uint32_t part) const { return part * layers_ / count_; }
-  /// Of this part of block 0; bytes of a block's layers lie side by side.
+  /// Offset of a part in a block, in bytes; a block's layers lie one after the other.
   std::size_t offset(std::uint32_t part) const { return first_layer(part) * layer_bytes_; }
   std::size_t bytes(std::uint32_t part) const { return offset(part + 1) - offset(part); }
-  /// Of the smallest part.
+  /// Bytes of the smallest part.
   std::size_t least_bytes() const { return layers_ / count_ * layer_bytes_; }
 
  private:

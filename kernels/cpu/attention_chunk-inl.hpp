@@ -1,8 +1,8 @@
 // Attention of some query rows over one chunk of KV: scores, online softmax, weighted sum of
-// values. Included once per instruction set. All arithmetic on one query row is the same whatever
-// shares the tile with it: that, and the fixed borders described in attention_plan.hpp, is what
-// makes results bit-equal. Compiled with -ffp-contract=off, lest the compiler fuse differently in
-// different instantiations.
+// values. Included once per instruction set. The arithmetic on one query row is the same whichever
+// other rows are in the tile; that and the fixed borders described in attention_plan.hpp make
+// results bit-equal. Compiled with -ffp-contract=off: otherwise the compiler could fuse
+// multiplications and additions differently in different instantiations.
 
 #if defined(KVHIVE_ATTENTION_CHUNK_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVHIVE_ATTENTION_CHUNK_INL
@@ -31,10 +31,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET != HWY_SCALAR
 
-// Accumulators of a register tile are rows x 4; they must fit into 32 or 16 registers.
+// A register tile has rows x 4 accumulators; they must fit into 32 or 16 registers.
 constexpr std::size_t kRowsAtOnce = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
 constexpr std::int32_t kKeysAtOnce = 4;
-// V rows that stay in L1 while all query rows use them.
+// This many rows of V stay in L1 while all query rows use them.
 constexpr std::int32_t kValuesAtOnce = 32;
 
 template <class Element>
@@ -53,7 +53,7 @@ HWY_INLINE auto fold_to_four(D d, V v) {
   }
 }
 
-/// The sums of the lanes of four vectors, as one vector of four.
+/// One vector of four: element i is the sum of all lanes of a_i.
 template <class D, class V>
 HWY_INLINE auto sums_of_lanes(D d, V a0, V a1, V a2, V a3) {
   const V a02 = hn::Add(hn::InterleaveLower(d, a0, a2), hn::InterleaveUpper(d, a0, a2));
@@ -110,7 +110,7 @@ HWY_INLINE void score_tile(D d, const float* HWY_RESTRICT q, const ChunkRows& ch
                scores + r * kChunkTokens);
 }
 
-/// To be called when scratch.ranges have changed.
+/// Must be called whenever scratch.ranges have changed.
 inline void unite_ranges(std::size_t rows, AttentionScratch& scratch) {
   for (std::size_t r = 0; r < rows; r += kRowsAtOnce) {
     KvRange seen{kChunkTokens, 0};
@@ -123,8 +123,8 @@ inline void unite_ranges(std::size_t rows, AttentionScratch& scratch) {
   }
 }
 
-/// All scores of `piece` that scratch.ranges let some row see; what else gets a score is masked by
-/// softmax_row.
+/// Computes all scores of `piece` that some row sees (scratch.ranges). Some scores of tokens that a
+/// row does not see are computed along; softmax_row masks them.
 template <class Element, class D>
 void score_chunk(D d, const ChunkRows& chunk, KvRange piece, std::size_t rows,
                  AttentionScratch& scratch) {
@@ -158,14 +158,15 @@ HWY_INLINE void scale_in_place(D d, float* HWY_RESTRICT values, std::size_t coun
     hn::Store(hn::Mul(hn::Load(d, values + i), factors), d, values + i);
 }
 
-/// Turns the visible scores of a row into probabilities relative to the state's new max, and
-/// rescales the state to it.
+/// Turns the scores a row sees into weights relative to the state's new max, and rescales the state
+/// to that max.
 template <class D>
 void softmax_row(D d, KvRange range, float* HWY_RESTRICT scores, SoftmaxStates states,
                  std::size_t row) {
   const auto lanes = static_cast<std::int32_t>(hn::Lanes(d));
   const KvRange whole{range.begin / lanes * lanes, (range.end + lanes - 1) / lanes * lanes};
-  // Selection, not arithmetic: a masked score may be NaN.
+  // Masks by storing -infinity, not by arithmetic: the score of a token that is not seen may be
+  // NaN.
   std::fill(scores + whole.begin, scores + range.begin, -std::numeric_limits<float>::infinity());
   std::fill(scores + range.end, scores + whole.end, -std::numeric_limits<float>::infinity());
 
@@ -187,17 +188,15 @@ void softmax_row(D d, KvRange range, float* HWY_RESTRICT scores, SoftmaxStates s
   scale_in_place(d, states.acc(row), states.value_size, shrink);
 }
 
-/// What turns q.k into a score besides the scale: none of it costs the plain case anything.
+/// Changes to a score besides the scale. An option that is off costs nothing.
 struct ScoreOptions {
-  const float* k_scales = nullptr;  ///< [kChunkTokens]; null = none
+  const float* k_scales = nullptr;  ///< [kChunkTokens]; null: none
   float soft_cap = 0;
-  float alibi_slope = 0;
 };
 
-/// Scores of tokens `range` for a query that is `distance` tokens after the chunk's start.
+/// Applies the options to the scores of the tokens of `range`.
 template <class D>
-void finish_scores(D d, const ScoreOptions& options, KvRange range, std::int32_t distance,
-                   float* HWY_RESTRICT scores) {
+void finish_scores(D d, const ScoreOptions& options, KvRange range, float* HWY_RESTRICT scores) {
   const auto lanes = static_cast<std::int32_t>(hn::Lanes(d));
   const std::int32_t first = range.begin / lanes * lanes;
   const auto each = [&](auto&& change) {
@@ -212,11 +211,6 @@ void finish_scores(D d, const ScoreOptions& options, KvRange range, std::int32_t
     each([&](auto score, std::int32_t) {
       const auto cap = hn::Set(d, options.soft_cap);
       return hn::Mul(cap, hn::Tanh(d, hn::Div(score, cap)));
-    });
-  if (options.alibi_slope != 0)
-    each([&](auto score, std::int32_t t) {
-      const auto ahead = hn::Iota(d, static_cast<float>(t - distance));
-      return hn::MulAdd(hn::Set(d, options.alibi_slope), ahead, score);
     });
 }
 
@@ -282,9 +276,9 @@ HWY_INLINE void accumulate_rows(D d, const ChunkRows& chunk, KvRange tokens, std
     accumulate_tile<Element, kRows, 1>(d, chunk, tokens, dim, probabilities, acc, stride);
 }
 
-/// kRows rows over `tokens`. Each row sees exactly its own tokens, in order: those that only some
-/// rows see are done row by row, before and after the common ones. (A masked token must not even be
-/// multiplied by a probability of zero: its V may be NaN.)
+/// Adds V of `tokens` to kRows rows. Each row takes exactly the tokens it sees, in order: tokens
+/// that only some of the rows see are added row by row, before and after the common ones. (A token
+/// that a row does not see must not be multiplied by a weight of 0: its V may be NaN.)
 template <class Element, std::size_t kRows, class D>
 HWY_INLINE void accumulate_group(D d, const ChunkRows& chunk, KvRange tokens, std::size_t first_row,
                                  const AttentionScratch& scratch, SoftmaxStates states) {
@@ -303,7 +297,7 @@ HWY_INLINE void accumulate_group(D d, const ChunkRows& chunk, KvRange tokens, st
                                 r, scratch, states);
 }
 
-/// Adds the values of `piece`, as far as scratch.ranges let a row see them, to the states.
+/// Adds the values of `piece` to the states of the rows that see them (scratch.ranges).
 template <class Element, class D>
 void accumulate_chunk(D d, const ChunkRows& chunk, KvRange piece, std::size_t rows,
                       const AttentionScratch& scratch, SoftmaxStates states) {

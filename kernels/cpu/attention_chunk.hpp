@@ -1,6 +1,6 @@
 #pragma once
-// Which KV a tile sees in one chunk, and where it lies. Private to paged_attention_cpu and
-// paged_mla_cpu; plain C++.
+// Finds the KV that a tile sees in one chunk: which tokens, and where their rows lie. Private to
+// paged_attention_cpu and paged_mla_cpu; no SIMD.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,36 +21,26 @@ struct TileChunk {
 
   KvRange visible() const { return within_chunk(tile.visible, begin); }
 
-  /// The tokens that a row sees if it does not skip blocks.
+  /// The tokens that a row sees.
   KvRange range_of(std::size_t row) const {
     return within_chunk(visible_range(rows.position(row), args.window, args.chunk), begin);
   }
-
-  /// Whether the row attends to the sparse block that `piece` is a part of.
-  bool attends(std::size_t row, KvRange piece) const {
-    const std::int32_t block = args.sparsity.block;
-    return block == 0 ||
-           attends_block(args.sparsity, static_cast<std::int32_t>(rows.head(row)), tile.g,
-                         rows.position(row) / block, (begin + piece.begin) / block);
-  }
 };
 
-/// The parts of the chunk that any row attends to, in order; each inside one sparse block.
-void find_pieces(const TileChunk& chunk, std::vector<KvRange>& pieces);
+/// Writes what each row sees of the chunk to scratch.ranges.
+void find_ranges(const TileChunk& chunk, AttentionScratch& scratch);
 
-/// What the rows see of `piece`: scratch.ranges.
-void find_ranges(const TileChunk& chunk, KvRange piece, AttentionScratch& scratch);
+/// Gives the tokens of the chunk that no row sees the offset of one that some row sees: the SIMD
+/// loops score them, too, and mask them afterwards, so their offsets must be readable.
+///
+/// \param tokens     what some row sees, not empty
+/// \param known_end  offsets up to here are known: tokens.end or, for prefetching, beyond it
+void fill_holes(KvRange tokens, std::int32_t known_end, std::vector<std::int64_t>& offsets);
 
-/// Gives tokens outside `pieces` the offset of one inside: they are scored along, and then masked.
-/// Offsets are known up to known_end, the end of the last piece or, for prefetching, beyond.
-void fill_holes(const std::vector<KvRange>& pieces, std::int32_t known_end,
-                std::vector<std::int64_t>& offsets);
-
-/// Where the rows of the tokens of `pieces` (not empty) are, and their scales; other tokens get the
-/// place of one of these. Block table entries and scales of other blocks are not read, and the
-/// tokens that come after the chunk are for prefetching only. Pages that do not keep rows are
-/// copied.
-ChunkRows find_rows(const TileChunk& chunk, const std::vector<KvRange>& pieces,
-                    AttentionScratch& scratch);
+/// Finds the rows of the tokens that some row sees, and their scales. Entries of the block table
+/// and scales of other blocks are not read; offsets past the end of the chunk are for prefetching
+/// only. Rows of pages that do not keep a token's elements side by side are copied to
+/// scratch.tokens.
+ChunkRows find_rows(const TileChunk& chunk, AttentionScratch& scratch);
 
 }  // namespace kvhive

@@ -3,9 +3,9 @@
 namespace kvhive {
 namespace {
 
-/// Items per thread that even out differences between items and between cores.
+/// Several items per thread even out differences between items and between cores.
 constexpr std::int64_t kItemsPerThread = 4;
-/// Fetching a token's K and V costs about as much as the arithmetic of this many rows.
+/// Loading a token's K and V costs about as much as the arithmetic of this many rows.
 constexpr std::int64_t kFetchRows = 8;
 
 std::int64_t work_of(const QueryTile& tile, std::int32_t group) {

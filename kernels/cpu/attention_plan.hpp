@@ -1,11 +1,11 @@
 #pragma once
-// How one call of paged_attention_cpu or paged_mla_cpu is cut into pieces for threads. Private to
-// them; plain C++ so that it can be read and tested without SIMD.
+// Cuts one call of paged_attention_cpu or paged_mla_cpu into work items for threads. Private to
+// them; no SIMD, so that it can be read and tested alone.
 //
-// Why a result's bits do not depend on the plan: a query row sees the KV of its sequence as spans,
-// and a span as chunks, whose borders are multiples of constants counted from position 0. Inside a
-// span one state (max, sum, acc) runs over the chunks in order; the states of the spans are merged
-// in order. The plan only says which thread computes which spans.
+// Why a result's bits do not depend on the plan: the KV that a query row sees is cut into spans,
+// and a span into chunks, at multiples of constants counted from position 0. Inside a span, one
+// state (max, sum, acc) goes through the chunks in order; then the states of the spans are merged
+// in order. The plan only decides which thread computes which spans.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,9 +16,11 @@
 
 namespace kvhive {
 
-inline constexpr std::int32_t kChunkTokens = 128;  ///< one softmax update; a multiple of any vector
-inline constexpr std::int32_t kSpanTokens = 512;   ///< least KV a thread is sent to; whole chunks
-inline constexpr std::int32_t kTileRows = 32;      ///< query rows that share one pass over the KV
+inline constexpr std::int32_t kChunkTokens =
+    128;  ///< of one softmax update; a multiple of every vector length
+inline constexpr std::int32_t kSpanTokens =
+    512;  ///< the least KV that is given to a thread; whole chunks
+inline constexpr std::int32_t kTileRows = 32;  ///< query rows that share one pass over the KV
 
 /// KV positions begin..end-1.
 struct KvRange {
@@ -26,40 +28,32 @@ struct KvRange {
   std::int32_t end = 0;
 };
 
-/// What a query token at `position` may attend to.
+/// The positions that a query token at `position` attends to.
 inline KvRange visible_range(std::int32_t position, std::int32_t window, std::int32_t chunk) {
   const std::int32_t in_window = window > 0 ? std::max(0, position + 1 - window) : 0;
   const std::int32_t in_chunk = chunk > 0 ? position / chunk * chunk : 0;
   return {std::max(in_window, in_chunk), position + 1};
 }
 
-/// Whether a query of head h (of kv head g) in sparse block i attends to sparse block j <= i.
-inline bool attends_block(const BlockSparsity& sparsity, std::int32_t h, std::int32_t g,
-                          std::int32_t i, std::int32_t j) {
-  const std::int32_t step = sparsity.head_step;
-  return j > i - sparsity.local ||
-         (j + (step < 0 ? g * -step : h * step) + 1) % sparsity.vertical == 0;
-}
-
 inline KvRange intersection(KvRange a, KvRange b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
 }
 
-/// The part of `range` in the chunk that starts at `chunk_begin`, counted from there; where there
-/// is none, end <= begin.
+/// The part of `range` inside the chunk that starts at `chunk_begin`, counted from the chunk's
+/// start; end <= begin if there is none.
 inline KvRange within_chunk(KvRange range, std::int32_t chunk_begin) {
   return intersection({range.begin - chunk_begin, range.end - chunk_begin}, {0, kChunkTokens});
 }
 
-/// Some successive query tokens of one sequence, with all query heads of one kv head.
+/// Consecutive query tokens of one sequence, with all query heads of one kv head.
 struct QueryTile {
   std::int32_t b;
   std::int32_t g;
   std::int32_t first_query;       ///< index into the call's T query tokens
   std::int32_t queries;           ///< tokens; each has H/G rows
   std::int32_t first_position;    ///< of first_query in its sequence
-  KvRange visible;                ///< to any of its rows
-  std::int64_t first_state = -1;  ///< where its spans' states are kept; -1: it is not split
+  KvRange visible;                ///< positions that at least one of its rows sees
+  std::int64_t first_state = -1;  ///< index of its spans' stored states; -1: the tile is not split
 
   bool is_split() const { return first_state >= 0; }
   std::size_t rows(std::int32_t group) const {
@@ -69,7 +63,7 @@ struct QueryTile {
   std::int32_t end_span() const { return (visible.end + kSpanTokens - 1) / kSpanTokens; }
 };
 
-/// The unit of work of one thread: spans first_span..end_span-1 of one tile.
+/// One work item: spans first_span..end_span-1 of one tile.
 struct TileSpans {
   std::size_t tile = 0;
   std::int32_t first_span = 0;
@@ -79,13 +73,13 @@ struct TileSpans {
 struct AttentionPlan {
   std::vector<QueryTile> tiles;
   std::vector<TileSpans> items;
-  std::vector<std::size_t> split_tiles;  ///< to be merged when all items are done
+  std::vector<std::size_t> split_tiles;  ///< merged when all items are done
   std::int32_t max_tile_rows = 0;
-  std::int64_t stored_states = 0;  ///< rows times spans of the split tiles
+  std::int64_t stored_states = 0;  ///< sum over the split tiles of rows times spans
 };
 
-/// Tiles are split over spans only where that is needed to keep all threads busy. Of the arguments
-/// only the batch's shape, H, G, window and chunk matter.
+/// Splits tiles over spans only where that is needed to keep all threads busy. Reads of the
+/// arguments only the batch's shape, H, G, window and chunk.
 AttentionPlan plan_attention(const PagedAttentionArgs& args, int threads);
 
 }  // namespace kvhive

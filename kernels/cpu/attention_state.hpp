@@ -1,6 +1,6 @@
 #pragma once
-// The memory that attention on the CPU works in: running softmax states and one thread's scratch.
-// Private to paged_attention_cpu and paged_mla_cpu.
+// The memory that attention on the CPU works in: running softmax states and the scratch of one
+// thread. Private to paged_attention_cpu and paged_mla_cpu.
 
 #include <algorithm>
 #include <cstddef>
@@ -24,14 +24,14 @@ AlignedArray<T> allocate_aligned(std::size_t count) {
   return array;
 }
 
-/// Borrowed view of the states of some query rows: over the positions seen so far, the largest
-/// score, the sum of exp(score - max), and acc = sum of exp(score - max) * v. A row that has seen
-/// nothing has sum 0 and says nothing in max and acc.
+/// Borrowed view of the softmax states of some query rows. Over the positions seen so far: max is
+/// the largest score, sum the sum of exp(score - max), acc the sum of exp(score - max) * v. A row
+/// that has seen no position has sum 0; its max and acc mean nothing.
 struct SoftmaxStates {
   float* data = nullptr;
   std::size_t value_size = 0;  ///< elements of v
 
-  /// Floats per row: acc, then max and sum, then padding that keeps rows on cache lines.
+  /// Floats per row: acc, then max and sum, then padding so that each row begins a cache line.
   static std::size_t stride(std::size_t value_size) { return (value_size + 2 + 15) / 16 * 16; }
 
   float* acc(std::size_t row) const { return data + row * stride(value_size); }
@@ -62,12 +62,12 @@ struct TileRows {
   std::size_t count;
   std::size_t heads;  ///< H
   std::size_t first_head;
-  std::size_t first;  ///< index of row 0
+  std::size_t first;  ///< of row 0
   std::int32_t first_position;
 };
 
-/// Rows of K and V of a chunk's tokens. Token t's are at k + offsets[t] and v + offsets[t]; offsets
-/// go on for kPrefetchTokens into the next chunk.
+/// Where the rows of a chunk's tokens lie: K of token t at k + offsets[t], V at v + offsets[t].
+/// There are kPrefetchTokens more offsets, of tokens of the next chunk.
 struct ChunkRows {
   const std::byte* k;
   const std::byte* v;
@@ -76,18 +76,19 @@ struct ChunkRows {
   std::size_t value_size;  ///< elements
 };
 
-/// What one thread needs room for.
+/// Sizes of one thread's scratch.
 struct ScratchSize {
   std::size_t rows;         ///< query rows of a tile
   std::size_t key_size;     ///< elements of q and k
   std::size_t value_size;   ///< elements of v
-  std::size_t token_bytes;  ///< of a token's rows where they are not read in place, else 0
-  bool widens = false;      ///< rows are to be kept as f32, too
+  std::size_t token_bytes;  ///< bytes of a token's K and V if they are copied to scratch, 0 if they
+                            ///< are read in place
+  bool widens = false;      ///< also keep rows as f32
 };
 
-/// One thread's memory.
+/// The scratch of one thread.
 struct AttentionScratch {
-  /// Rows of K and V are prefetched this many tokens ahead, also across the end of a chunk.
+  /// Rows of K and V are prefetched this many tokens ahead, also past the end of a chunk.
   static constexpr std::int32_t kPrefetchTokens = 32;
 
   explicit AttentionScratch(const ScratchSize& size)
@@ -107,29 +108,27 @@ struct AttentionScratch {
         unions(size.rows),
         offsets(kChunkTokens + kPrefetchTokens),
         wide_offsets(kChunkTokens + kPrefetchTokens) {
-    pieces.reserve(kChunkTokens);
     std::fill_n(k_scales, 2 * kChunkTokens, 1.0f);
   }
 
   AlignedArray<float> floats;
-  AlignedArray<std::byte> tokens;     ///< a chunk's rows where they are not read in place
-  AlignedArray<float> wide_tokens;    ///< a chunk's K, then V, where many rows share it
-  float* scores;                      ///< [rows, kChunkTokens], then probabilities
-  SoftmaxStates span;                 ///< [rows] of the current span
-  SoftmaxStates total;                ///< [rows] of all spans so far
-  float* k_scales;                    ///< [kChunkTokens] where tokens have scales of their own
-  float* v_scales;                    ///< [kChunkTokens]
-  float* q;                           ///< [rows, key_size] times what all scores are times
-  std::vector<KvRange> ranges;        ///< [rows] tokens a row sees, counted from the chunk's start
-  std::vector<KvRange> unions;        ///< of the ranges of the rows that are scored together
-  std::vector<KvRange> pieces;        ///< of the chunk that some row attends to
-  std::vector<std::int64_t> offsets;  ///< [tokens] bytes from a plane to the token's row
-  std::vector<std::int64_t> wide_offsets;  ///< the same in wide_tokens
+  AlignedArray<std::byte> tokens;   ///< K, then V of a chunk if they are not read in place
+  AlignedArray<float> wide_tokens;  ///< the same as f32, if many query rows share it
+  float* scores;                    ///< [rows, kChunkTokens], then probabilities
+  SoftmaxStates span;               ///< [rows] of the current span
+  SoftmaxStates total;              ///< [rows] of all spans so far
+  float* k_scales;                  ///< [kChunkTokens], 1 unless each token has a scale
+  float* v_scales;                  ///< [kChunkTokens]
+  float* q;  ///< [rows, key_size], already multiplied by the scores' common factor
+  std::vector<KvRange> ranges;  ///< [rows] tokens that a row sees, counted from the chunk's start
+  std::vector<KvRange>
+      unions;  ///< the union of the ranges of each group of rows that are scored together
+  std::vector<std::int64_t> offsets;       ///< [tokens] bytes from k and v to the token's row
+  std::vector<std::int64_t> wide_offsets;  ///< the same for wide_tokens
 };
 
-/// Computes a plan with all threads (OpenMP):
-/// attend(tile, item, scratch, stored) for every item, then merge(tile, scratch, stored) for every
-/// split tile.
+/// Computes a plan with all threads (OpenMP): attend(tile, item, scratch, stored) for every item,
+/// then merge(tile, scratch, stored) for every split tile.
 template <class Attend, class Merge>
 void run_plan(const AttentionPlan& plan, const ScratchSize& size, const Attend& attend,
               const Merge& merge) {

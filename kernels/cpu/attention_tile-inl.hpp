@@ -1,5 +1,5 @@
-// Query tiles on the CPU: their rows in the caller's arrays, their spans, the merging of states.
-// Included once per instruction set.
+// Query tiles on the CPU: reads their rows from the caller's arrays, goes through their spans,
+// merges the states. Included once per instruction set.
 
 #if defined(KVHIVE_ATTENTION_TILE_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVHIVE_ATTENTION_TILE_INL
@@ -39,7 +39,7 @@ void gather_queries_of(D d, const void* q, const TileRows& rows, std::size_t key
   }
 }
 
-/// The tile's queries times `factor`, side by side.
+/// Copies the tile's query rows, times `factor`, to one array.
 template <class D>
 void gather_queries(D d, const void* q, Dtype dtype, const TileRows& rows, std::size_t key_size,
                     float factor, float* to) {
@@ -50,13 +50,13 @@ void gather_queries(D d, const void* q, Dtype dtype, const TileRows& rows, std::
   }
 }
 
-/// Where results go.
+/// Where a tile's results are written.
 struct Results {
   void* out;           ///< [T, H, value_size] of dtype
   float* lse;          ///< [T, H] or null
   const float* sinks;  ///< [H] or null
   Dtype dtype;
-  float factor;  ///< times what the values in the states are to be multiplied with
+  float factor;  ///< of every acc: what the stored values lack
 };
 
 template <class D>
@@ -101,7 +101,7 @@ inline void clear(SoftmaxStates states, std::size_t rows) {
   }
 }
 
-/// Makes `into` the state of its positions and then those of `next`.
+/// Merges `next` into `into`, whose positions come before those of `next`.
 template <class D>
 void merge_row(D d, SoftmaxStates into, SoftmaxStates next, std::size_t row) {
   if (next.sum(row) == 0.0f) return;
@@ -122,8 +122,8 @@ void merge_row(D d, SoftmaxStates into, SoftmaxStates next, std::size_t row) {
   }
 }
 
-/// Runs attend_chunk(first position, states) over the chunks of an item's spans. A split tile's
-/// states go to `stored`, an unsplit one's end in scratch.total.
+/// Runs attend_chunk(first position, states) over the chunks of an item's spans. The states of a
+/// split tile are written to `stored`; the state of an unsplit one ends in scratch.total.
 template <class D, class AttendChunk>
 void attend_item(D d, const QueryTile& tile, const TileSpans& item, std::size_t rows,
                  AttentionScratch& scratch, SoftmaxStates stored, const AttendChunk& attend_chunk) {
@@ -144,7 +144,7 @@ void attend_item(D d, const QueryTile& tile, const TileSpans& item, std::size_t 
   }
 }
 
-/// Brings the states of a split tile together in scratch.total.
+/// Merges the states of a split tile into scratch.total.
 template <class D>
 void merge_tile(D d, const QueryTile& tile, std::size_t rows, AttentionScratch& scratch,
                 SoftmaxStates stored) {

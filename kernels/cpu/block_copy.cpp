@@ -9,11 +9,12 @@
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kPieceBytes = 32 * 1024;    ///< of a block, copied at a time
-constexpr std::size_t kStreamBytes = 16 * 1024;   ///< smaller pieces are left in the caches
-constexpr std::size_t kSerialBytes = 128 * 1024;  ///< below this, waking threads costs too much
+constexpr std::size_t kPieceBytes = 32 * 1024;   ///< of a block, copied by one thread at a time
+constexpr std::size_t kStreamBytes = 16 * 1024;  ///< from this size on, stores bypass the caches
+constexpr std::size_t kSerialBytes =
+    128 * 1024;  ///< below this, waking threads costs more than it saves
 
-/// A piece of a block.
+/// A part of a block.
 struct Piece {
   const std::byte* source;
   std::byte* destination;
@@ -29,7 +30,7 @@ Piece piece_at(const BlockCopyArgs& args, std::size_t pieces_per_block, std::siz
 }
 
 void copy_piece(const Piece& piece, const Piece& next) {
-  // Streaming stores want whole vectors.
+  // Streaming stores need whole, aligned vectors.
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(piece.destination) % 64 == 0;
   const std::size_t streamed =
       is_aligned && piece.bytes >= kStreamBytes ? piece.bytes / 64 * 64 : 0;

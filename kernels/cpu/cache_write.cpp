@@ -19,22 +19,22 @@ namespace {
 
 /// Below this, waking other threads costs more than they save.
 constexpr std::int64_t kSerialElements = 1 << 14;
-/// Calls that write more leave the caches to others.
+/// Calls that write more than this bypass the caches.
 constexpr std::int64_t kStreamBytes = 8 << 20;
-/// Slots that are written together: a token group of PageLayout::packed.
+/// Slots that are written together: one token group of PageLayout::packed.
 constexpr std::int64_t kGroupSlots = 16;
 
-/// Tokens first..first+count-1, whose slots follow each other in one group of slots.
+/// Tokens first..first+count-1, which go to consecutive slots of one group of slots.
 struct Run {
   std::int32_t first = 0;
   std::int32_t count = 0;
-  std::int64_t slot_id = 0;  ///< of the first
+  std::int64_t slot_id = 0;  ///< of the first token
 };
 
 std::vector<Run> find_runs(const CacheWriteArgs& args) {
   std::vector<Run> runs;
   runs.reserve(static_cast<std::size_t>(args.T) / kGroupSlots + 2);
-  std::int64_t next_slot_id = -2;  // what would continue the last run
+  std::int64_t next_slot_id = -2;  // the slot that would continue the last run
   for (std::int32_t t = 0, end = 0; t < args.T; ++t) {
     const std::int64_t slot_id = args.slot_mapping[t];
     if (slot_id == next_slot_id && t < end) {
@@ -50,18 +50,18 @@ std::vector<Run> find_runs(const CacheWriteArgs& args) {
   return runs;
 }
 
-/// K or V of a call.
+/// K or V of one call.
 struct Plane {
   const std::byte* values;  ///< [T, G, D] of in_dtype
   std::byte* base;
   float* scales;
   void (*write_row)(const PagedKv&, const std::byte*, std::int32_t, std::byte*);
-  /// For whole groups of bf16 in PageLayout::packed, where the CPU can.
+  /// Writes whole groups of bf16 into PageLayout::packed; null where the CPU or the type cannot.
   void (*write_group)(const TokenRows&, std::byte*, std::int32_t, Stores);
   std::int64_t (*element_offset)(const PagedKv&, std::int64_t, std::int64_t);
 };
 
-/// One thread's room for the rows of a head on their way.
+/// One thread's buffers for the rows of one head.
 struct RowBuffers {
   explicit RowBuffers(const PagedKv& kv)
       : row_bytes(kv.D * bytes_of(kv.dtype)), floats(kv.D), stored(kGroupSlots * row_bytes) {}
@@ -70,10 +70,11 @@ struct RowBuffers {
 
   std::size_t row_bytes;
   std::vector<float> floats;
-  std::vector<std::byte> stored;  ///< as the cache holds them
+  std::vector<std::byte> stored;  ///< as the cache stores them
 };
 
-/// Divides by the scale and rounds. The scale of a token of its own is made, and left at `scale`.
+/// Divides by the scale and rounds. Where each token has a scale, computes it and writes it to
+/// `*scale`.
 void convert(const CacheWriteArgs& args, const std::byte* from, float* scale, RowBuffers& buffers,
              std::byte* to) {
   const auto D = static_cast<std::size_t>(args.kv.D);
@@ -86,7 +87,8 @@ void convert(const CacheWriteArgs& args, const std::byte* from, float* scale, Ro
   narrow(floats, scale ? *scale : 1.0f, D, args.kv.dtype, to);
 }
 
-/// The row of (token t, head g) as the cache holds it: where it is, or converted into `buffer`.
+/// The row of (token t, head g) as the cache stores it: the caller's own if no conversion is
+/// needed, else converted into `buffer`.
 const std::byte* stored_row(const CacheWriteArgs& args, const Plane& plane, std::int32_t t,
                             std::int64_t slot_id, std::int32_t g, RowBuffers& buffers,
                             std::byte* buffer) {
@@ -102,7 +104,7 @@ const std::byte* stored_row(const CacheWriteArgs& args, const Plane& plane, std:
 
 bool is_aligned(const std::byte* at) { return reinterpret_cast<std::uintptr_t>(at) % 64 == 0; }
 
-/// In the order of the values, which memory likes best.
+/// Writes the runs in the order of the values, which is the fastest order to read them in.
 void write_rows(const CacheWriteArgs& args, const Plane& plane, const Run& run, Stores stores,
                 RowBuffers& buffers) {
   const PagedKv& kv = args.kv;
@@ -121,8 +123,8 @@ void write_rows(const CacheWriteArgs& args, const Plane& plane, const Run& run, 
     }
 }
 
-/// One head of a run into pages that do not keep rows. What is read head by head is not read in its
-/// order; so groups fetch the `next` run's values in theirs, a G-th for every head.
+/// Writes one head of a run into pages that do not keep rows. Reading head by head jumps through
+/// the values, so each head also prefetches a G-th of the `next` run's values, in their order.
 void write_head(const CacheWriteArgs& args, const Plane& plane, const Run& run, const Run& next,
                 std::int32_t g, Stores stores, RowBuffers& buffers) {
   const PagedKv& kv = args.kv;

@@ -1,5 +1,5 @@
-// Plain loops over the conversions of config/, compiled once per instruction set: the compiler
-// vectorises them, and the rounding is the reference's by construction.
+// Plain loops over the conversions of config/, compiled once per instruction set. The compiler
+// vectorises them; the rounding is the reference's because it is the same code.
 
 #include "kernels/cpu/convert_row.hpp"
 
@@ -9,12 +9,12 @@
 
 #include "config/fp8.hpp"
 
-// Too old to be worth its compile time.
+// SSSE3 is too old to be worth its compile time.
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/convert_row.cpp"
 #include "hwy/foreach_target.h"
-// foreach_target.h comes first
+// foreach_target.h must be included first.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -64,7 +64,7 @@ void narrow_row(const float* from, float scale, std::size_t count, Dtype dtype, 
 }
 
 float largest_magnitude_of(const float* values, std::size_t count) {
-  std::uint32_t largest = 0;  // magnitudes order as their bits do
+  std::uint32_t largest = 0;  // magnitudes of floats order as their bits do
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffffu;
     const std::uint32_t magnitude = bits > 0x7f800000u ? 0 : bits;

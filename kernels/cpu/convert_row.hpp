@@ -1,6 +1,6 @@
 #pragma once
-// Rows of elements from one type to another, with SIMD chosen at run time. The same bits as
-// element.hpp's, one by one.
+// Converts rows of elements from one type to another, with SIMD chosen at run time. The bits are
+// those of element.hpp's functions applied one by one.
 
 #include <cstddef>
 
@@ -14,7 +14,7 @@ void widen(const std::byte* from, Dtype dtype, std::size_t count, float* to);
 /// Rounds from[i] / scale to any type.
 void narrow(const float* from, float scale, std::size_t count, Dtype dtype, std::byte* to);
 
-/// The largest magnitude; NaN is passed over, nothing gives 0.
+/// The largest magnitude of the values that are not NaN; 0 if there is none.
 float largest_magnitude(const float* values, std::size_t count);
 
 }  // namespace kvhive

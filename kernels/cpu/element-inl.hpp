@@ -1,4 +1,4 @@
-// Elements of KV and activations as vectors of f32; included once per instruction set.
+// Loads elements of KV and activations as vectors of f32. Included once per instruction set.
 
 #if defined(KVHIVE_ELEMENT_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVHIVE_ELEMENT_INL
@@ -19,11 +19,11 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET != HWY_SCALAR
 
-// What load() returns is the value times 1 / kUnit. Where kHasPairs, load_pair() does two
-// successive load()s in fewer operations.
+// load() returns the value times 1 / kUnit. Where kHasPairs is true, load_pair() does two
+// consecutive load()s in fewer operations.
 
-/// By way of f16, whose conversion takes subnormals at full speed. Element::half(d, from) makes as
-/// many of them as D has 16-bit lanes.
+/// Converts by way of f16, because that conversion handles subnormals at full speed.
+/// Element::half(d, from) makes as many f16 as D has 16-bit lanes.
 template <class Element>
 struct PairOfHalves {
   static constexpr bool kHasPairs = true;
@@ -79,7 +79,7 @@ struct F16Element {
   }
 };
 
-/// The exponent's bias is 8 larger in f16.
+/// The exponent's bias is 8 larger in f16 than in e4m3.
 struct E4m3Element : PairOfHalves<E4m3Element> {
   static constexpr std::size_t kBytes = 1;
   static constexpr float kUnit = 256;
@@ -89,13 +89,13 @@ struct E4m3Element : PairOfHalves<E4m3Element> {
     const auto code = hn::PromoteTo(d, hn::LoadU(di8, reinterpret_cast<const std::int8_t*>(from)));
     const auto moved =
         hn::And(hn::ShiftLeft<7>(code), hn::Set(d, static_cast<std::int16_t>(0xbf80)));
-    // Only NaN's code carries into this bit: with it the exponent is all ones, as NaN's is in f16.
+    // Only the code of NaN carries into this bit, which makes the exponent all ones: NaN in f16.
     const auto nan = hn::And(hn::Add(moved, hn::Set(d, 0x80)), hn::Set(d, 0x4000));
     return hn::Or(moved, nan);
   }
 };
 
-/// The upper half of an f16.
+/// An e5m2 is the upper half of an f16.
 struct E5m2Element : PairOfHalves<E5m2Element> {
   static constexpr std::size_t kBytes = 1;
   static constexpr float kUnit = 1;

@@ -13,7 +13,7 @@ namespace {
 /// Below this, waking other threads costs more than they save.
 constexpr std::int64_t kSerialElements = 1 << 15;
 
-/// One row's weights, and the logarithm of their sum.
+/// The weights of one row's two parts, and the logarithm of their sum.
 struct Weights {
   Weights(float a_lse, float b_lse) {
     const float max = std::max(a_lse, b_lse);
@@ -31,7 +31,7 @@ struct Weights {
   float lse = -std::numeric_limits<float>::infinity();
 };
 
-/// to[i] += weight * part[i]; a part without weight may hold anything, NaN too.
+/// to[i] += weight * part[i]. Skips a part of weight 0, since its values may be NaN.
 void add(const std::byte* part, Dtype dtype, float weight, std::vector<float>& values,
          std::vector<float>& to) {
   if (weight == 0) return;

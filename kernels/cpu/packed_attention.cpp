@@ -11,7 +11,7 @@
 namespace kvhive {
 namespace {
 
-/// The parts of one thread's scratch in one aligned allocation.
+/// One thread's scratch: all parts in one aligned allocation.
 class ScratchMemory {
  public:
   ScratchMemory(const PackedPlan& plan, std::int32_t head_size) {
@@ -40,7 +40,7 @@ class ScratchMemory {
   PackedScratch scratch_;
 };
 
-/// What packed_attention_avx512.cpp is compiled for.
+/// The instruction sets that packed_attention_avx512.cpp is compiled for.
 bool cpu_has_bf16_dots() { return cpu_features().avx512_vbmi && cpu_features().avx512_bf16; }
 
 }  // namespace
@@ -54,8 +54,7 @@ PageLayout fastest_page_layout(std::int32_t S, std::int32_t D, Dtype dtype) {
 bool packed_attention_takes(const PagedAttentionArgs& args) {
   const PagedKv& kv = args.kv;
   return kv.layout == PageLayout::packed && (kv.dtype == Dtype::bf16 || bytes_of(kv.dtype) == 1) &&
-         kv.S % 16 == 0 && kv.D % 32 == 0 && args.q_dtype == Dtype::f32 &&
-         args.alibi_slopes == nullptr && args.chunk == 0 && args.sparsity.block == 0 &&
+         kv.S % 16 == 0 && kv.D % 32 == 0 && args.q_dtype == Dtype::f32 && args.chunk == 0 &&
          args.soft_cap == 0 && cpu_has_bf16_dots();
 }
 

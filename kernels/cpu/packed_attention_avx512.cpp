@@ -1,17 +1,18 @@
-// Compiled for AVX-512 BF16 and called only where the CPU has it. Read from `attend_packed_spans`
-// at the end.
+// Compiled for AVX-512 BF16 and called only where the CPU has it. Start reading at
+// `attend_packed_spans` at the end.
 //
-// Decode is bound by memory, and no software prefetch reads it as fast as the CPU's own prefetchers
-// do when they see a few long runs side by side. So a chunk is read as a copy would: 4 token groups
-// (blocks, where these have 16 tokens) abreast, K of all kv heads first, then V of all kv heads.
-// That is also why V is added up group by group: 4 rows times 4 groups are 16 sums, enough to keep
-// two dot products a cycle in flight. Prefill takes 4 rows times 64 dims of one group instead, and
-// gets the same bits.
+// Decode is limited by memory, and no software prefetch reads memory as fast as the CPU's own
+// prefetchers do when they see a few long runs side by side. So a chunk is read as a copy would
+// read it: 4 token groups (4 blocks, if blocks have 16 tokens) side by side, first K of all kv
+// heads, then V of all kv heads. This is also why V is added up group by group: 4 rows times 4
+// groups are 16 sums, enough to keep two dot products per cycle in flight. Prefill takes 4 rows
+// times 64 dims of one group instead, and gets the same bits.
 //
-// 8-bit elements become bf16, exactly, in registers on their way to the dot product; where many
-// rows share them, once for all. Scales multiply scores and weights. Half the bytes take memory
-// less time than the arithmetic, and the CPU's prefetchers do not work that far ahead: here every
-// line fetches the one that lies the same way in the next 4 token groups.
+// 8-bit elements are converted to bf16, exactly, in registers on their way to the dot product; if
+// many rows share them, they are converted once for all rows. Scales multiply scores and weights.
+// Loading 8-bit elements takes memory less time than the arithmetic takes, and the CPU's
+// prefetchers do not work that far ahead; so each line prefetches the line at the same place in the
+// next 4 token groups.
 
 #include "kernels/cpu/packed_attention_avx512.hpp"
 
@@ -23,16 +24,17 @@
 namespace kvhive {
 namespace {
 
-constexpr std::int32_t kGroupTokens = 16;  ///< tokens whose K lie in one line
+constexpr std::int32_t kGroupTokens = 16;  ///< tokens whose K share a line
 constexpr std::int32_t kGroups = kChunkTokens / kGroupTokens;
-constexpr std::int32_t kFewRows = 8;  ///< up to here memory is slower than the arithmetic
+constexpr std::int32_t kFewRows =
+    8;  ///< up to this many rows, memory is slower than the arithmetic
 constexpr float kLog2e = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
 
 std::int32_t smaller(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
 std::int32_t larger(std::int32_t a, std::int32_t b) { return a < b ? b : a; }
 
-/// The state of one row; see packed_state_floats.
+/// The state of one row; see packed_state_floats().
 struct State {
   float* acc;
   float* max;
@@ -44,7 +46,8 @@ State state_at(float* states, std::int64_t row, std::int32_t head_size) {
   return {acc, acc + head_size, acc + head_size + 1};
 }
 
-/// How V is gone through: 4 token groups abreast and 16 dims at a time, or one group and 64 dims.
+/// The order of going through V: 4 token groups side by side and 16 dims at a time, or one group
+/// and 64 dims at a time.
 enum class Order { of_memory, of_dims };
 
 /// Two bf16 in all lanes.
@@ -54,9 +57,9 @@ __m512bh pair_of(const std::uint16_t* elements) {
   return (__m512bh)_mm512_set1_epi32(bits);
 }
 
-constexpr std::int32_t kQuad = 4;  ///< token groups that are read abreast
+constexpr std::int32_t kQuad = 4;  ///< token groups that are read side by side
 
-/// Where the token groups of a chunk and the quad after it begin, for kv head 0, as bytes from
+/// Where the token groups of a chunk and of the 4 groups after it begin for kv head 0: bytes from
 /// kv.k, kv.v and the scales.
 struct Places {
   std::int64_t k[kGroups + kQuad];
@@ -72,7 +75,7 @@ struct Quad {
       ahead[j] = places[j + kQuad] - places[j];
     }
   }
-  /// Of widened lines, one group after the other; there is nothing to fetch.
+  /// Reads widened lines, one group after the other; nothing needs to be prefetched.
   Quad(const std::byte* wide, std::int64_t group_bytes, std::int64_t strip) : step(strip) {
     for (std::int32_t j = 0; j < kQuad; ++j) {
       at[j] = wide + j * group_bytes;
@@ -85,7 +88,7 @@ struct Quad {
   std::int64_t step;          ///< bytes from one strip of lines (32 dims of K, 16 of V) to the next
 };
 
-/// A quad's strips of `count` lines as bf16.
+/// Converts `count` lines of each of the quad's groups to bf16.
 template <class Lines>
 void widen_quad(const Lines& lines, const Quad& quad, std::int32_t strips, std::int32_t count,
                 std::byte* to) {
@@ -94,8 +97,8 @@ void widen_quad(const Lines& lines, const Quad& quad, std::int32_t strips, std::
       widen_lines(lines, quad.at[j] + i * quad.step, count, to);
 }
 
-/// Token groups outside `visible` get the place of the nearest one inside: only block table entries
-/// that hold visible tokens are ever used.
+/// Token groups outside `visible` get the place of the nearest group inside it: entries of the
+/// block table that hold no visible token are never used.
 Places find_places(const PagedAttentionArgs& args, const PackedTile& tile, std::int32_t chunk_begin,
                    std::int64_t line_bytes) {
   const PagedKv& kv = args.kv;
@@ -169,12 +172,12 @@ void score_rows(const Lines& lines, std::int32_t rows, const Quad& k, const std:
 
 // ---- softmax ----
 
-/// 2^x for x <= 0, to 2e-7; what is below 2^-126 may be 0. NaN stays NaN.
+/// 2^x for x <= 0, with a relative error of 2e-7; results below 2^-126 may be 0. NaN stays NaN.
 __m512 exp2_of(__m512 x) {
   x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);
   const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 f = _mm512_sub_ps(x, whole);
-  // Taylor of 2^f, |f| <= 1/2.
+  // Taylor series of 2^f, |f| <= 1/2.
   __m512 p = _mm512_set1_ps(1.5403530e-4f);
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3333558e-3f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
@@ -204,9 +207,9 @@ struct Scales {
   alignas(64) float v[kChunkTokens];
 };
 
-/// The visible scores of a row, times k's scales, as weights relative to the state's new max, times
-/// v's scales (others 0); and the state rescaled to it. Selection, not arithmetic: a masked score
-/// or scale may be NaN.
+/// Turns a row's visible scores, times k's scales, into weights relative to the state's new max,
+/// times v's scales; the weights of other tokens become 0. Rescales the state to the new max. Masks
+/// by selection, not by arithmetic: the score or scale of a token that is not visible may be NaN.
 void softmax_row(KvRange range, const Scales& scales, float* scores, std::uint16_t* weights,
                  State state, std::int32_t head_size) {
   const std::int32_t first = range.begin / kGroupTokens;
@@ -244,8 +247,8 @@ void softmax_row(KvRange range, const Scales& scales, float* scores, std::uint16
 
 // ---- V ----
 
-/// acc[row][kDims * 16 dims] += weights[row] . v, group by group, for kRows rows that all see all
-/// of kGroups token groups.
+/// acc[row][kDims * 16 dims] += weights[row] . v, group by group, for kRows rows that all see every
+/// token of kGroupsAtOnce token groups.
 template <int kRows, int kDims, int kGroupsAtOnce, class Lines>
 void accumulate_tile(const Lines& all_lines, const Quad& v, std::int32_t first_group,
                      std::int64_t part, const std::uint16_t* weights, float* acc,
@@ -303,12 +306,12 @@ void accumulate_dims(const Lines& lines, const Quad& v, std::int32_t first_group
     accumulate_tile<kRows, kDims, kGroupsAtOnce>(lines, v, first_group, dim / 16 * v.step, weights,
                                                  acc + dim, stride);
   if constexpr (kDims > 2)
-    if (dim < head_size)  // a multiple of 32
+    if (dim < head_size)  // head_size is a multiple of 32
       accumulate_tile<kRows, 2, kGroupsAtOnce>(lines, v, first_group, dim / 16 * v.step, weights,
                                                acc + dim, stride);
 }
 
-/// The elements of a line of V that are of the tokens in `range`, the line being token pair `pair`.
+/// The elements of a line of V that belong to tokens of `range`. The line holds token pair `pair`.
 __mmask32 elements_of(KvRange range, std::int32_t pair) {
   const __mmask32 first = 2 * pair >= range.begin && 2 * pair < range.end ? 0x55555555u : 0;
   const __mmask32 second =
@@ -316,8 +319,8 @@ __mmask32 elements_of(KvRange range, std::int32_t pair) {
   return first | second;
 }
 
-/// One row over a part of one token group. What is masked must not even be multiplied by 0: it may
-/// be NaN.
+/// Adds a part of one token group to one row. Masked elements must not even be multiplied by 0:
+/// they may be NaN.
 template <class Lines>
 void accumulate_part(const Lines& lines, const std::byte* v, std::int64_t step, KvRange tokens,
                      std::int32_t head_size, const std::uint16_t* weights, float* acc) {
@@ -335,18 +338,18 @@ void accumulate_part(const Lines& lines, const std::byte* v, std::int64_t step, 
   }
 }
 
-/// `range` as seen from token group i.
+/// `range` counted from the start of token group i.
 KvRange within_group(KvRange range, std::int32_t i) {
   return {larger(range.begin - i * kGroupTokens, 0),
           smaller(range.end - i * kGroupTokens, kGroupTokens)};
 }
 
-/// kRows rows over 4 token groups, each row over its own tokens.
+/// Adds 4 token groups to kRows rows; each row takes the tokens it sees.
 template <int kRows, class Lines>
 void accumulate_rows(const Lines& lines, const Quad& v, std::int32_t group, const KvRange* ranges,
                      Order order, std::int32_t head_size, const std::uint16_t* weights,
                      float* acc) {
-  KvRange common = ranges[0];  // seen by all rows
+  KvRange common = ranges[0];  // tokens that all rows see
   for (int r = 1; r < kRows; ++r)
     common = {larger(common.begin, ranges[r].begin), smaller(common.end, ranges[r].end)};
   if (order == Order::of_memory && common.begin <= group * kGroupTokens &&
@@ -384,8 +387,8 @@ void accumulate(const Lines& lines, std::int32_t rows, const Quad& v, std::int32
 
 // ---- a chunk ----
 
-/// What of a chunk is visible to a query at `position`, counted from the chunk's start; where there
-/// is nothing, end <= begin.
+/// The part of a chunk that a query at `position` sees, counted from the chunk's start; end <=
+/// begin if there is none.
 KvRange visible_in_chunk(std::int32_t position, std::int32_t window, std::int32_t chunk_begin) {
   const std::int32_t begin = window > 0 ? larger(0, position + 1 - window) : 0;
   return {larger(begin - chunk_begin, 0), smaller(position + 1 - chunk_begin, kChunkTokens)};
@@ -397,12 +400,12 @@ struct Chunk {
   const PackedTile& tile;
   const PackedScratch& scratch;
   const Places places;
-  KvRange visible;         ///< to any row, counted from the chunk's start
+  KvRange visible;         ///< to at least one row, counted from the chunk's start
   std::int32_t head_rows;  ///< rows of one kv head
   float* states;           ///< [rows]
 };
 
-/// Calls f(the first of 4 token groups) for all that someone sees.
+/// Calls f(first of 4 token groups) for every 4 token groups of which some row sees a token.
 template <class F>
 void for_each_quad(KvRange visible, F&& f) {
   constexpr std::int32_t kQuadTokens = 4 * kGroupTokens;
@@ -410,13 +413,13 @@ void for_each_quad(KvRange visible, F&& f) {
     f(quad * 4);
 }
 
-/// Whether 8-bit lines that so many rows share are widened once for all.
+/// Whether so many rows share 8-bit lines that converting them once for all rows is faster.
 template <class Lines>
 constexpr bool widens(std::int32_t head_rows) {
   return Lines::kBytes < kLineBytes && head_rows > kFewRows;
 }
 
-/// The scores of all rows of kv head h of the tile over 4 token groups, from `group` on.
+/// Computes the scores of all rows of kv head h of the tile over 4 token groups from `group` on.
 template <class Lines>
 void score_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std::int32_t group,
                 const Quad& k) {
@@ -451,7 +454,7 @@ void score_chunk(const Chunk& chunk, const Lines& lines) {
   });
 }
 
-/// The scales of a token group, `stride` bytes apart.
+/// Loads the scales of a token group, `stride` bytes apart.
 __m512 scales_of_group(const std::byte* at, std::int64_t stride) {
   if (stride == sizeof(float)) return _mm512_loadu_ps(at);
   if (stride == 0) return _mm512_broadcastss_ps(_mm_load_ss(reinterpret_cast<const float*>(at)));
@@ -461,7 +464,8 @@ __m512 scales_of_group(const std::byte* at, std::int64_t stride) {
   return _mm512_load_ps(scales);
 }
 
-/// Those of kv head h of the tile, where someone sees them; 1 where the cache has none.
+/// Finds the scales of kv head h of the tile for the tokens that some row sees; 1 if the cache has
+/// none.
 void find_scales(const Chunk& chunk, std::int32_t h, Scales& found) {
   const KvScales& scales = chunk.args.kv.scales;
   const std::int64_t head = (chunk.tile.first_head + h) * scales.head_stride;
@@ -480,8 +484,8 @@ void find_scales(const Chunk& chunk, std::int32_t h, Scales& found) {
   fill(scales.v, found.v);
 }
 
-/// While scores become weights memory would stand still: meanwhile the first V of the chunk is
-/// fetched into L2, a few lines of each token group for every row.
+/// Memory would be idle while scores become weights. So each row prefetches some lines of the
+/// chunk's first V into L2 meanwhile.
 template <class Lines>
 void weigh_chunk(const Chunk& chunk) {
   constexpr std::int64_t kFetchedBytes = 8 * kLineBytes;
@@ -506,7 +510,7 @@ void weigh_chunk(const Chunk& chunk) {
   }
 }
 
-/// Adds up the V of 4 token groups, from `group` on, for all rows of kv head h of the tile.
+/// Adds the V of 4 token groups from `group` on to all rows of kv head h of the tile.
 template <class Lines>
 void accumulate_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std::int32_t group,
                      const Quad& v) {
@@ -531,7 +535,7 @@ void accumulate_chunk(const Chunk& chunk, const Lines& lines) {
         accumulate_head(chunk, lines, h, group, v);
         continue;
       }
-      constexpr std::int32_t kLines = kGroupTokens / 2;  // of a group and 16 dims
+      constexpr std::int32_t kLines = kGroupTokens / 2;  // of one group and 16 dims
       std::byte* wide = chunk.scratch.wide;
       widen_quad(lines, v, kv.D / 16, kLines, wide);
       accumulate_head(chunk, Bf16Lines(), h, group,
@@ -569,7 +573,7 @@ void clear(float* states, std::int64_t rows, std::int32_t head_size) {
   }
 }
 
-/// Makes `into` the state of its positions and then those of `next`.
+/// Merges `next` into `into`, whose positions come before those of `next`.
 void merge_row(State into, State next, std::int32_t head_size) {
   if (*next.sum == 0.0f) return;
   const float max = *into.max < *next.max ? *next.max : *into.max;
@@ -586,7 +590,7 @@ void merge_row(State into, State next, std::int32_t head_size) {
   }
 }
 
-/// The place of a tile's row in [T, H].
+/// The index of a tile's row in [T, H].
 std::int64_t place_of(const PagedAttentionArgs& args, const PackedTile& tile, std::int64_t row) {
   const std::int32_t group = args.H / args.kv.G;
   const std::int32_t head_rows = tile.queries * group;

@@ -1,6 +1,7 @@
 #pragma once
-// What of packed_attention is compiled for AVX-512 BF16. Only raw pointers and internal linkage on
-// the other side: an inline function emitted there could be the copy that other CPUs get.
+// The part of packed_attention that is compiled for AVX-512 BF16. That file uses only raw pointers
+// and functions of internal linkage: the linker could pick an inline function compiled there for
+// the whole program, and other CPUs could not execute it.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,30 +11,30 @@
 
 namespace kvhive {
 
-/// One thread's memory, 64-byte aligned parts of one buffer.
+/// One thread's memory: parts of one buffer, each aligned to 64 bytes.
 struct PackedScratch {
   std::uint16_t* q = nullptr;        ///< [rows, D] bf16
   float* scores = nullptr;           ///< [rows, kChunkTokens]
   std::uint16_t* weights = nullptr;  ///< [rows, kChunkTokens] bf16
-  std::byte* wide = nullptr;         ///< [4 token groups, D] 8-bit elements as bf16
-  KvRange* ranges = nullptr;         ///< [head rows] visible part of the chunk
+  std::byte* wide = nullptr;         ///< [4 token groups, D] 8-bit elements converted to bf16
+  KvRange* ranges = nullptr;         ///< [head rows] the part of the chunk that a row sees
   float* span = nullptr;             ///< [rows, state] of the current span
   float* total = nullptr;            ///< [rows, state] of all spans so far
 };
 
 /// Floats of one row's state: acc [D], the largest score so far in units of log2, the sum of the
-/// weights relative to it, and padding to whole lines.
+/// weights relative to it, and padding to whole cache lines.
 static constexpr std::int64_t packed_state_floats(std::int64_t head_size) { return head_size + 16; }
 
-/// Spans first_span..end_span-1 of a tile. An unsplit tile's results go to args.out, a split one's
-/// states to `stored`.
+/// Computes spans first_span..end_span-1 of a tile. Writes the results of an unsplit tile to
+/// args.out, the states of a split one to `stored`.
 ///
-/// \param codes  of args.kv.dtype; not looked at if that is bf16
+/// \param codes of args.kv.dtype; not read if that is bf16
 void attend_packed_spans(const PagedAttentionArgs& args, const Bf16OfCodes& codes,
                          const PackedTile& tile, std::int32_t first_span, std::int32_t end_span,
                          const PackedScratch& scratch, float* stored);
 
-/// Brings the states of a split tile together.
+/// Merges the states of a split tile and writes its results.
 void merge_packed_spans(const PagedAttentionArgs& args, const PackedTile& tile,
                         const PackedScratch& scratch, float* stored);
 

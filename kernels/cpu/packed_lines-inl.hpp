@@ -1,6 +1,7 @@
 #pragma once
-// Lines of PageLayout::packed as bf16. A kind of Lines loads two successive ones, kBytes each on
-// average. Part of packed_attention_avx512.cpp; of internal linkage, see its header.
+// Loads lines of PageLayout::packed as bf16. Each Lines type loads two consecutive lines, which
+// take kBytes each in memory on average. Part of packed_attention_avx512.cpp, with internal linkage
+// for the reason given in its header.
 
 #include <immintrin.h>
 
@@ -9,7 +10,7 @@
 namespace kvhive {
 namespace {
 
-constexpr std::int32_t kLineBytes = 64;  ///< of bf16
+constexpr std::int32_t kLineBytes = 64;  ///< of a line of bf16
 
 struct TwoLines {
   __m512bh first;
@@ -24,18 +25,18 @@ struct Bf16Lines {
   }
 };
 
-/// The halves of 64 bf16 as the two lines that they are.
+/// Makes two lines from the lower and the upper bytes of 64 bf16.
 TwoLines lines_of_halves(__m512i low, __m512i high) {
   return {(__m512bh)_mm512_unpacklo_epi8(low, high), (__m512bh)_mm512_unpackhi_epi8(low, high)};
 }
 
-/// `high` with the top bits of `codes`.
+/// `high` with the sign bits of `codes`.
 __m512i with_signs(__m512i high, __m512i codes) {
   constexpr int kFirstOrBothOthers = 0xf8;
   return _mm512_ternarylogic_epi64(high, codes, _mm512_set1_epi8(-128), kFirstOrBothOthers);
 }
 
-/// Sign and magnitude: what is below the sign is looked up.
+/// fp8 is sign and magnitude: the magnitude is looked up.
 struct Fp8Lines {
   static constexpr std::int64_t kBytes = kLineBytes / 2;
 
@@ -52,7 +53,7 @@ struct Fp8Lines {
   __m512i low[2], high[2];
 };
 
-/// The magnitude is looked up; 128 takes the place of 0, which is masked.
+/// The magnitude is looked up. 128 is looked up as 0; a real 0 is masked.
 struct Int8Lines {
   static constexpr std::int64_t kBytes = kLineBytes / 2;
 
@@ -71,7 +72,7 @@ struct Int8Lines {
   Fp8Lines table;
 };
 
-/// Loads two lines; of 8-bit elements fetches those that lie `ahead`, too.
+/// Loads two lines. For 8-bit elements also prefetches the two lines `ahead` bytes further on.
 template <class Lines>
 TwoLines load_and_fetch(const Lines& lines, const std::byte* at, std::int64_t ahead) {
   const TwoLines two = lines.load(at);
@@ -79,7 +80,7 @@ TwoLines load_and_fetch(const Lines& lines, const std::byte* at, std::int64_t ah
   return two;
 }
 
-/// `count` lines as bf16.
+/// Converts `count` lines to bf16.
 template <class Lines>
 void widen_lines(const Lines& lines, const std::byte* from, std::int32_t count, std::byte* to) {
   for (std::int32_t i = 0; i < count; i += 2) {

@@ -8,13 +8,13 @@
 namespace kvhive {
 namespace {
 
-/// Items per thread that even out differences between items and between cores.
+/// Several items per thread even out differences between items and between cores.
 constexpr std::int64_t kItemsPerThread = 4;
 /// Query rows of one kv head that share a pass over its KV.
 constexpr std::int32_t kHeadRows = 64;
 /// Query rows that share a pass over the KV of several heads.
 constexpr std::int32_t kRowsOfHeads = 128;
-/// Fetching a token's K and V costs about as much as the arithmetic of this many rows.
+/// Loading a token's K and V costs about as much as the arithmetic of this many rows.
 constexpr std::int64_t kFetchRows = 16;
 
 std::int32_t ceil_div(std::int64_t a, std::int64_t b) {
@@ -29,7 +29,7 @@ std::int64_t work_of(const PackedTile& tile, std::int32_t group) {
   return tile.heads * (std::int64_t{tile.queries} * group + kFetchRows) * spans_of(tile);
 }
 
-/// All tiles of a sequence; of several kv heads if the query tokens are few.
+/// Adds all tiles of a sequence; a tile has several kv heads if the query tokens are few.
 void add_tiles(const PagedAttentionArgs& args, std::int32_t b, std::vector<PackedTile>& tiles) {
   const std::int32_t begin = args.query_start[b];
   const std::int32_t end = args.query_start[b + 1];
@@ -50,7 +50,7 @@ void add_tiles(const PagedAttentionArgs& args, std::int32_t b, std::vector<Packe
   }
 }
 
-/// A tile as pieces of about `target_work`: first over spans, then over kv heads.
+/// Cuts a tile into items of about `target_work`: first over spans, then over kv heads.
 void add_items(PackedPlan& plan, PackedTile whole, std::int64_t target_work, std::int32_t group) {
   const std::int32_t spans = spans_of(whole);
   const std::int32_t wanted = ceil_div(work_of(whole, group), target_work);

@@ -1,4 +1,4 @@
-// No inline function of a header is called here: see packed_attention_avx512.hpp.
+// Calls no inline function of a header, for the reason given in packed_attention_avx512.hpp.
 
 #include "kernels/cpu/packed_write_avx512.hpp"
 
@@ -14,7 +14,7 @@ __m512i row_at(const TokenRows& rows, std::int32_t token, std::int32_t dim) {
   return _mm512_loadu_si512(rows.first + token * rows.stride + 2 * std::int64_t{dim});
 }
 
-/// Stores a line and fetches the next one that is to be read.
+/// Stores a line and prefetches the line that will be read next.
 void store(std::byte* to, __m512i line, Stores stores, const std::byte*& next) {
   _mm_prefetch(next, _MM_HINT_T0);
   next += kLineBytes;
@@ -24,9 +24,9 @@ void store(std::byte* to, __m512i line, Stores stores, const std::byte*& next) {
     _mm512_storeu_si512(to, line);
 }
 
-/// 128 bits of each of the group's tokens, from dimension `dim` on: register i has those of tokens
-/// i, i + 4, i + 8 and i + 12. The loads put them in place, which leaves half of a transposition's
-/// shuffles to do, and these within 128 bits.
+/// Loads 128 bits of each of the group's tokens, from dimension `dim` on: register i gets those of
+/// tokens i, i + 4, i + 8 and i + 12. Loading them into these places saves half of the shuffles of
+/// a transposition; the remaining ones stay within 128 bits.
 void load_quarters(const TokenRows& rows, std::int32_t dim, __m512i (&quarters)[4]) {
   const auto chunk = [&](std::int32_t token) {
     return _mm_loadu_si128(

@@ -23,11 +23,11 @@ struct ToPage {
   }
 };
 
-std::int64_t row_bytes(const PagedKv& kv) {
-  return kv.D * static_cast<std::int64_t>(bytes_of(kv.dtype));
+std::size_t row_bytes(const PagedKv& kv) {
+  return static_cast<std::size_t>(kv.D) * bytes_of(kv.dtype);
 }
 
-/// Pairs of dims.
+/// Moves pairs of dims.
 template <class Mover>
 void move_packed_key_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
   const std::int64_t first = slot / 16 * 512 + slot % 16 * 2;
@@ -41,7 +41,7 @@ void move_packed_key_row(const PagedKv& kv, std::int64_t slot, const Mover& move
     }
 }
 
-/// Single elements: the other of the pair is another token's.
+/// Moves single elements: the other element of each pair belongs to another token.
 template <std::size_t kElement, class Mover>
 void move_packed_value_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
   constexpr Dtype kAny = kElement == 1 ? Dtype::int8 : Dtype::bf16;
@@ -53,37 +53,16 @@ void move_packed_value_row(const PagedKv& kv, std::int64_t slot, const Mover& mo
 
 template <class Mover>
 void move_key_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
-  const std::int64_t S = kv.S, bytes = row_bytes(kv);
   switch (kv.layout) {
-    case PageLayout::rows:
-      mover.move(slot * kv.token_stride, 0, static_cast<std::size_t>(bytes));
-      return;
-    case PageLayout::x_packed:
-      for (std::int64_t at = 0; at < bytes; at += 16) mover.move(at * S + slot * 16, at, 16);
-      return;
+    case PageLayout::rows: mover.move(slot * kv.token_stride, 0, row_bytes(kv)); return;
     case PageLayout::packed: return move_packed_key_row(kv, slot, mover);
   }
 }
 
-template <std::size_t kElement, class Mover>
-void move_strided(std::int64_t first, std::int64_t stride, std::int64_t bytes, const Mover& mover) {
-  for (std::int64_t at = 0; at < bytes; at += kElement, first += stride)
-    mover.move(first, at, kElement);
-}
-
 template <class Mover>
 void move_value_row(const PagedKv& kv, std::int64_t slot, const Mover& mover) {
-  const std::int64_t S = kv.S, bytes = row_bytes(kv);
   switch (kv.layout) {
-    case PageLayout::rows:
-      mover.move(slot * kv.token_stride, 0, static_cast<std::size_t>(bytes));
-      return;
-    case PageLayout::x_packed:
-      switch (bytes_of(kv.dtype)) {
-        case 1: return move_strided<1>(slot, S, bytes, mover);
-        case 2: return move_strided<2>(slot * 2, S * 2, bytes, mover);
-        default: return move_strided<4>(slot * 4, S * 4, bytes, mover);
-      }
+    case PageLayout::rows: mover.move(slot * kv.token_stride, 0, row_bytes(kv)); return;
     case PageLayout::packed:
       if (bytes_of(kv.dtype) == 1) return move_packed_value_row<1>(kv, slot, mover);
       return move_packed_value_row<2>(kv, slot, mover);

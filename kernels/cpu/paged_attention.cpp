@@ -1,5 +1,5 @@
-// Included once per instruction set by foreach_target.h; read from `attend_spans` at the end of the
-// SIMD part. The arithmetic is in attention_chunk-inl.hpp, the order of it in
+// Included once per instruction set by foreach_target.h. Start reading at `attend_spans`, at the
+// end of the SIMD part. The arithmetic is in attention_chunk-inl.hpp, its order in
 // attention_tile-inl.hpp.
 
 #include "kernels/paged_attention.hpp"
@@ -18,14 +18,14 @@
 #include "kernels/cpu/packed_attention.hpp"
 #include "kernels/page_address.hpp"
 
-// Too old to be worth its compile time.
-#ifndef HWY_DISABLED_TARGETS  // the build may have left out more
+// SSSE3 is too old to be worth its compile time.
+#ifndef HWY_DISABLED_TARGETS  // the build may have disabled more
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 #endif
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/paged_attention.cpp"
 #include "hwy/foreach_target.h"
-// foreach_target.h comes first
+// foreach_target.h must be included first.
 #include "hwy/highway.h"
 #include "kernels/cpu/attention_tile-inl.hpp"
 
@@ -36,7 +36,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET == HWY_SCALAR
 
-// Highway's scalar target lacks the operations below. Such a CPU gets the reference.
+// Highway's scalar target lacks the operations below. A CPU that needs it gets the reference.
 bool has_vectors() { return false; }
 void attend_spans(const PagedAttentionArgs&, const QueryTile&, const TileSpans&, AttentionScratch&,
                   SoftmaxStates) {}
@@ -46,27 +46,12 @@ void merge_spans(const PagedAttentionArgs&, const QueryTile&, AttentionScratch&,
 
 bool has_vectors() { return true; }
 
-/// From so many rows on, a tile converts 8-bit elements once instead of on every use.
+/// From this many rows on, a tile converts 8-bit elements once instead of on every use.
 constexpr std::size_t kRowsWorthWidening = 12;
 
-/// The scale of all of head g, or 1 where tokens have their own.
+/// The scale of all tokens of head g, or 1 if each token has its own.
 float head_scale(const KvScales& at, float* scales, std::int32_t g) {
   return scales == nullptr || at.are_per_token() ? 1.0f : *scale_at(at, scales, 0, g, 0);
-}
-
-/// Hides scores of what a row skips inside `range`; false if that is all.
-bool mask_skipped(const TileChunk& chunk, std::size_t row, KvRange range, float* scores) {
-  bool attends = false;
-  const std::int32_t block = chunk.args.sparsity.block;
-  for (std::int32_t t = range.begin; t < range.end;) {
-    const std::int32_t end = std::min(range.end, t + block - (chunk.begin + t) % block);
-    if (chunk.attends(row, {t, end}))
-      attends = true;
-    else
-      std::fill(scores + t, scores + end, -std::numeric_limits<float>::infinity());
-    t = end;
-  }
-  return attends;
 }
 
 /// Turns a row's scores into probabilities, times the scales of the tokens' values.
@@ -78,60 +63,52 @@ void softmax_of(D d, const TileChunk& chunk, std::size_t row, AttentionScratch& 
   float* scores = scratch.scores + row * kChunkTokens;
   const KvRange range = chunk.range_of(row);
   if (range.begin >= range.end) return;
-  const ScoreOptions options{has_token_scales ? scratch.k_scales : nullptr, args.soft_cap,
-                             args.alibi_slopes ? args.alibi_slopes[chunk.rows.head(row)] : 0.0f};
-  finish_scores(d, options, range, chunk.rows.position(row) - chunk.begin, scores);
-  if (args.sparsity.block > 0 && !mask_skipped(chunk, row, range, scores)) return;
+  const ScoreOptions options{has_token_scales ? scratch.k_scales : nullptr, args.soft_cap};
+  finish_scores(d, options, range, scores);
   softmax_row(d, range, scores, states, row);
   if (has_token_scales) scale_tokens(d, scratch.v_scales, range, scores);
 }
 
-/// The rows of scratch.pieces as f32: 8-bit elements are converted once where many query rows would
-/// convert them again and again. The same numbers, so the same bits.
+/// The rows of `tokens` as f32. 8-bit elements are converted once here instead of once per query
+/// row. The numbers are the same, so the bits are.
 template <class Element, class D>
-ChunkRows widen_rows(D d, const ChunkRows& kv, AttentionScratch& scratch) {
+ChunkRows widen_rows(D d, const ChunkRows& kv, KvRange tokens, AttentionScratch& scratch) {
   float* k = scratch.wide_tokens.get();
   float* v = k + kChunkTokens * kv.key_size;
   const auto widen = [d](const std::byte* from, std::size_t size, float* to) {
     for (std::size_t i = 0; i < size; i += hn::Lanes(d))
       hn::Store(Element::load(d, from + i * Element::kBytes), d, to + i);
   };
-  for (const KvRange piece : scratch.pieces)
-    for (std::int32_t t = piece.begin; t < piece.end; ++t) {
-      const std::size_t at = static_cast<std::size_t>(t) * kv.key_size;
-      widen(kv.k + kv.offsets[t], kv.key_size, k + at);
-      widen(kv.v + kv.offsets[t], kv.value_size, v + at);
-      scratch.wide_offsets[t] = static_cast<std::int64_t>(at * sizeof(float));
-    }
-  fill_holes(scratch.pieces, scratch.pieces.back().end, scratch.wide_offsets);
+  for (std::int32_t t = tokens.begin; t < tokens.end; ++t) {
+    const std::size_t at = static_cast<std::size_t>(t) * kv.key_size;
+    widen(kv.k + kv.offsets[t], kv.key_size, k + at);
+    widen(kv.v + kv.offsets[t], kv.value_size, v + at);
+    scratch.wide_offsets[t] = static_cast<std::int64_t>(at * sizeof(float));
+  }
+  fill_holes(tokens, tokens.end, scratch.wide_offsets);
   return {reinterpret_cast<const std::byte*>(k), reinterpret_cast<const std::byte*>(v),
           scratch.wide_offsets.data(), kv.key_size, kv.value_size};
 }
 
-/// Continues the states of the tile's rows over the chunk's pieces.
+/// Adds the chunk to the states of the tile's rows.
 template <class Element, class D>
 void attend_rows(D d, const TileChunk& chunk, const ChunkRows& kv, AttentionScratch& scratch,
                  SoftmaxStates states) {
-  for (const KvRange piece : scratch.pieces) {
-    find_ranges(chunk, piece, scratch);
-    unite_ranges(chunk.rows.count, scratch);
-    score_chunk<Element>(d, kv, piece, chunk.rows.count, scratch);
-  }
+  const KvRange visible = chunk.visible();
+  find_ranges(chunk, scratch);
+  unite_ranges(chunk.rows.count, scratch);
+  score_chunk<Element>(d, kv, visible, chunk.rows.count, scratch);
   for (std::size_t row = 0; row < chunk.rows.count; ++row)
     softmax_of(d, chunk, row, scratch, states);
-  for (const KvRange piece : scratch.pieces) {
-    if (scratch.pieces.size() > 1) find_ranges(chunk, piece, scratch);
-    accumulate_chunk<Element>(d, kv, piece, chunk.rows.count, scratch, states);
-  }
+  accumulate_chunk<Element>(d, kv, visible, chunk.rows.count, scratch, states);
 }
 
 template <class Element, class D>
 void attend_chunk(D d, const TileChunk& chunk, AttentionScratch& scratch, SoftmaxStates states) {
-  find_pieces(chunk, scratch.pieces);
-  if (scratch.pieces.empty()) return;
-  const ChunkRows kv = find_rows(chunk, scratch.pieces, scratch);
+  const ChunkRows kv = find_rows(chunk, scratch);
   if (Element::kBytes == 1 && chunk.rows.count >= kRowsWorthWidening)
-    attend_rows<F32Element>(d, chunk, widen_rows<Element>(d, kv, scratch), scratch, states);
+    attend_rows<F32Element>(d, chunk, widen_rows<Element>(d, kv, chunk.visible(), scratch), scratch,
+                            states);
   else
     attend_rows<Element>(d, chunk, kv, scratch, states);
 }
@@ -141,7 +118,7 @@ Results results_of(const PagedAttentionArgs& args, const QueryTile& tile, float 
           unit * head_scale(args.kv.scales, args.kv.scales.v, tile.g)};
 }
 
-/// Work on vectors of one width and elements of one type.
+/// Attention with vectors of one width over elements of one type.
 template <class Element, class D>
 struct Attention {
   static void attend(const PagedAttentionArgs& args, const QueryTile& tile, const TileSpans& item,
@@ -169,7 +146,8 @@ struct Attention {
   }
 };
 
-/// Calls work(Attention) for the cache's elements; vectors are as wide as D is a multiple of.
+/// Calls work(Attention) for the cache's element type, with the widest vectors that D is a multiple
+/// of.
 template <class Element, class Work>
 void with_width(std::int32_t head_size, const Work& work) {
   using Wide = hn::CappedTag<float, 16>;
@@ -192,14 +170,15 @@ void with_elements(const PagedKv& kv, const Work& work) {
   }
 }
 
-/// One item. An unsplit tile's results go to args.out, a split one's states to `stored`.
+/// Computes one item. Writes the results of an unsplit tile to args.out, the states of a split one
+/// to `stored`.
 void attend_spans(const PagedAttentionArgs& args, const QueryTile& tile, const TileSpans& item,
                   AttentionScratch& scratch, SoftmaxStates stored) {
   with_elements(args.kv,
                 [&](auto attention) { attention.attend(args, tile, item, scratch, stored); });
 }
 
-/// Brings the states of a split tile together.
+/// Merges the states of a split tile and writes its results.
 void merge_spans(const PagedAttentionArgs& args, const QueryTile& tile, AttentionScratch& scratch,
                  SoftmaxStates stored) {
   with_elements(args.kv, [&](auto attention) { attention.merge(args, tile, scratch, stored); });

@@ -1,6 +1,6 @@
-// Latent attention on the chunks, spans and tiles of attention_chunk-inl.hpp and
-// attention_tile-inl.hpp: one kv head, whose rows a tile converts to f32 once for all of its query
-// heads. Included once per instruction set by foreach_target.h.
+// Latent attention with the chunks, spans and tiles of attention_chunk-inl.hpp and
+// attention_tile-inl.hpp. There is one kv head; a tile converts its rows to f32 once for all of its
+// query heads. Included once per instruction set by foreach_target.h.
 
 #include <omp.h>
 
@@ -14,14 +14,14 @@
 #include "kernels/mla_row.hpp"
 #include "kernels/paged_mla.hpp"
 
-// Too old to be worth its compile time.
-#ifndef HWY_DISABLED_TARGETS  // the build may have left out more
+// SSSE3 is too old to be worth its compile time.
+#ifndef HWY_DISABLED_TARGETS  // the build may have disabled more
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 #endif
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/paged_mla.cpp"
 #include "hwy/foreach_target.h"
-// foreach_target.h comes first
+// foreach_target.h must be included first.
 #include "hwy/highway.h"
 #include "kernels/cpu/attention_tile-inl.hpp"
 
@@ -32,7 +32,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET == HWY_SCALAR
 
-// Highway's scalar target lacks the operations below. Such a CPU gets the reference.
+// Highway's scalar target lacks the operations below. A CPU that needs it gets the reference.
 bool has_mla_vectors() { return false; }
 void attend_latents(const PagedMlaArgs&, const QueryTile&, const TileSpans&, AttentionScratch&,
                     SoftmaxStates) {}
@@ -44,7 +44,7 @@ bool has_mla_vectors() { return true; }
 
 constexpr hn::CappedTag<float, 16> kWide;
 
-/// to[0..count-1] = elements of `from` times `factor`.
+/// to[0..count-1] = the elements of `from` times `factor`.
 template <class Element>
 void convert(const std::byte* from, std::size_t count, float factor, float* HWY_RESTRICT to) {
   const auto factors = hn::Set(kWide, factor * Element::kUnit);
@@ -61,7 +61,7 @@ void convert_latent(const std::byte* row, MlaRow kind, float* HWY_RESTRICT to) {
   convert<Bf16Element>(row + kMlaRopeAt, kMlaRope, 1.0f, to + kMlaLatent);
 }
 
-/// Rows of the visible tokens, as f32 in scratch.tokens.
+/// Converts the rows of the visible tokens to f32, into scratch.tokens.
 ChunkRows convert_rows(const PagedMlaArgs& args, const QueryTile& tile, std::int32_t begin,
                        KvRange visible, AttentionScratch& scratch) {
   constexpr std::int64_t kRowBytes = kMlaRow * sizeof(float);
@@ -75,12 +75,11 @@ ChunkRows convert_rows(const PagedMlaArgs& args, const QueryTile& tile, std::int
     convert_latent(row, kv.row,
                    reinterpret_cast<float*>(scratch.tokens.get() + scratch.offsets[t]));
   }
-  scratch.pieces.assign(1, visible);
-  fill_holes(scratch.pieces, visible.end, scratch.offsets);
+  fill_holes(visible, visible.end, scratch.offsets);
   return {scratch.tokens.get(), scratch.tokens.get(), scratch.offsets.data(), kMlaRow, kMlaLatent};
 }
 
-/// Continues the states of the tile's rows over one chunk.
+/// Adds one chunk to the states of the tile's rows.
 void attend_latent_chunk(const PagedMlaArgs& args, const QueryTile& tile, const TileRows& rows,
                          std::int32_t begin, AttentionScratch& scratch, SoftmaxStates states) {
   const KvRange visible = within_chunk(tile.visible, begin);
@@ -99,7 +98,8 @@ Results results_of(const PagedMlaArgs& args) {
   return {args.out, args.lse, nullptr, args.q_dtype, 1.0f};
 }
 
-/// One item. An unsplit tile's results go to args.out, a split one's states to `stored`.
+/// Computes one item. Writes the results of an unsplit tile to args.out, the states of a split one
+/// to `stored`.
 void attend_latents(const PagedMlaArgs& args, const QueryTile& tile, const TileSpans& item,
                     AttentionScratch& scratch, SoftmaxStates stored) {
   const TileRows rows(tile, args.H, 1);
@@ -111,7 +111,7 @@ void attend_latents(const PagedMlaArgs& args, const QueryTile& tile, const TileS
   if (!tile.is_split()) write_results(kWide, results_of(args), rows, scratch.total);
 }
 
-/// Brings the states of a split tile together.
+/// Merges the states of a split tile and writes its results.
 void merge_latents(const PagedMlaArgs& args, const QueryTile& tile, AttentionScratch& scratch,
                    SoftmaxStates stored) {
   const TileRows rows(tile, args.H, 1);
@@ -133,7 +133,7 @@ HWY_EXPORT(has_mla_vectors);
 HWY_EXPORT(attend_latents);
 HWY_EXPORT(merge_latents);
 
-/// As much of the arguments as plan_attention reads.
+/// The arguments that plan_attention reads.
 PagedAttentionArgs batch_of(const PagedMlaArgs& args) {
   PagedAttentionArgs batch;
   batch.query_start = args.query_start;

@@ -2,12 +2,12 @@
 
 #include <cstdint>
 
-// Too old to be worth its compile time.
+// SSSE3 is too old to be worth its compile time.
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/stream_copy.cpp"
 #include "hwy/foreach_target.h"
-// foreach_target.h comes first
+// foreach_target.h must be included first.
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 

@@ -1,7 +1,8 @@
 #pragma once
-// Softmax states: in scratch, folded, and how one becomes a result. Scores are in units of log2: a
-// state is max, sum of exp2(score - max), acc = sum of exp2(score - max) * v, as stored; nothing
-// seen: max -inf, sum 0.
+// Softmax states: where they lie in scratch, how two are folded into one, and how a final one
+// becomes a result. Scores are in units of log2. A state has max, sum = sum of exp2(score - max),
+// and acc = sum of exp2(score - max) * v with v as stored. A state that has seen no position has
+// max -inf and sum 0.
 
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "kernels/cuda/element.cuh"
@@ -14,7 +15,8 @@ struct StatePlace {
   float* max;  ///< max, then sum
 };
 
-/// Of head h in state `state`: all acc [states, H, D], then all (max, sum) [states, H, 2].
+/// Where state `state` of head h is in scratch: first all acc [states, H, D], then all (max, sum)
+/// [states, H, 2].
 __device__ __forceinline__ StatePlace state_place(const PagedAttentionArgs& args,
                                                   const AttentionWork& work, int state, int h) {
   const std::int64_t row = std::int64_t{state} * args.H + h;
@@ -22,12 +24,12 @@ __device__ __forceinline__ StatePlace state_place(const PagedAttentionArgs& args
   return {work.states + row * args.kv.D, maxima + 2 * row};
 }
 
-/// A state takes in the one of the piece behind it. Roundings are spelled out, and an empty state
-/// changes nothing, so that all who fold the same states get the same bits.
+/// Folds a state with the state of the positions behind it. All roundings are explicit and an empty
+/// state changes nothing, so that every kernel that folds the same states gets the same bits.
 struct Fold {
-  float max;  ///< of both
+  float max;  ///< of the folded state
   bool takes_first, takes_second;
-  float first, second;  ///< weights, where both are taken
+  float first, second;  ///< factors, if both states are not empty
 
   __device__ __forceinline__ Fold(float first_max, float second_max)
       : max(fmaxf(first_max, second_max)),
@@ -36,20 +38,20 @@ struct Fold {
         first(takes_first ? exp2_approximate(first_max - max) : 0.0f),
         second(takes_second ? exp2_approximate(second_max - max) : 0.0f) {}
 
-  /// Of the sums, or of an element of acc.
+  /// Folds the two sums, or the two values of an element of acc.
   __device__ __forceinline__ float operator()(float of_first, float of_second) const {
     const float both = fmaf(of_first, first, rounded_product(of_second, second));
     return !takes_second ? of_first : !takes_first ? of_second : both;
   }
 };
 
-/// How a final state is written: out = acc * factor.
+/// What a final state is written with: out = acc * factor, and lse.
 struct Finish {
   float factor;
   float lse;
 };
 
-/// \param v_scale  what acc lacks (fixed_scale)
+/// \param v_scale factor that acc still lacks (fixed_scale)
 __device__ __forceinline__ Finish finish(const PagedAttentionArgs& args, int h, float max,
                                          float sum, float v_scale) {
   if (args.sinks != nullptr) {
@@ -64,8 +66,8 @@ __device__ __forceinline__ Finish finish(const PagedAttentionArgs& args, int h, 
   return {v_scale / sum, fmaf(max, kLn2, logf(sum))};
 }
 
-/// Element d of head h, of which this piece has (max, sum, acc): to scratch if the query has more
-/// pieces, else to out. The thread of d == 0 writes what there is one of.
+/// Writes element d of head h of a piece, given the piece's (max, sum, acc): to scratch if the
+/// query has more pieces, else to out. The thread with d == 0 also writes max and sum, or lse.
 __device__ __forceinline__ void write_piece(const PagedAttentionArgs& args,
                                             const AttentionWork& work, const AttentionSplit& split,
                                             int h, int d, float max, float sum, float acc,
@@ -85,14 +87,14 @@ __device__ __forceinline__ void write_piece(const PagedAttentionArgs& args,
   if (d == 0 && args.lse != nullptr) args.lse[row] = end.lse;
 }
 
-/// Softmax state of one head over some rows, of which this thread has kVec elements.
+/// One thread's part of a head's softmax state over some rows: kVec elements of acc.
 template <int kVec>
 struct ThreadState {
   float max = -kInfinity;
   float sum = 0;
   float acc[kVec] = {};
 
-  /// score > -inf; v is what `weight_scale` times the elements is.
+  /// Adds a row. score > -inf. The value is weight_scale * v.
   __device__ __forceinline__ void add(float score, const float (&v)[kVec], float weight_scale) {
     const float top = fmaxf(max, score);
     const float shrink = exp2_approximate(max - top);
@@ -105,8 +107,8 @@ struct ThreadState {
   }
 };
 
-/// States of kStates threads' groups in shared memory, `stride` apart: maxima[2 * i] max, then sum;
-/// accs[i * D + d]. Merged in order.
+/// Merges kStates states in shared memory in order. State i is at index first + i * stride:
+/// maxima[2 * index] is its max, the next float its sum, accs[index * D + d] its acc.
 struct Merged {
   float max, sum, acc;
 };
@@ -127,23 +129,19 @@ __device__ __forceinline__ Merged merge_states_at(const float* maxima, const flo
   return all;
 }
 
-/// A score of natural units with soft cap and ALiBi, in units of log2.
-__device__ __forceinline__ float score_with_options(const PagedAttentionArgs& args, int h,
-                                                    int position, int t, float score) {
-  if (args.soft_cap > 0) score = rounded_product(args.soft_cap, tanhf(score / args.soft_cap));
-  if (args.alibi_slopes != nullptr)
-    score = fmaf(args.alibi_slopes[h], static_cast<float>(t - position), score);
-  return rounded_product(score, kLog2E);
+/// Applies the soft cap to a score in natural units; the result is in units of log2.
+__device__ __forceinline__ float capped_score(float soft_cap, float score) {
+  return rounded_product(rounded_product(soft_cap, tanhf(score / soft_cap)), kLog2E);
 }
 
-/// The scale of all tokens of head g (1 if there are none, or one per token).
+/// The scale of all tokens of head g; 1 if there is none, or if each token has its own.
 __device__ __forceinline__ float fixed_scale(const KvScales& scales, float* plane, int g) {
   if (plane == nullptr || scales.are_per_token()) return 1.0f;
   return *scale_address(scales, plane, 0, g, 0);
 }
 
-/// Folds the states in scratch and writes the results.
-Expected<void> launch_combine(const PagedAttentionArgs& args, const AttentionWork& work,
-                              CudaStream stream);
+/// Starts the kernel that folds the states in scratch and writes the results.
+[[nodiscard]] Expected<void> launch_combine(const PagedAttentionArgs& args,
+                                            const AttentionWork& work, CudaStream stream);
 
 }  // namespace kvhive::device

@@ -8,7 +8,7 @@ namespace {
 using device::Bytes16;
 
 constexpr unsigned kThreads = 256;
-constexpr unsigned kWordsPerThread = 4;  ///< loads on their way at once
+constexpr unsigned kWordsPerThread = 4;  ///< loads in flight per thread
 
 /// Block i copies piece i % pieces of pair i / pieces.
 template <class Word>

@@ -1,5 +1,5 @@
 #pragma once
-// Sums and the like over a warp or a block, in one fixed order: the same bits for every schedule.
+// Reductions over a warp or a block in one fixed order, so that every schedule gives the same bits.
 
 #include "kernels/cuda/device.cuh"
 
@@ -12,8 +12,8 @@ __device__ __forceinline__ T warp_reduce(T value, Combine combine) {
   return value;
 }
 
-/// Every thread of the block calls it and gets the result. \param scratch  a T per warp, shared;
-/// free for the next use when it returns
+/// Every thread of the block must call it; every thread gets the result. \param scratch one T per
+/// warp, in shared memory; may be reused at once when the call returns
 template <int kThreads, class T, class Combine>
 __device__ __forceinline__ T block_reduce(T value, T* scratch, Combine combine) {
   constexpr int kWarps = kThreads / kWarp;

@@ -9,12 +9,13 @@ namespace {
 using namespace device;
 
 constexpr unsigned kThreads = 128;
-constexpr unsigned kRows = kThreads / kWarp;  ///< per block, a warp each
+constexpr unsigned kRows = kThreads / kWarp;  ///< rows of a block of threads, one per warp
 constexpr int kPacked = 4;                    ///< elements that one lane moves at a time
 
-/// One head of one token, of K or V: what a warp writes. Rows are counted [T][K, V][G].
+/// What one warp writes: one head of one token, of K or V. Rows are counted in the order [T][K,
+/// V][G].
 struct Row {
-  std::int64_t first;  ///< element of args.k or args.v
+  std::int64_t first;  ///< index of the row's first element in args.k or args.v
   std::int64_t block;
   int slot;
   int g;
@@ -37,8 +38,8 @@ struct Row {
   }
 };
 
-/// What the row's values are divided by; with scales per token made from the lane's largest value
-/// and written.
+/// What the row's values are divided by. If each token has a scale, the warp computes it from the
+/// lanes' largest magnitudes and writes it.
 __device__ __forceinline__ float scale_of(const PagedKv& kv, const Row& row, float lane_amax,
                                           int lane) {
   float* plane = row.is_k ? kv.scales.k : kv.scales.v;
@@ -51,7 +52,7 @@ __device__ __forceinline__ float scale_of(const PagedKv& kv, const Row& row, flo
   return scale;
 }
 
-/// Layout rows; four elements at a time.
+/// Moves four elements at a time.
 template <Dtype kIn, Dtype kOut>
 __global__ void __launch_bounds__(kThreads)
     write_packed(const __grid_constant__ CacheWriteArgs args) {
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Any alignment, rows or x_packed; element by element.
+/// Moves one element at a time: any alignment.
 __global__ void __launch_bounds__(kThreads)
     write_elements(const __grid_constant__ CacheWriteArgs args) {
   Row row;
@@ -91,16 +92,12 @@ __global__ void __launch_bounds__(kThreads)
   const void* in = row.is_k ? args.k : args.v;
   std::byte* head = (row.is_k ? kv.k : kv.v) + row.block * kv.block_stride + row.g * kv.head_stride;
   const int element_bytes = static_cast<int>(bytes_of(kv.dtype));
-  const int x = 16 / element_bytes;
   float amax = 0;
   for (int d = lane; d < kv.D; d += kWarp)
     amax = fmaxf(amax, fabsf(load_value(in, row.first + d, args.in_dtype)));
   const float scale = scale_of(kv, row, amax, lane);
   for (int d = lane; d < kv.D; d += kWarp) {
-    const std::int64_t offset =
-        kv.layout == PageLayout::rows ? row.slot * kv.token_stride + d * element_bytes
-        : row.is_k ? std::int64_t{(d / x * kv.S + row.slot) * x + d % x} * element_bytes
-                   : std::int64_t{d * kv.S + row.slot} * element_bytes;
+    const std::int64_t offset = row.slot * kv.token_stride + d * element_bytes;
     store_value(head + offset, 0, kv.dtype, load_value(in, row.first + d, args.in_dtype) / scale);
   }
 }
@@ -143,16 +140,17 @@ bool can_be_packed(const CacheWriteArgs& args) {
 Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream) {
   const PagedKv& kv = args.kv;
   if (kv.layout == PageLayout::packed)
-    return failure(Errc::unsupported, "cache write: packed pages are the CPU's");
+    return failure(Errc::unsupported, "cache write: packed pages are for the CPU only");
   if (bytes_of(args.in_dtype) == 1)
     return failure(Errc::unsupported, "cache write: from " + std::string(to_string(args.in_dtype)) +
-                                          "; it is for KV only");
+                                          "; this type is for the cache only");
   if (kv.G <= 0 || kv.D <= 0 || kv.S <= 0 || args.T < 0)
     return failure(Errc::bad_argument, "cache write: G " + std::to_string(kv.G) + ", D " +
                                            std::to_string(kv.D) + ", S " + std::to_string(kv.S) +
                                            ", T " + std::to_string(args.T));
   if (kv.scales.are_per_token() && (kv.scales.k == nullptr || kv.scales.v == nullptr))
-    return failure(Errc::bad_argument, "cache write: scales per token, but no memory for them");
+    return failure(Errc::bad_argument,
+                   "cache write: each token has a scale, but the pointer to the scales is null");
   if (args.T == 0) return {};
   const std::int64_t rows = std::int64_t{args.T} * 2 * kv.G;
   const std::int64_t blocks = (rows + kRows - 1) / kRows;

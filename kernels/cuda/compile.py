@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""compile.py REPORT NVCC...: runs nvcc and keeps what it says; prints what is not ptxas's statistics."""
+"""compile.py REPORT NVCC...: runs nvcc, writes its messages to REPORT, and prints (and fails on) all but ptxas's statistics."""
 import re
 import subprocess
 import sys

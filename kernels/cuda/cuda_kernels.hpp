@@ -1,7 +1,7 @@
 #pragma once
-// The CUDA backend: the argument structs of kernels/*.hpp, with device pointers in them. Each
-// function starts its kernels on the stream and returns; what it does not do it refuses by
-// Errc::unsupported, and starts nothing then.
+// The CUDA backend. Takes the argument structs of kernels/*.hpp with device pointers in them. Each
+// function starts its kernels on the stream and returns. What a kernel cannot compute is refused
+// with Errc::unsupported before anything is started.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,51 +23,53 @@ namespace kvhive {
 
 using CudaStream = CUstream_st*;  ///< cudaStream_t
 
-/// Layouts `rows` and `x_packed`, any strides; fastest where rows are aligned to four elements.
-Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream);
+/// Layout `rows`, any strides. Fastest if rows are aligned to four elements.
+[[nodiscard]] Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream);
 
-/// Also gathers into and scatters from host memory that is mapped on the device. Fastest where
+/// Also gathers into, and scatters from, host memory that is mapped on the device. Fastest if
 /// addresses, strides and bytes are multiples of 16.
-Expected<void> block_copy_cuda(const BlockCopyArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> block_copy_cuda(const BlockCopyArgs& args, CudaStream stream);
 
-/// Swap: the same between device memory and page-locked host memory. Pieces of `batched_from` bytes
-/// and more go to the copy engines as one batch, neighbours as one copy, and leave the SMs to the
-/// model; smaller ones, for which a copy each costs more than its bytes (vLLM PR #42212: 4..24 KiB
-/// at a tenth of the link), go through block_copy_cuda: the memory must be mapped then. `pairs` are
-/// on the host, page-locked, and stay until the stream has passed. Sources are read in the stream's
-/// order, both ways: a copy that is allowed to run ahead reads what no kernel has written yet.
-Expected<void> swap_blocks_cuda(const BlockCopyArgs& args, std::size_t batched_from,
-                                CudaStream stream);
+/// Swap: copies blocks between device memory and page-locked host memory. Copies of at least
+/// `batched_from` bytes go to the copy engines as one batch (neighbouring blocks as one copy),
+/// which leaves the SMs to the model. Smaller copies go through block_copy_cuda, because starting
+/// each of them would cost more than its bytes (vLLM PR #42212: 4..24 KiB run at a tenth of the
+/// link's speed); for these, host memory must be mapped on the device. `pairs` are in page-locked
+/// host memory and must stay unchanged until the stream has passed. Sources are read in the
+/// stream's order, in both directions: a copy that may run ahead would read blocks that a kernel
+/// has not written yet.
+[[nodiscard]] Expected<void> swap_blocks_cuda(const BlockCopyArgs& args, std::size_t batched_from,
+                                              CudaStream stream);
 
-Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> merge_states_cuda(const MergeStatesArgs& args, CudaStream stream);
 
-/// `work` is plan_splits() of the same batch, on the device; one plan serves all layers of a kind.
-/// Head sizes 8..256 in steps of 8, S a power of two; layout `rows`, or more slowly `x_packed`,
-/// aligned to 16 bytes (8 for 8-bit elements). From three query heads per kv head on by tensor
-/// cores, if q is of the cache's 16-bit type, or of 16 bits over rows of 8-bit elements aligned to
-/// 16 bytes. A token's bits are the same alone, in a batch, in prefill and in a cascade.
-Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const AttentionWork& work,
-                                    CudaStream stream);
+/// `work` is plan_splits() of the same batch, copied to the device; one plan serves all layers with
+/// the same window. D is 8..256 in steps of 8, S a power of two, layout `rows`, aligned to 16 bytes
+/// (8 bytes for 8-bit elements). Runs on tensor cores from three query heads per kv head on, if q
+/// has the cache's 16-bit type, or if q has 16 bits and the cache has 8-bit elements in rows
+/// aligned to 16 bytes. A token's bits are the same alone, in a batch, in prefill and in a cascade.
+[[nodiscard]] Expected<void> paged_attention_cuda(const PagedAttentionArgs& args,
+                                                  const AttentionWork& work, CudaStream stream);
 
-/// Rows aligned to 16 bytes. `work` is plan_splits() of the same batch; bits as above. By tensor
-/// cores if q is bf16 and there are more than two heads; rows of bf16 need sm_90's shared memory
-/// then.
-Expected<void> paged_mla_cuda(const PagedMlaArgs& args, const AttentionWork& work,
-                              CudaStream stream);
-Expected<void> mla_write_cuda(const MlaWriteArgs& args, CudaStream stream);
+/// Rows are aligned to 16 bytes. `work` is plan_splits() of the same batch; a token's bits do not
+/// depend on the batch. Runs on tensor cores if q is bf16 and there are more than two heads; rows
+/// of bf16 then need the shared memory of sm_90.
+[[nodiscard]] Expected<void> paged_mla_cuda(const PagedMlaArgs& args, const AttentionWork& work,
+                                            CudaStream stream);
+[[nodiscard]] Expected<void> mla_write_cuda(const MlaWriteArgs& args, CudaStream stream);
 
-/// Between the matrix products. Rows are multiples of four elements, and aligned to as many (heads:
-/// to two).
-Expected<void> embed_cuda(const EmbedArgs& args, CudaStream stream);
-Expected<void> add_rms_norm_cuda(const AddRmsNormArgs& args, CudaStream stream);
-Expected<void> rotate_cuda(const RotateArgs& args, CudaStream stream);
-Expected<void> silu_multiply_cuda(const SiluMultiplyArgs& args, CudaStream stream);
+/// The operations between matrix products. Rows are multiples of four elements, and aligned to four
+/// elements (heads: to two).
+[[nodiscard]] Expected<void> embed_cuda(const EmbedArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> add_rms_norm_cuda(const AddRmsNormArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> rotate_cuda(const RotateArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> silu_multiply_cuda(const SiluMultiplyArgs& args, CudaStream stream);
 
-/// By tensor cores; bf16 or f16, rows of multiples of eight elements, aligned to 16 bytes.
-Expected<void> row_product_cuda(const RowProductArgs& args, CudaStream stream);
+/// Runs on tensor cores. bf16 or f16; rows are multiples of eight elements, aligned to 16 bytes.
+[[nodiscard]] Expected<void> row_product_cuda(const RowProductArgs& args, CudaStream stream);
 
-/// Weights are added as whole numbers, so that no order shows; tokens are the reference's where its
-/// margin is above 1e-6. Of `choices` nothing is checked: they are on the device.
-Expected<void> sample_cuda(const SampleArgs& args, CudaStream stream);
+/// Adds weights as whole numbers, so that results do not depend on the order of additions. Tokens
+/// are the reference's where its margin is above 1e-6. `choices` are on the device and not checked.
+[[nodiscard]] Expected<void> sample_cuda(const SampleArgs& args, CudaStream stream);
 
 }  // namespace kvhive

@@ -1,7 +1,7 @@
 #pragma once
-// The only header kernels include for the device. Under nvcc it is CUDA; under any other compiler
-// the emulator of tests/simt. Inline PTX stands here and nowhere else, each piece beside what the
-// emulator does for it.
+// The only header that kernels include for the device. Under nvcc it is CUDA; under any other
+// compiler it is the emulator in kernels/simt. Inline PTX is written here and nowhere else, each
+// piece beside the call into the emulator that stands for it.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@
 #define KV_FORWARD_CALLER , line
 #endif
 #if defined(__CUDA_ARCH__) || !defined(__CUDACC__)
-#define KV_DEVICE_CODE 1  // not the pass of nvcc that compiles the host's side
+#define KV_DEVICE_CODE 1  // false in the pass of nvcc that compiles host code
 #endif
 
 namespace kvhive::device {
@@ -31,7 +31,7 @@ inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
-/// What one load or store moves; must be aligned so.
+/// 16 (or 8) bytes that one load or store moves; aligned to their size.
 struct alignas(16) Bytes16 {
   std::uint32_t words[4];
 };
@@ -39,7 +39,7 @@ struct alignas(8) Bytes8 {
   std::uint32_t words[2];
 };
 
-/// The only shared memory kernels use: as much as the launch says.
+/// The block's dynamic shared memory, of the size given at launch. Kernels use no other.
 __device__ __forceinline__ std::byte* shared_memory() {
 #if defined(__CUDACC__)
   extern __shared__ __align__(1024) unsigned char kv_shared[];
@@ -55,8 +55,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
 }
 #endif
 
-/// cp.async: 4, 8 or 16 aligned bytes to shared memory on their way; zeros if !wanted (`global` is
-/// not read then).
+/// cp.async: starts to copy 4, 8 or 16 aligned bytes to shared memory. If !wanted, writes zeros and
+/// does not read `global`.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(void* shared, const void* global,
                                            bool wanted KV_ALSO_CALLER) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global,
   if (simt::is_delivered_early(copy)) simt::deliver(copy);
 #endif
 }
-/// The copies since the last commit become a group.
+/// Makes a group of this thread's copies since the last commit.
 __device__ __forceinline__ void commit_copies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;\n" ::: "memory");
@@ -86,8 +86,8 @@ __device__ __forceinline__ void commit_copies() {
   simt::async_commit();
 #endif
 }
-/// Until all but the latest kPending groups of this thread have landed; for others to see them a
-/// barrier is needed.
+/// Waits until all but the latest kPending groups of this thread's copies have landed. Other
+/// threads see the data only after a barrier.
 template <int kPending>
 __device__ __forceinline__ void wait_copies() {
 #if defined(__CUDA_ARCH__)
@@ -98,78 +98,8 @@ __device__ __forceinline__ void wait_copies() {
 #endif
 }
 
-/// mbarriers and one-dimensional bulk copies (the TMA engine without a tensor map): sm_90.
-__device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier,
-                                              std::uint32_t count KV_ALSO_CALLER) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)),
-               "r"(count)
-               : "memory");
-#elif defined(KV_DEVICE_CODE)
-  simt::mbarrier_init(barrier, count, line);
-#endif
-}
-/// After the inits and before the barrier that publishes them: the copy engine must see them, too.
-__device__ __forceinline__ void mbarrier_init_fence() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier,
-                                                std::uint32_t expected_bytes KV_ALSO_CALLER) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)),
-      "r"(expected_bytes)
-      : "memory");
-#elif defined(__CUDA_ARCH__)
-  __trap();
-#elif defined(KV_DEVICE_CODE)
-  simt::mbarrier_arrive(barrier, expected_bytes, line);
-#endif
-}
-/// Until the phase of this parity is complete.
-__device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier,
-                                              std::uint32_t parity KV_ALSO_CALLER) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "wait: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra wait;\n}\n" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-#elif defined(__CUDA_ARCH__)
-  __trap();
-#elif defined(KV_DEVICE_CODE)
-  simt::mbarrier_wait(barrier, parity, line);
-#endif
-}
-__device__ __forceinline__ void bulk_copy_to_shared(void* shared, const void* global,
-                                                    std::uint32_t bytes,
-                                                    std::uint64_t* barrier KV_ALSO_CALLER) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::
-          "r"(shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-#elif defined(__CUDA_ARCH__)
-  __trap();
-#elif defined(KV_DEVICE_CODE)
-  simt::bulk_copy(shared, global, bytes, barrier, line);
-#endif
-}
-
-/// bar.sync: `threads` threads of the block, whole warps; id 1..15 (0 is __syncthreads).
-__device__ __forceinline__ void named_barrier(unsigned id, unsigned threads KV_ALSO_CALLER) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-#elif defined(KV_DEVICE_CODE)
-  simt::barrier(id, threads, line);
-#endif
-}
-
-/// Four 8x8 matrices of 16-bit elements: lane i brings the address of row i%8 of matrix i/8.
+/// ldmatrix: loads four 8x8 matrices of 16-bit elements. Lane i passes the address of row i%8 of
+/// matrix i/8.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&fragment)[4],
                                               const void* row KV_ALSO_CALLER) {
 #if defined(__CUDA_ARCH__)
@@ -193,7 +123,7 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&fragmen
 #endif
 }
 
-/// d [16][8] += a [16][16] * b [16][8]; fragments as in the PTX ISA, "mma.m16n8k16".
+/// d [16][8] += a [16][16] * b [16][8]. Fragments as in the PTX ISA, "mma.m16n8k16".
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4],
                                          const std::uint32_t (&b)[2] KV_ALSO_CALLER) {
 #if defined(__CUDA_ARCH__)
@@ -219,7 +149,7 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const std::uint32_t (&a)[
 #endif
 }
 
-/// x * y, never fused with what is added to it.
+/// x * y, rounded; the compiler never fuses it with an addition.
 __device__ __forceinline__ float rounded_product(float x, float y) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(x, y);
@@ -228,14 +158,14 @@ __device__ __forceinline__ float rounded_product(float x, float y) {
 #endif
 }
 
-/// The warp's largest; NaN does not count.
+/// The largest x of the warp's lanes; NaN is ignored.
 __device__ __forceinline__ float warp_max(float x) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2)
     x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, distance));
   return x;
 }
 
-/// 2^x to about 2 ulp.
+/// 2^x with an error of about 2 ulp.
 __device__ __forceinline__ float exp2_approximate(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -246,7 +176,7 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 #endif
 }
 
-/// Roughly.
+/// log2(x), approximately.
 __device__ __forceinline__ float log2_approximate(float x) {
 #if defined(__CUDA_ARCH__)
   float y;

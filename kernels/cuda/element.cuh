@@ -1,6 +1,6 @@
 #pragma once
-// Elements as they are stored, and their values: the roundings of config/dtype.hpp and
-// config/fp8.hpp, by the GPU's own instructions where there is a GPU.
+// Conversions between stored elements and their values. They round as config/dtype.hpp and
+// config/fp8.hpp do, with the GPU's own instructions where there is a GPU.
 
 #include <cstdint>
 
@@ -112,17 +112,17 @@ struct Element<Dtype::int8> {
   }
 };
 
-/// As many elements as one access moves.
+/// kCount elements that one load or store moves.
 template <Dtype kDtype, int kCount>
 struct alignas(sizeof(typename Element<kDtype>::Stored) * kCount) Pack {
   typename Element<kDtype>::Stored of[kCount];
 };
 
-/// Two 16-bit elements in a register, `low` first.
+/// Two 16-bit elements in one register, `low` in its lower half.
 template <Dtype kDtype>
 __device__ __forceinline__ std::uint32_t pair_of(float low, float high) {
 #if defined(__CUDACC__)
-  if constexpr (kDtype == Dtype::bf16) {  // one instruction for both
+  if constexpr (kDtype == Dtype::bf16) {  // one instruction converts both
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const std::uint32_t*>(&pair);
   } else {
@@ -134,7 +134,7 @@ __device__ __forceinline__ std::uint32_t pair_of(float low, float high) {
 #endif
 }
 
-/// Two 8-bit elements as two of f16, `two`'s low one first; exact.
+/// Converts two 8-bit elements to two f16, exactly; the lower byte of `two` becomes the lower half.
 template <Dtype kDtype>
 __device__ __forceinline__ std::uint32_t f16_pair_of(std::uint16_t two) {
   static_assert(bytes_of(kDtype) == 1);
@@ -143,7 +143,7 @@ __device__ __forceinline__ std::uint32_t f16_pair_of(std::uint16_t two) {
     const __half2 pair(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3));
     return *reinterpret_cast<const std::uint32_t*>(&pair);
   } else if constexpr (kDtype == Dtype::int8) {
-    // 1024 + (x + 128) is the bits of x + 128 behind those of 1024.
+    // The bits of x + 128 in the mantissa of the f16 1024 make 1024 + (x + 128).
     const std::uint32_t bits = two ^ 0x8080u;
     const std::uint32_t moved = 0x64006400u | (bits & 0xffu) | (bits & 0xff00u) << 8;
     const __half2 pair =
@@ -151,7 +151,7 @@ __device__ __forceinline__ std::uint32_t f16_pair_of(std::uint16_t two) {
     return *reinterpret_cast<const std::uint32_t*>(&pair);
   }
 #endif
-  if constexpr (kDtype == Dtype::e5m2)  // is the upper half of an f16
+  if constexpr (kDtype == Dtype::e5m2)  // an e5m2 is the upper half of an f16
     return (two & 0xffu) << 8 | (two & 0xff00u) << 16;
   else
     return pair_of<Dtype::f16>(
@@ -159,7 +159,8 @@ __device__ __forceinline__ std::uint32_t f16_pair_of(std::uint16_t two) {
         Element<kDtype>::value(static_cast<typename Element<kDtype>::Stored>(two >> 8)));
 }
 
-/// Where the dtype is known at run time only: once per row, not once per element of a cache.
+/// For a dtype that is known at run time only. Meant for one call per row, not per element of a
+/// cache.
 __device__ __forceinline__ float load_value(const void* base, std::int64_t i, Dtype dtype) {
   switch (dtype) {
     case Dtype::f32: return static_cast<const float*>(base)[i];
@@ -182,7 +183,7 @@ __device__ __forceinline__ void store_value(void* base, std::int64_t i, Dtype dt
   }
 }
 
-/// The scale of (block, head, slot) of K or V; see KvScales.
+/// The address of the scale of (block, head, slot); see KvScales.
 __device__ __forceinline__ float* scale_address(const KvScales& scales, float* plane,
                                                 std::int64_t block, int g, int slot) {
   return reinterpret_cast<float*>(reinterpret_cast<std::byte*>(plane) +

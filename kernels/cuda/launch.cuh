@@ -1,6 +1,6 @@
 #pragma once
-// How the host starts a kernel or a copy: no <<< >>>, so that the same line starts it under the
-// emulator.
+// Starts a kernel or a copy from the host. Kernels are never started by <<< >>>: launch() works
+// under the emulator, too.
 
 #include <cstring>
 #include <string>
@@ -16,13 +16,14 @@
 
 namespace kvhive::device {
 
-inline constexpr std::size_t kMaxSharedBytes = 227 << 10;   ///< of a block, on sm_90
-inline constexpr std::size_t kPlainSharedBytes = 48 << 10;  ///< more must be asked for
+inline constexpr std::size_t kMaxSharedBytes = 227 << 10;  ///< of a block, on sm_90
+inline constexpr std::size_t kPlainSharedBytes = 48
+                                                 << 10;  ///< more must be requested for each kernel
 
 template <class... Parameters, class... Arguments>
-Expected<void> launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                      std::size_t shared_bytes, [[maybe_unused]] CudaStream stream,
-                      const Arguments&... arguments) {
+[[nodiscard]] Expected<void> launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                                    std::size_t shared_bytes, [[maybe_unused]] CudaStream stream,
+                                    const Arguments&... arguments) {
   if (shared_bytes > kMaxSharedBytes)
     return failure(Errc::unsupported, "the kernel needs " + std::to_string(shared_bytes) +
                                           " bytes of shared memory, a block has " +
@@ -47,10 +48,12 @@ Expected<void> launch(void (*kernel)(Parameters...), dim3 grid, dim3 block,
   return {};
 }
 
-/// One batch for the copy engines; `stream` is not the default one, or the copies go one by one.
-inline Expected<void> copy_batch(const std::vector<void*>& to, const std::vector<const void*>& from,
-                                 const std::vector<std::size_t>& bytes,
-                                 [[maybe_unused]] CudaStream stream) {
+/// Starts copies as one batch for the copy engines. On the default stream they are started one by
+/// one.
+[[nodiscard]] inline Expected<void> copy_batch(const std::vector<void*>& to,
+                                               const std::vector<const void*>& from,
+                                               const std::vector<std::size_t>& bytes,
+                                               [[maybe_unused]] CudaStream stream) {
 #if defined(__CUDACC__)
   cudaError_t error = cudaSuccess;
 #if CUDART_VERSION >= 13000

@@ -1,13 +1,15 @@
 #pragma once
 // Attention on tensor cores: decode, prefill and cascade. A tile (split_plan.hpp) is one pass over
-// some KV for up to 16 rows of a warp (narrow: a block is one warp), or 64 rows of four (wide). A
-// row is a query token with a head; it has a softmax state of its own, which runs over the KV in
-// steps of 16 tokens, from multiples of 16, in order, whichever tile and warp it is in; steps it
-// does not see leave it as it is. At a border of pieces the state is folded into the run's.
+// some KV, for up to 16 rows with one warp (narrow) or up to 64 rows with four warps (wide). A row
+// is one query token with one head. Each row has a softmax state of its own, which goes through the
+// KV in order, in steps of 16 tokens that begin at multiples of 16. Tiles and warps do not change
+// these steps, and a step that a row does not see leaves its state unchanged. At a border of
+// pieces, the piece's state is folded into that of the run.
 //
-// Source: FlashAttention-2 (Dao, 2023): rows over warps, one pass, lazy rescaling (Ye et al.,
-// FlashInfer, 2024: heads and queries in the rows; paged cp.async).
+// Source: FlashAttention-2 (Dao, 2023): rows spread over warps, one pass, lazy rescaling.
+// FlashInfer (Ye et al., 2024): heads and queries as rows, paged cp.async.
 
+#include "kernels/cuda/attention_by_dtype.hpp"
 #include "kernels/cuda/attention_state.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mma_operands.cuh"
@@ -20,26 +22,27 @@ struct MmaShape {
   using Tile = MmaTile<kKv, D>;
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kRows = kWarps * kMmaRows;
-  static constexpr int kBlocks = D <= 128 ? 8 / kWarps : 1;  ///< to fit on an SM
+  static constexpr int kBlocks = D <= 128 ? 8 / kWarps : 1;  ///< blocks that fit on an SM
   static constexpr bool kIsWideRow = Tile::kRowBytes > 256;
-  /// A stage is filled at once: longer where the block waits for all of its warps.
+  // Tokens of a stage, which is filled at once. More of them if the block's warps wait for each
+  // other.
   static constexpr int kTokens = kWarps > 1 && !kIsWideRow ? 2 * kMmaTokens : kMmaTokens;
   static constexpr int kStages = kIsWideRow ? 2 : 3;
-  static constexpr int kPlane = kTokens * Tile::kRowBytes;  ///< K or V of a stage
+  static constexpr int kPlane = kTokens * Tile::kRowBytes;  ///< bytes of K (or V) of a stage
   static constexpr bool kHasTokenScales = bytes_of(kKv) == 1;
   static constexpr int kScales = kHasTokenScales ? 2 * kTokens * 4 : 0;  ///< of K, then of V
   static constexpr int kStage = 2 * kPlane + kScales;
-  static constexpr int kTotals = D / 8 * kWarp * 16;  ///< of a warp
+  static constexpr int kTotals = D / 8 * kWarp * 16;  ///< bytes of one warp
   static constexpr int kTotalsAt = kStages * kStage;
   static constexpr int kQueriesAt = kTotalsAt + kWarps * kTotals;
   static constexpr int kQueries = MmaQueries<D>::kSharedBytes;
   static constexpr int kSharedBytes = kQueriesAt + kWarps * kQueries;
 };
 
-/// What a lane knows of its rows lane/4 and lane/4 + 8. A row that is none sees the whole tile,
-/// with q of zeros.
+/// One lane's two rows, lane/4 and lane/4 + 8. A row that does not exist sees the whole tile, with
+/// q of zeros.
 struct MmaRowPair {
-  int split[2];  ///< -1: none
+  int split[2];  ///< -1: the row does not exist
   int h[2];
   int begin[2], end[2];
 
@@ -67,15 +70,16 @@ __device__ __forceinline__ int warp_extreme(int x) {
   return x;
 }
 
-/// The states of a run so far; a lane's acc in shared memory that it alone uses.
+/// The states of a run up to the last border of pieces. A lane keeps its part of acc in shared
+/// memory that no other lane uses.
 template <int D>
 struct MmaTotals {
-  float4* acc;  ///< [D / 8] of this lane, kWarp apart
+  float4* acc;  ///< [D / 8] of this lane, kWarp elements apart
   float max[2] = {-kInfinity, -kInfinity};
   float sum[2] = {};
   bool has_any = false;
 
-  /// Takes in a piece and leaves an empty state.
+  /// Takes over the state of the run's first piece and leaves an empty state in `piece`.
   __device__ __forceinline__ void take(MmaStates<D>& piece) {
     fold(piece);
 #pragma unroll
@@ -95,7 +99,7 @@ struct MmaTotals {
     has_any = true;
   }
 
-  /// The piece becomes what it is together with all before it.
+  /// Folds the run's state in front of `piece`.
   __device__ __forceinline__ void fold(MmaStates<D>& piece) const {
     piece.gather_sums();
     if (!has_any) return;
@@ -130,12 +134,13 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kWarp, warp = thread / kWarp;
   const int heads = args.H / kv.G;
-  const int groups = (heads + Shape::kRows - 1) / Shape::kRows;  // more than one: one query token
+  const int groups = (heads + Shape::kRows - 1) /
+                     Shape::kRows;  // more than one only if the tile has one query token
   const int g = static_cast<int>(blockIdx.y) / groups;
   const int first_row = static_cast<int>(blockIdx.y) % groups * Shape::kRows + warp * kMmaRows;
   const MmaRowPair rows(work, tile, first_row, heads, g * heads, lane);
 
-  // The steps that the warp takes: those that some row of it sees. Which are seen whole by all?
+  // The steps that some row of the warp sees, and those that all of its rows see whole.
   const bool has_row[2] = {rows.split[0] >= 0, rows.split[1] >= 0};
   const int seen_begin = warp_extreme<false>(
       min(has_row[0] ? rows.begin[0] : tile.end, has_row[1] ? rows.begin[1] : tile.end));
@@ -157,15 +162,15 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
             (std::int64_t{work.splits[rows.split[half]].query} * args.H + rows.h[half]) * D;
     Operands::load_q(q_rows, lane, args.q_dtype, q, factors);
   }
-  const bool has_options = args.soft_cap > 0 || args.alibi_slopes != nullptr;
+  const bool has_soft_cap = args.soft_cap > 0;
   const float factor =
-      args.scale * fixed_scale(kv.scales, kv.scales.k, g) * (has_options ? 1.0f : kLog2E);
+      args.scale * fixed_scale(kv.scales, kv.scales.k, g) * (has_soft_cap ? 1.0f : kLog2E);
   factors[0] *= factor;
   factors[1] *= factor;
 
   const bool has_token_scales = Shape::kHasTokenScales && kv.scales.are_per_token();
 
-  // Stages begin at multiples of 16 tokens, so that a token's step follows from its position.
+  // Stages begin at multiples of 16 tokens, so that positions decide which step a token is in.
   const int first = tile.begin / kMmaTokens * kMmaTokens;
   const int iterations = (tile.end - first + Shape::kTokens - 1) / Shape::kTokens;
   const BlockId* table = args.block_table + std::int64_t{work.splits[tile.first_split].b} * args.M;
@@ -220,7 +225,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
   }
   for (int it = 0; it < iterations; ++it) {
     wait_copies<Shape::kStages - 2>();
-    // The others' copies have landed, and nobody reads the stage before.
+    // After this, the copies of the other lanes have landed and no thread reads the previous stage.
     if constexpr (kWarps == 1)
       __syncwarp();
     else
@@ -249,11 +254,6 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
             k_scales[n][e] = scales[0];
             v_scales[n][e] = scales[Shape::kTokens];
           }
-      int positions[2] = {};  // of the rows; read again, for lack of registers
-      if (has_options)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          if (has_row[half]) positions[half] = work.splits[rows.split[half]].position;
       const bool is_whole = begin >= whole_begin && begin + kMmaTokens <= whole_end;
 #pragma unroll
       for (int n = 0; n < 2; ++n)
@@ -262,11 +262,10 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
           const int t = begin + n * 8 + lane % 4 * 2 + e % 2, half = e / 2;
           float score = rounded_product(scores[n][e], factors[half]);
           if (has_token_scales) score = rounded_product(score, k_scales[n][e % 2]);
-          if (has_options)
-            score = score_with_options(args, rows.h[half], positions[half], t, score);
+          if (has_soft_cap) score = capped_score(args.soft_cap, score);
           const bool is_seen = is_whole || (t >= rows.begin[half] && t < rows.end[half]);
           scores[n][e] = is_seen ? score : -kInfinity;
-          // With scales the weights have to be at most 1 as they meet the values.
+          // With scales, a weight must be at most 1 after it is multiplied by the value's scale.
           const float level = has_token_scales && is_seen
                                   ? score + log2_approximate(v_scales[n][e % 2])
                                   : scores[n][e];
@@ -290,7 +289,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
           states.sum[e / 2] += scores[n][e];
           if (has_token_scales) scores[n][e] = rounded_product(scores[n][e], v_scales[n][e % 2]);
         }
-      // What a lane has of the scores is what it needs of the weights as first operand.
+      // The lane's part of the scores is laid out as the first operand needs the weights.
       std::uint32_t weights[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
@@ -298,7 +297,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
             pair_of<Operands::kWeights>(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]);
       Operands::add_values(weights, keys + Shape::kPlane, lane, states.acc);
     }
-    // The stage filled now was read an iteration ago: before the barrier above.
+    // The stage that is filled now was read one iteration ago, before the barrier above.
     if (it + Shape::kStages - 1 < iterations) {
       copy_stage(it + Shape::kStages - 1, next_block);
       next_block = block_of(it + Shape::kStages);
@@ -342,8 +341,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
 }
 
 template <Dtype kKv, int D, int kWarps>
-Expected<void> launch_tiles(const PagedAttentionArgs& args, const AttentionWork& work, int first,
-                            int count, CudaStream stream) {
+[[nodiscard]] Expected<void> launch_tiles(const PagedAttentionArgs& args, const AttentionWork& work,
+                                          int first, int count, CudaStream stream) {
   using Shape = MmaShape<kKv, D, kWarps>;
   if (count == 0) return {};
   const int groups = (args.H / args.kv.G + Shape::kRows - 1) / Shape::kRows;
@@ -354,21 +353,21 @@ Expected<void> launch_tiles(const PagedAttentionArgs& args, const AttentionWork&
 }
 
 template <Dtype kKv, int D>
-Expected<void> launch_mma(const PagedAttentionArgs& args, const AttentionWork& work,
-                          CudaStream stream) {
+[[nodiscard]] Expected<void> launch_mma(const PagedAttentionArgs& args, const AttentionWork& work,
+                                        CudaStream stream) {
   static_assert(MmaShape<kKv, D, 1>::kRows == kNarrowRows);
   static_assert(MmaShape<kKv, D, 4>::kRows == kWideRows);
-  // The wide ones take longer.
+  // Wide tiles take longer, so they start first.
   Expected<void> done =
       launch_tiles<kKv, D, 4>(args, work, work.narrow_tiles, work.wide_tiles, stream);
   if (!done) return done;
   return launch_tiles<kKv, D, 1>(args, work, 0, work.narrow_tiles, stream);
 }
 
-/// D is one of 64, 80, 96, 112, 128, 192, 256; rows are aligned to 16 bytes; no sparsity.
+/// D is one of 64, 80, 96, 112, 128, 192, 256; rows are aligned to 16 bytes.
 template <Dtype kKv>
-Expected<void> mma_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
-                                CudaStream stream) {
+[[nodiscard]] Expected<void> mma_attention_of(const PagedAttentionArgs& args,
+                                              const AttentionWork& work, CudaStream stream) {
   switch (args.kv.D) {
     case 64: return launch_mma<kKv, 64>(args, work, stream);
     case 80: return launch_mma<kKv, 80>(args, work, stream);

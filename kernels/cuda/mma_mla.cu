@@ -1,9 +1,10 @@
-// Latent attention on tensor cores. A block computes one piece for 16 rows (split_plan.hpp), in
-// steps of 64 tokens from multiples of 64. Of a step each of its four warps scores 16 tokens; then
-// each adds up 128 of the 512 dims over all 64, with the weights of all four from shared memory: so
-// much of the result fits a warp's registers.
+// Latent attention on tensor cores. A block of threads computes one piece for 16 rows
+// (split_plan.hpp), in steps of 64 tokens that begin at multiples of 64. In each step, each of the
+// four warps computes the scores of 16 tokens. Then each warp adds up 128 of the 512 dims over all
+// 64 tokens; it reads the other warps' weights from shared memory. 128 dims are what the registers
+// of a warp can hold.
 //
-// Source: FlashMLA (row of 656 bytes; a row of K is the value as well).
+// Source: FlashMLA (row of 656 bytes; a row of K is also the value).
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/mma_operands.cuh"
@@ -15,23 +16,25 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kTokens = kWarps * kMmaTokens;  ///< of a step
-constexpr int kDims = kMlaLatent / kWarps;    ///< of a warp's part of the result
+constexpr int kTokens = kWarps * kMmaTokens;  ///< tokens of a step
+constexpr int kDims = kMlaLatent / kWarps;    ///< dims of the result that one warp adds up
 static_assert(kDims == kMlaScaleGroup);
 
-/// A step's rows as they lie in the cache, and what warps tell each other.
+/// Shared memory: the rows of a step as they lie in the cache, and what warps pass to each other.
 template <MlaRow kRow>
 struct MlaShape {
   static constexpr int kStages = 2;
   static constexpr int kChunks = static_cast<int>(bytes_of(kRow)) / 16;
-  static constexpr int kRowBytes = (kChunks + 7) / 8 * 128;  ///< whole swizzles
+  static constexpr int kRowBytes =
+      (kChunks + 7) / 8 * 128;  ///< rounded up to whole groups of 8 chunks
   static constexpr int kStage = kTokens * kRowBytes;
   static constexpr int kQueriesAt = kStages * kStage;
-  static constexpr int kQueries = kMlaRow / 16 * kWarp * 16;  ///< fragments, for all warps
-  static constexpr int kWeightsAt = kQueriesAt + kQueries;    ///< [warp][2][lane] of four
+  static constexpr int kQueries =
+      kMlaRow / 16 * kWarp * 16;                            ///< fragments of q, shared by all warps
+  static constexpr int kWeightsAt = kQueriesAt + kQueries;  ///< [warp][2][lane] of four
   static constexpr int kTopsAt = kWeightsAt + kThreads * 32;  ///< [warp][row]
   static constexpr int kSharedBytes = kTopsAt + kWarps * kMmaRows * 4;
-  /// Of the latents; the rope is bf16.
+  /// Type of the latents; the rope part is bf16.
   static constexpr Dtype kStored = kRow == MlaRow::bf16 ? Dtype::bf16 : Dtype::e4m3;
   static constexpr int kRopeChunk =
       static_cast<int>(kRow == MlaRow::bf16 ? 2 * kMlaLatent : kMlaRopeAt) / 16;
@@ -39,14 +42,14 @@ struct MlaShape {
   static __device__ __forceinline__ int place(int row, int chunk) {
     return row * kRowBytes + ((chunk & ~7) | ((chunk ^ row) & 7)) * 16;
   }
-  /// fp8: of dims 128 * group and on.
+  /// fp8 only: the scale of dims 128 * group to 128 * group + 127.
   static __device__ __forceinline__ float scale(const std::byte* stage, int token, int group) {
     constexpr int kChunk = static_cast<int>(kMlaScalesAt) / 16;
     return reinterpret_cast<const float*>(stage + place(token, kChunk))[group];
   }
 };
 
-/// Four e4m3 as two pairs of bf16, exactly.
+/// Four e4m3 as two pairs of bf16; exact.
 struct TwoPairs {
   std::uint32_t low, high;
 
@@ -61,7 +64,8 @@ struct TwoPairs {
   }
 };
 
-/// Fragment kk of q as first operand, in the order in which K's dims are got (mma_operands.cuh).
+/// Loads fragment kk of q as first operand, with the dims in the order in which K is loaded
+/// (mma_operands.cuh).
 template <MlaRow kRow>
 __device__ __forceinline__ Bytes16 query_fragment(const std::uint16_t* const (&rows)[2], int kk,
                                                   int lane) {
@@ -81,7 +85,7 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const Bytes16& a, st
   mma_bf16(d, {a.words[0], a.words[1], a.words[2], a.words[3]}, {b_low, b_high});
 }
 
-/// Scores of tokens first..first + 15 of the stage, as in MmaOperands.
+/// Computes the scores of tokens first..first + 15 of the stage; laid out as in MmaOperands.
 template <MlaRow kRow>
 __device__ __forceinline__ void score(const Bytes16* queries, const std::byte* stage, int first,
                                       int lane, float (&scores)[2][4]) {
@@ -124,7 +128,7 @@ __device__ __forceinline__ void score(const Bytes16* queries, const std::byte* s
     score_in_order(kMlaLatent / 16 + i, Shape::kRopeChunk + i * 2);
 }
 
-/// Adds tokens first..first + 15 with their weights to the dims of `group`.
+/// Adds tokens first..first + 15, times their weights, to the dims of `group`.
 template <MlaRow kRow>
 __device__ __forceinline__ void add_values(const float (&weights)[2][4], const std::byte* stage,
                                            int first, int group, int lane, MmaResult<kDims>& acc) {
@@ -166,9 +170,9 @@ __device__ __forceinline__ void add_values(const float (&weights)[2][4], const s
   }
 }
 
-/// `args` says the rest about `kv`. Grid: (pieces, groups of 16 heads).
+/// `kv` is the cache; its other sizes are in `args`. Grid: (pieces, groups of 16 heads).
 template <MlaRow kRow>
-__global__ void __launch_bounds__(kThreads, 1)  // shared memory holds no more blocks
+__global__ void __launch_bounds__(kThreads, 1)  // shared memory has room for one block only
     mma_mla_attention(const __grid_constant__ PagedAttentionArgs args,
                       const __grid_constant__ PagedLatents kv,
                       const __grid_constant__ AttentionWork work) {
@@ -211,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, 1)  // shared memory holds no more b
     }
   };
 
-  MmaStates<kDims> states;  // its sums are of this warp's tokens
+  MmaStates<kDims> states;  // the sums are of this warp's tokens
   auto* const tops = reinterpret_cast<float*>(shared + Shape::kTopsAt);
   auto* const all_weights = reinterpret_cast<float4*>(shared + Shape::kWeightsAt);
   const float factor = args.scale * kLog2E;
@@ -219,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, 1)  // shared memory holds no more b
   commit_copies();
   for (int it = 0; it < iterations; ++it) {
     wait_copies<0>();
-    __syncthreads();  // the others' copies have landed, and nobody reads the stage before
+    __syncthreads();  // the other warps' copies have landed, and no warp reads the previous stage
     if (it + 1 < iterations) copy_stage(it + 1);
     commit_copies();
     const std::byte* stage = shared + it % Shape::kStages * Shape::kStage;

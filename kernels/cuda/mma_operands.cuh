@@ -1,9 +1,9 @@
 #pragma once
-// What the tensor core multiplies: a warp's sixteen rows of q with the keys of sixteen tokens,
-// their weights with the values. Fragments as in the PTX ISA, "mma.m16n8k16".
+// The operands of the tensor core: a warp's sixteen rows of q with the keys of sixteen tokens, then
+// the weights with the values. Fragments as in the PTX ISA, "mma.m16n8k16".
 //
-// Chunk c of 16 bytes of a tile's row r is stored at c ^ (r % 8) (of each 8): ldmatrix then reads 8
-// rows from 8 different banks.
+// Chunk c (16 bytes) of row r of a tile is stored at c ^ (r % 8), within each 8 chunks: ldmatrix
+// then reads 8 rows from 8 different banks.
 
 #include <bit>
 
@@ -17,7 +17,8 @@ inline constexpr int kMmaTokens = 16;
 template <Dtype kKv, int D>
 struct MmaTile {
   static constexpr int kChunks = D * static_cast<int>(bytes_of(kKv)) / 16;  ///< per row
-  static constexpr int kRowBytes = (kChunks + 7) / 8 * 128;                 ///< whole swizzles
+  static constexpr int kRowBytes =
+      (kChunks + 7) / 8 * 128;  ///< rounded up to whole groups of 8 chunks
 
   static __device__ __forceinline__ int place(int row, int chunk) {
     return row * kRowBytes + ((chunk & ~7) | ((chunk ^ row) & 7)) * 16;
@@ -33,24 +34,24 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const std::uint32_t 
     mma_f16(d, a, b KV_FORWARD_CALLER);
 }
 
-/// Bytes 0, 2, 1, 3.
+/// The bytes of x in the order 0, 2, 1, 3.
 __device__ __forceinline__ std::uint32_t swap_middle_bytes(std::uint32_t x) {
   return (x & 0xff0000ffu) | (x & 0xff0000u) >> 8 | (x & 0xff00u) << 8;
 }
 
-/// The result of a warp: rows lane/4 (half 0) and lane/4 + 8 (half 1), D/4 elements each.
+/// A warp's result: rows lane/4 (half 0) and lane/4 + 8 (half 1), D/4 elements of each per lane.
 template <int D>
 using MmaResult = float[D / 8][4];
 
-/// The first operand, q: D/16 fragments of a warp. Where registers are short each lane keeps its
-/// own in shared memory.
+/// The first operand, q: D/16 fragments per warp. For large D, where registers are short, each lane
+/// keeps its fragments in shared memory.
 template <int D>
 class MmaQueries {
  public:
   static constexpr bool kIsShared = D > 128;
   static constexpr int kSharedBytes = kIsShared ? D / 16 * kWarp * 16 : 0;
 
-  /// \param shared  kSharedBytes of the warp
+  /// \param shared kSharedBytes for this warp
   __device__ __forceinline__ MmaQueries(std::byte* shared, int lane)
       : shared_(reinterpret_cast<Bytes16*>(shared) + lane) {}
 
@@ -78,15 +79,16 @@ class MmaQueries {
   std::uint32_t registers_[kIsShared ? 1 : D / 16][4];
 };
 
-/// 16-bit elements: q is of the same type.
+/// For 16-bit elements; q has the same type.
 template <Dtype kKv, int D>
 struct MmaOperands {
   using Tile = MmaTile<kKv, D>;
   static constexpr Dtype kWeights = kKv;
 
   /// Register i of lane l holds row l/4 + i%2*8, columns l%4*2 + i/2*8 and the next.
-  /// \param rows     the lane's two rows of args.q; null: zeros
-  /// \param factors  what products of the rows are to be multiplied with
+  ///
+  /// \param rows the lane's two rows of args.q; null: zeros
+  /// \param factors receives what the products of each row must be multiplied by
   static __device__ __forceinline__ void load_q(const void* const (&rows)[2], int lane, Dtype,
                                                 MmaQueries<D>& q, float (&factors)[2]) {
     factors[0] = factors[1] = 1.0f;
@@ -102,12 +104,12 @@ struct MmaOperands {
     }
   }
 
-  /// scores[n][e]: row lane/4 + e/2*8, token n*8 + lane%4*2 + e%2.
+  /// scores[n][e] is the score of row lane/4 + e/2*8 and token n*8 + lane%4*2 + e%2.
   static __device__ __forceinline__ void score(const MmaQueries<D>& q, const std::byte* keys,
                                                int lane, float (&scores)[2][4]) {
 #pragma unroll
     for (int kk = 0; kk < D / 16; ++kk) {
-      std::uint32_t a[4], k[4];  // of k: tokens 0..7 (dims low, high), tokens 8..15
+      std::uint32_t a[4], k[4];  // k: tokens 0..7 (dims low, high), tokens 8..15
       q.get(kk, a);
       load_matrices(k, keys + Tile::place(lane / 16 * 8 + lane % 8, kk * 2 + lane / 8 % 2));
       multiply_add<kKv>(scores[0], a, {k[0], k[1]});
@@ -127,23 +129,24 @@ struct MmaOperands {
     }
   }
 
-  /// Pair i of D/8 of a row: dims first_dim() and the next.
+  /// Pair i (of D/8) of a lane's row is dims first_dim(i, lane) and the next.
   static __device__ __forceinline__ int first_dim(int i, int lane) { return i * 8 + lane % 4 * 2; }
   static __device__ __forceinline__ float2 pair(const MmaResult<D>& acc, int i, int half) {
     return make_float2(acc[i][2 * half], acc[i][2 * half + 1]);
   }
 };
 
-/// 8-bit elements, multiplied as f16, which holds them exactly; q is bf16 or f16. A lane gets four
-/// dims in a row, so products run over the dims in another order than they lie, for q and K alike.
+/// For 8-bit elements, which are multiplied as f16: f16 holds them exactly. q is bf16 or f16. A
+/// lane loads four consecutive dims, so the products take the dims in another order than memory has
+/// them; q and K have the same order.
 template <Dtype kKv, int D>
 requires(bytes_of(kKv) == 1) struct MmaOperands<kKv, D> {
   using Tile = MmaTile<kKv, D>;
   static constexpr Dtype kWeights = Dtype::f16;
 
   /// Register i of lane l holds row l/4 + i%2*8, dims l%4*4 + i/2*2 and the next. A row of bf16 is
-  /// multiplied by the power of two that makes its largest 2^14 or more: it loses nothing then, but
-  /// of elements 2^28 below that.
+  /// first multiplied by the power of two that makes its largest magnitude 2^14 or more; then only
+  /// elements 2^28 smaller than that lose bits in f16.
   static __device__ __forceinline__ void load_q(const void* const (&rows)[2], int lane,
                                                 Dtype q_dtype, MmaQueries<D>& q,
                                                 float (&factors)[2]) {
@@ -156,7 +159,7 @@ requires(bytes_of(kKv) == 1) struct MmaOperands<kKv, D> {
     if (q_dtype == Dtype::bf16) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        std::uint32_t largest = 0;  // of the magnitudes' bits
+        std::uint32_t largest = 0;  // largest magnitude, as bits
 #pragma unroll 1
         for (int kk = 0; kk < D / 16; ++kk)
 #pragma unroll
@@ -191,7 +194,7 @@ requires(bytes_of(kKv) == 1) struct MmaOperands<kKv, D> {
     }
   }
 
-  /// As above.
+  /// Scores as in MmaOperands for 16-bit elements.
   static __device__ __forceinline__ void score(const MmaQueries<D>& q, const std::byte* keys,
                                                int lane, float (&scores)[2][4]) {
 #pragma unroll
@@ -236,8 +239,8 @@ requires(bytes_of(kKv) == 1) struct MmaOperands<kKv, D> {
   }
 
  private:
-  /// The row that this lane names for ldmatrix: 16 tokens of chunk `first`, then of the next (if
-  /// there is none, the same).
+  /// The address that this lane passes to ldmatrix: a row of one of 16 tokens, in chunk `first` or
+  /// in the next chunk (the same one if there is no next).
   static __device__ __forceinline__ const std::byte* two_chunks(const std::byte* plane, int first,
                                                                 int lane) {
     const int chunk = first + 1 < Tile::kChunks ? first + lane / 16 : first;

@@ -1,21 +1,23 @@
 #pragma once
-// Softmax states of the sixteen rows that a warp's tensor core works on.
+// Softmax states of the sixteen rows of a warp.
 
 #include "kernels/cuda/attention_state.cuh"
 #include "kernels/cuda/mma_operands.cuh"
 
 namespace kvhive::device {
 
-/// Running states of a lane's two rows: max is the row's; sum of this lane's tokens only.
+/// The running states of a lane's two rows. max is that of the whole row, sum that of this lane's
+/// tokens only.
 template <int D>
 struct MmaStates {
   float max[2] = {-kInfinity, -kInfinity};
   float sum[2] = {};
   MmaResult<D> acc = {};
 
-  /// Before weights of scores up to `top` are added.
+  /// Raises the max to `top` where `top` is larger. Call it before weights of scores up to `top`
+  /// are added.
   __device__ __forceinline__ void raise(const float (&top)[2]) {
-    // Most steps raise nobody's max, and a factor of 1 would change no bit.
+    // In most steps no max rises; rescaling by 1 would change no bit.
     if (!__any_sync(kAllLanes, top[0] > max[0] || top[1] > max[1])) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -30,7 +32,7 @@ struct MmaStates {
     }
   }
 
-  /// The sums become the rows'.
+  /// Makes sum that of the whole row.
   __device__ __forceinline__ void gather_sums() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

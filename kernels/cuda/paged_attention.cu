@@ -1,23 +1,18 @@
 #include "kernels/paged_attention.hpp"
 
+#include "kernels/cuda/attention_by_dtype.hpp"
 #include "kernels/cuda/attention_state.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace kvhive {
 namespace device {
 
-template <Dtype kKv>
-Expected<void> simt_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
-                                 bool is_aligned_to_16, CudaStream stream);
-template <Dtype kKv>
-Expected<void> mma_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
-                                CudaStream stream);
-
 namespace {
 
 constexpr unsigned kCombineThreads = 128;
 
-/// Folds the states of one query and head. Grid: (merged queries, H).
+/// Folds the states of one query token and head, and writes the result. Grid: (merged query tokens,
+/// H).
 __global__ void __launch_bounds__(kCombineThreads)
     combine(const __grid_constant__ PagedAttentionArgs args,
             const __grid_constant__ AttentionWork work) {
@@ -41,35 +36,24 @@ __global__ void __launch_bounds__(kCombineThreads)
   }
 }
 
-std::uintptr_t alignment_of(const PagedKv& kv) {
-  const std::int64_t strides =
-      kv.block_stride | kv.head_stride | (kv.layout == PageLayout::rows ? kv.token_stride : 0);
-  const std::uintptr_t all = reinterpret_cast<std::uintptr_t>(kv.k) |
-                             reinterpret_cast<std::uintptr_t>(kv.v) |
-                             static_cast<std::uintptr_t>(strides) | 16;
-  return all & (~all + 1);
-}
-
 Expected<void> refused(const std::string& what) {
   return failure(Errc::unsupported, "paged attention: " + what);
 }
 
-/// What no kernel here does.
+/// Refuses what no kernel here computes.
 Expected<void> check(const PagedAttentionArgs& args) {
   const PagedKv& kv = args.kv;
   const std::string dtype(to_string(kv.dtype));
-  if (kv.layout == PageLayout::packed) return refused("packed pages are the CPU's");
+  if (kv.layout == PageLayout::packed) return refused("packed pages are for the CPU only");
   if (kv.D < 8 || kv.D > 256 || kv.D % 8 != 0)
-    return refused("head size " + std::to_string(kv.D) + "; 8..256 in steps of 8 will do");
-  if (kv.layout == PageLayout::x_packed && kv.D * bytes_of(kv.dtype) % 16 != 0)
-    return refused("x_packed rows of " + std::to_string(kv.D) + " times " + dtype +
-                   "; whole 16 bytes will do");
+    return refused("head size " + std::to_string(kv.D) + "; it must be 8..256, a multiple of 8");
   if (kv.S <= 0 || (kv.S & (kv.S - 1)) != 0)
-    return refused(std::to_string(kv.S) + " tokens per block; a power of two will do");
+    return refused(std::to_string(kv.S) + " tokens per block; it must be a power of two");
   if (kv.G <= 0 || args.H <= 0 || args.H % kv.G != 0)
     return refused(std::to_string(args.H) + " query heads on " + std::to_string(kv.G) +
                    " kv heads");
-  if (args.H > 65535) return refused(std::to_string(args.H) + " query heads; 65535 will do");
+  if (args.H > 65535)
+    return refused(std::to_string(args.H) + " query heads; at most 65535 are supported");
   if (bytes_of(args.q_dtype) == 1)
     return refused("queries of " + std::string(to_string(args.q_dtype)));
   const std::size_t needed = bytes_of(kv.dtype) == 1 && !is_for_tensor_cores(args) ? 8 : 16;
@@ -79,15 +63,13 @@ Expected<void> check(const PagedAttentionArgs& args) {
   const bool per_token = kv.scales.are_per_token();
   if (per_token && bytes_of(kv.dtype) != 1) return refused("scales per token for " + dtype);
   if (per_token && (kv.scales.k == nullptr || kv.scales.v == nullptr))
-    return failure(Errc::bad_argument,
-                   "paged attention: scales per token, but where they are is null");
+    return failure(
+        Errc::bad_argument,
+        "paged attention: each token has a scale, but the pointer to the scales is null");
   if (!per_token && kv.scales.block_stride != 0) return refused("scales per block");
   if (is_for_tensor_cores(args) &&
       (reinterpret_cast<std::uintptr_t>(args.q) | reinterpret_cast<std::uintptr_t>(args.out)) % 4)
-    return refused("q and out on tensor cores are to be aligned to 4 bytes");
-  const BlockSparsity& sparsity = args.sparsity;
-  if (sparsity.block < 0 || sparsity.local < 0 || sparsity.vertical < 0)
-    return failure(Errc::bad_argument, "paged attention: sparsity below 0");
+    return refused("q and out must be aligned to 4 bytes on tensor cores");
   return {};
 }
 
@@ -101,14 +83,13 @@ Expected<void> attend(const PagedAttentionArgs& args, const AttentionWork& work,
       case Dtype::int8: return mma_attention_of<Dtype::int8>(args, work, stream);
       case Dtype::f32: break;
     }
-  const bool is_aligned_to_16 = alignment_of(args.kv) >= 16;
   switch (args.kv.dtype) {
-    case Dtype::f32: return simt_attention_of<Dtype::f32>(args, work, is_aligned_to_16, stream);
-    case Dtype::bf16: return simt_attention_of<Dtype::bf16>(args, work, is_aligned_to_16, stream);
-    case Dtype::f16: return simt_attention_of<Dtype::f16>(args, work, is_aligned_to_16, stream);
-    case Dtype::e4m3: return simt_attention_of<Dtype::e4m3>(args, work, is_aligned_to_16, stream);
-    case Dtype::e5m2: return simt_attention_of<Dtype::e5m2>(args, work, is_aligned_to_16, stream);
-    case Dtype::int8: return simt_attention_of<Dtype::int8>(args, work, is_aligned_to_16, stream);
+    case Dtype::f32: return simt_attention_of<Dtype::f32>(args, work, stream);
+    case Dtype::bf16: return simt_attention_of<Dtype::bf16>(args, work, stream);
+    case Dtype::f16: return simt_attention_of<Dtype::f16>(args, work, stream);
+    case Dtype::e4m3: return simt_attention_of<Dtype::e4m3>(args, work, stream);
+    case Dtype::e5m2: return simt_attention_of<Dtype::e5m2>(args, work, stream);
+    case Dtype::int8: return simt_attention_of<Dtype::int8>(args, work, stream);
   }
   return refused("elements of an unknown type");
 }
@@ -130,7 +111,7 @@ Expected<void> paged_attention_cuda(const PagedAttentionArgs& args, const Attent
   if (!done || work.splits_count == 0) return done;
   if (work.states_count > 0 && work.states == nullptr)
     return failure(Errc::bad_argument,
-                   "paged attention: a plan in pieces, but the memory for their states is null");
+                   "paged attention: the plan has states, but the memory for them is null");
   if (is_for_tensor_cores(args) != (work.narrow_tiles + work.wide_tiles > 0))
     return failure(Errc::bad_argument, "paged attention: the plan is for other shapes");
   done = device::attend(args, work, stream);

@@ -13,12 +13,12 @@ Expected<void> mma_mla(const PagedAttentionArgs& args, const PagedLatents& kv,
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kHeads = 2;                               ///< of a warp
-constexpr int kBlockHeads = kThreads / kWarp * kHeads;  ///< share a row once it is in shared memory
-constexpr int kTokens = 8;                              ///< of a stage
+constexpr int kHeads = 2;                               ///< heads of a warp
+constexpr int kBlockHeads = kThreads / kWarp * kHeads;  ///< heads that share a row in shared memory
+constexpr int kTokens = 8;                              ///< tokens of a stage
 constexpr int kStages = 3;
 
-/// A lane's elements: kVec in a row of each scale group of the latent, two of the rope.
+/// A lane's elements: kVec consecutive ones of each scale group of the latent, and two of the rope.
 constexpr int kGroups = kMlaLatent / static_cast<int>(kMlaScaleGroup);
 constexpr int kVec = static_cast<int>(kMlaScaleGroup) / kWarp;
 constexpr int kLatents = kGroups * kVec;
@@ -30,7 +30,7 @@ __device__ __forceinline__ int latent_of(int i, int lane) {
 }
 __device__ __forceinline__ int rope_of(int i, int lane) { return kMlaLatent + lane * kRopes + i; }
 
-/// A lane's elements of a row.
+/// Loads a lane's elements of a row.
 template <MlaRow kRow>
 __device__ __forceinline__ void read_row(const std::byte* row, int lane, float (&latents)[kLatents],
                                          float (&ropes)[kRopes]) {
@@ -51,8 +51,8 @@ __device__ __forceinline__ void read_row(const std::byte* row, int lane, float (
   for (int e = 0; e < kRopes; ++e) ropes[e] = Element<Dtype::bf16>::value(pack.of[e]);
 }
 
-/// One piece for kBlockHeads heads; `args` says the rest about `kv`. A warp's states run over the
-/// piece in order. Grid: (pieces, groups of heads).
+/// Computes one piece for kBlockHeads heads. `kv` is the cache; its other sizes are in `args`. A
+/// warp goes through the piece in order. Grid: (pieces, groups of heads).
 template <MlaRow kRow>
 __global__ void __launch_bounds__(kThreads)
     mla_attention(const __grid_constant__ PagedAttentionArgs args,
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
   ThreadState<kLatents> states[kHeads];
   for (int it = 0; it < iterations; ++it) {
     wait_copies<kStages - 2>();
-    __syncthreads();  // the others' copies have landed, and nobody reads the stage before
+    __syncthreads();  // the other warps' copies have landed, and no warp reads the previous stage
     const int left = split.end - split.begin - it * kTokens;
     for (int token = 0; token < kTokens && token < left; ++token) {
       float latents[kLatents], ropes[kRopes];
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
         states[j].add(dot, latents, 1.0f);
       }
     }
-    // The stage filled now was read an iteration ago: before the barrier above.
+    // The stage that is filled now was read one iteration ago, before the barrier above.
     if (it + kStages - 1 < iterations) copy_stage(it + kStages - 1);
     commit_copies();
   }
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
                     states[j].sum, states[j].acc[i], 1.0f);
 }
 
-/// A warp writes a row. Grid: (groups of kThreads / kWarp tokens).
+/// Each warp writes one row. Grid: (groups of kThreads / kWarp tokens).
 __global__ void __launch_bounds__(kThreads) mla_write(const __grid_constant__ MlaWriteArgs args) {
   const int token = static_cast<int>(blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp);
   const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -176,11 +176,11 @@ Expected<void> check(const char* what, const PagedLatents& kv, Dtype activations
   if ((reinterpret_cast<std::uintptr_t>(kv.base) |
        static_cast<std::uintptr_t>(kv.block_stride | kv.token_stride)) %
       16)
-    return failure(Errc::unsupported, std::string(what) + ": rows are to be aligned to 16 bytes");
+    return failure(Errc::unsupported, std::string(what) + ": rows must be aligned to 16 bytes");
   return {};
 }
 
-/// By tensor cores, if q is of their type and the heads are worth sixteen rows.
+/// Uses tensor cores if q has their type and there are heads enough to fill sixteen rows.
 Expected<void> attend(const PagedAttentionArgs& args, const PagedLatents& kv,
                       const AttentionWork& work, CudaStream stream) {
   if (args.q_dtype == Dtype::bf16 && args.H > 2) return mma_mla(args, kv, work, stream);
@@ -201,10 +201,10 @@ Expected<void> paged_mla_cuda(const PagedMlaArgs& args, const AttentionWork& wor
   if (args.H <= 0)
     return failure(Errc::bad_argument, "paged MLA: " + std::to_string(args.H) + " query heads");
   if (reinterpret_cast<std::uintptr_t>(args.q) % 4)
-    return failure(Errc::unsupported, "paged MLA: q is to be aligned to 4 bytes");
+    return failure(Errc::unsupported, "paged MLA: q must be aligned to 4 bytes");
   if (work.states_count > 0 && work.states == nullptr)
     return failure(Errc::bad_argument,
-                   "paged MLA: a plan in pieces, but the memory for their states is null");
+                   "paged MLA: the plan has states, but the memory for them is null");
   const PagedAttentionArgs attention = as_attention(args);
   done = device::attend(attention, args.kv, work, stream);
   return done ? device::launch_combine(attention, work, stream) : done;

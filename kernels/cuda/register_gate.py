@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""register_gate.py LIMITS REPORT...: no kernel spills, each keeps to its limit of registers.
+"""register_gate.py LIMITS REPORT...: fails if a kernel spills registers or uses more than its limit.
 
-LIMITS: lines "PATTERN REGISTERS", the first pattern found in a kernel's name counts; every kernel needs one."""
+LIMITS has lines "PATTERN REGISTERS". The first pattern that is found in a kernel's name is its limit; every kernel needs one."""
 import re
 import subprocess
 import sys
 
 
 def kernels(report):
-    """(architecture, mangled name, registers, bytes spilled) of each kernel that ptxas reports."""
+    """Yields (architecture, mangled name, registers, bytes spilled) for each kernel that ptxas reports."""
     name = arch = None
     spilled = 0
     for line in open(report):

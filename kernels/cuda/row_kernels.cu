@@ -11,7 +11,7 @@ using namespace device;
 
 constexpr int kThreads = 256;
 constexpr int kPack = 4;   ///< elements that one thread moves at a time
-constexpr int kHeads = 4;  ///< of one token, that a warp turns by the same angles
+constexpr int kHeads = 4;  ///< of one token; a warp rotates them by the same angles
 
 template <int kCount>
 struct Values {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void store_pack(void* base, std::int64_t pack,
   static_cast<Pack<kDtype, kCount>*>(base)[pack] = stored;
 }
 
-/// Elements pack * kCount and on, of an activation's type.
+/// Loads kCount elements of an activation's type, from element pack * kCount on.
 template <int kCount>
 __device__ __forceinline__ Values<kCount> load_pack(const void* base, std::int64_t pack,
                                                     Dtype dtype) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_pack(void* base, std::int64_t pack, Dtype 
     store_pack<Dtype::f32>(base, pack, values);
 }
 
-/// Rows of `packs` packs, a thread each.
+/// Finds the thread's row and pack; rows have `packs` packs.
 __device__ __forceinline__ bool find_pack(int packs, std::int64_t* row, std::int64_t* pack) {
   const int blocks_per_row = (packs + kThreads - 1) / kThreads;
   *row = blockIdx.x / blocks_per_row;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
   store_pack(args.out, row * packs + pack, args.dtype, out);
 }
 
-/// A block per row: each thread goes twice over the same packs, the second time through L1.
+/// One block of threads per row. Each thread goes over its packs twice, the second time from L1.
 __global__ void __launch_bounds__(kThreads)
     add_rms_norm(const __grid_constant__ AddRmsNormArgs args) {
   const std::int64_t row = args.rows == nullptr ? blockIdx.x : args.rows[blockIdx.x];
@@ -120,10 +120,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Where a head is among those of q and k: h < H is q's.
+/// One head of q (h < H) or of k.
 struct Head {
   void* heads;
-  std::int64_t first_pair;  ///< packs of two
+  std::int64_t first_pair;  ///< index in packs of two elements
   const float* norm;
 };
 __device__ __forceinline__ Head find_head(const RotateArgs& args, std::int64_t token, int h) {
@@ -132,7 +132,8 @@ __device__ __forceinline__ Head find_head(const RotateArgs& args, std::int64_t t
   return {is_q ? args.q : args.k, row * (args.D / 2), is_q ? args.q_norm : args.k_norm};
 }
 
-/// A warp takes kHeads heads of a token, so that an angle's sine is made once for them.
+/// A warp takes kHeads heads of one token, so that the sine of each angle is computed once for all
+/// of them.
 template <Dtype kDtype>
 __global__ void __launch_bounds__(kThreads)
     rotate(const __grid_constant__ RotateArgs args, std::int64_t warps) {
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kThreads)
     scale[j] = 1.0f / sqrtf(sum / static_cast<float>(args.D) + args.eps);
   }
 
-  __syncwarp();  // lanes have read what others overwrite
+  __syncwarp();  // all lanes have read the elements that other lanes overwrite next
 
   const auto position = static_cast<float>(args.positions[token]);
   for (int pair = lane; pair < quarter; pair += kWarp) {
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Pointers that packs of `count` are read at; null is aligned, too.
+/// Whether all pointers are aligned to packs of `count` elements; null counts as aligned.
 template <class... Pointers>
 bool are_aligned(int count, Dtype dtype, const Pointers*... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) % (count * bytes_of(dtype)) == 0) && ...);
@@ -208,17 +209,18 @@ Expected<void> check_rows(const char* kernel, std::int32_t rows, std::int32_t wi
   const std::string name(kernel);
   if (bytes_of(dtype) == 1)
     return failure(Errc::unsupported,
-                   name + ": " + std::string(to_string(dtype)) + " is for KV only");
+                   name + ": " + std::string(to_string(dtype)) + " is a type for the cache only");
   if (rows < 0 || width <= 0)
     return failure(Errc::bad_argument,
                    name + ": " + std::to_string(rows) + " rows of " + std::to_string(width));
   if (width % kPack != 0 || !is_aligned)
-    return failure(Errc::unsupported, name + ": rows of " + std::to_string(width) +
-                                          "; takes multiples of 4, aligned to four elements");
+    return failure(Errc::unsupported,
+                   name + ": rows of " + std::to_string(width) +
+                       "; they must be multiples of 4, aligned to four elements");
   return {};
 }
 
-/// A grid of `per_row` blocks for each row.
+/// A grid with `per_row` blocks of threads for each row.
 Expected<dim3> grid_of(const char* kernel, std::int64_t rows, std::int64_t per_row) {
   if (rows > 0x7fffffff / per_row)
     return failure(Errc::unsupported,

@@ -1,8 +1,8 @@
-// Two kernels, for few rows and for many, add an element of y up in the same way: K is cut into
-// four ranges, whose borders depend on K alone; a range is summed up by one warp's tensor core,
-// sixteen products at a time; the four sums are added in order. For few rows, decode, each warp of
-// a block takes a range, so that weights are read by as many as there can be; for many, prefill,
-// all warps go through the ranges one after the other.
+// Two kernels, one for few rows and one for many, that compute an element of y by the same
+// additions. K is cut into four ranges whose borders depend on K alone. A range is summed up by the
+// tensor core of one warp, sixteen products at a time. The four sums are added in order. With few
+// rows (decode), each warp of a block takes one range, so that as many warps as possible read
+// weights. With many rows (prefill), every warp goes through the four ranges one after the other.
 
 #include "kernels/row_product.hpp"
 
@@ -21,19 +21,20 @@ constexpr int kRowBytes = kStep * 2;
 constexpr int kRanges = 4;
 constexpr int kThreads = kRanges * kWarp;
 
-/// Where the range of K ends that `step` is in.
+/// The step at which the range of K that contains `step` ends.
 __device__ __forceinline__ int range_end(int step, int steps) {
   int border = 0;
   for (int range = 1; border <= step; ++range) border = steps * range / kRanges;
   return border;
 }
 
-/// As MmaTile has it: no two rows of a matrix in the same banks.
+/// Swizzled as in MmaTile: 8 consecutive rows of a matrix lie in different banks.
 __device__ __forceinline__ int place(int row, int chunk) {
   return row * kRowBytes + (chunk ^ row % 8) * 16;
 }
 
-/// A stage of kRows rows of a matrix [rows, K], from `first` on; zeros past its ends.
+/// Copies one stage of kRows rows of a matrix [rows, K], from row `first` on; zeros outside the
+/// matrix.
 template <int kRows, int kCopiers>
 __device__ __forceinline__ void copy_rows(std::byte* stage, const void* matrix, int first, int rows,
                                           int K, int step, int copier) {
@@ -48,8 +49,8 @@ __device__ __forceinline__ void copy_rows(std::byte* stage, const void* matrix, 
   }
 }
 
-/// 16 * kM rows of x with 16 * kN of w over a stage; sums[m][n]: element e is row lane/4 + e/2*8,
-/// column lane%4*2 + e%2 of eight.
+/// Multiplies 16 * kM rows of x with 16 * kN rows of w over one stage and adds to sums. Element e
+/// of sums[m][n] is row lane/4 + e/2*8, column lane%4*2 + e%2 of its tile of 16 x 8.
 template <Dtype kType, int kM, int kN>
 __device__ __forceinline__ void add_stage(float (&sums)[kM][2 * kN][4], const std::byte* x,
                                           int first_x, const std::byte* w, int first_w, int lane) {
@@ -88,7 +89,7 @@ struct Narrow {
   static_assert(kRanges * kRows * kColumns * 4 <= kSharedBytes);
 };
 
-/// A warp for each range. Grid: (N / kColumns, T / kRows).
+/// One warp per range of K. Grid: (N / kColumns, T / kRows).
 template <Dtype kType>
 __global__ void __launch_bounds__(kThreads)
     narrow_product(const __grid_constant__ RowProductArgs args) {
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (int step = first; step < last; ++step) {
     wait_copies<Narrow::kStages - 2>();
-    __syncwarp();  // the other lanes' copies have landed, and nobody reads the stage before
+    __syncwarp();  // the other lanes' copies have landed, and no lane reads the previous stage
     const std::byte* stage = stages + step % Narrow::kStages * Narrow::kStage;
     add_stage<kType, 1, Narrow::kColumns / 16>(sums, stage, 0, stage + Narrow::kXBytes, 0, lane);
     if (step + Narrow::kStages - 1 < last) copy(step + Narrow::kStages - 1);
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   wait_copies<0>();
 
-  __syncthreads();  // the stages' memory becomes the ranges' sums: [range][row][column]
+  __syncthreads();  // from here on the stages' memory holds the ranges' sums: [range][row][column]
   auto* const all = reinterpret_cast<float*>(shared_memory());
   constexpr int kSums = Narrow::kRows * Narrow::kColumns;
 #pragma unroll
@@ -145,10 +146,10 @@ struct Wide {
   static constexpr int kXBytes = kRows * kRowBytes;
   static constexpr int kStage = kXBytes + kColumns * kRowBytes;
   static constexpr int kSharedBytes = kStages * kStage;
-  static constexpr int kOfWarp = 32;  ///< rows and columns
+  static constexpr int kOfWarp = 32;  ///< rows and columns of one warp
 };
 
-/// Grid: (T / kRows, N / kColumns), so that neighbours read the same weights.
+/// Grid: (T / kRows, N / kColumns), so that blocks that run at the same time read the same weights.
 template <Dtype kType>
 __global__ void __launch_bounds__(kThreads)
     wide_product(const __grid_constant__ RowProductArgs args) {
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kThreads)
   int border = range_end(0, steps);
   for (int step = 0; step < steps; ++step) {
     wait_copies<Wide::kStages - 2>();
-    __syncthreads();  // the others' copies have landed, and nobody reads the stage before
+    __syncthreads();  // the other warps' copies have landed, and no warp reads the previous stage
     const std::byte* stage = stages + step % Wide::kStages * Wide::kStage;
     add_stage<kType, kM, kN / 2>(sums, stage, row_of_warp, stage + Wide::kXBytes, column_of_warp,
                                  lane);
@@ -209,7 +210,7 @@ Expected<void> launch_product(const RowProductArgs& args, CudaStream stream) {
   const auto tiles = [](int count, int size) {
     return static_cast<unsigned>((count + size - 1) / size);
   };
-  // Not measured: with more rows than that a wide tile is at least half full.
+  // Chosen without measurement: from more rows than this on, a wide tile is at least half full.
   constexpr int kMostNarrowRows = 2 * Narrow::kRows;
   if (args.T <= kMostNarrowRows)
     return launch(narrow_product<kType>,
@@ -225,18 +226,18 @@ Expected<void> launch_product(const RowProductArgs& args, CudaStream stream) {
 Expected<void> row_product_cuda(const RowProductArgs& args, CudaStream stream) {
   if (args.dtype != Dtype::bf16 && args.dtype != Dtype::f16)
     return failure(Errc::unsupported, "row product: of " + std::string(to_string(args.dtype)) +
-                                          "; bfloat16 and float16 will do");
+                                          "; it must be bfloat16 or float16");
   const auto addresses =
       reinterpret_cast<std::uintptr_t>(args.x) | reinterpret_cast<std::uintptr_t>(args.w);
   if (args.K <= 0 || args.K % 8 != 0 || addresses % 16 != 0)
     return failure(Errc::unsupported,
                    "row product: rows of " + std::to_string(args.K) +
-                       " elements; multiples of 8, aligned to 16 bytes, will do");
+                       " elements; they must be multiples of 8, aligned to 16 bytes");
   constexpr int kMost = 65535 * Wide::kColumns;
   if (args.N <= 0 || args.N > kMost || args.T < 0)
     return failure(Errc::unsupported, "row product: " + std::to_string(args.T) + " rows of " +
                                           std::to_string(args.N) + "; 1.." + std::to_string(kMost) +
-                                          " columns will do");
+                                          " columns are supported");
   if (args.T == 0) return {};
   return args.dtype == Dtype::bf16 ? launch_product<Dtype::bf16>(args, stream)
                                    : launch_product<Dtype::f16>(args, stream);

@@ -1,6 +1,6 @@
-// A block per row. Whatever is added up is a whole number (a count, or a weight in units of 2^-n),
-// so that sums have the same bits in any order; what depends on an order, which token comes first,
-// is found by ids.
+// One block of threads per row. All sums are of whole numbers (counts, or weights in units of
+// 2^-n), so that their bits do not depend on the order of additions. Where tokens must be ordered,
+// equal ones are ordered by id.
 
 #include "kernels/sampling.hpp"
 
@@ -16,9 +16,9 @@ using namespace device;
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kParts = 8;  ///< that a search cuts a range of keys into, in one pass over the row
+constexpr int kParts = 8;  ///< parts that a search cuts a range of keys into, per pass over the row
 
-/// Floats as whole numbers in the same order, +0 and -0 one of them; no NaN.
+/// Whole numbers that have the same order as the floats; +0 and -0 are equal. x is not NaN.
 __device__ __forceinline__ std::uint32_t key_of(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -27,7 +27,7 @@ __device__ __forceinline__ float value_of_key(std::uint32_t key) {
   return std::bit_cast<float>((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
 }
 
-/// A key with the token it is of: the largest is the largest key's lowest token.
+/// A key with its token. Of the largest key's tokens, the one with the lowest id compares largest.
 __device__ __forceinline__ std::uint64_t ranked(std::uint32_t key, std::int32_t token) {
   return std::uint64_t{key} << 32 | (0xffffffffu - static_cast<std::uint32_t>(token));
 }
@@ -53,7 +53,7 @@ struct Largest {
 struct Range {
   std::int32_t begin, end;
 
-  /// Part `index` of kWarps; parts are whole warps wide and may be empty.
+  /// Part `index` of kWarps parts. Parts are multiples of a warp wide and may be empty.
   __device__ __forceinline__ Range part(int index) const {
     const std::int32_t lanes = (end - begin + kWarp - 1) / kWarp;
     const std::int32_t width = (lanes + kWarps - 1) / kWarps * kWarp;
@@ -62,8 +62,8 @@ struct Range {
   }
 };
 
-/// One row as its block sees it. All members are called by the whole block and give every thread
-/// the same.
+/// One row, as the block of threads that works on it sees it. All threads of the block must call
+/// each member function, and all get the same result.
 class Row {
  public:
   __device__ __forceinline__ Row(const float* logits, std::int32_t vocab, double units)
@@ -76,7 +76,7 @@ class Row {
     return usable_logit(logits_[token]);
   }
 
-  /// How a weight is added up.
+  /// A weight in the units in which weights are added.
   __device__ __forceinline__ std::uint64_t counted(double weight) const {
     return static_cast<std::uint64_t>(weight * units_ + 0.5);
   }
@@ -92,16 +92,17 @@ class Row {
     return block_reduce<kThreads>(mine, scratch_, combine);
   }
 
-  /// The largest key such that `of` of the tokens with it or a larger one sums to `wanted`, which
-  /// all tokens together do. No key is above `high`.
+  /// The largest key for which `of`, summed over the tokens with that key or a larger one, is at
+  /// least `wanted`. The sum over all tokens must be at least `wanted`. No key is above `high`.
   template <class Of>
   __device__ __forceinline__ std::uint32_t find_key(std::uint32_t high, std::uint64_t wanted,
                                                     Of of) const {
     std::uint32_t low = 0;
-    std::uint64_t above = 0;  // what is larger than `high`
+    std::uint64_t above = 0;  // sum over the keys above `high`
     while (low < high) {
       const std::uint32_t step = (high - low) / kParts + 1;
-      std::uint64_t sums[kParts - 1] = {};  // from low + step on, from low + 2 * step on, ...
+      std::uint64_t sums[kParts - 1] =
+          {};  // over the keys from low + step on, from low + 2 * step on, ...
       const Range range = all_.part(warp());
       for (std::int32_t token = range.begin + lane(); token < range.end; token += kWarp) {
         const std::uint32_t key = key_of(logit(token));
@@ -118,7 +119,7 @@ class Row {
       }
       __syncthreads();
       int reached = 0;
-      std::uint64_t beyond = above;  // of the first part that does not reach
+      std::uint64_t beyond = above;  // sum over the keys above the found part
       for (int part = kParts - 1; part > reached; --part) {
         std::uint64_t sum = above;
         for (int w = 0; w < kWarps; ++w) sum += scratch_[part * kWarps + w];
@@ -136,7 +137,8 @@ class Row {
     return low;
   }
 
-  /// The first token up to which `of` sums to more than target_of(the sum of all); -1: none.
+  /// The first token at which the running sum of `of`, by id, is above target_of(sum of all); -1 if
+  /// there is none.
   template <class Of, class TargetOf>
   __device__ __forceinline__ std::int32_t find_token(Of of, TargetOf target_of) const {
     Range range = all_;
@@ -153,7 +155,7 @@ class Row {
     sum_parts(range, of);
     range = range.part(part_with(&left));
     __syncthreads();
-    // The rest by each warp alone, all the same.
+    // From here on each warp does the same work.
     for (std::int32_t first = range.begin; first < range.end; first += kWarp) {
       const std::int32_t token = first + lane();
       std::uint64_t sum = token < range.end ? of(token) : 0;
@@ -184,7 +186,8 @@ class Row {
     if (lane() == 0) scratch_[warp()] = mine;
     __syncthreads();
   }
-  /// The part in which the sum passes *left; takes off it what comes before.
+  /// The part in which the running sum passes *left. Subtracts the sum of the parts before it from
+  /// *left.
   __device__ __forceinline__ int part_with(std::uint64_t* left) const {
     int part = 0;
     while (part + 1 < kWarps && *left >= scratch_[part]) *left -= scratch_[part++];
@@ -197,7 +200,7 @@ class Row {
   std::uint64_t* scratch_;
 };
 
-/// Weights of one temperature, relative to the likeliest token's; lighter ones than `least` are
+/// Weights at one temperature, relative to the likeliest token's. Tokens lighter than `least` are
 /// never drawn.
 struct Candidates {
   double largest;
@@ -207,25 +210,27 @@ struct Candidates {
   __device__ __forceinline__ double weight(float logit) const {
     return exp((logit - largest) * inverse_temperature);
   }
-  /// As it is added up; 0: no candidate.
+  /// The token's weight as it is added up; 0 if it is no candidate.
   __device__ __forceinline__ std::uint64_t counted(const Row& row, std::int32_t token) const {
     const double own = weight(row.logit(token));
     return own >= least ? row.counted(own) : 0;
   }
 };
 
-/// A token, with the sum of the weights up to its own, heaviest first, of equal ones the lowest id.
+/// A token and the sum of the weights up to its own, in the order heaviest first, equal weights by
+/// id.
 struct Place {
   std::int32_t token;
   std::uint64_t sum;
 };
 
-/// Where the candidates' weights first sum to `wanted`, at least 1 and at most the sum of all.
+/// The token at which the running sum of the candidates' weights reaches `wanted` (1 to the sum of
+/// all).
 __device__ __forceinline__ Place place_of(const Row& row, std::uint32_t high,
                                           const Candidates& candidates, std::uint64_t wanted) {
   const std::uint32_t key = row.find_key(
       high, wanted, [&](std::int32_t token) { return candidates.counted(row, token); });
-  // Different logits may have equal weights: so much is certain by weight only.
+  // Different logits may have equal weights, so look at weights, not at keys, from here on.
   const double border = candidates.weight(value_of_key(key));
   const std::uint64_t each = row.counted(border);
   const std::uint64_t heavier = row.reduce(
@@ -234,8 +239,9 @@ __device__ __forceinline__ Place place_of(const Row& row, std::uint32_t high,
         return weight > border ? row.counted(weight) : 0;
       },
       Sum());
-  const std::uint64_t before =
-      heavier < wanted ? (wanted - heavier - 1) / (each > 0 ? each : 1) : 0;  // of equal weight
+  const std::uint64_t before = heavier < wanted
+                                   ? (wanted - heavier - 1) / (each > 0 ? each : 1)
+                                   : 0;  // rank of the token among those of equal weight
   const std::int32_t token = row.find_token(
       [&](std::int32_t other) -> std::uint64_t {
         return candidates.weight(row.logit(other)) == border ? 1 : 0;
@@ -244,14 +250,14 @@ __device__ __forceinline__ Place place_of(const Row& row, std::uint32_t high,
   return {token, heavier + (before + 1) * each};
 }
 
-/// The whole number that a share of `total` is below, the last one at most.
+/// The whole number below share * total; at most total - 1.
 __device__ __forceinline__ std::uint64_t part_of(std::uint64_t total, double share) {
   const auto part = static_cast<std::uint64_t>(share * static_cast<double>(total));
   return part < total ? part : total - 1;
 }
 
-/// Goes through all candidates by id, or if top_p has cut them from the lightest up, as the CPU's
-/// sampler does.
+/// Draws a token: goes through all candidates by id or, if top_p has removed some, from the
+/// lightest up, as the CPU's sampler does.
 __device__ __forceinline__ std::int32_t draw(const Row& row, const SampleChoice& choice,
                                              std::int32_t vocab, float largest) {
   const std::uint32_t high = key_of(largest);
@@ -268,7 +274,7 @@ __device__ __forceinline__ std::int32_t draw(const Row& row, const SampleChoice&
     const double enough = ceil(choice.top_p * static_cast<double>(total));
     const auto wanted = enough < 1 ? std::uint64_t{1} : static_cast<std::uint64_t>(enough);
     const Place last = place_of(row, high, candidates, wanted < total ? wanted : total);
-    // From the lightest of those up is from the heaviest down to what is left.
+    // Counting from the lightest up is counting from the heaviest down to the rest of the sum.
     return place_of(row, high, candidates, last.sum - part_of(last.sum, share)).token;
   }
   return row.find_token(counted, [share](std::uint64_t total) { return part_of(total, share); });
@@ -285,9 +291,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       [&](std::int32_t token) { return ranked(key_of(row.logit(token)), token); }, Largest());
   const float largest = value_of_key(key_in(top));
   const bool is_possible = largest > -kInfinity;
-  double total = 0;  // log(sum(exp(logit))); 0 where nothing is possible
+  double total = 0;  // log(sum(exp(logit))); 0 if no token is possible
   if (is_possible) {
-    // Floats will do: a logprob is one.
+    // A float is exact enough: a logprob is reported as one.
     const std::uint64_t sum = row.reduce(
         [&](std::int32_t token) { return row.counted(expf(row.logit(token) - largest)); }, Sum());
     total = largest + log(static_cast<double>(sum) / row.units());
@@ -304,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     args.logprobs[index] = logprob(token);
   }
 
-  // One after the other, each the likeliest behind the one before.
+  // One token after the other: each is the likeliest of those behind the previous one.
   std::uint64_t before = ~std::uint64_t{0};
   for (std::int32_t i = 0; i < min(choice.likeliest, min(args.K, args.vocab)); ++i) {
     before = row.reduce(
@@ -328,7 +334,7 @@ Expected<void> sample_cuda(const SampleArgs& args, CudaStream stream) {
                                            std::to_string(args.vocab) + ", " +
                                            std::to_string(args.K) + " likeliest");
   if (args.n == 0) return {};
-  // As many units as a row's weights, 1 at most, can have in 62 bits.
+  // Weights are at most 1: use as many fraction bits as keep a row's sum below 2^62.
   const int bits = 62 - std::bit_width(static_cast<std::uint32_t>(args.vocab - 1));
   return launch(sample, dim3{static_cast<unsigned>(args.n), 1, 1}, dim3{kThreads, 1, 1},
                 kParts * kWarps * sizeof(std::uint64_t), stream, args,

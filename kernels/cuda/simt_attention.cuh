@@ -1,11 +1,14 @@
 #pragma once
-// Attention without tensor cores: for few query heads per kv head, and for whatever the tensor-core
-// kernel does not do. One block computes one piece (split_plan.hpp) for kHeads query heads.
+// Attention without tensor cores: for few query heads per kv head, and for shapes that the
+// tensor-core kernel does not take. One block computes one piece (split_plan.hpp) for kHeads query
+// heads.
 //
-// kLanes threads own the kVec-element chunks of a row, 128 / kLanes rows are worked on at once. A
-// thread reads only what it has itself copied to shared memory, so the main loop has no barrier.
-// Each group of rows keeps a softmax state of its own; they are merged in order at the end.
+// A row is worked on by kLanes threads, of which each has kVec elements; 128 / kLanes rows are
+// worked on at once. A thread reads from shared memory only what it has copied there itself, so the
+// main loop needs no barrier. Each group of threads has a softmax state of its own; the groups'
+// states are merged in order at the end.
 
+#include "kernels/cuda/attention_by_dtype.hpp"
 #include "kernels/cuda/attention_state.cuh"
 #include "kernels/cuda/launch.cuh"
 
@@ -21,7 +24,7 @@ struct SimtShape {
   static constexpr bool kHasTokenScales = bytes_of(kKv) == 1;
   static constexpr int kTile = kSimtThreads * static_cast<int>(sizeof(Chunk));
   static constexpr int kScales = kHasTokenScales ? kSimtThreads * 4 : 0;
-  static constexpr int kStage = 2 * (kTile + kScales);  ///< K, V, their scales
+  static constexpr int kStage = 2 * (kTile + kScales);  ///< K, V and their scales
 
   static constexpr int shared_bytes(int D) {
     const int loop = kSimtStages * kStage;
@@ -30,46 +33,19 @@ struct SimtShape {
   }
 };
 
-/// \tparam Chunk  copied in pieces of 16 bytes (or one of 8), `step` bytes apart
+/// \tparam Chunk is copied in pieces of 16 bytes, or in one piece of 8
 template <class Chunk>
-__device__ __forceinline__ void copy_chunk(Chunk* shared, const std::byte* global, bool wanted,
-                                           std::int64_t step = 16) {
+__device__ __forceinline__ void copy_chunk(Chunk* shared, const std::byte* global, bool wanted) {
   constexpr int kPiece = sizeof(Chunk) < 16 ? sizeof(Chunk) : 16;
 #pragma unroll
   for (unsigned i = 0; i < sizeof(Chunk) / kPiece; ++i)
     copy_async<kPiece>(reinterpret_cast<std::byte*>(shared) + i * kPiece,
-                       wanted ? global + i * step : global, wanted);
+                       wanted ? global + i * 16 : global, wanted);
 }
 
-/// A row's chunk from x_packed pages. Elements of V are S apart, too small for asynchronous copies:
-/// these pages are taken for what was written in them, not for speed.
-template <Dtype kKv, int kVec>
-__device__ __forceinline__ void copy_from_x_packed(const PagedKv& kv, Pack<kKv, kVec>* k_shared,
-                                                   Pack<kKv, kVec>* v_shared, std::int64_t head,
-                                                   int slot, int first_d, bool wanted) {
-  using Stored = typename Element<kKv>::Stored;
-  constexpr int kX = 16 / static_cast<int>(sizeof(Stored));
-  const std::int64_t k_offset = (std::int64_t{first_d / kX} * kv.S + slot) * 16 +
-                                first_d % kX * static_cast<int>(sizeof(Stored));
-  copy_chunk(k_shared, wanted ? kv.k + head + k_offset : kv.k, wanted, std::int64_t{kv.S} * 16);
-  const auto* v = reinterpret_cast<const Stored*>(kv.v + head) + first_d * kv.S + slot;
-#pragma unroll
-  for (int e = 0; e < kVec; ++e) v_shared->of[e] = wanted ? v[e * kv.S] : Stored{};
-}
-
-__device__ __forceinline__ bool is_visible(const BlockSparsity& sparsity, int h, int g,
-                                           int position, int t) {
-  if (sparsity.block == 0) return true;
-  const int i = position / sparsity.block, j = t / sparsity.block;
-  if (j > i - sparsity.local) return true;
-  if (sparsity.vertical == 0) return false;
-  const int offset =
-      sparsity.head_step >= 0 ? h * sparsity.head_step + 1 : g * -sparsity.head_step + 1;
-  return (j + offset) % sparsity.vertical == 0;
-}
-
-/// Grid: (pieces, H / kHeads). \tparam kHasOptions  soft cap, ALiBi, sparsity or x_packed pages
-template <Dtype kKv, int kVec, int kLanes, int kHeads, bool kHasOptions>
+/// Grid: (pieces, H / kHeads). Without a soft cap, scores are computed in units of log2 from the
+/// start.
+template <Dtype kKv, int kVec, int kLanes, int kHeads, bool kHasSoftCap>
 __global__ void __launch_bounds__(kSimtThreads)
     simt_attention(const __grid_constant__ PagedAttentionArgs args,
                    const __grid_constant__ AttentionWork work, int block_shift) {
@@ -102,7 +78,7 @@ __global__ void __launch_bounds__(kSimtThreads)
 
   float q[kHeads][kVec];
   ThreadState<kVec> states[kHeads];
-  const float q_factor = args.scale * k_scale * (kHasOptions ? 1.0f : kLog2E);
+  const float q_factor = args.scale * k_scale * (kHasSoftCap ? 1.0f : kLog2E);
 #pragma unroll
   for (int j = 0; j < kHeads; ++j) {
     const std::int64_t q_row = (std::int64_t{split.query} * args.H + first_h + j) * kv.D;
@@ -126,14 +102,8 @@ __global__ void __launch_bounds__(kSimtThreads)
                                 slot * kv.token_stride +
                                 first_d * static_cast<std::int64_t>(sizeof(Chunk) / kVec);
     const bool is_read = wanted && has_elements;
-    if (kHasOptions && kv.layout == PageLayout::x_packed) {
-      copy_from_x_packed<kKv, kVec>(kv, k_slot(stage), v_slot(stage),
-                                    block * kv.block_stride + g * kv.head_stride, slot, first_d,
-                                    is_read);
-    } else {
-      copy_chunk(k_slot(stage), is_read ? kv.k + offset : kv.k, is_read);
-      copy_chunk(v_slot(stage), is_read ? kv.v + offset : kv.v, is_read);
-    }
+    copy_chunk(k_slot(stage), is_read ? kv.k + offset : kv.k, is_read);
+    copy_chunk(v_slot(stage), is_read ? kv.v + offset : kv.v, is_read);
     if (has_token_scales) {
       float* slots = scale_slots(stage);
       const int at = wanted ? slot : 0;
@@ -142,7 +112,7 @@ __global__ void __launch_bounds__(kSimtThreads)
     }
   };
 
-  // The table is read an iteration before the copy that needs it.
+  // The block table is read one iteration before the copy that needs it.
   std::uint32_t next_block = block_of(0);
 #pragma unroll
   for (int i = 0; i < kSimtStages - 1; ++i) {
@@ -180,11 +150,7 @@ __global__ void __launch_bounds__(kSimtThreads)
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
       if (t >= split.end) continue;
-      if constexpr (kHasOptions) {
-        const int h = first_h + j;
-        if (!is_visible(args.sparsity, h, g, split.position, t)) continue;
-        scores[j] = score_with_options(args, h, split.position, t, scores[j]);
-      }
+      if constexpr (kHasSoftCap) scores[j] = capped_score(args.soft_cap, scores[j]);
       states[j].add(scores[j], values, token_v_scale);
     }
     if (i + kSimtStages - 1 < iterations) {
@@ -195,7 +161,7 @@ __global__ void __launch_bounds__(kSimtThreads)
   }
   wait_copies<0>();
 
-  __syncthreads();                                  // the copies' memory becomes the states'
+  __syncthreads();  // from here on the memory of the copies holds the states
   auto* maxima = reinterpret_cast<float*>(shared);  // [kRows][kHeads][max, sum]
   float* accs = maxima + kRows * kHeads * 2;        // [kRows][kHeads][D]
 #pragma unroll
@@ -218,12 +184,10 @@ __global__ void __launch_bounds__(kSimtThreads)
 }
 
 template <Dtype kKv, int kVec, int kLanes, int kHeads>
-Expected<void> launch_simt(const PagedAttentionArgs& args, const AttentionWork& work,
-                           CudaStream stream) {
-  const bool has_options = args.soft_cap > 0 || args.alibi_slopes != nullptr ||
-                           args.sparsity.block > 0 || args.kv.layout != PageLayout::rows;
-  const auto kernel = has_options ? simt_attention<kKv, kVec, kLanes, kHeads, true>
-                                  : simt_attention<kKv, kVec, kLanes, kHeads, false>;
+[[nodiscard]] Expected<void> launch_simt(const PagedAttentionArgs& args, const AttentionWork& work,
+                                         CudaStream stream) {
+  const auto kernel = args.soft_cap > 0 ? simt_attention<kKv, kVec, kLanes, kHeads, true>
+                                        : simt_attention<kKv, kVec, kLanes, kHeads, false>;
   const dim3 grid{static_cast<unsigned>(work.splits_count), static_cast<unsigned>(args.H / kHeads),
                   1};
   return launch(kernel, grid, dim3{kSimtThreads, 1, 1},
@@ -232,19 +196,18 @@ Expected<void> launch_simt(const PagedAttentionArgs& args, const AttentionWork& 
 }
 
 template <Dtype kKv, int kVec, int kLanes>
-Expected<void> launch_simt_heads(const PagedAttentionArgs& args, const AttentionWork& work,
-                                 CudaStream stream) {
+[[nodiscard]] Expected<void> launch_simt_heads(const PagedAttentionArgs& args,
+                                               const AttentionWork& work, CudaStream stream) {
   return args.H / args.kv.G % 2 == 0 ? launch_simt<kKv, kVec, kLanes, 2>(args, work, stream)
                                      : launch_simt<kKv, kVec, kLanes, 1>(args, work, stream);
 }
 
-/// For elements of kKv; a file of its own each, since there are many. D is 8..256, a multiple of 8.
 template <Dtype kKv>
-Expected<void> simt_attention_of(const PagedAttentionArgs& args, const AttentionWork& work,
-                                 bool is_aligned_to_16, CudaStream stream) {
+[[nodiscard]] Expected<void> simt_attention_of(const PagedAttentionArgs& args,
+                                               const AttentionWork& work, CudaStream stream) {
   const int D = args.kv.D;
   if constexpr (bytes_of(kKv) == 1) {
-    if (is_aligned_to_16 && D % 16 == 0)
+    if (alignment_of(args.kv) >= 16 && D % 16 == 0)
       return D <= 64    ? launch_simt_heads<kKv, 16, 4>(args, work, stream)
              : D <= 128 ? launch_simt_heads<kKv, 16, 8>(args, work, stream)
                         : launch_simt_heads<kKv, 16, 16>(args, work, stream);

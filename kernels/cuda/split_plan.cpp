@@ -9,14 +9,14 @@
 namespace kvhive {
 namespace {
 
-/// What a query at `position` may see begins here.
+/// The first position that a query at `position` sees.
 std::int32_t first_visible(const PagedAttentionArgs& args, std::int32_t position) {
   const std::int32_t by_window = args.window > 0 ? position + 1 - args.window : 0;
   const std::int32_t by_chunk = args.chunk > 0 ? position / args.chunk * args.chunk : 0;
   return std::max({0, by_window, by_chunk});
 }
 
-/// How far any query looks back; 0: without end.
+/// How many tokens back a query sees at most; 0: no limit.
 std::int32_t reach_of(const PagedAttentionArgs& args) {
   if (args.window > 0 && args.chunk > 0) return std::min(args.window, args.chunk);
   return std::max(args.window, args.chunk);
@@ -24,17 +24,17 @@ std::int32_t reach_of(const PagedAttentionArgs& args) {
 
 constexpr std::int64_t kEndless = std::int64_t{1} << 40;  ///< tokens
 
-/// Successive query tokens of one sequence that fit into a tile.
+/// Consecutive query tokens of one sequence that fit into a tile.
 struct Unit {
   std::int32_t b;
   std::int32_t first_query;
   std::int32_t tokens;
-  std::int32_t position;  ///< of the first
-  std::int32_t begin;     ///< of what the first sees
+  std::int32_t position;  ///< of the first token
+  std::int32_t begin;     ///< the first position that the first token sees
   std::int32_t end() const { return position + tokens; }
 };
 
-/// Some units that see the same blocks over from..to-1.
+/// Units that see the same blocks at positions from..to-1.
 struct Segment {
   std::span<const Unit> units;
   std::int32_t from;
@@ -43,7 +43,7 @@ struct Segment {
 
 class Planner {
  public:
-  /// \param unit_tokens  of one sequence in a tile
+  /// \param unit_tokens most tokens of a unit
   Planner(const PagedAttentionArgs& args, PieceSizes sizes, std::int32_t unit_tokens)
       : args_(args), sizes_(sizes) {
     for (std::int32_t b = 0; b < args.B; ++b) {
@@ -58,11 +58,11 @@ class Planner {
     }
   }
 
-  /// Then cut().
+  /// Call cut() next.
   void keep_apart() {
     for (const Unit& unit : units_) segments_.push_back({{&unit, 1}, unit.begin, unit.end()});
   }
-  /// Then cut(). \param shared_tokens  as in PlanLimits
+  /// Call cut() next. \param shared_tokens as in PlanLimits
   void group(std::int32_t shared_tokens) {
     const auto by_begin = [](const Unit& a, const Unit& b) { return a.begin < b.begin; };
     std::stable_sort(units_.begin(), units_.end(), by_begin);
@@ -73,7 +73,7 @@ class Planner {
     }
   }
 
-  /// \param run_tokens  a leading run is no longer, unless it is one piece
+  /// \param run_tokens most tokens of a leading run, unless it is a single piece
   SplitPlan cut(std::int64_t run_tokens) {
     plan_ = {};
     plan_.sizes = sizes_;
@@ -103,7 +103,8 @@ class Planner {
     const std::int32_t last = (sizes_.border_after(from) - 1) / args_.kv.S;
     return {row + from / args_.kv.S, row + last + 1};
   }
-  /// All its tokens see the whole of that piece, and there is place for others beside it.
+  /// Whether all tokens of the unit see the whole piece and a tile has room for other units beside
+  /// it.
   bool can_share(const Unit& unit, std::int32_t from) const {
     return unit.position + 1 >= sizes_.border_after(from) && unit.tokens * heads() * 2 <= kWideRows;
   }
@@ -112,8 +113,8 @@ class Planner {
            std::ranges::equal(blocks_of_piece(a, from), blocks_of_piece(b, from));
   }
 
-  /// Makes segments of the units from `from` on: before it they have seen the same blocks, all of
-  /// what they see.
+  /// Makes segments of what the units see from `from` on. Before `from` they see the same blocks,
+  /// and a segment has these already.
   void share(std::span<Unit> units, std::int32_t from, std::int32_t least) {
     if (units.size() == 1) {
       segments_.push_back({units, from, units[0].end()});
@@ -125,12 +126,12 @@ class Planner {
     };
     while (std::ranges::all_of(units, is_shared)) shared = sizes_.border_after(shared);
 
-    // A pass of its own over a short prefix costs every unit a state.
+    // A separate pass over a short prefix is not worth the state that it costs every unit.
     const bool is_leading = from == units[0].begin;
     std::span<const Unit> together;
     if (shared > from && (!is_leading || shared - from >= least)) together = units;
 
-    // Where they part, by the blocks of the next piece; the segments' units stay together.
+    // Separate the units by the blocks of the next piece. The units of each segment stay adjacent.
     const auto alone = std::ranges::stable_partition(
         units, [&](const Unit& unit) { return can_share(unit, shared); });
     const std::span<Unit> rest(units.data(), units.size() - alone.size());
@@ -151,7 +152,7 @@ class Planner {
     }
   }
 
-  /// The last border that a run from `from` may reach.
+  /// The last border of pieces at which a run from `from` may end.
   std::int32_t end_of_run(std::int32_t from, std::int32_t last, std::int64_t run_tokens) const {
     std::int32_t end = std::min(sizes_.border_after(from), last);
     while (end < last) {
@@ -162,7 +163,7 @@ class Planner {
     return end;
   }
 
-  /// What the units' tokens see of from..to-1, in as many tiles as they need.
+  /// Makes as many tiles as needed for what the units' tokens see of from..to-1.
   void add_tiles(std::span<const Unit> units, std::int32_t from, std::int32_t to) {
     std::int32_t rows = 0;
     for (const Unit& unit : units) {
@@ -185,7 +186,7 @@ class Planner {
     }
   }
 
-  /// Splits were made in the order of positions, for each query.
+  /// Gives each query consecutive states; its splits are in the order of positions already.
   void number_states() {
     std::vector<std::int32_t> next(static_cast<std::size_t>(args_.query_start[args_.B]), 0);
     for (const AttentionSplit& split : plan_.splits) ++next[static_cast<std::size_t>(split.query)];
@@ -231,8 +232,7 @@ bool is_for_tensor_cores(const PagedAttentionArgs& args) {
                              ? bytes_of(args.q_dtype) == 2 &&
                                    (kv.block_stride | kv.head_stride | kv.token_stride) % 16 == 0
                              : bytes_of(kv.dtype) == 2 && args.q_dtype == kv.dtype;
-  return kv.layout == PageLayout::rows && args.H / kv.G > 2 && has_types && is_head_size &&
-         args.sparsity.block == 0;
+  return kv.layout == PageLayout::rows && args.H / kv.G > 2 && has_types && is_head_size;
 }
 
 AttentionWork SplitPlan::work(const AttentionSplit* splits_at, const AttentionTile* tiles_at,
@@ -289,7 +289,7 @@ SplitPlan plan_splits(const PagedAttentionArgs& args, const PlanLimits& limits) 
     tokens += tile.end - tile.begin;
     longest = std::max<std::int64_t>(longest, tile.end - tile.begin);
   }
-  // Runs as long as an even share of the work, longer if there would be too many states.
+  // A run gets an even share of the work; runs become longer if there would be too many states.
   std::int64_t run = tokens * args.kv.G / limits.tiles;
   if (run >= longest) return plan;
   plan = planner.cut(run);

@@ -1,19 +1,18 @@
 #pragma once
-// How attention is cut into work for the GPU's blocks. Plain C++.
+// Cuts attention into work for the GPU's blocks of threads. Runs on the host.
 //
-// The KV that a query token sees is a row of pieces whose borders depend on positions alone
-// (piece_sizes.hpp). A piece has a softmax state; a token's states are folded in order, wherever
-// that is done. Hence its bits do not depend on what it is computed together with, and the plan may
-// look at the whole batch:
+// The KV that a query token sees is cut into pieces at borders that depend on positions alone
+// (piece_sizes.hpp). Each piece has a softmax state, and a token's states are folded in the order
+// of positions, whichever kernel does it. So a token's bits do not depend on the other tokens of
+// the batch, and the plan may use the whole batch:
 //
-//   - query tokens whose tables have the same blocks over a piece share one pass over it: those of
-//     a prefill's sequence, and those of different sequences with a common prefix (a cascade, at
-//     any depth and for any part of the batch);
-//   - where there is work enough for the GPU without it, a token's leading pieces are one run,
-//   folded
-//     on the way; later pieces are states in scratch.
+// - Query tokens whose block tables name the same blocks for a piece share one pass over it: tokens
+//   of one sequence in prefill, and tokens of different sequences with a common prefix (a cascade,
+//   at any depth and for any part of the batch).
+// - If the GPU has enough work otherwise, a token's leading pieces are one run: one tile goes
+//   through them and folds their states on the way. The states of later pieces go to scratch.
 //
-// Source: Flash-Decoding; the plan/run separation of FlashInfer (scheduler.cuh) and its cascade
+// Source: Flash-Decoding; the split of plan and run of FlashInfer (scheduler.cuh) and its cascade
 // (Ye et al., 2024); Hydragen (Juravsky et al., 2024).
 
 #include <cstdint>
@@ -25,43 +24,44 @@
 
 namespace kvhive {
 
-/// Query token `query` against positions begin..end-1 of its sequence b: what it sees of a piece or
-/// of a run.
+/// The part of a piece or of a run that one query token sees: `query` against positions
+/// begin..end-1 of its sequence b.
 struct AttentionSplit {
   std::int32_t b = 0;
   std::int32_t query = 0;     ///< 0..T-1
-  std::int32_t position = 0;  ///< of the query in its sequence
+  std::int32_t position = 0;  ///< of the query token in its sequence
   std::int32_t begin = 0;
-  std::int32_t end = 0;     ///< == begin: no split, padding
-  std::int32_t state = -1;  ///< where its (acc, max, sum) goes; -1: it is all of it, goes to out
+  std::int32_t end = 0;     ///< == begin: padding, not a split
+  std::int32_t state = -1;  ///< scratch state that its (acc, max, sum) is written to; -1: the token
+                            ///< has no other split, the result goes to out
 };
 
-/// Splits that share one pass over positions begin..end-1, read through the first one's table.
-/// Each sees a part of them.
+/// Splits that share one pass over positions begin..end-1, read through the first split's row of
+/// the block table. Each split sees a part of these positions.
 struct AttentionTile {
   std::int32_t first_split = 0;
-  std::int32_t splits = 0;  ///< 0: no tile, padding
+  std::int32_t splits = 0;  ///< 0: padding, not a tile
   std::int32_t begin = 0;
   std::int32_t end = 0;
 };
 
-/// A query token whose states are to be folded, in order.
+/// A query token with several states, which are folded in order.
 struct SplitQuery {
   std::int32_t query = 0;
   std::int32_t first_state = 0;
-  std::int32_t states = 0;  ///< 0: no query, padding
+  std::int32_t states = 0;  ///< 0: padding, not a query
 };
 
 /// A row of a tile is a query token with one head of the kv head.
 inline constexpr std::int32_t kNarrowRows = 16;
 inline constexpr std::int32_t kWideRows = 64;
 
-/// The plan on the device; borrowed.
+/// The plan in device memory; borrowed.
 struct AttentionWork {
   const AttentionSplit* splits = nullptr;
   const AttentionTile* tiles = nullptr;
   const SplitQuery* merged = nullptr;
-  float* states = nullptr;  ///< SplitPlan::state_floats() of scratch, 16-byte aligned
+  float* states = nullptr;  ///< scratch of SplitPlan::state_floats() floats, 16-byte aligned
   std::int32_t splits_count = 0;
   std::int32_t narrow_tiles = 0;
   std::int32_t wide_tiles = 0;
@@ -70,7 +70,7 @@ struct AttentionWork {
   PieceSizes sizes = {};
 };
 
-/// How much of everything a plan has.
+/// The sizes of a plan.
 struct PlanCounts {
   std::int32_t splits = 0;
   std::int32_t narrow_tiles = 0;
@@ -83,49 +83,51 @@ struct PlanCounts {
 
 struct SplitPlan {
   std::vector<AttentionSplit> splits;
-  /// Tensor cores only. First those of up to kNarrowRows rows, then those of up to kWideRows; of
-  /// each the longest first.
+  /// For tensor cores only. First the tiles of at most kNarrowRows rows, then those of at most
+  /// kWideRows; among each the longest first.
   std::vector<AttentionTile> tiles;
   std::vector<SplitQuery> merged;
   std::int32_t narrow_tiles = 0;
   std::int32_t states = 0;
   PieceSizes sizes = {};
 
-  /// Floats of AttentionWork::states.
+  /// Size of AttentionWork::states in floats.
   std::size_t state_floats(std::int32_t H, std::int32_t D) const {
     return static_cast<std::size_t>(states) * static_cast<std::size_t>(H) *
            (static_cast<std::size_t>(D) + 2);
   }
-  /// With the vectors where the kernels find them: at these addresses, or where they are.
+  /// The plan with its vectors at these (device) addresses; without arguments at the host's.
   AttentionWork work(const AttentionSplit* splits_at, const AttentionTile* tiles_at,
                      const SplitQuery* merged_at, float* states_at) const;
   AttentionWork work(float* states_at) const {
     return work(splits.data(), tiles.data(), merged.data(), states_at);
   }
   PlanCounts counts() const;
-  /// Fills up with entries that are none, at which blocks of threads leave: plans of the same
-  /// counts start kernels of the same shape.
+  /// Appends padding, which kernels skip at once, until the plan has these counts: plans with the
+  /// same counts start kernels with the same grids.
   void pad(const PlanCounts& to);
 };
 
-/// What a plan aims at; results have the same bits for all.
+/// Goals of a plan. Results have the same bits for all values.
 struct PlanLimits {
-  std::int32_t tiles = 1024;         ///< enough for a GPU, counted for each kv head
-  std::int32_t states = 1 << 14;     ///< kept below if runs can do it; each is H * (D + 2) floats
-  std::int32_t shared_tokens = 128;  ///< a shorter common prefix is not worth a pass of its own
+  std::int32_t tiles = 1024;  ///< enough to fill a GPU; counted for each kv head
+  std::int32_t states =
+      1 << 14;  ///< not exceeded if longer runs avoid it; a state is H * (D + 2) floats
+  std::int32_t shared_tokens = 128;  ///< a shorter common prefix is not worth a separate pass
 };
 
-/// Whether tensor cores compute it; decided by the model's shapes, never by the batch. With one or
-/// two heads per kv head their sixteen rows are not worth the copies to shared memory.
+/// Whether the batch is computed on tensor cores. Depends on the model's shapes only, never on the
+/// batch. With one or two query heads per kv head, filling 16 rows is not worth the copies to
+/// shared memory.
 bool is_for_tensor_cores(const PagedAttentionArgs& args);
 
-/// \param args  query_start, kv_len and block_table in host memory; other pointers are not read
+/// \param args query_start, kv_len and block_table are in host memory; other pointers are not read
 SplitPlan plan_splits(const PagedAttentionArgs& args, const PlanLimits& limits = {});
 
-/// Latent attention: pieces for each query token.
+/// For latent attention: query tokens share nothing.
 SplitPlan plan_splits(const PagedMlaArgs& args);
 
-/// What latent attention has in common with the other: all but where the KV is.
+/// The same call as PagedAttentionArgs, without the cache.
 PagedAttentionArgs as_attention(const PagedMlaArgs& args);
 
 }  // namespace kvhive

@@ -4,7 +4,7 @@
 namespace kvhive {
 namespace {
 
-/// Copies of the pairs, those of neighbours in both arenas as one.
+/// Makes the list of copies; pairs that are neighbours in both arenas become one copy.
 struct Copies {
   std::vector<void*> to;
   std::vector<const void*> from;

@@ -14,13 +14,13 @@ float scale_for(const CacheWriteArgs& args, const void* values, std::size_t firs
   float amax = 0;
   for (std::int32_t d = 0; d < args.kv.D; ++d) {
     const float magnitude = std::fabs(load_element(values, first + d, args.in_dtype));
-    if (magnitude > amax) amax = magnitude;  // fmax() does not pass over signalling NaNs
+    if (magnitude > amax) amax = magnitude;  // unlike fmax(), ignores signalling NaNs
   }
   const float scale = amax / largest_of(args.kv.dtype);
   return scale > 0 ? scale : 1.0f;
 }
 
-/// The D elements from `first` on, of one head of one token, into its slot.
+/// Writes the D elements from `first` on, one head of one token, into the token's slot.
 void write_head(const CacheWriteArgs& args, std::int64_t slot_id, std::int32_t g,
                 const void* values, std::size_t first, std::byte* plane, Offset offset,
                 float* scales) {

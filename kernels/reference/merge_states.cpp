@@ -18,7 +18,7 @@ void merge_states_reference(const MergeStatesArgs& args) {
     const double b_weight = b_lse == kNothing ? 0 : std::exp(b_lse - max);
     const double sum = a_weight + b_weight;
     for (std::size_t i = row * args.D; i < (row + 1) * args.D; ++i) {
-      double value = 0;  // a part that has seen nothing may hold anything, NaN too
+      double value = 0;  // a part that has seen no token may hold anything, NaN too
       if (a_weight > 0) value += a_weight / sum * load_element(args.a, i, args.dtype);
       if (b_weight > 0) value += b_weight / sum * load_element(args.b, i, args.dtype);
       store_element(args.out, i, static_cast<float>(value), args.dtype);

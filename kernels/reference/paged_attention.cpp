@@ -13,7 +13,7 @@ namespace {
 
 using Row = std::vector<double>;
 
-/// The K and V that one sequence has for one kv head. A position is read when it is asked for.
+/// K and V of one sequence and one kv head. A position is read when it is first asked for.
 class HeadRows {
  public:
   HeadRows(const PagedAttentionArgs& args, std::int32_t b, std::int32_t g)
@@ -49,20 +49,13 @@ class HeadRows {
   std::vector<Row> values_;
 };
 
-/// Whether head h of the query at position p attends to position t <= p.
-bool attends(const PagedAttentionArgs& args, std::int32_t h, std::int32_t p, std::int32_t t) {
+/// Whether the query at position p attends to position t <= p.
+bool attends(const PagedAttentionArgs& args, std::int32_t p, std::int32_t t) {
   if (args.window > 0 && t <= p - args.window) return false;
-  if (args.chunk > 0 && t / args.chunk != p / args.chunk) return false;
-  const BlockSparsity& sparsity = args.sparsity;
-  if (sparsity.block == 0) return true;
-  const std::int32_t i = p / sparsity.block, j = t / sparsity.block;
-  const std::int32_t g = h / (args.H / args.kv.G);
-  const std::int32_t offset =
-      (sparsity.head_step < 0 ? g * -sparsity.head_step : h * sparsity.head_step) + 1;
-  return j > i - sparsity.local || (j + offset) % sparsity.vertical == 0;
+  return args.chunk == 0 || t / args.chunk == p / args.chunk;
 }
 
-/// Head h of query token `token` of the batch, at position p.
+/// Computes head h of query token `token` of the batch, which has position p.
 void attend(const PagedAttentionArgs& args, HeadRows& rows, std::int32_t h, std::int32_t token,
             std::int32_t p) {
   const std::int64_t row = std::int64_t{token} * args.H + h;
@@ -73,13 +66,12 @@ void attend(const PagedAttentionArgs& args, HeadRows& rows, std::int32_t h, std:
   std::vector<std::int32_t> positions;
   std::vector<double> scores;
   for (std::int32_t t = 0; t <= p; ++t) {
-    if (!attends(args, h, p, t)) continue;
+    if (!attends(args, p, t)) continue;
     double score = 0;
     const Row& key = rows.key(t);
     for (std::int32_t d = 0; d < args.kv.D; ++d) score += q[d] * key[d];
     score *= args.scale;
     if (args.soft_cap > 0) score = args.soft_cap * std::tanh(score / args.soft_cap);
-    if (args.alibi_slopes) score += double{args.alibi_slopes[h]} * (t - p);
     positions.push_back(t);
     scores.push_back(score);
   }

@@ -23,7 +23,7 @@ Rows read_rows(const PagedMlaArgs& args, std::int32_t b) {
   return rows;
 }
 
-/// Row `row` of q, out and lse; it attends to the first `visible` positions.
+/// Computes row `row` of out and lse, which attends to the first `visible` positions.
 void attend(const PagedMlaArgs& args, const Rows& rows, std::size_t row, std::int32_t visible) {
   std::vector<double> q, scores(visible, 0.0);
   for (std::int32_t d = 0; d < kMlaRow; ++d)

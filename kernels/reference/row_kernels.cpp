@@ -16,7 +16,7 @@ double norm_scale(const std::vector<double>& x, double eps) {
   return 1 / std::sqrt(sum / static_cast<double>(x.size()) + eps);
 }
 
-/// Norms and turns one head at element `first` of `heads`.
+/// Normalises and rotates the head that begins at element `first` of `heads`.
 void rotate_head(const RotateArgs& args, void* heads, std::size_t first, const float* norm,
                  std::int32_t position) {
   const std::size_t half = args.D / 2;
@@ -53,7 +53,8 @@ void add_rms_norm_reference(const AddRmsNormArgs& args) {
   for (std::size_t i = 0; i < std::size_t(args.n); ++i) {
     const std::size_t first = (args.rows == nullptr ? i : args.rows[i]) * width;
     for (std::size_t d = 0; d < width; ++d) {
-      // The sum is a float: it is stored as one, and the norm is that of what is stored.
+      // A float, since the residual is stored as one and the norm must be that of the stored
+      // values.
       float sum = args.residual[first + d];
       if (args.delta != nullptr) sum += load_element(args.delta, first + d, args.delta_dtype);
       if (args.rows == nullptr) args.residual[first + d] = sum;

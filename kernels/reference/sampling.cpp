@@ -25,7 +25,7 @@ double largest_of(std::span<const float> logits) {
   return largest;
 }
 
-/// log(sum(exp(logit))); 0 where nothing is possible.
+/// log(sum(exp(logit))), or 0 if no token is possible.
 double log_total(std::span<const float> logits) {
   const double largest = largest_of(logits);
   if (largest == kNothing) return 0;
@@ -34,7 +34,7 @@ double log_total(std::span<const float> logits) {
   return largest + std::log(total);
 }
 
-/// By logprob as it is reported, a float; equal ones by id.
+/// Sorted by logprob as it is reported, a float; equal ones by id.
 std::vector<std::int32_t> likeliest_first(std::span<const float> logprobs) {
   std::vector<std::int32_t> tokens(logprobs.size());
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i);
@@ -43,7 +43,7 @@ std::vector<std::int32_t> likeliest_first(std::span<const float> logprobs) {
   return tokens;
 }
 
-/// The token that is drawn. Lowers `margin` to what the nearest border is away.
+/// Draws a token. Lowers `margin` to the distance to the nearest border between two tokens.
 std::int32_t draw(std::span<const float> logits, const SampleChoice& choice, double& margin) {
   const double largest = largest_of(logits);
   std::vector<Weighed> all;
@@ -70,7 +70,8 @@ std::int32_t draw(std::span<const float> logits, const SampleChoice& choice, dou
     } while (kept < choice.top_p * total && count < all.size());
     all.resize(count);
   }
-  if (choice.top_p < 1)  // from the lightest up, as models/sampler.hpp comes to have them
+  if (choice.top_p <
+      1)  // from the lightest token up, the order that models/sampler.hpp has them in
     std::ranges::reverse(all);
   else
     std::ranges::sort(all, {}, &Weighed::token);

@@ -1,5 +1,5 @@
 #pragma once
-// Memory that a block of emulated threads lives in: what the engine knows of it, and its dynamic
+// The memory of a block of emulated threads: the engine's bookkeeping and the block's dynamic
 // shared memory.
 
 #include <sys/mman.h>
@@ -13,11 +13,12 @@
 
 namespace simt {
 
-inline constexpr std::byte kPoison{0xcb};  ///< in shared memory that nobody has written
-inline constexpr std::byte kTail{0xd7};    ///< behind it
+inline constexpr std::byte kPoison{0xcb};  ///< fills shared memory that no thread has written
+inline constexpr std::byte kTail{0xd7};    ///< fills the guard behind it
 
-/// Memory of everything about one block; freed as a whole. ThreadSanitizer sees the libc calls of
-/// the engine (memset, memcpy): it must not find the next block's where the last one's were.
+/// Allocator for all bookkeeping of one block, freed at once. ThreadSanitizer sees the engine's
+/// libc calls (memset, memcpy), so the next block's bookkeeping must not reuse the last one's
+/// addresses.
 class Arena {
  public:
   Arena() { map(); }
@@ -68,8 +69,9 @@ struct FromArena {
 template <class T>
 using Vector = std::vector<T, FromArena<T>>;
 
-/// Dynamic shared memory of exactly the size asked for: what is behind it is guarded. Fresh for
-/// each block where ThreadSanitizer would take the last block's accesses for a race.
+/// Dynamic shared memory of exactly the requested size, with a guard behind it. Allocated anew for
+/// each block under ThreadSanitizer, which would otherwise report a race with the last block's
+/// accesses.
 class SharedMemory {
  public:
   explicit SharedMemory(std::size_t bytes) : bytes_(bytes), mapped_(round_up(bytes + kGuard)) {

@@ -1,7 +1,7 @@
 #pragma once
-// CUDA's names, for kernel sources that are not compiled by nvcc: the language extensions, warp
-// intrinsics and atomics that our kernels use. What is not here does not compile: add it with a
-// test.
+// CUDA's names for kernel sources that another compiler than nvcc compiles: the language
+// extensions, warp intrinsics and atomics that this project's kernels use. Others do not compile:
+// add them here, with a test.
 
 #include <bit>
 #include <cmath>
@@ -26,7 +26,7 @@ namespace simt {
 
 using dim3 = Dim3;
 
-/// shfl: what `source` brought. Its own value where source is outside 0..31.
+/// The value that lane `source` passed, or the lane's own value if `source` is outside 0..31.
 template <class T>
 T shuffle(const char* operation, std::uint32_t mask, T value, int source, Line line) {
   static_assert(sizeof(T) <= 8);
@@ -65,7 +65,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline int min(int a, int b) { return b < a ? b : a; }
 inline int max(int a, int b) { return a < b ? b : a; }
 
-inline void __syncthreads(simt::Line line = simt::Line::here()) { simt::barrier(0, 0, line); }
+inline void __syncthreads(simt::Line line = simt::Line::here()) { simt::barrier(line); }
 
 inline void __syncwarp(std::uint32_t mask = ~0u, simt::Line line = simt::Line::here()) {
   simt::warp_exchange(mask, "__syncwarp", nullptr, 0, simt::MemoryOrder::ordered, line);
@@ -113,7 +113,7 @@ inline int __all_sync(std::uint32_t mask, int vote, simt::Line line = simt::Line
   return simt::ballot("__all_sync", mask, vote == 0, line) == 0;
 }
 
-/// Relaxed, as CUDA's: they order nothing else.
+/// Relaxed, as CUDA's atomics are: they order no other access.
 template <class T>
 T atomicAdd(T* address, T value) {
   return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);

@@ -1,4 +1,4 @@
-// Scheduling of one block's threads. Nothing here is seen by a sanitizer (CMakeLists.txt).
+// Schedules the threads of one block. Compiled without sanitizers (CMakeLists.txt).
 
 #include "kernels/simt/kernel_calls.hpp"
 
@@ -29,20 +29,17 @@ constinit thread_local Thread* self = nullptr;
 namespace {
 
 constexpr unsigned kWarp = 32;
-constexpr unsigned kBarriers = 16;
 constexpr unsigned kMaxThreads = 1024;
 constexpr std::size_t kStackBytes = 128 << 10;
-constexpr std::uint64_t kMbarrierMark = 0x6d62617272696572;
 constexpr int kMaxReported = 8;
 
-enum class State : std::uint8_t { ready, at_barrier, in_warp, at_mbarrier, done };
+enum class State : std::uint8_t { ready, at_barrier, in_warp, done };
 
 const char* to_string(State state) {
   switch (state) {
     case State::ready: return "ready";
     case State::at_barrier: return "at a barrier";
     case State::in_warp: return "in a warp operation";
-    case State::at_mbarrier: return "at an mbarrier";
     case State::done: return "done";
   }
   return "";
@@ -57,16 +54,14 @@ struct CudaThread : Thread {
   Fiber fiber;
   State state = State::ready;
   unsigned number = 0;
-  Line line = {"(start)", 0};  ///< of the last call into the engine
-  unsigned barrier = 0;
-  const std::uint64_t* mbarrier = nullptr;
-  Vector<QueuedCopy> copies;  ///< cp.async, oldest first
+  Line line = {"(start)", 0};  ///< of the thread's last call into the engine
+  Vector<QueuedCopy> copies;   ///< cp.async, oldest first
   std::size_t copies_done = 0;
   unsigned open_group = 0;
 };
 
-/// Lanes meeting under one mask. Two sets of words: a lane may be in the next operation before all
-/// have read the last one's.
+/// The lanes that meet under one mask. There are two sets of words, because a lane may enter the
+/// next operation before all lanes have read the words of the last one.
 struct Rendezvous {
   std::uint32_t mask = 0;
   std::uint32_t arrived = 0;
@@ -82,49 +77,27 @@ struct Warp {
   Rendezvous meetings[kMaxMasks];
   int masks = 0;
   std::uint32_t live = 0;
-  char memory_order = 0;  ///< its address is what sanitizers know __syncwarp by
+  char memory_order =
+      0;  ///< its address is the synchronisation object that sanitizers see for __syncwarp
 };
 
 struct Barrier {
   unsigned arrived = 0;
-  unsigned expected = 0;
   Line line = {"", 0};
   char memory_order = 0;
 };
 
-struct Mbarrier {
-  std::uint64_t* word = nullptr;
-  std::uint32_t count = 0;
-  std::uint32_t pending = 0;
-  std::int64_t bytes = 0;
-  unsigned phase = 0;
-};
-constexpr unsigned kMaxMbarriers = 64;
-
-struct BulkCopy {
-  void* destination = nullptr;
-  const void* source = nullptr;
-  std::uint32_t bytes = 0;
-  std::uint64_t* barrier = nullptr;
-};
-constexpr unsigned kMaxBulkCopies = 1024;
-
 struct Block {
   Vector<CudaThread> threads;
   Vector<Warp> warps;
-  Barrier barriers[kBarriers];
-  // Changed by any thread, hence never by a libc call.
-  Mbarrier mbarriers[kMaxMbarriers];
-  unsigned mbarriers_count = 0;
-  BulkCopy bulk_copies[kMaxBulkCopies];  ///< on their way, oldest first
-  unsigned bulk_copies_count = 0;
-  char bulk_order = 0;
+  Barrier barrier;
   unsigned live = 0;
   void (*entry)(const void*) = nullptr;
   const void* argument = nullptr;
   Fiber scheduler;
   std::uint64_t random = 1;
-  char error[1024] = "";  ///< not a string: who fails never gets to free anything
+  char error[1024] =
+      "";  ///< not a std::string: the failing fiber never resumes, so nothing would free it
 };
 
 thread_local Block* block = nullptr;
@@ -168,7 +141,7 @@ bool happens_early() {
          (options.delivery == Delivery::random && next_random() % 2 == 0);
 }
 
-/// The ready thread whose turn it is after `number`.
+/// The next ready thread after `number` in the chosen order.
 CudaThread* next_ready(unsigned number) {
   const auto n = static_cast<unsigned>(block->threads.size());
   if (options.order == Order::random) number = static_cast<unsigned>(next_random() % n);
@@ -188,63 +161,13 @@ void run(CudaThread& thread) {
   switch_fiber(from ? from->fiber : block->scheduler, thread.fiber);
 }
 
-Mbarrier& mbarrier_at(std::uint64_t* word, Line line) {
-  for (unsigned i = 0; i < block->mbarriers_count; ++i)
-    if (block->mbarriers[i].word == word) {
-      if (*word != kMbarrierMark) fail("mbarrier: its memory has been overwritten", line);
-      return block->mbarriers[i];
-    }
-  fail("mbarrier: used before it was initialised", line);
-}
-
-void update(Mbarrier& barrier, std::uint32_t arrivals, std::int64_t bytes, Line line) {
-  if (barrier.pending < arrivals) fail("mbarrier: more arrivals than its count", line);
-  barrier.pending -= arrivals;
-  barrier.bytes += bytes;
-  if (barrier.pending != 0 || barrier.bytes != 0) return;
-  barrier.phase ^= 1;
-  barrier.pending = barrier.count;
-  for (CudaThread& thread : block->threads)
-    if (thread.state == State::at_mbarrier && thread.mbarrier == barrier.word)
-      thread.state = State::ready;
-}
-
-/// One bulk copy lands. To ThreadSanitizer the copy engine is a thread of its own.
-bool deliver_bulk_copy() {
-  const unsigned n = block->bulk_copies_count;
-  if (n == 0) return false;
-  const auto chosen = options.order == Order::forward   ? 0
-                      : options.order == Order::reverse ? n - 1
-                                                        : static_cast<unsigned>(next_random() % n);
-  const BulkCopy copy = block->bulk_copies[chosen];
-  for (unsigned i = chosen + 1; i < n; ++i) block->bulk_copies[i - 1] = block->bulk_copies[i];
-  --block->bulk_copies_count;
-  if (under_tsan()) {
-    static thread_local void* copy_engine = __tsan_create_fiber(0);
-    void* interrupted = __tsan_get_current_fiber();
-    __tsan_switch_to_fiber(copy_engine, kNoHappensBefore);
-    acquire(&block->bulk_order);
-    std::memcpy(copy.destination, copy.source, copy.bytes);
-    release(copy.barrier);
-    __tsan_switch_to_fiber(interrupted, kNoHappensBefore);
-  } else {
-    std::memcpy(copy.destination, copy.source, copy.bytes);
-  }
-  update(mbarrier_at(copy.barrier, current->line), 0, -std::int64_t{copy.bytes}, current->line);
-  return true;
-}
-
-/// The current thread waits (or is done): another goes on.
+/// The current thread waits or is done: another one goes on. Where none is ready, the scheduler's
+/// fiber ends the block.
 void yield() {
-  for (;;) {
-    CudaThread* next = next_ready(current->number);
-    if (next == current) return;
-    if (next) return run(*next);
-    // Nobody can run: the latest moment for a bulk copy.
-    if (deliver_bulk_copy()) continue;
-    switch_fiber(current->fiber, block->scheduler);
-    return;
-  }
+  CudaThread* next = next_ready(current->number);
+  if (next == current) return;
+  if (next != nullptr) return run(*next);
+  switch_fiber(current->fiber, block->scheduler);
 }
 
 void wake(Rendezvous& meeting, unsigned warp) {
@@ -262,9 +185,9 @@ void thread_main() {
   block->entry(block->argument);
   if (me.copies_done < me.copies.size())
     fail("cp.async: the thread exits without having waited for it", me.line);
-  if (block->barriers[0].arrived != 0)
+  if (block->barrier.arrived != 0)
     fail("divergent barrier: a thread exits while others wait at __syncthreads",
-         block->barriers[0].line);
+         block->barrier.line);
   release(&all_blocks);
   me.state = State::done;
   --block->live;
@@ -275,7 +198,7 @@ void thread_main() {
   std::abort();
 }
 
-std::string who_waits() {
+std::string describe_waiting_threads() {
   std::string text = "threads wait for ever:";
   int reported = 0;
   const CudaThread* last = nullptr;
@@ -291,12 +214,12 @@ std::string who_waits() {
   return text;
 }
 
-/// One OS thread and what it runs blocks with.
+/// One OS thread and the memory in which it runs blocks.
 class Worker {
  public:
   void run_block(Index3 index, Dim3 grid, Dim3 dim, std::size_t shared_bytes,
                  void (*entry)(const void*), const void* argument) {
-    if (under_tsan()) {  // it would see the last block's frames in this one's
+    if (under_tsan()) {  // it would take the last block's frames for this one's
       stacks_.clear();
       shared_.reset();
     }
@@ -346,7 +269,7 @@ class Worker {
     }
   }
 
-  /// What is wrong with the block that has come to its end; empty if nothing.
+  /// The error of the block that has ended; empty if there is none.
   std::string error_at_end() const {
     if (block->error[0] != 0) {
       acquire(&all_blocks);
@@ -354,9 +277,7 @@ class Worker {
     }
     const bool all_done = std::all_of(block->threads.begin(), block->threads.end(),
                                       [](const auto& t) { return t.state == State::done; });
-    if (!all_done) return who_waits();
-    if (block->bulk_copies_count != 0)
-      return "bulk copy: the block ends without having waited for it";
+    if (!all_done) return describe_waiting_threads();
     if (!shared_->is_tail_intact())
       return "shared memory: written past its " + std::to_string(shared_->bytes()) + " bytes";
     return "";
@@ -411,33 +332,23 @@ void expect_aligned(const void* address, std::size_t alignment, const char* what
     fail_with(line, "%s: misaligned, needs %zu bytes", what, alignment);
 }
 
-void barrier(unsigned id, unsigned threads, Line line) {
+void barrier(Line line) {
   CudaThread& me = *current;
   me.line = line;
-  if (id >= kBarriers) fail("barrier: there are 16", line);
-  Barrier& b = block->barriers[id];
+  Barrier& b = block->barrier;
   const auto all = static_cast<unsigned>(block->threads.size());
-  if (threads == 0 && block->live != all)
-    fail("divergent barrier: some threads of the block have exited", line);
-  const unsigned expected = threads == 0 ? all : threads;
-  if (expected % kWarp != 0 && expected != all) fail("barrier: not a multiple of 32 threads", line);
-  if (b.arrived == 0) {
-    b.expected = expected;
+  if (block->live != all) fail("divergent barrier: some threads of the block have exited", line);
+  if (b.arrived == 0)
     b.line = line;
-  } else if (b.expected != expected) {
-    fail("barrier: threads disagree on how many it is for", line);
-  } else if (threads == 0 &&
-             (b.line.number != line.number || std::strcmp(b.line.file, line.file))) {
+  else if (b.line.number != line.number || std::strcmp(b.line.file, line.file) != 0)
     fail_with(line, "divergent barrier: others wait at %s:%u", b.line.file, b.line.number);
-  }
   release(&b.memory_order);
   me.state = State::at_barrier;
-  me.barrier = id;
-  if (++b.arrived == b.expected) {
+  if (++b.arrived == all) {
     b.arrived = 0;
     ++counted.barriers;
     for (CudaThread& thread : block->threads)
-      if (thread.state == State::at_barrier && thread.barrier == id) thread.state = State::ready;
+      if (thread.state == State::at_barrier) thread.state = State::ready;
   }
   if (me.state != State::ready) yield();
   acquire(&b.memory_order);
@@ -499,47 +410,6 @@ bool next_async_copy(unsigned pending_groups, AsyncCopy* copy) {
   return false;
 }
 
-void mbarrier_init(std::uint64_t* word, std::uint32_t count, Line line) {
-  expect_aligned(word, 8, "mbarrier", line);
-  unsigned i = 0;
-  while (i < block->mbarriers_count && block->mbarriers[i].word != word) ++i;
-  if (i == kMaxMbarriers) fail("the emulator keeps 64 mbarriers per block", line);
-  if (i == block->mbarriers_count) ++block->mbarriers_count;
-  block->mbarriers[i] = {word, count, count, 0, 0};
-  *word = kMbarrierMark;
-}
-
-void mbarrier_arrive(std::uint64_t* word, std::uint32_t expected_bytes, Line line) {
-  current->line = line;
-  release(word);
-  update(mbarrier_at(word, line), 1, expected_bytes, line);
-}
-
-void mbarrier_wait(std::uint64_t* word, std::uint32_t parity, Line line) {
-  CudaThread& me = *current;
-  me.line = line;
-  while (mbarrier_at(word, line).phase == (parity & 1)) {
-    me.state = State::at_mbarrier;
-    me.mbarrier = word;
-    yield();
-  }
-  acquire(word);
-}
-
-void bulk_copy(void* destination, const void* source, std::uint32_t bytes, std::uint64_t* barrier,
-               Line line) {
-  current->line = line;
-  expect_aligned(destination, 16, "bulk copy", line);
-  expect_aligned(source, 16, "bulk copy", line);
-  if (bytes % 16 != 0) fail("bulk copy: size is not a multiple of 16", line);
-  mbarrier_at(barrier, line);
-  release(&block->bulk_order);
-  if (block->bulk_copies_count == kMaxBulkCopies)
-    fail("the emulator keeps 1024 bulk copies on their way", line);
-  block->bulk_copies[block->bulk_copies_count++] = {destination, source, bytes, barrier};
-  if (happens_early()) deliver_bulk_copy();
-}
-
 void run_grid(void (*entry)(const void*), const void* argument, Dim3 grid, Dim3 dim,
               std::size_t shared_bytes) {
   check_configuration(grid, dim, shared_bytes);
@@ -568,7 +438,7 @@ void run_grid(void (*entry)(const void*), const void* argument, Dim3 grid, Dim3 
     for (unsigned i = 0; i < options.workers; ++i) threads.emplace_back(work);
     for (std::thread& thread : threads) thread.join();
   }
-  acquire(&all_blocks);  // the host reads results; blocks stay unordered among themselves
+  acquire(&all_blocks);  // the host reads the results; blocks stay unordered among themselves
   if (error) std::rethrow_exception(error);
 }
 

@@ -11,15 +11,15 @@ namespace {
 
 constexpr std::size_t kGuardBytes = 4096;
 
-thread_local Fiber* left = nullptr;  ///< by the switch that is under way
+thread_local Fiber* left = nullptr;  ///< the fiber that the current switch leaves
 
-/// On the far side of a switch.
+/// Runs in the new fiber after each switch.
 void arrive(void* fake_stack) {
   if (!__sanitizer_finish_switch_fiber) return;
   const void* bottom = nullptr;
   std::size_t bytes = 0;
   __sanitizer_finish_switch_fiber(fake_stack, &bottom, &bytes);
-  if (left->stack == nullptr) {  // the thread's own stack, whose bounds only AddressSanitizer knows
+  if (left->stack == nullptr) {  // the thread's own stack: only AddressSanitizer knows its bounds
     left->stack = bottom;
     left->stack_bytes = bytes;
   }
@@ -43,8 +43,8 @@ std::byte* FiberStack::lowest() const { return memory_ + kGuardBytes; }
 
 #if defined(__x86_64__)
 
-// Saves what the ABI has the callee keep, and changes stacks. The x87 and SSE control words are not
-// saved: kernels leave them alone.
+// Saves the registers that the ABI says a callee must keep, and changes stacks. Does not save the
+// x87 and SSE control words, since kernels do not change them.
 extern "C" void simt_switch_stacks(void** save, void* load);
 __asm__(R"(
 .text
@@ -73,7 +73,7 @@ namespace {
 void set_entry(Fiber& fiber, const FiberStack& stack, void (*entry)()) {
   constexpr int kSavedRegisters = 6;
   void** top = reinterpret_cast<void**>(stack.lowest() + stack.bytes());
-  *--top = nullptr;  // entry's return address: it has none, but the ABI wants the stack so aligned
+  *--top = nullptr;  // entry has no return address, but the ABI's alignment needs its place
   *--top = reinterpret_cast<void*>(entry);
   for (int i = 0; i < kSavedRegisters; ++i) *--top = nullptr;
   fiber.stack_pointer = top;
@@ -102,7 +102,8 @@ void prepare(Fiber& fiber, const FiberStack& stack, void (*entry)()) {
   fiber.stack = stack.lowest();
   fiber.stack_bytes = stack.bytes();
   fiber.fake_stack = nullptr;
-  // Frames that were never left (the fiber before died with its block) may have poisoned it.
+  // The fiber that used this stack before may have died in the middle of a function, leaving
+  // poison.
   if (under_asan()) __asan_unpoison_memory_region(stack.lowest(), stack.bytes());
   if (under_tsan()) fiber.tsan_fiber = __tsan_create_fiber(0);
   set_entry(fiber, stack, entry);

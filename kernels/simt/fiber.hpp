@@ -1,7 +1,6 @@
 #pragma once
-// A fiber: a stack and a place to go on at. Switching takes some nanoseconds (x86-64; elsewhere
-// ucontext does it) and is announced to AddressSanitizer and ThreadSanitizer where one of them is
-// linked in.
+// A fiber: a stack and a place to resume. A switch takes some nanoseconds (x86-64; ucontext
+// elsewhere) and is announced to AddressSanitizer and ThreadSanitizer if one of them is linked in.
 
 #include <cstddef>
 #if !defined(__x86_64__)
@@ -16,13 +15,14 @@ struct Fiber {
 #else
   ucontext_t context;
 #endif
-  const void* stack = nullptr;  ///< lowest byte; null for the thread's own until it is first left
+  const void* stack =
+      nullptr;  ///< lowest byte; null for a thread's own stack until it is first left
   std::size_t stack_bytes = 0;
   void* fake_stack = nullptr;  ///< AddressSanitizer's
   void* tsan_fiber = nullptr;
 };
 
-/// Stack memory, lowest byte first, with a page below it that faults.
+/// Memory of a stack, lowest byte first, with an inaccessible page below it.
 class FiberStack {
  public:
   explicit FiberStack(std::size_t bytes);
@@ -40,15 +40,15 @@ class FiberStack {
   std::size_t bytes_;
 };
 
-/// `fiber` will begin with entry(), which must never return.
+/// `fiber` will start with entry(), which must never return.
 void prepare(Fiber& fiber, const FiberStack& stack, void (*entry)());
-/// For the thread that is running: where fibers switch back to.
+/// Makes `fiber` stand for the running OS thread, so that fibers can switch back to it.
 void adopt_thread(Fiber& fiber);
 void retire(Fiber& fiber);
 
-/// Goes on in `to`; returns when somebody switches back to `from`.
+/// Resumes `to`. Returns when another fiber switches back to `from`.
 void switch_fiber(Fiber& from, Fiber& to);
-/// The first thing in an entry().
+/// Must be the first call in entry().
 void arrived_in_new_fiber();
 
 }  // namespace simt

@@ -1,7 +1,7 @@
 #pragma once
-// The engine under emulated kernels: one OS thread runs one block at a time, each CUDA thread is a
-// fiber, and fibers change only where CUDA threads wait for each other. cuda.hpp gives these calls
-// the names that kernels know; launch.hpp starts a kernel.
+// The interface between emulated kernels and the engine. One OS thread runs one block at a time;
+// each CUDA thread is a fiber; fibers are switched only where CUDA threads wait for each other.
+// cuda.hpp gives these functions CUDA's names; launch.hpp starts a kernel.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Index3 {
   unsigned x = 0, y = 0, z = 0;
 };
 
-/// What the running CUDA thread knows of itself.
+/// The running CUDA thread's indices and memory.
 struct Thread {
   Index3 thread, block;
   Dim3 block_dim, grid_dim;
@@ -25,7 +25,7 @@ struct Thread {
 };
 extern constinit thread_local Thread* self;
 
-/// Source line of a call; a default argument takes the caller's.
+/// Source line of a call. As a default argument, here() gives the caller's line.
 struct Line {
   const char* file;
   unsigned number;
@@ -35,26 +35,28 @@ struct Line {
   }
 };
 
-/// The kernel does what CUDA forbids: ends the block; launch() throws an Error with this text.
+/// Reports that the kernel does something CUDA forbids. Ends the block; launch() throws an Error
+/// with this text.
 [[noreturn]] void fail(const char* what, Line line);
 void expect_aligned(const void* address, std::size_t alignment, const char* what, Line line);
 
-/// bar.sync id, threads: waits for so many threads of the block (0 = all).
-void barrier(unsigned id, unsigned threads, Line line);
+/// __syncthreads: waits for all threads of the block.
+void barrier(Line line);
 
-/// A warp operation: waits for all lanes of `mask` that have not exited and returns what each of
-/// them brought, [lane][word], valid until the lane's operation after the next.
+/// A warp operation. Waits for all lanes of `mask` that have not exited, and returns the words that
+/// each of them passed, [lane][word]. The words stay valid until the lane's operation after the
+/// next.
 struct WarpWords {
   static constexpr int kMaxWords = 4;
   const std::uint64_t (*of)[kMaxWords];
-  std::uint32_t lanes;  ///< that took part
+  std::uint32_t lanes;  ///< lanes that took part
 };
-enum class MemoryOrder { none, ordered };  ///< __syncwarp orders memory; shuffles, mma do not
+enum class MemoryOrder { none, ordered };  ///< __syncwarp orders memory; shuffles and mma do not
 WarpWords warp_exchange(std::uint32_t mask, const char* operation, const std::uint64_t* words,
                         int count, MemoryOrder order, Line line);
 
-/// cp.async: copies `bytes`, then writes `zeros` zeros. deliver() is run by the code that asked, so
-/// that sanitizers see whose access it is.
+/// cp.async: copies `bytes`, then writes `zeros` zeros. The kernel's own code calls deliver(), so
+/// that sanitizers attribute the access to it.
 struct AsyncCopy {
   void* destination;
   const void* source;
@@ -66,17 +68,11 @@ inline void deliver(const AsyncCopy& copy) {
   if (copy.zeros != 0)
     std::memset(static_cast<std::byte*>(copy.destination) + copy.bytes, 0, copy.zeros);
 }
-/// True: the copy is to be done now; else it is queued.
+/// True: deliver the copy now. False: it has been queued.
 bool is_delivered_early(const AsyncCopy& copy);
 void async_commit();
-/// The next queued copy of the groups before the latest `pending_groups`.
+/// Takes the next queued copy that is not in the latest `pending_groups` groups; false if there is
+/// none.
 bool next_async_copy(unsigned pending_groups, AsyncCopy* copy);
-
-/// mbarrier in shared memory, with the bytes of bulk copies it waits for.
-void mbarrier_init(std::uint64_t* barrier, std::uint32_t count, Line line);
-void mbarrier_arrive(std::uint64_t* barrier, std::uint32_t expected_bytes, Line line);
-void mbarrier_wait(std::uint64_t* barrier, std::uint32_t parity, Line line);
-void bulk_copy(void* destination, const void* source, std::uint32_t bytes, std::uint64_t* barrier,
-               Line line);
 
 }  // namespace simt

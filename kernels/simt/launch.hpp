@@ -1,6 +1,7 @@
 #pragma once
-// Runs a CUDA kernel on the CPU. Correct kernels give the same bits for every Options; kernels that
-// miss a barrier or a wait mostly do not, and ThreadSanitizer builds say where.
+// Runs a CUDA kernel on the CPU. A correct kernel gives the same bits for all Options. A kernel
+// that lacks a barrier or a wait gives different bits for most of them, and ThreadSanitizer builds
+// report where.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,33 +13,33 @@
 
 namespace simt {
 
-/// Which thread goes on, and which block comes first, where CUDA promises nothing.
+/// The order of threads and of blocks where CUDA leaves it open.
 enum class Order { forward, reverse, random };
-/// When an asynchronous copy lands: at once, as late as it may, or either (by the seed).
+/// When an asynchronous copy lands: as late as possible, at once, or either (by the seed).
 enum class Delivery { late, early, random };
 
 struct Options {
   Order order = Order::forward;
   Delivery delivery = Delivery::late;
   std::uint64_t seed = 1;
-  unsigned workers = 1;                      ///< OS threads, a block each
-  std::size_t max_shared_bytes = 227 << 10;  ///< sm_90's, as opted in to
+  unsigned workers = 1;                      ///< OS threads; each runs one block at a time
+  std::size_t max_shared_bytes = 227 << 10;  ///< what a kernel may request on sm_90
 };
-/// For the launches that follow; not to be changed during one.
+/// Used by all launches that follow. Must not change during a launch.
 extern Options options;
 
-/// What the kernel did wrong, and which threads wait where.
+/// What the kernel did wrong, and where its threads wait.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Blocks run so far, and what their threads did.
+/// Counts since the program started.
 struct Statistics {
   std::uint64_t blocks, switches, barriers, warp_operations;
 };
 Statistics statistics();
 
-/// entry(argument) once per thread of the grid. Throws Error.
+/// Calls entry(argument) once for each thread of the grid. Throws Error.
 void run_grid(void (*entry)(const void*), const void* argument, Dim3 grid, Dim3 block,
               std::size_t shared_bytes);
 

@@ -1,7 +1,7 @@
 #pragma once
-// What the engine tells sanitizers. The engine itself is compiled without them, so that its
-// bookkeeping is not taken for a kernel's memory accesses; the hooks are weak, so that one engine
-// serves plain, AddressSanitizer and ThreadSanitizer programs.
+// The engine's calls into sanitizers. The engine itself is compiled without them, so that its
+// bookkeeping is not reported as accesses of a kernel. The hooks are weak symbols, so that one
+// engine works in plain, AddressSanitizer and ThreadSanitizer programs.
 
 #include <cstddef>
 

@@ -1,12 +1,12 @@
 #pragma once
-// A queue that emulated kernels and copies are started on. None (null) = they run at once, in the
+// A queue on which emulated kernels and copies are started. Null: they run at once, inside the
 // call.
 
 #include <functional>
 
 struct CUstream_st {
   virtual ~CUstream_st() = default;
-  /// Runs `work` later, after all that was enqueued before.
+  /// Runs `work` later, after everything that was enqueued before it.
   virtual void enqueue(std::function<void()> work) = 0;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// The tensor core's instructions with PTX's register fragments (PTX ISA, "mma.m16n8k16" and
-// "ldmatrix"): which lane holds which element is what kernels get wrong.
+// The tensor core's instructions with the register fragments of the PTX ISA ("mma.m16n8k16" and
+// "ldmatrix"), so that a kernel that expects an element in the wrong lane fails here, too.
 
 #include <array>
 #include <cstdint>
@@ -14,8 +14,9 @@ inline void expect_whole_warp(const WarpWords& words, const char* what, Line lin
   if (words.lanes != ~0u) fail(what, line);
 }
 
-/// d [16][8] += a [16][16] * b [16][8] in float; element k of a row is added before k + 1.
-/// \param to_float  value of 16 bits (bf16 or f16)
+/// d [16][8] += a [16][16] * b [16][8] in float; the product for k is added before the one for k +
+/// 1.
+/// \param to_float converts 16 bits (bf16 or f16) to float
 template <class ToFloat>
 void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
                   const char* operation, ToFloat to_float, Line line) {
@@ -44,8 +45,8 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
   }
 }
 
-/// ldmatrix.x4: four 8x8 matrices of 16-bit elements; lane i brings the address of row i%8 of
-/// matrix i/8. Transposed: a lane gets two elements of a column.
+/// ldmatrix.x4: loads four 8x8 matrices of 16-bit elements. Lane i passes the address of row i%8 of
+/// matrix i/8. Transposed: a lane gets two elements of one column.
 enum class Transposed { no, yes };
 inline void ldmatrix_x4(std::uint32_t (&fragment)[4], const void* row, Transposed transposed,
                         Line line) {
@@ -60,7 +61,8 @@ inline void ldmatrix_x4(std::uint32_t (&fragment)[4], const void* row, Transpose
       const int along = lane % 4 * 2 + e, across = lane / 4;
       const int r = transposed == Transposed::yes ? along : across;
       const int c = transposed == Transposed::yes ? across : along;
-      // A pointer again, and read here: by the lane that needs it, seen by the sanitizers.
+      // Read through the pointer here, in the lane that needs the element, so that sanitizers see
+      // it.
       const auto* elements = reinterpret_cast<const std::uint16_t*>(words.of[m * 8 + r][0]);
       pair |= std::uint32_t{elements[c]} << (16 * e);
     }

@@ -30,7 +30,8 @@ void DecodeGraphs::remember(const DecodeShape& shape) {
 Expected<DeviceGraph> DecodeGraphs::record(DeviceStream stream, const Queue& queue) {
   if (auto begun = device_.begin_capture(stream); !begun) return forward_error(begun);
   auto queued = queue();
-  auto graph = device_.end_capture(stream);  // in any case: the stream is to work again
+  auto graph =
+      device_.end_capture(stream);  // even after an error: the stream must leave recording mode
   if (queued) return graph;
   if (graph) device_.destroy(*graph);
   return forward_error(queued);
@@ -46,17 +47,18 @@ Expected<void> DecodeGraphs::run(const DecodeShape& shape, DeviceStream stream,
   }
   if (known->graph == nullptr) {
     auto graph = record(stream, queue);
-    if (!graph) return go_on_without(graph.error(), queue);
+    if (!graph) return run_without_graphs(graph.error(), queue);
     known->graph = *graph;
   }
   auto launched = device_.launch(known->graph, stream);
-  return launched ? launched : go_on_without(launched.error(), queue);
+  return launched ? launched : run_without_graphs(launched.error(), queue);
 }
 
-/// Nothing was queued. Perhaps memory is short: what graphs have taken is given back.
-Expected<void> DecodeGraphs::go_on_without(const Error& error, const Queue& queue) {
+/// Runs the step without a graph; nothing of it has been queued yet. Destroys all graphs, since the
+/// error may be a lack of memory.
+Expected<void> DecodeGraphs::run_without_graphs(const Error& error, const Queue& queue) {
   if (error.code == Errc::device_lost) return failure(error.code, error.text);
-  spdlog::warn("no more CUDA graphs: {}", error.text);
+  spdlog::warn("decode steps run without CUDA graphs from now on: {}", error.text);
   forget_all();
   most_ = 0;
   return queue();

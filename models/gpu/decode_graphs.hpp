@@ -1,13 +1,14 @@
 #pragma once
-// Decode steps as graphs: the hundreds of kernels of a step are started by one call. A graph has
-// recorded how its kernels are started, so it serves steps of one shape: the numbers of rows and of
-// pieces of attention, which are rounded up for that (gpu_step.hpp).
+// Decode steps as CUDA graphs: one call starts the hundreds of kernels of a step. A graph contains
+// the arguments and grids of its kernels, so it can be used for steps of one shape: the same
+// numbers of rows and of pieces of attention. These numbers are rounded up so that few shapes occur
+// (gpu_step.hpp).
 //
-// A shape is recorded when it comes up for the second time: by then products have chosen their
-// algorithms and memory is allocated, which must not happen while recording; and what never comes
-// again costs nothing.
+// A shape is recorded when it occurs for the second time. By then products have chosen their
+// algorithms and allocated memory, neither of which may happen while recording; and a shape that
+// occurs once costs nothing.
 //
-// Source: vLLM's CUDA graphs (padded batch sizes), but one graph holds attention, too.
+// Source: vLLM's CUDA graphs (padded batch sizes). Here a graph contains attention, too.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,13 +23,13 @@
 
 namespace kvhive {
 
-/// All that makes two decode steps start different kernels, or the same ones differently.
+/// Everything that decides which kernels a decode step starts, and with which arguments.
 struct DecodeShape {
   std::int32_t rows = 0;              ///< T, B and n
   std::int32_t blocks = 0;            ///< M
   std::int32_t likeliest = 0;         ///< K
-  std::vector<PlanCounts> attention;  ///< for each window
-  std::byte* kv_base = nullptr;       ///< a graph has the arena's address in it
+  std::vector<PlanCounts> attention;  ///< one for each window
+  std::byte* kv_base = nullptr;       ///< address of the arena, which a graph contains
   KvLayout layout;
 
   friend bool operator==(const DecodeShape&, const DecodeShape&) = default;
@@ -36,35 +37,37 @@ struct DecodeShape {
 
 class DecodeGraphs {
  public:
-  /// Puts a step's work on the stream, the same for the same shape.
+  /// Puts a step's work on the stream. The same shape must give the same work.
   using Queue = std::function<Expected<void>()>;
 
-  /// \param most  shapes remembered, those used last; 0: nothing is recorded
-  /// \param device  outlives this
+  /// \param device outlives this
+  /// \param most shapes remembered, the least recently used are forgotten; 0: no graphs
   DecodeGraphs(Device& device, std::size_t most) : device_(device), most_(most) {}
   DecodeGraphs(const DecodeGraphs&) = delete;
   DecodeGraphs& operator=(const DecodeGraphs&) = delete;
-  /// None of them is under way.
+  /// No graph may be running.
   ~DecodeGraphs() { forget_all(); }
 
-  /// Queues a step. A device that cannot record or start one does without graphs from then on.
-  Expected<void> run(const DecodeShape& shape, DeviceStream stream, const Queue& queue);
+  /// Runs a step, by a graph if there is one for its shape. After the device has failed to record
+  /// or start a graph, no more are used.
+  [[nodiscard]] Expected<void> run(const DecodeShape& shape, DeviceStream stream,
+                                   const Queue& queue);
 
  private:
   struct Known {
     DecodeShape shape;
-    DeviceGraph graph = nullptr;  ///< null: came up once
+    DeviceGraph graph = nullptr;  ///< null: has occurred once
   };
 
   Known* find(const DecodeShape& shape);
   void remember(const DecodeShape& shape);
-  Expected<DeviceGraph> record(DeviceStream stream, const Queue& queue);
-  Expected<void> go_on_without(const Error& error, const Queue& queue);
+  [[nodiscard]] Expected<DeviceGraph> record(DeviceStream stream, const Queue& queue);
+  [[nodiscard]] Expected<void> run_without_graphs(const Error& error, const Queue& queue);
   void forget_all();
 
   Device& device_;
   std::size_t most_;
-  std::list<Known> known_;  ///< the one used last in front
+  std::list<Known> known_;  ///< most recently used first
 };
 
 }  // namespace kvhive

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-/// Splits that a plan makes of one query token, at most: it cuts at the borders of pieces only.
+/// The most splits that a plan makes of one query token; it cuts at borders of pieces only.
 std::size_t splits_per_token(const GpuLimits& limits, std::int32_t window) {
   const PieceSizes sizes = piece_sizes(64, window);
   std::size_t pieces = 0;
@@ -27,18 +27,19 @@ std::size_t most_splits_per_token(const ModelConfig& config, const GpuLimits& li
   return most;
 }
 
-/// All that a step copies to the device, each part aligned.
+/// The most bytes that a step copies to the device, each part aligned.
 std::size_t most_input_bytes(const ModelConfig& config, const GpuLimits& limits) {
   const std::size_t tokens = limits.tokens, rows = limits.logit_rows;
   std::size_t bytes = tokens * (sizeof(TokenId) + sizeof(std::int32_t) + sizeof(std::int64_t)) +
                       std::size_t(limits.sequences) * limits.blocks * sizeof(BlockId) +
                       rows * (sizeof(std::int32_t) + sizeof(SampleChoice)) + 6 * kInputAlignment;
-  // A decode step's plan is padded to less than twice its size.
+  // Padding makes a decode step's plan less than twice as large.
   const std::size_t planned = std::max<std::size_t>(tokens, 2 * std::size_t(limits.sequences));
   for (const std::int32_t window : windows_of(config))
     bytes += planned *
              (splits_per_token(limits, window) * (sizeof(AttentionSplit) + sizeof(AttentionTile)) +
-              sizeof(SplitQuery) + 3 * kInputAlignment);  // a plan per token at worst
+              sizeof(SplitQuery) +
+              3 * kInputAlignment);  // at worst each token is planned in a call of its own
   return bytes;
 }
 
@@ -82,7 +83,7 @@ GpuBufferOffsets::GpuBufferOffsets(const ModelConfig& config, const GpuLimits& l
   const std::size_t state_bytes =
       std::size_t(config.heads) * (config.head_size + 2) * sizeof(float);
   const std::size_t per_token = most_splits_per_token(config, limits);
-  // What a plan wants at most, if there is room for it; what a single token needs, anyway.
+  // As many states as a plan uses at most, if the limits allow; at least those of one token.
   const std::size_t wanted_states =
       std::min<std::size_t>(T * per_token, static_cast<std::size_t>(PlanLimits{}.states));
   const std::size_t states =

@@ -1,5 +1,5 @@
 #pragma once
-// The device memory of a GpuTransformer: one allocation, what a step needs at offsets in it.
+// Where the buffers of a GpuTransformer lie in its one allocation of device memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace kvhive {
 
-/// The attention windows that a model's layers have.
+/// The different attention windows of a model's layers.
 std::vector<std::int32_t> windows_of(const ModelConfig& config);
 
-/// A step's inputs and outputs lie one behind the other, each part aligned.
+/// Alignment of each part of a step's inputs.
 inline constexpr std::size_t kInputAlignment = 16;
 
-/// A step's outputs, one behind the other; K as in GpuSamples.
+/// A step's outputs, one array after the other; K as in GpuSamples.
 struct OutputParts {
   TokenId* tokens;            ///< [rows]
   float* logprobs;            ///< [rows]
@@ -27,19 +27,19 @@ struct OutputParts {
 OutputParts output_parts(std::byte* at, std::size_t rows, std::size_t K);
 std::size_t output_bytes(std::size_t rows, std::size_t K);
 
-/// Offsets in bytes, aligned to 256.
+/// Offsets in bytes from the allocation's start, each aligned to 256.
 struct GpuBufferOffsets {
   std::size_t residual, delta;  ///< f32 [T, hidden]
-  std::size_t normed;           ///< [T, hidden] of the model's dtype, as those that follow
-  std::size_t q, heads;         ///< [T, H, D]
-  std::size_t k, v;             ///< [T, G, D]
-  std::size_t gate_up, inner;   ///< [T, 2 * intermediate], [T, intermediate]
-  std::size_t wanted;           ///< [logit rows, hidden]
-  std::size_t logits;           ///< f32 [logit rows, vocab]
-  std::size_t attention_states, outputs;  ///< f32; as GpuSamples
-  std::size_t inputs;                     ///< to the end: all that a step copies to the device
+  std::size_t normed;    ///< [T, hidden] of the model's dtype, as all that follow unless stated
+  std::size_t q, heads;  ///< [T, H, D]
+  std::size_t k, v;      ///< [T, G, D]
+  std::size_t gate_up, inner;  ///< [T, 2 * intermediate] gate, then up; [T, intermediate]
+  std::size_t wanted;          ///< [logit rows, hidden] the normalised rows whose logits are wanted
+  std::size_t logits;          ///< f32 [logit rows, vocab]
+  std::size_t attention_states, outputs;  ///< scratch of attention, f32; outputs as in OutputParts
+  std::size_t inputs;  ///< everything that a step copies to the device; reaches to the end
   std::size_t bytes = 0;
-  std::int32_t most_states = 0;  ///< that attention_states has room for
+  std::int32_t most_states = 0;  ///< states that attention_states has room for
 
   GpuBufferOffsets(const ModelConfig& config, const GpuLimits& limits);
 

@@ -11,7 +11,7 @@
 namespace kvhive {
 namespace {
 
-constexpr std::int32_t kLeastBlocks = 16;  ///< of a decode step's tables
+constexpr std::int32_t kLeastBlocks = 16;  ///< least columns of a decode step's block table
 
 PagedAttentionArgs attention_of(const StepContext& context, const ForwardBatch& batch,
                                 std::int32_t window) {
@@ -31,8 +31,10 @@ AttentionWork add_plan(const SplitPlan& plan, float* states, StepInputs& inputs)
   return plan.work(splits, tiles, inputs.add(plan.merged), states);
 }
 
-/// Plans attention for query tokens first..last-1; in halves if there is no room for the states.
-/// \param args  of the whole batch, on the host
+/// Plans attention for query tokens first..last-1. If the scratch for states is too small, plans
+/// two halves.
+///
+/// \param args of the whole batch, in host memory
 void plan_attention(const PagedAttentionArgs& args, std::int32_t first, std::int32_t last,
                     const StepContext& context, StepInputs& inputs,
                     std::vector<AttentionWork>& works) {
@@ -66,7 +68,7 @@ bool is_decode(const ForwardBatch& batch) {
   return true;
 }
 
-/// 1, 2, 4 and multiples of 8, as far as there is room.
+/// 1, 2, 4 or the next multiple of 8, but not more than the limits allow.
 std::int32_t padded_rows(std::int32_t rows, const GpuLimits& limits) {
   const std::size_t padded =
       rows <= 4 ? std::bit_ceil(static_cast<unsigned>(rows)) : round_up(std::size_t(rows), 8);
@@ -79,7 +81,7 @@ std::int32_t padded_count(std::int32_t count) {
   return count == 0 ? 0 : static_cast<std::int32_t>(std::bit_ceil(static_cast<unsigned>(count)));
 }
 
-/// The plan's counts, rounded up.
+/// The plan's counts rounded up, so that few different shapes occur.
 PlanCounts padded_counts(const SplitPlan& plan, std::int32_t most_states) {
   const PlanCounts counts = plan.counts();
   return {padded_count(counts.splits), padded_count(counts.narrow_tiles),
@@ -87,7 +89,7 @@ PlanCounts padded_counts(const SplitPlan& plan, std::int32_t most_states) {
           std::min(padded_count(counts.states), most_states)};
 }
 
-/// A plan for each window; none if one of them has more states than there is room for.
+/// One plan for each window, or no plan at all if one of them has more states than the scratch.
 std::vector<SplitPlan> plan_windows(const StepContext& context, const ForwardBatch& batch) {
   std::vector<SplitPlan> plans;
   for (const std::int32_t window : context.windows) {
@@ -98,7 +100,7 @@ std::vector<SplitPlan> plan_windows(const StepContext& context, const ForwardBat
   return plans;
 }
 
-/// What is not attention.
+/// Adds all inputs but those of attention.
 void add_batch(const ForwardBatch& batch, std::span<const SampleChoice> choices, GpuStep& step,
                StepInputs& inputs) {
   constexpr std::int64_t kNoSlot = -1;

@@ -1,12 +1,12 @@
 #pragma once
-// A step as a GpuTransformer queues it: everything its kernels read is laid out in one stretch of
-// host memory, copied in one piece, and known by its place on the device.
+// One step as a GpuTransformer queues it. Everything that its kernels read is laid out in one piece
+// of host memory and copied to the device by one copy.
 //
-// Decode steps, one token of each sequence, are made alike: rows are padded to a usual number
-// (they write to no slot, attend to nothing, and nobody looks at what they choose), block
-// tables are widened and attention's plan is padded, so that a graph can serve many steps.
-// That changes no row's bits, except through products of the device, which may choose their
-// algorithm by the number of rows.
+// Decode steps (one token of each sequence) are padded so that one graph serves many of them: rows
+// are padded to a usual number, block tables are widened, attention's plan is padded. A padding row
+// writes to no slot and attends to nothing; what it samples is ignored. Padding does not change
+// another row's bits, unless the device's library chooses the algorithm of a product by the number
+// of rows.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,15 +22,16 @@
 
 namespace kvhive {
 
-/// Fills the staging area part by part; what is at an offset there will be at the same one on the
-/// device.
+/// Fills the host memory part by part. A part has the same offset there and on the device.
 class StepInputs {
  public:
   StepInputs(std::byte* host, const std::byte* device, std::size_t capacity)
       : host_(host), device_(device), capacity_(capacity) {}
 
-  /// Rows of `width` values, each widened to `room`; then more rows, up to `rows`.
-  /// \returns where it will be on the device
+  /// Adds rows of `width` values, each padded with `filler` to `room` values; then adds rows of
+  /// `filler` until there are `rows`.
+  ///
+  /// \returns the part's address on the device
   template <class T>
   const T* add_rows(std::span<const T> values, std::size_t width, std::size_t rows,
                     std::size_t room, const T& filler) {
@@ -70,18 +71,18 @@ class StepInputs {
   std::size_t bytes_ = 0;
 };
 
-/// What a plan has to know of the model and its memory.
+/// The facts about the model and its memory that a plan depends on.
 struct StepContext {
-  PagedAttentionArgs attention;  ///< of layer 0, without a batch
+  PagedAttentionArgs attention;  ///< arguments for layer 0, without the batch's part
   std::span<const std::int32_t> windows;
   GpuLimits limits;
-  float* states = nullptr;  ///< on the device, for most_states of them
+  float* states = nullptr;  ///< scratch on the device, with room for most_states states
   std::int32_t most_states = 0;
-  std::byte* kv_base = nullptr;  ///< as start() has them
+  std::byte* kv_base = nullptr;  ///< as passed to start()
   KvLayout layout;
 };
 
-/// What the kernels of one step share, on the device.
+/// What all kernels of a step share; pointers into device memory.
 struct GpuStep {
   std::int32_t T = 0, n = 0, K = 0;
   const TokenId* tokens = nullptr;
@@ -91,9 +92,10 @@ struct GpuStep {
   const std::int32_t* logit_rows = nullptr;
   const SampleChoice* choices = nullptr;
   std::int32_t B = 0, M = 0;
-  /// For each window attention in as many calls as it takes, lest its states outgrow their room.
+  /// For each window the calls that compute attention: one, or several if the states do not fit
+  /// into the scratch.
   std::vector<std::vector<AttentionWork>> attention;
-  /// Of a decode step that attends in one call for each window.
+  /// Set for a decode step that computes attention in one call for each window.
   std::optional<DecodeShape> shape;
 };
 

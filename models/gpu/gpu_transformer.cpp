@@ -45,7 +45,7 @@ struct GpuTransformer::State {
         region(mapped),
         graphs(of, most.graphs) {}
   ~State() {
-    if (is_under_way) (void)stream.finish();  // it uses what goes now
+    if (is_under_way) (void)stream.finish();  // queued work uses the memory that is freed now
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -53,9 +53,9 @@ struct GpuTransformer::State {
   Device& device;
   ModelConfig config;
   GpuLimits limits;
-  GpuWeights weights;  ///< offsets in `region`
+  GpuWeights weights;  ///< offsets in the region of weights
   std::vector<std::int32_t> windows;
-  GpuBufferOffsets offsets;  ///< offsets in `memory`
+  GpuBufferOffsets offsets;  ///< in `memory`
   const std::byte* region;
   DeviceBuffer memory;
   StagingBuffer staging;  ///< a step's inputs, then its outputs
@@ -64,7 +64,7 @@ struct GpuTransformer::State {
   bool is_under_way = false;
   struct {
     std::int32_t wanted_rows = 0;
-    std::int32_t padded_rows = 0, K = 0;  ///< as its outputs have them
+    std::int32_t padded_rows = 0, K = 0;  ///< of the outputs in `staging`
   } last_step;
 
   std::byte* host_outputs() const {
@@ -83,7 +83,7 @@ struct GpuTransformer::State {
                          const KvLayout& layout, const BeforeLayer& before_layer);
   Expected<void> compute(const GpuStep& step, std::byte* kv_base, const KvLayout& layout,
                          const BeforeLayer& before_layer);
-  /// Of all n rows, or of those named.
+  /// Normalises all n rows, or the n rows that `rows` names.
   Expected<void> norm(const std::byte* delta, std::size_t weight, std::size_t out, std::int32_t n,
                       const std::int32_t* of_rows = nullptr);
   Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y, std::int32_t T,
@@ -157,16 +157,16 @@ Expected<void> GpuTransformer::State::project_heads(const GpuStep& step, const G
   const auto project = [&](const GpuMatrix& matrix, std::size_t to) {
     return multiply(offsets.normed, matrix, to, step.T, config.dtype);
   };
-  return project(layer.q, offsets.q)
-      .and_then([&] { return project(layer.k, offsets.k); })
-      .and_then([&] { return project(layer.v, offsets.v); })
+  return project(layer.product(LayerWeight::q), offsets.q)
+      .and_then([&] { return project(layer.product(LayerWeight::k), offsets.k); })
+      .and_then([&] { return project(layer.product(LayerWeight::v), offsets.v); })
       .and_then([&] {
         return rotate_cuda({.q = at(offsets.q),
                             .k = at(offsets.k),
                             .positions = step.positions,
                             .frequencies = f32_at(weights.frequencies),
-                            .q_norm = f32_at(layer.q_norm),
-                            .k_norm = f32_at(layer.k_norm),
+                            .q_norm = f32_at(layer.norm(LayerWeight::q_norm)),
+                            .k_norm = f32_at(layer.norm(LayerWeight::k_norm)),
                             .T = step.T,
                             .H = config.heads,
                             .G = config.kv_heads,
@@ -198,7 +198,8 @@ Expected<void> GpuTransformer::State::attend(const GpuStep& step, const PagedKv&
 
 Expected<void> GpuTransformer::State::feed_forward(const GpuStep& step, const GpuLayer& layer) {
   const std::size_t inner = config.intermediate_size;
-  return multiply(offsets.normed, layer.gate_up, offsets.gate_up, step.T, config.dtype)
+  return multiply(offsets.normed, layer.product(LayerWeight::gate), offsets.gate_up, step.T,
+                  config.dtype)
       .and_then([&] {
         const std::byte* gate = at(offsets.gate_up);
         return silu_multiply_cuda({.gate = gate,
@@ -210,20 +211,27 @@ Expected<void> GpuTransformer::State::feed_forward(const GpuStep& step, const Gp
                                    .dtype = config.dtype},
                                   stream.handle());
       })
-      .and_then(
-          [&] { return multiply(offsets.inner, layer.down, offsets.delta, step.T, Dtype::f32); });
+      .and_then([&] {
+        return multiply(offsets.inner, layer.product(LayerWeight::down), offsets.delta, step.T,
+                        Dtype::f32);
+      });
 }
 
-/// Leaves what the layer adds to the residual in `delta`: the next norm adds it.
+/// Leaves in `delta` what the layer adds to the residual; the next norm adds it.
 Expected<void> GpuTransformer::State::run_layer(const GpuStep& step, std::int32_t index,
                                                 const PagedKv& kv) {
   const GpuLayer& layer = weights.layers[index];
-  return norm(index == 0 ? nullptr : at(offsets.delta), layer.input_norm, offsets.normed, step.T)
+  return norm(index == 0 ? nullptr : at(offsets.delta), layer.norm(LayerWeight::input_norm),
+              offsets.normed, step.T)
       .and_then([&] { return project_heads(step, layer); })
       .and_then([&] { return attend(step, kv, config.window_of(index)); })
-      .and_then([&] { return multiply(offsets.heads, layer.o, offsets.delta, step.T, Dtype::f32); })
       .and_then([&] {
-        return norm(at(offsets.delta), layer.post_attention_norm, offsets.normed, step.T);
+        return multiply(offsets.heads, layer.product(LayerWeight::o), offsets.delta, step.T,
+                        Dtype::f32);
+      })
+      .and_then([&] {
+        return norm(at(offsets.delta), layer.norm(LayerWeight::post_attention_norm), offsets.normed,
+                    step.T);
       })
       .and_then([&] { return feed_forward(step, layer); });
 }
@@ -260,12 +268,12 @@ Expected<void> GpuTransformer::State::enqueue(const GpuStep& step, std::size_t i
   auto copied = device.copy(at(offsets.inputs), staging.data(), input_bytes, stream.handle());
   if (!copied) return copied;
   const auto queue = [&] { return compute(step, kv_base, layout, before_layer); };
-  // What a layer waits for is the step's own, and cannot be in a graph.
+  // A step that waits for its swap-ins layer by layer cannot be a graph: the waits are its own.
   if (!step.shape || before_layer) return queue();
   return graphs.run(*step.shape, stream.handle(), queue);
 }
 
-/// All that follows from the inputs on the device.
+/// Queues everything after the copy of the inputs.
 Expected<void> GpuTransformer::State::compute(const GpuStep& step, std::byte* kv_base,
                                               const KvLayout& layout,
                                               const BeforeLayer& before_layer) {
@@ -330,8 +338,8 @@ Expected<void> GpuTransformer::start(const ForwardBatch& batch,
     state.is_under_way = true;
     return {};
   }
-  // What has been queued reads the staging area. A kernel that does not start cannot say that the
-  // device is lost: the device can.
+  // Queued work still reads the staging area. And a kernel that fails to start does not report a
+  // lost device; waiting for the stream does.
   auto drained = state.stream.finish();
   if (!drained && drained.error().code == Errc::device_lost) return drained;
   return queued;

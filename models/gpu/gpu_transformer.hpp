@@ -1,10 +1,11 @@
 #pragma once
 // A decoder of the Llama family over a paged KV cache, on a GPU: the forward pass of
-// models/transformer.hpp and the sampler behind it, queued on one stream. Products are the
-// device's (cuBLASLt) or, batch-invariant, ours; all kernels of ours are in kernels/cuda.
+// models/transformer.hpp and then the sampler, queued on one stream. Matrix products are computed
+// by the device's library (cuBLASLt) or, if batch-invariant, by this project's kernel; all other
+// kernels are in kernels/cuda.
 //
-// The residual stream is f32, what products read is of the model's dtype. Nothing but the device's
-// products lets a row's bits depend on the batch around it.
+// The residual is f32; inputs of products have the model's dtype. A row's bits depend on the batch
+// only through the device's library.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,27 +25,31 @@
 
 namespace kvhive {
 
-/// What a step chose for each of its logit rows; borrowed until the next start().
+/// The tokens that a step chose, one for each logit row. Borrowed until the next start().
 struct GpuSamples {
   std::span<const TokenId> tokens;
   std::span<const float> logprobs;
-  std::int32_t K = 0;                         ///< the most that any row wanted
-  std::span<const TokenId> likeliest_tokens;  ///< [rows, K], as SampleArgs has them
+  std::int32_t K = 0;                         ///< the most likeliest tokens that any row asked for
+  std::span<const TokenId> likeliest_tokens;  ///< [rows, K], laid out as in SampleArgs
   std::span<const float> likeliest_logprobs;
 };
 
-/// Called before what reads or writes a layer's KV is queued: makes the stream wait for it, say.
+/// Called before work that reads or writes a layer's KV is queued, for example to make the stream
+/// wait for the layer's swap-in.
 using BeforeLayer = std::function<Expected<void>(std::int32_t layer)>;
 
-/// Move-only; used by one thread at a time. After Errc::device_lost it is of no more use.
+/// Move-only. Used by one thread at a time. Useless after Errc::device_lost.
 class GpuTransformer {
  public:
-  /// Allocates all that a step needs, once.
-  /// \param device   outlives this
-  /// \param weights  the mapped region that upload_weights() has filled, here or in another process
-  static Expected<GpuTransformer> create(Device& device, const ModelConfig& config,
-                                         const std::byte* weights, const GpuLimits& limits);
-  /// What create() allocates on the device.
+  /// Allocates all memory that steps need.
+  ///
+  /// \param device outlives this
+  /// \param weights the mapped region that upload_weights() has filled, in this or in another
+  /// process
+  [[nodiscard]] static Expected<GpuTransformer> create(Device& device, const ModelConfig& config,
+                                                       const std::byte* weights,
+                                                       const GpuLimits& limits);
+  /// The device memory that create() allocates.
   static std::size_t device_bytes(const ModelConfig& config, const GpuLimits& limits);
 
   GpuTransformer(GpuTransformer&&) noexcept;
@@ -52,18 +57,21 @@ class GpuTransformer {
   ~GpuTransformer();
 
   const ModelConfig& config() const;
-  /// Where steps run: what a step reads is to be there in this stream's order. start() marks it.
+  /// The stream that steps run on. Data that a step reads must be ready in this stream's order.
+  /// start() marks it.
   const OrderedStream& stream() const;
 
-  /// Queues a step and returns; the batch has been copied then. Not while one is under way.
-  /// \param choices  one for each of batch.logit_rows
-  /// \param kv_base  block 0 of a device arena laid out as `layout` says
-  Expected<void> start(const ForwardBatch& batch, std::span<const SampleChoice> choices,
-                       std::byte* kv_base, const KvLayout& layout,
-                       const BeforeLayer& before_layer = {});
-  /// Until the step that start() has queued is done.
-  Expected<GpuSamples> wait();
-  /// [logit rows, vocab] of the last step, on the device.
+  /// Queues a step and returns; the batch has been copied by then. Call wait() before the next
+  /// start().
+  ///
+  /// \param choices one for each of batch.logit_rows
+  /// \param kv_base address of block 0 of a device arena with this layout
+  [[nodiscard]] Expected<void> start(const ForwardBatch& batch,
+                                     std::span<const SampleChoice> choices, std::byte* kv_base,
+                                     const KvLayout& layout, const BeforeLayer& before_layer = {});
+  /// Waits until the step that start() queued is done.
+  [[nodiscard]] Expected<GpuSamples> wait();
+  /// Logits of the last step, [logit rows, vocab], in device memory.
   const float* logits() const;
 
  private:

@@ -34,72 +34,47 @@ class Builder {
     weights_.tensors.push_back(std::move(tensor));
     return weights_.tensors.back().offset;
   }
-  std::size_t norm(const std::string& name, std::int64_t width) {
-    return add(name + ".weight", {width}, Dtype::f32);
+  std::size_t norm(const ModelTensor& listed) {
+    return add(listed.weight_name(), listed.weight_shape(), Dtype::f32);
   }
-
-  enum class Bias { none, has };
-  /// The rows of several matrices, and their biases, with nothing between them.
-  /// \param out  of the product, and so of its bias
-  GpuMatrix matrix(const std::vector<std::string>& names, std::int32_t rows, std::int32_t K,
-                   Bias bias, Dtype out) {
+  /// The rows of several matrices of one shape, then their biases, each without a gap.
+  GpuMatrix matrix(std::span<const ModelTensor> stacked) {
+    const ModelTensor& first = stacked.front();
     GpuMatrix made;
-    made.N = rows * static_cast<std::int32_t>(names.size());
-    made.K = K;
-    made.weights = stack(names, ".weight", {rows, K}, dtype_);
-    if (bias == Bias::has) made.bias = stack(names, ".bias", {rows}, out);
+    made.N = first.rows * static_cast<std::int32_t>(stacked.size());
+    made.K = first.columns;
+    for (const ModelTensor& listed : stacked)
+      place(made.weights, listed.weight_name(), listed.weight_shape(), dtype_);
+    // A bias has the dtype of what its product is stored as.
+    const Dtype bias_dtype = first.product == ProductDtype::f32 ? Dtype::f32 : dtype_;
+    if (first.has_bias)
+      for (const ModelTensor& listed : stacked)
+        place(made.bias, listed.bias_name(), listed.bias_shape(), bias_dtype);
     return made;
   }
 
  private:
-  std::size_t stack(const std::vector<std::string>& names, const char* suffix,
-                    const std::vector<std::int64_t>& shape, Dtype dtype) {
-    const std::size_t first = weights_.tensors.size();
-    for (const auto& name : names) {
-      const bool follows = weights_.tensors.size() > first;
-      const std::size_t end = weights_.bytes;
-      if (!follows) {
-        add(name + suffix, shape, dtype);
-        continue;
-      }
-      weights_.tensors.push_back({name + suffix, shape, dtype, end});
-      weights_.bytes = end + weights_.tensors.back().bytes();
+  /// Adds a tensor: the first one of a stack at an aligned offset, which `begin` then is, the
+  /// others where the one before ends.
+  void place(std::size_t& begin, const std::string& name, const std::vector<std::int64_t>& shape,
+             Dtype dtype) {
+    if (begin == kNoTensor) {
+      begin = add(name, shape, dtype);
+      return;
     }
-    return weights_.tensors[first].offset;
+    weights_.tensors.push_back({name, shape, dtype, weights_.bytes});
+    weights_.bytes += weights_.tensors.back().bytes();
   }
 
   GpuWeights& weights_;
   Dtype dtype_;
 };
 
-GpuLayer add_layer(Builder& builder, const ModelConfig& config, std::int32_t index) {
-  using Bias = Builder::Bias;
-  const auto bias = [](bool has) { return has ? Bias::has : Bias::none; };
-  const std::string prefix = "model.layers." + std::to_string(index) + ".";
-  const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
-  const std::int32_t hidden = config.hidden_size, inner = config.intermediate_size;
-  const std::int32_t q_width = config.heads * config.head_size;
-  const std::int32_t kv_width = config.kv_heads * config.head_size;
-  GpuLayer layer;
-  layer.input_norm = builder.norm(prefix + "input_layernorm", hidden);
-  layer.post_attention_norm = builder.norm(prefix + "post_attention_layernorm", hidden);
-  if (config.qk_norm) {
-    layer.q_norm = builder.norm(attention + "q_norm", config.head_size);
-    layer.k_norm = builder.norm(attention + "k_norm", config.head_size);
-  }
-  layer.q =
-      builder.matrix({attention + "q_proj"}, q_width, hidden, bias(config.qkv_bias), config.dtype);
-  layer.k =
-      builder.matrix({attention + "k_proj"}, kv_width, hidden, bias(config.qkv_bias), config.dtype);
-  layer.v =
-      builder.matrix({attention + "v_proj"}, kv_width, hidden, bias(config.qkv_bias), config.dtype);
-  layer.o =
-      builder.matrix({attention + "o_proj"}, hidden, q_width, bias(config.output_bias), Dtype::f32);
-  layer.gate_up = builder.matrix({mlp + "gate_proj", mlp + "up_proj"}, inner, hidden,
-                                 bias(config.mlp_bias), config.dtype);
-  layer.down =
-      builder.matrix({mlp + "down_proj"}, hidden, inner, bias(config.mlp_bias), Dtype::f32);
-  return layer;
+/// The tensors that make one product: the first of `rest` and those that lie behind it.
+std::span<const ModelTensor> stack_of(std::span<const ModelTensor> rest) {
+  std::size_t count = 1;
+  while (count < rest.size() && rest[count].fusion == Fusion::with_previous) ++count;
+  return rest.first(count);
 }
 
 /// Two pieces of page-locked memory in turn: one is filled while the other is on its way.
@@ -196,16 +171,26 @@ std::size_t GpuWeights::Tensor::bytes() const {
 GpuWeights::GpuWeights(const ModelConfig& config) {
   Builder builder(*this, config.dtype);
   frequencies = builder.reserve(config.head_size / 2 * sizeof(float));
-  embedding = builder.add("model.embed_tokens.weight", {config.vocab_size, config.hidden_size},
-                          config.dtype);
-  for (std::int32_t layer = 0; layer < config.layers; ++layer)
-    layers.push_back(add_layer(builder, config, layer));
-  final_norm = builder.norm("model.norm", config.hidden_size);
+  layers.resize(config.layers);
+  const auto listed = model_tensors(config);
+  for (auto rest = std::span(listed); !rest.empty();) {
+    const auto stack = stack_of(rest);
+    const ModelTensor& tensor = stack.front();
+    const auto weight = static_cast<std::size_t>(tensor.weight);
+    switch (tensor.use) {
+      case ModelTensor::Use::embedding: embedding = builder.matrix(stack).weights; break;
+      case ModelTensor::Use::final_norm: final_norm = builder.norm(tensor); break;
+      case ModelTensor::Use::lm_head: lm_head = builder.matrix(stack); break;
+      case ModelTensor::Use::layer:
+        if (tensor.is_vector())
+          layers[tensor.layer].norms[weight] = builder.norm(tensor);
+        else
+          layers[tensor.layer].products[weight] = builder.matrix(stack);
+    }
+    rest = rest.subspan(stack.size());
+  }
   if (config.tie_word_embeddings)
     lm_head = {embedding, kNoTensor, config.vocab_size, config.hidden_size};
-  else
-    lm_head = builder.matrix({"lm_head"}, config.vocab_size, config.hidden_size,
-                             Builder::Bias::none, Dtype::f32);
 }
 
 Expected<void> upload_weights(Device& device, const ModelConfig& config,

@@ -2,6 +2,7 @@
 // A model's weights in one region of device memory, which all engines of a GPU map. Where each
 // tensor lies follows from the config alone: one process uploads, the others read no file.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "device/device.hpp"
 #include "models/model_config.hpp"
+#include "models/model_tensors.hpp"
 #include "models/safetensors.hpp"
 #include "models/transformer_weights.hpp"
 
@@ -24,14 +26,23 @@ struct GpuMatrix {
   std::int32_t N = 0, K = 0;
 };
 
+/// A layer's weights, by their use. What the model does not have is kNoTensor.
 struct GpuLayer {
-  std::size_t input_norm = 0;  ///< norms are f32
-  std::size_t post_attention_norm = 0;
-  std::size_t q_norm = kNoTensor;  ///< without qk_norm, as the next
-  std::size_t k_norm = kNoTensor;
-  GpuMatrix q, k, v, o;
-  GpuMatrix gate_up;  ///< gate's rows, then up's: one product
-  GpuMatrix down;
+  std::array<std::size_t, kLayerWeightCount> norms = no_norms();  ///< f32
+  /// One product each. Matrices that lie behind one another are one: gate's holds up's rows, too.
+  std::array<GpuMatrix, kLayerWeightCount> products;
+
+  std::size_t norm(LayerWeight weight) const { return norms[static_cast<std::size_t>(weight)]; }
+  const GpuMatrix& product(LayerWeight weight) const {
+    return products[static_cast<std::size_t>(weight)];
+  }
+
+ private:
+  static constexpr std::array<std::size_t, kLayerWeightCount> no_norms() {
+    std::array<std::size_t, kLayerWeightCount> norms{};
+    norms.fill(kNoTensor);
+    return norms;
+  }
 };
 
 struct GpuWeights {
@@ -58,8 +69,8 @@ struct GpuWeights {
 /// Fills the region from the mapped files, in pieces through a little page-locked memory; values
 /// are converted where a file has another dtype than the model says. All is there on return.
 /// \param region  device memory of GpuWeights::bytes at least, aligned to 256
-Expected<void> upload_weights(Device& device, const ModelConfig& config,
-                              const SafetensorsDirectory& files, std::byte* region,
-                              const LoadProgress& progress = {});
+[[nodiscard]] Expected<void> upload_weights(Device& device, const ModelConfig& config,
+                                            const SafetensorsDirectory& files, std::byte* region,
+                                            const LoadProgress& progress = {});
 
 }  // namespace kvhive

@@ -15,7 +15,8 @@ class Normalizer {
  public:
   /// \param json  null, one normalizer or a Sequence: NFC, NFD, NFKC, NFKD, Prepend, or Replace of
   ///              a literal string
-  static Expected<Normalizer> parse(const nlohmann::json& json, const std::string& where);
+  [[nodiscard]] static Expected<Normalizer> parse(const nlohmann::json& json,
+                                                  const std::string& where);
 
   /// \param text  valid UTF-8
   std::string apply(std::string text) const;
@@ -36,7 +37,7 @@ class Normalizer {
   static std::string apply_step(const UnicodeForm& form, std::string text);
   static std::string apply_step(const Prepend& prepend, const std::string& text);
   static std::string apply_step(const Replace& replace, const std::string& text);
-  Expected<std::size_t> add(const nlohmann::json& json, const std::string& where);
+  [[nodiscard]] Expected<std::size_t> add(const nlohmann::json& json, const std::string& where);
 
   std::vector<Step> steps_;
 };

@@ -16,6 +16,6 @@ namespace kvhive {
 /// (backreferences, calls, conditions, callouts, (?x), octal escapes, (?i) over more than ASCII) is
 /// refused with the pattern, the place and the reason.
 /// \return  no capturing groups: only a match's bounds are of use here
-Expected<std::string> oniguruma_to_pcre2(const std::string& pattern);
+[[nodiscard]] Expected<std::string> oniguruma_to_pcre2(const std::string& pattern);
 
 }  // namespace kvhive

@@ -19,10 +19,11 @@ enum class Place : std::uint8_t { start, later };
 class PreTokenizer {
  public:
   /// \param json  null, one pre-tokenizer or a Sequence: Split, ByteLevel, Digits or Metaspace
-  static Expected<PreTokenizer> parse(const nlohmann::json& json, const std::string& where);
+  [[nodiscard]] static Expected<PreTokenizer> parse(const nlohmann::json& json,
+                                                    const std::string& where);
 
   /// \param text  valid UTF-8
-  Expected<std::vector<std::string>> cut(std::string text, Place place) const;
+  [[nodiscard]] Expected<std::vector<std::string>> cut(std::string text, Place place) const;
 
  private:
   enum class Between : std::uint8_t { kept, dropped };  ///< text between matches
@@ -33,7 +34,7 @@ class PreTokenizer {
     Between between = Between::kept;
   };
   /// The byte-level step's optional leading space; its alphabet needs no step, since BPE works on
-  /// bytes here (models/byte_alphabet.hpp).
+  /// bytes here (models/text/byte_alphabet.hpp).
   struct SpaceBefore {};
   struct Metaspace {
     std::string replacement;  ///< of a space
@@ -43,17 +44,21 @@ class PreTokenizer {
   using Step = std::variant<Split, SpaceBefore, Metaspace>;
   using Pieces = std::vector<std::string>;
 
-  static Expected<std::size_t> apply(const Split& split, std::string piece, Place, Pieces& out);
-  static Expected<std::size_t> apply(const SpaceBefore&, std::string piece, Place, Pieces& out);
-  static Expected<std::size_t> apply(const Metaspace& metaspace, const std::string& piece,
-                                     Place place, Pieces& out);
-  Expected<std::size_t> add(const nlohmann::json& json, const std::string& where);
-  Expected<std::size_t> add_split(const JsonFields& fields);
-  Expected<std::size_t> add_byte_level(const JsonFields& fields);
-  Expected<std::size_t> add_digits(const JsonFields& fields);
-  Expected<std::size_t> add_metaspace(const JsonFields& fields);
-  Expected<std::size_t> add_regex(const JsonFields& fields, const std::string& pattern,
-                                  Regex::Syntax syntax, Between between);
+  [[nodiscard]] static Expected<std::size_t> apply(const Split& split, std::string piece, Place,
+                                                   Pieces& out);
+  [[nodiscard]] static Expected<std::size_t> apply(const SpaceBefore&, std::string piece, Place,
+                                                   Pieces& out);
+  [[nodiscard]] static Expected<std::size_t> apply(const Metaspace& metaspace,
+                                                   const std::string& piece, Place place,
+                                                   Pieces& out);
+  [[nodiscard]] Expected<std::size_t> add(const nlohmann::json& json, const std::string& where);
+  [[nodiscard]] Expected<std::size_t> add_split(const JsonFields& fields);
+  [[nodiscard]] Expected<std::size_t> add_byte_level(const JsonFields& fields);
+  [[nodiscard]] Expected<std::size_t> add_digits(const JsonFields& fields);
+  [[nodiscard]] Expected<std::size_t> add_metaspace(const JsonFields& fields);
+  [[nodiscard]] Expected<std::size_t> add_regex(const JsonFields& fields,
+                                                const std::string& pattern, Regex::Syntax syntax,
+                                                Between between);
 
   std::vector<Step> steps_;
 };

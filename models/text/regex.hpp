@@ -17,22 +17,24 @@ class Regex {
   enum class Syntax : std::uint8_t { pattern, literal };
 
   /// \return  an error that names the pattern if it is not understood (models/text/oniguruma.hpp)
-  static Expected<Regex> compile(const std::string& pattern, Syntax syntax = Syntax::pattern);
+  [[nodiscard]] static Expected<Regex> compile(const std::string& pattern,
+                                               Syntax syntax = Syntax::pattern);
 
   /// Calls found(begin, end) for every match, left to right. A match may be empty, but does not
   /// directly follow another one then: so Hugging Face's library counts.
   /// \param text  valid UTF-8
   /// \return      the number of matches; an error if a match takes more than 32 steps for each byte
   ///              of the text (at least 10 million), or 256 MiB of memory
-  Expected<std::size_t> for_each_match(
+  [[nodiscard]] Expected<std::size_t> for_each_match(
       std::string_view text, const std::function<void(std::size_t, std::size_t)>& found) const;
 
  private:
   struct Code;
 
   /// \param written  the pattern as error texts show it
-  static Expected<Regex> compile_pcre2(const std::string& written, const std::string& pattern,
-                                       std::uint32_t options);
+  [[nodiscard]] static Expected<Regex> compile_pcre2(const std::string& written,
+                                                     const std::string& pattern,
+                                                     std::uint32_t options);
   explicit Regex(std::shared_ptr<const Code> code) : code_(std::move(code)) {}
 
   std::shared_ptr<const Code> code_;

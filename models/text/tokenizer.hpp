@@ -29,7 +29,8 @@ class Tokenizer {
  public:
   /// Added tokens are recognised in the text, special ones too.
   /// \return  an error naming the byte if the text is not UTF-8
-  Expected<std::vector<TokenId>> encode(std::string_view text, AddSpecial add_special) const;
+  [[nodiscard]] Expected<std::vector<TokenId>> encode(std::string_view text,
+                                                      AddSpecial add_special) const;
 
   /// The bytes a token stands for, which need not be whole characters. Empty for ids without a
   /// token: models pad their vocabulary.
@@ -44,8 +45,8 @@ class Tokenizer {
  private:
   friend class TokenizerParser;
 
-  Expected<std::size_t> encode_section(std::string_view text, Place place,
-                                       std::vector<TokenId>& out) const;
+  [[nodiscard]] Expected<std::size_t> encode_section(std::string_view text, Place place,
+                                                     std::vector<TokenId>& out) const;
 
   Normalizer normalizer_;
   PreTokenizer pre_tokenizer_;

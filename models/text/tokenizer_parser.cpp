@@ -97,14 +97,13 @@ std::string TokenizerParser::bytes_of(const std::string& spelling) const {
   return bytes_of_spelling(spelling).value_or(spelling);
 }
 
-TokenizerParser::Done TokenizerParser::set_token(TokenId id, std::string bytes) {
+void TokenizerParser::set_token(TokenId id, std::string bytes) {
   auto& all = tokenizer_.token_bytes_;
   if (all.size() <= std::size_t(id)) {
     all.resize(id + 1);
     tokenizer_.special_.resize(id + 1);
   }
   all[id] = std::move(bytes);
-  return Done{};
 }
 
 TokenizerParser::Done TokenizerParser::read_vocabulary(const JsonFields& model) {

@@ -12,9 +12,10 @@
 namespace kvhive {
 
 /// \param directory  holds tokenizer.json
-Expected<Tokenizer> load_tokenizer(const std::filesystem::path& directory);
+[[nodiscard]] Expected<Tokenizer> load_tokenizer(const std::filesystem::path& directory);
 /// \param where  what error texts call the file
-Expected<Tokenizer> parse_tokenizer(const nlohmann::json& json, const std::string& where);
+[[nodiscard]] Expected<Tokenizer> parse_tokenizer(const nlohmann::json& json,
+                                                  const std::string& where);
 
 class TokenizerParser {
  public:
@@ -22,7 +23,7 @@ class TokenizerParser {
   TokenizerParser(const nlohmann::json& json, const std::string& where)
       : json_(json), where_(where) {}
 
-  Expected<Tokenizer> parse();
+  [[nodiscard]] Expected<Tokenizer> parse();
 
   /// A field, or null where there is none.
   static const nlohmann::json& field_or_null(const nlohmann::json& object, const char* name);
@@ -30,24 +31,24 @@ class TokenizerParser {
  private:
   using Done = Expected<std::monostate>;
 
-  Done read_model();
-  Done read_vocabulary(const JsonFields& model);
-  Done read_merges(const JsonFields& model);
-  Done read_unknown(const JsonFields& model);
-  Done read_added_tokens();
-  Done read_added_token(const nlohmann::json& json, std::vector<AddedToken>& raw,
-                        std::vector<AddedToken>& normalized);
-  Done read_decoder();
-  Done read_decoder_step(const nlohmann::json& json);
-  Done read_replace(const nlohmann::json& replace);
-  Done read_metaspace(const JsonFields& step);
-  Done read_post_processor();
-  Done read_post_step(const nlohmann::json& json);
-  Done read_template(const JsonFields& step);
-  Done read_bytes();
+  [[nodiscard]] Done read_model();
+  [[nodiscard]] Done read_vocabulary(const JsonFields& model);
+  [[nodiscard]] Done read_merges(const JsonFields& model);
+  [[nodiscard]] Done read_unknown(const JsonFields& model);
+  [[nodiscard]] Done read_added_tokens();
+  [[nodiscard]] Done read_added_token(const nlohmann::json& json, std::vector<AddedToken>& raw,
+                                      std::vector<AddedToken>& normalized);
+  [[nodiscard]] Done read_decoder();
+  [[nodiscard]] Done read_decoder_step(const nlohmann::json& json);
+  [[nodiscard]] Done read_replace(const nlohmann::json& replace);
+  [[nodiscard]] Done read_metaspace(const JsonFields& step);
+  [[nodiscard]] Done read_post_processor();
+  [[nodiscard]] Done read_post_step(const nlohmann::json& json);
+  [[nodiscard]] Done read_template(const JsonFields& step);
+  [[nodiscard]] Done read_bytes();
 
-  Expected<Merge> read_merge(const nlohmann::json& json, std::uint64_t& key) const;
-  Done set_token(TokenId id, std::string bytes);
+  [[nodiscard]] Expected<Merge> read_merge(const nlohmann::json& json, std::uint64_t& key) const;
+  void set_token(TokenId id, std::string bytes);
   std::string bytes_of(const std::string& spelling) const;
   tl::unexpected<Error> wrong(const std::string& field, const nlohmann::json& value,
                               const std::string& wanted, Errc code = Errc::bad_format) const;

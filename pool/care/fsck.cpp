@@ -16,15 +16,15 @@ std::uint64_t get(const std::atomic<std::uint64_t>& field) {
   return field.load(std::memory_order_relaxed);
 }
 
-/// `what` stays the same from look to look, `figures` may move on while the pool works.
+/// `what` is the same at each check; `figures` may change while the pool works.
 struct Finding {
   std::string what, figures;
 };
 
-/// One look at everything.
-class Look {
+/// One check of everything.
+class Inspection {
  public:
-  Look(const PoolMemory& memory, Moment moment, const SlotOwners* owners)
+  Inspection(const PoolMemory& memory, Moment moment, const SlotOwners* owners)
       : memory_(memory), moment_(moment), owners_(owners), blocks_(memory) {}
 
   void run() {
@@ -61,7 +61,7 @@ class Look {
     findings_.push_back({std::move(what), " (" + std::to_string(figure) + ")"});
   }
 
-  /// Slots that may hold blocks, including any attached since we began.
+  /// Slots that may hold blocks, including those attached since the check began.
   std::uint32_t attached() {
     for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
       const bool is_known = owners_ != nullptr && (*owners_)[slot].use != SlotOwner::Use::vacant;
@@ -82,7 +82,7 @@ class Look {
       if (pid == 0) continue;  // vacant, or its process is just starting
       if (owner.use == SlotOwner::Use::vacant)
         violation(name + " is signed by pid " + std::to_string(pid) +
-                  ", but the keeper knows nobody there");
+                  ", but the keeper knows no process there");
       else if (owner.use == SlotOwner::Use::used && owner.pid != 0 && owner.pid != pid)
         violation(name + " is signed by pid " + std::to_string(pid) + ", but is of pid " +
                   std::to_string(owner.pid));
@@ -91,7 +91,7 @@ class Look {
 
   void check_word(BlockId block) {
     ++report_.blocks_checked;
-    const BlockWord word = blocks_.word(block);
+    const BlockWord word = memory_.block(block).word();
     for (const std::string& fault : blocks_.word_faults(block, word, attached()))
       violation(block, fault);
     if (block == kNullBlock) return;
@@ -114,11 +114,11 @@ class Look {
         if (!memory_.has_block(block)) {
           violation("index bucket " + std::to_string(b) + " points at block " +
                     std::to_string(block.value) + ", beyond the pool");
-        } else if (blocks_.word(block).state() != BlockState::ready ||
-                   !index.leads_to(b, hint, blocks_.name_of(block))) {
+        } else if (!memory_.block(block).word().is_ready() ||
+                   !index.leads_to(b, hint, memory_.block(block).name())) {
           ++report_.stale_hints;
         } else if (const auto [first, is_new] = hinted.emplace(block, &way); !is_new) {
-          // It may have been given out and published anew since we saw the first.
+          // The block may have been taken and published anew since the first hint was read.
           const std::uint64_t other = first->second->load(std::memory_order_acquire);
           if (PrefixIndex::block_of(other) == block && other >> 32 == hint >> 32)
             violation(block, "has two hints in the index");
@@ -135,13 +135,13 @@ class Look {
     const auto* summary = memory_.summary(tier);
     for (std::uint32_t i = 0; i < layout.blocks; ++i) {
       const BlockId block{layout.first_block + i};
-      const BlockWord before = blocks_.word(block);
+      const BlockWord before = memory_.block(block).word();
       if (before.state() != BlockState::free || block == kNullBlock) continue;
       const bool is_listed = (get(bitmap[i / 64]) >> i % 64 & 1) != 0 &&
                              (get(summary[i / 4096]) >> i / 64 % 64 & 1) != 0;
-      if (is_listed || blocks_.word(block) != before) continue;
+      if (is_listed || memory_.block(block).word() != before) continue;
       ++report_.unlisted;
-      if (moment_ == Moment::quiescent) violation(block, "is free, but nobody would find it");
+      if (moment_ == Moment::quiescent) violation(block, "is free, but no process would find it");
     }
     const auto check_end = [&](const auto* words, std::size_t bits, const char* what) {
       if (bits % 64 != 0 && get(words[bits / 64]) >> bits % 64 != 0)
@@ -179,12 +179,12 @@ class Look {
 }  // namespace
 
 FsckReport fsck(const PoolMemory& memory, Moment moment, const SlotOwners* owners) {
-  Look look(memory, moment, owners);
-  look.run();
-  FsckReport report = std::move(look.report());
-  std::vector<Finding> found = look.findings();
-  if (!found.empty()) {  // damage stays, what was in the middle of something does not
-    Look again(memory, moment, owners);
+  Inspection first(memory, moment, owners);
+  first.run();
+  FsckReport report = std::move(first.report());
+  std::vector<Finding> found = first.findings();
+  if (!found.empty()) {  // corruption stays; an operation that was under way does not
+    Inspection again(memory, moment, owners);
     again.run();
     std::unordered_set<std::string> still;
     for (const Finding& finding : again.findings()) still.insert(finding.what);

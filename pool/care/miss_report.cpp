@@ -10,10 +10,6 @@
 namespace kvhive {
 namespace {
 
-std::uint64_t get(const std::atomic<std::uint64_t>& field) {
-  return field.load(std::memory_order_relaxed);
-}
-
 class Explanation {
  public:
   Explanation(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens)
@@ -25,7 +21,7 @@ class Explanation {
         index_(memory.index(), memory.layout().index_buckets) {}
 
   MissReport run() {
-    look_at_blocks();
+    collect_blocks();
     const EvictionJournal journal(memory_);
     for (const DepartureRecord& record : journal.read())
       departures_.insert_or_assign(record.hash_low, record);
@@ -34,92 +30,83 @@ class Explanation {
 
     hasher_.extend(chain_, domain_, tokens_, block_tokens_);
     parent_uid_ = kRootUid | domain_.value;
-    for (std::size_t i = 0; i < chain_.size(); ++i) report_.blocks.push_back(judge(i));
-    look_into_other_domains();
+    for (std::size_t i = 0; i < chain_.size(); ++i) report_.blocks.push_back(status_at(i));
+    search_other_domains();
     count_reachable();
     return std::move(report_);
   }
 
  private:
-  const BlockDescriptor& descriptor(BlockId block) const {
-    return memory_.descriptors()[block.value];
-  }
-  BlockWord word(BlockId block) const {
-    return {descriptor(block).word.load(std::memory_order_acquire)};
-  }
+  BlockView view(BlockId block) const { return memory_.block(block); }
 
-  void look_at_blocks() {
+  void collect_blocks() {
     for (std::uint32_t id = 1; id < memory_.geometry().total_blocks(); ++id) {
       const BlockId block{id};
-      const BlockState state = word(block).state();
+      const BlockState state = view(block).state();
       if (state == BlockState::ready)
-        domains_.insert(descriptor(block).domain.load(std::memory_order_relaxed));
+        domains_.insert(view(block).domain());
       else if (state != BlockState::filling)
         continue;
-      by_hash_.emplace(get(descriptor(block).hash_low), block);
+      by_hash_.emplace(view(block).name_low(), block);
     }
   }
 
   bool holds(BlockId block, std::size_t i) const {
-    const auto* row = memory_.token_row(block);
-    for (std::size_t t = 0; t < block_tokens_; ++t) {
-      const auto token = static_cast<TokenId>(get(row[t / 2]) >> (t % 2 == 0 ? 0 : 32));
-      if (token != tokens_[i * block_tokens_ + t]) return false;
-    }
-    return descriptor(block).has_extra.load(std::memory_order_relaxed) == 0;
+    return memory_.tokens_of(block).holds(tokens_.subspan(i * block_tokens_, block_tokens_)) &&
+           view(block).has_extra() == 0;
   }
 
   bool is_hinted(Hash128 name, BlockId block) const {
     bool is_found = false;
     index_.for_each(name, [&](BlockId hinted) {
       is_found |= hinted == block;
-      return PrefixIndex::Verdict::keep;  // we only look
+      return PrefixIndex::HintUse::keep;  // the pool is mapped read-only
     });
     return is_found;
   }
 
-  /// In the order of the enum: the first that applies to any block of this name.
-  BlockVerdict judge(std::size_t i) {
-    BlockVerdict best = judge_by_journal(chain_[i]);
+  /// The first status, in the order of the enum, that applies to any block of this name.
+  BlockStatus status_at(std::size_t i) {
+    BlockStatus best = status_by_journal(chain_[i]);
     std::array<std::uint64_t, kTiers> serials{~0ull, ~0ull};
     const auto [begin, end] = by_hash_.equal_range(chain_[i].low);
     const std::optional<std::uint64_t> parent = parent_uid_;
     parent_uid_.reset();
     for (auto candidate = begin; candidate != end; ++candidate) {
       const BlockId block = candidate->second;
-      const auto verdict = judge_block(block, i, parent);
-      if (!verdict || *verdict > best.verdict) continue;
-      if (*verdict < best.verdict) best = {.verdict = *verdict};
+      const auto status = status_of(block, i, parent);
+      if (!status || *status > best.status) continue;
+      if (*status < best.status) best = {.status = *status};
       const auto tier = std::size_t(memory_.tier_of(block));
-      const std::uint64_t serial = get(descriptor(block).serial);
-      best.holders |= word(block).holders();
+      const std::uint64_t serial = view(block).serial();
+      best.holders |= view(block).word().holders();
       if (best.blocks[tier] != kNullBlock && serial > serials[tier]) continue;
       best.blocks[tier] = block;
       serials[tier] = serial;
-      if (*verdict == Verdict::present || *verdict == Verdict::unhinted)
-        parent_uid_ = get(descriptor(block).uid);
+      if (*status == CacheStatus::present || *status == CacheStatus::unhinted)
+        parent_uid_ = view(block).uid();
     }
     note_demotion(chain_[i], best);
     return best;
   }
 
-  std::optional<Verdict> judge_block(BlockId block, std::size_t i,
-                                     std::optional<std::uint64_t> parent) const {
-    const BlockDescriptor& d = descriptor(block);
-    const BlockWord before = word(block);
-    if (Hash128{get(d.hash_low), get(d.hash_high)} != chain_[i]) return std::nullopt;
+  /// Nothing if the block has another name, or was taken anew while it was read.
+  std::optional<CacheStatus> status_of(BlockId block, std::size_t i,
+                                       std::optional<std::uint64_t> parent) const {
+    const BlockView b = view(block);
+    const BlockWord before = b.word();
+    if (b.name() != chain_[i]) return std::nullopt;
     if (before.state() == BlockState::filling)
-      return get(d.uid) == kAnnounced ? std::optional(Verdict::computing) : std::nullopt;
-    if (before.state() != BlockState::ready) return std::nullopt;
-    Verdict verdict = Verdict::present;
+      return b.uid() == kAnnounced ? std::optional(CacheStatus::computing) : std::nullopt;
+    if (!before.is_ready()) return std::nullopt;
+    CacheStatus status = CacheStatus::present;
     if (!holds(block, i))
-      verdict = Verdict::collision;
-    else if (parent && get(d.parent_uid) != *parent)
-      verdict = Verdict::orphaned;
+      status = CacheStatus::collision;
+    else if (parent && b.parent_uid() != *parent)
+      status = CacheStatus::orphaned;
     else if (!is_hinted(chain_[i], block))
-      verdict = Verdict::unhinted;
-    const bool is_same = word(block).generation() == before.generation();
-    return is_same ? std::optional(verdict) : std::nullopt;
+      status = CacheStatus::unhinted;
+    return b.word().generation() == before.generation() ? std::optional(status) : std::nullopt;
   }
 
   const DepartureRecord* last_departure(Hash128 name) const {
@@ -127,51 +114,55 @@ class Explanation {
     return found != departures_.end() && found->second.is_of(name) ? &found->second : nullptr;
   }
 
-  BlockVerdict judge_by_journal(Hash128 name) const {
+  BlockStatus status_by_journal(Hash128 name) const {
     const DepartureRecord* last = last_departure(name);
     if (last == nullptr) return {};
-    const Verdict verdict = last->kind == Departure::retired   ? Verdict::retired
-                            : last->kind == Departure::dropped ? Verdict::dropped
-                                                               : Verdict::evicted;
-    return {.verdict = verdict, .slot = last->slot, .unix_ms = last->unix_ms};
+    const CacheStatus status = last->kind == Departure::retired   ? CacheStatus::retired
+                               : last->kind == Departure::dropped ? CacheStatus::dropped
+                                                                  : CacheStatus::evicted;
+    return {.status = status, .slot = last->slot, .unix_ms = last->unix_ms};
   }
 
-  /// How what is on the host only has come there.
-  void note_demotion(Hash128 name, BlockVerdict& verdict) const {
-    if (verdict.verdict != Verdict::present ||
-        verdict.blocks[std::size_t(Tier::device)] != kNullBlock)
+  /// When and by which process a block that only the host tier has was moved there.
+  void note_demotion(Hash128 name, BlockStatus& block) const {
+    if (block.status != CacheStatus::present ||
+        block.blocks[std::size_t(Tier::device)] != kNullBlock)
       return;
     const DepartureRecord* last = last_departure(name);
     if (last == nullptr || last->kind != Departure::demoted) return;
-    verdict.was_demoted = true;
-    verdict.slot = last->slot;
-    verdict.unix_ms = last->unix_ms;
+    block.was_demoted = true;
+    block.slot = last->slot;
+    block.unix_ms = last->unix_ms;
   }
 
-  void look_into_other_domains() {
-    domains_.erase(domain_.value);
-    for (const std::uint16_t other : domains_) {
+  void search_other_domains() {
+    domains_.erase(domain_);
+    for (const DomainId other : domains_) {
       std::vector<Hash128> chain;
-      hasher_.extend(chain, DomainId{other}, tokens_, block_tokens_);
+      hasher_.extend(chain, other, tokens_, block_tokens_);
       for (std::size_t i = 0; i < chain.size(); ++i) {
-        BlockVerdict& verdict = report_.blocks[i];
-        if (verdict.verdict != Verdict::never_seen) continue;
-        const auto [begin, end] = by_hash_.equal_range(chain[i].low);
-        const bool is_there = std::any_of(begin, end, [&](const auto& candidate) {
-          const BlockId block = candidate.second;
-          return word(block).state() == BlockState::ready &&
-                 get(descriptor(block).hash_high) == chain[i].high && holds(block, i);
-        });
-        if (is_there) verdict.verdict = Verdict::other_domain, verdict.domain = other;
+        BlockStatus& status = report_.blocks[i];
+        if (status.status != CacheStatus::never_seen || !is_published(chain[i], i)) continue;
+        status.status = CacheStatus::other_domain;
+        status.domain = other;
       }
     }
   }
 
-  /// As engines match: the device tier first, and where it ends the host tier.
+  /// Whether any block holds the prompt's i-th block under this name.
+  bool is_published(Hash128 name, std::size_t i) const {
+    const auto [begin, end] = by_hash_.equal_range(name.low);
+    return std::any_of(begin, end, [&](const auto& candidate) {
+      const BlockView b = view(candidate.second);
+      return b.word().is_ready() && b.name() == name && holds(candidate.second, i);
+    });
+  }
+
+  /// Counts as engines match: the device tier first, and where it ends the host tier.
   void count_reachable() {
     const auto is_in = [&](std::size_t i, Tier tier) {
       return i < std::min(report_.blocks.size(), report_.matchable) &&
-             report_.blocks[i].verdict == Verdict::present &&
+             report_.blocks[i].status == CacheStatus::present &&
              report_.blocks[i].blocks[std::size_t(tier)] != kNullBlock;
     };
     while (is_in(report_.on_device, Tier::device)) ++report_.on_device;
@@ -188,25 +179,25 @@ class Explanation {
   std::vector<Hash128> chain_;
   std::unordered_multimap<std::uint64_t, BlockId> by_hash_;
   std::unordered_map<std::uint64_t, DepartureRecord> departures_;
-  std::set<std::uint16_t> domains_;
-  /// Of the block before, as long as the way from the root leads there.
+  std::set<DomainId> domains_;
+  /// Uid of the block before, as long as it is published and reached from the root.
   std::optional<std::uint64_t> parent_uid_;
 };
 
 }  // namespace
 
-std::string_view to_string(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::present: return "present";
-    case Verdict::unhinted: return "unhinted";
-    case Verdict::computing: return "computing";
-    case Verdict::orphaned: return "orphaned";
-    case Verdict::collision: return "collision";
-    case Verdict::evicted: return "evicted";
-    case Verdict::retired: return "retired";
-    case Verdict::dropped: return "dropped";
-    case Verdict::other_domain: return "other_domain";
-    case Verdict::never_seen: return "never_seen";
+std::string_view to_string(CacheStatus status) {
+  switch (status) {
+    case CacheStatus::present: return "present";
+    case CacheStatus::unhinted: return "unhinted";
+    case CacheStatus::computing: return "computing";
+    case CacheStatus::orphaned: return "orphaned";
+    case CacheStatus::collision: return "collision";
+    case CacheStatus::evicted: return "evicted";
+    case CacheStatus::retired: return "retired";
+    case CacheStatus::dropped: return "dropped";
+    case CacheStatus::other_domain: return "other_domain";
+    case CacheStatus::never_seen: return "never_seen";
   }
   return "unknown";
 }

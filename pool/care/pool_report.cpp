@@ -6,6 +6,8 @@
 namespace kvhive {
 namespace {
 
+constexpr auto relaxed = std::memory_order_relaxed;
+
 void count(TierReport& tier, BlockWord word) {
   ++tier.blocks;
   switch (word.state()) {
@@ -15,32 +17,37 @@ void count(TierReport& tier, BlockWord word) {
       ++(word.holders() == 0 ? tier.idle : tier.held);
       tier.shared += std::popcount(word.holders()) > 1;
       break;
-    default: ++tier.retired;
+    default: ++tier.retired;  // corrupt states, too: no block is left out
   }
 }
 
+/// Modulo 2^64 should a counter be corrupt.
+CounterValues counted_since_sign_in(const ProcessEntry& entry) {
+  CounterValues counted;
+  for (std::size_t i = 0; i < kCounters.size(); ++i) {
+    counted.values[i] = entry.counters.values[i].load(relaxed);
+    if (kCounters[i].kind == CounterKind::sum)
+      counted.values[i] -= entry.at_sign_in[i].load(relaxed);
+  }
+  return counted;
+}
+
+/// Over all slots, vacant ones included: dead processes have counted there.
+CounterValues totals_of(const ControlBlock& control) {
+  CounterValues totals;
+  for (const ProcessEntry& entry : control.processes)
+    for (std::size_t i = 0; i < kCounters.size(); ++i)
+      totals.values[i] += entry.counters.values[i].load(relaxed);
+  return totals;
+}
+
 ProcessReport report_process(const ProcessEntry& entry, std::uint32_t slot) {
-  const auto get = [](const auto& counter) { return counter.load(std::memory_order_relaxed); };
-  const SlotCounters& c = entry.counters;
   ProcessReport process;
   process.slot = slot;
-  process.pid = get(entry.pid);
-  process.index = get(entry.index);
-  process.started = get(entry.started);
-  process.queried_blocks = get(c.queried_blocks);
-  process.hit_blocks = get(c.hit_blocks);
-  process.allocated_blocks = get(c.allocated_blocks);
-  process.evicted_blocks = get(c.evicted_blocks);
-  process.published_blocks = get(c.published_blocks);
-  process.demoted_blocks = get(c.demoted_blocks);
-  process.promoted_blocks = get(c.promoted_blocks);
-  process.preemptions_recompute = get(c.preemptions_recompute);
-  process.preemptions_swap = get(c.preemptions_swap);
-  process.prompt_tokens = get(c.prompt_tokens);
-  process.cached_tokens = get(c.cached_tokens);
-  process.generated_tokens = get(c.generated_tokens);
-  process.running = get(c.running);
-  process.waiting = get(c.waiting);
+  process.pid = entry.pid.load(relaxed);
+  process.index = entry.index.load(relaxed);
+  process.started = entry.started.load(relaxed);
+  process.counted = counted_since_sign_in(entry);
   return process;
 }
 
@@ -56,7 +63,7 @@ PoolReport report_pool(const PoolMemory& memory) {
   }
   std::array<std::array<std::uint64_t, kTiers>, 32> held{};
   for (std::uint32_t id = 1; id < memory.geometry().total_blocks(); ++id) {
-    const BlockWord word{memory.descriptors()[id].word.load(std::memory_order_acquire)};
+    const BlockWord word = memory.block(BlockId{id}).word();
     const auto tier = std::size_t(memory.tier_of(BlockId{id}));
     count(report.tiers[tier], word);
     for (std::uint32_t mask = word.holders(); mask != 0; mask &= mask - 1)
@@ -68,18 +75,16 @@ PoolReport report_pool(const PoolMemory& memory) {
     report.processes.push_back(report_process(entry, slot));
     report.processes.back().held_blocks = held[slot];
   }
+  report.totals = totals_of(memory.control());
   return report;
 }
 
 std::vector<BlockReport> report_blocks(const PoolMemory& memory) {
   std::vector<BlockReport> blocks;
-  constexpr auto relaxed = std::memory_order_relaxed;
   for (std::uint32_t id = 1; id < memory.geometry().total_blocks(); ++id) {
-    const BlockDescriptor& d = memory.descriptors()[id];
-    blocks.push_back({id, memory.tier_of(BlockId{id}),
-                      BlockWord{d.word.load(std::memory_order_acquire)}, d.uid.load(relaxed),
-                      d.parent_uid.load(relaxed), d.stamp.load(relaxed), d.depth.load(relaxed),
-                      d.domain.load(relaxed)});
+    const BlockView b = memory.block(BlockId{id});
+    blocks.push_back({BlockId{id}, memory.tier_of(BlockId{id}), b.word(), b.uid(), b.parent_uid(),
+                      b.stamp(), b.depth(), b.domain()});
   }
   return blocks;
 }

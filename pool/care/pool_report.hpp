@@ -1,5 +1,5 @@
 #pragma once
-// A look at the pool from outside, read-only, while everybody else works or nobody does.
+// The state of the pool in numbers: read-only, whether other processes work, are stopped or dead.
 
 #include <array>
 #include <cstdint>
@@ -26,27 +26,24 @@ struct ProcessReport {
   std::uint32_t index = 0;
   std::int64_t started = 0;
   std::array<std::uint64_t, kTiers> held_blocks{};
-  std::uint64_t queried_blocks = 0, hit_blocks = 0, allocated_blocks = 0, evicted_blocks = 0,
-                published_blocks = 0, demoted_blocks = 0, promoted_blocks = 0;
-  std::uint64_t preemptions_recompute = 0, preemptions_swap = 0;
-  std::uint64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
-  std::uint32_t running = 0, waiting = 0;
+  CounterValues counted;  ///< by this process alone, since it signed in
 };
 
 struct BlockReport {
-  std::uint32_t id = 0;
+  BlockId id;
   Tier tier = Tier::device;
   BlockWord word;
   std::uint64_t uid = 0, parent_uid = 0, stamp = 0;
   std::uint32_t depth = 0;
-  std::uint16_t domain = 0;
+  DomainId domain{};
 };
 
 struct PoolReport {
   PoolGeometry geometry;
   std::string epoch;  ///< hex
   std::array<TierReport, kTiers> tiers;
-  std::vector<ProcessReport> processes;
+  std::vector<ProcessReport> processes;  ///< attached now
+  CounterValues totals;                  ///< over all processes there ever were, dead ones included
 };
 
 PoolReport report_pool(const PoolMemory& memory);

@@ -46,10 +46,8 @@ class Repair {
   static constexpr std::array<Tier, kTiers> kBothTiers = {Tier::device, Tier::host};
 
   TierControl& control(Tier tier) const { return memory_.control().tiers[std::size_t(tier)]; }
-  BlockDescriptor& descriptor(BlockId block) const { return memory_.descriptors()[block.value]; }
-  BlockWord word(BlockId block) const {
-    return {descriptor(block).word.load(std::memory_order_acquire)};
-  }
+  BlockView view(BlockId block) const { return memory_.block(block); }
+  BlockWord word(BlockId block) const { return view(block).word(); }
   bool is_used(std::uint32_t slot) const { return owners_[slot].use != SlotOwner::Use::vacant; }
   std::uint32_t used_slots() const {
     std::uint32_t mask = 0;
@@ -60,7 +58,7 @@ class Repair {
 
   // -- the control object
 
-  /// Of the header and its copy the one that bears its own checksum is right.
+  /// Of the header and its copy, the one whose checksum fits is right.
   void mend_header() {
     ControlBlock& pool = memory_.control();
     if (memory_.check_header()) return;
@@ -75,8 +73,9 @@ class Repair {
     ++report_.fields;
   }
 
-  /// The head never passes the tail by itself. A tail that lost a high bit follows the head again;
-  /// a head or tail beyond anything ever counted starts anew, and with it all stamps.
+  /// The head is never behind the tail unless one of them is corrupt. A tail that lost a high bit
+  /// is raised to the head; a head or tail beyond all plausible numbers starts anew, and with it
+  /// all stamps.
   void mend_order(Tier tier) {
     TierControl& order = control(tier);
     if (order.head.load(relaxed) >= kImplausible) {
@@ -101,15 +100,15 @@ class Repair {
     }
   }
 
-  /// Two published blocks with names from the future: the counter of names lost a bit. One: its
-  /// descriptor is damaged, which mend_identities() sees to.
+  /// If two published blocks have serials that were never drawn, the counter of serials has lost a
+  /// bit. If one has, its descriptor is corrupt, and mend_identities() retires it.
   void mend_serials() {
     auto& next = memory_.control().next_serial;
     std::uint64_t last = 0;
     std::size_t later = 0;
     for (std::uint32_t id = 1; id < memory_.geometry().total_blocks(); ++id) {
-      if (word(BlockId{id}).state() != BlockState::ready) continue;
-      const std::uint64_t serial = descriptor(BlockId{id}).serial.load(relaxed);
+      if (!word(BlockId{id}).is_ready()) continue;
+      const std::uint64_t serial = view(BlockId{id}).serial();
       if (serial >= kImplausible) continue;
       last = std::max(last, serial);
       later += serial >= next.load(relaxed);
@@ -127,7 +126,7 @@ class Repair {
     for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
       const SlotOwner& owner = owners_[slot];
       auto& pid = memory_.control().processes[slot].pid;
-      if (owner.use == SlotOwner::Use::unswept) continue;  // the reaper's
+      if (owner.use == SlotOwner::Use::unswept) continue;  // the reaper makes it vacant
       const bool is_wrong = owner.use == SlotOwner::Use::vacant
                                 ? pid.load(relaxed) != 0
                                 : owner.pid != 0 && pid.load(relaxed) != owner.pid;
@@ -140,27 +139,26 @@ class Repair {
   // -- the blocks
 
   void mend_words() {
-    constexpr std::uint64_t kNoSlot = 1u << kMaxProcesses | 1ull << 35;
     for (std::uint32_t id = 0; id < memory_.geometry().total_blocks(); ++id) {
       const BlockId block{id};
-      if (BlockWord{word(block).bits & kNoSlot}.bits != 0) {  // bits nobody has
-        descriptor(block).word.fetch_and(~kNoSlot, std::memory_order_acq_rel);
+      if ((word(block).bits & BlockWord::kUnusedBits) != 0) {
+        view(block).clear_bits(BlockWord::kUnusedBits);
         ++report_.fields;
       }
       const BlockWord now = word(block);
       if (block == kNullBlock) {
         if (now.state() == BlockState::retired && now.holders() == 0) continue;
-        descriptor(block).word.store(BlockWord::make(BlockState::retired, 0, 0).bits);
+        view(block).set_word(kNullBlockWord);
         ++report_.fields;
       } else if (now.state() == BlockState::retired && now.holders() == 0) {
-        forget(block);
+        view(block).forget_identity();
       } else if (!Soundness::word_faults(block, now, ~0u).empty()) {
         retire(block, now);
       }
     }
   }
 
-  /// Whoever holds something in the name of a slot that nobody has is not there.
+  /// Releases what is held in the name of a slot that no process has.
   void reap_strangers() {
     const std::uint32_t strangers = ~used_slots();
     std::uint32_t found = 0;
@@ -173,58 +171,40 @@ class Repair {
       if ((found >> slot & 1) != 0) reap(memory_, ProcessSlot{slot});
   }
 
-  /// Parents, who are older, first: a block is judged by its parent, unless that is gone. Again,
-  /// until nothing more is found: what is retired may have hidden another block of its name.
+  /// Parents, which have lower uids, come first: a block is judged by its parent, unless that is
+  /// gone. Repeated until nothing more is found: a retired block may have hidden another one with
+  /// its uid.
   void mend_identities() {
     for (std::size_t before = ~std::size_t{0}; before != report_.retired;) {
       before = report_.retired;
       Soundness blocks(memory_);
       std::vector<BlockId> order = blocks.ready();
-      std::stable_sort(order.begin(), order.end(), [&](BlockId a, BlockId b) {
-        return descriptor(a).uid.load(relaxed) < descriptor(b).uid.load(relaxed);
-      });
+      std::stable_sort(order.begin(), order.end(),
+                       [&](BlockId a, BlockId b) { return view(a).uid() < view(b).uid(); });
       for (const BlockId block : order) {
         const BlockWord seen = word(block);
-        if (seen.state() == BlockState::ready && !blocks.identity_faults(block).empty() &&
+        if (seen.is_ready() && !blocks.identity_faults(block).empty() &&
             word(block).generation() == seen.generation())
           retire(block, seen);
       }
     }
   }
 
-  /// Out of service for good. One instruction decides, whoever holds it; the rest is tidying up,
-  /// and done again by the next repair should we be killed.
+  /// Takes a block out of service for good, held or not. One instruction decides; the rest is
+  /// tidying up, which the next repair does if this one is killed.
   void retire(BlockId block, BlockWord seen) {
-    BlockWord now = seen;
-    do {
-      if (now.generation() != seen.generation() || now.state() != seen.state()) return;
-    } while (!descriptor(block).word.compare_exchange_weak(
-        now.bits, BlockWord::make(BlockState::retired, now.generation() + 1, 0).bits,
-        std::memory_order_acq_rel));
-    index_.erase(name_of(block), block);
-    if (seen.state() == BlockState::ready)
+    if (!view(block).retire(seen)) return;
+    index_.erase(view(block).name(), block);
+    if (seen.is_ready())
       EvictionJournal(memory_).note(Departure::retired, ProcessSlot{kMaxProcesses}, {&block, 1});
-    forget(block);
+    view(block).forget_identity();
     ++report_.retired;
-  }
-
-  /// Should the word be damaged again, there is nothing to be found in the block.
-  void forget(BlockId block) const {
-    BlockDescriptor& d = descriptor(block);
-    d.uid.store(0, relaxed);
-    d.parent_uid.store(0, relaxed);
-    d.hash_low.store(0, relaxed);
-    d.hash_high.store(0, relaxed);
   }
 
   // -- hints
 
-  Hash128 name_of(BlockId block) const {
-    return {descriptor(block).hash_low.load(relaxed), descriptor(block).hash_high.load(relaxed)};
-  }
-
-  /// A hint is left after its block is ready, and taken away after it is not: one that does not fit
-  /// is stale, whatever happens meanwhile.
+  /// A hint is left after its block is ready, and removed after the block is taken. So a hint that
+  /// does not fit its block is stale, whatever other processes do meanwhile.
   void drop_hints() {
     is_hinted_.assign(memory_.geometry().total_blocks(), false);
     for (std::size_t b = 0; b < memory_.layout().index_buckets; ++b) {
@@ -233,8 +213,7 @@ class Repair {
         const BlockId block = PrefixIndex::block_of(hint);
         if (block == kNullBlock) continue;
         const bool is_good = memory_.has_block(block) && !is_hinted_[block.value] &&
-                             word(block).state() == BlockState::ready &&
-                             index_.leads_to(b, hint, name_of(block));
+                             word(block).is_ready() && index_.leads_to(b, hint, view(block).name());
         if (is_good)
           is_hinted_[block.value] = true;
         else
@@ -248,16 +227,13 @@ class Repair {
     for (std::uint32_t id = 1; id < memory_.geometry().total_blocks(); ++id) {
       const BlockId block{id};
       const BlockWord before = word(block);
-      if (is_hinted_[id] || before.state() != BlockState::ready) continue;
-      const Hash128 name = name_of(block);
+      if (is_hinted_[id] || !before.is_ready()) continue;
+      const Hash128 name = view(block).name();
       std::atomic_thread_fence(std::memory_order_acquire);
-      const auto is_same = [&] {
-        const BlockWord now = word(block);
-        return now.state() == BlockState::ready && now.generation() == before.generation();
-      };
+      const auto is_same = [&] { return word(block).is_same_publication(before); };
       if (!is_same() || !index_.offer(name, block)) continue;
       ++report_.hints_restored;
-      if (!is_same()) index_.erase(name, block);  // its evictor was faster
+      if (!is_same()) index_.erase(name, block);  // it was evicted meanwhile
     }
   }
 
@@ -273,15 +249,14 @@ class Repair {
     cut(memory_.summary(tier), layout.bitmap_words);
   }
 
-  /// Stamps from the future: no scan finds their blocks.
+  /// Stamps that were never drawn: no scan finds their blocks.
   void restamp(Tier tier) {
     const Soundness blocks(memory_);
     std::vector<BlockId> lost;
     for (const BlockId block : blocks.ready())
       if (memory_.tier_of(block) == tier && blocks.has_future_stamp(block)) lost.push_back(block);
-    std::stable_sort(lost.begin(), lost.end(), [&](BlockId a, BlockId b) {
-      return descriptor(a).stamp.load(relaxed) < descriptor(b).stamp.load(relaxed);
-    });
+    std::stable_sort(lost.begin(), lost.end(),
+                     [&](BlockId a, BlockId b) { return view(a).stamp() < view(b).stamp(); });
     IdleOrder idle(memory_, tier);
     idle.stamp(lost);
     idle.settle(lost);

@@ -1,6 +1,6 @@
 #pragma once
-// What can be wrong with one block, seen from outside: what fsck reports and repair acts upon.
-// Reads only, while others work; a block that changes under the eye is not judged.
+// What can be wrong with one block: fsck reports it, and repair retires the block. Reads only,
+// while other processes work; a block that changes while it is read is not judged.
 
 #include <optional>
 #include <string>
@@ -13,19 +13,20 @@ namespace kvhive {
 
 class Soundness {
  public:
-  /// Looks once at all blocks to learn who bears which name.
+  /// Reads all blocks once, to know which block has which uid.
   explicit Soundness(const PoolMemory& memory);
 
-  /// What no process ever writes into a word. `attached` is the mask of slots that may hold blocks.
+  /// Faults of a word: what no process ever writes. `attached` is the mask of slots that may hold
+  /// blocks.
   static std::vector<std::string> word_faults(BlockId block, BlockWord word,
                                               std::uint32_t attached);
 
-  /// What is wrong with a published block's name, place and tokens (if this process may see them);
-  /// nothing if it was not the same published block all the while.
+  /// Faults of a published block's name, depth, parent and tokens (if this process can read them).
+  /// Empty if the block did not stay the same publication meanwhile.
   std::vector<std::string> identity_faults(BlockId block);
 
-  /// Whether a published block has a release stamp that was never given out: no scan would find it.
-  /// A matter of its place in the order, not of its content.
+  /// Whether a published block has a release stamp that was never drawn, so that no scan finds it.
+  /// Its content is not in doubt.
   bool has_future_stamp(BlockId block) const;
 
   /// Published blocks whose parent is gone, and token bytes hashed, in identity_faults() so far.
@@ -34,11 +35,6 @@ class Soundness {
 
   const std::vector<BlockId>& ready() const { return ready_; }
 
-  BlockWord word(BlockId block) const {
-    return {descriptor(block).word.load(std::memory_order_acquire)};
-  }
-  Hash128 name_of(BlockId block) const;
-
  private:
   struct Parent {
     Hash128 name;
@@ -46,23 +42,19 @@ class Soundness {
     std::uint16_t domain = 0;
   };
 
-  const BlockDescriptor& descriptor(BlockId block) const {
-    return memory_.descriptors()[block.value];
-  }
-  template <class Look>
-  bool stably(BlockId block, Look&& look) const;
   std::vector<std::string> faults_now(BlockId block);
-  std::optional<Parent> parent_of(const BlockDescriptor& d, std::uint64_t parent_uid) const;
+  std::optional<Parent> parent_of(BlockView block, std::uint64_t parent_uid) const;
   void compare_with_parent(BlockId block, const Parent& parent, std::vector<std::string>& faults);
   void compare_with_twin(BlockId block, std::uint64_t uid, std::vector<std::string>& faults) const;
-  BlockId bearer_of(std::uint64_t uid) const;
+  BlockId block_with(std::uint64_t uid) const;
   bool hash_fits(BlockId block, Hash128 parent);
 
   const PoolMemory& memory_;
   BlockHasher hasher_;
   std::vector<BlockId> ready_;
-  std::unordered_map<std::uint64_t, BlockId> by_uid_;  ///< the first of them
-  std::unordered_map<BlockId, BlockId> rival_;         ///< of such a first one, under another name
+  std::unordered_map<std::uint64_t, BlockId> by_uid_;  ///< the first block with the uid
+  std::unordered_map<BlockId, BlockId>
+      rival_;  ///< first block -> one with its uid and another name
   bool was_orphan_ = false;
   std::uint64_t orphans_ = 0, bytes_checked_ = 0;
 };

@@ -53,6 +53,8 @@ class BlockManagerStateTest : public ::testing::Test {
     request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0, domain});
     known_.insert(seq);
   }
+  /// The sequence added last was admitted by an engine that died.
+  void say_it_was_admitted_before() { request_.added.back().is_counted = true; }
   void append(std::uint64_t seq, TokenId token) {
     request_.appended.push_back({SeqId{seq}, token});
   }
@@ -72,6 +74,13 @@ class BlockManagerStateTest : public ::testing::Test {
     if (step.victims.empty())
       request.victims.assign(request.running.rbegin(), request.running.rend());
     return manager().plan(request);
+  }
+
+  /// The step is done and has sampled this sequence's next token.
+  void finish_sampling(std::uint64_t seq) {
+    StepDone done;
+    done.sampled.push_back({SeqId{seq}, {}});
+    manager().finish_step(done);
   }
 
   /// Blocks that another process finds of `tokens`.
@@ -523,7 +532,7 @@ TEST_F(BlockManagerStateSwap, CopiesTheComputedBlocksOutAndGivesThemBackWithTheN
   EXPECT_THAT(second.work, IsEmpty());  // 1 has to wait for the blocks
   EXPECT_EQ(available(), 0u);           // they are being read
   EXPECT_EQ(available(Tier::host), 5u);
-  EXPECT_EQ(pool_->counters().preemptions_swap.load(), 1u);
+  EXPECT_EQ(pool_->counters()["preemptions_swap"].load(), 1u);
 
   const StepPlan third = plan({.running = {1}});
   EXPECT_THAT(seqs(third.work), ElementsAre(1));
@@ -616,8 +625,8 @@ TEST_F(BlockManagerStateSwap, FallsBackToRecomputeWhenTheHostTierIsFull) {
   EXPECT_THAT(second.swap_out, IsEmpty());
   EXPECT_THAT(seqs(second.work), ElementsAre(1));
   EXPECT_EQ(available(Tier::host), 2u);
-  EXPECT_EQ(pool_->counters().preemptions_recompute.load(), 1u);
-  EXPECT_EQ(pool_->counters().preemptions_swap.load(), 0u);
+  EXPECT_EQ(pool_->counters()["preemptions_recompute"].load(), 1u);
+  EXPECT_EQ(pool_->counters()["preemptions_swap"].load(), 0u);
 }
 
 TEST_F(BlockManagerStateSwap, WithoutPrefixCachingItStillComesBackWhereItWas) {
@@ -681,12 +690,12 @@ TEST_F(BlockManagerStateDemotion, EvictedBlocksLeaveWithTheStepThatNeedsTheirPla
   ASSERT_THAT(step.demotions, SizeIs(2));
   EXPECT_EQ(step.demotions[0].source, step.work[0].blocks[2].value) << "the end first";
   EXPECT_EQ(step.demotions[1].source, step.work[0].blocks[3].value);
-  EXPECT_THAT(step.hand_over, IsEmpty());
+  EXPECT_THAT(step.domain_changes, IsEmpty());
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 0u) << "the copies are not made";
   plan({.ended = {2}});
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 2u);
   EXPECT_EQ(found_by_peer(kPrompt), 0u);
-  EXPECT_EQ(pool_->counters().demoted_blocks.load(), 2u);
+  EXPECT_EQ(pool_->counters()["demoted_blocks"].load(), 2u);
 }
 
 TEST_F(BlockManagerStateDemotion, ALaterPromptFindsThemAndBringsThemBack) {
@@ -702,7 +711,7 @@ TEST_F(BlockManagerStateDemotion, ALaterPromptFindsThemAndBringsThemBack) {
   EXPECT_EQ(in.swap_in[0].source, out.demotions[1].destination);
   EXPECT_EQ(in.swap_in[1].source, out.demotions[0].destination);
   EXPECT_EQ(in.outcome.admitted.at(0).cached_tokens, 8u);
-  EXPECT_EQ(pool_->counters().promoted_blocks.load(), 2u);
+  EXPECT_EQ(pool_->counters()["promoted_blocks"].load(), 2u);
   plan({.running = {3}});
   EXPECT_EQ(found_by_peer(kPrompt), 2u);
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 2u);
@@ -720,7 +729,7 @@ TEST_F(BlockManagerStateDemotion, WhatWasBroughtBackIsNotCopiedOutAgain) {
   // 2's old blocks are new to the host tier, 1's are not.
   plan({.ended = {2}});
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 2u);
-  EXPECT_EQ(pool_->counters().demoted_blocks.load(), 2u + 3u);
+  EXPECT_EQ(pool_->counters()["demoted_blocks"].load(), 2u + 3u);
 }
 
 TEST_F(BlockManagerStateDemotion, ABlockMayLeaveAndBeBroughtBackIntoInOneStep) {
@@ -775,7 +784,9 @@ TEST_F(BlockManagerStateDemotion, PricesAreThoseOfTheStepsBefore) {
   make_pool(4, 8);
   leave(kPrompt);
   press();
-  manager().finish_step({.copying = 3, .computing = 26});
+  StepDone done;
+  done.times = {.copying = 3, .computing = 26};
+  manager().finish_step(done);
   EXPECT_EQ(manager().copy_policy().block_copy(), 1.5);
   EXPECT_EQ(manager().copy_policy().token(), 2);
 }
@@ -785,8 +796,8 @@ TEST_F(BlockManagerStateDemotion, BlocksThatChangeTheirDomainAreHandedOverAfterT
   const DomainId theirs{1}, ours{2};
   leave(kPrompt, theirs);
   const StepPlan step = press(ours);
-  ASSERT_THAT(step.hand_over, SizeIs(2));
-  for (const auto& [block, to] : step.hand_over) {
+  ASSERT_THAT(step.domain_changes, SizeIs(2));
+  for (const auto& [block, to] : step.domain_changes) {
     EXPECT_EQ(pool_->domain_of(block), theirs);
     EXPECT_EQ(to, ours);
   }
@@ -803,7 +814,7 @@ TEST_F(BlockManagerStateDemotion, BlocksAreHandedOverAlsoWhereNothingIsCopied) {
   leave(kPrompt, DomainId{1});
   const StepPlan step = press(DomainId{2});
   EXPECT_THAT(step.demotions, IsEmpty());
-  EXPECT_THAT(step.hand_over, SizeIs(2));
+  EXPECT_THAT(step.domain_changes, SizeIs(2));
   carry_out(step);
   plan({.ended = {2}});
   EXPECT_EQ(found_by_peer(counting(200, 13), Tier::device, DomainId{2}), 3u);
@@ -840,7 +851,7 @@ TEST_F(BlockManagerStateDemotion, PreemptionBySwapFindsRoomAmongWhatWasDemoted) 
   const StepPlan step = plan({.running = {3, 4}});
   EXPECT_THAT(seqs(step.outcome.preempted), ElementsAre(4));
   EXPECT_THAT(step.swap_out, SizeIs(3));
-  EXPECT_EQ(pool_->counters().preemptions_swap.load(), 1u);
+  EXPECT_EQ(pool_->counters()["preemptions_swap"].load(), 1u);
 }
 
 TEST_F(BlockManagerStateDemotion, WithoutPrefixCachingNothingIsKept) {
@@ -864,14 +875,69 @@ TEST_F(BlockManagerStateTest, AnEndInEveryStateGivesEverythingBack) {
 TEST_F(BlockManagerStateTest, CountersSayWhatHappened) {
   add(1, counting(10, 8));
   plan({.waiting = {1}});
+  finish_sampling(1);
   append(1, 7);
   add(2, counting(10, 9));
   plan({.running = {1}, .waiting = {2}});
-  const SlotCounters& counters = pool_->counters();
-  EXPECT_EQ(counters.prompt_tokens.load(), 17u);
-  EXPECT_EQ(counters.cached_tokens.load(), 8u);
-  EXPECT_EQ(counters.generated_tokens.load(), 1u);
-  EXPECT_EQ(counters.running.load(), 2u);
+  SlotCounters& counters = pool_->counters();
+  EXPECT_EQ(counters["queried_blocks"].load(), 1u + 2u) << "a last token's block is not looked up";
+  EXPECT_EQ(counters["hit_blocks"].load(), 2u);
+  EXPECT_EQ(counters["prompt_tokens"].load(), 17u);
+  EXPECT_EQ(counters["cached_tokens"].load(), 8u);
+  EXPECT_EQ(counters["generated_tokens"].load(), 1u);
+  EXPECT_EQ(counters["running"].load(), 2u);
+}
+
+TEST_F(BlockManagerStateTest, TheLastTokenOfARequestIsCountedToo) {
+  add(1, counting(10, 3));
+  plan({.waiting = {1}});
+  finish_sampling(1);
+  append(1, 7);
+  plan({.running = {1}});
+  finish_sampling(1);  // an end-of-sequence token, which is never appended
+  plan({.ended = {1}});
+  EXPECT_EQ(pool_->counters()["generated_tokens"].load(), 2u);
+}
+
+TEST_F(BlockManagerStateTest, ALookupIsCountedOnceHoweverOftenAdmissionIsTried) {
+  make_pool(4);
+  peer_->release(compute_by_peer(counting(10, 8)));
+  add(1, counting(50, 12));
+  plan({.waiting = {1}});
+  add(2, joined(counting(10, 8), counting(90, 4)));
+  for (int i = 0; i < 5; ++i) plan({.running = {1}, .waiting = {2}});  // no room
+  SlotCounters& counters = pool_->counters();
+  EXPECT_EQ(counters["queried_blocks"].load(), 2u) << "of the first request";
+  EXPECT_EQ(counters["prompt_tokens"].load(), 12u);
+  plan({.waiting = {2}, .ended = {1}});
+  EXPECT_EQ(counters["queried_blocks"].load(), 2u + 2u);
+  EXPECT_EQ(counters["prompt_tokens"].load(), 12u + 12u);
+}
+
+TEST_F(BlockManagerStateTest, APreemptedRequestIsNotCountedAgain) {
+  make_pool(4);
+  add(1, counting(10, 8));
+  add(2, counting(50, 8));
+  plan({.waiting = {1, 2}});
+  SlotCounters& counters = pool_->counters();
+  const auto counted = [&] {
+    return std::array{counters["queried_blocks"].load(), counters["hit_blocks"].load(),
+                      counters["prompt_tokens"].load(), counters["cached_tokens"].load()};
+  };
+  const auto before = counted();
+  append(1, 7);
+  ASSERT_EQ(plan({.running = {1, 2}}).outcome.preempted.size(), 1u);
+  ASSERT_EQ(plan({.waiting = {2}, .ended = {1}}).outcome.admitted.size(), 1u);
+  EXPECT_EQ(counted(), before);
+}
+
+TEST_F(BlockManagerStateTest, ARequestThatADeadEngineAdmittedIsNotCountedAgain) {
+  add(1, counting(10, 9));
+  say_it_was_admitted_before();
+  plan({.waiting = {1}});
+  SlotCounters& counters = pool_->counters();
+  EXPECT_EQ(counters["queried_blocks"].load(), 0u);
+  EXPECT_EQ(counters["prompt_tokens"].load(), 0u);
 }
 
 }  // namespace

@@ -79,10 +79,10 @@ class RandomRun {
     }
   }
 
-  std::uint64_t sum(std::atomic<std::uint64_t> SlotCounters::*counter) const {
+  std::uint64_t sum(CounterName counter) const {
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < engines_.size(); ++i)
-      sum += (memory_.control().processes[i].counters.*counter).load();
+      sum += memory_.control().processes[i].counters[counter].load();
     return sum;
   }
 
@@ -185,11 +185,11 @@ TEST_P(RingRandom, EveryRequestGetsTheTokensOfItsPromptAndEveryBlockComesBack) {
     if (HasFatalFailure()) return;
     run.judge();
     if (HasFatalFailure()) return;
-    recomputes += run.sum(&SlotCounters::preemptions_recompute);
-    swaps += run.sum(&SlotCounters::preemptions_swap);
-    hits += run.sum(&SlotCounters::hit_blocks);
-    demoted += run.sum(&SlotCounters::demoted_blocks);
-    promoted += run.sum(&SlotCounters::promoted_blocks);
+    recomputes += run.sum("preemptions_recompute");
+    swaps += run.sum("preemptions_swap");
+    hits += run.sum("hit_blocks");
+    demoted += run.sum("demoted_blocks");
+    promoted += run.sum("promoted_blocks");
   }
   // Otherwise this tested nothing.
   EXPECT_GT(mode == PreemptionMode::swap ? swaps : recomputes, 200u);

@@ -198,7 +198,7 @@ TEST_F(RingTest, ManyRequestsInATightPoolAreSwappedAndStillRight) {
   for (TokenId i = 0; i < 6; ++i)
     EXPECT_EQ(requests[static_cast<std::size_t>(i)]->tokens,
               oracle_output(std::vector<TokenId>{i, 2, 3, 4, 5}, params, 32).tokens);
-  EXPECT_GT(pool_.counters().preemptions_swap.load(), 0u);
+  EXPECT_GT(pool_.counters()["preemptions_swap"].load(), 0u);
   for (const Tier tier : {Tier::device, Tier::host})
     EXPECT_EQ(pool_.available(tier), pool_.capacity(tier));
 }

@@ -485,6 +485,31 @@ TEST_F(SchedulerStateTest, CachedTokensOfAJournalDoNotCountBeyondThePrompt) {
   EXPECT_EQ(request->stats.cached_tokens, 3u);
 }
 
+TEST_F(SchedulerStateTest, AFailoverKeepsWhatTheFirstAdmissionFound) {
+  auto recording = std::make_shared<Recording>();
+  Submission submission{
+      {1, 1}, {1, 2, 3, 4, 5}, {7}, {}, std::make_shared<RecordingSink>(recording, 1)};
+  recording->tokens = {7};
+  submission.earlier_admission = RequestStats{5, 0, 2};
+  scheduler().submit(std::move(submission));
+  const StepRequest request = step({.admitted = {1}, .sampled = {{1, kEos}}, .cached = 5});
+  EXPECT_TRUE(request.added.at(0).is_counted);
+  EXPECT_EQ(recording->admissions, 0u) << "the slot has it already";
+  EXPECT_EQ(recording->stats.prompt_tokens, 5u);
+  EXPECT_EQ(recording->stats.cached_tokens, 0u) << "the prompt was computed";
+  EXPECT_EQ(recording->stats.preemptions, 2u);
+}
+
+TEST_F(SchedulerStateTest, AClientCannotClaimMoreCachedTokensThanItsPromptHas) {
+  auto recording = std::make_shared<Recording>();
+  Submission submission{{1, 1}, {1, 2, 3}, {}, {}, std::make_shared<RecordingSink>(recording)};
+  submission.earlier_admission = RequestStats{900, 800, 0};
+  scheduler().submit(std::move(submission));
+  step({.admitted = {1}, .sampled = {{1, kEos}}});
+  EXPECT_EQ(recording->stats.prompt_tokens, 3u);
+  EXPECT_EQ(recording->stats.cached_tokens, 3u);
+}
+
 TEST_F(SchedulerStateTest, IsStarvedWhenAStepAchievesNothingAlthoughRequestsWait) {
   submit({1, 2, 3});
   step({});

@@ -61,7 +61,7 @@ TEST_F(SwapperStateTest, ABlockChangesItsDomainBetweenLeavingAndBeingFilled) {
   fill(Tier::host, 3, 22);
   StepPlan plan;
   plan.swap_out = {{1, 0}, {2, 1}};
-  plan.hand_over = {{BlockId{1}, DomainId{7}}, {BlockId{2}, DomainId{7}}};
+  plan.domain_changes = {{BlockId{1}, DomainId{7}}, {BlockId{2}, DomainId{7}}};
   plan.swap_in = {{3, 2}};
   swapper_.move(plan);
   EXPECT_EQ(content(Tier::host, 0), 11);

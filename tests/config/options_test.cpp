@@ -53,6 +53,7 @@ const Sample kWritten[] = {
     {"domains", "a=bob,7;b=@9", "{b = \"@9\", a = [\"bob\", 7]}", "a=bob,7;b=@9"},
     {"channel-bytes-per-domain", "64M", "\"64M\"", "67108864B"},
     {"socket-access", "@kv", "\"@kv\"", "@kv"},
+    {"log-file", "/var/log/k.log", "\"/var/log/k.log\"", "/var/log/k.log"},
 };
 
 /// One for each field. Those of options with choices follow from the table: the last choice that is

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "pool/care/fsck.hpp"
+#include "pool/care/pool_report.hpp"
 #include "pool/care/reaper.hpp"
 #include "pool/process_slot.hpp"
 
@@ -67,9 +68,20 @@ void check_scrubbing(BlockPool& newcomer, std::uint32_t survivors, Complaints& c
   }
 }
 
+/// The sums of all counters, the gauges left out.
+std::vector<std::uint64_t> sums(const PoolMemory& memory) {
+  const CounterValues totals = report_pool(memory).totals;
+  std::vector<std::uint64_t> sums;
+  for (std::size_t i = 0; i < kCounters.size(); ++i)
+    if (kCounters[i].kind == CounterKind::sum) sums.push_back(totals.values[i]);
+  return sums;
+}
+
 /// The next process in the dead one's place can do its work.
 void check_work(const PoolMemory& memory, Complaints& complaints) {
+  const std::vector<std::uint64_t> counted = sums(memory);
   sign_in(memory, Stage::kVictim, 3);
+  if (sums(memory) != counted) complaints.push_back("signing in changed what was counted");
   BlockPool next(memory, Stage::kVictim);
   const Prompt prompt(next, counting(100, 2 * next.tokens_per_block()));
   const auto computed = compute(next, prompt);
@@ -97,6 +109,7 @@ Autopsy::Autopsy(Stage& stage, const Operation& operation)
     : clean_up([](const PoolMemory& memory) { reap(memory, Stage::kVictim); }) {
   if (operation.meanwhile != nullptr) return;  // the survivor does not stay as it is
   const PoolMemory& memory = stage.memory();
+  sums_ = sums(memory);
   for (std::uint32_t id = 0; id < memory.geometry().total_blocks(); ++id)
     before_.push_back(
         {word_of(memory, id),
@@ -125,8 +138,12 @@ Autopsy::Autopsy(Stage& stage, const Operation& operation)
 
 Complaints Autopsy::examine(const PoolMemory& memory) const {
   Complaints complaints;
+  const std::vector<std::uint64_t> counted = sums(memory);
+  if (!std::equal(sums_.begin(), sums_.end(), counted.begin(), std::less_equal<>()))
+    complaints.push_back("a counter has shrunk");
   check_fsck(memory, "before the reaper came", complaints);
   clean_up(memory);
+  if (sums(memory) != counted) complaints.push_back("the reaper changed what was counted");
   check_fsck(memory, "after the reaper", complaints);
   check_blocks(memory, complaints);
   {

@@ -45,6 +45,7 @@ class Autopsy {
   void check_contents(BlockPool& newcomer, Complaints& complaints) const;
 
   std::vector<Block> before_;
+  std::vector<std::uint64_t> sums_;  ///< of the counters
   std::vector<Findable> findable_;
 };
 

@@ -191,9 +191,9 @@ bool demote(Stage& stage, std::size_t count, std::size_t copied, DomainId domain
   const auto fresh = stage.victim().allocate(Tier::device, count, domain, &evicted);
   if (!fresh) return false;
   stage.hold(*fresh);
-  const std::uint64_t before = stage.victim().counters().demoted_blocks.load();
+  const std::uint64_t before = stage.victim().counters()["demoted_blocks"].load();
   keep_evicted(stage.victim(), evicted);
-  return stage.victim().counters().demoted_blocks.load() - before == copied;
+  return stage.victim().counters()["demoted_blocks"].load() - before == copied;
 }
 
 std::vector<Operation> demotions() {

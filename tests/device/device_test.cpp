@@ -1,4 +1,4 @@
-// What device/device.hpp promises, of the fake device and, where there is one, of a GPU.
+// The contract of device/device.hpp, tested on the fake device and, where there is one, on a GPU.
 
 #include "device/device.hpp"
 
@@ -40,7 +40,7 @@ Expected<std::unique_ptr<Device>> open_cuda_by_ipc() {
 
 class DeviceContract : public ::testing::TestWithParam<Make> {
  protected:
-  /// Only after all forks: a context does not survive them.
+  /// Call it only after all forks: a CUDA context does not survive them.
   void open() {
     auto opened = GetParam().open();
     if (!opened) GTEST_SKIP() << opened.error().text;
@@ -73,7 +73,7 @@ class DeviceContract : public ::testing::TestWithParam<Make> {
   open();              \
   if (device_ == nullptr) return
 
-TEST_P(DeviceContract, SaysWhatItIs) {
+TEST_P(DeviceContract, ReportsItsFacts) {
   OPEN_OR_SKIP();
   const DeviceFacts& facts = device_->facts();
   EXPECT_FALSE(facts.name.empty());
@@ -140,7 +140,7 @@ TEST_P(DeviceContract, PageLockedMemoryIsLockedOnce) {
   ASSERT_TRUE(device_->lock_pages(host, kBytes));
   const auto again = device_->lock_pages(host, kBytes);
   ASSERT_FALSE(again);
-  EXPECT_EQ(again.error().code, Errc::os_error);  // and the device is as good as before
+  EXPECT_EQ(again.error().code, Errc::os_error);  // and the device still works
   std::byte* memory = *device_->allocate(kBytes);
   std::memset(host, 3, kBytes);
   ASSERT_TRUE(device_->copy(memory, host, kBytes, stream_));
@@ -150,7 +150,7 @@ TEST_P(DeviceContract, PageLockedMemoryIsLockedOnce) {
   std::free(host);
 }
 
-TEST_P(DeviceContract, TooMuchMemoryIsRefusedAndNothingElse) {
+TEST_P(DeviceContract, RefusesTooMuchMemoryAndGoesOn) {
   OPEN_OR_SKIP();
   const std::size_t unit = device_->facts().shared_granularity;
   const std::size_t bytes = (device_->facts().total_bytes / unit + 1) * unit;
@@ -160,7 +160,7 @@ TEST_P(DeviceContract, TooMuchMemoryIsRefusedAndNothingElse) {
   EXPECT_TRUE(device_->create_shared(unit));
 }
 
-TEST_P(DeviceContract, GraphsDoTheirWorkAgain) {
+TEST_P(DeviceContract, GraphsRepeatTheirWork) {
   OPEN_OR_SKIP();
   constexpr std::size_t kBytes = 1 << 16;
   std::byte* from = *device_->allocate(kBytes);
@@ -170,7 +170,7 @@ TEST_P(DeviceContract, GraphsDoTheirWorkAgain) {
   ASSERT_TRUE(device_->copy(to, from, kBytes, stream_));
   const auto graph = device_->end_capture(stream_);
   ASSERT_TRUE(graph) << graph.error().text;
-  EXPECT_THAT(read(to, kBytes), Each(std::byte{9}));  // recorded is not done
+  EXPECT_THAT(read(to, kBytes), Each(std::byte{9}));  // recorded work is not done yet
   for (const std::byte value : {std::byte{1}, std::byte{2}}) {
     ASSERT_TRUE(device_->fill(from, value, kBytes, stream_));
     ASSERT_TRUE(device_->launch(*graph, stream_));
@@ -181,7 +181,7 @@ TEST_P(DeviceContract, GraphsDoTheirWorkAgain) {
   device_->release(to);
 }
 
-/// Against a sum in double precision, for every type and with a bias.
+/// Compares with a sum in double precision, for every type, with and without a bias.
 TEST_P(DeviceContract, Multiplies) {
   OPEN_OR_SKIP();
   constexpr std::int32_t T = 5, N = 24, K = 48;
@@ -230,7 +230,8 @@ TEST_P(DeviceContract, Multiplies) {
       }
 }
 
-/// Makes shared memory, fills it with 42s and hands it over; then it waits for its end.
+/// Makes shared memory, fills it with 42s and sends its descriptor; then waits until the other end
+/// closes.
 void make_shared_memory(const Make& make, const DescriptorLine& line) {
   auto device = make.open();
   if (!device) {
@@ -249,8 +250,9 @@ void make_shared_memory(const Make& make, const DescriptorLine& line) {
   pause();
 }
 
-/// Shared memory is where another process sees it, and its maker too, before and after.
-TEST_P(DeviceContract, SharedMemoryIsEverybodysWhileItsMakerLives) {
+/// What one process writes to shared memory, other processes and the maker see, before and after
+/// mapping.
+TEST_P(DeviceContract, AllProcessesUseSharedMemoryWhileItsMakerLives) {
   const DescriptorLine line;
   const ChildProcess maker([&] { make_shared_memory(GetParam(), line); });
   const DescriptorLine::Received memory = DescriptorLine::receive(line.parent());
@@ -263,8 +265,8 @@ TEST_P(DeviceContract, SharedMemoryIsEverybodysWhileItsMakerLives) {
   }
 }
 
-/// It outlives all but the descriptor, or goes with its maker: who is killed before it is mapped
-/// again.
+/// The memory outlives its maker if a descriptor is left, or ends with its maker. The maker is
+/// killed before the memory is mapped again.
 TEST_P(DeviceContract, SharedMemoryOutlivesItsMakerUnlessItNeedsIt) {
   const DescriptorLine line;
   ChildProcess maker([&] { make_shared_memory(GetParam(), line); });
@@ -289,7 +291,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceContract,
                                            Make{"CudaByIpc", open_cuda_by_ipc}),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
-TEST(CudaDevice, IsThereOrSaysWhatIsMissing) {
+TEST(CudaDevice, OpensOrNamesWhatIsMissing) {
   const auto opened = open_cuda_device(0);
   if (opened) return;
   EXPECT_THAT(opened.error().text, ::testing::HasSubstr("--device cpu"));

@@ -28,7 +28,7 @@ using Work = std::function<void()>;
 
 struct Item {
   Work work;
-  bool is_mark = false;  ///< an event: it happens also when the context is lost
+  bool is_mark = false;  ///< true: an event, which happens even when the context is lost
 };
 
 bool contains(const std::map<const std::byte*, std::size_t>& ranges, const std::byte* from,
@@ -39,11 +39,11 @@ bool contains(const std::map<const std::byte*, std::size_t>& ranges, const std::
   return from + bytes <= start + length;
 }
 
-/// What a fake device's IPC handle says.
+/// The content of a fake device's IPC handle.
 struct Maker {
   pid_t pid = 0;
   int fd = -1;
-  ino_t inode = 0;  ///< another process may have got the number
+  ino_t inode = 0;  ///< because another process may have got the number since
 };
 
 ino_t inode_of(int fd) {
@@ -68,7 +68,7 @@ void multiply_now(const ProductArgs& args) {
 
 }  // namespace
 
-/// Done up to the number of a record().
+/// Counts the record()s that have happened.
 struct FakeDevice::Event {
   std::mutex mutex;
   std::condition_variable reached;
@@ -152,7 +152,7 @@ struct FakeDevice::Stream final : CUstream_st {
   std::deque<Item> items;
   std::shared_ptr<Graph> captured;  ///< not null while capturing
   bool is_ending = false;
-  std::thread thread;  ///< last: it uses the others
+  std::thread thread;  ///< last member, since it uses the others
 };
 
 DeviceFacts fake_facts() {
@@ -170,7 +170,7 @@ DeviceFacts fake_facts() {
 FakeDevice::FakeDevice(DeviceFacts facts) : facts_(std::move(facts)) {}
 
 FakeDevice::~FakeDevice() {
-  streams_.clear();  // their work may use what goes next
+  streams_.clear();  // their work may use the members that are destroyed next
   for (const auto& [memory, bytes] : shared_) munmap(const_cast<std::byte*>(memory), bytes);
   for (const auto& [memory, bytes] : private_) munmap(const_cast<std::byte*>(memory), bytes);
 }
@@ -195,7 +195,7 @@ Expected<void> FakeDevice::call(const char* name) {
     const std::lock_guard lock(mutex_);
     before = faults_.before_call;
   }
-  if (before) before(number, name);  // it may want this one to fail
+  if (before) before(number, name);  // it may set the fault that this call is to meet
   const std::lock_guard lock(mutex_);
   if (number == faults_.call) {
     const std::string text = std::string(name) + ": a fault was wanted";
@@ -271,7 +271,8 @@ Expected<UniqueFd> FakeDevice::create_shared(std::size_t bytes) {
   return facts_.memory_needs_its_maker ? keep(std::move(fd), bytes) : std::move(fd);
 }
 
-/// Keeps memory as long as this device; its name for others.
+/// Keeps the memory as long as this device lives, and returns the record that names it for other
+/// processes.
 Expected<UniqueFd> FakeDevice::keep(UniqueFd memory, std::size_t bytes) {
   const Maker maker{getpid(), memory.get(), inode_of(memory.get())};
   IpcHandle handle{};
@@ -360,7 +361,7 @@ Expected<DeviceStream> FakeDevice::create_stream() {
 }
 
 void FakeDevice::destroy(DeviceStream stream) {
-  std::unique_ptr<Stream> ended;  // outside the lock: its work takes it
+  std::unique_ptr<Stream> ended;  // destroyed outside the lock, because its work takes the lock
   const std::lock_guard lock(mutex_);
   const auto found = streams_.find(stream);
   if (found == streams_.end()) return;
@@ -439,7 +440,7 @@ Expected<void> FakeDevice::copy(std::byte* to, const std::byte* from, std::size_
     });
   }
   if (is_target_late) return {};
-  Event done;  // into memory that is not page-locked: the call is as good as synchronous
+  Event done;  // memory that is not page-locked: the call waits, as a synchronous copy does
   stream_of(stream).enqueue_mark([&] { done.finish(1); });
   done.wait_for(1);
   return {};

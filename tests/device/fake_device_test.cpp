@@ -1,4 +1,5 @@
-// What makes the fake device worth having: it does things as late as it may, and fails when asked.
+// The two properties for which tests use the fake device: it works as late as possible, and it
+// fails when asked to.
 
 #include "tests/device/fake_device.hpp"
 
@@ -29,7 +30,8 @@ class FakeDeviceTest : public ::testing::Test {
     return device_.synchronize(done_);
   }
 
-  // Before the device, which ends its streams: work that a test does not wait for reads it.
+  // Declared before the device, whose destructor ends its streams: work that a test has not waited
+  // for reads it.
   std::vector<std::byte> host_ = std::vector<std::byte>(kBytes, std::byte{1});
   FakeDevice device_;
   DeviceStream stream_ = nullptr;
@@ -45,7 +47,8 @@ TEST_F(FakeDeviceTest, CopiesReadPageLockedMemoryWhenTheirTurnComes) {
   };
   device_.set_faults(faults);
   ASSERT_TRUE(device_.copy(memory_, host_.data(), kBytes, stream_));
-  std::fill(host_.begin(), host_.end(), std::byte{2});  // a mistake on any device
+  std::fill(host_.begin(), host_.end(),
+            std::byte{2});  // a mistake on any device: the copy has not been waited for
   changed.set_value();
   std::vector<std::byte> got(kBytes);
   ASSERT_TRUE(device_.copy(got.data(), memory_, kBytes, stream_));
@@ -67,7 +70,7 @@ TEST_F(FakeDeviceTest, AFailedCallLosesTheContextForGood) {
   EXPECT_EQ(device_.allocate(kBytes).error().code, Errc::device_lost);
 }
 
-TEST_F(FakeDeviceTest, FullMemoryLosesNothing) {
+TEST_F(FakeDeviceTest, FullMemoryDoesNotLoseTheContext) {
   FakeFaults faults;
   faults.call = device_.calls() + 1;
   faults.error = Errc::out_of_memory;
@@ -76,7 +79,7 @@ TEST_F(FakeDeviceTest, FullMemoryLosesNothing) {
   EXPECT_TRUE(finish());
 }
 
-TEST_F(FakeDeviceTest, AFaultOnAStreamIsHeardOfWhenItIsWaitedFor) {
+TEST_F(FakeDeviceTest, AFaultOnAStreamIsReportedByTheNextWait) {
   ASSERT_TRUE(device_.fill(memory_, std::byte{1}, kBytes, stream_));
   ASSERT_TRUE(finish());
   FakeFaults faults;
@@ -86,14 +89,14 @@ TEST_F(FakeDeviceTest, AFaultOnAStreamIsHeardOfWhenItIsWaitedFor) {
   EXPECT_EQ(finish().error().code, Errc::device_lost);
 }
 
-TEST_F(FakeDeviceTest, WhatIsNotOnTheDeviceIsRefused) {
+TEST_F(FakeDeviceTest, RefusesMemoryThatIsNotOnTheDevice) {
   std::vector<std::byte> elsewhere(kBytes);
   EXPECT_FALSE(device_.fill(elsewhere.data(), std::byte{1}, kBytes, stream_));
   EXPECT_FALSE(device_.fill(memory_ + 1, std::byte{1}, kBytes, stream_));
   EXPECT_FALSE(device_.copy(elsewhere.data(), host_.data(), kBytes, stream_));
 }
 
-/// As CUDA does: registrations are not joined.
+/// CUDA does not copy across the border of two registrations either.
 TEST_F(FakeDeviceTest, ACopyOverTheBorderOfPageLockedMemoryIsRefused) {
   device_.unlock_pages(host_.data());
   ASSERT_TRUE(device_.lock_pages(host_.data(), kBytes / 2));

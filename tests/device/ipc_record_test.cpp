@@ -18,7 +18,7 @@ IpcHandle some_handle() {
   return handle;
 }
 
-TEST(IpcRecord, SaysWhatWasWritten) {
+TEST(IpcRecord, ReadsBackWhatWasWritten) {
   const UniqueFd record = *write_ipc_record(some_handle(), kBytes, "GPU-a");
   EXPECT_TRUE(is_ipc_record(record.get()));
   const auto handle = read_ipc_record(record.get(), kBytes, "GPU-a");
@@ -26,8 +26,8 @@ TEST(IpcRecord, SaysWhatWasWritten) {
   EXPECT_EQ(*handle, some_handle());
 }
 
-/// Whoever it is handed to could send others elsewhere.
-TEST(IpcRecord, NobodyChangesIt) {
+/// Otherwise a process that gets the record could make others open another memory.
+TEST(IpcRecord, IsSealed) {
   const UniqueFd record = *write_ipc_record(some_handle(), kBytes, "GPU-a");
   EXPECT_LT(pwrite(record.get(), "x", 1, 0), 0);
   EXPECT_LT(ftruncate(record.get(), 0), 0);
@@ -45,7 +45,7 @@ TEST(IpcRecord, OtherMemoryIsRefusedNamingBothSides) {
     EXPECT_THAT(elsewhere.error().text, HasSubstr(text));
 }
 
-TEST(IpcRecord, MemoryIsNone) {
+TEST(IpcRecord, AMemfdOfMemoryIsNotARecord) {
   const UniqueFd memory{memfd_create("memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   ASSERT_EQ(ftruncate(memory.get(), 144), 0);  // as long as a record
   EXPECT_FALSE(is_ipc_record(memory.get()));

@@ -1,12 +1,12 @@
-// For programs that are to find a fake GPU where others look for CUDA's. In the environment:
+// Makes programs open a fake GPU instead of CUDA's. Environment variables:
 //
-//   KVHIVE_FAKE_GPU        what it is like: "none", "ipc" (no descriptors of its memory), or "" for
-//                          one that can do everything
-//   KVHIVE_FAKE_GPU_UUID   which one it is
-//   KVHIVE_FAKE_GPU_FAULT  a file with the number of a call that fails, for the next process that
-//                          opens the device and for it alone
-//   KVHIVE_FAKE_GPU_LOSS   a file: once it is there every process' context is lost, as under MPS
-//   KVHIVE_FAKE_GPU_STALL  a FIFO: making shared memory takes until its writers have closed it
+// KVHIVE_FAKE_GPU: what it can do: "none", "ipc" (no descriptors of its memory), or "" (everything)
+// KVHIVE_FAKE_GPU_UUID: its uuid
+// KVHIVE_FAKE_GPU_FAULT: a file with the number of the call that fails; only for the next process
+// that opens the device
+// KVHIVE_FAKE_GPU_LOSS: a file; as soon as it exists, the contexts of all processes are lost, as
+// under MPS
+// KVHIVE_FAKE_GPU_STALL: a FIFO; making shared memory waits until all its writers have closed it
 
 #include <cstdlib>
 #include <filesystem>

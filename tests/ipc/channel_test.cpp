@@ -476,6 +476,23 @@ TEST_F(ChannelTest, AnotherEngineContinuesAJournalAndTheClientSeesEachTokenOnce)
   EXPECT_EQ(progress.reason, FinishReason::stop);
 }
 
+TEST_F(ChannelTest, ATakeoverCarriesWhatTheFirstAdmissionFoundIfThereWasOne) {
+  ASSERT_TRUE(client_.submit(token_request()).has_value());
+  const TakenRequest first = take_one();
+  EXPECT_FALSE(first.earlier_admission.has_value());
+  engine_ = open_engine(2);
+  EXPECT_FALSE(take_one().earlier_admission.has_value()) << "accepted, but never admitted";
+  engine_ = open_engine(3);
+  const TakenRequest third = take_one();
+  engine_->sink(third)->admitted({3, 2, 1});
+  engine_ = open_engine(4);
+  const TakenRequest last = take_one();
+  ASSERT_TRUE(last.earlier_admission.has_value());
+  EXPECT_EQ(last.earlier_admission->prompt_tokens, 3u);
+  EXPECT_EQ(last.earlier_admission->cached_tokens, 2u);
+  EXPECT_EQ(last.earlier_admission->preemptions, 1u);
+}
+
 TEST_F(ChannelTest, ANewEngineTakesUpWhatIsSubmittedOrAcceptedAndNothingElse) {
   const std::uint32_t accepted = client_.submit(token_request()).value();
   const std::uint32_t finished = client_.submit(token_request()).value();

@@ -7,7 +7,7 @@
 namespace kvhive {
 namespace {
 
-/// A batch as far as the plan cares.
+/// The properties of a batch that a plan depends on.
 struct Batch {
   explicit Batch(std::vector<std::pair<std::int32_t, std::int32_t>> kv_and_q_lens,
                  std::int32_t window = 0) {

@@ -1,6 +1,6 @@
 #pragma once
-// One implementation of the kernels' contract. What is handed to it lies on the heap: a GPU may
-// read it there (tools/gpu).
+// One implementation of the kernels' contract. Tests allocate all arguments on the heap, where a
+// GPU can be made to read them (tools/gpu).
 
 #include <ostream>
 
@@ -18,14 +18,14 @@ struct Backend {
   void (*write)(const CacheWriteArgs&);
   void (*merge)(const MergeStatesArgs&);
   void (*copy)(const BlockCopyArgs&);
-  /// Null: not there.
+  /// Null: this backend has no latent attention.
   void (*mla)(const PagedMlaArgs&);
   void (*mla_write)(const MlaWriteArgs&);
-  /// Whether it takes such a cache with queries (or new tokens) of that type; null: any. What it
-  /// does not take is not run.
+  /// Whether it takes this cache with queries (or new tokens) of this type; null: it takes all.
+  /// Other cases are skipped.
   bool (*takes_case)(const PagedKv&, Dtype activations) = nullptr;
-  /// Sets how a call's work is shared or ordered, where that can be chosen: bits must not depend
-  /// on it. A number of workers, or of a schedule.
+  /// Sets how the work of a call is shared or ordered (a number of workers, or the number of a
+  /// schedule), for backends with a choice. Bits must not depend on it.
   void (*set_workers)(int) = nullptr;
   int default_workers = 1;
 
@@ -34,7 +34,7 @@ struct Backend {
   }
 };
 
-/// What gtest shows of it.
+/// gtest names a backend by this.
 inline void PrintTo(const Backend& backend, std::ostream* out) { *out << backend.name; }
 
 }  // namespace kvhive::testing_support

@@ -1,5 +1,5 @@
 #pragma once
-// Every implementation of the kernels' contract. The suites of this folder run over this table: a
+// All implementations of the kernels' contract. The suites of this folder run over this table: a
 // new backend is one more row.
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline const Backend kReferenceBackend{
     "Reference",          paged_attention_reference, cache_write_reference, merge_states_reference,
     block_copy_reference, paged_mla_reference,       mla_write_reference};
 
-#if defined(KVHIVE_GPU_TESTS)  // beside a GPU, the truth is enough
+#if defined(KVHIVE_GPU_TESTS)  // when testing a GPU, the reference is enough beside it
 inline const Backend kBackends[] = {kReferenceBackend, cuda_backend()};
 #else
 inline const Backend kCpuBackend{"Cpu",
@@ -46,7 +46,7 @@ std::vector<Backend> backends_with(Wanted wanted) {
   return backends;
 }
 
-/// Those whose work can be cut in several ways.
+/// The backends that can share or order their work in several ways.
 inline std::vector<Backend> backends_with_workers() {
   return backends_with([](const Backend& backend) { return backend.set_workers != nullptr; });
 }
@@ -55,7 +55,7 @@ inline std::vector<Backend> backends_with_mla() {
   return backends_with([](const Backend& backend) { return backend.mla != nullptr; });
 }
 
-/// While it lives, the backend has so many workers.
+/// Sets the backend's number of workers for as long as it lives.
 class Workers {
  public:
   Workers(const Backend& backend, int count) : backend_(backend) { set(count); }

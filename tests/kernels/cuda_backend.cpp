@@ -39,19 +39,16 @@ void copy(const BlockCopyArgs& args) { expect_done(block_copy_cuda(args, nullptr
 
 void mla_write(const MlaWriteArgs& args) { expect_done(mla_write_cuda(args, nullptr)); }
 
-/// As paged_attention_cuda says.
+/// The cases that paged_attention_cuda says it takes.
 bool takes(const PagedKv& kv, Dtype) {
-  const bool is_x_packed = kv.layout == PageLayout::x_packed;
   const auto all = reinterpret_cast<std::uintptr_t>(kv.k) | reinterpret_cast<std::uintptr_t>(kv.v) |
-                   static_cast<std::uintptr_t>(kv.block_stride | kv.head_stride |
-                                               (is_x_packed ? 0 : kv.token_stride));
+                   static_cast<std::uintptr_t>(kv.block_stride | kv.head_stride | kv.token_stride);
   const std::size_t element = bytes_of(kv.dtype);
   return kv.layout != PageLayout::packed && kv.D <= 256 && kv.D % 8 == 0 &&
-         (kv.S & (kv.S - 1)) == 0 && all % (element == 1 ? 8 : 16) == 0 &&
-         (!is_x_packed || kv.D * element % 16 == 0);
+         (kv.S & (kv.S - 1)) == 0 && all % (element == 1 ? 8 : 16) == 0;
 }
 
-/// 1, 2, 3: the emulator's schedules; a GPU has its own.
+/// 1, 2, 3: schedules of the emulator. A GPU cannot be told its schedule.
 void set_schedule([[maybe_unused]] int number) {
 #if !defined(KVHIVE_GPU_TESTS)
   simt::options = {};

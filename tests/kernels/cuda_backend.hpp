@@ -1,6 +1,6 @@
 #pragma once
-// The CUDA backend as one of backends.hpp: it plans on the host and runs emulated, or on a GPU that
-// can read the tests' own memory (tools/gpu).
+// The CUDA backend for backends.hpp. It plans on the host and runs on the emulator, or on a GPU
+// that can read the tests' memory (tools/gpu).
 
 #include "backend.hpp"
 

@@ -16,7 +16,7 @@ namespace {
 
 using namespace testing_support;
 
-/// Address space whose pages come into being when they are written to.
+/// Reserved address space; a page takes memory when it is first written.
 class SparseMemory {
  public:
   explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {

@@ -1,7 +1,7 @@
 #pragma once
-// Sequences with made-up q, k and v, stored in a paged cache in which everything else is poison:
-// unused slots and blocks are NaN (the extreme where a type has none), unused table entries point
-// far outside.
+// Sequences with made-up q, k and v in a paged cache. Everything else is poison: unused slots and
+// blocks are NaN (the largest value where a type has no NaN), unused entries of the block table
+// point far outside the cache.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,31 +13,30 @@
 
 namespace kvhive::testing_support {
 
-/// Two sequences of the same seed, shape and dtype are the same up to the shorter one's length.
+/// Two sequences of the same seed, shape and dtype agree as far as the shorter one goes.
 struct SequenceSpec {
   std::uint32_t seed = 0;
   std::int32_t tokens = 0;
 };
 
-/// One sequence's part of an attention call: its last q_len tokens of the first kv_len.
+/// One sequence's part of a call: the last q_len of its first kv_len tokens.
 struct Query {
   std::size_t sequence = 0;
   std::int32_t kv_len = 0;
   std::int32_t q_len = 0;
+  std::int32_t q_from = -1;  ///< position whose vectors are the query's; -1: its own
 };
 
 /// Sequences of these lengths, and one query for each of them, of at most `q_len` tokens.
 std::vector<SequenceSpec> sequences_of(const std::vector<std::int32_t>& lengths);
 std::vector<Query> queries_of(const std::vector<std::int32_t>& lengths, std::int32_t q_len);
 
-/// What a call of attention asks for besides the plain thing.
+/// The options of a call of attention.
 struct Features {
   std::int32_t window = 0;
   std::int32_t chunk = 0;
   float soft_cap = 0;
-  bool has_alibi = false;
   bool has_sinks = false;
-  BlockSparsity sparsity = {};
   bool wants_lse = true;
 };
 
@@ -45,7 +44,7 @@ using Attention = void (*)(const PagedAttentionArgs&);
 
 struct Output {
   std::vector<float> out;  ///< [T, H, D]
-  std::vector<float> lse;  ///< [T, H], or nothing if it was not wanted
+  std::vector<float> lse;  ///< [T, H]; empty if not asked for
 };
 
 struct ExactOutput {
@@ -55,35 +54,36 @@ struct ExactOutput {
 
 class KvFixture {
  public:
-  /// `block_seed` decides which blocks a sequence gets.
+  /// `block_seed` decides which blocks each sequence gets.
   KvFixture(Shape shape, std::vector<SequenceSpec> sequences, std::uint32_t block_seed = 1);
 
-  /// Runs `attention` over the queries. Expects it to write all of out and lse, nothing around
-  /// them, no NaN, and nothing into the cache.
+  /// Runs `attention` over the queries. Expects that it writes all of out and lse, nothing around
+  /// them, no NaN, and nothing to the cache.
   Output run(Attention attention, const std::vector<Query>& queries, const Features& features = {});
   std::vector<float> attend(Attention attention, const std::vector<Query>& queries,
                             const Features& features = {}) {
     return run(attention, queries, features).out;
   }
 
-  /// The same in double precision, from plain arrays: knows no pages.
+  /// The same in double precision from plain arrays, without pages.
   ExactOutput run_densely(const std::vector<Query>& queries, const Features& features = {}) const;
   std::vector<double> attend_densely(const std::vector<Query>& queries,
                                      const Features& features = {}) const {
     return run_densely(queries, features).out;
   }
 
-  /// Overwrites k and v of one sequence's tokens from `first` on, to the end of its last block.
+  /// Overwrites k and v of one sequence from token `first` to the end of its last block.
   void poison_tokens_from(std::size_t sequence, std::int32_t first, float value);
 
-  /// Forgets where the first `blocks` blocks of a sequence are.
+  /// Makes the first `blocks` entries of a sequence's row of the block table point outside the
+  /// cache.
   void drop_first_blocks(std::size_t sequence, std::int32_t blocks);
 
   const Shape& shape() const { return shape_; }
   PagedKv kv() { return arena_.kv(); }
 
  private:
-  /// K or V of a sequence: the stored elements, and what they are to be multiplied with.
+  /// K or V of a sequence: the stored elements and their scales.
   struct Plane {
     std::vector<float> elements;  ///< [tokens, G, D] as stored
     std::vector<float> scales;    ///< [tokens, G]
@@ -114,7 +114,6 @@ class KvFixture {
 };
 
 float scale_of(const Shape& shape);
-float alibi_slope(std::int32_t h);
 float sink_of(std::int32_t h);
 
 /// The largest |got - want| / |want| of all rows of D elements, in the Euclidean norm; a row of
@@ -125,7 +124,7 @@ double worst_relative_error(const std::vector<float>& got, const std::vector<dou
 /// The largest |got - want|; infinities must be equal.
 double worst_error(const std::vector<float>& got, const std::vector<double>& want);
 
-/// How far a result may be from the truth, in worst_relative_error().
+/// The largest worst_relative_error() that is allowed.
 double tolerance_of(const Shape& shape);
 
 /// Equal as bits: NaN equals itself, 0 is not -0.

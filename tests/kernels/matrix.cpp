@@ -7,7 +7,8 @@
 namespace kvhive::testing_support {
 namespace {
 
-/// How elements lie and what they are: one factor, so that all of its combinations meet all else.
+/// Element type, scales and storage. One factor, so that each of its combinations is paired with
+/// every value of the other factors.
 struct Stored {
   Dtype dtype;
   Scaling scaling;
@@ -16,7 +17,7 @@ struct Stored {
 
 std::vector<Stored> all_stored() {
   std::vector<Stored> all;
-  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::x_packed, Storage::packed}) {
+  for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::packed}) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::e4m3, Dtype::int8})
       if (storage != Storage::packed || dtype == Dtype::bf16 || bytes_of(dtype) == 1)
         all.push_back({dtype, Scaling::none, storage});
@@ -38,9 +39,6 @@ constexpr std::int32_t kQueries[] = {1, 2, 5, 17, 129};
 constexpr std::int32_t kWindows[] = {0, 1, 5, 64, 100000};
 constexpr std::int32_t kChunks[] = {0, 24, 200};
 constexpr float kSoftCaps[] = {0, 30, 0.5f};
-/// In units of S: block, local, vertical, head_step.
-constexpr BlockSparsity kSparsities[] = {{0, 0, 0, 0}, {1, 2, 3, 0},  {2, 1, 4, 1},
-                                         {1, 0, 5, 2}, {3, 1, 2, -1}, {5, 1, 1000, 0}};
 constexpr int kOffOn = 2;
 
 enum Factor {
@@ -54,9 +52,7 @@ enum Factor {
   window,
   chunk,
   soft_cap,
-  alibi,
   sinks,
-  sparsity,
   lse
 };
 
@@ -71,18 +67,15 @@ const std::vector<int> kSizes = {static_cast<int>(kStored.size()),
                                  std::size(kChunks),
                                  std::size(kSoftCaps),
                                  kOffOn,
-                                 kOffOn,
-                                 std::size(kSparsities),
                                  kOffOn};
 
-/// The layouts' own rules; `a` is of an earlier factor than `b`.
+/// What the layouts allow. `a` belongs to an earlier factor than `b`.
 bool is_allowed(FactorValue a, FactorValue b) {
   if (a.factor != stored) return true;
   const Stored& s = kStored[a.value];
   if (b.factor == head_size) {
     const std::int32_t D = kHeadSizes[b.value];
     if (s.storage == Storage::packed) return D % 32 == 0;
-    if (s.storage == Storage::x_packed) return D * bytes_of(s.dtype) % 16 == 0;
   }
   return !(b.factor == block_size && s.storage == Storage::packed && kBlockSizes[b.value] == 8);
 }
@@ -99,7 +92,7 @@ std::vector<std::int32_t> kv_lens(int profile, std::int32_t S) {
   }
 }
 
-/// Keeps the truth, computed element by element, below some milliseconds.
+/// Keeps the time of the element-by-element truth below some milliseconds.
 std::int32_t affordable_queries(std::int32_t wanted, std::int32_t length, const Shape& shape) {
   constexpr std::int64_t kProducts = 3'000'000;
   const std::int64_t each = std::int64_t{2} * shape.H * shape.D * std::max(length, 1);
@@ -131,13 +124,10 @@ MatrixCase make_case(std::size_t number, const std::vector<int>& values) {
   features.window = kWindows[values[window]];
   features.chunk = kChunks[values[chunk]];
   features.soft_cap = kSoftCaps[values[soft_cap]];
-  features.has_alibi = values[alibi] == 1;
   features.has_sinks = values[sinks] == 1;
-  features.sparsity = kSparsities[values[sparsity]];
-  features.sparsity.block *= shape.S;
   features.wants_lse = values[lse] == 1;
 
-  constexpr const char* kStorages[] = {"hnd", "nhd", "x_packed", "packed"};
+  constexpr const char* kStorages[] = {"hnd", "nhd", "packed"};
   constexpr const char* kScalings[] = {"none", "tensor", "head", "token"};
   made.name =
       "case " + std::to_string(number) + ": " + std::string(to_string(s.dtype)) + " " +
@@ -146,8 +136,7 @@ MatrixCase make_case(std::size_t number, const std::vector<int>& values) {
       " S" + std::to_string(shape.S) + " q " + std::string(to_string(shape.q_dtype)) + " lengths " +
       std::to_string(values[lengths]) + " q_len " + std::to_string(kQueries[values[queries]]) +
       " window " + std::to_string(features.window) + " chunk " + std::to_string(features.chunk) +
-      " cap " + std::to_string(features.soft_cap) + " alibi " + std::to_string(values[alibi]) +
-      " sinks " + std::to_string(values[sinks]) + " sparsity " + std::to_string(values[sparsity]);
+      " cap " + std::to_string(features.soft_cap) + " sinks " + std::to_string(values[sinks]);
   return made;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// The cases that every implementation of attention is held to: a pairwise cover of storage, heads,
-// sizes, lengths and features.
+// The cases that every implementation of attention is tested with: a pairwise cover of storage,
+// heads, sizes, lengths and options.
 
 #include <string>
 #include <vector>

@@ -114,19 +114,18 @@ TEST_P(MergeStates, WorksInPlaceAndWithoutLse) {
 }
 
 TEST_P(MergeStates, MakesOneOfAttentionOverTwoHalves) {
-  // Even and odd blocks are what heads see whose turns differ by one.
   KvFixture fixture({.H = 2, .G = 2, .D = 64}, {{1, 200}});
-  const std::vector<Query> queries{{0, 200, 3}};
-  const auto half = [&](std::int32_t head_step) {
-    return fixture.run(GetParam().attention, queries, {.sparsity = {16, 0, 2, head_step}});
-  };
-  const Output even = half(0), turns = half(1);  // head 1 of `turns` sees the odd blocks
-  const ExactOutput whole = fixture.run_densely(queries);
-  for (std::size_t row = 1; row < 6; row += 2) {
+  // The query at position 199 sees the first 104 tokens (as a query at position 103 with the same
+  // vector does) and then the other 96, by a window.
+  const Output first = fixture.run(GetParam().attention,
+                                   {{.sequence = 0, .kv_len = 104, .q_len = 1, .q_from = 199}});
+  const Output second = fixture.run(GetParam().attention, {{0, 200, 1}}, {.window = 96});
+  const ExactOutput whole = fixture.run_densely({{0, 200, 1}});
+  for (std::size_t row = 0; row < 2; ++row) {
     std::vector<float> merged(64);
     std::vector<float> lse(1);
-    GetParam().merge({&even.out[row * 64], &turns.out[row * 64], &even.lse[row], &turns.lse[row],
-                      merged.data(), lse.data(), 1, 1, 64, Dtype::f32});
+    GetParam().merge({&first.out[row * 64], &second.out[row * 64], &first.lse[row],
+                      &second.lse[row], merged.data(), lse.data(), 1, 1, 64, Dtype::f32});
     const std::vector<double> want(whole.out.begin() + row * 64, whole.out.begin() + row * 64 + 64);
     EXPECT_LE(worst_relative_error(merged, want, 64), 1e-5);
     EXPECT_LE(std::fabs(lse[0] - whole.lse[row]), 2e-4);

@@ -1,4 +1,4 @@
-// The CPU backend with each instruction set it is compiled for.
+// The CPU backend with each instruction set that it is compiled for.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using namespace testing_support;
 
-/// Makes the process believe that its CPU has only one of the instruction sets it has.
+/// Makes the process use only one of the instruction sets that the CPU has.
 class PretendedCpu {
  public:
   explicit PretendedCpu(std::int64_t target) { choose(target); }

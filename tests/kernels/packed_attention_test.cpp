@@ -1,5 +1,5 @@
-// Attention over PageLayout::packed, written by cache_write_cpu, beside plain arrays in double
-// precision; and its bits, whatever a token is computed together with.
+// Attention over PageLayout::packed, with pages written by cache_write_cpu: compared with double
+// precision from plain arrays; and its bits, which must not depend on the rest of the batch.
 
 #include "kernels/cpu/packed_attention.hpp"
 
@@ -33,7 +33,7 @@ struct Shape {
   Scaling scaling = Scaling::none;
 };
 
-/// One sequence's part of a call: its last q_len tokens of the first kv_len.
+/// One sequence's part of a call: the last q_len of its first kv_len tokens.
 struct Query {
   std::size_t sequence = 0;
   std::int32_t kv_len = 0;
@@ -51,7 +51,7 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
 
 float rounded(float value) { return float_of_bf16(bf16_of_float(value)); }
 
-/// What a cache of that type makes of a value.
+/// The value that a cache of this type stores for `value`.
 float stored(float value, float scale, Dtype dtype) {
   std::byte bytes[4];
   store_element(bytes, value / scale, dtype);
@@ -67,7 +67,7 @@ class Threads {
   int before_;
 };
 
-/// Sequences of made-up tokens in a cache where all else is NaN.
+/// Sequences of made-up tokens; everything else in the cache is NaN.
 class Cache {
  public:
   Cache(const Shape& shape, std::vector<std::int32_t> lengths, std::uint32_t block_seed = 1)
@@ -155,7 +155,7 @@ class Cache {
     return result;
   }
 
-  /// The last query token's row h, from the arrays that were written.
+  /// Row h of the last query token, computed from the plain arrays.
   std::vector<double> attend_densely(const Query& query, std::int32_t h, double sink,
                                      double* lse) const {
     const Sequence& sequence = sequences_[query.sequence];
@@ -198,11 +198,12 @@ class Cache {
     std::vector<float> q;  ///< [tokens, H, D]
     std::vector<float> k;  ///< [tokens, G, D]
     std::vector<float> v;
-    std::vector<float> stored_k;  ///< as the cache holds them
+    std::vector<float> stored_k;  ///< as the cache stores them
     std::vector<float> stored_v;
   };
 
-  /// [tokens, G, D] as the cache holds them; `scales` of the kv heads unless tokens have their own.
+  /// [tokens, G, D] as the cache stores them. `scales` are those of the kv heads, unless each token
+  /// has its own.
   std::vector<float> as_stored(const std::vector<float>& values, const float* scales) const {
     std::vector<float> out;
     for (std::size_t row = 0; row * shape_.D < values.size(); ++row) {
@@ -225,7 +226,7 @@ class Cache {
     std::mt19937 random(seed);
     const auto number = [&random] { return static_cast<float>(random() % 65536) / 16384 - 2; };
     for (std::int32_t t = 0; t < tokens; ++t) {
-      // What bf16 holds, so that only the kernel's own rounding is seen.
+      // Values that bf16 holds exactly, so that only the kernel's own rounding shows.
       for (std::int32_t i = 0; i < shape_.H * shape_.D; ++i)
         sequence.q.push_back(rounded(number()));
       for (std::int32_t i = 0; i < shape_.G * shape_.D; ++i) {
@@ -303,7 +304,7 @@ class PackedAttention : public testing::TestWithParam<Shape> {
             error += std::pow(result.out[row * D + d] - want[d], 2);
             norm += std::pow(want[d], 2);
           }
-          // Weights are rounded to bf16.
+          // The kernel rounds weights to bf16.
           ASSERT_LE(std::sqrt(error / norm), 4e-3) << query.kv_len << " " << i << " " << h;
           ASSERT_NEAR(result.lse[row], lse, 2e-5) << query.kv_len << " " << i << " " << h;
         }
@@ -412,8 +413,8 @@ INSTANTIATE_TEST_SUITE_P(EightBits, PackedAttention,
                                          Shape{4, 4, 64, 48, 600, kInt8, Scaling::token}),
                          name_of);
 
-/// One token is attended to alone, so that its V comes out: times 1, hence exactly.
-TEST(PackedCodes, AreReadAsWhatTheyMean) {
+/// Attends to a single token: its weight is 1, so the result is its V, exactly.
+TEST(PackedCodes, HaveTheValuesOfTheirCodes) {
   constexpr std::int32_t kD = 32;
   PagedKv kv{.G = 1, .S = 16, .D = kD, .layout = PageLayout::packed};
   kv.head_stride = kv.S * kD;
@@ -448,7 +449,7 @@ TEST(PackedCodes, AreReadAsWhatTheyMean) {
     }
 }
 
-/// The layout as paged_kv.hpp describes it, counted out.
+/// The layout as config/page_layout.hpp describes it, element by element.
 TEST(PackedWrite, PutsEveryElementWhereTheLayoutSays) {
   for (const std::int32_t S : {16, 32, 64}) {
     constexpr std::int32_t kHeads = 2, kD = 64;

@@ -14,7 +14,7 @@ PagedKv page_of(PageLayout layout, Dtype dtype, std::int32_t S, std::int32_t D) 
   return kv;
 }
 
-/// Expects offset(kv, s, d) to go through the elements of a page in the order of memory.
+/// Expects that offset(kv, s, d), called in the order of memory, gives each element's offset.
 class NextElement {
  public:
   using Offset = std::int64_t (*)(const PagedKv&, std::int64_t, std::int64_t);
@@ -30,19 +30,6 @@ class NextElement {
   Offset offset_;
   std::int64_t next_ = 0;
 };
-
-TEST(PageAddress, OfXPackedPagesIsVllms) {
-  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::e4m3}) {
-    const PagedKv kv = page_of(PageLayout::x_packed, dtype, 8, 64);
-    const auto x = static_cast<std::int32_t>(16 / bytes_of(dtype));
-    NextElement k(kv, key_offset), v(kv, value_offset);
-    for (std::int32_t i = 0; i < kv.D / x; ++i)
-      for (std::int32_t s = 0; s < kv.S; ++s)
-        for (std::int32_t j = 0; j < x; ++j) k.expect_at(s, i * x + j);
-    for (std::int32_t d = 0; d < kv.D; ++d)
-      for (std::int32_t s = 0; s < kv.S; ++s) v.expect_at(s, d);
-  }
-}
 
 TEST(PageAddress, OfPackedPagesGoesTileByTile) {
   for (const std::int32_t S : {16, 32, 64}) {

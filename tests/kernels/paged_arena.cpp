@@ -21,9 +21,7 @@ PagedArena::PagedArena(const Shape& shape, std::int64_t blocks) : scaling_(shape
   kv_.S = shape.S;
   kv_.D = shape.D;
   kv_.dtype = shape.dtype;
-  kv_.layout = shape.storage == Storage::x_packed ? PageLayout::x_packed
-               : shape.storage == Storage::packed ? PageLayout::packed
-                                                  : PageLayout::rows;
+  kv_.layout = shape.storage == Storage::packed ? PageLayout::packed : PageLayout::rows;
   kv_.token_stride = is_nhd ? G * row + shape.gap : row;
   kv_.head_stride = is_nhd ? row : S * row + shape.gap;
   values_at_ = is_nhd ? S * kv_.token_stride : G * kv_.head_stride;

@@ -1,5 +1,5 @@
-// paged_attention_cpu gives a query token the same bits whatever it is computed together with. That
-// is what lets engines share prefixes, preempt and recompute without changing a single token.
+// paged_attention_cpu gives a query token the same bits whatever else is in the batch. Because of
+// this, engines can share prefixes, preempt and recompute without changing a token.
 
 #include <gtest/gtest.h>
 #include <omp.h>
@@ -47,7 +47,7 @@ class PagedAttentionBits : public testing::TestWithParam<Case> {
     return fixture.attend(paged_attention_cpu, queries, {.window = GetParam().window});
   }
 
-  /// All tokens from `first` on, in calls of `chunk` tokens.
+  /// Computes all tokens from `first` on, in calls of `chunk` tokens.
   static std::vector<float> attend_in_chunks(KvFixture& fixture, std::int32_t first,
                                              std::int32_t chunk) {
     std::vector<float> out;
@@ -81,7 +81,8 @@ TEST_P(PagedAttentionBits, AreTheSameInAnyChunking) {
 }
 
 TEST_P(PagedAttentionBits, AreTheSameInDecodeAndPrefill) {
-  const Threads one(1);  // many small calls: waking others would take longer than the work
+  const Threads one(
+      1);  // there are many small calls, in which waking threads takes longer than the work
   KvFixture fixture(shape(), {{1, kTokens}});
   const std::vector<float> whole = attend_in_chunks(fixture, 0, kTokens);
   const std::int32_t token_elements = shape().H * shape().D;

@@ -1,4 +1,4 @@
-// What every implementation of paged attention owes its callers.
+// The contract of paged attention, for every implementation.
 
 #include "kernels/paged_attention.hpp"
 
@@ -88,19 +88,6 @@ TEST_P(PagedAttention, TakesABatchOfNothing) {
   KvFixture fixture({dtype()}, sequences_of({0}));
   EXPECT_TRUE(fixture.attend(attention(), {}).empty());
   EXPECT_TRUE(fixture.attend(attention(), {{0, 0, 0}}).empty());
-}
-
-TEST_P(PagedAttention, OfNothingIsZeroWithOrWithoutASink) {
-  KvFixture fixture({.dtype = dtype(), .D = 32}, sequences_of({40}));
-  const BlockSparsity nothing{16, 0, 1000, 0};
-  const Output out = fixture.run(attention(), {{0, 40, 2}}, {.sparsity = nothing});
-  EXPECT_EQ(out.out, std::vector<float>(out.out.size(), 0.0f));
-  for (const float lse : out.lse) EXPECT_EQ(lse, -std::numeric_limits<float>::infinity());
-  const Output sunk =
-      fixture.run(attention(), {{0, 40, 2}}, {.has_sinks = true, .sparsity = nothing});
-  EXPECT_EQ(sunk.out, out.out);
-  for (std::size_t row = 0; row < sunk.lse.size(); ++row)
-    EXPECT_EQ(sunk.lse[row], sink_of(static_cast<std::int32_t>(row % 4)));
 }
 
 TEST_P(PagedAttention, LetsSequencesShareBlocks) {

@@ -1,4 +1,4 @@
-// Latent attention and its cache, for every implementation.
+// The contract of latent attention and of writing its cache, for every implementation.
 
 #include "kernels/paged_mla.hpp"
 
@@ -29,7 +29,7 @@ std::vector<float> numbers(std::size_t count, std::uint32_t seed) {
   return values;
 }
 
-/// One latent row from its definition: bytes, and the values they stand for.
+/// One latent row computed from its definition: its bytes and their values.
 struct LatentRow {
   LatentRow(MlaRow kind, const float* latent, const float* rope) : bytes(bytes_of(kind)) {
     if (kind == MlaRow::bf16) {
@@ -66,7 +66,7 @@ struct MlaShape {
   Dtype q_dtype = Dtype::f32;
 };
 
-/// Sequences of latents in a cache of NaN.
+/// Sequences of latents; everything else in the cache is NaN.
 class MlaFixture {
  public:
   MlaFixture(MlaShape shape, const std::vector<std::int32_t>& lengths) : shape_(shape) {

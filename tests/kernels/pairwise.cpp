@@ -9,10 +9,10 @@ namespace kvhive::testing_support {
 namespace {
 
 constexpr int kUnset = -1;
-constexpr int kCandidates = 6;  ///< the best of which becomes a case
+constexpr int kCandidates = 6;  ///< candidates for each case, of which the best is taken
 constexpr int kAttempts = 1000;
 
-/// Values of all factors, numbered through; pairs of them.
+/// Numbers the values of all factors consecutively, and knows which pairs of them are still wanted.
 class Cover {
  public:
   Cover(const std::vector<int>& sizes, const Allowed& allowed, std::uint32_t seed)
@@ -49,7 +49,7 @@ class Cover {
     return (first_[a.factor] + a.value) * first_.back() + first_[b.factor] + b.value;
   }
 
-  /// How many wanted pairs `value` makes with the rest of a case; -1 where it is not allowed.
+  /// How many wanted pairs `value` makes with the other values of a case; -1 if it is not allowed.
   int gain(const std::vector<int>& values, FactorValue value) const {
     int pairs = 0;
     for (std::size_t f = 0; f < values.size(); ++f) {
@@ -77,7 +77,8 @@ class Cover {
     return best >= 0;
   }
 
-  /// A case around some open pair; returns how many wanted pairs it has, -1 if it cannot be had.
+  /// Makes a case around one wanted pair. Returns how many wanted pairs it has, -1 if no case can
+  /// have that pair.
   int make_candidate(std::vector<int>& values) {
     values.assign(sizes_.size(), kUnset);
     const Pair pair = open_[random_() % open_.size()];

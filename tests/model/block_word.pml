@@ -2,7 +2,9 @@
  * reaper that may itself be killed and started again, and is then given to a new process.
  *
  * One statement or d_step = one atomic access to shared memory. A compare-and-swap that finds
- * something else does nothing. Names as in pool/block_pool.cpp and pool/reaper.cpp. */
+ * something else does nothing. take, publish, give_back, pin and unpin
+ * change the word as taken_by, published_by, freed, pinned_by and unpinned_by do in
+ * pool/block_word.hpp; the sweep is pool/care/reaper.cpp's. */
 #define FREE 0
 #define FILLING 1
 #define READY 2

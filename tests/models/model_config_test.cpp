@@ -50,7 +50,7 @@ TEST(ModelConfig, ReadsLlama) {
   EXPECT_EQ(config->dtype, Dtype::bf16);
   EXPECT_EQ(config->bos, 1);
   EXPECT_EQ(config->eos, std::vector<TokenId>{2});
-  EXPECT_FALSE(config->qkv_bias || config->output_bias || config->qk_norm);
+  EXPECT_FALSE(config->qkv_bias || config->output_bias || config->has(LayerWeight::q_norm));
 }
 
 TEST(ModelConfig, LayoutIsTheModels) {
@@ -69,7 +69,8 @@ TEST(ModelConfig, BiasesFollowTheArchitecture) {
   EXPECT_TRUE(biased->qkv_bias && biased->output_bias && biased->mlp_bias);
   const auto qwen2 = load(with(llama(), {{"architectures", {"Qwen2ForCausalLM"}}}));
   EXPECT_TRUE(qwen2->qkv_bias && !qwen2->output_bias);
-  EXPECT_TRUE(load(with(llama(), {{"architectures", {"Qwen3ForCausalLM"}}}))->qk_norm);
+  EXPECT_TRUE(
+      load(with(llama(), {{"architectures", {"Qwen3ForCausalLM"}}}))->has(LayerWeight::k_norm));
 }
 
 TEST(ModelConfig, SlidingWindowCountsOnlyWhereUsed) {
@@ -83,6 +84,42 @@ TEST(ModelConfig, SlidingWindowCountsOnlyWhereUsed) {
   const auto used = load(with(qwen, {{"use_sliding_window", true}, {"max_window_layers", 1}}));
   EXPECT_EQ(used->window_of(0), 0);
   EXPECT_EQ(used->window_of(1), 100);
+}
+
+TEST(ModelConfig, AWindowThatIsLeftOutIsHuggingFacesDefault) {
+  const auto mistral = load(with(llama(), {{"architectures", {"MistralForCausalLM"}}}));
+  EXPECT_EQ(mistral->sliding_window, 4096);
+  const auto qwen = load(with(llama(), {{"architectures", {"Qwen3ForCausalLM"}},
+                                        {"num_hidden_layers", 30},
+                                        {"use_sliding_window", true}}));
+  EXPECT_EQ(qwen->window_of(27), 0);
+  EXPECT_EQ(qwen->window_of(28), 4096);
+}
+
+TEST(ModelConfig, LayerTypesMustSayWhatTheWindowFieldsSay) {
+  const json qwen = with(llama(), {{"architectures", {"Qwen3ForCausalLM"}},
+                                   {"use_sliding_window", true},
+                                   {"sliding_window", 100},
+                                   {"max_window_layers", 1}});
+  const json full = "full_attention", sliding = "sliding_attention";
+  EXPECT_TRUE(load(with(qwen, {{"layer_types", {full, sliding}}})));
+  EXPECT_TRUE(load(with(llama(), {{"layer_types", {full, full}}})));
+  for (const json& types : {json{full, full}, json{sliding, full}, json{full}, json("x")}) {
+    const auto config = load(with(qwen, {{"layer_types", types}}));
+    ASSERT_FALSE(config) << types;
+    EXPECT_THAT(config.error().text, HasSubstr("layer_types"));
+  }
+}
+
+TEST(ModelConfig, FieldsThatMeanNothingAreTaken) {
+  const json neutral{{"quantization_config", nullptr},
+                     {"logit_scale", 1.0},
+                     {"partial_rotary_factor", 1.0},
+                     {"num_experts", 1},
+                     {"alibi", false},
+                     {"attn_logit_softcapping", nullptr}};
+  const auto config = load(with(llama(), neutral));
+  EXPECT_TRUE(config) << config.error().text;
 }
 
 TEST(ModelConfig, ReadsRopeScaling) {
@@ -146,6 +183,28 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{{{"rope_scaling", {{"type", "dynamic"}, {"factor", 4}}}}, "dynamic"},
         Refusal{{{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8}}}}, "low_freq_factor"},
         Refusal{{{"rope_scaling", "linear"}}, "rope_scaling"},
+        Refusal{{{"quantization_config", {{"quant_method", "gptq"}, {"bits", 4}}}},
+                "quantization_config = {\"bits\":4,\"quant_method\":\"gptq\"}"},
+        Refusal{{{"quantization_config", {{"quant_method", "fp8"}}}}, "bfloat16"},
+        Refusal{{{"compression_config", {{"format", "int-quantized"}}}}, "compression_config"},
+        Refusal{{{"attn_logit_softcapping", 50.0}}, "attn_logit_softcapping = 50.0"},
+        Refusal{{{"final_logit_softcapping", 30.0}}, "final_logit_softcapping"},
+        Refusal{{{"logit_scale", 0.0625}}, "logit_scale = 0.0625"},
+        Refusal{{{"logits_scaling", 8}}, "logits_scaling = 8"},
+        Refusal{{{"embedding_multiplier", 12}}, "embedding_multiplier = 12"},
+        Refusal{{{"residual_multiplier", 0.22}}, "residual_multiplier"},
+        Refusal{{{"attention_multiplier", 0.015}}, "attention_multiplier"},
+        Refusal{{{"partial_rotary_factor", 0.5}}, "partial_rotary_factor = 0.5"},
+        Refusal{{{"rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}}},
+                "rope_parameters: partial_rotary_factor = 0.5"},
+        Refusal{{{"rope_parameters", {{"rope_type", "default"}}},
+                 {"rope_scaling", {{"rope_type", "linear"}, {"factor", 2}}}},
+                "rope_scaling"},
+        Refusal{{{"no_rope_layers", {1, 0}}}, "no_rope_layers"},
+        Refusal{{{"position_embedding_type", "alibi"}}, "alibi"},
+        Refusal{{{"clip_qkv", 8}}, "clip_qkv = 8"},
+        Refusal{{{"use_qk_norm", true}}, "use_qk_norm = true"},
+        Refusal{{{"num_local_experts", 8}}, "num_local_experts = 8"},
         Refusal{{{"torch_dtype", "int8"}}, "int8"},
         Refusal{{{"tie_word_embeddings", "yes"}}, "tie_word_embeddings"},
         Refusal{{{"eos_token_id", 100}}, "eos_token_id = 100"},

@@ -43,6 +43,36 @@ TEST(BlockWord, EverySlotHasABitOfItsOwn) {
   EXPECT_EQ(BlockWord::make(BlockState::ready, 0, seen).holders(), seen);
 }
 
+/// The transitions of tests/model/block_word.pml.
+TEST(BlockWord, ChangesAsTheModelDoes) {
+  constexpr ProcessSlot kOne{1}, kTwo{2};
+  const BlockWord free{};
+  const BlockWord filling = free.taken_by(kOne);
+  EXPECT_EQ(filling, BlockWord::make(BlockState::filling, 1, 0b10));
+  EXPECT_TRUE(filling.is_filled_by(kOne));
+  EXPECT_FALSE(filling.is_filled_by(kTwo));
+  EXPECT_EQ(filling.freed(), BlockWord::make(BlockState::free, 1, 0));
+  const BlockWord ready = filling.published_by(kOne);
+  EXPECT_EQ(ready, BlockWord::make(BlockState::ready, 1, 0b10));
+  const BlockWord shared = ready.pinned_by(kTwo);
+  EXPECT_EQ(shared, BlockWord::make(BlockState::ready, 1, 0b110));
+  EXPECT_EQ(shared.pinned_by(kTwo), shared) << "a process has one bit, however often it pins";
+  EXPECT_EQ(shared.unpinned_by(kOne), BlockWord::make(BlockState::ready, 1, 0b100));
+  const BlockWord idle = shared.unpinned_by(kOne).unpinned_by(kTwo);
+  EXPECT_TRUE(idle.is_idle());
+  EXPECT_EQ(idle.taken_by(kTwo), BlockWord::make(BlockState::filling, 2, 0b100));
+  EXPECT_EQ(shared.retired(), BlockWord::make(BlockState::retired, 2, 0));
+}
+
+TEST(BlockWord, IsTheSamePublicationUntilItIsTakenAnew) {
+  const BlockWord ready = BlockWord{}.taken_by(ProcessSlot{0}).published_by(ProcessSlot{0});
+  EXPECT_TRUE(ready.is_same_publication(ready.pinned_by(ProcessSlot{3})));
+  EXPECT_FALSE(ready.is_same_publication(ready.taken_by(ProcessSlot{0})));
+  EXPECT_FALSE(
+      ready.is_same_publication(ready.taken_by(ProcessSlot{0}).published_by(ProcessSlot{0})));
+  EXPECT_FALSE(BlockWord{}.is_same_publication(BlockWord{})) << "a free block has no content";
+}
+
 TEST(BlockState, DamageHasAName) {
   EXPECT_EQ(to_string(BlockState::filling), "filling");
   EXPECT_EQ(to_string(BlockState(6)), "damaged");

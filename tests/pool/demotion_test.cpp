@@ -77,7 +77,7 @@ class DemotionTest : public ::testing::Test {
   static std::vector<std::uint32_t> copied(std::span<const Demotion> demotions) {
     std::vector<std::uint32_t> sources;
     for (const Demotion& d : demotions)
-      if (!d.is_there) sources.push_back(d.content.block.value);
+      if (!d.is_on_host_already) sources.push_back(d.content.block.value);
     return sources;
   }
 
@@ -98,7 +98,7 @@ TEST_F(DemotionTest, EvictedContentIsInTheHostTierWhatItWas) {
     EXPECT_EQ(identity(memory_, demotions[i].destination), before[i]) << i;
   EXPECT_EQ(found(p, Tier::device), 0u);
   EXPECT_EQ(found(p, Tier::host), 3u);
-  EXPECT_EQ(pool_.counters().demoted_blocks.load(), 3u);
+  EXPECT_EQ(pool_.counters()["demoted_blocks"].load(), 3u);
   EXPECT_EQ(pool_.available(Tier::host), 4u);
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using Verdict = PrefixIndex::Verdict;
+using CacheStatus = PrefixIndex::HintUse;
 
 struct Table {
   explicit Table(std::size_t buckets) : memory(buckets), index(memory.data(), buckets) {}
@@ -18,7 +18,7 @@ struct Table {
     std::vector<std::uint32_t> blocks;
     index.for_each(hash, [&](BlockId block) {
       blocks.push_back(block.value);
-      return Verdict::keep;
+      return CacheStatus::keep;
     });
     return blocks;
   }
@@ -94,8 +94,9 @@ TEST(PrefixIndex, DropsWhatTheVisitorRejects) {
   Table t(8);
   t.index.insert(kHash, BlockId{7});
   t.index.insert(kHash, BlockId{9});
-  t.index.for_each(kHash,
-                   [](BlockId block) { return block.value == 7 ? Verdict::drop : Verdict::keep; });
+  t.index.for_each(kHash, [](BlockId block) {
+    return block.value == 7 ? CacheStatus::drop : CacheStatus::keep;
+  });
   EXPECT_THAT(t.found(kHash), ElementsAre(9));
 }
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "pool/block_pool.hpp"
+#include "pool/care/pool_report.hpp"
 #include "pool/care/reaper.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
@@ -20,7 +21,24 @@ TEST(ProcessSlot, SigningInNamesTheProcess) {
   EXPECT_GT(entry.started.load(), 0);
 }
 
-TEST(ProcessSlot, NextProcessStartsWithFreshStatisticsButTheSumOfUsedBlocksStaysRight) {
+TEST(ProcessSlot, NextProcessCountsFromZeroAndThePoolsTotalsKeepWhatDeadOnesCounted) {
+  const PoolMemory memory = private_pool(small_geometry(8));
+  for (std::uint32_t life = 0; life < 3; ++life) {
+    sign_in(memory, ProcessSlot{0}, 0);
+    EXPECT_EQ(report_pool(memory).processes.at(0).counted["generated_tokens"], 0u);
+    SlotCounters& counters = memory.control().processes[0].counters;
+    bump(counters["generated_tokens"], 100);
+    bump(counters["running"], 7);
+    EXPECT_EQ(report_pool(memory).processes.at(0).counted["generated_tokens"], 100u);
+    EXPECT_EQ(report_pool(memory).processes.at(0).counted["running"], 7u);
+    EXPECT_EQ(report_pool(memory).totals["generated_tokens"], 100u * (life + 1));
+    reap(memory, ProcessSlot{0});
+    EXPECT_EQ(report_pool(memory).totals["generated_tokens"], 100u * (life + 1));
+    EXPECT_EQ(report_pool(memory).totals["running"], 0u);
+  }
+}
+
+TEST(ProcessSlot, TheSumOfUsedBlocksStaysRightAcrossADeath) {
   const PoolMemory memory = private_pool(small_geometry(8));
   BlockPool survivor(memory, ProcessSlot{1});
   sign_in(memory, ProcessSlot{0}, 0);
@@ -34,7 +52,6 @@ TEST(ProcessSlot, NextProcessStartsWithFreshStatisticsButTheSumOfUsedBlocksStays
   reap(memory, ProcessSlot{0});
   sign_in(memory, ProcessSlot{0}, 0);
   BlockPool second(memory, ProcessSlot{0});
-  EXPECT_EQ(second.counters().published_blocks.load(), 0u);
   EXPECT_EQ(second.available(Tier::device), 5u);
   survivor.release(std::vector{BlockId{1}, BlockId{2}});
   EXPECT_EQ(second.available(Tier::device), 7u);

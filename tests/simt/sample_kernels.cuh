@@ -1,6 +1,6 @@
 #pragma once
-// Four small correct kernels, each with the bugs that can be seeded in it: what the emulator and
-// the sanitizers are there to catch.
+// Three small correct kernels. Each can be run with a seeded bug that the emulator or a sanitizer
+// must find.
 
 #include "kernels/cuda/device.cuh"
 
@@ -22,12 +22,12 @@ enum class Bug : int {
   shared_output,
   missing_copy_wait,
   missing_barrier_after_wait,
-  missing_empty_wait,
 };
 
 inline constexpr int kThreads = 128;
 
-/// out[i] = its block's in, passed through shared memory and shuffles. in, out: [blocks, kThreads].
+/// Passes in[i] through shared memory and shuffles within its block to out[i]. in, out: [blocks,
+/// kThreads].
 inline __global__ void pass_around(const float* in, float* out, Bug bug) {
   auto* values = reinterpret_cast<float*>(device::shared_memory());  // [kThreads]
   const unsigned t = threadIdx.x;
@@ -59,8 +59,8 @@ inline __global__ void pass_around(const float* in, float* out, Bug bug) {
   out[bug == Bug::shared_output ? 0 : i] = x;
 }
 
-/// out[t] = what thread t + 16 copied asynchronously; the last 8 threads copy zeros. in: [4 *
-/// kThreads], out: [kThreads].
+/// out[t] = the value that thread t + 16 copied asynchronously; the last 8 threads copy zeros. in:
+/// [4 * kThreads], out: [kThreads].
 inline __global__ void copy_async(const float* in, float* out, Bug bug) {
   auto* values = reinterpret_cast<float*>(device::shared_memory());  // [kThreads][4]
   const unsigned t = threadIdx.x;
@@ -73,8 +73,8 @@ inline __global__ void copy_async(const float* in, float* out, Bug bug) {
   if (bug == Bug::missing_copy_wait) device::wait_copies<0>();
 }
 
-/// One warp: d = a * b^T by tensor core. a [16][16], b [8][16] bf16 (both copied asynchronously,
-/// b's rows a second time below it), d [16][8].
+/// One warp: d = a * b^T on the tensor core. a [16][16], b [8][16] bf16 are copied asynchronously,
+/// b's rows twice; d [16][8].
 inline __global__ void multiply(const std::uint16_t* a, const std::uint16_t* b, float* d, Bug bug) {
   auto* rows = reinterpret_cast<std::uint16_t*>(device::shared_memory());  // a [16][16], b [16][16]
   const unsigned lane = threadIdx.x;
@@ -90,44 +90,6 @@ inline __global__ void multiply(const std::uint16_t* a, const std::uint16_t* b, 
   float sums[4] = {};
   device::mma_bf16(sums, a_fragment, {b_fragment[0], b_fragment[1]});
   for (unsigned i = 0; i < 4; ++i) d[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i];
-}
-
-/// A producer warp streams pages in table order through a ring of bulk copies; 64 consumers add
-/// them up. pages [][kPage], out [blocks, 64]. 96 threads.
-inline constexpr unsigned kPage = 256, kStages = 3, kConsumers = 64;
-inline __global__ void stream_pages(const float* pages, const int* table, unsigned count,
-                                    float* out, Bug bug) {
-  auto* ring = reinterpret_cast<float*>(device::shared_memory());         // [kStages][kPage]
-  auto* full = reinterpret_cast<std::uint64_t*>(ring + kStages * kPage);  // [kStages]
-  std::uint64_t* empty = full + kStages;                                  // [kStages]
-  if (threadIdx.x == 0) {
-    for (unsigned s = 0; s < kStages; ++s) {
-      device::mbarrier_init(full + s, 1);
-      device::mbarrier_init(empty + s, kConsumers);
-    }
-    device::mbarrier_init_fence();
-  }
-  __syncthreads();
-  if (threadIdx.x >= kConsumers) {
-    if (threadIdx.x > kConsumers) return;
-    for (unsigned i = 0; i < count; ++i) {
-      const unsigned s = i % kStages, round = i / kStages;
-      if (round > 0 && bug != Bug::missing_empty_wait)
-        device::mbarrier_wait(empty + s, (round - 1) & 1);
-      device::mbarrier_arrive(full + s, kPage * sizeof(float));
-      device::bulk_copy_to_shared(ring + s * kPage, pages + table[i] * kPage, kPage * sizeof(float),
-                                  full + s);
-    }
-    return;
-  }
-  float sum = 0;
-  for (unsigned i = 0; i < count; ++i) {
-    const unsigned s = i % kStages;
-    device::mbarrier_wait(full + s, (i / kStages) & 1);
-    for (unsigned j = threadIdx.x; j < kPage; j += kConsumers) sum += ring[s * kPage + j];
-    device::mbarrier_arrive(empty + s, 0);
-  }
-  out[blockIdx.x * kConsumers + threadIdx.x] = sum;
 }
 
 }  // namespace kvhive::samples

@@ -45,16 +45,6 @@ inline std::vector<float> run_multiply(Bug bug) {
   return d;
 }
 
-inline std::vector<float> run_stream_pages(Bug bug) {
-  const std::vector<float> pages = counting(5 * kPage);
-  const std::vector<int> table = {4, 0, 2, 2, 1, 3, 0, 4, 4, 1};
-  std::vector<float> out = nothing(2 * kConsumers);
-  simt::launch(stream_pages, {2}, {kConsumers + 32},
-               kStages * (kPage * sizeof(float) + 2 * sizeof(std::uint64_t)), pages.data(),
-               table.data(), static_cast<unsigned>(table.size()), out.data(), bug);
-  return out;
-}
-
 /// The kernel that the bug is seeded in.
 inline std::vector<float> run_with(Bug bug) {
   switch (bug) {
@@ -62,7 +52,6 @@ inline std::vector<float> run_with(Bug bug) {
     case Bug::missing_copy_wait:
     case Bug::missing_barrier_after_wait: return run_copy_async(bug);
     case Bug::missing_syncwarp: return run_multiply(bug);
-    case Bug::missing_empty_wait: return run_stream_pages(bug);
     default: return run_pass_around(bug);
   }
 }

@@ -1,5 +1,5 @@
-// seeded_bug NAME: runs the kernel with that bug ("none": the four correct kernels in every order)
-// and lets whoever notices say so: the emulator, a sanitizer, or nobody.
+// seeded_bug NAME: runs the kernel with the seeded bug NAME ("none": the correct kernels in every
+// order). Ends with 0 unless the emulator or a sanitizer reports it.
 
 #include <cstdio>
 #include <string_view>
@@ -27,7 +27,6 @@ constexpr struct {
     {"shared_output", Bug::shared_output},
     {"missing_copy_wait", Bug::missing_copy_wait},
     {"missing_barrier_after_wait", Bug::missing_barrier_after_wait},
-    {"missing_empty_wait", Bug::missing_empty_wait},
 };
 
 void run_correct_kernels() {
@@ -39,7 +38,6 @@ void run_correct_kernels() {
       run_pass_around(Bug::none);
       run_copy_async(Bug::none);
       run_multiply(Bug::none);
-      run_stream_pages(Bug::none);
     }
 }
 
@@ -58,7 +56,7 @@ int main(int count, char** words) try {
     std::fprintf(stderr, "usage: seeded_bug NAME\n");
     return 2;
   }
-  std::printf("nobody has noticed anything\n");
+  std::printf("no bug was reported\n");
   return 0;
 } catch (const simt::Error& error) {
   std::printf("emulator: %s\n", error.what());

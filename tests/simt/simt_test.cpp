@@ -18,7 +18,7 @@ using samples::Bug;
 using testing::AllOf;
 using testing::HasSubstr;
 
-/// Puts the options back.
+/// Restores the emulator's options.
 class Simt : public testing::Test {
  protected:
   ~Simt() override { simt::options = before_; }
@@ -54,8 +54,8 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 TEST_F(Simt, CorrectKernelsGiveTheSameBitsInEverySchedule) {
-  for (const auto kernel : {samples::run_pass_around, samples::run_copy_async,
-                            samples::run_multiply, samples::run_stream_pages}) {
+  for (const auto kernel :
+       {samples::run_pass_around, samples::run_copy_async, samples::run_multiply}) {
     simt::options = {};
     const std::vector<float> first = kernel(Bug::none);
     EXPECT_TRUE(std::none_of(first.begin(), first.end(), [](float x) { return std::isnan(x); }));
@@ -166,25 +166,6 @@ TEST_F(Simt, PartsOfAWarpMeetUnderMasksOfTheirOwn) {
   }
 }
 
-/// Warps 0 and 1 meet at barrier 1, warps 2 and 3 at barrier 2.
-__global__ void two_halves(int* out) {
-  auto* values = reinterpret_cast<int*>(device::shared_memory());  // [128]
-  const unsigned t = threadIdx.x, half = t / 64;
-  values[t] = static_cast<int>(t);
-  device::named_barrier(1 + half, 64);
-  out[t] = values[half * 64 + (t + 40) % 64];
-}
-
-TEST_F(Simt, NamedBarriersJoinPartsOfABlock) {
-  for (const simt::Options& schedule : all_schedules()) {
-    simt::options = schedule;
-    std::vector<int> out(128);
-    simt::launch(two_halves, {1}, {128}, 512, out.data());
-    for (unsigned t = 0; t < 128; ++t)
-      EXPECT_EQ(out[t], static_cast<int>(t / 64 * 64 + (t + 40) % 64));
-  }
-}
-
 __global__ void count_all(unsigned* count, unsigned* largest, unsigned* order) {
   const unsigned id = blockIdx.x * blockDim.x + threadIdx.x;
   order[atomicAdd(count, 1u)] = id;
@@ -220,33 +201,14 @@ TEST_F(Simt, SharedMemoryStartsAsPoison) {
 }
 
 __global__ void wait_for_ever() {
-  if (threadIdx.x < 32) __syncwarp();
-  if (threadIdx.x >= 32) device::named_barrier(3, 128);
+  if (threadIdx.x == 32) __syncwarp(0x3u);  // thread 33 does not come
   __syncthreads();
 }
 
-TEST_F(Simt, ADeadlockNamesWhoWaitsWhere) {
+TEST_F(Simt, ADeadlockReportNamesThreadsAndLines) {
   const std::string error = error_of([] { simt::launch(wait_for_ever, {1}, {96}, 0); });
   EXPECT_THAT(error, AllOf(HasSubstr("threads wait for ever"), HasSubstr("thread (0,0,0)"),
                            HasSubstr("thread (32,0,0)"), HasSubstr("simt_test.cpp:")));
-}
-
-__global__ void use_mbarrier(bool initialise, bool overwrite, unsigned arrivals) {
-  auto* barrier = reinterpret_cast<std::uint64_t*>(device::shared_memory());
-  if (initialise) device::mbarrier_init(barrier, 1);
-  if (overwrite) *barrier = 0;
-  for (unsigned i = 0; i < arrivals; ++i) device::mbarrier_arrive(barrier, 16);
-}
-
-TEST_F(Simt, MisusedMbarriersAreNamed) {
-  const auto error = [](bool initialise, bool overwrite, unsigned arrivals) {
-    return error_of(
-        [=] { simt::launch(use_mbarrier, {1}, {1}, 8, initialise, overwrite, arrivals); });
-  };
-  EXPECT_EQ(error(true, false, 1), "");
-  EXPECT_THAT(error(false, false, 1), HasSubstr("before it was initialised"));
-  EXPECT_THAT(error(true, true, 1), HasSubstr("overwritten"));
-  EXPECT_THAT(error(true, false, 2), HasSubstr("more arrivals than its count"));
 }
 
 __global__ void never_wait(const float* in) {
@@ -254,7 +216,7 @@ __global__ void never_wait(const float* in) {
   device::commit_copies();
 }
 
-TEST_F(Simt, ACopyThatNobodyWaitsForIsAnError) {
+TEST_F(Simt, ACopyWithoutAWaitIsAnError) {
   const std::vector<float> in(4);
   EXPECT_THAT(error_of([&] { simt::launch(never_wait, {1}, {1}, 16, in.data()); }),
               HasSubstr("without having waited"));
@@ -277,7 +239,7 @@ TEST_F(Simt, TheNextLaunchIsFineAfterAFailedOne) {
   EXPECT_TRUE(std::none_of(out.begin(), out.end(), [](float x) { return std::isnan(x); }));
 }
 
-TEST_F(Simt, CountsWhatItDoes) {
+TEST_F(Simt, CountsBlocksBarriersAndWarpOperations) {
   const simt::Statistics before = simt::statistics();
   samples::run_pass_around(Bug::none);
   const simt::Statistics after = simt::statistics();

@@ -10,11 +10,11 @@ namespace kvhive::testing {
 /// The step's copies: out of the device, then the blocks change hands.
 inline void move_out(BlockPool& pool, std::span<const Evicted> evicted,
                      std::span<const Demotion> demotions) {
-  for (const auto& [content, destination, is_there] : demotions)
-    if (!is_there) copy_payload(pool.memory(), content.block, destination);
+  for (const auto& [content, destination, is_on_host_already] : demotions)
+    if (!is_on_host_already) copy_payload(pool.memory(), content.block, destination);
   for (const Evicted& content : evicted)
-    if (pool.domain_of(content.block) != content.heir)
-      hand_over(pool.memory(), content.block, content.heir);
+    if (pool.domain_of(content.block) != content.new_domain)
+      change_domain(pool.memory(), content.block, content.new_domain);
 }
 
 /// From the device's evicted blocks to the host tier, as far as there is room; what became of them.

@@ -173,6 +173,65 @@ TEST_F(Cli, TheInspectorNeedsNeitherStewardNorEngines) {
   for (const pid_t pid : pids) signal_process(pid, SIGCONT);
 }
 
+/// Commands that only read end although the keeper is stopped, and say what is missing.
+TEST(CliStoppedKeeper, ThePoolIsReadWithoutIt) {
+  const Daemon daemon;
+  ASSERT_EQ(daemon.cli({"generate", "--prompt", "And God said", "--max-tokens", "30"}).exit_code,
+            0);
+  const Json before = daemon.stat();
+  signal_process(daemon.pid(), SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return state_of(daemon.pid()) == 'T'; }));
+  for (const char* command : {"stat", "procs", "blocks", "fsck"}) {
+    const CommandResult result = daemon.cli({"pool", command});
+    EXPECT_EQ(result.exit_code, 0) << command << ": " << result.err;
+    EXPECT_NE(result.err.find("kill -CONT " + std::to_string(daemon.pid())), std::string::npos)
+        << command << ": " << result.err;
+  }
+  const Json stat = daemon.stat();
+  for (const char* same : {"tiers", "epoch", "prompt_tokens", "generated_tokens"})
+    EXPECT_EQ(stat[same], before[same]) << same;
+  const Json procs = daemon.procs();
+  EXPECT_EQ(procs["keeper"]["pid"], daemon.pid());
+  EXPECT_EQ(procs["processes"].size(), 2u);
+  EXPECT_EQ(procs["engines"].at(0)["state"], "unknown");
+  EXPECT_TRUE(daemon.fsck_is_clean());
+  signal_process(daemon.pid(), SIGCONT);
+}
+
+TEST(CliStoppedKeeper, WhatNeedsItFailsAndNamesTheProcessAndTheRemedy) {
+  const Daemon daemon;
+  signal_process(daemon.pid(), SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return state_of(daemon.pid()) == 'T'; }));
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"pool", "fsck", "--repair"},
+        std::vector<std::string>{"pool", "why", "And God said"}}) {
+    const CommandResult result = daemon.cli(command);
+    EXPECT_NE(result.exit_code, 0) << command[1];
+    EXPECT_NE(result.err.find("kill -CONT " + std::to_string(daemon.pid())), std::string::npos)
+        << result.err;
+  }
+  signal_process(daemon.pid(), SIGCONT);
+}
+
+TEST(CliProcs, AnEngineThatIsDownIsShownWithItsStateAndRestarts) {
+  const Daemon daemon({"--engines", "2", "--kv-cache-memory-bytes", "32M"});
+  const auto row = [&](const std::string& words) {
+    const std::string table = daemon.cli({"pool", "procs"}).out;
+    const std::size_t begin = table.find("engine 0");
+    const std::string line = table.substr(begin, table.find('\n', begin) - begin);
+    return line.find(words) != std::string::npos;
+  };
+  EXPECT_TRUE(row("serving"));
+  // Killed again and again, it is restarted after longer and longer pauses.
+  for (int death = 0; death < 4; ++death) {
+    ASSERT_TRUE(eventually([&] { return daemon.status()["engines"][0]["state"] == "serving"; },
+                           std::chrono::seconds(60)));
+    signal_process(daemon.status()["engines"][0]["pid"].get<pid_t>(), SIGKILL);
+  }
+  EXPECT_TRUE(eventually([&] { return row("down"); }));
+  EXPECT_NE(daemon.cli({"pool", "procs"}).out.find("restarts"), std::string::npos);
+}
+
 TEST_F(Cli, LayoutComputesAsVllmDoes) {
   const Json layout = run("kvhive", {"layout", "--model", kDemoModel, "--kv-cache-memory-bytes",
                                      "64M", "--swap-space", "1M", "--format", "json"})

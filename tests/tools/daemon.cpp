@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -106,8 +107,9 @@ Daemon::Daemon(std::vector<std::string> flags, const BeforeExec& before_exec) {
   KV_CHECK(mkdtemp(name) != nullptr);
   directory_ = name;
   socket_ = directory_ + "/kvhived.sock";
-  flags.insert(flags.end(), {"--model", kDemoModel, "--socket", socket_, "--log-level", "error",
-                             "--threads", "1"});
+  flags.insert(flags.end(), {"--model", kDemoModel, "--socket", socket_, "--threads", "1"});
+  if (std::find(flags.begin(), flags.end(), "--log-level") == flags.end())
+    flags.insert(flags.end(), {"--log-level", "error"});
   int out[2];
   KV_CHECK(pipe2(out, O_CLOEXEC) == 0);
   pid_ = spawn(program("kvhived"), flags, out[1], -1, before_exec);

@@ -32,6 +32,7 @@ Progress read_until(Client& client, RequestId number, std::size_t tokens) {
     whole.reason = news.reason;
     whole.engine = news.engine;
     whole.error = news.error;
+    whole.stats = news.stats;
   }
   return whole;
 }
@@ -71,6 +72,39 @@ TEST(Faults, AKilledEnginesRequestsGoOnTokenForToken) {
   EXPECT_NE(daemon.engine(0)["pid"], dead);
   EXPECT_TRUE(daemon.fsck_is_clean());
   EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon); }));
+}
+
+TEST(Faults, TotalsOfThePoolKeepWhatADeadEngineHasCounted) {
+  const Daemon daemon({"--engines", "1", "--kv-cache-memory-bytes", "32M"});
+  const Progress result = *daemon.connect().generate(long_request(40));
+  const Json before = daemon.stat();
+  EXPECT_EQ(before["prompt_tokens"], result.stats.prompt_tokens);
+  EXPECT_EQ(before["generated_tokens"], 40u) << "the last one, too";
+  const pid_t dead = daemon.engine(0)["pid"];
+  signal_process(dead, SIGKILL);
+  ASSERT_TRUE(eventually([&] {
+    const Json engine = daemon.engine(0);
+    return !engine.is_null() && engine["pid"] != dead;
+  }));
+  const Json after = daemon.stat();
+  for (const char* name : {"prompt_tokens", "cached_tokens", "generated_tokens", "queried_blocks",
+                           "hit_blocks", "allocated_blocks", "published_blocks"})
+    EXPECT_EQ(after[name], before[name]) << name;
+  EXPECT_EQ(daemon.engine(0)["prompt_tokens"], 0u) << "of the new process alone";
+}
+
+TEST(Faults, AFailoverDoesNotTellTheClientThatItsPromptWasCached) {
+  const Daemon daemon;
+  Client client = daemon.connect();
+  const std::uint32_t number = *client.submit(long_request());
+  const Progress before = read_until(client, number, 100);
+  const Json counted = daemon.stat();
+  signal_process(daemon.engine(before.engine)["pid"].get<pid_t>(), SIGKILL);
+  const Progress after = read_until(client, number, 1u << 30);
+  EXPECT_EQ(after.reason, FinishReason::length) << after.error.text;
+  EXPECT_EQ(after.stats.cached_tokens, 0u);
+  for (const char* name : {"prompt_tokens", "cached_tokens", "queried_blocks", "hit_blocks"})
+    EXPECT_EQ(daemon.stat()[name], counted[name]) << name;
 }
 
 TEST(Faults, AnUnpinnedRequestMovesToTheOtherEngine) {

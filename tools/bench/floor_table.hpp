@@ -14,7 +14,7 @@
 
 #include "base/ids.hpp"
 #include "base/memory_object.hpp"
-#include "pool/prefetch.hpp"
+#include "base/prefetch.hpp"
 
 namespace kvhive::bench {
 

@@ -1,38 +1,39 @@
 #pragma once
-// What the subcommands of `kvhive` share: the socket, the format, how they end.
+// What the commands of `kvhive` share: the socket, the output format, how they end.
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/expected.hpp"
-#include "config/options.hpp"
 #include "ipc/default_socket.hpp"
 
 namespace kvhive {
 
 enum class Format : std::uint8_t { human, json };
+constexpr std::array<std::string_view, 2> names_of(Format) { return {"human", "json"}; }
 
+/// --socket and --format. They may stand before the command or after it; the latter wins.
 struct CommonFlags {
   std::string socket;
-  std::string format = "human";
+  std::optional<Format> format;
 
-  std::string socket_path() const { return socket.empty() ? default_socket() : socket; }
-  Format output() const { return format == "json" ? Format::json : Format::human; }
-  void add_to(CLI::App& app) {
-    app.add_option("--socket", socket,
-                   "the daemon's socket (default: KVHIVE_SOCKET, or where kvhived puts it)");
-    add_format_to(app);
-  }
-  void add_format_to(CLI::App& app) {
-    app.add_option("--format", format, "human or json")->check(CLI::IsMember({"human", "json"}));
-  }
+  /// Those given before the command.
+  static CommonFlags& before_command();
+
+  std::string socket_path() const;
+  Format output() const;
+  void add_to(CLI::App& app);
+  void add_format_to(CLI::App& app);
 };
 
-/// One line on standard error; the exit code.
+/// Prints the error as one line on standard error; returns the exit code.
 int fail(const Error& error);
 
-// Each adds its subcommand; what it does runs in a callback that sets `exit_code`.
+// Each adds its command; what the command does runs in a callback that sets `exit_code`.
 void add_doctor(CLI::App& app, int& exit_code);
 void add_generate(CLI::App& app, int& exit_code);
 void add_pool(CLI::App& app, int& exit_code);

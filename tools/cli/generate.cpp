@@ -2,8 +2,10 @@
 
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/byte_size.hpp"
 #include "kvhive/client.hpp"
@@ -19,7 +21,8 @@ using Json = nlohmann::json;
 struct GenerateFlags {
   CommonFlags common;
   PromptFlags prompt;
-  std::int64_t engine = -1;
+  std::int64_t engine = 0;
+  const CLI::Option* engine_option = nullptr;
   std::int64_t max_tokens = 64;
   std::int64_t logprobs = 0;
   std::uint64_t seed = 0;
@@ -31,10 +34,10 @@ struct Timing {
   Clock::time_point start = Clock::now();
   double ttft_ms = 0;
   double total_ms = 0;
-  std::size_t first_tokens =
-      0;  ///< that were there at ttft: a fast engine may be several ahead of us
+  /// Tokens that were there at ttft_ms: a fast engine may be several ahead of this process.
+  std::size_t first_tokens = 0;
 
-  /// Of decoding, if there was any to see after the first tokens; of the whole request otherwise.
+  /// The speed of decoding, if there were tokens after the first ones; else of the whole request.
   double tokens_per_second(std::size_t tokens) const {
     const bool saw_decoding = tokens > 2 * first_tokens;
     const double ms = saw_decoding ? total_ms - ttft_ms : total_ms;
@@ -47,6 +50,20 @@ struct Timing {
   }
 };
 
+tl::unexpected<Error> bad_value(const std::string& flag, std::int64_t value,
+                                const std::string& remedy) {
+  return failure(Errc::bad_argument, flag + " is " + std::to_string(value) + "; " + remedy);
+}
+
+/// Nothing unless --engine is given.
+Expected<std::optional<std::uint32_t>> engine_of(const GenerateFlags& flags) {
+  if (flags.engine_option->count() == 0) return std::nullopt;
+  if (flags.engine < 0 || flags.engine >= std::numeric_limits<std::uint32_t>::max())
+    return bad_value("--engine", flags.engine,
+                     "engines are numbered from 0 (kvhive pool procs lists them)");
+  return static_cast<std::uint32_t>(flags.engine);
+}
+
 Expected<GenerateRequest> request_of(GenerateFlags& flags) {
   GenerateRequest request = flags.request;
   auto prompt = flags.prompt.read();
@@ -54,12 +71,10 @@ Expected<GenerateRequest> request_of(GenerateFlags& flags) {
   request.prompt = std::move(prompt->text);
   request.prompt_tokens = std::move(prompt->tokens);
   if (flags.max_tokens < 1 || flags.max_tokens > 10'000'000)
-    return failure(Errc::bad_argument,
-                   "--max-tokens is " + std::to_string(flags.max_tokens) + "; ask for at least 1");
+    return bad_value("--max-tokens", flags.max_tokens, "ask for at least 1, at most 10000000");
   constexpr int kMostLogprobs = 20;
   if (flags.logprobs < 0 || flags.logprobs > kMostLogprobs)
-    return failure(Errc::bad_argument, "--logprobs is " + std::to_string(flags.logprobs) +
-                                           "; use 0.." + std::to_string(kMostLogprobs));
+    return bad_value("--logprobs", flags.logprobs, "use 0.." + std::to_string(kMostLogprobs));
   request.max_tokens = static_cast<std::uint32_t>(flags.max_tokens);
   request.logprobs = static_cast<std::uint32_t>(flags.logprobs);
   return request;
@@ -104,7 +119,9 @@ tl::unexpected<Error> as_failure(const ClientError& error) {
 Expected<ClientOptions> client_options(const GenerateFlags& flags, const GenerateRequest& request) {
   ClientOptions options;
   options.socket = flags.common.socket_path();
-  if (flags.engine >= 0) options.engine = static_cast<std::uint32_t>(flags.engine);
+  auto engine = engine_of(flags);
+  if (!engine) return forward_error(engine);
+  options.engine = *engine;
   options.channel_bytes = channel_bytes_for(request);
   if (flags.channel_bytes.empty()) return options;
   const auto bytes = parse_bytes(flags.channel_bytes);
@@ -176,24 +193,35 @@ void add_generate(CLI::App& app, int& exit_code) {
   flags->common.add_to(*command);
   GenerateRequest& params = flags->request;
   flags->prompt.add_to(*command, "--prompt");
-  command->add_option("--engine", flags->engine,
-                      "pin the request to this engine (default: the daemon chooses)");
-  command->add_option("--max-tokens", flags->max_tokens, "most tokens to generate (default 64)");
-  command->add_option("--temperature", params.temperature, "0 = greedy (default)");
+  flags->engine_option =
+      command
+          ->add_option(
+              "--engine", flags->engine,
+              "the engine that serves the request, by number; without it the daemon chooses")
+          ->default_str("");
+  command->add_option("--max-tokens", flags->max_tokens, "most tokens to generate");
+  command->add_option("--temperature", params.temperature,
+                      "how random the choice of tokens is; 0 = always the likeliest token");
   command->add_option("--top-k", params.top_k, "only the k likeliest tokens; 0 = all");
   command->add_option("--top-p", params.top_p,
                       "only the likeliest tokens that make up this probability");
-  command->add_option("--min-p", params.min_p,
-                      "only tokens at least so likely as the likeliest times this");
-  command->add_option("--seed", flags->seed, "same seed, same tokens");
+  command->add_option(
+      "--min-p", params.min_p,
+      "only tokens whose probability is at least this share of the likeliest token's");
+  command->add_option(
+      "--seed", flags->seed,
+      "two requests that differ in nothing and have the same seed get the same tokens");
   command->add_option("--stop", params.stop, "end before this text; may be given several times")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->default_str("");
   command->add_option("--stop-token-ids", params.stop_token_ids, "end after any of these tokens")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->type_name("ID,ID,...")
+      ->default_str("");
   command->add_option("--priority", params.priority,
-                      "lower goes first, with --scheduling-policy priority");
+                      "a lower number goes first, if the daemon has --scheduling-policy priority");
   command->add_option("--logprobs", flags->logprobs,
-                      "report the k likeliest tokens of each position");
+                      "report so many of the likeliest tokens of each position");
   command->add_option("--channel-bytes", flags->channel_bytes,
                       "shared memory for prompt and output, 1 MiB to 1 GiB (default: what the "
                       "request needs)");

@@ -1,23 +1,84 @@
 #include "tools/cli/inspector.hpp"
 
 #include <algorithm>
+#include <cstdio>
+
+#include "base/stop_watch.hpp"
+#include "tools/cli/stopped_keeper.hpp"
 
 namespace kvhive {
 
-Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege privilege) {
-  auto socket = connect_to_daemon(socket_path);
-  if (!socket) return forward_error(socket);
+namespace {
+
+/// A living keeper answers within a millisecond; one on an overloaded machine may take longer.
+constexpr int kPatienceMs = 2'000;
+
+Error keeper_is_silent(const std::string& socket_path, pid_t keeper) {
+  const std::string process =
+      keeper != 0 ? "kvhived (process " + std::to_string(keeper) + ")" : "kvhived";
+  if (keeper != 0 && is_stopped(keeper))
+    return {Errc::not_running, process + " on " + socket_path +
+                                   " is stopped; let it go on with kill -CONT " +
+                                   std::to_string(keeper)};
+  return {Errc::not_running, process + " on " + socket_path + " does not answer; it is stopped " +
+                                 "(kill -CONT it) or overloaded"};
+}
+
+}  // namespace
+
+Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege privilege,
+                                      WithoutKeeper without_keeper) {
+  pid_t keeper = 0;
+  for (const int timeout_ms : {kPatienceMs, kAnswerMs}) {
+    auto socket = connect_to_daemon(socket_path);
+    keeper = socket ? peer_of(socket->get()) : listener_on(socket_path).value_or(0);
+    if (!socket && keeper == 0) return forward_error(socket);  // none listens there
+    if (!socket || is_stopped(keeper)) break;
+    const StopWatch watch;
+    auto attached = attach_by(std::move(*socket), keeper, privilege, timeout_ms);
+    const bool is_silent = !attached && attached.error().code == Errc::not_running &&
+                           watch.seconds() * 1000 >= timeout_ms;
+    if (!is_silent) return attached;
+    if (is_stopped(keeper)) break;
+  }
+  const Error silence = keeper_is_silent(socket_path, keeper);
+  if (without_keeper == WithoutKeeper::fail || keeper == 0)
+    return failure(silence.code, silence.text);
+  auto attached = attach_without(keeper, privilege);
+  if (!attached)
+    return failure(silence.code, silence.text + "; nor can its pool be read without it: " +
+                                     attached.error().text);
+  std::fprintf(stderr,
+               "kvhive: %s. The pool is read without it: names of model and domains, states of "
+               "engines, and clients are not known\n",
+               silence.text.c_str());
+  return attached;
+}
+
+Expected<Inspector> Inspector::attach_by(UniqueFd socket, pid_t keeper, Privilege privilege,
+                                         int timeout_ms) {
   const InspectorHello hello{layout_hash({}), privilege == Privilege::tokens_too ? 1u : 0u};
-  auto welcome = say_hello(socket->get(), hello);
+  auto welcome = say_hello(socket.get(), hello, timeout_ms);
   if (!welcome) return forward_error(welcome);
   auto memory = PoolMemory::attach(take_pool_fds(*welcome), Access::read_only);
   if (!memory) return forward_error(memory);
-  return Inspector(std::move(*socket), std::move(*memory), welcome->message.model.str());
+  return Inspector(std::move(socket), keeper, std::move(*memory), welcome->message.model.str());
+}
+
+Expected<Inspector> Inspector::attach_without(pid_t keeper, Privilege privilege) {
+  const PoolFds fds = open_pool_of(
+      keeper, privilege == Privilege::tokens_too ? Tokens::included : Tokens::left_out);
+  if (!fds[std::size_t(PoolObject::control)] || !fds[std::size_t(PoolObject::metadata)])
+    return failure(Errc::not_running, "its descriptors cannot be opened by this user");
+  auto memory = PoolMemory::attach(fds, Access::read_only);
+  if (!memory) return forward_error(memory);
+  return Inspector(UniqueFd(), keeper, std::move(*memory), "a model not known");
 }
 
 Expected<nlohmann::json> Inspector::status() const { return ask<StatusRequest, Status>(); }
 
 Expected<Inspector::Domains> Inspector::domains() const {
+  if (!has_keeper()) return Domains{};
   auto status = this->status();
   if (!status) return forward_error(status);
   const nlohmann::json& told = (*status)["domains"];
@@ -30,8 +91,8 @@ Expected<Inspector::Domains> Inspector::domains() const {
   return domains;
 }
 
-std::string Inspector::Domains::name(std::uint16_t domain) const {
-  return domain < names.size() ? names[domain] : std::to_string(domain);
+std::string Inspector::Domains::name(DomainId domain) const {
+  return domain.value < names.size() ? names[domain.value] : std::to_string(domain.value);
 }
 
 Expected<DomainId> Inspector::Domains::find(const std::string& wanted) const {
@@ -47,6 +108,11 @@ Expected<nlohmann::json> Inspector::repair() const { return ask<RepairRequest, R
 
 template <class Question, class Answer>
 Expected<nlohmann::json> Inspector::ask() const {
+  if (!has_keeper())
+    return failure(Errc::not_running, "kvhived (process " + std::to_string(keeper_) +
+                                          ") does not answer; if it is stopped, let it go on with "
+                                          "kill -CONT " +
+                                          std::to_string(keeper_));
   if (auto sent = send_packet(socket_.get(), Question{}); !sent) return forward_error(sent);
   auto answer = receive_answer(socket_.get());
   if (!answer) return forward_error(answer);

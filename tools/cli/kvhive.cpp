@@ -1,10 +1,34 @@
-// kvhive: the command line. One file per subcommand under tools/cli/.
+// kvhive: the command line. One file for each command under tools/cli/.
 
 #include <cstdio>
 
 #include "tools/cli/command.hpp"
+#include "tools/program/command_line.hpp"
+#include "tools/program/program.hpp"
 
 namespace kvhive {
+namespace {
+
+Expected<int> run(int argc, char** argv) {
+  CommandLine app(
+      "kvhive",
+      "kvhive: generate text with a running daemon, look into its pool, replay recorded "
+      "traffic through a pool of its own");
+  app.require_subcommand(1);
+  CommonFlags::before_command().add_to(app);
+  int exit_code = 0;
+  add_generate(app, exit_code);
+  add_pool(app, exit_code);
+  add_replay(app, exit_code);
+  add_layout(app, exit_code);
+  add_stop(app, exit_code);
+  add_doctor(app, exit_code);
+  CommonFlags::before_command().add_to(*app.get_subcommand("pool"));
+  if (const auto code = app.read(argc, argv)) return *code;
+  return exit_code;
+}
+
+}  // namespace
 
 int fail(const Error& error) {
   std::fprintf(stderr, "kvhive: %s\n", error.text.c_str());
@@ -13,25 +37,4 @@ int fail(const Error& error) {
 
 }  // namespace kvhive
 
-int main(int argc, char** argv) {
-  CLI::App app{
-      "kvhive: generate with a running kvhived, look into its pool, replay traffic through a pool "
-      "of your own"};
-  app.require_subcommand(1);
-  int exit_code = 0;
-  kvhive::add_generate(app, exit_code);
-  kvhive::add_pool(app, exit_code);
-  kvhive::add_replay(app, exit_code);
-  kvhive::add_layout(app, exit_code);
-  kvhive::add_stop(app, exit_code);
-  kvhive::add_doctor(app, exit_code);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);
-    return kvhive::fail({kvhive::Errc::bad_argument, std::string(error.what()) + "; see --help"});
-  } catch (const std::exception& exception) {
-    return kvhive::fail({kvhive::Errc::bad_format, exception.what()});
-  }
-  return exit_code;
-}
+int main(int argc, char** argv) { return kvhive::run_program("kvhive", kvhive::run, argc, argv); }

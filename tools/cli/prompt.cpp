@@ -1,28 +1,46 @@
 #include "tools/cli/prompt.hpp"
 
+#include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <sstream>
 
 namespace kvhive {
 namespace {
 
-Expected<std::string> read_file(const std::string& path) {
+Expected<std::string> read_stream(std::istream& stream, const std::string& name) {
+  std::ostringstream text;
+  if (stream.peek() != std::istream::traits_type::eof()) text << stream.rdbuf();
+  if (stream.bad() || text.fail())
+    return failure(Errc::os_error, "--prompt-file '" + name + "' could not be read to its end");
+  return text.str();
+}
+
+/// \param path  "-" = standard input
+Expected<std::string> read_text(const std::string& path) {
+  if (path == "-") return read_stream(std::cin, path);
+  if (std::error_code ignored; std::filesystem::is_directory(path, ignored))
+    return failure(Errc::bad_argument, "--prompt-file '" + path +
+                                           "' is a directory; give a text file, or - for "
+                                           "standard input");
   std::ifstream file(path, std::ios::binary);
   if (!file)
-    return failure(Errc::not_found,
-                   "--prompt-file '" + path + "' cannot be read; give a text file");
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+    return failure(Errc::not_found, "--prompt-file '" + path +
+                                        "' cannot be read; give a text file, or - for "
+                                        "standard input");
+  return read_stream(file, path);
 }
 
 }  // namespace
 
 void PromptFlags::add_to(CLI::App& app, const std::string& text_option) {
   app.add_option(text_option, text_, "the prompt's text");
-  app.add_option("--prompt-file", file_, "a file with the prompt's text");
-  tokens_option_ =
-      app.add_option("--prompt-tokens", tokens_, "the prompt as token ids: 1,2,3")->delimiter(',');
+  app.add_option("--prompt-file", file_, "a file with the prompt's text; - is standard input")
+      ->type_name("FILE");
+  tokens_option_ = app.add_option("--prompt-tokens", tokens_, "the prompt as token ids")
+                       ->delimiter(',')
+                       ->type_name("ID,ID,...")
+                       ->default_str("");
 }
 
 Expected<Prompt> PromptFlags::read() const {
@@ -31,7 +49,7 @@ Expected<Prompt> PromptFlags::read() const {
     return failure(Errc::bad_argument, "give one of --prompt, --prompt-file and --prompt-tokens");
   Prompt prompt{text_, tokens_};
   if (!file_.empty()) {
-    auto text = read_file(file_);
+    auto text = read_text(file_);
     if (!text) return forward_error(text);
     prompt.text = std::move(*text);
   }

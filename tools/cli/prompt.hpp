@@ -1,5 +1,5 @@
 #pragma once
-// A prompt from the command line: text, a file with text, or token ids.
+// A prompt from the command line: text, a file with text (or standard input), or token ids.
 
 #include <CLI/CLI.hpp>
 #include <string>
@@ -11,17 +11,17 @@
 namespace kvhive {
 
 struct Prompt {
-  std::string text;             ///< either this
-  std::vector<TokenId> tokens;  ///< or these
+  std::string text;             ///< empty if the prompt is given as token ids
+  std::vector<TokenId> tokens;  ///< empty if the prompt is given as text
 };
 
 class PromptFlags {
  public:
-  /// --prompt-file and --prompt-tokens, and the text itself under the name given.
+  /// Adds --prompt-file and --prompt-tokens, and the text itself under the name given.
   void add_to(CLI::App& app, const std::string& text_option);
 
-  /// Errc::bad_argument unless exactly one of them was used, and says something.
-  Expected<Prompt> read() const;
+  /// Errors: none or several of them are given, the text is empty, the file cannot be read.
+  [[nodiscard]] Expected<Prompt> read() const;
 
  private:
   std::string text_, file_;

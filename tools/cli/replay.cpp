@@ -1,4 +1,4 @@
-// kvhive replay: recorded traffic through a pool of this process' own.
+// kvhive replay: recorded traffic through a pool that this process makes for itself.
 
 #include <cstdio>
 #include <memory>
@@ -75,31 +75,37 @@ Expected<void> run(ReplayFlags& flags) {
 
 void add_replay(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<ReplayFlags>();
-  CLI::App* command = app.add_subcommand(
-      "replay", "drive a pool with recorded traffic, decision for decision as vLLM would");
+  CLI::App* command =
+      app.add_subcommand("replay", "drive a pool with recorded traffic; every decision is vLLM's");
   flags->common.add_format_to(*command);
   command->add_option("trace", flags->trace, "JSON lines, plain or gzip, with hash_ids or id_runs")
-      ->required();
+      ->required()
+      ->type_name("FILE");
   command
       ->add_option("--block-tokens", flags->options.block_tokens,
-                   "tokens a content id stands for (default 512)")
+                   "tokens that a content id stands for")
       ->check(CLI::Range(1u, 1024u));
   command
       ->add_option("--blocks", flags->blocks, "usable blocks of the pool; several sizes: 1000,5000")
       ->required()
       ->delimiter(',')
+      ->default_str("")
+      ->type_name("N,N,...")
       ->check(CLI::Range(1u, 1u << 30));
   command->add_option("--mode", flags->mode,
-                      "seq, fifoN (N in flight) or decN (and each grows by its output)");
+                      "seq (one request after the other), fifoN (N requests at once) or decN (N at "
+                      "once, each grows by "
+                      "its output)");
   command
-      ->add_option("--expand-to", flags->options.expand_to,
-                   "make real tokens of the ids and cut them into blocks of this size")
+      ->add_option(
+          "--expand-to", flags->options.expand_to,
+          "make tokens of the ids and cut them into blocks of this many tokens; 0 = do not")
       ->check(CLI::Range(1u, 1024u));
   command
       ->add_option("--processes", flags->options.processes,
-                   "as many processes over one pool, dealt the requests in turn (default 1)")
+                   "so many processes over one pool, which take the requests in turn")
       ->check(CLI::Range(1u, kMaxProcesses));
-  command->add_option("--limit", flags->limit, "only the first so many requests");
+  command->add_option("--limit", flags->limit, "read at most so many requests; 0 = all");
   command->callback([flags, &exit_code] {
     if (auto done = run(*flags); !done) exit_code = fail(done.error());
   });

@@ -15,7 +15,8 @@ namespace kvhive {
 namespace {
 
 Expected<void> stop(const CommonFlags& flags) {
-  auto inspector = Inspector::attach(flags.socket_path(), Privilege::metadata_only);
+  auto inspector =
+      Inspector::attach(flags.socket_path(), Privilege::metadata_only, WithoutKeeper::fail);
   if (!inspector) return forward_error(inspector);
   auto status = inspector->status();
   if (!status) return forward_error(status);

@@ -1,5 +1,3 @@
-#include "tools/cli/why.hpp"
-
 #include <bit>
 #include <chrono>
 #include <cstdio>
@@ -9,6 +7,7 @@
 #include "models/text/tokenizer_parser.hpp"
 #include "pool/care/miss_report.hpp"
 #include "tools/cli/inspector.hpp"
+#include "tools/cli/pool_commands.hpp"
 #include "tools/cli/prompt.hpp"
 #include "tools/cli/table.hpp"
 
@@ -23,7 +22,7 @@ struct WhyFlags {
   PromptFlags prompt;
 };
 
-/// The report with what is needed to put it into words.
+/// Puts a report into words.
 class Account {
  public:
   Account(const PoolMemory& memory, Inspector::Domains domains, MissReport report,
@@ -43,7 +42,7 @@ class Account {
       std::size_t end = first + 1;
       while (end < report_.blocks.size() && is_same(first, end)) ++end;
       table.add({range(first, end), range(first * block_tokens_, end * block_tokens_),
-                 verdict(first, end)});
+                 status_text(first, end)});
       first = end;
     }
     if (const std::size_t rest = tokens_ % block_tokens_; rest != 0)
@@ -66,47 +65,46 @@ class Account {
   }
 
  private:
-  const BlockVerdict& at(std::size_t i) const { return report_.blocks[i]; }
+  const BlockStatus& at(std::size_t i) const { return report_.blocks[i]; }
 
   static std::string range(std::size_t first, std::size_t end) {
     return end - first == 1 ? std::to_string(first)
                             : std::to_string(first) + "-" + std::to_string(end - 1);
   }
 
-  /// Whether one row tells of both: who and where, but not exactly when.
+  /// Whether one row can describe both blocks: same status, place and process; times may differ.
   bool is_same(std::size_t a, std::size_t b) const {
     const auto tiers = [this](std::size_t i) {
       return (at(i).blocks[0] != kNullBlock ? 1 : 0) + (at(i).blocks[1] != kNullBlock ? 2 : 0);
     };
-    return at(a).verdict == at(b).verdict && tiers(a) == tiers(b) &&
-           at(a).holders == at(b).holders && at(a).slot == at(b).slot &&
-           at(a).domain == at(b).domain && at(a).was_demoted == at(b).was_demoted &&
-           engine(at(a)) == engine(at(b));
+    return at(a).status == at(b).status && tiers(a) == tiers(b) && at(a).holders == at(b).holders &&
+           at(a).slot == at(b).slot && at(a).domain == at(b).domain &&
+           at(a).was_demoted == at(b).was_demoted && engine(at(a)) == engine(at(b));
   }
 
-  std::string verdict(std::size_t first, std::size_t end) const {
-    const BlockVerdict& v = at(first);
-    switch (v.verdict) {
-      case Verdict::present:
+  std::string status_text(std::size_t first, std::size_t end) const {
+    const BlockStatus& v = at(first);
+    switch (v.status) {
+      case CacheStatus::present:
         return "present " + where(first, end) + ", " + held(v) +
                (v.was_demoted
                     ? "; moved to the host tier " + ages(first, end) + " ago by " + engine(v)
                     : "");
-      case Verdict::unhinted:
+      case CacheStatus::unhinted:
         return "present " + where(first, end) +
                ", but the index has lost it; kvhive pool fsck --repair puts it back";
-      case Verdict::computing: return "being computed by " + engines(v.holders);
-      case Verdict::orphaned:
+      case CacheStatus::computing: return "being computed by " + engines(v.holders);
+      case CacheStatus::orphaned:
         return "present " + where(first, end) +
                ", but cut off: the block before it was evicted, and has another name since";
-      case Verdict::collision:
+      case CacheStatus::collision:
         return "refused " + where(first, end) + ": the hash is the same, the tokens are not";
-      case Verdict::evicted: return "evicted " + ages(first, end) + " ago by " + engine(v);
-      case Verdict::retired: return "retired " + ages(first, end) + " ago: it was damaged";
-      case Verdict::dropped: return "dropped " + ages(first, end) + " ago: its device was lost";
-      case Verdict::other_domain:
+      case CacheStatus::evicted: return "evicted " + ages(first, end) + " ago by " + engine(v);
+      case CacheStatus::retired: return "retired " + ages(first, end) + " ago: it was damaged";
+      case CacheStatus::dropped: return "dropped " + ages(first, end) + " ago: its device was lost";
+      case CacheStatus::other_domain:
         return "present in domain " + domains_.name(v.domain) + " only, which does not share";
-      case Verdict::never_seen:
+      case CacheStatus::never_seen:
         return report_.has_forgotten ? "never seen, or evicted longer ago than is remembered"
                                      : "never seen";
     }
@@ -123,27 +121,27 @@ class Account {
              std::to_string(block_tokens_) + " before its last token.";
     if (from == report_.matchable)
       return start + "everything before is cached and the last token is always computed.";
-    const BlockVerdict& v = at(from);
+    const BlockStatus& v = at(from);
     const std::string block = "block " + std::to_string(from);
-    switch (v.verdict) {
-      case Verdict::present:
+    switch (v.status) {
+      case CacheStatus::present:
         return start + block + " is on the device only, behind blocks that are on the host only.";
-      case Verdict::unhinted: return start + "the index has lost " + block + ".";
-      case Verdict::computing:
+      case CacheStatus::unhinted: return start + "the index has lost " + block + ".";
+      case CacheStatus::computing:
         return start + block + " is still being computed by " + engines(v.holders) + ".";
-      case Verdict::orphaned:
+      case CacheStatus::orphaned:
         return start + block + " belongs to an earlier life of the block before it.";
-      case Verdict::collision:
+      case CacheStatus::collision:
         return start + "the only block with the hash of " + block + " holds other tokens.";
-      case Verdict::evicted:
+      case CacheStatus::evicted:
         return start + block + " was evicted " + ages(from, from + 1) + " ago by " + engine(v) +
                ".";
-      case Verdict::retired: return start + block + " was found damaged and retired.";
-      case Verdict::dropped:
+      case CacheStatus::retired: return start + block + " was found damaged and retired.";
+      case CacheStatus::dropped:
         return start + block + " was dropped: an engine had lost the device it was on.";
-      case Verdict::other_domain:
+      case CacheStatus::other_domain:
         return start + block + " is cached for domain " + domains_.name(v.domain) + " only.";
-      case Verdict::never_seen:
+      case CacheStatus::never_seen:
         return start + block + " was never computed" +
                (report_.has_forgotten ? ", or evicted longer ago than is remembered." : " here.");
     }
@@ -168,7 +166,7 @@ class Account {
     return text;
   }
 
-  std::string held(const BlockVerdict& v) const {
+  std::string held(const BlockStatus& v) const {
     return v.holders == 0 ? "idle" : "held by " + engines(v.holders);
   }
 
@@ -185,10 +183,10 @@ class Account {
                : "the steward";
   }
 
-  /// Who did it. A slot's next process is another one.
-  std::string engine(const BlockVerdict& v) const {
+  /// The engine that evicted or moved the block. The slot may have another process since.
+  std::string engine(const BlockStatus& v) const {
     const bool is_known =
-        (v.verdict == Verdict::evicted || v.was_demoted) && v.slot < kMaxProcesses;
+        (v.status == CacheStatus::evicted || v.was_demoted) && v.slot < kMaxProcesses;
     if (!is_known) return engine_in(v.slot);
     const auto started = memory_.control().processes[v.slot].started.load();
     return v.unix_ms / 1000 < started ? "an engine that is gone" : engine_in(v.slot);
@@ -217,8 +215,8 @@ class Account {
   }
 
   Json to_json(std::size_t i) const {
-    const BlockVerdict& v = at(i);
-    Json json = {{"block", i}, {"verdict", to_string(v.verdict)}};
+    const BlockStatus& v = at(i);
+    Json json = {{"block", i}, {"verdict", to_string(v.status)}};
     for (const Tier tier : {Tier::device, Tier::host})
       if (const BlockId id = v.blocks[std::size_t(tier)]; id != kNullBlock)
         json[std::string(to_string(tier)) + "_block"] = id.value;
@@ -229,12 +227,12 @@ class Account {
             memory_.control().processes[std::uint32_t(std::countr_zero(mask))].index.load());
     }
     if (v.was_demoted) json["moved_to_host_tier"] = true;
-    if (v.verdict == Verdict::evicted || v.verdict == Verdict::retired ||
-        v.verdict == Verdict::dropped || v.was_demoted) {
+    if (v.status == CacheStatus::evicted || v.status == CacheStatus::retired ||
+        v.status == CacheStatus::dropped || v.was_demoted) {
       json["seconds_ago"] = static_cast<double>(now_ms_ - v.unix_ms) / 1e3;
       json["by"] = engine(v);
     }
-    if (v.verdict == Verdict::other_domain) json["domain"] = domains_.name(v.domain);
+    if (v.status == CacheStatus::other_domain) json["domain"] = domains_.name(v.domain);
     return json;
   }
 
@@ -245,7 +243,7 @@ class Account {
   std::int64_t now_ms_;
 };
 
-/// As an engine does it: with the daemon's model.
+/// Tokenises as an engine does, with the daemon's model.
 Expected<std::vector<TokenId>> tokens_of(const Prompt& prompt, const Inspector& inspector) {
   if (prompt.text.empty()) return prompt.tokens;
   auto status = inspector.status();
@@ -255,20 +253,21 @@ Expected<std::vector<TokenId>> tokens_of(const Prompt& prompt, const Inspector& 
   return tokenizer->encode(prompt.text, AddSpecial::yes);
 }
 
-/// The one asked for, or that of our own clients.
+/// The domain that was asked for, or the domain of this user's clients.
 Expected<DomainId> choose_domain(const Inspector::Domains& domains, const std::string& wanted) {
   if (!wanted.empty()) return domains.find(wanted);
   if (domains.ours) return *domains.ours;
   return failure(Errc::bad_argument,
-                 "domain: your own clients are in none; say which one is meant with --domain");
+                 "domain: your own clients are in no domain; name one with --domain");
 }
 
 Expected<void> why(const WhyFlags& flags) {
   auto prompt = flags.prompt.read();
   if (!prompt) return forward_error(prompt);
-  // Whoever asks this compares tokens, so it takes the privilege. The keeper grants it to the user
-  // who owns the daemon, and to nobody else.
-  auto inspector = Inspector::attach(flags.common.socket_path(), Privilege::tokens_too);
+  // Tokens are compared, which takes the privilege to read them. The keeper grants it only to the
+  // daemon's own user.
+  auto inspector =
+      Inspector::attach(flags.common.socket_path(), Privilege::tokens_too, WithoutKeeper::fail);
   if (!inspector) return forward_error(inspector);
   auto tokens = tokens_of(*prompt, *inspector);
   if (!tokens) return forward_error(tokens);

@@ -25,8 +25,8 @@ std::size_t weight_bytes(const std::filesystem::path& directory) {
   return bytes;
 }
 
-/// Our private memory at its highest, after the largest step there can be (vLLM's profile run).
-/// Weights are file pages that all engines share, and are counted once elsewhere.
+/// Private memory of this process, in bytes, after the largest step there can be (vLLM's profile
+/// run). Weights are file pages that all engines share; they are counted elsewhere, once.
 Expected<std::size_t> profile(const Options& options, const ModelConfig& config) {
   auto model = load_model(options);
   if (!model) return forward_error(model);
@@ -51,7 +51,7 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
 }  // namespace
 
 Expected<void> print_model_facts(const Options& options, const ModelConfig& config,
-                                 const std::string& what) {
+                                 Described what) {
   auto choice = choose_device(options);
   if (!choice) return forward_error(choice);
   auto fingerprint = model_fingerprint(options.model);
@@ -69,7 +69,7 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
            {"uuid", device->facts().uuid},
            {"memory_needs_its_maker", device->facts().memory_needs_its_maker},
            {"sharing_reason", device->facts().sharing_reason}};
-  } else if (what == "profile") {
+  } else if (what == Described::profile) {
     auto measured = profile(options, config);
     if (!measured) return forward_error(measured);
     peak = *measured;

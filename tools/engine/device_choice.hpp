@@ -18,6 +18,6 @@ struct DeviceChoice {
 
 /// The device that `options.device` comes to. Errors: a GPU is asked for and there is none, and
 /// why.
-Expected<DeviceChoice> choose_device(const Options& options);
+[[nodiscard]] Expected<DeviceChoice> choose_device(const Options& options);
 
 }  // namespace kvhive

@@ -29,8 +29,32 @@ std::size_t longest_token_bytes(const Tokenizer& tokenizer) {
   return longest;
 }
 
-/// The ring, or the end: ~actor_system would wait for ever for an actor that CAF has counted and
-/// found no thread for.
+void reopen_log_or_say_why() {
+  if (auto reopened = reopen_log(); !reopened) spdlog::error("{}", reopened.error().text);
+}
+
+struct LongestRequest {
+  std::uint32_t tokens = 0;
+  LengthBound bound = LengthBound::option;
+};
+
+/// The keeper gives its engines --max-model-len; an engine that was started by hand computes it as
+/// the keeper does. If the number is what the model or the pool allows, a higher one would not
+/// help.
+LongestRequest longest_request(const Options& options, const ModelConfig& config,
+                               const PoolGeometry& geometry) {
+  const auto positions = static_cast<std::uint32_t>(config.max_position_embeddings);
+  const std::uint32_t held = (geometry.device_blocks - 1) * geometry.tokens_per_block;
+  const std::uint32_t tokens =
+      options.max_model_len != 0 ? options.max_model_len : std::min(positions, held);
+  const LengthBound bound = tokens == positions ? LengthBound::model
+                            : tokens == held    ? LengthBound::pool
+                                                : LengthBound::option;
+  return {tokens, bound};
+}
+
+/// Ends the process if there is no thread for an actor: ~actor_system would wait for ever for an
+/// actor that CAF has counted but not started.
 SchedulerHandle spawn_ring_or_exit(caf::actor_system& system, RingParts parts) {
   try {
     return spawn_ring(system, std::move(parts));
@@ -129,19 +153,14 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
   sign_in(memory_, slot_, index_, pid_);
   pool_ = std::make_unique<BlockPool>(memory_, slot_, options.scrub,
                                       gpu_ ? gpu_->erase : EraseOnDevice());
-  // The keeper's engines are told; one that was started by hand finds out.
-  const PoolGeometry& geometry = memory_.geometry();
-  const std::uint32_t max_model_len =
-      options.max_model_len != 0
-          ? options.max_model_len
-          : std::min(static_cast<std::uint32_t>(config.max_position_embeddings),
-                     (geometry.device_blocks - 1) * geometry.tokens_per_block);
+  const LongestRequest longest = longest_request(options, config, memory_.geometry());
   RingParts parts;
   parts.pool = pool_.get();
   parts.scheduler = {options.scheduling_policy,
                      options.max_num_seqs,
                      options.max_num_batched_tokens,
-                     max_model_len,
+                     longest.tokens,
+                     longest.bound,
                      static_cast<std::uint32_t>(config.vocab_size),
                      config.eos,
                      &tokenizer_};
@@ -151,11 +170,12 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
   parts.runner = std::move(computing.runner);
   port_ = std::make_unique<Port>(
       loop_, spawn_ring_or_exit(system_, std::move(parts)), tokenizer_,
-      PortLimits{options.seed, max_model_len * longest_token_bytes(tokenizer_)});
+      PortLimits{options.seed, longest.tokens * longest_token_bytes(tokenizer_)});
 }
 
 void Engine::run() {
   loop_.watch(socket_.get(), [this] { on_keeper(); });
+  reopen_log_or_say_why();  // the file may have been moved away before the keeper knew this engine
   // An error means that the keeper is gone: on_keeper() will be called, and ends the process.
   (void)send_packet(socket_.get(), Serving{});
   spdlog::info("serving, slot {}", slot_.value);
@@ -167,6 +187,7 @@ void Engine::on_keeper() {
   if (!packet || !*packet)
     _exit(0);  // the keeper is gone, and with it the pool: there is nothing to tidy up
   if (const auto order = (*packet)->as<ChannelClose>()) return port_->close(order->channel);
+  if ((*packet)->is(MessageType::reopen_log)) return reopen_log_or_say_why();
   if (const auto order = (*packet)->as<ChannelOpen>()) open_channel(*order, **packet);
 }
 

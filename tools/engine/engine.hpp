@@ -19,9 +19,10 @@ class Engine {
  public:
   /// Loads the model and attaches to the daemon's pool.
   /// \param device  the GPU to compute on; null = on the CPU
-  static Expected<std::unique_ptr<Engine>> attach(const Options& options, const ModelConfig& config,
-                                                  std::uint32_t index,
-                                                  std::unique_ptr<Device> device);
+  [[nodiscard]] static Expected<std::unique_ptr<Engine>> attach(const Options& options,
+                                                                const ModelConfig& config,
+                                                                std::uint32_t index,
+                                                                std::unique_ptr<Device> device);
 
   /// Serves until the keeper is gone, which ends the process.
   void run();
@@ -35,10 +36,11 @@ class Engine {
 
   Engine(const EngineWelcome& welcome, EventLoop loop, UniqueFd socket, PoolMemory memory,
          Tokenizer tokenizer);
-  Expected<Computing> compute_on_cpu(Transformer model);
-  Expected<Computing> compute_on_gpu(std::unique_ptr<Device> device, const Options& options,
-                                     const ModelConfig& config, const PoolFds& fds,
-                                     const std::vector<UniqueFd>& more);
+  [[nodiscard]] Expected<Computing> compute_on_cpu(Transformer model);
+  [[nodiscard]] Expected<Computing> compute_on_gpu(std::unique_ptr<Device> device,
+                                                   const Options& options,
+                                                   const ModelConfig& config, const PoolFds& fds,
+                                                   const std::vector<UniqueFd>& more);
   void start(const Options& options, const ModelConfig& config, Computing computing);
   void on_keeper();
   void open_channel(const ChannelOpen& message, Packet& packet);

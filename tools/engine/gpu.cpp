@@ -16,32 +16,33 @@
 namespace kvhive {
 namespace {
 
-/// What a context, its kernels and cuBLASLt take beside our own memory.
+/// Device memory that a context, its kernels and cuBLASLt take, besides what the engine allocates.
 constexpr std::size_t kContextBytes = std::size_t{768} << 20;
-/// A dozen kernels with their arguments, of each recorded decode step; roomy, until it is measured.
+/// Device memory of one layer of one recorded decode step: a dozen kernels with their arguments. An
+/// upper estimate, not measured.
 constexpr std::size_t kGraphBytesPerLayer = std::size_t{64} << 10;
 
-/// What kernels/cuda does, before a request finds out.
+/// Refuses at start what the kernels of kernels/cuda cannot compute, so that no request finds out.
 Expected<void> check_supported(const Options& options, const ModelConfig& config) {
   if (!std::has_single_bit(options.block_size))
     return failure(Errc::bad_argument, "block-size: '" + std::to_string(options.block_size) +
                                            "' must be a power of two on a GPU; 16 is usual");
   if (config.head_size < 8 || config.head_size > 256 || config.head_size % 8 != 0)
     return failure(Errc::unsupported,
-                   "heads of " + std::to_string(config.head_size) +
-                       ", on a GPU they have 8 to 256 dims, a multiple of 8; use "
-                       "--device cpu");
+                   "head size " + std::to_string(config.head_size) +
+                       ": on a GPU it must be 8 to 256, a multiple of 8; use --device cpu");
   if (!options.batch_invariant) return {};
   if (config.dtype == Dtype::f32)
-    return failure(Errc::unsupported,
-                   "batch-invariant: products of float32 cannot be had; use --device cpu, or leave "
-                   "batch-invariant out");
+    return failure(
+        Errc::unsupported,
+        "batch-invariant: products of float32 are not supported on a GPU; use --device cpu, or "
+        "leave batch-invariant out");
   for (const auto width :
        {config.hidden_size, config.intermediate_size, config.heads * config.head_size})
     if (width % 8 != 0)
       return failure(Errc::unsupported,
                      "batch-invariant: rows of " + std::to_string(width) +
-                         " elements must be a multiple of 8; use --device cpu, or leave "
+                         " elements are not a multiple of 8; use --device cpu, or leave "
                          "batch-invariant out");
   return {};
 }
@@ -63,7 +64,7 @@ GpuLimits limits_of(const Options& options, const ModelConfig& config) {
   return limits;
 }
 
-/// A copy that does not start cannot say that the device is lost: the device can.
+/// A copy that fails to start does not report a lost device; a call to the device does.
 CopyOnDevice copies_on(Device& device, std::size_t batched_from) {
   return [&device, batched_from](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
     auto started = swap_blocks_cuda(args, batched_from, stream);
@@ -77,8 +78,8 @@ CopyOnDevice copies_on(Device& device, std::size_t batched_from) {
 constexpr std::size_t kAlwaysBatched = 0;
 constexpr std::size_t kNeverBatched = std::numeric_limits<std::size_t>::max();
 
-/// What the swapper copies with. Within the device that is a kernel: it has all of the memory's
-/// bandwidth, whatever the size of the pieces.
+/// The copies that the swapper uses. Copies within the device always use a kernel, which reaches
+/// the memory's full bandwidth for pieces of any size.
 Expected<SwapCopies> fastest_copies(Device& device, const PoolGeometry& geometry) {
   const CopyOnDevice batched = copies_on(device, kAlwaysBatched);
   const CopyOnDevice by_kernel = copies_on(device, kNeverBatched);
@@ -89,7 +90,7 @@ Expected<SwapCopies> fastest_copies(Device& device, const PoolGeometry& geometry
   return SwapCopies{copies_on(device, *batched_from), by_kernel};
 }
 
-/// What an engine takes of the device beside the weights and the arena.
+/// Device memory that an engine takes besides the weights and the arena.
 std::size_t engine_bytes(const Options& options, const ModelConfig& config,
                          const DeviceFacts& facts) {
   const GpuLimits limits = limits_of(options, config);
@@ -146,7 +147,9 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
   parts.erase = [&parts, block_bytes =
                              memory.geometry().kv.block_bytes()](std::span<const BlockId> blocks) {
     auto zeroed = zero_blocks(*parts.device, parts.eraser, parts.arena.data(), block_bytes, blocks);
-    if (!zeroed) end_engine("zeroing blocks", zeroed.error());  // nothing may be handed out
+    if (!zeroed)
+      end_engine("zeroing blocks",
+                 zeroed.error());  // a block that is not zeroed must not be handed out
   };
 
   auto copy = fastest_copies(*parts.device, memory.geometry());

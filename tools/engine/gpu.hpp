@@ -1,5 +1,5 @@
 #pragma once
-// An engine's part of a GPU: the device, what it maps of it, and who works on it.
+// An engine's GPU: opens what it needs of the device and makes the ring's parts that work on it.
 
 #include <memory>
 
@@ -12,16 +12,17 @@
 
 namespace kvhive {
 
-/// What a model takes of a GPU and what there is, for sizing the pool.
+/// What a model needs of a GPU and what the GPU has, in bytes; for sizing the pool.
 struct GpuFigures {
   std::size_t total = 0;
-  std::size_t available = 0;  ///< now, other programs counted
+  std::size_t available = 0;  ///< now, with other processes' memory taken off
   std::size_t weights = 0;    ///< shared by all engines
   std::size_t engine_peak = 0;
 };
-Expected<GpuFigures> gpu_figures(Device& device, const Options& options, const ModelConfig& config);
+[[nodiscard]] Expected<GpuFigures> gpu_figures(Device& device, const Options& options,
+                                               const ModelConfig& config);
 
-/// Members are in the order they need each other.
+/// In the order of dependence: a member uses those above it.
 struct GpuParts {
   std::unique_ptr<Device> device;
   SharedDeviceMemory arena, weights;
@@ -31,12 +32,13 @@ struct GpuParts {
   std::unique_ptr<Swapper> swapper;
   std::unique_ptr<StepRunner> runner;
 };
-/// \param memory  gets to know where its device arena is; outlives the parts
-/// \param fds     of the pool: the device's and the host's arenas
-/// \param weights of the model, from the keeper
-Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
-                                               const Options& options, const ModelConfig& config,
-                                               PoolMemory& memory, const PoolFds& fds,
-                                               const UniqueFd& weights);
+/// \param memory gets the address of its device arena; outlives the parts
+/// \param fds the pool's; the device's and the host's arena are used
+/// \param weights descriptor of the model's weights, from the keeper
+[[nodiscard]] Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
+                                                             const Options& options,
+                                                             const ModelConfig& config,
+                                                             PoolMemory& memory, const PoolFds& fds,
+                                                             const UniqueFd& weights);
 
 }  // namespace kvhive

@@ -50,7 +50,7 @@ Expected<MadeMemory> make_memory(Device& device, const Options& options, const M
   return memory;
 }
 
-/// A context that is lost may not say so unless it is given work.
+/// Gives the context some work: a context that is lost may not report it otherwise.
 Expected<void> try_context(Device& device) {
   constexpr std::size_t kBytes = 256;
   auto scratch = DeviceBuffer::allocate(device, kBytes);
@@ -67,15 +67,15 @@ std::size_t gpu_weight_bytes(const ModelConfig& config, const Device& device) {
   return round_up(GpuWeights(config).bytes, device.facts().shared_granularity);
 }
 
-Expected<void> hand_over_gpu_memory(Device& device, const Options& options,
-                                    const ModelConfig& config, std::size_t arena_bytes) {
+Expected<void> make_and_send_gpu_memory(Device& device, const Options& options,
+                                        const ModelConfig& config, std::size_t arena_bytes) {
   auto made = make_memory(device, options, config, arena_bytes);
   if (!made) return forward_error(made);
   const GpuMemory message{device.facts().memory_needs_its_maker ? 1u : 0u};
   if (auto sent = send_packet(STDIN_FILENO, message, {made->arena.get(), made->weights.get()});
       !sent || message.needs_its_maker == 0)
     return sent;
-  for (const int stop : {SIGTERM, SIGHUP}) signal(stop, SIG_IGN);  // the keeper says when
+  for (const int stop : {SIGTERM, SIGHUP}) signal(stop, SIG_IGN);  // the keeper decides when to end
   pollfd keeper{STDIN_FILENO, POLLIN, 0};
   while (true) {
     if (poll(&keeper, 1, -1) < 0) continue;  // EINTR

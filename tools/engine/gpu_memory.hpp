@@ -1,6 +1,6 @@
 #pragma once
-// What all engines share on a GPU, the arena and the weights, and its maker's part of handing it
-// over (the keeper's is tools/keeper/gpu_memory_maker.hpp).
+// The device memory that all engines on a GPU share: arena and weights. This is the part of the
+// process that makes it; the keeper's part is tools/keeper/gpu_memory_maker.hpp.
 
 #include <cstddef>
 
@@ -10,13 +10,15 @@
 
 namespace kvhive {
 
-/// Of the weights' region: whole units of shared memory.
+/// Size of the weights' region, a multiple of the granularity of shared memory.
 std::size_t gpu_weight_bytes(const ModelConfig& config, const Device& device);
 
-/// Makes the arena (zeroed) and the weights (uploaded) and sends their descriptors to the keeper
-/// over standard input. Where the memory needs its maker, stays until the keeper hangs up; whatever
-/// the keeper sends meanwhile asks whether our context is alive: Errc::device_lost if not.
-Expected<void> hand_over_gpu_memory(Device& device, const Options& options,
-                                    const ModelConfig& config, std::size_t arena_bytes);
+/// Makes the arena (zeroed) and the weights (uploaded), and sends their descriptors to the keeper
+/// over standard input. If the memory lives only as long as this process (legacy IPC), waits until
+/// the keeper closes the connection. Every packet of the keeper asks whether this process's context
+/// still works; returns Errc::device_lost if not.
+[[nodiscard]] Expected<void> make_and_send_gpu_memory(Device& device, const Options& options,
+                                                      const ModelConfig& config,
+                                                      std::size_t arena_bytes);
 
 }  // namespace kvhive

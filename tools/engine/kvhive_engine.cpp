@@ -1,6 +1,6 @@
-// kvhive-engine: one engine process. Loads the model, attaches to the pool, serves the channels the
-// keeper gives it. With --describe it only says what the model needs; with --make-gpu-memory it
-// makes the memory that engines share on a GPU.
+// kvhive-engine: one engine process. Loads the model, attaches to the pool and serves the channels
+// that the keeper gives it. With --describe it only prints what the model needs; with
+// --make-gpu-memory it only makes the memory that engines share on a GPU.
 
 #include <signal.h>
 #include <unistd.h>
@@ -15,70 +15,83 @@
 #include "tools/engine/device_choice.hpp"
 #include "tools/engine/engine.hpp"
 #include "tools/engine/gpu_memory.hpp"
+#include "tools/program/choice_flag.hpp"
+#include "tools/program/command_line.hpp"
 #include "tools/program/option_flags.hpp"
 #include "tools/program/program.hpp"
 
 namespace kvhive {
 namespace {
 
-/// OpenMP reads its environment before main(). What the keeper sets for its own engines, one that
-/// was started by hand sets for itself, and begins again: several engines share the cores, threads
-/// that wait must sleep.
+/// Sets what the keeper sets for its own engines, and executes the program again, because OpenMP
+/// reads its environment before main(). Threads that wait must sleep: several engines share the
+/// cores.
 void share_cores(const Options& options, char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
   setenv("OMP_WAIT_POLICY", "passive", 1);
   if (options.threads != 0) setenv("OMP_NUM_THREADS", std::to_string(options.threads).c_str(), 1);
-  execv("/proc/self/exe", argv);  // without /proc we do as well as we can
+  execv("/proc/self/exe", argv);  // without /proc the engine goes on without it
 }
 
 Expected<int> run(int argc, char** argv) {
-  CLI::App app{
-      "kvhive-engine: one engine process of a pool. Usually started by kvhived; started by hand, "
-      "in "
-      "a container say, it joins the daemon that listens on --socket"};
-  app.name("kvhive-engine");
+  CommandLine app(
+      "kvhive-engine",
+      "kvhive-engine: one engine process of a pool. kvhived starts its own engines; an "
+      "engine that is started by hand, for example in a container, joins the daemon that "
+      "listens on --socket");
   OptionFlags flags(app);
   std::uint32_t index = kAnyEngine;
-  std::string describe_what;
-  app.add_option("--index", index, "number of this engine; without it the first that is free");
-  app.add_option("--describe", describe_what,
-                 "print what the model needs as JSON and leave: config, or profile to measure")
-      ->check(CLI::IsMember({"config", "profile"}));
+  std::optional<Described> described;
+  app.add_option("--index", index, "number of this engine; without it the first that is free")
+      ->default_str("");
+  add_choice<Described>(app, "--describe", described,
+                        "print what the model needs as JSON and leave; profile also measures the "
+                        "memory of a step");
   std::size_t gpu_memory = 0;
   app.add_option("--make-gpu-memory", gpu_memory,
-                 "make a GPU's share of the pool, so many bytes, and the weights; hand them over "
-                 "through standard input, a socket, and leave when they live without us");
-  if (const auto code = parse_command_line(app, argc, argv)) return *code;
-  signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
+                 "make memory for the pool's device tier on the GPU, of so many bytes, and for the "
+                 "weights, and send its descriptors through standard input, a socket");
+  if (const auto code = app.read(argc, argv)) return *code;
+  for (const int number : {SIGINT, SIGHUP}) signal(number, SIG_IGN);  // for the keeper only
   signal(SIGPIPE, SIG_IGN);
   auto options = flags.options();
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
-  start_log(index == kAnyEngine ? "engine" : "engine " + std::to_string(index),
-            std::string(to_string(options->log_level)));
+  // The keeper reads standard error of an engine that answers a question.
+  const bool answers_keeper = described.has_value() || gpu_memory != 0;
+  if (auto started = start_log(index == kAnyEngine ? "engine" : "engine " + std::to_string(index),
+                               std::string(to_string(options->log_level)),
+                               answers_keeper ? "" : options->log_file);
+      !started)
+    return forward_error(started);
 
   auto config = load_model_config(options->model);
   if (!config) return forward_error(config);
-  if (!describe_what.empty()) {
-    if (auto described = print_model_facts(*options, *config, describe_what); !described)
-      return forward_error(described);
+  if (described) {
+    if (auto printed = print_model_facts(*options, *config, *described); !printed)
+      return forward_error(printed);
     return 0;
   }
-  if (gpu_memory == 0) share_cores(*options, argv);  // it begins the process again: no context yet
+  if (gpu_memory == 0)
+    share_cores(*options, argv);  // before there is a GPU context: it executes the program again
   auto choice = choose_device(*options);
   if (!choice) return forward_error(choice);
   if (gpu_memory != 0) {
     if (choice->device == nullptr)
       return failure(Errc::bad_argument, "make-gpu-memory: there is no GPU with --device cpu");
-    auto done = hand_over_gpu_memory(*choice->device, *options, *config, gpu_memory);
+    auto done = make_and_send_gpu_memory(*choice->device, *options, *config, gpu_memory);
     if (done) return 0;
     if (done.error().code != Errc::device_lost) return forward_error(done);
-    // Read only before the memory was handed over; later the keeper has our exit code.
+    // The keeper reads standard error only until it has the memory; later it has the exit code.
     std::fprintf(stderr, "kvhive-engine: %s\n", done.error().text.c_str());
     return kExitDeviceLost;
   }
   auto engine = Engine::attach(*options, *config, index, std::move(choice->device));
+  if (!engine && !options->log_file.empty()) {
+    spdlog::critical("{}", engine.error().text);  // with date and pid, as the keeper looks for it
+    return 1;
+  }
   if (!engine) return forward_error(engine);
   (*engine)->run();
   return 0;

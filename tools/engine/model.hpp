@@ -16,6 +16,6 @@ std::string model_name(const Options& options);
 KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config);
 
 /// With a progress bar, if somebody is looking.
-Expected<Transformer> load_model(const Options& options);
+[[nodiscard]] Expected<Transformer> load_model(const Options& options);
 
 }  // namespace kvhive

@@ -1,4 +1,4 @@
-// For builds without CUDA: there is no device to get that far with.
+// For builds without CUDA. No device can be opened there, so nothing here is ever called with one.
 
 #include "tools/engine/gpu.hpp"
 #include "tools/engine/gpu_memory.hpp"
@@ -12,7 +12,7 @@ tl::unexpected<Error> no_gpu() { return failure(Errc::unsupported, "built withou
 
 Expected<GpuFigures> gpu_figures(Device&, const Options&, const ModelConfig&) { return no_gpu(); }
 
-Expected<void> hand_over_gpu_memory(Device&, const Options&, const ModelConfig&, std::size_t) {
+Expected<void> make_and_send_gpu_memory(Device&, const Options&, const ModelConfig&, std::size_t) {
   return no_gpu();
 }
 

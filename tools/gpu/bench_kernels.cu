@@ -1,8 +1,8 @@
-// Our kernels on the shapes that peers.py times, in the same run: decode over a grid of batches, a
-// skewed batch, 8-bit KV, cache write, copy on write, and swap through mapped host memory. Prints
-// one JSON object.
+// This project's kernels on the shapes that peers.py measures in the same run: decode over a grid
+// of batches, a skewed batch, 8-bit KV, cache write, copy on write, and swap through mapped host
+// memory. Prints one JSON object.
 //
-//   bench_kernels BxCTX [BxCTX ...]    sequences x tokens of each, 32/8 heads of 128, block 16
+// bench_kernels BxCTX [BxCTX ...]: sequences x tokens of each; 32/8 heads of 128, blocks of 16
 
 #include <cuda_runtime.h>
 
@@ -33,7 +33,7 @@ void check(cudaError_t error, const char* what) {
 }
 #define CHECK(call) check((call), #call)
 
-/// Device memory, freed with it.
+/// An array in device memory, freed with the object.
 template <class T>
 class DeviceArray {
  public:
@@ -54,7 +54,7 @@ class DeviceArray {
   std::size_t count_;
 };
 
-/// Every byte below 0x40: small numbers in any of the dtypes, no NaN.
+/// Fills memory with bytes below 0x40: small numbers in every dtype, no NaN.
 __global__ void fill(unsigned* words, std::size_t count) {
   for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
        i += std::size_t{gridDim.x} * blockDim.x)
@@ -66,7 +66,7 @@ void fill(const DeviceArray<std::byte>& bytes) {
   CHECK(cudaDeviceSynchronize());
 }
 
-/// Median microseconds of `work(round)`.
+/// Median time of `work(round)` in microseconds.
 double microseconds(const std::function<void(int)>& work, cudaStream_t stream = nullptr) {
   cudaEvent_t begin, end;
   CHECK(cudaEventCreate(&begin));
@@ -110,7 +110,7 @@ std::size_t plane_bytes(Dtype dtype) {
   return std::size_t{kKvHeads} * kBlock * kHeadSize * bytes_of(dtype);
 }
 
-/// Blocks of K and V, one after the other. 8-bit elements have one `scale`.
+/// One layer: blocks of K and V, one after the other. 8-bit elements have one scale, at `scale`.
 PagedKv layer_of(std::byte* blocks, Dtype dtype, float* scale) {
   const auto row = static_cast<std::int64_t>(kHeadSize * bytes_of(dtype));
   const std::size_t plane = plane_bytes(dtype);
@@ -127,7 +127,7 @@ PagedKv layer_of(std::byte* blocks, Dtype dtype, float* scale) {
   return kv;
 }
 
-/// A batch of attention.
+/// A batch of sequences.
 struct Batch {
   std::vector<std::int32_t> lengths;  ///< tokens of each sequence
   std::int32_t queries = 1;           ///< of each, its last
@@ -136,7 +136,7 @@ struct Batch {
   PlanLimits limits = {};
 };
 
-/// The block table of a batch, in random order.
+/// The block table of a batch, with blocks in random order.
 struct Blocks {
   explicit Blocks(const Batch& batch) {
     const std::int32_t longest = *std::max_element(batch.lengths.begin(), batch.lengths.end());
@@ -158,7 +158,7 @@ struct Blocks {
   std::uint32_t count = 0;
 };
 
-/// The layers of a cache in turn, so that none is found in the L2. Bytes: those of KV, once each.
+/// Attention over the layers in turn, so that no KV is in the L2. `bytes` counts the KV once.
 Timing attention(const Batch& batch) {
   const auto sequences = static_cast<std::int32_t>(batch.lengths.size());
   const std::int32_t queries = sequences * batch.queries;
@@ -220,7 +220,7 @@ double prefill_tflops(std::int32_t tokens, std::int32_t queries) {
 }
 
 /// A decode step of `sequences` that share `common` tokens and have 128 of their own: how many
-/// times faster than a plan that shares nothing.
+/// times faster it is than with a plan that shares nothing.
 double cascade_gain(std::int32_t sequences, std::int32_t common) {
   Batch batch{
       .lengths = std::vector<std::int32_t>(static_cast<std::size_t>(sequences), common + 128),
@@ -259,11 +259,11 @@ Timing cache_write(std::int32_t tokens, Dtype kv_dtype) {
   return {us, static_cast<std::size_t>(tokens) * token_elements * 2 * (2 + element)};
 }
 
-/// The batch-invariant product of an 8B model's down projection; counted are the weights.
+/// The batch-invariant product of an 8B model's down projection. `bytes` counts the weights.
 Timing row_product(std::int32_t rows) {
   constexpr std::int32_t N = 4096, K = 14336;
   constexpr std::size_t kBytes = std::size_t{2} * N * K;
-  // In turn, so that no weight is in a cache.
+  // Use several copies of the weights in turn, so that none is in a cache.
   const std::size_t copies = 4 * l2_bytes() / kBytes + 1;
   const DeviceArray<std::byte> w(copies * kBytes);
   const DeviceArray<std::byte> x(static_cast<std::size_t>(rows) * K * 2);
@@ -281,20 +281,21 @@ Timing row_product(std::int32_t rows) {
 
 double row_product_tflops(std::int32_t rows) {
   const Timing timing = row_product(rows);
-  return static_cast<double>(timing.bytes) * rows / timing.us / 1e6;  // two per weight of two bytes
+  return static_cast<double>(timing.bytes) * rows / timing.us /
+         1e6;  // two operations per weight of two bytes
 }
 
-/// Page-locked memory that the device can read in place.
+/// Page-locked host memory that the device can read in place.
 template <class T>
 std::span<T> page_locked(std::size_t count) {
   T* memory = nullptr;
-  CHECK(cudaHostAlloc(&memory, count * sizeof(T), cudaHostAllocMapped));  // until the end
+  CHECK(cudaHostAlloc(&memory, count * sizeof(T), cudaHostAllocMapped));  // never freed
   return {memory, count};
 }
 
 enum class By { kernel, batch };
 
-/// `bytes` of each block, `stride` apart, from `source` to `destination`, in random order.
+/// Copies `bytes` of each block, with blocks `stride` bytes apart, in random order.
 Timing copy_blocks(const std::byte* source, std::byte* destination, std::uint32_t blocks,
                    std::size_t bytes, std::size_t stride, std::size_t moved_per_byte, By by) {
   const std::span<BlockPair> pairs = page_locked<BlockPair>(blocks);
@@ -302,7 +303,7 @@ Timing copy_blocks(const std::byte* source, std::byte* destination, std::uint32_
   std::shuffle(pairs.begin(), pairs.end(), std::mt19937(1));
   const BlockCopyArgs args{source, destination, bytes, stride, stride, pairs.data(), pairs.size()};
   static const cudaStream_t stream = [] {
-    cudaStream_t made;  // batches do not take the default stream
+    cudaStream_t made;  // copies on the default stream are not made as a batch
     CHECK(cudaStreamCreate(&made));
     return made;
   }();
@@ -359,7 +360,8 @@ void run(const std::vector<std::string>& shapes) {
       json(copy_blocks(from.data(), to.data(), kBlocks, kBlockBytes, kBlockBytes, 2, By::kernel))
           .c_str());
   std::byte* host = page_locked<std::byte>(kBlocks * kBlockBytes).data();
-  for (const By by : {By::kernel, By::batch})  // where they cross is what batched_from should be
+  for (const By by :
+       {By::kernel, By::batch})  // the size at which both are equal is the best batched_from
     for (const std::size_t bytes : {std::size_t{8} << 10, std::size_t{16} << 10,
                                     std::size_t{32} << 10, std::size_t{64} << 10, kBlockBytes}) {
       const char* name = by == By::kernel ? "kernel" : "batch";

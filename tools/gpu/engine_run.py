@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What first_engine_run.sh does: engine_run.py OUT BIN MODEL.
+"""The work of first_engine_run.sh: engine_run.py OUT BIN MODEL.
 
 KVHIVE_KILLS: engines killed while they swap (200); KVHIVE_PROMPT: characters of the long prompts (4000);
 KVHIVE_LAYERS: of the wide model (16); 0: none; set at all: a brief bench.
@@ -26,7 +26,7 @@ results, wrong = {}, []
 
 
 class Daemon:
-    """A kvhived of our own, gone with the block."""
+    """A kvhived that lives as long as the with-block."""
 
     def __init__(self, name, *flags, model=model):
         self.directory = tempfile.TemporaryDirectory()
@@ -95,7 +95,7 @@ with Daemon("gpu", *gpu_flags, "--kv-cache-memory-bytes", "64M") as gpu:
         if ours:
             equal = next((i for i, (a, b) in enumerate(zip(ours["token_ids"], theirs)) if a != b), 32)
             same, tokens = same + equal, tokens + 32
-    results["tokens equal to the CPU's"] = f"{same} of {tokens}"  # up to the first that differs, of each prompt
+    results["tokens equal to the CPU's"] = f"{same} of {tokens}"  # counted up to the first difference in each prompt
 
     times = {"computed": [], "hit, other engine": [], "hit, same engine": []}
     for i in range(9):
@@ -120,8 +120,8 @@ with Daemon("gpu", *gpu_flags, "--kv-cache-memory-bytes", "64M") as gpu:
         wrong.append("the arena did not outlive its engines")
     gpu.check("after all engines died")
 
-# Small pool, large host tier: sequences swap all the time. What a dead engine's copies wrote would be wrong tokens.
-# Batch-invariant, or a tie in another batch would be wrong, too.
+# Small pool, large host tier: sequences swap all the time. A block damaged by a dead engine's copies would give wrong tokens.
+# Batch-invariant: otherwise another batch could resolve a tie differently, and a correct token would count as wrong.
 swap_flags = ["--kv-cache-memory-bytes", "8M", "--swap-space", "64M", "--preemption-mode", "swap", "--max-model-len", "512",
               "--batch-invariant"]
 random.seed(1)
@@ -151,7 +151,8 @@ with Daemon("kills", "--device", "cuda", "--engines", "2", *swap_flags) as gpu:
         wrong.append(f"{differing} streams differ after kills")
     gpu.check("after the kills")
 
-# A billion parameters: tokens per second against one read of the weights for each step (first_run.sh measures how fast).
+# A billion parameters: tokens per second, compared with one read of the weights per step at the bandwidth that first_run.sh
+# measured.
 bench = bin_dir / "bench_generate"
 if bench.exists() and wide_model.LAYERS > 0:
     yardsticks = out / "yardsticks.json"
@@ -167,7 +168,7 @@ if bench.exists() and wide_model.LAYERS > 0:
             results[f"bench_generate, {name}"] = lines
             if read_gb_s and len(lines) > 2:
                 bound = read_gb_s * 1e9 / weights  # steps per second
-                one_sequence = float(lines[2].split()[1])  # the table's first row
+                one_sequence = float(lines[2].split()[1])  # first row of the table
                 results[f"one sequence of the bound, {name}"] = round(one_sequence / bound, 3)
 results["gpu memory after"] = free_gpu_memory()
 results["wrong"] = wrong

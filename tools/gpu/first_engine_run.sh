@@ -1,12 +1,12 @@
 #!/bin/sh
-# Engines on a GPU in its first minutes: first_engine_run.sh OUT [BIN [MODEL]]
+# Measures engines on a GPU: first_engine_run.sh OUT [BIN [MODEL]]
 #
 #   OUT    folder for engine_run.json, its table and the logs
 #   BIN    the programs, built with nvcc (build/bin)
 #   MODEL  a model directory (models/demo)
 #
-# Two engines share a prefix; tokens beside the CPU's; engines killed in the middle of swaps; the arena outlives them all;
-# time to first token and tokens per second. Exit code 1 if anything was wrong. Needs python3 and nothing else.
+# Two engines share a prefix; tokens are compared with the CPU's; engines are killed in the middle of swaps; the arena outlives
+# all engines; time to first token and tokens per second. Exit code 1 if any check failed. Needs only python3.
 set -eu
 mkdir -p "$1"
 out=$(realpath "$1")

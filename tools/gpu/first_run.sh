@@ -1,11 +1,11 @@
 #!/bin/sh
-# Everything a GPU can tell us in its first ten minutes: first_run.sh OUT [GTEST]
+# Tests and measures the CUDA kernels on a GPU, in about ten minutes: first_run.sh OUT [GTEST]
 #
 #   OUT    folder for first_run.json, its table and the logs
 #   GTEST  GoogleTest's sources, for the test matrix (Debian: /usr/src/googletest, package googletest)
 #
-# Needs nvcc, g++ and tl/expected.hpp (Debian: libexpected-dev); PyTorch and Triton for the peers,
-# compute-sanitizer for the sanitizer runs: what is missing is said in the report, and the rest goes on.
+# Needs nvcc, g++ and tl/expected.hpp (Debian: libexpected-dev). PyTorch and Triton are needed for the
+# peers, compute-sanitizer for the sanitizer runs; the report names what is missing, and the rest runs.
 set -u
 mkdir -p "$1"
 out=$(realpath "$1")
@@ -29,20 +29,24 @@ step() { # step NAME COMMAND...: its output goes to OUT/NAME, a failure does not
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit --format=csv >"$out/gpu.csv"
 
 echo "== build for $arch"
+for instance in mma:bf16 mma:e4m3 mma:e5m2 mma:f16 mma:int8 simt:bf16 simt:e4m3 simt:e5m2 simt:f16 simt:f32 simt:int8; do
+  kernel=${instance%:*} dtype=${instance#*:}
+  sed "s/@KERNEL@/$kernel/g; s/@DTYPE@/$dtype/g" kernels/cuda/attention_instance.cu.in >"$build/${kernel}_attention_$dtype.cu"
+done
 (
-  for source in kernels/cuda/*.cu; do
+  for source in kernels/cuda/*.cu "$build"/*_attention_*.cu; do
     echo "$nvcc -c $source -o $build/$(basename "$source").o"
   done
   echo "$nvcc tools/gpu/yardsticks.cu -o $build/yardsticks"
   echo "$nvcc -c tools/gpu/bench_kernels.cu -o $build/bench_kernels.o"
   echo "g++ -std=c++20 -O2 -I. -c kernels/cuda/split_plan.cpp -o $build/split_plan.o"
-  echo "g++ -std=c++20 -O2 -I. -c config/expected.cpp -o $build/expected.o"
+  echo "g++ -std=c++20 -O2 -I. -c base/expected.cpp -o $build/expected.o"
 ) | xargs -P "$(nproc)" -I{} sh -c '{} || echo "FAILED: {}" >&2' 2>"$out/build.log"
 objects="$build/*.cu.o $build/split_plan.o $build/expected.o"
 $nvcc "$build/bench_kernels.o" $objects -o "$build/bench_kernels" 2>>"$out/build.log"
 
 if [ -d "$gtest" ]; then
-  # The suites over every backend; what else is there looks into the CPU's.
+  # Only the suites that run over every backend; the others test internals of the CPU backend.
   tests=$(grep -l 'backends.hpp\|pairwise.hpp' tests/kernels/*_test.cpp | grep -v 'arguments\|far_blocks')
   tests="$tests tests/kernels/cuda/row_kernels_test.cpp tests/kernels/cuda/row_product_test.cpp tests/kernels/cuda/sampling_test.cpp"
   tests="$tests $(ls tests/kernels/*.cpp | grep -v _test) kernels/arguments.cpp kernels/reference/*.cpp tools/gpu/pinned_new.cpp"

@@ -1,4 +1,4 @@
-"""What others get out of the same GPU on the same shapes, in the same run: cuBLAS, PyTorch's SDPA on
+"""Other implementations on the same GPU and shapes, in the same run: cuBLAS, PyTorch's SDPA on
 gathered KV, and a paged decode in Triton (split KV, GQA heads packed in M). One JSON object.
 
     peers.py BxCTX [BxCTX ...]      sequences x tokens of each, 32/8 heads of 128, bf16, block 16
@@ -72,7 +72,7 @@ def combine(part, part_lse, out, splits, size: tl.constexpr, most: tl.constexpr)
 
 
 class PagedDecode:
-    """Some layers of the same shape, used in turn, so that no KV is found in the L2."""
+    """Some layers of the same shape, used in turn, so that no KV is in the L2."""
 
     def __init__(self, sequences, tokens):
         self.sequences, self.tokens = sequences, tokens
@@ -147,7 +147,7 @@ def decode_cell(sequences, tokens):
         except RuntimeError as error:
             cell[name] = None
             cell[name.replace("_us", "_refused")] = str(error).splitlines()[0]
-    if gathered is not None:  # the paged peer must be right before its time means anything
+    if gathered is not None:  # check the paged peer's result before measuring its time
         with sdpa_kernel([SDPBackend.MATH]):
             k, v = (plane.float() for plane in gathered[0])
             want = F.scaled_dot_product_attention(problem.q[:, :, None].float(), k, v,
@@ -164,7 +164,7 @@ def matmul_tflops(n=8192):
 
 
 def prefill_tflops(tokens=8192):
-    """Causal, one sequence, 32/8 heads of 128: operations that the mask leaves."""
+    """Causal, one sequence, 32/8 heads of 128: operations that are not masked."""
     q = torch.randn((1, HEADS, tokens, HEAD_SIZE), dtype=torch.bfloat16, device="cuda")
     k = torch.randn((1, KV_HEADS, tokens, HEAD_SIZE), dtype=torch.bfloat16, device="cuda")
     v = torch.randn_like(k)

@@ -1,6 +1,6 @@
-// Every `new` of a program that links this is memory the GPU can read and write in place: so the
-// kernels' tests, which were written for plain pointers, run on a GPU as they are. Slow to reach
-// from there, which matters to nobody: these are tests.
+// Makes every `new` of the program return memory that the GPU can read and write in place. So the
+// kernels' tests, which use plain pointers, run on a GPU unchanged. Access from the GPU is slow,
+// which does not matter to tests.
 
 #include <cuda_runtime.h>
 
@@ -39,12 +39,13 @@ class PinnedMemory {
 };
 
 PinnedMemory& pinned() {
-  alignas(PinnedMemory) static std::byte place[sizeof(PinnedMemory)];  // outlives all destructors
+  alignas(PinnedMemory) static std::byte place[sizeof(
+      PinnedMemory)];  // never destroyed, because other destructors may still free memory
   static PinnedMemory* memory = ::new (place) PinnedMemory();
   return *memory;
 }
 
-/// In front of what is given out: how to give it back.
+/// Lies in front of each allocation and tells how to free it.
 struct Header {
   std::size_t bytes, alignment;
 };

@@ -1,4 +1,4 @@
-"""Joins what first_run.sh has left in a folder: first_run.json there, a table on standard output.
+"""Joins the results of first_run.sh in a folder: writes first_run.json there and a table to standard output.
 
 Fractions are of the read-only yardstick of the same run; goals are of docs/PERFORMANCE.md.
 """
@@ -7,7 +7,7 @@ import json
 import pathlib
 import sys
 
-# Working set of a decode step in bytes of bf16 -> fraction of the read bandwidth to reach.
+# Bytes of KV that a decode step reads in bf16 -> goal as a fraction of the read bandwidth.
 GOALS = [(20e6, None), (70e6, 0.75), (300e6, 0.87), (600e6, 0.92), (1e12, 0.94)]
 
 

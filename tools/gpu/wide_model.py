@@ -1,4 +1,4 @@
-"""A model of a billion parameters that nobody trained: what decode costs does not depend on what is said.
+"""Writes an untrained model of a billion parameters. The cost of decode does not depend on the tokens.
 
 The demo model's tokenizer, Llama's shape, weights of one pattern in bf16. KVHIVE_LAYERS: how many layers.
 """
@@ -28,7 +28,7 @@ def tensors():
 
 
 def pattern():
-    """Small numbers of either sign, a prime number of them, then repeated."""
+    """Small numbers of both signs; a prime number of different ones, repeated."""
     state, words = 1, []
     for _ in range(65521):
         state = state * 1103515245 + 12345 & 0x7FFFFFFF
@@ -37,7 +37,7 @@ def pattern():
 
 
 def write_model(directory, demo):
-    """Writes it; returns its bytes."""
+    """Writes the model; returns its size in bytes."""
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo / name, directory / name)
     config = json.loads((demo / "config.json").read_text())

@@ -1,5 +1,5 @@
-// What this GPU's memory and its link to the host are capable of: the figures that kernels are
-// measured against, in the same run. Prints one JSON object; GB/s are 10^9 bytes moved a second.
+// What this GPU's memory and its link to the host can do: the yardsticks for kernels measured in
+// the same run. Prints one JSON object; a GB is 10^9 bytes.
 
 #include <cuda_runtime.h>
 
@@ -23,7 +23,7 @@ void check(cudaError_t error, const char* what) {
 }
 #define CHECK(call) check((call), #call)
 
-/// Adds up everything; keeps `kInFlight` loads of 16 bytes under way in each thread.
+/// Adds up all values, with kInFlight loads of 16 bytes in flight in each thread.
 constexpr int kInFlight = 8;
 
 __device__ unsigned sum_of(uint4 v) { return v.x ^ v.y ^ v.z ^ v.w; }
@@ -42,7 +42,7 @@ __device__ unsigned read_span(const uint4* from, std::size_t count, std::size_t 
   return sum;
 }
 
-/// A span for each block of threads, one after the other.
+/// Each block of threads reads one span after the other.
 constexpr unsigned kThreads = 256;
 constexpr unsigned kSpan = 2 * kInFlight * kThreads;  ///< 64 KiB, in uint4
 
@@ -54,7 +54,7 @@ __global__ void read_all(const uint4* from, std::size_t count, unsigned* out) {
   if (sum == 0x9e3779b9u) *out = sum;
 }
 
-/// The same spans in the order of `pages`: what a paged kernel sees.
+/// The same spans in the order of `pages`, as a paged kernel reads them.
 __global__ void read_pages(const uint4* from, const unsigned* pages, unsigned count,
                            unsigned* out) {
   unsigned sum = 0;
@@ -63,7 +63,7 @@ __global__ void read_pages(const uint4* from, const unsigned* pages, unsigned co
   if (sum == 0x9e3779b9u) *out = sum;
 }
 
-/// Median seconds of one call.
+/// Median time of one call in seconds.
 double seconds_of(const std::function<void()>& work) {
   cudaEvent_t begin, end;
   CHECK(cudaEventCreate(&begin));
@@ -108,7 +108,7 @@ int main() {
     read_all<<<blocks, kThreads>>>(reinterpret_cast<const uint4*>(a), kBytes / 16, out);
   });
 
-  // A page: K and V of one layer in a block of 16 tokens, 8 heads of 128, bf16.
+  // A page: K and V of one layer of a block of 16 tokens, 8 heads of 128, bf16.
   constexpr std::size_t kPage = kSpan * sizeof(uint4);
   std::vector<unsigned> order(kBytes / kPage);
   std::iota(order.begin(), order.end(), 0u);
@@ -136,7 +136,7 @@ int main() {
   };
   const double h2d = gb_per_second(kLinkBytes, [&] { to_device(nullptr); });
   const double d2h = gb_per_second(kLinkBytes, [&] { to_host(nullptr); });
-  // Both ways at once, seen from the default stream: the events wait for both.
+  // Copies in both directions at once. The events are on the default stream, which waits for both.
   cudaEvent_t start, up_done, down_done;
   for (cudaEvent_t* event : {&start, &up_done, &down_done})
     CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));

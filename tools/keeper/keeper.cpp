@@ -63,9 +63,11 @@ ChannelQuota quota_of(const Options& options) {
 }
 
 std::vector<std::string> steward_flags(const Options& options, const Listener& listener) {
-  std::vector<std::string> flags = {"--socket",    listener.path(),
-                                    "--keeper",    std::to_string(getpid()),
-                                    "--log-level", std::string(to_string(options.log_level))};
+  std::vector<std::string> flags = {"--socket",          listener.path(),
+                                    "--socket-identity", listener.identity(),
+                                    "--keeper",          std::to_string(getpid()),
+                                    "--log-level",       std::string(to_string(options.log_level))};
+  if (!options.log_file.empty()) flags.insert(flags.end(), {"--log-file", options.log_file});
   if (listener.made_directory()) flags.push_back("--remove-directory");
   return flags;
 }
@@ -174,11 +176,21 @@ void Keeper::on_stop_signal() {
   loop_.stop();
 }
 
-/// SIGHUP: the log file was moved away, most likely.
+/// SIGHUP: the log file was moved away. Each process of the daemon opens it again.
 void Keeper::on_hangup_signal() {
   signalfd_siginfo signal{};
   if (read(hangup_signals_.get(), &signal, sizeof signal) != sizeof signal) return;
-  spdlog::info("SIGHUP from pid {} ({}): ignored", signal.ssi_pid, program_of(signal.ssi_pid));
+  const std::string sender =
+      std::to_string(signal.ssi_pid) + " (" + program_of(signal.ssi_pid) + ")";
+  if (tables_.options.asked.log_file.empty())
+    return spdlog::info("SIGHUP from pid {}: there is no log file to reopen", sender);
+  if (auto reopened = reopen_log(); !reopened)
+    return spdlog::error("SIGHUP from pid {}: {}", sender, reopened.error().text);
+  spdlog::info("SIGHUP from pid {}: log file reopened", sender);
+  for (const auto& [socket, peer] : tables_.peers)
+    if (peer.is_welcome && tables_.child_of(peer.pid) != nullptr)
+      if (auto sent = send_packet(socket, ReopenLog{}); !sent)
+        spdlog::warn("pid {} was not told to reopen the log file: {}", peer.pid, sent.error().text);
 }
 
 Expected<void> Keeper::run(const std::function<void()>& on_ready) {

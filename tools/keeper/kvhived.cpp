@@ -1,85 +1,88 @@
-// kvhived: the daemon. Parses options, starts the keeper, says when it is ready.
+// kvhived: the daemon. Parses options, goes into the background if asked to, starts the keeper, and
+// tells the user whether it serves.
 
-#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <filesystem>
 
 #include "base/byte_size.hpp"
 #include "base/log.hpp"
 #include "ipc/default_socket.hpp"
+#include "tools/keeper/detach.hpp"
 #include "tools/keeper/keeper.hpp"
+#include "tools/program/command_line.hpp"
 #include "tools/program/option_flags.hpp"
+#include "tools/program/output.hpp"
 #include "tools/program/program.hpp"
 
 namespace kvhive {
 namespace {
 
-/// In the background, the parent stays until the daemon is ready (or has said why not) and then
-/// leaves.
-class Background {
- public:
-  static Background detach() {
-    signal(SIGPIPE, SIG_IGN);  // whoever reads our log may go away
-    Background background;
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) return background;
-    UniqueFd read_end(ends[0]), write_end(ends[1]);
-    if (fork() == 0) {
-      setsid();
-      background.report_ = std::move(write_end);
-      return background;
-    }
-    write_end = UniqueFd();
-    char ready = 0;
-    _exit(read(read_end.get(), &ready, 1) == 1 ? 0 : 1);
-  }
+void log_pool(const MadePool& pool) {
+  spdlog::info(
+      "{}: {} device and {} host blocks of {} ({} tokens each), sequences of up to {} tokens",
+      pool.model.name, pool.size.device_blocks - 1, pool.size.host_blocks,
+      format_bytes(pool.model.layout.block_bytes()), pool.geometry.tokens_per_block,
+      pool.size.max_model_len);
+}
 
-  void ready() {
-    if (report_ && write(report_.get(), "r", 1) < 0) spdlog::debug("the starting shell is gone");
-    report_ = UniqueFd();
-  }
+/// Starts the keeper and serves until it is told to stop.
+Expected<void> serve(const Options& options, Starter& starter) {
+  spdlog::info("starting: model {}, socket {}, {} engines", options.model, options.socket,
+               options.engines);
+  auto keeper = Keeper::start(options);
+  if (!keeper) return forward_error(keeper);
+  if (*keeper == nullptr) return {};  // stopped before it was ready
+  log_pool((*keeper)->pool());
+  return (*keeper)->run([&] {
+    const std::string line = "ready on " + (*keeper)->socket_path() + " (" +
+                             std::to_string(options.engines) + " engines)";
+    spdlog::info("{}", line);
+    if (auto told = starter.ready("kvhived: " + line); !told)
+      spdlog::error("standard output did not take the ready line: {}", told.error().text);
+  });
+}
 
- private:
-  UniqueFd report_;
-};
+/// Where the daemon logs: as asked, or for a detached one at the default place. Children get the
+/// path, too, so it is made absolute. Empty = to standard error.
+Expected<std::string> log_file_for(const Options& options, bool is_detached) {
+  if (!options.log_file.empty()) return std::filesystem::absolute(options.log_file).string();
+  if (is_detached) return default_log_file();
+  return std::string();
+}
 
 Expected<int> run(int argc, char** argv) {
-  CLI::App app{
-      "kvhived: one KV cache per host. Starts a pool in shared memory and the engines that share "
-      "it."};
-  app.name("kvhived");
+  CommandLine app("kvhived",
+                  "kvhived: one KV cache per host. Starts a pool in shared memory and the engines "
+                  "that share it");
   OptionFlags flags(app);
   bool is_detached = false;
   app.add_flag("--detach", is_detached,
-               "return when the daemon is ready, leaving it in the background");
-  if (const auto code = parse_command_line(app, argc, argv)) return *code;
+               "return when the daemon is ready, leaving it in the background; it logs to "
+               "--log-file, or to kvhive/kvhived.log under $XDG_STATE_HOME (/var/log for root)");
+  if (const auto code = app.read(argc, argv)) return *code;
   auto options = flags.options();
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
+  auto log_file = log_file_for(*options, is_detached);
+  if (!log_file) return forward_error(log_file);
+  options->log_file = *log_file;
 
-  Background background;
-  if (is_detached) background = Background::detach();
-  start_log("kvhived", std::string(to_string(options->log_level)));
-  auto keeper = Keeper::start(*options);
-  if (!keeper) return forward_error(keeper);
-  if (*keeper == nullptr) return 0;  // stopped before it was ready
-  const MadePool& pool = (*keeper)->pool();
-  const std::size_t block_bytes = pool.model.layout.block_bytes();
-  spdlog::info(
-      "{}: {} device and {} host blocks of {} ({} tokens each), sequences of up to {} tokens",
-      pool.model.name, pool.size.device_blocks - 1, pool.size.host_blocks,
-      format_bytes(block_bytes), options->block_size, pool.size.max_model_len);
-  auto ended = (*keeper)->run([&] {
-    std::printf("kvhived: ready on %s (%u engines)\n", (*keeper)->socket_path().c_str(),
-                options->engines);
-    std::fflush(stdout);
-    background.ready();
-  });
-  if (!ended) return forward_error(ended);
-  return 0;
+  signal(SIGPIPE, SIG_IGN);  // a reader of the log that goes away must not end the daemon
+  auto starter = is_detached ? Starter::detach(*log_file) : Starter::in_foreground();
+  if (!starter) return forward_error(starter);
+  auto served = start_log("kvhived", std::string(to_string(options->log_level)), *log_file);
+  const bool is_logging = served.has_value();
+  if (served) served = serve(*options, *starter);
+  if (served) {
+    spdlog::info("stopped");
+    return 0;
+  }
+  if (is_logging && !log_file->empty()) spdlog::critical("{}", served.error().text);
+  starter->failed("kvhived: " + served.error().text);
+  return 1;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <utility>
 
 #include "base/byte_size.hpp"
@@ -18,9 +19,26 @@ namespace {
 /// A child that lived shorter than this died young.
 constexpr std::chrono::seconds kYoung{2};
 
-/// What the user should look at after a child could not start.
-std::string remedy_for(const std::string& end) {
-  std::string remedy = "its message is above";
+/// The last line that a process has written to the log file; empty = none.
+std::string last_log_line(const std::string& path, const std::string& name, pid_t pid) {
+  const std::string mark = "[" + name + " " + std::to_string(pid) + "] ";
+  std::ifstream file(path);
+  std::string last;
+  for (std::string line; std::getline(file, line);)
+    if (const auto found = line.find(mark); found != std::string::npos)
+      last = line.substr(found + mark.size());
+  return last;
+}
+
+/// What a child that could not start has said, and where the user finds more.
+std::string message_of(const std::string& log_file, const Child& child, pid_t pid) {
+  if (log_file.empty()) return "its message is above";
+  const std::string line = last_log_line(log_file, child.name, pid);
+  return (line.empty() ? "" : line + "; ") + "its log is in " + log_file;
+}
+
+/// What the user should do after a child could not start.
+std::string remedy_for(const std::string& end, std::string remedy) {
   if (end != "signal " + std::to_string(SIGKILL)) return remedy;
   const MachineMemory memory = machine_memory();
   remedy += "; if there is none, the kernel wanted memory: ";
@@ -87,7 +105,9 @@ void Supervisor::on_end(Child& child) {
   const bool never_worked = &child == &tables_.steward ? !tables_.is_formatted && child.starts >= 3
                                                        : !tables_.is_ready && !had_served;
   if (!never_worked) return restart_later(child);
-  fail({Errc::bad_argument, child.program + " could not start (" + end + "); " + remedy_for(end)});
+  fail({Errc::bad_argument,
+        child.program + " could not start (" + end + "); " +
+            remedy_for(end, message_of(tables_.options.asked.log_file, child, pid))});
 }
 
 void Supervisor::restart_later(Child& child) {

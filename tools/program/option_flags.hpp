@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <deque>
 #include <initializer_list>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -24,7 +23,7 @@ class OptionFlags {
 
   /// What the file says, then what the flags say; ranges are not checked yet. Call after parsing.
   /// Errors name the flag, or the file and its key.
-  Expected<Options> options() const;
+  [[nodiscard]] Expected<Options> options() const;
 
  private:
   struct Flag {
@@ -37,9 +36,5 @@ class OptionFlags {
   std::string file_;
   std::deque<Flag> flags_;  ///< the parser writes to `text`, which must not move
 };
-
-/// Parses the command line. Nothing = go on; otherwise the exit code, with everything printed:
-/// help, or an error in one line that suggests the nearest flag.
-std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv);
 
 }  // namespace kvhive

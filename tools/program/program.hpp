@@ -1,23 +1,16 @@
 #pragma once
-// What every main() of ours does with a failure: one line on standard error, exit code 1.
-
-#include <cstdio>
-#include <exception>
+// How every program of kvhive ends: an error is one line on standard error and exit code 1;
+// standard output that could not be written is an error, too.
 
 #include "base/expected.hpp"
 
 namespace kvhive {
 
-/// Runs a program to its exit code.
-inline int run_program(const char* name, Expected<int> (*run)(int, char**), int argc, char** argv) {
-  try {
-    const auto exit_code = run(argc, argv);
-    if (exit_code) return *exit_code;
-    std::fprintf(stderr, "%s: %s\n", name, exit_code.error().text.c_str());
-  } catch (const std::exception& exception) {
-    std::fprintf(stderr, "%s: %s\n", name, exception.what());
-  }
-  return 1;
-}
+/// Exit code of a program whose output goes to a pipe without a reader: the one that a shell shows
+/// for a process that SIGPIPE ended.
+inline constexpr int kExitPipeClosed = 128 + 13;
+
+/// Runs a program to its exit code, flushes standard output and reports errors.
+int run_program(const char* name, Expected<int> (*run)(int, char**), int argc, char** argv);
 
 }  // namespace kvhive

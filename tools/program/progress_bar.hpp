@@ -1,10 +1,11 @@
 #pragma once
-// A progress bar on standard error, if a person is looking.
+// A progress bar on standard error, if that is a terminal.
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 namespace kvhive {
@@ -12,11 +13,11 @@ namespace kvhive {
 class ProgressBar {
  public:
   explicit ProgressBar(std::string title)
-      : title_(std::move(title)), is_shown_(isatty(STDERR_FILENO) != 0) {}
+      : title_(std::move(title)), is_shown_(isatty(STDERR_FILENO) != 0 && !is_dumb_terminal()) {}
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  /// Wipes itself out, so that what follows starts on a clean line.
+  /// Erases the bar, so that the next output starts on an empty line.
   ~ProgressBar() {
     if (last_percent_ >= 0) std::fprintf(stderr, "\r\033[K");
   }
@@ -33,6 +34,12 @@ class ProgressBar {
   }
 
  private:
+  /// A terminal that cannot move its cursor would print each step on a line of its own.
+  static bool is_dumb_terminal() {
+    const char* terminal = std::getenv("TERM");
+    return terminal == nullptr || std::string(terminal) == "dumb";
+  }
+
   static constexpr int kWidth = 30;
   std::string title_;
   bool is_shown_;

@@ -18,7 +18,8 @@
 namespace kvhive {
 namespace {
 
-/// Of this thread: no pool operation waits for anything, and others may want the processor, too.
+/// Processor time of this thread. Not wall time: no pool operation waits, but other processes may
+/// use the processor meanwhile.
 struct CpuClock {
   static std::chrono::nanoseconds now() {
     timespec time{};
@@ -27,7 +28,7 @@ struct CpuClock {
   }
 };
 
-/// What stands for a block's tokens when the trace names contents: the id itself, as two tokens.
+/// Stands for a block's tokens where the trace names contents: the id itself, as two tokens.
 constexpr std::uint32_t kIdTokens = 2;
 
 void append_id(std::vector<TokenId>& tokens, std::uint64_t low, std::uint64_t high) {
@@ -35,8 +36,8 @@ void append_id(std::vector<TokenId>& tokens, std::uint64_t low, std::uint64_t hi
   tokens.push_back(static_cast<TokenId>(high));
 }
 
-/// The tokens that a content id stands for, made up by a fixed rule: the first two tell any two ids
-/// apart, the others fill.
+/// The tokens that a content id stands for, made by a fixed rule: the first two differ between any
+/// two ids, the others are filler.
 void append_real_tokens(std::vector<TokenId>& tokens, std::uint64_t id, std::uint32_t count) {
   for (std::uint64_t k = 0; k < count; ++k)
     tokens.push_back(static_cast<TokenId>(k == 0   ? id % 50000
@@ -44,8 +45,8 @@ void append_real_tokens(std::vector<TokenId>& tokens, std::uint64_t id, std::uin
                                                    : (id * 31 + k) % 150000));
 }
 
-/// A request on its way through the pool. Lengths are counted in half blocks, so that "a bit more
-/// than full" exists.
+/// A request on its way through the pool. Lengths are counted in half blocks, so that a block can
+/// be half full.
 struct Running {
   std::uint32_t number = 0;
   std::uint64_t half_blocks = 0;
@@ -83,7 +84,7 @@ class Replayer {
   /// The figures alone.
   ReplayFigures figures() const {
     ReplayFigures figures = result_;
-    figures.evictions = pool_.counters().evicted_blocks.load();
+    figures.evictions = pool_.counters()["evicted_blocks"].load();
     figures.seconds = std::chrono::duration<double>(busy_).count();
     return figures;
   }
@@ -135,7 +136,7 @@ class Replayer {
     }
     if (options_.mode.decode == ReplayMode::Decode::no) return run;
     run.output_blocks = (request.output_tokens + block_tokens() - 1) / block_tokens();
-    constexpr std::uint64_t kOutput = 0x40000000;  // contents of their own, never seen in a prompt
+    constexpr std::uint64_t kOutput = 0x40000000;  // ids of outputs: they occur in no prompt
     for (std::uint64_t k = 0; k <= run.output_blocks; ++k)
       append_id(run.tokens, k, kOutput | run.number);
     return run;
@@ -189,7 +190,7 @@ class Replayer {
     pool_.release(run.blocks);
   }
 
-  /// One more block's worth of output.
+  /// Generates one more block of output.
   bool grow(Running& run) {
     const std::size_t total = (run.half_blocks + 3) / 2;
     if (total > run.blocks.size()) {
@@ -224,13 +225,13 @@ class Replayer {
   std::chrono::nanoseconds busy_{};
 };
 
-/// What replaying processes tell their parent.
+/// What a replaying process reports to its parent.
 struct Together {
   std::atomic<std::uint32_t> ready;
   std::array<ReplayFigures, kMaxProcesses> figures;
 };
 
-/// Forked, each with a slot of its own. They begin at the same moment.
+/// Forks processes, each with a slot of its own, which begin at the same moment.
 Expected<ReplayResult> replay_together(const PoolMemory& memory,
                                        const std::vector<TraceRequest>& trace,
                                        const ReplayOptions& options) {

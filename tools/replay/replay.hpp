@@ -1,6 +1,6 @@
 #pragma once
-// Drives a real shared pool with recorded traffic, decision for decision as vLLM's block manager
-// would take it.
+// Drives a real shared pool with recorded traffic, as vLLM's block manager would: the same
+// decisions, one by one.
 
 #include <cstdint>
 #include <functional>
@@ -19,7 +19,8 @@ struct ReplayMode {
   std::uint32_t in_flight = 1;
   enum class Decode : std::uint8_t { no, yes } decode = Decode::no;
 
-  static Expected<ReplayMode> parse(const std::string& text);  ///< "seq", "fifo32", "dec16"
+  [[nodiscard]] static Expected<ReplayMode> parse(
+      const std::string& text);  ///< "seq", "fifo32", "dec16"
 };
 
 struct ReplayOptions {
@@ -29,27 +30,28 @@ struct ReplayOptions {
   /// Not 0: make block_tokens real tokens of each content id and cut them into blocks of that many
   /// tokens, hashed and compared as an engine would.
   std::uint32_t expand_to = 0;
-  /// More than 1: as many real processes over one pool, which are dealt the requests in turn. What
-  /// they decide then depends on who is faster, so there are no digests.
+  /// More than 1: so many real processes over one pool, which get the requests in turn. Their
+  /// decisions then depend on which is faster, so there are no digests.
   std::uint32_t processes = 1;
 };
 
 struct ReplayFigures {
   std::uint64_t requests = 0, rejected = 0, full_blocks = 0, hit_blocks = 0, evictions = 0,
                 truncated = 0;
-  double seconds = 0;  ///< of processor time in pool operations, hashing included; of all processes
+  double seconds = 0;  ///< processor time in pool operations and hashing, of all processes
 };
 
 struct ReplayResult : ReplayFigures {
   std::string hits_sha256, block_ids_sha256, free_queue_sha256;  ///< empty with several processes
   std::uint32_t processes = 1;
-  /// For all of them together: with two that get as much done each as one alone, half of that.
+  /// Of all processes together: two that do as much each as one alone halve it.
   double ns_per_block() const {
     return full_blocks == 0 ? 0 : seconds * 1e9 / static_cast<double>(full_blocks) / processes;
   }
 };
 
-Expected<ReplayResult> replay(const std::vector<TraceRequest>& trace, const ReplayOptions& options,
-                              const std::function<void(std::size_t done)>& progress);
+[[nodiscard]] Expected<ReplayResult> replay(const std::vector<TraceRequest>& trace,
+                                            const ReplayOptions& options,
+                                            const std::function<void(std::size_t done)>& progress);
 
 }  // namespace kvhive

@@ -21,7 +21,7 @@ struct TraceRequest {
 /// for long conversations.
 ///
 /// \param limit  read at most so many requests; 0 = all
-Expected<std::vector<TraceRequest>> read_trace(const std::filesystem::path& path,
-                                               std::size_t limit);
+[[nodiscard]] Expected<std::vector<TraceRequest>> read_trace(const std::filesystem::path& path,
+                                                             std::size_t limit);
 
 }  // namespace kvhive

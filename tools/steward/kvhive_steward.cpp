@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -16,6 +15,7 @@
 #include "ipc/protocol.hpp"
 #include "pool/care/reaper.hpp"
 #include "pool/care/repair.hpp"
+#include "tools/program/command_line.hpp"
 #include "tools/program/program.hpp"
 #include "tools/program/slot_owners.hpp"
 
@@ -53,6 +53,8 @@ class Steward {
       if (!*packet) return {};
       if (const auto order = (*packet)->as<Reap>(); order && order->slot < kMaxProcesses)
         sweep(order->slot, order->drops_unheld != 0 ? Unheld::dropped : Unheld::kept);
+      if ((*packet)->is(MessageType::reopen_log))
+        if (auto reopened = reopen_log(); !reopened) spdlog::error("{}", reopened.error().text);
       if (const auto order = (*packet)->as<Repair>()) mend(*order, (*packet)->tail());
     }
   }
@@ -96,18 +98,22 @@ void wait_for_end(const UniqueFd& pidfd) {
 }
 
 Expected<int> run(int argc, char** argv) {
-  CLI::App app{"kvhive-steward: started by kvhived"};
-  std::string socket, level = "info";
+  CommandLine app("kvhive-steward",
+                  "kvhive-steward: formats the pool and frees what dead processes held. kvhived "
+                  "starts it");
+  std::string socket, identity, level = "info", log_file;
   pid_t keeper_pid = 0;
   bool removes_directory = false;
   app.add_option("--socket", socket, "the daemon's socket")->required();
+  app.add_option("--socket-identity", identity, "the socket's device and inode number");
   app.add_option("--keeper", keeper_pid, "the daemon's process")->required();
   app.add_flag("--remove-directory", removes_directory, "the daemon made the socket's directory");
   app.add_option("--log-level", level, "log level");
-  CLI11_PARSE(app, argc, argv);
-  signal(SIGINT, SIG_IGN);  // Ctrl-C is for the keeper
+  app.add_option("--log-file", log_file, "file to log to; empty = standard error");
+  if (const auto code = app.read(argc, argv)) return *code;
+  for (const int signal_number : {SIGINT, SIGHUP}) signal(signal_number, SIG_IGN);  // the keeper's
   signal(SIGPIPE, SIG_IGN);
-  start_log("steward", level);
+  if (auto started = start_log("steward", level, log_file); !started) return forward_error(started);
   // Without our parent it is the one that was killed before we got here. The number may be another
   // process' by now; that we are nobody's child tells.
   auto keeper = pidfd_of(keeper_pid);
@@ -120,8 +126,10 @@ Expected<int> run(int argc, char** argv) {
     return 1;
   }
   if (!is_orphaned) wait_for_end(*keeper);
-  remove_stale_socket(socket);  // a keeper that was killed could not
-  if (removes_directory) rmdir(std::filesystem::path(socket).parent_path().c_str());
+  const bool removed = remove_stale_socket(socket, identity);
+  spdlog::warn("the keeper (pid {}) ended without stopping its children; its socket is {}",
+               keeper_pid, removed ? "removed" : "gone or another daemon's");
+  if (removes_directory && removed) rmdir(std::filesystem::path(socket).parent_path().c_str());
   return 0;
 }
 

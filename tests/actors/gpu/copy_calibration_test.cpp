@@ -13,14 +13,14 @@ namespace {
 
 TEST(CopyCalibration, TheKernelHasToBeClearlyFaster) {
   EXPECT_TRUE(kernel_pays({1, 1}, {2, 2}));
-  EXPECT_TRUE(kernel_pays({1.5, 0.5}, {1.1, 1.2}));  // both ways together
+  EXPECT_TRUE(kernel_pays({1.5, 0.5}, {1.1, 1.2}));  // the sum over both directions decides
   EXPECT_FALSE(kernel_pays({1, 1}, {1.05, 1.05}));
   EXPECT_FALSE(kernel_pays({1, 1}, {1, 1}));
   EXPECT_FALSE(kernel_pays({1, 2}, {2, 1}));
   EXPECT_FALSE(kernel_pays({2, 2}, {1, 1}));
 }
 
-/// Copies of slow hardware; nobody waits by them.
+/// Copies that take as long as on slow hardware, without waiting for real.
 CopyOnDevice slow(int* calls) {
   return [calls, copy = late_copies()](const BlockCopyArgs& args, DeviceStream stream) {
     ++*calls;
@@ -35,7 +35,7 @@ CopyOnDevice counted(int* calls) {
   };
 }
 
-TEST(CopyCalibration, TakesWhatIsFasterOnThisDevice) {
+TEST(CopyCalibration, PicksTheFasterWayOnThisDevice) {
   FakeDevice device;
   int kernel_calls = 0, batch_calls = 0;
   EXPECT_EQ(*calibrate_copies(device, 4096, counted(&kernel_calls), slow(&batch_calls)), 1u << 20);
@@ -45,7 +45,7 @@ TEST(CopyCalibration, TakesWhatIsFasterOnThisDevice) {
   EXPECT_EQ(device.leftovers(), 0u);
 }
 
-TEST(CopyCalibration, LargePiecesAreTheCopyEnginesUnmeasured) {
+TEST(CopyCalibration, LargePiecesUseTheCopyEnginesWithoutMeasurement) {
   FakeDevice device;
   int calls = 0;
   EXPECT_EQ(*calibrate_copies(device, 1 << 20, counted(&calls), slow(&calls)), 0u);
@@ -53,7 +53,8 @@ TEST(CopyCalibration, LargePiecesAreTheCopyEnginesUnmeasured) {
   EXPECT_EQ(device.calls(), 0u);
 }
 
-/// Each within its memory, each slot once, and seldom next to the one before.
+/// Every copy is inside its memory, every slot is used once, and neighbours are seldom copied one
+/// after the other.
 TEST(CopyCalibration, CopiesScatteredPiecesBothWays) {
   for (const std::size_t piece : {16, 32 << 10, (1 << 20) - 16}) {
     FakeDevice device;
@@ -62,7 +63,7 @@ TEST(CopyCalibration, CopiesScatteredPiecesBothWays) {
       EXPECT_EQ(args.bytes, piece);
       EXPECT_LE(args.pairs_count * piece, 8u << 20);
       EXPECT_GE(args.pairs_count, 8u);
-      // The host's memory is locked, the device's can be filled.
+      // Tells the directions apart: the device's memory can be filled, the host's cannot.
       (device.fill(args.destination, std::byte{1}, 1, stream) ? in : out) += 1;
       std::set<std::uint32_t> sources, destinations;
       std::size_t neighbours = 0;
@@ -83,8 +84,8 @@ TEST(CopyCalibration, CopiesScatteredPiecesBothWays) {
   }
 }
 
-/// Once each; none leaves anything behind.
-TEST(CopyCalibration, FailsWithTheDevice) {
+/// Every call fails once; no failure leaves anything allocated.
+TEST(CopyCalibration, ReportsADeviceThatFails) {
   constexpr std::size_t kPiece = (1 << 20) - 16;
   std::uint64_t calls = 0;
   {

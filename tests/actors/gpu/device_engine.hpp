@@ -1,5 +1,5 @@
 #pragma once
-// An engine of plain calls whose device tier is a (fake) GPU's memory, as a process attaches to it.
+// An engine made of plain calls (no actors) whose device tier is the memory of a fake GPU.
 
 #include <sys/mman.h>
 
@@ -17,7 +17,7 @@
 
 namespace kvhive::testing {
 
-/// A copy for each pair; the device checks them.
+/// One device copy for each pair; the device checks the addresses.
 inline CopyOnDevice plain_copies(Device& device) {
   return [&device](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
     for (const BlockPair& pair : std::span(args.pairs, args.pairs_count))
@@ -30,7 +30,7 @@ inline CopyOnDevice plain_copies(Device& device) {
   };
 }
 
-/// As a kernel makes them: pairs are read when its turn comes.
+/// Copies as a kernel makes them: pairs are read when the copy's turn comes.
 inline CopyOnDevice late_copies() {
   return [](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
     stream->enqueue([args] { block_copy_reference(args); });
@@ -38,7 +38,7 @@ inline CopyOnDevice late_copies() {
   };
 }
 
-/// Now the one, now the other.
+/// Plain and late copies by turns.
 inline CopyOnDevice both_copies(Device& device) {
   return [plain = plain_copies(device), late = late_copies(), calls = 0](
              const BlockCopyArgs& args, DeviceStream stream) mutable {
@@ -46,8 +46,8 @@ inline CopyOnDevice both_copies(Device& device) {
   };
 }
 
-/// The oracle as a kernel: its work happens on a stream, after the plan's swaps. It needs whole
-/// blocks, so that its layers only look whether what they would read is there.
+/// The oracle as a kernel: its work is done on a stream, after the plan's swaps. The oracle needs
+/// whole blocks, so for each layer it only checks that what would be read has come in.
 class DeviceOracleRunner final : public StepRunner {
  public:
   DeviceOracleRunner(Device& device, const PoolMemory& memory, ProcessSlot slot,
@@ -59,12 +59,12 @@ class DeviceOracleRunner final : public StepRunner {
         stream_(std::move(stream)) {}
 
   Expected<std::vector<SampledToken>> run(const StepPlan& plan) override {
-    // What is enqueued outlives a call that fails.
+    // Queued work may run after a failed call has returned.
     const auto copied = std::make_shared<const StepPlan>(plan);
     const auto sampled = std::make_shared<std::vector<SampledToken>>();
-    auto done = swapper_.join_out(plan, stream_);
+    auto done = swapper_.run_after_demotions(plan, stream_);
     for (std::uint32_t layer = 0; layer < memory_.geometry().kv.layers && done; ++layer) {
-      done = swapper_.join_layer(plan, static_cast<std::int32_t>(layer), stream_);
+      done = swapper_.run_after_layer(plan, static_cast<std::int32_t>(layer), stream_);
       stream_.handle()->enqueue([=, this] { see(*copied, layer); });
     }
     const std::size_t bytes = memory_.geometry().kv.block_bytes();
@@ -82,7 +82,7 @@ class DeviceOracleRunner final : public StepRunner {
   }
 
  private:
-  /// Loses the device if this layer of what is swapped in is not what it is in the host tier.
+  /// Loses the device if this layer of a swapped-in block differs from the host tier.
   void see(const StepPlan& plan, std::uint32_t layer) const {
     const KvLayout& kv = memory_.geometry().kv;
     const auto at = [&](Tier tier, std::uint32_t block) {
@@ -101,8 +101,8 @@ class DeviceOracleRunner final : public StepRunner {
   OrderedStream stream_;
 };
 
-/// A pool whose device tier nobody can map but by a device. To be made before any device: those who
-/// attach may be children.
+/// A pool whose device tier only a device can map. Make it before any device, because the engines
+/// that attach may be forked children.
 struct DevicePool {
   DevicePool(std::uint32_t device_blocks, std::uint32_t host_blocks)
       : memory(private_pool(geometry(device_blocks, host_blocks))),
@@ -120,13 +120,13 @@ struct DevicePool {
   PoolMemory memory;
   std::size_t bytes;
   UniqueFd arena;
-  UniqueFd host_lock;  ///< stands for the host arena's descriptor
+  UniqueFd host_lock;  ///< stands for the descriptor of the host arena
 };
 
-/// One at a time in a process: it says where the pool's device arena is.
+/// Only one per process, because it sets the address of the pool's device arena.
 class DeviceEngine {
  public:
-  /// The device's own failures, also while attaching, are what comes back.
+  /// Returns the device's failures, also those during attaching.
   static Expected<std::unique_ptr<DeviceEngine>> attach(FakeDevice& device, DevicePool& pool,
                                                         ProcessSlot slot,
                                                         const RingConfig& config) {
@@ -144,15 +144,16 @@ class DeviceEngine {
     auto eraser = OrderedStream::open(device);
     if (!eraser) return forward_error(eraser);
     engine->eraser_ = std::move(*eraser);
-    auto runner_lane = OrderedStream::open(device);  // the runner's constructor cannot fail
-    if (!runner_lane) return forward_error(runner_lane);
-    // A layer a part, and room aside for less than a large step moves.
+    auto runner_stream = OrderedStream::open(
+        device);  // opened here, because the runner's constructor cannot return an error
+    if (!runner_stream) return forward_error(runner_stream);
+    // One layer per part, and an aside buffer smaller than a large step needs.
     auto swapper =
         DeviceSwapper::create(device, pool.memory, {both_copies(device), both_copies(device)},
                               {.aside_bytes = 2 * geometry.kv.block_bytes(), .part_bytes = 1});
     if (!swapper) return forward_error(swapper);
     auto runner = std::make_unique<DeviceOracleRunner>(device, pool.memory, slot, **swapper,
-                                                       std::move(*runner_lane));
+                                                       std::move(*runner_stream));
     engine->ring_ = std::make_unique<PlainRing>(
         pool.memory, slot, config, std::move(*swapper), std::move(runner),
         [raw = engine.get()](std::span<const BlockId> blocks) { raw->erase(blocks); });
@@ -165,7 +166,7 @@ class DeviceEngine {
  private:
   explicit DeviceEngine(FakeDevice& device) : device_(device) {}
 
-  /// Ends the process where an engine would.
+  /// Ends the process on an error, as an engine does.
   void erase(std::span<const BlockId> blocks) {
     if (!zero_blocks(device_, eraser_, arena_.data(), block_bytes_, blocks)) _exit(kExitDeviceLost);
   }

@@ -1,6 +1,6 @@
-// Engines over a fake GPU: the tokens are the oracle's whatever is swapped and however slow the
-// device is; a device that is lost, or an engine killed in any of its calls, costs nobody else
-// anything.
+// Engines over a fake GPU. Tokens are the oracle's, however much is swapped and however slow the
+// device is. When a device is lost or an engine is killed in any of its calls, other engines lose
+// nothing.
 
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ struct Request {
   std::shared_ptr<Recording> recording = std::make_shared<Recording>();
 };
 
-/// Prompts that share beginnings, in two domains: more than fits.
+/// Prompts of two domains that share beginnings; together more than the pool holds.
 std::vector<Request> make_requests(std::uint64_t seed, std::size_t count) {
   std::mt19937_64 random(seed);
   std::vector<Request> requests(count);
@@ -84,7 +84,7 @@ void expect_whole(const PoolMemory& memory) {
   ASSERT_TRUE(report.violations.empty()) << report.violations.front();
 }
 
-/// An engine's whole life; what its process ends with.
+/// Runs an engine; returns the exit status of its process.
 int serve(FakeDevice& device, DevicePool& pool, ProcessSlot slot,
           const std::vector<Request>& requests) {
   auto engine = DeviceEngine::attach(device, pool, slot, swapping());
@@ -104,7 +104,7 @@ TEST(DeviceRing, TokensAreTheOraclesHoweverSlowTheDevice) {
       if (delay_us != kUneven)
         faults.delay = std::chrono::microseconds(delay_us);
       else
-        faults.before_work = [](std::uint64_t) {  // some streams run ahead of others
+        faults.before_work = [](std::uint64_t) {  // lets some streams run ahead of others
           thread_local std::minstd_rand random{std::random_device{}()};
           if (random() % 4 == 0)
             std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
@@ -118,10 +118,10 @@ TEST(DeviceRing, TokensAreTheOraclesHoweverSlowTheDevice) {
         ASSERT_TRUE(finish((*engine)->ring()));
         expect_right(requests, swapping());
         const SlotCounters& counters = pool.memory.control().processes[kFirst.value].counters;
-        swaps += counters.preemptions_swap;
-        hits += counters.hit_blocks;
-        demoted += counters.demoted_blocks;
-        promoted += counters.promoted_blocks;
+        swaps += counters["preemptions_swap"];
+        hits += counters["hit_blocks"];
+        demoted += counters["demoted_blocks"];
+        promoted += counters["promoted_blocks"];
         const BlockPool& blocks = (*engine)->ring().pool();
         for (const Tier tier : {Tier::device, Tier::host})
           EXPECT_EQ(blocks.available(tier), blocks.capacity(tier));
@@ -129,14 +129,14 @@ TEST(DeviceRing, TokensAreTheOraclesHoweverSlowTheDevice) {
       expect_whole(pool.memory);
       EXPECT_EQ(device.leftovers(), 0u);
     }
-  EXPECT_GT(swaps, 20u);  // otherwise this tested nothing
+  EXPECT_GT(swaps, 20u);  // otherwise this would have tested nothing
   EXPECT_GT(hits, 20u);
   EXPECT_GT(demoted, 20u);
   EXPECT_GT(promoted, 20u);
 }
 
-/// Two engines, each with a device of its own over the same memory, one after the other.
-TEST(DeviceRing, WhatOneEngineComputedTheNextTakes) {
+/// Two engines, one after the other, each with a device of its own over the same memory.
+TEST(DeviceRing, ASecondEngineUsesTheBlocksOfTheFirst) {
   DevicePool pool(32, 0);
   const auto requests = make_requests(7, 4);
   {
@@ -147,7 +147,7 @@ TEST(DeviceRing, WhatOneEngineComputedTheNextTakes) {
   FakeDevice device;
   ASSERT_EQ(serve(device, pool, kSecond, again), 0);
   expect_right(again, swapping());
-  EXPECT_GE(pool.memory.control().processes[kSecond.value].counters.hit_blocks, 8u);
+  EXPECT_GE(pool.memory.control().processes[kSecond.value].counters["hit_blocks"], 8u);
 }
 
 class DeviceRingFaults : public ::testing::Test {
@@ -156,7 +156,7 @@ class DeviceRingFaults : public ::testing::Test {
     if (kUnderThreadSanitizer) GTEST_SKIP() << "sees one process only";
   }
 
-  /// An engine in a process of its own, to which `arm` does something first.
+  /// Runs an engine in a process of its own, after calling `arm` there.
   template <class Arm>
   int run_child(DevicePool& pool, std::uint64_t seed, Arm&& arm) {
     ChildProcess child([&] {
@@ -167,8 +167,8 @@ class DeviceRingFaults : public ::testing::Test {
     return child.wait();
   }
 
-  /// After a death: everything is there, and another engine takes what was published and gives the
-  /// right tokens.
+  /// To be called after a death: no block is lost, and another engine uses what was published and
+  /// gives the right tokens.
   void expect_nothing_lost(DevicePool& pool, std::uint64_t seed) {
     reap(pool.memory, kFirst);
     expect_whole(pool.memory);
@@ -193,7 +193,7 @@ class DeviceRingFaults : public ::testing::Test {
   std::mt19937_64 random_{2026};
 };
 
-/// Calls and pieces of work of an undisturbed run.
+/// How many calls and pieces of work an undisturbed run has.
 struct Extent {
   std::uint64_t calls = 0, works = 0;
 };
@@ -227,7 +227,7 @@ TEST_F(DeviceRingFaults, ALostDeviceEndsItsEngineAndNothingElse) {
 }
 
 TEST_F(DeviceRingFaults, AnEngineKilledInAnyOfItsCallsLosesNothing) {
-  constexpr int kAttaching = 50;  // rounds: each of its calls once
+  constexpr int kAttaching = 50;  // rounds in which each call of attaching is hit once
   const Extent extent = extent_of(2);
   SharedValue<std::array<char, 24>> last;
   std::map<std::string, int> killed_in;

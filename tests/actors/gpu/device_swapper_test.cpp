@@ -1,4 +1,4 @@
-// Swaps that are held up on their streams: who waits for them, and who does not.
+// Swaps that are held up on their streams, to see what waits for them and what does not.
 
 #include "actors/gpu/device_swapper.hpp"
 
@@ -21,12 +21,12 @@ using ::testing::Each;
 constexpr std::uint32_t kDeviceBlocks = 8, kHostBlocks = 8;
 constexpr std::byte kNew{0xEE};
 
-/// Comes to pass, though it may take long.
+/// Whether it happens, however long it takes.
 template <class T>
 bool comes(const std::future<T>& future) {
   return future.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
 }
-/// Has every chance to come to pass, and does not.
+/// Whether it does not happen, though nothing keeps it from happening.
 template <class T>
 bool stays_away(const std::future<T>& future) {
   return future.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout;
@@ -44,7 +44,7 @@ class DeviceSwapperTest : public ::testing::Test {
     for (std::uint32_t block = 0; block < kHostBlocks; ++block) write(host(block), 100 + block);
   }
 
-  /// \param aside_blocks  that there is room for
+  /// \param aside_blocks size of the aside buffer
   std::unique_ptr<DeviceSwapper> swapper(std::size_t aside_blocks, std::size_t part_bytes = 1) {
     const CopyOnDevice noted = [this, copy = late_copies()](const BlockCopyArgs& args,
                                                             DeviceStream stream) {
@@ -66,7 +66,7 @@ class DeviceSwapperTest : public ::testing::Test {
   bool is_to_host(const BlockCopyArgs& args) {
     return args.destination >= host(0) && args.destination < host(kHostBlocks);
   }
-  /// Bytes that tell blocks and layers.
+  /// Writes bytes that differ between blocks and between layers.
   void write(std::byte* block, std::uint32_t seed) const {
     for (std::size_t i = 0; i < kv_.block_bytes(); ++i) block[i] = byte_of(seed, i);
   }
@@ -85,7 +85,7 @@ class DeviceSwapperTest : public ::testing::Test {
     return {block, kv_.block_bytes()};
   }
 
-  /// When the runner's stream has got this far.
+  /// Becomes ready when the runner's stream has done everything it has so far.
   std::future<void> reached() {
     auto promise = std::make_shared<std::promise<void>>();
     auto future = promise->get_future();
@@ -108,7 +108,7 @@ class DeviceSwapperTest : public ::testing::Test {
     plan.work.emplace_back();
     return plan;
   }
-  /// The host waits for the first plan's copies, to know what they cost: here it has been.
+  /// Runs a first plan: the host waits for its copies, to measure them.
   void measure(DeviceSwapper& swapper) {
     before_copy_ = {};
     ASSERT_TRUE(swapper.move(plan({{7, 7}}, {})));
@@ -125,14 +125,14 @@ class DeviceSwapperTest : public ::testing::Test {
   std::function<void(const BlockCopyArgs&, DeviceStream)> before_copy_;
 };
 
-TEST_F(DeviceSwapperTest, WhatLeavesIsOverwrittenWhileItIsOnItsWay) {
+TEST_F(DeviceSwapperTest, ADemotedBlockMayBeOverwrittenBeforeItReachesTheHost) {
   const auto swapper = this->swapper(2);
   measure(*swapper);
   Gate gate;
   hold_up_what_goes_to_the_host(gate);
   const StepPlan leaving = plan({{1, 3}, {2, 4}}, {});
   ASSERT_TRUE(swapper->move(leaving));
-  ASSERT_TRUE(swapper->join_out(leaving, runner_));
+  ASSERT_TRUE(swapper->run_after_demotions(leaving, runner_));
   overwrite(1);
   overwrite(2);
   ASSERT_TRUE(comes(reached()));
@@ -140,21 +140,22 @@ TEST_F(DeviceSwapperTest, WhatLeavesIsOverwrittenWhileItIsOnItsWay) {
   EXPECT_TRUE(holds(host(3), 103));
 
   auto finished = std::async(std::launch::async, [&] { return swapper->finish(leaving); });
-  EXPECT_TRUE(stays_away(finished));  // or it would be published before it is there
+  EXPECT_TRUE(
+      stays_away(finished));  // otherwise blocks would be published before their bytes are there
   gate.open();
   ASSERT_TRUE(finished.get());
   EXPECT_TRUE(holds(host(3), 1));
   EXPECT_TRUE(holds(host(4), 2));
 }
 
-TEST_F(DeviceSwapperTest, WhatThereIsNoRoomForAsideIsWaitedFor) {
+TEST_F(DeviceSwapperTest, DemotionsBeyondTheAsideBufferAreWaitedFor) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
   Gate gate;
   hold_up_what_goes_to_the_host(gate);
   const StepPlan leaving = plan({{1, 3}, {2, 4}, {3, 5}}, {});
   ASSERT_TRUE(swapper->move(leaving));
-  ASSERT_TRUE(swapper->join_out(leaving, runner_));
+  ASSERT_TRUE(swapper->run_after_demotions(leaving, runner_));
   for (const std::uint32_t block : {1, 2, 3}) overwrite(block);
   const auto computed = reached();
   EXPECT_TRUE(stays_away(computed));
@@ -165,8 +166,8 @@ TEST_F(DeviceSwapperTest, WhatThereIsNoRoomForAsideIsWaitedFor) {
     EXPECT_TRUE(holds(host(pair.destination), pair.source));
 }
 
-/// Its blocks stay as they are in this step.
-TEST_F(DeviceSwapperTest, WhatIsPreemptedIsNotWaitedFor) {
+/// The blocks of preempted sequences are not overwritten in this step.
+TEST_F(DeviceSwapperTest, SwapOutOfPreemptedSequencesIsNotWaitedFor) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
   Gate gate;
@@ -174,7 +175,7 @@ TEST_F(DeviceSwapperTest, WhatIsPreemptedIsNotWaitedFor) {
   StepPlan leaving = plan({{1, 3}}, {});
   leaving.swap_out = {{2, 4}, {5, 6}};
   ASSERT_TRUE(swapper->move(leaving));
-  ASSERT_TRUE(swapper->join_out(leaving, runner_));
+  ASSERT_TRUE(swapper->run_after_demotions(leaving, runner_));
   overwrite(1);
   ASSERT_TRUE(comes(reached()));
   EXPECT_TRUE(holds(host(4), 104));
@@ -183,7 +184,7 @@ TEST_F(DeviceSwapperTest, WhatIsPreemptedIsNotWaitedFor) {
   EXPECT_TRUE(holds(host(3), 1) && holds(host(4), 2) && holds(host(6), 5));
 }
 
-TEST_F(DeviceSwapperTest, WithoutWorkAllGoesDirectly) {
+TEST_F(DeviceSwapperTest, APlanWithoutWorkDemotesDirectlyToTheHost) {
   const auto swapper = this->swapper(4);
   measure(*swapper);
   copies_.clear();
@@ -196,15 +197,15 @@ TEST_F(DeviceSwapperTest, WithoutWorkAllGoesDirectly) {
   EXPECT_TRUE(holds(host(4), 2));
 }
 
-/// Each step finds room aside that the last one's copies have left.
-TEST_F(DeviceSwapperTest, StepsTakeTheRoomAsideInTurn) {
+/// Each step can use the aside buffer, because the last step's copies have left it.
+TEST_F(DeviceSwapperTest, StepsReuseTheAsideBuffer) {
   const auto swapper = this->swapper(2);
   for (std::uint32_t step = 0; step < 40; ++step) {
     const std::uint32_t a = 1 + step % 6, b = 1 + (step + 1) % 6;
     write(device(a), step), write(device(b), step + 1);
     const StepPlan leaving = plan({{a, b}, {b, a}}, {});
     ASSERT_TRUE(swapper->move(leaving));
-    ASSERT_TRUE(swapper->join_out(leaving, runner_));
+    ASSERT_TRUE(swapper->run_after_demotions(leaving, runner_));
     overwrite(a), overwrite(b);
     ASSERT_TRUE(runner_.finish());
     ASSERT_TRUE(swapper->finish(leaving));
@@ -212,7 +213,7 @@ TEST_F(DeviceSwapperTest, StepsTakeTheRoomAsideInTurn) {
   }
 }
 
-TEST_F(DeviceSwapperTest, ALayerIsThereBeforeTheNextHasArrived) {
+TEST_F(DeviceSwapperTest, ALayerIsReadyBeforeTheNextIsCopied) {
   const auto swapper = this->swapper(2);
   ASSERT_EQ(swapper->parts().count(), 4u);
   measure(*swapper);
@@ -223,7 +224,7 @@ TEST_F(DeviceSwapperTest, ALayerIsThereBeforeTheNextHasArrived) {
   ASSERT_TRUE(swapper->move(coming));
   ASSERT_EQ(part, 4u);
   for (std::int32_t layer = 0; layer < 4; ++layer) {
-    ASSERT_TRUE(swapper->join_layer(coming, layer, runner_));
+    ASSERT_TRUE(swapper->run_after_layer(coming, layer, runner_));
     const auto computed = reached();
     EXPECT_TRUE(stays_away(computed)) << layer;
     gates[layer].open();
@@ -234,7 +235,7 @@ TEST_F(DeviceSwapperTest, ALayerIsThereBeforeTheNextHasArrived) {
   EXPECT_TRUE(swapper->finish(coming));
 }
 
-TEST_F(DeviceSwapperTest, AllLayersAreThereForWhoCannotWaitOneByOne) {
+TEST_F(DeviceSwapperTest, RunAfterSwapInWaitsForAllLayers) {
   const auto swapper = this->swapper(2);
   measure(*swapper);
   Gate last;
@@ -244,7 +245,7 @@ TEST_F(DeviceSwapperTest, AllLayersAreThereForWhoCannotWaitOneByOne) {
   };
   const StepPlan coming = plan({}, {{1, 2}});
   ASSERT_TRUE(swapper->move(coming));
-  ASSERT_TRUE(swapper->join_in(coming, runner_));
+  ASSERT_TRUE(swapper->run_after_swap_in(coming, runner_));
   const auto computed = reached();
   EXPECT_TRUE(stays_away(computed));
   last.open();
@@ -253,8 +254,8 @@ TEST_F(DeviceSwapperTest, AllLayersAreThereForWhoCannotWaitOneByOne) {
   EXPECT_TRUE(swapper->finish(coming));
 }
 
-/// By way of aside and directly.
-TEST_F(DeviceSwapperTest, ABlockIsFilledAnewWhenItsBytesHaveLeft) {
+/// Through the aside buffer and directly.
+TEST_F(DeviceSwapperTest, ABlockIsOverwrittenOnlyAfterItsBytesAreCopiedAway) {
   for (const std::size_t aside : {0, 1}) {
     const auto swapper = this->swapper(aside);
     measure(*swapper);
@@ -276,7 +277,7 @@ TEST_F(DeviceSwapperTest, ABlockIsFilledAnewWhenItsBytesHaveLeft) {
   }
 }
 
-TEST_F(DeviceSwapperTest, ABlockIsZeroedForAnotherDomainWhenItsBytesHaveLeft) {
+TEST_F(DeviceSwapperTest, ABlockIsZeroedForAnotherDomainOnlyAfterItsBytesAreCopiedAway) {
   for (const std::size_t aside : {0, 1}) {
     const auto swapper = this->swapper(aside);
     measure(*swapper);
@@ -287,7 +288,7 @@ TEST_F(DeviceSwapperTest, ABlockIsZeroedForAnotherDomainWhenItsBytesHaveLeft) {
     };
     write(device(1), 1), write(host(3), 103);
     StepPlan leaving = plan({{1, 3}}, {});
-    leaving.hand_over = {{BlockId{1}, DomainId{2}}};
+    leaving.domain_changes = {{BlockId{1}, DomainId{2}}};
     auto moved = std::async(std::launch::async, [&] { return swapper->move(leaving); });
     EXPECT_TRUE(stays_away(moved));
     EXPECT_TRUE(holds(device(1), 1)) << aside;
@@ -305,7 +306,7 @@ TEST_F(DeviceSwapperTest, ZeroingDoesNotWaitForTheHost) {
   Gate gate;
   hold_up_what_goes_to_the_host(gate);
   StepPlan leaving = plan({{1, 3}}, {});
-  leaving.hand_over = {{BlockId{1}, DomainId{2}}};
+  leaving.domain_changes = {{BlockId{1}, DomainId{2}}};
   auto moved = std::async(std::launch::async, [&] { return swapper->move(leaving); });
   EXPECT_TRUE(comes(moved));
   gate.open();
@@ -314,7 +315,7 @@ TEST_F(DeviceSwapperTest, ZeroingDoesNotWaitForTheHost) {
   EXPECT_TRUE(holds(host(3), 1));
 }
 
-/// Kernels read them late, on the device.
+/// Kernels read pairs late, on the device.
 TEST_F(DeviceSwapperTest, PairsArePageLockedAndOutliveThePlan) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
@@ -328,7 +329,7 @@ TEST_F(DeviceSwapperTest, PairsArePageLockedAndOutliveThePlan) {
   StepPlan both = plan({{1, 3}, {2, 4}}, {{5, 6}});
   ASSERT_TRUE(swapper->move(both));
   for (auto* pairs : {&both.demotions, &both.swap_in})
-    std::ranges::fill(*pairs, BlockPair{0, 0});  // as if it were gone
+    std::ranges::fill(*pairs, BlockPair{0, 0});  // as if the plan had been freed
   gate.open();
   ASSERT_TRUE(swapper->finish(both));
   EXPECT_TRUE(holds(host(3), 1));
@@ -337,7 +338,7 @@ TEST_F(DeviceSwapperTest, PairsArePageLockedAndOutliveThePlan) {
   EXPECT_TRUE(holds(host(0), 100));
 }
 
-TEST_F(DeviceSwapperTest, AsManyPairsFitAsThereCanBe) {
+TEST_F(DeviceSwapperTest, TheLargestPlanFits) {
   const auto swapper = this->swapper(kHostBlocks);
   StepPlan most = plan({}, {});
   for (std::uint32_t block = 0; block < kHostBlocks; ++block) most.demotions.push_back({1, block});
@@ -346,7 +347,7 @@ TEST_F(DeviceSwapperTest, AsManyPairsFitAsThereCanBe) {
   EXPECT_TRUE(swapper->finish(most));
 }
 
-TEST_F(DeviceSwapperTest, EndsAfterItsCopies) {
+TEST_F(DeviceSwapperTest, TheDestructorWaitsForCopies) {
   auto swapper = this->swapper(1);
   measure(*swapper);
   const std::size_t before = device_.leftovers();
@@ -362,7 +363,7 @@ TEST_F(DeviceSwapperTest, EndsAfterItsCopies) {
   EXPECT_LT(device_.leftovers(), before);
 }
 
-TEST_F(DeviceSwapperTest, WithoutAHostTierItHoldsNoMemory) {
+TEST_F(DeviceSwapperTest, AllocatesNothingWithoutAHostTier) {
   DevicePool alone(kDeviceBlocks, 0);
   const std::size_t before = device_.leftovers();
   const auto swapper = DeviceSwapper::create(device_, alone.memory, {late_copies(), late_copies()});
@@ -399,7 +400,7 @@ TEST(LayerParts, CoverEveryLayerOnce) {
     }
 }
 
-TEST(LayerParts, AreAsManyAsAreLargeEnough) {
+TEST(LayerParts, HaveAtLeastTheGivenSize) {
   const auto count = [](std::uint32_t layers, std::size_t least) {
     return LayerParts(layers_of(layers, 4096), least).count();
   };

@@ -1,5 +1,5 @@
-// Steps of a model on a fake GPU while their swaps are held up: layers compute before the last ones
-// have arrived, and while blocks leave; tokens are what they are without swaps.
+// Steps of a model on a fake GPU while their swaps are held up: layers compute before later layers
+// have come in and while blocks leave, and tokens are the same as without swaps.
 
 #include "actors/gpu/gpu_runner.hpp"
 
@@ -31,7 +31,7 @@ class GpuRunnerTest : public ::testing::Test {
     memory_.set_device_arena(arena_.data());
     pages_ = *LockedPages::lock(device_, memory_.arena(Tier::host), kHostBlocks * kv_.block_bytes(),
                                 kv_.block_bytes(), host_lock_.get());
-    // By the kernel, which reads pairs late.
+    // Copies by kernel, which read pairs late.
     const auto copy = [this](const BlockCopyArgs& args, DeviceStream stream) {
       if (before_copy_) before_copy_(args, stream);
       return swap_blocks_cuda(args, std::numeric_limits<std::size_t>::max(), stream);
@@ -45,7 +45,7 @@ class GpuRunnerTest : public ::testing::Test {
         [](const BlockCopyArgs& args, DeviceStream on) { return swap_blocks_cuda(args, 0, on); },
         arena_.data(), kv_);
     stream->enqueue([this] { computing_ = std::this_thread::get_id(); });
-    // The first plan's copies are waited for, to know what they cost.
+    // The first plan's copies are waited for, to measure them.
     StepPlan first;
     first.swap_out = {{15, 7}};
     ASSERT_TRUE(run(first).empty());
@@ -55,7 +55,7 @@ class GpuRunnerTest : public ::testing::Test {
     expected_ = run(work(10, {next_}, {{1}, {2}, {3}})).at(0);
   }
 
-  /// Slow hardware: longer than the model, so that who does not wait is seen.
+  /// Makes the stream slower than the model, so that a missing wait shows.
   static void take_a_while(DeviceStream stream) {
     stream->enqueue([] { std::this_thread::sleep_for(std::chrono::milliseconds(200)); });
   }
@@ -81,7 +81,7 @@ class GpuRunnerTest : public ::testing::Test {
     const std::byte* const host = memory_.arena(Tier::host);
     return args.destination >= host && args.destination < host + kHostBlocks * kv_.block_bytes();
   }
-  /// Calls this before each piece of the model's work, the first of which is number 1.
+  /// Calls `act` before each piece of the model's work; the first piece has number 1.
   void before_model_work(std::function<void(std::uint64_t number)> act) {
     works_ = 0;
     FakeFaults faults;
@@ -108,15 +108,15 @@ class GpuRunnerTest : public ::testing::Test {
   DeviceBuffer arena_;
   LockedPages pages_;
   std::function<void(const BlockCopyArgs&, DeviceStream)> before_copy_;
-  std::atomic<std::thread::id> computing_{};  ///< the runner's stream
-  std::uint64_t works_ = 0;                   ///< of that stream
+  std::atomic<std::thread::id> computing_{};  ///< thread of the runner's stream
+  std::uint64_t works_ = 0;                   ///< pieces of work of that stream so far
   std::unique_ptr<DeviceSwapper> swapper_;
   std::unique_ptr<GpuRunner> runner_;
   std::vector<TokenId> tokens_{3, 14, 15, 92, 65, 35, 89, 79, 32, 38};
-  TokenId next_ = 0, expected_ = 0;  ///< after `tokens_`, and after that
+  TokenId next_ = 0, expected_ = 0;  ///< the token after `tokens_`, and the one after that
 };
 
-TEST_F(GpuRunnerTest, ALayerComputesBeforeTheNextHasArrived) {
+TEST_F(GpuRunnerTest, ALayerComputesBeforeTheNextIsCopied) {
   swap_out({{1, 1}, {2, 2}, {3, 3}});
   Gate gate;
   before_model_work([&](std::uint64_t number) {
@@ -135,7 +135,7 @@ TEST_F(GpuRunnerTest, ALayerComputesBeforeTheNextHasArrived) {
   EXPECT_TRUE(gate.was_opened_in_time()) << "no layer before all had arrived";
 }
 
-TEST_F(GpuRunnerTest, WhatIsCopiedOnWriteHasArrivedWhole) {
+TEST_F(GpuRunnerTest, CopyOnWriteWaitsForAllLayers) {
   swap_out({{1, 1}, {2, 2}, {3, 3}});
   std::uint32_t part = 0;
   before_copy_ = [&](const BlockCopyArgs&, DeviceStream stream) {
@@ -147,7 +147,7 @@ TEST_F(GpuRunnerTest, WhatIsCopiedOnWriteHasArrivedWhole) {
   EXPECT_EQ(run(plan), std::vector{expected_});
 }
 
-/// The step ends when both are done, whichever takes longer.
+/// The step ends only when both are done, whichever takes longer.
 TEST_F(GpuRunnerTest, TheModelComputesWhileBlocksLeaveAndBothAreDoneAtTheEnd) {
   before_model_work([](std::uint64_t) {});
   ASSERT_EQ(run(work(10, {next_}, {{1}, {2}, {3}})), std::vector{expected_});

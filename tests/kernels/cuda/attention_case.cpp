@@ -19,17 +19,10 @@ namespace {
 constexpr BlockId kFarOutside{0x7ffffff0u};
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
-bool is_visible(const AttentionCase& c, std::int32_t h, std::int32_t position, std::int32_t t) {
+bool is_visible(const AttentionCase& c, std::int32_t position, std::int32_t t) {
   if (c.window > 0 && t <= position - c.window) return false;
   if (c.chunk > 0 && t / c.chunk != position / c.chunk) return false;
-  const BlockSparsity& s = c.sparsity;
-  if (s.block == 0) return true;
-  const std::int32_t i = position / s.block, j = t / s.block;
-  if (j > i - s.local) return true;
-  if (s.vertical == 0) return false;
-  const std::int32_t offset =
-      s.head_step >= 0 ? h * s.head_step + 1 : h / c.heads_per_kv * -s.head_step + 1;
-  return (j + offset) % s.vertical == 0;
+  return true;
 }
 
 }  // namespace
@@ -38,9 +31,8 @@ std::string AttentionCase::describe() const {
   std::ostringstream text;
   text << "q " << to_string(q_dtype) << ", kv " << to_string(kv_dtype) << ", D " << D << ", S " << S
        << ", G " << G << " x " << heads_per_kv << ", window " << window << ", chunk " << chunk
-       << ", cap " << soft_cap << ", alibi " << has_alibi << ", sinks " << has_sinks << ", sparse "
-       << sparsity.block << '/' << sparsity.local << '/' << sparsity.vertical << '/'
-       << sparsity.head_step << ", scales " << int(scales) << ", sequences";
+       << ", cap " << soft_cap << ", sinks " << has_sinks << ", scales " << int(scales)
+       << ", sequences";
   for (const Sequence& s : sequences) {
     text << ' ' << s.kv_len << ':' << s.q_len;
     if (s.shared > 0) text << " (" << s.shared << " of " << s.shared_with << ')';
@@ -51,7 +43,6 @@ std::string AttentionCase::describe() const {
 AttentionBatch::AttentionBatch(const AttentionCase& c) : case_(c) {
   std::mt19937 random(c.seed);
   for (std::int32_t h = 0; h < H(); ++h) {
-    slopes_.push_back(0.05f * static_cast<float>(h + 1));
     sinks_.push_back(static_cast<float>(random() % 100) / 50.0f - 1.0f);
   }
   for (int i = 0; i < 2 * c.G; ++i) scales_.push_back(0.25f + 0.25f * static_cast<float>(i % 3));
@@ -76,7 +67,7 @@ void AttentionBatch::make_tokens(std::uint32_t seed, std::int32_t count, Tokens*
   std::mt19937 random(seed);
   const auto number = [&] { return static_cast<float>(random() % 65536) / 16384.0f - 2.0f; };
   const AttentionCase& c = case_;
-  const auto quantised = [&](float scale) {  // what is read of it
+  const auto quantised = [&](float scale) {  // as the cache holds it
     std::byte code[4];
     store_element(code, c.kv_dtype, number() / scale);
     return load_element(code, c.kv_dtype) * scale;
@@ -188,7 +179,6 @@ PagedAttentionArgs AttentionBatch::args() const {
   args.block_table = table_.data();
   args.query_start = query_start_.data();
   args.kv_len = kv_len_.data();
-  args.alibi_slopes = case_.has_alibi ? slopes_.data() : nullptr;
   args.sinks = case_.has_sinks ? sinks_.data() : nullptr;
   args.B = static_cast<std::int32_t>(kv_len_.size());
   args.H = H();
@@ -196,7 +186,6 @@ PagedAttentionArgs AttentionBatch::args() const {
   args.q_dtype = case_.q_dtype;
   args.window = case_.window;
   args.chunk = case_.chunk;
-  args.sparsity = case_.sparsity;
   args.soft_cap = case_.soft_cap;
   args.scale = 1.0f / std::sqrt(static_cast<float>(case_.D));
   return args;
@@ -262,12 +251,11 @@ AttentionResult AttentionBatch::truth() const {
         std::vector<double> sum(D, 0.0), scores;
         std::vector<std::int32_t> seen;
         for (std::int32_t t = 0; t <= p; ++t) {
-          if (!is_visible(c, h, p, t)) continue;
+          if (!is_visible(c, p, t)) continue;
           const float* k =
               &tokens_[b].k[static_cast<std::size_t>(t * c.G + h / c.heads_per_kv) * D];
           double score = scale * std::inner_product(q, q + D, k, 0.0);
           if (c.soft_cap > 0) score = c.soft_cap * std::tanh(score / c.soft_cap);
-          if (c.has_alibi) score += double{slopes_[static_cast<std::size_t>(h)]} * (t - p);
           scores.push_back(score);
           seen.push_back(t);
         }

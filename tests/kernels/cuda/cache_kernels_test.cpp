@@ -38,11 +38,10 @@ struct WriteCase {
   Dtype in, out;
   std::int32_t D;
   Scales scales;
-  std::int64_t gap;  ///< bytes after each head: rows aligned to elements only, unless 0
-  PageLayout layout = PageLayout::rows;
+  std::int64_t gap;  ///< bytes after each head; 0, or rows are aligned to elements only
 };
 
-/// A cache in which everything is poison, and what is to be in it after a write.
+/// A cache filled with poison, and the content expected after a write.
 class WriteFixture {
  public:
   static constexpr std::int32_t G = 3, S = 4, kBlocks = 5;
@@ -52,7 +51,6 @@ class WriteFixture {
     kv_.S = S;
     kv_.D = c.D;
     kv_.dtype = c.out;
-    kv_.layout = c.layout;
     kv_.token_stride = c.D * static_cast<std::int64_t>(bytes_of(c.out));
     kv_.head_stride = S * kv_.token_stride + c.gap;
     plane_ = G * kv_.head_stride;
@@ -73,9 +71,8 @@ class WriteFixture {
                       const std::vector<std::int64_t>& slots) {
     std::vector<std::byte> want = arena_;
     std::vector<float> want_scales = scales_;
-    write_plainly(Plane::k, k, slots, want.data(), want_scales.data());
-    write_plainly(Plane::v, v, slots, want.data() + plane_,
-                  want_scales.data() + scales_.size() / 2);
+    write_plainly(k, slots, want.data(), want_scales.data());
+    write_plainly(v, slots, want.data() + plane_, want_scales.data() + scales_.size() / 2);
 
     const std::vector<std::byte> k_in = stored(k, case_.in), v_in = stored(v, case_.in);
     in_every_schedule([&] {
@@ -102,17 +99,12 @@ class WriteFixture {
   }
 
  private:
-  enum class Plane { k, v };
-
-  std::int64_t element_offset(Plane plane, std::int64_t slot, std::int64_t d) const {
-    const auto bytes = static_cast<std::int64_t>(bytes_of(case_.out));
-    const std::int64_t x = 16 / bytes;
-    if (case_.layout == PageLayout::rows) return slot * kv_.token_stride + d * bytes;
-    return (plane == Plane::k ? (d / x * S + slot) * x + d % x : d * S + slot) * bytes;
+  std::int64_t element_offset(std::int64_t slot, std::int64_t d) const {
+    return slot * kv_.token_stride + d * static_cast<std::int64_t>(bytes_of(case_.out));
   }
 
-  void write_plainly(Plane plane, const std::vector<float>& values,
-                     const std::vector<std::int64_t>& slots, std::byte* base, float* scales) const {
+  void write_plainly(const std::vector<float>& values, const std::vector<std::int64_t>& slots,
+                     std::byte* base, float* scales) const {
     for (std::size_t t = 0; t < slots.size(); ++t) {
       if (slots[t] < 0) continue;
       const std::int64_t block = slots[t] / S, slot = slots[t] % S;
@@ -133,7 +125,7 @@ class WriteFixture {
         const float divisor = case_.scales == Scales::none ? 1.0f : scale;
         for (std::size_t d = 0; d < row.size(); ++d)
           store_element(base + block * kv_.block_stride + g * kv_.head_stride +
-                            element_offset(plane, slot, static_cast<std::int64_t>(d)),
+                            element_offset(slot, static_cast<std::int64_t>(d)),
                         case_.out, row[d] / divisor);
       }
     }
@@ -146,7 +138,7 @@ class WriteFixture {
   std::vector<float> scales_;
 };
 
-/// Some ordinary, some that need rounding, saturation or care.
+/// Ordinary values and values that need rounding, saturate, or are infinite or NaN.
 std::vector<float> made_up_values(std::size_t n, std::uint32_t seed) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const float special[] = {0.0f,  -0.0f, 1e-9f, 3e-5f, 1e-6f, 447.9f, 464.1f,
@@ -167,7 +159,7 @@ void expect_write(const WriteCase& c) {
                std::to_string(c.gap));
   const std::size_t n = kSlots.size() * WriteFixture::G * static_cast<std::size_t>(c.D);
   std::vector<float> k = made_up_values(n, 1), v = made_up_values(n, 2);
-  if (c.scales == Scales::per_token)  // inf / inf is NaN, whose bits nobody promises
+  if (c.scales == Scales::per_token)  // inf / inf is NaN, whose bits are unspecified
     for (auto* values : {&k, &v})
       for (float& value : *values) value = std::isinf(value) ? 3.0f : value;
   WriteFixture(c).expect_written(k, v, kSlots);
@@ -188,11 +180,9 @@ TEST(CacheWriteCuda, DividesByGivenScalesAndMakesThosePerToken) {
           expect_write({Dtype::bf16, out, D, scales, 0});
 }
 
-TEST(CacheWriteCuda, TakesAnyAlignmentAndXPackedPages) {
+TEST(CacheWriteCuda, TakesAnyAlignment) {
   expect_write({Dtype::f16, Dtype::e4m3, 65, Scales::per_token, 3});
   expect_write({Dtype::bf16, Dtype::bf16, 96, Scales::none, 2});
-  for (const Dtype out : {Dtype::bf16, Dtype::e5m2, Dtype::f32})
-    expect_write({Dtype::bf16, out, 64, Scales::none, 0, PageLayout::x_packed});
 }
 
 TEST(CacheWriteCuda, KeepsNaN) {

@@ -1,5 +1,5 @@
-// What paged_attention.cu chooses from, in an instrumented build: a few shapes, since a sanitizer
-// takes minutes to compile them all. sanitized_test.cpp asks for these only.
+// Attention kernels for instrumented builds: only the few shapes that sanitized_test.cpp uses,
+// since a sanitizer takes minutes to compile all of them.
 
 #include "kernels/cuda/mma_attention.cuh"
 #include "kernels/cuda/simt_attention.cuh"
@@ -41,33 +41,33 @@ Expected<void> mma_attention_of<Dtype::e5m2>(const PagedAttentionArgs& args, con
 }
 template <>
 Expected<void> simt_attention_of<Dtype::bf16>(const PagedAttentionArgs& args,
-                                              const AttentionWork& work, bool, CudaStream stream) {
+                                              const AttentionWork& work, CudaStream stream) {
   return args.kv.D == 64 ? launch_simt<Dtype::bf16, 8, 8, 2>(args, work, stream) : not_built(args);
 }
 template <>
 Expected<void> simt_attention_of<Dtype::e4m3>(const PagedAttentionArgs& args,
-                                              const AttentionWork& work, bool, CudaStream stream) {
+                                              const AttentionWork& work, CudaStream stream) {
   return args.kv.D == 80 ? launch_simt<Dtype::e4m3, 16, 8, 1>(args, work, stream) : not_built(args);
 }
 template <>
 Expected<void> simt_attention_of<Dtype::int8>(const PagedAttentionArgs& args,
-                                              const AttentionWork& work, bool, CudaStream stream) {
+                                              const AttentionWork& work, CudaStream stream) {
   return args.kv.D == 120 ? launch_simt<Dtype::int8, 8, 16, 2>(args, work, stream)
                           : not_built(args);
 }
 template <>
 Expected<void> simt_attention_of<Dtype::f32>(const PagedAttentionArgs& args, const AttentionWork&,
-                                             bool, CudaStream) {
+                                             CudaStream) {
   return not_built(args);
 }
 template <>
 Expected<void> simt_attention_of<Dtype::f16>(const PagedAttentionArgs& args, const AttentionWork&,
-                                             bool, CudaStream) {
+                                             CudaStream) {
   return not_built(args);
 }
 template <>
 Expected<void> simt_attention_of<Dtype::e5m2>(const PagedAttentionArgs& args, const AttentionWork&,
-                                              bool, CudaStream) {
+                                              CudaStream) {
   return not_built(args);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Memory for a kernel's arguments with a tail that must stay as it is.
+// Memory for a kernel's arguments, with a guard behind it that must not change.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 
 namespace kvhive::testing_support {
 
-/// `count` elements, poison at first, and poison behind them.
+/// `count` elements filled with poison, and a guard of poison behind them.
 class Guarded {
  public:
   Guarded(std::size_t count, Dtype dtype)

@@ -1,4 +1,5 @@
-// Paged attention on the emulated GPU against double precision; the same bits in every schedule.
+// Paged attention on the emulated GPU: compared with double precision; the same bits in every
+// schedule.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +19,7 @@ using testing_support::AttentionResult;
 using testing_support::in_every_schedule;
 using testing_support::ScaleKind;
 
-/// Tensor cores take the weights rounded to the elements' type.
+/// On tensor cores, weights are rounded to the type of the elements.
 double tolerance(const AttentionCase& c) {
   const bool by_tensor_cores = c.heads_per_kv > 2;
   if (c.q_dtype == Dtype::bf16) return by_tensor_cores ? 4e-3 : 3e-3;
@@ -97,20 +98,15 @@ TEST(PagedAttentionCuda, OptionsOfTheScoreAreRight) {
   base.heads_per_kv = 3;
   base.S = 8;
   base.sequences = {{150, 1}, {9, 3}, {64, 2}};
-  std::vector<AttentionCase> cases(9, base);
-  cases[0].has_alibi = true;
+  std::vector<AttentionCase> cases(7, base);
+  cases[0].soft_cap = 0.5f;
   cases[1].soft_cap = 5;
   cases[2].has_sinks = true;
   cases[3].window = 1;
   cases[4].window = 64;
   cases[5].chunk = 32;
-  cases[6].sparsity = {16, 2, 3, 1};
-  cases[7].sparsity = {8, 1, 4, -1};
-  cases[7].window = 100;
-  cases[8].sparsity = {8, 0, 0, 0};  // nothing is seen at all
+  cases[6].window = 100;
   for (const AttentionCase& c : cases) expect_right(c);
-  cases[8].has_sinks = true;
-  expect_right(cases[8]);
 }
 
 TEST(PagedAttentionCuda, TensorCoresTakeEveryGroupOfHeads) {
@@ -127,7 +123,6 @@ TEST(PagedAttentionCuda, TensorCoresTakeEveryGroupOfHeads) {
       c.sequences = {{70, 1}, {0, 0}, {1, 1}, {130, 2}};
       c.window = seed % 3 == 0 ? 40 : 0;
       c.soft_cap = seed % 4 == 0 ? 8.0f : 0.0f;
-      c.has_alibi = seed % 5 == 0;
       c.has_sinks = seed % 3 == 1;
       c.scales = seed % 4 == 1 ? ScaleKind::per_head : ScaleKind::none;
       expect_right(c);
@@ -192,25 +187,23 @@ TEST(PagedAttentionCuda, AnyCombinationIsRight) {
     c.window = pick_of({0, 0, 0, 1, 5, 64});
     c.chunk = pick_of({0, 0, 0, 48});
     c.soft_cap = static_cast<float>(pick_of({0, 0, 30, 3}));
-    c.has_alibi = random() % 3 == 0;
     c.has_sinks = random() % 3 == 0;
-    if (random() % 4 == 0)
-      c.sparsity = {c.S, 1 + int(random() % 3), int(random() % 4), int(random() % 3) - 1};
     if (bytes_of(c.kv_dtype) == 1) c.scales = static_cast<ScaleKind>(random() % 4);
     expect_right(c);
   }
 }
 
-/// Plans that a batch may get: none has a say in the bits.
+/// Plans that a batch may get; bits must not depend on them.
 constexpr PlanLimits kPlans[] = {
     {},
-    {.tiles = 1},                           // one run for each token
-    {.tiles = 1 << 30},                     // every piece for itself
-    {.states = 0, .shared_tokens = 64},     // as few states as can be, prefixes of one piece
-    {.tiles = 4, .shared_tokens = 1 << 30}  // nothing shared between sequences
+    {.tiles = 1},        // one run for each token
+    {.tiles = 1 << 30},  // each piece is a run of its own
+    {.states = 0,
+     .shared_tokens = 64},  // as few states as possible; prefixes of one piece are shared
+    {.tiles = 4, .shared_tokens = 1 << 30}  // no sharing between sequences
 };
 
-/// Right, and in any plan each token's bits are those it has alone.
+/// Expects the right results and, in any plan, the bits that each token has alone.
 void expect_same_bits_alone(const AttentionCase& c) {
   SCOPED_TRACE(c.describe());
   const AttentionBatch batch(c);
@@ -230,7 +223,7 @@ void expect_same_bits_alone(const AttentionCase& c) {
   in_every_schedule([&] { EXPECT_TRUE(same_bits(batch.run({.tiles = 8}).out, alone.out)); });
 }
 
-TEST(PagedAttentionCuda, ATokensBitsDependOnNothingBesideIt) {
+TEST(PagedAttentionCuda, ATokensBitsDoNotDependOnTheBatch) {
   for (const std::int32_t heads : {2, 4}) {  // without and with tensor cores
     AttentionCase c;
     c.D = 128;
@@ -256,10 +249,10 @@ TEST(PagedAttentionCuda, CascadesHaveTheBitsOfDecode) {
   AttentionCase c;
   c.G = 1;
   c.heads_per_kv = 4;
-  // A common prompt; two of them share more, and one nothing.
+  // All but one share a prompt; two of them share more.
   c.sequences = {{260, 1}, {200, 1, 192, 0}, {230, 2, 208, 1}, {70, 1}, {129, 1, 128, 2}};
   expect_same_bits_alone(c);
-  // More rows than a tile has, twice the same sequence among them.
+  // More rows than fit into a tile; all sequences are the same.
   c.sequences.assign(20, {140, 1, 128, 0});
   c.sequences[0].shared = 0;
   c.sequences[19].shared = 140 / 16 * 16;
@@ -290,7 +283,7 @@ TEST(PagedAttentionCuda, OptionsHaveTheBitsOfDecode) {
   base.S = 8;
   base.sequences = {{160, 5}, {150, 1, 136, 0}, {160, 1, 136, 0}, {131, 3, 128, 2}};
   std::vector<AttentionCase> cases(7, base);
-  cases[0].has_alibi = true;
+  cases[0].soft_cap = 0.5f;
   cases[1].soft_cap = 5;
   cases[2].has_sinks = true;
   cases[3].window = 5;
@@ -342,7 +335,6 @@ TEST(PagedAttentionCuda, AnyBatchHasTheBitsOfDecode) {
     c.window = pick_of({0, 0, 0, 20, 100});
     c.chunk = pick_of({0, 0, 0, 72});
     c.soft_cap = static_cast<float>(pick_of({0, 0, 3}));
-    c.has_alibi = random() % 3 == 0;
     c.has_sinks = random() % 3 == 0;
     if (bytes_of(c.kv_dtype) == 1) c.scales = static_cast<ScaleKind>(random() % 4);
     expect_same_bits_alone(c);

@@ -1,4 +1,4 @@
-// Latent attention and its cache on the emulated GPU, against the reference.
+// Latent attention and writing its cache on the emulated GPU, compared with the reference.
 
 #include "kernels/paged_mla.hpp"
 
@@ -55,7 +55,7 @@ TEST(MlaWriteCuda, WritesTheBytesOfTheReference) {
     for (const Dtype dtype : kActivations) {
       std::vector<std::byte> latent = numbers(kTokens * kMlaLatent, dtype, 1);
       const std::vector<std::byte> rope = numbers(kTokens * kMlaRope, dtype, 2);
-      std::fill_n(latent.begin(), 128 * bytes_of(dtype), std::byte{0});  // a scale of 1
+      std::fill_n(latent.begin(), 128 * bytes_of(dtype), std::byte{0});  // makes the scale 1
       store_element(&latent[200 * bytes_of(dtype)], dtype, std::nanf(""));
       const std::vector<std::int64_t> slots = {3, 0, -1, 11, 7, 4};
       Cache want(row, 4, 3);
@@ -74,14 +74,14 @@ struct Sequence {
   std::int32_t kv_len, q_len;
 };
 
-/// Some sequences in blocks of their own, and their queries.
+/// Some sequences, each in blocks of its own, and their queries.
 class Batch {
  public:
   Batch(MlaRow row, std::int32_t H, std::int32_t S, Dtype q_dtype, std::vector<Sequence> sequences)
       : sequences_(std::move(sequences)), cache_(row, S, sequences_.size() * kBlocks) {
     for (std::size_t b = 0; b < sequences_.size(); ++b) {
       std::vector<std::int64_t> slots;
-      for (std::int32_t i = 0; i < kBlocks; ++i)  // backwards
+      for (std::int32_t i = 0; i < kBlocks; ++i)  // blocks in reverse order
         table_.push_back(BlockId{static_cast<std::uint32_t>((sequences_.size() - b) * kBlocks) - 1 -
                                  static_cast<std::uint32_t>(i)});
       for (std::int32_t t = 0; t < sequences_[b].kv_len; ++t)
@@ -130,7 +130,7 @@ class Batch {
   }
   Result truth() const { return result_of(args_, paged_mla_reference); }
   Result run() const { return result_of(args_, run_cuda); }
-  /// Decode of one token by itself.
+  /// Decodes one token in a call of its own.
   Result run_token(std::size_t b, std::int32_t i) const {
     const std::int32_t query_start[] = {0, 1};
     const std::int32_t kv_len = sequences_[b].kv_len - sequences_[b].q_len + i + 1;
@@ -176,7 +176,7 @@ TEST(PagedMlaCuda, IsRightAndTheSameInEverySchedule) {
         const Batch batch(row, H, number % 2 == 0 ? 16 : 12, q_dtype,
                           {{150, 1}, {0, 0}, {1, 1}, {9, 2}});
         const Batch::Result got = batch.run(), want = batch.truth();
-        // With bf16 queries tensor cores do it, and round the weights.
+        // With bf16 queries it runs on tensor cores, which round the weights.
         const double tolerance = q_dtype == Dtype::bf16  ? 4e-3
                                  : q_dtype == Dtype::f16 ? 5e-4
                                                          : 1e-5;
@@ -197,7 +197,7 @@ TEST(PagedMlaCuda, IsRightAndTheSameInEverySchedule) {
       }
 }
 
-TEST(PagedMlaCuda, ATokensBitsDependOnNothingBesideIt) {
+TEST(PagedMlaCuda, ATokensBitsDoNotDependOnTheBatch) {
   for (const MlaRow row : kRows) {
     const std::vector<Sequence> sequences = {{150, 3}, {17, 17}, {64, 1}, {200, 1}};
     const Batch batch(row, 16, 16, Dtype::bf16, sequences);

@@ -1,5 +1,5 @@
-// Embedding, norm, rotation and SwiGLU on the emulated GPU (or a real one: tools/gpu): against
-// their references, in every schedule with the same bits, alone as in a batch, and nothing written
+// Embedding, norm, rotation and SwiGLU on the emulated GPU (or a real one: tools/gpu): compared
+// with their references; the same bits in every schedule, alone and in a batch; nothing written
 // beside the rows.
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using testing_support::random_floats;
 
 constexpr Dtype kActivations[] = {Dtype::f32, Dtype::bf16, Dtype::f16};
 
-/// Of a value's size: a few roundings in f32 and the last one to `dtype`.
+/// Relative to the value: a few roundings in f32 and the last one to `dtype`.
 double tolerance_of(Dtype dtype) {
   return dtype == Dtype::f32 ? 2e-6 : dtype == Dtype::f16 ? 1.1e-3 : 8e-3;
 }
@@ -33,7 +33,7 @@ void expect_near(const Guarded& got, const Guarded& want, Dtype dtype, double fl
     ASSERT_NEAR(got[i], want[i], tolerance_of(dtype) * (std::fabs(want[i]) + floor)) << i;
 }
 
-/// run() gives the same in every schedule: what it gives.
+/// Expects that run() gives the same in every schedule, and returns it.
 Guarded in_all_schedules(const std::function<Guarded()>& run) {
   const Guarded first = run();
   in_every_schedule([&] { EXPECT_TRUE(run() == first); });
@@ -82,7 +82,7 @@ class NormFixture {
         delta_(random_floats(std::size_t(c.T) * c.width, 2), c.delta),
         weight_(random_floats(c.width, 3), Dtype::f32) {}
 
-  /// Rows first..first+count-1 of the batch, as a batch of their own.
+  /// Runs rows first..first+count-1 as a batch of their own.
   template <class Run>
   std::pair<Guarded, Guarded> run(Run kernel, std::int32_t first, std::int32_t count) {
     const std::size_t width = case_.width;
@@ -215,7 +215,7 @@ TEST(SiluMultiplyCuda, MultipliesRowsAndHalvesOfRows) {
       for (const bool is_merged : {false, true}) {
         const std::int64_t stride = is_merged ? 2 * I : I;
         auto gate = random_floats(std::size_t(T * stride), 1, 4), up = gate;
-        gate[0] = -200;  // exp overflows, its inverse is nothing
+        gate[0] = -200;  // exp overflows; the result is 0
         gate[1] = 200;
         if (!is_merged) up = random_floats(gate.size(), 2);
         Guarded gates(gate, dtype), ups(up, dtype);

@@ -1,4 +1,4 @@
-// The product whose rows do not know of each other, on the emulated GPU (or a real one: tools/gpu).
+// The batch-invariant product on the emulated GPU (or a real one: tools/gpu).
 
 #include "kernels/row_product.hpp"
 
@@ -18,7 +18,7 @@ using testing_support::Guarded;
 using testing_support::in_every_schedule;
 using testing_support::random_floats;
 
-/// A product's operands; rows of x can be taken by themselves.
+/// The operands of a product; some rows of x can be multiplied on their own.
 class Product {
  public:
   Product(std::int32_t T, std::int32_t N, std::int32_t K, Dtype dtype, Dtype out, bool has_bias)
@@ -31,7 +31,7 @@ class Product {
         w_(random_floats(std::size_t(N) * K, 2), dtype),
         bias_(random_floats(has_bias ? N : 0, 3), out) {}
 
-  /// Of rows first..first+count-1.
+  /// Multiplies rows first..first+count-1.
   template <class Run>
   Guarded run(Run product, std::int32_t first, std::int32_t count) {
     Guarded y(std::size_t(count) * N_, out_);
@@ -57,7 +57,7 @@ class Product {
   }
   Guarded on_gpu() { return on_gpu(0, T_); }
   Guarded reference() { return run(row_product_reference, 0, T_); }
-  /// Makes row `row` of x nothing but NaN.
+  /// Fills row `row` of x with NaN.
   void poison(std::int32_t row) {
     const std::size_t row_bytes = std::size_t(K_) * bytes_of(dtype_);
     std::memset(x_.data() + std::size_t(row) * row_bytes, 0xff, row_bytes);
@@ -98,8 +98,8 @@ TEST(RowProductCuda, IsRightForAnyShape) {
       }
 }
 
-/// Alone, in two tiles of decode, in prefill: at any place there.
-TEST(RowProductCuda, ARowsBitsDependOnNothingBesideIt) {
+/// A row alone, in two tiles of decode, and at any place in prefill.
+TEST(RowProductCuda, ARowsBitsDoNotDependOnOtherRows) {
   for (const std::int32_t K : {64, 136, 456})
     for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
       Product product(100, 72, K, dtype, Dtype::f32, true);
@@ -115,7 +115,7 @@ TEST(RowProductCuda, ARowsBitsDependOnNothingBesideIt) {
     }
 }
 
-TEST(RowProductCuda, RowsThatAreNotFiniteStayAlone) {
+TEST(RowProductCuda, RowsThatAreNotFiniteDoNotAffectOthers) {
   for (const std::int32_t T : {3, 40}) {
     Product product(T, 40, 64, Dtype::bf16, Dtype::bf16, false);
     const Guarded before = product.on_gpu();

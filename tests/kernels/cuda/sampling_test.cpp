@@ -1,5 +1,5 @@
-// The sampler on the emulated GPU (or a real one: tools/gpu): the reference's tokens, except where
-// a draw or a cut is so near a border that two ways of adding may differ.
+// The sampler on the emulated GPU (or a real one: tools/gpu). It must choose the reference's
+// tokens, unless a draw or a cut is so near a border that two orders of addition may differ.
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ struct Samples {
   bool operator==(const Samples&) const = default;
 };
 
-/// Rows of logits with a choice each.
+/// Rows of logits, each with a choice.
 struct SampleBatch {
   std::int32_t vocab, K;
   std::vector<float> logits;
@@ -36,11 +36,11 @@ struct SampleBatch {
 
   template <class Run>
   Samples run(Run kernel, std::size_t first, std::size_t count) const {
-    const std::size_t listed = count * std::size_t(K) + 4;  // with tails
+    const std::size_t listed = count * std::size_t(K) + 4;  // with guards
     Samples samples{std::vector(count + 4, kUntouched), std::vector(listed, kUntouched),
                     std::vector(count + 4, float(kUntouched)),
                     std::vector(listed, float(kUntouched))};
-    // Exactly the rows, so that a sanitizer sees a read behind them.
+    // A copy of exactly these rows, so that a sanitizer reports a read behind them.
     const std::vector<float> rows(logits.begin() + std::ptrdiff_t(first * vocab),
                                   logits.begin() + std::ptrdiff_t((first + count) * vocab));
     SampleArgs args;
@@ -91,7 +91,7 @@ std::size_t expect_reference(const SampleBatch& batch) {
     for (std::size_t i = 0; i < K; ++i) {
       const std::size_t at = row * K + i;
       expect_logprob(got.likeliest_logprobs[at], want.likeliest_logprobs[at], where);
-      // Which of two comes first may turn on the last bit of a logprob.
+      // The order of two tokens may depend on the last bit of a logprob.
       if (got.likeliest_tokens[at] != want.likeliest_tokens[at]) {
         EXPECT_NEAR(logits[got.likeliest_tokens[at]], logits[want.likeliest_tokens[at]], 1e-5)
             << where;
@@ -168,7 +168,7 @@ TEST(SampleCuda, GivesTheSameBitsAloneInABatchAndInEverySchedule) {
   }
 }
 
-TEST(SampleCuda, TakesEqualOnesLowestFirstAndNothingImpossible) {
+TEST(SampleCuda, PrefersLowIdsAmongEqualsAndSkipsImpossibleTokens) {
   const std::vector<std::vector<float>> rows = {
       {1, 3, 3, -2, 3, 0, 3, 1},
       {kNaN, kNaN, -1, kNaN, -1, -kInf, -1, kNaN},
@@ -208,7 +208,7 @@ TEST(SampleCuda, ReportsTheLikeliest) {
   auto choices = mixed_choices(5, 2);
   for (SampleChoice& choice : choices) choice.likeliest = 20;
   EXPECT_LE(expect_reference({vocab, 20, random_floats(5 * vocab, 4, 2), choices}), 1u);
-  // Fewer than there is room for, and more than there are tokens.
+  // One row asks for fewer tokens than the arrays hold, one for more than there are.
   const SampleBatch few{3, 5, {1, 3, 2, 1, 2, 3}, {{.likeliest = 2}, {.likeliest = 5}}};
   const Samples got = few.run(on_device, 0, 2);
   const auto u = kUntouched;

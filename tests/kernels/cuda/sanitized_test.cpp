@@ -1,5 +1,5 @@
-// Small batches for instrumented builds of the kernels: a race, an access out of bounds or a
-// misaligned one ends them. What is right or wrong in values the other tests say.
+// Small batches for instrumented builds of the kernels: a race or an access that is out of bounds
+// or misaligned ends the program. Other tests check the values.
 
 #include <gtest/gtest.h>
 
@@ -28,15 +28,14 @@ TEST(Sanitized, PagedAttention) {
           .D = 80,
           .heads_per_kv = 1,
           .sequences = {{37, 2}},
-          .has_alibi = true,
-          .sparsity = {16, 1, 3, 1},
+          .soft_cap = 10,
           .scales = ScaleKind::per_token});
   attend({.kv_dtype = Dtype::int8, .D = 120, .heads_per_kv = 2, .sequences = {{19, 1}}});
 }
 
 TEST(Sanitized, PagedAttentionOnTensorCores) {
   attend({.heads_per_kv = 4, .sequences = {{140, 1}}});
-  // Two sequences with a prefix, a prefill; runs and states.
+  // Two sequences with a common prefix, one of them in prefill; runs and separate states.
   attend({.heads_per_kv = 8, .sequences = {{140, 1}, {135, 2, 128, 0}}});
   attend({.heads_per_kv = 8, .sequences = {{70, 5}}}, {.tiles = 1});
   attend({.q_dtype = Dtype::f16,
@@ -44,8 +43,7 @@ TEST(Sanitized, PagedAttentionOnTensorCores) {
           .D = 80,
           .heads_per_kv = 5,
           .sequences = {{70, 1}},
-          .soft_cap = 10,
-          .has_alibi = true});
+          .soft_cap = 10});
 }
 
 TEST(Sanitized, PagedAttentionOfEightBitsOnTensorCores) {

@@ -1,5 +1,5 @@
 #pragma once
-// Every schedule of the emulator that a correct kernel must not notice; a GPU has its own.
+// The emulator's schedules, none of which may change a result. A GPU cannot be told its schedule.
 
 #include <tuple>
 #include <vector>
@@ -20,13 +20,13 @@ void in_every_schedule(Run run) {
   for (int again = 0; again < 3; ++again) run();
 }
 
-/// Until all kernels that were started are done.
+/// Waits until all kernels that were started are done.
 inline void finish_kernels() {
   const cudaError_t error = cudaDeviceSynchronize();
   KV_CHECK(error == cudaSuccess, cudaGetErrorString(error));
 }
 #else
-/// run() once per schedule. Expects nothing itself.
+/// Calls run() once for each schedule; checks nothing itself.
 template <class Run>
 void in_every_schedule(Run run) {
   using simt::Delivery, simt::Order;

@@ -10,8 +10,8 @@
 namespace kvhive {
 namespace {
 
-/// A batch as the planner sees it: 8 query heads on 2, or another number. Each sequence has blocks
-/// of its own but the first `shared` tokens, which are sequence 0's.
+/// A batch as the planner sees it, by default with 8 query heads on 2 kv heads. A sequence shares
+/// its first `shared` tokens with sequence 0; its other blocks are its own.
 struct Batch {
   struct Sequence {
     std::int32_t kv_len = 0, q_len = 1, shared = 0;
@@ -48,8 +48,8 @@ struct Batch {
   }
 };
 
-/// Every query's splits, in the order of its states, cover what it sees once; every split is in one
-/// tile, which covers it and is not too high.
+/// Expects that the splits of each query, in the order of its states, cover what it sees once; and
+/// that every split is in one tile, which covers it and has not too many rows.
 void expect_sound(const SplitPlan& plan, const Batch& batch) {
   std::vector<std::vector<AttentionSplit>> of_query;
   for (const Batch::Sequence& sequence : batch.sequences)
@@ -70,7 +70,7 @@ void expect_sound(const SplitPlan& plan, const Batch& batch) {
         EXPECT_EQ(split.state, -1);
       else
         EXPECT_TRUE(states.insert(split.state).second);
-      // Only what a query sees first may be more than a piece.
+      // Only the first split of a query may be longer than a piece.
       const std::int32_t from = split.begin == splits[0].begin ? split.end - 1 : split.begin;
       EXPECT_LE(split.end, plan.sizes.border_after(from));
       EXPECT_TRUE(split.end > position || split.end == plan.sizes.border_after(from));
@@ -104,7 +104,7 @@ void expect_sound(const SplitPlan& plan, const Batch& batch) {
   EXPECT_EQ(std::ranges::count(taken, times), static_cast<std::ptrdiff_t>(taken.size()));
 }
 
-/// Tokens of KV that tiles read.
+/// Tokens of KV that the tiles read in all.
 std::int64_t tokens_read(const SplitPlan& plan) {
   std::int64_t tokens = 0;
   for (const AttentionTile& tile : plan.tiles) tokens += tile.end - tile.begin;
@@ -147,11 +147,11 @@ TEST(SplitPlan, LongSequencesAreNotCutTooFine) {
   EXPECT_EQ(pieces(131072), 192u);
 }
 
-TEST(SplitPlan, ShortOrManyAreNotCutAtAll) {
+TEST(SplitPlan, ShortSequencesAndLargeBatchesAreNotCut) {
   EXPECT_TRUE((Batch{{{64}}}.plan().merged.empty()));
   Batch many{std::vector<Batch::Sequence>(600, {1000})};
   EXPECT_TRUE(many.plan().merged.empty());
-  many.sequences.push_back({64000});  // but this one is
+  many.sequences.push_back({64000});  // one long sequence is cut
   const SplitPlan plan = many.plan();
   expect_sound(plan, many);
   ASSERT_EQ(plan.merged.size(), 1u);
@@ -177,14 +177,14 @@ TEST(SplitPlan, ACommonPrefixIsReadOnce) {
   const SplitPlan plan = batch.plan();
   expect_sound(plan, batch);
   EXPECT_EQ(tokens_read(plan), 960 + 40 + 41 + 140 + 30);
-  // More than a tile holds: read once for each.
+  // More sequences than a tile holds: the prefix is read once for each tile.
   batch.sequences.resize(17, {1000, 1, 960});
   expect_sound(batch.plan(), batch);
   EXPECT_EQ(tokens_read(batch.plan()), 2 * 960 + 40 + 41 + 140 + 30 + 13 * 40);
 }
 
 TEST(SplitPlan, PrefixesMayBeSharedInPart) {
-  // All share 256, some 640; 100 tokens are no whole pieces; one has another first block.
+  // All share 256 tokens, some 640; 100 tokens are less than a piece; one has another first block.
   const Batch batch{{{700},
                      {900, 1, 640},
                      {800, 1, 256},
@@ -213,7 +213,7 @@ TEST(SplitPlan, LargeBlocksMayHoldSeveralPieces) {
   EXPECT_EQ(tokens_read(batch.plan()), 512 + 2 * 188);
 }
 
-TEST(SplitPlan, PaddingIsBehindWhatItPads) {
+TEST(SplitPlan, PaddingFollowsRealEntries) {
   const Batch batch{{{5000, 1}, {40, 30}, {200, 1}}};
   const SplitPlan plan = batch.plan({.tiles = 64});
   PlanCounts counts = plan.counts();

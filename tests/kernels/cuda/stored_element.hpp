@@ -1,5 +1,5 @@
 #pragma once
-// One element of a cache as bytes.
+// One element of a cache as its bytes.
 
 #include <cstdint>
 #include <cstring>

@@ -1,4 +1,5 @@
-// Swap between two arenas, by the copy engines and by the kernel: the same bytes, and no others.
+// Swap between two arenas, by the copy engines and by the kernel, copies the same bytes and no
+// others.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +23,7 @@ std::vector<std::byte> noise(std::size_t bytes, unsigned seed) {
 }
 
 TEST(SwapCuda, CopiesTheSameByBatchAndByKernel) {
-  // Neighbours in both arenas, in one only, backwards, and alone.
+  // Pairs that are neighbours in both arenas, in one only, in reverse, and alone.
   const std::vector<BlockPair> pairs{{2, 4}, {3, 5}, {4, 7}, {1, 6}, {0, 0}, {7, 1}, {6, 2}};
   struct Strides {
     std::size_t source, destination;

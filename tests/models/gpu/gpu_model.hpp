@@ -1,5 +1,5 @@
 #pragma once
-// A GpuTransformer on a fake device with everything it needs, for a PagedRunner.
+// A GpuTransformer on a fake device, with all it needs, as a PagedRunner uses it.
 
 #include <cstddef>
 #include <filesystem>
@@ -14,19 +14,19 @@ namespace kvhive {
 
 class GpuModel {
  public:
-  /// \param limits  kv_tokens and blocks are made to fit the arena
+  /// \param limits kv_tokens and blocks are set to fit the arena
   GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dtype kv_dtype,
            std::uint32_t block_size, std::uint32_t blocks);
 
-  /// A runner over an arena of poison; one at a time.
+  /// A runner over an arena full of poison. Only one at a time.
   PagedRunner runner(std::uint32_t seed);
-  /// Logits of one step's rows, after sampling with `choices` (greedy if there are none).
+  /// One step: the logits of its rows, after sampling with `choices` (greedy if empty).
   Expected<std::vector<float>> forward(const ForwardBatch& batch, const KvLayout& layout);
 
   testing::FakeDevice& device() { return device_; }
   const ModelConfig& config() const { return config_; }
   GpuTransformer& transformer() { return *transformer_; }
-  /// Another one over the same weights, mapped once more, as another process has them.
+  /// A second transformer over the same weights, which are mapped once more, as in another process.
   GpuTransformer another();
 
   std::vector<SampleChoice> choices;

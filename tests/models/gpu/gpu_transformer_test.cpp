@@ -1,5 +1,6 @@
-// Models on a fake GPU: against float64 and the CPU's transformer, and against themselves: however
-// a sequence is cut and batched its bits are the same, since the fake's products are.
+// Models on a fake GPU: compared with float64, with the CPU's transformer, and with themselves.
+// However a sequence is cut and batched, its bits are the same, because the fake device's products
+// are batch-invariant.
 
 #include "models/gpu/gpu_transformer.hpp"
 
@@ -32,7 +33,7 @@ struct Case {
   double tolerance;
 };
 
-/// Named in gtest's output by the model.
+/// gtest names a case by its model.
 void PrintTo(const Case& c, std::ostream* out) { *out << c.model; }
 
 class GpuGoldenModel : public ::testing::TestWithParam<Case> {
@@ -88,7 +89,8 @@ TEST_P(GpuGoldenModel, BatchNeighboursDoNotChangeBits) {
   EXPECT_EQ(logits, alone);
 }
 
-/// With products that do not know of each other: also on a device whose own do.
+/// Uses products in which rows do not depend on each other, also on a device whose own products do
+/// depend.
 TEST_P(GpuGoldenModel, BatchInvariantProductsAreRightAndUsed) {
   GpuLimits limits = kSmall;
   limits.is_batch_invariant = true;
@@ -116,8 +118,8 @@ TEST_P(GpuGoldenModel, AttentionInManyCallsGivesTheSameBits) {
   EXPECT_EQ(small.runner(1).run_chunked(0, tokens, {tokens.size()}), all);
 }
 
-// As on the CPU where all is f32. With narrow weights also what lies between products is rounded:
-// twelve times a layer by 0.11 % rms (bf16), an eighth of it (f16).
+// Tolerances: with f32 everywhere, those of the CPU. With narrower weights, values between products
+// are rounded, too: twelve times per layer, by 0.11 % rms (bf16) or an eighth of that (f16).
 INSTANTIATE_TEST_SUITE_P(Models, GpuGoldenModel,
                          ::testing::Values(Case{"llama2", 1e-5}, Case{"llama3", 2e-2},
                                            Case{"mistral", 3e-3}, Case{"qwen2", 1e-5},
@@ -188,7 +190,7 @@ TEST(GpuTransformer, TakesStepsWithoutTokensAndWithoutLogits) {
   EXPECT_TRUE(gpu.forward(nothing, layout).value().empty());
 }
 
-TEST(GpuTransformer, AllWorkOnTheSameWeightsWithoutReadingThemAgain) {
+TEST(GpuTransformer, SeveralTransformersShareUploadedWeights) {
   GpuModel gpu(kGolden / "qwen3", kSmall, Dtype::bf16, kBlockSize, kBlocks);
   const auto tokens = read_golden("qwen3").tokens;
   const auto first = gpu.runner(1).run_chunked(0, tokens, {tokens.size()});
@@ -217,7 +219,7 @@ TEST(GpuTransformer, AStepAllocatesNothingAndWaitsOnlyWhenAsked) {
   gpu.device().set_faults({});
 }
 
-TEST(GpuTransformer, PassesAFailureOnAndGoesOnAfterIt) {
+TEST(GpuTransformer, ReportsAFailedStepAndRunsTheNext) {
   GpuModel gpu(kGolden / "llama3", kSmall, Dtype::bf16, kBlockSize, kBlocks);
   (void)gpu.runner(1);
   const Prompt prompt(read_golden("llama3").tokens);
@@ -235,7 +237,7 @@ TEST(GpuTransformer, PassesAFailureOnAndGoesOnAfterIt) {
   }
 }
 
-TEST(GpuTransformer, ALostDeviceIsReportedAsThat) {
+TEST(GpuTransformer, ALostDeviceIsReportedAsDeviceLost) {
   const Prompt prompt(read_golden("llama3").tokens);
   std::uint64_t calls = 0, works = 0;
   {
@@ -263,7 +265,7 @@ TEST(GpuTransformer, ALostDeviceIsReportedAsThat) {
   for (std::uint64_t work = 2; work <= works; work += 7) lose(true, work);
 }
 
-TEST(GpuTransformer, SaysWhatAKernelDoesNotDoUnlessTheDeviceIsLost) {
+TEST(GpuTransformer, ReportsUnsupportedKernelsUnlessTheDeviceIsLost) {
   GpuModel gpu(kGolden / "llama3", kSmall, Dtype::bf16, kBlockSize, kBlocks);
   (void)gpu.runner(1);
   const Prompt prompt(read_golden("llama3").tokens);
@@ -275,7 +277,7 @@ TEST(GpuTransformer, SaysWhatAKernelDoesNotDoUnlessTheDeviceIsLost) {
   EXPECT_EQ(refused.error().code, Errc::unsupported);
   layout.pages = PageLayout::rows;
   EXPECT_EQ(gpu.forward(prompt.batch(), layout).value(), want);
-  // Lost by earlier work, after the kernel was refused: the stream is slow.
+  // The device is lost by earlier work after the kernel was refused, since the stream is slow.
   layout.pages = PageLayout::packed;
   gpu.device().set_faults(
       {.work = gpu.device().works() + 3, .delay = std::chrono::milliseconds(20)});
@@ -284,8 +286,8 @@ TEST(GpuTransformer, SaysWhatAKernelDoesNotDoUnlessTheDeviceIsLost) {
   EXPECT_EQ(lost.error().code, Errc::device_lost);
 }
 
-/// Decode of a few sequences of different lengths, a token each per step, so far that their pieces
-/// of attention become more; and the names of the device's calls, step by step.
+/// Decodes a few sequences of different lengths, one token each per step, until attention needs
+/// more pieces. Records the names of the device's calls for each step.
 struct Decode {
   std::vector<std::vector<float>> logits;
   std::vector<std::vector<TokenId>> sampled;
@@ -340,7 +342,7 @@ TEST_P(GpuGraphs, HaveTheBitsOfTheStepsTheyRecorded) {
   EXPECT_EQ(got.sampled, want.sampled);
   EXPECT_GE(got.times("launch"), 16u);
   EXPECT_LE(got.times("begin_capture"), 4u);
-  // As without neighbours, and without padding.
+  // Compare with runs without neighbours and without padding.
   for (int b = 0; b < 3; ++b) {
     const auto alone =
         recorded.runner(9).run_chunked(0, std::vector<TokenId>(27 + 5 * b, 7 + b), {50});
@@ -350,12 +352,13 @@ TEST_P(GpuGraphs, HaveTheBitsOfTheStepsTheyRecorded) {
       EXPECT_TRUE(std::ranges::equal(got.logits[step * 3 + b], row)) << b << ", " << step;
     }
   }
-  // All that a step takes: its inputs, the graph, and those who wait and look at the logits.
+  // All calls of a step: copy of the inputs, launch of the graph, and the waits and the read of the
+  // logits in this test.
   EXPECT_EQ(got.calls.back(), (std::multiset<std::string>{"copy", "launch", "record", "synchronize",
                                                           "copy", "record", "synchronize"}));
 }
 
-TEST_P(GpuGraphs, ChooseAsTheOthersDo) {
+TEST_P(GpuGraphs, SampleTheTokensOfStepsWithoutGraphs) {
   GpuModel eager = model(0), recorded = model(32);
   eager.choices = recorded.choices = {{.seed = 5, .temperature = 1, .top_p = 0.8f, .likeliest = 2},
                                       {.likeliest = 5},
@@ -381,11 +384,12 @@ TEST_P(GpuGraphs, AreForgottenWhenThereAreTooMany) {
   for (const std::size_t sequences : {1, 2, 3, 1, 2, 3})
     recorded += Decode(gpu, 3, sequences).times("begin_capture");
   EXPECT_GE(recorded, 6u);
-  EXPECT_EQ(gpu.device().leftovers(), before + 1 + 2);  // an arena
+  EXPECT_EQ(gpu.device().leftovers(), before + 1 + 2);  // 1: the arena
 }
 
-/// Any call of the first recording fails, or its launch: what it was is not to be seen.
-TEST_P(GpuGraphs, AreDoneWithoutIfTheDeviceCannotRecord) {
+/// Each call of the first recording fails once, and so does the first launch; the results do not
+/// show it.
+TEST_P(GpuGraphs, AreNotUsedIfTheDeviceCannotRecord) {
   GpuModel eager = model(0);
   const Decode want(eager, 4);
   std::uint64_t before = 0, begun = 0, ended = 0;
@@ -408,12 +412,12 @@ TEST_P(GpuGraphs, AreDoneWithoutIfTheDeviceCannotRecord) {
     const Decode got(gpu, 4, 3, {.call = call, .error = Errc::os_error});
     EXPECT_EQ(got.logits, want.logits) << call;
     EXPECT_EQ(got.times("launch"), call == launched ? 1u : 0u) << call;
-    EXPECT_EQ(gpu.device().leftovers(), leftovers + 1) << call;  // an arena, no graph
+    EXPECT_EQ(gpu.device().leftovers(), leftovers + 1) << call;  // 1: the arena; no graph
   }
 }
 
-/// In a recording, in a launch, or in work that a graph has started.
-TEST_P(GpuGraphs, ALostDeviceIsReportedAsThat) {
+/// During a recording, during a launch, and in work that a graph has started.
+TEST_P(GpuGraphs, ALostDeviceIsReportedAsDeviceLost) {
   std::uint64_t calls = 0, works = 0, all_calls = 0, all_works = 0;
   {
     GpuModel gpu = model(32);
@@ -431,7 +435,7 @@ TEST_P(GpuGraphs, ALostDeviceIsReportedAsThat) {
       EXPECT_NE(std::string(error.what()).find("was wanted"), std::string::npos) << error.what();
     }
   };
-  const std::uint64_t first_call = calls + (all_calls - calls) / 2;  // the prompts are past
+  const std::uint64_t first_call = calls + (all_calls - calls) / 2;  // after the prompts
   for (std::uint64_t call = first_call; call < all_calls; call += 11) lose({.call = call}, call);
   const std::uint64_t first_work = works + (all_works - works) / 2;
   for (std::uint64_t work = first_work; work < all_works; work += 11) lose({.work = work}, work);
@@ -440,15 +444,15 @@ TEST_P(GpuGraphs, ALostDeviceIsReportedAsThat) {
 INSTANTIATE_TEST_SUITE_P(Models, GpuGraphs, ::testing::Values("llama3", "qwen2", "mistral"),
                          [](const auto& test) { return std::string(test.param); });
 
-TEST(GpuTransformer, GivesBackEverything) {
+TEST(GpuTransformer, FreesAllDeviceMemory) {
   GpuModel gpu(kGolden / "llama2", kSmall, Dtype::f32, kBlockSize, kBlocks);
   const std::size_t before = gpu.device().leftovers();
   {
     auto other = gpu.another();
     EXPECT_GT(gpu.device().leftovers(), before + 1);
   }
-  EXPECT_EQ(gpu.device().leftovers(), before + 1);  // the second mapping
-  // A failure while it is made leaves nothing.
+  EXPECT_EQ(gpu.device().leftovers(), before + 1);  // 1: the second mapping
+  // A failure in create() leaves nothing allocated.
   const auto config = gpu.config();
   for (std::uint64_t call = 1; call <= 4; ++call) {
     gpu.device().set_faults({.call = gpu.device().calls() + call, .error = Errc::out_of_memory});
@@ -459,7 +463,7 @@ TEST(GpuTransformer, GivesBackEverything) {
   }
 }
 
-/// A model of random weights; if these are narrow, its attention is for tensor cores.
+/// Writes a model of random weights. With narrow weights its attention runs on tensor cores.
 void write_wide_model(const TempDirectory& directory, const std::string& dtype) {
   directory.write("config.json", R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 64,
       "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -527,7 +531,7 @@ TEST(GpuTransformer, AttendsToLongSequencesAsTheCpuDoes) {
   }
 }
 
-// The CPU rounds to bf16 what goes into products, the GPU also what comes out of them.
+// The CPU rounds the inputs of products to bf16, the GPU their outputs, too.
 TEST(GpuTransformer, AnswersAsTheCpuDoesOnTheDemoModel) {
   if (!std::filesystem::exists(kDemo / "model.safetensors")) GTEST_SKIP() << "no demo model";
   auto cpu = Transformer::load(kDemo).value();

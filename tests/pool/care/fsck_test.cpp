@@ -159,7 +159,7 @@ TEST_F(Fsck, ComparesTheSlotTableWithTheLiving) {
   occupy(memory, ProcessSlot{6}, 66);
   EXPECT_THAT(fsck(memory, Moment::live, &owners).violations,
               ElementsAre(HasSubstr("slot 0 is signed by pid 2, but is of pid 1"),
-                          HasSubstr("slot 6 is signed by pid 66, but the keeper knows nobody")));
+                          HasSubstr("slot 6 is signed by pid 66, but the keeper knows no process")));
 }
 
 TEST_F(Fsck, StatesAddUp) {
@@ -174,7 +174,7 @@ TEST_F(Fsck, FreeBlocksNobodyWouldFindAreDamageOnlyWhenNobodyWorks) {
   EXPECT_THAT(live.violations, IsEmpty());
   EXPECT_EQ(live.unlisted, 1u);
   EXPECT_THAT(fsck(memory, Moment::quiescent).violations,
-              ElementsAre(HasSubstr("block 12 is free, but nobody would find it")));
+              ElementsAre(HasSubstr("block 12 is free, but no process would find it")));
 }
 
 TEST_F(Fsck, FindsBitsBeyondTheEndsOfTables) {

@@ -23,9 +23,9 @@ class WhyMissed : public ::testing::Test {
   MissReport ask(const Prompt& prompt) const {
     return explain_miss(memory, prompt.domain, prompt.tokens);
   }
-  std::vector<Verdict> verdicts(const Prompt& prompt) const {
-    std::vector<Verdict> all;
-    for (const BlockVerdict& v : ask(prompt).blocks) all.push_back(v.verdict);
+  std::vector<CacheStatus> verdicts(const Prompt& prompt) const {
+    std::vector<CacheStatus> all;
+    for (const BlockStatus& v : ask(prompt).blocks) all.push_back(v.status);
     return all;
   }
   BlockDescriptor& descriptor(std::uint32_t id) { return memory.descriptors()[id]; }
@@ -38,7 +38,8 @@ TEST_F(WhyMissed, SaysWhereBlocksAreAndWhoHoldsThem) {
   const Prompt prompt(pool, counting(0, 13));
   const Request request = admit(pool, prompt).value();
   MissReport report = ask(prompt);
-  EXPECT_THAT(verdicts(prompt), ElementsAre(Verdict::present, Verdict::present, Verdict::present));
+  EXPECT_THAT(verdicts(prompt),
+              ElementsAre(CacheStatus::present, CacheStatus::present, CacheStatus::present));
   EXPECT_EQ(report.blocks[1].blocks[0], request.blocks[1]);
   EXPECT_EQ(report.blocks[1].blocks[1], kNullBlock);
   EXPECT_EQ(report.blocks[1].holders, 1u << 2);
@@ -60,11 +61,12 @@ TEST_F(WhyMissed, TheLastTokenIsAlwaysComputed) {
 
 TEST_F(WhyMissed, TellsEvictedFromNeverSeen) {
   const Prompt prompt(pool, counting(0, 13));
-  EXPECT_THAT(verdicts(prompt), Each(Verdict::never_seen));
+  EXPECT_THAT(verdicts(prompt), Each(CacheStatus::never_seen));
   leave_idle(pool, prompt);
   pool.release(pool.allocate(Tier::device, 5).value());  // takes the end of it
   const MissReport report = ask(prompt);
-  EXPECT_THAT(verdicts(prompt), ElementsAre(Verdict::present, Verdict::present, Verdict::evicted));
+  EXPECT_THAT(verdicts(prompt),
+              ElementsAre(CacheStatus::present, CacheStatus::present, CacheStatus::evicted));
   EXPECT_EQ(report.blocks[2].slot, 2u);
   EXPECT_GT(report.blocks[2].unix_ms, 0);
   EXPECT_EQ(report.computed_from(), 2u);
@@ -75,28 +77,28 @@ TEST_F(WhyMissed, SaysWhatIsBeingComputed) {
   const Prompt prompt(pool, counting(0, 13));
   leave_idle(pool, Prompt(pool, counting(500, 28)));
   const auto blocks = pool.allocate(Tier::device, 3).value();
-  EXPECT_THAT(verdicts(prompt), Each(Verdict::never_seen));
+  EXPECT_THAT(verdicts(prompt), Each(CacheStatus::never_seen));
   pool.announce(blocks, prompt.chain);
-  EXPECT_THAT(verdicts(prompt), Each(Verdict::computing));
+  EXPECT_THAT(verdicts(prompt), Each(CacheStatus::computing));
   EXPECT_EQ(ask(prompt).blocks[0].holders, 1u << 2);
   pool.publish(BlockPool::root({}), blocks, prompt.chain, prompt.of_blocks(0, 3));
-  EXPECT_THAT(verdicts(prompt), Each(Verdict::present));
+  EXPECT_THAT(verdicts(prompt), Each(CacheStatus::present));
 }
 
 TEST_F(WhyMissed, WhatABlockHeldBeforeIsNotBeingComputed) {
   const Prompt prompt(pool, counting(0, 28));
   leave_idle(pool, prompt);
   (void)pool.allocate(Tier::device, 7).value();
-  EXPECT_THAT(verdicts(prompt), Each(Verdict::evicted));
+  EXPECT_THAT(verdicts(prompt), Each(CacheStatus::evicted));
 }
 
 TEST_F(WhyMissed, FindsItInAnotherDomain) {
   const Prompt theirs(pool, counting(0, 9), DomainId{4});
   leave_idle(pool, theirs);
   const MissReport report = ask(Prompt(pool, counting(0, 13)));
-  EXPECT_EQ(report.blocks[0].verdict, Verdict::other_domain);
-  EXPECT_EQ(report.blocks[1].domain, 4u);
-  EXPECT_EQ(report.blocks[2].verdict, Verdict::never_seen);
+  EXPECT_EQ(report.blocks[0].status, CacheStatus::other_domain);
+  EXPECT_EQ(report.blocks[1].domain, DomainId{4});
+  EXPECT_EQ(report.blocks[2].status, CacheStatus::never_seen);
   EXPECT_EQ(report.computed_from(), 0u);
 }
 
@@ -104,7 +106,7 @@ TEST_F(WhyMissed, SaysThatACollisionIsRefused) {
   const Prompt prompt(pool, counting(0, 9)), other(pool, counting(100, 4));
   const auto block = pool.allocate(Tier::device, 1).value();
   pool.publish(BlockPool::root({}), block, prompt.names(0, 1), other.tokens);  // under a wrong name
-  EXPECT_THAT(verdicts(prompt), ElementsAre(Verdict::collision, Verdict::never_seen));
+  EXPECT_THAT(verdicts(prompt), ElementsAre(CacheStatus::collision, CacheStatus::never_seen));
   EXPECT_EQ(match_all(pool, prompt).blocks.size(), 0u);
 }
 
@@ -119,7 +121,8 @@ TEST_F(WhyMissed, SeesBlocksCutOffFromTheirParents) {
   const auto fresh = other.allocate(Tier::device, 1).value();
   other.publish(BlockPool::root({}), fresh, prompt.names(0, 1), prompt.of_blocks(0, 1));
   EXPECT_EQ(match_all(other, prompt).blocks.size(), 1u);
-  EXPECT_THAT(verdicts(prompt), ElementsAre(Verdict::present, Verdict::orphaned, Verdict::present));
+  EXPECT_THAT(verdicts(prompt),
+              ElementsAre(CacheStatus::present, CacheStatus::orphaned, CacheStatus::present));
   EXPECT_EQ(ask(prompt).computed_from(), 1u);
 }
 
@@ -127,7 +130,8 @@ TEST_F(WhyMissed, SeesThatTheIndexHasLostABlock) {
   const Prompt prompt(pool, counting(0, 13));
   leave_idle(pool, prompt);
   PrefixIndex(memory.index(), memory.layout().index_buckets).erase(prompt.chain[1], BlockId{2});
-  EXPECT_THAT(verdicts(prompt), ElementsAre(Verdict::present, Verdict::unhinted, Verdict::present));
+  EXPECT_THAT(verdicts(prompt),
+              ElementsAre(CacheStatus::present, CacheStatus::unhinted, CacheStatus::present));
   EXPECT_EQ(ask(prompt).computed_from(), 1u);
 }
 
@@ -138,7 +142,7 @@ TEST_F(WhyMissed, KnowsWhatWasDamaged) {
   SlotOwners owners{};
   owners[2].use = SlotOwner::Use::used;
   EXPECT_EQ(repair(memory, owners).retired, 1u);
-  EXPECT_EQ(verdicts(prompt)[1], Verdict::retired);
+  EXPECT_EQ(verdicts(prompt)[1], CacheStatus::retired);
 }
 
 TEST_F(WhyMissed, SaysThatItWasMovedToTheHostTier) {
@@ -146,11 +150,11 @@ TEST_F(WhyMissed, SaysThatItWasMovedToTheHostTier) {
   leave_idle(pool, prompt);
   std::vector<Evicted> evicted;
   const auto taken = pool.allocate(Tier::device, 6, {}, &evicted).value();
-  EXPECT_EQ(verdicts(prompt)[2], Verdict::evicted);
+  EXPECT_EQ(verdicts(prompt)[2], CacheStatus::evicted);
   keep_evicted(pool, evicted);
   pool.release(taken);
   const MissReport report = ask(prompt);
-  EXPECT_THAT(verdicts(prompt), Each(Verdict::present));
+  EXPECT_THAT(verdicts(prompt), Each(CacheStatus::present));
   EXPECT_FALSE(report.blocks[0].was_demoted) << "it has never left the device";
   EXPECT_TRUE(report.blocks[2].was_demoted);
   EXPECT_EQ(report.blocks[2].slot, 2u);
@@ -161,7 +165,7 @@ TEST_F(WhyMissed, SaysThatItWasMovedToTheHostTier) {
   EXPECT_FALSE(ask(prompt).blocks[2].was_demoted);
   pool.release(pool.allocate(Tier::device, 7).value());
   pool.release(pool.allocate(Tier::host, 4).value());
-  EXPECT_THAT(verdicts(prompt), Each(Verdict::evicted));
+  EXPECT_THAT(verdicts(prompt), Each(CacheStatus::evicted));
 }
 
 TEST_F(WhyMissed, GoesOnInTheHostTierWhereTheDeviceEnds) {

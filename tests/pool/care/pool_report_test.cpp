@@ -37,9 +37,10 @@ TEST(PoolReport, CountsEveryBlockOnceByState) {
   ASSERT_EQ(report.processes.size(), 2u);
   EXPECT_EQ(report.processes[0].pid, 111u);
   EXPECT_EQ(report.processes[0].held_blocks[0], 3u);
-  EXPECT_EQ(report.processes[0].published_blocks, 5u);
+  EXPECT_EQ(report.processes[0].counted["published_blocks"], 5u);
   EXPECT_EQ(report.processes[1].slot, 5u);
-  EXPECT_EQ(report.processes[1].hit_blocks, 2u);
+  EXPECT_EQ(report.processes[1].counted["allocated_blocks"], 1u);
+  EXPECT_EQ(report.totals["published_blocks"], 5u);
   EXPECT_EQ(report.processes[1].held_blocks[1], 1u);
 }
 
@@ -50,11 +51,11 @@ TEST(PoolReport, ListsEveryBlockButTheNullBlock) {
   leave_idle(pool, Prompt(pool, counting(0, 8), DomainId{3}));
   const auto blocks = report_blocks(memory);
   ASSERT_EQ(blocks.size(), 9u);
-  EXPECT_EQ(blocks[0].id, 1u);
+  EXPECT_EQ(blocks[0].id, BlockId{1});
   EXPECT_EQ(blocks[8].tier, Tier::host);
   EXPECT_TRUE(blocks[1].word.is_idle());
   EXPECT_EQ(blocks[1].depth, 1u);
-  EXPECT_EQ(blocks[1].domain, 3u);
+  EXPECT_EQ(blocks[1].domain, DomainId{3});
   EXPECT_EQ(blocks[1].parent_uid, blocks[0].uid);
   EXPECT_GT(blocks[0].stamp, blocks[1].stamp) << "the end goes first";
 }

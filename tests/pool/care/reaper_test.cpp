@@ -114,13 +114,13 @@ TEST(Reaper, EndsOfSequencesAreEvictedBeforeTheirStarts) {
 TEST(Reaper, VacatesTheSlotForTheNext) {
   Bench b(small_geometry(8));
   ProcessEntry& entry = b.memory.control().processes[kDead.value];
-  entry.counters.running.store(3);
-  entry.counters.waiting.store(4);
+  entry.counters["running"].store(3);
+  entry.counters["waiting"].store(4);
   (void)b.dead.allocate(Tier::device, 3).value();
   reap(b.memory, kDead);
   EXPECT_EQ(entry.pid.load(), 0u);
-  EXPECT_EQ(entry.counters.running.load(), 0u);
-  EXPECT_EQ(entry.counters.waiting.load(), 0u);
+  EXPECT_EQ(entry.counters["running"].load(), 0u);
+  EXPECT_EQ(entry.counters["waiting"].load(), 0u);
 
   occupy(b.memory, kDead);
   BlockPool next(b.memory, kDead);

@@ -1,0 +1,87 @@
+// Moving evicted content from the device tier to the host tier.
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "pool/block_pool.hpp"
+#include "pool/kill_point.hpp"
+
+namespace kvhive {
+
+/// Calls use(content) with what descriptor and token row of the block still say of the content.
+template <class Use>
+void BlockPool::with_content(const Evicted& evicted, Use&& use) {
+  const BlockView b = view(evicted.block);
+  const TokenRow row = memory_.tokens_of(evicted.block);
+  const std::vector<TokenId> tokens = row.read(tokens_per_block());
+  const ExtraKey extra = b.has_extra() != 0 ? row.extra_key() : kNoExtraKey;
+  use(Content{{evicted.domain, b.parent_uid(), b.depth()}, tokens, extra});
+}
+
+/// What of `evicted` is published nowhere else, to be copied; and what the host tier has already,
+/// pinned there so that it is released as the most recently used.
+std::vector<Demotion> BlockPool::select_for_demotion(std::span<const Evicted> evicted) {
+  std::vector<Demotion> demotions;
+  std::unordered_set<std::uint64_t> uids;  // two processes may have computed the same content
+  for (const Evicted& gone : evicted) {
+    if (gone.uid - 1 >= kImplausible) continue;  // corrupt
+    with_content(gone, [&](const Content& content) {
+      const BlockId on_host = find_and_pin(Tier::host, gone.name, content);
+      if (on_host != kNullBlock)
+        demotions.push_back({gone, on_host, true});
+      else if (uids.insert(gone.uid).second && find_uid(gone.name, content) == 0)
+        demotions.push_back({gone, kNullBlock, false});
+    });
+  }
+  return demotions;
+}
+
+std::vector<Demotion> BlockPool::demote(std::span<const Evicted> evicted) {
+  std::vector<Demotion> demotions = select_for_demotion(evicted);
+  std::size_t missing = 0;
+  for (const Demotion& demotion : demotions) missing += !demotion.is_on_host_already;
+  std::vector<BlockId> taken;
+  take(Tier::host, std::min(missing, available(Tier::host)), taken, nullptr);  // or fewer
+  std::erase_if(demotions, [&](const Demotion& d) {
+    return !d.is_on_host_already && missing-- > taken.size();
+  });
+  KV_KILL_POINT("demote.blocks_taken");
+  auto next = taken.begin();
+  for (auto& [gone, destination, is_on_host_already] : demotions) {
+    if (is_on_host_already) continue;
+    destination = *next++;
+    change_domain(destination, gone.domain);
+    KV_KILL_POINT("demote.before_content");
+    // Without a uid: it is written when the bytes are in place. Until then no match finds anything
+    // here, even if the word is corrupted into "ready".
+    with_content(gone, [this, &from = gone, to = destination](const Content& content) {
+      write_content(
+          to, {from.name, 0, content.parent.uid, view(from.block).serial(), content.parent.depth},
+          content);
+    });
+    KV_KILL_POINT("demote.after_content");
+  }
+  return demotions;
+}
+
+void BlockPool::finish_demotion(std::span<const Demotion> demotions) {
+  std::vector<BlockId> copied, all;
+  for (const auto& [content, block, is_on_host_already] : demotions) {
+    all.push_back(block);
+    if (is_on_host_already || !is_filling(block)) continue;
+    KV_KILL_POINT("demotion.before_uid");
+    view(block).set_uid(content.uid);
+    KV_KILL_POINT("demotion.before_ready");
+    make_ready(block, content.name);
+    copied.push_back(block);
+  }
+  journal_.note(Departure::demoted, slot_, copied);
+  KV_KILL_POINT("demotion.before_count");
+  bump((*counters_)["demoted_blocks"], copied.size());
+  KV_KILL_POINT("demotion.before_release");
+  // release() goes from back to front, and what was evicted first must be evicted first again.
+  std::reverse(all.begin(), all.end());
+  release(all);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,149 @@
+// Finding and pinning published blocks.
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "pool/block_pool.hpp"
+#include "pool/kill_point.hpp"
+#include "base/prefetch.hpp"
+
+namespace kvhive {
+
+/// Starts the cache misses of a match early. Buckets of the index are at random places and
+/// everything else waits for them, so they are started for a whole prompt at once. The descriptors
+/// and token rows that they name mostly lie side by side, and are started a few blocks ahead.
+class BlockPool::MatchPrefetch {
+ public:
+  MatchPrefetch(const BlockPool& pool, Tier tier, std::span<const Hash128> chain)
+      : pool_(pool),
+        chain_(chain),
+        tier_(tier),
+        payload_bytes_(pool.memory_.is_mapped(tier) ? pool.memory_.geometry().kv.block_bytes() : 0),
+        first_block_(pool.memory_.tier_layout(tier).first_block) {
+    for (std::size_t i = 0; i < std::min(chain.size(), kBucketsAhead); ++i)
+      pool_.index_.prefetch(chain[i]);
+    for (std::size_t i = 0; i < glances_.size(); ++i) start_block(i);
+  }
+
+  /// What the index says of block `i`; starts the misses of later blocks.
+  PrefixIndex::Glance next(std::size_t i) {
+    const PrefixIndex::Glance glance = glances_[i % glances_.size()];
+    if (i + kBucketsAhead < chain_.size()) pool_.index_.prefetch(chain_[i + kBucketsAhead]);
+    start_block(i + glances_.size());
+    return glance;
+  }
+
+ private:
+  static constexpr std::size_t kBucketsAhead = 64;
+  static constexpr std::size_t kBlocksAhead = 8;
+
+  void start_block(std::size_t i) {
+    if (i >= chain_.size()) return;
+    const auto& glance = glances_[i % glances_.size()] = pool_.index_.glance(chain_[i]);
+    if (!pool_.memory_.has_block(glance.block)) return;
+    pool_.view(glance.block).prefetch_to_write();
+    pool_.memory_.tokens_of(glance.block).prefetch();
+    pool_.references_.prefetch(glance.block);
+    // The caller reads the block's bytes next. Their first miss, page walk included, takes as long
+    // as all of the match's.
+    if (payload_bytes_ != 0 && glance.block.value >= first_block_)
+      prefetch(pool_.memory_.arena(tier_) + (glance.block.value - first_block_) * payload_bytes_);
+  }
+
+  const BlockPool& pool_;
+  std::span<const Hash128> chain_;
+  Tier tier_;
+  std::size_t payload_bytes_;
+  std::uint32_t first_block_;
+  std::array<PrefixIndex::Glance, kBlocksAhead> glances_;
+};
+
+PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash128> chain,
+                           std::span<const TokenId> tokens, std::span<const ExtraKey> extras) {
+  KV_CHECK(tokens.size() == chain.size() * tokens_per_block(), tokens.size(), chain.size());
+  const Contents contents{tokens, extras, tokens_per_block()};
+  MatchPrefetch ahead(*this, tier, chain);
+  std::vector<BlockId> found;
+  Prefix end = from;  // kept in registers: a wide load after two narrow stores stalls
+  for (std::size_t i = 0; i < chain.size(); ++i) {
+    const Content content = contents.at(i, end);
+    auto [block, is_only] = ahead.next(i);
+    if (!(is_only && pin_if(block, tier, chain[i], content)))
+      block = find_and_pin(tier, chain[i], content);
+    if (block == kNullBlock) break;
+    if (found.empty()) found.reserve(chain.size());
+    found.push_back(block);
+    end.uid = view(block).uid();
+    ++end.depth;
+  }
+  return {std::move(found), end};
+}
+
+/// Whether a block's content is this one. The answer means something only if the block is of the
+/// same publication before and after.
+bool BlockPool::holds(BlockId block, const Content& content) const {
+  const BlockView b = view(block);
+  if (b.parent_uid() != content.parent.uid) return false;
+  if (!b.has_plausible_uid()) return false;  // a ready block without a uid is corrupt
+  const TokenRow row = memory_.tokens_of(block);
+  if (!row.holds(content.tokens)) return false;
+  return b.has_extra() == 0 ? is_none(content.extra) : row.extra_key() == content.extra;
+}
+
+/// Pins a block if it has this content. Only for a block that is the only one of its name: of
+/// several, the first published must be found.
+bool BlockPool::pin_if(BlockId block, Tier tier, Hash128 hash, const Content& content) {
+  if (!memory_.has_block(block) || memory_.tier_of(block) != tier) return false;
+  const BlockWord word = view(block).word();
+  return word.is_ready() && view(block).name() == hash && holds(block, content) && pin(block, word);
+}
+
+/// Pins the block with this content that was published first (vLLM finds the first inserted). The
+/// null block on a miss.
+BlockId BlockPool::find_and_pin(Tier tier, Hash128 hash, const Content& content) {
+  BlockId best = kNullBlock;
+  BlockWord best_word;
+  std::uint64_t best_serial = ~0ull;
+  index_.for_each(hash, [&](BlockId block) {
+    if (!memory_.has_block(block)) return PrefixIndex::HintUse::drop;
+    const BlockWord word = view(block).word();
+    if (!word.is_ready() || view(block).name_low() != hash.low) return PrefixIndex::HintUse::drop;
+    if (memory_.tier_of(block) != tier || !holds(block, content)) return PrefixIndex::HintUse::keep;
+    const std::uint64_t serial = view(block).serial();
+    if (serial < best_serial) best = block, best_word = word, best_serial = serial;
+    return PrefixIndex::HintUse::keep;
+  });
+  if (best != kNullBlock && pin(best, best_word)) return best;
+  return kNullBlock;
+}
+
+/// Pins a block that was seen ready. Fails if it has been taken anew since: what was read of it
+/// then proves nothing.
+bool BlockPool::pin(BlockId block, BlockWord seen) {
+  if (references_.has(block) && seen.is_held_by(slot_)) [[likely]] {
+    references_.add(block);
+    return true;
+  }
+  KV_KILL_POINT("pin.before_cas");
+  const auto before = view(block).pin(seen, slot_);
+  if (!before) return false;
+  KV_KILL_POINT("pin.after_cas");
+  if (before->holders() == 0) count_used(memory_.tier_of(block), +1);
+  KV_KILL_POINT("pin.counted");
+  references_.add(block);  // from 0, unless corruption had cleared this process's bit
+  return true;
+}
+
+void BlockPool::cancel(const PrefixHit& hit) {
+  scratch_.clear();
+  for (const BlockId block : hit.blocks) {
+    if (references_.drop(block) != 0) continue;
+    unpin(block);
+    scratch_.push_back(block);
+  }
+  KV_KILL_POINT("cancel.before_restore");
+  for (TierState& t : tiers_) t.idle.restore(scratch_);
+  KV_KILL_POINT("cancel.restored");
+}
+
+}  // namespace kvhive

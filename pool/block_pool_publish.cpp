@@ -1,0 +1,129 @@
+// Making filled blocks findable by all processes.
+
+#include <algorithm>
+
+#include "base/check.hpp"
+#include "pool/block_pool.hpp"
+#include "pool/kill_point.hpp"
+
+namespace kvhive {
+
+void BlockPool::announce(std::span<const BlockId> blocks, std::span<const Hash128> names) {
+  KV_CHECK(blocks.size() == names.size(), blocks.size(), names.size());
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (!is_filling(blocks[i])) continue;
+    view(blocks[i]).set_name(names[i]);
+    view(blocks[i]).set_uid(kAnnounced);
+  }
+}
+
+Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
+                          std::span<const Hash128> chain, std::span<const TokenId> tokens,
+                          std::span<const ExtraKey> extras) {
+  KV_CHECK(blocks.size() == chain.size() && tokens.size() == chain.size() * tokens_per_block(),
+           blocks.size(), chain.size(), tokens.size());
+  constexpr std::size_t kAhead = 16;
+  const auto prefetch_ahead = [&](std::size_t i) {
+    if (i >= chain.size()) return;
+    index_.prefetch_to_write(chain[i]);
+    view(blocks[i]).prefetch_to_write();
+    memory_.tokens_of(blocks[i]).prefetch_to_write();
+  };
+  for (std::size_t i = 0; i < kAhead; ++i) prefetch_ahead(i);
+
+  const Contents contents{tokens, extras, tokens_per_block()};
+  Prefix end = from;
+  KV_KILL_POINT("publish.before_serials");
+  std::uint64_t serial = draw_serials(std::max<std::size_t>(blocks.size(), 1));
+  for (std::size_t i = 0; i < blocks.size(); ++i, ++serial) {
+    prefetch_ahead(i + kAhead);
+    KV_KILL_POINT("publish.serials_drawn");
+    const BlockId block = blocks[i];
+    const BlockWord word = view(block).word();
+    const bool is_published = word.is_ready() && word.is_held_by(slot_);
+    KV_CHECK(references_.has(block) && !is_published, block.value, word.bits);
+
+    const Content content = contents.at(i, end);
+    const std::uint64_t known = find_uid(chain[i], content);
+    // Another process has published the content since the serials were drawn. A block's serial is
+    // never lower than its uid, so new ones are needed.
+    if (known > serial) [[unlikely]]
+      serial = draw_serials(blocks.size() - i);
+    const bool is_sound = is_publishable(block, end, serial);
+    const std::uint64_t uid = known != 0 || !is_sound ? known : serial;
+    if (is_sound) {
+      write_content(block, {chain[i], uid, end.uid, serial, end.depth}, content);
+      KV_KILL_POINT("publish.before_ready");
+      make_ready(block, chain[i]);
+    }
+    end.uid = uid;
+    ++end.depth;
+  }
+  bump((*counters_)["published_blocks"], blocks.size());
+  KV_KILL_POINT("publish.counted");
+  return end;
+}
+
+/// False if something in shared memory is corrupt: the word does not say that this process is
+/// filling the block, the serial is out of range, or the block is of another domain. Then this
+/// process goes on using the block, but no other one gets to see it, nor what follows it.
+bool BlockPool::is_publishable(BlockId block, const Prefix& end, std::uint64_t serial) const {
+  return is_filling(block) && end.uid != 0 && serial < kImplausible &&
+         domain_of(block) == end.domain;
+}
+
+void BlockPool::write_content(BlockId block, const BlockIdentity& identity,
+                              const Content& content) {
+  view(block).write(identity, !is_none(content.extra));
+  memory_.tokens_of(block).write(content.tokens, content.extra);
+}
+
+/// Publishes a block that this process is filling and whose content is in place. Killed before the
+/// hint is left, the block is not found until it is evicted or `fsck --repair` restores the hint.
+void BlockPool::make_ready(BlockId block, Hash128 name) {
+  const BlockView b = view(block);
+  b.set_word(b.word().published_by(slot_));
+  KV_KILL_POINT("publish.after_ready");
+  index_.insert(name, block);
+  KV_KILL_POINT("publish.hinted");
+}
+
+/// `count` serials that no process had before. The counter only rises: if it is below a serial that
+/// this process drew, it has lost a bit, and is raised again.
+std::uint64_t BlockPool::draw_serials(std::size_t count) {
+  auto& next = memory_.control().next_serial;
+  std::uint64_t first = next.fetch_add(count, std::memory_order_relaxed);
+  if (first < last_serial_) [[unlikely]] {
+    std::uint64_t now = next.load(std::memory_order_relaxed);
+    while (now < last_serial_ &&
+           !next.compare_exchange_weak(now, last_serial_, std::memory_order_relaxed)) {
+    }
+    first = next.fetch_add(count, std::memory_order_relaxed);
+  }
+  if (first < kImplausible) last_serial_ = first + count;
+  return first;
+}
+
+/// The uid under which this content was published before, in either tier; 0 if it was not. If two
+/// processes have named it at the same moment, the uid of the first published: a match goes on from
+/// that one.
+std::uint64_t BlockPool::find_uid(Hash128 hash, const Content& content) {
+  std::uint64_t uid = 0;
+  std::uint64_t best_serial = ~0ull;
+  index_.for_each(hash, [&](BlockId block) {
+    if (!memory_.has_block(block)) return PrefixIndex::HintUse::drop;
+    const BlockView b = view(block);
+    bool is_same = false;
+    std::uint64_t found = 0, serial = 0;
+    const bool is_stable = read_stably(b, [&] {
+      is_same = holds(block, content);
+      found = b.uid();
+      serial = b.serial();
+    });
+    if (is_stable && is_same && serial < best_serial) uid = found, best_serial = serial;
+    return PrefixIndex::HintUse::keep;
+  });
+  return uid;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,62 @@
+// Giving references back: published blocks become idle, others free.
+
+#include "pool/block_pool.hpp"
+#include "pool/kill_point.hpp"
+
+namespace kvhive {
+
+void BlockPool::release(std::span<const BlockId> blocks) {
+  drop_references(blocks);
+  // Unpublished blocks go to the head of the free queue, the end of the sequence on top.
+  for (const BlockId block : blocks)
+    if (!references_.has(block) && is_filling(block)) free_block(block);
+}
+
+/// Published blocks that this process no longer refers to become idle, the end of the sequence
+/// first, so that it is evicted first. The stamps are drawn before the holder bits are cleared: an
+/// idle block always has its hint in the release order.
+void BlockPool::drop_references(std::span<const BlockId> blocks) {
+  constexpr std::ptrdiff_t kAhead = 16;
+  for (const Tier t : {Tier::device, Tier::host}) {
+    scratch_.clear();
+    for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
+      if (blocks.rend() - block > kAhead) view(block[kAhead]).prefetch_to_write();
+      if (memory_.tier_of(*block) != t) continue;
+      if (references_.drop(*block) == 0 && view(*block).word().is_ready())
+        scratch_.push_back(*block);
+    }
+    if (scratch_.empty()) continue;
+    IdleOrder& idle = tier(t).idle;
+    KV_KILL_POINT("release.before_stamp");
+    idle.stamp(scratch_);
+    KV_KILL_POINT("release.stamped");
+    for (const BlockId block : scratch_) unpin(block);
+    KV_KILL_POINT("release.before_settle");
+    idle.settle(scratch_);
+    KV_KILL_POINT("release.settled");
+  }
+}
+
+void BlockPool::unpin(BlockId block) {
+  KV_KILL_POINT("unpin.before_clear");
+  const BlockWord before = view(block).unpin(slot_);
+  KV_KILL_POINT("unpin.cleared");
+  if (before.holders() == holder_bit(slot_)) count_used(memory_.tier_of(block), -1);
+  KV_KILL_POINT("unpin.counted");
+}
+
+/// A block that this process took and never published is free again. Killed before the block is in
+/// the free bitmap, it is announced by the reaper.
+void BlockPool::free_block(BlockId block) {
+  const BlockView b = view(block);
+  const BlockWord word = b.word();
+  KV_KILL_POINT("give_back.before_free");
+  b.set_word(word.freed());
+  KV_KILL_POINT("give_back.freed");
+  const Tier t = memory_.tier_of(block);
+  count_used(t, -1);
+  KV_KILL_POINT("give_back.counted");
+  tier(t).free.given_back(block, word.generation());
+}
+
+}  // namespace kvhive

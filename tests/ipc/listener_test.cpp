@@ -1,0 +1,94 @@
+#include "ipc/listener.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <optional>
+
+#include "ipc/protocol.hpp"
+#include "tests/support/temp_directory.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+class ListenerTest : public ::testing::Test {
+ protected:
+  Listener open() const { return Listener::open(path(), {}).value(); }
+  std::filesystem::path folder() const { return directory.path() / "made"; }
+  std::string path() const { return folder() / "s"; }
+  bool listens() const { return connect_to_daemon(path()).has_value(); }
+
+  TempDirectory directory;
+};
+
+TEST_F(ListenerTest, RemovesItsSocketAndTheDirectoryItMade) {
+  std::optional<Listener> listener(open());
+  EXPECT_TRUE(listens());
+  listener.reset();
+  EXPECT_FALSE(std::filesystem::exists(folder()));
+}
+
+TEST_F(ListenerTest, LeavesTheSocketThatAnotherDaemonMadeOnItsPath) {
+  std::optional<Listener> first(open());
+  ASSERT_EQ(unlink(path().c_str()), 0);
+  const Listener second = open();
+  first.reset();
+  EXPECT_TRUE(listens()) << "the second daemon's socket was removed";
+}
+
+TEST_F(ListenerTest, LeavesTheDirectoryThatAnotherDaemonMadeOnItsPath) {
+  std::optional<Listener> first(open());
+  std::filesystem::remove_all(folder());
+  ASSERT_EQ(mkdir(folder().c_str(), 0700),
+            0);  // another daemon, before it binds
+  first.reset();
+  EXPECT_TRUE(std::filesystem::exists(folder()));
+}
+
+TEST_F(ListenerTest, ADaemonThatListensIsNotReplaced) {
+  const Listener first = open();
+  const auto second = Listener::open(path(), {});
+  ASSERT_FALSE(second.has_value());
+  EXPECT_EQ(second.error().code, Errc::already_running);
+}
+
+/// Makes the socket in a process that ends without removing it, as a kill does.
+std::string leave_stale_socket(const std::string& path) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const auto listener = Listener::open(path, {});
+    _exit(listener.has_value() ? 0 : 1);
+  }
+  waitpid(pid, nullptr, 0);
+  struct stat status {};
+  EXPECT_EQ(lstat(path.c_str(), &status), 0);
+  return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino);
+}
+
+TEST_F(ListenerTest, AStaleSocketIsRemovedOnlyIfItIsTheKeepersOwn) {
+  const std::string identity = leave_stale_socket(path());
+  EXPECT_FALSE(remove_stale_socket(path(), "1:2")) << "another keeper's";
+  EXPECT_TRUE(std::filesystem::exists(path()));
+  EXPECT_TRUE(remove_stale_socket(path(), identity));
+  EXPECT_FALSE(std::filesystem::exists(path()));
+}
+
+TEST_F(ListenerTest, AStaleSocketThatAnotherDaemonReplacedIsLeft) {
+  const std::string identity = leave_stale_socket(path());
+  const Listener second = open();
+  EXPECT_FALSE(remove_stale_socket(path(), identity));
+  EXPECT_TRUE(listens());
+}
+
+TEST_F(ListenerTest, ItsIdentityIsThatOfTheFile) {
+  const Listener listener = open();
+  struct stat status {};
+  ASSERT_EQ(lstat(path().c_str(), &status), 0);
+  EXPECT_EQ(listener.identity(),
+            std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino));
+}
+
+}  // namespace
+}  // namespace kvhive::testing

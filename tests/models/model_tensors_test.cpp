@@ -1,0 +1,71 @@
+#include "models/model_tensors.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "models/safetensors.hpp"
+#include "tests/models/golden.hpp"
+
+namespace kvhive {
+namespace {
+
+/// Every name of the list, with its shape.
+std::map<std::string, std::vector<std::int64_t>> listed(const ModelConfig& config) {
+  std::map<std::string, std::vector<std::int64_t>> found;
+  for (const ModelTensor& tensor : model_tensors(config)) {
+    EXPECT_TRUE(found.emplace(tensor.weight_name(), tensor.weight_shape()).second) << tensor.name;
+    if (tensor.has_bias) found.emplace(tensor.bias_name(), tensor.bias_shape());
+  }
+  return found;
+}
+
+/// Every name in the files of a model directory, with its shape.
+std::map<std::string, std::vector<std::int64_t>> in_files(const std::filesystem::path& directory) {
+  std::map<std::string, std::vector<std::int64_t>> found;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    const auto file = MappedFile::open(entry.path()).value();
+    const auto tensors = parse_safetensors(file.bytes(), "f").value();
+    for (const auto& [name, tensor] : tensors)
+      found.emplace(name, tensor.shape);
+  }
+  return found;
+}
+
+TEST(ModelTensors, ListsExactlyWhatTheFilesHave) {
+  for (const std::string model : {"llama2", "llama3", "mistral", "qwen2", "qwen3"}) {
+    const auto config = load_model_config(kGolden / model).value();
+    EXPECT_EQ(listed(config), in_files(kGolden / model)) << model;
+    EXPECT_EQ(count_with_biases(model_tensors(config)), listed(config).size()) << model;
+  }
+}
+
+TEST(ModelTensors, BiasesNormsAndTheTiedMatrixFollowTheConfig) {
+  auto config = load_model_config(kGolden / "llama2").value();
+  config.layers = 1;
+  config.tie_word_embeddings = false;
+  EXPECT_EQ(listed(config).size(), 2u + 9 + 1);
+  config.tie_word_embeddings = true;
+  EXPECT_FALSE(listed(config).contains("lm_head.weight"));
+  config.qkv_bias = config.output_bias = config.mlp_bias = true;
+  EXPECT_EQ(listed(config).size(), 2u + 9 + 7);
+  EXPECT_EQ(listed(config)["model.layers.0.mlp.down_proj.bias"],
+            std::vector<std::int64_t>{config.hidden_size});
+  EXPECT_FALSE(listed(config).contains("model.layers.0.self_attn.q_norm.weight"));
+}
+
+TEST(ModelTensors, WhatLiesBehindTheTensorBeforeHasItsShape) {
+  const auto config = load_model_config(kGolden / "qwen3").value();
+  const auto tensors = model_tensors(config);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].fusion != Fusion::with_previous) continue;
+    ASSERT_GT(i, 0u);
+    EXPECT_EQ(tensors[i].weight_shape(), tensors[i - 1].weight_shape()) << tensors[i].name;
+    EXPECT_EQ(tensors[i].has_bias, tensors[i - 1].has_bias) << tensors[i].name;
+    EXPECT_EQ(tensors[i].product, tensors[i - 1].product) << tensors[i].name;
+  }
+}
+
+}  // namespace
+}  // namespace kvhive

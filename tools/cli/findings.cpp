@@ -1,0 +1,126 @@
+#include "tools/cli/findings.hpp"
+
+#include <sys/resource.h>
+#include <sys/utsname.h>
+
+#include <cstdio>
+#include <thread>
+
+#include "base/byte_size.hpp"
+#include "base/cpu_features.hpp"
+#include "base/memory_object.hpp"
+#include "config/machine_memory.hpp"
+#include "config/process_limits.hpp"
+#include "device/device.hpp"
+#include "models/text/regex.hpp"
+
+namespace kvhive {
+namespace {
+
+std::string limit_text(std::uint64_t limit) {
+  return limit == ProcessLimits::kNone ? "unlimited" : std::to_string(limit);
+}
+
+Finding kernel() {
+  utsname name{};
+  uname(&name);
+  int major = 0, minor = 0;
+  std::sscanf(name.release, "%d.%d", &major, &minor);
+  const int version = 100 * major + minor;
+  if (version < 506)
+    return {"kernel", name.release, Fitness::bad, "kvhive needs Linux 5.6 (pidfd_getfd)"};
+  if (version < 601)
+    return {"kernel", name.release, Fitness::fair,
+            "Linux 6.1 collapses shared memory into huge pages (MADV_COLLAPSE)"};
+  return {"kernel", name.release, Fitness::good, ""};
+}
+
+/// Makes and maps a memory object: only trying shows what a container forbids.
+Finding shared_memory() {
+  auto made = create_memory("kvhive-doctor", std::size_t{2} << 20, Pages::huge);
+  if (!made) return {"shared memory", "none", Fitness::bad, made.error().text};
+  auto mapped = MappedMemory::map(made->get(), std::size_t{2} << 20, Access::read_write, "doctor");
+  if (!mapped) return {"shared memory", "cannot be mapped", Fitness::bad, mapped.error().text};
+  return {"shared memory", "memfd, sealed", Fitness::good, ""};
+}
+
+Finding memory() {
+  const MachineMemory machine = machine_memory();
+  const std::string value =
+      format_bytes(machine.available) + " of " + format_bytes(machine.total) + " available";
+  if (machine.available < std::size_t{512} << 20)
+    return {"memory", value, Fitness::fair,
+            "too little for most models; the limit is that of " + machine.bound};
+  return {"memory", value, Fitness::good, ""};
+}
+
+Finding descriptors() {
+  const ProcessLimits limits = take_process_limits();
+  const std::string value = limit_text(limits.descriptors) + " per process";
+  if (auto enough = check_descriptors(limits, 1); !enough)
+    return {"descriptors", value, Fitness::bad, enough.error().text};
+  if (limits.descriptors < 4096)
+    return {"descriptors", value, Fitness::fair, "a client takes three: raise it (ulimit -Hn)"};
+  return {"descriptors", value, Fitness::good, ""};
+}
+
+Finding processors() {
+  std::string isa = "no AVX2";
+  const CpuFeatures& cpu = cpu_features();
+  if (cpu.avx2) isa = "AVX2";
+  if (cpu.avx512) isa = "AVX-512";
+  if (cpu.avx512_bf16) isa = "AVX-512 with bf16";
+  const std::string value = std::to_string(std::thread::hardware_concurrency()) + " cores, " + isa;
+  if (isa == "AVX-512 with bf16") return {"processors", value, Fitness::good, ""};
+  return {"processors", value, Fitness::fair, "slower on bf16 models without AVX-512 BF16"};
+}
+
+/// The GPU driver locks pages without regard to RLIMIT_MEMLOCK; mlock() and others have this limit.
+Finding page_locks() {
+  rlimit limit{};
+  getrlimit(RLIMIT_MEMLOCK, &limit);
+  if (limit.rlim_cur == RLIM_INFINITY) return {"page locks", "unlimited", Fitness::good, ""};
+  return {"page locks", format_bytes(limit.rlim_cur), Fitness::fair,
+          "a host tier for a GPU may need more: ulimit -l unlimited"};
+}
+
+std::vector<Finding> gpu() {
+  auto device = open_cuda_device(0);
+  if (!device) return {{"GPU", "none", Fitness::fair, device.error().text}};
+  const DeviceFacts& facts = (*device)->facts();
+  std::vector<Finding> findings;
+  findings.push_back({"GPU",
+                      facts.name + ", compute capability " + std::to_string(facts.major) + "." +
+                          std::to_string(facts.minor) + ", driver for CUDA " +
+                          std::to_string(facts.driver_version / 1000) + "." +
+                          std::to_string(facts.driver_version % 1000 / 10),
+                      Fitness::good, ""});
+  auto free = (*device)->free_bytes();
+  findings.push_back(
+      {"GPU memory",
+       free ? format_bytes(*free) + " of " + format_bytes(facts.total_bytes) + " free" : "unknown",
+       free ? Fitness::good : Fitness::bad, free ? "" : free.error().text});
+  auto shared = (*device)->create_shared(facts.shared_granularity);
+  Finding sharing{"GPU memory, shared", "by descriptors (VMM)", Fitness::good, ""};
+  if (facts.memory_needs_its_maker)
+    sharing = {
+        "GPU memory, shared", "by legacy IPC", Fitness::fair,
+        "one more process keeps it, and the daemon ends with it; VMM: " + facts.sharing_reason};
+  if (!shared) sharing = {"GPU memory, shared", "no", Fitness::bad, shared.error().text};
+  findings.push_back(std::move(sharing));
+  return findings;
+}
+
+/// The version of Unicode that tokenizers' patterns go by.
+Finding text() { return {"tokenizers", text_unicode_version(), Fitness::good, ""}; }
+
+}  // namespace
+
+std::vector<Finding> examine_machine() {
+  std::vector<Finding> findings = {kernel(),     shared_memory(), memory(), descriptors(),
+                                   processors(), page_locks(),    text()};
+  for (Finding& finding : gpu()) findings.push_back(std::move(finding));
+  return findings;
+}
+
+}  // namespace kvhive

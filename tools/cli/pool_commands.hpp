@@ -1,0 +1,23 @@
+#pragma once
+// The commands under `kvhive pool`, one file each: pool_stat.cpp, pool_procs.cpp, pool_blocks.cpp,
+// pool_fsck.cpp, why.cpp. Each adds itself; what it does runs in a callback that sets `exit_code`.
+
+#include <nlohmann/json.hpp>
+
+#include "pool/counters.hpp"
+#include "tools/cli/command.hpp"
+
+namespace kvhive {
+
+void add_pool_stat(CLI::App& pool, int& exit_code);
+void add_pool_procs(CLI::App& pool, int& exit_code);
+void add_pool_blocks(CLI::App& pool, int& exit_code);
+void add_pool_fsck(CLI::App& pool, int& exit_code);
+void add_pool_why(CLI::App& pool, int& exit_code);
+
+/// Adds each counter to a JSON object, by its name.
+void add_counters(nlohmann::json& json, const CounterValues& counted);
+
+void print(const nlohmann::json& json);
+
+}  // namespace kvhive

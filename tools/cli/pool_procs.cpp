@@ -1,0 +1,137 @@
+// kvhive pool procs: which processes there are, in what state, and what each of them holds and has
+// counted.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "pool/care/pool_report.hpp"
+#include "tools/cli/inspector.hpp"
+#include "tools/cli/pool_commands.hpp"
+#include "tools/cli/table.hpp"
+
+namespace kvhive {
+namespace {
+
+using Json = nlohmann::json;
+
+Json to_json(const ProcessReport& p) {
+  Json json = {{"slot", p.slot},
+               {"pid", p.pid},
+               {"engine", p.index},
+               {"started", p.started},
+               {"held_device_blocks", p.held_blocks[0]},
+               {"held_host_blocks", p.held_blocks[1]}};
+  add_counters(json, p.counted);
+  return json;
+}
+
+std::string age(std::int64_t started) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count() - started;
+  return std::to_string(std::max<std::int64_t>(seconds, 0)) + " s";
+}
+
+/// The keeper's account of the processes; without a keeper, what the pool itself says.
+Expected<Json> account_of(const Inspector& inspector, const PoolReport& report) {
+  if (inspector.has_keeper()) return inspector.status();
+  Json status = {{"keeper", {{"pid", inspector.keeper()}, {"state", "not answering"}}},
+                 {"engines", Json::array()},
+                 {"clients", Json::array()}};
+  for (const ProcessReport& p : report.processes)
+    status["engines"].push_back(
+        {{"engine", p.index}, {"pid", p.pid}, {"slot", p.slot}, {"state", "unknown"}});
+  return status;
+}
+
+const ProcessReport* find_process(const PoolReport& report, std::uint32_t pid) {
+  const auto found = std::find_if(report.processes.begin(), report.processes.end(),
+                                  [pid](const ProcessReport& p) { return p.pid == pid; });
+  return found != report.processes.end() ? &*found : nullptr;
+}
+
+class ProcessTable {
+ public:
+  /// A process of which the pool knows nothing.
+  void add(const std::string& name, const Json& process) {
+    std::vector<std::string> row = names(name, process);
+    row.resize(kColumns, "-");
+    table_.add(std::move(row));
+  }
+  /// An engine; `attached`: what the pool knows of it, nothing if it is down or starting.
+  void add_engine(const Json& engine, const ProcessReport* attached) {
+    const std::string name = "engine " + std::to_string(engine["engine"].get<int>());
+    if (attached == nullptr) return add(name, engine);
+    std::vector<std::string> row = names(name, engine);
+    const CounterValues& counted = attached->counted;
+    row.insert(row.end(), {std::to_string(attached->slot), age(attached->started)});
+    for (const std::uint64_t value :
+         {counted["running"], counted["waiting"], attached->held_blocks[0],
+          counted["prompt_tokens"], counted["cached_tokens"], counted["generated_tokens"],
+          counted["preemptions_recompute"] + counted["preemptions_swap"]})
+      row.push_back(with_commas(value));
+    table_.add(std::move(row));
+  }
+  std::string text() const { return table_.text(); }
+
+ private:
+  static constexpr std::size_t kColumns = 13;
+
+  static std::vector<std::string> names(const std::string& name, const Json& process) {
+    const int pid = process.value("pid", 0);
+    const bool is_known = process.contains("restarts");
+    return {name, pid != 0 ? std::to_string(pid) : "-", process.value("state", std::string("-")),
+            is_known ? std::to_string(process["restarts"].get<std::uint64_t>()) : "-"};
+  }
+
+  Table table_{{"process", "pid", "state", "restarts", "slot", "up", "running", "waiting", "held",
+                "prompt", "cached", "generated", "preempted"}};
+};
+
+std::string process_table(const Json& status, const PoolReport& report) {
+  ProcessTable table;
+  table.add("keeper", status["keeper"]);
+  if (status.contains("steward")) table.add("steward", status["steward"]);
+  if (status.contains("gpu_memory")) table.add("GPU memory", status["gpu_memory"]);
+  for (const Json& engine : status["engines"])
+    table.add_engine(engine, find_process(report, engine["pid"].get<std::uint32_t>()));
+  for (const Json& client : status["clients"])
+    table.add(client["engine"].is_null()
+                  ? "client of no engine yet"
+                  : "client of engine " + std::to_string(client["engine"].get<int>()),
+              client);
+  return table.text();
+}
+
+Expected<void> procs(const CommonFlags& flags) {
+  auto inspector =
+      Inspector::attach(flags.socket_path(), Privilege::metadata_only, WithoutKeeper::read_pool);
+  if (!inspector) return forward_error(inspector);
+  const PoolReport report = report_pool(inspector->memory());
+  auto status = account_of(*inspector, report);
+  if (!status) return forward_error(status);
+  if (flags.output() == Format::human) {
+    std::printf("%s", process_table(*status, report).c_str());
+    return {};
+  }
+  (*status)["processes"] = Json::array();
+  for (const ProcessReport& process : report.processes)
+    (*status)["processes"].push_back(to_json(process));
+  print(*status);
+  return {};
+}
+
+}  // namespace
+
+void add_pool_procs(CLI::App& pool, int& exit_code) {
+  auto flags = std::make_shared<CommonFlags>();
+  CLI::App* command =
+      pool.add_subcommand("procs", "which processes there are, in what state, and what they hold");
+  flags->add_to(*command);
+  command->callback([flags, &exit_code] {
+    if (auto done = procs(*flags); !done) exit_code = fail(done.error());
+  });
+}
+
+}  // namespace kvhive

@@ -1,0 +1,126 @@
+// kvhive pool stat: how full the pool is, how often prompts were found in it, and what was counted
+// since kvhived started, by all engines there ever were.
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+
+#include "base/byte_size.hpp"
+#include "pool/care/pool_report.hpp"
+#include "tools/cli/inspector.hpp"
+#include "tools/cli/pool_commands.hpp"
+#include "tools/cli/table.hpp"
+
+namespace kvhive {
+namespace {
+
+using Json = nlohmann::json;
+
+Json to_json(const TierReport& tier) {
+  return {{"blocks", tier.blocks},  {"free", tier.free},     {"filling", tier.filling},
+          {"held", tier.held},      {"shared", tier.shared}, {"idle", tier.idle},
+          {"retired", tier.retired}};
+}
+
+/// Blocks of both tiers with content of one domain, or being filled for it.
+struct DomainTotals {
+  std::uint64_t held = 0, idle = 0;
+};
+
+std::map<std::string, DomainTotals> by_domain(const PoolMemory& memory,
+                                              const Inspector::Domains& domains) {
+  std::map<std::string, DomainTotals> totals;
+  for (const BlockReport& b : report_blocks(memory))
+    if (b.word.state() == BlockState::ready || b.word.state() == BlockState::filling)
+      ++(b.word.is_idle() ? totals[domains.name(b.domain)].idle
+                          : totals[domains.name(b.domain)].held);
+  return totals;
+}
+
+Json to_json(const Inspector& inspector, const PoolReport& report,
+             const std::map<std::string, DomainTotals>& domains) {
+  Json of_domains = Json::object();
+  for (const auto& [name, blocks] : domains)
+    of_domains[name] = {{"held", blocks.held}, {"idle", blocks.idle}};
+  Json json = {
+      {"model", inspector.model()},
+      {"epoch", report.epoch},
+      {"block_size", report.geometry.tokens_per_block},
+      {"block_bytes", report.geometry.kv.block_bytes()},
+      {"page_layout", to_string(report.geometry.kv.pages)},
+      {"tiers", {{"device", to_json(report.tiers[0])}, {"host", to_json(report.tiers[1])}}},
+      {"domains", of_domains}};
+  add_counters(json, report.totals);
+  return json;
+}
+
+std::string tier_table(const PoolReport& report) {
+  const std::size_t block_bytes = report.geometry.kv.block_bytes();
+  Table table({"tier", "blocks", "free", "filling", "held", "shared", "idle", "size", "in use"});
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    const TierReport& t = report.tiers[std::size_t(tier)];
+    if (t.blocks == 0) continue;
+    table.add({std::string(to_string(tier)), with_commas(t.blocks), with_commas(t.free),
+               with_commas(t.filling), with_commas(t.held), with_commas(t.shared),
+               with_commas(t.idle), format_bytes(t.blocks * block_bytes),
+               percent(t.filling + t.held, t.blocks)});
+  }
+  return table.text();
+}
+
+std::string domain_table(const std::map<std::string, DomainTotals>& domains) {
+  Table table({"domain", "held", "idle"});
+  for (const auto& [name, blocks] : domains)
+    table.add({name, with_commas(blocks.held), with_commas(blocks.idle)});
+  return table.text();
+}
+
+/// One row per counter: "hit blocks  70  of these, found in the pool".
+std::string counter_table(const CounterValues& totals) {
+  Table table({"counter", "value", "meaning"});
+  for (std::size_t i = 0; i < kCounters.size(); ++i) {
+    std::string name(kCounters[i].name);
+    std::replace(name.begin(), name.end(), '_', ' ');
+    table.add({name, with_commas(totals.values[i]), std::string(kCounters[i].help)});
+  }
+  return table.text();
+}
+
+Expected<void> stat(const CommonFlags& flags) {
+  auto inspector =
+      Inspector::attach(flags.socket_path(), Privilege::metadata_only, WithoutKeeper::read_pool);
+  if (!inspector) return forward_error(inspector);
+  auto names = inspector->domains();
+  if (!names) return forward_error(names);
+  const auto domains = by_domain(inspector->memory(), *names);
+  const PoolReport report = report_pool(inspector->memory());
+  if (flags.output() == Format::json) {
+    print(to_json(*inspector, report, domains));
+    return {};
+  }
+  std::printf("pool %.8s of %s: blocks of %u tokens, %s each (%s)\n\n%s\n", report.epoch.c_str(),
+              inspector->model().c_str(), report.geometry.tokens_per_block,
+              format_bytes(report.geometry.kv.block_bytes()).c_str(),
+              std::string(to_string(report.geometry.kv.pages)).c_str(), tier_table(report).c_str());
+  if (names->names.size() > 1) std::printf("%s\n", domain_table(domains).c_str());
+  const CounterValues& totals = report.totals;
+  std::printf("since kvhived started, by all engines, dead ones included:\n\n%s\n",
+              counter_table(totals).c_str());
+  std::printf("%s of the prompt tokens were cached\n",
+              percent(totals["cached_tokens"], totals["prompt_tokens"]).c_str());
+  return {};
+}
+
+}  // namespace
+
+void add_pool_stat(CLI::App& pool, int& exit_code) {
+  auto flags = std::make_shared<CommonFlags>();
+  CLI::App* command = pool.add_subcommand("stat", "how full it is and how often it was hit");
+  flags->add_to(*command);
+  command->callback([flags, &exit_code] {
+    if (auto done = stat(*flags); !done) exit_code = fail(done.error());
+  });
+}
+
+}  // namespace kvhive

@@ -1,0 +1,140 @@
+#include "tools/keeper/detach.hpp"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+
+namespace kvhive {
+namespace {
+
+/// First byte of what the child reports to its parent; the line follows.
+constexpr char kReady = 'r', kFailed = 'f';
+
+Expected<void> write_all(int fd, const std::string& text) {
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t wrote = write(fd, text.data() + done, text.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return os_failure("write");
+    done += static_cast<std::size_t>(wrote);
+  }
+  return {};
+}
+
+std::string read_all(int fd) {
+  std::string text;
+  char piece[1024];
+  while (true) {
+    const ssize_t got = read(fd, piece, sizeof piece);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return text;
+    text.append(piece, static_cast<std::size_t>(got));
+  }
+}
+
+/// A failure of the parent to tell its user has no further place to go but
+/// standard error.
+[[noreturn]] void exit_with_error(const std::string& line) {
+  (void)write_all(STDERR_FILENO, line + "\n");
+  _exit(1);
+}
+
+/// The parent: passes the child's line on.
+[[noreturn]] void report_and_exit(int pipe, const std::string& log) {
+  const std::string report = read_all(pipe);
+  if (report.empty())
+    exit_with_error("kvhived: the daemon ended before it was ready; see its log in " + log);
+  const std::string line = report.substr(1);
+  if (report.front() != kReady) exit_with_error(line);
+  if (auto written = write_all(STDOUT_FILENO, line + "\n"); !written)
+    exit_with_error("kvhived: the daemon is ready, but standard output: " + written.error().text);
+  _exit(0);
+}
+
+Expected<UniqueFd> duplicate(int fd) {
+  UniqueFd copy{fcntl(fd, F_DUPFD_CLOEXEC, 3)};
+  if (!copy && errno != EBADF) return os_failure("duplicate a standard stream");
+  return copy;  // a stream that the shell has closed stays closed
+}
+
+Expected<std::filesystem::path> state_directory() {
+  if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state != '\0')
+    return std::filesystem::path(state);
+  if (geteuid() == 0) return std::filesystem::path("/var/log");
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0')
+    return std::filesystem::path(home) / ".local/state";
+  return failure(Errc::bad_argument,
+                 "log-file: neither XDG_STATE_HOME nor HOME is set, so that a "
+                 "detached daemon has no "
+                 "place for its log; name one with --log-file");
+}
+
+}  // namespace
+
+Expected<Starter> Starter::in_foreground() {
+  Starter starter;
+  auto out = duplicate(STDOUT_FILENO);
+  if (!out) return forward_error(out);
+  auto err = duplicate(STDERR_FILENO);
+  if (!err) return forward_error(err);
+  starter.out_ = std::move(*out);
+  starter.err_ = std::move(*err);
+  return starter;
+}
+
+Expected<Starter> Starter::detach(const std::string& log) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return os_failure("pipe");
+  UniqueFd read_end(ends[0]), write_end(ends[1]);
+  const UniqueFd nothing{open("/dev/null", O_RDWR | O_CLOEXEC)};
+  if (!nothing) return os_failure("open /dev/null");
+  const pid_t child = fork();
+  if (child < 0) return os_failure("fork");
+  if (child != 0) {
+    write_end = UniqueFd();
+    report_and_exit(read_end.get(), log);
+  }
+  setsid();
+  dup2(nothing.get(), STDIN_FILENO);
+  dup2(nothing.get(), STDOUT_FILENO);
+  Starter starter;
+  starter.report_ = std::move(write_end);
+  return starter;
+}
+
+Expected<void> Starter::ready(const std::string& line) {
+  if (!report_) return write_all(out_.get(), line + "\n");
+  // An error means that the parent was killed: the daemon runs, and no user
+  // waits for the line.
+  (void)write_all(report_.get(), kReady + line);
+  report_ = UniqueFd();
+  return {};
+}
+
+void Starter::failed(const std::string& line) {
+  // If the user's standard error cannot be written either, the exit code has to
+  // do.
+  if (report_)
+    (void)write_all(report_.get(), kFailed + line);
+  else
+    (void)write_all(err_.get(), line + "\n");
+  report_ = UniqueFd();
+}
+
+Expected<std::string> default_log_file() {
+  auto state = state_directory();
+  if (!state) return forward_error(state);
+  const std::filesystem::path directory = *state / "kvhive";
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error)
+    return failure(Errc::os_error, "log-file: make directory " + directory.string() + ": " +
+                                       error.message() + "; name another place with --log-file");
+  return (directory / "kvhived.log").string();
+}
+
+}  // namespace kvhive
