@@ -1,6 +1,6 @@
 #pragma once
-// JSON files written by others: every failure names the file, the field, its value and what would
-// have been right.
+// JSON files that other programs wrote: every error names the file, the field, its value and what
+// is allowed.
 
 #include <cstdint>
 #include <filesystem>
@@ -13,15 +13,15 @@
 
 namespace kvhive {
 
-/// The whole of a file. `max_bytes` keeps a mistaken path (a 10 GB weight file) from being read.
-Expected<std::string> read_text_file(const std::filesystem::path& path,
-                                     std::size_t max_bytes = std::size_t{256} << 20);
+/// A whole file. A file above `max_bytes` is an error: the path is wrong (a 10 GB weight file).
+[[nodiscard]] Expected<std::string> read_text_file(const std::filesystem::path& path,
+                                                   std::size_t max_bytes = std::size_t{256} << 20);
 
 /// A text that is one JSON object, nested no deeper than a sane file: printing and copying recurse.
 std::optional<nlohmann::json> parse_json_object(std::string_view text);
 
 /// A file that must hold one JSON object.
-Expected<nlohmann::json> read_json_object(const std::filesystem::path& path);
+[[nodiscard]] Expected<nlohmann::json> read_json_object(const std::filesystem::path& path);
 
 /// Typed access to the fields of one JSON object. A field that is null counts as absent, as it does
 /// for Hugging Face. The object must outlive this.
@@ -35,19 +35,19 @@ class JsonFields {
   const nlohmann::json& json() const { return object_; }
   const std::string& where() const { return where_; }
 
-  Expected<std::int64_t> integer(const std::string& name, std::int64_t least,
-                                 std::int64_t most) const;
-  Expected<std::int64_t> integer_or(const std::string& name, std::int64_t fallback,
-                                    std::int64_t least, std::int64_t most) const;
+  [[nodiscard]] Expected<std::int64_t> integer(const std::string& name, std::int64_t least,
+                                               std::int64_t most) const;
+  [[nodiscard]] Expected<std::int64_t> integer_or(const std::string& name, std::int64_t fallback,
+                                                  std::int64_t least, std::int64_t most) const;
   /// Finite, in [least, most].
-  Expected<double> number(const std::string& name, double least, double most) const;
-  Expected<double> number_or(const std::string& name, double fallback, double least,
-                             double most) const;
-  Expected<bool> boolean_or(const std::string& name, bool fallback) const;
-  Expected<std::string> text(const std::string& name) const;
-  Expected<std::string> text_or(const std::string& name, std::string fallback) const;
-  Expected<JsonFields> object(const std::string& name) const;
-  Expected<const nlohmann::json*> array(const std::string& name) const;
+  [[nodiscard]] Expected<double> number(const std::string& name, double least, double most) const;
+  [[nodiscard]] Expected<double> number_or(const std::string& name, double fallback, double least,
+                                           double most) const;
+  [[nodiscard]] Expected<bool> boolean_or(const std::string& name, bool fallback) const;
+  [[nodiscard]] Expected<std::string> text(const std::string& name) const;
+  [[nodiscard]] Expected<std::string> text_or(const std::string& name, std::string fallback) const;
+  [[nodiscard]] Expected<JsonFields> object(const std::string& name) const;
+  [[nodiscard]] Expected<const nlohmann::json*> array(const std::string& name) const;
 
   /// "where: field = value, expected <wanted>".
   tl::unexpected<Error> wrong(const std::string& name, std::string_view wanted,

@@ -13,7 +13,7 @@ namespace kvhive {
 /// Move-only. The file must not be truncated while mapped: reading past its new end is a SIGBUS.
 class MappedFile {
  public:
-  static Expected<MappedFile> open(const std::filesystem::path& path);
+  [[nodiscard]] static Expected<MappedFile> open(const std::filesystem::path& path);
 
   MappedFile() = default;
   MappedFile(MappedFile&& other) noexcept : bytes_(other.bytes_) { other.bytes_ = {}; }
