@@ -11,7 +11,7 @@ namespace kvhive {
 
 /// Parses a size with an optional unit: k/m/g/t, with or without "b" or "ib"; always powers of 1024
 /// (as vLLM's GiB).
-Expected<std::size_t> parse_bytes(std::string_view text);
+[[nodiscard]] Expected<std::size_t> parse_bytes(std::string_view text);
 
 /// "1.50 GiB", "512 B".
 std::string format_bytes(std::size_t bytes);

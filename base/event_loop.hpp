@@ -1,6 +1,6 @@
 #pragma once
-// What one thread waits for: descriptors that can be read, and the time. The keeper and the
-// engine's port live on one each.
+// Waits in one thread for descriptors and timers, and calls a handler for each. The keeper and an
+// engine's port each run one.
 
 #include <chrono>
 #include <cstdint>
@@ -16,19 +16,19 @@ class EventLoop {
  public:
   using Handler = std::function<void()>;
 
-  /// What an exception does that a handler lets out.
+  /// What happens to an exception that leaves a handler.
   enum class Escape : std::uint8_t {
-    is_logged,   ///< ends that one event: nobody else's watch must suffer
-    leaves_run,  ///< ends the loop: for a process that is easier replaced than trusted to go on
+    is_logged,   ///< it ends that event; the other watches go on
+    leaves_run,  ///< it ends the loop, for a process that is better replaced than continued
   };
 
-  static Expected<EventLoop> create(Escape escape = Escape::is_logged);
+  [[nodiscard]] static Expected<EventLoop> create(Escape escape = Escape::is_logged);
 
   /// Calls `on_ready` in run() whenever `fd` can be read or its peer hangs up. The caller keeps the
-  /// descriptor open, and unwatches before closing it. One watch a descriptor.
+  /// descriptor open, and unwatches it before closing it. A descriptor has at most one watch.
   void watch(int fd, Handler on_ready);
-  /// Allowed at any time, also in the watch's own handler; events that were already on their way
-  /// are dropped, even if the number has been given to another descriptor meanwhile.
+  /// Allowed at any time, also in the watch's own handler. Events that the kernel has reported but
+  /// run() has not handled are dropped, even if another descriptor has the same number by now.
   void unwatch(int fd);
 
   /// Calls `on_time` once in run(), `pause` from now; timers that are due together run in the order

@@ -1,10 +1,10 @@
 #pragma once
-// How our programs end, where somebody draws conclusions from it.
+// Exit codes on which another program acts.
 
 namespace kvhive {
 
-/// A GPU's context was lost: what the engine had under way on the device is not to be trusted, and
-/// the operator's policy says what else is not.
+/// The engine has lost its GPU context: what it was computing on the device cannot be trusted. The
+/// gpu-fault option says which other blocks are dropped.
 inline constexpr int kExitDeviceLost = 70;
 
 }  // namespace kvhive

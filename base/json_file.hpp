@@ -1,6 +1,6 @@
 #pragma once
-// JSON files written by others: every failure names the file, the field, its value and what would
-// have been right.
+// JSON files that other programs wrote: every error names the file, the field, its value and what
+// is allowed.
 
 #include <cstdint>
 #include <filesystem>
@@ -13,7 +13,7 @@
 
 namespace kvhive {
 
-/// The whole of a file. `max_bytes` keeps a mistaken path (a 10 GB weight file) from being read.
+/// A whole file. A file above `max_bytes` is an error: the path is wrong (a 10 GB weight file).
 [[nodiscard]] Expected<std::string> read_text_file(const std::filesystem::path& path,
                                                    std::size_t max_bytes = std::size_t{256} << 20);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Processes by pidfd: the one thing that tells truly when a process is gone, and that cannot mean
-// another one that was given its number.
+// Process descriptors (pidfds). Unlike a pid, a pidfd never comes to mean another process that was
+// given the same number, and poll() tells reliably when its process has ended.
 
 #include <sys/types.h>
 
@@ -9,16 +9,17 @@
 
 namespace kvhive {
 
-Expected<UniqueFd> pidfd_of(pid_t pid);
+[[nodiscard]] Expected<UniqueFd> pidfd_of(pid_t pid);
 
-/// Whether the process is gone.
+/// Whether the process has ended.
 bool has_fired(const UniqueFd& pidfd);
 
+/// SIGKILL. Does nothing if `pidfd` is empty or the process has ended.
 void kill_by_pidfd(const UniqueFd& pidfd);
 
-/// Whether a descriptor that somebody sent is a pidfd of `pid`, and not of some other process
-/// (which we might kill in its place), nor any other file. A peer in a PID namespace we cannot see
-/// into has no pid to compare: 0.
+/// Whether a descriptor that a peer sent is a pidfd of `pid`: not another process's (which would be
+/// killed in the peer's place), nor another kind of file. `pid` = 0 for a peer that is not visible
+/// in this PID namespace: then any pidfd will do.
 bool is_pidfd_of(const UniqueFd& fd, pid_t pid);
 
 }  // namespace kvhive

@@ -64,7 +64,7 @@ TEST_F(ProtocolTest, APacketArrivesWithItsDescriptors) {
   EXPECT_FALSE(packet.lost_fds);
 }
 
-TEST_F(ProtocolTest, APacketWhoseDescriptorsDoNotFitIsNotTheEndOfTheConversation) {
+TEST_F(ProtocolTest, APacketThatLosesDescriptorsArrivesAndSoDoesTheNextOne) {
   ASSERT_TRUE(send_packet(there_.get(), ChannelOpen{.channel = 7}, {0, 1, 2}).has_value());
   ASSERT_TRUE(send_packet(there_.get(), ChannelClose{8}).has_value());
   {
@@ -135,7 +135,7 @@ TEST_F(ProtocolTest, AnotherVersionIsNamed) {
   }
 }
 
-TEST_F(ProtocolTest, AHangupIsNoPacket) {
+TEST_F(ProtocolTest, AClosedConnectionGivesNoPacket) {
   there_ = UniqueFd();
   const auto packet = receive_packet(here_.get());
   ASSERT_TRUE(packet.has_value());

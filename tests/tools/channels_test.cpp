@@ -108,7 +108,7 @@ TEST_F(ChannelsTest, ChannelsGoToTheEngineThatServesTheFewest) {
   EXPECT_EQ(channels_.load_of(11), 2u);
 }
 
-TEST_F(ChannelsTest, AWishForAnEngineIsKeptEvenIfItIsBusierOrNotThere) {
+TEST_F(ChannelsTest, AChannelThatWantsAnEngineWaitsForItEvenIfItIsBusyOrAbsent) {
   channels_.add_engine(11, 1);
   const std::uint64_t first = create(1), second = create(1), absent = create(0);
   channels_.add_engine(12, 2);
@@ -146,7 +146,7 @@ TEST_F(ChannelsTest, EveryEngineThatGetsAChannelIsToldItsDomain) {
   EXPECT_THAT(domains_, ElementsAre(kDomain, kDomain));
 }
 
-TEST_F(ChannelsTest, ADeafEnginesChannelsAreTriedAgain) {
+TEST_F(ChannelsTest, AChannelIsOfferedAgainToAnEngineWhoseQueueWasFull) {
   channels_.add_engine(10, 0);
   channels_.add_engine(11, 1);
   deaf_ = {10};
@@ -159,7 +159,7 @@ TEST_F(ChannelsTest, ADeafEnginesChannelsAreTriedAgain) {
   EXPECT_THAT(said(), ElementsAre(opened(10, to_deaf)));
 }
 
-TEST_F(ChannelsTest, ClosingTellsTheEngineAndNamesOneThatIsDeaf) {
+TEST_F(ChannelsTest, ClosingTellsTheEngineAndReturnsOneThatCannotBeTold) {
   channels_.add_engine(10, 0);
   const std::uint64_t first = create(), second = create(), waiting = create(5);
   (void)channels_.place_waiting(*this);
@@ -206,7 +206,7 @@ TEST_F(ChannelsTest, TheChannelsHeaderNamesTheEngineThatServesIt) {
   EXPECT_EQ(serving(), kNoEngine) << "the engine has refused the channel";
 }
 
-TEST_F(ChannelsTest, AllClientsTogetherGetSoMuchAndNoMore) {
+TEST_F(ChannelsTest, TheChannelsOfAllClientsHaveAQuota) {
   std::vector<std::uint64_t> ids;
   for (int i = 0; i < 4; ++i) ids.push_back(create());
   const auto refused = channels_.create(kBytes, kAnyEngine, kDomain, kRoom);
@@ -218,7 +218,7 @@ TEST_F(ChannelsTest, AllClientsTogetherGetSoMuchAndNoMore) {
   EXPECT_TRUE(channels_.create(kBytes, kAnyEngine, kDomain, kRoom).has_value());
 }
 
-TEST_F(ChannelsTest, WhoKeepsAClosedChannelKeepsNoMemory) {
+TEST_F(ChannelsTest, AClosedChannelKeepsNoMemory) {
   const auto created = channels_.create(kBytes, kAnyEngine, kDomain, kRoom);
   ASSERT_TRUE(created);
   const UniqueFd kept(dup(created->memory));
@@ -232,7 +232,7 @@ TEST_F(ChannelsTest, WhoKeepsAClosedChannelKeepsNoMemory) {
   EXPECT_EQ(bytes(), 0u);
 }
 
-TEST_F(ChannelsTest, ADomainGetsSoMuchAndLeavesTheOthersTheirs) {
+TEST_F(ChannelsTest, TheChannelsOfOneDomainHaveAQuota) {
   Channels channels({.of_all = 4 * kBytes, .of_domain = 2 * kBytes});
   const auto create = [&](std::uint16_t domain) {
     return channels.create(kBytes, kAnyEngine, DomainId{domain}, kRoom);
@@ -249,7 +249,7 @@ TEST_F(ChannelsTest, ADomainGetsSoMuchAndLeavesTheOthersTheirs) {
   EXPECT_TRUE(create(1));
 }
 
-TEST_F(ChannelsTest, MoreThanTheMachineHasIsRefusedByTheLimitThatSaysSo) {
+TEST_F(ChannelsTest, AChannelAboveTheAvailableMemoryIsRefusedAndTheLimitNamed) {
   MachineMemory machine{8 * kBytes, 2 * kBytes, "cgroup /a (memory.max)"};
   Channels channels({8 * kBytes});
   EXPECT_TRUE(channels.create(2 * kBytes, kAnyEngine, DomainId{0}, machine).has_value());

@@ -139,7 +139,7 @@ TEST(PeerIdentity, IsWhatTheKernelSays) {
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
   const UniqueFd one(ends[0]), other(ends[1]);
   const PeerIdentity peer = PeerIdentity::of_socket(one.get());
-  const PeerIdentity ourselves = PeerIdentity::of_ourselves();
+  const PeerIdentity ourselves = PeerIdentity::of_this_process();
   EXPECT_EQ(peer.uid, geteuid());
   EXPECT_THAT(peer.groups, UnorderedElementsAreArray(ourselves.groups));
 }

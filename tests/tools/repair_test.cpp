@@ -57,7 +57,7 @@ TEST_F(RepairedDaemon, FsckFindsDamageAndRepairMendsIt) {
   EXPECT_NE(again.out.find("nothing to mend"), std::string::npos) << again.out;
 }
 
-TEST_F(RepairedDaemon, LookingAndMendingDisturbNobodyAtWork) {
+TEST_F(RepairedDaemon, FsckAndRepairDoNotDisturbRequests) {
   const Json alone = generate();
   std::atomic<int> working{2};
   std::vector<std::thread> users;
@@ -117,12 +117,12 @@ void expect_refused(const UniqueFd& socket) {
   EXPECT_TRUE((*answer)->is(MessageType::refused));
 }
 
-TEST_F(RepairedDaemon, WhoHasNotSaidHelloMayNotAsk) {
+TEST_F(RepairedDaemon, AProcessThatHasNotSaidHelloMayNotAskForARepair) {
   auto socket = connect_to_daemon(daemon.socket());
   expect_refused(*socket);
 }
 
-TEST_F(RepairedDaemon, AClientMayNotAsk) {
+TEST_F(RepairedDaemon, AClientMayNotAskForARepair) {
   auto socket = connect_to_daemon(daemon.socket());
   ASSERT_TRUE(say_hello(socket->get(), ClientHello{std::size_t{16} << 20}).has_value());
   expect_refused(*socket);

@@ -13,7 +13,7 @@
 namespace kvhive {
 namespace {
 
-/// Takes what there is; false at the end.
+/// Appends the bytes that are there; false at the end of the file.
 bool read_some(int fd, std::string& text) {
   char piece[4096];
   const ssize_t got = read(fd, piece, sizeof piece);
@@ -63,10 +63,11 @@ Expected<std::optional<std::string>> ask(Child& child, const Listening& listenin
   }
   const std::string end = collect(child);
   if (child.last_exit_code == 0) return output;
-  if (poll(&stop, 1, 0) > 0) return std::optional<std::string>();  // all were told to stop
+  if (poll(&stop, 1, 0) > 0)
+    return std::optional<std::string>();  // the keeper was told to stop, too
   const std::string complaint = last_line(std::move(complaints));
   if (complaint.empty()) return failure(Errc::bad_argument, child.program + " ended with " + end);
-  // Whose words they are is of no interest to whoever reads ours.
+  // The error names the daemon; the child's own name in front would only confuse.
   const std::string prefix = child.program + ": ";
   return failure(Errc::bad_argument,
                  complaint.rfind(prefix, 0) == 0 ? complaint.substr(prefix.size()) : complaint);

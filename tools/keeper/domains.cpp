@@ -62,7 +62,7 @@ PeerIdentity PeerIdentity::of_socket(int socket) {
   return identity;
 }
 
-PeerIdentity PeerIdentity::of_ourselves() {
+PeerIdentity PeerIdentity::of_this_process() {
   PeerIdentity identity{geteuid(), {getegid()}};
   std::vector<gid_t> more(static_cast<std::size_t>(std::max(0, getgroups(0, nullptr))));
   const int count = getgroups(static_cast<int>(more.size()), more.data());
@@ -70,14 +70,14 @@ PeerIdentity PeerIdentity::of_ourselves() {
   return identity;
 }
 
-Expected<Domains> Domains::resolve(const Options& options, const PeerIdentity& ourselves) {
+Expected<Domains> Domains::resolve(const Options& options, const PeerIdentity& daemon) {
   Domains domains;
   domains.others_ = options.sharing;
   std::ifstream("/proc/sys/kernel/overflowuid") >> domains.nobody_;
   for (const DomainRule& rule : options.domains)
     for (const std::string& member : rule.members)
       if (auto added = domains.add_member(member, rule.name); !added) return forward_error(added);
-  (void)domains.of(ourselves);
+  (void)domains.of(daemon);  // an error means that the rules refuse the daemon's own user: allowed
   return domains;
 }
 
@@ -118,7 +118,7 @@ Expected<std::string> Domains::name_for(const PeerIdentity& client) const {
   for (const gid_t group : client.groups) {
     const auto named = groups_.find(group);
     if (named == groups_.end() || named->second == by_group) continue;
-    // Whichever we took, a client could choose by leaving the other group.
+    // If the keeper chose one, a client could choose the other by leaving a group.
     if (by_group)
       return failure(Errc::bad_argument,
                      user + " is in groups of domains '" + *by_group + "' and '" + named->second +

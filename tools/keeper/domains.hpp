@@ -1,6 +1,6 @@
 #pragma once
-// Which domain a client is in: by the operator's rules, and by what the kernel says of the process
-// at the other end of its socket; nothing that a client says of itself counts.
+// Decides which domain a client is in, by the operator's rules and by what the kernel says of the
+// process at the other end of its socket. What a client says of itself does not count.
 
 #include <sys/types.h>
 
@@ -14,38 +14,40 @@
 
 namespace kvhive {
 
-/// Whose process it is.
+/// The user and groups of a process.
 struct PeerIdentity {
   uid_t uid = 0;
   std::vector<gid_t> groups;  ///< the effective one and the supplementary ones
 
-  /// Of whoever connected (SO_PEERCRED, SO_PEERGROUPS).
+  /// The process at the other end of a socket (SO_PEERCRED, SO_PEERGROUPS).
   static PeerIdentity of_socket(int socket);
-  static PeerIdentity of_ourselves();
+  static PeerIdentity of_this_process();
 };
 
 class Domains {
  public:
-  /// Looks up the names in the rules, once. Our own clients' domain is number 0, unless they are
-  /// refused. Errors: a user or group that the system does not know, or that two rules name.
-  static Expected<Domains> resolve(const Options& options, const PeerIdentity& ourselves);
+  /// Looks up the names in the rules, once. The domain of the daemon's own user is number 0, unless
+  /// that user is refused. Errors: a user or group that the system does not know, or two rules
+  /// name.
+  [[nodiscard]] static Expected<Domains> resolve(const Options& options,
+                                                 const PeerIdentity& daemon);
 
-  /// Where a client belongs; the same for the same identity as long as we live. A rule that names
-  /// the user goes before one that names a group of it. Errors: it is refused, and why.
-  Expected<DomainId> of(const PeerIdentity& client);
+  /// The domain of a client; the same for the same identity as long as the daemon runs. A rule that
+  /// names the user wins over a rule that names one of its groups. Errors: why it is refused.
+  [[nodiscard]] Expected<DomainId> of(const PeerIdentity& client);
 
   /// By number.
   const std::vector<std::string>& names() const { return names_; }
 
  private:
   Domains() = default;
-  Expected<void> add_member(const std::string& member, const std::string& domain);
-  Expected<std::string> name_for(const PeerIdentity& client) const;
+  [[nodiscard]] Expected<void> add_member(const std::string& member, const std::string& domain);
+  [[nodiscard]] Expected<std::string> name_for(const PeerIdentity& client) const;
 
   Sharing others_ = Sharing::user;  ///< for clients that no rule names
   std::map<uid_t, std::string> users_;
   std::map<gid_t, std::string> groups_;
-  uid_t nobody_ = 65534;  ///< stands for all users this user namespace has no number for
+  uid_t nobody_ = 65534;  ///< the kernel shows it for every user that this namespace cannot map
   std::vector<std::string> names_;
   std::map<std::string, DomainId> ids_;
 };

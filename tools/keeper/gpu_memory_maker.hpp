@@ -1,7 +1,7 @@
 #pragma once
-// The child that makes what engines share on a GPU: it knows the driver, the keeper does not. Where
-// descriptors keep the memory it ends with that; where they do not it stays, and the memory goes
-// with it.
+// The child that makes the memory which engines share on a GPU: the child knows the driver, the
+// keeper does not. With VMM the memory lives in its descriptors and the child ends; with legacy
+// CUDA IPC the memory is freed when the child ends, so it stays.
 
 #include <cstddef>
 #include <optional>
@@ -16,25 +16,26 @@ class GpuMemoryMaker {
   struct Made {
     UniqueFd arena, weights;
   };
-  /// \param stop  a descriptor; when it can be read nobody wants the memory any more
-  /// \return  nothing if so
-  Expected<std::optional<Made>> make(const ResolvedOptions& options, std::size_t arena_bytes,
-                                     int stop);
+  /// \param stop  a descriptor; when it can be read, the work is given up
+  /// \return  nothing if `stop` could be read
+  [[nodiscard]] Expected<std::optional<Made>> make(const ResolvedOptions& options,
+                                                   std::size_t arena_bytes, int stop);
 
-  /// Whether it is there because the memory needs it.
+  /// Whether the child is running because the memory needs it.
   bool is_running() const { return child_.is_running(); }
   pid_t pid() const { return child_.pid; }
   const UniqueFd& pidfd() const { return child_.pidfd; }
-  /// It ends if its context is lost.
+  /// Has the child check its GPU context; it ends if the context is lost.
   void check_context();
-  /// After its pidfd has fired: what is to be said of that.
+  /// Collects the child after its pidfd has fired.
+  /// \return  what the operator is told
   std::string collect();
-  /// The memory is given back, where it was its.
+  /// Ends the child. With legacy CUDA IPC this also frees the GPU memory it made.
   void end();
 
  private:
   Child child_;
-  UniqueFd line_;  ///< to its standard input: it leaves when this is closed
+  UniqueFd line_;  ///< to the child's standard input: it ends when this is closed
 };
 
 }  // namespace kvhive

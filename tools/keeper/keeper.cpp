@@ -104,7 +104,7 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   if (auto sound = check_quota(options); !sound) return forward_error(sound);
   auto loop = EventLoop::create();
   if (!loop) return forward_error(loop);
-  auto domains = Domains::resolve(options, PeerIdentity::of_ourselves());
+  auto domains = Domains::resolve(options, PeerIdentity::of_this_process());
   if (!domains) return forward_error(domains);
   auto access = resolve_permissions(options.socket_access);
   if (!access) return forward_error(access);

@@ -33,8 +33,8 @@ class Keeper : private Connections::Events, private Supervisor::Events {
  private:
   Keeper(const Options& options, Domains domains, Listener listener, EventLoop loop);
   /// False = a stop signal came meanwhile.
-  Expected<bool> prepare();
-  Expected<void> watch_signals();
+  [[nodiscard]] Expected<bool> prepare();
+  [[nodiscard]] Expected<void> watch_signals();
   void on_stop_signal();
   void on_hangup_signal();
   void on_gpu_memory_lost();

@@ -1,5 +1,6 @@
 #pragma once
-// What the keeper knows of the model: numbers that an engine found out for it.
+// What the keeper knows of the model. An engine measures it, because the keeper reads no model
+// files.
 
 #include <cstdint>
 #include <optional>
@@ -32,8 +33,8 @@ struct ModelFacts {
   } gpu;  ///< if `device` is cuda
 };
 
-/// Runs that engine to its end, with a profile run if the options leave the pool's size to it.
-/// Nothing = `stop` could be read before.
-Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop);
+/// Runs that engine to its end, with a profile run if the pool's size depends on one.
+/// \return  nothing if `stop` could be read before
+[[nodiscard]] Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop);
 
 }  // namespace kvhive
