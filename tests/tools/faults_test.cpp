@@ -78,7 +78,7 @@ TEST(Faults, TotalsOfThePoolKeepWhatADeadEngineHasCounted) {
   const Daemon daemon({"--engines", "1", "--kv-cache-memory-bytes", "32M"});
   const Progress result = *daemon.connect().generate(long_request(40));
   const Json before = daemon.stat();
-  EXPECT_EQ(before["prompt_tokens"], result.stats.prompt_tokens);
+  EXPECT_EQ(before["prompt_tokens"], result.prompt_tokens);
   EXPECT_EQ(before["generated_tokens"], 40u) << "the last one, too";
   const pid_t dead = daemon.engine(0)["pid"];
   signal_process(dead, SIGKILL);
@@ -96,13 +96,13 @@ TEST(Faults, TotalsOfThePoolKeepWhatADeadEngineHasCounted) {
 TEST(Faults, AFailoverDoesNotTellTheClientThatItsPromptWasCached) {
   const Daemon daemon;
   Client client = daemon.connect();
-  const std::uint32_t number = *client.submit(long_request());
+  const RequestId number = *client.submit(long_request());
   const Progress before = read_until(client, number, 100);
   const Json counted = daemon.stat();
-  signal_process(daemon.engine(before.engine)["pid"].get<pid_t>(), SIGKILL);
+  signal_process(daemon.engine(before.engine.value())["pid"].get<pid_t>(), SIGKILL);
   const Progress after = read_until(client, number, 1u << 30);
-  EXPECT_EQ(after.reason, FinishReason::length) << after.error.text;
-  EXPECT_EQ(after.stats.cached_tokens, 0u);
+  EXPECT_EQ(after.reason, Finish::length) << after.error.text;
+  EXPECT_EQ(after.cached_tokens, 0u);
   for (const char* name : {"prompt_tokens", "cached_tokens", "queried_blocks", "hit_blocks"})
     EXPECT_EQ(daemon.stat()[name], counted[name]) << name;
 }

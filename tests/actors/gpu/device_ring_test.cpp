@@ -117,7 +117,7 @@ TEST(DeviceRing, TokensAreTheOraclesHoweverSlowTheDevice) {
         submit((*engine)->ring(), requests);
         ASSERT_TRUE(finish((*engine)->ring()));
         expect_right(requests, swapping());
-        const SlotCounters& counters = pool.memory.control().processes[kFirst.value].counters;
+        SlotCounters& counters = pool.memory.control().processes[kFirst.value].counters;
         swaps += counters["preemptions_swap"];
         hits += counters["hit_blocks"];
         demoted += counters["demoted_blocks"];
