@@ -32,7 +32,8 @@ Progress read_until(Client& client, RequestId number, std::size_t tokens) {
     whole.reason = news.reason;
     whole.engine = news.engine;
     whole.error = news.error;
-    whole.stats = news.stats;
+    whole.prompt_tokens = news.prompt_tokens;
+    whole.cached_tokens = news.cached_tokens;
   }
   return whole;
 }
