@@ -67,11 +67,14 @@ Expected<void> grant(const std::filesystem::path& path, mode_t mode,
   return {};
 }
 
-/// Whether a process listens on the socket. A stopped one does, too: connecting to it fails for
-/// another reason than that none is there.
+/// Whether a process listens on the socket. A stopped one does, too, also when it takes no more
+/// connections (EAGAIN).
 bool is_listened_on(const std::string& path) {
-  const auto socket = connect_to_daemon(path);
-  return socket || socket.error().code == Errc::os_error;
+  auto address = address_of(path);
+  const UniqueFd probe{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
+  if (!address || !probe) return false;
+  return connect(probe.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0 ||
+         errno == EAGAIN;
 }
 
 /// The socket's directory, made if it is missing.

@@ -59,8 +59,8 @@ Expected<void> check_header(const PacketHeader& header, std::size_t size, bool i
 /// A daemon is there and does not answer.
 tl::unexpected<Error> no_answer(int timeout_ms) {
   return failure(Errc::not_running, "the daemon has not answered for " +
-                                        std::to_string(timeout_ms / 1000) +
-                                        " s; it is stopped (kill -CONT it) or overloaded");
+                                        std::to_string(timeout_ms) +
+                                        " ms; it is stopped (kill -CONT it) or overloaded");
 }
 
 }  // namespace
@@ -153,8 +153,7 @@ Expected<UniqueFd> connect_to_daemon(const std::string& socket_path, int timeout
     return failure(Errc::not_running,
                    "no daemon listens on " + socket_path +
                        "; start kvhived, or name its socket with --socket or KVHIVE_SOCKET");
-  if (errno == EAGAIN)  // os_error, since a process does listen there
-    return failure(Errc::os_error, no_answer(timeout_ms).value().text);
+  if (errno == EAGAIN) return no_answer(timeout_ms);
   return os_failure("connect to " + socket_path);
 }
 

@@ -12,6 +12,8 @@
 #include "base/unique_fd.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
+#include "tools/program/command_line.hpp"
+#include "tools/program/option_flags.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -162,6 +164,19 @@ TEST(CommandLine, OptionsMayStandBeforeTheCommand) {
 
 TEST(CommandLine, AnEmptyValueIsNotTakenForTheDefault) {
   expect_one_line(run("kvhived", {"--engines", ""}), {"engines", "''"});
+}
+
+TEST(CommandLine, AFlagWithoutAValueIsTrue) {
+  char name[] = "kvhive-engine", flag[] = "--enforce-eager",
+       other[] = "--enable-prefix-caching=false";
+  char* arguments[] = {name, flag, other, nullptr};
+  CommandLine app("kvhive-engine", "a program with all options");
+  OptionFlags flags(app);
+  ASSERT_FALSE(app.read(3, arguments).has_value());
+  const auto options = flags.options();
+  ASSERT_TRUE(options.has_value()) << options.error().text;
+  EXPECT_TRUE(options->enforce_eager);
+  EXPECT_FALSE(options->enable_prefix_caching);
 }
 
 TEST(CommandLine, AnOptionsFileThatIsADirectoryIsNamed) {

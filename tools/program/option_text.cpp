@@ -41,8 +41,12 @@ std::string joined(std::span<const std::string_view> names, std::string_view sep
 void describe(CLI::Option& option, const OptionField& field) {
   const Options defaults;
   const bool is_zero = field.type.number != nullptr && field.type.number(defaults) == 0;
-  option.type_name(form_of(field));
-  option.default_str(is_zero ? "0" : field.type.format(defaults));
+  const std::string preset = is_zero ? "0" : field.type.format(defaults);
+  // The parser takes a bare flag for its default, but --enforce-eager alone means true: the default
+  // is shown as a part of the type instead.
+  const bool is_truth = field.type.kind == ValueKind::truth;
+  option.type_name(form_of(field) + (is_truth ? " [" + preset + "]" : ""));
+  option.default_str(is_truth ? "" : preset);
   option.description(help_text(field));
 }
 
@@ -88,7 +92,7 @@ std::vector<std::string> choices_of(const CLI::Option& option) {
   const std::string text = value_text(option);
   std::vector<std::string> choices;
   if (text.empty() || text.front() != '{') return choices;
-  std::istringstream words(text.substr(1, text.size() - 2));
+  std::istringstream words(text.substr(1, text.find('}') - 1));
   for (std::string word; std::getline(words, word, ',');) choices.push_back(word);
   return choices;
 }
