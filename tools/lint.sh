@@ -11,7 +11,7 @@ else
   echo "clang-format is not installed: layout not checked" >&2
 fi
 if command -v clang-tidy >/dev/null && [ -f build/compile_commands.json ]; then
-  git ls-files 'config/*.cpp' 'hashing/*.cpp' 'pool/*.cpp' 'kernels/*.cpp' 'models/*.cpp' 'actors/*.cpp' 'tools/*.cpp' |
+  git ls-files 'base/*.cpp' 'config/*.cpp' 'hashing/*.cpp' 'pool/*.cpp' 'kernels/*.cpp' 'models/*.cpp' 'ipc/*.cpp' 'client/*.cpp' 'actors/*.cpp' 'tools/*.cpp' |
     xargs -P "$(nproc)" -n 1 clang-tidy -p build --quiet --warnings-as-errors='*' && echo "clang-tidy finds nothing"
 else
   echo "clang-tidy or build/compile_commands.json is missing: not run" >&2
