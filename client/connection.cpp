@@ -9,6 +9,22 @@
 #include "ipc/protocol.hpp"
 
 namespace kvhive {
+namespace {
+
+/// The reason that the daemon gave when it ended the connection.
+Error end_of(const UniqueFd& socket) {
+  const auto last_packet = receive_packet(socket.get());
+  const auto refused = last_packet && *last_packet ? (*last_packet)->as<Refused>() : std::nullopt;
+  if (refused) return error_of(*refused);
+  return {Errc::peer_died, "the daemon has ended; start it again and submit anew"};
+}
+
+bool is_readable(const UniqueFd& socket) {
+  pollfd fd{socket.get(), POLLIN, 0};
+  return poll(&fd, 1, 0) == 1;
+}
+
+}  // namespace
 
 Expected<Connection> Connection::open(const std::string& socket_path, std::uint32_t engine,
                                       std::size_t channel_bytes, int timeout_ms) {
@@ -20,6 +36,9 @@ Expected<Connection> Connection::open(const std::string& socket_path, std::uint3
     return failure(Errc::bad_format, "the daemon's welcome carries no channel");
   const std::size_t granted = welcome->message.channel_bytes;
   auto channel = ClientChannel::open(welcome->fds[0], granted, std::move(welcome->fds[1]));
+  // A channel that its engine refused at once has lost its memory already. The daemon says why
+  // before it takes the memory back.
+  if (!channel && is_readable(*socket)) return tl::unexpected(end_of(*socket));
   if (!channel) return forward_error(channel);
   return Connection{std::move(*socket), std::move(welcome->fds[2]), std::move(*channel), granted};
 }
@@ -31,10 +50,7 @@ Expected<void> Connection::wait(int timeout_ms) {
   const bool may_ring_again = answer_doorbell(doorbell.get());
   const bool has_rung = fds[0].revents != 0 && may_ring_again;
   if (has_rung || fds[1].revents == 0) return {};
-  const auto last_packet = receive_packet(socket.get());
-  const auto refused = last_packet && *last_packet ? (*last_packet)->as<Refused>() : std::nullopt;
-  if (refused) return tl::unexpected(error_of(*refused));
-  return failure(Errc::peer_died, "the daemon has ended; start it again and submit anew");
+  return tl::unexpected(end_of(socket));
 }
 
 }  // namespace kvhive
