@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/check.hpp"
-#include "pool/tier_counters.hpp"
 
 namespace kvhive {
 
@@ -42,10 +41,6 @@ Expected<CopyOnWrite> BlockPool::make_writable(BlockId block) {
 }
 
 // -- how much room there is -----------------------------------------------------------------------
-
-void BlockPool::count_used(Tier t, std::int64_t change) const {
-  add_used(counters_->used[std::size_t(t)], change);
-}
 
 std::size_t BlockPool::capacity(Tier t) const {
   const std::size_t blocks = memory_.tier_layout(t).blocks - (t == Tier::device ? 1 : 0);

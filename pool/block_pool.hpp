@@ -21,6 +21,7 @@
 #include "pool/own_references.hpp"
 #include "pool/pool_memory.hpp"
 #include "pool/prefix_index.hpp"
+#include "pool/tier_counters.hpp"
 
 namespace kvhive {
 
@@ -193,7 +194,9 @@ class BlockPool {
 
   BlockView view(BlockId block) const { return memory_.block(block); }
   TierState& tier(Tier tier) { return tiers_[std::size_t(tier)]; }
-  void count_used(Tier tier, std::int64_t change) const;
+  void count_used(Tier tier, std::int64_t change) const {
+    add_used(counters_->used[std::size_t(tier)], change);
+  }
 
   // match
   bool holds(BlockId block, const Content& content) const;
@@ -245,8 +248,8 @@ class BlockPool {
   SlotCounters* counters_;
   std::vector<TierState> tiers_;
   OwnReferences references_;
-  std::uint64_t last_serial_ =
-      0;  ///< all serials up to it were drawn, as far as this process knows
+  /// All serials up to this one were drawn, as far as this process knows.
+  std::uint64_t last_serial_ = 0;
   std::vector<BlockId> scratch_;
   std::vector<Candidate> candidates_;
   std::vector<std::size_t> skipped_;  ///< first places of candidates to come back to

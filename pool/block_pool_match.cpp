@@ -125,10 +125,9 @@ bool BlockPool::pin(BlockId block, BlockWord seen) {
     return true;
   }
   KV_KILL_POINT("pin.before_cas");
-  const auto before = view(block).pin(seen, slot_);
-  if (!before) return false;
+  if (!view(block).pin(seen, slot_)) return false;
   KV_KILL_POINT("pin.after_cas");
-  if (before->holders() == 0) count_used(memory_.tier_of(block), +1);
+  if (seen.holders() == 0) count_used(memory_.tier_of(block), +1);
   KV_KILL_POINT("pin.counted");
   references_.add(block);  // from 0, unless corruption had cleared this process's bit
   return true;

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -46,15 +45,16 @@ class BlockView {
   /// For the only holder of a block that is being filled: no other process changes its word.
   void set_word(BlockWord next) const { d_->word.store(next.bits, std::memory_order_release); }
 
-  /// Pins the publication that was seen. Returns the word before; nothing if the block has been
-  /// taken anew since.
-  std::optional<BlockWord> pin(BlockWord seen, ProcessSlot slot) const {
-    BlockWord now = seen;
+  /// Pins the publication that was seen; `seen` is then the word before. False if the block has
+  /// been taken anew since. (No optional<BlockWord>: GCC builds one in memory from two narrow
+  /// stores and reads it by a wide load, which stalls for longer than the exchange takes.)
+  [[nodiscard]] bool pin(BlockWord& seen, ProcessSlot slot) const {
+    const BlockWord expected = seen;
     do {
-      if (!now.is_same_publication(seen)) return std::nullopt;
-    } while (!d_->word.compare_exchange_weak(now.bits, now.pinned_by(slot).bits,
+      if (!seen.is_same_publication(expected)) return false;
+    } while (!d_->word.compare_exchange_weak(seen.bits, seen.pinned_by(slot).bits,
                                              std::memory_order_acq_rel, std::memory_order_acquire));
-    return now;
+    return true;
   }
   /// Clears the slot's bit. Returns the word before. Sequentially consistent: the release order's
   /// head is read afterwards (IdleOrder::settle).
