@@ -9,6 +9,7 @@ namespace kvhive {
 BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub, EraseOnDevice erase)
     : memory_(memory),
       slot_(slot),
+      self_(slot),
       scrub_(scrub),
       erase_(std::move(erase)),
       index_(memory.index(), memory.layout().index_buckets),

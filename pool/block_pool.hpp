@@ -223,7 +223,7 @@ class BlockPool {
 
   // publish
   /// Whether this process is filling the block, by its word.
-  bool is_filling(BlockId block) const { return view(block).word().is_filled_by(slot_); }
+  bool is_filling(BlockId block) const { return view(block).word().is_filled_by(self_); }
   bool is_publishable(BlockId block, const Prefix& end, std::uint64_t serial) const;
   std::uint64_t draw_serials(std::size_t count);
   void write_content(BlockId block, const BlockIdentity& identity, const Content& content);
@@ -235,12 +235,13 @@ class BlockPool {
   std::vector<Demotion> select_for_demotion(std::span<const Evicted> evicted);
 
   // release
-  void drop_references(std::span<const BlockId> blocks);
+  [[nodiscard]] bool drop_references(std::span<const BlockId> blocks);
   void unpin(BlockId block);
   void free_block(BlockId block);
 
   const PoolMemory& memory_;
   ProcessSlot slot_;
+  Holder self_;  ///< slot_ in blocks' words
   Scrub scrub_;
   EraseOnDevice erase_;
   PrefixIndex index_;

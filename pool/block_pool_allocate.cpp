@@ -62,7 +62,7 @@ bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken
     const auto [block, seen] = *candidate;
     if (keep_if_referenced(block, seen)) continue;
     KV_KILL_POINT("allocate.before_cas");
-    if (!view(block).change(seen, seen.taken_by(slot_))) continue;
+    if (!view(block).change(seen, seen.taken_by(self_))) continue;
     KV_KILL_POINT("allocate.after_cas");
     free.taken(block);
     begin_filling(block, t);
@@ -139,7 +139,7 @@ bool BlockPool::evict(BlockId block, BlockWord seen, std::vector<Evicted>* evict
   if (keep_if_referenced(block, seen)) return false;
   const BlockView b = view(block);
   KV_KILL_POINT("evict.before_cas");
-  if (!b.change(seen, seen.taken_by(slot_))) return false;
+  if (!b.change(seen, seen.taken_by(self_))) return false;
   KV_KILL_POINT("evict.after_cas");
   index_.erase(b.name(), block);
   if (evicted != nullptr) evicted->push_back({block, b.name(), b.uid(), b.domain(), {}});
@@ -155,7 +155,7 @@ bool BlockPool::evict(BlockId block, BlockWord seen, std::vector<Evicted>* evict
 bool BlockPool::keep_if_referenced(BlockId block, BlockWord seen) {
   if (!references_.has(block)) [[likely]]
     return false;
-  const BlockWord kept = seen.is_ready() ? seen.pinned_by(slot_) : seen.retired();
+  const BlockWord kept = seen.is_ready() ? seen.pinned_by(self_) : seen.retired();
   // Another process may have been faster: then the block is lost to it, and nothing can be done.
   static_cast<void>(view(block).change(seen, kept));
   return true;

@@ -120,12 +120,12 @@ BlockId BlockPool::find_and_pin(Tier tier, Hash128 hash, const Content& content)
 /// Pins a block that was seen ready. Fails if it has been taken anew since: what was read of it
 /// then proves nothing.
 bool BlockPool::pin(BlockId block, BlockWord seen) {
-  if (references_.has(block) && seen.is_held_by(slot_)) [[likely]] {
+  if (references_.has(block) && seen.is_held_by(self_)) [[likely]] {
     references_.add(block);
     return true;
   }
   KV_KILL_POINT("pin.before_cas");
-  if (!view(block).pin(seen, slot_)) return false;
+  if (!view(block).pin(seen, self_)) return false;
   KV_KILL_POINT("pin.after_cas");
   if (seen.holders() == 0) count_used(memory_.tier_of(block), +1);
   KV_KILL_POINT("pin.counted");

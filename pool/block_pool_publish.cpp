@@ -40,7 +40,7 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
     KV_KILL_POINT("publish.serials_drawn");
     const BlockId block = blocks[i];
     const BlockWord word = view(block).word();
-    const bool is_published = word.is_ready() && word.is_held_by(slot_);
+    const bool is_published = word.is_ready() && word.is_held_by(self_);
     KV_CHECK(references_.has(block) && !is_published, block.value, word.bits);
 
     const Content content = contents.at(i, end);
@@ -82,7 +82,7 @@ void BlockPool::write_content(BlockId block, const BlockIdentity& identity,
 /// hint is left, the block is not found until it is evicted or `fsck --repair` restores the hint.
 void BlockPool::make_ready(BlockId block, Hash128 name) {
   const BlockView b = view(block);
-  b.set_word(b.word().published_by(slot_));
+  b.set_word(b.word().published_by(self_));
   KV_KILL_POINT("publish.after_ready");
   index_.insert(name, block);
   KV_KILL_POINT("publish.hinted");

@@ -6,7 +6,7 @@
 namespace kvhive {
 
 void BlockPool::release(std::span<const BlockId> blocks) {
-  drop_references(blocks);
+  if (!drop_references(blocks)) return;
   // Unpublished blocks go to the head of the free queue, the end of the sequence on top.
   for (const BlockId block : blocks)
     if (!references_.has(block) && is_filling(block)) free_block(block);
@@ -14,16 +14,21 @@ void BlockPool::release(std::span<const BlockId> blocks) {
 
 /// Published blocks that this process no longer refers to become idle, the end of the sequence
 /// first, so that it is evicted first. The stamps are drawn before the holder bits are cleared: an
-/// idle block always has its hint in the release order.
-void BlockPool::drop_references(std::span<const BlockId> blocks) {
+/// idle block always has its hint in the release order. Returns whether there are unpublished ones,
+/// which are left as they are.
+bool BlockPool::drop_references(std::span<const BlockId> blocks) {
   constexpr std::ptrdiff_t kAhead = 16;
+  bool has_unpublished = false;
   for (const Tier t : {Tier::device, Tier::host}) {
     scratch_.clear();
     for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
       if (blocks.rend() - block > kAhead) view(block[kAhead]).prefetch_to_write();
       if (memory_.tier_of(*block) != t) continue;
-      if (references_.drop(*block) == 0 && view(*block).word().is_ready())
+      if (references_.drop(*block) != 0) continue;
+      if (view(*block).word().is_ready())
         scratch_.push_back(*block);
+      else
+        has_unpublished = true;
     }
     if (scratch_.empty()) continue;
     IdleOrder& idle = tier(t).idle;
@@ -35,13 +40,14 @@ void BlockPool::drop_references(std::span<const BlockId> blocks) {
     idle.settle(scratch_);
     KV_KILL_POINT("release.settled");
   }
+  return has_unpublished;
 }
 
 void BlockPool::unpin(BlockId block) {
   KV_KILL_POINT("unpin.before_clear");
-  const BlockWord before = view(block).unpin(slot_);
+  const BlockWord before = view(block).unpin(self_);
   KV_KILL_POINT("unpin.cleared");
-  if (before.holders() == holder_bit(slot_)) count_used(memory_.tier_of(block), -1);
+  if (before.holders() == self_.bit) count_used(memory_.tier_of(block), -1);
   KV_KILL_POINT("unpin.counted");
 }
 

@@ -48,18 +48,18 @@ class BlockView {
   /// Pins the publication that was seen; `seen` is then the word before. False if the block has
   /// been taken anew since. (No optional<BlockWord>: GCC builds one in memory from two narrow
   /// stores and reads it by a wide load, which stalls for longer than the exchange takes.)
-  [[nodiscard]] bool pin(BlockWord& seen, ProcessSlot slot) const {
+  [[nodiscard]] bool pin(BlockWord& seen, Holder holder) const {
     const BlockWord expected = seen;
     do {
       if (!seen.is_same_publication(expected)) return false;
-    } while (!d_->word.compare_exchange_weak(seen.bits, seen.pinned_by(slot).bits,
+    } while (!d_->word.compare_exchange_weak(seen.bits, seen.pinned_by(holder).bits,
                                              std::memory_order_acq_rel, std::memory_order_acquire));
     return true;
   }
-  /// Clears the slot's bit. Returns the word before. Sequentially consistent: the release order's
+  /// Clears the holder's bit. Returns the word before. Sequentially consistent: the release order's
   /// head is read afterwards (IdleOrder::settle).
-  BlockWord unpin(ProcessSlot slot) const {
-    return {d_->word.fetch_and(~std::uint64_t{holder_bit(slot)}, std::memory_order_seq_cst)};
+  BlockWord unpin(Holder holder) const {
+    return {d_->word.fetch_and(~std::uint64_t{holder.bit}, std::memory_order_seq_cst)};
   }
   /// Retires the block if state and generation are still those that were seen; holders do not
   /// matter.

@@ -52,6 +52,13 @@ inline constexpr std::uint32_t kMaxProcesses = 31;
 
 constexpr std::uint32_t holder_bit(ProcessSlot slot) { return 1u << slot.value; }
 
+/// A process as a block's word knows it. A pool keeps its own: shifting the bit for each block
+/// costs a twentieth of a release.
+struct Holder {
+  constexpr Holder(ProcessSlot slot) : bit(holder_bit(slot)) {}  // NOLINT: any slot is a holder
+  std::uint32_t bit;
+};
+
 struct BlockWord {
   std::uint64_t bits = 0;
 
@@ -66,9 +73,9 @@ struct BlockWord {
   constexpr bool is_ready() const { return state() == BlockState::ready; }
   constexpr bool is_idle() const { return is_ready() && holders() == 0; }
   constexpr bool is_free() const { return state() == BlockState::free && holders() == 0; }
-  constexpr bool is_held_by(ProcessSlot slot) const { return (holders() & holder_bit(slot)) != 0; }
-  constexpr bool is_filled_by(ProcessSlot slot) const {
-    return state() == BlockState::filling && holders() == holder_bit(slot);
+  constexpr bool is_held_by(Holder holder) const { return (holders() & holder.bit) != 0; }
+  constexpr bool is_filled_by(Holder holder) const {
+    return state() == BlockState::filling && holders() == holder.bit;
   }
   /// Both words are of one publication: what was read of the block in between belongs together.
   constexpr bool is_same_publication(BlockWord other) const {
@@ -78,16 +85,16 @@ struct BlockWord {
   // Changes: the word as it is afterwards. The caller stores it, or exchanges it for the word seen.
 
   /// From free or idle; the content before is gone.
-  constexpr BlockWord taken_by(ProcessSlot slot) const {
-    return make(BlockState::filling, generation() + 1, holder_bit(slot));
+  constexpr BlockWord taken_by(Holder holder) const {
+    return make(BlockState::filling, generation() + 1, holder.bit);
   }
   /// From filling, by its holder.
-  constexpr BlockWord published_by(ProcessSlot slot) const {
-    return make(BlockState::ready, generation(), holder_bit(slot));
+  constexpr BlockWord published_by(Holder holder) const {
+    return make(BlockState::ready, generation(), holder.bit);
   }
-  constexpr BlockWord pinned_by(ProcessSlot slot) const { return {bits | holder_bit(slot)}; }
-  constexpr BlockWord unpinned_by(ProcessSlot slot) const {
-    return {bits & ~std::uint64_t{holder_bit(slot)}};
+  constexpr BlockWord pinned_by(Holder holder) const { return {bits | holder.bit}; }
+  constexpr BlockWord unpinned_by(Holder holder) const {
+    return {bits & ~std::uint64_t{holder.bit}};
   }
   /// From filling, by its holder, or by the reaper once that is dead.
   constexpr BlockWord freed() const { return make(BlockState::free, generation(), 0); }

@@ -666,7 +666,7 @@ TEST_F(BlockManagerStateSwap, AnAbortWhileBeingBroughtInGivesBothTiersBack) {
 class BlockManagerStateDemotion : public BlockManagerStateTest {
  protected:
   /// What the swapper does.
-  void carry_out(const StepPlan& plan) { SwapperState(*memory_).move(plan); }
+  void carry_out(const StepPlan& plan) { EXPECT_TRUE(SwapperState(*memory_).move(plan)); }
 
   /// Four device blocks: two of `tokens`, published and idle, the others free.
   void leave(const std::vector<TokenId>& tokens, DomainId domain = {}) {

@@ -63,7 +63,7 @@ TEST_F(SwapperStateTest, ABlockChangesItsDomainBetweenLeavingAndBeingFilled) {
   plan.swap_out = {{1, 0}, {2, 1}};
   plan.domain_changes = {{BlockId{1}, DomainId{7}}, {BlockId{2}, DomainId{7}}};
   plan.swap_in = {{3, 2}};
-  swapper_.move(plan);
+  ASSERT_TRUE(swapper_.move(plan));
   EXPECT_EQ(content(Tier::host, 0), 11);
   EXPECT_EQ(content(Tier::host, 1), 11);
   EXPECT_EQ(content(Tier::device, 1), 0);

@@ -332,7 +332,7 @@ TEST_F(DemotionTest, WhoDiesBeforeTheBytesAreThereLeavesNothing) {
   const Prompt p = prompt(0, 3);
   leave(p);
   take(6);
-  pool_.demote(evicted_);
+  (void)pool_.demote(evicted_);
   const ReapReport report = reap(memory_, ProcessSlot{0});
   EXPECT_EQ(report.freed, 9u);
   EXPECT_EQ(found(p, Tier::host), 0u);

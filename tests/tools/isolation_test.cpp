@@ -190,7 +190,7 @@ TEST_F(Isolation, OnlyTheOwnerConnectsByDefault) {
   const auto refused = connect(kAlice);
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().text, HasSubstr("Permission denied"));
-  EXPECT_TRUE(Client::connect({daemon_->socket()}).has_value());
+  EXPECT_TRUE(Client::connect({.socket = daemon_->socket()}).has_value());
 }
 
 TEST_F(Isolation, OnlyTheGroupConnectsIfTheOperatorNamesOne) {
