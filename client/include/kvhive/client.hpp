@@ -131,12 +131,13 @@ class [[nodiscard]] Result<void> {
 
 inline constexpr std::size_t kDefaultChannelBytes = std::size_t{2} << 20;
 
+/// As an initializer with names, `{.socket = path}`, it needs no other member.
 struct ClientOptions {
   /// The daemon's socket. Empty = $KVHIVE_SOCKET, else $XDG_RUNTIME_DIR/kvhive/kvhived.sock, else
   /// /run/kvhive/kvhived.sock.
-  std::string socket;
+  std::string socket{};
   /// The number of the engine that serves this client. Nothing = the daemon chooses.
-  std::optional<std::uint32_t> engine;
+  std::optional<std::uint32_t> engine = std::nullopt;
   /// Shared memory for the prompts and outputs of all requests under way, 1 MiB to 1 GiB; 0 = the
   /// default. About 0.3 MiB of it are the library's. A request takes the bytes of its prompt and 32
   /// bytes per token of max_tokens, at least 4 KiB. All clients of a daemon together get 4 GiB.
