@@ -53,7 +53,23 @@ inside 'DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recom
   done'
 
 say "5. Manual pages and completion"
-inside 'ls /usr/share/man/man1/kvhive* /usr/share/bash-completion/completions/kvhive* 2>/dev/null || echo "none are installed"'
+inside 'DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends man-db bash bash-completion >/dev/null 2>&1
+  for program in kvhived kvhive; do
+    man -P cat "$program" >/tmp/page
+    grep -q -- "--socket" /tmp/page
+    sed -n "1,6p" /tmp/page
+  done'
+cat >"$root/tmp/complete.sh" <<'EOF'
+# Prints what <Tab> offers behind the given words.
+. /usr/share/bash-completion/bash_completion
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_LINE="$*" COMP_POINT=${#COMP_LINE}
+_completion_loader "$1" || [ $? = 124 ]
+$(complete -p "$1" | sed 's/.*-F \([^ ]*\).*/\1/') "$1" "${@: -1}" ""
+echo "$*<Tab>: ${COMPREPLY[*]}"
+[ -n "${COMPREPLY[*]}" ]
+EOF
+inside 'bash /tmp/complete.sh kvhive pool ""
+  bash /tmp/complete.sh kvhived --preemption-mode ""'
 
 say "6. The end"
 inside 'kvhive stop'
