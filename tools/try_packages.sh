@@ -76,4 +76,5 @@ inside 'kvhive stop'
 if ls -l /proc/[0-9]*/exe 2>/dev/null | grep "$root/usr/bin/kvhive"; then echo "a process is left" >&2; exit 1; fi
 inside 'apt-get purge -y -qq kvhive libkvhive0 libkvhive-dev python3-kvhive >/dev/null 2>&1
   dpkg -l | grep kvhive || echo "purged"
-  find / -xdev -name "*kvhive*" -not -path "/packages/*" -not -path "/tmp/*" -not -path "/proc/*" 2>/dev/null'
+  left=$(find / -xdev -name "*kvhive*" -not -path "/packages/*" -not -path "/tmp/*" -not -path "/var/cache/man/*" -not -path "/proc/*")
+  [ -z "$left" ] || { echo "left behind: $left" >&2; exit 1; }'
