@@ -23,7 +23,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 5;
+inline constexpr std::uint32_t kProtocolVersion = 6;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -155,6 +155,7 @@ struct Reaped {
   std::uint32_t slot = 0;
   std::uint32_t freed = 0;     ///< blocks that nobody holds and that had no content
   std::uint32_t released = 0;  ///< blocks that stay in the cache
+  std::uint32_t requests = 0;  ///< that the process was serving or had waiting
 };
 /// keeper -> steward: repair the pool. Tail: which process has which slot, as JSON.
 struct Repair {

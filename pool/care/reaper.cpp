@@ -177,7 +177,10 @@ class Sweep {
 }  // namespace
 
 ReapReport reap(const PoolMemory& memory, ProcessSlot dead, Unheld unheld) {
+  SlotCounters& counters = memory.control().processes[dead.value].counters;
   ReapReport report;
+  report.requests = counters["running"].load(std::memory_order_relaxed) +
+                    counters["waiting"].load(std::memory_order_relaxed);
   Sweep(memory, Tier::device, dead, unheld).run(report);
   Sweep(memory, Tier::host, dead, Unheld::kept).run(report);
   sign_out(memory, dead);

@@ -10,6 +10,9 @@
 namespace kvhive {
 
 struct ReapReport {
+  /// Requests that the process was serving or had waiting. 0 if an earlier sweep was killed at its
+  /// end.
+  std::size_t requests = 0;
   std::size_t freed = 0;     ///< blocks it was filling: content incomplete, so they are free
   std::size_t released = 0;  ///< published blocks it held: they stay, without its bit
   std::size_t dropped = 0;   ///< published blocks of the device tier whose content was discarded

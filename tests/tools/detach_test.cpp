@@ -123,8 +123,7 @@ TEST_F(DetachedTest, ALogFileThatCannotBeOpenedIsAnErrorOnTheTerminal) {
   EXPECT_THAT(*err, HasSubstr("log-file: open /nonexistent/directory/log"));
 }
 
-// -- the log of a daemon in the foreground
-// --------------------------------------------------------
+// -- the log of a daemon in the foreground --------------------------------------------------------
 
 class LoggedDaemon : public ::testing::Test {
  protected:
@@ -155,7 +154,10 @@ TEST_F(LoggedDaemon, SighupReopensTheFileInEveryProcessAndDoesNothingElse) {
 }
 
 TEST_F(LoggedDaemon, ADeathSaysWhichEngineHowItEndedWhereItsChannelsWentAndWhenItRestarts) {
-  const Client client = daemon.connect(kAnyEngine);
+  Client client = daemon.connect(kAnyEngine);
+  for (const RequestId request :
+       {*client.submit(long_request(2500)), *client.submit(long_request(2500))})
+    read_until(client, request, 2);
   const std::uint32_t victim = daemon.status()["clients"][0]["engine"];
   const std::string pid = daemon.engine(victim)["pid"].dump();
   signal_process(daemon.engine(victim)["pid"], SIGKILL);
@@ -163,6 +165,8 @@ TEST_F(LoggedDaemon, ADeathSaysWhichEngineHowItEndedWhereItsChannelsWentAndWhenI
   const std::string text = wait_for(log(), name + " started: pid [0-9]+, start 2");
   EXPECT_THAT(text, HasSubstr(name + " (pid " + pid + ") ended: signal 9"));
   EXPECT_THAT(text, HasSubstr("1 moved to engine " + std::to_string(1 - victim)));
+  EXPECT_THAT(wait_for(log(), "slot [0-9]+ of " + name + ".* swept"),
+              HasSubstr(name + " (pid " + pid + ") swept: 2 requests under way"));
   EXPECT_THAT(text, ContainsRegex(name + ": start 2 follows in [0-9]+ ms"));
 }
 

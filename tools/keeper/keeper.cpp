@@ -325,6 +325,7 @@ void Keeper::on_gone(const Peer& peer) {
 void Keeper::on_engine_gone(const Peer& peer) {
   Slot& slot = tables_.slots[peer.slot];
   slot.use = Slot::Use::unswept;
+  slot.last_owner = fmt::format("engine {} (pid {})", peer.engine, peer.pid);
   // The keeper does not learn how a guest ended: on a GPU it may have lost its context.
   const bool is_guest = bool(peer.pidfd);
   if (is_guest && tables_.pool.is_on_gpu() && tables_.options.asked.gpu_fault != GpuFault::keep)
@@ -332,8 +333,8 @@ void Keeper::on_engine_gone(const Peer& peer) {
   sweep(tables_, connections_, peer.slot);
   const auto channels = tables_.channels.remove_engine(peer.socket.get());
   place_channels();
-  spdlog::info("engine {} (pid {}) is gone: {} channels{}{}", peer.engine, peer.pid,
-               channels.size(), channels.empty() ? "" : ": ",
+  spdlog::info("{} is gone: {} channels{}{}", slot.last_owner, channels.size(),
+               channels.empty() ? "" : ": ",
                channels.empty() ? "" : describe_moves(tables_, channels));
 }
 

@@ -21,7 +21,8 @@ void sweep_all(Tables& tables, Connections& connections) {
 
 bool on_reaped(Tables& tables, const Reaped& reaped) {
   if (reaped.slot >= kMaxProcesses) return false;
-  spdlog::info("slot {} swept: {} blocks freed, {} released", reaped.slot, reaped.freed,
+  spdlog::info("slot {} of {} swept: {} requests under way, {} blocks freed, {} released",
+               reaped.slot, tables.slots[reaped.slot].last_owner, reaped.requests, reaped.freed,
                reaped.released);
   tables.slots[reaped.slot] = Slot{};
   return true;

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "base/unique_fd.hpp"
@@ -43,6 +44,7 @@ struct Slot {
   Use use = Use::vacant;
   /// When the slot is swept, the cached blocks that no process holds are dropped.
   bool drops_unheld = false;
+  std::string last_owner;  ///< "engine 0 (pid 4711)", for the log; set when the process has ended
 };
 
 struct Tables {

@@ -68,7 +68,8 @@ class Steward {
     if (unheld == Unheld::dropped)
       spdlog::warn("slot {} lost its device: {} cached blocks dropped", slot, report.dropped);
     const Reaped done{slot, static_cast<std::uint32_t>(report.freed),
-                      static_cast<std::uint32_t>(report.released)};
+                      static_cast<std::uint32_t>(report.released),
+                      static_cast<std::uint32_t>(report.requests)};
     (void)send_packet(socket_.get(), done);  // an error means that the keeper is gone: run() ends
   }
 
