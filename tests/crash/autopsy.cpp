@@ -108,8 +108,8 @@ Complaints examine_at_rest(const PoolMemory& memory, std::uint32_t holders) {
 
 Autopsy::Autopsy(Stage& stage, const Operation& operation)
     : clean_up([](const PoolMemory& memory) { reap(memory, Stage::kVictim); }) {
-  if (operation.meanwhile != nullptr)
-    return;  // the survivor changes the state, so it is not compared
+  // The survivor changes the state meanwhile, so it is not compared.
+  if (operation.meanwhile != nullptr) return;
   const PoolMemory& memory = stage.memory();
   sums_ = sums(memory);
   for (std::uint32_t id = 0; id < memory.geometry().total_blocks(); ++id)

@@ -136,9 +136,8 @@ std::vector<Operation> matches() {
          s.hit = match_all(s.victim(), s.idle());
          use_up(s, 2);
          s.survivor().release(compute(s.survivor(), s.unknown()));
-         (void)s.survivor()
-             .allocate(Tier::device, 2)
-             .value();  // evicts the blocks just released: the head moves on
+         // Evicts the blocks just released: the head moves on.
+         (void)s.survivor().allocate(Tier::device, 2).value();
        },
        [](Stage& s) {
          s.victim().cancel(s.hit);
