@@ -206,10 +206,11 @@ TEST_F(SocketAccessTest, RefusesADirectoryInWhichOthersCouldPutAnotherSocket) {
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().text, HasSubstr("everybody may write to its directory"));
   ASSERT_EQ(chmod(directory_.c_str(), 01777), 0);
-  EXPECT_TRUE(Listener::open(socket_, {}).has_value()) << "as in /tmp nobody else may remove it";
+  EXPECT_TRUE(Listener::open(socket_, {}).has_value())
+      << "with the sticky bit, as in /tmp, no other user may remove the socket";
 }
 
-TEST_F(SocketAccessTest, NamesAGroupThatIsUnknownOrNotOurs) {
+TEST_F(SocketAccessTest, NamesAGroupThatIsUnknownOrNotTheDaemons) {
   EXPECT_THAT(resolve_permissions({AllowedUsers::Kind::group, "nosuchgroup"}).error().text,
               HasSubstr("socket-access: '@nosuchgroup' names a group unknown to this system"));
   if (geteuid() == 0) return;  // root may give a file to any group

@@ -102,7 +102,7 @@ TEST_F(Fsck, FindsEveryFlippedTokenBit) {
   EXPECT_THAT(violations(), IsEmpty());
 }
 
-TEST_F(Fsck, FindsADamagedExtraKey) {
+TEST_F(Fsck, FindsACorruptExtraKey) {
   memory.extra_key(BlockId{16})[1].fetch_xor(4);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 16 does not hash")));
   memory.extra_key(BlockId{16})[1].fetch_xor(4);
@@ -110,19 +110,19 @@ TEST_F(Fsck, FindsADamagedExtraKey) {
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 16 does not hash")));
 }
 
-TEST_F(Fsck, FindsADamagedNameAlsoInItsChild) {
+TEST_F(Fsck, FindsACorruptNameInTheBlockAndItsChild) {
   descriptor(2).hash_low.fetch_xor(1);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 "), HasSubstr("block 3 ")));
 }
 
-TEST_F(Fsck, FindsADamagedDomain) {
+TEST_F(Fsck, FindsACorruptDomain) {
   descriptor(1).domain.store(8);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 1 starts from the root of no domain"),
                                         HasSubstr("block 1 does not hash"),
                                         HasSubstr("block 2 is in domain 7, its parent in 8")));
 }
 
-TEST_F(Fsck, FindsADamagedDepthAlsoInItsChild) {
+TEST_F(Fsck, FindsACorruptDepthInTheBlockAndItsChild) {
   descriptor(2).depth.store(5);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 is at depth 5, not at 1"),
                                         HasSubstr("block 3 is at depth 2, not at 6")));

@@ -34,7 +34,7 @@ class WhyMissed : public ::testing::Test {
   BlockPool pool;
 };
 
-TEST_F(WhyMissed, SaysWhereBlocksAreAndWhoHoldsThem) {
+TEST_F(WhyMissed, SaysWhereBlocksAreAndWhichProcessesHoldThem) {
   const Prompt prompt(pool, counting(0, 13));
   const Request request = admit(pool, prompt).value();
   MissReport report = ask(prompt);

@@ -77,7 +77,7 @@ TEST_F(Repair, RetiresBlocksWithImpossibleWords) {
   expect_all_there();
 }
 
-TEST_F(Repair, RetiresBlocksWithDamagedNamesAlsoWhileTheyAreHeld) {
+TEST_F(Repair, RetiresBlocksWithCorruptNamesEvenWhileTheyAreHeld) {
   const Prompt first(pool, counting(0, 14)), second(pool, counting(500, 8));
   memory.token_row(BlockId{2})[0].fetch_xor(1);
   descriptor(6).depth.store(7);
@@ -93,7 +93,7 @@ TEST_F(Repair, RetiresBlocksWithDamagedNamesAlsoWhileTheyAreHeld) {
   expect_all_there();
 }
 
-TEST_F(Repair, ARetiredBlockIsNotFoundEvenIfItsWordIsDamagedAgain) {
+TEST_F(Repair, ARetiredBlockIsNotFoundEvenIfItsWordIsCorruptedAgain) {
   const Prompt prompt(pool, counting(500, 8));
   descriptor(5).depth.store(7);
   mend();
