@@ -127,7 +127,7 @@ TEST_F(MachineMemoryTest, AContainersOwnHierarchyHasItsLimitAtTheTop) {
   EXPECT_EQ(look().bound, "cgroup / (memory.max 1.00 GiB)");
 }
 
-TEST_F(MachineMemoryTest, ACgroupOutsideOurNamespaceIsShownAtTheTop) {
+TEST_F(MachineMemoryTest, ACgroupOutsideTheNamespaceIsShownAtTheTop) {
   write({{"proc/self/mountinfo", kV2Mount},
          {"proc/self/cgroup", "0::/../other\n"},
          {"sys/fs/cgroup/memory.max", number(kGiB)},

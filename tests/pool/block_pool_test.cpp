@@ -622,7 +622,7 @@ TEST(BlockPool, ALappedRingKeepsTheReleaseOrder) {
   EXPECT_EQ(numbers(b.pool.allocate(Tier::device, 4).value()), (Ids{4, 5, 6, 7}));
 }
 
-TEST(BlockPool, EmptiedRingIsNoticedByTheCounters) {
+TEST(BlockPool, AnEmptiedRingIsReplacedByAScan) {
   Bench b(small_geometry(8));
   for (TokenId i = 0; i < 7; ++i) leave_idle(b.pool, Prompt(b.pool, counting(i * 100, 4)));
   const auto& layout = b.memory.tier_layout(Tier::device);

@@ -253,7 +253,7 @@ TEST(ReplayTrace, AWrongLineIsNamedWithAReason) {
 
 // -- colours
 
-/// What a program writes to a terminal that is its standard error.
+/// Runs a program with a terminal as its standard error. Returns what it prints there.
 std::string on_terminal(const std::vector<std::string>& arguments, const char* no_color) {
   int master = -1;
   const pid_t child = forkpty(&master, nullptr, nullptr, nullptr);

@@ -62,8 +62,8 @@ class DetachedTest : public ::testing::Test {
     return directory.path() / "state/kvhive/kvhived.log";
   }
 
-  /// What the shell that starts the daemon sees. `out` and `err` end when no
-  /// process has them open.
+  /// Starts the daemon as a shell does, and reads what the shell would see. `out` and `err` end
+  /// when no process has them open.
   void start(std::vector<std::string> flags) {
     flags.insert(flags.end(), {"--detach", "--model", kDemoModel, "--socket", socket(), "--threads",
                                "1", "--kv-cache-memory-bytes", "8M"});

@@ -81,7 +81,7 @@ pid_t pid_inside(pid_t pid) {
 
 const std::vector<std::string> kOneEngine = {"--kv-cache-memory-bytes", "32M"};
 
-TEST(Namespaces, PrefixesAreHitAcrossThem) {
+TEST(Namespaces, PrefixesAreHitAcrossNamespaces) {
   SKIP_WITHOUT_NAMESPACES();
   const Daemon daemon(kOneEngine);
   const Started guest = start_guest(daemon, in_namespaces(kDay));
