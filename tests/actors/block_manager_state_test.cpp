@@ -866,7 +866,7 @@ TEST_F(BlockManagerStateDemotion, WithoutPrefixCachingNothingIsKept) {
 
 // -- aborts and counters
 
-TEST_F(BlockManagerStateTest, AnEndInEveryStateReleasesAllBlocks) {
+TEST_F(BlockManagerStateTest, AnEndWhileComputingOrWaitingReleasesAllBlocks) {
   make_pool(4);
   add(1, counting(10, 8));   // computing
   add(2, counting(50, 12));  // waiting, and known to the block manager

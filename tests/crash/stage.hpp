@@ -42,8 +42,8 @@ class Stage {
   const Prompt& unknown() const { return unknown_; }      ///< not published
   const Prompt& continued() const { return continued_; }  ///< shared(), and two blocks more
 
-  /// The blocks that the victim holds by its own record. A stopped victim that goes on must be
-  /// right.
+  /// The blocks that the victim holds, by its own record. The record must be right whenever a
+  /// stopped victim goes on.
   struct Holding {
     BlockId block;
     bool is_published;

@@ -26,8 +26,8 @@ constexpr auto kHang = std::chrono::seconds(60);
 
 const std::vector<std::string> kSmall = {"--kv-cache-memory-bytes", "8M"};
 
-/// The step through a matrix of cases: all cases take minutes (`make siege`), a test run skips
-/// most.
+/// The step through a matrix of cases. All cases take minutes (`make siege`); a usual test run
+/// takes every `of_a_dose`-th one.
 int stride(int of_a_dose) { return std::getenv("KVHIVE_SIEGE") != nullptr ? 1 : of_a_dose; }
 
 BeforeExec limited(__rlimit_resource resource, rlim_t most) {
