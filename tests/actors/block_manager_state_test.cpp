@@ -21,19 +21,19 @@ using ::testing::SizeIs;
 
 constexpr std::uint32_t kSize = 4;  // tokens per block
 
-/// A block manager whose scheduler and executor are the test itself. Blocks of 4 tokens.
+/// A block manager over blocks of 4 tokens. The test takes the parts of scheduler and executor.
 class BlockManagerStateTest : public ::testing::Test {
  protected:
-  /// One step in plain numbers.
+  /// One step request, with sequences as plain numbers.
   struct Step {
     std::vector<std::uint64_t> running;
     std::vector<std::uint64_t> waiting;
     std::vector<std::uint64_t> ended;
     std::uint32_t budget = 1000;
-    std::vector<std::uint64_t> victims;  ///< if empty, the running ones backwards
+    std::vector<std::uint64_t> victims;  ///< if empty, `running` in reverse order
   };
 
-  /// To be called before anything else if the defaults will not do.
+  /// A test that needs another pool than the default one calls this first.
   void make_pool(std::uint32_t device_capacity, std::uint32_t host_blocks = 0) {
     memory_.emplace(private_pool(small_geometry(device_capacity + 1, host_blocks, kSize)));
     for (const std::uint32_t slot : {0u, 1u}) occupy(*memory_, ProcessSlot{slot}, slot + 1);
@@ -48,12 +48,12 @@ class BlockManagerStateTest : public ::testing::Test {
     return *manager_;
   }
 
-  /// Told with the next plan().
+  /// The next plan() adds this sequence.
   void add(std::uint64_t seq, std::vector<TokenId> tokens, DomainId domain = DomainId{0}) {
     request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0, domain});
     known_.insert(seq);
   }
-  /// The sequence added last was admitted by an engine that died.
+  /// Marks the sequence added last as one that an engine admitted before it died.
   void say_it_was_admitted_before() { request_.added.back().is_counted = true; }
   void append(std::uint64_t seq, TokenId token) {
     request_.appended.push_back({SeqId{seq}, token});
@@ -76,14 +76,14 @@ class BlockManagerStateTest : public ::testing::Test {
     return manager().plan(request);
   }
 
-  /// The step is done and has sampled this sequence's next token.
+  /// Tells the manager that the step is done and has sampled this sequence's next token.
   void finish_sampling(std::uint64_t seq) {
     StepDone done;
     done.sampled.push_back({SeqId{seq}, {}});
     manager().finish_step(done);
   }
 
-  /// Blocks that another process finds of `tokens`.
+  /// How many blocks of `tokens` another process finds.
   std::size_t found_by_peer(const std::vector<TokenId>& tokens, Tier tier = Tier::device,
                             DomainId domain = DomainId{0}) {
     const Prompt prompt(*peer_, tokens, domain);
@@ -109,7 +109,7 @@ class BlockManagerStateTest : public ::testing::Test {
     return values;
   }
 
-  /// Every test ends with everything given back.
+  /// Ends all sequences and checks that every block is available again.
   void TearDown() override {
     peer_->release(held_by_peer_);
     const std::vector<std::uint64_t> left(known_.begin(), known_.end());
@@ -128,7 +128,7 @@ class BlockManagerStateTest : public ::testing::Test {
     held_by_peer_.clear();
   }
 
-  /// Another process' blocks, published and held.
+  /// Another process computes and publishes these tokens, and holds their blocks.
   std::vector<BlockId> compute_by_peer(const std::vector<TokenId>& tokens) {
     return admit(*peer_, Prompt(*peer_, tokens)).value().blocks;
   }
@@ -207,7 +207,7 @@ TEST_F(BlockManagerStateTest, TheRunningAreServedFirstAndTheRestOfTheBudgetIsACh
   EXPECT_TRUE(third.work[1].samples);
 }
 
-TEST_F(BlockManagerStateTest, WithTheBudgetSpentNobodyElseIsServed) {
+TEST_F(BlockManagerStateTest, WithTheBudgetSpentNoOtherSequenceIsServed) {
   for (const std::uint64_t seq : {1, 2, 3}) add(seq, counting(static_cast<TokenId>(seq * 50), 8));
   const StepPlan first = plan({.waiting = {1, 2, 3}, .budget = 16});
   EXPECT_THAT(seqs(first.outcome.admitted), ElementsAre(1, 2));
@@ -251,7 +251,7 @@ TEST_F(BlockManagerStateTest, APromptIsAdmittedOnlyIfItFitsWholeNotJustItsFirstC
   EXPECT_THAT(plan({.running = {1}, .waiting = {2}, .budget = 4}).outcome.admitted, IsEmpty());
 }
 
-TEST_F(BlockManagerStateTest, AFailedAdmissionLeavesTheHitsInTheirPlaceInTheReleaseOrder) {
+TEST_F(BlockManagerStateTest, AFailedAdmissionKeepsTheReleaseOrder) {
   make_pool(5);
   add(1, counting(10, 8));
   plan({.waiting = {1}});
@@ -263,7 +263,7 @@ TEST_F(BlockManagerStateTest, AFailedAdmissionLeavesTheHitsInTheirPlaceInTheRele
   EXPECT_EQ(numbers(pool_->free_queue(Tier::device)), numbers(before));
 }
 
-TEST_F(BlockManagerStateTest, TheWatermarkStaysFreeUnlessNobodyRuns) {
+TEST_F(BlockManagerStateTest, TheWatermarkStaysFreeUnlessNoSequenceRuns) {
   make_pool(10);
   config_.watermark = 0.2;
   add(1, counting(10, 4 * 9));
@@ -289,7 +289,7 @@ TEST_F(BlockManagerStateTest, TheWatermarkIsForAdmissionNotForGrowth) {
   EXPECT_THAT(grown.outcome.preempted, IsEmpty());
 }
 
-TEST_F(BlockManagerStateTest, RejectsWhatNeverFitsAndGoesOnWithTheNext) {
+TEST_F(BlockManagerStateTest, RejectsAPromptThatNeverFitsAndGoesOnWithTheNext) {
   make_pool(3);
   add(1, counting(10, 13));
   add(2, counting(50, 12));
@@ -334,7 +334,7 @@ TEST_F(BlockManagerStateTest, GeneratedTokensFillBlocksThatAreSharedToo) {
   EXPECT_EQ(found_by_peer({10, 11, 12, 70}), 1u);
 }
 
-TEST_F(BlockManagerStateTest, WhatItsLastStepComputedIsPublishedAlsoWhenASequenceEnds) {
+TEST_F(BlockManagerStateTest, AnEndingSequencePublishesItsLastStepsBlocks) {
   const auto prompt = counting(10, 8);
   add(1, prompt);
   plan({.waiting = {1}});
@@ -343,7 +343,7 @@ TEST_F(BlockManagerStateTest, WhatItsLastStepComputedIsPublishedAlsoWhenASequenc
   EXPECT_EQ(available(), 16u);
 }
 
-TEST_F(BlockManagerStateTest, AHitStartsBehindItAndSharesTheBlocks) {
+TEST_F(BlockManagerStateTest, ASequenceWithAHitSharesTheBlocksAndStartsAfterThem) {
   add(1, counting(10, 8));
   const StepPlan first = plan({.waiting = {1}});
   add(2, joined(counting(10, 8), counting(90, 3)));
@@ -401,10 +401,11 @@ TEST_F(BlockManagerStateTest, SequencesOfTwoDomainsDoNotShareAndThoseOfOneDo) {
   EXPECT_EQ(both.work[0].start, 0u);
   EXPECT_EQ(both.work[1].start, 8u);
   plan({.ended = {1, 2, 3}});
-  EXPECT_EQ(found_by_peer(prompt, Tier::device, DomainId{4}), 2u) << "computed once more";
+  EXPECT_EQ(found_by_peer(prompt, Tier::device, DomainId{4}), 2u)
+      << "domain 4 computed the prompt itself";
 }
 
-TEST_F(BlockManagerStateTest, WhatIsSwappedOutStaysInItsDomain) {
+TEST_F(BlockManagerStateTest, SwappedOutBlocksStayInTheirDomain) {
   make_pool(4, 4);
   use_swap();
   const auto prompt = counting(10, 9);
@@ -425,7 +426,7 @@ TEST_F(BlockManagerStateTest, WhatIsSwappedOutStaysInItsDomain) {
 
 // -- preemption by recompute
 
-TEST_F(BlockManagerStateTest, PreemptsInTheOrderGivenUntilItFitsAndAdmitsNobodyThen) {
+TEST_F(BlockManagerStateTest, PreemptsInTheGivenOrderUntilAllFitsAndThenAdmitsNone) {
   make_pool(4);
   for (const std::uint64_t seq : {1, 2, 3}) add(seq, counting(static_cast<TokenId>(seq * 50), 4));
   plan({.waiting = {1, 2, 3}});
@@ -448,7 +449,7 @@ TEST_F(BlockManagerStateTest, AVictimServedInTheSameStepLosesItsWorkAndRefundsIt
   plan({.running = {1, 2}});
   append(1, 8);
   append(2, 9);
-  // Budget 2: both are served only if the victim's token comes back.
+  // The budget is 2 tokens: both are served only if the victim's token is refunded.
   add(3, counting(90, 4));
   const StepPlan third = plan({.running = {1, 2}, .waiting = {3}, .budget = 2, .victims = {1, 2}});
   EXPECT_THAT(seqs(third.outcome.preempted), ElementsAre(1));
@@ -482,7 +483,7 @@ TEST_F(BlockManagerStateTest, PreemptsItselfWhenItIsTheLastInOrder) {
   EXPECT_THAT(third.outcome.rejected, SizeIs(1));
 }
 
-TEST_F(BlockManagerStateTest, TheTailPreemptsItselfRatherThanSomebodyBeforeIt) {
+TEST_F(BlockManagerStateTest, TheLastSequencePreemptsItselfRatherThanOneBeforeIt) {
   make_pool(2);
   add(1, counting(10, 4));
   add(2, counting(50, 4));
@@ -493,7 +494,7 @@ TEST_F(BlockManagerStateTest, TheTailPreemptsItselfRatherThanSomebodyBeforeIt) {
   EXPECT_THAT(second.work, IsEmpty());
 }
 
-TEST_F(BlockManagerStateTest, ARecomputedSequenceFindsWhatItHadPublished) {
+TEST_F(BlockManagerStateTest, ARecomputedSequenceFindsTheBlocksItHadPublished) {
   make_pool(4);
   add(1, counting(10, 4));
   add(2, counting(50, 10));
@@ -512,7 +513,7 @@ TEST_F(BlockManagerStateTest, ARecomputedSequenceFindsWhatItHadPublished) {
 
 class BlockManagerStateSwap : public BlockManagerStateTest {
  protected:
-  /// 1 holds one block, 2 holds three (10 tokens), the pool is full; 1 needs another one.
+  /// Sequence 1 holds one block, 2 holds three (10 tokens), and the pool is full. 1 needs a block.
   StepPlan preempt_second() {
     add(1, counting(10, 4));
     add(2, counting(50, 10));
@@ -523,14 +524,14 @@ class BlockManagerStateSwap : public BlockManagerStateTest {
   }
 };
 
-TEST_F(BlockManagerStateSwap, CopiesTheComputedBlocksOutAndGivesThemBackWithTheNextStep) {
+TEST_F(BlockManagerStateSwap, CopiesComputedBlocksOutAndReleasesThemWithTheNextStep) {
   use_swap();
   make_pool(4, 8);
   const StepPlan second = preempt_second();
   EXPECT_THAT(seqs(second.outcome.preempted), ElementsAre(2));
   EXPECT_THAT(second.swap_out, SizeIs(3));
-  EXPECT_THAT(second.work, IsEmpty());  // 1 has to wait for the blocks
-  EXPECT_EQ(available(), 0u);           // they are being read
+  EXPECT_THAT(second.work, IsEmpty());  // sequence 1 has to wait for the blocks
+  EXPECT_EQ(available(), 0u);           // the copies still read the blocks
   EXPECT_EQ(available(Tier::host), 5u);
   EXPECT_EQ(pool_->counters()["preemptions_swap"].load(), 1u);
 
@@ -539,12 +540,12 @@ TEST_F(BlockManagerStateSwap, CopiesTheComputedBlocksOutAndGivesThemBackWithTheN
   EXPECT_EQ(available(), 2u);
 }
 
-TEST_F(BlockManagerStateSwap, ComesBackWhereItWas) {
+TEST_F(BlockManagerStateSwap, ASwappedOutSequenceGoesOnWhereItStopped) {
   use_swap();
   make_pool(4, 8);
   const StepPlan out = preempt_second();
   plan({.running = {1}});
-  // Nothing of it may be left on the device, or it would be found there.
+  // Evicts sequence 2's content from the device, or it would be found there.
   peer_takes(2);
   peer_gives_back();
   const StepPlan in = plan({.waiting = {2}, .ended = {1}});
@@ -554,16 +555,16 @@ TEST_F(BlockManagerStateSwap, ComesBackWhereItWas) {
   ASSERT_THAT(in.work[0].blocks, SizeIs(3));
   std::map<std::uint32_t, std::uint32_t> sources;
   for (const BlockPair& pair : in.swap_in) sources[pair.destination] = pair.source;
-  // Its first block may be found on the device still; the last one comes from the host.
+  // Its first block may still be on the device; the last one comes from the host.
   EXPECT_EQ(sources.at(in.work[0].blocks[2].value), out.swap_out[2].destination);
   EXPECT_EQ(in.outcome.admitted.at(0).cached_tokens, 10u);
-  EXPECT_LT(available(Tier::host), 8u);  // they are being read
+  EXPECT_LT(available(Tier::host), 8u);  // the copies still read the blocks
   append(2, 9);
   plan({.running = {2}});
   EXPECT_EQ(available(Tier::host), 8u);
 }
 
-TEST_F(BlockManagerStateSwap, TheCopiesServeOthersOnceTheyAreMade) {
+TEST_F(BlockManagerStateSwap, OtherProcessesFindTheCopiesOnceTheyAreMade) {
   use_swap();
   make_pool(4, 8);
   const auto prompt = counting(50, 10);
@@ -587,7 +588,7 @@ TEST_F(BlockManagerStateSwap, ANewPromptIsBroughtInFromTheHostTier) {
   preempt_second();
   plan({.running = {1}});
   plan({.ended = {1, 2}});
-  peer_takes(4);  // evicts whatever the device held
+  peer_takes(4);  // evicts all content of the device tier
   peer_gives_back();
   add(3, joined(counting(50, 8), counting(90, 2)));
   const StepPlan in = plan({.waiting = {3}});
@@ -595,13 +596,14 @@ TEST_F(BlockManagerStateSwap, ANewPromptIsBroughtInFromTheHostTier) {
   ASSERT_THAT(seqs(in.work), ElementsAre(3));
   EXPECT_EQ(in.work[0].start, 8u);
   EXPECT_EQ(in.outcome.admitted.at(0).cached_tokens, 8u);
-  EXPECT_EQ(found_by_peer(counting(50, 8)), 0u);  // not before the copy is known to be done
+  // Published only after the copy is known to be done.
+  EXPECT_EQ(found_by_peer(counting(50, 8)), 0u);
   append(3, 1);
   plan({.running = {3}});
   EXPECT_EQ(found_by_peer(counting(50, 8)), 2u);
 }
 
-TEST_F(BlockManagerStateSwap, WhatTheHostTierHasIsNotCopiedAgain) {
+TEST_F(BlockManagerStateSwap, BlocksInTheHostTierAreNotCopiedAgain) {
   use_swap();
   make_pool(4, 8);
   preempt_second();
@@ -614,7 +616,7 @@ TEST_F(BlockManagerStateSwap, WhatTheHostTierHasIsNotCopiedAgain) {
   for (const TokenId token : {5, 6, 7}) append(2, token);  // overfills the device
   const StepPlan again = plan({.running = {2}});
   EXPECT_THAT(seqs(again.outcome.preempted), ElementsAre(2));
-  EXPECT_THAT(again.swap_out, SizeIs(1));  // the first two are there already
+  EXPECT_THAT(again.swap_out, SizeIs(1));  // the host tier has the first two already
 }
 
 TEST_F(BlockManagerStateSwap, FallsBackToRecomputeWhenTheHostTierIsFull) {
@@ -629,7 +631,7 @@ TEST_F(BlockManagerStateSwap, FallsBackToRecomputeWhenTheHostTierIsFull) {
   EXPECT_EQ(pool_->counters()["preemptions_swap"].load(), 0u);
 }
 
-TEST_F(BlockManagerStateSwap, WithoutPrefixCachingItStillComesBackWhereItWas) {
+TEST_F(BlockManagerStateSwap, WithoutPrefixCachingASwappedOutSequenceStillGoesOn) {
   use_swap();
   config_.prefix_caching = false;
   make_pool(4, 8);
@@ -641,7 +643,7 @@ TEST_F(BlockManagerStateSwap, WithoutPrefixCachingItStillComesBackWhereItWas) {
   EXPECT_EQ(found_by_peer(counting(50, 8), Tier::host), 0u);
 }
 
-TEST_F(BlockManagerStateSwap, AnAbortWhileSwappedOutOrOnTheWayGivesBothTiersBack) {
+TEST_F(BlockManagerStateSwap, AnAbortWhileBeingSwappedOutReleasesBothTiers) {
   use_swap();
   make_pool(4, 8);
   preempt_second();
@@ -650,7 +652,7 @@ TEST_F(BlockManagerStateSwap, AnAbortWhileSwappedOutOrOnTheWayGivesBothTiersBack
   EXPECT_EQ(available(Tier::host), 8u);
 }
 
-TEST_F(BlockManagerStateSwap, AnAbortWhileBeingBroughtInGivesBothTiersBack) {
+TEST_F(BlockManagerStateSwap, AnAbortWhileBeingSwappedInReleasesBothTiers) {
   use_swap();
   make_pool(4, 8);
   preempt_second();
@@ -661,20 +663,20 @@ TEST_F(BlockManagerStateSwap, AnAbortWhileBeingBroughtInGivesBothTiersBack) {
   EXPECT_EQ(available(Tier::host), 8u);
 }
 
-// -- what the device tier evicts
+// -- demotion of evicted blocks
 
 class BlockManagerStateDemotion : public BlockManagerStateTest {
  protected:
-  /// What the swapper does.
+  /// Makes the plan's copies, as the swapper does.
   void carry_out(const StepPlan& plan) { EXPECT_TRUE(SwapperState(*memory_).move(plan)); }
 
-  /// Four device blocks: two of `tokens`, published and idle, the others free.
+  /// Leaves two of the four device blocks published and idle with `tokens`, the others free.
   void leave(const std::vector<TokenId>& tokens, DomainId domain = {}) {
     add(1, tokens, domain);
     plan({.waiting = {1}});
     plan({.ended = {1}});
   }
-  /// A prompt that needs all four of them.
+  /// Plans a prompt that needs all four device blocks.
   StepPlan press(DomainId domain = {}) {
     add(2, counting(200, 13), domain);
     return plan({.waiting = {2}});
@@ -682,23 +684,24 @@ class BlockManagerStateDemotion : public BlockManagerStateTest {
   const std::vector<TokenId> kPrompt = counting(10, 9);
 };
 
-TEST_F(BlockManagerStateDemotion, EvictedBlocksLeaveWithTheStepThatNeedsTheirPlace) {
+TEST_F(BlockManagerStateDemotion, EvictedBlocksAreCopiedOutInTheStepThatEvictsThem) {
   make_pool(4, 8);
   leave(kPrompt);
   const StepPlan step = press();
   ASSERT_THAT(seqs(step.work), ElementsAre(2));
   ASSERT_THAT(step.demotions, SizeIs(2));
-  EXPECT_EQ(step.demotions[0].source, step.work[0].blocks[2].value) << "the end first";
+  EXPECT_EQ(step.demotions[0].source, step.work[0].blocks[2].value)
+      << "the end of a sequence is evicted first";
   EXPECT_EQ(step.demotions[1].source, step.work[0].blocks[3].value);
   EXPECT_THAT(step.domain_changes, IsEmpty());
-  EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 0u) << "the copies are not made";
+  EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 0u) << "the copies are not made yet";
   plan({.ended = {2}});
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 2u);
   EXPECT_EQ(found_by_peer(kPrompt), 0u);
   EXPECT_EQ(pool_->counters()["demoted_blocks"].load(), 2u);
 }
 
-TEST_F(BlockManagerStateDemotion, ALaterPromptFindsThemAndBringsThemBack) {
+TEST_F(BlockManagerStateDemotion, ALaterPromptCopiesDemotedBlocksBack) {
   make_pool(4, 8);
   leave(kPrompt);
   const StepPlan out = press();
@@ -717,7 +720,7 @@ TEST_F(BlockManagerStateDemotion, ALaterPromptFindsThemAndBringsThemBack) {
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 2u);
 }
 
-TEST_F(BlockManagerStateDemotion, WhatWasBroughtBackIsNotCopiedOutAgain) {
+TEST_F(BlockManagerStateDemotion, PromotedBlocksAreNotCopiedOutAgain) {
   make_pool(4, 8);
   leave(kPrompt);
   press();
@@ -726,13 +729,13 @@ TEST_F(BlockManagerStateDemotion, WhatWasBroughtBackIsNotCopiedOutAgain) {
   add(2, counting(300, 13));
   const StepPlan again = plan({.waiting = {2}});
   EXPECT_EQ(seqs(again.work).size(), 1u);
-  // 2's old blocks are new to the host tier, 1's are not.
+  // The host tier has the blocks of `kPrompt`, but not those of sequence 2.
   plan({.ended = {2}});
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 2u);
   EXPECT_EQ(pool_->counters()["demoted_blocks"].load(), 2u + 3u);
 }
 
-TEST_F(BlockManagerStateDemotion, ABlockMayLeaveAndBeBroughtBackIntoInOneStep) {
+TEST_F(BlockManagerStateDemotion, ABlockMayBeDemotedAndFilledFromTheHostInOneStep) {
   make_pool(4, 8);
   leave(kPrompt);
   press();
@@ -745,7 +748,7 @@ TEST_F(BlockManagerStateDemotion, ABlockMayLeaveAndBeBroughtBackIntoInOneStep) {
   EXPECT_EQ(found_by_peer(counting(200, 13), Tier::host), 3u);
 }
 
-TEST_F(BlockManagerStateDemotion, IsNotMadeWhereItCostsMoreThanComputing) {
+TEST_F(BlockManagerStateDemotion, NoBlockIsDemotedIfACopyCostsMoreThanComputing) {
   make_pool(4, 8);
   manager().copy_policy().set(100, 1);
   leave(kPrompt);
@@ -754,7 +757,7 @@ TEST_F(BlockManagerStateDemotion, IsNotMadeWhereItCostsMoreThanComputing) {
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 0u);
 }
 
-TEST_F(BlockManagerStateDemotion, WhatIsThereIsNotBroughtBackWhereItCostsMoreThanComputing) {
+TEST_F(BlockManagerStateDemotion, NoBlockIsPromotedIfACopyCostsMoreThanComputing) {
   make_pool(4, 8);
   leave(kPrompt);
   press();
@@ -766,7 +769,7 @@ TEST_F(BlockManagerStateDemotion, WhatIsThereIsNotBroughtBackWhereItCostsMoreTha
   EXPECT_EQ(step.work.at(0).start, 0u);
 }
 
-TEST_F(BlockManagerStateDemotion, ASequenceThatWasSwappedOutComesBackWhateverItCosts) {
+TEST_F(BlockManagerStateDemotion, ASwappedOutSequenceIsCopiedBackAtAnyCost) {
   use_swap();
   make_pool(4, 8);
   manager().copy_policy().set(100, 1);
@@ -780,7 +783,7 @@ TEST_F(BlockManagerStateDemotion, ASequenceThatWasSwappedOutComesBackWhateverItC
   EXPECT_EQ(plan({.waiting = {2}, .ended = {1}}).work.at(0).start, 10u);
 }
 
-TEST_F(BlockManagerStateDemotion, PricesAreThoseOfTheStepsBefore) {
+TEST_F(BlockManagerStateDemotion, CopyCostsAreLearntFromEarlierSteps) {
   make_pool(4, 8);
   leave(kPrompt);
   press();
@@ -808,7 +811,7 @@ TEST_F(BlockManagerStateDemotion, BlocksThatChangeTheirDomainAreHandedOverAfterT
   EXPECT_EQ(found_by_peer(counting(200, 13), Tier::device, ours), 3u);
 }
 
-TEST_F(BlockManagerStateDemotion, BlocksAreHandedOverAlsoWhereNothingIsCopied) {
+TEST_F(BlockManagerStateDemotion, BlocksAreHandedOverEvenIfNoneIsCopied) {
   make_pool(4, 8);
   manager().copy_policy().set(100, 1);
   leave(kPrompt, DomainId{1});
@@ -820,7 +823,7 @@ TEST_F(BlockManagerStateDemotion, BlocksAreHandedOverAlsoWhereNothingIsCopied) {
   EXPECT_EQ(found_by_peer(counting(200, 13), Tier::device, DomainId{2}), 3u);
 }
 
-TEST_F(BlockManagerStateDemotion, ABlockGivenBackInTheSameStepTakesItsContentWithIt) {
+TEST_F(BlockManagerStateDemotion, ABlockReleasedInTheSameStepIsNotDemoted) {
   make_pool(4, 8);
   leave(counting(10, 5));  // one block
   add(2, counting(50, 4));
@@ -828,7 +831,7 @@ TEST_F(BlockManagerStateDemotion, ABlockGivenBackInTheSameStepTakesItsContentWit
   plan({.waiting = {2, 3}});  // the fourth block is idle
   append(2, 7);
   append(3, 8);
-  // 2 gets the idle block and has to give it back: 3 needs one, too.
+  // Sequence 2 gets the idle block and is then preempted, because 3 needs a block, too.
   const StepPlan step = plan({.running = {2, 3}, .victims = {2}});
   EXPECT_THAT(seqs(step.outcome.preempted), ElementsAre(2));
   EXPECT_THAT(seqs(step.work), ElementsAre(3));
@@ -837,7 +840,7 @@ TEST_F(BlockManagerStateDemotion, ABlockGivenBackInTheSameStepTakesItsContentWit
   EXPECT_EQ(found_by_peer(counting(10, 5), Tier::host), 0u);
 }
 
-TEST_F(BlockManagerStateDemotion, PreemptionBySwapFindsRoomAmongWhatWasDemoted) {
+TEST_F(BlockManagerStateDemotion, PreemptionBySwapEvictsDemotedBlocks) {
   use_swap();
   make_pool(4, 3);
   leave(kPrompt);
@@ -861,18 +864,18 @@ TEST_F(BlockManagerStateDemotion, WithoutPrefixCachingNothingIsKept) {
   EXPECT_THAT(press().demotions, IsEmpty());
 }
 
-// -- aborts and figures
+// -- aborts and counters
 
-TEST_F(BlockManagerStateTest, AnEndInEveryStateGivesEverythingBack) {
+TEST_F(BlockManagerStateTest, AnEndWhileComputingOrWaitingReleasesAllBlocks) {
   make_pool(4);
   add(1, counting(10, 8));   // computing
-  add(2, counting(50, 12));  // waiting, known
+  add(2, counting(50, 12));  // waiting, and known to the block manager
   plan({.waiting = {1, 2}, .budget = 5});
   plan({.ended = {1, 2}});
   EXPECT_EQ(available(), 4u);
 }
 
-TEST_F(BlockManagerStateTest, CountersSayWhatHappened) {
+TEST_F(BlockManagerStateTest, CountersCountLookupsHitsAndTokens) {
   add(1, counting(10, 8));
   plan({.waiting = {1}});
   finish_sampling(1);
@@ -907,7 +910,7 @@ TEST_F(BlockManagerStateTest, ALookupIsCountedOnceHoweverOftenAdmissionIsTried) 
   add(2, joined(counting(10, 8), counting(90, 4)));
   for (int i = 0; i < 5; ++i) plan({.running = {1}, .waiting = {2}});  // no room
   SlotCounters& counters = pool_->counters();
-  EXPECT_EQ(counters["queried_blocks"].load(), 2u) << "of the first request";
+  EXPECT_EQ(counters["queried_blocks"].load(), 2u) << "only the first request's lookup is counted";
   EXPECT_EQ(counters["prompt_tokens"].load(), 12u);
   plan({.waiting = {2}, .ended = {1}});
   EXPECT_EQ(counters["queried_blocks"].load(), 2u + 2u);

@@ -12,7 +12,7 @@ class CopyPolicyTest : public ::testing::Test {
   CopyPolicy policy_{kSize};
 };
 
-TEST_F(CopyPolicyTest, WhatWasNeverMeasuredIsTried) {
+TEST_F(CopyPolicyTest, CopiesAreTriedBeforeAnyMeasurement) {
   EXPECT_TRUE(policy_.demotion_pays());
   EXPECT_TRUE(policy_.promotion_pays());
   policy_.set(1e9, 0);
@@ -28,7 +28,7 @@ TEST_F(CopyPolicyTest, ACopyPaysIfItCostsNoMoreThanTheBlocksTokens) {
   EXPECT_FALSE(policy_.promotion_pays());
 }
 
-TEST_F(CopyPolicyTest, WhatIsDemotedIsCopiedTwice) {
+TEST_F(CopyPolicyTest, ADemotionCountsAsTwoCopies) {
   policy_.set(8, 1);
   EXPECT_TRUE(policy_.demotion_pays());
   policy_.set(9, 1);
@@ -39,16 +39,16 @@ TEST_F(CopyPolicyTest, LearnsFromStepsThatCopyAndThatComputePrompts) {
   policy_.learn(4, 100, 2, {.copying = 8, .computing = 50});
   EXPECT_EQ(policy_.block_copy(), 2);
   EXPECT_EQ(policy_.token(), 0.5);
-  policy_.learn(0, 2, 2, {.copying = 1, .computing = 50});  // decodes
-  policy_.learn(0, 0, 0, {});                               // was not timed
+  policy_.learn(0, 2, 2, {.copying = 1, .computing = 50});  // one token per sequence: a decode step
+  policy_.learn(0, 0, 0, {});                               // a step that was not timed
   EXPECT_EQ(policy_.block_copy(), 2);
   EXPECT_EQ(policy_.token(), 0.5);
   policy_.learn(1, 100, 1, {.copying = 10, .computing = 250});
-  EXPECT_EQ(policy_.block_copy(), 3) << "an eighth of the way";
+  EXPECT_EQ(policy_.block_copy(), 3) << "the average moves by an eighth of the difference";
   EXPECT_EQ(policy_.token(), 0.75);
 }
 
-TEST_F(CopyPolicyTest, OneAccidentDoesNotCountForMuch) {
+TEST_F(CopyPolicyTest, AnOutlierIsClamped) {
   policy_.set(1, 1);
   policy_.learn(1, 100, 1, {.copying = 1e6, .computing = 1e6});
   EXPECT_EQ(policy_.block_copy(), 1 + 7.0 / 8);
@@ -56,12 +56,12 @@ TEST_F(CopyPolicyTest, OneAccidentDoesNotCountForMuch) {
 }
 
 TEST_F(CopyPolicyTest, ARefusalIsNotForEver) {
-  policy_.set(1000, 1);  // stopped in the middle of a copy, say
+  policy_.set(1000, 1);  // as if the process was stopped during a copy
   int refusals = 0;
   while (!policy_.promotion_pays()) ASSERT_LT(++refusals, 1000);
   EXPECT_GT(refusals, 100);
   policy_.learn(1, 0, 0, {.copying = 1000, .computing = 0});
-  EXPECT_FALSE(policy_.promotion_pays()) << "measured anew, it is as bad as it was";
+  EXPECT_FALSE(policy_.promotion_pays()) << "a new measurement shows the same cost";
 }
 
 }  // namespace

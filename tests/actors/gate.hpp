@@ -1,5 +1,5 @@
 #pragma once
-// Holds streams up, so that a test can look at what goes on without them.
+// Blocks streams, so that a test can see which work does not wait for them.
 
 #include <atomic>
 #include <chrono>
@@ -10,8 +10,8 @@
 
 namespace kvhive::testing {
 
-/// Streams that come to it stay there until it is opened, once, by any thread; or for 20 seconds,
-/// so that a test which nobody opens it for fails instead of hanging.
+/// A stream that reaches the gate waits there until any thread opens it, once and for all. After 20
+/// seconds the stream goes on, so that a test that never opens its gate fails instead of hanging.
 class Gate {
  public:
   ~Gate() { open(); }
@@ -24,7 +24,7 @@ class Gate {
         *is_in_time = false;
     });
   }
-  /// Nobody has given up waiting.
+  /// No stream has given up waiting.
   bool was_opened_in_time() const { return is_open_ && *is_in_time_; }
 
  private:

@@ -64,8 +64,8 @@ Expected<std::vector<SampledToken>> OracleRunner::run(const StepPlan& plan) {
   return sampled;
 }
 
-/// Every block is ours; those that are written are ours alone, unpublished, and in no other table's
-/// way.
+/// This process holds every block. Blocks that the step writes are unpublished, held by no other
+/// process, and in no other sequence's table.
 void OracleRunner::check_table(const ScheduledSequence& work) {
   const std::uint32_t size = memory_.geometry().tokens_per_block;
   const std::size_t end = work.start + work.tokens.size();
@@ -94,8 +94,8 @@ void OracleRunner::write(const ScheduledSequence& work) const {
   }
 }
 
-/// The sequence's past, from the arena alone; something else if a token in it is not what was
-/// written for it.
+/// The hash of the sequence's first `tokens` tokens, computed from the arena alone. It is wrong if
+/// a token's bytes are not those that were written for it.
 std::uint64_t OracleRunner::read_back(const ScheduledSequence& work, std::size_t tokens) const {
   const std::uint32_t size = memory_.geometry().tokens_per_block;
   std::uint64_t past = kNoPast;
@@ -126,7 +126,8 @@ void check_swaps(const PoolMemory& memory, ProcessSlot slot, const StepPlan& pla
     }
   for (const BlockPair& pair : plan.swap_in) {
     KV_CHECK(is_ours(base + pair.source) && is_to_write(pair.destination), pair.source);
-    KV_CHECK(!destinations.contains(base + pair.source), pair.source);  // they go both ways at once
+    // Copies in and out run at the same time.
+    KV_CHECK(!destinations.contains(base + pair.source), pair.source);
     KV_CHECK(destinations.insert(pair.destination).second, pair.destination);
   }
 }

@@ -1,8 +1,7 @@
 #pragma once
-// A model that is nothing but an oracle for paging: its KV of a token is the token, its position
-// and a hash of everything before it; its next token is a hash of the whole sequence as read back
-// through the block table. Any mistake in paging, swapping, sharing or publishing changes the
-// tokens.
+// A model that checks paging. The KV it writes for a token is the token, its position and a hash of
+// all tokens before it. Its next token is a hash of the whole sequence, read back through the block
+// table. Any mistake in paging, swapping, sharing or publishing changes the tokens.
 
 #include <cstdint>
 #include <set>
@@ -21,7 +20,7 @@ inline constexpr TokenId kOracleEos = 31;
 /// The token after `sequence`, from the oracle's definition alone.
 TokenId oracle_next(std::span<const TokenId> sequence);
 
-/// All that a request generates, and why it ends there. Stop strings are not known here.
+/// All tokens that a request generates, and why it ends. The oracle does not know stop strings.
 struct OracleOutput {
   std::vector<TokenId> tokens;
   FinishReason reason = FinishReason::none;
@@ -31,17 +30,17 @@ OracleOutput oracle_output(std::span<const TokenId> prompt, const GenerationPara
 
 class OracleRunner : public StepRunner {
  public:
-  /// \param slot  whose blocks the plans may touch
+  /// \param slot  plans may only use blocks that this slot holds
   OracleRunner(const PoolMemory& memory, ProcessSlot slot) : memory_(memory), slot_(slot) {}
 
   Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
 
  private:
-  /// What stands in the arena for one token.
+  /// The bytes of one token in the arena.
   struct TokenKv {
     TokenId token;
     std::uint32_t position;
-    std::uint64_t past;  ///< of all tokens before this one
+    std::uint64_t past;  ///< hash of all tokens before this one
   };
   TokenKv& at(std::uint32_t block, std::size_t offset) const;
   void check_table(const ScheduledSequence& work);
@@ -53,8 +52,9 @@ class OracleRunner : public StepRunner {
   std::set<std::uint32_t> written_;  ///< blocks written by this step
 };
 
-/// The kernels' side of invariant 3: a swap reads blocks that are held, and writes blocks that are
-/// nobody else's; nothing that leaves by a plan comes in by it.
+/// Checks that a plan's copies keep invariant 3 (ARCHITECTURE.md). They read only blocks that this
+/// slot holds, and write only unpublished blocks that no other slot holds. No copy into the device
+/// reads a block that a copy of the same plan writes.
 void check_swaps(const PoolMemory& memory, ProcessSlot slot, const StepPlan& plan);
 
 }  // namespace kvhive::testing

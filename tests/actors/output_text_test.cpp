@@ -8,7 +8,7 @@
 namespace kvhive::testing {
 namespace {
 
-/// Token b is byte b; 256 "he", 257 "ll", 258 "hell", 259 "hello", 262 special.
+/// Token b < 256 is byte b; 256 is "he", 257 "ll", 258 "hell", 259 "hello", 262 a special token.
 class OutputTextTest : public ::testing::Test {
  protected:
   OutputText with_stop(std::vector<std::string> stop) { return {&tokenizer_, std::move(stop)}; }
@@ -16,7 +16,7 @@ class OutputTextTest : public ::testing::Test {
   Tokenizer tokenizer_ = parse_tokenizer(small_byte_level(), "test").value();
 };
 
-/// Pushes bytes as tokens; what came out, and whether it stopped.
+/// Pushes bytes as tokens. Returns the text that came out, and whether a stop string ended it.
 std::pair<std::string, bool> push_all(OutputText& text, std::string_view bytes) {
   std::string out;
   for (const char byte : bytes) {
@@ -71,7 +71,7 @@ TEST_F(OutputTextTest, AStopStringAcrossTokensNeverShowsItsBeginning) {
   EXPECT_EQ(text.bytes(), 4u);
 }
 
-TEST_F(OutputTextTest, WhatOnlyLookedLikeAStopStringIsHandedOut) {
+TEST_F(OutputTextTest, TextThatOnlyBeginsLikeAStopStringIsReturned) {
   OutputText text = with_stop({"END"});
   std::string out = push_all(text, "ENTE").first;
   out += text.finish();
@@ -79,7 +79,7 @@ TEST_F(OutputTextTest, WhatOnlyLookedLikeAStopStringIsHandedOut) {
   EXPECT_EQ(text.bytes(), 4u);
 }
 
-TEST_F(OutputTextTest, AStopStringThatBeginsAnewInsideItselfIsFound) {
+TEST_F(OutputTextTest, AStopStringThatOverlapsItsOwnStartIsFound) {
   OutputText text = with_stop({"aab"});
   EXPECT_EQ(push_all(text, "aaab"), (std::pair<std::string, bool>{"a", true}));
 }
@@ -97,9 +97,9 @@ TEST_F(OutputTextTest, AStopStringOfOneByteHoldsNothingBack) {
   EXPECT_TRUE(text.push('\n').stopped);
 }
 
-TEST_F(OutputTextTest, WhatIsHeldBackIsWholeCharacters) {
+TEST_F(OutputTextTest, TextIsHeldBackInWholeCharacters) {
   OutputText text = with_stop({"xyz"});
-  // Two bytes are held back at least: here that would cut the second character.
+  // At least two bytes must be held back. Exactly two would cut the second character.
   const auto [out, stopped] = push_all(text, "a\xe2\x82\xac\xe2\x82\xac");
   EXPECT_FALSE(stopped);
   EXPECT_EQ(out, "a\xe2\x82\xac");

@@ -1,5 +1,5 @@
 #pragma once
-// An engine's four states passing their messages on by plain calls: the ring without its actors.
+// An engine's ring without actors: its four states pass their messages on by plain calls.
 
 #include <memory>
 #include <optional>
@@ -14,7 +14,8 @@
 
 namespace kvhive::testing {
 
-/// A pool of 4 tokens and 64 bytes a block: what the oracle needs. The null block is counted.
+/// A pool with 4 tokens and 64 bytes per block, as the oracle needs. `device_blocks` counts the
+/// null block, too.
 inline PoolMemory oracle_pool(std::uint32_t device_blocks, std::uint32_t host_blocks) {
   return private_pool(small_geometry(device_blocks, host_blocks, 4, 2));
 }
@@ -47,9 +48,9 @@ class PlainRing {
     occupy(memory, slot, slot.value + 1);
   }
 
-  /// Does the next thing a message would do: plans a step, or carries out the planned one.
-  /// \return  whether there was anything to do; an error: the device's, and nothing is to be
-  /// published
+  /// Does what the next message would do: plans a step, or carries out the planned one.
+  /// \return  whether there was anything to do; or the device's error, after which the caller must
+  /// publish nothing
   Expected<bool> advance() {
     if (!plan_) {
       const auto request = scheduler_.next_step();
@@ -71,7 +72,7 @@ class PlainRing {
   BlockPool& pool() { return pool_; }
   CopyPolicy& copy_policy() { return block_manager_.copy_policy(); }
   SchedulerState& scheduler() { return scheduler_; }
-  /// Nobody is served or waits, and the block manager knows.
+  /// No request runs or waits, and the block manager has been told all ends.
   bool is_quiet() const { return has_settled_ && scheduler_.unfinished() == 0; }
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// An OutputSink that remembers what it was told.
+// An OutputSink that stores all calls.
 
 #include <memory>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace kvhive::testing {
 
-/// What became of one request. The sink outlives the engine it was handed to, as a channel does.
+/// The output of one request. It outlives the engine that serves the request, as a channel does.
 struct Recording {
   std::vector<TokenId> tokens;
   std::string text;
@@ -26,8 +26,7 @@ struct Recording {
 
 class RecordingSink : public OutputSink {
  public:
-  /// \param journaled  as many first tokens are in `recording` already, written for an engine that
-  /// died
+  /// \param journaled  `recording` already has this many tokens, from an engine that died
   explicit RecordingSink(std::shared_ptr<Recording> recording, std::size_t journaled = 0)
       : recording_(std::move(recording)), journaled_(journaled) {}
 

@@ -1,6 +1,6 @@
-// Random workloads on one engine or several over a tiny pool, against the oracle: whatever is
-// preempted, swapped, moved between the tiers, shared, aborted or taken over, every request's
-// tokens are those of its prompt.
+// Random workloads on one or more engines over a tiny pool. Requests are preempted, swapped, moved
+// between the tiers, shared, aborted and taken over. Every request must get the tokens that the
+// oracle computes from its prompt.
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ class RandomRun {
     config_.block_manager.watermark = between(0, 3) == 0 ? 0.1 : 0;
     for (std::uint32_t i = 0; i < kEngines[std::size_t(crew)]; ++i) {
       engines_.push_back(std::make_unique<PlainRing>(memory_, ProcessSlot{i}, config_));
-      // Copies that do not pay for a while.
+      // Copies seem too expensive at first.
       if (between(0, 3) == 0) engines_.back()->copy_policy().set(between(1, 8), 1);
     }
     for (auto& prefix : prefixes_) prefix = random_tokens(between(3, 14));
@@ -47,7 +47,7 @@ class RandomRun {
   void run() {
     std::size_t submitted = 0;
     for (std::size_t turn = 0; submitted < clients_.size() || !all_is_quiet(); ++turn) {
-      ASSERT_LT(turn, 200000u) << "no end in sight";
+      ASSERT_LT(turn, 200000u) << "the run does not end";
       if (submitted < clients_.size() && between(0, 3) == 0) submit(clients_[submitted++]);
       if (submitted > 0 && between(0, 60) == 0) abort(clients_[between(0, submitted - 1)]);
       if (death_is_due_ && submitted > clients_.size() / 2 && between(0, 9) == 0) kill_one();
@@ -126,7 +126,7 @@ class RandomRun {
       if (auto& engine = engines_[between(0, engines_.size() - 1)]) return *engine;
   }
 
-  /// Gives a request, with the journal of what it has generated, to one of the living.
+  /// Gives a request, with the tokens it has generated as its journal, to a random live engine.
   void submit(Client& client) {
     client.engine = &random_engine();
     const std::vector<TokenId> journal = client.recording->tokens;
@@ -136,12 +136,12 @@ class RandomRun {
   }
 
   void abort(Client& client) {
-    if (client.recording->is_finished()) return;  // its engine may be dead
+    if (client.recording->is_finished()) return;  // the request's engine may be dead
     client.is_aborted = true;
     client.engine->scheduler().abort({{client.key}, {}});
   }
 
-  /// SIGKILL between two messages.
+  /// Ends the first engine as a SIGKILL between two messages would; the others take its requests.
   void kill_one() {
     const PlainRing* const dead = engines_[0].get();
     engines_[0].reset();
@@ -171,7 +171,7 @@ using Case = std::tuple<PreemptionMode, SchedulingPolicy, bool, Crew>;
 
 class RingRandom : public ::testing::TestWithParam<Case> {};
 
-TEST_P(RingRandom, EveryRequestGetsTheTokensOfItsPromptAndEveryBlockComesBack) {
+TEST_P(RingRandom, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
   const auto [mode, policy, prefix_caching, crew] = GetParam();
   RingConfig config;
   config.scheduler.policy = policy;
@@ -191,13 +191,13 @@ TEST_P(RingRandom, EveryRequestGetsTheTokensOfItsPromptAndEveryBlockComesBack) {
     demoted += run.sum("demoted_blocks");
     promoted += run.sum("promoted_blocks");
   }
-  // Otherwise this tested nothing.
+  // Fewer events would mean that the workload tested little.
   EXPECT_GT(mode == PreemptionMode::swap ? swaps : recomputes, 200u);
   EXPECT_EQ(hits > 0, prefix_caching);
   EXPECT_EQ(demoted > 500, prefix_caching) << demoted;
   EXPECT_EQ(promoted > 50, prefix_caching) << promoted;
   EXPECT_EQ(swaps > 0, mode == PreemptionMode::swap);
-  EXPECT_GT(recomputes, 0u);  // also with swap: where the host tier is full
+  EXPECT_GT(recomputes, 0u);  // in swap mode, when the host tier is full
   RecordProperty("recomputes", std::to_string(recomputes));
   RecordProperty("swaps", std::to_string(swaps));
   RecordProperty("demoted", std::to_string(demoted));

@@ -1,4 +1,4 @@
-// The actors around the states, under CAF's deterministic scheduler: one thread, virtual time.
+// Tests the actors around the states under CAF's deterministic scheduler: one thread, virtual time.
 
 #include "actors/ring.hpp"
 
@@ -17,7 +17,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::SizeIs;
 
-/// Counts its steps, and leaves the work to the oracle.
+/// An oracle that counts its steps.
 class CountingRunner : public StepRunner {
  public:
   CountingRunner(const PoolMemory& memory, ProcessSlot slot, std::size_t& steps)
@@ -40,7 +40,8 @@ class RingTest : public ::testing::Test {
 
   RingTest() {
     occupy(memory_, ProcessSlot{0});
-    scheduler().clock().current_time += std::chrono::hours(1);  // zero means "no time" to CAF
+    // CAF takes a time of zero for "no time".
+    scheduler().clock().current_time += std::chrono::hours(1);
   }
   ~RingTest() override {
     executor_ = swapper_ = nullptr;
@@ -55,10 +56,10 @@ class RingTest : public ::testing::Test {
   caf::scheduler::test_coordinator& scheduler() {
     return dynamic_cast<caf::scheduler::test_coordinator&>(system_.scheduler());
   }
-  /// Runs what is runnable; time stands still.
+  /// Runs all runnable actors. The virtual time does not advance.
   std::size_t settle() { return scheduler().run(10000); }
 
-  /// Spawns everything on the test's thread; initialises nothing yet.
+  /// Spawns all actors on the test's thread and lets them initialise.
   void spawn() {
     executor_ =
         spawn_executor(system_, std::make_unique<CountingRunner>(memory_, ProcessSlot{0}, steps_),
@@ -101,7 +102,7 @@ TEST_F(RingTest, OneStepRequestComesBackAsOneStepDoneThroughThreeActors) {
   request.waiting = {SeqId{1}};
   request.token_budget = 100;
   auto pending = self->request(block_manager_, caf::infinite, std::move(request));
-  EXPECT_EQ(settle(), 4u);  // block manager, swapper, executor, block manager; nobody else
+  EXPECT_EQ(settle(), 4u);  // handlers: block manager, swapper, executor, block manager
   EXPECT_EQ(steps_, 1u);
   ASSERT_TRUE(self->has_next_message());
   pending.receive(
@@ -131,7 +132,7 @@ TEST_F(RingTest, AnEmptyPlanIsAnsweredByTheBlockManagerItself) {
                   [this](const caf::error& error) { FAIL() << system_.render(error); });
 }
 
-/// Looks for its prompt, as another engine would, whenever it is told something.
+/// A sink that, at every call, matches its prompt in the pool as another engine would.
 class Seeker : public OutputSink {
  public:
   Seeker(const PoolMemory& memory, const std::vector<TokenId>& prompt,
@@ -159,7 +160,7 @@ class Seeker : public OutputSink {
   std::vector<std::size_t>& hits_;
 };
 
-TEST_F(RingTest, APromptIsFoundByAllEnginesOnceItsFirstTokenIsThere) {
+TEST_F(RingTest, AllEnginesFindAPromptOnceItsFirstTokenIsOut) {
   occupy(memory_, ProcessSlot{1});
   spawn();
   const std::vector<TokenId> prompt{1, 2, 3, 4, 5, 6, 7, 8, 9};
@@ -170,7 +171,7 @@ TEST_F(RingTest, APromptIsFoundByAllEnginesOnceItsFirstTokenIsThere) {
       {{1, 1}, prompt, {}, params, std::make_shared<Seeker>(memory_, prompt, hits)});
   caf::anon_send(ring_, std::move(batch));
   settle();
-  EXPECT_THAT(hits, ElementsAre(2, 2));  // with the token, and with the end
+  EXPECT_THAT(hits, ElementsAre(2, 2));  // at the token, and at the end
 }
 
 TEST_F(RingTest, ARequestRunsFromSubmissionToItsLastTokenAndReturnsItsBlocks) {
@@ -186,7 +187,7 @@ TEST_F(RingTest, ARequestRunsFromSubmissionToItsLastTokenAndReturnsItsBlocks) {
   EXPECT_EQ(pool_.available(Tier::device), pool_.capacity(Tier::device));
 }
 
-TEST_F(RingTest, ManyRequestsInATightPoolAreSwappedAndStillRight) {
+TEST_F(RingTest, ManyRequestsInASmallPoolAreSwappedAndGetTheRightTokens) {
   config_.block_manager.preemption = PreemptionMode::swap;
   config_.scheduler.max_model_len = 32;
   spawn();
@@ -237,7 +238,7 @@ TEST_F(RingTest, AClosedChannelEndsItsRequests) {
   EXPECT_EQ(pool_.available(Tier::device), pool_.capacity(Tier::device));
 }
 
-TEST_F(RingTest, WithThePoolInOtherHandsItRestsAndTriesAgainAMillisecondLater) {
+TEST_F(RingTest, WithAllBlocksHeldElsewhereTheRingRetriesEveryMillisecond) {
   BlockPool other(memory_, ProcessSlot{1});
   occupy(memory_, ProcessSlot{1}, 2);
   const auto taken = other.allocate(Tier::device, 8).value();
@@ -254,7 +255,7 @@ TEST_F(RingTest, WithThePoolInOtherHandsItRestsAndTriesAgainAMillisecondLater) {
   EXPECT_EQ(request->reason, FinishReason::length);
 }
 
-TEST_F(RingTest, TheWholeRingEndsWithItsEntry) {
+TEST_F(RingTest, AllActorsEndWithTheScheduler) {
   spawn();
   submit(1, {1, 2, 3}, {.max_tokens = 3, .ignore_eos = true});
   settle();
@@ -267,7 +268,7 @@ TEST_F(RingTest, TheWholeRingEndsWithItsEntry) {
   EXPECT_EQ(system_.registry().running(), 0u);
 }
 
-/// The real thing: detached swapper and executor, two workers.
+/// The ring as in an engine: swapper and executor on threads of their own, two worker threads.
 TEST(Ring, OnThreadsServesAndShutsDown) {
   const PoolMemory memory = oracle_pool(9, 8);
   occupy(memory, ProcessSlot{0});

@@ -16,8 +16,8 @@ using ::testing::IsEmpty;
 
 constexpr TokenId kEos = 99;
 
-/// A scheduler whose block manager and executor are the test itself. The n-th submitted request is
-/// SeqId n, in slot n.
+/// A scheduler. The test takes the parts of block manager and executor. The n-th submitted request
+/// is SeqId n, in slot n.
 class SchedulerStateTest : public ::testing::Test {
  protected:
   struct Sample {
@@ -28,7 +28,7 @@ class SchedulerStateTest : public ::testing::Test {
     std::vector<std::uint64_t> admitted;
     std::vector<Sample> sampled;
     std::vector<std::uint64_t> preempted;
-    std::uint32_t cached = 0;  ///< of every admitted one
+    std::uint32_t cached = 0;  ///< cached tokens of every admitted sequence
   };
 
   SchedulerState& scheduler() {
@@ -97,7 +97,7 @@ TEST_F(SchedulerStateTest, WithoutRequestsThereIsNoStep) {
   EXPECT_FALSE(scheduler().next_step().has_value());
 }
 
-TEST_F(SchedulerStateTest, TheWaitingAreOfferedInOrderOfArrivalWithTheTokenBudget) {
+TEST_F(SchedulerStateTest, WaitingSequencesAreOfferedInOrderOfArrivalWithTheTokenBudget) {
   for (int i = 0; i < 3; ++i) submit({1, 2, 3});
   const StepRequest first = next_step();
   EXPECT_THAT(numbers(first.waiting), ElementsAre(1, 2, 3));
@@ -106,7 +106,7 @@ TEST_F(SchedulerStateTest, TheWaitingAreOfferedInOrderOfArrivalWithTheTokenBudge
   EXPECT_EQ(first.waiting_in_all, 3u);
 }
 
-TEST_F(SchedulerStateTest, TheRunningAreServedInOrderOfAdmissionAndTheRestWaits) {
+TEST_F(SchedulerStateTest, RunningSequencesAreServedInOrderOfAdmissionAndTheRestWaits) {
   for (int i = 0; i < 3; ++i) submit({1, 2, 3});
   step({.admitted = {1, 2}, .sampled = {{1, 7}, {2, 8}}});
   const StepRequest second = next_step();
@@ -150,7 +150,7 @@ TEST_F(SchedulerStateTest, FcfsNamesTheLastAdmittedAsTheFirstVictim) {
   EXPECT_THAT(numbers(next_step().victims), ElementsAre(3, 2, 1));
 }
 
-TEST_F(SchedulerStateTest, ThePreemptedWaitInFrontInTheirOldOrder) {
+TEST_F(SchedulerStateTest, PreemptedSequencesWaitFirstInTheirOldOrder) {
   for (int i = 0; i < 4; ++i) submit({1, 2, 3});
   step({.admitted = {1, 2, 3}});
   step({.preempted = {3, 2}});
@@ -166,14 +166,14 @@ TEST_F(SchedulerStateTest, PriorityServesTheLowestValueFirstAndTiesByArrival) {
   EXPECT_THAT(numbers(next_step().waiting), ElementsAre(4, 2, 5, 1));
 }
 
-TEST_F(SchedulerStateTest, PriorityNamesTheLeastImportantAsTheFirstVictimAndTheLatestOfEquals) {
+TEST_F(SchedulerStateTest, PriorityPreemptsTheLeastImportantFirstAndTheLatestOfEquals) {
   config_.policy = SchedulingPolicy::priority;
   for (const int priority : {2, 0, 2, -1}) submit_with_priority(priority);
   step({.admitted = {4, 2, 1, 3}});
   EXPECT_THAT(numbers(next_step().victims), ElementsAre(3, 1, 2, 4));
 }
 
-TEST_F(SchedulerStateTest, WithPriorityThePreemptedGoBackToTheirPlace) {
+TEST_F(SchedulerStateTest, WithPriorityPreemptedSequencesReturnToTheirPlace) {
   config_.policy = SchedulingPolicy::priority;
   submit_with_priority(5);
   submit_with_priority(5);
@@ -184,7 +184,7 @@ TEST_F(SchedulerStateTest, WithPriorityThePreemptedGoBackToTheirPlace) {
   EXPECT_THAT(numbers(next_step().waiting), ElementsAre(3, 1, 2, 4));
 }
 
-TEST_F(SchedulerStateTest, AMoreImportantNewcomerIsOfferedBeforeAKnownOne) {
+TEST_F(SchedulerStateTest, AMoreImportantNewRequestIsOfferedBeforeAKnownOne) {
   config_.policy = SchedulingPolicy::priority;
   config_.max_num_seqs = 1;
   submit_with_priority(3);
@@ -269,7 +269,7 @@ TEST_F(SchedulerStateWithText, EndsBeforeAStopStringThatCrossesTokens) {
   EXPECT_EQ(request->tokens.size(), 5u);
 }
 
-TEST_F(SchedulerStateWithText, WhatIsHeldBackForAStopStringComesWithTheLastToken) {
+TEST_F(SchedulerStateWithText, TextHeldBackForAStopStringComesWithTheLastToken) {
   const auto request = submit({1}, {.max_tokens = 2, .stop = {"ox"}});
   step({.admitted = {1}, .sampled = {{1, 259}}});
   EXPECT_EQ(request->text, "hell");
@@ -328,7 +328,7 @@ TEST_F(SchedulerStateTest, RefusesASecondRequestInASlotThatIsInUse) {
   EXPECT_EQ(scheduler().unfinished(), 0u);
 }
 
-TEST_F(SchedulerStateTest, WhatTheBlockManagerRejectsEndsWithItsError) {
+TEST_F(SchedulerStateTest, ARequestTheBlockManagerRejectsEndsWithItsError) {
   const auto request = submit({1, 2});
   next_step();
   StepDone done;
@@ -347,14 +347,14 @@ TEST_F(SchedulerStateTest, AnAbortOfAnUnknownRequestIsIgnored) {
   EXPECT_FALSE(scheduler().next_step().has_value());
 }
 
-TEST_F(SchedulerStateTest, AnAbortWhileWaitingUnheardOfNeedsNoStep) {
+TEST_F(SchedulerStateTest, AnAbortOfARequestTheBlockManagerDoesNotKnowNeedsNoStep) {
   const auto request = submit({1, 2});
   abort(1);
   EXPECT_EQ(request->reason, FinishReason::abort);
   EXPECT_FALSE(scheduler().next_step().has_value());
 }
 
-TEST_F(SchedulerStateTest, AnAbortWhileWaitingKnownTellsTheBlockManager) {
+TEST_F(SchedulerStateTest, AnAbortOfAWaitingRequestTellsTheBlockManagerThatKnowsIt) {
   const auto request = submit({1, 2});
   step({});
   abort(1);
@@ -375,7 +375,7 @@ TEST_F(SchedulerStateTest, AnAbortBetweenStepsEndsARunningRequestAtOnce) {
   EXPECT_THAT(next.running, IsEmpty());
 }
 
-TEST_F(SchedulerStateTest, AnAbortWhileTheStepIsOutWaitsForItAndDropsItsToken) {
+TEST_F(SchedulerStateTest, AnAbortDuringAStepWaitsForItAndDropsItsToken) {
   const auto request = submit({1, 2});
   const auto other = submit({1, 2});
   step({.admitted = {1, 2}, .sampled = {{1, 7}, {2, 7}}});
@@ -391,7 +391,7 @@ TEST_F(SchedulerStateTest, AnAbortWhileTheStepIsOutWaitsForItAndDropsItsToken) {
   EXPECT_THAT(numbers(next.running), ElementsAre(2));
 }
 
-TEST_F(SchedulerStateTest, AnAbortMeetsARequestAdmittedOrPreemptedByTheVeryStep) {
+TEST_F(SchedulerStateTest, AnAbortDuringTheStepThatAdmitsOrPreemptsEndsTheRequest) {
   const auto admitted = submit({1, 2});
   next_step();
   abort(1);
@@ -408,7 +408,7 @@ TEST_F(SchedulerStateTest, AnAbortMeetsARequestAdmittedOrPreemptedByTheVeryStep)
   EXPECT_EQ(scheduler().unfinished(), 0u);
 }
 
-TEST_F(SchedulerStateTest, AnAbortOfARequestRejectedByTheVeryStepLeavesTheError) {
+TEST_F(SchedulerStateTest, AnAbortDuringTheStepThatRejectsLeavesTheError) {
   const auto request = submit({1, 2});
   next_step();
   abort(1);
@@ -418,7 +418,7 @@ TEST_F(SchedulerStateTest, AnAbortOfARequestRejectedByTheVeryStepLeavesTheError)
   EXPECT_EQ(request->reason, FinishReason::error);
 }
 
-TEST_F(SchedulerStateTest, AClosedChannelLosesItsRequestsAndNoOthers) {
+TEST_F(SchedulerStateTest, AClosedChannelEndsItsRequestsAndNoOthers) {
   const auto first = submit({1}, {}, {}, 4);
   const auto second = submit({1}, {}, {}, 5);
   const auto third = submit({1}, {}, {}, 4);
@@ -450,12 +450,12 @@ TEST_F(SchedulerStateTest, AJournalThatIsCompleteEndsTheRequestWithoutAStep) {
   EXPECT_EQ(scheduler().unfinished(), 0u);
 }
 
-TEST_F(SchedulerStateTest, WhatAJournalHoldsBeyondItsEndIsLeftOut) {
+TEST_F(SchedulerStateTest, TokensAfterTheEndOfAJournaledRequestAreLeftOut) {
   const auto request = submit({1, 2}, {}, {7, kEos, 8});
   EXPECT_THAT(request->tokens, ElementsAre(7, kEos));
 }
 
-TEST_F(SchedulerStateWithText, TheTextOfAJournalIsFoundAgainAcrossTheBorder) {
+TEST_F(SchedulerStateWithText, AStopStringIsFoundAcrossTheEndOfAJournal) {
   const auto request = submit({1}, {.stop = {"lo!"}}, {258});  // "hell"
   EXPECT_EQ(request->text, "he");
   step({.admitted = {1}, .sampled = {{1, 'o'}}});
@@ -465,9 +465,9 @@ TEST_F(SchedulerStateWithText, TheTextOfAJournalIsFoundAgainAcrossTheBorder) {
   EXPECT_EQ(submit({1}, {.stop = {"ell"}}, {258})->reason, FinishReason::stop);
 }
 
-// -- figures
+// -- statistics
 
-TEST_F(SchedulerStateTest, StatsSayWhatTheFirstAdmissionFoundAndCountPreemptions) {
+TEST_F(SchedulerStateTest, StatsHaveTheFirstAdmissionsCachedTokensAndCountPreemptions) {
   const auto request = submit({1, 2, 3, 4, 5});
   step({.admitted = {1}, .sampled = {{1, 7}}, .cached = 4});
   EXPECT_EQ(request->stats.prompt_tokens, 5u);
@@ -485,7 +485,7 @@ TEST_F(SchedulerStateTest, CachedTokensOfAJournalDoNotCountBeyondThePrompt) {
   EXPECT_EQ(request->stats.cached_tokens, 3u);
 }
 
-TEST_F(SchedulerStateTest, AFailoverKeepsWhatTheFirstAdmissionFound) {
+TEST_F(SchedulerStateTest, AFailoverKeepsTheFirstAdmissionsStats) {
   auto recording = std::make_shared<Recording>();
   Submission submission{
       {1, 1}, {1, 2, 3, 4, 5}, {7}, {}, std::make_shared<RecordingSink>(recording, 1)};
@@ -494,9 +494,9 @@ TEST_F(SchedulerStateTest, AFailoverKeepsWhatTheFirstAdmissionFound) {
   scheduler().submit(std::move(submission));
   const StepRequest request = step({.admitted = {1}, .sampled = {{1, kEos}}, .cached = 5});
   EXPECT_TRUE(request.added.at(0).is_counted);
-  EXPECT_EQ(recording->admissions, 0u) << "the slot has it already";
+  EXPECT_EQ(recording->admissions, 0u) << "the slot already has the first admission's numbers";
   EXPECT_EQ(recording->stats.prompt_tokens, 5u);
-  EXPECT_EQ(recording->stats.cached_tokens, 0u) << "the prompt was computed";
+  EXPECT_EQ(recording->stats.cached_tokens, 0u) << "the first admission found no cached tokens";
   EXPECT_EQ(recording->stats.preemptions, 2u);
 }
 
@@ -510,7 +510,7 @@ TEST_F(SchedulerStateTest, AClientCannotClaimMoreCachedTokensThanItsPromptHas) {
   EXPECT_EQ(recording->stats.cached_tokens, 3u);
 }
 
-TEST_F(SchedulerStateTest, IsStarvedWhenAStepAchievesNothingAlthoughRequestsWait) {
+TEST_F(SchedulerStateTest, IsStarvedWhenAStepDoesNothingAlthoughRequestsWait) {
   submit({1, 2, 3});
   step({});
   EXPECT_TRUE(scheduler().is_starved());
@@ -523,7 +523,7 @@ TEST_F(SchedulerStateTest, IsStarvedWhenAStepAchievesNothingAlthoughRequestsWait
   EXPECT_FALSE(scheduler().is_starved());
 }
 
-TEST_F(SchedulerStateTest, ReadersAreWokenAfterEveryStepThatHasNewsForThem) {
+TEST_F(SchedulerStateTest, ReadersAreWokenAfterEveryStepThatHasOutputForThem) {
   const auto request = submit({1, 2, 3});
   const auto other = submit({1, 2, 3});
   const std::uint32_t before = other->flushes;

@@ -44,7 +44,7 @@ TEST_F(SwapperStateTest, MovesWholeBlocksByTheirIndexInTheirTier) {
   }
 }
 
-TEST_F(SwapperStateTest, ABlockMayLeaveAndBeFilledAnewInOneStep) {
+TEST_F(SwapperStateTest, ABlockMayBeCopiedOutAndFilledInOneStep) {
   fill(Tier::device, 1, 11);
   fill(Tier::host, 2, 22);
   StepPlan plan;
@@ -55,7 +55,7 @@ TEST_F(SwapperStateTest, ABlockMayLeaveAndBeFilledAnewInOneStep) {
   EXPECT_EQ(content(Tier::device, 1), 22);
 }
 
-TEST_F(SwapperStateTest, ABlockChangesItsDomainBetweenLeavingAndBeingFilled) {
+TEST_F(SwapperStateTest, ABlockChangesItsDomainAfterTheCopyOutAndBeforeTheCopyIn) {
   const BlockDescriptor* descriptors = memory_.descriptors();
   for (std::uint32_t i = 1; i < 3; ++i) fill(Tier::device, i, 11);
   fill(Tier::host, 3, 22);

@@ -24,7 +24,7 @@ TEST(ParseBytes, TakesFractions) {
   EXPECT_EQ(parse_bytes("0.5k").value(), 512u);
 }
 
-TEST(ParseBytes, RefusesWhatIsNoSizeNamingIt) {
+TEST(ParseBytes, RefusesAWrongSizeNamingIt) {
   for (const char* text : {"", "G", "-1", "-1G", "4X", "4Gi", "4bb", "4GiBs", "four", "nan", "inf",
                            "1e30", "4611686018427387904", "5000000T", "4G4"}) {
     const auto parsed = parse_bytes(text);
@@ -42,7 +42,7 @@ TEST(FormatBytes, ChoosesTheUnitThatFits) {
   EXPECT_EQ(format_bytes(5000ull << 40), "5000.00 TiB");
 }
 
-TEST(FormatBytes, IsReadBackToWithinItsDigits) {
+TEST(FormatBytes, IsParsedBackToWithinOnePercent) {
   for (const std::size_t bytes :
        {std::size_t{1}, std::size_t{1000}, std::size_t{123456789}, std::size_t{9} << 40}) {
     const auto again = static_cast<double>(parse_bytes(format_bytes(bytes)).value());

@@ -37,7 +37,7 @@ struct Line {
 
 class EventLoopTest : public ::testing::Test {
  protected:
-  /// Ends the loop after everything that is due by now.
+  /// Ends the loop after all events that are due now.
   void stop_soon() {
     loop_.after(20ms, [this] { loop_.stop(); });
   }
@@ -70,7 +70,8 @@ TEST_F(EventLoopTest, AHangupIsAnEvent) {
 
 TEST_F(EventLoopTest, AWatchMayBeRemovedInItsOwnHandler) {
   const Line line;
-  // More than a std::function keeps inside: it would be freed while it runs.
+  // A capture larger than a std::function's buffer, so that it is on the heap. If unwatch() freed
+  // the handler at once, it would be freed while it runs.
   const std::string long_name(200, 'x');
   loop_.watch(line.fd(), [this, long_name, fd = line.fd()] {
     loop_.unwatch(fd);
@@ -82,9 +83,9 @@ TEST_F(EventLoopTest, AWatchMayBeRemovedInItsOwnHandler) {
   EXPECT_THAT(seen_, ElementsAre(long_name));
 }
 
-TEST_F(EventLoopTest, AnEventOfAClosedDescriptorIsNotTheNextOnesOfThatNumber) {
-  // Both have an event at once; whoever is served first replaces the other by a silent line of the
-  // same number.
+TEST_F(EventLoopTest, AnEventOfAClosedDescriptorDoesNotReachTheNextOneOfThatNumber) {
+  // Both descriptors have an event at once. The handler that runs first replaces the other
+  // descriptor by one of the same number that has no event.
   Line lines[2];
   const Line silent;
   const auto replace = [&](Line& other) {
@@ -156,13 +157,13 @@ TEST_F(EventLoopTest, AnExceptionEndsOneEventAndNotTheLoop) {
   spdlog::set_level(spdlog::level::info);
 }
 
-TEST(EventLoop, AnExceptionLeavesRunIfSoWished) {
+TEST(EventLoop, AnExceptionLeavesRunWithEscapeLeavesRun) {
   EventLoop loop = EventLoop::create(EventLoop::Escape::leaves_run).value();
   loop.after(0ms, [] { throw std::runtime_error("out"); });
   EXPECT_THROW(loop.run(), std::runtime_error);
 }
 
-TEST_F(EventLoopTest, StopInAHandlerLeavesTheRestAlone) {
+TEST_F(EventLoopTest, StopInAHandlerSkipsTheOtherEvents) {
   const Line lines[2];
   for (const Line& line : lines) {
     loop_.watch(line.fd(), [&] {
@@ -177,7 +178,7 @@ TEST_F(EventLoopTest, StopInAHandlerLeavesTheRestAlone) {
   EXPECT_THAT(seen_, ElementsAre("one"));
 }
 
-TEST_F(EventLoopTest, StopInATimerLeavesLaterTimersAlone) {
+TEST_F(EventLoopTest, StopInATimerSkipsLaterTimers) {
   for (int i = 0; i < 2; ++i) {
     loop_.after(0ms, [&] {
       seen_.emplace_back("one");

@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Errc, EveryCodeHasANameOfItsOwn) {
+TEST(Errc, EveryCodeHasItsOwnName) {
   std::set<std::string_view> names;
   for (int code = 0; code <= int(Errc::os_error); ++code) {
     const std::string_view name = to_string(Errc(code));
@@ -22,7 +22,7 @@ TEST(Errc, EveryCodeHasANameOfItsOwn) {
   EXPECT_EQ(to_string(Errc(200)), "unknown");
 }
 
-TEST(Expected, CarriesAFailureThroughTypes) {
+TEST(Expected, ForwardErrorKeepsCodeAndText) {
   Expected<int> number = failure(Errc::not_found, "no such number");
   const Expected<std::string> word = forward_error(number);
   ASSERT_FALSE(word.has_value());
@@ -37,7 +37,7 @@ TEST(OsFailure, SaysWhatFailedAndWhy) {
   EXPECT_EQ(failed.error().text, "open /nowhere: No such file or directory");
 }
 
-TEST(OsFailure, NamesTheLimitThatWasMetItsNumberAndTheRemedy) {
+TEST(OsFailure, NamesTheLimitItsValueAndTheRemedy) {
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   errno = EMFILE;

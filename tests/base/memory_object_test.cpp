@@ -81,7 +81,7 @@ TEST(MappedMemory, RefusesMemoryThatCouldShrink) {
   EXPECT_TRUE(MappedMemory::map(fd.get(), kBytes, Access::read_write, "test").has_value());
 }
 
-TEST(MappedMemory, RefusesWhatIsNoMemoryAtAll) {
+TEST(MappedMemory, RefusesDescriptorsThatAreNoMemory) {
   const auto map = MappedMemory::map(-1, kBytes, Access::read_write, "test");
   ASSERT_FALSE(map.has_value());
   EXPECT_EQ(map.error().code, Errc::os_error);
@@ -103,7 +103,7 @@ TEST(ReopenReadOnly, AllowsNoWritingByAnyWay) {
 
 TEST(ReopenReadOnly, NeedsAnOpenDescriptor) { EXPECT_FALSE(reopen_read_only(-1).has_value()); }
 
-TEST(MappedMemory, AdviceOnNothingIsHarmless) {
+TEST(MappedMemory, AdviceOnAnEmptyMappingIsHarmless) {
   const MappedMemory none;
   none.populate();
   none.prefer_huge_pages();
@@ -111,16 +111,18 @@ TEST(MappedMemory, AdviceOnNothingIsHarmless) {
   EXPECT_EQ(none.data(), nullptr);
 }
 
-TEST(CreateMemory, InHugePagesItIsBackedToTheEndAndZero) {
+TEST(CreateMemory, WithHugePagesAllBytesAreBackedAndZero) {
   constexpr std::size_t kHugePage = std::size_t{2} << 20;
   constexpr std::size_t kLarge = 2 * kHugePage + kBytes;
   const UniqueFd fd = create_memory("test", kLarge, Pages::huge).value();
   struct stat status {};
   ASSERT_EQ(fstat(fd.get(), &status), 0);
   EXPECT_EQ(std::size_t(status.st_size), kLarge);
-  EXPECT_GE(std::size_t(status.st_blocks) * 512, kLarge) << "a hole: SIGBUS later";
+  EXPECT_GE(std::size_t(status.st_blocks) * 512, kLarge)
+      << "the memory has a hole, which would be a SIGBUS later";
   const auto map = MappedMemory::map(fd.get(), kLarge, Access::read_write, "test").value();
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(map.data()) % kHugePage, 0u) << "nothing would fit";
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(map.data()) % kHugePage, 0u)
+      << "huge pages do not fit at this address";
   for (std::size_t i = 0; i < kLarge; i += 512) {
     ASSERT_EQ(map.data()[i], std::byte{0}) << i;
     map.data()[i] = std::byte(i / 512 % 251);
@@ -131,8 +133,8 @@ TEST(CreateMemory, InHugePagesItIsBackedToTheEndAndZero) {
     ASSERT_EQ(other.data()[i], std::byte(i / 512 % 251)) << i;
 }
 
-TEST(MappedMemory, HiddenFromAForkedChild) {
-  if (kUnderSanitizer) GTEST_SKIP() << "sanitizers have their own idea of SIGSEGV";
+TEST(MappedMemory, CanBeHiddenFromAForkedChild) {
+  if (kUnderSanitizer) GTEST_SKIP() << "sanitizers handle SIGSEGV themselves";
   const UniqueFd fd = memory_of(kBytes);
   auto map = MappedMemory::map(fd.get(), kBytes, Access::read_write, "test").value();
   const auto touch = [&] { *const_cast<volatile std::byte*>(map.data()) = std::byte{1}; };

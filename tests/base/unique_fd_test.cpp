@@ -18,7 +18,7 @@ TEST(UniqueFd, MovesAndReleases) {
   UniqueFd first(dup(0));
   const int raw = first.get();
   UniqueFd second(std::move(first));
-  EXPECT_FALSE(first);  // NOLINT(bugprone-use-after-move): that is the claim
+  EXPECT_FALSE(first);  // NOLINT(bugprone-use-after-move): the test checks this
   UniqueFd third(dup(0));
   const int overwritten = third.get();
   third = std::move(second);

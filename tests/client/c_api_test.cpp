@@ -66,7 +66,7 @@ TEST(CApi, ARefusedRequestEndsWithItsErrorInTheProgress) {
   kvhive_close(client);
 }
 
-TEST(CApi, WithoutADaemonConnectingFailsInWords) {
+TEST(CApi, WithoutADaemonConnectingFailsWithAReason) {
   kvhive_options options = kvhive_default_options();
   options.socket = "/nowhere/kvhived.sock";
   auto* client = reinterpret_cast<kvhive_client*>(&options);
@@ -91,7 +91,7 @@ TEST(CApi, RefusesNullAndStructsWithoutASize) {
 }
 
 /// A program compiled with a newer header passes larger structs.
-TEST(CApi, LargerStructsOfANewerHeaderAreTaken) {
+TEST(CApi, LargerStructsOfANewerHeaderAreAccepted) {
   const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
   struct NewerOptions {
     kvhive_options known = kvhive_default_options();

@@ -61,7 +61,7 @@ TEST(Client, ARequestThatHasEndedIsReadOnceAndItsNumberIsNotUsedAgain) {
   read_to_the_end(client, second);
 }
 
-TEST(Client, DiscardedRequestsGiveTheirRoomBack) {
+TEST(Client, DiscardedRequestsFreeTheirSpaceInTheChannel) {
   const Daemon daemon(kSmall);
   Client client = daemon.connect();
   // Two of these do not fit into the channel together.
@@ -100,7 +100,7 @@ TEST(Client, ASecondThreadThatWaitsIsRefused) {
   const Daemon daemon(kSmall);
   Client client = daemon.connect();
   std::thread waiting([&] {
-    while (!client.wait().has_value()) {  // refused itself if this thread was first
+    while (!client.wait().has_value()) {  // wait() is refused here if the test's thread was first
     }
   });
   std::string refused;
@@ -109,11 +109,12 @@ TEST(Client, ASecondThreadThatWaitsIsRefused) {
     return !refused.empty();
   }));
   EXPECT_THAT(refused, HasSubstr("another thread waits"));
-  ASSERT_TRUE(client.submit(request_of("In the beginning", 1)).has_value()) << "from this thread";
+  ASSERT_TRUE(client.submit(request_of("In the beginning", 1)).has_value())
+      << "another thread may submit while one waits";
   waiting.join();
 }
 
-TEST(Client, ThatWasMovedFromSaysSo) {
+TEST(Client, ThatWasMovedFromReturnsErrors) {
   const Daemon daemon(kSmall);
   Client client = daemon.connect();
   Client target = std::move(client);
@@ -125,7 +126,7 @@ TEST(Client, ThatWasMovedFromSaysSo) {
   EXPECT_EQ(target.generate(request_of("In the beginning", 4))->tokens.size(), 4u);
 }
 
-TEST(Client, LearnsThatNoEngineWorksOnItsRequest) {
+TEST(Client, IsToldThatNoEngineWorksOnItsRequest) {
   const Daemon daemon(kSmall);
   Client client = daemon.connect();
   EXPECT_TRUE(eventually([&] { return client.status().engine == 0u; }));
@@ -138,7 +139,7 @@ TEST(Client, LearnsThatNoEngineWorksOnItsRequest) {
     if (++reports == 2) signal_process(engine, SIGCONT);
   });
   ASSERT_TRUE(result.has_value());
-  EXPECT_EQ(reports, 2) << "one a second while the engine was stopped";
+  EXPECT_EQ(reports, 2) << "one report per second while the engine was stopped";
   EXPECT_EQ(result->engine, 0u);
 }
 
@@ -165,7 +166,7 @@ TEST(GenerateCommand, SaysAfterASecondThatNoEngineHasTheRequest) {
   EXPECT_EQ(status, 0);
 }
 
-/// 4 GiB of channels are 256 of the 16 MiB that were the default.
+/// 4 GiB of channels were 256 channels of the former default of 16 MiB.
 TEST(Client, ThreeHundredWithTheDefaultChannelAreServedAtOnce) {
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);

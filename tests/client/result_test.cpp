@@ -1,5 +1,5 @@
-// The client library where there is no daemon: errors in words, and misuse that ends in an
-// exception instead of undefined behaviour.
+// The client library without a daemon. Errors have a text, and the use of an error as a value
+// throws an exception instead of being undefined behaviour.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ ClientOptions options_for(const std::filesystem::path& socket, int timeout_ms = 
   return options;
 }
 
-/// A socket that is listened on by a process that never accepts: a daemon that is stopped.
+/// A listening socket whose connections are never accepted, as a stopped daemon's.
 UniqueFd stopped_daemon(const std::filesystem::path& path, int backlog) {
   UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   const sockaddr_un address = *address_of(path.string());
@@ -55,7 +55,7 @@ TEST(Result, TakingTheValueOfAnErrorThrowsItsTextAndCode) {
            }}) {
     try {
       misuse();
-      FAIL() << "it should have thrown";
+      FAIL() << "no exception was thrown";
     } catch (const ClientException& exception) {
       EXPECT_EQ(exception.code(), ErrorCode::not_running);
       EXPECT_STREQ(exception.what(), "kvhive: no daemon");
@@ -71,8 +71,8 @@ TEST(ConnectWithoutADaemon, SaysSo) {
   EXPECT_THAT(client.error().text, HasSubstr("none.sock; start kvhived"));
 }
 
-/// What the README's snippet did before: it crashed.
-TEST(ConnectWithoutADaemon, IsAnExceptionWithTheErrorsTextIfTheResultIsUsedUnchecked) {
+/// The README's snippet once crashed here.
+TEST(ConnectWithoutADaemon, UncheckedUseOfTheResultThrowsTheErrorsText) {
   const TempDirectory directory;
   auto client = Client::connect(options_for(directory.path() / "none.sock"));
   EXPECT_THROW(
@@ -97,8 +97,8 @@ TEST(ConnectToAStoppedDaemon, EndsAfterTheTimeout) {
   EXPECT_THAT(client.error().text, HasSubstr("it is stopped (kill -CONT it) or overloaded"));
 }
 
-/// The kernel lets so many connections wait to be accepted; the next connect() blocks.
-TEST(ConnectToAStoppedDaemon, EndsAfterTheTimeoutAlsoIfNoConnectionIsTaken) {
+/// The kernel lets as many connections wait as the backlog allows; the next connect() blocks.
+TEST(ConnectToAStoppedDaemon, EndsAfterTheTimeoutEvenIfTheBacklogIsFull) {
   const TempDirectory directory;
   const auto path = directory.path() / "full.sock";
   const UniqueFd listener = stopped_daemon(path, 0);

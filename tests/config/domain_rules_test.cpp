@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
                                "is in 'a' and again in 'b'; keep it in one"},
                       BadRules{"a=alice,alice", "alice", "keep it in one"}));
 
-// -- as a table of the options file
+// -- domains in the options file
 
 class DomainsInAFile : public OptionsFile {};
 
@@ -70,12 +70,12 @@ TEST_F(DomainsInAFile, AreATableOfLists) {
   EXPECT_EQ(to_string(options.domains), "batch=bob;research=alice,1001,@staff");
 }
 
-TEST_F(DomainsInAFile, OrTheTextOfTheFlag) {
+TEST_F(DomainsInAFile, AreTheTextOfTheFlag) {
   ASSERT_TRUE(load("domains = \"research=alice;batch=bob\"\n").has_value());
   EXPECT_EQ(to_string(options.domains), "research=alice;batch=bob");
 }
 
-TEST_F(DomainsInAFile, AnItemThatIsNoneIsNamedWithItsPlace) {
+TEST_F(DomainsInAFile, AWrongItemIsNamedWithItsPlace) {
   const std::pair<const char*, const char*> bad[] = {
       {"[domains]\nresearch = [\"alice,bob\"]\n", "domains.research: 'alice,bob'"},
       {"[domains]\nresearch = [[\"alice\"]]\n", "domains.research must be a string"},

@@ -42,7 +42,7 @@ class NarrowFloat : public ::testing::TestWithParam<Format> {
   std::uint32_t infinity() const { return GetParam().infinity; }
 };
 
-TEST_P(NarrowFloat, EveryValueSurvivesTheWayThroughFloat) {
+TEST_P(NarrowFloat, EveryValueIsTheSameAfterWideningAndNarrowing) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     if ((bits & 0x7fff) > infinity()) continue;  // NaN
     ASSERT_EQ(narrow(widen(bits)), bits);
@@ -56,7 +56,7 @@ TEST_P(NarrowFloat, EveryNanStaysNan) {
       ASSERT_TRUE(std::isnan(widen(narrow(widen(sign | bits)))));
     }
   }
-  // One whose payload lies in the bits that are cut off.
+  // A NaN whose payload lies in the bits that are cut off.
   EXPECT_TRUE(std::isnan(widen(narrow(std::bit_cast<float>(0x7f800001u)))));
 }
 
@@ -81,7 +81,7 @@ TEST_P(NarrowFloat, OverflowsToInfinityFromHalfwayOn) {
   EXPECT_EQ(narrow(-kInfinity), 0x8000u | infinity());
 }
 
-TEST_P(NarrowFloat, KeepsTheSignOfZeroAndOfWhatVanishes) {
+TEST_P(NarrowFloat, KeepsTheSignOfZeroAndOfUnderflow) {
   EXPECT_EQ(narrow(0.0f), 0u);
   EXPECT_EQ(narrow(-0.0f), 0x8000u);
   EXPECT_EQ(narrow(std::numeric_limits<float>::denorm_min()), 0u);

@@ -16,13 +16,13 @@ struct Format {
   const char* name;
   int mantissa_bits;
   int bias;
-  int finite_codes;  ///< of one sign
+  int finite_codes;  ///< finite codes of one sign
   float largest;
   float (*widen)(std::uint8_t);
   std::uint8_t (*narrow)(float);
 };
 
-/// From the definition: sign, exponent, mantissa.
+/// A code's value by the format's definition: exponent and mantissa.
 double value_of(const Format& format, int code) {
   const int exponent = code >> format.mantissa_bits;
   const double fraction =
@@ -33,7 +33,7 @@ double value_of(const Format& format, int code) {
 
 class Fp8 : public testing::TestWithParam<Format> {};
 
-TEST_P(Fp8, EveryCodeHasItsValueAndSurvivesTheWayThroughFloat) {
+TEST_P(Fp8, EveryCodeHasItsValueAndIsTheSameAfterNarrowing) {
   for (int code = 0; code < GetParam().finite_codes; ++code) {
     ASSERT_EQ(GetParam().widen(std::uint8_t(code)), value_of(GetParam(), code));
     ASSERT_EQ(GetParam().widen(std::uint8_t(code | 0x80)), -value_of(GetParam(), code));
@@ -57,7 +57,7 @@ TEST_P(Fp8, EveryTieGoesToEvenAndItsNeighboursToTheNearest) {
   }
 }
 
-TEST_P(Fp8, SaturatesWhatIsTooLarge) {
+TEST_P(Fp8, SaturatesValuesThatAreTooLarge) {
   const int last = GetParam().finite_codes - 1;
   for (const float large :
        {std::nextafter(GetParam().largest, kInfinity), GetParam().largest * 1.2f,
@@ -67,7 +67,7 @@ TEST_P(Fp8, SaturatesWhatIsTooLarge) {
   }
 }
 
-TEST_P(Fp8, RoundsTheSmallestToZeroOfTheirSign) {
+TEST_P(Fp8, RoundsTheSmallestValuesToZeroOfTheirSign) {
   EXPECT_EQ(GetParam().narrow(std::numeric_limits<float>::denorm_min()), 0);
   EXPECT_EQ(GetParam().narrow(-std::numeric_limits<float>::min()), 0x80);
   EXPECT_EQ(GetParam().narrow(-0.0f), 0x80);
@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Format{"e5m2", 2, 15, 0x7c, 57344.0f, float_of_e5m2, e5m2_of_float}),
     [](const auto& test) { return std::string(test.param.name); });
 
-TEST(Fp8Infinity, IsAmongTheCodesOfE5m2Alone) {
+TEST(Fp8Infinity, OnlyE5m2HasCodesForIt) {
   EXPECT_EQ(float_of_e5m2(0x7c), kInfinity);
   EXPECT_EQ(float_of_e5m2(0xfc), -kInfinity);
 }

@@ -13,14 +13,14 @@ TEST(KvLayout, HasVllmsPageSize) {  // AttentionSpec.page_size_bytes: 2 * S * G 
   EXPECT_EQ(llama.block_bytes(), 2u << 20);
 }
 
-TEST(KvLayout, FloatTakesTwiceTheRoom) {
+TEST(KvLayout, FloatTakesTwiceTheBytesOfHalf) {
   KvLayout layout{.layers = 2, .kv_heads = 3, .head_size = 5, .block_size = 7, .dtype = Dtype::f16};
   const std::size_t narrow = layout.block_bytes();
   layout.dtype = Dtype::f32;
   EXPECT_EQ(layout.block_bytes(), 2 * narrow);
 }
 
-TEST(KvLayout, Int8BringsAScalePerTokenAndHead) {
+TEST(KvLayout, Int8HasAScalePerTokenAndHead) {
   KvLayout layout{
       .layers = 2, .kv_heads = 3, .head_size = 64, .block_size = 16, .dtype = Dtype::e4m3};
   EXPECT_EQ(layout.layer_bytes(), 2u * 3 * 64 * 16);

@@ -17,7 +17,7 @@ constexpr std::size_t kGiB = std::size_t{1} << 30;
 
 using Files = std::map<std::string, std::string>;
 
-/// A machine of 16 GiB with 8 GiB available, and what else is said of it.
+/// A machine with 16 GiB of memory, 8 GiB of it available. Tests add files to its /proc and /sys.
 class MachineMemoryTest : public ::testing::Test {
  protected:
   MachineMemoryTest() {
@@ -57,7 +57,7 @@ TEST_F(MachineMemoryTest, WithoutCgroupsTheMachineIsTheBound) {
   EXPECT_EQ(memory.bound, "the machine (MemTotal 16.00 GiB)");
 }
 
-TEST_F(MachineMemoryTest, ACommitLimitCountsOnlyWhereItIsKept) {
+TEST_F(MachineMemoryTest, ACommitLimitCountsOnlyIfItIsEnforced) {
   write({{"proc/sys/vm/overcommit_memory", "2\n"}});
   EXPECT_EQ(look().available, kGiB);
   EXPECT_THAT(look().bound, HasSubstr("vm.overcommit_memory 2, CommitLimit 8.00 GiB"));
@@ -74,7 +74,7 @@ TEST_F(MachineMemoryTest, VersionTwoLeavesLimitMinusUse) {
   EXPECT_EQ(memory.bound, "cgroup /system.slice/kvhive.service (memory.max 1.00 GiB)");
 }
 
-TEST_F(MachineMemoryTest, CachesThatWouldBeDroppedAreAvailable) {
+TEST_F(MachineMemoryTest, ReclaimableCachesAreAvailable) {
   write({{"proc/self/mountinfo", kV2Mount},
          {"proc/self/cgroup", "0::/a\n"},
          {"sys/fs/cgroup/a/memory.max", number(kGiB)},
@@ -96,11 +96,11 @@ TEST_F(MachineMemoryTest, AParentsLimitCountsToo) {
          {"sys/fs/cgroup/a/memory.current", number(6 * kGiB)}});
   const MachineMemory memory = look();
   EXPECT_EQ(memory.available, kGiB);
-  EXPECT_EQ(memory.total, 4 * kGiB) << "the smallest limit, be it as empty as it may";
+  EXPECT_EQ(memory.total, 4 * kGiB) << "the smallest limit, whatever its use";
   EXPECT_EQ(memory.bound, "cgroup /a (memory.max 7.00 GiB)");
 }
 
-TEST_F(MachineMemoryTest, MemoryHighIsNoBetterThanALimit) {
+TEST_F(MachineMemoryTest, MemoryHighCountsAsALimit) {
   write({{"proc/self/mountinfo", kV2Mount},
          {"proc/self/cgroup", "0::/a\n"},
          {"sys/fs/cgroup/a/memory.max", number(2 * kGiB)},
@@ -127,7 +127,7 @@ TEST_F(MachineMemoryTest, AContainersOwnHierarchyHasItsLimitAtTheTop) {
   EXPECT_EQ(look().bound, "cgroup / (memory.max 1.00 GiB)");
 }
 
-TEST_F(MachineMemoryTest, ACgroupOutsideOurNamespaceIsShownAtTheTop) {
+TEST_F(MachineMemoryTest, ACgroupOutsideTheNamespaceIsShownAtTheTop) {
   write({{"proc/self/mountinfo", kV2Mount},
          {"proc/self/cgroup", "0::/../other\n"},
          {"sys/fs/cgroup/memory.max", number(kGiB)},
@@ -172,7 +172,7 @@ TEST_F(MachineMemoryTest, MountPointsMayHaveSpaces) {
   EXPECT_EQ(look().available, kGiB);
 }
 
-TEST_F(MachineMemoryTest, WhatIsMissingOrOddBoundsNothing) {
+TEST_F(MachineMemoryTest, MissingOrMalformedFilesLimitNothing) {
   const std::vector<Files> machines = {
       {{"proc/self/mountinfo", kV2Mount}},             // no /proc/self/cgroup
       {{"proc/self/cgroup", "0::/a\n4:memory:/a\n"}},  // no mount

@@ -56,8 +56,8 @@ const Sample kWritten[] = {
     {"log-file", "/var/log/k.log", "\"/var/log/k.log\"", "/var/log/k.log"},
 };
 
-/// One for each field. Those of options with choices follow from the table: the last choice that is
-/// not the default.
+/// One sample for each field. For an option with choices it is the last choice, or the first if the
+/// last is the default.
 std::vector<Sample> samples() {
   std::vector<Sample> samples(std::begin(kWritten), std::end(kWritten));
   for (const OptionField& field : option_fields()) {
@@ -73,7 +73,7 @@ std::vector<Sample> samples() {
 }
 const std::vector<Sample> kSamples = samples();
 
-TEST(Options, EveryFieldIsSampledHereAndHasHelp) {
+TEST(Options, EveryFieldHasASampleAndAHelpText) {
   ASSERT_EQ(option_fields().size(), kSamples.size());
   for (const OptionField& field : option_fields()) {
     EXPECT_TRUE(std::any_of(kSamples.begin(), kSamples.end(), [&](const Sample& sample) {
@@ -83,7 +83,7 @@ TEST(Options, EveryFieldIsSampledHereAndHasHelp) {
   }
 }
 
-TEST(Options, EveryFieldIsSetByItsFlagAndNothingElseIs) {
+TEST(Options, AFlagSetsItsFieldAndNoOther) {
   const auto defaults = flags_of({});
   for (const Sample& sample : kSamples) {
     Options options;
@@ -95,7 +95,7 @@ TEST(Options, EveryFieldIsSetByItsFlagAndNothingElseIs) {
   }
 }
 
-TEST(Options, EveryChoiceIsReadAsItIsWritten) {
+TEST(Options, EveryChoiceIsFormattedAsItIsParsed) {
   for (const OptionField& field : option_fields()) {
     if (field.type.kind != ValueKind::choice) continue;
     for (const std::string_view choice : field.type.choices) {
@@ -111,7 +111,7 @@ TEST(Options, UnderscoresAndDashesAreAlike) {
   EXPECT_EQ((*find_option("max-num_seqs"))->name, "max-num-seqs");
 }
 
-TEST(Options, FlagsCarryEverythingOverToAChild) {
+TEST(Options, FlagsCarryAllOptionsToAChild) {
   Options options;
   for (const Sample& sample : kSamples) ASSERT_TRUE(set(options, sample.name, sample.flag));
   options.gpu_memory_utilization = 1.0 / 3;
@@ -141,7 +141,7 @@ TEST(Options, ABareSwapSpaceIsInGiBAndABareKvCacheInBytes) {
   EXPECT_EQ(options.kv_cache_memory_bytes, std::size_t{2} << 30);
 }
 
-TEST(Options, TruthHasSeveralSpellings) {
+TEST(Options, BooleansHaveSeveralSpellings) {
   Options options;
   for (const char* text : {"false", "0", "off"}) {
     options.enable_prefix_caching = true;
@@ -155,7 +155,7 @@ TEST(Options, TruthHasSeveralSpellings) {
   }
 }
 
-TEST(Options, AValueThatIsNoneNamesFieldAndValueAndChangesNothing) {
+TEST(Options, AWrongValueIsNamedWithItsFieldAndChangesNothing) {
   const std::pair<const char*, const char*> bad[] = {{"engines", "-1"},
                                                      {"engines", "two"},
                                                      {"engines", "4294967296"},
@@ -253,7 +253,7 @@ Options sound() {
   return options;
 }
 
-TEST(CheckOptions, TheDefaultsAreSoundOnceAModelIsNamed) {
+TEST(CheckOptions, TheDefaultsAreValidOnceAModelIsNamed) {
   EXPECT_TRUE(check_options(sound()).has_value());
   const auto refused = check_options({});
   ASSERT_FALSE(refused.has_value());
@@ -324,8 +324,6 @@ INSTANTIATE_TEST_SUITE_P(
                       BadOption{"socket-access", "staff", "owner, everybody, @GROUP"},
                       BadOption{"socket-access", "@", "owner, everybody, @GROUP"},
                       BadOption{"log-level", "loud", "trace, debug, info, warn, error, off"}));
-
-// -- the socket
 
 }  // namespace
 }  // namespace kvhive

@@ -52,7 +52,7 @@ TEST(ProcessLimits, DescriptorsLeftAreCountedFromTheNewest) {
   EXPECT_EQ(descriptors_left(static_cast<int>(limit.rlim_cur) + 5), 0u);
 }
 
-TEST(ProcessLimits, ThreadsThatCanBeHadAreGranted) {
+TEST(ProcessLimits, TryThreadsSucceedsForAFewThreads) {
   EXPECT_TRUE(try_threads(0).has_value());
   EXPECT_TRUE(try_threads(12).has_value());
 }

@@ -35,13 +35,13 @@ TEST(Sizing, ABlockHoldsKAndVOfAllLayers) {
   EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, large(), kPositions)->device_blocks, 2048u);
 }
 
-TEST(Sizing, BytesThatMakeNoWholeBlockAreLeft) {
+TEST(Sizing, BytesThatMakeNoWholeBlockAreNotUsed) {
   Options options;
   options.kv_cache_memory_bytes = 4 * kGiB - 1;
   EXPECT_EQ(size(options)->device_blocks, 2047u);
 }
 
-TEST(Sizing, UtilizationLeavesKvWhatWeightsAndEveryEngineDoNotNeed) {
+TEST(Sizing, UtilizationMinusWeightsAndEnginesIsTheKvCache) {
   Options options;
   options.gpu_memory_utilization = 0.5;
   options.engines = 3;
@@ -50,8 +50,8 @@ TEST(Sizing, UtilizationLeavesKvWhatWeightsAndEveryEngineDoNotNeed) {
   EXPECT_EQ(size(options, memory)->device_blocks, 3072u);
 }
 
-/// What others have of a GPU is theirs, and swap space is elsewhere.
-TEST(Sizing, UtilizationOfAGpuIsOfWhatIsFree) {
+/// GPU memory that other processes use does not count, and swap space is in host memory.
+TEST(Sizing, UtilizationOfAGpuIsAShareOfItsFreeMemory) {
   Options options;
   options.gpu_memory_utilization = 0.5;
   options.engines = 3;
@@ -61,15 +61,16 @@ TEST(Sizing, UtilizationOfAGpuIsOfWhatIsFree) {
   EXPECT_EQ(size(options, memory, DeviceKind::cuda)->device_blocks, 2560u);
 }
 
-/// A machine has others to live in it; of a GPU only what is free is looked at.
-TEST(Sizing, TheUsualUtilizationGoesByTheDevice) {
+/// The default share is smaller on the CPU, because other programs use the machine's memory. On a
+/// GPU it is a share of the free memory.
+TEST(Sizing, TheDefaultUtilizationDependsOnTheDevice) {
   Options options;
   const MemoryFigures memory{40 * kGiB, 30 * kGiB, kGiB, kGiB};
   EXPECT_EQ(size(options, memory)->device_blocks, 14 * 512u);  // 40 * 0.4 - 1 - 1 GiB
-  EXPECT_EQ(size(options, memory, DeviceKind::cuda)->device_blocks,
-            25 * 512u);  // 30 * 0.9 - 1 - 1 GiB
+  // 30 * 0.9 - 1 - 1 GiB
+  EXPECT_EQ(size(options, memory, DeviceKind::cuda)->device_blocks, 25 * 512u);
   const auto refused = size(options, {40 * kGiB, 10 * kGiB, 20 * kGiB, kGiB}, DeviceKind::cuda);
-  ASSERT_FALSE(refused.has_value());  // with the share that was taken
+  ASSERT_FALSE(refused.has_value());  // the error names the default share
   EXPECT_THAT(refused.error().text, HasSubstr("gpu-memory-utilization 0.9"));
 }
 
@@ -80,7 +81,7 @@ TEST(Sizing, AKvCacheSizeIgnoresUtilization) {
   EXPECT_EQ(size(options, {64 * kGiB, 60 * kGiB, 30 * kGiB, kGiB})->device_blocks, 512u);
 }
 
-TEST(Sizing, AnOverrideGoesBeforeEverything) {
+TEST(Sizing, AnOverrideTakesPrecedence) {
   Options options;
   options.num_gpu_blocks_override = 77;
   options.kv_cache_memory_bytes = kGiB;
@@ -136,7 +137,7 @@ TEST(Sizing, MoreThanIsAvailableIsAnErrorForBothTiersTogether) {
     EXPECT_THAT(refused.error().text, HasSubstr(text));
 }
 
-TEST(Sizing, AHugeOverrideDoesNotWrapRound) {
+TEST(Sizing, AHugeOverrideDoesNotOverflow) {
   Options options;
   options.num_gpu_blocks_override = 0xffffffff;
   EXPECT_EQ(size(options).error().code, Errc::out_of_memory);
@@ -153,19 +154,19 @@ TEST(Sizing, APoolWithoutAUsableBlockIsRefused) {
 
 // -- the longest request
 
-TEST(Sizing, TheModelsLengthIsTakenIfThePoolHoldsIt) {
+TEST(Sizing, TheDefaultLengthIsTheModelsIfThePoolHoldsIt) {
   Options options;
   options.num_gpu_blocks_override = kPositions / 16 + 1;
   EXPECT_EQ(size(options)->max_model_len, kPositions);
 }
 
-TEST(Sizing, OtherwiseWhatThePoolHoldsWithoutTheNullBlock) {
+TEST(Sizing, ElseTheDefaultLengthIsThePoolsWithoutTheNullBlock) {
   Options options;
   options.num_gpu_blocks_override = 11;
   EXPECT_EQ(size(options)->max_model_len, 160u);
 }
 
-TEST(Sizing, ALengthThatIsAskedForIsKept) {
+TEST(Sizing, AGivenLengthIsKept) {
   Options options;
   options.num_gpu_blocks_override = 11;
   options.max_model_len = 160;

@@ -27,7 +27,7 @@ void check_fsck(const PoolMemory& memory, const std::string& when, Complaints& c
     complaints.push_back("fsck " + when + ": " + violation);
 }
 
-/// Blocks of the tier that may be given out and are held by the processes in `mask`.
+/// How many blocks of the tier the processes in `mask` hold.
 std::size_t held_by(const PoolMemory& memory, Tier tier, std::uint32_t mask) {
   const auto& layout = memory.tier_layout(tier);
   std::size_t held = 0;
@@ -36,7 +36,7 @@ std::size_t held_by(const PoolMemory& memory, Tier tier, std::uint32_t mask) {
   return held;
 }
 
-/// Every block that `survivors` do not hold can be had, each once.
+/// Checks that every block that `survivors` do not hold can be allocated, each once.
 void check_room(BlockPool& newcomer, std::uint32_t survivors, Complaints& complaints) {
   for (const Tier tier : {Tier::device, Tier::host}) {
     const std::size_t room = newcomer.capacity(tier) - held_by(newcomer.memory(), tier, survivors);
@@ -54,12 +54,12 @@ void check_room(BlockPool& newcomer, std::uint32_t survivors, Complaints& compla
   }
 }
 
-/// Whatever a death left of it: who takes a block for another domain finds nothing of the first.
+/// Checks that a process that takes a block for another domain finds no byte of the old domain.
 void check_scrubbing(BlockPool& newcomer, std::uint32_t survivors, Complaints& complaints) {
   for (const Tier tier : {Tier::device, Tier::host}) {
     const std::size_t room = newcomer.capacity(tier) - held_by(newcomer.memory(), tier, survivors);
     const auto all = newcomer.allocate(tier, room, Stage::kOther);
-    if (!all) continue;  // check_room has said so
+    if (!all) continue;  // check_room has reported it
     for (const BlockId block : *all)
       if (has_secret(newcomer.memory(), block))
         complaints.push_back("block " + std::to_string(block.value) +
@@ -68,7 +68,7 @@ void check_scrubbing(BlockPool& newcomer, std::uint32_t survivors, Complaints& c
   }
 }
 
-/// The sums of all counters, the gauges left out.
+/// The sums of all counters, without the gauges.
 std::vector<std::uint64_t> sums(const PoolMemory& memory) {
   const CounterValues totals = report_pool(memory).totals;
   std::vector<std::uint64_t> sums;
@@ -77,7 +77,7 @@ std::vector<std::uint64_t> sums(const PoolMemory& memory) {
   return sums;
 }
 
-/// The next process in the dead one's place can do its work.
+/// Checks that the next process in the dead one's slot can work.
 void check_work(const PoolMemory& memory, Complaints& complaints) {
   const std::vector<std::uint64_t> counted = sums(memory);
   sign_in(memory, Stage::kVictim, 3);
@@ -87,10 +87,11 @@ void check_work(const PoolMemory& memory, Complaints& complaints) {
   const auto computed = compute(next, prompt);
   next.release(computed);
   const PrefixHit hit = match_all(next, prompt);
-  if (hit.blocks != computed) complaints.push_back("what was published since is not found");
+  if (hit.blocks != computed)
+    complaints.push_back("a prompt published after the death is not found");
   for (std::size_t i = 0; i < hit.blocks.size(); ++i)
     if (!is_payload_right(memory, hit.blocks[i], prompt.chain[i]))
-      complaints.push_back("what was published since is wrong");
+      complaints.push_back("a prompt published after the death has wrong bytes");
   next.release(hit.blocks);
 }
 
@@ -107,7 +108,8 @@ Complaints examine_at_rest(const PoolMemory& memory, std::uint32_t holders) {
 
 Autopsy::Autopsy(Stage& stage, const Operation& operation)
     : clean_up([](const PoolMemory& memory) { reap(memory, Stage::kVictim); }) {
-  if (operation.meanwhile != nullptr) return;  // the survivor does not stay as it is
+  // The survivor changes the state meanwhile, so it is not compared.
+  if (operation.meanwhile != nullptr) return;
   const PoolMemory& memory = stage.memory();
   sums_ = sums(memory);
   for (std::uint32_t id = 0; id < memory.geometry().total_blocks(); ++id)
@@ -141,7 +143,7 @@ Complaints Autopsy::examine(const PoolMemory& memory) const {
   const std::vector<std::uint64_t> counted = sums(memory);
   if (!std::equal(sums_.begin(), sums_.end(), counted.begin(), std::less_equal<>()))
     complaints.push_back("a counter has shrunk");
-  check_fsck(memory, "before the reaper came", complaints);
+  check_fsck(memory, "before the reaper", complaints);
   clean_up(memory);
   if (sums(memory) != counted) complaints.push_back("the reaper changed what was counted");
   check_fsck(memory, "after the reaper", complaints);
@@ -152,7 +154,7 @@ Complaints Autopsy::examine(const PoolMemory& memory) const {
     check_contents(newcomer, complaints);
     check_room(newcomer, holder_bit(Stage::kSurvivor), complaints);
   }
-  // Only now: another sweep would make good what the first has missed.
+  // Called only now, because a second sweep would repair what the first missed.
   if (const ReapReport again = reap(memory, Stage::kVictim); again.freed + again.released != 0)
     complaints.push_back("the reaper left " + std::to_string(again.freed + again.released) +
                          " blocks behind");
@@ -165,8 +167,8 @@ Complaints Autopsy::examine(const PoolMemory& memory) const {
   return complaints;
 }
 
-/// Block by block: who held what, and what was published, is as it was; nobody is a holder but the
-/// survivor, and nothing is left half done.
+/// Checks each block: the survivor's blocks and all published content are unchanged, only the
+/// survivor's holder bits are set, and no block is left filling.
 void Autopsy::check_blocks(const PoolMemory& memory, Complaints& complaints) const {
   const std::uint32_t victim = holder_bit(Stage::kVictim);
   for (std::uint32_t id = 0; id < before_.size(); ++id) {
@@ -182,23 +184,24 @@ void Autopsy::check_blocks(const PoolMemory& memory, Complaints& complaints) con
                         d.uid.load() != uid))
       complain("has lost its content");
     if (had_content && is.holders() != (was.holders() & ~victim)) complain("has other holders");
-    if (!had_content && !was_victims && was.holders() != 0 && is != was) complain("was another's");
+    if (!had_content && !was_victims && was.holders() != 0 && is != was)
+      complain("belonged to another process");
     if (!had_content && (was_victims || was.holders() == 0) && is.holders() != 0)
-      complain("is held by somebody dead");
+      complain("is held by a dead process");
     if (was.state() != BlockState::retired && is.state() == BlockState::retired)
-      complain("is out of use");
+      complain("is retired");
     const bool had_bytes = was.state() == BlockState::ready;
     if (d.domain.load() == Stage::kOther.value &&
         (has_secret(memory, BlockId{id}) ||
          (had_bytes && is_payload_right(memory, BlockId{id}, name))))
-      complain("says it was handed over, with what the others left in it");
+      complain("names the new domain, but still has the old domain's bytes");
     if (is.state() == BlockState::ready &&
         !is_payload_right(memory, BlockId{id}, {d.hash_low.load(), d.hash_high.load()}))
       complain("holds other bytes than its name says");
   }
 }
 
-/// What was published is found, and what is found is right to the last byte.
+/// Checks that all published blocks are found, and that every byte of a found block is right.
 void Autopsy::check_contents(BlockPool& newcomer, Complaints& complaints) const {
   for (const auto& [prompt, tier, blocks] : findable_) {
     const PrefixHit hit = match_all(newcomer, prompt, tier);

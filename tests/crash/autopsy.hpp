@@ -1,6 +1,6 @@
 #pragma once
-// What must be true of a pool after a process in it was killed: the reaper is called, and then
-// everything a survivor or a newcomer may expect is tried.
+// Checks a pool after one of its processes was killed: calls the reaper, and then checks everything
+// that another process or a new one may expect of the pool.
 
 #include <functional>
 #include <string>
@@ -12,16 +12,16 @@ namespace kvhive::testing {
 
 using Complaints = std::vector<std::string>;
 
-/// While nobody works, and only processes in the mask hold anything: that all else can be had, and
-/// that the pool works.
+/// Checks that all blocks but those held by the processes in `holders` can be allocated, and that
+/// the pool works. No process works meanwhile, and no process outside the mask holds a block.
 Complaints examine_at_rest(const PoolMemory& memory, std::uint32_t holders);
 
 class Autopsy {
  public:
-  /// Before the operation: takes down what was there.
+  /// Called before the operation: records the pool's state.
   Autopsy(Stage& stage, const Operation& operation);
 
-  /// On the pool itself or on a copy of it, which is not the same afterwards. Empty if all is well.
+  /// Examines the pool itself or a copy of it, and changes it. Empty if all is well.
   Complaints examine(const PoolMemory& memory) const;
 
   /// For negative controls: another way to clean up after the victim.
@@ -38,14 +38,14 @@ class Autopsy {
   struct Findable {
     Prompt prompt;
     Tier tier;
-    std::size_t blocks;  ///< at least so many from the start
+    std::size_t blocks;  ///< at least this many are found, from the start
   };
 
   void check_blocks(const PoolMemory& memory, Complaints& complaints) const;
   void check_contents(BlockPool& newcomer, Complaints& complaints) const;
 
   std::vector<Block> before_;
-  std::vector<std::uint64_t> sums_;  ///< of the counters
+  std::vector<std::uint64_t> sums_;  ///< sums of the counters before the operation
   std::vector<Findable> findable_;
 };
 

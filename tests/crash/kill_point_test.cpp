@@ -1,6 +1,6 @@
-// SIGKILL at every named place of the pool's code (pool/kill_point.hpp), each time it is passed in
-// each operation, and then at places drawn at random. A name nobody was killed at fails the test:
-// code that no operation here reaches has not been proven to survive.
+// Kills at every named place of the pool's code (pool/kill_point.hpp), each time an operation
+// reaches it, and then at places drawn at random. A place where no process was killed fails the
+// test: no operation reaches it, so its survival is not proven.
 
 #include <gmock/gmock.h>
 
@@ -26,13 +26,13 @@ using ::testing::IsEmpty;
 constexpr std::size_t kMostPoints = 256;
 using Hits = std::array<std::uint32_t, kMostPoints>;
 
-/// One thing to do over and over, with a death somewhere in it.
+/// An operation that is run again and again, with a kill at some place in it.
 class Scene {
  public:
   virtual ~Scene() = default;
-  /// Everything as it was before anybody died.
+  /// Restores the state before the operation.
   virtual void set() = 0;
-  /// In the victim.
+  /// Runs the operation. Called in the victim.
   virtual void run() = 0;
   virtual Complaints examine() = 0;
   virtual std::string name() const = 0;
@@ -57,7 +57,7 @@ class OperationScene final : public Scene {
   std::string name() const override { return operation_.name; }
 
  private:
-  /// The survivor's turn, in the victim's process: the pool cannot tell.
+  /// Acts as the survivor, in the victim's process. The pool cannot tell the difference.
   static void interrupt() {
     KillPoint::is_suspended = true;
     interrupted_->operation_.meanwhile(interrupted_->stage_);
@@ -108,7 +108,7 @@ class KillPoints : public ::testing::Test {
     scenes_.push_back(std::make_unique<FormatScene>());
   }
 
-  /// How often each scene passes each point.
+  /// Runs each scene once and records how often it reaches each point.
   void explore() {
     for (std::size_t scene = 0; scene < scenes_.size(); ++scene) {
       SharedValue<Hits> hits;
@@ -172,7 +172,7 @@ TEST_F(KillPoints, AreAllSurvived) {
   for (std::size_t point = 0; point < KillPoint::all().size(); ++point) {
     std::printf("  %-32s %6zu\n", KillPoint::all()[point]->label(), kills_at_[point]);
     EXPECT_GT(kills_at_[point], 0u)
-        << "nobody was ever killed at " << KillPoint::all()[point]->label();
+        << "no process was killed at " << KillPoint::all()[point]->label();
   }
 }
 

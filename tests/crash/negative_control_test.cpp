@@ -1,5 +1,5 @@
-// What the harness must notice. A test that cannot fail proves nothing: these are the mistakes the
-// pool was designed around, made on purpose and stepped through like the pool itself.
+// Proves that the crash tests detect mistakes; a test that cannot fail proves nothing. The mistakes
+// that the pool's design avoids are made here on purpose and stepped through like the pool itself.
 
 #include <gmock/gmock.h>
 #include <sys/mman.h>
@@ -43,7 +43,7 @@ class NegativeControl : public ::testing::Test {
                 verdicts.boundaries, verdicts.wrong, verdicts.first.c_str());
   }
 
-  /// `wrong_now` says what a death here would leave.
+  /// `wrong_now` tells whether a death at this instruction would leave a wrong state.
   static Verdicts step_through(const std::function<void()>& body,
                                const std::function<bool()>& wrong_now) {
     Verdicts verdicts;
@@ -55,7 +55,7 @@ class NegativeControl : public ::testing::Test {
     return verdicts;
   }
 
-  /// An operation of the pool, with this autopsy.
+  /// Steps through an operation of the pool and examines it with this autopsy.
   static Verdicts examine(Stage& stage, const Operation& operation, const Autopsy& autopsy) {
     const PoolMemory copy = private_pool(stage.memory().geometry());
     Verdicts verdicts;
@@ -77,12 +77,12 @@ class NegativeControl : public ::testing::Test {
   }
 };
 
-/// A shared count of references, and a note of one's own for the reaper to undo them by.
+/// A shared count of references, and the victim's own count, from which a reaper corrects it.
 struct CountedBlock {
-  std::atomic<std::uint32_t> references{1};  // somebody else's
+  std::atomic<std::uint32_t> references{1};  // another process's
   std::atomic<std::uint32_t> victims{0};
 
-  /// What a reaper can do about a dead victim, and whether it was right.
+  /// Whether the count is wrong after a reaper has subtracted the victim's own count.
   bool is_wrong_after_reaping() const { return references.load() - victims.load() != 1; }
 };
 
@@ -110,7 +110,7 @@ TEST_F(NegativeControl, ASharedCountWithALedgerIsWrongSomewhere) {
   EXPECT_GE(count_first.wrong, 2u);
 }
 
-/// Says ready before it is.
+/// Publishes blocks before their names are written.
 bool publish_too_early(Stage& stage) {
   for (std::size_t i = 0; i < 2; ++i) {
     const BlockId block = stage.blocks[i];
@@ -125,7 +125,7 @@ bool publish_too_early(Stage& stage) {
   return true;
 }
 
-TEST_F(NegativeControl, PublishingBeforeTheContentIsThereIsNoticed) {
+TEST_F(NegativeControl, PublishingBeforeWritingTheContentIsDetected) {
   Stage stage;
   stage.blocks = stage.victim().allocate(Tier::device, 2).value();
   const Operation operation{"publish too early", {}, publish_too_early};
@@ -141,7 +141,7 @@ const Operation& operation_named(const std::string& name) {
   std::abort();
 }
 
-TEST_F(NegativeControl, AReaperThatForgetsSomethingIsNoticed) {
+TEST_F(NegativeControl, AnIncompleteReaperIsDetected) {
   const auto forgetting = [](const char* name, const Autopsy::Cleaner& cleaner) {
     const Operation& operation = operation_named("match: idle blocks");
     Stage stage;
@@ -170,7 +170,7 @@ TEST_F(NegativeControl, AReaperThatForgetsSomethingIsNoticed) {
 
 namespace bip = boost::interprocess;
 
-/// How it is usually done: a map in shared memory, and a mutex before it.
+/// The usual design: a map in shared memory, protected by a mutex.
 struct LockedMap {
   static constexpr std::size_t kBytes = 64 * 1024;
   using Allocator =
@@ -191,7 +191,7 @@ TEST_F(NegativeControl, AMapBehindAMutexHangsForEver) {
     map.emplace(1, 2);
   };
   const std::string start(reinterpret_cast<const char*>(&*shared), sizeof(LockedMap));
-  // Nobody else uses the lock: if it cannot be had after a death, it never can be again.
+  // No other process uses the lock: if it cannot be taken after a death, it never can.
   Verdicts verdicts;
   for (std::size_t boundary = 0;; boundary += 16) {
     TracedChild child(insert);

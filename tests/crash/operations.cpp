@@ -25,7 +25,7 @@ void use_up(Stage& stage, std::size_t left) {
 /// The survivor takes all free host blocks.
 void use_up_host(Stage& stage) { (void)stage.survivor().allocate(Tier::host, 6).value(); }
 
-/// What is free has been written before, in another domain.
+/// Fills the free device blocks with another domain's bytes.
 void leave_secrets(Stage& stage) {
   const auto free = stage.survivor().allocate(Tier::device, 6).value();
   fill_with_secret(stage.memory(), free);
@@ -36,7 +36,7 @@ IndexBucket& bucket(const Stage& stage, std::uint64_t half_of_hash) {
   return stage.memory().index()[half_of_hash & (stage.memory().layout().index_buckets - 1)];
 }
 
-/// Leaves no empty place in the bucket; the new hints are of names nobody asks for.
+/// Fills the bucket's empty places with hints of names that no test looks for.
 void fill_bucket(IndexBucket& full) {
   for (auto& way : full.way)
     if (way.load() == 0) way.store(0xdeadull << 32 | 1);
@@ -58,7 +58,7 @@ bool allocate(Stage& stage, std::size_t count, DomainId domain = {}) {
   return fresh.has_value();
 }
 
-/// Blocks for a prompt, filled, not published.
+/// Allocates and fills a prompt's blocks, without publishing them.
 void allocate_and_fill(Stage& stage, const Prompt& prompt) {
   stage.blocks = stage.victim().allocate(Tier::device, prompt.full_blocks(), prompt.domain).value();
   fill_blocks(stage.victim(), stage.blocks, prompt.chain);
@@ -89,8 +89,8 @@ bool release(Stage& stage) {
   return true;
 }
 
-/// As the block manager and the swapper move a sequence from tier to tier: what is there already is
-/// found, the rest copied and published; `from` is given back afterwards.
+/// Moves a sequence to the tier `to` as block manager and swapper do: finds the blocks that `to`
+/// has already, copies and publishes the rest, and then releases `from`.
 bool swap(Stage& stage, const std::vector<BlockId>& from, const Prompt& prompt, Tier to) {
   BlockPool& pool = stage.victim();
   const PrefixHit there = match_all(pool, prompt, to);
@@ -136,7 +136,8 @@ std::vector<Operation> matches() {
          s.hit = match_all(s.victim(), s.idle());
          use_up(s, 2);
          s.survivor().release(compute(s.survivor(), s.unknown()));
-         (void)s.survivor().allocate(Tier::device, 2).value();  // evicts them: the head moves on
+         // Evicts the blocks just released: the head moves on.
+         (void)s.survivor().allocate(Tier::device, 2).value();
        },
        [](Stage& s) {
          s.victim().cancel(s.hit);
@@ -185,7 +186,7 @@ std::vector<Operation> allocations() {
   };
 }
 
-/// Allocates, and keeps what that evicts: `copied` of it is new to the host tier.
+/// Allocates and demotes the evicted content. True if `copied` blocks are new to the host tier.
 bool demote(Stage& stage, std::size_t count, std::size_t copied, DomainId domain = {}) {
   std::vector<Evicted> evicted;
   const auto fresh = stage.victim().allocate(Tier::device, count, domain, &evicted);
@@ -356,7 +357,7 @@ std::vector<Operation> sequences() {
        0, false, false},
       {"reap",
        [](Stage& s) {
-         // A process that died with everything: filling, ready, shared, in both tiers.
+         // The victim holds blocks in every state (filling, ready, shared) and in both tiers.
          s.hold(match_all(s.victim(), s.shared()).blocks, s.shared().chain);
          s.hold(match_all(s.victim(), s.shared(), Tier::host).blocks, s.shared().chain);
          s.hold(s.victim().allocate(Tier::host, 2).value());
@@ -367,7 +368,8 @@ std::vector<Operation> sequences() {
        }},
       {"reap: a lost device",
        [](Stage& s) {
-         // What it holds alone it gives back first: the autopsy knows that idle blocks may go.
+         // The victim first releases its published blocks: the autopsy expects that idle blocks may
+         // be lost.
          std::vector<BlockId> published;
          for (const BlockId block : s.held_blocks())
            if (BlockWord{s.memory().descriptors()[block.value].word.load()}.state() ==
@@ -381,8 +383,8 @@ std::vector<Operation> sequences() {
   };
 }
 
-/// Idle blocks newer than any other, evicted again together with all others: the head of the
-/// release order goes past everything released before.
+/// Releases new blocks and then evicts all idle blocks, so that the head of the release order
+/// passes all earlier releases.
 void pass_by(Stage& s) {
   s.survivor().release(compute(s.survivor(), s.unknown()));
   const std::size_t left = s.survivor().available(Tier::device);

@@ -1,5 +1,5 @@
 #pragma once
-// Everything a process does to the pool, one by one, each from a stage set for it.
+// All operations of a process on the pool. Each has a function that prepares the pool for it.
 
 #include <functional>
 #include <ostream>
@@ -12,17 +12,17 @@ namespace kvhive::testing {
 
 struct Operation {
   std::string name;
-  /// Sets the stage.
+  /// Prepares the pool.
   std::function<void(Stage&)> prepare;
-  /// What the victim does. True if it did what the name says.
+  /// The operation, run by the victim. True if it did what the name says.
   std::function<bool(Stage&)> run;
   /// How many idle device blocks it may take, oldest first.
   std::size_t evicts = 0;
-  /// It may push hints out of the index: blocks stay, but are not found.
+  /// The operation may push hints out of the index: blocks stay, but may not be found.
   bool may_lose_hints = false;
-  /// It writes something else each time (a process id, the time).
+  /// False if the operation writes different bytes each time (a process id, the time).
   bool is_repeatable = true;
-  /// What the survivor does while the victim is at the kill point named so; nothing if empty.
+  /// The survivor calls `meanwhile` while the victim is at this kill point; never if empty.
   std::string interrupted_at = {};
   void (*meanwhile)(Stage&) = nullptr;
   /// Like `evicts`, for the host tier.
@@ -31,7 +31,7 @@ struct Operation {
 
 const std::vector<Operation>& operations();
 
-/// Operations another process gets in the way of, at one certain instruction.
+/// Operations during which another process changes the pool at one given instruction.
 const std::vector<Operation>& races();
 
 /// For the tests' output.

@@ -1,6 +1,6 @@
 #pragma once
-// All bytes of a pool, copied out or into another pool of the same geometry. There is no pointer in
-// shared memory, so a copy is a pool in the very same state.
+// Copies all bytes of a pool, and writes them into a pool of the same geometry. Shared memory has
+// no pointers, so the copy is a pool in exactly the same state.
 
 #include <array>
 #include <cstddef>
@@ -56,7 +56,7 @@ class PoolImage {
     }
     return from == bytes_.size();
   }
-  /// The same for the same work done at another time of day.
+  /// A hash of the bytes without times: equal for the same work done at another time.
   std::size_t digest() const {
     std::string timeless = bytes_;
     for (std::size_t i = 0; i < journal_slots_; ++i) {

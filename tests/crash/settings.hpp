@@ -1,5 +1,5 @@
 #pragma once
-// What the environment says about a run: which seed, how long.
+// Settings of a run from the environment: the seed and the duration.
 
 #include <cstdint>
 #include <cstdio>
@@ -8,7 +8,7 @@
 
 namespace kvhive::testing {
 
-/// KVHIVE_SEED, or one of the day. Printed, so that a failure can be had again.
+/// KVHIVE_SEED, or a random seed. Prints the seed, so that a failure can be repeated.
 inline std::uint32_t chosen_seed() {
   const char* wanted = std::getenv("KVHIVE_SEED");
   const auto seed = wanted != nullptr
@@ -18,14 +18,14 @@ inline std::uint32_t chosen_seed() {
   return seed;
 }
 
-/// KVHIVE_CHAOS_MINUTES: how long the random kills go on; 0 = as many as a test run has.
+/// KVHIVE_CHAOS_MINUTES: the least duration of the random kills, in minutes; 0 = as in a test run.
 inline double chaos_minutes() {
   const char* wanted = std::getenv("KVHIVE_CHAOS_MINUTES");
   return wanted != nullptr ? std::strtod(wanted, nullptr) : 0;
 }
 
-/// KVHIVE_KILL_EVERYWHERE: a real process for each instruction boundary, not for a sample of them.
-/// Takes an hour.
+/// KVHIVE_KILL_EVERYWHERE: kill a real process at each instruction boundary, not at a sample of
+/// them. Takes an hour.
 inline bool must_kill_everywhere() { return std::getenv("KVHIVE_KILL_EVERYWHERE") != nullptr; }
 
 }  // namespace kvhive::testing

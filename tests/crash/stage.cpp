@@ -25,7 +25,7 @@ PoolFds formatted(const PoolGeometry& geometry) {
   return fds;
 }
 
-/// The same secret in every run, so that names meet in the same buckets.
+/// Sets the same secret in every run, so that names fall into the same index buckets.
 PoolMemory attached(const PoolFds& fds) {
   PoolMemory memory = must(PoolMemory::attach(fds, Access::read_write));
   std::mt19937 random(1);
@@ -38,7 +38,7 @@ PoolMemory attached(const PoolFds& fds) {
 
 }  // namespace
 
-// 64 bytes of payload a block: copies are stepped through, too.
+// 64 bytes of payload per block, because the tests step through copies, too.
 Stage::Stage()
     : fds_(formatted(small_geometry(16, 8, 4, 2))),
       memory_(attached(fds_)),
@@ -121,7 +121,7 @@ void fill_with_secret(const PoolMemory& memory, std::span<const BlockId> blocks)
 
 bool has_secret(const PoolMemory& memory, BlockId block) {
   const std::byte* payload = payload_of(memory, block);
-  std::size_t in_a_row = 0;  // single bytes are anybody's
+  std::size_t in_a_row = 0;  // other content may have single bytes of this value
   for (std::size_t i = 0; i < payload_words(memory) * 8 && in_a_row < 8; ++i)
     in_a_row = payload[i] == kSecret ? in_a_row + 1 : 0;
   return in_a_row == 8;

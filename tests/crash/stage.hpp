@@ -1,8 +1,8 @@
 #pragma once
-// A small pool with a past, and two processes in it: the victim, which is about to do something and
-// die, and the survivor, which holds blocks of its own and wants to see them untouched.
+// A small pool with content and two processes: the victim, which dies during an operation, and the
+// survivor, whose blocks must not change.
 //
-//   device, 15 blocks    shared() 2, held by the survivor     idle() 3, held by nobody
+//   device, 15 blocks    shared() 2, held by the survivor     idle() 3, not held
 //                        owned() 2, held by the victim        2 more the victim is filling
 //                        6 free
 //   host, 8 blocks       a copy of shared(), idle; 6 free
@@ -20,7 +20,8 @@ namespace kvhive::testing {
 class Stage {
  public:
   static constexpr ProcessSlot kVictim{0}, kSurvivor{1}, kNewcomer{2};
-  /// All of the above is in domain 0; blocks change to this one.
+  /// All these blocks are in domain 0. Operations that change a block's domain change it to this
+  /// one.
   static constexpr DomainId kOther{9};
 
   Stage();
@@ -34,14 +35,15 @@ class Stage {
 
   /// A prompt of full blocks, each one token repeated.
   Prompt prompt(std::initializer_list<TokenId> blocks) const;
-  // Made beforehand: hashing is not what is stepped through.
+  // Made beforehand, so that the tests do not step through hashing.
   const Prompt& shared() const { return shared_; }
   const Prompt& idle() const { return idle_; }
   const Prompt& owned() const { return owned_; }
   const Prompt& unknown() const { return unknown_; }      ///< not published
   const Prompt& continued() const { return continued_; }  ///< shared(), and two blocks more
 
-  /// What the victim believes it holds, block by block. It must be right whenever it goes on.
+  /// The blocks that the victim holds, by its own record. The record must be right whenever a
+  /// stopped victim goes on.
   struct Holding {
     BlockId block;
     bool is_published;
@@ -53,11 +55,11 @@ class Stage {
   void let_go(std::span<const BlockId> blocks);
   std::vector<BlockId> held_blocks() const;
 
-  /// The victim looks at everything it holds, every byte, and gives it back. False if anything is
+  /// The victim checks every byte of the blocks it holds, and releases them. False if anything is
   /// not as it should be.
   bool victim_concludes();
 
-  // From an operation's preparation to its run.
+  // Values that an operation's preparation leaves for its run.
   std::vector<BlockId> blocks;
   PrefixHit hit;
   std::optional<Prompt> named_otherwise;
@@ -70,13 +72,14 @@ class Stage {
   Prompt shared_, idle_, owned_, unknown_, continued_;
 };
 
-/// Finds what is there of a prompt, computes the rest, publishes: its block table, held by `pool`.
+/// Matches a prompt, computes and publishes the rest. Returns the block table, which `pool` holds.
 std::vector<BlockId> compute(BlockPool& pool, const Prompt& prompt, Tier tier = Tier::device);
 
 void fill_blocks(const BlockPool& pool, std::span<const BlockId> blocks,
                  std::span<const Hash128> names);
 
-/// Bytes that another domain must never see, and whether there are any in a block.
+/// Fills blocks with bytes that another domain must never see; tells whether a block has such
+/// bytes.
 void fill_with_secret(const PoolMemory& memory, std::span<const BlockId> blocks);
 bool has_secret(const PoolMemory& memory, BlockId block);
 

@@ -1,11 +1,11 @@
-// SIGKILL at every instruction of everything a process does to the pool.
+// SIGKILL at every instruction of every operation on the pool.
 //
-// The victim is single-stepped through the operation once. At each instruction boundary the pool's
-// bytes are copied, and the copy is examined as if the victim had just been killed. That is the
-// same thing: the kill would leave exactly this memory. Nobody else writes meanwhile, the victim
-// has one thread, a stopped thread's stores are all done, and the kernel changes no byte of a dying
-// process' shared memory. So all boundaries cost one pass instead of one process each. Real kills
-// at a sample of the boundaries leave, as they must, an image of that pass.
+// The test steps the victim through the operation once. At each instruction boundary it copies the
+// pool's bytes and examines the copy as if the victim had just been killed. A kill would leave
+// exactly this memory: no other process writes meanwhile, the victim has one thread, all stores of
+// a stopped thread are done, and the kernel changes no byte of a dying process's shared memory. So
+// all boundaries cost one pass instead of one process each. Real kills at a sample of the
+// boundaries must leave one of the images of that pass.
 
 #include <gmock/gmock.h>
 
@@ -30,8 +30,8 @@ namespace {
 
 struct Tally {
   std::size_t boundaries = 0;  ///< before each instruction, and after the last
-  std::size_t images = 0;      ///< of these, with other bytes in shared memory than the one before
-  std::size_t kills = 0;       ///< real ones
+  std::size_t images = 0;      ///< boundaries at which shared memory differs from the one before
+  std::size_t kills = 0;       ///< real kills
   std::size_t violations = 0;
   std::string first;
 
@@ -57,7 +57,7 @@ class EveryInstruction : public ::testing::TestWithParam<Operation> {
     if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
   }
 
-  /// The whole operation, an autopsy at each boundary.
+  /// Steps through the whole operation and examines the pool at each boundary.
   void step_through(Stage& stage, const Autopsy& autopsy) {
     const PoolMemory copy = private_pool(stage.memory().geometry());
     PoolImage image;
@@ -75,8 +75,9 @@ class EveryInstruction : public ::testing::TestWithParam<Operation> {
     } while (child.step());
   }
 
-  /// Another process for each of a sample of the boundaries. They cost as many steps as they are
-  /// far from the start, so long operations are sampled less densely, unless somebody has the time.
+  /// Kills a new process at each of a sample of the boundaries. A boundary costs as many steps as
+  /// it is far from the start, so long operations get fewer samples (but see
+  /// must_kill_everywhere()).
   void kill_at_sample(Stage& stage, const Autopsy& autopsy, const PoolImage& start) {
     constexpr std::size_t kMostSteps = 40'000;
     const std::size_t n = tally_.boundaries;
@@ -103,7 +104,7 @@ class EveryInstruction : public ::testing::TestWithParam<Operation> {
   std::unordered_set<std::size_t> seen_;
 };
 
-TEST_P(EveryInstruction, MayBeTheLast) {
+TEST_P(EveryInstruction, MayBeTheLastBeforeAKill) {
   Stage stage;
   GetParam().prepare(stage);
   const PoolImage start(stage.memory());
@@ -111,14 +112,14 @@ TEST_P(EveryInstruction, MayBeTheLast) {
   step_through(stage, autopsy);
   kill_at_sample(stage, autopsy, start);
   print(GetParam().name, tally_);
-  EXPECT_TRUE(*has_done_it_) << "the operation did not do what it is here for";
+  EXPECT_TRUE(*has_done_it_) << "the operation did not do what its name says";
   EXPECT_GT(tally_.boundaries, 10u);
   EXPECT_EQ(tally_.violations, 0u) << tally_.first;
 }
 
-/// The steward dies while it writes an empty pool: there is none to attach to until it is all
-/// there, and the next steward begins again over whatever it finds.
-TEST(EveryInstructionOfFormatting, MayBeTheLast) {
+/// The steward dies while it formats an empty pool. No process can attach before the format is
+/// complete, and the next steward formats the pool again.
+TEST(EveryInstructionOfFormatting, MayBeTheLastBeforeAKill) {
   if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
   if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
   constexpr std::size_t kWritten = 3;  // control, metadata, tokens: formatting writes nothing else
@@ -130,7 +131,7 @@ TEST(EveryInstructionOfFormatting, MayBeTheLast) {
     KV_CHECK(pread(fd, bytes.data(), bytes.size(), 0) == ssize_t(bytes.size()));
     return bytes;
   };
-  // Not zero to begin with: what memset has got through shows, too.
+  // The memory does not start as zero, so that the progress of memset shows in the images.
   for (std::size_t i = 0; i < kWritten; ++i) {
     const std::string junk(read_all(fds[i].get()).size() - sizeof(ControlBlock) * (i == 0), 0x77);
     KV_CHECK(pwrite(fds[i].get(), junk.data(), junk.size(), i == 0 ? sizeof(ControlBlock) : 0) > 0);

@@ -1,7 +1,7 @@
-// A process stopped at a random instruction of a random operation (SIGSTOP, a debugger, a machine
-// that is too busy) stops nobody: the others' requests go on to their end, and nothing depends on
-// how long it takes. When it goes on, it goes on with what it knew; nothing it does then may harm
-// anybody, and what it finds in the end is right.
+// A process that is stopped at a random instruction of a random operation (by SIGSTOP, a debugger,
+// or a busy machine) stops no other process: their requests finish, however long the stop takes.
+// When the stopped process goes on, it acts on what it knew before. It must do no harm then, and
+// the blocks it holds must be right.
 
 #include <gmock/gmock.h>
 #include <poll.h>
@@ -29,7 +29,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-/// Whether the child ends by itself. Two minutes, where it takes milliseconds, are a hang.
+/// Whether the child ends by itself within two minutes. It needs milliseconds; more is a hang.
 bool ends(ChildProcess& child) {
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, child.pid(), 0));
   pollfd waiting{pidfd, POLLIN, 0};
@@ -38,7 +38,7 @@ bool ends(ChildProcess& child) {
   return has_ended && ended_well(child.wait());
 }
 
-/// An operation with its stage, to be set again and again.
+/// An operation with its prepared pool, which can be restored.
 struct Rehearsal {
   explicit Rehearsal(const Operation& rehearsed) : operation(rehearsed) {
     operation.prepare(stage);
@@ -65,7 +65,7 @@ class StoppedAnywhere : public ::testing::Test {
       rehearsals_.push_back(std::make_unique<Rehearsal>(operation));
   }
 
-  /// Others use the pool; they must come to an end, served or refused.
+  /// Other processes use the pool. Each of their requests must end, served or refused.
   void work_meanwhile(const PoolMemory& memory) {
     SharedValue<Fleet> fleet;
     std::array<ChildProcess, kWorkers> workers;
@@ -91,7 +91,7 @@ class StoppedAnywhere : public ::testing::Test {
   std::uint64_t served_ = 0;
 };
 
-TEST_F(StoppedAnywhere, AProcessStopsNobodyAndGoesOnUnharmed) {
+TEST_F(StoppedAnywhere, AProcessStopsNoOtherAndGoesOnUnharmed) {
   const int stops = kUnderSanitizer ? 60 : 200;
   for (int i = 0; i < stops; ++i) {
     Rehearsal& rehearsal = *rehearsals_[std::size_t(i) % rehearsals_.size()];
@@ -100,17 +100,17 @@ TEST_F(StoppedAnywhere, AProcessStopsNobodyAndGoesOnUnharmed) {
     const std::size_t steps = random_() % rehearsal.steps;
     const std::string where = rehearsal.operation.name + ", step " + std::to_string(steps);
 
-    // What the operation comes to is another matter once others have used up what it had seen.
+    // The operation's result is not checked: others may have taken the blocks that it had seen.
     TracedChild victim([&] { rehearsal.operation.run(stage); },
                        [&] { _exit(stage.victim_concludes() ? 0 : 1); });
-    // It may be over a little sooner this time: its heap is another.
+    // The operation may have fewer steps this time, because its heap differs.
     for (std::size_t step = 0; step < steps && victim.step(); ++step) continue;
     victim.leave_stopped();
     ASSERT_NO_FATAL_FAILURE(work_meanwhile(stage.memory())) << where;
     EXPECT_THAT(fsck(stage.memory()).violations, IsEmpty()) << where;
 
     victim.go_on();
-    EXPECT_TRUE(ended_well(victim.wait())) << where << ": what it holds is not what it should be";
+    EXPECT_TRUE(ended_well(victim.wait())) << where << ": the victim's blocks are wrong";
     const ReapReport left = reap(stage.memory(), Stage::kVictim);
     EXPECT_EQ(left.freed + left.released, 0u) << where;
     EXPECT_THAT(examine_at_rest(stage.memory(), holder_bit(Stage::kSurvivor)), IsEmpty()) << where;

@@ -1,6 +1,6 @@
-// Several processes over one pool; some are killed or stopped at random moments. No waiting for
-// others by the clock: the parent watches counters in shared memory. Only when to strike is a
-// timer's business.
+// Several processes use one pool; some are killed or stopped at random moments. The parent does not
+// wait for a fixed time: it watches counters in shared memory. Only the moment of a kill comes from
+// a timer.
 
 #include <gmock/gmock.h>
 #include <poll.h>
@@ -28,7 +28,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-/// Waits for something another process does. A minute without it is a hang.
+/// Waits until another process makes the condition true. A minute is a hang.
 bool comes_true(const std::function<bool()>& condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   while (!condition()) {
@@ -38,13 +38,13 @@ bool comes_true(const std::function<bool()>& condition) {
   return true;
 }
 
-/// A busy moment of random length, so that a signal falls on any instruction.
+/// Spins for a random time, so that a signal falls on any instruction.
 void linger(std::mt19937& random) {
   for (auto left = random() % 20'000; left != 0; --left) asm volatile("");
 }
 
-/// SIGKILL comes to the calling process by its own timer: also on a machine so busy that nobody
-/// else would get a chance to send it in time.
+/// Lets a timer of the calling process kill it by SIGKILL after `moment`. On a busy machine,
+/// another process might not run in time to send the signal.
 void die_in(std::chrono::nanoseconds moment) {
   sigevent event{};
   event.sigev_notify = SIGEV_SIGNAL;
@@ -56,7 +56,7 @@ void die_in(std::chrono::nanoseconds moment) {
     abort();
 }
 
-/// The others work on meanwhile; which instruction they are at then is anybody's guess.
+/// Sleeps for up to 2 ms. The workers go on and are at random instructions afterwards.
 void let_timer_expire(std::mt19937& random) {
   const timespec moment{0, long(random() % 2'000'000)};
   ppoll(nullptr, 0, &moment, nullptr);
@@ -83,7 +83,8 @@ class PoolCrash : public ::testing::Test {
     occupy(memory, slot, std::uint32_t(children_[i].pid()));
   }
 
-  /// What the steward does, as a process that may die of it, too; the next one begins again.
+  /// Reaps as the steward does, in a process that may be killed meanwhile. Then the next one begins
+  /// again.
   void sweep(const PoolMemory& memory, std::span<const std::uint32_t> victims) {
     while (true) {
       const bool must_die = random_() % 4 == 0;
@@ -105,7 +106,7 @@ class PoolCrash : public ::testing::Test {
   }
 
   std::uint64_t requests(std::uint32_t i) const { return (*fleet_)[i].requests.load(); }
-  /// Anything the worker did, also being refused.
+  /// Requests of the worker, served and refused.
   std::uint64_t attempts(std::uint32_t i) const {
     return requests(i) + (*fleet_)[i].shortages.load();
   }
@@ -131,7 +132,7 @@ class PoolCrash : public ::testing::Test {
   std::mt19937 random_{20250101};
   SharedValue<Fleet> fleet_;
   std::array<ChildProcess, kWorkers> children_;
-  int reapers_killed_ = 0;  ///< before they were done
+  int reapers_killed_ = 0;  ///< before they had finished
 };
 
 TEST_F(PoolCrash, NothingIsLostWhenWorkersAreKilledAtRandomMoments) {
@@ -146,11 +147,12 @@ TEST_F(PoolCrash, NothingIsLostWhenWorkersAreKilledAtRandomMoments) {
   int kills = 0;
   for (int round = 0; kills < least || std::chrono::steady_clock::now() < start_time + minutes;
        ++round) {
-    // Any number of them at once.
+    // One or more workers at once.
     std::vector<std::uint32_t> victims;
     for (std::uint32_t i = 0, chosen = 1 + random_() % (kEverybody - 1); i < kWorkers; ++i)
       if ((chosen >> i & 1) != 0) victims.push_back(i);
-    // Whoever has just been started may die before its first request; now and then nobody does.
+    // A worker that was just started may die before its first request; every 50th round waits for
+    // one.
     if (round % 50 == 0) {
       const std::uint64_t goal = attempts(victims[0]) + 1 + random_() % 50;
       ASSERT_TRUE(comes_true([&] { return attempts(victims[0]) >= goal; })) << "worker hangs";
@@ -162,7 +164,7 @@ TEST_F(PoolCrash, NothingIsLostWhenWorkersAreKilledAtRandomMoments) {
       ++kills;
     }
     sweep(memory, victims);
-    if (round % 10 == 0) {  // the others work on meanwhile
+    if (round % 10 == 0) {  // the other workers go on meanwhile
       ASSERT_THAT(fsck(memory).violations, IsEmpty()) << "after kill " << kills;
       ASSERT_EQ(sum(&WorkerProgress::wrong), 0u) << "after kill " << kills;
     }
@@ -182,7 +184,7 @@ TEST_F(PoolCrash, NothingIsLostWhenWorkersAreKilledAtRandomMoments) {
               static_cast<unsigned long long>(sum(&WorkerProgress::wrong)));
   EXPECT_EQ(sum(&WorkerProgress::wrong), 0u);
   EXPECT_GT(sum(&WorkerProgress::verified), 1000u);
-  EXPECT_GT(sum(&WorkerProgress::shortages), 10u) << "no pressure";
+  EXPECT_GT(sum(&WorkerProgress::shortages), 10u) << "the pool was never short of blocks";
   EXPECT_GT(reapers_killed_, 10);
   expect_all_there(memory);
 }
@@ -195,7 +197,7 @@ TEST_F(PoolCrash, ProcessesThatWorkAtOnceCountExactly) {
   ASSERT_TRUE(comes_true([&] { return sum(&WorkerProgress::requests) >= goal; }));
   stop_all();
   EXPECT_EQ(sum(&WorkerProgress::wrong), 0u);
-  EXPECT_EQ(sum(&WorkerProgress::shortages), 0u) << "there were enough blocks for everybody";
+  EXPECT_EQ(sum(&WorkerProgress::shortages), 0u) << "there were enough blocks for all workers";
   expect_all_there(memory);
 }
 
@@ -213,7 +215,7 @@ std::size_t lost_hints(const PoolMemory& memory, Tier tier) {
   return lost;
 }
 
-TEST_F(PoolCrash, NoHintIsLostUnlessTheRingGoesRound) {
+TEST_F(PoolCrash, NoHintIsLostUnlessTheRingIsOverwritten) {
   const WorkerLoad load{.sequences = 6, .blocks = 6, .vocabulary = 6};
   int seen = 0;
   for (int attempt = 0; attempt < 40 && seen < 2; ++attempt) {
@@ -225,7 +227,7 @@ TEST_F(PoolCrash, NoHintIsLostUnlessTheRingGoesRound) {
     for (std::uint32_t i = 0; i < kWorkers; ++i) start(memory, i, load);
     ASSERT_TRUE(comes_true([&] { return sum(&WorkerProgress::requests) >= 30'000; }));
     stop_all();
-    // A process the scheduler has put aside for long may find the ring round; it then says so.
+    // If the kernel did not run a process for long, the ring was overwritten, and the epoch moved.
     if (memory.control().tiers[0].epoch.load() != 0) continue;
     ++seen;
     ASSERT_EQ(lost_hints(memory, Tier::device), 0u);
@@ -233,7 +235,7 @@ TEST_F(PoolCrash, NoHintIsLostUnlessTheRingGoesRound) {
   if (seen == 0) GTEST_SKIP() << "the machine is too busy: the ring went round every time";
 }
 
-TEST_F(PoolCrash, AStoppedProcessStopsNobody) {
+TEST_F(PoolCrash, AStoppedProcessStopsNoOther) {
   const WorkerLoad load;
   const PoolMemory memory = private_pool(small_geometry(1 + load.most_blocks() * kWorkers, 24));
   for (std::uint32_t i = 0; i < kWorkers; ++i) start(memory, i, load);

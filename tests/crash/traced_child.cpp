@@ -13,8 +13,8 @@
 namespace kvhive::testing {
 namespace {
 
-/// A place in the child where the parent is to take notice. One instruction, so that nothing of the
-/// harness is counted among the steps.
+/// Stops the child for the parent. It is one instruction, so that no instruction of the harness
+/// counts as a step.
 inline void breakpoint() { asm volatile("int3" ::: "memory"); }
 
 int wait_for(pid_t pid, int options) {
@@ -37,7 +37,7 @@ TracedChild::TracedChild(const std::function<void()>& body, const std::function<
   KV_CHECK(pid_ >= 0, errno);
   if (pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    signal(SIGTRAP, [](int) {});  // for the second breakpoint, should nobody trace us by then
+    signal(SIGTRAP, [](int) {});  // for the second breakpoint, if the parent no longer traces
     KV_CHECK(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) == 0, errno);
     breakpoint();
     body();

@@ -1,6 +1,6 @@
 #pragma once
 // A forked child that runs one function an instruction at a time (ptrace). Between two instructions
-// it can be looked at, killed, or left lying there.
+// the parent can read shared memory, kill the child, or leave it stopped.
 
 #include <functional>
 
@@ -16,23 +16,23 @@ class TracedChild {
       const std::function<void()>& body, const std::function<void()>& afterwards = [] {});
   TracedChild(const TracedChild&) = delete;
   TracedChild& operator=(const TracedChild&) = delete;
-  /// Kills it if it still lives.
+  /// Kills the child if it is alive.
   ~TracedChild();
 
-  /// One instruction. False if that was the last of `body`; anything but a step is a bug, and ends
-  /// the test.
+  /// Runs one instruction. False if it was the last of `body`. Any other event than a step is a bug
+  /// and ends the test.
   bool step();
-  /// SIGKILL, here and now, and waits until it is gone.
+  /// Kills the child by SIGKILL at this instruction and waits for its end.
   void kill();
-  /// No more tracing: the child lies stopped, as by SIGSTOP, until it is told to go on.
+  /// Ends tracing. The child stays stopped, as by SIGSTOP, until go_on().
   void leave_stopped();
   void go_on();
-  /// waitpid's status, once it has ended.
+  /// Waits for the child's end. Returns waitpid's status.
   int wait();
 
   pid_t pid() const { return pid_; }
 
-  /// Some containers forbid it.
+  /// Whether ptrace is allowed; some containers forbid it.
   static bool is_allowed();
 
  private:

@@ -250,8 +250,8 @@ void make_shared_memory(const Make& make, const DescriptorLine& line) {
   pause();
 }
 
-/// What one process writes to shared memory, other processes and the maker see, before and after
-/// mapping.
+/// Another process reads the bytes that the maker wrote to shared memory, also when it maps the
+/// memory a second time.
 TEST_P(DeviceContract, AllProcessesUseSharedMemoryWhileItsMakerLives) {
   const DescriptorLine line;
   const ChildProcess maker([&] { make_shared_memory(GetParam(), line); });

@@ -39,7 +39,7 @@ class FakeDeviceTest : public ::testing::Test {
   std::byte* memory_ = nullptr;
 };
 
-TEST_F(FakeDeviceTest, CopiesReadPageLockedMemoryWhenTheirTurnComes) {
+TEST_F(FakeDeviceTest, CopiesReadPageLockedMemoryWhenTheStreamReachesThem) {
   std::promise<void> changed;
   FakeFaults faults;
   faults.before_work = [&, is_changed = changed.get_future().share()](std::uint64_t) {
@@ -47,8 +47,8 @@ TEST_F(FakeDeviceTest, CopiesReadPageLockedMemoryWhenTheirTurnComes) {
   };
   device_.set_faults(faults);
   ASSERT_TRUE(device_.copy(memory_, host_.data(), kBytes, stream_));
-  std::fill(host_.begin(), host_.end(),
-            std::byte{2});  // a mistake on any device: the copy has not been waited for
+  // An error on any device: the host changes the source before the copy is done.
+  std::fill(host_.begin(), host_.end(), std::byte{2});
   changed.set_value();
   std::vector<std::byte> got(kBytes);
   ASSERT_TRUE(device_.copy(got.data(), memory_, kBytes, stream_));
@@ -61,7 +61,7 @@ TEST_F(FakeDeviceTest, FreshMemoryIsPoisoned) {
   EXPECT_THAT(got, Each(std::byte{0xcb}));
 }
 
-TEST_F(FakeDeviceTest, AFailedCallLosesTheContextForGood) {
+TEST_F(FakeDeviceTest, AFailedCallLosesTheContextForEver) {
   FakeFaults faults;
   faults.call = device_.calls() + 1;
   device_.set_faults(faults);
@@ -128,7 +128,7 @@ TEST(LockedPages, ChunksAreWholeUnitsAndPages) {
   }
 }
 
-TEST_F(FakeDeviceTest, CountsWhatIsLeft) {
+TEST_F(FakeDeviceTest, CountsResourcesThatAreNotReleased) {
   EXPECT_EQ(device_.leftovers(), 4u);
   device_.unlock_pages(host_.data());
   device_.release(memory_);

@@ -1,8 +1,8 @@
-// A hostile client: the bytes of a few request slots and of the heap behind them, rewritten once
-// more between being read and being answered.
+// A hostile client. The input is the bytes of a few request slots and of the heap behind them. They
+// are rewritten between the engine's reading of a request and its answer.
 //
-// The channel is a heap allocation, not a mapping: mapping one anew for every input cost nine
-// tenths of the time, and a mapping has no guard behind it that AddressSanitizer knows of.
+// The channel is allocated on the heap, not mapped: a new mapping for every input took nine tenths
+// of the time, and AddressSanitizer detects no access behind a mapping.
 
 #include <cstdlib>
 #include <memory>
@@ -24,13 +24,14 @@ class HostileClient {
       std::byte* slot = memory_.get() + slots_offset() + i * sizeof(RequestSlot);
       std::memset(slot, 0, sizeof(RequestSlot));
       auto& typed = *reinterpret_cast<RequestSlot*>(slot);
-      // Most of a slot is stop strings: the fields that matter come first, as a fuzzer likes it.
+      // Most of a slot is stop strings. The other fields take the first bytes of the input.
       typed.state.store(SlotState(input.take<std::uint8_t>() & 3));
       typed.wants_abort.store(input.take<std::uint8_t>() & 1);
       typed.tokens.store(input.take<std::uint16_t>());
       RequestBody& body = typed.body;
       input.fill(std::as_writable_bytes(std::span(&body, 1)).first(offsetof(RequestBody, stop)));
-      // Offsets that lie in the channel at all are one in 2^44: help a little.
+      // Only one random offset in 2^44 lies in the channel, so about half of the slots get valid
+      // ones.
       if ((input.take<std::uint8_t>() & 1) == 0) {
         for (ChannelRange* range : {&body.prompt, &body.log, &body.text}) {
           range->offset = heap_offset() + range->offset % kHeapInUse;
@@ -42,7 +43,7 @@ class HostileClient {
     input.fill({memory_.get() + heap_offset(), kHeapInUse});
   }
 
-  /// As an engine that has just been handed the channel sees it.
+  /// Opens the channel as an engine that just received it does.
   std::shared_ptr<EngineChannel> open() {
     return EngineChannel::over(1, 0, {memory_.get(), kLeastChannelBytes}, UniqueFd());
   }
@@ -69,7 +70,8 @@ void answer(EngineChannel& channel, const TakenRequest& request, HostileClient& 
   sink->admitted({});
   GeneratedToken token;
   for (std::uint32_t i = 0; i < request.params.logprobs; ++i) token.top.push_back({});
-  for (int i = 0; i < 40; ++i) sink->token(token, "some text");  // more than it asked for
+  // More tokens than the request asked for.
+  for (int i = 0; i < 40; ++i) sink->token(token, "some text");
   if (input.take<std::uint8_t>() & 1) client.write_slots(input);
   sink->finished(FinishReason::length, {}, {}, 12);
   sink->flush();

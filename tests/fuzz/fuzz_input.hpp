@@ -1,5 +1,5 @@
 #pragma once
-// A fuzzer's bytes, taken from the front piece by piece; what is not there reads as zero.
+// A fuzzer's bytes, taken piece by piece from the front. Bytes after the end read as zero.
 
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// A model's config.json. What is accepted has shapes one can compute with.
+// A model's config.json. An accepted config must have usable shapes.
 
 #include "base/check.hpp"
 #include "models/model_config.hpp"

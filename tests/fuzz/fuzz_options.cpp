@@ -1,4 +1,4 @@
-// An operator's TOML file. What is accepted must be a set of options that a daemon can be told.
+// An operator's TOML file. Accepted options must be writable as a daemon's flags.
 
 #include "config/options.hpp"
 #include "tests/fuzz/fuzz_input.hpp"

@@ -1,4 +1,4 @@
-// What anybody may send to the daemon's socket, and a daemon to its client.
+// Packets that any process may send to the daemon's socket, or a daemon to its client.
 
 #include <sys/socket.h>
 
@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   testing::FuzzInput input(data, size);
   const int descriptors = input.take<std::uint8_t>() & 3;
   std::string bytes = input.rest();
-  if (bytes.empty()) return 0;  // would read as the other end's hanging up
+  if (bytes.empty()) return 0;  // an empty packet would read as a closed connection
 
   iovec piece{bytes.data(), bytes.size()};
   msghdr message{};
@@ -34,7 +34,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       std::memcpy(CMSG_DATA(header) + static_cast<std::size_t>(i) * sizeof(int), &ends[1],
                   sizeof(int));
   }
-  if (sendmsg(ends[0], &message, MSG_NOSIGNAL) < 0) return 0;  // too long for the socket
+  // Fails if the packet is too long for the socket.
+  if (sendmsg(ends[0], &message, MSG_NOSIGNAL) < 0) return 0;
   auto packet = receive_packet(ends[1]);
   if (!packet || !*packet) return 0;
   if (const auto hello = (*packet)->as<EngineHello>())

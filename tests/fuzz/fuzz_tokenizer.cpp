@@ -1,4 +1,4 @@
-// A tokenizer.json, then a text for it: input is the JSON, a zero byte, the text.
+// A tokenizer.json and a text. The input is the JSON, a zero byte and the text.
 
 #include <nlohmann/json.hpp>
 

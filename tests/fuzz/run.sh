@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs every fuzz target for some seconds. What it learns stays in CORPUS between runs; the seeds are
-# files of this tree.
+# Runs every fuzz target for some seconds. Inputs found stay in CORPUS between runs; the seeds are made
+# from files of this tree.
 set -eu
 bin=$(cd "$1" && pwd)
 seconds=${2:-60}
@@ -28,7 +28,7 @@ printf '%s\n' $targets | xargs -P "$(nproc)" -I TARGET sh -c '
 for target in $targets; do
   echo "$target"
   grep -E "^stat::(number_of_executed|new_units|peak_rss)|ERROR|SUMMARY|Test unit" "$corpus/$target.log" || true
-  # Whatever its exit code, a finding leaves its input behind.
+  # A finding always leaves its input behind, whatever the exit code is.
   if ls "$corpus/$target-finding-"* >/dev/null 2>&1; then
     cat "$corpus/$target.log" >&2
     exit 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""First inputs for the fuzz targets: small, valid, and each with another feature in it."""
+"""Makes the first inputs for the fuzz targets: small, valid, each with another feature."""
 import json
 import pathlib
 import struct

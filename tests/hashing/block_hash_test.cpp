@@ -48,7 +48,7 @@ TEST_F(BlockHasherTest, AnotherSecretGivesOtherNames) {
   EXPECT_NE(BlockHasher(one).child({}, tokens), BlockHasher(two).child({}, tokens));
 }
 
-TEST_F(BlockHasherTest, NamesDependOnEveryTokenTheirOrderAndThePast) {
+TEST_F(BlockHasherTest, NamesDependOnEveryTokenTheirOrderAndTheParent) {
   Names seen;
   const auto is_new = [&](Hash128 name) { return seen.insert(pair_of(name)).second; };
   const Hash128 root = hasher.root(DomainId{0});
@@ -122,7 +122,7 @@ TEST_F(BlockHasherTest, ExtendGoesOnWhereItStopped) {
   EXPECT_EQ(in_steps, at_once);
 }
 
-TEST_F(BlockHasherTest, ExtendOfLessThanABlockIsNothing) {
+TEST_F(BlockHasherTest, ExtendByLessThanABlockAddsNoName) {
   std::vector<Hash128> chain;
   hasher.extend(chain, DomainId{0}, counting(0, 3), 4);
   hasher.extend(chain, DomainId{0}, {}, 4);

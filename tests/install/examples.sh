@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs everything into an empty folder, builds the examples and the README's snippets against it alone, runs them on the
-# installed daemon with the installed model and compares their texts. Nothing is left.
+# installed daemon with the installed model and compares their texts. Leaves no file and no process.
 # usage: examples.sh CMAKE BUILD_FOLDER SOURCE_FOLDER
 set -eu
 cmake=$1 build=$2 source=$3
@@ -53,7 +53,7 @@ set -- build/stream_cpp build/stream_c ./stream_pc
 
 run() { case "$1" in *.py) $python "$@" ;; *) "$@" ;; esac }
 
-for program in "$@" readme_cpp readme_c; do  # no daemon: an error in words
+for program in "$@" readme_cpp readme_c; do  # without a daemon each program prints an error
   case "$program" in readme*) program="./$program" ;; esac
   if run "$program" "$prompt" >out 2>err; then fail "$program succeeded without a daemon"; fi
   grep -q "no daemon listens on" err || fail "$program without a daemon says: $(cat err)"

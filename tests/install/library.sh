@@ -1,5 +1,5 @@
 #!/bin/sh
-# The installed library and its headers: the headers need no other file of ours and compile without a warning, the library
+# Tests the installed library and its headers: the headers need no other file of the project and compile without a warning, the library
 # exports kvhive's API alone and links nothing but the C and C++ runtimes.
 # usage: library.sh CMAKE BUILD_FOLDER SOURCE_FOLDER
 set -eu

@@ -38,14 +38,14 @@ Bell new_doorbell() {
 }
 UniqueFd copy_of(const UniqueFd& fd) { return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)); }
 
-/// How often a doorbell was rung since it was last asked.
+/// How often a doorbell was rung since the last call.
 std::size_t rings(const Bell& doorbell) {
   char heard[512];
   const ssize_t got = recv(doorbell.to_hear.get(), heard, sizeof heard, MSG_DONTWAIT);
   return got > 0 ? static_cast<std::size_t>(got) : 0;
 }
 
-/// Both ends of one channel, in one process, over two mappings of one memory.
+/// Both ends of one channel in this process, each with its own mapping of the channel's memory.
 class ChannelTest : public ::testing::Test {
  protected:
   static constexpr std::size_t kBytes = kLeastChannelBytes;
@@ -72,7 +72,7 @@ class ChannelTest : public ::testing::Test {
     return request;
   }
 
-  /// Serves whatever is submitted: `tokens` tokens of text "x".
+  /// Answers every submitted request with `tokens` tokens of text "x".
   void serve_all(std::uint32_t tokens) {
     for (const TakenRequest& request : engine_->take_submitted()) {
       const auto sink = engine_->sink(request);
@@ -89,7 +89,7 @@ class ChannelTest : public ::testing::Test {
   std::shared_ptr<EngineChannel> engine_ = open_engine(1);
 };
 
-// -- there and back
+// -- requests and answers
 
 TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   ChannelRequest request = token_request(5, 9);
@@ -120,7 +120,7 @@ TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   EXPECT_EQ(taken.params.stop_token_ids, request.params.stop_token_ids);
 }
 
-TEST_F(ChannelTest, ASeedThatNobodyAskedForIsDrawnOnceAndSurvivesTheEngine) {
+TEST_F(ChannelTest, ASeedNotGivenIsDrawnOnceAndSurvivesTheEngine) {
   ASSERT_TRUE(client_.submit(token_request()).has_value());
   const TakenRequest first = take_one();
   EXPECT_FALSE(first.params.has_seed);
@@ -231,17 +231,18 @@ TEST_F(ChannelTest, TheClientKnowsWhetherAnEngineWorksOnItsRequest) {
   take_one();
   EXPECT_EQ(client_.read(slot).engine, 1u);
   write_serving_engine(memory_.get(), kNoEngine);  // the engine has died
-  EXPECT_EQ(client_.read(slot).engine, kNoEngine) << "though its slot still says accepted";
+  EXPECT_EQ(client_.read(slot).engine, kNoEngine)
+      << "the slot still says accepted, but that engine is dead";
   engine_ = open_engine(2);
   EXPECT_EQ(client_.read(slot).engine, kNoEngine) << "engine 2 has not taken it over";
   const TakenRequest taken = take_one();
   EXPECT_EQ(client_.read(slot).engine, 2u);
   engine_->refuse(taken.slot, Error{Errc::never_fits, "too long"});
   write_serving_engine(memory_.get(), kNoEngine);
-  EXPECT_EQ(client_.read(slot).engine, 2u) << "it has finished the request";
+  EXPECT_EQ(client_.read(slot).engine, 2u) << "engine 2 has finished the request";
 }
 
-TEST_F(ChannelTest, DoorbellsRingOncePerNews) {
+TEST_F(ChannelTest, DoorbellsRingOncePerChange) {
   rings(engine_doorbell_);
   const std::uint32_t slot = client_.submit(token_request()).value();
   EXPECT_EQ(rings(engine_doorbell_), 1u);
@@ -275,7 +276,7 @@ TEST_F(ChannelTest, AnAbortIsNamedOnceAndOnlyForAcceptedRequests) {
   EXPECT_THAT(engine_->take_aborts(), ElementsAre(slot));
 }
 
-TEST_F(ChannelTest, TwoThreadsTalkThroughIt) {
+TEST_F(ChannelTest, TwoThreadsExchangeRequestsAndTokens) {
   constexpr int kRequests = 300;
   std::atomic<bool> is_over{false};
   std::thread engine([&] {
@@ -307,9 +308,9 @@ TEST_F(ChannelTest, TwoThreadsTalkThroughIt) {
   EXPECT_EQ(text, 4u * kRequests);
 }
 
-// -- room
+// -- space in the heap and the slots
 
-TEST_F(ChannelTest, ThousandsOfRequestsLeaveTheHeapWhole) {
+TEST_F(ChannelTest, ThousandsOfRequestsLeaveNoHeapFragments) {
   std::mt19937 random(1);
   std::vector<std::uint32_t> open;
   for (int i = 0; i < 5000; ++i) {
@@ -328,7 +329,7 @@ TEST_F(ChannelTest, ThousandsOfRequestsLeaveTheHeapWhole) {
   serve_all(1);
   for (const std::uint32_t slot : open) client_.read(slot);
 
-  // Everything in one piece again: a request that fills the heap to the last 16 bytes.
+  // The heap is one free range again: a request can fill it to the last 16 bytes.
   const std::size_t heap = (kBytes - heap_offset()) / 16 * 16;
   ChannelRequest all = token_request(4, 1);
   all.most_text_bytes = heap - 16 - 16;
@@ -461,7 +462,7 @@ TEST_F(ChannelTest, AnotherEngineContinuesAJournalAndTheClientSeesEachTokenOnce)
   EXPECT_EQ(taken.tokens, counting(100, 3));
   EXPECT_THAT(taken.journal, ElementsAre(7, 8, 9));
   const auto sink = engine_->sink(taken);
-  sink->token({7, 0, {}}, "a");  // replayed by the scheduler, without logprobs
+  sink->token({7, 0, {}}, "a");  // the scheduler replays the journal, without logprobs
   sink->token({8, 0, {}}, "bc");
   sink->token({9, 0, {}}, "d");
   sink->token({10, -4, {{10, -4}}}, "e");
@@ -476,12 +477,13 @@ TEST_F(ChannelTest, AnotherEngineContinuesAJournalAndTheClientSeesEachTokenOnce)
   EXPECT_EQ(progress.reason, FinishReason::stop);
 }
 
-TEST_F(ChannelTest, ATakeoverCarriesWhatTheFirstAdmissionFoundIfThereWasOne) {
+TEST_F(ChannelTest, ATakeoverCarriesTheFirstAdmissionsCounts) {
   ASSERT_TRUE(client_.submit(token_request()).has_value());
   const TakenRequest first = take_one();
   EXPECT_FALSE(first.earlier_admission.has_value());
   engine_ = open_engine(2);
-  EXPECT_FALSE(take_one().earlier_admission.has_value()) << "accepted, but never admitted";
+  EXPECT_FALSE(take_one().earlier_admission.has_value())
+      << "the request was accepted, but never admitted";
   engine_ = open_engine(3);
   const TakenRequest third = take_one();
   engine_->sink(third)->admitted({3, 2, 1});
@@ -493,7 +495,7 @@ TEST_F(ChannelTest, ATakeoverCarriesWhatTheFirstAdmissionFoundIfThereWasOne) {
   EXPECT_EQ(last.earlier_admission->preemptions, 1u);
 }
 
-TEST_F(ChannelTest, ANewEngineTakesUpWhatIsSubmittedOrAcceptedAndNothingElse) {
+TEST_F(ChannelTest, ANewEngineTakesSubmittedAndAcceptedRequestsOnly) {
   const std::uint32_t accepted = client_.submit(token_request()).value();
   const std::uint32_t finished = client_.submit(token_request()).value();
   for (const TakenRequest& taken : engine_->take_submitted())
@@ -509,7 +511,7 @@ TEST_F(ChannelTest, ANewEngineTakesUpWhatIsSubmittedOrAcceptedAndNothingElse) {
   EXPECT_EQ(client_.read(finished).reason, FinishReason::length);
 }
 
-TEST_F(ChannelTest, ARequestThatKillsItsEnginesIsNotTriedForEver) {
+TEST_F(ChannelTest, ARequestThatKillsItsEnginesIsRefusedAtTheFourthTakeover) {
   const std::uint32_t slot = client_.submit(token_request()).value();
   take_one();
   for (std::uint32_t died = 1; died <= kMostTakeovers; ++died) {
@@ -530,7 +532,7 @@ TEST_F(ChannelTest, ARequestThatKillsItsEnginesIsNotTriedForEver) {
   take_one();
 }
 
-TEST_F(ChannelTest, ARequestThatGetsOnMayOutliveManyEngines) {
+TEST_F(ChannelTest, ARequestThatGainsTokensMayOutliveManyEngines) {
   const std::uint32_t slot = client_.submit(token_request(3, 40)).value();
   for (std::uint32_t died = 0; died < 10; ++died) {
     const TakenRequest taken = take_one();
@@ -546,7 +548,7 @@ TEST_F(ChannelTest, ARequestThatGetsOnMayOutliveManyEngines) {
   }
   take_one();
   engine_ = open_engine(1);
-  EXPECT_THAT(engine_->take_submitted(), IsEmpty()) << "and then it got stuck";
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty()) << "the last engines wrote no new token";
 }
 
 TEST_F(ChannelTest, AnAbortSurvivesTheEngine) {
@@ -561,10 +563,10 @@ TEST_F(ChannelTest, AnAbortSurvivesTheEngine) {
 
 // -- hostile clients
 
-__extension__ typedef unsigned __int128 Wide;  // sums that cannot wrap round
+__extension__ typedef unsigned __int128 Wide;  // for sums that must not overflow
 
-/// Writes whatever it likes into the channel. The engine's mapping has nothing accessible on either
-/// side of it, so that a step outside is a fault.
+/// A client that writes arbitrary bytes into the channel. The pages before and after the engine's
+/// mapping are not accessible, so that an access outside the channel is a fault.
 class HostileClient : public ChannelTest {
  protected:
   HostileClient() {
@@ -588,7 +590,7 @@ class HostileClient : public ChannelTest {
     return reinterpret_cast<RequestSlot*>(channel() + slots_offset())[index];
   }
 
-  /// Padding too.
+  /// Copies the padding, too.
   void put(std::size_t index, const RequestBody& body) const {
     std::memcpy(&slot(index).body, &body, sizeof body);
   }
@@ -598,7 +600,7 @@ class HostileClient : public ChannelTest {
   }
   bool one_in(std::uint64_t n) { return pick(1, n) == 1; }
 
-  /// A request that holds together, somewhere in the heap.
+  /// A valid request with ranges at random places in the heap.
   RequestBody sound_body() {
     RequestBody body{};
     const auto range = [&](std::uint64_t most, std::uint64_t alignment) {
@@ -645,11 +647,11 @@ class HostileClient : public ChannelTest {
                                    kMost - 15,
                                    kMost};
     switch (pick(0, 4)) {
-      case 0:  // a few wild bytes
+      case 0:  // a few random bytes
         for (std::uint64_t i = pick(1, 8); i > 0; --i)
           bytes[pick(0, sizeof body - 1)] = static_cast<unsigned char>(random_());
         break;
-      case 1:  // nothing but wild bytes
+      case 1:  // only random bytes
         for (std::size_t i = 0; i < sizeof body; ++i)
           bytes[i] = static_cast<unsigned char>(random_());
         break;
@@ -669,14 +671,14 @@ class HostileClient : public ChannelTest {
         *counts[pick(0, std::size(counts) - 1)] = kCounts[pick(0, std::size(kCounts) - 1)];
         break;
       }
-      case 4:  // ranges that overlap, or lie askew
+      case 4:  // ranges that overlap or are misaligned
         body.log.offset = body.prompt.offset + pick(0, 8);
         body.text.offset = body.log.offset + pick(0, 8);
         break;
     }
   }
 
-  /// Whether a request may be taken, from channel_layout.hpp's words alone.
+  /// Whether a request may be taken, by the rules in channel_layout.hpp's comments.
   static bool is_sound(const RequestBody& body, std::uint32_t journaled, std::size_t& room) {
     const auto lies_in_heap = [](const ChannelRange& range, std::uint64_t alignment) {
       const Wide end = static_cast<Wide>(range.offset) + range.bytes;
@@ -706,7 +708,8 @@ class HostileClient : public ChannelTest {
  private:
   static constexpr std::size_t kGuardBytes = 4 * kBytes;
 
-  /// Larger than the channel: it goes where the channel would have gone, and pushes it below.
+  /// Maps a guard larger than the channel. The kernel puts it where the channel would have gone, so
+  /// that the next mapping of the channel lies below it.
   void add_guard() {
     void* guard = mmap(nullptr, kGuardBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     KV_CHECK(guard != MAP_FAILED);
@@ -752,8 +755,8 @@ class HostileClient : public ChannelTest {
   std::vector<void*> guards_;
 };
 
-TEST_F(HostileClient, NeverMakesTheEngineStepOutsideTheChannelAndLearnsOfEveryRefusal) {
-  constexpr int kRounds = 400;  // of 256 slots each
+TEST_F(HostileClient, NeverMakesTheEngineAccessMemoryOutsideAndIsToldEveryRefusal) {
+  constexpr int kRounds = 400;  // 256 slots per round
   std::size_t taken_in_all = 0, refused_in_all = 0;
   std::vector<RequestBody> bodies(kChannelSlots);
   for (int round = 0; round < kRounds; ++round) {
@@ -787,7 +790,7 @@ TEST_F(HostileClient, NeverMakesTheEngineStepOutsideTheChannelAndLearnsOfEveryRe
 
     for (const TakenRequest& request : taken) {
       RequestBody& body = bodies[request.slot];
-      if (one_in(2)) spoil(body);  // between the engine's two looks
+      if (one_in(2)) spoil(body);  // between the engine's two reads of the slot
       put(request.slot, body);
       const auto sink = engine_->sink(request);
       sink->admitted({1, 1, 0});
@@ -799,12 +802,12 @@ TEST_F(HostileClient, NeverMakesTheEngineStepOutsideTheChannelAndLearnsOfEveryRe
       sink->flush();
       ASSERT_EQ(slot(request.slot).state.load(), SlotState::finished);
     }
-    // The table's own parts are nobody's text buffer.
+    // The engine wrote no text or log into the header or the slot table.
     ASSERT_EQ(std::memcmp(header.data(), channel(), header.size()), 0);
     for (std::uint32_t i = 0; i < kChannelSlots; ++i)
       ASSERT_EQ(std::memcmp(&slot(i).body, &bodies[i], sizeof(RequestBody)), 0) << "slot " << i;
   }
-  EXPECT_GT(taken_in_all, 10000u);  // otherwise this tested little
+  EXPECT_GT(taken_in_all, 10000u);  // fewer would prove little
   EXPECT_GT(refused_in_all, 50000u);
 }
 
@@ -816,7 +819,7 @@ TEST_F(HostileClient, CanWriteAnythingAnywhereInTheSlotTable) {
       table[pick(0, table.size() - 1)] = static_cast<std::byte>(random_());
     for (std::uint32_t i = 0; i < kChannelSlots; ++i)
       if (one_in(3)) slot(i).state = static_cast<SlotState>(pick(0, 4));
-    if (one_in(4)) engine_ = open_engine(2);  // takes over whatever is there
+    if (one_in(4)) engine_ = open_engine(2);  // takes over the requests that the slots seem to hold
     for (const TakenRequest& request : engine_->take_submitted()) {
       const auto sink = engine_->sink(request);
       for (int t = 0; t < 5; ++t) sink->token({7, 0, {{1, 0}, {2, 0}}}, "text");
@@ -839,7 +842,7 @@ TEST_F(HostileClient, CannotMakeTheEngineCopyTheChannelManyTimes) {
   EXPECT_THAT(slot(255).error_text.data(), HasSubstr("overlap"));
 }
 
-TEST_F(HostileClient, WhoRewritesTheBodyAfterSubmittingGetsNoLogButAnEnd) {
+TEST_F(HostileClient, ABodyRewrittenAfterSubmittingGetsNoTokensButAFinishReason) {
   const std::uint32_t index = client_.submit(token_request(3, 4)).value();
   const TakenRequest taken = take_one();
   slot(index).body.log.offset = 0;

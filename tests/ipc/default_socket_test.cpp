@@ -24,7 +24,7 @@ class DefaultSocket : public ::testing::Test {
   std::map<std::string, std::string> before_;
 };
 
-TEST_F(DefaultSocket, IsWhatTheEnvironmentSaysAndElseUnderRun) {
+TEST_F(DefaultSocket, ComesFromTheEnvironmentOrElseIsUnderRun) {
   EXPECT_EQ(default_socket(), "/run/kvhive/kvhived.sock");
   setenv("XDG_RUNTIME_DIR", "/run/user/7", 1);
   EXPECT_EQ(default_socket(), "/run/user/7/kvhive/kvhived.sock");

@@ -41,8 +41,8 @@ TEST_F(ListenerTest, LeavesTheSocketThatAnotherDaemonMadeOnItsPath) {
 TEST_F(ListenerTest, LeavesTheDirectoryThatAnotherDaemonMadeOnItsPath) {
   std::optional<Listener> first(open());
   std::filesystem::remove_all(folder());
-  ASSERT_EQ(mkdir(folder().c_str(), 0700),
-            0);  // another daemon, before it binds
+  // Another daemon has made the directory, and has not bound its socket yet.
+  ASSERT_EQ(mkdir(folder().c_str(), 0700), 0);
   first.reset();
   EXPECT_TRUE(std::filesystem::exists(folder()));
 }
@@ -69,7 +69,7 @@ std::string leave_stale_socket(const std::string& path) {
 
 TEST_F(ListenerTest, AStaleSocketIsRemovedOnlyIfItIsTheKeepersOwn) {
   const std::string identity = leave_stale_socket(path());
-  EXPECT_FALSE(remove_stale_socket(path(), "1:2")) << "another keeper's";
+  EXPECT_FALSE(remove_stale_socket(path(), "1:2")) << "the socket is another keeper's";
   EXPECT_TRUE(std::filesystem::exists(path()));
   EXPECT_TRUE(remove_stale_socket(path(), identity));
   EXPECT_FALSE(std::filesystem::exists(path()));

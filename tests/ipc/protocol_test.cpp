@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// While it lives, this process can open nothing more.
+/// While an object of this class exists, this process cannot open another descriptor.
 class NoDescriptorsLeft {
  public:
   NoDescriptorsLeft() {
@@ -88,7 +88,7 @@ TEST_F(ProtocolTest, AShortPacketIsMalformed) {
 TEST_F(ProtocolTest, AMessageIsReadAsItsOwnTypeOnly) {
   ASSERT_TRUE(send_packet(there_.get(), ChannelClose{8}).has_value());
   const Packet packet = receive();
-  EXPECT_FALSE(packet.as<Repaired>().has_value()) << "it has the same size";
+  EXPECT_FALSE(packet.as<Repaired>().has_value()) << "Repaired has the same size as ChannelClose";
   EXPECT_TRUE(packet.as<ChannelClose>().has_value());
 }
 
@@ -113,21 +113,21 @@ TEST_F(ProtocolTest, APayloadOfAnotherSizeThanItsTypesIsMalformed) {
   }
   packet.header.payload_bytes = sizeof packet.message;
   send_raw(&packet, sizeof packet - 1);
-  EXPECT_EQ(receive_error().code, Errc::bad_format) << "cut short";
+  EXPECT_EQ(receive_error().code, Errc::bad_format) << "one byte is missing";
 }
 
-TEST_F(ProtocolTest, ATextFromAnotherProcessEndsWithItsArray) {
+TEST_F(ProtocolTest, ATextWithoutATerminatorEndsWithItsArray) {
   FixedText<8> text("exactly so long");
   EXPECT_EQ(text.str(), "exactly");
   std::memset(static_cast<void*>(&text), 'x', sizeof text);
   EXPECT_EQ(text.str(), "xxxxxxxx");
 }
 
-TEST_F(ProtocolTest, AnotherVersionIsNamed) {
+TEST_F(ProtocolTest, AnotherVersionIsNamedInTheError) {
   std::array<PacketHeader, 64> packet;
   packet[0].version = 77;
-  for (const std::size_t bytes :
-       {sizeof packet, std::size_t{8}}) {  // another version has its own sizes
+  // Another version may have a header of another size.
+  for (const std::size_t bytes : {sizeof packet, std::size_t{8}}) {
     send_raw(&packet, bytes);
     const Error error = receive_error();
     EXPECT_EQ(error.code, Errc::layout_mismatch);

@@ -84,7 +84,7 @@ TEST_P(ArgumentsDeathTest, NameScalesThatAreMissingOrTooMany) {
   EXPECT_DEATH(write({}, [](auto& args) { args.in_dtype = Dtype::int8; }), "in_dtype");
 }
 
-TEST(RowArgumentsDeathTest, NameWhatNoModelCanMean) {
+TEST(RowArgumentsDeathTest, NameShapesThatNoModelHas) {
   EXPECT_DEATH(embed_reference({.T = 1}), "width > 0.*1 0");
   EXPECT_DEATH(add_rms_norm_reference({.n = 1, .width = 4, .out_dtype = Dtype::int8}),
                "out_dtype.*5");

@@ -121,7 +121,7 @@ TEST_P(CacheWrite, PutsEveryRoundedValueIntoItsSlotAndTouchesNothingElse) {
                      {.G = 2, .D = 96, .S = S, .q_dtype = in, .storage = Storage::packed});
 }
 
-TEST_P(CacheWrite, QuantisesWithTheScalesOfTensorsAndHeadsAndMakesThoseOfTokens) {
+TEST_P(CacheWrite, QuantisesWithGivenScalesAndComputesThosePerToken) {
   for (const Storage storage : {Storage::hnd, Storage::nhd, Storage::packed})
     for (const Dtype in : kActivations)
       for (const Dtype dtype : {Dtype::e4m3, Dtype::e5m2, Dtype::int8})
@@ -136,7 +136,7 @@ TEST_P(CacheWrite, QuantisesWithTheScalesOfTensorsAndHeadsAndMakesThoseOfTokens)
                                       .scaling = scaling});
 }
 
-TEST_P(CacheWrite, LosesAsLittleAsTheTypeAllows) {
+TEST_P(CacheWrite, RoundingErrorsAreAsSmallAsTheTypeAllows) {
   for (const auto& [dtype, bar] : {std::pair{Dtype::e4m3, 4e-2}, {Dtype::int8, 1.5e-2}}) {
     const Shape shape{.dtype = dtype, .G = 1, .D = 128, .scaling = Scaling::token};
     PagedArena arena(shape, 1);
@@ -190,7 +190,7 @@ TEST_P(CacheWrite, RoundsToNearestWithTiesToEven) {
     }
 }
 
-TEST_P(CacheWrite, WritesTheSameWhenItIsTooMuchForTheCaches) {
+TEST_P(CacheWrite, WritesTheSameBytesBeyondTheProcessorsCaches) {
   constexpr std::int32_t kTokens = 4100, kBlocks = kTokens / 16 + 2;
   for (const Storage storage : {Storage::hnd, Storage::packed}) {
     // 8 MiB and some; blocks and heads on whole cache lines.

@@ -39,7 +39,7 @@ class SparseMemory {
 
 class FarBlocks : public testing::TestWithParam<Backend> {};
 
-TEST_P(FarBlocks, AreWrittenAndAttendedToAsNearOnesAre) {
+TEST_P(FarBlocks, GiveTheSameResultsAsNearOnes) {
   constexpr std::int64_t kFar = std::int64_t{3} << 30;  // bytes from one block to the next
   constexpr std::int32_t kBlocks = 4, kTokens = 40, H = 4, G = 2, D = 64, S = 16;
   const SparseMemory memory(kBlocks * kFar);

@@ -65,7 +65,7 @@ class KvFixture {
     return run(attention, queries, features).out;
   }
 
-  /// The same in double precision from plain arrays, without pages.
+  /// Computes the same results in double precision from plain arrays, without pages.
   ExactOutput run_densely(const std::vector<Query>& queries, const Features& features = {}) const;
   std::vector<double> attend_densely(const std::vector<Query>& queries,
                                      const Features& features = {}) const {

@@ -69,7 +69,7 @@ const std::vector<int> kSizes = {static_cast<int>(kStored.size()),
                                  kOffOn,
                                  kOffOn};
 
-/// What the layouts allow. `a` belongs to an earlier factor than `b`.
+/// Whether the layouts allow both values in one case. `a` belongs to an earlier factor than `b`.
 bool is_allowed(FactorValue a, FactorValue b) {
   if (a.factor != stored) return true;
   const Stored& s = kStored[a.value];

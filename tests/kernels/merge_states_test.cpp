@@ -53,7 +53,7 @@ MergeStatesArgs args_of(const Part& a, const Part& b, Part& into, std::int32_t T
           a.dtype};
 }
 
-TEST_P(MergeStates, WeighsThePartsByWhatTheySaw) {
+TEST_P(MergeStates, WeighsThePartsByTheirLse) {
   constexpr std::int32_t T = 7, H = 5, D = 72;
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
     const Part a(dtype, T * H, D, 1), b(dtype, T * H, D, 2);
@@ -74,7 +74,7 @@ TEST_P(MergeStates, WeighsThePartsByWhatTheySaw) {
   }
 }
 
-TEST_P(MergeStates, LeavesOutAPartThatHasSeenNothingWhateverItHolds) {
+TEST_P(MergeStates, IgnoresTheValuesOfAnEmptyPart) {
   constexpr std::int32_t D = 16;
   const Part a(Dtype::f32, 3, D, 1);
   Part b(Dtype::f32, 3, D, 2), merged(Dtype::f32, 3, D, 3);
@@ -87,7 +87,7 @@ TEST_P(MergeStates, LeavesOutAPartThatHasSeenNothingWhateverItHolds) {
   }
 }
 
-TEST_P(MergeStates, OfTwoThatHaveSeenNothingIsZero) {
+TEST_P(MergeStates, OfTwoEmptyPartsIsZero) {
   constexpr std::int32_t D = 16;
   Part a(Dtype::bf16, 1, D, 1), merged(Dtype::bf16, 1, D, 3);
   for (std::size_t i = 0; i < D; ++i) store_element(a.out.data(), i, kNan, Dtype::bf16);
@@ -113,7 +113,7 @@ TEST_P(MergeStates, WorksInPlaceAndWithoutLse) {
   EXPECT_EQ(b.out, merged.out);
 }
 
-TEST_P(MergeStates, MakesOneOfAttentionOverTwoHalves) {
+TEST_P(MergeStates, GivesAttentionOverTheWholeFromTwoHalves) {
   KvFixture fixture({.H = 2, .G = 2, .D = 64}, {{1, 200}});
   // The query at position 199 sees the first 104 tokens (as a query at position 103 with the same
   // vector does) and then the other 96, by a window.

@@ -368,7 +368,7 @@ TEST_P(PackedAttention, BitsAreTheSameWithAnyNumberOfThreads) {
   }
 }
 
-TEST_P(PackedAttention, BitsAreTheSameInAnyBlocksAndWhateverFollows) {
+TEST_P(PackedAttention, BitsDoNotDependOnBlockIdsOrLaterTokens) {
   Cache here(GetParam(), {1000}, 1);
   Cache there(GetParam(), {kTokens, 40}, 2);
   Cache poison(GetParam(), {kTokens}, 3);

@@ -116,7 +116,7 @@ TEST_P(PagedAttentionBits, AreTheSameInAnyBlocks) {
   EXPECT_TRUE(same_bits(attend(here, {{0, 900, 100}}), attend(there, {{1, 900, 100}})));
 }
 
-TEST_P(PagedAttentionBits, AreTheSameWhateverFollowsInTheCache) {
+TEST_P(PagedAttentionBits, DoNotDependOnLaterTokensInTheCache) {
   const std::vector<Query> queries{{0, 1000, 1}, {0, 1000, 60}};
   KvFixture later_tokens(shape(), {{1, kTokens}});
   KvFixture nothing(shape(), {{1, 1000}});

@@ -1,10 +1,10 @@
 /* One block, two process slots. A process may be killed before any step; a dead slot is swept by a
  * reaper that may itself be killed and started again, and is then given to a new process.
  *
- * One statement or d_step = one atomic access to shared memory. A compare-and-swap that finds
- * something else does nothing. take, publish, give_back, pin and unpin
- * change the word as taken_by, published_by, freed, pinned_by and unpinned_by do in
- * pool/block_word.hpp; the sweep is pool/care/reaper.cpp's. */
+ * One statement or d_step is one atomic access to shared memory. A compare-and-swap that finds
+ * another value does nothing. take, publish, give_back, pin and unpin change the word as taken_by,
+ * published_by, freed, pinned_by and unpinned_by do in pool/block_word.hpp; sweep does what
+ * pool/care/reaper.cpp does. */
 #define FREE 0
 #define FILLING 1
 #define READY 2
@@ -18,11 +18,11 @@ bool hint;
 bool is_running[2], is_dead[2];
 byte lives[2];
 byte kills;
-byte writers; /* ghost: processes that may write the content */
+byte writers; /* only for the proof: processes that may write the content */
 
 #define MY_BIT (1 << slot)
 
-/* Take the block anew: from the free structures, or by evicting it while it is idle. */
+/* Takes the block: from the free structures, or by evicting it while it is idle. */
 inline take() {
   if
   :: d_step { state == FREE && generation < GENERATIONS ->
@@ -65,9 +65,9 @@ proctype Process(byte slot) {
        :: give_back()
        fi;
        d_step { wanted = 0; seen = 0 }
-    :: d_step { hint && state == READY -> seen = generation }; /* match: the word, */
-       wanted = key;                                           /* then what is compared, */
-       if                                                      /* then the pin */
+    :: d_step { hint && state == READY -> seen = generation }; /* match reads the word, */
+       wanted = key;                                           /* then the key it compares, */
+       if                                                      /* then pins */
 #ifdef MUTANT_PIN_ANY_GENERATION
        :: d_step { state == READY -> holders = holders | MY_BIT }
 #else
@@ -98,7 +98,7 @@ inline start(number) {
   if :: is_running[number] -> run Process(number) :: else fi
 }
 
-/* slot = the dead one */
+/* slot is the dead process's */
 inline sweep() {
   d_step { old_state = state; old_generation = generation; old_holders = holders };
   if

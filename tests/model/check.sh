@@ -1,5 +1,5 @@
 #!/bin/sh
-# check.sh MODEL: the model holds, and each of its mutants does not. 77 = Spin is not installed.
+# check.sh MODEL: checks that the model holds and that each of its mutants fails. Exit code 77 = Spin is not installed.
 set -eu
 model=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 command -v spin >/dev/null || { echo "spin is not installed: skipped"; exit 77; }

@@ -1,8 +1,8 @@
-/* One block, its bit, the summary bit over it, and two processes that each take it when they find
- * it and give it back. Names as in pool/free_blocks.cpp.
+/* One block, its bit, the summary bit over it, and three processes that each take the block when
+ * they find it, and give it back. Names are those of pool/free_blocks.cpp.
  *
- * Must hold when all have come to rest: if the block is free, bitmap and summary say so. (What a
- * killed process leaves unsaid, the reaper and find_lost() say.) */
+ * Must hold when all processes have finished: if the block is free, its bit and the summary bit are
+ * set. (Bits that a killed process did not set are set by the reaper and found by find_lost().) */
 bool is_free = true, is_hinted = true, is_summed = true;
 
 inline announce(seen) {
@@ -36,7 +36,7 @@ proctype Process() {
            :: else
            fi
         :: else ->
-           is_summed = false; /* search_bitmap: nothing left under this bit */
+           is_summed = false; /* search_bitmap: no bit is left under this summary bit */
 #ifndef MUTANT_CLEAR_SUMMARY_WITHOUT_LOOKING_AGAIN
            seen = is_hinted;
            if :: seen -> is_summed = true :: else fi;

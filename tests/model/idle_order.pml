@@ -1,9 +1,9 @@
-/* One block that is released, held for a moment and evicted by several processes at once, and the
- * ring of hints. Names as in pool/idle_order.cpp. The ring is long enough not to go round: what is
- * overwritten is found by the scan, as after a crash.
+/* One block that several processes release, hold for a moment and evict at the same time, and the
+ * ring of hints. Names are those of pool/idle_order.cpp. The ring is long enough that no hint is
+ * overwritten: overwritten hints are found by the scan, as after a crash.
  *
- * Must hold when all have come to rest: an idle block has a current hint at or behind the head, or
- * the epoch has moved on, so that everybody scans before the next eviction. */
+ * Must hold when all processes have finished: an idle block has a current hint at or after the
+ * head, or the epoch has moved on, so that every process scans before its next eviction. */
 #define RING 12
 #define NOBODY 0
 #define RELEASER 1
@@ -11,11 +11,11 @@
 #define EVICTOR 4
 #define RELEASER_TOO 8
 
-byte holders = RELEASER; /* ready, and held by these */
+byte holders = RELEASER; /* the block is ready, and these processes hold it */
 bool is_gone;            /* evicted */
 byte stamp;
-bool ring[RING];         /* true = names the block */
-byte head, tail = 1;     /* position 0 is never looked at */
+bool ring[RING];         /* true = the hint names the block */
+byte head, tail = 1;     /* position 0 is never read */
 bool epoch_moved;
 
 inline draw(mine) { d_step { mine = tail; tail++; assert(tail < RING) } }
@@ -48,7 +48,7 @@ proctype Releaser(byte my_bit) {
   settle(mine, is_idle)
 }
 
-/* A match that is taken back, because the request did not fit: the block keeps its place. */
+/* A match that is cancelled because the request did not fit: the block keeps its place. */
 proctype Holder() {
   byte mine;
   if
@@ -66,8 +66,8 @@ proctype Holder() {
   fi
 }
 
-/* Walks the hints, may take the block or (beaten to the end of its wants) leave it, moves the head
- * past what it walked, and looks at that once more. */
+/* Walks the hints and takes the block, unless another process has taken or pinned it. Then moves
+ * the head past the hints it walked, and reads these hints once more. */
 proctype Evictor() {
   byte cursor = head, end, from, position, mine;
   bool is_current;
@@ -112,8 +112,8 @@ active proctype AtRest() {
          (stamp >= head && stamp < tail && ring[stamp]))
 }
 
-/* Three at a time are enough for every race of two with a third looking on; all five at once are
- * more interleavings than there is memory. */
+/* Three processes at a time are enough for every race of two processes with a third one beside
+ * them. All five at once have more interleavings than fit into memory. */
 init {
   atomic {
     if

@@ -1,10 +1,10 @@
-/* Three names with the same two candidate buckets, and two processes that publish a block under
- * one, evict it again, and may be killed anywhere. The first bucket has room for one hint, the
- * second for two. Names as in pool/prefix_index.cpp.
+/* Three names with the same two candidate buckets, and two processes that publish a block under one
+ * of them, evict it again, and may be killed anywhere. The first bucket has room for one hint, the
+ * second for two. The inlines are named as in pool/prefix_index.cpp.
  *
- * Must hold when all have come to rest: a published block can be found, a block that is not
- * published has no hint (both unless somebody was killed over it), and the second bucket is never
- * in use without the mark that leads there. */
+ * Must hold when all processes have finished: a published block can be found, and a block that is
+ * not published has no hint (both unless a process was killed while it worked on the block). The
+ * second bucket is never in use without the mark that leads there. */
 #define BLOCKS 3
 #define FREE 0
 #define TAKEN 1
@@ -15,7 +15,7 @@ bool has_spilled;
 byte state[BLOCKS + 1];
 bool is_orphaned[BLOCKS + 1];
 
-/* One way: an empty one is taken by one instruction. */
+/* One way of a bucket. If it is empty, one instruction takes it. */
 inline place(way, block) {
   if :: !is_done -> found = way :: else fi;
   if
@@ -86,7 +86,7 @@ proctype Process() {
      if
      :: atomic { state[block] == FREE -> state[block] = TAKEN }
         if :: goto killed :: skip fi;
-        /* Ready before it is hinted at, but held: nobody evicts it yet. */
+        /* In the code the block is ready, but held, before it has a hint: it is not evicted yet. */
         insert(block);
         if :: goto killed :: skip fi;
         state[block] = READY

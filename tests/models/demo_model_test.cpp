@@ -1,5 +1,5 @@
-// The model in models/demo, which everything else in the tree is shown with. Skipped where the
-// folder does not hold it.
+// The model in models/demo, which the documentation and the daemon tests use. Skipped if the folder
+// does not have it.
 
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ struct Answer {
 
 // From `models/demo/train.py --expected` (PyTorch, float32). Only as far as the best logit leads by
 // 0.1 or more: rounding activations to bf16 moves logits by less than 0.01.
-TEST_F(DemoModel, AnswersAsItsTrainerDoes) {
+TEST_F(DemoModel, GeneratesTheTokensOfItsTrainingProgram) {
   const Answer answers[] = {
       {"In the beginning", {2046, 1904, 258, 1803, 1248}, {268, 258, 1043, 268}},
       {"And Jesus answered and said unto them,",

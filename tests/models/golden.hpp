@@ -1,6 +1,5 @@
 #pragma once
-// Logits from an independent float64 program (tests/models/golden), and how far others are from
-// them.
+// Logits from an independent float64 program (tests/models/golden), and the error of other logits.
 
 #include <bit>
 #include <cmath>
@@ -34,7 +33,7 @@ inline Golden read_golden(const std::string& model) {
   return golden;
 }
 
-/// Root mean square of the error over that of the truth.
+/// Root mean square of the error divided by that of the true values.
 template <class Truth>
 double relative_error(const std::vector<float>& logits, const Truth& truth) {
   double error = 0, size = 0;

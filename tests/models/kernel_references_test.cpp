@@ -1,5 +1,5 @@
-// The references that the GPU's row kernels and sampler are held to, against what the CPU's
-// transformer and sampler do.
+// Compares the references of the GPU's row kernels and sampler with the CPU's transformer and
+// sampler.
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ void expect_near(const std::vector<float>& got, const std::vector<float>& want) 
     ASSERT_NEAR(got[i], want[i], 2e-6 * (1 + std::fabs(want[i]))) << i;
 }
 
-TEST(KernelReferences, NormAndSwigluAreRowOps) {
+TEST(KernelReferences, NormAndSwigluAreTheCpusRowOps) {
   constexpr std::int32_t T = 3, kWidth = 100;
   const auto weight = random_floats(kWidth, 1), delta = random_floats(T * kWidth, 2);
   auto residual = random_floats(T * kWidth, 3);
@@ -49,7 +49,7 @@ TEST(KernelReferences, NormAndSwigluAreRowOps) {
   expect_near(out, sum);
 }
 
-TEST(KernelReferences, RotationIsRope) {
+TEST(KernelReferences, RotationIsTheCpusRope) {
   ModelConfig config;
   config.head_size = 64;
   config.rope_theta = 500000;
@@ -68,12 +68,12 @@ TEST(KernelReferences, RotationIsRope) {
   expect_near(k, k_want);
 }
 
-TEST(KernelReferences, SamplesAreTheSamplers) {
+TEST(KernelReferences, SamplesAreThoseOfTheCpuSampler) {
   constexpr std::int32_t kVocab = 211, K = 7;
   constexpr std::size_t kRows = 2000;
   std::mt19937 random(4);
   auto logits = random_floats(kRows * kVocab, 5, 3);
-  for (float& logit : logits) {  // ties, and logits that are none
+  for (float& logit : logits) {  // makes ties, NaN and infinities
     if (random() % 4 == 0) logit = std::round(logit);
     if (random() % 50 == 0) logit = std::numeric_limits<float>::quiet_NaN();
     if (random() % 5000 == 0) logit = std::numeric_limits<float>::infinity();

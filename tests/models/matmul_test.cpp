@@ -115,7 +115,8 @@ TEST_P(MatmulOf, PaddingAndNaNNeighboursStayOut) {
   EXPECT_TRUE(std::isnan(dirty[N_]));
 }
 
-// Odd sizes, sizes beside a slab's width, what a small model really has, and enough for threads.
+// Odd sizes, sizes next to a slab's width, a small model's sizes, and sizes large enough for
+// threads.
 INSTANTIATE_TEST_SUITE_P(Shapes, MatmulOf,
                          testing::Values(Shape{Dtype::f32, 1, 1}, Shape{Dtype::f32, 7, 33},
                                          Shape{Dtype::f32, 257, 48}, Shape{Dtype::f32, 512, 64},
@@ -125,13 +126,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, MatmulOf,
                                          Shape{Dtype::bf16, 700, 320},
                                          Shape{Dtype::f32, 520, 420}));
 
-TEST(Matmul, NoRowsIsNothing) {
+TEST(Matmul, TakesNoRows) {
   const auto weights = store(random_floats(6, 1), Dtype::f32);
   const Matmul matmul({Dtype::f32, 2, 3, weights.bytes}, {});
   matmul.apply({}, {});
 }
 
-TEST(Matmul, UnalignedWeightsAreReadAsTheyLie) {
+TEST(Matmul, UnalignedWeightsAreReadInPlace) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
     const auto weights = store(random_floats(40 * 24, 1), dtype);
     std::vector<std::byte> shifted(weights.bytes.size() + 1);

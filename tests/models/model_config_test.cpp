@@ -96,7 +96,7 @@ TEST(ModelConfig, AWindowThatIsLeftOutIsHuggingFacesDefault) {
   EXPECT_EQ(qwen->window_of(28), 4096);
 }
 
-TEST(ModelConfig, LayerTypesMustSayWhatTheWindowFieldsSay) {
+TEST(ModelConfig, LayerTypesMustAgreeWithTheWindowFields) {
   const json qwen = with(llama(), {{"architectures", {"Qwen3ForCausalLM"}},
                                    {"use_sliding_window", true},
                                    {"sliding_window", 100},
@@ -111,7 +111,7 @@ TEST(ModelConfig, LayerTypesMustSayWhatTheWindowFieldsSay) {
   }
 }
 
-TEST(ModelConfig, FieldsThatMeanNothingAreTaken) {
+TEST(ModelConfig, FieldsWithNeutralValuesAreAccepted) {
   const json neutral{{"quantization_config", nullptr},
                      {"logit_scale", 1.0},
                      {"partial_rotary_factor", 1.0},

@@ -27,8 +27,7 @@ std::map<std::string, std::vector<std::int64_t>> in_files(const std::filesystem:
     if (entry.path().extension() != ".safetensors") continue;
     const auto file = MappedFile::open(entry.path()).value();
     const auto tensors = parse_safetensors(file.bytes(), "f").value();
-    for (const auto& [name, tensor] : tensors)
-      found.emplace(name, tensor.shape);
+    for (const auto& [name, tensor] : tensors) found.emplace(name, tensor.shape);
   }
   return found;
 }
@@ -55,7 +54,7 @@ TEST(ModelTensors, BiasesNormsAndTheTiedMatrixFollowTheConfig) {
   EXPECT_FALSE(listed(config).contains("model.layers.0.self_attn.q_norm.weight"));
 }
 
-TEST(ModelTensors, WhatLiesBehindTheTensorBeforeHasItsShape) {
+TEST(ModelTensors, ATensorFusedWithThePreviousOneHasItsShape) {
   const auto config = load_model_config(kGolden / "qwen3").value();
   const auto tensors = model_tensors(config);
   for (std::size_t i = 0; i < tensors.size(); ++i) {

@@ -1,6 +1,6 @@
 #pragma once
-// Feeds sequences to a transformer in any cut, over a paged cache whose blocks are handed out in
-// shuffled order: what a scheduler does, without one.
+// Feeds sequences to a transformer in chunks of any size, over a paged cache whose blocks are given
+// out in shuffled order. It takes the place of a scheduler.
 
 #include <cstdint>
 #include <functional>
@@ -15,7 +15,7 @@ namespace kvhive {
 
 class PagedRunner {
  public:
-  /// Unwritten KV is NaN, so that reading it shows.
+  /// Unwritten KV is NaN, so that a read of it changes the results.
   PagedRunner(Transformer& model, Dtype kv_dtype, std::uint32_t block_size, std::uint32_t blocks,
               std::uint32_t seed);
 
@@ -29,10 +29,11 @@ class PagedRunner {
     std::vector<TokenId> tokens;
   };
 
-  /// One step; the logits of every fed token, [tokens, vocab] for each feed.
+  /// Runs one step. Returns the logits of every fed token, [tokens, vocab] for each feed.
   std::vector<std::vector<float>> step(const std::vector<Feed>& feeds);
 
-  /// A sequence in chunks of these sizes, the last one repeated; its logits, [tokens, vocab].
+  /// Runs a sequence in chunks of these sizes, repeating the last size. Returns its logits,
+  /// [tokens, vocab].
   std::vector<float> run_chunked(int sequence, std::span<const TokenId> tokens,
                                  std::vector<std::size_t> chunks);
 

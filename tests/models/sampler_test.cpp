@@ -28,7 +28,7 @@ std::map<TokenId, double> shares(const std::vector<float>& logits, const Samplin
   return counts;
 }
 
-constexpr double kThreeSigma = 3 * 0.5 / 141;  // of a share over 20000 draws, at worst
+constexpr double kThreeSigma = 3 * 0.5 / 141;  // the most for a share over 20000 draws
 
 TEST(Sampler, GreedyTakesTheLargestAndTheLowestOfTies) {
   EXPECT_EQ(sample(std::vector<float>{1, 3, 2}, {}, 0).token, 1);
@@ -67,7 +67,7 @@ TEST(Sampler, TopPKeepsTheFewestThatReachIt) {
 }
 
 TEST(Sampler, TopPCountsAfterTopK) {
-  // Of the two kept, 0.5 is 0.625: enough for 0.6 only if the others no longer count.
+  // Top-k keeps two tokens. The share of the first is then 0.5 / 0.8 = 0.625, enough for 0.6.
   const auto counts =
       shares(logits_of({0.5, 0.3, 0.2}), {.temperature = 1, .top_k = 2, .top_p = 0.6f});
   EXPECT_EQ(counts.size(), 1u);
@@ -101,7 +101,7 @@ TEST(Sampler, NaNIsNeverChosen) {
     EXPECT_TRUE(token == 1 || token == 3) << token;
 }
 
-TEST(Sampler, HopelessLogitsGiveTokenZero) {
+TEST(Sampler, RowsOfOnlyNanOrMinusInfinityGiveTokenZero) {
   for (const float hopeless : {kNaN, -kInf}) {
     const std::vector<float> logits(4, hopeless);
     for (const float temperature : {0.0f, 1.0f}) {

@@ -79,7 +79,7 @@ TEST_P(GoldenModel, BatchNeighboursDoNotChangeBits) {
   const std::vector<TokenId> reversed(tokens.rbegin(), tokens.rend());
   const std::vector<TokenId> head(tokens.begin(), tokens.begin() + 17);
   batched.step({{7, reversed}});
-  // Our sequence in the middle: a neighbour decodes, another one prefills.
+  // The tested sequence is in the middle: one neighbour decodes, the other one prefills.
   auto first = batched.step({{7, {3}}, {0, head}, {8, reversed}});
   auto second = batched.step({{8, {5}}, {9, head}, {0, {tokens.begin() + 17, tokens.end()}}});
   std::vector<float> logits = first[1];
@@ -118,7 +118,7 @@ TEST(Transformer, WritesOnlyTheWantedRowsOfLogits) {
   EXPECT_TRUE(std::equal(logits.begin() + vocab, logits.end(), all.begin() + 3 * vocab));
 }
 
-TEST(Transformer, AnEmptyBatchIsNothing) {
+TEST(Transformer, TakesAnEmptyBatch) {
   auto model = Transformer::load(kGolden / "llama2").value();
   const auto layout = kv_layout(model.config(), 8, Dtype::f32);
   const std::vector<std::int32_t> query_start{0};

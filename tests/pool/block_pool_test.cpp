@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Ids = std::vector<std::uint32_t>;
 
-/// A pool and the first process in it.
+/// A pool with processes in slots 0 and 1, and the first one's BlockPool.
 struct Bench {
   explicit Bench(PoolGeometry geometry)
       : memory(private_pool(geometry)), pool(memory, ProcessSlot{0}) {
@@ -28,7 +28,7 @@ struct Bench {
 
   Ids queue(Tier tier = Tier::device) const { return numbers(pool.free_queue(tier)); }
 
-  /// A published block with this content, held.
+  /// Publishes the prompt's first block. The caller holds the block.
   BlockId publish_one(const Prompt& prompt, Tier tier = Tier::device) {
     const auto blocks = pool.allocate(tier, 1, prompt.domain).value();
     pool.publish(BlockPool::root(prompt.domain), blocks, prompt.names(0, 1),
@@ -154,7 +154,7 @@ TEST(BlockPool, FindsNothingInAnEmptyPool) {
   EXPECT_EQ(hit.end.uid, BlockPool::root(DomainId{0}).uid);
 }
 
-TEST(BlockPool, MatchOfNothingIsNothing) {
+TEST(BlockPool, MatchOfNoBlocksFindsNothing) {
   Bench b(small_geometry(8));
   EXPECT_THAT(b.pool.match(Tier::device, BlockPool::root({}), {}, {}).blocks, IsEmpty());
 }
@@ -183,22 +183,22 @@ TEST(BlockPool, MatchGoesOnFromWhereAnotherEnded) {
   b.pool.release(back.blocks);
 }
 
-TEST(BlockPool, SameTokensAfterAnotherPastAreAnotherBlock) {
+TEST(BlockPool, SameTokensAfterAnotherPrefixAreAnotherBlock) {
   Bench b(small_geometry(16));
   leave_idle(b.pool, Prompt(b.pool, joined(counting(0, 4), counting(50, 4))));
   const PrefixHit hit = match_all(b.pool, Prompt(b.pool, joined(counting(9, 4), counting(50, 4))));
   EXPECT_THAT(hit.blocks, IsEmpty());
 }
 
-TEST(BlockPool, HashFindsButTokensDecide) {
+TEST(BlockPool, EqualHashWithOtherTokensIsNoHit) {
   Bench b(small_geometry(16));
   const Prompt real(b.pool, counting(0, 4));
   leave_idle(b.pool, real);
   Prompt collision(b.pool, counting(100, 4));
-  collision.chain = real.chain;  // as if the two hashed alike
+  collision.chain = real.chain;  // as if both had the same hash
   EXPECT_THAT(match_all(b.pool, collision).blocks, IsEmpty());
 
-  // Both may live side by side under the same name.
+  // Both blocks may be in the pool at the same time under the same name.
   leave_idle(b.pool, collision);
   const PrefixHit first = match_all(b.pool, real);
   const PrefixHit second = match_all(b.pool, collision);
@@ -207,10 +207,11 @@ TEST(BlockPool, HashFindsButTokensDecide) {
   EXPECT_NE(first.end.uid, second.end.uid);
   b.pool.release(first.blocks);
   b.pool.release(second.blocks);
-  (void)b.pool.allocate(Tier::device, 15).value();  // no name that does not hash: for fsck
+  // Evicts all content: fsck would report a name that is not the hash of the block's tokens.
+  (void)b.pool.allocate(Tier::device, 15).value();
 }
 
-TEST(BlockPool, HashFindsButThePastDecides) {
+TEST(BlockPool, EqualHashWithAnotherParentIsNoHit) {
   Bench b(small_geometry(16));
   const Prompt real(b.pool, counting(0, 8));
   leave_idle(b.pool, real);
@@ -228,7 +229,7 @@ TEST(BlockPool, DomainsNeverHitEachOther) {
   const Prompt theirs(b.pool, counting(0, 12), DomainId{2});
   leave_idle(b.pool, ours);
   EXPECT_THAT(match_all(b.pool, theirs).blocks, IsEmpty());
-  // Not even with the other's names: the past is not theirs.
+  // Not even with the other domain's names: the root of the sequence differs.
   EXPECT_THAT(
       b.pool.match(Tier::device, BlockPool::root(DomainId{2}), ours.chain, ours.of_blocks(0, 3))
           .blocks,
@@ -261,7 +262,7 @@ TEST(BlockPool, ExtraKeysTellBlocksApart) {
   EXPECT_EQ(found(cat, cat[0]), 1u);
   EXPECT_EQ(found(dog, dog[0]), 0u);
   EXPECT_EQ(found({}, kNoExtraKey), 0u);
-  // The stored key decides, whatever name is looked for.
+  // The stored extra key is compared, too: an equal name alone is no hit.
   EXPECT_EQ(found(dog, cat[0]), 0u);
   EXPECT_EQ(found({}, cat[0]), 0u);
 }
@@ -271,7 +272,8 @@ TEST(BlockPool, CountsWhatWasAllocatedPublishedAndEvicted) {
   const Prompt prompt(b.pool, counting(0, 12));
   leave_idle(b.pool, prompt);
   b.pool.release(match_all(b.pool, prompt).blocks);
-  EXPECT_EQ(b.pool.counters()["queried_blocks"].load(), 0u) << "the block manager counts it";
+  EXPECT_EQ(b.pool.counters()["queried_blocks"].load(), 0u)
+      << "the block manager counts queries, not the pool";
   EXPECT_EQ(b.pool.counters()["hit_blocks"].load(), 0u);
   EXPECT_EQ(b.pool.counters()["allocated_blocks"].load(), 3u);
   EXPECT_EQ(b.pool.counters()["published_blocks"].load(), 3u);
@@ -282,7 +284,7 @@ TEST(BlockPool, CountsWhatWasAllocatedPublishedAndEvicted) {
 
 // -- duplicates
 
-TEST(BlockPool, OfEqualBlocksTheFirstPublishedIsFound) {
+TEST(BlockPool, MatchFindsTheFirstPublishedOfEqualBlocks) {
   Bench b(small_geometry(16));
   const Prompt prompt(b.pool, counting(0, 4));
   const BlockId first = b.publish_one(prompt);
@@ -328,7 +330,7 @@ TEST(BlockPool, ChildrenStayReachableThroughAnEqualParent) {
   b.pool.release(hit.blocks);
 }
 
-TEST(BlockPool, SecondTierLendsItsIdentityToo) {
+TEST(BlockPool, ACopyInTheOtherTierGetsTheSameUid) {
   Bench b(small_geometry(4, 4));
   const Prompt family(b.pool, counting(0, 8));
   const Request request = admit(b.pool, Prompt(b.pool, counting(0, 9))).value();
@@ -371,7 +373,7 @@ TEST(BlockPool, NeverHandsOutTheNullBlock) {
   EXPECT_FALSE(b.pool.allocate(Tier::device, 1).has_value());
 }
 
-TEST(BlockPool, UnpublishedBlocksComeBackFirstLastOnTop) {
+TEST(BlockPool, UnpublishedBlocksAreReusedFirstInReverseOrder) {
   Bench b(small_geometry(8));
   const auto blocks = b.pool.allocate(Tier::device, 3).value();
   b.pool.release(blocks);
@@ -391,14 +393,14 @@ TEST(BlockPool, CancelKeepsTheReleaseOrder) {
   EXPECT_NE(b.queue(), before);
 }
 
-TEST(BlockPool, CancelAfterAnEvictionWentByKeepsTheReleaseOrder) {
+TEST(BlockPool, CancelAfterAnEvictionKeepsTheReleaseOrder) {
   Bench b(small_geometry(5));
   const Prompt old(b.pool, counting(0, 4));
   const Request oldest = leave_idle(b.pool, old);
   const Request middle = leave_idle(b.pool, Prompt(b.pool, counting(100, 4)));
   const Request newest = leave_idle(b.pool, Prompt(b.pool, counting(200, 4)));
   const PrefixHit hit = match_all(b.pool, old);
-  const auto evicted = b.pool.allocate(Tier::device, 2).value();  // the free one, and the middle
+  const auto evicted = b.pool.allocate(Tier::device, 2).value();  // the free block and `middle`
   EXPECT_EQ(evicted[1], middle.blocks[0]);
   b.pool.cancel(hit);
   const auto next = b.pool.allocate(Tier::device, 2).value();
@@ -490,7 +492,7 @@ TEST(BlockPool, ForkedBlockIsCopiedBeforeItIsWritten) {
   EXPECT_EQ(b.pool.make_writable(blocks[0]).value().destination, blocks[0]);
 }
 
-TEST(BlockPool, PublishedBlockIsCopiedEvenIfOneHoldsIt) {
+TEST(BlockPool, PublishedBlockIsCopiedEvenWithOneReference) {
   Bench b(small_geometry(8));
   const BlockId block = b.publish_one(Prompt(b.pool, counting(0, 4)));
   EXPECT_NE(b.pool.make_writable(block).value().destination, block);
@@ -518,13 +520,14 @@ TEST(BlockPool, OneProcessFindsWhatAnotherPublished) {
 
   b.pool.release(ours.blocks);
   EXPECT_EQ(b.pool.available(Tier::device), 5u);
-  EXPECT_FALSE(b.pool.allocate(Tier::device, 6).has_value()) << "the other still holds two";
+  EXPECT_FALSE(b.pool.allocate(Tier::device, 6).has_value())
+      << "the other process still holds two blocks";
   other.release(theirs.blocks);
   EXPECT_EQ(b.pool.available(Tier::device), 7u);
   EXPECT_TRUE(b.pool.allocate(Tier::device, 7).has_value());
 }
 
-TEST(BlockPool, NobodyFindsABlockBeforeItIsPublished) {
+TEST(BlockPool, ABlockIsNotFoundBeforeItIsPublished) {
   Bench b(small_geometry(8));
   BlockPool other(b.memory, ProcessSlot{1});
   const Prompt prompt(b.pool, counting(0, 4));
@@ -536,7 +539,7 @@ TEST(BlockPool, NobodyFindsABlockBeforeItIsPublished) {
   other.release(hit.blocks);
 }
 
-TEST(BlockPool, WhatOneGivesBackAnotherCanTake) {
+TEST(BlockPool, AnotherProcessCanTakeReleasedBlocks) {
   Bench b(small_geometry(5));
   BlockPool other(b.memory, ProcessSlot{1});
   const auto blocks = b.pool.allocate(Tier::device, 4).value();
@@ -544,7 +547,7 @@ TEST(BlockPool, WhatOneGivesBackAnotherCanTake) {
   b.pool.release(blocks);
   const auto taken = other.allocate(Tier::device, 3).value();
   EXPECT_EQ(numbers(taken), (Ids{1, 2, 3}));
-  // The first process still lists them as its own to take; the words say otherwise.
+  // The first process still has blocks 1 to 3 in its private stack; their words say they are taken.
   EXPECT_EQ(numbers(b.pool.allocate(Tier::device, 1).value()), Ids{4});
 }
 
@@ -561,7 +564,7 @@ TEST(BlockPool, ReleaseOrderIsSharedByAllProcesses) {
   EXPECT_EQ(other.allocate(Tier::device, 1).value(), e.blocks);
 }
 
-// -- hints lost on purpose
+// -- lost and wrong hints
 
 TEST(BlockPool, LostIndexCostsMissesOnly) {
   Bench b(small_geometry(8));
@@ -578,7 +581,7 @@ TEST(BlockPool, LostIndexCostsMissesOnly) {
   EXPECT_TRUE(b.pool.allocate(Tier::device, 7).has_value());
 }
 
-TEST(BlockPool, WildHintsAreDropped) {
+TEST(BlockPool, WrongHintsAreDropped) {
   Bench b(small_geometry(8));
   const Prompt prompt(b.pool, counting(0, 4));
   const Prompt other(b.pool, counting(100, 4));
@@ -604,7 +607,7 @@ TEST(BlockPool, LostFreeHintsAreFoundAgain) {
   }
 }
 
-TEST(BlockPool, RingThatWentRoundKeepsTheOrder) {
+TEST(BlockPool, ALappedRingKeepsTheReleaseOrder) {
   Bench b(small_geometry(8));
   std::vector<Prompt> prompts;
   for (TokenId i = 0; i < 7; ++i) prompts.emplace_back(b.pool, counting(i * 100, 4));
@@ -619,7 +622,7 @@ TEST(BlockPool, RingThatWentRoundKeepsTheOrder) {
   EXPECT_EQ(numbers(b.pool.allocate(Tier::device, 4).value()), (Ids{4, 5, 6, 7}));
 }
 
-TEST(BlockPool, EmptiedRingIsNoticedByTheCounters) {
+TEST(BlockPool, AnEmptiedRingIsReplacedByAScan) {
   Bench b(small_geometry(8));
   for (TokenId i = 0; i < 7; ++i) leave_idle(b.pool, Prompt(b.pool, counting(i * 100, 4)));
   const auto& layout = b.memory.tier_layout(Tier::device);
@@ -630,7 +633,7 @@ TEST(BlockPool, EmptiedRingIsNoticedByTheCounters) {
   for (std::size_t i = 0; i < layout.ring_slots; ++i) b.memory.ring(Tier::device)[i].store(0);
 }
 
-// -- bugs of the caller
+// -- errors of the caller
 
 using BlockPoolDeathTest = ::testing::Test;
 

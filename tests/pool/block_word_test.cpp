@@ -23,7 +23,7 @@ TEST(BlockWord, GenerationWrapsWithoutTouchingTheRest) {
   EXPECT_EQ(next.holders(), 5u);
 }
 
-TEST(BlockWord, IsIdleWhenPublishedAndHeldByNobody) {
+TEST(BlockWord, IsIdleWhenPublishedAndNotHeld) {
   EXPECT_TRUE(BlockWord::make(BlockState::ready, 7, 0).is_idle());
   EXPECT_FALSE(BlockWord::make(BlockState::ready, 7, 1).is_idle());
   EXPECT_FALSE(BlockWord::make(BlockState::free, 7, 0).is_idle());
@@ -73,7 +73,7 @@ TEST(BlockWord, IsTheSamePublicationUntilItIsTakenAnew) {
   EXPECT_FALSE(BlockWord{}.is_same_publication(BlockWord{})) << "a free block has no content";
 }
 
-TEST(BlockState, DamageHasAName) {
+TEST(BlockState, AnUnknownStatePrintsAsDamaged) {
   EXPECT_EQ(to_string(BlockState::filling), "filling");
   EXPECT_EQ(to_string(BlockState(6)), "damaged");
 }

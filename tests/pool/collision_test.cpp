@@ -1,5 +1,6 @@
-// Names made to collide: they do not under the pool's own secret, and if they did, nobody would be
-// served another's block, nor lose more than a bucket's worth of hints.
+// Blocks whose names were made to collide. Under a pool's own secret they do not collide. Where
+// they do collide, no prompt is served another prompt's block, and at most one index bucket of
+// hints is lost.
 
 #include <gmock/gmock.h>
 
@@ -23,7 +24,7 @@ using Blocks = std::vector<std::vector<TokenId>>;
 constexpr std::size_t kCount = 1000;
 constexpr DomainId kVictim{1}, kAttacker{2};
 
-/// A pool whose secret everybody knows.
+/// A pool whose secret is xxHash's public default.
 PoolMemory pool_with_known_secret(const PoolGeometry& geometry) {
   PoolMemory memory = private_pool(geometry);
   PoolHeader& header = memory.control().header;
@@ -45,7 +46,7 @@ std::set<std::pair<std::uint64_t, std::uint64_t>> names_of(const BlockHasher& ha
   return names;
 }
 
-/// The corpora, for whoever knows `secret`.
+/// Two sets of blocks that collide under `secret`.
 std::map<std::string, Blocks> corpora(const HashSecret& secret, DomainId domain = kAttacker) {
   return {{"16 tokens", colliding_blocks_of_16(BlockHasher(secret).root(domain), kCount)},
           {"64 tokens", colliding_blocks_of_64(kCount)}};
@@ -59,7 +60,7 @@ TEST(CraftedCollisions, HaveOneNameUnderTheSecretTheyWereMadeFor) {
   }
 }
 
-TEST(CraftedCollisions, HaveDifferentNamesUnderASecretOfOurOwn) {
+TEST(CraftedCollisions, HaveDifferentNamesUnderARandomSecret) {
   for (int i = 0; i < 20; ++i) {
     const HashSecret ours = random_hash_secret();
     const BlockHasher hasher(ours);
@@ -72,8 +73,8 @@ TEST(CraftedCollisions, HaveDifferentNamesUnderASecretOfOurOwn) {
   }
 }
 
-/// Colliding prompts of two blocks, some in both domains, by two engines that check every byte of
-/// every hit, with room for all and without.
+/// Two engines serve colliding prompts of one or two blocks, in two domains, and check every byte
+/// of every hit. One pool has room for all blocks, the other does not.
 class ServedCollisions : public ::testing::TestWithParam<std::tuple<std::uint32_t, std::string>> {};
 
 TEST_P(ServedCollisions, AreNeverServedForOneAnother) {
@@ -87,7 +88,7 @@ TEST_P(ServedCollisions, AreNeverServedForOneAnother) {
   std::mt19937 random(device_blocks);
   for (int i = 0; i < (kUnderSanitizer ? 4'000 : 20'000); ++i) {
     CheckedEngine& engine = engines[random() % 2];
-    std::vector<TokenId> tokens = blocks[random() % 64];  // few: often the same again
+    std::vector<TokenId> tokens = blocks[random() % 64];  // few blocks, so that prompts repeat
     if (random() % 2 == 0) tokens = joined(tokens, blocks[random() % 4]);
     const DomainId domain = random() % 4 == 0 ? kVictim : kAttacker;
     engine.serve(Prompt(engine.pool(), tokens, domain));
@@ -95,7 +96,7 @@ TEST_P(ServedCollisions, AreNeverServedForOneAnother) {
     ASSERT_EQ(tally.wrong, 0u) << "prompt " << i;
   }
   std::printf("%lu hits of %lu prompts, 0 wrong\n", tally.hits, tally.served);
-  EXPECT_GT(tally.hits, 100u) << "or nothing was put to the test";
+  EXPECT_GT(tally.hits, 100u) << "too few hits to prove anything";
   for (CheckedEngine& engine : engines) engine.finish_all();
   EXPECT_THAT(fsck(memory, Moment::quiescent).violations, IsEmpty());
 }
@@ -104,9 +105,9 @@ INSTANTIATE_TEST_SUITE_P(Pools, ServedCollisions,
                          ::testing::Combine(::testing::Values(24u, 400u),
                                             ::testing::Values("16 tokens", "64 tokens")));
 
-// -- a flood
+// -- many collisions
 
-/// Somebody's prompts, each of three blocks; how much of them is found again.
+/// Prompts of one domain, three blocks each; measures how many of their blocks are found again.
 class Regular {
  public:
   Regular(BlockPool& pool, DomainId domain, std::size_t prompts) : pool_(pool) {
@@ -132,15 +133,15 @@ class Regular {
   std::vector<Prompt> prompts_;
 };
 
-/// As many colliding blocks as there are others in the pool, which has room for both: what is lost
-/// is lost to the collisions.
+/// Publishes `count` colliding blocks. The pool has room for them and for the regular prompts, so
+/// that a block which is not found was lost to the collisions, not evicted.
 void flood(BlockPool& attacker, std::size_t count) {
   const BlockHasher hasher = attacker.hasher();
   for (const auto& tokens : colliding_blocks_of_16(hasher.root(kAttacker), count))
     leave_idle(attacker, Prompt(attacker, tokens, kAttacker));
 }
 
-TEST(FloodOfCollisions, CostsOtherDomainsNextToNothing) {
+TEST(FloodOfCollisions, CostsOtherDomainsAtMostOnePercentOfHits) {
   constexpr std::size_t kPrompts = 1200;
   for (const bool comes_first : {false, true}) {
     const PoolMemory memory = pool_with_known_secret(small_geometry(8192, 0, 16, 2));

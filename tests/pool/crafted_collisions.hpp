@@ -1,10 +1,11 @@
 #pragma once
-// Blocks made to collide under XXH3. Whoever knows the secret can do that, for 128 bits as for 64;
-// with one that is drawn for each pool nobody outside knows it (and inside, tokens decide).
+// Blocks made to collide under XXH3. Making them is possible for 128 bits as for 64, but needs the
+// hash secret. Each pool draws its own secret, which no process outside the pool knows. In the
+// pool, tokens are compared, so that a collision is no hit.
 //
-// XXH3 multiplies words of the input that were mixed with words of the secret. A word chosen equal
-// to the secret's makes a product zero, whatever the other factor; that factor is then free to
-// differ, and only its plain sum has to be put right elsewhere.
+// XXH3 mixes words of the input with words of the secret and multiplies the results. An input word
+// equal to its word of the secret makes a product zero for any other factor. The other factor can
+// then have any value; it also enters a plain sum, which another input word corrects.
 
 #include <cstdint>
 #include <cstring>
@@ -17,7 +18,7 @@
 
 namespace kvhive::testing {
 
-/// What everybody has who has xxHash.
+/// The default secret in xxHash's sources, which is public.
 inline HashSecret secret_of_xxh3() {
   HashSecret secret;
   static_assert(sizeof secret.bytes == sizeof XXH3_kSecret);
@@ -25,7 +26,8 @@ inline HashSecret secret_of_xxh3() {
   return secret;
 }
 
-/// A block's tokens as the 64-bit words the hash sees: two a word, the first in the low half.
+/// A block's tokens as the 64-bit words the hash reads: two tokens per word, the first in the low
+/// half.
 class Words {
  public:
   explicit Words(std::size_t tokens) : words_(tokens / 2) {}
@@ -46,11 +48,11 @@ inline std::uint64_t word_of_secret(std::size_t byte) {
   return word;
 }
 
-/// Any number of blocks of 16 tokens with one name after `parent`, by XXH3's path for 65 to 96
-/// bytes (xxhash.h, XXH3_len_17to128_128b). The input is {parent, tokens}, ten words: what decides
-/// here are words 6 and 7, then the parent, then words 8 and 9, in the low half of the state.
+/// Makes `count` blocks of 16 tokens that have the same name after `parent`. They collide in XXH3's
+/// path for 65 to 96 bytes (xxhash.h, XXH3_len_17to128_128b). The input is {parent, tokens}, ten
+/// words. The low half of the state mixes in words 6 and 7, then the parent, then words 8 and 9.
 inline std::vector<std::vector<TokenId>> colliding_blocks_of_16(Hash128 parent, std::size_t count) {
-  constexpr std::uint64_t kName = 0x6b7668697665;  // the state they all end in: any will do
+  constexpr std::uint64_t kName = 0x6b7668697665;  // the state after every block; any value works
   const std::uint64_t zero_6 = word_of_secret(48), zero_8 = word_of_secret(16);
   std::uint64_t ours[10] = {parent.low, parent.high, 1, 2, 3, 4};
   const auto* bytes = reinterpret_cast<const xxh_u8*>(ours);
@@ -72,9 +74,9 @@ inline std::vector<std::vector<TokenId>> colliding_blocks_of_16(Hash128 parent, 
   return blocks;
 }
 
-/// Any number of blocks of 64 tokens with one name after any parent, by the path for more than 240
-/// bytes: in two stripes of the same lane the low halves cancel the secret's, and what one high
-/// half gains the other loses.
+/// Makes `count` blocks of 64 tokens that have the same name after any parent. They collide in the
+/// path for more than 240 bytes: in two stripes of a lane, the low half equals the secret's (the
+/// product is zero), and the sum of the two high halves is the same in all blocks.
 inline std::vector<std::vector<TokenId>> colliding_blocks_of_64(std::size_t count) {
   std::vector<std::vector<TokenId>> blocks;
   for (std::uint64_t free = 0; free < count; ++free) {
@@ -91,8 +93,8 @@ inline std::vector<std::vector<TokenId>> colliding_blocks_of_64(std::size_t coun
   return blocks;
 }
 
-/// Two blocks of 16 tokens that collide under far more secrets than they should, whichever those
-/// are (one in 2^27 instead of 2^128): a word and its complement, and both complemented.
+/// Two blocks of 16 tokens that collide under one secret in 2^27 instead of one in 2^128. The first
+/// two words are a word and its complement; the other block has both words complemented.
 ///
 /// \source  github.com/Cyan4973/xxHash/issues/1127
 inline std::pair<std::vector<TokenId>, std::vector<TokenId>> complementary_blocks(

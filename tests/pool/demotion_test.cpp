@@ -1,4 +1,4 @@
-// What the device tier evicts is kept in the host tier, and is there what it was.
+// Content that the device tier evicts is kept in the host tier unchanged.
 
 #include <gmock/gmock.h>
 
@@ -19,7 +19,7 @@ using ::testing::SizeIs;
 
 constexpr DomainId kTheirs{1}, kOurs{2};
 
-/// Everything that makes a block's content what it is, but for where it is.
+/// All fields of a descriptor, its tokens and its extra key: what a demotion must not change.
 std::vector<std::uint64_t> identity(const PoolMemory& memory, BlockId block) {
   const BlockDescriptor& d = memory.descriptors()[block.value];
   std::vector<std::uint64_t> all{d.hash_low, d.hash_high, d.uid,   d.parent_uid, d.serial,
@@ -31,8 +31,8 @@ std::vector<std::uint64_t> identity(const PoolMemory& memory, BlockId block) {
   return all;
 }
 
-/// Device blocks 1 to 6, host blocks 7 to 10; three tokens each: the last word of a row is half
-/// empty.
+/// Device blocks 1 to 6 and host blocks 7 to 10, of three tokens each, so that the last word of a
+/// token row is half empty.
 class DemotionTest : public ::testing::Test {
  protected:
   explicit DemotionTest(std::uint32_t host_blocks = 4)
@@ -44,7 +44,7 @@ class DemotionTest : public ::testing::Test {
   Prompt prompt(TokenId first, std::size_t blocks, DomainId domain = {}) {
     return Prompt(pool_, counting(first, blocks * 3 + 1), domain);
   }
-  /// Computed with the bytes its names stand for, and released.
+  /// Admits the prompt, fills its blocks with the bytes of their names, and releases them.
   std::vector<BlockId> leave(const Prompt& prompt, BlockPool& pool) {
     const Request request = admit(pool, prompt).value();
     for (std::size_t i = 0; i < prompt.full_blocks(); ++i)
@@ -54,19 +54,19 @@ class DemotionTest : public ::testing::Test {
   }
   std::vector<BlockId> leave(const Prompt& prompt) { return leave(prompt, pool_); }
 
-  /// Takes so many device blocks; what they held goes to `evicted_`.
+  /// Allocates `blocks` device blocks; their evicted content goes to `evicted_`.
   std::vector<BlockId> take(std::size_t blocks, DomainId domain = {}) {
     evicted_.clear();
     return pool_.allocate(Tier::device, blocks, domain, &evicted_).value();
   }
-  /// The same, with the evicted content kept, and the blocks given back.
+  /// As `take`, then demotes the evicted content and releases the blocks.
   std::vector<Demotion> push_out(std::size_t blocks, DomainId domain = {}) {
     const auto taken = take(blocks, domain);
     auto demotions = keep_evicted(pool_, evicted_);
     pool_.release(taken);
     return demotions;
   }
-  /// Blocks of the prompt found from its start in one tier; their bytes are looked at.
+  /// How many blocks of the prompt one tier has, from its start. Checks their bytes.
   std::size_t found(const Prompt& prompt, Tier tier) {
     const PrefixHit hit = match_all(peer_, prompt, tier);
     for (std::size_t i = 0; i < hit.blocks.size(); ++i)
@@ -87,7 +87,7 @@ class DemotionTest : public ::testing::Test {
   std::vector<Evicted> evicted_;
 };
 
-TEST_F(DemotionTest, EvictedContentIsInTheHostTierWhatItWas) {
+TEST_F(DemotionTest, EvictedContentIsUnchangedInTheHostTier) {
   const Prompt p = prompt(0, 3);
   const auto blocks = leave(p);
   std::vector<std::vector<std::uint64_t>> before;
@@ -124,7 +124,7 @@ TEST_F(DemotionTest, ExtraKeysAreKept) {
 TEST_F(DemotionTest, ASequenceContinuesFromOneTierInTheOther) {
   const Prompt p = prompt(0, 4);
   leave(p);
-  push_out(4);  // two were free
+  push_out(4);  // two more are taken from the free blocks
   const PrefixHit start = match_all(peer_, p);
   EXPECT_THAT(start.blocks, SizeIs(2));
   const PrefixHit rest = peer_.match(Tier::host, start.end, p.names(2, 2), p.of_blocks(2, 2));
@@ -133,7 +133,7 @@ TEST_F(DemotionTest, ASequenceContinuesFromOneTierInTheOther) {
   peer_.cancel(start);
 }
 
-TEST_F(DemotionTest, IsNotFoundBeforeTheBytesAreThere) {
+TEST_F(DemotionTest, ADemotedBlockIsFoundOnlyAfterItsBytesAreCopied) {
   const Prompt p = prompt(0, 3);
   leave(p);
   const auto taken = take(6);
@@ -146,7 +146,7 @@ TEST_F(DemotionTest, IsNotFoundBeforeTheBytesAreThere) {
   pool_.release(taken);
 }
 
-TEST_F(DemotionTest, AFlippedBitBeforeTheBytesAreThereFindsNothing) {
+TEST_F(DemotionTest, AFlippedStateBitDoesNotExposeAnUnfinishedDemotion) {
   const Prompt p = prompt(0, 3);
   leave(p);
   take(6);
@@ -162,7 +162,7 @@ TEST_F(DemotionTest, AFlippedBitBeforeTheBytesAreThereFindsNothing) {
   reap(memory_, ProcessSlot{0});
 }
 
-TEST_F(DemotionTest, MayBePublishedAnewMeanwhile) {
+TEST_F(DemotionTest, AnEvictedBlockMayBePublishedBeforeItsDemotionFinishes) {
   const Prompt p = prompt(0, 2), next = prompt(100, 2);
   leave(p);
   const auto taken = take(6);
@@ -178,7 +178,7 @@ TEST_F(DemotionTest, MayBePublishedAnewMeanwhile) {
   EXPECT_EQ(found(next, Tier::device), 2u);
 }
 
-TEST_F(DemotionTest, WhatTheHostTierHasIsNotCopiedButCountsAsUsed) {
+TEST_F(DemotionTest, ContentInTheHostTierIsNotCopiedButCountsAsUsed) {
   const Prompt p = prompt(0, 2), q = prompt(100, 2);
   leave(p);
   push_out(6);
@@ -193,9 +193,9 @@ TEST_F(DemotionTest, WhatTheHostTierHasIsNotCopiedButCountsAsUsed) {
   EXPECT_EQ(found(q, Tier::host), 0u) << "released longest ago";
 }
 
-TEST_F(DemotionTest, WhatTheDeviceTierStillHasIsNotCopied) {
+TEST_F(DemotionTest, ContentStillInTheDeviceTierIsNotCopied) {
   const Prompt p = prompt(0, 2);
-  // Two processes that begin at the same moment both compute it.
+  // Two processes that begin at the same moment both compute the prompt.
   const auto first = pool_.allocate(Tier::device, 2).value();
   const auto second = peer_.allocate(Tier::device, 2).value();
   for (BlockPool* pool : {&pool_, &peer_}) {
@@ -209,7 +209,7 @@ TEST_F(DemotionTest, WhatTheDeviceTierStillHasIsNotCopied) {
   EXPECT_EQ(found(p, Tier::host), 2u);
 }
 
-TEST_F(DemotionTest, WhatIsEvictedTwiceAtOnceIsCopiedOnce) {
+TEST_F(DemotionTest, ContentEvictedTwiceAtOnceIsCopiedOnce) {
   const Prompt p = prompt(0, 1);
   const auto first = pool_.allocate(Tier::device, 1).value();
   const auto second = pool_.allocate(Tier::device, 1).value();
@@ -227,7 +227,7 @@ TEST_F(DemotionTest, TheHostTierEvictsWhatWasDemotedLongestAgoEndsFirst) {
   leave(p);
   push_out(6);
   leave(q);
-  push_out(6);  // four blocks have room for five
+  push_out(6);  // the host tier has four blocks for five
   EXPECT_EQ(found(p, Tier::host), 2u);
   EXPECT_EQ(found(q, Tier::host), 2u);
   pool_.release(pool_.allocate(Tier::host, 3).value());
@@ -235,7 +235,7 @@ TEST_F(DemotionTest, TheHostTierEvictsWhatWasDemotedLongestAgoEndsFirst) {
   EXPECT_EQ(found(q, Tier::host), 1u);
 }
 
-TEST_F(DemotionTest, WhereThereIsNotRoomForAllItIsForTheStarts) {
+TEST_F(DemotionTest, AHostTierTooSmallKeepsTheStartsOfSequences) {
   const Prompt p = prompt(0, 6);
   leave(Prompt(pool_, counting(0, 18)));
   const auto demotions = push_out(6);
@@ -259,7 +259,7 @@ TEST_F(DemotionTest, AnAllocationThatFailsReportsNothing) {
   peer_.release(held);
 }
 
-TEST_F(DemotionTest, TheJournalTellsItFromALoss) {
+TEST_F(DemotionTest, TheJournalTellsADemotionFromAnEviction) {
   leave(prompt(0, 1));
   push_out(6);
   pool_.release(pool_.allocate(Tier::host, 4).value());
@@ -269,7 +269,7 @@ TEST_F(DemotionTest, TheJournalTellsItFromALoss) {
   EXPECT_THAT(kinds, ElementsAre(Departure::evicted, Departure::demoted, Departure::evicted));
 }
 
-TEST_F(DemotionTest, BytesOfAnotherDomainStayUntilTheyAreCopiedAndThenGo) {
+TEST_F(DemotionTest, BytesOfAnotherDomainAreZeroedAfterTheyAreCopied) {
   const Prompt p = prompt(0, 2, kTheirs);
   leave(p);
   const auto taken = take(6, kOurs);
@@ -328,7 +328,7 @@ TEST_F(DemotionTest, WithoutScrubbingBlocksAreHandedOverAsTheyAre) {
   careless.release(taken);
 }
 
-TEST_F(DemotionTest, WhoDiesBeforeTheBytesAreThereLeavesNothing) {
+TEST_F(DemotionTest, AProcessKilledBeforeTheBytesAreCopiedLeavesNoHostBlock) {
   const Prompt p = prompt(0, 3);
   leave(p);
   take(6);
@@ -340,7 +340,7 @@ TEST_F(DemotionTest, WhoDiesBeforeTheBytesAreThereLeavesNothing) {
   EXPECT_EQ(peer_.available(Tier::host), 4u);
 }
 
-TEST_F(DemotionTest, DamagedContentIsNotKept) {
+TEST_F(DemotionTest, ContentWithoutAUidIsNotKept) {
   leave(prompt(0, 2));
   take(6);
   evicted_[0].uid = 0;

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-TEST(EvictionJournal, RemembersWhoEvictedWhatInOrder) {
+TEST(EvictionJournal, RecordsEvictionsInOrderWithTheirProcessSlot) {
   const PoolMemory memory = private_pool(small_geometry(5));
   BlockPool first(memory, ProcessSlot{3}), second(memory, ProcessSlot{30});
   const Prompt a(first, counting(0, 8)), b(first, counting(100, 8));
@@ -56,13 +56,13 @@ TEST(EvictionJournal, KeepsFourForEachBlockAndThenForgetsTheOldest) {
   EXPECT_TRUE(records.back().is_of(prompts[slots + 9].chain[0]));
 }
 
-TEST(EvictionJournal, ABrokenRecordIsNobodys) {
+TEST(EvictionJournal, ATornRecordMatchesNoBlock) {
   const PoolMemory memory = private_pool(small_geometry(3));
   BlockPool pool(memory, ProcessSlot{0});
   const Prompt a(pool, counting(0, 8)), b(pool, counting(100, 8));
   leave_idle(pool, a);
   leave_idle(pool, b);
-  // Torn: the name of one, the rest of another.
+  // A torn record: the name of one departure, the rest of another.
   memory.journal()[0].hash_low.store(b.chain[0].low);
   for (const DepartureRecord& record : EvictionJournal(memory).read())
     EXPECT_FALSE(record.is_of(b.chain[0]));

@@ -10,7 +10,7 @@ namespace {
 
 using Ids = std::vector<std::uint32_t>;
 
-/// The hints, and the words they are about.
+/// A pool's FreeBlocks, and its block words, which the test sets as processes would.
 struct Hints {
   explicit Hints(std::uint32_t blocks)
       : memory(private_pool(small_geometry(blocks))), free(memory, Tier::device) {}
@@ -37,7 +37,7 @@ struct Hints {
   FreeBlocks free;
 };
 
-TEST(FreeBlocks, FreshOnesComeByAscendingId) {
+TEST(FreeBlocks, UnusedBlocksComeByAscendingId) {
   Hints h(5);
   EXPECT_EQ(numbers(h.free.order()), (Ids{1, 2, 3, 4}));
   for (const std::uint32_t id : {1, 2, 3, 4, 0}) EXPECT_EQ(h.take(), id);
@@ -55,7 +55,7 @@ TEST(FreeBlocks, LastGivenBackComesFirst) {
 
 TEST(FreeBlocks, StaleBitIsSkippedAndCleared) {
   Hints h(4);
-  h.occupy_block(1);  // by somebody who was killed before clearing the bit
+  h.occupy_block(1);  // by a process that was killed before it cleared the bit
   EXPECT_EQ(h.take(), 2u);
   EXPECT_EQ(h.memory.bitmap(Tier::device)[0].load(), 0b1000u);
 }
@@ -71,14 +71,14 @@ TEST(FreeBlocks, OwnBlockTakenByAnotherIsSkipped) {
   EXPECT_EQ(h.take(), 1u);
 }
 
-TEST(FreeBlocks, OwnBlockUsedByAnotherMeanwhileIsNoLongerOwn) {
+TEST(FreeBlocks, AFreedBlockThatAnotherProcessUsedIsFoundByItsBitOnly) {
   Hints h(4);
   h.take();
   h.give_back(1);
   h.occupy_block(1);
   h.word(1).store(BlockWord::make(BlockState::free, h.generation(1), 0).bits);
   h.free.announce(BlockId{1});
-  EXPECT_EQ(h.take(), 1u) << "by its bit";
+  EXPECT_EQ(h.take(), 1u) << "found by its bit, not in the private stack";
 }
 
 TEST(FreeBlocks, AnnouncedBlockIsFoundThroughBothLevels) {
@@ -93,17 +93,18 @@ TEST(FreeBlocks, AnnouncedBlockIsFoundThroughBothLevels) {
   for (const std::uint32_t id : {63u, 64u, 4100u, 8200u, 0u}) EXPECT_EQ(h.take(), id);
 }
 
-TEST(FreeBlocks, LostHintsAreFoundByLooking) {
+TEST(FreeBlocks, FindLostRestoresLostHints) {
   Hints h(130);
   EXPECT_EQ(h.free.find_lost(), 0u);
   h.memory.summary(Tier::device)[0].store(0);
   EXPECT_EQ(h.take(), 0u);
-  EXPECT_EQ(h.free.find_lost(), 3u) << "one in each word: with it the word itself is found";
+  EXPECT_EQ(h.free.find_lost(), 3u)
+      << "one per bitmap word: its summary bit leads to the other blocks of the word";
   EXPECT_EQ(h.take(), 1u);
   EXPECT_EQ(h.free.find_lost(), 0u);
 }
 
-TEST(FreeBlocks, ListOfOwnBlocksStaysBounded) {
+TEST(FreeBlocks, TheStackOfOwnBlocksStaysBounded) {
   Hints h(3);
   for (int i = 0; i < 10'000; ++i) {
     const std::uint32_t id = h.take();

@@ -11,7 +11,7 @@ namespace {
 using ::testing::IsEmpty;
 using Ids = std::vector<std::uint32_t>;
 
-/// The release order of a pool whose blocks are published and held by slot 0.
+/// A pool whose blocks are all published and held by slot 0, and its release order.
 struct Order {
   explicit Order(std::uint32_t blocks)
       : memory(private_pool(small_geometry(blocks))), idle(memory, Tier::device) {
@@ -53,7 +53,7 @@ TEST(IdleOrder, StartsEmpty) {
   EXPECT_THAT(o.idle.order(), IsEmpty());
 }
 
-TEST(IdleOrder, GoesByReleaseAndWithinItAsGiven) {
+TEST(IdleOrder, OrdersByReleaseAndWithinAReleaseAsGiven) {
   Order o(8);
   o.release({5, 2});
   o.release({7});
@@ -62,14 +62,14 @@ TEST(IdleOrder, GoesByReleaseAndWithinItAsGiven) {
   EXPECT_EQ(o.oldest(4), (Ids{5, 2, 7, 1}));
 }
 
-TEST(IdleOrder, SecondLookGoesOn) {
+TEST(IdleOrder, ASecondCallGoesOnAfterTheFirst) {
   Order o(8);
   o.release({1, 2, 3, 4});
   EXPECT_EQ(o.oldest(2), (Ids{1, 2}));
   EXPECT_EQ(o.oldest(9), (Ids{3, 4}));
 }
 
-TEST(IdleOrder, RolledBackLookStartsAgain) {
+TEST(IdleOrder, AfterARollbackTheNextCallStartsAgain) {
   Order o(8);
   o.release({1, 2, 3});
   EXPECT_EQ(o.oldest(2), (Ids{1, 2}));
@@ -77,7 +77,7 @@ TEST(IdleOrder, RolledBackLookStartsAgain) {
   EXPECT_EQ(o.oldest(3), (Ids{1, 2, 3}));
 }
 
-TEST(IdleOrder, CommittedLookIsUsedUpForEverybody) {
+TEST(IdleOrder, CommittedCandidatesAreUsedUpForAllProcesses) {
   Order o(8);
   IdleOrder another(o.memory, Tier::device);
   o.release({1, 2, 3});
@@ -111,14 +111,14 @@ TEST(IdleOrder, ReleaseOvertakenByAnEvictionIsStampedAnew) {
   const std::vector<BlockId> one{BlockId{1}};
   o.idle.stamp(one);
   IdleOrder evictor(o.memory, Tier::device);
-  EXPECT_THAT(o.oldest(evictor, 1), IsEmpty());  // still held: passed
+  EXPECT_THAT(o.oldest(evictor, 1), IsEmpty());  // still held, so the evictor passes its hint
   evictor.commit();
   o.drop(1);
   o.idle.settle(one);
   EXPECT_EQ(o.oldest(evictor, 1), Ids{1});
 }
 
-TEST(IdleOrder, EvictorMakesUpForAReleaseThatEndsBeforeItsCommit) {
+TEST(IdleOrder, AReleaseThatEndsBeforeTheEvictorsCommitIsFoundAgain) {
   Order o(8);
   const std::vector<BlockId> one{BlockId{1}};
   o.idle.stamp(one);
@@ -130,7 +130,7 @@ TEST(IdleOrder, EvictorMakesUpForAReleaseThatEndsBeforeItsCommit) {
   EXPECT_EQ(o.oldest(evictor, 1), Ids{1});
 }
 
-TEST(IdleOrder, EvictorMakesUpForAHintWrittenAfterItPassed) {
+TEST(IdleOrder, AHintWrittenAfterTheEvictorPassedIsFoundAgain) {
   Order o(8);
   o.idle.stamp(std::vector{BlockId{1}});
   auto& hint = o.memory.ring(Tier::device)[1];
@@ -144,13 +144,13 @@ TEST(IdleOrder, EvictorMakesUpForAHintWrittenAfterItPassed) {
   EXPECT_EQ(o.oldest(evictor, 1), Ids{1});
 }
 
-TEST(IdleOrder, EvictorMakesUpForACandidateThatGotAway) {
+TEST(IdleOrder, ACandidatePinnedBeforeTheCommitIsFoundAgain) {
   Order o(8);
   o.release({1});
   IdleOrder evictor(o.memory, Tier::device);
   EXPECT_EQ(o.oldest(evictor, 1), Ids{1});
-  o.hold(1);  // a hit, before the evictor could take it
-  o.drop(1);  // and cancelled
+  o.hold(1);  // another process pins it before the evictor takes it
+  o.drop(1);  // and cancels its hit
   o.idle.restore(std::vector{BlockId{1}});
   evictor.commit();
   EXPECT_EQ(o.oldest(evictor, 1), Ids{1});
@@ -168,7 +168,7 @@ TEST(IdleOrder, RestoredBlockKeepsItsPlaceAlsoBehindTheHead) {
   EXPECT_EQ(o.oldest(2), (Ids{1, 3}));
 }
 
-TEST(IdleOrder, ScanFindsWhatTheHintsLost) {
+TEST(IdleOrder, AScanFindsBlocksWithoutHints) {
   Order o(8);
   o.release({3, 1, 2});
   for (std::size_t i = 0; i < o.memory.tier_layout(Tier::device).ring_slots; ++i)
@@ -179,7 +179,7 @@ TEST(IdleOrder, ScanFindsWhatTheHintsLost) {
   EXPECT_EQ(o.oldest(3), (Ids{3, 1, 2}));
 }
 
-TEST(IdleOrder, WhatIsReleasedAfterAScanComesAfterIt) {
+TEST(IdleOrder, BlocksReleasedAfterAScanComeAfterTheScannedOnes) {
   Order o(8);
   o.release({3, 1});
   o.idle.scan();
@@ -192,7 +192,7 @@ TEST(IdleOrder, WhatIsReleasedAfterAScanComesAfterIt) {
   EXPECT_EQ(o.oldest(3), (Ids{2, 4}));
 }
 
-TEST(IdleOrder, InvalidatedHintsAreReplacedByEverybody) {
+TEST(IdleOrder, InvalidatedHintsMakeEveryProcessScan) {
   Order o(8);
   IdleOrder another(o.memory, Tier::device);
   o.release({1, 2});
@@ -205,7 +205,7 @@ TEST(IdleOrder, InvalidatedHintsAreReplacedByEverybody) {
   EXPECT_EQ(o.oldest(2), (Ids{1, 2}));
 }
 
-TEST(IdleOrder, RingThatWentRoundIsNoticed) {
+TEST(IdleOrder, AnOverwrittenRingIsDetected) {
   Order o(8);
   o.release({1, 2, 3});
   const std::size_t slots = o.memory.tier_layout(Tier::device).ring_slots;
@@ -217,7 +217,7 @@ TEST(IdleOrder, RingThatWentRoundIsNoticed) {
   EXPECT_EQ(o.control().epoch.load(), 1u);
 }
 
-TEST(IdleOrder, FullRingIsNotTakenForOneThatWentRound) {
+TEST(IdleOrder, AFullRingIsNotTakenForAnOverwrittenOne) {
   Order o(8);
   o.release({1, 2, 3});
   const std::size_t slots = o.memory.tier_layout(Tier::device).ring_slots;

@@ -1,6 +1,7 @@
 #pragma once
-// vLLM's block pool in the most obvious way: one queue, one map. What BlockPool must agree with
-// while it works alone. Source: vLLM v1/core/block_pool.py, single_type_kv_cache_manager.py (2026).
+// vLLM's block pool, written in the simplest way: one queue, one map. A BlockPool that is the only
+// process in its pool must decide as this model does. Source: vLLM v1/core/block_pool.py,
+// single_type_kv_cache_manager.py (2026).
 
 #include <algorithm>
 #include <deque>
@@ -26,7 +27,7 @@ class ModelPool {
     for (const Key& key : keys) {
       const auto found = cached_.find(key);
       if (found == cached_.end()) break;
-      hit.push_back(found->second.front());  // the first inserted
+      hit.push_back(found->second.front());  // the first block published with this key
     }
     fork(hit);
     return hit;

@@ -58,7 +58,7 @@ TEST(CreatePoolObjects, RefusesImpossibleGeometries) {
   }
 }
 
-TEST(PoolMemory, FormattedPoolIsCleanAndWhole) {
+TEST(PoolMemory, AFormattedPoolIsCleanAndAllBlocksAreFree) {
   const PoolMemory memory = private_pool(small_geometry(70, 5));
   EXPECT_EQ(memory.geometry(), small_geometry(70, 5));
   EXPECT_THAT(fsck(memory).violations, IsEmpty());
@@ -101,7 +101,7 @@ TEST(PoolMemory, KnowsWhereEachBlockLies) {
   EXPECT_EQ(memory.tier_of(BlockId{8}), Tier::host);
   EXPECT_TRUE(memory.has_block(BlockId{11}));
   EXPECT_FALSE(memory.has_block(BlockId{12}));
-  // The last byte of each arena is ours.
+  // The last byte of each arena is mapped.
   const std::size_t bytes = memory.geometry().kv.block_bytes();
   memory.arena(Tier::device)[8 * bytes - 1] = std::byte{1};
   memory.arena(Tier::host)[4 * bytes - 1] = std::byte{1};
@@ -118,7 +118,7 @@ TEST(PoolMemory, RefusesAPoolNotYetFormatted) {
 
 struct Corruption {
   const char* test;
-  const char* field;  ///< as the error names it
+  const char* field;  ///< the field's name in the error text
   std::function<void(PoolHeader&)> apply;
 };
 
@@ -152,7 +152,7 @@ TEST_P(PoolMemoryHeader, IsRefusedWhenCorruptedNamingFieldAndBothValues) {
   }
 }
 
-TEST_P(PoolMemoryHeader, IsMendedFromItsCopyAndTheOtherWayRound) {
+TEST_P(PoolMemoryHeader, IsRepairedFromItsCopyAndTheCopyFromIt) {
   const PoolHeader sound = control.header;
   for (PoolHeader* header : {&control.header, &control.copy}) {
     GetParam().apply(*header);
@@ -165,14 +165,14 @@ TEST_P(PoolMemoryHeader, IsMendedFromItsCopyAndTheOtherWayRound) {
 }
 
 // A header of another build, or of another pool, contradicts neither its copy nor its checksum.
-TEST_P(PoolMemoryHeader, IsRefusedWhenWholeButForeign) {
+TEST_P(PoolMemoryHeader, IsRefusedWhenConsistentButOfAnotherPool) {
   GetParam().apply(control.header);
   control.header.checksum = checksum_of(control.header);
   control.copy = control.header;
   const auto attached = PoolMemory::attach(fds, Access::read_write);
   const std::string field = GetParam().test;
   if (field == "secret" || field == "checksum") {
-    EXPECT_TRUE(attached.has_value()) << "as good as any other";
+    EXPECT_TRUE(attached.has_value()) << "any secret with a correct checksum is accepted";
     return;
   }
   ASSERT_FALSE(attached.has_value());
@@ -222,7 +222,8 @@ TEST(PoolMemory, NoFlippedBitMakesAFormattedPoolLookFresh) {
     memory.control().formatted.fetch_xor(1ull << bit);
     const auto attached = PoolMemory::attach(fds, Access::read_write);
     ASSERT_FALSE(attached.has_value());
-    EXPECT_EQ(attached.error().code, Errc::bad_format) << "not_running would have it formatted";
+    EXPECT_EQ(attached.error().code, Errc::bad_format)
+        << "not_running would mean that it may be formatted";
     EXPECT_THAT(attached.error().text, HasSubstr(std::to_string(kFormatted)));
     memory.control().formatted.fetch_xor(1ull << bit);
   }

@@ -19,7 +19,7 @@ struct Scenario {
   std::uint32_t device_blocks;
   std::uint32_t host_blocks;
   std::uint32_t tokens_per_block;
-  std::uint32_t most_blocks;  ///< of a prompt
+  std::uint32_t most_blocks;  ///< of one prompt, at most
   std::uint32_t vocabulary;   ///< few tokens: many shared prefixes and duplicates
 };
 
@@ -28,15 +28,15 @@ std::ostream& operator<<(std::ostream& out, const Scenario& s) {
              << " blocks of " << s.tokens_per_block;
 }
 
-/// One tier of the pool and its model, driven side by side. A sequence always holds its whole
-/// prefix, as vLLM's requests do.
+/// Runs the same operations on one tier of the pool and on its model. A sequence always holds its
+/// whole prefix, as vLLM's requests do.
 class Duet {
  public:
   Duet(BlockPool& pool, Tier tier, const Scenario& scenario, std::mt19937& random)
       : pool_(pool), tier_(tier), scenario_(scenario), random_(random), model_(make_model()) {}
 
   void step() {
-    // Phases of many hits and no evictions make the ring of hints go round.
+    // In phases of many hits and no evictions, new stamps overwrite the ring of hints.
     if (--phase_left_ <= 0) {
       phase_left_ = int(below(1500));
       is_admitting_ = below(3) != 0;
@@ -71,7 +71,7 @@ class Duet {
 
  private:
   struct Sequence {
-    std::vector<TokenId> tokens;  ///< of the published blocks
+    std::vector<TokenId> tokens;  ///< tokens of the published blocks
     DomainId domain;
     Prefix end;
     std::vector<BlockId> blocks;  ///< published ones first
@@ -87,7 +87,7 @@ class Duet {
     return std::uniform_int_distribution<std::uint32_t>(0, limit - 1)(random_);
   }
 
-  /// A prompt whose blocks are drawn from a few, so that prefixes are shared.
+  /// A prompt whose blocks are drawn from a few different ones, so that prefixes are shared.
   Prompt draw_prompt() {
     const std::size_t blocks = 1 + below(scenario_.most_blocks);
     std::vector<TokenId> tokens;
@@ -136,7 +136,7 @@ class Duet {
     sequence.published += count;
   }
 
-  /// Match, allocate, publish some of it: a new request. On a shortage the hit is cancelled.
+  /// A new request: matches, allocates, publishes some blocks. If the pool has too few, cancels.
   void admit() {
     const Prompt prompt = draw_prompt();
     const ModelPool before = model_;
@@ -159,7 +159,7 @@ class Duet {
     sequences_.push_back(std::move(sequence));
   }
 
-  /// A hit that is given back at once, in either way.
+  /// A hit that is cancelled or released at once.
   void visit() {
     const Prompt prompt = draw_prompt();
     const ModelPool before = model_;
@@ -173,7 +173,7 @@ class Duet {
     }
   }
 
-  /// Another block for a sequence: the next unpublished one of its own is full.
+  /// Publishes a sequence's next block, after allocating one if it has no unpublished block.
   void grow() {
     if (sequences_.empty()) return;
     Sequence& sequence = sequences_[below(std::uint32_t(sequences_.size()))];

@@ -1,5 +1,6 @@
-// Processes played by threads, each with its own BlockPool and slot over one mapping: the same code
-// on the same words, but ThreadSanitizer sees it. Payload is read and written as plain memory.
+// Threads in place of processes, each with its own BlockPool and slot over one mapping. They run
+// the same code on the same words, and ThreadSanitizer, which cannot see across processes, checks
+// it. Payload is read and written as plain memory.
 
 #include <gmock/gmock.h>
 
@@ -32,7 +33,7 @@ void expect_all_there(const PoolMemory& memory) {
 
 class PoolStress : public ::testing::TestWithParam<std::uint32_t> {};  // device blocks
 
-TEST_P(PoolStress, ThreadsAsProcessesReadWhatWasPublishedAndLoseNothing) {
+TEST_P(PoolStress, ConcurrentWorkersReadRightBytesAndLoseNoBlock) {
   const PoolMemory memory = private_pool(small_geometry(GetParam(), 16));
   std::vector<WorkerProgress> progress(kWorkers);
   {
@@ -55,7 +56,7 @@ TEST_P(PoolStress, ThreadsAsProcessesReadWhatWasPublishedAndLoseNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Blocks, PoolStress, ::testing::Values(30, 90, 1000));
 
-TEST(PoolStress, InspectorsAndAReaperMayWorkMeanwhile) {
+TEST(PoolStress, FsckReportsAndAReaperMayRunBesideWorkers) {
   const PoolMemory memory = private_pool(small_geometry(120, 16));
   std::vector<WorkerProgress> progress(kWorkers);
   std::atomic<std::uint32_t> working{kWorkers};
@@ -72,7 +73,7 @@ TEST(PoolStress, InspectorsAndAReaperMayWorkMeanwhile) {
   const ProcessSlot mortal{20};
   while (working.load() != 0) {
     occupy(memory, mortal);
-    {  // one more comes, takes some, and is gone without a word
+    {  // one more process takes blocks and dies without releasing them
       BlockPool pool(memory, mortal);
       (void)pool.allocate(Tier::device, 3);
       (void)match_all(pool, Prompt(pool, std::vector<TokenId>(12, 1)));
@@ -84,7 +85,7 @@ TEST(PoolStress, InspectorsAndAReaperMayWorkMeanwhile) {
     reap(memory, mortal);
   }
   threads.clear();
-  reap(memory, mortal);  // nobody works any more: now it can count exactly
+  reap(memory, mortal);  // no worker runs any more, so the reaper counts exactly
   for (const WorkerProgress& p : progress) EXPECT_EQ(p.wrong.load(), 0u);
   expect_all_there(memory);
 }

@@ -1,7 +1,7 @@
 #pragma once
-// An engine as far as the pool can tell: it matches, allocates, moves what that evicts to the host
-// tier, fills, publishes, reads and releases, for ever, and checks every byte it reads. For tests
-// with several processes or threads.
+// Uses the pool as an engine does: it matches, allocates, moves evicted content to the host tier,
+// fills, publishes, reads and releases blocks, and checks every byte it reads. For tests with
+// several processes or threads.
 
 #include <atomic>
 #include <cstdint>
@@ -15,12 +15,13 @@
 
 namespace kvhive::testing {
 
-/// What a worker tells the world, in memory shared with it.
+/// What a worker has done so far. May lie in memory that the test shares with it.
 struct WorkerProgress {
-  std::atomic<std::uint64_t> requests{0};   ///< served
-  std::atomic<std::uint64_t> shortages{0};  ///< refused for want of blocks
-  std::atomic<std::uint64_t> verified{0};   ///< blocks found by a match, every byte as it should be
-  std::atomic<std::uint64_t> wrong{0};      ///< blocks that held something else
+  std::atomic<std::uint64_t> requests{0};  ///< requests served
+  std::atomic<std::uint64_t> shortages{
+      0};                                  ///< requests refused because the pool had too few blocks
+  std::atomic<std::uint64_t> verified{0};  ///< matched blocks whose bytes were all right
+  std::atomic<std::uint64_t> wrong{0};     ///< matched blocks with other bytes
   std::atomic<bool> must_stop{false};
 };
 
@@ -29,7 +30,8 @@ struct WorkerLoad {
   std::uint32_t sequences = 3;
   std::uint32_t blocks = 6;
   std::uint32_t vocabulary = 3;  ///< few tokens: many shared prefixes and duplicates
-  std::uint32_t most_blocks() const { return sequences * (blocks + 1); }  ///< one of them partial
+  /// A sequence may hold one partial block more.
+  std::uint32_t most_blocks() const { return sequences * (blocks + 1); }
 };
 
 class PoolWorker {
@@ -45,7 +47,7 @@ class PoolWorker {
     while (progress_.requests.load(std::memory_order_relaxed) < requests) step();
   }
 
-  /// So many requests, served or refused.
+  /// Runs until this many requests were served or refused.
   void attempt(std::uint64_t requests) {
     while (progress_.requests.load(std::memory_order_relaxed) +
                progress_.shortages.load(std::memory_order_relaxed) <
@@ -72,7 +74,7 @@ class PoolWorker {
 
   struct Held {
     std::vector<BlockId> blocks;
-    std::vector<Hash128> chain;  ///< of the published ones
+    std::vector<Hash128> chain;  ///< names of the published blocks
   };
 
   std::uint32_t below(std::uint32_t limit) {
@@ -82,7 +84,7 @@ class PoolWorker {
   Prompt draw_prompt() {
     std::vector<TokenId> tokens;
     for (std::uint32_t left = 1 + below(load_.blocks); left != 0; --left) {
-      // Some prefixes are asked for far more often than others.
+      // The smaller of two draws: some prefixes are requested more often than others.
       const auto token =
           static_cast<TokenId>(std::min(below(load_.vocabulary), below(load_.vocabulary)));
       tokens.insert(tokens.end(), pool_.tokens_per_block(), token);
@@ -119,7 +121,7 @@ class PoolWorker {
                   prompt.of_blocks(first, blocks.size()));
   }
 
-  /// A prompt's blocks computed once more, into the host tier, and left there.
+  /// Computes a prompt's blocks into the host tier, publishes and releases them.
   void swap_out() {
     if (pool_.capacity(Tier::host) == 0) return;
     const Prompt prompt = draw_prompt();
@@ -135,7 +137,7 @@ class PoolWorker {
     }
   }
 
-  /// A request that is taken back before anything came of it.
+  /// A request that is cancelled right after its match.
   void look_and_leave() {
     const Prompt prompt = draw_prompt();
     const PrefixHit hit = match_all(pool_, prompt);
@@ -143,7 +145,7 @@ class PoolWorker {
     pool_.cancel(hit);
   }
 
-  /// A second sequence with the past of one we have, that goes its own way from its last block on.
+  /// A second sequence with the blocks of a running one, but a copy of the last block to write to.
   void fork() {
     Held copy = held_[below(std::uint32_t(held_.size()))];
     pool_.fork(copy.blocks);

@@ -81,13 +81,14 @@ TEST(PrefixIndex, WorksWithASingleBucket) {
   EXPECT_THAT(t.found(hash(20)), ::testing::Not(::testing::Contains(20)));
 }
 
-TEST(PrefixIndex, ManyEqualBlocksPushNobodyElseOut) {
+TEST(PrefixIndex, ManyEqualBlocksDoNotPushOutOtherHints) {
   Table t(1);
   const Hash128 other{7, std::uint64_t{7} << 32};
   t.index.insert(other, BlockId{100});
   for (std::uint32_t id = 1; id <= 40; ++id) t.index.insert(kHash, BlockId{id});
   EXPECT_THAT(t.found(other), ::testing::Contains(100));
-  EXPECT_THAT(t.found(kHash), ::testing::Contains(1)) << "of equal blocks the first is found";
+  EXPECT_THAT(t.found(kHash), ::testing::Contains(1))
+      << "the first published of equal blocks is found";
 }
 
 TEST(PrefixIndex, DropsWhatTheVisitorRejects) {
@@ -112,7 +113,7 @@ TEST(PrefixIndex, AGlanceTellsWhetherThereIsOnlyOne) {
   EXPECT_FALSE(t.index.glance(kHash).is_only);
 }
 
-TEST(PrefixIndex, ABucketThatWasFullLeadsToTheSecondForGood) {
+TEST(PrefixIndex, ABucketThatWasFullOnceAlwaysLeadsToTheSecond) {
   Table t(8);
   for (std::uint32_t id = 1; id <= 8; ++id) t.index.insert(kHash, BlockId{id});
   t.index.insert(kSameBuckets, BlockId{9});

@@ -21,7 +21,7 @@ TEST(ProcessSlot, SigningInNamesTheProcess) {
   EXPECT_GT(entry.started.load(), 0);
 }
 
-TEST(ProcessSlot, NextProcessCountsFromZeroAndThePoolsTotalsKeepWhatDeadOnesCounted) {
+TEST(ProcessSlot, TheNextProcessCountsFromZeroAndTotalsIncludeDeadProcesses) {
   const PoolMemory memory = private_pool(small_geometry(8));
   for (std::uint32_t life = 0; life < 3; ++life) {
     sign_in(memory, ProcessSlot{0}, 0);
@@ -47,7 +47,8 @@ TEST(ProcessSlot, TheSumOfUsedBlocksStaysRightAcrossADeath) {
     const Prompt prompt(first, counting(0, 8));
     const Request request = admit(first, prompt).value();
     (void)match_all(survivor, prompt);
-    first.release(request.blocks);  // the first counted them in, the survivor will count them out
+    first.release(request.blocks);  // `first` counted them as used; the survivor's release will
+                                    // count them as unused
   }
   reap(memory, ProcessSlot{0});
   sign_in(memory, ProcessSlot{0}, 0);

@@ -1,6 +1,6 @@
 #pragma once
-// An engine whose every hit is checked against what the tokens themselves say, without the pool's
-// hashes: a wrong hit cannot hide behind a collision or a damaged name.
+// An engine that checks the bytes of every hit. The expected bytes are computed from the tokens,
+// not from the pool's hashes: so a collision or a corrupt name cannot hide a wrong hit.
 
 #include <cstring>
 #include <random>
@@ -11,8 +11,8 @@
 
 namespace kvhive::testing {
 
-/// What an engine would compute for a block: a function of everything before it, and of nothing
-/// else.
+/// Stands for the KV bytes of a block: a function of the domain and of all tokens up to the block's
+/// end, and of nothing else.
 class PromptOracle {
  public:
   explicit PromptOracle(const PoolMemory& memory) : memory_(memory) {}
@@ -62,7 +62,8 @@ class CheckedEngine {
   CheckedEngine(const PoolMemory& memory, ProcessSlot slot, Tally& tally)
       : pool_(memory, slot), oracle_(memory), tally_(tally) {}
 
-  /// Matches, checks what was found, computes the rest and keeps all of it, if there is room.
+  /// Matches, checks the hits, computes and publishes the rest, and holds all blocks. If the pool
+  /// has too few blocks, cancels the hit and releases the oldest request.
   void serve(const Prompt& prompt, Tier tier = Tier::device) {
     const PrefixHit hit = match_all(pool_, prompt, tier);
     for (std::size_t i = 0; i < hit.blocks.size(); ++i)

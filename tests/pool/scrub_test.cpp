@@ -1,4 +1,4 @@
-// What one domain leaves in a block is gone before another gets to see it.
+// A block's bytes are zeroed before the block is handed to another domain.
 
 #include <gmock/gmock.h>
 
@@ -22,7 +22,7 @@ using ::testing::IsEmpty;
 constexpr DomainId kTheirs{1}, kOurs{2};
 constexpr std::byte kSecret{0x5e};
 
-/// A pool of both tiers whose every block has been written by one domain and given back.
+/// A pool with blocks in both tiers and processes in slots 0 and 1.
 class ScrubTest : public ::testing::Test {
  protected:
   ScrubTest() {
@@ -80,11 +80,11 @@ TEST_F(ScrubTest, ABlockThatStaysInItsDomainKeepsItsBytes) {
   fill(first);
   pool_.release(first);
   const auto again = take_all(pool_, kTheirs);
-  EXPECT_THAT(bytes_of(again), Each(kSecret)) << "nobody pays for what nobody needs";
+  EXPECT_THAT(bytes_of(again), Each(kSecret)) << "zeroing is only needed between domains";
   pool_.release(again);
 }
 
-TEST_F(ScrubTest, WhatAnotherProcessLeftIsZeroed) {
+TEST_F(ScrubTest, AnotherProcessesBytesAreZeroed) {
   BlockPool other(memory_, ProcessSlot{1});
   const auto theirs = take_all(other, kTheirs);
   fill(theirs);
@@ -94,10 +94,10 @@ TEST_F(ScrubTest, WhatAnotherProcessLeftIsZeroed) {
   pool_.release(ours);
 }
 
-TEST_F(ScrubTest, WhatADeadProcessLeftIsZeroed) {
+TEST_F(ScrubTest, ADeadProcessesBytesAreZeroed) {
   {
     BlockPool dead(memory_, ProcessSlot{1});
-    fill(take_all(dead, kTheirs));  // and is killed while filling them
+    fill(take_all(dead, kTheirs));  // the process is killed while it fills them
   }
   reap(memory_, ProcessSlot{1});
   const auto ours = take_all(pool_, kOurs);
@@ -130,7 +130,7 @@ TEST_F(ScrubTest, ARefusalScrubsNothing) {
   pool_.release(again);
 }
 
-TEST_F(ScrubTest, TheOperatorMayForgoIt) {
+TEST_F(ScrubTest, ScrubNeverLeavesTheBytes) {
   const auto theirs = take_all(pool_, kTheirs);
   fill(theirs);
   pool_.release(theirs);
@@ -141,8 +141,8 @@ TEST_F(ScrubTest, TheOperatorMayForgoIt) {
   careless.release(ours);
 }
 
-/// The NaN that a domain leaves behind reaches nobody else: zero times NaN would be NaN.
-TEST_F(ScrubTest, NoNanCrossesADomain) {
+/// A NaN that one domain leaves in a block must not stay: zero times NaN would be NaN.
+TEST_F(ScrubTest, NoNanReachesAnotherDomain) {
   const auto theirs = take_all(pool_, kTheirs);
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const BlockId block : theirs)
@@ -154,7 +154,7 @@ TEST_F(ScrubTest, NoNanCrossesADomain) {
   pool_.release(ours);
 }
 
-// -- and what is in a block can only be published where it belongs
+// -- a block's content can only be published in the block's domain
 
 TEST_F(ScrubTest, ABlockTakenForOneDomainIsNotPublishedInAnother) {
   const Prompt ours(pool_, counting(0, 4), kOurs), theirs(pool_, counting(0, 4), kTheirs);
@@ -165,8 +165,8 @@ TEST_F(ScrubTest, ABlockTakenForOneDomainIsNotPublishedInAnother) {
   pool_.release(blocks);
 }
 
-/// Two-sided: everything is found where it was published, and nothing anywhere else.
-TEST(Domains, HitEverythingOfTheirOwnAndNothingOfOthers) {
+/// Every block is found in the domain that published it, and in no other.
+TEST(Domains, HitAllTheirOwnBlocksAndNoneOfOthers) {
   const PoolMemory memory = private_pool(small_geometry(64, 32));
   BlockPool pool(memory, ProcessSlot{0}), other(memory, ProcessSlot{1});
   for (const ProcessSlot slot : {ProcessSlot{0}, ProcessSlot{1}}) occupy(memory, slot);
@@ -183,7 +183,7 @@ TEST(Domains, HitEverythingOfTheirOwnAndNothingOfOthers) {
             << "published in " << publisher.value << ", asked in " << asker.value;
         other.release(hit.blocks);
       }
-      // Emptied, so that the next finds nothing of its own.
+      // Evicts the blocks, so that the next publisher finds none of its own.
       pool.release(blocks);
       pool.release(pool.allocate(tier, pool.capacity(tier), publisher).value());
     }

@@ -1,5 +1,5 @@
-// A build of hashing and pool whose block names have eight bits: everything collides with
-// everything all the time, and only tokens and parents tell blocks apart.
+// A build of hashing and pool whose block names have eight bits. Names collide all the time; only
+// the comparison of tokens and parents tells blocks apart.
 
 #include <gtest/gtest.h>
 
@@ -30,11 +30,11 @@ TEST(ShortHash, NamesHaveEightBits) {
   EXPECT_LE(highs.size(), 256u);
 }
 
-/// Prompts of random tokens and of shared beginnings, in two domains, by two engines, under
-/// eviction and without.
+/// Two engines serve prompts of random tokens and shared prefixes in two domains, with pools that
+/// evict and a pool that does not.
 class ShortHash : public ::testing::TestWithParam<std::uint32_t> {};  // device blocks
 
-/// Published blocks that bear the name of another content.
+/// The number of published blocks whose name an earlier block with other content has, too.
 std::size_t collisions_in(const PoolMemory& memory) {
   std::map<std::uint64_t, std::uint64_t> first;  // name -> uid
   std::size_t collisions = 0;
@@ -57,10 +57,11 @@ TEST_P(ShortHash, NeverMakesAWrongHit) {
   for (int i = 0; i < kPrompts; ++i) {
     std::vector<TokenId>& base = recent[random() % recent.size()];
     std::vector<TokenId> tokens;
-    if (random() % 2 == 0)  // go on from somewhere in an earlier one
+    if (random() % 2 == 0)  // start with part of an earlier prompt
       tokens.assign(base.begin(), base.begin() + std::ptrdiff_t(random() % (base.size() + 1)));
     while (tokens.size() < 24 && (tokens.empty() || random() % 16 != 0))
-      tokens.push_back(static_cast<TokenId>(random() % 4));  // few: blocks often equal
+      tokens.push_back(
+          static_cast<TokenId>(random() % 4));  // few tokens, so that blocks are often equal
     base = tokens;
     CheckedEngine& engine = engines[random() % 2];
     const Prompt prompt(engine.pool(), tokens, DomainId{std::uint16_t(random() % 2)});
@@ -68,8 +69,8 @@ TEST_P(ShortHash, NeverMakesAWrongHit) {
     if (engine.running() > 3) engine.finish_one();
     ASSERT_EQ(tally.wrong, 0u) << "prompt " << i;
   }
-  EXPECT_GT(tally.hits, std::uint64_t(kPrompts) / 20) << "or nothing was put to the test";
-  if (GetParam() > 256) {  // names
+  EXPECT_GT(tally.hits, std::uint64_t(kPrompts) / 20) << "too few hits to prove anything";
+  if (GetParam() > 256) {  // more blocks than names
     EXPECT_GT(collisions_in(memory), GetParam() / 8);
   }
   for (CheckedEngine& engine : engines) engine.finish_all();
@@ -78,8 +79,8 @@ TEST_P(ShortHash, NeverMakesAWrongHit) {
 
 INSTANTIATE_TEST_SUITE_P(Blocks, ShortHash, ::testing::Values(48u, 400u, 4000u));
 
-/// The engine's own oracle must be able to say no.
-TEST(ShortHash, TheOracleKnowsAWrongHit) {
+/// Proves that the oracle detects a wrong hit.
+TEST(ShortHash, TheOracleDetectsAWrongHit) {
   const PoolMemory memory = private_pool(small_geometry(8));
   const BlockPool pool(memory, ProcessSlot{0});
   const PromptOracle oracle(memory);

@@ -1,5 +1,5 @@
 #pragma once
-// A memory cgroup of our own, with a limit: real, if we are root and the system lets us make one.
+// A real memory cgroup with a limit. Needs root, and a system that allows new cgroups.
 
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ namespace kvhive::testing {
 
 class MemoryCgroup {
  public:
-  /// Below the cgroup we are in, else at the top. Nothing if that is not allowed here.
+  /// Makes the cgroup below this process's cgroup, else at the top. Nothing if neither is allowed.
   static std::optional<MemoryCgroup> make(std::size_t bytes) {
     namespace fs = std::filesystem;
     for (const auto& [top, limit, wanted] :
@@ -38,14 +38,14 @@ class MemoryCgroup {
   MemoryCgroup(MemoryCgroup&& other) noexcept : path_(std::exchange(other.path_, {})) {}
   MemoryCgroup& operator=(MemoryCgroup&&) = delete;
   ~MemoryCgroup() {
-    // Who was in it may still be on the way out: a minute is a hang.
+    // Processes of the cgroup may still be ending. Waits for up to a minute, which would be a hang.
     const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (!path_.empty() && rmdir(path_.c_str()) != 0 && errno == EBUSY &&
            std::chrono::steady_clock::now() < end) {
     }
   }
 
-  /// For a child, before it becomes a program.
+  /// Called in a forked child before execv().
   void enter() const {
     std::ofstream procs(path_ + "/cgroup.procs");
     if (!(procs << getpid() << std::flush)) _exit(126);
@@ -58,7 +58,7 @@ class MemoryCgroup {
   };
   MemoryCgroup() = default;
 
-  /// From lines like "4:memory:/a/b" and, for version 2, "0::/a/b".
+  /// This process's cgroup. Parses lines like "4:memory:/a/b" and, for version 2, "0::/a/b".
   static std::string cgroup_of_ours(const std::string& controller) {
     std::ifstream file("/proc/self/cgroup");
     for (std::string line; std::getline(file, line);)

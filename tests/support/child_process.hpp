@@ -38,14 +38,14 @@ class ChildProcess {
   pid_t pid() const { return pid_; }
   void signal(int number) const { KV_CHECK(pid_ > 0 && kill(pid_, number) == 0, pid_, number); }
 
-  /// waitpid's status, once the child is gone for good.
+  /// Waits for the child's end. Returns waitpid's status.
   int wait() {
     int status = 0;
     while (waitpid(pid_, &status, 0) < 0) KV_CHECK(errno == EINTR, errno);
     pid_ = 0;
     return status;
   }
-  /// True if it was still working when SIGKILL met it.
+  /// True if SIGKILL ended the child, and it had not ended before.
   bool kill_and_wait() {
     signal(SIGKILL);
     const int status = wait();

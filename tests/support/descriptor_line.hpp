@@ -1,5 +1,5 @@
 #pragma once
-// A socket pair between a test and its children: descriptors and numbers go over it, in order.
+// A socket pair that carries numbers and descriptors between a test and its children, in order.
 
 #include <sys/socket.h>
 

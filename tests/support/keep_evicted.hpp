@@ -1,5 +1,5 @@
 #pragma once
-// What block manager and swapper do with the content that an allocation evicted.
+// Keeps the content that an allocation evicted, as block manager and swapper do.
 
 #include "pool/block_pool.hpp"
 #include "pool/scrub.hpp"
@@ -7,7 +7,7 @@
 
 namespace kvhive::testing {
 
-/// The step's copies: out of the device, then the blocks change hands.
+/// Copies evicted content out of the device, and then hands the blocks to their new domains.
 inline void move_out(BlockPool& pool, std::span<const Evicted> evicted,
                      std::span<const Demotion> demotions) {
   for (const auto& [content, destination, is_on_host_already] : demotions)
@@ -17,7 +17,7 @@ inline void move_out(BlockPool& pool, std::span<const Evicted> evicted,
       change_domain(pool.memory(), content.block, content.new_domain);
 }
 
-/// From the device's evicted blocks to the host tier, as far as there is room; what became of them.
+/// Demotes evicted content to the host tier as far as there is room. Returns the demotions.
 inline std::vector<Demotion> keep_evicted(BlockPool& pool, std::span<const Evicted> evicted) {
   std::vector<Demotion> demotions = pool.demote(evicted);
   move_out(pool, evicted, demotions);

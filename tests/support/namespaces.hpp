@@ -1,6 +1,6 @@
 #pragma once
-// A program in PID, mount, IPC and time namespaces of its own, as in a container: process 2 there,
-// below an init that is process 1.
+// Runs a program in its own PID, mount, IPC and time namespaces, as in a container. It is process 2
+// there; process 1 is an init that supervises it.
 
 #include <fcntl.h>
 #include <sched.h>
@@ -19,8 +19,8 @@
 
 namespace kvhive::testing {
 
-/// For who stands above the program: SIGTERM is passed on to it, SIGUSR1 kills it from inside its
-/// namespace, and it is outlived by nobody.
+/// The loop of both supervisors, outside and inside the namespaces. Passes SIGTERM on to the
+/// program, makes SIGUSR1 kill it from inside its namespace, and ends with the program's exit code.
 [[noreturn]] inline void supervise(pid_t child, const sigset_t& signals, bool is_inside) {
   while (true) {
     int signal = 0;
@@ -33,9 +33,10 @@ namespace kvhive::testing {
   }
 }
 
-/// To be called in a child before it becomes a program; the caller stays outside as its supervisor.
+/// Returns a function to call in a forked child before execv(). The calling process stays outside
+/// the namespaces as the supervisor; the function returns in the new process inside.
 ///
-/// \param clock_offset  seconds that the monotonic clock there is ahead of ours
+/// \param clock_offset  seconds that the monotonic clock inside is ahead of the one outside
 inline std::function<void()> in_namespaces(long clock_offset = 0) {
   return [clock_offset] {
     sigset_t signals, before;
@@ -61,7 +62,7 @@ inline std::function<void()> in_namespaces(long clock_offset = 0) {
   };
 }
 
-/// Whether the system lets us make them.
+/// Whether this process may make such namespaces.
 inline bool can_make_namespaces() {
   const pid_t child = fork();
   if (child == 0) {

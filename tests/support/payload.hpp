@@ -1,6 +1,6 @@
 #pragma once
-// The oracle for KV bytes: what a block holds is a function of its name, so whoever finds a block
-// knows every byte it must contain.
+// The oracle for KV bytes: a block's bytes are a function of its name, so a process that finds a
+// block can check every byte.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,13 +21,13 @@ inline std::byte* payload_of(const PoolMemory& memory, BlockId block) {
   return memory.arena(tier) + place * memory.geometry().kv.block_bytes();
 }
 
-/// What the i-th word of the block of this name must be.
+/// The i-th word of the block with this name.
 inline std::uint64_t payload_word(Hash128 name, std::size_t i) {
   return (name.low ^ i * 0x9e3779b97f4a7c15ull) + name.high;
 }
 
-// Plain memory accesses, as an engine's kernels make them: that nobody else is there is the pool's
-// promise.
+// Plain memory accesses, as an engine's kernels make them. The pool promises that no other process
+// writes the block meanwhile.
 inline void fill_payload(const PoolMemory& memory, BlockId block, Hash128 name) {
   for (std::size_t i = 0; i < payload_words(memory); ++i) {
     const std::uint64_t word = payload_word(name, i);

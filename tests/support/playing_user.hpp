@@ -1,5 +1,5 @@
 #pragma once
-// Being another user for a while. Takes root, and a user namespace that has other users.
+// Acts as another user for a while. Needs root, and a user namespace that has other users.
 
 #include <grp.h>
 #include <sys/prctl.h>
@@ -12,7 +12,7 @@
 
 namespace kvhive::testing {
 
-// Nobody's on any machine we know of; nothing is looked up or left behind under them.
+// Numbers that no known machine uses. Tests look up and leave nothing under them.
 inline constexpr uid_t kAlice = 60'001, kBob = 60'002, kStrangers = 70'000;
 inline constexpr gid_t kGuests = 60'000, kStaff = 60'010;
 
@@ -27,8 +27,8 @@ inline bool can_play_users() {
   return ended_well(child.wait());
 }
 
-/// While it lives, whatever we do is done as that user, of that group alone: the kernel says so to
-/// whomever we connect to.
+/// While an object of this class exists, this process acts as `user` with no group but `group`. The
+/// kernel reports them to the processes that it connects to.
 class PlayingUser {
  public:
   explicit PlayingUser(uid_t user, gid_t group = kGuests) { KV_CHECK(become(user, group), errno); }
@@ -36,7 +36,7 @@ class PlayingUser {
   PlayingUser& operator=(const PlayingUser&) = delete;
   ~PlayingUser() {
     KV_CHECK(seteuid(0) == 0 && setegid(0) == 0, errno);
-    prctl(PR_SET_DUMPABLE, 1);  // lost on the way; LeakSanitizer wants to look at us
+    prctl(PR_SET_DUMPABLE, 1);  // the change of user cleared it; LeakSanitizer needs it
   }
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// A small pool of a test's own.
+// Makes small pools for one test.
 
 #include <cstdint>
 #include <utility>
@@ -9,7 +9,7 @@
 
 namespace kvhive::testing {
 
-/// A geometry with 4 tokens and 256 bytes of payload a block, unless told otherwise.
+/// A geometry; by default with 4 tokens and 256 bytes of payload per block.
 inline PoolGeometry small_geometry(std::uint32_t device_blocks, std::uint32_t host_blocks = 0,
                                    std::uint32_t tokens_per_block = 4,
                                    std::uint32_t head_size = 8) {
@@ -26,14 +26,14 @@ inline PoolGeometry small_geometry(std::uint32_t device_blocks, std::uint32_t ho
   return geometry;
 }
 
-/// A formatted pool nobody else can reach, but forked children.
+/// A formatted pool that only this process and its forked children can reach.
 inline PoolMemory private_pool(const PoolGeometry& geometry) {
   auto memory = PoolMemory::create_private(geometry);
   KV_CHECK(memory.has_value(), memory.error().text);
   return std::move(*memory);
 }
 
-/// What the keeper does when it gives a slot away, and a process when it arrives.
+/// Marks a slot as used by `pid`, as a process does when it signs in.
 inline void occupy(const PoolMemory& memory, ProcessSlot slot, std::uint32_t pid = 1) {
   memory.control().processes[slot.value].pid.store(pid, std::memory_order_release);
 }

@@ -1,6 +1,6 @@
 #pragma once
-// A request as vLLM's KVCacheManager plays it against the pool: longest hit, the rest allocated,
-// full blocks published, all released at the end.
+// Runs a request against the pool as vLLM's KVCacheManager does: matches the longest prefix,
+// allocates the rest, publishes full blocks, and releases all at the end.
 
 #include <algorithm>
 #include <cstddef>
@@ -75,11 +75,12 @@ inline PrefixHit match_all(BlockPool& pool, const Prompt& prompt, Tier tier = Ti
 
 struct Request {
   std::vector<BlockId> blocks;  ///< the block table
-  std::size_t hits = 0;         ///< of these, found
+  std::size_t hits = 0;         ///< how many of them the match found
   Prefix end;                   ///< after the full blocks
 };
 
-/// vLLM's get_computed_blocks and allocate_slots; nothing, and nothing touched, on a shortage.
+/// vLLM's get_computed_blocks and allocate_slots. On a shortage returns nothing and changes
+/// nothing.
 inline std::optional<Request> admit(BlockPool& pool, const Prompt& prompt) {
   PrefixHit hit = match_blocks(pool, prompt, prompt.matchable_blocks());
   const std::size_t needed =
@@ -98,7 +99,7 @@ inline std::optional<Request> admit(BlockPool& pool, const Prompt& prompt) {
   return request;
 }
 
-/// A published block of its own content, released at once: idle.
+/// Computes and publishes a prompt's blocks and releases them: they are idle then.
 inline Request leave_idle(BlockPool& pool, const Prompt& prompt) {
   Request request = admit(pool, prompt).value();
   pool.release(request.blocks);

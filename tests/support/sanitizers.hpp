@@ -1,6 +1,6 @@
 #pragma once
-// Which sanitizer this build runs under: tests that are about several processes skip
-// ThreadSanitizer, which sees only one.
+// The sanitizer of this build. Tests with several processes are skipped under ThreadSanitizer,
+// which sees one process only.
 
 namespace kvhive::testing {
 

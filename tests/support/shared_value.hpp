@@ -1,5 +1,5 @@
 #pragma once
-// A value that forked children share with their parent: progress counters and the like.
+// A value that forked children share with their parent, for example progress counters.
 
 #include <sys/mman.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// A signal for one process.
+// Sends a signal to one process.
 
 #include <signal.h>
 
@@ -7,8 +7,8 @@
 
 namespace kvhive::testing {
 
-/// kill(2) takes 0 for our own process group, CTest included, and -1 for everybody: what a test
-/// that has read a pid too early must never do.
+/// Refuses pid 0 and -1, which a test may get when it reads a pid too early. kill(2) would signal
+/// this test's process group, CTest included, or all processes.
 inline void signal_process(pid_t pid, int number) {
   KV_CHECK(pid > 0, pid, number);
   ::kill(pid, number);

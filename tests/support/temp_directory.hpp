@@ -1,5 +1,5 @@
 #pragma once
-// A directory of its own for a test that writes files.
+// A temporary directory for one test that writes files.
 
 #include <filesystem>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
-// Do two samples come from one distribution? The two-sample Kolmogorov-Smirnov test: it looks at
-// the whole distribution, not only at its mean, and supposes nothing of its shape.
+// The two-sample Kolmogorov-Smirnov test: whether two samples come from the same distribution. It
+// compares the whole distributions, not only the means, and assumes nothing about their shapes.
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +21,7 @@ inline KolmogorovSmirnov kolmogorov_smirnov(std::vector<double> a, std::vector<d
   double distance = 0;
   for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
     const double value = std::min(a[i], b[j]);
-    while (i < a.size() && a[i] == value) ++i;  // clocks have ticks: equal values are many
+    while (i < a.size() && a[i] == value) ++i;  // a clock has ticks, so many values are equal
     while (j < b.size() && b[j] == value) ++j;
     distance =
         std::max(distance, std::abs(static_cast<double>(i) / n - static_cast<double>(j) / m));
@@ -31,7 +31,8 @@ inline KolmogorovSmirnov kolmogorov_smirnov(std::vector<double> a, std::vector<d
   double p = 0;
   for (int k = 1; k <= 100; ++k)
     p += (k % 2 == 1 ? 2 : -2) * std::exp(-2.0 * k * k * lambda * lambda);
-  return {distance, lambda < 0.2 ? 1.0 : std::clamp(p, 0.0, 1.0)};  // the sum converges too slowly
+  // Below 0.2 the sum converges too slowly.
+  return {distance, lambda < 0.2 ? 1.0 : std::clamp(p, 0.0, 1.0)};
 }
 
 }  // namespace kvhive::testing

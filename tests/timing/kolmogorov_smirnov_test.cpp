@@ -16,7 +16,8 @@ std::vector<double> ramp(double from, std::size_t count, double step = 1) {
 TEST(KolmogorovSmirnov, FindsNoDifferenceWhereThereIsNone) {
   EXPECT_EQ(kolmogorov_smirnov(ramp(0, 100), ramp(0, 100)).distance, 0);
   EXPECT_EQ(kolmogorov_smirnov(ramp(0, 100), ramp(0, 100)).p, 1);
-  EXPECT_EQ(kolmogorov_smirnov(ramp(7, 50, 0), ramp(7, 900, 0)).p, 1) << "one tick of the clock";
+  EXPECT_EQ(kolmogorov_smirnov(ramp(7, 50, 0), ramp(7, 900, 0)).p, 1)
+      << "all values are one tick of the clock";
 }
 
 TEST(KolmogorovSmirnov, MeasuresTheDistance) {
@@ -31,7 +32,7 @@ TEST(KolmogorovSmirnov, MeasuresTheDistance) {
 }
 
 /// Under the null hypothesis p is uniform: one test in a hundred says p < 0.01.
-TEST(KolmogorovSmirnov, IsWrongAsOftenAsItSays) {
+TEST(KolmogorovSmirnov, IsWrongAsOftenAsPSays) {
   std::mt19937 random(1);
   std::exponential_distribution<double> latency(1.0);
   int rejected = 0;

@@ -1,10 +1,11 @@
-// Whether a prompt that another domain has cached can be told, by the clock, from one that nobody
-// has. Two thousand probes a round, half of each kind, in random order, each prompt probed once: a
-// Kolmogorov-Smirnov test of the two samples must not see a difference (p > 0.01). The control does
-// the same within one domain, where it must. First by the pool's own match, then by the time to
-// the first token that a client of a whole daemon sees (as root: it takes two users).
+// Tests whether time reveals that another domain has cached a prompt. A round times 2000 prompts,
+// half of them cached by another domain and half unknown, in random order, each prompt once. A
+// Kolmogorov-Smirnov test of the two samples must find no difference (p > 0.01). The control does
+// the same within one domain, where the test must find a difference. The first part times the
+// pool's match; the second one times the first token that a client of a whole daemon gets (only as
+// root, because it needs two users).
 //
-// `make timing`. Not one of ctest's tests: a clock has the last word here.
+// Run by `make timing`. It is not a CTest test, because its result depends on the clock.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,7 +30,8 @@ namespace {
 constexpr std::size_t kOfEachKind = 1000;
 constexpr std::size_t kBlocksPerPrompt = 8;
 constexpr int kRounds = 7, kDaemonRounds = 3;
-/// By chance one round in a hundred is below 0.01; two of seven, one run in five hundred.
+/// By chance one round in a hundred is below 0.01. Two of seven rounds are below it once in 500
+/// runs.
 constexpr int kMayBeBelow = 1;
 constexpr double kLevel = 0.01;
 
@@ -61,14 +63,15 @@ KolmogorovSmirnov report(const std::vector<double>& cached, const std::vector<do
   return test;
 }
 
-/// One pool, one secret: what the other caches, and then our probes.
+/// A round on one pool with one secret: the other domain caches prompts, then the prober times
+/// matches.
 KolmogorovSmirnov round_of_a_pool(std::mt19937& random, DomainId others, DomainId ours) {
   const PoolMemory memory = private_pool(small_geometry(32'768, 0, 16, 2));
   BlockPool victim(memory, ProcessSlot{0}), prober(memory, ProcessSlot{1});
   for (const ProcessSlot slot : {ProcessSlot{0}, ProcessSlot{1}}) occupy(memory, slot);
 
-  // Which ones are cached is drawn before anything is made of them: place in memory, age in the
-  // processor's caches, order of probing are the same for both kinds.
+  // The cached prompts are drawn before any prompt is made. So both kinds have the same places in
+  // memory, the same ages in the processor's caches and the same order of probing.
   std::vector<bool> is_cached(2 * kOfEachKind);
   std::fill_n(is_cached.begin(), kOfEachKind, true);
   std::shuffle(is_cached.begin(), is_cached.end(), random);
@@ -84,7 +87,7 @@ KolmogorovSmirnov round_of_a_pool(std::mt19937& random, DomainId others, DomainI
     probes.push_back({Prompt(prober, prompts[i], ours), is_cached[i]});
   std::shuffle(probes.begin(), probes.end(), random);
 
-  for (TokenId i = 0; i < 200; ++i)  // the first ones pay for what is cold
+  for (TokenId i = 0; i < 200; ++i)  // warms caches: the first matches are slower
     (void)nanoseconds_of_match(prober, Prompt(prober, counting(40'000 + i, 128), ours));
   std::vector<double> cached, unknown;
   for (const Probe& probe : probes)
@@ -104,7 +107,7 @@ double milliseconds_to_first_token(Client& client, const std::vector<TokenId>& p
   return std::chrono::duration<double, std::milli>(end - start).count();
 }
 
-/// One daemon, two users.
+/// A round on one daemon with two users.
 KolmogorovSmirnov round_of_a_daemon(std::mt19937& random, const std::string& sharing) {
   const Daemon daemon({"--kv-cache-memory-bytes", "512M", "--max-model-len", "256",
                        "--socket-access", "everybody", "--sharing", sharing});
@@ -138,7 +141,7 @@ int rounds_below(int rounds, const Round& round) {
   return below;
 }
 
-/// Runs both and says what came of it; true if all is as it should be.
+/// Runs the rounds across and within domains and prints the result. True if both are as required.
 bool compare(int rounds, int may_be_below, const Round& across, const Round& within) {
   std::printf(" across domains\n");
   const int apart = rounds_below(rounds, across);

@@ -1,5 +1,5 @@
-// Bad input: one line that names the thing and the remedy, an exit code that is not 0, and a daemon
-// that goes on.
+// Bad input. The program prints one line that names the input and the remedy, and its exit code is
+// not 0; a daemon goes on.
 
 #include <fstream>
 
@@ -18,7 +18,7 @@ void expect_one_line(const CommandResult& result, const std::vector<std::string>
     EXPECT_NE(result.err.find(part), std::string::npos) << "'" << part << "' in: " << result.err;
 }
 
-/// A scratch directory with a copy of the demo model to spoil.
+/// A scratch directory with a copy of the demo model, which tests change.
 class BadStart : public Test {
  protected:
   BadStart() {
@@ -52,7 +52,7 @@ TEST_F(BadStart, MissingModelDirectory) {
 TEST_F(BadStart, NoModelAtAll) { expect_one_line(start({}, false), {"model", "--model"}); }
 TEST_F(BadStart, ADeviceThatIsUnknownOrNotThere) {
   expect_one_line(start({"--device", "gpu"}), {"device", "'gpu'", "auto", "cpu", "cuda"});
-  // What is missing depends on the machine: the build's CUDA, a driver, a GPU, our own engine.
+  // What is missing depends on the machine: CUDA in the build, a driver, a GPU, the engine program.
   std::vector<std::string> flags = kSmall;
   flags.insert(flags.end(), {"--device", "cuda"});
   expect_one_line(start(flags), {"--device cuda: ", "use --device cpu"});

@@ -34,7 +34,7 @@ struct Told {
   }
 };
 
-/// The table over engines that note what they are told, or are deaf.
+/// The channel table, with engines that record the messages to them, or have a full queue (deaf).
 class ChannelsTest : public ::testing::Test, public EngineLine {
  protected:
   Expected<void> open(EngineKey engine, const ChannelOpen& message,
@@ -59,7 +59,7 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
   static Told closed(int engine, std::uint64_t channel) {
     return {engine, MessageType::channel_close, channel};
   }
-  /// What was said since the last call.
+  /// The messages to engines since the last call.
   std::vector<Told> said() { return std::exchange(said_, {}); }
 
   std::set<int> deaf_;
@@ -71,7 +71,7 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
 
 TEST_F(ChannelsTest, AChannelWaitsForTheFirstEngine) {
   const std::uint64_t id = create();
-  EXPECT_TRUE(channels_.place_waiting(*this)) << "nobody there is nobody deaf";
+  EXPECT_TRUE(channels_.place_waiting(*this)) << "without engines, no engine's queue is full";
   EXPECT_EQ(channels_.find(id)->engine, std::nullopt);
   EXPECT_THAT(said(), IsEmpty());
   channels_.add_engine(10, 0);
@@ -79,7 +79,7 @@ TEST_F(ChannelsTest, AChannelWaitsForTheFirstEngine) {
   EXPECT_EQ(channels_.find(id)->engine, 10);
   EXPECT_THAT(said(), ElementsAre(opened(10, id)));
   EXPECT_TRUE(channels_.place_waiting(*this));
-  EXPECT_THAT(said(), IsEmpty()) << "once is enough";
+  EXPECT_THAT(said(), IsEmpty()) << "the engine was told twice";
 }
 
 TEST_F(ChannelsTest, AnEngineGetsMemoryAndDoorbellOfTheSizeTheClientWasTold) {
@@ -130,7 +130,7 @@ TEST_F(ChannelsTest, ADeadEnginesChannelsGoToAnother) {
   (void)channels_.place_waiting(*this);
   EXPECT_THAT(said(), ElementsAre(opened(11, free)));
   EXPECT_EQ(channels_.find(pinned)->engine, std::nullopt);
-  channels_.add_engine(12, 0);  // the replacement has the number, not the key
+  channels_.add_engine(12, 0);  // the replacement has the same number but another key
   (void)channels_.place_waiting(*this);
   EXPECT_THAT(said(), ElementsAre(opened(12, pinned)));
 }
@@ -169,11 +169,12 @@ TEST_F(ChannelsTest, ClosingTellsTheEngineAndReturnsOneThatCannotBeTold) {
   deaf_ = {10};
   EXPECT_EQ(channels_.close(waiting, *this), std::nullopt) << "no engine has it";
   EXPECT_EQ(channels_.close(second, *this), 10);
-  EXPECT_EQ(channels_.close(second, *this), std::nullopt) << "it is gone all the same";
+  EXPECT_EQ(channels_.close(second, *this), std::nullopt)
+      << "the channel was closed although its engine could not be told";
   EXPECT_FALSE(channels_.find(second).has_value());
 }
 
-TEST_F(ChannelsTest, AChannelTakenBackCanBeClosedWithoutAWord) {
+TEST_F(ChannelsTest, ClosingAChannelThatWasTakenBackTellsNoEngine) {
   channels_.add_engine(10, 0);
   const std::uint64_t id = create();
   (void)channels_.place_waiting(*this);
@@ -182,7 +183,7 @@ TEST_F(ChannelsTest, AChannelTakenBackCanBeClosedWithoutAWord) {
   EXPECT_EQ(channels_.load_of(10), 0u);
   EXPECT_EQ(channels_.close(id, *this), std::nullopt);
   EXPECT_THAT(said(), IsEmpty());
-  channels_.take_back(id);  // gone: nothing to do
+  channels_.take_back(id);  // the channel is closed: nothing to do
 }
 
 TEST_F(ChannelsTest, TheChannelsHeaderNamesTheEngineThatServesIt) {

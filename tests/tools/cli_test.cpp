@@ -1,4 +1,4 @@
-// What people and scripts see of `kvhive`.
+// Output and exit codes of the `kvhive` commands.
 
 #include "tests/tools/daemon.hpp"
 
@@ -20,9 +20,9 @@ TEST_F(Cli, GenerateStreamsTextAndSummarises) {
   EXPECT_NE(result.err.find("12 tokens"), std::string::npos) << result.err;
 }
 
-TEST_F(Cli, TheDoctorSaysWhatTheMachineHasAndWhatToDoAboutTheRest) {
+TEST_F(Cli, TheDoctorListsFindingsWithARemedyForEachProblem) {
   const CommandResult result = run("kvhive", {"doctor", "--format", "json"});
-  EXPECT_EQ(result.exit_code, 0) << "we run here";
+  EXPECT_EQ(result.exit_code, 0) << "the tests run on this machine, so nothing is bad";
   std::set<std::string> topics;
   for (const Json& finding : result.json()) {
     topics.insert(finding["topic"]);
@@ -34,7 +34,7 @@ TEST_F(Cli, TheDoctorSaysWhatTheMachineHasAndWhatToDoAboutTheRest) {
     EXPECT_TRUE(topics.contains(topic)) << topic;
 }
 
-TEST_F(Cli, GenerateAsJsonCarriesEverything) {
+TEST_F(Cli, GenerateAsJsonHasAllFields) {
   const Json json =
       daemon_
           ->cli({"generate", "--prompt", "And God said", "--max-tokens", "8", "--ignore-eos",
@@ -135,7 +135,7 @@ TEST_F(Cli, WhyTellsWhatIsCachedAndWhatIsNot) {
       daemon_->cli({"generate", "--prompt", prompt, "--max-tokens", "2", "--format", "json"})
           .json();
   EXPECT_EQ(after["computed_from_token"], again["cached_tokens"])
-      << "it predicts what the engine finds";
+      << "the command predicts what the engine finds";
   EXPECT_EQ(after["tokens"], again["prompt_tokens"]);
   const CommandResult human = daemon_->cli({"pool", "why", prompt});
   EXPECT_NE(human.out.find("present on the device"), std::string::npos) << human.out;
@@ -198,7 +198,7 @@ TEST(CliStoppedKeeper, ThePoolIsReadWithoutIt) {
   signal_process(daemon.pid(), SIGCONT);
 }
 
-TEST(CliStoppedKeeper, WhatNeedsItFailsAndNamesTheProcessAndTheRemedy) {
+TEST(CliStoppedKeeper, CommandsThatNeedItFailNamingTheProcessAndTheRemedy) {
   const Daemon daemon;
   signal_process(daemon.pid(), SIGSTOP);
   ASSERT_TRUE(eventually([&] { return state_of(daemon.pid()) == 'T'; }));

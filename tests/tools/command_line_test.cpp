@@ -1,5 +1,4 @@
-// What the programs do with their command lines, and what they print: no daemon, or one for all
-// tests.
+// Command lines of the programs, and what the programs print. Most tests need no daemon.
 
 #include <fcntl.h>
 #include <pty.h>
@@ -59,7 +58,7 @@ TEST(Output, HelpThatCannotBeWrittenIsAnError) {
                     {program, "standard output", "No space left on device"});
 }
 
-TEST(Output, WhatACommandPrintsIsAnErrorIfItCannotBeWritten) {
+TEST(Output, ACommandWhoseOutputCannotBeWrittenFails) {
   const std::string layout = kDemoModel;
   for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
            {"doctor"},
@@ -74,14 +73,14 @@ TEST(Output, APipeWithoutAReaderEndsAProgramQuietly) {
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   close(ends[0]);
   const CommandResult result = run_into(ends[1], "kvhive", {"doctor"}, [] {
-    signal(SIGPIPE, SIG_IGN);  // a program may inherit this from its shell
+    signal(SIGPIPE, SIG_IGN);  // a program may inherit an ignored SIGPIPE from its shell
   });
   close(ends[1]);
   EXPECT_EQ(result.exit_code, 141);
   EXPECT_EQ(result.err, "");
 }
 
-TEST(Output, ADaemonsAnswersAreErrorsIfTheyCannotBeWritten) {
+TEST(Output, ACommandWhoseAnswerFromADaemonCannotBeWrittenFails) {
   const Daemon daemon({"--kv-cache-memory-bytes", "16M"});
   for (std::vector<std::string> arguments : std::vector<std::vector<std::string>>{
            {"pool", "stat"},
@@ -132,7 +131,7 @@ TEST(CommandLine, EveryProgramSaysItsVersion) {
   }
 }
 
-// -- what is mistyped
+// -- mistyped names
 
 TEST(CommandLine, AMistypedCommandGetsTheNearestOne) {
   expect_one_line(run("kvhive", {"pol", "stat"}), {"'pol'", "did you mean 'pool'"});
@@ -155,7 +154,7 @@ TEST(CommandLine, OptionsMayStandBeforeTheCommand) {
   const CommandResult json = run("kvhive", {"--format", "json", "doctor"});
   EXPECT_EQ(json.out.substr(0, 1), "[") << json.out;
   const CommandResult later = run("kvhive", {"--format", "json", "doctor", "--format", "human"});
-  EXPECT_NE(later.out.substr(0, 1), "[") << "what stands later wins";
+  EXPECT_NE(later.out.substr(0, 1), "[") << "the later value wins";
   for (const std::vector<std::string>& arguments :
        std::vector<std::vector<std::string>>{{"--socket", "/tmp/kvhive-none", "pool", "stat"},
                                              {"pool", "--socket", "/tmp/kvhive-none", "stat"}})
@@ -210,14 +209,14 @@ TEST(GenerateFlags, APromptMayComeFromStandardInput) {
   EXPECT_EQ(result.json()["prompt_tokens"], 5);
 }
 
-/// A prompt of so many tokens, as ids.
+/// A prompt of `count` tokens, as ids.
 std::string tokens(int count) {
   std::string ids = "300";
   for (int i = 1; i < count; ++i) ids += ",300";
   return ids;
 }
 
-TEST(TooLongAPrompt, IsToldWhatIsTheLimitAndWhetherItCanBeRaised) {
+TEST(TooLongAPrompt, IsRefusedWithTheLimitAndWhetherItCanBeRaised) {
   const auto refusal = [](std::vector<std::string> flags) {
     const Daemon daemon(std::move(flags));
     return daemon.cli({"generate", "--prompt-tokens", tokens(5000)});
@@ -232,7 +231,7 @@ TEST(TooLongAPrompt, IsToldWhatIsTheLimitAndWhetherItCanBeRaised) {
 
 // -- replay
 
-TEST(ReplayTrace, ALineThatIsWrongIsSaidInWords) {
+TEST(ReplayTrace, AWrongLineIsNamedWithAReason) {
   const TempDirectory directory;
   const std::pair<const char*, const char*> lines[] = {
       {"not json", "is not a JSON object"},
@@ -254,7 +253,7 @@ TEST(ReplayTrace, ALineThatIsWrongIsSaidInWords) {
 
 // -- colours
 
-/// What a program writes to a terminal that is its standard error.
+/// Runs a program with a terminal as its standard error. Returns what it prints there.
 std::string on_terminal(const std::vector<std::string>& arguments, const char* no_color) {
   int master = -1;
   const pid_t child = forkpty(&master, nullptr, nullptr, nullptr);
@@ -279,7 +278,7 @@ std::string on_terminal(const std::vector<std::string>& arguments, const char* n
   return text;
 }
 
-TEST(Colours, AreLeftOutIfTheUserWantsNone) {
+TEST(Colours, AreLeftOutIfNoColorIsSet) {
   const TempDirectory directory;
   // Fails after a few log lines: the model's directory is empty.
   const std::vector<std::string> start = {std::string(KVHIVE_BIN_DIR) + "/kvhived",

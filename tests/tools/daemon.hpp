@@ -1,5 +1,5 @@
 #pragma once
-// A real kvhived for a test: started as a user would, on a socket of its own, gone with the test.
+// Starts a real kvhived as a user would, on its own socket, and stops it at the end of the test.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -25,7 +25,7 @@ namespace kvhive::testing {
 
 using Json = nlohmann::json;
 
-/// Directory with the programs, and the demo model: set by CMake.
+/// Path of a program. CMake sets the programs' directory and the demo model's.
 inline std::string program(const std::string& name) {
   return std::string(KVHIVE_BIN_DIR) + "/" + name;
 }
@@ -38,7 +38,7 @@ struct CommandResult {
   Json json() const { return Json::parse(out); }
 };
 
-/// Called in a child before it becomes a program: limits, namespaces.
+/// Called in a forked child before execv(), for example to set limits or enter namespaces.
 using BeforeExec = std::function<void()>;
 
 /// Forks and executes with the given descriptors as standard output and error.
@@ -52,18 +52,18 @@ CommandResult run(const std::string& name, const std::vector<std::string>& argum
 /// The demo model's text, or a piece of it.
 std::string passage(std::size_t from = 0, std::size_t length = std::string::npos);
 
-/// Exactly so many tokens after a prompt.
+/// Requests exactly `max_tokens` tokens after a prompt.
 GenerateRequest request_of(std::string prompt, std::uint32_t max_tokens);
 
-/// The same for a test that has the raw channel.
+/// The same request, for a test that uses the channel without a Client.
 ChannelRequest channel_request_of(std::string prompt, std::uint32_t max_tokens);
 
-/// Looks again and again until it holds; false after `limit`. Each look is a system call or a
-/// process of its own, so that there is nothing to sleep for.
+/// Calls `holds` until it returns true; false after `limit`. There is no sleep in between, because
+/// each call makes system calls or starts a process.
 bool eventually(const std::function<bool()>& holds,
                 std::chrono::seconds limit = std::chrono::seconds(10));
 
-/// A process' state as /proc knows it: R, S, T (stopped), Z ...; '\0' = there is none.
+/// A process's state in /proc: R, S, T (stopped), Z ...; '\0' = there is no such process.
 char state_of(pid_t pid);
 
 /// True while the process can be signalled and is no zombie.
@@ -75,7 +75,7 @@ ClientOptions client_options(const std::string& socket, std::uint32_t engine = k
 
 class Daemon {
  public:
-  /// Starts kvhived with the demo model and these flags more, and waits until it is ready.
+  /// Starts kvhived with the demo model and `flags`, and waits until it is ready.
   explicit Daemon(std::vector<std::string> flags = {"--engines", "2", "--kv-cache-memory-bytes",
                                                     "32M"},
                   const BeforeExec& before_exec = {});
@@ -85,7 +85,8 @@ class Daemon {
   const std::string& directory() const { return directory_; }
   pid_t pid() const { return pid_; }
 
-  /// What the keeper says of itself, its processes and its clients; asked without a process.
+  /// The keeper's status: itself, its processes and its clients. Asks over the socket, without
+  /// starting a process.
   Json status() const;
 
   /// `kvhive ARGUMENTS --socket ...`
@@ -97,7 +98,7 @@ class Daemon {
   Json engine(std::uint32_t index) const;
   std::uint64_t preemptions() const;
 
-  /// The daemon's pool, to write into behind everybody's back: for tests that damage it.
+  /// Maps the daemon's pool for writing, without signing in. For tests that corrupt the pool.
   PoolMemory pool() const;
 
   Client connect(std::uint32_t engine = kAnyEngine,
@@ -111,7 +112,8 @@ class Daemon {
   pid_t pid_ = 0;
 };
 
-/// Runs all requests at once over the clients in turn; results in order.
+/// Submits all requests at once, to the clients in turn. Returns the results in the requests'
+/// order.
 std::vector<Progress> generate_all(std::vector<Client>& clients,
                                    const std::vector<GenerateRequest>& requests);
 

@@ -1,5 +1,5 @@
-// What the device tier has no room for is found again in the host tier, by whichever engine, and
-// nothing of it shows in the tokens.
+// Blocks that the device tier evicts are found again in the host tier by every engine, and the
+// tokens are the same as without eviction.
 
 #include <gmock/gmock.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Different from the first token on.
+/// Prompts of different numbers differ from the first token on.
 GenerateRequest request_number(std::size_t i) {
   return request_of(std::to_string(i) + ": " + passage((i * 41) % 300, 600), 8);
 }
@@ -22,10 +22,10 @@ std::vector<TokenId> undisturbed(std::size_t i) {
   return ids(*client.generate(request_number(i)));
 }
 
-/// A device tier for two or three of the prompts.
+/// A daemon whose device tier holds two or three of the prompts.
 class Demotion : public ::testing::Test {
  protected:
-  /// Evicts everything idle on the device by prompts that nobody asks for again.
+  /// Evicts all idle blocks of the device tier with prompts that no test uses again.
   void press(std::uint32_t engine) {
     Client client = daemon_.connect(engine);
     for (int i = 0; i < 6; ++i) generate(client, next_++);
@@ -49,7 +49,7 @@ class Demotion : public ::testing::Test {
   std::size_t next_ = 100;
 };
 
-TEST_F(Demotion, APromptThatWasEvictedComesBackFromTheHostTierOnAnyEngine) {
+TEST_F(Demotion, AnyEngineCopiesAnEvictedPromptBackFromTheHostTier) {
   std::uint64_t brought_back = 0;
   for (const std::uint32_t engine : {0u, 1u}) {
     Client client = daemon_.connect(engine);
@@ -89,7 +89,7 @@ TEST_F(Demotion, TokensAreTheSameUnderPressureFromBothEngines) {
   EXPECT_TRUE(daemon_.fsck_is_clean());
 }
 
-TEST_F(Demotion, AnEngineKilledInTheMiddleOfItHarmsNobody) {
+TEST_F(Demotion, AnEngineKilledDuringADemotionDoesNoHarm) {
   const PoolMemory pool = daemon_.pool();
   const auto is_demoting = [&] {
     const auto& host = pool.tier_layout(Tier::host);
@@ -121,14 +121,14 @@ TEST_F(Demotion, AnEngineKilledInTheMiddleOfItHarmsNobody) {
     EXPECT_TRUE(eventually([&] { return !daemon_.engine(0).is_null() && !is_demoting(); }));
     EXPECT_TRUE(daemon_.fsck_is_clean());
   }
-  EXPECT_GE(deaths, 3) << "nobody was caught demoting";
+  EXPECT_GE(deaths, 3) << "too few engines were killed during a demotion";
   const Json tiers = daemon_.stat()["tiers"];
   for (const char* tier : {"device", "host"}) {
     EXPECT_EQ(tiers[tier]["held"], 0) << tier;
     EXPECT_EQ(tiers[tier]["filling"], 0) << tier;
   }
   for (std::size_t i = 0; i < 12; ++i)
-    EXPECT_EQ(ids(generate(client, i)), undisturbed(i)) << "what the dead left is right";
+    EXPECT_EQ(ids(generate(client, i)), undisturbed(i)) << "a dead engine left wrong bytes";
 }
 
 }  // namespace

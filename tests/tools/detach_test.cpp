@@ -62,8 +62,8 @@ class DetachedTest : public ::testing::Test {
     return directory.path() / "state/kvhive/kvhived.log";
   }
 
-  /// What the shell that starts the daemon sees. `out` and `err` end when no
-  /// process has them open.
+  /// Starts the daemon as a shell does, and reads what the shell would see. `out` and `err` end
+  /// when no process has them open.
   void start(std::vector<std::string> flags) {
     flags.insert(flags.end(), {"--detach", "--model", kDemoModel, "--socket", socket(), "--threads",
                                "1", "--kv-cache-memory-bytes", "8M"});
@@ -191,7 +191,7 @@ TEST_F(LoggedDaemon, ARequestHasAnIdInDebugLines) {
   EXPECT_THAT(text, ContainsRegex("engine 0 [0-9]+[]] request [0-9]+/[0-9]+ accepted"));
 }
 
-TEST(Foreground, ALogThatNobodyReadsAnyMoreDoesNotEndTheDaemon) {
+TEST(Foreground, ALogPipeWithoutAReaderDoesNotEndTheDaemon) {
   TempDirectory directory;
   int ends[2];
   KV_CHECK(pipe2(ends, O_CLOEXEC) == 0);
@@ -199,7 +199,7 @@ TEST(Foreground, ALogThatNobodyReadsAnyMoreDoesNotEndTheDaemon) {
   Daemon daemon({"--kv-cache-memory-bytes", "8M", "--log-level", "info"},
                 [&] { dup2(write_end.get(), STDERR_FILENO); });
   read_end = UniqueFd();
-  signal_process(daemon.engine(0)["pid"], SIGKILL);  // the keeper writes of it
+  signal_process(daemon.engine(0)["pid"], SIGKILL);  // the keeper logs the death
   EXPECT_TRUE(eventually([&] { return daemon.status()["engines"][0]["restarts"] == 1; }, kHang));
   EXPECT_TRUE(is_alive(daemon.pid()));
 }

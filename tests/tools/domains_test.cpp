@@ -1,4 +1,5 @@
-// Who is put where: the operator's rules, the kernel's word, and the modes of the socket.
+// Which domain a user gets, by the operator's rules and the uid and groups that the kernel reports;
+// and the modes of the socket.
 
 #include "tools/keeper/domains.hpp"
 
@@ -45,7 +46,7 @@ TEST(Domains, AreOneForEachUserUnlessTheOperatorSaysOtherwise) {
   EXPECT_EQ(domains.of({kOwner, {kUsers}}).value(), DomainId{0});
   EXPECT_NE(alice, DomainId{0});
   EXPECT_NE(alice, bob);
-  EXPECT_EQ(domains.of({kAlice, {kStaff}}).value(), alice) << "the same user, come again";
+  EXPECT_EQ(domains.of({kAlice, {kStaff}}).value(), alice) << "the same user connects again";
   EXPECT_THAT(domains.names(), ElementsAre("uid-1000", "uid-1001", "uid-1002"));
 }
 
@@ -56,7 +57,7 @@ TEST(Domains, AreOneForAllIfTheOperatorWantsIt) {
   EXPECT_THAT(domains.names(), ElementsAre("all"));
 }
 
-TEST(Domains, OnesTheOperatorNamesHoldTheirMembersOnly) {
+TEST(Domains, NamedByTheOperatorHoldTheirMembersOnly) {
   Domains domains = resolve(Sharing::all, "team=1001,@5001").value();
   const DomainId team = domains.of({kAlice, {kUsers}}).value();
   EXPECT_EQ(domains.names()[team.value], "team");
@@ -65,7 +66,7 @@ TEST(Domains, OnesTheOperatorNamesHoldTheirMembersOnly) {
   EXPECT_EQ(domains.names()[domains.of({kBob, {kUsers}}).value().value], "all");
 }
 
-TEST(Domains, RefuseWhoIsNotListedIfOnlyTheListedMayCome) {
+TEST(Domains, RefuseUnlistedUsersWithSharingListed) {
   Domains domains = resolve(Sharing::listed, "team=1001").value();
   EXPECT_TRUE(domains.of({kAlice, {}}).has_value());
   const auto refused = domains.of({kBob, {}});
@@ -80,7 +81,7 @@ TEST(Domains, ARuleForTheUserGoesBeforeOneForItsGroup) {
   EXPECT_EQ(domains.names()[domains.of({kAlice, {kStaff}}).value().value], "solo");
 }
 
-/// Taking either would let a client choose, by coming without the other group.
+/// If either domain were taken, a client could choose by leaving the other group.
 TEST(Domains, RefuseAUserWhoseGroupsDisagree) {
   Domains domains = resolve(Sharing::user, "team=@5001;others=@5002").value();
   const auto refused = domains.of({kAlice, {kStaff, kGuests}});
@@ -110,11 +111,12 @@ TEST(Domains, RefuseTwoSpellingsOfOneUserInTwoDomains) {
   const auto refused = resolve(Sharing::user, "a=root;b=0");
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().text, HasSubstr("'0' (number 0) is in 'a' and again in 'b'"));
-  EXPECT_TRUE(resolve(Sharing::user, "a=root,0").has_value()) << "twice in one is no question";
+  EXPECT_TRUE(resolve(Sharing::user, "a=root,0").has_value())
+      << "one user twice in the same domain is allowed";
 }
 
-/// All users whom our user namespace cannot tell apart come with this number.
-TEST(Domains, DoNotTakeEverybodyWithoutANumberForOneUser) {
+/// The kernel reports this uid for all users that have no number in this user namespace.
+TEST(Domains, DoNotTakeAllUsersWithoutANumberForOneUser) {
   const uid_t nobody = overflow_uid();
   EXPECT_THAT(resolve(Sharing::user).value().of({nobody, {}}).error().text,
               HasSubstr("stands for"));
@@ -123,7 +125,7 @@ TEST(Domains, DoNotTakeEverybodyWithoutANumberForOneUser) {
       resolve(Sharing::user, "n=" + std::to_string(nobody)).value().of({nobody, {}}).has_value());
 }
 
-TEST(Domains, AreSixteenBitsWorthAndStayWhatTheyAre) {
+TEST(Domains, HaveRoomFor65536AndKeepTheirNumbers) {
   Domains domains = resolve(Sharing::user).value();
   for (uid_t uid = 100'000; uid < 100'000 + 65'535; ++uid)
     ASSERT_TRUE(domains.of({uid, {}}).has_value()) << uid;
@@ -162,7 +164,7 @@ class SocketAccessTest : public ::testing::Test {
   std::filesystem::path directory_ = base_.path() / "run", socket_ = directory_ / "kv.sock";
 };
 
-TEST_F(SocketAccessTest, IsTheOwnersAlone) {
+TEST_F(SocketAccessTest, IsForTheOwnerOnly) {
   const auto listener =
       Listener::open(socket_, resolve_permissions({AllowedUsers::Kind::owner, ""}).value());
   ASSERT_TRUE(listener.has_value()) << listener.error().text;
@@ -170,7 +172,7 @@ TEST_F(SocketAccessTest, IsTheOwnersAlone) {
   EXPECT_EQ(mode_of(directory_), 0700u);
 }
 
-TEST_F(SocketAccessTest, IsEverybodysWithoutShowingTheDirectory) {
+TEST_F(SocketAccessTest, IsForAllUsersWithoutShowingTheDirectory) {
   const auto listener =
       Listener::open(socket_, resolve_permissions({AllowedUsers::Kind::everybody, ""}).value());
   ASSERT_TRUE(listener.has_value()) << listener.error().text;
@@ -178,7 +180,7 @@ TEST_F(SocketAccessTest, IsEverybodysWithoutShowingTheDirectory) {
   EXPECT_EQ(mode_of(directory_), 0711u);
 }
 
-TEST_F(SocketAccessTest, IsAGroups) {
+TEST_F(SocketAccessTest, IsForAGroup) {
   const auto listener = Listener::open(
       socket_, resolve_permissions({AllowedUsers::Kind::group, std::to_string(getegid())}).value());
   ASSERT_TRUE(listener.has_value()) << listener.error().text;
@@ -204,13 +206,14 @@ TEST_F(SocketAccessTest, RefusesADirectoryInWhichOthersCouldPutAnotherSocket) {
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().text, HasSubstr("everybody may write to its directory"));
   ASSERT_EQ(chmod(directory_.c_str(), 01777), 0);
-  EXPECT_TRUE(Listener::open(socket_, {}).has_value()) << "as in /tmp nobody else may remove it";
+  EXPECT_TRUE(Listener::open(socket_, {}).has_value())
+      << "with the sticky bit, as in /tmp, no other user may remove the socket";
 }
 
-TEST_F(SocketAccessTest, NamesAGroupThatIsUnknownOrNotOurs) {
+TEST_F(SocketAccessTest, NamesAGroupThatIsUnknownOrNotTheDaemons) {
   EXPECT_THAT(resolve_permissions({AllowedUsers::Kind::group, "nosuchgroup"}).error().text,
               HasSubstr("socket-access: '@nosuchgroup' names a group unknown to this system"));
-  if (geteuid() == 0) return;  // may give away anything
+  if (geteuid() == 0) return;  // root may give a file to any group
   const auto refused =
       Listener::open(socket_, resolve_permissions({AllowedUsers::Kind::group, "root"}).value());
   ASSERT_FALSE(refused.has_value());

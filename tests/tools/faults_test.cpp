@@ -1,4 +1,4 @@
-// Processes that die or misbehave, as a whole: real SIGKILL on a running hive.
+// Whole daemons whose processes die by a real SIGKILL or misbehave.
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -43,7 +43,7 @@ bool nothing_is_held(const Daemon& daemon) {
   return device["held"] == 0 && device["filling"] == 0;
 }
 
-/// In a child: a daemon that will die young.
+/// Starts a daemon that the test will end during its start.
 pid_t start_bare_daemon(const std::filesystem::path& socket) {
   const pid_t pid = fork();
   if (pid != 0) return pid;
@@ -80,7 +80,7 @@ TEST(Faults, TotalsOfThePoolKeepWhatADeadEngineHasCounted) {
   const Progress result = *daemon.connect().generate(long_request(40));
   const Json before = daemon.stat();
   EXPECT_EQ(before["prompt_tokens"], result.prompt_tokens);
-  EXPECT_EQ(before["generated_tokens"], 40u) << "the last one, too";
+  EXPECT_EQ(before["generated_tokens"], 40u) << "the last token is counted, too";
   const pid_t dead = daemon.engine(0)["pid"];
   signal_process(dead, SIGKILL);
   ASSERT_TRUE(eventually([&] {
@@ -91,7 +91,8 @@ TEST(Faults, TotalsOfThePoolKeepWhatADeadEngineHasCounted) {
   for (const char* name : {"prompt_tokens", "cached_tokens", "generated_tokens", "queried_blocks",
                            "hit_blocks", "allocated_blocks", "published_blocks"})
     EXPECT_EQ(after[name], before[name]) << name;
-  EXPECT_EQ(daemon.engine(0)["prompt_tokens"], 0u) << "of the new process alone";
+  EXPECT_EQ(daemon.engine(0)["prompt_tokens"], 0u)
+      << "only the new process's tokens are counted here";
 }
 
 TEST(Faults, AFailoverDoesNotTellTheClientThatItsPromptWasCached) {
@@ -147,7 +148,7 @@ TEST(Faults, AKilledEngineLeavesItsFinishedBlocksToTheOthers) {
   EXPECT_EQ(daemon.connect(0).generate(long_request(4))->tokens.size(), 4u);
 }
 
-TEST(Faults, NobodyNoticesAKilledSteward) {
+TEST(Faults, AKilledStewardDisturbsNoRequest) {
   const Daemon daemon;
   Client client = daemon.connect(0);
   const RequestId number = *client.submit(long_request(800));
@@ -157,7 +158,7 @@ TEST(Faults, NobodyNoticesAKilledSteward) {
   const Progress rest = read_until(client, number, 1u << 30);
   EXPECT_EQ(rest.reason, Finish::length);
   EXPECT_TRUE(eventually([&] { return daemon.procs()["steward"]["pid"] != dead; }));
-  // What dies while there is no steward is swept by the next one.
+  // An engine that dies while there is no steward is swept by the next steward.
   signal_process(daemon.engine(1)["pid"].get<pid_t>(), SIGKILL);
   EXPECT_TRUE(eventually([&] { return !daemon.engine(1).is_null(); }));
   EXPECT_TRUE(daemon.fsck_is_clean());
@@ -198,7 +199,7 @@ TEST(Faults, AnAbortedRequestEndsAtOnce) {
   EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon); }));
 }
 
-TEST(Faults, NothingOutlivesTheKeeper) {
+TEST(Faults, NoProcessAndNoFileOutlivesTheKeeper) {
   for (const bool is_killed : {false, true}) {
     Daemon daemon;
     const Json all = daemon.procs();
@@ -213,7 +214,7 @@ TEST(Faults, NothingOutlivesTheKeeper) {
       daemon.stop();
     for (const pid_t pid : pids) EXPECT_TRUE(eventually([&] { return !is_alive(pid); })) << pid;
     EXPECT_TRUE(eventually([&] { return !client.wait(std::chrono::milliseconds(0)).has_value(); }))
-        << "the client should hear of it";
+        << "the client was not told";
     EXPECT_TRUE(eventually([&] { return std::filesystem::is_empty(daemon.directory()); }));
   }
 }
@@ -265,7 +266,7 @@ TEST(Faults, GarbageOnTheSocketIsDropped) {
   EXPECT_EQ(daemon.procs()["engines"][0]["restarts"], 0);
 }
 
-TEST(Faults, AClientCannotPutItsEngineToSleep) {
+TEST(Faults, AClientThatNeverReadsItsDoorbellDoesNotBlockItsEngine) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
   auto welcome = std::move(*say_hello(socket.get(), ClientHello{kLeastChannelBytes}));
@@ -276,7 +277,7 @@ TEST(Faults, AClientCannotPutItsEngineToSleep) {
   ASSERT_TRUE(channel.has_value());
   for (int i = 0; i < 100; ++i)
     ASSERT_TRUE(channel->submit(channel_request_of(long_request().prompt, 40))
-                    .has_value());  // and never reads a ring
+                    .has_value());  // and never reads its doorbell
   EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
   shutdown(bell, SHUT_RDWR);
   EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
@@ -304,7 +305,7 @@ TEST(Faults, ClientsThatComeWhileTheirEngineIsStoppedAreServedAfterwards) {
   signal_process(pid, SIGSTOP);
   std::vector<Client> clients;
   std::vector<std::uint32_t> numbers;
-  for (int i = 0; i < 250; ++i) {  // more than a socket's queue takes
+  for (int i = 0; i < 250; ++i) {  // more than fit into a socket's queue
     clients.push_back(daemon.connect(0, kLeastChannelBytes));
     numbers.push_back(*clients.back().submit(long_request(2)));
   }
@@ -335,21 +336,23 @@ TEST(Faults, AStopSignalDuringTheStartLeavesNothing) {
   std::filesystem::remove_all(directory);
 }
 
-/// Who looks at the model may take minutes: nobody waits for it.
-TEST(Faults, AStopSignalWhileTheModelIsLookedAtEndsTheDaemonAtOnce) {
+/// The child that reads the model may take minutes. A stopping daemon does not wait for it.
+TEST(Faults, AStopSignalWhileTheModelIsReadEndsTheDaemonAtOnce) {
   const TempDirectory model(kDemoModel), sockets;
   const std::string weights = model.path() / "model.safetensors";
   std::filesystem::remove(weights);
-  ASSERT_EQ(mkfifo(weights.c_str(), 0600), 0);  // nobody will write: who opens it waits for ever
+  // No process writes to the pipe: the child that opens it waits for ever.
+  ASSERT_EQ(mkfifo(weights.c_str(), 0600), 0);
   const pid_t pid = spawn(program("kvhived"), {"--model", model.path(), "--socket",
                                                sockets.path() / "new/s", "--log-level", "error"});
-  ASSERT_TRUE(eventually([&] { return children_of(pid).size() == 2; }));  // and the steward
+  // The child that reads the model, and the steward.
+  ASSERT_TRUE(eventually([&] { return children_of(pid).size() == 2; }));
   const std::vector<pid_t> children = children_of(pid);
   signal_process(pid, SIGTERM);
   int status = -1;
   const bool has_ended = eventually([&] { return waitpid(pid, &status, WNOHANG) == pid; });
   EXPECT_TRUE(has_ended);
-  EXPECT_EQ(status, 0);  // as at any other time
+  EXPECT_EQ(status, 0);  // the exit code of every stop
   for (const pid_t child : children) EXPECT_FALSE(is_alive(child)) << child;
   EXPECT_TRUE(std::filesystem::is_empty(sockets.path()));
   if (has_ended) return;
@@ -381,7 +384,7 @@ TEST(Faults, AnEngineOutOfDescriptorsRefusesTheChannelAndGoesOn) {
   ASSERT_EQ(prlimit(pid, RLIMIT_NOFILE, nullptr, &before), 0);
   const rlimit none{1, before.rlim_max};
   ASSERT_EQ(prlimit(pid, RLIMIT_NOFILE, &none, nullptr), 0);
-  // The refusal may come before the client has looked at its channel: connect() reports it then.
+  // If the refusal comes before the client has checked its channel, connect() reports it.
   auto late = Client::connect({.socket = daemon.socket(), .engine = 0});
   const auto refused = late ? late->generate(long_request(4)) : Result<Progress>(late.error());
   ASSERT_FALSE(refused.has_value());
@@ -395,7 +398,7 @@ TEST(Faults, AnEngineOutOfDescriptorsRefusesTheChannelAndGoesOn) {
   EXPECT_EQ(daemon.procs()["engines"][0]["restarts"], 0);
 }
 
-TEST(Faults, AStoppedEngineStopsNobody) {
+TEST(Faults, AStoppedEngineStopsNoOtherEngine) {
   const Daemon daemon;
   Client stopped = daemon.connect(0);
   const RequestId number = *stopped.submit(long_request(2500));

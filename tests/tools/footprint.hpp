@@ -1,6 +1,6 @@
 #pragma once
-// What processes have of the system: descriptors, memory objects, memory. By /proc, so that nothing
-// a daemon says of itself is believed.
+// Resources that a process uses: descriptors, memory objects, memory. They are read from /proc, not
+// from what a daemon reports.
 
 #include <sys/types.h>
 
@@ -11,11 +11,11 @@
 
 namespace kvhive::testing {
 
-/// Open descriptors.
+/// The number of open descriptors.
 std::size_t descriptors_of(pid_t pid);
 
-/// Memory objects called `memfd:kvhive-KIND` that a process has open, by inode: no two that live at
-/// a time have the same. An empty kind is any.
+/// Inodes of the memory objects called `memfd:kvhive-KIND` that a process has open. No two objects
+/// that exist at the same time have the same inode. An empty `kind` stands for any.
 std::set<ino_t> memory_objects_of(pid_t pid, const std::string& kind = {});
 
 /// Whether a process has such an object open or mapped.
@@ -29,7 +29,7 @@ std::size_t memory_of(pid_t pid, const std::string& row);
 
 std::vector<pid_t> children_of(pid_t parent);
 
-/// What lies in /dev/shm.
+/// Names of the files in /dev/shm.
 std::set<std::string> named_shared_memory();
 
 }  // namespace kvhive::testing

@@ -1,4 +1,4 @@
-// The daemon with its engines on a (fake) GPU: the same jobs, the same promises.
+// The daemon with its engines on a fake GPU. It must keep the same promises as on the CPU.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ const std::vector<std::string> kOnGpu = {
 void with_gpu() { setenv("KVHIVE_FAKE_GPU", "", 1); }
 void with_gpu_by_ipc() { setenv("KVHIVE_FAKE_GPU", "ipc", 1); }
 
-/// On a GPU that shares its memory by descriptors, and on one that needs a process for it.
+/// How the GPU's memory is shared: by descriptors, or by a process that keeps it (legacy IPC).
 struct Way {
   const char* name;
   void (*with_gpu)();
@@ -40,12 +40,12 @@ INSTANTIATE_TEST_SUITE_P(Sharing, GpuEitherWay,
                                            Way{"ByIpc", with_gpu_by_ipc, true}),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
-/// In a child: what it says goes there.
+/// Called in a child: redirects its standard error to `file`.
 void write_errors_to(const std::string& file) {
   dup2(open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
 }
 
-/// Everything a daemon has started.
+/// All child processes of a daemon.
 std::vector<pid_t> processes_of(const Daemon& daemon) { return children_of(daemon.pid()); }
 
 /// The process that keeps the GPU's memory; 0 = there is none.
@@ -54,7 +54,7 @@ pid_t maker_of(const Daemon& daemon) {
   return status.contains("gpu_memory") ? status["gpu_memory"]["pid"].get<pid_t>() : 0;
 }
 
-TEST_P(GpuEitherWay, TokensAreTheCpusAndTheOtherEnginesHitsToo) {
+TEST_P(GpuEitherWay, TokensAreTheCpusAndEnginesHitEachOthersBlocks) {
   const GenerateRequest request = request_of(passage(0, 300), 12);
   std::vector<TokenId> on_cpu;
   {
@@ -77,7 +77,7 @@ TEST_P(GpuEitherWay, TokensAreTheCpusAndTheOtherEnginesHitsToo) {
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
-TEST(Gpu, NeitherGraphsNorWhoMultipliesIsSeenInTheTokens) {
+TEST(Gpu, TokensAreTheSameWithGraphsAndWithBatchInvariantProducts) {
   const GenerateRequest request = request_of(passage(0, 300), 12);
   std::vector<std::vector<TokenId>> answers;
   for (const char* flag : {"--enforce-eager=false", "--enforce-eager", "--batch-invariant"}) {
@@ -121,7 +121,7 @@ TEST(Gpu, ALostContextEndsTheEngineAndTheStreamGoesOn) {
   const GenerateRequest request = request_of(passage(0, 200), 40);
   const auto expected = daemon.connect(1).generate(request);
   ASSERT_TRUE(expected) << expected.error().text;
-  // The next life of engine 0 loses its device in the middle of its first requests.
+  // The next process of engine 0 will lose its device during its first requests.
   const pid_t first = daemon.engine(0)["pid"];
   std::ofstream(fault) << 2000;
   signal_process(first, SIGKILL);
@@ -148,8 +148,8 @@ TEST(Gpu, ALostContextEndsTheEngineAndTheStreamGoesOn) {
   std::filesystem::remove_all(directory);
 }
 
-/// Out of the device and back into it, over the swapper's streams.
-TEST(Gpu, WhatIsEvictedComesBackFromTheHostTier) {
+/// The blocks are copied out of the device and back into it on the swapper's streams.
+TEST(Gpu, EvictedBlocksAreCopiedBackFromTheHostTier) {
   const Daemon daemon(
       {"--engines", "1", "--num-gpu-blocks-override", "20", "--swap-space", "4M", "--max-model-len",
        "256", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--device", "cuda"},
@@ -166,8 +166,8 @@ TEST(Gpu, WhatIsEvictedComesBackFromTheHostTier) {
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
-/// Before it is up, not when the first request finds out.
-TEST(Gpu, WhatTheKernelsDoNotTakeIsRefusedAtTheStart) {
+/// The daemon refuses before it is ready, not at the first request.
+TEST(Gpu, OptionsTheKernelsDoNotSupportAreRefusedAtTheStart) {
   char name[] = "/tmp/kvhive-test-XXXXXX";
   const std::filesystem::path directory = mkdtemp(name), model = directory / "wide";
   std::filesystem::create_directory(model);
@@ -196,8 +196,8 @@ TEST(Gpu, WhatTheKernelsDoNotTakeIsRefusedAtTheStart) {
   std::filesystem::remove_all(directory);
 }
 
-/// Nothing of it is the keeper's to tidy up: descriptors keep the device's memory, or a process
-/// that goes with it.
+/// The keeper need not clean up GPU memory. It lives as long as its descriptors, or as long as the
+/// process that made it, which ends with the keeper.
 TEST_P(GpuEitherWay, AKilledDaemonTakesItsProcessesAlong) {
   Daemon daemon(kOnGpu, GetParam().with_gpu);
   const std::vector<pid_t> processes = processes_of(daemon);
@@ -215,14 +215,15 @@ TEST_P(GpuEitherWay, AStopLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(daemon.directory()));
 }
 
-// -- who keeps the memory where descriptors do not
+// -- the process that keeps the memory if descriptors do not
 
 std::string text_of(const std::filesystem::path& file) {
   std::ifstream stream(file);
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-/// How a daemon ended, by itself; left to be collected. Its exit code, -1 = it has not.
+/// Waits until a daemon ends by itself, and leaves it a zombie. Returns its exit code; -1 = it has
+/// not ended, or by a signal.
 int exit_code_of(pid_t daemon) {
   siginfo_t ended{};
   const bool has_ended = eventually([&] {
@@ -232,7 +233,7 @@ int exit_code_of(pid_t daemon) {
   return has_ended && ended.si_code == CLD_EXITED ? ended.si_status : -1;
 }
 
-/// What engines have mapped is undefined then: nobody goes on with it, nor begins anew unasked.
+/// The engines' mappings are undefined after this death: no engine goes on, and none is restarted.
 TEST(Gpu, TheDaemonEndsWithTheProcessThatKeepsTheMemory) {
   const TempDirectory directory;
   const std::string words = directory.path() / "words";
@@ -253,8 +254,9 @@ TEST(Gpu, TheDaemonEndsWithTheProcessThatKeepsTheMemory) {
     EXPECT_THAT(text_of(words), HasSubstr(text));
 }
 
-/// Under MPS a fault ends every context, also that of who does nothing and would not notice:
-/// engines that are started anew could never map its memory again.
+/// Under MPS a fault ends every context, also that of the process that keeps the memory. That
+/// process does no work on the GPU and would not notice, and new engines could never map its
+/// memory.
 TEST(Gpu, ALostContextOfTheProcessThatKeepsTheMemoryEndsTheDaemon) {
   const TempDirectory directory;
   const std::string words = directory.path() / "words", loss = directory.path() / "loss";
@@ -272,7 +274,7 @@ TEST(Gpu, ALostContextOfTheProcessThatKeepsTheMemoryEndsTheDaemon) {
   EXPECT_TRUE(std::filesystem::is_empty(daemon.directory()));
 }
 
-TEST(Gpu, TheOperatorSaysHowMemoryIsShared) {
+TEST(Gpu, TheGpuMemorySharingOptionDecidesHowMemoryIsShared) {
   std::vector<std::string> flags = kOnGpu;
   flags.insert(flags.end(), {"--gpu-memory-sharing", "ipc"});
   {
@@ -290,7 +292,7 @@ TEST(Gpu, TheOperatorSaysHowMemoryIsShared) {
   EXPECT_THAT(refused.err, HasSubstr("--gpu-memory-sharing ipc"));
 }
 
-TEST(Gpu, AFallBackIsSaid) {
+TEST(Gpu, AFallBackToIpcIsLogged) {
   const TempDirectory directory;
   const std::string words = directory.path() / "words";
   std::vector<std::string> flags = kOnGpu;
@@ -310,7 +312,7 @@ TEST(Gpu, AFallBackIsSaid) {
 
 // -- the start
 
-/// Weights may take minutes to get there: nobody waits for them.
+/// The upload of weights may take minutes. A stopping daemon does not wait for it.
 TEST_P(GpuEitherWay, AStopSignalDuringTheUploadEndsTheDaemonAtOnce) {
   const TempDirectory fifos, sockets;
   const std::string stall = fifos.path() / "stall";
@@ -322,7 +324,7 @@ TEST_P(GpuEitherWay, AStopSignalDuringTheUploadEndsTheDaemonAtOnce) {
     GetParam().with_gpu();
     setenv("KVHIVE_FAKE_GPU_STALL", stall.c_str(), 1);
   });
-  UniqueFd writer;  // who makes the memory reads until it is closed
+  UniqueFd writer;  // the child that makes the memory reads from the pipe until this end is closed
   ASSERT_TRUE(eventually(
       [&] {
         writer = UniqueFd(open(stall.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
@@ -330,7 +332,7 @@ TEST_P(GpuEitherWay, AStopSignalDuringTheUploadEndsTheDaemonAtOnce) {
       },
       std::chrono::seconds(60)));
   const std::vector<pid_t> processes = children_of(daemon);
-  EXPECT_EQ(processes.size(), 2u);  // and the steward
+  EXPECT_EQ(processes.size(), 2u);  // the child that makes the memory, and the steward
   signal_process(daemon, SIGTERM);
   EXPECT_EQ(exit_code_of(daemon), 0);
   for (const pid_t process : processes) EXPECT_FALSE(is_alive(process)) << process;
@@ -340,7 +342,7 @@ TEST_P(GpuEitherWay, AStopSignalDuringTheUploadEndsTheDaemonAtOnce) {
   waitpid(daemon, nullptr, 0);
 }
 
-TEST(Gpu, WhatKeepsTheMemoryFromBeingMadeIsSaidInOneLine) {
+TEST(Gpu, AFailureToMakeTheMemoryIsReportedInOneLine) {
   const TempDirectory directory;
   const CommandResult refused =
       run("kvhived",
@@ -353,10 +355,10 @@ TEST(Gpu, WhatKeepsTheMemoryFromBeingMadeIsSaidInOneLine) {
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
 
-/// A context takes a second, and what it takes of the memory would be counted twice.
+/// Opening a context takes a second, and a second context's memory would be counted as used.
 TEST(Gpu, DescribingTheModelOpensTheDeviceOnce) {
   const TempDirectory directory;
-  directory.write("fault", "1");  // the first call of the first device that is opened
+  directory.write("fault", "1");  // the first call to the first device fails
   const CommandResult described = run(
       "kvhive-engine", {"--model", kDemoModel, "--device", "cuda", "--describe", "config"}, [&] {
         with_gpu();
@@ -400,7 +402,7 @@ TEST_P(GpuEitherWay, AGuestOnAnotherGpuIsRefusedNamingBoth) {
   waitpid(guest, nullptr, 0);
 }
 
-TEST(Gpu, WithoutOneAutoTakesTheCpuSayingSo) {
+TEST(Gpu, WithoutAGpuDeviceAutoUsesTheCpuAndDeviceCudaIsRefused) {
   const Daemon daemon({"--engines", "1", "--kv-cache-memory-bytes", "4M", "--device", "auto"});
   EXPECT_TRUE(daemon.connect().generate(request_of("In the beginning", 4)));
   const CommandResult refused =

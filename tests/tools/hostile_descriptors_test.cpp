@@ -1,5 +1,6 @@
-// What somebody can do with the descriptors the daemon gives away: nothing that others feel. No
-// resizing (which would be a SIGBUS to all who have it mapped), no writing by who may only look.
+// A process cannot harm others with the descriptors that the daemon gives it. It cannot resize an
+// object (which would be a SIGBUS for every process that has it mapped), and an inspector cannot
+// write.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -64,7 +65,7 @@ class HostileDescriptors : public ::testing::Test {
   const UniqueFd socket;
 };
 
-TEST_F(HostileDescriptors, AClientGetsItsChannelAndNothingOfThePool) {
+TEST_F(HostileDescriptors, AClientGetsDescriptorsOfItsChannelAndNotOfThePool) {
   const auto welcome = welcome_as_client(socket);
   ASSERT_EQ(welcome.fds.size(), 3u);
   struct stat status {};
@@ -82,7 +83,7 @@ TEST_F(HostileDescriptors, AClientCannotResizeItsChannelAndHolesInItHurtOnlyItse
   auto channel = ClientChannel::open(welcome.fds[0], bytes, std::move(welcome.fds[1]));
   ASSERT_TRUE(channel.has_value());
   expect_no_resizing(welcome.fds[0].get());
-  for (int i = 0; i < 50; ++i) {  // the engine reads and writes there meanwhile
+  for (int i = 0; i < 50; ++i) {  // the engine reads and writes the channel at the same time
     (void)channel->submit(channel_request_of(kPrompt, 8));
     ASSERT_EQ(fallocate(welcome.fds[0].get(), kPunch, 0, static_cast<off_t>(bytes)), 0);
   }
@@ -106,7 +107,7 @@ TEST_F(HostileDescriptors, AnInspectorCanWriteNothing) {
   expect_unharmed(daemon);
 }
 
-TEST_F(HostileDescriptors, NotEvenWhoMayWriteThePoolCanResizeIt) {
+TEST_F(HostileDescriptors, AProcessThatMayWriteThePoolCannotResizeIt) {
   std::size_t objects = 0;
   for (const auto& entry :
        std::filesystem::directory_iterator("/proc/" + std::to_string(daemon.pid()) + "/fd")) {

@@ -1,5 +1,6 @@
-// Users of one daemon who must not notice each other (invariant 8): real daemons, real user ids.
-// Playing other users takes root; without it these tests say that they have shown nothing.
+// Users of one daemon must not hit each other's blocks nor measure them by time (invariant 8).
+// Tests use real daemons and real user ids. Only root can act as other users; without root these
+// tests are skipped and say so.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -28,7 +29,7 @@ using ::testing::UnorderedElementsAre;
   if (!can_play_users())                   \
   GTEST_SKIP() << "NOTHING IS SHOWN HERE: only root can play several users; run it as root"
 
-/// A daemon that lets everybody in, unless told otherwise.
+/// Adds the flag that lets all users connect.
 std::vector<std::string> open_to_all(std::vector<std::string> flags) {
   flags.insert(flags.end(), {"--socket-access", "everybody"});
   return flags;
@@ -38,7 +39,8 @@ class Isolation : public ::testing::Test {
  protected:
   void start(const std::vector<std::string>& flags) {
     daemon_.emplace(flags);
-    ASSERT_EQ(chmod(daemon_->directory().c_str(), 0711), 0);  // the daemon did not make it
+    // The test made the directory, so the daemon does not set its mode.
+    ASSERT_EQ(chmod(daemon_->directory().c_str(), 0711), 0);
   }
   Result<Client> connect(uid_t user, std::uint32_t engine = kAnyEngine, gid_t group = kGuests) {
     const PlayingUser playing(user, group);
@@ -52,7 +54,7 @@ class Isolation : public ::testing::Test {
     EXPECT_EQ(done->reason, Finish::length) << done->error.text;
     return *done;
   }
-  /// Share of what can be cached of a prompt (all but the last token's block) that was.
+  /// Cached tokens divided by the tokens that can be cached: all but the last token's block.
   static double hit_rate(const Progress& result) {
     const std::uint32_t most = (result.prompt_tokens - 1) / 16 * 16;
     return static_cast<double>(result.cached_tokens) / most;
@@ -73,15 +75,17 @@ const GenerateRequest& long_prompt() {
   return request;
 }
 
-// -- two-sided: everything within a domain, nothing across
+// -- everything is hit within a domain, nothing across domains
 
-TEST_F(Isolation, UsersShareWithThemselvesAndWithNobodyElse) {
+TEST_F(Isolation, UsersShareWithThemselvesOnly) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--engines", "2", "--kv-cache-memory-bytes", "32M"}));
   const Progress first = generate(kAlice, long_prompt(), 0);
   EXPECT_EQ(hit_rate(first), 0.0);
-  EXPECT_EQ(hit_rate(generate(kBob, long_prompt(), 0)), 0.0) << "on the same engine";
-  EXPECT_EQ(hit_rate(generate(0, long_prompt(), 1)), 0.0) << "nor the daemon's own user";
+  EXPECT_EQ(hit_rate(generate(kBob, long_prompt(), 0)), 0.0)
+      << "Bob hit Alice's blocks on the same engine";
+  EXPECT_EQ(hit_rate(generate(0, long_prompt(), 1)), 0.0)
+      << "the daemon's own user hit another user's blocks";
   for (const std::uint32_t engine : {0u, 1u})
     for (const uid_t user : {kAlice, kBob, uid_t{0}}) {
       const Progress again = generate(user, long_prompt(), engine);
@@ -90,12 +94,12 @@ TEST_F(Isolation, UsersShareWithThemselvesAndWithNobodyElse) {
     }
   EXPECT_THAT(domains_of_blocks(), ElementsAre("uid-0", "uid-60001", "uid-60002"));
   const Json shares = daemon_->stat()["domains"];
-  EXPECT_EQ(shares["uid-60001"], shares["uid-60002"]) << "each computed the same for itself";
+  EXPECT_EQ(shares["uid-60001"], shares["uid-60002"]) << "each user computed the same blocks";
   EXPECT_GT(shares["uid-60001"]["idle"].get<int>(), 20);
   EXPECT_TRUE(daemon_->fsck_is_clean());
 }
 
-TEST_F(Isolation, EverybodySharesIfTheOperatorWantsIt) {
+TEST_F(Isolation, AllUsersShareWithSharingAll) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--kv-cache-memory-bytes", "32M", "--sharing", "all"}));
   EXPECT_EQ(hit_rate(generate(kAlice, long_prompt())), 0.0);
@@ -112,18 +116,20 @@ TEST_F(Isolation, MembersOfANamedDomainShareAndOthersDoNot) {
   EXPECT_THAT(domains_of_blocks(), ElementsAre("team", "uid-0"));
 }
 
-TEST_F(Isolation, OnlyTheListedAreServedIfTheOperatorWantsIt) {
+TEST_F(Isolation, OnlyListedUsersAreServedWithSharingListed) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all(
       {"--kv-cache-memory-bytes", "32M", "--sharing", "listed", "--domains", "team=60001,@60010"}));
   EXPECT_TRUE(connect(kAlice).has_value());
-  EXPECT_TRUE(connect(kBob, kAnyEngine, kStaff).has_value()) << "by its group";
+  EXPECT_TRUE(connect(kBob, kAnyEngine, kStaff).has_value())
+      << "user 60002 is a member by its group";
   const auto refused = connect(kBob);
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().text, HasSubstr("user 60002 is in none of the domains"));
 }
 
-/// The domain goes with the channel: a request stays where it was when its engine dies.
+/// The domain belongs to the channel: a request stays in its domain when another engine takes it
+/// over.
 TEST_F(Isolation, ATakeoverStaysInTheDomain) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--engines", "2", "--kv-cache-memory-bytes", "32M"}));
@@ -147,13 +153,13 @@ TEST_F(Isolation, ATakeoverStaysInTheDomain) {
   ASSERT_EQ(whole.reason, Finish::length);
   EXPECT_LE(engine, 1u);
   EXPECT_THAT(domains_of_blocks(), ElementsAre("uid-60001"));
-  // And what the second engine published is hers to find, and nobody else's.
+  // Alice finds what the second engine published, and no other user does.
   const GenerateRequest again = request_of(request.prompt + whole.text, 20);
   EXPECT_GT(hit_rate(generate(kAlice, again)), 0.5);
   EXPECT_EQ(hit_rate(generate(kBob, again)), 0.0);
 }
 
-TEST_F(Isolation, ThePoolIsShownByTheDomainsNames) {
+TEST_F(Isolation, PoolCommandsShowDomainsByName) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--kv-cache-memory-bytes", "32M"}));
   (void)generate(kAlice, long_prompt());
@@ -182,7 +188,7 @@ TEST_F(Isolation, MoreUsersThanNamesFitIntoAStatusAreShownByNumber) {
   EXPECT_EQ(daemon_->stat()["domains"].size(), 1u);
 }
 
-// -- who gets in
+// -- which users may connect
 
 TEST_F(Isolation, OnlyTheOwnerConnectsByDefault) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
@@ -193,7 +199,7 @@ TEST_F(Isolation, OnlyTheOwnerConnectsByDefault) {
   EXPECT_TRUE(Client::connect({.socket = daemon_->socket()}).has_value());
 }
 
-TEST_F(Isolation, OnlyTheGroupConnectsIfTheOperatorNamesOne) {
+TEST_F(Isolation, OnlyTheGroupInSocketAccessConnects) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start({"--kv-cache-memory-bytes", "8M", "--socket-access", "@60010"});
   EXPECT_TRUE(connect(kAlice, kAnyEngine, kStaff).has_value());
@@ -202,7 +208,7 @@ TEST_F(Isolation, OnlyTheGroupConnectsIfTheOperatorNamesOne) {
   EXPECT_THAT(refused.error().text, HasSubstr("Permission denied"));
 }
 
-/// Clients are all that other users may be: nothing of the pool is handed to them, nor said.
+/// Other users may only be clients. They get no descriptor of the pool and no status.
 TEST_F(Isolation, AnotherUserGetsNothingButAChannel) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start(open_to_all({"--kv-cache-memory-bytes", "8M"}));
@@ -235,9 +241,9 @@ TEST_F(Isolation, AnotherUserGetsNothingButAChannel) {
   expect_no_answer(Reaped{});
 }
 
-// -- what one user leaves in memory
+// -- bytes that one user leaves in memory
 
-/// A small pool that is Alice's from end to end, every byte of it set by the test; then Bob comes.
+/// A small pool whose blocks are all Alice's, with every byte set by the test. Then Bob uses it.
 class Leftovers : public Isolation {
  protected:
   static constexpr std::byte kSecret{0x5e}, kNan{0xff};  // all ones is NaN in any element type
@@ -260,7 +266,7 @@ class Leftovers : public Isolation {
       blocks += memory_->descriptors()[id].domain.load() == domain;
     return blocks;
   }
-  /// Longest run of such bytes in a block of this domain.
+  /// Longest run of the byte `of` in a block of this domain.
   std::size_t longest_run(std::uint16_t domain, std::byte of) const {
     std::size_t longest = 0;
     for (std::uint32_t id = 1; id < 48; ++id) {
@@ -273,13 +279,13 @@ class Leftovers : public Isolation {
     }
     return longest;
   }
-  /// A request that leaves blocks half full, with probabilities to look for NaN in.
+  /// A request that leaves blocks half full. It returns log probabilities, which must not be NaN.
   static GenerateRequest bobs_request() {
     GenerateRequest request = request_of(passage(3, 300), 37);
     request.logprobs = 5;
     return request;
   }
-  /// What he gets where nobody was before him.
+  /// Bob's result from a new pool that no other user has used.
   static const Progress& undisturbed() {
     static const Progress result = [] {
       const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
@@ -300,17 +306,18 @@ class Leftovers : public Isolation {
   std::optional<PoolMemory> memory_;
 };
 
-TEST_F(Leftovers, AreGoneBeforeAnotherUserGetsTheBlock) {
+TEST_F(Leftovers, AreZeroedBeforeAnotherUserGetsTheBlock) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   fill_as_alice(kSecret, "on_domain_change");
   expect_same(generate(kBob, bobs_request()));
   ASSERT_GT(owned_by(kBobsDomain), 5u);
   EXPECT_LT(longest_run(kBobsDomain, kSecret), 8u);
-  EXPECT_GT(longest_run(kBobsDomain, std::byte{0}), 100u) << "places not yet written";
+  EXPECT_GT(longest_run(kBobsDomain, std::byte{0}), 100u)
+      << "blocks of Bob have places that are not written yet";
 }
 
-/// The test above sees it if nobody scrubs.
-TEST_F(Leftovers, StayIfTheOperatorForgoesScrubbing) {
+/// Shows that the test above would detect missing scrubbing.
+TEST_F(Leftovers, StayWithScrubNever) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   fill_as_alice(kSecret, "never");
   expect_same(generate(kBob, bobs_request()));
@@ -323,7 +330,8 @@ TEST_F(Leftovers, ThatAreNanReachNoOutput) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   fill_as_alice(kNan, "never");
   expect_same(generate(kBob, bobs_request()));
-  EXPECT_GT(longest_run(kBobsDomain, kNan), 100u) << "or nothing was put to the test";
+  EXPECT_GT(longest_run(kBobsDomain, kNan), 100u)
+      << "the blocks have no NaN, so the test proves nothing";
   std::vector<Client> clients;
   for (const uid_t user : {kBob, kBob}) clients.push_back(connect(user).value());
   std::vector<GenerateRequest> many;
@@ -342,7 +350,7 @@ TEST_F(Leftovers, ThatAreNanReachNoOutput) {
 
 // -- the inspector
 
-/// The descriptors that come with a welcome to an inspector.
+/// Says hello as an inspector. Returns the welcome with its descriptors.
 Welcomed<InspectorWelcome> inspect(const Daemon& daemon, Privilege privilege, UniqueFd& socket) {
   socket = connect_to_daemon(daemon.socket()).value();
   const InspectorHello hello{layout_hash({}), privilege == Privilege::tokens_too ? 1u : 0u};
@@ -390,13 +398,13 @@ TEST(Inspector, CannotMakeItsDescriptorsWritable) {
     EXPECT_EQ(ftruncate(fd.get(), 0), -1);
     struct stat status {};
     ASSERT_EQ(fstat(fd.get(), &status), 0);
-    EXPECT_EQ(status.st_mode & 07777, 0600u) << "nobody else can open it anew";
+    EXPECT_EQ(status.st_mode & 07777, 0600u) << "no other user can open the file again";
   }
 }
 
-/// Opened anew through /proc the mode decides, and it is the owner's: the daemon's own user (who
-/// may trace its processes anyway) and root get a writable one; to any other user who was handed
-/// the descriptor it stays read-only.
+/// When a descriptor is opened again through /proc, the file's mode decides; it is 0600. The
+/// daemon's own user (which may trace the daemon's processes anyway) and root get a writable
+/// descriptor. For any other user that was given the descriptor it stays read-only.
 TEST(Inspector, CanReopenForWritingOnlyAsTheOwnUserOrRoot) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
@@ -404,7 +412,8 @@ TEST(Inspector, CanReopenForWritingOnlyAsTheOwnUserOrRoot) {
   const auto packet = inspect(daemon, Privilege::tokens_too, socket);
   for (const UniqueFd& fd : packet.fds) {
     const std::string path = "/proc/self/fd/" + std::to_string(fd.get());
-    EXPECT_TRUE(UniqueFd(open(path.c_str(), O_RDWR | O_CLOEXEC))) << "root, who owns it here";
+    EXPECT_TRUE(UniqueFd(open(path.c_str(), O_RDWR | O_CLOEXEC)))
+        << "root, the owner here, was refused";
     ChildProcess child([&] {
       KV_CHECK(setgroups(0, nullptr) == 0 && setresgid(kGuests, kGuests, kGuests) == 0 &&
                setresuid(kAlice, kAlice, kAlice) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);

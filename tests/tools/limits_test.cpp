@@ -1,5 +1,5 @@
-// A system that does not give what is asked for: each start ends in "ready" or in words, and a
-// daemon that runs goes on (ulimit, cgroups, tmpfs, descriptors, process slots).
+// Systems with too few resources: ulimit, cgroups, tmpfs, descriptors, process slots. Each start
+// ends with "ready" or with an error message, and a daemon that runs goes on.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -26,7 +26,8 @@ constexpr auto kHang = std::chrono::seconds(60);
 
 const std::vector<std::string> kSmall = {"--kv-cache-memory-bytes", "8M"};
 
-/// The whole matrices take minutes (`make siege`); the tests take every so many.
+/// The step through a matrix of cases. All cases take minutes (`make siege`); a usual test run
+/// takes every `of_a_dose`-th one.
 int stride(int of_a_dose) { return std::getenv("KVHIVE_SIEGE") != nullptr ? 1 : of_a_dose; }
 
 BeforeExec limited(__rlimit_resource resource, rlim_t most) {
@@ -40,7 +41,7 @@ GenerateRequest small_request(std::uint32_t max_tokens = 4) {
   return request_of("In the beginning", max_tokens);
 }
 
-/// A ready daemon's pool works, too.
+/// Checks that a daemon that says ready answers a request.
 void expect_service(const StartAttempt& daemon) {
   auto client = Client::connect(client_options(daemon.socket(), kAnyEngine, kLeastChannelBytes));
   ASSERT_TRUE(client.has_value()) << client.error().text;
@@ -51,7 +52,7 @@ void expect_service(const StartAttempt& daemon) {
 
 // -- ulimit ---------------------------------------------------------------------------------------
 
-TEST(Limits, EveryLimitOfDescriptorsEndsInServiceOrInWords) {
+TEST(Limits, WithAnyDescriptorLimitAStartWorksOrSaysWhyNot) {
   int started = 0, refused = 0;
   for (int most = 8; most <= 72; most += 2 * stride(8)) {
     SCOPED_TRACE(most);
@@ -68,44 +69,44 @@ TEST(Limits, EveryLimitOfDescriptorsEndsInServiceOrInWords) {
   EXPECT_GT(refused, 0);
 }
 
-TEST(Limits, EveryLimitOfAddressSpaceEndsInServiceOrInWords) {
+TEST(Limits, WithAnyAddressSpaceLimitAStartWorksOrSaysWhyNot) {
   if (kUnderSanitizer) GTEST_SKIP() << "a sanitizer's shadow needs terabytes of it";
   const auto starts_with = [](rlim_t most) {
     SCOPED_TRACE(most / kMiB);
     return StartAttempt({"--kv-cache-memory-bytes", "64M"}, limited(RLIMIT_AS, most)).is_ready();
   };
-  rlim_t refused = 0, started = rlim_t{64} << 30;  // the most below the least
+  rlim_t refused = 0, started = rlim_t{64} << 30;  // largest refused, smallest started
   ASSERT_TRUE(starts_with(started));
   for (int i = 1; i <= 24; i += stride(8)) {
     const rlim_t most = static_cast<rlim_t>(i) * 32 * kMiB;
     if (starts_with(most))
       started = std::min(started, most);
-    else if (most < started)  // near the border, more may be too little: maps lie at random places
+    else if (most < started)  // near the limit it varies, because mappings are placed at random
       refused = most;
   }
   ASSERT_GT(refused, 0u);
   ASSERT_LT(refused, started);
-  // In between, memory ends in the middle of an engine's start: among its threads, say.
+  // Between the two, memory runs out during an engine's start, for example as it makes threads.
   while (started - refused > 4 * kMiB) {
     const rlim_t most = (started + refused) / 2;
     (starts_with(most) ? started : refused) = most;
   }
 }
 
-TEST(Limits, AnAddressSpaceThatCannotHoldThePoolIsRefusedBeforehand) {
+TEST(Limits, AnAddressSpaceTooSmallForThePoolIsRefusedAtTheStart) {
   if (kUnderSanitizer) GTEST_SKIP() << "a sanitizer's shadow needs terabytes of it";
   const StartAttempt daemon({"--kv-cache-memory-bytes", "1G"}, limited(RLIMIT_AS, 400 * kMiB));
   EXPECT_FALSE(daemon.is_ready());
   EXPECT_THAT(daemon.words(), HasSubstr("ulimit -v) is 400.00 MiB, an engine maps 1.0"));
 }
 
-TEST(Limits, AFileSizeBelowThePoolsIsRefusedAndNotASignal) {
+TEST(Limits, AFileSizeLimitBelowThePoolIsAnErrorNotASignal) {
   const StartAttempt daemon(kSmall, limited(RLIMIT_FSIZE, kMiB));
   EXPECT_FALSE(daemon.is_ready());
   EXPECT_THAT(daemon.words(), HasSubstr("ulimit -f) is 1.00 MiB, the pool's largest object has 8"));
 }
 
-TEST(Limits, AClientsChannelLargerThanAFileMayBeIsRefusedToItAlone) {
+TEST(Limits, AChannelAboveTheFileSizeLimitIsRefusedToItsClientOnly) {
   const Daemon daemon(kSmall, limited(RLIMIT_FSIZE, 16 * kMiB));
   const auto refused = Client::connect(client_options(daemon.socket(), kAnyEngine, 32 * kMiB));
   ASSERT_FALSE(refused.has_value());
@@ -118,7 +119,7 @@ TEST(Limits, NothingIsLockedInMemory) {
   EXPECT_TRUE(daemon.is_ready()) << daemon.words();
 }
 
-TEST(Limits, EveryLimitOfProcessesEndsInServiceOrInWords) {
+TEST(Limits, WithAnyProcessLimitAStartWorksOrSaysWhyNot) {
   if (geteuid() != 0) GTEST_SKIP() << "NOT RUN: needs root, to be a user without processes";
   char name[] = "/tmp/kvhive-test-XXXXXX";
   const std::filesystem::path directory = mkdtemp(name);
@@ -141,7 +142,7 @@ TEST(Limits, EveryLimitOfProcessesEndsInServiceOrInWords) {
 
 // -- memory ---------------------------------------------------------------------------------------
 
-TEST(Limits, EverySizeInACgroupEndsInServiceOrInWords) {
+TEST(Limits, WithAnyPoolSizeInACgroupAStartWorksOrSaysWhyNot) {
   if (kUnderSanitizer) GTEST_SKIP() << "a sanitizer's own memory is what would not fit";
   const auto group = MemoryCgroup::make(160 * kMiB);
   if (!group) GTEST_SKIP() << "NOT RUN: needs root, and cgroups with a memory controller";
@@ -156,7 +157,7 @@ TEST(Limits, EverySizeInACgroupEndsInServiceOrInWords) {
       continue;
     }
     ++refused;
-    if (i * 6 <= 160) continue;  // the pool has room; what else needs memory may not
+    if (i * 6 <= 160) continue;  // the pool fits; the engine's other memory may not
     EXPECT_THAT(daemon.words(), HasSubstr("the pool needs"));
     EXPECT_THAT(daemon.words(), HasSubstr(group->name() + " (memory."));
     EXPECT_THAT(daemon.words(), HasSubstr("lower kv-cache-memory-bytes"));
@@ -166,7 +167,7 @@ TEST(Limits, EverySizeInACgroupEndsInServiceOrInWords) {
   EXPECT_GT(refused, 0);
 }
 
-TEST(Limits, AClientCannotBringTheOomKillerUponTheDaemon) {
+TEST(Limits, AClientsLargeChannelDoesNotBringTheOomKiller) {
   if (kUnderSanitizer) GTEST_SKIP() << "a sanitizer's own memory is what would not fit";
   const auto group = MemoryCgroup::make(200 * kMiB);
   if (!group) GTEST_SKIP() << "NOT RUN: needs root, and cgroups with a memory controller";
@@ -179,7 +180,7 @@ TEST(Limits, AClientCannotBringTheOomKillerUponTheDaemon) {
   EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
 }
 
-/// For a child: its own view of the file system, with a tmpfs of 64 KiB at each path.
+/// Called in a child: makes a mount namespace with a tmpfs with `options` at each path.
 BeforeExec with_small_tmpfs(const std::vector<std::string>& paths, const std::string& options) {
   return [=] {
     if (unshare(CLONE_NEWNS) != 0 ||
@@ -190,7 +191,7 @@ BeforeExec with_small_tmpfs(const std::vector<std::string>& paths, const std::st
   };
 }
 
-TEST(Limits, ThePoolDoesNotLieInDevShm) {
+TEST(Limits, ThePoolDoesNotUseDevShm) {
   if (!can_make_namespaces()) GTEST_SKIP() << "NOT RUN: needs root, to mount a small tmpfs";
   const StartAttempt daemon({"--kv-cache-memory-bytes", "64M"},
                             with_small_tmpfs({"/dev/shm"}, "size=64k"));
@@ -198,11 +199,12 @@ TEST(Limits, ThePoolDoesNotLieInDevShm) {
   expect_service(daemon);
 }
 
-TEST(Limits, AFullFileSystemForTheSocketIsRefusedInWords) {
+TEST(Limits, AFullFileSystemForTheSocketIsNamedInTheError) {
   if (!can_make_namespaces()) GTEST_SKIP() << "NOT RUN: needs root, to mount a small tmpfs";
   char name[] = "/tmp/kvhive-test-XXXXXX";
   const std::filesystem::path directory = mkdtemp(name);
-  for (const std::string inodes : {"1", "2"}) {  // no room for a directory; none for a socket in it
+  // No inode for a directory; or one for a directory, but none for a socket in it.
+  for (const std::string inodes : {"1", "2"}) {
     const StartAttempt daemon(
         {"--kv-cache-memory-bytes", "8M", "--socket", directory.string() + "/new/s"},
         with_small_tmpfs({directory}, "size=64k,nr_inodes=" + inodes));
@@ -215,7 +217,7 @@ TEST(Limits, AFullFileSystemForTheSocketIsRefusedInWords) {
 
 // -- process slots --------------------------------------------------------------------------------
 
-/// A process that takes a slot as an engine would, and does nothing with it.
+/// A process that takes a slot as an engine does, and then does nothing.
 class Squatter {
  public:
   explicit Squatter(const Daemon& daemon, const PoolGeometry& geometry)
@@ -232,7 +234,7 @@ class Squatter {
   ChildProcess process_;
 };
 
-TEST(Limits, TheThirtySecondEngineIsRefusedAndASlotThatWasLeftCanBeHad) {
+TEST(Limits, TheThirtySecondEngineIsRefusedAndAFreedSlotIsReused) {
   const Daemon daemon(kSmall);
   const PoolGeometry geometry = daemon.pool().geometry();
   const auto taken = [&] { return daemon.status()["slots"].size(); };
@@ -241,7 +243,7 @@ TEST(Limits, TheThirtySecondEngineIsRefusedAndASlotThatWasLeftCanBeHad) {
     squatters.emplace_back(daemon, geometry);
     ASSERT_TRUE(eventually([&] { return taken() == i + 1; }, kHang)) << i;
   }
-  const auto join = [&]() -> Expected<void> {  // as the process we are, without taking part
+  const auto join = [&]() -> Expected<void> {  // says hello as an engine, from this process
     auto socket = connect_to_daemon(daemon.socket());
     EngineHello hello;
     hello.layout_hash = layout_hash({});
@@ -268,7 +270,7 @@ TEST(Limits, TheThirtySecondEngineIsRefusedAndASlotThatWasLeftCanBeHad) {
 
 // -- descriptors of a daemon that runs ------------------------------------------------------------
 
-TEST(Limits, AKeeperOutOfDescriptorsTurnsClientsAwayInWordsAndGoesOn) {
+TEST(Limits, AKeeperOutOfDescriptorsRefusesClientsWithAReasonAndGoesOn) {
   const Daemon daemon(kSmall);
   Client early = daemon.connect(0);
   rlimit before{};
@@ -291,7 +293,7 @@ TEST(Limits, AKeeperOutOfDescriptorsTurnsClientsAwayInWordsAndGoesOn) {
   EXPECT_EQ(daemon.connect(0).generate(small_request())->tokens.size(), 4u);
 }
 
-TEST(Limits, ADomainsQuotaOfChannelsIsRefusedInWordsAndComesBack) {
+TEST(Limits, ChannelsAboveADomainsQuotaAreRefusedUntilOneIsClosed) {
   std::vector<std::string> flags = kSmall;
   flags.insert(flags.end(), {"--channel-bytes-per-domain", std::to_string(2 * kLeastChannelBytes)});
   const Daemon daemon(flags);
@@ -306,11 +308,11 @@ TEST(Limits, ADomainsQuotaOfChannelsIsRefusedInWordsAndComesBack) {
   EXPECT_EQ(refused.error().code, ErrorCode::pool_exhausted);
   EXPECT_THAT(refused.error().text, HasSubstr("channel-bytes-per-domain grants 2.00 MiB"));
   EXPECT_EQ(first->generate(small_request())->tokens.size(), 4u);
-  first = ClientError{};  // the client is gone
+  first = ClientError{};  // closes the first client
   EXPECT_TRUE(eventually([&] { return connect().has_value(); }, kHang));
 }
 
-TEST(Limits, AsManyClientsAsDescriptorsAllowLeaveEnoughToReplaceAnEngine) {
+TEST(Limits, ManyClientsLeaveEnoughDescriptorsToReplaceAnEngine) {
   const Daemon daemon(kSmall, limited(RLIMIT_NOFILE, 128));
   const pid_t dead = daemon.status()["engines"][0]["pid"];
   std::vector<Client> clients;

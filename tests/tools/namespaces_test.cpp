@@ -20,7 +20,7 @@ constexpr long kDay = 86'400;
 #define SKIP_WITHOUT_NAMESPACES() \
   if (!can_make_namespaces()) GTEST_SKIP() << "NOT RUN: needs root, to make namespaces"
 
-/// A program that was started with in_namespaces(), or just so.
+/// A program started in namespaces of its own (in_namespaces()), or in the test's.
 class Started {
  public:
   Started(const std::string& name, const std::vector<std::string>& arguments,
@@ -37,7 +37,7 @@ class Started {
     waitpid(pid_, nullptr, 0);
   }
 
-  /// By a process of its own namespace.
+  /// Has a process inside the program's PID namespace kill it.
   void kill_from_inside() { end(SIGUSR1); }
   void kill() { end(SIGKILL); }
   pid_t pid() const { return pid_; }
@@ -51,7 +51,7 @@ class Started {
   pid_t pid_;
 };
 
-/// An engine as an operator starts it in a container: model, socket, nothing else.
+/// Starts an engine as an operator does in a container: with model and socket only.
 Started start_guest(const Daemon& daemon, const BeforeExec& before_exec,
                     std::vector<std::string> more = {}) {
   more.insert(more.end(), {"--model", kDemoModel, "--socket", daemon.socket(), "--threads", "1",
@@ -81,12 +81,13 @@ pid_t pid_inside(pid_t pid) {
 
 const std::vector<std::string> kOneEngine = {"--kv-cache-memory-bytes", "32M"};
 
-TEST(Namespaces, PrefixesAreHitAcrossThem) {
+TEST(Namespaces, PrefixesAreHitAcrossNamespaces) {
   SKIP_WITHOUT_NAMESPACES();
   const Daemon daemon(kOneEngine);
   const Started guest = start_guest(daemon, in_namespaces(kDay));
   const Json process = await_engine(daemon, 1);
-  EXPECT_EQ(pid_inside(process["pid"]), 2) << "the pool names it as we see it: " << process;
+  EXPECT_EQ(pid_inside(process["pid"]), 2)
+      << "the pool has the pid of the test's namespace: " << process;
 
   for (const auto& [first, second] : {std::pair{0u, 1u}, {1u, 0u}}) {
     const GenerateRequest request = request_of(passage().substr(first * 500), 32);
@@ -131,7 +132,7 @@ TEST(Namespaces, AnEngineKilledInsideIsNoticedAndSwept) {
   EXPECT_EQ(tokens, ids(undisturbed));
 }
 
-TEST(Namespaces, TwoOfTheSamePidAreTwo) {
+TEST(Namespaces, TwoEnginesWithTheSamePidInsideAreToldApart) {
   SKIP_WITHOUT_NAMESPACES();
   const Daemon daemon(kOneEngine);
   Started first = start_guest(daemon, in_namespaces(), {"--index", "1"});
@@ -173,7 +174,7 @@ TEST(Namespaces, ANumberIsGivenToOneGuestOnly) {
   }
 }
 
-/// What each of a row of prompts found cached, in a pool so small that they evict each other.
+/// The cached tokens of 60 prompts, in a pool so small that they evict each other.
 std::vector<std::uint32_t> hits_with_clock_offset(long offset) {
   const Daemon daemon({"--num-gpu-blocks-override", "40", "--max-model-len", "512"});
   const Started guest = start_guest(daemon, in_namespaces(offset));
@@ -185,12 +186,13 @@ std::vector<std::uint32_t> hits_with_clock_offset(long offset) {
   const PoolMemory pool = daemon.pool();
   std::vector<std::uint32_t> hits;
   for (std::size_t i = 0; i < 60; ++i) {
-    const std::size_t prompt = (i * i + i / 5) % 11;  // some come again soon, some late, some never
+    const std::size_t prompt = (i * i + i / 5) % 11;  // some repeat soon, some late, some never
     const auto result =
         clients[i * 7 / 3 % 2].generate(request_of(text.substr(prompt * 60, 350), 2));
     EXPECT_TRUE(result.has_value());
     hits.push_back(result->cached_tokens);
-    // An engine gives its blocks back after the last token is out: the next one must come later.
+    // An engine releases its blocks after the last token is out: wait for that before the next
+    // prompt.
     EXPECT_TRUE(eventually(
         [&] {
           const TierReport device = report_pool(pool).tiers[0];
@@ -210,7 +212,7 @@ TEST(Namespaces, AnotherClockDoesNotChangeWhatIsEvicted) {
   EXPECT_EQ(hits_with_clock_offset(365 * kDay), hits);
 }
 
-TEST(Namespaces, ClientsMayBeInTheirOwn) {
+TEST(Namespaces, ClientsMayRunInTheirOwnNamespaces) {
   SKIP_WITHOUT_NAMESPACES();
   const Daemon daemon(kOneEngine);
   const CommandResult generated =
@@ -240,8 +242,10 @@ TEST(Namespaces, ClientsMayBeInTheirOwn) {
 TEST(Namespaces, ADaemonServesEnginesAndClientsItCannotSee) {
   SKIP_WITHOUT_NAMESPACES();
   const Daemon daemon(kOneEngine, in_namespaces(kDay));
-  Started guest = start_guest(daemon, {});  // in ours, which the daemon has no numbers for
-  EXPECT_EQ(await_engine(daemon, 1)["pid"], guest.pid()) << "for want of a better one, its own";
+  // The guest is in the test's namespace, whose pids the daemon cannot see.
+  Started guest = start_guest(daemon, {});
+  EXPECT_EQ(await_engine(daemon, 1)["pid"], guest.pid())
+      << "the pid that the engine itself reported";
   const Json engines = daemon.status()["engines"];
   EXPECT_EQ(engines[1]["pid"], 0);
   const GenerateRequest request = request_of(passage(), 48);

@@ -1,4 +1,4 @@
-// kvhive pool fsck --repair: the steward mends what the inspector has found.
+// kvhive pool fsck --repair: the steward repairs what the inspector has found.
 
 #include <atomic>
 #include <thread>
@@ -26,7 +26,7 @@ class RepairedDaemon : public ::testing::Test {
     for (std::size_t b = 0; b < memory.layout().index_buckets; ++b)
       for (auto& way : memory.index()[b].way) way.store(0);
   }
-  /// Breaks the words of the last free blocks in a way that no process ever would.
+  /// Sets a holder bit in the words of the last `count` free blocks, as no process does.
   void break_free_blocks(std::uint32_t count) const {
     const std::uint32_t end = memory.geometry().device_blocks;
     for (std::uint32_t id = end - count; id < end; ++id) memory.descriptors()[id].word.fetch_or(1);
@@ -38,7 +38,7 @@ class RepairedDaemon : public ::testing::Test {
   PoolMemory memory;
 };
 
-TEST_F(RepairedDaemon, FsckFindsDamageAndRepairMendsIt) {
+TEST_F(RepairedDaemon, FsckFindsCorruptionAndRepairRepairsIt) {
   break_free_blocks(3);
   lose_index();
   const CommandResult found = daemon.cli({"pool", "fsck"});
@@ -51,7 +51,7 @@ TEST_F(RepairedDaemon, FsckFindsDamageAndRepairMendsIt) {
   EXPECT_EQ(repaired["repaired"]["retired"], 3);
   EXPECT_GT(repaired["repaired"]["hints_restored"].get<int>(), 0);
   EXPECT_EQ(repaired["retired"], 3);
-  EXPECT_GT(generate()["cached_tokens"].get<int>(), 0) << "found again, by the other engine";
+  EXPECT_GT(generate()["cached_tokens"].get<int>(), 0) << "the other engine finds the prompt again";
   const CommandResult again = daemon.cli({"pool", "fsck", "--repair", "--quiescent"});
   EXPECT_EQ(again.exit_code, 0) << again.out;
   EXPECT_NE(again.out.find("nothing to mend"), std::string::npos) << again.out;
@@ -86,7 +86,7 @@ TEST_F(RepairedDaemon, FsckAndRepairDoNotDisturbRequests) {
   EXPECT_EQ(generate()["token_ids"], alone["token_ids"]);
 }
 
-TEST_F(RepairedDaemon, FsckComparesTheSlotTableWithTheLiving) {
+TEST_F(RepairedDaemon, FsckComparesTheSlotTableWithLiveProcesses) {
   memory.control().processes[20].pid.store(4711);
   const CommandResult found = daemon.cli({"pool", "fsck"});
   EXPECT_EQ(found.exit_code, 1);
@@ -94,7 +94,7 @@ TEST_F(RepairedDaemon, FsckComparesTheSlotTableWithTheLiving) {
   EXPECT_EQ(daemon.cli({"pool", "fsck", "--repair"}).exit_code, 0);
 }
 
-TEST_F(RepairedDaemon, AStewardKilledInTheMiddleIsSimplyAskedAgain) {
+TEST_F(RepairedDaemon, ARepairWhoseStewardIsKilledCanBeRunAgain) {
   lose_index();
   const pid_t victim = steward();
   signal_process(victim, SIGSTOP);
@@ -109,7 +109,7 @@ TEST_F(RepairedDaemon, AStewardKilledInTheMiddleIsSimplyAskedAgain) {
   EXPECT_GT(generate()["cached_tokens"].get<int>(), 0);
 }
 
-/// Asks for a repair over this connection.
+/// Asks for a repair over this connection, and expects a refusal.
 void expect_refused(const UniqueFd& socket) {
   ASSERT_TRUE(send_packet(socket.get(), RepairRequest{}).has_value());
   const auto answer = receive_answer(socket.get());

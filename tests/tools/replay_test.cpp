@@ -1,4 +1,4 @@
-// An exact pool: the same decisions as vLLM's block manager, one by one, on recorded traffic.
+// On recorded traffic, the pool makes every decision as vLLM's block manager does.
 
 #include <fstream>
 

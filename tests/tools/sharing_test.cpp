@@ -1,12 +1,12 @@
-// What the hive is for: one engine's blocks serve the other, and nothing of it shows in the tokens
-// (invariant 10).
+// One engine uses the blocks that the other computed, and the tokens are the same as without
+// sharing (invariant 10).
 
 #include "tests/tools/daemon.hpp"
 
 namespace kvhive::testing {
 namespace {
 
-/// 64 prompts of different lengths; many begin alike.
+/// 64 prompts of different lengths; many have the same prefix.
 std::vector<GenerateRequest> many_requests() {
   const std::string text = passage();
   std::vector<GenerateRequest> requests;
@@ -40,7 +40,7 @@ std::vector<std::vector<TokenId>> run_at_once(const Daemon& daemon,
   return tokens_of(generate_all(clients, many_requests()));
 }
 
-/// The truth to compare with: one after another, nothing cached, nothing preempted.
+/// The tokens to compare with: requests one after another, nothing cached, nothing preempted.
 std::vector<std::vector<TokenId>> one_by_one(const std::string& kv_dtype) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false",
                        "--kv-cache-dtype", kv_dtype});
@@ -56,7 +56,7 @@ const std::vector<std::vector<TokenId>>& undisturbed() {
   return tokens;
 }
 
-TEST(Sharing, AnEngineTakesTheOthersPrefixAndGivesTheSameTokens) {
+TEST(Sharing, AnEngineUsesTheOthersPrefixAndGivesTheSameTokens) {
   std::string text = passage() + passage();
   GenerateRequest request = request_of(text, 32);
   Progress alone;
@@ -94,13 +94,13 @@ TEST(Sharing, TokensAreTheSameOneByOneWithTheCacheOn) {
   EXPECT_GT(daemon.stat()["cached_tokens"].get<int>(), 500) << "the cache should have been hit";
 }
 
-TEST(Sharing, TokensAreTheSameAllAtOnce) {
+TEST(Sharing, TokensAreTheSameWithAllRequestsAtOnce) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   EXPECT_EQ(run_at_once(daemon, {0}), undisturbed());
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
-TEST(Sharing, TokensAreTheSameAllAtOnceWithTheCacheOff) {
+TEST(Sharing, TokensAreTheSameWithAllRequestsAtOnceAndTheCacheOff) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"});
   EXPECT_EQ(run_at_once(daemon, {0}), undisturbed());
 }
@@ -117,7 +117,7 @@ TEST(Sharing, TokensAreTheSameWhateverTheStepSize) {
   EXPECT_EQ(run_at_once(daemon, {0}), undisturbed());
 }
 
-/// A pool so small that sequences must make room for each other.
+/// Runs all requests in a pool so small that sequences preempt each other.
 void expect_same_tokens_in_a_small_pool(
     std::vector<std::string> flags,
     const std::vector<std::vector<TokenId>>& truth = undisturbed()) {
@@ -154,8 +154,8 @@ TEST(Sharing, TokensAreTheSameWhenTwoEnginesFightForASmallPool) {
 }
 
 TEST(Sharing, TokensAreTheSameWithKvOf8Bits) {
-  for (const std::string dtype :
-       {"fp8", "fp8_e5m2", "int8"}) {  // int8: swap takes its scales along
+  // With int8, a swap must copy the scales, too.
+  for (const std::string dtype : {"fp8", "fp8_e5m2", "int8"}) {
     SCOPED_TRACE(dtype);
     expect_same_tokens_in_a_small_pool({"--swap-space", "8M", "--preemption-mode", "swap",
                                         "--kv-cache-dtype", dtype, "--engines", "2"},

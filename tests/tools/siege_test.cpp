@@ -1,7 +1,7 @@
-// Deaths by the thousand, of clients, stewards and daemons; and engines restarted one after another
-// under load. Nothing is left behind, nothing grows, nobody who is not concerned notices.
+// Kills clients, stewards and daemons thousands of times, and restarts engines one after another
+// under load. Nothing is left behind, no process grows, and no other process is disturbed.
 //
-// A test run has a dose of it, `make siege` (KVHIVE_SIEGE=1) the whole.
+// A usual test run does a small part of it; `make siege` (KVHIVE_SIEGE=1) does all.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -23,10 +23,10 @@ namespace {
 
 constexpr auto kHang = std::chrono::seconds(60);
 
-/// How many of something there are: in a siege, in a test run.
+/// Returns `siege` under `make siege`, and `dose` in a usual test run.
 int how_many(int siege, int dose) { return std::getenv("KVHIVE_SIEGE") != nullptr ? siege : dose; }
 
-/// Burns a random while of at most `most` looks at the clock: the moment of a death.
+/// Reads the clock a random number of times, at most `most`, to kill at a random moment.
 void dawdle(std::mt19937_64& random, std::uint64_t most) {
   for (std::uint64_t looks = random() % (most + 1); looks > 0; --looks)
     (void)std::chrono::steady_clock::now();
@@ -37,7 +37,7 @@ bool nothing_is_held(const Daemon& daemon) {
   return device["held"] == 0 && device["filling"] == 0;
 }
 
-/// Whether all clients that are gone are forgotten, too.
+/// Whether keeper and engine 0 have released all clients and their channels.
 bool has_no_clients(const Daemon& daemon) {
   const Json status = daemon.status();
   return status["clients"].empty() && status["engines"][0]["state"] == "serving" &&
@@ -45,7 +45,7 @@ bool has_no_clients(const Daemon& daemon) {
          !has_memory_object(status["engines"][0]["pid"], "channel");
 }
 
-/// What the processes of a daemon have open and in memory, when they have nothing to do.
+/// Open descriptors and memory of a daemon's processes while they are idle.
 struct Footprint {
   std::size_t keeper_descriptors = 0, engine_descriptors = 0, steward_descriptors = 0;
   std::size_t keeper_objects = 0;
@@ -58,7 +58,7 @@ struct Footprint {
             descriptors_of(steward),          memory_objects_of(daemon.pid()).size(),
             memory_of(daemon.pid(), "VmRSS"), memory_of(engine, "RssAnon")};
   }
-  /// Once as much is open as before; a failure if that does not come.
+  /// Waits until as many descriptors and objects are open as in `before`; a failure after a minute.
   static Footprint once_like(const Footprint& before, const Daemon& daemon) {
     Footprint now;
     EXPECT_TRUE(eventually(
@@ -84,9 +84,10 @@ struct Footprint {
   }
 };
 
-/// Allocators keep some of what they had: a leak of a page a death would be far more.
+/// Allocators keep some freed memory, hence the slack. A leak of one page per death would be far
+/// more.
 void expect_no_growth(const Footprint& before, const Footprint& after) {
-  if (kUnderSanitizer) return;  // it keeps what is freed
+  if (kUnderSanitizer) return;  // a sanitizer keeps freed memory
   constexpr std::size_t kSlack = std::size_t{4} << 20;
   EXPECT_LT(after.keeper_memory, before.keeper_memory + kSlack);
   EXPECT_LT(after.engine_memory, before.engine_memory + 2 * kSlack);
@@ -94,7 +95,8 @@ void expect_no_growth(const Footprint& before, const Footprint& after) {
 
 // -- clients --------------------------------------------------------------------------------------
 
-/// A client that streams as long as it lives; it says "s" once the stream flows.
+/// A client process that streams tokens until it is killed. It writes "s" to a pipe at the first
+/// token.
 class StreamingClient {
  public:
   StreamingClient(const Daemon& daemon, int engine) {
@@ -117,7 +119,7 @@ class StreamingClient {
     });
   }
   int flows() const { return flows_.get(); }
-  void kill() { EXPECT_TRUE(process_.kill_and_wait()) << "it should have been alive"; }
+  void kill() { EXPECT_TRUE(process_.kill_and_wait()) << "the client had already ended"; }
 
  private:
   UniqueFd flows_;
@@ -168,8 +170,8 @@ TEST(Siege, KilledClientsLeaveNothing) {
 
 // -- the steward ----------------------------------------------------------------------------------
 
-/// A daemon whose steward is killed again and again, every other time just as it begins to sweep up
-/// after an engine.
+/// A daemon whose steward is killed again and again, every other time just as the steward begins to
+/// reap a dead engine.
 class StewardUnderFire {
  public:
   explicit StewardUnderFire(std::uint64_t seed) : random_(seed) {
@@ -178,13 +180,13 @@ class StewardUnderFire {
     before_ = Footprint::of(daemon_);
   }
 
-  /// Kills the steward that is there; `next_is_there` says when it has been replaced.
+  /// Kills the current steward. `next_is_there` tells whether it has been replaced.
   void kill(bool while_it_reaps) {
     const Json status = daemon_.status();
     dead_ = status["steward"]["pid"];
     const pid_t engine = status["engines"][0]["pid"];
     if (while_it_reaps && engine != 0) {
-      Client client = daemon_.connect(0, kLeastChannelBytes);  // so that there is what to sweep
+      Client client = daemon_.connect(0, kLeastChannelBytes);  // gives the engine blocks to reap
       (void)client.submit(request_of("And it came to pass", 500));
       (void)client.wait(std::chrono::milliseconds(1000));
       signal_process(engine, SIGKILL);
@@ -198,7 +200,7 @@ class StewardUnderFire {
     if (steward == 0 || steward == dead_ || status["engines"][0]["state"] != "serving")
       return false;
     for (const Json& slot : status["slots"])
-      if (slot["use"] != "used") return false;  // somebody's slot is yet to be swept
+      if (slot["use"] != "used") return false;  // this slot is not swept yet
     return true;
   }
   void serve() const {
@@ -225,8 +227,9 @@ class StewardUnderFire {
   pid_t dead_ = 0;
 };
 
-TEST(Siege, KilledStewardsAreReplacedAndWhatTheyWereSweepingIsSwept) {
-  // One that dies young is replaced after a pause: so many daemons at a time make the pauses short.
+TEST(Siege, KilledStewardsAreReplacedAndTheirSweepsFinished) {
+  // A steward that dies young is replaced after a pause. Several daemons at a time share the
+  // pauses.
   const int kills = how_many(1000, 8);
   const std::size_t at_a_time = static_cast<std::size_t>(how_many(20, 4));
   const std::uint32_t seed = chosen_seed();
@@ -263,7 +266,7 @@ TEST(Siege, KilledDaemonsLeaveNothing) {
                "--log-level", "off", "--threads", "1"},
               silent.get(), silent.get());
     std::optional<Client> client;
-    if (i % 3 != 0) {  // at work, a client in the middle of a stream
+    if (i % 3 != 0) {  // kill a daemon at work, while a client streams
       ASSERT_TRUE(eventually(
           [&] {
             auto connected =
@@ -275,7 +278,7 @@ TEST(Siege, KilledDaemonsLeaveNothing) {
       ASSERT_TRUE(client->submit(request_of("And it came to pass", 3000)).has_value());
       ASSERT_TRUE(client->wait(std::chrono::seconds(60)).has_value());
       ++at_work;
-    } else {  // while it starts, and has somebody to tidy up after it
+    } else {  // kill a daemon that starts and has a first child, the steward, which cleans up
       ASSERT_TRUE(eventually([&] { return !children_of(daemon).empty(); }, kHang));
     }
     dawdle(random, 200'000);
@@ -301,7 +304,7 @@ TEST(Siege, KilledDaemonsLeaveNothing) {
 // -- as many engines as there may be
 // ---------------------------------------------------------------
 
-TEST(Siege, EveryEngineOfAFullPoolHitsWhatTheFirstHasComputed) {
+TEST(Siege, EveryEngineOfAFullPoolHitsTheBlocksOfTheFirst) {
   const int engines = how_many(31, 4);
   const Daemon daemon({"--engines", std::to_string(engines), "--kv-cache-memory-bytes", "64M"});
   const GenerateRequest request = request_of(passage(), 16);
@@ -323,7 +326,7 @@ TEST(Siege, EveryEngineOfAFullPoolHitsWhatTheFirstHasComputed) {
 
 // -- a rolling restart ----------------------------------------------------------------------------
 
-/// Traffic as recorded ones are: long beginnings that many prompts share, and an end of its own.
+/// Prompts as in recorded traffic: long prefixes that many prompts share, each with its own end.
 std::vector<GenerateRequest> traffic() {
   const std::string text = passage();
   std::vector<GenerateRequest> requests;
@@ -361,7 +364,7 @@ TEST(Siege, ARollingRestartCostsNoHitAndNoToken) {
   const int turns = how_many(20, 1);
   constexpr std::uint32_t kEngines = 3;
   const Daemon daemon({"--engines", "3", "--kv-cache-memory-bytes", "64M"});
-  std::vector<Client> clients;  // any engine each: they move when it dies
+  std::vector<Client> clients;  // not pinned: they move when their engine dies
   for (int i = 0; i < 6; ++i) clients.push_back(daemon.connect());
   const Round cold = play(clients);
   const Round before = play(clients);
@@ -371,7 +374,7 @@ TEST(Siege, ARollingRestartCostsNoHitAndNoToken) {
   for (std::uint32_t i = 0; i < kEngines * static_cast<std::uint32_t>(turns); ++i) {
     const Json engine = daemon.status()["engines"][i % kEngines];
     const pid_t old = engine["pid"];
-    // In the middle of a round: once the engine's requests have begun.
+    // Kills the engine in the middle of a round, once the engine's requests have begun.
     const ChildProcess killer([&] {
       while (daemon.engine(i % kEngines)["running"] == 0) {
       }
@@ -386,7 +389,7 @@ TEST(Siege, ARollingRestartCostsNoHitAndNoToken) {
   }
   const Round after = play(clients);
   EXPECT_EQ(after.tokens, cold.tokens);
-  EXPECT_EQ(after.cached, before.cached) << "of " << before.prompt << " prompt tokens";
+  EXPECT_EQ(after.cached, before.cached) << "cached, of " << before.prompt << " prompt tokens";
   std::printf("%d engines restarted under load; cached %lu of %lu prompt tokens before and after\n",
               restarted, after.cached, after.prompt);
   EXPECT_TRUE(daemon.fsck_is_clean());

@@ -1,4 +1,4 @@
-// Clients that do not read: stopped, or dead with everything unread. They cost themselves.
+// Clients that do not read, because they are stopped or dead, do not slow other clients down.
 
 #include <array>
 #include <atomic>
@@ -18,7 +18,7 @@ const std::string kPrompt = "And it came to pass";
 /// Tokens each client has read.
 using Counters = std::array<std::atomic<std::uint64_t>, kClients>;
 
-TEST(StalledClients, OneOfEightThatIsStoppedStopsNoOther) {
+TEST(StalledClients, AStoppedClientDoesNotStopTheOtherSeven) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   const SharedValue<Counters> read;
   std::vector<ChildProcess> clients;
@@ -31,7 +31,7 @@ TEST(StalledClients, OneOfEightThatIsStoppedStopsNoOther) {
                  .has_value()) {
       }
     });
-  /// Until each has read so many more, the stopped one aside.
+  /// Waits until each client but the stopped one has read `more` tokens more.
   const auto all_go_on = [&](std::uint64_t more, std::size_t stopped) {
     std::array<std::uint64_t, kClients> from{};
     for (std::size_t i = 0; i < kClients; ++i) from[i] = (*read)[i];
@@ -48,11 +48,12 @@ TEST(StalledClients, OneOfEightThatIsStoppedStopsNoOther) {
     clients[stopped].signal(SIGSTOP);
     EXPECT_TRUE(eventually([&] { return state_of(clients[stopped].pid()) == 'T'; }, kHang));
     const std::uint64_t until_then = (*read)[stopped];
-    EXPECT_TRUE(
-        all_go_on(250, stopped));  // more than one request's: its own has long been answered
+    // 250 tokens are more than one request has: the stopped client's request has been answered.
+    EXPECT_TRUE(all_go_on(250, stopped));
     EXPECT_EQ((*read)[stopped], until_then);
     clients[stopped].signal(SIGCONT);
-    EXPECT_TRUE(all_go_on(250, kClients)) << "it finds what was written meanwhile, and goes on";
+    EXPECT_TRUE(all_go_on(250, kClients))
+        << "the client does not go on with the tokens written meanwhile";
   }
   clients.clear();
   EXPECT_TRUE(eventually([&] { return daemon.status()["clients"].empty(); }, kHang));
@@ -60,18 +61,18 @@ TEST(StalledClients, OneOfEightThatIsStoppedStopsNoOther) {
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
-TEST(StalledClients, WhoDiesWithAllItsSlotsUnreadIsForgotten) {
+TEST(StalledClients, AClientKilledWithAllSlotsUnreadLeavesNothing) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   const SharedValue<std::atomic<std::uint32_t>> submitted;
   ChildProcess client([&] {
     Client silent = daemon.connect(0);
     while (silent.submit(request_of(kPrompt, 4)).has_value()) ++*submitted;
-    pause();  // and never reads: every log is full, every slot finished
+    pause();  // never reads: every log is full, every slot finished
   });
   const auto all_are_answered = [&] {
     const Json engine = daemon.engine(0);
     return *submitted == kChannelSlots && engine["running"] == 0 && engine["waiting"] == 0 &&
-           engine["allocated_blocks"] == kChannelSlots;  // each of them fits one
+           engine["allocated_blocks"] == kChannelSlots;  // each request needs one block
   };
   EXPECT_TRUE(eventually(all_are_answered, kHang)) << daemon.engine(0);
   EXPECT_EQ(daemon.connect(0).generate(request_of(kPrompt, 32))->tokens.size(), 32u);

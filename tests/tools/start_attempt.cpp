@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kHangMs = 60'000;
 
-/// Reads what is there; false at the end.
+/// Appends the available bytes to `text`; false at the end of the stream.
 bool read_some(int fd, std::string& text) {
   char piece[4096];
   const ssize_t got = read(fd, piece, sizeof piece);

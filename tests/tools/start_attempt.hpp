@@ -1,6 +1,6 @@
 #pragma once
-// kvhived where it may not be able to start: it says ready, or why not. A third thing (a signal, a
-// silence of a minute, an exit without a word) is a failure of the test.
+// Starts a kvhived that may not be able to start. It must print "ready" or an error. A signal, a
+// minute without output, or an exit without an error message is a failure of the test.
 
 #include <string>
 #include <vector>
@@ -11,12 +11,12 @@ namespace kvhive::testing {
 
 class StartAttempt {
  public:
-  /// Starts it with the demo model and these flags more, and waits for the one or the other.
+  /// Starts kvhived with the demo model and `flags`, and waits for "ready" or an error.
   explicit StartAttempt(std::vector<std::string> flags, const BeforeExec& before_exec = {});
   ~StartAttempt();
 
   bool is_ready() const { return is_ready_; }
-  /// What it said on standard error, if it is not ready.
+  /// The standard error of a daemon that is not ready.
   const std::string& words() const { return words_; }
   pid_t pid() const { return pid_; }
   const std::string& socket() const { return socket_; }

@@ -53,7 +53,7 @@ TEST(CopyCalibration, LargePiecesUseTheCopyEnginesWithoutMeasurement) {
   EXPECT_EQ(device.calls(), 0u);
 }
 
-/// Every copy is inside its memory, every slot is used once, and neighbours are seldom copied one
+/// Every copy is inside its memory and uses every piece once. Adjacent pieces are seldom copied one
 /// after the other.
 TEST(CopyCalibration, CopiesScatteredPiecesBothWays) {
   for (const std::size_t piece : {16, 32 << 10, (1 << 20) - 16}) {

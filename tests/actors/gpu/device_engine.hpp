@@ -30,7 +30,7 @@ inline CopyOnDevice plain_copies(Device& device) {
   };
 }
 
-/// Copies as a kernel makes them: pairs are read when the copy's turn comes.
+/// Copies as a kernel makes them: it reads the pairs when the stream reaches the copy.
 inline CopyOnDevice late_copies() {
   return [](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
     stream->enqueue([args] { block_copy_reference(args); });
@@ -38,7 +38,7 @@ inline CopyOnDevice late_copies() {
   };
 }
 
-/// Plain and late copies by turns.
+/// Alternates plain and late copies.
 inline CopyOnDevice both_copies(Device& device) {
   return [plain = plain_copies(device), late = late_copies(), calls = 0](
              const BlockCopyArgs& args, DeviceStream stream) mutable {

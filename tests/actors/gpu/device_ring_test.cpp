@@ -41,7 +41,7 @@ struct Request {
   std::shared_ptr<Recording> recording = std::make_shared<Recording>();
 };
 
-/// Prompts of two domains that share beginnings; together more than the pool holds.
+/// Prompts of two domains that share prefixes. Together they need more blocks than the pool has.
 std::vector<Request> make_requests(std::uint64_t seed, std::size_t count) {
   std::mt19937_64 random(seed);
   std::vector<Request> requests(count);
@@ -129,13 +129,13 @@ TEST(DeviceRing, TokensAreTheOraclesHoweverSlowTheDevice) {
       expect_whole(pool.memory);
       EXPECT_EQ(device.leftovers(), 0u);
     }
-  EXPECT_GT(swaps, 20u);  // otherwise this would have tested nothing
+  EXPECT_GT(swaps, 20u);  // fewer would mean that the runs tested little
   EXPECT_GT(hits, 20u);
   EXPECT_GT(demoted, 20u);
   EXPECT_GT(promoted, 20u);
 }
 
-/// Two engines, one after the other, each with a device of its own over the same memory.
+/// Two engines run one after the other, each with its own device over the same memory.
 TEST(DeviceRing, ASecondEngineUsesTheBlocksOfTheFirst) {
   DevicePool pool(32, 0);
   const auto requests = make_requests(7, 4);
@@ -153,7 +153,7 @@ TEST(DeviceRing, ASecondEngineUsesTheBlocksOfTheFirst) {
 class DeviceRingFaults : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (kUnderThreadSanitizer) GTEST_SKIP() << "sees one process only";
+    if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
   }
 
   /// Runs an engine in a process of its own, after calling `arm` there.
@@ -167,8 +167,8 @@ class DeviceRingFaults : public ::testing::Test {
     return child.wait();
   }
 
-  /// To be called after a death: no block is lost, and another engine uses what was published and
-  /// gives the right tokens.
+  /// Checks the pool after an engine's death: no block is lost, and another engine uses the
+  /// published blocks and generates the right tokens.
   void expect_nothing_lost(DevicePool& pool, std::uint64_t seed) {
     reap(pool.memory, kFirst);
     expect_whole(pool.memory);
@@ -227,7 +227,7 @@ TEST_F(DeviceRingFaults, ALostDeviceEndsItsEngineAndNothingElse) {
 }
 
 TEST_F(DeviceRingFaults, AnEngineKilledInAnyOfItsCallsLosesNothing) {
-  constexpr int kAttaching = 50;  // rounds in which each call of attaching is hit once
+  constexpr int kAttaching = 50;  // in these rounds, each call made while attaching is hit once
   const Extent extent = extent_of(2);
   SharedValue<std::array<char, 24>> last;
   std::map<std::string, int> killed_in;

@@ -1,4 +1,4 @@
-// Swaps that are held up on their streams, to see what waits for them and what does not.
+// Blocks swaps on their streams and checks which work waits for them and which does not.
 
 #include "actors/gpu/device_swapper.hpp"
 
@@ -21,12 +21,12 @@ using ::testing::Each;
 constexpr std::uint32_t kDeviceBlocks = 8, kHostBlocks = 8;
 constexpr std::byte kNew{0xEE};
 
-/// Whether it happens, however long it takes.
+/// Whether the future becomes ready within 20 s.
 template <class T>
 bool comes(const std::future<T>& future) {
   return future.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
 }
-/// Whether it does not happen, though nothing keeps it from happening.
+/// Whether the future is still not ready after 50 ms.
 template <class T>
 bool stays_away(const std::future<T>& future) {
   return future.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout;
@@ -140,15 +140,15 @@ TEST_F(DeviceSwapperTest, ADemotedBlockMayBeOverwrittenBeforeItReachesTheHost) {
   EXPECT_TRUE(holds(host(3), 103));
 
   auto finished = std::async(std::launch::async, [&] { return swapper->finish(leaving); });
-  EXPECT_TRUE(
-      stays_away(finished));  // otherwise blocks would be published before their bytes are there
+  // If finish() returned here, blocks would be published before their bytes are copied.
+  EXPECT_TRUE(stays_away(finished));
   gate.open();
   ASSERT_TRUE(finished.get());
   EXPECT_TRUE(holds(host(3), 1));
   EXPECT_TRUE(holds(host(4), 2));
 }
 
-TEST_F(DeviceSwapperTest, DemotionsBeyondTheAsideBufferAreWaitedFor) {
+TEST_F(DeviceSwapperTest, TheRunnerWaitsForDemotionsBeyondTheAsideBuffer) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
   Gate gate;
@@ -167,7 +167,7 @@ TEST_F(DeviceSwapperTest, DemotionsBeyondTheAsideBufferAreWaitedFor) {
 }
 
 /// The blocks of preempted sequences are not overwritten in this step.
-TEST_F(DeviceSwapperTest, SwapOutOfPreemptedSequencesIsNotWaitedFor) {
+TEST_F(DeviceSwapperTest, TheRunnerDoesNotWaitForSwapOutOfPreemptedSequences) {
   const auto swapper = this->swapper(1);
   measure(*swapper);
   Gate gate;
@@ -254,7 +254,7 @@ TEST_F(DeviceSwapperTest, RunAfterSwapInWaitsForAllLayers) {
   EXPECT_TRUE(swapper->finish(coming));
 }
 
-/// Through the aside buffer and directly.
+/// Both through the aside buffer and directly.
 TEST_F(DeviceSwapperTest, ABlockIsOverwrittenOnlyAfterItsBytesAreCopiedAway) {
   for (const std::size_t aside : {0, 1}) {
     const auto swapper = this->swapper(aside);
@@ -315,7 +315,7 @@ TEST_F(DeviceSwapperTest, ZeroingDoesNotWaitForTheHost) {
   EXPECT_TRUE(holds(host(3), 1));
 }
 
-/// Kernels read pairs late, on the device.
+/// Kernels read the pairs on the device, after the call that started the copy has returned.
 TEST_F(DeviceSwapperTest, PairsArePageLockedAndOutliveThePlan) {
   const auto swapper = this->swapper(1);
   measure(*swapper);

@@ -1,5 +1,5 @@
-// Steps of a model on a fake GPU while their swaps are held up: layers compute before later layers
-// have come in and while blocks leave, and tokens are the same as without swaps.
+// Steps of a model on a fake GPU while their swaps are blocked. Layers compute before later layers
+// are copied in and while blocks are copied out; tokens are the same as without swaps.
 
 #include "actors/gpu/gpu_runner.hpp"
 
@@ -45,7 +45,7 @@ class GpuRunnerTest : public ::testing::Test {
         [](const BlockCopyArgs& args, DeviceStream on) { return swap_blocks_cuda(args, 0, on); },
         arena_.data(), kv_);
     stream->enqueue([this] { computing_ = std::this_thread::get_id(); });
-    // The first plan's copies are waited for, to measure them.
+    // The swapper waits for the first plan's copies, to measure them.
     StepPlan first;
     first.swap_out = {{15, 7}};
     ASSERT_TRUE(run(first).empty());
@@ -132,7 +132,7 @@ TEST_F(GpuRunnerTest, ALayerComputesBeforeTheNextIsCopied) {
   plan.swap_in = {{1, 4}, {2, 5}, {3, 6}};
   EXPECT_EQ(run(plan), std::vector{expected_});
   EXPECT_EQ(part, 4u);
-  EXPECT_TRUE(gate.was_opened_in_time()) << "no layer before all had arrived";
+  EXPECT_TRUE(gate.was_opened_in_time()) << "no layer computed before all were copied in";
 }
 
 TEST_F(GpuRunnerTest, CopyOnWriteWaitsForAllLayers) {
@@ -148,7 +148,7 @@ TEST_F(GpuRunnerTest, CopyOnWriteWaitsForAllLayers) {
 }
 
 /// The step ends only when both are done, whichever takes longer.
-TEST_F(GpuRunnerTest, TheModelComputesWhileBlocksLeaveAndBothAreDoneAtTheEnd) {
+TEST_F(GpuRunnerTest, TheModelComputesWhileBlocksAreCopiedOut) {
   before_model_work([](std::uint64_t) {});
   ASSERT_EQ(run(work(10, {next_}, {{1}, {2}, {3}})), std::vector{expected_});
   const std::uint64_t last = works_;
@@ -168,7 +168,7 @@ TEST_F(GpuRunnerTest, TheModelComputesWhileBlocksLeaveAndBothAreDoneAtTheEnd) {
   StepPlan plan = work(10, {next_}, {{1}, {2}, {3}});
   plan.demotions = {{2, 5}};
   EXPECT_EQ(run(plan), std::vector{expected_});
-  EXPECT_TRUE(gate.was_opened_in_time()) << "it waited for what leaves";
+  EXPECT_TRUE(gate.was_opened_in_time()) << "the model waited for the copies to the host";
   EXPECT_TRUE(std::ranges::equal(
       left, std::span(memory_.arena(Tier::host) + 5 * kv_.block_bytes(), kv_.block_bytes())));
 }

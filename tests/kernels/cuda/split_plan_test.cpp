@@ -111,7 +111,7 @@ std::int64_t tokens_read(const SplitPlan& plan) {
   return tokens;
 }
 
-TEST(SplitPlan, CoversWhatIsVisibleOnce) {
+TEST(SplitPlan, CoversEveryVisibleTokenOnce) {
   for (const std::int32_t H : {4, 6, 8, 34, 200})
     for (const std::int32_t len : {1, 64, 65, 129, 2048, 5000, 70000})
       for (const std::int32_t q_len : {1, 2, 40})

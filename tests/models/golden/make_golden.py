@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tiny random models in Hugging Face's layout, and what they should answer.
+"""Writes tiny random models in Hugging Face's layout, and their correct logits.
 
 An implementation of the Llama family written apart from the C++ one: float64 throughout, no KV
 cache, no batch, one sequence attending to itself under a mask. Only the weights are rounded, to the

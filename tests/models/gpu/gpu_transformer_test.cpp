@@ -387,8 +387,8 @@ TEST_P(GpuGraphs, AreForgottenWhenThereAreTooMany) {
   EXPECT_EQ(gpu.device().leftovers(), before + 1 + 2);  // 1: the arena
 }
 
-/// Each call of the first recording fails once, and so does the first launch; the results do not
-/// show it.
+/// Each call of the first recording fails once, and so does the first launch. The results are the
+/// same as without failures.
 TEST_P(GpuGraphs, AreNotUsedIfTheDeviceCannotRecord) {
   GpuModel eager = model(0);
   const Decode want(eager, 4);
@@ -430,7 +430,7 @@ TEST_P(GpuGraphs, ALostDeviceIsReportedAsDeviceLost) {
     GpuModel gpu = model(32);
     try {
       Decode(gpu, 4, 3, faults);
-      ADD_FAILURE() << number << " was not missed";
+      ADD_FAILURE() << number << ": the lost device was not reported";
     } catch (const std::runtime_error& error) {
       EXPECT_NE(std::string(error.what()).find("was wanted"), std::string::npos) << error.what();
     }

@@ -1,4 +1,4 @@
-// Where weights go, and that they arrive.
+// The layout of weights in GPU memory, and their upload.
 
 #include "models/gpu/gpu_weights.hpp"
 
@@ -34,7 +34,7 @@ TEST(GpuWeights, LieApartAndAlignedInOneRegion) {
   }
 }
 
-TEST(GpuWeights, ArriveAsTheFilesHaveThem) {
+TEST(GpuWeights, AreUploadedAsTheFilesHaveThem) {
   for (const std::string model : kModels) {
     const auto config = load_model_config(kGolden / model).value();
     const auto files = SafetensorsDirectory::open(kGolden / model).value();
@@ -85,7 +85,7 @@ TEST(GpuWeights, AreConvertedToTheModelsDtype) {
   }
 }
 
-TEST(GpuWeights, UploadGivesBackEverythingWhateverFails) {
+TEST(GpuWeights, AFailedUploadReleasesAllResources) {
   const auto config = load_model_config(kGolden / "llama3").value();
   const auto files = SafetensorsDirectory::open(kGolden / "llama3").value();
   testing::FakeDevice device;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes beside_tokenizers.json: what Hugging Face's tokenizers library answers, for beside_tokenizers_test.cpp to compare with.
+"""Writes beside_tokenizers.json: the results of Hugging Face's tokenizers library, which beside_tokenizers_test.cpp compares with.
 
 needs: pip install tokenizers (0.23.3 made the file in the tree; it runs Oniguruma 6.9), Python with Unicode 14 (3.11)
 usage: beside_tokenizers.py > beside_tokenizers.json

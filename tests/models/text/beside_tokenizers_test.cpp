@@ -1,4 +1,4 @@
-// What Hugging Face's tokenizers library answered (beside_tokenizers.py), and what kvhive does.
+// Compares kvhive's results with those of Hugging Face's tokenizers library (beside_tokenizers.py).
 
 #include <gtest/gtest.h>
 

@@ -30,7 +30,7 @@ std::vector<TokenId> encode(const Bpe& bpe, std::string_view piece) {
   return tokens;
 }
 
-/// The definition, step by step: merge the leftmost pair of lowest rank until there is none.
+/// BPE by its definition: merges the leftmost pair of the lowest rank until there is none.
 std::vector<TokenId> slow_encode(const Bpe& bpe, std::string_view piece) {
   std::vector<TokenId> tokens(piece.size());
   std::ranges::transform(piece, tokens.begin(),
@@ -97,10 +97,10 @@ TEST(Bpe, AgreesWithTheDefinitionOnRandomMerges) {
   }
 }
 
-TEST(Bpe, AMegabyteWithoutABorderIsNoCliff) {
+TEST(Bpe, AMegabyteInOnePieceTakesNoQuadraticTime) {
   const auto bpe = byte_bpe({{"a", "a"}, {"aa", "aa"}, {"aaaa", "aaaa"}});
   EXPECT_EQ(encode(bpe, std::string(1 << 20, 'a')).size(),
-            (1u << 20) / 8);  // the timeout is the test
+            (1u << 20) / 8);  // a quadratic algorithm would time out
 }
 
 TEST(Bpe, CodePointsFallBackToBytesOrUnknown) {

@@ -34,7 +34,7 @@ TEST(PreTokenizer, SplitsAsLlama3Does) {
   EXPECT_EQ(cut(split(kLlama3), "漢字 \u00a0ñandú"), (Pieces{"漢字", " ", "\u00a0ñandú"}));
 }
 
-TEST(PreTokenizer, IsolatedKeepsWhatLiesBetween) {
+TEST(PreTokenizer, IsolatedKeepsTheTextBetweenMatches) {
   EXPECT_EQ(cut(split(R"(\d)"), "ab1c22"), (Pieces{"ab", "1", "c", "2", "2"}));
 }
 
@@ -83,7 +83,7 @@ TEST(PreTokenizer, MetaspaceMarksSpaces) {
   EXPECT_EQ(cut(metaspace("always", false), " a"), Pieces{"▁a"});
 }
 
-TEST(PreTokenizer, LongTextsNeitherOverflowNorCrawl) {
+TEST(PreTokenizer, LongTextsNeitherOverflowNorTakeQuadraticTime) {
   for (const char* unit : {"a", " ", "\n", "1", "!", "漢", "é "}) {
     std::string text;
     while (text.size() < 300000) text += unit;

@@ -118,14 +118,15 @@ json with_many_added_tokens(int count) {
   return file;
 }
 
-TEST(ByteLevelTokenizer, AMegabyteOfBeginningsOfAddedTokensIsNoCliff) {
+TEST(ByteLevelTokenizer, AMegabyteOfBeginningsOfAddedTokensTakesNoQuadraticTime) {
   const auto tokenizer = parse(with_many_added_tokens(1090));
   const std::string beginnings(1 << 20, '<');
-  EXPECT_EQ(encode(tokenizer, beginnings).size(), beginnings.size());  // the timeout is the test
+  // A quadratic algorithm would time out.
+  EXPECT_EQ(encode(tokenizer, beginnings).size(), beginnings.size());
   EXPECT_EQ(encode(tokenizer, beginnings + "<tok_41>").back(), 264 + 41);
 }
 
-TEST(ByteLevelTokenizer, ARunOfAddedTokensThatAlmostContinueIsNoCliff) {
+TEST(ByteLevelTokenizer, ARunOfAddedTokensThatAlmostContinueTakesNoQuadraticTime) {
   auto file = small_byte_level();
   file["added_tokens"][1]["content"] = "a";
   file["added_tokens"][2]["content"] = std::string(20000, 'a') + "b";
@@ -162,7 +163,7 @@ TEST(SentencePieceTokenizer, DecodesWithoutThePrefixSpace) {
   EXPECT_EQ(decode(tokenizer, Ids{3 + 0xF0, 3 + 0x9F, 3 + 0x99, 3 + 0x82}), "🙂");
 }
 
-TEST(SentencePieceTokenizer, RoundTripsWhatHoldsNoMark) {
+TEST(SentencePieceTokenizer, RoundTripsTextWithoutTheSpaceMark) {
   const auto tokenizer = parse(small_sentencepiece());
   for (const auto& text : tricky_texts()) {
     if (text.find("▁") != std::string::npos) continue;
@@ -236,7 +237,7 @@ TEST(Tokenizer, EveryLostOrIllTypedPartIsAnErrorOrStillWorks) {
   }
 }
 
-TEST(Tokenizer, RefusesWhatItDoesNotUnderstand) {
+TEST(Tokenizer, RefusesUnknownKindsAndFields) {
   const auto refused = [](const json& changes, const char* named) {
     auto file = small_byte_level();
     file.merge_patch(changes);

@@ -1,5 +1,5 @@
-// Single flipped bits in a working pool: no access out of range, no wrong hit, and after repair a
-// sound pool again.
+// Flips single bits in a pool that is in use. There must be no access out of range and no wrong
+// hit, and a repair must make the pool sound again.
 
 #include <gmock/gmock.h>
 
@@ -23,7 +23,7 @@ using ::testing::IsEmpty;
 
 constexpr int kFlips = kUnderThreadSanitizer ? 1'500 : kUnderSanitizer ? 20'000 : 40'000;
 
-/// Two engines over one pool, which somebody else writes into.
+/// Two engines that use one pool, and functions that flip bits in it.
 class DamagedPool {
  public:
   explicit DamagedPool(std::uint32_t seed) : random_(seed) { start_anew(); }
@@ -48,7 +48,7 @@ class DamagedPool {
     }
   }
 
-  /// An engine dies; the keeper has its blocks swept and starts another.
+  /// Ends an engine, reaps its slot and starts another engine there.
   void kill_one() {
     const std::uint32_t slot = below(std::uint32_t(engines_.size()));
     engines_[slot].reset();
@@ -57,7 +57,8 @@ class DamagedPool {
     attach(slot);
   }
 
-  /// One random bit of one of the things a pool consists of, each as likely.
+  /// Flips one random bit in one of twelve parts of the pool, each equally likely. Returns which
+  /// bit.
   std::string flip() {
     const PoolLayout& layout = memory_->layout();
     ControlBlock& control = memory_->control();
@@ -90,7 +91,7 @@ class DamagedPool {
     (void)explain_miss(*memory_, prompt.domain, prompt.tokens);
   }
 
-  /// Every block that is not retired can be had once everybody has let go.
+  /// After all engines have ended, every block that is not retired can be allocated.
   void expect_all_there() {
     for (std::uint32_t slot = 0; slot < engines_.size(); ++slot) {
       engines_[slot].reset();
@@ -122,7 +123,7 @@ class DamagedPool {
     std::vector<TokenId> tokens;
     for (std::uint32_t left = 1 + below(6); left != 0; --left)
       tokens.insert(tokens.end(), 4, static_cast<TokenId>(below(3)));
-    tokens.resize(tokens.size() + below(2));  // some have a block that is not full
+    tokens.resize(tokens.size() + below(2));  // some prompts end in a partial block
     return Prompt(pool, std::move(tokens), DomainId{std::uint16_t(below(2))});
   }
 
@@ -144,14 +145,14 @@ class DamagedPool {
 
 class Damage : public ::testing::TestWithParam<std::uint32_t> {};
 
-TEST_P(Damage, OneBitAtATimeIsSurvivedAndMended) {
+TEST_P(Damage, SingleFlippedBitsAreRepairedWithoutAWrongHit) {
   DamagedPool pool(GetParam());
   std::uint64_t seen = 0, retired = 0;
   for (int i = 0; i < kFlips; ++i) {
     pool.work(2);
     const std::string what = pool.flip();
     SCOPED_TRACE("flip " + std::to_string(i) + ": " + what);
-    if (i % 2 == 0) pool.work(3);  // before anybody has noticed
+    if (i % 2 == 0) pool.work(3);  // before a repair
     if (i % 16 == 0) pool.inspect();
     if (i % 7 == 0) pool.kill_one();
     seen += !pool.look().is_clean();
@@ -174,10 +175,10 @@ TEST_P(Damage, OneBitAtATimeIsSurvivedAndMended) {
   EXPECT_GT(pool.tally().served, std::uint64_t(kFlips));
 }
 
-/// Many bits at once, and seldom a repair: nothing is promised but that nobody reads or writes out
-/// of range, nor goes round for ever. (Not even the bytes: two flips in one word give a block
-/// away.)
-TEST_P(Damage, ManyBitsMakeNobodyRunAway) {
+/// Many bits at once, and seldom a repair. The only promise is that no access is out of range and
+/// no loop is endless. The bytes of hits may be wrong: two flips in one word can free a block in
+/// use.
+TEST_P(Damage, ManyFlippedBitsCauseNoBadAccessAndNoEndlessLoop) {
   DamagedPool pool(GetParam() + 1000);
   for (int round = 0; round < kFlips / 20; ++round) {
     for (int i = 0; i < 20; ++i) {
@@ -195,7 +196,7 @@ TEST_P(Damage, ManyBitsMakeNobodyRunAway) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, Damage, ::testing::Values(1u, 2u));
 
-// -- what fsck must see, bit by bit
+// -- single bits that fsck must detect
 
 class BitByBit : public ::testing::Test {
  protected:
@@ -212,7 +213,7 @@ class BitByBit : public ::testing::Test {
   const Prompt idle{pool, counting(500, 12)};
 };
 
-/// By the rules of invariants 1 and 2, and nothing else.
+/// Whether the word obeys invariants 1 and 2 (ARCHITECTURE.md).
 bool is_possible(BlockWord word) {
   const std::uint32_t holders = word.holders();
   if ((word.bits >> 35 & 1) != 0 || (holders & ~1u) != 0) return false;
@@ -232,7 +233,7 @@ TEST_F(BitByBit, FsckSeesEveryImpossibleWord) {
     for (int bit = 0; bit < 64; ++bit) {
       const BlockWord flipped{before.bits ^ 1ull << bit};
       word.store(flipped.bits);
-      // A free block made "ready" has no name, a held one made "free" a holder: both are seen.
+      // fsck detects a free block made "ready", which has no name, and a held one made "free".
       const bool has_no_name =
           flipped.state() == BlockState::ready && before.state() != BlockState::ready;
       const bool is_fine = is_possible(flipped) && !has_no_name;
@@ -246,7 +247,7 @@ TEST_F(BitByBit, FsckSeesEveryImpossibleWord) {
   EXPECT_TRUE(is_clean());
 }
 
-TEST_F(BitByBit, FsckSeesEveryBitOfANameAndItsPlace) {
+TEST_F(BitByBit, FsckSeesEveryFlippedBitOfANameDepthAndDomain) {
   BlockDescriptor& d = memory.descriptors()[6];
   const auto flip_all = [&](auto& field, int bits, const char* name) {
     for (int bit = 0; bit < bits; ++bit) {
@@ -266,7 +267,7 @@ TEST_F(BitByBit, FsckSeesEveryBitOfANameAndItsPlace) {
   EXPECT_TRUE(is_clean());
 }
 
-TEST_F(BitByBit, ADamagedKeyIsAMissNeverAWrongHit) {
+TEST_F(BitByBit, ACorruptDescriptorIsAMissNeverAWrongHit) {
   const PromptOracle oracle(memory);
   for (std::size_t i = 0; i < 3; ++i) oracle.fill(BlockId{std::uint32_t(5 + i)}, idle, i);
   BlockDescriptor& d = memory.descriptors()[6];
@@ -297,7 +298,7 @@ TEST_F(BitByBit, ADamagedKeyIsAMissNeverAWrongHit) {
   look("none", 0);
 }
 
-TEST_F(BitByBit, AnIndexFlippedAnywhereNeverLeadsAstray) {
+TEST_F(BitByBit, AFlippedIndexBitNeverMakesAWrongHit) {
   const PromptOracle oracle(memory);
   for (std::size_t i = 0; i < 3; ++i) oracle.fill(BlockId{std::uint32_t(5 + i)}, idle, i);
   for (std::size_t b = 0; b < memory.layout().index_buckets; ++b) {
@@ -315,7 +316,7 @@ TEST_F(BitByBit, AnIndexFlippedAnywhereNeverLeadsAstray) {
   }
 }
 
-// -- what was found and fixed
+// -- bugs that these tests found, now fixed
 
 TEST(DamageFixed, ABitBeyondTheEndOfTheBitmapIsNoBlock) {
   const PoolMemory memory = private_pool(small_geometry(5, 3));
@@ -324,7 +325,8 @@ TEST(DamageFixed, ABitBeyondTheEndOfTheBitmapIsNoBlock) {
   memory.summary(Tier::device)[0].store(~0ull);
   EXPECT_EQ(numbers(pool.allocate(Tier::device, 4).value()),
             (std::vector<std::uint32_t>{1, 2, 3, 4}));
-  EXPECT_FALSE(pool.allocate(Tier::device, 1).has_value()) << "5 is of the host tier, 8 of nobody";
+  EXPECT_FALSE(pool.allocate(Tier::device, 1).has_value())
+      << "block 5 is in the host tier, block 8 does not exist";
 }
 
 TEST(DamageFixed, TheNullBlockIsNeverGivenOut) {
@@ -339,12 +341,12 @@ TEST(DamageFixed, TheNullBlockIsNeverGivenOut) {
   }
 }
 
-TEST(DamageFixed, WhatIsHeldIsNotGivenOutAgainThoughItsWordSaysNobodyHoldsIt) {
+TEST(DamageFixed, AHeldBlockIsNotGivenOutAgainEvenIfItsHolderBitIsLost) {
   const PoolMemory memory = private_pool(small_geometry(4));
   BlockPool pool(memory, ProcessSlot{0});
   const Prompt prompt(pool, counting(0, 8));
   const Request request = admit(pool, prompt).value();  // 1 2
-  memory.descriptors()[1].word.fetch_and(~1ull);        // our bit
+  memory.descriptors()[1].word.fetch_and(~1ull);        // the bit of this process
   EXPECT_FALSE(pool.allocate(Tier::device, 2).has_value());
   EXPECT_EQ(match_all(pool, prompt).blocks, request.blocks);
   pool.release(request.blocks);
@@ -360,7 +362,7 @@ TEST(DamageFixed, AFreeBlockWithAHolderIsNotGivenOut) {
   EXPECT_FALSE(pool.allocate(Tier::device, 1).has_value());
 }
 
-TEST(DamageFixed, AnEmptyBlockThatSaysItIsReadyIsNotFound) {
+TEST(DamageFixed, AnEmptyBlockMarkedReadyIsNotFound) {
   const PoolMemory memory = private_pool(small_geometry(4));
   BlockPool pool(memory, ProcessSlot{0});
   const Prompt prompt(pool, counting(0, 4));
@@ -369,20 +371,21 @@ TEST(DamageFixed, AnEmptyBlockThatSaysItIsReadyIsNotFound) {
   PrefixIndex(memory.index(), memory.layout().index_buckets)
       .insert(prompt.chain[0], BlockId{1});            // a stale hint
   memory.descriptors()[1].word.fetch_xor(2ull << 32);  // free -> ready
-  EXPECT_THAT(match_all(pool, prompt).blocks, IsEmpty()) << "its bytes may be anything by now";
+  EXPECT_THAT(match_all(pool, prompt).blocks, IsEmpty()) << "its bytes may have been overwritten";
 }
 
-TEST(DamageFixed, AHeadFarAheadOfTheTailHangsNobody) {
+TEST(DamageFixed, AHeadFarAheadOfTheTailCausesNoEndlessLoop) {
   const PoolMemory memory = private_pool(small_geometry(6));
   BlockPool pool(memory, ProcessSlot{0});
   const Prompt prompt(pool, counting(0, 12));
   leave_idle(pool, prompt);
   memory.control().tiers[0].head.store(1ull << 61);
-  pool.release(match_all(pool, prompt).blocks);  // would draw stamps until the tail is there
+  // Must not draw stamps until the tail has reached the head.
+  pool.release(match_all(pool, prompt).blocks);
   EXPECT_TRUE(pool.allocate(Tier::device, 5).has_value());
 }
 
-TEST(DamageFixed, ACounterOfNamesThatFellGivesNoNameTwice) {
+TEST(DamageFixed, ASerialCounterThatFellGivesNoUidTwice) {
   const PoolMemory memory = private_pool(small_geometry(12));
   BlockPool pool(memory, ProcessSlot{0});
   for (TokenId i = 0; i < 5; ++i) leave_idle(pool, Prompt(pool, counting(i * 100, 4)));
@@ -393,10 +396,10 @@ TEST(DamageFixed, ACounterOfNamesThatFellGivesNoNameTwice) {
   EXPECT_EQ(uids.size(), 6u);
 }
 
-TEST(DamageFixed, ACounterOfNamesThatRanAwayPublishesNothing) {
+TEST(DamageFixed, ASerialCounterOutOfRangePublishesNothing) {
   const PoolMemory memory = private_pool(small_geometry(12));
   BlockPool pool(memory, ProcessSlot{0});
-  memory.control().next_serial.store(kRootUid | 3);  // names like domains'
+  memory.control().next_serial.store(kRootUid | 3);  // such uids are those of domain roots
   const Prompt prompt(pool, counting(0, 8));
   const Request request = admit(pool, prompt).value();
   EXPECT_THAT(match_all(pool, prompt).blocks, IsEmpty());
@@ -404,7 +407,7 @@ TEST(DamageFixed, ACounterOfNamesThatRanAwayPublishesNothing) {
   EXPECT_EQ(pool.available(Tier::device), 11u);
 }
 
-TEST(DamageFixed, ABlockNotOursAnyMoreIsNotPublished) {
+TEST(DamageFixed, ABlockWhoseWordIsNotFillingIsNotPublished) {
   const PoolMemory memory = private_pool(small_geometry(12));
   BlockPool pool(memory, ProcessSlot{0});
   const Prompt prompt(pool, counting(0, 12));

@@ -54,7 +54,7 @@ TEST_F(Fsck, IsCleanOnASoundPool) {
   EXPECT_EQ(report.bytes_checked, 7u * 5 * sizeof(TokenId));
 }
 
-TEST_F(Fsck, FindsAHolderNobodyIsAttachedAs) {
+TEST_F(Fsck, FindsAHolderBitOfAnEmptySlot) {
   descriptor(2).word.fetch_or(holder_bit(ProcessSlot{9}));
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 is held by slots nobody")));
 }
@@ -84,7 +84,7 @@ TEST_F(Fsck, FindsAFillingBlockWithoutExactlyOneHolder) {
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 4 is being filled by 2")));
 }
 
-TEST_F(Fsck, FindsANullBlockThatIsToBeHad) {
+TEST_F(Fsck, FindsANullBlockMarkedFree) {
   set_word(0, BlockState::free, 0);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("null block")));
 }
@@ -102,7 +102,7 @@ TEST_F(Fsck, FindsEveryFlippedTokenBit) {
   EXPECT_THAT(violations(), IsEmpty());
 }
 
-TEST_F(Fsck, FindsADamagedExtraKey) {
+TEST_F(Fsck, FindsACorruptExtraKey) {
   memory.extra_key(BlockId{16})[1].fetch_xor(4);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 16 does not hash")));
   memory.extra_key(BlockId{16})[1].fetch_xor(4);
@@ -110,25 +110,25 @@ TEST_F(Fsck, FindsADamagedExtraKey) {
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 16 does not hash")));
 }
 
-TEST_F(Fsck, FindsADamagedNameAlsoInItsChild) {
+TEST_F(Fsck, FindsACorruptNameInTheBlockAndItsChild) {
   descriptor(2).hash_low.fetch_xor(1);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 "), HasSubstr("block 3 ")));
 }
 
-TEST_F(Fsck, FindsADamagedDomain) {
+TEST_F(Fsck, FindsACorruptDomain) {
   descriptor(1).domain.store(8);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 1 starts from the root of no domain"),
                                         HasSubstr("block 1 does not hash"),
                                         HasSubstr("block 2 is in domain 7, its parent in 8")));
 }
 
-TEST_F(Fsck, FindsADamagedDepthAlsoInItsChild) {
+TEST_F(Fsck, FindsACorruptDepthInTheBlockAndItsChild) {
   descriptor(2).depth.store(5);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 is at depth 5, not at 1"),
                                         HasSubstr("block 3 is at depth 2, not at 6")));
 }
 
-TEST_F(Fsck, FindsFieldsThatDoNotExistYet) {
+TEST_F(Fsck, FindsReservedFieldsThatAreNotZero) {
   descriptor(2).group.store(1);
   descriptor(16).has_extra.store(3);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 is of group 1"),
@@ -148,7 +148,7 @@ TEST_F(Fsck, FindsASerialThatDoesNotGoWithTheUid) {
   }
 }
 
-TEST_F(Fsck, ComparesTheSlotTableWithTheLiving) {
+TEST_F(Fsck, ComparesTheSlotTableWithTheKeepersOwners) {
   SlotOwners owners{};
   owners[0] = {SlotOwner::Use::used, 1};
   owners[4] = {SlotOwner::Use::used, 44};  // has not signed in yet
@@ -157,9 +157,10 @@ TEST_F(Fsck, ComparesTheSlotTableWithTheLiving) {
   EXPECT_THAT(fsck(memory, Moment::live, &owners).violations, IsEmpty());
   occupy(memory, ProcessSlot{0}, 2);
   occupy(memory, ProcessSlot{6}, 66);
-  EXPECT_THAT(fsck(memory, Moment::live, &owners).violations,
-              ElementsAre(HasSubstr("slot 0 is signed by pid 2, but is of pid 1"),
-                          HasSubstr("slot 6 is signed by pid 66, but the keeper knows no process")));
+  EXPECT_THAT(
+      fsck(memory, Moment::live, &owners).violations,
+      ElementsAre(HasSubstr("slot 0 is signed by pid 2, but is of pid 1"),
+                  HasSubstr("slot 6 is signed by pid 66, but the keeper knows no process")));
 }
 
 TEST_F(Fsck, StatesAddUp) {
@@ -168,7 +169,7 @@ TEST_F(Fsck, StatesAddUp) {
   EXPECT_EQ(report.held + report.idle, report.ready);
 }
 
-TEST_F(Fsck, FreeBlocksNobodyWouldFindAreDamageOnlyWhenNobodyWorks) {
+TEST_F(Fsck, UnlistedFreeBlocksAreViolationsOnlyInAQuiescentPool) {
   memory.bitmap(Tier::device)[0].fetch_and(~(1ull << 12));
   const FsckReport live = fsck(memory);
   EXPECT_THAT(live.violations, IsEmpty());
@@ -209,7 +210,7 @@ TEST_F(Fsck, FindsAUidOfOtherContent) {
   descriptor(3).uid.store(descriptor(5).uid.load());
   EXPECT_THAT(violations(), Contains(HasSubstr("block 3 shares uid")));
   EXPECT_THAT(violations(), Contains(HasSubstr("block 5 shares uid")))
-      << "which of the two is damaged nobody can tell";
+      << "fsck cannot tell which of the two is corrupt";
 }
 
 TEST_F(Fsck, FindsAParentThatIsAnotherBlock) {
@@ -232,7 +233,7 @@ TEST_F(Fsck, FindsAHeadAfterTheTail) {
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("host tier's release order")));
 }
 
-TEST_F(Fsck, CountsOrphansWithoutCallingThemDamage) {
+TEST_F(Fsck, CountsOrphansWithoutCallingThemViolations) {
   set_word(2, BlockState::retired, 0);
   const FsckReport report = fsck(memory);
   EXPECT_THAT(report.violations, IsEmpty());
@@ -244,7 +245,8 @@ TEST_F(Fsck, ReportsABoundedNumberOfViolations) {
   for (std::uint32_t id = 1; id < 1000; ++id)
     big.descriptors()[id].word.store(BlockWord::make(BlockState::free, 0, 1).bits);
   EXPECT_EQ(fsck(big).violations.size(), 100u);
-  EXPECT_EQ(fsck(big).violations_in_all, 2 * 999u) << "and nobody is attached";
+  EXPECT_EQ(fsck(big).violations_in_all, 2 * 999u)
+      << "each block: free but held, and held by an empty slot";
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ class WhyMissed : public ::testing::Test {
   BlockPool pool;
 };
 
-TEST_F(WhyMissed, SaysWhereBlocksAreAndWhoHoldsThem) {
+TEST_F(WhyMissed, SaysWhereBlocksAreAndWhichProcessesHoldThem) {
   const Prompt prompt(pool, counting(0, 13));
   const Request request = admit(pool, prompt).value();
   MissReport report = ask(prompt);
@@ -63,7 +63,7 @@ TEST_F(WhyMissed, TellsEvictedFromNeverSeen) {
   const Prompt prompt(pool, counting(0, 13));
   EXPECT_THAT(verdicts(prompt), Each(CacheStatus::never_seen));
   leave_idle(pool, prompt);
-  pool.release(pool.allocate(Tier::device, 5).value());  // takes the end of it
+  pool.release(pool.allocate(Tier::device, 5).value());  // evicts the prompt's last block
   const MissReport report = ask(prompt);
   EXPECT_THAT(verdicts(prompt),
               ElementsAre(CacheStatus::present, CacheStatus::present, CacheStatus::evicted));
@@ -85,14 +85,14 @@ TEST_F(WhyMissed, SaysWhatIsBeingComputed) {
   EXPECT_THAT(verdicts(prompt), Each(CacheStatus::present));
 }
 
-TEST_F(WhyMissed, WhatABlockHeldBeforeIsNotBeingComputed) {
+TEST_F(WhyMissed, AnEvictedBlocksOldContentIsNotBeingComputed) {
   const Prompt prompt(pool, counting(0, 28));
   leave_idle(pool, prompt);
   (void)pool.allocate(Tier::device, 7).value();
   EXPECT_THAT(verdicts(prompt), Each(CacheStatus::evicted));
 }
 
-TEST_F(WhyMissed, FindsItInAnotherDomain) {
+TEST_F(WhyMissed, FindsThePromptInAnotherDomain) {
   const Prompt theirs(pool, counting(0, 9), DomainId{4});
   leave_idle(pool, theirs);
   const MissReport report = ask(Prompt(pool, counting(0, 13)));
@@ -105,7 +105,8 @@ TEST_F(WhyMissed, FindsItInAnotherDomain) {
 TEST_F(WhyMissed, SaysThatACollisionIsRefused) {
   const Prompt prompt(pool, counting(0, 9)), other(pool, counting(100, 4));
   const auto block = pool.allocate(Tier::device, 1).value();
-  pool.publish(BlockPool::root({}), block, prompt.names(0, 1), other.tokens);  // under a wrong name
+  // The tokens do not hash to the name.
+  pool.publish(BlockPool::root({}), block, prompt.names(0, 1), other.tokens);
   EXPECT_THAT(verdicts(prompt), ElementsAre(CacheStatus::collision, CacheStatus::never_seen));
   EXPECT_EQ(match_all(pool, prompt).blocks.size(), 0u);
 }
@@ -113,7 +114,7 @@ TEST_F(WhyMissed, SaysThatACollisionIsRefused) {
 TEST_F(WhyMissed, SeesBlocksCutOffFromTheirParents) {
   const Prompt prompt(pool, counting(0, 13));
   leave_idle(pool, prompt);
-  // The start is lost and computed anew, under another name.
+  // The first block is lost and computed again; it gets another uid.
   const auto start =
       pool.match(Tier::device, BlockPool::root({}), prompt.names(0, 1), prompt.of_blocks(0, 1));
   descriptor(start.blocks[0].value).word.store(BlockWord::make(BlockState::free, 1, 0).bits);
@@ -135,7 +136,7 @@ TEST_F(WhyMissed, SeesThatTheIndexHasLostABlock) {
   EXPECT_EQ(ask(prompt).computed_from(), 1u);
 }
 
-TEST_F(WhyMissed, KnowsWhatWasDamaged) {
+TEST_F(WhyMissed, TellsRetiredBlocks) {
   const Prompt prompt(pool, counting(0, 13));
   leave_idle(pool, prompt);
   descriptor(2).depth.store(9);
@@ -145,7 +146,7 @@ TEST_F(WhyMissed, KnowsWhatWasDamaged) {
   EXPECT_EQ(verdicts(prompt)[1], CacheStatus::retired);
 }
 
-TEST_F(WhyMissed, SaysThatItWasMovedToTheHostTier) {
+TEST_F(WhyMissed, SaysThatABlockWasMovedToTheHostTier) {
   const Prompt prompt(pool, counting(0, 13));
   leave_idle(pool, prompt);
   std::vector<Evicted> evicted;
@@ -155,13 +156,13 @@ TEST_F(WhyMissed, SaysThatItWasMovedToTheHostTier) {
   pool.release(taken);
   const MissReport report = ask(prompt);
   EXPECT_THAT(verdicts(prompt), Each(CacheStatus::present));
-  EXPECT_FALSE(report.blocks[0].was_demoted) << "it has never left the device";
+  EXPECT_FALSE(report.blocks[0].was_demoted) << "the block has never left the device";
   EXPECT_TRUE(report.blocks[2].was_demoted);
   EXPECT_EQ(report.blocks[2].slot, 2u);
   EXPECT_GT(report.blocks[2].unix_ms, 0);
   EXPECT_EQ(report.on_host, 2u);
 
-  leave_idle(pool, prompt);  // on the device once more
+  leave_idle(pool, prompt);  // computes it on the device again
   EXPECT_FALSE(ask(prompt).blocks[2].was_demoted);
   pool.release(pool.allocate(Tier::device, 7).value());
   pool.release(pool.allocate(Tier::host, 4).value());

@@ -57,10 +57,11 @@ TEST(PoolReport, ListsEveryBlockButTheNullBlock) {
   EXPECT_EQ(blocks[1].depth, 1u);
   EXPECT_EQ(blocks[1].domain, DomainId{3});
   EXPECT_EQ(blocks[1].parent_uid, blocks[0].uid);
-  EXPECT_GT(blocks[0].stamp, blocks[1].stamp) << "the end goes first";
+  EXPECT_GT(blocks[0].stamp, blocks[1].stamp)
+      << "the end of a sequence is evicted first, so its stamp is lower";
 }
 
-TEST(PoolReport, DamagedStateDoesNotGetLost) {
+TEST(PoolReport, ABlockInAnUnknownStateCountsAsRetired) {
   const PoolMemory memory = private_pool(small_geometry(4));
   memory.descriptors()[2].word.store(BlockWord::make(BlockState(6), 0, 0).bits);
   EXPECT_EQ(report_pool(memory).tiers[0].retired, 1u);

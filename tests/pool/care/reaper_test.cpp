@@ -15,7 +15,7 @@ using Ids = std::vector<std::uint32_t>;
 
 constexpr ProcessSlot kDead{0}, kAlive{1};
 
-/// Two processes; the first is going to die, which here means that nobody calls it any more.
+/// Two processes. `dead` is the one that dies: the test stops calling it and reaps its slot.
 struct Bench {
   explicit Bench(PoolGeometry geometry)
       : memory(private_pool(geometry)), dead(memory, kDead), alive(memory, kAlive) {
@@ -34,7 +34,7 @@ struct Bench {
 TEST(Reaper, FreesWhatWasBeingFilledAndKeepsWhatWasPublished) {
   Bench b(small_geometry(8, 4));
   const Prompt prompt(b.dead, counting(0, 10));
-  (void)admit(b.dead, prompt).value();  // two published, one not
+  (void)admit(b.dead, prompt).value();  // two blocks published, one not
   (void)b.dead.allocate(Tier::host, 3).value();
 
   const ReapReport report = reap(b.memory, kDead);
@@ -49,8 +49,9 @@ TEST(Reaper, FreesWhatWasBeingFilledAndKeepsWhatWasPublished) {
   EXPECT_TRUE(b.alive.allocate(Tier::host, 4).has_value());
 }
 
-/// Its kernels may have written to any block of the device: what somebody holds he has read since.
-TEST(Reaper, OfALostDeviceKeepsOnlyWhatOthersHold) {
+/// The kernels of a process that lost its device may have written to any device block. Blocks that
+/// live processes hold are kept, because those processes have already read them.
+TEST(Reaper, AfterALostDeviceOnlyBlocksThatOthersHoldAreKept) {
   Bench b(small_geometry(8, 4));
   const Prompt held(b.dead, counting(0, 4)), idle(b.dead, counting(10, 4)),
       theirs(b.alive, counting(20, 4)), both(b.alive, counting(30, 4));
@@ -76,7 +77,7 @@ TEST(Reaper, OfALostDeviceKeepsOnlyWhatOthersHold) {
   EXPECT_TRUE(b.alive.allocate(Tier::device, 5).has_value());
 }
 
-TEST(Reaper, FinishesAnEvictionThatWasCutShort) {
+TEST(Reaper, FinishesAnInterruptedEviction) {
   Bench b(small_geometry(8));
   leave_idle(b.alive, Prompt(b.alive, counting(0, 4)));  // 1
   BlockDescriptor& d = b.memory.descriptors()[1];
@@ -85,10 +86,10 @@ TEST(Reaper, FinishesAnEvictionThatWasCutShort) {
   EXPECT_EQ(fsck(b.memory).stale_hints, 1u);
   EXPECT_EQ(reap(b.memory, kDead).freed, 1u);
   EXPECT_EQ(fsck(b.memory).stale_hints, 0u);
-  EXPECT_EQ(d.uid.load(), 0u) << "an empty block has no name";
+  EXPECT_EQ(d.uid.load(), 0u) << "an empty block has no uid";
 }
 
-TEST(Reaper, LeavesTheOthersTheirHolds) {
+TEST(Reaper, LeavesOtherProcessesTheirHolderBits) {
   Bench b(small_geometry(8));
   const Prompt prompt(b.dead, counting(0, 8));
   (void)admit(b.dead, prompt).value();
@@ -150,16 +151,17 @@ TEST(Reaper, ReapingANeverUsedSlotIsHarmless) {
   b.alive.release(held);
 }
 
-TEST(Reaper, CountsTransitionsTheDeadMadeForOthers) {
-  // The dead counted the block as used; the other's release counted it as unused, and vice versa.
+TEST(Reaper, UsedCountsStayRightWhenOtherProcessesReleasedTheBlocks) {
+  // The dead process counted a block as used, and the live one's release counted it as unused; for
+  // another block it is the other way round.
   Bench b(small_geometry(8));
   const Prompt first(b.dead, counting(0, 4)), second(b.dead, counting(100, 4));
   const Request ours = admit(b.dead, first).value();
   const Request theirs = admit(b.alive, second).value();
   const PrefixHit of_theirs = match_all(b.dead, second);
   const PrefixHit of_ours = match_all(b.alive, first);
-  b.dead.release(ours.blocks);     // last holder: the other
-  b.alive.release(theirs.blocks);  // last holder: the dead
+  b.dead.release(ours.blocks);     // the live process is now the last holder
+  b.alive.release(theirs.blocks);  // the dead process is now the last holder
   EXPECT_EQ(b.alive.available(Tier::device), 5u);
   reap(b.memory, kDead);
   EXPECT_EQ(b.alive.available(Tier::device), 6u);
@@ -167,7 +169,7 @@ TEST(Reaper, CountsTransitionsTheDeadMadeForOthers) {
   EXPECT_EQ(b.alive.available(Tier::device), 7u);
 }
 
-TEST(Reaper, RepairsATransitionTheDeadDidNotGetToCount) {
+TEST(Reaper, CorrectsACountTheDeadProcessDidNotMake) {
   Bench b(small_geometry(8));
   (void)b.dead.allocate(Tier::device, 3).value();
   b.dead.counters().used[0].fetch_sub(1);  // killed between the word and the counter
@@ -188,7 +190,7 @@ TEST(Reaper, RestoresLostFreeHints) {
   EXPECT_FALSE(b.memory.bitmap(Tier::device)[0].load() & 1) << "the null block";
 }
 
-TEST(Reaper, FindsIdleBlocksAKilledEvictorPassed) {
+TEST(Reaper, IdleBlocksThatAKilledEvictorPassedAreFound) {
   Bench b(small_geometry(8));
   for (TokenId i = 0; i < 7; ++i) leave_idle(b.alive, Prompt(b.alive, counting(100 * i, 4)));
   TierControl& control = b.memory.control().tiers[0];

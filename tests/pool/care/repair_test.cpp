@@ -17,7 +17,8 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using Ids = std::vector<std::uint32_t>;
 
-/// A pool in use by slot 0, which the keeper knows: 1 2 3 held, 4 filling, 5 6 idle.
+/// A pool that slot 0 uses, as the keeper's table says. Blocks 1 to 3 are held, 4 is filling, 5 and
+/// 6 are idle.
 class Repair : public ::testing::Test {
  protected:
   Repair() : memory(private_pool(small_geometry(16, 8))), pool(memory, ProcessSlot{0}) {
@@ -36,7 +37,7 @@ class Repair : public ::testing::Test {
     return fsck(memory, Moment::quiescent, &owners).violations;
   }
   RepairReport mend() { return repair(memory, owners); }
-  /// Every block of the tier that is not retired can be had.
+  /// Releases all, and checks that every block that is not retired can be allocated.
   void expect_all_there() {
     pool.release(held.blocks);
     for (const Tier tier : {Tier::device, Tier::host}) {
@@ -65,7 +66,7 @@ TEST_F(Repair, RetiresBlocksWithImpossibleWords) {
   set_word(10, BlockState::free, 1);
   set_word(11, BlockState(6), 0);
   set_word(12, BlockState::filling, 0);
-  set_word(4, BlockState::free, 1);  // ours, unpublished
+  set_word(4, BlockState::free, 1);  // held by this process, unpublished
   EXPECT_EQ(mend().retired, 4u);
   for (const std::uint32_t id : {4u, 10u, 11u, 12u}) {
     EXPECT_EQ(word(id).state(), BlockState::retired);
@@ -76,7 +77,7 @@ TEST_F(Repair, RetiresBlocksWithImpossibleWords) {
   expect_all_there();
 }
 
-TEST_F(Repair, RetiresBlocksWithDamagedNamesAlsoWhileTheyAreHeld) {
+TEST_F(Repair, RetiresBlocksWithCorruptNamesEvenWhileTheyAreHeld) {
   const Prompt first(pool, counting(0, 14)), second(pool, counting(500, 8));
   memory.token_row(BlockId{2})[0].fetch_xor(1);
   descriptor(6).depth.store(7);
@@ -92,7 +93,7 @@ TEST_F(Repair, RetiresBlocksWithDamagedNamesAlsoWhileTheyAreHeld) {
   expect_all_there();
 }
 
-TEST_F(Repair, ARetiredBlockIsNotFoundEvenIfItsWordIsDamagedAgain) {
+TEST_F(Repair, ARetiredBlockIsNotFoundEvenIfItsWordIsCorruptedAgain) {
   const Prompt prompt(pool, counting(500, 8));
   descriptor(5).depth.store(7);
   mend();
@@ -116,13 +117,13 @@ TEST_F(Repair, RebuildsALostIndex) {
   pool.release(hit.blocks);
 }
 
-TEST_F(Repair, DropsDanglingDoubleAndWildHints) {
+TEST_F(Repair, DropsStaleDoubleAndOutOfRangeHints) {
   const Hash128 name{descriptor(5).hash_low.load(), descriptor(5).hash_high.load()};
   IndexBucket& bucket = memory.index()[name.low & (memory.layout().index_buckets - 1)];
   const std::uint64_t tag = name.high & 0xffffffff00000000ull;
-  bucket.way[5].store(tag | 5);        // once more
-  bucket.way[6].store(tag | 9);        // free
-  bucket.way[7].store(tag | 999'999);  // beyond
+  bucket.way[5].store(tag | 5);        // a second hint
+  bucket.way[6].store(tag | 9);        // a free block
+  bucket.way[7].store(tag | 999'999);  // beyond the pool
   const FsckReport report = fsck(memory);
   EXPECT_THAT(report.violations, ::testing::UnorderedElementsAre(HasSubstr("two hints"),
                                                                  HasSubstr("beyond the pool")));
@@ -144,14 +145,14 @@ TEST_F(Repair, ListsLostFreeBlocksAndCutsBitsBeyondTheEnd) {
   expect_all_there();
 }
 
-TEST_F(Repair, PutsBlocksWithStampsFromTheFutureBack) {
+TEST_F(Repair, RestampsBlocksWithStampsFromTheFuture) {
   descriptor(5).stamp.store(1ull << 50);
   EXPECT_EQ(mend().restamped, 1u);
   EXPECT_THAT(violations(), IsEmpty());
   expect_all_there();
 }
 
-TEST_F(Repair, SetsRunawayCountersRight) {
+TEST_F(Repair, CorrectsCountersOutOfRange) {
   TierControl& order = memory.control().tiers[0];
   const std::uint64_t tail = order.tail.load(), one = 1;
   for (const std::uint64_t wild : {tail ^ 2, tail | one << 60, tail | one << 63}) {
@@ -168,7 +169,7 @@ TEST_F(Repair, SetsRunawayCountersRight) {
     EXPECT_THAT(violations(), IsEmpty());
     EXPECT_EQ(memory.control().next_serial.load(), 6u);
   }
-  EXPECT_EQ(fsck(memory).ready, 5u) << "nobody suffered for it";
+  EXPECT_EQ(fsck(memory).ready, 5u) << "no block was retired";
   expect_all_there();
 }
 
@@ -180,7 +181,7 @@ TEST_F(Repair, CountsUsedBlocksAnew) {
   expect_all_there();
 }
 
-TEST_F(Repair, EndsHoldsOfSlotsNobodyHas) {
+TEST_F(Repair, ClearsHolderBitsOfEmptySlots) {
   descriptor(5).word.fetch_or(holder_bit(ProcessSlot{9}) | 1ull << 31 | 1ull << 35);
   set_word(10, BlockState::filling, holder_bit(ProcessSlot{9}));
   const RepairReport report = mend();
@@ -192,7 +193,7 @@ TEST_F(Repair, EndsHoldsOfSlotsNobodyHas) {
   expect_all_there();
 }
 
-TEST_F(Repair, LeavesTheDeadToTheReaper) {
+TEST_F(Repair, LeavesUnsweptSlotsToTheReaper) {
   owners[3] = {SlotOwner::Use::unswept, 0};
   occupy(memory, ProcessSlot{3}, 77);
   descriptor(5).word.fetch_or(holder_bit(ProcessSlot{3}));
@@ -201,7 +202,7 @@ TEST_F(Repair, LeavesTheDeadToTheReaper) {
   reap(memory, ProcessSlot{3});
 }
 
-TEST_F(Repair, SignsTheSlotTableAsTheKeeperKnowsIt) {
+TEST_F(Repair, CorrectsTheSlotTableFromTheKeepersOwners) {
   occupy(memory, ProcessSlot{7}, 4711);
   occupy(memory, ProcessSlot{0}, 5);
   EXPECT_THAT(violations(),
@@ -212,14 +213,14 @@ TEST_F(Repair, SignsTheSlotTableAsTheKeeperKnowsIt) {
   EXPECT_THAT(violations(), IsEmpty());
 }
 
-TEST_F(Repair, SetsTheNullBlockAside) {
+TEST_F(Repair, RetiresTheNullBlock) {
   set_word(0, BlockState::ready, 0);
   mend();
   EXPECT_THAT(violations(), IsEmpty());
   EXPECT_EQ(word(0).state(), BlockState::retired);
 }
 
-/// Killed at a random moment, it is simply run again.
+/// A repair that was killed at any moment is simply run again.
 TEST_F(Repair, MayBeKilledAnywhere) {
   if (kUnderThreadSanitizer) GTEST_SKIP() << "forks";
   for (int round = 0; round < 60; ++round) {

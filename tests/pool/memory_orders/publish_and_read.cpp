@@ -1,5 +1,5 @@
-// Two processes played by two threads that share nothing but the pool: one publishes prompts, the
-// other finds them and reads their bytes as plain memory.
+// Two threads in place of two processes. They share nothing but the pool: one publishes prompts,
+// the other finds them and reads their bytes as plain memory.
 
 #include <cstdio>
 #include <thread>
@@ -14,7 +14,7 @@ namespace {
 constexpr TokenId kPrompts = 200;
 constexpr std::size_t kBlocks = 4;  // per prompt
 
-/// The i-th prompt, to whoever asks.
+/// The i-th prompt; both threads make the same one.
 Prompt prompt_number(const BlockPool& pool, TokenId i) {
   return Prompt(pool, counting(1000 * i, kBlocks * pool.tokens_per_block()));
 }
@@ -29,7 +29,8 @@ void publish_all(const PoolMemory& memory) {
   }
 }
 
-/// Waits for each prompt by asking again: anything else would order what is to be found unordered.
+/// Waits for each prompt by matching again. A lock or a condition variable would order the threads,
+/// and ThreadSanitizer could not see a missing order in the pool.
 std::size_t read_all(const PoolMemory& memory) {
   BlockPool pool(memory, ProcessSlot{1});
   std::size_t wrong = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// What the pool's sources include of the standard library and mentions memory orders: read before
-// these change their meaning, so that only the pool's own are weakened.
+// The standard headers that name memory orders and that the pool's sources include. They are
+// included before the macros redefine the orders, so that only the pool's own uses are weakened.
 
 #include <atomic>
 #include <functional>

@@ -1,6 +1,6 @@
 #pragma once
-// Put in front of every source: whoever finds something need not see what was written before it was
-// published.
+// Included in front of every source. Turns acquire into relaxed: a process that finds a published
+// block need not see the bytes that were written before.
 
 #include "tests/pool/memory_orders/standard_headers.hpp"
 

@@ -1,6 +1,6 @@
 #pragma once
-// Put in front of every source: whoever publishes something promises nothing about what it wrote
-// before.
+// Included in front of every source. Turns release into relaxed: a process that publishes a block
+// does not order the bytes it wrote before.
 
 #include "tests/pool/memory_orders/standard_headers.hpp"
 
