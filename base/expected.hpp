@@ -57,5 +57,9 @@ template <class T>
 tl::unexpected<Error> forward_error(Expected<T>& failed) {
   return tl::unexpected<Error>(std::move(failed.error()));
 }
+template <class T>
+tl::unexpected<Error> forward_error(const Expected<T>& failed) {
+  return tl::unexpected<Error>(failed.error());
+}
 
 }  // namespace kvhive

@@ -26,6 +26,8 @@ inline constexpr BlockId kNullBlock{0};
 using SeqId = StrongId<struct SeqIdTag, std::uint64_t>;
 /// 0..30, a bit of a holder mask.
 using ProcessSlot = StrongId<struct ProcessSlotTag, std::uint32_t>;
+/// Slots of a pool: a bit each in a block's word.
+inline constexpr std::uint32_t kMaxProcesses = 31;
 /// Who may share with whom; the operator says who is in which (options sharing and domains).
 using DomainId = StrongId<struct DomainIdTag, std::uint16_t>;
 

@@ -21,6 +21,7 @@ static_assert(int(ErrorCode::pool_exhausted) == int(Errc::pool_exhausted));
 static_assert(int(ErrorCode::not_running) == int(Errc::not_running));
 static_assert(int(ErrorCode::os_error) == int(Errc::os_error));
 static_assert(int(Finish::error) == int(FinishReason::error));
+static_assert(kDefaultChannelBytes == kUsualChannelBytes);
 
 ClientError public_error(const Error& error) { return {ErrorCode(int(error.code)), error.text}; }
 
@@ -120,7 +121,7 @@ Client::~Client() = default;
 
 Result<Client> Client::connect(const ClientOptions& options) {
   auto connection =
-      Connection::open(options.socket, options.engine.value_or(kNoEngine),
+      Connection::open(options.socket, options.engine.value_or(kAnyEngine),
                        options.channel_bytes == 0 ? kDefaultChannelBytes : options.channel_bytes,
                        poll_timeout(options.connect_timeout));
   if (!connection) return public_error(connection.error());

@@ -13,7 +13,7 @@ namespace kvhive {
 struct Connection {
   /// Says hello to the daemon and maps the channel that it grants.
   /// \param socket_path  empty = default_socket()
-  /// \param engine  the number of the engine that shall serve the channel; kNoEngine = any
+  /// \param engine  the number of the engine that shall serve the channel; kAnyEngine = any
   /// \param timeout_ms  how long a stopped or overloaded daemon is waited for
   [[nodiscard]] static Expected<Connection> open(const std::string& socket_path,
                                                  std::uint32_t engine, std::size_t channel_bytes,

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "base/byte_size.hpp"
+#include "base/ids.hpp"
 
 namespace kvhive {
 namespace {
@@ -173,7 +174,7 @@ constexpr OptionField kFields[] = {
     {.name = "engines",
      .type = kValue<&Options::engines>,
      .help = "engine processes that share the pool",
-     .range = {1, 31}},
+     .range = {1, kMaxProcesses}},
     {.name = "threads",
      .type = kValue<&Options::threads>,
      .help = "compute threads of each engine",

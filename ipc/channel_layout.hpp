@@ -32,6 +32,8 @@ inline constexpr std::uint32_t kMostTakeovers = 3;
 inline constexpr std::uint32_t kNoEngine = ~0u;
 inline constexpr std::size_t kLeastChannelBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kMostChannelBytes = std::size_t{1} << 30;
+/// What the client library asks for unless its user says otherwise.
+inline constexpr std::size_t kUsualChannelBytes = std::size_t{2} << 20;
 
 enum class SlotState : std::uint32_t {
   vacant = 0,     ///< empty; the client may fill it

@@ -72,7 +72,7 @@ class ClientChannel {
   };
 
   ClientChannel(MappedMemory memory, UniqueFd doorbell);
-  Expected<Open> reserve(const ChannelRequest& request);
+  [[nodiscard]] Expected<Open> reserve(const ChannelRequest& request);
   std::optional<ChannelRange> take(std::size_t bytes);
   void give_back(const Open& open);
   void put(const ChannelRange& range);

@@ -64,9 +64,9 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   EngineChannel(std::uint64_t id, std::uint32_t engine, std::span<std::byte> memory,
                 UniqueFd doorbell);
 
-  Expected<TakenRequest> take(std::uint32_t slot, std::size_t& room);
+  [[nodiscard]] Expected<TakenRequest> take(std::uint32_t slot, std::size_t& room);
   std::optional<RequestStats> earlier_admission(std::uint32_t slot) const;
-  Expected<void> check(const RequestBody& body) const;
+  [[nodiscard]] Expected<void> check(const RequestBody& body) const;
   bool contains(const ChannelRange& range, std::size_t alignment) const;
   RequestSlot& slot(std::uint32_t index) const;
   void finish(RequestSlot& slot, FinishReason reason, const Error& error, std::size_t text_bytes);

@@ -5,6 +5,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -17,9 +20,26 @@ Expected<UniqueFd> pidfd_of(pid_t pid) {
   return fd;
 }
 
-bool has_fired(const UniqueFd& pidfd) {
-  pollfd poll_one{pidfd.get(), POLLIN, 0};
-  return poll(&poll_one, 1, 0) > 0;
+bool has_fired(const UniqueFd& pidfd) { return wait_for_end(pidfd, 0); }
+
+bool wait_for_end(const UniqueFd& pidfd, int timeout_ms) {
+  using std::chrono::steady_clock;
+  const auto end = steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  while (true) {
+    pollfd fd{pidfd.get(), POLLIN, 0};
+    const int ready = poll(&fd, 1, timeout_ms);
+    if (ready >= 0 || errno != EINTR) return ready > 0;
+    if (timeout_ms < 0) continue;
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(end - steady_clock::now()).count();
+    timeout_ms = static_cast<int>(std::max<std::int64_t>(0, left));
+  }
+}
+
+Expected<void> signal_by_pidfd(const UniqueFd& pidfd, int signal) {
+  if (syscall(SYS_pidfd_send_signal, pidfd.get(), signal, nullptr, 0) != 0)
+    return os_failure("pidfd_send_signal");
+  return {};
 }
 
 void kill_by_pidfd(const UniqueFd& pidfd) {

@@ -14,6 +14,11 @@ namespace kvhive {
 /// Whether the process has ended.
 bool has_fired(const UniqueFd& pidfd);
 
+/// Waits until the process has ended, at most `timeout_ms` (-1 = for ever). Returns whether it has.
+bool wait_for_end(const UniqueFd& pidfd, int timeout_ms);
+
+[[nodiscard]] Expected<void> signal_by_pidfd(const UniqueFd& pidfd, int signal);
+
 /// SIGKILL. Does nothing if `pidfd` is empty or the process has ended.
 void kill_by_pidfd(const UniqueFd& pidfd);
 

@@ -132,6 +132,14 @@ Expected<std::optional<Packet>> receive_packet(int socket) {
   return std::optional<Packet>(std::move(packet));
 }
 
+Expected<ucred> peer_credentials(int socket) {
+  ucred credentials{};
+  socklen_t size = sizeof credentials;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0)
+    return os_failure("SO_PEERCRED");
+  return credentials;
+}
+
 Error error_of(const Refused& refused) { return {refused.error, refused.reason.str()}; }
 
 Expected<UniqueFd> connect_to_daemon(const std::string& socket_path, int timeout_ms) {

@@ -4,6 +4,7 @@
 // beside it. A packet is copied into private memory once and then checked; the receiver closes the
 // connection on anything malformed.
 
+#include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/un.h>
 
@@ -73,6 +74,10 @@ template <class T>
 /// The next packet. Nothing = the peer has closed the connection. Errors: Errc::layout_mismatch =
 /// the peer speaks another version; bad_format = malformed; os_error = what the system says.
 [[nodiscard]] Expected<std::optional<Packet>> receive_packet(int socket);
+
+/// The process at the other end, as the kernel knows it: pid 0 = not visible in this PID namespace.
+/// An error must not be taken for root, whose number is 0.
+[[nodiscard]] Expected<ucred> peer_credentials(int socket);
 
 /// How long a running daemon may take for an answer that it gives at once.
 inline constexpr int kAnswerMs = 10'000;

@@ -35,20 +35,28 @@ void add_file(XXH3_state_t* state, std::span<const std::byte> file) {
 
 }  // namespace
 
-Expected<std::uint64_t> model_fingerprint(const std::filesystem::path& directory) {
-  std::vector<std::filesystem::path> files = {directory / "config.json"};
+Expected<std::vector<std::filesystem::path>> weight_files(const std::filesystem::path& directory) {
+  std::vector<std::filesystem::path> files;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, error))
-    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  std::filesystem::directory_iterator entry(directory, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error))
+    if (entry->path().extension() == ".safetensors") files.push_back(entry->path());
   if (error)
     return failure(Errc::not_found,
                    "model directory " + directory.string() + ": " + error.message());
-  std::sort(files.begin() + 1, files.end());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+Expected<std::uint64_t> model_fingerprint(const std::filesystem::path& directory) {
+  auto files = weight_files(directory);
+  if (!files) return forward_error(files);
+  files->insert(files->begin(), directory / "config.json");
 
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
                                                                               XXH3_freeState);
   XXH3_64bits_reset(state.get());
-  for (const auto& path : files) {
+  for (const auto& path : *files) {
     auto file = MappedFile::open(path);
     if (!file) return forward_error(file);
     add_file(state.get(), file->bytes());

@@ -3,10 +3,15 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <vector>
 
 #include "base/expected.hpp"
 
 namespace kvhive {
+
+/// The directory's safetensors files, in the order of their names.
+[[nodiscard]] Expected<std::vector<std::filesystem::path>> weight_files(
+    const std::filesystem::path& directory);
 
 /// Hash of config.json and of every safetensors file: its size, its header, and 4 KiB out of every
 /// 1/64 of its data (reading all of a large model would take longer than loading it). Two

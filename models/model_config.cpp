@@ -101,7 +101,7 @@ std::string names_of_architectures() {
 
 Expected<const Architecture*> read_architecture(const JsonFields& fields) {
   const auto names = fields.array("architectures");
-  if (!names) return tl::unexpected<Error>(names.error());
+  if (!names) return forward_error(names);
   if ((*names)->size() == 1 && (*names)->front().is_string()) {
     const auto name = (*names)->front().get<std::string>();
     for (const Architecture& known : kArchitectures)
@@ -187,7 +187,7 @@ void read_rope(const JsonFields& fields, FieldReader& reader, ModelConfig& confi
     return reader.fail(
         fields.wrong("rope_scaling", "what rope_parameters says, or none", Errc::unsupported));
   const auto scaling = fields.object(key);
-  if (!scaling) return reader.fail(tl::unexpected<Error>(scaling.error()));
+  if (!scaling) return reader.fail(forward_error(scaling));
   reader.take(config.rope_theta, scaling->number_or("rope_theta", config.rope_theta, 1, 1e12));
   read_neutral(*scaling, reader);  // transformers 5 has partial_rotary_factor here
   read_rope_kind(*scaling, reader, config.rope_scaling);
@@ -308,13 +308,13 @@ Expected<ModelConfig> parse_config(const nlohmann::json& object, const std::stri
 Expected<ModelConfig> load_model_config(const std::filesystem::path& directory) {
   const auto path = directory / "config.json";
   const auto object = read_json_object(path);
-  if (!object) return tl::unexpected<Error>(object.error());
+  if (!object) return forward_error(object);
   auto config = parse_config(*object, path.string());
   const auto generation_path = directory / "generation_config.json";
   if (!config || !std::filesystem::exists(generation_path)) return config;
 
   const auto generation = read_json_object(generation_path);
-  if (!generation) return tl::unexpected<Error>(generation.error());
+  if (!generation) return forward_error(generation);
   const JsonFields fields(*generation, generation_path.string());
   auto eos = read_tokens(*generation, fields, "eos_token_id", config->vocab_size);
   if (!eos) return forward_error(eos);

@@ -93,7 +93,7 @@ Expected<TensorEntry> read_entry(const nlohmann::json& value, std::span<const st
   if (!bytes) return fields.wrong("shape", "a list of sizes whose product fits 64 bits");
 
   const auto offsets = fields.array("data_offsets");
-  if (!offsets) return tl::unexpected<Error>(offsets.error());
+  if (!offsets) return forward_error(offsets);
   if ((*offsets)->size() != 2) return fields.wrong("data_offsets", "[begin, end]");
   const auto begin = unsigned_of((**offsets)[0]);
   const auto end = unsigned_of((**offsets)[1]);
@@ -187,7 +187,7 @@ Expected<std::size_t> SafetensorsDirectory::add_file(const std::filesystem::path
 
 Expected<std::size_t> SafetensorsDirectory::add_shards(const std::filesystem::path& index_path) {
   const auto index = read_json_object(index_path);
-  if (!index) return tl::unexpected<Error>(index.error());
+  if (!index) return forward_error(index);
   const auto where = index_path.string();
   if (!index->contains("weight_map") || !index->at("weight_map").is_object())
     return malformed(where, "weight_map is missing or not an object");

@@ -48,8 +48,6 @@ constexpr std::string_view to_string(BlockState state) {
   return "damaged";
 }
 
-inline constexpr std::uint32_t kMaxProcesses = 31;
-
 constexpr std::uint32_t holder_bit(ProcessSlot slot) { return 1u << slot.value; }
 
 /// A process as a block's word knows it. A pool keeps its own: shifting the bit for each block

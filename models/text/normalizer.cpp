@@ -33,10 +33,10 @@ Expected<std::size_t> Normalizer::add(const nlohmann::json& json, const std::str
   if (!json.is_object()) return failure(Errc::bad_format, where + " is not an object");
   const JsonFields fields(json, where);
   const auto type = fields.text("type");
-  if (!type) return tl::unexpected<Error>(type.error());
+  if (!type) return forward_error(type);
   if (*type == "Sequence") {
     const auto parts = fields.array("normalizers");
-    if (!parts) return tl::unexpected<Error>(parts.error());
+    if (!parts) return forward_error(parts);
     for (const auto& part : **parts)
       if (auto added = add(part, where); !added) return added;
     return steps_.size();
@@ -50,7 +50,7 @@ Expected<std::size_t> Normalizer::add(const nlohmann::json& json, const std::str
     steps_.emplace_back(Prepend{std::move(*prefix)});
   } else if (*type == "Replace") {
     const auto pattern = fields.object("pattern");
-    if (!pattern) return tl::unexpected<Error>(pattern.error());
+    if (!pattern) return forward_error(pattern);
     auto from = pattern->text("String");
     auto to = fields.text("content");
     if (!from) return forward_error(from);

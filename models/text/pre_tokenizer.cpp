@@ -23,7 +23,7 @@ Expected<std::size_t> PreTokenizer::add(const nlohmann::json& json, const std::s
   if (!json.is_object()) return failure(Errc::bad_format, where + " is not an object");
   const JsonFields fields(json, where);
   const auto type = fields.text("type");
-  if (!type) return tl::unexpected<Error>(type.error());
+  if (!type) return forward_error(type);
   if (*type == "Split") return add_split(fields);
   if (*type == "ByteLevel") return add_byte_level(fields);
   if (*type == "Digits") return add_digits(fields);
@@ -32,7 +32,7 @@ Expected<std::size_t> PreTokenizer::add(const nlohmann::json& json, const std::s
     return fields.wrong("type", "Split, ByteLevel, Digits, Metaspace or Sequence",
                         Errc::unsupported);
   const auto parts = fields.array("pretokenizers");
-  if (!parts) return tl::unexpected<Error>(parts.error());
+  if (!parts) return forward_error(parts);
   for (const auto& part : **parts)
     if (auto added = add(part, where); !added) return added;
   return steps_.size();
@@ -50,16 +50,16 @@ Expected<std::size_t> PreTokenizer::add_split(const JsonFields& fields) {
   const auto pattern = fields.object("pattern");
   const auto behavior = fields.text("behavior");
   const auto invert = fields.boolean_or("invert", false);
-  if (!pattern) return tl::unexpected<Error>(pattern.error());
-  if (!behavior) return tl::unexpected<Error>(behavior.error());
-  if (!invert) return tl::unexpected<Error>(invert.error());
+  if (!pattern) return forward_error(pattern);
+  if (!behavior) return forward_error(behavior);
+  if (!invert) return forward_error(invert);
   const bool isolated = *behavior == "Isolated";
   if (!isolated && !(*behavior == "Removed" && *invert))
     return fields.wrong("behavior", "Isolated, or Removed with invert", Errc::unsupported);
 
   const bool literal = pattern->has("String");
   const auto text = pattern->text(literal ? "String" : "Regex");
-  if (!text) return tl::unexpected<Error>(text.error());
+  if (!text) return forward_error(text);
   return add_regex(fields, *text, literal ? Regex::Syntax::literal : Regex::Syntax::pattern,
                    isolated ? Between::kept : Between::dropped);
 }
@@ -67,8 +67,8 @@ Expected<std::size_t> PreTokenizer::add_split(const JsonFields& fields) {
 Expected<std::size_t> PreTokenizer::add_byte_level(const JsonFields& fields) {
   const auto prefix_space = fields.boolean_or("add_prefix_space", true);
   const auto use_regex = fields.boolean_or("use_regex", true);
-  if (!prefix_space) return tl::unexpected<Error>(prefix_space.error());
-  if (!use_regex) return tl::unexpected<Error>(use_regex.error());
+  if (!prefix_space) return forward_error(prefix_space);
+  if (!use_regex) return forward_error(use_regex);
   if (*prefix_space) steps_.emplace_back(SpaceBefore{});
   if (!*use_regex) return steps_.size();
   return add_regex(fields, kByteLevelPattern, Regex::Syntax::pattern, Between::kept);
@@ -76,7 +76,7 @@ Expected<std::size_t> PreTokenizer::add_byte_level(const JsonFields& fields) {
 
 Expected<std::size_t> PreTokenizer::add_digits(const JsonFields& fields) {
   const auto individual = fields.boolean_or("individual_digits", false);
-  if (!individual) return tl::unexpected<Error>(individual.error());
+  if (!individual) return forward_error(individual);
   return add_regex(fields, *individual ? R"(\p{N})" : R"(\p{N}+)", Regex::Syntax::pattern,
                    Between::kept);
 }
@@ -87,10 +87,10 @@ Expected<std::size_t> PreTokenizer::add_metaspace(const JsonFields& fields) {
   const auto split = fields.boolean_or("split", true);
   const auto add_prefix = fields.boolean_or("add_prefix_space", true);  // before prepend_scheme
   if (!replacement) return forward_error(replacement);
-  if (!split) return tl::unexpected<Error>(split.error());
-  if (!add_prefix) return tl::unexpected<Error>(add_prefix.error());
+  if (!split) return forward_error(split);
+  if (!add_prefix) return forward_error(add_prefix);
   const auto scheme = fields.text_or("prepend_scheme", *add_prefix ? "always" : "never");
-  if (!scheme) return tl::unexpected<Error>(scheme.error());
+  if (!scheme) return forward_error(scheme);
   if (replacement->empty()) return fields.wrong("replacement", "a character");
 
   metaspace.replacement = std::move(*replacement);

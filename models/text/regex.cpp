@@ -65,7 +65,7 @@ struct Regex::Code {
 Expected<Regex> Regex::compile(const std::string& pattern, Syntax syntax) {
   if (syntax == Syntax::literal) return compile_pcre2(pattern, pattern, PCRE2_UTF | PCRE2_LITERAL);
   const auto translated = oniguruma_to_pcre2(pattern);
-  if (!translated) return tl::unexpected<Error>(translated.error());
+  if (!translated) return forward_error(translated);
   return compile_pcre2(pattern, *translated, PCRE2_UTF);
 }
 

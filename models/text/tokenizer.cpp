@@ -37,7 +37,7 @@ Expected<std::size_t> Tokenizer::encode_section(std::string_view text, Place pla
     const bool at_start = place == Place::start && section.text.data() == normalized.data();
     const auto pieces =
         pre_tokenizer_.cut(std::string(section.text), at_start ? Place::start : Place::later);
-    if (!pieces) return tl::unexpected<Error>(pieces.error());
+    if (!pieces) return forward_error(pieces);
     for (const auto& piece : *pieces) bpe_.encode(piece, out);
   }
   return out.size();

@@ -62,9 +62,9 @@ Expected<Tokenizer> TokenizerParser::parse() {
 TokenizerParser::Done TokenizerParser::read_model() {
   const JsonFields fields(json_, where_);
   const auto model = fields.object("model");
-  if (!model) return tl::unexpected<Error>(model.error());
+  if (!model) return forward_error(model);
   const auto type = model->text_or("type", "BPE");
-  if (!type) return tl::unexpected<Error>(type.error());
+  if (!type) return forward_error(type);
   if (*type != "BPE") return model->wrong("type", "BPE", Errc::unsupported);
   for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const auto affix = model->text_or(name, "");
@@ -76,9 +76,9 @@ TokenizerParser::Done TokenizerParser::read_model() {
   const auto byte_fallback = model->boolean_or("byte_fallback", false);
   const auto ignore_merges = model->boolean_or("ignore_merges", false);
   const auto fuse_unknown = model->boolean_or("fuse_unk", false);
-  if (!byte_fallback) return tl::unexpected<Error>(byte_fallback.error());
-  if (!ignore_merges) return tl::unexpected<Error>(ignore_merges.error());
-  if (!fuse_unknown) return tl::unexpected<Error>(fuse_unknown.error());
+  if (!byte_fallback) return forward_error(byte_fallback);
+  if (!ignore_merges) return forward_error(ignore_merges);
+  if (!fuse_unknown) return forward_error(fuse_unknown);
   byte_fallback_ = *byte_fallback;
   tokenizer_.bpe_.ignore_merges = *ignore_merges;
   tokenizer_.bpe_.fuse_unknown = *fuse_unknown;
@@ -108,13 +108,13 @@ void TokenizerParser::set_token(TokenId id, std::string bytes) {
 
 TokenizerParser::Done TokenizerParser::read_vocabulary(const JsonFields& model) {
   const auto object = model.object("vocab");
-  if (!object) return tl::unexpected<Error>(object.error());
+  if (!object) return forward_error(object);
   const auto& vocab = object->json();
   auto& bpe = tokenizer_.bpe_;
   bpe.vocabulary.reserve(vocab.size());
   for (const auto& [spelling, value] : vocab.items()) {
     const auto id = object->integer(spelling, 0, kLargestId);
-    if (!id) return tl::unexpected<Error>(id.error());
+    if (!id) return forward_error(id);
     const auto token = static_cast<TokenId>(*id);
     if (!tokenizer_.token_bytes(token).empty())
       return wrong("model: vocab: " + shown(spelling), value, "an id that no other token has");
@@ -153,7 +153,7 @@ Expected<Merge> TokenizerParser::read_merge(const nlohmann::json& json, std::uin
 
 TokenizerParser::Done TokenizerParser::read_merges(const JsonFields& model) {
   const auto list = model.array("merges");
-  if (!list) return tl::unexpected<Error>(list.error());
+  if (!list) return forward_error(list);
   auto& merges = tokenizer_.bpe_.merges;
   merges.reserve((*list)->size());
   for (std::uint32_t rank = 0; rank < (*list)->size(); ++rank) {
@@ -169,7 +169,7 @@ TokenizerParser::Done TokenizerParser::read_merges(const JsonFields& model) {
 
 TokenizerParser::Done TokenizerParser::read_unknown(const JsonFields& model) {
   const auto spelling = model.text_or("unk_token", "");
-  if (!spelling) return tl::unexpected<Error>(spelling.error());
+  if (!spelling) return forward_error(spelling);
   if (spelling->empty()) return Done{};
   const auto found = tokenizer_.bpe_.vocabulary.find(*spelling);
   if (found == tokenizer_.bpe_.vocabulary.end())
@@ -206,7 +206,7 @@ TokenizerParser::Done TokenizerParser::read_added_token(const nlohmann::json& js
   const JsonFields fields(json, where_ + ": added_tokens");
   const auto id = fields.integer("id", 0, kLargestId);
   auto content = fields.text("content");
-  if (!id) return tl::unexpected<Error>(id.error());
+  if (!id) return forward_error(id);
   if (!content) return forward_error(content);
   AddedToken token{static_cast<TokenId>(*id), std::move(*content)};
   bool single_word = false;
@@ -217,7 +217,7 @@ TokenizerParser::Done TokenizerParser::read_added_token(const nlohmann::json& js
                                                  {"single_word", &single_word}};
   for (const auto& [name, flag] : flags) {
     const auto value = fields.boolean_or(name, false);
-    if (!value) return tl::unexpected<Error>(value.error());
+    if (!value) return forward_error(value);
     *flag = *value;
   }
   if (single_word) return fields.wrong("single_word", "false", Errc::unsupported);
@@ -243,7 +243,7 @@ TokenizerParser::Done TokenizerParser::read_added_tokens() {
 Expected<Tokenizer> load_tokenizer(const std::filesystem::path& directory) {
   const auto path = directory / "tokenizer.json";
   const auto json = read_json_object(path);
-  if (!json) return tl::unexpected<Error>(json.error());
+  if (!json) return forward_error(json);
   return parse_tokenizer(*json, path.string());
 }
 

@@ -54,7 +54,7 @@ TokenizerParser::Done TokenizerParser::read_decoder_step(const nlohmann::json& j
                  "ByteLevel, Metaspace or a Sequence of Replace, ByteFallback, Fuse and Strip",
                  Errc::unsupported);
   const auto steps = step.array("decoders");
-  if (!steps) return tl::unexpected<Error>(steps.error());
+  if (!steps) return forward_error(steps);
   for (const auto& part : **steps)
     if (auto done = read_decoder_step(part); !done) return done;
   return Done{};
@@ -71,10 +71,10 @@ TokenizerParser::Done TokenizerParser::read_replace(const nlohmann::json& replac
 TokenizerParser::Done TokenizerParser::read_metaspace(const JsonFields& step) {
   const auto replacement = step.text("replacement");
   const auto add_prefix = step.boolean_or("add_prefix_space", true);
-  if (!replacement) return tl::unexpected<Error>(replacement.error());
-  if (!add_prefix) return tl::unexpected<Error>(add_prefix.error());
+  if (!replacement) return forward_error(replacement);
+  if (!add_prefix) return forward_error(add_prefix);
   const auto scheme = step.text_or("prepend_scheme", *add_prefix ? "always" : "never");
-  if (!scheme) return tl::unexpected<Error>(scheme.error());
+  if (!scheme) return forward_error(scheme);
   tokenizer_.strip_leading_space_ = *scheme != "never";
   return read_replace(
       {{"type", "Replace"}, {"pattern", {{"String", *replacement}}}, {"content", " "}});
@@ -89,13 +89,13 @@ TokenizerParser::Done TokenizerParser::read_post_step(const nlohmann::json& json
   if (!json.is_object()) return wrong("post_processor", json, "an object");
   const JsonFields step(json, where_ + ": post_processor");
   const auto type = step.text("type");
-  if (!type) return tl::unexpected<Error>(type.error());
+  if (!type) return forward_error(type);
   if (*type == "ByteLevel") return Done{};  // moves offsets only
   if (*type == "TemplateProcessing") return read_template(step);
   if (*type != "Sequence")
     return step.wrong("type", "TemplateProcessing, ByteLevel or Sequence", Errc::unsupported);
   const auto parts = step.array("processors");
-  if (!parts) return tl::unexpected<Error>(parts.error());
+  if (!parts) return forward_error(parts);
   for (const auto& part : **parts)
     if (auto done = read_post_step(part); !done) return done;
   return Done{};
@@ -104,8 +104,8 @@ TokenizerParser::Done TokenizerParser::read_post_step(const nlohmann::json& json
 TokenizerParser::Done TokenizerParser::read_template(const JsonFields& step) {
   const auto single = step.array("single");
   const auto special_tokens = step.object("special_tokens");
-  if (!single) return tl::unexpected<Error>(single.error());
-  if (!special_tokens) return tl::unexpected<Error>(special_tokens.error());
+  if (!single) return forward_error(single);
+  if (!special_tokens) return forward_error(special_tokens);
   bool behind_text = false;
   for (const auto& part : **single) {
     const bool is_text = part.is_object() && part.contains("Sequence");

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/byte_size.hpp"
+#include "ipc/generation.hpp"
 #include "kvhive/client.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/prompt.hpp"
@@ -72,8 +73,7 @@ Expected<GenerateRequest> request_of(GenerateFlags& flags) {
   request.prompt_tokens = std::move(prompt->tokens);
   if (flags.max_tokens < 1 || flags.max_tokens > 10'000'000)
     return bad_value("--max-tokens", flags.max_tokens, "ask for at least 1, at most 10000000");
-  constexpr int kMostLogprobs = 20;
-  if (flags.logprobs < 0 || flags.logprobs > kMostLogprobs)
+  if (flags.logprobs < 0 || flags.logprobs > int{kMostLogprobs})
     return bad_value("--logprobs", flags.logprobs, "use 0.." + std::to_string(kMostLogprobs));
   request.max_tokens = static_cast<std::uint32_t>(flags.max_tokens);
   request.logprobs = static_cast<std::uint32_t>(flags.logprobs);
@@ -154,7 +154,7 @@ Expected<void> generate(GenerateFlags& flags) {
   auto request = request_of(flags);
   if (!request) return forward_error(request);
   const auto options = client_options(flags, *request);
-  if (!options) return tl::unexpected(options.error());
+  if (!options) return forward_error(options);
   auto client = Client::connect(*options);
   if (!client) return as_failure(client.error());
 

@@ -45,9 +45,12 @@ Expected<Json> account_of(const Inspector& inspector, const PoolReport& report) 
   return status;
 }
 
-const ProcessReport* find_process(const PoolReport& report, std::uint32_t pid) {
+/// By the slot, not the pid: a guest in a PID namespace of its own has another number there, which
+/// the keeper does not know.
+const ProcessReport* find_process(const PoolReport& report, const Json& slot) {
+  if (!slot.is_number()) return nullptr;
   const auto found = std::find_if(report.processes.begin(), report.processes.end(),
-                                  [pid](const ProcessReport& p) { return p.pid == pid; });
+                                  [&](const ProcessReport& p) { return slot == p.slot; });
   return found != report.processes.end() ? &*found : nullptr;
 }
 
@@ -95,7 +98,7 @@ std::string process_table(const Json& status, const PoolReport& report) {
   if (status.contains("steward")) table.add("steward", status["steward"]);
   if (status.contains("gpu_memory")) table.add("GPU memory", status["gpu_memory"]);
   for (const Json& engine : status["engines"])
-    table.add_engine(engine, find_process(report, engine["pid"].get<std::uint32_t>()));
+    table.add_engine(engine, find_process(report, engine.value("slot", Json())));
   for (const Json& client : status["clients"])
     table.add(client["engine"].is_null()
                   ? "client of no engine yet"

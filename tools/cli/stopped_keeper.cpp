@@ -1,12 +1,13 @@
 #include "tools/cli/stopped_keeper.hpp"
 
 #include <fcntl.h>
-#include <sys/socket.h>
 
 #include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+
+#include "ipc/protocol.hpp"
 
 namespace kvhive {
 namespace {
@@ -39,9 +40,8 @@ std::optional<std::string> listening_inode(const std::string& path) {
 }  // namespace
 
 pid_t peer_of(int socket) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 ? peer.pid : 0;
+  const auto peer = peer_credentials(socket);
+  return peer ? peer->pid : 0;
 }
 
 std::optional<pid_t> listener_on(const std::string& path) {

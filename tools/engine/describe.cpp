@@ -18,10 +18,15 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::size_t weight_bytes(const std::filesystem::path& directory) {
+Expected<std::size_t> weight_bytes(const std::filesystem::path& directory) {
+  auto files = weight_files(directory);
+  if (!files) return forward_error(files);
   std::size_t bytes = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(directory))
-    if (entry.path().extension() == ".safetensors") bytes += entry.file_size();
+  for (const auto& file : *files) {
+    std::error_code error;
+    bytes += std::filesystem::file_size(file, error);
+    if (error) return failure(Errc::not_found, file.string() + ": " + error.message());
+  }
   return bytes;
 }
 
@@ -56,7 +61,9 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
   if (!choice) return forward_error(choice);
   auto fingerprint = model_fingerprint(options.model);
   if (!fingerprint) return forward_error(fingerprint);
-  std::size_t peak = 0, weights = weight_bytes(options.model);
+  const auto file_bytes = weight_bytes(options.model);
+  if (!file_bytes) return forward_error(file_bytes);
+  std::size_t peak = 0, weights = *file_bytes;
   Json gpu = nullptr;
   if (Device* const device = choice->device.get(); device != nullptr) {
     auto figures = gpu_figures(*device, options, config);

@@ -184,8 +184,11 @@ void Engine::run() {
 
 void Engine::on_keeper() {
   auto packet = receive_packet(socket_.get());
-  if (!packet || !*packet)
-    _exit(0);  // the keeper is gone, and with it the pool: there is nothing to tidy up
+  if (!packet) {
+    spdlog::error("from the keeper: {}", packet.error().text);
+    _exit(1);  // the keeper starts another engine
+  }
+  if (!*packet) _exit(0);  // the keeper is gone, and with it the pool: there is nothing to tidy up
   if (const auto order = (*packet)->as<ChannelClose>()) return port_->close(order->channel);
   if ((*packet)->is(MessageType::reopen_log)) return reopen_log_or_say_why();
   if (const auto order = (*packet)->as<ChannelOpen>()) open_channel(*order, **packet);

@@ -34,11 +34,11 @@ class EngineLine {
 /// The key is the engine's socket.
 class EngineSockets : public EngineLine {
  public:
-  Expected<void> open(EngineKey engine, const ChannelOpen& message,
-                      const std::vector<int>& fds) override {
+  [[nodiscard]] Expected<void> open(EngineKey engine, const ChannelOpen& message,
+                                    const std::vector<int>& fds) override {
     return send_packet(engine, message, fds);
   }
-  Expected<void> close(EngineKey engine, const ChannelClose& message) override {
+  [[nodiscard]] Expected<void> close(EngineKey engine, const ChannelClose& message) override {
     return send_packet(engine, message);
   }
 };

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +10,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+
+#include "ipc/pidfd.hpp"
 
 namespace kvhive {
 namespace {
@@ -71,13 +72,13 @@ Expected<void> start_child(Child& child, const Streams& streams) {
     if (streams.err >= 0) dup2(streams.err, STDERR_FILENO);
     execute(child.program, child.flags);
   }
-  child.pidfd = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-  if (!child.pidfd) {  // out of descriptors: what cannot be watched must not run
-    const auto failed = os_failure("pidfd_open");
+  auto pidfd = pidfd_of(pid);
+  if (!pidfd) {  // out of descriptors: a process that cannot be watched must not run
     kill(pid, SIGKILL);
     waitpid(pid, nullptr, 0);
-    return failed;
+    return forward_error(pidfd);
   }
+  child.pidfd = std::move(*pidfd);
   child.pid = pid;
   return {};
 }

@@ -26,14 +26,6 @@ UniqueFd accept_next(int listener) {
   return UniqueFd{accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
 }
 
-/// Pid and uid of the process at the other end, as the kernel knows them.
-ucred credentials_of(int socket) {
-  ucred credentials{};
-  socklen_t size = sizeof credentials;
-  getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size);
-  return credentials;
-}
-
 void send_refusal(int socket, const Error& error) {
   // An error here means that the peer has closed the connection; there is nobody left to tell.
   (void)send_packet(socket, Refused{error.code, FixedText<512>(error.text)});
@@ -66,12 +58,13 @@ void Connections::accept(int listener) {
     reserve_ = open_reserve();
   }
   if (!socket) return;
-  const ucred credentials = credentials_of(socket.get());
+  const auto credentials = peer_credentials(socket.get());
+  if (!credentials) return send_refusal(socket.get(), credentials.error());
   const int fd = socket.get();
   Peer peer;
   peer.socket = std::move(socket);
-  peer.pid = credentials.pid;
-  peer.uid = credentials.uid;
+  peer.pid = credentials->pid;
+  peer.uid = credentials->uid;
   if (!has_room_for(peer)) return refuse_for_want_of_descriptors(std::move(peer.socket));
   tables_.peers.emplace(fd, std::move(peer));
   loop_.watch(fd, [this, fd] { receive(fd); });

@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "config/domain_rules.hpp"
+#include "ipc/protocol.hpp"
 
 namespace kvhive {
 namespace {
@@ -44,13 +45,11 @@ tl::unexpected<Error> unknown(const std::string& member, const std::string& doma
 }  // namespace
 
 PeerIdentity PeerIdentity::of_socket(int socket) {
-  ucred credentials{};
-  socklen_t size = sizeof credentials;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0)
-    return {std::numeric_limits<uid_t>::max(), {}};
-  PeerIdentity identity{credentials.uid, {credentials.gid}};
+  const auto credentials = peer_credentials(socket);
+  if (!credentials) return {std::numeric_limits<uid_t>::max(), {}};
+  PeerIdentity identity{credentials->uid, {credentials->gid}};
   std::vector<gid_t> more(64);
-  size = static_cast<socklen_t>(more.size() * sizeof(gid_t));
+  auto size = static_cast<socklen_t>(more.size() * sizeof(gid_t));
   int status = getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, more.data(), &size);
   if (status != 0 && errno == ERANGE) {  // `size` says how much room it takes
     more.resize(size / sizeof(gid_t));

@@ -15,6 +15,7 @@
 #include "base/log.hpp"
 #include "config/process_limits.hpp"
 #include "ipc/channel_layout.hpp"
+#include "ipc/pidfd.hpp"
 #include "tools/keeper/status.hpp"
 #include "tools/keeper/steward_orders.hpp"
 #include "tools/keeper/welcome.hpp"
@@ -52,8 +53,9 @@ Expected<void> check_quota(const Options& options) {
   if (bytes == 0 || (bytes >= kLeastChannelBytes && bytes <= most)) return {};
   return failure(Errc::bad_argument, "channel-bytes-per-domain: '" + std::to_string(bytes) +
                                          "' must be 0, or " + format_bytes(kLeastChannelBytes) +
-                                         " to " + format_bytes(most) +
-                                         "; a client asks for 16 MiB unless told otherwise");
+                                         " to " + format_bytes(most) + "; a client asks for " +
+                                         format_bytes(kUsualChannelBytes) +
+                                         " unless told otherwise");
 }
 
 ChannelQuota quota_of(const Options& options) {
@@ -207,8 +209,7 @@ void Keeper::end_guests() {
   for (const auto& [socket, peer] : tables_.peers) {
     if (!tables_.is_guest(peer)) continue;
     connections_.fence(peer);
-    pollfd gone{peer.pidfd.get(), POLLIN, 0};
-    if (peer.pid != 0 && peer.pidfd) poll(&gone, 1, -1);
+    if (peer.pid != 0 && peer.pidfd) wait_for_end(peer.pidfd, -1);
   }
 }
 

@@ -1,7 +1,6 @@
 // kvhive-steward: formats the pool once, then returns what dead processes held. It keeps nothing of
 // its own, so restarting it costs nothing: the keeper tells the next one what is left to sweep.
 
-#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -90,14 +89,6 @@ class Steward {
   PoolMemory memory_;
 };
 
-/// A dying process closes its descriptors one by one: the connection to us may be gone while it
-/// still listens.
-void wait_for_end(const UniqueFd& pidfd) {
-  pollfd gone{pidfd.get(), POLLIN, 0};
-  while (poll(&gone, 1, -1) < 0 && errno == EINTR) {
-  }
-}
-
 Expected<int> run(int argc, char** argv) {
   CommandLine app("kvhive-steward",
                   "kvhive-steward: formats the pool and frees what dead processes held. kvhived "
@@ -126,7 +117,9 @@ Expected<int> run(int argc, char** argv) {
     spdlog::error("{}", ended.error().text);
     return 1;
   }
-  if (!is_orphaned) wait_for_end(*keeper);
+  // A dying process closes its descriptors one by one: the connection may be gone while it still
+  // listens.
+  if (!is_orphaned) wait_for_end(*keeper, -1);
   const bool removed = remove_stale_socket(socket, identity);
   spdlog::warn("the keeper (pid {}) ended without stopping its children; its socket is {}",
                keeper_pid, removed ? "removed" : "gone or another daemon's");

@@ -1,7 +1,0 @@
-#include "config/options.hpp"
-
-#include <cstdlib>
-
-namespace kvhive {
-
-}  // namespace kvhive
