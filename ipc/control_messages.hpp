@@ -224,8 +224,7 @@ struct ReopenLog {
   static constexpr MessageType kType = MessageType::reopen_log;
 };
 
-// -- the maker: the child that makes a GPU's memory. These messages pass over its own socket pair
-// --
+// -- the maker: the child that makes a GPU's memory; it has a socket pair of its own --------------
 
 /// maker -> keeper: the memory is made. Carries the descriptors of the arena and of the weights.
 struct GpuMemory {
