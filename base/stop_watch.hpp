@@ -1,5 +1,5 @@
 #pragma once
-// How long something took.
+// Measures the seconds since its construction, by a monotonic clock.
 
 #include <chrono>
 
