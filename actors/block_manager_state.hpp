@@ -108,8 +108,8 @@ class BlockManagerState {
   std::unordered_map<SeqId, Sequence> sequences_;
   std::vector<SeqId> in_flight_;     ///< scheduled by the running step
   std::vector<SeqId> swapping_out_;  ///< copied to the host by the running step
-  std::vector<BlockId>
-      leaving_;  ///< blocks that the running step's copies read; finish_step() releases them
+  /// Blocks that the running step's copies read; finish_step() releases them.
+  std::vector<BlockId> leaving_;
   std::vector<Demotion> demotions_;  ///< copied by the running step
   Load load_;
   CopyPolicy copy_policy_;

@@ -14,8 +14,8 @@ class CopyPolicy {
   explicit CopyPolicy(std::uint32_t tokens_per_block) : tokens_per_block_(tokens_per_block) {}
 
   /// Learns from a step's size and times. The times of steps that only decode are not used for the
-  /// cost of a token: each sequence there computes one token and has to read the whole model for
-  /// it, while the many tokens of a prompt share one reading.
+  /// cost of a token: there, the time of reading the whole model is divided among few tokens; in a
+  /// step with a prompt, it is divided among many.
   void learn(std::size_t copied_blocks, std::size_t tokens, std::size_t sequences,
              const StepTimes& times);
 

@@ -58,8 +58,8 @@ struct NewSequence {
   SamplingParams sampling;
   std::uint32_t logprobs = 0;
   DomainId domain{};
-  bool is_counted =
-      false;  ///< an engine that died had admitted it and counted it in the statistics
+  /// An engine that died had admitted it and counted it in the statistics.
+  bool is_counted = false;
 };
 
 struct AppendedToken {
@@ -80,8 +80,8 @@ struct StepRequest {
   /// Sequences to preempt, in this order, if blocks run short.
   std::vector<SeqId> victims;
   std::uint32_t token_budget = 0;
-  std::uint32_t waiting_in_all =
-      0;  ///< number of waiting requests, also those that `waiting` leaves out; for the statistics
+  /// Number of waiting requests, also those that `waiting` leaves out; for the statistics.
+  std::uint32_t waiting_in_all = 0;
 };
 
 /// One sequence's part of a step. The model computes `tokens`, which are at positions start, start
@@ -99,8 +99,8 @@ struct ScheduledSequence {
 
 struct Admission {
   SeqId seq;
-  std::uint32_t cached_tokens =
-      0;  ///< tokens that were found in the pool or swapped in, so need not be computed
+  /// Tokens that were found in the pool or swapped in, so need not be computed.
+  std::uint32_t cached_tokens = 0;
 };
 struct Rejection {
   SeqId seq;
@@ -110,8 +110,8 @@ struct Rejection {
 /// What the block manager decided on a step request.
 struct StepOutcome {
   std::vector<Admission> admitted;
-  std::vector<SeqId>
-      preempted;  ///< in the order of their preemption; the scheduler queues them again
+  /// In the order of their preemption; the scheduler queues them again.
+  std::vector<SeqId> preempted;
   std::vector<Rejection> rejected;
   std::uint32_t scheduled_tokens = 0;
 };

@@ -1,5 +1,5 @@
 #pragma once
-// Measures the seconds since its construction, by a monotonic clock.
+// Measures the seconds since its construction, on a monotonic clock.
 
 #include <chrono>
 

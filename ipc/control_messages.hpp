@@ -92,8 +92,8 @@ struct EngineHello {
   using Welcome = EngineWelcome;
   std::uint32_t layout_hash = 0;
   std::uint32_t engine = kAnyEngine;  ///< the number that the engine asks for
-  PoolGeometry
-      geometry;  ///< of the KV that the engine computes; the keeper ignores the numbers of blocks
+  /// The geometry of the KV that the engine computes; the keeper ignores the numbers of blocks.
+  PoolGeometry geometry;
   FixedText<64> gpu;     ///< DeviceFacts::uuid; empty on the CPU
   FixedText<512> model;  ///< the model's name
 };
@@ -148,7 +148,7 @@ struct Refused {
 struct Formatted {
   static constexpr MessageType kType = MessageType::formatted;
 };
-/// keeper -> steward: take this slot's dead process out of the blocks that it held.
+/// keeper -> steward: release the blocks that this slot's dead process held.
 struct Reap {
   static constexpr MessageType kType = MessageType::reap;
   std::uint32_t slot = 0;

@@ -73,7 +73,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
   std::uint64_t id_;
   std::uint32_t engine_;
-  MappedMemory map_;  ///< owns the mapping behind memory_; empty after over()
+  MappedMemory map_;  ///< owns the mapping behind memory_; empty if over() made the channel
   std::span<std::byte> memory_;
   UniqueFd doorbell_;
   std::atomic<bool> has_news_{false};

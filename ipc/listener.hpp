@@ -56,7 +56,8 @@ class Listener {
 };
 
 /// Removes the socket of a keeper that was killed, but only if the file at `path` still has this
-/// `identity` and no process listens on it. The steward calls it. \return  whether it was removed
+/// `identity` and no process listens on it. The steward calls it.
+/// \return  whether it was removed
 bool remove_stale_socket(const std::string& path, const std::string& identity);
 
 }  // namespace kvhive

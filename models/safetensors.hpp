@@ -36,7 +36,8 @@ struct TensorEntry {
 };
 
 /// Parses and checks the bytes of a whole file. The bytes of every returned entry lie inside
-/// `file`. \param name  the file's name in error texts
+/// `file`.
+/// \param name  the file's name in error texts
 [[nodiscard]] Expected<std::map<std::string, TensorEntry>> parse_safetensors(
     std::span<const std::byte> file, const std::string& name);
 

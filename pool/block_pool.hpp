@@ -76,8 +76,8 @@ class BlockPool {
  public:
   /// \param memory  attached for reading and writing; outlives this object
   /// \param slot    used by no other process or BlockPool
-  /// \param erase   required if this process does not map the device tier, unless `scrub` is
-  /// `never`
+  /// \param erase   required if this process does not map the device tier and `scrub` is not
+  ///                `never`
   BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub = Scrub::on_domain_change,
             EraseOnDevice erase = {});
   BlockPool(const BlockPool&) = delete;
@@ -93,7 +93,7 @@ class BlockPool {
   /// \param tokens  chain.size() * tokens_per_block token ids; a candidate with other tokens or
   ///                another parent is no hit
   /// \param extras  the extra keys, one per block; empty if no block has an extra key
-  /// \return        of equal blocks, the one that was published first
+  /// \return        the blocks found; of several equal blocks, the one that was published first
   /// \cost          about three cache lines per block, prefetched
   /// \source        vLLM v1 FullAttentionManager.find_longest_cache_hit
   PrefixHit match(Tier tier, const Prefix& from, std::span<const Hash128> chain,
@@ -115,7 +115,7 @@ class BlockPool {
   ///                 calls change_domain() (pool/scrub.hpp) for blocks that are not in `domain`
   ///                 yet, before anything is written there
   /// \cost           one comparison of domains per block, if no block has to be zeroed
-  /// \source  vLLM BlockPool.get_new_blocks, order of 2026 (PR #42656)
+  /// \source         vLLM BlockPool.get_new_blocks, order of 2026 (PR #42656)
   [[nodiscard]] Expected<std::vector<BlockId>> allocate(Tier tier, std::size_t count,
                                                         DomainId domain = {},
                                                         std::vector<Evicted>* evicted = nullptr);

@@ -7,7 +7,8 @@ namespace kvhive {
 
 void BlockPool::release(std::span<const BlockId> blocks) {
   if (!drop_references(blocks)) return;
-  // Unpublished blocks go to the head of the free queue, the end of the sequence on top.
+  // Unpublished blocks become free. Those at the end of the sequence are freed last, so that
+  // allocate() takes them first.
   for (const BlockId block : blocks)
     if (!references_.has(block) && is_filling(block)) free_block(block);
 }

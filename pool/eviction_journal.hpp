@@ -24,8 +24,8 @@ enum class Departure : std::uint8_t {
 /// One record, as read() returns it.
 struct DepartureRecord {
   std::uint64_t hash_low = 0;  ///< of the block's name
-  std::uint32_t name_check =
-      0;  ///< 14 bits of the name's other half; they also show half-written records
+  /// 14 bits of the name's other half; they also show half-written records.
+  std::uint32_t name_check = 0;
   Departure kind = Departure::none;
   std::uint32_t slot = 0;    ///< slot of the process that evicted, retired, demoted or dropped it
   std::int64_t unix_ms = 0;  ///< from a coarse clock, only for display

@@ -3,8 +3,8 @@
 // blocks:
 //  - a bitmap in shared memory, for all processes, searched by ascending block id;
 //  - a private stack of the blocks that this process has freed itself, last in first out. (So does
-//    vLLM since PR #42656: never-cached blocks go to the head of the queue, because they are still
-//    in the CPU's caches.)
+//    vLLM since PR #42656: never-cached blocks go to the head of the queue, because they
+//    were used most recently.)
 // A bit may be set although its block is taken: a process that follows the bit sees that in the
 // block's word. After a kill, the bit of a free block may be missing: the reaper sets it. It does
 // not matter which free block a process gets; a process that works alone gets blocks in exactly

@@ -190,8 +190,8 @@ void IdleOrder::rehint_passed(std::uint64_t from, std::uint64_t to) {
     KV_KILL_POINT("rehint.is_idle");
     stamp({&block, 1});
     KV_KILL_POINT("rehint.before_settle");
-    settle({&block,
-            1});  // another process may move the head past the new stamp before its hint is written
+    // Another process may have moved the head past the new stamp before its hint was written.
+    settle({&block, 1});
   }
   if (from < to && is_overwritten(from)) invalidate(*control_);
 }

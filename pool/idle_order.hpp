@@ -89,9 +89,9 @@ class IdleOrder {
   std::atomic<std::uint32_t>* ring_;
   std::uint64_t ring_mask_;
 
-  std::vector<Stamped> run_;     ///< result of the last scan, oldest first
-  std::size_t run_next_ = 0;     ///< entries before this one are used up
-  std::size_t run_cursor_ = 0;   ///< where oldest() goes on; commit() or rollback() settles it
+  std::vector<Stamped> run_;    ///< result of the last scan, oldest first
+  std::size_t run_next_ = 0;    ///< entries before this one are used up
+  std::size_t run_cursor_ = 0;  ///< where oldest() goes on; commit() keeps it, rollback() resets it
   std::uint64_t run_limit_ = 0;  ///< the run covers all stamps before this one
   std::uint64_t ring_cursor_ = 0;
   std::uint64_t epoch_ = 0;

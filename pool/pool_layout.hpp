@@ -35,15 +35,15 @@ struct alignas(64) BlockDescriptor {
   std::atomic<std::uint64_t> word;  ///< BlockWord
   /// Place in the release order; idle blocks are evicted by ascending stamp.
   std::atomic<std::uint64_t> stamp;
-  std::atomic<std::uint64_t>
-      hash_low;  ///< the name: a chained hash, by which the index finds the block
+  /// The name: a chained hash, by which the index finds the block.
+  std::atomic<std::uint64_t> hash_low;
   std::atomic<std::uint64_t> hash_high;
   /// Identity of the content, never reused. Blocks with equal content have the uid of the block
   /// that was published first. While the block is filling: kAnnounced if the name is already that
   /// of the new content, or 0 if it may still be that of the old content.
   std::atomic<std::uint64_t> uid;
-  std::atomic<std::uint64_t>
-      parent_uid;  ///< uid of the block before this one, or the domain's root
+  /// Uid of the block before this one, or the domain's root.
+  std::atomic<std::uint64_t> parent_uid;
   /// Drawn at publication. A match finds, among blocks of equal content, the one with the lowest
   /// serial.
   std::atomic<std::uint64_t> serial;
@@ -186,8 +186,8 @@ struct PoolLayout {
   std::array<TierLayout, kTiers> tiers;
   std::size_t journal_offset;
   std::size_t journal_slots;  ///< a power of two
-  std::size_t
-      row_words;  ///< 64-bit words per token row: two tokens per word, the last word zero-padded
+  /// 64-bit words per token row: two tokens per word, the last word zero-padded.
+  std::size_t row_words;
   std::size_t extras_offset;
 };
 

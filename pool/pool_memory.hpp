@@ -21,8 +21,8 @@ const char* name_of(PoolObject object);
 /// The mapped pool of one process. Move-only; unmaps when dropped.
 class PoolMemory {
  public:
-  /// Writes an empty pool into new objects. If the process is killed on the way, the next one runs
-  /// it again from the start.
+  /// Writes an empty pool into new objects. If the steward is killed on the way, the next
+  /// steward runs it again from the start.
   [[nodiscard]] static Expected<void> format(const PoolFds& fds, const PoolGeometry& geometry);
 
   /// Maps a formatted pool. First checks magic, version, layout hash and geometry, and compares

@@ -110,8 +110,8 @@ void PrefixIndex::for_each(Hash128 hash, Visit&& visit) const {
     for (unsigned ways = matches(*bucket, hash); ways != 0; ways &= ways - 1) {
       auto& way = bucket->way[static_cast<std::size_t>(std::countr_zero(ways))];
       std::uint64_t hint = way.load(std::memory_order_acquire);
-      if ((hint & kTagMask) != tag(hash) || block_of(hint) == kNullBlock)
-        continue;  // changed since
+      // The entry may have changed since matches() read it.
+      if ((hint & kTagMask) != tag(hash) || block_of(hint) == kNullBlock) continue;
       if (visit(block_of(hint)) == HintUse::keep) continue;
       KV_KILL_POINT("index.before_drop");
       way.compare_exchange_strong(hint, without_hint(hint), std::memory_order_acq_rel);

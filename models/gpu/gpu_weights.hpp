@@ -74,8 +74,8 @@ struct GpuWeights {
 
 /// Copies the weights from the mapped files into the region, in pieces, through a small page-locked
 /// buffer. Values are converted if a file has another dtype than the model's config says. All
-/// copies are complete on return. \param region  device memory of at least GpuWeights::bytes,
-/// aligned to 256 bytes
+/// copies are complete on return.
+/// \param region  device memory of at least GpuWeights::bytes, aligned to 256 bytes
 [[nodiscard]] Expected<void> upload_weights(Device& device, const ModelConfig& config,
                                             const SafetensorsDirectory& files, std::byte* region,
                                             const LoadProgress& progress = {});

@@ -10,8 +10,8 @@
 namespace kvhive {
 
 struct ReapReport {
-  std::size_t freed =
-      0;  ///< blocks that it was filling: their content is incomplete, so they are freed
+  /// Blocks that it was filling: their content is incomplete, so they are freed.
+  std::size_t freed = 0;
   std::size_t released = 0;  ///< published blocks that it held: they stay, without its holder bit
   std::size_t dropped = 0;   ///< published blocks of the device tier whose content was discarded
 };

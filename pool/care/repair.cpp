@@ -37,8 +37,8 @@ class Repair {
       restamp(tier);
       count_retired(tier);
       correct_used(memory_, tier);
-      IdleOrder::invalidate(
-          control(tier));  // blocks whose hints lie before the head: a scan finds them
+      // A scan then finds the blocks whose hints lie before the head.
+      IdleOrder::invalidate(control(tier));
     }
     return report_;
   }

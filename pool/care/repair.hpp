@@ -11,12 +11,12 @@ namespace kvhive {
 
 struct RepairReport {
   std::size_t retired = 0;         ///< corrupt blocks taken out of service for good
-  std::size_t holders = 0;         ///< blocks that dead or unknown processes still held
+  std::size_t holders = 0;         ///< blocks that were held by slots without a process
   std::size_t hints_dropped = 0;   ///< hints that were stale, double or out of range
   std::size_t hints_restored = 0;  ///< published blocks that had no hint in the index
   std::size_t free_listed = 0;     ///< free blocks that were not in the free bitmap
-  std::size_t restamped = 0;       ///< idle blocks put back into the release order
-  std::size_t fields = 0;          ///< fields of the control object, and bits beyond table ends
+  std::size_t restamped = 0;       ///< published blocks that got a new release stamp
+  std::size_t fields = 0;  ///< corrupt fields of the control object, bits beyond a table's end
 
   std::size_t sum() const {
     return retired + holders + hints_dropped + hints_restored + free_listed + restamped + fields;

@@ -21,8 +21,8 @@ constexpr ProcessSlot kWriter{0}, kNewcomer{1};
 
 struct Arrival {
   double attach_ms;
-  double very_first_us, first_us,
-      later_us;  ///< first match; mean of the next ones; mean of later ones
+  /// Time of the first match; mean of the other first matches; mean of the later matches.
+  double very_first_us, first_us, later_us;
 };
 
 double mean_match_us(BlockPool& pool, const std::vector<Prompt>& prompts,

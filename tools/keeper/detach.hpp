@@ -31,7 +31,7 @@ class Starter {
 
  private:
   Starter() = default;
-  UniqueFd out_, err_;  ///< foreground
+  UniqueFd out_, err_;  ///< in the foreground: copies of standard output and standard error
   UniqueFd report_;     ///< detached: a pipe to the parent
 };
 

@@ -48,8 +48,8 @@ class Domains {
   Sharing others_ = Sharing::user;  ///< for clients that no rule names
   std::map<uid_t, std::string> users_;
   std::map<gid_t, std::string> groups_;
-  uid_t nobody_ =
-      65534;  ///< the uid that the kernel reports for all users that this user namespace cannot map
+  /// The uid that the kernel reports for all users that this user namespace cannot map.
+  uid_t nobody_ = 65534;
   std::vector<std::string> names_;
   std::map<std::string, DomainId> ids_;
 };

@@ -34,7 +34,8 @@ struct ModelFacts {
 };
 
 /// Runs `kvhive-engine --describe` and reads its output. The engine makes a profile run if the
-/// pool's size depends on one. \return  nothing if `stop` became readable first
+/// pool's size depends on one.
+/// \return  nothing if `stop` became readable first
 [[nodiscard]] Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop);
 
 }  // namespace kvhive
