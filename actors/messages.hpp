@@ -45,7 +45,7 @@ struct SubmitBatch {
   std::vector<Submission> submissions;
 };
 
-/// port -> scheduler: clients have aborted requests, or are gone.
+/// port -> scheduler: ends requests, because clients have aborted them or are gone.
 struct AbortBatch {
   std::vector<RequestKey> requests;
   std::vector<std::uint64_t> channels;  ///< all requests of these channels are aborted, too
@@ -77,7 +77,7 @@ struct StepRequest {
   std::vector<SeqId> ended;             ///< release all blocks of these sequences
   std::vector<SeqId> running;           ///< for each, compute the tokens that are not computed yet
   std::vector<SeqId> waiting;           ///< then admit these, if no sequence had to be preempted
-  /// Sequences to preempt, in this order, if blocks run short.
+  /// Sequences to preempt, in this order, if there are too few blocks.
   std::vector<SeqId> victims;
   std::uint32_t token_budget = 0;
   /// Number of waiting requests, also those that `waiting` leaves out; for the statistics.

@@ -1,6 +1,6 @@
 #pragma once
-// The actors' interfaces and the system they run in. The only header that depends on CAF's version
-// (0.17.6).
+// The interfaces of the actors, and the settings of the actor system. No other header depends on
+// CAF's version (0.17.6).
 
 #include <caf/all.hpp>
 

@@ -19,7 +19,7 @@ namespace kvhive {
 struct RingParts {
   SchedulerConfig scheduler;
   BlockManagerConfig block_manager;
-  BlockPool* pool = nullptr;  ///< outlives the system
+  BlockPool* pool = nullptr;  ///< must outlive the actor system
   std::unique_ptr<Swapper> swapper;
   std::unique_ptr<StepRunner> runner;
 };

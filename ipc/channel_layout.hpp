@@ -112,7 +112,7 @@ struct alignas(64) RequestSlot {
 };
 static_assert(std::is_standard_layout_v<RequestSlot>);
 
-/// Written by the keeper.
+/// The channel's first bytes. Only the keeper writes them.
 struct ChannelHeader {
   std::uint64_t magic = kChannelMagic;
   std::uint64_t bytes = 0;

@@ -132,7 +132,7 @@ struct InspectorHello {
   static constexpr MessageType kType = MessageType::inspector_hello;
   using Welcome = InspectorWelcome;
   std::uint32_t layout_hash = 0;
-  std::uint32_t wants_tokens = 0;  ///< 1 = the memory of token ids, too
+  std::uint32_t wants_tokens = 0;  ///< 1 = also send the descriptor of the tokens object
 };
 
 /// keeper -> any process: why the keeper refuses it. The keeper then closes the connection.
@@ -202,17 +202,19 @@ struct ChannelRefused {
 
 // -- inspectors -----------------------------------------------------------------------------------
 
+/// any process -> keeper: asks for Status. The sender must be of the daemon's own user.
 struct StatusRequest {
   static constexpr MessageType kType = MessageType::status_request;
 };
-/// Tail: the keeper's tables, as JSON.
+/// The keeper's answer to a StatusRequest. Tail: the keeper's tables, as JSON.
 struct Status {
   static constexpr MessageType kType = MessageType::status;
 };
+/// inspector -> keeper: asks for a repair of the pool.
 struct RepairRequest {
   static constexpr MessageType kType = MessageType::repair_request;
 };
-/// Tail: what was repaired, as JSON.
+/// The keeper's answer to a RepairRequest. Tail: what was repaired, as JSON.
 struct RepairDone {
   static constexpr MessageType kType = MessageType::repair_done;
 };

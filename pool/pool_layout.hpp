@@ -23,7 +23,7 @@ inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormat
 /// corrupt.
 inline constexpr std::uint64_t kImplausible = 1ull << 62;
 
-/// Where a block's bytes are. Host blocks follow device blocks in the id space.
+/// Where a block's bytes are. Host blocks have higher ids than device blocks.
 enum class Tier : std::uint8_t { device = 0, host = 1 };
 inline constexpr std::size_t kTiers = 2;
 constexpr std::string_view to_string(Tier tier) { return tier == Tier::device ? "device" : "host"; }
@@ -52,7 +52,7 @@ struct alignas(64) BlockDescriptor {
   /// from a dead process, so that a process that takes the block for another domain knows that it
   /// must zero the block.
   std::atomic<std::uint16_t> domain;
-  std::atomic<std::uint8_t> group;      ///< KV cache group; 0 until hybrid models
+  std::atomic<std::uint8_t> group;      ///< KV cache group; always 0 until there are hybrid models
   std::atomic<std::uint8_t> has_extra;  ///< 1 = it has an extra key, which is in the tokens object
 };
 static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDescriptor>);

@@ -19,7 +19,7 @@ struct PeerIdentity {
   uid_t uid = 0;
   std::vector<gid_t> groups;  ///< the effective group and the supplementary groups
 
-  /// The process at the other end of a socket (SO_PEERCRED, SO_PEERGROUPS).
+  /// The identity of the process at the other end of a socket (SO_PEERCRED, SO_PEERGROUPS).
   static PeerIdentity of_socket(int socket);
   static PeerIdentity of_this_process();
 };

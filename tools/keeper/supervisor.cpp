@@ -47,7 +47,8 @@ std::string remedy_for(const std::string& end, std::string remedy) {
   return remedy;
 }
 
-/// Delay before the next start: 100 ms after the first early death, doubled with each, at most 5 s.
+/// Delay before the next start of a child: 100 ms after its first early death, doubled with each
+/// further one, at most 5 s.
 std::chrono::milliseconds delay_after(std::uint32_t young_deaths) {
   if (young_deaths == 0) return std::chrono::milliseconds(1);
   return std::chrono::milliseconds(std::min(5000u, 50u << std::min(young_deaths, 7u)));
