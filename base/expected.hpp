@@ -21,7 +21,7 @@ enum class Errc : std::uint8_t {
   bad_format,    ///< user: a file or message has the wrong format (truncated, unknown key, wrong
                  ///< magic)
   unsupported,   ///< user: kvhive knows the feature but does not support it; the text says what to
-                ///< do instead
+                 ///< do instead
   pool_exhausted,      ///< engine: not enough free blocks now; preempt or wait
   never_fits,          ///< client: the request is too large for this pool or model, at any time
   out_of_memory,       ///< operator: the machine or a limit has less memory than asked for
