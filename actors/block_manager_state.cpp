@@ -14,10 +14,11 @@ struct BlockManagerState::Round {
   std::uint32_t budget;
   std::uint32_t running = 0;
   std::size_t next_victim = 0;
-  /// Blocks being copied to the host: free in the next step, not in this one.
+  /// Device blocks that this step copies to the host. They can be allocated in the next step, not
+  /// in this one.
   std::size_t leaving_blocks = 0;
   std::unordered_set<SeqId> preempted;
-  std::vector<Evicted> evicted;  ///< from device blocks that this engine still holds
+  std::vector<Evicted> evicted;  ///< contents that this step's allocations evicted from the device
 };
 
 BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& config)
@@ -51,14 +52,14 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
   return std::move(round.plan);
 }
 
-// -- the step before ------------------------------------------------------------------------------
+// -- the end of the previous step -----------------------------------------------------------------
 
 void BlockManagerState::finish_step(const StepDone& done) {
   copy_policy_.learn(load_.copied_blocks, load_.tokens, load_.sequences, done.times);
   bump(pool_.counters()["generated_tokens"], done.sampled.size());
   load_ = {};
-  // Before the publications below, so that content which was computed anew meanwhile gets the same
-  // uid.
+  // Before the publications below, so that content that was demoted and computed again meanwhile
+  // gets its old uid.
   pool_.finish_demotion(demotions_);
   demotions_.clear();
   for (const SeqId seq : in_flight_) {
@@ -67,7 +68,7 @@ void BlockManagerState::finish_step(const StepDone& done) {
     publish(sequence, sequence.published, sequence.blocks);
   }
   in_flight_.clear();
-  // Host copies of a swapped-out sequence can be found by all engines, like any other host block.
+  // The host copies of a swapped-out sequence are published, so that all engines can find them.
   for (const SeqId seq : swapping_out_) {
     Sequence& sequence = sequences_.at(seq);
     publish(sequence, sequence.host_published, sequence.host);
@@ -91,7 +92,8 @@ void BlockManagerState::publish(const Sequence& sequence, Prefix& published,
                         .subspan(from * tokens_per_block_, (to - from) * tokens_per_block_));
 }
 
-/// Announces what the sequence's blocks from index `from` on will hold, as far as it is known.
+/// Announces which content the sequence's blocks from index `from` on will hold, for those blocks
+/// whose tokens are all known.
 void BlockManagerState::announce(const Sequence& sequence, std::size_t from) {
   const std::size_t to = std::min(sequence.blocks.size(), sequence.chain.size());
   if (!config_.prefix_caching || from >= to) return;
@@ -147,16 +149,16 @@ void BlockManagerState::serve_running(Round& round) {
   round.running = static_cast<std::uint32_t>(round.request.running.size() - round.preempted.size());
 }
 
-/// Allocates device blocks. The bytes of what they evict stay until the step begins, so that
-/// demote() can still copy them.
+/// Allocates device blocks. If there is a host tier, the evicted contents are noted in `round`:
+/// their bytes stay until the step begins, so that demote() can have them copied.
 Expected<std::vector<BlockId>> BlockManagerState::allocate(Round& round, std::size_t blocks,
                                                            DomainId domain) {
   const bool may_demote = config_.prefix_caching && pool_.capacity(Tier::host) != 0;
   return pool_.allocate(Tier::device, blocks, domain, may_demote ? &round.evicted : nullptr);
 }
 
-/// Comes last in a plan: the host blocks that the step itself needs are held by now, so that no
-/// demotion evicts them.
+/// Adds the demotions to the plan. Called last: by then this engine holds all host blocks that the
+/// step itself needs, so that no demotion evicts them.
 void BlockManagerState::demote(Round& round) {
   for (const Evicted& content : round.evicted)
     if (pool_.domain_of(content.block) != content.new_domain)
@@ -168,8 +170,8 @@ void BlockManagerState::demote(Round& round) {
       round.plan.demotions.push_back({index_of(content.block), index_of(destination)});
 }
 
-/// Appends `blocks` blocks to the sequence's table, and preempts other sequences for them if need
-/// be. False if the sequence has to wait, or was preempted itself.
+/// Appends `blocks` new blocks to the sequence's table, and preempts other sequences for them if
+/// necessary. False if the sequence has to wait, or was preempted itself.
 bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
   while (true) {
     Sequence& sequence = sequences_.at(seq);
@@ -179,7 +181,7 @@ bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
       announce(sequence, table.size() - fresh->size());
       return true;
     }
-    // Enough blocks are being swapped out already; they can be allocated in the next step.
+    // This step swaps out enough blocks already; the sequence can allocate them in the next step.
     if (round.leaving_blocks >= blocks) {
       round.leaving_blocks -= blocks;
       return false;
@@ -193,7 +195,7 @@ bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
 
 void BlockManagerState::preempt(Round& round, SeqId victim) {
   Sequence& sequence = sequences_.at(victim);
-  // Not 0 if it was scheduled earlier in this round.
+  // If the sequence was scheduled earlier in this round, its tokens go back to the budget.
   round.budget += std::exchange(sequence.in_flight, 0);
   if (config_.preemption == PreemptionMode::swap && swap_out(round, sequence)) {
     swapping_out_.push_back(victim);
@@ -206,7 +208,8 @@ void BlockManagerState::preempt(Round& round, SeqId victim) {
   round.plan.outcome.preempted.push_back(victim);
 }
 
-/// Moves a sequence to the host tier. False if there is nothing to move, or no room.
+/// Moves a sequence to the host tier. False if none of its blocks is computed, or the host tier has
+/// no room.
 bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
   const std::size_t blocks = blocks_for(sequence.computed);
   if (blocks == 0) return false;
@@ -233,7 +236,8 @@ bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
 }
 
 void BlockManagerState::forget_progress(Round& round, Sequence& sequence) {
-  // Other processes may take the blocks it got in this round: what those evicted is lost.
+  // Other processes may take the released blocks at once. So content that was evicted from them in
+  // this round cannot be demoted any more.
   const std::unordered_set<BlockId> given_back(sequence.blocks.begin(), sequence.blocks.end());
   std::erase_if(round.evicted,
                 [&](const Evicted& content) { return given_back.contains(content.block); });
@@ -271,8 +275,8 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
   const auto watermark = static_cast<std::size_t>(
       config_.watermark * static_cast<double>(pool_.capacity(Tier::device)));
 
-  // Admit only what fits as a whole (vLLM: scheduler_reserve_full_isl). available() is a hint, so
-  // an engine that has nothing else to do tries all the same.
+  // Admit a sequence only if all of its tokens fit (vLLM: scheduler_reserve_full_isl). available()
+  // is a hint, so if no sequence is running, the engine tries even if it says no.
   const bool fits =
       round.running == 0 || blocks_for(total) - held + watermark <= pool_.available(Tier::device);
   auto fresh = fits ? allocate(round, blocks_for(start.computed + tokens) - held, sequence.domain)
@@ -300,8 +304,9 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
   return true;
 }
 
-/// Not at every attempt: a request that does not fit is looked up anew in each step. Not after a
-/// preemption or a failover: it would find its own blocks.
+/// Counts a lookup in the statistics. Called only when a request is first admitted: not at each
+/// attempt, because a request that does not fit is looked up in every step, and not after a
+/// preemption or a failover, because the request then finds its own blocks.
 void BlockManagerState::count_first_admission(Sequence& sequence, const Start& start) {
   SlotCounters& counters = pool_.counters();
   bump(counters["queried_blocks"], start.looked_up);
@@ -310,8 +315,8 @@ void BlockManagerState::count_first_admission(Sequence& sequence, const Start& s
   bump(counters["cached_tokens"], start.computed);
 }
 
-/// How much of the sequence need not be computed. The last token must be computed to have logits,
-/// and with it its whole block, since hits are whole blocks.
+/// Finds the part of the sequence that need not be computed. The last token must be computed,
+/// because its logits are needed; since hits are whole blocks, its whole block is computed.
 BlockManagerState::Start BlockManagerState::find_start(Sequence& sequence) {
   Start start{0, {{}, BlockPool::root(sequence.domain)}, {}, {}, 0};
   const std::span<const TokenId> tokens(sequence.tokens);

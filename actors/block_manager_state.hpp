@@ -1,18 +1,19 @@
 #pragma once
-// Turns the scheduler's step requests into block tables. The only part of an engine that changes
-// pool metadata, but for the domain of blocks that the swapper zeroes. Plain C++; the actor around
-// it is a shell.
+// Turns the scheduler's step requests into block tables. This is the only part of an engine that
+// changes the pool's metadata, with one exception: the swapper changes the domain of the blocks
+// that it zeroes. Plain C++; the actor around it is a shell.
 //
-// Source: vLLM V1 KVCacheManager.allocate_slots and Scheduler.schedule (running first; preempt
-// until it fits; admit only if nobody was preempted; stop at the first that does not fit), V0
-// BlockSpaceManager.swap_out / swap_in.
+// Source: vLLM V1 KVCacheManager.allocate_slots and Scheduler.schedule (serve running requests
+// first; preempt until they fit; admit waiting requests only if none was preempted; stop at the
+// first that does not fit), V0 BlockSpaceManager.swap_out / swap_in.
 //
-// A block is published only when the step that filled it is done. A block that the step copies to
-// the host is also released only then: another process may take it at once.
+// A block is published only when the step that filled it is done. A device block that the step
+// copies to the host is also released only then, because another process may take a released block
+// at once.
 //
-// What an allocation evicts is copied to the host tier by the same step, if copying costs less than
-// computing, and is found there from the next step on. This changes neither which requests are
-// preempted nor which are admitted.
+// Content that an allocation evicts is copied to the host tier by the same step, if copying costs
+// less than computing it again. It is found there from the next step on. This changes neither which
+// requests are preempted nor which are admitted.
 
 #include <span>
 #include <unordered_map>
@@ -28,7 +29,7 @@ namespace kvhive {
 struct BlockManagerConfig {
   bool prefix_caching = true;
   PreemptionMode preemption = PreemptionMode::recompute;
-  double watermark = 0;  ///< share of the device blocks kept free when admitting
+  double watermark = 0;  ///< share of the device blocks that an admission must leave available
   std::uint32_t max_num_seqs = 128;
 };
 
@@ -36,12 +37,13 @@ class BlockManagerState {
  public:
   BlockManagerState(BlockPool& pool, const BlockManagerConfig& config);
 
-  /// Plans a step. To be called once per step; `request` also tells what became of the step before.
+  /// Plans a step. Called once per step. `request` also carries the results of the step before.
   StepPlan plan(const StepRequest& request);
 
-  /// The step is done: counts its tokens, publishes what it computed, and releases what its copies
-  /// read. To be called before any client sees the step's tokens, so that a prompt whose answer has
-  /// begun is found by all engines. plan() calls it if it was not called.
+  /// Called when the step is done: counts its tokens, publishes the blocks that it filled, and
+  /// releases the blocks that its copies read. The caller calls it before any client sees the
+  /// step's tokens, so that all engines find the blocks of a prompt as soon as its answer has
+  /// begun. plan() calls it if it was not called.
   void finish_step(const StepDone& done = {});
 
   CopyPolicy& copy_policy() { return copy_policy_; }
@@ -54,23 +56,23 @@ class BlockManagerState {
     std::uint32_t logprobs = 0;
     std::vector<Hash128> chain;   ///< names of its full blocks
     std::vector<BlockId> blocks;  ///< device block table
-    std::vector<BlockId> host;    ///< while swapped out: copies of its first blocks
-    std::uint32_t computed = 0;   ///< tokens whose KV is in `blocks` (or in `host`)
-    std::uint32_t in_flight = 0;  ///< tokens the running step computes
-    Prefix published;
-    Prefix host_published;
-    bool is_counted = false;  ///< its first admission, in the pool's statistics
+    std::vector<BlockId> host;   ///< while swapped out: host blocks with copies of its first blocks
+    std::uint32_t computed = 0;  ///< tokens whose KV is in `blocks`, or in `host` if swapped out
+    std::uint32_t in_flight = 0;  ///< tokens that the running step computes
+    Prefix published;             ///< the part of `blocks` that is published
+    Prefix host_published;        ///< the part of `host` that is published
+    bool is_counted = false;      ///< the pool's statistics have counted its first admission
   };
-  /// How much of a sequence that is to be admitted need not be computed.
+  /// The part of a waiting sequence that need not be computed when it is admitted.
   struct Start {
-    std::size_t looked_up = 0;  ///< blocks
-    PrefixHit device;
-    PrefixHit host;               ///< found in the host tier, following device
-    std::vector<BlockId> source;  ///< host blocks to copy in, following device
-    std::uint32_t computed = 0;
+    std::size_t looked_up = 0;    ///< blocks that were looked up
+    PrefixHit device;             ///< blocks found in the device tier
+    PrefixHit host;               ///< blocks found in the host tier, after those of `device`
+    std::vector<BlockId> source;  ///< host blocks to copy in, after those of `device`
+    std::uint32_t computed = 0;   ///< tokens
   };
   struct Round;
-  /// The size of the running step, to learn costs from its times.
+  /// The size of the running step. The copy policy learns costs from it and from the step's times.
   struct Load {
     std::size_t copied_blocks = 0, tokens = 0, sequences = 0;
   };
@@ -106,7 +108,8 @@ class BlockManagerState {
   std::unordered_map<SeqId, Sequence> sequences_;
   std::vector<SeqId> in_flight_;     ///< scheduled by the running step
   std::vector<SeqId> swapping_out_;  ///< copied to the host by the running step
-  std::vector<BlockId> leaving_;     ///< read by the running step's copies; to be released after it
+  /// Blocks that the running step's copies read; finish_step() releases them.
+  std::vector<BlockId> leaving_;
   std::vector<Demotion> demotions_;  ///< copied by the running step
   Load load_;
   CopyPolicy copy_policy_;

@@ -1,7 +1,7 @@
 #pragma once
-// Decides whether to copy blocks between the tiers: a copy that takes longer than computing the
-// block anew is not made. Both costs are measured while the engine works; this class reads no
-// clock.
+// Decides whether to copy blocks between the tiers: a block is not copied if copying it takes
+// longer than computing it again. Both times are measured while the engine works. This class reads
+// no clock: the caller passes the times.
 
 #include <cstdint>
 
@@ -13,8 +13,9 @@ class CopyPolicy {
  public:
   explicit CopyPolicy(std::uint32_t tokens_per_block) : tokens_per_block_(tokens_per_block) {}
 
-  /// Learns from a step's size and times. Steps that only decode are left out: each of their tokens
-  /// pays for reading the whole model, while the tokens of a prompt share that.
+  /// Learns from a step's size and times. The times of steps that only decode are not used for the
+  /// cost of a token: there, the time of reading the whole model is divided among few tokens; in a
+  /// step with a prompt, it is divided among many.
   void learn(std::size_t copied_blocks, std::size_t tokens, std::size_t sequences,
              const StepTimes& times);
 
@@ -22,7 +23,8 @@ class CopyPolicy {
   bool demotion_pays() { return pays(2); }
   bool promotion_pays() { return pays(1); }
 
-  /// Seconds; 0 = not measured yet: then copies are made, to be measured.
+  /// Seconds per block and per token; 0 = not measured yet. As long as one is 0, copies are made,
+  /// so that they can be measured.
   double block_copy() const { return block_copy_; }
   double token() const { return token_; }
   /// Sets both as if they had been measured. For tests.

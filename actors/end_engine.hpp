@@ -5,8 +5,10 @@
 
 namespace kvhive {
 
-/// Ends the process; nothing of the step is published. A lost device has an exit code of its own
-/// (base/exit_codes.hpp).
+/// Logs the error and ends the process, so nothing of the step is published. For Errc::device_lost
+/// the exit code is kExitDeviceLost (base/exit_codes.hpp), otherwise 1.
+///
+/// \param who  the part of the engine that failed, for the log line
 [[noreturn]] void end_engine(const char* who, const Error& error);
 
 }  // namespace kvhive

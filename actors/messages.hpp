@@ -1,7 +1,7 @@
 #pragma once
-// What the actors of an engine tell each other, in the order a step sends it. Plain structs with
-// ids, tokens and block lists, never tensors. One message per hop per step, whatever the batch
-// size:
+// The messages between the actors of an engine, in the order in which a step sends them. Plain
+// structs with ids, tokens and block lists, never tensors. Per step, each actor sends one message
+// to the next, whatever the batch size:
 //
 //   port --SubmitBatch, AbortBatch--> scheduler --StepRequest--> block manager
 //                                         ^                           | StepPlan
@@ -22,7 +22,7 @@
 
 namespace kvhive {
 
-/// Names a request inside one engine: its channel and its slot there.
+/// Names a request inside one engine: its channel, and its slot in the channel.
 struct RequestKey {
   std::uint64_t channel = 0;
   std::uint32_t slot = 0;
@@ -37,18 +37,18 @@ struct Submission {
   std::vector<TokenId> journal;
   GenerationParams params;
   std::shared_ptr<OutputSink> sink;
-  DomainId domain{};  ///< the channel's, as the keeper says
-  /// What the first admission found, if an engine that died had admitted the request.
+  DomainId domain{};  ///< the channel's domain, which the keeper has decided
+  /// The statistics of the first admission, if an engine that died had admitted the request.
   std::optional<RequestStats> earlier_admission{};
 };
 struct SubmitBatch {
   std::vector<Submission> submissions;
 };
 
-/// port -> scheduler: clients have aborted requests, or are gone.
+/// port -> scheduler: ends requests, because clients have aborted them or are gone.
 struct AbortBatch {
   std::vector<RequestKey> requests;
-  std::vector<std::uint64_t> channels;  ///< all requests of these channels
+  std::vector<std::uint64_t> channels;  ///< all requests of these channels are aborted, too
 };
 
 /// A sequence that the block manager does not know yet.
@@ -58,7 +58,8 @@ struct NewSequence {
   SamplingParams sampling;
   std::uint32_t logprobs = 0;
   DomainId domain{};
-  bool is_counted = false;  ///< in the pool's statistics, by an engine that admitted it and died
+  /// An engine that died had admitted it and counted it in the statistics.
+  bool is_counted = false;
 };
 
 struct AppendedToken {
@@ -66,37 +67,40 @@ struct AppendedToken {
   TokenId token = 0;
 };
 
-/// scheduler -> block manager: what to do, in order of preference. The scheduler decides on the
-/// order, the block manager on how much of it fits. Sending step n means that step n-1 is done.
+/// scheduler -> block manager: what to do in the next step, in order of preference. The scheduler
+/// decides the order, the block manager how much of it fits. When the scheduler sends step n, step
+/// n-1 is done.
 struct StepRequest {
   std::uint64_t step = 0;
   std::vector<NewSequence> added;
-  std::vector<AppendedToken> appended;  ///< sampled by the last step
-  std::vector<SeqId> ended;             ///< publish what is complete, give everything back
-  std::vector<SeqId> running;           ///< serve each with as many tokens as it lacks
-  std::vector<SeqId> waiting;           ///< then admit these, if nobody had to be preempted
-  /// Sequences to preempt, in this order, if blocks run short.
+  std::vector<AppendedToken> appended;  ///< tokens that the last step sampled
+  std::vector<SeqId> ended;             ///< release all blocks of these sequences
+  std::vector<SeqId> running;           ///< for each, compute the tokens that are not computed yet
+  std::vector<SeqId> waiting;           ///< then admit these, if no sequence had to be preempted
+  /// Sequences to preempt, in this order, if there are too few blocks.
   std::vector<SeqId> victims;
   std::uint32_t token_budget = 0;
-  std::uint32_t waiting_in_all = 0;  ///< requests; more than `waiting` names. For the statistics
+  /// Number of waiting requests, also those that `waiting` leaves out; for the statistics.
+  std::uint32_t waiting_in_all = 0;
 };
 
-/// One sequence's share of a step: `tokens` at positions start.. are computed, reading and writing
-/// through `blocks`.
+/// One sequence's part of a step. The model computes `tokens`, which are at positions start, start
+/// + 1, ...; it reads and writes their KV in `blocks`.
 struct ScheduledSequence {
   SeqId seq;
   std::uint32_t start = 0;
   std::vector<TokenId> tokens;
   /// Device blocks of positions 0 .. start + tokens.size() - 1.
   std::vector<BlockId> blocks;
-  bool samples = false;  ///< these are the sequence's last tokens: sample the next one
+  bool samples = false;  ///< true = these are the sequence's last tokens, so sample the next one
   SamplingParams sampling;
   std::uint32_t logprobs = 0;
 };
 
 struct Admission {
   SeqId seq;
-  std::uint32_t cached_tokens = 0;  ///< need no computing: found in the pool, or swapped in
+  /// Tokens that were found in the pool or swapped in, so need not be computed.
+  std::uint32_t cached_tokens = 0;
 };
 struct Rejection {
   SeqId seq;
@@ -106,28 +110,30 @@ struct Rejection {
 /// What the block manager decided on a step request.
 struct StepOutcome {
   std::vector<Admission> admitted;
-  std::vector<SeqId> preempted;  ///< in the order of their preemption; they wait again, in front
+  /// In the order of their preemption; the scheduler queues them again.
+  std::vector<SeqId> preempted;
   std::vector<Rejection> rejected;
   std::uint32_t scheduled_tokens = 0;
 };
 
-/// A block with bytes of another domain: to be zeroed before it is `to`'s (pool/scrub.hpp).
+/// A block with bytes of another domain. The swapper zeroes it and then moves it to domain `to`
+/// (pool/scrub.hpp).
 struct DomainChange {
   BlockId block;
   DomainId to;
 };
 
-/// Seconds, 0 = not measured. The copy policy learns from them what copies and tokens cost.
+/// In seconds; 0 = not measured. The copy policy learns from them what copies and tokens cost.
 struct StepTimes {
-  double copying = 0;    ///< between the tiers
-  double computing = 0;  ///< in the executor
+  double copying = 0;    ///< time of the copies between the tiers
+  double computing = 0;  ///< time that the executor took
 };
 
-/// block manager -> swapper -> executor. Each copy is made before its destination is read and
-/// before its source is overwritten: a block is copied out before it is filled anew, and copied in
-/// before it is copied within the device or used by the model. No host block is both written and
-/// read: a step that preempts admits no request, and demotions go to blocks that no process holds.
-/// So copies in both directions may run at the same time.
+/// block manager -> swapper -> executor: what the step does. Each copy is made before its
+/// destination is read and before its source is overwritten: a block is copied out before it is
+/// filled again, and copied in before it is copied within the device or used by the model. No step
+/// both writes and reads the same host block: a step that preempts admits no request, and demotions
+/// go to host blocks that no process held. So copies in both directions may run at the same time.
 struct StepPlan {
   std::uint64_t step = 0;
   /// device -> host: preempted sequences. Their device blocks are not overwritten in this step.
@@ -139,7 +145,7 @@ struct StepPlan {
   std::vector<BlockPair> copies;             ///< device -> device, copy on write
   std::vector<ScheduledSequence> work;
   StepOutcome outcome;
-  StepTimes times;  ///< so far
+  StepTimes times;  ///< measured so far: the swapper has set `copying`
 
   /// Blocks copied between the tiers.
   std::size_t copied_blocks() const { return swap_out.size() + demotions.size() + swap_in.size(); }
@@ -153,7 +159,7 @@ struct SampledToken {
   GeneratedToken token;
 };
 
-/// executor -> block manager -> scheduler: the step is done, on the device too.
+/// executor -> block manager -> scheduler: the step is done, also on the device.
 struct StepDone {
   std::uint64_t step = 0;
   StepOutcome outcome;

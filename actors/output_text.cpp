@@ -31,7 +31,7 @@ OutputText::Piece OutputText::release(bool is_end) {
   if (!piece.stopped && !is_end && longest_stop_ > 1) {
     ready -= std::min(ready, longest_stop_ - 1);
     while (ready > 0 && (static_cast<unsigned char>(held_[ready]) & 0xc0) == 0x80)
-      --ready;  // whole characters only
+      --ready;  // does not split a UTF-8 character
   }
   piece.text = held_.substr(0, ready);
   held_.erase(0, ready);

@@ -10,23 +10,24 @@
 
 namespace kvhive {
 
-/// The text of one request. Text that could still become a stop string is held back, so that text
-/// that was returned never has to be taken back.
+/// The text of one request. The last bytes, which could still turn out to be the beginning of a
+/// stop string, are held back, so that returned text never has to be withdrawn.
 class OutputText {
  public:
   /// \param tokenizer  may be null: then there is no text, and stop strings never match
   OutputText(const Tokenizer* tokenizer, std::vector<std::string> stop);
 
   struct Piece {
-    std::string text;      ///< new text that is certain
-    bool stopped = false;  ///< a stop string is complete; the text ends before it
+    std::string text;      ///< new text that cannot be part of a stop string
+    bool stopped = false;  ///< true = the text contains a stop string, and was cut before it
   };
   Piece push(TokenId token);
 
-  /// The text that was held back, when generation ends for another reason.
+  /// Generation has ended for another reason than a stop string: returns the text that was held
+  /// back.
   std::string finish();
 
-  std::size_t bytes() const { return bytes_; }  ///< returned so far
+  std::size_t bytes() const { return bytes_; }  ///< bytes of text returned so far
 
  private:
   Piece release(bool is_end);

@@ -7,7 +7,8 @@
 namespace kvhive {
 namespace {
 
-/// A seed made of the daemon's seed and the prompt (FNV-1a), so that equal prompts get equal seeds.
+/// Computes a request's seed from the daemon's seed and the prompt (FNV-1a), so that equal prompts
+/// get equal seeds.
 std::uint64_t mix(std::uint64_t seed, const std::vector<TokenId>& prompt) {
   std::uint64_t hash = 14695981039346656037ull ^ seed;
   for (const TokenId token : prompt)
@@ -30,7 +31,7 @@ void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell, Domai
   loop_.watch(fd, [this, id] {
     if (const auto open = channels_.find(id); open != channels_.end()) drain(open->second);
   });
-  drain(place->second);  // what was submitted before, perhaps to an engine that died
+  drain(place->second);  // requests that were submitted before, perhaps to an engine that died
 }
 
 void Port::close(std::uint64_t channel) {
@@ -43,8 +44,8 @@ void Port::close(std::uint64_t channel) {
 
 void Port::drain(OpenChannel& open) {
   if (!answer_doorbell(open.doorbell.get()))
-    loop_.unwatch(
-        open.doorbell.get());  // the client has closed it: it would stay readable for ever
+    // The client has closed its end. The doorbell would stay readable for ever and wake the loop.
+    loop_.unwatch(open.doorbell.get());
 
   EngineChannel& channel = *open.channel;
   SubmitBatch batch;

@@ -1,6 +1,7 @@
 #pragma once
-// Takes requests out of the clients' channels, on the caller's event loop, and sends them to the
-// scheduler in batches. Answers do not pass here: the scheduler writes them into the channels.
+// The port takes requests out of the clients' channels, on the caller's event loop, and sends them
+// to the scheduler in batches. Answers do not pass through the port: the scheduler writes them into
+// the channels.
 
 #include <map>
 #include <memory>
@@ -13,15 +14,15 @@
 namespace kvhive {
 
 struct PortLimits {
-  std::uint64_t seed =
-      0;  ///< not 0: requests that ask for no seed get one made of it and their prompt
-  /// Longer texts are refused unread: tokenising one would delay all other requests.
+  /// If not 0: a request without a seed gets one that is computed from this number and its prompt.
+  std::uint64_t seed = 0;
+  /// A longer prompt text is refused without being tokenised, which would delay all other requests.
   std::size_t most_prompt_bytes = ~std::size_t{0};
 };
 
 class Port {
  public:
-  /// \param loop       outlives the port, and does not run after it is gone
+  /// \param loop       outlives the port, but does not run any more after the port's destruction
   /// \param tokenizer  for prompts that come as text; outlives the port
   Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenizer,
        const PortLimits& limits = {});
@@ -29,7 +30,7 @@ class Port {
   /// Serves a channel from now on. `doorbell` becomes readable when the client rings it. The
   /// channel's requests share blocks with those of `domain`, and with no others.
   void open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell, DomainId domain);
-  /// The channel's client is gone: its requests end, and their blocks are released.
+  /// The channel's client is gone: ends its requests, which releases their blocks.
   void close(std::uint64_t channel);
 
  private:

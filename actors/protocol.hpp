@@ -1,6 +1,6 @@
 #pragma once
-// The actors' interfaces and the system they run in. The only header that depends on CAF's version
-// (0.17.6).
+// The interfaces of the actors, and the settings of the actor system. No other header depends on
+// CAF's version (0.17.6).
 
 #include <caf/all.hpp>
 
@@ -15,7 +15,7 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepDone)
 
 namespace kvhive {
 
-/// scheduler -> itself: try a step again, since other engines may have released blocks.
+/// scheduler -> scheduler: try a step again, since other engines may have released blocks.
 struct Retry {};
 
 }  // namespace kvhive
@@ -30,8 +30,8 @@ using BlockManagerHandle = caf::typed_actor<caf::replies_to<StepRequest>::with<S
 /// goes to the block manager.
 using PlanHandle = caf::typed_actor<caf::replies_to<StepPlan>::with<StepDone>>;
 
-/// Settings for a system that idles without polling: one shared queue, as many workers as the ring
-/// can use.
+/// Settings for an actor system that does not poll while it is idle: one shared queue, and 2 worker
+/// threads, as many as the ring can use at the same time.
 struct ActorConfig : caf::actor_system_config {
   ActorConfig() {
     set("scheduler.policy", caf::atom("sharing"));

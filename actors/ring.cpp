@@ -25,7 +25,7 @@ void end_process_on_exception(Actor& actor, const char* name) {
       });
 }
 
-/// The result of an actor's work. On an error there is no step, and the engine ends.
+/// Returns the value of `result`, or ends the engine if it is an error.
 template <class Value>
 Value value_or_end(Expected<Value> result, const char* name) {
   if (result) [[likely]]
@@ -99,8 +99,8 @@ class BlockManagerActor : public BlockManagerHandle::base {
     return {[this](StepRequest& step) -> caf::result<StepDone> {
       StepPlan plan = state_.plan(step);
       if (plan.is_empty()) return StepDone{plan.step, std::move(plan.outcome), {}, {}};
-      // The answer comes back through here, so that a prompt is published before a client reads a
-      // token.
+      // The answer comes back through the block manager, so that the step's blocks are published
+      // before a client reads one of the step's tokens.
       auto promise = make_response_promise<StepDone>();
       request(next_, caf::infinite, std::move(plan))
           .then(
@@ -147,7 +147,7 @@ class SchedulerActor : public SchedulerHandle::base {
   }
 
  private:
-  /// Sends the next step on its way round the ring, unless one is under way.
+  /// Starts the next step, unless one is under way or the scheduler is waiting for a Retry.
   void step() {
     if (is_stepping_ || is_resting_) return;
     auto request_step = state_.next_step();
@@ -164,7 +164,8 @@ class SchedulerActor : public SchedulerHandle::base {
   void finish_step(const StepDone& answer) {
     is_stepping_ = false;
     state_.complete(answer);
-    // The blocks are with other engines, which tell nobody when they give them back.
+    // Other engines hold the pool's blocks, and send no message when they release them. So the
+    // scheduler tries again after 1 ms.
     if (state_.is_starved()) {
       is_resting_ = true;
       delayed_send(this, std::chrono::milliseconds(1), Retry{});

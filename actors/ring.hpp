@@ -1,10 +1,10 @@
 #pragma once
-// The actors of an engine, wired into a ring: scheduler -> block manager -> swapper -> executor ->
-// scheduler.
+// The actors of an engine, connected into a ring: scheduler -> block manager -> swapper -> executor
+// -> scheduler.
 //
-// Crash-only: a lost device, or an exception that escapes a handler, ends the process. The pool
-// survives that, the keeper starts another engine, and the requests go on there from their
-// journals.
+// There is no error recovery inside the ring: a lost device, or an exception that escapes a
+// handler, ends the process. The pool survives that, the keeper starts another engine, and the
+// requests are continued from their journals by an engine that takes them over.
 
 #include <memory>
 
@@ -19,16 +19,18 @@ namespace kvhive {
 struct RingParts {
   SchedulerConfig scheduler;
   BlockManagerConfig block_manager;
-  BlockPool* pool = nullptr;  ///< outlives the system
+  BlockPool* pool = nullptr;  ///< must outlive the actor system
   std::unique_ptr<Swapper> swapper;
   std::unique_ptr<StepRunner> runner;
 };
 
-/// Spawns the ring and returns its entry; the rest is reachable from it alone, and ends with it.
+/// Spawns the actors of the ring and returns the scheduler. Only the scheduler refers to the other
+/// actors, so they end with it.
 SchedulerHandle spawn_ring(caf::actor_system& system, RingParts parts);
 
-/// The single actors, for tests that connect them in other ways. Blocking ones get a thread of
-/// their own unless told not to.
+/// Spawn one actor each, for tests that connect them in other ways. `detached` = the actor gets a
+/// thread of its own, because its work blocks; `scheduled` = it runs on the system's worker
+/// threads.
 enum class Placement : std::uint8_t { detached, scheduled };
 PlanHandle spawn_executor(caf::actor_system& system, std::unique_ptr<StepRunner> runner,
                           Placement placement);

@@ -28,7 +28,7 @@ bool contains(const std::vector<TokenId>& tokens, TokenId token) {
 
 }  // namespace
 
-// -- in -------------------------------------------------------------------------------------------
+// -- requests come in -----------------------------------------------------------------------------
 
 void SchedulerState::submit(Submission&& submission) {
   if (auto valid = check(submission); !valid) {
@@ -50,8 +50,8 @@ void SchedulerState::submit(Submission&& submission) {
                   false,
                   false};
   if (submission.earlier_admission) {
-    // Read from a slot that the client can write to: it may deceive itself, but not beyond its
-    // prompt.
+    // These numbers come from a slot that the client can write to. A wrong number harms only that
+    // client; it is limited to the length of the prompt.
     request.stats = *submission.earlier_admission;
     request.stats.cached_tokens = std::min(request.stats.cached_tokens, request.prompt_tokens);
     request.is_admitted = true;
@@ -65,8 +65,8 @@ void SchedulerState::submit(Submission&& submission) {
 }
 
 Expected<void> SchedulerState::check(const Submission& submission) const {
-  // Happens only if a client rewrites its slots. A second request of the same key could not be
-  // aborted.
+  // True only if a client rewrites its slots. Two requests with the same key are not allowed,
+  // because the second could not be aborted.
   if (by_key_.count(submission.key) != 0)
     return failure(Errc::bad_argument, "slot " + std::to_string(submission.key.slot) +
                                            " of the channel has an unfinished request already");
@@ -129,7 +129,7 @@ void SchedulerState::drop_unwanted() {
   for (const SeqId seq : unwanted) finish(seq, FinishReason::abort);
 }
 
-// -- out ------------------------------------------------------------------------------------------
+// -- steps go out, results come back --------------------------------------------------------------
 
 std::optional<StepRequest> SchedulerState::next_step() {
   KV_CHECK(!step_is_out_);
@@ -154,7 +154,8 @@ std::optional<StepRequest> SchedulerState::next_step() {
   return step;
 }
 
-/// Running requests in the order of preemption: the last admitted, or the least important, first.
+/// The running requests in the order in which to preempt them: the last admitted first, or with the
+/// priority policy the least important first.
 std::vector<SeqId> SchedulerState::victims() const {
   std::vector<SeqId> victims(running_.rbegin(), running_.rend());
   if (config_.policy == SchedulingPolicy::priority)
@@ -202,8 +203,8 @@ void SchedulerState::preempt(SeqId seq) {
     waiting_.push_front(seq);
 }
 
-/// Gives one more token to the client, and to the block manager with the next step unless it ends
-/// the request.
+/// Appends a token to the request and gives it to the client. Unless the token ends the request,
+/// the next step sends it to the block manager, too.
 void SchedulerState::append(SeqId seq, const GeneratedToken& token) {
   Request& request = requests_.at(seq);
   request.tokens.push_back(token.token);

@@ -2,8 +2,9 @@
 // Decides which requests are served next. Plain C++; the actor around it is a shell.
 //
 // Source: vLLM V1 Scheduler. There are no prefill and decode phases: every request has tokens that
-// are not computed yet. Running requests come first, in order. FCFS preempts the last admitted
-// request, the priority policy the least important one. Preempted requests wait in front.
+// are not computed yet. Running requests come first, in order. The FCFS policy preempts the request
+// that was admitted last, and puts it at the front of the queue. The priority policy preempts the
+// least important request, and queues it again by its priority.
 
 #include <deque>
 #include <map>
@@ -18,7 +19,7 @@
 
 namespace kvhive {
 
-/// What a request's greatest length comes from; decides the remedy in the error text.
+/// What limits the length of a request; decides which remedy an error text names.
 enum class LengthBound : std::uint8_t {
   option,  ///< --max-model-len
   model,   ///< the positions that the model was trained for
@@ -40,17 +41,17 @@ class SchedulerState {
  public:
   explicit SchedulerState(SchedulerConfig config) : config_(std::move(config)) {}
 
-  /// Queues a request; an invalid one is refused at once, through its sink.
+  /// Queues a request. An invalid request is refused at once, through its sink.
   void submit(Submission&& submission);
   void abort(const AbortBatch& batch);
 
-  /// The next step to ask for; nothing if there is nothing to do. complete() must follow before the
-  /// next call.
+  /// The next step to send to the block manager; nothing if there is nothing to do. The caller
+  /// calls complete() before it calls this again.
   std::optional<StepRequest> next_step();
   void complete(const StepDone& done);
 
-  /// Whether the last step computed nothing although requests wait: other engines hold the pool's
-  /// blocks. To be tried again later.
+  /// True = the last step computed nothing although requests wait, because other engines hold the
+  /// pool's blocks. The caller tries again later.
   bool is_starved() const { return is_starved_; }
   std::size_t unfinished() const { return requests_.size(); }
 
@@ -59,14 +60,14 @@ class SchedulerState {
     RequestKey key;
     std::uint64_t arrival = 0;
     std::uint32_t prompt_tokens = 0;
-    std::vector<TokenId> tokens;  ///< prompt, then what was generated
+    std::vector<TokenId> tokens;  ///< the prompt, then the generated tokens
     GenerationParams params;
     std::shared_ptr<OutputSink> sink;
     DomainId domain;
     OutputText text;
     RequestStats stats;
-    bool is_known = false;     ///< the block manager has been told of it
-    bool is_admitted = false;  ///< at least once, perhaps by an engine that died
+    bool is_known = false;     ///< a step has told the block manager of the request
+    bool is_admitted = false;  ///< it was admitted at least once, perhaps by an engine that died
     bool is_unwanted = false;  ///< its client is gone, or has aborted it
 
     std::uint32_t generated() const {
@@ -94,8 +95,8 @@ class SchedulerState {
   std::map<RequestKey, SeqId> by_key_;
   std::deque<SeqId> waiting_;
   std::vector<SeqId> running_;
-  std::vector<SeqId> ended_;             ///< to be sent to the block manager with the next step
-  std::vector<AppendedToken> appended_;  ///< likewise
+  std::vector<SeqId> ended_;             ///< the next step sends them to the block manager
+  std::vector<AppendedToken> appended_;  ///< the next step sends them to the block manager
   std::vector<std::shared_ptr<OutputSink>> to_flush_;
   bool step_is_out_ = false;
   bool is_starved_ = false;

@@ -1,6 +1,5 @@
 #pragma once
-// A plan's work as the flat batch that transformers take. The letters in its comments are those of
-// kernels/paged_kv.hpp.
+// Converts a plan's work into the flat arrays that a transformer takes (ForwardBatch).
 
 #include <cstdint>
 #include <vector>
@@ -14,7 +13,7 @@ class StepBatch {
  public:
   StepBatch(const StepPlan& plan, std::uint32_t block_size);
 
-  /// Points into this object.
+  /// The batch. It points into this object.
   ForwardBatch view() const {
     return {tokens_,      positions_,    query_start_, kv_len_,
             block_table_, slot_mapping_, logit_rows_,  static_cast<std::int32_t>(max_blocks_)};

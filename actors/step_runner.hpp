@@ -1,6 +1,6 @@
 #pragma once
-// Interface for what an executor does in one step: a transformer on the CPU or a GPU, or an oracle
-// in tests.
+// Interface for the work that an executor does in one step. It is implemented by a transformer on
+// the CPU or on a GPU, and in tests by a program that computes the expected tokens.
 
 #include <vector>
 
@@ -13,9 +13,11 @@ class StepRunner {
  public:
   virtual ~StepRunner() = default;
 
-  /// Runs the plan's copies within the device and its work. Returns when all results are written,
-  /// on the device, too. \return  the sampled tokens. On an error (Errc::device_lost), nothing of
-  /// the step may be published
+  /// Makes the plan's copies within the device and computes its work. Returns when all results are
+  /// written, also on the device.
+  ///
+  /// \return  the sampled tokens. After an error (Errc::device_lost) nothing of the step may be
+  ///          published
   [[nodiscard]] virtual Expected<std::vector<SampledToken>> run(const StepPlan& plan) = 0;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// Interface for copying blocks between the tiers: within the machine's memory, or to and from a
-// GPU's.
+// Interface for copying blocks between the tiers. Both tiers are in the host's memory, or the
+// device tier is in a GPU's memory.
 
 #include "actors/messages.hpp"
 
@@ -10,11 +10,12 @@ class Swapper {
  public:
   virtual ~Swapper() = default;
 
-  /// Makes the plan's copies between the tiers, those to the host first: a block may be copied out
-  /// and filled anew in one step. When it returns they are done, or under way and the plan's runner
-  /// waits for them. \return  seconds that the copies took, 0 = not measured. On an error
-  /// (Errc::device_lost), nothing of
-  ///          the step may be published
+  /// Makes the plan's copies between the tiers. Copies to the host come first, because one step may
+  /// copy a block out and then fill it again. When move() returns, the copies are done, or they are
+  /// under way and the plan's runner waits for them.
+  ///
+  /// \return  seconds that the copies took; 0 = not measured. After an error (Errc::device_lost)
+  ///          nothing of the step may be published
   [[nodiscard]] virtual Expected<double> move(const StepPlan& plan) = 0;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// Moves blocks between two tiers of the machine's memory.
+// The swapper for an engine on the CPU: both tiers are in the host's memory.
 
 #include "actors/swapper.hpp"
 #include "pool/pool_memory.hpp"

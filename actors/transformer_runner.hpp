@@ -1,6 +1,6 @@
 #pragma once
-// Runs steps on a transformer: applies the plan's block tables to the device arena, and samples at
-// the end.
+// Runs steps on the CPU: makes the plan's copies, runs the transformer with the plan's block tables
+// over the device arena, and samples the next tokens.
 
 #include "actors/step_runner.hpp"
 #include "config/kv_layout.hpp"
@@ -10,7 +10,7 @@ namespace kvhive {
 
 class TransformerRunner : public StepRunner {
  public:
-  /// \param arena  block 0 of the device tier; outlives the runner
+  /// \param arena  address of block 0 of the device tier; must stay mapped as long as the runner
   TransformerRunner(Transformer model, std::byte* arena, const KvLayout& layout)
       : model_(std::move(model)), arena_(arena), layout_(layout) {}
 

@@ -1,5 +1,5 @@
 #pragma once
-// Sizes as people write them: "512M", "4 GiB", "30gb", "1073741824".
+// Parses and prints sizes in bytes as users write them: "512M", "4 GiB", "30gb", "1073741824".
 
 #include <cstddef>
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace kvhive {
 
-/// Parses a size with an optional unit: k/m/g/t, with or without "b" or "ib"; always powers of 1024
-/// (as vLLM's GiB).
+/// Parses a size with an optional unit: k, m, g or t, with or without "b" or "ib". Units are always
+/// powers of 1024 (like vLLM's GiB).
 [[nodiscard]] Expected<std::size_t> parse_bytes(std::string_view text);
 
-/// "1.50 GiB", "512 B".
+/// Prints a size: "1.50 GiB", "512 B".
 std::string format_bytes(std::size_t bytes);
 
 }  // namespace kvhive

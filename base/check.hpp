@@ -1,7 +1,8 @@
 #pragma once
-// KV_CHECK: a bug of ours, not the user's. Always on; prints the expression and the values, then
-// aborts the process (crash-only: the keeper starts another engine, and the pool was built to
-// survive exactly this).
+// KV_CHECK(condition, values...): an assertion whose failure is a bug in kvhive, never an error of
+// the user. It is on in every build. If the condition is false, it prints the expression and the
+// values, and aborts the process. The shared pool survives that, and the keeper starts another
+// engine.
 
 #include <cstdio>
 #include <cstdlib>

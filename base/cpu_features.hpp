@@ -1,6 +1,6 @@
 #pragma once
-// What this CPU can do, asked for in one place. A feature says that an instruction exists, not that
-// it is fast.
+// Which instructions this CPU has. All code asks here. A feature means that the instruction exists,
+// not that it is fast.
 
 namespace kvhive {
 
@@ -9,10 +9,10 @@ struct CpuFeatures {
   bool avx512 = false;  ///< F, BW, VL and DQ
   bool avx512_vbmi = false;
   bool avx512_bf16 = false;  ///< dot products of bf16 (VDPBF16PS)
-  bool amx_bf16 = false;  ///< tiles; whether the kernel lets a process use them is not asked here
+  bool amx_bf16 = false;     ///< matrix tiles; the operating system may still deny their use
 };
 
-/// The same at every call.
+/// Detected at the first call; the same at every call.
 const CpuFeatures& cpu_features();
 
 }  // namespace kvhive

@@ -1,6 +1,6 @@
 #pragma once
-// Waits in one thread for descriptors and timers, and calls a handler for each. The keeper and an
-// engine's port each run one.
+// An event loop: waits in one thread for descriptors and timers, and calls a handler for each
+// event. The keeper runs one event loop, and so does each engine, for its port.
 
 #include <chrono>
 #include <cstdint>
@@ -18,24 +18,26 @@ class EventLoop {
 
   /// What happens to an exception that leaves a handler.
   enum class Escape : std::uint8_t {
-    is_logged,   ///< it ends that event; the other watches go on
-    leaves_run,  ///< it ends the loop, for a process that is better replaced than continued
+    is_logged,   ///< run() logs it and goes on with the next event
+    leaves_run,  ///< it leaves run(), for a process that should end then and be started again
   };
 
   [[nodiscard]] static Expected<EventLoop> create(Escape escape = Escape::is_logged);
 
-  /// Calls `on_ready` in run() whenever `fd` can be read or its peer hangs up. The caller keeps the
-  /// descriptor open, and unwatches it before closing it. A descriptor has at most one watch.
+  /// From now on run() calls `on_ready` whenever `fd` is readable or its peer has closed the
+  /// connection. The caller keeps the descriptor open, and calls unwatch() before it closes it. A
+  /// descriptor has at most one watch.
   void watch(int fd, Handler on_ready);
-  /// Allowed at any time, also in the watch's own handler. Events that the kernel has reported but
-  /// run() has not handled are dropped, even if another descriptor has the same number by now.
+  /// Ends a watch. Allowed at any time, also in the watch's own handler. Events of this watch that
+  /// the kernel has reported but run() has not handled are dropped, even if a new descriptor has
+  /// the same number by now.
   void unwatch(int fd);
 
-  /// Calls `on_time` once in run(), `pause` from now; timers that are due together run in the order
-  /// of their times.
+  /// run() calls `on_time` once, when the time `pause` has passed. If several timers are due, they
+  /// run in the order of their times.
   void after(std::chrono::nanoseconds pause, Handler on_time);
 
-  /// Serves until a handler calls stop(); at once if that has happened already.
+  /// Handles events until stop() is called. Returns at once if stop() was called before.
   void run();
   void stop() { is_stopped_ = true; }
 

@@ -3,8 +3,8 @@
 
 namespace kvhive {
 
-/// The engine has lost its GPU context: what it was computing on the device cannot be trusted. The
-/// gpu-fault option says which other blocks are dropped.
+/// The engine has lost its GPU context: the results of its current step on the device cannot be
+/// trusted. The gpu-fault option decides which other blocks are dropped.
 inline constexpr int kExitDeviceLost = 70;
 
 }  // namespace kvhive

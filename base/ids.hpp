@@ -1,6 +1,6 @@
 #pragma once
-// The ids everything else is spelled in. Each is its own type, so that a block can never be passed
-// where a token is meant.
+// The ids that the whole project uses. Each id is a type of its own, so that the compiler refuses,
+// for example, a sequence id where a block id is meant.
 
 #include <compare>
 #include <cstddef>
@@ -16,26 +16,27 @@ struct StrongId {
   friend constexpr auto operator<=>(StrongId, StrongId) = default;
 };
 
-/// A block of the pool. Device blocks are 0..D-1 (0 is the null block, never handed out), host
-/// blocks D..D+H-1 (vLLM V0's unified id space). The index inside its arena is id - first id of the
-/// tier.
+/// A block of the pool. With D device blocks and H host blocks, device blocks have ids 0..D-1 (0 is
+/// the null block, which is never allocated) and host blocks D..D+H-1 (like vLLM V0's unified id
+/// space). A block's index inside its tier's arena is its id minus the tier's first id.
 using BlockId = StrongId<struct BlockIdTag, std::uint32_t>;
 inline constexpr BlockId kNullBlock{0};
 
-/// A sequence inside one engine; never reused.
+/// A sequence inside one engine. An engine never uses a number twice.
 using SeqId = StrongId<struct SeqIdTag, std::uint64_t>;
-/// 0..30, a bit of a holder mask.
+/// The number of a process's slot in the pool, 0..30. It is also the process's bit in holder masks.
 using ProcessSlot = StrongId<struct ProcessSlotTag, std::uint32_t>;
-/// Slots of a pool: a bit each in a block's word.
+/// How many slots a pool has: a block's word has a bit for each.
 inline constexpr std::uint32_t kMaxProcesses = 31;
-/// Who may share with whom; the operator says who is in which (options sharing and domains).
+/// A domain: clients of the same domain share cached blocks, clients of different domains do not.
+/// The operator decides which user is in which domain (options `sharing` and `domains`).
 using DomainId = StrongId<struct DomainIdTag, std::uint16_t>;
 
-/// Token ids are plain numbers: they are read from files, hashed, compared and indexed with, never
-/// mixed up with blocks.
+/// Token ids are plain numbers, because they are read from files, hashed, compared and used as
+/// indices.
 using TokenId = std::int32_t;
 
-// In shared memory, messages and kernel arguments.
+// Block ids are stored in shared memory, messages and kernel arguments.
 static_assert(sizeof(BlockId) == 4 && std::is_trivially_copyable_v<BlockId>);
 
 }  // namespace kvhive

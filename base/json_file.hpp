@@ -1,6 +1,6 @@
 #pragma once
-// JSON files that other programs wrote: every error names the file, the field, its value and what
-// is allowed.
+// Reads JSON files that other programs wrote. Every error names the file, the field, its value and
+// what is allowed.
 
 #include <cstdint>
 #include <filesystem>
@@ -13,21 +13,23 @@
 
 namespace kvhive {
 
-/// A whole file. A file above `max_bytes` is an error: the path is wrong (a 10 GB weight file).
+/// Reads a whole file. A file larger than `max_bytes` is an error: the path is probably wrong (for
+/// example a 10 GB file of weights).
 [[nodiscard]] Expected<std::string> read_text_file(const std::filesystem::path& path,
                                                    std::size_t max_bytes = std::size_t{256} << 20);
 
-/// A text that is one JSON object, nested no deeper than a sane file: printing and copying recurse.
+/// Parses a text that is one JSON object. Nothing if it is not, or is nested too deeply: printing
+/// and copying recurse, and could exhaust the stack.
 std::optional<nlohmann::json> parse_json_object(std::string_view text);
 
-/// A file that must hold one JSON object.
+/// Reads a file that must be one JSON object.
 [[nodiscard]] Expected<nlohmann::json> read_json_object(const std::filesystem::path& path);
 
-/// Typed access to the fields of one JSON object. A field that is null counts as absent, as it does
-/// for Hugging Face. The object must outlive this.
+/// Typed access to the fields of one JSON object. A field that is null counts as absent, as in
+/// Hugging Face's code. The JSON object must outlive this object.
 class JsonFields {
  public:
-  /// \param where  what error texts begin with: a file name, or "file: field"
+  /// \param where  the beginning of error texts: a file name, or "file: field"
   JsonFields(const nlohmann::json& object, std::string where)
       : object_(object), where_(std::move(where)) {}
 
@@ -39,7 +41,7 @@ class JsonFields {
                                                std::int64_t most) const;
   [[nodiscard]] Expected<std::int64_t> integer_or(const std::string& name, std::int64_t fallback,
                                                   std::int64_t least, std::int64_t most) const;
-  /// Finite, in [least, most].
+  /// The number must be finite and in [least, most].
   [[nodiscard]] Expected<double> number(const std::string& name, double least, double most) const;
   [[nodiscard]] Expected<double> number_or(const std::string& name, double fallback, double least,
                                            double most) const;
@@ -49,7 +51,7 @@ class JsonFields {
   [[nodiscard]] Expected<JsonFields> object(const std::string& name) const;
   [[nodiscard]] Expected<const nlohmann::json*> array(const std::string& name) const;
 
-  /// "where: field = value, expected <wanted>".
+  /// An error with the text "where: field = value, expected <wanted>".
   tl::unexpected<Error> wrong(const std::string& name, std::string_view wanted,
                               Errc code = Errc::bad_format) const;
 
@@ -61,7 +63,7 @@ class JsonFields {
   std::string where_;
 };
 
-/// A JSON value short enough for an error text.
+/// Prints a JSON value, shortened if it is too long for an error text.
 std::string shown(const nlohmann::json& value);
 
 }  // namespace kvhive

@@ -1,6 +1,6 @@
 #pragma once
-// A file mapped read-only and shared: N engines of one host that load the same weights hold one
-// copy of them, the page cache's.
+// A file mapped read-only and shared. All engines of a host that load the same weights share one
+// copy of them, the one in the page cache.
 
 #include <cstddef>
 #include <filesystem>
@@ -10,7 +10,8 @@
 
 namespace kvhive {
 
-/// Move-only. The file must not be truncated while mapped: reading past its new end is a SIGBUS.
+/// Move-only. The file must not be truncated while it is mapped: a read past its new end raises
+/// SIGBUS.
 class MappedFile {
  public:
   [[nodiscard]] static Expected<MappedFile> open(const std::filesystem::path& path);

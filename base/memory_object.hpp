@@ -1,7 +1,7 @@
 #pragma once
-// Shared memory: a sealed memfd and its mapping. It has no name, so that nothing is left in
-// /dev/shm and no process can take the name first; the seal keeps a process from shrinking it while
-// others have it mapped. The only file that catches Boost's exceptions.
+// Shared memory: a sealed memfd and its mapping. A memfd has no name in the file system, so nothing
+// is left in /dev/shm, and no process can take its name first. The seal prevents a process from
+// shrinking it while others have it mapped. No other file catches Boost's exceptions.
 
 #include <boost/interprocess/mapped_region.hpp>
 #include <cstddef>
@@ -15,23 +15,23 @@ namespace kvhive {
 
 enum class Pages : std::uint8_t {
   usual,
-  huge,  ///< as many as the kernel can form: takes 0.1 to 3 s per GiB, by how fragmented its memory
-         ///< is. If it finds none, that is no error
+  huge,  ///< as many huge pages as the kernel can form. Takes 0.1 to 3 s per GiB, depending on how
+         ///< fragmented the machine's memory is. If there are none, that is no error
 };
 
-/// Creates a memfd of `bytes`, backed by real memory from the start (a machine without room is an
-/// error here, never a SIGBUS later), mode 0600, sealed against shrinking and growing. `name` shows
-/// up in /proc only.
+/// Creates a memfd of `bytes` bytes, mode 0600, sealed against shrinking and growing. All its
+/// memory is allocated now: if the machine has too little, that is an error here, and not a SIGBUS
+/// later. `name` is only shown in /proc.
 [[nodiscard]] Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes,
                                                Pages pages = Pages::usual);
 
-/// The same memory, but the descriptor allows no writing and no writable mapping: for the
-/// inspector.
+/// A new descriptor of the same memory that allows no writing and no writable mapping. Inspectors
+/// get it.
 [[nodiscard]] Expected<UniqueFd> reopen_read_only(int fd);
 
 enum class Access : std::uint8_t { read_only, read_write };
 
-/// A mapping of a memfd, unmapped by the destructor. The memory lives as long as any process has it
+/// A mapping of a memfd. The destructor unmaps it. The memory lives as long as any process has it
 /// open or mapped.
 class MappedMemory {
  public:
@@ -42,11 +42,12 @@ class MappedMemory {
   [[nodiscard]] static Expected<MappedMemory> map(int fd, std::size_t bytes, Access access,
                                                   const std::string& name);
 
-  /// Maps every page now, so that the first access of each does not fault.
+  /// Maps every page now, so that the first access to a page causes no page fault.
   void populate() const;
   /// Asks for huge pages when the memory is first touched. If there are none, that is no error.
   void prefer_huge_pages() const;
-  /// Forked children get no copy of this mapping: they must not write to the pool as their parent.
+  /// Forked children do not get this mapping: they must not write to the pool in their parent's
+  /// name.
   void hide_from_children() const;
 
   std::byte* data() const { return static_cast<std::byte*>(region_.get_address()); }

@@ -1,5 +1,5 @@
 #pragma once
-// How long something took.
+// Measures the seconds since its construction, on a monotonic clock.
 
 #include <chrono>
 

@@ -25,10 +25,11 @@ inline constexpr std::uint32_t kMostStopStrings = 8;
 inline constexpr std::uint32_t kMostStopTokens = 16;
 inline constexpr std::size_t kStopBytes = 64;  ///< per stop string
 inline constexpr std::size_t kErrorBytes = 256;
-/// A request is refused after this many engines have died while they served it, without a new token
-/// between two deaths.
+/// When an engine dies, another engine takes its requests over. A request is taken over at most
+/// this many times without a new token in between; then it is refused, because it may be the
+/// request that makes its engines die.
 inline constexpr std::uint32_t kMostTakeovers = 3;
-/// An engine's number where there is no engine.
+/// Stored instead of an engine's number when there is no engine.
 inline constexpr std::uint32_t kNoEngine = ~0u;
 inline constexpr std::size_t kLeastChannelBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kMostChannelBytes = std::size_t{1} << 30;
@@ -44,7 +45,7 @@ enum class SlotState : std::uint32_t {
 
 enum class PromptKind : std::uint32_t { text = 0, tokens = 1 };
 
-/// Part of the channel, from its first byte.
+/// A range of the channel's bytes; `offset` counts from the channel's first byte.
 struct ChannelRange {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
@@ -54,7 +55,7 @@ struct ChannelRange {
 struct RequestBody {
   PromptKind prompt_kind;
   ChannelRange prompt;  ///< UTF-8 text, or int32 token ids
-  ChannelRange log;     ///< max_tokens records of record_bytes(logprobs)
+  ChannelRange log;     ///< room for max_tokens records of record_bytes(logprobs) bytes each
   /// Room for the generated text. Text that does not fit is dropped; its tokens are kept.
   ChannelRange text;
   std::uint32_t max_tokens;
@@ -73,7 +74,8 @@ struct RequestBody {
 };
 static_assert(std::is_trivially_copyable_v<RequestBody>);
 
-/// One token of the log; `logprobs` pairs of TopEntry follow it.
+/// One token of the log. Room for RequestBody::logprobs entries of type TopEntry follows it; the
+/// first `top_count` of them are filled in.
 struct LogRecord {
   TokenId token;
   float logprob;
@@ -88,8 +90,9 @@ constexpr std::size_t record_bytes(std::uint32_t logprobs) {
   return sizeof(LogRecord) + logprobs * sizeof(TopEntry);
 }
 
-/// One request. The engine stores `tokens` after the record that it counts, and `state` after all
-/// other fields.
+/// One request. The engine stores `tokens` after it has written the newest record, and `state`
+/// after it has written all other fields: what a client reads after `tokens` or `state` is
+/// complete.
 struct alignas(64) RequestSlot {
   std::atomic<SlotState> state;
   std::atomic<std::uint32_t> wants_abort;
@@ -101,24 +104,24 @@ struct alignas(64) RequestSlot {
   std::atomic<std::uint32_t> prompt_tokens;  ///< 0 until an engine has admitted the request
   std::atomic<std::uint32_t> cached_tokens;
   std::atomic<std::uint32_t> preemptions;
-  std::atomic<std::uint32_t> engine;  ///< number of the engine that accepted it last
+  std::atomic<std::uint32_t> engine;  ///< number of the engine that accepted the request last
   /// How many engines have taken the request over from a dead engine since its last new token. A
-  /// client that rewrites this number gets its request tried again; submitting it anew does the
-  /// same.
+  /// client can rewrite this number and have its request tried again, but gains nothing: it could
+  /// also submit the request anew.
   std::atomic<std::uint32_t> takeovers;
-  std::atomic<std::uint32_t> tokens_at_takeover;
+  std::atomic<std::uint32_t> tokens_at_takeover;  ///< `tokens` at the last takeover
   RequestBody body;
 };
 static_assert(std::is_standard_layout_v<RequestSlot>);
 
-/// Written by the keeper.
+/// The channel's first bytes. Only the keeper writes them.
 struct ChannelHeader {
   std::uint64_t magic = kChannelMagic;
   std::uint64_t bytes = 0;
   std::uint32_t slot_bytes = sizeof(RequestSlot);  ///< of the build that made the channel
   std::uint32_t slots = kChannelSlots;
-  /// The engine that serves the channel now, or kNoEngine. Only the client library reads it, to say
-  /// whether a wait makes sense.
+  /// The engine that serves the channel now, or kNoEngine. Only the client library reads it, to
+  /// tell its caller whether an engine is there to wait for.
   std::uint32_t engine = kNoEngine;
 };
 

@@ -23,13 +23,13 @@ namespace kvhive {
 }
 
 /// Tells the client library which engine serves the channel, or kNoEngine. If the write fails, the
-/// client goes by what was written before: a wrong hint, no wrong result.
+/// client library reads the old number. Its hint is then wrong, its results are not.
 inline void write_serving_engine(int memory, std::uint32_t engine) {
   [[maybe_unused]] const ssize_t written =
       pwrite(memory, &engine, sizeof engine, offsetof(ChannelHeader, engine));
 }
 
-/// \param header  a copy, since the client can rewrite the channel's own at any time
+/// \param header  a copy, since the client can rewrite the header in the channel at any time
 [[nodiscard]] inline Expected<void> check_channel_header(const ChannelHeader& header,
                                                          std::size_t bytes) {
   const auto differs = [](const char* field, std::uint64_t theirs, std::uint64_t ours) {

@@ -29,15 +29,15 @@ std::size_t log_bytes(const ChannelRequest& request) {
   return request.params.max_tokens * record_bytes(request.params.logprobs);
 }
 
-/// Kept in the slot like a seed that the caller chose, so that another engine goes on with the same
-/// tokens.
+/// A seed for a request whose caller chose none. It is written into the slot like a chosen seed, so
+/// that an engine that takes the request over samples the same tokens.
 std::uint64_t random_seed() {
   std::uint64_t seed = 0;
   KV_CHECK(getrandom(&seed, sizeof seed, 0) == sizeof seed);
   return seed;
 }
 
-/// Checks what the slot has room for, before it is filled.
+/// Checks that the request's values are in range and fit into a slot.
 Expected<void> check(const ChannelRequest& request) {
   const GenerationParams& params = request.params;
   const auto bad = [](const std::string& text) { return failure(Errc::bad_argument, text); };
@@ -206,8 +206,10 @@ ChannelProgress ClientChannel::read(std::uint32_t index) {
   return progress;
 }
 
-/// A slot stays `accepted` after its engine has died, until another engine takes it over: then the
-/// keeper's word on the whole channel decides.
+/// The engine that works on the request, or has finished it; kNoEngine if none does. A slot stays
+/// `accepted` when its engine dies, until another engine takes it over. So an accepted slot's
+/// engine counts only if it is also the engine that the keeper has written into the channel's
+/// header.
 std::uint32_t ClientChannel::engine_of(const RequestSlot& slot) const {
   const SlotState state = slot.state.load(std::memory_order_acquire);
   const std::uint32_t engine = slot.engine.load(std::memory_order_relaxed);
@@ -227,7 +229,7 @@ void ClientChannel::abort(std::uint32_t index) {
 
 void ClientChannel::wake_engine() const { ring_doorbell(doorbell_.get()); }
 
-// -- the heap: first fit, ranges joined when given back -------------------------------------------
+// -- the heap: first fit; a returned range is joined with its free neighbours ---------------------
 
 std::optional<ChannelRange> ClientChannel::take(std::size_t bytes) {
   const std::size_t rounded =

@@ -13,7 +13,7 @@
 
 namespace kvhive {
 
-/// What a client asks for.
+/// One request, as the client library passes it on.
 struct ChannelRequest {
   std::string prompt;  ///< UTF-8; ignored if there are prompt_tokens
   std::vector<TokenId> prompt_tokens;
@@ -25,10 +25,11 @@ struct ChannelRequest {
 /// What is new about a request since it was last read.
 struct ChannelProgress {
   std::vector<GeneratedToken> tokens;
-  std::string text;  ///< completed by these tokens
+  std::string text;  ///< the text that `tokens` complete
   RequestStats stats;
-  std::uint32_t engine = kNoEngine;  ///< that works on the request, or that has finished it
-  /// Not none = this was the last progress of the request; its slot is vacant again.
+  std::uint32_t engine = kNoEngine;  ///< the engine that works on the request, or has finished it
+  /// If it is not `none`, the request has ended: this progress is its last, and its slot is vacant
+  /// again.
   FinishReason reason = FinishReason::none;
   /// When finished: length of the whole text, without the stop string that ended it.
   std::size_t text_bytes = 0;
@@ -49,8 +50,8 @@ class ClientChannel {
   /// ask for a larger channel).
   [[nodiscard]] Expected<std::uint32_t> submit(const ChannelRequest& request);
 
-  /// What is new in `slot`. The slot must have been returned by submit() and not been read to its
-  /// end.
+  /// Returns what is new in `slot`. submit() has returned this slot, and read() has not reported
+  /// the end of its request yet.
   ChannelProgress read(std::uint32_t slot);
 
   /// Asks the engine to end the request in `slot`; read() reports the end.

@@ -1,8 +1,9 @@
 #pragma once
 // The messages that pass over the daemon's Unix socket: one struct per message, in the order in
-// which a process meets them. Each is copied byte for byte, so it is trivially copyable, has no
-// pointer and no bool (a byte that is neither 0 nor 1 would be undefined behaviour to read), and a
-// number that another process sent is checked before it is used as an index or a size.
+// which a process sends or receives them. A message is copied byte for byte, so each struct is
+// trivially copyable and has no pointer. It has no bool either: reading a bool whose byte is
+// neither 0 nor 1 would be undefined behaviour. A number that another process sent is checked
+// before it is used as an index or a size.
 //
 // Bump kProtocolVersion whenever a struct here changes.
 
@@ -73,31 +74,34 @@ class FixedText {
 
 // -- hello and welcome: the first message of every process, and its answer ------------------------
 // A hello carries the sender's pidfd. The keeper answers with the welcome of the same role, or with
-// Refused. `layout_hash` is that of pool/pool_layout.hpp: the two programs agree on every offset.
-// `objects` is a mask: bit i is set if the memory of PoolObject i is among the descriptors.
+// Refused. `layout_hash` is computed by pool/pool_layout.hpp: if it is the same in two programs,
+// they agree on every offset in the pool. `objects` is a mask: bit i is set if the message carries
+// the descriptor of PoolObject i.
 
 struct EngineWelcome {
   static constexpr MessageType kType = MessageType::engine_welcome;
-  std::uint32_t engine = 0;  ///< its number
-  std::uint32_t slot = 0;    ///< its process slot in the pool
-  std::uint32_t pid = 0;     ///< its pid in the keeper's PID namespace; 0 = not visible there
-  /// Carries the pool's memory and, after that, the memory of a GPU's weights if there is one.
+  std::uint32_t engine = 0;  ///< the engine's number
+  std::uint32_t slot = 0;    ///< the engine's process slot in the pool
+  std::uint32_t pid = 0;  ///< the engine's pid in the keeper's PID namespace; 0 = not visible there
+  /// After the descriptors that this mask names, the message carries the descriptor of the weights
+  /// in GPU memory, if there are any.
   std::uint32_t objects = 0;
 };
 struct EngineHello {
   static constexpr MessageType kType = MessageType::engine_hello;
   using Welcome = EngineWelcome;
   std::uint32_t layout_hash = 0;
-  std::uint32_t engine = kAnyEngine;  ///< the number it wants
-  PoolGeometry geometry;              ///< what it computes with; numbers of blocks are ignored
-  FixedText<64> gpu;                  ///< DeviceFacts::uuid; empty on the CPU
-  FixedText<512> model;               ///< the model's name
+  std::uint32_t engine = kAnyEngine;  ///< the number that the engine asks for
+  /// The geometry of the KV that the engine computes; the keeper ignores the numbers of blocks.
+  PoolGeometry geometry;
+  FixedText<64> gpu;     ///< DeviceFacts::uuid; empty on the CPU
+  FixedText<512> model;  ///< the model's name
 };
 
 struct StewardWelcome {
   static constexpr MessageType kType = MessageType::steward_welcome;
   std::uint32_t objects = 0;
-  PoolGeometry geometry;  ///< to format the pool with
+  PoolGeometry geometry;  ///< the steward formats the pool with this geometry
 };
 struct StewardHello {
   static constexpr MessageType kType = MessageType::steward_hello;
@@ -105,32 +109,33 @@ struct StewardHello {
   std::uint32_t layout_hash = 0;
 };
 
-/// Carries the channel's memory, the engine's end of the doorbell and the client's.
+/// Carries three descriptors: the channel's memory, and the client's end of the doorbell twice,
+/// once to ring the engine and once to poll.
 struct ClientWelcome {
   static constexpr MessageType kType = MessageType::client_welcome;
   std::uint64_t channel = 0;
-  std::uint64_t channel_bytes = 0;  ///< granted: the wish, rounded up to whole pages
+  std::uint64_t channel_bytes = 0;  ///< ClientHello::channel_bytes, rounded up to whole pages
 };
 struct ClientHello {
   static constexpr MessageType kType = MessageType::client_hello;
   using Welcome = ClientWelcome;
-  std::uint64_t channel_bytes = 0;    ///< the size it wants
-  std::uint32_t engine = kAnyEngine;  ///< the engine that shall serve it
+  std::uint64_t channel_bytes = 0;    ///< the size of channel that the client asks for
+  std::uint32_t engine = kAnyEngine;  ///< the engine that must serve the channel
 };
 
 struct InspectorWelcome {
   static constexpr MessageType kType = MessageType::inspector_welcome;
-  std::uint32_t objects = 0;  ///< opened for reading only
+  std::uint32_t objects = 0;  ///< the descriptors are opened for reading only
   FixedText<512> model;       ///< the model's name
 };
 struct InspectorHello {
   static constexpr MessageType kType = MessageType::inspector_hello;
   using Welcome = InspectorWelcome;
   std::uint32_t layout_hash = 0;
-  std::uint32_t wants_tokens = 0;  ///< 1 = the memory of token ids, too
+  std::uint32_t wants_tokens = 0;  ///< 1 = also send the descriptor of the tokens object
 };
 
-/// keeper -> any process: why it is refused. The keeper then closes the connection.
+/// keeper -> any process: why the keeper refuses it. The keeper then closes the connection.
 struct Refused {
   static constexpr MessageType kType = MessageType::refused;
   Errc error = Errc::none;
@@ -143,19 +148,21 @@ struct Refused {
 struct Formatted {
   static constexpr MessageType kType = MessageType::formatted;
 };
-/// keeper -> steward: return what this slot's dead process held.
+/// keeper -> steward: release the blocks that this slot's dead process held.
 struct Reap {
   static constexpr MessageType kType = MessageType::reap;
   std::uint32_t slot = 0;
-  /// 1 = its GPU context was lost: drop the cached blocks that no process holds (pool/care/reaper).
+  /// 1 = the dead process had lost its GPU context: also drop the cached blocks that no process
+  /// holds (pool/care/reaper.hpp).
   std::uint32_t drops_unheld = 0;
 };
+/// steward -> keeper: the slot is done and can be given to another process.
 struct Reaped {
   static constexpr MessageType kType = MessageType::reaped;
   std::uint32_t slot = 0;
-  std::uint32_t freed = 0;     ///< blocks that nobody holds and that had no content
-  std::uint32_t released = 0;  ///< blocks that stay in the cache
-  std::uint32_t requests = 0;  ///< that the process was serving or had waiting
+  std::uint32_t freed = 0;     ///< blocks that the process was filling; they are free now
+  std::uint32_t released = 0;  ///< published blocks that it held; they stay in the cache
+  std::uint32_t requests = 0;  ///< requests that it was serving or had waiting
 };
 /// keeper -> steward: repair the pool. Tail: which process has which slot, as JSON.
 struct Repair {
@@ -170,7 +177,7 @@ struct Repaired {
 
 // -- engines --------------------------------------------------------------------------------------
 
-/// engine -> keeper: it has signed in to the pool and takes requests.
+/// engine -> keeper: the engine has signed in to the pool and takes requests.
 struct Serving {
   static constexpr MessageType kType = MessageType::serving;
 };
@@ -179,13 +186,14 @@ struct ChannelOpen {
   static constexpr MessageType kType = MessageType::channel_open;
   std::uint64_t channel = 0;
   std::uint64_t channel_bytes = 0;
-  DomainId domain{};  ///< whose requests come through it
+  DomainId domain{};  ///< the client's domain: the channel's requests belong to it
 };
+/// keeper -> engine: the client is gone; end its requests.
 struct ChannelClose {
   static constexpr MessageType kType = MessageType::channel_close;
   std::uint64_t channel = 0;
 };
-/// engine -> keeper: it cannot serve this channel, and why.
+/// engine -> keeper: the engine cannot serve this channel, and why.
 struct ChannelRefused {
   static constexpr MessageType kType = MessageType::channel_refused;
   std::uint64_t channel = 0;
@@ -195,17 +203,19 @@ struct ChannelRefused {
 
 // -- inspectors -----------------------------------------------------------------------------------
 
+/// any process -> keeper: asks for Status. The sender must be of the daemon's own user.
 struct StatusRequest {
   static constexpr MessageType kType = MessageType::status_request;
 };
-/// Tail: the keeper's tables, as JSON.
+/// The keeper's answer to a StatusRequest. Tail: the keeper's tables, as JSON.
 struct Status {
   static constexpr MessageType kType = MessageType::status;
 };
+/// inspector -> keeper: asks for a repair of the pool.
 struct RepairRequest {
   static constexpr MessageType kType = MessageType::repair_request;
 };
-/// Tail: what was repaired, as JSON.
+/// The keeper's answer to a RepairRequest. Tail: what was repaired, as JSON.
 struct RepairDone {
   static constexpr MessageType kType = MessageType::repair_done;
 };
@@ -217,14 +227,14 @@ struct ReopenLog {
   static constexpr MessageType kType = MessageType::reopen_log;
 };
 
-// -- the process that makes a GPU's memory, over a socket pair of its own -------------------------
+// -- the maker: the child that makes a GPU's memory; it has a socket pair of its own --------------
 
-/// maker -> keeper: the memory is made. Carries the arena and the weights.
+/// maker -> keeper: the memory is made. Carries the descriptors of the arena and of the weights.
 struct GpuMemory {
   static constexpr MessageType kType = MessageType::gpu_memory;
-  std::uint32_t needs_its_maker = 0;  ///< 1 = the memory goes when its maker ends
+  std::uint32_t needs_its_maker = 0;  ///< 1 = the driver frees the memory when the maker ends
 };
-/// keeper -> maker: end if your GPU context is lost.
+/// keeper -> maker: check your GPU context, and end if it is lost.
 struct GpuContextCheck {
   static constexpr MessageType kType = MessageType::gpu_context_check;
 };
@@ -238,11 +248,11 @@ using ControlMessages =
                StewardWelcome, ClientWelcome, InspectorWelcome, Refused, Reap, Repair, ChannelOpen,
                ChannelClose, Status, RepairDone, GpuContextCheck, ReopenLog>;
 
-/// Bytes that a message has in a packet: an empty struct has none.
+/// Bytes that a message has in a packet: 0 for an empty struct.
 template <class T>
 inline constexpr std::size_t kPayloadBytes = std::is_empty_v<T> ? 0 : sizeof(T);
 
-/// Of a message of this type; nothing = there is no such message.
+/// Bytes that a message of this type has in a packet; nothing if there is no such type.
 constexpr std::optional<std::size_t> payload_bytes(MessageType type) {
   std::optional<std::size_t> bytes;
   const auto look = [&]<class... T>(const std::tuple<T...>*) {
@@ -253,7 +263,8 @@ constexpr std::optional<std::size_t> payload_bytes(MessageType type) {
   return bytes;
 }
 
-// Other users get these: no byte between members that could carry what the keeper's stack held.
+// Processes of other users receive these structs. They have no padding, which could carry bytes
+// from the keeper's stack.
 static_assert(std::has_unique_object_representations_v<ClientWelcome>);
 static_assert(std::has_unique_object_representations_v<Refused>);
 

@@ -4,7 +4,7 @@
 
 namespace kvhive {
 
-/// Where daemon and clients meet unless told otherwise: $KVHIVE_SOCKET, else
+/// The path of the daemon's socket when no option names one: $KVHIVE_SOCKET, else
 /// $XDG_RUNTIME_DIR/kvhive/kvhived.sock, else /run/kvhive/kvhived.sock.
 std::string default_socket();
 

@@ -1,9 +1,10 @@
 #pragma once
-// How the two ends of a channel wake each other: a connected pair of sockets; a ring is one byte.
+// A doorbell is how the two ends of a channel wake each other: a connected pair of sockets. One
+// byte sent is one ring.
 //
 // An eventfd would not do: whether reading it blocks is a property of the open file, which the
-// other process shares and can change. On a socket every call says that it must not block, so a
-// client cannot put its engine to sleep.
+// other process shares and can change. On a socket, each call says by a flag that it must not
+// block, so a client cannot make its engine block.
 
 #include <sys/socket.h>
 

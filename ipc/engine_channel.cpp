@@ -13,15 +13,15 @@ tl::unexpected<Error> bad_request(const std::string& text) {
   return failure(Errc::bad_argument, text);
 }
 
-/// A new request in the slot begins with no takeover counted.
+/// Sets the count of takeovers to 0, for a new request in the slot.
 void forget_takeovers(RequestSlot& slot) {
   slot.takeovers.store(0, std::memory_order_relaxed);
   slot.tokens_at_takeover.store(0, std::memory_order_relaxed);
 }
 
-/// A request may be the cause of its engines' deaths, so the takeover is counted before the request
-/// is read. If tokens were generated since the last takeover, the request did not cause that death,
-/// and counting starts anew.
+/// Counts that this engine takes the request over from a dead engine. The request may be the cause
+/// of that death, so the takeover is counted before the request is read. If tokens were generated
+/// since the last takeover, the count starts again at 1.
 void count_takeover(RequestSlot& slot) {
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint32_t tokens = slot.tokens.load(relaxed);
@@ -81,7 +81,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted() {
   const RequestSlot* const slots = &slot(0);
   for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
     const SlotState state = slots[i].state.load(std::memory_order_acquire);
-    if (state == SlotState::vacant) continue;  // nearly all of them
+    if (state == SlotState::vacant) continue;  // true of nearly all slots
     const bool is_takeover = state == SlotState::accepted && takes_over_;
     if (is_takeover)
       count_takeover(slot(i));
@@ -104,7 +104,8 @@ std::vector<TakenRequest> EngineChannel::take_submitted() {
   return taken;
 }
 
-/// The prompt's length is written at the first admission, and 0 before.
+/// What the first admission wrote; nothing if the request was never admitted. (Before the first
+/// admission `prompt_tokens` is 0.)
 std::optional<RequestStats> EngineChannel::earlier_admission(std::uint32_t index) const {
   const RequestSlot& s = slot(index);
   const RequestStats stats{s.prompt_tokens.load(std::memory_order_relaxed),
@@ -124,11 +125,11 @@ std::vector<std::uint32_t> EngineChannel::take_aborts() {
   return aborted;
 }
 
-/// Copies once, then checks the copy: the client may rewrite the slot at any time.
+/// Copies the request once and then checks the copy: the client may rewrite the slot at any time.
 ///
-/// \param room  bytes that may still be copied out of the channel. An honest client's ranges are
-///              disjoint; a hostile one could name the same gigabyte in all 256 slots and make the
-///              engine copy 256 GB
+/// \param room  bytes that may still be copied out of the channel. An honest client's ranges do
+///              not overlap. A hostile client could name the same gigabyte in all 256 slots and
+///              make the engine copy 256 GB
 Expected<TakenRequest> EngineChannel::take(std::uint32_t index, std::size_t& room) {
   const std::uint32_t takeovers = slot(index).takeovers.load(std::memory_order_relaxed);
   if (takeovers > kMostTakeovers)
@@ -223,8 +224,8 @@ void EngineChannel::ring() {
   ring_doorbell(doorbell_.get());
 }
 
-/// Writes one request's results. Keeps its own copies of the places to write to, since the client
-/// can rewrite the slot's at any time.
+/// Writes one request's results. Keeps private copies of the ranges to write to, since the client
+/// can rewrite the ranges in the slot at any time.
 class EngineChannel::Sink : public OutputSink {
  public:
   Sink(std::shared_ptr<EngineChannel> channel, const TakenRequest& request)
@@ -233,8 +234,8 @@ class EngineChannel::Sink : public OutputSink {
         journaled_(request.journal.size()) {
     RequestBody body;
     std::memcpy(&body, &slot_.body, sizeof body);
-    // Read again, hence checked again. If the client has spoilt the body meanwhile, the request
-    // gets no log.
+    // The body is read a second time here, hence checked a second time. If the client has made it
+    // invalid meanwhile, no token is written to the log.
     if (!channel_->check(body)) return;
     log_ = body.log;
     text_ = body.text;
@@ -254,7 +255,7 @@ class EngineChannel::Sink : public OutputSink {
     text_end_ += static_cast<std::uint32_t>(fitting);
     if ((tokens_ + 1) * record_bytes_ > log_.bytes) return;
     if (++tokens_ <= journaled_)
-      return;  // the engine that died has written it, and the client may have read it
+      return;  // an engine that died has written this record, and the client may have read it
     write_record(token);
     slot_.tokens.store(tokens_, std::memory_order_release);
     channel_->has_news_.store(true, std::memory_order_relaxed);

@@ -22,35 +22,35 @@ struct TakenRequest {
   std::string text;              ///< the prompt, if its kind is text
   std::vector<TokenId> tokens;   ///< the prompt, if its kind is tokens
   std::vector<TokenId> journal;  ///< tokens that an engine generated before it died
-  /// What the first admission found, if an engine that died had admitted the request.
+  /// The statistics of the first admission, if an engine that died had admitted the request.
   std::optional<RequestStats> earlier_admission;
 };
 
 class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
  public:
-  /// Maps a client's channel. `doorbell` is the engine's end; the client sleeps on the other.
+  /// Maps a client's channel. `doorbell` is the engine's end; the client waits at the other end.
   [[nodiscard]] static Expected<std::shared_ptr<EngineChannel>> open(std::uint64_t id,
                                                                      std::uint32_t engine,
                                                                      const UniqueFd& memory,
                                                                      std::size_t bytes,
                                                                      UniqueFd doorbell);
 
-  /// The same over memory that the caller keeps mapped for as long as the channel is in use. The
-  /// caller has checked its header.
+  /// The same for memory that is mapped already. The caller keeps it mapped for as long as the
+  /// channel is in use, and has checked its header.
   static std::shared_ptr<EngineChannel> over(std::uint64_t id, std::uint32_t engine,
                                              std::span<std::byte> memory, UniqueFd doorbell);
 
   std::uint64_t id() const { return id_; }
 
-  /// Accepts the requests submitted since the last call. The first call after open() also takes
-  /// over those that a dead engine had accepted. A malformed request, and one that several engines
-  /// have died serving, is finished with an error at once and not returned.
+  /// Accepts and returns the requests submitted since the last call. The first call also takes over
+  /// the requests that a dead engine had accepted. A malformed request, or a request with more than
+  /// kMostTakeovers takeovers, is not returned: its slot is finished with an error at once.
   std::vector<TakenRequest> take_submitted();
 
-  /// Slots whose client has asked for an abort; each is returned once.
+  /// Slots whose client has asked for an abort. Each abort is returned once.
   std::vector<std::uint32_t> take_aborts();
 
-  /// Where the results of a taken request go.
+  /// The object that writes the results of a taken request into its slot.
   std::unique_ptr<OutputSink> sink(const TakenRequest& request);
 
   /// Ends a taken request with an error before the scheduler has seen it.
@@ -73,7 +73,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
   std::uint64_t id_;
   std::uint32_t engine_;
-  MappedMemory map_;  ///< owns the mapping behind memory_; empty after over()
+  MappedMemory map_;  ///< owns the mapping behind memory_; empty if over() made the channel
   std::span<std::byte> memory_;
   UniqueFd doorbell_;
   std::atomic<bool> has_news_{false};

@@ -1,6 +1,6 @@
 #pragma once
-// What a client may ask for and what it gets: the plain types that channel, scheduler and client
-// library share.
+// The parameters and results of a request: plain types that channel, scheduler and client library
+// share.
 
 #include <cstdint>
 #include <string>
@@ -15,15 +15,15 @@ namespace kvhive {
 
 struct GenerationParams {
   std::uint32_t max_tokens = 16;
-  SamplingParams sampling;  ///< greedy unless told otherwise
+  SamplingParams sampling;  ///< greedy by default
   /// Report the K most likely tokens of each position, at most kMostLogprobs.
   std::uint32_t logprobs = 0;
-  bool ignore_eos = false;    ///< go on after an end-of-sequence token
-  std::int32_t priority = 0;  ///< lower goes first, with the priority policy
-  /// Generation ends before any of these strings; they are cut off the text.
+  bool ignore_eos = false;    ///< go on generating after an end-of-sequence token
+  std::int32_t priority = 0;  ///< lower numbers are served first, if the policy is `priority`
+  /// Generation ends when the text contains one of these strings; the text is cut before it.
   std::vector<std::string> stop;
-  /// Whether the caller chose sampling.seed. If not, the client library has drawn one at random,
-  /// and an engine with --seed uses its own.
+  /// True = the caller chose sampling.seed. False = the client library drew it at random, and an
+  /// engine that was started with --seed uses its own seed instead.
   bool has_seed = false;
   std::vector<TokenId> stop_token_ids;  ///< generation ends after any of these tokens
 };
@@ -33,7 +33,7 @@ enum class FinishReason : std::uint32_t {
   none = 0,    ///< still running
   stop = 1,    ///< an end-of-sequence token, a stop string or a stop token
   length = 2,  ///< max_tokens or the model's length reached
-  abort = 3,   ///< the client asked for it
+  abort = 3,   ///< the client asked to end the request
   error = 4,   ///< refused or failed; a text says why
 };
 
@@ -55,10 +55,11 @@ struct GeneratedToken {
   std::vector<Sampled> top;  ///< most likely first; empty unless asked for
 };
 
-/// Figures known when a request is admitted or ends.
+/// Statistics of one request, reported when it is admitted and when it ends.
 struct RequestStats {
   std::uint32_t prompt_tokens = 0;
-  std::uint32_t cached_tokens = 0;  ///< of the prompt, found in the pool when it was first admitted
+  /// Tokens of the prompt that were found in the pool when the request was first admitted.
+  std::uint32_t cached_tokens = 0;
   std::uint32_t preemptions = 0;
 };
 

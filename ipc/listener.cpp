@@ -20,8 +20,8 @@ std::filesystem::path directory_of(const std::string& path) {
   return std::filesystem::absolute(path).parent_path();
 }
 
-/// Device and inode number of a file, symbolic links not followed; empty =
-/// there is none.
+/// Device and inode number of a file ("48:1234"); a symbolic link is not followed. Empty if there
+/// is no such file.
 std::string identity_of(const std::string& path) {
   struct stat status {};
   if (lstat(path.c_str(), &status) != 0) return {};
@@ -33,9 +33,9 @@ std::string identity_of(const UniqueFd& fd) {
   return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino);
 }
 
-/// Holds an exclusive lock on the socket's directory while it lives: between
-/// looking for a daemon and becoming one, and while a socket is compared and
-/// removed, no other process may do the same.
+/// Holds an exclusive lock on the socket's directory as long as the object lives. With the lock,
+/// only one process at a time checks for a running daemon and then binds the socket, or compares a
+/// socket and then removes it.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const UniqueFd& directory)
@@ -56,7 +56,7 @@ UniqueFd open_directory(const std::filesystem::path& directory) {
   return UniqueFd{open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
 }
 
-/// Gives the users that the operator named access, and no others.
+/// Gives access to the users that the operator named, and to no others.
 Expected<void> grant(const std::filesystem::path& path, mode_t mode,
                      const SocketPermissions& access) {
   if (access.group && chown(path.c_str(), static_cast<uid_t>(-1), *access.group) != 0)
@@ -67,8 +67,8 @@ Expected<void> grant(const std::filesystem::path& path, mode_t mode,
   return {};
 }
 
-/// Whether a process listens on the socket. A stopped one does, too, also when it takes no more
-/// connections (EAGAIN).
+/// Whether a process listens on the socket. A stopped process (SIGSTOP) counts, also when its queue
+/// of connections is full (EAGAIN).
 bool is_listened_on(const std::string& path) {
   auto address = address_of(path);
   const UniqueFd probe{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
@@ -104,8 +104,8 @@ Expected<Place> take_place(const std::filesystem::path& directory,
   return place;
 }
 
-/// A socket bound to the path, in place of a file that is a socket without a
-/// listener.
+/// Returns a socket bound to the path. A socket file that is there already is replaced: the caller
+/// has checked that no process listens on it.
 Expected<UniqueFd> bind_to(const std::string& path) {
   auto address = address_of(path);
   if (!address) return forward_error(address);
@@ -187,9 +187,9 @@ bool remove_stale_socket(const std::string& path, const std::string& identity) {
   const UniqueFd directory = open_directory(directory_of(path));
   if (!directory) return false;
   const DirectoryLock lock(directory);
-  // After the keeper's end its inode number may have been given to another
-  // daemon's socket: so that a socket with a listener is left alone, whatever
-  // its number.
+  // After the keeper's end, the file system may have given the same inode number to another
+  // daemon's socket. So a socket on which a process listens is never removed, even if its number is
+  // the same.
   if (!lock.is_held() || identity_of(path) != identity || is_listened_on(path)) return false;
   return unlink(path.c_str()) == 0;
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Where a request's tokens go: a channel's slot in an engine, a vector in a test.
+// The interface through which a request's tokens are written: to a channel's slot in an engine, to
+// a vector in a test.
 
 #include <string_view>
 
@@ -13,13 +14,14 @@ class OutputSink {
 
   /// The request was admitted for the first time.
   virtual void admitted(const RequestStats& stats) = 0;
-  /// One more token, and the text that it completes, which may be empty.
+  /// One more token, and the text that is complete with it, which may be empty.
   virtual void token(const GeneratedToken& token, std::string_view text) = 0;
-  /// The last call. `error` counts only if the reason is FinishReason::error. `text_bytes` is the
-  /// length of the whole text: when a stop string is cut off, less than was streamed.
+  /// The request has ended; this is the last call for it but flush(). `error` is set only if the
+  /// reason is FinishReason::error. `text_bytes` is the length of the whole text; if a stop string
+  /// was cut off, it is less than token() was given.
   virtual void finished(FinishReason reason, const Error& error, const RequestStats& stats,
                         std::size_t text_bytes) = 0;
-  /// Wakes the reader; called once after all calls of one step.
+  /// Wakes the reader of the results. Called once, after all other calls of one step.
   virtual void flush() = 0;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// Process descriptors (pidfds). Unlike a pid, a pidfd never comes to mean another process that was
-// given the same number, and poll() tells reliably when its process has ended.
+// Process descriptors (pidfds). A pid can be given to another process after its process has ended;
+// a pidfd always names the same process, and poll() tells reliably when that process has ended.
 
 #include <sys/types.h>
 
@@ -19,12 +19,12 @@ bool wait_for_end(const UniqueFd& pidfd, int timeout_ms);
 
 [[nodiscard]] Expected<void> signal_by_pidfd(const UniqueFd& pidfd, int signal);
 
-/// SIGKILL. Does nothing if `pidfd` is empty or the process has ended.
+/// Sends SIGKILL. Does nothing if `pidfd` is empty or the process has ended.
 void kill_by_pidfd(const UniqueFd& pidfd);
 
-/// Whether a descriptor that a peer sent is a pidfd of `pid`: not another process's (which would be
-/// killed in the peer's place), nor another kind of file. `pid` = 0 for a peer that is not visible
-/// in this PID namespace: then any pidfd will do.
+/// Whether `fd`, which a peer sent, is a pidfd of process `pid`. A pidfd of another process would
+/// let the peer have that process killed in its place. `pid` = 0: the peer is not visible in this
+/// PID namespace, and any pidfd is accepted.
 bool is_pidfd_of(const UniqueFd& fd, pid_t pid);
 
 }  // namespace kvhive

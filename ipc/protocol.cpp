@@ -36,9 +36,10 @@ std::vector<UniqueFd> take_fds(msghdr& header) {
   return fds;
 }
 
-/// What is wrong with a packet's first `size` bytes, of which `header` is the beginning.
+/// Checks the header of a received packet of `size` bytes. `is_cut` = the packet was larger than
+/// the buffer.
 Expected<void> check_header(const PacketHeader& header, std::size_t size, bool is_cut) {
-  // The version comes first: packets of other versions have other sizes.
+  // The version is checked first, because packets of other versions have other sizes.
   if (size >= offsetof(PacketHeader, type) && header.magic == kProtocolMagic &&
       header.version != kProtocolVersion)
     return failure(Errc::layout_mismatch, "the other side speaks protocol " +
@@ -56,7 +57,7 @@ Expected<void> check_header(const PacketHeader& header, std::size_t size, bool i
   return {};
 }
 
-/// A daemon is there and does not answer.
+/// The error when a daemon runs but does not answer in time.
 tl::unexpected<Error> no_answer(int timeout_ms) {
   return failure(Errc::not_running, "the daemon has not answered for " +
                                         std::to_string(timeout_ms) +
@@ -118,10 +119,10 @@ Expected<std::optional<Packet>> receive_packet(int socket) {
   ssize_t got;
   do got = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
   while (got < 0 &&
-         (errno == EINTR || errno == ECONNRESET));  // its last packets come after a reset
+         (errno == EINTR || errno == ECONNRESET));  // after ECONNRESET, unread packets still follow
   if (got == 0) return std::optional<Packet>();
   if (got < 0) return os_failure("receive");
-  packet.fds = take_fds(header);  // first: they are closed if the packet is malformed
+  packet.fds = take_fds(header);  // before the check, so that they are closed if it fails
   const auto size = static_cast<std::size_t>(got);
   if (auto sound = check_header(packet_header, size, (header.msg_flags & MSG_TRUNC) != 0); !sound)
     return forward_error(sound);
@@ -147,10 +148,12 @@ Expected<UniqueFd> connect_to_daemon(const std::string& socket_path, int timeout
   if (!address) return forward_error(address);
   UniqueFd fd{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
   if (!fd) return os_failure("socket");
-  // A stopped daemon accepts nothing: once its queue is full, connecting would wait for ever.
+  // A stopped daemon accepts no connection. Once its queue is full, connect() without a time limit
+  // would block for ever.
   const timeval no_limit{};
   if (timeout_ms >= 0) {
-    const timeval limit{timeout_ms / 1000, timeout_ms % 1000 * 1000 + 1};  // all 0 = for ever
+    // The 1 us more keeps a timeout of 0 from becoming {0, 0}, which means "no limit".
+    const timeval limit{timeout_ms / 1000, timeout_ms % 1000 * 1000 + 1};
     setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
   }
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0) {
@@ -175,7 +178,8 @@ Expected<Packet> exchange_hello(int socket, MessageType type, std::span<const st
                                 int timeout_ms) {
   auto pidfd = pidfd_of(getpid());
   if (!pidfd) return forward_error(pidfd);
-  // A daemon that refuses at once has closed the connection already; its reason can still be read.
+  // peer_died is no error yet: a daemon that refuses a connection at once has closed it already,
+  // and its Refused packet can still be read.
   if (auto sent = send_bytes(socket, type, payload, {pidfd->get()}, {});
       !sent && sent.error().code != Errc::peer_died)
     return forward_error(sent);

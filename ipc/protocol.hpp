@@ -1,8 +1,8 @@
 #pragma once
 // How control messages travel over the daemon's Unix socket (SOCK_SEQPACKET). A packet is a header,
-// the payload of its type (ipc/control_messages.hpp), and an optional tail of JSON; descriptors go
-// beside it. A packet is copied into private memory once and then checked; the receiver closes the
-// connection on anything malformed.
+// one message (the payload, ipc/control_messages.hpp), and an optional tail of JSON. File
+// descriptors are sent with it (SCM_RIGHTS). The receiver copies a packet into private memory once
+// and then checks it; if it is malformed, the receiver closes the connection.
 
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -25,7 +25,7 @@ struct PacketHeader {
   std::uint32_t magic = kProtocolMagic;
   std::uint32_t version = kProtocolVersion;
   MessageType type{};
-  std::uint32_t payload_bytes = 0;  ///< the tail begins after them
+  std::uint32_t payload_bytes = 0;  ///< the tail begins after these bytes
 };
 
 /// One packet as it was received. Its type is known, and its payload has that type's size.
@@ -34,7 +34,7 @@ class Packet {
   MessageType type() const { return type_; }
   bool is(MessageType type) const { return type_ == type; }
 
-  /// The message, if it is a T.
+  /// The message, if it is of type T.
   template <class T>
   std::optional<T> as() const {
     if (type_ != T::kType) return std::nullopt;
@@ -46,8 +46,8 @@ class Packet {
   std::string_view tail() const { return std::string_view(body_).substr(payload_bytes_); }
 
   std::vector<UniqueFd> fds;
-  /// Descriptors were sent that this process could not be given: most likely it has as many open
-  /// as its limit allows. The message itself is whole.
+  /// True = the kernel could not pass on all the descriptors that were sent: most likely this
+  /// process has as many open as its limit allows. The message itself is complete.
   bool lost_fds = false;
 
  private:
@@ -57,7 +57,8 @@ class Packet {
   std::string body_;  ///< payload, then tail
 };
 
-/// Sends one packet. Errors: Errc::peer_died, or what the system says (the peer's queue is full).
+/// Sends one packet. Errors: peer_died = the peer has closed the connection; os_error = the
+/// system's error, for example that the peer's queue is full.
 [[nodiscard]] Expected<void> send_bytes(int socket, MessageType type,
                                         std::span<const std::byte> payload,
                                         const std::vector<int>& fds, std::string_view tail);
@@ -72,17 +73,17 @@ template <class T>
 }
 
 /// The next packet. Nothing = the peer has closed the connection. Errors: Errc::layout_mismatch =
-/// the peer speaks another version; bad_format = malformed; os_error = what the system says.
+/// the peer speaks another version; bad_format = malformed; os_error = the system's error.
 [[nodiscard]] Expected<std::optional<Packet>> receive_packet(int socket);
 
-/// The process at the other end, as the kernel knows it: pid 0 = not visible in this PID namespace.
-/// An error must not be taken for root, whose number is 0.
+/// The process at the other end, as the kernel knows it. Its pid is 0 if it is not visible in this
+/// PID namespace. The caller must not take an error for uid 0, which is root's.
 [[nodiscard]] Expected<ucred> peer_credentials(int socket);
 
-/// How long a running daemon may take for an answer that it gives at once.
+/// How long to wait for an answer, in ms. A running daemon answers at once; a stopped one never.
 inline constexpr int kAnswerMs = 10'000;
 
-/// The same as receive_packet(), but silence is an error that says so.
+/// The same as receive_packet(), but waits at most `timeout_ms`; then the error is not_running.
 /// \param timeout_ms  -1 = wait for ever
 [[nodiscard]] Expected<std::optional<Packet>> receive_answer(int socket,
                                                              int timeout_ms = kAnswerMs);
@@ -93,25 +94,27 @@ Error error_of(const Refused& refused);
 /// A Unix socket's address; Errc::bad_argument if the path is longer than the system takes.
 [[nodiscard]] Expected<sockaddr_un> address_of(const std::string& path);
 
-/// Connects to a daemon; Errc::not_running names the socket and what to do.
+/// Connects to a daemon. Errors: not_running, with the socket's path and what the user can do.
+///
 /// \param timeout_ms  -1 = wait for ever. A stopped daemon accepts nothing, and connecting blocks
-/// once
-///        the kernel's queue of connections is full
+///                    once the kernel's queue of connections is full
 [[nodiscard]] Expected<UniqueFd> connect_to_daemon(const std::string& socket_path,
                                                    int timeout_ms = kAnswerMs);
 
-/// What the keeper answers to a hello.
+/// The keeper's answer to a hello: the welcome and the descriptors that came with it.
 template <class Message>
 struct Welcomed {
   Message message;
   std::vector<UniqueFd> fds;
 };
 
-/// Sends a hello with this process's pidfd and waits for a packet that is not a refusal.
+/// Sends a hello with this process's pidfd and returns the answer. If the answer is Refused,
+/// returns the error that it carries.
 [[nodiscard]] Expected<Packet> exchange_hello(int socket, MessageType type,
                                               std::span<const std::byte> payload, int timeout_ms);
 
-/// Says hello and waits for the welcome; a refusal comes back as the error it carries.
+/// Sends a hello and waits for the welcome. If the keeper refuses, returns the error that the
+/// Refused message carries.
 template <class Hello>
 [[nodiscard]] Expected<Welcomed<typename Hello::Welcome>> say_hello(int socket, const Hello& hello,
                                                                     int timeout_ms = kAnswerMs) {
@@ -125,8 +128,9 @@ template <class Hello>
   return Welcomed<typename Hello::Welcome>{*message, std::move(packet->fds)};
 }
 
-/// Takes the pool's memory out of a welcome's descriptors; `objects` is the welcome's mask. What an
-/// engine gets after it stays: the memory of a GPU's weights.
+/// Moves the descriptors of the pool's memory objects out of `fds`, which came with a welcome;
+/// `objects` is the welcome's mask. What follows them stays in `fds`: for an engine on a GPU, the
+/// descriptor of the weights.
 PoolFds take_pool_fds(std::uint32_t objects, std::vector<UniqueFd>& fds);
 
 template <class Message>

@@ -15,19 +15,20 @@
 namespace kvhive {
 namespace {
 
-/// Wide enough that packing and the call itself are small beside the work, narrow enough to share a
-/// small matrix among threads.
+/// Columns of a slab for oneDNN: enough that packing and the call take little time compared with
+/// the work, and few enough that a small matrix can be distributed over threads.
 constexpr std::int32_t kSlabColumns = 256;
 
-/// Multiplications below which threads are not woken: about half a millisecond of one core. Less is
-/// soon lost where cores are shared, since the slowest thread is waited for.
+/// With fewer multiplications than this (about 0.5 ms of one core), only one thread computes. If
+/// cores are shared, more threads would lose time, since all wait for the slowest thread.
 constexpr std::int64_t kSerialWork = std::int64_t{1} << 26;
 
 /// Packing a slab's weights costs about as much as multiplying this many rows.
 constexpr std::int64_t kPackingRows = 16;
 
-/// Weights that our own kernel gets at a time: as much as stays in L2 while rows pass by. Of longer
-/// rows it takes kDotDepth elements at a time.
+/// Bytes of weights that kvhive's own kernel gets per call: as many as stay in the L2 cache while
+/// the rows are multiplied with them. If K is larger than kDotDepth, it takes kDotDepth elements of
+/// K at a time.
 constexpr std::int32_t kDotSlabBytes = 512 << 10;
 constexpr std::int32_t kDotDepth = kBf16ProductDepth;
 
@@ -38,8 +39,9 @@ struct alignas(64) CacheLine {
   std::byte bytes[64];
 };
 
-/// Not where there is AMX: there oneDNN is several times faster at prefill, and one row's bits must
-/// not depend on how many rows are computed with it.
+/// Whether kvhive's own kernel is used. Not on a CPU with AMX: there oneDNN is several times faster
+/// at prefill, and decode has to use the same kernel, because a row's bits must not depend on the
+/// number of rows.
 bool uses_dots(Dtype dtype) {
   static const bool prefers = cpu_features().avx512_bf16 && !cpu_features().amx_bf16;
   return dtype == Dtype::bf16 && prefers;
@@ -64,7 +66,7 @@ const TileMatmul& next_tile(const std::vector<TileMatmul>& tiles, std::int32_t r
   return mostly_full ? *fits : *std::prev(fits);
 }
 
-/// x in the weights' dtype, with zero rows up to the end of the last tile.
+/// Returns x in the weights' dtype, with rows of zeros appended up to `padded_size` values.
 std::span<const std::byte> padded_rows(std::span<const float> x, std::size_t padded_size,
                                        Dtype dtype) {
   thread_local std::vector<std::byte> buffer;
@@ -83,7 +85,8 @@ std::span<const std::byte> padded_rows(std::span<const float> x, std::size_t pad
 
 }  // namespace
 
-/// oneDNN's primitives cost milliseconds a shape, which our own kernel need not wait for.
+/// The slabs for oneDNN, made when they are first needed: its primitives take milliseconds per
+/// shape, and kvhive's own kernel does not need them.
 struct Matmul::LazySlabs {
   std::once_flag made;
   std::vector<Slab> all;
@@ -118,7 +121,8 @@ const std::byte* Matmul::slab_weights(std::int32_t first_column) const {
   return weights_.bytes.data() + std::size_t(first_column) * weights_.K * bytes_of(weights_.dtype);
 }
 
-/// Slab by slab, so that a slab's weights are read while they are in the cache.
+/// Lists the products slab by slab, so that a slab's weights are still in the cache for its next
+/// tile.
 std::vector<Matmul::Product> Matmul::products(std::int32_t rows) const {
   std::vector<Product> products;
   for (const Slab& slab : slabs())

@@ -16,12 +16,14 @@ using Layout = dnnl::memory::format_tag;
 
 constexpr std::int32_t kReferenceTile = 16;
 constexpr std::int32_t kLargestTile = 256;
-/// Candidates beside the reference: 8 for a lone decode, 64 and 256 because oneDNN reorders the
-/// weights once per call, which only many rows pay for.
+/// The tiles that are tried beside the reference: 8 rows for the decode of one sequence; 64 and 256
+/// rows because oneDNN reorders the weights once per call, which is worth its time only with many
+/// rows.
 constexpr std::array kOtherTiles{8, 64, kLargestTile};
 
-/// oneDNN asks OpenMP how many threads there are, when a primitive is made and again when some run.
-/// One, so that the order of additions cannot depend on the machine's cores or on who calls.
+/// Sets OpenMP's number of threads to 1 as long as the object lives. oneDNN asks OpenMP for this
+/// number when it makes a primitive and again when it runs one. It is 1 so that the order of
+/// additions does not depend on the machine's cores or on the calling thread.
 class OneThread {
  public:
   OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
@@ -42,7 +44,7 @@ dnnl::memory::data_type data_type(Dtype dtype) {
   return dtype == Dtype::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
-/// Rows of what activations look like: both signs, magnitudes over a few powers of two.
+/// Random rows that are like activations: both signs, magnitudes over a few powers of two.
 std::vector<std::byte> random_rows(std::int32_t rows, std::int32_t depth, Dtype dtype) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
@@ -58,8 +60,8 @@ std::vector<std::byte> random_rows(std::int32_t rows, std::int32_t depth, Dtype 
   return bytes;
 }
 
-/// Runs kLargestTile rows through tiles of one size, starting at row `shift` of a cyclic batch, and
-/// returns the results in the rows' own order.
+/// Multiplies kLargestTile rows, after a cyclic shift by `shift` rows, with tiles of one size.
+/// Returns the results in the original order of the rows.
 std::vector<float> run_rows(const TileMatmul& matmul, const MatmulShape& shape, Dtype dtype,
                             const std::vector<std::byte>& rows, std::int32_t shift,
                             const void* weights) {
@@ -89,7 +91,8 @@ std::shared_ptr<const MatmulShape> calibrate(std::int32_t columns, std::int32_t 
       return same_bits(run_rows(matmul, shape, dtype, rows, shift, weights), truth);
     });
   };
-  // A tile whose rows are not treated alike cannot be used at all; a row alone has only one place.
+  // If the reference tile computes rows at different places differently, it cannot be used. Then
+  // only the tile of 1 row is used: in it a row has only one place.
   if (!agrees(reference)) {
     shape.tiles.emplace_back(1, columns, depth, dtype);
     return std::make_shared<const MatmulShape>(std::move(shape));

@@ -1,5 +1,5 @@
 #pragma once
-// oneDNN primitives of one matmul shape, and which of them give the same bits.
+// The oneDNN primitives for one shape of matrix, and which of them give the same bits.
 
 #include <array>
 #include <cstddef>
@@ -12,9 +12,9 @@
 
 namespace kvhive {
 
-/// y[tile, columns] = x[tile, depth] * w[columns, depth]^T for a fixed number of rows, on the
-/// calling thread alone (the caller spreads tiles over threads). Dense x and y: oneDNN's fast path
-/// takes no leading dimension of y.
+/// Computes y[tile, columns] = x[tile, depth] * w[columns, depth]^T for a fixed number of rows,
+/// only on the calling thread (the caller distributes tiles over threads). x and y are dense,
+/// because oneDNN's fast path does not support a row stride of y.
 class TileMatmul {
  public:
   TileMatmul(std::int32_t tile, std::int32_t columns, std::int32_t depth, Dtype dtype);
@@ -30,16 +30,16 @@ class TileMatmul {
   dnnl::matmul matmul_;
 };
 
-/// The tiles of one (columns, depth, dtype), ascending, that agree bit by bit whatever the row's
-/// place. Shared by all weights of that shape.
+/// The usable tiles of one (columns, depth, dtype), by ascending number of rows: they give a row
+/// the same bits, at whichever place in the tile it is. All weights of that shape share them.
 struct MatmulShape {
   std::int32_t columns = 0;
   std::int32_t depth = 0;
   std::vector<TileMatmul> tiles;
 };
 
-/// From a process-wide cache; the first call for a shape calibrates it on `weights` and takes
-/// milliseconds. Thread-safe.
+/// Returns the tiles of a shape from a process-wide cache. The first call for a shape makes and
+/// compares the tiles, with `weights`, which takes milliseconds. Thread-safe.
 std::shared_ptr<const MatmulShape> matmul_shape(std::int32_t columns, std::int32_t depth,
                                                 Dtype dtype, const void* weights);
 

@@ -8,7 +8,8 @@
 namespace kvhive {
 namespace {
 
-/// Long wavelengths are stretched by `factor`, short ones kept, those between interpolated.
+/// Llama 3's scaling of frequencies: long wavelengths are multiplied by `factor`, short wavelengths
+/// stay, wavelengths between them are interpolated.
 float llama3_frequency(float frequency, const RopeScaling& scaling) {
   const auto context = static_cast<double>(scaling.original_max_position);
   const float wavelength = static_cast<float>(2 * std::numbers::pi) / frequency;

@@ -1,9 +1,9 @@
 #pragma once
-// Rotary position embeddings, the "rotate half" pairing of Hugging Face: dim i turns with dim
-// i+D/2.
+// Rotary position embeddings. Dimensions are paired as in Hugging Face's "rotate half": dimension i
+// is rotated together with dimension i + D/2.
 //
-// Source: Su et al., RoFormer (2021); transformers: modeling_rope_utils.py, whose float32 steps are
-// followed one by one, since models were trained with their rounding.
+// Source: Su et al., RoFormer (2021); transformers: modeling_rope_utils.py. The code does the same
+// float32 operations in the same order, since models were trained with their rounding.
 
 #include <cstdint>
 #include <span>
@@ -23,13 +23,13 @@ class Rope {
  public:
   explicit Rope(const ModelConfig& config);
 
-  /// Fills `angles` for tokens at these positions; the same for all layers and heads of a step.
+  /// Computes the angles of tokens at these positions. All layers and heads of a step use the same.
   void angles(std::span<const std::int32_t> positions, RopeAngles& angles) const;
 
-  /// Turns rows [T, heads, D] in place.
+  /// Rotates rows [T, heads, D] in place.
   void rotate(std::span<float> rows, std::int32_t heads, const RopeAngles& angles) const;
 
-  /// Radians per position of each pair of dims, [D/2].
+  /// The angle per position of each pair of dimensions, in radians, [D/2].
   std::span<const float> frequencies() const { return frequencies_; }
 
  private:

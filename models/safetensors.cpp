@@ -43,7 +43,8 @@ std::optional<std::uint64_t> unsigned_of(const nlohmann::json& value) {
   return value.get<std::uint64_t>();
 }
 
-/// The bytes of a tensor of this shape, unless they overflow or the shape is no list of sizes.
+/// Reads a shape, and returns the bytes of a tensor of this shape. Nothing if the number overflows,
+/// or `list` is not a list of sizes.
 std::optional<std::uint64_t> read_shape(const nlohmann::json& list, std::uint64_t element,
                                         std::vector<std::int64_t>& shape) {
   if (!list.is_array()) return std::nullopt;
@@ -111,7 +112,8 @@ Expected<TensorEntry> read_entry(const nlohmann::json& value, std::span<const st
   return entry;
 }
 
-/// The tensors must tile the buffer; empty ones may lie on any border.
+/// Checks that the tensors cover the buffer without overlap or hole. Empty tensors may lie between
+/// any two others.
 Expected<std::size_t> check_coverage(const std::map<std::string, TensorEntry>& tensors,
                                      std::span<const std::byte> buffer, const std::string& name) {
   std::vector<std::pair<std::size_t, std::size_t>> ranges;
@@ -132,7 +134,8 @@ Expected<std::size_t> check_coverage(const std::map<std::string, TensorEntry>& t
   return covered;
 }
 
-/// A shard is named by a plain file name: an index must not lead out of its directory.
+/// Whether a shard's name is a plain file name: an index must not refer to files outside its
+/// directory.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
          name.find('\0') == std::string::npos;

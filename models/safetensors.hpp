@@ -1,6 +1,7 @@
 #pragma once
 // Weights in the safetensors format: 8 bytes of header length (little endian), a JSON header, then
-// the tensors' bytes. Read in place from a shared mapping; nothing in a file is trusted.
+// the tensors' bytes. The files are read in place, in a shared mapping. Every number in a file is
+// checked before it is used.
 //
 // Source: github.com/huggingface/safetensors, README.md "Format": the tensors cover the byte buffer
 // without overlap or hole, and end where the file ends.
@@ -19,26 +20,28 @@
 
 namespace kvhive {
 
-/// One tensor, row-major. Borrowed from its SafetensorsDirectory. The bytes need not be aligned to
-/// their element size: read them with memcpy.
+/// One tensor, row-major. The bytes belong to its SafetensorsDirectory. They may not be aligned to
+/// the size of an element, so they must be read with memcpy.
 struct TensorView {
   Dtype dtype = Dtype::f32;
   std::span<const std::byte> bytes;
 };
 
-/// A tensor as a file's header describes it; also those whose dtype kvhive does not compute with.
+/// A tensor as a file's header describes it. Its dtype may be one that kvhive does not compute
+/// with.
 struct TensorEntry {
   std::string dtype;  ///< the format's spelling: "F32", "BF16", "I64", ...
   std::vector<std::int64_t> shape;
   std::span<const std::byte> bytes;
 };
 
-/// Checks a whole file image. Every entry's bytes lie inside `file`.
-/// \param name  what error texts call the file
+/// Parses and checks the bytes of a whole file. The bytes of every returned entry lie inside
+/// `file`.
+/// \param name  the file's name in error texts
 [[nodiscard]] Expected<std::map<std::string, TensorEntry>> parse_safetensors(
     std::span<const std::byte> file, const std::string& name);
 
-/// "[128, 64]".
+/// Prints a shape: "[128, 64]".
 std::string shape_text(std::span<const std::int64_t> shape);
 
 /// The tensors of a model directory: model.safetensors, or else the shards that
@@ -47,7 +50,8 @@ class SafetensorsDirectory {
  public:
   [[nodiscard]] static Expected<SafetensorsDirectory> open(const std::filesystem::path& directory);
 
-  /// The tensor if it exists, has this shape and a floating dtype kvhive computes with.
+  /// Returns the tensor. Errors: it does not exist, has another shape, or a dtype that kvhive does
+  /// not compute with.
   [[nodiscard]] Expected<TensorView> find(const std::string& tensor,
                                           std::span<const std::int64_t> expected_shape) const;
 

@@ -10,7 +10,7 @@
 namespace kvhive {
 namespace {
 
-/// Likelier first; of equal ones the lower id.
+/// The order of tokens: the more likely first; of equal ones, the lower id first.
 bool before(const Sampled& a, const Sampled& b) {
   return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
 }
@@ -22,7 +22,7 @@ std::size_t index_of_largest(std::span<const float> logits) {
   return best;
 }
 
-/// log(sum(exp(logit))), shifted by the largest.
+/// log(sum(exp(logit))). The largest logit is subtracted first, so that exp() does not overflow.
 double log_total(std::span<const float> logits) {
   const double largest = usable_logit(logits[index_of_largest(logits)]);
   if (std::isinf(largest)) return 0;  // nothing is possible: every logprob is -infinity
@@ -71,8 +71,9 @@ double total_weight(const std::vector<Candidate>& candidates) {
                          [](double sum, const Candidate& c) { return sum + c.weight; });
 }
 
-/// Takes the heaviest from a heap until they weigh enough: cheaper than sorting a whole vocabulary
-/// when, as usual, few are needed. At least one stays.
+/// Keeps the candidates with the largest weights whose sum reaches the share p of the total, at
+/// least one. Takes them from a heap, which is faster than sorting a whole vocabulary if few are
+/// needed, as is usual.
 void keep_top_p(std::vector<Candidate>& candidates, double p) {
   if (p >= 1) return;
   const double enough = p * total_weight(candidates);
@@ -93,7 +94,7 @@ TokenId draw(const std::vector<Candidate>& candidates, double share) {
     left -= candidate.weight;
     if (left < 0) return candidate.token;
   }
-  return candidates.back().token;  // rounding ate the last sliver
+  return candidates.back().token;  // reached only because of rounding errors in the sum
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
-// Picks the next token from logits: a pure function of (logits, params, position), so that a
-// request gives the same text whatever ran beside it and however often it was preempted.
+// Picks the next token from logits. The result depends only on logits, parameters and position, so
+// a request gives the same text whatever other requests run and however often it is preempted.
 //
 // Source: the order of vLLM V1: temperature, min_p, top_k, top_p (v1/sample/sampler.py). vLLM's
 // random numbers are not reproduced.
@@ -13,12 +13,13 @@
 
 namespace kvhive {
 
-/// \param logits    not empty. NaN counts as impossible (-infinity); equal logits are taken lowest
-///                  id first; if nothing is possible token 0 is taken.
-/// \param position  the index the new token will have in its sequence; one random number each
+/// \param logits    not empty. NaN counts as -infinity (impossible). Of equal logits, the one with
+///                  the lowest id comes first. If all tokens are impossible, the result is token 0
+/// \param position  the index that the new token will have in its sequence; each position of a
+///                  seed has one random number
 Sampled sample(std::span<const float> logits, const SamplingParams& params, std::uint64_t position);
 
-/// The k likeliest tokens, likeliest first, equal ones lowest id first.
+/// The k most likely tokens, the most likely first; of equal ones, the lowest id first.
 std::vector<Sampled> top_logprobs(std::span<const float> logits, int k);
 
 }  // namespace kvhive

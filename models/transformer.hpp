@@ -2,8 +2,8 @@
 // A decoder of the Llama family over a paged KV cache, on the CPU: f32 activations, weights as
 // stored (models/matmul.hpp).
 //
-// Invariant: a token's logits and KV depend on its sequence alone, bit by bit; not on what else is
-// in the batch nor on how the sequence was cut into steps.
+// Invariant: the bits of a token's logits and KV depend only on its sequence; not on other
+// sequences in the batch, nor on how the sequence was split into steps.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,11 +20,12 @@
 
 namespace kvhive {
 
-/// Move-only. One forward() at a time; several Transformers of one directory share its pages.
+/// Move-only. Only one forward() at a time. Several Transformers of the same directory share the
+/// memory of its files.
 class Transformer {
  public:
   /// \param directory  config.json and safetensors files, as Hugging Face lays them out
-  /// \param progress   called with (tensors done, tensors in all) while they are checked and mapped
+  /// \param progress   called with (tensors done, all tensors) while tensors are checked and mapped
   [[nodiscard]] static Expected<Transformer> load(
       const std::filesystem::path& directory,
       const std::function<void(std::size_t, std::size_t)>& progress = {},
@@ -36,9 +37,9 @@ class Transformer {
 
   const ModelConfig& config() const;
 
-  /// \param kv_base  block 0 of an arena laid out as `layout` says; must be of this model
+  /// \param kv_base  block 0 of an arena with this `layout`, which must be the model's
   /// \param logits   [logit_rows.size(), vocab], overwritten
-  /// Returns nothing: all inputs were checked by the caller, and are KV_CHECKed here.
+  /// It cannot fail: the caller has checked all inputs. They are asserted here with KV_CHECK.
   void forward(const ForwardBatch& batch, std::byte* kv_base, const KvLayout& layout,
                std::span<float> logits);
 

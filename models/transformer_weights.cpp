@@ -18,8 +18,8 @@ void convert_floats(const std::byte* from, std::span<float> out, Convert convert
   }
 }
 
-/// Looks tensors up one after the other. After the first failure everything else is skipped: what
-/// then comes back is never used, since load() returns the error.
+/// Looks up tensors one after the other. After the first error all further lookups return empty
+/// results; these are never used, since load() returns the error.
 class TensorReader {
  public:
   TensorReader(const SafetensorsDirectory& files, std::size_t total, const LoadProgress& progress)
@@ -83,7 +83,7 @@ void read_floats(const TensorView& tensor, std::size_t first, std::span<float> o
     case Dtype::f32: return convert_floats<float>(from, out, [](float value) { return value; });
     case Dtype::bf16: return convert_floats<std::uint16_t>(from, out, float_of_bf16);
     case Dtype::f16: return convert_floats<std::uint16_t>(from, out, float_of_f16);
-    default: KV_CHECK(false, int(tensor.dtype));  // no reader of weights makes such tensors
+    default: KV_CHECK(false, int(tensor.dtype));  // SafetensorsDirectory returns no other dtype
   }
 }
 

@@ -14,10 +14,10 @@
 
 namespace kvhive {
 
-/// Called with (tensors done, tensors in all).
+/// Called with (tensors done, all tensors).
 using LoadProgress = std::function<void(std::size_t, std::size_t)>;
 
-/// A layer's weights, by their use. What the model does not have is empty.
+/// A layer's weights, by their use. Weights that the model does not have are empty.
 struct LayerWeights {
   std::array<std::vector<float>, kLayerWeightCount> norms;
   std::array<std::optional<Matmul>, kLayerWeightCount> products;
@@ -31,21 +31,21 @@ struct LayerWeights {
   }
 };
 
-/// Matrices are borrowed from the mapped files it holds; norms and biases (a few KB) are f32
-/// copies.
+/// All weights of a model. Matrices refer to the mapped files in `files`; norms and biases (a few
+/// KB) are f32 copies.
 struct TransformerWeights {
   SafetensorsDirectory files;
   TensorView embedding;  ///< [vocab, hidden]
   std::vector<LayerWeights> layers;
   std::vector<float> final_norm;
-  std::optional<Matmul> lm_head;  ///< always set; the embedding's bytes if tied
+  std::optional<Matmul> lm_head;  ///< always set; if tied, it uses the embedding's bytes
 
   [[nodiscard]] static Expected<TransformerWeights> load(const std::filesystem::path& directory,
                                                          const ModelConfig& config,
                                                          const LoadProgress& progress);
 };
 
-/// The float values of a tensor, or of `count` of them from `first` on, whatever its dtype.
+/// Reads out.size() values of a tensor, from index `first` on, and converts them to float.
 void read_floats(const TensorView& tensor, std::size_t first, std::span<float> out);
 
 }  // namespace kvhive

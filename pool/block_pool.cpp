@@ -50,7 +50,8 @@ std::size_t BlockPool::capacity(Tier t) const {
   return blocks - std::min(retired, blocks);
 }
 
-/// In unsigned numbers, which wrap: a corrupt counter must not overflow.
+/// Computes with unsigned numbers, which wrap: with a corrupt counter, signed numbers could
+/// overflow.
 std::size_t BlockPool::available(Tier t) const {
   const ControlBlock& control = memory_.control();
   const auto correction = static_cast<std::uint64_t>(

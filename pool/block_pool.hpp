@@ -1,9 +1,10 @@
 #pragma once
-// The pool as one process uses it: match, allocate, demote, publish, release. No operation asks
-// another process, takes a lock or waits, so a process that is stopped or killed at any instruction
-// blocks no other one. The reaper returns what a killed process held (pool/care/reaper.hpp).
+// The operations of one process on the shared pool: match, allocate, demote, publish, release. No
+// operation asks another process, takes a lock or waits. So a process that is stopped or killed at
+// any instruction blocks no other process. The reaper releases the blocks of a killed process
+// (pool/care/reaper.hpp).
 //
-// One BlockPool per process slot, used by one thread at a time. Each operation has a file of its
+// A process slot has one BlockPool, used by one thread at a time. Each operation has a file of its
 // own: block_pool_match.cpp, _allocate.cpp, _publish.cpp, _demote.cpp, _release.cpp; the rest is in
 // block_pool.cpp.
 
@@ -25,52 +26,58 @@
 
 namespace kvhive {
 
-/// The position after some number of full blocks of one sequence. The next block's identity is
-/// chained to it.
+/// The position after the first `depth` full blocks of a sequence. The identity of the next block
+/// is chained to it.
 struct Prefix {
   DomainId domain{};
-  std::uint64_t uid = 0;    ///< content so far; exact, by induction from the domain's root
-  std::uint32_t depth = 0;  ///< full blocks so far
+  /// The uid of the last full block; the domain's root if there is none. Each block is compared
+  /// with its parent's uid, so an equal uid means that all content up to here is equal.
+  std::uint64_t uid = 0;
+  std::uint32_t depth = 0;  ///< number of full blocks up to here
 };
 
-/// Blocks found, in order, each now held once more by this process. The sequence goes on at `end`.
+/// The blocks that match() found, in order. The process has one more reference to each of them. The
+/// rest of the sequence starts at `end`.
 struct PrefixHit {
   std::vector<BlockId> blocks;
   Prefix end;
 };
 
-/// A block that had to be copied before it could be written. The caller copies the bytes, source to
-/// destination.
+/// The block to write (`destination`). If it is not `source`, the caller first copies the bytes
+/// from source to destination.
 struct CopyOnWrite {
   BlockId source;
   BlockId destination;
 };
 
-/// Content that allocate() evicted, and the block it was in. The bytes stay until the block is
-/// written, the descriptor's other fields until it is published anew or released.
+/// Content that allocate() evicted, and the block that held it. The block's bytes stay until the
+/// block is written. Its descriptor keeps the fields that are not copied here until the block is
+/// published again or released.
 struct Evicted {
   BlockId block;
   Hash128 name;
   std::uint64_t uid = 0;
   DomainId domain{};
-  DomainId new_domain{};  ///< for which the block was allocated
+  DomainId new_domain{};  ///< the domain for which the block was allocated
 };
 
-/// Evicted content on its way into the host tier. The caller copies the bytes.
+/// Evicted content that moves to the host tier. The caller copies the bytes.
 struct Demotion {
   Evicted content;
-  BlockId destination;              ///< a host block, held
-  bool is_on_host_already = false;  ///< the host tier has this content: nothing to copy
+  BlockId destination;              ///< a host block that this process holds
+  bool is_on_host_already = false;  ///< true = `destination` has this content: nothing to copy
 };
 
-/// Zeroes blocks of the device tier that only the device can write. They are zero when it returns.
+/// Zeroes blocks of the device tier that only the device can write. They are zero when the function
+/// returns.
 using EraseOnDevice = std::function<void(std::span<const BlockId>)>;
 
 class BlockPool {
  public:
-  /// \param memory  attached for reading and writing; outlives the pool
+  /// \param memory  attached for reading and writing; outlives this object
   /// \param slot    used by no other process or BlockPool
-  /// \param erase   needed where the device tier is not mapped, unless `scrub` is never
+  /// \param erase   required if this process does not map the device tier and `scrub` is not
+  ///                `never`
   BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub = Scrub::on_domain_change,
             EraseOnDevice erase = {});
   BlockPool(const BlockPool&) = delete;
@@ -79,81 +86,86 @@ class BlockPool {
   /// The empty prefix of `domain`.
   static Prefix root(DomainId domain);
 
-  /// Longest published run of blocks in `tier` that continues `from`, already pinned: lookup and
-  /// pin are one step.
+  /// Finds and pins the longest run of published blocks in `tier` that continues `from`. The blocks
+  /// are pinned as they are found, so they cannot be evicted in between.
   ///
-  /// \param chain   block names from BlockHasher, one per block; they lead to candidates
+  /// \param chain   block names from BlockHasher, one per block, to find candidates by
   /// \param tokens  chain.size() * tokens_per_block token ids; a candidate with other tokens or
   ///                another parent is no hit
-  /// \param extras  one per block, or empty if no block has any
-  /// \cost          about three cache lines a block, prefetched over the whole run
-  /// \source        vLLM v1 FullAttentionManager.find_longest_cache_hit; of equal blocks the
-  ///                first published is found
+  /// \param extras  the extra keys, one per block; empty if no block has an extra key
+  /// \return        the blocks found; of several equal blocks, the one that was published first
+  /// \cost          about three cache lines per block, prefetched
+  /// \source        vLLM v1 FullAttentionManager.find_longest_cache_hit
   PrefixHit match(Tier tier, const Prefix& from, std::span<const Hash128> chain,
                   std::span<const TokenId> tokens, std::span<const ExtraKey> extras = {});
 
-  /// Undoes a hit as if it had never happened: the blocks keep their places in the release order.
+  /// Drops the references that match() took, as if it had not been called: the blocks keep their
+  /// places in the release order.
   void cancel(const PrefixHit& hit);
 
-  /// `count` blocks to write, all or none (Errc::pool_exhausted): free ones first, last released
-  /// first, then idle ones, least recently released first; these lose their content.
+  /// Takes `count` blocks for this process to write, or none (Errc::pool_exhausted). Takes free
+  /// blocks first (the last released first), then idle blocks (the least recently released first),
+  /// which lose their content.
   ///
-  /// \param domain   whose content will be in them; no other can be published there. Bytes that
-  ///                 another domain left are zeroed when this returns
+  /// \param domain   only content of this domain can be published in the blocks. A block with
+  ///                 bytes of another domain is zeroed before this returns, unless it is in
+  ///                 `evicted`
   /// \param evicted  if given, the evicted contents are appended, in the order of their blocks.
-  /// Their
-  ///                 bytes stay for now: the caller copies what it wants to keep, and then calls
-  ///                 change_domain() (pool/scrub.hpp) for blocks that are not in `domain` yet,
-  ///                 before anything is written there
-  /// \cost           one comparison a block for the domain, unless there are such bytes
-  /// \source  vLLM BlockPool.get_new_blocks, order of 2026 (PR #42656)
+  ///                 Their bytes stay for now: the caller copies what it wants to keep, and then
+  ///                 calls change_domain() (pool/scrub.hpp) for blocks that are not in `domain`
+  ///                 yet, before anything is written there
+  /// \cost           one comparison of domains per block, if no block has to be zeroed
+  /// \source         vLLM BlockPool.get_new_blocks, order of 2026 (PR #42656)
   [[nodiscard]] Expected<std::vector<BlockId>> allocate(Tier tier, std::size_t count,
                                                         DomainId domain = {},
                                                         std::vector<Evicted>* evicted = nullptr);
 
-  /// Takes blocks of the host tier for evicted content, evicting there what was released longest
-  /// ago, and writes the content's identity there. Content that a tier still has is not copied. If
-  /// there is not room for all, what was evicted last is kept: the starts of sequences, without
-  /// which their ends are not found.
+  /// Takes blocks of the host tier for evicted content and writes the content's identity into them.
+  /// If necessary, this evicts the least recently released host blocks. Content that is still
+  /// published in either tier is not copied. If there is not room for all, the content that was
+  /// evicted last is kept: these are the starts of sequences, and without a start its end cannot be
+  /// found.
   ///
-  /// \param evicted  from allocate(), in its order; their blocks not published or released since
+  /// \param evicted  from allocate(), in the same order; their blocks have not been published or
+  ///                 released since
   [[nodiscard]] std::vector<Demotion> demote(std::span<const Evicted> evicted);
 
-  /// The bytes are copied: publishes the contents in the host tier under their old uids, and
-  /// releases the blocks.
+  /// The caller has copied the bytes: publishes the contents in the host tier under their old uids,
+  /// and releases the host blocks.
   void finish_demotion(std::span<const Demotion> demotions);
 
-  /// Writes the names of what will be in blocks that this process is filling, so that `pool why`
-  /// can say "being computed". Nothing is found by them before the block is published.
+  /// Writes the names of the content that this process is computing into the blocks that it is
+  /// filling, so that `kvhive pool why` can say "being computed". A match does not find the blocks
+  /// before they are published.
   void announce(std::span<const BlockId> blocks, std::span<const Hash128> names);
 
-  /// Makes blocks that this process has filled findable by all processes, as the continuation of
-  /// `from`. Their bytes must be in place: from then on the block never changes. A block can be
-  /// published once.
+  /// Publishes blocks that this process has filled: all processes can find them as the continuation
+  /// of `from`. The blocks' bytes must be complete, because a published block never changes. A
+  /// block can be published once.
   ///
-  /// \return  the prefix after them. Content that was published before gives its uid to the new
-  ///          block, too; the block itself stays in the caller's table (tables are append-only).
+  /// \return  the prefix after the blocks. If equal content was published before, the new block
+  ///          gets the same uid; it still stays in the caller's table (tables are append-only).
   Prefix publish(const Prefix& from, std::span<const BlockId> blocks,
                  std::span<const Hash128> chain, std::span<const TokenId> tokens,
                  std::span<const ExtraKey> extras = {});
 
-  /// Drops one reference to each block, last block first. A block that no process holds any more is
-  /// idle (published) or free.
+  /// Drops one reference to each block, last block first. A block that no process holds any more
+  /// becomes idle if it is published, and free if not.
   ///
-  /// \param blocks  in the order of their sequence; may mix tiers
+  /// \param blocks  in the order of their sequence; may be of both tiers
   void release(std::span<const BlockId> blocks);
 
-  /// One more reference to each block, for a second sequence with the same past.
+  /// Adds one reference to each block, for a second sequence that begins with the same blocks.
   void fork(std::span<const BlockId> blocks);
 
-  /// The block to write in place of `block`: itself if only this process refers to it, once, and it
-  /// is unpublished; otherwise a fresh block of the same tier, and the caller releases `block`
-  /// after it has copied the bytes.
+  /// Returns the block to write in place of `block`. It is `block` itself if it is unpublished and
+  /// this process has only one reference to it. Otherwise it is a fresh block of the same tier; the
+  /// caller copies the bytes and then releases `block`.
   [[nodiscard]] Expected<CopyOnWrite> make_writable(BlockId block);
 
-  /// Blocks that allocate() could return now. A hint: exact while no other process works.
+  /// How many blocks allocate() could take now. A hint: exact only while no other process works.
   std::size_t available(Tier tier) const;
-  /// Blocks of the tier that are not retired (nor the null block).
+  /// How many blocks the tier has, without retired blocks and the null block.
   std::size_t capacity(Tier tier) const;
 
   /// The domain whose bytes are in the block.
@@ -164,8 +176,8 @@ class BlockPool {
   BlockHasher hasher() const { return BlockHasher(memory_.control().header.secret); }
   SlotCounters& counters() const { return *counters_; }
 
-  /// What allocate() would return, in order (vLLM's free queue). For tests and replay; not while
-  /// other processes work.
+  /// The blocks that allocate() would take, in order (vLLM's free queue). For tests and replay;
+  /// must not be called while other processes work.
   std::vector<BlockId> free_queue(Tier tier) const;
 
  private:
@@ -173,13 +185,13 @@ class BlockPool {
     FreeBlocks free;
     IdleOrder idle;
   };
-  /// One block's content as far as identity goes: its past, its tokens, and its extra key.
+  /// What identifies one block's content: the prefix before it, its tokens, and its extra key.
   struct Content {
     Prefix parent;
     std::span<const TokenId> tokens;
     ExtraKey extra;
   };
-  /// Contents of consecutive blocks: what publish() and match() are given.
+  /// Contents of consecutive blocks, from the arguments of publish() or match().
   struct Contents {
     std::span<const TokenId> tokens;
     std::span<const ExtraKey> extras;
@@ -222,7 +234,7 @@ class BlockPool {
   void change_domain(BlockId block, DomainId domain) const;
 
   // publish
-  /// Whether this process is filling the block, by its word.
+  /// Whether the block's word says that this process is filling it.
   bool is_filling(BlockId block) const { return view(block).word().is_filled_by(self_); }
   bool is_publishable(BlockId block, const Prefix& end, std::uint64_t serial) const;
   std::uint64_t draw_serials(std::size_t count);
@@ -241,7 +253,7 @@ class BlockPool {
 
   const PoolMemory& memory_;
   ProcessSlot slot_;
-  Holder self_;  ///< slot_ in blocks' words
+  Holder self_;  ///< this process's holder bit in block words, from slot_
   Scrub scrub_;
   EraseOnDevice erase_;
   PrefixIndex index_;
@@ -249,11 +261,12 @@ class BlockPool {
   SlotCounters* counters_;
   std::vector<TierState> tiers_;
   OwnReferences references_;
-  /// All serials up to this one were drawn, as far as this process knows.
+  /// The shared counter of serials must not be lower than this: this process has drawn serials up
+  /// to here.
   std::uint64_t last_serial_ = 0;
   std::vector<BlockId> scratch_;
   std::vector<Candidate> candidates_;
-  std::vector<std::size_t> skipped_;  ///< first places of candidates to come back to
+  std::vector<std::size_t> skipped_;  ///< where each run of skipped candidates begins
 };
 
 }  // namespace kvhive

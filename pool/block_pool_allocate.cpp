@@ -1,4 +1,4 @@
-// Taking blocks to write: free ones, then idle ones, whose content is evicted.
+// Takes blocks for writing: free blocks first, then idle blocks, whose content is evicted.
 
 #include <algorithm>
 #include <string>
@@ -10,13 +10,13 @@
 namespace kvhive {
 namespace {
 
-/// Cache misses are started for so many blocks ahead: enough to hide one, few enough to be under
-/// way at once.
+/// How many blocks ahead to prefetch: far enough that a block's data has arrived when it is needed,
+/// and not more cache misses than the CPU can have under way at the same time.
 constexpr std::size_t kAhead = 16;
 
 /// After a lost exchange, skip this many candidates and come back to them at the end: another
-/// process is taking them one after the other, and side by side each would wait for the other's
-/// cache lines.
+/// process is taking them one after the other, and if both processes took neighbouring blocks, each
+/// would wait for the other's cache lines.
 constexpr std::size_t kSkippedAtOnce = 128;
 
 }  // namespace
@@ -43,8 +43,8 @@ Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count,
   return taken;
 }
 
-/// Completes `taken` to `count` blocks that this process is filling. False if there are too few;
-/// those there were stay in it.
+/// Adds blocks to `taken`, to be filled by this process, until it has `count` blocks. False if
+/// there are too few; then `taken` has the blocks that there were.
 bool BlockPool::take(Tier t, std::size_t count, std::vector<BlockId>& taken,
                      std::vector<Evicted>* evicted) {
   const auto try_once = [&] {
@@ -71,8 +71,8 @@ bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken
   return true;
 }
 
-/// Completes `taken` to `count` blocks by evicting. Nothing is evicted unless enough idle blocks
-/// were seen.
+/// Evicts idle blocks and adds them to `taken` until it has `count` blocks. Evicts nothing unless
+/// it has seen enough idle blocks.
 bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken,
                           std::vector<Evicted>* evicted) {
   IdleOrder& idle = tier(t).idle;
@@ -107,7 +107,7 @@ bool BlockPool::collect_idle(Tier t, std::size_t count) {
   return candidates_.size() >= count;
 }
 
-/// Evicts those candidates that no other process takes first.
+/// Evicts the candidates, except those that another process takes first.
 void BlockPool::evict_candidates(std::vector<BlockId>& taken, std::vector<Evicted>* evicted) {
   const auto prefetch_ahead = [&](std::size_t i) {
     if (i >= candidates_.size()) return;
@@ -133,8 +133,9 @@ void BlockPool::evict_candidates(std::vector<BlockId>& taken, std::vector<Evicte
       if (view(candidates_[i].block).word() == candidates_[i].word) try_one(i);
 }
 
-/// Takes an idle block. One instruction decides; the stale hint is removed afterwards. Killed in
-/// between, it stays until a match meets it and drops it.
+/// Takes an idle block by one atomic exchange of its word, and then removes the block's hint from
+/// the index. If the process is killed in between, the stale hint stays until a match reads and
+/// drops it. False if another process has taken the block first.
 bool BlockPool::evict(BlockId block, BlockWord seen, std::vector<Evicted>* evicted) {
   if (keep_if_referenced(block, seen)) return false;
   const BlockView b = view(block);
@@ -149,20 +150,22 @@ bool BlockPool::evict(BlockId block, BlockWord seen, std::vector<Evicted>* evict
   return true;
 }
 
-/// A block that looks free or idle although this process refers to it: corruption has cleared the
-/// process's bit. Sets it again, or retires the block, so that no process writes what this one
-/// reads. False if this process does not refer to the block.
+/// Protects a block that looks free or idle although this process has references to it: corruption
+/// has cleared this process's holder bit. Sets the bit again if the block is published, and retires
+/// the block if not, so that no process writes what this process reads. False if this process has
+/// no reference to the block.
 bool BlockPool::keep_if_referenced(BlockId block, BlockWord seen) {
   if (!references_.has(block)) [[likely]]
     return false;
   const BlockWord kept = seen.is_ready() ? seen.pinned_by(self_) : seen.retired();
-  // Another process may have been faster: then the block is lost to it, and nothing can be done.
+  // If the exchange fails, another process has taken the block already, and nothing can be done.
   static_cast<void>(view(block).change(seen, kept));
   return true;
 }
 
-/// The word says that this process is filling the block. The block loses its uid at once: should
-/// its word be corrupted into "ready" before there is new content, no match finds anything in it.
+/// Called when the block's word says that this process is filling it. Clears the block's uid at
+/// once, so that no match finds the block if its word gets corrupted to "ready" before new content
+/// is written.
 void BlockPool::begin_filling(BlockId block, Tier t) {
   KV_KILL_POINT("take_over.before_nameless");
   view(block).forget_uid();
@@ -179,10 +182,10 @@ void BlockPool::free_taken(std::span<const BlockId> taken) {
   }
 }
 
-// -- from one domain to another -------------------------------------------------------------------
+// -- changing a block's domain --------------------------------------------------------------------
 
-/// Puts all blocks into `domain`, but those whose bytes the caller may still want: `evicted`, in
-/// the order of their blocks.
+/// Puts all blocks into `domain`, except the blocks of `evicted` if blocks are zeroed on a change
+/// of domain: the caller may still need their bytes. `evicted` is in the order of `taken`.
 void BlockPool::change_domains(std::span<const BlockId> taken, DomainId domain,
                                std::span<Evicted> evicted) {
   scratch_.clear();

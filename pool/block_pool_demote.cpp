@@ -1,4 +1,4 @@
-// Moving evicted content from the device tier to the host tier.
+// Moves evicted content from the device tier to the host tier.
 
 #include <algorithm>
 #include <unordered_set>
@@ -8,7 +8,8 @@
 
 namespace kvhive {
 
-/// Calls use(content) with what descriptor and token row of the block still say of the content.
+/// Calls use(content) with the evicted content as the block's descriptor and token row still have
+/// it.
 template <class Use>
 void BlockPool::with_content(const Evicted& evicted, Use&& use) {
   const BlockView b = view(evicted.block);
@@ -18,8 +19,9 @@ void BlockPool::with_content(const Evicted& evicted, Use&& use) {
   use(Content{{evicted.domain, b.parent_uid(), b.depth()}, tokens, extra});
 }
 
-/// What of `evicted` is published nowhere else, to be copied; and what the host tier has already,
-/// pinned there so that it is released as the most recently used.
+/// Selects from `evicted` the contents that are published in neither tier; they will be copied.
+/// Also selects the contents that the host tier has already, and pins their host blocks, so that
+/// finish_demotion() releases them as the most recently used.
 std::vector<Demotion> BlockPool::select_for_demotion(std::span<const Evicted> evicted) {
   std::vector<Demotion> demotions;
   std::unordered_set<std::uint64_t> uids;  // two processes may have computed the same content
@@ -41,7 +43,7 @@ std::vector<Demotion> BlockPool::demote(std::span<const Evicted> evicted) {
   std::size_t missing = 0;
   for (const Demotion& demotion : demotions) missing += !demotion.is_on_host_already;
   std::vector<BlockId> taken;
-  take(Tier::host, std::min(missing, available(Tier::host)), taken, nullptr);  // or fewer
+  take(Tier::host, std::min(missing, available(Tier::host)), taken, nullptr);  // may take fewer
   std::erase_if(demotions, [&](const Demotion& d) {
     return !d.is_on_host_already && missing-- > taken.size();
   });
@@ -52,8 +54,8 @@ std::vector<Demotion> BlockPool::demote(std::span<const Evicted> evicted) {
     destination = *next++;
     change_domain(destination, gone.domain);
     KV_KILL_POINT("demote.before_content");
-    // Without a uid: it is written when the bytes are in place. Until then no match finds anything
-    // here, even if the word is corrupted into "ready".
+    // The uid stays 0 until the bytes are copied. So no match finds the block before that, even if
+    // its word gets corrupted to "ready".
     with_content(gone, [this, &from = gone, to = destination](const Content& content) {
       write_content(
           to, {from.name, 0, content.parent.uid, view(from.block).serial(), content.parent.depth},
@@ -79,7 +81,8 @@ void BlockPool::finish_demotion(std::span<const Demotion> demotions) {
   KV_KILL_POINT("demotion.before_count");
   bump((*counters_)["demoted_blocks"], copied.size());
   KV_KILL_POINT("demotion.before_release");
-  // release() goes from back to front, and what was evicted first must be evicted first again.
+  // release() goes from back to front. The content that was evicted from the device tier first must
+  // also be the first to be evicted from the host tier.
   std::reverse(all.begin(), all.end());
   release(all);
 }

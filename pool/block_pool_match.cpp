@@ -1,4 +1,4 @@
-// Finding and pinning published blocks.
+// Finds and pins published blocks.
 
 #include <algorithm>
 
@@ -9,9 +9,9 @@
 
 namespace kvhive {
 
-/// Starts the cache misses of a match early. Buckets of the index are at random places and
-/// everything else waits for them, so they are started for a whole prompt at once. The descriptors
-/// and token rows that they name mostly lie side by side, and are started a few blocks ahead.
+/// Prefetches what a match reads. Index buckets are at random addresses and all other reads depend
+/// on them, so they are prefetched up to 64 blocks ahead. The descriptors and token rows that they
+/// lead to mostly lie side by side, and are prefetched 8 blocks ahead.
 class BlockPool::MatchPrefetch {
  public:
   MatchPrefetch(const BlockPool& pool, Tier tier, std::span<const Hash128> chain)
@@ -25,7 +25,7 @@ class BlockPool::MatchPrefetch {
     for (std::size_t i = 0; i < glances_.size(); ++i) start_block(i);
   }
 
-  /// What the index says of block `i`; starts the misses of later blocks.
+  /// Returns what the index says about block `i`, and prefetches for later blocks.
   PrefixIndex::Glance next(std::size_t i) {
     const PrefixIndex::Glance glance = glances_[i % glances_.size()];
     if (i + kBucketsAhead < chain_.size()) pool_.index_.prefetch(chain_[i + kBucketsAhead]);
@@ -44,8 +44,8 @@ class BlockPool::MatchPrefetch {
     pool_.view(glance.block).prefetch_to_write();
     pool_.memory_.tokens_of(glance.block).prefetch();
     pool_.references_.prefetch(glance.block);
-    // The caller reads the block's bytes next. Their first miss, page walk included, takes as long
-    // as all of the match's.
+    // The caller reads the block's KV next. The first cache miss there, with its page walk, takes
+    // as long as all misses of the match together.
     if (payload_bytes_ != 0 && glance.block.value >= first_block_)
       prefetch(pool_.memory_.arena(tier_) + (glance.block.value - first_block_) * payload_bytes_);
   }
@@ -64,7 +64,8 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
   const Contents contents{tokens, extras, tokens_per_block()};
   MatchPrefetch ahead(*this, tier, chain);
   std::vector<BlockId> found;
-  Prefix end = from;  // kept in registers: a wide load after two narrow stores stalls
+  // Kept in registers: a wide load right after two narrow stores stalls (no store forwarding).
+  Prefix end = from;
   for (std::size_t i = 0; i < chain.size(); ++i) {
     const Content content = contents.at(i, end);
     auto [block, is_only] = ahead.next(i);
@@ -79,8 +80,8 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
   return {std::move(found), end};
 }
 
-/// Whether a block's content is this one. The answer means something only if the block is of the
-/// same publication before and after.
+/// Whether the block holds this content. The answer is valid only if the block's word shows the
+/// same publication before and after the call.
 bool BlockPool::holds(BlockId block, const Content& content) const {
   const BlockView b = view(block);
   if (b.parent_uid() != content.parent.uid) return false;
@@ -90,16 +91,16 @@ bool BlockPool::holds(BlockId block, const Content& content) const {
   return b.has_extra() == 0 ? is_none(content.extra) : row.extra_key() == content.extra;
 }
 
-/// Pins a block if it has this content. Only for a block that is the only one of its name: of
-/// several, the first published must be found.
+/// Pins a block if it has this content. Only for a block that is alone under its name in the index:
+/// of several blocks, the first published must be found.
 bool BlockPool::pin_if(BlockId block, Tier tier, Hash128 hash, const Content& content) {
   if (!memory_.has_block(block) || memory_.tier_of(block) != tier) return false;
   const BlockWord word = view(block).word();
   return word.is_ready() && view(block).name() == hash && holds(block, content) && pin(block, word);
 }
 
-/// Pins the block with this content that was published first (vLLM finds the first inserted). The
-/// null block on a miss.
+/// Pins the block with this content that was published first (vLLM finds the first inserted).
+/// Returns the null block if there is none.
 BlockId BlockPool::find_and_pin(Tier tier, Hash128 hash, const Content& content) {
   BlockId best = kNullBlock;
   BlockWord best_word;
@@ -117,8 +118,8 @@ BlockId BlockPool::find_and_pin(Tier tier, Hash128 hash, const Content& content)
   return kNullBlock;
 }
 
-/// Pins a block that was seen ready. Fails if it has been taken anew since: what was read of it
-/// then proves nothing.
+/// Pins a block whose word was `seen`, which is ready. Fails if the block has been taken again
+/// since `seen` was read: what was read from the block may then be of other content.
 bool BlockPool::pin(BlockId block, BlockWord seen) {
   if (references_.has(block) && seen.is_held_by(self_)) [[likely]] {
     references_.add(block);
@@ -129,7 +130,7 @@ bool BlockPool::pin(BlockId block, BlockWord seen) {
   KV_KILL_POINT("pin.after_cas");
   if (seen.holders() == 0) count_used(memory_.tier_of(block), +1);
   KV_KILL_POINT("pin.counted");
-  references_.add(block);  // from 0, unless corruption had cleared this process's bit
+  references_.add(block);  // from 0 to 1, unless corruption had cleared this process's bit
   return true;
 }
 

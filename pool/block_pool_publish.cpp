@@ -1,4 +1,4 @@
-// Making filled blocks findable by all processes.
+// Publishes filled blocks, so that all processes can find them.
 
 #include <algorithm>
 
@@ -45,8 +45,8 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
 
     const Content content = contents.at(i, end);
     const std::uint64_t known = find_uid(chain[i], content);
-    // Another process has published the content since the serials were drawn. A block's serial is
-    // never lower than its uid, so new ones are needed.
+    // Another process has published equal content since this process drew its serials. A block's
+    // serial must not be lower than its uid, so new serials are drawn.
     if (known > serial) [[unlikely]]
       serial = draw_serials(blocks.size() - i);
     const bool is_sound = is_publishable(block, end, serial);
@@ -64,9 +64,9 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
   return end;
 }
 
-/// False if something in shared memory is corrupt: the word does not say that this process is
-/// filling the block, the serial is out of range, or the block is of another domain. Then this
-/// process goes on using the block, but no other one gets to see it, nor what follows it.
+/// False if shared memory is corrupt: the word does not say that this process is filling the block,
+/// the serial is out of range, or the block is of another domain. This process then goes on using
+/// the block, but does not publish it or the blocks that follow it in the sequence.
 bool BlockPool::is_publishable(BlockId block, const Prefix& end, std::uint64_t serial) const {
   return is_filling(block) && end.uid != 0 && serial < kImplausible &&
          domain_of(block) == end.domain;
@@ -78,8 +78,9 @@ void BlockPool::write_content(BlockId block, const BlockIdentity& identity,
   memory_.tokens_of(block).write(content.tokens, content.extra);
 }
 
-/// Publishes a block that this process is filling and whose content is in place. Killed before the
-/// hint is left, the block is not found until it is evicted or `fsck --repair` restores the hint.
+/// Publishes a block that this process is filling and whose content is complete, and then inserts
+/// its hint into the index. If the process is killed in between, no match finds the block until
+/// `fsck --repair` inserts the hint, or the block is evicted.
 void BlockPool::make_ready(BlockId block, Hash128 name) {
   const BlockView b = view(block);
   b.set_word(b.word().published_by(self_));
@@ -88,8 +89,9 @@ void BlockPool::make_ready(BlockId block, Hash128 name) {
   KV_KILL_POINT("publish.hinted");
 }
 
-/// `count` serials that no process had before. The counter only rises: if it is below a serial that
-/// this process drew, it has lost a bit, and is raised again.
+/// Draws `count` serials that no process has had before, and returns the first. The shared counter
+/// only rises. If it is lower than a serial that this process has drawn, it has lost a bit, and
+/// this process raises it again.
 std::uint64_t BlockPool::draw_serials(std::size_t count) {
   auto& next = memory_.control().next_serial;
   std::uint64_t first = next.fetch_add(count, std::memory_order_relaxed);
@@ -105,8 +107,8 @@ std::uint64_t BlockPool::draw_serials(std::size_t count) {
 }
 
 /// The uid under which this content was published before, in either tier; 0 if it was not. If two
-/// processes have named it at the same moment, the uid of the first published: a match goes on from
-/// that one.
+/// processes have published the content under different uids at the same time, the uid of the block
+/// that was published first, because a match finds that block.
 std::uint64_t BlockPool::find_uid(Hash128 hash, const Content& content) {
   std::uint64_t uid = 0;
   std::uint64_t best_serial = ~0ull;

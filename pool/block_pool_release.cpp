@@ -1,4 +1,4 @@
-// Giving references back: published blocks become idle, others free.
+// Drops references: a published block without a holder becomes idle, another block becomes free.
 
 #include "pool/block_pool.hpp"
 #include "pool/kill_point.hpp"
@@ -7,15 +7,17 @@ namespace kvhive {
 
 void BlockPool::release(std::span<const BlockId> blocks) {
   if (!drop_references(blocks)) return;
-  // Unpublished blocks go to the head of the free queue, the end of the sequence on top.
+  // Unpublished blocks become free. Those at the end of the sequence are freed last, so that
+  // allocate() takes them first.
   for (const BlockId block : blocks)
     if (!references_.has(block) && is_filling(block)) free_block(block);
 }
 
-/// Published blocks that this process no longer refers to become idle, the end of the sequence
-/// first, so that it is evicted first. The stamps are drawn before the holder bits are cleared: an
-/// idle block always has its hint in the release order. Returns whether there are unpublished ones,
-/// which are left as they are.
+/// Drops one reference to each block. For published blocks without a further reference, clears this
+/// process's holder bit, the last block of the sequence first, so that the end of a sequence is
+/// evicted before its start. Stamps are written before the holder bits are cleared, so that an idle
+/// block always has a hint in the release order. Unpublished blocks keep their words; returns
+/// whether there are any.
 bool BlockPool::drop_references(std::span<const BlockId> blocks) {
   constexpr std::ptrdiff_t kAhead = 16;
   bool has_unpublished = false;
@@ -51,8 +53,8 @@ void BlockPool::unpin(BlockId block) {
   KV_KILL_POINT("unpin.counted");
 }
 
-/// A block that this process took and never published is free again. Killed before the block is in
-/// the free bitmap, it is announced by the reaper.
+/// Frees a block that this process took and has not published. If the process is killed before the
+/// block's bit is set in the free bitmap, the reaper sets it.
 void BlockPool::free_block(BlockId block) {
   const BlockView b = view(block);
   const BlockWord word = b.word();

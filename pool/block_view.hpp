@@ -1,12 +1,13 @@
 #pragma once
-// One block in shared memory, as pool, reaper, fsck, repair and reports see it: BlockView is its
-// word and descriptor, TokenRow its tokens and extra key. Both are a pointer or two, to be passed
-// by value; nothing is cached, every call reads or writes shared memory.
+// Access to one block in shared memory, for the pool, reaper, fsck, repair and reports. BlockView
+// reads and writes the block's word and descriptor, TokenRow its tokens and extra key. Both consist
+// of one or two pointers and are passed by value. They cache nothing: every call reads or writes
+// shared memory.
 //
-// Order: the word is read with acquire before the descriptor and the tokens, and written with
-// release after them. A reader that finds the same publication (BlockWord::is_same_publication)
-// before and after has read one content; TokenRow and the descriptor's fields themselves are
-// relaxed.
+// Memory order: a reader loads the word with acquire before it reads the descriptor and the tokens;
+// a writer stores the word with release after it has written them. If a reader finds the same
+// publication (BlockWord::is_same_publication) before and after, everything that it read in between
+// is of one content. The accesses to descriptor fields and tokens are relaxed.
 
 #include <atomic>
 #include <bit>
@@ -20,7 +21,7 @@
 
 namespace kvhive {
 
-/// What a published block is, apart from its tokens.
+/// The identity of a published block, without its tokens.
 struct BlockIdentity {
   Hash128 name;
   std::uint64_t uid = 0;
@@ -38,16 +39,18 @@ class BlockView {
   BlockWord word() const { return {d_->word.load(std::memory_order_acquire)}; }
   BlockState state() const { return word().state(); }
 
-  /// Exchanges the word if it is still the one that was seen.
+  /// Exchanges the word for `next` if it is still `seen`.
   [[nodiscard]] bool change(BlockWord seen, BlockWord next) const {
     return d_->word.compare_exchange_strong(seen.bits, next.bits, std::memory_order_acq_rel);
   }
-  /// For the only holder of a block that is being filled: no other process changes its word.
+  /// Stores the word. Only for the holder of a block that is being filled: no other process changes
+  /// that block's word.
   void set_word(BlockWord next) const { d_->word.store(next.bits, std::memory_order_release); }
 
-  /// Pins the publication that was seen; `seen` is then the word before. False if the block has
-  /// been taken anew since. (No optional<BlockWord>: GCC builds one in memory from two narrow
-  /// stores and reads it by a wide load, which stalls for longer than the exchange takes.)
+  /// Sets the holder's bit if the block is still the publication that was `seen`, and sets `seen`
+  /// to the word before the change. False if the block has been taken again since. (It does not
+  /// return optional<BlockWord>: GCC builds one in memory from two narrow stores and reads it by a
+  /// wide load, which stalls for longer than the exchange takes.)
   [[nodiscard]] bool pin(BlockWord& seen, Holder holder) const {
     const BlockWord expected = seen;
     do {
@@ -56,13 +59,12 @@ class BlockView {
                                              std::memory_order_acq_rel, std::memory_order_acquire));
     return true;
   }
-  /// Clears the holder's bit. Returns the word before. Sequentially consistent: the release order's
-  /// head is read afterwards (IdleOrder::settle).
+  /// Clears the holder's bit. Returns the word before the change. Sequentially consistent, because
+  /// the caller reads the head of the release order afterwards (IdleOrder::settle).
   BlockWord unpin(Holder holder) const {
     return {d_->word.fetch_and(~std::uint64_t{holder.bit}, std::memory_order_seq_cst)};
   }
-  /// Retires the block if state and generation are still those that were seen; holders do not
-  /// matter.
+  /// Retires the block if its state and generation are still as in `seen`, whatever its holders.
   [[nodiscard]] bool retire(BlockWord seen) const {
     BlockWord now = seen;
     do {
@@ -97,19 +99,21 @@ class BlockView {
   }
   void set_uid(std::uint64_t uid) const { d_->uid.store(uid, kRelaxed); }
   void set_stamp(std::uint64_t stamp) const { d_->stamp.store(stamp, kRelaxed); }
-  /// After the bytes of another domain are zeroed, so that a kill in between leaves them marked.
+  /// The caller has zeroed the bytes of another domain before. If it is killed in between, the
+  /// descriptor still names the old domain, and the next process zeroes the block again.
   void set_domain(DomainId domain) const {
     d_->domain.store(domain.value, std::memory_order_release);
   }
-  /// Whatever happens to the word then, no content is found in the block.
+  /// Clears the uid. From then on no match finds content in the block, even if its word gets
+  /// corrupted.
   void forget_uid() const { set_uid(0); }
   void forget_identity() const {
     set_uid(0);
     d_->parent_uid.store(0, kRelaxed);
     set_name({});
   }
-  /// By the holder of a block that is being filled; no other process looks before the word says
-  /// ready.
+  /// Writes the identity. Only the holder of a block that is being filled may call it; no match
+  /// reads the descriptor before the word says ready.
   void write(const BlockIdentity& identity, bool has_extra) const {
     KV_KILL_POINT("content.before_hash");
     d_->hash_low.store(identity.name.low, kRelaxed);
@@ -133,14 +137,14 @@ class BlockView {
   BlockDescriptor* d_;
 };
 
-/// Tokens of a full block, two in a 64-bit word (the last word of an odd number is padded with
-/// zero), and the block's extra key.
+/// The tokens of a full block and its extra key. Two tokens share a 64-bit word; if their number is
+/// odd, the last word is padded with zero.
 class TokenRow {
  public:
   TokenRow(std::atomic<std::uint64_t>* row, std::atomic<std::uint64_t>* extra)
       : row_(row), extra_(extra) {}
 
-  /// Without a branch per word.
+  /// Whether the row has exactly these tokens. Compares without a branch per word.
   bool holds(std::span<const TokenId> tokens) const {
     std::uint64_t difference = 0;
     for_each_word(tokens, [&](std::size_t w, std::uint64_t word) {
@@ -154,10 +158,10 @@ class TokenRow {
       tokens[i] = static_cast<TokenId>(row_[i / 2].load(kRelaxed) >> (i % 2 == 0 ? 0 : 32));
     return tokens;
   }
-  /// Meaningful only if the descriptor says that there is one.
+  /// Valid only if the block's descriptor says that it has an extra key.
   ExtraKey extra_key() const { return {extra_[0].load(kRelaxed), extra_[1].load(kRelaxed)}; }
 
-  /// By the holder of a block that is being filled.
+  /// Only the holder of a block that is being filled may call it.
   void write(std::span<const TokenId> tokens, const ExtraKey& extra) const {
     for_each_word(tokens, [&](std::size_t w, std::uint64_t word) {
       row_[w].store(word, kRelaxed);
@@ -193,8 +197,8 @@ class TokenRow {
   std::atomic<std::uint64_t>* extra_;
 };
 
-/// Runs `read` and returns whether the block stayed the same publication meanwhile, so that what
-/// was read belongs together.
+/// Runs `read`, which reads from the block. True = the block was the same publication before and
+/// after, so everything that was read is of one content.
 template <class Read>
 [[nodiscard]] bool read_stably(BlockView block, Read&& read) {
   const BlockWord before = block.word();

@@ -3,14 +3,14 @@
 // its writer has just been killed: every change is one atomic instruction, so a kill comes either
 // before it or after it.
 //
-//   63 .. 36   generation   moves on each time the block is taken anew; shows that a reference is
+//   63 .. 36   generation   grows by 1 each time the block is taken; shows that a reference is
 //                           stale
 //   34 .. 32   state
 //   31 ..  0   holders      bit p = the process in slot p holds at least one reference
 //
-// How many references a process holds, it counts in its own memory; only the changes from none to
-// one and from one to none touch the word. A shared count could not be repaired after a kill; a
-// mask can: clear the dead process's bit, as often as needed.
+// Each process counts its references to a block in its own memory. It changes the word only when
+// this count goes from 0 to 1 or from 1 to 0. A shared count could not be repaired after a kill; a
+// mask can be: the reaper clears the dead process's bit, any number of times.
 //
 // The word's changes, as tests/model/block_word.pml checks them:
 //
@@ -33,8 +33,8 @@ namespace kvhive {
 enum class BlockState : std::uint8_t {
   free = 0,     ///< no content, no holder; can be allocated
   filling = 1,  ///< exactly one holder, which may write it; no match finds it
-  ready = 2,    ///< published: immutable until its generation moves on. Held by processes, or idle:
-                ///< any process may evict it
+  ready = 2,    ///< published: immutable until it is taken again. Without holders it is idle: any
+                ///< process may evict it
   retired = 3,  ///< found corrupt; never allocated again
 };
 
@@ -50,8 +50,8 @@ constexpr std::string_view to_string(BlockState state) {
 
 constexpr std::uint32_t holder_bit(ProcessSlot slot) { return 1u << slot.value; }
 
-/// A process as a block's word knows it. A pool keeps its own: shifting the bit for each block
-/// costs a twentieth of a release.
+/// A process's holder bit in block words. A BlockPool computes its own bit once, because a shift
+/// for each block would take a twentieth of the time of a release.
 struct Holder {
   constexpr Holder(ProcessSlot slot) : bit(holder_bit(slot)) {}  // NOLINT: any slot is a holder
   std::uint32_t bit;
@@ -75,18 +75,20 @@ struct BlockWord {
   constexpr bool is_filled_by(Holder holder) const {
     return state() == BlockState::filling && holders() == holder.bit;
   }
-  /// Both words are of one publication: what was read of the block in between belongs together.
+  /// Whether both words are of one publication of the block. If so, everything that was read from
+  /// the block between the two is of one content.
   constexpr bool is_same_publication(BlockWord other) const {
     return is_ready() && other.is_ready() && generation() == other.generation();
   }
 
-  // Changes: the word as it is afterwards. The caller stores it, or exchanges it for the word seen.
+  // Changes. Each returns the word after the change; the caller stores it, or exchanges the word
+  // that it has seen for it.
 
-  /// From free or idle; the content before is gone.
+  /// From free or idle to filling; the old content is lost.
   constexpr BlockWord taken_by(Holder holder) const {
     return make(BlockState::filling, generation() + 1, holder.bit);
   }
-  /// From filling, by its holder.
+  /// From filling to ready. Only the block's holder does this.
   constexpr BlockWord published_by(Holder holder) const {
     return make(BlockState::ready, generation(), holder.bit);
   }
@@ -94,25 +96,26 @@ struct BlockWord {
   constexpr BlockWord unpinned_by(Holder holder) const {
     return {bits & ~std::uint64_t{holder.bit}};
   }
-  /// From filling, by its holder, or by the reaper once that is dead.
+  /// From filling to free. The block's holder does this, or the reaper once the holder is dead.
   constexpr BlockWord freed() const { return make(BlockState::free, generation(), 0); }
-  /// Out of service for good. References that other processes still count become stale.
+  /// To retired, for good. References that processes still count become stale.
   constexpr BlockWord retired() const { return make(BlockState::retired, generation() + 1, 0); }
 
   friend constexpr bool operator==(BlockWord, BlockWord) = default;
 
   static constexpr std::uint64_t kGenerationMask = (1ull << 28) - 1;
-  // Bits that no process ever sets: one between state and generation, and the holder bit of
-  // slot 31.
+  // Bits that no process ever sets: bit 35, between state and generation, and bit 31, which would
+  // be the holder bit of a slot 31.
   static constexpr std::uint64_t kSpareBit = 1ull << 35;
   static constexpr std::uint64_t kUnusedBits = kSpareBit | 1ull << kMaxProcesses;
 };
 
-/// The null block is set aside when the pool is formatted.
+/// The null block's word. The block is retired when the pool is formatted, so that it is never
+/// allocated.
 inline constexpr BlockWord kNullBlockWord = BlockWord::make(BlockState::retired, 0, 0);
 
-/// A block that a hint led to, and the word it had then. A process takes the block by exchanging
-/// that very word.
+/// A block that a hint led to, and the word that it had then. A process takes the block only if it
+/// still has this word (compare and exchange).
 struct Candidate {
   BlockId block;
   BlockWord word;

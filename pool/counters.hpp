@@ -1,15 +1,17 @@
 #pragma once
-// The statistics that a process counts in its slot of the pool: one list, which memory layout,
-// reports, tables and JSON walk. A new counter is one row here and a bump() where it happens:
+// The list of the statistics that a process counts in its slot of the pool. Memory layout, reports,
+// tables and JSON are made from this list. A new counter needs one row here and a bump() where the
+// event happens:
 //
 //   bump(pool.counters()["hit_blocks"], blocks);
 //
 // The name is looked up by the compiler; a name that is not in the list does not compile.
 //
-// A sum only grows and is never reset, not even when its process dies: the slot's next process
-// counts on, so the sum over all slots is the pool's total since kvhived started, whatever died
-// when. What one process has counted is the difference from the values that it found when it signed
-// in (ProcessEntry::at_sign_in). A kill loses at most one step's counts and never counts twice.
+// A counter of kind `sum` only grows and is never reset, not even when its process dies: the slot's
+// next process goes on counting from there. So the sum over all slots is the pool's total since
+// kvhived started. What one process has counted is the difference from the values at its sign-in
+// (ProcessEntry::at_sign_in). A kill loses the counts of at most one step, and nothing is counted
+// twice.
 
 #include <array>
 #include <atomic>
@@ -21,7 +23,7 @@ namespace kvhive {
 
 enum class CounterKind : std::uint8_t {
   sum,    ///< only grows
-  gauge,  ///< a number of now; 0 when no process is in the slot
+  gauge,  ///< a current value; 0 when the slot has no process
 };
 
 struct CounterInfo {
@@ -51,7 +53,7 @@ inline constexpr auto kCounters = std::to_array<CounterInfo>({
     {"waiting", CounterKind::gauge, "requests waiting to be admitted"},
 });
 
-/// A place in kCounters, found by the compiler.
+/// An index into kCounters, found from the counter's name at compile time.
 class CounterName {
  public:
   consteval CounterName(const char* name) : place_(place_of(name)) {}  // NOLINT: "name" is meant
@@ -66,7 +68,7 @@ class CounterName {
   std::size_t place_;
 };
 
-/// One value per counter, as read at some moment.
+/// One value per counter, as read at one time.
 struct CounterValues {
   std::array<std::uint64_t, kCounters.size()> values{};
 

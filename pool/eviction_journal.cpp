@@ -7,11 +7,13 @@
 namespace kvhive {
 namespace {
 
-constexpr std::uint64_t kAhead = 32;  // records; their lines are in no cache
-// what: 63 .. 22 Unix milliseconds, 21 .. 17 slot, 16 .. 14 kind, 13 .. 0 of the name
+constexpr std::uint64_t kAhead = 32;  // records to prefetch ahead; they are in no cache
+// Bits of JournalRecord::what: 63 .. 22 Unix milliseconds, 21 .. 17 slot, 16 .. 14 kind, 13 .. 0
+// name_check
 constexpr int kTimeShift = 22, kSlotShift = 17, kKindShift = 14;
 
-/// A few milliseconds late, and ten times as cheap as the exact time.
+/// Unix milliseconds from a coarse clock: up to a few milliseconds late, but ten times as fast to
+/// read as the exact clock.
 std::uint64_t coarse_unix_ms() {
   timespec now{};
   clock_gettime(CLOCK_REALTIME_COARSE, &now);

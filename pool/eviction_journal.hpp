@@ -1,8 +1,8 @@
 #pragma once
-// What content was evicted lately, and by which process, so that `kvhive pool why` can tell
-// "evicted" from "never seen". A ring of plain records in shared memory. No decision depends on it:
-// a record that is torn by a kill, lost or overwritten makes an explanation worse, and nothing
-// else.
+// The journal records which content was evicted lately and by which process, so that `kvhive pool
+// why` can tell "evicted" from "never seen". It is a ring of plain records in shared memory. No
+// decision depends on it: a record that is lost, overwritten, or half written because of a kill
+// only makes an explanation less exact.
 
 #include <cstdint>
 #include <span>
@@ -21,13 +21,14 @@ enum class Departure : std::uint8_t {
   dropped = 4,  ///< the process that held it last had lost its device
 };
 
-/// A record as it is read back.
+/// One record, as read() returns it.
 struct DepartureRecord {
-  std::uint64_t hash_low = 0;    ///< of the block's name
-  std::uint32_t name_check = 0;  ///< 14 bits of the other half; they show torn records, too
+  std::uint64_t hash_low = 0;  ///< of the block's name
+  /// 14 bits of the name's other half; they also show half-written records.
+  std::uint32_t name_check = 0;
   Departure kind = Departure::none;
-  std::uint32_t slot = 0;    ///< of the process that did it
-  std::int64_t unix_ms = 0;  ///< by a coarse clock, for people only
+  std::uint32_t slot = 0;    ///< slot of the process that evicted, retired, demoted or dropped it
+  std::int64_t unix_ms = 0;  ///< from a coarse clock, only for display
 
   bool is_of(Hash128 name) const { return hash_low == name.low && name_check == check_of(name); }
   static std::uint32_t check_of(Hash128 name) { return std::uint32_t(name.high & 0x3fff); }
@@ -37,13 +38,13 @@ class EvictionJournal {
  public:
   explicit EvictionJournal(const PoolMemory& memory);
 
-  /// Notes that the blocks' contents are gone; their descriptors still have the names. Reads the
-  /// clock and moves the shared counter once for all of them.
+  /// Records that the contents of these blocks are gone; their descriptors still have the names.
+  /// Reads the clock and advances the shared counter once for all of them.
   void note(Departure kind, ProcessSlot slot, std::span<const BlockId> blocks) const;
 
-  /// The records that are still there, oldest first. Reads only.
+  /// The records that have not been overwritten, oldest first. Writes nothing.
   std::vector<DepartureRecord> read() const;
-  /// False as long as no record was overwritten: then content without a record never left.
+  /// True = records have been overwritten. If false, content without a record was never evicted.
   bool has_forgotten() const;
 
  private:

@@ -35,13 +35,14 @@ std::optional<Candidate> FreeBlocks::search_bitmap() {
          groups &= groups - 1) {
       const auto group = static_cast<unsigned>(std::countr_zero(groups));
       const std::size_t w = s * 64 + group;
-      if (w >= layout_.bitmap_words) break;  // a bit beyond the end is corrupt, and no index
+      if (w >= layout_.bitmap_words) break;  // a bit beyond the end is corrupt: not an index
       for (std::uint64_t bits = bitmap_[w].load(std::memory_order_relaxed); bits != 0;
            bits &= bits - 1) {
         if (auto found = check_bit(w, static_cast<unsigned>(std::countr_zero(bits)))) return found;
       }
-      // No block is left under this bit of the summary. A process that sets a bit in the bitmap
-      // sets the summary's afterwards, so the bitmap is read again after clearing: no bit gets
+      // No free block is left in this word of the bitmap, so its bit in the summary is cleared. A
+      // process that sets a bit in the bitmap sets the summary's bit afterwards. So the bitmap word
+      // is read again after clearing, and the summary's bit is set again if necessary: no bit gets
       // lost.
       KV_KILL_POINT("free.before_summary_clear");
       summary_[s].fetch_and(~(1ull << group), std::memory_order_seq_cst);
@@ -55,10 +56,10 @@ std::optional<Candidate> FreeBlocks::search_bitmap() {
   return std::nullopt;
 }
 
-/// The block at a set bit, if it is free; otherwise the bit is stale and goes.
+/// Returns the block of a set bit if the block is free; otherwise the bit is stale and is cleared.
 std::optional<Candidate> FreeBlocks::check_bit(std::size_t word_index, unsigned bit) const {
   const auto offset = std::uint32_t(word_index * 64 + bit);
-  if (offset >= layout_.blocks) {  // corrupt, and no index
+  if (offset >= layout_.blocks) {  // corrupt: not a block of the tier
     bitmap_[word_index].fetch_and(~(1ull << bit), std::memory_order_seq_cst);
     return std::nullopt;
   }
@@ -68,7 +69,8 @@ std::optional<Candidate> FreeBlocks::check_bit(std::size_t word_index, unsigned 
   KV_KILL_POINT("free.before_stale_bit_clear");
   bitmap_[word_index].fetch_and(~(1ull << bit), std::memory_order_seq_cst);
   KV_KILL_POINT("free.stale_bit_cleared");
-  now = word(block);  // if it was freed just now, its bit may have been set before it was cleared
+  // The block may have been freed just now and its bit set before this process cleared it.
+  now = word(block);
   if (!is_free(block, now)) return std::nullopt;
   KV_KILL_POINT("free.freed_meanwhile");
   announce(block);

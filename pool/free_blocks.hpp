@@ -1,12 +1,14 @@
 #pragma once
-// Finds free blocks. The block's word says whether it is free; here are two hints that lead to it:
-//  - a bitmap in shared memory, searched by ascending id, for all processes;
-//  - a private stack of the blocks that this process has freed itself, last in first out (vLLM
-//  since
-//    PR #42656: never-cached blocks go to the head of the queue; they are the warm ones).
-// A bit may be set for a block that is taken (its taker sees that in the word) and, after a kill,
-// be missing for a free one (the reaper sets it again). All free blocks are alike, so across
-// processes any of them will do; a process that works alone gets vLLM's order exactly.
+// Finds free blocks. A block's word decides whether the block is free. Two hints lead to free
+// blocks:
+//  - a bitmap in shared memory, for all processes, searched by ascending block id;
+//  - a private stack of the blocks that this process has freed itself, last in first out. (So does
+//    vLLM since PR #42656: never-cached blocks go to the head of the queue, because they
+//    were used most recently.)
+// A bit may be set although its block is taken: a process that follows the bit sees that in the
+// block's word. After a kill, the bit of a free block may be missing: the reaper sets it. It does
+// not matter which free block a process gets; a process that works alone gets blocks in exactly
+// vLLM's order.
 
 #include <atomic>
 #include <cstdint>
@@ -22,27 +24,29 @@ class FreeBlocks {
  public:
   FreeBlocks(const PoolMemory& memory, Tier tier);
 
-  /// A block that is probably free, and the word it was seen with; nothing if no hint is left.
+  /// A block that was free when it was looked at, and its word then; nothing if no hint is left.
   std::optional<Candidate> next();
 
-  /// To be called when this process has taken the block: its word no longer says free.
+  /// The caller has taken the block, and its word no longer says free. Clears the block's bit.
   void taken(BlockId block) const;
 
-  /// To be called when this process has freed the block: its word says free, with `generation`.
+  /// The caller has freed the block, and its word says free, with `generation`. Sets the block's
+  /// bit and pushes the block on the private stack.
   void given_back(BlockId block, std::uint64_t generation);
 
-  /// Sets the bit only. The reaper does this for the blocks of a dead process.
+  /// Only sets the block's bit. The reaper calls this for the blocks of a dead process.
   void announce(BlockId block) const;
 
-  /// Whether the block's bit is set, and so is the summary's bit for its bitmap word.
+  /// Whether the block's bit is set in the bitmap, and the bit of its bitmap word in the summary.
   bool is_announced(BlockId block) const;
 
-  /// Scans all blocks, for when the hints name fewer than the counters say there are: a process may
-  /// have been stopped while it cleared a bit. Returns how many free blocks had no hint.
+  /// Scans all blocks and sets the missing bits of free blocks. Called when the hints lead to fewer
+  /// blocks than the counters say there are: a process may have been stopped while it was clearing
+  /// a bit. Returns how many free blocks had no bit.
   std::size_t find_lost() const;
 
-  /// All free blocks in the order in which next() would return them. For tests and reports; not
-  /// while other processes allocate.
+  /// All free blocks in the order in which next() would return them. For tests and reports; must
+  /// not be called while other processes allocate.
   std::vector<BlockId> order() const;
 
  private:
@@ -53,11 +57,12 @@ class FreeBlocks {
   std::optional<Candidate> pop_own();
   std::optional<Candidate> search_bitmap();
   std::optional<Candidate> check_bit(std::size_t word_index, unsigned bit) const;
-  /// A free block with a holder is corrupt, and the holder may still be using it.
+  /// A block with state free and a holder is corrupt: it does not count as free, since the holder
+  /// may still use it.
   static bool is_free(BlockId block, BlockWord word) {
     return word.is_free() && block != kNullBlock;
   }
-  /// The block was not taken since this process freed it.
+  /// Whether the block has not been taken since this process freed it.
   static bool is_current(const Own& entry, BlockWord word) {
     return word == BlockWord::make(BlockState::free, entry.generation, 0);
   }

@@ -19,7 +19,7 @@ void IdleOrder::stamp(std::span<const BlockId> blocks) {
   const std::uint64_t first = draw(blocks.size());
   std::uint64_t stamp = first;
   for (const BlockId block : blocks) place(block, stamp++);
-  // If this process was stopped so long that the ring went round, it has overwritten newer hints.
+  // If this process was stopped until the ring had wrapped around, it has overwritten newer hints.
   if (!is_overwritten(first)) return;
   KV_KILL_POINT("stamp.overtaken");
   invalidate(*control_);
@@ -39,7 +39,7 @@ void IdleOrder::place(BlockId block, std::uint64_t stamp) {
   KV_KILL_POINT("stamp.hinted");
 }
 
-/// Whether the ring has gone round since `position` was drawn.
+/// Whether the ring has wrapped around since `position` was drawn.
 bool IdleOrder::is_overwritten(std::uint64_t position) const {
   return control_->tail.load(std::memory_order_acquire) > position + layout_.ring_slots;
 }
@@ -53,8 +53,8 @@ void IdleOrder::settle(std::span<const BlockId> blocks) {
       BlockWord word;
       if (!is_current(stamp, block, word)) break;
       KV_KILL_POINT("settle.passed_by");
-      // The head is behind the tail unless one of them is corrupt; then this loop would go on until
-      // the tail has caught up, one stamp at a time.
+      // The head never exceeds the tail unless one of them is corrupt. If it does, the tail is
+      // raised to the head at once; otherwise this loop would raise it one stamp at a time.
       std::uint64_t tail = control_->tail.load(std::memory_order_relaxed);
       while (tail < head && !control_->tail.compare_exchange_weak(tail, head)) {
       }
@@ -77,7 +77,7 @@ void IdleOrder::restore(std::span<const BlockId> blocks) {
 
 bool IdleOrder::is_current(std::uint64_t stamp, BlockId block, BlockWord& word) const {
   word = {};
-  // The id may have been read from the ring, and shared memory may be corrupt.
+  // The id may come from the ring, and the ring may be corrupt, so its range is checked.
   if (block.value - layout_.first_block >= layout_.blocks || block == kNullBlock) return false;
   const BlockView view(descriptors_[block.value]);
   word = view.word();
@@ -91,9 +91,11 @@ void IdleOrder::oldest(std::size_t count, std::vector<Candidate>& out) {
   take_from_ring(wanted, out);
 }
 
-/// Scans if the ring has lost hints: by a crash (the epoch has moved on), or because it went round.
+/// Scans if the ring has lost hints: because of a crash (the epoch has changed), or because it has
+/// wrapped around.
 void IdleOrder::catch_up() {
-  // The tail first: if this process is interrupted in between, the ring looks less full, not more.
+  // The tail is read first: if this process is interrupted in between, the ring looks less full
+  // than it is, not fuller.
   const std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
   const std::uint64_t head = control_->head.load(std::memory_order_relaxed);
   if (tail > head + layout_.ring_slots) {
@@ -146,7 +148,8 @@ void IdleOrder::take_from_ring(std::size_t wanted, std::vector<Candidate>& out) 
   // ring.
   const std::uint64_t floor = run_next_ < run_.size() ? run_limit_ : 0;
   ring_cursor_ = std::max({ring_cursor_, floor, control_->head.load(std::memory_order_relaxed)});
-  tail = std::min(tail, ring_cursor_ + layout_.ring_slots);  // once round, whatever the tail says
+  // Reads each slot of the ring at most once, even if the tail is corrupt.
+  tail = std::min(tail, ring_cursor_ + layout_.ring_slots);
   for (; out.size() < wanted && ring_cursor_ < tail; ++ring_cursor_) {
     prefetch(&ring_[(ring_cursor_ + 4 * kAhead) & ring_mask_]);
     const std::uint32_t ahead =
@@ -162,7 +165,7 @@ void IdleOrder::commit() {
   const bool run_was_in_use = run_next_ < run_.size();
   run_next_ = run_cursor_;
   if (run_was_in_use) {
-    // The ring was only walked from run_limit_ on: start at its head next time.
+    // This time the ring was read only from run_limit_ on. Next time it is read from its head on.
     ring_cursor_ = 0;
   } else {
     const std::uint64_t moved_from = advance_head(ring_cursor_);
@@ -170,13 +173,16 @@ void IdleOrder::commit() {
   }
 }
 
-/// Gives new stamps to blocks that have become idle since this process passed their hints: a block
-/// was in the middle of its release, or was pinned for a moment (cancel). The process that released
-/// it read the head before it was moved, so this process has to write the new hint.
+/// Gives new stamps to blocks that have become idle since this process read their hints: another
+/// process was just releasing such a block, or had pinned it only for a short time (cancel). If
+/// that process read the head before this process moved it, it does not know that the hint is lost,
+/// so this process has to write a new one.
 void IdleOrder::rehint_passed(std::uint64_t from, std::uint64_t to) {
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // head moved, then words read: settle()
-                                                        // does it the other way round
-  if (to - from > layout_.ring_slots) from = to - layout_.ring_slots;  // corrupt: once round
+  // This process has moved the head and now reads words; a releasing process changes the word and
+  // then reads the head (settle()). Because of the fence, at least one of the two sees the other's
+  // change.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (to - from > layout_.ring_slots) from = to - layout_.ring_slots;  // only if corrupt
   for (std::uint64_t position = from; position < to; ++position) {
     const BlockId block{ring_[position & ring_mask_].load(std::memory_order_acquire)};
     BlockWord word;
@@ -184,17 +190,19 @@ void IdleOrder::rehint_passed(std::uint64_t from, std::uint64_t to) {
     KV_KILL_POINT("rehint.is_idle");
     stamp({&block, 1});
     KV_KILL_POINT("rehint.before_settle");
-    settle({&block, 1});  // another process may pass the new place before its hint is written
+    // Another process may have moved the head past the new stamp before its hint was written.
+    settle({&block, 1});
   }
   if (from < to && is_overwritten(from)) invalidate(*control_);
 }
 
 void IdleOrder::rollback() {
   run_cursor_ = run_next_;
-  ring_cursor_ = 0;  // from the head again
+  ring_cursor_ = 0;  // the next oldest() starts at the head
 }
 
-/// Returns where the head was, or `position` if another process has moved it there already.
+/// Moves the head to `position`, unless it is there or further on already. Returns where the head
+/// was, at most `position`.
 std::uint64_t IdleOrder::advance_head(std::uint64_t position) {
   KV_KILL_POINT("order.before_head");
   std::uint64_t head = control_->head.load(std::memory_order_relaxed);

@@ -1,18 +1,19 @@
 #pragma once
-// The order in which idle blocks are evicted: vLLM's (least recently released first, the end of a
-// sequence before its start), without a shared list. So a hit unlinks nothing, and a crash leaves
-// nothing to repair.
+// The order in which idle blocks are evicted. It is vLLM's order (least recently released first,
+// the end of a sequence before its start), but without a shared list: a hit has nothing to unlink,
+// and a crash leaves no list to repair.
 //
-// Every release draws stamps from one counter and writes them into the descriptors, last block
-// first. The descriptor's stamp is the truth. It is also a place in a ring of hints:
-// ring[stamp % slots] = block. Eviction walks the ring from its head; a hint counts only if its
-// block is idle and still has that very stamp. A block that was pinned or released since has left a
-// stale hint behind, which costs one look.
+// Every release draws stamps from one shared counter and writes them into the blocks' descriptors,
+// last block first. The stamp in the descriptor is the truth. The stamp is also a position in a
+// ring of hints: ring[stamp % slots] = block. Eviction reads the ring from its head on. A hint is
+// valid only if its block is idle and still has exactly this stamp. If the block was pinned or
+// released since, the hint is stale and is skipped.
 //
-// The ring loses hints: they are overwritten if nothing is evicted for four releases per block, and
-// left behind the head if a process was killed or stopped between stamp and hint. Then all stamps
-// are scanned into a private sorted run, which is used up before the ring. So the order is exact,
-// however often hints are lost.
+// The ring can lose hints. They are overwritten if there are more than four releases per block
+// without an eviction. They lie before the head, where eviction no longer reads, if a process was
+// killed or stopped between writing the stamp and writing the hint. In both cases a process scans
+// all stamps into a private list, sorted by stamp (the run), and evicts from the run before it goes
+// on with the ring. So the order is exact, however many hints are lost.
 
 #include <atomic>
 #include <cstdint>
@@ -28,38 +29,40 @@ class IdleOrder {
  public:
   IdleOrder(const PoolMemory& memory, Tier tier);
 
-  /// Stamps blocks that are about to become idle, in the order in which they should be evicted. To
-  /// be called BEFORE the holder bits are cleared, so that an idle block always has its hint.
+  /// Stamps blocks that are about to become idle, in the order in which they are to be evicted. The
+  /// caller clears the holder bits AFTER this call, so that an idle block always has a hint.
   void stamp(std::span<const BlockId> blocks);
 
-  /// The same in two steps, for a caller that walks many blocks in another order (the reaper):
-  /// draw() returns the first of `count` stamps, place() writes one and its hint. The caller
-  /// invalidates afterwards, since the ring may have gone round in between.
+  /// The same in two steps, for a caller that writes the stamps of many blocks in another order
+  /// (the reaper): draw() draws `count` stamps and returns the first; place() writes one stamp and
+  /// its hint. The caller calls invalidate() afterwards, since the ring may have wrapped around in
+  /// between.
   std::uint64_t draw(std::size_t count);
   void place(BlockId block, std::uint64_t stamp);
 
-  /// To be called AFTER the holder bits are cleared. Blocks whose hints an evicting process passed
-  /// meanwhile get new stamps and hints.
+  /// The caller has cleared the holder bits. If an evicting process has moved the head past a
+  /// block's hint meanwhile, when the block was not idle yet, the block gets a new stamp and hint.
   void settle(std::span<const BlockId> blocks);
 
-  /// The same for blocks that keep their old stamps, as if they had never been held. If their hints
-  /// were passed, every process scans before its next eviction.
+  /// The same for blocks that keep their old stamps, as if they had never been held. If the head
+  /// has moved past a block's hint, every process scans before its next eviction.
   void restore(std::span<const BlockId> blocks);
 
-  /// Up to `count` idle blocks, oldest first, appended to `out` with the words they were seen with.
-  /// Takes nothing.
+  /// Appends up to `count` idle blocks to `out`, oldest first, with the words that they had. Does
+  /// not change the blocks.
   void oldest(std::size_t count, std::vector<Candidate>& out);
 
-  /// The blocks that oldest() returned since the last commit are evicted: later calls go on behind
-  /// them.
+  /// The caller has evicted the blocks that oldest() returned since the last commit: later calls
+  /// return the blocks after them.
   void commit();
-  /// They are not: later calls return them again.
+  /// The caller has not evicted them: later calls return them again.
   void rollback();
 
-  /// Scans all stamps, for when the hints name fewer blocks than the counters say there are.
+  /// Scans all stamps. Called when the hints lead to fewer blocks than the counters say there are.
   void scan();
 
-  /// Hints may be behind the head, as after a crash: every process scans before its next eviction.
+  /// Called when hints may lie before the head, for example after a crash: every process then scans
+  /// before its next eviction.
   static void invalidate(TierControl& control);
 
   /// All idle blocks in eviction order. For tests and reports.
@@ -86,9 +89,9 @@ class IdleOrder {
   std::atomic<std::uint32_t>* ring_;
   std::uint64_t ring_mask_;
 
-  std::vector<Stamped> run_;  ///< oldest first; entries before run_next_ are used up
-  std::size_t run_next_ = 0;
-  std::size_t run_cursor_ = 0;   ///< where oldest() goes on, between commit and rollback
+  std::vector<Stamped> run_;    ///< result of the last scan, oldest first
+  std::size_t run_next_ = 0;    ///< entries before this one are used up
+  std::size_t run_cursor_ = 0;  ///< where oldest() goes on; commit() keeps it, rollback() resets it
   std::uint64_t run_limit_ = 0;  ///< the run covers all stamps before this one
   std::uint64_t ring_cursor_ = 0;
   std::uint64_t epoch_ = 0;

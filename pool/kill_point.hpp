@@ -14,8 +14,8 @@
 
 namespace kvhive {
 
-/// All points are registered before main() starts, whether they are ever reached or not. Their
-/// state is per process, for one thread.
+/// One kill point. All of them are registered before main() starts, whether they are ever reached
+/// or not. Their state is per process, and only one thread may use it.
 class KillPoint {
  public:
   explicit KillPoint(const char* label) : label_(label) { registry().push_back(this); }
@@ -30,7 +30,7 @@ class KillPoint {
     if (hits_ == 1 && interruption_ != nullptr) interruption_();
     if (hits_ == kills_at_) raise(SIGKILL);
   }
-  /// The process dies when this place is reached for the `hit`-th time; 0 = never.
+  /// The process kills itself when this place is reached for the `hit`-th time; 0 = never.
   void arm(std::uint32_t hit) { kills_at_ = hit; }
   /// Calls `interruption` when this place is reached for the first time.
   void interrupt(void (*interruption)()) { interruption_ = interruption; }
@@ -39,7 +39,7 @@ class KillPoint {
   std::uint32_t hits() const { return hits_; }
   void forget_hits() { hits_ = 0; }
 
-  /// True while a test acts as another process: then nothing is counted, and no process dies.
+  /// True while a test plays the part of another process: then reach() does nothing.
   static inline bool is_suspended = false;
 
  private:
@@ -54,7 +54,7 @@ class KillPoint {
   void (*interruption_)() = nullptr;
 };
 
-/// A name as a template argument, so that one name is one point, however many files mention it.
+/// The name as a template argument, so that the same name in several files is one kill point.
 template <std::size_t Size>
 struct KillPointLabel {
   consteval KillPointLabel(const char (&label)[Size]) { std::copy_n(label, Size, text); }

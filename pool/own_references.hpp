@@ -1,6 +1,7 @@
 #pragma once
-// How often this process refers to each block, in its private memory. Shared memory only knows
-// whether it refers to the block at all: its holder bit is set while the number here is not 0.
+// Counts, in private memory, how many references this process has to each block. Shared memory only
+// shows whether there is at least one: the process's holder bit is set while the count here is not
+// 0.
 
 #include <sys/mman.h>
 
@@ -16,8 +17,8 @@
 
 namespace kvhive {
 
-/// Memory in huge pages, where the kernel has them: the counts are read at random places, and a
-/// read should not begin with a page walk. Less than a huge page comes from the heap.
+/// Allocates memory in huge pages, if the kernel has them. The counts are read at random addresses,
+/// and with huge pages few reads need a page walk. Less than 2 MiB comes from the heap.
 template <class T>
 struct HugePageAllocator {
   using value_type = T;
@@ -49,7 +50,7 @@ class OwnReferences {
   bool has(BlockId block) const { return count_[block.value] != 0; }
 
   void add(BlockId block) { ++count_[block.value]; }
-  /// Returns how many are left.
+  /// Drops one reference. Returns how many are left.
   std::uint32_t drop(BlockId block) {
     KV_CHECK(count_[block.value] > 0, block.value);
     return --count_[block.value];

@@ -1,7 +1,7 @@
 #pragma once
-// The bytes of the pool: what lies where in its five memory objects. Types here live in shared
-// memory: standard layout, no pointers, fixed-width integers, lock-free atomics. Bump
-// kFormatVersion whenever a byte moves.
+// The memory layout of the pool: which byte lies where in its five memory objects. The types here
+// live in shared memory: standard layout, no pointers, fixed-width integers, lock-free atomics.
+// Increment kFormatVersion whenever a byte moves.
 
 #include <array>
 #include <atomic>
@@ -19,96 +19,105 @@ namespace kvhive {
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
 inline constexpr std::uint32_t kFormatVersion = 6;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
-/// Serials and stamps count from 1 and never reach this number.
+/// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
+/// corrupt.
 inline constexpr std::uint64_t kImplausible = 1ull << 62;
 
-/// Where a block's bytes are. Host blocks follow device blocks in the id space.
+/// Where a block's bytes are. Host blocks have higher ids than device blocks.
 enum class Tier : std::uint8_t { device = 0, host = 1 };
 inline constexpr std::size_t kTiers = 2;
 constexpr std::string_view to_string(Tier tier) { return tier == Tier::device ? "device" : "host"; }
 
-/// One block's metadata in one cache line: all that a match or an eviction reads. All but `word`
-/// and `stamp` is written by the holder while the block is filling, and constant while it is ready,
-/// so no crash can leave it half written in a published block.
+/// One block's metadata, in one cache line. All fields but `word` and `stamp` are written by the
+/// block's holder while the block is filling, and are constant while it is ready. So no crash can
+/// leave them half written in a published block.
 struct alignas(64) BlockDescriptor {
   std::atomic<std::uint64_t> word;  ///< BlockWord
   /// Place in the release order; idle blocks are evicted by ascending stamp.
   std::atomic<std::uint64_t> stamp;
-  std::atomic<std::uint64_t> hash_low;  ///< the name: chained hash, leads to the hint
+  /// The name: a chained hash, by which the index finds the block.
+  std::atomic<std::uint64_t> hash_low;
   std::atomic<std::uint64_t> hash_high;
-  /// Identity of the content, never reused; equal content gets the uid of the first published.
-  /// While filling: 0, or kAnnounced if the name is of the content to come (and not of the one
-  /// before).
+  /// Identity of the content, never reused. Blocks with equal content have the uid of the block
+  /// that was published first. While the block is filling: kAnnounced if the name is already that
+  /// of the new content, or 0 if it may still be that of the old content.
   std::atomic<std::uint64_t> uid;
-  std::atomic<std::uint64_t> parent_uid;  ///< of the block before, or the domain's root
-  /// Drawn at publication. Of equal contents, the one with the lowest serial is found.
+  /// Uid of the block before this one, or the domain's root.
+  std::atomic<std::uint64_t> parent_uid;
+  /// Drawn at publication. A match finds, among blocks of equal content, the one with the lowest
+  /// serial.
   std::atomic<std::uint64_t> serial;
   std::atomic<std::uint32_t> depth;  ///< blocks before this one in its sequence
   /// The domain whose bytes are in the block. It stays when the block is freed, evicted or taken
-  /// from a dead process: a process that takes it for another domain must know that it has to zero
-  /// it.
+  /// from a dead process, so that a process that takes the block for another domain knows that it
+  /// must zero the block.
   std::atomic<std::uint16_t> domain;
-  std::atomic<std::uint8_t> group;      ///< KV cache group; 0 until hybrid models
+  std::atomic<std::uint8_t> group;      ///< KV cache group; always 0 until there are hybrid models
   std::atomic<std::uint8_t> has_extra;  ///< 1 = it has an extra key, which is in the tokens object
 };
 static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDescriptor>);
 
-/// Parent uid of a sequence's first block, plus its domain. Uids of contents are serials, which
-/// never reach it.
+/// The first block of a sequence has kRootUid | domain as its parent uid. Uids of contents are
+/// serials, which never reach this number.
 inline constexpr std::uint64_t kRootUid = 1ull << 63;
+/// Stands in place of a uid while the block's content is being computed (BlockDescriptor::uid).
 inline constexpr std::uint64_t kAnnounced = ~0ull;
 
-/// What one process counts, in its slot; only that process writes it (and the reaper, once the
-/// process is dead). Statistics: no decision about a block depends on them.
+/// The counters of one process slot. Only the slot's process writes them, and the reaper once that
+/// process is dead. They are statistics: no decision about a block depends on them.
 struct alignas(64) SlotCounters {
-  /// Blocks whose holder mask this process changed from empty to not empty, minus the opposite. Not
-  /// this slot's holdings: one process may count a block in and another one count it out. Only the
-  /// sum over all slots means something (pool/tier_counters.hpp), so it is never reset.
+  /// Per tier: +1 each time this process changes a block's holder mask from empty to not empty, -1
+  /// each time it changes one from not empty to empty. This is not the number of blocks that the
+  /// process holds, since one process may add a block and another process subtract it. Only the sum
+  /// over all slots has a meaning (pool/tier_counters.hpp), so it is never reset.
   std::array<std::atomic<std::int64_t>, kTiers> used;
   std::array<std::atomic<std::uint64_t>, kCounters.size()> values;
 
   std::atomic<std::uint64_t>& operator[](CounterName name) { return values[name.place()]; }
 };
 
-/// One process slot. The keeper decides which process has which slot; `pid` is for people to read.
+/// One process slot. The keeper decides which process has which slot; `pid` is only for display.
 struct alignas(64) ProcessEntry {
   std::atomic<std::uint32_t> pid;     ///< 0 = vacant
   std::atomic<std::uint32_t> index;   ///< engine number
-  std::atomic<std::int64_t> started;  ///< Unix seconds, for people
-  /// The slot's sums when its process signed in: what processes before it have counted.
+  std::atomic<std::int64_t> started;  ///< Unix seconds, only for display
+  /// The slot's counters when its process signed in: what earlier processes in the slot have
+  /// counted.
   std::array<std::atomic<std::uint64_t>, kCounters.size()> at_sign_in;
   SlotCounters counters;
 };
 
-/// What the processes share of one tier's release order (pool/idle_order.hpp).
+/// The shared state of one tier's release order (pool/idle_order.hpp) and of its counters.
 struct TierControl {
   alignas(64) std::atomic<std::uint64_t> tail;  ///< next stamp to draw; starts at 1
-  alignas(64) std::atomic<std::uint64_t> head;  ///< hints before it are used up
-  /// Moves on when hints before head may have been lost.
+  alignas(64) std::atomic<std::uint64_t> head;  ///< hints of lower stamps are used up
+  /// Incremented when idle blocks may have hints before the head: every process then scans once.
   alignas(64) std::atomic<std::uint64_t> epoch;
   /// Added to the sum of the slots' `used`; set by reaper and repair.
   std::atomic<std::int64_t> used_correction;
-  std::atomic<std::uint32_t> retired;  ///< blocks out of service, without the null block
+  std::atomic<std::uint32_t> retired;  ///< number of retired blocks, without the null block
 };
 
-/// What is written once, when the pool is formatted.
+/// The pool's header, written once, when the pool is formatted.
 struct PoolHeader {
   std::uint64_t magic;
   std::uint32_t format_version;
   std::uint32_t layout_hash;
-  /// Identifies this pool: a restarted keeper makes another one.
+  /// Random; identifies this pool. A restarted keeper makes another pool.
   std::array<std::uint64_t, 2> epoch_uuid;
   PoolGeometry geometry;
   HashSecret secret;
   std::uint64_t checksum;  ///< over all fields before it
 };
 
-/// Calls visit(name, value) for each field of a header, as a number; the secret as a digest.
+/// Calls visit(name, value) for each field of a header but the checksum. The value is a number; the
+/// secret's value is a digest.
 template <class Visit>
 void for_each_field(const PoolHeader& header, Visit&& visit);
 std::uint64_t checksum_of(const PoolHeader& header);
 
-/// At the end of the metadata and tokens objects: which pool they belong to.
+/// Stands at the end of the metadata object and of the tokens object; says to which pool they
+/// belong.
 struct ObjectHeader {
   std::uint64_t magic;
   std::uint32_t object;  ///< its number (pool/pool_memory.hpp)
@@ -119,26 +128,27 @@ struct ObjectHeader {
 /// Start of the control object.
 struct ControlBlock {
   PoolHeader header;
-  PoolHeader copy;  ///< second copy of the header: shows corruption, and repairs it
-  /// kFormatted, stored last, when everything else is in place. 0 = not formatted yet; no single
-  /// flipped bit turns one into the other.
+  PoolHeader copy;  ///< second copy of the header, by which corruption is found and repaired
+  /// kFormatted, stored last, when everything else is written. 0 = not formatted yet. A single
+  /// flipped bit does not turn one of the two into the other.
   std::atomic<std::uint64_t> formatted;
   alignas(64) std::atomic<std::uint64_t> next_serial;
-  /// Place of the next record in the journal of evictions.
+  /// Number of the next record in the journal of evictions; its index is this number modulo the
+  /// journal's size.
   alignas(64) std::atomic<std::uint64_t> next_departure;
   std::array<TierControl, kTiers> tiers;
   std::array<ProcessEntry, kMaxProcesses> processes;
 };
 static_assert(std::is_standard_layout_v<ControlBlock>);
 
-/// Eight hints in one cache line; an entry is tag << 32 | mark << 31 | block id; block id 0 = empty
-/// (pool/prefix_index.hpp).
+/// A bucket of the index: eight hints in one cache line. A hint is tag << 32 | mark << 31 | block
+/// id; block id 0 = no hint (pool/prefix_index.hpp).
 struct alignas(64) IndexBucket {
   std::array<std::atomic<std::uint64_t>, 8> way;
 };
 static_assert(sizeof(IndexBucket) == 64);
 
-/// Content that was evicted (pool/eviction_journal.hpp). For explanations only.
+/// A record about content that was evicted (pool/eviction_journal.hpp), only for explanations.
 struct JournalRecord {
   std::atomic<std::uint64_t> hash_low;
   std::atomic<std::uint64_t> what;  ///< time, slot, reason, and some bits of the name's other half
@@ -155,9 +165,9 @@ struct PoolLayout {
   /// Descriptors, then the index, then per tier: free bitmap, its summary, order ring; then the
   /// journal of evictions.
   std::size_t metadata_bytes;
-  std::size_t metadata_header;  ///< offset of its ObjectHeader
+  std::size_t metadata_header;  ///< offset of the ObjectHeader in the metadata object
   std::size_t tokens_bytes;     ///< token rows, then extra keys
-  std::size_t tokens_header;
+  std::size_t tokens_header;    ///< offset of the ObjectHeader in the tokens object
   std::size_t device_bytes;
   std::size_t host_bytes;
 
@@ -166,9 +176,9 @@ struct PoolLayout {
   struct TierLayout {
     std::uint32_t first_block;
     std::uint32_t blocks;
-    std::size_t bitmap_offset;  ///< 64 blocks a word
+    std::size_t bitmap_offset;  ///< one bit per block, 64 blocks per word
     std::size_t bitmap_words;
-    std::size_t summary_offset;  ///< 64 bitmap words a word
+    std::size_t summary_offset;  ///< one bit per word of the bitmap
     std::size_t summary_words;
     std::size_t ring_offset;  ///< u32 block ids
     std::size_t ring_slots;   ///< a power of two, at least 4 per block
@@ -176,7 +186,8 @@ struct PoolLayout {
   std::array<TierLayout, kTiers> tiers;
   std::size_t journal_offset;
   std::size_t journal_slots;  ///< a power of two
-  std::size_t row_words;      ///< u64 per token row: two tokens a word, the last one zero-padded
+  /// 64-bit words per token row: two tokens per word, the last word zero-padded.
+  std::size_t row_words;
   std::size_t extras_offset;
 };
 
@@ -205,8 +216,8 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
   visit("hash secret's digest", secret);
 }
 
-/// Differs between builds that put a byte at another place or count other statistics, and between
-/// geometries.
+/// A hash of the layout. It differs between builds whose layout or list of statistics differs, and
+/// between geometries.
 std::uint32_t layout_hash(const PoolGeometry& geometry);
 
 }  // namespace kvhive

@@ -43,15 +43,15 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
   return {};
 }
 
-/// Touches each page once, so that its page walk is cached; the data itself stays out of the larger
-/// caches.
+/// Prefetches one cache line of each page, so that the page tables are in the caches. The data
+/// itself is kept out of the larger caches.
 void warm_page_walks(const void* from, std::size_t bytes) {
   constexpr std::size_t kPage = 4096;
   for (std::size_t at = 0; at < bytes; at += kPage)
     prefetch_once(static_cast<const std::byte*>(from) + at);
 }
 
-/// Compares field by field, before any of them is used as a size or an index.
+/// Checks each field of the header, before any of them is used as a size or an index.
 Expected<void> check_header(const ControlBlock& control) {
   const PoolHeader& header = control.header;
   const auto differs = [](const char* field, std::uint64_t theirs, std::uint64_t ours) {
@@ -138,7 +138,8 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
     pool.maps_[i] = std::move(*map);
   }
 
-  // All descriptors are zero: free, generation 0. Every block can be allocated but the null block.
+  // All descriptors are zero, which means free with generation 0. All blocks but the null block can
+  // be allocated.
   for (const Tier tier : {Tier::device, Tier::host}) {
     const auto& t = pool.tier_layout(tier);
     set_all_bits(pool.bitmap(tier), t.blocks);
@@ -210,8 +211,9 @@ Expected<PoolMemory> PoolMemory::attach(const PoolFds& fds, Access access) {
   return pool;
 }
 
-/// Brings the page tables into the caches for the first matches. Twice, since the first round
-/// evicts some of them again. The index comes last, because it is read at random places.
+/// Brings the page tables into the CPU's caches, for the first matches. Does so twice, since the
+/// first round evicts some of its own page tables again. The index comes last, because it is read
+/// at random addresses and so needs them most.
 void PoolMemory::warm_up() const {
   const std::size_t blocks = geometry_.total_blocks();
   for (int round = 0; round < 2; ++round) {
@@ -223,8 +225,8 @@ void PoolMemory::warm_up() const {
 
 Expected<void> PoolMemory::check_header() const { return kvhive::check_header(control()); }
 
-/// An object of another pool, or of an earlier run of the daemon, may have the right size, but it
-/// has another epoch.
+/// Checks that an object belongs to this pool. An object of another pool, or of an earlier run of
+/// the daemon, may have the right size, but its epoch differs.
 Expected<void> PoolMemory::check_object(PoolObject object) const {
   const ObjectHeader& theirs = *object_header(object);
   const PoolHeader& ours = control().header;

@@ -11,7 +11,7 @@
 
 namespace kvhive {
 
-/// The object's name, as /proc/PID/fd shows it (behind "memfd:").
+/// The object's name, as /proc/PID/fd shows it (after "memfd:").
 const char* name_of(PoolObject object);
 
 /// Creates the objects that a geometry needs, except for a GPU's memory (device/device.hpp). All
@@ -21,17 +21,17 @@ const char* name_of(PoolObject object);
 /// The mapped pool of one process. Move-only; unmaps when dropped.
 class PoolMemory {
  public:
-  /// Writes an empty pool into fresh objects. Killed on the way, it can be run again from the
-  /// start.
+  /// Writes an empty pool into new objects. If the steward is killed on the way, the next
+  /// steward runs it again from the start.
   [[nodiscard]] static Expected<void> format(const PoolFds& fds, const PoolGeometry& geometry);
 
-  /// Maps a formatted pool after comparing magic, version, layout hash and geometry, and each
-  /// object's header with the pool's. With read_only access the objects of tokens and bytes may be
-  /// missing. A GPU's memory is mapped by the caller, which then calls set_device_arena().
+  /// Maps a formatted pool. First checks magic, version, layout hash and geometry, and compares
+  /// each object's header with the pool's. With read_only access only the control and metadata
+  /// objects are required. The caller maps a GPU's memory itself and then calls set_device_arena().
   [[nodiscard]] static Expected<PoolMemory> attach(const PoolFds& fds, Access access);
   void set_device_arena(std::byte* arena) { device_arena_ = arena; }
 
-  /// Creates, formats and attaches at once, for tools and tests that have a pool of their own.
+  /// Creates, formats and attaches a pool in one call, for tools and tests with a private pool.
   [[nodiscard]] static Expected<PoolMemory> create_private(const PoolGeometry& geometry);
 
   ControlBlock& control() const {
@@ -69,8 +69,8 @@ class PoolMemory {
     return layout_.tiers[std::size_t(tier)];
   }
 
-  /// For processes that fork: the child gets no copy of the maps, so that it cannot write the pool
-  /// in its parent's name.
+  /// For processes that fork: a forked child does not get the mappings, so that it cannot write to
+  /// the pool in its parent's name.
   void hide_from_children() const {
     for (const MappedMemory& map : maps_) map.hide_from_children();
   }
@@ -93,7 +93,7 @@ class PoolMemory {
     if (tier == Tier::host) return at(PoolObject::host);
     return is_mapped(tier) ? at(PoolObject::device) : device_arena_;
   }
-  /// Whether this process can read and write the tier's bytes, or only its device can.
+  /// True = this process can access the tier's bytes. False = only its device can.
   bool is_mapped(Tier tier) const {
     return tier == Tier::host || geometry_.device == DeviceKind::cpu;
   }
@@ -117,10 +117,10 @@ class PoolMemory {
     return reinterpret_cast<std::atomic<std::uint64_t>*>(at(PoolObject::metadata) + offset);
   }
 
-  PoolGeometry geometry_;  ///< a private copy: the one in shared memory may get corrupt
+  PoolGeometry geometry_;  ///< a private copy, since the geometry in shared memory may get corrupt
   PoolLayout layout_;
   std::array<MappedMemory, kPoolObjects> maps_;
-  std::byte* device_arena_ = nullptr;  ///< of a GPU
+  std::byte* device_arena_ = nullptr;  ///< the GPU's arena; null on the CPU
 };
 
 }  // namespace kvhive

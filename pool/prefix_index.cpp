@@ -28,9 +28,10 @@ bool PrefixIndex::offer(Hash128 hash, BlockId block) const {
 
 void PrefixIndex::insert(Hash128 hash, BlockId block) const {
   if (offer(hash, block)) return;
-  // Both are full. Many blocks of one content (one prompt, running many times at once) must not
-  // replace hints for others: of equal blocks only the first is found anyway.
-  if ((matches(first(hash), hash) | matches(second(hash), hash)) != 0) return;  // none is empty
+  // Both buckets are full, so no entry that matches is an empty one. Many blocks of equal content
+  // (one prompt that runs many times at once) must not replace hints for other content: a match
+  // finds only the first of equal blocks anyway.
+  if ((matches(first(hash), hash) | matches(second(hash), hash)) != 0) return;
   KV_KILL_POINT("index.before_push_out");
   auto& way = first(hash).way[block.value % 8];
   std::uint64_t found = way.load(std::memory_order_relaxed);

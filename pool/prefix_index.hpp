@@ -1,11 +1,11 @@
 #pragma once
-// Hash -> block, as hints. A lost hint costs a miss; a stale one is dropped by the match that meets
-// it; a full bucket loses one. Nothing here needs repair after a crash, and no operation waits for
-// another process.
+// Finds published blocks by their hash. The entries are hints: a lost hint costs a miss, a stale
+// hint is removed by the match that reads it, and an insert into full buckets replaces a hint.
+// Nothing here needs repair after a crash, and no operation waits for another process.
 //
-// A hash has two buckets of eight. With one block per bucket on average, practically no hint is
-// ever lost. The second bucket is used and read only once the first has been full: a mark in the
-// first says so, for good.
+// A hash has two buckets of eight hints each. With at most one block per bucket on average,
+// practically no hint is ever lost. The second bucket is written and read only if the first bucket
+// has been full once; a mark in the first bucket records that for good.
 
 #include <array>
 #include <bit>
@@ -26,35 +26,37 @@ class PrefixIndex {
   void prefetch(Hash128 hash) const { kvhive::prefetch(&first(hash)); }
   void prefetch_to_write(Hash128 hash) const { kvhive::prefetch_to_write(&first(hash)); }
 
-  /// Calls visit(BlockId) for each block hinted at under `hash`, its first bucket first. Block ids
-  /// are NOT checked for range. What becomes of the hint, `visit` returns.
+  /// Calls visit(BlockId) for each hint under `hash`, those of the first bucket first. Block ids
+  /// are NOT checked for range. `visit` returns whether the hint is kept or dropped.
   enum class HintUse : std::uint8_t { keep, drop };
   template <class Visit>
   void for_each(Hash128 hash, Visit&& visit) const;
 
-  /// Leaves a hint. If both buckets are full, it replaces another one, unless a hint for this hash
-  /// is there already.
+  /// Inserts a hint. If both buckets are full, it replaces another hint, unless there is already a
+  /// hint for this hash.
   void insert(Hash128 hash, BlockId block) const;
 
-  /// Leaves a hint if there is room. False if both buckets are full.
+  /// Inserts a hint if there is room. False if both buckets are full.
   bool offer(Hash128 hash, BlockId block) const;
 
-  /// Whether a hint found in this bucket is one for `hash`, and is found there.
+  /// Whether a hint that stands in this bucket is a hint for `hash`, and a lookup of `hash` reads
+  /// this bucket.
   bool leads_to(std::size_t bucket, std::uint64_t hint, Hash128 hash) const {
     return (hint & kTagMask) == tag(hash) &&
            (bucket == (hash.low & mask_) ||
             (bucket == (hash.high & mask_) && has_spilled(first(hash))));
   }
-  /// The block a hint names; null block if the way is empty.
+  /// The block that a hint names; the null block if the entry is empty.
   static BlockId block_of(std::uint64_t hint) { return BlockId{std::uint32_t(hint & kBlockMask)}; }
-  /// What remains of a way when its hint is removed.
+  /// The entry's value after its hint is removed: only the mark stays.
   static std::uint64_t without_hint(std::uint64_t hint) { return hint & kSpilled; }
 
-  /// Removes the hint, if it is there.
+  /// Removes the hint, if there is one.
   void erase(Hash128 hash, BlockId block) const;
 
-  /// A hash's first bucket at one glance: the first block that it names, unverified, or the null
-  /// block; and whether no other block is hinted at under this hash.
+  /// What a quick look into a hash's first bucket shows: `block` is the first block that the bucket
+  /// names under this hash, not checked for range, or the null block. `is_only` = the index has no
+  /// other hint under this hash.
   struct Glance {
     BlockId block;
     bool is_only;
@@ -74,8 +76,8 @@ class PrefixIndex {
   static std::uint64_t entry(Hash128 hash, BlockId block) { return tag(hash) | block.value; }
   static std::uint64_t tag(Hash128 hash) { return hash.high & kTagMask; }
 
-  /// Mask of the ways with this hash's tag; if the tag is 0, empty ways count, too. Without
-  /// branches, so that eight loads are in flight at once.
+  /// A mask of the bucket's entries that have this hash's tag; if the tag is 0, empty entries
+  /// count, too. Has no branches, so that the CPU does the eight loads at the same time.
   static unsigned matches(const IndexBucket& bucket, Hash128 hash) {
     unsigned ways = 0;
 #pragma GCC unroll 8
@@ -93,7 +95,8 @@ class PrefixIndex {
 
   static constexpr std::uint64_t kTagMask = 0xffffffff00000000;
   static constexpr std::uint64_t kBlockMask = 0x7fffffff;
-  /// In the first way: the bucket was full once, and hints may be in their second buckets.
+  /// The mark, in a bucket's first entry: the bucket was full once, so some of its hints may be in
+  /// their second buckets.
   static constexpr std::uint64_t kSpilled = 0x80000000;
   static_assert(kMostBlocks <= kBlockMask);
 
@@ -107,7 +110,8 @@ void PrefixIndex::for_each(Hash128 hash, Visit&& visit) const {
     for (unsigned ways = matches(*bucket, hash); ways != 0; ways &= ways - 1) {
       auto& way = bucket->way[static_cast<std::size_t>(std::countr_zero(ways))];
       std::uint64_t hint = way.load(std::memory_order_acquire);
-      if ((hint & kTagMask) != tag(hash) || block_of(hint) == kNullBlock) continue;  // just gone
+      // The entry may have changed since matches() read it.
+      if ((hint & kTagMask) != tag(hash) || block_of(hint) == kNullBlock) continue;
       if (visit(block_of(hint)) == HintUse::keep) continue;
       KV_KILL_POINT("index.before_drop");
       way.compare_exchange_strong(hint, without_hint(hint), std::memory_order_acq_rel);

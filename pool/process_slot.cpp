@@ -11,8 +11,8 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-/// Notes how far earlier processes have counted. Read by nobody before the pid is stored, so a kill
-/// in between does no harm: the next process notes it anew.
+/// Records what earlier processes in the slot have counted. No process reads it before the pid is
+/// stored, so a kill in between does no harm: the next process records it again.
 void note_sums(ProcessEntry& entry) {
   for (std::size_t i = 0; i < kCounters.size(); ++i) {
     entry.at_sign_in[i].store(entry.counters.values[i].load(relaxed), relaxed);

@@ -7,8 +7,8 @@
 namespace kvhive {
 namespace {
 
-/// How many blocks are held; nothing as soon as the sum differs from `sum`: then another process
-/// has worked meanwhile, and the number is of no moment.
+/// Counts the held blocks. Returns nothing as soon as the sum over all slots differs from `sum`:
+/// then another process has worked meanwhile, and the count is useless.
 std::optional<std::int64_t> held_blocks(const PoolMemory& memory, Tier tier, std::int64_t sum) {
   constexpr std::uint32_t kBetweenChecks = 1024;
   const auto& layout = memory.tier_layout(tier);

@@ -14,15 +14,14 @@
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kCopyEnginesFrom =
-    std::size_t{1}
-    << 20;  ///< larger pieces always go to the copy engines; chosen without measurement
+/// Pieces of this many bytes and more always use the copy engines. Chosen without measurement.
+constexpr std::size_t kCopyEnginesFrom = std::size_t{1} << 20;
 constexpr std::size_t kScratchBytes = std::size_t{8} << 20;  ///< on the device, and on the host
 constexpr std::size_t kMostPieces = 1024;                    ///< as many as a large step copies
 constexpr int kRuns = 4;                                     ///< the first run only warms up
-constexpr double kClearly = 1.1;
+constexpr double kClearly = 1.1;  ///< the kernel is used if it is faster by this factor
 
-/// Seconds of the fastest run.
+/// Returns the seconds of the fastest run.
 Expected<double> measure(const CopyOnDevice& copy, const BlockCopyArgs& args,
                          const OrderedStream& stream) {
   double best = 0;
@@ -46,7 +45,8 @@ Expected<CopyTimes> measure(const CopyOnDevice& copy, std::byte* host, std::byte
   return CopyTimes{*out, *in};
 }
 
-/// Gives every slot one pair, such that neighbouring pairs are neighbours in neither arena.
+/// Fills the pairs so that each uses another slot of each arena, in random order: pairs that follow
+/// one another are far apart in both arenas.
 void scatter(std::span<BlockPair> pairs) {
   std::mt19937 random(1);
   std::vector<std::uint32_t> order(pairs.size());
@@ -75,7 +75,7 @@ Expected<std::size_t> calibrate_copies(Device& device, std::size_t piece_bytes,
   if (!scratch) return forward_error(scratch);
   auto stream = OrderedStream::open(device);
   if (!stream) return forward_error(stream);
-  // Behind the pieces in page-locked memory, where the device can read them.
+  // The pairs lie after the pieces in page-locked memory, where the device can read them.
   const std::span pairs(reinterpret_cast<BlockPair*>(host->data() + kScratchBytes) - count, count);
   scatter(pairs);
   const auto times_of = [&](const CopyOnDevice& copy) {

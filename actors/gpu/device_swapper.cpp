@@ -30,8 +30,8 @@ DeviceSwapper::DeviceSwapper(Device& device, const PoolMemory& memory, SwapCopie
 
 DeviceSwapper::~DeviceSwapper() {
   if (!is_under_way_) return;
-  // The streams still use the memory that is freed now. Errors
-  // are ignored: the call that failed first has reported them.
+  // Waits, because the streams still use the memory that is freed next. Errors are ignored: the
+  // call that failed first has reported them.
   (void)aside_.finish();
   (void)out_.finish();
   for (const OrderedStream& stream : in_) (void)stream.finish();
@@ -90,11 +90,12 @@ Expected<double> DeviceSwapper::move(const StepPlan& plan) {
   return watch.seconds();
 }
 
-/// Starts demotions first, since this step overwrites their blocks and the runner waits for them.
-/// The mark of out_ is behind the demotions that go to the host directly. Only the step's end waits
-/// for the blocks of preempted sequences.
+/// Starts the copies to the host. Demotions come first, since this step overwrites their blocks and
+/// the runner waits for them. The mark on out_ stands after the demotions that go directly to the
+/// host, and before the blocks of preempted sequences, for which only the step's end waits.
 Expected<void> DeviceSwapper::start_out(const StepPlan& plan) {
-  // A plan without work has nothing that a copy from the aside buffer could overlap with.
+  // A plan without work does not use the aside buffer: there is no computing that the copy from it
+  // could overlap with.
   const std::size_t count =
       plan.work.empty() ? 0 : std::min<std::size_t>(plan.demotions.size(), aside_blocks_);
   const std::span demotions(plan.demotions);
@@ -129,9 +130,10 @@ Expected<void> DeviceSwapper::demote_through_aside(std::span<const BlockPair> pa
   return started;
 }
 
-/// Zeroes the blocks that go to another domain, after their bytes have left, and then writes the
-/// new domain's name: a process killed in between leaves the old name, and the block is zeroed
-/// again. The host waits, since this is rare.
+/// Zeroes the blocks that go to another domain, after their bytes have been copied away, and then
+/// writes the new domain into their descriptors. If the process is killed in between, the
+/// descriptors still name the old domain, and the next process zeroes the blocks again. The host
+/// waits for the zeroing, which is rare.
 Expected<void> DeviceSwapper::change_domains(const StepPlan& plan) const {
   if (plan.domain_changes.empty()) return {};
   std::vector<BlockId> blocks;
@@ -162,7 +164,7 @@ Expected<void> DeviceSwapper::start_in(const StepPlan& plan) {
   return started;
 }
 
-/// Pairs in page-locked memory, where the device can read them until finish().
+/// Returns room for pairs in page-locked memory. The device can read them there until finish().
 std::span<BlockPair> DeviceSwapper::take_pairs(std::size_t count) {
   KV_CHECK(pairs_taken_ + count <= pairs_capacity_, pairs_taken_, count, pairs_capacity_);
   const std::span taken(reinterpret_cast<BlockPair*>(pairs_.data()) + pairs_taken_, count);
@@ -176,8 +178,8 @@ std::span<const BlockPair> DeviceSwapper::copy_pairs(std::span<const BlockPair> 
   return copied;
 }
 
-/// Starts the copies in groups of which each lies within one registration of host memory, because
-/// CUDA does not copy across the border of two.
+/// Starts the copies in groups, so that the host blocks of a group lie in one registered range of
+/// host memory: CUDA does not make one copy across two registered ranges.
 Expected<void> DeviceSwapper::copy_chunks(const BlockCopyArgs& all,
                                           std::uint32_t BlockPair::*host_block,
                                           const OrderedStream& stream) const {

@@ -1,17 +1,18 @@
 #pragma once
-// Moves blocks between a GPU and page-locked host memory, in both directions at once, on streams of
-// its own, while the model computes.
+// Copies blocks between a GPU and page-locked host memory, in both directions at the same time, on
+// its own streams, while the model computes.
 //
-// Out: a block that is demoted is first copied to an aside buffer on the device, and from there to
-// the host. The runner's stream and the copies in wait only for the first, short copy. If the aside
-// buffer is full, the block is copied to the host directly, and they wait for that. Blocks of
-// preempted sequences are not overwritten in this step, so nothing waits for them.
+// To the host: a block that is demoted is first copied to an aside buffer on the device, and from
+// there to the host. The runner's stream and the copies to the device wait only for the first,
+// short copy. If the aside buffer is full, the block is copied directly to the host, and they wait
+// for that. Blocks of preempted sequences are not overwritten in this step, so nothing waits for
+// their copies.
 //
-// In: blocks are copied in parts of whole layers. The runner's stream waits for a part before it
-// computes the part's first layer.
+// To the device: blocks are copied in parts of whole layers. The runner's stream waits for a part
+// before it computes the part's first layer.
 //
-// The host waits for all copies at the end of the step. For every 32nd plan it waits right after
-// the start, to measure what copies cost.
+// The host waits for all copies at the end of the step. For every 32nd plan with copies, the host
+// waits right after starting them, to measure how long copies take.
 
 #include <functional>
 #include <memory>
@@ -26,8 +27,8 @@
 namespace kvhive {
 
 /// Starts block copies on a stream, as swap_blocks_cuda (kernels/cuda) does. The device reads
-/// `pairs` when it makes the copies: they are in page-locked memory and stay unchanged until the
-/// stream has passed.
+/// `pairs` while it makes the copies: they must be in page-locked memory and stay unchanged until
+/// the stream has finished the copies.
 using CopyOnDevice = std::function<Expected<void>(const BlockCopyArgs&, DeviceStream)>;
 
 /// Zeroes blocks of the device arena whose block 0 is at `arena`. Waits until they are zero.
@@ -36,20 +37,21 @@ using CopyOnDevice = std::function<Expected<void>(const BlockCopyArgs&, DeviceSt
                                          std::span<const BlockId> blocks);
 
 struct SwapCopies {
-  CopyOnDevice between;  ///< the device and page-locked host memory
-  CopyOnDevice within;   ///< two places on the device
+  CopyOnDevice between;  ///< copies between the device and page-locked host memory
+  CopyOnDevice within;   ///< copies within the device
 };
 
 struct SwapLimits {
   std::size_t aside_bytes = std::size_t{64} << 20;  ///< size of the aside buffer on the device
-  std::size_t part_bytes =
-      std::size_t{256} << 10;  ///< least bytes of a part of a block, unless the block is one part
+  /// The fewest bytes that a part of a block may have, unless the block has only one part.
+  std::size_t part_bytes = std::size_t{256} << 10;
 };
 
-/// Used by one thread at a time: first the swapper's, then the runner's.
+/// Used by only one thread at a time: in each step first by the swapper's thread, then by the
+/// runner's.
 class DeviceSwapper final : public Swapper {
  public:
-  /// \param memory has its device arena set and its host arena page-locked
+  /// \param memory its device arena is set, and its host arena is page-locked
   [[nodiscard]] static Expected<std::unique_ptr<DeviceSwapper>> create(
       Device& device, const PoolMemory& memory, SwapCopies copies, const SwapLimits& limits = {});
   ~DeviceSwapper() override;
@@ -57,20 +59,23 @@ class DeviceSwapper final : public Swapper {
   /// Starts the plan's copies. Call finish() before the next move().
   [[nodiscard]] Expected<double> move(const StepPlan& plan) override;
 
-  /// Work that `runner` gets from now on runs after the demoted blocks have been copied away.
+  /// Work that is put on `runner` after this call runs after the demoted blocks have been copied
+  /// away.
   [[nodiscard]] Expected<void> run_after_demotions(const StepPlan& plan,
                                                    const OrderedStream& runner) const;
-  /// Work that `runner` gets from now on runs after all blocks have come in.
+  /// Work that is put on `runner` after this call runs after all blocks have been copied to the
+  /// device.
   [[nodiscard]] Expected<void> run_after_swap_in(const StepPlan& plan,
                                                  const OrderedStream& runner) const;
-  /// Work that `runner` gets from now on runs after this layer of all blocks has come in. Call it
-  /// for every layer in order: only the first layer of each part waits.
+  /// Work that is put on `runner` after this call runs after this layer of all blocks has been
+  /// copied to the device. The caller calls it for every layer in order; only the first layer of
+  /// each part waits.
   [[nodiscard]] Expected<void> run_after_layer(const StepPlan& plan, std::int32_t layer,
                                                const OrderedStream& runner) const;
   const LayerParts& parts() const { return parts_; }
 
-  /// The host waits until all of the plan's copies are done. Nothing of the step may be published
-  /// before.
+  /// Waits, on the host, until all of the plan's copies are done. Nothing of the step may be
+  /// published before.
   [[nodiscard]] Expected<void> finish(const StepPlan& plan);
 
  private:
@@ -95,14 +100,14 @@ class DeviceSwapper final : public Swapper {
   LayerParts parts_;
   std::size_t block_bytes_;
   std::uint32_t aside_blocks_ = 0;
-  DeviceBuffer aside_buffer_;  ///< [aside_blocks_] blocks
-  StagingBuffer pairs_;        ///< of the current plan
+  DeviceBuffer aside_buffer_;  ///< room for aside_blocks_ blocks
+  StagingBuffer pairs_;        ///< the pairs of the current plan
   std::size_t pairs_capacity_ = 0, pairs_taken_ = 0;
-  bool is_under_way_ = false;  ///< between move() and finish()
-  /// Plans with copies so far; every 32nd is waited for and timed.
+  bool is_under_way_ = false;  ///< true between move() and finish(), if the plan has copies
+  /// Plans with copies so far. The copies of every 32nd such plan are timed.
   std::uint32_t plans_with_copies_ = 0;
-  OrderedStream aside_, out_;      ///< aside_: copies within the device; out_: to the host
-  std::vector<OrderedStream> in_;  ///< one for each part; each runs after the one before
+  OrderedStream aside_, out_;      ///< aside_: copies within the device; out_: copies to the host
+  std::vector<OrderedStream> in_;  ///< one per part; each runs after the one before it
 };
 
 }  // namespace kvhive

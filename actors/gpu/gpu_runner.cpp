@@ -19,14 +19,16 @@ SampleChoice choice_of(const ScheduledSequence& work) {
 
 }  // namespace
 
-/// A block that is copied on write may be one that comes in. So if the plan copies blocks, all
-/// layers must have come in before anything is computed.
+/// Whether the runner waits for the copies to the device layer by layer. Not if the plan also
+/// copies blocks within the device (copy on write): the source may be a block that is being copied
+/// to the device, so all its layers must be complete before the first layer is computed.
 bool GpuRunner::swaps_in_by_layers(const StepPlan& plan) const {
   return !plan.swap_in.empty() && !plan.work.empty() && plan.copies.empty() &&
          swapper_.parts().count() > 1;
 }
 
-/// Queues everything that must be in place before the first layer.
+/// Puts on the stream what must be done before the first layer: waiting for swaps, and copies
+/// within the device.
 Expected<void> GpuRunner::queue_copies(const StepPlan& plan) const {
   auto joined = swapper_.run_after_demotions(plan, model_.stream());
   if (joined && !swaps_in_by_layers(plan))
@@ -54,8 +56,8 @@ Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {
   std::vector<SampleChoice> choices;
   for (const auto& work : plan.work)
     if (work.samples) choices.push_back(choice_of(work));
-  BeforeLayer
-      before_layer;  // empty unless there is something to wait for, because graphs cannot wait
+  // Empty unless layers have to wait: a step with this function cannot run as a CUDA graph.
+  BeforeLayer before_layer;
   if (swaps_in_by_layers(plan))
     before_layer = [&](std::int32_t layer) {
       return swapper_.run_after_layer(plan, layer, model_.stream());

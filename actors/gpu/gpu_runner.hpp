@@ -1,7 +1,7 @@
 #pragma once
-// Runs steps on a GPU: joins the plan's block tables with the device arena, makes the stream wait
-// for the plan's swaps (layer by layer where possible), computes and samples on the device. When
-// run() returns, the host has waited for all of it, including the swaps.
+// Runs steps on a GPU: uses the plan's block tables over the device arena, makes its stream wait
+// for the plan's swaps (layer by layer if possible), computes and samples on the device. Before
+// run() returns, the host has waited for all of this, including the swaps.
 
 #include "actors/gpu/device_swapper.hpp"
 #include "actors/step_runner.hpp"
@@ -11,7 +11,7 @@ namespace kvhive {
 
 class GpuRunner final : public StepRunner {
  public:
-  /// \param swapper the one that gets each plan before this runner; alive during run()
+  /// \param swapper the swapper that gets each plan before this runner; must live during run()
   /// \param copy for copies within the device; reads `pairs` during the call
   /// \param arena address of block 0 of the device tier, mapped by the model's device
   GpuRunner(GpuTransformer model, DeviceSwapper& swapper, CopyOnDevice copy, std::byte* arena,

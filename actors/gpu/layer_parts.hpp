@@ -1,6 +1,6 @@
 #pragma once
-// Cuts a block into parts of whole layers. A swap copies one part after the other, so that the
-// first layers compute while the last ones are still being copied.
+// Divides a block into parts of whole layers. A swap copies one part after the other, so that the
+// first layers can be computed while the last layers are still being copied.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,8 +14,8 @@ class LayerParts {
  public:
   static constexpr std::uint32_t kMostParts = 4;
 
-  /// \param at_least bytes of a part, unless there is only one: a smaller copy costs more time than
-  /// it hides
+  /// \param at_least the fewest bytes of a part, unless there is only one part: a smaller copy
+  ///                 would cost more time than it saves
   LayerParts(const KvLayout& kv, std::size_t at_least)
       : layers_(kv.layers),
         layer_bytes_(kv.layer_bytes()),
@@ -24,9 +24,9 @@ class LayerParts {
   }
 
   std::uint32_t count() const { return count_; }
-  /// The first layer of a part; for part count() the number of layers.
+  /// The first layer of a part. For `part` == count(): the number of layers.
   std::uint32_t first_layer(std::uint32_t part) const { return part * layers_ / count_; }
-  /// Offset of a part in a block, in bytes; a block's layers lie one after the other.
+  /// The offset of a part in a block, in bytes. A block's layers lie one after the other.
   std::size_t offset(std::uint32_t part) const { return first_layer(part) * layer_bytes_; }
   std::size_t bytes(std::uint32_t part) const { return offset(part + 1) - offset(part); }
   /// Bytes of the smallest part.

@@ -2,15 +2,15 @@
 """Makes the demo model of this folder from nothing: text, tokenizer, weights.
 
     python3 train.py --work DIR             # text -> tokenizer -> training -> export
-    python3 train.py --work DIR --sample    # load what was exported, and let it speak
+    python3 train.py --work DIR --sample    # load the exported model and generate text
     python3 train.py --work DIR --expected  # token ids for other implementations to check
 
 Needs python3 with torch, numpy and regex, and the reader program `bible` with
 its text (Debian: python3-torch python3-numpy python3-regex bible-kjv
 bible-kjv-text; libopenblas0-pthread makes the float32 parts much faster).
-Everything random hangs on SEED. The order in which a threaded matrix product
-adds up differs between machines, so a second run gives a model that is equally
-good, not one that is equal bit for bit. Text and tokenizer are exact.
+All random numbers follow from SEED. A matrix product on several threads adds in
+an order that differs between machines, so a second run gives an equally good
+model, but not the same bits. Text and tokenizer are the same in every run.
 """
 import argparse
 import json
@@ -59,8 +59,8 @@ CONFIG = {
 }
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 
-# (context length, sequences per step, steps): short rows first, because they
-# are cheap, then long ones, so that the model can also speak after a long prompt.
+# (context length, sequences per step, steps): short rows first, because they take
+# little time, then long rows, so that the model also works after a long prompt.
 PHASES = [(256, 16, 2400), (1024, 4, 150)]
 LR_MAX, LR_MIN, WARMUP = 2.5e-3, 1.2e-4, 150
 WEIGHT_DECAY, DROPOUT = 0.1, 0.1
@@ -89,7 +89,7 @@ def read_chapters():
 
 
 def lay_out(book, verses):
-    """Verses to paragraphs: one line a verse in poetry, running text in prose."""
+    """Joins verses: one line per verse in poetry, paragraphs of running text in prose."""
     if any(book.startswith(p) for p in POETRY):
         return "\n".join(verses) + "\n"
     paragraphs, now = [], ""
@@ -104,7 +104,7 @@ def lay_out(book, verses):
 
 
 def make_documents(chapters, rng):
-    """Documents of one to four chapters that follow each other in one book."""
+    """Makes documents of one to four consecutive chapters of one book."""
     docs, i = [], 0
     while i < len(chapters):
         n, book, parts = rng.randint(1, 4), chapters[i][0], []
@@ -117,7 +117,7 @@ def make_documents(chapters, rng):
 
 # ----------------------------------------------------------- the tokenizer
 
-# How Llama 3 cuts text into words before byte pair encoding.
+# The pattern by which Llama 3 splits text into words before byte pair encoding.
 PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
@@ -136,7 +136,7 @@ def byte_alphabet():
 
 
 def train_bpe(text, n_merges):
-    """Byte pair encoding: join the most frequent neighbours, again and again."""
+    """Byte pair encoding: repeatedly joins the most frequent pair of neighbours."""
     table = byte_alphabet()
     counts = Counter(regex.findall(PATTERN, text))
     words = [[table[b] for b in w.encode()] for w in counts]
@@ -170,7 +170,7 @@ def train_bpe(text, n_merges):
 
 
 def tokenizer_json(merges):
-    """The file in the format of the Hugging Face `tokenizers` library."""
+    """Returns the tokenizer in the format of the Hugging Face `tokenizers` library."""
     vocab = {c: i for i, c in enumerate(sorted(byte_alphabet().values()))}
     for a, b in merges:
         vocab[a + b] = len(vocab)
@@ -203,7 +203,7 @@ def tokenizer_json(merges):
 
 
 class Tokenizer:
-    """Reads tokenizer.json back; plain text only, special tokens go in as ids."""
+    """Reads tokenizer.json. Encodes plain text only; callers add special tokens as ids."""
 
     def __init__(self, path):
         with open(path, encoding="utf-8") as f:
@@ -250,7 +250,7 @@ class RMSNorm(nn.Module):
 
 
 def rope_tables(positions):
-    """cos and sin, one row a position, for the rotate-half convention."""
+    """cos and sin, one row per position, for the rotate-half convention."""
     d = CONFIG["head_dim"]
     inv = CONFIG["rope_theta"] ** (-torch.arange(0, d, 2, dtype=torch.float32) / d)
     angle = positions.float()[:, None] * inv[None, :]
@@ -355,7 +355,7 @@ def write_json(path, value):
 
 
 def export_weights(model, path):
-    """safetensors: u64 length of the header, JSON header, then the tensors."""
+    """Writes safetensors: u64 length of the header, JSON header, then the tensors."""
     header, blobs, at = {"__metadata__": {"format": "pt"}}, [], 0
     for name, p in model.named_parameters():
         blob = p.detach().to(torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes()
@@ -369,7 +369,7 @@ def export_weights(model, path):
 
 
 def load_weights(path):
-    """A float32 model with the weights as the file has them, that is bf16-rounded."""
+    """Returns a float32 model with the weights of the file, which are rounded to bf16."""
     with open(path, "rb") as f:
         raw = f.read()
     n = struct.unpack_from("<Q", raw)[0]
@@ -417,7 +417,7 @@ def prepare(out):
 
 
 def batches(rows, length, size, rng):
-    """Rows of `length`+1 tokens from all documents in a new order in every pass."""
+    """Yields rows of `length`+1 tokens from all documents, in a new order in every pass."""
     while True:
         order = rows[:]
         rng.shuffle(order)
@@ -465,7 +465,7 @@ def train(out, work, scale, resume):
     for length, size, steps in phases:
         feed = batches(rows, length, size, random.Random(SEED + length))
         for _ in range(steps):
-            if step < skip:  # done before the resumption: only take the batch
+            if step < skip:  # done before training was resumed: only consume the batch
                 next(feed)
                 step += 1
                 seen += size * length

@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kAlignment = 256;  ///< of tensors: what products read fastest
 constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
-/// Adds tensors one behind the other.
+/// Assigns offsets to tensors, one after the other.
 class Builder {
  public:
   Builder(GpuWeights& weights, Dtype dtype) : weights_(weights), dtype_(dtype) {}
@@ -37,7 +37,8 @@ class Builder {
   std::size_t norm(const ModelTensor& listed) {
     return add(listed.weight_name(), listed.weight_shape(), Dtype::f32);
   }
-  /// The rows of several matrices of one shape, then their biases, each without a gap.
+  /// Adds several matrices of the same shape as one matrix: their rows without a gap, then their
+  /// biases without a gap.
   GpuMatrix matrix(std::span<const ModelTensor> stacked) {
     const ModelTensor& first = stacked.front();
     GpuMatrix made;
@@ -45,7 +46,7 @@ class Builder {
     made.K = first.columns;
     for (const ModelTensor& listed : stacked)
       place(made.weights, listed.weight_name(), listed.weight_shape(), dtype_);
-    // A bias has the dtype of what its product is stored as.
+    // A bias has the dtype in which its product is stored.
     const Dtype bias_dtype = first.product == ProductDtype::f32 ? Dtype::f32 : dtype_;
     if (first.has_bias)
       for (const ModelTensor& listed : stacked)
@@ -54,8 +55,8 @@ class Builder {
   }
 
  private:
-  /// Adds a tensor: the first one of a stack at an aligned offset, which `begin` then is, the
-  /// others where the one before ends.
+  /// Adds a tensor of a stack. The first goes to an aligned offset, which is stored in `begin`;
+  /// each other begins where the tensor before it ends.
   void place(std::size_t& begin, const std::string& name, const std::vector<std::int64_t>& shape,
              Dtype dtype) {
     if (begin == kNoTensor) {
@@ -70,14 +71,16 @@ class Builder {
   Dtype dtype_;
 };
 
-/// The tensors that make one product: the first of `rest` and those that lie behind it.
+/// The tensors that are multiplied in one product: the first of `rest` and those that are fused
+/// with it.
 std::span<const ModelTensor> stack_of(std::span<const ModelTensor> rest) {
   std::size_t count = 1;
   while (count < rest.size() && rest[count].fusion == Fusion::with_previous) ++count;
   return rest.first(count);
 }
 
-/// Two pieces of page-locked memory in turn: one is filled while the other is on its way.
+/// Uploads through two pieces of page-locked memory in turn: one is filled while the other is
+/// copied to the device.
 class Uploader {
  public:
   static Expected<Uploader> create(Device& device) {
@@ -92,7 +95,8 @@ class Uploader {
     return made;
   }
 
-  /// \param fill  writes the bytes from the given one on, a multiple of 4
+  /// \param fill  fill(piece, first) writes the upload's bytes from offset `first` on into `piece`;
+  ///              `first` is a multiple of 4
   Expected<void> put(std::byte* to, std::size_t bytes,
                      const std::function<void(std::span<std::byte>, std::size_t)>& fill) {
     for (std::size_t at = 0; at < bytes; at += kPieceBytes) {

@@ -16,12 +16,12 @@ std::uint64_t get(const std::atomic<std::uint64_t>& field) {
   return field.load(std::memory_order_relaxed);
 }
 
-/// `what` is the same at each check; `figures` may change while the pool works.
+/// `what` is the same in both checks; `figures` may differ, because the pool may be working.
 struct Finding {
   std::string what, figures;
 };
 
-/// One check of everything.
+/// One check of the whole pool.
 class Inspection {
  public:
   Inspection(const PoolMemory& memory, Moment moment, const SlotOwners* owners)
@@ -61,7 +61,8 @@ class Inspection {
     findings_.push_back({std::move(what), " (" + std::to_string(figure) + ")"});
   }
 
-  /// Slots that may hold blocks, including those attached since the check began.
+  /// Mask of the slots that may hold blocks, including slots that were signed in to since the check
+  /// began.
   std::uint32_t attached() {
     for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
       const bool is_known = owners_ != nullptr && (*owners_)[slot].use != SlotOwner::Use::vacant;
@@ -79,7 +80,7 @@ class Inspection {
       const SlotOwner& owner = (*owners_)[slot];
       const std::uint32_t pid = pid_in(slot);
       const std::string name = "slot " + std::to_string(slot);
-      if (pid == 0) continue;  // vacant, or its process is just starting
+      if (pid == 0) continue;  // vacant, or its process has not signed in yet
       if (owner.use == SlotOwner::Use::vacant)
         violation(name + " is signed by pid " + std::to_string(pid) +
                   ", but the keeper knows no process there");
@@ -118,7 +119,8 @@ class Inspection {
                    !index.leads_to(b, hint, memory_.block(block).name())) {
           ++report_.stale_hints;
         } else if (const auto [first, is_new] = hinted.emplace(block, &way); !is_new) {
-          // The block may have been taken and published anew since the first hint was read.
+          // The block may have been taken and published again since the first hint was read, so the
+          // first hint is read again.
           const std::uint64_t other = first->second->load(std::memory_order_acquire);
           if (PrefixIndex::block_of(other) == block && other >> 32 == hint >> 32)
             violation(block, "has two hints in the index");
@@ -183,7 +185,8 @@ FsckReport fsck(const PoolMemory& memory, Moment moment, const SlotOwners* owner
   first.run();
   FsckReport report = std::move(first.report());
   std::vector<Finding> found = first.findings();
-  if (!found.empty()) {  // corruption stays; an operation that was under way does not
+  // A second check: a finding that was only an operation under way is gone, corruption is not.
+  if (!found.empty()) {
     Inspection again(memory, moment, owners);
     again.run();
     std::unordered_set<std::string> still;

@@ -60,7 +60,7 @@ class Explanation {
     bool is_found = false;
     index_.for_each(name, [&](BlockId hinted) {
       is_found |= hinted == block;
-      return PrefixIndex::HintUse::keep;  // the pool is mapped read-only
+      return PrefixIndex::HintUse::keep;  // the pool is mapped read-only, so no hint is dropped
     });
     return is_found;
   }
@@ -90,7 +90,8 @@ class Explanation {
     return best;
   }
 
-  /// Nothing if the block has another name, or was taken anew while it was read.
+  /// The status of one block that has the hash of the prompt's i-th block. Nothing if the block's
+  /// name differs after all, or the block was taken while it was read.
   std::optional<CacheStatus> status_of(BlockId block, std::size_t i,
                                        std::optional<std::uint64_t> parent) const {
     const BlockView b = view(block);
@@ -123,7 +124,7 @@ class Explanation {
     return {.status = status, .slot = last->slot, .unix_ms = last->unix_ms};
   }
 
-  /// When and by which process a block that only the host tier has was moved there.
+  /// For a block that only the host tier has: notes when and by which process it was moved there.
   void note_demotion(Hash128 name, BlockStatus& block) const {
     if (block.status != CacheStatus::present ||
         block.blocks[std::size_t(Tier::device)] != kNullBlock)
@@ -149,7 +150,7 @@ class Explanation {
     }
   }
 
-  /// Whether any block holds the prompt's i-th block under this name.
+  /// Whether any published block has this name and the tokens of the prompt's i-th block.
   bool is_published(Hash128 name, std::size_t i) const {
     const auto [begin, end] = by_hash_.equal_range(name.low);
     return std::any_of(begin, end, [&](const auto& candidate) {
@@ -158,7 +159,8 @@ class Explanation {
     });
   }
 
-  /// Counts as engines match: the device tier first, and where it ends the host tier.
+  /// Counts the blocks that an engine's match takes: from the device tier first, and after the
+  /// first block that is missing there, from the host tier.
   void count_reachable() {
     const auto is_in = [&](std::size_t i, Tier tier) {
       return i < std::min(report_.blocks.size(), report_.matchable) &&
@@ -180,7 +182,8 @@ class Explanation {
   std::unordered_multimap<std::uint64_t, BlockId> by_hash_;
   std::unordered_map<std::uint64_t, DepartureRecord> departures_;
   std::set<DomainId> domains_;
-  /// Uid of the block before, as long as it is published and reached from the root.
+  /// The uid of the prompt's previous block, if that block is published and so are all blocks
+  /// before it.
   std::optional<std::uint64_t> parent_uid_;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// Why a prompt's prefix is not found, block by block, for `kvhive pool why`. Reads only, while
-// other processes work; needs the tokens object.
+// Explains, block by block, why a prompt's prefix is not found, for `kvhive pool why`. Only reads,
+// also while other processes work. Needs the tokens object.
 
 #include <array>
 #include <span>
@@ -12,42 +12,42 @@
 
 namespace kvhive {
 
-/// What has become of a block of the prompt. Where several apply, the first in this order.
+/// What has happened to a block of the prompt. If several apply, the first in this order.
 enum class CacheStatus : std::uint8_t {
-  present,    ///< a match finds it
-  unhinted,   ///< published, but the index has lost its hint
-  computing,  ///< a process is computing it right now
-  orphaned,   ///< published after a parent that is gone; the parent computed anew has another uid
-  collision,  ///< a block of the same hash holds other tokens, and is refused
-  evicted,    ///< its block was taken for other content
-  retired,    ///< its block was corrupt
-  dropped,    ///< its block was discarded: the engine that held it had lost its device
-  other_domain,  ///< another domain has it, and does not share
+  present,       ///< a match finds it
+  unhinted,      ///< published, but the index has lost its hint
+  computing,     ///< a process is computing it right now
+  orphaned,      ///< published, but its parent is gone; the parent computed again has another uid
+  collision,     ///< a block of the same hash holds other tokens, so a match refuses it
+  evicted,       ///< its block was taken for other content
+  retired,       ///< its block was corrupt
+  dropped,       ///< its block was discarded: the engine that held it had lost its device
+  other_domain,  ///< published in another domain, whose blocks this domain must not use
   never_seen,    ///< never computed, or evicted longer ago than the journal goes back
 };
 std::string_view to_string(CacheStatus status);
 
 struct BlockStatus {
   CacheStatus status = CacheStatus::never_seen;
-  /// present: where a match finds it in each tier, null block = not there. unhinted, computing,
-  /// orphaned, collision: the block that was found, in its tier.
+  /// By tier. present: the block that a match finds in this tier, or the null block. unhinted,
+  /// computing, orphaned, collision: the block that has this status, in its tier.
   std::array<BlockId, kTiers> blocks{kNullBlock, kNullBlock};
-  std::uint32_t holders = 0;  ///< mask of the slots that hold any of these
-  bool was_demoted = false;   ///< present: only in the host tier, since the device tier evicted it
-  std::uint32_t slot =
-      0;  ///< evicted, retired, dropped, demoted: the slot of the process that did it
+  std::uint32_t holders = 0;  ///< mask of the slots that hold any of these blocks
+  bool was_demoted = false;   ///< present, but only in the host tier: the device tier evicted it
+  std::uint32_t slot = 0;  ///< evicted, retired, dropped, demoted: slot of the process that did it
   std::int64_t unix_ms = 0;  ///< evicted, retired, dropped, demoted: when
-  DomainId domain{};         ///< other_domain
+  DomainId domain{};         ///< other_domain: the domain that has it
 };
 
 struct MissReport {
   std::vector<BlockStatus> blocks;  ///< one per full block of the prompt
-  std::size_t matchable = 0;        ///< all but the last token can be cached
-  std::size_t on_device = 0;        ///< blocks a match takes from the device tier, from the start
-  std::size_t on_host = 0;          ///< and then from the host tier
-  bool has_forgotten = false;       ///< the journal has overwritten older records
+  std::size_t matchable = 0;   ///< blocks that a match may take; the last token is always computed
+  std::size_t on_device = 0;   ///< blocks that a match takes from the device tier, from the start
+  std::size_t on_host = 0;     ///< blocks that it then takes from the host tier
+  bool has_forgotten = false;  ///< the journal has overwritten older records
 
-  std::size_t computed_from() const { return on_device + on_host; }  ///< block
+  /// Index of the first block that an engine has to compute.
+  std::size_t computed_from() const { return on_device + on_host; }
 };
 
 MissReport explain_miss(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens);

@@ -17,11 +17,12 @@ void count(TierReport& tier, BlockWord word) {
       ++(word.holders() == 0 ? tier.idle : tier.held);
       tier.shared += std::popcount(word.holders()) > 1;
       break;
-    default: ++tier.retired;  // corrupt states, too: no block is left out
+    default: ++tier.retired;  // a corrupt state counts as retired, so that the sum is right
   }
 }
 
-/// Modulo 2^64 should a counter be corrupt.
+/// What the slot's process has counted since it signed in. If a counter is corrupt, the difference
+/// wraps.
 CounterValues counted_since_sign_in(const ProcessEntry& entry) {
   CounterValues counted;
   for (std::size_t i = 0; i < kCounters.size(); ++i) {
@@ -32,7 +33,8 @@ CounterValues counted_since_sign_in(const ProcessEntry& entry) {
   return counted;
 }
 
-/// Over all slots, vacant ones included: dead processes have counted there.
+/// The sum over all slots, vacant ones included, since processes that are dead now have counted
+/// there.
 CounterValues totals_of(const ControlBlock& control) {
   CounterValues totals;
   for (const ProcessEntry& entry : control.processes)

@@ -1,5 +1,6 @@
 #pragma once
-// The state of the pool in numbers: read-only, whether other processes work, are stopped or dead.
+// The state of the pool in numbers. Only reads, and works whether other processes are running,
+// stopped or dead.
 
 #include <array>
 #include <cstdint>
@@ -14,9 +15,9 @@ struct TierReport {
   std::uint64_t blocks = 0;   ///< without the null block
   std::uint64_t free = 0;     ///< no content
   std::uint64_t filling = 0;  ///< being computed
-  std::uint64_t held = 0;     ///< published and in use
-  std::uint64_t shared = 0;   ///< of these, by two processes or more
-  std::uint64_t idle = 0;     ///< published, evictable
+  std::uint64_t held = 0;     ///< published, and held by at least one process
+  std::uint64_t shared = 0;   ///< published, and held by at least two processes
+  std::uint64_t idle = 0;     ///< published, and held by no process: can be evicted
   std::uint64_t retired = 0;
 };
 
@@ -43,7 +44,7 @@ struct PoolReport {
   std::string epoch;  ///< hex
   std::array<TierReport, kTiers> tiers;
   std::vector<ProcessReport> processes;  ///< attached now
-  CounterValues totals;                  ///< over all processes there ever were, dead ones included
+  CounterValues totals;                  ///< counted by all processes, dead ones included
 };
 
 PoolReport report_pool(const PoolMemory& memory);

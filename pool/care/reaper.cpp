@@ -29,13 +29,14 @@ class Sweep {
         free_(memory, tier),
         journal_(memory) {}
 
-  /// Visits each block once, in the order of memory, and then those again that the dead process
-  /// held.
+  /// Visits each block of the tier once, in the order of memory, and then visits the published
+  /// blocks that the dead process held a second time, to release them.
   void run(ReapReport& report) {
-    // Modulo 2^64, should a counter be corrupt.
+    // Unsigned, so that it wraps if a counter is corrupt.
     const auto sum_of_others =
         static_cast<std::uint64_t>(counted_used(memory_.control(), tier_)) - used();
-    constexpr std::uint32_t kAhead = 32;  // across page ends, where the hardware prefetcher stops
+    // Descriptors to prefetch ahead. The hardware prefetcher stops at the end of each page.
+    constexpr std::uint32_t kAhead = 32;
     for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
       const BlockId block{layout_.first_block + i};
       prefetch(&memory_.descriptors()[block.value + kAhead]);
@@ -50,7 +51,7 @@ class Sweep {
       } else if (now.is_held_by(dead_)) {
         note_held(block);
       }
-      // Also blocks that the dead process freed, but did not get to announce.
+      // This includes blocks that the dead process freed without announcing them.
       if (now.state() == BlockState::free && !free_.is_announced(block)) free_.announce(block);
       held_by_others_ += now.unpinned_by(dead_).holders() != 0;
       KV_KILL_POINT("reap.after_a_block");
@@ -59,7 +60,8 @@ class Sweep {
     report.released += held_.size();
     KV_KILL_POINT("reap.before_invalidate");
     IdleOrder::invalidate(control());
-    // Right only if no other process worked meanwhile; otherwise they are counted again.
+    // The count of held blocks is right only if no other process has worked meanwhile; otherwise
+    // the second call counts them again.
     const auto sum = static_cast<std::int64_t>(sum_of_others + used());
     if (!correct_used(memory_.control(), tier_, sum, held_by_others_)) correct_used(memory_, tier_);
   }
@@ -70,8 +72,8 @@ class Sweep {
     return static_cast<std::uint64_t>(used_.load(std::memory_order_relaxed));
   }
 
-  /// Frees a block that the dead process was filling; no other process touches it. Returns its word
-  /// as it is now.
+  /// Frees a block that the dead process was filling; no other process changes such a block.
+  /// Returns the block's word as it is now.
   BlockWord free_filling(BlockId block, BlockWord now) {
     KV_KILL_POINT("reap.before_free");
     forget_content(block);
@@ -80,9 +82,10 @@ class Sweep {
     return now.freed();
   }
 
-  /// Discards a published block that no living process holds: takes it in the dead process's name
-  /// and frees it. Killed in between, the next sweep finds a block that was being filled. Returns
-  /// the block's word as it is now: another process may have pinned the block after all.
+  /// Discards the content of a published block that no living process holds: takes the block in the
+  /// dead process's name and frees it. If this process is killed in between, the next sweep finds a
+  /// block that the dead process was filling, and frees it. Returns the block's word as it is now;
+  /// another process may have pinned the block first.
   BlockWord drop(BlockId block, BlockWord now) {
     KV_KILL_POINT("reap.before_drop");
     if (!memory_.block(block).change(now, now.taken_by(dead_))) {
@@ -96,9 +99,9 @@ class Sweep {
     return free_filling(block, now.taken_by(dead_));
   }
 
-  /// A process that was killed in the middle of an eviction has left the old content's hint and
-  /// name. No other process touches them: the block's holder is dead, and nobody takes a filling
-  /// block.
+  /// Removes the block's hint and uid. A process that was killed during an eviction has left those
+  /// of the old content. No other process changes them: the block's holder is dead, and no process
+  /// takes a block that is being filled.
   void forget_content(BlockId block) const {
     index_.erase(memory_.block(block).name(), block);
     memory_.block(block).forget_uid();
@@ -111,38 +114,41 @@ class Sweep {
     ++at_depth_[depth];
   }
 
-  /// No sequence is deeper than there are blocks. More would be corrupt, and must not cost memory.
+  /// The block's depth, but at most the number of blocks in the pool. A higher depth is corrupt,
+  /// and at_depth_ must not grow to it.
   std::uint32_t depth_of(BlockId block) const {
     return std::min(memory_.block(block).depth(), memory_.geometry().total_blocks());
   }
 
-  /// Releases as the process itself would have: the ends of sequences are evicted before their
-  /// starts. Stamps are assigned by depth, but written in the order of memory: a million blocks in
-  /// the order of depth would be three million cache misses.
+  /// Releases the published blocks in the order in which the process itself would have: the ends of
+  /// sequences are evicted before their starts. So a block's stamp depends on its depth. But the
+  /// stamps are written in the order of memory: for a million blocks, writing them in the order of
+  /// depth would cost three million cache misses.
   void release() {
     IdleOrder idle(memory_, tier_);
     if (held_.empty()) return;
     const std::uint64_t first = idle.draw(held_.size());
     std::uint64_t next = first;
-    std::vector<std::uint64_t> stamps(at_depth_.size());  // next one, by depth
+    std::vector<std::uint64_t> stamps(at_depth_.size());  // by depth: the next stamp
     for (std::size_t depth = at_depth_.size(); depth-- > 0; next += at_depth_[depth])
       stamps[depth] = next;
 
-    // In groups: a locked instruction waits for all stores before it, and most stores of hints miss
-    // the cache. In a group they miss at the same time.
+    // In groups, because a locked instruction (clear) waits for all stores before it, and most
+    // stores of hints miss the cache. In a group, the CPU handles these misses at the same time.
     constexpr std::size_t kTogether = 64;
     for (std::size_t begin = 0; begin < held_.size(); begin += kTogether) {
       const auto together =
           std::span(held_).subspan(begin).first(std::min(kTogether, held_.size() - begin));
       for (const BlockId block : together) {
-        // The depth is what it was when it was noted, unless it was corrupted since.
+        // The depth may have been corrupted since it was noted, so it is limited again.
         const std::size_t depth = std::min<std::size_t>(depth_of(block), stamps.size() - 1);
         idle.place(block, stamps[depth]++);
       }
       for (const BlockId block : together) clear(block);
     }
     KV_KILL_POINT("reap.before_settle");
-    // Seldom: only a process that evicted as far as the newest hints of all has passed them.
+    // True only if another process has meanwhile evicted so much that it has come to these newest
+    // hints.
     if (control().head.load(std::memory_order_seq_cst) > first) idle.settle(held_);
   }
 
@@ -153,7 +159,7 @@ class Sweep {
     if (before.holders() == holder_bit(dead_)) count_released();
   }
 
-  /// In the dead process's part of the sum, which the reaper alone writes now.
+  /// Subtracts 1 from the dead process's counter of held blocks, which only the reaper writes now.
   void count_released() {
     KV_KILL_POINT("reap.before_count");
     add_used(used_, -1);
@@ -169,9 +175,9 @@ class Sweep {
   PrefixIndex index_;
   FreeBlocks free_;
   EvictionJournal journal_;
-  std::vector<BlockId> held_;            ///< published ones, ascending
-  std::vector<std::uint32_t> at_depth_;  ///< how many of them
-  std::int64_t held_by_others_ = 0;      ///< blocks of the tier
+  std::vector<BlockId> held_;  ///< published blocks that the dead process held, by ascending id
+  std::vector<std::uint32_t> at_depth_;  ///< by depth: how many blocks of held_
+  std::int64_t held_by_others_ = 0;      ///< blocks of the tier that living processes hold
 };
 
 }  // namespace

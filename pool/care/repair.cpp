@@ -37,7 +37,8 @@ class Repair {
       restamp(tier);
       count_retired(tier);
       correct_used(memory_, tier);
-      IdleOrder::invalidate(control(tier));  // what is behind the head is found by a scan
+      // A scan then finds the blocks whose hints lie before the head.
+      IdleOrder::invalidate(control(tier));
     }
     return report_;
   }
@@ -58,7 +59,7 @@ class Repair {
 
   // -- the control object
 
-  /// Of the header and its copy, the one whose checksum fits is right.
+  /// If the header or its copy is corrupt: overwrites it with the other, whose checksum fits.
   void mend_header() {
     ControlBlock& pool = memory_.control();
     if (memory_.check_header()) return;
@@ -73,9 +74,9 @@ class Repair {
     ++report_.fields;
   }
 
-  /// The head is never behind the tail unless one of them is corrupt. A tail that lost a high bit
-  /// is raised to the head; a head or tail beyond all plausible numbers starts anew, and with it
-  /// all stamps.
+  /// Repairs head, tail and ring of the release order. The head never exceeds the tail unless one
+  /// of them is corrupt. A tail that is lower than the head has lost a bit, and is raised to the
+  /// head. An implausibly high head is set to 1, and an implausibly high tail to the head.
   void mend_order(Tier tier) {
     TierControl& order = control(tier);
     if (order.head.load(relaxed) >= kImplausible) {
@@ -100,8 +101,9 @@ class Repair {
     }
   }
 
-  /// If two published blocks have serials that were never drawn, the counter of serials has lost a
-  /// bit. If one has, its descriptor is corrupt, and mend_identities() retires it.
+  /// Repairs the counter of serials. If at least two published blocks have serials that are not
+  /// below the counter, the counter has lost a bit, and is raised. If only one block has, that
+  /// block's descriptor is corrupt, and mend_identities() retires the block.
   void mend_serials() {
     auto& next = memory_.control().next_serial;
     std::uint64_t last = 0;
@@ -158,7 +160,7 @@ class Repair {
     }
   }
 
-  /// Releases what is held in the name of a slot that no process has.
+  /// Releases the blocks that are held by slots without a process.
   void reap_strangers() {
     const std::uint32_t strangers = ~used_slots();
     std::uint32_t found = 0;
@@ -171,9 +173,10 @@ class Repair {
       if ((found >> slot & 1) != 0) reap(memory_, ProcessSlot{slot});
   }
 
-  /// Parents, which have lower uids, come first: a block is judged by its parent, unless that is
-  /// gone. Repeated until nothing more is found: a retired block may have hidden another one with
-  /// its uid.
+  /// Retires published blocks with faults. Goes by ascending uid, so that parents come before their
+  /// children: a child is compared with its parent only if the parent was not retired. Repeats
+  /// until no fault is found, because a retired block may have hidden another block with the same
+  /// uid.
   void mend_identities() {
     for (std::size_t before = ~std::size_t{0}; before != report_.retired;) {
       before = report_.retired;
@@ -190,8 +193,9 @@ class Repair {
     }
   }
 
-  /// Takes a block out of service for good, held or not. One instruction decides; the rest is
-  /// tidying up, which the next repair does if this one is killed.
+  /// Retires a block for good, whether a process holds it or not. One atomic instruction does it.
+  /// The rest only removes the hint and the identity; if this process is killed before that, the
+  /// next repair does it.
   void retire(BlockId block, BlockWord seen) {
     if (!view(block).retire(seen)) return;
     index_.erase(view(block).name(), block);
@@ -203,8 +207,9 @@ class Repair {
 
   // -- hints
 
-  /// A hint is left after its block is ready, and removed after the block is taken. So a hint that
-  /// does not fit its block is stale, whatever other processes do meanwhile.
+  /// Removes bad hints from the index. A process inserts a hint after its block has become ready,
+  /// and removes it after the block has been taken. So a hint that does not fit its block is stale,
+  /// whatever other processes do meanwhile.
   void drop_hints() {
     is_hinted_.assign(memory_.geometry().total_blocks(), false);
     for (std::size_t b = 0; b < memory_.layout().index_buckets; ++b) {
@@ -249,7 +254,8 @@ class Repair {
     cut(memory_.summary(tier), layout.bitmap_words);
   }
 
-  /// Stamps that were never drawn: no scan finds their blocks.
+  /// Gives new stamps to published blocks whose stamps were never drawn: no scan would find these
+  /// blocks when they are idle.
   void restamp(Tier tier) {
     const Soundness blocks(memory_);
     std::vector<BlockId> lost;

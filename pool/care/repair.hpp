@@ -1,7 +1,7 @@
 #pragma once
-// Repairs what fsck finds, while engines work: rebuilds hints, puts lost blocks back, retires
-// corrupt ones. Every step is complete in itself, so a repair that is killed anywhere is simply run
-// again.
+// Repairs what fsck finds, while engines work: rebuilds hints, makes lost blocks available again,
+// and retires corrupt blocks. Each step is complete in itself: if the repairing process is killed,
+// the repair is run again.
 
 #include <cstddef>
 
@@ -11,12 +11,12 @@ namespace kvhive {
 
 struct RepairReport {
   std::size_t retired = 0;         ///< corrupt blocks taken out of service for good
-  std::size_t holders = 0;         ///< blocks that dead or unknown processes still held
-  std::size_t hints_dropped = 0;   ///< stale, double or out of range
-  std::size_t hints_restored = 0;  ///< published blocks the index had lost
-  std::size_t free_listed = 0;     ///< free blocks that no process would have found
-  std::size_t restamped = 0;       ///< idle blocks put back into the release order
-  std::size_t fields = 0;          ///< fields of the control object, and bits beyond table ends
+  std::size_t holders = 0;         ///< blocks that were held by slots without a process
+  std::size_t hints_dropped = 0;   ///< hints that were stale, double or out of range
+  std::size_t hints_restored = 0;  ///< published blocks that had no hint in the index
+  std::size_t free_listed = 0;     ///< free blocks that were not in the free bitmap
+  std::size_t restamped = 0;       ///< published blocks that got a new release stamp
+  std::size_t fields = 0;  ///< corrupt fields of the control object, bits beyond a table's end
 
   std::size_t sum() const {
     return retired + holders + hints_dropped + hints_restored + free_listed + restamped + fields;
@@ -24,12 +24,14 @@ struct RepairReport {
 };
 
 /// Repairs the pool. A block whose word, name, parent or tokens contradict each other is retired,
-/// held or not: its bytes stay for the processes that read them, and no match finds it again.
+/// whether a process holds it or not. Its bytes stay for the processes that are reading them, and
+/// no match finds it again.
 ///
-/// \param owners  what the keeper knows of the slots. It must give no vacant slot away before this
-///                returns: blocks held in a vacant slot's name are released.
-/// To be called by one process at a time, which can write all of the pool and read its tokens (the
-/// steward).
+/// Only one process at a time may call this (the steward). It needs write access to the whole pool,
+/// and the tokens object.
+///
+/// \param owners  what the keeper knows about the slots. Blocks that a vacant slot holds are
+///                released, so the keeper must give no vacant slot to a process before this returns
 RepairReport repair(const PoolMemory& memory, const SlotOwners& owners);
 
 }  // namespace kvhive

@@ -108,8 +108,9 @@ void Soundness::compare_with_parent(BlockId block, const Parent& parent,
     faults.push_back("does not hash to its name: tokens, parent or hash are damaged");
 }
 
-/// Two blocks with one uid hold the same content, so they have the same name and the same parent.
-/// Which of the two is corrupt cannot be told, so both are reported.
+/// Compares with another block of the same uid, if there is one. Two blocks with the same uid hold
+/// the same content, so they have the same name and the same parent. If they do not, one of them is
+/// corrupt, but it is unknown which, so both are reported.
 void Soundness::compare_with_twin(BlockId block, std::uint64_t uid,
                                   std::vector<std::string>& faults) const {
   BlockId twin = block_with(uid);
@@ -133,7 +134,7 @@ void Soundness::compare_with_twin(BlockId block, std::uint64_t uid,
     faults.push_back(with + " but not its name");
 }
 
-/// The first block that had this uid at the start; it may have been taken anew since.
+/// The first block that had this uid when the constructor read it; it may have been taken since.
 BlockId Soundness::block_with(std::uint64_t uid) const {
   const auto found = by_uid_.find(uid);
   return found == by_uid_.end() ? kNullBlock : found->second;

@@ -1,5 +1,5 @@
 #pragma once
-// What can be wrong with one block: fsck reports it, and repair retires the block. Reads only,
+// Finds the faults of one block. fsck reports them, and repair retires the block. Only reads, also
 // while other processes work; a block that changes while it is read is not judged.
 
 #include <optional>
@@ -13,23 +13,24 @@ namespace kvhive {
 
 class Soundness {
  public:
-  /// Reads all blocks once, to know which block has which uid.
+  /// Reads all blocks once, to learn which block has which uid.
   explicit Soundness(const PoolMemory& memory);
 
-  /// Faults of a word: what no process ever writes. `attached` is the mask of slots that may hold
-  /// blocks.
+  /// Faults of a block's word: values that no process ever writes. `attached` is the mask of slots
+  /// that may hold blocks.
   static std::vector<std::string> word_faults(BlockId block, BlockWord word,
                                               std::uint32_t attached);
 
-  /// Faults of a published block's name, depth, parent and tokens (if this process can read them).
-  /// Empty if the block did not stay the same publication meanwhile.
+  /// Faults of a published block's name, depth, parent and, if this process maps the tokens object,
+  /// tokens. Empty if the block has changed while it was read.
   std::vector<std::string> identity_faults(BlockId block);
 
   /// Whether a published block has a release stamp that was never drawn, so that no scan finds it.
   /// Its content is not in doubt.
   bool has_future_stamp(BlockId block) const;
 
-  /// Published blocks whose parent is gone, and token bytes hashed, in identity_faults() so far.
+  /// What identity_faults() has counted so far: published blocks whose parent is gone, and bytes of
+  /// tokens that it has hashed.
   std::uint64_t orphans() const { return orphans_; }
   std::uint64_t bytes_checked() const { return bytes_checked_; }
 
@@ -38,7 +39,7 @@ class Soundness {
  private:
   struct Parent {
     Hash128 name;
-    std::uint32_t depth = 0;  ///< of its child
+    std::uint32_t depth = 0;  ///< the depth that its child must have
     std::uint16_t domain = 0;
   };
 
@@ -53,8 +54,8 @@ class Soundness {
   BlockHasher hasher_;
   std::vector<BlockId> ready_;
   std::unordered_map<std::uint64_t, BlockId> by_uid_;  ///< the first block with the uid
-  std::unordered_map<BlockId, BlockId>
-      rival_;  ///< first block -> one with its uid and another name
+  /// From a block of by_uid_ to another block with the same uid but another name.
+  std::unordered_map<BlockId, BlockId> rival_;
   bool was_orphan_ = false;
   std::uint64_t orphans_ = 0, bytes_checked_ = 0;
 };

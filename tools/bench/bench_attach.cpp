@@ -1,6 +1,6 @@
-// The first matches of a process that has just attached, beside its later ones, and what the
-// attaching costs. Every match is of another prompt, so that warm means the process, not the
-// prompt.
+// Measures the first matches of a process that has just attached, compared with its later matches,
+// and the time that attaching takes. Every match is of another prompt, so the later matches are
+// faster only because the process is warm, not because the prompt is.
 
 #include <cstdio>
 #include <numeric>
@@ -16,12 +16,13 @@ namespace {
 
 constexpr std::size_t kBlocksPerPrompt = 64;
 constexpr std::size_t kFirst = 32;   ///< matches that count as first ones
-constexpr std::size_t kLater = 512;  ///< the last kFirst of these count as later ones
+constexpr std::size_t kLater = 512;  ///< matches after them; the last kFirst count as later ones
 constexpr ProcessSlot kWriter{0}, kNewcomer{1};
 
 struct Arrival {
   double attach_ms;
-  double very_first_us, first_us, later_us;  ///< of one match; means of kFirst but the first
+  /// Time of the first match; mean of the other first matches; mean of the later matches.
+  double very_first_us, first_us, later_us;
 };
 
 double mean_match_us(BlockPool& pool, const std::vector<Prompt>& prompts,
@@ -30,7 +31,8 @@ double mean_match_us(BlockPool& pool, const std::vector<Prompt>& prompts,
   std::vector<PrefixHit> hits;
   hits.reserve(order.size());
   for (const std::size_t i : order) {
-    // Whoever matches has just hashed the prompt: it is in the cache.
+    // An engine hashes a prompt just before it matches it, so the tokens are in the cache here,
+    // too.
     std::vector<Hash128> chain;
     pool.hasher().extend(chain, DomainId{0}, prompts[i].tokens, kTokensPerBlock);
     KV_CHECK(chain == prompts[i].chain);

@@ -1,5 +1,5 @@
-// How near the CPU kernels come to what memory allows. Every figure is a ratio of two things
-// measured in turns in this run (A, B, A, B, ...; the median of the pairs' ratios), because
+// Compares the CPU kernels with the machine's limits. Every figure is a ratio of two things that
+// are measured alternately in this run (A, B, A, B, ...; the median of the pairs' ratios), because
 // absolute speeds on shared machines mean little.
 //
 //   decode        GB/s of KV by paged_attention_cpu, against the best of several ways to read the
@@ -43,7 +43,8 @@ namespace {
 
 constexpr int kPairs = 9;
 
-/// One thread is timed by its own clock, which stands still while others have the core.
+/// Seconds. One thread is timed by its CPU time, which does not include the time that other
+/// processes use the core; several threads are timed by a monotonic clock.
 double now() {
   timespec time;
   ::clock_gettime(omp_get_max_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
@@ -62,14 +63,15 @@ double median(std::vector<double> values) {
 }
 
 struct Comparison {
-  double rate;       ///< of the work, in units of `amount` per second
-  double yardstick;  ///< same, of the yardstick that does best beside the work
-  double ratio;      ///< median of rate/yardstick, round by round
+  double rate;       ///< rate of the work, in units of `amount` per second
+  double yardstick;  ///< rate of the fastest yardstick
+  double ratio;      ///< median over the rounds of rate / yardstick
 };
 
 using Work = std::function<void()>;
 
-/// All do `amount` of something each time, in turns; the yardstick that does best counts.
+/// Runs the work and the yardsticks alternately; each run does `amount` of something. The work is
+/// compared with the fastest yardstick.
 Comparison compare(double amount, const Work& work, const std::vector<Work>& yardsticks) {
   std::vector<double> work_seconds;
   std::vector<std::vector<double>> seconds(yardsticks.size()), ratios(yardsticks.size());
@@ -94,7 +96,7 @@ Comparison compare(double amount, const Work& work, const std::vector<Work>& yar
 
 class Table {
  public:
-  /// \param only  cases whose name has this in it; empty: all
+  /// \param only  runs only the cases whose names contain this text; empty = all
   explicit Table(std::string only) : only_(std::move(only)) {}
 
   void add(const std::string& name, const std::string& unit, double amount, const Work& work,
@@ -116,7 +118,7 @@ class Table {
   nlohmann::json rows_ = nlohmann::json::array();
 };
 
-/// Memory of huge pages, every byte written once.
+/// Memory in huge pages. Every byte has been written once.
 class Arena {
  public:
   explicit Arena(std::size_t bytes) : bytes_(bytes) {
@@ -150,8 +152,8 @@ bool has_dot_products() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
 }
 
-/// 4 x 4 accumulators over operands in L1, as a product of bf16 matrices has them in its inmost
-/// loop.
+/// A loop with 4 x 4 accumulators whose operands are in the L1 cache, like the innermost loop of a
+/// product of bf16 matrices.
 __attribute__((target("avx512f,avx512bf16"))) void dot_product_loop(std::int64_t steps) {
   alignas(64) static const Line lines[64] = {};
   __m512 sums[4][4] = {};
@@ -181,10 +183,10 @@ void dot_products(double flop) {
   dot_product_loop(steps);
 }
 
-/// Blocks of one layer read side by side, `streams` at a time, lines prefetched `ahead` bytes.
+/// How the blocks of one layer are read.
 struct ReadPattern {
-  std::int32_t streams;
-  std::int64_t ahead;  ///< 0: not prefetched
+  std::int32_t streams;  ///< blocks that are read at the same time
+  std::int64_t ahead;    ///< bytes to prefetch ahead; 0 = no prefetch
 };
 constexpr ReadPattern kReadPatterns[] = {{1, 0}, {1, 2048}, {2, 0},   {2, 1024},
                                          {4, 0}, {4, 1024}, {8, 1024}};
@@ -209,7 +211,7 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) std::uint64_t read_
   return even[0] + even[1] + even[2] + even[3] + even[4] + even[5] + even[6] + even[7];
 }
 
-/// A layer of blocks, head by head; nowhere yet.
+/// A view of one layer of blocks, head by head, without addresses yet.
 PagedKv plain_view(const KvLayout& layout, PageLayout page_layout) {
   PagedKv kv;
   kv.block_stride = static_cast<std::int64_t>(layout.block_bytes());
@@ -223,8 +225,9 @@ PagedKv plain_view(const KvLayout& layout, PageLayout page_layout) {
   return kv;
 }
 
-/// A batch of sequences of one length, each with a few query tokens, over a pool of several layers:
-/// more KV in all than the caches hold, the layers taken in turn as in a model.
+/// A batch of sequences of equal length, each with a few query tokens, over a pool of several
+/// layers. There is more KV than the caches hold, and the layers are used one after the other, as
+/// in a model.
 class Batch {
  public:
   Batch(const Arena& arena, const KvLayout& layout, PageLayout page_layout, std::int32_t sequences,
@@ -319,7 +322,7 @@ void add_decode(Table& table, const Arena& arena, PageLayout page_layout, std::i
       "GB/s", batch.kv_bytes() * 1e-9, [&] { batch.attend(); }, reads);
 }
 
-/// Against the same tokens in bf16.
+/// Compares attention over quantised KV with attention over the same number of tokens in bf16.
 void add_quantised(Table& table, const Arena& arena, PageLayout page_layout, Dtype dtype) {
   constexpr std::int32_t kSequences = 8, kLength = 4096;
   const Batch batch(arena, {4, 8, 128, 16, dtype}, page_layout, kSequences, kLength, 1, 32);
@@ -345,7 +348,8 @@ void add_prefill(Table& table, const Arena& arena, PageLayout page_layout, std::
 
 // ---- copies ----
 
-/// `bytes` (a multiple of 16 KiB) past the caches, as kPages pages of 4 KiB side by side.
+/// Copies `bytes` (a multiple of 16 KiB) with stores that bypass the caches, kPages pages of 4 KiB
+/// at a time.
 template <int kPages>
 __attribute__((target("avx512f"))) void stream_copy(std::byte* to, const std::byte* from,
                                                     std::size_t bytes) {
@@ -370,7 +374,7 @@ void plain_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 using Copy = void (*)(std::byte*, const std::byte*, std::size_t);
 
-/// All ways to copy all of an arena, in order, in pieces of several sizes.
+/// Several ways to copy a whole arena in order, in pieces of several sizes.
 std::vector<Work> arena_copies(const Arena& from, const Arena& to, std::size_t arena_bytes) {
   std::vector<Copy> copies{plain_copy, string_copy};
   if (has_dot_products()) copies.insert(copies.end(), {stream_copy<1>, stream_copy<4>});
@@ -404,7 +408,7 @@ void add_copy(Table& table, const Arena& from, const Arena& to, std::size_t aren
       arena_copies(from, to, arena_bytes));
 }
 
-/// The K and V of 4,096 tokens at a time, 8 heads of 128, into shuffled blocks.
+/// Writes the K and V of 4096 tokens at a time, with 8 heads of size 128, into shuffled blocks.
 void add_write(Table& table, const Arena& from, const Arena& to, std::size_t arena_bytes,
                PageLayout page_layout, Dtype in_dtype) {
   constexpr std::int32_t kTokens = 4096;

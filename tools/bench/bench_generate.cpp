@@ -1,5 +1,5 @@
-// End to end through a running daemon: tokens per second at several loads, and what a prefix hit is
-// worth.
+// Measures a running daemon end to end: tokens per second at several loads, and how much time a
+// prefix hit saves.
 
 #include <cstdio>
 #include <map>
@@ -65,8 +65,8 @@ void measure_throughput(std::uint32_t tokens) {
   }
 }
 
-/// A prompt on engine 0, then on engine 1 (its blocks), then on engine 1 again (now in the same
-/// engine's reach, too).
+/// Runs a prompt on engine 0, then on engine 1, which finds the blocks of engine 0, and then on
+/// engine 1 again.
 void measure_prefix_hit(int rounds) {
   Client first = connect(0), second = connect(1);
   std::vector<double> cold, other, ratio;

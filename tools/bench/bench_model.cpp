@@ -1,5 +1,5 @@
-// A 1B-shaped Llama with random bf16 weights beside what the machine allows; A B A B, medians of
-// the pairs' ratios.
+// Compares a Llama of 1B shape with random bf16 weights with the machine's limits. The two are
+// measured alternately (A, B, A, B); the figure is the median of the pairs' ratios.
 //
 //   products   weights as they are mapped, by Matmul, against oneDNN
 //   decode     one token, against reading the model's file once with as many threads
@@ -37,7 +37,7 @@ struct Sizes {
   std::int32_t head_size = 64, vocab = 128256, prompt = 2048, depth = 4096, pairs = 7;
 };
 
-/// Of what weights look like after rounding: both signs, around 1/50.
+/// Random weights like those of a model, rounded to bf16: both signs, magnitudes around 0.02.
 std::vector<std::uint16_t> random_weights(std::size_t count) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal(0, 0.02f);
@@ -50,7 +50,7 @@ std::vector<std::uint16_t> random_weights(std::size_t count) {
   return values;
 }
 
-/// config.json and one safetensors file, removed at the end.
+/// A directory with config.json and one safetensors file. The destructor removes it.
 class ModelDirectory {
  public:
   explicit ModelDirectory(const Sizes& sizes)
@@ -132,7 +132,7 @@ using Line = std::uint64_t __attribute__((vector_size(64)));
 
 __attribute__((target_clones("avx512f", "avx2", "default"))) std::uint64_t read_once(
     const std::byte* from, std::size_t bytes) {
-  // Four runs side by side read fastest.
+  // Reading four ranges at the same time is fastest.
   const std::size_t run = bytes / 4 / 64 * 64;
   Line sums[4] = {};
   for (std::size_t i = 0; i < run; i += 64)
@@ -187,7 +187,7 @@ struct Table {
   }
 };
 
-/// Weights of one shape, more of them than the caches hold, taken in turn.
+/// Several matrices of weights of one shape, more than the caches hold, used one after the other.
 class Products {
  public:
   Products(std::int32_t N, std::int32_t K, std::size_t bytes)
@@ -213,7 +213,7 @@ class Products {
   std::vector<float> x_, y_;
 };
 
-/// One sequence in one block after the other.
+/// Runs steps of one sequence, whose blocks lie one after the other.
 class Steps {
  public:
   Steps(Transformer& model, const Sizes& sizes)
@@ -229,7 +229,7 @@ class Steps {
     std::shuffle(table_.begin(), table_.end(), std::mt19937(1));
   }
 
-  /// The last `tokens` of a sequence of `length`.
+  /// Computes the last `tokens` tokens of a sequence of `length` tokens.
   void run(std::int32_t length, std::int32_t tokens) {
     std::vector<TokenId> ids(tokens);
     std::vector<std::int32_t> positions(tokens);
@@ -257,7 +257,7 @@ class Steps {
   std::vector<float> logits_;
 };
 
-/// The products of a step over `rows` rows by oneDNN, one after the other.
+/// Computes all products of a step over `rows` rows with oneDNN, one after the other.
 class OneDnnStep {
  public:
   explicit OneDnnStep(const Sizes& s) : layers_(s.layers) {

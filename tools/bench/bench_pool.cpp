@@ -1,6 +1,6 @@
-// Pool operations, ns per block, beside the same work in a private pool of std::unordered_map and
-// std::list, beside the hash alone, and a hit beside the least it can cost (floor_table.hpp). One
-// process, one run, medians of interleaved rounds.
+// Measures pool operations in ns per block. Compares them with the same work in a private pool of
+// std::unordered_map and std::list, with the hash alone, and compares a hit with the least that it
+// can cost (floor_table.hpp). One process, one run, medians of interleaved rounds.
 
 #include <cstdio>
 #include <list>
@@ -24,8 +24,9 @@ struct HashOfHash {
   std::size_t operator()(const Hash128& hash) const { return hash.low; }
 };
 
-/// What an engine without sharing would have: a map and an LRU list in private memory, reference
-/// counts, no holders, no comparison of tokens, nothing that survives anything.
+/// The pool that an engine without sharing would have: a map and an LRU list in private memory,
+/// with reference counts, but without holders, without comparison of tokens, and without protection
+/// against crashes.
 class PrivatePool {
  public:
   explicit PrivatePool(std::uint32_t blocks) : blocks_(blocks) {
@@ -87,8 +88,8 @@ struct Times {
   double hash = 0, match = 0, release_hit = 0, store = 0, release_new = 0;
 };
 
-/// Every cached prompt hit and released, in random order; then as many new ones stored over the
-/// oldest.
+/// Matches and releases every cached prompt, in random order; then stores as many new prompts,
+/// which evict the oldest.
 template <class Match, class Store, class Release>
 Times round(std::vector<Prompt>& cached, std::vector<Prompt>& fresh,
             const std::vector<std::size_t>& order, Match match, Store store, Release release) {
@@ -118,8 +119,8 @@ Times round(std::vector<Prompt>& cached, std::vector<Prompt>& fresh,
   return times;
 }
 
-/// Hash, match and pin of cached prompts, prompt by prompt beside the floor. The tokens are in the
-/// cache, as they are when they have just come in.
+/// Hashes, matches and pins cached prompts, alternating with the floor table prompt by prompt. The
+/// tokens are in the CPU's cache, as those of a prompt that has just arrived.
 void compare_with_floor(BlockPool& pool, const std::vector<Prompt>& cached) {
   FloorTable floor(cached.size() * kBlocksPerPrompt);
   for (const Prompt& prompt : cached) floor.insert(prompt.tokens);

@@ -1,7 +1,8 @@
-// What a death costs: from the moment the pidfd is readable to the end of the sweep, how long a
-// fresh steward takes to attach and sweep what its predecessor left, and what another process'
-// matches see of either. One process matches all the time; one dies again and again, holding a
-// share of the pool and filling some blocks.
+// Measures what the death of a process costs: the time from the moment when its pidfd is readable
+// to the end of the sweep, the time that a new steward takes to attach and sweep what its
+// predecessor left, and how both slow down the matches of another process. One process matches all
+// the time. Other processes die one after the other, each holding a part of the pool and filling
+// some blocks.
 
 #include <poll.h>
 #include <time.h>
@@ -26,7 +27,7 @@ constexpr std::size_t kBlocksFilling = 64;
 constexpr ProcessSlot kSteward{0}, kMatcher{1}, kVictim{2};
 constexpr auto kQuiet = std::chrono::milliseconds(10);
 
-/// What the matching process counts its matches under.
+/// The phase of the measurement in which a match is counted.
 enum class Phase : std::uint32_t { other, undisturbed, sweep, adoption, end };
 
 struct Stage {
@@ -51,7 +52,7 @@ void match_all_the_time(const SharedPool& shared, const std::vector<Prompt>& pro
     const Phase after = stage.phase.load(std::memory_order_relaxed);
     pool.release(hit.blocks);
     if (after == Phase::end) return;
-    // A match that a sweep began or ended in saw the sweep.
+    // A match during which a sweep began or ended counts as a match during the sweep.
     const Phase seen = before == Phase::undisturbed ? after : before;
     stage.matches[std::size_t(seen)].add(ns);
   }
@@ -68,7 +69,8 @@ void match_all_the_time(const SharedPool& shared, const std::vector<Prompt>& pro
   while (true) pause();
 }
 
-/// A victim, killed when everybody else has had a quiet moment; returns when its pidfd says so.
+/// Starts a victim, and kills it after the matching process has worked undisturbed for a while.
+/// Returns when the victim's pidfd is readable.
 void die_holding_a_share(const SharedPool& shared, const std::vector<Prompt>& prompts,
                          std::size_t share, Stage& stage) {
   stage.phase.store(Phase::other);
@@ -84,7 +86,7 @@ void die_holding_a_share(const SharedPool& shared, const std::vector<Prompt>& pr
   KV_CHECK(poll(&dead, 1, -1) == 1);
 }
 
-/// What the machine's other tenants cannot take away.
+/// The CPU time of this thread. It does not include the time that other processes use the core.
 double processor_ms() {
   timespec used{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
@@ -103,7 +105,7 @@ void print_matches(const char* name, const Latencies& matches, const Latencies& 
               matches.quantile_us(0.99), matches.quantile_us(0.99) / undisturbed.quantile_us(0.99));
 }
 
-/// \param share  of the pool's prompts that the victim holds, as one over so many
+/// \param share  the victim holds 1 / share of the pool's prompts
 void measure(std::uint32_t blocks, std::size_t share, int deaths) {
   const SharedPool shared(blocks);
   const PoolMemory memory = shared.attach();

@@ -1,5 +1,5 @@
-// What the actors cost: time between two runs of the executor, with an executor that does nothing.
-// Real ring, real pool.
+// Measures the time that the actors take per step: the time between two runs of the executor, with
+// the real ring and pool and an executor that does nothing.
 
 #include <cstdio>
 #include <future>
@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Samples token 7 for everybody and notes how long it was not called.
+/// Samples token 7 for every sequence, and notes the time between two calls.
 class IdleRunner : public StepRunner {
  public:
   explicit IdleRunner(std::vector<double>& gaps_us) : gaps_us_(gaps_us) {}
@@ -35,7 +35,7 @@ class IdleRunner : public StepRunner {
   Clock::time_point last_{};
 };
 
-/// Fulfils its promise when the last request has ended.
+/// Fulfils the promise when the last request has ended.
 class CountingSink : public OutputSink {
  public:
   CountingSink(std::size_t& open, std::promise<void>& done) : open_(open), done_(done) {}

@@ -1,8 +1,9 @@
-// What the others notice of a process that is stopped: matches while the steward is (in the middle
-// of a sweep), and requests while an engine is, at random moments.
+// Measures whether a stopped process (SIGSTOP) slows down the others: matches while the steward is
+// stopped in the middle of a sweep, and matches and allocations while an engine is stopped, at
+// random moments.
 //
-// Every other operation is timed by the clock on the wall, every other one by the processor time of
-// its thread: with more processes than cores the first shows the scheduler, too.
+// Operations are timed alternately by elapsed time and by the CPU time of their thread: with more
+// processes than cores, elapsed time includes waiting for a core.
 
 #include <time.h>
 
@@ -49,7 +50,8 @@ std::uint64_t processor_ns() {
          static_cast<std::uint64_t>(used.tv_nsec);
 }
 
-/// A prompt of 64 blocks, found, or computed if it has been evicted; and let go of.
+/// A process that repeatedly matches a prompt of 64 blocks, stores it if it has been evicted, and
+/// releases it.
 class Worker {
  public:
   Worker(const PoolMemory& memory, std::uint32_t number, Stage& stage)
@@ -137,7 +139,8 @@ class Fleet {
     const PoolMemory memory = shared_.attach();
     sign_in(memory, kSteward, 0);
     BlockPool pool(memory, kSteward);
-    // A few more than there is room for, so that something is always evicted and stored again.
+    // Some more prompts than the pool has room for, so that prompts are evicted and stored all the
+    // time.
     prompts_ = make_prompts(pool.hasher(), kBlocks / kBlocksPerPrompt * 17 / 16, kBlocksPerPrompt);
     for (const Prompt& prompt : prompts_) pool.release(store(pool, prompt));
   }
@@ -161,7 +164,8 @@ class Fleet {
   std::vector<Prompt> prompts_;
 };
 
-/// Lets everybody work, then stops `victim` for as long, again and again at random moments.
+/// Repeatedly lets all processes work, and then stops `victim` for the same time, at random
+/// moments.
 void stop_and_go(const Forked& victim, Stage& stage, int stops) {
   std::mt19937 random(5);
   const auto rest = [&] {

@@ -1,7 +1,7 @@
 #pragma once
-// The least a hit can cost: hash, one cache line, one locked instruction. A flat table in shared
-// memory that never evicts, compares hashes only, and loses everything with its first crash. What
-// the pool's match is measured against.
+// The least that a hit can cost: one hash, one cache line, one locked instruction per block. It is
+// a flat table in shared memory that never evicts, compares only hashes, and does not survive a
+// crash. The pool's match is compared with it.
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -40,7 +40,7 @@ class FloorTable {
     }
   }
 
-  /// Holds every block of a prompt that is there.
+  /// Adds a reference to every block of a prompt. The prompt must be in the table.
   void match(std::span<const TokenId> tokens) {
     constexpr std::size_t kAhead = 16;
     const std::size_t blocks = tokens.size() / kTokens;

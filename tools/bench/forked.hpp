@@ -1,5 +1,6 @@
 #pragma once
-// Processes of a benchmark: forked, dying with their parent, and memory they share with it.
+// The processes of a benchmark: forked children that die with their parent, and memory that they
+// share with it.
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -14,7 +15,7 @@
 
 namespace kvhive::bench {
 
-/// A child that runs one function. Killed when dropped, if it has not ended by then.
+/// A child that runs one function. The destructor kills it if it has not ended by then.
 class Forked {
  public:
   Forked() = default;
@@ -39,7 +40,7 @@ class Forked {
 
   pid_t pid() const { return pid_; }
   void signal(int number) const { KV_CHECK(kill(pid_, number) == 0, number); }
-  /// Waits for its end; whether that was status 0.
+  /// Waits until the child has ended. True = its exit status was 0.
   bool collect() {
     int status = 0;
     KV_CHECK(waitpid(std::exchange(pid_, 0), &status, 0) > 0);

@@ -1,5 +1,5 @@
 #pragma once
-// How long single operations took, in memory that processes may share.
+// A histogram of the times of single operations, in memory that processes may share.
 
 #include <array>
 #include <atomic>
@@ -16,8 +16,8 @@ inline std::uint64_t nanoseconds_since(Clock::time_point start) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
 }
 
-/// 32 buckets to a power of two: a quantile is too high by 3 % at most. One process writes, any may
-/// read.
+/// Has 32 buckets per power of two, so a quantile is at most 3 % too high. One process writes, any
+/// process may read.
 class Latencies {
  public:
   void add(std::uint64_t ns) {
@@ -42,7 +42,7 @@ class Latencies {
     return sum;
   }
 
-  /// Microseconds that a fraction of all operations stayed below.
+  /// The time in microseconds below which this fraction of all operations stayed.
   double quantile_us(double fraction) const {
     const double wanted = fraction * static_cast<double>(count());
     std::uint64_t seen = 0;
@@ -59,7 +59,7 @@ class Latencies {
   static constexpr std::size_t kFine = 1 << kFineBits;
   static constexpr std::size_t kBuckets = (64 - kFineBits + 1) * kFine;
 
-  /// The highest bit and the five after it.
+  /// The bucket of a time: it follows from the highest bit of `ns` and the five bits after it.
   static std::size_t bucket_of(std::uint64_t ns) {
     if (ns < kFine) return ns;
     const auto shift = static_cast<unsigned>(std::bit_width(ns)) - kFineBits - 1;

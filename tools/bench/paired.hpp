@@ -1,6 +1,6 @@
 #pragma once
-// Two things timed in turn, A B A B: on a machine whose speed drifts only the ratio within a pair
-// means something.
+// Times two things alternately (A, B, A, B): on a machine whose speed changes, only the ratio
+// within a pair means something.
 
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
 #pragma once
-// A pool full of published prompts that several processes attach to, as the engines of a daemon do.
+// A pool full of published prompts. Several processes attach to it, as the engines of a daemon do.
 
 #include <cstdint>
 #include <random>
@@ -25,7 +25,7 @@ struct Prompt {
 
 class SharedPool {
  public:
-  /// \param kv  of a block; block_bytes() == 0 for a pool without payload
+  /// \param kv  the layout of a block's KV; with block_bytes() == 0 the blocks have no KV
   explicit SharedPool(std::uint32_t blocks, const KvLayout& kv = {}) {
     geometry_.device_blocks = blocks;
     geometry_.tokens_per_block = kTokensPerBlock;
@@ -50,7 +50,7 @@ class SharedPool {
   PoolFds fds_;
 };
 
-/// Random tokens: no two prompts share a block.
+/// Makes prompts of random tokens, so that no two prompts share a block.
 inline std::vector<Prompt> make_prompts(const BlockHasher& hasher, std::size_t count,
                                         std::size_t blocks, std::uint64_t seed = 1) {
   std::mt19937_64 random(seed);
@@ -63,7 +63,8 @@ inline std::vector<Prompt> make_prompts(const BlockHasher& hasher, std::size_t c
   return prompts;
 }
 
-/// Computes a prompt, as far as the pool can tell. The caller holds the blocks.
+/// Allocates and publishes a prompt's blocks, as an engine that computes it would. The caller then
+/// holds the blocks.
 inline std::vector<BlockId> store(BlockPool& pool, const Prompt& prompt) {
   auto blocks = pool.allocate(Tier::device, prompt.chain.size());
   KV_CHECK(blocks.has_value(), blocks.error().text);

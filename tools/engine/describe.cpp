@@ -30,8 +30,9 @@ Expected<std::size_t> weight_bytes(const std::filesystem::path& directory) {
   return bytes;
 }
 
-/// Private memory of this process, in bytes, after the largest step there can be (vLLM's profile
-/// run). Weights are file pages that all engines share; they are counted elsewhere, once.
+/// Runs the largest possible step and returns this process's private memory after it, in bytes
+/// (vLLM's profile run). Weights are not included: they are pages of files that all engines share,
+/// and are counted once elsewhere.
 Expected<std::size_t> profile(const Options& options, const ModelConfig& config) {
   auto model = load_model(options);
   if (!model) return forward_error(model);

@@ -1,5 +1,6 @@
 #pragma once
-// `kvhive-engine --describe`: what a model needs. The keeper knows nothing else of models.
+// `kvhive-engine --describe`: prints what a model needs. The keeper learns about the model only
+// from this output.
 
 #include <array>
 #include <cstdint>
@@ -11,13 +12,13 @@
 namespace kvhive {
 
 enum class Described : std::uint8_t {
-  config,   ///< what the model's files say
-  profile,  ///< also the private memory of an engine, measured after its largest step
+  config,   ///< only the facts in the model's files
+  profile,  ///< also an engine's private memory, measured after its largest step
 };
 constexpr std::array<std::string_view, 2> names_of(Described) { return {"config", "profile"}; }
 
-/// Prints the model's facts as one line of JSON (tools/keeper/model_facts.hpp reads them), after
-/// making sure that an engine could load it.
+/// Prints the model's facts as one line of JSON, which tools/keeper/model_facts.hpp reads. First
+/// checks that an engine could load the model.
 [[nodiscard]] Expected<void> print_model_facts(const Options& options, const ModelConfig& config,
                                                Described what);
 

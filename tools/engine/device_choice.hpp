@@ -1,5 +1,5 @@
 #pragma once
-// The device that --device comes to on this machine.
+// Decides which device the option --device means on this machine.
 
 #include <memory>
 #include <string>
@@ -16,8 +16,8 @@ struct DeviceChoice {
   std::unique_ptr<Device> device;  ///< null on the CPU
 };
 
-/// The device that `options.device` comes to. Errors: a GPU is asked for and there is none, and
-/// why.
+/// Chooses the device that `options.device` means. Errors: a GPU is asked for and there is none;
+/// the text says why.
 [[nodiscard]] Expected<DeviceChoice> choose_device(const Options& options);
 
 }  // namespace kvhive

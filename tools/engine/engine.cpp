@@ -19,7 +19,8 @@
 namespace kvhive {
 namespace {
 
-/// CAF's clock, multiplexers, workers and detached actors.
+/// Threads of an engine that do not compute: CAF's clock, multiplexers, workers and detached
+/// actors.
 constexpr std::size_t kThreadsBesideCompute = 8;
 
 std::size_t longest_token_bytes(const Tokenizer& tokenizer) {
@@ -38,9 +39,9 @@ struct LongestRequest {
   LengthBound bound = LengthBound::option;
 };
 
-/// The keeper gives its engines --max-model-len; an engine that was started by hand computes it as
-/// the keeper does. If the number is what the model or the pool allows, a higher one would not
-/// help.
+/// The longest request, and what limits it. The keeper starts its engines with --max-model-len; an
+/// engine that a user starts computes the number as the keeper does. If the model or the pool
+/// limits it, a higher --max-model-len would not help, and error texts do not propose it.
 LongestRequest longest_request(const Options& options, const ModelConfig& config,
                                const PoolGeometry& geometry) {
   const auto positions = static_cast<std::uint32_t>(config.max_position_embeddings);
@@ -53,8 +54,8 @@ LongestRequest longest_request(const Options& options, const ModelConfig& config
   return {tokens, bound};
 }
 
-/// Ends the process if there is no thread for an actor: ~actor_system would wait for ever for an
-/// actor that CAF has counted but not started.
+/// Spawns the ring. Ends the process if the system cannot create a thread for an actor: CAF has
+/// counted that actor but not started it, so ~actor_system would wait for ever.
 SchedulerHandle spawn_ring_or_exit(caf::actor_system& system, RingParts parts) {
   try {
     return spawn_ring(system, std::move(parts));
@@ -86,7 +87,8 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
     if (!loaded) return forward_error(loaded);
     model = std::move(*loaded);
   }
-  // Crash-only: requests whose event was cut short are better off with another engine.
+  // An exception in a handler ends the engine: the request that was being handled is incomplete,
+  // and another engine takes it over.
   auto loop = EventLoop::create(EventLoop::Escape::leaves_run);
   if (!loop) return forward_error(loop);
 
@@ -175,8 +177,9 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
 
 void Engine::run() {
   loop_.watch(socket_.get(), [this] { on_keeper(); });
-  reopen_log_or_say_why();  // the file may have been moved away before the keeper knew this engine
-  // An error means that the keeper is gone: on_keeper() will be called, and ends the process.
+  reopen_log_or_say_why();  // the log file may have been renamed before the keeper knew this engine
+  // An error means that the keeper is gone: the loop then calls on_keeper(), which ends the
+  // process.
   (void)send_packet(socket_.get(), Serving{});
   spdlog::info("serving, slot {}", slot_.value);
   loop_.run();
@@ -188,7 +191,7 @@ void Engine::on_keeper() {
     spdlog::error("from the keeper: {}", packet.error().text);
     _exit(1);  // the keeper starts another engine
   }
-  if (!*packet) _exit(0);  // the keeper is gone, and with it the pool: there is nothing to tidy up
+  if (!*packet) _exit(0);  // the keeper is gone, and the pool with it: nothing has to be released
   if (const auto order = (*packet)->as<ChannelClose>()) return port_->close(order->channel);
   if ((*packet)->is(MessageType::reopen_log)) return reopen_log_or_say_why();
   if (const auto order = (*packet)->as<ChannelOpen>()) open_channel(*order, **packet);

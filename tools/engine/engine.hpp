@@ -1,5 +1,6 @@
 #pragma once
-// A running engine: the pool, the ring of actors over it, and the line to the keeper.
+// A running engine: the attached pool, the ring of actors that uses it, and the connection to the
+// keeper.
 
 #include <memory>
 #include <vector>
@@ -28,7 +29,7 @@ class Engine {
   void run();
 
  private:
-  /// Who does a step's work.
+  /// The parts of the ring that do a step's work.
   struct Computing {
     std::unique_ptr<Swapper> swapper;
     std::unique_ptr<StepRunner> runner;
@@ -48,7 +49,7 @@ class Engine {
 
   std::uint32_t index_;
   ProcessSlot slot_;
-  std::uint32_t pid_;  ///< as the keeper knows us
+  std::uint32_t pid_;  ///< this process's pid in the keeper's PID namespace
   EventLoop loop_;
   UniqueFd socket_;
   PoolMemory memory_;
@@ -57,7 +58,7 @@ class Engine {
   std::unique_ptr<BlockPool> pool_;
   ActorConfig actor_config_;
   caf::actor_system system_{actor_config_};
-  std::unique_ptr<Port> port_;  ///< last: its handle must be gone before the system goes
+  std::unique_ptr<Port> port_;  ///< the last member, so that it is destroyed before system_
 };
 
 }  // namespace kvhive

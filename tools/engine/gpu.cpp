@@ -16,13 +16,15 @@
 namespace kvhive {
 namespace {
 
-/// Device memory that a context, its kernels and cuBLASLt take, besides what the engine allocates.
+/// Device memory, in bytes, that a CUDA context, its kernels and cuBLASLt take in addition to what
+/// the engine allocates.
 constexpr std::size_t kContextBytes = std::size_t{768} << 20;
-/// Device memory of one layer of one recorded decode step: a dozen kernels with their arguments. An
-/// upper estimate, not measured.
+/// Device memory, in bytes, of one layer in one recorded decode step (a CUDA graph): a dozen
+/// kernels with their arguments. An upper estimate, not measured.
 constexpr std::size_t kGraphBytesPerLayer = std::size_t{64} << 10;
 
-/// Refuses at start what the kernels of kernels/cuda cannot compute, so that no request finds out.
+/// Refuses models and options that the kernels in kernels/cuda do not support, so that the engine
+/// fails at its start and not at a request.
 Expected<void> check_supported(const Options& options, const ModelConfig& config) {
   if (!std::has_single_bit(options.block_size))
     return failure(Errc::bad_argument, "block-size: '" + std::to_string(options.block_size) +
@@ -64,7 +66,8 @@ GpuLimits limits_of(const Options& options, const ModelConfig& config) {
   return limits;
 }
 
-/// A copy that fails to start does not report a lost device; a call to the device does.
+/// Copies by swap_blocks_cuda. If a copy cannot be started, the device is asked for the reason,
+/// because the error of a copy does not tell whether the device is lost.
 CopyOnDevice copies_on(Device& device, std::size_t batched_from) {
   return [&device, batched_from](const BlockCopyArgs& args, DeviceStream stream) -> Expected<void> {
     auto started = swap_blocks_cuda(args, batched_from, stream);
@@ -78,8 +81,9 @@ CopyOnDevice copies_on(Device& device, std::size_t batched_from) {
 constexpr std::size_t kAlwaysBatched = 0;
 constexpr std::size_t kNeverBatched = std::numeric_limits<std::size_t>::max();
 
-/// The copies that the swapper uses. Copies within the device always use a kernel, which reaches
-/// the memory's full bandwidth for pieces of any size.
+/// Chooses the copies that the swapper uses. Between device and host, the faster way is measured.
+/// Copies within the device always use a kernel, which reaches the memory's full bandwidth for
+/// pieces of any size.
 Expected<SwapCopies> fastest_copies(Device& device, const PoolGeometry& geometry) {
   const CopyOnDevice batched = copies_on(device, kAlwaysBatched);
   const CopyOnDevice by_kernel = copies_on(device, kNeverBatched);
@@ -90,7 +94,7 @@ Expected<SwapCopies> fastest_copies(Device& device, const PoolGeometry& geometry
   return SwapCopies{copies_on(device, *batched_from), by_kernel};
 }
 
-/// Device memory that an engine takes besides the weights and the arena.
+/// Device memory, in bytes, that an engine takes in addition to the weights and the arena.
 std::size_t engine_bytes(const Options& options, const ModelConfig& config,
                          const DeviceFacts& facts) {
   const GpuLimits limits = limits_of(options, config);

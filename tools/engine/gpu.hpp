@@ -1,5 +1,5 @@
 #pragma once
-// An engine's GPU: opens what it needs of the device and makes the ring's parts that work on it.
+// An engine's GPU: attaches the device to the pool and makes the ring's swapper and runner for it.
 
 #include <memory>
 
@@ -12,17 +12,19 @@
 
 namespace kvhive {
 
-/// What a model needs of a GPU and what the GPU has, in bytes; for sizing the pool.
+/// How much memory a model needs on a GPU and how much the GPU has, in bytes. The pool is sized by
+/// it.
 struct GpuFigures {
   std::size_t total = 0;
-  std::size_t available = 0;  ///< now, with other processes' memory taken off
-  std::size_t weights = 0;    ///< shared by all engines
-  std::size_t engine_peak = 0;
+  std::size_t available = 0;    ///< not used by any process now
+  std::size_t weights = 0;      ///< shared by all engines
+  std::size_t engine_peak = 0;  ///< what one engine takes besides weights and arena
 };
 [[nodiscard]] Expected<GpuFigures> gpu_figures(Device& device, const Options& options,
                                                const ModelConfig& config);
 
-/// In the order of dependence: a member uses those above it.
+/// Everything that an engine has on a GPU. Each member may use those above it, so they are
+/// destroyed in the reverse order.
 struct GpuParts {
   std::unique_ptr<Device> device;
   SharedDeviceMemory arena, weights;
@@ -32,9 +34,10 @@ struct GpuParts {
   std::unique_ptr<Swapper> swapper;
   std::unique_ptr<StepRunner> runner;
 };
-/// \param memory gets the address of its device arena; outlives the parts
-/// \param fds the pool's; the device's and the host's arena are used
-/// \param weights descriptor of the model's weights, from the keeper
+/// Maps the shared GPU memory and makes the parts.
+/// \param memory  attach_gpu() sets its device arena; outlives the parts
+/// \param fds     the pool's descriptors; those of the device arena and the host arena are used
+/// \param weights the descriptor of the model's weights, from the keeper
 [[nodiscard]] Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
                                                              const Options& options,
                                                              const ModelConfig& config,

@@ -50,7 +50,8 @@ Expected<MadeMemory> make_memory(Device& device, const Options& options, const M
   return memory;
 }
 
-/// Gives the context some work: a context that is lost may not report it otherwise.
+/// Checks whether the context still works, by giving it some work: without work, a lost context may
+/// not report that it is lost.
 Expected<void> try_context(Device& device) {
   constexpr std::size_t kBytes = 256;
   auto scratch = DeviceBuffer::allocate(device, kBytes);

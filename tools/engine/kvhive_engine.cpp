@@ -23,14 +23,14 @@
 namespace kvhive {
 namespace {
 
-/// Sets what the keeper sets for its own engines, and executes the program again, because OpenMP
-/// reads its environment before main(). Threads that wait must sleep: several engines share the
-/// cores.
+/// For an engine that a user starts: sets the environment variables that the keeper sets for its
+/// own engines, and executes the program again, because OpenMP reads its environment before main().
+/// Threads that wait must sleep, because several engines share the cores.
 void share_cores(const Options& options, char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
   setenv("OMP_WAIT_POLICY", "passive", 1);
   if (options.threads != 0) setenv("OMP_NUM_THREADS", std::to_string(options.threads).c_str(), 1);
-  execv("/proc/self/exe", argv);  // without /proc the engine goes on without it
+  execv("/proc/self/exe", argv);  // if it fails (no /proc), the engine goes on with the defaults
 }
 
 Expected<int> run(int argc, char** argv) {
@@ -52,13 +52,14 @@ Expected<int> run(int argc, char** argv) {
                  "make memory for the pool's device tier on the GPU, of so many bytes, and for the "
                  "weights, and send its descriptors through standard input, a socket");
   if (const auto code = app.read(argc, argv)) return *code;
-  for (const int number : {SIGINT, SIGHUP}) signal(number, SIG_IGN);  // for the keeper only
+  // A terminal sends these to all processes of the daemon; only the keeper acts on them.
+  for (const int number : {SIGINT, SIGHUP}) signal(number, SIG_IGN);
   signal(SIGPIPE, SIG_IGN);
   auto options = flags.options();
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
-  // The keeper reads standard error of an engine that answers a question.
+  // An engine that answers a question of the keeper logs to standard error, which the keeper reads.
   const bool answers_keeper = described.has_value() || gpu_memory != 0;
   if (auto started = start_log(index == kAnyEngine ? "engine" : "engine " + std::to_string(index),
                                std::string(to_string(options->log_level)),
@@ -74,7 +75,7 @@ Expected<int> run(int argc, char** argv) {
     return 0;
   }
   if (gpu_memory == 0)
-    share_cores(*options, argv);  // before there is a GPU context: it executes the program again
+    share_cores(*options, argv);  // executes the program again, so it comes before the GPU context
   auto choice = choose_device(*options);
   if (!choice) return forward_error(choice);
   if (gpu_memory != 0) {
@@ -83,13 +84,14 @@ Expected<int> run(int argc, char** argv) {
     auto done = make_and_send_gpu_memory(*choice->device, *options, *config, gpu_memory);
     if (done) return 0;
     if (done.error().code != Errc::device_lost) return forward_error(done);
-    // The keeper reads standard error only until it has the memory; later it has the exit code.
+    // After the keeper has got the memory, it does not read standard error any more: the exit code
+    // tells it the reason.
     std::fprintf(stderr, "kvhive-engine: %s\n", done.error().text.c_str());
     return kExitDeviceLost;
   }
   auto engine = Engine::attach(*options, *config, index, std::move(choice->device));
   if (!engine && !options->log_file.empty()) {
-    spdlog::critical("{}", engine.error().text);  // with date and pid, as the keeper looks for it
+    spdlog::critical("{}", engine.error().text);  // the keeper finds this log line by its pid
     return 1;
   }
   if (!engine) return forward_error(engine);

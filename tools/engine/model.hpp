@@ -9,13 +9,13 @@
 
 namespace kvhive {
 
-/// Its directory's name: what people call it.
+/// The model's name: the name of its directory.
 std::string model_name(const Options& options);
 
-/// The layout of its KV blocks, in the element type that was asked for.
+/// The layout of the model's KV blocks, with the element type of the options.
 KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config);
 
-/// With a progress bar, if somebody is looking.
+/// Loads the model. Shows a progress bar if standard error is a terminal.
 [[nodiscard]] Expected<Transformer> load_model(const Options& options);
 
 }  // namespace kvhive

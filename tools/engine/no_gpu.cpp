@@ -1,4 +1,5 @@
-// For builds without CUDA. No device can be opened there, so nothing here is ever called with one.
+// The GPU functions for builds without CUDA. Such a build cannot open a device, so these functions
+// are never called.
 
 #include "tools/engine/gpu.hpp"
 #include "tools/engine/gpu_memory.hpp"

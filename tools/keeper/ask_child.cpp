@@ -13,7 +13,7 @@
 namespace kvhive {
 namespace {
 
-/// Appends the bytes that are there; false at the end of the file.
+/// Reads once and appends the bytes to `text`. False at the end of the file or on an error.
 bool read_some(int fd, std::string& text) {
   char piece[4096];
   const ssize_t got = read(fd, piece, sizeof piece);
@@ -64,10 +64,10 @@ Expected<std::optional<std::string>> ask(Child& child, const Listening& listenin
   const std::string end = collect(child);
   if (child.last_exit_code == 0) return output;
   if (poll(&stop, 1, 0) > 0)
-    return std::optional<std::string>();  // the keeper was told to stop, too
+    return std::optional<std::string>();  // the stop signal was sent to the child, too
   const std::string complaint = last_line(std::move(complaints));
   if (complaint.empty()) return failure(Errc::bad_argument, child.program + " ended with " + end);
-  // The error names the daemon; the child's own name in front would only confuse.
+  // kvhived puts its own name in front of the error, so the child's name is cut off.
   const std::string prefix = child.program + ": ";
   return failure(Errc::bad_argument,
                  complaint.rfind(prefix, 0) == 0 ? complaint.substr(prefix.size()) : complaint);

@@ -1,5 +1,5 @@
 #pragma once
-// Starts a child to answer one question: on its standard output, or by a message.
+// Starts a child process that answers one question, on its standard output or by a message.
 
 #include <optional>
 #include <string>
@@ -11,15 +11,15 @@ namespace kvhive {
 
 /// Descriptors that ask() watches beside the child; -1 = none.
 struct Listening {
-  int stop = -1;    ///< when it can be read, the child is killed and there is no answer
-  int answer = -1;  ///< when it can be read, the answer is there, and the child is left running
+  int stop = -1;    ///< when it becomes readable, the child is killed and there is no answer
+  int answer = -1;  ///< when it becomes readable, it holds the answer; the child is left running
 };
 
-/// Starts a child and waits until it ends or has answered. The output of a child that is left
-/// running is not read any more. An error carries the last line of its standard error.
+/// Starts a child and waits until it ends or has answered. If the child is left running, its output
+/// is not read any more. If the child fails, the error is the last line of its standard error.
 ///
-/// \param standard_input  the child's; -1 = the keeper's
-/// \return  its standard output; nothing if `stop` could be read
+/// \param standard_input  the child's standard input; -1 = the same as the keeper's
+/// \return  the child's standard output; nothing if `stop` became readable
 [[nodiscard]] Expected<std::optional<std::string>> ask(Child& child, const Listening& listening,
                                                        int standard_input = -1);
 

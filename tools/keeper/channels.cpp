@@ -117,8 +117,9 @@ void Channels::forget(std::uint64_t id) {
   const auto found = channels_.find(id);
   if (found == channels_.end()) return;
   const auto& [channel, memory, doorbell] = found->second;
-  // A client or engine that keeps the descriptor must keep no memory: the channel's quota is free
-  // again. If the hole cannot be made, the memory goes with the last descriptor.
+  // The memory is freed now, even if the client or an engine still has a descriptor of it: the
+  // quota counts it as free from here on. If fallocate() fails, the memory is freed when the last
+  // descriptor is closed.
   (void)fallocate(memory.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                   static_cast<off_t>(channel.bytes));
   channels_.erase(found);

@@ -1,6 +1,7 @@
 #pragma once
-// The table of the clients' channels and of the engines that serve them. It knows an engine by a
-// key that the keeper chooses and talks to it through an EngineLine, so that tests need no sockets.
+// The table of the clients' channels and of the engines that serve them. It names an engine by a
+// key that the keeper chooses, and sends to it through an EngineLine, so that tests need no
+// sockets.
 
 #include <cstdint>
 #include <map>
@@ -13,7 +14,8 @@
 
 namespace kvhive {
 
-/// Bytes that channels may have together: of all clients, and of those of one domain.
+/// The most bytes that all channels together may have, and that the channels of one domain may
+/// have.
 struct ChannelQuota {
   std::size_t of_all = std::size_t{4} << 30;
   std::size_t of_domain = of_all;
@@ -21,7 +23,7 @@ struct ChannelQuota {
 
 using EngineKey = int;
 
-/// How the table of channels talks to an engine; an error if the engine cannot take the message
+/// Sends the channel table's messages to engines. An error = the engine cannot take the message
 /// now.
 class EngineLine {
  public:
@@ -31,7 +33,7 @@ class EngineLine {
   [[nodiscard]] virtual Expected<void> close(EngineKey engine, const ChannelClose& message) = 0;
 };
 
-/// The key is the engine's socket.
+/// An EngineLine over sockets. An engine's key is the descriptor of its socket.
 class EngineSockets : public EngineLine {
  public:
   [[nodiscard]] Expected<void> open(EngineKey engine, const ChannelOpen& message,
@@ -48,55 +50,59 @@ class Channels {
   using EngineKey = kvhive::EngineKey;
   explicit Channels(const ChannelQuota& quota = {}) : quota_(quota) {}
 
-  /// A channel that no engine serves yet, and what its client needs of it.
+  /// A channel that no engine serves yet: what its client is sent.
   struct Created {
     std::uint64_t id;
     std::size_t bytes;
-    int memory;  ///< the table's; open as long as the channel
-    UniqueFd doorbell;
+    int memory;         ///< belongs to the table, which keeps it open until the channel is closed
+    UniqueFd doorbell;  ///< the client's end
   };
-  /// Errors: `bytes` out of bounds, more than is left for the domain or for all clients together,
-  /// or more than machine and cgroup have: a client must not bring the OOM killer upon all.
+  /// Errors: `bytes` is out of bounds, is more than is left for the domain or for all clients
+  /// together, or is more than machine and cgroup have available: a client must not cause the
+  /// kernel to kill processes for want of memory.
   [[nodiscard]] Expected<Created> create(std::size_t bytes, std::uint32_t wanted_engine,
                                          DomainId domain, const MachineMemory& machine);
 
-  /// What a client has of its channel.
+  /// What the table tells about one channel.
   struct Channel {
     std::size_t bytes = 0;
     std::uint32_t wanted_engine = kAnyEngine;
-    DomainId domain;                  ///< told to each engine that gets it
-    std::optional<EngineKey> engine;  ///< none = it waits for one
+    DomainId domain;                  ///< the client's; sent to each engine that gets the channel
+    std::optional<EngineKey> engine;  ///< none = the channel waits for an engine
   };
   /// Nothing if there is no such channel.
   std::optional<Channel> find(std::uint64_t id) const;
 
-  /// An engine is there to serve channels; `number` is what clients call it.
+  /// Adds an engine that can serve channels. Clients ask for it by `number`.
   void add_engine(EngineKey engine, std::uint32_t number) { engines_.emplace(engine, number); }
-  /// The engine is gone: its channels wait for another one.
-  /// \return  their ids
+  /// Removes an engine that is gone. Its channels then wait for another engine.
+  /// \return  the ids of these channels
   std::vector<std::uint64_t> remove_engine(EngineKey engine);
 
-  /// Gives each waiting channel to the engine it wants, or to the one that serves the fewest; a
-  /// channel without such an engine goes on waiting. False = an engine could not be told just now
-  /// (it is stopped or busy, and its queue is full): call again soon.
+  /// Gives each waiting channel to the engine that its client asked for, or else to the engine with
+  /// the fewest channels. If there is no such engine, the channel goes on waiting. False = an
+  /// engine could not be told now, because its queue is full (it is stopped or busy): call again
+  /// soon.
   [[nodiscard]] bool place_waiting(EngineLine& line);
 
-  /// Its engine cannot serve it or has died: it waits for another one. The client library sees it.
+  /// Takes a channel from its engine, which cannot serve it or has died. The channel then waits for
+  /// another engine. The client library can see that in the channel's header.
   void take_back(std::uint64_t id);
 
-  /// Forgets a channel, gives its memory back and tells its engine. The engine, if it could not be
-  /// told: it would keep the channel for ever.
+  /// Removes a channel, frees its memory and tells its engine.
+  /// \return  the engine, if it could not be told: it would keep the channel for ever
   [[nodiscard]] std::optional<EngineKey> close(std::uint64_t id, EngineLine& line);
-  /// The same for a channel that no engine has been told of.
+  /// The same, but tells no engine: for a channel that no engine has been sent.
   void forget(std::uint64_t id);
 
+  /// How many channels the engine serves.
   std::size_t load_of(EngineKey engine) const;
 
  private:
   struct Entry {
     Channel channel;
     UniqueFd memory;
-    UniqueFd doorbell;  ///< the engine's end; the client's is the client's
+    UniqueFd doorbell;  ///< the engine's end
   };
   std::optional<EngineKey> best_engine_for(const Channel& channel) const;
   bool give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line) const;

@@ -58,12 +58,12 @@ Expected<void> start_child(Child& child, const Streams& streams) {
   const pid_t pid = fork();
   if (pid < 0) return fork_failure(child.program);
   if (pid == 0) {
-    if (child.ends_with_keeper) {  // by the kernel, since a stopped child notices nothing
+    if (child.ends_with_keeper) {  // the kernel kills it, because a stopped child cannot end itself
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != keeper) _exit(0);
     }
     if (child.threads != 0) {
-      // Several engines share the cores: threads that wait must sleep.
+      // Several engines share the cores, so threads that wait must sleep, not spin.
       setenv("OMP_NUM_THREADS", std::to_string(child.threads).c_str(), 1);
       setenv("OMP_WAIT_POLICY", "passive", 1);
     }
@@ -73,7 +73,7 @@ Expected<void> start_child(Child& child, const Streams& streams) {
     execute(child.program, child.flags);
   }
   auto pidfd = pidfd_of(pid);
-  if (!pidfd) {  // out of descriptors: a process that cannot be watched must not run
+  if (!pidfd) {  // no descriptor is left: a child that cannot be watched must not run
     kill(pid, SIGKILL);
     waitpid(pid, nullptr, 0);
     return forward_error(pidfd);

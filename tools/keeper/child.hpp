@@ -1,5 +1,5 @@
 #pragma once
-// A process the keeper started and keeps going.
+// A child process of the keeper: how it is started, and what is known of it.
 
 #include <sys/types.h>
 
@@ -14,34 +14,36 @@
 namespace kvhive {
 
 struct Child {
-  std::string name;     ///< as log lines call it: "engine 0"
+  std::string name;     ///< its name in log lines: "engine 0"
   std::string program;  ///< file name, in the keeper's own directory
   std::vector<std::string> flags;
-  std::uint32_t threads = 0;      ///< of compute; 0 = leave the environment alone
+  std::uint32_t threads = 0;      ///< OMP_NUM_THREADS of the child; 0 = do not set it
   bool ends_with_keeper = false;  ///< the kernel kills it when the keeper ends
   pid_t pid = 0;                  ///< 0 = not running
   UniqueFd pidfd;
   std::uint32_t starts = 0;
-  std::uint32_t young_deaths = 0;  ///< in a row
-  int last_exit_code = 0;          ///< -1 = it was a signal
+  std::uint32_t young_deaths = 0;  ///< how many times in a row it ended soon after its start
+  int last_exit_code = 0;          ///< -1 = a signal ended it
   std::chrono::steady_clock::time_point last_start{};
 
   bool is_running() const { return pid != 0; }
 };
 
-/// Descriptors that become a child's standard streams; -1 = it has the keeper's.
+/// Descriptors that become a child's standard streams; -1 = the same as the keeper's.
 struct Streams {
   int in = -1, out = -1, err = -1;
 };
 
-/// Forks and executes. On success the child's pidfd is open: watching and signalling it can never
-/// hit another process that was given the same pid.
+/// Forks and executes the child's program. On success the child's pidfd is open. The keeper watches
+/// and signals the child by its pidfd, so it never reaches another process that was given the same
+/// pid.
 [[nodiscard]] Expected<void> start_child(Child& child, const Streams& streams = {});
 
-/// Collects a child whose pidfd has fired; says how it ended ("exit code 1", "signal 9").
+/// Calls waitpid() for a child whose pidfd has fired. Returns how it ended ("exit code 1", "signal
+/// 9").
 std::string collect(Child& child);
 
-/// The directory of the running program, in which kvhive's other programs are, too.
+/// The directory of the running program. kvhive's other programs are in the same directory.
 std::string program_directory();
 
 }  // namespace kvhive

@@ -15,9 +15,9 @@
 namespace kvhive {
 namespace {
 
-/// Descriptors that no client gets: for children that have to be started again.
+/// Descriptors that are kept free for children that have to be started again.
 constexpr std::size_t kKeptDescriptors = 16;
-/// Descriptors that a peer needs which has not said hello yet: a pidfd, a channel, two doorbells.
+/// Descriptors that the keeper may need for a peer's hello: a pidfd, a channel, two doorbell ends.
 constexpr std::size_t kDescriptorsOfAHello = 4;
 
 UniqueFd open_reserve() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
@@ -27,7 +27,7 @@ UniqueFd accept_next(int listener) {
 }
 
 void send_refusal(int socket, const Error& error) {
-  // An error here means that the peer has closed the connection; there is nobody left to tell.
+  // An error here means that the peer has closed the connection; then it needs no refusal.
   (void)send_packet(socket, Refused{error.code, FixedText<512>(error.text)});
 }
 
@@ -35,7 +35,8 @@ void refuse_for_want_of_descriptors(UniqueFd socket) {
   if (!socket) return;
   errno = EMFILE;
   send_refusal(socket.get(), os_failure("the daemon cannot take another connection").value());
-  // Closing a socket with unread data resets it, and the peer would not get to read the refusal.
+  // Closing a socket with unread data resets the connection, and the peer could not read the
+  // refusal.
   char ignored;
   while (recv(socket.get(), &ignored, 1, MSG_DONTWAIT) > 0) {
   }
@@ -70,8 +71,8 @@ void Connections::accept(int listener) {
   loop_.watch(fd, [this, fd] { receive(fd); });
 }
 
-/// Whether descriptors are left for this peer, for all that have not said hello yet, and after them
-/// for the keeper's children.
+/// Whether enough descriptors are left for this peer, for all other peers that have not said hello
+/// yet, and for starting the keeper's children again.
 bool Connections::has_room_for(const Peer& peer) const {
   if (tables_.child_of(peer.pid) != nullptr) return true;
   const auto unknown = std::count_if(tables_.peers.begin(), tables_.peers.end(),
@@ -83,7 +84,7 @@ bool Connections::has_room_for(const Peer& peer) const {
 void Connections::receive(int socket) {
   Peer& peer = tables_.peers.at(socket);
   auto packet = receive_packet(socket);
-  if (!packet && packet.error().code == Errc::os_error) return;  // nothing there after all
+  if (!packet && packet.error().code == Errc::os_error) return;  // nothing to read (EAGAIN)
   if (!packet && packet.error().code == Errc::layout_mismatch) return refuse(peer, packet.error());
   if (!packet) spdlog::warn("pid {}: {}", peer.pid, packet.error().text);
   if (!packet || !*packet) return hang_up(peer);

@@ -1,6 +1,6 @@
 #pragma once
-// The keeper's connections: accepts processes, reads their packets, refuses them, and ends
-// ("fences") a process of the pool that can no longer be talked to.
+// The keeper's connections: accepts processes, reads their packets, refuses them, and "fences"
+// (closes the connection and kills) an engine or steward that it can no longer talk to.
 
 #include "base/event_loop.hpp"
 #include "ipc/protocol.hpp"
@@ -10,13 +10,13 @@ namespace kvhive {
 
 class Connections {
  public:
-  /// What the router does about connections.
+  /// Called when something happens on a connection; the keeper implements it.
   class Events {
    public:
     virtual ~Events() = default;
-    /// A packet arrived, whole and with all its descriptors. May drop the peer.
+    /// A complete packet arrived, with all its descriptors. The callee may drop the peer.
     virtual void on_packet(Peer& peer, Packet packet) = 0;
-    /// A peer whose hello had been accepted is gone; it is no longer in the tables.
+    /// A peer whose hello was accepted is gone. It has been removed from the tables.
     virtual void on_gone(const Peer& peer) = 0;
   };
 
@@ -25,19 +25,21 @@ class Connections {
   /// Accepts on this listening socket from now on.
   void listen(int listener);
 
-  /// Takes the pidfd that a hello must carry. The keeper's own children are known without it.
-  /// False = the peer was refused or has ended.
+  /// Takes the pidfd that a hello must carry and watches it. For its own children the keeper has a
+  /// pidfd already. False = the peer was refused or has ended.
   bool identify(Peer& peer, Packet& hello);
 
-  /// Sends the reason, then hangs up.
+  /// Sends the reason, then calls hang_up().
   void refuse(Peer& peer, const Error& error);
-  /// Ends the connection. An engine or steward may still be writing to the pool: it is fenced, and
-  /// stays in the tables until its pidfd says that it has ended.
+  /// Ends the connection. An engine or steward may still be writing to the pool, so it is fenced,
+  /// and stays in the tables until its pidfd shows that it has ended.
   void hang_up(Peer& peer);
-  /// Forgets a peer that has ended, or was never accepted.
+  /// Removes a peer that has ended, or that does not map the pool for writing, and closes its
+  /// socket.
   void drop(int socket);
-  /// Kills a process of the pool. Its blocks return when its pidfd has fired. A process that is not
-  /// visible in the keeper's PID namespace cannot be signalled: it sees its connection close.
+  /// Closes the connection of an engine or steward and kills it. Its blocks are returned after its
+  /// pidfd has fired. A process that is not visible in the keeper's PID namespace cannot be
+  /// signalled; it only sees its connection close.
   void fence(const Peer& peer);
 
  private:

@@ -36,14 +36,13 @@ std::string read_all(int fd) {
   }
 }
 
-/// A failure of the parent to tell its user has no further place to go but
-/// standard error.
+/// Writes `line` to standard error and exits with 1. If even that fails, only the exit code tells.
 [[noreturn]] void exit_with_error(const std::string& line) {
   (void)write_all(STDERR_FILENO, line + "\n");
   _exit(1);
 }
 
-/// The parent: passes the child's line on.
+/// Run by the parent: prints the child's line and exits.
 [[noreturn]] void report_and_exit(int pipe, const std::string& log) {
   const std::string report = read_all(pipe);
   if (report.empty())
@@ -116,8 +115,7 @@ Expected<void> Starter::ready(const std::string& line) {
 }
 
 void Starter::failed(const std::string& line) {
-  // If the user's standard error cannot be written either, the exit code has to
-  // do.
+  // If the line cannot be written, the exit code still tells that the daemon failed.
   if (report_)
     (void)write_all(report_.get(), kFailed + line);
   else

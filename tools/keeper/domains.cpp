@@ -25,7 +25,8 @@ std::optional<std::uint32_t> as_number(const std::string& text) {
   return value;
 }
 
-/// Two spellings of one user in two domains.
+/// Puts a user or group into a domain. Error: it is already in another one; the operator may have
+/// named it twice in different ways (name and number).
 template <class Id>
 Expected<void> add(std::map<Id, std::string>& domain_of, Id id, const std::string& member,
                    const std::string& domain) {
@@ -51,7 +52,7 @@ PeerIdentity PeerIdentity::of_socket(int socket) {
   std::vector<gid_t> more(64);
   auto size = static_cast<socklen_t>(more.size() * sizeof(gid_t));
   int status = getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, more.data(), &size);
-  if (status != 0 && errno == ERANGE) {  // `size` says how much room it takes
+  if (status != 0 && errno == ERANGE) {  // the kernel has set `size` to the bytes that it needs
     more.resize(size / sizeof(gid_t));
     status = getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, more.data(), &size);
   }
@@ -117,7 +118,8 @@ Expected<std::string> Domains::name_for(const PeerIdentity& client) const {
   for (const gid_t group : client.groups) {
     const auto named = groups_.find(group);
     if (named == groups_.end() || named->second == by_group) continue;
-    // If the keeper chose one, a client could choose the other by leaving a group.
+    // An error: if the keeper chose one of the two, a client could get the other by leaving a
+    // group.
     if (by_group)
       return failure(Errc::bad_argument,
                      user + " is in groups of domains '" + *by_group + "' and '" + named->second +

@@ -1,6 +1,6 @@
 #pragma once
-// Decides which domain a client is in, by the operator's rules and by what the kernel says of the
-// process at the other end of its socket. What a client says of itself does not count.
+// Decides which domain a client is in, by the operator's rules and by the user and groups that the
+// kernel reports for the process at the other end of the socket. A client cannot choose its domain.
 
 #include <sys/types.h>
 
@@ -17,26 +17,27 @@ namespace kvhive {
 /// The user and groups of a process.
 struct PeerIdentity {
   uid_t uid = 0;
-  std::vector<gid_t> groups;  ///< the effective one and the supplementary ones
+  std::vector<gid_t> groups;  ///< the effective group and the supplementary groups
 
-  /// The process at the other end of a socket (SO_PEERCRED, SO_PEERGROUPS).
+  /// The identity of the process at the other end of a socket (SO_PEERCRED, SO_PEERGROUPS).
   static PeerIdentity of_socket(int socket);
   static PeerIdentity of_this_process();
 };
 
 class Domains {
  public:
-  /// Looks up the names in the rules, once. The domain of the daemon's own user is number 0, unless
-  /// that user is refused. Errors: a user or group that the system does not know, or two rules
-  /// name.
+  /// Looks up the users and groups that the rules name, once. The domain of the daemon's own user
+  /// is number 0, unless that user is refused. Errors: the system does not know a user or group, or
+  /// two rules put it into different domains.
   [[nodiscard]] static Expected<Domains> resolve(const Options& options,
                                                  const PeerIdentity& daemon);
 
-  /// The domain of a client; the same for the same identity as long as the daemon runs. A rule that
-  /// names the user wins over a rule that names one of its groups. Errors: why it is refused.
+  /// The domain of a client. The same identity always gets the same domain as long as the daemon
+  /// runs. A rule that names the user wins over a rule that names one of its groups. Errors: why
+  /// the client is refused.
   [[nodiscard]] Expected<DomainId> of(const PeerIdentity& client);
 
-  /// By number.
+  /// The names of the domains; the index is the domain's number.
   const std::vector<std::string>& names() const { return names_; }
 
  private:
@@ -47,7 +48,8 @@ class Domains {
   Sharing others_ = Sharing::user;  ///< for clients that no rule names
   std::map<uid_t, std::string> users_;
   std::map<gid_t, std::string> groups_;
-  uid_t nobody_ = 65534;  ///< the kernel shows it for every user that this namespace cannot map
+  /// The uid that the kernel reports for all users that this user namespace cannot map.
+  uid_t nobody_ = 65534;
   std::vector<std::string> names_;
   std::map<std::string, DomainId> ids_;
 };

@@ -1,7 +1,8 @@
 #pragma once
-// The child that makes the memory which engines share on a GPU: the child knows the driver, the
-// keeper does not. With VMM the memory lives in its descriptors and the child ends; with legacy
-// CUDA IPC the memory is freed when the child ends, so it stays.
+// The child that allocates the memory which engines share on a GPU. The child uses the GPU's
+// driver; the keeper does not. With CUDA's VMM the memory lives as long as its descriptors, and the
+// child ends at once. With legacy CUDA IPC the memory is freed when the child ends, so the child
+// keeps running.
 
 #include <cstddef>
 #include <optional>
@@ -16,8 +17,8 @@ class GpuMemoryMaker {
   struct Made {
     UniqueFd arena, weights;
   };
-  /// \param stop  a descriptor; when it can be read, the work is given up
-  /// \return  nothing if `stop` could be read
+  /// \param stop  a descriptor; when it becomes readable, make() gives up
+  /// \return  the descriptors of the memory; nothing if `stop` became readable
   [[nodiscard]] Expected<std::optional<Made>> make(const ResolvedOptions& options,
                                                    std::size_t arena_bytes, int stop);
 
@@ -25,17 +26,17 @@ class GpuMemoryMaker {
   bool is_running() const { return child_.is_running(); }
   pid_t pid() const { return child_.pid; }
   const UniqueFd& pidfd() const { return child_.pidfd; }
-  /// Has the child check its GPU context; it ends if the context is lost.
+  /// Makes the child check its GPU context. The child ends if the context is lost.
   void check_context();
-  /// Collects the child after its pidfd has fired.
-  /// \return  what the operator is told
+  /// Calls waitpid() for the child after its pidfd has fired.
+  /// \return  a line for the operator: how the child ended, and what to do
   std::string collect();
   /// Ends the child. With legacy CUDA IPC this also frees the GPU memory it made.
   void end();
 
  private:
   Child child_;
-  UniqueFd line_;  ///< to the child's standard input: it ends when this is closed
+  UniqueFd line_;  ///< connected to the child's standard input; the child ends when it is closed
 };
 
 }  // namespace kvhive

@@ -40,7 +40,8 @@ Expected<UniqueFd> open_signals(std::initializer_list<int> signals) {
   return fd;
 }
 
-/// The program that a process runs ("kvhive"), or "unknown" if it is gone or not visible.
+/// The name of the program that a process runs ("kvhive"); "unknown" if the process has ended or is
+/// not visible.
 std::string program_of(std::uint32_t pid) {
   std::string name;
   std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/comm") >> std::ws, name);
@@ -74,7 +75,7 @@ std::vector<std::string> steward_flags(const Options& options, const Listener& l
   return flags;
 }
 
-/// Where these channels are now: "2 moved to engine 0, 1 waits for an engine".
+/// Which engines have these channels now: "2 moved to engine 0, 1 waiting for an engine".
 std::string describe_moves(const Tables& tables, const std::vector<std::uint64_t>& channels) {
   std::map<std::uint32_t, std::size_t> moved;  // by engine
   std::size_t waiting = 0;
@@ -96,11 +97,11 @@ std::string describe_moves(const Tables& tables, const std::vector<std::uint64_t
 // -- start and end --------------------------------------------------------------------------------
 
 Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
-  // From here on signals wait in their signalfds until the loop takes them: a stop signal must not
-  // end the process before it has removed what it made.
+  // From here on signals are blocked and read from signalfds by the event loop. A stop signal must
+  // not end the process before it has removed the socket and ended its children.
   const sigset_t signals = set_of({SIGTERM, SIGINT, SIGHUP});
   sigprocmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes shall be an error, not a death
+  signal(SIGXFSZ, SIG_IGN);  // a file-size limit (ulimit -f) then is an error, and does not kill
   if (auto enough = check_descriptors(take_process_limits(), options.engines); !enough)
     return forward_error(enough);
   if (auto sound = check_quota(options); !sound) return forward_error(sound);
@@ -134,18 +135,20 @@ Keeper::Keeper(const Options& options, Domains domains, Listener listener, Event
       connections_(tables_, loop_, *this),
       supervisor_(tables_, loop_, *this) {}
 
-/// No process of the pool outlives the keeper. They are killed, not asked: the pool's memory goes
-/// with them, and a kill at any instruction is what they are built for.
+/// Kills the keeper's children, so that no process of the pool outlives the keeper. It does not ask
+/// them to end: the pool's memory is freed with them, and they are built to be killed at any
+/// instruction.
 Keeper::~Keeper() {
   supervisor_.stop_all();
   if (tables_.pool.gpu_memory.is_running()) end_guests();
-  tables_.pool.gpu_memory.end();  // last: the others had its memory mapped
+  tables_.pool.gpu_memory.end();  // last, because the engines have had its memory mapped
 }
 
 Expected<bool> Keeper::prepare() {
   if (auto watched = watch_signals(); !watched) return forward_error(watched);
   connections_.listen(listener_.fd());
-  // Before anything that takes time: if the keeper is killed, the steward removes the socket.
+  // The steward is started before anything that takes time, because it removes the socket if the
+  // keeper is killed.
   supervisor_.start_steward(steward_flags(tables_.options.asked, listener_));
   if (const Error& fatal = supervisor_.fatal(); fatal.code != Errc::none)
     return failure(fatal.code, fatal.text);
@@ -178,7 +181,8 @@ void Keeper::on_stop_signal() {
   loop_.stop();
 }
 
-/// SIGHUP: the log file was moved away. Each process of the daemon opens it again.
+/// Called on SIGHUP, which says that the log file was renamed. The keeper and its children open it
+/// again.
 void Keeper::on_hangup_signal() {
   signalfd_siginfo signal{};
   if (read(hangup_signals_.get(), &signal, sizeof signal) != sizeof signal) return;
@@ -213,11 +217,12 @@ void Keeper::end_guests() {
   }
 }
 
-/// The GPU memory that the engines have mapped is undefined now, and the device tier is lost.
+/// Called when the child that keeps the GPU's memory has ended. The engines' mappings of that
+/// memory are undefined now and the device tier is lost, so the daemon ends.
 void Keeper::on_gpu_memory_lost() {
   loop_.unwatch(tables_.pool.gpu_memory.pidfd().get());
   const std::string what = tables_.pool.gpu_memory.collect();
-  // If all processes were told to stop and this child was the first to hear, that is no error.
+  // If a stop signal was sent to all processes and this child ended first, that is no error.
   pollfd stop{stop_signals_.get(), POLLIN, 0};
   if (poll(&stop, 1, 0) > 0) return loop_.stop();
   supervisor_.fail({Errc::peer_died, what});
@@ -284,7 +289,7 @@ void Keeper::on_hello(Peer& peer, Packet hello) {
 }
 
 void Keeper::send_status(Peer& peer) {
-  if (peer.uid != geteuid())  // it names other users
+  if (peer.uid != geteuid())  // the status names other users
     return connections_.refuse(
         peer, {Errc::bad_argument, "only the daemon's own user may ask who is connected"});
   const auto domain = tables_.domains.of(PeerIdentity::of_socket(peer.socket.get()));
@@ -327,7 +332,8 @@ void Keeper::on_engine_gone(const Peer& peer) {
   Slot& slot = tables_.slots[peer.slot];
   slot.use = Slot::Use::unswept;
   slot.last_owner = fmt::format("engine {} (pid {})", peer.engine, peer.pid);
-  // The keeper does not learn how a guest ended: on a GPU it may have lost its context.
+  // The keeper is not the parent of a guest, so it does not learn the exit code: the guest may have
+  // lost its GPU context.
   const bool is_guest = bool(peer.pidfd);
   if (is_guest && tables_.pool.is_on_gpu() && tables_.options.asked.gpu_fault != GpuFault::keep)
     slot.drops_unheld = true;
@@ -349,15 +355,17 @@ void Keeper::place_channels() {
 }
 
 void Keeper::close_channel(std::uint64_t id) {
-  // An engine whose queue is full would keep the channel for ever: it is replaced instead.
+  // The engine's queue is full, so it cannot be told and would keep the channel for ever. It is
+  // killed, and another engine is started.
   if (const auto engine = tables_.channels.close(id, engine_line_))
     connections_.fence(tables_.peers.at(*engine));
 }
 
-/// An engine cannot serve a channel: its client is told why. Other clients are not concerned.
+/// An engine cannot serve a channel: refuses the channel's client with the engine's reason. Other
+/// clients are not affected.
 void Keeper::on_channel_refused(const Peer& engine, const ChannelRefused& message) {
   const auto channel = tables_.channels.find(message.channel);
-  if (!channel || channel->engine != engine.socket.get()) return;  // closed, or moved on
+  if (!channel || channel->engine != engine.socket.get()) return;  // closed, or moved meanwhile
   tables_.channels.take_back(message.channel);
   for (auto& [socket, peer] : tables_.peers)
     if (peer.has_role(Role::client) && peer.channel == message.channel)

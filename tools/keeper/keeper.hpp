@@ -1,8 +1,9 @@
 #pragma once
-// The keeper: makes the pool's memory, hands it out, watches the pidfd of every process, starts and
-// restarts its children. It maps nothing and computes nothing, so that little in it can go wrong;
-// every other process may die. This class only routes: it knows which room (connections,
-// supervisor, welcome, steward orders, channels, status) is called for which event.
+// The keeper: allocates the pool's memory, sends its descriptors to processes, watches the pidfd of
+// every process, starts and restarts its children. It maps nothing and computes nothing, so that
+// little in it can go wrong. Every other process may die; the daemon ends with the keeper. This
+// class only routes: it decides which module (connections, supervisor, welcome, steward orders,
+// channels, status) handles which event.
 
 #include <functional>
 #include <memory>
@@ -18,8 +19,8 @@ namespace kvhive {
 
 class Keeper : private Connections::Events, private Supervisor::Events {
  public:
-  /// Starts the steward and makes the pool. Null = a stop signal came meanwhile. On an error
-  /// nothing is left behind.
+  /// Starts the steward and makes the pool. Null = a stop signal came meanwhile. On an error, no
+  /// file, memory or process is left behind.
   [[nodiscard]] static Expected<std::unique_ptr<Keeper>> start(const Options& options);
   ~Keeper() override;
 
@@ -42,7 +43,7 @@ class Keeper : private Connections::Events, private Supervisor::Events {
   void on_packet(Peer& peer, Packet packet) override;
   void on_gone(const Peer& peer) override;
   void on_child_end(const Child& child, pid_t pid) override;
-  /// The same packet for each kind of sender; false = the sender may not send it.
+  // Each handles a packet from one kind of sender. False = this kind may not send such a packet.
   bool on_steward_packet(const Packet& packet);
   bool on_engine_packet(Peer& peer, const Packet& packet);
   bool on_inspector_packet(Peer& peer, const Packet& packet);

@@ -44,8 +44,9 @@ Expected<void> serve(const Options& options, Starter& starter) {
   });
 }
 
-/// Where the daemon logs: as asked, or for a detached one at the default place. Children get the
-/// path, too, so it is made absolute. Empty = to standard error.
+/// The daemon's log file: the one that the operator named, or the default one if the daemon is
+/// detached. The path is made absolute, because the children get it, too. Empty = the daemon logs
+/// to standard error.
 Expected<std::string> log_file_for(const Options& options, bool is_detached) {
   if (!options.log_file.empty()) return std::filesystem::absolute(options.log_file).string();
   if (is_detached) return default_log_file();
@@ -70,7 +71,7 @@ Expected<int> run(int argc, char** argv) {
   if (!log_file) return forward_error(log_file);
   options->log_file = *log_file;
 
-  signal(SIGPIPE, SIG_IGN);  // a reader of the log that goes away must not end the daemon
+  signal(SIGPIPE, SIG_IGN);  // the daemon must not die when the reader of its log pipe ends
   auto starter = is_detached ? Starter::detach(*log_file) : Starter::in_foreground();
   if (!starter) return forward_error(starter);
   auto served = start_log("kvhived", std::string(to_string(options->log_level)), *log_file);

@@ -14,7 +14,7 @@ namespace {
 
 bool is_gpu(const ModelFacts& model) { return model.device == DeviceKind::cuda; }
 
-/// Fills in what the model's facts decide, so that no engine finds something else.
+/// Sets the options that the model and the GPU decide, so that all engines get the same values.
 void fill_in(ResolvedOptions& options, const ModelFacts& model) {
   options.device = model.device;
   if (is_gpu(model))
@@ -27,14 +27,14 @@ void fill_in(ResolvedOptions& options, const ModelFacts& model) {
                  model.gpu.sharing_reason);
 }
 
-/// The host's memory, and what the model takes of it.
+/// The host's memory, and how much of it the model takes.
 MemoryFigures host_memory(const ModelFacts& model) {
   const MachineMemory machine = machine_memory();
   const std::size_t weights = is_gpu(model) ? 0 : model.weight_bytes;
   return {machine.total, machine.available, weights, model.engine_peak, machine.bound};
 }
 
-/// The memory that the device tier comes from.
+/// The same for the memory that the device tier is allocated from: the GPU's or the host's.
 MemoryFigures device_memory(const ModelFacts& model, const MemoryFigures& host) {
   if (!is_gpu(model)) return host;
   return {model.gpu.total, model.gpu.available, model.weight_bytes, model.engine_peak, "the GPU"};
@@ -54,7 +54,7 @@ Expected<void> check_host_room(const MadePool& pool, const PoolLayout& layout,
   return check_bytes(take_process_limits(), whole + weights, largest);
 }
 
-/// False = `stop` could be read.
+/// False = `stop` became readable.
 Expected<bool> make_gpu_memory(MadePool& pool, const ResolvedOptions& options,
                                std::size_t arena_bytes, int stop) {
   auto made = pool.gpu_memory.make(options, arena_bytes, stop);

@@ -1,6 +1,6 @@
 #pragma once
 // Makes the pool: finds out what the model needs, sizes the pool, and allocates its memory. Runs
-// once, before the daemon serves anything.
+// once, before the daemon serves requests.
 
 #include <optional>
 
@@ -12,22 +12,23 @@
 
 namespace kvhive {
 
-/// The pool that the keeper hands out. The keeper itself maps none of it.
+/// The pool: what it is for, its size, and its memory's descriptors, which the keeper sends to
+/// processes. The keeper itself maps none of the memory.
 struct MadePool {
   ModelFacts model;
   PoolSize size;
   PoolGeometry geometry;
   PoolFds objects;
-  UniqueFd gpu_weights;       ///< only on a GPU
-  GpuMemoryMaker gpu_memory;  ///< running only if the GPU's memory needs its maker
+  UniqueFd gpu_weights;       ///< the model's weights in GPU memory; only on a GPU
+  GpuMemoryMaker gpu_memory;  ///< runs only if the driver frees the GPU's memory when it ends
 
   bool is_on_gpu() const { return geometry.device == DeviceKind::cuda; }
 };
 
-/// \param options  what the model and the machine decide is filled in
-/// \param stop     a descriptor; when it can be read, the work is given up
-/// \return  nothing if `stop` could be read
-/// Errors: too little memory, a model that cannot be read, ...; nothing is left behind.
+/// \param options  make_pool() fills in the values that the model and the machine decide
+/// \param stop     a descriptor; when it becomes readable, make_pool() gives up
+/// \return  nothing if `stop` became readable. Errors: too little memory, a model that cannot be
+///          read, and others; no memory or process is left behind
 [[nodiscard]] Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, int stop);
 
 }  // namespace kvhive

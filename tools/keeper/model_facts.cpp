@@ -13,7 +13,7 @@ Expected<std::optional<ModelFacts>> describe_model(const Options& options, int s
   engine.program = "kvhive-engine";
   engine.flags = to_flags(options);
   engine.flags.push_back(needs_profile_run(options) ? "--describe=profile" : "--describe=config");
-  engine.ends_with_keeper = true;  // its answer would not be read
+  engine.ends_with_keeper = true;  // only the keeper reads its answer
   auto output = ask(engine, {.stop = stop});
   if (!output) return forward_error(output);
   if (!*output) return std::optional<ModelFacts>();

@@ -1,6 +1,6 @@
 #pragma once
-// What the keeper knows of the model. An engine measures it, because the keeper reads no model
-// files.
+// What the keeper knows of the model. It asks an engine process for it, because the keeper reads no
+// model files.
 
 #include <cstdint>
 #include <optional>
@@ -13,14 +13,14 @@
 
 namespace kvhive {
 
-/// What `kvhive-engine --describe` says of a model (tools/engine/describe.hpp).
+/// What `kvhive-engine --describe` prints about a model (tools/engine/describe.hpp).
 struct ModelFacts {
   std::string name;
   std::uint64_t fingerprint = 0;
   KvLayout layout;
   std::uint32_t positions = 0;
   std::size_t weight_bytes = 0;
-  std::size_t engine_peak = 0;          ///< 0 without a profile run
+  std::size_t engine_peak = 0;          ///< bytes, as the profile run measured; 0 = there was none
   DeviceKind device = DeviceKind::cpu;  ///< where engines compute
   std::string device_reason;            ///< the GPU's name, or why there is none
   struct Gpu {
@@ -28,13 +28,14 @@ struct ModelFacts {
     std::size_t available = 0;
     std::string name;
     std::string uuid;
-    bool memory_needs_its_maker = false;  ///< as DeviceFacts has it
+    bool memory_needs_its_maker = false;  ///< from DeviceFacts (device/device.hpp)
     std::string sharing_reason;
-  } gpu;  ///< if `device` is cuda
+  } gpu;  ///< set if `device` is cuda
 };
 
-/// Runs that engine to its end, with a profile run if the pool's size depends on one.
-/// \return  nothing if `stop` could be read before
+/// Runs `kvhive-engine --describe` and reads its output. The engine makes a profile run if the
+/// pool's size depends on one.
+/// \return  nothing if `stop` became readable first
 [[nodiscard]] Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop);
 
 }  // namespace kvhive

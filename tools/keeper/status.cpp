@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// A packet holds only so many names; later domains are shown by their numbers.
+/// A packet has no room for all names of 65536 domains. Domains after these are shown by number.
 constexpr std::size_t kMostDomainNames = 1024;
 
 std::uint32_t restarts_of(const Child& child) { return child.starts - std::min(child.starts, 1u); }

@@ -9,7 +9,7 @@
 namespace kvhive {
 
 /// \param socket    the path that the daemon listens on
-/// \param yours     the domain of the asker's own clients; nothing = they are refused
+/// \param yours     the domain that clients of the asking user are in; nothing = they are refused
 std::string status_of(const Tables& tables, const std::string& socket,
                       std::optional<DomainId> yours);
 

@@ -10,7 +10,7 @@ void sweep(Tables& tables, Connections& connections, std::uint32_t slot) {
   const Peer* steward = tables.peer_with_role(Role::steward);
   if (steward == nullptr) return;
   const Reap order{slot, tables.slots[slot].drops_unheld ? 1u : 0u};
-  // A steward that cannot be told is replaced; sweep_all() tells the next one.
+  // A steward that does not take the order is killed; sweep_all() gives the order to the next one.
   if (!send_packet(steward->socket.get(), order)) connections.fence(*steward);
 }
 

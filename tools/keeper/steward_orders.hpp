@@ -1,28 +1,31 @@
 #pragma once
-// What the keeper has its steward do: return the blocks of ended processes ("sweep a slot"), and
-// repair the pool. The keeper itself maps nothing; it only knows which processes run.
+// The orders that the keeper gives its steward: "sweep a slot" (return the blocks that an ended
+// process held), and repair the pool. The keeper does neither itself, because it maps nothing; it
+// only knows which processes run.
 
 #include "tools/keeper/connections.hpp"
 #include "tools/keeper/tables.hpp"
 
 namespace kvhive {
 
-/// Has a slot swept. Without a steward nothing happens: the next one is told by sweep_all().
+/// Orders the steward to sweep a slot. Without a steward it does nothing: sweep_all() orders it
+/// when the next steward has started.
 void sweep(Tables& tables, Connections& connections, std::uint32_t slot);
-/// Has all slots swept that an earlier steward did not get to.
+/// Orders a new steward to sweep all slots that no earlier steward has reported as swept.
 void sweep_all(Tables& tables, Connections& connections);
-/// The steward has swept a slot: it can be given away. False = there is no such slot.
+/// The steward has swept a slot: marks the slot as vacant. False = there is no such slot.
 [[nodiscard]] bool on_reaped(Tables& tables, const Reaped& reaped);
 
-/// An engine has lost its GPU context. Its kernels could write to every block of the device; the
-/// operator's gpu-fault option says which cached blocks are dropped.
+/// Called when an engine has lost its GPU context. Its kernels may have written to any block of the
+/// device tier. The operator's gpu-fault option decides which cached blocks are dropped.
 void on_lost_device(Tables& tables, Connections& connections, const Peer& engine);
 
-/// Has the pool repaired for `asker`, or refuses it.
+/// Orders the steward to repair the pool, for the inspector `asker`; refuses the asker if that is
+/// not possible.
 void request_repair(Tables& tables, Connections& connections, Peer& asker);
-/// The steward has repaired the pool: passes its report on.
+/// The steward has repaired the pool: sends its report to the inspector that asked.
 void on_repaired(Tables& tables, Connections& connections, const Packet& report);
-/// The steward ended: refuses all repairs under way.
+/// The steward has ended: refuses all inspectors whose repairs are not finished.
 void refuse_repairs(Tables& tables, Connections& connections);
 
 }  // namespace kvhive

@@ -16,7 +16,7 @@
 namespace kvhive {
 namespace {
 
-/// A child that lived shorter than this died young.
+/// A child that ran for less time than this died young, and is started again only after a delay.
 constexpr std::chrono::seconds kYoung{2};
 
 /// The last line that a process has written to the log file; empty = none.
@@ -30,7 +30,7 @@ std::string last_log_line(const std::string& path, const std::string& name, pid_
   return last;
 }
 
-/// What a child that could not start has said, and where the user finds more.
+/// The last log line of a child that could not start, and where the user finds the rest.
 std::string message_of(const std::string& log_file, const Child& child, pid_t pid) {
   if (log_file.empty()) return "its message is above";
   const std::string line = last_log_line(log_file, child.name, pid);
@@ -47,7 +47,8 @@ std::string remedy_for(const std::string& end, std::string remedy) {
   return remedy;
 }
 
-/// Delay before the next start: 100 ms after the first early death, doubled with each, at most 5 s.
+/// Delay before the next start of a child: 100 ms after its first early death, doubled with each
+/// further one, at most 5 s.
 std::chrono::milliseconds delay_after(std::uint32_t young_deaths) {
   if (young_deaths == 0) return std::chrono::milliseconds(1);
   return std::chrono::milliseconds(std::min(5000u, 50u << std::min(young_deaths, 7u)));
@@ -85,7 +86,8 @@ void Supervisor::start_engines() {
 
 void Supervisor::start(Child& child) {
   if (auto started = start_child(child); !started) {
-    if (!tables_.is_ready) return fail(started.error());  // the user waits for a yes or no
+    // Before the daemon is ready, the user waits for it; afterwards it goes on without this child.
+    if (!tables_.is_ready) return fail(started.error());
     spdlog::error("{}: start {} failed: {}", child.name, child.starts, started.error().text);
     return restart_later(child);
   }
@@ -101,7 +103,7 @@ void Supervisor::on_end(Child& child) {
   const bool had_served = peer != nullptr && peer->is_serving;
   spdlog::warn("{} (pid {}) ended: {}", child.name, pid, end);
   events_.on_child_end(child, pid);
-  // A child that fails before it was ever of use would fail again and again.
+  // A child that fails before it has ever worked would fail again and again.
   const bool never_worked = &child == &tables_.steward ? !tables_.is_formatted && child.starts >= 3
                                                        : !tables_.is_ready && !had_served;
   if (!never_worked) return restart_later(child);

@@ -1,7 +1,8 @@
 #pragma once
-// Starts the keeper's children and starts them again when they end: at once after a long life,
-// after a growing delay when they die young. A child that never worked is not started again: the
-// daemon ends with what that child said.
+// Starts the keeper's children and starts them again when they end: at once if the child ran for
+// some seconds, after a growing delay if it ended soon after its start. A child that ends before it
+// ever worked is not started again (the steward: not after its third start). The daemon then ends,
+// with that child's last message as its error.
 
 #include <string>
 
@@ -12,11 +13,11 @@ namespace kvhive {
 
 class Supervisor {
  public:
-  /// What the router does about children.
+  /// Called when a child ends; the keeper implements it.
   class Events {
    public:
     virtual ~Events() = default;
-    /// A child has ended and is collected; `pid` is the number it had.
+    /// A child has ended, and waitpid() was called for it. `pid` is the pid that it had.
     virtual void on_child_end(const Child& child, pid_t pid) = 0;
   };
 
@@ -25,12 +26,12 @@ class Supervisor {
 
   /// Starts the steward with these flags.
   void start_steward(std::vector<std::string> flags);
-  /// Starts those engines of the options that were never started.
+  /// Starts the engines that the options ask for, except those that were started before.
   void start_engines();
   /// Kills all children and waits until they have ended.
   void stop_all();
 
-  /// Ends the daemon with this error: run() of the loop returns.
+  /// Ends the daemon with this error, by stopping the event loop.
   void fail(Error error);
   /// Why the daemon has to end; Errc::none = it has not.
   const Error& fatal() const { return fatal_; }

@@ -1,4 +1,4 @@
-// Who may join, and what each role gets.
+// Decides which processes may join, and what each role is sent.
 
 #include "tools/keeper/welcome.hpp"
 
@@ -31,7 +31,7 @@ std::string describe(const PoolGeometry& g, const std::string& model) {
 
 enum class Opened : std::uint8_t { as_they_are, read_only };
 
-/// Sends a welcome with these of the pool's memory objects, and `more` after them.
+/// Sends a welcome with the descriptors of these memory objects of the pool, and `more` after them.
 template <class Welcome>
 Expected<void> send_welcome(const Tables& tables, const Peer& peer, Welcome message,
                             const std::vector<PoolObject>& objects, Opened opened,
@@ -57,9 +57,9 @@ Expected<void> send_welcome(const Tables& tables, const Peer& peer, Welcome mess
 Expected<void> check_moment(const Tables& tables) {
   if (!tables.is_formatted)
     return failure(Errc::not_running, "the pool is not ready yet; try again in a moment");
-  if (!tables.repairs.empty())  // a repair takes away what is held in the name of a vacant slot
+  if (!tables.repairs.empty())  // the repair releases blocks that are held by vacant slots
     return failure(Errc::not_running, "the pool is being repaired; try again in a moment");
-  // A new engine could hold blocks that are about to be dropped.
+  // Otherwise a new engine could pin blocks that are about to be dropped.
   const bool is_dropping = std::any_of(tables.slots.begin(), tables.slots.end(),
                                        [](const Slot& slot) { return slot.drops_unheld; });
   if (tables.options.asked.gpu_fault == GpuFault::drop_all && is_dropping)
@@ -86,8 +86,9 @@ Expected<void> check_model(const MadePool& pool, const EngineHello& hello) {
   return {};
 }
 
-/// The number that an engine has: by its place among the keeper's children, else the number it
-/// asks for, else the first that is free.
+/// The number that an engine gets. For a child of the keeper it is its index among the children.
+/// For another engine it is the number that it asks for, or the lowest free number if it asks for
+/// none.
 Expected<std::uint32_t> number_of(const Tables& tables, const Peer& peer, std::uint32_t wanted) {
   if (const Child* child = tables.child_of(peer.pid))
     return static_cast<std::uint32_t>(child - tables.engines.data());
@@ -120,7 +121,7 @@ Expected<void> welcome_engine(Tables& tables, Peer& peer, const EngineHello& hel
       .engine = *number, .slot = *slot, .pid = static_cast<std::uint32_t>(peer.pid)};
   auto sent = send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are,
                            tables.pool.gpu_weights);
-  if (!sent) return sent;  // it has touched nothing
+  if (!sent) return sent;  // the engine has not got the descriptors, so nothing has to be undone
   peer.engine = *number;
   peer.slot = *slot;
   tables.slots[*slot].use = Slot::Use::used;
@@ -175,7 +176,7 @@ Expected<void> check_member(const Peer& peer, std::uint32_t hash) {
                                             "; use programs of the same build");
 }
 
-/// Passes the result on and, if it is good, notes the role.
+/// Returns `welcomed` and, if it is no error, enters the role into the peer.
 Expected<void> as(Role role, Peer& peer, Expected<void> welcomed) {
   if (!welcomed) return welcomed;
   peer.role = role;

@@ -7,7 +7,7 @@
 
 namespace kvhive {
 
-/// An error says why the process is refused; the tables are then as before.
+/// Answers `hello`. An error says why the process is refused; the tables are then unchanged.
 [[nodiscard]] Expected<void> welcome(Tables& tables, Peer& peer, const Packet& hello);
 
 }  // namespace kvhive

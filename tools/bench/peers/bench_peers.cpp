@@ -1,6 +1,6 @@
-// Pinning a block that another process stored, beside what one would use instead; and copying
-// blocks out of the pool, beside the best copy this machine is capable of. One run, interleaved
-// rounds, medians of ratios within a round.
+// Compares kvhive with other stores: the time to pin a block that another process stored. Also
+// compares copying blocks out of the pool with the fastest copy that this machine can do. One run,
+// interleaved rounds, medians of the ratios within a round.
 
 #include <omp.h>
 #include <sys/mman.h>
@@ -27,7 +27,7 @@ constexpr std::size_t kGiB = std::size_t{1} << 30;
 constexpr KvLayout k32KiB{.layers = 8, .kv_heads = 4, .head_size = 16, .block_size = 16};
 constexpr KvLayout k2MiB{.layers = 32, .kv_heads = 8, .head_size = 128, .block_size = 16};
 
-/// A data set under the names that `pool` gives it.
+/// Makes a data set, with the names that `pool` computes for its blocks.
 DataSet make_data(const SharedPool& pool, std::size_t bytes) {
   DataSet data;
   data.block_bytes = pool.geometry().kv.block_bytes();
@@ -43,20 +43,20 @@ std::uint32_t blocks_needed(const KvLayout& kv, std::size_t bytes) {
 
 // -- pin ------------------------------------------------------------------------------------------
 
-/// What a peer took, by round.
+/// The times of one peer, one entry per round.
 struct Timings {
-  std::vector<double> pin_us, both_us;  ///< a block; both: and letting go of it
+  std::vector<double> pin_us, both_us;  ///< per block: pin alone, and pin and unpin together
 };
 
 struct Contender {
   std::string directory;
   std::unique_ptr<Peer> (*make)(const fs::path& directory, const DataSet& data);
-  std::size_t prompts_a_round;  ///< fewer for the slow ones
-  double goal;                  ///< kvhive's pin is to be so many times as fast
+  std::size_t prompts_a_round;  ///< fewer for slow peers
+  double goal;                  ///< kvhive's pin should be this many times as fast
 };
 
-/// What pin is to return. Reads the whole prompt: whoever looks for one has just tokenised and
-/// hashed it.
+/// The value that pin must return. It also reads the whole prompt, so that the prompt is in the
+/// CPU's cache: an engine has just tokenised and hashed a prompt that it looks for.
 std::uint64_t expected_sum(const Prompt& prompt) {
   KV_CHECK(std::find(prompt.tokens.begin(), prompt.tokens.end(), -1) == prompt.tokens.end());
   std::uint64_t sum = 0;
@@ -64,7 +64,8 @@ std::uint64_t expected_sum(const Prompt& prompt) {
   return sum;
 }
 
-/// The median batch of a round: whoever is interrupted in the middle of one does not count it.
+/// Runs one round and notes its median batch. With the median, a batch that was interrupted by
+/// another process does not count.
 void run_round(Peer& peer, const DataSet& data, std::span<const std::size_t> order,
                Timings& timings) {
   std::vector<double> pin, both;
@@ -94,7 +95,8 @@ void fill_and_touch(Peer& peer, const DataSet& data, std::span<const std::size_t
   run_round(peer, data, order, unused);
 }
 
-/// One peer after the other, each in turns with kvhive: two copies of the data at a time.
+/// Compares one peer after the other, each alternately with kvhive, so that at most two copies of
+/// the data exist at the same time.
 void compare_pins(const fs::path& directory, std::size_t bytes) {
   const SharedPool pool(blocks_needed(k32KiB, bytes), k32KiB);
   const DataSet data = make_data(pool, bytes);
@@ -140,7 +142,7 @@ void compare_pins(const fs::path& directory, std::size_t bytes) {
 
 // -- copy out -------------------------------------------------------------------------------------
 
-/// Private memory in huge pages, where the kernel has them.
+/// Private memory, in huge pages if the kernel has them.
 class PrivateBytes {
  public:
   explicit PrivateBytes(std::size_t bytes) : bytes_(bytes) {
@@ -163,7 +165,7 @@ class PrivateBytes {
 struct Copy {
   const char* name;
   std::function<void(const Prompt& prompt, std::size_t index)> run;
-  std::vector<double> seconds;  ///< of a round
+  std::vector<double> seconds;  ///< one entry per round
 };
 
 void compare_copies(int threads) {
@@ -242,8 +244,8 @@ void compare_copies(int threads) {
               median(of_best));
 }
 
-/// Two copies of it must fit: a third of the memory there is, up to 8 GiB. The larger, the more
-/// like a cache somebody would keep.
+/// The default size of the data: a third of the available memory, because two copies must fit, from
+/// 1 to 8 GiB. The larger it is, the more it is like a real cache.
 std::size_t default_bytes() {
   const auto there_is = static_cast<std::size_t>(sysconf(_SC_AVPHYS_PAGES)) *
                         static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -255,8 +257,8 @@ std::size_t default_bytes() {
 
 /// bench_peers [pins [GIB] | copies]
 ///
-/// The one who tidies up is not the one who works: whatever happens to the worker, its servers die
-/// with it and the directory goes.
+/// A child process does the work and the parent only cleans up: even if the child dies, its servers
+/// die with it and the parent removes the directory.
 int main(int argc, char** argv) {
   const std::string part = argc > 1 ? argv[1] : "";
   const std::size_t bytes = argc > 2 ? std::strtoull(argv[2], nullptr, 10) * kvhive::bench::kGiB

@@ -1,6 +1,6 @@
-// The obvious way: a hash map in Boost's managed memory, its mutex, a reference count. The mutex is
-// taken once for a whole batch, its best case. (Killed inside, its holder leaves it locked for
-// ever.)
+// A store that is easy to write: a hash map in Boost's managed memory, with Boost's mutex and
+// reference counts. The mutex is taken once for a whole batch, which is its best case. (If a
+// process is killed while it holds the mutex, the mutex stays locked for ever.)
 
 #include <boost/interprocess/allocators/allocator.hpp>
 #include <boost/interprocess/managed_mapped_file.hpp>

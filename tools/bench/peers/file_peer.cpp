@@ -1,4 +1,5 @@
-// A file per block on tmpfs, in 256 directories: opened, mapped, and unmapped again.
+// A store with one file per block on tmpfs, in 256 directories. Pin opens and maps the file, unpin
+// unmaps it.
 
 #include <fcntl.h>
 #include <sys/mman.h>

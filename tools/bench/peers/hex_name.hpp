@@ -1,5 +1,5 @@
 #pragma once
-// A block's name for those who want text.
+// A block's name in hexadecimal, for stores whose keys are text.
 
 #include <array>
 #include <cstring>

@@ -1,5 +1,6 @@
-// LMDB without durability, on tmpfs: a get returns a pointer into the map, valid until the read
-// transaction ends. No reference count; a long transaction keeps all old pages instead.
+// LMDB without durability, on tmpfs. A get returns a pointer into the mapped file, which is valid
+// until the read transaction ends. There are no reference counts: a long transaction keeps all old
+// pages instead.
 
 #include <lmdb.h>
 
@@ -16,7 +17,7 @@ class LmdbPeer final : public Peer {
  public:
   LmdbPeer(std::filesystem::path directory, const DataSet& data)
       : directory_(std::move(directory)),
-        // A value has a page of header, at worst; the tree itself is small.
+        // A value needs at most one page more than its bytes; the tree itself is small.
         map_bytes_(data.bytes() + data.blocks() * 8192 + (std::size_t{64} << 20)) {}
 
   ~LmdbPeer() override {

@@ -56,7 +56,7 @@ LocalServer::LocalServer(std::vector<std::string> command, const std::filesystem
 
 LocalServer::~LocalServer() {
   if (getpid() != started_by_) return;
-  kill(pid_, SIGKILL);  // nothing in it is worth an orderly end
+  kill(pid_, SIGKILL);  // the server has no data that must be saved
   waitpid(pid_, nullptr, 0);
 }
 
@@ -104,7 +104,8 @@ void LineSocket::body(std::byte* to, std::size_t bytes) {
   to += buffered;
   bytes -= buffered;
   while (bytes > 0) {
-    // The buffer is empty. What comes after the block goes there in the same call.
+    // The buffer is empty. The same call reads the block's bytes to `to` and the bytes after them
+    // into the buffer.
     begin_ = end_ = 0;
     const iovec places[] = {{to, bytes}, {buffer_.data(), 256}};
     const ssize_t got = readv(fd_.get(), places, 2);

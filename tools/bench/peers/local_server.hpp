@@ -1,6 +1,6 @@
 #pragma once
-// A server of our own on a private Unix socket, and a client that does no more than it must: whole
-// replies by readv, block bytes straight to where they belong.
+// A private server process on a Unix socket, and a client that does as little work as possible: it
+// reads whole replies by readv, and the bytes of blocks directly to their destination.
 
 #include <sys/types.h>
 
@@ -14,7 +14,8 @@
 
 namespace kvhive::bench {
 
-/// Started by the constructor, ended by the destructor, killed by the kernel should we be.
+/// A server process. The constructor starts it and the destructor kills it; the kernel kills it if
+/// the benchmark dies.
 class LocalServer {
  public:
   /// Returns when the server listens at `socket`.
@@ -25,7 +26,8 @@ class LocalServer {
 
  private:
   pid_t pid_;
-  pid_t started_by_;  ///< a forked copy of us does not end it
+  pid_t
+      started_by_;  ///< pid of the process that started it: only that process's destructor ends it
 };
 
 class LineSocket {
@@ -33,9 +35,9 @@ class LineSocket {
   explicit LineSocket(const std::filesystem::path& socket);
 
   void send(std::string_view bytes);
-  /// The next line of the reply, without its end.
+  /// The next line of the reply, without the end-of-line characters.
   std::string_view line();
-  /// `bytes` of the reply that follow it, and the end of line after them.
+  /// Reads the next `bytes` bytes of the reply to `to`, and skips the end of line after them.
   void body(std::byte* to, std::size_t bytes);
 
  private:

@@ -1,4 +1,5 @@
-// memcached: one text get for the whole batch, its blocks received where they are wanted.
+// memcached: one `get` of the text protocol for the whole batch; the blocks are received directly
+// at their destination.
 
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
 #pragma once
-// A store of blocks by 16-byte name, used by two processes: one stores, the other finds.
+// The interface of a store of blocks with 16-byte names, used by two processes: one process stores
+// blocks, the other finds them.
 
 #include <cstdint>
 #include <filesystem>
@@ -11,10 +12,10 @@
 
 namespace kvhive::bench {
 
-/// Blocks of a prompt: what is asked for at a time.
+/// Blocks of a prompt. One request asks for this many.
 inline constexpr std::size_t kBatch = 64;
 
-/// What is stored: kBatch blocks a prompt, each beginning with the low word of its name.
+/// The stored data: kBatch blocks per prompt. Each block begins with the low word of its name.
 struct DataSet {
   std::vector<Prompt> prompts;
   std::size_t block_bytes = 0;
@@ -45,19 +46,19 @@ class Peer {
   virtual ~Peer() = default;
   virtual std::string name() const = 0;
 
-  /// In the storing process, which ends afterwards.
+  /// Stores all blocks. Called in the storing process, which ends afterwards.
   virtual void store(const DataSet& data) = 0;
-  /// In the finding process, once everything is stored.
+  /// Opens the store. Called in the finding process, after all blocks are stored.
   virtual void open() = 0;
 
-  /// Finds a prompt's blocks, sees to it that they stay as far as this store can, and reads the
-  /// first word of each: the sum of these.
+  /// Finds a prompt's blocks, protects them from removal as far as this store can, and reads the
+  /// first word of each. Returns the sum of these words.
   virtual std::uint64_t pin(const Prompt& prompt) = 0;
-  /// Lets go of what was pinned last.
+  /// Releases the blocks that were pinned last.
   virtual void unpin(const Prompt&) {}
 };
 
-/// `directory` is on tmpfs and the peer's own.
+/// \param directory  on tmpfs, used by this peer alone
 std::unique_ptr<Peer> make_kvhive_peer(const SharedPool& pool);
 std::unique_ptr<Peer> make_lmdb_peer(const std::filesystem::path& directory, const DataSet& data);
 std::unique_ptr<Peer> make_boost_map_peer(const std::filesystem::path& directory,

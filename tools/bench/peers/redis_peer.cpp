@@ -1,5 +1,5 @@
-// Redis without persistence: one MGET for the whole batch, its blocks received where they are
-// wanted.
+// Redis without persistence: one MGET for the whole batch; the blocks are received directly at
+// their destination.
 
 #include <optional>
 
