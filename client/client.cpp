@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "client/connection.hpp"
+#include "ipc/control_messages.hpp"
 
 namespace kvhive {
 namespace {

@@ -29,7 +29,9 @@ std::string_view nearest_name(std::string_view wanted, std::span<const std::stri
   for (const std::string_view name : names)
     if (nearest.empty() || edit_distance(name, wanted) < edit_distance(nearest, wanted))
       nearest = name;
-  return nearest;
+  const bool is_alike =
+      edit_distance(nearest, wanted) * 2 < std::max(nearest.size(), wanted.size());
+  return is_alike ? nearest : std::string_view();
 }
 
 }  // namespace kvhive

@@ -34,7 +34,8 @@ constexpr std::optional<Enum> value_named(std::string_view name) {
   return static_cast<Enum>(found - names.begin());
 }
 
-/// The name that takes the fewest changes of letters to become `wanted`, for error texts.
+/// The name that takes the fewest changes of letters to become `wanted`, for error texts. Empty if
+/// it is not alike: half of its letters or more would have to change.
 std::string_view nearest_name(std::string_view wanted, std::span<const std::string_view> names);
 
 /// In which order the scheduler admits requests: by arrival, or by priority (lower first).

@@ -305,8 +305,11 @@ Expected<const OptionField*> find_option(std::string_view name) {
     if (field.name == wanted) return &field;
     names.push_back(field.name);
   }
-  return failure(Errc::bad_format, "unknown option '" + std::string(name) + "'; did you mean '" +
-                                       std::string(nearest_name(wanted, names)) + "'?");
+  const std::string_view nearest = nearest_name(wanted, names);
+  return failure(Errc::bad_format,
+                 "unknown option '" + std::string(name) + "'; " +
+                     (nearest.empty() ? "kvhived --help lists all"
+                                      : "did you mean '" + std::string(nearest) + "'?"));
 }
 
 Expected<void> set_option(Options& options, const OptionField& field, const std::string& text) {

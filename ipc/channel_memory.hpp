@@ -38,6 +38,8 @@ inline void write_serving_engine(int memory, std::uint32_t engine) {
                                               std::to_string(ours) +
                                               "; use programs of the same build");
   };
+  if (header.magic == 0)  // its memory was given back
+    return failure(Errc::peer_died, "the channel is closed already");
   if (header.magic != kChannelMagic) return differs("magic", header.magic, kChannelMagic);
   if (header.bytes != bytes) return differs("size in bytes", header.bytes, bytes);
   if (header.slot_bytes != sizeof(RequestSlot))

@@ -44,7 +44,7 @@ class Stream {
   }
 
   kvhive::Progress next() {
-    if (has_ended_) throw py::stop_iteration();
+    if (whole_.reason != kvhive::Finish::none) throw py::stop_iteration();
     const auto end = std::chrono::steady_clock::now() + kYieldPeriod;
     kvhive::Progress news = read();
     while (is_empty(news) && std::chrono::steady_clock::now() < end) {
@@ -56,23 +56,16 @@ class Stream {
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
       news = read();
     }
-    has_ended_ = news.reason != kvhive::Finish::none;
+    append(news);
     if (news.reason == kvhive::Finish::error) raise(news.error);
     return news;
   }
 
-  /// The rest of the request as one progress.
+  /// The whole request as one progress, what was iterated over before included.
   kvhive::Progress result() {
-    kvhive::Progress whole;
-    while (!has_ended_) {
-      kvhive::Progress news = next();
-      whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
-      whole.text += news.text;
-      news.tokens = std::move(whole.tokens);
-      news.text = std::move(whole.text);
-      whole = std::move(news);
-    }
-    return whole;
+    while (whole_.reason == kvhive::Finish::none) next();
+    if (whole_.reason == kvhive::Finish::error) raise(whole_.error);
+    return whole_;
   }
 
   void abort() { client_->abort(request_); }
@@ -81,11 +74,18 @@ class Stream {
   static bool is_empty(const kvhive::Progress& news) {
     return news.tokens.empty() && news.text.empty() && news.reason == kvhive::Finish::none;
   }
+  void append(kvhive::Progress news) {
+    whole_.tokens.insert(whole_.tokens.end(), news.tokens.begin(), news.tokens.end());
+    whole_.text += news.text;
+    news.tokens = std::move(whole_.tokens);
+    news.text = std::move(whole_.text);
+    whole_ = std::move(news);
+  }
   kvhive::Progress read() { return value_or_raise(client_->read(request_)); }
 
   std::shared_ptr<kvhive::Client> client_;  ///< null after a move
   kvhive::RequestId request_;
-  bool has_ended_ = false;
+  kvhive::Progress whole_;  ///< all that was read so far; its reason says whether that is the end
   kvhive::Result<void> woken_;
 };
 
@@ -183,7 +183,8 @@ void define_client(py::module_& m) {
       .def("__next__", &Stream::next)
       .def("abort", &Stream::abort, "Asks the engine to end the request; the stream ends then.")
       .def("result", &Stream::result,
-           "Waits for the end; the rest of the request in one Progress.");
+           "Waits for the end; the whole request in one Progress, whatever was iterated over "
+           "before.");
   py::class_<PythonClient>(m, "Client",
                            "A connection to a running kvhived. One Client is for one thread.")
       .def(py::init<const std::optional<std::string>&, std::optional<std::uint32_t>, std::size_t,

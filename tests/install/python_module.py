@@ -24,6 +24,14 @@ class PythonModule(unittest.TestCase):
         self.assertEqual(whole.finish_reason, "length")
         self.assertEqual(whole.engine, 0)
 
+    def test_a_result_is_the_whole_however_often_and_late_it_is_asked_for(self):
+        stream = self.client.generate(PROMPT, max_tokens=5, ignore_eos=True)
+        next(stream)
+        for _ in range(2):
+            whole = stream.result()
+            self.assertEqual((len(whole.tokens), whole.finish_reason), (5, "length"))
+        self.assertEqual(list(stream), [])
+
     def test_a_prompt_of_token_ids_and_logprobs(self):
         whole = self.client.generate([1, 2, 3], max_tokens=3, logprobs=2, ignore_eos=True).result()
         self.assertEqual(whole.prompt_tokens, 3)

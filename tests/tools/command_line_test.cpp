@@ -1,6 +1,7 @@
 // Command lines of the programs, and what the programs print. Most tests need no daemon.
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <pty.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -97,6 +98,17 @@ TEST(Output, ACommandWhoseAnswerFromADaemonCannotBeWrittenFails) {
   }
 }
 
+TEST(Output, DoctorOutlivesALimitOfFileSizes) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const CommandResult result = run_into(ends[1], "kvhive", {"doctor"}, [] {
+    const rlimit one_megabyte{1 << 20, 1 << 20};
+    setrlimit(RLIMIT_FSIZE, &one_megabyte);
+  });
+  close(ends[0]), close(ends[1]);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
 // -- help, version
 
 TEST(CommandLine, HelpShowsChoicesDefaultsAndUnits) {
@@ -137,6 +149,21 @@ TEST(CommandLine, AMistypedCommandGetsTheNearestOne) {
   expect_one_line(run("kvhive", {"pol", "stat"}), {"'pol'", "did you mean 'pool'"});
   expect_one_line(run("kvhive", {"pool", "sta"}), {"'sta'", "did you mean 'stat'"});
   expect_one_line(run("kvhive", {}), {"give a command: generate, pool"});
+}
+
+TEST(CommandLine, ACommandUnlikeAnyOtherGetsTheListAndNoGuess) {
+  for (const char* wrong : {"status", "help", "ls"})
+    expect_one_line(run("kvhive", {wrong}), {wrong, "use one of generate, pool"});
+}
+
+TEST(CommandLine, TokenIdsAreNumbersBetweenCommas) {
+  for (const std::string wrong : {"", "1,,2", ",7", "7,", "[1,2]", "1 2", "x", "99999999999"}) {
+    expect_one_line(run("kvhive", {"generate", "--prompt-tokens", wrong}),
+                    {"--prompt-tokens '" + wrong + "'", "as in 12,7,400"});
+    if (wrong.empty()) continue;
+    expect_one_line(run("kvhive", {"generate", "--prompt", "x", "--stop-token-ids", wrong}),
+                    {"--stop-token-ids '" + wrong + "'", "as in 12,7,400"});
+  }
 }
 
 TEST(CommandLine, AMistypedOptionGetsTheNearestOne) {

@@ -155,9 +155,14 @@ TEST_F(LoggedDaemon, SighupReopensTheFileInEveryProcessAndDoesNothingElse) {
 
 TEST_F(LoggedDaemon, ADeathSaysWhichEngineHowItEndedWhereItsChannelsWentAndWhenItRestarts) {
   Client client = daemon.connect(kAnyEngine);
-  for (const RequestId request :
-       {*client.submit(long_request(2500)), *client.submit(long_request(2500))})
-    read_until(client, request, 2);
+  GenerateRequest request;
+  request.prompt = "In the beginning";
+  request.max_tokens = 2500;
+  request.ignore_eos = true;
+  for (int i = 0; i < 2; ++i) {
+    const RequestId id = *client.submit(request);
+    ASSERT_TRUE(eventually([&] { return !client.read(id)->tokens.empty(); }, kHang));
+  }
   const std::uint32_t victim = daemon.status()["clients"][0]["engine"];
   const std::string pid = daemon.engine(victim)["pid"].dump();
   signal_process(daemon.engine(victim)["pid"], SIGKILL);

@@ -375,6 +375,27 @@ TEST(Faults, AKillDuringTheStartLeavesNothing) {
   std::filesystem::remove_all(directory);
 }
 
+TEST(Faults, ARemovedSocketIsNamedAndItsDaemonCanBeEnded) {
+  const Daemon daemon;
+  ASSERT_TRUE(std::filesystem::remove(daemon.socket()));
+  const CommandResult refused = daemon.cli({"stop"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("was removed"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("kill " + std::to_string(daemon.pid())), std::string::npos)
+      << refused.err;
+}
+
+// The path may lead to another daemon after a daemon's own socket was removed.
+TEST(Faults, AnEngineJoinsNoOtherDaemonThanItsOwn) {
+  const Daemon daemon;
+  const CommandResult refused =
+      run("kvhive-engine", {"--model", kDemoModel, "--socket", daemon.socket(), "--keeper", "1"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("another daemon (process " + std::to_string(daemon.pid()) + ")"),
+            std::string::npos)
+      << refused.err;
+}
+
 TEST(Faults, AnEngineOutOfDescriptorsRefusesTheChannelAndGoesOn) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   Client early = daemon.connect(0);

@@ -27,6 +27,7 @@ struct GenerateFlags {
   std::int64_t max_tokens = 64;
   std::int64_t logprobs = 0;
   std::uint64_t seed = 0;
+  std::string stop_token_ids;
   std::string channel_bytes;  ///< empty = what the request needs
   GenerateRequest request;
 };
@@ -75,6 +76,11 @@ Expected<GenerateRequest> request_of(GenerateFlags& flags) {
     return bad_value("--max-tokens", flags.max_tokens, "ask for at least 1, at most 10000000");
   if (flags.logprobs < 0 || flags.logprobs > int{kMostLogprobs})
     return bad_value("--logprobs", flags.logprobs, "use 0.." + std::to_string(kMostLogprobs));
+  if (!flags.stop_token_ids.empty()) {
+    auto ids = parse_token_ids("--stop-token-ids", flags.stop_token_ids);
+    if (!ids) return forward_error(ids);
+    request.stop_token_ids = std::move(*ids);
+  }
   request.max_tokens = static_cast<std::uint32_t>(flags.max_tokens);
   request.logprobs = static_cast<std::uint32_t>(flags.logprobs);
   return request;
@@ -214,8 +220,7 @@ void add_generate(CLI::App& app, int& exit_code) {
   command->add_option("--stop", params.stop, "end before this text; may be given several times")
       ->allow_extra_args(false)
       ->default_str("");
-  command->add_option("--stop-token-ids", params.stop_token_ids, "end after any of these tokens")
-      ->delimiter(',')
+  command->add_option("--stop-token-ids", flags->stop_token_ids, "end after any of these tokens")
       ->type_name("ID,ID,...")
       ->default_str("");
   command->add_option("--priority", params.priority,

@@ -1,5 +1,7 @@
 #include "tools/cli/inspector.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 
@@ -20,6 +22,10 @@ Error keeper_is_silent(const std::string& socket_path, pid_t keeper) {
     return {Errc::not_running, process + " on " + socket_path +
                                    " is stopped; let it go on with kill -CONT " +
                                    std::to_string(keeper)};
+  if (keeper != 0 && access(socket_path.c_str(), F_OK) != 0)
+    return {Errc::not_running, "the socket " + socket_path + " of " + process +
+                                   " was removed, so nothing can reach it; end it with kill " +
+                                   std::to_string(keeper) + ", and start it again"};
   return {Errc::not_running, process + " on " + socket_path + " does not answer; it is stopped " +
                                  "(kill -CONT it) or overloaded"};
 }

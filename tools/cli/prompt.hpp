@@ -15,6 +15,10 @@ struct Prompt {
   std::vector<TokenId> tokens;  ///< empty if the prompt is given as text
 };
 
+/// Ids as a flag has them, "12,7,400". Errors name the flag and the text.
+[[nodiscard]] Expected<std::vector<TokenId>> parse_token_ids(const std::string& flag,
+                                                             const std::string& text);
+
 class PromptFlags {
  public:
   /// Adds --prompt-file and --prompt-tokens, and the text itself under the name given.
@@ -24,8 +28,7 @@ class PromptFlags {
   [[nodiscard]] Expected<Prompt> read() const;
 
  private:
-  std::string text_, file_;
-  std::vector<TokenId> tokens_;
+  std::string text_, file_, tokens_;
   const CLI::Option* tokens_option_ = nullptr;
 };
 

@@ -48,8 +48,8 @@ Expected<void> run(ReplayFlags& flags) {
   auto trace = read_trace(flags.trace, flags.limit);
   if (!trace) return forward_error(trace);
   Json all = Json::array();
-  Table table({"blocks", "requests", "full blocks", "hits", "hit rate", "evictions", "ns/block",
-               "block ids", "free queue"});
+  Table table({"blocks", "requests", "rejected", "full blocks", "hits", "hit rate", "evictions",
+               "ns/block", "block ids", "free queue"});
   for (const std::uint32_t blocks : flags.blocks) {
     flags.options.blocks = blocks;
     ProgressBar bar("replaying through " + with_commas(blocks) + " blocks");
@@ -59,10 +59,10 @@ Expected<void> run(ReplayFlags& flags) {
     all.push_back(to_json(flags, blocks, *result));
     char ns[16];
     std::snprintf(ns, sizeof ns, "%.0f", result->ns_per_block());
-    table.add({with_commas(blocks), with_commas(result->requests), with_commas(result->full_blocks),
-               with_commas(result->hit_blocks), percent(result->hit_blocks, result->full_blocks),
-               with_commas(result->evictions), ns, result->block_ids_sha256.substr(0, 12),
-               result->free_queue_sha256.substr(0, 12)});
+    table.add({with_commas(blocks), with_commas(result->requests), with_commas(result->rejected),
+               with_commas(result->full_blocks), with_commas(result->hit_blocks),
+               percent(result->hit_blocks, result->full_blocks), with_commas(result->evictions), ns,
+               result->block_ids_sha256.substr(0, 12), result->free_queue_sha256.substr(0, 12)});
   }
   if (flags.common.output() == Format::json)
     std::printf("%s\n", (all.size() == 1 ? all[0] : all).dump(2).c_str());

@@ -69,10 +69,23 @@ SchedulerHandle spawn_ring_or_exit(caf::actor_system& system, RingParts parts) {
   }
 }
 
+/// The socket's path may lead to another daemon by now: its own was removed, and a new one made.
+/// \param keeper  0 = any daemon will do
+Expected<void> check_keeper(const UniqueFd& socket, pid_t keeper, const std::string& path) {
+  if (keeper == 0) return {};
+  const auto peer = peer_credentials(socket.get());
+  if (!peer) return forward_error(peer);
+  if (peer->pid == keeper) return {};
+  return failure(Errc::already_running,
+                 "another daemon (process " + std::to_string(peer->pid) + ") listens on " + path +
+                     " now; this engine is of process " + std::to_string(keeper) +
+                     ", which has lost its socket: end it with kill " + std::to_string(keeper));
+}
+
 }  // namespace
 
 Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const ModelConfig& config,
-                                                 std::uint32_t index,
+                                                 std::uint32_t index, pid_t keeper,
                                                  std::unique_ptr<Device> device) {
   if (auto granted = try_threads(kThreadsBesideCompute + options.threads); !granted)
     return forward_error(granted);
@@ -94,6 +107,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
 
   auto socket = connect_to_daemon(options.socket);
   if (!socket) return forward_error(socket);
+  if (auto own = check_keeper(*socket, keeper, options.socket); !own) return forward_error(own);
   EngineHello hello;
   hello.engine = index;
   hello.geometry.tokens_per_block = options.block_size;
@@ -206,6 +220,7 @@ void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
                                                "close others, or raise the limit (ulimit -n)"});
   auto channel = EngineChannel::open(message.channel, index_, fds[0], message.channel_bytes,
                                      std::move(fds[2]));
+  if (!channel && channel.error().code == Errc::peer_died) return;  // its client has left
   if (!channel) return refuse_channel(message.channel, channel.error());
   port_->open(std::move(*channel), std::move(fds[1]), message.domain);
 }

@@ -22,7 +22,7 @@ class Engine {
   /// \param device  the GPU to compute on; null = on the CPU
   [[nodiscard]] static Expected<std::unique_ptr<Engine>> attach(const Options& options,
                                                                 const ModelConfig& config,
-                                                                std::uint32_t index,
+                                                                std::uint32_t index, pid_t keeper,
                                                                 std::unique_ptr<Device> device);
 
   /// Serves until the keeper is gone, which ends the process.

@@ -41,8 +41,12 @@ Expected<int> run(int argc, char** argv) {
       "listens on --socket");
   OptionFlags flags(app);
   std::uint32_t index = kAnyEngine;
+  pid_t keeper = 0;
   std::optional<Described> described;
   app.add_option("--index", index, "number of this engine; without it the first that is free")
+      ->default_str("");
+  app.add_option("--keeper", keeper,
+                 "the kvhived (its pid) that started this engine; the engine joins no other")
       ->default_str("");
   add_choice<Described>(app, "--describe", described,
                         "print what the model needs as JSON and leave; profile also measures the "
@@ -89,7 +93,7 @@ Expected<int> run(int argc, char** argv) {
     std::fprintf(stderr, "kvhive-engine: %s\n", done.error().text.c_str());
     return kExitDeviceLost;
   }
-  auto engine = Engine::attach(*options, *config, index, std::move(choice->device));
+  auto engine = Engine::attach(*options, *config, index, keeper, std::move(choice->device));
   if (!engine && !options->log_file.empty()) {
     spdlog::critical("{}", engine.error().text);  // the keeper finds this log line by its pid
     return 1;

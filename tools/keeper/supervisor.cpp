@@ -72,7 +72,8 @@ void Supervisor::make_engine_entries() {
     engine.program = "kvhive-engine";
     engine.ends_with_keeper = true;
     engine.flags = to_flags(tables_.options);
-    engine.flags.insert(engine.flags.end(), {"--index", std::to_string(i)});
+    engine.flags.insert(engine.flags.end(),
+                        {"--index", std::to_string(i), "--keeper", std::to_string(getpid())});
     engine.threads = options.threads != 0 ? options.threads : std::max(1u, cores / options.engines);
     tables_.engines.push_back(std::move(engine));
   }

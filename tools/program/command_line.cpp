@@ -50,8 +50,10 @@ std::string list_of(const std::vector<std::string>& names) {
 std::string unknown_text(const std::string& what, const std::string& wanted,
                          const std::vector<std::string>& names) {
   const std::vector<std::string_view> views(names.begin(), names.end());
-  return "unknown " + what + " '" + wanted + "'; did you mean '" +
-         std::string(nearest_name(wanted, views)) + "'?";
+  const std::string text = "unknown " + what + " '" + wanted + "'; ";
+  const std::string_view nearest = nearest_name(wanted, views);
+  if (!nearest.empty()) return text + "did you mean '" + std::string(nearest) + "'?";
+  return text + "use one of " + list_of(names);
 }
 
 /// What is wrong with an argument that nothing takes.

@@ -1,5 +1,6 @@
 #include "tools/program/program.hpp"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -35,6 +36,8 @@ int report(const char* name, const Error& error) {
 
 int run_program(const char* name, Expected<int> (*run)(int, char**), int argc, char** argv) {
   buffer_output();
+  signal(SIGXFSZ,
+         SIG_IGN);  // beyond a file-size limit (ulimit -f), a write is an error that says so
   const auto exit_code = run_without_exceptions(run, argc, argv);
   const auto written = flush_output();
   if (!exit_code) return report(name, exit_code.error());
