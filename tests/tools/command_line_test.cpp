@@ -98,15 +98,19 @@ TEST(Output, ACommandWhoseAnswerFromADaemonCannotBeWrittenFails) {
   }
 }
 
-TEST(Output, DoctorOutlivesALimitOfFileSizes) {
+TEST(Output, DoctorReportsALimitOfFileSizesAndOutlivesIt) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const CommandResult result = run_into(ends[1], "kvhive", {"doctor"}, [] {
     const rlimit one_megabyte{1 << 20, 1 << 20};
     setrlimit(RLIMIT_FSIZE, &one_megabyte);
   });
-  close(ends[0]), close(ends[1]);
-  EXPECT_EQ(result.exit_code, 0) << result.err;
+  close(ends[1]);
+  char text[4096] = {};
+  EXPECT_GT(read(ends[0], text, sizeof text - 1), 0);
+  close(ends[0]);
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_NE(std::string(text).find("File too large"), std::string::npos) << text;
 }
 
 // -- help, version
