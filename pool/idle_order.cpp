@@ -144,8 +144,8 @@ void IdleOrder::take_from_ring(std::size_t wanted, std::vector<Candidate>& out) 
   // Descriptors are at random places: start their cache misses this many hints ahead.
   constexpr std::uint64_t kAhead = 16;
   std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
-  // While the run has blocks left, stamps below its limit are taken from the run, not from the
-  // ring.
+  // The last scan has sorted the blocks with stamps below run_limit_ into run_. As long as some of
+  // them are left, the ring is read from run_limit_ on only, so that no block is taken twice.
   const std::uint64_t floor = run_next_ < run_.size() ? run_limit_ : 0;
   ring_cursor_ = std::max({ring_cursor_, floor, control_->head.load(std::memory_order_relaxed)});
   // Reads each slot of the ring at most once, even if the tail is corrupt.

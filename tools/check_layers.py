@@ -106,6 +106,8 @@ def broken_lines(root, path):
     for number, line in enumerate((root / path).read_text().splitlines(), 1):
         if not is_peer and re.search(r"#\s*include\s+<boost/interprocess/(sync|managed|containers|allocators)", line):
             yield f"{path}:{number}: Boost's locks and containers do not survive a kill"
+        if path.suffix == ".hpp" and re.match(r"\s*(static |virtual |inline |constexpr )*Expected<.*>\s+\w+\(", line):
+            yield f"{path}:{number}: a function that returns an error is [[nodiscard]]"
         if "<caf/" in line and str(path) != "actors/protocol.hpp":
             yield f"{path}:{number}: CAF shows in actors/protocol.hpp only"
 

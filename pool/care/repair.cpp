@@ -37,7 +37,8 @@ class Repair {
       restamp(tier);
       count_retired(tier);
       correct_used(memory_, tier);
-      // A scan then finds the blocks whose hints lie before the head.
+      // Idle blocks whose places in the release order lie before its head would never be evicted.
+      // This makes every process scan all stamps before its next eviction, which finds them.
       IdleOrder::invalidate(control(tier));
     }
     return report_;
