@@ -4,6 +4,7 @@
 
 #include "base/check.hpp"
 #include "base/json_file.hpp"
+#include "models/text/detokenizer.hpp"
 #include "models/text/tokenizer_parser.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
 
