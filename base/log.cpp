@@ -4,6 +4,7 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 
 #include "base/unique_fd.hpp"
@@ -39,6 +40,10 @@ Expected<void> redirect_standard_error(const std::string& path) {
 }  // namespace
 
 void start_log(const std::string& name, const std::string& level) {
+  // A line is written at once. A line with colours would be several writes, and processes that
+  // share a terminal would tear each other's lines.
+  static char line[4096];
+  std::setvbuf(stderr, line, _IOLBF, sizeof line);
   auto logger = spdlog::stderr_color_mt(name, color_mode());
   logger->set_pattern(log_path().empty() ? kForPeople : kForFiles);
   logger->set_level(spdlog::level::from_str(level));

@@ -126,6 +126,11 @@ TEST(CommandLine, HelpShowsChoicesDefaultsAndUnits) {
   EXPECT_EQ(help.find("TEXT"), std::string::npos) << help;
 }
 
+TEST(CommandLine, LayoutOfNoMemoryIsRefused) {
+  expect_one_line(run("kvhive", {"layout", "--model", kDemoModel, "--kv-cache-memory-bytes", "0"}),
+                  {"--kv-cache-memory-bytes '0'", "as in 64M"});
+}
+
 TEST(CommandLine, LayoutKnowsTheDaemonsElementTypes) {
   const std::string help = run("kvhive", {"layout", "--help"}).out;
   EXPECT_NE(help.find("fp8,fp8_e4m3,fp8_e5m2,int8"), std::string::npos) << help;

@@ -175,6 +175,19 @@ TEST_F(LoggedDaemon, ADeathSaysWhichEngineHowItEndedWhereItsChannelsWentAndWhenI
   EXPECT_THAT(text, ContainsRegex(name + ": start 2 follows in [0-9]+ ms"));
 }
 
+TEST_F(LoggedDaemon, AnEngineStartedByHandIsALineWhenItComesAndWhenItGoes) {
+  const pid_t guest = spawn(program("kvhive-engine"),
+                            {"--model", kDemoModel, "--socket", daemon.socket(), "--threads", "1",
+                             "--log-level", "error"},
+                            -1, -1);
+  const std::string name = "engine 2 .pid " + std::to_string(guest) + ".";
+  const std::string joined = name + " joined, slot [0-9]+; it was started by hand";
+  EXPECT_THAT(wait_for(log(), joined), ContainsRegex(joined));
+  signal_process(guest, SIGKILL);
+  EXPECT_THAT(wait_for(log(), name + " is gone"), ContainsRegex(name + " is gone"));
+  waitpid(guest, nullptr, 0);
+}
+
 TEST_F(LoggedDaemon, AStopSaysWhichSignalCameFromWhichProgram) {
   EXPECT_EQ(daemon.cli({"stop"}).exit_code, 0);
   EXPECT_THAT(content_of(log()), ContainsRegex("stopping: SIGTERM from pid [0-9]+ [(]kvhive[)]"));

@@ -26,6 +26,10 @@ Expected<void> run(const LayoutFlags& flags) {
   auto options = flags.options.options();
   if (!options) return forward_error(options);
   if (auto valid = check_options(*options); !valid) return valid;
+  if (options->kv_cache_memory_bytes == 0)
+    return failure(Errc::bad_argument,
+                   "--kv-cache-memory-bytes '0': no machine is asked here, so give a size, as in "
+                   "64M");
   auto config = load_model_config(options->model);
   if (!config) return forward_error(config);
   const Dtype dtype = kv_dtype(options->kv_cache_dtype, config->dtype);

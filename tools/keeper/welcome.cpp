@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.hpp"
 #include "config/machine_memory.hpp"
 #include "pool/pool_layout.hpp"
 #include "pool/pool_memory.hpp"
@@ -126,6 +127,9 @@ Expected<void> welcome_engine(Tables& tables, Peer& peer, const EngineHello& hel
   peer.slot = *slot;
   tables.slots[*slot].use = Slot::Use::used;
   tables.channels.add_engine(peer.socket.get(), peer.engine);
+  if (tables.child_of(peer.pid) == nullptr)
+    spdlog::info("engine {} (pid {}) joined, slot {}; it was started by hand", peer.engine,
+                 peer.pid, peer.slot);
   return {};
 }
 

@@ -6,7 +6,10 @@
 
 namespace kvhive {
 OptionFlags::OptionFlags(CLI::App& app) {
-  app.add_option("--config", file_, "TOML file with any of the options below; flags win over it")
+  app.add_option(
+         "--config", file_,
+         "TOML file with options of the names below, but for those that only a flag can say "
+         "(detach); flags win over it")
       ->type_name("FILE");
   for (const OptionField& field : option_fields()) add(app, field);
 }
