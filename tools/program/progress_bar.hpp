@@ -19,7 +19,9 @@ class ProgressBar {
 
   /// Erases the bar, so that the next output starts on an empty line.
   ~ProgressBar() {
-    if (last_percent_ >= 0) std::fprintf(stderr, "\r\033[K");
+    if (last_percent_ < 0) return;
+    std::fprintf(stderr, "\r\033[K");
+    std::fflush(stderr);
   }
 
   void show(std::size_t done, std::size_t total) {
