@@ -5,7 +5,7 @@
 namespace kvhive {
 namespace {
 
-/// Not by __builtin_cpu_supports: clang 14 does not know the name.
+/// Asks CPUID: clang 14's __builtin_cpu_supports does not know this feature.
 bool has_amx_bf16() {
   constexpr unsigned kAmxBf16 = 1u << 22;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;

@@ -74,15 +74,15 @@ void EventLoop::dispatch(std::uint64_t event) {
 void EventLoop::run_due_timers() {
   std::uint64_t expirations;
   [[maybe_unused]] const ssize_t got = read(timer_.get(), &expirations, sizeof expirations);
-  // The time is looked at once: a timer that is set again and again must not keep descriptors
-  // waiting.
+  // Reads the clock once: timers that are set again while they run must not keep the loop from its
+  // descriptors.
   const Time now = std::chrono::steady_clock::now();
   while (!is_stopped_ && !timers_.empty() && timers_.begin()->first <= now)
     call(timers_.extract(timers_.begin()).mapped());
   set_timer();
 }
 
-/// To the earliest one, or to nothing.
+/// Sets the timer descriptor to the earliest timer, or disarms it if there is none.
 void EventLoop::set_timer() const {
   itimerspec when{};
   if (!timers_.empty()) {

@@ -9,7 +9,7 @@ namespace kvhive {
 
 namespace {
 
-/// For the limits that people run into: which one it is, and how to raise it.
+/// For errors that a limit causes: which limit it is, and how to raise it.
 std::string remedy_for(int code) {
   if (code == ENFILE)
     return "; the machine has no file descriptor left (/proc/sys/fs/file-max): raise it, or end "

@@ -16,11 +16,11 @@
 namespace kvhive {
 namespace {
 
-// A memfd can be sealed against resizing; what is asked for here is checked again by whoever maps
-// it.
+// The seals that create_memory() sets: no process can resize the memory. MappedMemory::map()
+// refuses memory without them.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-/// What boost::interprocess::mapped_region wants to see of a file.
+/// A file as boost::interprocess::mapped_region takes it.
 struct BoostHandle {
   int fd;
   boost::interprocess::mapping_handle_t get_mapping_handle() const {
@@ -37,8 +37,9 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 #define MADV_COLLAPSE 25
 #endif
 
-/// A free place that huge pages fit into, which the kernel does not look for by itself before Linux
-/// 6.7; null if there is none. Only a hint: another thread may map something there first.
+/// An unused address range of `bytes`, aligned to huge pages; null if there is none. Before
+/// Linux 6.7 the kernel does not choose such an address by itself. Another thread may map something
+/// there before the caller does.
 void* aligned_place(std::size_t bytes) {
   if (bytes < kHugePage) return nullptr;
   void* found = mmap(nullptr, bytes + kHugePage, PROT_NONE,
@@ -49,13 +50,13 @@ void* aligned_place(std::size_t bytes) {
   return reinterpret_cast<void*>((address + kHugePage - 1) / kHugePage * kHugePage);
 }
 
-/// Backs an empty memfd with huge pages, from its start, for as long as that goes well. Collapsing
-/// is what the kernel does also where /sys/kernel/mm/transparent_hugepage/shmem_enabled says never,
-/// as it does by default; it wants one small page of each to begin with. The memory is mapped for
-/// the call's sake and not looked at.
+/// Backs an empty memfd with huge pages from its start, until the kernel has no more of them or 5 s
+/// have passed; the rest gets small pages later. MADV_COLLAPSE works even if
+/// /sys/kernel/mm/transparent_hugepage/shmem_enabled is "never", the default. It needs a mapping,
+/// and one small page in each range that becomes a huge page.
 void take_huge_pages(int fd, std::size_t bytes) {
   constexpr std::size_t kStep = 32 * kHugePage;
-  constexpr std::chrono::seconds kPatience{5};  // then memory is scattered
+  constexpr std::chrono::seconds kPatience{5};  // slower: free memory is too fragmented
   void* place = aligned_place(bytes);
   if (place == nullptr || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return;
   void* map = mmap(place, bytes, PROT_READ, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
@@ -119,7 +120,7 @@ Expected<MappedMemory> MappedMemory::map(int fd, std::size_t bytes, Access acces
     try {
       memory.region_ = bip::mapped_region(BoostHandle{fd}, mode, 0, bytes, place);
       return memory;
-    } catch (const bip::interprocess_exception&) {  // taken meanwhile: anywhere, then
+    } catch (const bip::interprocess_exception&) {  // the range was taken: map anywhere
     }
   }
   try {
@@ -131,8 +132,9 @@ Expected<MappedMemory> MappedMemory::map(int fd, std::size_t bytes, Access acces
   return memory;
 }
 
-/// By reading, though we shall write: what is mapped of shared memory by a read may be written
-/// without another fault, and the kernel maps 16 pages at a time.
+/// Reads every page, although the caller will write them: a page of shared memory that was mapped
+/// by a read can be written without another fault, and for reads the kernel maps 16 pages per
+/// fault.
 void MappedMemory::populate() const {
   if (size() != 0) madvise(data(), size(), MADV_POPULATE_READ);
 }

@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::milliseconds kReportPeriod{1000};
 
 // The public numbers are fixed, those of base/expected.hpp travel over the socket: they are the
-// same as long as nobody inserts one.
+// same as long as no code is inserted.
 static_assert(int(ErrorCode::bad_argument) == int(Errc::bad_argument));
 static_assert(int(ErrorCode::pool_exhausted) == int(Errc::pool_exhausted));
 static_assert(int(ErrorCode::not_running) == int(Errc::not_running));

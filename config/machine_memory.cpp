@@ -57,12 +57,12 @@ std::string unescaped(const std::string& text) {
 
 enum class CgroupVersion { v1, v2 };
 
-/// Version 1 and 2 say the same in different words.
+/// The files of a cgroup, whose names differ between version 1 and 2.
 struct CgroupFiles {
   std::vector<std::string> limits;
   std::string usage;
-  /// Of memory.stat: file pages, which are dropped before anybody is killed. Shared memory is not
-  /// among them.
+  /// Rows of memory.stat that count file pages. The kernel drops those before it kills a process.
+  /// Shared memory is not among them.
   std::vector<std::string> caches;
 };
 
@@ -70,7 +70,7 @@ const CgroupFiles& files_of(CgroupVersion version) {
   static const CgroupFiles v1 = {{"memory.limit_in_bytes"},
                                  "memory.usage_in_bytes",
                                  {"total_inactive_file", "total_active_file"}};
-  // Beyond memory.high nobody is killed, but everybody is put to sleep: no better.
+  // Above memory.high the kernel kills no process but slows all of them down, which is no better.
   static const CgroupFiles v2 = {
       {"memory.max", "memory.high"}, "memory.current", {"inactive_file", "active_file"}};
   return version == CgroupVersion::v1 ? v1 : v2;
@@ -103,7 +103,8 @@ std::vector<CgroupMount> cgroup_mounts(const fs::path& root) {
   return mounts;
 }
 
-/// Our cgroup in a hierarchy. From lines like "4:cpu,memory:/a/b" (v1) and "0::/a/b" (v2).
+/// This process's cgroup in a hierarchy. From lines like "4:cpu,memory:/a/b" (v1) and "0::/a/b"
+/// (v2).
 std::string cgroup_of_ours(const fs::path& root, CgroupVersion version) {
   std::ifstream file(root / "proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -117,8 +118,8 @@ std::string cgroup_of_ours(const fs::path& root, CgroupVersion version) {
   return "/";
 }
 
-/// Where `ours` is below the mount point: "/a/b", or nothing if the mount shows us only itself, as
-/// in a container.
+/// The path of cgroup `ours` below the mount point: "/a/b", or nothing if the mount point itself is
+/// that cgroup, as in a container.
 std::string path_in_mount(const CgroupMount& mount, const std::string& ours) {
   const std::string top = mount.top == "/" ? "" : mount.top;
   const bool is_below = ours.rfind(top + "/", 0) == 0 && ours.rfind("/..", 0) != 0;

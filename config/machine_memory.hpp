@@ -1,7 +1,8 @@
 #pragma once
-// How much memory we may have: the machine's, and what is left under every limit of the memory
-// cgroups we are in, up to the root. Looked at beforehand, because a cgroup does not say no: pages
-// of a memfd beyond its limit are answered by the kernel's OOM killer, not by ENOSPC.
+// How much memory this process can have: the machine's, and what is left under the limit of each
+// memory cgroup that it is in, up to the root. It has to be asked beforehand, because a cgroup
+// refuses nothing: if a memfd grows beyond the limit, the result is the kernel's OOM killer, not
+// ENOSPC.
 
 #include <cstddef>
 #include <filesystem>
@@ -12,7 +13,7 @@ namespace kvhive {
 struct MachineMemory {
   std::size_t total = 0;      ///< of the smallest limit there is, the machine's own size included
   std::size_t available = 0;  ///< under all of them; caches that the kernel would drop count
-  /// What leaves the least, as an operator finds it: "cgroup /a/b (memory.max 1.00 GiB)".
+  /// The limit that leaves the least, in the operator's words: "cgroup /a/b (memory.max 1.00 GiB)".
   std::string bound;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
-// What a pool is made of: fixed when it is created, compared when a process attaches.
+// The sizes and types of a pool. They are fixed when it is created and compared when a process
+// attaches.
 
 #include <array>
 #include <cstddef>

@@ -20,7 +20,7 @@ std::uint64_t soft_limit(__rlimit_resource resource) {
   return limit.rlim_cur;
 }
 
-/// Three a client: take what the system grants.
+/// A client takes three descriptors: raises the limit as far as the system allows.
 void raise_descriptor_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -41,8 +41,8 @@ ProcessLimits take_process_limits() {
 }
 
 Expected<void> check_descriptors(const ProcessLimits& limits, std::uint32_t engines) {
-  // The pool's five, our own loop, signals and socket, a spare, what is open during a start; a
-  // socket and a pidfd for each process; a client's.
+  // The pool's five; the keeper's loop, signals, socket and reserve; what is open while a process
+  // is started; a socket and a pidfd for each process; one client's.
   const std::uint64_t needed = 32 + 2 * (std::uint64_t{engines} + 1) + 8;
   if (limits.descriptors >= needed) return {};
   return too_low(

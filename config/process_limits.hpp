@@ -1,6 +1,6 @@
 #pragma once
-// What the system rations per process (ulimit), looked at before it is needed: at start a number
-// and a remedy in one line, rather than a signal or a system call that fails in the middle.
+// Limits that the system sets for a process (ulimit). They are checked at start, so that the
+// operator gets a line with a number and a remedy, and not a signal or a failing system call later.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ struct ProcessLimits {
   std::uint64_t file_size = kNone;      ///< RLIMIT_FSIZE, bytes; counts for memory objects, too
 };
 
-/// Ours, after raising the number of descriptors as far as we may.
+/// This process's limits, after raising its number of descriptors as far as the system allows.
 ProcessLimits take_process_limits();
 
 /// Descriptors: enough for the pool, these engines and a client.
@@ -26,8 +26,8 @@ ProcessLimits take_process_limits();
 [[nodiscard]] Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
                                          std::size_t largest_object);
 
-/// How many descriptors more we may open; what was opened last is `newest`. Descriptors are given
-/// out from the lowest: at most `newest` are open below it.
+/// How many more descriptors this process may open. `newest` is the descriptor that it opened last:
+/// the kernel always gives the lowest unused number, so at most `newest` others are open below it.
 std::size_t descriptors_left(int newest);
 
 /// Starts so many threads, to see whether it can be done, and ends them. For an engine: CAF hangs

@@ -1,6 +1,6 @@
 #pragma once
-// What the options come to on this machine and with this model. The keeper finds it out once, and
-// its engines get it as flags.
+// The options with every "by itself" replaced by what it means on this machine and with this model.
+// The keeper resolves them once and gives them to its engines as flags.
 
 #include <cstdint>
 #include <string>
@@ -18,8 +18,8 @@ struct ResolvedOptions {
   std::uint32_t max_model_len = 0;  ///< tokens; 0 = the pool is not sized yet
 };
 
-/// The flags of an engine: to_flags(asked) with what was found out in place of what was asked, so
-/// that the engine need not find it out again, and finds nothing else.
+/// The flags of an engine: to_flags(asked), with resolved values in place of the asked ones, so
+/// that an engine cannot resolve them differently.
 std::vector<std::string> to_flags(const ResolvedOptions& options);
 
 }  // namespace kvhive

@@ -12,7 +12,7 @@ namespace {
 Expected<std::size_t> kv_bytes(const Options& options, DeviceKind device,
                                const MemoryFigures& memory) {
   if (options.kv_cache_memory_bytes != 0) return options.kv_cache_memory_bytes;
-  // Other programs hold memory of the GPU, too: only what is free can be shared out.
+  // Other programs use memory of the GPU, too: only free memory can be given to the pool.
   const std::size_t whole = device == DeviceKind::cuda ? memory.available : memory.total;
   const double utilization = options.gpu_memory_utilization != 0 ? options.gpu_memory_utilization
                                                                  : default_memory_share(device);

@@ -13,7 +13,7 @@
 
 namespace kvhive {
 
-/// What there is and what the engines take of it, in bytes.
+/// The memory of the device and what the engines need of it, in bytes.
 struct MemoryFigures {
   /// Of the device (on the CPU: the machine, or its cgroup if that is smaller).
   std::size_t total = 0;

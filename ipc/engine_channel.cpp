@@ -57,13 +57,14 @@ Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, s
   ChannelHeader header;
   std::memcpy(&header, map->data(), sizeof header);
   if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
-  auto channel = over(id, engine, {map->data(), map->size()}, std::move(doorbell));
+  auto channel = in_memory(id, engine, {map->data(), map->size()}, std::move(doorbell));
   channel->map_ = std::move(*map);
   return channel;
 }
 
-std::shared_ptr<EngineChannel> EngineChannel::over(std::uint64_t id, std::uint32_t engine,
-                                                   std::span<std::byte> memory, UniqueFd doorbell) {
+std::shared_ptr<EngineChannel> EngineChannel::in_memory(std::uint64_t id, std::uint32_t engine,
+                                                        std::span<std::byte> memory,
+                                                        UniqueFd doorbell) {
   return std::shared_ptr<EngineChannel>(new EngineChannel(id, engine, memory, std::move(doorbell)));
 }
 

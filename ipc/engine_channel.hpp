@@ -37,8 +37,8 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
   /// The same for memory that is mapped already. The caller keeps it mapped for as long as the
   /// channel is in use, and has checked its header.
-  static std::shared_ptr<EngineChannel> over(std::uint64_t id, std::uint32_t engine,
-                                             std::span<std::byte> memory, UniqueFd doorbell);
+  static std::shared_ptr<EngineChannel> in_memory(std::uint64_t id, std::uint32_t engine,
+                                                  std::span<std::byte> memory, UniqueFd doorbell);
 
   std::uint64_t id() const { return id_; }
 
@@ -73,7 +73,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
   std::uint64_t id_;
   std::uint32_t engine_;
-  MappedMemory map_;  ///< owns the mapping behind memory_; empty if over() made the channel
+  MappedMemory map_;  ///< owns the mapping behind memory_; empty if in_memory() made the channel
   std::span<std::byte> memory_;
   UniqueFd doorbell_;
   std::atomic<bool> has_news_{false};

@@ -1,6 +1,6 @@
 #pragma once
-// Reads tokenizer.json. Whatever it does not understand it refuses by name: a tokenizer that is
-// nearly right gives wrong answers that nobody notices.
+// Reads tokenizer.json. A field that the parser does not know is an error that names it: a
+// tokenizer that is nearly right gives wrong tokens, which no test of a user would notice.
 
 #include <filesystem>
 #include <string>

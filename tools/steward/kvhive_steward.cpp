@@ -106,8 +106,8 @@ Expected<int> run(int argc, char** argv) {
   for (const int signal_number : {SIGINT, SIGHUP}) signal(signal_number, SIG_IGN);  // the keeper's
   signal(SIGPIPE, SIG_IGN);
   if (auto started = start_log("steward", level, log_file); !started) return forward_error(started);
-  // Without our parent it is the one that was killed before we got here. The number may be another
-  // process' by now; that we are nobody's child tells.
+  // If the keeper was killed before this line, its pid may be another process's by now. The
+  // parent's pid then differs from it.
   auto keeper = pidfd_of(keeper_pid);
   const bool is_orphaned = getppid() != keeper_pid;
   if (!keeper && !is_orphaned) return forward_error(keeper);
