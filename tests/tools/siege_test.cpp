@@ -360,6 +360,20 @@ Round play(std::vector<Client>& clients) {
   return round;
 }
 
+/// Plays until a round finds no more than the one before. Two engines that compute a shared block
+/// at the same moment give it two names; what follows the second name is found only once it has
+/// been computed again.
+Round settled(std::vector<Client>& clients, const Round& cold) {
+  Round before = play(clients);
+  for (int round = 0; round < 10; ++round) {
+    Round next = play(clients);
+    EXPECT_EQ(next.tokens, cold.tokens);
+    if (next.cached == before.cached) break;
+    before = std::move(next);
+  }
+  return before;
+}
+
 TEST(Siege, ARollingRestartCostsNoHitAndNoToken) {
   const int turns = how_many(20, 1);
   constexpr std::uint32_t kEngines = 3;
@@ -367,8 +381,7 @@ TEST(Siege, ARollingRestartCostsNoHitAndNoToken) {
   std::vector<Client> clients;  // not pinned: they move when their engine dies
   for (int i = 0; i < 6; ++i) clients.push_back(daemon.connect());
   const Round cold = play(clients);
-  const Round before = play(clients);
-  EXPECT_EQ(before.tokens, cold.tokens);
+  const Round before = settled(clients, cold);
   ASSERT_GT(before.cached, before.prompt / 2);
   int restarted = 0;
   for (std::uint32_t i = 0; i < kEngines * static_cast<std::uint32_t>(turns); ++i) {
