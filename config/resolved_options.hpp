@@ -1,6 +1,6 @@
 #pragma once
-// The options with every "by itself" replaced by what it means on this machine and with this model.
-// The keeper resolves them once and gives them to its engines as flags.
+// The options after everything that depends on the machine or the model has been worked out. The
+// keeper resolves them once and gives them to its engines as flags.
 
 #include <cstdint>
 #include <string>

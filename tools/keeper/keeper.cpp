@@ -101,7 +101,6 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   // not end the process before it has removed the socket and ended its children.
   const sigset_t signals = set_of({SIGTERM, SIGINT, SIGHUP});
   sigprocmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGXFSZ, SIG_IGN);  // a file-size limit (ulimit -f) then is an error, and does not kill
   if (auto enough = check_descriptors(take_process_limits(), options.engines); !enough)
     return forward_error(enough);
   if (auto sound = check_quota(options); !sound) return forward_error(sound);

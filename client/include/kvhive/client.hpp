@@ -131,7 +131,7 @@ class [[nodiscard]] Result<void> {
 
 inline constexpr std::size_t kDefaultChannelBytes = std::size_t{2} << 20;
 
-/// As an initializer with names, `{.socket = path}`, it needs no other member.
+/// Members that are not named keep their defaults: `ClientOptions{.socket = path}`.
 struct ClientOptions {
   /// The daemon's socket. Empty = $KVHIVE_SOCKET, else $XDG_RUNTIME_DIR/kvhive/kvhived.sock, else
   /// /run/kvhive/kvhived.sock.
