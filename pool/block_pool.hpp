@@ -236,10 +236,10 @@ class BlockPool {
   // publish
   /// Whether the block's word says that this process is filling it.
   bool is_filling(BlockId block) const { return view(block).word().is_filled_by(self_); }
-  bool is_publishable(BlockId block, const Prefix& end, std::uint64_t serial) const;
+  bool is_publishable(BlockId block, BlockWord word, const Prefix& end, std::uint64_t serial) const;
   std::uint64_t draw_serials(std::size_t count);
   void write_content(BlockId block, const BlockIdentity& identity, const Content& content);
-  void make_ready(BlockId block, Hash128 name);
+  void make_ready(BlockId block, BlockWord word, Hash128 name);
 
   // demote
   template <class Use>

@@ -196,7 +196,9 @@ void BlockPool::change_domains(std::span<const BlockId> taken, DomainId domain,
       evicted = evicted.subspan(1);
       if (scrub_ == Scrub::on_domain_change) continue;
     }
-    if (domain_of(block) != domain && only_device_can_zero(block))
+    if (domain_of(block) == domain) [[likely]]
+      continue;
+    if (only_device_can_zero(block))
       scratch_.push_back(block);
     else
       change_domain(block, domain);

@@ -70,11 +70,12 @@ void BlockPool::finish_demotion(std::span<const Demotion> demotions) {
   std::vector<BlockId> copied, all;
   for (const auto& [content, block, is_on_host_already] : demotions) {
     all.push_back(block);
-    if (is_on_host_already || !is_filling(block)) continue;
+    const BlockWord word = view(block).word();
+    if (is_on_host_already || !word.is_filled_by(self_)) continue;
     KV_KILL_POINT("demotion.before_uid");
     view(block).set_uid(content.uid);
     KV_KILL_POINT("demotion.before_ready");
-    make_ready(block, content.name);
+    make_ready(block, word, content.name);
     copied.push_back(block);
   }
   journal_.note(Departure::demoted, slot_, copied);

@@ -49,12 +49,12 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
     // serial must not be lower than its uid, so new serials are drawn.
     if (known > serial) [[unlikely]]
       serial = draw_serials(blocks.size() - i);
-    const bool is_sound = is_publishable(block, end, serial);
+    const bool is_sound = is_publishable(block, word, end, serial);
     const std::uint64_t uid = known != 0 || !is_sound ? known : serial;
     if (is_sound) {
       write_content(block, {chain[i], uid, end.uid, serial, end.depth}, content);
       KV_KILL_POINT("publish.before_ready");
-      make_ready(block, chain[i]);
+      make_ready(block, word, chain[i]);
     }
     end.uid = uid;
     ++end.depth;
@@ -67,8 +67,9 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
 /// False if shared memory is corrupt: the word does not say that this process is filling the block,
 /// the serial is out of range, or the block is of another domain. This process then goes on using
 /// the block, but does not publish it or the blocks that follow it in the sequence.
-bool BlockPool::is_publishable(BlockId block, const Prefix& end, std::uint64_t serial) const {
-  return is_filling(block) && end.uid != 0 && serial < kImplausible &&
+bool BlockPool::is_publishable(BlockId block, BlockWord word, const Prefix& end,
+                               std::uint64_t serial) const {
+  return word.is_filled_by(self_) && end.uid != 0 && serial < kImplausible &&
          domain_of(block) == end.domain;
 }
 
@@ -78,12 +79,11 @@ void BlockPool::write_content(BlockId block, const BlockIdentity& identity,
   memory_.tokens_of(block).write(content.tokens, content.extra);
 }
 
-/// Publishes a block that this process is filling and whose content is complete, and then inserts
-/// its hint into the index. If the process is killed in between, no match finds the block until
-/// `fsck --repair` inserts the hint, or the block is evicted.
-void BlockPool::make_ready(BlockId block, Hash128 name) {
-  const BlockView b = view(block);
-  b.set_word(b.word().published_by(self_));
+/// Publishes a block that this process is filling, as `word` says, and whose content is complete.
+/// Then inserts its hint into the index. If the process is killed in between, no match finds the
+/// block until `fsck --repair` inserts the hint, or the block is evicted.
+void BlockPool::make_ready(BlockId block, BlockWord word, Hash128 name) {
+  view(block).set_word(word.published_by(self_));
   KV_KILL_POINT("publish.after_ready");
   index_.insert(name, block);
   KV_KILL_POINT("publish.hinted");
