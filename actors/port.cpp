@@ -2,10 +2,19 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "ipc/doorbell.hpp"
 
 namespace kvhive {
 namespace {
+
+/// A longer text is tokenised in the other thread: on the event loop it would take milliseconds.
+constexpr std::size_t kLongPrompt = std::size_t{16} << 10;
+/// Prompt bytes taken out of a channel before others have their turn.
+constexpr std::size_t kBytesPerTurn = std::size_t{32} << 10;
+/// A channel that rings more often than this in kRingWindow is not listened to for kDeafness. An
+/// honest client rings once or twice for a request.
+constexpr std::uint32_t kMostRings = 1000;
+constexpr std::chrono::milliseconds kRingWindow{100};
+constexpr std::chrono::milliseconds kDeafness{10};
 
 /// Computes a request's seed from the daemon's seed and the prompt (FNV-1a), so that equal prompts
 /// get equal seeds.
@@ -19,81 +28,146 @@ std::uint64_t mix(std::uint64_t seed, const std::vector<TokenId>& prompt) {
 }  // namespace
 
 Port::Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenizer,
-           const PortLimits& limits)
-    : loop_(loop), scheduler_(std::move(scheduler)), tokenizer_(tokenizer), limits_(limits) {}
+           PortLimits limits)
+    : loop_(loop),
+      scheduler_(std::move(scheduler)),
+      tokenizer_(tokenizer),
+      limits_(std::move(limits)),
+      long_prompts_(loop, tokenizer, [this](Submission submission, auto tokens) {
+        auto ready = complete(std::move(submission), std::move(tokens));
+        if (ready) caf::anon_send(scheduler_, SubmitBatch{{std::move(*ready)}});
+      }) {}
 
-void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd doorbell, DomainId domain) {
+void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd engine_bell, DomainId domain) {
   const std::uint64_t id = channel->id();
-  const int fd = doorbell.get();
   const auto [place, inserted] =
-      channels_.emplace(id, OpenChannel{std::move(channel), std::move(doorbell), domain});
+      channels_.emplace(id, OpenChannel{std::move(channel), std::move(engine_bell), domain});
   KV_CHECK(inserted, id);
-  loop_.watch(fd, [this, id] {
-    if (const auto open = channels_.find(id); open != channels_.end()) drain(open->second);
-  });
-  drain(place->second);  // requests that were submitted before, perhaps to an engine that died
+  listen(id, place->second);
+  drain(id);  // requests that were submitted before, perhaps to an engine that died
 }
 
 void Port::close(std::uint64_t channel) {
   const auto found = channels_.find(channel);
   if (found == channels_.end()) return;
-  loop_.unwatch(found->second.doorbell.get());
+  loop_.unwatch(found->second.bell.get());
   channels_.erase(found);
+  long_prompts_.forget(channel);
   caf::anon_send(scheduler_, AbortBatch{{}, {channel}});
 }
 
-void Port::drain(OpenChannel& open) {
-  if (!answer_doorbell(open.doorbell.get()))
-    // The client has closed its end. The doorbell would stay readable for ever and wake the loop.
-    loop_.unwatch(open.doorbell.get());
+// -- rings ----------------------------------------------------------------------------------------
 
+void Port::listen(std::uint64_t id, OpenChannel& open) {
+  loop_.watch_edges(open.bell.get(), [this, id] { on_ring(id); });
+}
+
+void Port::on_ring(std::uint64_t id) {
+  const auto found = channels_.find(id);
+  if (found == channels_.end()) return;
+  OpenChannel& open = found->second;
+  if (rings_too_often(open)) {
+    // The bell is rung already when it is watched again, which counts as an edge: no ring is lost.
+    loop_.unwatch(open.bell.get());
+    loop_.after(kDeafness, [this, id] {
+      if (const auto still = channels_.find(id); still != channels_.end()) listen(id, still->second);
+    });
+    return;
+  }
+  drain(id);
+}
+
+bool Port::rings_too_often(OpenChannel& open) const {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - open.counted_from > kRingWindow) {
+    open.counted_from = now;
+    open.rings = 0;
+  }
+  return ++open.rings > kMostRings;
+}
+
+// -- requests -------------------------------------------------------------------------------------
+
+void Port::drain(std::uint64_t id) {
+  const auto found = channels_.find(id);
+  if (found == channels_.end()) return;
+  submit(found->second);
+  abort(found->second);
+  if (found->second.channel->has_more()) drain_soon(id, found->second);
+}
+
+void Port::drain_soon(std::uint64_t id, OpenChannel& open) {
+  if (std::exchange(open.drains_soon, true)) return;
+  loop_.after(std::chrono::nanoseconds(0), [this, id] {
+    if (const auto found = channels_.find(id); found != channels_.end())
+      found->second.drains_soon = false;
+    drain(id);
+  });
+}
+
+void Port::submit(OpenChannel& open) {
   EngineChannel& channel = *open.channel;
   SubmitBatch batch;
   std::size_t taken_over = 0;
-  for (TakenRequest& request : channel.take_submitted()) {
-    auto submission = tokenise(channel, request);
-    if (!submission) {
-      spdlog::debug("request {}/{} refused: {}", channel.id(), request.slot,
-                    submission.error().text);
-      channel.refuse(request.slot, submission.error());
-      continue;
-    }
-    submission->domain = open.domain;
-    taken_over += submission->journal.empty() ? 0 : 1;
-    spdlog::debug("request {}/{} accepted: {} prompt tokens, {} tokens generated before",
-                  channel.id(), request.slot, submission->prompt.size(),
-                  submission->journal.size());
-    batch.submissions.push_back(std::move(*submission));
+  for (TakenRequest& request : channel.take_submitted(limits_.prompt, kBytesPerTurn)) {
+    taken_over += request.journal.empty() ? 0 : 1;
+    if (auto submission = tokenise(open, request))
+      batch.submissions.push_back(std::move(*submission));
   }
   if (taken_over != 0)
     spdlog::info("channel {}: {} requests go on that another engine had begun", channel.id(),
                  taken_over);
   if (!batch.submissions.empty()) caf::anon_send(scheduler_, std::move(batch));
+}
 
+void Port::abort(OpenChannel& open) {
   AbortBatch aborts;
-  for (const std::uint32_t slot : channel.take_aborts())
-    aborts.requests.push_back({channel.id(), slot});
+  for (const std::uint32_t slot : open.channel->take_aborts()) {
+    const RequestKey request{open.channel->id(), slot};
+    if (long_prompts_.forget(request))
+      open.channel->end_aborted(slot);
+    else
+      aborts.requests.push_back(request);
+  }
   if (!aborts.requests.empty()) caf::anon_send(scheduler_, std::move(aborts));
 }
 
-Expected<Submission> Port::tokenise(EngineChannel& channel, TakenRequest& request) const {
-  std::shared_ptr<OutputSink> sink = channel.sink(request);
-  Submission submission{
-      {channel.id(), request.slot}, std::move(request.tokens), std::move(request.journal),
-      std::move(request.params),    std::move(sink),           {},
-      request.earlier_admission};
-  if (request.prompt_kind == PromptKind::text) {
-    if (request.text.size() > limits_.most_prompt_bytes)
-      return failure(Errc::never_fits,
-                     "the prompt has " + std::to_string(request.text.size()) +
-                         " bytes, which is more than " + std::to_string(limits_.most_prompt_bytes) +
-                         ", the most that the model's longest sequence can stand for; shorten it");
-    auto tokens = tokenizer_.encode(request.text, AddSpecial::yes);
-    if (!tokens) return forward_error(tokens);
-    submission.prompt = std::move(*tokens);
+std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& request) {
+  std::shared_ptr<OutputSink> sink = open.channel->sink(request);
+  Submission submission{{open.channel->id(), request.slot},
+                        {},
+                        std::move(request.journal),
+                        std::move(request.params),
+                        std::move(sink),
+                        open.domain,
+                        request.earlier_admission};
+  if (request.prompt_kind == PromptKind::tokens)
+    return complete(std::move(submission), std::move(request.tokens));
+  if (request.text.size() > kLongPrompt) {
+    long_prompts_.add(std::move(submission), std::move(request.text));
+    return std::nullopt;
   }
+  submission.sink->set_running(true);
+  auto tokens = tokenizer_.encode(request.text, AddSpecial::yes);
+  submission.sink->set_running(false);
+  return complete(std::move(submission), std::move(tokens));
+}
+
+/// Puts the tokens into the submission; nothing, and the request is refused, if they are an error.
+std::optional<Submission> Port::complete(Submission submission,
+                                         Expected<std::vector<TokenId>> tokens) const {
+  const RequestKey key = submission.key;
+  if (!tokens) {
+    spdlog::debug("request {}/{} refused: {}", key.channel, key.slot, tokens.error().text);
+    submission.sink->finished(FinishReason::error, tokens.error(), {}, 0);
+    submission.sink->flush();
+    return std::nullopt;
+  }
+  submission.prompt = std::move(*tokens);
   if (limits_.seed != 0 && !submission.params.has_seed)
     submission.params.sampling.seed = mix(limits_.seed, submission.prompt);
+  spdlog::debug("request {}/{} accepted: {} prompt tokens, {} tokens generated before", key.channel,
+                key.slot, submission.prompt.size(), submission.journal.size());
   return submission;
 }
 

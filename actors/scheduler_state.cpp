@@ -7,7 +7,6 @@
 #include "base/log.hpp"
 
 namespace kvhive {
-namespace {
 
 const char* remedy_for(LengthBound bound) {
   switch (bound) {
@@ -19,7 +18,6 @@ const char* remedy_for(LengthBound bound) {
   return "shorten it, or give the pool more memory (--kv-cache-memory-bytes)";
 }
 
-}  // namespace
 namespace {
 
 bool contains(const std::vector<TokenId>& tokens, TokenId token) {
@@ -59,6 +57,7 @@ void SchedulerState::submit(Submission&& submission) {
   request.stats.prompt_tokens = request.prompt_tokens;
   by_key_.emplace(request.key, seq);
   requests_.emplace(seq, std::move(request));
+  requests_.at(seq).sink->set_running(false);
   enqueue(seq);
   replay_journal(seq, submission.journal);
   flush();
@@ -188,6 +187,7 @@ void SchedulerState::admit(const Admission& admission) {
   waiting_.erase(std::find(waiting_.begin(), waiting_.end(), admission.seq));
   running_.push_back(admission.seq);
   Request& request = requests_.at(admission.seq);
+  request.sink->set_running(true);
   if (std::exchange(request.is_admitted, true)) return;
   request.stats.cached_tokens = std::min(admission.cached_tokens, request.prompt_tokens);
   request.sink->admitted(request.stats);
@@ -197,6 +197,7 @@ void SchedulerState::admit(const Admission& admission) {
 void SchedulerState::preempt(SeqId seq) {
   running_.erase(std::find(running_.begin(), running_.end(), seq));
   ++requests_.at(seq).stats.preemptions;
+  requests_.at(seq).sink->set_running(false);
   if (config_.policy == SchedulingPolicy::priority)
     enqueue(seq);
   else

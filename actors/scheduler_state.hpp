@@ -26,6 +26,9 @@ enum class LengthBound : std::uint8_t {
   pool,    ///< the tokens that the pool holds
 };
 
+/// What a user can do about a prompt that is too long.
+const char* remedy_for(LengthBound bound);
+
 struct SchedulerConfig {
   SchedulingPolicy policy = SchedulingPolicy::fcfs;
   std::uint32_t max_num_seqs = 128;

@@ -1,6 +1,7 @@
 #include "base/event_loop.hpp"
 
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -14,11 +15,13 @@
 namespace kvhive {
 namespace {
 
-constexpr std::uint64_t kTimerEvent = ~std::uint64_t{0};  // no descriptor has the number -1
+// No descriptor has the number -1 or -2.
+constexpr std::uint64_t kTimerEvent = ~std::uint64_t{0};
+constexpr std::uint64_t kPostEvent = kTimerEvent - 1;
 
-bool add(int epoll, int fd, std::uint64_t data) {
+bool add_to(int epoll, int fd, std::uint32_t events, std::uint64_t data) {
   epoll_event event{};
-  event.events = EPOLLIN;
+  event.events = events;
   event.data.u64 = data;
   return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
 }
@@ -30,18 +33,28 @@ Expected<EventLoop> EventLoop::create(Escape escape) {
   if (!epoll) return os_failure("epoll_create1");
   UniqueFd timer{timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
   if (!timer) return os_failure("timerfd_create");
-  if (!add(epoll.get(), timer.get(), kTimerEvent)) return os_failure("epoll_ctl");
-  return EventLoop(escape, std::move(epoll), std::move(timer));
+  if (!add_to(epoll.get(), timer.get(), EPOLLIN, kTimerEvent)) return os_failure("epoll_ctl");
+  auto posts = std::make_unique<Posts>();
+  posts->bell = UniqueFd{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  if (!posts->bell) return os_failure("eventfd");
+  if (!add_to(epoll.get(), posts->bell.get(), EPOLLIN, kPostEvent)) return os_failure("epoll_ctl");
+  return EventLoop(escape, std::move(epoll), std::move(timer), std::move(posts));
 }
 
-void EventLoop::watch(int fd, Handler on_ready) {
+void EventLoop::watch(int fd, Handler on_ready) { add(fd, EPOLLIN, std::move(on_ready)); }
+
+void EventLoop::watch_edges(int fd, Handler on_edge) {
+  add(fd, EPOLLIN | EPOLLET, std::move(on_edge));
+}
+
+void EventLoop::add(int fd, std::uint32_t events, Handler handler) {
   // The number tells events of this watch from those of an earlier one on a descriptor of the same
   // number.
   const std::uint32_t number = next_watch_++;
-  const auto [place, inserted] = watched_.emplace(fd, Watch{number, std::move(on_ready)});
+  const auto [place, inserted] = watched_.emplace(fd, Watch{number, std::move(handler)});
   KV_CHECK(inserted, fd);
   const std::uint64_t data = std::uint64_t{number} << 32 | static_cast<std::uint32_t>(fd);
-  KV_CHECK(add(epoll_.get(), fd, data), fd, errno);
+  KV_CHECK(add_to(epoll_.get(), fd, events, data), fd, errno);
 }
 
 void EventLoop::unwatch(int fd) {
@@ -53,6 +66,15 @@ void EventLoop::after(std::chrono::nanoseconds pause, Handler on_time) {
   if (timer == timers_.begin()) set_timer();
 }
 
+void EventLoop::post(Handler handler) {
+  {
+    const std::lock_guard lock(posts_->mutex);
+    posts_->handlers.push_back(std::move(handler));
+  }
+  const std::uint64_t once = 1;
+  KV_CHECK(write(posts_->bell.get(), &once, sizeof once) == sizeof once, errno);
+}
+
 void EventLoop::run() {
   std::array<epoll_event, 64> events;
   while (!is_stopped_) {
@@ -61,10 +83,12 @@ void EventLoop::run() {
     for (int i = 0; i < count && !is_stopped_; ++i)
       dispatch(events[static_cast<std::size_t>(i)].data.u64);
   }
+  is_stopped_ = false;
 }
 
 void EventLoop::dispatch(std::uint64_t event) {
   if (event == kTimerEvent) return run_due_timers();
+  if (event == kPostEvent) return run_posts();
   const auto watch = watched_.find(static_cast<int>(event & 0xffffffff));
   if (watch == watched_.end() || watch->second.number != event >> 32) return;
   const Handler on_ready = watch->second.on_ready;  // a copy: the watch may be removed meanwhile
@@ -80,6 +104,17 @@ void EventLoop::run_due_timers() {
   while (!is_stopped_ && !timers_.empty() && timers_.begin()->first <= now)
     call(timers_.extract(timers_.begin()).mapped());
   set_timer();
+}
+
+void EventLoop::run_posts() {
+  std::uint64_t rings;
+  [[maybe_unused]] const ssize_t got = read(posts_->bell.get(), &rings, sizeof rings);
+  std::vector<Handler> handlers;
+  {
+    const std::lock_guard lock(posts_->mutex);
+    handlers.swap(posts_->handlers);
+  }
+  for (const Handler& handler : handlers) call(handler);  // all, also if one of them stops the loop
 }
 
 /// Sets the timer descriptor to the earliest timer, or disarms it if there is none.

@@ -1,11 +1,14 @@
 #pragma once
-// An event loop: waits in one thread for descriptors and timers, and calls a handler for each
-// event. The keeper runs one event loop, and so does each engine, for its port.
+// An event loop: waits in one thread for descriptors, timers and posts of other threads, and calls
+// a handler for each event. The keeper runs one event loop, and so does each engine, for its port.
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
 
 #include "base/expected.hpp"
 #include "base/unique_fd.hpp"
@@ -28,6 +31,9 @@ class EventLoop {
   /// connection. The caller keeps the descriptor open, and calls unwatch() before it closes it. A
   /// descriptor has at most one watch.
   void watch(int fd, Handler on_ready);
+  /// The same, but calls `on_ready` once for what happened since the last call, whether or not `fd`
+  /// is still readable. For a descriptor that must not be read (ipc/doorbell.hpp).
+  void watch_edges(int fd, Handler on_edge);
   /// Ends a watch. Allowed at any time, also in the watch's own handler. Events of this watch that
   /// the kernel has reported but run() has not handled are dropped, even if a new descriptor has
   /// the same number by now.
@@ -37,7 +43,12 @@ class EventLoop {
   /// run in the order of their times.
   void after(std::chrono::nanoseconds pause, Handler on_time);
 
-  /// Handles events until stop() is called. Returns at once if stop() was called before.
+  /// run() calls `handler` soon. The only function that other threads may call; the loop outlives
+  /// them.
+  void post(Handler handler);
+
+  /// Handles events until stop() is called. Returns at once if stop() was called before. May be
+  /// called again.
   void run();
   void stop() { is_stopped_ = true; }
 
@@ -48,16 +59,29 @@ class EventLoop {
   };
   using Time = std::chrono::steady_clock::time_point;
 
-  EventLoop(Escape escape, UniqueFd epoll, UniqueFd timer)
-      : escape_(escape), epoll_(std::move(epoll)), timer_(std::move(timer)) {}
+  /// What other threads have posted.
+  struct Posts {
+    UniqueFd bell;  ///< eventfd
+    std::mutex mutex;
+    std::vector<Handler> handlers;
+  };
+
+  EventLoop(Escape escape, UniqueFd epoll, UniqueFd timer, std::unique_ptr<Posts> posts)
+      : escape_(escape),
+        epoll_(std::move(epoll)),
+        timer_(std::move(timer)),
+        posts_(std::move(posts)) {}
+  void add(int fd, std::uint32_t events, Handler handler);
   void dispatch(std::uint64_t event);
   void run_due_timers();
+  void run_posts();
   void set_timer() const;
   void call(const Handler& handler) const;
 
   Escape escape_;
   UniqueFd epoll_;
   UniqueFd timer_;                ///< set to the earliest of `timers_`
+  std::unique_ptr<Posts> posts_;
   std::map<int, Watch> watched_;  ///< by descriptor
   std::uint32_t next_watch_ = 0;
   std::multimap<Time, Handler> timers_;

@@ -77,21 +77,44 @@ void take_huge_pages(int fd, std::size_t bytes) {
 
 }  // namespace
 
-Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes, Pages pages) {
+Expected<UniqueFd> open_memory(const std::string& name) {
   UniqueFd fd{memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   if (!fd) return os_failure("memfd_create " + name);
   if (fchmod(fd.get(), 0600) != 0) return os_failure("fchmod " + name);
-  if (pages == Pages::huge) take_huge_pages(fd.get(), bytes);
-  if (const int code = posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)); code != 0) {
-    if (code == ENOSPC || code == ENOMEM)
-      return failure(Errc::out_of_memory,
-                     "no room for " + format_bytes(bytes) + " of shared memory (" + name +
-                         "); ask for less, or raise the limit of the machine or cgroup");
-    errno = code;
-    return os_failure("fallocate " + name + " (" + format_bytes(bytes) + ")");
-  }
-  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return os_failure("seal " + name);
   return fd;
+}
+
+Expected<void> allocate_memory(const UniqueFd& fd, std::size_t from, std::size_t to,
+                               const std::string& name) {
+  const int code =
+      posix_fallocate(fd.get(), static_cast<off_t>(from), static_cast<off_t>(to - from));
+  if (code == 0) return {};
+  if (code == ENOSPC || code == ENOMEM)
+    return failure(Errc::out_of_memory,
+                   "no room for " + format_bytes(to) + " of shared memory (" + name +
+                       "); ask for less, or raise the limit of the machine or cgroup");
+  errno = code;
+  return os_failure("fallocate " + name + " (" + format_bytes(to) + ")");
+}
+
+Expected<void> seal_memory(const UniqueFd& fd, const std::string& name) {
+  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return os_failure("seal " + name);
+  return {};
+}
+
+Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes, Pages pages) {
+  auto fd = open_memory(name);
+  if (!fd) return fd;
+  if (pages == Pages::huge) take_huge_pages(fd->get(), bytes);
+  if (auto allocated = allocate_memory(*fd, 0, bytes, name); !allocated)
+    return forward_error(allocated);
+  if (auto sealed = seal_memory(*fd, name); !sealed) return forward_error(sealed);
+  return fd;
+}
+
+void free_memory(const UniqueFd& fd, std::size_t from, std::size_t to) {
+  (void)fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(from),
+                  static_cast<off_t>(to - from));
 }
 
 Expected<UniqueFd> reopen_read_only(int fd) {

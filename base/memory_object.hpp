@@ -25,6 +25,17 @@ enum class Pages : std::uint8_t {
 [[nodiscard]] Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes,
                                                Pages pages = Pages::usual);
 
+/// The same in steps, for a caller that has other work to do in between: makes an empty memfd,
+/// allocates its bytes from..to, seals it.
+[[nodiscard]] Expected<UniqueFd> open_memory(const std::string& name);
+[[nodiscard]] Expected<void> allocate_memory(const UniqueFd& fd, std::size_t from, std::size_t to,
+                                             const std::string& name);
+[[nodiscard]] Expected<void> seal_memory(const UniqueFd& fd, const std::string& name);
+
+/// Frees the bytes from..to of a memfd; they read as zero from then on. If the system cannot, they
+/// are freed when the last descriptor is closed.
+void free_memory(const UniqueFd& fd, std::size_t from, std::size_t to);
+
 /// A new descriptor of the same memory that allows no writing and no writable mapping. Inspectors
 /// get it.
 [[nodiscard]] Expected<UniqueFd> reopen_read_only(int fd);

@@ -44,10 +44,10 @@ Expected<Connection> Connection::open(const std::string& socket_path, std::uint3
 }
 
 Expected<void> Connection::wait(int timeout_ms) {
-  pollfd fds[2] = {{doorbell.get(), POLLIN, 0}, {socket.get(), POLLIN, 0}};
+  pollfd fds[2] = {{bell.get(), POLLIN, 0}, {socket.get(), POLLIN, 0}};
   const int ready = poll(fds, 2, timeout_ms);
   if (ready < 0 && errno != EINTR) return os_failure("poll");
-  const bool may_ring_again = answer_doorbell(doorbell.get());
+  const bool may_ring_again = answer_client_bell(bell.get());
   const bool has_rung = fds[0].revents != 0 && may_ring_again;
   if (has_rung || fds[1].revents == 0) return {};
   return tl::unexpected(end_of(socket));

@@ -24,7 +24,7 @@ struct Connection {
   [[nodiscard]] Expected<void> wait(int timeout_ms);
 
   UniqueFd socket;
-  UniqueFd doorbell;
+  UniqueFd bell;  ///< readable when the engine has rung
   ClientChannel channel;
   std::size_t channel_bytes = 0;  ///< granted
 };

@@ -19,16 +19,18 @@
 
 namespace kvhive {
 
-inline constexpr std::uint64_t kChannelMagic = 0x3363766968766bull;  // "kvhivc3"
+inline constexpr std::uint64_t kChannelMagic = 0x3463766968766bull;  // "kvhivc4"
 inline constexpr std::uint32_t kChannelSlots = 256;
 inline constexpr std::uint32_t kMostStopStrings = 8;
 inline constexpr std::uint32_t kMostStopTokens = 16;
 inline constexpr std::size_t kStopBytes = 64;  ///< per stop string
 inline constexpr std::size_t kErrorBytes = 256;
-/// When an engine dies, another engine takes its requests over. A request is taken over at most
-/// this many times without a new token in between; then it is refused, because it may be the
-/// request that makes its engines die.
+/// When an engine dies, another engine takes its requests over. A request that runs when its engine
+/// dies may be the cause of that death. It is taken over at most this many times without a new token
+/// in between; then it is refused.
 inline constexpr std::uint32_t kMostTakeovers = 3;
+/// A request that only waits when its engine dies is hardly the cause, and is taken over this often.
+inline constexpr std::uint32_t kMostTakeoversWaiting = 32;
 /// Stored instead of an engine's number when there is no engine.
 inline constexpr std::uint32_t kNoEngine = ~0u;
 inline constexpr std::size_t kLeastChannelBytes = std::size_t{1} << 20;
@@ -105,10 +107,13 @@ struct alignas(64) RequestSlot {
   std::atomic<std::uint32_t> cached_tokens;
   std::atomic<std::uint32_t> preemptions;
   std::atomic<std::uint32_t> engine;  ///< number of the engine that accepted the request last
-  /// How many engines have taken the request over from a dead engine since its last new token. A
-  /// client can rewrite this number and have its request tried again, but gains nothing: it could
-  /// also submit the request anew.
+  /// Not 0 = the engine is reading, tokenising or running the request; 0 = the request waits.
+  std::atomic<std::uint32_t> is_running;
+  /// How many engines have taken the request over from a dead engine since its last new token: when
+  /// it was running, and when it was waiting. A client can rewrite these numbers and have its
+  /// request tried again, but gains nothing: it could also submit the request anew.
   std::atomic<std::uint32_t> takeovers;
+  std::atomic<std::uint32_t> takeovers_waiting;
   std::atomic<std::uint32_t> tokens_at_takeover;  ///< `tokens` at the last takeover
   RequestBody body;
 };

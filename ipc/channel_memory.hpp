@@ -11,14 +11,23 @@
 
 namespace kvhive {
 
-/// A new channel that no engine serves.
-[[nodiscard]] inline Expected<UniqueFd> make_channel_memory(std::size_t bytes) {
-  auto memory = create_memory("kvhive-channel", bytes);
-  if (!memory) return memory;
+/// Writes the header of a new channel that no engine serves.
+[[nodiscard]] inline Expected<void> write_channel_header(const UniqueFd& memory,
+                                                         std::size_t bytes) {
   ChannelHeader header;
   header.bytes = bytes;
-  if (pwrite(memory->get(), &header, sizeof header, 0) != ssize_t{sizeof header})
+  if (pwrite(memory.get(), &header, sizeof header, 0) != ssize_t{sizeof header})
     return os_failure("write a channel's header");
+  return {};
+}
+
+inline const std::string kChannelMemoryName = "kvhive-channel";
+
+/// A new channel that no engine serves.
+[[nodiscard]] inline Expected<UniqueFd> make_channel_memory(std::size_t bytes) {
+  auto memory = create_memory(kChannelMemoryName, bytes);
+  if (!memory) return memory;
+  if (auto written = write_channel_header(*memory, bytes); !written) return forward_error(written);
   return memory;
 }
 

@@ -68,18 +68,18 @@ std::size_t heap_bytes(const ChannelRequest& request) {
 }
 
 Expected<ClientChannel> ClientChannel::open(const UniqueFd& memory, std::size_t bytes,
-                                            UniqueFd engine_doorbell) {
+                                            UniqueFd engine_bell) {
   auto map = MappedMemory::map(memory.get(), bytes, Access::read_write, "channel");
   if (!map) return forward_error(map);
   KV_CHECK(bytes > heap_offset(), bytes);
   ChannelHeader header;
   std::memcpy(&header, map->data(), sizeof header);
   if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
-  return ClientChannel(std::move(*map), std::move(engine_doorbell));
+  return ClientChannel(std::move(*map), std::move(engine_bell));
 }
 
-ClientChannel::ClientChannel(MappedMemory memory, UniqueFd doorbell)
-    : memory_(std::move(memory)), doorbell_(std::move(doorbell)) {
+ClientChannel::ClientChannel(MappedMemory memory, UniqueFd engine_bell)
+    : memory_(std::move(memory)), engine_bell_(std::move(engine_bell)) {
   free_.emplace(heap_offset(), memory_.size() - heap_offset());
 }
 
@@ -227,7 +227,7 @@ void ClientChannel::abort(std::uint32_t index) {
   wake_engine();
 }
 
-void ClientChannel::wake_engine() const { ring_doorbell(doorbell_.get()); }
+void ClientChannel::wake_engine() const { ring_engine(engine_bell_.get()); }
 
 // -- the heap: first fit; a returned range is joined with its free neighbours ---------------------
 

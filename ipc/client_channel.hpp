@@ -43,7 +43,7 @@ class ClientChannel {
  public:
   /// Maps a new channel; Errc::layout_mismatch if a daemon of another build has made it.
   [[nodiscard]] static Expected<ClientChannel> open(const UniqueFd& memory, std::size_t bytes,
-                                                    UniqueFd engine_doorbell);
+                                                    UniqueFd engine_bell);
 
   /// Fills a slot and wakes the engine. Errors: bad_argument = a field is out of range;
   /// pool_exhausted = no vacant slot, or no room left in the channel (read some results first, or
@@ -72,7 +72,7 @@ class ClientChannel {
     std::uint32_t text_read = 0;
   };
 
-  ClientChannel(MappedMemory memory, UniqueFd doorbell);
+  ClientChannel(MappedMemory memory, UniqueFd engine_bell);
   [[nodiscard]] Expected<Open> reserve(const ChannelRequest& request);
   std::optional<ChannelRange> take(std::size_t bytes);
   void give_back(const Open& open);
@@ -83,7 +83,7 @@ class ClientChannel {
   void wake_engine() const;
 
   MappedMemory memory_;
-  UniqueFd doorbell_;
+  UniqueFd engine_bell_;
   std::map<std::uint64_t, std::uint64_t> free_;  ///< heap ranges: offset -> bytes, never adjacent
   std::map<std::uint32_t, Open> open_;           ///< by slot
 };

@@ -24,7 +24,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 6;
+inline constexpr std::uint32_t kProtocolVersion = 7;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -109,8 +109,8 @@ struct StewardHello {
   std::uint32_t layout_hash = 0;
 };
 
-/// Carries three descriptors: the channel's memory, and the client's end of the doorbell twice,
-/// once to ring the engine and once to poll.
+/// Carries three descriptors: the channel's memory, the bell that wakes the engine, and the client's
+/// end of the bell that wakes the client (ipc/doorbell.hpp).
 struct ClientWelcome {
   static constexpr MessageType kType = MessageType::client_welcome;
   std::uint64_t channel = 0;
@@ -181,7 +181,8 @@ struct Repaired {
 struct Serving {
   static constexpr MessageType kType = MessageType::serving;
 };
-/// keeper -> engine: serve this channel. Carries the same descriptors as ClientWelcome.
+/// keeper -> engine: serve this channel. Carries three descriptors: the channel's memory, the bell
+/// that wakes the engine, and the engine's end of the bell that wakes the client.
 struct ChannelOpen {
   static constexpr MessageType kType = MessageType::channel_open;
   std::uint64_t channel = 0;
@@ -207,7 +208,8 @@ struct ChannelRefused {
 struct StatusRequest {
   static constexpr MessageType kType = MessageType::status_request;
 };
-/// The keeper's answer to a StatusRequest. Tail: the keeper's tables, as JSON.
+/// The keeper's answer to a StatusRequest. Carries one descriptor: the keeper's tables as JSON
+/// (ipc/text_memory.hpp).
 struct Status {
   static constexpr MessageType kType = MessageType::status;
 };

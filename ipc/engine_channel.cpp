@@ -13,21 +13,35 @@ tl::unexpected<Error> bad_request(const std::string& text) {
   return failure(Errc::bad_argument, text);
 }
 
-/// Sets the count of takeovers to 0, for a new request in the slot.
+/// Sets the counts of takeovers to 0, for a new request in the slot.
 void forget_takeovers(RequestSlot& slot) {
   slot.takeovers.store(0, std::memory_order_relaxed);
+  slot.takeovers_waiting.store(0, std::memory_order_relaxed);
   slot.tokens_at_takeover.store(0, std::memory_order_relaxed);
 }
 
 /// Counts that this engine takes the request over from a dead engine. The request may be the cause
 /// of that death, so the takeover is counted before the request is read. If tokens were generated
-/// since the last takeover, the count starts again at 1.
+/// since the last takeover, the counts start again.
 void count_takeover(RequestSlot& slot) {
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint32_t tokens = slot.tokens.load(relaxed);
-  const bool has_got_on = tokens > slot.tokens_at_takeover.load(relaxed);
-  slot.takeovers.store(has_got_on ? 1 : slot.takeovers.load(relaxed) + 1, relaxed);
+  if (tokens > slot.tokens_at_takeover.load(relaxed)) forget_takeovers(slot);
+  auto& count = slot.is_running.load(relaxed) != 0 ? slot.takeovers : slot.takeovers_waiting;
+  count.store(count.load(relaxed) + 1, relaxed);
   slot.tokens_at_takeover.store(tokens, relaxed);
+}
+
+Expected<void> check_takeovers(const RequestSlot& slot) {
+  const auto refused = [](std::uint32_t count, const char* what) {
+    return failure(Errc::peer_died, "its engine died " + std::to_string(count) + " times while " +
+                                        what + "; not tried again");
+  };
+  const std::uint32_t running = slot.takeovers.load(std::memory_order_relaxed);
+  const std::uint32_t waiting = slot.takeovers_waiting.load(std::memory_order_relaxed);
+  if (running > kMostTakeovers) return refused(running, "serving it");
+  if (waiting > kMostTakeoversWaiting) return refused(waiting, "it waited");
+  return {};
 }
 
 GenerationParams params_of(const RequestBody& body) {
@@ -47,9 +61,17 @@ GenerationParams params_of(const RequestBody& body) {
 
 }  // namespace
 
+CopiedBytes::CopiedBytes(std::shared_ptr<EngineChannel> channel, std::size_t bytes)
+    : channel_(std::move(channel)), bytes_(bytes) {
+  channel_->copied_ += bytes_;
+}
+
+CopiedBytes::~CopiedBytes() { channel_->copied_ -= bytes_; }
+
 Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, std::uint32_t engine,
                                                              const UniqueFd& memory,
-                                                             std::size_t bytes, UniqueFd doorbell) {
+                                                             std::size_t bytes,
+                                                             UniqueFd client_bell) {
   auto map = MappedMemory::map(memory.get(), bytes, Access::read_write, "channel");
   if (!map) return forward_error(map);
   if (bytes < heap_offset())
@@ -57,52 +79,77 @@ Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, s
   ChannelHeader header;
   std::memcpy(&header, map->data(), sizeof header);
   if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
-  auto channel = in_memory(id, engine, {map->data(), map->size()}, std::move(doorbell));
+  auto channel = in_memory(id, engine, {map->data(), map->size()}, std::move(client_bell));
   channel->map_ = std::move(*map);
   return channel;
 }
 
 std::shared_ptr<EngineChannel> EngineChannel::in_memory(std::uint64_t id, std::uint32_t engine,
                                                         std::span<std::byte> memory,
-                                                        UniqueFd doorbell) {
-  return std::shared_ptr<EngineChannel>(new EngineChannel(id, engine, memory, std::move(doorbell)));
+                                                        UniqueFd client_bell) {
+  return std::shared_ptr<EngineChannel>(
+      new EngineChannel(id, engine, memory, std::move(client_bell)));
 }
 
 EngineChannel::EngineChannel(std::uint64_t id, std::uint32_t engine, std::span<std::byte> memory,
-                             UniqueFd doorbell)
-    : id_(id), engine_(engine), memory_(memory), doorbell_(std::move(doorbell)) {}
+                             UniqueFd client_bell)
+    : id_(id), engine_(engine), memory_(memory), client_bell_(std::move(client_bell)) {}
 
 RequestSlot& EngineChannel::slot(std::uint32_t index) const {
   return reinterpret_cast<RequestSlot*>(memory_.data() + slots_offset())[index];
 }
 
-std::vector<TakenRequest> EngineChannel::take_submitted() {
+std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limits,
+                                                        std::size_t most_bytes) {
   std::vector<TakenRequest> taken;
-  std::size_t room = memory_.size();
-  const RequestSlot* const slots = &slot(0);
-  for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
-    const SlotState state = slots[i].state.load(std::memory_order_acquire);
-    if (state == SlotState::vacant) continue;  // true of nearly all slots
-    const bool is_takeover = state == SlotState::accepted && takes_over_;
-    if (is_takeover)
-      count_takeover(slot(i));
-    else if (state == SlotState::submitted)
-      forget_takeovers(slot(i));
-    else
-      continue;
-    abort_seen_[i] = false;
-    slot(i).engine.store(engine_, std::memory_order_relaxed);
-    slot(i).state.store(SlotState::accepted, std::memory_order_release);
-    auto request = take(i, room);
-    if (!request) {
-      refuse(i, request.error());
+  std::size_t copied = 0;
+  std::uint32_t passed = 0;
+  for (; passed < kChannelSlots && copied < most_bytes; ++passed) {
+    const std::uint32_t index = std::exchange(next_slot_, (next_slot_ + 1) % kChannelSlots);
+    auto request = accept(index, limits);
+    if (next_slot_ == 0 && takes_over_) end_takeover();
+    if (!request) continue;
+    if (!*request) {
+      refuse(index, request->error());
       continue;
     }
-    if (is_takeover) request->earlier_admission = earlier_admission(i);
-    taken.push_back(std::move(*request));
+    copied += (*request)->text.size() + (*request)->tokens.size() * sizeof(TokenId);
+    taken.push_back(std::move(**request));
   }
-  takes_over_ = false;
+  has_more_ = passed < kChannelSlots;
   return taken;
+}
+
+/// Takes the request of a slot: nothing if there is none to take, an error if it has to be refused.
+std::optional<Expected<TakenRequest>> EngineChannel::accept(std::uint32_t index,
+                                                            const PromptLimits& limits) {
+  RequestSlot& s = slot(index);
+  const SlotState state = std::as_const(s).state.load(std::memory_order_acquire);
+  if (state == SlotState::vacant) return std::nullopt;  // true of nearly all slots
+  const bool is_takeover = state == SlotState::accepted && takes_over_;
+  if (is_takeover)
+    count_takeover(s);
+  else if (state == SlotState::submitted)
+    forget_takeovers(s);
+  else
+    return std::nullopt;
+  abort_seen_[index] = false;
+  s.is_running.store(1, std::memory_order_relaxed);  // until it has been read
+  s.engine.store(engine_, std::memory_order_relaxed);
+  s.state.store(SlotState::accepted, std::memory_order_release);
+  if (auto few = check_takeovers(s); !few) return forward_error(few);
+  auto request = take(index, limits);
+  s.is_running.store(0, std::memory_order_relaxed);
+  if (request && is_takeover) request->earlier_admission = earlier_admission(index);
+  return request;
+}
+
+/// Called after the first pass over the slots. The engine that died may have written tokens or the
+/// end of a request without ringing; the client sleeps until somebody rings.
+void EngineChannel::end_takeover() {
+  takes_over_ = false;
+  has_news_.store(true, std::memory_order_relaxed);
+  ring();
 }
 
 /// What the first admission wrote; nothing if the request was never admitted. (Before the first
@@ -127,29 +174,23 @@ std::vector<std::uint32_t> EngineChannel::take_aborts() {
 }
 
 /// Copies the request once and then checks the copy: the client may rewrite the slot at any time.
-///
-/// \param room  bytes that may still be copied out of the channel. An honest client's ranges do
-///              not overlap. A hostile client could name the same gigabyte in all 256 slots and
-///              make the engine copy 256 GB
-Expected<TakenRequest> EngineChannel::take(std::uint32_t index, std::size_t& room) {
-  const std::uint32_t takeovers = slot(index).takeovers.load(std::memory_order_relaxed);
-  if (takeovers > kMostTakeovers)
-    return failure(Errc::peer_died, "its engine died " + std::to_string(takeovers) +
-                                        " times while serving it; not tried again");
+/// Nothing is copied whose length was not checked.
+Expected<TakenRequest> EngineChannel::take(std::uint32_t index, const PromptLimits& limits) {
   RequestBody body;
   std::memcpy(&body, &slot(index).body, sizeof body);
   if (auto valid = check(body); !valid) return forward_error(valid);
-
+  if (auto fits = check_length(body, limits); !fits) return forward_error(fits);
   const std::uint32_t journaled = slot(index).tokens.load(std::memory_order_acquire);
-  if (journaled > body.max_tokens) return bad_request("the channel's token log is damaged");
+  if (journaled > body.max_tokens || journaled > limits.tokens)
+    return bad_request("the channel's token log is damaged");
   const std::size_t copied = body.prompt.bytes + journaled * record_bytes(body.logprobs);
-  if (copied > room)
+  if (copied > memory_.size() - std::min(memory_.size(), copied_.load()))
     return bad_request(
         "the requests' prompts and token logs overlap: together they are larger "
         "than the channel");
-  room -= copied;
 
   TakenRequest request;
+  request.copied = std::make_shared<CopiedBytes>(shared_from_this(), copied);
   request.slot = index;
   request.params = params_of(body);
   request.prompt_kind = body.prompt_kind;
@@ -167,6 +208,24 @@ Expected<TakenRequest> EngineChannel::take(std::uint32_t index, std::size_t& roo
     request.journal.push_back(record.token);
   }
   return request;
+}
+
+Expected<void> EngineChannel::check_length(const RequestBody& body,
+                                           const PromptLimits& limits) const {
+  if (body.prompt_kind == PromptKind::text) {
+    if (body.prompt.bytes <= limits.text_bytes) return {};
+    return failure(Errc::never_fits,
+                   "the prompt has " + std::to_string(body.prompt.bytes) +
+                       " bytes, which is more than " + std::to_string(limits.text_bytes) +
+                       ", the most that the model's longest sequence can stand for; " +
+                       limits.remedy);
+  }
+  const std::size_t tokens = body.prompt.bytes / sizeof(TokenId);
+  if (tokens < limits.tokens) return {};
+  return failure(Errc::never_fits, "the prompt has " + std::to_string(tokens) +
+                                       " tokens; a request may have " +
+                                       std::to_string(limits.tokens) +
+                                       ", at least one of output included; " + limits.remedy);
 }
 
 Expected<void> EngineChannel::check(const RequestBody& body) const {
@@ -208,6 +267,11 @@ void EngineChannel::refuse(std::uint32_t index, const Error& error) {
   ring();
 }
 
+void EngineChannel::end_aborted(std::uint32_t index) {
+  finish(slot(index), FinishReason::abort, {}, 0);
+  ring();
+}
+
 void EngineChannel::finish(RequestSlot& slot, FinishReason reason, const Error& error,
                            std::size_t text_bytes) {
   slot.text_bytes = static_cast<std::uint32_t>(text_bytes);
@@ -222,7 +286,7 @@ void EngineChannel::finish(RequestSlot& slot, FinishReason reason, const Error& 
 
 void EngineChannel::ring() {
   if (!has_news_.exchange(false, std::memory_order_acq_rel)) return;
-  ring_doorbell(doorbell_.get());
+  ring_client(client_bell_.get());
 }
 
 /// Writes one request's results. Keeps private copies of the ranges to write to, since the client
@@ -231,6 +295,7 @@ class EngineChannel::Sink : public OutputSink {
  public:
   Sink(std::shared_ptr<EngineChannel> channel, const TakenRequest& request)
       : channel_(std::move(channel)),
+        copied_(request.copied),
         slot_(channel_->slot(request.slot)),
         journaled_(request.journal.size()) {
     RequestBody body;
@@ -242,6 +307,10 @@ class EngineChannel::Sink : public OutputSink {
     text_ = body.text;
     logprobs_ = std::min(body.logprobs, request.params.logprobs);
     record_bytes_ = record_bytes(body.logprobs);
+  }
+
+  void set_running(bool is_running) override {
+    slot_.is_running.store(is_running ? 1 : 0, std::memory_order_relaxed);
   }
 
   void admitted(const RequestStats& stats) override {
@@ -290,6 +359,7 @@ class EngineChannel::Sink : public OutputSink {
   }
 
   std::shared_ptr<EngineChannel> channel_;
+  std::shared_ptr<const CopiedBytes> copied_;
   RequestSlot& slot_;
   ChannelRange log_;
   ChannelRange text_;

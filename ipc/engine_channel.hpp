@@ -13,6 +13,30 @@
 
 namespace kvhive {
 
+/// The longest prompts that an engine can serve. A longer prompt is refused before it is copied.
+struct PromptLimits {
+  std::size_t text_bytes = ~std::size_t{0};
+  std::size_t tokens = ~std::size_t{0};  ///< of prompt and output together
+  std::string remedy = "shorten it";     ///< for the error text
+};
+
+class EngineChannel;
+
+/// Counts the bytes that were copied out of a channel for one request, until it is destroyed. An
+/// honest client's ranges do not overlap, so its copies are never larger than its channel. A hostile
+/// client could name the same bytes in all its slots.
+class CopiedBytes {
+ public:
+  CopiedBytes(std::shared_ptr<EngineChannel> channel, std::size_t bytes);
+  CopiedBytes(const CopiedBytes&) = delete;
+  CopiedBytes& operator=(const CopiedBytes&) = delete;
+  ~CopiedBytes();
+
+ private:
+  std::shared_ptr<EngineChannel> channel_;
+  std::size_t bytes_;
+};
+
 /// A request copied out of a slot and checked: every range lies in the channel, every number is in
 /// its bounds.
 struct TakenRequest {
@@ -24,28 +48,34 @@ struct TakenRequest {
   std::vector<TokenId> journal;  ///< tokens that an engine generated before it died
   /// The statistics of the first admission, if an engine that died had admitted the request.
   std::optional<RequestStats> earlier_admission;
+  std::shared_ptr<const CopiedBytes> copied;
 };
 
 class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
  public:
-  /// Maps a client's channel. `doorbell` is the engine's end; the client waits at the other end.
+  /// Maps a client's channel. `client_bell` is the engine's end of the bell that wakes the client.
   [[nodiscard]] static Expected<std::shared_ptr<EngineChannel>> open(std::uint64_t id,
                                                                      std::uint32_t engine,
                                                                      const UniqueFd& memory,
                                                                      std::size_t bytes,
-                                                                     UniqueFd doorbell);
+                                                                     UniqueFd client_bell);
 
   /// The same for memory that is mapped already. The caller keeps it mapped for as long as the
   /// channel is in use, and has checked its header.
   static std::shared_ptr<EngineChannel> in_memory(std::uint64_t id, std::uint32_t engine,
-                                                  std::span<std::byte> memory, UniqueFd doorbell);
+                                                  std::span<std::byte> memory,
+                                                  UniqueFd client_bell);
 
   std::uint64_t id() const { return id_; }
 
-  /// Accepts and returns the requests submitted since the last call. The first call also takes over
-  /// the requests that a dead engine had accepted. A malformed request, or a request with more than
-  /// kMostTakeovers takeovers, is not returned: its slot is finished with an error at once.
-  std::vector<TakenRequest> take_submitted();
+  /// Accepts and returns submitted requests, until it has copied about `most_bytes` bytes. The first
+  /// pass over the slots also takes over the requests that a dead engine had accepted, and rings:
+  /// that engine may have died before it rang. A malformed request, one that is too long, or one
+  /// that was taken over too often, is not returned: its slot is finished with an error at once.
+  std::vector<TakenRequest> take_submitted(const PromptLimits& limits = {},
+                                           std::size_t most_bytes = ~std::size_t{0});
+  /// Whether the last call has not looked at all slots, because it had copied enough: call again.
+  bool has_more() const { return has_more_; }
 
   /// Slots whose client has asked for an abort. Each abort is returned once.
   std::vector<std::uint32_t> take_aborts();
@@ -53,18 +83,25 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   /// The object that writes the results of a taken request into its slot.
   std::unique_ptr<OutputSink> sink(const TakenRequest& request);
 
-  /// Ends a taken request with an error before the scheduler has seen it.
+  /// Ends a taken request before the scheduler has seen it: with an error, or because its client
+  /// wants it to end.
   void refuse(std::uint32_t slot, const Error& error);
+  void end_aborted(std::uint32_t slot);
 
   /// Wakes the client if anything was written since the last call.
   void ring();
 
  private:
   class Sink;
+  friend class CopiedBytes;
   EngineChannel(std::uint64_t id, std::uint32_t engine, std::span<std::byte> memory,
-                UniqueFd doorbell);
+                UniqueFd client_bell);
 
-  [[nodiscard]] Expected<TakenRequest> take(std::uint32_t slot, std::size_t& room);
+  std::optional<Expected<TakenRequest>> accept(std::uint32_t slot, const PromptLimits& limits);
+  [[nodiscard]] Expected<TakenRequest> take(std::uint32_t slot, const PromptLimits& limits);
+  [[nodiscard]] Expected<void> check_length(const RequestBody& body,
+                                            const PromptLimits& limits) const;
+  void end_takeover();
   std::optional<RequestStats> earlier_admission(std::uint32_t slot) const;
   [[nodiscard]] Expected<void> check(const RequestBody& body) const;
   bool contains(const ChannelRange& range, std::size_t alignment) const;
@@ -75,9 +112,12 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::uint32_t engine_;
   MappedMemory map_;  ///< owns the mapping behind memory_; empty if in_memory() made the channel
   std::span<std::byte> memory_;
-  UniqueFd doorbell_;
+  UniqueFd client_bell_;
   std::atomic<bool> has_news_{false};
-  bool takes_over_ = true;
+  std::atomic<std::size_t> copied_{0};  ///< bytes copied out for requests that have not ended
+  std::uint32_t next_slot_ = 0;         ///< where the next call of take_submitted() begins
+  bool has_more_ = false;
+  bool takes_over_ = true;  ///< during the first pass over the slots
   std::array<bool, kChannelSlots> abort_seen_{};
 };
 

@@ -16,6 +16,10 @@
 namespace kvhive {
 namespace {
 
+/// Connections that wait to be accepted. The daemon accepts at once; it takes many at a time to fill
+/// this.
+constexpr int kBacklog = 1024;
+
 std::filesystem::path directory_of(const std::string& path) {
   return std::filesystem::absolute(path).parent_path();
 }
@@ -144,7 +148,8 @@ Expected<SocketPermissions> resolve_permissions(const AllowedUsers& users) {
   return SocketPermissions{0660, 0710, id};
 }
 
-Expected<Listener> Listener::open(const std::string& path, const SocketPermissions& access) {
+Expected<Listener> Listener::open(const std::string& path, const SocketPermissions& access,
+                                  PeerDescriptors descriptors) {
   const std::filesystem::path directory = directory_of(path);
   auto place = take_place(directory, access);
   if (!place) return forward_error(place);
@@ -162,7 +167,8 @@ Expected<Listener> Listener::open(const std::string& path, const SocketPermissio
     if (place->is_made) rmdir(directory.c_str());
     return forward_error(granted);
   }
-  if (listen(fd->get(), 64) != 0) return os_failure("listen on " + path);
+  if (descriptors == PeerDescriptors::refused) refuse_descriptors(fd->get());
+  if (listen(fd->get(), kBacklog) != 0) return os_failure("listen on " + path);
   return Listener(std::move(*fd), std::move(place->directory), path, place->is_made);
 }
 

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -24,13 +25,18 @@ struct SocketPermissions {
 /// Looks up the number of the group. Errors: the system does not know the group.
 [[nodiscard]] Expected<SocketPermissions> resolve_permissions(const AllowedUsers& users);
 
+/// Whether the kernel may pass on descriptors that are sent over the socket. Nobody needs to send
+/// any where the kernel tells a peer's pidfd; `passed_on` is what happens before Linux 6.16.
+enum class PeerDescriptors : std::uint8_t { refused, passed_on };
+
 class Listener {
  public:
   /// Binds and listens. A missing directory is made; an existing one is left as it is. A socket on
   /// which no process listens any more is replaced. If a running daemon listens on it:
   /// Errc::already_running.
-  [[nodiscard]] static Expected<Listener> open(const std::string& path,
-                                               const SocketPermissions& access);
+  [[nodiscard]] static Expected<Listener> open(
+      const std::string& path, const SocketPermissions& access,
+      PeerDescriptors descriptors = PeerDescriptors::refused);
 
   Listener(Listener&&) = default;
   Listener& operator=(Listener&&) = delete;

@@ -12,6 +12,9 @@ class OutputSink {
  public:
   virtual ~OutputSink() = default;
 
+  /// True = the engine works on the request from now on (tokenises or runs it); false = the request
+  /// waits. An engine that dies is blamed on the requests that it was working on.
+  virtual void set_running(bool is_running) = 0;
   /// The request was admitted for the first time.
   virtual void admitted(const RequestStats& stats) = 0;
   /// One more token, and the text that is complete with it, which may be empty.

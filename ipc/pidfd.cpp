@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,12 +13,24 @@
 #include <fstream>
 #include <string>
 
+#ifndef SO_PEERPIDFD  // Linux 6.5
+#define SO_PEERPIDFD 77
+#endif
+
 namespace kvhive {
 
 Expected<UniqueFd> pidfd_of(pid_t pid) {
   UniqueFd fd{static_cast<int>(syscall(SYS_pidfd_open, pid, 0))};
   if (!fd) return os_failure("pidfd_open");
   return fd;
+}
+
+Expected<UniqueFd> pidfd_of_peer(int socket) {
+  int fd = -1;
+  socklen_t size = sizeof fd;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &size) == 0) return UniqueFd(fd);
+  if (errno == ENOPROTOOPT) return UniqueFd();
+  return os_failure("SO_PEERPIDFD");
 }
 
 bool has_fired(const UniqueFd& pidfd) { return wait_for_end(pidfd, 0); }

@@ -11,6 +11,10 @@ namespace kvhive {
 
 [[nodiscard]] Expected<UniqueFd> pidfd_of(pid_t pid);
 
+/// A pidfd of the process that connected this socket, from the kernel. Empty = the kernel is older
+/// than Linux 6.5 and cannot tell. Errors: the process has ended and been collected.
+[[nodiscard]] Expected<UniqueFd> pidfd_of_peer(int socket);
+
 /// Whether the process has ended.
 bool has_fired(const UniqueFd& pidfd);
 

@@ -12,6 +12,10 @@
 
 #include "ipc/pidfd.hpp"
 
+#ifndef SO_PASSRIGHTS  // Linux 6.16
+#define SO_PASSRIGHTS 83
+#endif
+
 namespace kvhive {
 namespace {
 
@@ -133,6 +137,23 @@ Expected<std::optional<Packet>> receive_packet(int socket) {
   return std::optional<Packet>(std::move(packet));
 }
 
+NextPacket look_at_next_packet(int socket) {
+  char byte;
+  iovec part{&byte, sizeof byte};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (recvmsg(socket, &header, MSG_PEEK | MSG_DONTWAIT) < 0)
+    return errno == EAGAIN || errno == EINTR ? NextPacket::none : NextPacket::plain;
+  // There is no room for descriptors in `header`: if there are any, the kernel says so.
+  return (header.msg_flags & MSG_CTRUNC) != 0 ? NextPacket::with_descriptors : NextPacket::plain;
+}
+
+void refuse_descriptors(int socket) {
+  const int none = 0;
+  setsockopt(socket, SOL_SOCKET, SO_PASSRIGHTS, &none, sizeof none);
+}
+
 Expected<ucred> peer_credentials(int socket) {
   ucred credentials{};
   socklen_t size = sizeof credentials;
@@ -174,13 +195,32 @@ Expected<std::optional<Packet>> receive_answer(int socket, int timeout_ms) {
   return receive_packet(socket);
 }
 
+namespace {
+
+Expected<std::vector<UniqueFd>> fds_of_a_hello(int socket) {
+  std::vector<UniqueFd> fds;
+  if (const auto of_daemon = pidfd_of_peer(socket); of_daemon && *of_daemon) return fds;
+  auto own = pidfd_of(getpid());
+  if (!own) return forward_error(own);
+  fds.push_back(std::move(*own));
+  return fds;
+}
+
+std::vector<int> numbers_of(const std::vector<UniqueFd>& fds) {
+  std::vector<int> numbers;
+  for (const UniqueFd& fd : fds) numbers.push_back(fd.get());
+  return numbers;
+}
+
+}  // namespace
+
 Expected<Packet> exchange_hello(int socket, MessageType type, std::span<const std::byte> payload,
                                 int timeout_ms) {
-  auto pidfd = pidfd_of(getpid());
-  if (!pidfd) return forward_error(pidfd);
+  const auto fds = fds_of_a_hello(socket);
+  if (!fds) return forward_error(fds);
   // peer_died is no error yet: a daemon that refuses a connection at once has closed it already,
   // and its Refused packet can still be read.
-  if (auto sent = send_bytes(socket, type, payload, {pidfd->get()}, {});
+  if (auto sent = send_bytes(socket, type, payload, numbers_of(*fds), {});
       !sent && sent.error().code != Errc::peer_died)
     return forward_error(sent);
   auto answer = receive_answer(socket, timeout_ms);

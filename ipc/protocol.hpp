@@ -76,6 +76,19 @@ template <class T>
 /// the peer speaks another version; bad_format = malformed; os_error = the system's error.
 [[nodiscard]] Expected<std::optional<Packet>> receive_packet(int socket);
 
+/// What the next packet on a socket is, without taking it: a process that takes a packet also gets
+/// its descriptors, and closing one can take as long as its sender likes.
+enum class NextPacket : std::uint8_t {
+  none,              ///< nothing has come
+  plain,             ///< a packet without descriptors, or the end of the connection
+  with_descriptors,  ///< take it only from a process that is trusted
+};
+NextPacket look_at_next_packet(int socket);
+
+/// Has the kernel refuse descriptors that are sent to this socket, and to those accepted from it.
+/// Does nothing before Linux 6.16.
+void refuse_descriptors(int socket);
+
 /// The process at the other end, as the kernel knows it. Its pid is 0 if it is not visible in this
 /// PID namespace. The caller must not take an error for uid 0, which is root's.
 [[nodiscard]] Expected<ucred> peer_credentials(int socket);
@@ -108,8 +121,8 @@ struct Welcomed {
   std::vector<UniqueFd> fds;
 };
 
-/// Sends a hello with this process's pidfd and returns the answer. If the answer is Refused,
-/// returns the error that it carries.
+/// Sends a hello, with this process's pidfd where the kernel does not tell it to the daemon (before
+/// Linux 6.5), and returns the answer. If the answer is Refused, returns the error that it carries.
 [[nodiscard]] Expected<Packet> exchange_hello(int socket, MessageType type,
                                               std::span<const std::byte> payload, int timeout_ms);
 

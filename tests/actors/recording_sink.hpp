@@ -20,6 +20,7 @@ struct Recording {
   Error error;
   RequestStats stats;
   std::size_t text_bytes = 0;
+  bool is_running = false;
 
   bool is_finished() const { return reason != FinishReason::none; }
 };
@@ -30,6 +31,7 @@ class RecordingSink : public OutputSink {
   explicit RecordingSink(std::shared_ptr<Recording> recording, std::size_t journaled = 0)
       : recording_(std::move(recording)), journaled_(journaled) {}
 
+  void set_running(bool is_running) override { recording_->is_running = is_running; }
   void admitted(const RequestStats& stats) override {
     KV_CHECK(!recording_->is_finished());
     ++recording_->admissions;

@@ -28,21 +28,18 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-struct Bell {
-  UniqueFd to_ring, to_hear;
-};
-
-Bell new_doorbell() {
-  auto ends = std::move(*make_doorbell());
-  return {std::move(ends[0]), std::move(ends[1])};
-}
 UniqueFd copy_of(const UniqueFd& fd) { return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)); }
 
-/// How often a doorbell was rung since the last call.
-std::size_t rings(const Bell& doorbell) {
+/// How often the client was rung since the last call.
+std::size_t rings(const ClientBell& bell) {
   char heard[512];
-  const ssize_t got = recv(doorbell.to_hear.get(), heard, sizeof heard, MSG_DONTWAIT);
+  const ssize_t got = recv(bell.client_end.get(), heard, sizeof heard, MSG_DONTWAIT);
   return got > 0 ? static_cast<std::size_t>(got) : 0;
+}
+/// The same for the engine. (An engine never reads its bell.)
+std::size_t rings(const UniqueFd& engine_bell) {
+  std::uint64_t count = 0;
+  return read(engine_bell.get(), &count, sizeof count) == sizeof count ? count : 0;
 }
 
 /// Both ends of one channel in this process, each with its own mapping of the channel's memory.
@@ -52,7 +49,7 @@ class ChannelTest : public ::testing::Test {
 
   std::shared_ptr<EngineChannel> open_engine(std::uint32_t number) {
     auto engine =
-        EngineChannel::open(5, number, memory_, kBytes, copy_of(client_doorbell_.to_ring));
+        EngineChannel::open(5, number, memory_, kBytes, copy_of(client_bell_.engine_end));
     KV_CHECK(engine.has_value(), engine.error().text);
     write_serving_engine(memory_.get(), number);  // as the keeper does
     return std::move(*engine);
@@ -72,6 +69,11 @@ class ChannelTest : public ::testing::Test {
     return request;
   }
 
+  /// The engine begins to work on the request.
+  void run(const TakenRequest& request) {
+    engine_->sink(request)->set_running(true);
+  }
+
   /// Answers every submitted request with `tokens` tokens of text "x".
   void serve_all(std::uint32_t tokens) {
     for (const TakenRequest& request : engine_->take_submitted()) {
@@ -82,10 +84,10 @@ class ChannelTest : public ::testing::Test {
   }
 
   UniqueFd memory_ = make_channel_memory(kBytes).value();
-  Bell client_doorbell_ = new_doorbell();
-  Bell engine_doorbell_ = new_doorbell();
+  ClientBell client_bell_ = make_client_bell().value();
+  UniqueFd engine_bell_ = make_engine_bell().value();
   ClientChannel client_ =
-      ClientChannel::open(memory_, kBytes, copy_of(engine_doorbell_.to_ring)).value();
+      ClientChannel::open(memory_, kBytes, copy_of(engine_bell_)).value();
   std::shared_ptr<EngineChannel> engine_ = open_engine(1);
 };
 
@@ -243,20 +245,21 @@ TEST_F(ChannelTest, TheClientKnowsWhetherAnEngineWorksOnItsRequest) {
 }
 
 TEST_F(ChannelTest, DoorbellsRingOncePerChange) {
-  rings(engine_doorbell_);
+  rings(engine_bell_);
   const std::uint32_t slot = client_.submit(token_request()).value();
-  EXPECT_EQ(rings(engine_doorbell_), 1u);
+  EXPECT_EQ(rings(engine_bell_), 1u);
   const auto sink = engine_->sink(take_one());
+  EXPECT_EQ(rings(client_bell_), 1u) << "a new engine rings: the one before may not have";
   sink->flush();
-  EXPECT_EQ(rings(client_doorbell_), 0u);
+  EXPECT_EQ(rings(client_bell_), 0u);
   sink->token({7, 0, {}}, "a");
   sink->token({8, 0, {}}, "b");
-  EXPECT_EQ(rings(client_doorbell_), 0u);
+  EXPECT_EQ(rings(client_bell_), 0u);
   sink->flush();
   sink->flush();
-  EXPECT_EQ(rings(client_doorbell_), 1u);
+  EXPECT_EQ(rings(client_bell_), 1u);
   client_.abort(slot);
-  EXPECT_EQ(rings(engine_doorbell_), 1u);
+  EXPECT_EQ(rings(engine_bell_), 1u);
 }
 
 TEST_F(ChannelTest, AnAbortIsNamedOnceAndOnlyForAcceptedRequests) {
@@ -362,9 +365,9 @@ TEST_F(ChannelTest, WithoutRoomInTheHeapSubmittingFailsAndTakesNothing) {
 }
 
 TEST_F(ChannelTest, AMemoryOfAnotherSizeIsRefused) {
-  EXPECT_FALSE(EngineChannel::open(1, 1, memory_, kBytes * 2, new_doorbell().to_ring).has_value());
+  EXPECT_FALSE(EngineChannel::open(1, 1, memory_, kBytes * 2, UniqueFd()).has_value());
   const UniqueFd tiny = create_memory("tiny", 4096).value();
-  const auto opened = EngineChannel::open(1, 1, tiny, 4096, new_doorbell().to_ring);
+  const auto opened = EngineChannel::open(1, 1, tiny, 4096, UniqueFd());
   ASSERT_FALSE(opened.has_value());
   EXPECT_EQ(opened.error().code, Errc::bad_format);
 }
@@ -388,8 +391,8 @@ TEST_F(ChannelTest, AHeaderOfAnotherBuildIsRefusedByBothEnds) {
     header.bytes = kBytes;
     other.change(header);
     ASSERT_EQ(pwrite(memory.get(), &header, sizeof header, 0), ssize_t{sizeof header});
-    const auto engine = EngineChannel::open(1, 1, memory, kBytes, new_doorbell().to_ring);
-    const auto client = ClientChannel::open(memory, kBytes, new_doorbell().to_ring);
+    const auto engine = EngineChannel::open(1, 1, memory, kBytes, UniqueFd());
+    const auto client = ClientChannel::open(memory, kBytes, UniqueFd());
     ASSERT_FALSE(engine.has_value()) << other.field;
     ASSERT_FALSE(client.has_value()) << other.field;
     for (const Error& error : {engine.error(), client.error()}) {
@@ -513,10 +516,10 @@ TEST_F(ChannelTest, ANewEngineTakesSubmittedAndAcceptedRequestsOnly) {
 
 TEST_F(ChannelTest, ARequestThatKillsItsEnginesIsRefusedAtTheFourthTakeover) {
   const std::uint32_t slot = client_.submit(token_request()).value();
-  take_one();
+  run(take_one());
   for (std::uint32_t died = 1; died <= kMostTakeovers; ++died) {
     engine_ = open_engine(1);
-    take_one();
+    run(take_one());
   }
   EXPECT_EQ(client_.read(slot).reason, FinishReason::none);
   engine_ = open_engine(1);
@@ -532,21 +535,55 @@ TEST_F(ChannelTest, ARequestThatKillsItsEnginesIsRefusedAtTheFourthTakeover) {
   take_one();
 }
 
+TEST_F(ChannelTest, ARequestThatOnlyWaitsIsNotBlamedForTheDeathOfItsEngines) {
+  const std::uint32_t slot = client_.submit(token_request()).value();
+  const TakenRequest first = take_one();
+  const auto sink = engine_->sink(first);
+  sink->set_running(true);
+  sink->set_running(false);  // preempted
+  for (std::uint32_t died = 1; died <= kMostTakeoversWaiting; ++died) {
+    engine_ = open_engine(1);
+    take_one();
+  }
+  EXPECT_EQ(client_.read(slot).reason, FinishReason::none);
+  engine_ = open_engine(1);
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty()) << "but not for ever";
+  EXPECT_EQ(client_.read(slot).error.text,
+            "its engine died 33 times while it waited; not tried again");
+}
+
+/// The engine stored the end of a request and died before it rang. The next engine finds nothing to
+/// take, and must ring nevertheless.
+TEST_F(ChannelTest, ANewEngineRingsForWhatADeadEngineWroteWithoutRinging) {
+  const std::uint32_t slot = client_.submit(token_request()).value();
+  const auto sink = engine_->sink(take_one());
+  rings(client_bell_);
+  sink->token({7, 0, {}}, "x");
+  sink->finished(FinishReason::length, {}, {}, 1);  // and no flush()
+  engine_ = open_engine(2);
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty());
+  EXPECT_EQ(rings(client_bell_), 1u);
+  EXPECT_EQ(client_.read(slot).reason, FinishReason::length);
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty());
+  EXPECT_EQ(rings(client_bell_), 0u);
+}
+
 TEST_F(ChannelTest, ARequestThatGainsTokensMayOutliveManyEngines) {
   const std::uint32_t slot = client_.submit(token_request(3, 40)).value();
   for (std::uint32_t died = 0; died < 10; ++died) {
     const TakenRequest taken = take_one();
     ASSERT_EQ(taken.journal.size(), died);
     const auto sink = engine_->sink(taken);
+    sink->set_running(true);
     for (std::uint32_t i = 0; i <= died; ++i) sink->token({7, 0, {}}, "x");
     engine_ = open_engine(1);
   }
   EXPECT_EQ(client_.read(slot).reason, FinishReason::none);
   for (std::uint32_t died = 1; died < kMostTakeovers; ++died) {
-    take_one();
+    run(take_one());
     engine_ = open_engine(1);
   }
-  take_one();
+  run(take_one());
   engine_ = open_engine(1);
   EXPECT_THAT(engine_->take_submitted(), IsEmpty()) << "the last engines wrote no new token";
 }

@@ -11,6 +11,7 @@
 
 #include "base/check.hpp"
 #include "ipc/channel_layout.hpp"
+#include "ipc/channel_memory.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -21,6 +22,7 @@ using ::testing::IsEmpty;
 
 constexpr std::size_t kBytes = kLeastChannelBytes;
 constexpr DomainId kDomain{7};
+constexpr ChannelOwner kOwner{kDomain, 1000, true};
 const MachineMemory kRoom{8 * kBytes, 8 * kBytes, "the machine"};
 
 struct Told {
@@ -51,7 +53,12 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
     return {};
   }
   std::uint64_t create(std::uint32_t wanted = kAnyEngine) {
-    return channels_.create(kBytes, wanted, kDomain, kRoom).value().id;
+    const std::uint64_t id = channels_.reserve(kBytes, wanted, kOwner, kRoom).value();
+    created_ = complete(id);
+    return id;
+  }
+  Channels::Created complete(std::uint64_t id) {
+    return channels_.complete(id, make_channel_memory(channels_.find(id)->bytes).value()).value();
   }
   static Told opened(int engine, std::uint64_t channel) {
     return {engine, MessageType::channel_open, channel};
@@ -66,7 +73,8 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
   std::vector<Told> said_;
   std::vector<std::vector<int>> fds_;
   std::vector<DomainId> domains_;
-  Channels channels_{{4 * kBytes}};
+  Channels channels_{{.of_all = 4 * kBytes, .of_domain = 4 * kBytes, .of_user = 4 * kBytes}};
+  std::optional<Channels::Created> created_;  ///< what create() has made last
 };
 
 TEST_F(ChannelsTest, AChannelWaitsForTheFirstEngine) {
@@ -83,18 +91,19 @@ TEST_F(ChannelsTest, AChannelWaitsForTheFirstEngine) {
 }
 
 TEST_F(ChannelsTest, AnEngineGetsMemoryAndDoorbellOfTheSizeTheClientWasTold) {
-  const auto created = channels_.create(kBytes + 1, kAnyEngine, kDomain, kRoom);
-  ASSERT_TRUE(created.has_value());
-  EXPECT_EQ(created->bytes, kBytes + 4096) << "whole pages";
+  const auto id = channels_.reserve(kBytes + 1, kAnyEngine, kOwner, kRoom);
+  ASSERT_TRUE(id.has_value());
+  const auto created = complete(*id);
+  EXPECT_EQ(created.bytes, kBytes + 4096) << "whole pages";
   channels_.add_engine(10, 0);
   (void)channels_.place_waiting(*this);
   ASSERT_EQ(fds_.size(), 1u);
   ASSERT_EQ(fds_[0].size(), 3u);
-  EXPECT_EQ(fds_[0][0], created->memory);
-  EXPECT_EQ(fds_[0][1], fds_[0][2]);
+  EXPECT_EQ(fds_[0][0], created.memory);
+  EXPECT_EQ(fds_[0][1], created.engine_bell);
   struct stat status {};
-  ASSERT_EQ(fstat(created->memory, &status), 0);
-  EXPECT_EQ(static_cast<std::size_t>(status.st_size), created->bytes);
+  ASSERT_EQ(fstat(created.memory, &status), 0);
+  EXPECT_EQ(static_cast<std::size_t>(status.st_size), created.bytes);
 }
 
 TEST_F(ChannelsTest, ChannelsGoToTheEngineThatServesTheFewest) {
@@ -159,19 +168,58 @@ TEST_F(ChannelsTest, AChannelIsOfferedAgainToAnEngineWhoseQueueWasFull) {
   EXPECT_THAT(said(), ElementsAre(opened(10, to_deaf)));
 }
 
-TEST_F(ChannelsTest, ClosingTellsTheEngineAndReturnsOneThatCannotBeTold) {
+TEST_F(ChannelsTest, AChannelWhoseEngineIsFullGoesToAnother) {
+  channels_.add_engine(10, 0);
+  channels_.add_engine(11, 1);
+  deaf_ = {10};
+  const std::uint64_t first = create(), second = create();
+  EXPECT_FALSE(channels_.place_waiting(*this)) << "engine 10 is to be tried again";
+  EXPECT_THAT(said(), ElementsAre(opened(11, first), opened(11, second)));
+}
+
+TEST_F(ChannelsTest, AnEngineIsToldOfClosedChannelsAsSoonAsItListens) {
   channels_.add_engine(10, 0);
   const std::uint64_t first = create(), second = create(), waiting = create(5);
   (void)channels_.place_waiting(*this);
   said();
-  EXPECT_EQ(channels_.close(first, *this), std::nullopt);
-  EXPECT_THAT(said(), ElementsAre(closed(10, first)));
   deaf_ = {10};
-  EXPECT_EQ(channels_.close(waiting, *this), std::nullopt) << "no engine has it";
-  EXPECT_EQ(channels_.close(second, *this), 10);
-  EXPECT_EQ(channels_.close(second, *this), std::nullopt)
-      << "the channel was closed although its engine could not be told";
-  EXPECT_FALSE(channels_.find(second).has_value());
+  for (const std::uint64_t id : {first, second, waiting}) {
+    EXPECT_TRUE(channels_.close(id).has_value());
+    EXPECT_FALSE(channels_.find(id).has_value());
+    EXPECT_FALSE(channels_.close(id).has_value()) << "twice";
+  }
+  EXPECT_FALSE(channels_.place_waiting(*this));
+  EXPECT_THAT(said(), IsEmpty());
+  deaf_ = {};
+  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_THAT(said(), ElementsAre(closed(10, first), closed(10, second))) << "no engine had the last";
+  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_THAT(said(), IsEmpty());
+}
+
+TEST_F(ChannelsTest, AnEngineThatIsGoneIsToldNothing) {
+  channels_.add_engine(10, 0);
+  const std::uint64_t id = create();
+  (void)channels_.place_waiting(*this);
+  said();
+  (void)channels_.close(id);
+  (void)channels_.remove_engine(10);
+  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_THAT(said(), IsEmpty());
+}
+
+TEST_F(ChannelsTest, AChannelWaitsUntilItsMemoryIsMade) {
+  channels_.add_engine(10, 0);
+  const std::uint64_t id = channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom).value();
+  EXPECT_EQ(channels_.bytes_to_make(), kBytes);
+  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_THAT(said(), IsEmpty());
+  complete(id);
+  EXPECT_EQ(channels_.bytes_to_make(), 0u);
+  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_THAT(said(), ElementsAre(opened(10, id)));
+  const std::uint64_t left = channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom).value();
+  EXPECT_FALSE(channels_.close(left).value()) << "there is no memory to free";
 }
 
 TEST_F(ChannelsTest, ClosingAChannelThatWasTakenBackTellsNoEngine) {
@@ -181,17 +229,17 @@ TEST_F(ChannelsTest, ClosingAChannelThatWasTakenBackTellsNoEngine) {
   said();
   channels_.take_back(id);
   EXPECT_EQ(channels_.load_of(10), 0u);
-  EXPECT_EQ(channels_.close(id, *this), std::nullopt);
+  (void)channels_.close(id);
+  EXPECT_TRUE(channels_.place_waiting(*this));
   EXPECT_THAT(said(), IsEmpty());
   channels_.take_back(id);  // the channel is closed: nothing to do
 }
 
 TEST_F(ChannelsTest, TheChannelsHeaderNamesTheEngineThatServesIt) {
-  const auto created = channels_.create(kBytes, kAnyEngine, kDomain, kRoom);
-  ASSERT_TRUE(created.has_value());
+  const std::uint64_t id = create();
   const auto serving = [&] {
     ChannelHeader header;
-    KV_CHECK(pread(created->memory, &header, sizeof header, 0) == sizeof header);
+    KV_CHECK(pread(created_->memory, &header, sizeof header, 0) == sizeof header);
     return header.engine;
   };
   EXPECT_EQ(serving(), kNoEngine);
@@ -203,69 +251,74 @@ TEST_F(ChannelsTest, TheChannelsHeaderNamesTheEngineThatServesIt) {
   channels_.add_engine(11, 4);
   EXPECT_TRUE(channels_.place_waiting(*this));
   EXPECT_EQ(serving(), 4u);
-  channels_.take_back(created->id);
+  channels_.take_back(id);
   EXPECT_EQ(serving(), kNoEngine) << "the engine has refused the channel";
 }
 
 TEST_F(ChannelsTest, TheChannelsOfAllClientsHaveAQuota) {
   std::vector<std::uint64_t> ids;
   for (int i = 0; i < 4; ++i) ids.push_back(create());
-  const auto refused = channels_.create(kBytes, kAnyEngine, kDomain, kRoom);
+  const auto refused = channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
   EXPECT_THAT(refused.error().text, HasSubstr("the daemon grants 4.00 MiB"));
   EXPECT_THAT(refused.error().text, HasSubstr("--channel-bytes"));
-  (void)channels_.close(ids[2], *this);
-  EXPECT_TRUE(channels_.create(kBytes, kAnyEngine, kDomain, kRoom).has_value());
-}
-
-TEST_F(ChannelsTest, AClosedChannelKeepsNoMemory) {
-  const auto created = channels_.create(kBytes, kAnyEngine, kDomain, kRoom);
-  ASSERT_TRUE(created);
-  const UniqueFd kept(dup(created->memory));
-  const auto bytes = [&] {
-    struct stat status {};
-    KV_CHECK(fstat(kept.get(), &status) == 0);
-    return static_cast<std::size_t>(status.st_blocks) * 512;
-  };
-  EXPECT_GE(bytes(), kBytes);
-  (void)channels_.close(created->id, *this);
-  EXPECT_EQ(bytes(), 0u);
+  (void)channels_.close(ids[2]);
+  EXPECT_FALSE(channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom).has_value())
+      << "its memory is not freed yet";
+  channels_.freed(ids[2]);
+  EXPECT_TRUE(channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom).has_value());
 }
 
 TEST_F(ChannelsTest, TheChannelsOfOneDomainHaveAQuota) {
-  Channels channels({.of_all = 4 * kBytes, .of_domain = 2 * kBytes});
-  const auto create = [&](std::uint16_t domain) {
-    return channels.create(kBytes, kAnyEngine, DomainId{domain}, kRoom);
+  Channels channels({.of_all = 4 * kBytes, .of_domain = 2 * kBytes, .of_user = 4 * kBytes});
+  const auto reserve = [&](std::uint16_t domain) {
+    return channels.reserve(kBytes, kAnyEngine, {DomainId{domain}, 1000, true}, kRoom);
   };
-  const auto first = create(1);
-  EXPECT_TRUE(first && create(1));
-  const auto refused = create(1);
+  const auto first = reserve(1);
+  EXPECT_TRUE(first && reserve(1));
+  const auto refused = reserve(1);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
   EXPECT_THAT(refused.error().text, HasSubstr("would have 3.00 MiB, channel-bytes-per-domain "
                                               "grants 2.00 MiB"));
-  EXPECT_TRUE(create(2));
-  (void)channels.close(first->id, *this);
-  EXPECT_TRUE(create(1));
+  EXPECT_TRUE(reserve(2));
+  (void)channels.close(*first);
+  channels.freed(*first);
+  EXPECT_TRUE(reserve(1));
+}
+
+TEST_F(ChannelsTest, AStrangersChannelsHaveAQuota) {
+  Channels channels({.of_all = 8 * kBytes, .of_domain = 8 * kBytes, .of_user = 2 * kBytes});
+  const auto reserve = [&](uid_t user, bool is_limited) {
+    return channels.reserve(kBytes, kAnyEngine, {kDomain, user, is_limited}, kRoom);
+  };
+  EXPECT_TRUE(reserve(7, true) && reserve(7, true));
+  const auto refused = reserve(7, true);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
+  EXPECT_THAT(refused.error().text, HasSubstr("user 7 would have 3.00 MiB, the daemon grants a user "
+                                              "2.00 MiB"));
+  EXPECT_TRUE(reserve(8, true));
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(reserve(0, false)) << "the daemon's own user";
 }
 
 TEST_F(ChannelsTest, AChannelAboveTheAvailableMemoryIsRefusedAndTheLimitNamed) {
   MachineMemory machine{8 * kBytes, 2 * kBytes, "cgroup /a (memory.max)"};
-  Channels channels({8 * kBytes});
-  EXPECT_TRUE(channels.create(2 * kBytes, kAnyEngine, DomainId{0}, machine).has_value());
-  const auto refused = channels.create(2 * kBytes + 1, kAnyEngine, DomainId{0}, machine);
+  Channels channels({.of_all = 8 * kBytes, .of_domain = 8 * kBytes, .of_user = 8 * kBytes});
+  EXPECT_TRUE(channels.reserve(2 * kBytes, kAnyEngine, kOwner, machine).has_value());
+  const auto refused = channels.reserve(2 * kBytes + 1, kAnyEngine, kOwner, machine);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::out_of_memory);
   EXPECT_THAT(refused.error().text, HasSubstr("cgroup /a (memory.max) has 2.00 MiB available"));
   machine.available = 3 * kBytes;
-  EXPECT_TRUE(channels.create(2 * kBytes + 1, kAnyEngine, DomainId{0}, machine).has_value());
+  EXPECT_TRUE(channels.reserve(2 * kBytes + 1, kAnyEngine, kOwner, machine).has_value());
 }
 
 TEST_F(ChannelsTest, SizesOutOfBoundsAreRefused) {
   for (const std::size_t bytes :
        {std::size_t{0}, kBytes - 1, kMostChannelBytes + 1, ~std::size_t{0}}) {
-    const auto refused = channels_.create(bytes, kAnyEngine, kDomain, kRoom);
+    const auto refused = channels_.reserve(bytes, kAnyEngine, kOwner, kRoom);
     ASSERT_FALSE(refused.has_value()) << bytes;
     EXPECT_EQ(refused.error().code, Errc::bad_argument);
     EXPECT_THAT(refused.error().text, HasSubstr("out of bounds"));

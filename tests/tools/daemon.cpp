@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/check.hpp"
+#include "ipc/text_memory.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -144,7 +145,7 @@ Json Daemon::status() const {
   KV_CHECK(send_packet(socket->get(), StatusRequest{}).has_value());
   const auto answer = receive_answer(socket->get(), 60'000);
   KV_CHECK(answer.has_value() && answer->has_value());
-  return Json::parse((*answer)->tail());
+  return Json::parse(read_text_memory((*answer)->fds.at(0)).value());
 }
 
 CommandResult Daemon::cli(std::vector<std::string> arguments) const {

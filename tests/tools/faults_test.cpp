@@ -9,7 +9,8 @@
 #include <random>
 
 #include "client/connection.hpp"
-#include "ipc/pidfd.hpp"
+#include "ipc/doorbell.hpp"
+#include "tests/support/child_process.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/footprint.hpp"
@@ -266,37 +267,59 @@ TEST(Faults, GarbageOnTheSocketIsDropped) {
   EXPECT_EQ(daemon.procs()["engines"][0]["restarts"], 0);
 }
 
-TEST(Faults, AClientThatNeverReadsItsDoorbellDoesNotBlockItsEngine) {
+/// The client fills what it shares with its engine and makes it blocking.
+TEST(Faults, AClientThatSpoilsItsBellsDoesNotBlockItsEngine) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
   auto welcome = std::move(*say_hello(socket.get(), ClientHello{kLeastChannelBytes}));
-  const int bell = welcome.fds.at(1).get();
-  fcntl(bell, F_SETFL, fcntl(bell, F_GETFL) & ~O_NONBLOCK);
+  const int engine_bell = welcome.fds.at(1).get(), client_bell = welcome.fds.at(2).get();
+  for (const int bell : {engine_bell, client_bell})
+    fcntl(bell, F_SETFL, fcntl(bell, F_GETFL) & ~O_NONBLOCK);
+  const std::uint64_t full = ~std::uint64_t{0} - 1;
+  ASSERT_EQ(write(engine_bell, &full, sizeof full), ssize_t{sizeof full});
+  EXPECT_EQ(send(client_bell, "x", 1, MSG_NOSIGNAL), -1) << "the client's end cannot send";
+  EXPECT_EQ(errno, EPIPE);
+  std::uint64_t count = 0;
+  ASSERT_EQ(read(engine_bell, &count, sizeof count), ssize_t{sizeof count});
   auto channel =
-      ClientChannel::open(welcome.fds[0], welcome.message.channel_bytes, std::move(welcome.fds[2]));
+      ClientChannel::open(welcome.fds[0], welcome.message.channel_bytes, std::move(welcome.fds[1]));
   ASSERT_TRUE(channel.has_value());
   for (int i = 0; i < 100; ++i)
     ASSERT_TRUE(channel->submit(channel_request_of(long_request().prompt, 40))
-                    .has_value());  // and never reads its doorbell
+                    .has_value());  // and never reads its bell
   EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
-  shutdown(bell, SHUT_RDWR);
+  shutdown(client_bell, SHUT_RDWR);
   EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
 }
 
-TEST(Faults, AHelloWithAnythingButItsOwnPidfdIsRefused) {
+/// A client that rings without end is listened to less often, and loses no ring.
+TEST(Faults, AClientThatRingsWithoutEndIsServedAndSoAreOthers) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
-  const UniqueFd parent = std::move(*pidfd_of(daemon.pid()));
-  const UniqueFd file{open("/dev/null", O_RDONLY | O_CLOEXEC)};
-  for (const int fd : {parent.get(), file.get()}) {
-    const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
-    ASSERT_TRUE(send_packet(socket.get(), ClientHello{kLeastChannelBytes}, {fd}).has_value());
-    const auto answer = receive_answer(socket.get());
-    ASSERT_TRUE(answer.has_value() && answer->has_value());
-    const auto refused = (*answer)->as<Refused>();
-    ASSERT_TRUE(refused.has_value());
-    EXPECT_NE(refused->reason.str().find("pidfd"), std::string::npos);
-  }
-  EXPECT_EQ(daemon.connect().generate(long_request(4))->tokens.size(), 4u);
+  const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
+  auto welcome = std::move(*say_hello(socket.get(), ClientHello{kLeastChannelBytes}));
+  const UniqueFd bell{dup(welcome.fds.at(1).get())};
+  auto channel =
+      ClientChannel::open(welcome.fds[0], welcome.message.channel_bytes, std::move(welcome.fds[1]));
+  ASSERT_TRUE(channel.has_value());
+  const ChildProcess ringing([&] {
+    while (true) ring_engine(bell.get());
+  });
+  EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
+  const std::uint32_t slot = channel->submit(channel_request_of(long_request().prompt, 8)).value();
+  EXPECT_TRUE(eventually([&] { return channel->read(slot).reason != FinishReason::none; }));
+}
+
+TEST(Faults, ClientsThatComeAndGoWhileTheirEngineIsStoppedDoNotHarmIt) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  const pid_t pid = daemon.engine(0)["pid"];
+  signal_process(pid, SIGSTOP);
+  for (int i = 0; i < 600; ++i)  // far more messages than fit into a socket's queue
+    (void)daemon.connect(0, kLeastChannelBytes);
+  EXPECT_TRUE(eventually([&] { return daemon.status()["clients"].empty(); }));
+  signal_process(pid, SIGCONT);
+  EXPECT_EQ(daemon.connect(0).generate(long_request(4))->tokens.size(), 4u);
+  EXPECT_TRUE(eventually([&] { return !has_memory_object(pid, "channel"); }));
+  EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
 }
 
 TEST(Faults, ClientsThatComeWhileTheirEngineIsStoppedAreServedAfterwards) {

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/stop_watch.hpp"
+#include "ipc/text_memory.hpp"
 #include "tools/cli/stopped_keeper.hpp"
 
 namespace kvhive {
@@ -81,7 +82,16 @@ Expected<Inspector> Inspector::attach_without(pid_t keeper, Privilege privilege)
   return Inspector(UniqueFd(), keeper, std::move(*memory), "a model not known");
 }
 
-Expected<nlohmann::json> Inspector::status() const { return ask<StatusRequest, Status>(); }
+Expected<nlohmann::json> Inspector::status() const {
+  const auto answer = ask<StatusRequest, Status>();
+  if (!answer) return forward_error(answer);
+  if (answer->fds.empty())
+    return failure(Errc::os_error,
+                   "no file descriptor is left for the daemon's answer; raise the limit (ulimit -n)");
+  const auto text = read_text_memory(answer->fds.front());
+  if (!text) return forward_error(text);
+  return nlohmann::json::parse(*text);
+}
 
 Expected<Inspector::Domains> Inspector::domains() const {
   if (!has_keeper()) return Domains{};
@@ -110,10 +120,14 @@ Expected<DomainId> Inspector::Domains::find(const std::string& wanted) const {
                  "domain: no client of '" + wanted + "' has come yet; these are known: " + known);
 }
 
-Expected<nlohmann::json> Inspector::repair() const { return ask<RepairRequest, RepairDone>(); }
+Expected<nlohmann::json> Inspector::repair() const {
+  const auto answer = ask<RepairRequest, RepairDone>();
+  if (!answer) return forward_error(answer);
+  return nlohmann::json::parse(answer->tail());
+}
 
 template <class Question, class Answer>
-Expected<nlohmann::json> Inspector::ask() const {
+Expected<Packet> Inspector::ask() const {
   if (!has_keeper())
     return failure(Errc::not_running, "kvhived (process " + std::to_string(keeper_) +
                                           ") does not answer; if it is stopped, let it go on with "
@@ -126,7 +140,7 @@ Expected<nlohmann::json> Inspector::ask() const {
   if (const auto refused = (*answer)->as<Refused>()) return tl::unexpected(error_of(*refused));
   if (!(*answer)->is(Answer::kType))
     return failure(Errc::peer_died, "the daemon hung up instead of answering");
-  return nlohmann::json::parse((*answer)->tail());
+  return std::move(**answer);
 }
 
 }  // namespace kvhive

@@ -66,7 +66,7 @@ class Inspector {
                                                      Privilege privilege, int timeout_ms);
   [[nodiscard]] static Expected<Inspector> attach_without(pid_t keeper, Privilege privilege);
   template <class Question, class Answer>
-  [[nodiscard]] Expected<nlohmann::json> ask() const;
+  [[nodiscard]] Expected<Packet> ask() const;
 
   UniqueFd socket_;  ///< none: the keeper does not answer
   pid_t keeper_;     ///< 0 = not visible from here

@@ -184,9 +184,10 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
                          options.max_num_seqs};
   parts.swapper = std::move(computing.swapper);
   parts.runner = std::move(computing.runner);
-  port_ = std::make_unique<Port>(
-      loop_, spawn_ring_or_exit(system_, std::move(parts)), tokenizer_,
-      PortLimits{options.seed, longest.tokens * longest_token_bytes(tokenizer_)});
+  const PromptLimits prompt{longest.tokens * longest_token_bytes(tokenizer_), longest.tokens,
+                            remedy_for(longest.bound)};
+  port_ = std::make_unique<Port>(loop_, spawn_ring_or_exit(system_, std::move(parts)), tokenizer_,
+                                 PortLimits{options.seed, prompt});
 }
 
 void Engine::run() {

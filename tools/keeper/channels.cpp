@@ -1,7 +1,5 @@
 #include "tools/keeper/channels.hpp"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <string>
 
@@ -12,18 +10,33 @@
 
 namespace kvhive {
 
-Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wanted_engine,
-                                             DomainId domain, const MachineMemory& machine) {
+Expected<std::uint64_t> Channels::reserve(std::size_t bytes, std::uint32_t wanted_engine,
+                                          const ChannelOwner& owner, const MachineMemory& machine) {
   if (bytes < kLeastChannelBytes || bytes > kMostChannelBytes)
     return failure(Errc::bad_argument,
                    "a channel of " + format_bytes(bytes) + " is out of bounds; ask for " +
                        format_bytes(kLeastChannelBytes) + " to " + format_bytes(kMostChannelBytes));
   const std::size_t whole_pages = round_up(bytes, 4096);
-  std::size_t in_all = whole_pages, in_domain = whole_pages;
-  for (const auto& [id, other] : channels_) {
-    in_all += other.channel.bytes;
-    if (other.channel.domain == domain) in_domain += other.channel.bytes;
-  }
+  if (auto granted = check_quota(whole_pages, owner); !granted) return forward_error(granted);
+  if (whole_pages > machine.available)
+    return failure(Errc::out_of_memory,
+                   "a channel needs " + format_bytes(whole_pages) + ", " + machine.bound + " has " +
+                       format_bytes(machine.available) +
+                       " available for channels; ask for a smaller one, or raise that limit");
+  const std::uint64_t id = next_id_++;
+  channels_[id].channel = {whole_pages, wanted_engine, owner, std::nullopt};
+  return id;
+}
+
+Expected<void> Channels::check_quota(std::size_t bytes, const ChannelOwner& owner) const {
+  std::size_t in_all = bytes, in_domain = bytes, of_user = bytes;
+  const auto count = [&](const Channel& other) {
+    in_all += other.bytes;
+    if (other.owner.domain == owner.domain) in_domain += other.bytes;
+    if (other.owner.user == owner.user) of_user += other.bytes;
+  };
+  for (const auto& [id, entry] : channels_) count(entry.channel);
+  for (const auto& [id, channel] : closed_) count(channel);
   if (in_all > quota_.of_all)
     return failure(Errc::pool_exhausted, "the channels of all clients would have " +
                                              format_bytes(in_all) + ", the daemon grants " +
@@ -35,22 +48,32 @@ Expected<Channels::Created> Channels::create(std::size_t bytes, std::uint32_t wa
                    "your domain's channels would have " + format_bytes(in_domain) +
                        ", channel-bytes-per-domain grants " + format_bytes(quota_.of_domain) +
                        "; close one, ask for a smaller one, or have that raised");
-  if (whole_pages > machine.available)
-    return failure(Errc::out_of_memory,
-                   "a channel needs " + format_bytes(whole_pages) + ", " + machine.bound + " has " +
-                       format_bytes(machine.available) +
-                       " available; ask for a smaller one, or raise that limit");
-  auto memory = make_channel_memory(whole_pages);
-  if (!memory) return forward_error(memory);
-  auto doorbell = make_doorbell();
-  if (!doorbell) return forward_error(doorbell);
-  auto& [engine_end, client_end] = *doorbell;
-  const std::uint64_t id = next_id_++;
-  Created created{id, whole_pages, memory->get(), std::move(client_end)};
-  channels_.emplace(id, Entry{{whole_pages, wanted_engine, domain, std::nullopt},
-                              std::move(*memory),
-                              std::move(engine_end)});
-  return created;
+  if (owner.is_limited && of_user > quota_.of_user)
+    return failure(Errc::pool_exhausted,
+                   "the channels of user " + std::to_string(owner.user) + " would have " +
+                       format_bytes(of_user) + ", the daemon grants a user " +
+                       format_bytes(quota_.of_user) + "; close one, or ask for a smaller one");
+  return {};
+}
+
+Expected<Channels::Created> Channels::complete(std::uint64_t id, UniqueFd memory) {
+  auto engine_bell = make_engine_bell();
+  if (!engine_bell) return forward_error(engine_bell);
+  auto client_bell = make_client_bell();
+  if (!client_bell) return forward_error(client_bell);
+  Entry& entry = channels_.at(id);
+  entry.memory = std::move(memory);
+  entry.engine_bell = std::move(*engine_bell);
+  entry.client_bell = std::move(client_bell->engine_end);
+  return Created{entry.channel.bytes, entry.memory.get(), entry.engine_bell.get(),
+                 std::move(client_bell->client_end)};
+}
+
+std::size_t Channels::bytes_to_make() const {
+  std::size_t bytes = 0;
+  for (const auto& [id, entry] : channels_)
+    if (!entry.memory) bytes += entry.channel.bytes;
+  return bytes;
 }
 
 std::optional<Channels::Channel> Channels::find(std::uint64_t id) const {
@@ -71,30 +94,48 @@ std::vector<std::uint64_t> Channels::remove_engine(EngineKey engine) {
 }
 
 bool Channels::place_waiting(EngineLine& line) {
-  bool all_were_told = true;
+  const bool all_closed = tell_closed(line);
+  std::set<EngineKey> full;
   for (auto& [id, entry] : channels_) {
-    if (entry.channel.engine) continue;
-    if (const auto best = best_engine_for(entry.channel))
-      all_were_told = give(id, entry, *best, line) && all_were_told;
+    if (entry.channel.engine || !entry.memory) continue;
+    while (const auto best = best_engine_for(entry.channel, full)) {
+      if (give(id, entry, *best, line)) break;
+      full.insert(*best);
+    }
+  }
+  return all_closed && full.empty();
+}
+
+bool Channels::tell_closed(EngineLine& line) {
+  bool all_were_told = true;
+  for (auto& [key, engine] : engines_) {
+    const auto untold = std::find_if(engine.to_close.begin(), engine.to_close.end(),
+                                     [&](std::uint64_t id) { return !line.close(key, {id}); });
+    all_were_told = all_were_told && untold == engine.to_close.end();
+    engine.to_close.erase(engine.to_close.begin(), untold);
   }
   return all_were_told;
 }
 
-std::optional<Channels::EngineKey> Channels::best_engine_for(const Channel& channel) const {
+/// \param full  engines that cannot be told now
+std::optional<Channels::EngineKey> Channels::best_engine_for(
+    const Channel& channel, const std::set<EngineKey>& full) const {
   std::optional<EngineKey> best;
-  for (const auto& [engine, number] : engines_) {
-    if (channel.wanted_engine != kAnyEngine && channel.wanted_engine != number) continue;
-    if (!best || load_of(engine) < load_of(*best)) best = engine;
+  for (const auto& [key, engine] : engines_) {
+    if (channel.wanted_engine != kAnyEngine && channel.wanted_engine != engine.number) continue;
+    if (full.count(key) != 0) continue;
+    if (!best || load_of(key) < load_of(*best)) best = key;
   }
   return best;
 }
 
 bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line) const {
-  const int doorbell = entry.doorbell.get();
-  const ChannelOpen message{id, entry.channel.bytes, entry.channel.domain};
-  if (!line.open(engine, message, {entry.memory.get(), doorbell, doorbell})) return false;
+  const ChannelOpen message{id, entry.channel.bytes, entry.channel.owner.domain};
+  if (!line.open(engine, message,
+                 {entry.memory.get(), entry.engine_bell.get(), entry.client_bell.get()}))
+    return false;
   entry.channel.engine = engine;
-  write_serving_engine(entry.memory.get(), engines_.at(engine));
+  write_serving_engine(entry.memory.get(), engines_.at(engine).number);
   return true;
 }
 
@@ -105,24 +146,15 @@ void Channels::take_back(std::uint64_t id) {
   write_serving_engine(found->second.memory.get(), kNoEngine);
 }
 
-std::optional<Channels::EngineKey> Channels::close(std::uint64_t id, EngineLine& line) {
-  const auto channel = find(id);
-  if (!channel) return std::nullopt;
-  forget(id);
-  if (!channel->engine || line.close(*channel->engine, ChannelClose{id})) return std::nullopt;
-  return channel->engine;
-}
-
-void Channels::forget(std::uint64_t id) {
+std::optional<UniqueFd> Channels::close(std::uint64_t id) {
   const auto found = channels_.find(id);
-  if (found == channels_.end()) return;
-  const auto& [channel, memory, doorbell] = found->second;
-  // The memory is freed now, even if the client or an engine still has a descriptor of it: the
-  // quota counts it as free from here on. If fallocate() fails, the memory is freed when the last
-  // descriptor is closed.
-  (void)fallocate(memory.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                  static_cast<off_t>(channel.bytes));
+  if (found == channels_.end()) return std::nullopt;
+  const auto& channel = found->second.channel;
+  if (channel.engine) engines_.at(*channel.engine).to_close.push_back(id);
+  UniqueFd memory = std::move(found->second.memory);
+  closed_.emplace(id, channel);
   channels_.erase(found);
+  return memory;
 }
 
 std::size_t Channels::load_of(EngineKey engine) const {

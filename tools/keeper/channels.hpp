@@ -3,9 +3,12 @@
 // key that the keeper chooses, and sends to it through an EngineLine, so that tests need no
 // sockets.
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "base/unique_fd.hpp"
@@ -14,11 +17,19 @@
 
 namespace kvhive {
 
-/// The most bytes that all channels together may have, and that the channels of one domain may
-/// have.
+/// The most bytes that all channels together may have, those of one domain, and those of one user.
+/// The daemon's own user and root are not limited as users.
 struct ChannelQuota {
   std::size_t of_all = std::size_t{4} << 30;
-  std::size_t of_domain = of_all;
+  std::size_t of_domain = of_all / 2;
+  std::size_t of_user = of_all / 4;
+};
+
+/// Who asks for a channel.
+struct ChannelOwner {
+  DomainId domain;
+  uid_t user = 0;
+  bool is_limited = false;  ///< the user is a stranger to the daemon
 };
 
 using EngineKey = int;
@@ -50,50 +61,60 @@ class Channels {
   using EngineKey = kvhive::EngineKey;
   explicit Channels(const ChannelQuota& quota = {}) : quota_(quota) {}
 
-  /// A channel that no engine serves yet: what its client is sent.
-  struct Created {
-    std::uint64_t id;
-    std::size_t bytes;
-    int memory;         ///< belongs to the table, which keeps it open until the channel is closed
-    UniqueFd doorbell;  ///< the client's end
-  };
-  /// Errors: `bytes` is out of bounds, is more than is left for the domain or for all clients
+  /// Enters a channel whose memory is still to be made. It counts against the quotas from now on.
+  /// Errors: `bytes` is out of bounds, is more than is left for the user, the domain or all clients
   /// together, or is more than machine and cgroup have available: a client must not cause the
   /// kernel to kill processes for want of memory.
-  [[nodiscard]] Expected<Created> create(std::size_t bytes, std::uint32_t wanted_engine,
-                                         DomainId domain, const MachineMemory& machine);
+  /// \return  its number
+  [[nodiscard]] Expected<std::uint64_t> reserve(std::size_t bytes, std::uint32_t wanted_engine,
+                                                const ChannelOwner& owner,
+                                                const MachineMemory& machine);
+
+  /// A channel that no engine serves yet: what its client is sent. The table keeps `memory` and
+  /// `engine_bell` open until the channel is closed.
+  struct Created {
+    std::size_t bytes;
+    int memory;
+    int engine_bell;
+    UniqueFd client_bell;  ///< the client's end
+  };
+  /// The memory of a reserved channel is made: engines can serve the channel now.
+  [[nodiscard]] Expected<Created> complete(std::uint64_t id, UniqueFd memory);
 
   /// What the table tells about one channel.
   struct Channel {
     std::size_t bytes = 0;
     std::uint32_t wanted_engine = kAnyEngine;
-    DomainId domain;                  ///< the client's; sent to each engine that gets the channel
+    ChannelOwner owner;               ///< the domain is sent to each engine that gets the channel
     std::optional<EngineKey> engine;  ///< none = the channel waits for an engine
   };
   /// Nothing if there is no such channel.
   std::optional<Channel> find(std::uint64_t id) const;
 
   /// Adds an engine that can serve channels. Clients ask for it by `number`.
-  void add_engine(EngineKey engine, std::uint32_t number) { engines_.emplace(engine, number); }
+  void add_engine(EngineKey engine, std::uint32_t number) { engines_[engine].number = number; }
   /// Removes an engine that is gone. Its channels then wait for another engine.
   /// \return  the ids of these channels
   std::vector<std::uint64_t> remove_engine(EngineKey engine);
 
   /// Gives each waiting channel to the engine that its client asked for, or else to the engine with
-  /// the fewest channels. If there is no such engine, the channel goes on waiting. False = an
-  /// engine could not be told now, because its queue is full (it is stopped or busy): call again
-  /// soon.
+  /// the fewest channels, and tells engines of closed channels. If there is no such engine, the
+  /// channel goes on waiting. False = an engine could not be told everything now, because its queue
+  /// is full (it is stopped or busy): call again soon.
   [[nodiscard]] bool place_waiting(EngineLine& line);
 
   /// Takes a channel from its engine, which cannot serve it or has died. The channel then waits for
   /// another engine. The client library can see that in the channel's header.
   void take_back(std::uint64_t id);
 
-  /// Removes a channel, frees its memory and tells its engine.
-  /// \return  the engine, if it could not be told: it would keep the channel for ever
-  [[nodiscard]] std::optional<EngineKey> close(std::uint64_t id, EngineLine& line);
-  /// The same, but tells no engine: for a channel that no engine has been sent.
-  void forget(std::uint64_t id);
+  /// Removes a channel. place_waiting() tells its engine. The channel's bytes count against the
+  /// quotas until freed().
+  /// \return  its memory, empty if it was not made yet; nothing if there is no such channel
+  std::optional<UniqueFd> close(std::uint64_t id);
+  void freed(std::uint64_t id) { closed_.erase(id); }
+
+  /// Bytes of channels whose memory is still being made.
+  std::size_t bytes_to_make() const;
 
   /// How many channels the engine serves.
   std::size_t load_of(EngineKey engine) const;
@@ -101,15 +122,24 @@ class Channels {
  private:
   struct Entry {
     Channel channel;
-    UniqueFd memory;
-    UniqueFd doorbell;  ///< the engine's end
+    UniqueFd memory;  ///< empty until it is made
+    UniqueFd engine_bell;
+    UniqueFd client_bell;  ///< the engine's end
   };
-  std::optional<EngineKey> best_engine_for(const Channel& channel) const;
+  struct Engine {
+    std::uint32_t number = 0;
+    std::vector<std::uint64_t> to_close;  ///< channels that it was not told are closed
+  };
+  [[nodiscard]] Expected<void> check_quota(std::size_t bytes, const ChannelOwner& owner) const;
+  bool tell_closed(EngineLine& line);
+  std::optional<EngineKey> best_engine_for(const Channel& channel,
+                                           const std::set<EngineKey>& full) const;
   bool give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line) const;
 
   ChannelQuota quota_;
-  std::map<EngineKey, std::uint32_t> engines_;
+  std::map<EngineKey, Engine> engines_;
   std::map<std::uint64_t, Entry> channels_;
+  std::map<std::uint64_t, Channel> closed_;  ///< whose memory is being freed
   std::uint64_t next_id_ = 1;
 };
 

@@ -17,8 +17,8 @@ namespace {
 
 /// Descriptors that are kept free for children that have to be started again.
 constexpr std::size_t kKeptDescriptors = 16;
-/// Descriptors that the keeper may need for a peer's hello: a pidfd, a channel, two doorbell ends.
-constexpr std::size_t kDescriptorsOfAHello = 4;
+/// Descriptors that the keeper may need for a peer's hello: a pidfd, a channel, three ends of bells.
+constexpr std::size_t kDescriptorsOfAHello = 5;
 
 UniqueFd open_reserve() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
@@ -31,21 +31,32 @@ void send_refusal(int socket, const Error& error) {
   (void)send_packet(socket, Refused{error.code, FixedText<512>(error.text)});
 }
 
-void refuse_for_want_of_descriptors(UniqueFd socket) {
-  if (!socket) return;
+Error want_of_descriptors() {
   errno = EMFILE;
-  send_refusal(socket.get(), os_failure("the daemon cannot take another connection").value());
-  // Closing a socket with unread data resets the connection, and the peer could not read the
-  // refusal.
-  char ignored;
-  while (recv(socket.get(), &ignored, 1, MSG_DONTWAIT) > 0) {
-  }
+  return os_failure("the daemon cannot take another connection").value();
 }
+
+bool is_silent(const Peer& peer) { return !peer.has_spoken && peer.is_stranger(); }
 
 }  // namespace
 
-Connections::Connections(Tables& tables, EventLoop& loop, Events& events)
-    : tables_(tables), loop_(loop), events_(events), reserve_(open_reserve()) {}
+ConnectionLimits limits_for(std::uint64_t descriptors) {
+  ConnectionLimits limits;
+  const std::uint64_t connections = descriptors / (kDescriptorsOfAHello + 1);
+  limits.of_user = std::clamp<std::uint64_t>(connections / 4, 8, 4096);
+  limits.silent_of_all = std::clamp<std::uint64_t>(connections / 16, 8, 64);
+  limits.kept_for_owner = std::min<std::uint64_t>(descriptors / 8, 64);
+  return limits;
+}
+
+Connections::Connections(Tables& tables, EventLoop& loop, Events& events,
+                         const ConnectionLimits& limits)
+    : tables_(tables),
+      loop_(loop),
+      events_(events),
+      limits_(limits),
+      burial_(loop),
+      reserve_(open_reserve()) {}
 
 void Connections::listen(int listener) {
   loop_.watch(listener, [this, listener] { accept(listener); });
@@ -55,7 +66,7 @@ void Connections::accept(int listener) {
   UniqueFd socket = accept_next(listener);
   if (!socket && (errno == EMFILE || errno == ENFILE)) {
     reserve_ = UniqueFd();
-    refuse_for_want_of_descriptors(accept_next(listener));
+    turn_away(accept_next(listener), want_of_descriptors());
     reserve_ = open_reserve();
   }
   if (!socket) return;
@@ -66,7 +77,12 @@ void Connections::accept(int listener) {
   peer.socket = std::move(socket);
   peer.pid = credentials->pid;
   peer.uid = credentials->uid;
-  if (!has_room_for(peer)) return refuse_for_want_of_descriptors(std::move(peer.socket));
+  peer.number = next_number_++;
+  if (peer.is_stranger()) make_room_for_silent(peer);
+  if (!has_room_for(peer)) return turn_away(std::move(peer.socket), want_of_descriptors());
+  if (const auto granted = check_user(peer); !granted)
+    return turn_away(std::move(peer.socket), granted.error());
+  if (tables_.child_of(peer.pid) == nullptr) expect_hello(peer);
   tables_.peers.emplace(fd, std::move(peer));
   loop_.watch(fd, [this, fd] { receive(fd); });
 }
@@ -77,12 +93,66 @@ bool Connections::has_room_for(const Peer& peer) const {
   if (tables_.child_of(peer.pid) != nullptr) return true;
   const auto unknown = std::count_if(tables_.peers.begin(), tables_.peers.end(),
                                      [](const auto& entry) { return !entry.second.is_welcome; });
+  const std::size_t kept = kKeptDescriptors + (peer.is_stranger() ? limits_.kept_for_owner : 0);
   return descriptors_left(peer.socket.get()) >=
-         kKeptDescriptors + (static_cast<std::size_t>(unknown) + 1) * kDescriptorsOfAHello;
+         kept + (static_cast<std::size_t>(unknown) + 1) * kDescriptorsOfAHello;
+}
+
+/// Whether the peer's user may have one more connection.
+Expected<void> Connections::check_user(const Peer& peer) const {
+  if (!peer.is_stranger()) return {};
+  const auto its = std::count_if(tables_.peers.begin(), tables_.peers.end(), [&](const auto& entry) {
+    return entry.second.uid == peer.uid;
+  });
+  if (static_cast<std::size_t>(its) < limits_.of_user) return {};
+  return failure(Errc::too_many_processes,
+                 "user " + std::to_string(peer.uid) + " has " + std::to_string(its) +
+                     " connections, the most that the daemon grants a user; close some, or raise "
+                     "the daemon's limit of descriptors (ulimit -n)");
+}
+
+/// Sends silent strangers away, the oldest first, until the peer may be silent, too: of its own user
+/// if that user has as many as it may have, and of any if there are too many in all.
+void Connections::make_room_for_silent(const Peer& peer) {
+  const auto make_room = [this](std::size_t most, auto&& counts) {
+    while (true) {
+      const Peer* oldest = nullptr;
+      std::size_t count = 0;
+      for (const auto& [socket, other] : tables_.peers) {
+        if (!is_silent(other) || !counts(other)) continue;
+        ++count;
+        if (oldest == nullptr || other.number < oldest->number) oldest = &other;
+      }
+      if (count < most) return;
+      drop(oldest->socket.get());
+    }
+  };
+  make_room(limits_.silent_of_user, [&](const Peer& other) { return other.uid == peer.uid; });
+  make_room(limits_.silent_of_all, [](const Peer&) { return true; });
+}
+
+/// Closes the connection if it is still silent when the time for a hello has passed. That costs the
+/// peer its connection and nobody anything else.
+void Connections::expect_hello(const Peer& peer) {
+  loop_.after(limits_.for_hello, [this, socket = peer.socket.get(), number = peer.number] {
+    const auto found = tables_.peers.find(socket);
+    if (found == tables_.peers.end() || found->second.number != number) return;
+    if (!found->second.has_spoken)
+      refuse(found->second, {Errc::not_running, "nothing was said for " +
+                                                    std::to_string(limits_.for_hello.count()) +
+                                                    " s after connecting; say hello at once"});
+  });
 }
 
 void Connections::receive(int socket) {
   Peer& peer = tables_.peers.at(socket);
+  if (peer.is_stranger()) {
+    const NextPacket next = look_at_next_packet(socket);
+    if (next == NextPacket::none) return;
+    if (next == NextPacket::with_descriptors)
+      return refuse(peer, {Errc::bad_format, "this daemon takes no file descriptors"});
+  }
+  peer.has_spoken = true;
   auto packet = receive_packet(socket);
   if (!packet && packet.error().code == Errc::os_error) return;  // nothing to read (EAGAIN)
   if (!packet && packet.error().code == Errc::layout_mismatch) return refuse(peer, packet.error());
@@ -96,21 +166,33 @@ void Connections::receive(int socket) {
 }
 
 bool Connections::identify(Peer& peer, Packet& hello) {
-  if (hello.fds.empty()) {
-    refuse(peer, {Errc::bad_format, "a hello must carry the sender's pidfd"});
-    return false;
-  }
   if (tables_.child_of(peer.pid) != nullptr) return true;
-  if (!is_pidfd_of(hello.fds.front(), peer.pid)) {
-    refuse(peer, {Errc::bad_format, "a hello must carry a pidfd of its sender"});
+  auto pidfd = pidfd_for(peer, hello);
+  if (!pidfd) {
+    refuse(peer, pidfd.error());
     return false;
   }
-  peer.pidfd = std::move(hello.fds.front());
+  if (!*pidfd) return true;  // an invisible client: its socket tells when it ends
+  peer.pidfd = std::move(*pidfd);
   const int socket = peer.socket.get();
   loop_.watch(peer.pidfd.get(), [this, socket] { drop(socket); });
   if (!has_fired(peer.pidfd)) return true;
   drop(socket);
   return false;
+}
+
+/// The peer's pidfd: from the kernel, or from the hello of a process of the daemon's own user, or by
+/// its pid. A process that had this pid before would be no harm: its end closes the peer's
+/// connection, too.
+Expected<UniqueFd> Connections::pidfd_for(const Peer& peer, Packet& hello) const {
+  auto told = pidfd_of_peer(peer.socket.get());
+  if (!told) return failure(Errc::peer_died, "the process has ended");
+  if (*told) return told;
+  if (!peer.is_stranger() && !hello.fds.empty() && is_pidfd_of(hello.fds.front(), peer.pid))
+    return std::move(hello.fds.front());
+  if (peer.pid != 0) return pidfd_of(peer.pid);
+  if (hello.is(MessageType::client_hello)) return UniqueFd();
+  return failure(Errc::bad_format, "a hello must carry a pidfd of its sender");
 }
 
 void Connections::refuse(Peer& peer, const Error& error) {
@@ -135,11 +217,30 @@ void Connections::fence(const Peer& peer) {
 void Connections::drop(int socket) {
   const auto found = tables_.peers.find(socket);
   if (found == tables_.peers.end()) return;
-  const Peer peer = std::move(found->second);
+  Peer peer = std::move(found->second);
   tables_.peers.erase(found);
   loop_.unwatch(socket);
   if (peer.pidfd) loop_.unwatch(peer.pidfd.get());
   if (peer.is_welcome) events_.on_gone(peer);
+  if (peer.is_stranger()) close_strangers(std::move(peer.socket));
+}
+
+/// Refuses a connection of which nothing was read.
+void Connections::turn_away(UniqueFd socket, const Error& error) {
+  if (!socket) return;
+  send_refusal(socket.get(), error);
+  close_strangers(std::move(socket));
+}
+
+/// Closes a stranger's connection. What it has sent is read, because closing a socket with unread
+/// packets resets the connection, and the peer could not read why it was refused.
+void Connections::close_strangers(UniqueFd socket) {
+  shutdown(socket.get(), SHUT_RD);  // from here on nothing more comes
+  while (look_at_next_packet(socket.get()) == NextPacket::plain) {
+    char ignored;
+    if (recv(socket.get(), &ignored, 1, MSG_DONTWAIT) <= 0) return;
+  }
+  burial_.bury(std::move(socket));
 }
 
 }  // namespace kvhive

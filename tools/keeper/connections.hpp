@@ -1,12 +1,30 @@
 #pragma once
 // The keeper's connections: accepts processes, reads their packets, refuses them, and "fences"
 // (closes the connection and kills) an engine or steward that it can no longer talk to.
+//
+// A process of another user than the daemon's is a stranger. What strangers can take is limited
+// (ConnectionLimits), their descriptors are never received, and a stranger that says nothing is
+// sent away.
+
+#include <chrono>
 
 #include "base/event_loop.hpp"
 #include "ipc/protocol.hpp"
+#include "tools/keeper/burial.hpp"
 #include "tools/keeper/tables.hpp"
 
 namespace kvhive {
+
+struct ConnectionLimits {
+  std::size_t of_user = 256;         ///< connections of one stranger's user
+  std::size_t silent_of_user = 8;    ///< of these, how many may not have said hello yet
+  std::size_t silent_of_all = 64;    ///< the same for all strangers together
+  std::size_t kept_for_owner = 64;   ///< descriptors that only the daemon's own user and root get
+  std::chrono::seconds for_hello{10};  ///< then a silent connection is closed
+};
+
+/// The limits for a daemon with so many descriptors (ulimit -n).
+ConnectionLimits limits_for(std::uint64_t descriptors);
 
 class Connections {
  public:
@@ -20,13 +38,13 @@ class Connections {
     virtual void on_gone(const Peer& peer) = 0;
   };
 
-  Connections(Tables& tables, EventLoop& loop, Events& events);
+  Connections(Tables& tables, EventLoop& loop, Events& events, const ConnectionLimits& limits);
 
   /// Accepts on this listening socket from now on.
   void listen(int listener);
 
-  /// Takes the pidfd that a hello must carry and watches it. For its own children the keeper has a
-  /// pidfd already. False = the peer was refused or has ended.
+  /// Finds out the pidfd of a process that has said hello, and watches it. For its own children the
+  /// keeper has a pidfd already. False = the peer was refused or has ended.
   bool identify(Peer& peer, Packet& hello);
 
   /// Sends the reason, then calls hang_up().
@@ -45,11 +63,20 @@ class Connections {
  private:
   void accept(int listener);
   bool has_room_for(const Peer& peer) const;
+  [[nodiscard]] Expected<void> check_user(const Peer& peer) const;
+  void make_room_for_silent(const Peer& peer);
+  void expect_hello(const Peer& peer);
   void receive(int socket);
+  void turn_away(UniqueFd socket, const Error& error);
+  void close_strangers(UniqueFd socket);
+  [[nodiscard]] Expected<UniqueFd> pidfd_for(const Peer& peer, Packet& hello) const;
 
   Tables& tables_;
   EventLoop& loop_;
   Events& events_;
+  ConnectionLimits limits_;
+  Burial burial_;
+  std::uint64_t next_number_ = 1;
   /// Reserve descriptor. Closed when accept() fails with EMFILE, so that one peer can be accepted
   /// and refused; else it would stay in the queue and wake the loop for ever.
   UniqueFd reserve_;

@@ -11,11 +11,13 @@
 #include <utility>
 
 #include "base/byte_size.hpp"
+#include "base/check.hpp"
 #include "base/exit_codes.hpp"
 #include "base/log.hpp"
 #include "config/process_limits.hpp"
 #include "ipc/channel_layout.hpp"
 #include "ipc/pidfd.hpp"
+#include "ipc/text_memory.hpp"
 #include "tools/keeper/status.hpp"
 #include "tools/keeper/steward_orders.hpp"
 #include "tools/keeper/welcome.hpp"
@@ -101,7 +103,8 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   // not end the process before it has removed the socket and ended its children.
   const sigset_t signals = set_of({SIGTERM, SIGINT, SIGHUP});
   sigprocmask(SIG_BLOCK, &signals, nullptr);
-  if (auto enough = check_descriptors(take_process_limits(), options.engines); !enough)
+  const ProcessLimits limits = take_process_limits();
+  if (auto enough = check_descriptors(limits, options.engines); !enough)
     return forward_error(enough);
   if (auto sound = check_quota(options); !sound) return forward_error(sound);
   auto loop = EventLoop::create();
@@ -113,14 +116,15 @@ Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
   auto listener = Listener::open(options.socket, *access);
   if (!listener) return forward_error(listener);
   std::unique_ptr<Keeper> keeper(
-      new Keeper(options, std::move(*domains), std::move(*listener), std::move(*loop)));
+      new Keeper(options, limits, std::move(*domains), std::move(*listener), std::move(*loop)));
   auto prepared = keeper->prepare();
   if (!prepared) return forward_error(prepared);
   if (!*prepared) return nullptr;
   return keeper;
 }
 
-Keeper::Keeper(const Options& options, Domains domains, Listener listener, EventLoop loop)
+Keeper::Keeper(const Options& options, const ProcessLimits& limits, Domains domains,
+               Listener listener, EventLoop loop)
     : listener_(std::move(listener)),
       loop_(std::move(loop)),
       tables_{.options = {options},
@@ -131,8 +135,9 @@ Keeper::Keeper(const Options& options, Domains domains, Listener listener, Event
               .engines = {},
               .channels = Channels(quota_of(options)),
               .repairs = {}},
-      connections_(tables_, loop_, *this),
-      supervisor_(tables_, loop_, *this) {}
+      connections_(tables_, loop_, *this, limits_for(limits.descriptors)),
+      supervisor_(tables_, loop_, *this),
+      maker_(loop_, *this) {}
 
 /// Kills the keeper's children, so that no process of the pool outlives the keeper. It does not ask
 /// them to end: the pool's memory is freed with them, and they are built to be killed at any
@@ -283,8 +288,12 @@ void Keeper::on_hello(Peer& peer, Packet hello) {
   if (!connections_.identify(peer, hello)) return;
   if (auto welcomed = welcome(tables_, peer, hello); !welcomed)
     return connections_.refuse(peer, welcomed.error());
-  if (peer.role == Role::steward) return sweep_all(tables_, connections_);
-  if (peer.role == Role::engine || peer.role == Role::client) place_channels();
+  switch (peer.role) {
+    case Role::steward: return sweep_all(tables_, connections_);
+    case Role::engine: return place_channels();
+    case Role::client: return make_channel(peer);
+    case Role::inspector: return;
+  }
 }
 
 void Keeper::send_status(Peer& peer) {
@@ -292,9 +301,10 @@ void Keeper::send_status(Peer& peer) {
     return connections_.refuse(
         peer, {Errc::bad_argument, "only the daemon's own user may ask who is connected"});
   const auto domain = tables_.domains.of(PeerIdentity::of_socket(peer.socket.get()));
-  const std::string text =
-      status_of(tables_, listener_.path(), domain ? std::optional(*domain) : std::nullopt);
-  if (!send_packet(peer.socket.get(), Status{}, {}, text)) connections_.hang_up(peer);
+  const auto text = write_text_memory(
+      status_of(tables_, listener_.path(), domain ? std::optional(*domain) : std::nullopt));
+  if (!text) return connections_.refuse(peer, text.error());
+  if (!send_packet(peer.socket.get(), Status{}, {text->get()})) connections_.hang_up(peer);
 }
 
 void Keeper::check_ready() {
@@ -320,7 +330,7 @@ void Keeper::on_gone(const Peer& peer) {
   switch (peer.role) {
     case Role::engine: return on_engine_gone(peer);
     case Role::steward: return refuse_repairs(tables_, connections_);
-    case Role::client: return close_channel(peer.channel);
+    case Role::client: return close_channel(peer);
     case Role::inspector: return;
   }
 }
@@ -353,11 +363,37 @@ void Keeper::place_channels() {
   });
 }
 
-void Keeper::close_channel(std::uint64_t id) {
-  // The engine's queue is full, so it cannot be told and would keep the channel for ever. It is
-  // killed, and another engine is started.
-  if (const auto engine = tables_.channels.close(id, engine_line_))
-    connections_.fence(tables_.peers.at(*engine));
+/// A client's hello was accepted: its channel's memory is made, and then on_made() welcomes it.
+void Keeper::make_channel(const Peer& client) {
+  maker_.make(client.channel, client.uid, tables_.channels.find(client.channel)->bytes);
+}
+
+void Keeper::on_made(std::uint64_t channel, Expected<UniqueFd> memory) {
+  Peer* client = client_of(channel);
+  KV_CHECK(client != nullptr, channel);  // a client that leaves cancels its channel
+  if (!memory) return connections_.refuse(*client, memory.error());
+  if (auto welcomed = welcome_to_channel(tables_, *client, std::move(*memory)); !welcomed)
+    return connections_.refuse(*client, welcomed.error());
+  place_channels();
+}
+
+void Keeper::on_freed(std::uint64_t channel) { tables_.channels.freed(channel); }
+
+void Keeper::close_channel(const Peer& client) {
+  const auto channel = tables_.channels.find(client.channel);
+  if (!channel) return;
+  UniqueFd memory = *tables_.channels.close(client.channel);
+  if (memory)
+    maker_.free(client.channel, client.uid, std::move(memory), channel->bytes);
+  else if (!maker_.cancel(client.channel))
+    on_freed(client.channel);
+  place_channels();  // tells the channel's engine
+}
+
+Peer* Keeper::client_of(std::uint64_t channel) {
+  for (auto& [socket, peer] : tables_.peers)
+    if (peer.has_role(Role::client) && peer.channel == channel) return &peer;
+  return nullptr;
 }
 
 /// An engine cannot serve a channel: refuses the channel's client with the engine's reason. Other
@@ -366,9 +402,8 @@ void Keeper::on_channel_refused(const Peer& engine, const ChannelRefused& messag
   const auto channel = tables_.channels.find(message.channel);
   if (!channel || channel->engine != engine.socket.get()) return;  // closed, or moved meanwhile
   tables_.channels.take_back(message.channel);
-  for (auto& [socket, peer] : tables_.peers)
-    if (peer.has_role(Role::client) && peer.channel == message.channel)
-      return connections_.refuse(peer, {message.error, message.reason.str()});
+  if (Peer* client = client_of(message.channel))
+    connections_.refuse(*client, {message.error, message.reason.str()});
 }
 
 }  // namespace kvhive

@@ -10,14 +10,18 @@
 #include <string>
 
 #include "base/event_loop.hpp"
+#include "config/process_limits.hpp"
 #include "ipc/listener.hpp"
+#include "tools/keeper/channel_maker.hpp"
 #include "tools/keeper/connections.hpp"
 #include "tools/keeper/supervisor.hpp"
 #include "tools/keeper/tables.hpp"
 
 namespace kvhive {
 
-class Keeper : private Connections::Events, private Supervisor::Events {
+class Keeper : private Connections::Events,
+               private Supervisor::Events,
+               private ChannelMaker::Events {
  public:
   /// Starts the steward and makes the pool. Null = a stop signal came meanwhile. On an error, no
   /// file, memory or process is left behind.
@@ -32,7 +36,8 @@ class Keeper : private Connections::Events, private Supervisor::Events {
   const std::string& socket_path() const { return listener_.path(); }
 
  private:
-  Keeper(const Options& options, Domains domains, Listener listener, EventLoop loop);
+  Keeper(const Options& options, const ProcessLimits& limits, Domains domains, Listener listener,
+         EventLoop loop);
   /// False = a stop signal came meanwhile.
   [[nodiscard]] Expected<bool> prepare();
   [[nodiscard]] Expected<void> watch_signals();
@@ -43,6 +48,8 @@ class Keeper : private Connections::Events, private Supervisor::Events {
   void on_packet(Peer& peer, Packet packet) override;
   void on_gone(const Peer& peer) override;
   void on_child_end(const Child& child, pid_t pid) override;
+  void on_made(std::uint64_t channel, Expected<UniqueFd> memory) override;
+  void on_freed(std::uint64_t channel) override;
   // Each handles a packet from one kind of sender. False = this kind may not send such a packet.
   bool on_steward_packet(const Packet& packet);
   bool on_engine_packet(Peer& peer, const Packet& packet);
@@ -52,9 +59,11 @@ class Keeper : private Connections::Events, private Supervisor::Events {
   void send_status(Peer& peer);
   void check_ready();
   void on_engine_gone(const Peer& peer);
+  void make_channel(const Peer& client);
   void on_channel_refused(const Peer& engine, const ChannelRefused& message);
   void place_channels();
-  void close_channel(std::uint64_t id);
+  void close_channel(const Peer& client);
+  Peer* client_of(std::uint64_t channel);
   void end_guests();
 
   Listener listener_;
@@ -66,6 +75,7 @@ class Keeper : private Connections::Events, private Supervisor::Events {
   EngineSockets engine_line_;
   bool places_again_soon_ = false;  ///< a timer is set that places the waiting channels
   std::function<void()> on_ready_;
+  ChannelMaker maker_;  ///< the last member, so that its thread ends before what it uses
 };
 
 }  // namespace kvhive

@@ -13,9 +13,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// A packet has no room for all names of 65536 domains. Domains after these are shown by number.
-constexpr std::size_t kMostDomainNames = 1024;
-
 std::uint32_t restarts_of(const Child& child) { return child.starts - std::min(child.starts, 1u); }
 
 Json serving(const Tables& tables, int socket, const Peer& peer, const char* state) {
@@ -48,8 +45,7 @@ Json engines(const Tables& tables) {
 
 Json domains(const Tables& tables, std::optional<DomainId> yours) {
   const auto& names = tables.domains.names();
-  const auto count = static_cast<std::ptrdiff_t>(std::min(names.size(), kMostDomainNames));
-  return {{"names", std::vector<std::string>(names.begin(), names.begin() + count)},
+  return {{"names", names},
           {"yours", yours ? Json(names[yours->value]) : Json()}};
 }
 
@@ -64,7 +60,7 @@ Json clients(const Tables& tables) {
          {"uid", peer.uid},
          {"channel", peer.channel},
          {"channel_bytes", channel->bytes},
-         {"domain", tables.domains.names()[channel->domain.value]},
+         {"domain", tables.domains.names()[channel->owner.domain.value]},
          {"engine", channel->engine ? Json(tables.peers.at(*channel->engine).engine) : Json()}});
   }
   return all;

@@ -4,6 +4,7 @@
 // socket.
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdint>
@@ -29,13 +30,17 @@ struct Peer {
   UniqueFd pidfd;  ///< empty for the keeper's own children: Child has theirs
   pid_t pid = 0;   ///< in the keeper's PID namespace; 0 = the process is not visible there
   uid_t uid = 0;
-  bool is_welcome = false;  ///< its hello was accepted
+  std::uint64_t number = 0;  ///< of the connection; never used twice
+  bool has_spoken = false;   ///< a packet has come
+  bool is_welcome = false;   ///< its hello was accepted
   bool is_serving = false;  ///< an engine that has signed in to the pool
   Role role = Role::client;
   std::uint32_t engine = kAnyEngine;  ///< engine: its own number
   std::uint32_t slot = 0;             ///< engine: its process slot in the pool
   std::uint64_t channel = 0;          ///< client: the id of its channel
 
+  /// Whether the process is of another user than the daemon's, and not root's.
+  bool is_stranger() const { return uid != geteuid() && uid != 0; }
   bool has_role(Role wanted) const { return is_welcome && role == wanted; }
 };
 

@@ -150,6 +150,18 @@ Expected<void> welcome_inspector(const Tables& tables, const Peer& peer,
   return send_welcome(tables, peer, message, objects, Opened::read_only);
 }
 
+/// What channels may take of the machine's memory. Engines need room for a step and to be started
+/// again; if they do not find it, the kernel kills one of them.
+MachineMemory memory_for_channels(const Tables& tables) {
+  constexpr std::size_t kSmallThings = std::size_t{64} << 20;
+  const std::size_t of_a_step = tables.pool.is_on_gpu() ? 0 : tables.pool.model.engine_peak;
+  const std::size_t kept =
+      kSmallThings + tables.engines.size() * of_a_step + tables.channels.bytes_to_make();
+  MachineMemory machine = machine_memory();
+  machine.available -= std::min(machine.available, kept);
+  return machine;
+}
+
 Expected<void> welcome_client(Tables& tables, Peer& peer, const ClientHello& hello) {
   if (hello.engine != kAnyEngine && !tables.has_engine(hello.engine))
     return failure(Errc::not_found, "engine " + std::to_string(hello.engine) +
@@ -157,17 +169,11 @@ Expected<void> welcome_client(Tables& tables, Peer& peer, const ClientHello& hel
                                         std::to_string(tables.engines.size() - 1));
   auto domain = tables.domains.of(PeerIdentity::of_socket(peer.socket.get()));
   if (!domain) return forward_error(domain);
-  auto channel =
-      tables.channels.create(hello.channel_bytes, hello.engine, *domain, machine_memory());
+  const ChannelOwner owner{*domain, peer.uid, peer.is_stranger()};
+  auto channel = tables.channels.reserve(hello.channel_bytes, hello.engine, owner,
+                                         memory_for_channels(tables));
   if (!channel) return forward_error(channel);
-  const ClientWelcome message{channel->id, channel->bytes};
-  const int doorbell = channel->doorbell.get();
-  if (auto sent = send_packet(peer.socket.get(), message, {channel->memory, doorbell, doorbell});
-      !sent) {
-    tables.channels.forget(channel->id);
-    return sent;
-  }
-  peer.channel = channel->id;
+  peer.channel = *channel;
   return {};
 }
 
@@ -189,6 +195,13 @@ Expected<void> as(Role role, Peer& peer, Expected<void> welcomed) {
 }
 
 }  // namespace
+
+Expected<void> welcome_to_channel(Tables& tables, const Peer& client, UniqueFd memory) {
+  auto channel = tables.channels.complete(client.channel, std::move(memory));
+  if (!channel) return forward_error(channel);
+  return send_packet(client.socket.get(), ClientWelcome{client.channel, channel->bytes},
+                     {channel->memory, channel->engine_bell, channel->client_bell.get()});
+}
 
 Expected<void> welcome(Tables& tables, Peer& peer, const Packet& packet) {
   if (const auto hello = packet.as<ClientHello>())

@@ -7,7 +7,12 @@
 
 namespace kvhive {
 
-/// Answers `hello`. An error says why the process is refused; the tables are then unchanged.
+/// Answers `hello`. An error says why the process is refused; the tables are then unchanged. A client
+/// is answered later: its channel's memory has to be made first.
 [[nodiscard]] Expected<void> welcome(Tables& tables, Peer& peer, const Packet& hello);
+
+/// Answers a client whose channel's memory is made.
+[[nodiscard]] Expected<void> welcome_to_channel(Tables& tables, const Peer& client,
+                                                UniqueFd memory);
 
 }  // namespace kvhive

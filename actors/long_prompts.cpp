@@ -1,0 +1,40 @@
+#include "actors/long_prompts.hpp"
+
+#include <utility>
+
+namespace kvhive {
+
+void LongPrompts::add(Submission submission, std::string text) {
+  const RequestKey key = submission.key;
+  const auto mark = std::make_shared<const bool>(true);
+  worker_.add(key.channel, [this, key, text = std::move(text), sink = submission.sink,
+                            weak_mark = std::weak_ptr(mark)] {
+    const auto is_wanted = weak_mark.lock();
+    if (!is_wanted) return true;
+    sink->set_running(true);
+    auto tokens = tokenizer_.encode(text, AddSpecial::yes);
+    sink->set_running(false);
+    loop_.post([this, key, is_wanted, tokens = std::move(tokens)] {
+      deliver(key, is_wanted, tokens);
+    });
+    return true;
+  });
+  pending_.insert_or_assign(key, Pending{std::move(submission), mark});
+}
+
+void LongPrompts::forget(std::uint64_t channel) {
+  std::erase_if(pending_, [&](const auto& entry) { return entry.first.channel == channel; });
+}
+
+bool LongPrompts::forget(const RequestKey& request) { return pending_.erase(request) != 0; }
+
+void LongPrompts::deliver(const RequestKey& request, const std::shared_ptr<const bool>& is_wanted,
+                          Expected<std::vector<TokenId>> tokens) {
+  const auto found = pending_.find(request);
+  if (found == pending_.end() || found->second.is_wanted != is_wanted) return;
+  Submission submission = std::move(found->second.submission);
+  pending_.erase(found);
+  on_tokens_(std::move(submission), std::move(tokens));
+}
+
+}  // namespace kvhive

@@ -1,0 +1,55 @@
+#pragma once
+// Tokenises long prompts in a thread of its own, because one of them may take a second, and the
+// event loop serves all clients. The channels take turns, so that a channel with many long prompts
+// delays another channel's prompt by one prompt at most.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actors/messages.hpp"
+#include "base/background_worker.hpp"
+#include "base/event_loop.hpp"
+#include "models/text/tokenizer.hpp"
+
+namespace kvhive {
+
+class LongPrompts {
+ public:
+  /// Called on the event loop. `tokens` is the prompt, or why it could not be tokenised.
+  using OnTokens = std::function<void(Submission submission, Expected<std::vector<TokenId>> tokens)>;
+
+  /// \param loop  outlives this object, but does not run any more after its destruction
+  /// \param tokenizer  outlives this object
+  LongPrompts(EventLoop& loop, const Tokenizer& tokenizer, OnTokens on_tokens)
+      : loop_(loop), tokenizer_(tokenizer), on_tokens_(std::move(on_tokens)) {}
+
+  /// \param submission  without its prompt
+  void add(Submission submission, std::string text);
+  /// Forgets all requests of a channel: on_tokens is never called for them.
+  void forget(std::uint64_t channel);
+  /// Forgets one request. False = it is not here (any more).
+  bool forget(const RequestKey& request);
+
+ private:
+  /// A request whose prompt is not tokenised yet. Only the event loop's thread uses it.
+  struct Pending {
+    Submission submission;
+    /// Distinguishes it from an earlier request in the same slot. The worker has a weak pointer to
+    /// it, and so sees when the request was forgotten.
+    std::shared_ptr<const bool> is_wanted;
+  };
+  void deliver(const RequestKey& request, const std::shared_ptr<const bool>& is_wanted,
+               Expected<std::vector<TokenId>> tokens);
+
+  EventLoop& loop_;
+  const Tokenizer& tokenizer_;
+  OnTokens on_tokens_;
+  std::map<RequestKey, Pending> pending_;
+  BackgroundWorker worker_;  ///< the last member, so that it ends before what it uses
+};
+
+}  // namespace kvhive

@@ -1,0 +1,102 @@
+#include "tools/keeper/channel_maker.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <map>
+#include <set>
+
+#include "base/check.hpp"
+#include "ipc/channel_memory.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::size_t bytes_in(int fd) {
+  struct stat status {};
+  KV_CHECK(fstat(fd, &status) == 0);
+  return static_cast<std::size_t>(status.st_blocks) * 512;
+}
+
+class ChannelMakerTest : public ::testing::Test, public ChannelMaker::Events {
+ protected:
+  void on_made(std::uint64_t channel, Expected<UniqueFd> memory) override {
+    made_.push_back(channel);
+    if (memory)
+      memory_[channel] = std::move(*memory);
+    else
+      errors_[channel] = memory.error();
+    loop_.stop();
+  }
+  void on_freed(std::uint64_t channel) override {
+    freed_.insert(channel);
+    loop_.stop();
+  }
+  void wait_for_events(std::size_t count) {
+    while (made_.size() + freed_.size() < count) loop_.run();
+  }
+
+  EventLoop loop_ = EventLoop::create().value();
+  std::vector<std::uint64_t> made_;  ///< in this order
+  std::set<std::uint64_t> freed_;
+  std::map<std::uint64_t, UniqueFd> memory_;
+  std::map<std::uint64_t, Error> errors_;
+  ChannelMaker maker_{loop_, *this};
+};
+
+TEST_F(ChannelMakerTest, MakesWhatAnEngineAndAClientCanOpen) {
+  const std::size_t bytes = (std::size_t{20} << 20) + 4096;  // more than one piece
+  maker_.make(1, 0, bytes);
+  wait_for_events(1);
+  EXPECT_GE(bytes_in(memory_[1].get()), bytes);
+  const auto map = MappedMemory::map(memory_[1].get(), bytes, Access::read_write, "channel");
+  ASSERT_TRUE(map.has_value()) << map.error().text;
+  ChannelHeader header;
+  std::memcpy(&header, map->data(), sizeof header);
+  EXPECT_TRUE(check_channel_header(header, bytes).has_value());
+}
+
+TEST_F(ChannelMakerTest, FreesMemoryThatAClientStillHasOpen) {
+  maker_.make(1, 0, kLeastChannelBytes * 20);
+  wait_for_events(1);
+  const UniqueFd kept(dup(memory_[1].get()));
+  maker_.free(1, 0, std::move(memory_[1]), kLeastChannelBytes * 20);
+  wait_for_events(2);
+  EXPECT_TRUE(freed_.count(1));
+  EXPECT_EQ(bytes_in(kept.get()), 0u);
+}
+
+TEST_F(ChannelMakerTest, AUserWithMuchToMakeDoesNotDelayAnother) {
+  for (std::uint64_t channel = 1; channel <= 8; ++channel)
+    maker_.make(channel, 1000, std::size_t{64} << 20);
+  maker_.make(9, 1001, kLeastChannelBytes);
+  wait_for_events(1);
+  EXPECT_THAT(made_, ElementsAre(9));
+  for (std::uint64_t channel = 1; channel <= 8; ++channel) EXPECT_TRUE(maker_.cancel(channel));
+  wait_for_events(9);
+  EXPECT_EQ(freed_.size(), 8u);
+  EXPECT_THAT(made_, ElementsAre(9));
+}
+
+TEST_F(ChannelMakerTest, WhatCannotBeMadeIsAnErrorAndLeavesNothing) {
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit usual{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &usual), 0);
+  const rlimit small{std::size_t{12} << 20, usual.rlim_max};  // the second piece does not fit
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  maker_.make(1, 0, std::size_t{64} << 20);
+  wait_for_events(2);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &usual), 0);
+  EXPECT_THAT(errors_[1].text, HasSubstr("kvhive-channel"));
+  EXPECT_TRUE(freed_.count(1));
+  EXPECT_FALSE(maker_.cancel(1));
+}
+
+}  // namespace
+}  // namespace kvhive::testing

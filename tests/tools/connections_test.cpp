@@ -1,0 +1,218 @@
+// The keeper's connections and what strangers (processes of other users) can do to them. The keeper
+// and the strangers are this process, which changes its user in between.
+
+#include "tools/keeper/connections.hpp"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <functional>
+#include <optional>
+
+#include "ipc/listener.hpp"
+#include "tests/support/lingering_socket.hpp"
+#include "tests/support/playing_user.hpp"
+#include "tests/support/temp_directory.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// Longer than any test may take: a keeper that waits for such a close hangs.
+constexpr int kForEver = 3600;
+
+class ConnectionsTest : public ::testing::Test, public Connections::Events {
+ protected:
+  ConnectionsTest() {
+    alarm(120);
+    chmod(directory_.path().c_str(), 0711);
+  }
+  ~ConnectionsTest() override { alarm(0); }
+
+  void SetUp() override {
+    if (!can_play_users()) GTEST_SKIP() << "needs root, to act as two other users";
+  }
+
+  void on_packet(Peer& peer, Packet packet) override {
+    heard_.push_back(packet.type());
+    if (connections_->identify(peer, packet)) peer.is_welcome = true;
+  }
+  void on_gone(const Peer& peer) override { gone_.push_back(peer.uid); }
+
+  /// \param descriptors  passed_on = as before Linux 6.16
+  void listen(const ConnectionLimits& limits = {},
+              PeerDescriptors descriptors = PeerDescriptors::refused) {
+    const SocketPermissions everybody{0666, 0711, std::nullopt};
+    listener_.emplace(Listener::open(path(), everybody, descriptors).value());
+    connections_.emplace(tables_, loop_, *this, limits);
+    connections_->listen(listener_->fd());
+  }
+  std::string path() const { return (directory_.path() / "socket").string(); }
+
+  UniqueFd connect_as(uid_t user) const {
+    const PlayingUser playing(user);
+    return connect_to_daemon(path()).value();
+  }
+  /// Runs the keeper's loop until `holds`.
+  void serve_until(const std::function<bool()>& holds) {
+    const std::function<void()> look = [&] {
+      if (holds()) return loop_.stop();
+      loop_.after(std::chrono::milliseconds(1), look);
+    };
+    look();
+    loop_.run();
+  }
+  std::string refusal_of(const UniqueFd& socket) {
+    const auto packet = receive_answer(socket.get());
+    if (!packet || !*packet) return "hung up without a word";
+    const auto refused = (*packet)->as<Refused>();
+    return refused ? refused->reason.str() : "no refusal";
+  }
+  std::size_t peers() const { return tables_.peers.size(); }
+
+  TempDirectory directory_;
+  EventLoop loop_ = EventLoop::create().value();
+  Tables tables_{.options = {},
+                 .domains = Domains::resolve({}, PeerIdentity::of_this_process()).value(),
+                 .pool = {},
+                 .peers = {},
+                 .steward = {},
+                 .engines = {},
+                 .channels = Channels(),
+                 .repairs = {}};
+  std::optional<Listener> listener_;
+  std::optional<Connections> connections_;
+  std::vector<MessageType> heard_;
+  std::vector<uid_t> gone_;
+};
+
+TEST_F(ConnectionsTest, AClientNeedsNoPidfdInItsHelloAndIsGoneWhenItsSocketCloses) {
+  listen();
+  UniqueFd client = connect_as(kAlice);
+  ASSERT_TRUE(send_packet(client.get(), ClientHello{}).has_value());
+  serve_until([&] { return !heard_.empty(); });
+  EXPECT_THAT(heard_, ElementsAre(MessageType::client_hello));
+  client = UniqueFd();
+  serve_until([&] { return peers() == 0; });
+  EXPECT_THAT(gone_, ElementsAre(kAlice));
+}
+
+TEST_F(ConnectionsTest, SinceLinux616DescriptorsCannotEvenBeSent) {
+  listen();
+  const UniqueFd client = connect_as(kAlice);
+  const UniqueFd file{open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  const auto sent = send_packet(client.get(), ClientHello{}, {file.get()});
+  if (sent) GTEST_SKIP() << "this kernel is older";
+  EXPECT_THAT(sent.error().text, HasSubstr("not permitted"));
+}
+
+/// Each of these would make the keeper wait for an hour if it closed the descriptor itself.
+class LingeringDescriptor : public ConnectionsTest {
+ protected:
+  void SetUp() override {
+    ConnectionsTest::SetUp();
+    if (!IsSkipped()) listen({}, PeerDescriptors::passed_on);
+  }
+  /// Sends a hello with the descriptor. The descriptor in the packet is then the last one.
+  void send_lingering(const UniqueFd& client) {
+    ASSERT_TRUE(send_packet(client.get(), ClientHello{}, {lingering_.socket.get()}).has_value());
+    lingering_.socket = UniqueFd();
+  }
+  /// Whether the keeper goes on, and whether the file is closed: this process is the TCP peer, too.
+  void expect_closed() {
+    const UniqueFd peer{accept(lingering_.listener.get(), nullptr, nullptr)};
+    serve_until([&] {
+      std::array<char, 65536> data;
+      ssize_t got;
+      while ((got = recv(peer.get(), data.data(), data.size(), MSG_DONTWAIT)) > 0) {
+      }
+      return got == 0 || errno == ECONNRESET;
+    });
+  }
+
+  LingeringSocket lingering_{kForEver};
+};
+
+TEST_F(LingeringDescriptor, IsRefusedUnreceived) {
+  const UniqueFd client = connect_as(kAlice);
+  send_lingering(client);
+  serve_until([&] { return look_at_next_packet(client.get()) != NextPacket::none; });
+  EXPECT_THAT(heard_, IsEmpty());
+  EXPECT_THAT(refusal_of(client), HasSubstr("takes no file descriptors"));
+  expect_closed();
+}
+
+TEST_F(LingeringDescriptor, MayLieUnreadBehindAMalformedPacket) {
+  const UniqueFd client = connect_as(kAlice);
+  ASSERT_EQ(send(client.get(), "x", 1, 0), 1);
+  send_lingering(client);
+  expect_closed();
+}
+
+TEST_F(LingeringDescriptor, MayComeBeforeTheConnectionIsAcceptedAndItsClientLeft) {
+  UniqueFd client = connect_as(kAlice);
+  send_lingering(client);
+  client = UniqueFd();
+  expect_closed();
+}
+
+TEST_F(ConnectionsTest, ASilentUserLosesItsOldestConnectionsAndNobodyElseAny) {
+  listen({.silent_of_user = 2});
+  const UniqueFd bob = connect_as(kBob);
+  std::vector<UniqueFd> alice;
+  for (int i = 0; i < 5; ++i) alice.push_back(connect_as(kAlice));
+  const auto is_closed = [](const UniqueFd& socket) {
+    char byte;
+    return recv(socket.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 0;
+  };
+  serve_until([&] { return peers() == 3 && is_closed(alice[2]); });
+  EXPECT_TRUE(is_closed(alice[0]) && is_closed(alice[1]) && is_closed(alice[2]));
+  EXPECT_FALSE(is_closed(alice[3]) || is_closed(alice[4]) || is_closed(bob));
+}
+
+TEST_F(ConnectionsTest, AllSilentStrangersTogetherHaveALimitAndTheOwnerHasNone) {
+  listen({.silent_of_all = 3});
+  std::vector<UniqueFd> silent;
+  for (const uid_t user : {kAlice, kBob, kAlice, kBob, kAlice}) silent.push_back(connect_as(user));
+  std::vector<UniqueFd> own;
+  for (int i = 0; i < 5; ++i) own.push_back(connect_to_daemon(path()).value());
+  serve_until([&] { return peers() == 8; });
+}
+
+TEST_F(ConnectionsTest, AUserHasALimitOfConnections) {
+  listen({.of_user = 2});
+  std::vector<UniqueFd> alice;
+  for (std::size_t i = 0; i < 3; ++i) {
+    alice.push_back(connect_as(kAlice));
+    ASSERT_TRUE(send_packet(alice.back().get(), ClientHello{}).has_value());
+    if (i < 2) serve_until([&] { return heard_.size() == i + 1; });
+  }
+  const UniqueFd bob = connect_as(kBob);
+  serve_until([&] { return peers() == 3; });
+  EXPECT_THAT(refusal_of(alice[2]), HasSubstr("user 60001 has 2 connections, the most"));
+}
+
+TEST_F(ConnectionsTest, WhoSaysNothingIsSentAway) {
+  listen({.for_hello = std::chrono::seconds(0)});
+  const UniqueFd alice = connect_as(kAlice);
+  serve_until([&] { return look_at_next_packet(alice.get()) != NextPacket::none; });
+  EXPECT_EQ(peers(), 0u);
+  EXPECT_THAT(refusal_of(alice), HasSubstr("nothing was said"));
+}
+
+TEST(LimitsFor, LeaveMostOfTheDescriptorsToOthers) {
+  for (const std::uint64_t descriptors : {256u, 1024u, 20'000u, 1'048'576u}) {
+    const ConnectionLimits limits = limits_for(descriptors);
+    EXPECT_LE(limits.of_user * 6, std::max<std::uint64_t>(descriptors / 3, 48)) << descriptors;
+    EXPECT_LE(limits.silent_of_user, limits.silent_of_all) << descriptors;
+    EXPECT_GE(limits.kept_for_owner, 32u) << descriptors;
+  }
+}
+
+}  // namespace
+}  // namespace kvhive::testing

@@ -1,0 +1,40 @@
+#pragma once
+// Closes connections whose unread packets carry descriptors. The last close of a file can take as
+// long as its owner likes: a TCP socket with SO_LINGER waits for its peer, a file in FUSE for its
+// server. So a process is forked that holds the connections, the keeper closes its own descriptors
+// of them, and the process ends. Files that the kernel closes at a process's end do not linger; if
+// one takes long nevertheless, nobody waits for it.
+//
+// Needed only before Linux 6.16; since then the kernel refuses such packets (refuse_descriptors()).
+
+#include <map>
+#include <vector>
+
+#include "base/event_loop.hpp"
+#include "base/unique_fd.hpp"
+
+namespace kvhive {
+
+class Burial {
+ public:
+  explicit Burial(EventLoop& loop) : loop_(loop) {}
+  Burial(const Burial&) = delete;
+  Burial& operator=(const Burial&) = delete;
+  ~Burial();
+
+  /// Closes the connection without closing what its packets carry in this process.
+  void bury(UniqueFd socket);
+
+  /// Connections that could not be closed yet.
+  std::size_t waiting() const { return waiting_.size(); }
+
+ private:
+  void start();
+  void on_end(pid_t pid);
+
+  EventLoop& loop_;
+  std::vector<UniqueFd> waiting_;
+  std::map<pid_t, UniqueFd> processes_;  ///< pidfds
+};
+
+}  // namespace kvhive

@@ -1,0 +1,92 @@
+#include "tools/keeper/channel_maker.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "ipc/channel_memory.hpp"
+
+namespace kvhive {
+namespace {
+
+/// What is allocated or freed before another user has a turn: about 3 ms of work.
+constexpr std::size_t kPiece = std::size_t{8} << 20;
+
+}  // namespace
+
+/// A channel's memory while it is made. The worker and the event loop share it; `is_wanted` is all
+/// that both use at the same time.
+struct ChannelMaker::Making {
+  /// Allocates one more piece. True = done, with `memory` or `error`.
+  bool allocate();
+
+  uid_t user = 0;
+  std::size_t bytes = 0;
+  std::size_t allocated = 0;
+  UniqueFd memory;
+  Error error;
+  std::atomic<bool> is_wanted{true};
+};
+
+bool ChannelMaker::Making::allocate() {
+  const auto failed = [this](const auto& result) {
+    error = result.error();
+    return true;
+  };
+  if (!is_wanted) return true;
+  if (!memory) {
+    auto opened = open_memory(kChannelMemoryName);
+    if (!opened) return failed(opened);
+    memory = std::move(*opened);
+  }
+  const std::size_t end = std::min(bytes, allocated + kPiece);
+  if (auto grown = allocate_memory(memory, allocated, end, kChannelMemoryName); !grown)
+    return failed(grown);
+  allocated = end;
+  if (allocated < bytes) return false;
+  if (auto written = write_channel_header(memory, bytes); !written) return failed(written);
+  if (auto sealed = seal_memory(memory, kChannelMemoryName); !sealed) return failed(sealed);
+  return true;
+}
+
+void ChannelMaker::make(std::uint64_t channel, uid_t user, std::size_t bytes) {
+  const auto making = std::make_shared<Making>();
+  making->user = user;
+  making->bytes = bytes;
+  making_.emplace(channel, making);
+  worker_.add(user, [this, channel, making] {
+    if (!making->allocate()) return false;
+    loop_.post([this, channel, making] { made(channel, making); });
+    return true;
+  });
+}
+
+void ChannelMaker::made(std::uint64_t channel, const std::shared_ptr<Making>& making) {
+  making_.erase(channel);
+  if (!making->is_wanted)
+    return free(channel, making->user, std::move(making->memory), making->allocated);
+  if (making->error.code == Errc::none) return events_.on_made(channel, std::move(making->memory));
+  events_.on_made(channel, tl::unexpected(making->error));
+  free(channel, making->user, std::move(making->memory), making->allocated);
+}
+
+bool ChannelMaker::cancel(std::uint64_t channel) {
+  const auto found = making_.find(channel);
+  if (found == making_.end()) return false;
+  found->second->is_wanted = false;
+  return true;
+}
+
+void ChannelMaker::free(std::uint64_t channel, uid_t user, UniqueFd memory, std::size_t bytes) {
+  const auto shared = std::make_shared<const UniqueFd>(std::move(memory));
+  worker_.add(user, [this, channel, shared, bytes, freed = std::size_t{0}]() mutable {
+    const std::size_t end = std::min(bytes, freed + kPiece);
+    if (*shared && freed < end) free_memory(*shared, freed, end);
+    freed = end;
+    if (freed < bytes) return false;
+    loop_.post([this, channel] { events_.on_freed(channel); });
+    return true;
+  });
+}
+
+}  // namespace kvhive

@@ -1,0 +1,50 @@
+#pragma once
+// Makes and frees the memory of channels in a thread of its own: a gigabyte takes a third of a
+// second, and the keeper's event loop serves all. Users take turns, a few megabytes each.
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "base/background_worker.hpp"
+#include "base/event_loop.hpp"
+#include "base/unique_fd.hpp"
+
+namespace kvhive {
+
+class ChannelMaker {
+ public:
+  /// Called on the event loop; the keeper implements it.
+  class Events {
+   public:
+    virtual ~Events() = default;
+    virtual void on_made(std::uint64_t channel, Expected<UniqueFd> memory) = 0;
+    virtual void on_freed(std::uint64_t channel) = 0;
+  };
+
+  /// \param loop  outlives this object, but does not run any more after its destruction
+  ChannelMaker(EventLoop& loop, Events& events) : loop_(loop), events_(events) {}
+
+  /// Makes a channel's memory with its header. on_made() follows, unless it is cancelled.
+  void make(std::uint64_t channel, uid_t user, std::size_t bytes);
+  /// The client that waited is gone. True = on_freed() follows; false = nothing is being made.
+  bool cancel(std::uint64_t channel);
+  /// Frees a closed channel's memory, even if a process still has a descriptor of it. on_freed()
+  /// follows.
+  void free(std::uint64_t channel, uid_t user, UniqueFd memory, std::size_t bytes);
+
+ private:
+  struct Making;
+  void made(std::uint64_t channel, const std::shared_ptr<Making>& making);
+
+  EventLoop& loop_;
+  Events& events_;
+  /// What is being made, by channel. Only the event loop's thread uses the map.
+  std::map<std::uint64_t, std::shared_ptr<Making>> making_;
+  BackgroundWorker worker_;  ///< the last member, so that it ends before what it uses
+};
+
+}  // namespace kvhive
