@@ -10,6 +10,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "base/logging/log_limit.hpp"
 
 namespace kvhive {
 namespace {
@@ -100,7 +101,8 @@ void EventLoop::call(const Handler& handler) const {
   try {
     handler();
   } catch (const std::exception& exception) {
-    spdlog::error("{}", exception.what());
+    static LogLimit limit;
+    if (const auto note = limit.admit()) spdlog::error("{}{}", exception.what(), *note);
   }
 }
 
