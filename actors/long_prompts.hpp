@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "actors/messages.hpp"
-#include "base/background_worker.hpp"
-#include "base/event_loop.hpp"
+#include "base/loop/background_worker.hpp"
+#include "base/loop/event_loop.hpp"
 #include "models/text/tokenizer.hpp"
 
 namespace kvhive {

@@ -13,7 +13,7 @@
 
 #include "actors/long_prompts.hpp"
 #include "actors/protocol.hpp"
-#include "base/event_loop.hpp"
+#include "base/loop/event_loop.hpp"
 #include "ipc/engine_channel.hpp"
 #include "models/text/tokenizer.hpp"
 

@@ -7,15 +7,24 @@
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
+#include <string>
 
 namespace kvhive::detail {
+
+/// Prints the line of a failed check. The log sets it (base/log.cpp): with a log, the line comes
+/// after the log's lines, and a reader of standard error that is stuck does not keep the process
+/// alive.
+inline void (*print_failed_check)(const std::string& line) = [](const std::string& line) {
+  std::fprintf(stderr, "%s\n", line.c_str());
+};
 
 template <class... Values>
 [[noreturn]] void check_failed(const char* file, int line, const char* expression,
                                const Values&... values) {
   std::ostringstream text;
+  text << file << ':' << line << ": check failed: " << expression << ':';
   ((text << ' ' << values), ...);
-  std::fprintf(stderr, "%s:%d: check failed: %s:%s\n", file, line, expression, text.str().c_str());
+  print_failed_check(text.str());
   std::abort();
 }
 

@@ -104,6 +104,9 @@ std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::cut(std::string_view 
   std::vector<Section> sections;
   const auto matches = tokens_by_begin(text);
   std::size_t taken = 0, token_end = 0;
+  // The end of the last run of white space behind a token. Tokens that lie in it are not measured
+  // again: a text may be one long run of them.
+  std::size_t space_end = 0;
   const auto take_text = [&](std::size_t end) {
     if (end > taken) sections.push_back({text.substr(taken, end - taken), nullptr});
   };
@@ -116,7 +119,9 @@ std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::cut(std::string_view 
     take_text(at - (token.lstrip ? trailing_space(between) : 0));
     sections.push_back({text.substr(at, token.content.size()), &token});
     token_end = at + token.content.size();
-    taken = token_end + (token.rstrip ? leading_space(text.substr(token_end)) : 0);
+    if (token.rstrip && token_end > space_end)
+      space_end = token_end + leading_space(text.substr(token_end));
+    taken = token.rstrip ? space_end : token_end;
   }
   take_text(text.size());
   return sections;

@@ -1,4 +1,4 @@
-#include "base/event_loop.hpp"
+#include "base/loop/event_loop.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

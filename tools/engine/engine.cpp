@@ -3,13 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <optional>
 
 #include "actors/swapper_state.hpp"
 #include "actors/transformer_runner.hpp"
 #include "base/log.hpp"
+#include "base/logging/log_limit.hpp"
 #include "config/process_limits.hpp"
 #include "models/fingerprint.hpp"
 #include "models/text/tokenizer_parser.hpp"
@@ -60,11 +60,8 @@ SchedulerHandle spawn_ring_or_exit(caf::actor_system& system, RingParts parts) {
   try {
     return spawn_ring(system, std::move(parts));
   } catch (const std::exception& exception) {
-    std::fprintf(
-        stderr,
-        "kvhive-engine: no thread for an actor: %s; raise the limit of processes (ulimit -u) or "
-        "of address space (ulimit -v)\n",
-        exception.what());
+    print_error_line(std::string("kvhive-engine: no thread for an actor: ") + exception.what() +
+                     "; raise the limit of processes (ulimit -u) or of address space (ulimit -v)");
     _exit(1);
   }
 }
@@ -204,6 +201,7 @@ void Engine::on_keeper() {
   auto packet = receive_packet(socket_.get());
   if (!packet) {
     spdlog::error("from the keeper: {}", packet.error().text);
+    flush_log();
     _exit(1);  // the keeper starts another engine
   }
   if (!*packet) _exit(0);  // the keeper is gone, and the pool with it: nothing has to be released
@@ -227,7 +225,8 @@ void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
 }
 
 void Engine::refuse_channel(std::uint64_t channel, const Error& error) {
-  spdlog::warn("channel {}: {}", channel, error.text);
+  static LogLimit limit;  // a client can send a thousand bad channels a second
+  if (const auto note = limit.admit()) spdlog::warn("channel {}: {}{}", channel, error.text, *note);
   // An error means that the keeper is gone: on_keeper() will be called, and ends the process.
   (void)send_packet(socket_.get(), ChannelRefused{channel, error.code, FixedText<512>(error.text)});
 }

@@ -7,7 +7,7 @@
 
 #include "actors/port.hpp"
 #include "actors/ring.hpp"
-#include "base/event_loop.hpp"
+#include "base/loop/event_loop.hpp"
 #include "config/options.hpp"
 #include "ipc/protocol.hpp"
 #include "models/transformer.hpp"

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 
 #include "base/exit_codes.hpp"
@@ -30,6 +29,7 @@ void share_cores(const Options& options, char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
   setenv("OMP_WAIT_POLICY", "passive", 1);
   if (options.threads != 0) setenv("OMP_NUM_THREADS", std::to_string(options.threads).c_str(), 1);
+  flush_log();
   execv("/proc/self/exe", argv);  // if it fails (no /proc), the engine goes on with the defaults
 }
 
@@ -90,7 +90,7 @@ Expected<int> run(int argc, char** argv) {
     if (done.error().code != Errc::device_lost) return forward_error(done);
     // After the keeper has got the memory, it does not read standard error any more: the exit code
     // tells it the reason.
-    std::fprintf(stderr, "kvhive-engine: %s\n", done.error().text.c_str());
+    print_error_line("kvhive-engine: " + done.error().text);
     return kExitDeviceLost;
   }
   auto engine = Engine::attach(*options, *config, index, keeper, std::move(choice->device));

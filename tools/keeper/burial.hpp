@@ -10,7 +10,7 @@
 #include <map>
 #include <vector>
 
-#include "base/event_loop.hpp"
+#include "base/loop/event_loop.hpp"
 #include "base/unique_fd.hpp"
 
 namespace kvhive {

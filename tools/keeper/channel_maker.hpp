@@ -9,8 +9,8 @@
 #include <map>
 #include <memory>
 
-#include "base/background_worker.hpp"
-#include "base/event_loop.hpp"
+#include "base/loop/background_worker.hpp"
+#include "base/loop/event_loop.hpp"
 #include "base/unique_fd.hpp"
 
 namespace kvhive {

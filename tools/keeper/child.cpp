@@ -7,10 +7,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 
+#include "base/logging/patient_write.hpp"
 #include "ipc/pidfd.hpp"
 
 namespace kvhive {
@@ -26,7 +27,12 @@ namespace {
   for (const std::string& flag : flags) arguments.push_back(const_cast<char*>(flag.c_str()));
   arguments.push_back(nullptr);
   execv(path.c_str(), arguments.data());
-  std::fprintf(stderr, "cannot execute %s: errno %d\n", path.c_str(), errno);
+  const int code = errno;
+  // Between fork() and exec() nothing may be logged: the child has no thread that writes the log.
+  // The exit code tells, too, if standard error has no room for the line.
+  (void)write_patiently(STDERR_FILENO,
+                        "cannot execute " + path + ": errno " + std::to_string(code) + "\n",
+                        std::chrono::milliseconds(0));
   _exit(127);
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/logging/log_limit.hpp"
 #include "config/process_limits.hpp"
 #include "ipc/pidfd.hpp"
 
@@ -156,7 +157,9 @@ void Connections::receive(int socket) {
   auto packet = receive_packet(socket);
   if (!packet && packet.error().code == Errc::os_error) return;  // nothing to read (EAGAIN)
   if (!packet && packet.error().code == Errc::layout_mismatch) return refuse(peer, packet.error());
-  if (!packet) spdlog::warn("pid {}: {}", peer.pid, packet.error().text);
+  static LogLimit broken_packets;
+  if (const auto note = packet ? std::nullopt : broken_packets.admit())
+    spdlog::warn("pid {}: {}{}", peer.pid, packet.error().text, *note);
   if (!packet || !*packet) return hang_up(peer);
   if ((*packet)->lost_fds)
     return refuse(peer, {Errc::os_error,
@@ -196,7 +199,9 @@ Expected<UniqueFd> Connections::pidfd_for(const Peer& peer, Packet& hello) const
 }
 
 void Connections::refuse(Peer& peer, const Error& error) {
-  spdlog::warn("refused pid {}: {}", peer.pid, error.text);
+  static LogLimit refusals;
+  if (const auto note = refusals.admit())
+    spdlog::warn("refused pid {}: {}{}", peer.pid, error.text, *note);
   send_refusal(peer.socket.get(), error);
   hang_up(peer);
 }

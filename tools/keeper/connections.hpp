@@ -8,7 +8,7 @@
 
 #include <chrono>
 
-#include "base/event_loop.hpp"
+#include "base/loop/event_loop.hpp"
 #include "ipc/protocol.hpp"
 #include "tools/keeper/burial.hpp"
 #include "tools/keeper/tables.hpp"

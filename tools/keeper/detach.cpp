@@ -5,8 +5,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
+
+#include "base/log.hpp"
+#include "base/logging/patient_write.hpp"
 
 namespace kvhive {
 namespace {
@@ -14,15 +18,18 @@ namespace {
 /// First byte of what the child reports to its parent; the line follows.
 constexpr char kReady = 'r', kFailed = 'f';
 
-Expected<void> write_all(int fd, const std::string& text) {
-  std::size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t wrote = write(fd, text.data() + done, text.size() - done);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) return os_failure("write");
-    done += static_cast<std::size_t>(wrote);
-  }
-  return {};
+using std::chrono::milliseconds;
+
+/// How long the daemon waits for a stream that has no room: a pipe that no process reads never has.
+constexpr milliseconds kDaemonsPatience{200};
+/// The parent of a detached daemon is the user's command; it waits as long as its streams do.
+constexpr milliseconds kForever{-1};
+
+Expected<void> write_all(int fd, const std::string& text, milliseconds patience) {
+  const PatientlyWritten written = write_patiently(fd, text, patience);
+  if (written.error == 0) return {};
+  errno = written.error;
+  return os_failure("write");
 }
 
 std::string read_all(int fd) {
@@ -38,7 +45,7 @@ std::string read_all(int fd) {
 
 /// Writes `line` to standard error and exits with 1. If even that fails, only the exit code tells.
 [[noreturn]] void exit_with_error(const std::string& line) {
-  (void)write_all(STDERR_FILENO, line + "\n");
+  (void)write_all(STDERR_FILENO, line + "\n", kForever);
   _exit(1);
 }
 
@@ -49,7 +56,7 @@ std::string read_all(int fd) {
     exit_with_error("kvhived: the daemon ended before it was ready; see its log in " + log);
   const std::string line = report.substr(1);
   if (report.front() != kReady) exit_with_error(line);
-  if (auto written = write_all(STDOUT_FILENO, line + "\n"); !written)
+  if (auto written = write_all(STDOUT_FILENO, line + "\n", kForever); !written)
     exit_with_error("kvhived: the daemon is ready, but standard output: " + written.error().text);
   _exit(0);
 }
@@ -106,20 +113,21 @@ Expected<Starter> Starter::detach(const std::string& log) {
 }
 
 Expected<void> Starter::ready(const std::string& line) {
-  if (!report_) return write_all(out_.get(), line + "\n");
+  if (!report_) return write_all(out_.get(), line + "\n", kDaemonsPatience);
   // An error means that the parent was killed: the daemon runs, and no user
   // waits for the line.
-  (void)write_all(report_.get(), kReady + line);
+  (void)write_all(report_.get(), kReady + line, kDaemonsPatience);
   report_ = UniqueFd();
   return {};
 }
 
 void Starter::failed(const std::string& line) {
+  flush_log();  // the line comes after those of the log
   // If the line cannot be written, the exit code still tells that the daemon failed.
   if (report_)
-    (void)write_all(report_.get(), kFailed + line);
+    (void)write_all(report_.get(), kFailed + line, kDaemonsPatience);
   else
-    (void)write_all(err_.get(), line + "\n");
+    (void)write_all(err_.get(), line + "\n", kDaemonsPatience);
   report_ = UniqueFd();
 }
 

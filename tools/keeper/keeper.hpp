@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "base/event_loop.hpp"
+#include "base/loop/event_loop.hpp"
 #include "config/process_limits.hpp"
 #include "ipc/listener.hpp"
 #include "tools/keeper/channel_maker.hpp"

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "base/event_loop.hpp"
+#include "base/loop/event_loop.hpp"
 #include "tools/keeper/tables.hpp"
 
 namespace kvhive {

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
+#include <string>
 
+#include "base/log.hpp"
 #include "tools/program/output.hpp"
 
 namespace kvhive {
@@ -28,7 +30,7 @@ void buffer_output() {
 }
 
 int report(const char* name, const Error& error) {
-  std::fprintf(stderr, "%s: %s\n", name, error.text.c_str());
+  print_error_line(std::string(name) + ": " + error.text);
   return 1;
 }
 

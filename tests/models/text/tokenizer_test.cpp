@@ -133,6 +133,14 @@ TEST(ByteLevelTokenizer, ARunOfAddedTokensThatAlmostContinueTakesNoQuadraticTime
   EXPECT_EQ(encode(parse(file), std::string(1 << 20, 'a')).size(), 1u << 20);
 }
 
+TEST(ByteLevelTokenizer, ARunOfAddedTokensOfWhiteSpaceTakesNoQuadraticTime) {
+  auto file = small_byte_level();
+  file["added_tokens"][2]["content"] = "\n";
+  file["added_tokens"][2]["rstrip"] = true;
+  EXPECT_EQ(encode(parse(file), std::string(1 << 20, '\n')), Ids(1 << 20, 263));
+  EXPECT_EQ(encode(parse(file), "a\n \n  b"), (Ids{'a', 263, 263, 'b'}));
+}
+
 TEST(ByteLevelTokenizer, NfcAppliesToTextButNotToRawAddedTokens) {
   auto file = small_byte_level();
   file["normalizer"] = {{"type", "NFC"}};

@@ -1,4 +1,4 @@
-#include "base/event_loop.hpp"
+#include "base/loop/event_loop.hpp"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -11,6 +11,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "base/logging/log_limit.hpp"
 
 namespace kvhive {
 namespace {
@@ -135,7 +136,8 @@ void EventLoop::call(const Handler& handler) const {
   try {
     handler();
   } catch (const std::exception& exception) {
-    spdlog::error("{}", exception.what());
+    static LogLimit limit;
+    if (const auto note = limit.admit()) spdlog::error("{}{}", exception.what(), *note);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "base/background_worker.hpp"
+#include "base/loop/background_worker.hpp"
 
 #include <utility>
 
