@@ -1,4 +1,4 @@
-#include "tools/keeper/channel_maker.hpp"
+#include "tools/keeper/channels/channel_maker.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tools/keeper/channels.hpp"
+#include "tools/keeper/channels/channels.hpp"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

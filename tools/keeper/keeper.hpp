@@ -12,7 +12,7 @@
 #include "base/loop/event_loop.hpp"
 #include "config/process_limits.hpp"
 #include "ipc/listener.hpp"
-#include "tools/keeper/channel_maker.hpp"
+#include "tools/keeper/channels/channel_maker.hpp"
 #include "tools/keeper/connections.hpp"
 #include "tools/keeper/supervisor.hpp"
 #include "tools/keeper/tables.hpp"
