@@ -14,6 +14,9 @@
 #include "base/byte_size.hpp"
 
 namespace kvhive {
+
+namespace bip = boost::interprocess;
+
 namespace {
 
 // The seals that create_memory() sets: no process can resize the memory. MappedMemory::map()
@@ -73,6 +76,24 @@ void take_huge_pages(int fd, std::size_t bytes) {
     if (!is_backed || madvise(static_cast<std::byte*>(map) + at, step, MADV_COLLAPSE) != 0) break;
   }
   munmap(map, bytes);
+}
+
+/// At an address that huge pages can have, if there is one.
+Expected<bip::mapped_region> map_region(int fd, std::size_t bytes, Access access,
+                                        const std::string& name) {
+  const auto mode = access == Access::read_only ? bip::read_only : bip::read_write;
+  if (void* place = aligned_place(bytes); place != nullptr) {
+    try {
+      return bip::mapped_region(BoostHandle{fd}, mode, 0, bytes, place);
+    } catch (const bip::interprocess_exception&) {  // the range was taken: map anywhere
+    }
+  }
+  try {
+    return bip::mapped_region(BoostHandle{fd}, mode, 0, bytes);
+  } catch (const bip::interprocess_exception& exception) {
+    return failure(Errc::os_error,
+                   "map " + name + " (" + format_bytes(bytes) + "): " + exception.what());
+  }
 }
 
 }  // namespace
@@ -135,23 +156,14 @@ Expected<MappedMemory> MappedMemory::map(int fd, std::size_t bytes, Access acces
   if (seals < 0 || (seals & kSeals) != kSeals)
     return failure(Errc::bad_format, name + " is not sealed against resizing; refusing to map it");
 
-  namespace bip = boost::interprocess;
+  auto region = map_region(fd, bytes, access, name);
+  if (!region) return forward_error(region);
   MappedMemory memory;
   memory.access_ = access;
-  const auto mode = access == Access::read_only ? bip::read_only : bip::read_write;
-  if (void* place = aligned_place(bytes); place != nullptr) {
-    try {
-      memory.region_ = bip::mapped_region(BoostHandle{fd}, mode, 0, bytes, place);
-      return memory;
-    } catch (const bip::interprocess_exception&) {  // the range was taken: map anywhere
-    }
-  }
-  try {
-    memory.region_ = bip::mapped_region(BoostHandle{fd}, mode, 0, bytes);
-  } catch (const bip::interprocess_exception& exception) {
-    return failure(Errc::os_error,
-                   "map " + name + " (" + format_bytes(bytes) + "): " + exception.what());
-  }
+  memory.region_ = std::move(*region);
+  // A dump of gigabytes would keep a dying process, and its blocks, for many seconds, and would put
+  // what all users have sent into a file.
+  if (memory.size() != 0) madvise(memory.data(), memory.size(), MADV_DONTDUMP);
   return memory;
 }
 

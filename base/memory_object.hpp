@@ -42,7 +42,7 @@ void free_memory(const UniqueFd& fd, std::size_t from, std::size_t to);
 
 enum class Access : std::uint8_t { read_only, read_write };
 
-/// A mapping of a memfd. The destructor unmaps it. The memory lives as long as any process has it
+/// A mapping of a memfd, left out of core dumps. The destructor unmaps it. The memory lives as long as any process has it
 /// open or mapped.
 class MappedMemory {
  public:

@@ -284,6 +284,10 @@ constexpr OptionField kFields[] = {
     {.name = "socket-access",
      .type = kValue<&Options::socket_access>,
      .help = "which users may connect: the daemon's own, all, or the members of a group"},
+    {.name = "core-dumps",
+     .type = kValue<&Options::core_dumps>,
+     .help = "let engines write core dumps and be debugged by their own user; a dump contains "
+             "prompts of all users, but not the pool"},
     {.name = "log-level",
      .type = kValue<&Options::log_level>,
      .help = "the least important messages that are logged"},

@@ -90,6 +90,8 @@ struct Options {
   GpuFault gpu_fault = GpuFault::drop_unpinned;
   GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;
   AllowedUsers socket_access;
+  /// Engines may write core dumps. They contain prompts.
+  bool core_dumps = false;
   LogLevel log_level = LogLevel::info;
   std::string log_file;  ///< path; empty = standard error
 };

@@ -1,5 +1,6 @@
 #include "config/process_limits.hpp"
 
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include <future>
@@ -38,6 +39,12 @@ tl::unexpected<Error> too_low(const std::string& limit, const std::string& value
 ProcessLimits take_process_limits() {
   raise_descriptor_limit();
   return {soft_limit(RLIMIT_NOFILE), soft_limit(RLIMIT_AS), soft_limit(RLIMIT_FSIZE)};
+}
+
+void forbid_core_dumps() {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  prctl(PR_SET_DUMPABLE, 0);
+#endif
 }
 
 Expected<void> check_descriptors(const ProcessLimits& limits, std::uint32_t engines) {

@@ -26,6 +26,10 @@ ProcessLimits take_process_limits();
 [[nodiscard]] Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
                                          std::size_t largest_object);
 
+/// From now on this process writes no core dump, and only root can debug it: its memory contains
+/// what other users have sent. Does nothing under sanitizers, which debug themselves.
+void forbid_core_dumps();
+
 /// How many more descriptors this process may open. `newest` is the descriptor that it opened last:
 /// the kernel always gives the lowest unused number, so at most `newest` others are open below it.
 std::size_t descriptors_left(int newest);

@@ -9,7 +9,9 @@
 
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <filesystem>
+#include <thread>
 
 #include "ipc/protocol.hpp"
 
@@ -40,10 +42,18 @@ std::string identity_of(const UniqueFd& fd) {
 /// Holds an exclusive lock on the socket's directory as long as the object lives. With the lock,
 /// only one process at a time checks for a running daemon and then binds the socket, or compares a
 /// socket and then removes it.
+///
+/// Daemons hold it for microseconds. But in a directory like /tmp, any user can take it and keep it,
+/// so nobody waits longer than kPatience.
 class DirectoryLock {
  public:
-  explicit DirectoryLock(const UniqueFd& directory)
-      : fd_(directory.get()), is_held_(flock(fd_, LOCK_EX) == 0) {}
+  explicit DirectoryLock(const UniqueFd& directory) : fd_(directory.get()) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (!(is_held_ = flock(fd_, LOCK_EX | LOCK_NB) == 0)) {
+      if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() >= end) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;
   ~DirectoryLock() {
@@ -52,8 +62,9 @@ class DirectoryLock {
   bool is_held() const { return is_held_; }
 
  private:
+  static constexpr std::chrono::milliseconds kPatience{500};
   int fd_;
-  bool is_held_;
+  bool is_held_ = false;
 };
 
 UniqueFd open_directory(const std::filesystem::path& directory) {
@@ -154,7 +165,11 @@ Expected<Listener> Listener::open(const std::string& path, const SocketPermissio
   auto place = take_place(directory, access);
   if (!place) return forward_error(place);
   const DirectoryLock lock(place->directory);
-  if (!lock.is_held()) return os_failure("lock directory " + directory.string());
+  if (!lock.is_held())
+    return failure(Errc::already_running,
+                   "socket: another process keeps directory " + directory.string() +
+                       " locked (flock); end it, or choose a directory that only this user may "
+                       "enter");
   if (is_listened_on(path))
     return failure(Errc::already_running,
                    "another daemon listens on " + path +
@@ -181,7 +196,7 @@ Listener::Listener(UniqueFd fd, UniqueFd directory, std::string path, bool made_
 
 Listener::~Listener() {
   if (!fd_) return;
-  const DirectoryLock lock(directory_);
+  const DirectoryLock lock(directory_);  // without it, too: the socket is this object's
   if (identity_of(path_) == identity_) unlink(path_.c_str());
   const std::string directory = directory_of(path_);
   // rmdir() fails, as it should, if another file is in the directory.

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/check.hpp"
@@ -174,8 +176,8 @@ TEST_F(EventLoopTest, StopInAHandlerSkipsTheOtherEvents) {
   }
   loop_.run();
   EXPECT_THAT(seen_, ElementsAre("one"));
-  loop_.run();  // stopped for good
-  EXPECT_THAT(seen_, ElementsAre("one"));
+  loop_.run();  // handles the other
+  EXPECT_THAT(seen_, ElementsAre("one", "one"));
 }
 
 TEST_F(EventLoopTest, StopInATimerSkipsLaterTimers) {
@@ -187,6 +189,65 @@ TEST_F(EventLoopTest, StopInATimerSkipsLaterTimers) {
   }
   loop_.run();
   EXPECT_THAT(seen_, ElementsAre("one"));
+}
+
+/// An edge-triggered descriptor is never read, stays readable, and is reported once per event.
+TEST_F(EventLoopTest, AnEdgeIsReportedOnceAndWithoutBeingRead) {
+  const Line line;
+  line.send();
+  loop_.watch_edges(line.fd(), [&] {
+    seen_.emplace_back("edge");
+    if (seen_.size() == 1) return line.send();  // a second edge, although the first was not read
+    stop_soon();
+  });
+  loop_.run();
+  EXPECT_THAT(seen_, ElementsAre("edge", "edge"));
+}
+
+TEST_F(EventLoopTest, AWatchOfADescriptorThatIsReadableAlreadyIsAnEdge) {
+  const Line line;
+  line.send();
+  loop_.watch_edges(line.fd(), [&] {
+    seen_.emplace_back("edge");
+    loop_.unwatch(line.fd());
+    if (seen_.size() == 1)
+      loop_.watch_edges(line.fd(), [&] {
+        seen_.emplace_back("again");
+        loop_.stop();
+      });
+  });
+  loop_.run();
+  EXPECT_THAT(seen_, ElementsAre("edge", "again"));
+}
+
+TEST_F(EventLoopTest, OtherThreadsPostHandlersWhichRunInOrder) {
+  std::vector<int> numbers;
+  std::thread other([&] {
+    for (int i = 0; i < 1000; ++i) loop_.post([&numbers, i] { numbers.push_back(i); });
+    loop_.post([this] { loop_.stop(); });
+  });
+  loop_.run();
+  other.join();
+  ASSERT_EQ(numbers.size(), 1000u);
+  EXPECT_TRUE(std::is_sorted(numbers.begin(), numbers.end()));
+}
+
+TEST_F(EventLoopTest, APostThatStopsTheLoopKeepsNoOtherFromRunning) {
+  loop_.post([this] { loop_.stop(); });
+  loop_.post([this] { seen_.emplace_back("second"); });
+  loop_.run();
+  EXPECT_THAT(seen_, ElementsAre("second"));
+}
+
+TEST_F(EventLoopTest, MayRunAgainAfterAStop) {
+  for (int i = 0; i < 2; ++i) {
+    loop_.after(1ms, [this] {
+      seen_.emplace_back("due");
+      loop_.stop();
+    });
+    loop_.run();
+  }
+  EXPECT_THAT(seen_, ElementsAre("due", "due"));
 }
 
 }  // namespace

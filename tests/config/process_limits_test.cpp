@@ -3,9 +3,12 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include "base/unique_fd.hpp"
+#include "tests/support/child_process.hpp"
+#include "tests/support/sanitizers.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -13,6 +16,15 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+TEST(ProcessLimits, AProcessWithoutCoreDumpsCannotBeDumped) {
+  if (kUnderSanitizer) GTEST_SKIP() << "sanitizers debug their own process";
+  ChildProcess child([] {
+    forbid_core_dumps();
+    if (prctl(PR_GET_DUMPABLE) != 0) _exit(1);
+  });
+  EXPECT_TRUE(ended_well(child.wait()));
+}
 
 TEST(ProcessLimits, WithoutLimitsEverythingFits) {
   EXPECT_TRUE(check_descriptors({}, 31).has_value());

@@ -1,6 +1,8 @@
 #include "ipc/listener.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -52,6 +54,18 @@ TEST_F(ListenerTest, ADaemonThatListensIsNotReplaced) {
   const auto second = Listener::open(path(), {});
   ASSERT_FALSE(second.has_value());
   EXPECT_EQ(second.error().code, Errc::already_running);
+}
+
+/// In a directory like /tmp, any user can lock the directory and keep the lock.
+TEST_F(ListenerTest, ADirectoryThatSomebodyKeepsLockedIsRefusedByName) {
+  std::optional<Listener> listener(open());
+  const UniqueFd lock{::open(folder().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
+  const auto refused = Listener::open(path() + "2", {});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().text.find(folder().string() + " locked (flock)"), std::string::npos);
+  listener.reset();
+  EXPECT_FALSE(std::filesystem::exists(path())) << "a daemon removes its socket nevertheless";
 }
 
 /// Makes the socket in a process that ends without removing it, as a kill does.

@@ -1,6 +1,7 @@
 // Whole daemons whose processes die by a real SIGKILL or misbehave.
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -17,6 +18,8 @@
 
 namespace kvhive::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 GenerateRequest long_request(std::uint32_t max_tokens = 1500) {
   return request_of("And it came to pass in those days, that there went out a decree", max_tokens);
@@ -307,6 +310,21 @@ TEST(Faults, AClientThatRingsWithoutEndIsServedAndSoAreOthers) {
   EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
   const std::uint32_t slot = channel->submit(channel_request_of(long_request().prompt, 8)).value();
   EXPECT_TRUE(eventually([&] { return channel->read(slot).reason != FinishReason::none; }));
+}
+
+TEST(Faults, AStewardThatIsStoppedIsReplacedAndItsSweepIsDone) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
+  signal_process(daemon.status()["steward"]["pid"], SIGSTOP);
+  signal_process(daemon.status()["engines"][0]["pid"], SIGKILL);
+  const auto unswept = [&] {
+    return daemon.cli({"pool", "fsck", "--format", "json"}).json()["unswept_slots"];
+  };
+  EXPECT_TRUE(eventually([&] { return unswept() == 1; }));
+  EXPECT_THAT(daemon.cli({"pool", "procs"}).out, HasSubstr("waits for the steward"));
+  EXPECT_THAT(daemon.cli({"pool", "fsck"}).out, HasSubstr("1 slots of ended processes wait"));
+  EXPECT_TRUE(eventually([&] { return unswept() == 0; }, std::chrono::seconds(60)));
+  EXPECT_EQ(daemon.status()["steward"]["restarts"], 1);
+  EXPECT_EQ(daemon.connect().generate(long_request(4))->tokens.size(), 4u);
 }
 
 TEST(Faults, ClientsThatComeAndGoWhileTheirEngineIsStoppedDoNotHarmIt) {

@@ -99,6 +99,10 @@ std::string process_table(const Json& status, const PoolReport& report) {
   if (status.contains("gpu_memory")) table.add("GPU memory", status["gpu_memory"]);
   for (const Json& engine : status["engines"])
     table.add_engine(engine, find_process(report, engine.value("slot", Json())));
+  for (const Json& slot : status.value("slots", Json::array()))
+    if (slot["use"] == "unswept")
+      table.add("ended, in slot " + std::to_string(slot["slot"].get<int>()),
+                {{"state", "waits for the steward"}});
   for (const Json& client : status["clients"])
     table.add(client["engine"].is_null()
                   ? "client of no engine yet"

@@ -9,6 +9,7 @@
 
 #include "base/exit_codes.hpp"
 #include "base/log.hpp"
+#include "config/process_limits.hpp"
 #include "ipc/default_socket.hpp"
 #include "tools/engine/describe.hpp"
 #include "tools/engine/device_choice.hpp"
@@ -63,6 +64,7 @@ Expected<int> run(int argc, char** argv) {
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
+  if (!options->core_dumps) forbid_core_dumps();
   // An engine that answers a question of the keeper logs to standard error, which the keeper reads.
   const bool answers_keeper = described.has_value() || gpu_memory != 0;
   if (auto started = start_log(index == kAnyEngine ? "engine" : "engine " + std::to_string(index),

@@ -27,6 +27,9 @@ namespace {
 
 /// Delay before a channel is offered again to an engine whose queue was full.
 constexpr std::chrono::milliseconds kPlaceAgain{50};
+/// How long the steward may take to sweep a slot. It takes milliseconds, or a second on a machine
+/// that swaps.
+constexpr std::chrono::seconds kPatienceWithSteward{10};
 
 sigset_t set_of(std::initializer_list<int> signals) {
   sigset_t set;
@@ -289,7 +292,7 @@ void Keeper::on_hello(Peer& peer, Packet hello) {
   if (auto welcomed = welcome(tables_, peer, hello); !welcomed)
     return connections_.refuse(peer, welcomed.error());
   switch (peer.role) {
-    case Role::steward: return sweep_all(tables_, connections_);
+    case Role::steward: return on_steward();
     case Role::engine: return place_channels();
     case Role::client: return make_channel(peer);
     case Role::inspector: return;
@@ -340,6 +343,7 @@ void Keeper::on_gone(const Peer& peer) {
 void Keeper::on_engine_gone(const Peer& peer) {
   Slot& slot = tables_.slots[peer.slot];
   slot.use = Slot::Use::unswept;
+  slot.death = tables_.next_death++;
   slot.last_owner = fmt::format("engine {} (pid {})", peer.engine, peer.pid);
   // The keeper is not the parent of a guest, so it does not learn the exit code: the guest may have
   // lost its GPU context.
@@ -347,11 +351,32 @@ void Keeper::on_engine_gone(const Peer& peer) {
   if (is_guest && tables_.pool.is_on_gpu() && tables_.options.asked.gpu_fault != GpuFault::keep)
     slot.drops_unheld = true;
   sweep(tables_, connections_, peer.slot);
+  expect_sweep(peer.slot);
   const auto channels = tables_.channels.remove_engine(peer.socket.get());
   place_channels();
   spdlog::info("{} is gone: {} channels{}{}", slot.last_owner, channels.size(),
                channels.empty() ? "" : ": ",
                channels.empty() ? "" : describe_moves(tables_, channels));
+}
+
+/// Replaces a steward that has not swept the slot in time: it is stopped or hangs, and engines would
+/// run out of slots and blocks. That costs nothing, because a sweep can be done again from its start.
+void Keeper::expect_sweep(std::uint32_t number) {
+  loop_.after(kPatienceWithSteward, [this, number, death = tables_.slots[number].death,
+                                     steward = tables_.steward.pid] {
+    const Slot& slot = tables_.slots[number];
+    const bool is_swept = slot.use != Slot::Use::unswept || slot.death != death;
+    if (is_swept || steward == 0 || tables_.steward.pid != steward) return;
+    spdlog::error("the steward (pid {}) has not swept slot {} of {} for {} s; it is replaced",
+                  steward, number, slot.last_owner, kPatienceWithSteward.count());
+    kill_by_pidfd(tables_.steward.pidfd);
+  });
+}
+
+void Keeper::on_steward() {
+  sweep_all(tables_, connections_);
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
+    if (tables_.slots[slot].use == Slot::Use::unswept) expect_sweep(slot);
 }
 
 void Keeper::place_channels() {

@@ -59,6 +59,8 @@ class Keeper : private Connections::Events,
   void send_status(Peer& peer);
   void check_ready();
   void on_engine_gone(const Peer& peer);
+  void on_steward();
+  void expect_sweep(std::uint32_t slot);
   void make_channel(const Peer& client);
   void on_channel_refused(const Peer& engine, const ChannelRefused& message);
   void place_channels();

@@ -52,6 +52,7 @@ struct Slot {
   /// True = the sweep of this slot also drops the cached blocks that no process holds.
   bool drops_unheld = false;
   std::string last_owner;  ///< "engine 0 (pid 4711)", for the log; set when the process has ended
+  std::uint64_t death = 0;  ///< number of that end: tells it from the end of the slot's next process
 };
 
 struct Tables {
@@ -70,6 +71,7 @@ struct Tables {
   /// -1 if it has closed. As long as there are any, no slot is given to a new engine.
   std::map<std::uint64_t, int> repairs;
   std::uint64_t next_ticket = 1;
+  std::uint64_t next_death = 1;
   bool is_formatted = false;  ///< the steward has formatted the pool
   bool is_ready = false;      ///< all engines of the keeper have served at the same time once
 

@@ -1,0 +1,218 @@
+// The port between channels of this process and a scheduler that records what it is sent.
+
+#include "actors/port.hpp"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "base/check.hpp"
+#include "ipc/channel_memory.hpp"
+#include "ipc/client_channel.hpp"
+#include "ipc/doorbell.hpp"
+#include "models/text/tokenizer_parser.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+/// What the scheduler was sent. Its actor runs in a thread of CAF.
+struct Sent {
+  std::mutex mutex;
+  std::vector<Submission> submissions;
+  std::vector<RequestKey> aborted;
+  std::vector<std::uint64_t> closed;
+};
+
+SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sent* sent) {
+  return {[sent](SubmitBatch& batch) {
+            const std::lock_guard lock(sent->mutex);
+            for (auto& submission : batch.submissions)
+              sent->submissions.push_back(std::move(submission));
+          },
+          [sent](const AbortBatch& batch) {
+            const std::lock_guard lock(sent->mutex);
+            sent->aborted.insert(sent->aborted.end(), batch.requests.begin(), batch.requests.end());
+            sent->closed.insert(sent->closed.end(), batch.channels.begin(), batch.channels.end());
+          },
+          [](Retry) {}};
+}
+
+/// One client's channel with both ends.
+struct Line {
+  Line(Port& port, std::uint64_t id)
+      : client(ClientChannel::open(memory, kBytes, copy_of(engine_bell)).value()) {
+    port.open(EngineChannel::open(id, 0, memory, kBytes, std::move(bell.engine_end)).value(),
+              copy_of(engine_bell), DomainId{0});
+  }
+  static UniqueFd copy_of(const UniqueFd& fd) {
+    return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  }
+  std::uint32_t submit_text(std::size_t bytes) {
+    ChannelRequest request;
+    for (std::size_t i = 0; i < bytes; ++i) request.prompt += "word "[i % 5];
+    return client.submit(request).value();
+  }
+  std::uint32_t submit_tokens(std::size_t count) {
+    ChannelRequest request;
+    request.prompt_tokens.assign(count, 7);
+    return client.submit(request).value();
+  }
+
+  static constexpr std::size_t kBytes = std::size_t{4} << 20;
+  UniqueFd memory = make_channel_memory(kBytes).value();
+  UniqueFd engine_bell = make_engine_bell().value();
+  ClientBell bell = make_client_bell().value();
+  ClientChannel client;
+};
+
+class PortTest : public ::testing::Test {
+ protected:
+  ~PortTest() override {
+    lines_.clear();
+    port_.reset();
+    caf::anon_send_exit(scheduler_, caf::exit_reason::kill);
+  }
+
+  void make_port(const PromptLimits& limits = {}) {
+    port_.emplace(loop_, scheduler_, tokenizer_, PortLimits{0, limits});
+  }
+  Line& line(std::uint64_t id) {
+    return lines_.try_emplace(id, *port_, id).first->second;
+  }
+  void run_until(const std::function<bool()>& holds) {
+    const std::function<void()> look = [&] {
+      if (holds()) return loop_.stop();
+      loop_.after(std::chrono::milliseconds(1), look);
+    };
+    look();
+    loop_.run();
+  }
+  /// The channels of the submissions so far, in the order of their arrival.
+  std::vector<std::uint64_t> arrived() {
+    const std::lock_guard lock(sent_.mutex);
+    std::vector<std::uint64_t> channels;
+    for (const Submission& submission : sent_.submissions)
+      channels.push_back(submission.key.channel);
+    return channels;
+  }
+  /// The end of a request in a slot, if it has come.
+  ChannelProgress read(Line& line, std::uint32_t slot) { return line.client.read(slot); }
+
+  const Tokenizer tokenizer_ = load_tokenizer(KVHIVE_DEMO_DIR).value();
+  Sent sent_;
+  ActorConfig config_;
+  caf::actor_system system_{config_};
+  SchedulerHandle scheduler_ = system_.spawn(recording_scheduler, &sent_);
+  EventLoop loop_ = EventLoop::create().value();
+  std::optional<Port> port_;
+  std::map<std::uint64_t, Line> lines_;
+};
+
+TEST_F(PortTest, ShortAndLongTextsArriveTokenised) {
+  make_port();
+  line(1).submit_text(100);
+  line(1).submit_text(100'000);
+  run_until([&] { return arrived().size() == 2; });
+  const std::lock_guard lock(sent_.mutex);
+  std::vector<std::size_t> lengths;
+  for (const Submission& submission : sent_.submissions)
+    lengths.push_back(submission.prompt.size());
+  std::sort(lengths.begin(), lengths.end());
+  std::string long_text;
+  for (std::size_t i = 0; i < 100'000; ++i) long_text += "word "[i % 5];
+  EXPECT_EQ(lengths.back(), tokenizer_.encode(long_text, AddSpecial::yes)->size());
+}
+
+TEST_F(PortTest, AChannelWithMuchToTakeDoesNotDelayAnother) {
+  make_port();
+  Line &greedy = line(1), &modest = line(2);
+  for (int i = 0; i < 100; ++i) greedy.submit_tokens(4096);  // 16 KiB each
+  modest.submit_tokens(10);
+  run_until([&] { return arrived().size() == 101; });
+  const auto channels = arrived();
+  EXPECT_LT(std::find(channels.begin(), channels.end(), 2) - channels.begin(), 20);
+}
+
+TEST_F(PortTest, AChannelWithManyLongTextsDelaysAnothersByOne) {
+  make_port();
+  Line &greedy = line(1), &modest = line(2);
+  for (int i = 0; i < 20; ++i) greedy.submit_text(100'000);
+  modest.submit_text(20'000);
+  run_until([&] { return arrived().size() == 21; });
+  const auto channels = arrived();
+  // The first may be tokenised before the second channel is looked at, and one more while it is.
+  EXPECT_LE(std::find(channels.begin(), channels.end(), 2) - channels.begin(), 3);
+}
+
+TEST_F(PortTest, APromptThatIsTooLongIsRefusedBeforeItIsCopied) {
+  make_port({.text_bytes = 1000, .tokens = 64, .remedy = "shorten it"});
+  const std::uint32_t text = line(1).submit_text(1001), tokens = line(1).submit_tokens(64);
+  line(1).submit_tokens(63);
+  run_until([&] { return arrived().size() == 1; });
+  const ChannelProgress long_text = read(line(1), text), long_tokens = read(line(1), tokens);
+  EXPECT_EQ(long_text.error.code, Errc::never_fits);
+  EXPECT_THAT(long_text.error.text, HasSubstr("1001 bytes, which is more than 1000"));
+  EXPECT_EQ(long_tokens.error.code, Errc::never_fits);
+  EXPECT_THAT(long_tokens.error.text, HasSubstr("64 tokens; a request may have 64"));
+}
+
+TEST_F(PortTest, AnAbortReachesAPromptThatIsNotTokenisedYet) {
+  make_port();
+  std::vector<std::uint32_t> slots;
+  for (int i = 0; i < 10; ++i) slots.push_back(line(1).submit_text(200'000));
+  for (const std::uint32_t slot : slots) line(1).client.abort(slot);
+  std::size_t ended = 0;
+  run_until([&] {
+    std::erase_if(slots, [&](std::uint32_t slot) {
+      const bool has_ended = line(1).client.read(slot).reason == FinishReason::abort;
+      ended += has_ended;
+      return has_ended;
+    });
+    const std::lock_guard lock(sent_.mutex);
+    return ended + sent_.aborted.size() == 10;
+  });
+  EXPECT_GE(ended, 8u) << "at most two were tokenised before the abort was seen";
+}
+
+TEST_F(PortTest, AClosedChannelsPromptsAreForgotten) {
+  make_port();
+  for (int i = 0; i < 10; ++i) line(1).submit_text(200'000);
+  run_until([&] { return !arrived().empty(); });
+  port_->close(1);
+  line(2).submit_text(20'000);
+  run_until([&] {
+    const auto channels = arrived();
+    return std::count(channels.begin(), channels.end(), 2) == 1;
+  });
+  EXPECT_LT(arrived().size(), 11u);
+  const std::lock_guard lock(sent_.mutex);
+  EXPECT_THAT(sent_.closed, ElementsAre(1));
+}
+
+/// A client names the same prompt in all its slots again and again.
+TEST_F(PortTest, AChannelsPromptsTogetherAreNeverLargerThanTheChannel) {
+  make_port();
+  Line& hostile = line(1);
+  std::vector<std::uint32_t> slots;
+  for (int i = 0; i < 6; ++i) slots.push_back(hostile.submit_tokens(100'000));
+  run_until([&] { return arrived().size() == 6; });
+  auto* slot = reinterpret_cast<RequestSlot*>(hostile.client.raw().data() + slots_offset());
+  slot[100].body = slot[slots.front()].body;
+  slot[100].body.prompt.bytes = Line::kBytes / 2;
+  slot[100].state.store(SlotState::submitted);
+  ring_engine(hostile.engine_bell.get());
+  run_until([&] { return slot[100].state.load() == SlotState::finished; });
+  EXPECT_THAT(slot[100].error_text.data(), HasSubstr("together they are larger than the channel"));
+}
+
+}  // namespace
+}  // namespace kvhive::testing

@@ -1,0 +1,98 @@
+// Processes of other users take what they can get. The daemon's own user and honest strangers do not
+// notice.
+
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+
+#include <chrono>
+
+#include "tests/support/lingering_socket.hpp"
+#include "tests/support/playing_user.hpp"
+#include "tests/tools/daemon.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+const std::string kPrompt = "In the beginning";
+
+class Strangers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!can_play_users()) GTEST_SKIP() << "needs root, to act as two other users";
+  }
+  void start(const BeforeExec& before_exec = {}) {
+    daemon_.emplace(std::vector<std::string>{"--kv-cache-memory-bytes", "8M", "--socket-access",
+                                             "everybody", "--sharing", "all"},
+                    before_exec);
+  }
+  Expected<UniqueFd> connect_as(uid_t user) const {
+    const PlayingUser playing(user);
+    return connect_to_daemon(daemon_->socket());
+  }
+  void expect_service() const {
+    EXPECT_EQ(daemon_->connect().generate(request_of(kPrompt, 4))->tokens.size(), 4u);
+    const PlayingUser playing(kBob);
+    auto client = Client::connect(client_options(daemon_->socket()));
+    ASSERT_TRUE(client.has_value()) << client.error().text;
+    EXPECT_EQ(client->generate(request_of(kPrompt, 4))->tokens.size(), 4u);
+  }
+  void expect_nothing_happened() const {
+    EXPECT_EQ(daemon_->status()["engines"][0]["restarts"], 0);
+    EXPECT_EQ(daemon_->status()["steward"]["restarts"], 0);
+    EXPECT_TRUE(daemon_->fsck_is_clean());
+  }
+
+  std::optional<Daemon> daemon_;
+};
+
+TEST_F(Strangers, SilentConnectionsLockNobodyOut) {
+  start([] {
+    const rlimit few{1024, 1024};
+    setrlimit(RLIMIT_NOFILE, &few);
+  });
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 2000; ++i)
+    if (auto socket = connect_as(kAlice)) silent.push_back(std::move(*socket));
+  expect_service();
+  EXPECT_GE(silent.size(), 1000u) << "the test needs more connections than the daemon has room for";
+  expect_nothing_happened();
+}
+
+TEST_F(Strangers, AUserThatTakesAllTheChannelsItCanLeavesOthersTheirs) {
+  start();
+  std::vector<Client> greedy;
+  {
+    const PlayingUser playing(kAlice);
+    while (auto client =
+               Client::connect(client_options(daemon_->socket(), kAnyEngine, 256 << 20)))
+      greedy.push_back(std::move(*client));
+  }
+  EXPECT_LE(greedy.size(), 4u);
+  expect_service();
+  greedy.clear();
+  expect_nothing_happened();
+}
+
+/// The last close of such a descriptor takes an hour. It is sent in a hello and after one, and the
+/// daemon still serves and ends at once.
+TEST_F(Strangers, DescriptorsThatTakeForEverToCloseStopNobody) {
+  start();
+  LingeringSocket lingering(3600);
+  std::vector<UniqueFd> sockets;
+  for (int i = 0; i < 4; ++i) {
+    sockets.push_back(std::move(*connect_as(kAlice)));
+    const bool says_hello_first = i % 2 != 0;
+    if (says_hello_first) ASSERT_TRUE(say_hello(sockets.back().get(), ClientHello{1 << 20}));
+    // Refused by the kernel since Linux 6.16, by the daemon before.
+    (void)send_packet(sockets.back().get(), ClientHello{1 << 20}, {lingering.socket.get()});
+  }
+  lingering.socket = UniqueFd();
+  expect_service();
+  sockets.clear();
+  expect_service();
+  expect_nothing_happened();
+  daemon_->stop();
+}
+
+}  // namespace
+}  // namespace kvhive::testing
