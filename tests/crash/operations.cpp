@@ -1,6 +1,8 @@
 #include "tests/crash/operations.hpp"
 
 #include <array>
+#include <cctype>
+#include <cstdlib>
 
 #include "base/check.hpp"
 #include "pool/care/reaper.hpp"
@@ -391,10 +393,73 @@ void pass_by(Stage& s) {
   s.survivor().release(s.survivor().allocate(Tier::device, left).value());
 }
 
+BlockDescriptor& published_as(const Stage& s, Hash128 name) {
+  for (std::uint32_t id = 1; id < s.memory().geometry().total_blocks(); ++id) {
+    const BlockView block = s.memory().block(BlockId{id});
+    if (block.word().is_ready() && block.name() == name) return s.memory().descriptors()[id];
+  }
+  KV_CHECK(false, "no block has this name");
+  std::abort();
+}
+
+/// Evicts all idle blocks, and publishes unknown()'s first block in place of idle()'s first block,
+/// which is idle then, too.
+BlockDescriptor& replace_idle(Stage& s) {
+  BlockDescriptor& old = published_as(s, s.idle().chain[0]);
+  const std::vector<BlockId> place{BlockId{std::uint32_t(&old - s.memory().descriptors())}};
+  const auto all =
+      s.survivor().allocate(Tier::device, s.survivor().available(Tier::device)).value();
+  fill_blocks(s.survivor(), place, s.unknown().names(0, 1));
+  s.survivor().publish(BlockPool::root({}), place, s.unknown().names(0, 1),
+                       s.unknown().of_blocks(0, 1));
+  s.survivor().release(all);
+  return old;
+}
+
+/// The same, as if the block had been taken 2^28 times: its generation is the old one again.
+void replace_idle_and_come_round(Stage& s) {
+  BlockDescriptor& block = replace_idle(s);
+  const BlockWord now{block.word.load()};
+  block.word.store(BlockWord::make(now.state(), now.generation() - 1, now.holders()).bits);
+}
+
+/// Publishes idle()'s blocks once more. True if the first got a uid of its own.
+bool publish_with_own_uid(Stage& s) {
+  publish(s, s.idle());
+  const BlockView block = s.memory().block(s.blocks[0]);
+  return block.uid() == block.serial();
+}
+
 }  // namespace
 
 const std::vector<Operation>& races() {
   static const std::vector<Operation> all = {
+      {.name = "match: the block gets other content before it is pinned",
+       .prepare = as_it_is,
+       .run = [](Stage& s) { return match_all(s.victim(), s.idle()).blocks.empty(); },
+       .interrupted_at = "pin.before_cas",
+       .meanwhile = [](Stage& s) { replace_idle(s); }},
+      {.name = "match: the generation comes round before the pin",
+       .prepare = as_it_is,
+       .run =
+           [](Stage& s) {
+             const bool has_missed = match_all(s.victim(), s.idle()).blocks.empty();
+             // The pin of the other content was taken back.
+             return has_missed && s.victim().available(Tier::device) == 9 &&
+                    BlockWord{published_as(s, s.unknown().chain[0]).word.load()}.is_idle();
+           },
+       .interrupted_at = "pin.before_cas",
+       .meanwhile = replace_idle_and_come_round},
+      {.name = "publish: an equal block gets other content while it is compared",
+       .prepare = [](Stage& s) { allocate_and_fill(s, s.idle()); },
+       .run = publish_with_own_uid,
+       .interrupted_at = "publish.compared",
+       .meanwhile = [](Stage& s) { replace_idle(s); }},
+      {.name = "publish: the generation comes round while an equal block is compared",
+       .prepare = [](Stage& s) { allocate_and_fill(s, s.idle()); },
+       .run = publish_with_own_uid,
+       .interrupted_at = "publish.compared",
+       .meanwhile = replace_idle_and_come_round},
       {.name = "allocate: a block is freed while its group is struck off",
        .prepare = [](Stage& s) { s.blocks = s.survivor().allocate(Tier::device, 6).value(); },
        .run = [](Stage& s) { return allocate(s, 1); },
@@ -456,6 +521,17 @@ const std::vector<Operation>& operations() {
     return list;
   }();
   return all;
+}
+
+std::string identifier(const std::string& name) {
+  std::string joined;
+  bool starts_word = true;
+  for (const char letter : name) {
+    const auto c = static_cast<unsigned char>(letter);
+    if (std::isalnum(c) != 0) joined += static_cast<char>(starts_word ? std::toupper(c) : c);
+    starts_word = std::isalnum(c) == 0;
+  }
+  return joined;
 }
 
 }  // namespace kvhive::testing
