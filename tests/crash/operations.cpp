@@ -6,6 +6,7 @@
 
 #include "base/check.hpp"
 #include "pool/care/reaper.hpp"
+#include "pool/kill_point.hpp"
 #include "pool/process_slot.hpp"
 #include "tests/support/keep_evicted.hpp"
 
@@ -430,6 +431,35 @@ bool publish_with_own_uid(Stage& s) {
   return block.uid() == block.serial();
 }
 
+/// Runs `part` as the survivor, in the victim's process: no kill point kills it there.
+template <class Part>
+auto as_survivor(Part&& part) {
+#ifdef KVHIVE_KILL_POINTS
+  KillPoint::is_suspended = true;
+  auto result = part();
+  KillPoint::is_suspended = false;
+  return result;
+#else
+  return part();
+#endif
+}
+
+/// Reaps the victim, which holds owned(). True if owned()'s blocks are then evicted before a block
+/// that was released later, and the end of owned() before its start.
+bool reap_keeps_order(Stage& s) {
+  s.holdings.resize(2);
+  const std::vector<BlockId> owned = s.held_blocks();
+  s.holdings.clear();
+  reap(s.memory(), Stage::kVictim);
+  return as_survivor([&] {
+    BlockPool& pool = s.survivor();
+    pool.release(compute(pool, s.unknown()));
+    const std::size_t free = pool.available(Tier::device) - owned.size() - 2;
+    const auto taken = pool.allocate(Tier::device, free + 2).value();
+    return taken[free] == owned[1] && taken[free + 1] == owned[0];
+  });
+}
+
 }  // namespace
 
 const std::vector<Operation>& races() {
@@ -486,6 +516,11 @@ const std::vector<Operation>& races() {
            },
        .run = release,
        .interrupted_at = "release.stamped",
+       .meanwhile = pass_by},
+      {.name = "reap: passed by while clearing bits",
+       .prepare = as_it_is,
+       .run = reap_keeps_order,
+       .interrupted_at = "reap.before_clear",
        .meanwhile = pass_by},
       {.name = "release: overtaken by the ring",
        .prepare =
