@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "base/check.hpp"
+#include "pool/care/index_marks.hpp"
 #include "pool/care/reaper.hpp"
 #include "pool/kill_point.hpp"
 #include "pool/process_slot.hpp"
@@ -47,6 +48,21 @@ void fill_bucket(IndexBucket& full) {
 
 PrefixIndex index_of(const Stage& stage) {
   return {stage.memory().index(), stage.memory().layout().index_buckets};
+}
+
+/// Moves the hint of idle()'s first block to its second bucket, as if the first had been full.
+void spill_a_hint(Stage& stage) {
+  const Hash128 name = stage.idle().chain[0];
+  const BlockId block = match_blocks(stage.survivor(), stage.idle(), 1).blocks[0];
+  stage.survivor().release({{block}});
+  index_of(stage).erase(name, block);
+  fill_bucket(bucket(stage, name.low));
+  index_of(stage).insert(name, block);
+}
+
+/// Marks all buckets of the index.
+void mark_all(Stage& stage) {
+  for (std::size_t b = 0; b < stage.memory().layout().index_buckets; ++b) index_of(stage).mark(b);
 }
 
 bool match(Stage& stage, const Prompt& prompt) {
@@ -358,6 +374,22 @@ std::vector<Operation> sequences() {
          return pool.available(Tier::device) == s.victim().available(Tier::device);
        },
        0, false, false},
+      {"clear marks",
+       [](Stage& s) {
+         spill_a_hint(s);
+         mark_all(s);
+       },
+       [](Stage& s) {
+         const ClearedMarks done = clear_marks(s.memory());
+         return done.cleared + 1 == s.memory().layout().index_buckets && done.restored == 0;
+       }},
+      {"clear marks: a predecessor was killed",
+       [](Stage& s) {
+         spill_a_hint(s);
+         index_of(s).clear_mark(index_of(s).home_of(s.idle().chain[0]));
+       },
+       [](Stage& s) { return clear_marks(s.memory()).restored == 1 && match(s, s.idle()); }, 0,
+       true},
       {"reap",
        [](Stage& s) {
          // The victim holds blocks in every state (filling, ready, shared) and in both tiers.
@@ -522,6 +554,25 @@ const std::vector<Operation>& races() {
        .run = reap_keeps_order,
        .interrupted_at = "reap.before_clear",
        .meanwhile = pass_by},
+      {.name = "clear marks: a hint is inserted meanwhile",
+       .prepare =
+           [](Stage& s) {
+             fill_bucket(bucket(s, s.unknown().chain[0].low));
+             mark_all(s);
+           },
+       .run =
+           [](Stage& s) { return clear_marks(s.memory()).restored == 1 && match(s, s.unknown()); },
+       .interrupted_at = "marks.before_clear",
+       .meanwhile = [](Stage& s) { s.survivor().release(compute(s.survivor(), s.unknown())); }},
+      {.name = "publish: the mark is cleared before the hint is there",
+       .prepare =
+           [](Stage& s) {
+             allocate_and_fill(s, s.unknown());
+             fill_bucket(bucket(s, s.unknown().chain[0].low));
+           },
+       .run = [](Stage& s) { return publish(s, s.unknown()) && match(s, s.unknown()); },
+       .interrupted_at = "index.spilled",
+       .meanwhile = [](Stage& s) { clear_marks(s.memory()); }},
       {.name = "release: overtaken by the ring",
        .prepare =
            [](Stage& s) {
