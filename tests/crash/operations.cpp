@@ -476,13 +476,10 @@ auto as_survivor(Part&& part) {
 #endif
 }
 
-/// Reaps the victim, which holds owned(). True if owned()'s blocks are then evicted before a block
-/// that was released later, and the end of owned() before its start.
-bool reap_keeps_order(Stage& s) {
-  s.holdings.resize(2);
-  const std::vector<BlockId> owned = s.held_blocks();
-  s.holdings.clear();
-  reap(s.memory(), Stage::kVictim);
+/// The survivor releases new blocks and then evicts. True if owned()'s blocks go first, the end of
+/// owned() before its start.
+bool evicts_owned_first(Stage& s) {
+  const std::vector<BlockId> owned = s.blocks;
   return as_survivor([&] {
     BlockPool& pool = s.survivor();
     pool.release(compute(pool, s.unknown()));
@@ -490,6 +487,17 @@ bool reap_keeps_order(Stage& s) {
     const auto taken = pool.allocate(Tier::device, free + 2).value();
     return taken[free] == owned[1] && taken[free + 1] == owned[0];
   });
+}
+
+/// Each idle block's place in the ring names the block.
+void expect_hints(Stage& s) {
+  const auto& layout = s.memory().tier_layout(Tier::device);
+  for (std::uint32_t id = 1; id < layout.blocks; ++id) {
+    const BlockView block = s.memory().block(BlockId{id});
+    if (!block.word().is_idle()) continue;
+    const std::size_t place = block.stamp() % layout.ring_slots;
+    KV_CHECK(s.memory().ring(Tier::device)[place].load() == id, id, block.stamp());
+  }
 }
 
 }  // namespace
@@ -524,8 +532,13 @@ const std::vector<Operation>& races() {
        .meanwhile = replace_idle_and_come_round},
       {.name = "allocate: a block is freed while its group is struck off",
        .prepare = [](Stage& s) { s.blocks = s.survivor().allocate(Tier::device, 6).value(); },
-       .run = [](Stage& s) { return allocate(s, 1); },
-       .interrupted_at = "free.summary_cleared",
+       .run =
+           [](Stage& s) {
+             // The first may miss the block that is being freed; the second must not.
+             return allocate(s, 1) && allocate(s, 1) &&
+                    s.victim().counters()["evicted_blocks"].load() <= 1;
+           },
+       .interrupted_at = "free.before_summary_clear",
        .meanwhile = [](Stage& s) { s.survivor().release(s.blocks); }},
       {.name = "allocate: a block is freed while its bit is cleared",
        .prepare =
@@ -541,17 +554,38 @@ const std::vector<Operation>& races() {
        .run = [](Stage& s) { return publish(s, s.unknown()); },
        .interrupted_at = "publish.serials_drawn",
        .meanwhile = [](Stage& s) { s.survivor().release(compute(s.survivor(), s.unknown())); }},
-      {.name = "release: passed by while clearing bits",
+      {.name = "allocate: a candidate is pinned first",
+       .prepare = [](Stage& s) { use_up(s, 0); },
+       .run = [](Stage& s) { return !allocate(s, 3); },
+       .interrupted_at = "evict.before_cas",
+       .meanwhile = [](Stage& s) { (void)match_all(s.survivor(), s.idle()); }},
+      {.name = "release: what is idle has its hint",
        .prepare =
            [](Stage& s) {
              s.blocks = {s.holdings[0].block, s.holdings[1].block};
            },
        .run = release,
+       .interrupted_at = "unpin.cleared",
+       .meanwhile = expect_hints},
+      {.name = "release: passed by while clearing bits",
+       .prepare =
+           [](Stage& s) {
+             s.blocks = {s.holdings[0].block, s.holdings[1].block};
+           },
+       .run = [](Stage& s) { return release(s) && evicts_owned_first(s); },
        .interrupted_at = "release.stamped",
        .meanwhile = pass_by},
       {.name = "reap: passed by while clearing bits",
-       .prepare = as_it_is,
-       .run = reap_keeps_order,
+       .prepare =
+           [](Stage& s) {
+             s.blocks = {s.holdings[0].block, s.holdings[1].block};
+           },
+       .run =
+           [](Stage& s) {
+             s.holdings.clear();
+             reap(s.memory(), Stage::kVictim);
+             return evicts_owned_first(s);
+           },
        .interrupted_at = "reap.before_clear",
        .meanwhile = pass_by},
       {.name = "clear marks: a hint is inserted meanwhile",

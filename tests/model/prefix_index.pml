@@ -44,7 +44,7 @@ inline insert(block) {
      place(second[0], block);
      place(second[1], block);
 #ifdef MUTANT_MARK_AFTER_THE_HINT
-     if :: true -> goto killed :: true fi
+     if :: true -> goto killed :: true fi;
 #endif
 #ifndef MUTANT_THE_INSERT_DOES_NOT_LOOK_AGAIN
      mark_spilled()
