@@ -216,12 +216,12 @@ class BlockPool {
   }
 
   // match
-  bool holds(BlockId block, const Content& content) const;
+  bool holds(BlockId block, BlockView b, const Content& content) const;
   bool pin_if(BlockId block, Tier tier, Hash128 hash, const Content& content);
   BlockId find_and_pin(Tier tier, Hash128 hash, const Content& content);
   std::uint64_t find_uid(Hash128 hash, const Content& content);
   static Publication look_at(BlockView block);
-  bool pin(BlockId block, Publication seen);
+  bool pin(BlockId block, BlockView b, Publication seen);
   bool take_pin_back(BlockId block);
 
   // allocate

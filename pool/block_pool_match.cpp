@@ -82,8 +82,8 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
 
 /// Whether the block holds this content. The answer is valid only if the block is of the same
 /// publication before and after the call (read_stably(), or pin() with what look_at() returned).
-bool BlockPool::holds(BlockId block, const Content& content) const {
-  const BlockView b = view(block);
+/// `b` is the block's view: GCC would compute it anew after each atomic operation.
+bool BlockPool::holds(BlockId block, BlockView b, const Content& content) const {
   if (b.parent_uid() != content.parent.uid) return false;
   if (!b.has_plausible_uid()) return false;  // a ready block without a uid is corrupt
   const TokenRow row = memory_.tokens_of(block);
@@ -97,7 +97,8 @@ bool BlockPool::pin_if(BlockId block, Tier tier, Hash128 hash, const Content& co
   if (!memory_.has_block(block) || memory_.tier_of(block) != tier) return false;
   const BlockView b = view(block);
   const Publication seen = look_at(b);
-  return seen.word.is_ready() && b.name() == hash && holds(block, content) && pin(block, seen);
+  return seen.word.is_ready() && b.name() == hash && holds(block, b, content) &&
+         pin(block, b, seen);
 }
 
 /// Pins the block with this content that was published first (vLLM finds the first inserted).
@@ -107,14 +108,15 @@ BlockId BlockPool::find_and_pin(Tier tier, Hash128 hash, const Content& content)
   Publication of_best{.serial = ~0ull, .word = {}};
   index_.for_each(hash, [&](BlockId block) {
     if (!memory_.has_block(block)) return PrefixIndex::HintUse::drop;
-    const Publication seen = look_at(view(block));
-    if (!seen.word.is_ready() || view(block).name_low() != hash.low)
-      return PrefixIndex::HintUse::drop;
-    if (memory_.tier_of(block) != tier || !holds(block, content)) return PrefixIndex::HintUse::keep;
+    const BlockView b = view(block);
+    const Publication seen = look_at(b);
+    if (!seen.word.is_ready() || b.name_low() != hash.low) return PrefixIndex::HintUse::drop;
+    if (memory_.tier_of(block) != tier || !holds(block, b, content))
+      return PrefixIndex::HintUse::keep;
     if (seen.serial < of_best.serial) best = block, of_best = seen;
     return PrefixIndex::HintUse::keep;
   });
-  if (best != kNullBlock && pin(best, of_best)) return best;
+  if (best != kNullBlock && pin(best, view(best), of_best)) return best;
   return kNullBlock;
 }
 
@@ -127,13 +129,12 @@ BlockPool::Publication BlockPool::look_at(BlockView block) {
 /// Pins a block that was ready when `seen` was read. Fails if the block has been taken again since:
 /// what was read from the block may then be of other content. The exchange of the word detects
 /// this, unless the generation has come round; then the serial does.
-bool BlockPool::pin(BlockId block, Publication seen) {
+bool BlockPool::pin(BlockId block, BlockView b, Publication seen) {
   // No other process takes a block that this process holds.
   if (references_.has(block) && seen.word.is_held_by(self_)) [[likely]] {
     references_.add(block);
     return true;
   }
-  const BlockView b = view(block);  // computed once: GCC does so again after each atomic operation
   KV_KILL_POINT("pin.before_cas");
   if (!b.pin(seen.word, self_)) return false;
   KV_KILL_POINT("pin.after_cas");
