@@ -25,11 +25,17 @@ bool PrefixIndex::offer(Hash128 hash, BlockId block) const {
   KV_KILL_POINT("index.before_insert");
   const std::uint64_t hint = entry(hash, block);
   IndexBucket& home = first(hash);
-  if (place(home, hint)) return true;
+  return place(home, hint) || spill(home, second(hash), hint);
+}
+
+/// The first bucket is full: marks it and places the hint in the second. Not inlined, because it is
+/// rare.
+[[gnu::noinline]] bool PrefixIndex::spill(IndexBucket& home, IndexBucket& second,
+                                          std::uint64_t hint) {
   KV_KILL_POINT("index.before_spill");
   if (!has_spilled(home)) set_mark(home);
   KV_KILL_POINT("index.spilled");
-  if (!place(second(hash), hint)) return false;
+  if (!place(second, hint)) return false;
   KV_KILL_POINT("index.before_second_look");
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (has_spilled(home)) return true;

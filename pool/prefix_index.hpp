@@ -118,6 +118,7 @@ class PrefixIndex {
   }
   static bool contains(const IndexBucket& bucket, std::uint64_t hint);
   static bool place(IndexBucket& bucket, std::uint64_t hint);
+  static bool spill(IndexBucket& home, IndexBucket& second, std::uint64_t hint);
   static bool remove(IndexBucket& bucket, std::uint64_t hint);
 
   static constexpr std::uint64_t kTagMask = 0xffffffff00000000;
