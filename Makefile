@@ -8,13 +8,14 @@
 #   make bench     speed, as ratios taken in one run
 #   make bench-peers  pinning a block beside LMDB, a Boost map, files, memcached and Redis (installs these)
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
+#   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them
 #   make timing    whether the clock tells what another domain has cached
 #   make siege     thousands of clients, stewards and daemons killed, every limit tried; from SEED=any
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder)
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build install package bench bench-peers chaos siege timing asan tsan fuzz lint configure packages clean
+.PHONY: demo test build install package bench bench-peers chaos mutants siege timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -57,6 +58,10 @@ chaos: configure
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_kill_point_test --gtest_brief=1
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) KVHIVE_CHAOS_MINUTES=$(MINUTES) \
 	  build/bin/kvhive_crash_test --gtest_brief=1 --gtest_filter='PoolCrash.NothingIsLost*'
+
+mutants: configure
+	@cmake --build --preset release -j $(JOBS) --target $$(python3 tests/mutants/mutants.py --programs)
+	@python3 tests/mutants/mutants.py build $(MUTANTS)
 
 timing: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_timing_proof

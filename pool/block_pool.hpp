@@ -202,6 +202,11 @@ class BlockPool {
               extras.empty() ? kNoExtraKey : extras[i]};
     }
   };
+  /// What tells one publication of a block from every other (pool/block_view.hpp).
+  struct Publication {
+    std::uint64_t serial;
+    BlockWord word;
+  };
   class MatchPrefetch;
 
   BlockView view(BlockId block) const { return memory_.block(block); }
@@ -211,11 +216,13 @@ class BlockPool {
   }
 
   // match
-  bool holds(BlockId block, const Content& content) const;
+  bool holds(BlockId block, BlockView b, const Content& content) const;
   bool pin_if(BlockId block, Tier tier, Hash128 hash, const Content& content);
   BlockId find_and_pin(Tier tier, Hash128 hash, const Content& content);
   std::uint64_t find_uid(Hash128 hash, const Content& content);
-  bool pin(BlockId block, BlockWord seen);
+  static Publication look_at(BlockView block);
+  bool pin(BlockId block, BlockView b, Publication seen);
+  bool take_pin_back(BlockId block);
 
   // allocate
   bool take(Tier tier, std::size_t count, std::vector<BlockId>& taken,

@@ -80,10 +80,10 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
   return {std::move(found), end};
 }
 
-/// Whether the block holds this content. The answer is valid only if the block's word shows the
-/// same publication before and after the call.
-bool BlockPool::holds(BlockId block, const Content& content) const {
-  const BlockView b = view(block);
+/// Whether the block holds this content. The answer is valid only if the block is of the same
+/// publication before and after the call (read_stably(), or pin() with what look_at() returned).
+/// `b` is the block's view: GCC would compute it anew after each atomic operation.
+bool BlockPool::holds(BlockId block, BlockView b, const Content& content) const {
   if (b.parent_uid() != content.parent.uid) return false;
   if (!b.has_plausible_uid()) return false;  // a ready block without a uid is corrupt
   const TokenRow row = memory_.tokens_of(block);
@@ -95,43 +95,61 @@ bool BlockPool::holds(BlockId block, const Content& content) const {
 /// of several blocks, the first published must be found.
 bool BlockPool::pin_if(BlockId block, Tier tier, Hash128 hash, const Content& content) {
   if (!memory_.has_block(block) || memory_.tier_of(block) != tier) return false;
-  const BlockWord word = view(block).word();
-  return word.is_ready() && view(block).name() == hash && holds(block, content) && pin(block, word);
+  const BlockView b = view(block);
+  const Publication seen = look_at(b);
+  return seen.word.is_ready() && b.name() == hash && holds(block, b, content) &&
+         pin(block, b, seen);
 }
 
 /// Pins the block with this content that was published first (vLLM finds the first inserted).
 /// Returns the null block if there is none.
 BlockId BlockPool::find_and_pin(Tier tier, Hash128 hash, const Content& content) {
   BlockId best = kNullBlock;
-  BlockWord best_word;
-  std::uint64_t best_serial = ~0ull;
+  Publication of_best{.serial = ~0ull, .word = {}};
   index_.for_each(hash, [&](BlockId block) {
     if (!memory_.has_block(block)) return PrefixIndex::HintUse::drop;
-    const BlockWord word = view(block).word();
-    if (!word.is_ready() || view(block).name_low() != hash.low) return PrefixIndex::HintUse::drop;
-    if (memory_.tier_of(block) != tier || !holds(block, content)) return PrefixIndex::HintUse::keep;
-    const std::uint64_t serial = view(block).serial();
-    if (serial < best_serial) best = block, best_word = word, best_serial = serial;
+    const BlockView b = view(block);
+    const Publication seen = look_at(b);
+    if (!seen.word.is_ready() || b.name_low() != hash.low) return PrefixIndex::HintUse::drop;
+    if (memory_.tier_of(block) != tier || !holds(block, b, content))
+      return PrefixIndex::HintUse::keep;
+    if (seen.serial < of_best.serial) best = block, of_best = seen;
     return PrefixIndex::HintUse::keep;
   });
-  if (best != kNullBlock && pin(best, best_word)) return best;
+  if (best != kNullBlock && pin(best, view(best), of_best)) return best;
   return kNullBlock;
 }
 
-/// Pins a block whose word was `seen`, which is ready. Fails if the block has been taken again
-/// since `seen` was read: what was read from the block may then be of other content.
-bool BlockPool::pin(BlockId block, BlockWord seen) {
-  if (references_.has(block) && seen.is_held_by(self_)) [[likely]] {
+/// The serial is read first, so that it is of no later publication than what is read afterwards.
+BlockPool::Publication BlockPool::look_at(BlockView block) {
+  const std::uint64_t serial = block.serial();
+  return {serial, block.word()};
+}
+
+/// Pins a block that was ready when `seen` was read. Fails if the block has been taken again since:
+/// what was read from the block may then be of other content. The exchange of the word detects
+/// this, unless the generation has come round; then the serial does.
+bool BlockPool::pin(BlockId block, BlockView b, Publication seen) {
+  // No other process takes a block that this process holds.
+  if (references_.has(block) && seen.word.is_held_by(self_)) [[likely]] {
     references_.add(block);
     return true;
   }
   KV_KILL_POINT("pin.before_cas");
-  if (!view(block).pin(seen, self_)) return false;
+  if (!b.pin(seen.word, self_)) return false;
   KV_KILL_POINT("pin.after_cas");
-  if (seen.holders() == 0) count_used(memory_.tier_of(block), +1);
+  if (seen.word.holders() == 0) count_used(memory_.tier_of(block), +1);
   KV_KILL_POINT("pin.counted");
   references_.add(block);  // from 0 to 1, unless corruption had cleared this process's bit
-  return true;
+  return b.serial() == seen.serial || take_pin_back(block);
+}
+
+/// Drops the reference that pin() took to a block of other content; the block keeps its place in
+/// the release order. Returns false. Not inlined, so that pin() stays small.
+[[gnu::cold, gnu::noinline]] bool BlockPool::take_pin_back(BlockId block) {
+  KV_KILL_POINT("pin.of_other_content");
+  cancel({.blocks = {block}, .end = {}});
+  return false;
 }
 
 void BlockPool::cancel(const PrefixHit& hit) {

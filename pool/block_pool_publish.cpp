@@ -118,7 +118,8 @@ std::uint64_t BlockPool::find_uid(Hash128 hash, const Content& content) {
     bool is_same = false;
     std::uint64_t found = 0, serial = 0;
     const bool is_stable = read_stably(b, [&] {
-      is_same = holds(block, content);
+      is_same = holds(block, b, content);
+      KV_KILL_POINT("publish.compared");
       found = b.uid();
       serial = b.serial();
     });

@@ -5,9 +5,15 @@
 // shared memory.
 //
 // Memory order: a reader loads the word with acquire before it reads the descriptor and the tokens;
-// a writer stores the word with release after it has written them. If a reader finds the same
-// publication (BlockWord::is_same_publication) before and after, everything that it read in between
-// is of one content. The accesses to descriptor fields and tokens are relaxed.
+// a writer stores the word with release after it has written them. The accesses to descriptor
+// fields and tokens are relaxed.
+//
+// Generations have 28 bits, so they come round: a process that takes one block again and again gets
+// there in 15 seconds, and the word is then equal bit for bit to an old one. What tells two
+// publications of a block apart for good is the serial: 64 bits, drawn anew for each publication.
+// A reader loads the serial before the word, reads what it wants, and then finds a ready word of
+// the same generation (or pins the block) and after that the same serial. Then everything that it
+// read in between is of one publication.
 
 #include <atomic>
 #include <bit>
@@ -47,16 +53,17 @@ class BlockView {
   /// that block's word.
   void set_word(BlockWord next) const { d_->word.store(next.bits, std::memory_order_release); }
 
-  /// Sets the holder's bit if the block is still the publication that was `seen`, and sets `seen`
-  /// to the word before the change. False if the block has been taken again since. (It does not
-  /// return optional<BlockWord>: GCC builds one in memory from two narrow stores and reads it by a
-  /// wide load, which stalls for longer than the exchange takes.)
+  /// Sets the holder's bit if the block is ready in the generation that was `seen` (which is
+  /// ready), and sets `seen` to the word before the change. False if the block has been taken again
+  /// since. The generation may have come round, so the caller compares the serial afterwards. (It
+  /// does not return optional<BlockWord>: GCC builds one in memory from two narrow stores and reads
+  /// it by a wide load, which stalls for longer than the exchange takes.)
   [[nodiscard]] bool pin(BlockWord& seen, Holder holder) const {
-    const BlockWord expected = seen;
-    do {
-      if (!seen.is_same_publication(expected)) return false;
-    } while (!d_->word.compare_exchange_weak(seen.bits, seen.pinned_by(holder).bits,
-                                             std::memory_order_acq_rel, std::memory_order_acquire));
+    std::uint64_t now = seen.bits;  // a plain integer: GCC keeps no struct in a register here
+    while (!d_->word.compare_exchange_weak(now, BlockWord{now}.pinned_by(holder).bits,
+                                           std::memory_order_acq_rel, std::memory_order_acquire))
+      if (!seen.is_same_generation({now})) return false;
+    seen = {now};
     return true;
   }
   /// Clears the holder's bit. Returns the word before the change. Sequentially consistent, because
@@ -64,7 +71,9 @@ class BlockView {
   BlockWord unpin(Holder holder) const {
     return {d_->word.fetch_and(~std::uint64_t{holder.bit}, std::memory_order_seq_cst)};
   }
-  /// Retires the block if its state and generation are still as in `seen`, whatever its holders.
+  /// Retires the block if its state and generation are still as in `seen`, whatever its holders. If
+  /// the generation has come round meanwhile, a sound block is lost to the pool, and nothing else:
+  /// its holders go on reading its bytes.
   [[nodiscard]] bool retire(BlockWord seen) const {
     BlockWord now = seen;
     do {
@@ -83,7 +92,8 @@ class BlockView {
   std::uint64_t name_low() const { return d_->hash_low.load(kRelaxed); }
   std::uint64_t uid() const { return d_->uid.load(kRelaxed); }
   std::uint64_t parent_uid() const { return d_->parent_uid.load(kRelaxed); }
-  std::uint64_t serial() const { return d_->serial.load(kRelaxed); }
+  /// With acquire, so that a serial read before the word really is read before it.
+  std::uint64_t serial() const { return d_->serial.load(std::memory_order_acquire); }
   std::uint32_t depth() const { return d_->depth.load(kRelaxed); }
   std::uint64_t stamp() const { return d_->stamp.load(kRelaxed); }
   DomainId domain() const { return {d_->domain.load(kRelaxed)}; }
@@ -201,11 +211,12 @@ class TokenRow {
 /// after, so everything that was read is of one content.
 template <class Read>
 [[nodiscard]] bool read_stably(BlockView block, Read&& read) {
+  const std::uint64_t serial = block.serial();
   const BlockWord before = block.word();
   if (!before.is_ready()) return false;
   read();
   std::atomic_thread_fence(std::memory_order_acquire);
-  return block.word().is_same_publication(before);
+  return block.word().is_same_generation(before) && block.serial() == serial;
 }
 
 }  // namespace kvhive

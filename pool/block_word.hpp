@@ -3,8 +3,8 @@
 // its writer has just been killed: every change is one atomic instruction, so a kill comes either
 // before it or after it.
 //
-//   63 .. 36   generation   grows by 1 each time the block is taken; shows that a reference is
-//                           stale
+//   63 .. 36   generation   grows by 1 each time the block is taken, and comes round after 2^28;
+//                           shows that a reference is stale
 //   34 .. 32   state
 //   31 ..  0   holders      bit p = the process in slot p holds at least one reference
 //
@@ -75,9 +75,9 @@ struct BlockWord {
   constexpr bool is_filled_by(Holder holder) const {
     return state() == BlockState::filling && holders() == holder.bit;
   }
-  /// Whether both words are of one publication of the block. If so, everything that was read from
-  /// the block between the two is of one content.
-  constexpr bool is_same_publication(BlockWord other) const {
+  /// Whether both words are ready and of one generation. Then they are of one publication, unless
+  /// the generation has come round in between; the block's serial tells (pool/block_view.hpp).
+  constexpr bool is_same_generation(BlockWord other) const {
     return is_ready() && other.is_ready() && generation() == other.generation();
   }
 
@@ -115,7 +115,10 @@ struct BlockWord {
 inline constexpr BlockWord kNullBlockWord = BlockWord::make(BlockState::retired, 0, 0);
 
 /// A block that a hint led to, and the word that it had then. A process takes the block only if it
-/// still has this word (compare and exchange).
+/// still has this word (compare and exchange). If the generation has come round in between, the
+/// word is equal although the block was taken meanwhile. That is harmless: the block is free or
+/// idle again, and the process uses nothing that it read from the block before the exchange. At
+/// worst it evicts the block before its turn.
 struct Candidate {
   BlockId block;
   BlockWord word;

@@ -4,6 +4,12 @@
 
 namespace kvhive {
 
+bool PrefixIndex::contains(const IndexBucket& bucket, std::uint64_t hint) {
+  for (const auto& way : bucket.way)
+    if ((way.load(std::memory_order_acquire) & ~kSpilled) == hint) return true;
+  return false;
+}
+
 bool PrefixIndex::place(IndexBucket& bucket, std::uint64_t hint) {
   for (auto& way : bucket.way) {
     std::uint64_t found = way.load(std::memory_order_relaxed);
@@ -19,11 +25,23 @@ bool PrefixIndex::offer(Hash128 hash, BlockId block) const {
   KV_KILL_POINT("index.before_insert");
   const std::uint64_t hint = entry(hash, block);
   IndexBucket& home = first(hash);
-  if (place(home, hint)) return true;
+  return place(home, hint) || spill(home, second(hash), hint);
+}
+
+/// The first bucket is full: marks it and places the hint in the second. Not inlined, because it is
+/// rare.
+[[gnu::noinline]] bool PrefixIndex::spill(IndexBucket& home, IndexBucket& second,
+                                          std::uint64_t hint) {
   KV_KILL_POINT("index.before_spill");
-  if (!has_spilled(home)) home.way[0].fetch_or(kSpilled, std::memory_order_acq_rel);
+  if (!has_spilled(home)) set_mark(home);
   KV_KILL_POINT("index.spilled");
-  return place(second(hash), hint);
+  if (!place(second, hint)) return false;
+  KV_KILL_POINT("index.before_second_look");
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (has_spilled(home)) return true;
+  set_mark(home);  // its cleaner has not seen the hint
+  KV_KILL_POINT("index.marked_again");
+  return true;
 }
 
 void PrefixIndex::insert(Hash128 hash, BlockId block) const {
@@ -44,9 +62,9 @@ void PrefixIndex::insert(Hash128 hash, BlockId block) const {
 bool PrefixIndex::remove(IndexBucket& bucket, std::uint64_t hint) {
   for (auto& way : bucket.way) {
     std::uint64_t found = way.load(std::memory_order_relaxed);
-    if ((found & ~kSpilled) == hint &&
-        way.compare_exchange_strong(found, without_hint(found), std::memory_order_acq_rel))
-      return true;
+    while ((found & ~kSpilled) == hint)  // once more if only the mark has changed
+      if (way.compare_exchange_weak(found, without_hint(found), std::memory_order_acq_rel))
+        return true;
   }
   return false;
 }
@@ -54,7 +72,7 @@ bool PrefixIndex::remove(IndexBucket& bucket, std::uint64_t hint) {
 void PrefixIndex::erase(Hash128 hash, BlockId block) const {
   KV_KILL_POINT("index.before_erase");
   const std::uint64_t hint = entry(hash, block);
-  if (!remove(first(hash), hint) && has_spilled(first(hash))) remove(second(hash), hint);
+  if (!remove(first(hash), hint)) remove(second(hash), hint);
 }
 
 }  // namespace kvhive

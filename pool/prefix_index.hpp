@@ -4,8 +4,15 @@
 // Nothing here needs repair after a crash, and no operation waits for another process.
 //
 // A hash has two buckets of eight hints each. With at most one block per bucket on average,
-// practically no hint is ever lost. The second bucket is written and read only if the first bucket
-// has been full once; a mark in the first bucket records that for good.
+// practically no hint is ever lost. The second bucket is read only if the first bucket has a mark:
+// an insert that finds the first bucket full sets the mark and then places its hint in the second.
+//
+// Marks are needed only as long as there is such a hint, and pool/care/index_marks.hpp clears the
+// others. It may clear one that an insert has just relied on. So both sides write, pass a
+// sequentially consistent fence, and then read what the other writes: the insert writes the hint
+// and reads the mark, the cleaner clears the mark and reads the hint. At least one of them sees the
+// other's change and sets the mark again. If the one that would is killed first, the hint is not
+// found until the cleaner runs again.
 
 #include <array>
 #include <bit>
@@ -51,8 +58,24 @@ class PrefixIndex {
   /// The entry's value after its hint is removed: only the mark stays.
   static std::uint64_t without_hint(std::uint64_t hint) { return hint & kSpilled; }
 
-  /// Removes the hint, if there is one.
+  /// Removes the hint, if there is one. Looks into the second bucket without regard to the mark, so
+  /// that no hint is left there that a later mark would bring back.
   void erase(Hash128 hash, BlockId block) const;
+
+  // -- marks, for their cleaner
+
+  std::size_t home_of(Hash128 hash) const { return hash.low & mask_; }
+  bool is_marked(std::size_t bucket) const { return has_spilled(buckets_[bucket]); }
+  void mark(std::size_t bucket) const { set_mark(buckets_[bucket]); }
+  void clear_mark(std::size_t bucket) const {
+    buckets_[bucket].way[0].fetch_and(~kSpilled, std::memory_order_seq_cst);
+  }
+  /// Whether the hint stands in the second bucket, and not in the first.
+  bool needs_mark(Hash128 hash, BlockId block) const {
+    return &first(hash) != &second(hash) && contains(second(hash), entry(hash, block)) &&
+           !contains(first(hash), entry(hash, block));
+  }
+  void prefetch_second(Hash128 hash) const { kvhive::prefetch(&second(hash)); }
 
   /// What a quick look into a hash's first bucket shows: `block` is the first block that the bucket
   /// names under this hash, not checked for range, or the null block. `is_only` = the index has no
@@ -90,12 +113,17 @@ class PrefixIndex {
   static bool has_spilled(const IndexBucket& bucket) {
     return (bucket.way[0].load(std::memory_order_relaxed) & kSpilled) != 0;
   }
+  static void set_mark(IndexBucket& bucket) {
+    bucket.way[0].fetch_or(kSpilled, std::memory_order_seq_cst);
+  }
+  static bool contains(const IndexBucket& bucket, std::uint64_t hint);
   static bool place(IndexBucket& bucket, std::uint64_t hint);
+  static bool spill(IndexBucket& home, IndexBucket& second, std::uint64_t hint);
   static bool remove(IndexBucket& bucket, std::uint64_t hint);
 
   static constexpr std::uint64_t kTagMask = 0xffffffff00000000;
   static constexpr std::uint64_t kBlockMask = 0x7fffffff;
-  /// The mark, in a bucket's first entry: the bucket was full once, so some of its hints may be in
+  /// The mark, in a bucket's first entry: the bucket has been full, so some of its hints may be in
   /// their second buckets.
   static constexpr std::uint64_t kSpilled = 0x80000000;
   static_assert(kMostBlocks <= kBlockMask);

@@ -59,6 +59,11 @@ class Sweep {
     release();
     report.released += held_.size();
     KV_KILL_POINT("reap.before_invalidate");
+    // Three kinds of idle blocks may have their hints before the head of the release order, where
+    // no eviction looks: those that the dead process was about to evict, those that it released
+    // without reading the head again, and those of held_ that another process has passed by before
+    // this one cleared their bits. Every process now scans all stamps once and finds them in their
+    // order. So held_ needs no IdleOrder::settle(), which would make its blocks the newest.
     IdleOrder::invalidate(control());
     // The count of held blocks is right only if no other process has worked meanwhile; otherwise
     // the second call counts them again.
@@ -127,8 +132,7 @@ class Sweep {
   void release() {
     IdleOrder idle(memory_, tier_);
     if (held_.empty()) return;
-    const std::uint64_t first = idle.draw(held_.size());
-    std::uint64_t next = first;
+    std::uint64_t next = idle.draw(held_.size());
     std::vector<std::uint64_t> stamps(at_depth_.size());  // by depth: the next stamp
     for (std::size_t depth = at_depth_.size(); depth-- > 0; next += at_depth_[depth])
       stamps[depth] = next;
@@ -146,10 +150,6 @@ class Sweep {
       }
       for (const BlockId block : together) clear(block);
     }
-    KV_KILL_POINT("reap.before_settle");
-    // True only if another process has meanwhile evicted so much that it has come to these newest
-    // hints.
-    if (control().head.load(std::memory_order_seq_cst) > first) idle.settle(held_);
   }
 
   void clear(BlockId block) {

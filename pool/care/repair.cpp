@@ -236,7 +236,7 @@ class Repair {
       if (is_hinted_[id] || !before.is_ready()) continue;
       const Hash128 name = view(block).name();
       std::atomic_thread_fence(std::memory_order_acquire);
-      const auto is_same = [&] { return word(block).is_same_publication(before); };
+      const auto is_same = [&] { return word(block).is_same_generation(before); };
       if (!is_same() || !index_.offer(name, block)) continue;
       ++report_.hints_restored;
       if (!is_same()) index_.erase(name, block);  // it was evicted meanwhile

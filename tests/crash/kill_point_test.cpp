@@ -91,6 +91,25 @@ class FormatScene final : public Scene {
   PoolFds fds_;
 };
 
+/// Each race without a kill: the operation does what its name says, and its process dies at the
+/// end.
+class Race : public ::testing::TestWithParam<Operation> {};
+
+TEST_P(Race, EndsAsItsNameSays) {
+  if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
+  OperationScene scene(GetParam());
+  scene.set();
+  ChildProcess child([&] {
+    for (KillPoint* point : KillPoint::all()) point->forget_hits();
+    scene.run();
+  });
+  EXPECT_TRUE(ended_well(child.wait())) << "the operation did not do what its name says";
+  EXPECT_THAT(scene.examine(), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Pool, Race, ::testing::ValuesIn(races()),
+                         [](const auto& race) { return identifier(race.param.name); });
+
 class KillPoints : public ::testing::Test {
  protected:
   struct Place {

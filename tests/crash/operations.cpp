@@ -1,9 +1,13 @@
 #include "tests/crash/operations.hpp"
 
 #include <array>
+#include <cctype>
+#include <cstdlib>
 
 #include "base/check.hpp"
+#include "pool/care/index_marks.hpp"
 #include "pool/care/reaper.hpp"
+#include "pool/kill_point.hpp"
 #include "pool/process_slot.hpp"
 #include "tests/support/keep_evicted.hpp"
 
@@ -44,6 +48,21 @@ void fill_bucket(IndexBucket& full) {
 
 PrefixIndex index_of(const Stage& stage) {
   return {stage.memory().index(), stage.memory().layout().index_buckets};
+}
+
+/// Moves the hint of idle()'s first block to its second bucket, as if the first had been full.
+void spill_a_hint(Stage& stage) {
+  const Hash128 name = stage.idle().chain[0];
+  const BlockId block = match_blocks(stage.survivor(), stage.idle(), 1).blocks[0];
+  stage.survivor().release({{block}});
+  index_of(stage).erase(name, block);
+  fill_bucket(bucket(stage, name.low));
+  index_of(stage).insert(name, block);
+}
+
+/// Marks all buckets of the index.
+void mark_all(Stage& stage) {
+  for (std::size_t b = 0; b < stage.memory().layout().index_buckets; ++b) index_of(stage).mark(b);
 }
 
 bool match(Stage& stage, const Prompt& prompt) {
@@ -355,6 +374,22 @@ std::vector<Operation> sequences() {
          return pool.available(Tier::device) == s.victim().available(Tier::device);
        },
        0, false, false},
+      {"clear marks",
+       [](Stage& s) {
+         spill_a_hint(s);
+         mark_all(s);
+       },
+       [](Stage& s) {
+         const ClearedMarks done = clear_marks(s.memory());
+         return done.cleared + 1 == s.memory().layout().index_buckets && done.restored == 0;
+       }},
+      {"clear marks: a predecessor was killed",
+       [](Stage& s) {
+         spill_a_hint(s);
+         index_of(s).clear_mark(index_of(s).home_of(s.idle().chain[0]));
+       },
+       [](Stage& s) { return clear_marks(s.memory()).restored == 1 && match(s, s.idle()); }, 0,
+       true},
       {"reap",
        [](Stage& s) {
          // The victim holds blocks in every state (filling, ready, shared) and in both tiers.
@@ -391,14 +426,119 @@ void pass_by(Stage& s) {
   s.survivor().release(s.survivor().allocate(Tier::device, left).value());
 }
 
+BlockDescriptor& published_as(const Stage& s, Hash128 name) {
+  for (std::uint32_t id = 1; id < s.memory().geometry().total_blocks(); ++id) {
+    const BlockView block = s.memory().block(BlockId{id});
+    if (block.word().is_ready() && block.name() == name) return s.memory().descriptors()[id];
+  }
+  KV_CHECK(false, "no block has this name");
+  std::abort();
+}
+
+/// Evicts all idle blocks, and publishes unknown()'s first block in place of idle()'s first block,
+/// which is idle then, too.
+BlockDescriptor& replace_idle(Stage& s) {
+  BlockDescriptor& old = published_as(s, s.idle().chain[0]);
+  const std::vector<BlockId> place{BlockId{std::uint32_t(&old - s.memory().descriptors())}};
+  const auto all =
+      s.survivor().allocate(Tier::device, s.survivor().available(Tier::device)).value();
+  fill_blocks(s.survivor(), place, s.unknown().names(0, 1));
+  s.survivor().publish(BlockPool::root({}), place, s.unknown().names(0, 1),
+                       s.unknown().of_blocks(0, 1));
+  s.survivor().release(all);
+  return old;
+}
+
+/// The same, as if the block had been taken 2^28 times: its generation is the old one again.
+void replace_idle_and_come_round(Stage& s) {
+  BlockDescriptor& block = replace_idle(s);
+  const BlockWord now{block.word.load()};
+  block.word.store(BlockWord::make(now.state(), now.generation() - 1, now.holders()).bits);
+}
+
+/// Publishes idle()'s blocks once more. True if the first got a uid of its own.
+bool publish_with_own_uid(Stage& s) {
+  publish(s, s.idle());
+  const BlockView block = s.memory().block(s.blocks[0]);
+  return block.uid() == block.serial();
+}
+
+/// Runs `part` as the survivor, in the victim's process: no kill point kills it there.
+template <class Part>
+auto as_survivor(Part&& part) {
+#ifdef KVHIVE_KILL_POINTS
+  KillPoint::is_suspended = true;
+  auto result = part();
+  KillPoint::is_suspended = false;
+  return result;
+#else
+  return part();
+#endif
+}
+
+/// The survivor releases new blocks and then evicts. True if owned()'s blocks go first, the end of
+/// owned() before its start.
+bool evicts_owned_first(Stage& s) {
+  const std::vector<BlockId> owned = s.blocks;
+  return as_survivor([&] {
+    BlockPool& pool = s.survivor();
+    pool.release(compute(pool, s.unknown()));
+    const std::size_t free = pool.available(Tier::device) - owned.size() - 2;
+    const auto taken = pool.allocate(Tier::device, free + 2).value();
+    return taken[free] == owned[1] && taken[free + 1] == owned[0];
+  });
+}
+
+/// Each idle block's place in the ring names the block.
+void expect_hints(Stage& s) {
+  const auto& layout = s.memory().tier_layout(Tier::device);
+  for (std::uint32_t id = 1; id < layout.blocks; ++id) {
+    const BlockView block = s.memory().block(BlockId{id});
+    if (!block.word().is_idle()) continue;
+    const std::size_t place = block.stamp() % layout.ring_slots;
+    KV_CHECK(s.memory().ring(Tier::device)[place].load() == id, id, block.stamp());
+  }
+}
+
 }  // namespace
 
 const std::vector<Operation>& races() {
   static const std::vector<Operation> all = {
+      {.name = "match: the block gets other content before it is pinned",
+       .prepare = as_it_is,
+       .run = [](Stage& s) { return match_all(s.victim(), s.idle()).blocks.empty(); },
+       .interrupted_at = "pin.before_cas",
+       .meanwhile = [](Stage& s) { replace_idle(s); }},
+      {.name = "match: the generation comes round before the pin",
+       .prepare = as_it_is,
+       .run =
+           [](Stage& s) {
+             const bool has_missed = match_all(s.victim(), s.idle()).blocks.empty();
+             // The pin of the other content was taken back.
+             return has_missed && s.victim().available(Tier::device) == 9 &&
+                    BlockWord{published_as(s, s.unknown().chain[0]).word.load()}.is_idle();
+           },
+       .interrupted_at = "pin.before_cas",
+       .meanwhile = replace_idle_and_come_round},
+      {.name = "publish: an equal block gets other content while it is compared",
+       .prepare = [](Stage& s) { allocate_and_fill(s, s.idle()); },
+       .run = publish_with_own_uid,
+       .interrupted_at = "publish.compared",
+       .meanwhile = [](Stage& s) { replace_idle(s); }},
+      {.name = "publish: the generation comes round while an equal block is compared",
+       .prepare = [](Stage& s) { allocate_and_fill(s, s.idle()); },
+       .run = publish_with_own_uid,
+       .interrupted_at = "publish.compared",
+       .meanwhile = replace_idle_and_come_round},
       {.name = "allocate: a block is freed while its group is struck off",
        .prepare = [](Stage& s) { s.blocks = s.survivor().allocate(Tier::device, 6).value(); },
-       .run = [](Stage& s) { return allocate(s, 1); },
-       .interrupted_at = "free.summary_cleared",
+       .run =
+           [](Stage& s) {
+             // The first may miss the block that is being freed; the second must not.
+             return allocate(s, 1) && allocate(s, 1) &&
+                    s.victim().counters()["evicted_blocks"].load() <= 1;
+           },
+       .interrupted_at = "free.before_summary_clear",
        .meanwhile = [](Stage& s) { s.survivor().release(s.blocks); }},
       {.name = "allocate: a block is freed while its bit is cleared",
        .prepare =
@@ -414,14 +554,59 @@ const std::vector<Operation>& races() {
        .run = [](Stage& s) { return publish(s, s.unknown()); },
        .interrupted_at = "publish.serials_drawn",
        .meanwhile = [](Stage& s) { s.survivor().release(compute(s.survivor(), s.unknown())); }},
-      {.name = "release: passed by while clearing bits",
+      {.name = "allocate: a candidate is pinned first",
+       .prepare = [](Stage& s) { use_up(s, 0); },
+       .run = [](Stage& s) { return !allocate(s, 3); },
+       .interrupted_at = "evict.before_cas",
+       .meanwhile = [](Stage& s) { (void)match_all(s.survivor(), s.idle()); }},
+      {.name = "release: what is idle has its hint",
        .prepare =
            [](Stage& s) {
              s.blocks = {s.holdings[0].block, s.holdings[1].block};
            },
        .run = release,
+       .interrupted_at = "unpin.cleared",
+       .meanwhile = expect_hints},
+      {.name = "release: passed by while clearing bits",
+       .prepare =
+           [](Stage& s) {
+             s.blocks = {s.holdings[0].block, s.holdings[1].block};
+           },
+       .run = [](Stage& s) { return release(s) && evicts_owned_first(s); },
        .interrupted_at = "release.stamped",
        .meanwhile = pass_by},
+      {.name = "reap: passed by while clearing bits",
+       .prepare =
+           [](Stage& s) {
+             s.blocks = {s.holdings[0].block, s.holdings[1].block};
+           },
+       .run =
+           [](Stage& s) {
+             s.holdings.clear();
+             reap(s.memory(), Stage::kVictim);
+             return evicts_owned_first(s);
+           },
+       .interrupted_at = "reap.before_clear",
+       .meanwhile = pass_by},
+      {.name = "clear marks: a hint is inserted meanwhile",
+       .prepare =
+           [](Stage& s) {
+             fill_bucket(bucket(s, s.unknown().chain[0].low));
+             mark_all(s);
+           },
+       .run =
+           [](Stage& s) { return clear_marks(s.memory()).restored == 1 && match(s, s.unknown()); },
+       .interrupted_at = "marks.before_clear",
+       .meanwhile = [](Stage& s) { s.survivor().release(compute(s.survivor(), s.unknown())); }},
+      {.name = "publish: the mark is cleared before the hint is there",
+       .prepare =
+           [](Stage& s) {
+             allocate_and_fill(s, s.unknown());
+             fill_bucket(bucket(s, s.unknown().chain[0].low));
+           },
+       .run = [](Stage& s) { return publish(s, s.unknown()) && match(s, s.unknown()); },
+       .interrupted_at = "index.spilled",
+       .meanwhile = [](Stage& s) { clear_marks(s.memory()); }},
       {.name = "release: overtaken by the ring",
        .prepare =
            [](Stage& s) {
@@ -456,6 +641,17 @@ const std::vector<Operation>& operations() {
     return list;
   }();
   return all;
+}
+
+std::string identifier(const std::string& name) {
+  std::string joined;
+  bool starts_word = true;
+  for (const char letter : name) {
+    const auto c = static_cast<unsigned char>(letter);
+    if (std::isalnum(c) != 0) joined += static_cast<char>(starts_word ? std::toupper(c) : c);
+    starts_word = std::isalnum(c) == 0;
+  }
+  return joined;
 }
 
 }  // namespace kvhive::testing

@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <string>
 #include <unordered_set>
 
@@ -168,18 +167,8 @@ TEST(EveryInstructionOfFormatting, MayBeTheLastBeforeAKill) {
   EXPECT_EQ(tally.violations, 0u) << tally.first;
 }
 
-std::string identifier(const ::testing::TestParamInfo<Operation>& info) {
-  std::string name;
-  bool starts_word = true;
-  for (const char letter : info.param.name) {
-    const auto c = static_cast<unsigned char>(letter);
-    if (std::isalnum(c) != 0) name += static_cast<char>(starts_word ? std::toupper(c) : c);
-    starts_word = std::isalnum(c) == 0;
-  }
-  return name;
-}
-
-INSTANTIATE_TEST_SUITE_P(Pool, EveryInstruction, ::testing::ValuesIn(operations()), identifier);
+INSTANTIATE_TEST_SUITE_P(Pool, EveryInstruction, ::testing::ValuesIn(operations()),
+                         [](const auto& operation) { return identifier(operation.param.name); });
 
 }  // namespace
 }  // namespace kvhive::testing

@@ -1,10 +1,11 @@
-/* Three names with the same two candidate buckets, and two processes that publish a block under one
- * of them, evict it again, and may be killed anywhere. The first bucket has room for one hint, the
- * second for two. The inlines are named as in pool/prefix_index.cpp.
+/* Three names with the same two candidate buckets, two processes that publish a block under one of
+ * them, evict it again, and may be killed between operations, and a cleaner that clears the first
+ * bucket's mark (pool/care/index_marks.cpp). The first bucket has room for one hint, the second for
+ * two. The inlines are named as in pool/prefix_index.cpp.
  *
  * Must hold when all processes have finished: a published block can be found, and a block that is
  * not published has no hint (both unless a process was killed while it worked on the block). The
- * second bucket is never in use without the mark that leads there. */
+ * second bucket is then not in use without the mark that leads there. */
 #define BLOCKS 3
 #define FREE 0
 #define TAKEN 1
@@ -41,10 +42,14 @@ inline insert(block) {
      mark_spilled();
 #endif
      place(second[0], block);
-     place(second[1], block)
+     place(second[1], block);
 #ifdef MUTANT_MARK_AFTER_THE_HINT
-     ; if :: true -> goto killed :: true fi
-     ; mark_spilled()
+     if :: true -> goto killed :: true fi;
+#endif
+#ifndef MUTANT_THE_INSERT_DOES_NOT_LOOK_AGAIN
+     mark_spilled()
+#else
+     skip
 #endif
   :: else
   fi
@@ -65,7 +70,7 @@ inline erase(block) {
 #endif
 #ifndef MUTANT_ERASE_LOOKS_INTO_ONE_BUCKET
   if
-  :: !is_done && has_spilled -> remove(second[0], block); remove(second[1], block)
+  :: !is_done -> remove(second[0], block); remove(second[1], block)
   :: else
   fi
 #endif
@@ -106,6 +111,26 @@ done:
   skip
 }
 
+/* Hints of blocks that are ready stand in the second bucket. */
+inline look_for_hints(is_needed) {
+  is_needed = (second[0] != 0);
+  if :: !is_needed -> is_needed = (second[1] != 0) :: else fi
+}
+
+proctype Cleaner() {
+  bool is_needed;
+  look_for_hints(is_needed);
+  if
+  :: !is_needed ->
+     has_spilled = false;
+#ifndef MUTANT_THE_CLEANER_DOES_NOT_LOOK_AGAIN
+     look_for_hints(is_needed);
+     if :: is_needed -> has_spilled = true :: else fi
+#endif
+  :: else
+  fi
+}
+
 active proctype AtRest() {
   byte i;
   timeout;
@@ -120,4 +145,4 @@ active proctype AtRest() {
   }
 }
 
-init { atomic { run Process(); run Process() } }
+init { atomic { run Process(); run Process(); run Cleaner() } }

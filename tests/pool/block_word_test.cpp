@@ -66,11 +66,11 @@ TEST(BlockWord, ChangesAsTheModelDoes) {
 
 TEST(BlockWord, IsTheSamePublicationUntilItIsTakenAnew) {
   const BlockWord ready = BlockWord{}.taken_by(ProcessSlot{0}).published_by(ProcessSlot{0});
-  EXPECT_TRUE(ready.is_same_publication(ready.pinned_by(ProcessSlot{3})));
-  EXPECT_FALSE(ready.is_same_publication(ready.taken_by(ProcessSlot{0})));
+  EXPECT_TRUE(ready.is_same_generation(ready.pinned_by(ProcessSlot{3})));
+  EXPECT_FALSE(ready.is_same_generation(ready.taken_by(ProcessSlot{0})));
   EXPECT_FALSE(
-      ready.is_same_publication(ready.taken_by(ProcessSlot{0}).published_by(ProcessSlot{0})));
-  EXPECT_FALSE(BlockWord{}.is_same_publication(BlockWord{})) << "a free block has no content";
+      ready.is_same_generation(ready.taken_by(ProcessSlot{0}).published_by(ProcessSlot{0})));
+  EXPECT_FALSE(BlockWord{}.is_same_generation(BlockWord{})) << "a free block has no content";
 }
 
 TEST(BlockState, AnUnknownStatePrintsAsDamaged) {

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/byte_size.hpp"
+#include "pool/care/index_marks.hpp"
 #include "pool/care/pool_report.hpp"
 #include "tools/cli/inspector.hpp"
 #include "tools/cli/pool_commands.hpp"
@@ -40,6 +41,7 @@ std::map<std::string, DomainTotals> by_domain(const PoolMemory& memory,
 
 Json to_json(const Inspector& inspector, const PoolReport& report,
              const std::map<std::string, DomainTotals>& domains) {
+  const IndexMarks marks = count_marks(inspector.memory());
   Json of_domains = Json::object();
   for (const auto& [name, blocks] : domains)
     of_domains[name] = {{"held", blocks.held}, {"idle", blocks.idle}};
@@ -50,6 +52,7 @@ Json to_json(const Inspector& inspector, const PoolReport& report,
       {"block_bytes", report.geometry.kv.block_bytes()},
       {"page_layout", to_string(report.geometry.kv.pages)},
       {"tiers", {{"device", to_json(report.tiers[0])}, {"host", to_json(report.tiers[1])}}},
+      {"index", {{"buckets", marks.buckets}, {"overflowed", marks.marked}}},
       {"domains", of_domains}};
   add_counters(json, report.totals);
   return json;
@@ -104,6 +107,9 @@ Expected<void> stat(const CommonFlags& flags) {
               format_bytes(report.geometry.kv.block_bytes()).c_str(),
               std::string(to_string(report.geometry.kv.pages)).c_str(), tier_table(report).c_str());
   if (names->names.size() > 1) std::printf("%s\n", domain_table(domains).c_str());
+  const IndexMarks marks = count_marks(inspector->memory());
+  std::printf("index: %s of %s buckets have overflowed; lookups there read a second one\n\n",
+              with_commas(marks.marked).c_str(), with_commas(marks.buckets).c_str());
   const CounterValues& totals = report.totals;
   std::printf("since kvhived started, by all engines, dead ones included:\n\n%s\n",
               counter_table(totals).c_str());

@@ -1,5 +1,6 @@
-// kvhive-steward: formats the pool once, then returns what dead processes held. It keeps nothing of
-// its own, so restarting it costs nothing: the keeper tells the next one what is left to sweep.
+// kvhive-steward: formats the pool once, then returns what dead processes held, and now and then
+// clears the index's marks. It keeps nothing of its own, so restarting it costs nothing: the keeper
+// tells the next one what is left to sweep.
 
 #include <signal.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include "ipc/listener.hpp"
 #include "ipc/pidfd.hpp"
 #include "ipc/protocol.hpp"
+#include "pool/care/index_marks.hpp"
 #include "pool/care/reaper.hpp"
 #include "pool/care/repair.hpp"
 #include "tools/program/command_line.hpp"
@@ -20,6 +22,11 @@
 
 namespace kvhive {
 namespace {
+
+/// How long the steward waits for an order before it looks at the index. Nothing depends on it.
+constexpr int kIdleMs = 10'000;
+/// Marked buckets are cleaned from one in this many on: below, clearing costs more than it saves.
+constexpr std::size_t kMarkedBuckets = 32;
 
 class Steward {
  public:
@@ -46,8 +53,14 @@ class Steward {
   /// Serves until the keeper hangs up.
   Expected<void> run() {
     if (auto sent = send_packet(socket_.get(), Formatted{}); !sent) return sent;
+    // A predecessor may have been killed as it cleared marks that are needed.
+    if (next_serial() > 1) clear_marks(memory_);
     while (true) {
-      auto packet = receive_packet(socket_.get());
+      auto packet = receive_answer(socket_.get(), kIdleMs);
+      if (!packet && packet.error().code == Errc::not_running) {
+        care_for_index();
+        continue;
+      }
       if (!packet) return forward_error(packet);
       if (!*packet) return {};
       if (const auto order = (*packet)->as<Reap>(); order && order->slot < kMaxProcesses)
@@ -70,6 +83,23 @@ class Steward {
                       static_cast<std::uint32_t>(report.released),
                       static_cast<std::uint32_t>(report.requests)};
     (void)send_packet(socket_.get(), done);  // an error means that the keeper is gone: run() ends
+    care_for_index();
+  }
+
+  std::uint64_t next_serial() const {
+    return memory_.control().next_serial.load(std::memory_order_relaxed);
+  }
+
+  /// Clears the marks that no hint needs, if there are many. Looks only after as many blocks were
+  /// published as the index has buckets, because nothing else sets marks.
+  void care_for_index() {
+    if (next_serial() - cared_at_ < memory_.layout().index_buckets) return;
+    cared_at_ = next_serial();
+    const IndexMarks marks = count_marks(memory_);
+    if (marks.marked * kMarkedBuckets < marks.buckets) return;
+    const ClearedMarks done = clear_marks(memory_);
+    spdlog::debug("index: {} of {} buckets were marked as overflowed, {} need it no more",
+                  marks.marked, marks.buckets, done.cleared - done.restored);
   }
 
   void mend(const Repair& order, std::string_view owners) {
@@ -87,6 +117,7 @@ class Steward {
 
   UniqueFd socket_;
   PoolMemory memory_;
+  std::uint64_t cared_at_ = 0;  ///< the pool's next serial when care_for_index() last looked
 };
 
 Expected<int> run(int argc, char** argv) {

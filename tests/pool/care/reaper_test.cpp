@@ -199,6 +199,19 @@ TEST(Reaper, IdleBlocksThatAKilledEvictorPassedAreFound) {
   EXPECT_EQ(numbers(b.alive.allocate(Tier::device, 7).value()), (Ids{1, 2, 3, 4, 5, 6, 7}));
 }
 
+/// A scan as a last resort would find the older blocks, too, but only when there is no newer one.
+TEST(Reaper, IdleBlocksThatAKilledEvictorPassedAreEvictedBeforeNewerOnes) {
+  Bench b(small_geometry(4));
+  const Prompt old(b.alive, counting(0, 4)), newer(b.alive, counting(100, 4));
+  leave_idle(b.alive, old);  // block 1
+  TierControl& control = b.memory.control().tiers[0];
+  control.head.store(control.tail.load());  // killed after moving the head, before taking the block
+  leave_idle(b.alive, newer);               // block 2
+  reap(b.memory, kDead);
+  EXPECT_EQ(numbers(b.alive.allocate(Tier::device, 2).value()), (Ids{3, 1}));
+  EXPECT_EQ(match_all(b.alive, newer).blocks.size(), 1u);
+}
+
 TEST(Reaper, StaleHintOfAKilledEvictionIsHarmless) {
   Bench b(small_geometry(2));
   const Prompt prompt(b.dead, counting(0, 4));

@@ -1,0 +1,140 @@
+#include "pool/care/index_marks.hpp"
+
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <thread>
+
+#include "pool/block_pool.hpp"
+#include "pool/care/fsck.hpp"
+#include "tests/support/private_pool.hpp"
+#include "tests/support/request.hpp"
+#include "tests/support/sanitizers.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::IsEmpty;
+
+/// Computes the same prompt `times` times at once, as processes do that do not wait for each other,
+/// and releases the blocks.
+void compute_at_once(BlockPool& pool, const Prompt& prompt, std::size_t times) {
+  std::vector<BlockId> all;
+  for (std::size_t i = 0; i < times; ++i) {
+    const auto blocks = pool.allocate(Tier::device, prompt.full_blocks()).value();
+    pool.publish(BlockPool::root({}), blocks, prompt.chain, prompt.tokens);
+    all.insert(all.end(), blocks.begin(), blocks.end());
+  }
+  pool.release(all);
+}
+
+/// Publishes prompts of two blocks, each `times` times, from the prompt's number `first` on.
+void turn_over(BlockPool& pool, TokenId first, std::size_t blocks, std::size_t times) {
+  for (std::size_t done = 0; done < blocks; done += 2 * times, first += 100)
+    compute_at_once(pool, Prompt(pool, counting(first, 8)), times);
+}
+
+/// Expects that every hint in the index leads to its block: fsck counts a hint in a second bucket
+/// as stale if the first bucket has no mark.
+void expect_all_reachable(const PoolMemory& memory) {
+  const FsckReport report = fsck(memory);
+  EXPECT_THAT(report.violations, IsEmpty());
+  EXPECT_EQ(report.stale_hints, 0u);
+}
+
+TEST(IndexMarks, AfterManyTurnoversOnlyNeededMarksAreLeft) {
+  constexpr std::uint32_t kBlocks = 2049;
+  const PoolMemory memory = private_pool(small_geometry(kBlocks));
+  occupy(memory, ProcessSlot{0});
+  BlockPool pool(memory, ProcessSlot{0});
+  turn_over(pool, 0, 20 * kBlocks, 12);
+  const IndexMarks before = count_marks(memory);
+  EXPECT_GT(before.marked, before.buckets * 2 / 5) << "the load does not overflow many buckets";
+
+  const std::uint64_t unhinted = fsck(memory).unhinted;  // there is no room for all duplicates
+  const ClearedMarks done = clear_marks(memory);
+  EXPECT_EQ(fsck(memory).unhinted, unhinted);
+  const IndexMarks after = count_marks(memory);
+  EXPECT_EQ(done.restored, 0u);
+  EXPECT_EQ(after.marked, before.marked - done.cleared);
+  // Twelve hints of one name overflow a bucket: at most one mark for each twelve blocks is needed.
+  EXPECT_LE(after.marked, kBlocks / 12 + 1);
+  std::printf("marked buckets: %.1f %% before, %.1f %% after\n",
+              100.0 * double(before.marked) / double(before.buckets),
+              100.0 * double(after.marked) / double(after.buckets));
+  expect_all_reachable(memory);
+
+  turn_over(pool, 1'000'000, 2 * kBlocks, 1);  // without duplicates, no mark is needed any more
+  clear_marks(memory);
+  EXPECT_LE(count_marks(memory).marked, 2u);
+  expect_all_reachable(memory);
+}
+
+TEST(IndexMarks, AnUnneededMarkIsClearedAndANeededOneStays) {
+  const PoolMemory memory = private_pool(small_geometry(33));
+  occupy(memory, ProcessSlot{0});
+  BlockPool pool(memory, ProcessSlot{0});
+  const PrefixIndex index(memory.index(), memory.layout().index_buckets);
+  const Prompt prompt(pool, counting(0, 4));
+  ASSERT_NE(prompt.chain[0].low % 32, prompt.chain[0].high % 32) << "one bucket, not two";
+  compute_at_once(pool, prompt, 10);
+  const std::size_t home = index.home_of(prompt.chain[0]);
+  index.mark((home + 1) % 32);
+  EXPECT_EQ(clear_marks(memory).cleared, 1u);
+  EXPECT_TRUE(index.is_marked(home));
+  expect_all_reachable(memory);
+}
+
+TEST(IndexMarks, AMarkThatAKilledCleanerClearedIsRestored) {
+  const PoolMemory memory = private_pool(small_geometry(33));
+  occupy(memory, ProcessSlot{0});
+  BlockPool pool(memory, ProcessSlot{0});
+  const PrefixIndex index(memory.index(), memory.layout().index_buckets);
+  const Prompt prompt(pool, counting(0, 4));
+  compute_at_once(pool, prompt, 10);
+  index.clear_mark(index.home_of(prompt.chain[0]));
+  EXPECT_GT(fsck(memory).unhinted, 0u);
+  EXPECT_EQ(clear_marks(memory).restored, 1u);
+  EXPECT_EQ(fsck(memory).unhinted, 0u);
+  expect_all_reachable(memory);
+}
+
+TEST(IndexMarks, AnEvictionRemovesAHintThatNoMarkLeadsTo) {
+  const PoolMemory memory = private_pool(small_geometry(33));
+  occupy(memory, ProcessSlot{0});
+  BlockPool pool(memory, ProcessSlot{0});
+  const PrefixIndex index(memory.index(), memory.layout().index_buckets);
+  const Prompt prompt(pool, counting(0, 4));
+  compute_at_once(pool, prompt, 10);
+  const std::size_t home = index.home_of(prompt.chain[0]);
+  index.clear_mark(home);
+  pool.release(pool.allocate(Tier::device, 32).value());
+  index.mark(home);
+  EXPECT_EQ(fsck(memory).stale_hints, 0u);
+}
+
+TEST(IndexMarks, ACleanerBesideInsertersLosesNoHint) {
+  constexpr std::uint32_t kBlocks = 257, kThreads = 2;
+  constexpr int kRounds = kUnderSanitizer ? 300 : 3'000;
+  const PoolMemory memory = private_pool(small_geometry(kBlocks));
+  std::atomic<std::uint32_t> working{kThreads};
+  std::size_t cleared = 0;
+  {
+    std::vector<std::jthread> inserters;
+    for (std::uint32_t slot = 0; slot < kThreads; ++slot) {
+      occupy(memory, ProcessSlot{slot});
+      inserters.emplace_back([&, slot] {
+        BlockPool pool(memory, ProcessSlot{slot});
+        for (int round = 0; round < kRounds; ++round)
+          compute_at_once(pool, Prompt(pool, counting(TokenId(round * 10), 8)), 1 + round % 16);
+        --working;
+      });
+    }
+    while (working.load() != 0) cleared += clear_marks(memory).cleared;
+  }
+  EXPECT_GT(cleared, 100u);
+  expect_all_reachable(memory);
+}
+
+}  // namespace
+}  // namespace kvhive::testing
