@@ -106,16 +106,16 @@ Expected<UniqueFd> open_memory(const std::string& name) {
 }
 
 Expected<void> allocate_memory(const UniqueFd& fd, std::size_t from, std::size_t to,
-                               const std::string& name) {
+                               std::size_t whole, const std::string& name) {
   const int code =
       posix_fallocate(fd.get(), static_cast<off_t>(from), static_cast<off_t>(to - from));
   if (code == 0) return {};
   if (code == ENOSPC || code == ENOMEM)
     return failure(Errc::out_of_memory,
-                   "no room for " + format_bytes(to) + " of shared memory (" + name +
+                   "no room for " + format_bytes(whole) + " of shared memory (" + name +
                        "); ask for less, or raise the limit of the machine or cgroup");
   errno = code;
-  return os_failure("fallocate " + name + " (" + format_bytes(to) + ")");
+  return os_failure("fallocate " + name + " (" + format_bytes(whole) + ")");
 }
 
 Expected<void> seal_memory(const UniqueFd& fd, const std::string& name) {
@@ -127,7 +127,7 @@ Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes, Pag
   auto fd = open_memory(name);
   if (!fd) return fd;
   if (pages == Pages::huge) take_huge_pages(fd->get(), bytes);
-  if (auto allocated = allocate_memory(*fd, 0, bytes, name); !allocated)
+  if (auto allocated = allocate_memory(*fd, 0, bytes, bytes, name); !allocated)
     return forward_error(allocated);
   if (auto sealed = seal_memory(*fd, name); !sealed) return forward_error(sealed);
   return fd;

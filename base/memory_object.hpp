@@ -26,10 +26,10 @@ enum class Pages : std::uint8_t {
                                                Pages pages = Pages::usual);
 
 /// The same in steps, for a caller that has other work to do in between: makes an empty memfd,
-/// allocates its bytes from..to, seals it.
+/// allocates its bytes from..to, seals it. `whole` is the size that it will have, for the error text.
 [[nodiscard]] Expected<UniqueFd> open_memory(const std::string& name);
 [[nodiscard]] Expected<void> allocate_memory(const UniqueFd& fd, std::size_t from, std::size_t to,
-                                             const std::string& name);
+                                             std::size_t whole, const std::string& name);
 [[nodiscard]] Expected<void> seal_memory(const UniqueFd& fd, const std::string& name);
 
 /// Frees the bytes from..to of a memfd; they read as zero from then on. If the system cannot, they

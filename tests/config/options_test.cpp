@@ -48,6 +48,7 @@ const Sample kWritten[] = {
     {"enable-prefix-caching", "false", "false", "false"},
     {"batch-invariant", "true", "true", "true"},
     {"enforce-eager", "true", "true", "true"},
+    {"core-dumps", "true", "true", "true"},
     {"watermark", "0.0625", "0.0625", "0.0625"},
     {"seed", "18446744073709551615", "123456789012", "18446744073709551615"},
     {"domains", "a=bob,7;b=@9", "{b = \"@9\", a = [\"bob\", 7]}", "a=bob,7;b=@9"},

@@ -20,10 +20,10 @@ using ::testing::HasSubstr;
 
 constexpr int kBadHellos = 3000;
 
-/// Says hello without a pidfd. True if the keeper refused it, which it also logs.
+/// Says a hello that only the steward may say. True if the keeper refused it, which it also logs.
 bool is_refused(const std::string& path) {
   const auto socket = connect_to_daemon(path);
-  if (!socket || !send_packet(socket->get(), ClientHello{kLeastChannelBytes})) return false;
+  if (!socket || !send_packet(socket->get(), StewardHello{})) return false;
   const auto answer = receive_answer(socket->get(), 60'000);
   return answer && *answer && (*answer)->is(MessageType::refused);
 }

@@ -155,7 +155,8 @@ void Connections::receive(int socket) {
   }
   peer.has_spoken = true;
   auto packet = receive_packet(socket);
-  if (!packet && packet.error().code == Errc::os_error) return;  // nothing to read (EAGAIN)
+  const bool is_os_error = !packet && packet.error().code == Errc::os_error;
+  if (is_os_error && look_at_next_packet(socket) == NextPacket::none) return;  // EAGAIN
   if (!packet && packet.error().code == Errc::layout_mismatch) return refuse(peer, packet.error());
   static LogLimit broken_packets;
   if (const auto note = packet ? std::nullopt : broken_packets.admit())
@@ -199,7 +200,8 @@ Expected<UniqueFd> Connections::pidfd_for(const Peer& peer, Packet& hello) const
 }
 
 void Connections::refuse(Peer& peer, const Error& error) {
-  static LogLimit refusals;
+  static LogLimit own_refusals, strangers_refusals;  // strangers must not hide what the owner needs
+  LogLimit& refusals = peer.is_stranger() ? strangers_refusals : own_refusals;
   if (const auto note = refusals.admit())
     spdlog::warn("refused pid {}: {}{}", peer.pid, error.text, *note);
   send_refusal(peer.socket.get(), error);

@@ -150,15 +150,16 @@ Expected<void> welcome_inspector(const Tables& tables, const Peer& peer,
   return send_welcome(tables, peer, message, objects, Opened::read_only);
 }
 
-/// What channels may take of the machine's memory. Engines need room for a step and to be started
-/// again; if they do not find it, the kernel kills one of them.
+/// What channels may take of the machine's memory. Some is kept: an engine needs room for a step and
+/// to be started again, and if it does not find it, the kernel kills a process. Where memory is
+/// short, half of what is left is kept.
 MachineMemory memory_for_channels(const Tables& tables) {
-  constexpr std::size_t kSmallThings = std::size_t{64} << 20;
-  const std::size_t of_a_step = tables.pool.is_on_gpu() ? 0 : tables.pool.model.engine_peak;
-  const std::size_t kept =
-      kSmallThings + tables.engines.size() * of_a_step + tables.channels.bytes_to_make();
+  constexpr std::size_t kMostForSmallThings = std::size_t{64} << 20;
   MachineMemory machine = machine_memory();
-  machine.available -= std::min(machine.available, kept);
+  const std::size_t of_a_step = tables.pool.is_on_gpu() ? 0 : tables.pool.model.engine_peak;
+  const std::size_t wanted = of_a_step + std::min(kMostForSmallThings, machine.total / 16);
+  machine.available -= std::min(machine.available, tables.channels.bytes_to_make());
+  machine.available -= std::min(wanted, machine.available / 2);
   return machine;
 }
 

@@ -40,7 +40,7 @@ bool ChannelMaker::Making::allocate() {
     memory = std::move(*opened);
   }
   const std::size_t end = std::min(bytes, allocated + kPiece);
-  if (auto grown = allocate_memory(memory, allocated, end, kChannelMemoryName); !grown)
+  if (auto grown = allocate_memory(memory, allocated, end, bytes, kChannelMemoryName); !grown)
     return failed(grown);
   allocated = end;
   if (allocated < bytes) return false;
