@@ -262,6 +262,12 @@ TEST_F(ChannelTest, DoorbellsRingOncePerChange) {
   EXPECT_EQ(rings(engine_bell_), 1u);
 }
 
+/// An engine would have to close the descriptors of what a client sends.
+TEST_F(ChannelTest, AClientsEndOfABellCannotSend) {
+  EXPECT_EQ(send(client_bell_.client_end.get(), "x", 1, MSG_NOSIGNAL), -1);
+  EXPECT_EQ(errno, EPIPE);
+}
+
 TEST_F(ChannelTest, AnAbortIsNamedOnceAndOnlyForAcceptedRequests) {
   const std::uint32_t slot = client_.submit(token_request()).value();
   client_.abort(slot);

@@ -29,7 +29,7 @@ constexpr int kForEver = 3600;
 class ConnectionsTest : public ::testing::Test, public Connections::Events {
  protected:
   ConnectionsTest() {
-    alarm(120);
+    alarm(20);  // a keeper that waits for a close would hang
     chmod(directory_.path().c_str(), 0711);
   }
   ~ConnectionsTest() override { alarm(0); }
@@ -106,8 +106,11 @@ TEST_F(ConnectionsTest, SinceLinux616DescriptorsCannotEvenBeSent) {
   listen();
   const UniqueFd client = connect_as(kAlice);
   const UniqueFd file{open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  const int none = 0, so_passrights = 83;
+  if (setsockopt(client.get(), SOL_SOCKET, so_passrights, &none, sizeof none) != 0)
+    GTEST_SKIP() << "NOTHING IS SHOWN HERE: this kernel is older";
   const auto sent = send_packet(client.get(), ClientHello{}, {file.get()});
-  if (sent) GTEST_SKIP() << "this kernel is older";
+  ASSERT_FALSE(sent.has_value());
   EXPECT_THAT(sent.error().text, HasSubstr("not permitted"));
 }
 

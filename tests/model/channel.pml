@@ -1,0 +1,222 @@
+/* One slot of a channel, its client, and the engines that serve it one after the other. An engine may
+ * be killed before any step; then the keeper gives the channel to another. The client submits, sleeps
+ * until its bell rings, reads, may ask for an abort, and submits again. The inlines are named as in
+ * ipc/engine_channel.cpp, ipc/client_channel.cpp and actors/port.cpp.
+ *
+ * Must hold: the client never sleeps for ever (then Spin finds an invalid end state), gets every token
+ * exactly once, and no engine works on a slot that it did not take. */
+#define ENGINES 3
+#define ROUNDS 2
+#define TOKENS 2
+
+#define VACANT 0
+#define SUBMITTED 1
+#define ACCEPTED 2
+#define FINISHED 3
+
+byte state, tokens;
+bool wants_abort;
+
+/* The client's bell: a socket with at most one unread ring that matters. The engine's: an eventfd that
+ * is never read, and an edge that the engine which watches it has not handled yet. */
+bool client_bell, was_rung, is_watched, has_edge;
+
+byte engine = 1;   /* the one that serves the channel */
+bool is_dead;      /* it was killed, and the keeper has not given the channel to the next */
+bool client_is_done;
+
+inline ring_engine() {
+  was_rung = true;
+  if :: is_watched -> has_edge = true :: else fi
+}
+
+/* EventLoop::watch_edges: a bell that was rung before is an edge. */
+inline watch_edges() {
+  atomic {
+    is_watched = true;
+#ifndef MUTANT_WATCHING_AGAIN_IS_NO_EDGE
+    has_edge = was_rung
+#else
+    skip
+#endif
+  }
+}
+
+inline read_slot() {
+#ifdef MUTANT_TOKENS_ARE_READ_BEFORE_THE_STATE
+  seen_tokens = tokens;
+  is_finished = (state == FINISHED);
+#else
+  is_finished = (state == FINISHED);
+  seen_tokens = tokens;
+#endif
+  assert(seen_tokens >= tokens_read);
+  tokens_read = seen_tokens
+}
+
+proctype Client() {
+  byte round, tokens_read, seen_tokens;
+  bool is_finished, aborts;
+  do
+  :: round == ROUNDS -> break
+  :: else ->
+     round++;
+     tokens_read = 0;
+     aborts = false;
+     wants_abort = false;
+     tokens = 0;
+     state = SUBMITTED;
+     atomic { ring_engine() }
+     do
+     :: !aborts -> aborts = true; wants_abort = true; atomic { ring_engine() }
+     :: client_bell ->
+#ifdef MUTANT_THE_BELL_IS_ANSWERED_AFTER_READING
+        read_slot();
+        client_bell = false;
+#else
+        client_bell = false;
+        read_slot();
+#endif
+        if
+        :: is_finished ->
+           assert(aborts || tokens_read == TOKENS);
+           state = VACANT;
+           break
+        :: else
+        fi
+     od
+  od;
+  client_is_done = true
+}
+
+/* Before this step the engine may be killed. */
+#define STEP if :: number < ENGINES -> goto killed :: true fi
+
+inline ring_client() { client_bell = true; has_news = false }
+
+inline finish() {
+#ifdef MUTANT_THE_ENGINE_RINGS_BEFORE_THE_END_IS_STORED
+  ring_client();
+  STEP;
+  state = FINISHED;
+#else
+  state = FINISHED;
+  STEP;
+  ring_client();
+#endif
+  has_request = false
+}
+
+inline take_submitted() {
+  if
+  :: state == ACCEPTED && takes_over ->
+#ifndef MUTANT_ACCEPTED_REQUESTS_ARE_NOT_TAKEN_OVER
+     assert(!has_request);
+     STEP;
+     has_request = true;
+#ifdef MUTANT_THE_JOURNAL_IS_FORGOTTEN
+     written = 0
+#else
+     written = tokens
+#endif
+#else
+     skip
+#endif
+  :: state == SUBMITTED ->
+     assert(!has_request);
+     state = ACCEPTED;
+     STEP;
+     has_request = true;
+     written = 0
+  :: else
+  fi;
+#ifndef MUTANT_EVERY_PASS_TAKES_OVER
+  if
+  :: takes_over ->
+     takes_over = false;
+#ifndef MUTANT_A_TAKEOVER_DOES_NOT_RING
+     STEP;
+     ring_client()
+#endif
+  :: else
+  fi
+#endif
+}
+
+inline take_aborts() {
+  if
+  :: has_request && wants_abort -> finish()
+  :: else
+  fi
+}
+
+inline drain() {
+  take_submitted();
+  take_aborts()
+}
+
+inline step() {
+  if
+  :: written < TOKENS ->
+     written++;
+#ifdef MUTANT_THE_END_IS_STORED_BEFORE_THE_LAST_TOKEN
+     if :: written == TOKENS -> state = FINISHED :: else fi;
+     STEP;
+     tokens = written;
+     if :: written == TOKENS -> ring_client(); has_request = false :: else -> ring_client() fi
+#else
+     STEP;
+     tokens = written;
+     STEP;
+     ring_client()
+#endif
+  :: else -> finish()
+  fi
+}
+
+proctype Engine(byte number) {
+  byte written;
+  bool has_request, has_news, takes_over = true;
+  STEP;
+  watch_edges();
+  STEP;
+  drain();
+end:
+  do
+  :: is_watched && has_edge ->
+     STEP;
+     has_edge = false;
+     if
+     :: true -> drain()
+     :: true -> is_watched = false  /* rings too often: not listened to for a while */
+     fi
+  :: !is_watched -> STEP; watch_edges()
+  :: has_request -> STEP; step()
+  :: client_is_done && !has_request -> goto done
+  od;
+killed:
+  atomic { is_watched = false; has_edge = false; is_dead = true };
+done:
+  skip
+}
+
+/* Learns of a death from the pidfd, after it. */
+proctype Keeper() {
+end:
+  do
+  :: is_dead ->
+     atomic {
+       is_dead = false;
+       engine++;
+       run Engine(engine)
+     }
+  od
+}
+
+init {
+  atomic {
+    run Client();
+    run Engine(1);
+    run Keeper()
+  }
+}
