@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
+#include <fstream>
 #include <future>
 #include <string>
 #include <system_error>
@@ -39,6 +40,13 @@ tl::unexpected<Error> too_low(const std::string& limit, const std::string& value
 ProcessLimits take_process_limits() {
   raise_descriptor_limit();
   return {soft_limit(RLIMIT_NOFILE), soft_limit(RLIMIT_AS), soft_limit(RLIMIT_FSIZE)};
+}
+
+void offer_to_oom_killer() {
+  constexpr int kLikelier = 300;  // of 1000
+  const std::string path = "/proc/self/oom_score_adj";
+  int now = 0;
+  if (std::ifstream(path) >> now && now < kLikelier) std::ofstream(path) << kLikelier;
 }
 
 void forbid_core_dumps() {

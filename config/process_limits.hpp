@@ -26,6 +26,9 @@ ProcessLimits take_process_limits();
 [[nodiscard]] Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
                                          std::size_t largest_object);
 
+/// If memory runs out, the kernel ends this process rather than one that did not call this.
+void offer_to_oom_killer();
+
 /// From now on this process writes no core dump, and only root can debug it: its memory contains
 /// what other users have sent. Does nothing under sanitizers, which debug themselves.
 void forbid_core_dumps();

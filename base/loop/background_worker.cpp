@@ -45,11 +45,11 @@ std::optional<BackgroundWorker::Turn> BackgroundWorker::next_turn() {
   return turn;
 }
 
-/// Queues the key again if it has more to do: an unfinished job first.
+/// Queues the job and its key again if they have more to do.
 void BackgroundWorker::end_turn(Turn turn, bool is_done) {
   const std::lock_guard lock(mutex_);
   const auto jobs = waiting_.find(turn.key);
-  if (!is_done) jobs->second.push_front(std::move(turn.job));
+  if (!is_done) jobs->second.push_back(std::move(turn.job));
   if (jobs->second.empty())
     waiting_.erase(jobs);
   else

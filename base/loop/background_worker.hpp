@@ -1,6 +1,7 @@
 #pragma once
-// A thread for work that would keep an event loop from its other clients. Work is done in pieces,
-// and the keys (users, channels) take turns: whoever has much to do delays another by one piece.
+// A thread for work that would keep an event loop from its other clients. Work is done in pieces.
+// The keys (users, channels) take turns, and so do the jobs of one key: a key that has much to do
+// delays another by one piece.
 
 #include <condition_variable>
 #include <cstdint>
@@ -24,7 +25,6 @@ class BackgroundWorker {
   /// Waits for the piece that is being done, and destroys all jobs.
   ~BackgroundWorker();
 
-  /// Jobs of one key are done one after the other.
   void add(std::uint64_t key, Job job);
 
  private:

@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(BackgroundWorker, KeysTakeTurnsAndTheJobsOfAKeyFollowEachOther) {
+TEST(BackgroundWorker, KeysTakeTurnsAndSoDoTheJobsOfAKey) {
   std::promise<void> all_are_added, done;
   std::vector<std::string> pieces;
   BackgroundWorker worker;
@@ -34,7 +34,7 @@ TEST(BackgroundWorker, KeysTakeTurnsAndTheJobsOfAKeyFollowEachOther) {
   });
   all_are_added.set_value();
   done.get_future().wait();
-  EXPECT_THAT(pieces, ElementsAre("a1", "c1", "a2", "c2", "a3", "b1"));
+  EXPECT_THAT(pieces, ElementsAre("a1", "c1", "b1", "c2", "a2", "a3"));
 }
 
 TEST(BackgroundWorker, DropsWhatIsLeftWhenItEnds) {

@@ -6,6 +6,9 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <fstream>
+
 #include "base/unique_fd.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/sanitizers.hpp"
@@ -22,6 +25,20 @@ TEST(ProcessLimits, AProcessWithoutCoreDumpsCannotBeDumped) {
   ChildProcess child([] {
     forbid_core_dumps();
     if (prctl(PR_GET_DUMPABLE) != 0) _exit(1);
+  });
+  EXPECT_TRUE(ended_well(child.wait()));
+}
+
+TEST(ProcessLimits, AnEngineIsEndedBeforeItsKeeperIfMemoryRunsOut) {
+  const auto score = [] {
+    int value = -1;
+    std::ifstream("/proc/self/oom_score_adj") >> value;
+    return value;
+  };
+  ChildProcess child([&] {
+    const int before = score();
+    offer_to_oom_killer();
+    if (score() != std::max(before, 300)) _exit(1);
   });
   EXPECT_TRUE(ended_well(child.wait()));
 }

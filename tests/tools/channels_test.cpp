@@ -288,6 +288,22 @@ TEST_F(ChannelsTest, TheChannelsOfOneDomainHaveAQuota) {
   EXPECT_TRUE(reserve(1));
 }
 
+TEST_F(ChannelsTest, LargeChannelsLeaveRoomForUsualOnes) {
+  constexpr std::size_t kLarge = 2 * ChannelQuota::kLarge;
+  const MachineMemory machine{16 * kLarge, 16 * kLarge, "the machine"};
+  Channels channels({.of_all = 4 * kLarge, .of_domain = 4 * kLarge, .of_user = 4 * kLarge});
+  const auto reserve = [&](std::size_t bytes) {
+    return channels.reserve(bytes, kAnyEngine, kOwner, machine);
+  };
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(reserve(kLarge));
+  const auto refused = reserve(kLarge);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().text,
+              HasSubstr("the daemon grants 96.00 MiB to channels of more than 16.00 MiB"));
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(reserve(ChannelQuota::kLarge));
+  EXPECT_FALSE(reserve(kBytes)) << "now all is taken";
+}
+
 TEST_F(ChannelsTest, AStrangersChannelsHaveAQuota) {
   Channels channels({.of_all = 8 * kBytes, .of_domain = 8 * kBytes, .of_user = 2 * kBytes});
   const auto reserve = [&](uid_t user, bool is_limited) {

@@ -64,6 +64,7 @@ Expected<int> run(int argc, char** argv) {
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
+  offer_to_oom_killer();  // an engine is started again; the keeper's end is the daemon's
   if (!options->core_dumps) forbid_core_dumps();
   // An engine that answers a question of the keeper logs to standard error, which the keeper reads.
   const bool answers_keeper = described.has_value() || gpu_memory != 0;

@@ -37,16 +37,23 @@ Expected<void> Channels::check_quota(std::size_t bytes, const ChannelOwner& owne
   };
   for (const auto& [id, entry] : channels_) count(entry.channel);
   for (const auto& [id, channel] : closed_) count(channel);
-  if (in_all > quota_.of_all)
+  const bool is_large = bytes > ChannelQuota::kLarge;
+  const auto limit = [&](std::size_t quota) {
+    return is_large ? ChannelQuota::for_large(quota) : quota;
+  };
+  const std::string to_whom =
+      is_large ? " to channels of more than " + format_bytes(ChannelQuota::kLarge) : "";
+  if (in_all > limit(quota_.of_all))
     return failure(Errc::pool_exhausted, "the channels of all clients would have " +
                                              format_bytes(in_all) + ", the daemon grants " +
-                                             format_bytes(quota_.of_all) +
+                                             format_bytes(limit(quota_.of_all)) + to_whom +
                                              "; close clients, or connect with a smaller channel "
                                              "(channel_bytes, --channel-bytes)");
-  if (in_domain > quota_.of_domain)
+  if (in_domain > limit(quota_.of_domain))
     return failure(Errc::pool_exhausted,
                    "your domain's channels would have " + format_bytes(in_domain) +
-                       ", channel-bytes-per-domain grants " + format_bytes(quota_.of_domain) +
+                       ", channel-bytes-per-domain grants " +
+                       format_bytes(limit(quota_.of_domain)) + to_whom +
                        "; close one, ask for a smaller one, or have that raised");
   if (owner.is_limited && of_user > quota_.of_user)
     return failure(Errc::pool_exhausted,
