@@ -42,6 +42,15 @@ void expect_all_reachable(const PoolMemory& memory) {
   EXPECT_EQ(report.stale_hints, 0u);
 }
 
+/// A prompt of one block whose two buckets differ. (The pool's secret is drawn at random.)
+Prompt prompt_with_two_buckets(const BlockPool& pool, const PoolMemory& memory) {
+  const std::size_t buckets = memory.layout().index_buckets;
+  for (TokenId first = 0;; ++first) {
+    Prompt prompt(pool, counting(first, 4));
+    if (prompt.chain[0].low % buckets != prompt.chain[0].high % buckets) return prompt;
+  }
+}
+
 TEST(IndexMarks, AfterManyTurnoversOnlyNeededMarksAreLeft) {
   constexpr std::uint32_t kBlocks = 2049;
   const PoolMemory memory = private_pool(small_geometry(kBlocks));
@@ -75,8 +84,7 @@ TEST(IndexMarks, AnUnneededMarkIsClearedAndANeededOneStays) {
   occupy(memory, ProcessSlot{0});
   BlockPool pool(memory, ProcessSlot{0});
   const PrefixIndex index(memory.index(), memory.layout().index_buckets);
-  const Prompt prompt(pool, counting(0, 4));
-  ASSERT_NE(prompt.chain[0].low % 32, prompt.chain[0].high % 32) << "one bucket, not two";
+  const Prompt prompt = prompt_with_two_buckets(pool, memory);
   compute_at_once(pool, prompt, 10);
   const std::size_t home = index.home_of(prompt.chain[0]);
   index.mark((home + 1) % 32);
@@ -90,7 +98,7 @@ TEST(IndexMarks, AMarkThatAKilledCleanerClearedIsRestored) {
   occupy(memory, ProcessSlot{0});
   BlockPool pool(memory, ProcessSlot{0});
   const PrefixIndex index(memory.index(), memory.layout().index_buckets);
-  const Prompt prompt(pool, counting(0, 4));
+  const Prompt prompt = prompt_with_two_buckets(pool, memory);
   compute_at_once(pool, prompt, 10);
   index.clear_mark(index.home_of(prompt.chain[0]));
   EXPECT_GT(fsck(memory).unhinted, 0u);
@@ -104,7 +112,7 @@ TEST(IndexMarks, AnEvictionRemovesAHintThatNoMarkLeadsTo) {
   occupy(memory, ProcessSlot{0});
   BlockPool pool(memory, ProcessSlot{0});
   const PrefixIndex index(memory.index(), memory.layout().index_buckets);
-  const Prompt prompt(pool, counting(0, 4));
+  const Prompt prompt = prompt_with_two_buckets(pool, memory);
   compute_at_once(pool, prompt, 10);
   const std::size_t home = index.home_of(prompt.chain[0]);
   index.clear_mark(home);
