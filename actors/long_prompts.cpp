@@ -14,9 +14,8 @@ void LongPrompts::add(Submission submission, std::string text) {
     sink->set_running(true);
     auto tokens = tokenizer_.encode(text, AddSpecial::yes);
     sink->set_running(false);
-    loop_.post([this, key, is_wanted, tokens = std::move(tokens)] {
-      deliver(key, is_wanted, tokens);
-    });
+    loop_.post(
+        [this, key, is_wanted, tokens = std::move(tokens)] { deliver(key, is_wanted, tokens); });
     return true;
   });
   pending_.insert_or_assign(key, Pending{std::move(submission), mark});

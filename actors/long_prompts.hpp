@@ -20,7 +20,8 @@ namespace kvhive {
 class LongPrompts {
  public:
   /// Called on the event loop. `tokens` is the prompt, or why it could not be tokenised.
-  using OnTokens = std::function<void(Submission submission, Expected<std::vector<TokenId>> tokens)>;
+  using OnTokens =
+      std::function<void(Submission submission, Expected<std::vector<TokenId>> tokens)>;
 
   /// \param loop  outlives this object, but does not run any more after its destruction
   /// \param tokenizer  outlives this object

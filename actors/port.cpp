@@ -70,7 +70,8 @@ void Port::on_ring(std::uint64_t id) {
     // The bell is rung already when it is watched again, which counts as an edge: no ring is lost.
     loop_.unwatch(open.bell.get());
     loop_.after(kDeafness, [this, id] {
-      if (const auto still = channels_.find(id); still != channels_.end()) listen(id, still->second);
+      if (const auto still = channels_.find(id); still != channels_.end())
+        listen(id, still->second);
     });
     return;
   }

@@ -26,7 +26,8 @@ enum class Pages : std::uint8_t {
                                                Pages pages = Pages::usual);
 
 /// The same in steps, for a caller that has other work to do in between: makes an empty memfd,
-/// allocates its bytes from..to, seals it. `whole` is the size that it will have, for the error text.
+/// allocates its bytes from..to, seals it. `whole` is the size that it will have, for the error
+/// text.
 [[nodiscard]] Expected<UniqueFd> open_memory(const std::string& name);
 [[nodiscard]] Expected<void> allocate_memory(const UniqueFd& fd, std::size_t from, std::size_t to,
                                              std::size_t whole, const std::string& name);
@@ -42,8 +43,8 @@ void free_memory(const UniqueFd& fd, std::size_t from, std::size_t to);
 
 enum class Access : std::uint8_t { read_only, read_write };
 
-/// A mapping of a memfd, left out of core dumps. The destructor unmaps it. The memory lives as long as any process has it
-/// open or mapped.
+/// A mapping of a memfd, left out of core dumps. The destructor unmaps it. The memory lives as long
+/// as any process has it open or mapped.
 class MappedMemory {
  public:
   MappedMemory() = default;

@@ -83,8 +83,8 @@ struct Options {
   std::uint64_t seed = 0;
   Sharing sharing = Sharing::user;
   std::vector<DomainRule> domains;  ///< which users share cached blocks; empty = no rule
-  /// Bytes that the channels of one domain's clients may have together; 0 = half of what all clients
-  /// may have.
+  /// Bytes that the channels of one domain's clients may have together; 0 = half of what all
+  /// clients may have.
   std::size_t channel_bytes_per_domain = 0;
   Scrub scrub = Scrub::on_domain_change;
   GpuFault gpu_fault = GpuFault::drop_unpinned;

@@ -26,10 +26,11 @@ inline constexpr std::uint32_t kMostStopTokens = 16;
 inline constexpr std::size_t kStopBytes = 64;  ///< per stop string
 inline constexpr std::size_t kErrorBytes = 256;
 /// When an engine dies, another engine takes its requests over. A request that runs when its engine
-/// dies may be the cause of that death. It is taken over at most this many times without a new token
-/// in between; then it is refused.
+/// dies may be the cause of that death. It is taken over at most this many times without a new
+/// token in between; then it is refused.
 inline constexpr std::uint32_t kMostTakeovers = 3;
-/// A request that only waits when its engine dies is hardly the cause, and is taken over this often.
+/// A request that only waits when its engine dies is hardly the cause, and is taken over this
+/// often.
 inline constexpr std::uint32_t kMostTakeoversWaiting = 32;
 /// Stored instead of an engine's number when there is no engine.
 inline constexpr std::uint32_t kNoEngine = ~0u;

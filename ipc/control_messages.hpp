@@ -109,8 +109,8 @@ struct StewardHello {
   std::uint32_t layout_hash = 0;
 };
 
-/// Carries three descriptors: the channel's memory, the bell that wakes the engine, and the client's
-/// end of the bell that wakes the client (ipc/doorbell.hpp).
+/// Carries three descriptors: the channel's memory, the bell that wakes the engine, and the
+/// client's end of the bell that wakes the client (ipc/doorbell.hpp).
 struct ClientWelcome {
   static constexpr MessageType kType = MessageType::client_welcome;
   std::uint64_t channel = 0;

@@ -23,8 +23,8 @@ struct PromptLimits {
 class EngineChannel;
 
 /// Counts the bytes that were copied out of a channel for one request, until it is destroyed. An
-/// honest client's ranges do not overlap, so its copies are never larger than its channel. A hostile
-/// client could name the same bytes in all its slots.
+/// honest client's ranges do not overlap, so its copies are never larger than its channel. A
+/// hostile client could name the same bytes in all its slots.
 class CopiedBytes {
  public:
   CopiedBytes(std::shared_ptr<EngineChannel> channel, std::size_t bytes);
@@ -68,10 +68,11 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
   std::uint64_t id() const { return id_; }
 
-  /// Accepts and returns submitted requests, until it has copied about `most_bytes` bytes. The first
-  /// pass over the slots also takes over the requests that a dead engine had accepted, and rings:
-  /// that engine may have died before it rang. A malformed request, one that is too long, or one
-  /// that was taken over too often, is not returned: its slot is finished with an error at once.
+  /// Accepts and returns submitted requests, until it has copied about `most_bytes` bytes. The
+  /// first pass over the slots also takes over the requests that a dead engine had accepted, and
+  /// rings: that engine may have died before it rang. A malformed request, one that is too long, or
+  /// one that was taken over too often, is not returned: its slot is finished with an error at
+  /// once.
   std::vector<TakenRequest> take_submitted(const PromptLimits& limits = {},
                                            std::size_t most_bytes = ~std::size_t{0});
   /// Whether the last call has not looked at all slots, because it had copied enough: call again.

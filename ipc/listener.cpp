@@ -18,8 +18,8 @@
 namespace kvhive {
 namespace {
 
-/// Connections that wait to be accepted. The daemon accepts at once; it takes many at a time to fill
-/// this.
+/// Connections that wait to be accepted. The daemon accepts at once; it takes many at a time to
+/// fill this.
 constexpr int kBacklog = 1024;
 
 std::filesystem::path directory_of(const std::string& path) {
@@ -43,8 +43,8 @@ std::string identity_of(const UniqueFd& fd) {
 /// only one process at a time checks for a running daemon and then binds the socket, or compares a
 /// socket and then removes it.
 ///
-/// Daemons hold it for microseconds. But in a directory like /tmp, any user can take it and keep it,
-/// so nobody waits longer than kPatience.
+/// Daemons hold it for microseconds. But in a directory like /tmp, any user can take it and keep
+/// it, so nobody waits longer than kPatience.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const UniqueFd& directory) : fd_(directory.get()) {

@@ -27,8 +27,8 @@ Expected<std::string> read_text_memory(const UniqueFd& memory) {
   if (fstat(memory.get(), &status) != 0) return os_failure("fstat a text in shared memory");
   std::string text(static_cast<std::size_t>(status.st_size), '\0');
   for (std::size_t done = 0; done < text.size();) {
-    const ssize_t got = pread(memory.get(), text.data() + done, text.size() - done,
-                              static_cast<off_t>(done));
+    const ssize_t got =
+        pread(memory.get(), text.data() + done, text.size() - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return os_failure("read a text in shared memory");
     done += static_cast<std::size_t>(got);

@@ -80,7 +80,7 @@ class EventLoop {
 
   Escape escape_;
   UniqueFd epoll_;
-  UniqueFd timer_;                ///< set to the earliest of `timers_`
+  UniqueFd timer_;  ///< set to the earliest of `timers_`
   std::unique_ptr<Posts> posts_;
   std::map<int, Watch> watched_;  ///< by descriptor
   std::uint32_t next_watch_ = 0;

@@ -85,9 +85,7 @@ class PortTest : public ::testing::Test {
   void make_port(const PromptLimits& limits = {}) {
     port_.emplace(loop_, scheduler_, tokenizer_, PortLimits{0, limits});
   }
-  Line& line(std::uint64_t id) {
-    return lines_.try_emplace(id, *port_, id).first->second;
-  }
+  Line& line(std::uint64_t id) { return lines_.try_emplace(id, *port_, id).first->second; }
   /// Gives up after twenty seconds, so that a mistake does not hang the test.
   void run_until(const std::function<bool()>& holds) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);

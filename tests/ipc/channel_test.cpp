@@ -48,8 +48,7 @@ class ChannelTest : public ::testing::Test {
   static constexpr std::size_t kBytes = kLeastChannelBytes;
 
   std::shared_ptr<EngineChannel> open_engine(std::uint32_t number) {
-    auto engine =
-        EngineChannel::open(5, number, memory_, kBytes, copy_of(client_bell_.engine_end));
+    auto engine = EngineChannel::open(5, number, memory_, kBytes, copy_of(client_bell_.engine_end));
     KV_CHECK(engine.has_value(), engine.error().text);
     write_serving_engine(memory_.get(), number);  // as the keeper does
     return std::move(*engine);
@@ -70,9 +69,7 @@ class ChannelTest : public ::testing::Test {
   }
 
   /// The engine begins to work on the request.
-  void run(const TakenRequest& request) {
-    engine_->sink(request)->set_running(true);
-  }
+  void run(const TakenRequest& request) { engine_->sink(request)->set_running(true); }
 
   /// Answers every submitted request with `tokens` tokens of text "x".
   void serve_all(std::uint32_t tokens) {
@@ -86,8 +83,7 @@ class ChannelTest : public ::testing::Test {
   UniqueFd memory_ = make_channel_memory(kBytes).value();
   ClientBell client_bell_ = make_client_bell().value();
   UniqueFd engine_bell_ = make_engine_bell().value();
-  ClientChannel client_ =
-      ClientChannel::open(memory_, kBytes, copy_of(engine_bell_)).value();
+  ClientChannel client_ = ClientChannel::open(memory_, kBytes, copy_of(engine_bell_)).value();
   std::shared_ptr<EngineChannel> engine_ = open_engine(1);
 };
 

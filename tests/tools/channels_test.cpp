@@ -192,7 +192,8 @@ TEST_F(ChannelsTest, AnEngineIsToldOfClosedChannelsAsSoonAsItListens) {
   EXPECT_THAT(said(), IsEmpty());
   deaf_ = {};
   EXPECT_TRUE(channels_.place_waiting(*this));
-  EXPECT_THAT(said(), ElementsAre(closed(10, first), closed(10, second))) << "no engine had the last";
+  EXPECT_THAT(said(), ElementsAre(closed(10, first), closed(10, second)))
+      << "no engine had the last";
   EXPECT_TRUE(channels_.place_waiting(*this));
   EXPECT_THAT(said(), IsEmpty());
 }
@@ -313,8 +314,9 @@ TEST_F(ChannelsTest, AStrangersChannelsHaveAQuota) {
   const auto refused = reserve(7, true);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::pool_exhausted);
-  EXPECT_THAT(refused.error().text, HasSubstr("user 7 would have 3.00 MiB, the daemon grants a user "
-                                              "2.00 MiB"));
+  EXPECT_THAT(refused.error().text,
+              HasSubstr("user 7 would have 3.00 MiB, the daemon grants a user "
+                        "2.00 MiB"));
   EXPECT_TRUE(reserve(8, true));
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(reserve(0, false)) << "the daemon's own user";
 }

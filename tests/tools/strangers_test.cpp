@@ -1,5 +1,5 @@
-// Processes of other users take what they can get. The daemon's own user and honest strangers do not
-// notice.
+// Processes of other users take what they can get. The daemon's own user and honest strangers do
+// not notice.
 
 #include <gmock/gmock.h>
 #include <sys/resource.h>
@@ -66,8 +66,7 @@ TEST_F(Strangers, AUserThatTakesAllTheChannelsItCanLeavesOthersTheirs) {
   std::vector<Client> greedy;
   {
     const PlayingUser playing(kAlice);
-    while (auto client =
-               Client::connect(client_options(daemon_->socket(), kAnyEngine, 256 << 20)))
+    while (auto client = Client::connect(client_options(daemon_->socket(), kAnyEngine, 256 << 20)))
       greedy.push_back(std::move(*client));
   }
   EXPECT_LE(greedy.size(), 4u);
@@ -90,8 +89,8 @@ TEST_F(Strangers, DescriptorsThatTakeForEverToCloseStopNobody) {
       ASSERT_TRUE(say_hello(sockets.back().get(), ClientHello{1 << 20}));
     }
     // Refused by the kernel since Linux 6.16, by the daemon before.
-    was_sent |=
-        send_packet(sockets.back().get(), ClientHello{1 << 20}, {lingering.socket.get()}).has_value();
+    was_sent |= send_packet(sockets.back().get(), ClientHello{1 << 20}, {lingering.socket.get()})
+                    .has_value();
   }
   if (was_sent) lingering.socket = UniqueFd();  // the last descriptor is in a packet now
   expect_service();

@@ -86,8 +86,9 @@ Expected<nlohmann::json> Inspector::status() const {
   const auto answer = ask<StatusRequest, Status>();
   if (!answer) return forward_error(answer);
   if (answer->fds.empty())
-    return failure(Errc::os_error,
-                   "no file descriptor is left for the daemon's answer; raise the limit (ulimit -n)");
+    return failure(
+        Errc::os_error,
+        "no file descriptor is left for the daemon's answer; raise the limit (ulimit -n)");
   const auto text = read_text_memory(answer->fds.front());
   if (!text) return forward_error(text);
   return nlohmann::json::parse(*text);

@@ -22,9 +22,8 @@ using Json = nlohmann::json;
 /// follows within milliseconds, or when the steward goes on.
 std::size_t count_unswept(const SlotOwners& owners) {
   return static_cast<std::size_t>(
-      std::count_if(owners.begin(), owners.end(), [](const SlotOwner& owner) {
-        return owner.use == SlotOwner::Use::unswept;
-      }));
+      std::count_if(owners.begin(), owners.end(),
+                    [](const SlotOwner& owner) { return owner.use == SlotOwner::Use::unswept; }));
 }
 
 struct FsckFlags {
@@ -34,8 +33,7 @@ struct FsckFlags {
 /// Checks with what the keeper knows of the slots. A violation is reported if a second check, with
 /// fresher knowledge, finds it too: an engine that came or went meanwhile is no damage. Without a
 /// keeper the slot table is taken at its word.
-Expected<FsckReport> check_twice(const Inspector& inspector, Moment moment,
-                                 std::size_t& unswept) {
+Expected<FsckReport> check_twice(const Inspector& inspector, Moment moment, std::size_t& unswept) {
   FsckReport report;
   for (int i = 0; i < 2; ++i) {
     std::optional<SlotOwners> owners;
@@ -131,9 +129,10 @@ Expected<int> check(const CommonFlags& flags, const FsckFlags& how) {
     if (how.repairs) std::printf("repair: %s\n", repair_text(mended).c_str());
     print_report(*report, how.repairs);
     if (unswept != 0)
-      std::printf("%zu slots of ended processes wait for the steward; their blocks are held until "
-                  "it has swept them\n",
-                  unswept);
+      std::printf(
+          "%zu slots of ended processes wait for the steward; their blocks are held until "
+          "it has swept them\n",
+          unswept);
   }
   return report->is_clean() ? 0 : 1;
 }

@@ -18,7 +18,8 @@ namespace {
 
 /// Descriptors that are kept free for children that have to be started again.
 constexpr std::size_t kKeptDescriptors = 16;
-/// Descriptors that the keeper may need for a peer's hello: a pidfd, a channel, three ends of bells.
+/// Descriptors that the keeper may need for a peer's hello: a pidfd, a channel, three ends of
+/// bells.
 constexpr std::size_t kDescriptorsOfAHello = 5;
 
 UniqueFd open_reserve() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
@@ -102,9 +103,8 @@ bool Connections::has_room_for(const Peer& peer) const {
 /// Whether the peer's user may have one more connection.
 Expected<void> Connections::check_user(const Peer& peer) const {
   if (!peer.is_stranger()) return {};
-  const auto its = std::count_if(tables_.peers.begin(), tables_.peers.end(), [&](const auto& entry) {
-    return entry.second.uid == peer.uid;
-  });
+  const auto its = std::count_if(tables_.peers.begin(), tables_.peers.end(),
+                                 [&](const auto& entry) { return entry.second.uid == peer.uid; });
   if (static_cast<std::size_t>(its) < limits_.of_user) return {};
   return failure(Errc::too_many_processes,
                  "user " + std::to_string(peer.uid) + " has " + std::to_string(its) +
@@ -112,8 +112,8 @@ Expected<void> Connections::check_user(const Peer& peer) const {
                      "the daemon's limit of descriptors (ulimit -n)");
 }
 
-/// Sends silent strangers away, the oldest first, until the peer may be silent, too: of its own user
-/// if that user has as many as it may have, and of any if there are too many in all.
+/// Sends silent strangers away, the oldest first, until the peer may be silent, too: of its own
+/// user if that user has as many as it may have, and of any if there are too many in all.
 void Connections::make_room_for_silent(const Peer& peer) {
   const auto make_room = [this](std::size_t most, auto&& counts) {
     while (true) {
@@ -185,8 +185,8 @@ bool Connections::identify(Peer& peer, Packet& hello) {
   return false;
 }
 
-/// The peer's pidfd: from the kernel, or from the hello of a process of the daemon's own user, or by
-/// its pid. A process that had this pid before would be no harm: its end closes the peer's
+/// The peer's pidfd: from the kernel, or from the hello of a process of the daemon's own user, or
+/// by its pid. A process that had this pid before would be no harm: its end closes the peer's
 /// connection, too.
 Expected<UniqueFd> Connections::pidfd_for(const Peer& peer, Packet& hello) const {
   auto told = pidfd_of_peer(peer.socket.get());

@@ -16,10 +16,10 @@
 namespace kvhive {
 
 struct ConnectionLimits {
-  std::size_t of_user = 256;         ///< connections of one stranger's user
-  std::size_t silent_of_user = 8;    ///< of these, how many may not have said hello yet
-  std::size_t silent_of_all = 64;    ///< the same for all strangers together
-  std::size_t kept_for_owner = 64;   ///< descriptors that only the daemon's own user and root get
+  std::size_t of_user = 256;           ///< connections of one stranger's user
+  std::size_t silent_of_user = 8;      ///< of these, how many may not have said hello yet
+  std::size_t silent_of_all = 64;      ///< the same for all strangers together
+  std::size_t kept_for_owner = 64;     ///< descriptors that only the daemon's own user and root get
   std::chrono::seconds for_hello{10};  ///< then a silent connection is closed
 };
 

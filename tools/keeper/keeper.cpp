@@ -359,8 +359,9 @@ void Keeper::on_engine_gone(const Peer& peer) {
                channels.empty() ? "" : describe_moves(tables_, channels));
 }
 
-/// Replaces a steward that has not swept the slot in time: it is stopped or hangs, and engines would
-/// run out of slots and blocks. That costs nothing, because a sweep can be done again from its start.
+/// Replaces a steward that has not swept the slot in time: it is stopped or hangs, and engines
+/// would run out of slots and blocks. That costs nothing, because a sweep can be done again from
+/// its start.
 void Keeper::expect_sweep(std::uint32_t number) {
   loop_.after(kPatienceWithSteward, [this, number, death = tables_.slots[number].death,
                                      steward = tables_.steward.pid] {

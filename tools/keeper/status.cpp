@@ -45,8 +45,7 @@ Json engines(const Tables& tables) {
 
 Json domains(const Tables& tables, std::optional<DomainId> yours) {
   const auto& names = tables.domains.names();
-  return {{"names", names},
-          {"yours", yours ? Json(names[yours->value]) : Json()}};
+  return {{"names", names}, {"yours", yours ? Json(names[yours->value]) : Json()}};
 }
 
 Json clients(const Tables& tables) {

@@ -33,7 +33,7 @@ struct Peer {
   std::uint64_t number = 0;  ///< of the connection; never used twice
   bool has_spoken = false;   ///< a packet has come
   bool is_welcome = false;   ///< its hello was accepted
-  bool is_serving = false;  ///< an engine that has signed in to the pool
+  bool is_serving = false;   ///< an engine that has signed in to the pool
   Role role = Role::client;
   std::uint32_t engine = kAnyEngine;  ///< engine: its own number
   std::uint32_t slot = 0;             ///< engine: its process slot in the pool
@@ -52,7 +52,8 @@ struct Slot {
   /// True = the sweep of this slot also drops the cached blocks that no process holds.
   bool drops_unheld = false;
   std::string last_owner;  ///< "engine 0 (pid 4711)", for the log; set when the process has ended
-  std::uint64_t death = 0;  ///< number of that end: tells it from the end of the slot's next process
+  std::uint64_t death =
+      0;  ///< number of that end: tells it from the end of the slot's next process
 };
 
 struct Tables {

@@ -150,8 +150,8 @@ Expected<void> welcome_inspector(const Tables& tables, const Peer& peer,
   return send_welcome(tables, peer, message, objects, Opened::read_only);
 }
 
-/// What channels may take of the machine's memory. Some is kept: an engine needs room for a step and
-/// to be started again, and if it does not find it, the kernel kills a process. Where memory is
+/// What channels may take of the machine's memory. Some is kept: an engine needs room for a step
+/// and to be started again, and if it does not find it, the kernel kills a process. Where memory is
 /// short, half of what is left is kept.
 MachineMemory memory_for_channels(const Tables& tables) {
   constexpr std::size_t kMostForSmallThings = std::size_t{64} << 20;

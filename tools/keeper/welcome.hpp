@@ -7,8 +7,8 @@
 
 namespace kvhive {
 
-/// Answers `hello`. An error says why the process is refused; the tables are then unchanged. A client
-/// is answered later: its channel's memory has to be made first.
+/// Answers `hello`. An error says why the process is refused; the tables are then unchanged. A
+/// client is answered later: its channel's memory has to be made first.
 [[nodiscard]] Expected<void> welcome(Tables& tables, Peer& peer, const Packet& hello);
 
 /// Answers a client whose channel's memory is made.

@@ -18,9 +18,9 @@
 namespace kvhive {
 
 /// The most bytes that all channels together may have, those of one domain, and those of one user.
-/// The daemon's own user and root are not limited as users. Large channels may have three quarters of
-/// what all or a domain may have, so that clients that ask for a gigabyte and leave, again and again,
-/// keep no usual client out.
+/// The daemon's own user and root are not limited as users. Large channels may have three quarters
+/// of what all or a domain may have, so that clients that ask for a gigabyte and leave, again and
+/// again, keep no usual client out.
 struct ChannelQuota {
   static constexpr std::size_t kLarge = std::size_t{16} << 20;
   static constexpr std::size_t for_large(std::size_t quota) { return quota / 4 * 3; }
