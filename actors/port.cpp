@@ -10,11 +10,10 @@ namespace {
 constexpr std::size_t kLongPrompt = std::size_t{16} << 10;
 /// Prompt bytes taken out of a channel before others have their turn.
 constexpr std::size_t kBytesPerTurn = std::size_t{32} << 10;
-/// A channel that rings more often than this in kRingWindow is not listened to for kDeafness. An
-/// honest client rings once or twice for a request.
+/// A channel that rings more often than this in kRingWindow is not listened to until the window
+/// ends. An honest client rings once or twice for a request.
 constexpr std::uint32_t kMostRings = 1000;
 constexpr std::chrono::milliseconds kRingWindow{100};
-constexpr std::chrono::milliseconds kDeafness{10};
 
 /// Computes a request's seed from the daemon's seed and the prompt (FNV-1a), so that equal prompts
 /// get equal seeds.
@@ -69,7 +68,7 @@ void Port::on_ring(std::uint64_t id) {
   if (rings_too_often(open)) {
     // The bell is rung already when it is watched again, which counts as an edge: no ring is lost.
     loop_.unwatch(open.bell.get());
-    loop_.after(kDeafness, [this, id] {
+    loop_.after(open.counted_from + kRingWindow - std::chrono::steady_clock::now(), [this, id] {
       if (const auto still = channels_.find(id); still != channels_.end())
         listen(id, still->second);
     });

@@ -5,7 +5,7 @@
 //
 // No channel can keep the loop from the others. A channel is drained in small pieces, between which
 // other channels have their turn; long prompts are tokenised in another thread; and a channel whose
-// client rings without end is listened to only every few milliseconds.
+// client rings without end is not listened to for a while.
 
 #include <chrono>
 #include <map>

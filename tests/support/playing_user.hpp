@@ -41,3 +41,8 @@ class PlayingUser {
 };
 
 }  // namespace kvhive::testing
+
+/// For a gtest; ends it where users cannot be played.
+#define KV_SKIP_UNLESS_WE_CAN_PLAY_USERS() \
+  if (!can_play_users())                   \
+  GTEST_SKIP() << "NOTHING IS SHOWN HERE: only root can play several users; run it as root"

@@ -34,9 +34,7 @@ class ConnectionsTest : public ::testing::Test, public Connections::Events {
   }
   ~ConnectionsTest() override { alarm(0); }
 
-  void SetUp() override {
-    if (!can_play_users()) GTEST_SKIP() << "needs root, to act as two other users";
-  }
+  void SetUp() override { KV_SKIP_UNLESS_WE_CAN_PLAY_USERS(); }
 
   void on_packet(Peer& peer, Packet packet) override {
     heard_.push_back(packet.type());
@@ -200,7 +198,7 @@ TEST_F(ConnectionsTest, AUserHasALimitOfConnections) {
   EXPECT_THAT(refusal_of(alice[2]), HasSubstr("user 60001 has 2 connections, the most"));
 }
 
-TEST_F(ConnectionsTest, WhoSaysNothingIsSentAway) {
+TEST_F(ConnectionsTest, ASilentConnectionIsClosedWhenItsTimeIsOver) {
   listen({.for_hello = std::chrono::seconds(0)});
   const UniqueFd alice = connect_as(kAlice);
   serve_until([&] { return look_at_next_packet(alice.get()) != NextPacket::none; });

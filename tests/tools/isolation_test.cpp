@@ -25,10 +25,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-#define KV_SKIP_UNLESS_WE_CAN_PLAY_USERS() \
-  if (!can_play_users())                   \
-  GTEST_SKIP() << "NOTHING IS SHOWN HERE: only root can play several users; run it as root"
-
 /// Adds the flag that lets all users connect.
 std::vector<std::string> open_to_all(std::vector<std::string> flags) {
   flags.insert(flags.end(), {"--socket-access", "everybody"});

@@ -18,9 +18,7 @@ const std::string kPrompt = "In the beginning";
 
 class Strangers : public ::testing::Test {
  protected:
-  void SetUp() override {
-    if (!can_play_users()) GTEST_SKIP() << "needs root, to act as two other users";
-  }
+  void SetUp() override { KV_SKIP_UNLESS_WE_CAN_PLAY_USERS(); }
   void start(const BeforeExec& before_exec = {}) {
     daemon_.emplace(std::vector<std::string>{"--kv-cache-memory-bytes", "8M", "--socket-access",
                                              "everybody", "--sharing", "all"},

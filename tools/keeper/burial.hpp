@@ -25,9 +25,6 @@ class Burial {
   /// Closes the connection without closing what its packets carry in this process.
   void bury(UniqueFd socket);
 
-  /// Connections that could not be closed yet.
-  std::size_t waiting() const { return waiting_.size(); }
-
  private:
   void start();
   void on_end(pid_t pid);

@@ -395,7 +395,7 @@ void Keeper::make_channel(const Peer& client) {
 }
 
 void Keeper::on_made(std::uint64_t channel, Expected<UniqueFd> memory) {
-  Peer* client = client_of(channel);
+  Peer* client = tables_.client_of(channel);
   KV_CHECK(client != nullptr, channel);  // a client that leaves cancels its channel
   if (!memory) return connections_.refuse(*client, memory.error());
   if (auto welcomed = welcome_to_channel(tables_, *client, std::move(*memory)); !welcomed)
@@ -416,19 +416,13 @@ void Keeper::close_channel(const Peer& client) {
   place_channels();  // tells the channel's engine
 }
 
-Peer* Keeper::client_of(std::uint64_t channel) {
-  for (auto& [socket, peer] : tables_.peers)
-    if (peer.has_role(Role::client) && peer.channel == channel) return &peer;
-  return nullptr;
-}
-
 /// An engine cannot serve a channel: refuses the channel's client with the engine's reason. Other
 /// clients are not affected.
 void Keeper::on_channel_refused(const Peer& engine, const ChannelRefused& message) {
   const auto channel = tables_.channels.find(message.channel);
   if (!channel || channel->engine != engine.socket.get()) return;  // closed, or moved meanwhile
   tables_.channels.take_back(message.channel);
-  if (Peer* client = client_of(message.channel))
+  if (Peer* client = tables_.client_of(message.channel))
     connections_.refuse(*client, {message.error, message.reason.str()});
 }
 

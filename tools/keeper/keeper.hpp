@@ -65,7 +65,6 @@ class Keeper : private Connections::Events,
   void on_channel_refused(const Peer& engine, const ChannelRefused& message);
   void place_channels();
   void close_channel(const Peer& client);
-  Peer* client_of(std::uint64_t channel);
   void end_guests();
 
   Listener listener_;

@@ -28,6 +28,12 @@ Peer* Tables::peer_of(pid_t pid) {
   return nullptr;
 }
 
+Peer* Tables::client_of(std::uint64_t channel) {
+  for (auto& [socket, peer] : peers)
+    if (peer.has_role(Role::client) && peer.channel == channel) return &peer;
+  return nullptr;
+}
+
 bool Tables::has_engine(std::uint32_t number) const {
   if (number < engines.size()) return true;
   return std::any_of(peers.begin(), peers.end(), [number](const auto& entry) {

@@ -83,6 +83,8 @@ struct Tables {
   Peer* peer_with_role(Role role);
   /// The welcomed peer that is this child; null = there is none.
   Peer* peer_of(pid_t pid);
+  /// The client whose channel this is; null = it is gone.
+  Peer* client_of(std::uint64_t channel);
   /// Whether there is an engine of this number. An engine that the keeper is about to start again
   /// counts, too.
   bool has_engine(std::uint32_t number) const;

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <utility>
 
 #include "base/log.hpp"
 #include "ipc/listener.hpp"
@@ -54,11 +55,14 @@ class Steward {
   Expected<void> run() {
     if (auto sent = send_packet(socket_.get(), Formatted{}); !sent) return sent;
     // A predecessor may have been killed as it cleared marks that are needed.
-    if (next_serial() > 1) clear_marks(memory_);
+    bool must_clear = next_serial() > 1;
     while (true) {
-      auto packet = receive_answer(socket_.get(), kIdleMs);
-      if (!packet && packet.error().code == Errc::not_running) {
-        care_for_index();
+      auto packet = receive_answer(socket_.get(), must_clear ? 0 : kIdleMs);
+      if (!packet && packet.error().code == Errc::not_running) {  // no order waits
+        if (std::exchange(must_clear, false))
+          clear_marks(memory_);
+        else
+          care_for_index();
         continue;
       }
       if (!packet) return forward_error(packet);
@@ -83,7 +87,6 @@ class Steward {
                       static_cast<std::uint32_t>(report.released),
                       static_cast<std::uint32_t>(report.requests)};
     (void)send_packet(socket_.get(), done);  // an error means that the keeper is gone: run() ends
-    care_for_index();
   }
 
   std::uint64_t next_serial() const {

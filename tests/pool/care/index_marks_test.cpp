@@ -51,6 +51,21 @@ Prompt prompt_with_two_buckets(const BlockPool& pool, const PoolMemory& memory) 
   }
 }
 
+/// A pool in which one prompt was computed ten times at once, so that its bucket has overflowed.
+struct Overflowed {
+  Overflowed() { compute_at_once(pool, prompt, 10); }
+
+  PoolMemory memory = [] {
+    PoolMemory made = private_pool(small_geometry(33));
+    occupy(made, ProcessSlot{0});
+    return made;
+  }();
+  BlockPool pool{memory, ProcessSlot{0}};
+  PrefixIndex index{memory.index(), memory.layout().index_buckets};
+  Prompt prompt = prompt_with_two_buckets(pool, memory);
+  std::size_t home = index.home_of(prompt.chain[0]);
+};
+
 TEST(IndexMarks, AfterManyTurnoversOnlyNeededMarksAreLeft) {
   constexpr std::uint32_t kBlocks = 2049;
   const PoolMemory memory = private_pool(small_geometry(kBlocks));
@@ -80,45 +95,28 @@ TEST(IndexMarks, AfterManyTurnoversOnlyNeededMarksAreLeft) {
 }
 
 TEST(IndexMarks, AnUnneededMarkIsClearedAndANeededOneStays) {
-  const PoolMemory memory = private_pool(small_geometry(33));
-  occupy(memory, ProcessSlot{0});
-  BlockPool pool(memory, ProcessSlot{0});
-  const PrefixIndex index(memory.index(), memory.layout().index_buckets);
-  const Prompt prompt = prompt_with_two_buckets(pool, memory);
-  compute_at_once(pool, prompt, 10);
-  const std::size_t home = index.home_of(prompt.chain[0]);
-  index.mark((home + 1) % 32);
-  EXPECT_EQ(clear_marks(memory).cleared, 1u);
-  EXPECT_TRUE(index.is_marked(home));
-  expect_all_reachable(memory);
+  Overflowed it;
+  it.index.mark((it.home + 1) % 32);
+  EXPECT_EQ(clear_marks(it.memory).cleared, 1u);
+  EXPECT_TRUE(it.index.is_marked(it.home));
+  expect_all_reachable(it.memory);
 }
 
 TEST(IndexMarks, AMarkThatAKilledCleanerClearedIsRestored) {
-  const PoolMemory memory = private_pool(small_geometry(33));
-  occupy(memory, ProcessSlot{0});
-  BlockPool pool(memory, ProcessSlot{0});
-  const PrefixIndex index(memory.index(), memory.layout().index_buckets);
-  const Prompt prompt = prompt_with_two_buckets(pool, memory);
-  compute_at_once(pool, prompt, 10);
-  index.clear_mark(index.home_of(prompt.chain[0]));
-  EXPECT_GT(fsck(memory).unhinted, 0u);
-  EXPECT_EQ(clear_marks(memory).restored, 1u);
-  EXPECT_EQ(fsck(memory).unhinted, 0u);
-  expect_all_reachable(memory);
+  Overflowed it;
+  it.index.clear_mark(it.home);
+  EXPECT_GT(fsck(it.memory).unhinted, 0u);
+  EXPECT_EQ(clear_marks(it.memory).restored, 1u);
+  EXPECT_EQ(fsck(it.memory).unhinted, 0u);
+  expect_all_reachable(it.memory);
 }
 
 TEST(IndexMarks, AnEvictionRemovesAHintThatNoMarkLeadsTo) {
-  const PoolMemory memory = private_pool(small_geometry(33));
-  occupy(memory, ProcessSlot{0});
-  BlockPool pool(memory, ProcessSlot{0});
-  const PrefixIndex index(memory.index(), memory.layout().index_buckets);
-  const Prompt prompt = prompt_with_two_buckets(pool, memory);
-  compute_at_once(pool, prompt, 10);
-  const std::size_t home = index.home_of(prompt.chain[0]);
-  index.clear_mark(home);
-  pool.release(pool.allocate(Tier::device, 32).value());
-  index.mark(home);
-  EXPECT_EQ(fsck(memory).stale_hints, 0u);
+  Overflowed it;
+  it.index.clear_mark(it.home);
+  it.pool.release(it.pool.allocate(Tier::device, 32).value());
+  it.index.mark(it.home);
+  EXPECT_EQ(fsck(it.memory).stale_hints, 0u);
 }
 
 TEST(IndexMarks, ACleanerBesideInsertersLosesNoHint) {
