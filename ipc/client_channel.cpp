@@ -7,6 +7,7 @@
 
 #include "base/byte_size.hpp"
 #include "base/check.hpp"
+#include "base/kill_point.hpp"
 #include "ipc/channel_memory.hpp"
 #include "ipc/doorbell.hpp"
 
@@ -98,14 +99,19 @@ Expected<std::uint32_t> ClientChannel::submit(const ChannelRequest& request) {
   if (!open) return forward_error(open);
 
   RequestSlot& s = slot(index);
+  KV_KILL_POINT("submit.begins");
   fill(s.body, request, *open);
+  KV_KILL_POINT("submit.body_filled");
   s.wants_abort.store(0, std::memory_order_relaxed);
   s.tokens.store(0, std::memory_order_relaxed);
+  KV_KILL_POINT("submit.log_emptied");
   s.reason = FinishReason::none;
   s.prompt_tokens.store(0, std::memory_order_relaxed);
   s.cached_tokens.store(0, std::memory_order_relaxed);
   s.preemptions.store(0, std::memory_order_relaxed);
+  KV_KILL_POINT("submit.slot_filled");
   s.state.store(SlotState::submitted, std::memory_order_release);
+  KV_KILL_POINT("submit.stored");
   open_.emplace(index, *open);
   wake_engine();
   return index;
@@ -140,6 +146,7 @@ void ClientChannel::fill(RequestBody& body, const ChannelRequest& request, const
                            ? static_cast<const void*>(request.prompt.data())
                            : static_cast<const void*>(request.prompt_tokens.data());
   std::memcpy(memory_.data() + open.prompt.offset, prompt, open.prompt.bytes);
+  KV_KILL_POINT("submit.prompt_copied");
   body.prompt = open.prompt;
   body.log = open.log;
   body.text = open.text;
@@ -200,7 +207,9 @@ ChannelProgress ClientChannel::read(std::uint32_t index) {
   progress.reason = s.reason;
   progress.text_bytes = s.text_bytes;
   progress.error = {Errc(s.error), s.error_text.data()};
+  KV_KILL_POINT("read.end");
   s.state.store(SlotState::vacant, std::memory_order_release);
+  KV_KILL_POINT("read.slot_vacated");
   give_back(open);
   open_.erase(found);
   return progress;
@@ -223,11 +232,16 @@ std::uint32_t ClientChannel::serving_engine() const {
 }
 
 void ClientChannel::abort(std::uint32_t index) {
+  KV_KILL_POINT("abort.begins");
   slot(index).wants_abort.store(1, std::memory_order_release);
+  KV_KILL_POINT("abort.stored");
   wake_engine();
 }
 
-void ClientChannel::wake_engine() const { ring_engine(engine_bell_.get()); }
+void ClientChannel::wake_engine() const {
+  ring_engine(engine_bell_.get());
+  KV_KILL_POINT("ring.engine_rung");
+}
 
 // -- the heap: first fit; a returned range is joined with its free neighbours ---------------------
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/kill_point.hpp"
 #include "ipc/channel_memory.hpp"
 #include "ipc/doorbell.hpp"
 
@@ -16,6 +17,7 @@ tl::unexpected<Error> bad_request(const std::string& text) {
 /// Sets the counts of takeovers to 0, for a new request in the slot.
 void forget_takeovers(RequestSlot& slot) {
   slot.takeovers.store(0, std::memory_order_relaxed);
+  KV_KILL_POINT("takeover.forgotten_in_part");
   slot.takeovers_waiting.store(0, std::memory_order_relaxed);
   slot.tokens_at_takeover.store(0, std::memory_order_relaxed);
 }
@@ -28,7 +30,9 @@ void count_takeover(RequestSlot& slot) {
   const std::uint32_t tokens = slot.tokens.load(relaxed);
   if (tokens > slot.tokens_at_takeover.load(relaxed)) forget_takeovers(slot);
   auto& count = slot.is_running.load(relaxed) != 0 ? slot.takeovers : slot.takeovers_waiting;
+  KV_KILL_POINT("takeover.to_be_counted");
   count.store(count.load(relaxed) + 1, relaxed);
+  KV_KILL_POINT("takeover.counted");
   slot.tokens_at_takeover.store(tokens, relaxed);
 }
 
@@ -134,12 +138,18 @@ std::optional<Expected<TakenRequest>> EngineChannel::accept(std::uint32_t index,
   else
     return std::nullopt;
   abort_seen_[index] = false;
+  KV_KILL_POINT("accept.begins");
   s.is_running.store(1, std::memory_order_relaxed);  // until it has been read
+  KV_KILL_POINT("accept.running");
   s.engine.store(engine_, std::memory_order_relaxed);
+  KV_KILL_POINT("accept.engine_named");
   s.state.store(SlotState::accepted, std::memory_order_release);
+  KV_KILL_POINT("accept.stored");
   if (auto few = check_takeovers(s); !few) return forward_error(few);
   auto request = take(index, limits);
+  KV_KILL_POINT("accept.read");
   s.is_running.store(0, std::memory_order_relaxed);
+  KV_KILL_POINT("accept.waiting");
   if (request && is_takeover) request->earlier_admission = earlier_admission(index);
   return request;
 }
@@ -147,6 +157,7 @@ std::optional<Expected<TakenRequest>> EngineChannel::accept(std::uint32_t index,
 /// Called after the first pass over the slots. The engine that died may have written tokens or the
 /// end of a request without ringing; the client sleeps until somebody rings.
 void EngineChannel::end_takeover() {
+  KV_KILL_POINT("takeover.ends");
   takes_over_ = false;
   has_news_.store(true, std::memory_order_relaxed);
   ring();
@@ -274,19 +285,25 @@ void EngineChannel::end_aborted(std::uint32_t index) {
 
 void EngineChannel::finish(RequestSlot& slot, FinishReason reason, const Error& error,
                            std::size_t text_bytes) {
+  KV_KILL_POINT("finish.begins");
   slot.text_bytes = static_cast<std::uint32_t>(text_bytes);
+  KV_KILL_POINT("finish.text_measured");
   slot.reason = reason;
   slot.error = static_cast<std::uint32_t>(error.code);
   const std::size_t length = std::min(error.text.size(), kErrorBytes - 1);
   std::memcpy(slot.error_text.data(), error.text.data(), length);
   slot.error_text[length] = '\0';
+  KV_KILL_POINT("finish.written");
   slot.state.store(SlotState::finished, std::memory_order_release);
+  KV_KILL_POINT("finish.stored");
   has_news_.store(true, std::memory_order_relaxed);
 }
 
 void EngineChannel::ring() {
   if (!has_news_.exchange(false, std::memory_order_acq_rel)) return;
+  KV_KILL_POINT("ring.before_client");
   ring_client(client_bell_.get());
+  KV_KILL_POINT("ring.client_rung");
 }
 
 /// Writes one request's results. Keeps private copies of the ranges to write to, since the client
@@ -311,6 +328,7 @@ class EngineChannel::Sink : public OutputSink {
 
   void set_running(bool is_running) override {
     slot_.is_running.store(is_running ? 1 : 0, std::memory_order_relaxed);
+    KV_KILL_POINT("stats.running_set");
   }
 
   void admitted(const RequestStats& stats) override {
@@ -322,12 +340,15 @@ class EngineChannel::Sink : public OutputSink {
     const std::size_t fitting =
         std::min(text.size(), text_.bytes - std::min<std::size_t>(text_.bytes, text_end_));
     std::memcpy(channel_->memory_.data() + text_.offset + text_end_, text.data(), fitting);
+    KV_KILL_POINT("token.text_written");
     text_end_ += static_cast<std::uint32_t>(fitting);
     if ((tokens_ + 1) * record_bytes_ > log_.bytes) return;
     if (++tokens_ <= journaled_)
       return;  // an engine that died has written this record, and the client may have read it
     write_record(token);
+    KV_KILL_POINT("token.recorded");
     slot_.tokens.store(tokens_, std::memory_order_release);
+    KV_KILL_POINT("token.stored");
     channel_->has_news_.store(true, std::memory_order_relaxed);
   }
 
@@ -346,6 +367,7 @@ class EngineChannel::Sink : public OutputSink {
         static_cast<std::uint32_t>(std::min<std::size_t>(token.top.size(), logprobs_));
     const LogRecord record{token.token, token.logprob, text_end_, top_count};
     std::memcpy(place, &record, sizeof record);
+    KV_KILL_POINT("token.recorded_in_part");
     for (std::uint32_t i = 0; i < top_count; ++i) {
       const TopEntry entry{token.top[i].token, token.top[i].logprob};
       std::memcpy(place + sizeof record + i * sizeof entry, &entry, sizeof entry);
@@ -354,8 +376,10 @@ class EngineChannel::Sink : public OutputSink {
 
   void write_stats(const RequestStats& stats) {
     slot_.prompt_tokens.store(stats.prompt_tokens, std::memory_order_relaxed);
+    KV_KILL_POINT("stats.in_part");
     slot_.cached_tokens.store(stats.cached_tokens, std::memory_order_relaxed);
     slot_.preemptions.store(stats.preemptions, std::memory_order_release);
+    KV_KILL_POINT("stats.stored");
   }
 
   std::shared_ptr<EngineChannel> channel_;

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "pool/block_pool.hpp"
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 #include "pool/scrub.hpp"
 
 namespace kvhive {

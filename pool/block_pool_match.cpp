@@ -4,7 +4,7 @@
 
 #include "base/check.hpp"
 #include "pool/block_pool.hpp"
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 #include "base/prefetch.hpp"
 
 namespace kvhive {

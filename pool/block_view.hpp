@@ -21,7 +21,7 @@
 #include <span>
 #include <vector>
 
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 #include "pool/pool_layout.hpp"
 #include "base/prefetch.hpp"
 

@@ -4,7 +4,7 @@
 #include <bit>
 #include <unordered_set>
 
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 
 namespace kvhive {
 

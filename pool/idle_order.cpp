@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 #include "base/prefetch.hpp"
 
 namespace kvhive {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/byte_size.hpp"
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 #include "base/prefetch.hpp"
 
 namespace kvhive {

@@ -1,6 +1,6 @@
 #include "pool/prefix_index.hpp"
 
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 
 namespace kvhive {
 

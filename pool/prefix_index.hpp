@@ -20,7 +20,7 @@
 #include <cstdint>
 
 #include "hashing/block_hash.hpp"
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 #include "pool/pool_layout.hpp"
 #include "base/prefetch.hpp"
 

@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 
 namespace kvhive {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 
 namespace kvhive {
 

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 
 namespace kvhive {
 namespace {

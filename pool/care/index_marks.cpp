@@ -3,7 +3,7 @@
 #include <atomic>
 #include <vector>
 
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 #include "pool/prefix_index.hpp"
 
 namespace kvhive {

@@ -7,7 +7,7 @@
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 #include "base/prefetch.hpp"
 #include "pool/prefix_index.hpp"
 #include "pool/process_slot.hpp"

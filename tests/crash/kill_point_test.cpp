@@ -1,4 +1,4 @@
-// Kills at every named place of the pool's code (pool/kill_point.hpp), each time an operation
+// Kills at every named place of the pool's code (base/kill_point.hpp), each time an operation
 // reaches it, and then at places drawn at random. A place where no process was killed fails the
 // test: no operation reaches it, so its survival is not proven.
 
@@ -9,7 +9,7 @@
 #include <memory>
 #include <random>
 
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 #include "tests/crash/autopsy.hpp"
 #include "tests/crash/pool_image.hpp"
 #include "tests/crash/settings.hpp"

@@ -7,7 +7,7 @@
 #include "base/check.hpp"
 #include "pool/care/index_marks.hpp"
 #include "pool/care/reaper.hpp"
-#include "pool/kill_point.hpp"
+#include "base/kill_point.hpp"
 #include "pool/process_slot.hpp"
 #include "tests/support/keep_evicted.hpp"
 

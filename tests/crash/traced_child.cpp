@@ -1,14 +1,23 @@
 #include "tests/crash/traced_child.hpp"
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
+#include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
+#include <cstring>
 
 #include "base/check.hpp"
+
+// A system call instruction for TracedChild::call().
+extern "C" const char kvhive_system_call[];
+asm("kvhive_system_call: syscall; int3");
 
 namespace kvhive::testing {
 namespace {
@@ -56,6 +65,56 @@ bool TracedChild::step() {
   KV_CHECK(ptrace(PTRACE_SINGLESTEP, pid_, nullptr, nullptr) == 0, errno);
   return !is_at_breakpoint(pid_, wait_for(pid_, 0));
 }
+
+bool TracedChild::is_at_system_call() const {
+  errno = 0;
+  const long place = ptrace(PTRACE_PEEKUSER, pid_, offsetof(user_regs_struct, rip), nullptr);
+  KV_CHECK(errno == 0, errno);
+  // The child was forked, so its code lies where ours does.
+  return std::memcmp(reinterpret_cast<const void*>(place), kvhive_system_call, 2) == 0;
+}
+
+long TracedChild::call(long number, std::array<unsigned long, 6> arguments) const {
+  user_regs_struct saved;
+  KV_CHECK(ptrace(PTRACE_GETREGS, pid_, nullptr, &saved) == 0, errno);
+  user_regs_struct registers = saved;
+  registers.rip = reinterpret_cast<unsigned long>(kvhive_system_call);
+  registers.rax = static_cast<unsigned long>(number);
+  registers.rdi = arguments[0];
+  registers.rsi = arguments[1];
+  registers.rdx = arguments[2];
+  registers.r10 = arguments[3];
+  registers.r8 = arguments[4];
+  registers.r9 = arguments[5];
+  KV_CHECK(ptrace(PTRACE_SETREGS, pid_, nullptr, &registers) == 0, errno);
+  KV_CHECK(ptrace(PTRACE_SINGLESTEP, pid_, nullptr, nullptr) == 0, errno);
+  KV_CHECK(!is_at_breakpoint(pid_, wait_for(pid_, 0)));
+  KV_CHECK(ptrace(PTRACE_GETREGS, pid_, nullptr, &registers) == 0, errno);
+  KV_CHECK(ptrace(PTRACE_SETREGS, pid_, nullptr, &saved) == 0, errno);
+  return static_cast<long>(registers.rax);
+}
+
+TracedChild TracedChild::clone() const {
+  user_regs_struct here;
+  KV_CHECK(ptrace(PTRACE_GETREGS, pid_, nullptr, &here) == 0, errno);
+  // The copy is a child of this process, and traced by it, from its start.
+  const long pid = call(SYS_clone, {CLONE_PARENT | CLONE_PTRACE | SIGCHLD});
+  KV_CHECK(pid > 0, pid);
+  const int status = wait_for(static_cast<pid_t>(pid), __WALL);
+  KV_CHECK(WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP, status);
+  KV_CHECK(ptrace(PTRACE_SETOPTIONS, pid, nullptr, PTRACE_O_EXITKILL) == 0, errno);
+  KV_CHECK(ptrace(PTRACE_SETREGS, pid, nullptr, &here) == 0, errno);
+  return TracedChild(static_cast<pid_t>(pid));
+}
+
+bool TracedChild::run() {
+  KV_CHECK(ptrace(PTRACE_CONT, pid_, nullptr, nullptr) == 0, errno);
+  const int status = wait_for(pid_, 0);
+  if (!WIFSTOPPED(status)) pid_ = 0;
+  return WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP;
+}
+
+void TracedChild::pause() { breakpoint(); }
 
 void TracedChild::kill() {
   KV_CHECK(::kill(pid_, SIGKILL) == 0, errno);

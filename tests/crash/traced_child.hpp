@@ -1,10 +1,11 @@
 #pragma once
 // A forked child that runs one function an instruction at a time (ptrace). Between two instructions
-// the parent can read shared memory, kill the child, or leave it stopped.
-
-#include <functional>
+// the parent can read shared memory, kill the child, leave it stopped, or make a copy of it.
 
 #include <sys/types.h>
+
+#include <array>
+#include <functional>
 
 namespace kvhive::testing {
 
@@ -22,6 +23,21 @@ class TracedChild {
   /// Runs one instruction. False if it was the last of `body`. Any other event than a step is a bug
   /// and ends the test.
   bool step();
+  /// Whether the next instruction is a system call.
+  bool is_at_system_call() const;
+
+  /// A copy of the child that stands at the same instruction. Both have the same shared memory and
+  /// descriptors, until call() gives the copy others.
+  TracedChild clone() const;
+  /// The child makes this system call and then stands where it stood. Returns the call's result.
+  long call(long number, std::array<unsigned long, 6> arguments) const;
+
+  /// Lets the child run until `body` has ended, or, after that, until its next pause(). False if it
+  /// ended instead, or would end by a signal.
+  bool run();
+  /// Called in the child, in `afterwards`.
+  static void pause();
+
   /// Kills the child by SIGKILL at this instruction and waits for its end.
   void kill();
   /// Ends tracing. The child stays stopped, as by SIGSTOP, until go_on().
@@ -36,6 +52,8 @@ class TracedChild {
   static bool is_allowed();
 
  private:
+  explicit TracedChild(pid_t pid) : pid_(pid) {}
+
   pid_t pid_ = 0;
 };
 

@@ -1,7 +1,7 @@
 #pragma once
-// Named places in the pool's code, before and after each write to shared memory, where the crash
-// tests kill a process. Only the crash tests' own build of the pool defines KVHIVE_KILL_POINTS;
-// elsewhere KV_KILL_POINT compiles to nothing.
+// Named places in code that writes to shared memory, before and after each write, where the crash
+// tests kill a process. Only the crash tests' own builds of the pool and of the channel define
+// KVHIVE_KILL_POINTS; elsewhere KV_KILL_POINT compiles to nothing.
 
 #ifdef KVHIVE_KILL_POINTS
 
