@@ -11,6 +11,7 @@
 
 #include "base/kill_point.hpp"
 #include "tests/crash/autopsy.hpp"
+#include "tests/crash/identifier.hpp"
 #include "tests/crash/pool_image.hpp"
 #include "tests/crash/settings.hpp"
 #include "tests/support/child_process.hpp"

@@ -1,7 +1,6 @@
 #include "tests/crash/operations.hpp"
 
 #include <array>
-#include <cctype>
 #include <cstdlib>
 
 #include "base/check.hpp"
@@ -641,17 +640,6 @@ const std::vector<Operation>& operations() {
     return list;
   }();
   return all;
-}
-
-std::string identifier(const std::string& name) {
-  std::string joined;
-  bool starts_word = true;
-  for (const char letter : name) {
-    const auto c = static_cast<unsigned char>(letter);
-    if (std::isalnum(c) != 0) joined += static_cast<char>(starts_word ? std::toupper(c) : c);
-    starts_word = std::isalnum(c) == 0;
-  }
-  return joined;
 }
 
 }  // namespace kvhive::testing

@@ -34,9 +34,6 @@ const std::vector<Operation>& operations();
 /// Operations during which another process changes the pool at one given instruction.
 const std::vector<Operation>& races();
 
-/// An operation's name in the name of a test: "match: idle blocks" becomes MatchIdleBlocks.
-std::string identifier(const std::string& name);
-
 /// For the tests' output.
 inline void PrintTo(const Operation& operation, std::ostream* out) { *out << operation.name; }
 

@@ -17,6 +17,7 @@
 #include <unordered_set>
 
 #include "tests/crash/autopsy.hpp"
+#include "tests/crash/identifier.hpp"
 #include "tests/crash/pool_image.hpp"
 #include "tests/crash/settings.hpp"
 #include "tests/crash/traced_child.hpp"

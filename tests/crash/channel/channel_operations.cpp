@@ -1,0 +1,283 @@
+#include "tests/crash/channel/channel_operations.hpp"
+
+#include <fcntl.h>
+
+#include "base/check.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using Stage = ChannelStage;
+
+UniqueFd copy_of(const UniqueFd& fd) { return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)); }
+
+SlotState state_of(Stage& stage, std::uint32_t slot) {
+  return stage.client().raw_slot(slot).state.load();
+}
+
+// -- what comes before ----------------------------------------------------------------------------
+
+void nothing(Stage&) {}
+
+/// The engine has generated everything of the request in slot 0, and the client has read it.
+void all_tokens(Stage& stage) {
+  stage.engine().generate_all(0);
+  stage.engine().ring();
+  stage.client().wake();
+}
+
+/// The request in slot 0 has ended, and the bell has rung.
+void an_end(Stage& stage) {
+  stage.engine().generate_all(0);
+  stage.engine().finish(0);
+  stage.engine().ring();
+}
+
+/// Slot 0 and its heap are free again.
+void a_vacated_slot(Stage& stage) {
+  an_end(stage);
+  stage.client().wake();
+}
+
+void a_taken(Stage& stage, std::uint32_t number) {
+  stage.client().submit(number);
+  stage.engine().hear();
+}
+
+/// The client has asked for the end of request 104, in slot 2.
+void a_wanted_abort(Stage& stage) {
+  a_taken(stage, 104);
+  stage.client().abort(2);
+}
+
+void two_submitted(Stage& stage) {
+  stage.client().submit(4);
+  stage.client().submit(5);
+}
+
+/// The engine died. In slots 2 and 3, request 6 has ended without a ring, and 4 was not taken.
+void a_dead_engine(Stage& stage) {
+  a_taken(stage, 6);
+  stage.engine().generate_all(2);
+  stage.engine().finish(2);
+  stage.client().submit(4);
+  stage.replace_engine();
+}
+
+/// The next engine died, too, when it had taken over slot 0 alone, and written a token.
+void a_second_dead_engine(Stage& stage) {
+  a_dead_engine(stage);
+  stage.engine().most_bytes = 1;
+  stage.engine().receive();
+  stage.engine().adopt();
+  stage.engine().generate(0);
+  stage.replace_engine();
+}
+
+/// Request 2 ran when each of these engines died, and must not be tried again.
+void many_dead_engines(Stage& stage) {
+  for (std::uint32_t died = 0; died <= kMostTakeovers; ++died) {
+    stage.client().raw_slot(0).is_running.store(1);
+    stage.replace_engine();
+    if (died < kMostTakeovers) stage.engine().receive();
+  }
+  stage.client().allow_refusal(0);
+}
+
+void a_request(Stage& stage, std::uint32_t number) {
+  stage.number = number;
+  stage.request = request_of(number);
+}
+
+// -- operations -----------------------------------------------------------------------------------
+
+bool receive(Stage& stage, std::size_t requests) {
+  while (stage.engine().receive()) continue;
+  return stage.engine().received() == requests;
+}
+
+bool receive_in_pieces(Stage& stage, std::size_t requests) {
+  stage.engine().most_bytes = 1;
+  return receive(stage, requests);
+}
+
+bool submit(Stage& stage, std::uint32_t slot) {
+  return stage.client().submit(stage.number, stage.request) == slot;
+}
+
+bool wake(Stage& stage) {
+  stage.client().wake();
+  return true;
+}
+
+const std::vector<ChannelOperation>& list() {
+  constexpr auto engine = Side::engine;
+  constexpr auto client = Side::client;
+  static const std::vector<ChannelOperation> operations{
+      {"engine: open, close", engine, nothing,
+       [](Stage& s) {
+         return EngineChannel::open(2, 7, s.medium().memory, Stage::kBytes,
+                                    copy_of(s.medium().client_bell.engine_end))
+             .has_value();
+       }},
+      {"take: a prompt of tokens, a prompt of text", engine, two_submitted,
+       [](Stage& s) { return receive(s, 2); }},
+      {"take: in pieces", engine, two_submitted, [](Stage& s) { return receive_in_pieces(s, 2); }},
+      {"take: a slot that is used again", engine,
+       [](Stage& s) {
+         a_vacated_slot(s);
+         s.client().submit(4);
+       },
+       [](Stage& s) { return receive(s, 1); }},
+      {"take: a prompt that is too long", engine,
+       [](Stage& s) {
+         s.client().allow_refusal(s.client().submit(4));
+         s.engine().limits.tokens = 3;
+       },
+       [](Stage& s) { return receive(s, 0) && state_of(s, 2) == SlotState::finished; }},
+      {"take: a malformed request", engine,
+       [](Stage& s) {
+         s.client().allow_refusal(s.client().submit(4));
+         s.client().raw_slot(2).body.max_tokens = 0;
+       },
+       [](Stage& s) { return receive(s, 0) && state_of(s, 2) == SlotState::finished; }},
+      {"refuse", engine,
+       [](Stage& s) {
+         a_taken(s, 4);
+         s.client().allow_refusal(2);
+       },
+       [](Stage& s) { return s.engine().refuse(2), state_of(s, 2) == SlotState::finished; }},
+      {"admission, the first token", engine, nothing,
+       [](Stage& s) { return s.engine().generate(1), s.engine().ring(), true; }},
+      {"a token, a preemption", engine, nothing,
+       [](Stage& s) {
+         s.engine().generate(0);
+         s.engine().request(0).sink->flush();
+         s.engine().request(0).sink->set_running(false);
+         return true;
+       }},
+      {"finish", engine, all_tokens,
+       [](Stage& s) { return s.engine().finish(0), s.engine().ring(), true; }},
+      {"tokens and ends of two requests, one ring", engine, nothing,
+       [](Stage& s) {
+         for (const std::uint32_t slot : {0u, 1u}) s.engine().generate_all(slot);
+         for (const std::uint32_t slot : {0u, 1u}) s.engine().finish(slot);
+         return s.engine().ring(), true;
+       }},
+      {"an abort is seen", engine, a_wanted_abort,
+       [](Stage& s) { return s.engine().see_aborts(), !s.engine().has(2); }},
+      {"an abort is seen: the prompt is being tokenised", engine,
+       [](Stage& s) {
+         a_wanted_abort(s);
+         s.engine().request(2).is_tokenising = true;
+       },
+       [](Stage& s) { return s.engine().see_aborts(), !s.engine().has(2); }},
+      {"takeover", engine, a_dead_engine, [](Stage& s) { return receive(s, 3); }},
+      {"takeover: in pieces", engine, a_dead_engine,
+       [](Stage& s) { return receive_in_pieces(s, 3); }},
+      {"takeover: of a takeover", engine, a_second_dead_engine,
+       [](Stage& s) { return receive(s, 3); }},
+      {"takeover: of an abort", engine,
+       [](Stage& s) {
+         a_wanted_abort(s);
+         s.replace_engine();
+       },
+       [](Stage& s) {
+         const bool took = receive(s, 3);
+         s.engine().adopt();
+         return s.engine().see_aborts(), took && !s.engine().has(2);
+       }},
+      {"takeover: a request that was taken over too often", engine, many_dead_engines,
+       [](Stage& s) { return receive(s, 1) && state_of(s, 0) == SlotState::finished; }},
+      {"takeover, tokens, an end", engine, a_dead_engine,
+       [](Stage& s) {
+         const bool took = receive(s, 3);
+         s.engine().adopt();
+         s.engine().generate_all(0);
+         s.engine().finish(0);
+         return s.engine().ring(), took;
+       }},
+
+      {"client: open, close", client, nothing,
+       [](Stage& s) {
+         return ClientChannel::open(s.medium().memory, Stage::kBytes,
+                                    copy_of(s.medium().engine_bell))
+             .has_value();
+       }},
+      {"submit: a prompt of tokens", client, [](Stage& s) { a_request(s, 4); },
+       [](Stage& s) { return submit(s, 2); }},
+      {"submit: a prompt of text, a seed drawn at random", client,
+       [](Stage& s) { a_request(s, 9); }, [](Stage& s) { return submit(s, 2); }, false},
+      {"submit: slot and heap used again", client,
+       [](Stage& s) {
+         a_vacated_slot(s);
+         a_request(s, 4);
+       },
+       [](Stage& s) { return submit(s, 0); }},
+      {"submit: no room", client,
+       [](Stage& s) {
+         a_request(s, 4);
+         s.request.most_text_bytes = Stage::kBytes;
+       },
+       [](Stage& s) { return !s.client().channel().submit(s.request).has_value(); }},
+      {"read: a token", client,
+       [](Stage& s) {
+         s.engine().generate(0);
+         s.engine().ring();
+       },
+       wake},
+      {"read: an end", client, an_end,
+       [](Stage& s) { return wake(s) && state_of(s, 0) == SlotState::vacant; }},
+      {"read: an end; submit in its place", client,
+       [](Stage& s) {
+         an_end(s);
+         a_request(s, 4);
+       },
+       [](Stage& s) { return wake(s) && submit(s, 0); }},
+      {"abort", client, [](Stage& s) { a_taken(s, 104); },
+       [](Stage& s) { return s.client().abort(2), true; }},
+      {"submit, abort", client, [](Stage& s) { a_request(s, 104); },
+       [](Stage& s) {
+         const bool is_there = submit(s, 2);
+         return s.client().abort(2), is_there;
+       }},
+  };
+  return operations;
+}
+
+}  // namespace
+
+const std::vector<ChannelOperation>& channel_operations() { return list(); }
+
+const std::vector<PeersDeed>& deeds_of(Side peer) {
+  static const std::vector<PeersDeed> clients{
+      {"the client sleeps until rung", [](Stage& s) { s.client().wake(); }},
+      {"the client reads", [](Stage& s) { s.client().read_all(); }},
+      {"the client submits", [](Stage& s) { s.client().submit(10); }},
+      {"the client aborts", [](Stage& s) { s.client().abort(0); }},
+      {"the client reads, and submits",
+       [](Stage& s) {
+         s.client().read_all();
+         s.client().submit(10);
+       }},
+  };
+  static const std::vector<PeersDeed> engines{
+      {"the engine hears", [](Stage& s) { s.engine().hear(); }},
+      {"the engine generates a token",
+       [](Stage& s) {
+         if (const auto slot = s.engine().first_request();
+             slot && s.engine().request(*slot).tokens < kStoryTokens)
+           s.engine().generate(*slot);
+         s.engine().ring();
+       }},
+      {"the engine ends all it has", [](Stage& s) { s.engine().turn(); }},
+      {"another engine takes over",
+       [](Stage& s) {
+         s.replace_engine();
+         s.engine().hear();
+       }},
+  };
+  return peer == Side::client ? clients : engines;
+}
+
+}  // namespace kvhive::testing

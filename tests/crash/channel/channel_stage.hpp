@@ -1,0 +1,73 @@
+#pragma once
+// A small channel between a client and an engine that are in the middle of their work, and a second
+// channel, onto which a process can be moved so that it works on a copy of the first.
+//
+//   slot 0   request 2: two of its four tokens are generated, and read
+//   slot 1   request 3: taken, waits
+//
+// Both bells are silent, and both sides sleep.
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "base/memory_object.hpp"
+#include "ipc/doorbell.hpp"
+#include "tests/crash/channel/story.hpp"
+#include "tests/crash/traced_child.hpp"
+#include "tests/support/shared_value.hpp"
+
+namespace kvhive::testing {
+
+/// All that two ends of a channel share.
+struct ChannelMedium {
+  UniqueFd memory;
+  MappedMemory mapped;
+  ClientBell client_bell;
+  UniqueFd engine_bell;
+};
+
+class ChannelStage {
+ public:
+  static constexpr std::size_t kBytes = heap_offset() + 4096;
+
+  ChannelStage();
+  ChannelStage(const ChannelStage&) = delete;
+  ChannelStage& operator=(const ChannelStage&) = delete;
+
+  const ChannelMedium& medium() const { return main_; }
+  const ChannelMedium& copy() const { return copy_; }
+  StoryClient& client() { return *client_; }
+  StoryEngine& engine() { return *engine_; }
+  StoryStatus& status() { return *status_; }
+
+  /// The engine has died, and the keeper gives the channel to another.
+  void replace_engine();
+
+  /// This process works on the copy from now on.
+  void move_to_copy();
+  /// The traced child works on the copy from now on.
+  void move_to_copy(const TracedChild& child) const;
+
+  // Values that an operation's preparation leaves for its run.
+  std::uint32_t number = 0;
+  ChannelRequest request;
+
+ private:
+  /// The copy's descriptor takes the place of ours.
+  struct Exchange {
+    int theirs, ours;
+  };
+  std::vector<Exchange> exchanges() const;
+  UniqueFd engine_end();
+
+  SharedValue<StoryStatus> status_;
+  ChannelMedium main_, copy_;
+  int clients_engine_bell_ = -1;
+  std::vector<int> engine_ends_;  ///< numbers of descriptors with which engines ring
+  std::uint32_t engines_ = 0;
+  std::unique_ptr<StoryClient> client_;
+  std::unique_ptr<StoryEngine> engine_;
+};
+
+}  // namespace kvhive::testing

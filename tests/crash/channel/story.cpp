@@ -1,0 +1,293 @@
+#include "tests/crash/channel/story.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.hpp"
+#include "ipc/doorbell.hpp"
+#include "tests/support/request.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+constexpr std::uint32_t kFirstOfStory = 1000;  ///< so that no prompt token is a small number
+
+TokenId token_of(std::uint32_t number, std::uint32_t index) {
+  return static_cast<TokenId>(number * 100 + index);
+}
+
+/// Some tokens complete no text.
+std::string text_of(std::uint32_t number, std::uint32_t index) {
+  return std::string(index % 3, static_cast<char>('a' + number % 26));
+}
+
+std::string whole_text(std::uint32_t number, std::uint32_t tokens) {
+  std::string text;
+  for (std::uint32_t i = 0; i < tokens; ++i) text += text_of(number, i);
+  return text;
+}
+
+/// The number of a request whose prompt is as the client wrote it; nothing if it is not.
+std::optional<std::uint32_t> number_of(const TakenRequest& taken) {
+  const std::uint32_t number =
+      taken.prompt_kind == PromptKind::tokens
+          ? (taken.tokens.empty() ? 0 : std::uint32_t(taken.tokens.front()) - kFirstOfStory)
+          : std::uint32_t(std::atoi(taken.text.c_str()));
+  const ChannelRequest wanted = request_of(number);
+  const bool is_whole =
+      taken.text == wanted.prompt && taken.tokens == wanted.prompt_tokens &&
+      taken.params.max_tokens == wanted.params.max_tokens &&
+      taken.params.logprobs == wanted.params.logprobs && taken.params.stop == wanted.params.stop &&
+      (!wanted.params.has_seed || taken.params.sampling.seed == wanted.params.sampling.seed);
+  return is_whole ? std::optional(number) : std::nullopt;
+}
+
+/// Whether the client has rung since the last call. An engine hears each ring as an edge; reading
+/// the bell does the same here.
+bool has_rung(int engine_bell) {
+  std::uint64_t rings = 0;
+  return read(engine_bell, &rings, sizeof rings) == sizeof rings;
+}
+
+std::string named(std::uint32_t number) { return "request " + std::to_string(number); }
+
+}  // namespace
+
+ChannelRequest request_of(std::uint32_t number) {
+  ChannelRequest request;
+  if (number % 2 == 0)
+    request.prompt_tokens = counting(static_cast<TokenId>(kFirstOfStory + number), 3);
+  else
+    request.prompt = std::to_string(number) + ", once upon a time";
+  request.params.max_tokens = kStoryTokens;
+  request.params.logprobs = 1;
+  request.params.has_seed = number % 3 != 0;
+  request.params.sampling.seed = request.params.has_seed ? number : 0;
+  if (number % 4 == 0) request.params.stop = {"the end"};
+  request.most_text_bytes = 64;
+  return request;
+}
+
+void StoryStatus::complain(const std::string& text) {
+  if (complaints++ != 0) return;
+  first[text.copy(first, sizeof first - 1)] = '\0';
+}
+
+// -- the client -----------------------------------------------------------------------------------
+
+StoryClient::StoryClient(ClientChannel channel, int bell, StoryStatus& status)
+    : channel_(std::move(channel)), bell_(bell), status_(&status) {}
+
+RequestSlot& StoryClient::raw_slot(std::uint32_t slot) {
+  return reinterpret_cast<RequestSlot*>(channel_.raw().data() + slots_offset())[slot];
+}
+
+std::optional<std::uint32_t> StoryClient::first_open() const {
+  return open_.empty() ? std::nullopt : std::optional(open_.begin()->first);
+}
+
+std::uint32_t StoryClient::submit(std::uint32_t number, const ChannelRequest& request) {
+  const auto slot = channel_.submit(request);
+  KV_CHECK(slot.has_value(), slot.error().text);
+  open_[*slot].number = number;
+  return *slot;
+}
+
+bool StoryClient::read(std::uint32_t slot) {
+  Open& open = open_.at(slot);
+  const ChannelProgress progress = channel_.read(slot);
+  check_tokens(open, progress);
+  if (progress.reason == FinishReason::none) return false;
+  check_end(open, progress);
+  open_.erase(slot);
+  return true;
+}
+
+void StoryClient::check_tokens(Open& open, const ChannelProgress& progress) {
+  for (const GeneratedToken& token : progress.tokens) {
+    const TokenId expected = token_of(open.number, open.tokens);
+    if (token.token != expected || token.top.size() != 1 || token.top[0].token != expected)
+      status_->complain(named(open.number) + ": the client read token " +
+                        std::to_string(token.token) + " in place " + std::to_string(open.tokens));
+    ++open.tokens;
+  }
+  open.text += progress.text;
+  if (open.text != whole_text(open.number, open.tokens))
+    status_->complain(named(open.number) + ": the client read the text '" + open.text + "' after " +
+                      std::to_string(open.tokens) + " tokens");
+}
+
+void StoryClient::check_end(const Open& open, const ChannelProgress& progress) {
+  const bool is_right = [&] {
+    if (progress.reason == FinishReason::length) return open.tokens == kStoryTokens;
+    if (progress.reason == FinishReason::abort) return open.was_aborted;
+    return progress.reason == FinishReason::error && open.may_be_refused &&
+           !progress.error.text.empty();
+  }();
+  if (!is_right)
+    status_->complain(named(open.number) + " ended by " + std::string(to_string(progress.reason)) +
+                      " after " + std::to_string(open.tokens) + " tokens: " + progress.error.text);
+}
+
+void StoryClient::read_all() {
+  for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot)
+    if (has(slot)) read(slot);
+}
+
+void StoryClient::abort(std::uint32_t slot) {
+  channel_.abort(slot);
+  open_.at(slot).was_aborted = true;
+}
+
+void StoryClient::wake() {
+  char rings[512];
+  if (recv(bell_, rings, sizeof rings, MSG_DONTWAIT) > 0) read_all();
+}
+
+void StoryClient::turn() {
+  wake();
+  if (status_->must_conclude != 0 && !std::exchange(has_concluded_, true)) conclude();
+  status_->open = static_cast<std::uint32_t>(open_.size());
+}
+
+void StoryClient::conclude() {
+  for (const auto& [slot, open] : open_)
+    status_->complain(named(open.number) + ": the client sleeps, and nobody rings");
+  for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot)
+    if (raw_slot(slot).state.load() != SlotState::vacant)
+      status_->complain("slot " + std::to_string(slot) + " is not vacant at the end");
+  if (status_->complaints != 0) return;
+  ChannelRequest request = request_of(0);
+  request.most_text_bytes = 0;
+  const std::size_t others = heap_bytes(request) - 4096 + 64;  // 4096: its room for text
+  request.most_text_bytes = channel_.raw().size() - heap_offset() - others;
+  const auto slot = channel_.submit(request);
+  if (!slot) return status_->complain("room in the heap is lost: " + slot.error().text);
+  open_[*slot].number = 0;
+}
+
+// -- the engine -----------------------------------------------------------------------------------
+
+StoryEngine::StoryEngine(std::shared_ptr<EngineChannel> channel, int bell, StoryStatus& status)
+    : channel_(std::move(channel)), bell_(bell), status_(&status) {}
+
+bool StoryEngine::receive() {
+  for (TakenRequest& taken : channel_->take_submitted(limits, most_bytes))
+    received_.push_back(std::move(taken));
+  return channel_->has_more();
+}
+
+void StoryEngine::adopt() {
+  for (const TakenRequest& taken : received_) adopt(taken);
+  received_.clear();
+}
+
+void StoryEngine::take() {
+  while (receive()) continue;
+  adopt();
+}
+
+std::optional<std::uint32_t> StoryEngine::first_request() const {
+  return requests_.empty() ? std::nullopt : std::optional(requests_.begin()->first);
+}
+
+void StoryEngine::adopt(const TakenRequest& taken) {
+  const auto number = number_of(taken);
+  if (!number || has(taken.slot))
+    return status_->complain("the engine took a request from slot " + std::to_string(taken.slot) +
+                             (number ? " twice" : " that is not as it was submitted"));
+  Request& request = requests_[taken.slot];
+  request.number = *number;
+  request.sink = channel_->sink(taken);
+  for (const TokenId token : taken.journal) {
+    if (token != token_of(*number, request.tokens))
+      status_->complain(named(*number) + ": token " + std::to_string(request.tokens) +
+                        " of the journal is " + std::to_string(token));
+    // As the scheduler replays a journal: without logprobs.
+    request.sink->token({token, 0, {}}, text_of(*number, request.tokens++));
+  }
+}
+
+void StoryEngine::see_aborts() {
+  for (const std::uint32_t slot : channel_->take_aborts()) {
+    if (!has(slot)) {
+      status_->complain("an abort came for slot " + std::to_string(slot) +
+                        ", whose request the engine does not have");
+    } else if (request(slot).is_tokenising) {
+      channel_->end_aborted(slot);
+      requests_.erase(slot);
+    } else {
+      finish(slot, FinishReason::abort);
+    }
+  }
+  ring();
+}
+
+void StoryEngine::generate(std::uint32_t slot) {
+  Request& r = request(slot);
+  if (!std::exchange(r.is_running, true)) {
+    r.sink->set_running(true);
+    r.sink->admitted({3, 0, 0});
+  }
+  const TokenId token = token_of(r.number, r.tokens);
+  r.sink->token({token, -1, {{token, -1}}}, text_of(r.number, r.tokens));
+  ++r.tokens;
+}
+
+void StoryEngine::generate_all(std::uint32_t slot) {
+  while (request(slot).tokens < kStoryTokens) generate(slot);
+}
+
+void StoryEngine::finish(std::uint32_t slot, FinishReason reason) {
+  Request& r = request(slot);
+  r.sink->finished(reason, {}, {3, 0, 0}, whole_text(r.number, r.tokens).size());
+  requests_.erase(slot);
+}
+
+void StoryEngine::refuse(std::uint32_t slot) {
+  channel_->refuse(slot, {Errc::bad_argument, "the tokenizer knows no such word"});
+  requests_.erase(slot);
+}
+
+void StoryEngine::hear() {
+  limits = {};
+  most_bytes = ~std::size_t{0};
+  adopt();
+  // The bell is heard before the channel is looked at: what is stored later rings again.
+  if (!has_rung(bell_) && !is_new_) return;
+  is_new_ = false;
+  take();
+  see_aborts();
+}
+
+void StoryEngine::turn() {
+  hear();
+  for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
+    if (!has(slot) || request(slot).number >= kPatient) continue;
+    while (request(slot).tokens < kStoryTokens) {
+      generate(slot);
+      ring();
+    }
+    finish(slot);
+    ring();
+  }
+  status_->running = running();
+}
+
+std::uint32_t StoryEngine::running() const {
+  return static_cast<std::uint32_t>(
+      std::count_if(requests_.begin(), requests_.end(),
+                    [](const auto& entry) { return entry.second.number < kPatient; }));
+}
+
+void StoryEngine::close() {
+  const std::weak_ptr<EngineChannel> channel = channel_;
+  received_.clear();
+  requests_.clear();
+  channel_.reset();
+  if (!channel.expired()) status_->complain("something holds a closed channel");
+}
+
+}  // namespace kvhive::testing

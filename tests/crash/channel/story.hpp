@@ -1,0 +1,136 @@
+#pragma once
+// A client and an engine, made of the real ends of a channel, that work through requests whose
+// every token is known beforehand. Each checks all that it reads.
+//
+// A request's number determines its prompt and its tokens. Requests from kPatient on are never
+// generated: they end when they are aborted.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ipc/client_channel.hpp"
+#include "ipc/engine_channel.hpp"
+
+namespace kvhive::testing {
+
+inline constexpr std::uint32_t kStoryTokens = 4;  ///< of each request
+inline constexpr std::uint32_t kPatient = 100;
+
+/// Odd numbers have a text prompt, even ones a prompt of tokens.
+ChannelRequest request_of(std::uint32_t number);
+
+/// What the processes of a story say to the test.
+struct StoryStatus {
+  std::uint32_t open;     ///< requests whose end the client has not read
+  std::uint32_t running;  ///< requests that the engine has taken and can end
+  std::uint32_t must_conclude;
+  std::uint32_t complaints;
+  char first[240];  ///< the first complaint
+
+  void complain(const std::string& text);
+};
+
+/// Reads only when its bell rings, as a client of the library does.
+class StoryClient {
+ public:
+  /// \param bell  readable when the engine has rung; stays open
+  StoryClient(ClientChannel channel, int bell, StoryStatus& status);
+
+  /// Returns the slot.
+  std::uint32_t submit(std::uint32_t number, const ChannelRequest& request);
+  std::uint32_t submit(std::uint32_t number) { return submit(number, request_of(number)); }
+  /// True if the request has ended.
+  bool read(std::uint32_t slot);
+  void read_all();
+  void abort(std::uint32_t slot);
+  /// An engine may end the request with an error.
+  void allow_refusal(std::uint32_t slot) { open_.at(slot).may_be_refused = true; }
+  /// Reads all requests if the bell has rung.
+  void wake();
+  /// Wakes; and if told to conclude, checks that nothing is left of the requests so far, and
+  /// submits another that needs the whole heap.
+  void turn();
+
+  bool has(std::uint32_t slot) const { return open_.count(slot) != 0; }
+  std::optional<std::uint32_t> first_open() const;
+  ClientChannel& channel() { return channel_; }
+  RequestSlot& raw_slot(std::uint32_t slot);
+
+ private:
+  struct Open {
+    std::uint32_t number = 0;
+    std::uint32_t tokens = 0;
+    std::string text;
+    bool was_aborted = false;
+    bool may_be_refused = false;
+  };
+  void check_tokens(Open& open, const ChannelProgress& progress);
+  void check_end(const Open& open, const ChannelProgress& progress);
+  void conclude();
+
+  ClientChannel channel_;
+  int bell_;
+  StoryStatus* status_;
+  std::map<std::uint32_t, Open> open_;
+  bool has_concluded_ = false;
+};
+
+/// Does with a channel what port and scheduler do, and sleeps until its bell rings.
+class StoryEngine {
+ public:
+  struct Request {
+    std::uint32_t number = 0;
+    std::uint32_t tokens = 0;
+    std::unique_ptr<OutputSink> sink;
+    bool is_running = false;
+    bool is_tokenising = false;  ///< its end is EngineChannel::end_aborted()
+  };
+
+  /// \param bell  the client rings it; stays open
+  StoryEngine(std::shared_ptr<EngineChannel> channel, int bell, StoryStatus& status);
+
+  /// One call of take_submitted(), with `limits` and `most_bytes`. Returns whether there is more.
+  bool receive();
+  /// Checks what was received, and makes it the engine's.
+  void adopt();
+  void take();  ///< both, for all that was submitted
+  /// If its bell has rung: takes requests and sees aborts.
+  void hear();
+  /// Ends the requests whose clients want it.
+  void see_aborts();
+  /// The request's next token, without ringing.
+  void generate(std::uint32_t slot);
+  void generate_all(std::uint32_t slot);
+  void finish(std::uint32_t slot, FinishReason reason = FinishReason::length);
+  void refuse(std::uint32_t slot);
+  void ring() { channel_->ring(); }
+  /// Hears, and then ends all requests that it can.
+  void turn();
+  /// Gives the channel up, as when the client is gone.
+  void close();
+
+  bool has(std::uint32_t slot) const { return requests_.count(slot) != 0; }
+  Request& request(std::uint32_t slot) { return requests_.at(slot); }
+  EngineChannel& channel() { return *channel_; }
+  std::size_t received() const { return received_.size(); }
+  std::optional<std::uint32_t> first_request() const;
+  PromptLimits limits;
+  std::size_t most_bytes = ~std::size_t{0};
+
+ private:
+  void adopt(const TakenRequest& taken);
+  std::uint32_t running() const;
+
+  std::shared_ptr<EngineChannel> channel_;
+  int bell_;
+  StoryStatus* status_;
+  std::vector<TakenRequest> received_;
+  std::map<std::uint32_t, Request> requests_;  ///< by slot
+  bool is_new_ = true;  ///< a new engine looks at the channel before anything has rung
+};
+
+}  // namespace kvhive::testing
