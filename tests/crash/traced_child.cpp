@@ -5,12 +5,10 @@
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
-#include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 
 #include "base/check.hpp"
@@ -66,37 +64,37 @@ bool TracedChild::step() {
   return !is_at_breakpoint(pid_, wait_for(pid_, 0));
 }
 
-bool TracedChild::is_at_system_call() const {
-  errno = 0;
-  const long place = ptrace(PTRACE_PEEKUSER, pid_, offsetof(user_regs_struct, rip), nullptr);
-  KV_CHECK(errno == 0, errno);
-  // The child was forked, so its code lies where ours does.
-  return std::memcmp(reinterpret_cast<const void*>(place), kvhive_system_call, 2) == 0;
+user_regs_struct TracedChild::registers() const {
+  user_regs_struct registers;
+  KV_CHECK(ptrace(PTRACE_GETREGS, pid_, nullptr, &registers) == 0, errno);
+  return registers;
+}
+
+bool TracedChild::is_system_call(const user_regs_struct& registers) {
+  return std::memcmp(reinterpret_cast<const void*>(registers.rip), kvhive_system_call, 2) == 0;
 }
 
 long TracedChild::call(long number, std::array<unsigned long, 6> arguments) const {
-  user_regs_struct saved;
-  KV_CHECK(ptrace(PTRACE_GETREGS, pid_, nullptr, &saved) == 0, errno);
-  user_regs_struct registers = saved;
-  registers.rip = reinterpret_cast<unsigned long>(kvhive_system_call);
-  registers.rax = static_cast<unsigned long>(number);
-  registers.rdi = arguments[0];
-  registers.rsi = arguments[1];
-  registers.rdx = arguments[2];
-  registers.r10 = arguments[3];
-  registers.r8 = arguments[4];
-  registers.r9 = arguments[5];
-  KV_CHECK(ptrace(PTRACE_SETREGS, pid_, nullptr, &registers) == 0, errno);
+  const user_regs_struct saved = registers();
+  user_regs_struct changed = saved;
+  changed.rip = reinterpret_cast<unsigned long>(kvhive_system_call);
+  changed.rax = static_cast<unsigned long>(number);
+  changed.rdi = arguments[0];
+  changed.rsi = arguments[1];
+  changed.rdx = arguments[2];
+  changed.r10 = arguments[3];
+  changed.r8 = arguments[4];
+  changed.r9 = arguments[5];
+  KV_CHECK(ptrace(PTRACE_SETREGS, pid_, nullptr, &changed) == 0, errno);
   KV_CHECK(ptrace(PTRACE_SINGLESTEP, pid_, nullptr, nullptr) == 0, errno);
   KV_CHECK(!is_at_breakpoint(pid_, wait_for(pid_, 0)));
-  KV_CHECK(ptrace(PTRACE_GETREGS, pid_, nullptr, &registers) == 0, errno);
+  const user_regs_struct after = registers();
   KV_CHECK(ptrace(PTRACE_SETREGS, pid_, nullptr, &saved) == 0, errno);
-  return static_cast<long>(registers.rax);
+  return static_cast<long>(after.rax);
 }
 
 TracedChild TracedChild::clone() const {
-  user_regs_struct here;
-  KV_CHECK(ptrace(PTRACE_GETREGS, pid_, nullptr, &here) == 0, errno);
+  const user_regs_struct here = registers();
   // The copy is a child of this process, and traced by it, from its start.
   const long pid = call(SYS_clone, {CLONE_PARENT | CLONE_PTRACE | SIGCHLD});
   KV_CHECK(pid > 0, pid);

@@ -3,6 +3,7 @@
 // the parent can read shared memory, kill the child, leave it stopped, or make a copy of it.
 
 #include <sys/types.h>
+#include <sys/user.h>
 
 #include <array>
 #include <functional>
@@ -23,8 +24,11 @@ class TracedChild {
   /// Runs one instruction. False if it was the last of `body`. Any other event than a step is a bug
   /// and ends the test.
   bool step();
+  /// The registers before the next instruction. It can be read at the same address as the child's:
+  /// the child was forked.
+  user_regs_struct registers() const;
   /// Whether the next instruction is a system call.
-  bool is_at_system_call() const;
+  static bool is_system_call(const user_regs_struct& registers);
 
   /// A copy of the child that stands at the same instruction. Both have the same shared memory and
   /// descriptors, until call() gives the copy others.

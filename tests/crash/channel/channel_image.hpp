@@ -40,11 +40,10 @@ class ChannelImage {
     if (engine_rings_ != 0) ring(medium);
   }
 
-  /// Whether the channel has exactly these bytes. Only the first slots and the heap are compared:
-  /// no story uses the other slots.
+  /// Whether the channel has exactly these bytes, in the used slots and in the heap.
   bool has_bytes_of(const ChannelMedium& medium) const {
     const std::byte* now = medium.mapped.data();
-    const std::size_t used = slots_offset() + kUsedSlots * sizeof(RequestSlot);
+    const std::size_t used = slots_offset() + kStorySlots * sizeof(RequestSlot);
     const std::size_t heap = heap_offset();
     return std::memcmp(bytes_.data(), now, used) == 0 &&
            std::memcmp(bytes_.data() + heap, now + heap, bytes_.size() - heap) == 0;
@@ -56,8 +55,6 @@ class ChannelImage {
   }
 
  private:
-  static constexpr std::size_t kUsedSlots = 8;
-
   static std::string_view all_bytes(const ChannelMedium& medium) {
     return {reinterpret_cast<const char*>(medium.mapped.data()), medium.mapped.size()};
   }

@@ -122,25 +122,23 @@ const std::vector<ChannelOperation>& list() {
        }},
       {"take: a prompt of tokens, a prompt of text", engine, two_submitted,
        [](Stage& s) { return receive(s, 2); }},
-      {"take: in pieces", engine, two_submitted, [](Stage& s) { return receive_in_pieces(s, 2); }},
       {"take: a slot that is used again", engine,
        [](Stage& s) {
          a_vacated_slot(s);
          s.client().submit(4);
        },
        [](Stage& s) { return receive(s, 1); }},
-      {"take: a prompt that is too long", engine,
+      {"take: a prompt that is too long, a malformed request", engine,
        [](Stage& s) {
-         s.client().allow_refusal(s.client().submit(4));
-         s.engine().limits.tokens = 3;
+         for (const std::uint32_t number : {5u, 4u})
+           s.client().allow_refusal(s.client().submit(number));
+         s.client().raw_slot(3).body.max_tokens = 0;
+         s.engine().limits.text_bytes = 3;
        },
-       [](Stage& s) { return receive(s, 0) && state_of(s, 2) == SlotState::finished; }},
-      {"take: a malformed request", engine,
        [](Stage& s) {
-         s.client().allow_refusal(s.client().submit(4));
-         s.client().raw_slot(2).body.max_tokens = 0;
-       },
-       [](Stage& s) { return receive(s, 0) && state_of(s, 2) == SlotState::finished; }},
+         return receive(s, 0) && state_of(s, 2) == SlotState::finished &&
+                state_of(s, 3) == SlotState::finished;
+       }},
       {"refuse", engine,
        [](Stage& s) {
          a_taken(s, 4);
@@ -172,11 +170,8 @@ const std::vector<ChannelOperation>& list() {
          s.engine().request(2).is_tokenising = true;
        },
        [](Stage& s) { return s.engine().see_aborts(), !s.engine().has(2); }},
-      {"takeover", engine, a_dead_engine, [](Stage& s) { return receive(s, 3); }},
-      {"takeover: in pieces", engine, a_dead_engine,
+      {"takeover: of a takeover, in pieces", engine, a_second_dead_engine,
        [](Stage& s) { return receive_in_pieces(s, 3); }},
-      {"takeover: of a takeover", engine, a_second_dead_engine,
-       [](Stage& s) { return receive(s, 3); }},
       {"takeover: of an abort", engine,
        [](Stage& s) {
          a_wanted_abort(s);
@@ -236,6 +231,8 @@ const std::vector<ChannelOperation>& list() {
        [](Stage& s) { return wake(s) && submit(s, 0); }},
       {"abort", client, [](Stage& s) { a_taken(s, 104); },
        [](Stage& s) { return s.client().abort(2), true; }},
+      {"abort; submit another request", client, [](Stage& s) { a_request(s, 4); },
+       [](Stage& s) { return s.client().abort(0), submit(s, 2); }},
       {"submit, abort", client, [](Stage& s) { a_request(s, 104); },
        [](Stage& s) {
          const bool is_there = submit(s, 2);
@@ -270,7 +267,11 @@ const std::vector<PeersDeed>& deeds_of(Side peer) {
            s.engine().generate(*slot);
          s.engine().ring();
        }},
-      {"the engine ends all it has", [](Stage& s) { s.engine().turn(); }},
+      {"the engine hears, and ends all it has",
+       [](Stage& s) {
+         s.engine().hear();
+         s.engine().end_all();
+       }},
       {"another engine takes over",
        [](Stage& s) {
          s.replace_engine();

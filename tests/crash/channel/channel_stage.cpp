@@ -55,7 +55,7 @@ void ChannelStage::replace_engine() {
   engine_ends_.clear();
   engine_ = std::make_unique<StoryEngine>(
       EngineChannel::in_memory(1, ++engines_, client_->channel().raw(), engine_end()),
-      main_.engine_bell.get(), *status_);
+      client_->channel().raw(), main_.engine_bell.get(), *status_);
   write_serving_engine(main_.memory.get(), engines_);
 }
 

@@ -1,19 +1,25 @@
-// SIGKILL at every instruction and around every system call of every operation on a channel.
+// Every instruction and every system call of every operation on a channel: the victim is killed
+// there, or stands there while the other side acts.
 //
-// As for the pool (../stepper_test.cpp): the victim is stepped through the operation once, and each
-// state of the shared bytes and of the bells is examined on a copy, as if the victim had just been
-// killed. Real kills of copies of the victim, a few instructions further on, must leave one of the
+// Kills, as for the pool (../stepper_test.cpp): the victim is stepped through the operation once,
+// and each state of the shared bytes and of the bells is examined on a copy, as if the victim had
+// just been killed. Real kills of copies of the victim, some instructions further on, must leave
 // states that stepping showed.
+//
+// Meetings: every deed of the other side needs a victim that has seen nothing of the other deeds.
+// So the victim is stepped once more, and at each chosen boundary it is copied, with what it
+// shares, once for each deed. Chosen are the boundaries before each load and store of a slot's
+// fields, before and after each system call, and before and after any other change; at a sample of
+// the others one deed is done.
 
 #include <gmock/gmock.h>
 
-#include <algorithm>
 #include <random>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
-#include "tests/crash/channel/channel_image.hpp"
-#include "tests/crash/channel/channel_operations.hpp"
+#include "tests/crash/channel/meeting.hpp"
 #include "tests/crash/channel/outcome.hpp"
 #include "tests/crash/channel/victim.hpp"
 #include "tests/crash/identifier.hpp"
@@ -25,15 +31,21 @@ namespace {
 
 class EveryInstructionOfAChannel : public ::testing::TestWithParam<ChannelOperation> {
  protected:
+  static constexpr std::size_t kStride = 512;  ///< between samples of the boundaries not chosen
+  static constexpr std::size_t kMostStepsToKill = 64;
+
   void SetUp() override {
     if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
     if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
     GetParam().prepare(stage_);
+    start_ = ChannelImage(stage_.medium());
   }
 
+  static bool is_engine_the_victim() { return GetParam().victim == Side::engine; }
+
   Complaints examine(const ChannelImage& left) {
-    return GetParam().victim == Side::engine ? after_death_of_engine(stage_, left)
-                                             : after_death_of_client(stage_, left);
+    return is_engine_the_victim() ? after_death_of_engine(stage_, left)
+                                  : after_death_of_client(stage_, left);
   }
 
   void add(std::size_t boundary, const Complaints& complaints) {
@@ -42,7 +54,7 @@ class EveryInstructionOfAChannel : public ::testing::TestWithParam<ChannelOperat
         "at boundary " + std::to_string(boundary) + ": " + ::testing::PrintToString(complaints);
   }
 
-  void step_through() {
+  void kill_everywhere() {
     Victim victim(stage_, GetParam());
     Complaints complaints;
     do {
@@ -52,9 +64,10 @@ class EveryInstructionOfAChannel : public ::testing::TestWithParam<ChannelOperat
         ++images_;
       }
       add(boundaries_, complaints);
-      if (victim.has_changed() || boundaries_ % kKillStride == 0 || must_kill_everywhere())
+      if (victim.has_changed() || boundaries_ % kStride == 0 || must_kill_everywhere())
         kill_soon_after(victim);
-      system_calls_ += victim.child().is_at_system_call();
+      system_calls_ += victim.is_at_system_call();
+      choose(victim);
       ++boundaries_;
     } while (victim.step());
     EXPECT_TRUE(victim.has_done_it()) << "the operation did not do what its name says";
@@ -63,9 +76,6 @@ class EveryInstructionOfAChannel : public ::testing::TestWithParam<ChannelOperat
       if (!seen_.contains(left))
         add(boundaries_, {"a kill left a state that stepping did not show"});
   }
-
-  static constexpr std::size_t kKillStride = 512;
-  static constexpr std::size_t kMostStepsToKill = 64;
 
   /// A copy of the victim goes on for some instructions on the copied channel, and is killed.
   void kill_soon_after(const Victim& victim) {
@@ -78,29 +88,64 @@ class EveryInstructionOfAChannel : public ::testing::TestWithParam<ChannelOperat
     const ChannelImage left(stage_.copy());
     left_by_kills_.push_back(left.digest());
     ++kills_;
-    if (seen_.contains(left.digest())) return;  // examined already
-    add(boundaries_, examine(left));
+    if (!seen_.contains(left.digest())) add(boundaries_, examine(left));
+  }
+
+  /// Chooses this boundary if the peer shall act here.
+  void choose(const Victim& victim) {
+    const bool was_call = std::exchange(is_after_call_, victim.is_at_system_call());
+    const bool was_chosen = !chosen_.empty() && chosen_.back();
+    const bool has_changed_unforeseen = victim.has_changed() && !was_chosen;
+    if (has_changed_unforeseen && !chosen_.empty()) chosen_.back() = true;
+    chosen_.push_back(victim.is_at_slot() || victim.is_at_system_call() || was_call ||
+                      has_changed_unforeseen);
+  }
+
+  void meet_everywhere() {
+    start_.put(stage_.medium());
+    const Side peer = is_engine_the_victim() ? Side::client : Side::engine;
+    const std::vector<PeersDeed>& deeds = deeds_of(peer);
+    const auto meet_for = [&](const Victim& victim, std::size_t boundary, const PeersDeed& deed) {
+      ++meetings_;
+      add(boundary, meet(stage_, victim, peer, deed));
+    };
+    Victim victim(stage_, GetParam());
+    std::size_t boundary = 0;
+    do {
+      const bool is_chosen = boundary < chosen_.size() && chosen_[boundary];
+      if (is_chosen || must_kill_everywhere()) {
+        for (const PeersDeed& deed : deeds) meet_for(victim, boundary, deed);
+      } else if (boundary % kStride == 0) {
+        meet_for(victim, boundary, deeds[boundary / kStride % deeds.size()]);
+      }
+      ++boundary;
+    } while (victim.step());
   }
 
   void print() const {
     static bool is_first = true;
     if (std::exchange(is_first, false))
-      std::printf("%-52s %10s %12s %6s %10s %10s\n", "operation", "boundaries", "system calls",
-                  "images", "real kills", "violations");
-    std::printf("%-52s %10zu %12zu %6zu %10zu %10zu\n", GetParam().name.c_str(), boundaries_,
-                system_calls_, images_, kills_, violations_);
+      std::printf("%-52s %10s %12s %6s %10s %8s %10s\n", "operation", "boundaries", "system calls",
+                  "images", "real kills", "meetings", "violations");
+    std::printf("%-52s %10zu %12zu %6zu %10zu %8zu %10zu\n", GetParam().name.c_str(), boundaries_,
+                system_calls_, images_, kills_, meetings_, violations_);
   }
 
   ChannelStage stage_;
+  ChannelImage start_;
   std::mt19937 random_{20261122};
   std::unordered_set<std::size_t> seen_;
   std::vector<std::size_t> left_by_kills_;
-  std::size_t boundaries_ = 0, system_calls_ = 0, images_ = 0, kills_ = 0, violations_ = 0;
+  std::vector<bool> chosen_;  ///< boundaries at which the peer acts
+  bool is_after_call_ = false;
+  std::size_t boundaries_ = 0, system_calls_ = 0, images_ = 0;
+  std::size_t kills_ = 0, meetings_ = 0, violations_ = 0;
   std::string first_;
 };
 
-TEST_P(EveryInstructionOfAChannel, MayBeTheLastBeforeAKill) {
-  step_through();
+TEST_P(EveryInstructionOfAChannel, MayBeTheLastBeforeAKillOrWhereThePeerActs) {
+  kill_everywhere();
+  meet_everywhere();
   print();
   EXPECT_GT(boundaries_, 10u);
   EXPECT_EQ(violations_, 0u) << first_;

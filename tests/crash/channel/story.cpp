@@ -7,7 +7,6 @@
 
 #include "base/check.hpp"
 #include "ipc/doorbell.hpp"
-#include "tests/support/request.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -51,6 +50,10 @@ bool has_rung(int engine_bell) {
   return read(engine_bell, &rings, sizeof rings) == sizeof rings;
 }
 
+RequestSlot& slot_in(std::span<std::byte> memory, std::uint32_t slot) {
+  return reinterpret_cast<RequestSlot*>(memory.data() + slots_offset())[slot];
+}
+
 std::string named(std::uint32_t number) { return "request " + std::to_string(number); }
 
 }  // namespace
@@ -58,7 +61,8 @@ std::string named(std::uint32_t number) { return "request " + std::to_string(num
 ChannelRequest request_of(std::uint32_t number) {
   ChannelRequest request;
   if (number % 2 == 0)
-    request.prompt_tokens = counting(static_cast<TokenId>(kFirstOfStory + number), 3);
+    for (std::uint32_t i = 0; i < 3; ++i)
+      request.prompt_tokens.push_back(static_cast<TokenId>(kFirstOfStory + number + i));
   else
     request.prompt = std::to_string(number) + ", once upon a time";
   request.params.max_tokens = kStoryTokens;
@@ -80,9 +84,7 @@ void StoryStatus::complain(const std::string& text) {
 StoryClient::StoryClient(ClientChannel channel, int bell, StoryStatus& status)
     : channel_(std::move(channel)), bell_(bell), status_(&status) {}
 
-RequestSlot& StoryClient::raw_slot(std::uint32_t slot) {
-  return reinterpret_cast<RequestSlot*>(channel_.raw().data() + slots_offset())[slot];
-}
+RequestSlot& StoryClient::raw_slot(std::uint32_t slot) { return slot_in(channel_.raw(), slot); }
 
 std::optional<std::uint32_t> StoryClient::first_open() const {
   return open_.empty() ? std::nullopt : std::optional(open_.begin()->first);
@@ -91,6 +93,7 @@ std::optional<std::uint32_t> StoryClient::first_open() const {
 std::uint32_t StoryClient::submit(std::uint32_t number, const ChannelRequest& request) {
   const auto slot = channel_.submit(request);
   KV_CHECK(slot.has_value(), slot.error().text);
+  KV_CHECK(*slot < kStorySlots, *slot);
   open_[*slot].number = number;
   return *slot;
 }
@@ -146,8 +149,18 @@ void StoryClient::wake() {
   if (recv(bell_, rings, sizeof rings, MSG_DONTWAIT) > 0) read_all();
 }
 
+void StoryClient::check_has_seen_all() {
+  for (const auto& [slot, open] : open_) {
+    if (raw_slot(slot).state.load() == SlotState::finished)
+      status_->complain(named(open.number) + ": the client sleeps over its end");
+    else if (raw_slot(slot).tokens.load() > open.tokens)
+      status_->complain(named(open.number) + ": the client sleeps over a token");
+  }
+}
+
 void StoryClient::turn() {
   wake();
+  check_has_seen_all();
   if (status_->must_conclude != 0 && !std::exchange(has_concluded_, true)) conclude();
   status_->open = static_cast<std::uint32_t>(open_.size());
 }
@@ -170,8 +183,11 @@ void StoryClient::conclude() {
 
 // -- the engine -----------------------------------------------------------------------------------
 
-StoryEngine::StoryEngine(std::shared_ptr<EngineChannel> channel, int bell, StoryStatus& status)
-    : channel_(std::move(channel)), bell_(bell), status_(&status) {}
+StoryEngine::StoryEngine(std::shared_ptr<EngineChannel> channel, std::span<std::byte> memory,
+                         int bell, StoryStatus& status)
+    : channel_(std::move(channel)), memory_(memory), bell_(bell), status_(&status) {}
+
+RequestSlot& StoryEngine::raw_slot(std::uint32_t slot) const { return slot_in(memory_, slot); }
 
 bool StoryEngine::receive() {
   for (TakenRequest& taken : channel_->take_submitted(limits, most_bytes))
@@ -251,19 +267,29 @@ void StoryEngine::refuse(std::uint32_t slot) {
   requests_.erase(slot);
 }
 
-void StoryEngine::hear() {
+bool StoryEngine::hear() {
   limits = {};
   most_bytes = ~std::size_t{0};
   adopt();
   // The bell is heard before the channel is looked at: what is stored later rings again.
-  if (!has_rung(bell_) && !is_new_) return;
+  if (!has_rung(bell_) && !is_new_) return false;
   is_new_ = false;
   take();
   see_aborts();
+  return true;
 }
 
-void StoryEngine::turn() {
-  hear();
+void StoryEngine::check_has_heard_all() {
+  for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
+    const SlotState state = raw_slot(slot).state.load();
+    if (state == SlotState::submitted)
+      status_->complain("the engine sleeps over the request in slot " + std::to_string(slot));
+    if (state == SlotState::accepted && raw_slot(slot).wants_abort.load() != 0)
+      status_->complain("the engine sleeps over the abort of slot " + std::to_string(slot));
+  }
+}
+
+void StoryEngine::end_all() {
   for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
     if (!has(slot) || request(slot).number >= kPatient) continue;
     while (request(slot).tokens < kStoryTokens) {
@@ -272,6 +298,13 @@ void StoryEngine::turn() {
     }
     finish(slot);
     ring();
+  }
+}
+
+void StoryEngine::turn() {
+  if (!hear()) {
+    check_has_heard_all();
+    end_all();
   }
   status_->running = running();
 }

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace kvhive::testing {
 
 inline constexpr std::uint32_t kStoryTokens = 4;  ///< of each request
 inline constexpr std::uint32_t kPatient = 100;
+inline constexpr std::uint32_t kStorySlots = 5;  ///< no story uses the slots after them
 
 /// Odd numbers have a text prompt, even ones a prompt of tokens.
 ChannelRequest request_of(std::uint32_t number);
@@ -51,8 +53,8 @@ class StoryClient {
   void allow_refusal(std::uint32_t slot) { open_.at(slot).may_be_refused = true; }
   /// Reads all requests if the bell has rung.
   void wake();
-  /// Wakes; and if told to conclude, checks that nothing is left of the requests so far, and
-  /// submits another that needs the whole heap.
+  /// Wakes, and checks that it sleeps over nothing; if told to conclude, checks that nothing is
+  /// left of the requests so far, and submits another that needs the whole heap.
   void turn();
 
   bool has(std::uint32_t slot) const { return open_.count(slot) != 0; }
@@ -68,6 +70,8 @@ class StoryClient {
     bool was_aborted = false;
     bool may_be_refused = false;
   };
+  /// Called while the engine does nothing and the bell is silent.
+  void check_has_seen_all();
   void check_tokens(Open& open, const ChannelProgress& progress);
   void check_end(const Open& open, const ChannelProgress& progress);
   void conclude();
@@ -91,15 +95,17 @@ class StoryEngine {
   };
 
   /// \param bell  the client rings it; stays open
-  StoryEngine(std::shared_ptr<EngineChannel> channel, int bell, StoryStatus& status);
+  /// \param memory  the channel's, for looking at what the engine should have heard
+  StoryEngine(std::shared_ptr<EngineChannel> channel, std::span<std::byte> memory, int bell,
+              StoryStatus& status);
 
   /// One call of take_submitted(), with `limits` and `most_bytes`. Returns whether there is more.
   bool receive();
   /// Checks what was received, and makes it the engine's.
   void adopt();
   void take();  ///< both, for all that was submitted
-  /// If its bell has rung: takes requests and sees aborts.
-  void hear();
+  /// If its bell has rung: takes requests and sees aborts. False if it has not rung.
+  bool hear();
   /// Ends the requests whose clients want it.
   void see_aborts();
   /// The request's next token, without ringing.
@@ -108,7 +114,8 @@ class StoryEngine {
   void finish(std::uint32_t slot, FinishReason reason = FinishReason::length);
   void refuse(std::uint32_t slot);
   void ring() { channel_->ring(); }
-  /// Hears, and then ends all requests that it can.
+  void end_all();  ///< all requests that it has and can end, a ring after each token
+  /// Hears; if there is nothing to hear, it ends all that it can.
   void turn();
   /// Gives the channel up, as when the client is gone.
   void close();
@@ -123,9 +130,13 @@ class StoryEngine {
 
  private:
   void adopt(const TakenRequest& taken);
+  /// Called while the client does nothing and the bell is silent.
+  void check_has_heard_all();
+  RequestSlot& raw_slot(std::uint32_t slot) const;
   std::uint32_t running() const;
 
   std::shared_ptr<EngineChannel> channel_;
+  std::span<std::byte> memory_;
   int bell_;
   StoryStatus* status_;
   std::vector<TakenRequest> received_;

@@ -4,6 +4,7 @@
 
 #include "tests/crash/channel/channel_image.hpp"
 #include "tests/crash/channel/channel_operations.hpp"
+#include "tests/crash/memory_operand.hpp"
 #include "tests/crash/traced_child.hpp"
 #include "tests/support/shared_value.hpp"
 
@@ -22,20 +23,23 @@ namespace kvhive::testing {
 
 class Victim {
  public:
-  /// The child stands before the operation. After the operation it takes its turns, between pauses.
+  /// The child stands before the operation. After the operation it takes its turns.
   Victim(ChannelStage& stage, const ChannelOperation& operation)
       : stage_(stage),
         child_([this, &operation] { *has_done_it_ = operation.run(stage_); },
                [this, &operation] { take_turns(stage_, operation.victim); }),
-        image_(stage.medium()) {}
+        image_(stage.medium()) {
+    look();
+  }
 
   /// Runs one instruction. False if it was the last.
   bool step() {
-    const bool is_call = child_.is_at_system_call();
+    const bool is_call = is_at_system_call_;
     const bool goes_on = child_.step();
     has_changed_ = !image_.has_bytes_of(stage_.medium());
     if (has_changed_) image_.take_bytes(stage_.medium());
     if (is_call) has_changed_ |= image_.take_rings(stage_.medium());
+    if (goes_on) look();
     return goes_on;
   }
 
@@ -44,14 +48,30 @@ class Victim {
   const ChannelImage& image() const { return image_; }
   /// Whether the last step has changed it. True at the start.
   bool has_changed() const { return has_changed_; }
+  /// Whether the next instruction is a system call.
+  bool is_at_system_call() const { return is_at_system_call_; }
+  /// Whether it reads or writes a slot's fields, other than the request itself.
+  bool is_at_slot() const { return is_at_slot_; }
   bool has_done_it() const { return *has_done_it_; }
 
  private:
+  void look() {
+    const user_regs_struct registers = child_.registers();
+    is_at_system_call_ = TracedChild::is_system_call(registers);
+    const auto operand = memory_operand(registers);
+    const auto slots = reinterpret_cast<std::uint64_t>(&stage_.client().raw_slot(0));
+    is_at_slot_ = operand && *operand >= slots &&
+                  *operand < slots + kStorySlots * sizeof(RequestSlot) &&
+                  (*operand - slots) % sizeof(RequestSlot) < offsetof(RequestSlot, body);
+  }
+
   ChannelStage& stage_;
   SharedValue<bool> has_done_it_;
   TracedChild child_;
   ChannelImage image_;
   bool has_changed_ = true;
+  bool is_at_system_call_ = false;
+  bool is_at_slot_ = false;
 };
 
 }  // namespace kvhive::testing
