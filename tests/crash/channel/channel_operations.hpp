@@ -23,6 +23,8 @@ struct ChannelOperation {
   std::function<bool(ChannelStage&)> run;
   /// False if the operation writes different bytes each time.
   bool is_repeatable = true;
+  /// What must hold of the channel at every instruction; nothing if empty.
+  std::function<bool(ChannelStage&)> invariant = {};
 };
 
 const std::vector<ChannelOperation>& channel_operations();

@@ -41,6 +41,7 @@ class ChannelStage {
   StoryEngine& engine() { return *engine_; }
   StoryStatus& status() { return *status_; }
 
+  std::uint32_t serving_engine() const { return engines_; }
   /// The engine has died, and the keeper gives the channel to another.
   void replace_engine();
 
