@@ -54,8 +54,9 @@ bench-peers:
 	@build/bin/bench_peers
 
 chaos: configure
-	@cmake --build --preset release -j $(JOBS) --target kvhive_crash_test kvhive_kill_point_test
+	@cmake --build --preset release -j $(JOBS) --target kvhive_crash_test kvhive_kill_point_test kvhive_channel_kill_point_test
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_kill_point_test --gtest_brief=1
+	@$(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_channel_kill_point_test --gtest_brief=1
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) KVHIVE_CHAOS_MINUTES=$(MINUTES) \
 	  build/bin/kvhive_crash_test --gtest_brief=1 --gtest_filter='PoolCrash.NothingIsLost*'
 

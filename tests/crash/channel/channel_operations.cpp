@@ -235,7 +235,7 @@ const std::vector<ChannelOperation>& list() {
        wake},
       {"read: an end", client, an_end,
        [](Stage& s) { return wake(s) && state_of(s, 0) == SlotState::vacant; }},
-      {"read: an end; submit in its place", client,
+      {"read: an end, and submit in its place", client,
        [](Stage& s) {
          an_end(s);
          a_request(s, 4);
@@ -243,7 +243,7 @@ const std::vector<ChannelOperation>& list() {
        [](Stage& s) { return wake(s) && submit(s, 0); }},
       {"abort", client, [](Stage& s) { a_taken(s, 104); },
        [](Stage& s) { return s.client().abort(2), true; }},
-      {"abort; submit another request", client, [](Stage& s) { a_request(s, 4); },
+      {"abort, and submit another request", client, [](Stage& s) { a_request(s, 4); },
        [](Stage& s) { return s.client().abort(0), submit(s, 2); }},
       {"submit, abort", client, [](Stage& s) { a_request(s, 104); },
        [](Stage& s) {
