@@ -3,7 +3,11 @@
 // heard yet.
 
 #include <sys/ioctl.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
+#include <functional>
 #include <string>
 #include <string_view>
 

@@ -31,7 +31,11 @@ namespace {
 
 class EveryInstructionOfAChannel : public ::testing::TestWithParam<ChannelOperation> {
  protected:
-  static constexpr std::size_t kStride = 512;  ///< between samples of the boundaries not chosen
+  /// Between samples of the boundaries not chosen.
+  static constexpr std::size_t kStride = kUnderSanitizer ? 8192 : 512;
+  /// Under a sanitizer, which makes a process's copy dear, one deed is done at each so many of the
+  /// chosen boundaries.
+  static constexpr std::size_t kSanitizersShare = 16;
   static constexpr std::size_t kMostStepsToKill = 64;
 
   void SetUp() override {
@@ -112,16 +116,20 @@ class EveryInstructionOfAChannel : public ::testing::TestWithParam<ChannelOperat
       add(boundary, meet(stage_, victim, peer, deed));
     };
     Victim victim(stage_, GetParam());
-    std::size_t boundary = 0;
+    std::size_t boundary = 0, chosen = 0;
     do {
-      const bool is_chosen = boundary < chosen_.size() && chosen_[boundary];
-      if (is_chosen || must_kill_everywhere()) {
+      const bool is_chosen = must_kill_everywhere() || is_chosen_at(boundary);
+      if (is_chosen && !kUnderSanitizer) {
         for (const PeersDeed& deed : deeds) meet_for(victim, boundary, deed);
-      } else if (boundary % kStride == 0) {
-        meet_for(victim, boundary, deeds[boundary / kStride % deeds.size()]);
+      } else if (is_chosen ? ++chosen % kSanitizersShare == 0 : boundary % kStride == 0) {
+        meet_for(victim, boundary, deeds[meetings_ % deeds.size()]);
       }
       ++boundary;
     } while (victim.step());
+  }
+
+  bool is_chosen_at(std::size_t boundary) const {
+    return boundary < chosen_.size() && chosen_[boundary];
   }
 
   void print() const {
