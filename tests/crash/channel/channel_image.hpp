@@ -52,7 +52,6 @@ class ChannelImage {
     return std::memcmp(bytes_.data(), now, used) == 0 &&
            std::memcmp(bytes_.data() + heap, now + heap, bytes_.size() - heap) == 0;
   }
-  friend bool operator==(const ChannelImage&, const ChannelImage&) = default;
   std::size_t digest() const {
     return std::hash<std::string_view>{}(bytes_) ^
            (std::size_t(client_rings_) << 32 ^ engine_rings_) * 0x9e3779b97f4a7c15ull;

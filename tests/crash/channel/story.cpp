@@ -86,10 +86,6 @@ StoryClient::StoryClient(ClientChannel channel, int bell, StoryStatus& status)
 
 RequestSlot& StoryClient::raw_slot(std::uint32_t slot) { return slot_in(channel_.raw(), slot); }
 
-std::optional<std::uint32_t> StoryClient::first_open() const {
-  return open_.empty() ? std::nullopt : std::optional(open_.begin()->first);
-}
-
 std::uint32_t StoryClient::submit(std::uint32_t number, const ChannelRequest& request) {
   const auto slot = channel_.submit(request);
   KV_CHECK(slot.has_value(), slot.error().text);

@@ -58,7 +58,6 @@ class StoryClient {
   void turn();
 
   bool has(std::uint32_t slot) const { return open_.count(slot) != 0; }
-  std::optional<std::uint32_t> first_open() const;
   ClientChannel& channel() { return channel_; }
   RequestSlot& raw_slot(std::uint32_t slot);
 
@@ -122,7 +121,6 @@ class StoryEngine {
 
   bool has(std::uint32_t slot) const { return requests_.count(slot) != 0; }
   Request& request(std::uint32_t slot) { return requests_.at(slot); }
-  EngineChannel& channel() { return *channel_; }
   std::size_t received() const { return received_.size(); }
   std::optional<std::uint32_t> first_request() const;
   PromptLimits limits;
