@@ -173,19 +173,13 @@ Expected<bool> Keeper::prepare() {
   tables_.pool = std::move(**pool);
   if (tables_.pool.gpu_memory.is_running())
     loop_.watch(tables_.pool.gpu_memory.pidfd().get(), [this] { on_gpu_memory_lost(); });
-  if (auto kept = keep_only_needed_calls(); !kept) return forward_error(kept);
+  // From here on the keeper listens to strangers. Its children inherit the filter; what a GPU's
+  // driver calls in them is not known.
+  if (!tables_.pool.is_on_gpu())
+    if (auto kept = keep_only_calls_of(Program::keeper, tables_.options.asked.system_call_filter);
+        !kept)
+      return forward_error(kept);
   return true;  // the engines start once the steward has formatted the pool
-}
-
-/// From here on the keeper listens to strangers. Its children inherit the filter; what a GPU's
-/// driver calls in them is not known.
-Expected<void> Keeper::keep_only_needed_calls() {
-  const SystemCallFilter wanted = tables_.options.asked.system_call_filter;
-  if (!tables_.pool.is_on_gpu()) return keep_only_calls_of(Program::keeper, wanted);
-  if (wanted != SystemCallFilter::on) return {};
-  return failure(Errc::bad_argument,
-                 "system-call-filter: 'on' is not possible with engines on a GPU, because the "
-                 "system calls of its driver are not known; use auto");
 }
 
 Expected<void> Keeper::watch_signals() {

@@ -41,7 +41,6 @@ class Keeper : private Connections::Events,
   /// False = a stop signal came meanwhile.
   [[nodiscard]] Expected<bool> prepare();
   [[nodiscard]] Expected<void> watch_signals();
-  [[nodiscard]] Expected<void> keep_only_needed_calls();
   void on_stop_signal();
   void on_hangup_signal();
   void on_gpu_memory_lost();

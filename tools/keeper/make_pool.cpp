@@ -27,6 +27,13 @@ void fill_in(ResolvedOptions& options, const ModelFacts& model) {
                  model.gpu.sharing_reason);
 }
 
+Expected<void> check_filter(const Options& options, const ModelFacts& model) {
+  if (!is_gpu(model) || options.system_call_filter != SystemCallFilter::on) return {};
+  return failure(Errc::bad_argument,
+                 "system-call-filter: 'on' is not possible with engines on a GPU, because the "
+                 "system calls of its driver are not known; use auto");
+}
+
 /// The host's memory, and how much of it the model takes.
 MemoryFigures host_memory(const ModelFacts& model) {
   const MachineMemory machine = machine_memory();
@@ -77,6 +84,8 @@ Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, int stop) 
   if (!*model) return std::optional<MadePool>();
   MadePool pool;
   pool.model = std::move(**model);
+  if (auto possible = check_filter(options.asked, pool.model); !possible)
+    return forward_error(possible);
   fill_in(options, pool.model);
   const MemoryFigures host = host_memory(pool.model);
   auto size = size_pool(options.asked, pool.model.device, pool.model.layout,
