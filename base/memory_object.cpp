@@ -178,6 +178,12 @@ void MappedMemory::prefer_huge_pages() const {
   if (size() != 0) madvise(data(), size(), MADV_HUGEPAGE);
 }
 
+Expected<void> MappedMemory::lock() const {
+  if (size() == 0 || mlock(data(), size()) == 0) return {};
+  return os_failure("lock " + std::to_string(size()) +
+                    " bytes of memory; the limit of locked memory (ulimit -l) may be too low");
+}
+
 void MappedMemory::hide_from_children() const {
   if (size() != 0) madvise(data(), size(), MADV_DONTFORK);
 }

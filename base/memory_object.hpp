@@ -58,6 +58,9 @@ class MappedMemory {
   void populate() const;
   /// Asks for huge pages when the memory is first touched. If there are none, that is no error.
   void prefer_huge_pages() const;
+  /// Keeps the memory out of swap, as long as the mapping lives. Error: more than the limit of
+  /// locked memory allows (ulimit -l).
+  [[nodiscard]] Expected<void> lock() const;
   /// Forked children do not get this mapping: they must not write to the pool in their parent's
   /// name.
   void hide_from_children() const;

@@ -284,6 +284,18 @@ constexpr OptionField kFields[] = {
     {.name = "socket-access",
      .type = kValue<&Options::socket_access>,
      .help = "which users may connect: the daemon's own, all, or the members of a group"},
+    {.name = "user",
+     .type = kValue<&Options::user>,
+     .help = "user (name or number) that the daemon runs as, if root starts it; without it the "
+             "daemon stays root, without root's capabilities"},
+    {.name = "system-call-filter",
+     .type = kValue<&Options::system_call_filter>,
+     .help = "let the daemon's processes make only the system calls that they need: auto = where "
+             "the kernel can do it, and not on a GPU; on = refuse to start elsewhere"},
+    {.name = "lock-metadata",
+     .type = kValue<&Options::lock_metadata>,
+     .help = "keep the pool's metadata and token ids out of swap (mlock); needs a limit of locked "
+             "memory (ulimit -l) of that size"},
     {.name = "core-dumps",
      .type = kValue<&Options::core_dumps>,
      .help = "let engines write core dumps and be debugged by their own user; a dump contains "

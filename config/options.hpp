@@ -44,6 +44,16 @@ constexpr std::array<std::string_view, 3> names_of(GpuFault) {
   return {"drop_unpinned", "keep", "drop_all"};
 }
 
+/// Whether the daemon's processes keep only the system calls that they need (seccomp).
+enum class SystemCallFilter : std::uint8_t {
+  automatic,  ///< if the kernel lets them, but not on a GPU: what drivers call is not known here
+  on,         ///< as automatic, and refuses to start where it cannot be done
+  off,
+};
+constexpr std::array<std::string_view, 3> names_of(SystemCallFilter) {
+  return {"auto", "on", "off"};
+}
+
 enum class LogLevel : std::uint8_t { trace, debug, info, warn, error, off };
 constexpr std::array<std::string_view, 6> names_of(LogLevel) {
   return {"trace", "debug", "info", "warn", "error", "off"};
@@ -90,6 +100,10 @@ struct Options {
   GpuFault gpu_fault = GpuFault::drop_unpinned;
   GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;
   AllowedUsers socket_access;
+  std::string
+      user;  ///< name or number of the user to run as, for a start as root; empty = the same
+  SystemCallFilter system_call_filter = SystemCallFilter::automatic;
+  bool lock_metadata = false;  ///< the pool's metadata cannot be swapped out (mlock)
   /// Engines may write core dumps. They contain prompts.
   bool core_dumps = false;
   LogLevel log_level = LogLevel::info;

@@ -22,12 +22,11 @@ std::uint64_t soft_limit(__rlimit_resource resource) {
   return limit.rlim_cur;
 }
 
-/// A client takes three descriptors: raises the limit as far as the system allows.
-void raise_descriptor_limit() {
+void raise_limit(__rlimit_resource resource) {
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  if (getrlimit(resource, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
+  setrlimit(resource, &limit);
 }
 
 tl::unexpected<Error> too_low(const std::string& limit, const std::string& value,
@@ -38,8 +37,10 @@ tl::unexpected<Error> too_low(const std::string& limit, const std::string& value
 }  // namespace
 
 ProcessLimits take_process_limits() {
-  raise_descriptor_limit();
-  return {soft_limit(RLIMIT_NOFILE), soft_limit(RLIMIT_AS), soft_limit(RLIMIT_FSIZE)};
+  raise_limit(RLIMIT_NOFILE);  // a client takes three descriptors
+  raise_limit(RLIMIT_MEMLOCK);
+  return {soft_limit(RLIMIT_NOFILE), soft_limit(RLIMIT_AS), soft_limit(RLIMIT_FSIZE),
+          soft_limit(RLIMIT_MEMLOCK)};
 }
 
 void offer_to_oom_killer() {
@@ -77,6 +78,14 @@ Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
     return too_low("the limit of file sizes (ulimit -f)", format_bytes(limits.file_size),
                    "the pool's largest object has " + format_bytes(largest_object), remedy);
   return {};
+}
+
+Expected<void> check_locked_bytes(const ProcessLimits& limits, std::size_t bytes) {
+  if (bytes <= limits.locked_memory) return {};
+  return too_low("lock-metadata: the limit of locked memory (ulimit -l)",
+                 format_bytes(limits.locked_memory),
+                 "the pool's metadata has " + format_bytes(bytes),
+                 ", start as root, or leave --lock-metadata out");
 }
 
 std::size_t descriptors_left(int newest) {

@@ -14,9 +14,11 @@ struct ProcessLimits {
   std::uint64_t descriptors = kNone;    ///< RLIMIT_NOFILE
   std::uint64_t address_space = kNone;  ///< RLIMIT_AS, bytes
   std::uint64_t file_size = kNone;      ///< RLIMIT_FSIZE, bytes; counts for memory objects, too
+  std::uint64_t locked_memory = kNone;  ///< RLIMIT_MEMLOCK, bytes
 };
 
-/// This process's limits, after raising its number of descriptors as far as the system allows.
+/// This process's limits, after raising those of descriptors and locked memory as far as the system
+/// allows.
 ProcessLimits take_process_limits();
 
 /// Descriptors: enough for the pool, these engines and a client.
@@ -25,6 +27,9 @@ ProcessLimits take_process_limits();
 /// Bytes: each engine maps pool and weights, and the largest object is a file to the system.
 [[nodiscard]] Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
                                          std::size_t largest_object);
+
+/// Bytes that a process of the pool locks (Options::lock_metadata).
+[[nodiscard]] Expected<void> check_locked_bytes(const ProcessLimits& limits, std::size_t bytes);
 
 /// If memory runs out, the kernel ends this process rather than one that did not call this.
 void offer_to_oom_killer();

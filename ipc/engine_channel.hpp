@@ -46,7 +46,8 @@ struct TakenRequest {
   std::string text;              ///< the prompt, if its kind is text
   std::vector<TokenId> tokens;   ///< the prompt, if its kind is tokens
   std::vector<TokenId> journal;  ///< tokens that an engine generated before it died
-  /// The statistics of the first admission, if an engine that died had admitted the request.
+  /// If an engine that died had admitted the request: the statistics of its first admission, which
+  /// stay the request's.
   std::optional<RequestStats> earlier_admission;
   std::shared_ptr<const CopiedBytes> copied;
 };

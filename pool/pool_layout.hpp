@@ -120,7 +120,7 @@ std::uint64_t checksum_of(const PoolHeader& header);
 /// belong.
 struct ObjectHeader {
   std::uint64_t magic;
-  std::uint32_t object;  ///< its number (pool/pool_memory.hpp)
+  std::uint32_t object;  ///< which of the pool's memory objects this is: a PoolObject
   std::uint32_t layout_hash;
   std::array<std::uint64_t, 2> epoch_uuid;
 };

@@ -253,4 +253,10 @@ Expected<PoolMemory> PoolMemory::create_private(const PoolGeometry& geometry) {
   return attach(*fds, Access::read_write);
 }
 
+Expected<void> PoolMemory::lock_metadata() const {
+  for (const auto object : {PoolObject::control, PoolObject::metadata, PoolObject::tokens})
+    if (auto locked = maps_[std::size_t(object)].lock(); !locked) return locked;
+  return {};
+}
+
 }  // namespace kvhive

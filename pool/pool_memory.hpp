@@ -75,6 +75,10 @@ class PoolMemory {
     for (const MappedMemory& map : maps_) map.hide_from_children();
   }
 
+  /// Keeps control, metadata and token ids out of swap as long as this process lives. Error: the
+  /// limit of locked memory is too low.
+  [[nodiscard]] Expected<void> lock_metadata() const;
+
   bool has_tokens() const { return maps_[std::size_t(PoolObject::tokens)].data() != nullptr; }
   /// Token row of a block, layout().row_words words of two tokens each.
   std::atomic<std::uint64_t>* token_row(BlockId block) const {

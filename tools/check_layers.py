@@ -11,7 +11,7 @@ import re
 import sys
 
 CORE = {"base", "config", "hashing", "pool", "kernels", "device", "models", "models/text", "ipc", "actors"}
-SHARED = {"base", "config", "pool", "pool/care", "ipc", "tools/program"}
+SHARED = {"base", "config", "pool", "pool/care", "ipc", "tools/program", "tools/privilege"}
 # A folder may include itself and what is listed here. A folder that is not listed may not include anything of ours.
 MAY_INCLUDE = {
     "base": set(),
@@ -33,6 +33,7 @@ MAY_INCLUDE = {
     "actors": CORE - {"device"},
     "actors/gpu": CORE | {"models/gpu"},
     "tools/program": {"base", "config", "pool", "pool/care", "ipc"},
+    "tools/privilege": {"base", "config"},
     "tools/keeper": SHARED,
     "tools/steward": SHARED,
     "tools/engine": CORE | SHARED | {"actors/gpu", "models/gpu", "kernels/cuda"},

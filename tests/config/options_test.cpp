@@ -54,6 +54,8 @@ const Sample kWritten[] = {
     {"domains", "a=bob,7;b=@9", "{b = \"@9\", a = [\"bob\", 7]}", "a=bob,7;b=@9"},
     {"channel-bytes-per-domain", "64M", "\"64M\"", "67108864B"},
     {"socket-access", "@kv", "\"@kv\"", "@kv"},
+    {"user", "kvhive", "\"kvhive\"", "kvhive"},
+    {"lock-metadata", "true", "true", "true"},
     {"log-file", "/var/log/k.log", "\"/var/log/k.log\"", "/var/log/k.log"},
 };
 

@@ -45,4 +45,4 @@ class PlayingUser {
 /// For a gtest; ends it where users cannot be played.
 #define KV_SKIP_UNLESS_WE_CAN_PLAY_USERS() \
   if (!can_play_users())                   \
-  GTEST_SKIP() << "NOTHING IS SHOWN HERE: only root can play several users; run it as root"
+  GTEST_SKIP() << "NOT RUN: needs root, to play several users"

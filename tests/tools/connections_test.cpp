@@ -106,7 +106,7 @@ TEST_F(ConnectionsTest, SinceLinux616DescriptorsCannotEvenBeSent) {
   const UniqueFd file{open("/dev/null", O_RDONLY | O_CLOEXEC)};
   const int none = 0, so_passrights = 83;
   if (setsockopt(client.get(), SOL_SOCKET, so_passrights, &none, sizeof none) != 0)
-    GTEST_SKIP() << "NOTHING IS SHOWN HERE: this kernel is older";
+    GTEST_SKIP() << "NOT RUN: this kernel is older";
   const auto sent = send_packet(client.get(), ClientHello{}, {file.get()});
   ASSERT_FALSE(sent.has_value());
   EXPECT_THAT(sent.error().text, HasSubstr("not permitted"));

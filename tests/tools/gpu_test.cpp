@@ -183,6 +183,7 @@ TEST(Gpu, OptionsTheKernelsDoNotSupportAreRefusedAtTheStart) {
   };
   for (const auto& [of, flag, said] :
        {Unsupported{kDemoModel, "--block-size=24", "block-size: '24'"},
+        Unsupported{kDemoModel, "--system-call-filter=on", "system-call-filter: 'on'"},
         Unsupported{model, "--batch-invariant", "batch-invariant: products of float32"}}) {
     const CommandResult refused = run("kvhived",
                                       {"--model", of, "--socket", directory / "s", "--device",

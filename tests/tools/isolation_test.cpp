@@ -214,7 +214,7 @@ TEST_F(Isolation, AnotherUserGetsNothingButAChannel) {
     ASSERT_TRUE(socket.has_value());
     const auto refused = say_hello(socket->get(), hello);
     ASSERT_FALSE(refused.has_value());
-    EXPECT_THAT(refused.error().text, HasSubstr("only the daemon's own user may attach"));
+    EXPECT_THAT(refused.error().text, HasSubstr("only the daemon's own user, or root, may attach"));
   };
   expect_no_welcome(InspectorHello{layout_hash({}), 1});
   EngineHello engine;

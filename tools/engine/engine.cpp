@@ -119,6 +119,8 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   const PoolFds fds = take_pool_fds(*welcome);
   auto memory = PoolMemory::attach(fds, Access::read_write);
   if (!memory) return forward_error(memory);
+  if (options.lock_metadata)
+    if (auto locked = memory->lock_metadata(); !locked) return forward_error(locked);
   auto engine =
       std::unique_ptr<Engine>(new Engine(welcome->message, std::move(*loop), std::move(*socket),
                                          std::move(*memory), std::move(*tokenizer)));

@@ -15,6 +15,8 @@
 #include "tools/engine/device_choice.hpp"
 #include "tools/engine/engine.hpp"
 #include "tools/engine/gpu_memory.hpp"
+#include "tools/privilege/drop.hpp"
+#include "tools/privilege/system_calls.hpp"
 #include "tools/program/choice_flag.hpp"
 #include "tools/program/command_line.hpp"
 #include "tools/program/option_flags.hpp"
@@ -64,6 +66,9 @@ Expected<int> run(int argc, char** argv) {
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
+  auto user = wanted_user(*options);
+  if (!user) return forward_error(user);
+  if (auto dropped = drop_privileges(*options, *user); !dropped) return forward_error(dropped);
   offer_to_oom_killer();  // an engine is started again; the keeper's end is the daemon's
   if (!options->core_dumps) forbid_core_dumps();
   // An engine that answers a question of the keeper logs to standard error, which the keeper reads.
@@ -96,12 +101,16 @@ Expected<int> run(int argc, char** argv) {
     print_error_line("kvhive-engine: " + done.error().text);
     return kExitDeviceLost;
   }
+  const bool is_on_gpu = choice->device != nullptr;
   auto engine = Engine::attach(*options, *config, index, keeper, std::move(choice->device));
   if (!engine && !options->log_file.empty()) {
     spdlog::critical("{}", engine.error().text);  // the keeper finds this log line by its pid
     return 1;
   }
   if (!engine) return forward_error(engine);
+  if (!is_on_gpu)
+    if (auto kept = keep_only_calls_of(Program::engine, options->system_call_filter); !kept)
+      return forward_error(kept);
   (*engine)->run();
   return 0;
 }

@@ -48,7 +48,9 @@ tl::unexpected<Error> fork_failure(const std::string& program) {
 
 std::string describe(int status) {
   if (WIFEXITED(status)) return "exit code " + std::to_string(WEXITSTATUS(status));
-  return "signal " + std::to_string(WTERMSIG(status));
+  const int number = WTERMSIG(status);
+  return "signal " + std::to_string(number) +
+         (number == SIGSYS ? " (a system call that is not in its list; --system-call-filter)" : "");
 }
 
 }  // namespace

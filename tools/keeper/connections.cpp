@@ -185,9 +185,10 @@ bool Connections::identify(Peer& peer, Packet& hello) {
   return false;
 }
 
-/// The peer's pidfd: from the kernel, or from the hello of a process of the daemon's own user, or
-/// by its pid. A process that had this pid before would be no harm: its end closes the peer's
-/// connection, too.
+/// A pidfd of the peer. The kernel gives it (Linux 6.5), or the hello of a process of the daemon's
+/// own user contains it, or it is opened by the peer's pid. In the last case the peer may have
+/// ended and another process may have got its pid. Then the pidfd is useless, but the keeper
+/// still notices the peer's end: its connection is closed.
 Expected<UniqueFd> Connections::pidfd_for(const Peer& peer, Packet& hello) const {
   auto told = pidfd_of_peer(peer.socket.get());
   if (!told) return failure(Errc::peer_died, "the process has ended");

@@ -21,6 +21,7 @@
 #include "tools/keeper/status.hpp"
 #include "tools/keeper/steward_orders.hpp"
 #include "tools/keeper/welcome.hpp"
+#include "tools/privilege/system_calls.hpp"
 
 namespace kvhive {
 namespace {
@@ -71,11 +72,18 @@ ChannelQuota quota_of(const Options& options) {
 }
 
 std::vector<std::string> steward_flags(const Options& options, const Listener& listener) {
-  std::vector<std::string> flags = {"--socket",          listener.path(),
-                                    "--socket-identity", listener.identity(),
-                                    "--keeper",          std::to_string(getpid()),
-                                    "--log-level",       std::string(to_string(options.log_level))};
+  std::vector<std::string> flags = {"--socket",
+                                    listener.path(),
+                                    "--socket-identity",
+                                    listener.identity(),
+                                    "--keeper",
+                                    std::to_string(getpid()),
+                                    "--log-level",
+                                    std::string(to_string(options.log_level)),
+                                    "--system-call-filter",
+                                    std::string(to_string(options.system_call_filter))};
   if (!options.log_file.empty()) flags.insert(flags.end(), {"--log-file", options.log_file});
+  if (options.lock_metadata) flags.push_back("--lock-metadata");
   if (listener.made_directory()) flags.push_back("--remove-directory");
   return flags;
 }
@@ -165,6 +173,12 @@ Expected<bool> Keeper::prepare() {
   tables_.pool = std::move(**pool);
   if (tables_.pool.gpu_memory.is_running())
     loop_.watch(tables_.pool.gpu_memory.pidfd().get(), [this] { on_gpu_memory_lost(); });
+  // From here on the keeper listens to strangers. Its children inherit the filter; what a GPU's
+  // driver calls in them is not known.
+  if (!tables_.pool.is_on_gpu())
+    if (auto kept = keep_only_calls_of(Program::keeper, tables_.options.asked.system_call_filter);
+        !kept)
+      return forward_error(kept);
   return true;  // the engines start once the steward has formatted the pool
 }
 
@@ -300,9 +314,10 @@ void Keeper::on_hello(Peer& peer, Packet hello) {
 }
 
 void Keeper::send_status(Peer& peer) {
-  if (peer.uid != geteuid())  // the status names other users
+  if (peer.is_stranger())  // the status names other users
     return connections_.refuse(
-        peer, {Errc::bad_argument, "only the daemon's own user may ask who is connected"});
+        peer,
+        {Errc::bad_argument, "only the daemon's own user, or root, may ask who is connected"});
   const auto domain = tables_.domains.of(PeerIdentity::of_socket(peer.socket.get()));
   const auto text = write_text_memory(
       status_of(tables_, listener_.path(), domain ? std::optional(*domain) : std::nullopt));

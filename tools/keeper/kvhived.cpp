@@ -11,6 +11,7 @@
 #include "ipc/default_socket.hpp"
 #include "tools/keeper/detach.hpp"
 #include "tools/keeper/keeper.hpp"
+#include "tools/privilege/drop.hpp"
 #include "tools/program/command_line.hpp"
 #include "tools/program/option_flags.hpp"
 #include "tools/program/output.hpp"
@@ -53,6 +54,22 @@ Expected<std::string> log_file_for(const Options& options, bool is_detached) {
   return std::string();
 }
 
+/// Becomes the user that the operator wants, and gives up root's capabilities. Directories that
+/// only root can make are made before: the socket's, and the default one of the log.
+Expected<void> become_wanted_user(const Options& options) {
+  auto user = wanted_user(options);
+  if (!user) return forward_error(user);
+  if (*user) {
+    const auto directory_of = [](const std::string& path) {
+      return std::filesystem::absolute(path).parent_path().string();
+    };
+    for (const std::string& path : {options.socket, options.log_file})
+      if (!path.empty())
+        if (auto made = make_directory_for(**user, directory_of(path)); !made) return made;
+  }
+  return drop_privileges(options, *user);
+}
+
 Expected<int> run(int argc, char** argv) {
   CommandLine app("kvhived",
                   "kvhived: one KV cache per host. Starts a pool in shared memory and the engines "
@@ -71,6 +88,7 @@ Expected<int> run(int argc, char** argv) {
   if (!log_file) return forward_error(log_file);
   options->log_file = *log_file;
 
+  if (auto dropped = become_wanted_user(*options); !dropped) return forward_error(dropped);
   signal(SIGPIPE, SIG_IGN);  // the daemon must not die when the reader of its log pipe ends
   auto starter = is_detached ? Starter::detach(*log_file) : Starter::in_foreground();
   if (!starter) return forward_error(starter);

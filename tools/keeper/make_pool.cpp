@@ -27,6 +27,13 @@ void fill_in(ResolvedOptions& options, const ModelFacts& model) {
                  model.gpu.sharing_reason);
 }
 
+Expected<void> check_filter(const Options& options, const ModelFacts& model) {
+  if (!is_gpu(model) || options.system_call_filter != SystemCallFilter::on) return {};
+  return failure(Errc::bad_argument,
+                 "system-call-filter: 'on' is not possible with engines on a GPU, because the "
+                 "system calls of its driver are not known; use auto");
+}
+
 /// The host's memory, and how much of it the model takes.
 MemoryFigures host_memory(const ModelFacts& model) {
   const MachineMemory machine = machine_memory();
@@ -43,15 +50,19 @@ MemoryFigures device_memory(const ModelFacts& model, const MemoryFigures& host) 
 /// Whether machine, cgroups and limits have room for the pool. Checked before anything is
 /// allocated.
 Expected<void> check_host_room(const MadePool& pool, const PoolLayout& layout,
-                               const MemoryFigures& host) {
+                               const MemoryFigures& host, const Options& options) {
   const std::size_t mapped_device = pool.is_on_gpu() ? 0 : layout.device_bytes;
   const std::size_t whole = mapped_device + layout.host_bytes + layout.control_bytes +
                             layout.metadata_bytes + layout.tokens_bytes;
   if (auto fits = check_room(whole, host); !fits) return fits;
+  const ProcessLimits limits = take_process_limits();
+  const std::size_t locked = layout.control_bytes + layout.metadata_bytes + layout.tokens_bytes;
+  if (options.lock_metadata)
+    if (auto fits = check_locked_bytes(limits, locked); !fits) return fits;
   const std::size_t weights = pool.is_on_gpu() ? 0 : pool.model.weight_bytes;
   const std::size_t largest =
       std::max({mapped_device, layout.host_bytes, layout.metadata_bytes, layout.tokens_bytes});
-  return check_bytes(take_process_limits(), whole + weights, largest);
+  return check_bytes(limits, whole + weights, largest);
 }
 
 /// False = `stop` became readable.
@@ -73,6 +84,8 @@ Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, int stop) 
   if (!*model) return std::optional<MadePool>();
   MadePool pool;
   pool.model = std::move(**model);
+  if (auto possible = check_filter(options.asked, pool.model); !possible)
+    return forward_error(possible);
   fill_in(options, pool.model);
   const MemoryFigures host = host_memory(pool.model);
   auto size = size_pool(options.asked, pool.model.device, pool.model.layout,
@@ -83,7 +96,8 @@ Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, int stop) 
   pool.geometry = {size->device_blocks, size->host_blocks,      options.asked.block_size,
                    pool.model.layout,   pool.model.fingerprint, pool.model.device};
   const PoolLayout layout(pool.geometry);
-  if (auto fits = check_host_room(pool, layout, host); !fits) return forward_error(fits);
+  if (auto fits = check_host_room(pool, layout, host, options.asked); !fits)
+    return forward_error(fits);
   auto objects = create_pool_objects(pool.geometry);
   if (!objects) return forward_error(objects);
   pool.objects = std::move(*objects);

@@ -179,8 +179,9 @@ Expected<void> welcome_client(Tables& tables, Peer& peer, const ClientHello& hel
 }
 
 Expected<void> check_member(const Peer& peer, std::uint32_t hash) {
-  if (peer.uid != geteuid())
-    return failure(Errc::bad_argument, "only the daemon's own user may attach to the pool");
+  if (peer.is_stranger())
+    return failure(Errc::bad_argument,
+                   "only the daemon's own user, or root, may attach to the pool");
   if (hash == layout_hash({})) return {};
   return failure(Errc::layout_mismatch, "the daemon's layout hash is " + hex(layout_hash({})) +
                                             ", yours is " + hex(hash) +

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "config/options.hpp"
 #include "ipc/listener.hpp"
 #include "ipc/pidfd.hpp"
 #include "ipc/protocol.hpp"
@@ -19,7 +20,9 @@
 #include "pool/care/repair.hpp"
 #include "tools/program/command_line.hpp"
 #include "tools/program/program.hpp"
+#include "tools/program/choice_flag.hpp"
 #include "tools/program/slot_owners.hpp"
+#include "tools/privilege/system_calls.hpp"
 
 namespace kvhive {
 namespace {
@@ -31,7 +34,7 @@ constexpr std::size_t kMarkedBuckets = 32;
 
 class Steward {
  public:
-  static Expected<Steward> attach(const std::string& socket_path) {
+  static Expected<Steward> attach(const std::string& socket_path, bool locks_metadata) {
     auto socket = connect_to_daemon(socket_path);
     if (!socket) return forward_error(socket);
     // The keeper starts the steward first of all; it may take a minute to measure the model before
@@ -47,6 +50,8 @@ class Steward {
       memory = PoolMemory::attach(fds, Access::read_write);
     }
     if (!memory) return forward_error(memory);
+    if (locks_metadata)
+      if (auto locked = memory->lock_metadata(); !locked) return forward_error(locked);
     memory->hide_from_children();
     return Steward(std::move(*socket), std::move(*memory));
   }
@@ -129,11 +134,15 @@ Expected<int> run(int argc, char** argv) {
                   "starts it");
   std::string socket, identity, level = "info", log_file;
   pid_t keeper_pid = 0;
-  bool removes_directory = false;
+  bool removes_directory = false, locks_metadata = false;
+  SystemCallFilter filter = SystemCallFilter::automatic;
   app.add_option("--socket", socket, "the daemon's socket")->required();
   app.add_option("--socket-identity", identity, "the socket's device and inode number");
   app.add_option("--keeper", keeper_pid, "the daemon's process")->required();
   app.add_flag("--remove-directory", removes_directory, "the daemon made the socket's directory");
+  app.add_flag("--lock-metadata", locks_metadata, "keep the pool's metadata out of swap");
+  add_choice<SystemCallFilter>(app, "--system-call-filter", filter,
+                               "make only the system calls that the steward needs");
   app.add_option("--log-level", level, "log level");
   app.add_option("--log-file", log_file, "file to log to; empty = standard error");
   if (const auto code = app.read(argc, argv)) return *code;
@@ -145,7 +154,8 @@ Expected<int> run(int argc, char** argv) {
   auto keeper = pidfd_of(keeper_pid);
   const bool is_orphaned = getppid() != keeper_pid;
   if (!keeper && !is_orphaned) return forward_error(keeper);
-  auto steward = Steward::attach(socket);
+  auto steward = Steward::attach(socket, locks_metadata);
+  if (auto kept = keep_only_calls_of(Program::steward, filter); !kept) return forward_error(kept);
   auto ended = steward ? steward->run() : Expected<void>(forward_error(steward));
   if (!ended && ended.error().code != Errc::peer_died && ended.error().code != Errc::not_running) {
     spdlog::error("{}", ended.error().text);

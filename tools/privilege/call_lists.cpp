@@ -1,0 +1,128 @@
+#include "tools/privilege/call_lists.hpp"
+
+#include <linux/sched.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+
+namespace kvhive {
+namespace {
+
+// -- of every program: memory, threads, time, files and sockets that are open, the log ------------
+
+constexpr const char* kMemory[] = {"brk", "madvise", "mmap", "mprotect", "mremap", "munmap"};
+
+constexpr const char* kThreads[] = {
+    "exit", "exit_group",        "futex",       "get_robust_list", "getcpu", "gettid", "membarrier",
+    "rseq", "sched_getaffinity", "sched_yield", "set_robust_list"};
+
+constexpr const char* kTime[] = {"clock_getres", "clock_gettime", "clock_nanosleep",
+                                 "gettimeofday", "nanosleep",     "time"};
+
+constexpr const char* kSignals[] = {"restart_syscall", "rt_sigaction", "rt_sigprocmask",
+                                    "rt_sigreturn", "sigaltstack"};
+
+constexpr const char* kDescriptors[] = {
+    "close",           "dup",         "dup2",       "dup3",     "epoll_create1",
+    "epoll_ctl",       "epoll_pwait", "epoll_wait", "eventfd2", "fcntl",
+    "fstat",           "lseek",       "newfstatat", "poll",     "ppoll",
+    "pread64",         "read",        "readv",      "statx",    "timerfd_create",
+    "timerfd_settime", "write",       "writev"};
+
+/// The log file is opened again on SIGHUP, and /proc tells of other processes.
+constexpr const char* kFiles[] = {"getcwd", "getdents64", "openat", "readlink", "readlinkat"};
+
+constexpr const char* kConnections[] = {"getpeername", "getsockname", "getsockopt", "recvfrom",
+                                        "recvmsg",     "sendmsg",     "sendto",     "shutdown"};
+
+constexpr const char* kFacts[] = {"getegid",   "geteuid", "getgid",    "getpid",  "getppid",
+                                  "getrandom", "getuid",  "prlimit64", "sysinfo", "uname"};
+
+constexpr unsigned kAll = ~0u;
+
+constexpr CallWithArgument kNames[] = {{"prctl", 0, kAll, PR_SET_NAME},
+                                       {"prctl", 0, kAll, PR_SET_VMA}};
+constexpr CallWithArgument kTerminals[] = {{"ioctl", 1, kAll, TCGETS},
+                                           {"ioctl", 1, kAll, TIOCGWINSZ}};
+
+// -- of some
+// ---------------------------------------------------------------------------------------
+
+/// Threads, not processes.
+constexpr CallWithArgument kNewThreads[] = {{"clone", 0, CLONE_THREAD, CLONE_THREAD}};
+constexpr const char* kNewProcesses[] = {"clone", "fork", "vfork"};
+
+/// The steward removes a dead keeper's socket: it tries to connect, so that it removes no other's.
+constexpr CallWithArgument kUnixSockets[] = {{"socket", 0, kAll, AF_UNIX}};
+constexpr const char* kSocketFiles[] = {"connect", "flock", "rmdir", "unlink", "unlinkat"};
+
+constexpr const char* kKeeper[] = {"tgkill",      "accept4",    "bind",       "chmod",
+                                   "close_range", "fallocate",  "fchmod",     "fchmodat",
+                                   "fchown",      "fchownat",   "ftruncate",  "getgroups",
+                                   "kill",        "listen",     "lstat",      "memfd_create",
+                                   "mkdir",       "mkdirat",    "pidfd_open", "pidfd_send_signal",
+                                   "pipe2",       "pwrite64",   "setsid",     "setsockopt",
+                                   "signalfd4",   "socketpair", "stat",       "sync_file_range",
+                                   "umask",       "wait4",      "waitid"};
+
+/// What programs do as they start, until they have a filter of their own.
+constexpr const char* kStart[] = {"access",
+                                  "arch_prctl",
+                                  "capget",
+                                  "capset",
+                                  "execve",
+                                  "faccessat",
+                                  "faccessat2",
+                                  "fadvise64",
+                                  "getrlimit",
+                                  "getrusage",
+                                  "gettid",
+                                  "ioctl",
+                                  "mincore",
+                                  "mlock",
+                                  "mlock2",
+                                  "msync",
+                                  "munlock",
+                                  "open",
+                                  "prctl",
+                                  "sched_getparam",
+                                  "sched_getscheduler",
+                                  "sched_setaffinity",
+                                  "seccomp",
+                                  "set_tid_address",
+                                  "setrlimit",
+                                  "statfs",
+                                  "fstatfs"};
+
+}  // namespace
+
+std::string_view to_string(Program program) {
+  switch (program) {
+    case Program::keeper: return "keeper";
+    case Program::steward: return "steward";
+    case Program::engine: return "engine";
+  }
+  return "?";
+}
+
+CallList calls_of(Program program) {
+  CallList list{{kMemory, kThreads, kTime, kSignals, kDescriptors, kFiles, kConnections, kFacts},
+                {}};
+  switch (program) {
+    case Program::engine: list.with_argument = {kNames, kTerminals, kNewThreads}; break;
+    case Program::steward:
+      list.calls.push_back(kSocketFiles);
+      list.with_argument = {kNames, kTerminals, kUnixSockets};
+      break;
+    case Program::keeper:
+      for (const std::span<const char* const> more :
+           {std::span<const char* const>(kNewProcesses), std::span<const char* const>(kSocketFiles),
+            std::span<const char* const>(kKeeper), std::span<const char* const>(kStart)})
+        list.calls.push_back(more);
+      list.with_argument.push_back(kUnixSockets);
+      break;
+  }
+  return list;
+}
+
+}  // namespace kvhive
