@@ -78,8 +78,7 @@ bool has_zombie(pid_t keeper) {
                      [](pid_t child) { return state_of(child) == 'Z'; });
 }
 
-/// Lines of /proc/PID/maps that name memory that is shared and not a program's or the system's
-/// file.
+/// Lines of /proc/PID/maps: memory that is shared and may be written.
 std::vector<std::string> shared_mappings_of(pid_t pid) {
   std::vector<std::string> found;
   std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
@@ -102,6 +101,21 @@ struct Reference {
     return reference;
   }
 };
+
+void append(Complaints& to, Complaints more) {
+  std::move(more.begin(), more.end(), std::back_inserter(to));
+}
+
+/// A new client is served, with the right tokens.
+Complaints service(const Scene& scene) {
+  if (!is_alive(scene.keeper())) return {"the keeper has ended"};
+  auto client = scene.connect(1);
+  if (!client) return {"a new client: " + client.error().text};
+  const auto result = client->generate(short_request());
+  if (!result) return {"a new client's request: " + result.error().text};
+  if (ids(*result) != Reference::of(scene).of_short) return {"a new client gets other tokens"};
+  return {};
+}
 
 /// The actor, and a way to wait for its end.
 class Actor {
@@ -162,12 +176,10 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     while (tracer.next(actor.end())) ++boundaries;
     const auto status = actor.wait();
     EXPECT_TRUE(status && ended_well(*status)) << "the undisturbed actor failed";
-    if (GetParam().ending == Ending::ends) {
-      EXPECT_EQ(tracer.end(), 0) << "the keeper did not end well";
-      scene.forget_keeper();
-    } else {
-      EXPECT_FALSE(tracer.end()) << "the keeper has ended";
-    }
+    const std::optional<int> must_end =
+        GetParam().ending == Ending::ends ? std::optional(0) : std::nullopt;
+    EXPECT_EQ(tracer.end(), must_end);
+    if (tracer.end()) scene.forget_keeper();
     tracer.detach();
     scene.end_guest();
     if (GetParam().costs_a_child) scene_.reset();
@@ -198,7 +210,7 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     scene.end_guest();
     scene.clear_away(remains);
     scene.start();  // on the same path
-    for (std::string& complaint : service(scene)) complaints.push_back(std::move(complaint));
+    append(complaints, service(scene));
     return complaints;
   }
 
@@ -251,10 +263,6 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     return complaints;
   }
 
-  static void append(Complaints& to, Complaints more) {
-    std::move(more.begin(), more.end(), std::back_inserter(to));
-  }
-
   static pid_t pid_of(Peer peer, const Scene& scene, const Actor& actor) {
     switch (peer) {
       case Peer::actor: return is_alive(actor.pid()) ? actor.pid() : 0;
@@ -281,16 +289,6 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
   /// Clients that have just left may still be known to the keeper. Each has a channel.
   static bool has_client(const Scene& scene) {
     return !memory_objects_of(scene.keeper(), "channel").empty();
-  }
-
-  static Complaints service(const Scene& scene) {
-    if (!is_alive(scene.keeper())) return {"the keeper has ended"};
-    auto client = scene.connect(1);
-    if (!client) return {"a new client: " + client.error().text};
-    const auto result = client->generate(short_request());
-    if (!result) return {"a new client's request: " + result.error().text};
-    if (ids(*result) != Reference::of(scene).of_short) return {"a new client gets other tokens"};
-    return {};
   }
 
   static Complaints is_as_before(const Scene& scene, const Belongings& before) {
@@ -324,9 +322,8 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
   }
 
   void harm_everywhere(Harm harm, std::size_t of_a_dose) {
-    if (GetParam().peers.empty()) GTEST_SKIP() << "no peer in this scenario";
     tally_.boundaries = count_boundaries();
-    std::string harms;
+    if (HasFailure()) return;
     for (const Peer peer : GetParam().peers) {
       Tally of_peer{.boundaries = tally_.boundaries};
       for (const std::size_t boundary : chosen(tally_.boundaries, of_a_dose, random_))
@@ -341,6 +338,7 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
 
 TEST_P(EverySystemCall, MayBeTheKeepersLast) {
   tally_.boundaries = count_boundaries();
+  if (HasFailure()) return;
   for (const std::size_t boundary : chosen(tally_.boundaries, 4, random_))
     if (const auto complaints = kill_keeper_at(boundary)) tally_.add(boundary, *complaints);
   tally_.print(GetParam().name, "keeper killed");
@@ -371,7 +369,9 @@ INSTANTIATE_TEST_SUITE_P(Keeper, EverySystemCall, ::testing::ValuesIn(scenarios(
 class EverySystemCallOfTheStart : public TracedKeeper {
  protected:
   /// Starts a daemon and calls `look` at each boundary until it returns false.
-  void start_traced(Scene& scene, const std::function<bool(SystemCallTracer&)>& look) {
+  /// Returns the keeper's status if it ended meanwhile.
+  static std::optional<int> start_traced(Scene& scene,
+                                         const std::function<bool(SystemCallTracer&)>& look) {
     int ends[2];
     KV_CHECK(pipe2(ends, O_CLOEXEC) == 0);
     const UniqueFd wait_end(ends[0]);
@@ -383,9 +383,84 @@ class EverySystemCallOfTheStart : public TracedKeeper {
     SystemCallTracer tracer(scene.keeper(), SystemCallTracer::FromItsExec{});
     KV_CHECK(write(go_end.get(), "g", 1) == 1);
     while (tracer.next(scene.news()) && look(tracer)) continue;
+    return tracer.end();
   }
-  static bool is_there(const std::filesystem::path& path) { return std::filesystem::exists(path); }
+  std::size_t count_boundaries() {
+    Scene scene;
+    std::size_t boundaries = 0;
+    start_traced(scene, [&](SystemCallTracer&) { return ++boundaries != 0; });
+    EXPECT_TRUE(scene.is_ready());
+    return boundaries;
+  }
+
+  /// Nothing = the start was over before.
+  std::optional<Complaints> kill_keeper_at(std::size_t boundary) {
+    Scene scene;
+    std::optional<Scene::Remains> remains;
+    std::size_t n = 0;
+    start_traced(scene, [&](SystemCallTracer& tracer) {
+      if (n++ < boundary) return true;
+      remains = scene.remains();
+      tracer.kill();
+      scene.forget_keeper();
+      return false;
+    });
+    if (!remains) return std::nullopt;
+    const auto left = remains->has_steward ? Scene::Left::nothing : Scene::Left::perhaps_the_socket;
+    Complaints complaints = scene.nothing_is_left_of(*remains, left);
+    scene.start();  // on the same path
+    append(complaints, service(scene));
+    append(complaints, scene.stop(left));
+    return complaints;
+  }
+
+  std::optional<Complaints> kill_peer_at(std::size_t boundary, Peer peer) {
+    Scene scene;
+    pid_t victim = 0;
+    std::size_t n = 0;
+    const std::optional<int> end = start_traced(scene, [&](SystemCallTracer&) {
+      if (n++ < boundary || victim != 0) return true;
+      victim = peer == Peer::steward ? scene.steward() : scene.any_engine();
+      if (victim != 0) signal_process(victim, SIGKILL);
+      return victim != 0 || !must_kill_everywhere();  // a sample takes the next boundary
+    });
+    if (victim == 0) return std::nullopt;
+    if (scene.is_ready()) {
+      Complaints complaints = service(scene);
+      append(complaints, scene.stop());
+      return complaints;
+    }
+    // It may end, with an error.
+    int status = end.value_or(-1);
+    const auto is_collected = [&] { return waitpid(scene.keeper(), &status, WNOHANG) != 0; };
+    if (!end && !eventually(is_collected, kHang)) return Complaints{"neither ready nor ended"};
+    scene.forget_keeper();
+    Complaints complaints = scene.nothing_is_left_of({});
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 1)
+      complaints.push_back("the keeper ended with status " + std::to_string(status));
+    return complaints;
+  }
 };
+
+TEST_F(EverySystemCallOfTheStart, MayBeTheKeepersLast) {
+  tally_.boundaries = count_boundaries();
+  for (const std::size_t boundary : chosen(tally_.boundaries, 6, random_))
+    if (const auto complaints = kill_keeper_at(boundary)) tally_.add(boundary, *complaints);
+  tally_.print("the start", "keeper killed");
+  EXPECT_GT(tally_.harms, 0u);
+  EXPECT_EQ(tally_.violations, 0u) << tally_.first;
+}
+
+TEST_F(EverySystemCallOfTheStart, MayBeTheMomentOfAnothersDeath) {
+  const std::size_t boundaries = count_boundaries();
+  for (const Peer peer : {Peer::engine, Peer::steward}) {
+    Tally tally{.boundaries = boundaries};
+    for (const std::size_t boundary : chosen(boundaries, 4, random_))
+      if (const auto complaints = kill_peer_at(boundary, peer)) tally.add(boundary, *complaints);
+    tally.print("the start", to_string(peer) + " killed");
+    EXPECT_EQ(tally.violations, 0u) << to_string(peer) << " " << tally.first;
+  }
+}
 
 TEST_F(EverySystemCallOfTheStart, MapsNothingThatOthersCouldSeeChange) {
   Scene scene;

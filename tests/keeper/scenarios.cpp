@@ -1,11 +1,11 @@
 #include "tests/keeper/scenarios.hpp"
 
-#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <cstdio>
 
 #include "ipc/protocol.hpp"
+#include "ipc/text_memory.hpp"
 #include "tests/support/playing_user.hpp"
 #include "tests/tools/footprint.hpp"
 
@@ -57,17 +57,15 @@ void require_same_tokens(Client& client, const std::function<void()>& disturbanc
   require(stream(client, disturbance) == undisturbed, "other tokens than undisturbed");
 }
 
-/// The actor becomes a command of the user's.
-[[noreturn]] void become_command(const std::vector<std::string>& words) {
-  const std::string path = program("kvhive");
-  std::vector<char*> arguments = {const_cast<char*>(path.c_str())};
-  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  const int nothing = open("/dev/null", O_WRONLY);
-  dup2(nothing, STDOUT_FILENO);
-  dup2(nothing, STDERR_FILENO);
-  execv(path.c_str(), arguments.data());
-  _exit(127);
+// The commands of kvhive are not used: they see that the keeper is being stopped again and again,
+// and say so.
+
+UniqueFd connected_as_inspector(const Scene& scene) {
+  auto socket = connect_to_daemon(scene.socket());
+  if (!socket) fail("connect: " + socket.error().text);
+  const auto welcome = say_hello(socket->get(), InspectorHello{layout_hash({}), 0});
+  if (!welcome) fail("inspector: " + welcome.error().text);
+  return std::move(*socket);
 }
 
 // -- the actors -----------------------------------------------------------------------------------
@@ -138,6 +136,29 @@ void stop_while_streaming(const Scene& scene) {
   while (client.wait().has_value()) continue;  // until the daemon hangs up
 }
 
+void ask_for_status(const Scene& scene) {
+  const auto socket = connect_to_daemon(scene.socket());
+  require(socket && send_packet(socket->get(), StatusRequest{}), "ask for the status");
+  const auto answer = receive_answer(socket->get());
+  require(answer && *answer && (*answer)->is(MessageType::status), "no status");
+  const auto text = read_text_memory((*answer)->fds.at(0));
+  require(text && Json::parse(*text)["engines"].size() == 2, "a broken status");
+}
+
+void ask_for_repair(const Scene& scene) {
+  const UniqueFd socket = connected_as_inspector(scene);
+  require(send_packet(socket.get(), RepairRequest{}).has_value(), "ask for a repair");
+  const auto answer = receive_answer(socket.get());
+  require(answer && *answer && (*answer)->is(MessageType::repair_done), "no repair");
+}
+
+void stop_as_inspector(const Scene& scene) {
+  const UniqueFd socket = connected_as_inspector(scene);
+  signal_process(scene.keeper(), SIGTERM);
+  const auto answer = receive_answer(socket.get());
+  require(!answer || !*answer, "the keeper says something as it ends");
+}
+
 }  // namespace
 
 std::string to_string(Peer peer) {
@@ -179,13 +200,10 @@ std::vector<Scenario> scenarios() {
        .costs_a_child = true,
        .kills_the_steward = true},
       {.name = "status is asked",
-       .act = [](const Scene& s) { become_command({"pool", "procs", "--socket", s.socket()}); },
+       .act = ask_for_status,
        .peers = {Peer::actor, Peer::engine, Peer::steward}},
       {.name = "repair is asked",
-       .act =
-           [](const Scene& s) {
-             become_command({"pool", "fsck", "--privileged", "--repair", "--socket", s.socket()});
-           },
+       .act = ask_for_repair,
        .peers = {Peer::actor, Peer::engine, Peer::steward},
        .actor_may_fail = true},
       {.name = "the log is renamed",
@@ -196,7 +214,7 @@ std::vector<Scenario> scenarios() {
        .peers = {Peer::actor, Peer::engine, Peer::steward},
        .ending = Ending::ends},
       {.name = "it is stopped by a command",
-       .act = [](const Scene& s) { become_command({"stop", "--socket", s.socket()}); },
+       .act = stop_as_inspector,
        .peers = {Peer::actor, Peer::engine, Peer::steward},
        .ending = Ending::ends},
   };

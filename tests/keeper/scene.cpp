@@ -76,14 +76,14 @@ bool Scene::is_ready() {
   return line.find("ready") != std::string::npos;
 }
 
-Complaints Scene::stop() {
+Complaints Scene::stop(Left left) {
   end_guest();
-  const Remains left = remains();
+  const Remains before = remains();
   signal_process(keeper_, SIGTERM);
   int status = 0;
   waitpid(keeper_, &status, 0);
   keeper_ = 0;
-  Complaints complaints = nothing_is_left_of(left);
+  Complaints complaints = nothing_is_left_of(before, left);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
     complaints.push_back("kvhived ended with status " + std::to_string(status));
   return complaints;
@@ -94,6 +94,8 @@ pid_t Scene::steward() const { return child_with(keeper_, "kvhive-steward", "");
 pid_t Scene::engine(std::uint32_t index) const {
   return child_with(keeper_, "kvhive-engine", "--index " + std::to_string(index) + " ");
 }
+
+pid_t Scene::any_engine() const { return child_with(keeper_, "kvhive-engine", ""); }
 
 void Scene::start_guest() {
   const pid_t parent = getpid();

@@ -38,8 +38,6 @@ class Scene {
   const UniqueFd& news() const { return news_; }
   /// Whether it is ready. If `news` is not readable yet, waits.
   bool is_ready();
-  /// Sends SIGTERM and collects the keeper. Complains if it does not end well and leave nothing.
-  Complaints stop();
   /// The keeper has ended and been collected.
   void forget_keeper() { keeper_ = 0; }
 
@@ -47,6 +45,7 @@ class Scene {
   /// 0 = there is none now.
   pid_t steward() const;
   pid_t engine(std::uint32_t index) const;
+  pid_t any_engine() const;  ///< or the one that looks at the model
 
   /// An engine that the keeper did not start. It is killed with the scene, or by end_guest().
   void start_guest();
@@ -72,6 +71,8 @@ class Scene {
   /// Who removes the socket of a keeper that was killed is the steward (docs/RELIABILITY.md).
   enum class Left : std::uint8_t { nothing, perhaps_the_socket };
   Complaints nothing_is_left_of(const Remains& remains, Left left = Left::nothing) const;
+  /// Sends SIGTERM and collects the keeper, which must end well.
+  Complaints stop(Left left = Left::nothing);
   /// Ends those that are left, so that the next daemon does not suffer for it.
   void clear_away(const Remains& remains) const;
 
