@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -52,13 +53,17 @@ class SmallKeeper : public Connections::Events {
   const std::string& path() const { return listener_.path(); }
   bool has_peers() const { return !tables_.peers.empty(); }
 
-  /// Handles what has come.
+  /// Handles what has come, in a few rounds of the loop: what stops the loop may be the first event
+  /// of its round.
   void serve() {
-    for (int i = 0; i < 3; ++i) {
-      loop_.post([this] { loop_.stop(); });
-      loop_.run();
+    int rounds = 4;
+    const std::function<void()> on_round = [&] {
       check_tables();
-    }
+      if (--rounds == 0) return loop_.stop();
+      loop_.post(on_round);
+    };
+    on_round();
+    loop_.run();
   }
 
   void on_packet(Peer& peer, Packet packet) override {
@@ -216,7 +221,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     spdlog::set_level(spdlog::level::off);
     return *new SmallKeeper;  // never destroyed: as the keeper, it ends with its process
   }();
-  static const std::size_t before = open_descriptors();
+  const std::size_t before = open_descriptors();  // the fuzzer opens some between two inputs
   FuzzInput input(data, size);
   {
     Senders senders(keeper);

@@ -165,13 +165,23 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
 
   Scene& scene() { return TracedKeeper::scene(GetParam().flags); }
 
+  /// Run by the actor's process, which must not return into the test.
+  static void act(const Scene& scene) {
+    try {
+      GetParam().act(scene);
+    } catch (const std::exception& exception) {
+      std::fprintf(stderr, "actor: %s\n", exception.what());
+      _exit(1);
+    }
+  }
+
   /// Plays the scenario undisturbed. Returns the number of boundaries.
   std::size_t count_boundaries() {
     Scene& scene = this->scene();
     GetParam().prepare(scene);
     SystemCallTracer tracer(scene.keeper());
     GetParam().begin(scene);
-    Actor actor([&] { GetParam().act(scene); });
+    Actor actor([&] { act(scene); });
     std::size_t boundaries = 0;
     while (tracer.next(actor.end())) ++boundaries;
     const auto status = actor.wait();
@@ -192,7 +202,7 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     GetParam().prepare(scene);
     SystemCallTracer tracer(scene.keeper());
     GetParam().begin(scene);
-    Actor actor([&] { GetParam().act(scene); });
+    Actor actor([&] { act(scene); });
     for (std::size_t n = 0; n <= boundary; ++n)
       if (!tracer.next(actor.end())) {
         if (tracer.end()) scene.forget_keeper();
@@ -225,7 +235,7 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     GetParam().prepare(scene);
     SystemCallTracer tracer(scene.keeper());
     GetParam().begin(scene);
-    Actor actor([&] { GetParam().act(scene); });
+    Actor actor([&] { act(scene); });
     bool is_reached = true;
     for (std::size_t n = 0; n <= boundary && is_reached; ++n)
       is_reached = tracer.next(actor.end()).has_value();

@@ -66,13 +66,14 @@ void Scene::launch(const BeforeExec& before_exec) {
 
 void Scene::start() {
   launch();
-  KV_CHECK(is_ready(), "kvhived did not start");
+  KV_CHECK(is_ready(), last_words_);
 }
 
 bool Scene::is_ready() {
   std::string line;
   for (char letter; line.find('\n') == std::string::npos && read(news_.get(), &letter, 1) == 1;)
     line += letter;
+  last_words_ = line;
   return line.find("ready") != std::string::npos;
 }
 

@@ -83,6 +83,7 @@ class Scene {
   pid_t keeper_ = 0;
   pid_t guest_ = 0;
   UniqueFd news_;
+  std::string last_words_;  ///< "ready ...", or why it did not start
 };
 
 /// Longer than anything here takes on a loaded machine.
