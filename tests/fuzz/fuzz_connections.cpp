@@ -162,7 +162,8 @@ class Senders {
     std::string packet = packet_of(input);
     std::vector<int> fds;
     for (auto n = input.take<std::uint8_t>() % 12; n > 0; --n) {  // up to more than it has room for
-      const auto kind = DescriptorKind(input.take<std::uint8_t>() % unsigned(DescriptorKind::count));
+      const auto kind =
+          DescriptorKind(input.take<std::uint8_t>() % unsigned(DescriptorKind::count));
       if (kind == DescriptorKind::lingering && !sender.is_stranger) continue;
       fds.push_back(descriptors_.make(kind, sender.socket.get()));
     }
@@ -183,8 +184,9 @@ class Senders {
       const InspectorHello hello{layout_hash({}), 1};
       std::memcpy(payload.data(), &hello, std::min(sizeof hello, payload.size()));
     }
-    if (shape >= 0x80) input.fill(std::as_writable_bytes(std::span(payload).first(
-        std::min<std::size_t>(payload.size(), input.take<std::uint8_t>()))));
+    if (shape >= 0x80)
+      input.fill(std::as_writable_bytes(std::span(payload).first(
+          std::min<std::size_t>(payload.size(), input.take<std::uint8_t>()))));
     if (shape >= 0xe0) input.fill(std::as_writable_bytes(std::span(&header, 1)));
     std::string packet(reinterpret_cast<const char*>(&header), sizeof header);
     packet += payload;
@@ -237,7 +239,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // All have left: the keeper has nothing of them, once the closers it has forked are done.
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(8);
   while (keeper.has_peers() || open_descriptors() != before) {
-    KV_CHECK(std::chrono::steady_clock::now() < end, keeper.has_peers(), open_descriptors(), before);
+    KV_CHECK(std::chrono::steady_clock::now() < end, keeper.has_peers(), open_descriptors(),
+             before);
     keeper.serve();
   }
   return 0;

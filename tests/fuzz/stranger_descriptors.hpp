@@ -21,17 +21,17 @@ namespace kvhive::testing {
 enum class DescriptorKind : std::uint8_t {
   null_device,
   directory,
-  pipe_of_nobody,     ///< no process writes to it
-  full_eventfd,       ///< blocking, and a write would block
-  growing_memory,     ///< no seals, sparse, a terabyte long
-  sealed_memory,      ///< sealed against everything, also against reading more into it
-  pidfd_of_init,      ///< of another process than the sender
+  pipe_of_nobody,  ///< no process writes to it
+  full_eventfd,    ///< blocking, and a write would block
+  growing_memory,  ///< no seals, sparse, a terabyte long
+  sealed_memory,   ///< sealed against everything, also against reading more into it
+  pidfd_of_init,   ///< of another process than the sender
   pidfd_of_sender,
-  epoll_of_epoll,     ///< that watches the connection it is sent over, and another epoll
-  socket_in_flight,   ///< a socket whose queue holds its own other end
-  the_connection,     ///< the sender's end of the connection it is sent over
+  epoll_of_epoll,    ///< that watches the connection it is sent over, and another epoll
+  socket_in_flight,  ///< a socket whose queue holds its own other end
+  the_connection,    ///< the sender's end of the connection it is sent over
   timer,
-  lingering,          ///< who closes it last waits for an hour
+  lingering,  ///< who closes it last waits for an hour
   count,
 };
 
@@ -93,7 +93,8 @@ class StrangerDescriptors {
     return fd;
   }
   int make_epolls(int connection) {
-    const int inner = keep(epoll_create1(EPOLL_CLOEXEC)), outer = keep(epoll_create1(EPOLL_CLOEXEC));
+    const int inner = keep(epoll_create1(EPOLL_CLOEXEC)),
+              outer = keep(epoll_create1(EPOLL_CLOEXEC));
     epoll_event event{};
     event.events = EPOLLIN | EPOLLOUT;
     KV_CHECK(epoll_ctl(inner, EPOLL_CTL_ADD, connection, &event) == 0, errno);

@@ -5,7 +5,8 @@
 // right before the thread's next system call leaves. So "before each system call" stands for every
 // instruction.
 //
-// A usual test run takes a few boundaries of each scenario, KVHIVE_KILL_EVERYWHERE=1 all of them.
+// A usual test run takes a few boundaries of each scenario, KVHIVE_BOUNDARIES=20 so many,
+// KVHIVE_KILL_EVERYWHERE=1 all of them.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -50,12 +51,15 @@ struct Tally {
   }
 };
 
-/// All boundaries, or a sample of them.
+/// All boundaries, or a sample of them: KVHIVE_BOUNDARIES, or as many as a usual test run has time
+/// for.
 std::vector<std::size_t> chosen(std::size_t boundaries, std::size_t of_a_dose,
                                 std::mt19937_64& random) {
   std::vector<std::size_t> all(boundaries);
   std::iota(all.begin(), all.end(), std::size_t{0});
   if (must_kill_everywhere()) return all;
+  if (const char* wanted = std::getenv("KVHIVE_BOUNDARIES"))
+    of_a_dose = std::strtoul(wanted, nullptr, 10);
   std::vector<std::size_t> sample;
   std::sample(all.begin(), all.end(), std::back_inserter(sample), of_a_dose, random);
   return sample;
@@ -96,7 +100,8 @@ struct Reference {
   static const Reference& of(const Scene& scene) {
     static const Reference reference = [&] {
       Client client = std::move(*scene.connect(1));
-      return Reference{ids(*client.generate(short_request())), ids(*client.generate(long_request()))};
+      return Reference{ids(*client.generate(short_request())),
+                       ids(*client.generate(long_request()))};
     }();
     return reference;
   }
@@ -364,8 +369,7 @@ TEST_P(EverySystemCall, MayBeTheMomentWhenAnotherIsStopped) { harm_everywhere(Ha
 std::string identifier(const std::string& name) {
   std::string words;
   for (bool is_first = true; const char letter : name) {
-    if (letter != ' ')
-      words += is_first ? static_cast<char>(std::toupper(letter)) : letter;
+    if (letter != ' ') words += is_first ? static_cast<char>(std::toupper(letter)) : letter;
     is_first = letter == ' ';
   }
   return words;

@@ -93,11 +93,13 @@ void be_refused(const Scene& scene) {
 void rename_the_log(const Scene& scene) {
   std::filesystem::rename(scene.log(), scene.log() + ".old");
   signal_process(scene.keeper(), SIGHUP);
-  await(scene, [&] { return std::filesystem::exists(scene.log()); }, "there is no new log");
+  await(
+      scene, [&] { return std::filesystem::exists(scene.log()); }, "there is no new log");
 }
 
 void use_the_guest(const Scene& scene) {
-  await(scene, [&] { return has_memory_object(scene.guest(), "device"); }, "the guest does not join");
+  await(
+      scene, [&] { return has_memory_object(scene.guest(), "device"); }, "the guest does not join");
   Client client = connected(scene, 2);
   require(client.generate(short_request())->tokens.size() == 16, "tokens");
 }
@@ -206,9 +208,7 @@ std::vector<Scenario> scenarios() {
        .act = ask_for_repair,
        .peers = {Peer::actor, Peer::engine, Peer::steward},
        .actor_may_fail = true},
-      {.name = "the log is renamed",
-       .act = rename_the_log,
-       .peers = {Peer::engine, Peer::steward}},
+      {.name = "the log is renamed", .act = rename_the_log, .peers = {Peer::engine, Peer::steward}},
       {.name = "it is stopped by a signal",
        .act = stop_while_streaming,
        .peers = {Peer::actor, Peer::engine, Peer::steward},

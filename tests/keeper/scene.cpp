@@ -42,9 +42,9 @@ Scene::Scene(std::vector<std::string> flags) : flags_(std::move(flags)) {
   chmod(directory_.path().c_str(), 0711);
   socket_ = directory_.path() / "new/s";
   log_ = directory_.path() / "log";
-  flags_.insert(flags_.end(), {"--model", kDemoModel, "--socket", socket_, "--threads", "1",
-                               "--engines", "2", "--kv-cache-memory-bytes", "8M", "--log-file",
-                               log_, "--log-level", "warn"});
+  flags_.insert(flags_.end(),
+                {"--model", kDemoModel, "--socket", socket_, "--threads", "1", "--engines", "2",
+                 "--kv-cache-memory-bytes", "8M", "--log-file", log_, "--log-level", "warn"});
 }
 
 Scene::~Scene() {
@@ -100,13 +100,13 @@ pid_t Scene::any_engine() const { return child_with(keeper_, "kvhive-engine", ""
 
 void Scene::start_guest() {
   const pid_t parent = getpid();
-  guest_ = spawn(program("kvhive-engine"),
-                 {"--model", kDemoModel, "--socket", socket_, "--threads", "1", "--log-level",
-                  "off"},
-                 -1, -1, [parent] {
-                   prctl(PR_SET_PDEATHSIG, SIGKILL);
-                   if (getppid() != parent) _exit(1);
-                 });
+  guest_ =
+      spawn(program("kvhive-engine"),
+            {"--model", kDemoModel, "--socket", socket_, "--threads", "1", "--log-level", "off"},
+            -1, -1, [parent] {
+              prctl(PR_SET_PDEATHSIG, SIGKILL);
+              if (getppid() != parent) _exit(1);
+            });
 }
 
 void Scene::add_guest() {
@@ -138,10 +138,9 @@ Belongings Scene::belongings() const {
 
 Scene::Remains Scene::remains() const {
   Remains left{children_of(keeper_), memory_objects_of(keeper_)};
-  left.has_steward =
-      std::any_of(left.processes.begin(), left.processes.end(), [](pid_t child) {
-        return is_alive(child) && command_of(child).find("/kvhive-engine ") == std::string::npos;
-      });
+  left.has_steward = std::any_of(left.processes.begin(), left.processes.end(), [](pid_t child) {
+    return is_alive(child) && command_of(child).find("/kvhive-engine ") == std::string::npos;
+  });
   if (guest_ != 0) left.processes.push_back(guest_);
   return left;
 }
