@@ -191,7 +191,7 @@ std::vector<Scenario> scenarios() {
       {.name = "an engine that joined dies",
        .prepare = add_guest,
        .act = lose_the_guest,
-       .peers = {Peer::actor, Peer::engine, Peer::steward}},
+       .peers = {Peer::steward, Peer::actor, Peer::engine}},
       {.name = "an engine dies",
        .act = lose_an_engine,
        .peers = {Peer::actor, Peer::steward},

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "base/check.hpp"
+#include "ipc/text_memory.hpp"
 #include "tests/tools/footprint.hpp"
 
 namespace kvhive::testing {
@@ -130,6 +131,17 @@ Result<Client> Scene::connect(std::uint32_t engine) const {
 
 bool Scene::fsck_is_clean() const {
   return run("kvhive", {"pool", "fsck", "--privileged", "--socket", socket_}).exit_code == 0;
+}
+
+bool Scene::has_swept_all_slots() const {
+  const auto socket = connect_to_daemon(socket_);
+  if (!socket || !send_packet(socket->get(), StatusRequest{})) return false;
+  const auto answer = receive_answer(socket->get());
+  if (!answer || !*answer || !(*answer)->is(MessageType::status)) return false;
+  const Json status = Json::parse(read_text_memory((*answer)->fds.at(0)).value());
+  const Json& slots = status["slots"];
+  return std::all_of(slots.begin(), slots.end(),
+                     [](const Json& slot) { return slot["use"] == "used"; });
 }
 
 Belongings Scene::belongings() const {

@@ -59,6 +59,8 @@ class Scene {
   const std::filesystem::path& directory() const { return directory_.path(); }
   Result<Client> connect(std::uint32_t engine = kAnyEngine) const;
   bool fsck_is_clean() const;
+  /// Asks the keeper. An ended engine's slot is swept by the steward.
+  bool has_swept_all_slots() const;
   Belongings belongings() const;
 
   /// What must be true after the keeper has ended, by itself or by SIGKILL.

@@ -140,13 +140,13 @@ def make(build, mutant, folder):
     return build.folder / "bin" / mutant["program"]
 
 
-def run_tests(build, program, test_filter, environment=None):
+def run_tests(build, program, test_filter, environment=None, seconds=SECONDS):
     """Returns (number of tests run, what went wrong or nothing)."""
     try:
         done = subprocess.run([program, f"--gtest_filter={test_filter}"], cwd=build.folder, text=True, errors="replace",
-                              env=os.environ | (environment or {}), timeout=SECONDS, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                              env=os.environ | (environment or {}), timeout=seconds, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except subprocess.TimeoutExpired:
-        return 1, f"a test that does not end within {SECONDS} s"
+        return 1, f"a test that does not end within {seconds} s"
     started = re.findall(r"^\[ RUN      \] (\S+)", done.stdout, re.M)
     failed = re.findall(r"^\[  FAILED  \] ([^\s,]+)[^\n]*\(\d+ ms\)", done.stdout, re.M)
     if failed:
@@ -165,7 +165,8 @@ def examine(build, mutant):
         environment = mutant.get("environment", {})
         if "mutated" in mutant:
             environment = environment | {"KVHIVE_PROGRAMS_UNDER_TEST": str(folder)}
-        _, culprit = run_tests(build, program, mutant["filter"], environment)
+        _, culprit = run_tests(build, program, mutant["filter"], environment,
+                               mutant.get("seconds", SECONDS))
     except Broken as error:
         return False, f"BROKEN    {mutant['name']}: {error}"
     seconds = time.monotonic() - start
