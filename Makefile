@@ -10,7 +10,8 @@
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them
 #   make timing    whether the clock tells what another domain has cached
-#   make siege     thousands of clients, stewards and daemons killed, every limit tried; from SEED=any
+#   make siege     thousands of clients, stewards and daemons killed, the keeper at each of its system calls, every limit
+#                  tried; from SEED=any
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder)
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
@@ -69,8 +70,9 @@ timing: configure
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_timing_proof
 
 siege: configure
-	@cmake --build --preset release -j $(JOBS) --target programs kvhive_tools_test
+	@cmake --build --preset release -j $(JOBS) --target programs kvhive_tools_test kvhive_traced_keeper_test
 	@KVHIVE_SIEGE=1 $(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_tools_test --gtest_filter='Siege.*:Limits.WithAny*'
+	@KVHIVE_KILL_EVERYWHERE=1 build/bin/kvhive_traced_keeper_test --gtest_brief=1
 
 asan: packages
 	@cmake --preset asan --log-level=WARNING >/dev/null

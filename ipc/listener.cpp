@@ -82,14 +82,17 @@ Expected<void> grant(const std::filesystem::path& path, mode_t mode,
   return {};
 }
 
-/// Whether a process listens on the socket. A stopped process (SIGSTOP) counts, also when its queue
-/// of connections is full (EAGAIN).
-bool is_listened_on(const std::string& path) {
+/// The process that called listen() on the socket; nothing = the socket is not open in any process,
+/// 0 = the process is unknown: its queue of connections is full, or it is not visible in this PID
+/// namespace. A stopped process (SIGSTOP) counts.
+std::optional<pid_t> listening_process(const std::string& path) {
   auto address = address_of(path);
   const UniqueFd probe{socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
-  if (!address || !probe) return false;
-  return connect(probe.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0 ||
-         errno == EAGAIN;
+  if (!address || !probe) return std::nullopt;
+  if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0)
+    return errno == EAGAIN ? std::optional(pid_t{0}) : std::nullopt;
+  const auto credentials = peer_credentials(probe.get());
+  return credentials ? credentials->pid : 0;
 }
 
 /// The socket's directory, made if it is missing.
@@ -170,7 +173,7 @@ Expected<Listener> Listener::open(const std::string& path, const SocketPermissio
                    "socket: another process keeps directory " + directory.string() +
                        " locked (flock); end it, or choose a directory that only this user may "
                        "enter");
-  if (is_listened_on(path))
+  if (listening_process(path))
     return failure(Errc::already_running,
                    "another daemon listens on " + path +
                        "; stop it (kvhive stop), or give this one another --socket");
@@ -204,14 +207,17 @@ Listener::~Listener() {
     rmdir(directory.c_str());
 }
 
-bool remove_stale_socket(const std::string& path, const std::string& identity) {
+bool remove_stale_socket(const std::string& path, const std::string& identity, pid_t ended) {
   const UniqueFd directory = open_directory(directory_of(path));
   if (!directory) return false;
   const DirectoryLock lock(directory);
+  if (!lock.is_held() || identity_of(path) != identity) return false;
   // After the keeper's end, the file system may have given the same inode number to another
-  // daemon's socket. So a socket on which a process listens is never removed, even if its number is
-  // the same.
-  if (!lock.is_held() || identity_of(path) != identity || is_listened_on(path)) return false;
+  // daemon's socket. So a socket on which another process listens is never removed, even if its
+  // number is the same. A child that the keeper had just forked has the keeper's socket open until
+  // it calls exec().
+  const auto listening = listening_process(path);
+  if (listening && *listening != ended) return false;
   return unlink(path.c_str()) == 0;
 }
 

@@ -62,8 +62,9 @@ class Listener {
 };
 
 /// Removes the socket of a keeper that was killed, but only if the file at `path` still has this
-/// `identity` and no process listens on it. The steward calls it.
+/// `identity` and no other process listens on it. The steward calls it.
+/// \param ended  the keeper, which has ended
 /// \return  whether it was removed
-bool remove_stale_socket(const std::string& path, const std::string& identity);
+bool remove_stale_socket(const std::string& path, const std::string& identity, pid_t ended);
 
 }  // namespace kvhive

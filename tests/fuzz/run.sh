@@ -15,9 +15,10 @@ head -c 1024 /dev/zero | seed packet 1
 for type in 001 002 003 004 010 011 040 044 047; do  # headers of some types, in octal
   printf '\000kvp1\005\000\000\000'"\\$type"'\000\000\000\000\000\000\000' | seed packet "$type"
 done
+head -c 200 /dev/zero | seed connections 1
 "$root/tests/fuzz/seeds.py" "$root/models/demo" "$corpus"
 
-targets="channel packet options model_config safetensors tokenizer"
+targets="channel connections packet options model_config safetensors tokenizer"
 echo "fuzzing $targets for $seconds s each, as many at once as there are cores"
 export bin corpus seconds
 # shellcheck disable=SC2016,SC2086

@@ -19,6 +19,16 @@ seed("options", "all", 'model = "m"\nblock-size = 16\nnum-gpu-blocks-override = 
 seed("options", "domains", 'model = "m"\nsharing = "listed"\nscrub = "never"\nsocket-access = "@kv"\n'
      '[domains]\nteam = ["alice", 1001, "@staff"]\nbatch = "bob"\n')
 
+# Bytes of fuzz_connections.cpp: sender, who or what; then whether more comes in one go.
+stranger, in_one_go, served = 1, 1, 0
+for kind in range(13):  # a stranger's client hello with one descriptor of this kind, twice in one go
+    hello = bytes([0, 4, 2, 1, kind])
+    seed("connections", f"descriptor-{kind}", bytes([0, stranger, served]) + hello + bytes([in_one_go]) + hello + bytes(
+        [served, 0, 3, served, 0, 0, served]))
+seed("connections", "plain", bytes([0, stranger, served, 0, 4, 2, 0, served, 0, 3, served, 0, 2, served, 0, 0, served]))
+seed("connections", "silent", b"".join(bytes([i, stranger, served]) for i in range(9)))
+seed("connections", "inspector", bytes([0, 0, served, 0, 4, 5, 2, 7, 3, served, 0, 3, served]))
+
 config = json.loads((demo / "config.json").read_text())
 seed("model_config", "demo", json.dumps(config))
 for name, architecture in [("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM"), ("mistral", "MistralForCausalLM")]:

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <functional>
 #include <optional>
 
 #include "ipc/protocol.hpp"
@@ -69,30 +70,57 @@ TEST_F(ListenerTest, ADirectoryThatSomebodyKeepsLockedIsRefusedByName) {
 }
 
 /// Makes the socket in a process that ends without removing it, as a kill does.
-std::string leave_stale_socket(const std::string& path) {
+struct StaleSocket {
+  std::string identity;
+  pid_t keeper = 0;  ///< has ended
+};
+
+/// \param before_end  run by the keeper while it listens
+StaleSocket leave_stale_socket(
+    const std::string& path, const std::function<void()>& before_end = [] {}) {
   const pid_t pid = fork();
   if (pid == 0) {
     const auto listener = Listener::open(path, {});
+    before_end();
     _exit(listener.has_value() ? 0 : 1);
   }
   waitpid(pid, nullptr, 0);
   struct stat status {};
   EXPECT_EQ(lstat(path.c_str(), &status), 0);
-  return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino);
+  return {std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino), pid};
 }
 
 TEST_F(ListenerTest, AStaleSocketIsRemovedOnlyIfItIsTheKeepersOwn) {
-  const std::string identity = leave_stale_socket(path());
-  EXPECT_FALSE(remove_stale_socket(path(), "1:2")) << "the socket is another keeper's";
+  const StaleSocket stale = leave_stale_socket(path());
+  EXPECT_FALSE(remove_stale_socket(path(), "1:2", stale.keeper))
+      << "the socket is another keeper's";
   EXPECT_TRUE(std::filesystem::exists(path()));
-  EXPECT_TRUE(remove_stale_socket(path(), identity));
+  EXPECT_TRUE(remove_stale_socket(path(), stale.identity, stale.keeper));
   EXPECT_FALSE(std::filesystem::exists(path()));
 }
 
+TEST_F(ListenerTest, AStaleSocketIsRemovedAlsoIfAChildOfItsKeeperHasItOpenStill) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const StaleSocket stale = leave_stale_socket(path(), [&] {
+    if (fork() != 0) return;
+    close(ends[1]);
+    char letter;
+    (void)!read(ends[0], &letter, 1);  // until the test ends
+    _exit(0);
+  });
+  EXPECT_TRUE(listens());
+  EXPECT_FALSE(remove_stale_socket(path(), stale.identity, getpid())) << "another one's child";
+  EXPECT_TRUE(remove_stale_socket(path(), stale.identity, stale.keeper));
+  EXPECT_FALSE(std::filesystem::exists(path()));
+  close(ends[0]);
+  close(ends[1]);
+}
+
 TEST_F(ListenerTest, AStaleSocketThatAnotherDaemonReplacedIsLeft) {
-  const std::string identity = leave_stale_socket(path());
+  const StaleSocket stale = leave_stale_socket(path());
   const Listener second = open();
-  EXPECT_FALSE(remove_stale_socket(path(), identity));
+  EXPECT_FALSE(remove_stale_socket(path(), stale.identity, stale.keeper));
   EXPECT_TRUE(listens());
 }
 

@@ -25,6 +25,11 @@ class Broken(Exception):
     """The table and the sources do not fit together."""
 
 
+def programs_of(mutant):
+    """The program with the mistake and the test program: the same one, unless the test starts the other."""
+    return {mutant.get("mutated", mutant["program"]), mutant["program"]}
+
+
 def read_tables(words):
     mutants = []
     for table in sorted(ROOT.glob("tests/mutants/*.toml")):
@@ -78,7 +83,7 @@ def suites_of(test_filter):
 
 def affected_objects(build, mutant):
     """Objects of the program that read the mutant's file. Of the tests' own, only those with the tests that are run."""
-    compile_commands, _ = build.commands_of[mutant["program"]]
+    compile_commands, _ = build.commands_of[mutant.get("mutated", mutant["program"])]
     for made in sorted(build.readers_of.get(mutant["file"], set()) & compile_commands.keys()):
         source = source_of(compile_commands[made])
         if only := mutant.get("compile"):
@@ -106,7 +111,8 @@ def make(build, mutant, folder):
     mutated.parent.mkdir(parents=True)
     mutated.write_text(original.replace(mutant["was"], mutant["now"]))
 
-    compile_commands, link = build.commands_of[mutant["program"]]
+    name_of_program = mutant.get("mutated", mutant["program"])
+    compile_commands, link = build.commands_of[name_of_program]
     made = {}
     for number, name in enumerate(affected_objects(build, mutant)):
         command, source = compile_commands[name], source_of(compile_commands[name])
@@ -117,26 +123,30 @@ def make(build, mutant, folder):
         if run(f"{command} -o {made[name]} -c {mutated_source}", build, folder / "log") != 0:
             raise Broken(f"does not compile; see {folder / 'log'}")
     if not made:
-        raise Broken(f"{mutant['program']} does not contain {mutant['file']}")
+        raise Broken(f"{name_of_program} does not contain {mutant['file']}")
 
-    program = folder / mutant["program"]
-    parts = link.replace(f" -o bin/{mutant['program']} ", f" -o {program} ", 1).split(" ")
+    program = folder / name_of_program
+    parts = link.replace(f" -o bin/{name_of_program} ", f" -o {program} ", 1).split(" ")
     parts = [str(made.get(part, part)) for part in parts]
     of_libraries = [str(path) for name, path in made.items() if str(path) not in parts]
     place = max(i for i, part in enumerate(parts) if part.endswith(".o"))
     parts[place:place] = of_libraries  # before the libraries: the linker then does not take theirs
     if run(" ".join(parts), build, folder / "log") != 0:
         raise Broken(f"does not link; see {folder / 'log'}")
-    return program
+    if name_of_program == mutant["program"]:
+        return program
+    for other in {"kvhive", "kvhived", "kvhive-engine", "kvhive-steward"} - {name_of_program}:
+        (folder / other).symlink_to(build.folder / "bin" / other)
+    return build.folder / "bin" / mutant["program"]
 
 
-def run_tests(build, program, test_filter):
+def run_tests(build, program, test_filter, environment=None, seconds=SECONDS):
     """Returns (number of tests run, what went wrong or nothing)."""
     try:
         done = subprocess.run([program, f"--gtest_filter={test_filter}"], cwd=build.folder, text=True, errors="replace",
-                              timeout=SECONDS, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                              env=os.environ | (environment or {}), timeout=seconds, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except subprocess.TimeoutExpired:
-        return 1, f"a test that does not end within {SECONDS} s"
+        return 1, f"a test that does not end within {seconds} s"
     started = re.findall(r"^\[ RUN      \] (\S+)", done.stdout, re.M)
     failed = re.findall(r"^\[  FAILED  \] ([^\s,]+)[^\n]*\(\d+ ms\)", done.stdout, re.M)
     if failed:
@@ -151,7 +161,12 @@ def examine(build, mutant):
     start = time.monotonic()
     folder = build.folder / "mutants" / re.sub(r"\W+", "-", mutant["name"])
     try:
-        _, culprit = run_tests(build, make(build, mutant, folder), mutant["filter"])
+        program = make(build, mutant, folder)
+        environment = mutant.get("environment", {})
+        if "mutated" in mutant:
+            environment = environment | {"KVHIVE_PROGRAMS_UNDER_TEST": str(folder)}
+        _, culprit = run_tests(build, program, mutant["filter"], environment,
+                               mutant.get("seconds", SECONDS))
     except Broken as error:
         return False, f"BROKEN    {mutant['name']}: {error}"
     seconds = time.monotonic() - start
@@ -175,12 +190,13 @@ def main():
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
     if sys.argv[1] == "--programs":
-        print(" ".join(sorted({m["program"] for m in read_tables([])})))
+        print(" ".join(sorted({name for m in read_tables([]) for name in programs_of(m)})))
         return
     mutants = read_tables(sys.argv[2:])
     build = Build(sys.argv[1])
     for mutant in mutants:
-        build.prepare(mutant["program"])
+        for name in programs_of(mutant):
+            build.prepare(name)
     all_caught = check_originals(build, mutants)
     caught = 0
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -25,9 +25,11 @@ namespace kvhive::testing {
 
 using Json = nlohmann::json;
 
-/// Path of a program. CMake sets the programs' directory and the demo model's.
+/// Path of a program. CMake sets the programs' directory and the demo model's;
+/// KVHIVE_PROGRAMS_UNDER_TEST names another directory, for example with a mutant of kvhived.
 inline std::string program(const std::string& name) {
-  return std::string(KVHIVE_BIN_DIR) + "/" + name;
+  const char* other = std::getenv("KVHIVE_PROGRAMS_UNDER_TEST");
+  return std::string(other != nullptr ? other : KVHIVE_BIN_DIR) + "/" + name;
 }
 inline const std::string kDemoModel = KVHIVE_DEMO_DIR;
 

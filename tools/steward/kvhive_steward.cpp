@@ -164,7 +164,7 @@ Expected<int> run(int argc, char** argv) {
   // A dying process closes its descriptors one by one: the connection may be gone while it still
   // listens.
   if (!is_orphaned) wait_for_end(*keeper, -1);
-  const bool removed = remove_stale_socket(socket, identity);
+  const bool removed = remove_stale_socket(socket, identity, keeper_pid);
   spdlog::warn("the keeper (pid {}) ended without stopping its children; its socket is {}",
                keeper_pid, removed ? "removed" : "gone or another daemon's");
   if (removes_directory && removed) rmdir(std::filesystem::path(socket).parent_path().c_str());

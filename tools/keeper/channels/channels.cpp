@@ -116,8 +116,9 @@ bool Channels::place_waiting(EngineLine& line) {
 bool Channels::tell_closed(EngineLine& line) {
   bool all_were_told = true;
   for (auto& [key, engine] : engines_) {
-    const auto untold = std::find_if(engine.to_close.begin(), engine.to_close.end(),
-                                     [&](std::uint64_t id) { return !line.close(key, {id}); });
+    const auto untold =
+        std::find_if(engine.to_close.begin(), engine.to_close.end(),
+                     [&line, to = key](std::uint64_t id) { return !line.close(to, {id}); });
     all_were_told = all_were_told && untold == engine.to_close.end();
     engine.to_close.erase(engine.to_close.begin(), untold);
   }

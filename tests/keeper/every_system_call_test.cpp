@@ -1,0 +1,501 @@
+// Death and standstill at every system call of the keeper.
+//
+// The keeper maps no memory that another process sees, so between two of its system calls it
+// changes nothing that another process could notice: a kill at any instruction leaves what a kill
+// right before the thread's next system call leaves. So "before each system call" stands for every
+// instruction.
+//
+// A usual test run takes a few boundaries of each scenario, KVHIVE_BOUNDARIES=20 so many,
+// KVHIVE_KILL_EVERYWHERE=1 all of them.
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "base/check.hpp"
+#include "ipc/pidfd.hpp"
+#include "tests/crash/settings.hpp"
+#include "tests/keeper/scenarios.hpp"
+#include "tests/keeper/system_call_tracer.hpp"
+#include "tests/support/child_process.hpp"
+#include "tests/support/playing_user.hpp"
+#include "tests/support/sanitizers.hpp"
+#include "tests/tools/footprint.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
+
+struct Tally {
+  std::size_t boundaries = 0;  ///< system calls of the undisturbed scenario
+  std::size_t harms = 0;       ///< kills or stops
+  std::size_t violations = 0;
+  std::string first;
+
+  void add(std::size_t boundary, const Complaints& complaints) {
+    ++harms;
+    if (complaints.empty() || violations++ != 0) return;
+    first = "at boundary " + std::to_string(boundary) + ": " + ::testing::PrintToString(complaints);
+  }
+  void print(const std::string& scenario, const std::string& harm) const {
+    std::printf("| %s | %s | %zu | %zu | %zu |\n", scenario.c_str(), harm.c_str(), boundaries,
+                harms, violations);
+  }
+};
+
+/// All boundaries, or a sample of them: KVHIVE_BOUNDARIES, or as many as a usual test run has time
+/// for.
+std::vector<std::size_t> chosen(std::size_t boundaries, std::size_t of_a_dose,
+                                std::mt19937_64& random) {
+  std::vector<std::size_t> all(boundaries);
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  if (must_kill_everywhere()) return all;
+  if (const char* wanted = std::getenv("KVHIVE_BOUNDARIES"))
+    of_a_dose = std::strtoul(wanted, nullptr, 10);
+  std::vector<std::size_t> sample;
+  std::sample(all.begin(), all.end(), std::back_inserter(sample), of_a_dose, random);
+  return sample;
+}
+
+Progress read_to_the_end(Client& client, RequestId number) {
+  Progress whole;
+  while (whole.reason == Finish::none) {
+    if (!client.wait()) break;
+    const Progress news = *client.read(number);
+    whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
+    whole.reason = news.reason;
+  }
+  return whole;
+}
+
+bool has_zombie(pid_t keeper) {
+  const std::vector<pid_t> children = children_of(keeper);
+  return std::any_of(children.begin(), children.end(),
+                     [](pid_t child) { return state_of(child) == 'Z'; });
+}
+
+/// Lines of /proc/PID/maps: memory that is shared and may be written.
+std::vector<std::string> shared_mappings_of(pid_t pid) {
+  std::vector<std::string> found;
+  std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const std::string rights = line.substr(line.find(' ') + 1, 4);
+    if (rights[1] == 'w' && rights[3] == 's') found.push_back(line);
+  }
+  return found;
+}
+
+/// Tokens that an undisturbed daemon gives.
+struct Reference {
+  std::vector<TokenId> of_short, of_long;
+
+  static const Reference& of(const Scene& scene) {
+    static const Reference reference = [&] {
+      Client client = std::move(*scene.connect(1));
+      return Reference{ids(*client.generate(short_request())),
+                       ids(*client.generate(long_request()))};
+    }();
+    return reference;
+  }
+};
+
+void append(Complaints& to, Complaints more) {
+  std::move(more.begin(), more.end(), std::back_inserter(to));
+}
+
+/// A new client is served, with the right tokens.
+Complaints service(const Scene& scene) {
+  if (!is_alive(scene.keeper())) return {"the keeper has ended"};
+  auto client = scene.connect(1);
+  if (!client) return {"a new client: " + client.error().text};
+  const auto result = client->generate(short_request());
+  if (!result) return {"a new client's request: " + result.error().text};
+  if (ids(*result) != Reference::of(scene).of_short) return {"a new client gets other tokens"};
+  return {};
+}
+
+/// The actor, and a way to wait for its end.
+class Actor {
+ public:
+  explicit Actor(const std::function<void()>& act)
+      : process_(act), pid_(process_.pid()), pidfd_(pidfd_of(pid_).value()) {}
+  pid_t pid() const { return pid_; }
+  const UniqueFd& end() const { return pidfd_; }
+  /// Its status; nothing = it hangs.
+  std::optional<int> wait() {
+    if (!wait_for_end(pidfd_, static_cast<int>(kHang.count()) * 1000)) return std::nullopt;
+    return process_.wait();
+  }
+
+ private:
+  ChildProcess process_;
+  pid_t pid_;
+  UniqueFd pidfd_;
+};
+
+class TracedKeeper : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (kUnderSanitizer) GTEST_SKIP() << "NOTHING WAS TESTED: sanitizers do not work under ptrace";
+    if (!SystemCallTracer::is_allowed()) GTEST_SKIP() << "NOTHING WAS TESTED: ptrace is forbidden";
+  }
+
+  /// A daemon that serves; the same one as long as it is unharmed.
+  Scene& scene(const std::vector<std::string>& flags = {}) {
+    if (!scene_) scene_ = std::make_unique<Scene>(flags);
+    if (scene_->keeper() == 0) scene_->start();
+    return *scene_;
+  }
+
+  std::unique_ptr<Scene> scene_;
+  std::mt19937_64 random_{chosen_seed()};
+  Tally tally_;
+};
+
+class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterface<Scenario> {
+ protected:
+  void SetUp() override {
+    TracedKeeper::SetUp();
+    if (IsSkipped()) return;
+    if (GetParam().needs_users) KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
+  }
+
+  Scene& scene() { return TracedKeeper::scene(GetParam().flags); }
+
+  /// Run by the actor's process, which must not return into the test.
+  static void act(const Scene& scene) {
+    try {
+      GetParam().act(scene);
+    } catch (const std::exception& exception) {
+      std::fprintf(stderr, "actor: %s\n", exception.what());
+      _exit(1);
+    }
+  }
+
+  /// Plays the scenario undisturbed. Returns the number of boundaries.
+  std::size_t count_boundaries() {
+    Scene& scene = this->scene();
+    GetParam().prepare(scene);
+    SystemCallTracer tracer(scene.keeper());
+    GetParam().begin(scene);
+    Actor actor([&] { act(scene); });
+    std::size_t boundaries = 0;
+    while (tracer.next(actor.end())) ++boundaries;
+    const auto status = actor.wait();
+    EXPECT_TRUE(status && ended_well(*status)) << "the undisturbed actor failed";
+    const std::optional<int> must_end =
+        GetParam().ending == Ending::ends ? std::optional(0) : std::nullopt;
+    EXPECT_EQ(tracer.end(), must_end);
+    if (tracer.end()) scene.forget_keeper();
+    tracer.detach();
+    scene.end_guest();
+    if (GetParam().costs_a_child) scene_.reset();
+    return boundaries;
+  }
+
+  /// Kills the keeper there. Nothing = the scenario ended before.
+  std::optional<Complaints> kill_keeper_at(std::size_t boundary) {
+    Scene& scene = this->scene();
+    GetParam().prepare(scene);
+    SystemCallTracer tracer(scene.keeper());
+    GetParam().begin(scene);
+    Actor actor([&] { act(scene); });
+    for (std::size_t n = 0; n <= boundary; ++n)
+      if (!tracer.next(actor.end())) {
+        if (tracer.end()) scene.forget_keeper();
+        tracer.detach();
+        scene.end_guest();
+        return std::nullopt;
+      }
+    const Scene::Remains remains = scene.remains();
+    const bool has_steward = remains.has_steward && !GetParam().kills_the_steward;
+    const auto left = has_steward ? Scene::Left::nothing : Scene::Left::perhaps_the_socket;
+    tracer.kill();
+    scene.forget_keeper();
+    Complaints complaints = scene.nothing_is_left_of(remains, left);
+    if (!actor.wait()) complaints.push_back("the actor hangs");
+    scene.end_guest();
+    scene.clear_away(remains);
+    scene.start();  // on the same path
+    append(complaints, service(scene));
+    return complaints;
+  }
+
+  enum class Harm : std::uint8_t { kill, stop };
+
+  /// Kills or stops a peer while the keeper stands there. Nothing = there is no such peer then.
+  std::optional<Complaints> harm_at(std::size_t boundary, Peer peer, Harm harm) {
+    Scene& scene = this->scene();
+    const Belongings before = settled(scene);
+    Client client = std::move(*scene.connect(1));
+    const RequestId running = *client.submit(long_request());
+    GetParam().prepare(scene);
+    SystemCallTracer tracer(scene.keeper());
+    GetParam().begin(scene);
+    Actor actor([&] { act(scene); });
+    bool is_reached = true;
+    for (std::size_t n = 0; n <= boundary && is_reached; ++n)
+      is_reached = tracer.next(actor.end()).has_value();
+    const pid_t victim = is_reached ? pid_of(peer, scene, actor) : 0;
+    Complaints complaints;
+    if (victim != 0) signal_process(victim, harm == Harm::kill ? SIGKILL : SIGSTOP);
+    if (harm == Harm::kill)
+      while (tracer.next(actor.end())) continue;
+    const bool has_ended_traced = tracer.end().has_value();
+    tracer.detach();
+    if (victim != 0 && harm == Harm::stop) {
+      if (GetParam().ending == Ending::serves) append(complaints, service(scene));
+      signal_process(victim, SIGCONT);
+    }
+    const auto status = actor.wait();
+    if (!status) complaints.push_back("the actor hangs");
+    const bool may_fail = victim == actor.pid() || GetParam().actor_may_fail;
+    if (status && !may_fail && !ended_well(*status))
+      complaints.push_back("the actor ended with status " + std::to_string(*status));
+    if (GetParam().ending == Ending::ends) {
+      append(complaints, ended(scene, tracer.end(), has_ended_traced));
+    } else {
+      const Progress streamed = read_to_the_end(client, running);
+      if (ids(streamed) != Reference::of(scene).of_long)
+        complaints.push_back("the stream that was running has other tokens");
+      scene.end_guest();
+      append(complaints, service(scene));
+      { const Client ended = std::move(client); }
+      append(complaints, is_as_before(scene, before));
+    }
+    const bool is_child = peer == Peer::engine || peer == Peer::steward;
+    if (GetParam().costs_a_child || (is_child && harm == Harm::kill) || !complaints.empty())
+      scene_.reset();
+    if (victim == 0) return std::nullopt;
+    return complaints;
+  }
+
+  static pid_t pid_of(Peer peer, const Scene& scene, const Actor& actor) {
+    switch (peer) {
+      case Peer::actor: return is_alive(actor.pid()) ? actor.pid() : 0;
+      case Peer::engine: return scene.engine(0);
+      case Peer::guest: return scene.guest();
+      case Peer::steward: return scene.steward();
+    }
+    return 0;
+  }
+
+  /// What the keeper has while nobody is connected but its engines and its steward.
+  static Belongings settled(const Scene& scene) {
+    Reference::of(scene);
+    Belongings before = scene.belongings();
+    EXPECT_TRUE(eventually(
+        [&] {
+          if (has_client(scene)) return false;
+          const Belongings last = std::exchange(before, scene.belongings());
+          return last == before && before.children == 3;
+        },
+        kHang));
+    return before;
+  }
+  /// Clients that have just left may still be known to the keeper. Each has a channel.
+  static bool has_client(const Scene& scene) {
+    return !memory_objects_of(scene.keeper(), "channel").empty();
+  }
+
+  static Complaints is_as_before(const Scene& scene, const Belongings& before) {
+    Complaints complaints;
+    if (!eventually([&] { return scene.has_swept_all_slots(); }, kHang))
+      complaints.push_back("a slot is not swept");
+    if (!eventually([&] { return scene.fsck_is_clean(); }, kHang))
+      complaints.push_back("fsck is not clean");
+    Belongings now;
+    const auto is_back = [&] { return (now = scene.belongings()) == before; };
+    if (!eventually(is_back, kHang))
+      complaints.push_back("before and after: descriptors " + std::to_string(before.descriptors) +
+                           " " + std::to_string(now.descriptors) + ", objects " +
+                           std::to_string(before.objects) + " " + std::to_string(now.objects) +
+                           ", children " + std::to_string(before.children) + " " +
+                           std::to_string(now.children));
+    if (!eventually([&] { return !has_zombie(scene.keeper()); }, kHang))
+      complaints.push_back("a zombie is left");
+    return complaints;
+  }
+
+  /// The keeper was told to end while a peer was killed or stopped.
+  static Complaints ended(Scene& scene, std::optional<int> end, bool has_ended_traced) {
+    const Scene::Remains remains;  // processes end with the keeper, which waits for them
+    int status = end.value_or(-1);
+    const auto is_collected = [&] { return waitpid(scene.keeper(), &status, WNOHANG) != 0; };
+    if (!has_ended_traced && !eventually(is_collected, kHang)) return {"the keeper does not end"};
+    scene.forget_keeper();
+    Complaints complaints = scene.nothing_is_left_of(remains);
+    if (!ended_well(status))
+      complaints.push_back("the keeper ended with status " + std::to_string(status));
+    return complaints;
+  }
+
+  void harm_everywhere(Harm harm, std::size_t of_a_dose) {
+    tally_.boundaries = count_boundaries();
+    if (HasFailure()) return;
+    for (const Peer peer : GetParam().peers) {
+      Tally of_peer{.boundaries = tally_.boundaries};
+      for (const std::size_t boundary : chosen(tally_.boundaries, of_a_dose, random_)) {
+        if (const auto complaints = harm_at(boundary, peer, harm))
+          of_peer.add(boundary, *complaints);
+        if (of_peer.violations != 0 && !must_kill_everywhere()) break;
+      }
+      of_peer.print(GetParam().name,
+                    to_string(peer) + (harm == Harm::kill ? " killed" : " stopped"));
+      ASSERT_EQ(of_peer.violations, 0u) << to_string(peer) << " " << of_peer.first;
+    }
+  }
+};
+
+TEST_P(EverySystemCall, MayBeTheKeepersLast) {
+  tally_.boundaries = count_boundaries();
+  if (HasFailure()) return;
+  for (const std::size_t boundary : chosen(tally_.boundaries, 4, random_))
+    if (const auto complaints = kill_keeper_at(boundary)) tally_.add(boundary, *complaints);
+  tally_.print(GetParam().name, "keeper killed");
+  EXPECT_GT(tally_.boundaries, 10u);
+  EXPECT_GT(tally_.harms, 0u);
+  EXPECT_EQ(tally_.violations, 0u) << tally_.first;
+}
+
+TEST_P(EverySystemCall, MayBeTheMomentOfAnothersDeath) { harm_everywhere(Harm::kill, 1); }
+
+TEST_P(EverySystemCall, MayBeTheMomentWhenAnotherIsStopped) { harm_everywhere(Harm::stop, 1); }
+
+std::string identifier(const std::string& name) {
+  std::string words;
+  for (bool is_first = true; const char letter : name) {
+    if (letter != ' ') words += is_first ? static_cast<char>(std::toupper(letter)) : letter;
+    is_first = letter == ' ';
+  }
+  return words;
+}
+
+INSTANTIATE_TEST_SUITE_P(Keeper, EverySystemCall, ::testing::ValuesIn(scenarios()),
+                         [](const auto& scenario) { return identifier(scenario.param.name); });
+
+// -- the start ------------------------------------------------------------------------------------
+
+class EverySystemCallOfTheStart : public TracedKeeper {
+ protected:
+  /// Starts a daemon and calls `look` at each boundary until it returns false.
+  /// Returns the keeper's status if it ended meanwhile.
+  static std::optional<int> start_traced(Scene& scene,
+                                         const std::function<bool(SystemCallTracer&)>& look) {
+    int ends[2];
+    KV_CHECK(pipe2(ends, O_CLOEXEC) == 0);
+    const UniqueFd wait_end(ends[0]);
+    UniqueFd go_end(ends[1]);
+    scene.launch([&] {
+      char letter;
+      if (read(wait_end.get(), &letter, 1) != 1) _exit(126);
+    });
+    SystemCallTracer tracer(scene.keeper(), SystemCallTracer::FromItsExec{});
+    KV_CHECK(write(go_end.get(), "g", 1) == 1);
+    while (tracer.next(scene.news()) && look(tracer)) continue;
+    return tracer.end();
+  }
+  std::size_t count_boundaries() {
+    Scene scene;
+    std::size_t boundaries = 0;
+    start_traced(scene, [&](SystemCallTracer&) { return ++boundaries != 0; });
+    EXPECT_TRUE(scene.is_ready());
+    return boundaries;
+  }
+
+  /// Nothing = the start was over before.
+  std::optional<Complaints> kill_keeper_at(std::size_t boundary) {
+    Scene scene;
+    std::optional<Scene::Remains> remains;
+    std::size_t n = 0;
+    start_traced(scene, [&](SystemCallTracer& tracer) {
+      if (n++ < boundary) return true;
+      remains = scene.remains();
+      tracer.kill();
+      scene.forget_keeper();
+      return false;
+    });
+    if (!remains) return std::nullopt;
+    const auto left = remains->has_steward ? Scene::Left::nothing : Scene::Left::perhaps_the_socket;
+    Complaints complaints = scene.nothing_is_left_of(*remains, left);
+    scene.start();  // on the same path
+    append(complaints, service(scene));
+    append(complaints, scene.stop(left));
+    return complaints;
+  }
+
+  std::optional<Complaints> kill_peer_at(std::size_t boundary, Peer peer) {
+    Scene scene;
+    pid_t victim = 0;
+    std::size_t n = 0;
+    const std::optional<int> end = start_traced(scene, [&](SystemCallTracer&) {
+      if (n++ < boundary || victim != 0) return true;
+      victim = peer == Peer::steward ? scene.steward() : scene.any_engine();
+      if (victim != 0) signal_process(victim, SIGKILL);
+      return victim != 0 || !must_kill_everywhere();  // a sample takes the next boundary
+    });
+    if (victim == 0) return std::nullopt;
+    if (scene.is_ready()) {
+      Complaints complaints = service(scene);
+      append(complaints, scene.stop());
+      return complaints;
+    }
+    // It may end, with an error.
+    int status = end.value_or(-1);
+    const auto is_collected = [&] { return waitpid(scene.keeper(), &status, WNOHANG) != 0; };
+    if (!end && !eventually(is_collected, kHang)) return Complaints{"neither ready nor ended"};
+    scene.forget_keeper();
+    Complaints complaints = scene.nothing_is_left_of({});
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 1)
+      complaints.push_back("the keeper ended with status " + std::to_string(status));
+    return complaints;
+  }
+};
+
+TEST_F(EverySystemCallOfTheStart, MayBeTheKeepersLast) {
+  tally_.boundaries = count_boundaries();
+  for (const std::size_t boundary : chosen(tally_.boundaries, 6, random_))
+    if (const auto complaints = kill_keeper_at(boundary)) tally_.add(boundary, *complaints);
+  tally_.print("the start", "keeper killed");
+  EXPECT_GT(tally_.harms, 0u);
+  EXPECT_EQ(tally_.violations, 0u) << tally_.first;
+}
+
+TEST_F(EverySystemCallOfTheStart, MayBeTheMomentOfAnothersDeath) {
+  const std::size_t boundaries = count_boundaries();
+  for (const Peer peer : {Peer::engine, Peer::steward}) {
+    Tally tally{.boundaries = boundaries};
+    for (const std::size_t boundary : chosen(boundaries, 4, random_))
+      if (const auto complaints = kill_peer_at(boundary, peer)) tally.add(boundary, *complaints);
+    tally.print("the start", to_string(peer) + " killed");
+    EXPECT_EQ(tally.violations, 0u) << to_string(peer) << " " << tally.first;
+  }
+}
+
+TEST_F(EverySystemCallOfTheStart, MapsNothingThatOthersCouldSeeChange) {
+  Scene scene;
+  std::size_t boundaries = 0;
+  std::vector<std::string> found;
+  start_traced(scene, [&](SystemCallTracer&) {
+    ++boundaries;
+    if (found.empty()) found = shared_mappings_of(scene.keeper());
+    return true;
+  });
+  ASSERT_TRUE(scene.is_ready());
+  EXPECT_THAT(found, ::testing::IsEmpty());
+  scene.add_guest();
+  EXPECT_TRUE(scene.fsck_is_clean());
+  EXPECT_THAT(shared_mappings_of(scene.keeper()), ::testing::IsEmpty());
+  EXPECT_GT(boundaries, 100u);
+}
+
+}  // namespace
+}  // namespace kvhive::testing

@@ -1,0 +1,98 @@
+#pragma once
+// A real kvhived whose keeper can be traced, and what another process can see of it. Everything is
+// read from /proc, because asking the keeper would cause system calls of its own.
+
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/support/temp_directory.hpp"
+#include "tests/tools/daemon.hpp"
+
+namespace kvhive::testing {
+
+/// What a test found wrong, in words.
+using Complaints = std::vector<std::string>;
+
+/// Descriptors, memory objects and children of a keeper.
+struct Belongings {
+  std::size_t descriptors = 0, objects = 0, children = 0;
+  friend bool operator==(const Belongings&, const Belongings&) = default;
+};
+
+class Scene {
+ public:
+  /// \param flags  of kvhived, besides those that all scenes have: two engines, a small pool
+  explicit Scene(std::vector<std::string> flags = {});
+  Scene(const Scene&) = delete;
+  Scene& operator=(const Scene&) = delete;
+  /// Kills the daemon if it runs.
+  ~Scene();
+
+  /// Starts kvhived. A keeper that ended before has had the same socket.
+  void launch(const BeforeExec& before_exec = {});
+  /// Launches, and waits until the daemon is ready.
+  void start();
+  /// Readable once the daemon is ready or has ended.
+  const UniqueFd& news() const { return news_; }
+  /// Whether it is ready. If `news` is not readable yet, waits.
+  bool is_ready();
+  /// The keeper has ended and been collected.
+  void forget_keeper() { keeper_ = 0; }
+
+  pid_t keeper() const { return keeper_; }
+  /// 0 = there is none now.
+  pid_t steward() const;
+  pid_t engine(std::uint32_t index) const;
+  pid_t any_engine() const;  ///< or the one that looks at the model
+
+  /// An engine that the keeper did not start. It is killed with the scene, or by end_guest().
+  void start_guest();
+  /// The same, and waits until it serves; it is engine 2.
+  void add_guest();
+  void end_guest();
+  pid_t guest() const { return guest_; }
+
+  const std::string& socket() const { return socket_; }
+  const std::string& log() const { return log_; }
+  const std::filesystem::path& directory() const { return directory_.path(); }
+  Result<Client> connect(std::uint32_t engine = kAnyEngine) const;
+  bool fsck_is_clean() const;
+  /// Asks the keeper. An ended engine's slot is swept by the steward.
+  bool has_swept_all_slots() const;
+  Belongings belongings() const;
+
+  /// What must be true after the keeper has ended, by itself or by SIGKILL.
+  struct Remains {
+    std::vector<pid_t> processes;
+    std::set<ino_t> objects;
+    bool has_steward = false;  ///< the steward, or a child that is about to be it, is alive
+  };
+  Remains remains() const;
+  /// Who removes the socket of a keeper that was killed is the steward (docs/RELIABILITY.md).
+  enum class Left : std::uint8_t { nothing, perhaps_the_socket };
+  Complaints nothing_is_left_of(const Remains& remains, Left left = Left::nothing) const;
+  /// Sends SIGTERM and collects the keeper, which must end well.
+  Complaints stop(Left left = Left::nothing);
+  /// Ends those that are left, so that the next daemon does not suffer for it.
+  void clear_away(const Remains& remains) const;
+
+ private:
+  TempDirectory directory_;
+  std::vector<std::string> flags_;
+  std::string socket_, log_;
+  pid_t keeper_ = 0;
+  pid_t guest_ = 0;
+  UniqueFd news_;
+  std::string last_words_;  ///< "ready ...", or why it did not start
+};
+
+/// Longer than anything here takes on a loaded machine.
+constexpr std::chrono::seconds kHang{60};
+
+/// Requests with the same tokens each time.
+GenerateRequest short_request();
+GenerateRequest long_request();
+
+}  // namespace kvhive::testing
