@@ -141,7 +141,7 @@ bool Scene::has_swept_all_slots() const {
   const Json status = Json::parse(read_text_memory((*answer)->fds.at(0)).value());
   const Json& slots = status["slots"];
   return std::all_of(slots.begin(), slots.end(),
-                     [](const Json& slot) { return slot["use"] == "used"; });
+                     [](const Json& slot) { return slot["use"] != "unswept"; });
 }
 
 Belongings Scene::belongings() const {
