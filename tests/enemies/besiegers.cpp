@@ -41,11 +41,11 @@ void become_for_good(uid_t user) {
 }
 
 Besiegers::Besiegers(Board& board, std::size_t count, std::uint64_t seed, std::string socket_path,
-                     bool is_root)
+                     Arms arms)
     : board_(board),
       random_(seed),
       socket_path_(std::move(socket_path)),
-      is_root_(is_root),
+      arms_(std::move(arms)),
       all_(count) {
   for (std::size_t i = 0; i < count; ++i) start(i);
 }
@@ -60,8 +60,8 @@ void Besiegers::start(std::size_t number) {
     use_idle_processors_only();
     const rlimit no_core{0, 0};
     setrlimit(RLIMIT_CORE, &no_core);
-    if (is_root_) become_for_good(kFirstEnemy + static_cast<uid_t>(number));
-    live_as_enemy(board_, number, seed, socket_path_, is_root_);
+    if (arms_.is_stranger) become_for_good(kFirstEnemy + static_cast<uid_t>(number));
+    live_as_enemy(board_, number, seed, socket_path_, arms_);
   });
 }
 

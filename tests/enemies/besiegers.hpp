@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/enemies/board.hpp"
+#include "tests/enemies/grammar.hpp"
 #include "tests/support/child_process.hpp"
 
 namespace kvhive::testing {
@@ -24,9 +25,9 @@ void become_for_good(uid_t user);
 
 class Besiegers {
  public:
-  /// \param is_root  false = all enemies are of this process's own user
+  /// \param arms  not strangers = all enemies are of this process's own user
   Besiegers(Board& board, std::size_t count, std::uint64_t seed, std::string socket_path,
-            bool is_root);
+            Arms arms);
 
   /// Calls them into this phase.
   void call(Phase phase);
@@ -51,7 +52,7 @@ class Besiegers {
   Board& board_;
   std::mt19937_64 random_;
   std::string socket_path_;
-  bool is_root_;
+  Arms arms_;
   std::vector<Besieger> all_;
   std::chrono::steady_clock::time_point called_{};
   std::uint64_t deaths_ = 0, stops_ = 0;

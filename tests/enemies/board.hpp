@@ -53,6 +53,7 @@ struct Complaints {
 struct Board {
   std::atomic<Phase> phase{Phase::calm};
   std::atomic<std::uint32_t> round{0};
+  std::atomic<bool> is_over{false};  ///< the daemon is being stopped: nobody complains any more
   /// Of each enemy: 1 = it has let go of everything and computes.
   std::array<std::atomic<std::uint32_t>, kMostEnemies> is_quiet{};
   std::array<std::atomic<std::uint64_t>, kMostAttacks> attacks{};  ///< made, by place in the list

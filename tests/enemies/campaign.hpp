@@ -20,6 +20,7 @@ struct Settings {
   std::size_t enemies = 8;
   std::uint32_t seed = 0;
   bool is_root = false;
+  std::string words;  ///< Arms::words
 };
 
 class Campaign {
@@ -35,7 +36,8 @@ class Campaign {
     Phase phase{};
     std::size_t requests = 0;
     double first_p50 = 0, first_p99 = 0, whole_p50 = 0, whole_p99 = 0;
-    double keeper_cpu = 0, engines_cpu = 0;  ///< seconds of a processor for each second
+    double keeper_ran = 0, engines_ran = 0;  ///< processors that they had on average
+    double waited = 0;  ///< threads of engines and honest client that wanted one, on average
   };
 
   void start_honest();

@@ -27,6 +27,7 @@ int besiege() {
   }
   settings.enemies = static_cast<std::size_t>(enemies);
   settings.seed = chosen_seed();
+  if (const char* words = std::getenv("KVHIVE_ENEMIES_ATTACKS")) settings.words = words;
   settings.is_root = can_play_users();
   if (!settings.is_root)
     std::printf(

@@ -128,9 +128,9 @@ void Enemy::drop_all() {
 }
 
 void live_as_enemy(Board& board, std::size_t number, std::uint64_t seed,
-                   const std::string& socket_path, bool is_stranger) {
+                   const std::string& socket_path, const Arms& arms) {
   Enemy enemy(board, number, seed, socket_path);
-  Grammar grammar(enemy, is_stranger);
+  Grammar grammar(enemy, arms);
   while (true) {
     if (enemy.is_storm()) {
       board.is_quiet[number] = 0;

@@ -14,6 +14,8 @@
 
 namespace kvhive::testing {
 
+struct Arms;
+
 /// A channel as a hostile client has it: with everything that the daemon gave for it.
 struct SeizedChannel {
   UniqueFd socket, memory, client_bell;
@@ -75,6 +77,6 @@ class Enemy {
 /// The life of a hostile process, until it is killed: attacks while there is a storm and computes
 /// while there is not.
 [[noreturn]] void live_as_enemy(Board& board, std::size_t number, std::uint64_t seed,
-                                const std::string& socket_path, bool is_stranger);
+                                const std::string& socket_path, const Arms& arms);
 
 }  // namespace kvhive::testing

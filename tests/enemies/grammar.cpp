@@ -3,6 +3,9 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 
+#include <sstream>
+#include <string_view>
+
 namespace kvhive::testing {
 namespace {
 
@@ -16,9 +19,18 @@ void collect_children() {
 
 }  // namespace
 
-Grammar::Grammar(Enemy& enemy, bool is_stranger) : enemy_(enemy) {
+bool Arms::allow(const Attack& attack) const {
+  if (attack.needs_stranger && !is_stranger) return false;
+  std::istringstream wanted(words);
+  bool is_wanted = words.empty();
+  for (std::string word; wanted >> word;)
+    is_wanted = is_wanted || std::string_view(attack.name).find(word) != std::string_view::npos;
+  return is_wanted;
+}
+
+Grammar::Grammar(Enemy& enemy, const Arms& arms) : enemy_(enemy) {
   for (std::size_t i = 0; i < all_attacks().size(); ++i)
-    if (is_stranger || !all_attacks()[i].needs_stranger) allowed_.push_back(i);
+    if (arms.allow(all_attacks()[i])) allowed_.push_back(i);
 }
 
 void Grammar::play_one() {

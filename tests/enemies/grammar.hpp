@@ -10,17 +10,25 @@
 // for, rung for and half written.
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "tests/enemies/attacks.hpp"
 
 namespace kvhive::testing {
 
+/// Which attacks an enemy may make.
+struct Arms {
+  /// False = the enemy is of the daemon's own user: without attacks that such a process may make.
+  bool is_stranger = true;
+  std::string words;  ///< only attacks with one of these words in their names; empty = all
+
+  bool allow(const Attack& attack) const;
+};
+
 class Grammar {
  public:
-  /// \param is_stranger  false = the enemy is of the daemon's own user: without attacks that such a
-  ///                     process may make
-  Grammar(Enemy& enemy, bool is_stranger);
+  Grammar(Enemy& enemy, const Arms& arms);
 
   /// Draws one plan and carries it out; stops in the middle when the storm is over.
   void play_one();

@@ -1,5 +1,7 @@
 #include "tests/enemies/honest_client.hpp"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -51,6 +53,11 @@ class HonestClient {
   }
 
  private:
+  void complain(const std::string& what) {
+    if (board_.is_over) pause();
+    board_.honest.add(what);
+  }
+
   void reconnect() {
     client_.reset();
     const auto start = Clock::now();
@@ -59,7 +66,7 @@ class HonestClient {
       if (connected)
         client_.emplace(std::move(*connected));
       else
-        board_.honest.add("cannot connect: " + connected.error().text);
+        complain("cannot connect: " + connected.error().text);
     }
     const auto us = static_cast<std::uint64_t>(ms_since(start) * 1000);
     if (us > board_.slowest_connect_us) board_.slowest_connect_us = us;
@@ -86,7 +93,7 @@ class HonestClient {
 
   Outcome failed(Outcome outcome, const std::string& why) {
     outcome.error = why;
-    board_.honest.add("a request failed: " + why);
+    complain("a request failed: " + why);
     reconnect();
     return outcome;
   }
@@ -95,9 +102,9 @@ class HonestClient {
     if (!outcome.error.empty()) return;
     if (i < std::size(kPrompts)) {
       expected_.push_back(outcome.tokens);
-      if (outcome.tokens.size() != kTokens) board_.honest.add("a first request is incomplete");
+      if (outcome.tokens.size() != kTokens) complain("a first request is incomplete");
     } else if (outcome.tokens != expected_[i % std::size(kPrompts)]) {
-      board_.honest.add("request " + std::to_string(i) + " got other tokens than before");
+      complain("request " + std::to_string(i) + " got other tokens than before");
     }
     board_.checked_tokens += outcome.tokens.size();
   }

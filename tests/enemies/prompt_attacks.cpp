@@ -12,17 +12,28 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// A valid request costs the engine what it computes, whoever sends it: whoever pays for it may ask
+// for it. So what is valid here is short, and what is long is refused in the end: a prompt of
+// kNoTokens is too long as text, and has tokens that do not exist.
+constexpr auto kNoTokens = std::byte{0xff};
+constexpr std::uint64_t kShortPrompt = 8;
+
 /// A request that is valid, with its prompt at the start of the heap.
-RequestBody valid_body(std::uint64_t prompt_bytes, std::uint32_t max_tokens) {
+RequestBody valid_body(std::uint64_t prompt_bytes) {
   RequestBody body{};
   const auto up = [](std::uint64_t at) { return (at + 63) / 64 * 64; };
   body.prompt_kind = PromptKind::text;
   body.prompt = {up(heap_offset()), prompt_bytes};
-  body.log = {up(body.prompt.offset + prompt_bytes), max_tokens * record_bytes(0)};
+  body.log = {up(body.prompt.offset + prompt_bytes), record_bytes(0)};
   body.text = {up(body.log.offset + body.log.bytes), 4096};
-  body.max_tokens = max_tokens;
+  body.max_tokens = 1;
   body.top_p = 1;
   return body;
+}
+
+void fill_heap(const SeizedChannel& channel) {
+  const auto heap = channel.bytes().subspan(heap_offset());
+  std::fill_n(heap.begin(), std::min<std::size_t>(heap.size(), std::size_t{1} << 20), kNoTokens);
 }
 
 void submit_raw(const SeizedChannel& channel, std::size_t slot, const RequestBody& body) {
@@ -38,7 +49,7 @@ void spoil(Enemy& enemy, RequestBody& body) {
   const std::uint64_t odd = enemy.odd_number();
   const auto odd32 = static_cast<std::uint32_t>(odd);
   switch (enemy.below(14)) {
-    case 0: body.prompt.bytes = odd; break;
+    case 0: body.prompt.bytes = odd < 16'384 ? odd + 16'384 : odd; break;
     case 1: body.prompt.offset = odd; break;
     case 2: body.log.bytes = odd; break;
     case 3: body.log.offset = odd; break;
@@ -58,8 +69,9 @@ void spoil(Enemy& enemy, RequestBody& body) {
 void send_wrong_requests(Enemy& enemy) {
   SeizedChannel* channel = enemy.some_channel();
   if (channel == nullptr) return;
+  fill_heap(*channel);
   for (std::uint64_t i = enemy.below(16) + 1; i > 0; --i) {
-    RequestBody body = valid_body(1 + enemy.below(4096), 1 + static_cast<std::uint32_t>(i % 3));
+    RequestBody body = valid_body(kShortPrompt);
     for (std::uint64_t wrong = enemy.below(3) + 1; wrong > 0; --wrong) spoil(enemy, body);
     submit_raw(*channel, enemy.below(kChannelSlots), body);
   }
@@ -70,11 +82,10 @@ void send_wrong_requests(Enemy& enemy) {
 void name_the_same_bytes(Enemy& enemy) {
   auto channel = enemy.seize(std::size_t{4} << 20);
   if (!channel) return;
-  RequestBody body = valid_body(8, 1);
+  fill_heap(*channel);
+  RequestBody body = valid_body(kShortPrompt);
   body.prompt_kind = static_cast<PromptKind>(enemy.below(2));
-  body.prompt = {body.prompt.offset,
-                 (channel->bytes().size() - body.prompt.offset) / 64 * 64 >> enemy.below(10)};
-  body.prompt.bytes = body.prompt.bytes / 4 * 4;
+  body.prompt.bytes = (std::size_t{2} << 20) >> enemy.below(8);  // at least 16 KiB
   for (std::size_t slot = 0; slot < kChannelSlots; ++slot) submit_raw(*channel, slot, body);
   channel->ring();
   if (enemy.chance(2)) enemy.hold(std::move(*channel));
@@ -84,10 +95,11 @@ void name_the_same_bytes(Enemy& enemy) {
 void rewrite_what_is_read(Enemy& enemy) {
   SeizedChannel* channel = enemy.some_channel();
   if (channel == nullptr) return;
+  fill_heap(*channel);
   const auto end = Clock::now() + std::chrono::milliseconds(1 + enemy.below(5));
   for (int rings = 0; Clock::now() < end; ++rings) {
     RequestSlot& slot = channel->slots()[enemy.below(4)];
-    RequestBody body = valid_body(1 + enemy.below(64), 1);
+    RequestBody body = valid_body(kShortPrompt);
     submit_raw(*channel, static_cast<std::size_t>(&slot - channel->slots()), body);
     if (rings < 20) channel->ring();
     for (int i = 0; i < 200; ++i) {
@@ -108,11 +120,10 @@ std::string repeated(const std::string& piece, std::size_t bytes) {
   return text;
 }
 
-/// Texts that tokenizers and normalizers take long for. A text that no sequence of the model can
-/// stand for is refused by its length alone, so most have less.
+/// Texts that tokenizers and normalizers take long for. They have more tokens than a sequence of
+/// the demo model. Those of more than 64 KiB are refused by their length alone.
 std::string slow_text(Enemy& enemy) {
-  const std::size_t bytes =
-      enemy.chance(4) ? std::size_t{1} << (16 + enemy.below(6)) : std::size_t{1} << enemy.below(16);
+  const std::size_t bytes = std::size_t{1} << (enemy.chance(4) ? 16 + enemy.below(6) : 15);
   switch (enemy.below(5)) {
     case 0: return "a" + repeated("\u0301\u0316\u0327", bytes);  // marks out of order
     case 1: return repeated("a", bytes);
