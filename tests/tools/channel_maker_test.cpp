@@ -72,6 +72,28 @@ TEST_F(ChannelMakerTest, FreesMemoryThatAClientStillHasOpen) {
   EXPECT_EQ(bytes_in(kept.get()), 0u);
 }
 
+TEST_F(ChannelMakerTest, SaysThatADeadEngineServesNoMoreUnlessAnotherOneDoes) {
+  maker_.make(1, 0, kLeastChannelBytes);
+  wait_for_events(1);
+  const UniqueFd memory(dup(memory_[1].get()));
+  const auto serving = [&] {
+    ChannelHeader header;
+    KV_CHECK(pread(memory.get(), &header, sizeof header, 0) == sizeof header);
+    return header.engine;
+  };
+  /// Asks, and waits for the helper: it does what it is asked to in this order.
+  const auto say_unserved = [&](std::uint32_t engine, std::uint64_t unmade) {
+    maker_.say_unserved(0, UniqueFd(dup(memory.get())), engine);
+    maker_.free(unmade, 0, make_channel_memory(kLeastChannelBytes).value(), kLeastChannelBytes);
+    wait_for_events(unmade);
+  };
+  write_serving_engine(memory.get(), 3);
+  say_unserved(2, 2);
+  EXPECT_EQ(serving(), 3u);
+  say_unserved(3, 3);
+  EXPECT_EQ(serving(), kNoEngine);
+}
+
 TEST_F(ChannelMakerTest, AUserWithMuchToMakeDoesNotDelayAnother) {
   for (std::uint64_t channel = 1; channel <= 8; ++channel)
     maker_.make(channel, 1000, std::size_t{64} << 20);
