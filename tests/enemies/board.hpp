@@ -57,6 +57,11 @@ struct Board {
   /// Of each enemy: 1 = it has let go of everything and computes.
   std::array<std::atomic<std::uint32_t>, kMostEnemies> is_quiet{};
   std::array<std::atomic<std::uint64_t>, kMostAttacks> attacks{};  ///< made, by place in the list
+  std::uint64_t attacks_made() const {
+    std::uint64_t sum = 0;
+    for (const auto& count : attacks) sum += count;
+    return sum;
+  }
   Samples requests, commands;
   Complaints honest, operators;
   std::atomic<std::uint64_t> checked_tokens{0};

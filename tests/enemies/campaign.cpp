@@ -180,12 +180,14 @@ Campaign::Round Campaign::play(Phase phase) {
     return std::array{scheduled({daemon_->pid()}), scheduled(engines), scheduled({honest_.pid()})};
   };
   const auto before = look();
+  const std::uint64_t attacks = board_->attacks_made();
   const auto number = static_cast<std::uint32_t>(rounds_.size() + 1);
   const Seconds length = round_length(settings_.minutes);
   board_->round = number;
   tend_for(length);
   board_->round = 0;
   Round round = measured(phase, number);
+  round.attacks = board_->attacks_made() - attacks;
   const auto after = look();
   const auto per_second = [&](std::size_t whose, double Scheduled::*what) {
     return (after[whose].*what - before[whose].*what) / length.count();
@@ -201,7 +203,8 @@ Campaign::Round Campaign::play(Phase phase) {
 /// Every other pair begins with the storm.
 void Campaign::play_pairs() {
   std::printf(
-      "round  phase  requests  first token p50, p99 (ms)  end p50, p99 (ms)  processors: keeper, "
+      "round  phase  attacks  requests  first token p50, p99 (ms)  end p50, p99 (ms)  processors: "
+      "keeper, "
       "engines, waited for\n");
   const auto end = Clock::now() + Seconds(settings_.minutes * 60);
   bool is_storm_first = false;
@@ -240,14 +243,20 @@ Campaign::Round Campaign::measured(Phase phase, std::uint32_t number) const {
     first.push_back(sample.first_ms);
     whole.push_back(sample.whole_ms);
   }
-  return {phase,         first.size(),         median(first), quantile(first, 0.99),
-          median(whole), quantile(whole, 0.99)};
+  Round round;
+  round.phase = phase;
+  round.requests = first.size();
+  round.first_p50 = median(first);
+  round.first_p99 = quantile(first, 0.99);
+  round.whole_p50 = median(whole);
+  round.whole_p99 = quantile(whole, 0.99);
+  return round;
 }
 
 void Campaign::print(const Round& round) const {
-  std::printf("%5zu  %-5s  %8zu  %11.2f %11.2f  %8.2f %8.2f  %8.2f %8.2f %8.2f\n",
-              rounds_.size() + 1, name_of(round.phase), round.requests, round.first_p50,
-              round.first_p99, round.whole_p50, round.whole_p99, round.keeper_ran,
+  std::printf("%5zu  %-5s  %7lu  %8zu  %11.2f %11.2f  %8.2f %8.2f  %8.2f %8.2f %8.2f\n",
+              rounds_.size() + 1, name_of(round.phase), round.attacks, round.requests,
+              round.first_p50, round.first_p99, round.whole_p50, round.whole_p99, round.keeper_ran,
               round.engines_ran, round.waited);
   std::fflush(stdout);
 }

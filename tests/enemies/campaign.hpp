@@ -35,6 +35,7 @@ class Campaign {
   struct Round {
     Phase phase{};
     std::size_t requests = 0;
+    std::uint64_t attacks = 0;
     double first_p50 = 0, first_p99 = 0, whole_p50 = 0, whole_p99 = 0;
     double keeper_ran = 0, engines_ran = 0;  ///< processors that they had on average
     double waited = 0;  ///< threads of engines and honest client that wanted one, on average

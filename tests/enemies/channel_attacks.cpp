@@ -59,10 +59,9 @@ void flood_the_bell(Enemy& enemy) {
 void block_the_bell(Enemy& enemy) {
   SeizedChannel* channel = enemy.some_channel();
   if (channel == nullptr) return;
-  fcntl(channel->engine_bell, F_SETFL, 0);
   std::uint64_t count = 0;
-  channel->ring();
-  (void)!read(channel->engine_bell, &count, sizeof count);
+  (void)!read(channel->engine_bell, &count, sizeof count);  // else the write below would wait
+  fcntl(channel->engine_bell, F_SETFL, 0);
   const std::uint64_t nearly_full = ~0ull - 1;
   (void)!write(channel->engine_bell, &nearly_full, sizeof nearly_full);
   fcntl(channel->engine_bell, F_SETFL, O_NONBLOCK);
