@@ -33,6 +33,8 @@ constexpr Seconds kSettle{0.3};
 constexpr auto kHang = std::chrono::seconds(30);
 constexpr double kMostSecondsToStop = 1;
 constexpr double kMostRatio = 1.05;
+/// With fewer pairs, chance would decide too often whether the ratio is judged too large.
+constexpr std::size_t kEnoughPairs = 10;
 constexpr double kMostSecondsOfACommand = 10;
 /// What a keeper's tables of connections and its allocator may add.
 constexpr std::size_t kKeeperSlack = std::size_t{16} << 20;
@@ -288,11 +290,12 @@ void Campaign::judge_speed(Verdict& verdict) const {
       const Round& storm = rounds_[is_first_calm ? i + 1 : i];
       if (calm.requests != 0) ratios.push_back(storm.*value / (calm.*value));
     }
+    const bool is_judged = is_promise && ratios.size() >= kEnoughPairs;
     const Interval ratio = median_with_interval(ratios, settings_.seed);
     verdict.add(what + ", storm / calm" + text_of(", at most %.2f", kMostRatio),
                 text_of("%.3f, 95 %% interval %.3f to %.3f, %zu pairs%s", ratio.middle, ratio.low,
-                        ratio.high, ratios.size(), is_promise ? "" : " (shown only)"),
-                !is_promise || ratio.low <= kMostRatio);
+                        ratio.high, ratios.size(), is_judged ? "" : " (shown only)"),
+                !is_judged || ratio.low <= kMostRatio);
   };
   judge("first token p50", &Round::first_p50, false);
   judge("first token p99", &Round::first_p99, true);
