@@ -40,8 +40,8 @@ class ChannelMaker {
   /// Frees a closed channel's memory, even if a process still has a descriptor of it. on_freed()
   /// follows.
   void free(std::uint64_t channel, uid_t user, UniqueFd memory, std::size_t bytes);
-  /// Tells the client library that the channel's engine has died and that there is no other.
-  void say_unserved(uid_t user, UniqueFd memory, std::uint32_t engine);
+  /// Tells the client library soon which engine serves the channel, or kNoEngine.
+  void say_serving(uid_t user, UniqueFd memory, std::uint32_t engine);
 
  private:
   struct Making;

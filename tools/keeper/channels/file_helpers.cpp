@@ -66,13 +66,6 @@ bool receive_job(int socket, FileHelpers::Job& job, int& memory) {
   return true;
 }
 
-void say_unserved_now(int memory, std::uint32_t engine) {
-  std::uint32_t written = kNoEngine;
-  if (pread(memory, &written, sizeof written, offsetof(ChannelHeader, engine)) == sizeof written &&
-      written == engine)
-    write_serving_engine(memory, kNoEngine);
-}
-
 [[noreturn]] void help(int socket) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   (void)setpriority(PRIO_PROCESS, 0, kNiceness);
@@ -84,7 +77,7 @@ void say_unserved_now(int memory, std::uint32_t engine) {
     if (job.kind == FileHelpers::Job::Kind::free)
       free_memory(memory, 0, job.number);
     else
-      say_unserved_now(memory.get(), static_cast<std::uint32_t>(job.number));
+      write_serving_engine(memory.get(), static_cast<std::uint32_t>(job.number));
     if (send(socket, &job, sizeof job, MSG_NOSIGNAL) != ssize_t{sizeof job}) break;
   }
   _exit(0);
@@ -110,8 +103,8 @@ void FileHelpers::free(uid_t user, std::uint64_t channel, UniqueFd memory, std::
   add(user, {Job::Kind::free, channel, bytes}, std::move(memory));
 }
 
-void FileHelpers::say_unserved(uid_t user, UniqueFd memory, std::uint32_t engine) {
-  if (memory) add(user, {Job::Kind::say_unserved, 0, engine}, std::move(memory));
+void FileHelpers::say_serving(uid_t user, UniqueFd memory, std::uint32_t engine) {
+  if (memory) add(user, {Job::Kind::say_serving, 0, engine}, std::move(memory));
 }
 
 void FileHelpers::add(uid_t user, const Job& job, UniqueFd memory) {

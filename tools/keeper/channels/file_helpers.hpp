@@ -29,12 +29,12 @@ class FileHelpers {
 
   /// Frees a closed channel's memory, even if a process still has a descriptor of it.
   void free(uid_t user, std::uint64_t channel, UniqueFd memory, std::size_t bytes);
-  /// Tells the client library that no engine serves the channel, if its header names `engine`.
-  void say_unserved(uid_t user, UniqueFd memory, std::uint32_t engine);
+  /// Tells the client library which engine serves the channel, or kNoEngine. The last call wins.
+  void say_serving(uid_t user, UniqueFd memory, std::uint32_t engine);
 
   /// What a helper is asked to do, and its answer when it is done.
   struct Job {
-    enum class Kind : std::uint64_t { free, say_unserved } kind{};
+    enum class Kind : std::uint64_t { free, say_serving } kind{};
     std::uint64_t channel = 0;
     std::uint64_t number = 0;  ///< bytes, or the engine
   };
