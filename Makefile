@@ -9,6 +9,7 @@
 #   make bench-peers  pinning a block beside LMDB, a Boost map, files, memcached and Redis (installs these)
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them
+#   make enemies   hostile users beside honest ones for MINUTES=10; SEED=any, USERS=8, ATTACKS="words" for some attacks
 #   make timing    whether the clock tells what another domain has cached
 #   make siege     thousands of clients, stewards and daemons killed, the keeper at each of its system calls, every limit
 #                  tried; from SEED=any
@@ -16,7 +17,7 @@
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build install package bench bench-peers chaos mutants siege timing asan tsan fuzz lint configure packages clean
+.PHONY: demo test build install package bench bench-peers chaos mutants enemies siege timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -64,6 +65,11 @@ chaos: configure
 mutants: configure
 	@cmake --build --preset release -j $(JOBS) --target $$(python3 tests/mutants/mutants.py --programs)
 	@python3 tests/mutants/mutants.py build $(MUTANTS)
+
+enemies: configure
+	@cmake --build --preset release -j $(JOBS) --target programs kvhive_enemies
+	@$(if $(SEED),KVHIVE_SEED=$(SEED)) KVHIVE_ENEMIES_MINUTES=$(MINUTES) KVHIVE_ENEMIES_USERS=$(USERS) \
+	  KVHIVE_ENEMIES_ATTACKS="$(ATTACKS)" build/bin/kvhive_enemies
 
 timing: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_timing_proof

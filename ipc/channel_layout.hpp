@@ -120,7 +120,7 @@ struct alignas(64) RequestSlot {
 };
 static_assert(std::is_standard_layout_v<RequestSlot>);
 
-/// The channel's first bytes. Only the keeper writes them.
+/// The channel's first bytes. The keeper writes them, and engines `engine`.
 struct ChannelHeader {
   std::uint64_t magic = kChannelMagic;
   std::uint64_t bytes = 0;

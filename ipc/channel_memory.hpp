@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 
 #include "base/memory_object.hpp"
@@ -31,8 +32,15 @@ inline const std::string kChannelMemoryName = "kvhive-channel";
   return memory;
 }
 
-/// Tells the client library which engine serves the channel, or kNoEngine. If the write fails, the
-/// client library reads the old number. Its hint is then wrong, its results are not.
+/// Tells the client library which engine serves the channel: the engine does it as it begins.
+inline void write_serving_engine(std::byte* channel, std::uint32_t engine) {
+  auto& header = *reinterpret_cast<ChannelHeader*>(channel);
+  std::atomic_ref(header.engine).store(engine, std::memory_order_relaxed);
+}
+
+/// The same through a descriptor, for a process that maps no channel. The client can make the
+/// caller wait for ever (tools/keeper/channels/file_helpers.hpp). If the write fails, the client
+/// library reads the old number. Its hint is then wrong, its results are not.
 inline void write_serving_engine(int memory, std::uint32_t engine) {
   [[maybe_unused]] const ssize_t written =
       pwrite(memory, &engine, sizeof engine, offsetof(ChannelHeader, engine));

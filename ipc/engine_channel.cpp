@@ -83,6 +83,7 @@ Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, s
   ChannelHeader header;
   std::memcpy(&header, map->data(), sizeof header);
   if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
+  write_serving_engine(map->data(), engine);
   auto channel = in_memory(id, engine, {map->data(), map->size()}, std::move(client_bell));
   channel->map_ = std::move(*map);
   return channel;

@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <future>
 #include <string>
 
@@ -35,6 +37,19 @@ TEST(BackgroundWorker, KeysTakeTurnsAndSoDoTheJobsOfAKey) {
   all_are_added.set_value();
   done.get_future().wait();
   EXPECT_THAT(pieces, ElementsAre("a1", "c1", "b1", "c2", "a2", "a3"));
+}
+
+TEST(BackgroundWorker, LeavesTheProcessorsToOtherThreads) {
+  // Niceness of 19 is the most that there is.
+  const int own = getpriority(PRIO_PROCESS, 0);
+  std::promise<int> its;
+  BackgroundWorker worker;
+  worker.add(1, [&] {
+    its.set_value(getpriority(PRIO_PROCESS, 0));
+    return true;
+  });
+  EXPECT_EQ(its.get_future().get(), std::min(own + 10, 19));
+  EXPECT_EQ(getpriority(PRIO_PROCESS, 0), own);
 }
 
 TEST(BackgroundWorker, DropsWhatIsLeftWhenItEnds) {

@@ -50,7 +50,6 @@ class ChannelTest : public ::testing::Test {
   std::shared_ptr<EngineChannel> open_engine(std::uint32_t number) {
     auto engine = EngineChannel::open(5, number, memory_, kBytes, copy_of(client_bell_.engine_end));
     KV_CHECK(engine.has_value(), engine.error().text);
-    write_serving_engine(memory_.get(), number);  // as the keeper does
     return std::move(*engine);
   }
 

@@ -45,6 +45,8 @@ class ChildProcess {
     pid_ = 0;
     return status;
   }
+  /// For a caller that has waited for the child itself.
+  void forget() { pid_ = 0; }
   /// True if SIGKILL ended the child, and it had not ended before.
   bool kill_and_wait() {
     signal(SIGKILL);

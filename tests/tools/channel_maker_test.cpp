@@ -72,6 +72,23 @@ TEST_F(ChannelMakerTest, FreesMemoryThatAClientStillHasOpen) {
   EXPECT_EQ(bytes_in(kept.get()), 0u);
 }
 
+TEST_F(ChannelMakerTest, SaysWhichEngineServesAndTheLastWordCounts) {
+  maker_.make(1, 0, kLeastChannelBytes);
+  wait_for_events(1);
+  const UniqueFd memory(dup(memory_[1].get()));
+  const auto serving = [&] {
+    ChannelHeader header;
+    KV_CHECK(pread(memory.get(), &header, sizeof header, 0) == sizeof header);
+    return header.engine;
+  };
+  maker_.say_serving(0, UniqueFd(dup(memory.get())), kNoEngine);
+  maker_.say_serving(0, UniqueFd(dup(memory.get())), 3);
+  // The helper does what it is asked to in this order.
+  maker_.free(2, 0, make_channel_memory(kLeastChannelBytes).value(), kLeastChannelBytes);
+  wait_for_events(2);
+  EXPECT_EQ(serving(), 3u);
+}
+
 TEST_F(ChannelMakerTest, AUserWithMuchToMakeDoesNotDelayAnother) {
   for (std::uint64_t channel = 1; channel <= 8; ++channel)
     maker_.make(channel, 1000, std::size_t{64} << 20);

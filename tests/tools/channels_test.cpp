@@ -236,26 +236,6 @@ TEST_F(ChannelsTest, ClosingAChannelThatWasTakenBackTellsNoEngine) {
   channels_.take_back(id);  // the channel is closed: nothing to do
 }
 
-TEST_F(ChannelsTest, TheChannelsHeaderNamesTheEngineThatServesIt) {
-  const std::uint64_t id = create();
-  const auto serving = [&] {
-    ChannelHeader header;
-    KV_CHECK(pread(created_->memory, &header, sizeof header, 0) == sizeof header);
-    return header.engine;
-  };
-  EXPECT_EQ(serving(), kNoEngine);
-  channels_.add_engine(10, 3);
-  EXPECT_TRUE(channels_.place_waiting(*this));
-  EXPECT_EQ(serving(), 3u);
-  (void)channels_.remove_engine(10);
-  EXPECT_EQ(serving(), kNoEngine) << "the engine has died";
-  channels_.add_engine(11, 4);
-  EXPECT_TRUE(channels_.place_waiting(*this));
-  EXPECT_EQ(serving(), 4u);
-  channels_.take_back(id);
-  EXPECT_EQ(serving(), kNoEngine) << "the engine has refused the channel";
-}
-
 TEST_F(ChannelsTest, TheChannelsOfAllClientsHaveAQuota) {
   std::vector<std::uint64_t> ids;
   for (int i = 0; i < 4; ++i) ids.push_back(create());

@@ -1,12 +1,20 @@
 // Processes of other users take what they can get. The daemon's own user and honest strangers do
 // not notice.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include <chrono>
+#include <span>
 
+#include "tests/support/child_process.hpp"
+#include "tests/support/descriptor_line.hpp"
 #include "tests/support/lingering_socket.hpp"
 #include "tests/support/playing_user.hpp"
 #include "tests/tools/daemon.hpp"
@@ -96,6 +104,74 @@ TEST_F(Strangers, DescriptorsThatTakeForEverToCloseStopNobody) {
   expect_service();
   expect_nothing_happened();
   daemon_->stop();
+}
+
+/// Memory that never arrives: who reads it waits until this process ends. Here it is userfaultfd's,
+/// which is root's; any user can have such memory where FUSE can be had.
+std::span<std::byte> memory_that_never_arrives() {
+  const int handler = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC));
+  KV_CHECK(handler >= 0, errno);
+  uffdio_api api{UFFD_API, 0, 0};
+  KV_CHECK(ioctl(handler, UFFDIO_API, &api) == 0, errno);
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  uffdio_register range{
+      {reinterpret_cast<std::uint64_t>(page), 4096}, UFFDIO_REGISTER_MODE_MISSING, 0};
+  KV_CHECK(ioctl(handler, UFFDIO_REGISTER, &range) == 0, errno);
+  return {static_cast<std::byte*>(page), 4096};
+}
+
+bool can_make_memory_that_never_arrives() {
+  return bool(UniqueFd(static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC))));
+}
+
+/// A stranger that writes to its channel's file from such memory. The kernel keeps the file locked
+/// meanwhile.
+class FileLocker {
+ public:
+  explicit FileLocker(const Daemon& daemon) {
+    DescriptorLine line;
+    client_ = ChildProcess([&] {
+      KV_CHECK(become(kAlice, kGuests), errno);
+      const auto socket = connect_to_daemon(daemon.socket());
+      const auto welcome = say_hello(socket->get(), ClientHello{kLeastChannelBytes});
+      KV_CHECK(welcome.has_value());
+      DescriptorLine::send(line.child(), 0, welcome->fds[0].get());
+      pause();
+    });
+    const UniqueFd file = DescriptorLine::receive(line.parent()).fd;
+    // A process of its own, so that the lock outlives the client.
+    writer_ = ChildProcess([&] {
+      const auto never = memory_that_never_arrives();
+      (void)!pwrite(file.get(), never.data(), never.size(), 4096);
+    });
+    EXPECT_TRUE(eventually([&] { return state_of(writer_.pid()) == 'S'; })) << "does not wait";
+  }
+  void close_channel() { client_.kill_and_wait(); }
+
+ private:
+  ChildProcess client_, writer_;
+};
+
+TEST_F(Strangers, AClientThatLocksItsChannelsFileStopsNobodyWhenAnEngineDies) {
+  if (!can_make_memory_that_never_arrives())
+    GTEST_SKIP() << "NOTHING IS SHOWN HERE: the system forbids userfaultfd; allow it";
+  start();
+  const FileLocker locker(*daemon_);
+  const pid_t engine = daemon_->status()["engines"][0]["pid"];
+  signal_process(engine, SIGKILL);
+  expect_service();
+  daemon_->stop();
+}
+
+TEST_F(Strangers, AClientThatLocksItsChannelsFileAndLeavesStopsNobody) {
+  if (!can_make_memory_that_never_arrives())
+    GTEST_SKIP() << "NOTHING IS SHOWN HERE: the system forbids userfaultfd; allow it";
+  start();
+  FileLocker locker(*daemon_);
+  locker.close_channel();
+  expect_service();
+  expect_nothing_happened();
+  daemon_->stop();  // ends although the file is still locked
 }
 
 }  // namespace

@@ -369,6 +369,9 @@ void Keeper::on_engine_gone(const Peer& peer) {
   expect_sweep(peer.slot);
   const auto channels = tables_.channels.remove_engine(peer.socket.get());
   place_channels();
+  for (const std::uint64_t id : channels)
+    if (const auto channel = tables_.channels.find(id); channel && !channel->engine)
+      maker_.say_serving(channel->owner.user, tables_.channels.copy_of_memory(id), kNoEngine);
   spdlog::info("{} is gone: {} channels{}{}", slot.last_owner, channels.size(),
                channels.empty() ? "" : ": ",
                channels.empty() ? "" : describe_moves(tables_, channels));

@@ -5,6 +5,8 @@
 // class only routes: it decides which module (connections, supervisor, welcome, steward orders,
 // channels, status) handles which event.
 
+#include <fcntl.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -73,7 +75,15 @@ class Keeper : private Connections::Events,
   Tables tables_;
   Connections connections_;
   Supervisor supervisor_;
-  EngineSockets engine_line_;
+  /// Also tells clients which engine they are given to.
+  struct Line : EngineSockets {
+    explicit Line(ChannelMaker& its_maker) : maker(its_maker) {}
+    void gave(uid_t user, int memory, std::uint32_t number) override {
+      maker.say_serving(user, UniqueFd(fcntl(memory, F_DUPFD_CLOEXEC, 0)), number);
+    }
+    ChannelMaker& maker;
+  };
+  Line engine_line_{maker_};
   bool places_again_soon_ = false;  ///< a timer is set that places the waiting channels
   std::function<void()> on_ready_;
   ChannelMaker maker_;  ///< the last member, so that its thread ends before what it uses

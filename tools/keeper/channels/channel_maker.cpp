@@ -9,7 +9,7 @@
 namespace kvhive {
 namespace {
 
-/// What is allocated or freed before another user has a turn: about 3 ms of work.
+/// What is allocated before another user has a turn: about 3 ms of work.
 constexpr std::size_t kPiece = std::size_t{8} << 20;
 
 }  // namespace
@@ -78,15 +78,11 @@ bool ChannelMaker::cancel(std::uint64_t channel) {
 }
 
 void ChannelMaker::free(std::uint64_t channel, uid_t user, UniqueFd memory, std::size_t bytes) {
-  const auto shared = std::make_shared<const UniqueFd>(std::move(memory));
-  worker_.add(user, [this, channel, shared, bytes, freed = std::size_t{0}]() mutable {
-    const std::size_t end = std::min(bytes, freed + kPiece);
-    if (*shared && freed < end) free_memory(*shared, freed, end);
-    freed = end;
-    if (freed < bytes) return false;
-    loop_.post([this, channel] { events_.on_freed(channel); });
-    return true;
-  });
+  helpers_.free(user, channel, std::move(memory), bytes);
+}
+
+void ChannelMaker::say_serving(uid_t user, UniqueFd memory, std::uint32_t engine) {
+  helpers_.say_serving(user, std::move(memory), engine);
 }
 
 }  // namespace kvhive

@@ -1,6 +1,7 @@
 #pragma once
-// Makes and frees the memory of channels in a thread of its own: a gigabyte takes a third of a
-// second, and the keeper's event loop serves all. Users take turns, a few megabytes each.
+// Makes the memory of channels in a thread of its own: a gigabyte takes a third of a second, and
+// the keeper's event loop serves all. Users take turns, a few megabytes each. Memory that clients
+// have is freed by other processes (file_helpers.hpp).
 
 #include <sys/types.h>
 
@@ -12,6 +13,7 @@
 #include "base/loop/background_worker.hpp"
 #include "base/loop/event_loop.hpp"
 #include "base/unique_fd.hpp"
+#include "tools/keeper/channels/file_helpers.hpp"
 
 namespace kvhive {
 
@@ -26,7 +28,10 @@ class ChannelMaker {
   };
 
   /// \param loop  outlives this object, but does not run any more after its destruction
-  ChannelMaker(EventLoop& loop, Events& events) : loop_(loop), events_(events) {}
+  ChannelMaker(EventLoop& loop, Events& events)
+      : loop_(loop),
+        events_(events),
+        helpers_(loop, [this](std::uint64_t channel) { events_.on_freed(channel); }) {}
 
   /// Makes a channel's memory with its header. on_made() follows, unless it is cancelled.
   void make(std::uint64_t channel, uid_t user, std::size_t bytes);
@@ -35,6 +40,8 @@ class ChannelMaker {
   /// Frees a closed channel's memory, even if a process still has a descriptor of it. on_freed()
   /// follows.
   void free(std::uint64_t channel, uid_t user, UniqueFd memory, std::size_t bytes);
+  /// Tells the client library soon which engine serves the channel, or kNoEngine.
+  void say_serving(uid_t user, UniqueFd memory, std::uint32_t engine);
 
  private:
   struct Making;
@@ -44,6 +51,7 @@ class ChannelMaker {
   Events& events_;
   /// What is being made, by channel. Only the event loop's thread uses the map.
   std::map<std::uint64_t, std::shared_ptr<Making>> making_;
+  FileHelpers helpers_;
   BackgroundWorker worker_;  ///< the last member, so that it ends before what it uses
 };
 

@@ -1,11 +1,13 @@
 #include "tools/keeper/channels/channels.hpp"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <string>
 
 #include "base/byte_size.hpp"
 #include "base/round_up.hpp"
-#include "ipc/channel_memory.hpp"
+#include "ipc/channel_layout.hpp"
 #include "ipc/doorbell.hpp"
 
 namespace kvhive {
@@ -89,6 +91,12 @@ std::optional<Channels::Channel> Channels::find(std::uint64_t id) const {
   return found->second.channel;
 }
 
+UniqueFd Channels::copy_of_memory(std::uint64_t id) const {
+  const auto found = channels_.find(id);
+  if (found == channels_.end() || !found->second.memory) return {};
+  return UniqueFd(fcntl(found->second.memory.get(), F_DUPFD_CLOEXEC, 0));
+}
+
 std::vector<std::uint64_t> Channels::remove_engine(EngineKey engine) {
   engines_.erase(engine);
   std::vector<std::uint64_t> waiting;
@@ -143,7 +151,7 @@ bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine
                  {entry.memory.get(), entry.engine_bell.get(), entry.client_bell.get()}))
     return false;
   entry.channel.engine = engine;
-  write_serving_engine(entry.memory.get(), engines_.at(engine).number);
+  line.gave(entry.channel.owner.user, entry.memory.get(), engines_.at(engine).number);
   return true;
 }
 
@@ -151,7 +159,6 @@ void Channels::take_back(std::uint64_t id) {
   const auto found = channels_.find(id);
   if (found == channels_.end()) return;
   found->second.channel.engine.reset();
-  write_serving_engine(found->second.memory.get(), kNoEngine);
 }
 
 std::optional<UniqueFd> Channels::close(std::uint64_t id) {

@@ -47,6 +47,8 @@ class EngineLine {
   [[nodiscard]] virtual Expected<void> open(EngineKey engine, const ChannelOpen& message,
                                             const std::vector<int>& fds) = 0;
   [[nodiscard]] virtual Expected<void> close(EngineKey engine, const ChannelClose& message) = 0;
+  /// This user's channel with this memory is given to the engine of that number.
+  virtual void gave(uid_t /*user*/, int /*memory*/, std::uint32_t /*number*/) {}
 };
 
 /// An EngineLine over sockets. An engine's key is the descriptor of its socket.
@@ -95,6 +97,10 @@ class Channels {
   };
   /// Nothing if there is no such channel.
   std::optional<Channel> find(std::uint64_t id) const;
+  /// A descriptor of the channel's memory; empty if there is none. The table itself never touches
+  /// the memory: calls into a file that a client has can wait for that client
+  /// (channels/file_helpers.hpp).
+  UniqueFd copy_of_memory(std::uint64_t id) const;
 
   /// Adds an engine that can serve channels. Clients ask for it by `number`.
   void add_engine(EngineKey engine, std::uint32_t number) { engines_[engine].number = number; }
@@ -109,7 +115,7 @@ class Channels {
   [[nodiscard]] bool place_waiting(EngineLine& line);
 
   /// Takes a channel from its engine, which cannot serve it or has died. The channel then waits for
-  /// another engine. The client library can see that in the channel's header.
+  /// another engine.
   void take_back(std::uint64_t id);
 
   /// Removes a channel. place_waiting() tells its engine. The channel's bytes count against the

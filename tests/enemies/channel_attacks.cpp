@@ -1,0 +1,169 @@
+// Attacks with channels as such: too many, too large, damaged, rung without end, never read.
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "ipc/doorbell.hpp"
+#include "ipc/protocol.hpp"
+#include "tests/enemies/attacks.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+ChannelRequest small_request(std::uint32_t max_tokens) {
+  ChannelRequest request;
+  request.prompt = "And it came to pass";
+  request.params.max_tokens = max_tokens;
+  request.params.ignore_eos = true;
+  return request;
+}
+
+void churn(Enemy& enemy) {
+  for (std::uint64_t i = enemy.below(8) + 1; i > 0; --i) (void)enemy.seize();
+}
+
+/// Leaves while the channel is being made.
+void ask_for_a_gigabyte_and_leave(Enemy& enemy) {
+  UniqueFd socket = enemy.connect();
+  (void)send_packet(socket.get(), ClientHello{kMostChannelBytes >> enemy.below(4)});
+}
+
+void ask_for_odd_sizes(Enemy& enemy) {
+  const UniqueFd socket = enemy.connect();
+  std::uint64_t bytes = enemy.odd_number();
+  if (bytes > (std::uint64_t{64} << 20) && bytes <= kMostChannelBytes)
+    bytes = kMostChannelBytes + 1;
+  (void)send_packet(socket.get(),
+                    ClientHello{bytes, static_cast<std::uint32_t>(enemy.odd_number())});
+}
+
+/// Waits at most a little for what it asked for, and hoards it.
+void hoard(Enemy& enemy) {
+  for (std::uint64_t i = enemy.below(4) + 1; i > 0; --i)
+    if (auto channel = enemy.seize(kLeastChannelBytes << enemy.below(6)))
+      enemy.hold(std::move(*channel));
+}
+
+void flood_the_bell(Enemy& enemy) {
+  SeizedChannel* channel = enemy.some_channel();
+  if (channel == nullptr) return;
+  for (std::uint64_t i = enemy.below(5000); i > 0; --i) channel->ring();
+}
+
+/// Makes the engine's bell one that would block, and fills it up.
+void block_the_bell(Enemy& enemy) {
+  SeizedChannel* channel = enemy.some_channel();
+  if (channel == nullptr) return;
+  std::uint64_t count = 0;
+  (void)!read(channel->engine_bell, &count, sizeof count);  // else the write below would wait
+  fcntl(channel->engine_bell, F_SETFL, 0);
+  const std::uint64_t nearly_full = ~0ull - 1;
+  (void)!write(channel->engine_bell, &nearly_full, sizeof nearly_full);
+  fcntl(channel->engine_bell, F_SETFL, O_NONBLOCK);
+}
+
+/// Makes its own end of the engine's rings useless, and leaves the rings unread.
+void break_the_own_bell(Enemy& enemy) {
+  SeizedChannel* channel = enemy.some_channel();
+  if (channel == nullptr) return;
+  const int nothing = 0;
+  setsockopt(channel->client_bell.get(), SOL_SOCKET, SO_RCVBUF, &nothing, sizeof nothing);
+  char letter = 'x';
+  (void)send(channel->client_bell.get(), &letter, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (enemy.chance(2)) shutdown(channel->client_bell.get(), SHUT_RDWR);
+  if (enemy.chance(2)) channel->client_bell = UniqueFd();
+  (void)channel->channel.submit(small_request(1));
+}
+
+void damage_the_memory(Enemy& enemy) {
+  SeizedChannel* channel = enemy.some_channel();
+  if (channel == nullptr) return;
+  const std::span<std::byte> bytes = channel->bytes();
+  const auto size = static_cast<off_t>(bytes.size());
+  const int fd = channel->memory.get();
+  switch (enemy.below(6)) {
+    case 0: return enemy.fill(bytes.first(heap_offset()));  // header and slots
+    case 1: (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size); return;
+    case 2: (void)!ftruncate(fd, static_cast<off_t>(enemy.below(bytes.size()))); return;
+    case 3: fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_FUTURE_WRITE); return;
+    case 4: flock(fd, LOCK_EX | LOCK_NB); return;
+    default: (void)!pwrite(fd, bytes.data(), bytes.size(), 0);  // locks the file meanwhile
+  }
+}
+
+/// Reads and writes its channel's file in large pieces, which the kernel does under a lock.
+void keep_the_file_busy(Enemy& enemy) {
+  auto channel = enemy.seize(std::size_t{64} << 20);
+  if (!channel) return;
+  static std::vector<std::byte> data(std::size_t{32} << 20);
+  (void)channel->channel.submit(small_request(1));
+  (void)!pwrite(channel->memory.get(), data.data(), data.size(), std::int64_t{1} << 20);
+  (void)fallocate(channel->memory.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                  std::int64_t{1} << 20, static_cast<off_t>(data.size()));
+  if (enemy.chance(2)) enemy.hold(std::move(*channel));
+}
+
+void abort_at_odd_times(Enemy& enemy) {
+  SeizedChannel* channel = enemy.some_channel();
+  if (channel == nullptr) return;
+  for (std::uint64_t i = enemy.below(4) + 1; i > 0; --i) {
+    const auto slot = channel->channel.submit(small_request(8));
+    for (std::uint64_t wait = enemy.below(20'000); wait > 0; --wait)
+      (void)channel->slots()[0].state.load();
+    if (slot) channel->channel.abort(*slot);
+  }
+  for (std::uint64_t i = enemy.below(32); i > 0; --i)
+    channel->slots()[enemy.below(kChannelSlots)].wants_abort = 1;
+  channel->ring();
+}
+
+void never_read(Enemy& enemy) {
+  auto channel = enemy.seize();
+  if (!channel) return;
+  for (std::uint64_t i = enemy.below(3) + 1; i > 0; --i)
+    (void)channel->channel.submit(small_request(4));
+  enemy.hold(std::move(*channel));
+}
+
+/// Looks like a request that kills its engines, then like one that never did.
+void pretend_to_be_poison(Enemy& enemy) {
+  SeizedChannel* channel = enemy.some_channel();
+  if (channel == nullptr) return;
+  (void)channel->channel.submit(small_request(2));
+  for (std::uint64_t i = 0; i < 16; ++i) {
+    RequestSlot& slot = channel->slots()[i];
+    slot.takeovers = static_cast<std::uint32_t>(enemy.odd_number());
+    slot.takeovers_waiting = static_cast<std::uint32_t>(enemy.odd_number());
+    slot.tokens_at_takeover = static_cast<std::uint32_t>(enemy.odd_number());
+    slot.is_running = static_cast<std::uint32_t>(enemy.below(2));
+    slot.engine = static_cast<std::uint32_t>(enemy.odd_number());
+    if (enemy.chance(2)) slot.state = SlotState::accepted;
+  }
+  channel->ring();
+}
+
+constexpr Attack kAttacks[] = {
+    {"channels come and go", "S2", churn},
+    {"ask for a gigabyte and leave", "S9", ask_for_a_gigabyte_and_leave},
+    {"ask for odd sizes", "S8", ask_for_odd_sizes},
+    {"hoard channels", "S8", hoard},
+    {"flood a bell", "S1", flood_the_bell},
+    {"make the engine's bell block", "S1", block_the_bell},
+    {"break the own bell", "S3", break_the_own_bell},
+    {"damage a channel's memory", "S4", damage_the_memory},
+    {"keep a channel's file busy", "S4", keep_the_file_busy},
+    {"abort at odd times", "S7", abort_at_odd_times},
+    {"never read the log", "S3", never_read},
+    {"pretend to be poison", "S7", pretend_to_be_poison},
+};
+
+}  // namespace
+
+std::span<const Attack> channel_attacks() { return kAttacks; }
+
+}  // namespace kvhive::testing

@@ -1,0 +1,82 @@
+#pragma once
+// A hostile process: what it holds, and its source of chance. Attacks (attacks.hpp) act through it.
+
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.hpp"
+#include "ipc/client_channel.hpp"
+#include "tests/enemies/board.hpp"
+
+namespace kvhive::testing {
+
+struct Arms;
+
+/// A channel as a hostile client has it: with everything that the daemon gave for it.
+struct SeizedChannel {
+  UniqueFd socket, memory, client_bell;
+  int engine_bell = -1;  ///< owned by `channel`
+  ClientChannel channel;
+
+  std::span<std::byte> bytes() const { return channel.raw(); }
+  RequestSlot* slots() const {
+    return reinterpret_cast<RequestSlot*>(bytes().data() + slots_offset());
+  }
+  void ring() const;
+};
+
+class Enemy {
+ public:
+  Enemy(Board& board, std::size_t number, std::uint64_t seed, std::string socket_path)
+      : board_(board), number_(number), random_(seed), socket_path_(std::move(socket_path)) {}
+
+  // -- chance --
+  std::uint64_t below(std::uint64_t end) { return random_() % end; }
+  bool chance(std::uint64_t one_in) { return below(one_in) == 0; }
+  template <class T, std::size_t N>
+  const T& one_of(const T (&all)[N]) {
+    return all[below(N)];
+  }
+  std::uint64_t bits() { return random_(); }
+  /// A number of the kind that programs get wrong.
+  std::uint64_t odd_number();
+  void fill(std::span<std::byte> bytes);
+
+  // -- the daemon --
+  const std::string& socket_path() const { return socket_path_; }
+  UniqueFd connect() const;
+  /// Nothing if the daemon refuses, which it may.
+  std::optional<SeizedChannel> seize(std::size_t bytes = kLeastChannelBytes) const;
+  /// One of those that are held, or a new one; null if the daemon refuses.
+  SeizedChannel* some_channel();
+
+  // -- what is held beyond an attack, until it is too much --
+  void hold(UniqueFd fd);
+  void hold(SeizedChannel channel);
+  void drop_some();
+  void drop_all();
+
+  // -- the run --
+  bool is_storm() const { return board_.phase.load(std::memory_order_relaxed) == Phase::storm; }
+  Board& board() const { return board_; }
+  std::size_t number() const { return number_; }
+
+ private:
+  Board& board_;
+  std::size_t number_;
+  std::mt19937_64 random_;
+  std::string socket_path_;
+  std::vector<UniqueFd> fds_;
+  std::vector<SeizedChannel> channels_;
+};
+
+/// The life of a hostile process, until it is killed: attacks while there is a storm and computes
+/// while there is not.
+[[noreturn]] void live_as_enemy(Board& board, std::size_t number, std::uint64_t seed,
+                                const std::string& socket_path, const Arms& arms);
+
+}  // namespace kvhive::testing

@@ -1,0 +1,199 @@
+#include "tools/keeper/channels/file_helpers.hpp"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "base/memory_object.hpp"
+#include "ipc/channel_memory.hpp"
+#include "ipc/pidfd.hpp"
+
+namespace kvhive {
+namespace {
+
+/// Then a helper without work ends. Clients that come and go do not cost a fork each.
+constexpr std::chrono::milliseconds kIdle{500};
+/// Delay before a helper is started again that could not be.
+constexpr std::chrono::milliseconds kTryAgain{100};
+/// What else runs has the processors first.
+constexpr int kNiceness = 10;
+
+using Control = std::array<char, CMSG_SPACE(sizeof(int))>;
+
+/// False = the helper's queue is full, or the helper has ended.
+bool send_job(int socket, FileHelpers::Job job, int memory) {
+  iovec bytes{&job, sizeof job};
+  alignas(cmsghdr) Control control{};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof memory);
+  std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
+  return sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == ssize_t{sizeof job};
+}
+
+// -- in the helper: a fork of a process with threads, so only system calls ------------------------
+
+/// False = the keeper wants no more, or has ended.
+bool receive_job(int socket, FileHelpers::Job& job, int& memory) {
+  iovec bytes{&job, sizeof job};
+  alignas(cmsghdr) Control control{};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != ssize_t{sizeof job}) return false;
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr) return false;
+  std::memcpy(&memory, CMSG_DATA(header), sizeof memory);
+  return true;
+}
+
+[[noreturn]] void help(int socket) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  (void)setpriority(PRIO_PROCESS, 0, kNiceness);
+  if (socket > 0) syscall(SYS_close_range, 0u, static_cast<unsigned>(socket) - 1, 0);
+  syscall(SYS_close_range, static_cast<unsigned>(socket) + 1, ~0u, 0);
+  FileHelpers::Job job;
+  for (int fd = -1; receive_job(socket, job, fd);) {
+    const UniqueFd memory(fd);
+    if (job.kind == FileHelpers::Job::Kind::free)
+      free_memory(memory, 0, job.number);
+    else
+      write_serving_engine(memory.get(), static_cast<std::uint32_t>(job.number));
+    if (send(socket, &job, sizeof job, MSG_NOSIGNAL) != ssize_t{sizeof job}) break;
+  }
+  _exit(0);
+}
+
+}  // namespace
+
+// -- in the keeper --------------------------------------------------------------------------------
+
+FileHelpers::~FileHelpers() {
+  for (auto& [user, helper] : helpers_) {
+    if (helper.pid == 0) continue;
+    if (helper.socket) loop_.unwatch(helper.socket.get());
+    loop_.unwatch(helper.pidfd.get());
+    kill_by_pidfd(helper.pidfd);
+    waitpid(helper.pid, nullptr, WNOHANG);
+  }
+}
+
+void FileHelpers::free(uid_t user, std::uint64_t channel, UniqueFd memory, std::size_t bytes) {
+  if (!memory || bytes == 0)  // nothing was made yet
+    return loop_.post([this, channel] { on_freed_(channel); });
+  add(user, {Job::Kind::free, channel, bytes}, std::move(memory));
+}
+
+void FileHelpers::say_serving(uid_t user, UniqueFd memory, std::uint32_t engine) {
+  if (memory) add(user, {Job::Kind::say_serving, 0, engine}, std::move(memory));
+}
+
+void FileHelpers::add(uid_t user, const Job& job, UniqueFd memory) {
+  helpers_[user].jobs.emplace_back(job, std::move(memory));
+  send_jobs(user);
+}
+
+/// False = the system has no process or no descriptor for it.
+bool FileHelpers::start(uid_t user, Helper& helper) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return false;
+  UniqueFd ours(ends[0]), its(ends[1]);
+  const pid_t pid = fork();
+  if (pid == 0) help(its.get());
+  if (pid < 0) return false;
+  auto pidfd = pidfd_of(pid);
+  if (!pidfd) {  // it ends, because nobody has the other end of its socket
+    its = UniqueFd();
+    ours = UniqueFd();
+    waitpid(pid, nullptr, 0);
+    return false;
+  }
+  helper.pid = pid;
+  helper.socket = std::move(ours);
+  helper.pidfd = std::move(*pidfd);
+  loop_.watch(helper.socket.get(), [this, user] { on_answer(user); });
+  loop_.watch(helper.pidfd.get(), [this, user] { on_end(user); });
+  return true;
+}
+
+void FileHelpers::send_jobs(uid_t user) {
+  const auto found = helpers_.find(user);
+  if (found == helpers_.end()) return;
+  Helper& helper = found->second;
+  if (helper.pid == 0 && !start(user, helper)) {
+    loop_.after(kTryAgain, [this, user] { send_jobs(user); });
+    return;
+  }
+  if (!helper.socket) return;  // it is ending; the next one gets the jobs
+  while (helper.sent < helper.jobs.size()) {
+    const auto& [job, memory] = helper.jobs[helper.sent];
+    if (!send_job(helper.socket.get(), job, memory.get())) {
+      if (helper.sent == 0) loop_.after(kTryAgain, [this, user] { send_jobs(user); });
+      return;  // else on_answer() sends the rest
+    }
+    ++helper.sent;
+  }
+}
+
+void FileHelpers::on_answer(uid_t user) {
+  Helper& helper = helpers_.at(user);
+  Job job;
+  const ssize_t got = recv(helper.socket.get(), &job, sizeof job, MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got != ssize_t{sizeof job}) {  // it has ended
+    loop_.unwatch(helper.socket.get());
+    helper.socket = UniqueFd();
+    return;
+  }
+  helper.jobs.pop_front();
+  --helper.sent;
+  const std::uint64_t done = ++helper.done;
+  send_jobs(user);
+  if (helper.jobs.empty()) loop_.after(kIdle, [this, user, done] { end_if_idle(user, done); });
+  if (job.kind == Job::Kind::free) on_freed_(job.channel);
+}
+
+void FileHelpers::end_if_idle(uid_t user, std::uint64_t done) {
+  const auto found = helpers_.find(user);
+  if (found == helpers_.end() || found->second.done != done || !found->second.jobs.empty()) return;
+  if (!found->second.socket) return;
+  loop_.unwatch(found->second.socket.get());
+  found->second.socket = UniqueFd();
+}
+
+/// A helper that has ended before its work was done is replaced.
+void FileHelpers::on_end(uid_t user) {
+  Helper& helper = helpers_.at(user);
+  if (helper.socket) loop_.unwatch(helper.socket.get());
+  loop_.unwatch(helper.pidfd.get());
+  waitpid(helper.pid, nullptr, 0);
+  helper.pid = 0;
+  helper.socket = UniqueFd();
+  helper.pidfd = UniqueFd();
+  helper.sent = 0;
+  if (helper.jobs.empty())
+    helpers_.erase(user);
+  else
+    send_jobs(user);
+}
+
+}  // namespace kvhive

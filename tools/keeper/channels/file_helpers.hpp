@@ -1,0 +1,63 @@
+#pragma once
+// What the keeper does to a channel's file once its client has the file, too. Every such call takes
+// the file's lock, which the client can hold for as long as it likes: it writes to the file, and
+// the memory that it writes from is slow to arrive, or never does (FUSE). Whoever waits for that
+// lock cannot be killed. So a helper process waits, one for each user, and nobody waits for it. A
+// helper whose user has nothing to do ends after a while.
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+
+#include "base/loop/event_loop.hpp"
+#include "base/unique_fd.hpp"
+
+namespace kvhive {
+
+class FileHelpers {
+ public:
+  /// \param on_freed  called on the loop for each call of free()
+  FileHelpers(EventLoop& loop, std::function<void(std::uint64_t channel)> on_freed)
+      : loop_(loop), on_freed_(std::move(on_freed)) {}
+  FileHelpers(const FileHelpers&) = delete;
+  FileHelpers& operator=(const FileHelpers&) = delete;
+  /// Kills the helpers and waits for none.
+  ~FileHelpers();
+
+  /// Frees a closed channel's memory, even if a process still has a descriptor of it.
+  void free(uid_t user, std::uint64_t channel, UniqueFd memory, std::size_t bytes);
+  /// Tells the client library which engine serves the channel, or kNoEngine. The last call wins.
+  void say_serving(uid_t user, UniqueFd memory, std::uint32_t engine);
+
+  /// What a helper is asked to do, and its answer when it is done.
+  struct Job {
+    enum class Kind : std::uint64_t { free, say_serving } kind{};
+    std::uint64_t channel = 0;
+    std::uint64_t number = 0;  ///< bytes, or the engine
+  };
+
+ private:
+  struct Helper {
+    pid_t pid = 0;  ///< 0 = not started
+    UniqueFd socket, pidfd;
+    /// Not done yet, the oldest first; the first `sent` of them are sent.
+    std::deque<std::pair<Job, UniqueFd>> jobs;
+    std::size_t sent = 0;
+    std::uint64_t done = 0;
+  };
+  void add(uid_t user, const Job& job, UniqueFd memory);
+  bool start(uid_t user, Helper& helper);
+  void send_jobs(uid_t user);
+  void on_answer(uid_t user);
+  void end_if_idle(uid_t user, std::uint64_t done);
+  void on_end(uid_t user);
+
+  EventLoop& loop_;
+  std::function<void(std::uint64_t)> on_freed_;
+  std::map<uid_t, Helper> helpers_;
+};
+
+}  // namespace kvhive
