@@ -287,7 +287,8 @@ constexpr OptionField kFields[] = {
     {.name = "user",
      .type = kValue<&Options::user>,
      .help = "user (name or number) that the daemon runs as, if root starts it; without it the "
-             "daemon stays root, without root's capabilities"},
+             "daemon stays root, without root's capabilities",
+     .unit = "user"},
     {.name = "system-call-filter",
      .type = kValue<&Options::system_call_filter>,
      .help = "let the daemon's processes make only the system calls that they need: auto = where "

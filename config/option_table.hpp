@@ -49,7 +49,7 @@ struct OptionField {
   std::string_view name;  ///< as a flag, without the dashes
   OptionType type;
   std::string_view help;       ///< without a full stop
-  std::string_view unit = {};  ///< what a number counts: "tokens"
+  std::string_view unit = {};  ///< what a number counts ("tokens"), or what a text names ("user")
   std::string_view zero = {};  ///< what 0 stands for, and then it is accepted whatever the range
   OptionRange range = {};
 };

@@ -197,7 +197,9 @@ Listener::Listener(UniqueFd fd, UniqueFd directory, std::string path, bool made_
       identity_(identity_of(path_)),
       made_directory_(made_directory) {}
 
-Listener::~Listener() {
+Listener::~Listener() { remove_files(); }
+
+void Listener::remove_files() const {
   if (!fd_) return;
   const DirectoryLock lock(directory_);  // without it, too: the socket is this object's
   if (identity_of(path_) == identity_) unlink(path_.c_str());

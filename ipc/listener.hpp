@@ -40,9 +40,12 @@ class Listener {
 
   Listener(Listener&&) = default;
   Listener& operator=(Listener&&) = delete;
-  /// Removes the socket, and the directory if this object made it and it is empty. A socket or
-  /// directory that another daemon has put in their place meanwhile stays.
+  /// Calls remove_files().
   ~Listener();
+  /// Removes the socket, and the directory if this object made it and it is empty. A socket or
+  /// directory that another daemon has put in their place meanwhile stays. Who is connected stays
+  /// connected.
+  void remove_files() const;
 
   int fd() const { return fd_.get(); }
   const std::string& path() const { return path_; }

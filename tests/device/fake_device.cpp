@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -274,6 +275,7 @@ Expected<UniqueFd> FakeDevice::create_shared(std::size_t bytes) {
 /// Keeps the memory as long as this device lives, and returns the record that names it for other
 /// processes.
 Expected<UniqueFd> FakeDevice::keep(UniqueFd memory, std::size_t bytes) {
+  prctl(PR_SET_DUMPABLE, 1);  // else another process without capabilities may not open what it has
   const Maker maker{getpid(), memory.get(), inode_of(memory.get())};
   IpcHandle handle{};
   std::memcpy(handle.data(), &maker, sizeof maker);

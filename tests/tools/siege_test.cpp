@@ -54,9 +54,12 @@ struct Footprint {
   static Footprint of(const Daemon& daemon) {
     const Json status = daemon.status();
     const pid_t engine = status["engines"][0]["pid"], steward = status["steward"]["pid"];
-    return {descriptors_of(daemon.pid()),     descriptors_of(engine),
-            descriptors_of(steward),          memory_objects_of(daemon.pid()).size(),
-            memory_of(daemon.pid(), "VmRSS"), memory_of(engine, "RssAnon")};
+    return {descriptors_of(daemon.pid()),
+            descriptors_of(engine),
+            descriptors_of(steward),
+            memory_objects_of(daemon.pid()).size(),
+            memory_of(daemon.pid(), "RssAnon"),
+            memory_of(engine, "RssAnon")};
   }
   /// Waits until as many descriptors and objects are open as in `before`; a failure after a minute.
   static Footprint once_like(const Footprint& before, const Daemon& daemon) {
@@ -78,7 +81,7 @@ struct Footprint {
   void print(const char* when) const {
     std::printf(
         "%s: descriptors of keeper, engine, steward %zu, %zu, %zu; memory objects %zu; keeper %zu "
-        "KiB resident, engine %zu KiB of its own\n",
+        "KiB of its own, engine %zu KiB\n",
         when, keeper_descriptors, engine_descriptors, steward_descriptors, keeper_objects,
         keeper_memory >> 10, engine_memory >> 10);
   }

@@ -3,6 +3,7 @@
 #include <linux/sched.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 namespace kvhive {
@@ -13,8 +14,8 @@ namespace {
 constexpr const char* kMemory[] = {"brk", "madvise", "mmap", "mprotect", "mremap", "munmap"};
 
 constexpr const char* kThreads[] = {
-    "exit", "exit_group",        "futex",       "get_robust_list", "getcpu", "gettid", "membarrier",
-    "rseq", "sched_getaffinity", "sched_yield", "set_robust_list"};
+    "exit",   "exit_group", "futex", "get_robust_list",   "getcpu",      "getpriority",
+    "gettid", "membarrier", "rseq",  "sched_getaffinity", "sched_yield", "set_robust_list"};
 
 constexpr const char* kTime[] = {"clock_getres", "clock_gettime", "clock_nanosleep",
                                  "gettimeofday", "nanosleep",     "time"};
@@ -42,6 +43,7 @@ constexpr unsigned kAll = ~0u;
 
 constexpr CallWithArgument kNames[] = {{"prctl", 0, kAll, PR_SET_NAME},
                                        {"prctl", 0, kAll, PR_SET_VMA}};
+constexpr CallWithArgument kPriorities[] = {{"setpriority", 0, kAll, PRIO_PROCESS}};
 constexpr CallWithArgument kTerminals[] = {{"ioctl", 1, kAll, TCGETS},
                                            {"ioctl", 1, kAll, TIOCGWINSZ}};
 
@@ -90,6 +92,7 @@ constexpr const char* kStart[] = {"access",
                                   "sched_setaffinity",
                                   "seccomp",
                                   "set_tid_address",
+                                  "setpriority",
                                   "setrlimit",
                                   "statfs",
                                   "fstatfs"};
@@ -109,10 +112,12 @@ CallList calls_of(Program program) {
   CallList list{{kMemory, kThreads, kTime, kSignals, kDescriptors, kFiles, kConnections, kFacts},
                 {}};
   switch (program) {
-    case Program::engine: list.with_argument = {kNames, kTerminals, kNewThreads}; break;
+    case Program::engine:
+      list.with_argument = {kNames, kTerminals, kPriorities, kNewThreads};
+      break;
     case Program::steward:
       list.calls.push_back(kSocketFiles);
-      list.with_argument = {kNames, kTerminals, kUnixSockets};
+      list.with_argument = {kNames, kTerminals, kPriorities, kUnixSockets};
       break;
     case Program::keeper:
       for (const std::span<const char* const> more :

@@ -16,7 +16,7 @@ std::string upper(std::string_view text) {
 
 std::string form_of(const OptionField& field) {
   switch (field.type.kind) {
-    case ValueKind::text: return "TEXT";
+    case ValueKind::text: return field.unit.empty() ? "TEXT" : upper(field.unit);
     case ValueKind::file: return "FILE";
     case ValueKind::directory: return "DIR";
     case ValueKind::whole_number: return field.unit.empty() ? "N" : upper(field.unit);

@@ -167,7 +167,9 @@ Expected<int> run(int argc, char** argv) {
   const bool removed = remove_stale_socket(socket, identity, keeper_pid);
   spdlog::warn("the keeper (pid {}) ended without stopping its children; its socket is {}",
                keeper_pid, removed ? "removed" : "gone or another daemon's");
-  if (removes_directory && removed) rmdir(std::filesystem::path(socket).parent_path().c_str());
+  // The keeper may have been killed between its socket and the directory. One with another daemon's
+  // socket in it is not empty, so it stays.
+  if (removes_directory) rmdir(std::filesystem::path(socket).parent_path().c_str());
   return 0;
 }
 
