@@ -46,8 +46,10 @@ constexpr std::array<std::string_view, 3> names_of(GpuFault) {
 
 /// Whether the daemon's processes keep only the system calls that they need (seccomp).
 enum class SystemCallFilter : std::uint8_t {
-  automatic,  ///< if the kernel lets them, but not on a GPU: what drivers call is not known here
-  on,         ///< as automatic, and refuses to start where it cannot be done
+  /// If the kernel supports it; not with engines on a GPU, because what the driver calls is not
+  /// known.
+  automatic,
+  on,  ///< as automatic, and refuses to start where that means no filter
   off,
 };
 constexpr std::array<std::string_view, 3> names_of(SystemCallFilter) {

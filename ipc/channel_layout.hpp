@@ -120,7 +120,8 @@ struct alignas(64) RequestSlot {
 };
 static_assert(std::is_standard_layout_v<RequestSlot>);
 
-/// The channel's first bytes. The keeper writes them, and engines `engine`.
+/// The channel's first bytes. The keeper writes them. The engine that serves the channel writes
+/// `engine`, too.
 struct ChannelHeader {
   std::uint64_t magic = kChannelMagic;
   std::uint64_t bytes = 0;

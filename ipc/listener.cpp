@@ -209,7 +209,7 @@ void Listener::remove_files() const {
     rmdir(directory.c_str());
 }
 
-bool remove_stale_socket(const std::string& path, const std::string& identity, pid_t ended) {
+bool remove_stale_socket(const std::string& path, const std::string& identity, pid_t dead_keeper) {
   const UniqueFd directory = open_directory(directory_of(path));
   if (!directory) return false;
   const DirectoryLock lock(directory);
@@ -219,7 +219,7 @@ bool remove_stale_socket(const std::string& path, const std::string& identity, p
   // number is the same. A child that the keeper had just forked has the keeper's socket open until
   // it calls exec().
   const auto listening = listening_process(path);
-  if (listening && *listening != ended) return false;
+  if (listening && *listening != dead_keeper) return false;
   return unlink(path.c_str()) == 0;
 }
 

@@ -43,8 +43,7 @@ class Listener {
   /// Calls remove_files().
   ~Listener();
   /// Removes the socket, and the directory if this object made it and it is empty. A socket or
-  /// directory that another daemon has put in their place meanwhile stays. Who is connected stays
-  /// connected.
+  /// directory that another daemon has put in their place meanwhile stays. Connections stay open.
   void remove_files() const;
 
   int fd() const { return fd_.get(); }
@@ -66,8 +65,8 @@ class Listener {
 
 /// Removes the socket of a keeper that was killed, but only if the file at `path` still has this
 /// `identity` and no other process listens on it. The steward calls it.
-/// \param ended  the keeper, which has ended
+/// \param dead_keeper  the keeper's pid
 /// \return  whether it was removed
-bool remove_stale_socket(const std::string& path, const std::string& identity, pid_t ended);
+bool remove_stale_socket(const std::string& path, const std::string& identity, pid_t dead_keeper);
 
 }  // namespace kvhive

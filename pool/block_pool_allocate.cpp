@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
-#include "pool/block_pool.hpp"
 #include "base/kill_point.hpp"
+#include "pool/block_pool.hpp"
 #include "pool/scrub.hpp"
 
 namespace kvhive {

@@ -1,7 +1,7 @@
 // Drops references: a published block without a holder becomes idle, another block becomes free.
 
-#include "pool/block_pool.hpp"
 #include "base/kill_point.hpp"
+#include "pool/block_pool.hpp"
 
 namespace kvhive {
 

@@ -19,8 +19,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "hashing/block_hash.hpp"
 #include "base/kill_point.hpp"
+#include "hashing/block_hash.hpp"
 #include "pool/pool_layout.hpp"
 #include "base/prefetch.hpp"
 

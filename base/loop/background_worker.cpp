@@ -7,9 +7,8 @@
 namespace kvhive {
 namespace {
 
-/// What is done here serves one client, and what the rest of the process does serves all: where
-/// processors are short, the rest has them first. The thread still gets a tenth of what others get,
-/// so that no client waits for ever.
+/// Lowers this thread's priority. A job serves one client; the process's other threads serve all.
+/// At nice + 10 the thread still gets about a tenth of what another thread gets.
 void yield_to_other_threads() {
   constexpr int kNicer = 10;
   constexpr int kCallingThread = 0;  // on Linux each thread has a niceness of its own

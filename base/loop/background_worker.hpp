@@ -1,7 +1,7 @@
 #pragma once
 // A thread for work that would keep an event loop from its other clients. Work is done in pieces.
 // The keys (users, channels) take turns, and so do the jobs of one key: a key that has much to do
-// delays another by one piece. The thread has less of the processors than others (nice).
+// delays another by one piece. The thread has a lower priority than others (nice + 10).
 
 #include <condition_variable>
 #include <cstdint>

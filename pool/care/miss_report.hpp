@@ -17,7 +17,7 @@ enum class CacheStatus : std::uint8_t {
   present,       ///< a match finds it
   unhinted,      ///< published, but the index has lost its hint
   computing,     ///< a process is computing it right now
-  orphaned,      ///< published after a parent that was evicted, so no match gets to it
+  orphaned,      ///< published, but its parent block has been evicted; a match stops there
   collision,     ///< a block of the same hash holds other tokens, so a match refuses it
   evicted,       ///< its block was taken for other content
   retired,       ///< its block was corrupt

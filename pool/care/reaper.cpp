@@ -4,10 +4,10 @@
 #include <span>
 #include <vector>
 
+#include "base/kill_point.hpp"
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
-#include "base/kill_point.hpp"
 #include "base/prefetch.hpp"
 #include "pool/prefix_index.hpp"
 #include "pool/process_slot.hpp"

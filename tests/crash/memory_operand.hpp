@@ -32,7 +32,7 @@ inline std::optional<std::uint64_t> memory_operand(const user_regs_struct& regis
   const unsigned modrm = *code++;
   const unsigned mode = modrm >> 6;
   unsigned base = modrm & 7;
-  if (mode == 3 || (mode == 0 && base == 5)) return std::nullopt;  // a register; beside the code
+  if (mode == 3 || (mode == 0 && base == 5)) return std::nullopt;  // none, or relative to rip
   std::uint64_t address = 0;
   if (base == 4) {
     const unsigned sib = *code++;

@@ -35,7 +35,7 @@ class NegativeControl : public ::testing::Test {
  protected:
   void SetUp() override {
     if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
-    if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
+    if (!TracedChild::is_allowed()) GTEST_SKIP() << "NOT RUN: ptrace is forbidden here";
   }
 
   static void print(const char* name, const Verdicts& verdicts) {

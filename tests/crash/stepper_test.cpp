@@ -54,7 +54,7 @@ class EveryInstruction : public ::testing::TestWithParam<Operation> {
  protected:
   void SetUp() override {
     if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
-    if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
+    if (!TracedChild::is_allowed()) GTEST_SKIP() << "NOT RUN: ptrace is forbidden here";
   }
 
   /// Steps through the whole operation and examines the pool at each boundary.
@@ -121,7 +121,7 @@ TEST_P(EveryInstruction, MayBeTheLastBeforeAKill) {
 /// complete, and the next steward formats the pool again.
 TEST(EveryInstructionOfFormatting, MayBeTheLastBeforeAKill) {
   if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
-  if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
+  if (!TracedChild::is_allowed()) GTEST_SKIP() << "NOT RUN: ptrace is forbidden here";
   constexpr std::size_t kWritten = 3;  // control, metadata, tokens: formatting writes nothing else
   const PoolGeometry geometry = small_geometry(16, 8);
   const PoolFds fds = create_pool_objects(geometry).value();

@@ -60,7 +60,7 @@ class StoppedAnywhere : public ::testing::Test {
 
   void SetUp() override {
     if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
-    if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
+    if (!TracedChild::is_allowed()) GTEST_SKIP() << "NOT RUN: ptrace is forbidden here";
     for (const Operation& operation : operations())
       rehearsals_.push_back(std::make_unique<Rehearsal>(operation));
   }

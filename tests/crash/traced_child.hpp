@@ -24,8 +24,8 @@ class TracedChild {
   /// Runs one instruction. False if it was the last of `body`. Any other event than a step is a bug
   /// and ends the test.
   bool step();
-  /// The registers before the next instruction. It can be read at the same address as the child's:
-  /// the child was forked.
+  /// The registers before the next instruction. The instruction's bytes can be read in this process
+  /// at registers.rip, because the child is a fork.
   user_regs_struct registers() const;
   /// Whether the next instruction is a system call.
   static bool is_system_call(const user_regs_struct& registers);

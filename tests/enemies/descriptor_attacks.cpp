@@ -83,7 +83,7 @@ UniqueFd fuse(Enemy&) { return UniqueFd(open("/dev/fuse", O_RDWR | O_CLOEXEC)); 
 
 UniqueFd terminal(Enemy&) { return UniqueFd(open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC)); }
 
-UniqueFd own_directory(Enemy&) { return UniqueFd(open("/", O_PATH | O_CLOEXEC)); }
+UniqueFd root_directory(Enemy&) { return UniqueFd(open("/", O_PATH | O_CLOEXEC)); }
 
 using Maker = UniqueFd (*)(Enemy&);
 constexpr Maker kMakers[] = {lingering_socket,
@@ -94,7 +94,7 @@ constexpr Maker kMakers[] = {lingering_socket,
                              full_eventfd,
                              fuse,
                              terminal,
-                             own_directory,
+                             root_directory,
                              socket_that_holds_itself};
 
 /// One kind, or some of several kinds.

@@ -100,10 +100,11 @@ class HonestClient {
 
   void compare(std::size_t i, const Outcome& outcome) {
     if (!outcome.error.empty()) return;
-    if (i < std::size(kPrompts)) {
-      expected_.push_back(outcome.tokens);
+    std::vector<TokenId>& expected = expected_[i % std::size(kPrompts)];
+    if (expected.empty()) {
+      expected = outcome.tokens;
       if (outcome.tokens.size() != kTokens) complain("a first request is incomplete");
-    } else if (outcome.tokens != expected_[i % std::size(kPrompts)]) {
+    } else if (outcome.tokens != expected) {
       complain("request " + std::to_string(i) + " got other tokens than before");
     }
     board_.checked_tokens += outcome.tokens.size();
@@ -112,7 +113,7 @@ class HonestClient {
   Board& board_;
   std::string socket_path_;
   std::optional<Client> client_;
-  std::vector<std::vector<TokenId>> expected_;
+  std::vector<std::vector<TokenId>> expected_{std::size(kPrompts)};  ///< by prompt
 };
 
 }  // namespace

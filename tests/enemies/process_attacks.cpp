@@ -16,7 +16,7 @@
 namespace kvhive::testing {
 namespace {
 
-// A stopped process is continued by the run (enemies.cpp), a dead one replaced.
+// A stopped process is continued by the run (besiegers.cpp), a dead one replaced.
 
 void stop_now(Enemy&) { raise(SIGSTOP); }
 

@@ -12,9 +12,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A valid request costs the engine what it computes, whoever sends it: whoever pays for it may ask
-// for it. So what is valid here is short, and what is long is refused in the end: a prompt of
-// kNoTokens is too long as text, and has tokens that do not exist.
+// A valid request may use the engine for as long as it computes; that is no attack. So valid
+// requests here are short. Long prompts consist of the byte kNoTokens: as text they are too long,
+// as tokens they name ids that do not exist, and the engine refuses them.
 constexpr auto kNoTokens = std::byte{0xff};
 constexpr std::uint64_t kShortPrompt = 8;
 

@@ -24,14 +24,14 @@ enum class DescriptorKind : std::uint8_t {
   pipe_of_nobody,  ///< no process writes to it
   full_eventfd,    ///< blocking, and a write would block
   growing_memory,  ///< no seals, sparse, a terabyte long
-  sealed_memory,   ///< sealed against everything, also against reading more into it
+  sealed_memory,   ///< with all seals
   pidfd_of_init,   ///< of another process than the sender
   pidfd_of_sender,
   epoll_of_epoll,    ///< that watches the connection it is sent over, and another epoll
   socket_in_flight,  ///< a socket whose queue holds its own other end
   the_connection,    ///< the sender's end of the connection it is sent over
   timer,
-  lingering,  ///< who closes it last waits for an hour
+  lingering,  ///< the last close() waits for an hour
   count,
 };
 
@@ -62,7 +62,7 @@ class StrangerDescriptors {
     return -1;
   }
 
-  /// The descriptors that packets carry are the last ones afterwards.
+  /// Closes this process's copies, so that those in packets are the last ones.
   void close_own() {
     kept_.clear();
     if (lingering_) lingering_->socket = UniqueFd();

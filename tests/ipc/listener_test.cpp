@@ -69,12 +69,13 @@ TEST_F(ListenerTest, ADirectoryThatSomebodyKeepsLockedIsRefusedByName) {
   EXPECT_FALSE(std::filesystem::exists(path())) << "a daemon removes its socket nevertheless";
 }
 
-/// Makes the socket in a process that ends without removing it, as a kill does.
+/// A socket whose keeper has ended without removing it.
 struct StaleSocket {
   std::string identity;
   pid_t keeper = 0;  ///< has ended
 };
 
+/// Makes the socket in a process that ends without removing it, as a kill does.
 /// \param before_end  run by the keeper while it listens
 StaleSocket leave_stale_socket(
     const std::string& path, const std::function<void()>& before_end = [] {}) {

@@ -75,7 +75,8 @@ void come_and_go(const Scene& scene) {
   require(client.generate(short_request())->tokens.size() == 16, "tokens");
 }
 
-/// A stranger asks for what only the daemon's user gets, for too much, and sends a broken packet.
+/// A stranger asks for the status (0), asks for a channel that is too small (1), and sends a
+/// malformed packet (2).
 void be_refused(const Scene& scene) {
   const PlayingUser playing(kAlice);
   for (const int what : {0, 1, 2}) {
@@ -103,7 +104,8 @@ void use_the_guest(const Scene& scene) {
   await(
       scene, [&] { return has_joined() || !is_alive(scene.guest()); }, "the guest does not join");
   require(has_joined(), "the guest is dead");
-  Client client = connected(scene, 2);
+  // Of any engine, because a request for engine 2 alone would wait for it if it is killed.
+  Client client = connected(scene);
   require(client.generate(short_request())->tokens.size() == 16, "tokens");
 }
 

@@ -30,9 +30,9 @@ struct Scenario {
   /// The actor.
   std::function<void(const Scene&)> act;
   std::vector<Peer> peers = {};
-  /// The peers that the scenario itself kills: their belongings come back only after a while.
+  /// The scenario kills an engine or the steward. Each run of it then needs a new daemon.
   bool costs_a_child = false;
-  bool kills_the_steward = false;
+  bool kills_the_steward = false;  ///< then there may be nobody who removes the socket
   Ending ending = Ending::serves;
   bool needs_users = false;  ///< root, who can play other users
   /// The actor may get an error instead of what it asked for, if a peer dies.

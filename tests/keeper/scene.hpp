@@ -1,6 +1,7 @@
 #pragma once
-// A real kvhived whose keeper can be traced, and what another process can see of it. Everything is
-// read from /proc, because asking the keeper would cause system calls of its own.
+// A real kvhived whose keeper can be traced, and what another process can see of it. While the
+// keeper is traced, only /proc is read, because a question to the keeper adds system calls.
+// Functions that ask the keeper say so.
 
 #include <optional>
 #include <set>
@@ -56,26 +57,28 @@ class Scene {
 
   const std::string& socket() const { return socket_; }
   const std::string& log() const { return log_; }
-  const std::filesystem::path& directory() const { return directory_.path(); }
+  /// Asks the keeper, as the next two do.
   Result<Client> connect(std::uint32_t engine = kAnyEngine) const;
   bool fsck_is_clean() const;
-  /// Asks the keeper. An ended engine's slot is swept by the steward.
+  /// An ended engine's slot is swept by the steward.
   bool has_swept_all_slots() const;
   Belongings belongings() const;
 
-  /// What must be true after the keeper has ended, by itself or by SIGKILL.
+  /// The keeper's children and memory objects at one moment. After the keeper has ended, none of
+  /// them may be left.
   struct Remains {
     std::vector<pid_t> processes;
     std::set<ino_t> objects;
     bool has_steward = false;  ///< the steward, or a child that is about to be it, is alive
   };
   Remains remains() const;
-  /// Who removes the socket of a keeper that was killed is the steward (docs/RELIABILITY.md).
+  /// nothing: the socket is gone, too, because the steward has removed it. perhaps_the_socket:
+  /// there was no steward (docs/RELIABILITY.md).
   enum class Left : std::uint8_t { nothing, perhaps_the_socket };
   Complaints nothing_is_left_of(const Remains& remains, Left left = Left::nothing) const;
   /// Sends SIGTERM and collects the keeper, which must end well.
   Complaints stop(Left left = Left::nothing);
-  /// Ends those that are left, so that the next daemon does not suffer for it.
+  /// Kills the processes that are left and removes the socket, so that the next daemon can start.
   void clear_away(const Remains& remains) const;
 
  private:

@@ -61,6 +61,8 @@ class SystemCallTracer {
   pid_t pid_;
   std::set<pid_t> threads_;
   std::set<pid_t> standing_;  ///< of these, those that do not run
+  /// The threads' states and counts of context switches at the last is_asleep(); the same again =
+  /// no thread has run.
   std::string last_states_;
   UniqueFd child_events_;  ///< a signalfd of SIGCHLD, which is blocked meanwhile
   bool was_blocked_ = false;

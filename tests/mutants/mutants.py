@@ -101,7 +101,7 @@ def run(command, build, log):
 
 
 def make(build, mutant, folder):
-    """Returns the mutated test program."""
+    """Links the program with the mistake. Returns the test program to run."""
     original = (ROOT / mutant["file"]).read_text()
     if original.count(mutant["was"]) != 1:
         raise Broken(f"`was` occurs {original.count(mutant['was'])} times in {mutant['file']}, not once")

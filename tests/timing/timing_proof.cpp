@@ -166,7 +166,7 @@ int prove() {
         kDaemonRounds, kMayBeBelow, [&] { return round_of_a_daemon(random, "user"); },
         [&] { return round_of_a_daemon(random, "all"); });
   else
-    std::printf(" NOTHING IS SHOWN HERE: only root can play two users; run it as root\n");
+    std::printf(" NOT RUN: only root can play two users; run it as root\n");
   return is_well ? 0 : 1;
 }
 

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/stat.h>
 
 #include <functional>
@@ -14,6 +15,7 @@
 #include "ipc/listener.hpp"
 #include "tests/support/lingering_socket.hpp"
 #include "tests/support/playing_user.hpp"
+#include "tests/support/sanitizers.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace kvhive::testing {
@@ -98,6 +100,23 @@ TEST_F(ConnectionsTest, AClientNeedsNoPidfdInItsHelloAndIsGoneWhenItsSocketClose
   client = UniqueFd();
   serve_until([&] { return peers() == 0; });
   EXPECT_THAT(gone_, ElementsAre(kAlice));
+}
+
+/// A timer for each connection, set until its hello is due, would be memory that anybody can take.
+TEST_F(ConnectionsTest, ProcessesThatConnectAndLeaveTakeNoMemoryMeanwhile) {
+  if (kUnderSanitizer) GTEST_SKIP() << "NOT RUN: a sanitizer keeps freed memory";
+  listen();
+  const auto come_and_go = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      UniqueFd client = connect_as(kAlice);
+      serve_until([&] { return peers() == 1; });
+      client = UniqueFd();
+      serve_until([&] { return peers() == 0; });
+    }
+    return mallinfo2().uordblks;
+  };
+  const std::size_t before = come_and_go(100);
+  EXPECT_LT(come_and_go(500), before + 500 * 16);
 }
 
 TEST_F(ConnectionsTest, SinceLinux616DescriptorsCannotEvenBeSent) {

@@ -106,7 +106,7 @@ TEST_F(AsNobody, ADaemonThatRootStartsServesAsThatUserAndRootCanInspectIt) {
 }
 
 /// Another group's file: without a capability, only a member of the group could make it.
-TEST_F(AsNobody, TheSocketMayBelongToAnyGroupAllTheSame) {
+TEST_F(AsNobody, TheSocketMayBelongToAGroupThatTheUserIsNotIn) {
   for (const std::string user : {"nobody", ""}) {
     SCOPED_TRACE(user);
     const gid_t group = 60'010;

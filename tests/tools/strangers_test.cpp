@@ -154,7 +154,7 @@ class FileLocker {
 
 TEST_F(Strangers, AClientThatLocksItsChannelsFileStopsNobodyWhenAnEngineDies) {
   if (!can_make_memory_that_never_arrives())
-    GTEST_SKIP() << "NOTHING IS SHOWN HERE: the system forbids userfaultfd; allow it";
+    GTEST_SKIP() << "NOT RUN: the system forbids userfaultfd; allow it";
   start();
   const FileLocker locker(*daemon_);
   const pid_t engine = daemon_->status()["engines"][0]["pid"];
@@ -165,7 +165,7 @@ TEST_F(Strangers, AClientThatLocksItsChannelsFileStopsNobodyWhenAnEngineDies) {
 
 TEST_F(Strangers, AClientThatLocksItsChannelsFileAndLeavesStopsNobody) {
   if (!can_make_memory_that_never_arrives())
-    GTEST_SKIP() << "NOTHING IS SHOWN HERE: the system forbids userfaultfd; allow it";
+    GTEST_SKIP() << "NOT RUN: the system forbids userfaultfd; allow it";
   start();
   FileLocker locker(*daemon_);
   locker.close_channel();

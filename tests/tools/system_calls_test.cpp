@@ -79,13 +79,13 @@ class FilteredProcess : public ::testing::TestWithParam<Program> {
   TempDirectory directory_;
 };
 
-TEST_P(FilteredProcess, FailsInACallThatItDoesNotNeedAndTells) {
+TEST_P(FilteredProcess, ACallThatIsNotInTheListFailsAndIsLogged) {
   in_child([this] {
     for (const Call& call : kDangerous) {
       errno = 0;
       KV_CHECK(call.make() == -1 && errno == ENOSYS, call.name, errno);
     }
-    // Another thread writes the log: it is waited for here, and killed with the process otherwise.
+    // Another thread writes the log. Its lines are waited for, because it ends with this process.
     for (const Call& call : kDangerous)
       while (logged().find(std::string(": ") + call.name + " (") == std::string::npos)
         std::this_thread::yield();
@@ -104,7 +104,7 @@ TEST_P(FilteredProcess, StillTakesMemoryOpensItsLogAgainAndAnEngineStartsThreads
   EXPECT_EQ(logged(), "");
 }
 
-TEST_P(FilteredProcess, HasItInThreadsThatWereThereBefore) {
+TEST_P(FilteredProcess, TheFilterHoldsForThreadsStartedBefore) {
   ChildProcess child([this] {
     KV_CHECK(start_log("filtered", "info", log()).has_value());
     std::atomic<bool> is_filtered = false, is_refused = false;
@@ -121,7 +121,7 @@ TEST_P(FilteredProcess, HasItInThreadsThatWereThereBefore) {
   EXPECT_TRUE(ended_well(child.wait()));
 }
 
-TEST_P(FilteredProcess, IsNotFilteredWithOff) {
+TEST_P(FilteredProcess, OffInstallsNoFilter) {
   ChildProcess child([] {
     KV_CHECK(keep_only_calls_of(GetParam(), SystemCallFilter::off).has_value());
     KV_CHECK(prctl(PR_GET_SECCOMP) == 0);

@@ -50,7 +50,9 @@ std::string describe(int status) {
   if (WIFEXITED(status)) return "exit code " + std::to_string(WEXITSTATUS(status));
   const int number = WTERMSIG(status);
   return "signal " + std::to_string(number) +
-         (number == SIGSYS ? " (a system call that is not in its list; --system-call-filter)" : "");
+         (number == SIGSYS ? " (it made a system call that is not in its list; "
+                             "--system-call-filter off allows all)"
+                           : "");
 }
 
 }  // namespace

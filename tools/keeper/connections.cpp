@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
@@ -132,17 +133,35 @@ void Connections::make_room_for_silent(const Peer& peer) {
   make_room(limits_.silent_of_all, [](const Peer&) { return true; });
 }
 
-/// Closes the connection if it is still silent when the time for a hello has passed. That costs the
-/// peer its connection and nobody anything else.
-void Connections::expect_hello(const Peer& peer) {
-  loop_.after(limits_.for_hello, [this, socket = peer.socket.get(), number = peer.number] {
-    const auto found = tables_.peers.find(socket);
-    if (found == tables_.peers.end() || found->second.number != number) return;
-    if (!found->second.has_spoken)
+/// Sees to it that the connection is closed if it is still silent when the time for a hello has
+/// passed. That costs the peer its connection and nobody anything else. There is one timer for all:
+/// peers that come and go must not leave a timer each.
+void Connections::expect_hello(Peer& peer) {
+  peer.since = std::chrono::steady_clock::now();
+  if (!std::exchange(expects_hellos_, true))
+    loop_.after(limits_.for_hello, [this] { close_late(); });
+}
+
+void Connections::close_late() {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<int> late;
+  auto next = std::chrono::steady_clock::time_point::max();
+  for (const auto& [socket, peer] : tables_.peers) {
+    if (peer.has_spoken) continue;
+    const auto end = peer.since + limits_.for_hello;
+    if (end <= now)
+      late.push_back(socket);
+    else
+      next = std::min(next, end);
+  }
+  for (const int socket : late)
+    if (const auto found = tables_.peers.find(socket); found != tables_.peers.end())
       refuse(found->second, {Errc::not_running, "nothing was said for " +
                                                     std::to_string(limits_.for_hello.count()) +
                                                     " s after connecting; say hello at once"});
-  });
+  expects_hellos_ = next != std::chrono::steady_clock::time_point::max();
+  if (expects_hellos_)
+    loop_.after(std::chrono::ceil<std::chrono::milliseconds>(next - now), [this] { close_late(); });
 }
 
 void Connections::receive(int socket) {

@@ -65,7 +65,8 @@ class Connections {
   bool has_room_for(const Peer& peer) const;
   [[nodiscard]] Expected<void> check_user(const Peer& peer) const;
   void make_room_for_silent(const Peer& peer);
-  void expect_hello(const Peer& peer);
+  void expect_hello(Peer& peer);
+  void close_late();
   void receive(int socket);
   void turn_away(UniqueFd socket, const Error& error);
   void close_strangers(UniqueFd socket);
@@ -77,6 +78,7 @@ class Connections {
   ConnectionLimits limits_;
   Burial burial_;
   std::uint64_t next_number_ = 1;
+  bool expects_hellos_ = false;  ///< the timer for close_late() is set
   /// Reserve descriptor. Closed when accept() fails with EMFILE, so that one peer can be accepted
   /// and refused; else it would stay in the queue and wake the loop for ever.
   UniqueFd reserve_;

@@ -154,7 +154,9 @@ Keeper::Keeper(const Options& options, const ProcessLimits& limits, Domains doma
 /// them to end: the pool's memory is freed with them, and they are built to be killed at any
 /// instruction.
 Keeper::~Keeper() {
-  listener_.remove_files();  // while there is a steward, which does it if the keeper is killed here
+  // First, while there is a steward: if the keeper is killed from here on, the steward removes
+  // them.
+  listener_.remove_files();
   supervisor_.stop_all();
   if (tables_.pool.gpu_memory.is_running()) end_guests();
   tables_.pool.gpu_memory.end();  // last, because the engines have had its memory mapped

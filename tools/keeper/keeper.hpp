@@ -75,7 +75,7 @@ class Keeper : private Connections::Events,
   Tables tables_;
   Connections connections_;
   Supervisor supervisor_;
-  /// Also tells clients which engine they are given to.
+  /// Also tells clients which engine serves their channel.
   struct Line : EngineSockets {
     explicit Line(ChannelMaker& its_maker) : maker(its_maker) {}
     void gave(uid_t user, int memory, std::uint32_t number) override {

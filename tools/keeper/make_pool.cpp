@@ -47,6 +47,10 @@ MemoryFigures device_memory(const ModelFacts& model, const MemoryFigures& host) 
   return {model.gpu.total, model.gpu.available, model.weight_bytes, model.engine_peak, "the GPU"};
 }
 
+/// Memory of its own that a process of the daemon has at least. It is kept free, else the kernel
+/// might end the keeper of a pool that just fits.
+constexpr std::size_t kLeastOfAProcess = std::size_t{2} << 20;
+
 /// Whether machine, cgroups and limits have room for the pool. Checked before anything is
 /// allocated.
 Expected<void> check_host_room(const MadePool& pool, const PoolLayout& layout,
@@ -54,7 +58,8 @@ Expected<void> check_host_room(const MadePool& pool, const PoolLayout& layout,
   const std::size_t mapped_device = pool.is_on_gpu() ? 0 : layout.device_bytes;
   const std::size_t whole = mapped_device + layout.host_bytes + layout.control_bytes +
                             layout.metadata_bytes + layout.tokens_bytes;
-  if (auto fits = check_room(whole, host); !fits) return fits;
+  const std::size_t of_processes = kLeastOfAProcess * (options.engines + 2);
+  if (auto fits = check_room(whole + of_processes, host); !fits) return fits;
   const ProcessLimits limits = take_process_limits();
   const std::size_t locked = layout.control_bytes + layout.metadata_bytes + layout.tokens_bytes;
   if (options.lock_metadata)

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -30,10 +31,11 @@ struct Peer {
   UniqueFd pidfd;  ///< empty for the keeper's own children: Child has theirs
   pid_t pid = 0;   ///< in the keeper's PID namespace; 0 = the process is not visible there
   uid_t uid = 0;
-  std::uint64_t number = 0;  ///< of the connection; never used twice
-  bool has_spoken = false;   ///< a packet has come
-  bool is_welcome = false;   ///< its hello was accepted
-  bool is_serving = false;   ///< an engine that has signed in to the pool
+  std::uint64_t number = 0;                       ///< of the connection; never used twice
+  std::chrono::steady_clock::time_point since{};  ///< when it connected
+  bool has_spoken = false;                        ///< a packet has come
+  bool is_welcome = false;                        ///< its hello was accepted
+  bool is_serving = false;                        ///< an engine that has signed in to the pool
   Role role = Role::client;
   std::uint32_t engine = kAnyEngine;  ///< engine: its own number
   std::uint32_t slot = 0;             ///< engine: its process slot in the pool

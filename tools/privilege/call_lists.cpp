@@ -9,7 +9,7 @@
 namespace kvhive {
 namespace {
 
-// -- of every program: memory, threads, time, files and sockets that are open, the log ------------
+// -- of all programs: memory, threads, time, files and sockets that are open, the log ------------
 
 constexpr const char* kMemory[] = {"brk", "madvise", "mmap", "mprotect", "mremap", "munmap"};
 
@@ -36,13 +36,13 @@ constexpr const char* kFiles[] = {"getcwd", "getdents64", "openat", "readlink", 
 constexpr const char* kConnections[] = {"getpeername", "getsockname", "getsockopt", "recvfrom",
                                         "recvmsg",     "sendmsg",     "sendto",     "shutdown"};
 
-constexpr const char* kFacts[] = {"getegid",   "geteuid", "getgid",    "getpid",  "getppid",
-                                  "getrandom", "getuid",  "prlimit64", "sysinfo", "uname"};
+constexpr const char* kOwnIds[] = {"getegid",   "geteuid", "getgid",    "getpid",  "getppid",
+                                   "getrandom", "getuid",  "prlimit64", "sysinfo", "uname"};
 
 constexpr unsigned kAll = ~0u;
 
-constexpr CallWithArgument kNames[] = {{"prctl", 0, kAll, PR_SET_NAME},
-                                       {"prctl", 0, kAll, PR_SET_VMA}};
+constexpr CallWithArgument kNaming[] = {{"prctl", 0, kAll, PR_SET_NAME},
+                                        {"prctl", 0, kAll, PR_SET_VMA}};
 constexpr CallWithArgument kPriorities[] = {{"setpriority", 0, kAll, PRIO_PROCESS}};
 constexpr CallWithArgument kTerminals[] = {{"ioctl", 1, kAll, TCGETS},
                                            {"ioctl", 1, kAll, TIOCGWINSZ}};
@@ -109,15 +109,15 @@ std::string_view to_string(Program program) {
 }
 
 CallList calls_of(Program program) {
-  CallList list{{kMemory, kThreads, kTime, kSignals, kDescriptors, kFiles, kConnections, kFacts},
+  CallList list{{kMemory, kThreads, kTime, kSignals, kDescriptors, kFiles, kConnections, kOwnIds},
                 {}};
   switch (program) {
     case Program::engine:
-      list.with_argument = {kNames, kTerminals, kPriorities, kNewThreads};
+      list.with_argument = {kNaming, kTerminals, kPriorities, kNewThreads};
       break;
     case Program::steward:
       list.calls.push_back(kSocketFiles);
-      list.with_argument = {kNames, kTerminals, kPriorities, kUnixSockets};
+      list.with_argument = {kNaming, kTerminals, kPriorities, kUnixSockets};
       break;
     case Program::keeper:
       for (const std::span<const char* const> more :

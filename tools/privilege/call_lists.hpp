@@ -25,7 +25,8 @@ struct CallList {
   std::vector<std::span<const CallWithArgument>> with_argument;
 };
 
-/// Besides these, a program may send a signal to one of its own threads (tgkill).
+/// Besides these, steward and engine may send signals to their own threads (tgkill). The keeper's
+/// list has tgkill without a condition: its children inherit the filter and have other pids.
 CallList calls_of(Program program);
 
 }  // namespace kvhive

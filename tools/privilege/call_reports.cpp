@@ -71,8 +71,10 @@ void log_refused_calls() {
     if (times == 0) continue;
     if (const auto note = limits[number].admit())
       spdlog::error(
-          "made a system call that is not in its list, {} times: {} (number {}); it was "
-          "refused. --system-call-filter off allows all{}",
+          "refused a system call that is not in its list, {} times: {} (number {}). A call is "
+          "missing "
+          "in the list, or somebody has broken into this process; --system-call-filter off turns "
+          "the lists off{}",
           times, name_of(static_cast<int>(number)), number, *note);
   }
 }

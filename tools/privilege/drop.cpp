@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <type_traits>
 
 namespace kvhive {
 namespace {
@@ -77,7 +76,7 @@ Expected<void> drop_bounding_set() {
   return os_failure("give up the bounding set of capabilities");
 }
 
-/// Those of this thread.
+/// Gives up all capabilities of this thread.
 Expected<void> drop_capabilities() {
   capng_clear(CAPNG_SELECT_ALL);
   if (capng_apply(CAPNG_SELECT_CAPS) == 0) return {};

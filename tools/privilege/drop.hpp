@@ -26,13 +26,15 @@ struct RunAs {
 /// there as it is.
 [[nodiscard]] Expected<void> make_directory_for(const RunAs& user, const std::string& path);
 
-/// Whether Options::user means a change. Error: it would be one, but this process is not root.
+/// The user to change to. Nothing = Options::user is empty or names this process's user. Error: it
+/// names another user, and this process is not root, or there is no such user.
 [[nodiscard]] Expected<std::optional<RunAs>> wanted_user(const Options& options);
 
-/// Becomes that user, if there is one; gives up all capabilities for good, so that no program it
-/// starts can have any. Root keeps what does not take a capability, and stays a member of the group
-/// in Options::socket_access, which may have the socket. Raises the limit of locked memory first if
-/// Options::lock_metadata needs it. The process must have one thread.
+/// Becomes that user, if there is one. Gives up all capabilities for good, so that no program that
+/// it starts can have any; root keeps what needs no capability, for example its own files. Joins
+/// the group in Options::socket_access, because only a member may give the socket to a group. If
+/// Options::lock_metadata is set, first raises the limit of locked memory. The process must have
+/// one thread.
 [[nodiscard]] Expected<void> drop_privileges(const Options& options,
                                              const std::optional<RunAs>& user);
 

@@ -26,18 +26,21 @@ using Filter = std::unique_ptr<void, decltype(&seccomp_release)>;
 /// \param result of libseccomp: 0 or a negative errno
 Expected<void> checked(const std::string& what, int result) {
   if (result == 0) return {};
-  return failure(Errc::os_error,
-                 "system-call-filter: " + what + ": " + std::generic_category().message(-result));
+  return failure(Errc::os_error, "system-call-filter: " + what + ": " +
+                                     std::generic_category().message(-result) +
+                                     "; --system-call-filter off starts without filters");
 }
 
 Expected<void> set_attributes(const Filter& filter) {
   // A call of another ABI (32 bits) is none of ours.
-  if (auto set = checked("other ABIs", seccomp_attr_set(filter.get(), SCMP_FLTATR_ACT_BADARCH,
-                                                        SCMP_ACT_ERRNO(ENOSYS)));
+  if (auto set =
+          checked("set the rule for 32-bit calls",
+                  seccomp_attr_set(filter.get(), SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_ERRNO(ENOSYS)));
       !set)
     return set;
   // The filter holds for the threads that are there already, too.
-  return checked("all threads", seccomp_attr_set(filter.get(), SCMP_FLTATR_CTL_TSYNC, 1));
+  return checked("set the rule for all threads",
+                 seccomp_attr_set(filter.get(), SCMP_FLTATR_CTL_TSYNC, 1));
 }
 
 Expected<void> allow(const Filter& filter, const char* name) {
@@ -73,7 +76,7 @@ Expected<void> load(Program program) {
   if (filter == nullptr) return failure(Errc::os_error, "system-call-filter: no memory");
   if (auto set = set_attributes(filter); !set) return set;
   if (auto filled = fill(filter, calls_of(program)); !filled) return filled;
-  return checked("the kernel does not take the filter", seccomp_load(filter.get()));
+  return checked("load the filter", seccomp_load(filter.get()));
 }
 
 }  // namespace

@@ -167,8 +167,8 @@ Expected<int> run(int argc, char** argv) {
   const bool removed = remove_stale_socket(socket, identity, keeper_pid);
   spdlog::warn("the keeper (pid {}) ended without stopping its children; its socket is {}",
                keeper_pid, removed ? "removed" : "gone or another daemon's");
-  // The keeper may have been killed between its socket and the directory. One with another daemon's
-  // socket in it is not empty, so it stays.
+  // The keeper may have been killed after it removed the socket and before it removed the
+  // directory. rmdir() fails if another daemon's socket is in it.
   if (removes_directory) rmdir(std::filesystem::path(socket).parent_path().c_str());
   return 0;
 }

@@ -40,7 +40,7 @@ class EveryInstructionOfAChannel : public ::testing::TestWithParam<ChannelOperat
 
   void SetUp() override {
     if (kUnderThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer sees one process only";
-    if (!TracedChild::is_allowed()) GTEST_SKIP() << "ptrace is forbidden here: NOTHING WAS TESTED";
+    if (!TracedChild::is_allowed()) GTEST_SKIP() << "NOT RUN: ptrace is forbidden here";
     GetParam().prepare(stage_);
     start_ = ChannelImage(stage_.medium());
   }

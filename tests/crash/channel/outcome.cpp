@@ -48,7 +48,7 @@ Complaints after_death_of_client(ChannelStage& stage, const ChannelImage& left, 
     if (dies_too) stage.replace_engine();
     stage.engine().hear();
     stage.engine().end_all();
-    // A client that lives reads no error; a dead one's requests are none either.
+    // No request may end in an error: each was submitted whole, even by a client that was killed.
     for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
       const RequestSlot& s = stage.client().raw_slot(slot);
       if (s.state.load() == SlotState::finished && s.reason == FinishReason::error)

@@ -15,14 +15,15 @@ using Complaints = std::vector<std::string>;
 /// One side of the channel does what it can do now. False if its process has ended.
 using Turn = std::function<bool()>;
 
-/// Client and engine take turns until all requests have ended, then work through one more, which
-/// needs the whole heap.
+/// Client and engine take turns a fixed number of times, which is enough for all requests to end,
+/// then work through one more, which needs the whole heap.
 void conduct(StoryStatus& status, const Turn& client, const Turn& engine);
 
 /// The engine was killed and left this: another engine takes the channel over, and the client goes
 /// on.
 Complaints after_death_of_engine(ChannelStage& stage, const ChannelImage& left);
-/// The client was killed: its engine goes on until the keeper tells it of the death.
+/// The client was killed: its engine goes on until the keeper tells it of the death; in a second
+/// examination, another engine takes over before that.
 Complaints after_death_of_client(ChannelStage& stage, const ChannelImage& left);
 
 /// What was said to `status`, if anything.

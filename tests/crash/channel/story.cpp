@@ -148,9 +148,9 @@ void StoryClient::wake() {
 void StoryClient::check_has_seen_all() {
   for (const auto& [slot, open] : open_) {
     if (raw_slot(slot).state.load() == SlotState::finished)
-      status_->complain(named(open.number) + ": the client sleeps over its end");
+      status_->complain(named(open.number) + ": the client sleeps although it has ended");
     else if (raw_slot(slot).tokens.load() > open.tokens)
-      status_->complain(named(open.number) + ": the client sleeps over a token");
+      status_->complain(named(open.number) + ": the client sleeps although a token is unread");
   }
 }
 
@@ -279,9 +279,9 @@ void StoryEngine::check_has_heard_all() {
   for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
     const SlotState state = raw_slot(slot).state.load();
     if (state == SlotState::submitted)
-      status_->complain("the engine sleeps over the request in slot " + std::to_string(slot));
+      status_->complain("the engine sleeps although a request is in slot " + std::to_string(slot));
     if (state == SlotState::accepted && raw_slot(slot).wants_abort.load() != 0)
-      status_->complain("the engine sleeps over the abort of slot " + std::to_string(slot));
+      status_->complain("the engine sleeps although an abort is in slot " + std::to_string(slot));
   }
 }
 

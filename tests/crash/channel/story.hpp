@@ -53,8 +53,8 @@ class StoryClient {
   void allow_refusal(std::uint32_t slot) { open_.at(slot).may_be_refused = true; }
   /// Reads all requests if the bell has rung.
   void wake();
-  /// Wakes, and checks that it sleeps over nothing; if told to conclude, checks that nothing is
-  /// left of the requests so far, and submits another that needs the whole heap.
+  /// Wakes, and checks that nothing was there while it slept; if told to conclude, checks that
+  /// nothing is left of the requests so far, and submits another that needs the whole heap.
   void turn();
 
   bool has(std::uint32_t slot) const { return open_.count(slot) != 0; }

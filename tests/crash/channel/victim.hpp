@@ -50,7 +50,7 @@ class Victim {
   bool has_changed() const { return has_changed_; }
   /// Whether the next instruction is a system call.
   bool is_at_system_call() const { return is_at_system_call_; }
-  /// Whether it reads or writes a slot's fields, other than the request itself.
+  /// Whether the next instruction reads or writes a slot's fields, other than the request itself.
   bool is_at_slot() const { return is_at_slot_; }
   bool has_done_it() const { return *has_done_it_; }
 

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "base/memory_object.hpp"
@@ -22,11 +21,12 @@
 namespace kvhive {
 namespace {
 
-/// Then a helper without work ends. Clients that come and go do not cost a fork each.
+/// A helper without work ends after this time, so that clients that come and go do not cost a fork
+/// each.
 constexpr std::chrono::milliseconds kIdle{500};
-/// Delay before a helper is started again that could not be.
+/// Delay before the next try, if a helper could not be started or its queue is full.
 constexpr std::chrono::milliseconds kTryAgain{100};
-/// What else runs has the processors first.
+/// Helpers have a lower priority than the daemon's other processes.
 constexpr int kNiceness = 10;
 
 using Control = std::array<char, CMSG_SPACE(sizeof(int))>;

@@ -1,9 +1,10 @@
 #pragma once
-// What the keeper does to a channel's file once its client has the file, too. Every such call takes
-// the file's lock, which the client can hold for as long as it likes: it writes to the file, and
-// the memory that it writes from is slow to arrive, or never does (FUSE). Whoever waits for that
-// lock cannot be killed. So a helper process waits, one for each user, and nobody waits for it. A
-// helper whose user has nothing to do ends after a while.
+// Calls into a channel's memory file after its client has got the file. Such a call takes the
+// file's lock in the kernel (the inode lock). The client can hold that lock for ever: it calls
+// write() on the file with a buffer whose page fault is never answered (FUSE, userfaultfd). A
+// thread that waits for the lock cannot even be killed. So the keeper makes no such call. A helper
+// process for each user makes it, and the keeper never waits for a helper. A helper without work
+// ends after a while.
 
 #include <sys/types.h>
 
@@ -11,6 +12,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <utility>
 
 #include "base/loop/event_loop.hpp"
 #include "base/unique_fd.hpp"
