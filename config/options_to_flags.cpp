@@ -15,6 +15,7 @@ std::vector<std::string> to_flags(const Options& options) {
 std::vector<std::string> to_flags(const ResolvedOptions& options) {
   Options found = options.asked;
   found.device = options.device == DeviceKind::cuda ? RequestedDevice::cuda : RequestedDevice::cpu;
+  found.user.clear();  // the daemon is that user already
   found.gpu_memory_sharing = options.gpu_memory_sharing;
   if (options.max_model_len != 0) found.max_model_len = options.max_model_len;
   return to_flags(found);

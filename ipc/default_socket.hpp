@@ -8,4 +8,7 @@ namespace kvhive {
 /// $XDG_RUNTIME_DIR/kvhive/kvhived.sock, else /run/kvhive/kvhived.sock.
 std::string default_socket();
 
+/// The same without XDG_RUNTIME_DIR, which belongs to one user.
+std::string system_socket();
+
 }  // namespace kvhive

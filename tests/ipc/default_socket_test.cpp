@@ -34,5 +34,13 @@ TEST_F(DefaultSocket, ComesFromTheEnvironmentOrElseIsUnderRun) {
   EXPECT_EQ(default_socket(), "/chosen.sock");
 }
 
+/// XDG_RUNTIME_DIR is root's when root starts a daemon that changes its user.
+TEST_F(DefaultSocket, OfTheSystemIsUnderRunWhateverTheUsersDirectoryIs) {
+  setenv("XDG_RUNTIME_DIR", "/run/user/0", 1);
+  EXPECT_EQ(system_socket(), "/run/kvhive/kvhived.sock");
+  setenv("KVHIVE_SOCKET", "/chosen.sock", 1);
+  EXPECT_EQ(system_socket(), "/chosen.sock");
+}
+
 }  // namespace
 }  // namespace kvhive

@@ -4,8 +4,11 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -50,6 +53,9 @@ const std::vector<Call> kDangerous = {
     {"perf_event_open", [] { return syscall(SYS_perf_event_open, 0, 0, 0, 0, 0); }},
     {"keyctl", [] { return syscall(SYS_keyctl, 0, 0, 0, 0, 0); }},
     {"prctl", [] { return prctl(PR_SET_DUMPABLE, 1); }},
+    {"fcntl", [] { return fcntl(0, F_SETOWN, getppid()); }},
+    {"prlimit64", [] { return syscall(SYS_prlimit64, getppid(), RLIMIT_CPU, nullptr, nullptr); }},
+    {"setpriority", [] { return setpriority(PRIO_PROCESS, static_cast<id_t>(getppid()), 19); }},
 };
 
 class FilteredProcess : public ::testing::TestWithParam<Program> {
@@ -95,7 +101,19 @@ TEST_P(FilteredProcess, ACallThatIsNotInTheListFailsAndIsLogged) {
 
 TEST_P(FilteredProcess, StillTakesMemoryOpensItsLogAgainAndAnEngineStartsThreads) {
   in_child([] {
-    if (GetParam() == Program::engine) std::thread([] {}).join();
+    if (GetParam() == Program::engine) {
+      std::thread([] {}).join();
+      // As OpenMP does with OMP_PROC_BIND: the C library pins the thread with all signals blocked.
+      cpu_set_t cores;
+      KV_CHECK(sched_getaffinity(0, sizeof cores, &cores) == 0);
+      pthread_attr_t pinned;
+      pthread_attr_init(&pinned);
+      pthread_attr_setaffinity_np(&pinned, sizeof cores, &cores);
+      pthread_t thread;
+      KV_CHECK(pthread_create(
+                   &thread, &pinned, [](void*) -> void* { return nullptr; }, nullptr) == 0);
+      pthread_join(thread, nullptr);
+    }
     const std::vector<char> large(std::size_t{64} << 20, 1);
     KV_CHECK(large.back() == 1);
     KV_CHECK(reopen_log().has_value());

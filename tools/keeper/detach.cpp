@@ -131,16 +131,20 @@ void Starter::failed(const std::string& line) {
   report_ = UniqueFd();
 }
 
-Expected<std::string> default_log_file() {
-  auto state = state_directory();
+Expected<std::string> default_log_file(bool is_of_system) {
+  Expected<std::filesystem::path> state = std::filesystem::path("/var/log");
+  if (!is_of_system) state = state_directory();
   if (!state) return forward_error(state);
-  const std::filesystem::path directory = *state / "kvhive";
+  return (*state / "kvhive" / "kvhived.log").string();
+}
+
+Expected<void> make_log_directory(const std::string& log_file) {
+  const auto directory = std::filesystem::path(log_file).parent_path();
   std::error_code error;
   std::filesystem::create_directories(directory, error);
-  if (error)
-    return failure(Errc::os_error, "log-file: make directory " + directory.string() + ": " +
-                                       error.message() + "; name another place with --log-file");
-  return (directory / "kvhived.log").string();
+  if (!error) return {};
+  return failure(Errc::os_error, "log-file: make directory " + directory.string() + ": " +
+                                     error.message() + "; name another place with --log-file");
 }
 
 }  // namespace kvhive

@@ -37,7 +37,10 @@ class Starter {
 
 /// The log file of a detached daemon if the operator names none: kvhive/kvhived.log under
 /// $XDG_STATE_HOME; if that is not set, under /var/log for root and under ~/.local/state for other
-/// users. Makes the directory.
-[[nodiscard]] Expected<std::string> default_log_file();
+/// users.
+/// \param is_of_system  under /var/log in any case, because the daemon changes to another user
+[[nodiscard]] Expected<std::string> default_log_file(bool is_of_system);
+/// Makes its directory, if it is missing.
+[[nodiscard]] Expected<void> make_log_directory(const std::string& log_file);
 
 }  // namespace kvhive

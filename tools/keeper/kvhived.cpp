@@ -48,26 +48,24 @@ Expected<void> serve(const Options& options, Starter& starter) {
 /// The daemon's log file: the one that the operator named, or the default one if the daemon is
 /// detached. The path is made absolute, because the children get it, too. Empty = the daemon logs
 /// to standard error.
-Expected<std::string> log_file_for(const Options& options, bool is_detached) {
+Expected<std::string> log_file_for(const Options& options, bool is_detached, bool changes_user) {
   if (!options.log_file.empty()) return std::filesystem::absolute(options.log_file).string();
-  if (is_detached) return default_log_file();
+  if (is_detached) return default_log_file(changes_user);
   return std::string();
 }
 
 /// Becomes the user that the operator wants, and gives up root's capabilities. Directories that
 /// only root can make are made before: the socket's, and the default one of the log.
-Expected<void> become_wanted_user(const Options& options) {
-  auto user = wanted_user(options);
-  if (!user) return forward_error(user);
-  if (*user) {
+Expected<void> become(const std::optional<RunAs>& user, const Options& options) {
+  if (user) {
     const auto directory_of = [](const std::string& path) {
       return std::filesystem::absolute(path).parent_path().string();
     };
     for (const std::string& path : {options.socket, options.log_file})
       if (!path.empty())
-        if (auto made = make_directory_for(**user, directory_of(path)); !made) return made;
+        if (auto made = make_directory_for(*user, directory_of(path)); !made) return made;
   }
-  return drop_privileges(options, *user);
+  return drop_privileges(options, user);
 }
 
 Expected<int> run(int argc, char** argv) {
@@ -82,13 +80,19 @@ Expected<int> run(int argc, char** argv) {
   if (const auto code = app.read(argc, argv)) return *code;
   auto options = flags.options();
   if (!options) return forward_error(options);
-  if (options->socket.empty()) options->socket = default_socket();
+  auto user = wanted_user(*options);
+  if (!user) return forward_error(user);
+  const bool changes_user = user->has_value();
+  if (options->socket.empty()) options->socket = changes_user ? system_socket() : default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
-  auto log_file = log_file_for(*options, is_detached);
+  auto log_file = log_file_for(*options, is_detached, changes_user);
   if (!log_file) return forward_error(log_file);
+  const bool is_default_log = options->log_file.empty() && !log_file->empty();
   options->log_file = *log_file;
 
-  if (auto dropped = become_wanted_user(*options); !dropped) return forward_error(dropped);
+  if (auto dropped = become(*user, *options); !dropped) return forward_error(dropped);
+  if (is_default_log)
+    if (auto made = make_log_directory(*log_file); !made) return forward_error(made);
   signal(SIGPIPE, SIG_IGN);  // the daemon must not die when the reader of its log pipe ends
   auto starter = is_detached ? Starter::detach(*log_file) : Starter::in_foreground();
   if (!starter) return forward_error(starter);

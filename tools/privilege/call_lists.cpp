@@ -1,5 +1,6 @@
 #include "tools/privilege/call_lists.hpp"
 
+#include <fcntl.h>
 #include <linux/sched.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -13,9 +14,19 @@ namespace {
 
 constexpr const char* kMemory[] = {"brk", "madvise", "mmap", "mprotect", "mremap", "munmap"};
 
-constexpr const char* kThreads[] = {
-    "exit",   "exit_group", "futex", "get_robust_list",   "getcpu",      "getpriority",
-    "gettid", "membarrier", "rseq",  "sched_getaffinity", "sched_yield", "set_robust_list"};
+constexpr const char* kThreads[] = {"exit",
+                                    "exit_group",
+                                    "futex",
+                                    "get_robust_list",
+                                    "getcpu",
+                                    "getpriority",
+                                    "gettid",
+                                    "membarrier",
+                                    "rseq",
+                                    "sched_getaffinity",
+                                    "sched_setaffinity",
+                                    "sched_yield",
+                                    "set_robust_list"};
 
 constexpr const char* kTime[] = {"clock_getres", "clock_gettime", "clock_nanosleep",
                                  "gettimeofday", "nanosleep",     "time"};
@@ -24,11 +35,11 @@ constexpr const char* kSignals[] = {"restart_syscall", "rt_sigaction", "rt_sigpr
                                     "rt_sigreturn", "sigaltstack"};
 
 constexpr const char* kDescriptors[] = {
-    "close",           "dup",         "dup2",       "dup3",     "epoll_create1",
-    "epoll_ctl",       "epoll_pwait", "epoll_wait", "eventfd2", "fcntl",
-    "fstat",           "lseek",       "newfstatat", "poll",     "ppoll",
-    "pread64",         "read",        "readv",      "statx",    "timerfd_create",
-    "timerfd_settime", "write",       "writev"};
+    "close",     "dup",         "dup2",       "dup3",           "epoll_create1",
+    "epoll_ctl", "epoll_pwait", "epoll_wait", "eventfd2",       "fstat",
+    "lseek",     "newfstatat",  "poll",       "ppoll",          "pread64",
+    "read",      "readv",       "statx",      "timerfd_create", "timerfd_settime",
+    "write",     "writev"};
 
 /// The log file is opened again on SIGHUP, and /proc tells of other processes.
 constexpr const char* kFiles[] = {"getcwd", "getdents64", "openat", "readlink", "readlinkat"};
@@ -36,19 +47,26 @@ constexpr const char* kFiles[] = {"getcwd", "getdents64", "openat", "readlink", 
 constexpr const char* kConnections[] = {"getpeername", "getsockname", "getsockopt", "recvfrom",
                                         "recvmsg",     "sendmsg",     "sendto",     "shutdown"};
 
-constexpr const char* kOwnIds[] = {"getegid",   "geteuid", "getgid",    "getpid",  "getppid",
-                                   "getrandom", "getuid",  "prlimit64", "sysinfo", "uname"};
+constexpr const char* kOwnIds[] = {"getegid",   "geteuid", "getgid",  "getpid", "getppid",
+                                   "getrandom", "getuid",  "sysinfo", "uname"};
 
 constexpr unsigned kAll = ~0u;
 
 constexpr CallWithArgument kNaming[] = {{"prctl", 0, kAll, PR_SET_NAME},
+                                        {"prctl", 0, kAll, PR_GET_NAME},
                                         {"prctl", 0, kAll, PR_SET_VMA}};
-constexpr CallWithArgument kPriorities[] = {{"setpriority", 0, kAll, PRIO_PROCESS}};
+constexpr CallWithArgument kOwnLimits[] = {{"prlimit64", 0, kAll, 0}, {"setpriority", 1, kAll, 0}};
+/// Not F_SETOWN and F_SETSIG, which send any signal to any process of the same user.
+constexpr CallWithArgument kCommands[] = {
+    {"fcntl", 1, kAll, F_DUPFD},     {"fcntl", 1, kAll, F_DUPFD_CLOEXEC},
+    {"fcntl", 1, kAll, F_GETFD},     {"fcntl", 1, kAll, F_SETFD},
+    {"fcntl", 1, kAll, F_GETFL},     {"fcntl", 1, kAll, F_SETFL},
+    {"fcntl", 1, kAll, F_GET_SEALS}, {"fcntl", 1, kAll, F_ADD_SEALS},
+    {"fcntl", 1, kAll, F_SETLK},     {"fcntl", 1, kAll, F_GETLK}};
 constexpr CallWithArgument kTerminals[] = {{"ioctl", 1, kAll, TCGETS},
                                            {"ioctl", 1, kAll, TIOCGWINSZ}};
 
-// -- of some
-// ---------------------------------------------------------------------------------------
+// -- only of some programs ------------------------------------------------------------------------
 
 /// Threads, not processes.
 constexpr CallWithArgument kNewThreads[] = {{"clone", 0, CLONE_THREAD, CLONE_THREAD}};
@@ -68,34 +86,15 @@ constexpr const char* kKeeper[] = {"tgkill",      "accept4",    "bind",       "c
                                    "umask",       "wait4",      "waitid"};
 
 /// What programs do as they start, until they have a filter of their own.
-constexpr const char* kStart[] = {"access",
-                                  "arch_prctl",
-                                  "capget",
-                                  "capset",
-                                  "execve",
-                                  "faccessat",
-                                  "faccessat2",
-                                  "fadvise64",
-                                  "getrlimit",
-                                  "getrusage",
-                                  "gettid",
-                                  "ioctl",
-                                  "mincore",
-                                  "mlock",
-                                  "mlock2",
-                                  "msync",
-                                  "munlock",
-                                  "open",
-                                  "prctl",
-                                  "sched_getparam",
-                                  "sched_getscheduler",
-                                  "sched_setaffinity",
-                                  "seccomp",
-                                  "set_tid_address",
-                                  "setpriority",
-                                  "setrlimit",
-                                  "statfs",
-                                  "fstatfs"};
+constexpr const char* kStart[] = {"access",     "arch_prctl",      "capget",
+                                  "capset",     "execve",          "faccessat",
+                                  "faccessat2", "fadvise64",       "getrlimit",
+                                  "getrusage",  "gettid",          "ioctl",
+                                  "mincore",    "mlock",           "mlock2",
+                                  "msync",      "munlock",         "open",
+                                  "prctl",      "sched_getparam",  "sched_getscheduler",
+                                  "seccomp",    "set_tid_address", "setrlimit",
+                                  "statfs",     "fstatfs"};
 
 }  // namespace
 
@@ -113,18 +112,18 @@ CallList calls_of(Program program) {
                 {}};
   switch (program) {
     case Program::engine:
-      list.with_argument = {kNaming, kTerminals, kPriorities, kNewThreads};
+      list.with_argument = {kNaming, kTerminals, kOwnLimits, kCommands, kNewThreads};
       break;
     case Program::steward:
       list.calls.push_back(kSocketFiles);
-      list.with_argument = {kNaming, kTerminals, kPriorities, kUnixSockets};
+      list.with_argument = {kNaming, kTerminals, kOwnLimits, kCommands, kUnixSockets};
       break;
     case Program::keeper:
       for (const std::span<const char* const> more :
            {std::span<const char* const>(kNewProcesses), std::span<const char* const>(kSocketFiles),
             std::span<const char* const>(kKeeper), std::span<const char* const>(kStart)})
         list.calls.push_back(more);
-      list.with_argument.push_back(kUnixSockets);
+      list.with_argument = {kOwnLimits, kCommands, kUnixSockets};
       break;
   }
   return list;

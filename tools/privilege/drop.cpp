@@ -1,6 +1,7 @@
 #include "tools/privilege/drop.hpp"
 
 #include <cap-ng.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <pwd.h>
 #include <sys/prctl.h>
@@ -11,6 +12,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+
+#include "base/unique_fd.hpp"
 
 namespace kvhive {
 namespace {
@@ -100,7 +103,11 @@ Expected<void> make_directory_for(const RunAs& user, const std::string& path) {
     if (errno == EEXIST) return {};
     return os_failure("user: make directory " + path);
   }
-  if (chown(path.c_str(), user.uid, user.gid) == 0) return {};
+  // The user may own the directory above, and put a link to root's directory in the place.
+  const UniqueFd made{open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
+  struct stat status {};
+  const bool is_roots = made && fstat(made.get(), &status) == 0 && status.st_uid == geteuid();
+  if (is_roots && fchown(made.get(), user.uid, user.gid) == 0) return {};
   auto failed = os_failure("user: give directory " + path + " to user " + std::to_string(user.uid));
   rmdir(path.c_str());
   return failed;
@@ -121,7 +128,12 @@ Expected<void> drop_privileges(const Options& options, const std::optional<RunAs
   if (options.lock_metadata) raise_limit_of_locked_memory();
   const auto group = group_of_socket(options.socket_access);
   const bool may_set_groups = capng_have_capability(CAPNG_EFFECTIVE, CAP_SETGID) != 0;
-  if (may_set_groups && (user || group))
+  if (user && !may_set_groups)
+    return failure(Errc::os_error,
+                   "user: this root may not change its groups (CAP_SETGID); start the daemon as "
+                   "that user instead");
+  const bool must_join = group && *group != getegid();
+  if (may_set_groups && (user || must_join))
     if (auto joined = join_group(user ? user->groups : own_groups(), group); !joined) return joined;
   if (auto bounded = drop_bounding_set(); !bounded) return bounded;
   if (user)

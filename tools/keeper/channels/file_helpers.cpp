@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -26,6 +27,9 @@ namespace {
 constexpr std::chrono::milliseconds kIdle{500};
 /// Delay before the next try, if a helper could not be started or its queue is full.
 constexpr std::chrono::milliseconds kTryAgain{100};
+/// Jobs in a helper's queue. The kernel limits how many descriptors a user's processes may have
+/// sent to each other that are not received yet: a stuck helper must not use that up.
+constexpr std::size_t kMostSent = 4;
 /// Helpers have a lower priority than the daemon's other processes.
 constexpr int kNiceness = 10;
 
@@ -121,9 +125,8 @@ bool FileHelpers::start(uid_t user, Helper& helper) {
   if (pid == 0) help(its.get());
   if (pid < 0) return false;
   auto pidfd = pidfd_of(pid);
-  if (!pidfd) {  // it ends, because nobody has the other end of its socket
-    its = UniqueFd();
-    ours = UniqueFd();
+  if (!pidfd) {  // a child that cannot be watched must not run
+    kill(pid, SIGKILL);
     waitpid(pid, nullptr, 0);
     return false;
   }
@@ -139,19 +142,26 @@ void FileHelpers::send_jobs(uid_t user) {
   const auto found = helpers_.find(user);
   if (found == helpers_.end()) return;
   Helper& helper = found->second;
-  if (helper.pid == 0 && !start(user, helper)) {
-    loop_.after(kTryAgain, [this, user] { send_jobs(user); });
-    return;
-  }
+  if (helper.pid == 0 && !start(user, helper)) return try_again(user, helper);
   if (!helper.socket) return;  // it is ending; the next one gets the jobs
-  while (helper.sent < helper.jobs.size()) {
+  while (helper.sent < std::min(helper.jobs.size(), kMostSent)) {
     const auto& [job, memory] = helper.jobs[helper.sent];
     if (!send_job(helper.socket.get(), job, memory.get())) {
-      if (helper.sent == 0) loop_.after(kTryAgain, [this, user] { send_jobs(user); });
+      if (helper.sent == 0) try_again(user, helper);
       return;  // else on_answer() sends the rest
     }
     ++helper.sent;
   }
+}
+
+/// Sets a timer, unless it is set.
+void FileHelpers::try_again(uid_t user, Helper& helper) {
+  if (std::exchange(helper.tries_again, true)) return;
+  loop_.after(kTryAgain, [this, user] {
+    if (const auto found = helpers_.find(user); found != helpers_.end())
+      found->second.tries_again = false;
+    send_jobs(user);
+  });
 }
 
 void FileHelpers::on_answer(uid_t user) {

@@ -49,10 +49,12 @@ class FileHelpers {
     std::deque<std::pair<Job, UniqueFd>> jobs;
     std::size_t sent = 0;
     std::uint64_t done = 0;
+    bool tries_again = false;  ///< a timer for send_jobs() is set
   };
   void add(uid_t user, const Job& job, UniqueFd memory);
   bool start(uid_t user, Helper& helper);
   void send_jobs(uid_t user);
+  void try_again(uid_t user, Helper& helper);
   void on_answer(uid_t user);
   void end_if_idle(uid_t user, std::uint64_t done);
   void on_end(uid_t user);
