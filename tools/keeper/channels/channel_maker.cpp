@@ -31,6 +31,8 @@ struct ChannelMaker::Making {
 bool ChannelMaker::Making::allocate() {
   const auto failed = [this](const auto& result) {
     error = result.error();
+    memory = UniqueFd();  // freed before the quota is: nobody else has it
+    allocated = 0;
     return true;
   };
   if (!is_wanted) return true;
