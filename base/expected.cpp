@@ -14,6 +14,9 @@ std::string remedy_for(int code) {
   if (code == ENFILE)
     return "; the machine has no file descriptor left (/proc/sys/fs/file-max): raise it, or end "
            "other programs";
+  if (code == ETOOMANYREFS)
+    return "; this user's processes have sent each other more file descriptors than one may have "
+           "(ulimit -n): raise the limit, or end a process that does not receive its own";
   if (code != EMFILE) return {};
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);

@@ -43,6 +43,8 @@ TEST(OsFailure, NamesTheLimitItsValueAndTheRemedy) {
   errno = EMFILE;
   EXPECT_THAT(os_failure("open").value().text,
               HasSubstr(std::to_string(limit.rlim_cur) + " file descriptors (ulimit -n)"));
+  errno = ETOOMANYREFS;  // what a process without root's capabilities gets from sendmsg()
+  EXPECT_THAT(os_failure("send").value().text, HasSubstr("(ulimit -n): raise the limit"));
   errno = ENFILE;
   EXPECT_THAT(os_failure("open").value().text, HasSubstr("/proc/sys/fs/file-max"));
 }
