@@ -135,6 +135,7 @@ TEST_F(AsNobody, AUserWhoIsNotRootCannotStartADaemonAsAnother) {
 }
 
 TEST(LockedMetadata, IsLockedByEngineAndSteward) {
+  if (kUnderSanitizer) GTEST_SKIP() << "NOT RUN: sanitizers leave mlock() out";
   const Daemon daemon({"--kv-cache-memory-bytes", "8M", "--lock-metadata", "true"});
   const std::vector<pid_t> pids = processes_of(daemon.socket());
   const auto locked_kib = [](pid_t pid) { return std::stoul(status_of(pid, "VmLck")); };

@@ -67,6 +67,9 @@ void raise_limit_of_locked_memory() {
 Expected<void> become(const RunAs& user) {
   if (setresgid(user.gid, user.gid, user.gid) != 0) return os_failure("user: setresgid");
   if (setresuid(user.uid, user.uid, user.uid) != 0) return os_failure("user: setresuid");
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  prctl(PR_SET_DUMPABLE, 1);  // the change of user cleared it; LeakSanitizer needs it
+#endif
   return {};
 }
 
