@@ -33,38 +33,40 @@ constexpr std::size_t kMostSent = 4;
 /// Helpers have a lower priority than the daemon's other processes.
 constexpr int kNiceness = 10;
 
-using Control = std::array<char, CMSG_SPACE(sizeof(int))>;
+/// A job and the descriptor of its memory, as one packet.
+struct JobPacket {
+  explicit JobPacket(FileHelpers::Job& job) : bytes{&job, sizeof job} {
+    message.msg_iov = &bytes;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+  }
+  JobPacket(const JobPacket&) = delete;
+  JobPacket& operator=(const JobPacket&) = delete;
+
+  iovec bytes;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+};
 
 /// False = the helper's queue is full, or the helper has ended.
 bool send_job(int socket, FileHelpers::Job job, int memory) {
-  iovec bytes{&job, sizeof job};
-  alignas(cmsghdr) Control control{};
-  msghdr message{};
-  message.msg_iov = &bytes;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  JobPacket packet(job);
+  cmsghdr* header = CMSG_FIRSTHDR(&packet.message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof memory);
   std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
-  return sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == ssize_t{sizeof job};
+  return sendmsg(socket, &packet.message, MSG_DONTWAIT | MSG_NOSIGNAL) == ssize_t{sizeof job};
 }
 
 // -- in the helper: a fork of a process with threads, so only system calls ------------------------
 
 /// False = the keeper wants no more, or has ended.
 bool receive_job(int socket, FileHelpers::Job& job, int& memory) {
-  iovec bytes{&job, sizeof job};
-  alignas(cmsghdr) Control control{};
-  msghdr message{};
-  message.msg_iov = &bytes;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != ssize_t{sizeof job}) return false;
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  JobPacket packet(job);
+  if (recvmsg(socket, &packet.message, MSG_CMSG_CLOEXEC) != ssize_t{sizeof job}) return false;
+  const cmsghdr* header = CMSG_FIRSTHDR(&packet.message);
   if (header == nullptr) return false;
   std::memcpy(&memory, CMSG_DATA(header), sizeof memory);
   return true;
