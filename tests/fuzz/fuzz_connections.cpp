@@ -168,6 +168,7 @@ class Senders {
       fds.push_back(descriptors_.make(kind, sender.socket.get()));
     }
     StrangerDescriptors::send_with_descriptors(sender.socket.get(), packet, fds);
+    descriptors_.close_lingering();
   }
 
   /// A packet whose type and length are right, mostly.

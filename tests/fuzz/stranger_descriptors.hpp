@@ -10,7 +10,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include <optional>
+#include <deque>
 #include <vector>
 
 #include "base/unique_fd.hpp"
@@ -54,9 +54,7 @@ class StrangerDescriptors {
       case DescriptorKind::socket_in_flight: return make_socket_in_flight();
       case DescriptorKind::the_connection: return connection;
       case DescriptorKind::timer: return keep(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC));
-      case DescriptorKind::lingering:
-        if (!lingering_) lingering_.emplace(3600);
-        return lingering_->socket.get();
+      case DescriptorKind::lingering: return lingering_.emplace_back(3600).socket.get();
       case DescriptorKind::count: break;
     }
     return -1;
@@ -65,7 +63,14 @@ class StrangerDescriptors {
   /// Closes this process's copies, so that those in packets are the last ones.
   void close_own() {
     kept_.clear();
-    if (lingering_) lingering_->socket = UniqueFd();
+    close_lingering();
+  }
+
+  /// Closes the lingering ones only: a process that the keeper forks to close descriptors would
+  /// otherwise inherit them from this process, and wait for an hour.
+  void close_lingering() {
+    for (LingeringSocket& lingering : lingering_)
+      if (lingering.socket) lingering.close_own();
   }
 
  private:
@@ -133,7 +138,7 @@ class StrangerDescriptors {
 
  private:
   std::vector<UniqueFd> kept_;
-  std::optional<LingeringSocket> lingering_;
+  std::deque<LingeringSocket> lingering_;
 };
 
 }  // namespace kvhive::testing

@@ -2,7 +2,9 @@
 // A file that a hostile process could send: whoever closes it last waits.
 
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -33,6 +35,15 @@ struct LingeringSocket {
     }
     const linger wait{1, seconds};
     KV_CHECK(setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &wait, sizeof wait) == 0, errno);
+  }
+  /// Closes this process's copy without waiting, though it may be the last one: another process is
+  /// the last that has it, and ends.
+  void close_own() {
+    const pid_t last = fork();
+    KV_CHECK(last >= 0, errno);
+    while (last == 0) pause();
+    socket = UniqueFd();
+    KV_CHECK(kill(last, SIGKILL) == 0 && waitpid(last, nullptr, 0) == last, errno);
   }
   ~LingeringSocket() {
     listener = UniqueFd();  // resets the connection, so that nothing lingers at the end of a test
