@@ -40,11 +40,11 @@ void become_for_good(uid_t user) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // the change of user cleared it
 }
 
-Besiegers::Besiegers(Board& board, std::size_t count, std::uint64_t seed, std::string socket_path,
+Besiegers::Besiegers(Board& board, std::size_t count, std::uint64_t seed, Targets targets,
                      Arms arms)
     : board_(board),
       random_(seed),
-      socket_path_(std::move(socket_path)),
+      targets_(std::move(targets)),
       arms_(std::move(arms)),
       all_(count) {
   for (std::size_t i = 0; i < count; ++i) start(i);
@@ -61,7 +61,7 @@ void Besiegers::start(std::size_t number) {
     const rlimit no_core{0, 0};
     setrlimit(RLIMIT_CORE, &no_core);
     if (arms_.is_stranger) become_for_good(kFirstEnemy + static_cast<uid_t>(number));
-    live_as_enemy(board_, number, seed, socket_path_, arms_);
+    live_as_enemy(board_, number, seed, targets_, arms_);
   });
 }
 

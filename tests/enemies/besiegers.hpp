@@ -26,12 +26,11 @@ void become_for_good(uid_t user);
 class Besiegers {
  public:
   /// \param arms  not strangers = all enemies are of this process's own user
-  Besiegers(Board& board, std::size_t count, std::uint64_t seed, std::string socket_path,
-            Arms arms);
+  Besiegers(Board& board, std::size_t count, std::uint64_t seed, Targets targets, Arms arms);
 
   /// Calls them into this phase.
   void call(Phase phase);
-  /// True = all of them hold nothing of the daemon any more. Enemies that do not hear are killed.
+  /// True = all of them hold nothing of a daemon any more. Enemies that do not hear are killed.
   bool are_quiet();
   /// Replaces those that died and, after a while, continues those that have stopped.
   void tend();
@@ -51,7 +50,7 @@ class Besiegers {
 
   Board& board_;
   std::mt19937_64 random_;
-  std::string socket_path_;
+  Targets targets_;
   Arms arms_;
   std::vector<Besieger> all_;
   std::chrono::steady_clock::time_point called_{};

@@ -12,9 +12,12 @@
 namespace kvhive::testing {
 
 enum class Phase : std::uint32_t {
-  calm,   ///< the enemies hold nothing of the daemon and compute
-  storm,  ///< the enemies attack
+  calm,   ///< the enemies hold nothing of a daemon and compute
+  decoy,  ///< the enemies attack another daemon
+  storm,  ///< the enemies attack the honest client's daemon
 };
+
+inline constexpr std::size_t kPhases = 3;
 
 inline constexpr std::size_t kMostEnemies = 16;
 inline constexpr std::size_t kMostAttacks = 64;

@@ -33,8 +33,13 @@ constexpr Seconds kSettle{0.3};
 constexpr auto kHang = std::chrono::seconds(30);
 constexpr double kMostSecondsToStop = 1;
 constexpr double kMostRatio = 1.05;
-/// With fewer pairs, chance would decide too often whether the ratio is judged too large.
-constexpr std::size_t kEnoughPairs = 10;
+/// With fewer sets of rounds, chance would decide too often whether the ratio is judged too large.
+constexpr std::size_t kEnoughSets = 10;
+/// Each phase comes in each place equally often.
+constexpr Phase kOrders[][kPhases] = {
+    {Phase::calm, Phase::decoy, Phase::storm}, {Phase::storm, Phase::decoy, Phase::calm},
+    {Phase::decoy, Phase::storm, Phase::calm}, {Phase::calm, Phase::storm, Phase::decoy},
+    {Phase::storm, Phase::calm, Phase::decoy}, {Phase::decoy, Phase::calm, Phase::storm}};
 constexpr double kMostSecondsOfACommand = 10;
 /// What a keeper's tables of connections and its allocator may add.
 constexpr std::size_t kKeeperSlack = std::size_t{16} << 20;
@@ -88,22 +93,31 @@ Scheduled scheduled(const std::vector<pid_t>& pids) {
   return sum;
 }
 
-Seconds round_length(double minutes) { return Seconds(std::clamp(minutes * 60 / 14, 3.0, 10.0)); }
+Seconds round_length(double minutes) { return Seconds(std::clamp(minutes * 60 / 15, 3.0, 10.0)); }
 
-const char* name_of(Phase phase) { return phase == Phase::calm ? "calm" : "storm"; }
+const char* name_of(Phase phase) {
+  constexpr const char* kNames[kPhases] = {"calm", "decoy", "storm"};
+  return kNames[static_cast<std::size_t>(phase)];
+}
+
+/// Started with a limit of descriptors. Other users may search its directory.
+void start(std::optional<Daemon>& daemon, const std::string& log_file) {
+  daemon.emplace(daemon_flags(log_file), [] {
+    const rlimit descriptors{kDescriptors, kDescriptors};
+    setrlimit(RLIMIT_NOFILE, &descriptors);
+    go_before_other_work();
+  });
+  // The run made the directory, so the daemon does not set its mode.
+  KV_CHECK(chmod(daemon->directory().c_str(), 0711) == 0);
+}
 
 }  // namespace
 
 // -- the course -----------------------------------------------------------------------------------
 
 Campaign::Campaign(const Settings& settings) : settings_(settings) {
-  daemon_.emplace(daemon_flags(logs_.path() / "kvhived.log"), [] {
-    const rlimit descriptors{kDescriptors, kDescriptors};
-    setrlimit(RLIMIT_NOFILE, &descriptors);
-    go_before_other_work();
-  });
-  // The run made the directory, so the daemon does not set its mode.
-  KV_CHECK(chmod(daemon_->directory().c_str(), 0711) == 0);
+  start(daemon_, logs_.path() / "kvhived.log");
+  start(decoy_, logs_.path() / "decoy.log");
 }
 
 bool Campaign::run() {
@@ -112,9 +126,10 @@ bool Campaign::run() {
   start_honest();
   before_ = Census::of(*daemon_, daemon_->status());
   at_first_ = Processes::in(daemon_->status());
-  enemies_.emplace(*board_, settings_.enemies, settings_.seed, daemon_->socket(),
+  enemies_.emplace(*board_, settings_.enemies, settings_.seed,
+                   Targets{daemon_->socket(), decoy_->socket()},
                    Arms{settings_.is_root, settings_.words});
-  play_pairs();
+  play_sets();
   enter(Phase::calm);
   is_fsck_clean_ = daemon_->fsck_is_clean();
   // The verdict names descriptors that have not come back.
@@ -124,6 +139,7 @@ bool Campaign::run() {
            after_.engine_descriptors <= before_.engine_descriptors;
   });
   at_last_ = Processes::in(daemon_->status());
+  decoys_restarts_ = Processes::in(decoy_->status()).restarts;
   stop_in_the_storm();
   if (!std::filesystem::is_empty(daemon_->directory())) left_ += "files beside the socket; ";
   if (!eventually([&] { return holders_of(objects).empty(); })) left_ += "the pool's memory; ";
@@ -151,14 +167,13 @@ void Campaign::start_honest() {
   KV_CHECK(eventually([&] { return board_->requests.count > 4 * kRequestsToLearn; }, kHang));
 }
 
-/// Calls the enemies, and waits until they have come, or gone with all their channels.
+/// Waits until the enemies have gone with all their channels, then calls them.
 void Campaign::enter(Phase phase) {
-  enemies_->call(phase);
-  if (phase == Phase::calm) {
-    const bool are_gone = eventually(
-        [&] { return enemies_->are_quiet() && only_honest_clients(daemon_->status()); }, kHang);
-    were_channels_left_ = were_channels_left_ || !are_gone;
-  }
+  enemies_->call(Phase::calm);
+  const bool are_gone = eventually(
+      [&] { return enemies_->are_quiet() && only_honest_clients(daemon_->status()); }, kHang);
+  were_channels_left_ = were_channels_left_ || !are_gone;
+  if (phase != Phase::calm) enemies_->call(phase);
   tend_for(kSettle);
 }
 
@@ -183,12 +198,11 @@ Campaign::Round Campaign::play(Phase phase) {
   };
   const auto before = look();
   const std::uint64_t attacks = board_->attacks_made();
-  const auto number = static_cast<std::uint32_t>(rounds_.size() + 1);
   const Seconds length = round_length(settings_.minutes);
-  board_->round = number;
+  board_->round = ++rounds_;
   tend_for(length);
   board_->round = 0;
-  Round round = measured(phase, number);
+  Round round = measured(phase);
   round.attacks = board_->attacks_made() - attacks;
   const auto after = look();
   const auto per_second = [&](std::size_t whose, double Scheduled::*what) {
@@ -198,22 +212,19 @@ Campaign::Round Campaign::play(Phase phase) {
   round.engines_ran = per_second(1, &Scheduled::ran);
   round.waited = per_second(1, &Scheduled::waited) + per_second(2, &Scheduled::waited);
   print(round);
-  rounds_.push_back(round);
   return round;
 }
 
-/// Every other pair begins with the storm.
-void Campaign::play_pairs() {
+void Campaign::play_sets() {
   std::printf(
       "round  phase  attacks  requests  first token p50, p99 (ms)  end p50, p99 (ms)  processors: "
       "keeper, "
       "engines, waited for\n");
   const auto end = Clock::now() + Seconds(settings_.minutes * 60);
-  bool is_storm_first = false;
   do {
-    for (const bool is_storm : {is_storm_first, !is_storm_first})
-      play(is_storm ? Phase::storm : Phase::calm);
-    is_storm_first = !is_storm_first;
+    auto& set = sets_.emplace_back();
+    for (const Phase phase : kOrders[(sets_.size() - 1) % std::size(kOrders)])
+      set[static_cast<std::size_t>(phase)] = play(phase);
   } while (Clock::now() < end);
 }
 
@@ -235,13 +246,14 @@ void Campaign::stop_in_the_storm() {
 
 // -- what was measured ----------------------------------------------------------------------------
 
-Campaign::Round Campaign::measured(Phase phase, std::uint32_t number) const {
+/// What was measured in the last round.
+Campaign::Round Campaign::measured(Phase phase) const {
   std::vector<double> first, whole;
   const Samples& samples = board_->requests;
   for (std::size_t i = samples.count.load(std::memory_order_acquire); i-- > 0;) {
     const Sample& sample = samples.all[i];
-    if (sample.round != 0 && sample.round < number) break;
-    if (sample.round != number) continue;
+    if (sample.round != 0 && sample.round < rounds_) break;
+    if (sample.round != rounds_) continue;
     first.push_back(sample.first_ms);
     whole.push_back(sample.whole_ms);
   }
@@ -256,10 +268,9 @@ Campaign::Round Campaign::measured(Phase phase, std::uint32_t number) const {
 }
 
 void Campaign::print(const Round& round) const {
-  std::printf("%5zu  %-5s  %7lu  %8zu  %11.2f %11.2f  %8.2f %8.2f  %8.2f %8.2f %8.2f\n",
-              rounds_.size() + 1, name_of(round.phase), round.attacks, round.requests,
-              round.first_p50, round.first_p99, round.whole_p50, round.whole_p99, round.keeper_ran,
-              round.engines_ran, round.waited);
+  std::printf("%5u  %-5s  %7lu  %8zu  %11.2f %11.2f  %8.2f %8.2f  %8.2f %8.2f %8.2f\n", rounds_,
+              name_of(round.phase), round.attacks, round.requests, round.first_p50, round.first_p99,
+              round.whole_p50, round.whole_p99, round.keeper_ran, round.engines_ran, round.waited);
   std::fflush(stdout);
 }
 
@@ -282,25 +293,29 @@ void Campaign::print_attacks() const {
 // -- the verdict ----------------------------------------------------------------------------------
 
 void Campaign::judge_speed(Verdict& verdict) const {
-  const auto judge = [&](const std::string& what, double Round::*value, bool is_promise) {
+  const auto compare = [&](const std::string& what, double Round::*value, Phase phase,
+                           bool is_promise) {
     std::vector<double> ratios;
-    for (std::size_t i = 0; i + 1 < rounds_.size(); i += 2) {
-      const bool is_first_calm = rounds_[i].phase == Phase::calm;
-      const Round& calm = rounds_[is_first_calm ? i : i + 1];
-      const Round& storm = rounds_[is_first_calm ? i + 1 : i];
-      if (calm.requests != 0) ratios.push_back(storm.*value / (calm.*value));
+    for (const auto& set : sets_) {
+      const Round& other = set[static_cast<std::size_t>(phase)];
+      const Round& storm = set[static_cast<std::size_t>(Phase::storm)];
+      if (other.requests != 0) ratios.push_back(storm.*value / (other.*value));
     }
-    const bool is_judged = is_promise && ratios.size() >= kEnoughPairs;
+    const bool is_judged = is_promise && ratios.size() >= kEnoughSets;
     const Interval ratio = median_with_interval(ratios, settings_.seed);
-    verdict.add(what + ", storm / calm" + text_of(", at most %.2f", kMostRatio),
-                text_of("%.3f, 95 %% interval %.3f to %.3f, %zu pairs%s", ratio.middle, ratio.low,
+    verdict.add(what + ", storm / " + name_of(phase) +
+                    (is_promise ? text_of(", at most %.2f", kMostRatio) : ""),
+                text_of("%.3f, 95 %% interval %.3f to %.3f, %zu sets%s", ratio.middle, ratio.low,
                         ratio.high, ratios.size(), is_judged ? "" : " (shown only)"),
                 !is_judged || ratio.low <= kMostRatio);
   };
-  judge("first token p50", &Round::first_p50, false);
-  judge("first token p99", &Round::first_p99, true);
-  judge("end p50", &Round::whole_p50, false);
-  judge("end p99", &Round::whole_p99, true);
+  for (const Phase phase : {Phase::decoy, Phase::calm}) {
+    const bool is_promise = phase == Phase::decoy;
+    compare("first token p50", &Round::first_p50, phase, is_promise);
+    compare("first token p99", &Round::first_p99, phase, is_promise);
+    compare("end p50", &Round::whole_p50, phase, is_promise);
+    compare("end p99", &Round::whole_p99, phase, is_promise);
+  }
 }
 
 void Campaign::judge_harm(Verdict& verdict) const {
@@ -309,9 +324,10 @@ void Campaign::judge_harm(Verdict& verdict) const {
                ? std::string("none")
                : std::to_string(complaints.count) + ", first: " + complaints.first.data();
   };
-  verdict.add("engines and stewards that died",
-              text_of("%d", at_last_.restarts - at_first_.restarts),
-              at_last_.restarts == at_first_.restarts && at_last_.all == at_first_.all);
+  verdict.add("engines and stewards that died, and of the decoy",
+              text_of("%d, %d", at_last_.restarts - at_first_.restarts, decoys_restarts_),
+              at_last_.restarts == at_first_.restarts && at_last_.all == at_first_.all &&
+                  decoys_restarts_ == 0);
   verdict.add("complaints of the honest client",
               words(board_->honest) +
                   text_of(" (%zu requests, %lu tokens compared, slowest connect %.1f ms)",

@@ -1,7 +1,8 @@
 #pragma once
-// One run: a daemon, enemies, an honest client and an operator; rounds of calm and of storm in
-// pairs; then SIGTERM in the middle of a storm.
+// One run: a daemon, enemies, an honest client and an operator; sets of three rounds (calm, attacks
+// on a second daemon, storm); then SIGTERM in the middle of a storm.
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -45,8 +46,8 @@ class Campaign {
   void enter(Phase phase);
   void tend_for(std::chrono::duration<double> time);
   Round play(Phase phase);
-  void play_pairs();
-  Round measured(Phase phase, std::uint32_t number) const;
+  void play_sets();
+  Round measured(Phase phase) const;
   void print(const Round& round) const;
   void stop_in_the_storm();
 
@@ -62,12 +63,14 @@ class Campaign {
   Settings settings_;
   TempDirectory logs_;
   SharedValue<Board> board_;
-  std::optional<Daemon> daemon_;
+  std::optional<Daemon> daemon_, decoy_;
   std::optional<Besiegers> enemies_;
   ChildProcess honest_, operator_;
-  std::vector<Round> rounds_;
+  std::vector<std::array<Round, kPhases>> sets_;  ///< a round of each phase, in order of Phase
   Census before_, after_, most_;
   Processes at_first_, at_last_;
+  int decoys_restarts_ = 0;
+  std::uint32_t rounds_ = 0;
   bool were_channels_left_ = false, is_fsck_clean_ = false;
   double stop_seconds_ = -1;
   std::string left_;  ///< what was left after the end, in words

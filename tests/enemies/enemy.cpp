@@ -81,7 +81,7 @@ void Enemy::fill(std::span<std::byte> bytes) {
 }
 
 UniqueFd Enemy::connect() const {
-  auto socket = connect_to_daemon(socket_path_, kPatienceMs);
+  auto socket = connect_to_daemon(socket_path(), kPatienceMs);
   return socket ? std::move(*socket) : UniqueFd();
 }
 
@@ -127,21 +127,20 @@ void Enemy::drop_all() {
   channels_.clear();
 }
 
-void live_as_enemy(Board& board, std::size_t number, std::uint64_t seed,
-                   const std::string& socket_path, const Arms& arms) {
-  Enemy enemy(board, number, seed, socket_path);
+void live_as_enemy(Board& board, std::size_t number, std::uint64_t seed, const Targets& targets,
+                   const Arms& arms) {
+  Enemy enemy(board, number, seed, targets);
   Grammar grammar(enemy, arms);
   while (true) {
-    if (enemy.is_storm()) {
-      board.is_quiet[number] = 0;
-      grammar.play_one();
-      rest(enemy);
-    } else {
+    if (enemy.is_calm()) {
       if (board.is_quiet[number] == 0) grammar.make_peace();
       board.is_quiet[number] = 1;
       compute(enemy);
-      rest(enemy);
+    } else {
+      board.is_quiet[number] = 0;
+      grammar.play_one();
     }
+    rest(enemy);
   }
 }
 

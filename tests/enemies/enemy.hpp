@@ -16,6 +16,11 @@ namespace kvhive::testing {
 
 struct Arms;
 
+/// The sockets of the daemons that are attacked in a storm and instead of one.
+struct Targets {
+  std::string daemon, decoy;
+};
+
 /// A channel as a hostile client has it: with everything that the daemon gave for it.
 struct SeizedChannel {
   UniqueFd socket, memory, client_bell;
@@ -31,8 +36,8 @@ struct SeizedChannel {
 
 class Enemy {
  public:
-  Enemy(Board& board, std::size_t number, std::uint64_t seed, std::string socket_path)
-      : board_(board), number_(number), random_(seed), socket_path_(std::move(socket_path)) {}
+  Enemy(Board& board, std::size_t number, std::uint64_t seed, Targets targets)
+      : board_(board), number_(number), random_(seed), targets_(std::move(targets)) {}
 
   // -- chance --
   std::uint64_t below(std::uint64_t end) { return random_() % end; }
@@ -47,7 +52,9 @@ class Enemy {
   void fill(std::span<std::byte> bytes);
 
   // -- the daemon --
-  const std::string& socket_path() const { return socket_path_; }
+  const std::string& socket_path() const {
+    return board_.phase == Phase::decoy ? targets_.decoy : targets_.daemon;
+  }
   UniqueFd connect() const;
   /// Nothing if the daemon refuses, which it may.
   std::optional<SeizedChannel> seize(std::size_t bytes = kLeastChannelBytes) const;
@@ -61,7 +68,7 @@ class Enemy {
   void drop_all();
 
   // -- the run --
-  bool is_storm() const { return board_.phase.load(std::memory_order_relaxed) == Phase::storm; }
+  bool is_calm() const { return board_.phase.load(std::memory_order_relaxed) == Phase::calm; }
   Board& board() const { return board_; }
   std::size_t number() const { return number_; }
 
@@ -69,14 +76,13 @@ class Enemy {
   Board& board_;
   std::size_t number_;
   std::mt19937_64 random_;
-  std::string socket_path_;
+  Targets targets_;
   std::vector<UniqueFd> fds_;
   std::vector<SeizedChannel> channels_;
 };
 
-/// The life of a hostile process, until it is killed: attacks while there is a storm and computes
-/// while there is not.
+/// The life of a hostile process, until it is killed: computes while it is calm, and attacks else.
 [[noreturn]] void live_as_enemy(Board& board, std::size_t number, std::uint64_t seed,
-                                const std::string& socket_path, const Arms& arms);
+                                const Targets& targets, const Arms& arms);
 
 }  // namespace kvhive::testing

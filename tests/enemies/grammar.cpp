@@ -46,7 +46,7 @@ void Grammar::make_peace() {
 }
 
 void Grammar::play(int depth) {
-  if (!enemy_.is_storm()) return;
+  if (enemy_.is_calm()) return;
   const std::uint64_t kind = enemy_.below(16);
   if (kind == 0) return enemy_.drop_all();
   if (kind <= 2) return enemy_.drop_some();
@@ -56,7 +56,7 @@ void Grammar::play(int depth) {
   }
   const std::size_t which = draw();
   const std::uint64_t times = kind <= 7 ? enemy_.below(7) + 2 : 1;
-  for (std::uint64_t i = 0; i < times && enemy_.is_storm(); ++i) attack(which);
+  for (std::uint64_t i = 0; i < times && !enemy_.is_calm(); ++i) attack(which);
 }
 
 std::size_t Grammar::draw() { return allowed_[enemy_.below(allowed_.size())]; }

@@ -5,12 +5,14 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <map>
 #include <set>
 
 #include "base/check.hpp"
 #include "ipc/channel_memory.hpp"
+#include "tests/tools/footprint.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -26,6 +28,11 @@ std::size_t bytes_in(int fd) {
 
 class ChannelMakerTest : public ::testing::Test, public ChannelMaker::Events {
  protected:
+  /// Helpers of the test before it have been killed, and nobody waited for them.
+  void SetUp() override {
+    while (waitpid(-1, nullptr, 0) > 0) {
+    }
+  }
   void on_made(std::uint64_t channel, Expected<UniqueFd> memory) override {
     made_.push_back(channel);
     if (memory)
@@ -37,6 +44,9 @@ class ChannelMakerTest : public ::testing::Test, public ChannelMaker::Events {
   void on_freed(std::uint64_t channel) override {
     freed_.insert(channel);
     loop_.stop();
+  }
+  void free_some(std::uint64_t channel, uid_t user) {
+    maker_.free(channel, user, make_channel_memory(kLeastChannelBytes).value(), kLeastChannelBytes);
   }
   void wait_for_events(std::size_t count) {
     while (made_.size() + freed_.size() < count) loop_.run();
@@ -81,12 +91,46 @@ TEST_F(ChannelMakerTest, SaysWhichEngineServesAndTheLastWordCounts) {
     KV_CHECK(pread(memory.get(), &header, sizeof header, 0) == sizeof header);
     return header.engine;
   };
-  maker_.say_serving(0, UniqueFd(dup(memory.get())), kNoEngine);
-  maker_.say_serving(0, UniqueFd(dup(memory.get())), 3);
+  maker_.say_serving(0, 1, UniqueFd(dup(memory.get())), kNoEngine);
+  maker_.say_serving(0, 1, UniqueFd(dup(memory.get())), 3);
   // The helper does what it is asked to in this order.
-  maker_.free(2, 0, make_channel_memory(kLeastChannelBytes).value(), kLeastChannelBytes);
+  free_some(2, 0);
   wait_for_events(2);
   EXPECT_EQ(serving(), 3u);
+}
+
+TEST_F(ChannelMakerTest, AHelperThatIsStuckCollectsNoDescriptors) {
+  maker_.make(1, 0, kLeastChannelBytes);
+  wait_for_events(1);
+  const UniqueFd memory(dup(memory_[1].get()));
+  free_some(2, 0);
+  wait_for_events(2);
+  const auto helpers = children_of(getpid());
+  ASSERT_EQ(helpers.size(), 1u);
+  ASSERT_EQ(kill(helpers.front(), SIGSTOP), 0);
+  const std::size_t before = descriptors_of(getpid());
+  for (std::uint32_t engine = 0; engine < 100; ++engine)
+    maker_.say_serving(0, 1, UniqueFd(dup(memory.get())), engine);
+  EXPECT_LE(descriptors_of(getpid()),
+            before + 5);  // those that it has been sent, and the last word
+  ASSERT_EQ(kill(helpers.front(), SIGCONT), 0);
+  free_some(3, 0);
+  wait_for_events(3);
+  ChannelHeader header;
+  ASSERT_EQ(pread(memory.get(), &header, sizeof header, 0), ssize_t{sizeof header});
+  EXPECT_EQ(header.engine, 99u);
+}
+
+TEST_F(ChannelMakerTest, ManyUsersShareAFewHelpersAndTheOwnersDoNotWait) {
+  constexpr std::uint64_t kUsers = FileHelpers::kMostHelpers + 8;
+  for (std::uint64_t user = 1; user <= kUsers; ++user)
+    free_some(user, static_cast<uid_t>(100'000 + user));
+  EXPECT_EQ(children_of(getpid()).size(), FileHelpers::kMostHelpers);
+  free_some(kUsers + 1, 0);
+  EXPECT_EQ(children_of(getpid()).size(), FileHelpers::kMostHelpers + 1);
+  while (!freed_.count(kUsers + 1)) loop_.run();
+  EXPECT_LT(freed_.size(), kUsers + 1);
+  wait_for_events(kUsers + 1);  // when idle helpers have ended
 }
 
 TEST_F(ChannelMakerTest, AUserWithMuchToMakeDoesNotDelayAnother) {

@@ -374,7 +374,7 @@ void Keeper::on_engine_gone(const Peer& peer) {
   place_channels();
   for (const std::uint64_t id : channels)
     if (const auto channel = tables_.channels.find(id); channel && !channel->engine)
-      maker_.say_serving(channel->owner.user, tables_.channels.copy_of_memory(id), kNoEngine);
+      maker_.say_serving(channel->owner.user, id, tables_.channels.copy_of_memory(id), kNoEngine);
   spdlog::info("{} is gone: {} channels{}{}", slot.last_owner, channels.size(),
                channels.empty() ? "" : ": ",
                channels.empty() ? "" : describe_moves(tables_, channels));

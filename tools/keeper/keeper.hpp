@@ -78,8 +78,8 @@ class Keeper : private Connections::Events,
   /// Also tells clients which engine serves their channel.
   struct Line : EngineSockets {
     explicit Line(ChannelMaker& its_maker) : maker(its_maker) {}
-    void gave(uid_t user, int memory, std::uint32_t number) override {
-      maker.say_serving(user, UniqueFd(fcntl(memory, F_DUPFD_CLOEXEC, 0)), number);
+    void gave(std::uint64_t channel, uid_t user, int memory, std::uint32_t engine) override {
+      maker.say_serving(user, channel, UniqueFd(fcntl(memory, F_DUPFD_CLOEXEC, 0)), engine);
     }
     ChannelMaker& maker;
   };

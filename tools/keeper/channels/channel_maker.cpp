@@ -83,8 +83,9 @@ void ChannelMaker::free(std::uint64_t channel, uid_t user, UniqueFd memory, std:
   helpers_.free(user, channel, std::move(memory), bytes);
 }
 
-void ChannelMaker::say_serving(uid_t user, UniqueFd memory, std::uint32_t engine) {
-  helpers_.say_serving(user, std::move(memory), engine);
+void ChannelMaker::say_serving(uid_t user, std::uint64_t channel, UniqueFd memory,
+                               std::uint32_t engine) {
+  helpers_.say_serving(user, channel, std::move(memory), engine);
 }
 
 }  // namespace kvhive

@@ -41,7 +41,7 @@ class ChannelMaker {
   /// follows.
   void free(std::uint64_t channel, uid_t user, UniqueFd memory, std::size_t bytes);
   /// Tells the client library soon which engine serves the channel, or kNoEngine.
-  void say_serving(uid_t user, UniqueFd memory, std::uint32_t engine);
+  void say_serving(uid_t user, std::uint64_t channel, UniqueFd memory, std::uint32_t engine);
 
  private:
   struct Making;

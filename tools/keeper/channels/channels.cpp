@@ -151,7 +151,7 @@ bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine
                  {entry.memory.get(), entry.engine_bell.get(), entry.client_bell.get()}))
     return false;
   entry.channel.engine = engine;
-  line.gave(entry.channel.owner.user, entry.memory.get(), engines_.at(engine).number);
+  line.gave(id, entry.channel.owner.user, entry.memory.get(), engines_.at(engine).number);
   return true;
 }
 

@@ -48,7 +48,8 @@ class EngineLine {
                                             const std::vector<int>& fds) = 0;
   [[nodiscard]] virtual Expected<void> close(EngineKey engine, const ChannelClose& message) = 0;
   /// This user's channel with this memory is given to the engine of that number.
-  virtual void gave(uid_t /*user*/, int /*memory*/, std::uint32_t /*number*/) {}
+  virtual void gave(std::uint64_t /*channel*/, uid_t /*user*/, int /*memory*/,
+                    std::uint32_t /*engine*/) {}
 };
 
 /// An EngineLine over sockets. An engine's key is the descriptor of its socket.

@@ -25,7 +25,7 @@ namespace {
 /// A helper without work ends after this time, so that clients that come and go do not cost a fork
 /// each.
 constexpr std::chrono::milliseconds kIdle{500};
-/// Delay before the next try, if a helper could not be started or its queue is full.
+/// Delay before the next try, if a helper may or can not be started, or its queue is full.
 constexpr std::chrono::milliseconds kTryAgain{100};
 /// Jobs in a helper's queue. The kernel limits how many descriptors a user's processes may have
 /// sent to each other that are not received yet: a stuck helper must not use that up.
@@ -109,13 +109,32 @@ void FileHelpers::free(uid_t user, std::uint64_t channel, UniqueFd memory, std::
   add(user, {Job::Kind::free, channel, bytes}, std::move(memory));
 }
 
-void FileHelpers::say_serving(uid_t user, UniqueFd memory, std::uint32_t engine) {
-  if (memory) add(user, {Job::Kind::say_serving, 0, engine}, std::move(memory));
+void FileHelpers::say_serving(uid_t user, std::uint64_t channel, UniqueFd memory,
+                              std::uint32_t engine) {
+  if (memory) add(user, {Job::Kind::say_serving, channel, engine}, std::move(memory));
 }
 
 void FileHelpers::add(uid_t user, const Job& job, UniqueFd memory) {
-  helpers_[user].jobs.emplace_back(job, std::move(memory));
+  Helper& helper = helpers_[user];
+  // What was to be said about the channel is out of date. If the helper is stuck, engines that die
+  // would otherwise add a descriptor each.
+  const auto unsent = helper.jobs.begin() + static_cast<std::ptrdiff_t>(helper.sent);
+  helper.jobs.erase(std::remove_if(unsent, helper.jobs.end(),
+                                   [&](const auto& entry) {
+                                     return entry.first.kind == Job::Kind::say_serving &&
+                                            entry.first.channel == job.channel;
+                                   }),
+                    helper.jobs.end());
+  helper.jobs.emplace_back(job, std::move(memory));
   send_jobs(user);
+}
+
+/// A person with many user ids could start a helper for each and keep them all waiting.
+bool FileHelpers::may_start(uid_t user) const {
+  if (user == 0 || user == geteuid()) return true;
+  const auto running = std::count_if(helpers_.begin(), helpers_.end(),
+                                     [](const auto& entry) { return entry.second.pid != 0; });
+  return static_cast<std::size_t>(running) < kMostHelpers;
 }
 
 /// False = the system has no process or no descriptor for it.
@@ -144,7 +163,7 @@ void FileHelpers::send_jobs(uid_t user) {
   const auto found = helpers_.find(user);
   if (found == helpers_.end()) return;
   Helper& helper = found->second;
-  if (helper.pid == 0 && !start(user, helper)) return try_again(user, helper);
+  if (helper.pid == 0 && !(may_start(user) && start(user, helper))) return try_again(user, helper);
   if (!helper.socket) return;  // it is ending; the next one gets the jobs
   while (helper.sent < std::min(helper.jobs.size(), kMostSent)) {
     const auto& [job, memory] = helper.jobs[helper.sent];

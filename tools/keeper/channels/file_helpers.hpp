@@ -4,7 +4,8 @@
 // write() on the file with a buffer whose page fault is never answered (FUSE, userfaultfd). A
 // thread that waits for the lock cannot even be killed. So the keeper makes no such call. A helper
 // process for each user makes it, and the keeper never waits for a helper. A helper without work
-// ends after a while.
+// ends after a while. There are at most kMostHelpers; then users wait, but not the daemon's own and
+// root.
 
 #include <sys/types.h>
 
@@ -31,8 +32,11 @@ class FileHelpers {
 
   /// Frees a closed channel's memory, even if a process still has a descriptor of it.
   void free(uid_t user, std::uint64_t channel, UniqueFd memory, std::size_t bytes);
-  /// Tells the client library which engine serves the channel, or kNoEngine. The last call wins.
-  void say_serving(uid_t user, UniqueFd memory, std::uint32_t engine);
+  /// Tells the client library which engine serves the channel, or kNoEngine. The last call wins,
+  /// and replaces what the helper was not asked to say yet.
+  void say_serving(uid_t user, std::uint64_t channel, UniqueFd memory, std::uint32_t engine);
+
+  static constexpr std::size_t kMostHelpers = 32;
 
   /// What a helper is asked to do, and its answer when it is done.
   struct Job {
@@ -52,6 +56,7 @@ class FileHelpers {
     bool tries_again = false;  ///< a timer for send_jobs() is set
   };
   void add(uid_t user, const Job& job, UniqueFd memory);
+  bool may_start(uid_t user) const;
   bool start(uid_t user, Helper& helper);
   void send_jobs(uid_t user);
   void try_again(uid_t user, Helper& helper);
