@@ -11,13 +11,13 @@
 #   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them
 #   make enemies   hostile users beside honest ones for MINUTES=10; SEED=any, USERS=8, ATTACKS="words" for some attacks
 #   make timing    whether the clock tells what another domain has cached
-#   make siege     thousands of clients, stewards and daemons killed, the keeper at each of its system calls, every limit
-#                  tried; from SEED=any
+#   make siege     thousands of clients, stewards and daemons killed, every limit tried; from SEED=any
+#   make keeper-kills  the keeper, or a process beside it, killed or stopped at each of the keeper's system calls: an hour
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder)
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build install package bench bench-peers chaos mutants enemies siege timing asan tsan fuzz lint configure packages clean
+.PHONY: demo test build install package bench bench-peers chaos mutants enemies siege keeper-kills timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -76,8 +76,11 @@ timing: configure
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_timing_proof
 
 siege: configure
-	@cmake --build --preset release -j $(JOBS) --target programs kvhive_tools_test kvhive_traced_keeper_test
+	@cmake --build --preset release -j $(JOBS) --target programs kvhive_tools_test
 	@KVHIVE_SIEGE=1 $(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_tools_test --gtest_filter='Siege.*:Limits.WithAny*'
+
+keeper-kills: configure
+	@cmake --build --preset release -j $(JOBS) --target programs kvhive_traced_keeper_test
 	@KVHIVE_KILL_EVERYWHERE=1 build/bin/kvhive_traced_keeper_test --gtest_brief=1
 
 asan: packages

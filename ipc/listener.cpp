@@ -201,7 +201,9 @@ Listener::~Listener() { remove_files(); }
 
 void Listener::remove_files() const {
   if (!fd_) return;
-  const DirectoryLock lock(directory_);  // without it, too: the socket is this object's
+  // Not checked: the identity shows that the socket is this object's, so it is removed without the
+  // lock, too.
+  const DirectoryLock lock(directory_);
   if (identity_of(path_) == identity_) unlink(path_.c_str());
   const std::string directory = directory_of(path_);
   // rmdir() fails, as it should, if another file is in the directory.

@@ -45,6 +45,9 @@ class Listener {
   /// Removes the socket, and the directory if this object made it and it is empty. A socket or
   /// directory that another daemon has put in their place meanwhile stays. Connections stay open.
   void remove_files() const;
+  /// Keeps the socket open until the process ends, for the packets of connections that were never
+  /// accepted: closing their descriptors may take long (before Linux 6.16).
+  void leave_open() { (void)fd_.release(); }
 
   int fd() const { return fd_.get(); }
   const std::string& path() const { return path_; }

@@ -4,8 +4,10 @@
 // test: no scene reaches it, so its survival is not proven.
 
 #include <gmock/gmock.h>
+#include <sys/wait.h>
 
 #include <array>
+#include <cstdio>
 #include <memory>
 #include <random>
 #include <string>

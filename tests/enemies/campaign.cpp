@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <sstream>
 #include <thread>
 
+#include "ipc/pidfd.hpp"
 #include "tests/enemies/attacks.hpp"
 #include "tests/enemies/honest_client.hpp"
 #include "tests/enemies/operator.hpp"
@@ -233,7 +233,7 @@ void Campaign::stop_in_the_storm() {
   tend_for(Seconds(2));
   operator_ = ChildProcess();
   board_->is_over = true;  // from here on the honest client may be refused
-  const UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, daemon_->pid(), 0)));
+  const UniqueFd pidfd = pidfd_of(daemon_->pid()).value();
   const auto start = Clock::now();
   signal_process(daemon_->pid(), SIGTERM);
   pollfd ended{pidfd.get(), POLLIN, 0};

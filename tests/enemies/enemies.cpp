@@ -32,7 +32,7 @@ int besiege() {
   if (!settings.is_root)
     std::printf(
         "ONLY HALF IS SHOWN HERE: only root can play several users. All enemies are of the "
-        "daemon's own user, and spare it what such a user may do; run it as root\n");
+        "daemon's own user, and skip the attacks that it is allowed to make; run it as root\n");
   std::printf(
       "%zu enemies of %s, %.3g minutes. They run under SCHED_IDLE, and compute in calm rounds, so "
       "that the rounds differ in what is done to the daemon, not in who has the processor.\n",

@@ -24,7 +24,8 @@ bool Arms::allow(const Attack& attack) const {
   std::istringstream wanted(words);
   bool is_wanted = words.empty();
   for (std::string word; wanted >> word;)
-    is_wanted = is_wanted || std::string_view(attack.name).find(word) != std::string_view::npos;
+    is_wanted = is_wanted || word == attack.line ||
+                std::string_view(attack.name).find(word) != std::string_view::npos;
   return is_wanted;
 }
 

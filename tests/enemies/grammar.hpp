@@ -21,7 +21,7 @@ namespace kvhive::testing {
 struct Arms {
   /// False = the enemy is of the daemon's own user: without attacks that such a process may make.
   bool is_stranger = true;
-  std::string words;  ///< only attacks with one of these words in their names; empty = all
+  std::string words;  ///< only attacks with one of these words in name or line; empty = all
 
   bool allow(const Attack& attack) const;
 };

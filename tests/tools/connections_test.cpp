@@ -181,6 +181,21 @@ TEST_F(LingeringDescriptor, MayComeBeforeTheConnectionIsAcceptedAndItsClientLeft
   expect_closed();
 }
 
+TEST_F(LingeringDescriptor, DoesNotDelayTheKeepersEnd) {
+  const UniqueFd accepted = connect_as(kAlice);
+  serve_until([&] { return peers() == 1; });
+  send_lingering(accepted);
+  LingeringSocket other(kForEver);
+  const UniqueFd unaccepted = connect_as(kBob);
+  ASSERT_TRUE(send_packet(unaccepted.get(), ClientHello{}, {other.socket.get()}).has_value());
+  other.socket = UniqueFd();
+  listener_->remove_files();
+  listener_->leave_open();
+  connections_.reset();
+  tables_.peers.clear();
+  listener_.reset();
+}
+
 TEST_F(ConnectionsTest, ASilentUserLosesItsOldestConnectionsAndNobodyElseAny) {
   listen({.silent_of_user = 2});
   const UniqueFd bob = connect_as(kBob);

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <pthread.h>
 #include <sched.h>
+#include <seccomp.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
@@ -17,6 +18,7 @@
 #include <cerrno>
 #include <fstream>
 #include <functional>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -25,6 +27,7 @@
 #include "tests/support/child_process.hpp"
 #include "tests/support/sanitizers.hpp"
 #include "tests/support/temp_directory.hpp"
+#include "tools/privilege/call_lists.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -151,6 +154,24 @@ TEST_P(FilteredProcess, OffInstallsNoFilter) {
 INSTANTIATE_TEST_SUITE_P(SystemCalls, FilteredProcess,
                          ::testing::Values(Program::steward, Program::engine),
                          [](const auto& program) { return std::string(to_string(program.param)); });
+
+/// The filter leaves out names that libseccomp does not know, so a typing error would go unnoticed.
+TEST(CallLists, HaveCallsOfThisKernelEachOnce) {
+  for (const Program program : {Program::keeper, Program::steward, Program::engine}) {
+    const CallList list = calls_of(program);
+    std::set<std::string> names;
+    for (const auto& calls : list.calls)
+      for (const std::string name : calls) {
+        EXPECT_TRUE(names.insert(name).second) << to_string(program) << ": " << name;
+        const bool is_known =
+            seccomp_syscall_resolve_name_arch(SCMP_ARCH_X86_64, name.c_str()) >= 0;
+        EXPECT_TRUE(is_known) << to_string(program) << ": " << name;
+      }
+    for (const auto& calls : list.with_argument)
+      for (const CallWithArgument& call : calls)
+        EXPECT_GE(seccomp_syscall_resolve_name_arch(SCMP_ARCH_X86_64, call.name), 0) << call.name;
+  }
+}
 
 /// The keeper starts programs, so its list is longer.
 TEST(FilteredKeeper, DoesNotGiveItsChildrenWhatNoProgramOfTheDaemonNeeds) {

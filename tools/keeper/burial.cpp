@@ -13,7 +13,8 @@
 namespace kvhive {
 namespace {
 
-/// More processes at a time are not started: then the first ones hang, and connections wait.
+/// So many processes hold connections at a time. If all of them hang, further connections stay open
+/// in the keeper until one of them ends.
 constexpr std::size_t kMostProcesses = 8;
 
 /// Closes all descriptors but these.
@@ -42,7 +43,7 @@ void close_all_but(std::vector<int> kept) {
 }  // namespace
 
 Burial::~Burial() {
-  // The keeper ends: what waits is closed with it.
+  for (UniqueFd& socket : waiting_) (void)socket.release();  // see ~Connections()
   for (const auto& [pid, pidfd] : processes_) loop_.unwatch(pidfd.get());
 }
 

@@ -68,7 +68,8 @@ Expected<void> start_child(Child& child, const Streams& streams) {
   const pid_t pid = fork();
   if (pid < 0) return fork_failure(child.program);
   if (pid == 0) {
-    if (child.ends_with_keeper) {  // the kernel kills it, because a stopped child cannot end itself
+    if (child.ends_with_keeper) {
+      // It also ends when its socket hangs up, but not while it is stopped.
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != keeper) _exit(0);
     }

@@ -61,6 +61,11 @@ Connections::Connections(Tables& tables, EventLoop& loop, Events& events,
       burial_(loop),
       reserve_(open_reserve()) {}
 
+Connections::~Connections() {
+  for (auto& [socket, peer] : tables_.peers)
+    if (peer.is_stranger()) (void)peer.socket.release();
+}
+
 void Connections::listen(int listener) {
   loop_.watch(listener, [this, listener] { accept(listener); });
 }
@@ -113,8 +118,8 @@ Expected<void> Connections::check_user(const Peer& peer) const {
                      "the daemon's limit of descriptors (ulimit -n)");
 }
 
-/// Sends silent strangers away, the oldest first, until the peer may be silent, too: of its own
-/// user if that user has as many as it may have, and of any if there are too many in all.
+/// Makes room for one more connection without a hello: drops the oldest silent ones of the peer's
+/// user down to silent_of_user - 1, then the oldest of all strangers down to silent_of_all - 1.
 void Connections::make_room_for_silent(const Peer& peer) {
   const auto make_room = [this](std::size_t most, auto&& counts) {
     while (true) {

@@ -39,6 +39,9 @@ class Connections {
   };
 
   Connections(Tables& tables, EventLoop& loop, Events& events, const ConnectionLimits& limits);
+  /// Leaves strangers' connections open, for the keeper ends now: the kernel closes them with the
+  /// process. Before Linux 6.16 their unread packets may carry descriptors whose close takes long.
+  ~Connections();
 
   /// Accepts on this listening socket from now on.
   void listen(int listener);

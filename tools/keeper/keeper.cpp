@@ -154,9 +154,10 @@ Keeper::Keeper(const Options& options, const ProcessLimits& limits, Domains doma
 /// them to end: the pool's memory is freed with them, and they are built to be killed at any
 /// instruction.
 Keeper::~Keeper() {
-  // First, while there is a steward: if the keeper is killed from here on, the steward removes
-  // them.
+  // Before the steward is killed: if the keeper is killed before it has removed them, the steward
+  // does it.
   listener_.remove_files();
+  listener_.leave_open();
   supervisor_.stop_all();
   if (tables_.pool.gpu_memory.is_running()) end_guests();
   tables_.pool.gpu_memory.end();  // last, because the engines have had its memory mapped

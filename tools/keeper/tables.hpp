@@ -54,8 +54,8 @@ struct Slot {
   /// True = the sweep of this slot also drops the cached blocks that no process holds.
   bool drops_unheld = false;
   std::string last_owner;  ///< "engine 0 (pid 4711)", for the log; set when the process has ended
-  std::uint64_t death =
-      0;  ///< number of that end: tells it from the end of the slot's next process
+  /// Number of that end, so that it is not mistaken for the end of the slot's next process.
+  std::uint64_t death = 0;
 };
 
 struct Tables {

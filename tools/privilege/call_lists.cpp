@@ -4,7 +4,6 @@
 #include <linux/sched.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 namespace kvhive {
@@ -56,7 +55,8 @@ constexpr CallWithArgument kNaming[] = {{"prctl", 0, kAll, PR_SET_NAME},
                                         {"prctl", 0, kAll, PR_GET_NAME},
                                         {"prctl", 0, kAll, PR_SET_VMA}};
 constexpr CallWithArgument kOwnLimits[] = {{"prlimit64", 0, kAll, 0}, {"setpriority", 1, kAll, 0}};
-/// Not F_SETOWN and F_SETSIG, which send any signal to any process of the same user.
+/// F_SETOWN and F_SETSIG are left out: with them a process has any signal sent to any process of
+/// its user.
 constexpr CallWithArgument kCommands[] = {
     {"fcntl", 1, kAll, F_DUPFD},     {"fcntl", 1, kAll, F_DUPFD_CLOEXEC},
     {"fcntl", 1, kAll, F_GETFD},     {"fcntl", 1, kAll, F_SETFD},
@@ -72,7 +72,8 @@ constexpr CallWithArgument kTerminals[] = {{"ioctl", 1, kAll, TCGETS},
 constexpr CallWithArgument kNewThreads[] = {{"clone", 0, CLONE_THREAD, CLONE_THREAD}};
 constexpr const char* kNewProcesses[] = {"clone", "fork", "vfork"};
 
-/// The steward removes a dead keeper's socket: it tries to connect, so that it removes no other's.
+/// The steward removes the socket of a killed keeper. It connects first, to learn whether another
+/// daemon listens there.
 constexpr CallWithArgument kUnixSockets[] = {{"socket", 0, kAll, AF_UNIX}};
 constexpr const char* kSocketFiles[] = {"connect", "flock", "rmdir", "unlink", "unlinkat"};
 
@@ -86,15 +87,14 @@ constexpr const char* kKeeper[] = {"tgkill",      "accept4",    "bind",       "c
                                    "umask",       "wait4",      "waitid"};
 
 /// What programs do as they start, until they have a filter of their own.
-constexpr const char* kStart[] = {"access",     "arch_prctl",      "capget",
-                                  "capset",     "execve",          "faccessat",
-                                  "faccessat2", "fadvise64",       "getrlimit",
-                                  "getrusage",  "gettid",          "ioctl",
-                                  "mincore",    "mlock",           "mlock2",
-                                  "msync",      "munlock",         "open",
-                                  "prctl",      "sched_getparam",  "sched_getscheduler",
-                                  "seccomp",    "set_tid_address", "setrlimit",
-                                  "statfs",     "fstatfs"};
+constexpr const char* kStart[] = {
+    "access",    "arch_prctl",      "capget",         "capset",
+    "execve",    "faccessat",       "faccessat2",     "fadvise64",
+    "getrlimit", "getrusage",       "ioctl",          "mincore",
+    "mlock",     "mlock2",          "msync",          "munlock",
+    "open",      "prctl",           "sched_getparam", "sched_getscheduler",
+    "seccomp",   "set_tid_address", "setrlimit",      "statfs",
+    "fstatfs"};
 
 }  // namespace
 

@@ -32,7 +32,7 @@ Expected<void> checked(const std::string& what, int result) {
 }
 
 Expected<void> set_attributes(const Filter& filter) {
-  // A call of another ABI (32 bits) is none of ours.
+  // kvhive makes no 32-bit system calls.
   if (auto set =
           checked("set the rule for 32-bit calls",
                   seccomp_attr_set(filter.get(), SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_ERRNO(ENOSYS)));
@@ -83,7 +83,8 @@ Expected<void> fill(const Filter& filter, const CallList& list, bool refuses_sil
 
 Expected<void> load(Program program) {
   // A process that the keeper starts inherits the filter, but has no handler of SIGSYS yet: it must
-  // not die of a call that the keeper's list misses. Then only the kernel's audit log tells.
+  // not die of a call that the keeper's list misses. Such a call fails and is told by the kernel's
+  // audit log alone.
   const bool has_children = program == Program::keeper;
   const Filter filter(seccomp_init(has_children ? SCMP_ACT_ERRNO(ENOSYS) : SCMP_ACT_TRAP),
                       seccomp_release);

@@ -1,4 +1,4 @@
-#include "tests/keeper/scenarios.hpp"
+#include "tests/crash/keeper/scenarios.hpp"
 
 #include <sys/socket.h>
 

@@ -1,4 +1,4 @@
-#include "tests/keeper/scene.hpp"
+#include "tests/crash/keeper/scene.hpp"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-#include "tests/keeper/system_call_tracer.hpp"
+#include "tests/crash/keeper/system_call_tracer.hpp"
 
 #include <poll.h>
 #include <signal.h>

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/keeper/scene.hpp"
+#include "tests/crash/keeper/scene.hpp"
 
 namespace kvhive::testing {
 

@@ -1,19 +1,12 @@
 // Death and standstill at every system call of the keeper.
 //
-// The keeper maps no memory that another process sees, so between two of its system calls it
-// changes nothing that another process could notice: a kill at any instruction leaves what a kill
-// right before the thread's next system call leaves. So "before each system call" stands for every
-// instruction.
-//
-// A usual test run takes a few boundaries of each scenario, KVHIVE_BOUNDARIES=20 so many,
-// KVHIVE_KILL_EVERYWHERE=1 all of them.
+// README.md says why that stands for every instruction, and how to run more of it.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <cctype>
 #include <fstream>
 #include <memory>
 #include <numeric>
@@ -21,9 +14,10 @@
 
 #include "base/check.hpp"
 #include "ipc/pidfd.hpp"
+#include "tests/crash/identifier.hpp"
 #include "tests/crash/settings.hpp"
-#include "tests/keeper/scenarios.hpp"
-#include "tests/keeper/system_call_tracer.hpp"
+#include "tests/crash/keeper/scenarios.hpp"
+#include "tests/crash/keeper/system_call_tracer.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/playing_user.hpp"
 #include "tests/support/sanitizers.hpp"
@@ -367,28 +361,16 @@ TEST_P(EverySystemCall, MayBeTheKeepersLast) {
 }
 
 /// These two take minutes where the machine is busy, because much has to be waited for.
-bool is_siege() {
-  return std::getenv("KVHIVE_SIEGE") != nullptr || std::getenv("KVHIVE_BOUNDARIES") != nullptr ||
-         must_kill_everywhere();
-}
+bool has_time() { return std::getenv("KVHIVE_BOUNDARIES") != nullptr || must_kill_everywhere(); }
 
 TEST_P(EverySystemCall, MayBeTheMomentOfAnothersDeath) {
-  if (!is_siege()) GTEST_SKIP() << "NOT RUN: part of make siege";
+  if (!has_time()) GTEST_SKIP() << "NOT RUN: part of make keeper-kills";
   harm_everywhere(Harm::kill, 1);
 }
 
 TEST_P(EverySystemCall, MayBeTheMomentWhenAnotherIsStopped) {
-  if (!is_siege()) GTEST_SKIP() << "NOT RUN: part of make siege";
+  if (!has_time()) GTEST_SKIP() << "NOT RUN: part of make keeper-kills";
   harm_everywhere(Harm::stop, 1);
-}
-
-std::string identifier(const std::string& name) {
-  std::string words;
-  for (bool is_first = true; const char letter : name) {
-    if (letter != ' ') words += is_first ? static_cast<char>(std::toupper(letter)) : letter;
-    is_first = letter == ' ';
-  }
-  return words;
 }
 
 INSTANTIATE_TEST_SUITE_P(Keeper, EverySystemCall, ::testing::ValuesIn(scenarios()),
