@@ -1,6 +1,7 @@
 #include "base/expected.hpp"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <system_error>
@@ -17,6 +18,9 @@ std::string remedy_for(int code) {
   if (code == ETOOMANYREFS)
     return "; this user's processes have sent each other more file descriptors than one may have "
            "(ulimit -n): raise the limit, or end a process that does not receive its own";
+  if (code == EACCES)
+    return "; this process is user " + std::to_string(geteuid()) +
+           ": give that user the right, run as another user, or name another place";
   if (code != EMFILE) return {};
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);

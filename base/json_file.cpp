@@ -1,5 +1,6 @@
 #include "base/json_file.hpp"
 
+#include <cerrno>
 #include <cmath>
 #include <fstream>
 #include <sstream>
@@ -46,6 +47,10 @@ std::string shown(const nlohmann::json& value) {
 Expected<std::string> read_text_file(const std::filesystem::path& path, std::size_t max_bytes) {
   std::error_code error;
   const auto bytes = std::filesystem::file_size(path, error);
+  if (error == std::errc::permission_denied) {
+    errno = EACCES;
+    return os_failure(path.string());
+  }
   if (error)
     return failure(Errc::not_found, path.string() + ": " + error.message() +
                                         "; give the directory of a Hugging Face model");

@@ -164,6 +164,18 @@ constexpr OptionType kSize = {
     [](const Options& options) { return std::to_string(options.*Member) + "B"; },
     number_of<Member>};
 
+/// An empty name is no way to say "nobody else": in a script it is a variable that was not set, and
+/// the daemon would stay root.
+constexpr OptionType kUser = {ValueKind::text,
+                              {},
+                              [](Options& options, const std::string& text) -> Expected<void> {
+                                if (text.empty())
+                                  return bad_value(text,
+                                                   "is no user; give one, or leave the option out");
+                                return parse_value(options.user, text);
+                              },
+                              [](const Options& options) { return options.user; }};
+
 // -- the table ------------------------------------------------------------------------------------
 
 constexpr OptionField kFields[] = {
@@ -285,7 +297,7 @@ constexpr OptionField kFields[] = {
      .type = kValue<&Options::socket_access>,
      .help = "which users may connect: the daemon's own, all, or the members of a group"},
     {.name = "user",
-     .type = kValue<&Options::user>,
+     .type = kUser,
      .help = "user (name or number) that the daemon runs as, if root starts it; without it the "
              "daemon stays root, without root's capabilities",
      .unit = "user"},

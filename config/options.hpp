@@ -102,8 +102,8 @@ struct Options {
   GpuFault gpu_fault = GpuFault::drop_unpinned;
   GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;
   AllowedUsers socket_access;
-  std::string
-      user;  ///< name or number of the user to run as, for a start as root; empty = the same
+  /// Name or number of the user to run as, for a start as root. Empty = the same.
+  std::string user;
   SystemCallFilter system_call_filter = SystemCallFilter::automatic;
   bool lock_metadata = false;  ///< the pool's metadata cannot be swapped out (mlock)
   /// Engines may write core dumps. They contain prompts.

@@ -83,10 +83,10 @@ Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
 
 Expected<void> check_locked_bytes(const ProcessLimits& limits, std::size_t bytes) {
   if (bytes <= limits.locked_memory) return {};
-  return too_low("lock-metadata: the limit of locked memory (ulimit -l)",
-                 format_bytes(limits.locked_memory),
-                 "the pool's metadata has " + format_bytes(bytes),
-                 ", start as root, or leave --lock-metadata out");
+  return too_low(
+      "lock-metadata: the limit of locked memory (ulimit -l)", format_bytes(limits.locked_memory),
+      "the pool's metadata has " + format_bytes(bytes),
+      ", start with CAP_SYS_RESOURCE (root usually has it), or leave --lock-metadata out");
 }
 
 std::size_t descriptors_left(int newest) {

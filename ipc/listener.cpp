@@ -133,7 +133,12 @@ Expected<UniqueFd> bind_to(const std::string& path) {
   if (lstat(path.c_str(), &status) == 0 && !S_ISSOCK(status.st_mode))
     return failure(Errc::bad_argument,
                    "socket: '" + path + "' exists and is not a socket; choose another path");
-  unlink(path.c_str());
+  if (unlink(path.c_str()) != 0 && errno != ENOENT)
+    return failure(Errc::bad_argument, "socket: '" + path + "' is user " +
+                                           std::to_string(status.st_uid) + "'s, and user " +
+                                           std::to_string(geteuid()) +
+                                           " cannot replace it; choose another path, or run as "
+                                           "that user");
   const mode_t mask = umask(0177);
   const int bound = bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address);
   umask(mask);

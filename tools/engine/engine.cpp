@@ -1,5 +1,6 @@
 #include "tools/engine/engine.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,8 +21,8 @@ namespace kvhive {
 namespace {
 
 /// Threads of an engine that do not compute: CAF's clock, multiplexers, workers and detached
-/// actors.
-constexpr std::size_t kThreadsBesideCompute = 8;
+/// actors, and the one that reports refused system calls.
+constexpr std::size_t kThreadsBesideCompute = 9;
 
 std::size_t longest_token_bytes(const Tokenizer& tokenizer) {
   std::size_t longest = 1;
@@ -114,6 +115,9 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   if (is_on_gpu) hello.gpu = FixedText<64>(device->facts().uuid);
   hello.model = FixedText<512>(model_name(options));
   hello.layout_hash = layout_hash({});
+  // The keeper kills an engine that hangs up. So the connection stays open until the process ends:
+  // if something fails, the reason can be told first.
+  (void)fcntl(socket->get(), F_DUPFD_CLOEXEC, 0);
   auto welcome = say_hello(socket->get(), hello);
   if (!welcome) return forward_error(welcome);
   const PoolFds fds = take_pool_fds(*welcome);
@@ -206,10 +210,18 @@ void Engine::on_keeper() {
     flush_log();
     _exit(1);  // the keeper starts another engine
   }
-  if (!*packet) _exit(0);  // the keeper is gone, and the pool with it: nothing has to be released
+  if (!*packet) end_without_keeper();
   if (const auto order = (*packet)->as<ChannelClose>()) return port_->close(order->channel);
   if ((*packet)->is(MessageType::reopen_log)) return reopen_log_or_say_why();
   if (const auto order = (*packet)->as<ChannelOpen>()) open_channel(*order, **packet);
+}
+
+/// The keeper is gone, and the pool with it: nothing has to be released. For an engine that a user
+/// has started this is an end that nobody asked for.
+void Engine::end_without_keeper() {
+  spdlog::error("the daemon is gone, and its pool with it");
+  flush_log();
+  _exit(1);
 }
 
 void Engine::open_channel(const ChannelOpen& message, Packet& packet) {

@@ -44,6 +44,7 @@ class Engine {
                                                    const std::vector<UniqueFd>& more);
   void start(const Options& options, const ModelConfig& config, Computing computing);
   void on_keeper();
+  [[noreturn]] static void end_without_keeper();
   void open_channel(const ChannelOpen& message, Packet& packet);
   void refuse_channel(std::uint64_t channel, const Error& error);
 

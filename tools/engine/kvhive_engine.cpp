@@ -36,6 +36,15 @@ void share_cores(const Options& options, char** argv) {
   execv("/proc/self/exe", argv);  // if it fails (no /proc), the engine goes on with the defaults
 }
 
+/// Tells why the engine cannot serve. The keeper finds a log line by the engine's pid.
+void tell(const Error& error, const Options& options) {
+  if (options.log_file.empty())
+    print_error_line("kvhive-engine: " + error.text);
+  else
+    spdlog::critical("{}", error.text);
+  flush_log();
+}
+
 Expected<int> run(int argc, char** argv) {
   CommandLine app(
       "kvhive-engine",
@@ -103,14 +112,15 @@ Expected<int> run(int argc, char** argv) {
   }
   const bool is_on_gpu = choice->device != nullptr;
   auto engine = Engine::attach(*options, *config, index, keeper, std::move(choice->device));
-  if (!engine && !options->log_file.empty()) {
-    spdlog::critical("{}", engine.error().text);  // the keeper finds this log line by its pid
+  if (!engine) {
+    tell(engine.error(), *options);
     return 1;
   }
-  if (!engine) return forward_error(engine);
   if (!is_on_gpu)
-    if (auto kept = keep_only_calls_of(Program::engine, options->system_call_filter); !kept)
-      return forward_error(kept);
+    if (auto kept = keep_only_calls_of(Program::engine, options->system_call_filter); !kept) {
+      tell(kept.error(), *options);
+      _exit(1);  // the actors run, so the engine must not be destroyed
+    }
   (*engine)->run();
   return 0;
 }

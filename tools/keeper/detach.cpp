@@ -114,11 +114,10 @@ Expected<Starter> Starter::detach(const std::string& log) {
 
 Expected<void> Starter::ready(const std::string& line) {
   if (!report_) return write_all(out_.get(), line + "\n", kDaemonsPatience);
-  // An error means that the parent was killed: the daemon runs, and no user
-  // waits for the line.
-  (void)write_all(report_.get(), kReady + line, kDaemonsPatience);
+  auto told = write_all(report_.get(), kReady + line, kDaemonsPatience);
   report_ = UniqueFd();
-  return {};
+  if (told) return told;
+  return failure(Errc::peer_died, "the process that started the daemon has ended (Ctrl-C?)");
 }
 
 void Starter::failed(const std::string& line) {

@@ -201,8 +201,10 @@ Expected<void> Keeper::watch_signals() {
 void Keeper::on_stop_signal() {
   signalfd_siginfo signal{};
   if (read(stop_signals_.get(), &signal, sizeof signal) != sizeof signal) return;
-  spdlog::info("stopping: SIG{} from pid {} ({})", sigabbrev_np(static_cast<int>(signal.ssi_signo)),
-               signal.ssi_pid, program_of(signal.ssi_pid));
+  const std::string sender =
+      signal.ssi_pid == 0 ? "the terminal"
+                          : fmt::format("pid {} ({})", signal.ssi_pid, program_of(signal.ssi_pid));
+  spdlog::info("stopping: SIG{} from {}", sigabbrev_np(static_cast<int>(signal.ssi_signo)), sender);
   loop_.stop();
 }
 

@@ -40,8 +40,10 @@ Expected<void> serve(const Options& options, Starter& starter) {
     const std::string line = "ready on " + (*keeper)->socket_path() + " (" +
                              std::to_string(options.engines) + " engines)";
     spdlog::info("{}", line);
-    if (auto told = starter.ready("kvhived: " + line); !told)
-      spdlog::error("standard output did not take the ready line: {}", told.error().text);
+    const auto told = starter.ready("kvhived: " + line);
+    if (told) return;
+    spdlog::error("the ready line could not be written: {}", told.error().text);
+    if (told.error().code == Errc::peer_died) kill(getpid(), SIGTERM);  // nobody wants it any more
   });
 }
 

@@ -67,9 +67,9 @@ void raise_limit_of_locked_memory() {
 Expected<void> become(const RunAs& user) {
   if (setresgid(user.gid, user.gid, user.gid) != 0) return os_failure("user: setresgid");
   if (setresuid(user.uid, user.uid, user.uid) != 0) return os_failure("user: setresuid");
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  prctl(PR_SET_DUMPABLE, 1);  // the change of user cleared it; LeakSanitizer needs it
-#endif
+  // The change of user cleared it. Without it the user could not look at the pool through /proc
+  // while the keeper is stopped, as it can if it starts the daemon itself.
+  prctl(PR_SET_DUMPABLE, 1);
   return {};
 }
 
@@ -94,6 +94,7 @@ Expected<void> drop_capabilities() {
 Expected<RunAs> find_user(const std::string& name_or_number) {
   const auto number = number_in<uid_t>(name_or_number);
   const passwd* const found = number ? getpwuid(*number) : getpwnam(name_or_number.c_str());
+  if (number && found == nullptr) return RunAs{*number, *number, {*number}};  // as in containers
   if (found == nullptr)
     return failure(Errc::bad_argument, "user: '" + name_or_number +
                                            "' is unknown to this system; correct it, or make the "

@@ -19,7 +19,8 @@ struct RunAs {
   std::vector<gid_t> groups;  ///< all groups, `gid` included
 };
 
-/// The user with this name or number, with its groups. Error: there is none.
+/// The user with this name or number, with its groups. A number need not be known to the system;
+/// then the user's only group has the same number. Error: there is no such name.
 [[nodiscard]] Expected<RunAs> find_user(const std::string& name_or_number);
 
 /// Makes a directory for that user if it is missing (its parent must be there). Leaves one that is
