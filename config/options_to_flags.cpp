@@ -6,8 +6,10 @@ namespace kvhive {
 std::vector<std::string> to_flags(const Options& options) {
   std::vector<std::string> flags;
   for (const OptionField& field : option_fields()) {
+    const std::string text = field.type.format(options);
+    if (text.empty() && field.type.format({}).empty()) continue;  // some take no empty text
     flags.push_back("--" + std::string(field.name));
-    flags.push_back(field.type.format(options));
+    flags.push_back(text);
   }
   return flags;
 }

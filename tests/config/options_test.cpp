@@ -92,7 +92,7 @@ TEST(Options, AFlagSetsItsFieldAndNoOther) {
     Options options;
     ASSERT_TRUE(set(options, sample.name, sample.flag).has_value()) << sample.name;
     auto expected = defaults;
-    ASSERT_NE(expected.at("--" + sample.name), sample.canonical) << sample.name;
+    ASSERT_NE(expected["--" + sample.name], sample.canonical) << sample.name;
     expected["--" + sample.name] = sample.canonical;
     EXPECT_EQ(flags_of(options), expected) << sample.name;
   }

@@ -1,7 +1,7 @@
 #include "ipc/listener.hpp"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -11,10 +11,14 @@
 #include <optional>
 
 #include "ipc/protocol.hpp"
+#include "tests/support/playing_user.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace kvhive::testing {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 class ListenerTest : public ::testing::Test {
  protected:
@@ -58,6 +62,26 @@ TEST_F(ListenerTest, ADaemonThatListensIsNotReplaced) {
 }
 
 /// In a directory like /tmp, any user can lock the directory and keep the lock.
+TEST_F(ListenerTest, AnotherUsersSocketIsRefusedByName) {
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
+  const std::filesystem::path place = directory.path() / "of alice";
+  ASSERT_TRUE(std::filesystem::create_directory(place));
+  ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
+  ASSERT_EQ(chown(place.c_str(), kAlice, kGuests), 0);
+  std::optional<Expected<Listener>> alices, bobs;
+  {
+    const PlayingUser playing(kAlice);
+    alices.emplace(Listener::open(place / "s", {}));
+  }
+  ASSERT_TRUE((*alices).has_value()) << (*alices).error().text;
+  {
+    const PlayingUser playing(kBob);
+    bobs.emplace(Listener::open(place / "s", {}));
+  }
+  ASSERT_FALSE((*bobs).has_value());
+  EXPECT_THAT((*bobs).error().text, AllOf(HasSubstr("60001's"), HasSubstr("choose another path")));
+}
+
 TEST_F(ListenerTest, ADirectoryThatSomebodyKeepsLockedIsRefusedByName) {
   std::optional<Listener> listener(open());
   const UniqueFd lock{::open(folder().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};

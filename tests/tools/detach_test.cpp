@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
 
 #include <fstream>
 #include <sstream>
@@ -11,7 +13,9 @@
 #include "base/check.hpp"
 #include "base/unique_fd.hpp"
 #include "tests/support/temp_directory.hpp"
+#include "tests/support/signal_process.hpp"
 #include "tests/tools/daemon.hpp"
+#include "tests/tools/footprint.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -114,6 +118,25 @@ TEST_F(DetachedTest, TheReasonOfAFailedStartReachesTheTerminalAndTheLog) {
   EXPECT_THAT(*out, IsEmpty());
   EXPECT_THAT(*err, HasSubstr("kvhived: max-model-len"));
   EXPECT_THAT(content_of(default_log()), HasSubstr("max-model-len"));
+}
+
+/// As Ctrl-C does: the daemon has a session of its own, and gets no signal.
+TEST_F(DetachedTest, IsStoppedIfWhoStartedItEndsBeforeItIsReady) {
+  const std::string log = directory.path() / "log";
+  const pid_t starter = spawn(program("kvhived"), {"--detach", "--model", kDemoModel, "--socket",
+                                                   socket(), "--threads", "1", "--log-file", log});
+  std::vector<pid_t> daemons;
+  while (is_alive(starter) && (daemons = children_of(starter)).empty()) {
+  }
+  ASSERT_EQ(daemons.size(), 1u);
+  ASSERT_EQ(kill(daemons.front(), SIGSTOP), 0);
+  ASSERT_EQ(kill(starter, SIGINT), 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(starter, &status, 0), starter);
+  ASSERT_TRUE(WIFSIGNALED(status)) << "it was ready before it was stopped";
+  ASSERT_EQ(kill(daemons.front(), SIGCONT), 0);
+  EXPECT_THAT(wait_for(log, "stopped"), HasSubstr("has ended (Ctrl-C?)"));
+  EXPECT_FALSE(std::filesystem::exists(socket()));
 }
 
 TEST_F(DetachedTest, ALogFileThatCannotBeOpenedIsAnErrorOnTheTerminal) {

@@ -1,7 +1,10 @@
 // What the processes of a daemon may do, as the kernel reports it, and --user.
 
 #include <gmock/gmock.h>
+#include <cap-ng.h>
 #include <pwd.h>
+#include <seccomp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -111,8 +114,11 @@ TEST_F(AsNobody, TheSocketMayBelongToAGroupThatTheUserIsNotIn) {
     SCOPED_TRACE(user);
     const gid_t group = 60'010;
     const std::string path = directory_ / ("group" + user) / "s";
-    const StartAttempt daemon({"--kv-cache-memory-bytes", "8M", "--socket", path, "--user", user,
-                               "--socket-access", "@" + std::to_string(group)});
+    std::vector<std::string> flags = {
+        "--kv-cache-memory-bytes",  "8M", "--socket", path, "--socket-access",
+        "@" + std::to_string(group)};
+    if (!user.empty()) flags.insert(flags.end(), {"--user", user});
+    const StartAttempt daemon(flags);
     ASSERT_TRUE(daemon.is_ready()) << daemon.words();
     struct stat status {};
     ASSERT_EQ(stat(path.c_str(), &status), 0);
@@ -126,12 +132,79 @@ TEST_F(AsNobody, AnUnknownUserIsRefused) {
   EXPECT_THAT(daemon.words(), AllOf(HasSubstr("user: 'no-such-user'"), HasSubstr("useradd")));
 }
 
+TEST_F(AsNobody, AnEmptyNameIsRefusedAndANumberNeedsNoEntry) {
+  const StartAttempt unset({"--socket", socket(), "--user", ""});
+  EXPECT_THAT(unset.words(), AllOf(HasSubstr("user"), HasSubstr("is no user")));
+  const StartAttempt number({"--kv-cache-memory-bytes", "8M", "--socket", socket(), "--user",
+                             "60123", "--socket-access", "everybody"});
+  ASSERT_TRUE(number.is_ready()) << number.words();
+  EXPECT_THAT(status_of(number.pid(), "Uid"), HasSubstr("60123"));
+  EXPECT_THAT(status_of(number.pid(), "Groups"), HasSubstr("60123"));
+}
+
+TEST_F(AsNobody, ThatUserCanLookAtThePoolWhileTheKeeperIsStopped) {
+  const StartAttempt daemon(
+      {"--kv-cache-memory-bytes", "8M", "--socket", socket(), "--user", "nobody"});
+  ASSERT_TRUE(daemon.is_ready()) << daemon.words();
+  ASSERT_EQ(kill(daemon.pid(), SIGSTOP), 0);
+  const CommandResult stat = run("kvhive", {"pool", "stat", "--socket", socket()}, [this] {
+    if (setgid(uid_) != 0 || setuid(uid_) != 0) _exit(126);
+  });
+  ASSERT_EQ(kill(daemon.pid(), SIGCONT), 0);
+  EXPECT_EQ(stat.exit_code, 0) << stat.err;
+}
+
 TEST_F(AsNobody, AUserWhoIsNotRootCannotStartADaemonAsAnother) {
   const StartAttempt daemon({"--socket", socket(), "--user", "root"}, [this] {
     if (setgid(uid_) != 0 || setuid(uid_) != 0) _exit(126);
   });
   EXPECT_FALSE(daemon.is_ready());
   EXPECT_THAT(daemon.words(), AllOf(HasSubstr("user: 'root'"), HasSubstr("only root")));
+}
+
+/// Lets no process set a filter. Called between fork and exec.
+void refuse_filters() {
+  const scmp_filter_ctx outer = seccomp_init(SCMP_ACT_ALLOW);
+  const scmp_arg_cmp is_filter = {0, SCMP_CMP_EQ, PR_SET_SECCOMP, 0};
+  if (outer == nullptr ||
+      seccomp_rule_add(outer, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(seccomp), 0) != 0 ||
+      seccomp_rule_add_array(outer, SCMP_ACT_ERRNO(EPERM), SCMP_SYS(prctl), 1, &is_filter) != 0 ||
+      seccomp_load(outer) != 0)
+    _exit(126);
+}
+
+std::vector<std::string> guest_flags(const Daemon& daemon, std::vector<std::string> more) {
+  more.insert(more.end(), {"--model", kDemoModel, "--socket", daemon.socket(), "--threads", "1"});
+  return more;
+}
+
+/// The engine's actors run already when it gets its filter.
+TEST(EngineThatCannotServe, SaysWhyWhenItsFilterIsRefused) {
+  if (kUnderSanitizer) GTEST_SKIP() << "NOT RUN: sanitizers make calls of their own";
+  const Daemon daemon;
+  for (int i = 0; i < 3; ++i) {
+    const CommandResult guest =
+        run("kvhive-engine", guest_flags(daemon, {"--system-call-filter", "on"}), refuse_filters);
+    EXPECT_EQ(guest.exit_code, 1);
+    EXPECT_THAT(guest.err, HasSubstr("kvhive-engine: system-call-filter: "));
+  }
+}
+
+/// The keeper kills an engine that hangs up: not before it has said why.
+TEST(EngineThatCannotServe, SaysWhyWhenItHasJoinedAlready) {
+  if (kUnderSanitizer) GTEST_SKIP() << "NOT RUN: sanitizers leave mlock() out";
+  if (geteuid() == 0 && capng_have_capability(CAPNG_EFFECTIVE, CAP_SYS_RESOURCE) != 0)
+    GTEST_SKIP() << "NOT RUN: this root raises the limit of locked memory";
+  const Daemon daemon;
+  for (int i = 0; i < 5; ++i) {
+    const CommandResult guest =
+        run("kvhive-engine", guest_flags(daemon, {"--lock-metadata", "true"}), [] {
+          const rlimit little{65536, 65536};
+          setrlimit(RLIMIT_MEMLOCK, &little);
+        });
+    EXPECT_EQ(guest.exit_code, 1);
+    EXPECT_THAT(guest.err, HasSubstr("limit of locked memory"));
+  }
 }
 
 TEST(LockedMetadata, IsLockedByEngineAndSteward) {
