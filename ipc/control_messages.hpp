@@ -24,7 +24,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 7;
+inline constexpr std::uint32_t kProtocolVersion = 8;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -41,6 +41,7 @@ enum class MessageType : std::uint32_t {
   status_request = 10,
   repair_request = 11,
   gpu_memory = 12,
+  channel_taken = 13,
   // from the keeper
   engine_welcome = 32,
   steward_welcome = 33,
@@ -194,6 +195,12 @@ struct ChannelClose {
   static constexpr MessageType kType = MessageType::channel_close;
   std::uint64_t channel = 0;
 };
+/// engine -> keeper: the engine has received this ChannelOpen. It answers each with this message or
+/// with ChannelRefused, so that the keeper sees which engine is stopped.
+struct ChannelTaken {
+  static constexpr MessageType kType = MessageType::channel_taken;
+  std::uint64_t channel = 0;
+};
 /// engine -> keeper: the engine cannot serve this channel, and why.
 struct ChannelRefused {
   static constexpr MessageType kType = MessageType::channel_refused;
@@ -246,9 +253,9 @@ struct GpuContextCheck {
 /// All messages. A type that is not listed is malformed.
 using ControlMessages =
     std::tuple<EngineHello, StewardHello, ClientHello, InspectorHello, Formatted, Reaped, Repaired,
-               Serving, ChannelRefused, StatusRequest, RepairRequest, GpuMemory, EngineWelcome,
-               StewardWelcome, ClientWelcome, InspectorWelcome, Refused, Reap, Repair, ChannelOpen,
-               ChannelClose, Status, RepairDone, GpuContextCheck, ReopenLog>;
+               Serving, ChannelTaken, ChannelRefused, StatusRequest, RepairRequest, GpuMemory,
+               EngineWelcome, StewardWelcome, ClientWelcome, InspectorWelcome, Refused, Reap,
+               Repair, ChannelOpen, ChannelClose, Status, RepairDone, GpuContextCheck, ReopenLog>;
 
 /// Bytes that a message has in a packet: 0 for an empty struct.
 template <class T>

@@ -117,6 +117,39 @@ TEST_F(ChannelsTest, ChannelsGoToTheEngineThatServesTheFewest) {
   EXPECT_EQ(channels_.load_of(11), 2u);
 }
 
+TEST_F(ChannelsTest, AnEngineThatDoesNotAnswerGetsNoMoreWhileOthersDo) {
+  channels_.add_engine(10, 0);
+  channels_.add_engine(11, 1);
+  create();
+  (void)channels_.place_waiting(*this);
+  ASSERT_EQ(channels_.find(1)->engine, 10);
+  channels_.close(1);  // it has no more channels than the other one
+  for (int i = 0; i < 3; ++i) {
+    create();
+    (void)channels_.place_waiting(*this);
+    channels_.answered(11);
+  }
+  EXPECT_EQ(channels_.load_of(10), 0u);
+  EXPECT_EQ(channels_.load_of(11), 3u);
+  EXPECT_TRUE(channels_.has_unanswered());
+  channels_.answered(10);
+  EXPECT_FALSE(channels_.has_unanswered());
+}
+
+TEST_F(ChannelsTest, FewChannelsAreGivenToAnEngineBeforeItAnswers) {
+  Channels many({.of_all = 64 * kBytes, .of_domain = 64 * kBytes, .of_user = 64 * kBytes});
+  many.add_engine(10, 0);
+  const MachineMemory room{64 * kBytes, 64 * kBytes, "the machine"};
+  for (std::size_t i = 0; i <= Channels::kMostUnanswered; ++i) {
+    const auto id = many.reserve(kBytes, kAnyEngine, kOwner, room);
+    ASSERT_TRUE(many.complete(*id, make_channel_memory(kBytes).value()).has_value());
+  }
+  EXPECT_FALSE(many.place_waiting(*this));
+  EXPECT_EQ(many.load_of(10), Channels::kMostUnanswered);
+  many.answered(10);
+  EXPECT_TRUE(many.place_waiting(*this));
+}
+
 TEST_F(ChannelsTest, AChannelThatWantsAnEngineWaitsForItEvenIfItIsBusyOrAbsent) {
   channels_.add_engine(11, 1);
   const std::uint64_t first = create(1), second = create(1), absent = create(0);

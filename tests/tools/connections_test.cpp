@@ -40,7 +40,14 @@ class ConnectionsTest : public ::testing::Test, public Connections::Events {
 
   void on_packet(Peer& peer, Packet packet) override {
     heard_.push_back(packet.type());
-    if (connections_->identify(peer, packet)) peer.is_welcome = true;
+    if (!connections_->identify(peer, packet)) return;
+    peer.is_welcome = true;
+    if (!answers_) return;
+    if (auto may = connections_->may_answer(peer); !may)
+      return connections_->refuse(peer, may.error());
+    const UniqueFd file{open("/dev/null", O_RDONLY | O_CLOEXEC)};
+    KV_CHECK(send_packet(peer.socket.get(), ClientWelcome{}, {file.get()}).has_value());
+    connections_->answered(peer);
   }
   void on_gone(const Peer& peer) override { gone_.push_back(peer.uid); }
 
@@ -87,6 +94,7 @@ class ConnectionsTest : public ::testing::Test, public Connections::Events {
                  .repairs = {}};
   std::optional<Listener> listener_;
   std::optional<Connections> connections_;
+  bool answers_ = false;  ///< sends each peer an answer with a descriptor
   std::vector<MessageType> heard_;
   std::vector<uid_t> gone_;
 };
@@ -232,6 +240,32 @@ TEST_F(ConnectionsTest, AUserHasALimitOfConnections) {
   EXPECT_THAT(refusal_of(alice[2]), HasSubstr("user 60001 has 2 connections, the most"));
 }
 
+/// Descriptors in unread packets count against the daemon's user.
+TEST_F(ConnectionsTest, WhoReadsNoAnswersGetsNoMoreAlsoIfItsConnectionsWereClosed) {
+  listen({.unread = {.of_user = 2, .of_all = 3}});
+  answers_ = true;
+  const auto come = [&](uid_t user) {
+    UniqueFd client = connect_as(user);
+    const std::size_t heard = heard_.size();
+    KV_CHECK(send_packet(client.get(), ClientHello{}).has_value());
+    serve_until([&] { return heard_.size() > heard; });
+    return client;
+  };
+  std::vector<UniqueFd> alice;
+  for (int i = 0; i < 2; ++i) {
+    alice.push_back(come(kAlice));
+    ASSERT_EQ(send(alice.back().get(), "x", 1, 0), 1);  // malformed: the keeper closes it
+    serve_until([&] { return peers() == 0; });
+  }
+  EXPECT_THAT(refusal_of(come(kAlice)), HasSubstr("user 60001 has not read the answers to 2"));
+  UniqueFd bob = come(kBob);
+  EXPECT_THAT(refusal_of(come(kBob)), HasSubstr("clients have not read the answers to 3"));
+  bob = UniqueFd();
+  ASSERT_TRUE(receive_answer(alice[0].get()).has_value());
+  EXPECT_THAT(refusal_of(come(kAlice)), "no refusal");
+  EXPECT_THAT(refusal_of(come(kBob)), "no refusal");
+}
+
 TEST_F(ConnectionsTest, ASilentConnectionIsClosedWhenItsTimeIsOver) {
   listen({.for_hello = std::chrono::seconds(0)});
   const UniqueFd alice = connect_as(kAlice);
@@ -246,6 +280,8 @@ TEST(LimitsFor, LeaveMostOfTheDescriptorsToOthers) {
     EXPECT_LE(limits.of_user * 6, std::max<std::uint64_t>(descriptors / 3, 48)) << descriptors;
     EXPECT_LE(limits.silent_of_user, limits.silent_of_all) << descriptors;
     EXPECT_GE(limits.kept_for_owner, 32u) << descriptors;
+    EXPECT_LE(limits.unread.of_all * 3, descriptors / 2) << descriptors;
+    EXPECT_LE(limits.unread.of_user, limits.unread.of_all) << descriptors;
   }
 }
 

@@ -67,6 +67,29 @@ TEST_F(Strangers, SilentConnectionsLockNobodyOut) {
   expect_nothing_happened();
 }
 
+/// Descriptors in packets that nobody reads count against the daemon's user, who could send none at
+/// all.
+TEST_F(Strangers, AnswersThatNobodyReadsKeepNobodyFromDescriptors) {
+  start([] {
+    const rlimit few{256, 256};
+    setrlimit(RLIMIT_NOFILE, &few);
+  });
+  std::vector<UniqueFd> unread;
+  for (int i = 0; i < 200; ++i) {
+    auto socket = connect_as(kAlice);
+    if (!socket || !send_packet(socket->get(), ClientHello{kLeastChannelBytes})) continue;
+    while (look_at_next_packet(socket->get()) == NextPacket::none) {
+    }
+    (void)send(socket->get(), "x", 1, MSG_NOSIGNAL);  // the daemon closes it, still unread
+    unread.push_back(std::move(*socket));
+  }
+  expect_service();
+  signal_process(daemon_->engine(0)["pid"], SIGKILL);
+  expect_service();
+  EXPECT_EQ(daemon_->status()["engines"][0]["restarts"], 1);
+  EXPECT_EQ(daemon_->cli({"stop"}).exit_code, 0);
+}
+
 TEST_F(Strangers, AUserThatTakesAllTheChannelsItCanLeavesOthersTheirs) {
   start();
   std::vector<Client> greedy;

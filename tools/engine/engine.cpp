@@ -233,9 +233,10 @@ void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
                                                "close others, or raise the limit (ulimit -n)"});
   auto channel = EngineChannel::open(message.channel, index_, fds[0], message.channel_bytes,
                                      std::move(fds[2]));
-  if (!channel && channel.error().code == Errc::peer_died) return;  // its client has left
-  if (!channel) return refuse_channel(message.channel, channel.error());
-  port_->open(std::move(*channel), std::move(fds[1]), message.domain);
+  const bool has_client_left = !channel && channel.error().code == Errc::peer_died;
+  if (!channel && !has_client_left) return refuse_channel(message.channel, channel.error());
+  if (channel) port_->open(std::move(*channel), std::move(fds[1]), message.domain);
+  (void)send_packet(socket_.get(), ChannelTaken{message.channel});  // as in refuse_channel()
 }
 
 void Engine::refuse_channel(std::uint64_t channel, const Error& error) {

@@ -22,6 +22,8 @@ constexpr std::size_t kKeptDescriptors = 16;
 /// Descriptors that the keeper may need for a peer's hello: a pidfd, a channel, three ends of
 /// bells.
 constexpr std::size_t kDescriptorsOfAHello = 5;
+/// Descriptors in a client's welcome.
+constexpr std::size_t kDescriptorsOfAnAnswer = 3;
 
 UniqueFd open_reserve() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
@@ -49,6 +51,9 @@ ConnectionLimits limits_for(std::uint64_t descriptors) {
   limits.of_user = std::clamp<std::uint64_t>(connections / 4, 8, 4096);
   limits.silent_of_all = std::clamp<std::uint64_t>(connections / 16, 8, 64);
   limits.kept_for_owner = std::min<std::uint64_t>(descriptors / 8, 64);
+  // Half of what the user may have in unread packets is left to engines and helpers.
+  limits.unread.of_all = descriptors / 2 / kDescriptorsOfAnAnswer;
+  limits.unread.of_user = std::clamp<std::uint64_t>(limits.unread.of_all / 8, 4, 64);
   return limits;
 }
 
@@ -59,6 +64,7 @@ Connections::Connections(Tables& tables, EventLoop& loop, Events& events,
       events_(events),
       limits_(limits),
       burial_(loop),
+      unread_(loop, limits.unread, [this](UniqueFd socket) { close_strangers(std::move(socket)); }),
       reserve_(open_reserve()) {}
 
 Connections::~Connections() {
@@ -109,9 +115,10 @@ bool Connections::has_room_for(const Peer& peer) const {
 /// Whether the peer's user may have one more connection.
 Expected<void> Connections::check_user(const Peer& peer) const {
   if (!peer.is_stranger()) return {};
-  const auto its = std::count_if(tables_.peers.begin(), tables_.peers.end(),
-                                 [&](const auto& entry) { return entry.second.uid == peer.uid; });
-  if (static_cast<std::size_t>(its) < limits_.of_user) return {};
+  const auto open = std::count_if(tables_.peers.begin(), tables_.peers.end(),
+                                  [&](const auto& entry) { return entry.second.uid == peer.uid; });
+  const std::size_t its = static_cast<std::size_t>(open) + unread_.kept_of(peer.uid);
+  if (its < limits_.of_user) return {};
   return failure(Errc::too_many_processes,
                  "user " + std::to_string(peer.uid) + " has " + std::to_string(its) +
                      " connections, the most that the daemon grants a user; close some, or raise "
@@ -224,6 +231,14 @@ Expected<UniqueFd> Connections::pidfd_for(const Peer& peer, Packet& hello) const
   return failure(Errc::bad_format, "a hello must carry a pidfd of its sender");
 }
 
+Expected<void> Connections::may_answer(const Peer& peer) {
+  return peer.is_stranger() ? unread_.check(peer.uid) : Expected<void>();
+}
+
+void Connections::answered(const Peer& peer) {
+  if (peer.is_stranger()) unread_.sent(peer.uid, peer.socket);
+}
+
 void Connections::refuse(Peer& peer, const Error& error) {
   static LogLimit own_refusals, strangers_refusals;  // strangers must not hide what the owner needs
   LogLimit& refusals = peer.is_stranger() ? strangers_refusals : own_refusals;
@@ -254,7 +269,7 @@ void Connections::drop(int socket) {
   loop_.unwatch(socket);
   if (peer.pidfd) loop_.unwatch(peer.pidfd.get());
   if (peer.is_welcome) events_.on_gone(peer);
-  if (peer.is_stranger()) close_strangers(std::move(peer.socket));
+  if (peer.is_stranger() && !unread_.keep(peer.socket)) close_strangers(std::move(peer.socket));
 }
 
 /// Refuses a connection of which nothing was read.

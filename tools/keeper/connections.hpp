@@ -10,7 +10,8 @@
 
 #include "base/loop/event_loop.hpp"
 #include "ipc/protocol.hpp"
-#include "tools/keeper/burial.hpp"
+#include "tools/keeper/strangers/burial.hpp"
+#include "tools/keeper/strangers/unread_answers.hpp"
 #include "tools/keeper/tables.hpp"
 
 namespace kvhive {
@@ -21,6 +22,7 @@ struct ConnectionLimits {
   std::size_t silent_of_all = 64;      ///< the same for all strangers together
   std::size_t kept_for_owner = 64;     ///< descriptors that only the daemon's own user and root get
   std::chrono::seconds for_hello{10};  ///< then a silent connection is closed
+  UnreadAnswers::Limits unread;        ///< of strangers
 };
 
 /// The limits for a daemon with so many descriptors (ulimit -n).
@@ -49,6 +51,10 @@ class Connections {
   /// Finds out the pidfd of a process that has said hello, and watches it. For its own children the
   /// keeper has a pidfd already. False = the peer was refused or has ended.
   bool identify(Peer& peer, Packet& hello);
+
+  /// Whether the peer may be sent an answer with descriptors. Call answered() when it was sent.
+  [[nodiscard]] Expected<void> may_answer(const Peer& peer);
+  void answered(const Peer& peer);
 
   /// Sends the reason, then calls hang_up().
   void refuse(Peer& peer, const Error& error);
@@ -80,6 +86,7 @@ class Connections {
   Events& events_;
   ConnectionLimits limits_;
   Burial burial_;
+  UnreadAnswers unread_;
   std::uint64_t next_number_ = 1;
   bool expects_hellos_ = false;  ///< the timer for close_late() is set
   /// Reserve descriptor. Closed when accept() fails with EMFILE, so that one peer can be accepted

@@ -14,6 +14,7 @@
 #include "base/check.hpp"
 #include "base/exit_codes.hpp"
 #include "base/log.hpp"
+#include "base/logging/log_limit.hpp"
 #include "config/process_limits.hpp"
 #include "ipc/channel_layout.hpp"
 #include "ipc/pidfd.hpp"
@@ -297,8 +298,11 @@ bool Keeper::on_engine_packet(Peer& peer, const Packet& packet) {
     return true;
   }
   const auto refused = packet.as<ChannelRefused>();
+  if (!refused && !packet.is(MessageType::channel_taken)) return false;
+  tables_.channels.answered(peer.socket.get());
   if (refused) on_channel_refused(peer, *refused);
-  return refused.has_value();
+  place_channels();
+  return true;
 }
 
 bool Keeper::on_inspector_packet(Peer& peer, const Packet& packet) {
@@ -404,8 +408,27 @@ void Keeper::on_steward() {
     if (tables_.slots[slot].use == Slot::Use::unswept) expect_sweep(slot);
 }
 
+/// Logs, a second after a channel was given, which engines have not answered.
+void Keeper::expect_answers() {
+  if (!tables_.channels.has_unanswered() || std::exchange(expects_answers_, true)) return;
+  loop_.after(Channels::kPatience + std::chrono::milliseconds(100), [this] {
+    expects_answers_ = false;
+    static LogLimit limit;
+    for (const auto& [socket, peer] : tables_.peers)
+      if (tables_.channels.is_silent(socket))
+        if (const auto note = limit.admit())
+          spdlog::warn(
+              "engine {} (pid {}) does not answer: it is stopped (kill -CONT it) or hangs; new "
+              "clients get other engines{}",
+              peer.engine, peer.pid, *note);
+    expect_answers();
+  });
+}
+
 void Keeper::place_channels() {
-  if (tables_.channels.place_waiting(engine_line_) || places_again_soon_) return;
+  const bool all_are_told = tables_.channels.place_waiting(engine_line_);
+  expect_answers();
+  if (all_are_told || places_again_soon_) return;
   places_again_soon_ = true;
   loop_.after(kPlaceAgain, [this] {
     places_again_soon_ = false;
@@ -414,7 +437,9 @@ void Keeper::place_channels() {
 }
 
 /// A client's hello was accepted: its channel's memory is made, and then on_made() welcomes it.
-void Keeper::make_channel(const Peer& client) {
+void Keeper::make_channel(Peer& client) {
+  if (auto may = connections_.may_answer(client); !may)
+    return connections_.refuse(client, may.error());
   maker_.make(client.channel, client.uid, tables_.channels.find(client.channel)->bytes);
 }
 
@@ -422,8 +447,13 @@ void Keeper::on_made(std::uint64_t channel, Expected<UniqueFd> memory) {
   Peer* client = tables_.client_of(channel);
   KV_CHECK(client != nullptr, channel);  // a client that leaves cancels its channel
   if (!memory) return connections_.refuse(*client, memory.error());
+  if (auto may = connections_.may_answer(*client); !may) {
+    maker_.free(channel, client->uid, std::move(*memory), tables_.channels.find(channel)->bytes);
+    return connections_.refuse(*client, may.error());
+  }
   if (auto welcomed = welcome_to_channel(tables_, *client, std::move(*memory)); !welcomed)
     return connections_.refuse(*client, welcomed.error());
+  connections_.answered(*client);
   place_channels();
 }
 

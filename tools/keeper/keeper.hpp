@@ -63,9 +63,10 @@ class Keeper : private Connections::Events,
   void on_engine_gone(const Peer& peer);
   void on_steward();
   void expect_sweep(std::uint32_t slot);
-  void make_channel(const Peer& client);
+  void make_channel(Peer& client);
   void on_channel_refused(const Peer& engine, const ChannelRefused& message);
   void place_channels();
+  void expect_answers();
   void close_channel(const Peer& client);
   void end_guests();
 
@@ -84,6 +85,7 @@ class Keeper : private Connections::Events,
     ChannelMaker& maker;
   };
   Line engine_line_{maker_};
+  bool expects_answers_ = false;    ///< a timer is set that looks for engines that do not answer
   bool places_again_soon_ = false;  ///< a timer is set that places the waiting channels
   std::function<void()> on_ready_;
   ChannelMaker maker_;  ///< the last member, so that its thread ends before what it uses

@@ -27,7 +27,8 @@ Json own_engine(const Tables& tables, std::size_t number) {
                  {"state", child.is_running() ? "starting" : "down"}};
   for (const auto& [socket, peer] : tables.peers)
     if (peer.has_role(Role::engine) && peer.pid == child.pid)
-      engine.update(serving(tables, socket, peer, "serving"));
+      engine.update(serving(tables, socket, peer,
+                            tables.channels.is_silent(socket) ? "not answering" : "serving"));
   return engine;
 }
 

@@ -140,19 +140,43 @@ std::optional<Channels::EngineKey> Channels::best_engine_for(
   for (const auto& [key, engine] : engines_) {
     if (channel.wanted_engine != kAnyEngine && channel.wanted_engine != engine.number) continue;
     if (full.count(key) != 0) continue;
-    if (!best || load_of(key) < load_of(*best)) best = key;
+    const auto work = [this](EngineKey of) {
+      return std::pair(engines_.at(of).unanswered, load_of(of));
+    };
+    if (!best || work(key) < work(*best)) best = key;
   }
   return best;
 }
 
-bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line) const {
+bool Channels::give(std::uint64_t id, Entry& entry, EngineKey key, EngineLine& line) {
+  Engine& engine = engines_.at(key);
+  if (engine.unanswered >= kMostUnanswered) return false;
   const ChannelOpen message{id, entry.channel.bytes, entry.channel.owner.domain};
-  if (!line.open(engine, message,
+  if (!line.open(key, message,
                  {entry.memory.get(), entry.engine_bell.get(), entry.client_bell.get()}))
     return false;
-  entry.channel.engine = engine;
-  line.gave(id, entry.channel.owner.user, entry.memory.get(), engines_.at(engine).number);
+  entry.channel.engine = key;
+  if (engine.unanswered++ == 0) engine.silent_since = std::chrono::steady_clock::now();
+  line.gave(id, entry.channel.owner.user, entry.memory.get(), engine.number);
   return true;
+}
+
+void Channels::answered(EngineKey engine) {
+  const auto found = engines_.find(engine);
+  if (found == engines_.end() || found->second.unanswered == 0) return;
+  --found->second.unanswered;
+  found->second.silent_since = std::chrono::steady_clock::now();
+}
+
+bool Channels::is_silent(EngineKey engine) const {
+  const auto found = engines_.find(engine);
+  return found != engines_.end() && found->second.unanswered != 0 &&
+         std::chrono::steady_clock::now() - found->second.silent_since > kPatience;
+}
+
+bool Channels::has_unanswered() const {
+  return std::any_of(engines_.begin(), engines_.end(),
+                     [](const auto& entry) { return entry.second.unanswered != 0; });
 }
 
 void Channels::take_back(std::uint64_t id) {

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -109,11 +110,23 @@ class Channels {
   /// \return  the ids of these channels
   std::vector<std::uint64_t> remove_engine(EngineKey engine);
 
-  /// Gives each waiting channel to the engine that its client asked for, or else to the engine with
-  /// the fewest channels, and tells engines of closed channels. If there is no such engine, the
-  /// channel goes on waiting. False = an engine could not be told everything now, because its queue
-  /// is full (it is stopped or busy): call again soon.
+  /// Gives each waiting channel to the engine that its client asked for, or else to the engine that
+  /// has the fewest channels to answer, then the fewest channels, and tells engines of closed
+  /// channels. If there is no such engine, the channel goes on waiting. False = an engine could not
+  /// be told everything now, because its queue is full or it has not answered for kMostUnanswered
+  /// channels (it is stopped or busy): call again soon.
   [[nodiscard]] bool place_waiting(EngineLine& line);
+
+  /// The engine has taken or refused a channel that it was given.
+  void answered(EngineKey engine);
+  /// Whether the engine has not answered for a second: it is stopped, or hangs.
+  bool is_silent(EngineKey engine) const;
+  bool has_unanswered() const;
+
+  /// A channel that is given carries descriptors, and the kernel limits how many descriptors of a
+  /// user may be unread (strangers/unread_answers.hpp).
+  static constexpr std::size_t kMostUnanswered = 8;
+  static constexpr std::chrono::milliseconds kPatience{1000};
 
   /// Takes a channel from its engine, which cannot serve it or has died. The channel then waits for
   /// another engine.
@@ -141,12 +154,14 @@ class Channels {
   struct Engine {
     std::uint32_t number = 0;
     std::vector<std::uint64_t> to_close;  ///< channels that it was not told are closed
+    std::size_t unanswered = 0;           ///< channels that it was given and has not answered
+    std::chrono::steady_clock::time_point silent_since{};  ///< if there are any
   };
   [[nodiscard]] Expected<void> check_quota(std::size_t bytes, const ChannelOwner& owner) const;
   bool tell_closed(EngineLine& line);
   std::optional<EngineKey> best_engine_for(const Channel& channel,
                                            const std::set<EngineKey>& full) const;
-  bool give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line) const;
+  bool give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line);
 
   ChannelQuota quota_;
   std::map<EngineKey, Engine> engines_;

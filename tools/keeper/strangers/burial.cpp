@@ -1,4 +1,4 @@
-#include "tools/keeper/burial.hpp"
+#include "tools/keeper/strangers/burial.hpp"
 
 #include <fcntl.h>
 #include <sys/syscall.h>
