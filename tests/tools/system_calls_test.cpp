@@ -49,6 +49,7 @@ const std::vector<Call> kDangerous = {
     {"kill", [] { return syscall(SYS_kill, getppid(), 0); }},
     {"tgkill", [] { return syscall(SYS_tgkill, getppid(), getppid(), 0); }},
     {"unshare", [] { return syscall(SYS_unshare, 0); }},
+    {"clone", [] { return syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0); }},
     {"mount", [] { return syscall(SYS_mount, "", "/", "", 0, ""); }},
     {"bpf", [] { return syscall(SYS_bpf, 0, 0, 0); }},
     {"io_uring_setup", [] { return syscall(SYS_io_uring_setup, 1, 0); }},

@@ -54,6 +54,10 @@ std::chrono::milliseconds delay_after(std::uint32_t young_deaths) {
   return std::chrono::milliseconds(std::min(5000u, 50u << std::min(young_deaths, 7u)));
 }
 
+/// A killed process can stay for seconds: a client that punches holes into its channel's memory
+/// keeps an engine waiting in a page fault.
+constexpr std::chrono::milliseconds kPatienceWithKilled{500};
+
 }  // namespace
 
 void Supervisor::start_steward(std::vector<std::string> flags) {
@@ -126,8 +130,18 @@ void Supervisor::stop_all() {
   for (Child& engine : tables_.engines) children.push_back(&engine);
   for (Child* child : children)
     if (child->is_running()) kill_by_pidfd(child->pidfd);
-  for (Child* child : children)
-    if (child->is_running()) collect(*child);
+  const auto end = std::chrono::steady_clock::now() + kPatienceWithKilled;
+  for (Child* child : children) {
+    if (!child->is_running()) continue;
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    if (wait_for_end(child->pidfd, std::max(0, static_cast<int>(left.count()))))
+      collect(*child);
+    else
+      spdlog::warn(
+          "{} (pid {}) was killed and has not ended: the kernel is busy for it; it ends later",
+          child->name, child->pid);
+  }
 }
 
 void Supervisor::fail(Error error) {

@@ -70,7 +70,11 @@ constexpr CallWithArgument kTerminals[] = {{"ioctl", 1, kAll, TCGETS},
 
 /// Threads, not processes.
 constexpr CallWithArgument kNewThreads[] = {{"clone", 0, CLONE_THREAD, CLONE_THREAD}};
-constexpr const char* kNewProcesses[] = {"clone", "fork", "vfork"};
+constexpr const char* kForks[] = {"fork", "vfork"};
+/// Threads and processes, but no namespaces: in one of its own user, a process has capabilities.
+constexpr unsigned kNamespaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWPID |
+                                 CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
+constexpr CallWithArgument kNewProcesses[] = {{"clone", 0, kNamespaces, 0}};
 
 /// The steward removes the socket of a killed keeper. It connects first, to learn whether another
 /// daemon listens there.
@@ -120,10 +124,10 @@ CallList calls_of(Program program) {
       break;
     case Program::keeper:
       for (const std::span<const char* const> more :
-           {std::span<const char* const>(kNewProcesses), std::span<const char* const>(kSocketFiles),
+           {std::span<const char* const>(kForks), std::span<const char* const>(kSocketFiles),
             std::span<const char* const>(kKeeper), std::span<const char* const>(kStart)})
         list.calls.push_back(more);
-      list.with_argument = {kOwnLimits, kCommands, kUnixSockets};
+      list.with_argument = {kOwnLimits, kCommands, kUnixSockets, kNewProcesses};
       break;
   }
   return list;
