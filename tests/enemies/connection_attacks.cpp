@@ -1,5 +1,6 @@
 // Attacks on the keeper's socket: silence, halves of messages, wrong messages, and too many of all.
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -92,6 +93,19 @@ void ask_for_the_status(Enemy& enemy) {
   if (enemy.chance(2)) enemy.hold(std::move(socket));
 }
 
+/// Their descriptors count against the daemon's user as long as they are unread, also after the
+/// daemon has closed the connections.
+void leave_answers_unread(Enemy& enemy) {
+  for (std::uint64_t i = enemy.below(8) + 1; i > 0; --i) {
+    UniqueFd socket = enemy.connect();
+    send_some(socket.get(), packet_of(ClientHello{kLeastChannelBytes}));
+    pollfd answer{socket.get(), POLLIN, 0};
+    (void)poll(&answer, 1, 50);
+    if (enemy.chance(2)) send_some(socket.get(), "x");
+    enemy.hold(std::move(socket));
+  }
+}
+
 void ask_for_a_repair(Enemy& enemy) {
   const UniqueFd socket = enemy.connect();
   send_some(socket.get(), packet_of(RepairRequest{}));
@@ -117,6 +131,7 @@ constexpr Attack kAttacks[] = {
     {"messages out of turn", "S9", speak_out_of_turn},
     {"claim another role", "S9", claim_another_role, true},
     {"ask for the status and never read it", "S9", ask_for_the_status},
+    {"leave answers unread", "S9", leave_answers_unread},
     {"ask for a repair", "S9", ask_for_a_repair},
     {"come and go", "S9", come_and_go},
     {"close half of a connection", "S9", close_half},

@@ -355,6 +355,21 @@ TEST(Faults, ClientsThatComeWhileTheirEngineIsStoppedAreServedAfterwards) {
     ASSERT_EQ(read_until(clients[i], numbers[i], 2).tokens.size(), 2u) << i;
 }
 
+TEST(Faults, NewClientsGetAnotherEngineWhileOneIsStopped) {
+  const Daemon daemon;
+  const pid_t pid = daemon.engine(0)["pid"];
+  signal_process(pid, SIGSTOP);
+  Client first = daemon.connect(), second = daemon.connect();  // one of them got the stopped engine
+  for (int i = 0; i < 4; ++i)
+    EXPECT_EQ(daemon.connect().generate(request_of("In the beginning", 4))->tokens.size(), 4u);
+  EXPECT_TRUE(
+      eventually([&] { return daemon.status()["engines"][0]["state"] == "not answering"; }));
+  signal_process(pid, SIGCONT);
+  for (Client* client : {&first, &second})
+    EXPECT_EQ(client->generate(request_of("In the beginning", 4))->tokens.size(), 4u);
+  EXPECT_TRUE(eventually([&] { return daemon.status()["engines"][0]["state"] == "serving"; }));
+}
+
 TEST(Faults, AStoppedEngineDoesNotOutliveTheKeeper) {
   Daemon daemon;
   const pid_t pid = daemon.engine(0)["pid"];
