@@ -24,7 +24,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 7;
+inline constexpr std::uint32_t kProtocolVersion = 8;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -188,6 +188,8 @@ struct ChannelOpen {
   std::uint64_t channel = 0;
   std::uint64_t channel_bytes = 0;
   DomainId domain{};  ///< the client's domain: the channel's requests belong to it
+  std::uint32_t user = 0;
+  std::uint32_t is_stranger = 0;  ///< 1 = the user is a stranger: see ipc/bell_ringers.hpp
 };
 /// keeper -> engine: the client is gone; end its requests.
 struct ChannelClose {

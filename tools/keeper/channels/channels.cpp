@@ -146,12 +146,14 @@ std::optional<Channels::EngineKey> Channels::best_engine_for(
 }
 
 bool Channels::give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line) const {
-  const ChannelOpen message{id, entry.channel.bytes, entry.channel.owner.domain};
+  const ChannelOwner& owner = entry.channel.owner;
+  const ChannelOpen message{id, entry.channel.bytes, owner.domain, owner.user,
+                            owner.is_limited ? 1u : 0u};
   if (!line.open(engine, message,
                  {entry.memory.get(), entry.engine_bell.get(), entry.client_bell.get()}))
     return false;
   entry.channel.engine = engine;
-  line.gave(id, entry.channel.owner.user, entry.memory.get(), engines_.at(engine).number);
+  line.gave(id, owner.user, entry.memory.get(), engines_.at(engine).number);
   return true;
 }
 
