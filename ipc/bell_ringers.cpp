@@ -1,5 +1,6 @@
 #include "ipc/bell_ringers.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <ctime>
@@ -11,6 +12,9 @@ namespace {
 
 /// A ring takes a few microseconds. One that takes longer than this is slow.
 constexpr std::chrono::nanoseconds kSlow = std::chrono::milliseconds(1);
+/// After a job of a user who is known as slow, its thread rests for this many times as long.
+constexpr int kRests = 9;
+constexpr std::chrono::nanoseconds kLongestRest = std::chrono::seconds(1);
 /// The most descriptors of a user that wait to be closed.
 constexpr int kMostClosing = 256;
 
@@ -119,7 +123,9 @@ void BellRingers::queue(const std::shared_ptr<User>& user, Job job) {
     }
     const auto before = computed();
     job();
-    user->is_slow = computed() - before > kSlow;
+    const auto time = computed() - before;
+    user->is_slow = time > kSlow;
+    if (is_slow) rest_(std::min(kRests * time, kLongestRest));
     return true;
   });
 }

@@ -4,15 +4,17 @@
 // true of the close of the last descriptor of a bell. So:
 //  - No thread that serves others rings a stranger. These threads have a lower priority.
 //  - At most one ring of a user is under way at a time, and users take turns.
-//  - A user whose last ring was slow is rung by a thread that rings only such users. The others
-//  never
-//    wait for it.
+//  - Users whose last ring was slow have a thread for themselves; others never wait for it. After a
+//    slow ring it rests for nine times as long: while the kernel walks a long list, nothing else
+//    runs on that processor.
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "base/loop/background_worker.hpp"
 #include "ipc/doorbell.hpp"
@@ -24,7 +26,10 @@ class BellRingers {
   /// Rings a client through the engine's end of its bell.
   using Ring = std::function<void(int engine_end)>;
 
-  explicit BellRingers(Ring ring = ring_client) : ring_(std::move(ring)) {}
+  using Rest = std::function<void(std::chrono::nanoseconds)>;
+
+  explicit BellRingers(Ring ring = ring_client, Rest rest = sleep)
+      : ring_(std::move(ring)), rest_(std::move(rest)) {}
   BellRingers(const BellRingers&) = delete;
   BellRingers& operator=(const BellRingers&) = delete;
   /// Waits for the rings that are under way.
@@ -44,6 +49,7 @@ class BellRingers {
   struct User;
   struct Bell;
   using Job = std::function<void()>;
+  static void sleep(std::chrono::nanoseconds time) { std::this_thread::sleep_for(time); }
   std::shared_ptr<User> find(std::uint32_t user);
   void queue(const std::shared_ptr<User>& user, Job job);
   void close(const std::shared_ptr<User>& user, UniqueFd shared);
@@ -52,6 +58,7 @@ class BellRingers {
   static constexpr std::size_t kQuickThreads = 2;
 
   Ring ring_;
+  Rest rest_;
   std::mutex mutex_;
   std::map<std::uint32_t, std::weak_ptr<User>> users_;  ///< guarded by mutex_
   BackgroundWorker quick_{kQuickThreads};

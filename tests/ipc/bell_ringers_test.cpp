@@ -104,7 +104,13 @@ class BellRingersTest : public ::testing::Test {
   std::set<int> slow_, stuck_;
   bool is_released_ = false;
   std::function<void(int)> on_ring_;
-  BellRingers ringers_{[this](int fd) { ring(fd); }};
+  std::chrono::nanoseconds rested_{};
+  BellRingers ringers_{[this](int fd) { ring(fd); },
+                       [this](std::chrono::nanoseconds time) {
+                         const std::lock_guard lock(mutex_);
+                         rested_ += time;
+                         changed_.notify_all();
+                       }};
   std::list<Line> lines_;
 };
 
@@ -188,6 +194,16 @@ TEST_F(BellRingersTest, AUserIsSlowNoLongerThanItsRings) {
   ASSERT_TRUE(begins(still_slow, 2));
   once_slow.ring->ring();
   EXPECT_TRUE(ends(once_slow, 3));
+}
+
+/// While the kernel walks a long list, nothing else runs on that processor.
+TEST_F(BellRingersTest, AfterASlowRingItsThreadRestsForMuchLonger) {
+  Line& bell = line(kSlowUser);
+  show_as_slow({&bell});
+  EXPECT_EQ(rested_.count(), 0) << "a thread that others wait for must not rest";
+  slow_.insert(bell.fd);
+  bell.ring->ring();
+  EXPECT_TRUE(comes([&] { return rested_ >= 9 * std::chrono::milliseconds(4); }));
 }
 
 TEST_F(BellRingersTest, RingsThatWaitAreOne) {
