@@ -33,8 +33,10 @@ Port::Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenize
       tokenizer_(tokenizer),
       limits_(std::move(limits)),
       long_prompts_(loop, tokenizer, [this](Submission submission, auto tokens) {
+        const auto sink = submission.sink;
         auto ready = complete(std::move(submission), std::move(tokens));
-        if (ready) caf::anon_send(scheduler_, SubmitBatch{{std::move(*ready)}});
+        if (!ready) return sink->flush();
+        caf::anon_send(scheduler_, SubmitBatch{{std::move(*ready)}});
       }) {}
 
 void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd engine_bell, DomainId domain) {
@@ -50,6 +52,7 @@ void Port::close(std::uint64_t channel) {
   const auto found = channels_.find(channel);
   if (found == channels_.end()) return;
   loop_.unwatch(found->second.bell.get());
+  found->second.channel->close(std::move(found->second.bell));
   channels_.erase(found);
   long_prompts_.forget(channel);
   caf::anon_send(scheduler_, AbortBatch{{}, {channel}});
@@ -93,6 +96,7 @@ void Port::drain(std::uint64_t id) {
   if (found == channels_.end()) return;
   submit(found->second);
   abort(found->second);
+  found->second.channel->ring();  // once for all that was refused or ended
   if (found->second.channel->has_more()) drain_soon(id, found->second);
 }
 
@@ -160,7 +164,6 @@ std::optional<Submission> Port::complete(Submission submission,
   if (!tokens) {
     spdlog::debug("request {}/{} refused: {}", key.channel, key.slot, tokens.error().text);
     submission.sink->finished(FinishReason::error, tokens.error(), {}, 0);
-    submission.sink->flush();
     return std::nullopt;
   }
   submission.prompt = std::move(*tokens);

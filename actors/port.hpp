@@ -54,7 +54,8 @@ class Port {
   void drain_soon(std::uint64_t id, OpenChannel& open);
   void submit(OpenChannel& open);
   void abort(OpenChannel& open);
-  /// The request, tokenised; nothing if it is being tokenised in the other thread or was refused.
+  /// The request, tokenised; nothing if it is being tokenised in the other thread or was refused
+  /// (then the caller rings).
   std::optional<Submission> tokenise(OpenChannel& open, TakenRequest& request);
   std::optional<Submission> complete(Submission submission,
                                      Expected<std::vector<TokenId>> tokens) const;

@@ -134,6 +134,7 @@ class SchedulerActor : public SchedulerHandle::base {
   behavior_type make_behavior() override {
     return {[this](SubmitBatch& batch) {
               for (Submission& submission : batch.submissions) state_.submit(std::move(submission));
+              state_.flush();
               step();
             },
             [this](const AbortBatch& batch) {

@@ -31,7 +31,7 @@ bool contains(const std::vector<TokenId>& tokens, TokenId token) {
 void SchedulerState::submit(Submission&& submission) {
   if (auto valid = check(submission); !valid) {
     submission.sink->finished(FinishReason::error, valid.error(), {}, 0);
-    submission.sink->flush();
+    to_flush_.push_back(submission.sink);
     return;
   }
   const SeqId seq{next_seq_++};
@@ -60,7 +60,6 @@ void SchedulerState::submit(Submission&& submission) {
   requests_.at(seq).sink->set_running(false);
   enqueue(seq);
   replay_journal(seq, submission.journal);
-  flush();
 }
 
 Expected<void> SchedulerState::check(const Submission& submission) const {

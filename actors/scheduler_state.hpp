@@ -44,8 +44,11 @@ class SchedulerState {
  public:
   explicit SchedulerState(SchedulerConfig config) : config_(std::move(config)) {}
 
-  /// Queues a request. An invalid request is refused at once, through its sink.
+  /// Queues a request. An invalid request is refused at once, through its sink. After the last of
+  /// several, the caller calls flush().
   void submit(Submission&& submission);
+  /// Wakes the readers of all that was written. (abort() and complete() do that themselves.)
+  void flush();
   void abort(const AbortBatch& batch);
 
   /// The next step to send to the block manager; nothing if there is nothing to do. The caller
@@ -89,7 +92,6 @@ class SchedulerState {
   FinishReason reason_to_end(const Request& request, TokenId token, bool stop_string) const;
   void finish(SeqId seq, FinishReason reason, const Error& error = {});
   std::vector<SeqId> victims() const;
-  void flush();
 
   SchedulerConfig config_;
   std::uint64_t next_seq_ = 1;

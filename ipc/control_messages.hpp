@@ -189,6 +189,8 @@ struct ChannelOpen {
   std::uint64_t channel = 0;
   std::uint64_t channel_bytes = 0;
   DomainId domain{};  ///< the client's domain: the channel's requests belong to it
+  std::uint32_t user = 0;
+  std::uint32_t is_stranger = 0;  ///< 1 = the user is a stranger: see ipc/bell_ringers.hpp
 };
 /// keeper -> engine: the client is gone; end its requests.
 struct ChannelClose {

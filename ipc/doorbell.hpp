@@ -16,6 +16,8 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "base/expected.hpp"
 #include "base/unique_fd.hpp"
@@ -52,6 +54,33 @@ struct ClientBell {
 inline void ring_client(int engine_end) {
   const char ring = 1;
   [[maybe_unused]] const ssize_t sent = send(engine_end, &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/// How an engine wakes the client of one channel. In the thread that rings, the kernel wakes all
+/// that the client hangs on its end of the bell: hundreds of thousands of epolls, or a signal for
+/// each of thousands of processes. So strangers are not rung by a thread that serves others
+/// (ipc/bell_ringers.hpp).
+class ClientRing {
+ public:
+  virtual ~ClientRing() = default;
+  /// Wakes the client, now or soon. Never waits. Any thread may call it.
+  virtual void ring() = 0;
+  /// Closes a descriptor that the client has, too. Like a ring, this wakes what hangs on it.
+  virtual void close(UniqueFd shared) = 0;
+};
+
+/// Rings in the caller's thread: for clients that could harm the engine anyway.
+class DirectRing : public ClientRing {
+ public:
+  explicit DirectRing(UniqueFd engine_end) : engine_end_(std::move(engine_end)) {}
+  void ring() override { ring_client(engine_end_.get()); }
+  void close(UniqueFd /*shared*/) override {}
+
+ private:
+  UniqueFd engine_end_;
+};
+inline std::unique_ptr<ClientRing> direct_ring(UniqueFd engine_end) {
+  return std::make_unique<DirectRing>(std::move(engine_end));
 }
 
 /// Reads the rings that have come; never blocks. False = no process has the engine's end any more.

@@ -5,7 +5,6 @@
 
 #include "base/kill_point.hpp"
 #include "ipc/channel_memory.hpp"
-#include "ipc/doorbell.hpp"
 
 namespace kvhive {
 namespace {
@@ -75,7 +74,7 @@ CopiedBytes::~CopiedBytes() { channel_->copied_ -= bytes_; }
 Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, std::uint32_t engine,
                                                              const UniqueFd& memory,
                                                              std::size_t bytes,
-                                                             UniqueFd client_bell) {
+                                                             std::unique_ptr<ClientRing> client) {
   auto map = MappedMemory::map(memory.get(), bytes, Access::read_write, "channel");
   if (!map) return forward_error(map);
   if (bytes < heap_offset())
@@ -84,21 +83,20 @@ Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, s
   std::memcpy(&header, map->data(), sizeof header);
   if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
   write_serving_engine(map->data(), engine);
-  auto channel = in_memory(id, engine, {map->data(), map->size()}, std::move(client_bell));
+  auto channel = in_memory(id, engine, {map->data(), map->size()}, std::move(client));
   channel->map_ = std::move(*map);
   return channel;
 }
 
 std::shared_ptr<EngineChannel> EngineChannel::in_memory(std::uint64_t id, std::uint32_t engine,
                                                         std::span<std::byte> memory,
-                                                        UniqueFd client_bell) {
-  return std::shared_ptr<EngineChannel>(
-      new EngineChannel(id, engine, memory, std::move(client_bell)));
+                                                        std::unique_ptr<ClientRing> client) {
+  return std::shared_ptr<EngineChannel>(new EngineChannel(id, engine, memory, std::move(client)));
 }
 
 EngineChannel::EngineChannel(std::uint64_t id, std::uint32_t engine, std::span<std::byte> memory,
-                             UniqueFd client_bell)
-    : id_(id), engine_(engine), memory_(memory), client_bell_(std::move(client_bell)) {}
+                             std::unique_ptr<ClientRing> client)
+    : id_(id), engine_(engine), memory_(memory), client_(std::move(client)) {}
 
 RequestSlot& EngineChannel::slot(std::uint32_t index) const {
   return reinterpret_cast<RequestSlot*>(memory_.data() + slots_offset())[index];
@@ -122,6 +120,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
     taken.push_back(std::move(**request));
   }
   has_more_ = passed < kChannelSlots;
+  ring();
   return taken;
 }
 
@@ -155,13 +154,13 @@ std::optional<Expected<TakenRequest>> EngineChannel::accept(std::uint32_t index,
   return request;
 }
 
-/// Called after the first pass over the slots. The engine that died may have written tokens or the
-/// end of a request without ringing; the client sleeps until somebody rings.
+/// Called after the first pass over the slots, before take_submitted() rings. The engine that died
+/// may have written tokens or the end of a request without ringing; the client sleeps until
+/// somebody rings.
 void EngineChannel::end_takeover() {
   KV_KILL_POINT("takeover.ends");
   takes_over_ = false;
   has_news_.store(true, std::memory_order_relaxed);
-  ring();
 }
 
 /// What the first admission wrote; nothing if the request was never admitted. (Before the first
@@ -276,12 +275,10 @@ bool EngineChannel::contains(const ChannelRange& range, std::size_t alignment) c
 
 void EngineChannel::refuse(std::uint32_t index, const Error& error) {
   finish(slot(index), FinishReason::error, error, 0);
-  ring();
 }
 
 void EngineChannel::end_aborted(std::uint32_t index) {
   finish(slot(index), FinishReason::abort, {}, 0);
-  ring();
 }
 
 void EngineChannel::finish(RequestSlot& slot, FinishReason reason, const Error& error,
@@ -303,7 +300,7 @@ void EngineChannel::finish(RequestSlot& slot, FinishReason reason, const Error& 
 void EngineChannel::ring() {
   if (!has_news_.exchange(false, std::memory_order_acq_rel)) return;
   KV_KILL_POINT("ring.before_client");
-  ring_client(client_bell_.get());
+  client_->ring();
   KV_KILL_POINT("ring.client_rung");
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/memory_object.hpp"
 #include "ipc/channel_layout.hpp"
+#include "ipc/doorbell.hpp"
 #include "ipc/output_sink.hpp"
 
 namespace kvhive {
@@ -54,26 +55,24 @@ struct TakenRequest {
 
 class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
  public:
-  /// Maps a client's channel. `client_bell` is the engine's end of the bell that wakes the client.
-  [[nodiscard]] static Expected<std::shared_ptr<EngineChannel>> open(std::uint64_t id,
-                                                                     std::uint32_t engine,
-                                                                     const UniqueFd& memory,
-                                                                     std::size_t bytes,
-                                                                     UniqueFd client_bell);
+  /// Maps a client's channel. `client` wakes the client.
+  [[nodiscard]] static Expected<std::shared_ptr<EngineChannel>> open(
+      std::uint64_t id, std::uint32_t engine, const UniqueFd& memory, std::size_t bytes,
+      std::unique_ptr<ClientRing> client);
 
   /// The same for memory that is mapped already. The caller keeps it mapped for as long as the
   /// channel is in use, and has checked its header.
   static std::shared_ptr<EngineChannel> in_memory(std::uint64_t id, std::uint32_t engine,
                                                   std::span<std::byte> memory,
-                                                  UniqueFd client_bell);
+                                                  std::unique_ptr<ClientRing> client);
 
   std::uint64_t id() const { return id_; }
 
   /// Accepts and returns submitted requests, until it has copied about `most_bytes` bytes. The
   /// first pass over the slots also takes over the requests that a dead engine had accepted, and
   /// rings: that engine may have died before it rang. A malformed request, one that is too long, or
-  /// one that was taken over too often, is not returned: its slot is finished with an error at
-  /// once.
+  /// one that was taken over too often, is not returned: its slot is finished with an error. The
+  /// client is rung once for all of these.
   std::vector<TakenRequest> take_submitted(const PromptLimits& limits = {},
                                            std::size_t most_bytes = ~std::size_t{0});
   /// Whether the last call has not looked at all slots, because it had copied enough: call again.
@@ -86,18 +85,20 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::unique_ptr<OutputSink> sink(const TakenRequest& request);
 
   /// Ends a taken request before the scheduler has seen it: with an error, or because its client
-  /// wants it to end.
+  /// wants it to end. The caller rings afterwards.
   void refuse(std::uint32_t slot, const Error& error);
   void end_aborted(std::uint32_t slot);
 
   /// Wakes the client if anything was written since the last call.
   void ring();
+  /// Closes a descriptor that the client has, too, in the thread that rings the client.
+  void close(UniqueFd shared) { client_->close(std::move(shared)); }
 
  private:
   class Sink;
   friend class CopiedBytes;
   EngineChannel(std::uint64_t id, std::uint32_t engine, std::span<std::byte> memory,
-                UniqueFd client_bell);
+                std::unique_ptr<ClientRing> client);
 
   std::optional<Expected<TakenRequest>> accept(std::uint32_t slot, const PromptLimits& limits);
   [[nodiscard]] Expected<TakenRequest> take(std::uint32_t slot, const PromptLimits& limits);
@@ -114,7 +115,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::uint32_t engine_;
   MappedMemory map_;  ///< owns the mapping behind memory_; empty if in_memory() made the channel
   std::span<std::byte> memory_;
-  UniqueFd client_bell_;
+  std::unique_ptr<ClientRing> client_;
   std::atomic<bool> has_news_{false};
   std::atomic<std::size_t> copied_{0};  ///< bytes copied out for requests that have not ended
   std::uint32_t next_slot_ = 0;         ///< where the next call of take_submitted() begins

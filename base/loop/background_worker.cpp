@@ -18,15 +18,25 @@ void yield_to_other_threads() {
 
 }  // namespace
 
-BackgroundWorker::BackgroundWorker() : thread_([this] { work(); }) {}
+BackgroundWorker::BackgroundWorker(std::size_t threads) {
+  try {
+    while (threads_.size() < threads) threads_.emplace_back([this] { work(); });
+  } catch (...) {  // the system gives no more threads
+    stop();
+    throw;
+  }
+}
 
-BackgroundWorker::~BackgroundWorker() {
+BackgroundWorker::~BackgroundWorker() { stop(); }
+
+void BackgroundWorker::stop() {
   {
     const std::lock_guard lock(mutex_);
     is_ending_ = true;
   }
-  has_work_.notify_one();
-  thread_.join();
+  has_work_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 void BackgroundWorker::add(std::uint64_t key, Job job) {
@@ -62,13 +72,17 @@ std::optional<BackgroundWorker::Turn> BackgroundWorker::next_turn() {
 
 /// Queues the job and its key again if they have more to do.
 void BackgroundWorker::end_turn(Turn turn, bool is_done) {
-  const std::lock_guard lock(mutex_);
-  const auto jobs = waiting_.find(turn.key);
-  if (!is_done) jobs->second.push_back(std::move(turn.job));
-  if (jobs->second.empty())
-    waiting_.erase(jobs);
-  else
+  {
+    const std::lock_guard lock(mutex_);
+    const auto jobs = waiting_.find(turn.key);
+    if (!is_done) jobs->second.push_back(std::move(turn.job));
+    if (jobs->second.empty()) {
+      waiting_.erase(jobs);
+      return;
+    }
     turns_.push_back(turn.key);
+  }
+  has_work_.notify_one();  // this thread may go on with another key
 }
 
 }  // namespace kvhive

@@ -1,7 +1,8 @@
 #pragma once
-// A thread for work that would keep an event loop from its other clients. Work is done in pieces.
+// Threads for work that would keep an event loop from its other clients. Work is done in pieces.
 // The keys (users, channels) take turns, and so do the jobs of one key: a key that has much to do
-// delays another by one piece. The thread has a lower priority than others (nice + 10).
+// delays another by one piece. No two threads work for one key at the same time. The threads have a
+// lower priority than others (nice + 10).
 
 #include <condition_variable>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <vector>
 
 namespace kvhive {
 
@@ -19,13 +21,15 @@ class BackgroundWorker {
   /// Does one piece of its work. True = all is done; false = call again.
   using Job = std::function<bool()>;
 
-  BackgroundWorker();
+  explicit BackgroundWorker(std::size_t threads = 1);
   BackgroundWorker(const BackgroundWorker&) = delete;
   BackgroundWorker& operator=(const BackgroundWorker&) = delete;
-  /// Waits for the piece that is being done, and destroys all jobs.
+  /// Waits for the pieces that are being done, and destroys all jobs.
   ~BackgroundWorker();
 
   void add(std::uint64_t key, Job job);
+  /// Waits for the pieces that are being done; from now on nothing is done.
+  void stop();
 
  private:
   struct Turn {
@@ -38,10 +42,10 @@ class BackgroundWorker {
 
   std::mutex mutex_;  ///< guards what follows
   std::condition_variable has_work_;
-  std::map<std::uint64_t, std::deque<Job>> waiting_;  ///< by key; one may be in work
-  std::deque<std::uint64_t> turns_;                   ///< the keys that have something to do
+  std::map<std::uint64_t, std::deque<Job>> waiting_;  ///< by key, also those that are worked for
+  std::deque<std::uint64_t> turns_;  ///< the keys that have something to do, and no thread yet
   bool is_ending_ = false;
-  std::thread thread_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace kvhive

@@ -50,8 +50,9 @@ SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sen
 struct Line {
   Line(Port& port, std::uint64_t id)
       : client(ClientChannel::open(memory, kBytes, copy_of(engine_bell)).value()) {
-    port.open(EngineChannel::open(id, 0, memory, kBytes, std::move(bell.engine_end)).value(),
-              copy_of(engine_bell), DomainId{0});
+    auto channel =
+        EngineChannel::open(id, 0, memory, kBytes, direct_ring(std::move(bell.engine_end)));
+    port.open(std::move(*channel), copy_of(engine_bell), DomainId{0});
   }
   static UniqueFd copy_of(const UniqueFd& fd) {
     return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
@@ -185,6 +186,26 @@ TEST_F(PortTest, AnAbortReachesAPromptThatIsNotTokenisedYet) {
     return ended + sent_.aborted.size() == 10;
   });
   EXPECT_GE(ended, 8u) << "at most two were tokenised before the abort was seen";
+}
+
+/// A client with much on its bells must not stop the loop when it leaves.
+TEST_F(PortTest, TheBellOfAClosedChannelIsClosedWhereItsClientIsRung) {
+  struct Keeping : ClientRing {
+    explicit Keeping(UniqueFd& kept) : kept(kept) {}
+    void ring() override {}
+    void close(UniqueFd shared) override { kept = std::move(shared); }
+    UniqueFd& kept;
+  };
+  make_port();
+  Line& other = line(2);
+  UniqueFd kept, bell = Line::copy_of(other.engine_bell);
+  const int number = bell.get();
+  auto channel =
+      EngineChannel::open(1, 0, other.memory, Line::kBytes, std::make_unique<Keeping>(kept));
+  port_->open(std::move(*channel), std::move(bell), DomainId{0});
+  EXPECT_FALSE(kept);
+  port_->close(1);
+  EXPECT_EQ(kept.get(), number);
 }
 
 TEST_F(PortTest, AClosedChannelsPromptsAreForgotten) {

@@ -133,6 +133,7 @@ class RandomRun {
     client.engine->scheduler().submit(
         {client.key, client.prompt, journal, client.params,
          std::make_shared<RecordingSink>(client.recording, journal.size()), client.domain});
+    client.engine->scheduler().flush();
   }
 
   void abort(Client& client) {

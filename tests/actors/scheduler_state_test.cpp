@@ -45,6 +45,7 @@ class SchedulerStateTest : public ::testing::Test {
                         std::move(journal),
                         params,
                         std::make_shared<RecordingSink>(recording)});
+    scheduler().flush();
     return recording;
   }
   std::shared_ptr<Recording> submit_with_priority(std::int32_t priority) {

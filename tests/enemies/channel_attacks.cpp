@@ -11,6 +11,7 @@
 #include "ipc/doorbell.hpp"
 #include "ipc/protocol.hpp"
 #include "tests/enemies/attacks.hpp"
+#include "tests/support/herd.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -78,6 +79,25 @@ void break_the_own_bell(Enemy& enemy) {
   if (enemy.chance(2)) shutdown(channel->client_bell.get(), SHUT_RDWR);
   if (enemy.chance(2)) channel->client_bell = UniqueFd();
   (void)channel->channel.submit(small_request(1));
+}
+
+/// Whoever rings this client, or closes its bell last, wakes ten thousand. The client makes the
+/// engine ring for all its slots, and perhaps leaves.
+void hang_a_herd_on_the_own_bell(Enemy& enemy) {
+  auto channel = enemy.seize();
+  if (!channel) return;
+  const Herd herd(channel->client_bell.get(), 100, 100);
+  const Herd other(channel->engine_bell, 10, 100);
+  for (std::uint64_t i = enemy.below(4) + 1; i > 0; --i) {
+    (void)channel->channel.submit(small_request(8));
+    for (std::size_t slot = 16; slot < kChannelSlots; ++slot) {
+      channel->slots()[slot].body.prompt_kind = PromptKind(9);
+      channel->slots()[slot].state = SlotState::submitted;
+    }
+    channel->ring();
+    (void)answer_client_bell(channel->client_bell.get());
+  }
+  if (enemy.chance(2)) enemy.hold(std::move(*channel));
 }
 
 void damage_the_memory(Enemy& enemy) {
@@ -155,6 +175,7 @@ constexpr Attack kAttacks[] = {
     {"flood a bell", "S1", flood_the_bell},
     {"make the engine's bell block", "S1", block_the_bell},
     {"break the own bell", "S3", break_the_own_bell},
+    {"hang a herd on the own bell", "S3", hang_a_herd_on_the_own_bell},
     {"damage a channel's memory", "S4", damage_the_memory},
     {"keep a channel's file busy", "S4", keep_the_file_busy},
     {"abort at odd times", "S7", abort_at_odd_times},

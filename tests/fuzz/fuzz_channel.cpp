@@ -45,7 +45,8 @@ class HostileClient {
 
   /// Opens the channel as an engine that just received it does.
   std::shared_ptr<EngineChannel> open() {
-    return EngineChannel::in_memory(1, 0, {memory_.get(), kLeastChannelBytes}, UniqueFd());
+    return EngineChannel::in_memory(1, 0, {memory_.get(), kLeastChannelBytes},
+                                    direct_ring(UniqueFd()));
   }
 
  private:

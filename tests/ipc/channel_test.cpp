@@ -48,7 +48,8 @@ class ChannelTest : public ::testing::Test {
   static constexpr std::size_t kBytes = kLeastChannelBytes;
 
   std::shared_ptr<EngineChannel> open_engine(std::uint32_t number) {
-    auto engine = EngineChannel::open(5, number, memory_, kBytes, copy_of(client_bell_.engine_end));
+    auto engine = EngineChannel::open(5, number, memory_, kBytes,
+                                      direct_ring(copy_of(client_bell_.engine_end)));
     KV_CHECK(engine.has_value(), engine.error().text);
     return std::move(*engine);
   }
@@ -69,6 +70,15 @@ class ChannelTest : public ::testing::Test {
 
   /// The engine begins to work on the request.
   void run(const TakenRequest& request) { engine_->sink(request)->set_running(true); }
+
+  /// The first pass, for which a new engine rings in any case.
+  void take_nothing_new() {
+    KV_CHECK(engine_->take_submitted().empty());
+    rings(client_bell_);
+  }
+  RequestSlot& raw_slot(std::uint32_t index) {
+    return reinterpret_cast<RequestSlot*>(client_.raw().data() + slots_offset())[index];
+  }
 
   /// Answers every submitted request with `tokens` tokens of text "x".
   void serve_all(std::uint32_t tokens) {
@@ -239,6 +249,22 @@ TEST_F(ChannelTest, TheClientKnowsWhetherAnEngineWorksOnItsRequest) {
   EXPECT_EQ(client_.read(slot).engine, 2u) << "engine 2 has finished the request";
 }
 
+/// A ring costs the engine what its client hangs on the bell.
+TEST_F(ChannelTest, ManyRefusalsAndEndsRingOnce) {
+  take_nothing_new();
+  for (int i = 0; i < 20; ++i) {
+    const std::uint32_t slot = client_.submit(token_request()).value();
+    if (i < 10) raw_slot(slot).body.max_tokens = 0;
+  }
+  const auto taken = engine_->take_submitted();
+  EXPECT_THAT(taken, SizeIs(10));
+  EXPECT_EQ(rings(client_bell_), 1u);
+  for (const TakenRequest& request : taken) engine_->end_aborted(request.slot);
+  EXPECT_EQ(rings(client_bell_), 0u);
+  engine_->ring();
+  EXPECT_EQ(rings(client_bell_), 1u);
+}
+
 TEST_F(ChannelTest, DoorbellsRingOncePerChange) {
   rings(engine_bell_);
   const std::uint32_t slot = client_.submit(token_request()).value();
@@ -366,9 +392,9 @@ TEST_F(ChannelTest, WithoutRoomInTheHeapSubmittingFailsAndTakesNothing) {
 }
 
 TEST_F(ChannelTest, AMemoryOfAnotherSizeIsRefused) {
-  EXPECT_FALSE(EngineChannel::open(1, 1, memory_, kBytes * 2, UniqueFd()).has_value());
+  EXPECT_FALSE(EngineChannel::open(1, 1, memory_, kBytes * 2, direct_ring(UniqueFd())).has_value());
   const UniqueFd tiny = create_memory("tiny", 4096).value();
-  const auto opened = EngineChannel::open(1, 1, tiny, 4096, UniqueFd());
+  const auto opened = EngineChannel::open(1, 1, tiny, 4096, direct_ring(UniqueFd()));
   ASSERT_FALSE(opened.has_value());
   EXPECT_EQ(opened.error().code, Errc::bad_format);
 }
@@ -392,7 +418,7 @@ TEST_F(ChannelTest, AHeaderOfAnotherBuildIsRefusedByBothEnds) {
     header.bytes = kBytes;
     other.change(header);
     ASSERT_EQ(pwrite(memory.get(), &header, sizeof header, 0), ssize_t{sizeof header});
-    const auto engine = EngineChannel::open(1, 1, memory, kBytes, UniqueFd());
+    const auto engine = EngineChannel::open(1, 1, memory, kBytes, direct_ring(UniqueFd()));
     const auto client = ClientChannel::open(memory, kBytes, UniqueFd());
     ASSERT_FALSE(engine.has_value()) << other.field;
     ASSERT_FALSE(client.has_value()) << other.field;

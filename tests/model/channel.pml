@@ -19,6 +19,7 @@ bool wants_abort;
 
 /* The client's bell: a socket with at most one unread ring that matters. The engine's: an eventfd that
  * is never read, and an edge that the engine which watches it has not handled yet. */
+bool ring_is_asked, ring_is_queued, is_ringing;  /* the engine's ring of the client, in another thread */
 bool client_bell, was_rung, is_watched, has_edge;
 
 byte engine = 1;   /* the one that serves the channel */
@@ -92,7 +93,30 @@ proctype Client() {
 /* Before this step the engine may be killed. */
 #define STEP if :: number < ENGINES -> goto killed :: true fi
 
-inline ring_client() { client_bell = true; has_news = false }
+/* BellRingers: a ring is queued, and one that waits already serves this call, too. (A client that is no
+ * stranger is rung at once, which is one of the interleavings.) What a killed engine has queued is lost. */
+inline ring_client() {
+  if
+  :: ring_is_asked -> skip
+  :: else -> ring_is_asked = true; ring_is_queued = true
+  fi
+}
+
+/* The thread that rings. One for all engines: they live one after the other. */
+proctype Ringer() {
+end:
+  do
+  :: atomic { ring_is_queued -> ring_is_queued = false; is_ringing = true }
+#ifdef MUTANT_A_RING_IS_FORGOTTEN_AFTER_IT_WAS_RUNG
+     client_bell = client_bell || is_ringing;
+     ring_is_asked = false;
+#else
+     ring_is_asked = false;
+     client_bell = client_bell || is_ringing;
+#endif
+     is_ringing = false
+  od
+}
 
 inline finish() {
 #ifdef MUTANT_THE_ENGINE_RINGS_BEFORE_THE_END_IS_STORED
@@ -176,7 +200,7 @@ inline step() {
 
 proctype Engine(byte number) {
   byte written;
-  bool has_request, has_news, takes_over = true;
+  bool has_request, takes_over = true;
   STEP;
   watch_edges();
   STEP;
@@ -195,7 +219,14 @@ end:
   :: client_is_done && !has_request -> goto done
   od;
 killed:
-  atomic { is_watched = false; has_edge = false; is_dead = true };
+  atomic {
+    is_watched = false;
+    has_edge = false;
+    ring_is_asked = false;
+    ring_is_queued = false;
+    is_ringing = false;
+    is_dead = true
+  };
 done:
   skip
 }
@@ -216,6 +247,7 @@ end:
 init {
   atomic {
     run Client();
+    run Ringer();
     run Engine(1);
     run Keeper()
   }

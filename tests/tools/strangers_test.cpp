@@ -10,11 +10,16 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include <algorithm>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <span>
 
+#include "ipc/client_channel.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/descriptor_line.hpp"
+#include "tests/support/herd.hpp"
 #include "tests/support/lingering_socket.hpp"
 #include "tests/support/playing_user.hpp"
 #include "tests/tools/daemon.hpp"
@@ -127,6 +132,82 @@ TEST_F(Strangers, DescriptorsThatTakeForEverToCloseStopNobody) {
   expect_service();
   expect_nothing_happened();
   daemon_->stop();
+}
+
+/// A stranger with a channel of its own, on whose bells ten thousand epolls wait.
+class HerdKeeper {
+ public:
+  explicit HerdKeeper(UniqueFd connection) : connection_(std::move(connection)) {
+    auto welcome = say_hello(connection_.get(), ClientHello{kLeastChannelBytes});
+    KV_CHECK(welcome.has_value() && welcome->fds.size() == 3);
+    bell_ = std::move(welcome->fds[2]);
+    herds_.emplace_back(bell_.get(), 100, 100);
+    herds_.emplace_back(welcome->fds[1].get(), 10, 100);
+    const auto bytes = welcome->message.channel_bytes;
+    channel_.emplace(
+        ClientChannel::open(welcome->fds[0], bytes, std::move(welcome->fds[1])).value());
+  }
+  std::span<RequestSlot> slots() {
+    std::byte* first = channel_->raw().data() + slots_offset();
+    return {reinterpret_cast<RequestSlot*>(first), kChannelSlots};
+  }
+  void submit_malformed_requests() {
+    for (RequestSlot& slot : slots().subspan(1)) {
+      slot.body.prompt_kind = PromptKind(9);
+      slot.state = SlotState::submitted;
+    }
+    ChannelRequest request;
+    request.prompt_tokens = {1};
+    (void)channel_->submit(request);  // in the first slot; rings for all
+  }
+  bool all_are_refused() {
+    return std::ranges::all_of(slots().subspan(1), [](const RequestSlot& slot) {
+      return slot.state.load() == SlotState::finished;
+    });
+  }
+  int rings() const {
+    int bytes = 0;
+    KV_CHECK(ioctl(bell_.get(), FIONREAD, &bytes) == 0, errno);
+    return bytes;
+  }
+
+ private:
+  UniqueFd connection_, bell_;
+  std::optional<ClientChannel> channel_;
+  std::vector<Herd> herds_;
+};
+
+/// How often the engine's threads of lower priority have gone to sleep.
+long sleeps_of_background_threads(pid_t engine) {
+  const std::filesystem::path tasks = "/proc/" + std::to_string(engine) + "/task";
+  long sleeps = 0;
+  for (const auto& task : std::filesystem::directory_iterator(tasks)) {
+    const int id = std::stoi(task.path().filename());
+    if (getpriority(PRIO_PROCESS, static_cast<id_t>(id)) <= getpriority(PRIO_PROCESS, 0)) continue;
+    std::ifstream status(task.path() / "status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with("voluntary_ctxt_switches:"))
+        sleeps += std::stol(line.substr(line.find(':') + 1));
+  }
+  return sleeps;
+}
+
+/// Each ring wakes them all, in the thread that rings, and so does the close of the bells.
+TEST_F(Strangers, AHerdOnAStrangersBellIsWokenByAThreadThatServesNobodyElse) {
+  start();
+  const pid_t engine = daemon_->status()["engines"][0]["pid"];
+  expect_service();
+  std::optional<HerdKeeper> stranger(*connect_as(kAlice));
+  const long before = sleeps_of_background_threads(engine);
+  stranger->submit_malformed_requests();
+  EXPECT_TRUE(eventually([&] { return stranger->all_are_refused() && stranger->rings() > 0; }));
+  EXPECT_TRUE(eventually([&] { return sleeps_of_background_threads(engine) > before; }));
+  EXPECT_LT(stranger->rings(), 100) << "one ring is enough for all that was refused in one pass";
+  const long after_rings = sleeps_of_background_threads(engine);
+  stranger.reset();
+  EXPECT_TRUE(eventually([&] { return sleeps_of_background_threads(engine) > after_rings; }));
+  expect_service();
+  expect_nothing_happened();
 }
 
 /// Memory that never arrives: who reads it waits until this process ends. Here it is userfaultfd's,

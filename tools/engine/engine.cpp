@@ -224,6 +224,13 @@ void Engine::end_without_keeper() {
   _exit(1);
 }
 
+/// The daemon's own user and root could harm the engine anyway: they are rung at once.
+Expected<std::unique_ptr<ClientRing>> Engine::ring_for(const ChannelOpen& message,
+                                                       UniqueFd client_bell) {
+  if (message.is_stranger != 0) return ringers_.ring_for(message.user, std::move(client_bell));
+  return direct_ring(std::move(client_bell));
+}
+
 void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
   auto& fds = packet.fds;
   if (packet.lost_fds || fds.size() != 3)
@@ -231,8 +238,11 @@ void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
                           {Errc::os_error, "engine " + std::to_string(index_) +
                                                " has no file descriptor left for this channel; "
                                                "close others, or raise the limit (ulimit -n)"});
+  auto client = ring_for(message, std::move(fds[2]));
+  if (!client) return refuse_channel(message.channel, client.error());
   auto channel = EngineChannel::open(message.channel, index_, fds[0], message.channel_bytes,
-                                     std::move(fds[2]));
+                                     std::move(*client));
+  if (!channel && message.is_stranger != 0) ringers_.close(message.user, std::move(fds[1]));
   const bool has_client_left = !channel && channel.error().code == Errc::peer_died;
   if (!channel && !has_client_left) return refuse_channel(message.channel, channel.error());
   if (channel) port_->open(std::move(*channel), std::move(fds[1]), message.domain);

@@ -9,6 +9,7 @@
 #include "actors/ring.hpp"
 #include "base/loop/event_loop.hpp"
 #include "config/options.hpp"
+#include "ipc/bell_ringers.hpp"
 #include "ipc/protocol.hpp"
 #include "models/transformer.hpp"
 #include "pool/block_pool.hpp"
@@ -45,6 +46,8 @@ class Engine {
   void start(const Options& options, const ModelConfig& config, Computing computing);
   void on_keeper();
   [[noreturn]] static void end_without_keeper();
+  [[nodiscard]] Expected<std::unique_ptr<ClientRing>> ring_for(const ChannelOpen& message,
+                                                               UniqueFd client_bell);
   void open_channel(const ChannelOpen& message, Packet& packet);
   void refuse_channel(std::uint64_t channel, const Error& error);
 
@@ -57,6 +60,7 @@ class Engine {
   Tokenizer tokenizer_;
   std::unique_ptr<GpuParts> gpu_;
   std::unique_ptr<BlockPool> pool_;
+  BellRingers ringers_;
   ActorConfig actor_config_;
   caf::actor_system system_{actor_config_};
   std::unique_ptr<Port> port_;  ///< the last member, so that it is destroyed before system_

@@ -128,7 +128,7 @@ const std::vector<ChannelOperation>& list() {
       {"engine: open, close", engine, nothing,
        [](Stage& s) {
          return EngineChannel::open(2, 7, s.medium().memory, Stage::kBytes,
-                                    copy_of(s.medium().client_bell.engine_end))
+                                    direct_ring(copy_of(s.medium().client_bell.engine_end)))
              .has_value();
        }},
       {"take: a prompt of tokens, a prompt of text", engine, two_submitted,

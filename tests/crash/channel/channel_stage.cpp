@@ -54,7 +54,7 @@ void ChannelStage::replace_engine() {
   engine_.reset();
   engine_ends_.clear();
   engine_ = std::make_unique<StoryEngine>(
-      EngineChannel::in_memory(1, ++engines_, client_->channel().raw(), engine_end()),
+      EngineChannel::in_memory(1, ++engines_, client_->channel().raw(), direct_ring(engine_end())),
       client_->channel().raw(), main_.engine_bell.get(), *status_);
   write_serving_engine(main_.memory.get(), engines_);
 }

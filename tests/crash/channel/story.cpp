@@ -260,6 +260,7 @@ void StoryEngine::finish(std::uint32_t slot, FinishReason reason) {
 
 void StoryEngine::refuse(std::uint32_t slot) {
   channel_->refuse(slot, {Errc::bad_argument, "the tokenizer knows no such word"});
+  ring();
   requests_.erase(slot);
 }
 

@@ -151,13 +151,15 @@ std::optional<Channels::EngineKey> Channels::best_engine_for(
 bool Channels::give(std::uint64_t id, Entry& entry, EngineKey key, EngineLine& line) {
   Engine& engine = engines_.at(key);
   if (engine.unanswered >= kMostUnanswered) return false;
-  const ChannelOpen message{id, entry.channel.bytes, entry.channel.owner.domain};
+  const ChannelOwner& owner = entry.channel.owner;
+  const ChannelOpen message{id, entry.channel.bytes, owner.domain, owner.user,
+                            owner.is_limited ? 1u : 0u};
   if (!line.open(key, message,
                  {entry.memory.get(), entry.engine_bell.get(), entry.client_bell.get()}))
     return false;
   entry.channel.engine = key;
   if (engine.unanswered++ == 0) engine.silent_since = std::chrono::steady_clock::now();
-  line.gave(id, entry.channel.owner.user, entry.memory.get(), engine.number);
+  line.gave(id, owner.user, entry.memory.get(), engine.number);
   return true;
 }
 
