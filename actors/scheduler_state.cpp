@@ -58,9 +58,9 @@ void SchedulerState::submit(Submission&& submission) {
   by_key_.emplace(request.key, seq);
   requests_.emplace(seq, std::move(request));
   requests_.at(seq).sink->set_running(false);
-  enqueue(seq);
-  replay_journal(seq, submission.journal);
-  flush();
+  if (submission.journal.empty()) return enqueue(seq);
+  journals_.push_back({seq, std::move(submission.journal)});
+  if (journals_.size() == 1) replay_some();
 }
 
 Expected<void> SchedulerState::check(const Submission& submission) const {
@@ -86,12 +86,28 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
   return {};
 }
 
-/// Appends the tokens that a dead engine had generated, and rebuilds their text.
-void SchedulerState::replay_journal(SeqId seq, const std::vector<TokenId>& journal) {
-  for (const TokenId token : journal) {
-    if (requests_.count(seq) == 0) return;
-    append(seq, {token, 0, {}});
+void SchedulerState::replay_some() {
+  std::size_t left = kReplayedAtOnce;
+  while (left != 0 && !journals_.empty()) {
+    Journal& journal = journals_.front();
+    left -= replay(journal, left);
+    if (requests_.count(journal.seq) != 0) {
+      if (journal.replayed < journal.tokens.size()) break;
+      enqueue(journal.seq);
+    }
+    journals_.pop_front();
   }
+  flush();
+}
+
+/// Appends tokens that a dead engine had generated, and rebuilds their text. Returns how many.
+std::size_t SchedulerState::replay(Journal& journal, std::size_t most_tokens) {
+  std::size_t count = 0;
+  for (; count < most_tokens && journal.replayed < journal.tokens.size(); ++count) {
+    if (requests_.count(journal.seq) == 0) break;  // it has ended
+    append(journal.seq, {journal.tokens[journal.replayed++], 0, {}});
+  }
+  return count;
 }
 
 bool SchedulerState::goes_before(SeqId a, SeqId b) const {

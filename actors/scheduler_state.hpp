@@ -45,7 +45,16 @@ class SchedulerState {
   explicit SchedulerState(SchedulerConfig config) : config_(std::move(config)) {}
 
   /// Queues a request. An invalid request is refused at once, through its sink.
+  ///
+  /// A request that another engine had begun waits only when its journal has been replayed. What
+  /// has_journals() then tells of, the caller replays in pieces.
   void submit(Submission&& submission);
+  /// Replays journals until it has replayed kReplayedAtOnce tokens. The caller may do other things
+  /// before it calls this again.
+  void replay_some();
+  bool has_journals() const { return !journals_.empty(); }
+  static constexpr std::size_t kReplayedAtOnce = 2048;  ///< tokens; about half a millisecond
+
   void abort(const AbortBatch& batch);
 
   /// The next step to send to the block manager; nothing if there is nothing to do. The caller
@@ -78,6 +87,13 @@ class SchedulerState {
     }
   };
 
+  /// Tokens that an engine generated before it died, and how many of them have been replayed.
+  struct Journal {
+    SeqId seq;
+    std::vector<TokenId> tokens;
+    std::size_t replayed = 0;
+  };
+
   [[nodiscard]] Expected<void> check(const Submission& submission) const;
   bool goes_before(SeqId a, SeqId b) const;
   void enqueue(SeqId seq);
@@ -85,7 +101,7 @@ class SchedulerState {
   void admit(const Admission& admission);
   void preempt(SeqId seq);
   void append(SeqId seq, const GeneratedToken& token);
-  void replay_journal(SeqId seq, const std::vector<TokenId>& journal);
+  std::size_t replay(Journal& journal, std::size_t most_tokens);
   FinishReason reason_to_end(const Request& request, TokenId token, bool stop_string) const;
   void finish(SeqId seq, FinishReason reason, const Error& error = {});
   std::vector<SeqId> victims() const;
@@ -98,6 +114,7 @@ class SchedulerState {
   std::map<RequestKey, SeqId> by_key_;
   std::deque<SeqId> waiting_;
   std::vector<SeqId> running_;
+  std::deque<Journal> journals_;         ///< of requests that neither wait nor run yet
   std::vector<SeqId> ended_;             ///< the next step sends them to the block manager
   std::vector<AppendedToken> appended_;  ///< the next step sends them to the block manager
   std::vector<std::shared_ptr<OutputSink>> to_flush_;

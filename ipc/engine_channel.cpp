@@ -118,7 +118,8 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
       refuse(index, request->error());
       continue;
     }
-    copied += (*request)->text.size() + (*request)->tokens.size() * sizeof(TokenId);
+    copied += (*request)->text.size() + (*request)->tokens.size() * sizeof(TokenId) +
+              (*request)->journal.size() * sizeof(LogRecord);
     taken.push_back(std::move(**request));
   }
   has_more_ = passed < kChannelSlots;
@@ -147,7 +148,7 @@ std::optional<Expected<TakenRequest>> EngineChannel::accept(std::uint32_t index,
   s.state.store(SlotState::accepted, std::memory_order_release);
   KV_KILL_POINT("accept.stored");
   if (auto few = check_takeovers(s); !few) return forward_error(few);
-  auto request = take(index, limits);
+  auto request = take(index, is_takeover ? Origin::dead_engine : Origin::client, limits);
   KV_KILL_POINT("accept.read");
   s.is_running.store(0, std::memory_order_relaxed);
   KV_KILL_POINT("accept.waiting");
@@ -187,12 +188,14 @@ std::vector<std::uint32_t> EngineChannel::take_aborts() {
 
 /// Copies the request once and then checks the copy: the client may rewrite the slot at any time.
 /// Nothing is copied whose length was not checked.
-Expected<TakenRequest> EngineChannel::take(std::uint32_t index, const PromptLimits& limits) {
+Expected<TakenRequest> EngineChannel::take(std::uint32_t index, Origin origin,
+                                           const PromptLimits& limits) {
   RequestBody body;
   std::memcpy(&body, &slot(index).body, sizeof body);
   if (auto valid = check(body); !valid) return forward_error(valid);
   if (auto fits = check_length(body, limits); !fits) return forward_error(fits);
-  const std::uint32_t journaled = slot(index).tokens.load(std::memory_order_acquire);
+  const std::uint32_t journaled =
+      origin == Origin::client ? 0 : slot(index).tokens.load(std::memory_order_acquire);
   if (journaled > body.max_tokens || journaled > limits.tokens)
     return bad_request("the channel's token log is damaged");
   const std::size_t copied = body.prompt.bytes + journaled * record_bytes(body.logprobs);

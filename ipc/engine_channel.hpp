@@ -43,9 +43,11 @@ struct TakenRequest {
   std::uint32_t slot = 0;
   GenerationParams params;
   PromptKind prompt_kind = PromptKind::text;
-  std::string text;              ///< the prompt, if its kind is text
-  std::vector<TokenId> tokens;   ///< the prompt, if its kind is tokens
-  std::vector<TokenId> journal;  ///< tokens that an engine generated before it died
+  std::string text;             ///< the prompt, if its kind is text
+  std::vector<TokenId> tokens;  ///< the prompt, if its kind is tokens
+  /// Tokens that an engine generated before it died. Empty unless the request is taken over: for a
+  /// new request, the channel's count of tokens is only what the client has written there.
+  std::vector<TokenId> journal;
   /// If an engine that died had admitted the request: the statistics of its first admission, which
   /// stay the request's.
   std::optional<RequestStats> earlier_admission;
@@ -69,7 +71,8 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
   std::uint64_t id() const { return id_; }
 
-  /// Accepts and returns submitted requests, until it has copied about `most_bytes` bytes. The
+  /// Accepts and returns submitted requests, until it has copied about `most_bytes` bytes of
+  /// prompts and journals. The
   /// first pass over the slots also takes over the requests that a dead engine had accepted, and
   /// rings: that engine may have died before it rang. A malformed request, one that is too long, or
   /// one that was taken over too often, is not returned: its slot is finished with an error at
@@ -100,7 +103,9 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
                 UniqueFd client_bell);
 
   std::optional<Expected<TakenRequest>> accept(std::uint32_t slot, const PromptLimits& limits);
-  [[nodiscard]] Expected<TakenRequest> take(std::uint32_t slot, const PromptLimits& limits);
+  enum class Origin : std::uint8_t { client, dead_engine };
+  [[nodiscard]] Expected<TakenRequest> take(std::uint32_t slot, Origin origin,
+                                            const PromptLimits& limits);
   [[nodiscard]] Expected<void> check_length(const RequestBody& body,
                                             const PromptLimits& limits) const;
   void end_takeover();

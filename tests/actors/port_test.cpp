@@ -43,7 +43,7 @@ SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sen
             sent->aborted.insert(sent->aborted.end(), batch.requests.begin(), batch.requests.end());
             sent->closed.insert(sent->closed.end(), batch.channels.begin(), batch.channels.end());
           },
-          [](Retry) {}};
+          [](Retry) {}, [](ReplayMore) {}};
 }
 
 /// One client's channel with both ends.

@@ -465,6 +465,34 @@ TEST_F(SchedulerStateWithText, AStopStringIsFoundAcrossTheEndOfAJournal) {
   EXPECT_EQ(submit({1}, {.stop = {"ell"}}, {258})->reason, FinishReason::stop);
 }
 
+/// Other requests must not wait until all journals have been replayed.
+TEST_F(SchedulerStateTest, LongJournalsAreReplayedInPieces) {
+  constexpr std::uint32_t kPiece = SchedulerState::kReplayedAtOnce;
+  config_.max_model_len = 4 * kPiece;
+  const GenerationParams params{.max_tokens = 4 * kPiece};
+  const auto first = submit({1}, params, std::vector<TokenId>(2 * kPiece, 7));
+  const auto second = submit({1}, params, std::vector<TokenId>(10, 7));
+  const auto aborted = submit({1}, params, std::vector<TokenId>(3 * kPiece, 7));
+  submit({1});
+  EXPECT_EQ(first->tokens.size(), kPiece);
+  EXPECT_TRUE(scheduler().has_journals());
+  EXPECT_THAT(numbers(next_step().waiting), ElementsAre(4)) << "a new request need not wait";
+  scheduler().replay_some();
+  EXPECT_EQ(first->tokens.size(), 2 * kPiece);
+  complete({});
+  EXPECT_THAT(numbers(next_step().waiting), ElementsAre(4, 1));
+  complete({});
+  scheduler().replay_some();
+  EXPECT_EQ(second->tokens.size(), 10u);
+  EXPECT_EQ(aborted->tokens.size(), kPiece - 10);
+  abort(3);
+  EXPECT_EQ(aborted->reason, FinishReason::abort);
+  scheduler().replay_some();
+  EXPECT_FALSE(scheduler().has_journals());
+  EXPECT_THAT(numbers(next_step().waiting), ElementsAre(4, 1, 2));
+  EXPECT_EQ(aborted->tokens.size(), kPiece - 10);
+}
+
 // -- statistics
 
 TEST_F(SchedulerStateTest, StatsHaveTheFirstAdmissionsCachedTokensAndCountPreemptions) {

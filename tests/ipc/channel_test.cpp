@@ -60,6 +60,10 @@ class ChannelTest : public ::testing::Test {
     return std::move(taken.front());
   }
 
+  RequestSlot& raw_slot(std::size_t index) const {
+    return reinterpret_cast<RequestSlot*>(client_.raw().data() + slots_offset())[index];
+  }
+
   static ChannelRequest token_request(std::size_t prompt_tokens = 3, std::uint32_t max_tokens = 4) {
     ChannelRequest request;
     request.prompt_tokens = counting(100, prompt_tokens);
@@ -481,6 +485,27 @@ TEST_F(ChannelTest, AnotherEngineContinuesAJournalAndTheClientSeesEachTokenOnce)
   EXPECT_EQ(progress.reason, FinishReason::stop);
 }
 
+/// Otherwise a client could have the scheduler replay its tokens out of turn.
+TEST_F(ChannelTest, ANewRequestHasNoJournalWhateverItsSlotSays) {
+  const std::uint32_t slot = client_.submit(token_request(3, 4)).value();
+  raw_slot(slot).tokens = 3;
+  EXPECT_THAT(take_one().journal, IsEmpty());
+  raw_slot(slot).state = SlotState::accepted;
+  engine_ = open_engine(2);
+  EXPECT_THAT(take_one().journal, SizeIs(3)) << "but at a takeover the engine's word counts";
+}
+
+TEST_F(ChannelTest, JournalsCountInATurn) {
+  const std::uint32_t first = client_.submit(token_request(1, 100)).value();
+  client_.submit(token_request(1, 1)).value();
+  engine_->take_submitted();
+  raw_slot(first).tokens = 100;
+  engine_ = open_engine(2);
+  EXPECT_THAT(engine_->take_submitted({}, 100 * sizeof(LogRecord)), SizeIs(1));
+  EXPECT_TRUE(engine_->has_more());
+  EXPECT_THAT(engine_->take_submitted(), SizeIs(1));
+}
+
 TEST_F(ChannelTest, ATakeoverCarriesTheFirstAdmissionsCounts) {
   ASSERT_TRUE(client_.submit(token_request()).has_value());
   const TakenRequest first = take_one();
@@ -717,7 +742,7 @@ class HostileClient : public ChannelTest {
   }
 
   /// Whether a request may be taken, by the rules in channel_layout.hpp's comments.
-  static bool is_sound(const RequestBody& body, std::uint32_t journaled, std::size_t& room) {
+  static bool is_sound(const RequestBody& body, std::size_t& room) {
     const auto lies_in_heap = [](const ChannelRange& range, std::uint64_t alignment) {
       const Wide end = static_cast<Wide>(range.offset) + range.bytes;
       return range.offset >= heap_offset() && end <= kBytes && range.offset % alignment == 0;
@@ -734,8 +759,7 @@ class HostileClient : public ChannelTest {
     for (std::uint32_t i = 0; i < body.stop_count; ++i)
       if (body.stop_bytes[i] == 0 || body.stop_bytes[i] > kStopBytes) return false;
     if (!checked({body.temperature, body.top_k, body.top_p, body.min_p, body.seed})) return false;
-    if (journaled > body.max_tokens) return false;
-    const std::size_t copied = body.prompt.bytes + journaled * record_bytes(body.logprobs);
+    const std::size_t copied = body.prompt.bytes;
     if (copied > room) return false;
     room -= copied;
     return true;
@@ -808,7 +832,7 @@ TEST_F(HostileClient, NeverMakesTheEngineAccessMemoryOutsideAndIsToldEveryRefusa
       slot(i).tokens = one_in(40) ? ~0u : journaled;
       slot(i).reason = FinishReason::none;
       slot(i).state = SlotState::submitted;
-      may_be_taken[i] = is_sound(bodies[i], slot(i).tokens, room);
+      may_be_taken[i] = is_sound(bodies[i], room);
     }
     const std::vector<std::byte> header(channel(), channel() + slots_offset());
 
