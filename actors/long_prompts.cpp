@@ -22,7 +22,7 @@ void LongPrompts::add(Submission submission, std::string text) {
 }
 
 void LongPrompts::forget(std::uint64_t channel) {
-  std::erase_if(pending_, [&](const auto& entry) { return entry.first.channel == channel; });
+  pending_.erase(pending_.lower_bound({channel, 0}), pending_.lower_bound({channel + 1, 0}));
 }
 
 bool LongPrompts::forget(const RequestKey& request) { return pending_.erase(request) != 0; }

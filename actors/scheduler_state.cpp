@@ -118,13 +118,27 @@ bool SchedulerState::goes_before(SeqId a, SeqId b) const {
 }
 
 void SchedulerState::enqueue(SeqId seq) {
-  auto place = waiting_.end();
-  while (place != waiting_.begin() && goes_before(seq, *std::prev(place))) --place;
-  waiting_.insert(place, seq);
+  const Request& request = requests_.at(seq);
+  if (config_.policy == SchedulingPolicy::fcfs) return wait_at({0, ++last_place_}, seq);
+  wait_at({request.params.priority, static_cast<std::int64_t>(request.arrival)}, seq);
+}
+
+/// For the FCFS policy, whose preempted requests go before all others.
+void SchedulerState::enqueue_first(SeqId seq) { wait_at({0, --first_place_}, seq); }
+
+void SchedulerState::wait_at(Place place, SeqId seq) {
+  KV_CHECK(waiting_.emplace(place, seq).second, seq.value);
+  requests_.at(seq).place = place;
+}
+
+void SchedulerState::leave_queue(Request& request) {
+  if (const auto place = std::exchange(request.place, std::nullopt)) waiting_.erase(*place);
 }
 
 void SchedulerState::abort(const AbortBatch& batch) {
-  const auto give_up = [this](SeqId seq) { requests_.at(seq).is_unwanted = true; };
+  const auto give_up = [this](SeqId seq) {
+    if (!std::exchange(requests_.at(seq).is_unwanted, true)) unwanted_.push_back(seq);
+  };
   for (const RequestKey& key : batch.requests)
     if (const auto found = by_key_.find(key); found != by_key_.end()) give_up(found->second);
   for (const std::uint64_t channel : batch.channels) {
@@ -138,10 +152,8 @@ void SchedulerState::abort(const AbortBatch& batch) {
 }
 
 void SchedulerState::drop_unwanted() {
-  std::vector<SeqId> unwanted;
-  for (const auto& [seq, request] : requests_)
-    if (request.is_unwanted) unwanted.push_back(seq);
-  for (const SeqId seq : unwanted) finish(seq, FinishReason::abort);
+  for (const SeqId seq : std::exchange(unwanted_, {}))
+    if (requests_.count(seq) != 0) finish(seq, FinishReason::abort);
 }
 
 // -- steps go out, results come back --------------------------------------------------------------
@@ -157,7 +169,7 @@ std::optional<StepRequest> SchedulerState::next_step() {
   step.victims = victims();
   step.token_budget = config_.max_num_batched_tokens;
   step.waiting_in_all = static_cast<std::uint32_t>(waiting_.size());
-  for (const SeqId seq : waiting_) {
+  for (const auto& [place, seq] : waiting_) {
     if (running_.size() + step.waiting.size() >= config_.max_num_seqs) break;
     step.waiting.push_back(seq);
     Request& request = requests_.at(seq);
@@ -200,9 +212,9 @@ void SchedulerState::flush() {
 }
 
 void SchedulerState::admit(const Admission& admission) {
-  waiting_.erase(std::find(waiting_.begin(), waiting_.end(), admission.seq));
-  running_.push_back(admission.seq);
   Request& request = requests_.at(admission.seq);
+  leave_queue(request);
+  running_.push_back(admission.seq);
   request.sink->set_running(true);
   if (std::exchange(request.is_admitted, true)) return;
   request.stats.cached_tokens = std::min(admission.cached_tokens, request.prompt_tokens);
@@ -217,7 +229,7 @@ void SchedulerState::preempt(SeqId seq) {
   if (config_.policy == SchedulingPolicy::priority)
     enqueue(seq);
   else
-    waiting_.push_front(seq);
+    enqueue_first(seq);
 }
 
 /// Appends a token to the request and gives it to the client. Unless the token ends the request,
@@ -253,10 +265,12 @@ void SchedulerState::finish(SeqId seq, FinishReason reason, const Error& error) 
                 request.key.slot, to_string(reason), request.generated());
   request.sink->finished(reason, error, request.stats, request.text.bytes());
   to_flush_.push_back(request.sink);
-  std::erase(running_, seq);
-  std::erase(waiting_, seq);
-  if (request.is_known) ended_.push_back(seq);
-  std::erase_if(appended_, [seq](const AppendedToken& appended) { return appended.seq == seq; });
+  leave_queue(request);
+  if (request.is_known) {  // others do not run
+    std::erase(running_, seq);
+    std::erase_if(appended_, [seq](const AppendedToken& appended) { return appended.seq == seq; });
+    ended_.push_back(seq);
+  }
   by_key_.erase(request.key);
   requests_.erase(found);
 }

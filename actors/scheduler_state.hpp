@@ -68,6 +68,13 @@ class SchedulerState {
   std::size_t unfinished() const { return requests_.size(); }
 
  private:
+  /// A request's place among those that wait: the least goes first. No two requests ever have the
+  /// same.
+  struct Place {
+    std::int64_t rank = 0;   ///< 0, or with the priority policy the request's priority
+    std::int64_t order = 0;  ///< among equal ranks
+    friend auto operator<=>(const Place&, const Place&) = default;
+  };
   struct Request {
     RequestKey key;
     std::uint64_t arrival = 0;
@@ -81,6 +88,7 @@ class SchedulerState {
     bool is_known = false;     ///< a step has told the block manager of the request
     bool is_admitted = false;  ///< it was admitted at least once, perhaps by an engine that died
     bool is_unwanted = false;  ///< its client is gone, or has aborted it
+    std::optional<Place> place{};  ///< while it waits
 
     std::uint32_t generated() const {
       return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
@@ -97,6 +105,9 @@ class SchedulerState {
   [[nodiscard]] Expected<void> check(const Submission& submission) const;
   bool goes_before(SeqId a, SeqId b) const;
   void enqueue(SeqId seq);
+  void enqueue_first(SeqId seq);
+  void wait_at(Place place, SeqId seq);
+  void leave_queue(Request& request);
   void drop_unwanted();
   void admit(const Admission& admission);
   void preempt(SeqId seq);
@@ -112,7 +123,12 @@ class SchedulerState {
   std::uint64_t next_step_ = 1;
   std::unordered_map<SeqId, Request> requests_;
   std::map<RequestKey, SeqId> by_key_;
-  std::deque<SeqId> waiting_;
+  /// The requests that wait, first the one to admit first. Any of them leaves it in logarithmic
+  /// time: when a client with many requests dies, they all end at once.
+  std::map<Place, SeqId> waiting_;
+  std::int64_t last_place_ = 0;   ///< of the FCFS policy's queue; its places begin at 1, ...
+  std::int64_t first_place_ = 0;  ///< ... and those of preempted requests go down from -1
+  std::vector<SeqId> unwanted_;   ///< to be ended as soon as no step is out; some may have ended
   std::vector<SeqId> running_;
   std::deque<Journal> journals_;         ///< of requests that neither wait nor run yet
   std::vector<SeqId> ended_;             ///< the next step sends them to the block manager
