@@ -107,19 +107,20 @@ RequestSlot& EngineChannel::slot(std::uint32_t index) const {
 std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limits,
                                                         std::size_t most_bytes) {
   std::vector<TakenRequest> taken;
-  std::size_t copied = 0;
+  std::size_t cost = 0;
   std::uint32_t passed = 0;
-  for (; passed < kChannelSlots && copied < most_bytes; ++passed) {
+  for (; passed < kChannelSlots && cost < most_bytes; ++passed) {
     const std::uint32_t index = std::exchange(next_slot_, (next_slot_ + 1) % kChannelSlots);
     auto request = accept(index, limits);
     if (next_slot_ == 0 && takes_over_) end_takeover();
     if (!request) continue;
+    cost += kRequestCost;
     if (!*request) {
       refuse(index, request->error());
       continue;
     }
-    copied += (*request)->text.size() + (*request)->tokens.size() * sizeof(TokenId) +
-              (*request)->journal.size() * sizeof(LogRecord);
+    cost += (*request)->text.size() + (*request)->tokens.size() * sizeof(TokenId) +
+            (*request)->journal.size() * sizeof(LogRecord);
     taken.push_back(std::move(**request));
   }
   has_more_ = passed < kChannelSlots;
@@ -175,14 +176,17 @@ std::optional<RequestStats> EngineChannel::earlier_admission(std::uint32_t index
   return stats.prompt_tokens != 0 ? std::optional(stats) : std::nullopt;
 }
 
-std::vector<std::uint32_t> EngineChannel::take_aborts() {
+std::vector<std::uint32_t> EngineChannel::take_aborts(std::size_t most) {
   std::vector<std::uint32_t> aborted;
   const RequestSlot* const slots = &slot(0);
-  for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
-    const bool is_wanted = slots[i].state.load(std::memory_order_acquire) == SlotState::accepted &&
-                           slots[i].wants_abort.load(std::memory_order_relaxed) != 0;
-    if (is_wanted && !std::exchange(abort_seen_[i], true)) aborted.push_back(i);
+  std::uint32_t passed = 0;
+  for (; passed < kChannelSlots && aborted.size() < most; ++passed) {
+    const RequestSlot& s = slots[passed];
+    const bool is_wanted = s.state.load(std::memory_order_acquire) == SlotState::accepted &&
+                           s.wants_abort.load(std::memory_order_relaxed) != 0;
+    if (is_wanted && !std::exchange(abort_seen_[passed], true)) aborted.push_back(passed);
   }
+  has_more_aborts_ = passed < kChannelSlots;
   return aborted;
 }
 

@@ -71,19 +71,21 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
   std::uint64_t id() const { return id_; }
 
-  /// Accepts and returns submitted requests, until it has copied about `most_bytes` bytes of
-  /// prompts and journals. The
+  /// Accepts and returns submitted requests, until they have cost about `most_bytes`: the bytes of
+  /// their prompts and journals, and kRequestCost for each, also for those that are refused. The
   /// first pass over the slots also takes over the requests that a dead engine had accepted, and
   /// rings: that engine may have died before it rang. A malformed request, one that is too long, or
   /// one that was taken over too often, is not returned: its slot is finished with an error at
   /// once.
   std::vector<TakenRequest> take_submitted(const PromptLimits& limits = {},
                                            std::size_t most_bytes = ~std::size_t{0});
-  /// Whether the last call has not looked at all slots, because it had copied enough: call again.
-  bool has_more() const { return has_more_; }
+  static constexpr std::size_t kRequestCost = std::size_t{1} << 10;
 
-  /// Slots whose client has asked for an abort. Each abort is returned once.
-  std::vector<std::uint32_t> take_aborts();
+  /// Slots whose client has asked for an abort, at most `most`. Each abort is returned once.
+  std::vector<std::uint32_t> take_aborts(std::size_t most = kChannelSlots);
+
+  /// Whether the last calls have left something for another turn: call both again.
+  bool has_more() const { return has_more_ || has_more_aborts_; }
 
   /// The object that writes the results of a taken request into its slot.
   std::unique_ptr<OutputSink> sink(const TakenRequest& request);
@@ -124,6 +126,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::atomic<std::size_t> copied_{0};  ///< bytes copied out for requests that have not ended
   std::uint32_t next_slot_ = 0;         ///< where the next call of take_submitted() begins
   bool has_more_ = false;
+  bool has_more_aborts_ = false;
   bool takes_over_ = true;  ///< during the first pass over the slots
   std::array<bool, kChannelSlots> abort_seen_{};
 };

@@ -48,10 +48,10 @@ SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sen
 
 /// One client's channel with both ends.
 struct Line {
-  Line(Port& port, std::uint64_t id)
+  Line(Port& port, std::uint64_t id, DomainId domain)
       : client(ClientChannel::open(memory, kBytes, copy_of(engine_bell)).value()) {
     port.open(EngineChannel::open(id, 0, memory, kBytes, std::move(bell.engine_end)).value(),
-              copy_of(engine_bell), DomainId{0});
+              copy_of(engine_bell), domain);
   }
   static UniqueFd copy_of(const UniqueFd& fd) {
     return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
@@ -85,7 +85,15 @@ class PortTest : public ::testing::Test {
   void make_port(const PromptLimits& limits = {}) {
     port_.emplace(loop_, scheduler_, tokenizer_, PortLimits{0, limits});
   }
-  Line& line(std::uint64_t id) { return lines_.try_emplace(id, *port_, id).first->second; }
+  Line& line(std::uint64_t id, DomainId domain = DomainId{0}) {
+    return lines_.try_emplace(id, *port_, id, domain).first->second;
+  }
+  /// How many submissions of other channels arrived before the channel's first one.
+  std::size_t place_of(std::uint64_t channel) {
+    const auto channels = arrived();
+    return static_cast<std::size_t>(std::find(channels.begin(), channels.end(), channel) -
+                                    channels.begin());
+  }
   /// Gives up after twenty seconds, so that a mistake does not hang the test.
   void run_until(const std::function<bool()>& holds) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -155,6 +163,26 @@ TEST_F(PortTest, AChannelWithManyLongTextsDelaysAnothersByOne) {
   const auto channels = arrived();
   // The first may be tokenised before the second channel is looked at, and one more while it is.
   EXPECT_LE(std::find(channels.begin(), channels.end(), 2) - channels.begin(), 3);
+}
+
+TEST_F(PortTest, ManyChannelsOfADomainDelayAnotherDomainByATurn) {
+  make_port();
+  for (std::uint64_t channel = 1; channel <= 25; ++channel)
+    for (int i = 0; i < 4; ++i) line(channel, DomainId{1}).submit_tokens(4096);  // 2 in a turn
+  line(100, DomainId{2}).submit_tokens(10);
+  run_until([&] { return arrived().size() == 101; });
+  EXPECT_LT(place_of(100), 10u);
+}
+
+TEST_F(PortTest, LongTextsInManyChannelsOfADomainDelayAnotherDomainByOne) {
+  make_port();
+  for (std::uint64_t channel = 1; channel <= 20; ++channel)
+    line(channel, DomainId{1}).submit_text(200'000);
+  run_until([&] { return !arrived().empty(); });
+  line(100, DomainId{2}).submit_text(20'000);
+  const std::size_t before = arrived().size();
+  run_until([&] { return arrived().size() == 21; });
+  EXPECT_LE(place_of(100), before + 3);  // as above
 }
 
 TEST_F(PortTest, APromptThatIsTooLongIsRefusedBeforeItIsCopied) {

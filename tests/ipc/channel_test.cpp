@@ -614,6 +614,15 @@ TEST_F(ChannelTest, ARequestThatGainsTokensMayOutliveManyEngines) {
   EXPECT_THAT(engine_->take_submitted(), IsEmpty()) << "the last engines wrote no new token";
 }
 
+TEST_F(ChannelTest, AbortsAreTakenInPieces) {
+  for (int i = 0; i < 5; ++i) client_.abort(client_.submit(token_request()).value());
+  engine_->take_submitted();
+  EXPECT_THAT(engine_->take_aborts(3), ElementsAre(0, 1, 2));
+  EXPECT_TRUE(engine_->has_more());
+  EXPECT_THAT(engine_->take_aborts(3), ElementsAre(3, 4));
+  EXPECT_FALSE(engine_->has_more());
+}
+
 TEST_F(ChannelTest, AnAbortSurvivesTheEngine) {
   const std::uint32_t slot = client_.submit(token_request()).value();
   take_one();
@@ -889,6 +898,26 @@ TEST_F(HostileClient, CanWriteAnythingAnywhereInTheSlotTable) {
     }
     engine_->take_aborts();
   }
+}
+
+/// Otherwise a client could have all its slots refused in one turn, again and again.
+TEST_F(HostileClient, RequestsThatAreRefusedCostATurn) {
+  for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
+    slot(i).body.prompt_kind = static_cast<PromptKind>(9);
+    slot(i).state = SlotState::submitted;
+  }
+  const auto refused = [&] {
+    std::size_t count = 0;
+    for (std::uint32_t i = 0; i < kChannelSlots; ++i)
+      count += slot(i).state == SlotState::finished ? 1 : 0;
+    return count;
+  };
+  EXPECT_THAT(engine_->take_submitted({}, 4 * EngineChannel::kRequestCost), IsEmpty());
+  EXPECT_EQ(refused(), 4u);
+  EXPECT_TRUE(engine_->has_more());
+  engine_->take_submitted();
+  EXPECT_EQ(refused(), kChannelSlots);
+  EXPECT_FALSE(engine_->has_more());
 }
 
 TEST_F(HostileClient, CannotMakeTheEngineCopyTheChannelManyTimes) {
