@@ -39,12 +39,17 @@ Port::Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenize
         if (ready) caf::anon_send(scheduler_, SubmitBatch{{std::move(*ready)}});
       }) {}
 
+Port::~Port() {
+  for (auto& [id, open] : channels_) open.channel->on_room(nullptr);
+}
+
 void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd engine_bell, DomainId domain) {
   const std::uint64_t id = channel->id();
   const auto [place, inserted] =
       channels_.emplace(id, OpenChannel{std::move(channel), std::move(engine_bell), domain});
   KV_CHECK(inserted, id);
   listen(id, place->second);
+  place->second.channel->on_room([this, id] { loop_.post([this, id] { on_room(id); }); });
   // Requests may have been submitted before, perhaps to an engine that died.
   want_turn(id, place->second);
 }
@@ -53,6 +58,7 @@ void Port::close(std::uint64_t channel) {
   const auto found = channels_.find(channel);
   if (found == channels_.end()) return;
   loop_.unwatch(found->second.bell.get());
+  found->second.channel->on_room(nullptr);
   channels_.erase(found);
   long_prompts_.forget(channel);
   caf::anon_send(scheduler_, AbortBatch{{}, {channel}});
@@ -78,6 +84,11 @@ void Port::on_ring(std::uint64_t id) {
     return;
   }
   want_turn(id, open);
+}
+
+/// Requests of the channel have ended, for whose memory others wait.
+void Port::on_room(std::uint64_t id) {
+  if (const auto found = channels_.find(id); found != channels_.end()) want_turn(id, found->second);
 }
 
 bool Port::rings_too_often(OpenChannel& open) const {
@@ -169,7 +180,8 @@ std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& reques
                         std::move(request.params),
                         std::move(sink),
                         open.domain,
-                        request.earlier_admission};
+                        request.earlier_admission,
+                        std::move(request.held)};
   if (request.prompt_kind == PromptKind::tokens)
     return complete(std::move(submission), std::move(request.tokens));
   if (request.text.size() > kLongPrompt) {
@@ -193,6 +205,10 @@ std::optional<Submission> Port::complete(Submission submission,
     return std::nullopt;
   }
   submission.prompt = std::move(*tokens);
+  submission.prompt.shrink_to_fit();
+  submission.held->settle(
+      submission.prompt.size(),
+      std::min<std::size_t>(submission.params.max_tokens, limits_.prompt.tokens));
   if (limits_.seed != 0 && !submission.params.has_seed)
     submission.params.sampling.seed = mix(limits_.seed, submission.prompt);
   spdlog::debug("request {}/{} accepted: {} prompt tokens, {} tokens generated before", key.channel,

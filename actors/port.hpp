@@ -33,6 +33,9 @@ class Port {
   /// \param tokenizer  for prompts that come as text; outlives the port
   Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenizer,
        PortLimits limits = {});
+  Port(const Port&) = delete;
+  Port& operator=(const Port&) = delete;
+  ~Port();
 
   /// Serves a channel from now on. The client rings `engine_bell`. The channel's requests share
   /// blocks with those of `domain`, and with no others.
@@ -51,6 +54,7 @@ class Port {
   };
   void listen(std::uint64_t id, OpenChannel& open);
   void on_ring(std::uint64_t id);
+  void on_room(std::uint64_t id);
   bool rings_too_often(OpenChannel& open) const;
   void want_turn(std::uint64_t id, OpenChannel& open);
   void take_turn_soon();

@@ -47,6 +47,9 @@ void SchedulerState::submit(Submission&& submission) {
                   false,
                   false,
                   false};
+  // Grows once at most, and not to twice what the request may need.
+  request.tokens.reserve(std::min<std::size_t>(
+      config_.max_model_len, std::size_t{request.prompt_tokens} + request.params.max_tokens));
   if (submission.earlier_admission) {
     // These numbers come from a slot that the client can write to. A wrong number harms only that
     // client; it is limited to the length of the prompt.
