@@ -236,14 +236,15 @@ TEST_F(PortTest, WhatNeedsTooMuchMemoryIsTakenWhenOtherRequestsHaveEnded) {
   make_port();
   Line& hostile = line(1);
   for (int i = 0; i < 6; ++i) hostile.submit_tokens(100'000);
-  run_until([&] { return arrived().size() == 6; });
+  line(2).submit_tokens(10);
+  run_until([&] { return arrived().size() == 7; });
   auto* slot = reinterpret_cast<RequestSlot*>(hostile.client.raw().data() + slots_offset());
   slot[100].body = slot[0].body;
   slot[100].body.prompt.bytes = Line::kBytes / 2;
   slot[100].state.store(SlotState::submitted);
   ring_engine(hostile.engine_bell.get());
-  line(2).submit_tokens(10);
-  run_until([&] { return arrived().size() == 7; });
+  line(2).submit_tokens(10);  // its turn comes after the hostile channel's
+  run_until([&] { return arrived().size() == 8; });
   EXPECT_EQ(slot[100].state.load(), SlotState::submitted);
   std::vector<Submission> ended;
   {
