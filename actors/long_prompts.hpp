@@ -1,12 +1,14 @@
 #pragma once
 // Tokenises long prompts in a thread of its own, because one of them may take a second, and the
-// event loop serves all clients. The channels take turns, so that a channel with many long prompts
-// delays another channel's prompt by one prompt at most.
+// event loop serves all clients. Domains take turns, and so do the channels of a domain: whoever
+// has many long prompts, in however many channels, delays another domain's prompt by one.
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -43,6 +45,13 @@ class LongPrompts {
     /// it, and so sees when the request was forgotten.
     std::shared_ptr<const bool> is_wanted;
   };
+  /// A channel's texts, of which the worker tokenises one after the other.
+  struct Texts {
+    std::mutex mutex;
+    std::deque<std::function<void()>> waiting;  ///< each tokenises one text
+    bool is_in_work = false;                    ///< the worker has a job for them
+  };
+  static bool tokenise_one(Texts& texts);
   void deliver(const RequestKey& request, const std::shared_ptr<const bool>& is_wanted,
                Expected<std::vector<TokenId>> tokens);
 
@@ -50,6 +59,7 @@ class LongPrompts {
   const Tokenizer& tokenizer_;
   OnTokens on_tokens_;
   std::map<RequestKey, Pending> pending_;
+  std::map<std::uint64_t, std::shared_ptr<Texts>> texts_;  ///< by channel
   BackgroundWorker worker_;  ///< the last member, so that it ends before what it uses
 };
 

@@ -22,6 +22,8 @@
 
 namespace kvhive {
 
+class HeldMemory;  // ipc/engine_channel.hpp
+
 /// Names a request inside one engine: its channel, and its slot in the channel.
 struct RequestKey {
   std::uint64_t channel = 0;
@@ -40,6 +42,8 @@ struct Submission {
   DomainId domain{};  ///< the channel's domain, which the keeper has decided
   /// The statistics of the first admission, if an engine that died had admitted the request.
   std::optional<RequestStats> earlier_admission{};
+  /// What the request counts with in the memory that is held for its channel.
+  std::shared_ptr<HeldMemory> held{};
 };
 struct SubmitBatch {
   std::vector<Submission> submissions;

@@ -8,8 +8,10 @@ namespace {
 
 /// A longer text is tokenised in the other thread: on the event loop it would take milliseconds.
 constexpr std::size_t kLongPrompt = std::size_t{16} << 10;
-/// Prompt bytes taken out of a channel before others have their turn.
+/// Taken out of a channel before others have their turn; a request costs its bytes and a fixed
+/// amount (EngineChannel::kRequestCost), so these are 32 requests at most.
 constexpr std::size_t kBytesPerTurn = std::size_t{32} << 10;
+constexpr std::size_t kAbortsPerTurn = 32;
 /// A channel that rings more often than this in kRingWindow is not listened to until the window
 /// ends. An honest client rings once or twice for a request.
 constexpr std::uint32_t kMostRings = 1000;
@@ -39,19 +41,26 @@ Port::Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenize
         caf::anon_send(scheduler_, SubmitBatch{{std::move(*ready)}});
       }) {}
 
+Port::~Port() {
+  for (auto& [id, open] : channels_) open.channel->on_room(nullptr);
+}
+
 void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd engine_bell, DomainId domain) {
   const std::uint64_t id = channel->id();
   const auto [place, inserted] =
       channels_.emplace(id, OpenChannel{std::move(channel), std::move(engine_bell), domain});
   KV_CHECK(inserted, id);
   listen(id, place->second);
-  drain(id);  // requests that were submitted before, perhaps to an engine that died
+  place->second.channel->on_room([this, id] { loop_.post([this, id] { on_room(id); }); });
+  // Requests may have been submitted before, perhaps to an engine that died.
+  want_turn(id, place->second);
 }
 
 void Port::close(std::uint64_t channel) {
   const auto found = channels_.find(channel);
   if (found == channels_.end()) return;
   loop_.unwatch(found->second.bell.get());
+  found->second.channel->on_room(nullptr);
   found->second.channel->close(std::move(found->second.bell));
   channels_.erase(found);
   long_prompts_.forget(channel);
@@ -77,7 +86,12 @@ void Port::on_ring(std::uint64_t id) {
     });
     return;
   }
-  drain(id);
+  want_turn(id, open);
+}
+
+/// Requests of the channel have ended, for whose memory others wait.
+void Port::on_room(std::uint64_t id) {
+  if (const auto found = channels_.find(id); found != channels_.end()) want_turn(id, found->second);
 }
 
 bool Port::rings_too_often(OpenChannel& open) const {
@@ -89,24 +103,50 @@ bool Port::rings_too_often(OpenChannel& open) const {
   return ++open.rings > kMostRings;
 }
 
+// -- turns ----------------------------------------------------------------------------------------
+
+void Port::want_turn(std::uint64_t id, OpenChannel& open) {
+  if (std::exchange(open.wants_turn, true)) return;
+  const auto [channels, is_new] = wanting_.try_emplace(open.domain);
+  channels->second.push_back(id);
+  if (is_new) turns_.push_back(open.domain);
+  take_turn_soon();
+}
+
+void Port::take_turn_soon() {
+  if (turns_.empty() || std::exchange(turn_comes_soon_, true)) return;
+  loop_.after(std::chrono::nanoseconds(0), [this] {
+    turn_comes_soon_ = false;
+    take_turn();
+    take_turn_soon();
+  });
+}
+
+/// Drains the first channel of the first domain. Then that domain is the last one.
+void Port::take_turn() {
+  const DomainId domain = turns_.front();
+  turns_.pop_front();
+  auto& channels = wanting_.at(domain);
+  const std::uint64_t id = channels.front();
+  channels.pop_front();
+  drain(id);
+  if (channels.empty())
+    wanting_.erase(domain);
+  else
+    turns_.push_back(domain);
+}
+
 // -- requests -------------------------------------------------------------------------------------
 
 void Port::drain(std::uint64_t id) {
   const auto found = channels_.find(id);
   if (found == channels_.end()) return;
-  submit(found->second);
-  abort(found->second);
-  found->second.channel->ring();  // once for all that was refused or ended
-  if (found->second.channel->has_more()) drain_soon(id, found->second);
-}
-
-void Port::drain_soon(std::uint64_t id, OpenChannel& open) {
-  if (std::exchange(open.drains_soon, true)) return;
-  loop_.after(std::chrono::nanoseconds(0), [this, id] {
-    if (const auto found = channels_.find(id); found != channels_.end())
-      found->second.drains_soon = false;
-    drain(id);
-  });
+  OpenChannel& open = found->second;
+  open.wants_turn = false;
+  submit(open);
+  abort(open);
+  open.channel->ring();  // once for all that was refused or ended
+  if (open.channel->has_more()) want_turn(id, open);
 }
 
 void Port::submit(OpenChannel& open) {
@@ -126,7 +166,7 @@ void Port::submit(OpenChannel& open) {
 
 void Port::abort(OpenChannel& open) {
   AbortBatch aborts;
-  for (const std::uint32_t slot : open.channel->take_aborts()) {
+  for (const std::uint32_t slot : open.channel->take_aborts(kAbortsPerTurn)) {
     const RequestKey request{open.channel->id(), slot};
     if (long_prompts_.forget(request))
       open.channel->end_aborted(slot);
@@ -144,7 +184,8 @@ std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& reques
                         std::move(request.params),
                         std::move(sink),
                         open.domain,
-                        request.earlier_admission};
+                        request.earlier_admission,
+                        std::move(request.held)};
   if (request.prompt_kind == PromptKind::tokens)
     return complete(std::move(submission), std::move(request.tokens));
   if (request.text.size() > kLongPrompt) {
@@ -167,6 +208,10 @@ std::optional<Submission> Port::complete(Submission submission,
     return std::nullopt;
   }
   submission.prompt = std::move(*tokens);
+  submission.prompt.shrink_to_fit();
+  submission.held->settle(
+      submission.prompt.size(),
+      std::min<std::size_t>(submission.params.max_tokens, limits_.prompt.tokens));
   if (limits_.seed != 0 && !submission.params.has_seed)
     submission.params.sampling.seed = mix(limits_.seed, submission.prompt);
   spdlog::debug("request {}/{} accepted: {} prompt tokens, {} tokens generated before", key.channel,

@@ -3,11 +3,13 @@
 // to the scheduler in batches. Answers do not pass through the port: the scheduler writes them into
 // the channels.
 //
-// No channel can keep the loop from the others. A channel is drained in small pieces, between which
-// other channels have their turn; long prompts are tokenised in another thread; and a channel whose
-// client rings without end is not listened to for a while.
+// No user can keep the loop from the others. Domains take turns (by default each user is a domain),
+// and so do the channels of a domain. In a turn a few requests of one channel are taken, refused or
+// aborted, of a few bytes in all. Long prompts are tokenised in another thread, in turns, too. A
+// channel whose client rings without end is not listened to for a while.
 
 #include <chrono>
+#include <deque>
 #include <map>
 #include <memory>
 
@@ -31,6 +33,9 @@ class Port {
   /// \param tokenizer  for prompts that come as text; outlives the port
   Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenizer,
        PortLimits limits = {});
+  Port(const Port&) = delete;
+  Port& operator=(const Port&) = delete;
+  ~Port();
 
   /// Serves a channel from now on. The client rings `engine_bell`. The channel's requests share
   /// blocks with those of `domain`, and with no others.
@@ -45,13 +50,16 @@ class Port {
     DomainId domain;
     std::uint32_t rings = 0;  ///< since `counted_from`
     std::chrono::steady_clock::time_point counted_from{};
-    bool drains_soon = false;  ///< a timer is set that drains the channel
+    bool wants_turn = false;  ///< it is in `wanting_`
   };
   void listen(std::uint64_t id, OpenChannel& open);
   void on_ring(std::uint64_t id);
+  void on_room(std::uint64_t id);
   bool rings_too_often(OpenChannel& open) const;
+  void want_turn(std::uint64_t id, OpenChannel& open);
+  void take_turn_soon();
+  void take_turn();
   void drain(std::uint64_t id);
-  void drain_soon(std::uint64_t id, OpenChannel& open);
   void submit(OpenChannel& open);
   void abort(OpenChannel& open);
   /// The request, tokenised; nothing if it is being tokenised in the other thread or was refused
@@ -65,6 +73,10 @@ class Port {
   const Tokenizer& tokenizer_;
   PortLimits limits_;
   std::map<std::uint64_t, OpenChannel> channels_;
+  /// The channels that may have something to take, in the order of their turns. Some may be closed.
+  std::map<DomainId, std::deque<std::uint64_t>> wanting_;
+  std::deque<DomainId> turns_;    ///< the keys of `wanting_` in the order of their turns
+  bool turn_comes_soon_ = false;  ///< a timer is set that takes the next turn
   LongPrompts long_prompts_;
 };
 

@@ -17,14 +17,17 @@ namespace kvhive {
 
 /// scheduler -> scheduler: try a step again, since other engines may have released blocks.
 struct Retry {};
+/// scheduler -> scheduler: go on replaying journals. Other messages have their turn in between.
+struct ReplayMore {};
 
 }  // namespace kvhive
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::Retry)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::ReplayMore)
 
 namespace kvhive {
 
 using SchedulerHandle = caf::typed_actor<caf::reacts_to<SubmitBatch>, caf::reacts_to<AbortBatch>,
-                                         caf::reacts_to<Retry>>;
+                                         caf::reacts_to<Retry>, caf::reacts_to<ReplayMore>>;
 using BlockManagerHandle = caf::typed_actor<caf::replies_to<StepRequest>::with<StepDone>>;
 /// Interface of swapper and executor. The swapper passes the plan on to the executor, whose answer
 /// goes to the block manager.

@@ -135,6 +135,7 @@ class SchedulerActor : public SchedulerHandle::base {
     return {[this](SubmitBatch& batch) {
               for (Submission& submission : batch.submissions) state_.submit(std::move(submission));
               state_.flush();
+              replay_later();
               step();
             },
             [this](const AbortBatch& batch) {
@@ -144,10 +145,22 @@ class SchedulerActor : public SchedulerHandle::base {
             [this](Retry) {
               is_resting_ = false;
               step();
+            },
+            [this](ReplayMore) {
+              is_replaying_ = false;
+              state_.replay_some();
+              replay_later();
+              step();
             }};
   }
 
  private:
+  void replay_later() {
+    if (is_replaying_ || !state_.has_journals()) return;
+    is_replaying_ = true;
+    send(this, ReplayMore{});
+  }
+
   /// Starts the next step, unless one is under way or the scheduler is waiting for a Retry.
   void step() {
     if (is_stepping_ || is_resting_) return;
@@ -179,6 +192,7 @@ class SchedulerActor : public SchedulerHandle::base {
   BlockManagerHandle next_;
   bool is_stepping_ = false;
   bool is_resting_ = false;
+  bool is_replaying_ = false;  ///< a ReplayMore is on its way
 };
 
 template <class Class, class... Arguments>

@@ -47,6 +47,9 @@ void SchedulerState::submit(Submission&& submission) {
                   false,
                   false,
                   false};
+  // Grows once at most, and not to twice what the request may need.
+  request.tokens.reserve(std::min<std::size_t>(
+      config_.max_model_len, std::size_t{request.prompt_tokens} + request.params.max_tokens));
   if (submission.earlier_admission) {
     // These numbers come from a slot that the client can write to. A wrong number harms only that
     // client; it is limited to the length of the prompt.
@@ -58,8 +61,9 @@ void SchedulerState::submit(Submission&& submission) {
   by_key_.emplace(request.key, seq);
   requests_.emplace(seq, std::move(request));
   requests_.at(seq).sink->set_running(false);
-  enqueue(seq);
-  replay_journal(seq, submission.journal);
+  if (submission.journal.empty()) return enqueue(seq);
+  journals_.push_back({seq, std::move(submission.journal)});
+  if (journals_.size() == 1) replay_some();
 }
 
 Expected<void> SchedulerState::check(const Submission& submission) const {
@@ -85,12 +89,28 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
   return {};
 }
 
-/// Appends the tokens that a dead engine had generated, and rebuilds their text.
-void SchedulerState::replay_journal(SeqId seq, const std::vector<TokenId>& journal) {
-  for (const TokenId token : journal) {
-    if (requests_.count(seq) == 0) return;
-    append(seq, {token, 0, {}});
+void SchedulerState::replay_some() {
+  std::size_t left = kReplayedAtOnce;
+  while (left != 0 && !journals_.empty()) {
+    Journal& journal = journals_.front();
+    left -= replay(journal, left);
+    if (requests_.count(journal.seq) != 0) {
+      if (journal.replayed < journal.tokens.size()) break;
+      enqueue(journal.seq);
+    }
+    journals_.pop_front();
   }
+  flush();
+}
+
+/// Appends tokens that a dead engine had generated, and rebuilds their text. Returns how many.
+std::size_t SchedulerState::replay(Journal& journal, std::size_t most_tokens) {
+  std::size_t count = 0;
+  for (; count < most_tokens && journal.replayed < journal.tokens.size(); ++count) {
+    if (requests_.count(journal.seq) == 0) break;  // it has ended
+    append(journal.seq, {journal.tokens[journal.replayed++], 0, {}});
+  }
+  return count;
 }
 
 bool SchedulerState::goes_before(SeqId a, SeqId b) const {
@@ -101,13 +121,27 @@ bool SchedulerState::goes_before(SeqId a, SeqId b) const {
 }
 
 void SchedulerState::enqueue(SeqId seq) {
-  auto place = waiting_.end();
-  while (place != waiting_.begin() && goes_before(seq, *std::prev(place))) --place;
-  waiting_.insert(place, seq);
+  const Request& request = requests_.at(seq);
+  if (config_.policy == SchedulingPolicy::fcfs) return wait_at({0, ++last_place_}, seq);
+  wait_at({request.params.priority, static_cast<std::int64_t>(request.arrival)}, seq);
+}
+
+/// For the FCFS policy, whose preempted requests go before all others.
+void SchedulerState::enqueue_first(SeqId seq) { wait_at({0, --first_place_}, seq); }
+
+void SchedulerState::wait_at(Place place, SeqId seq) {
+  KV_CHECK(waiting_.emplace(place, seq).second, seq.value);
+  requests_.at(seq).place = place;
+}
+
+void SchedulerState::leave_queue(Request& request) {
+  if (const auto place = std::exchange(request.place, std::nullopt)) waiting_.erase(*place);
 }
 
 void SchedulerState::abort(const AbortBatch& batch) {
-  const auto give_up = [this](SeqId seq) { requests_.at(seq).is_unwanted = true; };
+  const auto give_up = [this](SeqId seq) {
+    if (!std::exchange(requests_.at(seq).is_unwanted, true)) unwanted_.push_back(seq);
+  };
   for (const RequestKey& key : batch.requests)
     if (const auto found = by_key_.find(key); found != by_key_.end()) give_up(found->second);
   for (const std::uint64_t channel : batch.channels) {
@@ -121,10 +155,8 @@ void SchedulerState::abort(const AbortBatch& batch) {
 }
 
 void SchedulerState::drop_unwanted() {
-  std::vector<SeqId> unwanted;
-  for (const auto& [seq, request] : requests_)
-    if (request.is_unwanted) unwanted.push_back(seq);
-  for (const SeqId seq : unwanted) finish(seq, FinishReason::abort);
+  for (const SeqId seq : std::exchange(unwanted_, {}))
+    if (requests_.count(seq) != 0) finish(seq, FinishReason::abort);
 }
 
 // -- steps go out, results come back --------------------------------------------------------------
@@ -140,7 +172,7 @@ std::optional<StepRequest> SchedulerState::next_step() {
   step.victims = victims();
   step.token_budget = config_.max_num_batched_tokens;
   step.waiting_in_all = static_cast<std::uint32_t>(waiting_.size());
-  for (const SeqId seq : waiting_) {
+  for (const auto& [place, seq] : waiting_) {
     if (running_.size() + step.waiting.size() >= config_.max_num_seqs) break;
     step.waiting.push_back(seq);
     Request& request = requests_.at(seq);
@@ -183,9 +215,9 @@ void SchedulerState::flush() {
 }
 
 void SchedulerState::admit(const Admission& admission) {
-  waiting_.erase(std::find(waiting_.begin(), waiting_.end(), admission.seq));
-  running_.push_back(admission.seq);
   Request& request = requests_.at(admission.seq);
+  leave_queue(request);
+  running_.push_back(admission.seq);
   request.sink->set_running(true);
   if (std::exchange(request.is_admitted, true)) return;
   request.stats.cached_tokens = std::min(admission.cached_tokens, request.prompt_tokens);
@@ -200,7 +232,7 @@ void SchedulerState::preempt(SeqId seq) {
   if (config_.policy == SchedulingPolicy::priority)
     enqueue(seq);
   else
-    waiting_.push_front(seq);
+    enqueue_first(seq);
 }
 
 /// Appends a token to the request and gives it to the client. Unless the token ends the request,
@@ -236,10 +268,12 @@ void SchedulerState::finish(SeqId seq, FinishReason reason, const Error& error) 
                 request.key.slot, to_string(reason), request.generated());
   request.sink->finished(reason, error, request.stats, request.text.bytes());
   to_flush_.push_back(request.sink);
-  std::erase(running_, seq);
-  std::erase(waiting_, seq);
-  if (request.is_known) ended_.push_back(seq);
-  std::erase_if(appended_, [seq](const AppendedToken& appended) { return appended.seq == seq; });
+  leave_queue(request);
+  if (request.is_known) {  // others do not run
+    std::erase(running_, seq);
+    std::erase_if(appended_, [seq](const AppendedToken& appended) { return appended.seq == seq; });
+    ended_.push_back(seq);
+  }
   by_key_.erase(request.key);
   requests_.erase(found);
 }

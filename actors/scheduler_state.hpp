@@ -46,7 +46,16 @@ class SchedulerState {
 
   /// Queues a request. An invalid request is refused at once, through its sink. After the last of
   /// several, the caller calls flush().
+  ///
+  /// A request that another engine had begun waits only when its journal has been replayed. What
+  /// has_journals() then tells of, the caller replays in pieces.
   void submit(Submission&& submission);
+  /// Replays journals until it has replayed kReplayedAtOnce tokens. The caller may do other things
+  /// before it calls this again.
+  void replay_some();
+  bool has_journals() const { return !journals_.empty(); }
+  static constexpr std::size_t kReplayedAtOnce = 2048;  ///< tokens; about half a millisecond
+
   /// Wakes the readers of all that was written. (abort() and complete() do that themselves.)
   void flush();
   void abort(const AbortBatch& batch);
@@ -62,6 +71,13 @@ class SchedulerState {
   std::size_t unfinished() const { return requests_.size(); }
 
  private:
+  /// A request's place among those that wait: the least goes first. No two requests ever have the
+  /// same.
+  struct Place {
+    std::int64_t rank = 0;   ///< 0, or with the priority policy the request's priority
+    std::int64_t order = 0;  ///< among equal ranks
+    friend auto operator<=>(const Place&, const Place&) = default;
+  };
   struct Request {
     RequestKey key;
     std::uint64_t arrival = 0;
@@ -75,20 +91,31 @@ class SchedulerState {
     bool is_known = false;     ///< a step has told the block manager of the request
     bool is_admitted = false;  ///< it was admitted at least once, perhaps by an engine that died
     bool is_unwanted = false;  ///< its client is gone, or has aborted it
+    std::optional<Place> place{};  ///< while it waits
 
     std::uint32_t generated() const {
       return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
     }
   };
 
+  /// Tokens that an engine generated before it died, and how many of them have been replayed.
+  struct Journal {
+    SeqId seq;
+    std::vector<TokenId> tokens;
+    std::size_t replayed = 0;
+  };
+
   [[nodiscard]] Expected<void> check(const Submission& submission) const;
   bool goes_before(SeqId a, SeqId b) const;
   void enqueue(SeqId seq);
+  void enqueue_first(SeqId seq);
+  void wait_at(Place place, SeqId seq);
+  void leave_queue(Request& request);
   void drop_unwanted();
   void admit(const Admission& admission);
   void preempt(SeqId seq);
   void append(SeqId seq, const GeneratedToken& token);
-  void replay_journal(SeqId seq, const std::vector<TokenId>& journal);
+  std::size_t replay(Journal& journal, std::size_t most_tokens);
   FinishReason reason_to_end(const Request& request, TokenId token, bool stop_string) const;
   void finish(SeqId seq, FinishReason reason, const Error& error = {});
   std::vector<SeqId> victims() const;
@@ -98,8 +125,14 @@ class SchedulerState {
   std::uint64_t next_step_ = 1;
   std::unordered_map<SeqId, Request> requests_;
   std::map<RequestKey, SeqId> by_key_;
-  std::deque<SeqId> waiting_;
+  /// The requests that wait, first the one to admit first. Any of them leaves it in logarithmic
+  /// time: when a client with many requests dies, they all end at once.
+  std::map<Place, SeqId> waiting_;
+  std::int64_t last_place_ = 0;   ///< of the FCFS policy's queue; its places begin at 1, ...
+  std::int64_t first_place_ = 0;  ///< ... and those of preempted requests go down from -1
+  std::vector<SeqId> unwanted_;   ///< to be ended as soon as no step is out; some may have ended
   std::vector<SeqId> running_;
+  std::deque<Journal> journals_;         ///< of requests that neither wait nor run yet
   std::vector<SeqId> ended_;             ///< the next step sends them to the block manager
   std::vector<AppendedToken> appended_;  ///< the next step sends them to the block manager
   std::vector<std::shared_ptr<OutputSink>> to_flush_;

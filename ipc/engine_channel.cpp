@@ -47,6 +47,15 @@ Expected<void> check_takeovers(const RequestSlot& slot) {
   return {};
 }
 
+/// \param body  checked
+std::size_t memory_for(const RequestBody& body, const PromptLimits& limits) {
+  const bool is_text = body.prompt_kind == PromptKind::text;
+  const std::size_t tokens = is_text ? std::min<std::size_t>(body.prompt.bytes, limits.tokens)
+                                     : body.prompt.bytes / sizeof(TokenId);
+  const std::size_t output = std::min<std::size_t>(body.max_tokens, limits.tokens);
+  return kRequestMemory + (is_text ? body.prompt.bytes : 0) + (tokens + output) * kTokenMemory;
+}
+
 GenerationParams params_of(const RequestBody& body) {
   GenerationParams params;
   params.max_tokens = body.max_tokens;
@@ -64,12 +73,56 @@ GenerationParams params_of(const RequestBody& body) {
 
 }  // namespace
 
-CopiedBytes::CopiedBytes(std::shared_ptr<EngineChannel> channel, std::size_t bytes)
+// -- memory held for requests ---------------------------------------------------------------------
+
+HeldMemory::HeldMemory(std::shared_ptr<EngineChannel> channel, std::size_t bytes)
     : channel_(std::move(channel)), bytes_(bytes) {
-  channel_->copied_ += bytes_;
+  channel_->held_ += bytes_;
 }
 
-CopiedBytes::~CopiedBytes() { channel_->copied_ -= bytes_; }
+HeldMemory::~HeldMemory() { channel_->release(bytes_); }
+
+void HeldMemory::settle(std::size_t prompt_tokens, std::size_t max_tokens) {
+  const std::size_t bytes = kRequestMemory + (prompt_tokens + max_tokens) * kTokenMemory;
+  channel_->held_ += bytes;
+  channel_->release(std::exchange(bytes_, bytes));
+}
+
+void EngineChannel::release(std::size_t bytes) {
+  held_ -= bytes;
+  if (!wants_room_.exchange(false)) return;
+  const std::lock_guard lock(on_room_mutex_);
+  if (on_room_) on_room_();
+}
+
+void EngineChannel::on_room(std::function<void()> on_room) {
+  const std::lock_guard lock(on_room_mutex_);
+  on_room_ = std::move(on_room);
+}
+
+bool EngineChannel::has_room_for(std::size_t bytes) const {
+  const std::size_t held = held_.load(), most = memory_.size() * kMemoryPerChannelByte;
+  return held == 0 || bytes <= most - std::min(most, held);
+}
+
+/// Whether the slot has a request for which there is no memory now. on_room_ is called then when
+/// memory is released. The client may rewrite the request meanwhile, so take() looks again.
+bool EngineChannel::must_wait(std::uint32_t index, const PromptLimits& limits) {
+  const RequestSlot& s = slot(index);
+  const SlotState state = s.state.load(std::memory_order_acquire);
+  if (state != SlotState::submitted && (state != SlotState::accepted || !takes_over_)) return false;
+  RequestBody body;
+  std::memcpy(&body, &s.body, sizeof body);
+  if (!check(body) || !check_length(body, limits)) return false;  // it is refused
+  const std::size_t needed = memory_for(body, limits);
+  if (has_room_for(needed)) return false;
+  wants_room_ = true;
+  if (!has_room_for(needed)) return true;  // looks again: it may have been released in between
+  wants_room_ = false;
+  return false;
+}
+
+// -- the channel ----------------------------------------------------------------------------------
 
 Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, std::uint32_t engine,
                                                              const UniqueFd& memory,
@@ -105,21 +158,26 @@ RequestSlot& EngineChannel::slot(std::uint32_t index) const {
 std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limits,
                                                         std::size_t most_bytes) {
   std::vector<TakenRequest> taken;
-  std::size_t copied = 0;
+  std::size_t cost = 0;
   std::uint32_t passed = 0;
-  for (; passed < kChannelSlots && copied < most_bytes; ++passed) {
+  bool waits = false;
+  for (; passed < kChannelSlots && cost < most_bytes; ++passed) {
+    waits = must_wait(next_slot_, limits);
+    if (waits) break;
     const std::uint32_t index = std::exchange(next_slot_, (next_slot_ + 1) % kChannelSlots);
     auto request = accept(index, limits);
     if (next_slot_ == 0 && takes_over_) end_takeover();
     if (!request) continue;
+    cost += kRequestCost;
     if (!*request) {
       refuse(index, request->error());
       continue;
     }
-    copied += (*request)->text.size() + (*request)->tokens.size() * sizeof(TokenId);
+    cost += (*request)->text.size() + (*request)->tokens.size() * sizeof(TokenId) +
+            (*request)->journal.size() * sizeof(LogRecord);
     taken.push_back(std::move(**request));
   }
-  has_more_ = passed < kChannelSlots;
+  has_more_ = passed < kChannelSlots && !waits;
   ring();
   return taken;
 }
@@ -146,7 +204,7 @@ std::optional<Expected<TakenRequest>> EngineChannel::accept(std::uint32_t index,
   s.state.store(SlotState::accepted, std::memory_order_release);
   KV_KILL_POINT("accept.stored");
   if (auto few = check_takeovers(s); !few) return forward_error(few);
-  auto request = take(index, limits);
+  auto request = take(index, is_takeover ? Origin::dead_engine : Origin::client, limits);
   KV_KILL_POINT("accept.read");
   s.is_running.store(0, std::memory_order_relaxed);
   KV_KILL_POINT("accept.waiting");
@@ -173,35 +231,38 @@ std::optional<RequestStats> EngineChannel::earlier_admission(std::uint32_t index
   return stats.prompt_tokens != 0 ? std::optional(stats) : std::nullopt;
 }
 
-std::vector<std::uint32_t> EngineChannel::take_aborts() {
+std::vector<std::uint32_t> EngineChannel::take_aborts(std::size_t most) {
   std::vector<std::uint32_t> aborted;
   const RequestSlot* const slots = &slot(0);
-  for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
-    const bool is_wanted = slots[i].state.load(std::memory_order_acquire) == SlotState::accepted &&
-                           slots[i].wants_abort.load(std::memory_order_relaxed) != 0;
-    if (is_wanted && !std::exchange(abort_seen_[i], true)) aborted.push_back(i);
+  std::uint32_t passed = 0;
+  for (; passed < kChannelSlots && aborted.size() < most; ++passed) {
+    const RequestSlot& s = slots[passed];
+    const bool is_wanted = s.state.load(std::memory_order_acquire) == SlotState::accepted &&
+                           s.wants_abort.load(std::memory_order_relaxed) != 0;
+    if (is_wanted && !std::exchange(abort_seen_[passed], true)) aborted.push_back(passed);
   }
+  has_more_aborts_ = passed < kChannelSlots;
   return aborted;
 }
 
 /// Copies the request once and then checks the copy: the client may rewrite the slot at any time.
 /// Nothing is copied whose length was not checked.
-Expected<TakenRequest> EngineChannel::take(std::uint32_t index, const PromptLimits& limits) {
+Expected<TakenRequest> EngineChannel::take(std::uint32_t index, Origin origin,
+                                           const PromptLimits& limits) {
   RequestBody body;
   std::memcpy(&body, &slot(index).body, sizeof body);
   if (auto valid = check(body); !valid) return forward_error(valid);
   if (auto fits = check_length(body, limits); !fits) return forward_error(fits);
-  const std::uint32_t journaled = slot(index).tokens.load(std::memory_order_acquire);
+  const std::uint32_t journaled =
+      origin == Origin::client ? 0 : slot(index).tokens.load(std::memory_order_acquire);
   if (journaled > body.max_tokens || journaled > limits.tokens)
     return bad_request("the channel's token log is damaged");
-  const std::size_t copied = body.prompt.bytes + journaled * record_bytes(body.logprobs);
-  if (copied > memory_.size() - std::min(memory_.size(), copied_.load()))
-    return bad_request(
-        "the requests' prompts and token logs overlap: together they are larger "
-        "than the channel");
+  const std::size_t needed = memory_for(body, limits);
+  if (!has_room_for(needed))
+    return bad_request("the request was changed while the engine read it; submit it once");
 
   TakenRequest request;
-  request.copied = std::make_shared<CopiedBytes>(shared_from_this(), copied);
+  request.held = std::make_shared<HeldMemory>(shared_from_this(), needed);
   request.slot = index;
   request.params = params_of(body);
   request.prompt_kind = body.prompt_kind;
@@ -310,7 +371,7 @@ class EngineChannel::Sink : public OutputSink {
  public:
   Sink(std::shared_ptr<EngineChannel> channel, const TakenRequest& request)
       : channel_(std::move(channel)),
-        copied_(request.copied),
+        held_(request.held),
         slot_(channel_->slot(request.slot)),
         journaled_(request.journal.size()) {
     RequestBody body;
@@ -381,7 +442,7 @@ class EngineChannel::Sink : public OutputSink {
   }
 
   std::shared_ptr<EngineChannel> channel_;
-  std::shared_ptr<const CopiedBytes> copied_;
+  std::shared_ptr<const HeldMemory> held_;
   RequestSlot& slot_;
   ChannelRange log_;
   ChannelRange text_;

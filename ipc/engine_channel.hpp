@@ -1,7 +1,9 @@
 #pragma once
 // The engine's end of a channel: takes requests out of their slots and writes results into them.
 
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,15 +25,30 @@ struct PromptLimits {
 
 class EngineChannel;
 
-/// Counts the bytes that were copied out of a channel for one request, until it is destroyed. An
-/// honest client's ranges do not overlap, so its copies are never larger than its channel. A
-/// hostile client could name the same bytes in all its slots.
-class CopiedBytes {
+/// What an engine holds for the requests of one channel, in its own memory, is at most this many
+/// times the channel's size, or as much as one request needs if that is more. A request that would
+/// need more waits in its slot until others of its channel have ended. It counts with
+///  - kRequestMemory for what every request needs: its parameters, stop strings, sink, places in
+///    tables;
+///  - its text, until it has been tokenised;
+///  - kTokenMemory for each token of its prompt and for each of max_tokens, because the scheduler
+///    and the block manager have a copy each, which may grow to twice its size. Until its text has
+///    been tokenised, it counts as one token for each byte.
+/// An honest client's ranges do not overlap, and so few of its requests ever wait. A hostile client
+/// could name the same bytes in all its slots.
+inline constexpr std::size_t kMemoryPerChannelByte = 3;
+inline constexpr std::size_t kRequestMemory = std::size_t{4} << 10;
+inline constexpr std::size_t kTokenMemory = 3 * sizeof(TokenId);
+
+/// The memory that an engine holds for one request, until this object is destroyed.
+class HeldMemory {
  public:
-  CopiedBytes(std::shared_ptr<EngineChannel> channel, std::size_t bytes);
-  CopiedBytes(const CopiedBytes&) = delete;
-  CopiedBytes& operator=(const CopiedBytes&) = delete;
-  ~CopiedBytes();
+  HeldMemory(std::shared_ptr<EngineChannel> channel, std::size_t bytes);
+  HeldMemory(const HeldMemory&) = delete;
+  HeldMemory& operator=(const HeldMemory&) = delete;
+  ~HeldMemory();
+  /// The request's text is gone, and its prompt has this many tokens.
+  void settle(std::size_t prompt_tokens, std::size_t max_tokens);
 
  private:
   std::shared_ptr<EngineChannel> channel_;
@@ -44,13 +61,15 @@ struct TakenRequest {
   std::uint32_t slot = 0;
   GenerationParams params;
   PromptKind prompt_kind = PromptKind::text;
-  std::string text;              ///< the prompt, if its kind is text
-  std::vector<TokenId> tokens;   ///< the prompt, if its kind is tokens
-  std::vector<TokenId> journal;  ///< tokens that an engine generated before it died
+  std::string text;             ///< the prompt, if its kind is text
+  std::vector<TokenId> tokens;  ///< the prompt, if its kind is tokens
+  /// Tokens that an engine generated before it died. Empty unless the request is taken over: for a
+  /// new request, the channel's count of tokens is only what the client has written there.
+  std::vector<TokenId> journal;
   /// If an engine that died had admitted the request: the statistics of its first admission, which
   /// stay the request's.
   std::optional<RequestStats> earlier_admission;
-  std::shared_ptr<const CopiedBytes> copied;
+  std::shared_ptr<HeldMemory> held;
 };
 
 class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
@@ -68,18 +87,25 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
   std::uint64_t id() const { return id_; }
 
-  /// Accepts and returns submitted requests, until it has copied about `most_bytes` bytes. The
+  /// Accepts and returns submitted requests, until they have cost about `most_bytes`: the bytes of
+  /// their prompts and journals, and kRequestCost for each, also for those that are refused. The
   /// first pass over the slots also takes over the requests that a dead engine had accepted, and
   /// rings: that engine may have died before it rang. A malformed request, one that is too long, or
   /// one that was taken over too often, is not returned: its slot is finished with an error. The
   /// client is rung once for all of these.
   std::vector<TakenRequest> take_submitted(const PromptLimits& limits = {},
                                            std::size_t most_bytes = ~std::size_t{0});
-  /// Whether the last call has not looked at all slots, because it had copied enough: call again.
-  bool has_more() const { return has_more_; }
+  static constexpr std::size_t kRequestCost = std::size_t{1} << 10;
 
-  /// Slots whose client has asked for an abort. Each abort is returned once.
-  std::vector<std::uint32_t> take_aborts();
+  /// Slots whose client has asked for an abort, at most `most`. Each abort is returned once.
+  std::vector<std::uint32_t> take_aborts(std::size_t most = kChannelSlots);
+
+  /// Whether the last calls have left something for another turn: call both again. False if what
+  /// is left waits for memory.
+  bool has_more() const { return has_more_ || has_more_aborts_; }
+
+  /// `on_room` is called in any thread when requests that waited for memory may have it: take them.
+  void on_room(std::function<void()> on_room);
 
   /// The object that writes the results of a taken request into its slot.
   std::unique_ptr<OutputSink> sink(const TakenRequest& request);
@@ -96,18 +122,23 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
  private:
   class Sink;
-  friend class CopiedBytes;
+  friend class HeldMemory;
   EngineChannel(std::uint64_t id, std::uint32_t engine, std::span<std::byte> memory,
                 std::unique_ptr<ClientRing> client);
 
   std::optional<Expected<TakenRequest>> accept(std::uint32_t slot, const PromptLimits& limits);
-  [[nodiscard]] Expected<TakenRequest> take(std::uint32_t slot, const PromptLimits& limits);
+  enum class Origin : std::uint8_t { client, dead_engine };
+  [[nodiscard]] Expected<TakenRequest> take(std::uint32_t slot, Origin origin,
+                                            const PromptLimits& limits);
   [[nodiscard]] Expected<void> check_length(const RequestBody& body,
                                             const PromptLimits& limits) const;
   void end_takeover();
   std::optional<RequestStats> earlier_admission(std::uint32_t slot) const;
   [[nodiscard]] Expected<void> check(const RequestBody& body) const;
   bool contains(const ChannelRange& range, std::size_t alignment) const;
+  bool must_wait(std::uint32_t slot, const PromptLimits& limits);
+  bool has_room_for(std::size_t bytes) const;
+  void release(std::size_t bytes);
   RequestSlot& slot(std::uint32_t index) const;
   void finish(RequestSlot& slot, FinishReason reason, const Error& error, std::size_t text_bytes);
 
@@ -117,9 +148,13 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::span<std::byte> memory_;
   std::unique_ptr<ClientRing> client_;
   std::atomic<bool> has_news_{false};
-  std::atomic<std::size_t> copied_{0};  ///< bytes copied out for requests that have not ended
-  std::uint32_t next_slot_ = 0;         ///< where the next call of take_submitted() begins
+  std::atomic<std::size_t> held_{0};     ///< for requests that have not ended
+  std::atomic<bool> wants_room_{false};  ///< a request waits until there is memory for it
+  std::mutex on_room_mutex_;
+  std::function<void()> on_room_;  ///< guarded by on_room_mutex_
+  std::uint32_t next_slot_ = 0;    ///< where the next call of take_submitted() begins
   bool has_more_ = false;
+  bool has_more_aborts_ = false;
   bool takes_over_ = true;  ///< during the first pass over the slots
   std::array<bool, kChannelSlots> abort_seen_{};
 };

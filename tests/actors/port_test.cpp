@@ -43,16 +43,16 @@ SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sen
             sent->aborted.insert(sent->aborted.end(), batch.requests.begin(), batch.requests.end());
             sent->closed.insert(sent->closed.end(), batch.channels.begin(), batch.channels.end());
           },
-          [](Retry) {}};
+          [](Retry) {}, [](ReplayMore) {}};
 }
 
 /// One client's channel with both ends.
 struct Line {
-  Line(Port& port, std::uint64_t id)
+  Line(Port& port, std::uint64_t id, DomainId domain)
       : client(ClientChannel::open(memory, kBytes, copy_of(engine_bell)).value()) {
     auto channel =
         EngineChannel::open(id, 0, memory, kBytes, direct_ring(std::move(bell.engine_end)));
-    port.open(std::move(*channel), copy_of(engine_bell), DomainId{0});
+    port.open(std::move(*channel), copy_of(engine_bell), domain);
   }
   static UniqueFd copy_of(const UniqueFd& fd) {
     return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
@@ -86,7 +86,15 @@ class PortTest : public ::testing::Test {
   void make_port(const PromptLimits& limits = {}) {
     port_.emplace(loop_, scheduler_, tokenizer_, PortLimits{0, limits});
   }
-  Line& line(std::uint64_t id) { return lines_.try_emplace(id, *port_, id).first->second; }
+  Line& line(std::uint64_t id, DomainId domain = DomainId{0}) {
+    return lines_.try_emplace(id, *port_, id, domain).first->second;
+  }
+  /// How many submissions of other channels arrived before the channel's first one.
+  std::size_t place_of(std::uint64_t channel) {
+    const auto channels = arrived();
+    return static_cast<std::size_t>(std::find(channels.begin(), channels.end(), channel) -
+                                    channels.begin());
+  }
   /// Gives up after twenty seconds, so that a mistake does not hang the test.
   void run_until(const std::function<bool()>& holds) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -158,6 +166,26 @@ TEST_F(PortTest, AChannelWithManyLongTextsDelaysAnothersByOne) {
   EXPECT_LE(std::find(channels.begin(), channels.end(), 2) - channels.begin(), 3);
 }
 
+TEST_F(PortTest, ManyChannelsOfADomainDelayAnotherDomainByATurn) {
+  make_port();
+  for (std::uint64_t channel = 1; channel <= 25; ++channel)
+    for (int i = 0; i < 4; ++i) line(channel, DomainId{1}).submit_tokens(4096);  // 2 in a turn
+  line(100, DomainId{2}).submit_tokens(10);
+  run_until([&] { return arrived().size() == 101; });
+  EXPECT_LT(place_of(100), 10u);
+}
+
+TEST_F(PortTest, LongTextsInManyChannelsOfADomainDelayAnotherDomainByOne) {
+  make_port();
+  for (std::uint64_t channel = 1; channel <= 20; ++channel)
+    line(channel, DomainId{1}).submit_text(200'000);
+  run_until([&] { return !arrived().empty(); });
+  line(100, DomainId{2}).submit_text(20'000);
+  const std::size_t before = arrived().size();
+  run_until([&] { return arrived().size() == 21; });
+  EXPECT_LE(place_of(100), before + 3);  // as above
+}
+
 TEST_F(PortTest, APromptThatIsTooLongIsRefusedBeforeItIsCopied) {
   make_port({.text_bytes = 1000, .tokens = 64, .remedy = "shorten it"});
   const std::uint32_t text = line(1).submit_text(1001), tokens = line(1).submit_tokens(64);
@@ -191,7 +219,7 @@ TEST_F(PortTest, AnAbortReachesAPromptThatIsNotTokenisedYet) {
 /// A client with much on its bells must not stop the loop when it leaves.
 TEST_F(PortTest, TheBellOfAClosedChannelIsClosedWhereItsClientIsRung) {
   struct Keeping : ClientRing {
-    explicit Keeping(UniqueFd& kept) : kept(kept) {}
+    explicit Keeping(UniqueFd& place) : kept(place) {}
     void ring() override {}
     void close(UniqueFd shared) override { kept = std::move(shared); }
     UniqueFd& kept;
@@ -225,19 +253,28 @@ TEST_F(PortTest, AClosedChannelsPromptsAreForgotten) {
 }
 
 /// A client names the same prompt in all its slots again and again.
-TEST_F(PortTest, AChannelsPromptsTogetherAreNeverLargerThanTheChannel) {
+TEST_F(PortTest, WhatNeedsTooMuchMemoryIsTakenWhenOtherRequestsHaveEnded) {
   make_port();
   Line& hostile = line(1);
-  std::vector<std::uint32_t> slots;
-  for (int i = 0; i < 6; ++i) slots.push_back(hostile.submit_tokens(100'000));
-  run_until([&] { return arrived().size() == 6; });
+  for (int i = 0; i < 6; ++i) hostile.submit_tokens(100'000);
+  line(2).submit_tokens(10);
+  run_until([&] { return arrived().size() == 7; });
   auto* slot = reinterpret_cast<RequestSlot*>(hostile.client.raw().data() + slots_offset());
-  slot[100].body = slot[slots.front()].body;
+  slot[100].body = slot[0].body;
   slot[100].body.prompt.bytes = Line::kBytes / 2;
   slot[100].state.store(SlotState::submitted);
   ring_engine(hostile.engine_bell.get());
-  run_until([&] { return slot[100].state.load() == SlotState::finished; });
-  EXPECT_THAT(slot[100].error_text.data(), HasSubstr("together they are larger than the channel"));
+  line(2).submit_tokens(10);  // its turn comes after the hostile channel's
+  run_until([&] { return arrived().size() == 8; });
+  EXPECT_EQ(slot[100].state.load(), SlotState::submitted);
+  std::vector<Submission> ended;
+  {
+    const std::lock_guard lock(sent_.mutex);
+    ended.swap(sent_.submissions);
+  }
+  ended.clear();
+  run_until([&] { return arrived().size() == 1; });
+  EXPECT_EQ(slot[100].state.load(), SlotState::accepted);
 }
 
 }  // namespace

@@ -73,11 +73,15 @@ class RingTest : public ::testing::Test {
   }
 
   std::shared_ptr<Recording> submit(std::uint32_t slot, const std::vector<TokenId>& prompt,
-                                    const GenerationParams& params) {
+                                    const GenerationParams& params,
+                                    std::vector<TokenId> journal = {}) {
     auto recording = std::make_shared<Recording>();
     SubmitBatch batch;
-    batch.submissions.push_back(
-        {{1, slot}, prompt, {}, params, std::make_shared<RecordingSink>(recording)});
+    batch.submissions.push_back({{1, slot},
+                                 prompt,
+                                 std::move(journal),
+                                 params,
+                                 std::make_shared<RecordingSink>(recording)});
     caf::anon_send(ring_, std::move(batch));
     return recording;
   }
@@ -237,6 +241,17 @@ TEST_F(RingTest, AClosedChannelEndsItsRequests) {
   EXPECT_EQ(first->reason, FinishReason::abort);
   EXPECT_EQ(second->reason, FinishReason::abort);
   EXPECT_EQ(pool_.available(Tier::device), pool_.capacity(Tier::device));
+}
+
+TEST_F(RingTest, ALongJournalIsReplayedToItsEndAlsoWithoutSteps) {
+  constexpr std::uint32_t kTokens = 3 * SchedulerState::kReplayedAtOnce;
+  config_.scheduler.max_model_len = 2 * kTokens;
+  spawn();
+  const auto request = submit(1, {1, 2, 3}, {.max_tokens = kTokens, .ignore_eos = true},
+                              std::vector<TokenId>(kTokens, 1));
+  settle();
+  EXPECT_EQ(request->reason, FinishReason::length);
+  EXPECT_EQ(request->tokens.size(), kTokens);
 }
 
 TEST_F(RingTest, WithAllBlocksHeldElsewhereTheRingRetriesEveryMillisecond) {

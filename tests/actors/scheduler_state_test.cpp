@@ -429,6 +429,54 @@ TEST_F(SchedulerStateTest, AClosedChannelEndsItsRequestsAndNoOthers) {
   EXPECT_FALSE(second->is_finished());
 }
 
+TEST_F(SchedulerStateTest, EndsInTheMiddleOfTheQueueKeepTheOrderOfTheOthers) {
+  for (const auto policy : {SchedulingPolicy::fcfs, SchedulingPolicy::priority}) {
+    config_.policy = policy;
+    config_.max_num_seqs = 8;
+    SchedulerState state(config_);
+    const auto put = [&](std::uint32_t slot) {
+      state.submit(
+          {{1, slot}, {1}, {}, {}, std::make_shared<RecordingSink>(std::make_shared<Recording>())});
+    };
+    for (std::uint32_t slot = 1; slot <= 6; ++slot) put(slot);
+    state.next_step();
+    state.complete({1, {.admitted = {{SeqId{1}}, {SeqId{2}}, {SeqId{3}}}}, {}, {}});
+    state.next_step();
+    state.complete({2, {.preempted = {SeqId{3}, SeqId{2}}}, {}, {}});
+    state.abort({{{1, 5}, {1, 2}}, {}});
+    put(7);
+    EXPECT_THAT(numbers(state.next_step()->waiting), ElementsAre(3, 4, 6, 7));
+  }
+}
+
+/// With a search through the queue for each of them, this takes minutes.
+TEST_F(SchedulerStateTest, AHundredThousandRequestsOfAClientThatIsGoneEndAtOnce) {
+  for (const auto policy : {SchedulingPolicy::fcfs, SchedulingPolicy::priority}) {
+    config_.policy = policy;
+    SchedulerState state(config_);
+    const auto recording = std::make_shared<Recording>();
+    const auto put = [&](RequestKey key, std::shared_ptr<OutputSink> sink) {
+      // Falling priorities: each goes before all that wait.
+      const auto priority = -static_cast<std::int32_t>(key.slot);
+      state.submit({key, {1}, {}, {.priority = priority}, std::move(sink)});
+    };
+    struct Nothing : OutputSink {
+      void set_running(bool) override {}
+      void admitted(const RequestStats&) override {}
+      void token(const GeneratedToken&, std::string_view) override {}
+      void finished(FinishReason, const Error&, const RequestStats&, std::size_t) override {}
+      void flush() override {}
+    };
+    for (std::uint32_t slot = 0; slot < 100'000; ++slot)
+      put({9, slot}, std::make_shared<Nothing>());
+    put({1, 1}, std::make_shared<RecordingSink>(recording));
+    state.abort({{}, {9}});
+    EXPECT_EQ(state.unfinished(), 1u);
+    EXPECT_THAT(numbers(state.next_step()->waiting), ElementsAre(100'001));
+    EXPECT_FALSE(recording->is_finished());
+  }
+}
+
 // -- journals
 
 TEST_F(SchedulerStateTest, AJournalCountsAsGeneratedAndGenerationGoesOnAfterIt) {
@@ -464,6 +512,34 @@ TEST_F(SchedulerStateWithText, AStopStringIsFoundAcrossTheEndOfAJournal) {
   EXPECT_EQ(request->reason, FinishReason::stop);
   EXPECT_EQ(request->text, "hel");
   EXPECT_EQ(submit({1}, {.stop = {"ell"}}, {258})->reason, FinishReason::stop);
+}
+
+/// Other requests must not wait until all journals have been replayed.
+TEST_F(SchedulerStateTest, LongJournalsAreReplayedInPieces) {
+  constexpr std::uint32_t kPiece = SchedulerState::kReplayedAtOnce;
+  config_.max_model_len = 4 * kPiece;
+  const GenerationParams params{.max_tokens = 4 * kPiece};
+  const auto first = submit({1}, params, std::vector<TokenId>(2 * kPiece, 7));
+  const auto second = submit({1}, params, std::vector<TokenId>(10, 7));
+  const auto aborted = submit({1}, params, std::vector<TokenId>(3 * kPiece, 7));
+  submit({1});
+  EXPECT_EQ(first->tokens.size(), kPiece);
+  EXPECT_TRUE(scheduler().has_journals());
+  EXPECT_THAT(numbers(next_step().waiting), ElementsAre(4)) << "a new request need not wait";
+  scheduler().replay_some();
+  EXPECT_EQ(first->tokens.size(), 2 * kPiece);
+  complete({});
+  EXPECT_THAT(numbers(next_step().waiting), ElementsAre(4, 1));
+  complete({});
+  scheduler().replay_some();
+  EXPECT_EQ(second->tokens.size(), 10u);
+  EXPECT_EQ(aborted->tokens.size(), kPiece - 10);
+  abort(3);
+  EXPECT_EQ(aborted->reason, FinishReason::abort);
+  scheduler().replay_some();
+  EXPECT_FALSE(scheduler().has_journals());
+  EXPECT_THAT(numbers(next_step().waiting), ElementsAre(4, 1, 2));
+  EXPECT_EQ(aborted->tokens.size(), kPiece - 10);
 }
 
 // -- statistics

@@ -150,6 +150,37 @@ void never_read(Enemy& enemy) {
   enemy.hold(std::move(*channel));
 }
 
+/// New requests that claim to have generated thousands of tokens already. They are given up at
+/// once: computing as many would be no attack.
+void forge_journals(Enemy& enemy) {
+  auto channel = enemy.seize(std::size_t{4} << 20);
+  if (!channel) return;
+  constexpr std::uint32_t kTokens = 4000;
+  RequestBody body{};
+  body.prompt_kind = PromptKind::text;
+  body.prompt = {heap_offset(), 1};
+  body.log = {heap_offset() + 64, kTokens * record_bytes(0)};
+  body.text = {body.log.offset + body.log.bytes, 64};
+  body.max_tokens = kTokens;
+  body.ignore_eos = 1;
+  body.top_p = 1;
+  channel->bytes()[heap_offset()] = std::byte{'a'};
+  for (std::uint32_t i = 0; i < kTokens; ++i) {
+    const LogRecord record{static_cast<TokenId>(300 + i % 1500), 0, 0, 0};
+    std::memcpy(channel->bytes().data() + body.log.offset + i * sizeof record, &record,
+                sizeof record);
+  }
+  for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
+    RequestSlot& slot = channel->slots()[i];
+    slot.body = body;
+    slot.tokens = kTokens;
+    slot.wants_abort = 1;
+    slot.state = enemy.chance(8) ? SlotState::accepted : SlotState::submitted;
+  }
+  channel->ring();
+  if (enemy.chance(2)) enemy.hold(std::move(*channel));
+}
+
 /// Looks like a request that kills its engines, then like one that never did.
 void pretend_to_be_poison(Enemy& enemy) {
   SeizedChannel* channel = enemy.some_channel();
@@ -181,6 +212,7 @@ constexpr Attack kAttacks[] = {
     {"abort at odd times", "S7", abort_at_odd_times},
     {"never read the log", "S3", never_read},
     {"pretend to be poison", "S7", pretend_to_be_poison},
+    {"journals of new requests", "S4", forge_journals},
 };
 
 }  // namespace

@@ -146,10 +146,31 @@ void send_slow_texts(Enemy& enemy) {
   if (enemy.chance(2)) enemy.hold(std::move(*channel));
 }
 
+/// Every turn that a channel had would be paid by all others.
+void fill_many_channels(Enemy& enemy) {
+  std::vector<SeizedChannel> channels;
+  for (std::uint64_t i = enemy.below(24) + 1; i > 0; --i)
+    if (auto channel = enemy.seize()) channels.push_back(std::move(*channel));
+  const auto end = Clock::now() + std::chrono::milliseconds(1 + enemy.below(20));
+  do {
+    for (const SeizedChannel& channel : channels) {
+      for (std::size_t slot = 0; slot < kChannelSlots; ++slot) {
+        RequestBody body = valid_body(kShortPrompt);
+        body.prompt_kind = static_cast<PromptKind>(9);
+        submit_raw(channel, slot, body);
+      }
+      channel.ring();
+    }
+  } while (Clock::now() < end);
+  for (SeizedChannel& channel : channels)
+    if (enemy.chance(4)) enemy.hold(std::move(channel));
+}
+
 constexpr Attack kAttacks[] = {
     {"wrong lengths and ranges", "S4", send_wrong_requests},
     {"all slots name the same bytes", "S4", name_the_same_bytes},
     {"rewrite slots that are read", "S4", rewrite_what_is_read},
+    {"many channels with malformed requests", "S4", fill_many_channels},
     {"texts that are slow to tokenise", "S12", send_slow_texts},
 };
 

@@ -61,6 +61,10 @@ class ChannelTest : public ::testing::Test {
     return std::move(taken.front());
   }
 
+  RequestSlot& raw_slot(std::size_t index) const {
+    return reinterpret_cast<RequestSlot*>(client_.raw().data() + slots_offset())[index];
+  }
+
   static ChannelRequest token_request(std::size_t prompt_tokens = 3, std::uint32_t max_tokens = 4) {
     ChannelRequest request;
     request.prompt_tokens = counting(100, prompt_tokens);
@@ -507,6 +511,27 @@ TEST_F(ChannelTest, AnotherEngineContinuesAJournalAndTheClientSeesEachTokenOnce)
   EXPECT_EQ(progress.reason, FinishReason::stop);
 }
 
+/// Otherwise a client could have the scheduler replay its tokens out of turn.
+TEST_F(ChannelTest, ANewRequestHasNoJournalWhateverItsSlotSays) {
+  const std::uint32_t slot = client_.submit(token_request(3, 4)).value();
+  raw_slot(slot).tokens = 3;
+  EXPECT_THAT(take_one().journal, IsEmpty());
+  raw_slot(slot).state = SlotState::accepted;
+  engine_ = open_engine(2);
+  EXPECT_THAT(take_one().journal, SizeIs(3)) << "but at a takeover the engine's word counts";
+}
+
+TEST_F(ChannelTest, JournalsCountInATurn) {
+  const std::uint32_t first = client_.submit(token_request(1, 100)).value();
+  client_.submit(token_request(1, 1)).value();
+  engine_->take_submitted();
+  raw_slot(first).tokens = 100;
+  engine_ = open_engine(2);
+  EXPECT_THAT(engine_->take_submitted({}, 100 * sizeof(LogRecord)), SizeIs(1));
+  EXPECT_TRUE(engine_->has_more());
+  EXPECT_THAT(engine_->take_submitted(), SizeIs(1));
+}
+
 TEST_F(ChannelTest, ATakeoverCarriesTheFirstAdmissionsCounts) {
   ASSERT_TRUE(client_.submit(token_request()).has_value());
   const TakenRequest first = take_one();
@@ -613,6 +638,15 @@ TEST_F(ChannelTest, ARequestThatGainsTokensMayOutliveManyEngines) {
   run(take_one());
   engine_ = open_engine(1);
   EXPECT_THAT(engine_->take_submitted(), IsEmpty()) << "the last engines wrote no new token";
+}
+
+TEST_F(ChannelTest, AbortsAreTakenInPieces) {
+  for (int i = 0; i < 5; ++i) client_.abort(client_.submit(token_request()).value());
+  engine_->take_submitted();
+  EXPECT_THAT(engine_->take_aborts(3), ElementsAre(0, 1, 2));
+  EXPECT_TRUE(engine_->has_more());
+  EXPECT_THAT(engine_->take_aborts(3), ElementsAre(3, 4));
+  EXPECT_FALSE(engine_->has_more());
 }
 
 TEST_F(ChannelTest, AnAbortSurvivesTheEngine) {
@@ -743,7 +777,7 @@ class HostileClient : public ChannelTest {
   }
 
   /// Whether a request may be taken, by the rules in channel_layout.hpp's comments.
-  static bool is_sound(const RequestBody& body, std::uint32_t journaled, std::size_t& room) {
+  static bool is_sound(const RequestBody& body) {
     const auto lies_in_heap = [](const ChannelRange& range, std::uint64_t alignment) {
       const Wide end = static_cast<Wide>(range.offset) + range.bytes;
       return range.offset >= heap_offset() && end <= kBytes && range.offset % alignment == 0;
@@ -760,10 +794,6 @@ class HostileClient : public ChannelTest {
     for (std::uint32_t i = 0; i < body.stop_count; ++i)
       if (body.stop_bytes[i] == 0 || body.stop_bytes[i] > kStopBytes) return false;
     if (!checked({body.temperature, body.top_k, body.top_p, body.min_p, body.seed})) return false;
-    if (journaled > body.max_tokens) return false;
-    const std::size_t copied = body.prompt.bytes + journaled * record_bytes(body.logprobs);
-    if (copied > room) return false;
-    room -= copied;
     return true;
   }
 
@@ -825,7 +855,6 @@ TEST_F(HostileClient, NeverMakesTheEngineAccessMemoryOutsideAndIsToldEveryRefusa
   std::vector<RequestBody> bodies(kChannelSlots);
   for (int round = 0; round < kRounds; ++round) {
     std::vector<bool> may_be_taken(kChannelSlots);
-    std::size_t room = kBytes;
     for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
       bodies[i] = sound_body();
       if (!one_in(6)) spoil(bodies[i]);
@@ -834,13 +863,31 @@ TEST_F(HostileClient, NeverMakesTheEngineAccessMemoryOutsideAndIsToldEveryRefusa
       slot(i).tokens = one_in(40) ? ~0u : journaled;
       slot(i).reason = FinishReason::none;
       slot(i).state = SlotState::submitted;
-      may_be_taken[i] = is_sound(bodies[i], slot(i).tokens, room);
+      may_be_taken[i] = is_sound(bodies[i]);
     }
     const std::vector<std::byte> header(channel(), channel() + slots_offset());
 
-    std::vector<TakenRequest> taken = engine_->take_submitted();
     std::vector<bool> was_taken(kChannelSlots);
-    for (const TakenRequest& request : taken) was_taken[request.slot] = true;
+    for (bool has_more = true; has_more;) {  // some wait until there is memory for them
+      const std::vector<TakenRequest> taken = engine_->take_submitted();
+      has_more = !taken.empty();
+      taken_in_all += taken.size();
+      for (const TakenRequest& request : taken) {
+        was_taken[request.slot] = true;
+        RequestBody& body = bodies[request.slot];
+        if (one_in(2)) spoil(body);  // between the engine's two reads of the slot
+        put(request.slot, body);
+        const auto sink = engine_->sink(request);
+        sink->admitted({1, 1, 0});
+        const std::uint64_t tokens = std::min<std::uint64_t>(request.params.max_tokens, 30) + 2;
+        const std::string text(pick(0, 40), 't');
+        const GeneratedToken token{7, -1, std::vector<Sampled>(pick(0, 24))};
+        for (std::uint64_t t = 0; t < tokens; ++t) sink->token(token, text);
+        sink->finished(FinishReason::length, {}, {}, tokens * text.size());
+        sink->flush();
+        ASSERT_EQ(slot(request.slot).state.load(), SlotState::finished);
+      }
+    }
     for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
       ASSERT_EQ(was_taken[i], may_be_taken[i]) << "slot " << i << " of round " << round;
       if (was_taken[i]) continue;
@@ -849,22 +896,6 @@ TEST_F(HostileClient, NeverMakesTheEngineAccessMemoryOutsideAndIsToldEveryRefusa
       ASSERT_EQ(slot(i).reason, FinishReason::error);
       ASSERT_EQ(slot(i).error, static_cast<std::uint32_t>(Errc::bad_argument));
       ASSERT_GT(std::strlen(slot(i).error_text.data()), 10u);
-    }
-    taken_in_all += taken.size();
-
-    for (const TakenRequest& request : taken) {
-      RequestBody& body = bodies[request.slot];
-      if (one_in(2)) spoil(body);  // between the engine's two reads of the slot
-      put(request.slot, body);
-      const auto sink = engine_->sink(request);
-      sink->admitted({1, 1, 0});
-      const std::uint64_t tokens = std::min<std::uint64_t>(request.params.max_tokens, 30) + 2;
-      const std::string text(pick(0, 40), 't');
-      const GeneratedToken token{7, -1, std::vector<Sampled>(pick(0, 24))};
-      for (std::uint64_t t = 0; t < tokens; ++t) sink->token(token, text);
-      sink->finished(FinishReason::length, {}, {}, tokens * text.size());
-      sink->flush();
-      ASSERT_EQ(slot(request.slot).state.load(), SlotState::finished);
     }
     // The engine wrote no text or log into the header or the slot table.
     ASSERT_EQ(std::memcmp(header.data(), channel(), header.size()), 0);
@@ -893,17 +924,83 @@ TEST_F(HostileClient, CanWriteAnythingAnywhereInTheSlotTable) {
   }
 }
 
-TEST_F(HostileClient, CannotMakeTheEngineCopyTheChannelManyTimes) {
+/// Otherwise a client could have all its slots refused in one turn, again and again.
+TEST_F(HostileClient, RequestsThatAreRefusedCostATurn) {
   for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
+    slot(i).body.prompt_kind = static_cast<PromptKind>(9);
+    slot(i).state = SlotState::submitted;
+  }
+  const auto refused = [&] {
+    std::size_t count = 0;
+    for (std::uint32_t i = 0; i < kChannelSlots; ++i)
+      count += slot(i).state == SlotState::finished ? 1 : 0;
+    return count;
+  };
+  EXPECT_THAT(engine_->take_submitted({}, 4 * EngineChannel::kRequestCost), IsEmpty());
+  EXPECT_EQ(refused(), 4u);
+  EXPECT_TRUE(engine_->has_more());
+  engine_->take_submitted();
+  EXPECT_EQ(refused(), kChannelSlots);
+  EXPECT_FALSE(engine_->has_more());
+}
+
+TEST_F(HostileClient, RequestsForWhichThereIsNoMemoryWaitInTheirSlots) {
+  for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
+    RequestBody body = sound_body();
+    body.prompt_kind = PromptKind::text;
+    body.prompt = {heap_offset(), kBytes / 32};  // all name the same bytes
+    slot(i).body = body;
+    slot(i).state = SlotState::submitted;
+  }
+  std::size_t calls = 0;
+  engine_->on_room([&] { ++calls; });
+  const std::size_t each = kBytes / 32 * (1 + kTokenMemory);
+  std::vector<TakenRequest> taken = engine_->take_submitted();
+  ASSERT_THAT(taken, SizeIs(kMemoryPerChannelByte * kBytes / (each + kRequestMemory)));
+  EXPECT_FALSE(engine_->has_more()) << "it would be called without end";
+  EXPECT_EQ(slot(255).state.load(), SlotState::submitted);
+  EXPECT_EQ(calls, 0u);
+  taken.pop_back();
+  EXPECT_EQ(calls, 1u);
+  EXPECT_THAT(engine_->take_submitted(), SizeIs(1));
+  taken.front().held->settle(100, 100);
+  EXPECT_EQ(calls, 2u) << "the text was shorter than it might have been";
+}
+
+TEST_F(HostileClient, OneRequestIsTakenWhateverItNeeds) {
+  for (const std::uint32_t i : {0u, 1u}) {
     RequestBody body = sound_body();
     body.prompt_kind = PromptKind::text;
     body.prompt = {heap_offset(), kBytes - heap_offset()};
     slot(i).body = body;
-    slot(i).tokens = 0;
     slot(i).state = SlotState::submitted;
   }
   EXPECT_THAT(engine_->take_submitted(), SizeIs(1));
-  EXPECT_THAT(slot(255).error_text.data(), HasSubstr("overlap"));
+  EXPECT_THAT(engine_->take_submitted(), SizeIs(1));
+}
+
+/// A request counts although its prompt is one token.
+TEST_F(HostileClient, SmallRequestsCountToo) {
+  const std::size_t most = kMemoryPerChannelByte * kBytes / kRequestMemory;
+  static_assert(kChannelSlots * kRequestMemory <= kMemoryPerChannelByte * kBytes);
+  for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
+    RequestBody body = sound_body();
+    body.prompt_kind = PromptKind::tokens;
+    body.prompt = {heap_offset(), sizeof(TokenId)};
+    body.log.offset = heap_offset() + 64;
+    body.max_tokens = 1;
+    slot(i).body = body;
+    slot(i).state = SlotState::submitted;
+  }
+  // A takeover takes them again, and what was taken before is held still.
+  std::vector<TakenRequest> taken;
+  for (int round = 0; round < 4; ++round) {
+    for (TakenRequest& request : engine_->take_submitted()) taken.push_back(std::move(request));
+    for (std::uint32_t i = 0; i < kChannelSlots; ++i)
+      if (slot(i).state != SlotState::submitted) slot(i).state = SlotState::submitted;
+  }
+  EXPECT_LE(taken.size(), most);
+  EXPECT_GT(taken.size(), most - 8);
 }
 
 TEST_F(HostileClient, ABodyRewrittenAfterSubmittingGetsNoTokensButAFinishReason) {
