@@ -6,7 +6,7 @@
 #include <fstream>
 #include <future>
 #include <string>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -101,7 +101,7 @@ Expected<void> try_threads(std::size_t count) {
   std::vector<std::thread> threads;
   try {
     while (threads.size() < count) threads.emplace_back([end] { end.wait(); });
-  } catch (const std::system_error&) {  // a thread that the system does not grant
+  } catch (const std::exception&) {  // the system grants no thread, or no memory for it
   }
   const std::size_t granted = threads.size();
   all_are_there.set_value();

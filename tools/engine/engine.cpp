@@ -21,8 +21,8 @@ namespace kvhive {
 namespace {
 
 /// Threads of an engine that do not compute: CAF's clock, multiplexers, workers and detached
-/// actors, and the one that reports refused system calls.
-constexpr std::size_t kThreadsBesideCompute = 9;
+/// actors, those that ring clients, and the one that reports refused system calls.
+constexpr std::size_t kThreadsBesideCompute = 12;
 
 std::size_t longest_token_bytes(const Tokenizer& tokenizer) {
   std::size_t longest = 1;
@@ -55,13 +55,15 @@ LongestRequest longest_request(const Options& options, const ModelConfig& config
   return {tokens, bound};
 }
 
-/// Spawns the ring. Ends the process if the system cannot create a thread for an actor: CAF has
-/// counted that actor but not started it, so ~actor_system would wait for ever.
-SchedulerHandle spawn_ring_or_exit(caf::actor_system& system, RingParts parts) {
+/// Starts what needs threads. Ends the process if the system grants none: actors that run already
+/// must not be destroyed, and for one that CAF has counted but not started, ~actor_system would
+/// wait for ever.
+template <class Start>
+auto start_or_exit(Start start) {
   try {
-    return spawn_ring(system, std::move(parts));
+    return start();
   } catch (const std::exception& exception) {
-    print_error_line(std::string("kvhive-engine: no thread for an actor: ") + exception.what() +
+    print_error_line(std::string("kvhive-engine: no thread for its actors: ") + exception.what() +
                      "; raise the limit of processes (ulimit -u) or of address space (ulimit -v)");
     _exit(1);
   }
@@ -125,6 +127,10 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   if (!memory) return forward_error(memory);
   if (options.lock_metadata)
     if (auto locked = memory->lock_metadata(); !locked) return forward_error(locked);
+  // Once more, because the model and the pool have taken address space since: CAF ends the process
+  // by a signal if it gets a part of its threads.
+  if (auto granted = try_threads(kThreadsBesideCompute + options.threads); !granted)
+    return forward_error(granted);
   auto engine =
       std::unique_ptr<Engine>(new Engine(welcome->message, std::move(*loop), std::move(*socket),
                                          std::move(*memory), std::move(*tokenizer)));
@@ -189,8 +195,10 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
   parts.runner = std::move(computing.runner);
   const PromptLimits prompt{longest.tokens * longest_token_bytes(tokenizer_), longest.tokens,
                             remedy_for(longest.bound)};
-  port_ = std::make_unique<Port>(loop_, spawn_ring_or_exit(system_, std::move(parts)), tokenizer_,
-                                 PortLimits{options.seed, prompt});
+  const auto ring = start_or_exit([&] { return spawn_ring(system_, std::move(parts)); });
+  port_ = start_or_exit([&] {
+    return std::make_unique<Port>(loop_, ring, tokenizer_, PortLimits{options.seed, prompt});
+  });
 }
 
 void Engine::run() {
