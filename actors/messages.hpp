@@ -144,9 +144,11 @@ struct StepPlan {
   std::vector<BlockPair> swap_out;
   /// device -> host: evicted content. This step may overwrite the device blocks afterwards.
   std::vector<BlockPair> demotions;
-  std::vector<DomainChange> domain_changes;  ///< of the blocks that demotions read
-  std::vector<BlockPair> swap_in;            ///< host -> device
-  std::vector<BlockPair> copies;             ///< device -> device, copy on write
+  /// Sources of `demotions` that a request of another domain fills next. They are zeroed, but only
+  /// after they have been copied.
+  std::vector<DomainChange> domain_changes;
+  std::vector<BlockPair> swap_in;  ///< host -> device
+  std::vector<BlockPair> copies;   ///< device -> device, copy on write
   std::vector<ScheduledSequence> work;
   StepOutcome outcome;
   StepTimes times;  ///< measured so far: the swapper has set `copying`

@@ -52,7 +52,7 @@ void SchedulerState::submit(Submission&& submission) {
       config_.max_model_len, std::size_t{request.prompt_tokens} + request.params.max_tokens));
   if (submission.earlier_admission) {
     // These numbers come from a slot that the client can write to. A wrong number harms only that
-    // client; it is limited to the length of the prompt.
+    // client. More cached tokens than the prompt has would confuse its reader, so they are limited.
     request.stats = *submission.earlier_admission;
     request.stats.cached_tokens = std::min(request.stats.cached_tokens, request.prompt_tokens);
     request.is_admitted = true;

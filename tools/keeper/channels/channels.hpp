@@ -48,7 +48,8 @@ class EngineLine {
   [[nodiscard]] virtual Expected<void> open(EngineKey engine, const ChannelOpen& message,
                                             const std::vector<int>& fds) = 0;
   [[nodiscard]] virtual Expected<void> close(EngineKey engine, const ChannelClose& message) = 0;
-  /// This user's channel with this memory is given to the engine of that number.
+  /// Called when an engine has been given a channel: which channel, whose, its memory, and the
+  /// engine's number.
   virtual void gave(std::uint64_t /*channel*/, uid_t /*user*/, int /*memory*/,
                     std::uint32_t /*engine*/) {}
 };
