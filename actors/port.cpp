@@ -2,6 +2,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "base/logging/log_limit.hpp"
 
 namespace kvhive {
 namespace {
@@ -158,9 +159,11 @@ void Port::submit(OpenChannel& open) {
     if (auto submission = tokenise(open, request))
       batch.submissions.push_back(std::move(*submission));
   }
+  static LogLimit takeovers;  // a client can make its new requests look like that
   if (taken_over != 0)
-    spdlog::info("channel {}: {} requests go on that another engine had begun", channel.id(),
-                 taken_over);
+    if (const auto note = takeovers.admit())
+      spdlog::info("channel {}: {} requests go on that another engine had begun{}", channel.id(),
+                   taken_over, *note);
   if (!batch.submissions.empty()) caf::anon_send(scheduler_, std::move(batch));
 }
 
