@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 
 #include "base/exit_codes.hpp"
 #include "base/log.hpp"
@@ -33,7 +34,12 @@ void share_cores(const Options& options, char** argv) {
   setenv("OMP_WAIT_POLICY", "passive", 1);
   if (options.threads != 0) setenv("OMP_NUM_THREADS", std::to_string(options.threads).c_str(), 1);
   flush_log();
-  execv("/proc/self/exe", argv);  // if it fails (no /proc), the engine goes on with the defaults
+  // By its path, so that ps and top show its name. If that fails (no /proc, or the program was
+  // replaced), the engine goes on with the defaults.
+  std::error_code error;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) execv(program.c_str(), argv);
+  execv("/proc/self/exe", argv);
 }
 
 /// Tells why the engine cannot serve. The keeper finds a log line by the engine's pid.
