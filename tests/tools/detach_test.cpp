@@ -137,7 +137,9 @@ bool interrupt_start(pid_t starter) {
 TEST_F(DetachedTest, IsStoppedIfWhoStartedItEndsBeforeItIsReady) {
   const std::string log = directory.path() / "log";
   const std::vector<std::string> flags = {
-      "--detach", "--model", kDemoModel, "--socket", socket(), "--threads", "1", "--log-file", log};
+      "--detach",  "--model", kDemoModel,   "--socket", socket(),
+      "--threads", "1",       "--log-file", log,        "--kv-cache-memory-bytes",
+      "8M"};
   while (!interrupt_start(spawn(program("kvhived"), flags)))
     (void)run("kvhive", {"stop", "--socket", socket()});
   EXPECT_THAT(wait_for(log, "has ended"), HasSubstr("has ended (Ctrl-C?)"));
