@@ -360,10 +360,10 @@ TEST(Faults, NewClientsGetAnotherEngineWhileOneIsStopped) {
   const pid_t pid = daemon.engine(0)["pid"];
   signal_process(pid, SIGSTOP);
   Client first = daemon.connect(), second = daemon.connect();  // one of them got the stopped engine
-  for (int i = 0; i < 4; ++i)
-    EXPECT_EQ(daemon.connect().generate(request_of("In the beginning", 4))->tokens.size(), 4u);
   EXPECT_TRUE(
       eventually([&] { return daemon.status()["engines"][0]["state"] == "not answering"; }));
+  for (int i = 0; i < 4; ++i)
+    EXPECT_EQ(daemon.connect().generate(request_of("In the beginning", 4))->tokens.size(), 4u);
   signal_process(pid, SIGCONT);
   for (Client* client : {&first, &second})
     EXPECT_EQ(client->generate(request_of("In the beginning", 4))->tokens.size(), 4u);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 
 #include "base/byte_size.hpp"
 #include "base/round_up.hpp"
@@ -141,7 +142,7 @@ std::optional<Channels::EngineKey> Channels::best_engine_for(
     if (channel.wanted_engine != kAnyEngine && channel.wanted_engine != engine.number) continue;
     if (full.count(key) != 0) continue;
     const auto work = [this](EngineKey of) {
-      return std::pair(engines_.at(of).unanswered, load_of(of));
+      return std::tuple(is_silent(of), engines_.at(of).unanswered, load_of(of));
     };
     if (!best || work(key) < work(*best)) best = key;
   }

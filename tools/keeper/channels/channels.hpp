@@ -111,8 +111,8 @@ class Channels {
   /// \return  the ids of these channels
   std::vector<std::uint64_t> remove_engine(EngineKey engine);
 
-  /// Gives each waiting channel to the engine that its client asked for, or else to the engine that
-  /// has the fewest channels to answer, then the fewest channels, and tells engines of closed
+  /// Gives each waiting channel to the engine that its client asked for, or else to one that is not
+  /// silent, has the fewest channels to answer, then the fewest channels; tells engines of closed
   /// channels. If there is no such engine, the channel goes on waiting. False = an engine could not
   /// be told everything now, because its queue is full or it has not answered for kMostUnanswered
   /// channels (it is stopped or busy): call again soon.
