@@ -276,7 +276,9 @@ TEST(Limits, AKeeperOutOfDescriptorsRefusesClientsWithAReasonAndGoesOn) {
   Client early = daemon.connect(0);
   rlimit before{};
   ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
-  for (const rlim_t more : {rlim_t{0}, rlim_t{8}}) {
+  // UBSan looks at objects through pipes of its own, and takes them for broken without any.
+  constexpr rlim_t kLeast = kUnderSanitizer ? 4 : 0;
+  for (const rlim_t more : {kLeast, rlim_t{8}}) {
     const rlim_t most = descriptors_of(daemon.pid()) + more;
     const rlimit none{most, before.rlim_max};
     ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
