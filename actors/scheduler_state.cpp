@@ -113,17 +113,15 @@ std::size_t SchedulerState::replay(Journal& journal, std::size_t most_tokens) {
   return count;
 }
 
-bool SchedulerState::goes_before(SeqId a, SeqId b) const {
-  if (config_.policy == SchedulingPolicy::fcfs) return false;
-  const Request &left = requests_.at(a), &right = requests_.at(b);
-  return std::tie(left.params.priority, left.arrival) <
-         std::tie(right.params.priority, right.arrival);
+/// The request's place with the priority policy, waiting or not.
+SchedulerState::Place SchedulerState::place_by_priority(SeqId seq) const {
+  const Request& request = requests_.at(seq);
+  return {request.params.priority, static_cast<std::int64_t>(request.arrival)};
 }
 
 void SchedulerState::enqueue(SeqId seq) {
-  const Request& request = requests_.at(seq);
-  if (config_.policy == SchedulingPolicy::fcfs) return wait_at({0, ++last_place_}, seq);
-  wait_at({request.params.priority, static_cast<std::int64_t>(request.arrival)}, seq);
+  const bool is_fcfs = config_.policy == SchedulingPolicy::fcfs;
+  wait_at(is_fcfs ? Place{0, ++last_place_} : place_by_priority(seq), seq);
 }
 
 /// For the FCFS policy, whose preempted requests go before all others.
@@ -189,8 +187,9 @@ std::optional<StepRequest> SchedulerState::next_step() {
 std::vector<SeqId> SchedulerState::victims() const {
   std::vector<SeqId> victims(running_.rbegin(), running_.rend());
   if (config_.policy == SchedulingPolicy::priority)
-    std::stable_sort(victims.begin(), victims.end(),
-                     [this](SeqId a, SeqId b) { return goes_before(b, a); });
+    std::stable_sort(victims.begin(), victims.end(), [this](SeqId a, SeqId b) {
+      return place_by_priority(b) < place_by_priority(a);
+    });
   return victims;
 }
 

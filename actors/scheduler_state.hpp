@@ -106,7 +106,7 @@ class SchedulerState {
   };
 
   [[nodiscard]] Expected<void> check(const Submission& submission) const;
-  bool goes_before(SeqId a, SeqId b) const;
+  Place place_by_priority(SeqId seq) const;
   void enqueue(SeqId seq);
   void enqueue_first(SeqId seq);
   void wait_at(Place place, SeqId seq);

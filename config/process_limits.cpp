@@ -3,10 +3,10 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
+#include <exception>
 #include <fstream>
 #include <future>
 #include <string>
-#include <exception>
 #include <thread>
 #include <vector>
 

@@ -15,6 +15,7 @@
 #include <set>
 #include <thread>
 
+#include "base/check.hpp"
 #include "tests/support/herd.hpp"
 
 namespace kvhive::testing {
@@ -96,6 +97,14 @@ class BellRingersTest : public ::testing::Test {
     const std::lock_guard lock(mutex_);
     stuck_.insert(line.fd);
   }
+  /// A client of this user whose ring is under way until release().
+  Line& line_that_is_rung(std::uint32_t user) {
+    Line& rung = line(user);
+    stick(rung);
+    rung.ring->ring();
+    KV_CHECK(begins(rung), user);
+    return rung;
+  }
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -115,10 +124,7 @@ class BellRingersTest : public ::testing::Test {
 };
 
 TEST_F(BellRingersTest, AUserWhoseRingIsUnderWayDelaysNoOther) {
-  Line &slow = line(kSlowUser), &other = line(kOther);
-  stick(slow);
-  slow.ring->ring();
-  ASSERT_TRUE(begins(slow));
+  Line &slow = line_that_is_rung(kSlowUser), &other = line(kOther);
   for (int i = 1; i <= 10; ++i) {
     other.ring->ring();
     ASSERT_TRUE(ends(other, i));
@@ -127,10 +133,7 @@ TEST_F(BellRingersTest, AUserWhoseRingIsUnderWayDelaysNoOther) {
 }
 
 TEST_F(BellRingersTest, AUserWithManyChannelsHasOneRingUnderWay) {
-  Line& first = line(kSlowUser);
-  stick(first);
-  first.ring->ring();
-  ASSERT_TRUE(begins(first));
+  line_that_is_rung(kSlowUser);
   std::vector<Line*> more;
   for (int i = 0; i < 8; ++i) more.push_back(&line(kSlowUser));
   for (Line* bell : more) bell->ring->ring();
@@ -207,10 +210,8 @@ TEST_F(BellRingersTest, AfterASlowRingItsThreadRestsForMuchLonger) {
 }
 
 TEST_F(BellRingersTest, RingsThatWaitAreOne) {
-  Line &first = line(kSlowUser), &bell = line(kSlowUser);
-  stick(first);
-  first.ring->ring();
-  ASSERT_TRUE(begins(first));
+  line_that_is_rung(kSlowUser);
+  Line& bell = line(kSlowUser);
   for (int i = 0; i < 100; ++i) bell.ring->ring();
   Line& last = line(kSlowUser);
   last.ring->ring();
@@ -221,10 +222,7 @@ TEST_F(BellRingersTest, RingsThatWaitAreOne) {
 
 /// What is written while the client is being rung, it may not see: it may have woken before.
 TEST_F(BellRingersTest, ARingDuringARingIsNotForgotten) {
-  Line& bell = line(kSlowUser);
-  stick(bell);
-  bell.ring->ring();
-  ASSERT_TRUE(begins(bell));
+  Line& bell = line_that_is_rung(kSlowUser);
   bell.ring->ring();
   release();
   EXPECT_TRUE(ends(bell, 2));
@@ -234,10 +232,7 @@ TEST_F(BellRingersTest, ARingDuringARingIsNotForgotten) {
 TEST_F(BellRingersTest, ABellIsClosedInTurnWithItsUsersRings) {
   ClientBell pair = make_client_bell().value();
   auto leaving = ringers_.ring_for(kSlowUser, std::move(pair.engine_end)).value();
-  Line& bell = line(kSlowUser);
-  stick(bell);
-  bell.ring->ring();
-  ASSERT_TRUE(begins(bell));
+  line_that_is_rung(kSlowUser);
   leaving.reset();
   EXPECT_TRUE(answer_client_bell(pair.client_end.get())) << "it is open";
   release();
@@ -248,10 +243,7 @@ TEST_F(BellRingersTest, ABellIsClosedInTurnWithItsUsersRings) {
 }
 
 TEST_F(BellRingersTest, AUserThatLeavesFasterThanItsBellsCloseIsRefused) {
-  Line& bell = line(kSlowUser);
-  stick(bell);
-  bell.ring->ring();
-  ASSERT_TRUE(begins(bell));
+  line_that_is_rung(kSlowUser);
   const auto refusal = [this] {
     while (true) {
       auto ring = ringers_.ring_for(kSlowUser, make_client_bell().value().engine_end);

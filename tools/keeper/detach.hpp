@@ -23,8 +23,8 @@ class Starter {
   /// \param log  the log file's path; the parent names it if the child ends without a line
   [[nodiscard]] static Expected<Starter> detach(const std::string& log);
 
-  /// The daemon serves: writes `line` to the user's standard output. An error says that the line
-  /// could not be written; the daemon runs all the same.
+  /// The daemon serves: writes `line` to the user's standard output. Error: it could not be written;
+  /// Errc::peer_died if the process that started a detached daemon has ended.
   [[nodiscard]] Expected<void> ready(const std::string& line);
   /// The daemon cannot start: writes `line` to the user's standard error.
   void failed(const std::string& line);

@@ -299,9 +299,9 @@ bool Keeper::on_engine_packet(Peer& peer, const Packet& packet) {
   }
   const auto refused = packet.as<ChannelRefused>();
   if (!refused && !packet.is(MessageType::channel_taken)) return false;
-  tables_.channels.answered(peer.socket.get());
+  const bool takes_more = tables_.channels.answered(peer.socket.get());
   if (refused) on_channel_refused(peer, *refused);
-  place_channels();
+  if (takes_more) place_channels();
   return true;
 }
 

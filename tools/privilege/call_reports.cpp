@@ -72,9 +72,8 @@ void log_refused_calls() {
     if (const auto note = limits[number].admit())
       spdlog::error(
           "refused a system call that is not in its list, {} times: {} (number {}). A call is "
-          "missing "
-          "in the list, or somebody has broken into this process; --system-call-filter off turns "
-          "the lists off{}",
+          "missing in the list, or somebody has broken into this process; --system-call-filter off "
+          "turns the lists off{}",
           times, name_of(static_cast<int>(number)), number, *note);
   }
 }

@@ -137,16 +137,15 @@ bool Channels::tell_closed(EngineLine& line) {
 /// \param full  engines that cannot be told now
 std::optional<Channels::EngineKey> Channels::best_engine_for(
     const Channel& channel, const std::set<EngineKey>& full) const {
-  std::optional<EngineKey> best;
+  using Work = std::tuple<bool, std::size_t, std::size_t>;
+  std::optional<std::pair<Work, EngineKey>> best;
   for (const auto& [key, engine] : engines_) {
     if (channel.wanted_engine != kAnyEngine && channel.wanted_engine != engine.number) continue;
     if (full.count(key) != 0) continue;
-    const auto work = [this](EngineKey of) {
-      return std::tuple(is_silent(of), engines_.at(of).unanswered, load_of(of));
-    };
-    if (!best || work(key) < work(*best)) best = key;
+    const Work work{is_silent(key), engine.unanswered, load_of(key)};
+    if (!best || work < best->first) best.emplace(work, key);
   }
-  return best;
+  return best ? std::optional(best->second) : std::nullopt;
 }
 
 bool Channels::give(std::uint64_t id, Entry& entry, EngineKey key, EngineLine& line) {
@@ -164,11 +163,11 @@ bool Channels::give(std::uint64_t id, Entry& entry, EngineKey key, EngineLine& l
   return true;
 }
 
-void Channels::answered(EngineKey engine) {
+bool Channels::answered(EngineKey engine) {
   const auto found = engines_.find(engine);
-  if (found == engines_.end() || found->second.unanswered == 0) return;
-  --found->second.unanswered;
+  if (found == engines_.end() || found->second.unanswered == 0) return false;
   found->second.silent_since = std::chrono::steady_clock::now();
+  return found->second.unanswered-- == kMostUnanswered;
 }
 
 bool Channels::is_silent(EngineKey engine) const {

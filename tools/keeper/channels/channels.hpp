@@ -118,8 +118,9 @@ class Channels {
   /// channels (it is stopped or busy): call again soon.
   [[nodiscard]] bool place_waiting(EngineLine& line);
 
-  /// The engine has taken or refused a channel that it was given.
-  void answered(EngineKey engine);
+  /// The engine has taken or refused a channel that it was given. True = it was given none for want
+  /// of answers: place_waiting() may have some for it.
+  [[nodiscard]] bool answered(EngineKey engine);
   /// Whether the engine has not answered for a second: it is stopped, or hangs.
   bool is_silent(EngineKey engine) const;
   bool has_unanswered() const;
