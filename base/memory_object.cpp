@@ -133,6 +133,14 @@ Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes, Pag
   return fd;
 }
 
+Expected<UniqueFd> create_empty_memory(const std::string& name, std::size_t bytes) {
+  auto fd = open_memory(name);
+  if (!fd) return fd;
+  if (ftruncate(fd->get(), static_cast<off_t>(bytes)) != 0) return os_failure("ftruncate " + name);
+  if (auto sealed = seal_memory(*fd, name); !sealed) return forward_error(sealed);
+  return fd;
+}
+
 void free_memory(const UniqueFd& fd, std::size_t from, std::size_t to) {
   (void)fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(from),
                   static_cast<off_t>(to - from));

@@ -33,12 +33,15 @@ enum class Pages : std::uint8_t {
                                              std::size_t whole, const std::string& name);
 [[nodiscard]] Expected<void> seal_memory(const UniqueFd& fd, const std::string& name);
 
+/// The same as create_memory(), but the file has no memory yet. A page gets memory when it is first
+/// written, and it counts as the memory of the process that writes it.
+[[nodiscard]] Expected<UniqueFd> create_empty_memory(const std::string& name, std::size_t bytes);
+
 /// Frees the bytes from..to of a memfd; they read as zero from then on. If the system cannot, they
 /// are freed when the last descriptor is closed.
 void free_memory(const UniqueFd& fd, std::size_t from, std::size_t to);
 
-/// A new descriptor of the same memory that allows no writing and no writable mapping. Inspectors
-/// get it.
+/// A new descriptor of the same memory that allows no writing and no writable mapping.
 [[nodiscard]] Expected<UniqueFd> reopen_read_only(int fd);
 
 enum class Access : std::uint8_t { read_only, read_write };

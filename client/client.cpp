@@ -92,9 +92,7 @@ std::string_view to_string(ErrorCode code) {
 std::string_view to_string(Finish reason) { return to_string(FinishReason(int(reason))); }
 
 std::size_t channel_bytes_for(const GenerateRequest& request) {
-  constexpr std::size_t kRounding = 64;  // of three ranges of the heap
-  return std::max(kLeastChannelBytes,
-                  heap_offset() + kRounding + heap_bytes(channel_request(request)));
+  return std::max(kLeastChannelBytes, least_channel_bytes(channel_request(request)));
 }
 
 struct Client::State {

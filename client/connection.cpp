@@ -32,15 +32,15 @@ Expected<Connection> Connection::open(const std::string& socket_path, std::uint3
   if (!socket) return forward_error(socket);
   auto welcome = say_hello(socket->get(), ClientHello{channel_bytes, engine}, timeout_ms);
   if (!welcome) return forward_error(welcome);
-  if (welcome->fds.size() != 3)
-    return failure(Errc::bad_format, "the daemon's welcome carries no channel");
+  auto& fds = welcome->fds;
+  if (fds.size() != 4) return failure(Errc::bad_format, "the daemon's welcome carries no channel");
   const std::size_t granted = welcome->message.channel_bytes;
-  auto channel = ClientChannel::open(welcome->fds[0], granted, std::move(welcome->fds[1]));
+  auto channel = ClientChannel::open(std::move(fds[0]), fds[1], granted, std::move(fds[2]));
   // A channel that its engine refused at once has lost its memory already. The daemon says why
   // before it takes the memory back.
   if (!channel && is_readable(*socket)) return tl::unexpected(end_of(*socket));
   if (!channel) return forward_error(channel);
-  return Connection{std::move(*socket), std::move(welcome->fds[2]), std::move(*channel), granted};
+  return Connection{std::move(*socket), std::move(fds[3]), std::move(*channel), granted};
 }
 
 Expected<void> Connection::wait(int timeout_ms) {

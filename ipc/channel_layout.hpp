@@ -1,13 +1,18 @@
 #pragma once
-// The memory between one client and the engine that serves it: a header, a table of request slots,
-// and a heap from which only the client allocates. A request stays in its slot from submission to
-// the last token. The engine appends every generated token to the slot's token log. The client
-// reads the log as a stream, and another engine reads it as a journal:
+// A channel: the memory between one client and the engine that serves it. It is two files of the
+// same size, so that neither side can spoil what the other one writes:
+//  - Requests: only the client writes them. A mark and a body for each slot, and a heap of prompts.
+//    Their pages are the client's memory. An engine does not map them: it would wait in page faults
+//    for as long as the client punches holes into the file (ipc/request_file.hpp).
+//  - Answers: only engines write them; the client maps them for reading. A slot for each of the
+//    client's, and a heap of logs and texts. The client chooses the places in that heap.
+// A request stays in its slot from submission to the last token. The engine appends every generated
+// token to the request's log. The client reads the log as a stream, and another engine reads it as
+// a journal:
 //  - the log has room for max_tokens from the start, so the engine never waits for a slow client;
 //  - when an engine dies, the next one reads prompt and log and goes on after the last token.
-// The engine does not trust the client's bytes: it copies what it reads once, checks the copy, and
-// addresses the log only through its own numbers. A client can corrupt its own requests, nothing
-// else.
+// The engine does not trust the client's bytes: it copies what it reads once and checks the copy. A
+// client can spoil its own requests, nothing else.
 
 #include <array>
 #include <atomic>
@@ -15,11 +20,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "base/round_up.hpp"
 #include "ipc/generation.hpp"
 
 namespace kvhive {
 
-inline constexpr std::uint64_t kChannelMagic = 0x3463766968766bull;  // "kvhivc4"
+inline constexpr std::uint64_t kChannelMagic = 0x3563766968766bull;  // "kvhivc5"
 inline constexpr std::uint32_t kChannelSlots = 256;
 inline constexpr std::uint32_t kMostStopStrings = 8;
 inline constexpr std::uint32_t kMostStopTokens = 16;
@@ -39,27 +45,29 @@ inline constexpr std::size_t kMostChannelBytes = std::size_t{1} << 30;
 /// What the client library asks for unless its user says otherwise.
 inline constexpr std::size_t kUsualChannelBytes = std::size_t{2} << 20;
 
-enum class SlotState : std::uint32_t {
-  vacant = 0,     ///< empty; the client may fill it
-  submitted = 1,  ///< filled; the engine may take it
-  accepted = 2,   ///< an engine works on it, or did until it died
-  finished = 3,   ///< the result is complete; the client reads it and sets `vacant`
-};
-
 enum class PromptKind : std::uint32_t { text = 0, tokens = 1 };
 
-/// A range of the channel's bytes; `offset` counts from the channel's first byte.
+/// A range of the requests' or the answers' bytes; `offset` counts from the file's first byte.
 struct ChannelRange {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
 
-/// What the client writes before it submits. The engine copies it once and checks the copy.
+/// What a client says about one slot. Stored after the request's body and prompt are complete; the
+/// client then rings. A client numbers the requests of a slot 1, 2, 3 ...; 0 = none yet.
+struct RequestMark {
+  std::uint32_t submitted;  ///< number of the newest request
+  std::uint32_t aborted;    ///< number of the newest request that the engine shall end
+};
+
+/// What the client writes before it submits.
 struct RequestBody {
+  std::uint32_t number;  ///< RequestMark::submitted
   PromptKind prompt_kind;
-  ChannelRange prompt;  ///< UTF-8 text, or int32 token ids
-  ChannelRange log;     ///< room for max_tokens records of record_bytes(logprobs) bytes each
-  /// Room for the generated text. Text that does not fit is dropped; its tokens are kept.
+  ChannelRange prompt;  ///< of the requests: UTF-8 text, or int32 token ids
+  ChannelRange log;     ///< of the answers: max_tokens records of record_bytes(logprobs) bytes each
+  /// Of the answers: room for the generated text. Text that does not fit is dropped; its tokens are
+  /// kept.
   ChannelRange text;
   std::uint32_t max_tokens;
   std::uint32_t logprobs;
@@ -93,12 +101,24 @@ constexpr std::size_t record_bytes(std::uint32_t logprobs) {
   return sizeof(LogRecord) + logprobs * sizeof(TopEntry);
 }
 
-/// One request. The engine stores `tokens` after it has written the newest record, and `state`
-/// after it has written all other fields: what a client reads after `tokens` or `state` is
-/// complete.
-struct alignas(64) RequestSlot {
+/// How far a slot's engines are, and with which request of the client.
+struct SlotState {
+  enum class Phase : std::uint32_t {
+    none = 0,      ///< no request was taken yet
+    accepted = 1,  ///< an engine works on the request, or did until it died
+    finished = 2,  ///< the result is complete; the next request can be taken
+  };
+  std::uint32_t number = 0;
+  Phase phase = Phase::none;
+  friend bool operator==(const SlotState&, const SlotState&) = default;
+};
+static_assert(std::atomic<SlotState>::is_always_lock_free);
+
+/// The answer to one request. The engine stores `tokens` after it has written the newest record,
+/// and `state` after it has written all other fields: what a client reads after `tokens` or `state`
+/// is complete. All fields belong to the request that `state` names.
+struct alignas(64) AnswerSlot {
   std::atomic<SlotState> state;
-  std::atomic<std::uint32_t> wants_abort;
   std::atomic<std::uint32_t> tokens;  ///< records in the log
   std::uint32_t text_bytes;           ///< when finished: length of the whole text
   FinishReason reason;
@@ -111,29 +131,36 @@ struct alignas(64) RequestSlot {
   /// Not 0 = the engine is reading, tokenising or running the request; 0 = the request waits.
   std::atomic<std::uint32_t> is_running;
   /// How many engines have taken the request over from a dead engine since its last new token: when
-  /// it was running, and when it was waiting. A client can rewrite these numbers and have its
-  /// request tried again, but gains nothing: it could also submit the request anew.
+  /// it was running, and when it was waiting.
   std::atomic<std::uint32_t> takeovers;
   std::atomic<std::uint32_t> takeovers_waiting;
   std::atomic<std::uint32_t> tokens_at_takeover;  ///< `tokens` at the last takeover
-  RequestBody body;
+  RequestBody body;  ///< the engine's copy: the client may rewrite its own
 };
-static_assert(std::is_standard_layout_v<RequestSlot>);
+static_assert(std::is_standard_layout_v<AnswerSlot>);
 
-/// The channel's first bytes. The keeper writes them. The engine that serves the channel writes
+/// The answers' first bytes. The keeper writes them. The engine that serves the channel writes
 /// `engine`, too.
 struct ChannelHeader {
   std::uint64_t magic = kChannelMagic;
-  std::uint64_t bytes = 0;
-  std::uint32_t slot_bytes = sizeof(RequestSlot);  ///< of the build that made the channel
+  std::uint64_t bytes = 0;                        ///< of the answers, and of the requests
+  std::uint32_t slot_bytes = sizeof(AnswerSlot);  ///< of the build that made the channel
+  std::uint32_t body_bytes = sizeof(RequestBody);
   std::uint32_t slots = kChannelSlots;
   /// The engine that serves the channel now, or kNoEngine. Only the client library reads it, to
   /// tell its caller whether an engine is there to wait for.
   std::uint32_t engine = kNoEngine;
 };
 
-/// The heap begins after header and slots.
+// Where things are: marks, bodies, prompts; header, slots, logs and texts.
+using RequestMarks = std::array<RequestMark, kChannelSlots>;
+constexpr std::size_t body_offset(std::uint32_t slot) {
+  return sizeof(RequestMarks) + slot * sizeof(RequestBody);
+}
+constexpr std::size_t prompts_offset() { return round_up(body_offset(kChannelSlots), 64); }
 constexpr std::size_t slots_offset() { return 64; }
-constexpr std::size_t heap_offset() { return slots_offset() + kChannelSlots * sizeof(RequestSlot); }
+constexpr std::size_t answers_offset() {
+  return slots_offset() + kChannelSlots * sizeof(AnswerSlot);
+}
 
 }  // namespace kvhive

@@ -8,13 +8,15 @@
 #include "base/byte_size.hpp"
 #include "base/check.hpp"
 #include "base/kill_point.hpp"
+#include "base/round_up.hpp"
 #include "ipc/channel_memory.hpp"
 #include "ipc/doorbell.hpp"
 
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kAlignment = 16;
+/// The requests' file gets its memory in such pieces, as prompts need it.
+constexpr std::size_t kPiece = std::size_t{64} << 10;
 
 std::size_t text_room(const ChannelRequest& request) {
   if (request.most_text_bytes != 0) return request.most_text_bytes;
@@ -64,88 +66,127 @@ Expected<void> check(const ChannelRequest& request) {
 
 }  // namespace
 
-std::size_t heap_bytes(const ChannelRequest& request) {
-  return prompt_bytes(request) + log_bytes(request) + text_room(request);
+std::size_t least_channel_bytes(const ChannelRequest& request) {
+  constexpr std::size_t kRounding = 64;  // of three ranges
+  return kRounding + std::max(prompts_offset() + prompt_bytes(request),
+                              answers_offset() + log_bytes(request) + text_room(request));
 }
 
-Expected<ClientChannel> ClientChannel::open(const UniqueFd& memory, std::size_t bytes,
-                                            UniqueFd engine_bell) {
-  auto map = MappedMemory::map(memory.get(), bytes, Access::read_write, "channel");
-  if (!map) return forward_error(map);
-  KV_CHECK(bytes > heap_offset(), bytes);
+Expected<ClientChannel> ClientChannel::open(UniqueFd requests, const UniqueFd& answers,
+                                            std::size_t bytes, UniqueFd engine_bell) {
+  KV_CHECK(bytes > std::max(prompts_offset(), answers_offset()), bytes);
+  auto read_only = MappedMemory::map(answers.get(), bytes, Access::read_only, kAnswersName);
+  if (!read_only) return forward_error(read_only);
   ChannelHeader header;
-  std::memcpy(&header, map->data(), sizeof header);
+  std::memcpy(&header, read_only->data(), sizeof header);
   if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
-  return ClientChannel(std::move(*map), std::move(engine_bell));
+  auto map = MappedMemory::map(requests.get(), bytes, Access::read_write, kRequestsName);
+  if (!map) return forward_error(map);
+  ClientChannel channel(std::move(requests), std::move(*map), std::move(*read_only),
+                        std::move(engine_bell));
+  if (auto allocated = channel.allocate(prompts_offset()); !allocated)
+    return forward_error(allocated);
+  return channel;
 }
 
-ClientChannel::ClientChannel(MappedMemory memory, UniqueFd engine_bell)
-    : memory_(std::move(memory)), engine_bell_(std::move(engine_bell)) {
-  free_.emplace(heap_offset(), memory_.size() - heap_offset());
+ClientChannel::ClientChannel(UniqueFd file, MappedMemory requests, MappedMemory answers,
+                             UniqueFd engine_bell)
+    : file_(std::move(file)),
+      requests_(std::move(requests)),
+      answers_(std::move(answers)),
+      engine_bell_(std::move(engine_bell)),
+      prompts_(prompts_offset(), requests_.size()),
+      results_(answers_offset(), answers_.size()) {}
+
+/// The first bytes of the requests get memory, up to `end`. If there is none, that is an error here
+/// and not a SIGBUS later.
+Expected<void> ClientChannel::allocate(std::size_t end) {
+  if (end <= allocated_) return {};
+  const std::size_t rounded = std::min(round_up(end, kPiece), requests_.size());
+  if (auto allocated = allocate_memory(file_, allocated_, rounded, rounded, kRequestsName);
+      !allocated)
+    return allocated;
+  allocated_ = rounded;
+  return {};
 }
 
-RequestSlot& ClientChannel::slot(std::uint32_t index) const {
-  return reinterpret_cast<RequestSlot*>(memory_.data() + slots_offset())[index];
+RequestMark& ClientChannel::mark(std::uint32_t slot) const {
+  return reinterpret_cast<RequestMark*>(requests_.data())[slot];
+}
+
+const AnswerSlot& ClientChannel::answer(std::uint32_t slot) const {
+  return reinterpret_cast<const AnswerSlot*>(answers_.data() + slots_offset())[slot];
 }
 
 Expected<std::uint32_t> ClientChannel::submit(const ChannelRequest& request) {
   if (auto valid = check(request); !valid) return forward_error(valid);
-  std::uint32_t index = 0;
-  while (index < kChannelSlots && open_.count(index) != 0) ++index;
-  if (index == kChannelSlots)
+  std::uint32_t slot = 0;
+  while (slot < kChannelSlots && open_.count(slot) != 0) ++slot;
+  if (slot == kChannelSlots)
     return failure(Errc::pool_exhausted,
                    "all " + std::to_string(kChannelSlots) + " requests of this channel are in use");
   auto open = reserve(request);
   if (!open) return forward_error(open);
 
-  RequestSlot& s = slot(index);
+  if (++numbers_[slot] == 0) numbers_[slot] = 1;  // 0 = none yet
+  open->number = numbers_[slot];
   KV_KILL_POINT("submit.begins");
-  fill(s.body, request, *open);
-  KV_KILL_POINT("submit.body_filled");
-  s.wants_abort.store(0, std::memory_order_relaxed);
-  s.tokens.store(0, std::memory_order_relaxed);
-  KV_KILL_POINT("submit.log_emptied");
-  s.reason = FinishReason::none;
-  s.prompt_tokens.store(0, std::memory_order_relaxed);
-  s.cached_tokens.store(0, std::memory_order_relaxed);
-  s.preemptions.store(0, std::memory_order_relaxed);
-  KV_KILL_POINT("submit.slot_filled");
-  s.state.store(SlotState::submitted, std::memory_order_release);
+  fill(slot, request, *open);
+  KV_KILL_POINT("submit.filled");
+  std::atomic_ref(mark(slot).submitted).store(open->number, std::memory_order_release);
   KV_KILL_POINT("submit.stored");
-  open_.emplace(index, *open);
+  open_.emplace(slot, *open);
   wake_engine();
-  return index;
+  return slot;
 }
 
 Expected<ClientChannel::Open> ClientChannel::reserve(const ChannelRequest& request) {
-  const std::size_t prompt = prompt_bytes(request);
+  struct Part {
+    RangeHeap& heap;
+    ChannelRange& range;
+    std::size_t bytes;
+  };
   Open open;
   open.logprobs = request.params.logprobs;
-  for (const auto& [range, bytes] :
-       {std::pair{&open.prompt, prompt}, std::pair{&open.log, log_bytes(request)},
-        std::pair{&open.text, text_room(request)}}) {
-    const auto taken = take(bytes);
+  const Part parts[] = {{prompts_, open.prompt, prompt_bytes(request)},
+                        {results_, open.log, log_bytes(request)},
+                        {results_, open.text, text_room(request)}};
+  for (const Part& part : parts) {
+    const auto taken = part.heap.take(part.bytes);
     if (!taken) {
       give_back(open);
-      return failure(
-          Errc::pool_exhausted,
-          "the channel has no room for a request of " + format_bytes(heap_bytes(request)) +
-              "; connect with a larger channel (channel_bytes) or ask for fewer max_tokens");
+      return failure(Errc::pool_exhausted,
+                     "the channel has no room for a request of " + format_bytes(parts[0].bytes) +
+                         " and an answer of " + format_bytes(parts[1].bytes + parts[2].bytes) +
+                         "; connect with a larger channel (channel_bytes) or ask for fewer "
+                         "max_tokens");
     }
-    *range = *taken;
+    part.range = *taken;
   }
-  open.prompt.bytes = prompt;
+  if (auto allocated = allocate(open.prompt.offset + open.prompt.bytes); !allocated) {
+    give_back(open);
+    return forward_error(allocated);
+  }
+  open.prompt.bytes = prompt_bytes(request);
   return open;
 }
 
-void ClientChannel::fill(RequestBody& body, const ChannelRequest& request, const Open& open) {
+void ClientChannel::give_back(const Open& open) {
+  if (open.prompt.bytes != 0) prompts_.put(open.prompt);
+  for (const ChannelRange& range : {open.log, open.text})
+    if (range.bytes != 0) results_.put(range);
+}
+
+void ClientChannel::fill(std::uint32_t slot, const ChannelRequest& request, const Open& open) {
   const GenerationParams& params = request.params;
+  auto& body = *reinterpret_cast<RequestBody*>(requests_.data() + body_offset(slot));
   body = {};
+  body.number = open.number;
   body.prompt_kind = request.prompt_tokens.empty() ? PromptKind::text : PromptKind::tokens;
   const void* prompt = request.prompt_tokens.empty()
                            ? static_cast<const void*>(request.prompt.data())
                            : static_cast<const void*>(request.prompt_tokens.data());
-  std::memcpy(memory_.data() + open.prompt.offset, prompt, open.prompt.bytes);
+  std::memcpy(requests_.data() + open.prompt.offset, prompt, open.prompt.bytes);
   KV_KILL_POINT("submit.prompt_copied");
   body.prompt = open.prompt;
   body.log = open.log;
@@ -169,18 +210,40 @@ void ClientChannel::fill(RequestBody& body, const ChannelRequest& request, const
   std::copy(params.stop_token_ids.begin(), params.stop_token_ids.end(), body.stop_tokens.begin());
 }
 
-ChannelProgress ClientChannel::read(std::uint32_t index) {
-  const auto found = open_.find(index);
-  KV_CHECK(found != open_.end(), index);
+ChannelProgress ClientChannel::read(std::uint32_t slot) {
+  const auto found = open_.find(slot);
+  KV_CHECK(found != open_.end(), slot);
   Open& open = found->second;
-  RequestSlot& s = slot(index);
+  const AnswerSlot& a = answer(slot);
   ChannelProgress progress;
-  const bool is_finished = s.state.load(std::memory_order_acquire) == SlotState::finished;
-  const std::uint32_t tokens = s.tokens.load(std::memory_order_acquire);
+  const SlotState state = a.state.load(std::memory_order_acquire);
+  if (state.number != open.number) return progress;  // no engine has taken the request yet
+  const bool is_finished = state.phase == SlotState::Phase::finished;
+  read_tokens(open, a.tokens.load(std::memory_order_acquire), progress);
+  if (is_finished) read_text(open, a.text_bytes, progress);
+  progress.stats = {a.prompt_tokens.load(std::memory_order_relaxed),
+                    a.cached_tokens.load(std::memory_order_relaxed),
+                    a.preemptions.load(std::memory_order_relaxed)};
+  // A slot stays `accepted` when its engine dies, until another engine takes it over. So an
+  // accepted slot's engine counts only if it is also the engine that the header names.
+  const std::uint32_t engine = a.engine.load(std::memory_order_relaxed);
+  if (is_finished || serving_engine() == engine) progress.engine = engine;
+  if (!is_finished) return progress;
+
+  progress.reason = a.reason;
+  progress.text_bytes = a.text_bytes;
+  progress.error = {Errc(a.error), a.error_text.data()};
+  give_back(open);
+  open_.erase(found);
+  return progress;
+}
+
+/// What is new of the log's first `tokens` records, and of the text up to the last of them.
+void ClientChannel::read_tokens(Open& open, std::uint32_t tokens, ChannelProgress& progress) const {
   std::uint32_t text_end = open.text_read;
   for (; open.tokens_read < tokens; ++open.tokens_read) {
     const std::byte* place =
-        memory_.data() + open.log.offset + open.tokens_read * record_bytes(open.logprobs);
+        answers_.data() + open.log.offset + open.tokens_read * record_bytes(open.logprobs);
     LogRecord record;
     std::memcpy(&record, place, sizeof record);
     GeneratedToken token{record.token, record.logprob, {}};
@@ -192,48 +255,25 @@ ChannelProgress ClientChannel::read(std::uint32_t index) {
     progress.tokens.push_back(std::move(token));
     text_end = record.text_end;
   }
-  if (is_finished) text_end = std::max(text_end, s.text_bytes);
-  if (text_end > open.text_read)
-    progress.text.assign(
-        reinterpret_cast<const char*>(memory_.data() + open.text.offset + open.text_read),
-        text_end - open.text_read);
-  open.text_read = text_end;
-  progress.stats = {s.prompt_tokens.load(std::memory_order_relaxed),
-                    s.cached_tokens.load(std::memory_order_relaxed),
-                    s.preemptions.load(std::memory_order_relaxed)};
-  progress.engine = engine_of(s);
-  if (!is_finished) return progress;
-
-  progress.reason = s.reason;
-  progress.text_bytes = s.text_bytes;
-  progress.error = {Errc(s.error), s.error_text.data()};
-  KV_KILL_POINT("read.end");
-  s.state.store(SlotState::vacant, std::memory_order_release);
-  KV_KILL_POINT("read.slot_vacated");
-  give_back(open);
-  open_.erase(found);
-  return progress;
+  read_text(open, text_end, progress);
 }
 
-/// The engine that works on the request, or has finished it; kNoEngine if none does. A slot stays
-/// `accepted` when its engine dies, until another engine takes it over. So an accepted slot's
-/// engine counts only if it is also the engine that the keeper has written into the channel's
-/// header.
-std::uint32_t ClientChannel::engine_of(const RequestSlot& slot) const {
-  const SlotState state = slot.state.load(std::memory_order_acquire);
-  const std::uint32_t engine = slot.engine.load(std::memory_order_relaxed);
-  if (state == SlotState::finished) return engine;
-  return state == SlotState::accepted && serving_engine() == engine ? engine : kNoEngine;
+void ClientChannel::read_text(Open& open, std::uint32_t end, ChannelProgress& progress) const {
+  if (end <= open.text_read) return;
+  progress.text.append(
+      reinterpret_cast<const char*>(answers_.data() + open.text.offset + open.text_read),
+      end - open.text_read);
+  open.text_read = end;
 }
 
 std::uint32_t ClientChannel::serving_engine() const {
-  auto* header = reinterpret_cast<ChannelHeader*>(memory_.data());
+  auto* header = reinterpret_cast<ChannelHeader*>(answers_.data());
   return std::atomic_ref(header->engine).load(std::memory_order_relaxed);
 }
 
-void ClientChannel::abort(std::uint32_t index) {
+void ClientChannel::abort(std::uint32_t slot) {
   KV_KILL_POINT("abort.begins");
-  slot(index).wants_abort.store(1, std::memory_order_release);
+  std::atomic_ref(mark(slot).aborted).store(numbers_[slot], std::memory_order_release);
   KV_KILL_POINT("abort.stored");
   wake_engine();
 }
@@ -241,43 +281,6 @@ void ClientChannel::abort(std::uint32_t index) {
 void ClientChannel::wake_engine() const {
   ring_engine(engine_bell_.get());
   KV_KILL_POINT("ring.engine_rung");
-}
-
-// -- the heap: first fit; a returned range is joined with its free neighbours ---------------------
-
-std::optional<ChannelRange> ClientChannel::take(std::size_t bytes) {
-  const std::size_t rounded =
-      (std::max<std::size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
-  for (auto range = free_.begin(); range != free_.end(); ++range) {
-    if (range->second < rounded) continue;
-    const auto [offset, size] = *range;
-    free_.erase(range);
-    if (size > rounded) free_.emplace(offset + rounded, size - rounded);
-    return ChannelRange{offset, rounded};
-  }
-  return std::nullopt;
-}
-
-void ClientChannel::give_back(const Open& open) {
-  for (const ChannelRange& range : {open.prompt, open.log, open.text})
-    if (range.bytes != 0) put(range);
-}
-
-void ClientChannel::put(const ChannelRange& range) {
-  const std::uint64_t bytes = (range.bytes + kAlignment - 1) / kAlignment * kAlignment;
-  auto [here, inserted] = free_.emplace(range.offset, bytes);
-  KV_CHECK(inserted, range.offset);
-  if (const auto next = std::next(here);
-      next != free_.end() && here->first + here->second == next->first) {
-    here->second += next->second;
-    free_.erase(next);
-  }
-  if (here == free_.begin()) return;
-  const auto before = std::prev(here);
-  if (before->first + before->second == here->first) {
-    before->second += here->second;
-    free_.erase(here);
-  }
 }
 
 }  // namespace kvhive

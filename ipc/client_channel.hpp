@@ -1,7 +1,8 @@
 #pragma once
-// The client's end of a channel: allocates from the heap, fills slots, reads results. The public
-// library (client/) is built on it; not thread-safe.
+// The client's end of a channel: allocates from both heaps, writes requests, reads answers. The
+// public library (client/) is built on it; not thread-safe.
 
+#include <array>
 #include <map>
 #include <optional>
 #include <span>
@@ -10,6 +11,7 @@
 
 #include "base/memory_object.hpp"
 #include "ipc/channel_layout.hpp"
+#include "ipc/range_heap.hpp"
 
 namespace kvhive {
 
@@ -28,7 +30,7 @@ struct ChannelProgress {
   std::string text;  ///< the text that `tokens` complete
   RequestStats stats;
   std::uint32_t engine = kNoEngine;  ///< the engine that works on the request, or has finished it
-  /// If it is not `none`, the request has ended: this progress is its last, and its slot is vacant
+  /// If it is not `none`, the request has ended: this progress is its last, and its slot is free
   /// again.
   FinishReason reason = FinishReason::none;
   /// When finished: length of the whole text, without the stop string that ended it.
@@ -36,18 +38,18 @@ struct ChannelProgress {
   Error error;
 };
 
-/// Bytes of the heap that a request needs, before rounding.
-std::size_t heap_bytes(const ChannelRequest& request);
+/// The smallest channel in which the request has room.
+std::size_t least_channel_bytes(const ChannelRequest& request);
 
 class ClientChannel {
  public:
   /// Maps a new channel; Errc::layout_mismatch if a daemon of another build has made it.
-  [[nodiscard]] static Expected<ClientChannel> open(const UniqueFd& memory, std::size_t bytes,
-                                                    UniqueFd engine_bell);
+  [[nodiscard]] static Expected<ClientChannel> open(UniqueFd requests, const UniqueFd& answers,
+                                                    std::size_t bytes, UniqueFd engine_bell);
 
   /// Fills a slot and wakes the engine. Errors: bad_argument = a field is out of range;
-  /// pool_exhausted = no vacant slot, or no room left in the channel (read some results first, or
-  /// ask for a larger channel).
+  /// pool_exhausted = no free slot, or no room left in the channel (read some results first, or ask
+  /// for a larger channel); out_of_memory = the system has no memory for the prompt.
   [[nodiscard]] Expected<std::uint32_t> submit(const ChannelRequest& request);
 
   /// Returns what is new in `slot`. submit() has returned this slot, and read() has not reported
@@ -60,32 +62,38 @@ class ClientChannel {
   /// The engine that serves this channel now, or kNoEngine.
   std::uint32_t serving_engine() const;
 
-  /// The mapped channel, for tests that act as a hostile client.
-  std::span<std::byte> raw() const { return {memory_.data(), memory_.size()}; }
+  /// The mapped files, for tests that act as a hostile client. The answers are mapped for reading.
+  std::span<std::byte> raw_requests() const { return {requests_.data(), requests_.size()}; }
+  std::span<std::byte> raw_answers() const { return {answers_.data(), answers_.size()}; }
 
  private:
   /// A request between submit() and the read() of its end.
   struct Open {
     ChannelRange prompt, log, text;
+    std::uint32_t number = 0;
     std::uint32_t logprobs = 0;
     std::uint32_t tokens_read = 0;
     std::uint32_t text_read = 0;
   };
 
-  ClientChannel(MappedMemory memory, UniqueFd engine_bell);
+  ClientChannel(UniqueFd file, MappedMemory requests, MappedMemory answers, UniqueFd engine_bell);
   [[nodiscard]] Expected<Open> reserve(const ChannelRequest& request);
-  std::optional<ChannelRange> take(std::size_t bytes);
+  [[nodiscard]] Expected<void> allocate(std::size_t end);
   void give_back(const Open& open);
-  void put(const ChannelRange& range);
-  void fill(RequestBody& body, const ChannelRequest& request, const Open& open);
-  std::uint32_t engine_of(const RequestSlot& slot) const;
-  RequestSlot& slot(std::uint32_t index) const;
+  void fill(std::uint32_t slot, const ChannelRequest& request, const Open& open);
+  void read_tokens(Open& open, std::uint32_t tokens, ChannelProgress& progress) const;
+  void read_text(Open& open, std::uint32_t end, ChannelProgress& progress) const;
+  RequestMark& mark(std::uint32_t slot) const;
+  const AnswerSlot& answer(std::uint32_t slot) const;
   void wake_engine() const;
 
-  MappedMemory memory_;
+  UniqueFd file_;  ///< of the requests
+  MappedMemory requests_, answers_;
   UniqueFd engine_bell_;
-  std::map<std::uint64_t, std::uint64_t> free_;  ///< heap ranges: offset -> bytes, never adjacent
-  std::map<std::uint32_t, Open> open_;           ///< by slot
+  std::size_t allocated_ = 0;  ///< the requests' bytes before this one have memory
+  RangeHeap prompts_, results_;
+  std::array<std::uint32_t, kChannelSlots> numbers_{};  ///< of each slot's newest request
+  std::map<std::uint32_t, Open> open_;                  ///< by slot
 };
 
 }  // namespace kvhive

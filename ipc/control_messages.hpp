@@ -24,7 +24,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 8;
+inline constexpr std::uint32_t kProtocolVersion = 9;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -110,8 +110,9 @@ struct StewardHello {
   std::uint32_t layout_hash = 0;
 };
 
-/// Carries three descriptors: the channel's memory, the bell that wakes the engine, and the
-/// client's end of the bell that wakes the client (ipc/doorbell.hpp).
+/// Carries four descriptors: the channel's requests for writing, its answers for reading
+/// (ipc/channel_layout.hpp), the bell that wakes the engine, and the client's end of the bell that
+/// wakes the client (ipc/doorbell.hpp).
 struct ClientWelcome {
   static constexpr MessageType kType = MessageType::client_welcome;
   std::uint64_t channel = 0;
@@ -182,8 +183,9 @@ struct Repaired {
 struct Serving {
   static constexpr MessageType kType = MessageType::serving;
 };
-/// keeper -> engine: serve this channel. Carries three descriptors: the channel's memory, the bell
-/// that wakes the engine, and the engine's end of the bell that wakes the client.
+/// keeper -> engine: serve this channel. Carries four descriptors: the channel's requests for
+/// reading, its answers for writing, the bell that wakes the engine, and the engine's end of the
+/// bell that wakes the client.
 struct ChannelOpen {
   static constexpr MessageType kType = MessageType::channel_open;
   std::uint64_t channel = 0;

@@ -14,7 +14,7 @@ tl::unexpected<Error> bad_request(const std::string& text) {
 }
 
 /// Sets the counts of takeovers to 0, for a new request in the slot.
-void forget_takeovers(RequestSlot& slot) {
+void forget_takeovers(AnswerSlot& slot) {
   slot.takeovers.store(0, std::memory_order_relaxed);
   KV_KILL_POINT("takeover.forgotten_in_part");
   slot.takeovers_waiting.store(0, std::memory_order_relaxed);
@@ -24,7 +24,7 @@ void forget_takeovers(RequestSlot& slot) {
 /// Counts that this engine takes the request over from a dead engine. The request may be the cause
 /// of that death, so the takeover is counted before the request is read. If tokens were generated
 /// since the last takeover, the counts start again.
-void count_takeover(RequestSlot& slot) {
+void count_takeover(AnswerSlot& slot) {
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint32_t tokens = slot.tokens.load(relaxed);
   if (tokens > slot.tokens_at_takeover.load(relaxed)) forget_takeovers(slot);
@@ -35,7 +35,7 @@ void count_takeover(RequestSlot& slot) {
   slot.tokens_at_takeover.store(tokens, relaxed);
 }
 
-Expected<void> check_takeovers(const RequestSlot& slot) {
+Expected<void> check_takeovers(const AnswerSlot& slot) {
   const auto refused = [](std::uint32_t count, const char* what) {
     return failure(Errc::peer_died, "its engine died " + std::to_string(count) + " times while " +
                                         what + "; not tried again");
@@ -45,6 +45,25 @@ Expected<void> check_takeovers(const RequestSlot& slot) {
   if (running > kMostTakeovers) return refused(running, "serving it");
   if (waiting > kMostTakeoversWaiting) return refused(waiting, "it waited");
   return {};
+}
+
+/// A new request, of which nothing is generated: what the slot says of the last one goes.
+void clear(AnswerSlot& slot) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  slot.tokens.store(0, relaxed);
+  KV_KILL_POINT("accept.log_emptied");
+  slot.text_bytes = 0;
+  slot.reason = FinishReason::none;
+  slot.prompt_tokens.store(0, relaxed);
+  slot.cached_tokens.store(0, relaxed);
+  slot.preemptions.store(0, relaxed);
+  forget_takeovers(slot);
+}
+
+bool contains(std::size_t begin, std::size_t end, const ChannelRange& range,
+              std::size_t alignment) {
+  return range.offset >= begin && range.offset <= end && range.bytes <= end - range.offset &&
+         range.offset % alignment == 0;
 }
 
 /// \param body  checked
@@ -101,19 +120,12 @@ void EngineChannel::on_room(std::function<void()> on_room) {
 }
 
 bool EngineChannel::has_room_for(std::size_t bytes) const {
-  const std::size_t held = held_.load(), most = memory_.size() * kMemoryPerChannelByte;
+  const std::size_t held = held_.load(), most = answers_.size() * kMemoryPerChannelByte;
   return held == 0 || bytes <= most - std::min(most, held);
 }
 
-/// Whether the slot has a request for which there is no memory now. on_room_ is called then when
-/// memory is released. The client may rewrite the request meanwhile, so take() looks again.
-bool EngineChannel::must_wait(std::uint32_t index, const PromptLimits& limits) {
-  const RequestSlot& s = slot(index);
-  const SlotState state = s.state.load(std::memory_order_acquire);
-  if (state != SlotState::submitted && (state != SlotState::accepted || !takes_over_)) return false;
-  RequestBody body;
-  std::memcpy(&body, &s.body, sizeof body);
-  if (!check(body) || !check_length(body, limits)) return false;  // it is refused
+/// Whether there is no memory for the request now. on_room_ is called then when memory is released.
+bool EngineChannel::must_wait(const RequestBody& body, const PromptLimits& limits) {
   const std::size_t needed = memory_for(body, limits);
   if (has_room_for(needed)) return false;
   wants_room_ = true;
@@ -125,34 +137,54 @@ bool EngineChannel::must_wait(std::uint32_t index, const PromptLimits& limits) {
 // -- the channel ----------------------------------------------------------------------------------
 
 Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, std::uint32_t engine,
-                                                             const UniqueFd& memory,
+                                                             UniqueFd requests,
+                                                             const UniqueFd& answers,
                                                              std::size_t bytes,
                                                              std::unique_ptr<ClientRing> client) {
-  auto map = MappedMemory::map(memory.get(), bytes, Access::read_write, "channel");
+  auto map = MappedMemory::map(answers.get(), bytes, Access::read_write, kAnswersName);
   if (!map) return forward_error(map);
-  if (bytes < heap_offset())
+  if (bytes < std::max(prompts_offset(), answers_offset()))
     return failure(Errc::bad_format, "channel of " + std::to_string(bytes) + " bytes is too small");
   ChannelHeader header;
   std::memcpy(&header, map->data(), sizeof header);
   if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
   write_serving_engine(map->data(), engine);
-  auto channel = in_memory(id, engine, {map->data(), map->size()}, std::move(client));
+  auto channel = in_memory(id, engine, RequestFile(std::move(requests), bytes),
+                           {map->data(), map->size()}, std::move(client));
   channel->map_ = std::move(*map);
   return channel;
 }
 
 std::shared_ptr<EngineChannel> EngineChannel::in_memory(std::uint64_t id, std::uint32_t engine,
-                                                        std::span<std::byte> memory,
+                                                        RequestFile requests,
+                                                        std::span<std::byte> answers,
                                                         std::unique_ptr<ClientRing> client) {
-  return std::shared_ptr<EngineChannel>(new EngineChannel(id, engine, memory, std::move(client)));
+  return std::shared_ptr<EngineChannel>(
+      new EngineChannel(id, engine, std::move(requests), answers, std::move(client)));
 }
 
-EngineChannel::EngineChannel(std::uint64_t id, std::uint32_t engine, std::span<std::byte> memory,
-                             std::unique_ptr<ClientRing> client)
-    : id_(id), engine_(engine), memory_(memory), client_(std::move(client)) {}
+EngineChannel::EngineChannel(std::uint64_t id, std::uint32_t engine, RequestFile requests,
+                             std::span<std::byte> answers, std::unique_ptr<ClientRing> client)
+    : id_(id),
+      engine_(engine),
+      requests_(std::move(requests)),
+      answers_(answers),
+      client_(std::move(client)) {}
 
-RequestSlot& EngineChannel::slot(std::uint32_t index) const {
-  return reinterpret_cast<RequestSlot*>(memory_.data() + slots_offset())[index];
+/// If the engine is the last that has the client's file open, closing it frees the file's memory.
+EngineChannel::~EngineChannel() { close(requests_.take()); }
+
+AnswerSlot& EngineChannel::answer(std::uint32_t slot) const {
+  return reinterpret_cast<AnswerSlot*>(answers_.data() + slots_offset())[slot];
+}
+
+/// False if the client's file cannot be read: then no slot has anything new.
+bool EngineChannel::look_at_marks() {
+  RequestMarks marks;
+  if (!requests_.read(0, std::as_writable_bytes(std::span(marks)))) return false;
+  marks_ = marks;
+  std::atomic_thread_fence(std::memory_order_acquire);  // bodies are read after their marks
+  return true;
 }
 
 std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limits,
@@ -161,55 +193,124 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   std::size_t cost = 0;
   std::uint32_t passed = 0;
   bool waits = false;
+  if (!look_at_marks()) passed = kChannelSlots;
   for (; passed < kChannelSlots && cost < most_bytes; ++passed) {
-    waits = must_wait(next_slot_, limits);
-    if (waits) break;
-    const std::uint32_t index = std::exchange(next_slot_, (next_slot_ + 1) % kChannelSlots);
-    auto request = accept(index, limits);
-    if (next_slot_ == 0 && takes_over_) end_takeover();
-    if (!request) continue;
-    cost += kRequestCost;
-    if (!*request) {
-      refuse(index, request->error());
-      continue;
+    const std::uint32_t slot = next_slot_;
+    const auto origin = find(slot);
+    if (origin) {
+      const auto body = read_body(slot, *origin, limits);
+      waits = body && must_wait(*body, limits);
+      if (waits) break;
+      accept(slot, *origin, body);
+      auto request = take(slot, body, limits);
+      cost += kRequestCost;
+      if (request) {
+        cost += request->text.size() + request->tokens.size() * sizeof(TokenId) +
+                request->journal.size() * sizeof(LogRecord);
+        taken.push_back(std::move(*request));
+      } else {
+        refuse(slot, request.error());
+      }
     }
-    cost += (*request)->text.size() + (*request)->tokens.size() * sizeof(TokenId) +
-            (*request)->journal.size() * sizeof(LogRecord);
-    taken.push_back(std::move(**request));
+    next_slot_ = (slot + 1) % kChannelSlots;
+    if (next_slot_ == 0 && takes_over_) end_takeover();
   }
   has_more_ = passed < kChannelSlots && !waits;
   ring();
   return taken;
 }
 
-/// Takes the request of a slot: nothing if there is none to take, an error if it has to be refused.
-std::optional<Expected<TakenRequest>> EngineChannel::accept(std::uint32_t index,
-                                                            const PromptLimits& limits) {
-  RequestSlot& s = slot(index);
-  const SlotState state = std::as_const(s).state.load(std::memory_order_acquire);
-  if (state == SlotState::vacant) return std::nullopt;  // true of nearly all slots
-  const bool is_takeover = state == SlotState::accepted && takes_over_;
-  if (is_takeover)
-    count_takeover(s);
-  else if (state == SlotState::submitted)
-    forget_takeovers(s);
-  else
-    return std::nullopt;
-  abort_seen_[index] = false;
+/// Whose request the slot holds for this engine to take; nothing for nearly all slots.
+std::optional<EngineChannel::Origin> EngineChannel::find(std::uint32_t slot) const {
+  const SlotState state = answer(slot).state.load(std::memory_order_acquire);
+  if (state.phase == SlotState::Phase::accepted)
+    return takes_over_ ? std::optional(Origin::dead_engine) : std::nullopt;
+  return marks_[slot].submitted != state.number ? std::optional(Origin::client) : std::nullopt;
+}
+
+/// Copies the request and checks the copy: the client may rewrite its own at any time.
+Expected<RequestBody> EngineChannel::read_body(std::uint32_t slot, Origin origin,
+                                               const PromptLimits& limits) const {
+  RequestBody body;
+  if (origin == Origin::dead_engine) {
+    std::memcpy(&body, &answer(slot).body, sizeof body);
+  } else {
+    const auto bytes = std::as_writable_bytes(std::span(&body, 1));
+    if (auto copied = requests_.read(body_offset(slot), bytes); !copied)
+      return forward_error(copied);
+    if (body.number != marks_[slot].submitted)
+      return bad_request("the request was changed while the engine read it; submit it once");
+  }
+  if (auto valid = check(body); !valid) return forward_error(valid);
+  if (auto fits = check_length(body, limits); !fits) return forward_error(fits);
+  return body;
+}
+
+/// The slot's answer belongs to the request from now on, and the request to this engine.
+void EngineChannel::accept(std::uint32_t slot, Origin origin, const Expected<RequestBody>& body) {
+  AnswerSlot& a = answer(slot);
+  const std::uint32_t number = origin == Origin::client
+                                   ? marks_[slot].submitted
+                                   : a.state.load(std::memory_order_relaxed).number;
   KV_KILL_POINT("accept.begins");
-  s.is_running.store(1, std::memory_order_relaxed);  // until it has been read
+  if (origin == Origin::dead_engine)
+    count_takeover(a);
+  else
+    clear(a);
+  if (origin == Origin::client && body) std::memcpy(&a.body, &*body, sizeof *body);
+  KV_KILL_POINT("accept.body_copied");
+  abort_seen_[slot] = false;
+  a.is_running.store(1, std::memory_order_relaxed);  // until it has been read
   KV_KILL_POINT("accept.running");
-  s.engine.store(engine_, std::memory_order_relaxed);
+  a.engine.store(engine_, std::memory_order_relaxed);
   KV_KILL_POINT("accept.engine_named");
-  s.state.store(SlotState::accepted, std::memory_order_release);
+  a.state.store({number, SlotState::Phase::accepted}, std::memory_order_release);
   KV_KILL_POINT("accept.stored");
-  if (auto few = check_takeovers(s); !few) return forward_error(few);
-  auto request = take(index, is_takeover ? Origin::dead_engine : Origin::client, limits);
+}
+
+/// Reads the prompt of a request that was accepted. An error = the request has to be refused.
+Expected<TakenRequest> EngineChannel::take(std::uint32_t slot, const Expected<RequestBody>& body,
+                                           const PromptLimits& limits) {
+  AnswerSlot& a = answer(slot);
+  if (auto few = check_takeovers(a); !few) return forward_error(few);
+  if (!body) return forward_error(body);
+  const std::uint32_t journaled = a.tokens.load(std::memory_order_acquire);
+  if (journaled > body->max_tokens || journaled > limits.tokens)
+    return bad_request("the channel's token log is damaged");
+  TakenRequest request;
+  request.held = std::make_shared<HeldMemory>(shared_from_this(), memory_for(*body, limits));
+  request.slot = slot;
+  request.params = params_of(*body);
+  request.prompt_kind = body->prompt_kind;
+  request.log = body->log;
+  request.text_room = body->text;
+  if (auto read = read_prompt(*body, request); !read) return forward_error(read);
+  read_journal(*body, journaled, request);
+  request.earlier_admission = earlier_admission(slot);
   KV_KILL_POINT("accept.read");
-  s.is_running.store(0, std::memory_order_relaxed);
+  a.is_running.store(0, std::memory_order_relaxed);
   KV_KILL_POINT("accept.waiting");
-  if (request && is_takeover) request->earlier_admission = earlier_admission(index);
   return request;
+}
+
+Expected<void> EngineChannel::read_prompt(const RequestBody& body, TakenRequest& request) const {
+  if (body.prompt_kind == PromptKind::text) {
+    request.text.resize(body.prompt.bytes);
+    return requests_.read(body.prompt.offset, std::as_writable_bytes(std::span(request.text)));
+  }
+  request.tokens.resize(body.prompt.bytes / sizeof(TokenId));
+  return requests_.read(body.prompt.offset, std::as_writable_bytes(std::span(request.tokens)));
+}
+
+void EngineChannel::read_journal(const RequestBody& body, std::uint32_t tokens,
+                                 TakenRequest& request) const {
+  request.journal.reserve(tokens);
+  for (std::uint32_t i = 0; i < tokens; ++i) {
+    LogRecord record;
+    std::memcpy(&record, answers_.data() + body.log.offset + i * record_bytes(body.logprobs),
+                sizeof record);
+    request.journal.push_back(record.token);
+  }
 }
 
 /// Called after the first pass over the slots, before take_submitted() rings. The engine that died
@@ -224,7 +325,7 @@ void EngineChannel::end_takeover() {
 /// What the first admission wrote; nothing if the request was never admitted. (Before the first
 /// admission `prompt_tokens` is 0.)
 std::optional<RequestStats> EngineChannel::earlier_admission(std::uint32_t index) const {
-  const RequestSlot& s = slot(index);
+  const AnswerSlot& s = answer(index);
   const RequestStats stats{s.prompt_tokens.load(std::memory_order_relaxed),
                            s.cached_tokens.load(std::memory_order_relaxed),
                            s.preemptions.load(std::memory_order_relaxed)};
@@ -233,53 +334,15 @@ std::optional<RequestStats> EngineChannel::earlier_admission(std::uint32_t index
 
 std::vector<std::uint32_t> EngineChannel::take_aborts(std::size_t most) {
   std::vector<std::uint32_t> aborted;
-  const RequestSlot* const slots = &slot(0);
-  std::uint32_t passed = 0;
+  std::uint32_t passed = look_at_marks() ? 0 : kChannelSlots;
   for (; passed < kChannelSlots && aborted.size() < most; ++passed) {
-    const RequestSlot& s = slots[passed];
-    const bool is_wanted = s.state.load(std::memory_order_acquire) == SlotState::accepted &&
-                           s.wants_abort.load(std::memory_order_relaxed) != 0;
+    const SlotState state = answer(passed).state.load(std::memory_order_relaxed);
+    const bool is_wanted =
+        state.phase == SlotState::Phase::accepted && marks_[passed].aborted == state.number;
     if (is_wanted && !std::exchange(abort_seen_[passed], true)) aborted.push_back(passed);
   }
   has_more_aborts_ = passed < kChannelSlots;
   return aborted;
-}
-
-/// Copies the request once and then checks the copy: the client may rewrite the slot at any time.
-/// Nothing is copied whose length was not checked.
-Expected<TakenRequest> EngineChannel::take(std::uint32_t index, Origin origin,
-                                           const PromptLimits& limits) {
-  RequestBody body;
-  std::memcpy(&body, &slot(index).body, sizeof body);
-  if (auto valid = check(body); !valid) return forward_error(valid);
-  if (auto fits = check_length(body, limits); !fits) return forward_error(fits);
-  const std::uint32_t journaled =
-      origin == Origin::client ? 0 : slot(index).tokens.load(std::memory_order_acquire);
-  if (journaled > body.max_tokens || journaled > limits.tokens)
-    return bad_request("the channel's token log is damaged");
-  const std::size_t needed = memory_for(body, limits);
-  if (!has_room_for(needed))
-    return bad_request("the request was changed while the engine read it; submit it once");
-
-  TakenRequest request;
-  request.held = std::make_shared<HeldMemory>(shared_from_this(), needed);
-  request.slot = index;
-  request.params = params_of(body);
-  request.prompt_kind = body.prompt_kind;
-  const std::byte* prompt = memory_.data() + body.prompt.offset;
-  if (body.prompt_kind == PromptKind::text) {
-    request.text.assign(reinterpret_cast<const char*>(prompt), body.prompt.bytes);
-  } else {
-    request.tokens.resize(body.prompt.bytes / sizeof(TokenId));
-    std::memcpy(request.tokens.data(), prompt, body.prompt.bytes);
-  }
-  for (std::uint32_t i = 0; i < journaled; ++i) {
-    LogRecord record;
-    std::memcpy(&record, memory_.data() + body.log.offset + i * record_bytes(body.logprobs),
-                sizeof record);
-    request.journal.push_back(record.token);
-  }
-  return request;
 }
 
 Expected<void> EngineChannel::check_length(const RequestBody& body,
@@ -305,18 +368,20 @@ Expected<void> EngineChannel::check(const RequestBody& body) const {
     return bad_request("the request's prompt kind is " +
                        std::to_string(std::uint32_t(body.prompt_kind)) + ", not text or tokens");
   if (body.prompt.bytes == 0) return bad_request("the prompt is empty; give at least one token");
-  if (!contains(body.prompt, body.prompt_kind == PromptKind::tokens ? alignof(TokenId) : 1) ||
-      (body.prompt_kind == PromptKind::tokens && body.prompt.bytes % sizeof(TokenId) != 0))
+  const bool is_tokens = body.prompt_kind == PromptKind::tokens;
+  if (!contains(prompts_offset(), requests_.size(), body.prompt,
+                is_tokens ? alignof(TokenId) : 1) ||
+      (is_tokens && body.prompt.bytes % sizeof(TokenId) != 0))
     return bad_request("the request's prompt lies outside the channel");
   if (body.max_tokens == 0) return bad_request("max_tokens is 0; ask for at least 1");
   if (body.logprobs > kMostLogprobs)
     return bad_request("logprobs is " + std::to_string(body.logprobs) + "; at most " +
                        std::to_string(kMostLogprobs));
-  if (!contains(body.log, alignof(LogRecord)) ||
+  if (!contains(answers_offset(), answers_.size(), body.log, alignof(LogRecord)) ||
       body.log.bytes / record_bytes(body.logprobs) < body.max_tokens)
     return bad_request(
         "the request's token log lies outside the channel or is smaller than max_tokens");
-  if (!contains(body.text, 1))
+  if (!contains(answers_offset(), answers_.size(), body.text, 1))
     return bad_request("the request's text buffer lies outside the channel");
   if (body.stop_count > kMostStopStrings || body.stop_token_count > kMostStopTokens)
     return bad_request("more stop strings or stop tokens than the channel can carry");
@@ -329,20 +394,15 @@ Expected<void> EngineChannel::check(const RequestBody& body) const {
   return {};
 }
 
-bool EngineChannel::contains(const ChannelRange& range, std::size_t alignment) const {
-  return range.offset >= heap_offset() && range.offset <= memory_.size() &&
-         range.bytes <= memory_.size() - range.offset && range.offset % alignment == 0;
-}
-
 void EngineChannel::refuse(std::uint32_t index, const Error& error) {
-  finish(slot(index), FinishReason::error, error, 0);
+  finish(answer(index), FinishReason::error, error, 0);
 }
 
 void EngineChannel::end_aborted(std::uint32_t index) {
-  finish(slot(index), FinishReason::abort, {}, 0);
+  finish(answer(index), FinishReason::abort, {}, 0);
 }
 
-void EngineChannel::finish(RequestSlot& slot, FinishReason reason, const Error& error,
+void EngineChannel::finish(AnswerSlot& slot, FinishReason reason, const Error& error,
                            std::size_t text_bytes) {
   KV_KILL_POINT("finish.begins");
   slot.text_bytes = static_cast<std::uint32_t>(text_bytes);
@@ -353,7 +413,8 @@ void EngineChannel::finish(RequestSlot& slot, FinishReason reason, const Error& 
   std::memcpy(slot.error_text.data(), error.text.data(), length);
   slot.error_text[length] = '\0';
   KV_KILL_POINT("finish.written");
-  slot.state.store(SlotState::finished, std::memory_order_release);
+  const std::uint32_t number = slot.state.load(std::memory_order_relaxed).number;
+  slot.state.store({number, SlotState::Phase::finished}, std::memory_order_release);
   KV_KILL_POINT("finish.stored");
   has_news_.store(true, std::memory_order_relaxed);
 }
@@ -365,25 +426,18 @@ void EngineChannel::ring() {
   KV_KILL_POINT("ring.client_rung");
 }
 
-/// Writes one request's results. Keeps private copies of the ranges to write to, since the client
-/// can rewrite the ranges in the slot at any time.
+/// Writes one request's results.
 class EngineChannel::Sink : public OutputSink {
  public:
   Sink(std::shared_ptr<EngineChannel> channel, const TakenRequest& request)
       : channel_(std::move(channel)),
         held_(request.held),
-        slot_(channel_->slot(request.slot)),
-        journaled_(request.journal.size()) {
-    RequestBody body;
-    std::memcpy(&body, &slot_.body, sizeof body);
-    // The body is read a second time here, hence checked a second time. If the client has made it
-    // invalid meanwhile, no token is written to the log.
-    if (!channel_->check(body)) return;
-    log_ = body.log;
-    text_ = body.text;
-    logprobs_ = std::min(body.logprobs, request.params.logprobs);
-    record_bytes_ = record_bytes(body.logprobs);
-  }
+        slot_(channel_->answer(request.slot)),
+        log_(request.log),
+        text_(request.text_room),
+        logprobs_(request.params.logprobs),
+        record_bytes_(record_bytes(logprobs_)),
+        journaled_(request.journal.size()) {}
 
   void set_running(bool is_running) override {
     slot_.is_running.store(is_running ? 1 : 0, std::memory_order_relaxed);
@@ -398,7 +452,7 @@ class EngineChannel::Sink : public OutputSink {
   void token(const GeneratedToken& token, std::string_view text) override {
     const std::size_t fitting =
         std::min(text.size(), text_.bytes - std::min<std::size_t>(text_.bytes, text_end_));
-    std::memcpy(channel_->memory_.data() + text_.offset + text_end_, text.data(), fitting);
+    std::memcpy(channel_->answers_.data() + text_.offset + text_end_, text.data(), fitting);
     KV_KILL_POINT("token.text_written");
     text_end_ += static_cast<std::uint32_t>(fitting);
     if ((tokens_ + 1) * record_bytes_ > log_.bytes) return;
@@ -421,7 +475,7 @@ class EngineChannel::Sink : public OutputSink {
 
  private:
   void write_record(const GeneratedToken& token) {
-    std::byte* place = channel_->memory_.data() + log_.offset + (tokens_ - 1) * record_bytes_;
+    std::byte* place = channel_->answers_.data() + log_.offset + (tokens_ - 1) * record_bytes_;
     const auto top_count =
         static_cast<std::uint32_t>(std::min<std::size_t>(token.top.size(), logprobs_));
     const LogRecord record{token.token, token.logprob, text_end_, top_count};
@@ -443,12 +497,11 @@ class EngineChannel::Sink : public OutputSink {
 
   std::shared_ptr<EngineChannel> channel_;
   std::shared_ptr<const HeldMemory> held_;
-  RequestSlot& slot_;
-  ChannelRange log_;
-  ChannelRange text_;
-  std::uint32_t logprobs_ = 0;
-  std::size_t record_bytes_ = sizeof(LogRecord);
-  std::size_t journaled_;
+  AnswerSlot& slot_;
+  const ChannelRange log_, text_;
+  const std::uint32_t logprobs_;
+  const std::size_t record_bytes_;
+  const std::size_t journaled_;
   std::uint32_t tokens_ = 0;
   std::uint32_t text_end_ = 0;
 };

@@ -1,6 +1,9 @@
 #pragma once
-// The engine's end of a channel: takes requests out of their slots and writes results into them.
+// The engine's end of a channel: takes requests out of the client's file and writes their answers
+// into the engines' file.
 
+#include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -13,6 +16,7 @@
 #include "ipc/channel_layout.hpp"
 #include "ipc/doorbell.hpp"
 #include "ipc/output_sink.hpp"
+#include "ipc/request_file.hpp"
 
 namespace kvhive {
 
@@ -55,17 +59,16 @@ class HeldMemory {
   std::size_t bytes_;
 };
 
-/// A request copied out of a slot and checked: every range lies in the channel, every number is in
-/// its bounds.
+/// A request copied out of its slot and checked: every range lies in the channel, every number is
+/// in its bounds.
 struct TakenRequest {
   std::uint32_t slot = 0;
   GenerationParams params;
   PromptKind prompt_kind = PromptKind::text;
-  std::string text;             ///< the prompt, if its kind is text
-  std::vector<TokenId> tokens;  ///< the prompt, if its kind is tokens
-  /// Tokens that an engine generated before it died. Empty unless the request is taken over: for a
-  /// new request, the channel's count of tokens is only what the client has written there.
-  std::vector<TokenId> journal;
+  std::string text;              ///< the prompt, if its kind is text
+  std::vector<TokenId> tokens;   ///< the prompt, if its kind is tokens
+  ChannelRange log, text_room;   ///< where its answer goes
+  std::vector<TokenId> journal;  ///< what engines generated before they died
   /// If an engine that died had admitted the request: the statistics of its first admission, which
   /// stay the request's.
   std::optional<RequestStats> earlier_admission;
@@ -74,16 +77,20 @@ struct TakenRequest {
 
 class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
  public:
-  /// Maps a client's channel. `client` wakes the client.
+  /// Takes a client's channel. `client` wakes the client.
   [[nodiscard]] static Expected<std::shared_ptr<EngineChannel>> open(
-      std::uint64_t id, std::uint32_t engine, const UniqueFd& memory, std::size_t bytes,
-      std::unique_ptr<ClientRing> client);
+      std::uint64_t id, std::uint32_t engine, UniqueFd requests, const UniqueFd& answers,
+      std::size_t bytes, std::unique_ptr<ClientRing> client);
 
-  /// The same for memory that is mapped already. The caller keeps it mapped for as long as the
-  /// channel is in use, and has checked its header.
+  /// The same for answers that are mapped already. The caller keeps them mapped for as long as the
+  /// channel is in use, and has checked their header.
   static std::shared_ptr<EngineChannel> in_memory(std::uint64_t id, std::uint32_t engine,
-                                                  std::span<std::byte> memory,
+                                                  RequestFile requests,
+                                                  std::span<std::byte> answers,
                                                   std::unique_ptr<ClientRing> client);
+  EngineChannel(const EngineChannel&) = delete;
+  EngineChannel& operator=(const EngineChannel&) = delete;
+  ~EngineChannel();
 
   std::uint64_t id() const { return id_; }
 
@@ -123,29 +130,35 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
  private:
   class Sink;
   friend class HeldMemory;
-  EngineChannel(std::uint64_t id, std::uint32_t engine, std::span<std::byte> memory,
-                std::unique_ptr<ClientRing> client);
+  EngineChannel(std::uint64_t id, std::uint32_t engine, RequestFile requests,
+                std::span<std::byte> answers, std::unique_ptr<ClientRing> client);
 
-  std::optional<Expected<TakenRequest>> accept(std::uint32_t slot, const PromptLimits& limits);
   enum class Origin : std::uint8_t { client, dead_engine };
-  [[nodiscard]] Expected<TakenRequest> take(std::uint32_t slot, Origin origin,
+  bool look_at_marks();
+  std::optional<Origin> find(std::uint32_t slot) const;
+  [[nodiscard]] Expected<RequestBody> read_body(std::uint32_t slot, Origin origin,
+                                                const PromptLimits& limits) const;
+  void accept(std::uint32_t slot, Origin origin, const Expected<RequestBody>& body);
+  [[nodiscard]] Expected<TakenRequest> take(std::uint32_t slot, const Expected<RequestBody>& body,
                                             const PromptLimits& limits);
+  [[nodiscard]] Expected<void> read_prompt(const RequestBody& body, TakenRequest& request) const;
+  void read_journal(const RequestBody& body, std::uint32_t tokens, TakenRequest& request) const;
   [[nodiscard]] Expected<void> check_length(const RequestBody& body,
                                             const PromptLimits& limits) const;
   void end_takeover();
   std::optional<RequestStats> earlier_admission(std::uint32_t slot) const;
   [[nodiscard]] Expected<void> check(const RequestBody& body) const;
-  bool contains(const ChannelRange& range, std::size_t alignment) const;
-  bool must_wait(std::uint32_t slot, const PromptLimits& limits);
+  bool must_wait(const RequestBody& body, const PromptLimits& limits);
   bool has_room_for(std::size_t bytes) const;
   void release(std::size_t bytes);
-  RequestSlot& slot(std::uint32_t index) const;
-  void finish(RequestSlot& slot, FinishReason reason, const Error& error, std::size_t text_bytes);
+  AnswerSlot& answer(std::uint32_t slot) const;
+  void finish(AnswerSlot& slot, FinishReason reason, const Error& error, std::size_t text_bytes);
 
   std::uint64_t id_;
   std::uint32_t engine_;
-  MappedMemory map_;  ///< owns the mapping behind memory_; empty if in_memory() made the channel
-  std::span<std::byte> memory_;
+  RequestFile requests_;
+  MappedMemory map_;  ///< owns the mapping behind answers_; empty if in_memory() made the channel
+  std::span<std::byte> answers_;
   std::unique_ptr<ClientRing> client_;
   std::atomic<bool> has_news_{false};
   std::atomic<std::size_t> held_{0};     ///< for requests that have not ended
@@ -156,6 +169,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   bool has_more_ = false;
   bool has_more_aborts_ = false;
   bool takes_over_ = true;  ///< during the first pass over the slots
+  RequestMarks marks_{};    ///< as the client's file had them when it was last looked at
   std::array<bool, kChannelSlots> abort_seen_{};
 };
 

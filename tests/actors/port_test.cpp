@@ -2,7 +2,6 @@
 
 #include "actors/port.hpp"
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,10 +10,10 @@
 #include <mutex>
 
 #include "base/check.hpp"
-#include "ipc/channel_memory.hpp"
 #include "ipc/client_channel.hpp"
 #include "ipc/doorbell.hpp"
 #include "models/text/tokenizer_parser.hpp"
+#include "tests/support/channel_memory.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -49,13 +48,12 @@ SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sen
 /// One client's channel with both ends.
 struct Line {
   Line(Port& port, std::uint64_t id, DomainId domain)
-      : client(ClientChannel::open(memory, kBytes, copy_of(engine_bell)).value()) {
-    auto channel =
-        EngineChannel::open(id, 0, memory, kBytes, direct_ring(std::move(bell.engine_end)));
+      : client(ClientChannel::open(copy_of(memory.requests), memory.answers, kBytes,
+                                   copy_of(engine_bell))
+                   .value()) {
+    auto channel = EngineChannel::open(id, 0, copy_of(memory.requests), memory.answers, kBytes,
+                                       direct_ring(std::move(bell.engine_end)));
     port.open(std::move(*channel), copy_of(engine_bell), domain);
-  }
-  static UniqueFd copy_of(const UniqueFd& fd) {
-    return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
   }
   std::uint32_t submit_text(std::size_t bytes) {
     ChannelRequest request;
@@ -69,7 +67,7 @@ struct Line {
   }
 
   static constexpr std::size_t kBytes = std::size_t{4} << 20;
-  UniqueFd memory = make_channel_memory(kBytes).value();
+  ChannelMemory memory = make_channel_memory(kBytes);
   UniqueFd engine_bell = make_engine_bell().value();
   ClientBell bell = make_client_bell().value();
   ClientChannel client;
@@ -226,10 +224,10 @@ TEST_F(PortTest, TheBellOfAClosedChannelIsClosedWhereItsClientIsRung) {
   };
   make_port();
   Line& other = line(2);
-  UniqueFd kept, bell = Line::copy_of(other.engine_bell);
+  UniqueFd kept, bell = copy_of(other.engine_bell);
   const int number = bell.get();
-  auto channel =
-      EngineChannel::open(1, 0, other.memory, Line::kBytes, std::make_unique<Keeping>(kept));
+  auto channel = EngineChannel::open(1, 0, copy_of(other.memory.requests), other.memory.answers,
+                                     Line::kBytes, std::make_unique<Keeping>(kept));
   port_->open(std::move(*channel), std::move(bell), DomainId{0});
   EXPECT_FALSE(kept);
   port_->close(1);
@@ -259,14 +257,17 @@ TEST_F(PortTest, WhatNeedsTooMuchMemoryIsTakenWhenOtherRequestsHaveEnded) {
   for (int i = 0; i < 6; ++i) hostile.submit_tokens(100'000);
   line(2).submit_tokens(10);
   run_until([&] { return arrived().size() == 7; });
-  auto* slot = reinterpret_cast<RequestSlot*>(hostile.client.raw().data() + slots_offset());
-  slot[100].body = slot[0].body;
-  slot[100].body.prompt.bytes = Line::kBytes / 2;
-  slot[100].state.store(SlotState::submitted);
+  std::byte* const requests = hostile.client.raw_requests().data();
+  const auto state = [&] {
+    return answer_in(hostile.client.raw_answers().data(), 100).state.load();
+  };
+  RequestBody body = body_in(requests, 0);
+  body.prompt.bytes = Line::kBytes / 2;
+  submit_raw(requests, 100, body);
   ring_engine(hostile.engine_bell.get());
   line(2).submit_tokens(10);  // its turn comes after the hostile channel's
   run_until([&] { return arrived().size() == 8; });
-  EXPECT_EQ(slot[100].state.load(), SlotState::submitted);
+  EXPECT_EQ(state(), SlotState{}) << "it waits";
   std::vector<Submission> ended;
   {
     const std::lock_guard lock(sent_.mutex);
@@ -274,7 +275,7 @@ TEST_F(PortTest, WhatNeedsTooMuchMemoryIsTakenWhenOtherRequestsHaveEnded) {
   }
   ended.clear();
   run_until([&] { return arrived().size() == 1; });
-  EXPECT_EQ(slot[100].state.load(), SlotState::accepted);
+  EXPECT_EQ(state().phase, SlotState::Phase::accepted);
 }
 
 }  // namespace

@@ -90,10 +90,7 @@ void hang_a_herd_on_the_own_bell(Enemy& enemy) {
   const Herd other(channel->engine_bell, 10, 100);
   for (std::uint64_t i = enemy.below(4) + 1; i > 0; --i) {
     (void)channel->channel.submit(small_request(8));
-    for (std::size_t slot = 16; slot < kChannelSlots; ++slot) {
-      channel->slots()[slot].body.prompt_kind = PromptKind(9);
-      channel->slots()[slot].state = SlotState::submitted;
-    }
+    for (std::size_t slot = 16; slot < kChannelSlots; ++slot) channel->submit(slot, RequestBody{});
     channel->ring();
     (void)answer_client_bell(channel->client_bell.get());
   }
@@ -105,9 +102,9 @@ void damage_the_memory(Enemy& enemy) {
   if (channel == nullptr) return;
   const std::span<std::byte> bytes = channel->bytes();
   const auto size = static_cast<off_t>(bytes.size());
-  const int fd = channel->memory.get();
+  const int fd = enemy.chance(8) ? channel->answers.get() : channel->requests.get();
   switch (enemy.below(6)) {
-    case 0: return enemy.fill(bytes.first(heap_offset()));  // header and slots
+    case 0: return enemy.fill(bytes.first(prompts_offset()));
     case 1: (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size); return;
     case 2: (void)!ftruncate(fd, static_cast<off_t>(enemy.below(bytes.size()))); return;
     case 3: fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_FUTURE_WRITE); return;
@@ -122,8 +119,8 @@ void keep_the_file_busy(Enemy& enemy) {
   if (!channel) return;
   static std::vector<std::byte> data(std::size_t{32} << 20);
   (void)channel->channel.submit(small_request(1));
-  (void)!pwrite(channel->memory.get(), data.data(), data.size(), std::int64_t{1} << 20);
-  (void)fallocate(channel->memory.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+  (void)!pwrite(channel->requests.get(), data.data(), data.size(), std::int64_t{1} << 20);
+  (void)fallocate(channel->requests.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   std::int64_t{1} << 20, static_cast<off_t>(data.size()));
   if (enemy.chance(2)) enemy.hold(std::move(*channel));
 }
@@ -134,11 +131,13 @@ void abort_at_odd_times(Enemy& enemy) {
   for (std::uint64_t i = enemy.below(4) + 1; i > 0; --i) {
     const auto slot = channel->channel.submit(small_request(8));
     for (std::uint64_t wait = enemy.below(20'000); wait > 0; --wait)
-      (void)channel->slots()[0].state.load();
+      (void)answer_in(channel->channel.raw_answers().data(), 0).state.load();
     if (slot) channel->channel.abort(*slot);
   }
-  for (std::uint64_t i = enemy.below(32); i > 0; --i)
-    channel->slots()[enemy.below(kChannelSlots)].wants_abort = 1;
+  for (std::uint64_t i = enemy.below(32); i > 0; --i) {
+    RequestMark& mark = channel->mark(enemy.below(kChannelSlots));
+    mark.aborted = mark.submitted;
+  }
   channel->ring();
 }
 
@@ -150,52 +149,34 @@ void never_read(Enemy& enemy) {
   enemy.hold(std::move(*channel));
 }
 
-/// New requests that claim to have generated thousands of tokens already. They are given up at
-/// once: computing as many would be no attack.
-void forge_journals(Enemy& enemy) {
-  auto channel = enemy.seize(std::size_t{4} << 20);
-  if (!channel) return;
-  constexpr std::uint32_t kTokens = 4000;
-  RequestBody body{};
-  body.prompt_kind = PromptKind::text;
-  body.prompt = {heap_offset(), 1};
-  body.log = {heap_offset() + 64, kTokens * record_bytes(0)};
-  body.text = {body.log.offset + body.log.bytes, 64};
-  body.max_tokens = kTokens;
-  body.ignore_eos = 1;
-  body.top_p = 1;
-  channel->bytes()[heap_offset()] = std::byte{'a'};
-  for (std::uint32_t i = 0; i < kTokens; ++i) {
-    const LogRecord record{static_cast<TokenId>(300 + i % 1500), 0, 0, 0};
-    std::memcpy(channel->bytes().data() + body.log.offset + i * sizeof record, &record,
-                sizeof record);
-  }
-  for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
-    RequestSlot& slot = channel->slots()[i];
-    slot.body = body;
-    slot.tokens = kTokens;
-    slot.wants_abort = 1;
-    slot.state = enemy.chance(8) ? SlotState::accepted : SlotState::submitted;
-  }
-  channel->ring();
-  if (enemy.chance(2)) enemy.hold(std::move(*channel));
-}
-
-/// Looks like a request that kills its engines, then like one that never did.
-void pretend_to_be_poison(Enemy& enemy) {
+/// The numbers of requests run ahead, back and in circles, and so do those to be aborted. The
+/// requests are short: computing many tokens would be no attack.
+void confuse_the_numbers(Enemy& enemy) {
   SeizedChannel* channel = enemy.some_channel();
   if (channel == nullptr) return;
   (void)channel->channel.submit(small_request(2));
-  for (std::uint64_t i = 0; i < 16; ++i) {
-    RequestSlot& slot = channel->slots()[i];
-    slot.takeovers = static_cast<std::uint32_t>(enemy.odd_number());
-    slot.takeovers_waiting = static_cast<std::uint32_t>(enemy.odd_number());
-    slot.tokens_at_takeover = static_cast<std::uint32_t>(enemy.odd_number());
-    slot.is_running = static_cast<std::uint32_t>(enemy.below(2));
-    slot.engine = static_cast<std::uint32_t>(enemy.odd_number());
-    if (enemy.chance(2)) slot.state = SlotState::accepted;
+  for (std::size_t slot = 0; slot < 16; ++slot) {
+    RequestMark& mark = channel->mark(slot);
+    switch (enemy.below(4)) {
+      case 0: mark.submitted = static_cast<std::uint32_t>(enemy.odd_number()); break;
+      case 1: channel->body(slot).number = ++mark.submitted; break;
+      case 2: mark.aborted = static_cast<std::uint32_t>(enemy.odd_number()); break;
+      default: channel->body(slot).number = mark.submitted = 0;
+    }
   }
   channel->ring();
+}
+
+/// Waits in page faults of a file last as long as the file's holes take (ipc/request_file.hpp).
+void punch_holes_for_a_while(Enemy& enemy) {
+  auto channel = enemy.seize(std::size_t{128} << 20);
+  if (!channel) return;
+  const auto all = static_cast<off_t>(channel->bytes().size());
+  for (std::uint64_t i = enemy.below(3) + 1; i > 0; --i) {
+    (void)channel->channel.submit(small_request(1));
+    (void)fallocate(channel->requests.get(), 0, 0, all);
+    (void)fallocate(channel->requests.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, all);
+  }
 }
 
 constexpr Attack kAttacks[] = {
@@ -211,8 +192,8 @@ constexpr Attack kAttacks[] = {
     {"keep a channel's file busy", "S4", keep_the_file_busy},
     {"abort at odd times", "S7", abort_at_odd_times},
     {"never read the log", "S3", never_read},
-    {"pretend to be poison", "S7", pretend_to_be_poison},
-    {"journals of new requests", "S4", forge_journals},
+    {"numbers in disorder", "S7", confuse_the_numbers},
+    {"punch holes for a while", "S4", punch_holes_for_a_while},
 };
 
 }  // namespace

@@ -54,8 +54,8 @@ std::uint64_t Enemy::odd_number() {
                                            4096,
                                            65'535,
                                            65'536,
-                                           heap_offset() - 1,
-                                           heap_offset(),
+                                           prompts_offset() - 1,
+                                           prompts_offset(),
                                            kLeastChannelBytes - 1,
                                            kLeastChannelBytes,
                                            0x7fff'ffff,
@@ -89,13 +89,15 @@ std::optional<SeizedChannel> Enemy::seize(std::size_t bytes) const {
   UniqueFd socket = connect();
   if (!socket) return std::nullopt;
   auto welcome = say_hello(socket.get(), ClientHello{bytes}, kPatienceMs);
-  if (!welcome || welcome->fds.size() != 3) return std::nullopt;
+  if (!welcome || welcome->fds.size() != 4) return std::nullopt;
   auto& fds = welcome->fds;
-  const int engine_bell = fds[1].get();
-  auto channel = ClientChannel::open(fds[0], welcome->message.channel_bytes, std::move(fds[1]));
+  UniqueFd requests = copy_of(fds[0]);
+  const int engine_bell = fds[2].get();
+  auto channel = ClientChannel::open(std::move(fds[0]), fds[1], welcome->message.channel_bytes,
+                                     std::move(fds[2]));
   if (!channel) return std::nullopt;
-  return SeizedChannel{std::move(socket), std::move(fds[0]), std::move(fds[2]), engine_bell,
-                       std::move(*channel)};
+  return SeizedChannel{std::move(socket), std::move(requests), std::move(fds[1]),
+                       std::move(fds[3]), engine_bell,         std::move(*channel)};
 }
 
 SeizedChannel* Enemy::some_channel() {

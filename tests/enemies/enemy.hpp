@@ -11,6 +11,7 @@
 #include "base/unique_fd.hpp"
 #include "ipc/client_channel.hpp"
 #include "tests/enemies/board.hpp"
+#include "tests/support/channel_memory.hpp"
 
 namespace kvhive::testing {
 
@@ -23,13 +24,16 @@ struct Targets {
 
 /// A channel as a hostile client has it: with everything that the daemon gave for it.
 struct SeizedChannel {
-  UniqueFd socket, memory, client_bell;
+  UniqueFd socket, requests, answers, client_bell;
   int engine_bell = -1;  ///< owned by `channel`
   ClientChannel channel;
 
-  std::span<std::byte> bytes() const { return channel.raw(); }
-  RequestSlot* slots() const {
-    return reinterpret_cast<RequestSlot*>(bytes().data() + slots_offset());
+  /// Of the requests.
+  std::span<std::byte> bytes() const { return channel.raw_requests(); }
+  RequestMark& mark(std::size_t slot) const { return mark_in(bytes().data(), slot); }
+  RequestBody& body(std::size_t slot) const { return body_in(bytes().data(), slot); }
+  void submit(std::size_t slot, const RequestBody& body) const {
+    submit_raw(bytes().data(), slot, body);
   }
   void ring() const;
 };

@@ -23,8 +23,8 @@ RequestBody valid_body(std::uint64_t prompt_bytes) {
   RequestBody body{};
   const auto up = [](std::uint64_t at) { return (at + 63) / 64 * 64; };
   body.prompt_kind = PromptKind::text;
-  body.prompt = {up(heap_offset()), prompt_bytes};
-  body.log = {up(body.prompt.offset + prompt_bytes), record_bytes(0)};
+  body.prompt = {prompts_offset(), prompt_bytes};
+  body.log = {up(answers_offset()), record_bytes(0)};
   body.text = {up(body.log.offset + body.log.bytes), 4096};
   body.max_tokens = 1;
   body.top_p = 1;
@@ -32,16 +32,8 @@ RequestBody valid_body(std::uint64_t prompt_bytes) {
 }
 
 void fill_heap(const SeizedChannel& channel) {
-  const auto heap = channel.bytes().subspan(heap_offset());
+  const auto heap = channel.bytes().subspan(prompts_offset());
   std::fill_n(heap.begin(), std::min<std::size_t>(heap.size(), std::size_t{1} << 20), kNoTokens);
-}
-
-void submit_raw(const SeizedChannel& channel, std::size_t slot, const RequestBody& body) {
-  RequestSlot& s = channel.slots()[slot];
-  s.tokens = 0;
-  s.wants_abort = 0;
-  s.body = body;
-  s.state = SlotState::submitted;
 }
 
 /// Sets one field to a number of the kind that programs get wrong.
@@ -73,7 +65,7 @@ void send_wrong_requests(Enemy& enemy) {
   for (std::uint64_t i = enemy.below(16) + 1; i > 0; --i) {
     RequestBody body = valid_body(kShortPrompt);
     for (std::uint64_t wrong = enemy.below(3) + 1; wrong > 0; --wrong) spoil(enemy, body);
-    submit_raw(*channel, enemy.below(kChannelSlots), body);
+    channel->submit(enemy.below(kChannelSlots), body);
   }
   channel->ring();
 }
@@ -86,29 +78,25 @@ void name_the_same_bytes(Enemy& enemy) {
   RequestBody body = valid_body(kShortPrompt);
   body.prompt_kind = static_cast<PromptKind>(enemy.below(2));
   body.prompt.bytes = (std::size_t{2} << 20) >> enemy.below(8);  // at least 16 KiB
-  for (std::size_t slot = 0; slot < kChannelSlots; ++slot) submit_raw(*channel, slot, body);
+  for (std::size_t slot = 0; slot < kChannelSlots; ++slot) channel->submit(slot, body);
   channel->ring();
   if (enemy.chance(2)) enemy.hold(std::move(*channel));
 }
 
-/// Slots' states, lengths, counters and tokens change all the time while the engine reads them.
+/// Requests' numbers, lengths and ranges change all the time while the engine reads them.
 void rewrite_what_is_read(Enemy& enemy) {
   SeizedChannel* channel = enemy.some_channel();
   if (channel == nullptr) return;
   fill_heap(*channel);
   const auto end = Clock::now() + std::chrono::milliseconds(1 + enemy.below(5));
   for (int rings = 0; Clock::now() < end; ++rings) {
-    RequestSlot& slot = channel->slots()[enemy.below(4)];
-    RequestBody body = valid_body(kShortPrompt);
-    submit_raw(*channel, static_cast<std::size_t>(&slot - channel->slots()), body);
+    const std::size_t slot = enemy.below(4);
+    channel->submit(slot, valid_body(kShortPrompt));
     if (rings < 20) channel->ring();
     for (int i = 0; i < 200; ++i) {
-      spoil(enemy, slot.body);
-      slot.tokens = static_cast<std::uint32_t>(enemy.odd_number());
-      slot.state = static_cast<SlotState>(enemy.below(6));
-      slot.is_running = static_cast<std::uint32_t>(enemy.below(2));
-      slot.takeovers = static_cast<std::uint32_t>(enemy.odd_number());
-      slot.wants_abort = static_cast<std::uint32_t>(enemy.below(2));
+      spoil(enemy, channel->body(slot));
+      channel->body(slot).number = channel->mark(slot).submitted += i % 2;
+      channel->mark(slot).aborted = channel->mark(slot).submitted - enemy.below(2);
     }
   }
 }
@@ -155,9 +143,7 @@ void fill_many_channels(Enemy& enemy) {
   do {
     for (const SeizedChannel& channel : channels) {
       for (std::size_t slot = 0; slot < kChannelSlots; ++slot) {
-        RequestBody body = valid_body(kShortPrompt);
-        body.prompt_kind = static_cast<PromptKind>(9);
-        submit_raw(channel, slot, body);
+        channel.submit(slot, RequestBody{});
       }
       channel.ring();
     }

@@ -1,7 +1,7 @@
-// A hostile client. The input is the bytes of a few request slots and of the heap behind them. They
-// are rewritten between the engine's reading of a request and its answer.
+// A hostile client. The input is the marks and bodies of a few requests and the prompts behind
+// them. They are rewritten between the engine's reading of a request and its answer.
 //
-// The channel is allocated on the heap, not mapped: a new mapping for every input took nine tenths
+// The answers are allocated on the heap, not mapped: a new mapping for every input took nine tenths
 // of the time, and AddressSanitizer detects no access behind a mapping.
 
 #include <cstdlib>
@@ -10,6 +10,7 @@
 #include "base/check.hpp"
 #include "ipc/engine_channel.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
+#include "tests/support/channel_memory.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -21,32 +22,39 @@ class HostileClient {
  public:
   void write_slots(FuzzInput& input) {
     for (std::uint32_t i = 0; i < kSlotsInUse; ++i) {
-      std::byte* slot = memory_.get() + slots_offset() + i * sizeof(RequestSlot);
-      std::memset(slot, 0, sizeof(RequestSlot));
-      auto& typed = *reinterpret_cast<RequestSlot*>(slot);
-      // Most of a slot is stop strings. The other fields take the first bytes of the input.
-      typed.state.store(SlotState(input.take<std::uint8_t>() & 3));
-      typed.wants_abort.store(input.take<std::uint8_t>() & 1);
-      typed.tokens.store(input.take<std::uint16_t>());
-      RequestBody& body = typed.body;
+      RequestMark& mark = mark_in(requests_.data(), i);
+      mark.submitted += input.take<std::uint8_t>() & 3;
+      mark.aborted = mark.submitted - (input.take<std::uint8_t>() & 1);
+      RequestBody body{};
+      // Most of a body is stop strings. The other fields take the first bytes of the input.
       input.fill(std::as_writable_bytes(std::span(&body, 1)).first(offsetof(RequestBody, stop)));
       // Only one random offset in 2^44 lies in the channel, so about half of the slots get valid
       // ones.
       if ((input.take<std::uint8_t>() & 1) == 0) {
-        for (ChannelRange* range : {&body.prompt, &body.log, &body.text}) {
-          range->offset = heap_offset() + range->offset % kHeapInUse;
-          range->bytes %= kHeapInUse;
-        }
+        const auto move = [](ChannelRange& range, std::size_t heap) {
+          range = {heap + range.offset % kHeapInUse, range.bytes % kHeapInUse};
+        };
+        move(body.prompt, prompts_offset());
+        move(body.log, answers_offset());
+        move(body.text, answers_offset());
         body.max_tokens %= 32;
+        body.number = mark.submitted;
       }
+      body_in(requests_.data(), i) = body;
     }
-    input.fill({memory_.get() + heap_offset(), kHeapInUse});
+    input.fill({requests_.data() + prompts_offset(), kHeapInUse});
   }
 
-  /// Opens the channel as an engine that just received it does.
+  /// Opens a new channel as an engine that just received it does.
   std::shared_ptr<EngineChannel> open() {
-    return EngineChannel::in_memory(1, 0, {memory_.get(), kLeastChannelBytes},
-                                    direct_ring(UniqueFd()));
+    std::memset(requests_.data(), 0, sizeof(RequestMarks));
+    std::memset(answers_.get(), 0, slots_offset() + kSlotsInUse * sizeof(AnswerSlot));
+    return reopen();
+  }
+  /// Another engine takes over.
+  std::shared_ptr<EngineChannel> reopen() {
+    return EngineChannel::in_memory(1, 0, RequestFile(copy_of(file_), kLeastChannelBytes),
+                                    {answers_.get(), kLeastChannelBytes}, direct_ring(UniqueFd()));
   }
 
  private:
@@ -54,12 +62,15 @@ class HostileClient {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
   static std::byte* allocate() {
-    void* memory = std::aligned_alloc(alignof(RequestSlot), kLeastChannelBytes);
+    void* memory = std::aligned_alloc(alignof(AnswerSlot), kLeastChannelBytes);
     KV_CHECK(memory != nullptr);
     return static_cast<std::byte*>(std::memset(memory, 0, kLeastChannelBytes));
   }
 
-  std::unique_ptr<std::byte, Free> memory_{allocate()};
+  UniqueFd file_ = create_empty_memory(kRequestsName, kLeastChannelBytes).value();
+  MappedMemory requests_ =
+      MappedMemory::map(file_.get(), kLeastChannelBytes, Access::read_write, kRequestsName).value();
+  std::unique_ptr<std::byte, Free> answers_{allocate()};
 };
 
 void answer(EngineChannel& channel, const TakenRequest& request, HostileClient& client,
@@ -85,11 +96,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace kvhive::testing;
   static HostileClient client;
   FuzzInput input(data, size);
+  auto channel = client.open();
   client.write_slots(input);
-  const auto channel = client.open();
   do {
     for (const auto& request : channel->take_submitted()) answer(*channel, request, client, input);
     channel->take_aborts();
+    if (input.take<std::uint8_t>() % 4 == 0) channel = client.reopen();
     client.write_slots(input);
   } while (!input.is_empty());
   return 0;

@@ -21,7 +21,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "base/memory_object.hpp"
-#include "ipc/channel_memory.hpp"
+#include "tests/support/channel_memory.hpp"
 #include "ipc/listener.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
 #include "tests/fuzz/stranger_descriptors.hpp"
@@ -89,7 +89,7 @@ class SmallKeeper : public Connections::Events {
   void make_channel(Peer& client) {
     if (tables_.channels.find(client.channel)->bytes > kLeastChannelBytes)
       return connections_.refuse(client, {Errc::out_of_memory, "too large for a fuzzer"});
-    auto memory = make_channel_memory(kLeastChannelBytes).value();
+    auto memory = make_channel_memory(kLeastChannelBytes);
     if (auto welcomed = welcome_to_channel(tables_, client, std::move(memory)); !welcomed)
       connections_.refuse(client, welcomed.error());
   }

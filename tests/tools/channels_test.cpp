@@ -10,8 +10,7 @@
 #include <tuple>
 
 #include "base/check.hpp"
-#include "ipc/channel_layout.hpp"
-#include "ipc/channel_memory.hpp"
+#include "tests/support/channel_memory.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -58,7 +57,7 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
     return id;
   }
   Channels::Created complete(std::uint64_t id) {
-    return channels_.complete(id, make_channel_memory(channels_.find(id)->bytes).value()).value();
+    return channels_.complete(id, make_channel_memory(channels_.find(id)->bytes)).value();
   }
   static Told opened(int engine, std::uint64_t channel) {
     return {engine, MessageType::channel_open, channel};
@@ -98,12 +97,23 @@ TEST_F(ChannelsTest, AnEngineGetsMemoryAndDoorbellOfTheSizeTheClientWasTold) {
   channels_.add_engine(10, 0);
   (void)channels_.place_waiting(*this);
   ASSERT_EQ(fds_.size(), 1u);
-  ASSERT_EQ(fds_[0].size(), 3u);
-  EXPECT_EQ(fds_[0][0], created.memory);
-  EXPECT_EQ(fds_[0][1], created.engine_bell);
-  struct stat status {};
-  ASSERT_EQ(fstat(created.memory, &status), 0);
-  EXPECT_EQ(static_cast<std::size_t>(status.st_size), created.bytes);
+  ASSERT_EQ(fds_[0].size(), 4u);
+  EXPECT_EQ(fds_[0][2], created.engine_bell);
+  const auto file_of = [](int fd) {
+    struct stat status {};
+    KV_CHECK(fstat(fd, &status) == 0);
+    return std::pair(status.st_ino, static_cast<std::size_t>(status.st_size));
+  };
+  const auto may_write = [](int fd) { return (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR; };
+  const int requests = created.requests.get(), answers = created.answers.get();
+  EXPECT_EQ(file_of(fds_[0][0]), file_of(requests));
+  EXPECT_EQ(file_of(fds_[0][1]), file_of(answers));
+  EXPECT_EQ(file_of(requests).second, created.bytes);
+  EXPECT_EQ(file_of(answers).second, created.bytes);
+  EXPECT_TRUE(may_write(requests)) << "the client writes its requests";
+  EXPECT_FALSE(may_write(fds_[0][0])) << "engines only read them";
+  EXPECT_TRUE(may_write(fds_[0][1])) << "engines write the answers";
+  EXPECT_FALSE(may_write(answers)) << "the client only reads them";
 }
 
 TEST_F(ChannelsTest, ChannelsGoToTheEngineThatServesTheFewest) {
@@ -142,7 +152,7 @@ TEST_F(ChannelsTest, FewChannelsAreGivenToAnEngineBeforeItAnswers) {
   const MachineMemory room{64 * kBytes, 64 * kBytes, "the machine"};
   for (std::size_t i = 0; i <= Channels::kMostUnanswered; ++i) {
     const auto id = many.reserve(kBytes, kAnyEngine, kOwner, room);
-    ASSERT_TRUE(many.complete(*id, make_channel_memory(kBytes).value()).has_value());
+    ASSERT_TRUE(many.complete(*id, make_channel_memory(kBytes)).has_value());
   }
   EXPECT_FALSE(many.place_waiting(*this));
   EXPECT_EQ(many.load_of(10), Channels::kMostUnanswered);
@@ -253,7 +263,7 @@ TEST_F(ChannelsTest, AChannelWaitsUntilItsMemoryIsMade) {
   EXPECT_TRUE(channels_.place_waiting(*this));
   EXPECT_THAT(said(), ElementsAre(opened(10, id)));
   const std::uint64_t left = channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom).value();
-  EXPECT_FALSE(channels_.close(left).value()) << "there is no memory to free";
+  EXPECT_FALSE(channels_.close(left).value().answers) << "there is no memory to free";
 }
 
 TEST_F(ChannelsTest, ClosingAChannelThatWasTakenBackTellsNoEngine) {

@@ -231,11 +231,10 @@ TEST(Faults, AClientThatWritesGarbageHurtsOnlyItself) {
     ASSERT_TRUE(vandal.has_value());
     const std::uint32_t slot =
         *vandal->channel.submit(channel_request_of(long_request().prompt, 2000));
-    std::span<std::byte> raw = vandal->channel.raw();
+    const std::span<std::byte> raw = vandal->channel.raw_requests();
     for (int i = 0; i < 2000; ++i) {
-      std::byte* slots = raw.data() + slots_offset();
-      std::memset(slots + random() % (heap_offset() - slots_offset() - 8),
-                  static_cast<int>(random()), random() % 8);
+      std::memset(raw.data() + random() % (prompts_offset() - 8), static_cast<int>(random()),
+                  random() % 8);
       if (i % 50 == 0) vandal->channel.abort(slot);  // rings the engine's doorbell, too
     }
   }
@@ -275,7 +274,7 @@ TEST(Faults, AClientThatSpoilsItsBellsDoesNotBlockItsEngine) {
   const Daemon daemon({"--kv-cache-memory-bytes", "32M"});
   const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
   auto welcome = std::move(*say_hello(socket.get(), ClientHello{kLeastChannelBytes}));
-  const int engine_bell = welcome.fds.at(1).get(), client_bell = welcome.fds.at(2).get();
+  const int engine_bell = welcome.fds.at(2).get(), client_bell = welcome.fds.at(3).get();
   for (const int bell : {engine_bell, client_bell})
     fcntl(bell, F_SETFL, fcntl(bell, F_GETFL) & ~O_NONBLOCK);
   const std::uint64_t full = ~std::uint64_t{0} - 1;
@@ -284,8 +283,8 @@ TEST(Faults, AClientThatSpoilsItsBellsDoesNotBlockItsEngine) {
   EXPECT_EQ(errno, EPIPE);
   std::uint64_t count = 0;
   ASSERT_EQ(read(engine_bell, &count, sizeof count), ssize_t{sizeof count});
-  auto channel =
-      ClientChannel::open(welcome.fds[0], welcome.message.channel_bytes, std::move(welcome.fds[1]));
+  auto channel = ClientChannel::open(std::move(welcome.fds[0]), welcome.fds[1],
+                                     welcome.message.channel_bytes, std::move(welcome.fds[2]));
   ASSERT_TRUE(channel.has_value());
   for (int i = 0; i < 100; ++i)
     ASSERT_TRUE(channel->submit(channel_request_of(long_request().prompt, 40))
@@ -301,8 +300,8 @@ TEST(Faults, AClientThatRingsWithoutEndIsServedAndSoAreOthers) {
   const UniqueFd socket = std::move(*connect_to_daemon(daemon.socket()));
   auto welcome = std::move(*say_hello(socket.get(), ClientHello{kLeastChannelBytes}));
   const UniqueFd bell{dup(welcome.fds.at(1).get())};
-  auto channel =
-      ClientChannel::open(welcome.fds[0], welcome.message.channel_bytes, std::move(welcome.fds[1]));
+  auto channel = ClientChannel::open(std::move(welcome.fds[0]), welcome.fds[1],
+                                     welcome.message.channel_bytes, std::move(welcome.fds[2]));
   ASSERT_TRUE(channel.has_value());
   const ChildProcess ringing([&] {
     while (true) ring_engine(bell.get());
@@ -336,7 +335,7 @@ TEST(Faults, ClientsThatComeAndGoWhileTheirEngineIsStoppedDoNotHarmIt) {
   EXPECT_TRUE(eventually([&] { return daemon.status()["clients"].empty(); }));
   signal_process(pid, SIGCONT);
   EXPECT_EQ(daemon.connect(0).generate(long_request(4))->tokens.size(), 4u);
-  EXPECT_TRUE(eventually([&] { return !has_memory_object(pid, "channel"); }));
+  EXPECT_TRUE(eventually([&] { return !has_memory_object(pid, "requests"); }));
   EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
 }
 

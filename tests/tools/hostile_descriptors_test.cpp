@@ -1,6 +1,6 @@
 // A process cannot harm others with the descriptors that the daemon gives it. It cannot resize an
-// object (which would be a SIGBUS for every process that has it mapped), and an inspector cannot
-// write.
+// object (which would be a SIGBUS for every process that has it mapped); an inspector cannot write,
+// and a client only what no other process has mapped.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -8,9 +8,11 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <fstream>
 #include <set>
 
 #include "tests/tools/daemon.hpp"
+#include "tests/tools/footprint.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -50,6 +52,19 @@ void expect_no_resizing(int fd) {
   EXPECT_EQ(after.st_size, status.st_size);
 }
 
+void expect_read_only(int fd) {
+  expect_no_resizing(fd);
+  EXPECT_EQ(refusal(fallocate(fd, kPunch, 0, 4096)), EBADF);
+  EXPECT_EQ(refusal(pwrite(fd, "x", 1, 0)), EBADF);
+  EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+  EXPECT_EQ(errno, EACCES);
+  void* view = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0);
+  ASSERT_NE(view, MAP_FAILED);
+  EXPECT_EQ(refusal(mprotect(view, 4096, PROT_READ | PROT_WRITE)), EACCES);
+  EXPECT_NE(madvise(view, 4096, MADV_REMOVE), 0) << "which frees it";
+  munmap(view, 4096);
+}
+
 void expect_unharmed(const Daemon& daemon) {
   EXPECT_EQ(daemon.connect().generate(request_of(kPrompt, 8))->tokens.size(), 8u);
   EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
@@ -67,27 +82,51 @@ class HostileDescriptors : public ::testing::Test {
 
 TEST_F(HostileDescriptors, AClientGetsDescriptorsOfItsChannelAndNotOfThePool) {
   const auto welcome = welcome_as_client(socket);
-  ASSERT_EQ(welcome.fds.size(), 3u);
-  struct stat status {};
-  ASSERT_EQ(fstat(welcome.fds[0].get(), &status), 0);
-  EXPECT_EQ(static_cast<std::uint64_t>(status.st_size), welcome.message.channel_bytes);
+  ASSERT_EQ(welcome.fds.size(), 4u);
+  for (const std::size_t file : {0, 1}) {
+    struct stat status {};
+    ASSERT_EQ(fstat(welcome.fds[file].get(), &status), 0);
+    EXPECT_EQ(static_cast<std::uint64_t>(status.st_size), welcome.message.channel_bytes);
+  }
   const auto target = [&](std::size_t fd) {
     return std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(welcome.fds[fd].get()))
         .string();
   };
-  EXPECT_EQ(target(1), "anon_inode:[eventfd]");
-  EXPECT_EQ(target(2).rfind("socket:", 0), 0u);
+  EXPECT_EQ(target(0), "/memfd:kvhive-requests (deleted)");
+  EXPECT_EQ(target(1), "/memfd:kvhive-answers (deleted)");
+  EXPECT_EQ(target(2), "anon_inode:[eventfd]");
+  EXPECT_EQ(target(3).rfind("socket:", 0), 0u);
+}
+
+TEST_F(HostileDescriptors, AClientCannotWriteItsAnswersNorFreeTheirMemory) {
+  const auto welcome = welcome_as_client(socket);
+  expect_read_only(welcome.fds.at(1).get());
+  expect_unharmed(daemon);
+}
+
+/// An engine that reads a file's mapping waits for whoever punches holes into the file.
+TEST_F(HostileDescriptors, AnEngineMapsNoFileThatAClientCanWrite) {
+  Client client = daemon.connect();
+  EXPECT_TRUE(client.generate(request_of(kPrompt, 1)).has_value());
+  const pid_t engine = daemon.engine(0)["pid"];
+  EXPECT_TRUE(has_memory_object(engine, "requests")) << "open";
+  std::ifstream maps("/proc/" + std::to_string(engine) + "/maps");
+  const std::string all(std::istreambuf_iterator<char>(maps), {});
+  EXPECT_NE(all.find("kvhive-answers"), std::string::npos);
+  EXPECT_EQ(all.find("kvhive-requests"), std::string::npos);
 }
 
 TEST_F(HostileDescriptors, AClientCannotResizeItsChannelAndHolesInItHurtOnlyItself) {
   auto welcome = welcome_as_client(socket);
   const std::size_t bytes = welcome.message.channel_bytes;
-  auto channel = ClientChannel::open(welcome.fds[0], bytes, std::move(welcome.fds[1]));
+  auto& fds = welcome.fds;
+  const UniqueFd requests(dup(fds.at(0).get()));
+  auto channel = ClientChannel::open(std::move(fds[0]), fds[1], bytes, std::move(fds[2]));
   ASSERT_TRUE(channel.has_value());
-  expect_no_resizing(welcome.fds[0].get());
-  for (int i = 0; i < 50; ++i) {  // the engine reads and writes the channel at the same time
+  expect_no_resizing(requests.get());
+  for (int i = 0; i < 50; ++i) {  // the engine reads the requests at the same time
     (void)channel->submit(channel_request_of(kPrompt, 8));
-    ASSERT_EQ(fallocate(welcome.fds[0].get(), kPunch, 0, static_cast<off_t>(bytes)), 0);
+    ASSERT_EQ(fallocate(requests.get(), kPunch, 0, static_cast<off_t>(bytes)), 0);
   }
   expect_unharmed(daemon);
 }
@@ -95,17 +134,7 @@ TEST_F(HostileDescriptors, AClientCannotResizeItsChannelAndHolesInItHurtOnlyItse
 TEST_F(HostileDescriptors, AnInspectorCanWriteNothing) {
   const auto welcome = say_hello(socket.get(), InspectorHello{layout_hash({}), 1}).value();
   ASSERT_EQ(welcome.fds.size(), 3u) << "control, metadata, tokens";
-  for (const UniqueFd& fd : welcome.fds) {
-    expect_no_resizing(fd.get());
-    EXPECT_EQ(refusal(fallocate(fd.get(), kPunch, 0, 4096)), EBADF);
-    EXPECT_EQ(refusal(pwrite(fd.get(), "x", 1, 0)), EBADF);
-    EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0), MAP_FAILED);
-    EXPECT_EQ(errno, EACCES);
-    void* view = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd.get(), 0);
-    ASSERT_NE(view, MAP_FAILED);
-    EXPECT_EQ(refusal(mprotect(view, 4096, PROT_READ | PROT_WRITE)), EACCES);
-    munmap(view, 4096);
-  }
+  for (const UniqueFd& fd : welcome.fds) expect_read_only(fd.get());
   expect_unharmed(daemon);
 }
 

@@ -41,8 +41,8 @@ bool nothing_is_held(const Daemon& daemon) {
 bool has_no_clients(const Daemon& daemon) {
   const Json status = daemon.status();
   return status["clients"].empty() && status["engines"][0]["state"] == "serving" &&
-         !has_memory_object(daemon.pid(), "channel") &&
-         !has_memory_object(status["engines"][0]["pid"], "channel");
+         !has_memory_object(daemon.pid(), "requests") &&
+         !has_memory_object(status["engines"][0]["pid"], "answers");
 }
 
 /// Open descriptors and memory of a daemon's processes while they are idle.

@@ -80,8 +80,8 @@ TEST(StalledClients, AClientKilledWithAllSlotsUnreadLeavesNothing) {
   EXPECT_TRUE(eventually(
       [&] {
         const pid_t engine = daemon.status()["engines"][0]["pid"];
-        return daemon.status()["clients"].empty() && !has_memory_object(engine, "channel") &&
-               !has_memory_object(daemon.pid(), "channel");
+        return daemon.status()["clients"].empty() && !has_memory_object(engine, "answers") &&
+               !has_memory_object(daemon.pid(), "requests");
       },
       kHang));
   EXPECT_EQ(daemon.connect(0).generate(request_of(kPrompt, 32))->tokens.size(), 32u);

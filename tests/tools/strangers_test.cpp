@@ -3,12 +3,9 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
-#include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,11 +14,13 @@
 #include <span>
 
 #include "ipc/client_channel.hpp"
+#include "tests/support/channel_memory.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/descriptor_line.hpp"
 #include "tests/support/herd.hpp"
 #include "tests/support/lingering_socket.hpp"
 #include "tests/support/playing_user.hpp"
+#include "tests/support/stuck_memory.hpp"
 #include "tests/tools/daemon.hpp"
 
 namespace kvhive::testing {
@@ -139,31 +138,28 @@ class HerdKeeper {
  public:
   explicit HerdKeeper(UniqueFd connection) : connection_(std::move(connection)) {
     auto welcome = say_hello(connection_.get(), ClientHello{kLeastChannelBytes});
-    KV_CHECK(welcome.has_value() && welcome->fds.size() == 3);
-    bell_ = std::move(welcome->fds[2]);
+    KV_CHECK(welcome.has_value() && welcome->fds.size() == 4);
+    auto& fds = welcome->fds;
+    bell_ = std::move(fds[3]);
     herds_.emplace_back(bell_.get(), 100, 100);
-    herds_.emplace_back(welcome->fds[1].get(), 10, 100);
+    herds_.emplace_back(fds[2].get(), 10, 100);
     const auto bytes = welcome->message.channel_bytes;
     channel_.emplace(
-        ClientChannel::open(welcome->fds[0], bytes, std::move(welcome->fds[1])).value());
-  }
-  std::span<RequestSlot> slots() {
-    std::byte* first = channel_->raw().data() + slots_offset();
-    return {reinterpret_cast<RequestSlot*>(first), kChannelSlots};
+        ClientChannel::open(std::move(fds[0]), fds[1], bytes, std::move(fds[2])).value());
   }
   void submit_malformed_requests() {
-    for (RequestSlot& slot : slots().subspan(1)) {
-      slot.body.prompt_kind = PromptKind(9);
-      slot.state = SlotState::submitted;
-    }
+    for (std::size_t slot = 1; slot < kChannelSlots; ++slot)
+      submit_raw(channel_->raw_requests().data(), slot, RequestBody{});
     ChannelRequest request;
     request.prompt_tokens = {1};
     (void)channel_->submit(request);  // in the first slot; rings for all
   }
   bool all_are_refused() {
-    return std::ranges::all_of(slots().subspan(1), [](const RequestSlot& slot) {
-      return slot.state.load() == SlotState::finished;
-    });
+    for (std::size_t slot = 1; slot < kChannelSlots; ++slot)
+      if (answer_in(channel_->raw_answers().data(), slot).state.load().phase !=
+          SlotState::Phase::finished)
+        return false;
+    return true;
   }
   int rings() const {
     int bytes = 0;
@@ -210,24 +206,6 @@ TEST_F(Strangers, AHerdOnAStrangersBellIsWokenByAThreadThatServesNobodyElse) {
   expect_nothing_happened();
 }
 
-/// Memory that never arrives: who reads it waits until this process ends. Here it is userfaultfd's,
-/// which is root's; any user can have such memory where FUSE can be had.
-std::span<std::byte> memory_that_never_arrives() {
-  const int handler = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC));
-  KV_CHECK(handler >= 0, errno);
-  uffdio_api api{UFFD_API, 0, 0};
-  KV_CHECK(ioctl(handler, UFFDIO_API, &api) == 0, errno);
-  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  uffdio_register range{
-      {reinterpret_cast<std::uint64_t>(page), 4096}, UFFDIO_REGISTER_MODE_MISSING, 0};
-  KV_CHECK(ioctl(handler, UFFDIO_REGISTER, &range) == 0, errno);
-  return {static_cast<std::byte*>(page), 4096};
-}
-
-bool can_make_memory_that_never_arrives() {
-  return bool(UniqueFd(static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC))));
-}
-
 /// A stranger that writes to its channel's file from such memory. The kernel keeps the file locked
 /// meanwhile.
 class FileLocker {
@@ -257,8 +235,7 @@ class FileLocker {
 };
 
 TEST_F(Strangers, AClientThatLocksItsChannelsFileStopsNobodyWhenAnEngineDies) {
-  if (!can_make_memory_that_never_arrives())
-    GTEST_SKIP() << "NOT RUN: the system forbids userfaultfd; allow it";
+  if (!can_make_memory_that_never_arrives()) GTEST_SKIP() << kForbidsUserfaultfd;
   start();
   const FileLocker locker(*daemon_);
   const pid_t engine = daemon_->status()["engines"][0]["pid"];
@@ -268,8 +245,7 @@ TEST_F(Strangers, AClientThatLocksItsChannelsFileStopsNobodyWhenAnEngineDies) {
 }
 
 TEST_F(Strangers, AClientThatLocksItsChannelsFileAndLeavesStopsNobody) {
-  if (!can_make_memory_that_never_arrives())
-    GTEST_SKIP() << "NOT RUN: the system forbids userfaultfd; allow it";
+  if (!can_make_memory_that_never_arrives()) GTEST_SKIP() << kForbidsUserfaultfd;
   start();
   FileLocker locker(*daemon_);
   locker.close_channel();

@@ -241,19 +241,19 @@ Expected<std::unique_ptr<ClientRing>> Engine::ring_for(const ChannelOpen& messag
 
 void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
   auto& fds = packet.fds;
-  if (packet.lost_fds || fds.size() != 3)
+  if (packet.lost_fds || fds.size() != 4)
     return refuse_channel(message.channel,
                           {Errc::os_error, "engine " + std::to_string(index_) +
                                                " has no file descriptor left for this channel; "
                                                "close others, or raise the limit (ulimit -n)"});
-  auto client = ring_for(message, std::move(fds[2]));
+  auto client = ring_for(message, std::move(fds[3]));
   if (!client) return refuse_channel(message.channel, client.error());
-  auto channel = EngineChannel::open(message.channel, index_, fds[0], message.channel_bytes,
-                                     std::move(*client));
-  if (!channel && message.is_stranger != 0) ringers_.close(message.user, std::move(fds[1]));
+  auto channel = EngineChannel::open(message.channel, index_, std::move(fds[0]), fds[1],
+                                     message.channel_bytes, std::move(*client));
+  if (!channel && message.is_stranger != 0) ringers_.close(message.user, std::move(fds[2]));
   const bool has_client_left = !channel && channel.error().code == Errc::peer_died;
   if (!channel && !has_client_left) return refuse_channel(message.channel, channel.error());
-  if (channel) port_->open(std::move(*channel), std::move(fds[1]), message.domain);
+  if (channel) port_->open(std::move(*channel), std::move(fds[2]), message.domain);
   (void)send_packet(socket_.get(), ChannelTaken{message.channel});  // as in refuse_channel()
 }
 

@@ -19,11 +19,11 @@ namespace {
 
 /// Descriptors that are kept free for children that have to be started again.
 constexpr std::size_t kKeptDescriptors = 16;
-/// Descriptors that the keeper may need for a peer's hello: a pidfd, a channel, three ends of
-/// bells.
-constexpr std::size_t kDescriptorsOfAHello = 5;
+/// Descriptors that the keeper may need for a peer's hello: a pidfd, a channel's two files for
+/// writing and for reading, three ends of bells.
+constexpr std::size_t kDescriptorsOfAHello = 8;
 /// Descriptors in a client's welcome.
-constexpr std::size_t kDescriptorsOfAnAnswer = 3;
+constexpr std::size_t kDescriptorsOfAnAnswer = 4;
 
 UniqueFd open_reserve() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 

@@ -379,9 +379,6 @@ void Keeper::on_engine_gone(const Peer& peer) {
   expect_sweep(peer.slot);
   const auto channels = tables_.channels.remove_engine(peer.socket.get());
   place_channels();
-  for (const std::uint64_t id : channels)
-    if (const auto channel = tables_.channels.find(id); channel && !channel->engine)
-      maker_.say_serving(channel->owner.user, id, tables_.channels.copy_of_memory(id), kNoEngine);
   spdlog::info("{} is gone: {} channels{}{}", slot.last_owner, channels.size(),
                channels.empty() ? "" : ": ",
                channels.empty() ? "" : describe_moves(tables_, channels));
@@ -443,7 +440,7 @@ void Keeper::make_channel(Peer& client) {
   maker_.make(client.channel, client.uid, tables_.channels.find(client.channel)->bytes);
 }
 
-void Keeper::on_made(std::uint64_t channel, Expected<UniqueFd> memory) {
+void Keeper::on_made(std::uint64_t channel, Expected<ChannelMemory> memory) {
   Peer* client = tables_.client_of(channel);
   KV_CHECK(client != nullptr, channel);  // a client that leaves cancels its channel
   if (!memory) return connections_.refuse(*client, memory.error());
@@ -462,8 +459,8 @@ void Keeper::on_freed(std::uint64_t channel) { tables_.channels.freed(channel); 
 void Keeper::close_channel(const Peer& client) {
   const auto channel = tables_.channels.find(client.channel);
   if (!channel) return;
-  UniqueFd memory = *tables_.channels.close(client.channel);
-  if (memory)
+  ChannelMemory memory = *tables_.channels.close(client.channel);
+  if (memory.answers)
     maker_.free(client.channel, client.uid, std::move(memory), channel->bytes);
   else if (!maker_.cancel(client.channel))
     on_freed(client.channel);

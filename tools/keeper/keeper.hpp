@@ -5,8 +5,6 @@
 // class only routes: it decides which module (connections, supervisor, welcome, steward orders,
 // channels, status) handles which event.
 
-#include <fcntl.h>
-
 #include <functional>
 #include <memory>
 #include <string>
@@ -50,7 +48,7 @@ class Keeper : private Connections::Events,
   void on_packet(Peer& peer, Packet packet) override;
   void on_gone(const Peer& peer) override;
   void on_child_end(const Child& child, pid_t pid) override;
-  void on_made(std::uint64_t channel, Expected<UniqueFd> memory) override;
+  void on_made(std::uint64_t channel, Expected<ChannelMemory> memory) override;
   void on_freed(std::uint64_t channel) override;
   // Each handles a packet from one kind of sender. False = this kind may not send such a packet.
   bool on_steward_packet(const Packet& packet);
@@ -76,15 +74,7 @@ class Keeper : private Connections::Events,
   Tables tables_;
   Connections connections_;
   Supervisor supervisor_;
-  /// Also tells clients which engine serves their channel.
-  struct Line : EngineSockets {
-    explicit Line(ChannelMaker& its_maker) : maker(its_maker) {}
-    void gave(std::uint64_t channel, uid_t user, int memory, std::uint32_t engine) override {
-      maker.say_serving(user, channel, UniqueFd(fcntl(memory, F_DUPFD_CLOEXEC, 0)), engine);
-    }
-    ChannelMaker& maker;
-  };
-  Line engine_line_{maker_};
+  EngineSockets engine_line_;
   bool expects_answers_ = false;    ///< a timer is set that looks for engines that do not answer
   bool places_again_soon_ = false;  ///< a timer is set that places the waiting channels
   std::function<void()> on_ready_;

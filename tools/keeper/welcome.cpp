@@ -198,11 +198,12 @@ Expected<void> as(Role role, Peer& peer, Expected<void> welcomed) {
 
 }  // namespace
 
-Expected<void> welcome_to_channel(Tables& tables, const Peer& client, UniqueFd memory) {
+Expected<void> welcome_to_channel(Tables& tables, const Peer& client, ChannelMemory memory) {
   auto channel = tables.channels.complete(client.channel, std::move(memory));
   if (!channel) return forward_error(channel);
   return send_packet(client.socket.get(), ClientWelcome{client.channel, channel->bytes},
-                     {channel->memory, channel->engine_bell, channel->client_bell.get()});
+                     {channel->requests.get(), channel->answers.get(), channel->engine_bell,
+                      channel->client_bell.get()});
 }
 
 Expected<void> welcome(Tables& tables, Peer& peer, const Packet& packet) {

@@ -13,6 +13,6 @@ namespace kvhive {
 
 /// Answers a client whose channel's memory is made.
 [[nodiscard]] Expected<void> welcome_to_channel(Tables& tables, const Peer& client,
-                                                UniqueFd memory);
+                                                ChannelMemory memory);
 
 }  // namespace kvhive

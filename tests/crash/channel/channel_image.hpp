@@ -25,7 +25,10 @@ class ChannelImage {
   }
 
   /// The rings change in system calls only, the bytes at any instruction.
-  void take_bytes(const ChannelMedium& medium) { bytes_ = all_bytes(medium); }
+  void take_bytes(const ChannelMedium& medium) {
+    requests_ = all_bytes(medium.requests);
+    answers_ = all_bytes(medium.answers);
+  }
   /// True if they have changed.
   bool take_rings(const ChannelMedium& medium) {
     const int before = client_rings_;
@@ -37,7 +40,8 @@ class ChannelImage {
   }
 
   void put(const ChannelMedium& medium) const {
-    std::memcpy(medium.mapped.data(), bytes_.data(), bytes_.size());
+    std::memcpy(medium.requests.data(), requests_.data(), requests_.size());
+    std::memcpy(medium.answers.data(), answers_.data(), answers_.size());
     (void)answer_client_bell(medium.client_bell.client_end.get());
     for (int i = 0; i < client_rings_; ++i) ring_client(medium.client_bell.engine_end.get());
     (void)hear(medium);
@@ -46,20 +50,25 @@ class ChannelImage {
 
   /// Whether the channel has exactly these bytes, in the used slots and in the heap.
   bool has_bytes_of(const ChannelMedium& medium) const {
-    const std::byte* now = medium.mapped.data();
-    const std::size_t used = slots_offset() + kStorySlots * sizeof(RequestSlot);
-    const std::size_t heap = heap_offset();
-    return std::memcmp(bytes_.data(), now, used) == 0 &&
-           std::memcmp(bytes_.data() + heap, now + heap, bytes_.size() - heap) == 0;
+    const auto is_same = [](const std::string& then, const MappedMemory& now, std::size_t table,
+                            std::size_t heap) {
+      return std::memcmp(then.data(), now.data(), table) == 0 &&
+             std::memcmp(then.data() + heap, now.data() + heap, then.size() - heap) == 0;
+    };
+    return is_same(requests_, medium.requests, body_offset(kStorySlots), prompts_offset()) &&
+           is_same(answers_, medium.answers, slots_offset() + kStorySlots * sizeof(AnswerSlot),
+                   answers_offset());
   }
   std::size_t digest() const {
-    return std::hash<std::string_view>{}(bytes_) ^
-           (std::size_t(client_rings_) << 32 ^ engine_rings_) * 0x9e3779b97f4a7c15ull;
+    constexpr std::size_t kMix = 0x9e3779b97f4a7c15ull;
+    const std::hash<std::string_view> hash;
+    return hash(requests_) * kMix ^ hash(answers_) ^
+           (std::size_t(client_rings_) << 32 ^ engine_rings_) * kMix;
   }
 
  private:
-  static std::string_view all_bytes(const ChannelMedium& medium) {
-    return {reinterpret_cast<const char*>(medium.mapped.data()), medium.mapped.size()};
+  static std::string_view all_bytes(const MappedMemory& memory) {
+    return {reinterpret_cast<const char*>(memory.data()), memory.size()};
   }
   static std::uint64_t hear(const ChannelMedium& medium) {
     std::uint64_t rings = 0;
@@ -70,7 +79,7 @@ class ChannelImage {
              sizeof engine_rings_);
   }
 
-  std::string bytes_;
+  std::string requests_, answers_;
   int client_rings_ = 0;
   std::uint64_t engine_rings_ = 0;
 };

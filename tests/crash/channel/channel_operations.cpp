@@ -1,7 +1,5 @@
 #include "tests/crash/channel/channel_operations.hpp"
 
-#include <fcntl.h>
-
 #include "base/check.hpp"
 
 namespace kvhive::testing {
@@ -9,10 +7,8 @@ namespace {
 
 using Stage = ChannelStage;
 
-UniqueFd copy_of(const UniqueFd& fd) { return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)); }
-
-SlotState state_of(Stage& stage, std::uint32_t slot) {
-  return stage.client().raw_slot(slot).state.load();
+bool has_finished(Stage& stage, std::uint32_t slot) {
+  return stage.client().answer(slot).state.load().phase == SlotState::Phase::finished;
 }
 
 // -- what comes before ----------------------------------------------------------------------------
@@ -77,7 +73,7 @@ void a_second_dead_engine(Stage& stage) {
 /// Request 2 ran when each of these engines died, and must not be tried again.
 void many_dead_engines(Stage& stage) {
   for (std::uint32_t died = 0; died <= kMostTakeovers; ++died) {
-    stage.client().raw_slot(0).is_running.store(1);
+    answer_in(stage.medium().answers.data(), 0).is_running.store(1);
     stage.replace_engine();
     if (died < kMostTakeovers) stage.engine().receive();
   }
@@ -114,9 +110,10 @@ bool wake(Stage& stage) {
 /// kill it.
 bool takeovers_are_counted(Stage& stage) {
   for (std::uint32_t slot = 0; slot < 2; ++slot) {
-    const RequestSlot& s = stage.client().raw_slot(slot);
-    const bool is_taken_over = s.engine.load() == stage.serving_engine();
-    if (is_taken_over && s.takeovers.load() + s.takeovers_waiting.load() == 0) return false;
+    const AnswerSlot& answer = stage.client().answer(slot);
+    const bool is_taken_over = answer.engine.load() == stage.serving_engine();
+    if (is_taken_over && answer.takeovers.load() + answer.takeovers_waiting.load() == 0)
+      return false;
   }
   return true;
 }
@@ -127,7 +124,8 @@ const std::vector<ChannelOperation>& list() {
   static const std::vector<ChannelOperation> operations{
       {"engine: open, close", engine, nothing,
        [](Stage& s) {
-         return EngineChannel::open(2, 7, s.medium().memory, Stage::kBytes,
+         return EngineChannel::open(2, 7, copy_of(s.medium().memory.requests),
+                                    s.medium().memory.answers, Stage::kBytes,
                                     direct_ring(copy_of(s.medium().client_bell.engine_end)))
              .has_value();
        }},
@@ -143,19 +141,16 @@ const std::vector<ChannelOperation>& list() {
        [](Stage& s) {
          for (const std::uint32_t number : {5u, 4u})
            s.client().allow_refusal(s.client().submit(number));
-         s.client().raw_slot(3).body.max_tokens = 0;
+         s.client().body(3).max_tokens = 0;
          s.engine().limits.text_bytes = 3;
        },
-       [](Stage& s) {
-         return receive(s, 0) && state_of(s, 2) == SlotState::finished &&
-                state_of(s, 3) == SlotState::finished;
-       }},
+       [](Stage& s) { return receive(s, 0) && has_finished(s, 2) && has_finished(s, 3); }},
       {"refuse", engine,
        [](Stage& s) {
          a_taken(s, 4);
          s.client().allow_refusal(2);
        },
-       [](Stage& s) { return s.engine().refuse(2), state_of(s, 2) == SlotState::finished; }},
+       [](Stage& s) { return s.engine().refuse(2), has_finished(s, 2); }},
       {"admission, the first token", engine, nothing,
        [](Stage& s) { return s.engine().generate(1), s.engine().ring(), true; }},
       {"a token, a preemption", engine, nothing,
@@ -195,7 +190,7 @@ const std::vector<ChannelOperation>& list() {
        },
        true, takeovers_are_counted},
       {"takeover: a request that was taken over too often", engine, many_dead_engines,
-       [](Stage& s) { return receive(s, 1) && state_of(s, 0) == SlotState::finished; }},
+       [](Stage& s) { return receive(s, 1) && has_finished(s, 0); }},
       {"takeover, tokens, an end", engine, a_dead_engine,
        [](Stage& s) {
          const bool took = receive(s, 3);
@@ -207,8 +202,8 @@ const std::vector<ChannelOperation>& list() {
 
       {"client: open, close", client, nothing,
        [](Stage& s) {
-         return ClientChannel::open(s.medium().memory, Stage::kBytes,
-                                    copy_of(s.medium().engine_bell))
+         return ClientChannel::open(copy_of(s.medium().memory.requests), s.medium().memory.answers,
+                                    Stage::kBytes, copy_of(s.medium().engine_bell))
              .has_value();
        }},
       {"submit: a prompt of tokens", client, [](Stage& s) { a_request(s, 4); },
@@ -233,8 +228,7 @@ const std::vector<ChannelOperation>& list() {
          s.engine().ring();
        },
        wake},
-      {"read: an end", client, an_end,
-       [](Stage& s) { return wake(s) && state_of(s, 0) == SlotState::vacant; }},
+      {"read: an end", client, an_end, [](Stage& s) { return wake(s) && !s.client().has(0); }},
       {"read: an end, and submit in its place", client,
        [](Stage& s) {
          an_end(s);

@@ -7,29 +7,32 @@
 //
 // Both bells are silent, and both sides sleep.
 
-#include <array>
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/memory_object.hpp"
 #include "ipc/doorbell.hpp"
 #include "tests/crash/channel/story.hpp"
 #include "tests/crash/traced_child.hpp"
+#include "tests/support/channel_memory.hpp"
 #include "tests/support/shared_value.hpp"
 
 namespace kvhive::testing {
 
-/// All that two ends of a channel share.
+/// All that two ends of a channel share. Both files are mapped for writing here.
 struct ChannelMedium {
-  UniqueFd memory;
-  MappedMemory mapped;
+  ChannelMemory memory;
+  MappedMemory requests, answers;
   ClientBell client_bell;
   UniqueFd engine_bell;
 };
 
 class ChannelStage {
  public:
-  static constexpr std::size_t kBytes = heap_offset() + 4096;
+  static constexpr std::size_t kBytes =
+      round_up(std::max(prompts_offset(), answers_offset()) + 4096, 4096);
 
   ChannelStage();
   ChannelStage(const ChannelStage&) = delete;
@@ -60,12 +63,21 @@ class ChannelStage {
     int theirs, ours;
   };
   std::vector<Exchange> exchanges() const;
+  /// A mapping of the copy takes the place of ours.
+  struct Remapping {
+    std::span<std::byte> ours;
+    int protection, theirs;
+  };
+  std::vector<Remapping> remappings() const;
   UniqueFd engine_end();
+  RequestFile copy_of_requests();
 
   SharedValue<StoryStatus> status_;
   ChannelMedium main_, copy_;
   int clients_engine_bell_ = -1;
   std::vector<int> engine_ends_;  ///< numbers of descriptors with which engines ring
+  int clients_requests_ = -1;
+  std::vector<int> engines_requests_;
   std::uint32_t engines_ = 0;
   std::unique_ptr<StoryClient> client_;
   std::unique_ptr<StoryEngine> engine_;

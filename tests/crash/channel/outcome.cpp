@@ -50,10 +50,11 @@ Complaints after_death_of_client(ChannelStage& stage, const ChannelImage& left, 
     stage.engine().end_all();
     // No request may end in an error: each was submitted whole, even by a client that was killed.
     for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
-      const RequestSlot& s = stage.client().raw_slot(slot);
-      if (s.state.load() == SlotState::finished && s.reason == FinishReason::error)
+      const AnswerSlot& answer = stage.client().answer(slot);
+      if (answer.state.load().phase == SlotState::Phase::finished &&
+          answer.reason == FinishReason::error)
         stage.status().complain("the engine refused a request: " +
-                                std::string(s.error_text.data()));
+                                std::string(answer.error_text.data()));
     }
     stage.engine().close();
   });

@@ -50,10 +50,6 @@ bool has_rung(int engine_bell) {
   return read(engine_bell, &rings, sizeof rings) == sizeof rings;
 }
 
-RequestSlot& slot_in(std::span<std::byte> memory, std::uint32_t slot) {
-  return reinterpret_cast<RequestSlot*>(memory.data() + slots_offset())[slot];
-}
-
 std::string named(std::uint32_t number) { return "request " + std::to_string(number); }
 
 }  // namespace
@@ -84,7 +80,15 @@ void StoryStatus::complain(const std::string& text) {
 StoryClient::StoryClient(ClientChannel channel, int bell, StoryStatus& status)
     : channel_(std::move(channel)), bell_(bell), status_(&status) {}
 
-RequestSlot& StoryClient::raw_slot(std::uint32_t slot) { return slot_in(channel_.raw(), slot); }
+const AnswerSlot& StoryClient::answer(std::uint32_t slot) const {
+  return answer_in(channel_.raw_answers().data(), slot);
+}
+RequestMark& StoryClient::mark(std::uint32_t slot) const {
+  return mark_in(channel_.raw_requests().data(), slot);
+}
+RequestBody& StoryClient::body(std::uint32_t slot) const {
+  return body_in(channel_.raw_requests().data(), slot);
+}
 
 std::uint32_t StoryClient::submit(std::uint32_t number, const ChannelRequest& request) {
   const auto slot = channel_.submit(request);
@@ -147,9 +151,11 @@ void StoryClient::wake() {
 
 void StoryClient::check_has_seen_all() {
   for (const auto& [slot, open] : open_) {
-    if (raw_slot(slot).state.load() == SlotState::finished)
+    const SlotState state = answer(slot).state.load();
+    if (state.number != mark(slot).submitted) continue;
+    if (state.phase == SlotState::Phase::finished)
       status_->complain(named(open.number) + ": the client sleeps although it has ended");
-    else if (raw_slot(slot).tokens.load() > open.tokens)
+    else if (answer(slot).tokens.load() > open.tokens)
       status_->complain(named(open.number) + ": the client sleeps although a token is unread");
   }
 }
@@ -165,13 +171,13 @@ void StoryClient::conclude() {
   for (const auto& [slot, open] : open_)
     status_->complain(named(open.number) + ": the client sleeps, and nobody rings");
   for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot)
-    if (raw_slot(slot).state.load() != SlotState::vacant)
-      status_->complain("slot " + std::to_string(slot) + " is not vacant at the end");
+    if (answer(slot).state.load().phase == SlotState::Phase::accepted ||
+        answer(slot).state.load().number != mark(slot).submitted)
+      status_->complain("slot " + std::to_string(slot) + " has a request at the end");
   if (status_->complaints != 0) return;
   ChannelRequest request = request_of(0);
-  request.most_text_bytes = 0;
-  const std::size_t others = heap_bytes(request) - 4096 + 64;  // 4096: its room for text
-  request.most_text_bytes = channel_.raw().size() - heap_offset() - others;
+  const std::size_t log = request.params.max_tokens * record_bytes(request.params.logprobs);
+  request.most_text_bytes = (channel_.raw_answers().size() - answers_offset()) / 16 * 16 - log;
   const auto slot = channel_.submit(request);
   if (!slot) return status_->complain("room in the heap is lost: " + slot.error().text);
   open_[*slot].number = 0;
@@ -179,11 +185,13 @@ void StoryClient::conclude() {
 
 // -- the engine -----------------------------------------------------------------------------------
 
-StoryEngine::StoryEngine(std::shared_ptr<EngineChannel> channel, std::span<std::byte> memory,
-                         int bell, StoryStatus& status)
-    : channel_(std::move(channel)), memory_(memory), bell_(bell), status_(&status) {}
-
-RequestSlot& StoryEngine::raw_slot(std::uint32_t slot) const { return slot_in(memory_, slot); }
+StoryEngine::StoryEngine(std::shared_ptr<EngineChannel> channel, std::byte* requests,
+                         std::byte* answers, int bell, StoryStatus& status)
+    : channel_(std::move(channel)),
+      raw_requests_(requests),
+      raw_answers_(answers),
+      bell_(bell),
+      status_(&status) {}
 
 bool StoryEngine::receive() {
   for (TakenRequest& taken : channel_->take_submitted(limits, most_bytes))
@@ -278,10 +286,11 @@ bool StoryEngine::hear() {
 
 void StoryEngine::check_has_heard_all() {
   for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
-    const SlotState state = raw_slot(slot).state.load();
-    if (state == SlotState::submitted)
+    const SlotState state = answer_in(raw_answers_, slot).state.load();
+    const RequestMark mark = mark_in(raw_requests_, slot);
+    if (state.phase != SlotState::Phase::accepted && state.number != mark.submitted)
       status_->complain("the engine sleeps although a request is in slot " + std::to_string(slot));
-    if (state == SlotState::accepted && raw_slot(slot).wants_abort.load() != 0)
+    if (state.phase == SlotState::Phase::accepted && state.number == mark.aborted)
       status_->complain("the engine sleeps although an abort is in slot " + std::to_string(slot));
   }
 }

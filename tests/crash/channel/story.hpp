@@ -9,12 +9,12 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "ipc/client_channel.hpp"
 #include "ipc/engine_channel.hpp"
+#include "tests/support/channel_memory.hpp"
 
 namespace kvhive::testing {
 
@@ -59,7 +59,10 @@ class StoryClient {
 
   bool has(std::uint32_t slot) const { return open_.count(slot) != 0; }
   ClientChannel& channel() { return channel_; }
-  RequestSlot& raw_slot(std::uint32_t slot);
+  const AnswerSlot& answer(std::uint32_t slot) const;
+  /// What the client itself has written.
+  RequestMark& mark(std::uint32_t slot) const;
+  RequestBody& body(std::uint32_t slot) const;
 
  private:
   struct Open {
@@ -93,10 +96,10 @@ class StoryEngine {
     bool is_tokenising = false;  ///< its end is EngineChannel::end_aborted()
   };
 
+  /// \param requests, answers  for looking at what the engine should have heard
   /// \param bell  the client rings it; stays open
-  /// \param memory  the channel's, for looking at what the engine should have heard
-  StoryEngine(std::shared_ptr<EngineChannel> channel, std::span<std::byte> memory, int bell,
-              StoryStatus& status);
+  StoryEngine(std::shared_ptr<EngineChannel> channel, std::byte* requests, std::byte* answers,
+              int bell, StoryStatus& status);
 
   /// One call of take_submitted(), with `limits` and `most_bytes`. Returns whether there is more.
   bool receive();
@@ -130,11 +133,10 @@ class StoryEngine {
   void adopt(const TakenRequest& taken);
   /// Called while the client does nothing and the bell is silent.
   void check_has_heard_all();
-  RequestSlot& raw_slot(std::uint32_t slot) const;
   std::uint32_t running() const;
 
   std::shared_ptr<EngineChannel> channel_;
-  std::span<std::byte> memory_;
+  std::byte *raw_requests_, *raw_answers_;
   int bell_;
   StoryStatus* status_;
   std::vector<TakenRequest> received_;

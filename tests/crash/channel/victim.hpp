@@ -50,7 +50,8 @@ class Victim {
   bool has_changed() const { return has_changed_; }
   /// Whether the next instruction is a system call.
   bool is_at_system_call() const { return is_at_system_call_; }
-  /// Whether the next instruction reads or writes a slot's fields, other than the request itself.
+  /// Whether the next instruction reads or writes a mark or a slot's fields, other than the
+  /// request.
   bool is_at_slot() const { return is_at_slot_; }
   bool has_done_it() const { return *has_done_it_; }
 
@@ -59,10 +60,23 @@ class Victim {
     const user_regs_struct registers = child_.registers();
     is_at_system_call_ = TracedChild::is_system_call(registers);
     const auto operand = memory_operand(registers);
-    const auto slots = reinterpret_cast<std::uint64_t>(&stage_.client().raw_slot(0));
-    is_at_slot_ = operand && *operand >= slots &&
-                  *operand < slots + kStorySlots * sizeof(RequestSlot) &&
-                  (*operand - slots) % sizeof(RequestSlot) < offsetof(RequestSlot, body);
+    is_at_slot_ = operand && (is_mark(*operand) || is_answer(*operand));
+  }
+  bool is_mark(std::uint64_t address) const {
+    const auto marks =
+        reinterpret_cast<std::uint64_t>(stage_.client().channel().raw_requests().data());
+    return address - marks < kStorySlots * sizeof(RequestMark);
+  }
+  /// In the client's mapping, or in the engine's.
+  bool is_answer(std::uint64_t address) const {
+    for (const std::byte* answers :
+         {stage_.client().channel().raw_answers().data(), stage_.medium().answers.data()}) {
+      const auto place = address - reinterpret_cast<std::uint64_t>(answers + slots_offset());
+      if (place < kStorySlots * sizeof(AnswerSlot) &&
+          place % sizeof(AnswerSlot) < offsetof(AnswerSlot, body))
+        return true;
+    }
+    return false;
   }
 
   ChannelStage& stage_;

@@ -23,7 +23,7 @@ struct ChannelMaker::Making {
   uid_t user = 0;
   std::size_t bytes = 0;
   std::size_t allocated = 0;
-  UniqueFd memory;
+  ChannelMemory memory;
   Error error;
   std::atomic<bool> is_wanted{true};
 };
@@ -31,23 +31,26 @@ struct ChannelMaker::Making {
 bool ChannelMaker::Making::allocate() {
   const auto failed = [this](const auto& result) {
     error = result.error();
-    memory = UniqueFd();  // freed before the quota is: nobody else has it
+    memory = {};  // freed before the quota is: nobody else has it
     allocated = 0;
     return true;
   };
   if (!is_wanted) return true;
-  if (!memory) {
-    auto opened = open_memory(kChannelMemoryName);
+  if (!memory.answers) {
+    auto opened = open_memory(kAnswersName);
     if (!opened) return failed(opened);
-    memory = std::move(*opened);
+    memory.answers = std::move(*opened);
   }
   const std::size_t end = std::min(bytes, allocated + kPiece);
-  if (auto grown = allocate_memory(memory, allocated, end, bytes, kChannelMemoryName); !grown)
+  if (auto grown = allocate_memory(memory.answers, allocated, end, bytes, kAnswersName); !grown)
     return failed(grown);
   allocated = end;
   if (allocated < bytes) return false;
-  if (auto written = write_channel_header(memory, bytes); !written) return failed(written);
-  if (auto sealed = seal_memory(memory, kChannelMemoryName); !sealed) return failed(sealed);
+  if (auto written = write_channel_header(memory.answers, bytes); !written) return failed(written);
+  if (auto sealed = seal_memory(memory.answers, kAnswersName); !sealed) return failed(sealed);
+  auto requests = create_empty_memory(kRequestsName, bytes);
+  if (!requests) return failed(requests);
+  memory.requests = std::move(*requests);
   return true;
 }
 
@@ -79,13 +82,23 @@ bool ChannelMaker::cancel(std::uint64_t channel) {
   return true;
 }
 
-void ChannelMaker::free(std::uint64_t channel, uid_t user, UniqueFd memory, std::size_t bytes) {
-  helpers_.free(user, channel, std::move(memory), bytes);
-}
-
-void ChannelMaker::say_serving(uid_t user, std::uint64_t channel, UniqueFd memory,
-                               std::uint32_t engine) {
-  helpers_.say_serving(user, channel, std::move(memory), engine);
+void ChannelMaker::free(std::uint64_t channel, uid_t user, ChannelMemory memory,
+                        std::size_t bytes) {
+  struct Freeing {
+    ChannelMemory memory;
+    std::size_t freed = 0;
+  };
+  worker_.add(user, [this, channel, bytes,
+                     freeing = std::make_shared<Freeing>(Freeing{std::move(memory)})] {
+    auto& [files, freed] = *freeing;
+    const std::size_t end = std::min(bytes, freed + kPiece);
+    if (files.answers && end > freed) free_memory(files.answers, freed, end);
+    freed = end;
+    if (freed < bytes) return false;
+    files = {};
+    loop_.post([this, channel] { events_.on_freed(channel); });
+    return true;
+  });
 }
 
 }  // namespace kvhive

@@ -1,7 +1,11 @@
 #pragma once
-// Makes the memory of channels in a thread of its own: a gigabyte takes a third of a second, and
-// the keeper's event loop serves all. Users take turns, a few megabytes each. Memory that clients
-// have is freed by other processes (file_helpers.hpp).
+// Makes and frees the memory of channels in a thread of its own: a gigabyte takes a third of a
+// second, and the keeper's event loop serves all. Users take turns, a few megabytes each.
+//
+// Only the answers are made with their memory; the requests' is the client's. So only the answers
+// are freed: no process but engines can write to them, lock their file, or keep the thread waiting.
+// The client's file is closed, nothing else: a client that writes to it from a buffer whose page
+// fault is never answered keeps its lock for ever, and whoever waits for it cannot be killed.
 
 #include <sys/types.h>
 
@@ -12,8 +16,7 @@
 
 #include "base/loop/background_worker.hpp"
 #include "base/loop/event_loop.hpp"
-#include "base/unique_fd.hpp"
-#include "tools/keeper/channels/file_helpers.hpp"
+#include "tools/keeper/channels/channels.hpp"
 
 namespace kvhive {
 
@@ -23,25 +26,20 @@ class ChannelMaker {
   class Events {
    public:
     virtual ~Events() = default;
-    virtual void on_made(std::uint64_t channel, Expected<UniqueFd> memory) = 0;
+    virtual void on_made(std::uint64_t channel, Expected<ChannelMemory> memory) = 0;
     virtual void on_freed(std::uint64_t channel) = 0;
   };
 
   /// \param loop  outlives this object, but does not run any more after its destruction
-  ChannelMaker(EventLoop& loop, Events& events)
-      : loop_(loop),
-        events_(events),
-        helpers_(loop, [this](std::uint64_t channel) { events_.on_freed(channel); }) {}
+  ChannelMaker(EventLoop& loop, Events& events) : loop_(loop), events_(events) {}
 
-  /// Makes a channel's memory with its header. on_made() follows, unless it is cancelled.
+  /// Makes a channel's memory with the answers' header. on_made() follows, unless it is cancelled.
   void make(std::uint64_t channel, uid_t user, std::size_t bytes);
   /// The client that waited is gone. True = on_freed() follows; false = nothing is being made.
   bool cancel(std::uint64_t channel);
-  /// Frees a closed channel's memory, even if a process still has a descriptor of it. on_freed()
+  /// Frees a closed channel's memory, even if a process still has it open or mapped. on_freed()
   /// follows.
-  void free(std::uint64_t channel, uid_t user, UniqueFd memory, std::size_t bytes);
-  /// Tells the client library soon which engine serves the channel, or kNoEngine.
-  void say_serving(uid_t user, std::uint64_t channel, UniqueFd memory, std::uint32_t engine);
+  void free(std::uint64_t channel, uid_t user, ChannelMemory memory, std::size_t bytes);
 
  private:
   struct Making;
@@ -51,7 +49,6 @@ class ChannelMaker {
   Events& events_;
   /// What is being made, by channel. Only the event loop's thread uses the map.
   std::map<std::uint64_t, std::shared_ptr<Making>> making_;
-  FileHelpers helpers_;
   BackgroundWorker worker_;  ///< the last member, so that it ends before what it uses
 };
 

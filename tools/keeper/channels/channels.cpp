@@ -1,7 +1,5 @@
 #include "tools/keeper/channels/channels.hpp"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <string>
 #include <tuple>
@@ -66,23 +64,28 @@ Expected<void> Channels::check_quota(std::size_t bytes, const ChannelOwner& owne
   return {};
 }
 
-Expected<Channels::Created> Channels::complete(std::uint64_t id, UniqueFd memory) {
+Expected<Channels::Created> Channels::complete(std::uint64_t id, ChannelMemory memory) {
+  auto requests = reopen_read_only(memory.requests.get());
+  if (!requests) return forward_error(requests);
+  auto answers = reopen_read_only(memory.answers.get());
+  if (!answers) return forward_error(answers);
   auto engine_bell = make_engine_bell();
   if (!engine_bell) return forward_error(engine_bell);
   auto client_bell = make_client_bell();
   if (!client_bell) return forward_error(client_bell);
   Entry& entry = channels_.at(id);
+  std::swap(*requests, memory.requests);  // the one for writing is the client's
   entry.memory = std::move(memory);
   entry.engine_bell = std::move(*engine_bell);
   entry.client_bell = std::move(client_bell->engine_end);
-  return Created{entry.channel.bytes, entry.memory.get(), entry.engine_bell.get(),
-                 std::move(client_bell->client_end)};
+  return Created{entry.channel.bytes, std::move(*requests), std::move(*answers),
+                 entry.engine_bell.get(), std::move(client_bell->client_end)};
 }
 
 std::size_t Channels::bytes_to_make() const {
   std::size_t bytes = 0;
   for (const auto& [id, entry] : channels_)
-    if (!entry.memory) bytes += entry.channel.bytes;
+    if (!entry.memory.answers) bytes += entry.channel.bytes;
   return bytes;
 }
 
@@ -90,12 +93,6 @@ std::optional<Channels::Channel> Channels::find(std::uint64_t id) const {
   const auto found = channels_.find(id);
   if (found == channels_.end()) return std::nullopt;
   return found->second.channel;
-}
-
-UniqueFd Channels::copy_of_memory(std::uint64_t id) const {
-  const auto found = channels_.find(id);
-  if (found == channels_.end() || !found->second.memory) return {};
-  return UniqueFd(fcntl(found->second.memory.get(), F_DUPFD_CLOEXEC, 0));
 }
 
 std::vector<std::uint64_t> Channels::remove_engine(EngineKey engine) {
@@ -113,7 +110,7 @@ bool Channels::place_waiting(EngineLine& line) {
   const bool all_closed = tell_closed(line);
   std::set<EngineKey> full;
   for (auto& [id, entry] : channels_) {
-    if (entry.channel.engine || !entry.memory) continue;
+    if (entry.channel.engine || !entry.memory.answers) continue;
     while (const auto best = best_engine_for(entry.channel, full)) {
       if (give(id, entry, *best, line)) break;
       full.insert(*best);
@@ -155,11 +152,11 @@ bool Channels::give(std::uint64_t id, Entry& entry, EngineKey key, EngineLine& l
   const ChannelOpen message{id, entry.channel.bytes, owner.domain, owner.user,
                             owner.is_limited ? 1u : 0u};
   if (!line.open(key, message,
-                 {entry.memory.get(), entry.engine_bell.get(), entry.client_bell.get()}))
+                 {entry.memory.requests.get(), entry.memory.answers.get(), entry.engine_bell.get(),
+                  entry.client_bell.get()}))
     return false;
   entry.channel.engine = key;
   if (engine.unanswered++ == 0) engine.silent_since = std::chrono::steady_clock::now();
-  line.gave(id, owner.user, entry.memory.get(), engine.number);
   return true;
 }
 
@@ -185,14 +182,15 @@ void Channels::take_back(std::uint64_t id) {
   const auto found = channels_.find(id);
   if (found == channels_.end()) return;
   found->second.channel.engine.reset();
+  write_serving_engine(found->second.memory.answers, kNoEngine);
 }
 
-std::optional<UniqueFd> Channels::close(std::uint64_t id) {
+std::optional<ChannelMemory> Channels::close(std::uint64_t id) {
   const auto found = channels_.find(id);
   if (found == channels_.end()) return std::nullopt;
   const auto& channel = found->second.channel;
   if (channel.engine) engines_.at(*channel.engine).to_close.push_back(id);
-  UniqueFd memory = std::move(found->second.memory);
+  ChannelMemory memory = std::move(found->second.memory);
   closed_.emplace(id, channel);
   channels_.erase(found);
   return memory;

@@ -14,6 +14,7 @@
 
 #include "base/unique_fd.hpp"
 #include "config/machine_memory.hpp"
+#include "ipc/channel_memory.hpp"
 #include "ipc/protocol.hpp"
 
 namespace kvhive {
@@ -48,10 +49,6 @@ class EngineLine {
   [[nodiscard]] virtual Expected<void> open(EngineKey engine, const ChannelOpen& message,
                                             const std::vector<int>& fds) = 0;
   [[nodiscard]] virtual Expected<void> close(EngineKey engine, const ChannelClose& message) = 0;
-  /// Called when an engine has been given a channel: which channel, whose, its memory, and the
-  /// engine's number.
-  virtual void gave(std::uint64_t /*channel*/, uid_t /*user*/, int /*memory*/,
-                    std::uint32_t /*engine*/) {}
 };
 
 /// An EngineLine over sockets. An engine's key is the descriptor of its socket.
@@ -80,16 +77,16 @@ class Channels {
                                                 const ChannelOwner& owner,
                                                 const MachineMemory& machine);
 
-  /// A channel that no engine serves yet: what its client is sent. The table keeps `memory` and
-  /// `engine_bell` open until the channel is closed.
+  /// A channel that no engine serves yet: what its client is sent.
   struct Created {
     std::size_t bytes;
-    int memory;
-    int engine_bell;
+    UniqueFd requests;     ///< for writing
+    UniqueFd answers;      ///< for reading
+    int engine_bell;       ///< the table's, open until the channel is closed
     UniqueFd client_bell;  ///< the client's end
   };
   /// The memory of a reserved channel is made: engines can serve the channel now.
-  [[nodiscard]] Expected<Created> complete(std::uint64_t id, UniqueFd memory);
+  [[nodiscard]] Expected<Created> complete(std::uint64_t id, ChannelMemory memory);
 
   /// What the table tells about one channel.
   struct Channel {
@@ -100,14 +97,9 @@ class Channels {
   };
   /// Nothing if there is no such channel.
   std::optional<Channel> find(std::uint64_t id) const;
-  /// A descriptor of the channel's memory; empty if there is none. The table itself never touches
-  /// the memory: calls into a file that a client has can wait for that client
-  /// (channels/file_helpers.hpp).
-  UniqueFd copy_of_memory(std::uint64_t id) const;
-
   /// Adds an engine that can serve channels. Clients ask for it by `number`.
   void add_engine(EngineKey engine, std::uint32_t number) { engines_[engine].number = number; }
-  /// Removes an engine that is gone. Its channels then wait for another engine.
+  /// Removes an engine that is gone. Its channels then wait for another engine, and say so.
   /// \return  the ids of these channels
   std::vector<std::uint64_t> remove_engine(EngineKey engine);
 
@@ -131,13 +123,13 @@ class Channels {
   static constexpr std::chrono::milliseconds kPatience{1000};
 
   /// Takes a channel from its engine, which cannot serve it or has died. The channel then waits for
-  /// another engine.
+  /// another engine, and tells its client so.
   void take_back(std::uint64_t id);
 
   /// Removes a channel. place_waiting() tells its engine. The channel's bytes count against the
   /// quotas until freed().
   /// \return  its memory, empty if it was not made yet; nothing if there is no such channel
-  std::optional<UniqueFd> close(std::uint64_t id);
+  std::optional<ChannelMemory> close(std::uint64_t id);
   void freed(std::uint64_t id) { closed_.erase(id); }
 
   /// Bytes of channels whose memory is still being made.
@@ -149,7 +141,8 @@ class Channels {
  private:
   struct Entry {
     Channel channel;
-    UniqueFd memory;  ///< empty until it is made
+    /// Empty until it is made. The requests are open for reading: the client alone writes them.
+    ChannelMemory memory;
     UniqueFd engine_bell;
     UniqueFd client_bell;  ///< the engine's end
   };
