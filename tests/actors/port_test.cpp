@@ -215,23 +215,24 @@ TEST_F(PortTest, AnAbortReachesAPromptThatIsNotTokenisedYet) {
 }
 
 /// A client with much on its bells must not stop the loop when it leaves.
-TEST_F(PortTest, TheBellOfAClosedChannelIsClosedWhereItsClientIsRung) {
+TEST_F(PortTest, WhatAClosedChannelsClientHasTooIsClosedWhereTheClientIsRung) {
   struct Keeping : ClientRing {
-    explicit Keeping(UniqueFd& place) : kept(place) {}
+    explicit Keeping(std::vector<int>& place) : closed(place) {}
     void ring() override {}
-    void close(UniqueFd shared) override { kept = std::move(shared); }
-    UniqueFd& kept;
+    void close(UniqueFd shared) override { closed.push_back(shared.get()); }
+    std::vector<int>& closed;
   };
   make_port();
   Line& other = line(2);
-  UniqueFd kept, bell = copy_of(other.engine_bell);
-  const int number = bell.get();
-  auto channel = EngineChannel::open(1, 0, copy_of(other.memory.requests), other.memory.answers,
-                                     Line::kBytes, std::make_unique<Keeping>(kept));
+  UniqueFd bell = copy_of(other.engine_bell), requests = copy_of(other.memory.requests);
+  std::vector<int> closed;
+  const std::vector<int> shared{bell.get(), requests.get()};
+  auto channel = EngineChannel::open(1, 0, std::move(requests), other.memory.answers, Line::kBytes,
+                                     std::make_unique<Keeping>(closed));
   port_->open(std::move(*channel), std::move(bell), DomainId{0});
-  EXPECT_FALSE(kept);
+  EXPECT_THAT(closed, IsEmpty());
   port_->close(1);
-  EXPECT_EQ(kept.get(), number);
+  EXPECT_EQ(closed, shared);
 }
 
 TEST_F(PortTest, AClosedChannelsPromptsAreForgotten) {

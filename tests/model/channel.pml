@@ -9,13 +9,15 @@
 #define ROUNDS 2
 #define TOKENS 2
 
-#define VACANT 0
-#define SUBMITTED 1
-#define ACCEPTED 2
-#define FINISHED 3
+/* The client's file: the newest request's number, and that of the newest one to be aborted. */
+byte submitted, aborted;
 
+/* The engines' file. The state is one word: a request's number, and whether it has ended. */
+#define ACCEPTED(n) (2 * (n) + 1)
+#define FINISHED(n) (2 * (n))
+#define NUMBER (state / 2)
+#define IS_ACCEPTED (state % 2 == 1)
 byte state, tokens;
-bool wants_abort;
 
 /* The client's bell: a socket with at most one unread ring that matters. The engine's: an eventfd that
  * is never read, and an edge that the engine which watches it has not handled yet. */
@@ -46,17 +48,31 @@ inline watch_edges() {
 inline read_slot() {
 #ifdef MUTANT_TOKENS_ARE_READ_BEFORE_THE_STATE
   seen_tokens = tokens;
-  is_finished = (state == FINISHED);
+  seen = state;
 #else
-  is_finished = (state == FINISHED);
+  seen = state;
   seen_tokens = tokens;
 #endif
-  assert(seen_tokens >= tokens_read);
-  tokens_read = seen_tokens
+  d_step {
+  is_finished = false;
+  if
+#ifdef MUTANT_THE_NUMBER_IS_NOT_COMPARED
+  :: true ->
+#else
+  :: seen / 2 == round ->
+#endif
+     is_finished = (seen % 2 == 0);
+     assert(seen_tokens >= tokens_read);
+     tokens_read = seen_tokens
+  :: else
+  fi;
+  seen = 0;
+  seen_tokens = 0
+  }
 }
 
 proctype Client() {
-  byte round, tokens_read, seen_tokens;
+  byte round, tokens_read, seen_tokens, seen;
   bool is_finished, aborts;
   do
   :: round == ROUNDS -> break
@@ -64,12 +80,10 @@ proctype Client() {
      round++;
      tokens_read = 0;
      aborts = false;
-     wants_abort = false;
-     tokens = 0;
-     state = SUBMITTED;
+     submitted = round;
      atomic { ring_engine() }
      do
-     :: !aborts -> aborts = true; wants_abort = true; atomic { ring_engine() }
+     :: !aborts -> aborts = true; aborted = round; atomic { ring_engine() }
      :: client_bell ->
 #ifdef MUTANT_THE_BELL_IS_ANSWERED_AFTER_READING
         read_slot();
@@ -81,7 +95,6 @@ proctype Client() {
         if
         :: is_finished ->
            assert(aborts || tokens_read == TOKENS);
-           state = VACANT;
            break
         :: else
         fi
@@ -122,9 +135,9 @@ inline finish() {
 #ifdef MUTANT_THE_ENGINE_RINGS_BEFORE_THE_END_IS_STORED
   ring_client();
   STEP;
-  state = FINISHED;
+  state = FINISHED(NUMBER);
 #else
-  state = FINISHED;
+  state = FINISHED(NUMBER);
   STEP;
   ring_client();
 #endif
@@ -132,8 +145,9 @@ inline finish() {
 }
 
 inline take_submitted() {
+  mark = submitted;
   if
-  :: state == ACCEPTED && takes_over ->
+  :: IS_ACCEPTED && takes_over ->
 #ifndef MUTANT_ACCEPTED_REQUESTS_ARE_NOT_TAKEN_OVER
      assert(!has_request);
      STEP;
@@ -146,14 +160,25 @@ inline take_submitted() {
 #else
      skip
 #endif
-  :: state == SUBMITTED ->
+  :: !IS_ACCEPTED && mark != NUMBER ->
      assert(!has_request);
-     state = ACCEPTED;
+#ifdef MUTANT_THE_LOG_IS_EMPTIED_AFTER_ACCEPTING
+     atomic { state = ACCEPTED(mark); mark = 0 }
+     STEP;
+     tokens = 0;
+#else
+#ifndef MUTANT_THE_LOG_IS_NOT_EMPTIED
+     tokens = 0;
+     STEP;
+#endif
+     atomic { state = ACCEPTED(mark); mark = 0 }
+#endif
      STEP;
      has_request = true;
      written = 0
   :: else
   fi;
+  mark = 0;
 #ifndef MUTANT_EVERY_PASS_TAKES_OVER
   if
   :: takes_over ->
@@ -169,7 +194,7 @@ inline take_submitted() {
 
 inline take_aborts() {
   if
-  :: has_request && wants_abort -> finish()
+  :: has_request && aborted == NUMBER -> finish()
   :: else
   fi
 }
@@ -184,7 +209,7 @@ inline step() {
   :: written < TOKENS ->
      written++;
 #ifdef MUTANT_THE_END_IS_STORED_BEFORE_THE_LAST_TOKEN
-     if :: written == TOKENS -> state = FINISHED :: else fi;
+     if :: written == TOKENS -> state = FINISHED(NUMBER) :: else fi;
      STEP;
      tokens = written;
      if :: written == TOKENS -> ring_client(); has_request = false :: else -> ring_client() fi
@@ -199,7 +224,7 @@ inline step() {
 }
 
 proctype Engine(byte number) {
-  byte written;
+  byte written, mark;
   bool has_request, takes_over = true;
   STEP;
   watch_edges();
