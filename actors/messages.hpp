@@ -16,13 +16,13 @@
 #include <vector>
 
 #include "base/ids.hpp"
-#include "ipc/generation.hpp"
-#include "ipc/output_sink.hpp"
+#include "ipc/channel/generation.hpp"
+#include "ipc/channel/output_sink.hpp"
 #include "kernels/block_copy.hpp"
 
 namespace kvhive {
 
-class HeldMemory;  // ipc/engine_channel.hpp
+class HeldMemory;  // ipc/channel/engine_channel.hpp
 
 /// Names a request inside one engine: its channel, and its slot in the channel.
 struct RequestKey {

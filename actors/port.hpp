@@ -16,7 +16,7 @@
 #include "actors/long_prompts.hpp"
 #include "actors/protocol.hpp"
 #include "base/loop/event_loop.hpp"
-#include "ipc/engine_channel.hpp"
+#include "ipc/channel/engine_channel.hpp"
 #include "models/text/tokenizer.hpp"
 
 namespace kvhive {

@@ -5,7 +5,7 @@
 #include <cerrno>
 
 #include "ipc/default_socket.hpp"
-#include "ipc/doorbell.hpp"
+#include "ipc/channel/doorbell.hpp"
 #include "ipc/protocol.hpp"
 
 namespace kvhive {

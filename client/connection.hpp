@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "ipc/client_channel.hpp"
+#include "ipc/channel/client_channel.hpp"
 
 namespace kvhive {
 

@@ -111,8 +111,8 @@ struct StewardHello {
 };
 
 /// Carries four descriptors: the channel's requests for writing, its answers for reading
-/// (ipc/channel_layout.hpp), the bell that wakes the engine, and the client's end of the bell that
-/// wakes the client (ipc/doorbell.hpp).
+/// (ipc/channel/channel_layout.hpp), the bell that wakes the engine, and the client's end of the
+/// bell that wakes the client (ipc/channel/doorbell.hpp).
 struct ClientWelcome {
   static constexpr MessageType kType = MessageType::client_welcome;
   std::uint64_t channel = 0;
@@ -192,7 +192,7 @@ struct ChannelOpen {
   std::uint64_t channel_bytes = 0;
   DomainId domain{};  ///< the client's domain: the channel's requests belong to it
   std::uint32_t user = 0;
-  std::uint32_t is_stranger = 0;  ///< 1 = the user is a stranger: see ipc/bell_ringers.hpp
+  std::uint32_t is_stranger = 0;  ///< 1 = the user is a stranger: see ipc/channel/bell_ringers.hpp
 };
 /// keeper -> engine: the client is gone; end its requests.
 struct ChannelClose {

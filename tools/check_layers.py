@@ -10,8 +10,8 @@ import pathlib
 import re
 import sys
 
-CORE = {"base", "config", "hashing", "pool", "kernels", "device", "models", "models/text", "ipc", "actors"}
-SHARED = {"base", "config", "pool", "pool/care", "ipc", "tools/program", "tools/privilege"}
+CORE = {"base", "config", "hashing", "pool", "kernels", "device", "models", "models/text", "ipc", "ipc/channel", "actors"}
+SHARED = {"base", "config", "pool", "pool/care", "ipc", "ipc/channel", "tools/program", "tools/privilege"}
 # A folder may include itself and what is listed here. A folder that is not listed may not include anything of ours.
 MAY_INCLUDE = {
     "base": set(),
@@ -29,7 +29,8 @@ MAY_INCLUDE = {
     "models/text": {"base"},
     "models/gpu": {"base", "config", "device", "kernels", "kernels/cuda", "models"},
     "ipc": {"base", "config"},
-    "client": {"base", "config", "ipc"},
+    "ipc/channel": {"base", "config"},
+    "client": {"base", "config", "ipc", "ipc/channel"},
     "actors": CORE - {"device"},
     "actors/gpu": CORE | {"models/gpu"},
     "tools/program": {"base", "config", "pool", "pool/care", "ipc"},

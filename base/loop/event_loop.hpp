@@ -32,7 +32,7 @@ class EventLoop {
   /// descriptor has at most one watch.
   void watch(int fd, Handler on_ready);
   /// The same, but calls `on_ready` once for what happened since the last call, whether or not `fd`
-  /// is still readable. For a descriptor that must not be read (ipc/doorbell.hpp).
+  /// is still readable. For a descriptor that must not be read (ipc/channel/doorbell.hpp).
   void watch_edges(int fd, Handler on_edge);
   /// Ends a watch. Allowed at any time, also in the watch's own handler. Events of this watch that
   /// the kernel has reported but run() has not handled are dropped, even if a new descriptor has

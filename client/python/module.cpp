@@ -194,7 +194,8 @@ void define_client(py::module_& m) {
            "Connects; raises kvhive.Error.\n\n"
            "socket: the daemon's socket (default: KVHIVE_SOCKET, or where kvhived puts it).\n"
            "engine: the engine that serves this client (default: the daemon chooses).\n"
-           "channel_bytes: shared memory for all requests under way (default: 2 MiB).\n"
+           "channel_bytes: shared memory for the answers under way, as much for prompts (default: "
+           "2 MiB).\n"
            "connect_timeout: seconds to wait for a daemon that does not answer.")
       .def("generate", &generate, py::arg("prompt"), py::kw_only(), py::arg("max_tokens") = 16,
            py::arg("temperature") = 0.0f, py::arg("top_k") = 0, py::arg("top_p") = 1.0f,

@@ -10,8 +10,8 @@
 #include <mutex>
 
 #include "base/check.hpp"
-#include "ipc/client_channel.hpp"
-#include "ipc/doorbell.hpp"
+#include "ipc/channel/client_channel.hpp"
+#include "ipc/channel/doorbell.hpp"
 #include "models/text/tokenizer_parser.hpp"
 #include "tests/support/channel_memory.hpp"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "ipc/output_sink.hpp"
+#include "ipc/channel/output_sink.hpp"
 
 namespace kvhive::testing {
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ipc/doorbell.hpp"
+#include "ipc/channel/doorbell.hpp"
 #include "ipc/protocol.hpp"
 #include "tests/enemies/attacks.hpp"
 #include "tests/support/herd.hpp"
@@ -167,7 +167,8 @@ void confuse_the_numbers(Enemy& enemy) {
   channel->ring();
 }
 
-/// Waits in page faults of a file last as long as the file's holes take (ipc/request_file.hpp).
+/// Waits in page faults of a file last as long as the file's holes take
+/// (ipc/channel/request_file.hpp).
 void punch_holes_for_a_while(Enemy& enemy) {
   auto channel = enemy.seize(std::size_t{128} << 20);
   if (!channel) return;

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <thread>
 
-#include "ipc/doorbell.hpp"
+#include "ipc/channel/doorbell.hpp"
 #include "ipc/protocol.hpp"
 #include "tests/enemies/grammar.hpp"
 

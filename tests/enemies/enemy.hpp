@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/unique_fd.hpp"
-#include "ipc/client_channel.hpp"
+#include "ipc/channel/client_channel.hpp"
 #include "tests/enemies/board.hpp"
 #include "tests/support/channel_memory.hpp"
 

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "base/check.hpp"
-#include "ipc/engine_channel.hpp"
+#include "ipc/channel/engine_channel.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
 #include "tests/support/channel_memory.hpp"
 

@@ -1,7 +1,7 @@
 /* One slot of a channel, its client, and the engines that serve it one after the other. An engine may
  * be killed before any step; then the keeper gives the channel to another. The client submits, sleeps
  * until its bell rings, reads, may ask for an abort, and submits again. The inlines are named as in
- * ipc/engine_channel.cpp, ipc/client_channel.cpp and actors/port.cpp.
+ * ipc/channel/engine_channel.cpp, ipc/channel/client_channel.cpp and actors/port.cpp.
  *
  * Must hold: the client never sleeps for ever (then Spin finds an invalid end state), gets every token
  * exactly once, and no engine works on a slot that it did not take. */

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
-#include "ipc/channel_memory.hpp"
+#include "ipc/channel/channel_memory.hpp"
 
 namespace kvhive::testing {
 

@@ -10,8 +10,8 @@
 #include <set>
 
 #include "base/check.hpp"
-#include "ipc/client_channel.hpp"
-#include "ipc/engine_channel.hpp"
+#include "ipc/channel/client_channel.hpp"
+#include "ipc/channel/engine_channel.hpp"
 #include "tests/support/channel_memory.hpp"
 
 namespace kvhive::testing {

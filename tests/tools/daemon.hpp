@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "ipc/client_channel.hpp"
+#include "ipc/channel/client_channel.hpp"
 #include "ipc/protocol.hpp"
 #include "kvhive/client.hpp"
 #include "pool/pool_memory.hpp"

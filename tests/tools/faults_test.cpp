@@ -10,7 +10,7 @@
 #include <random>
 
 #include "client/connection.hpp"
-#include "ipc/doorbell.hpp"
+#include "ipc/channel/doorbell.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"

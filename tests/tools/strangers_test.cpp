@@ -13,7 +13,7 @@
 #include <fstream>
 #include <span>
 
-#include "ipc/client_channel.hpp"
+#include "ipc/channel/client_channel.hpp"
 #include "tests/support/channel_memory.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/descriptor_line.hpp"

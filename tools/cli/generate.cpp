@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "base/byte_size.hpp"
-#include "ipc/generation.hpp"
+#include "ipc/channel/generation.hpp"
 #include "kvhive/client.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/prompt.hpp"

@@ -9,7 +9,7 @@
 #include "actors/ring.hpp"
 #include "base/loop/event_loop.hpp"
 #include "config/options.hpp"
-#include "ipc/bell_ringers.hpp"
+#include "ipc/channel/bell_ringers.hpp"
 #include "ipc/protocol.hpp"
 #include "models/transformer.hpp"
 #include "pool/block_pool.hpp"

@@ -8,7 +8,7 @@
 #include "actors/gpu/copy_calibration.hpp"
 #include "actors/gpu/device_swapper.hpp"
 #include "actors/gpu/gpu_runner.hpp"
-#include "ipc/channel_layout.hpp"
+#include "ipc/channel/channel_layout.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
 #include "models/gpu/gpu_transformer.hpp"
 #include "tools/engine/gpu_memory.hpp"

@@ -51,7 +51,7 @@ ConnectionLimits limits_for(std::uint64_t descriptors) {
   limits.of_user = std::clamp<std::uint64_t>(connections / 4, 8, 4096);
   limits.silent_of_all = std::clamp<std::uint64_t>(connections / 16, 8, 64);
   limits.kept_for_owner = std::min<std::uint64_t>(descriptors / 8, 64);
-  // Half of what the user may have in unread packets is left to engines and helpers.
+  // Half of what the user may have in unread packets is left to engines.
   limits.unread.of_all = descriptors / 2 / kDescriptorsOfAnAnswer;
   limits.unread.of_user = std::clamp<std::uint64_t>(limits.unread.of_all / 8, 4, 64);
   return limits;

@@ -16,7 +16,7 @@
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
 #include "config/process_limits.hpp"
-#include "ipc/channel_layout.hpp"
+#include "ipc/channel/channel_layout.hpp"
 #include "ipc/pidfd.hpp"
 #include "ipc/text_memory.hpp"
 #include "tools/keeper/status.hpp"

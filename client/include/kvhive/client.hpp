@@ -138,9 +138,10 @@ struct ClientOptions {
   std::string socket{};
   /// The number of the engine that serves this client. Nothing = the daemon chooses.
   std::optional<std::uint32_t> engine = std::nullopt;
-  /// Shared memory for the prompts and outputs of all requests under way, 1 MiB to 1 GiB; 0 = the
-  /// default. About 0.3 MiB of it are the library's. A request takes the bytes of its prompt and 32
-  /// bytes per token of max_tokens, at least 4 KiB. All clients of a daemon together get 4 GiB.
+  /// Shared memory for the outputs of all requests under way, 1 MiB to 1 GiB; 0 = the default.
+  /// About 0.3 MiB of it are the library's. A request takes 32 bytes per token of max_tokens, at
+  /// least 4 KiB. All clients of a daemon together get 4 GiB. There is as much room for prompts; it
+  /// takes this process's own memory, as they need it.
   std::size_t channel_bytes = kDefaultChannelBytes;
   /// How long connect() waits for a daemon that is stopped or overloaded.
   std::chrono::milliseconds connect_timeout{10'000};

@@ -76,7 +76,8 @@ typedef struct kvhive_options {
   int32_t engine;         /* number of the engine that serves this client, or KVHIVE_ANY_ENGINE */
   int32_t connect_timeout_ms; /* how long a stopped or overloaded daemon is waited for; < 0 = for
                                  ever */
-  uint64_t channel_bytes; /* shared memory for all requests under way, 1 MiB to 1 GiB; 0 = 2 MiB */
+  uint64_t channel_bytes; /* shared memory for the answers to all requests under way, and as much
+                             for their prompts, 1 MiB to 1 GiB; 0 = 2 MiB */
 } kvhive_options;
 
 static inline kvhive_options kvhive_default_options(void) {

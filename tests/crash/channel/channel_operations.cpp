@@ -145,6 +145,13 @@ const std::vector<ChannelOperation>& list() {
          s.engine().limits.text_bytes = 3;
        },
        [](Stage& s) { return receive(s, 0) && has_finished(s, 2) && has_finished(s, 3); }},
+      {"take: a prompt that is too long, in a slot that is used again", engine,
+       [](Stage& s) {
+         a_vacated_slot(s);
+         s.client().allow_refusal(s.client().submit(5));
+         s.engine().limits.text_bytes = 3;
+       },
+       [](Stage& s) { return receive(s, 0) && has_finished(s, 0); }},
       {"refuse", engine,
        [](Stage& s) {
          a_taken(s, 4);

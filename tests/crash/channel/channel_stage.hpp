@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/memory_object.hpp"
-#include "ipc/doorbell.hpp"
+#include "ipc/channel/doorbell.hpp"
 #include "tests/crash/channel/story.hpp"
 #include "tests/crash/traced_child.hpp"
 #include "tests/support/channel_memory.hpp"

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
-#include "ipc/doorbell.hpp"
+#include "ipc/channel/doorbell.hpp"
 
 namespace kvhive::testing {
 namespace {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "ipc/client_channel.hpp"
-#include "ipc/engine_channel.hpp"
+#include "ipc/channel/client_channel.hpp"
+#include "ipc/channel/engine_channel.hpp"
 #include "tests/support/channel_memory.hpp"
 
 namespace kvhive::testing {

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <utility>
 
-#include "ipc/channel_memory.hpp"
+#include "ipc/channel/channel_memory.hpp"
 
 namespace kvhive {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "base/byte_size.hpp"
 #include "base/round_up.hpp"
-#include "ipc/channel_layout.hpp"
-#include "ipc/doorbell.hpp"
+#include "ipc/channel/channel_layout.hpp"
+#include "ipc/channel/doorbell.hpp"
 
 namespace kvhive {
 
@@ -156,6 +156,7 @@ bool Channels::give(std::uint64_t id, Entry& entry, EngineKey key, EngineLine& l
                   entry.client_bell.get()}))
     return false;
   entry.channel.engine = key;
+  write_serving_engine(entry.memory.answers, engine.number);
   if (engine.unanswered++ == 0) engine.silent_since = std::chrono::steady_clock::now();
   return true;
 }

@@ -14,7 +14,7 @@
 
 #include "base/unique_fd.hpp"
 #include "config/machine_memory.hpp"
-#include "ipc/channel_memory.hpp"
+#include "ipc/channel/channel_memory.hpp"
 #include "ipc/protocol.hpp"
 
 namespace kvhive {

@@ -1,7 +1,7 @@
 #pragma once
 // Threads that ring the clients that are strangers to the daemon. A ring takes as long as its
-// client likes (ipc/doorbell.hpp): the kernel wakes all that hangs on the client's end. The same is
-// true of the close of the last descriptor of a bell. So:
+// client likes (ipc/channel/doorbell.hpp): the kernel wakes all that hangs on the client's end. The
+// same is true of the close of the last descriptor of a bell. So:
 //  - No thread that serves others rings a stranger. These threads have a lower priority.
 //  - At most one ring of a user is under way at a time, and users take turns.
 //  - Users whose last ring was slow have a thread for themselves; others never wait for it. After a
@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "base/loop/background_worker.hpp"
-#include "ipc/doorbell.hpp"
+#include "ipc/channel/doorbell.hpp"
 
 namespace kvhive {
 

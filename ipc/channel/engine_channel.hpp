@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/memory_object.hpp"
-#include "ipc/channel_layout.hpp"
-#include "ipc/doorbell.hpp"
-#include "ipc/output_sink.hpp"
-#include "ipc/request_file.hpp"
+#include "ipc/channel/channel_layout.hpp"
+#include "ipc/channel/doorbell.hpp"
+#include "ipc/channel/output_sink.hpp"
+#include "ipc/channel/request_file.hpp"
 
 namespace kvhive {
 
@@ -133,21 +133,27 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   EngineChannel(std::uint64_t id, std::uint32_t engine, RequestFile requests,
                 std::span<std::byte> answers, std::unique_ptr<ClientRing> client);
 
-  enum class Origin : std::uint8_t { client, dead_engine };
+  /// A request that this engine may take.
+  struct Found {
+    std::uint32_t slot;
+    std::uint32_t number;  ///< of the client's requests in this slot
+    bool is_takeover;      ///< from an engine that died
+  };
   bool look_at_marks();
-  std::optional<Origin> find(std::uint32_t slot) const;
-  [[nodiscard]] Expected<RequestBody> read_body(std::uint32_t slot, Origin origin,
-                                                const PromptLimits& limits) const;
-  void accept(std::uint32_t slot, Origin origin, const Expected<RequestBody>& body);
-  [[nodiscard]] Expected<TakenRequest> take(std::uint32_t slot, const Expected<RequestBody>& body,
+  std::optional<Found> find(std::uint32_t slot) const;
+  RequestBody copy_body(const Found& found) const;
+  [[nodiscard]] Expected<void> check(const Found& found, const RequestBody& body,
+                                     const PromptLimits& limits) const;
+  [[nodiscard]] Expected<void> check_body(const RequestBody& body) const;
+  [[nodiscard]] Expected<void> check_length(const RequestBody& body,
+                                            const PromptLimits& limits) const;
+  void accept(const Found& found, const RequestBody& body);
+  [[nodiscard]] Expected<TakenRequest> take(const Found& found, const RequestBody& body,
                                             const PromptLimits& limits);
   [[nodiscard]] Expected<void> read_prompt(const RequestBody& body, TakenRequest& request) const;
   void read_journal(const RequestBody& body, std::uint32_t tokens, TakenRequest& request) const;
-  [[nodiscard]] Expected<void> check_length(const RequestBody& body,
-                                            const PromptLimits& limits) const;
   void end_takeover();
   std::optional<RequestStats> earlier_admission(std::uint32_t slot) const;
-  [[nodiscard]] Expected<void> check(const RequestBody& body) const;
   bool must_wait(const RequestBody& body, const PromptLimits& limits);
   bool has_room_for(std::size_t bytes) const;
   void release(std::size_t bytes);

@@ -59,7 +59,7 @@ inline void ring_client(int engine_end) {
 /// How an engine wakes the client of one channel. In the thread that rings, the kernel wakes all
 /// that the client hangs on its end of the bell: hundreds of thousands of epolls, or a signal for
 /// each of thousands of processes. So strangers are not rung by a thread that serves others
-/// (ipc/bell_ringers.hpp).
+/// (ipc/channel/bell_ringers.hpp).
 class ClientRing {
  public:
   virtual ~ClientRing() = default;

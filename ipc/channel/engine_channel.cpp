@@ -1,10 +1,10 @@
-#include "ipc/engine_channel.hpp"
+#include "ipc/channel/engine_channel.hpp"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/kill_point.hpp"
-#include "ipc/channel_memory.hpp"
+#include "ipc/channel/channel_memory.hpp"
 
 namespace kvhive {
 namespace {
@@ -148,7 +148,6 @@ Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, s
   ChannelHeader header;
   std::memcpy(&header, map->data(), sizeof header);
   if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
-  write_serving_engine(map->data(), engine);
   auto channel = in_memory(id, engine, RequestFile(std::move(requests), bytes),
                            {map->data(), map->size()}, std::move(client));
   channel->map_ = std::move(*map);
@@ -195,24 +194,23 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   bool waits = false;
   if (!look_at_marks()) passed = kChannelSlots;
   for (; passed < kChannelSlots && cost < most_bytes; ++passed) {
-    const std::uint32_t slot = next_slot_;
-    const auto origin = find(slot);
-    if (origin) {
-      const auto body = read_body(slot, *origin, limits);
-      waits = body && must_wait(*body, limits);
+    if (const auto found = find(next_slot_)) {
+      const RequestBody body = copy_body(*found);
+      const auto valid = check(*found, body, limits);
+      waits = valid && must_wait(body, limits);
       if (waits) break;
-      accept(slot, *origin, body);
-      auto request = take(slot, body, limits);
+      accept(*found, body);
+      auto request = valid ? take(*found, body, limits) : forward_error(valid);
       cost += kRequestCost;
       if (request) {
         cost += request->text.size() + request->tokens.size() * sizeof(TokenId) +
                 request->journal.size() * sizeof(LogRecord);
         taken.push_back(std::move(*request));
       } else {
-        refuse(slot, request.error());
+        refuse(found->slot, request.error());
       }
     }
-    next_slot_ = (slot + 1) % kChannelSlots;
+    next_slot_ = (next_slot_ + 1) % kChannelSlots;
     if (next_slot_ == 0 && takes_over_) end_takeover();
   }
   has_more_ = passed < kChannelSlots && !waits;
@@ -220,73 +218,63 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   return taken;
 }
 
-/// Whose request the slot holds for this engine to take; nothing for nearly all slots.
-std::optional<EngineChannel::Origin> EngineChannel::find(std::uint32_t slot) const {
+/// What the slot holds for this engine to take; nothing for nearly all slots.
+std::optional<EngineChannel::Found> EngineChannel::find(std::uint32_t slot) const {
   const SlotState state = answer(slot).state.load(std::memory_order_acquire);
   if (state.phase == SlotState::Phase::accepted)
-    return takes_over_ ? std::optional(Origin::dead_engine) : std::nullopt;
-  return marks_[slot].submitted != state.number ? std::optional(Origin::client) : std::nullopt;
+    return takes_over_ ? std::optional(Found{slot, state.number, true}) : std::nullopt;
+  const std::uint32_t submitted = marks_[slot].submitted;
+  return submitted != state.number ? std::optional(Found{slot, submitted, false}) : std::nullopt;
 }
 
-/// Copies the request and checks the copy: the client may rewrite its own at any time.
-Expected<RequestBody> EngineChannel::read_body(std::uint32_t slot, Origin origin,
-                                               const PromptLimits& limits) const {
-  RequestBody body;
-  if (origin == Origin::dead_engine) {
-    std::memcpy(&body, &answer(slot).body, sizeof body);
-  } else {
-    const auto bytes = std::as_writable_bytes(std::span(&body, 1));
-    if (auto copied = requests_.read(body_offset(slot), bytes); !copied)
-      return forward_error(copied);
-    if (body.number != marks_[slot].submitted)
-      return bad_request("the request was changed while the engine read it; submit it once");
-  }
-  if (auto valid = check(body); !valid) return forward_error(valid);
-  if (auto fits = check_length(body, limits); !fits) return forward_error(fits);
+/// The client may rewrite its own at any time, so the copy is what is checked. What cannot be read
+/// is zeros, which are no request.
+RequestBody EngineChannel::copy_body(const Found& found) const {
+  if (found.is_takeover) return answer(found.slot).body;
+  RequestBody body{};
+  if (!requests_.read(body_offset(found.slot), std::as_writable_bytes(std::span(&body, 1))))
+    return {};
   return body;
 }
 
 /// The slot's answer belongs to the request from now on, and the request to this engine.
-void EngineChannel::accept(std::uint32_t slot, Origin origin, const Expected<RequestBody>& body) {
-  AnswerSlot& a = answer(slot);
-  const std::uint32_t number = origin == Origin::client
-                                   ? marks_[slot].submitted
-                                   : a.state.load(std::memory_order_relaxed).number;
+void EngineChannel::accept(const Found& found, const RequestBody& body) {
+  AnswerSlot& a = answer(found.slot);
   KV_KILL_POINT("accept.begins");
-  if (origin == Origin::dead_engine)
+  if (found.is_takeover) {
     count_takeover(a);
-  else
+  } else {
     clear(a);
-  if (origin == Origin::client && body) std::memcpy(&a.body, &*body, sizeof *body);
-  KV_KILL_POINT("accept.body_copied");
-  abort_seen_[slot] = false;
+    a.body = body;
+    KV_KILL_POINT("accept.body_copied");
+  }
+  abort_seen_[found.slot] = false;
   a.is_running.store(1, std::memory_order_relaxed);  // until it has been read
   KV_KILL_POINT("accept.running");
   a.engine.store(engine_, std::memory_order_relaxed);
   KV_KILL_POINT("accept.engine_named");
-  a.state.store({number, SlotState::Phase::accepted}, std::memory_order_release);
+  a.state.store({found.number, SlotState::Phase::accepted}, std::memory_order_release);
   KV_KILL_POINT("accept.stored");
 }
 
-/// Reads the prompt of a request that was accepted. An error = the request has to be refused.
-Expected<TakenRequest> EngineChannel::take(std::uint32_t slot, const Expected<RequestBody>& body,
+/// Reads the prompt of a request that was checked and accepted. An error = it has to be refused.
+Expected<TakenRequest> EngineChannel::take(const Found& found, const RequestBody& body,
                                            const PromptLimits& limits) {
-  AnswerSlot& a = answer(slot);
+  AnswerSlot& a = answer(found.slot);
   if (auto few = check_takeovers(a); !few) return forward_error(few);
-  if (!body) return forward_error(body);
   const std::uint32_t journaled = a.tokens.load(std::memory_order_acquire);
-  if (journaled > body->max_tokens || journaled > limits.tokens)
+  if (journaled > body.max_tokens || journaled > limits.tokens)
     return bad_request("the channel's token log is damaged");
   TakenRequest request;
-  request.held = std::make_shared<HeldMemory>(shared_from_this(), memory_for(*body, limits));
-  request.slot = slot;
-  request.params = params_of(*body);
-  request.prompt_kind = body->prompt_kind;
-  request.log = body->log;
-  request.text_room = body->text;
-  if (auto read = read_prompt(*body, request); !read) return forward_error(read);
-  read_journal(*body, journaled, request);
-  request.earlier_admission = earlier_admission(slot);
+  request.held = std::make_shared<HeldMemory>(shared_from_this(), memory_for(body, limits));
+  request.slot = found.slot;
+  request.params = params_of(body);
+  request.prompt_kind = body.prompt_kind;
+  request.log = body.log;
+  request.text_room = body.text;
+  if (auto read = read_prompt(body, request); !read) return forward_error(read);
+  read_journal(body, journaled, request);
+  request.earlier_admission = earlier_admission(found.slot);
   KV_KILL_POINT("accept.read");
   a.is_running.store(0, std::memory_order_relaxed);
   KV_KILL_POINT("accept.waiting");
@@ -345,6 +333,14 @@ std::vector<std::uint32_t> EngineChannel::take_aborts(std::size_t most) {
   return aborted;
 }
 
+Expected<void> EngineChannel::check(const Found& found, const RequestBody& body,
+                                    const PromptLimits& limits) const {
+  if (body.number != found.number)
+    return bad_request("the request was changed while the engine read it; submit it once");
+  if (auto valid = check_body(body); !valid) return valid;
+  return check_length(body, limits);
+}
+
 Expected<void> EngineChannel::check_length(const RequestBody& body,
                                            const PromptLimits& limits) const {
   if (body.prompt_kind == PromptKind::text) {
@@ -363,7 +359,7 @@ Expected<void> EngineChannel::check_length(const RequestBody& body,
                                        ", at least one of output included; " + limits.remedy);
 }
 
-Expected<void> EngineChannel::check(const RequestBody& body) const {
+Expected<void> EngineChannel::check_body(const RequestBody& body) const {
   if (body.prompt_kind != PromptKind::text && body.prompt_kind != PromptKind::tokens)
     return bad_request("the request's prompt kind is " +
                        std::to_string(std::uint32_t(body.prompt_kind)) + ", not text or tokens");

@@ -7,7 +7,7 @@
 #include <map>
 #include <optional>
 
-#include "ipc/channel_layout.hpp"
+#include "ipc/channel/channel_layout.hpp"
 
 namespace kvhive {
 

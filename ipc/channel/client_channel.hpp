@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/memory_object.hpp"
-#include "ipc/channel_layout.hpp"
-#include "ipc/range_heap.hpp"
+#include "ipc/channel/channel_layout.hpp"
+#include "ipc/channel/range_heap.hpp"
 
 namespace kvhive {
 

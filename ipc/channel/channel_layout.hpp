@@ -3,7 +3,7 @@
 // same size, so that neither side can spoil what the other one writes:
 //  - Requests: only the client writes them. A mark and a body for each slot, and a heap of prompts.
 //    Their pages are the client's memory. An engine does not map them: it would wait in page faults
-//    for as long as the client punches holes into the file (ipc/request_file.hpp).
+//    for as long as the client punches holes into the file (ipc/channel/request_file.hpp).
 //  - Answers: only engines write them; the client maps them for reading. A slot for each of the
 //    client's, and a heap of logs and texts. The client chooses the places in that heap.
 // A request stays in its slot from submission to the last token. The engine appends every generated
@@ -21,7 +21,7 @@
 #include <type_traits>
 
 #include "base/round_up.hpp"
-#include "ipc/generation.hpp"
+#include "ipc/channel/generation.hpp"
 
 namespace kvhive {
 
@@ -139,15 +139,14 @@ struct alignas(64) AnswerSlot {
 };
 static_assert(std::is_standard_layout_v<AnswerSlot>);
 
-/// The answers' first bytes. The keeper writes them. The engine that serves the channel writes
-/// `engine`, too.
+/// The answers' first bytes. The keeper writes them.
 struct ChannelHeader {
   std::uint64_t magic = kChannelMagic;
   std::uint64_t bytes = 0;                        ///< of the answers, and of the requests
   std::uint32_t slot_bytes = sizeof(AnswerSlot);  ///< of the build that made the channel
   std::uint32_t body_bytes = sizeof(RequestBody);
   std::uint32_t slots = kChannelSlots;
-  /// The engine that serves the channel now, or kNoEngine. Only the client library reads it, to
+  /// The engine that has been given the channel, or kNoEngine. Only the client library reads it, to
   /// tell its caller whether an engine is there to wait for.
   std::uint32_t engine = kNoEngine;
 };

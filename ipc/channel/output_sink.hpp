@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "ipc/generation.hpp"
+#include "ipc/channel/generation.hpp"
 
 namespace kvhive {
 

@@ -1,4 +1,4 @@
-#include "ipc/client_channel.hpp"
+#include "ipc/channel/client_channel.hpp"
 
 #include <sys/random.h>
 
@@ -9,8 +9,8 @@
 #include "base/check.hpp"
 #include "base/kill_point.hpp"
 #include "base/round_up.hpp"
-#include "ipc/channel_memory.hpp"
-#include "ipc/doorbell.hpp"
+#include "ipc/channel/channel_memory.hpp"
+#include "ipc/channel/doorbell.hpp"
 
 namespace kvhive {
 namespace {

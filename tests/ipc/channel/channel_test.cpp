@@ -15,9 +15,9 @@
 #include <thread>
 
 #include "base/check.hpp"
-#include "ipc/client_channel.hpp"
-#include "ipc/doorbell.hpp"
-#include "ipc/engine_channel.hpp"
+#include "ipc/channel/client_channel.hpp"
+#include "ipc/channel/doorbell.hpp"
+#include "ipc/channel/engine_channel.hpp"
 #include "tests/support/channel_memory.hpp"
 #include "tests/support/request.hpp"
 
@@ -50,6 +50,7 @@ class ChannelTest : public ::testing::Test {
     auto engine = EngineChannel::open(5, number, copy_of(memory_.requests), memory_.answers, kBytes,
                                       direct_ring(copy_of(client_bell_.engine_end)));
     KV_CHECK(engine.has_value(), engine.error().text);
+    write_serving_engine(memory_.answers, number);
     return std::move(*engine);
   }
 

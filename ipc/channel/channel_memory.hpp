@@ -4,11 +4,10 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <string>
 
 #include "base/memory_object.hpp"
-#include "ipc/channel_layout.hpp"
+#include "ipc/channel/channel_layout.hpp"
 
 namespace kvhive {
 
@@ -30,14 +29,8 @@ struct ChannelMemory {
   return {};
 }
 
-/// Tells the client library which engine serves the channel: the engine does it as it begins.
-inline void write_serving_engine(std::byte* answers, std::uint32_t engine) {
-  auto& header = *reinterpret_cast<ChannelHeader*>(answers);
-  std::atomic_ref(header.engine).store(engine, std::memory_order_relaxed);
-}
-
-/// The same through a descriptor, for a process that maps no channel. If the write fails, the
-/// client library reads the old number. Its hint is then wrong, its results are not.
+/// Tells the client library which engine serves the channel. If the write fails, the library reads
+/// the old number. Its hint is then wrong, its results are not.
 inline void write_serving_engine(const UniqueFd& answers, std::uint32_t engine) {
   [[maybe_unused]] const ssize_t written =
       pwrite(answers.get(), &engine, sizeof engine, offsetof(ChannelHeader, engine));

@@ -1,4 +1,4 @@
-#include "ipc/bell_ringers.hpp"
+#include "ipc/channel/bell_ringers.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

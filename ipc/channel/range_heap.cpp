@@ -1,4 +1,4 @@
-#include "ipc/range_heap.hpp"
+#include "ipc/channel/range_heap.hpp"
 
 #include <algorithm>
 #include <iterator>
