@@ -904,9 +904,8 @@ TEST_F(HostileClient, NeverMakesTheEngineAccessMemoryOutsideAndIsToldEveryRefusa
     ASSERT_EQ(std::memcmp(header.data(), answers_.data(), header.size()), 0);
     for (std::uint32_t i = 0; i < kChannelSlots; ++i) {
       ASSERT_EQ(answer(i).state.load().number, bodies[i].number) << "slot " << i;
-      ASSERT_TRUE(!was_taken[i] ||
-                  std::memcmp(&answer(i).body, &bodies[i], sizeof(RequestBody)) == 0)
-          << "slot " << i;
+      // All but the last field, after which there may be padding.
+      ASSERT_EQ(std::memcmp(&answer(i).body, &bodies[i], offsetof(RequestBody, stop_tokens)), 0);
     }
   }
   EXPECT_GT(taken_in_all, 10000u);  // fewer would prove little
