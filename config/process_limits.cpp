@@ -58,8 +58,7 @@ void forbid_core_dumps() {
 
 Expected<void> check_descriptors(const ProcessLimits& limits, std::uint32_t engines) {
   // The pool's five; the keeper's loop, signals, socket, reserve and reports; what is open while a
-  // process is started, a helper for the client's user among them; a socket and a pidfd for each
-  // process; one client's.
+  // process is started or a client welcomed; a socket and a pidfd for each process; one client's.
   const std::uint64_t needed = 38 + 2 * (std::uint64_t{engines} + 1) + 8;
   if (limits.descriptors >= needed) return {};
   return too_low(

@@ -17,11 +17,12 @@
 namespace kvhive {
 namespace {
 
-/// Descriptors that are kept free for children that have to be started again.
-constexpr std::size_t kKeptDescriptors = 16;
-/// Descriptors that the keeper may need for a peer's hello: a pidfd, a channel's two files for
-/// writing and for reading, three ends of bells.
-constexpr std::size_t kDescriptorsOfAHello = 8;
+/// Descriptors that are kept free for children that have to be started again, and for those that
+/// are sent in a welcome and then closed.
+constexpr std::size_t kKeptDescriptors = 16 + 3;
+/// Descriptors that the keeper needs for a peer that has said hello: a pidfd, a channel's two
+/// files, two ends of bells.
+constexpr std::size_t kDescriptorsOfAHello = 5;
 /// Descriptors in a client's welcome.
 constexpr std::size_t kDescriptorsOfAnAnswer = 4;
 
