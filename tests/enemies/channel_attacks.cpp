@@ -16,9 +16,14 @@
 namespace kvhive::testing {
 namespace {
 
-ChannelRequest small_request(std::uint32_t max_tokens) {
+/// Few requests are valid: for those the engine computes, which is a user's right and no attack.
+/// The others name a token that does not exist, and the engine refuses them when it has read them.
+ChannelRequest small_request(Enemy& enemy, std::uint32_t max_tokens) {
   ChannelRequest request;
-  request.prompt = "And it came to pass";
+  if (enemy.chance(16))
+    request.prompt = "And it came to pass";
+  else
+    request.prompt_tokens = {-1};
   request.params.max_tokens = max_tokens;
   request.params.ignore_eos = true;
   return request;
@@ -78,7 +83,7 @@ void break_the_own_bell(Enemy& enemy) {
   (void)send(channel->client_bell.get(), &letter, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
   if (enemy.chance(2)) shutdown(channel->client_bell.get(), SHUT_RDWR);
   if (enemy.chance(2)) channel->client_bell = UniqueFd();
-  (void)channel->channel.submit(small_request(1));
+  (void)channel->channel.submit(small_request(enemy, 1));
 }
 
 /// Whoever rings this client, or closes its bell last, wakes ten thousand. The client makes the
@@ -89,7 +94,7 @@ void hang_a_herd_on_the_own_bell(Enemy& enemy) {
   const Herd herd(channel->client_bell.get(), 100, 100);
   const Herd other(channel->engine_bell, 10, 100);
   for (std::uint64_t i = enemy.below(4) + 1; i > 0; --i) {
-    (void)channel->channel.submit(small_request(8));
+    (void)channel->channel.submit(small_request(enemy, 8));
     for (std::size_t slot = 16; slot < kChannelSlots; ++slot) channel->submit(slot, RequestBody{});
     channel->ring();
     (void)answer_client_bell(channel->client_bell.get());
@@ -118,7 +123,7 @@ void keep_the_file_busy(Enemy& enemy) {
   auto channel = enemy.seize(std::size_t{64} << 20);
   if (!channel) return;
   static std::vector<std::byte> data(std::size_t{32} << 20);
-  (void)channel->channel.submit(small_request(1));
+  (void)channel->channel.submit(small_request(enemy, 1));
   (void)!pwrite(channel->requests.get(), data.data(), data.size(), std::int64_t{1} << 20);
   (void)fallocate(channel->requests.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   std::int64_t{1} << 20, static_cast<off_t>(data.size()));
@@ -129,7 +134,7 @@ void abort_at_odd_times(Enemy& enemy) {
   SeizedChannel* channel = enemy.some_channel();
   if (channel == nullptr) return;
   for (std::uint64_t i = enemy.below(4) + 1; i > 0; --i) {
-    const auto slot = channel->channel.submit(small_request(8));
+    const auto slot = channel->channel.submit(small_request(enemy, 8));
     for (std::uint64_t wait = enemy.below(20'000); wait > 0; --wait)
       (void)answer_in(channel->channel.raw_answers().data(), 0).state.load();
     if (slot) channel->channel.abort(*slot);
@@ -145,7 +150,7 @@ void never_read(Enemy& enemy) {
   auto channel = enemy.seize();
   if (!channel) return;
   for (std::uint64_t i = enemy.below(3) + 1; i > 0; --i)
-    (void)channel->channel.submit(small_request(4));
+    (void)channel->channel.submit(small_request(enemy, 4));
   enemy.hold(std::move(*channel));
 }
 
@@ -154,7 +159,7 @@ void never_read(Enemy& enemy) {
 void confuse_the_numbers(Enemy& enemy) {
   SeizedChannel* channel = enemy.some_channel();
   if (channel == nullptr) return;
-  (void)channel->channel.submit(small_request(2));
+  (void)channel->channel.submit(small_request(enemy, 2));
   for (std::size_t slot = 0; slot < 16; ++slot) {
     RequestMark& mark = channel->mark(slot);
     switch (enemy.below(4)) {
@@ -174,7 +179,7 @@ void punch_holes_for_a_while(Enemy& enemy) {
   if (!channel) return;
   const auto all = static_cast<off_t>(channel->bytes().size());
   for (std::uint64_t i = enemy.below(3) + 1; i > 0; --i) {
-    (void)channel->channel.submit(small_request(1));
+    (void)channel->channel.submit(small_request(enemy, 1));
     (void)fallocate(channel->requests.get(), 0, 0, all);
     (void)fallocate(channel->requests.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, all);
   }

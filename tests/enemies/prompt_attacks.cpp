@@ -12,17 +12,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A valid request may use the engine for as long as it computes; that is no attack. So valid
-// requests here are short. Long prompts consist of the byte kNoTokens: as text they are too long,
-// as tokens they name ids that do not exist, and the engine refuses them.
+// A valid request may use the engine for as long as it computes; that is no attack. So prompts here
+// consist of the byte kNoTokens: as tokens they name ids that do not exist, and the engine refuses
+// them when it has read them; as text they are too long, or a few letters.
 constexpr auto kNoTokens = std::byte{0xff};
 constexpr std::uint64_t kShortPrompt = 8;
 
-/// A request that is valid, with its prompt at the start of the heap.
+/// A request that is refused only for its tokens, with its prompt at the start of the heap.
 RequestBody valid_body(std::uint64_t prompt_bytes) {
   RequestBody body{};
   const auto up = [](std::uint64_t at) { return (at + 63) / 64 * 64; };
-  body.prompt_kind = PromptKind::text;
+  body.prompt_kind = PromptKind::tokens;
   body.prompt = {prompts_offset(), prompt_bytes};
   body.log = {up(answers_offset()), record_bytes(0)};
   body.text = {up(body.log.offset + body.log.bytes), 4096};
