@@ -1,0 +1,234 @@
+"""S3, S4, S7, S12: what is in a channel, and engines that die beside it."""
+
+import functools
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import time
+
+import honest
+import library
+import tracer
+import wire
+from scene import scene
+from stage import MODEL, Stage
+
+SCENES = []
+on_stage = functools.partial(scene, SCENES)
+
+
+# -- S3 -------------------------------------------------------------------------------------------
+
+SLEEP_LIMIT = 4.0
+
+
+def sleep_until_it_ends(client):
+    """(seconds, None) of a request of one token that is only read after a ring; a client that is
+    not rung sleeps for ever, and what its request was meanwhile comes instead of None."""
+    begin = time.monotonic()
+    number = client.submit(honest.PROMPT)
+    while True:
+        asleep = time.monotonic()
+        client.wait(SLEEP_LIMIT)
+        slept = time.monotonic() - asleep
+        progress = client.read(number)
+        if progress.finish:
+            state = "had ended" if progress.finish != library.ENDED_BY_ERROR else "had failed"
+            return time.monotonic() - begin, state if slept >= SLEEP_LIMIT else None
+        if slept >= SLEEP_LIMIT:
+            return time.monotonic() - begin, "had not ended"
+
+
+@on_stage("S3", "an engine is killed just before its 1st, 2nd or 3rd ring for a request of one token")
+def killed_before_the_ring(build):
+    with Stage(build, honest_clients=False) as stage:
+        calm, during, asleep = [], [], []
+        client = library.Client(stage.socket)
+        for _ in range(200):
+            calm.append((sleep_until_it_ends(client)[0], True))
+        kills = 0
+        end = time.monotonic() + 45
+        for ring in (1, 2, 3) * 4:
+            if time.monotonic() > end:
+                break
+            victim = pid_of_its_engine(stage, client)
+            tracing = stage.play(lambda say: tracer.kill_at_ring(victim, ring, say), uid=0)
+            word = tracing.wait_for_word(5)
+            if word != "ready":
+                raise RuntimeError(f"the tracer says {word}")
+            seconds, state = sleep_until_it_ends(client)
+            during.append((seconds, state is None))
+            if state:
+                asleep.append(state)
+            time.sleep(0.1)
+            was_killed = "killed" in tracing.heard()
+            kills += was_killed
+            stage.killed += was_killed
+            stage.players.remove(tracing)
+            tracing.end()
+            if was_killed:
+                client.close()
+                client = library.Client(stage.socket)
+        row = stage.row(f"{kills} kills in {len(during)} requests; {len(asleep)} clients slept on "
+                        f"for more than {SLEEP_LIMIT:.0f} s, without a ring, although their "
+                        f"request {' or '.join(sorted(set(asleep))) or 'had ended'}")
+        row["connected"] = (honest.in_words(sorted(calm)) + " → " + honest.in_words(sorted(during)))
+        client.close()
+        return row
+
+
+def pid_of_its_engine(stage, client):
+    """Of the engine that serves the client, once one does and both engines run."""
+    end = time.monotonic() + 8
+    while time.monotonic() < end:
+        number = client.serving_engine()
+        pids = (stage.engine_pid(0), stage.engine_pid(1))
+        if number >= 0 and all(pids):
+            return pids[number]
+        time.sleep(0.02)
+    raise RuntimeError("no engine serves the client 8 s after a kill")
+
+
+# -- S4 -------------------------------------------------------------------------------------------
+
+
+def same_gigabyte(path, engine, say):
+    """All 256 slots of a channel name the same tokens, as many as fit; again when refused."""
+    size = 1 << 30
+    while True:
+        try:
+            channel = wire.Channel(path, size, engine, timeout=20, maps=True)
+            break
+        except ConnectionError:
+            size //= 2
+    say(size)
+    while True:
+        channel.name_the_same_tokens(size - (4 << 20))
+        channel.ring()
+        time.sleep(0.005)
+
+
+@on_stage("S4", "a stranger's channel of 1 GiB: all slots name the same prompt of 1 GiB of tokens")
+def long_token_prompts(build):
+    with Stage(build) as stage:
+        stage.calm()
+        before = stage.watch.most_engine_kb
+        with stage.harm():
+            attackers = [stage.play(lambda say, e=e: same_gigabyte(stage.socket, e, say),
+                                    uid=4200 + e) for e in (0, 1)]
+            time.sleep(15)
+        sizes = [(a.heard() or [0])[-1] >> 20 for a in attackers]
+        return stage.row(f"channels of {sizes[0]} and {sizes[1]} MiB; an engine's own memory "
+                         f"{before / 1024:.0f} MiB before, {stage.watch.most_engine_kb / 1024:.0f} "
+                         "MiB at most")
+
+
+# -- S7 -------------------------------------------------------------------------------------------
+
+
+def queue_requests(path, count, say):
+    client = library.Client(path, channel_bytes=64 << 20)
+    begin = time.monotonic()
+    waiting = {client.submit(b"A story about number %d:" % i, max_tokens=1500): i
+               for i in range(count)}
+    first, refused, tokens, why = {}, 0, 0, ""
+    told = 0.0
+    while waiting:
+        client.wait(0.2)
+        for number in list(waiting):
+            progress = client.read(number)
+            tokens += progress.token_count
+            if progress.token_count and number not in first:
+                first[number] = time.monotonic() - begin
+            if progress.finish:
+                del waiting[number]
+            if progress.finish == library.ENDED_BY_ERROR:
+                refused += 1
+                why = progress.error_text.decode()
+        if time.monotonic() - told > 0.05:
+            told = time.monotonic()
+            say({"refused": refused, "waiting": len(waiting), "tokens": tokens, "why": why,
+                 "first": list(first.values())})
+    say({"refused": refused, "waiting": 0, "tokens": tokens, "why": why,
+         "first": list(first.values())})
+
+
+@on_stage("S7", "64 honest requests, 4 run at once; their only engine is killed four times")
+def kills_beside_a_queue(build):
+    with Stage(build, engines=1, honest_clients=False, flags=("--max-num-seqs", "4")) as stage:
+        client = stage.play(lambda say: queue_requests(stage.socket, 64, say))
+        word, kills = client.wait_for_word(10), 0
+        end = time.monotonic() + 40
+        tokens_at_kill = 0
+        while word["waiting"] and time.monotonic() < end:
+            if kills < 4 and word["tokens"] >= tokens_at_kill + 100:
+                stage.kill_engine(stage.engine_pid(0))
+                kills += 1
+                time.sleep(0.3)  # what the old engine wrote is read
+                word = (client.heard() or [word])[-1]
+                tokens_at_kill = word["tokens"]
+            time.sleep(0.02)
+            word = (client.heard() or [word])[-1]
+            if kills == 4 and word["tokens"] > tokens_at_kill + 1000:
+                break
+        row = stage.row(f"{kills} kills; {word['refused']} of 64 requests refused"
+                        + (f" (\"{word['why']}\")" if word["why"] else ""))
+        return row
+
+
+# -- S12 ------------------------------------------------------------------------------------------
+
+
+def model_with_nfc(folder):
+    """The demo model with the normalizer that Qwen's tokenizers have."""
+    model = pathlib.Path(folder) / "demo-nfc"
+    shutil.copytree(MODEL, model)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "NFC"}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return model
+
+
+def send_marks(path, engine, bytes_of_text, say):
+    """Texts of combining marks out of order, again when refused."""
+    text = ("a" + "\u0301\u0316" * (bytes_of_text // 4)).encode()[:bytes_of_text - 1]
+    client = library.Client(path, engine=engine, channel_bytes=4 << 20)
+    took, why = [], ""
+    while True:
+        begin = time.monotonic()
+        try:
+            client.first_token(text)
+            why = "accepted"
+        except library.Refused as refused:
+            why = str(refused)
+        took.append(time.monotonic() - begin)
+        say({"took": took, "why": why})
+        time.sleep(0.2)
+
+
+def play_marks(build, bytes_of_text, seconds):
+    with tempfile.TemporaryDirectory(prefix="kvhive-nfc-") as folder, \
+            Stage(build, model=model_with_nfc(folder)) as stage:
+        stage.calm()
+        with stage.harm():
+            senders = [stage.play(lambda say, e=e: send_marks(stage.socket, e, bytes_of_text, say),
+                                  uid=4200 + e) for e in (0, 1)]
+            time.sleep(seconds)
+        words = [said[-1] for sender in senders if (said := sender.heard())]
+        took = [one for word in words for one in word["took"]]
+        answered = f"{len(took)} texts answered, the slowest after {max(took):.2f} s " \
+                   f"(\"{words[0]['why']}\")" if took else f"no text answered in {seconds} s"
+        return stage.row(f"{answered}; longest wait of a connected client "
+                         f"{stage.longest('connected')}")
+
+
+@on_stage("S12", "a text of 65 kB of combining marks out of order, to each engine (NFC tokenizer)")
+def marks_of_65_kb(build):
+    return play_marks(build, 65_000, 12)
+
+
+@on_stage("S12", "the same with 262 kB")
+def marks_of_262_kb(build):
+    return play_marks(build, 262_000, 20)
