@@ -19,14 +19,14 @@ HONEST_USER = 4100
 RECORD = struct.Struct("<dd")  # when the request was due, when its first token came
 
 
-def keep_asking(socket, period, connects_anew, records, say):
+def keep_asking(socket, engine, period, connects_anew, records, say):
     client = None
     due = time.monotonic()
     while True:
         time.sleep(max(0.0, due - time.monotonic()))
         while True:
             try:
-                client = client or library.Client(socket)
+                client = client or library.Client(socket, engine)
                 client.first_token(PROMPT)
                 break
             except library.Refused as refused:
@@ -45,13 +45,13 @@ def keep_asking(socket, period, connects_anew, records, say):
 
 
 class Honest:
-    def __init__(self, socket, period, connects_anew, uid=HONEST_USER):
+    def __init__(self, socket, engine, period, connects_anew):
         self.period = period
         self.start = time.monotonic()
         self.file = tempfile.TemporaryFile()
         self.player = processes.Player(
-            lambda say: keep_asking(socket, period, connects_anew, self.file.fileno(), say),
-            uid, is_attacker=False)
+            lambda say: keep_asking(socket, engine, period, connects_anew, self.file.fileno(), say),
+            HONEST_USER, is_attacker=False)
         self.refusals = []
 
     def samples(self, begin, end):
@@ -71,7 +71,7 @@ class Honest:
             due += self.period
         return sorted(found)
 
-    def refused_between(self):
+    def all_refusals(self):
         self.refusals += self.player.heard()
         return self.refusals
 

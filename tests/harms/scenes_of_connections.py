@@ -90,7 +90,7 @@ def churn(path, engine, limit, say):
 
 @on_stage("S2", "engine 0 is stopped; a stranger opens and closes 300 channels of it")
 def churn_beside_a_stopped_engine(build):
-    with Stage(build) as stage:
+    with Stage(build, honest_engine=1) as stage:
         stage.calm()
         stopped = stage.engine_pid(0)
         os.kill(stopped, signal.SIGSTOP)
@@ -100,10 +100,11 @@ def churn_beside_a_stopped_engine(build):
             time.sleep(10)
         opened = (attacker.heard() or [0])[-1]
         lives = stage.engine_pid(0) == stopped
-        os.kill(stopped, signal.SIGCONT) if lives else None
+        if lives:
+            os.kill(stopped, signal.SIGCONT)
         return stage.row(f"{opened} channels opened and closed; the stopped engine "
-                         f"{'lives' if lives else 'was killed by the keeper'} (clients of the "
-                         "stopped engine wait for it)")
+                         f"{'lives' if lives else 'was killed by the keeper'}; the honest "
+                         "clients are engine 1's")
 
 
 @on_stage("S2", "four strangers open and close channels beside the harm of S4 (channels of 1 GiB)")
@@ -155,7 +156,7 @@ def silent_connections(build):
             code, seconds, _ = stage.kvhive("pool", "stat")
             time.sleep(6)
         held = (attacker.heard() or [0])[-1]
-        refused = len(stage.clients["anew"].refused_between())
+        refused = len(stage.clients["anew"].all_refusals())
         return stage.row(f"it holds {held}; {refused} refusals to honest clients; the operator's "
                          f"`pool stat`: exit code {code} after {seconds:.2f} s")
 
@@ -165,7 +166,7 @@ def ask_and_leave(path, say):
         for _ in range(60):
             try:
                 with wire.connect(path, 1.0) as peer:
-                    peer.send(wire.hello(1 << 30))
+                    wire.say_hello(peer, 1 << 30)
             except OSError:
                 pass
         time.sleep(0.05)
@@ -209,9 +210,8 @@ def many_channels(build):
             time.sleep(3)
             codes = [f"{name} {stage.kvhive('pool', name)[0]}"
                      for name in ("procs", "stat", "fsck")]
-        begin = time.monotonic()
-        code, _, _ = stage.kvhive("stop")
-        seconds = time.monotonic() - begin
+        stage.watch.end()
+        code, seconds, _ = stage.kvhive("stop")
         codes.append(f"stop {code}")
         stage.stop_words = f"{seconds:.2f} (`kvhive stop`)"
         if code != 0:

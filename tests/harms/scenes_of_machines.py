@@ -179,7 +179,7 @@ def last_byte(build):
                 time.sleep(15)
             taken = (attacker.heard() or [0])[-1] >> 20
             kills = oom_kills(group)
-            refused = len(stage.clients["anew"].refused_between())
+            refused = len(stage.clients["anew"].all_refusals())
             return stage.row(f"{taken} MiB of channels given; {kills} OOM kills; {refused} refusals "
                              "to honest clients")
     finally:
@@ -249,8 +249,10 @@ def stopped_keeper(build):
         stage.calm()
         stage.daemon.send_signal(signal.SIGSTOP)
         with stage.harm():
-            stage.play(lambda say: fill_the_backlog(stage.socket, say)).wait_for_word(5)
-            second = how_it_ends(start_second(stage, stage.socket), 20)
+            if not stage.play(lambda say: fill_the_backlog(stage.socket, say)).wait_for_word(5):
+                raise RuntimeError("the keeper's queue of connections could not be filled")
+            second = how_it_ends(start_second(stage, stage.socket), 15)
+            time.sleep(4)
         stage.daemon.send_signal(signal.SIGCONT)
         return stage.row(f"the second kvhived {second} (who connects waits for the stopped keeper)")
 
@@ -276,13 +278,11 @@ def stopped_steward(build):
         replaced = stage.steward_pid() not in (steward, None)
         if not replaced:
             os.kill(steward, signal.SIGCONT)
-        listed = [line for line in procs.splitlines() if any(f" {p} " in f" {line} " for p in killed)]
-        as_engines = [line for line in listed if "engine" in line and "dead" not in line
-                      and "sweep" not in line and "swept" not in line]
+        waiting = sum("waits for the steward" in line for line in procs.splitlines())
         last = fsck.strip().splitlines()[-1] if fsck.strip() else ""
-        return stage.row(f"{len(killed)} killed; `pool procs` lists {len(listed)} of them, "
-                         f"{len(as_engines)} as living engines; `fsck`: exit code {code}, "
-                         f"\"{shorten(last)}\"; steward replaced: {'yes' if replaced else 'no'}")
+        return stage.row(f"{len(killed)} killed, none swept; `pool procs` names {waiting} that wait "
+                         f"for the steward; `fsck`: exit code {code}, \"{shorten(last, 90)}\"; "
+                         f"12 s later the steward {'was replaced' if replaced else 'is the same'}")
 
 
 def keep_the_lock(folder, say):

@@ -35,13 +35,13 @@ def sleep_until_it_ends(client):
         slept = time.monotonic() - asleep
         progress = client.read(number)
         if progress.finish:
-            state = "had ended" if progress.finish != library.ENDED_BY_ERROR else "had failed"
+            state = "the request had ended" if progress.finish != library.ENDED_BY_ERROR else "the request had failed"
             return time.monotonic() - begin, state if slept >= SLEEP_LIMIT else None
         if slept >= SLEEP_LIMIT:
-            return time.monotonic() - begin, "had not ended"
+            return time.monotonic() - begin, "the request had not ended"
 
 
-@on_stage("S3", "an engine is killed just before its 1st, 2nd or 3rd ring for a request of one token")
+@on_stage("S3", "the engine is killed just before it rings the client, whose request of one token has ended")
 def killed_before_the_ring(build):
     with Stage(build, honest_clients=False) as stage:
         calm, during, asleep = [], [], []
@@ -50,11 +50,11 @@ def killed_before_the_ring(build):
             calm.append((sleep_until_it_ends(client)[0], True))
         kills = 0
         end = time.monotonic() + 45
-        for ring in (1, 2, 3) * 4:
+        for _ in range(8):
             if time.monotonic() > end:
                 break
             victim = pid_of_its_engine(stage, client)
-            tracing = stage.play(lambda say: tracer.kill_at_ring(victim, ring, say), uid=0)
+            tracing = stage.play(lambda say: tracer.kill_at_ring(victim, 1, say), uid=0)
             word = tracing.wait_for_word(5)
             if word != "ready":
                 raise RuntimeError(f"the tracer says {word}")
@@ -71,9 +71,9 @@ def killed_before_the_ring(build):
             if was_killed:
                 client.close()
                 client = library.Client(stage.socket)
-        row = stage.row(f"{kills} kills in {len(during)} requests; {len(asleep)} clients slept on "
-                        f"for more than {SLEEP_LIMIT:.0f} s, without a ring, although their "
-                        f"request {' or '.join(sorted(set(asleep))) or 'had ended'}")
+        slept = f" ({', '.join(sorted(set(asleep)))})" if asleep else ""
+        row = stage.row(f"{kills} kills; {len(asleep)} clients slept for more than "
+                        f"{SLEEP_LIMIT:.0f} s without a ring{slept}")
         row["connected"] = (honest.in_words(sorted(calm)) + " → " + honest.in_words(sorted(during)))
         client.close()
         return row
@@ -128,53 +128,60 @@ def long_token_prompts(build):
 # -- S7 -------------------------------------------------------------------------------------------
 
 
-def queue_requests(path, count, say):
-    client = library.Client(path, channel_bytes=64 << 20)
+QUEUED, TOKENS_EACH = 64, 250
+
+
+def queue_requests(path, say):
+    client = library.Client(path, channel_bytes=16 << 20)
     begin = time.monotonic()
-    waiting = {client.submit(b"A story about number %d:" % i, max_tokens=1500): i
-               for i in range(count)}
-    first, refused, tokens, why = {}, 0, 0, ""
-    told = 0.0
+    waiting = [client.submit(b"A story about number %d:" % i, TOKENS_EACH) for i in range(QUEUED)]
+    news = {"waiting": QUEUED, "refused": 0, "tokens": 0, "why": "", "first": []}
+    seen, told = set(), 0.0
     while waiting:
         client.wait(0.2)
         for number in list(waiting):
             progress = client.read(number)
-            tokens += progress.token_count
-            if progress.token_count and number not in first:
-                first[number] = time.monotonic() - begin
+            news["tokens"] += progress.token_count
+            if progress.token_count and number not in seen:
+                seen.add(number)
+                news["first"].append((time.monotonic() - begin, True))
             if progress.finish:
-                del waiting[number]
+                waiting.remove(number)
             if progress.finish == library.ENDED_BY_ERROR:
-                refused += 1
-                why = progress.error_text.decode()
-        if time.monotonic() - told > 0.05:
+                news["refused"] += 1
+                news["why"] = progress.error_text.decode()
+        news["waiting"] = len(waiting)
+        if not waiting or time.monotonic() - told > 0.02:
             told = time.monotonic()
-            say({"refused": refused, "waiting": len(waiting), "tokens": tokens, "why": why,
-                 "first": list(first.values())})
-    say({"refused": refused, "waiting": 0, "tokens": tokens, "why": why,
-         "first": list(first.values())})
+            say(news)
+
+
+def play_queue(stage, kills):
+    """The client's last news. The engine is killed so many times, each time after it has generated
+    100 tokens more."""
+    client = stage.play(lambda say: queue_requests(stage.socket, say), uid=honest.HONEST_USER)
+    news, killed, next_kill = client.wait_for_word(10), 0, 100
+    end = time.monotonic() + 35
+    while news["waiting"] and time.monotonic() < end:
+        if killed < kills and news["tokens"] >= next_kill and (pid := stage.engine_pid()):
+            stage.kill_engine(pid)
+            killed += 1
+            time.sleep(0.3)  # so that what the old engine wrote has been read
+            next_kill = (client.heard() or [news])[-1]["tokens"] + 100
+        time.sleep(0.01)
+        news = (client.heard() or [news])[-1]
+    never = QUEUED - len(news["first"])
+    return news, sorted(news["first"]) + [(35.0, False)] * never
 
 
 @on_stage("S7", "64 honest requests, 4 run at once; their only engine is killed four times")
 def kills_beside_a_queue(build):
     with Stage(build, engines=1, honest_clients=False, flags=("--max-num-seqs", "4")) as stage:
-        client = stage.play(lambda say: queue_requests(stage.socket, 64, say))
-        word, kills = client.wait_for_word(10), 0
-        end = time.monotonic() + 40
-        tokens_at_kill = 0
-        while word["waiting"] and time.monotonic() < end:
-            if kills < 4 and word["tokens"] >= tokens_at_kill + 100:
-                stage.kill_engine(stage.engine_pid(0))
-                kills += 1
-                time.sleep(0.3)  # what the old engine wrote is read
-                word = (client.heard() or [word])[-1]
-                tokens_at_kill = word["tokens"]
-            time.sleep(0.02)
-            word = (client.heard() or [word])[-1]
-            if kills == 4 and word["tokens"] > tokens_at_kill + 1000:
-                break
-        row = stage.row(f"{kills} kills; {word['refused']} of 64 requests refused"
-                        + (f" (\"{word['why']}\")" if word["why"] else ""))
+        _, calm = play_queue(stage, 0)
+        news, during = play_queue(stage, 4)
+        row = stage.row(f"{news['refused']} of {QUEUED} requests refused"
+                        + (f" (\"{news['why']}\")" if news["why"] else "") + "; the times are theirs")
+        row["connected"] = honest.in_words(calm) + " → " + honest.in_words(during)
         return row
 
 
@@ -188,6 +195,9 @@ def model_with_nfc(folder):
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     tokenizer["normalizer"] = {"type": "NFC"}
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = 1 << 15  # else 262 kB are refused by their length alone
+    (model / "config.json").write_text(json.dumps(config))
     return model
 
 
@@ -210,7 +220,7 @@ def send_marks(path, engine, bytes_of_text, say):
 
 def play_marks(build, bytes_of_text, seconds):
     with tempfile.TemporaryDirectory(prefix="kvhive-nfc-") as folder, \
-            Stage(build, model=model_with_nfc(folder)) as stage:
+            Stage(build, model=model_with_nfc(folder), pool="128M") as stage:
         stage.calm()
         with stage.harm():
             senders = [stage.play(lambda say, e=e: send_marks(stage.socket, e, bytes_of_text, say),
@@ -219,7 +229,7 @@ def play_marks(build, bytes_of_text, seconds):
         words = [said[-1] for sender in senders if (said := sender.heard())]
         took = [one for word in words for one in word["took"]]
         answered = f"{len(took)} texts answered, the slowest after {max(took):.2f} s " \
-                   f"(\"{words[0]['why']}\")" if took else f"no text answered in {seconds} s"
+                   f"(\"{words[0]['why'][:60]}...\")" if took else f"no text answered in {seconds} s"
         return stage.row(f"{answered}; longest wait of a connected client "
                          f"{stage.longest('connected')}")
 

@@ -66,8 +66,8 @@ class EngineWatch:
 
 
 class Stage:
-    def __init__(self, build, engines=2, honest_clients=True, model=MODEL, pool="64M", flags=(),
-                 limits=(), stderr=None, prepare=None, mode=0o755):
+    def __init__(self, build, engines=2, honest_clients=True, honest_engine=-1, model=MODEL,
+                 pool="64M", flags=(), limits=(), stderr=None, prepare=None, mode=0o755):
         self.build = build
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="kvhive-harms-"))
         self.folder.chmod(mode)
@@ -97,8 +97,9 @@ class Stage:
             self.watch = EngineWatch(self.daemon.pid)
             self.watch.look()
             if honest_clients:
-                self.clients = {"connected": honest.Honest(self.socket, 0.025, False),
-                                "anew": honest.Honest(self.socket, 0.05, True)}
+                self.clients = {
+                    "connected": honest.Honest(self.socket, honest_engine, 0.025, False),
+                    "anew": honest.Honest(self.socket, honest_engine, 0.05, True)}
         except BaseException:
             self.close()
             raise
@@ -182,7 +183,6 @@ class Stage:
             return
         begin = time.monotonic()
         self.watch.end()
-        self.watch.look()
         self.daemon.send_signal(signal.SIGTERM)
         try:
             self.daemon.wait(STOP_LIMIT)
@@ -203,13 +203,12 @@ class Stage:
         return honest.percentile(self.harm_samples(kind), 1.0) + " ms"
 
     def row(self, symptom):
-        self.watch.look()
-        deaths = len(self.watch.dead) - self.killed
         if any(player.has_failed() for player in [*self.players,
                                                   *(c.player for c in self.clients.values())]):
             raise RuntimeError("a process of the scene has ended by an error of its own")
         if self.stop_words == "-":
             self.stop()
+        deaths = len(self.watch.dead) - self.killed
         texts = {}
         for kind in ("connected", "anew"):
             texts[kind] = "-"

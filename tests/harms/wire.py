@@ -51,15 +51,20 @@ def send_descriptors(peer, data, fds):
         raise
 
 
+def say_hello(peer, channel_bytes, engine=ANY_ENGINE):
+    """With this process's pidfd, where the daemon takes one."""
+    own = os.pidfd_open(os.getpid())
+    if not send_descriptors(peer, hello(channel_bytes, engine), [own]):
+        peer.send(hello(channel_bytes, engine))
+    os.close(own)
+
+
 class Channel:
     """A channel that the daemon has given to this process."""
 
     def __init__(self, path, channel_bytes=1 << 20, engine=ANY_ENGINE, timeout=10.0, maps=False):
         self.socket = connect(path, timeout)
-        own = os.pidfd_open(os.getpid())
-        if not send_descriptors(self.socket, hello(channel_bytes, engine), [own]):
-            self.socket.send(hello(channel_bytes, engine))  # the daemon takes no descriptors
-        os.close(own)
+        say_hello(self.socket, channel_bytes, engine)
         data, self.fds, _, _ = socket.recv_fds(self.socket, 4096, 8)
         if len(self.fds) != 3:
             raise ConnectionError(data[20:].split(b"\0")[0].decode(errors="replace") or "closed")
