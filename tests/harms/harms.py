@@ -61,8 +61,9 @@ def main():
     if unknown:
         raise SystemExit(f"no scene plays {', '.join(sorted(unknown))}; LINES may name S1 to S12")
     if os.geteuid() != 0:
-        raise SystemExit("scenes need root: their attackers are other users, and one needs a cgroup")
+        raise SystemExit("scenes need root: attackers are other users, and one needs a cgroup")
     library.load(build.library)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     table = [COLUMNS, ["---"] * len(COLUMNS)]
     for scene in SCENES:
         if wanted and scene.line not in wanted:

@@ -51,7 +51,7 @@ class Honest:
         self.file = tempfile.TemporaryFile()
         self.player = processes.Player(
             lambda say: keep_asking(socket, engine, period, connects_anew, self.file.fileno(), say),
-            HONEST_USER, is_attacker=False)
+            HONEST_USER, is_idle=False)
         self.refusals = []
 
     def samples(self, begin, end):

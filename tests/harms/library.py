@@ -33,7 +33,7 @@ loaded = None
 
 
 def load(path):
-    """Must be called before a process becomes another user, who may not be able to read the file."""
+    """To be called before a process becomes another user, who may not be able to read the file."""
     global loaded
     loaded = c.CDLL(str(path))
     loaded.kvhive_last_error.restype = c.c_char_p

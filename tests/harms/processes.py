@@ -36,24 +36,26 @@ def status_kb(pid, field):
 
 
 class Player:
-    """A forked process of user `uid` that plays `act(say)`. What it says with say() arrives here."""
+    """A forked process of user `uid` that plays `act(say)`. What it says by say() arrives here."""
 
-    def __init__(self, act, uid, is_attacker=True):
+    def __init__(self, act, uid, is_idle=True):
         self.reader, writer = os.pipe()
         os.set_blocking(self.reader, False)
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self.reader)
-            self._play(act, uid, is_attacker, writer)
+            self._play(act, uid, is_idle, writer)
         os.close(writer)
         self.unread = b""
 
     @staticmethod
-    def _play(act, uid, is_attacker, writer):
+    def _play(act, uid, is_idle, writer):
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            if is_attacker:  # an attacker uses the processor only when no other process wants it
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.alarm(0)
+            if is_idle:  # it gets a processor only when no other process wants it
                 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             if uid != 0:
                 os.setgroups([])

@@ -1,4 +1,4 @@
-"""S5, S6, S8, S10, S11: the log's reader, core dumps, memory, stopped processes, locks, the pool."""
+"""S5, S6, S8, S10, S11: the log's reader, core dumps, memory, stopped processes, locks, pool."""
 
 import fcntl
 import functools
@@ -105,7 +105,7 @@ def contains(file, secret):
 def core_dump(build):
     pattern = pathlib.Path("/proc/sys/kernel/core_pattern").read_text().strip()
     if pattern.startswith(("|", "/")):
-        return {"symptom": f"**not run**: core_pattern is '{pattern}', no file in the daemon's folder"}
+        return {"symptom": f"**NOT RUN**: core_pattern is '{pattern}', not a file beside the daemon"}
     limits = [(resource.RLIMIT_CORE, resource.RLIM_INFINITY)]
     with Stage(build, pool="2G", limits=limits) as stage:
         secret = stage.play(lambda say: keep_a_secret_prompt(stage.socket, say))
@@ -163,7 +163,8 @@ def oom_kills(group):
     return 0
 
 
-@on_stage("S8", "a cgroup of 600 MiB; a stranger takes channels until none is given, then sends one long prompt after the other")
+@on_stage("S8", "a cgroup of 600 MiB; a stranger takes channels until none is given, then sends one "
+                "long prompt after the other")
 def last_byte(build):
     if not (CGROUPS / "memory.limit_in_bytes").exists():
         return {"symptom": f"**NOT RUN**: no memory controller of cgroup version 1 at {CGROUPS}"}
@@ -180,8 +181,8 @@ def last_byte(build):
             taken = (attacker.heard() or [0])[-1] >> 20
             kills = oom_kills(group)
             refused = len(stage.clients["anew"].all_refusals())
-            return stage.row(f"{taken} MiB of channels given; {kills} OOM kills; {refused} refusals "
-                             "to honest clients")
+            return stage.row(f"{taken} MiB of channels given; {kills} OOM kills; {refused} "
+                             "refusals to honest clients")
     finally:
         remove(group)
 
@@ -280,8 +281,8 @@ def stopped_steward(build):
             os.kill(steward, signal.SIGCONT)
         waiting = sum("waits for the steward" in line for line in procs.splitlines())
         last = fsck.strip().splitlines()[-1] if fsck.strip() else ""
-        return stage.row(f"{len(killed)} killed, none swept; `pool procs` names {waiting} that wait "
-                         f"for the steward; `fsck`: exit code {code}, \"{shorten(last, 90)}\"; "
+        return stage.row(f"{len(killed)} killed, none swept; `pool procs` names {waiting} that "
+                         f"wait for the steward; `fsck`: exit code {code}, \"{shorten(last, 90)}\"; "
                          f"12 s later the steward {'was replaced' if replaced else 'is the same'}")
 
 
@@ -292,7 +293,7 @@ def keep_the_lock(folder, say):
     signal.pause()
 
 
-@on_stage("S10", "another user holds a flock on the socket's sticky directory; kvhived starts there")
+@on_stage("S10", "another user holds a flock on the socket's sticky directory; kvhived starts")
 def foreign_lock(build):
     with Stage(build, mode=0o1777) as stage:
         stage.calm()
@@ -327,10 +328,10 @@ def how_it_starts(daemon, socket, seconds):
 # -- S11 ------------------------------------------------------------------------------------------
 
 
-@on_stage("S11", "a generation that wraps; marks in the index; a pidfd from a process without a pid")
+@on_stage("S11", "a generation that wraps; marks in the index; a pidfd of a process without pid")
 def used_again(build):
-    return {"symptom": "**not reached**: 2^28 reallocations of one block, and duplicates in the index, "
-                       "need a process that maps the pool, and a PID namespace for the last; tests that "
-                       "fail without the mends: `tests/pool/block_view_test.cpp`, "
-                       "`tests/crash/kill_point_test.cpp` (`Race`), "
-                       "`tests/pool/care/index_marks_test.cpp`, `tests/tools/namespaces_test.cpp`"}
+    return {"symptom": "**not reached**: 2^28 reallocations of a block and duplicates in the index "
+                       "need a process that maps the pool, the last one a PID namespace; tests: "
+                       "`tests/pool/block_view_test.cpp`, `tests/crash/kill_point_test.cpp` "
+                       "(`Race`), `tests/pool/care/index_marks_test.cpp`, "
+                       "`tests/tools/namespaces_test.cpp`"}

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import pathlib
 import shutil
 import tempfile
@@ -35,13 +34,13 @@ def sleep_until_it_ends(client):
         slept = time.monotonic() - asleep
         progress = client.read(number)
         if progress.finish:
-            state = "the request had ended" if progress.finish != library.ENDED_BY_ERROR else "the request had failed"
-            return time.monotonic() - begin, state if slept >= SLEEP_LIMIT else None
+            return (time.monotonic() - begin,
+                    "the request had ended" if slept >= SLEEP_LIMIT else None)
         if slept >= SLEEP_LIMIT:
             return time.monotonic() - begin, "the request had not ended"
 
 
-@on_stage("S3", "the engine is killed just before it rings the client, whose request of one token has ended")
+@on_stage("S3", "the engine is killed just before it rings the client, whose request has ended")
 def killed_before_the_ring(build):
     with Stage(build, honest_clients=False) as stage:
         calm, during, asleep = [], [], []
@@ -128,7 +127,7 @@ def long_token_prompts(build):
 # -- S7 -------------------------------------------------------------------------------------------
 
 
-QUEUED, TOKENS_EACH = 64, 250
+QUEUED, TOKENS_EACH = 64, 600
 
 
 def queue_requests(path, say):
@@ -180,7 +179,8 @@ def kills_beside_a_queue(build):
         _, calm = play_queue(stage, 0)
         news, during = play_queue(stage, 4)
         row = stage.row(f"{news['refused']} of {QUEUED} requests refused"
-                        + (f" (\"{news['why']}\")" if news["why"] else "") + "; the times are theirs")
+                        + (f" (\"{news['why']}\")" if news["why"] else "")
+                        + "; the times are theirs")
         row["connected"] = honest.in_words(calm) + " → " + honest.in_words(during)
         return row
 
@@ -229,7 +229,8 @@ def play_marks(build, bytes_of_text, seconds):
         words = [said[-1] for sender in senders if (said := sender.heard())]
         took = [one for word in words for one in word["took"]]
         answered = f"{len(took)} texts answered, the slowest after {max(took):.2f} s " \
-                   f"(\"{words[0]['why'][:60]}...\")" if took else f"no text answered in {seconds} s"
+                   f"(\"{words[0]['why'][:60]}...\")" if took \
+            else f"no text answered in {seconds} s"
         return stage.row(f"{answered}; longest wait of a connected client "
                          f"{stage.longest('connected')}")
 

@@ -36,7 +36,7 @@ class Build:
 
 
 class EngineWatch:
-    """Looks at the keeper's children every 20 ms: engines that die, and the most memory they had."""
+    """Looks at the keeper's children every 20 ms: which engines die, how much memory they have."""
 
     def __init__(self, keeper):
         self.keeper, self.seen, self.dead = keeper, set(), set()
@@ -141,8 +141,8 @@ class Stage:
         yield
         self.end = time.monotonic()
 
-    def play(self, act, uid=4200):
-        self.players.append(processes.Player(act, uid))
+    def play(self, act, uid=4200, is_idle=True):
+        self.players.append(processes.Player(act, uid, is_idle))
         return self.players[-1]
 
     def engine_pid(self, number=0):
