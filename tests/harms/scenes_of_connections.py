@@ -117,7 +117,7 @@ def churn_beside_long_prompts(build):
         with stage.harm():
             stage.play(lambda say: same_gigabyte(stage.socket, 0, say), uid=4201)
             stage.play(lambda say: same_gigabyte(stage.socket, 1, say), uid=4202)
-            churners = [stage.play(lambda say, e=e: churn(stage.socket, e % 2, 1, say),
+            churners = [stage.play(lambda say, e=e: churn(stage.socket, e % 2, 8, say),
                                    uid=4300 + e) for e in range(4)]
             time.sleep(10)
         opened = sum((churner.heard() or [0])[-1] for churner in churners)
