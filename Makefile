@@ -10,6 +10,7 @@
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them
 #   make enemies   hostile users beside honest ones for MINUTES=10; SEED=any, USERS=8, ATTACKS="words" for some attacks
+#   make harms     the harm of each line S1 to S12 that was found, and what honest clients notice; BIN=another build's, LINES="S1 S4"
 #   make timing    whether the clock tells what another domain has cached
 #   make siege     thousands of clients, stewards and daemons killed, every limit tried; from SEED=any
 #   make keeper-kills  the keeper, or a process beside it, killed or stopped at each of the keeper's system calls: an hour
@@ -17,7 +18,7 @@
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build install package bench bench-peers chaos mutants enemies siege keeper-kills timing asan tsan fuzz lint configure packages clean
+.PHONY: demo test build install package bench bench-peers chaos mutants enemies harms harms-programs siege keeper-kills timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -70,6 +71,13 @@ enemies: configure
 	@cmake --build --preset release -j $(JOBS) --target programs kvhive_enemies
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) KVHIVE_ENEMIES_MINUTES=$(MINUTES) KVHIVE_ENEMIES_USERS=$(USERS) \
 	  KVHIVE_ENEMIES_ATTACKS="$(ATTACKS)" build/bin/kvhive_enemies
+
+# Measures the programs in BIN as they are; without BIN, those of this tree, built first.
+harms: $(if $(BIN),,harms-programs)
+	@python3 tests/harms/harms.py $(or $(BIN),build/bin) $(filter S%,$(LINES))
+
+harms-programs: configure
+	@cmake --build --preset release -j $(JOBS) --target programs libkvhive
 
 timing: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_timing_proof

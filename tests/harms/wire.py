@@ -1,0 +1,118 @@
+"""What hostile processes say: packets and channels of both protocols that a build may speak."""
+
+import array
+import errno
+import mmap
+import os
+import socket
+import struct
+
+MAGIC = 0x3170766B
+CLIENT_HELLO, REFUSED = 3, 36
+ANY_ENGINE = 0xFFFFFFFF
+BODY_WORDS = {b"kvhivc3": 6, b"kvhivc4": 8}  # numbers of 4 bytes between error_text and the body
+KIND_TOKENS, SUBMITTED = 1, 1
+version = None
+
+
+def connect(path, timeout=10.0):
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.settimeout(timeout)
+    peer.connect(str(path))
+    return peer
+
+
+def packet(kind, payload, as_version=None):
+    return struct.pack("<IIII", MAGIC, version if as_version is None else as_version, kind,
+                       len(payload)) + payload
+
+
+def find_version(path):
+    """Asks the daemon: its refusal of a wrong version has the right one in its header."""
+    global version
+    with connect(path) as peer:
+        peer.send(packet(CLIENT_HELLO, bytes(16), as_version=0))
+        _, version, kind, _ = struct.unpack("<IIII", peer.recv(4096)[:16])
+        assert kind == REFUSED, kind
+
+
+def hello(channel_bytes=1 << 20, engine=ANY_ENGINE):
+    return packet(CLIENT_HELLO, struct.pack("<QII", channel_bytes, engine, 0))
+
+
+def send_descriptors(peer, data, fds):
+    """False = the kernel refused to pass descriptors on."""
+    try:
+        peer.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        return True
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EPIPE, errno.EINVAL):
+            return False
+        raise
+
+
+def say_hello(peer, channel_bytes, engine=ANY_ENGINE):
+    """With this process's pidfd, where the daemon takes one."""
+    own = os.pidfd_open(os.getpid())
+    if not send_descriptors(peer, hello(channel_bytes, engine), [own]):
+        peer.send(hello(channel_bytes, engine))
+    os.close(own)
+
+
+class Channel:
+    """A channel that the daemon has given to this process."""
+
+    def __init__(self, path, channel_bytes=1 << 20, engine=ANY_ENGINE, timeout=10.0, maps=False):
+        self.socket = connect(path, timeout)
+        say_hello(self.socket, channel_bytes, engine)
+        data, self.fds, _, _ = socket.recv_fds(self.socket, 4096, 8)
+        if len(self.fds) != 3:
+            raise ConnectionError(data[20:].split(b"\0")[0].decode(errors="replace") or "closed")
+        self.memory = mmap.mmap(self.fds[0], channel_bytes) if maps else None
+
+    def ring(self):
+        try:
+            os.write(self.fds[1], struct.pack("<Q", 1))
+        except (BlockingIOError, BrokenPipeError):  # rung enough; or the engine has died
+            pass
+
+    def name_the_same_tokens(self, prompt_bytes):
+        """All slots are submitted with a prompt of `prompt_bytes`: the same bytes of the heap."""
+        memory = self.memory
+        slot_bytes, slots = struct.unpack_from("<II", memory, 16)
+        heap = (64 + slots * slot_bytes + 63) // 64 * 64
+        body_at = 24 + 256 + 4 * BODY_WORDS[memory[:7]]
+        log = heap + prompt_bytes
+        body = struct.pack("<Ixxxx6QIIIifffi", KIND_TOKENS, heap, prompt_bytes, log, 4096,
+                           log + 4096, 4096, 1, 0, 1, 0, 0.0, 1.0, 0.0, 0)
+        body = body.ljust(slot_bytes - body_at, b"\0")
+        for slot in range(slots):
+            at = 64 + slot * slot_bytes
+            if struct.unpack_from("<I", memory, at)[0] not in (0, 3):
+                continue
+            struct.pack_into("<III", memory, at, 0, 0, 0)
+            memory[at + body_at:at + slot_bytes] = body
+            struct.pack_into("<I", memory, at, SUBMITTED)
+
+    def close(self):
+        for fd in self.fds:
+            os.close(fd)
+        self.socket.close()
+
+
+def lingering_socket(seconds):
+    """A TCP socket with unsent data that nobody reads: its last close() waits for `seconds`."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(1)
+    sender = socket.socket()
+    sender.connect(listener.getsockname())
+    sender.setblocking(False)
+    try:
+        while True:
+            sender.send(bytes(65536))
+    except BlockingIOError:
+        pass
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, seconds))
+    return sender, listener
