@@ -10,6 +10,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "base/check.hpp"
 #include "ipc/pidfd.hpp"
 
 #ifndef SO_PASSRIGHTS  // Linux 6.16
@@ -93,6 +94,7 @@ Expected<void> send_bytes(int socket, MessageType type, std::span<const std::byt
   msghdr header{};
   header.msg_iov = parts;
   header.msg_iovlen = std::size(parts);
+  KV_CHECK(fds.size() <= kMostFds, fds.size());
   if (!fds.empty()) {
     header.msg_control = control;
     header.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));

@@ -132,6 +132,14 @@ Transformer::Transformer(Transformer&&) noexcept = default;
 Transformer& Transformer::operator=(Transformer&&) noexcept = default;
 Transformer::~Transformer() = default;
 
+std::size_t Transformer::step_bytes(const ModelConfig& config, std::size_t tokens,
+                                    std::size_t logit_rows) {
+  const std::size_t of_a_token = 2 * config.hidden_size +
+                                 (2 * config.heads + 2 * config.kv_heads) * config.head_size +
+                                 2 * config.intermediate_size;
+  return (tokens * of_a_token + logit_rows * config.hidden_size) * sizeof(float);
+}
+
 const ModelConfig& Transformer::config() const { return state_->config; }
 
 void Transformer::forward(const ForwardBatch& batch, std::byte* kv_base, const KvLayout& layout,

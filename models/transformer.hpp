@@ -37,6 +37,11 @@ class Transformer {
 
   const ModelConfig& config() const;
 
+  /// Bytes of the intermediate rows of a step, which forward() keeps for the next step. The largest
+  /// step so far counts. Not included: logits, and what the libraries allocate.
+  static std::size_t step_bytes(const ModelConfig& config, std::size_t tokens,
+                                std::size_t logit_rows);
+
   /// \param kv_base  block 0 of an arena with this `layout`, which must be the model's
   /// \param logits   [logit_rows.size(), vocab], overwritten
   /// It cannot fail: the caller has checked all inputs. They are asserted here with KV_CHECK.

@@ -94,6 +94,7 @@ void Besiegers::look_at(std::size_t number) {
   if (waitpid(pid, &status, WNOHANG | WUNTRACED) == pid) {
     if (!WIFSTOPPED(status)) {
       ++deaths_;
+      if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL) ++crashes_;
       one.process.forget();
       return start(number);
     }

@@ -38,6 +38,8 @@ class Besiegers {
 
   std::uint64_t deaths() const { return deaths_; }
   std::uint64_t stops() const { return stops_; }
+  /// Deaths that nobody meant: an attack that crashes its own process attacks nobody.
+  std::uint64_t crashes() const { return crashes_; }
 
  private:
   struct Besieger {
@@ -54,7 +56,7 @@ class Besiegers {
   Arms arms_;
   std::vector<Besieger> all_;
   std::chrono::steady_clock::time_point called_{};
-  std::uint64_t deaths_ = 0, stops_ = 0;
+  std::uint64_t deaths_ = 0, stops_ = 0, crashes_ = 0;
 };
 
 }  // namespace kvhive::testing

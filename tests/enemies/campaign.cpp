@@ -328,6 +328,8 @@ void Campaign::judge_harm(Verdict& verdict) const {
               text_of("%d, %d", at_last_.restarts - at_first_.restarts, decoys_restarts_),
               at_last_.restarts == at_first_.restarts && at_last_.all == at_first_.all &&
                   decoys_restarts_ == 0);
+  verdict.add("attacks that crashed their own process", std::to_string(enemies_->crashes()),
+              enemies_->crashes() == 0);
   verdict.add("complaints of the honest client",
               words(board_->honest) +
                   text_of(" (%zu requests, %lu tokens compared, slowest connect %.1f ms)",

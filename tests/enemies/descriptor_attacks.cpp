@@ -13,6 +13,7 @@
 #include "ipc/protocol.hpp"
 #include "tests/enemies/attacks.hpp"
 #include "tests/support/lingering_socket.hpp"
+#include "tests/support/send_descriptors.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -105,15 +106,20 @@ std::vector<UniqueFd> hostile_descriptors(Enemy& enemy) {
   return all;
 }
 
-/// Sends them, each so many times, and closes the own ones.
+/// Sends them with a message, each so many times, and closes the own ones.
 template <class Message>
 void send_and_close(int socket, const Message& message, std::vector<UniqueFd> fds,
                     std::uint64_t copies = 1) {
   std::vector<int> numbers;
   for (std::uint64_t i = 0; i < copies; ++i)
     for (const UniqueFd& fd : fds) numbers.push_back(fd.get());
-  const bool is_sent = send_packet(socket, message, numbers).has_value();
-  if (!is_sent) other_end() = UniqueFd();  // else this process would linger itself
+  PacketHeader header;
+  header.type = Message::kType;
+  header.payload_bytes = kPayloadBytes<Message>;
+  std::string packet(reinterpret_cast<const char*>(&header), sizeof header);
+  packet.append(reinterpret_cast<const char*>(&message), kPayloadBytes<Message>);
+  if (!send_descriptors(socket, packet, numbers))
+    other_end() = UniqueFd();  // else this process would linger itself
 }
 
 void send_in_hello(Enemy& enemy) {

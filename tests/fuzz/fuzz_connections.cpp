@@ -167,7 +167,7 @@ class Senders {
       if (kind == DescriptorKind::lingering && !sender.is_stranger) continue;
       fds.push_back(descriptors_.make(kind, sender.socket.get()));
     }
-    StrangerDescriptors::send_with_descriptors(sender.socket.get(), packet, fds);
+    send_descriptors(sender.socket.get(), packet, fds);
     descriptors_.close_lingering();
   }
 

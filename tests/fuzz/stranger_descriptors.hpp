@@ -15,6 +15,7 @@
 
 #include "base/unique_fd.hpp"
 #include "tests/support/lingering_socket.hpp"
+#include "tests/support/send_descriptors.hpp"
 
 namespace kvhive::testing {
 
@@ -111,32 +112,10 @@ class StrangerDescriptors {
     KV_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0, errno);
     keep(ends[0]);
     keep(ends[1]);
-    send_with_descriptors(ends[0], "x", {ends[0], ends[1]});
+    send_descriptors(ends[0], "x", {ends[0], ends[1]});
     return ends[1];
   }
 
- public:
-  /// Fails if the socket's queue is full, the connection closed, or descriptors are refused.
-  static bool send_with_descriptors(int socket, std::string_view bytes,
-                                    const std::vector<int>& fds) {
-    iovec piece{const_cast<char*>(bytes.data()), bytes.size()};
-    msghdr message{};
-    message.msg_iov = &piece;
-    message.msg_iovlen = 1;
-    std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));
-    if (!fds.empty()) {
-      message.msg_control = control.data();
-      message.msg_controllen = control.size();
-      cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
-      std::memcpy(CMSG_DATA(header), fds.data(), fds.size() * sizeof(int));
-    }
-    return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
-  }
-
- private:
   std::vector<UniqueFd> kept_;
   std::deque<LingeringSocket> lingering_;
 };

@@ -11,7 +11,7 @@ MAGIC = 0x3170766B
 CLIENT_HELLO, REFUSED = 3, 36
 ANY_ENGINE = 0xFFFFFFFF
 BODY_WORDS = {b"kvhivc3": 6, b"kvhivc4": 8}  # numbers of 4 bytes between error_text and the body
-KIND_TOKENS, SUBMITTED = 1, 1
+KIND_TOKENS, SUBMITTED, FINISHED = 1, 1, 2
 version = None
 
 
@@ -59,32 +59,49 @@ def say_hello(peer, channel_bytes, engine=ANY_ENGINE):
     os.close(own)
 
 
+def body_of_tokens(prompt, prompt_bytes, results):
+    """What follows the kind in a request's body: its ranges and numbers, the stop strings left out."""
+    return struct.pack("<6QIIIifffi", prompt, prompt_bytes, results, 4096, results + 4096, 4096,
+                       1, 0, 1, 0, 0.0, 1.0, 0.0, 0)
+
+
 class Channel:
-    """A channel that the daemon has given to this process."""
+    """A channel that the daemon has given to this process: one file up to protocol 8, then two, of
+    which the client writes the first and only reads the second."""
 
     def __init__(self, path, channel_bytes=1 << 20, engine=ANY_ENGINE, timeout=10.0, maps=False):
         self.socket = connect(path, timeout)
         say_hello(self.socket, channel_bytes, engine)
         data, self.fds, _, _ = socket.recv_fds(self.socket, 4096, 8)
-        if len(self.fds) != 3:
+        if len(self.fds) not in (3, 4):
             raise ConnectionError(data[20:].split(b"\0")[0].decode(errors="replace") or "closed")
-        self.memory = mmap.mmap(self.fds[0], channel_bytes) if maps else None
+        self.has_two_files = len(self.fds) == 4
+        self.engine_bell = self.fds[-2]
+        if maps:
+            self.memory = mmap.mmap(self.fds[0], channel_bytes)
+        if maps and self.has_two_files:
+            self.answers = mmap.mmap(self.fds[1], channel_bytes, prot=mmap.PROT_READ)
 
     def ring(self):
         try:
-            os.write(self.fds[1], struct.pack("<Q", 1))
+            os.write(self.engine_bell, struct.pack("<Q", 1))
         except (BlockingIOError, BrokenPipeError):  # rung enough; or the engine has died
             pass
 
     def name_the_same_tokens(self, prompt_bytes):
         """All slots are submitted with a prompt of `prompt_bytes`: the same bytes of the heap."""
+        if self.has_two_files:
+            self.name_them_in_two_files(prompt_bytes)
+        else:
+            self.name_them_in_one_file(prompt_bytes)
+
+    def name_them_in_one_file(self, prompt_bytes):
         memory = self.memory
         slot_bytes, slots = struct.unpack_from("<II", memory, 16)
         heap = (64 + slots * slot_bytes + 63) // 64 * 64
         body_at = 24 + 256 + 4 * BODY_WORDS[memory[:7]]
-        log = heap + prompt_bytes
-        body = struct.pack("<Ixxxx6QIIIifffi", KIND_TOKENS, heap, prompt_bytes, log, 4096,
-                           log + 4096, 4096, 1, 0, 1, 0, 0.0, 1.0, 0.0, 0)
+        body = struct.pack("<Ixxxx", KIND_TOKENS) + body_of_tokens(heap, prompt_bytes,
+                                                                  heap + prompt_bytes)
         body = body.ljust(slot_bytes - body_at, b"\0")
         for slot in range(slots):
             at = 64 + slot * slot_bytes
@@ -93,6 +110,20 @@ class Channel:
             struct.pack_into("<III", memory, at, 0, 0, 0)
             memory[at + body_at:at + slot_bytes] = body
             struct.pack_into("<I", memory, at, SUBMITTED)
+
+    def name_them_in_two_files(self, prompt_bytes):
+        slot_bytes, body_bytes, slots = struct.unpack_from("<III", self.answers, 16)
+        heap = (slots * (8 + body_bytes) + 63) // 64 * 64
+        for slot in range(slots):
+            number, phase = struct.unpack_from("<II", self.answers, 64 + slot * slot_bytes)
+            submitted, = struct.unpack_from("<I", self.memory, 8 * slot)
+            if submitted != number or (number != 0 and phase != FINISHED):
+                continue
+            body = struct.pack("<II", number + 1, KIND_TOKENS) + body_of_tokens(
+                heap, prompt_bytes, 64 + slots * slot_bytes)
+            at = 8 * slots + slot * body_bytes
+            self.memory[at:at + body_bytes] = body.ljust(body_bytes, b"\0")
+            struct.pack_into("<I", self.memory, 8 * slot, number + 1)
 
     def close(self):
         for fd in self.fds:

@@ -22,7 +22,7 @@ using ::testing::IsEmpty;
 constexpr std::size_t kBytes = kLeastChannelBytes;
 constexpr DomainId kDomain{7};
 constexpr ChannelOwner kOwner{kDomain, 1000, true};
-const MachineMemory kRoom{8 * kBytes, 8 * kBytes, "the machine"};
+const MachineMemory kRoom{64 * kBytes, 64 * kBytes, "the machine"};
 
 struct Told {
   int engine;
@@ -361,16 +361,35 @@ TEST_F(ChannelsTest, AStrangersChannelsHaveAQuota) {
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(reserve(0, false)) << "the daemon's own user";
 }
 
+TEST_F(ChannelsTest, AStrangersChannelsHaveAShareOfWhatMemoryThereIs) {
+  MachineMemory machine{64 * kBytes, 16 * kBytes, "the cgroup"};
+  Channels channels;
+  const auto reserve = [&](uid_t user) {
+    return channels.reserve(kBytes, kAnyEngine, {kDomain, user, true}, machine);
+  };
+  for (int i = 0; i < 4; ++i) {
+    const auto id = reserve(7);
+    ASSERT_TRUE(id.has_value());
+    ASSERT_TRUE(channels.complete(*id, make_channel_memory(kBytes)).has_value());
+    machine.available -= kBytes;
+  }
+  const auto refused = reserve(7);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().text, HasSubstr("the daemon grants a user 4.00 MiB"));
+  EXPECT_TRUE(reserve(8));
+}
+
 TEST_F(ChannelsTest, AChannelAboveTheAvailableMemoryIsRefusedAndTheLimitNamed) {
   MachineMemory machine{8 * kBytes, 2 * kBytes, "cgroup /a (memory.max)"};
+  constexpr ChannelOwner kOwnUser{kDomain, 1000, false};
   Channels channels({.of_all = 8 * kBytes, .of_domain = 8 * kBytes, .of_user = 8 * kBytes});
-  EXPECT_TRUE(channels.reserve(2 * kBytes, kAnyEngine, kOwner, machine).has_value());
-  const auto refused = channels.reserve(2 * kBytes + 1, kAnyEngine, kOwner, machine);
+  EXPECT_TRUE(channels.reserve(2 * kBytes, kAnyEngine, kOwnUser, machine).has_value());
+  const auto refused = channels.reserve(2 * kBytes + 1, kAnyEngine, kOwnUser, machine);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::out_of_memory);
   EXPECT_THAT(refused.error().text, HasSubstr("cgroup /a (memory.max) has 2.00 MiB available"));
   machine.available = 3 * kBytes;
-  EXPECT_TRUE(channels.reserve(2 * kBytes + 1, kAnyEngine, kOwner, machine).has_value());
+  EXPECT_TRUE(channels.reserve(2 * kBytes + 1, kAnyEngine, kOwnUser, machine).has_value());
 }
 
 TEST_F(ChannelsTest, SizesOutOfBoundsAreRefused) {

@@ -181,6 +181,29 @@ TEST(Limits, AClientsLargeChannelDoesNotBringTheOomKiller) {
   EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
 }
 
+/// Otherwise who goes on asking gets nearly all memory, and the next long prompt is an engine's
+/// end.
+TEST(Limits, ClientsThatTakeWhatChannelsTheyCanGetLeaveEnginesTheirMemory) {
+  if (kUnderSanitizer) GTEST_SKIP() << "a sanitizer's own memory is what would not fit";
+  const auto group = MemoryCgroup::make(300 * kMiB);
+  if (!group) GTEST_SKIP() << "NOT RUN: needs root, and cgroups with a memory controller";
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M"}, [&] { group->enter(); });
+  std::vector<Client> clients;
+  for (std::size_t bytes = 64 * kMiB; bytes >= kLeastChannelBytes; bytes /= 2)
+    while (auto client = Client::connect(client_options(daemon.socket(), kAnyEngine, bytes)))
+      clients.push_back(std::move(*client));
+  ASSERT_FALSE(clients.empty());
+  GenerateRequest longest;
+  longest.prompt_tokens.assign(2000, 300);
+  longest.max_tokens = 8;
+  for (Client& client : clients) {
+    const auto answer = client.generate(longest);
+    ASSERT_TRUE(answer.has_value()) << answer.error().text;
+    EXPECT_EQ(answer->tokens.size(), 8u);
+  }
+  EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
+}
+
 /// Called in a child: makes a mount namespace with a tmpfs with `options` at each path.
 BeforeExec with_small_tmpfs(const std::vector<std::string>& paths, const std::string& options) {
   return [=] {

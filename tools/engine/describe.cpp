@@ -54,6 +54,14 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
   return std::max(anonymous * 1024, arena.size()) - arena.size();
 }
 
+/// The same without a run, for a daemon that needs no exact number.
+std::size_t estimate(const Options& options, const ModelConfig& config) {
+  constexpr std::size_t kOfAProcess = std::size_t{24} << 20;
+  return kOfAProcess +
+         Transformer::step_bytes(config, options.max_num_batched_tokens, options.max_num_seqs) +
+         options.max_num_seqs * config.vocab_size * sizeof(float);
+}
+
 }  // namespace
 
 Expected<void> print_model_facts(const Options& options, const ModelConfig& config,
@@ -81,8 +89,9 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
     auto measured = profile(options, config);
     if (!measured) return forward_error(measured);
     peak = *measured;
-  } else if (auto model = Transformer::load(options.model); !model) {
-    return forward_error(model);
+  } else {
+    if (auto model = Transformer::load(options.model); !model) return forward_error(model);
+    peak = estimate(options, config);
   }
   if (auto tokenizer = load_tokenizer(options.model); !tokenizer) return forward_error(tokenizer);
   const KvLayout layout = kv_layout(options, choice->kind, config);

@@ -20,7 +20,7 @@ struct ModelFacts {
   KvLayout layout;
   std::uint32_t positions = 0;
   std::size_t weight_bytes = 0;
-  std::size_t engine_peak = 0;          ///< bytes, as the profile run measured; 0 = there was none
+  std::size_t engine_peak = 0;          ///< bytes, as the profile run measured, or about
   DeviceKind device = DeviceKind::cpu;  ///< where engines compute
   std::string device_reason;            ///< the GPU's name, or why there is none
   struct Gpu {

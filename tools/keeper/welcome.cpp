@@ -150,16 +150,19 @@ Expected<void> welcome_inspector(const Tables& tables, const Peer& peer,
   return send_welcome(tables, peer, message, objects, Opened::read_only);
 }
 
-/// What channels may take of the machine's memory. Some is kept: an engine needs room for a step
-/// and to be started again, and if it does not find it, the kernel kills a process. Where memory is
-/// short, half of what is left is kept.
+/// What channels may take of the machine's memory. Some is kept: engines need room for a step and
+/// to be started again, and if they do not find it, the kernel kills a process. Where memory is
+/// short, as much is kept as channels may have in all. (Of what they have taken, not of what is
+/// left: else who goes on asking gets nearly all.)
 MachineMemory memory_for_channels(const Tables& tables) {
   constexpr std::size_t kMostForSmallThings = std::size_t{64} << 20;
   MachineMemory machine = machine_memory();
   const std::size_t of_a_step = tables.pool.is_on_gpu() ? 0 : tables.pool.model.engine_peak;
-  const std::size_t wanted = of_a_step + std::min(kMostForSmallThings, machine.total / 16);
+  const std::size_t wanted =
+      tables.engines.size() * of_a_step + std::min(kMostForSmallThings, machine.total / 16);
   machine.available -= std::min(machine.available, tables.channels.bytes_to_make());
-  machine.available -= std::min(wanted, machine.available / 2);
+  const std::size_t shared = machine.available + tables.channels.bytes_made();
+  machine.available -= std::min(machine.available, std::min(wanted, shared / 2));
   return machine;
 }
 

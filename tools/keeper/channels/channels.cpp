@@ -18,7 +18,8 @@ Expected<std::uint64_t> Channels::reserve(std::size_t bytes, std::uint32_t wante
                    "a channel of " + format_bytes(bytes) + " is out of bounds; ask for " +
                        format_bytes(kLeastChannelBytes) + " to " + format_bytes(kMostChannelBytes));
   const std::size_t whole_pages = round_up(bytes, 4096);
-  if (auto granted = check_quota(whole_pages, owner); !granted) return forward_error(granted);
+  if (auto granted = check_quota(whole_pages, owner, machine); !granted)
+    return forward_error(granted);
   if (whole_pages > machine.available)
     return failure(Errc::out_of_memory,
                    "a channel needs " + format_bytes(whole_pages) + ", " + machine.bound + " has " +
@@ -29,7 +30,8 @@ Expected<std::uint64_t> Channels::reserve(std::size_t bytes, std::uint32_t wante
   return id;
 }
 
-Expected<void> Channels::check_quota(std::size_t bytes, const ChannelOwner& owner) const {
+Expected<void> Channels::check_quota(std::size_t bytes, const ChannelOwner& owner,
+                                     const MachineMemory& machine) const {
   std::size_t in_all = bytes, in_domain = bytes, of_user = bytes;
   const auto count = [&](const Channel& other) {
     in_all += other.bytes;
@@ -56,11 +58,14 @@ Expected<void> Channels::check_quota(std::size_t bytes, const ChannelOwner& owne
                        ", channel-bytes-per-domain grants " +
                        format_bytes(limit(quota_.of_domain)) + to_whom +
                        "; close one, ask for a smaller one, or have that raised");
-  if (owner.is_limited && of_user > quota_.of_user)
+  // Where there is little memory, a user gets its share of that.
+  const std::size_t room = machine.available + bytes_to_make() + bytes_made();
+  const std::size_t most_of_user = std::min(quota_.of_user, std::max(room / 4, kUsualChannelBytes));
+  if (owner.is_limited && of_user > most_of_user)
     return failure(Errc::pool_exhausted,
                    "the channels of user " + std::to_string(owner.user) + " would have " +
                        format_bytes(of_user) + ", the daemon grants a user " +
-                       format_bytes(quota_.of_user) + "; close one, or ask for a smaller one");
+                       format_bytes(most_of_user) + "; close one, or ask for a smaller one");
   return {};
 }
 
@@ -86,6 +91,14 @@ std::size_t Channels::bytes_to_make() const {
   std::size_t bytes = 0;
   for (const auto& [id, entry] : channels_)
     if (!entry.memory.answers) bytes += entry.channel.bytes;
+  return bytes;
+}
+
+std::size_t Channels::bytes_made() const {
+  std::size_t bytes = 0;
+  for (const auto& [id, entry] : channels_)
+    if (entry.memory.answers) bytes += entry.channel.bytes;
+  for (const auto& [id, channel] : closed_) bytes += channel.bytes;
   return bytes;
 }
 

@@ -132,8 +132,10 @@ class Channels {
   std::optional<ChannelMemory> close(std::uint64_t id);
   void freed(std::uint64_t id) { closed_.erase(id); }
 
-  /// Bytes of channels whose memory is still being made.
+  /// Bytes of channels whose memory is still being made, and of those that have theirs, or whose
+  /// memory is still being freed.
   std::size_t bytes_to_make() const;
+  std::size_t bytes_made() const;
 
   /// How many channels the engine serves.
   std::size_t load_of(EngineKey engine) const;
@@ -152,7 +154,8 @@ class Channels {
     std::size_t unanswered = 0;           ///< channels that it was given and has not answered
     std::chrono::steady_clock::time_point silent_since{};  ///< if there are any
   };
-  [[nodiscard]] Expected<void> check_quota(std::size_t bytes, const ChannelOwner& owner) const;
+  [[nodiscard]] Expected<void> check_quota(std::size_t bytes, const ChannelOwner& owner,
+                                           const MachineMemory& machine) const;
   bool tell_closed(EngineLine& line);
   std::optional<EngineKey> best_engine_for(const Channel& channel,
                                            const std::set<EngineKey>& full) const;
