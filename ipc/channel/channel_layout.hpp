@@ -102,7 +102,7 @@ constexpr std::size_t record_bytes(std::uint32_t logprobs) {
 }
 
 /// How far a slot's engines are, and with which request of the client.
-struct SlotState {
+struct alignas(8) SlotState {  // else clang calls a library for its atomic
   enum class Phase : std::uint32_t {
     none = 0,      ///< no request was taken yet
     accepted = 1,  ///< an engine works on the request, or did until it died
