@@ -17,6 +17,12 @@ constexpr std::size_t kAbortsPerTurn = 32;
 /// ends. An honest client rings once or twice for a request.
 constexpr std::uint32_t kMostRings = 1000;
 constexpr std::chrono::milliseconds kRingWindow{100};
+/// A domain that wastes more than this in kWasteWindow has no turn until the window ends. A turn in
+/// which there was nothing to do wastes 1, and so do four requests that were refused. So a domain
+/// gets about two hundredths of the loop's time for nothing.
+constexpr std::uint32_t kMostWaste = 200;
+constexpr std::chrono::milliseconds kWasteWindow{100};
+constexpr std::size_t kRefusalsOfWaste = 4;
 
 /// Computes a request's seed from the daemon's seed and the prompt (FNV-1a), so that equal prompts
 /// get equal seeds.
@@ -108,9 +114,9 @@ bool Port::rings_too_often(OpenChannel& open) const {
 
 void Port::want_turn(std::uint64_t id, OpenChannel& open) {
   if (std::exchange(open.wants_turn, true)) return;
-  const auto [channels, is_new] = wanting_.try_emplace(open.domain);
-  channels->second.push_back(id);
-  if (is_new) turns_.push_back(open.domain);
+  Domain& domain = domains_[open.domain];
+  domain.wanting.push_back(id);
+  if (domain.wanting.size() == 1 && !domain.rests) turns_.push_back(open.domain);
   take_turn_soon();
 }
 
@@ -125,36 +131,63 @@ void Port::take_turn_soon() {
 
 /// Drains the first channel of the first domain. Then that domain is the last one.
 void Port::take_turn() {
-  const DomainId domain = turns_.front();
+  const DomainId id = turns_.front();
   turns_.pop_front();
-  auto& channels = wanting_.at(domain);
-  const std::uint64_t id = channels.front();
-  channels.pop_front();
-  drain(id);
-  if (channels.empty())
-    wanting_.erase(domain);
-  else
-    turns_.push_back(domain);
+  Domain& domain = domains_.at(id);
+  const std::uint64_t channel = domain.wanting.front();
+  const std::uint32_t waste = drain(channel);  // may queue the channel again, behind the others
+  domain.wanting.pop_front();
+  if (wastes_too_much(domain, waste))
+    rest(id, domain);
+  else if (!domain.wanting.empty())
+    turns_.push_back(id);
+}
+
+bool Port::wastes_too_much(Domain& domain, std::uint32_t waste) const {
+  if (waste == 0) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (now - domain.counted_from > kWasteWindow) {
+    domain.counted_from = now;
+    domain.waste = 0;
+  }
+  domain.waste += waste;
+  return domain.waste > kMostWaste;
+}
+
+void Port::rest(DomainId id, Domain& domain) {
+  domain.rests = true;
+  loop_.after(domain.counted_from + kWasteWindow - std::chrono::steady_clock::now(), [this, id] {
+    Domain& rested = domains_.at(id);
+    rested.rests = false;
+    if (!rested.wanting.empty()) turns_.push_back(id);
+    take_turn_soon();
+  });
 }
 
 // -- requests -------------------------------------------------------------------------------------
 
-void Port::drain(std::uint64_t id) {
+/// \return  how much of the turn was wasted
+std::uint32_t Port::drain(std::uint64_t id) {
   const auto found = channels_.find(id);
-  if (found == channels_.end()) return;
+  if (found == channels_.end()) return 0;
   OpenChannel& open = found->second;
   open.wants_turn = false;
-  submit(open);
-  abort(open);
+  const std::size_t taken = submit(open);
+  const std::size_t aborted = abort(open);
   open.channel->ring();  // once for all that was refused or ended
   if (open.channel->has_more()) want_turn(id, open);
+  const std::size_t refused = open.channel->refused();
+  if (taken + aborted + refused == 0) return 1;
+  return static_cast<std::uint32_t>(refused / kRefusalsOfWaste);
 }
 
-void Port::submit(OpenChannel& open) {
+/// Returns how many requests were taken.
+std::size_t Port::submit(OpenChannel& open) {
   EngineChannel& channel = *open.channel;
   SubmitBatch batch;
   std::size_t taken_over = 0;
-  for (TakenRequest& request : channel.take_submitted(limits_.prompt, kBytesPerTurn)) {
+  std::vector<TakenRequest> taken = channel.take_submitted(limits_.prompt, kBytesPerTurn);
+  for (TakenRequest& request : taken) {
     taken_over += request.journal.empty() ? 0 : 1;
     if (auto submission = tokenise(open, request))
       batch.submissions.push_back(std::move(*submission));
@@ -165,11 +198,14 @@ void Port::submit(OpenChannel& open) {
       spdlog::info("channel {}: {} requests go on that another engine had begun{}", channel.id(),
                    taken_over, *note);
   if (!batch.submissions.empty()) caf::anon_send(scheduler_, std::move(batch));
+  return taken.size();
 }
 
-void Port::abort(OpenChannel& open) {
+/// Returns how many requests were aborted.
+std::size_t Port::abort(OpenChannel& open) {
   AbortBatch aborts;
-  for (const std::uint32_t slot : open.channel->take_aborts(kAbortsPerTurn)) {
+  const std::vector<std::uint32_t> wanted = open.channel->take_aborts(kAbortsPerTurn);
+  for (const std::uint32_t slot : wanted) {
     const RequestKey request{open.channel->id(), slot};
     if (long_prompts_.forget(request))
       open.channel->end_aborted(slot);
@@ -177,6 +213,7 @@ void Port::abort(OpenChannel& open) {
       aborts.requests.push_back(request);
   }
   if (!aborts.requests.empty()) caf::anon_send(scheduler_, std::move(aborts));
+  return wanted.size();
 }
 
 std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& request) {

@@ -6,7 +6,8 @@
 // No user can keep the loop from the others. Domains take turns (by default each user is a domain),
 // and so do the channels of a domain. In a turn a few requests of one channel are taken, refused or
 // aborted, of a few bytes in all. Long prompts are tokenised in another thread, in turns, too. A
-// channel whose client rings without end is not listened to for a while.
+// domain that wastes its turns, because its clients ring for nothing or its requests are refused,
+// has none for a while, and a channel whose client rings without end is not listened to.
 
 #include <chrono>
 #include <deque>
@@ -50,18 +51,27 @@ class Port {
     DomainId domain;
     std::uint32_t rings = 0;  ///< since `counted_from`
     std::chrono::steady_clock::time_point counted_from{};
-    bool wants_turn = false;  ///< it is in `wanting_`
+    bool wants_turn = false;  ///< it is in Domain::wanting
   };
   void listen(std::uint64_t id, OpenChannel& open);
   void on_ring(std::uint64_t id);
   void on_room(std::uint64_t id);
   bool rings_too_often(OpenChannel& open) const;
+  struct Domain {
+    /// Channels that may have something to take, in the order of their turns. Some may be closed.
+    std::deque<std::uint64_t> wanting;
+    std::uint32_t waste = 0;  ///< since `counted_from`
+    std::chrono::steady_clock::time_point counted_from{};
+    bool rests = false;  ///< it has no turn until a timer ends this
+  };
+  bool wastes_too_much(Domain& domain, std::uint32_t waste) const;
+  void rest(DomainId id, Domain& domain);
   void want_turn(std::uint64_t id, OpenChannel& open);
   void take_turn_soon();
   void take_turn();
-  void drain(std::uint64_t id);
-  void submit(OpenChannel& open);
-  void abort(OpenChannel& open);
+  std::uint32_t drain(std::uint64_t id);
+  std::size_t submit(OpenChannel& open);
+  std::size_t abort(OpenChannel& open);
   /// The request, tokenised; nothing if it is being tokenised in the other thread or was refused
   /// (then the caller rings).
   std::optional<Submission> tokenise(OpenChannel& open, TakenRequest& request);
@@ -73,9 +83,8 @@ class Port {
   const Tokenizer& tokenizer_;
   PortLimits limits_;
   std::map<std::uint64_t, OpenChannel> channels_;
-  /// The channels that may have something to take, in the order of their turns. Some may be closed.
-  std::map<DomainId, std::deque<std::uint64_t>> wanting_;
-  std::deque<DomainId> turns_;    ///< the keys of `wanting_` in the order of their turns
+  std::map<DomainId, Domain> domains_;
+  std::deque<DomainId> turns_;    ///< domains that want a turn and do not rest, in this order
   bool turn_comes_soon_ = false;  ///< a timer is set that takes the next turn
   LongPrompts long_prompts_;
 };

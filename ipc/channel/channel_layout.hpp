@@ -57,7 +57,7 @@ struct ChannelRange {
 /// client then rings. A client numbers the requests of a slot 1, 2, 3 ...; 0 = none yet.
 struct RequestMark {
   std::uint32_t submitted;  ///< number of the newest request
-  std::uint32_t aborted;    ///< number of the newest request that the engine shall end
+  std::uint32_t aborted;    ///< its number again, if the engine shall end it; else another
 };
 
 /// What the client writes before it submits.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <vector>
 
 #include "base/memory_object.hpp"
 #include "ipc/channel/channel_layout.hpp"
@@ -14,9 +15,11 @@ namespace kvhive {
 inline const std::string kRequestsName = "kvhive-requests";
 inline const std::string kAnswersName = "kvhive-answers";
 
-/// A channel's two files, open for writing.
+/// A channel's two files, open for writing, and what keeps the answers' pages small
+/// (tools/keeper/channels/page_pins.hpp).
 struct ChannelMemory {
   UniqueFd requests, answers;
+  std::vector<UniqueFd> pins = {};
 };
 
 /// Writes the header of a new channel that no engine serves.

@@ -133,6 +133,8 @@ Expected<std::uint32_t> ClientChannel::submit(const ChannelRequest& request) {
   KV_KILL_POINT("submit.begins");
   fill(slot, request, *open);
   KV_KILL_POINT("submit.filled");
+  // Numbers repeat after 2^32 requests: an abort must not be of another round.
+  std::atomic_ref(mark(slot).aborted).store(0, std::memory_order_relaxed);
   std::atomic_ref(mark(slot).submitted).store(open->number, std::memory_order_release);
   KV_KILL_POINT("submit.stored");
   open_.emplace(slot, *open);

@@ -137,7 +137,7 @@ bool EngineChannel::must_wait(const RequestBody& body, const PromptLimits& limit
 // -- the channel ----------------------------------------------------------------------------------
 
 Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, std::uint32_t engine,
-                                                             UniqueFd requests,
+                                                             UniqueFd&& requests,
                                                              const UniqueFd& answers,
                                                              std::size_t bytes,
                                                              std::unique_ptr<ClientRing> client) {
@@ -192,6 +192,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   std::size_t cost = 0;
   std::uint32_t passed = 0;
   bool waits = false;
+  refused_ = 0;
   if (!look_at_marks()) passed = kChannelSlots;
   for (; passed < kChannelSlots && cost < most_bytes; ++passed) {
     if (const auto found = find(next_slot_)) {
@@ -207,6 +208,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
                 request->journal.size() * sizeof(LogRecord);
         taken.push_back(std::move(*request));
       } else {
+        ++refused_;
         refuse(found->slot, request.error());
       }
     }

@@ -77,9 +77,10 @@ struct TakenRequest {
 
 class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
  public:
-  /// Takes a client's channel. `client` wakes the client.
+  /// Takes a client's channel. `client` wakes the client. If this fails, `requests` is still the
+  /// caller's: closing it last frees the client's memory, which can take long.
   [[nodiscard]] static Expected<std::shared_ptr<EngineChannel>> open(
-      std::uint64_t id, std::uint32_t engine, UniqueFd requests, const UniqueFd& answers,
+      std::uint64_t id, std::uint32_t engine, UniqueFd&& requests, const UniqueFd& answers,
       std::size_t bytes, std::unique_ptr<ClientRing> client);
 
   /// The same for answers that are mapped already. The caller keeps them mapped for as long as the
@@ -103,6 +104,8 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::vector<TakenRequest> take_submitted(const PromptLimits& limits = {},
                                            std::size_t most_bytes = ~std::size_t{0});
   static constexpr std::size_t kRequestCost = std::size_t{1} << 10;
+  /// How many requests the last call has refused.
+  std::size_t refused() const { return refused_; }
 
   /// Slots whose client has asked for an abort, at most `most`. Each abort is returned once.
   std::vector<std::uint32_t> take_aborts(std::size_t most = kChannelSlots);
@@ -172,6 +175,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::mutex on_room_mutex_;
   std::function<void()> on_room_;  ///< guarded by on_room_mutex_
   std::uint32_t next_slot_ = 0;    ///< where the next call of take_submitted() begins
+  std::size_t refused_ = 0;
   bool has_more_ = false;
   bool has_more_aborts_ = false;
   bool takes_over_ = true;  ///< during the first pass over the slots

@@ -3,7 +3,8 @@
 // and does not map it. Somebody who may write a file of shared memory can also punch holes into it,
 // and a page fault there waits until the whole hole is punched: a quarter of a second for half a
 // gigabyte, many seconds on a busy machine. A read takes what is there, and zeros for holes. It
-// takes no lock that the client could hold, and allocates nothing.
+// does not take the file's lock. It takes that of a page, which a client can keep for seconds
+// (docs/RELIABILITY.md, "Not yet").
 // \source  Linux, mm/shmem.c: shmem_fault() waits for shmem_fallocate(), shmem_file_read_iter()
 //          does not
 

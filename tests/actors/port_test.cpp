@@ -235,6 +235,31 @@ TEST_F(PortTest, WhatAClosedChannelsClientHasTooIsClosedWhereTheClientIsRung) {
   EXPECT_EQ(closed, shared);
 }
 
+/// A lower bound of time, since nothing else shows a rest: a busy machine only makes it longer.
+TEST_F(PortTest, ADomainThatWastesItsTurnsHasNoneForAWhile) {
+  make_port();
+  constexpr std::uint64_t kChannels = 8;
+  const auto start = std::chrono::steady_clock::now();
+  for (std::uint64_t id = 1; id <= kChannels; ++id) {
+    Line& hostile = line(id);
+    for (std::size_t slot = 0; slot < kChannelSlots; ++slot)
+      submit_raw(hostile.client.raw_requests().data(), slot, RequestBody{});
+    ring_engine(hostile.engine_bell.get());
+  }
+  const auto refused = [&](std::uint64_t id) {
+    return answer_in(line(id).client.raw_answers().data(), kChannelSlots - 1).state.load().phase ==
+           SlotState::Phase::finished;
+  };
+  run_until([&] {
+    for (std::uint64_t id = 1; id <= kChannels; ++id)
+      if (!refused(id)) return false;
+    return true;
+  });
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(100));
+  line(kChannels + 1).submit_tokens(10);
+  run_until([&] { return arrived().size() == 1; });
+}
+
 TEST_F(PortTest, AClosedChannelsPromptsAreForgotten) {
   make_port();
   for (int i = 0; i < 10; ++i) line(1).submit_text(200'000);

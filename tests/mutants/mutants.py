@@ -10,6 +10,7 @@ import concurrent.futures
 import os
 import pathlib
 import re
+import signal
 import shutil
 import subprocess
 import sys
@@ -142,17 +143,20 @@ def make(build, mutant, folder):
 
 def run_tests(build, program, test_filter, environment=None, seconds=SECONDS):
     """Returns (number of tests run, what went wrong or nothing)."""
+    test = subprocess.Popen([program, f"--gtest_filter={test_filter}"], cwd=build.folder, text=True, errors="replace", start_new_session=True,
+                            env=os.environ | (environment or {}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        done = subprocess.run([program, f"--gtest_filter={test_filter}"], cwd=build.folder, text=True, errors="replace",
-                              env=os.environ | (environment or {}), timeout=seconds, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        output, _ = test.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
+        os.killpg(test.pid, signal.SIGKILL)  # also the daemons that it started
+        test.wait()
         return 1, f"a test that does not end within {seconds} s"
-    started = re.findall(r"^\[ RUN      \] (\S+)", done.stdout, re.M)
-    failed = re.findall(r"^\[  FAILED  \] ([^\s,]+)[^\n]*\(\d+ ms\)", done.stdout, re.M)
+    started = re.findall(r"^\[ RUN      \] (\S+)", output, re.M)
+    failed = re.findall(r"^\[  FAILED  \] ([^\s,]+)[^\n]*\(\d+ ms\)", output, re.M)
     if failed:
         return len(started), failed[0]
-    if done.returncode != 0:
-        return len(started), f"{started[-1] if started else 'the program'}, which ended with code {done.returncode}"
+    if test.returncode != 0:
+        return len(started), f"{started[-1] if started else 'the program'}, which ended with code {test.returncode}"
     return len(started), None
 
 

@@ -250,7 +250,8 @@ void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
   if (!client) return refuse_channel(message.channel, client.error());
   auto channel = EngineChannel::open(message.channel, index_, std::move(fds[0]), fds[1],
                                      message.channel_bytes, std::move(*client));
-  if (!channel && message.is_stranger != 0) ringers_.close(message.user, std::move(fds[2]));
+  if (!channel && message.is_stranger != 0)
+    for (const std::size_t shared : {0, 2}) ringers_.close(message.user, std::move(fds[shared]));
   const bool has_client_left = !channel && channel.error().code == Errc::peer_died;
   if (!channel && !has_client_left) return refuse_channel(message.channel, channel.error());
   if (channel) port_->open(std::move(*channel), std::move(fds[2]), message.domain);

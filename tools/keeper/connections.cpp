@@ -21,8 +21,8 @@ namespace {
 /// are sent in a welcome and then closed.
 constexpr std::size_t kKeptDescriptors = 16 + 3;
 /// Descriptors that the keeper needs for a peer that has said hello: a pidfd, a channel's two
-/// files, two ends of bells.
-constexpr std::size_t kDescriptorsOfAHello = 5;
+/// files and a pipe, two ends of bells.
+constexpr std::size_t kDescriptorsOfAHello = 6;
 /// Descriptors in a client's welcome.
 constexpr std::size_t kDescriptorsOfAnAnswer = 4;
 

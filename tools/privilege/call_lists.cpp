@@ -74,6 +74,7 @@ constexpr const char* kForks[] = {"fork", "vfork"};
 /// Threads and processes, but no namespaces: in one of its own user, a process has capabilities.
 constexpr unsigned kNamespaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWPID |
                                  CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
+constexpr CallWithArgument kPipeSizes[] = {{"fcntl", 1, kAll, F_SETPIPE_SZ}};
 constexpr CallWithArgument kNewProcesses[] = {{"clone", 0, kNamespaces, 0}};
 
 /// The steward removes the socket of a killed keeper. It connects first, to learn whether another
@@ -81,14 +82,14 @@ constexpr CallWithArgument kNewProcesses[] = {{"clone", 0, kNamespaces, 0}};
 constexpr CallWithArgument kUnixSockets[] = {{"socket", 0, kAll, AF_UNIX}};
 constexpr const char* kSocketFiles[] = {"connect", "flock", "rmdir", "unlink", "unlinkat"};
 
-constexpr const char* kKeeper[] = {"tgkill",      "accept4",    "bind",       "chmod",
-                                   "close_range", "fallocate",  "fchmod",     "fchmodat",
-                                   "fchown",      "fchownat",   "ftruncate",  "getgroups",
-                                   "kill",        "listen",     "lstat",      "memfd_create",
-                                   "mkdir",       "mkdirat",    "pidfd_open", "pidfd_send_signal",
-                                   "pipe2",       "pwrite64",   "setsid",     "setsockopt",
-                                   "signalfd4",   "socketpair", "stat",       "sync_file_range",
-                                   "umask",       "wait4",      "waitid"};
+constexpr const char* kKeeper[] = {
+    "tgkill",       "accept4",    "bind",     "chmod",           "close_range",
+    "fallocate",    "fchmod",     "fchmodat", "fchown",          "fchownat",
+    "ftruncate",    "getgroups",  "kill",     "listen",          "lstat",
+    "memfd_create", "mkdir",      "mkdirat",  "pidfd_open",      "pidfd_send_signal",
+    "pipe2",        "pwrite64",   "setsid",   "setsockopt",      "splice",
+    "signalfd4",    "socketpair", "stat",     "sync_file_range", "umask",
+    "wait4",        "waitid"};
 
 /// What programs do as they start, until they have a filter of their own.
 constexpr const char* kStart[] = {
@@ -127,7 +128,7 @@ CallList calls_of(Program program) {
            {std::span<const char* const>(kForks), std::span<const char* const>(kSocketFiles),
             std::span<const char* const>(kKeeper), std::span<const char* const>(kStart)})
         list.calls.push_back(more);
-      list.with_argument = {kOwnLimits, kCommands, kUnixSockets, kNewProcesses};
+      list.with_argument = {kOwnLimits, kCommands, kUnixSockets, kPipeSizes, kNewProcesses};
       break;
   }
   return list;

@@ -654,6 +654,17 @@ TEST_F(ChannelTest, ARequestThatGainsTokensMayOutliveManyEngines) {
   EXPECT_THAT(engine_->take_submitted(), IsEmpty()) << "the last engines wrote no new token";
 }
 
+/// A client that has submitted 2^32 requests in one slot numbers them anew.
+TEST_F(ChannelTest, AnAbortIsNotOfARequestWithTheSameNumberLater) {
+  const std::uint32_t slot = client_.submit(token_request()).value();
+  client_.abort(slot);
+  engine_->take_submitted();
+  engine_->end_aborted(slot);
+  EXPECT_EQ(client_.read(slot).reason, FinishReason::abort);
+  ASSERT_EQ(client_.submit(token_request()).value(), slot);
+  EXPECT_NE(mark(slot).aborted, 1u);
+}
+
 TEST_F(ChannelTest, AbortsAreTakenInPieces) {
   for (int i = 0; i < 5; ++i) client_.abort(client_.submit(token_request()).value());
   engine_->take_submitted();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ipc/channel/channel_memory.hpp"
+#include "tools/keeper/channels/page_pins.hpp"
 
 namespace kvhive {
 namespace {
@@ -47,6 +48,9 @@ bool ChannelMaker::Making::allocate() {
   allocated = end;
   if (allocated < bytes) return false;
   if (auto written = write_channel_header(memory.answers, bytes); !written) return failed(written);
+  auto pins = pin_pages(memory.answers, sizeof(ChannelHeader), bytes);
+  if (!pins) return failed(pins);
+  memory.pins = std::move(*pins);
   if (auto sealed = seal_memory(memory.answers, kAnswersName); !sealed) return failed(sealed);
   auto requests = create_empty_memory(kRequestsName, bytes);
   if (!requests) return failed(requests);
@@ -88,14 +92,22 @@ void ChannelMaker::free(std::uint64_t channel, uid_t user, ChannelMemory memory,
     ChannelMemory memory;
     std::size_t freed = 0;
   };
-  worker_.add(user, [this, channel, bytes,
+  worker_.add(user, [this, channel, user, bytes,
                      freeing = std::make_shared<Freeing>(Freeing{std::move(memory)})] {
     auto& [files, freed] = *freeing;
     const std::size_t end = std::min(bytes, freed + kPiece);
     if (files.answers && end > freed) free_memory(files.answers, freed, end);
     freed = end;
     if (freed < bytes) return false;
-    files = {};
+    close(channel, user, std::move(files));
+    return true;
+  });
+}
+
+/// If the client has left, this frees its requests, which may be a gigabyte.
+void ChannelMaker::close(std::uint64_t channel, uid_t user, ChannelMemory memory) {
+  closer_.add(user, [this, channel, files = std::make_shared<ChannelMemory>(std::move(memory))] {
+    *files = {};
     loop_.post([this, channel] { events_.on_freed(channel); });
     return true;
   });

@@ -3,9 +3,10 @@
 // second, and the keeper's event loop serves all. Users take turns, a few megabytes each.
 //
 // Only the answers are made with their memory; the requests' is the client's. So only the answers
-// are freed: no process but engines can write to them, lock their file, or keep the thread waiting.
-// The client's file is closed, nothing else: a client that writes to it from a buffer whose page
-// fault is never answered keeps its lock for ever, and whoever waits for it cannot be killed.
+// are freed: no process but engines can write to them, or keep the lock of their file. The client's
+// file is closed, nothing else, and by other threads, because the last close frees its memory: a
+// client that writes to it from a buffer whose page fault is never answered keeps its lock for
+// ever, and whoever waits for it cannot be killed.
 
 #include <sys/types.h>
 
@@ -44,12 +45,16 @@ class ChannelMaker {
  private:
   struct Making;
   void made(std::uint64_t channel, const std::shared_ptr<Making>& making);
+  void close(std::uint64_t channel, uid_t user, ChannelMemory memory);
 
   EventLoop& loop_;
   Events& events_;
   /// What is being made, by channel. Only the event loop's thread uses the map.
   std::map<std::uint64_t, std::shared_ptr<Making>> making_;
-  BackgroundWorker worker_;  ///< the last member, so that it ends before what it uses
+  // The last members, so that they end before what they use; a job of the worker adds to the
+  // closer.
+  BackgroundWorker closer_{2};
+  BackgroundWorker worker_;
 };
 
 }  // namespace kvhive
