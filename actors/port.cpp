@@ -13,15 +13,15 @@ constexpr std::size_t kLongPrompt = std::size_t{16} << 10;
 /// amount (EngineChannel::kRequestCost), so these are 32 requests at most.
 constexpr std::size_t kBytesPerTurn = std::size_t{32} << 10;
 constexpr std::size_t kAbortsPerTurn = 32;
-/// A channel that rings more often than this in kRingWindow is not listened to until the window
-/// ends. An honest client rings once or twice for a request.
+/// What clients may do for nothing is counted in windows of this length.
+constexpr std::chrono::milliseconds kWindow{100};
+/// A channel that rings more often than this in a window is not listened to until the window ends.
+/// An honest client rings once or twice for a request.
 constexpr std::uint32_t kMostRings = 1000;
-constexpr std::chrono::milliseconds kRingWindow{100};
-/// A domain that wastes more than this in kWasteWindow has no turn until the window ends. A turn in
+/// A domain that wastes more than this in a window has no turn until the window ends. A turn in
 /// which there was nothing to do wastes 1, and so do four requests that were refused. So a domain
-/// gets about two hundredths of the loop's time for nothing.
+/// takes a few hundredths of the loop's time for nothing.
 constexpr std::uint32_t kMostWaste = 200;
-constexpr std::chrono::milliseconds kWasteWindow{100};
 constexpr std::size_t kRefusalsOfWaste = 4;
 
 /// Computes a request's seed from the daemon's seed and the prompt (FNV-1a), so that equal prompts
@@ -84,10 +84,10 @@ void Port::on_ring(std::uint64_t id) {
   const auto found = channels_.find(id);
   if (found == channels_.end()) return;
   OpenChannel& open = found->second;
-  if (rings_too_often(open)) {
+  if (open.rings.add(1) > kMostRings) {
     // The bell is rung already when it is watched again, which counts as an edge: no ring is lost.
     loop_.unwatch(open.bell.get());
-    loop_.after(open.counted_from + kRingWindow - std::chrono::steady_clock::now(), [this, id] {
+    loop_.after(open.rings.time_left(), [this, id] {
       if (const auto still = channels_.find(id); still != channels_.end())
         listen(id, still->second);
     });
@@ -101,13 +101,17 @@ void Port::on_room(std::uint64_t id) {
   if (const auto found = channels_.find(id); found != channels_.end()) want_turn(id, found->second);
 }
 
-bool Port::rings_too_often(OpenChannel& open) const {
+std::uint32_t Port::Count::add(std::uint32_t more) {
   const auto now = std::chrono::steady_clock::now();
-  if (now - open.counted_from > kRingWindow) {
-    open.counted_from = now;
-    open.rings = 0;
+  if (now - since_ > kWindow) {
+    since_ = now;
+    sum_ = 0;
   }
-  return ++open.rings > kMostRings;
+  return sum_ += more;
+}
+
+std::chrono::nanoseconds Port::Count::time_left() const {
+  return since_ + kWindow - std::chrono::steady_clock::now();
 }
 
 // -- turns ----------------------------------------------------------------------------------------
@@ -137,26 +141,15 @@ void Port::take_turn() {
   const std::uint64_t channel = domain.wanting.front();
   const std::uint32_t waste = drain(channel);  // may queue the channel again, behind the others
   domain.wanting.pop_front();
-  if (wastes_too_much(domain, waste))
+  if (waste != 0 && domain.waste.add(waste) > kMostWaste)
     rest(id, domain);
   else if (!domain.wanting.empty())
     turns_.push_back(id);
 }
 
-bool Port::wastes_too_much(Domain& domain, std::uint32_t waste) const {
-  if (waste == 0) return false;
-  const auto now = std::chrono::steady_clock::now();
-  if (now - domain.counted_from > kWasteWindow) {
-    domain.counted_from = now;
-    domain.waste = 0;
-  }
-  domain.waste += waste;
-  return domain.waste > kMostWaste;
-}
-
 void Port::rest(DomainId id, Domain& domain) {
   domain.rests = true;
-  loop_.after(domain.counted_from + kWasteWindow - std::chrono::steady_clock::now(), [this, id] {
+  loop_.after(domain.waste.time_left(), [this, id] {
     Domain& rested = domains_.at(id);
     rested.rests = false;
     if (!rested.wanting.empty()) turns_.push_back(id);
@@ -192,7 +185,7 @@ std::size_t Port::submit(OpenChannel& open) {
     if (auto submission = tokenise(open, request))
       batch.submissions.push_back(std::move(*submission));
   }
-  static LogLimit takeovers;  // a client can make its new requests look like that
+  static LogLimit takeovers;  // an engine that dies may leave hundreds of channels
   if (taken_over != 0)
     if (const auto note = takeovers.admit())
       spdlog::info("channel {}: {} requests go on that another engine had begun{}", channel.id(),

@@ -45,26 +45,33 @@ class Port {
   void close(std::uint64_t channel);
 
  private:
+  /// A sum that begins anew with each window of time.
+  class Count {
+   public:
+    /// Returns the sum.
+    std::uint32_t add(std::uint32_t more);
+    std::chrono::nanoseconds time_left() const;
+
+   private:
+    std::uint32_t sum_ = 0;
+    std::chrono::steady_clock::time_point since_{};
+  };
   struct OpenChannel {
     std::shared_ptr<EngineChannel> channel;
     UniqueFd bell;
     DomainId domain;
-    std::uint32_t rings = 0;  ///< since `counted_from`
-    std::chrono::steady_clock::time_point counted_from{};
+    Count rings = {};
     bool wants_turn = false;  ///< it is in Domain::wanting
   };
   void listen(std::uint64_t id, OpenChannel& open);
   void on_ring(std::uint64_t id);
   void on_room(std::uint64_t id);
-  bool rings_too_often(OpenChannel& open) const;
   struct Domain {
     /// Channels that may have something to take, in the order of their turns. Some may be closed.
     std::deque<std::uint64_t> wanting;
-    std::uint32_t waste = 0;  ///< since `counted_from`
-    std::chrono::steady_clock::time_point counted_from{};
+    Count waste;
     bool rests = false;  ///< it has no turn until a timer ends this
   };
-  bool wastes_too_much(Domain& domain, std::uint32_t waste) const;
   void rest(DomainId id, Domain& domain);
   void want_turn(std::uint64_t id, OpenChannel& open);
   void take_turn_soon();

@@ -109,7 +109,7 @@ Expected<void> allocate_memory(const UniqueFd& fd, std::size_t from, std::size_t
                                std::size_t whole, const std::string& name) {
   int code;
   do code = posix_fallocate(fd.get(), static_cast<off_t>(from), static_cast<off_t>(to - from));
-  while (code == EINTR);  // before Linux 6.6 any signal interrupts it
+  while (code == EINTR);
   if (code == 0) return {};
   if (code == ENOSPC || code == ENOMEM)
     return failure(Errc::out_of_memory,

@@ -25,17 +25,26 @@ struct Activations {
   std::vector<float> wanted;  ///< [logit rows, hidden]
   RopeAngles angles;
 
+  using Rows = std::vector<float> Activations::*;
+
+  /// Calls `visit` with each of the rows and how many floats it needs.
+  template <class Visit>
+  static void visit_sizes(const ModelConfig& config, std::size_t tokens, std::size_t logit_rows,
+                          const Visit& visit) {
+    const std::size_t queries = tokens * config.heads * config.head_size;
+    const std::size_t keys = tokens * config.kv_heads * config.head_size;
+    for (const Rows rows : {&Activations::hidden, &Activations::normed})
+      visit(rows, tokens * config.hidden_size);
+    for (const Rows rows : {&Activations::q, &Activations::heads}) visit(rows, queries);
+    for (const Rows rows : {&Activations::k, &Activations::v}) visit(rows, keys);
+    for (const Rows rows : {&Activations::gate, &Activations::up})
+      visit(rows, tokens * config.intermediate_size);
+    visit(&Activations::wanted, logit_rows * config.hidden_size);
+  }
+
   void resize(const ModelConfig& config, std::size_t tokens, std::size_t logit_rows) {
-    const std::size_t head_size = config.head_size;
-    hidden.resize(tokens * config.hidden_size);
-    normed.resize(tokens * config.hidden_size);
-    q.resize(tokens * config.heads * head_size);
-    k.resize(tokens * config.kv_heads * head_size);
-    v.resize(tokens * config.kv_heads * head_size);
-    heads.resize(tokens * config.heads * head_size);
-    gate.resize(tokens * config.intermediate_size);
-    up.resize(tokens * config.intermediate_size);
-    wanted.resize(logit_rows * config.hidden_size);
+    visit_sizes(config, tokens, logit_rows,
+                [this](Rows rows, std::size_t floats) { (this->*rows).resize(floats); });
   }
 };
 
@@ -134,10 +143,10 @@ Transformer::~Transformer() = default;
 
 std::size_t Transformer::step_bytes(const ModelConfig& config, std::size_t tokens,
                                     std::size_t logit_rows) {
-  const std::size_t of_a_token = 2 * config.hidden_size +
-                                 (2 * config.heads + 2 * config.kv_heads) * config.head_size +
-                                 2 * config.intermediate_size;
-  return (tokens * of_a_token + logit_rows * config.hidden_size) * sizeof(float);
+  std::size_t floats = 0;
+  Activations::visit_sizes(config, tokens, logit_rows,
+                           [&](Activations::Rows, std::size_t more) { floats += more; });
+  return floats * sizeof(float);
 }
 
 const ModelConfig& Transformer::config() const { return state_->config; }

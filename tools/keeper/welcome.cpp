@@ -150,10 +150,10 @@ Expected<void> welcome_inspector(const Tables& tables, const Peer& peer,
   return send_welcome(tables, peer, message, objects, Opened::read_only);
 }
 
-/// What channels may take of the machine's memory. Some is kept: engines need room for a step and
-/// to be started again, and if they do not find it, the kernel kills a process. Where memory is
-/// short, as much is kept as channels may have in all. (Of what they have taken, not of what is
-/// left: else who goes on asking gets nearly all.)
+/// What channels may still take of the machine's memory. Some is kept: engines need room for a step
+/// and to be started again, and if they do not find it, the kernel kills a process. Where memory is
+/// short, channels get one half and the other is kept. What they have taken already counts in their
+/// half: if only the rest were halved each time, who goes on asking would get nearly all.
 MachineMemory memory_for_channels(const Tables& tables) {
   constexpr std::size_t kMostForSmallThings = std::size_t{64} << 20;
   MachineMemory machine = machine_memory();

@@ -59,7 +59,7 @@ Expected<void> Channels::check_quota(std::size_t bytes, const ChannelOwner& owne
                        format_bytes(limit(quota_.of_domain)) + to_whom +
                        "; close one, ask for a smaller one, or have that raised");
   // Where there is little memory, a user gets its share of that.
-  const std::size_t room = machine.available + bytes_to_make() + bytes_made();
+  const std::size_t room = machine.available + in_all - bytes;
   const std::size_t most_of_user = std::min(quota_.of_user, std::max(room / 4, kUsualChannelBytes));
   if (owner.is_limited && of_user > most_of_user)
     return failure(Errc::pool_exhausted,

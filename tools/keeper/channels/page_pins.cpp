@@ -29,13 +29,13 @@ Expected<Pipe> make_pipe(std::size_t pages) {
 
 }  // namespace
 
-Expected<std::vector<UniqueFd>> pin_pages(const UniqueFd& file, std::size_t begin,
+Expected<std::vector<UniqueFd>> pin_pages(const UniqueFd& file, std::size_t written,
                                           std::size_t bytes) {
   std::vector<UniqueFd> readers;
   UniqueFd writer;  ///< of the pipe that has room
   for (std::size_t at = 0; at < bytes; at += kHugePage) {
     // A page that was allocated and never written is none yet, of which a pipe could have a part.
-    if (at >= begin && pwrite(file.get(), "", 1, static_cast<off_t>(at)) != 1)
+    if (at >= written && pwrite(file.get(), "", 1, static_cast<off_t>(at)) != 1)
       return os_failure("write to a channel's memory");
     for (bool is_full = !writer;; is_full = true) {
       if (is_full) {

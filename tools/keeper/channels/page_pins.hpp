@@ -17,10 +17,10 @@
 
 namespace kvhive {
 
-/// Holds one page of each 2 MiB of the file. Call this before any stranger has the file: it writes
-/// a zero to pages that nobody has written yet, and touches them. \param begin  the bytes before it
-/// are written already \return  pipes: the pages are held until these are closed
-[[nodiscard]] Expected<std::vector<UniqueFd>> pin_pages(const UniqueFd& file, std::size_t begin,
+/// Holds one page of each 2 MiB of the file, until the returned pipes are closed. Call this before
+/// any stranger has the file: it touches these pages.
+/// \param written  so many bytes are written already; to pages after them a zero is written
+[[nodiscard]] Expected<std::vector<UniqueFd>> pin_pages(const UniqueFd& file, std::size_t written,
                                                         std::size_t bytes);
 
 }  // namespace kvhive
