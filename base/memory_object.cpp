@@ -19,9 +19,8 @@ namespace bip = boost::interprocess;
 
 namespace {
 
-// The seals that create_memory() sets: no process can resize the memory. MappedMemory::map()
-// refuses memory without them.
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+// MappedMemory::map() refuses memory that somebody could resize.
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 /// A file as boost::interprocess::mapped_region takes it.
 struct BoostHandle {
@@ -30,8 +29,6 @@ struct BoostHandle {
     return boost::interprocess::ipcdetail::mapping_handle_from_file_handle(fd);
   }
 };
-
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 #ifndef MADV_POPULATE_READ  // Linux 5.14
 #define MADV_POPULATE_READ 22
@@ -96,6 +93,11 @@ Expected<bip::mapped_region> map_region(int fd, std::size_t bytes, Access access
   }
 }
 
+Expected<void> add_seals(int fd, int seals, const std::string& name) {
+  if (fcntl(fd, F_ADD_SEALS, seals) != 0) return os_failure("seal " + name);
+  return {};
+}
+
 }  // namespace
 
 Expected<UniqueFd> open_memory(const std::string& name) {
@@ -120,8 +122,7 @@ Expected<void> allocate_memory(const UniqueFd& fd, std::size_t from, std::size_t
 }
 
 Expected<void> seal_memory(const UniqueFd& fd, const std::string& name) {
-  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return os_failure("seal " + name);
-  return {};
+  return add_seals(fd.get(), kSizeSeals | F_SEAL_SEAL, name);
 }
 
 Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes, Pages pages) {
@@ -138,8 +139,17 @@ Expected<UniqueFd> create_empty_memory(const std::string& name, std::size_t byte
   auto fd = open_memory(name);
   if (!fd) return fd;
   if (ftruncate(fd->get(), static_cast<off_t>(bytes)) != 0) return os_failure("ftruncate " + name);
-  if (auto sealed = seal_memory(*fd, name); !sealed) return forward_error(sealed);
+  if (auto sealed = add_seals(fd->get(), kSizeSeals, name); !sealed) return forward_error(sealed);
   return fd;
+}
+
+Expected<void> seal_against_new_writers(int fd, const std::string& name) {
+  return add_seals(fd, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL, name);
+}
+
+bool is_sealed_against_new_writers(int fd) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_FUTURE_WRITE) != 0;
 }
 
 void free_memory(const UniqueFd& fd, std::size_t from, std::size_t to) {
@@ -162,7 +172,7 @@ Expected<MappedMemory> MappedMemory::map(int fd, std::size_t bytes, Access acces
                                               " bytes, expected " + std::to_string(bytes) +
                                               "; both sides must be of the same build");
   const int seals = fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals)
+  if (seals < 0 || (seals & kSizeSeals) != kSizeSeals)
     return failure(Errc::bad_format, name + " is not sealed against resizing; refusing to map it");
 
   auto region = map_region(fd, bytes, access, name);

@@ -13,6 +13,9 @@
 
 namespace kvhive {
 
+/// What the kernel forms of small pages.
+inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
 enum class Pages : std::uint8_t {
   usual,
   huge,  ///< as many huge pages as the kernel can form. Takes 0.1 to 3 s per GiB, depending on how
@@ -33,9 +36,15 @@ enum class Pages : std::uint8_t {
                                              std::size_t whole, const std::string& name);
 [[nodiscard]] Expected<void> seal_memory(const UniqueFd& fd, const std::string& name);
 
-/// The same as create_memory(), but the file has no memory yet. A page gets memory when it is first
-/// written, and it counts as the memory of the process that writes it.
+/// The same as create_memory(), but the file has no memory yet, and it can be sealed further. A
+/// page gets memory when it is first written, and it counts as the memory of the process that
+/// writes it.
 [[nodiscard]] Expected<UniqueFd> create_empty_memory(const std::string& name, std::size_t bytes);
+/// From now on the file is written only through mappings that exist already: nobody can write(),
+/// punch holes, or map it for writing any more. Needs Linux 5.1.
+[[nodiscard]] Expected<void> seal_against_new_writers(int fd, const std::string& name);
+/// Never waits, even if a process keeps the file's lock.
+[[nodiscard]] bool is_sealed_against_new_writers(int fd);
 
 /// Frees the bytes from..to of a memfd; they read as zero from then on. If the system cannot, they
 /// are freed when the last descriptor is closed.
@@ -52,8 +61,8 @@ class MappedMemory {
  public:
   MappedMemory() = default;
 
-  /// Maps all of `fd` after checking that it has `bytes` bytes and is sealed; `name` is for the
-  /// error text.
+  /// Maps all of `fd` after checking that it has `bytes` bytes and cannot be resized; `name` is for
+  /// the error text.
   [[nodiscard]] static Expected<MappedMemory> map(int fd, std::size_t bytes, Access access,
                                                   const std::string& name);
 

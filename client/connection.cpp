@@ -40,6 +40,7 @@ Expected<Connection> Connection::open(const std::string& socket_path, std::uint3
   // before it takes the memory back.
   if (!channel && is_readable(*socket)) return tl::unexpected(end_of(*socket));
   if (!channel) return forward_error(channel);
+  if (!send_packet(socket->get(), RequestsSealed{})) return tl::unexpected(end_of(*socket));
   return Connection{std::move(*socket), std::move(fds[3]), std::move(*channel), granted};
 }
 

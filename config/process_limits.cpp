@@ -37,7 +37,7 @@ tl::unexpected<Error> too_low(const std::string& limit, const std::string& value
 }  // namespace
 
 ProcessLimits take_process_limits() {
-  raise_limit(RLIMIT_NOFILE);  // a client takes three descriptors
+  raise_limit(RLIMIT_NOFILE);  // a client takes eight descriptors
   raise_limit(RLIMIT_MEMLOCK);
   return {soft_limit(RLIMIT_NOFILE), soft_limit(RLIMIT_AS), soft_limit(RLIMIT_FSIZE),
           soft_limit(RLIMIT_MEMLOCK)};

@@ -24,7 +24,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 9;
+inline constexpr std::uint32_t kProtocolVersion = 10;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -42,6 +42,8 @@ enum class MessageType : std::uint32_t {
   repair_request = 11,
   gpu_memory = 12,
   channel_taken = 13,
+  requests_sealed = 14,
+  pages_pinned = 15,
   // from the keeper
   engine_welcome = 32,
   steward_welcome = 33,
@@ -56,6 +58,7 @@ enum class MessageType : std::uint32_t {
   repair_done = 42,
   gpu_context_check = 43,
   reopen_log = 44,
+  pin_pages = 45,
 };
 
 /// A text of at most N - 1 bytes inside a message; a longer one is cut.
@@ -123,6 +126,12 @@ struct ClientHello {
   using Welcome = ClientWelcome;
   std::uint64_t channel_bytes = 0;    ///< the size of channel that the client asks for
   std::uint32_t engine = kAnyEngine;  ///< the engine that must serve the channel
+};
+
+/// client -> keeper: the client has mapped its requests for writing, and has sealed them: nobody
+/// can punch holes into them any more. Engines are given the channel only then.
+struct RequestsSealed {
+  static constexpr MessageType kType = MessageType::requests_sealed;
 };
 
 struct InspectorWelcome {
@@ -252,14 +261,29 @@ struct GpuContextCheck {
   static constexpr MessageType kType = MessageType::gpu_context_check;
 };
 
+// -- the pinner: a process that the keeper forks; it has a socket pair of its own -----------------
+
+/// keeper -> pinner: pin the pages of a client's requests (tools/keeper/channels/page_pins.hpp).
+/// Carries the requests, and then the pipes that are to hold the pages.
+struct PinPages {
+  static constexpr MessageType kType = MessageType::pin_pages;
+  std::uint64_t bytes = 0;  ///< of the requests
+};
+/// pinner -> keeper: it is done, and has closed what it was given.
+struct PagesPinned {
+  static constexpr MessageType kType = MessageType::pages_pinned;
+  std::int32_t error = 0;  ///< 0, or an errno
+};
+
 // -- sizes ----------------------------------------------------------------------------------------
 
 /// All messages. A type that is not listed is malformed.
 using ControlMessages =
     std::tuple<EngineHello, StewardHello, ClientHello, InspectorHello, Formatted, Reaped, Repaired,
                Serving, ChannelTaken, ChannelRefused, StatusRequest, RepairRequest, GpuMemory,
-               EngineWelcome, StewardWelcome, ClientWelcome, InspectorWelcome, Refused, Reap,
-               Repair, ChannelOpen, ChannelClose, Status, RepairDone, GpuContextCheck, ReopenLog>;
+               RequestsSealed, PagesPinned, PinPages, EngineWelcome, StewardWelcome, ClientWelcome,
+               InspectorWelcome, Refused, Reap, Repair, ChannelOpen, ChannelClose, Status,
+               RepairDone, GpuContextCheck, ReopenLog>;
 
 /// Bytes that a message has in a packet: 0 for an empty struct.
 template <class T>

@@ -13,6 +13,7 @@
 
 #include "base/check.hpp"
 #include "base/ids.hpp"
+#include "base/memory_object.hpp"
 #include "base/prefetch.hpp"
 
 namespace kvhive {
@@ -22,7 +23,6 @@ namespace kvhive {
 template <class T>
 struct HugePageAllocator {
   using value_type = T;
-  static constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
   HugePageAllocator() = default;
   template <class Other>

@@ -2,8 +2,8 @@
 // A channel: the memory between one client and the engine that serves it. It is two files of the
 // same size, so that neither side can spoil what the other one writes:
 //  - Requests: only the client writes them. A mark and a body for each slot, and a heap of prompts.
-//    Their pages are the client's memory. An engine does not map them: it would wait in page faults
-//    for as long as the client punches holes into the file (ipc/channel/request_file.hpp).
+//    Their pages are the client's memory. The client maps and seals them before an engine gets the
+//    channel; an engine reads them without a mapping (ipc/channel/request_file.hpp).
 //  - Answers: only engines write them; the client maps them for reading. A slot for each of the
 //    client's, and a heap of logs and texts. The client chooses the places in that heap.
 // A request stays in its slot from submission to the last token. The engine appends every generated

@@ -15,7 +15,7 @@ namespace kvhive {
 inline const std::string kRequestsName = "kvhive-requests";
 inline const std::string kAnswersName = "kvhive-answers";
 
-/// A channel's two files, open for writing, and what keeps the answers' pages small
+/// A channel's two files, open for writing, and the pipes that keep their pages small
 /// (tools/keeper/channels/page_pins.hpp).
 struct ChannelMemory {
   UniqueFd requests, answers;

@@ -82,6 +82,8 @@ Expected<ClientChannel> ClientChannel::open(UniqueFd requests, const UniqueFd& a
   if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
   auto map = MappedMemory::map(requests.get(), bytes, Access::read_write, kRequestsName);
   if (!map) return forward_error(map);
+  if (auto sealed = seal_against_new_writers(requests.get(), kRequestsName); !sealed)
+    return forward_error(sealed);
   ClientChannel channel(std::move(requests), std::move(*map), std::move(*read_only),
                         std::move(engine_bell));
   if (auto allocated = channel.allocate(prompts_offset()); !allocated)

@@ -1,10 +1,11 @@
 #pragma once
 // An engine's view of the file that a channel's client writes. An engine reads it by system calls
-// and does not map it. Somebody who may write a file of shared memory can also punch holes into it,
-// and a page fault there waits until the whole hole is punched: a quarter of a second for half a
-// gigabyte, many seconds on a busy machine. A read takes what is there, and zeros for holes. It
-// does not take the file's lock. It takes that of a page, which a client can keep for seconds
-// (docs/RELIABILITY.md, "Not yet").
+// and does not map it. A page fault in a hole would give the hole memory, and the engine would pay
+// for it. And it would wait for whoever punches holes into the file, a quarter of a second for half
+// a gigabyte; a client's seal forbids that, but then nothing depends on it. A read takes what is
+// there, and zeros for holes. It does not take the file's lock. It takes that of a page, which a
+// client cannot keep: the file is sealed, and its pages are pinned
+// (tools/keeper/channels/page_pins.hpp).
 // \source  Linux, mm/shmem.c: shmem_fault() waits for shmem_fallocate(), shmem_file_read_iter()
 //          does not
 

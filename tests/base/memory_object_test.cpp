@@ -94,14 +94,31 @@ TEST(MappedMemory, RefusesAnotherSizeNamingBoth) {
 TEST(MappedMemory, RefusesMemoryThatCouldShrink) {
   const UniqueFd fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(fd.get(), kBytes), 0);
-  for (const int seals : {0, F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_SHRINK | F_SEAL_GROW}) {
+  for (const int seals : {0, F_SEAL_SHRINK}) {
     ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, seals), 0);
     const auto map = MappedMemory::map(fd.get(), kBytes, Access::read_write, "test");
     ASSERT_FALSE(map.has_value());
     EXPECT_EQ(map.error().code, Errc::bad_format);
   }
-  ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SEAL), 0);
+  ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_GROW), 0);
   EXPECT_TRUE(MappedMemory::map(fd.get(), kBytes, Access::read_write, "test").has_value());
+}
+
+TEST(SealAgainstNewWriters, LeavesAMappingAsTheOnlyWayToWrite) {
+  const UniqueFd fd = create_empty_memory("test", kBytes).value();
+  const auto map = MappedMemory::map(fd.get(), kBytes, Access::read_write, "test").value();
+  EXPECT_FALSE(is_sealed_against_new_writers(fd.get()));
+  ASSERT_TRUE(seal_against_new_writers(fd.get(), "test"));
+  EXPECT_TRUE(is_sealed_against_new_writers(fd.get()));
+  map.data()[0] = std::byte{42};
+  char byte = 0;
+  EXPECT_EQ(pread(fd.get(), &byte, 1, 0), 1);
+  EXPECT_EQ(byte, 42);
+  EXPECT_EQ(pwrite(fd.get(), "x", 1, 0), -1);
+  EXPECT_EQ(fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kBytes), -1);
+  EXPECT_EQ(madvise(map.data(), kBytes, MADV_REMOVE), -1);
+  EXPECT_FALSE(MappedMemory::map(fd.get(), kBytes, Access::read_write, "test").has_value());
+  EXPECT_TRUE(allocate_memory(fd, 0, kBytes, kBytes, "test")) << "more memory is allowed";
 }
 
 TEST(MappedMemory, RefusesDescriptorsThatAreNoMemory) {

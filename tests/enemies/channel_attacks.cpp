@@ -2,12 +2,15 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "base/memory_object.hpp"
+#include "base/round_up.hpp"
 #include "ipc/channel/doorbell.hpp"
 #include "ipc/protocol.hpp"
 #include "tests/enemies/attacks.hpp"
@@ -15,6 +18,8 @@
 
 namespace kvhive::testing {
 namespace {
+
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1
 
 /// Few requests are valid: for those the engine computes, which is a user's right and no attack.
 /// The others name a token that does not exist, and the engine refuses them when it has read them.
@@ -118,16 +123,58 @@ void damage_the_memory(Enemy& enemy) {
   }
 }
 
-/// Reads and writes its channel's file in large pieces, which the kernel does under a lock.
+/// Writes its requests in large pieces and punches holes into them, which the kernel does under a
+/// lock, until it must seal them.
 void keep_the_file_busy(Enemy& enemy) {
-  auto channel = enemy.seize(std::size_t{64} << 20);
+  constexpr std::size_t kBytes = std::size_t{64} << 20;
+  auto channel = enemy.seize(kBytes, [&](int file) {
+    static std::vector<std::byte> data(kBytes / 2);
+    for (std::uint64_t i = enemy.below(3) + 1; i > 0; --i) {
+      (void)!pwrite(file, data.data(), data.size(), std::int64_t{1} << 20);
+      (void)fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, off_t{kBytes});
+    }
+  });
   if (!channel) return;
-  static std::vector<std::byte> data(std::size_t{32} << 20);
   (void)channel->channel.submit(small_request(enemy, 1));
-  (void)!pwrite(channel->requests.get(), data.data(), data.size(), std::int64_t{1} << 20);
-  (void)fallocate(channel->requests.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                  std::int64_t{1} << 20, static_cast<off_t>(data.size()));
   if (enemy.chance(2)) enemy.hold(std::move(*channel));
+}
+
+/// The kernel locks the pages that it merges, the longer the more often they are mapped
+/// (tools/keeper/channels/page_pins.hpp).
+void have_pages_merged(Enemy& enemy) {
+  constexpr std::size_t kBytes = std::size_t{8} << 20;
+  const std::size_t room = (enemy.below(500) + 1) * 2 * kHugePage;
+  void* const place = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (place == MAP_FAILED) return;
+  auto* const first =
+      reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::size_t>(place), kHugePage));
+  const auto merge = [&](int file) {
+    for (std::byte* at = first; at + kHugePage <= static_cast<std::byte*>(place) + room;
+         at += kHugePage)
+      mmap(at, kHugePage, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0);
+    for (int i = 0; i < 3; ++i) madvise(first, kHugePage, kCollapse);
+  };
+  auto channel = enemy.seize(kBytes, [&](int file) {
+    if (!enemy.chance(2)) return;
+    (void)!fallocate(file, 0, 0, off_t{kBytes});
+    merge(file);
+  });
+  if (channel) {
+    (void)channel->channel.submit(small_request(enemy, 1));
+    enemy.fill(channel->bytes().subspan(prompts_offset()));
+    merge(enemy.chance(2) ? channel->requests.get() : channel->answers.get());
+    (void)channel->channel.submit(small_request(enemy, 1));
+  }
+  munmap(place, room);
+}
+
+/// Says that its requests are sealed when they are not, or says it again and again.
+void lie_about_the_seal(Enemy& enemy) {
+  auto channel = enemy.chance(2) ? enemy.seize() : std::nullopt;
+  const UniqueFd socket = channel ? std::move(channel->socket) : enemy.connect();
+  if (!channel) (void)send_packet(socket.get(), ClientHello{kLeastChannelBytes});
+  for (std::uint64_t i = enemy.below(3) + 1; i > 0; --i)
+    (void)send_packet(socket.get(), RequestsSealed{});
 }
 
 void abort_at_odd_times(Enemy& enemy) {
@@ -172,19 +219,6 @@ void confuse_the_numbers(Enemy& enemy) {
   channel->ring();
 }
 
-/// Waits in page faults of a file last as long as the file's holes take
-/// (ipc/channel/request_file.hpp).
-void punch_holes_for_a_while(Enemy& enemy) {
-  auto channel = enemy.seize(std::size_t{128} << 20);
-  if (!channel) return;
-  const auto all = static_cast<off_t>(channel->bytes().size());
-  for (std::uint64_t i = enemy.below(3) + 1; i > 0; --i) {
-    (void)channel->channel.submit(small_request(enemy, 1));
-    (void)fallocate(channel->requests.get(), 0, 0, all);
-    (void)fallocate(channel->requests.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, all);
-  }
-}
-
 constexpr Attack kAttacks[] = {
     {"channels come and go", "S2", churn},
     {"ask for a gigabyte and leave", "S9", ask_for_a_gigabyte_and_leave},
@@ -199,7 +233,8 @@ constexpr Attack kAttacks[] = {
     {"abort at odd times", "S7", abort_at_odd_times},
     {"never read the log", "S3", never_read},
     {"numbers in disorder", "S7", confuse_the_numbers},
-    {"punch holes for a while", "S4", punch_holes_for_a_while},
+    {"have pages merged", "S4", have_pages_merged},
+    {"lie about the seal", "S4", lie_about_the_seal},
 };
 
 }  // namespace

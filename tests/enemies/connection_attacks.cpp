@@ -13,7 +13,7 @@ namespace kvhive::testing {
 namespace {
 
 /// The numbers of all messages, and some that are none.
-constexpr std::uint32_t kTypes[] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 32,
+constexpr std::uint32_t kTypes[] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 32,
                                     33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 99, ~0u};
 
 void send_some(int socket, const std::string& packet) {

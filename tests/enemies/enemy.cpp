@@ -85,17 +85,19 @@ UniqueFd Enemy::connect() const {
   return socket ? std::move(*socket) : UniqueFd();
 }
 
-std::optional<SeizedChannel> Enemy::seize(std::size_t bytes) const {
+std::optional<SeizedChannel> Enemy::seize(std::size_t bytes,
+                                          const std::function<void(int file)>& spoil) const {
   UniqueFd socket = connect();
   if (!socket) return std::nullopt;
   auto welcome = say_hello(socket.get(), ClientHello{bytes}, kPatienceMs);
   if (!welcome || welcome->fds.size() != 4) return std::nullopt;
   auto& fds = welcome->fds;
   UniqueFd requests = copy_of(fds[0]);
+  if (spoil) spoil(requests.get());
   const int engine_bell = fds[2].get();
   auto channel = ClientChannel::open(std::move(fds[0]), fds[1], welcome->message.channel_bytes,
                                      std::move(fds[2]));
-  if (!channel) return std::nullopt;
+  if (!channel || !send_packet(socket.get(), RequestsSealed{})) return std::nullopt;
   return SeizedChannel{std::move(socket), std::move(requests), std::move(fds[1]),
                        std::move(fds[3]), engine_bell,         std::move(*channel)};
 }

@@ -61,7 +61,9 @@ class Enemy {
   }
   UniqueFd connect() const;
   /// Nothing if the daemon refuses, which it may.
-  std::optional<SeizedChannel> seize(std::size_t bytes = kLeastChannelBytes) const;
+  /// \param spoil  what the enemy does with its requests before it seals them
+  std::optional<SeizedChannel> seize(std::size_t bytes = kLeastChannelBytes,
+                                     const std::function<void(int file)>& spoil = {}) const;
   /// One of those that are held, or a new one; null if the daemon refuses.
   SeizedChannel* some_channel();
 

@@ -35,10 +35,11 @@ namespace {
 
 constexpr ConnectionLimits kLimits{
     .of_user = 5, .silent_of_user = 2, .silent_of_all = 3, .kept_for_owner = 16};
-constexpr std::array kTypes = {
-    MessageType::engine_hello, MessageType::steward_hello,  MessageType::client_hello,
-    MessageType::serving,      MessageType::status_request, MessageType::inspector_hello,
-    MessageType::formatted,    MessageType::repair_request, MessageType::refused};
+constexpr std::array kTypes = {MessageType::engine_hello,   MessageType::steward_hello,
+                               MessageType::client_hello,   MessageType::serving,
+                               MessageType::status_request, MessageType::inspector_hello,
+                               MessageType::formatted,      MessageType::repair_request,
+                               MessageType::refused,        MessageType::requests_sealed};
 
 /// The keeper without its children: routes packets as keeper.cpp does.
 class SmallKeeper : public Connections::Events {
@@ -68,6 +69,7 @@ class SmallKeeper : public Connections::Events {
 
   void on_packet(Peer& peer, Packet packet) override {
     KV_CHECK(!peer.is_stranger() || packet.fds.empty(), "a stranger's descriptor was received");
+    if (peer.has_role(Role::client) && packet.is(MessageType::requests_sealed)) return seal(peer);
     const bool is_hello =
         packet.is(MessageType::client_hello) || packet.is(MessageType::engine_hello) ||
         packet.is(MessageType::steward_hello) || packet.is(MessageType::inspector_hello);
@@ -94,6 +96,12 @@ class SmallKeeper : public Connections::Events {
       connections_.refuse(client, welcomed.error());
   }
 
+  void seal(Peer& client) {
+    if (auto sealed = tables_.channels.sealed(client.channel); !sealed)
+      return connections_.refuse(client, sealed.error());
+    tables_.channels.pinned(client.channel);
+  }
+
   void check_tables() const {
     std::map<uid_t, std::size_t> of_user, silent_of_user;
     std::size_t silent = 0;
@@ -117,7 +125,8 @@ class SmallKeeper : public Connections::Events {
                  .steward = {},
                  .engines = {},
                  .channels = Channels(),
-                 .repairs = {}};
+                 .repairs = {},
+                 .memory = {}};
   Listener listener_ =
       Listener::open(directory_.path() / "s", SocketPermissions{0666, 0711, std::nullopt},
                      PeerDescriptors::passed_on)
@@ -143,7 +152,7 @@ class Senders {
       case 0: sender.socket = UniqueFd(); break;
       case 1: shutdown(sender.socket.get(), SHUT_RD); break;
       case 2: shutdown(sender.socket.get(), SHUT_WR); break;
-      case 3: read_answer(sender); break;
+      case 3: read_answer(sender, input); break;
       default: send(sender, input);
     }
   }
@@ -195,9 +204,13 @@ class Senders {
     return packet;
   }
 
-  static void read_answer(const Sender& sender) {
+  /// May seal the requests that came with a welcome.
+  static void read_answer(const Sender& sender, FuzzInput& input) {
     if (look_at_next_packet(sender.socket.get()) == NextPacket::none) return;
-    (void)receive_packet(sender.socket.get());
+    const auto answer = receive_packet(sender.socket.get());
+    if (!answer || !*answer || !(*answer)->is(MessageType::client_welcome)) return;
+    if (input.take<std::uint8_t>() % 2 == 0)
+      KV_CHECK(seal_against_new_writers((*answer)->fds.at(0).get(), "requests"));
   }
 
   const SmallKeeper& keeper_;

@@ -1,14 +1,16 @@
-"""What hostile processes say: packets and channels of both protocols that a build may speak."""
+"""What hostile processes say: packets and channels of all protocols that a build may speak."""
 
 import array
 import errno
+import fcntl
 import mmap
 import os
 import socket
 import struct
 
 MAGIC = 0x3170766B
-CLIENT_HELLO, REFUSED = 3, 36
+CLIENT_HELLO, REQUESTS_SEALED, REFUSED = 3, 14, 36
+SEALS = 0x11  # F_SEAL_SEAL, F_SEAL_FUTURE_WRITE
 ANY_ENGINE = 0xFFFFFFFF
 BODY_WORDS = {b"kvhivc3": 6, b"kvhivc4": 8}  # numbers of 4 bytes between error_text and the body
 KIND_TOKENS, SUBMITTED, FINISHED = 1, 1, 2
@@ -67,7 +69,7 @@ def body_of_tokens(prompt, prompt_bytes, results):
 
 class Channel:
     """A channel that the daemon has given to this process: one file up to protocol 8, then two, of
-    which the client writes the first and only reads the second."""
+    which the client writes the first and only reads the second; since protocol 10 it seals the first."""
 
     def __init__(self, path, channel_bytes=1 << 20, engine=ANY_ENGINE, timeout=10.0, maps=False):
         self.socket = connect(path, timeout)
@@ -81,6 +83,9 @@ class Channel:
             self.memory = mmap.mmap(self.fds[0], channel_bytes)
         if maps and self.has_two_files:
             self.answers = mmap.mmap(self.fds[1], channel_bytes, prot=mmap.PROT_READ)
+        if version >= 10:
+            fcntl.fcntl(self.fds[0], fcntl.F_ADD_SEALS, SEALS)
+            self.socket.send(packet(REQUESTS_SEALED, b""))
 
     def ring(self):
         try:

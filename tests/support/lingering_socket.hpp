@@ -43,7 +43,8 @@ struct LingeringSocket {
     KV_CHECK(last >= 0, errno);
     while (last == 0) pause();
     socket = UniqueFd();
-    KV_CHECK(kill(last, SIGKILL) == 0 && waitpid(last, nullptr, 0) == last, errno);
+    KV_CHECK(kill(last, SIGKILL) == 0, errno);
+    while (waitpid(last, nullptr, 0) != last) KV_CHECK(errno == EINTR, errno);  // a fuzzer's alarm
   }
   ~LingeringSocket() {
     listener = UniqueFd();  // resets the connection, so that nothing lingers at the end of a test

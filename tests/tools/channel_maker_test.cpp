@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -11,21 +10,17 @@
 #include <set>
 
 #include "base/check.hpp"
-#include "base/round_up.hpp"
 #include "ipc/channel/client_channel.hpp"
 #include "ipc/channel/engine_channel.hpp"
 #include "tests/support/channel_memory.hpp"
+#include "tests/support/merge_pages.hpp"
 
 namespace kvhive::testing {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-#ifndef MADV_COLLAPSE  // Linux 6.1
-#define MADV_COLLAPSE 25
-#endif
-constexpr std::size_t kExtent = std::size_t{2} << 20;
 
 std::size_t bytes_in(int fd) {
   struct stat status {};
@@ -82,34 +77,16 @@ TEST_F(ChannelMakerTest, FreesMemoryThatAClientStillHasOpen) {
   EXPECT_EQ(bytes_in(kept.get()), 0u);
 }
 
-/// The kernel locks pages that it merges, for seconds if a client has mapped them often enough.
 TEST_F(ChannelMakerTest, AClientCannotHaveTheAnswersPagesMerged) {
-  // Maps whole extents, also beyond the file's end.
-  const auto merge = [](const UniqueFd& file, std::size_t bytes, std::size_t at) {
-    const UniqueFd reader = reopen_read_only(file.get()).value();
-    const std::size_t whole = round_up(bytes, kExtent);
-    void* const room =
-        mmap(nullptr, whole + kExtent, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    auto* const place =
-        reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::size_t>(room), kExtent));
-    KV_CHECK(mmap(place, whole, PROT_READ, MAP_SHARED | MAP_FIXED, reader.get(), 0) == place);
-    const int result = madvise(place + at, kExtent, MADV_COLLAPSE) == 0 ? 0 : errno;
-    munmap(room, whole + kExtent);
-    return result;
-  };
-  constexpr std::size_t kBytes = 17 * kExtent + kExtent / 2;  // more than a pipe has room for
-  const UniqueFd control = create_memory("control", kBytes).value();
-  std::memset(MappedMemory::map(control.get(), kBytes, Access::read_write, "").value().data(), 1,
-              kBytes);
-  if (merge(control, kBytes, kExtent) != 0) GTEST_SKIP() << "NOT RUN: this system merges no pages";
-  maker_.make(1, 0, kBytes);
+  if (!this_system_merges_pages()) GTEST_SKIP() << "NOT RUN: this system merges no pages";
+  maker_.make(1, 0, kManyExtents);
   wait_for_events(1);
   const UniqueFd& answers = memory_[1].answers;
-  std::memset(MappedMemory::map(answers.get(), kBytes, Access::read_write, "").value().data() +
-                  sizeof(ChannelHeader),
-              1, kBytes - sizeof(ChannelHeader));
-  for (std::size_t at = 0; at < kBytes; at += kExtent)
-    EXPECT_EQ(merge(answers, kBytes, at), EAGAIN) << at;
+  std::memset(
+      MappedMemory::map(answers.get(), kManyExtents, Access::read_write, "").value().data() +
+          sizeof(ChannelHeader),
+      1, kManyExtents - sizeof(ChannelHeader));
+  EXPECT_THAT(merge_all(answers), Each(EAGAIN));
 }
 
 TEST_F(ChannelMakerTest, AUserWithMuchToMakeDoesNotDelayAnother) {

@@ -57,7 +57,15 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
     return id;
   }
   Channels::Created complete(std::uint64_t id) {
-    return channels_.complete(id, make_channel_memory(channels_.find(id)->bytes)).value();
+    auto created = channels_.complete(id, make_channel_memory(channels_.find(id)->bytes)).value();
+    serve(channels_, id, created);
+    return created;
+  }
+  /// As if its client had sealed its requests, and they were pinned.
+  static void serve(Channels& channels, std::uint64_t id, const Channels::Created& created) {
+    KV_CHECK(seal_against_new_writers(created.requests.get(), "requests"));
+    KV_CHECK(channels.sealed(id));
+    channels.pinned(id);
   }
   static Told opened(int engine, std::uint64_t channel) {
     return {engine, MessageType::channel_open, channel};
@@ -169,7 +177,7 @@ TEST_F(ChannelsTest, FewChannelsAreGivenToAnEngineBeforeItAnswers) {
   const MachineMemory room{64 * kBytes, 64 * kBytes, "the machine"};
   for (std::size_t i = 0; i <= Channels::kMostUnanswered; ++i) {
     const auto id = many.reserve(kBytes, kAnyEngine, kOwner, room);
-    ASSERT_TRUE(many.complete(*id, make_channel_memory(kBytes)).has_value());
+    serve(many, *id, many.complete(*id, make_channel_memory(kBytes)).value());
   }
   EXPECT_FALSE(many.place_waiting(*this));
   EXPECT_EQ(many.load_of(10), Channels::kMostUnanswered);
@@ -269,14 +277,25 @@ TEST_F(ChannelsTest, AnEngineThatIsGoneIsToldNothing) {
   EXPECT_THAT(said(), IsEmpty());
 }
 
-TEST_F(ChannelsTest, AChannelWaitsUntilItsMemoryIsMade) {
+TEST_F(ChannelsTest, AChannelWaitsUntilItsMemoryIsMadeSealedAndPinned) {
   channels_.add_engine(10, 0);
+  const auto expect_wait = [&] {
+    EXPECT_TRUE(channels_.place_waiting(*this));
+    EXPECT_THAT(said(), IsEmpty());
+  };
   const std::uint64_t id = channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom).value();
   EXPECT_EQ(channels_.bytes_to_make(), kBytes);
-  EXPECT_TRUE(channels_.place_waiting(*this));
-  EXPECT_THAT(said(), IsEmpty());
-  complete(id);
+  EXPECT_FALSE(channels_.sealed(id)) << "there is nothing to seal yet";
+  expect_wait();
+  const auto created = channels_.complete(id, make_channel_memory(kBytes)).value();
   EXPECT_EQ(channels_.bytes_to_make(), 0u);
+  EXPECT_FALSE(channels_.sealed(id)) << "it is not";
+  expect_wait();
+  ASSERT_TRUE(seal_against_new_writers(created.requests.get(), "requests"));
+  EXPECT_TRUE(channels_.sealed(id));
+  EXPECT_FALSE(channels_.sealed(id)) << "it was told so already";
+  expect_wait();
+  channels_.pinned(id);
   EXPECT_TRUE(channels_.place_waiting(*this));
   EXPECT_THAT(said(), ElementsAre(opened(10, id)));
   const std::uint64_t left = channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom).value();

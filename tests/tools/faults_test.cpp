@@ -285,7 +285,7 @@ TEST(Faults, AClientThatSpoilsItsBellsDoesNotBlockItsEngine) {
   ASSERT_EQ(read(engine_bell, &count, sizeof count), ssize_t{sizeof count});
   auto channel = ClientChannel::open(std::move(welcome.fds[0]), welcome.fds[1],
                                      welcome.message.channel_bytes, std::move(welcome.fds[2]));
-  ASSERT_TRUE(channel.has_value());
+  ASSERT_TRUE(channel && send_packet(socket.get(), RequestsSealed{}));
   for (int i = 0; i < 100; ++i)
     ASSERT_TRUE(channel->submit(channel_request_of(long_request().prompt, 40))
                     .has_value());  // and never reads its bell
@@ -302,7 +302,7 @@ TEST(Faults, AClientThatRingsWithoutEndIsServedAndSoAreOthers) {
   const UniqueFd bell{dup(welcome.fds.at(1).get())};
   auto channel = ClientChannel::open(std::move(welcome.fds[0]), welcome.fds[1],
                                      welcome.message.channel_bytes, std::move(welcome.fds[2]));
-  ASSERT_TRUE(channel.has_value());
+  ASSERT_TRUE(channel && send_packet(socket.get(), RequestsSealed{}));
   const ChildProcess ringing([&] {
     while (true) ring_engine(bell.get());
   });

@@ -297,6 +297,7 @@ TEST(Limits, TheThirtySecondEngineIsRefusedAndAFreedSlotIsReused) {
 TEST(Limits, AKeeperOutOfDescriptorsRefusesClientsWithAReasonAndGoesOn) {
   const Daemon daemon(kSmall);
   Client early = daemon.connect(0);
+  EXPECT_EQ(early.generate(small_request())->tokens.size(), 4u) << "it has all that it needs";
   rlimit before{};
   ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
   // UBSan looks at objects through pipes of its own, and takes them for broken without any.

@@ -108,6 +108,39 @@ TEST_F(Strangers, AUserThatTakesAllTheChannelsItCanLeavesOthersTheirs) {
   expect_nothing_happened();
 }
 
+/// What a client will need is kept for it from its hello on.
+TEST_F(Strangers, ChannelsThatAreSealedAllTogetherLeaveTheOwnerDescriptors) {
+  start([] {
+    const rlimit few{256, 256};
+    setrlimit(RLIMIT_NOFILE, &few);
+  });
+  struct Welcomed {
+    UniqueFd socket;
+    ClientChannel channel;
+  };
+  std::vector<Welcomed> welcomed;
+  for (const uid_t user : {kAlice, kStrangers, kStrangers + 1}) {
+    while (auto socket = connect_as(user)) {
+      auto welcome = say_hello(socket->get(), ClientHello{kLeastChannelBytes});
+      if (!welcome) break;
+      auto& fds = welcome->fds;
+      const auto bytes = welcome->message.channel_bytes;
+      welcomed.push_back(
+          {std::move(*socket),
+           ClientChannel::open(std::move(fds[0]), fds[1], bytes, std::move(fds[2])).value()});
+    }
+  }
+  EXPECT_GE(welcomed.size(), 16u);
+  for (const Welcomed& client : welcomed)
+    EXPECT_TRUE(send_packet(client.socket.get(), RequestsSealed{}).has_value());
+  expect_service();
+  for (Welcomed& client : welcomed) {
+    const auto slot = client.channel.submit(channel_request_of("In the", 2)).value();
+    EXPECT_TRUE(eventually([&] { return client.channel.read(slot).reason != FinishReason::none; }));
+  }
+  expect_nothing_happened();
+}
+
 /// The last close of such a descriptor takes an hour. It is sent in a hello and after one, and the
 /// daemon still serves and ends at once.
 TEST_F(Strangers, DescriptorsThatTakeForEverToCloseStopNobody) {
@@ -146,6 +179,7 @@ class HerdKeeper {
     const auto bytes = welcome->message.channel_bytes;
     channel_.emplace(
         ClientChannel::open(std::move(fds[0]), fds[1], bytes, std::move(fds[2])).value());
+    KV_CHECK(send_packet(connection_.get(), RequestsSealed{}).has_value());
   }
   void submit_malformed_requests() {
     for (std::size_t slot = 1; slot < kChannelSlots; ++slot)

@@ -37,9 +37,9 @@ Finding kernel() {
 
 /// Makes and maps a memory object: only trying shows what a container forbids.
 Finding shared_memory() {
-  auto made = create_memory("kvhive-doctor", std::size_t{2} << 20, Pages::huge);
+  auto made = create_memory("kvhive-doctor", kHugePage, Pages::huge);
   if (!made) return {"shared memory", "none", Fitness::bad, made.error().text};
-  auto mapped = MappedMemory::map(made->get(), std::size_t{2} << 20, Access::read_write, "doctor");
+  auto mapped = MappedMemory::map(made->get(), kHugePage, Access::read_write, "doctor");
   if (!mapped) return {"shared memory", "cannot be mapped", Fitness::bad, mapped.error().text};
   return {"shared memory", "memfd, sealed", Fitness::good, ""};
 }

@@ -20,9 +20,10 @@ namespace {
 /// Descriptors that are kept free for children that have to be started again, and for those that
 /// are sent in a welcome and then closed.
 constexpr std::size_t kKeptDescriptors = 16 + 3;
-/// Descriptors that the keeper needs for a peer that has said hello: a pidfd, a channel's two
-/// files and a pipe, two ends of bells.
-constexpr std::size_t kDescriptorsOfAHello = 6;
+/// Descriptors that the keeper needs for a peer that has said hello: a pidfd, a channel's two files
+/// and a pipe, two ends of bells, and, for a moment, socket and pidfd of the process that pins its
+/// pages.
+constexpr std::size_t kDescriptorsOfAHello = 8;
 /// Descriptors in a client's welcome.
 constexpr std::size_t kDescriptorsOfAnAnswer = 4;
 
@@ -106,8 +107,9 @@ void Connections::accept(int listener) {
 /// yet, and for starting the keeper's children again.
 bool Connections::has_room_for(const Peer& peer) const {
   if (tables_.child_of(peer.pid) != nullptr) return true;
-  const auto unknown = std::count_if(tables_.peers.begin(), tables_.peers.end(),
-                                     [](const auto& entry) { return !entry.second.is_welcome; });
+  const auto unknown = std::count_if(
+      tables_.peers.begin(), tables_.peers.end(),
+      [](const auto& entry) { return !entry.second.is_welcome || entry.second.awaits_channel; });
   const std::size_t kept = kKeptDescriptors + (peer.is_stranger() ? limits_.kept_for_owner : 0);
   return descriptors_left(peer.socket.get()) >=
          kept + (static_cast<std::size_t>(unknown) + 1) * kDescriptorsOfAHello;

@@ -146,9 +146,11 @@ Keeper::Keeper(const Options& options, const ProcessLimits& limits, Domains doma
               .steward = {},
               .engines = {},
               .channels = Channels(quota_of(options)),
-              .repairs = {}},
+              .repairs = {},
+              .memory = {}},
       connections_(tables_, loop_, *this, limits_for(limits.descriptors)),
       supervisor_(tables_, loop_, *this),
+      pinner_(loop_, *this),
       maker_(loop_, *this) {}
 
 /// Kills the keeper's children, so that no process of the pool outlives the keeper. It does not ask
@@ -272,6 +274,7 @@ void Keeper::on_packet(Peer& peer, Packet packet) {
       if (peer.has_role(Role::steward) && on_steward_packet(packet)) return;
       if (peer.has_role(Role::engine) && on_engine_packet(peer, packet)) return;
       if (peer.has_role(Role::inspector) && on_inspector_packet(peer, packet)) return;
+      if (peer.has_role(Role::client) && on_client_packet(peer, packet)) return;
   }
   connections_.refuse(
       peer, {Errc::bad_format, "unexpected message " + std::to_string(std::uint32_t(type))});
@@ -308,6 +311,15 @@ bool Keeper::on_engine_packet(Peer& peer, const Packet& packet) {
 bool Keeper::on_inspector_packet(Peer& peer, const Packet& packet) {
   if (!packet.is(MessageType::repair_request)) return false;
   request_repair(tables_, connections_, peer);
+  return true;
+}
+
+bool Keeper::on_client_packet(Peer& peer, const Packet& packet) {
+  if (!packet.is(MessageType::requests_sealed)) return false;
+  if (auto memory = tables_.channels.sealed(peer.channel))
+    pinner_.pin(peer.channel, peer.uid, **memory, tables_.channels.find(peer.channel)->bytes);
+  else
+    connections_.refuse(peer, memory.error());
   return true;
 }
 
@@ -450,7 +462,13 @@ void Keeper::on_made(std::uint64_t channel, Expected<ChannelMemory> memory) {
   }
   if (auto welcomed = welcome_to_channel(tables_, *client, std::move(*memory)); !welcomed)
     return connections_.refuse(*client, welcomed.error());
+  client->awaits_channel = false;
   connections_.answered(*client);
+}
+
+void Keeper::on_pinned(std::uint64_t channel, Expected<void> result) {
+  if (!result) return connections_.refuse(*tables_.client_of(channel), result.error());
+  tables_.channels.pinned(channel);
   place_channels();
 }
 
@@ -459,6 +477,7 @@ void Keeper::on_freed(std::uint64_t channel) { tables_.channels.freed(channel); 
 void Keeper::close_channel(const Peer& client) {
   const auto channel = tables_.channels.find(client.channel);
   if (!channel) return;
+  pinner_.cancel(client.channel);
   ChannelMemory memory = *tables_.channels.close(client.channel);
   if (memory.answers)
     maker_.free(client.channel, client.uid, std::move(memory), channel->bytes);

@@ -13,6 +13,7 @@
 #include "config/process_limits.hpp"
 #include "ipc/listener.hpp"
 #include "tools/keeper/channels/channel_maker.hpp"
+#include "tools/keeper/channels/request_pinner.hpp"
 #include "tools/keeper/connections.hpp"
 #include "tools/keeper/supervisor.hpp"
 #include "tools/keeper/tables.hpp"
@@ -21,7 +22,8 @@ namespace kvhive {
 
 class Keeper : private Connections::Events,
                private Supervisor::Events,
-               private ChannelMaker::Events {
+               private ChannelMaker::Events,
+               private RequestPinner::Events {
  public:
   /// Starts the steward and makes the pool. Null = a stop signal came meanwhile. On an error, no
   /// file, memory or process is left behind.
@@ -50,10 +52,12 @@ class Keeper : private Connections::Events,
   void on_child_end(const Child& child, pid_t pid) override;
   void on_made(std::uint64_t channel, Expected<ChannelMemory> memory) override;
   void on_freed(std::uint64_t channel) override;
+  void on_pinned(std::uint64_t channel, Expected<void> result) override;
   // Each handles a packet from one kind of sender. False = this kind may not send such a packet.
   bool on_steward_packet(const Packet& packet);
   bool on_engine_packet(Peer& peer, const Packet& packet);
   bool on_inspector_packet(Peer& peer, const Packet& packet);
+  bool on_client_packet(Peer& peer, const Packet& packet);
 
   void on_hello(Peer& peer, Packet hello);
   void send_status(Peer& peer);
@@ -75,6 +79,7 @@ class Keeper : private Connections::Events,
   Connections connections_;
   Supervisor supervisor_;
   EngineSockets engine_line_;
+  RequestPinner pinner_;
   bool expects_answers_ = false;    ///< a timer is set that looks for engines that do not answer
   bool places_again_soon_ = false;  ///< a timer is set that places the waiting channels
   std::function<void()> on_ready_;

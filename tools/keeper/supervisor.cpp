@@ -54,8 +54,8 @@ std::chrono::milliseconds delay_after(std::uint32_t young_deaths) {
   return std::chrono::milliseconds(std::min(5000u, 50u << std::min(young_deaths, 7u)));
 }
 
-/// A killed process can stay for seconds: a client that punches holes into its channel's memory
-/// keeps an engine waiting in a page fault.
+/// A killed process can stay for seconds, if the kernel keeps it waiting (for a disk, a driver, a
+/// page that a client had moved).
 constexpr std::chrono::milliseconds kPatienceWithKilled{500};
 
 }  // namespace

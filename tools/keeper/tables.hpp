@@ -8,6 +8,7 @@
 
 #include <array>
 #include <chrono>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -40,6 +41,7 @@ struct Peer {
   std::uint32_t engine = kAnyEngine;  ///< engine: its own number
   std::uint32_t slot = 0;             ///< engine: its process slot in the pool
   std::uint64_t channel = 0;          ///< client: the id of its channel
+  bool awaits_channel = false;        ///< client: its channel is being made
 
   /// Whether the process is of another user than the daemon's, and not root's.
   bool is_stranger() const { return uid != geteuid() && uid != 0; }
@@ -58,6 +60,14 @@ struct Slot {
   std::uint64_t death = 0;
 };
 
+/// What the machine had when it was last looked at. To look takes 0.1 ms, and strangers may ask for
+/// channels thousands of times a second.
+struct SeenMemory {
+  MachineMemory machine;
+  std::size_t channels = 0;  ///< bytes that channels had then
+  std::chrono::steady_clock::time_point at{};
+};
+
 struct Tables {
   ResolvedOptions options;  ///< make_pool() fills in what the model and the machine decide
   Domains domains;
@@ -73,6 +83,7 @@ struct Tables {
   /// Repairs that the steward is working on, by ticket: the socket of the inspector that asked, or
   /// -1 if it has closed. As long as there are any, no slot is given to a new engine.
   std::map<std::uint64_t, int> repairs;
+  SeenMemory memory;
   std::uint64_t next_ticket = 1;
   std::uint64_t next_death = 1;
   bool is_formatted = false;  ///< the steward has formatted the pool

@@ -150,13 +150,26 @@ Expected<void> welcome_inspector(const Tables& tables, const Peer& peer,
   return send_welcome(tables, peer, message, objects, Opened::read_only);
 }
 
+/// What the machine has now, or had 20 ms ago at most; then what channels have taken since is
+/// subtracted.
+MachineMemory available_memory(Tables& tables) {
+  constexpr std::chrono::milliseconds kFresh{20};
+  const auto now = std::chrono::steady_clock::now();
+  SeenMemory& seen = tables.memory;
+  const std::size_t made = tables.channels.bytes_made();
+  if (now - seen.at > kFresh) seen = {machine_memory(), made, now};
+  MachineMemory machine = seen.machine;
+  machine.available -= std::min(machine.available, made - std::min(made, seen.channels));
+  return machine;
+}
+
 /// What channels may still take of the machine's memory. Some is kept: engines need room for a step
 /// and to be started again, and if they do not find it, the kernel kills a process. Where memory is
 /// short, channels get one half and the other is kept. What they have taken already counts in their
 /// half: if only the rest were halved each time, who goes on asking would get nearly all.
-MachineMemory memory_for_channels(const Tables& tables) {
+MachineMemory memory_for_channels(Tables& tables) {
   constexpr std::size_t kMostForSmallThings = std::size_t{64} << 20;
-  MachineMemory machine = machine_memory();
+  MachineMemory machine = available_memory(tables);
   const std::size_t of_a_step = tables.pool.is_on_gpu() ? 0 : tables.pool.model.engine_peak;
   const std::size_t wanted =
       tables.engines.size() * of_a_step + std::min(kMostForSmallThings, machine.total / 16);
@@ -178,6 +191,7 @@ Expected<void> welcome_client(Tables& tables, Peer& peer, const ClientHello& hel
                                          memory_for_channels(tables));
   if (!channel) return forward_error(channel);
   peer.channel = *channel;
+  peer.awaits_channel = true;
   return {};
 }
 

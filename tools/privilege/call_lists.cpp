@@ -87,7 +87,7 @@ constexpr const char* kKeeper[] = {
     "fallocate",    "fchmod",     "fchmodat", "fchown",          "fchownat",
     "ftruncate",    "getgroups",  "kill",     "listen",          "lstat",
     "memfd_create", "mkdir",      "mkdirat",  "pidfd_open",      "pidfd_send_signal",
-    "pipe2",        "pwrite64",   "setsid",   "setsockopt",      "splice",
+    "pipe2",        "pwrite64",   "setsid",   "setsockopt",      "vmsplice",
     "signalfd4",    "socketpair", "stat",     "sync_file_range", "umask",
     "wait4",        "waitid"};
 

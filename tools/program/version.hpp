@@ -5,7 +5,7 @@
 
 namespace kvhive {
 
-/// "kvhived 0.1.0 (control protocol 5, pool format 5)". Programs work together if both numbers are
+/// "kvhived 0.1.0 (control protocol 10, pool format 6)". Programs work together if both numbers are
 /// equal.
 std::string version_text(const std::string& program);
 

@@ -209,7 +209,7 @@ const std::vector<ChannelOperation>& list() {
 
       {"client: open, close", client, nothing,
        [](Stage& s) {
-         return ClientChannel::open(copy_of(s.medium().memory.requests), s.medium().memory.answers,
+         return ClientChannel::open(copy_of(s.unopened().requests), s.unopened().answers,
                                     Stage::kBytes, copy_of(s.medium().engine_bell))
              .has_value();
        }},

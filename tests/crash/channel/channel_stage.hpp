@@ -40,6 +40,8 @@ class ChannelStage {
 
   const ChannelMedium& medium() const { return main_; }
   const ChannelMedium& copy() const { return copy_; }
+  /// A channel that no client has opened: only one can.
+  const ChannelMemory& unopened() const { return unopened_; }
   StoryClient& client() { return *client_; }
   StoryEngine& engine() { return *engine_; }
   StoryStatus& status() { return *status_; }
@@ -74,6 +76,7 @@ class ChannelStage {
 
   SharedValue<StoryStatus> status_;
   ChannelMedium main_, copy_;
+  ChannelMemory unopened_ = make_channel_memory(kBytes);
   int clients_engine_bell_ = -1;
   std::vector<int> engine_ends_;  ///< numbers of descriptors with which engines ring
   int clients_requests_ = -1;

@@ -139,9 +139,7 @@ std::optional<SystemCallTracer::Boundary> SystemCallTracer::on_event(pid_t threa
     }
     resume(thread, 0);
   } else if (event == PTRACE_EVENT_CLONE) {
-    unsigned long made = 0;
-    if (ptrace(PTRACE_GETEVENTMSG, thread, nullptr, &made) == 0)
-      threads_.insert(static_cast<pid_t>(made));
+    learn_of_new_thread(thread);
     resume(thread, 0);
   } else {
     resume(thread, event != 0 ? 0 : WSTOPSIG(status));
@@ -185,18 +183,28 @@ void SystemCallTracer::kill() {
   on_end(pid_, status);
 }
 
+/// A thread that stays behind traced would keep the process from ever being collected.
 void SystemCallTracer::detach() {
-  for (const pid_t thread : std::exchange(threads_, {})) release(thread);
+  if (!threads_.empty()) threads_.merge(threads_of(pid_));
+  while (!threads_.empty()) release(threads_.extract(threads_.begin()).value());
   standing_.clear();
+}
+
+/// It may just have made a thread, which is traced, too.
+void SystemCallTracer::learn_of_new_thread(pid_t thread) {
+  unsigned long made = 0;
+  if (ptrace(PTRACE_GETEVENTMSG, thread, nullptr, &made) == 0)
+    threads_.insert(static_cast<pid_t>(made));
 }
 
 void SystemCallTracer::release(pid_t thread) {
   int signal = 0;
   if (standing_.count(thread) == 0) {
-    ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr);
     int status = 0;
-    if (waitpid(thread, &status, __WALL) < 0) return;
+    const bool is_traced = ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr) == 0;
+    if (!is_traced || waitpid(thread, &status, __WALL) < 0) return;
     if (!WIFSTOPPED(status)) return on_end(thread, status);
+    if (status >> 16 == PTRACE_EVENT_CLONE) learn_of_new_thread(thread);
     const bool is_signal = status >> 16 == 0 && WSTOPSIG(status) != kSystemCallStop;
     if (is_signal) signal = WSTOPSIG(status);
   }

@@ -56,6 +56,7 @@ class SystemCallTracer {
   std::optional<Boundary> on_event(pid_t thread, int status);
   void on_end(pid_t thread, int status);
   bool is_asleep();
+  void learn_of_new_thread(pid_t thread);
   void release(pid_t thread);
 
   pid_t pid_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <utility>
 
 #include "ipc/channel/channel_memory.hpp"
@@ -20,6 +21,7 @@ constexpr std::size_t kPiece = std::size_t{8} << 20;
 struct ChannelMaker::Making {
   /// Allocates one more piece. True = done, with `memory` or `error`.
   bool allocate();
+  Expected<void> pin_answers();
 
   uid_t user = 0;
   std::size_t bytes = 0;
@@ -48,14 +50,22 @@ bool ChannelMaker::Making::allocate() {
   allocated = end;
   if (allocated < bytes) return false;
   if (auto written = write_channel_header(memory.answers, bytes); !written) return failed(written);
-  auto pins = pin_pages(memory.answers, sizeof(ChannelHeader), bytes);
-  if (!pins) return failed(pins);
-  memory.pins = std::move(*pins);
+  if (auto pinned = pin_answers(); !pinned) return failed(pinned);
   if (auto sealed = seal_memory(memory.answers, kAnswersName); !sealed) return failed(sealed);
   auto requests = create_empty_memory(kRequestsName, bytes);
   if (!requests) return failed(requests);
   memory.requests = std::move(*requests);
   return true;
+}
+
+Expected<void> ChannelMaker::Making::pin_answers() {
+  constexpr std::size_t kFiles = 2;  // the requests, too, later (request_pinner.hpp)
+  auto pipes = make_pin_pipes(kFiles, bytes);
+  if (!pipes) return forward_error(pipes);
+  if ((errno = pin_pages(*pipes, memory.answers.get(), bytes)) != 0)
+    return os_failure("pin a channel's memory");
+  memory.pins = std::move(*pipes);
+  return {};
 }
 
 void ChannelMaker::make(std::uint64_t channel, uid_t user, std::size_t bytes) {

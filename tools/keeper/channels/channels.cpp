@@ -87,6 +87,17 @@ Expected<Channels::Created> Channels::complete(std::uint64_t id, ChannelMemory m
                  entry.engine_bell.get(), std::move(client_bell->client_end)};
 }
 
+Expected<const ChannelMemory*> Channels::sealed(std::uint64_t id) {
+  Entry& entry = channels_.at(id);
+  if (entry.is_sealed || !is_sealed_against_new_writers(entry.memory.requests.get()))
+    return failure(
+        Errc::bad_format,
+        "the channel's requests must be sealed against new writers, once; use the client "
+        "library");
+  entry.is_sealed = true;
+  return &entry.memory;
+}
+
 std::size_t Channels::bytes_to_make() const {
   std::size_t bytes = 0;
   for (const auto& [id, entry] : channels_)
@@ -123,7 +134,7 @@ bool Channels::place_waiting(EngineLine& line) {
   const bool all_closed = tell_closed(line);
   std::set<EngineKey> full;
   for (auto& [id, entry] : channels_) {
-    if (entry.channel.engine || !entry.memory.answers) continue;
+    if (entry.channel.engine || !entry.is_pinned) continue;
     while (const auto best = best_engine_for(entry.channel, full)) {
       if (give(id, entry, *best, line)) break;
       full.insert(*best);

@@ -85,8 +85,14 @@ class Channels {
     int engine_bell;       ///< the table's, open until the channel is closed
     UniqueFd client_bell;  ///< the client's end
   };
-  /// The memory of a reserved channel is made: engines can serve the channel now.
+  /// The memory of a reserved channel is made, and is sent to its client.
   [[nodiscard]] Expected<Created> complete(std::uint64_t id, ChannelMemory memory);
+
+  /// The client says that it has sealed its requests.
+  /// \return  what is to be pinned now (request_pinner.hpp)
+  [[nodiscard]] Expected<const ChannelMemory*> sealed(std::uint64_t id);
+  /// The requests' pages are pinned: engines can serve the channel now.
+  void pinned(std::uint64_t id) { channels_.at(id).is_pinned = true; }
 
   /// What the table tells about one channel.
   struct Channel {
@@ -147,6 +153,7 @@ class Channels {
     ChannelMemory memory;
     UniqueFd engine_bell;
     UniqueFd client_bell;  ///< the engine's end
+    bool is_sealed = false, is_pinned = false;
   };
   struct Engine {
     std::uint32_t number = 0;

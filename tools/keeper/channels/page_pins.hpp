@@ -17,10 +17,14 @@
 
 namespace kvhive {
 
-/// Holds one page of each 2 MiB of the file, until the returned pipes are closed. Call this before
-/// any stranger has the file: it touches these pages.
-/// \param written  so many bytes are written already; to pages after them a zero is written
-[[nodiscard]] Expected<std::vector<UniqueFd>> pin_pages(const UniqueFd& file, std::size_t written,
-                                                        std::size_t bytes);
+/// Pipes with room for a page of each 2 MiB of several files: their ends for reading. They hold the
+/// pages as long as they are open. Error: the user's limit of pipe memory is reached.
+[[nodiscard]] Expected<std::vector<UniqueFd>> make_pin_pipes(std::size_t files, std::size_t bytes);
+
+/// Puts a page of each 2 MiB of the file into the pipes, where there is room. A page that has no
+/// memory yet gets it. This touches the pages, so it may have to wait for a process that can map
+/// the file.
+/// \return  0, or an errno; EFAULT = there is no memory for a page
+[[nodiscard]] int pin_pages(const std::vector<UniqueFd>& pipes, int file, std::size_t bytes);
 
 }  // namespace kvhive

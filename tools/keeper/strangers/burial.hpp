@@ -7,17 +7,17 @@
 //
 // Needed only before Linux 6.16; since then the kernel refuses such packets (refuse_descriptors()).
 
-#include <map>
 #include <vector>
 
 #include "base/loop/event_loop.hpp"
 #include "base/unique_fd.hpp"
+#include "tools/keeper/strangers/expendable.hpp"
 
 namespace kvhive {
 
 class Burial {
  public:
-  explicit Burial(EventLoop& loop) : loop_(loop) {}
+  explicit Burial(EventLoop& loop) : processes_(loop) {}
   Burial(const Burial&) = delete;
   Burial& operator=(const Burial&) = delete;
   ~Burial();
@@ -27,11 +27,9 @@ class Burial {
 
  private:
   void start();
-  void on_end(pid_t pid);
 
-  EventLoop& loop_;
   std::vector<UniqueFd> waiting_;
-  std::map<pid_t, UniqueFd> processes_;  ///< pidfds
+  Expendables processes_;
 };
 
 }  // namespace kvhive
