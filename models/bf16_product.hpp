@@ -1,12 +1,14 @@
 #pragma once
-// A product with bf16 weights as they lie in the file, by bf16 dot products (VDPBF16PS), for CPUs
-// that have these. Private to Matmul.
+// Products with bf16 weights as they lie in the file. Private to Matmul. One is by bf16 dot
+// products (VDPBF16PS), for CPUs that have these. The other is by f32, for CPUs without any bf16
+// instruction.
 //
 // An element of y is the dot product of two rows that lie alike, so nothing need be packed: decode
 // reads the weights once and as fast as memory gives them, and the same loop with more rows per
-// register tile does prefill; for many rows over a copy in which four columns are one run. The
-// order of additions follows from K alone (16 sums over every 2,048 elements, folded, then the next
-// 2,048), which makes a row's bits independent of all other rows without further proof.
+// register tile does prefill; for many rows over a copy in which four columns are one run (not by
+// f32). The order of additions follows from K alone (as many sums as a vector has lanes over every
+// 2,048 elements, folded, then the next 2,048), which makes a row's bits independent of all other
+// rows without further proof.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +16,7 @@
 namespace kvhive {
 
 /// out[i] = x[i] as bf16, to nearest even; NaN stays NaN, what is smaller than 2^-126 may become 0.
+/// By AVX-512 BF16.
 void round_to_bf16(const float* x, std::int64_t count, std::uint16_t* out);
 
 /// So many elements of K are added up at a time.
@@ -37,8 +40,11 @@ struct Bf16ProductArgs {
   std::byte* scratch = nullptr;  ///< this thread's, whole cache lines
 };
 
-/// y = x * w^T + bias on the calling thread. Best with so many columns that their weights fit into
-/// half of L2 (or with few rows).
+/// y = x * w^T + bias on the calling thread, by AVX-512 BF16. Best with so many columns that their
+/// weights fit into half of L2 (or with few rows).
 void bf16_product(const Bf16ProductArgs& args);
+
+/// The same on any CPU, by f32; needs no scratch.
+void bf16_float_product(const Bf16ProductArgs& args);
 
 }  // namespace kvhive

@@ -26,25 +26,36 @@ constexpr std::int64_t kSerialWork = std::int64_t{1} << 26;
 /// Packing a slab's weights costs about as much as multiplying this many rows.
 constexpr std::int64_t kPackingRows = 16;
 
-/// Bytes of weights that kvhive's own kernel gets per call: as many as stay in the L2 cache while
-/// the rows are multiplied with them. If K is larger than kDotDepth, it takes kDotDepth elements of
-/// K at a time.
-constexpr std::int32_t kDotSlabBytes = 512 << 10;
-constexpr std::int32_t kDotDepth = kBf16ProductDepth;
+/// A kernel of kvhive's own for bf16 weights as they lie in the file.
+struct Bf16Kernel {
+  void (*product)(const Bf16ProductArgs&);
+  void (*round)(const float* x, std::int64_t count, std::uint16_t* out);
+  /// Bytes of weights per call: as many as stay in the L2 cache while the rows are multiplied with
+  /// them. If K is larger than kBf16ProductDepth, it takes so many elements of K at a time.
+  std::int32_t slab_bytes;
+  /// Reading a slab's weights costs about as much as multiplying this many rows.
+  std::int64_t reading_rows;
+};
 
-/// Reading a slab's weights costs about as much as multiplying this many rows by dot products.
-constexpr std::int64_t kReadingRows = 8;
+void round_on_any_cpu(const float* x, std::int64_t count, std::uint16_t* out) {
+  std::transform(x, x + count, out, bf16_of_float);
+}
+
+constexpr Bf16Kernel kByDots{bf16_product, round_to_bf16, 512 << 10, 8};
+constexpr Bf16Kernel kByFloats{bf16_float_product, round_on_any_cpu, 256 << 10, 2};
 
 struct alignas(64) CacheLine {
   std::byte bytes[64];
 };
 
-/// Whether kvhive's own kernel is used. Not on a CPU with AMX: there oneDNN is several times faster
-/// at prefill, and decode has to use the same kernel, because a row's bits must not depend on the
-/// number of rows.
-bool uses_dots(Dtype dtype) {
-  static const bool prefers = cpu_features().avx512_bf16 && !cpu_features().amx_bf16;
-  return dtype == Dtype::bf16 && prefers;
+/// The kernel for weights of this type; null = oneDNN. That is so on a CPU with AMX: there oneDNN
+/// is several times faster at prefill, and decode has to use the same kernel, because a row's bits
+/// must not depend on the number of rows. From AVX-512 on oneDNN has bf16, if only by f32.
+const Bf16Kernel* own_kernel(Dtype dtype) {
+  const CpuFeatures& cpu = cpu_features();
+  if (dtype != Dtype::bf16 || cpu.amx_bf16) return nullptr;
+  if (cpu.avx512_bf16) return &kByDots;
+  return cpu.avx512 ? nullptr : &kByFloats;
 }
 
 std::vector<float> floats_of_f16(std::span<const std::byte> bytes) {
@@ -86,7 +97,7 @@ std::span<const std::byte> padded_rows(std::span<const float> x, std::size_t pad
 }  // namespace
 
 /// The slabs for oneDNN, made when they are first needed: its primitives take milliseconds per
-/// shape, and kvhive's own kernel does not need them.
+/// shape, and kvhive's own kernels do not need them.
 struct Matmul::LazySlabs {
   std::once_flag made;
   std::vector<Slab> all;
@@ -103,7 +114,7 @@ Matmul::Matmul(const MatmulWeights& weights, std::vector<float> bias)
     weights_.bytes = std::as_bytes(std::span(converted_));
   }
   slabs_ = std::make_shared<LazySlabs>();
-  if (!uses_dots(weights_.dtype)) slabs();
+  if (own_kernel(weights_.dtype) == nullptr) slabs();
 }
 
 const std::vector<Matmul::Slab>& Matmul::slabs() const {
@@ -159,43 +170,44 @@ std::int32_t Matmul::checked_rows(std::span<const float> x, std::span<float> y) 
 }
 
 void Matmul::apply(std::span<const float> x, std::span<float> y) const {
-  if (!uses_dots(weights_.dtype)) return apply_with_onednn(x, y);
-  if (const std::int32_t rows = checked_rows(x, y); rows > 0) apply_with_dots(x, rows, y);
+  if (own_kernel(weights_.dtype) == nullptr) return apply_with_onednn(x, y);
+  if (const std::int32_t rows = checked_rows(x, y); rows > 0) apply_in_place(x, rows, y);
 }
 
-void Matmul::apply_with_dots(std::span<const float> x, std::int32_t rows,
-                             std::span<float> y) const {
+/// By a kernel of kvhive's own: the weights are not packed beforehand.
+void Matmul::apply_in_place(std::span<const float> x, std::int32_t rows, std::span<float> y) const {
+  const Bf16Kernel& kernel = *own_kernel(weights_.dtype);
   thread_local std::vector<CacheLine> narrow;
   const std::size_t narrow_lines = (x.size_bytes() / 2 + sizeof(CacheLine) - 1) / sizeof(CacheLine);
   if (narrow.size() < narrow_lines) narrow.resize(narrow_lines);
   auto* const rounded = reinterpret_cast<std::uint16_t*>(narrow.data());
 
   const std::int32_t columns =
-      std::max(4, kDotSlabBytes / (2 * std::min(weights_.K, kDotDepth)) / 4 * 4);
+      std::max(4, kernel.slab_bytes / (2 * std::min(weights_.K, kBf16ProductDepth)) / 4 * 4);
   const std::int32_t slabs = (weights_.N + columns - 1) / columns;
-  const std::int64_t multiplications = (rows + kReadingRows) * weights_.N * weights_.K;
+  const std::int64_t multiplications = (rows + kernel.reading_rows) * weights_.N * weights_.K;
   const int threads = multiplications < kSerialWork || slabs == 1 ? 1 : omp_get_max_threads();
 #pragma omp parallel num_threads(threads)
   {
 #pragma omp for schedule(static)
     for (std::int32_t row = 0; row < rows; ++row)
-      round_to_bf16(&x[std::size_t(row) * weights_.K], weights_.K,
-                    rounded + std::size_t(row) * weights_.K);
+      kernel.round(&x[std::size_t(row) * weights_.K], weights_.K,
+                   rounded + std::size_t(row) * weights_.K);
     thread_local std::vector<CacheLine> scratch;
     const std::size_t lines = bf16_product_scratch(columns, weights_.K) / sizeof(CacheLine);
     if (scratch.size() < lines) scratch.resize(lines);
 #pragma omp for schedule(dynamic) nowait
     for (std::int32_t slab = 0; slab < slabs; ++slab) {
       const std::int32_t first = slab * columns;
-      bf16_product({.x = rounded,
-                    .w = slab_weights(first),
-                    .y = y.data() + first,
-                    .bias = bias_.empty() ? nullptr : &bias_[first],
-                    .y_stride = weights_.N,
-                    .rows = rows,
-                    .columns = std::min(columns, weights_.N - first),
-                    .K = weights_.K,
-                    .scratch = scratch.data()->bytes});
+      kernel.product({.x = rounded,
+                      .w = slab_weights(first),
+                      .y = y.data() + first,
+                      .bias = bias_.empty() ? nullptr : &bias_[first],
+                      .y_stride = weights_.N,
+                      .rows = rows,
+                      .columns = std::min(columns, weights_.N - first),
+                      .K = weights_.K,
+                      .scratch = scratch.data()->bytes});
     }
   }
 }

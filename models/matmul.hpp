@@ -6,9 +6,10 @@
 // decode therefore write the same KV, so blocks can be shared, whichever process computed them and
 // in whichever step.
 //
-// bf16 weights on a CPU with bf16 dot products are multiplied by kvhive's own kernel
-// (bf16_product.hpp), for all numbers of rows. Everything else is computed by oneDNN, which does
-// not promise the invariant: it may add in another order for another number of rows. Hence:
+// bf16 weights are multiplied by kvhive's own kernels (bf16_product.hpp), for all numbers of rows,
+// on CPUs with bf16 dot products and on those without AVX-512 (where oneDNN has no bf16).
+// Everything else is computed by oneDNN, which does not promise the invariant: it may add in
+// another order for another number of rows. Hence:
 //   1. oneDNN is called only for a few fixed numbers of rows ("tiles"); a last, partial tile is
 //   padded.
 //   2. Columns are cut into slabs of fixed width. Each product of a tile and a slab is computed by
@@ -57,8 +58,8 @@ class Matmul {
   /// \threads  any number at once
   void apply(std::span<const float> x, std::span<float> y) const;
 
-  /// The same as apply(), but always by oneDNN, so that benchmarks can compare kvhive's own kernel
-  /// with it.
+  /// The same as apply(), but always by oneDNN, so that benchmarks can compare kvhive's own kernels
+  /// with it. With bf16 weights only on CPUs with AVX-512.
   void apply_with_onednn(std::span<const float> x, std::span<float> y) const;
 
  private:
@@ -75,7 +76,7 @@ class Matmul {
   };
 
   std::int32_t checked_rows(std::span<const float> x, std::span<float> y) const;
-  void apply_with_dots(std::span<const float> x, std::int32_t rows, std::span<float> y) const;
+  void apply_in_place(std::span<const float> x, std::int32_t rows, std::span<float> y) const;
   const std::byte* slab_weights(std::int32_t first_column) const;
   /// The slabs for oneDNN, made and checked when they are first needed.
   const std::vector<Slab>& slabs() const;

@@ -9,24 +9,13 @@
 
 #include "kernels/paged_attention.hpp"
 #include "kv_fixture.hpp"
+#include "tests/support/pretended_cpu.hpp"
 
 namespace kvhive {
 namespace {
 
 using namespace testing_support;
-
-/// Makes the process use only one of the instruction sets that the CPU has.
-class PretendedCpu {
- public:
-  explicit PretendedCpu(std::int64_t target) { choose(target); }
-  ~PretendedCpu() { choose(0); }
-
- private:
-  static void choose(std::int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().DeInit();
-  }
-};
+using testing::PretendedCpu;
 
 TEST(PagedAttentionTargets, GiveTheDenseResultOnOlderCpus) {
   const std::vector<std::int32_t> lengths{1, 17, 129, 700};

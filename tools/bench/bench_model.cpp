@@ -1,7 +1,8 @@
 // Compares a Llama of 1B shape with random bf16 weights with the machine's limits. The two are
 // measured alternately (A, B, A, B); the figure is the median of the pairs' ratios.
 //
-//   products   weights as they are mapped, by Matmul, against oneDNN
+//   products   weights as they are mapped, by Matmul, against oneDNN (f32 weights where oneDNN has
+//              no bf16)
 //   decode     one token, against reading the model's file once with as many threads
 //   prefill    2,048 tokens, against oneDNN's time for the same products alone
 //
@@ -10,6 +11,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -24,6 +26,7 @@
 #include <unistd.h>
 
 #include "base/check.hpp"
+#include "base/cpu_features.hpp"
 #include "base/mapped_file.hpp"
 #include "models/matmul.hpp"
 #include "models/transformer.hpp"
@@ -187,16 +190,28 @@ struct Table {
   }
 };
 
+/// What oneDNN is given to multiply.
+Dtype onednn_dtype() { return cpu_features().avx512 ? Dtype::bf16 : Dtype::f32; }
+
+std::vector<std::byte> bytes_of_weights(std::size_t count, Dtype dtype) {
+  const auto narrow = random_weights(count);
+  const auto* from = reinterpret_cast<const std::byte*>(narrow.data());
+  if (dtype == Dtype::bf16) return {from, from + count * 2};
+  std::vector<std::byte> wide(count * sizeof(float));
+  std::transform(narrow.begin(), narrow.end(), reinterpret_cast<float*>(wide.data()),
+                 float_of_bf16);
+  return wide;
+}
+
 /// Several matrices of weights of one shape, more than the caches hold, used one after the other.
 class Products {
  public:
-  Products(std::int32_t N, std::int32_t K, std::size_t bytes)
-      : K_(K), N_(N), values_(random_weights(std::max(bytes / 2, std::size_t(N) * K))) {
-    const std::size_t each = std::size_t(N) * K;
+  Products(std::int32_t N, std::int32_t K, std::size_t bytes, Dtype dtype)
+      : K_(K), N_(N), values_(bytes_of_weights(std::max(bytes / 2, std::size_t(N) * K), dtype)) {
+    const std::size_t each = std::size_t(N) * K * bytes_of(dtype);
     for (std::size_t first = 0; first + each <= values_.size(); first += each)
-      all_.emplace_back(
-          MatmulWeights{Dtype::bf16, N, K, std::as_bytes(std::span(values_).subspan(first, each))},
-          std::vector<float>{});
+      all_.emplace_back(MatmulWeights{dtype, N, K, std::span(values_).subspan(first, each)},
+                        std::vector<float>{});
   }
 
   void apply(std::int32_t rows,
@@ -208,7 +223,7 @@ class Products {
 
  private:
   std::int32_t K_, N_;
-  std::vector<std::uint16_t> values_;
+  std::vector<std::byte> values_;
   std::vector<Matmul> all_;
   std::vector<float> x_, y_;
 };
@@ -269,7 +284,7 @@ class OneDnnStep {
                                {s.intermediate, s.hidden},
                                {s.intermediate, s.hidden},
                                {s.hidden, s.intermediate}})
-      products_.push_back(std::make_unique<Products>(N, K, 0));
+      products_.push_back(std::make_unique<Products>(N, K, 0, onednn_dtype()));
   }
 
   void run(std::int32_t rows) {
@@ -285,13 +300,14 @@ class OneDnnStep {
 void measure(const Table& table, const Sizes& sizes, Transformer& model,
              std::span<const std::byte> file) {
   {
-    Products products(sizes.intermediate, sizes.hidden,
-                      std::size_t{8} * sizes.intermediate * sizes.hidden * 2);
-    for (const std::int32_t rows : {1, 2, 4, 8, 16, 64})
+    const std::size_t bytes = std::size_t{8} * sizes.intermediate * sizes.hidden * 2;
+    Products products(sizes.intermediate, sizes.hidden, bytes, Dtype::bf16);
+    Products with_onednn(sizes.intermediate, sizes.hidden, bytes, onednn_dtype());
+    for (const std::int32_t rows : {1, 2, 4, 8, 16, 64, 256})
       table.add(
           "8 products, rows " + std::to_string(rows) + " / oneDNN", sizes.pairs,
           [&] { products.apply(rows, &Matmul::apply); },
-          [&] { products.apply(rows, &Matmul::apply_with_onednn); });
+          [&] { with_onednn.apply(rows, &Matmul::apply_with_onednn); });
   }
   Steps steps(model, sizes);
   for (const std::int32_t length : {17, sizes.depth})
