@@ -282,15 +282,17 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     return 0;
   }
 
-  /// What the keeper has while nobody is connected but its engines and its steward.
+  /// What the keeper has while nobody is connected but its engines and its steward. A client has
+  /// been there: the process that pinned its requests waits for the next one's.
   static Belongings settled(const Scene& scene) {
-    Reference::of(scene);
+    EXPECT_THAT(service(scene), ::testing::IsEmpty());
+    constexpr std::size_t kChildren = 4;  // two engines, the steward, and that one
     Belongings before = scene.belongings();
     EXPECT_TRUE(eventually(
         [&] {
           if (has_client(scene)) return false;
           const Belongings last = std::exchange(before, scene.belongings());
-          return last == before && before.children == 3;
+          return last == before && before.children == kChildren;
         },
         kHang));
     return before;
