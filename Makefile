@@ -8,6 +8,7 @@
 #   make bench     speed, as ratios taken in one run
 #   make bench-peers  pinning a block beside LMDB, a Boost map, files, memcached and Redis (installs these)
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
+#   make matrices  every case of the kernels' matrices, also where an emulated GPU is slow
 #   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them
 #   make enemies   hostile users beside honest ones for MINUTES=10; SEED=any, USERS=8, ATTACKS="words" for some attacks
 #   make harms     the harm of each line S1 to S12 that was found, and what honest clients notice; BIN=another build's, LINES="S1 S4"
@@ -18,7 +19,7 @@
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build install package bench bench-peers chaos mutants enemies harms harms-programs siege keeper-kills timing asan tsan fuzz lint configure packages clean
+.PHONY: demo test build install package bench bench-peers chaos matrices mutants enemies harms harms-programs siege keeper-kills timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -62,6 +63,10 @@ chaos: configure
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) build/bin/kvhive_channel_kill_point_test --gtest_brief=1
 	@$(if $(SEED),KVHIVE_SEED=$(SEED)) KVHIVE_CHAOS_MINUTES=$(MINUTES) \
 	  build/bin/kvhive_crash_test --gtest_brief=1 --gtest_filter='PoolCrash.NothingIsLost*'
+
+matrices: configure
+	@cmake --build --preset release -j $(JOBS) --target kvhive_kernels_test
+	KVHIVE_EVERY_CASE=1 ctest --test-dir build --output-on-failure -j $(JOBS) -R 'kernels\..*Matrix'
 
 mutants: configure
 	@cmake --build --preset release -j $(JOBS) --target $$(python3 tests/mutants/mutants.py --programs)
