@@ -46,7 +46,8 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
   SlotCounters& counters = pool_.counters();
   counters["running"].store(round.running, std::memory_order_relaxed);
   counters["waiting"].store(request.waiting_in_all -
-                                static_cast<std::uint32_t>(round.plan.outcome.admitted.size()) +
+                                static_cast<std::uint32_t>(round.plan.outcome.admitted.size() +
+                                                           round.plan.outcome.lost.size()) +
                                 static_cast<std::uint32_t>(round.preempted.size()),
                             std::memory_order_relaxed);
   return std::move(round.plan);
@@ -110,6 +111,7 @@ void BlockManagerState::apply_request(const StepRequest& request) {
     sequence.logprobs = added.logprobs;
     sequence.published = BlockPool::root(sequence.domain);
     sequence.is_counted = added.is_counted;
+    sequence.sink = added.sink;
     hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_);
     sequences_.emplace(added.seq, std::move(sequence));
   }
@@ -236,15 +238,19 @@ bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
 }
 
 void BlockManagerState::forget_progress(Round& round, Sequence& sequence) {
-  // Other processes may take the released blocks at once. So content that was evicted from them in
-  // this round cannot be demoted any more.
-  const std::unordered_set<BlockId> given_back(sequence.blocks.begin(), sequence.blocks.end());
-  std::erase_if(round.evicted,
-                [&](const Evicted& content) { return given_back.contains(content.block); });
-  pool_.release(sequence.blocks);
+  give_back(round, sequence.blocks);
   sequence.blocks.clear();
   sequence.computed = 0;
   sequence.published = BlockPool::root(sequence.domain);
+}
+
+/// Other processes may take the released blocks at once. So content that was evicted from them in
+/// this round cannot be demoted any more.
+void BlockManagerState::give_back(Round& round, std::span<const BlockId> blocks) {
+  const std::unordered_set<BlockId> given_back(blocks.begin(), blocks.end());
+  std::erase_if(round.evicted,
+                [&](const Evicted& content) { return given_back.contains(content.block); });
+  pool_.release(blocks);
 }
 
 // -- waiting sequences ----------------------------------------------------------------------------
@@ -261,12 +267,15 @@ void BlockManagerState::admit_waiting(Round& round) {
                           "; shorten it or give the pool more memory"}});
       continue;
     }
-    if (!admit(round, seq)) return;
-    ++round.running;
+    switch (admit(round, seq)) {
+      case Admitted::yes: ++round.running; break;
+      case Admitted::no_room: return;
+      case Admitted::lost: round.plan.outcome.lost.push_back(seq); break;
+    }
   }
 }
 
-bool BlockManagerState::admit(Round& round, SeqId seq) {
+BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   Sequence& sequence = sequences_.at(seq);
   Start start = find_start(sequence);
   const auto total = static_cast<std::uint32_t>(sequence.tokens.size());
@@ -281,10 +290,13 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
       round.running == 0 || blocks_for(total) - held + watermark <= pool_.available(Tier::device);
   auto fresh = fits ? allocate(round, blocks_for(start.computed + tokens) - held, sequence.domain)
                     : Expected<std::vector<BlockId>>(failure(Errc::pool_exhausted, ""));
-  if (!fresh) {
+  // Asked last: from then on the sequence is this engine's, and can be admitted.
+  const bool is_lost = fresh && sequence.sink && !sequence.sink->start();
+  if (!fresh || is_lost) {
     pool_.cancel(start.device);
     pool_.cancel(start.host);
-    return false;
+    if (fresh) give_back(round, *fresh);
+    return is_lost ? Admitted::lost : Admitted::no_room;
   }
 
   for (std::size_t i = 0; i < start.source.size(); ++i)
@@ -301,7 +313,7 @@ bool BlockManagerState::admit(Round& round, SeqId seq) {
   sequence.computed = start.computed;
   round.plan.outcome.admitted.push_back({seq, start.computed});
   schedule(round, seq, sequence, tokens);
-  return true;
+  return Admitted::yes;
 }
 
 /// Counts a lookup in the statistics. Called only when a request is first admitted: not at each

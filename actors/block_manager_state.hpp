@@ -15,6 +15,7 @@
 // less than computing it again. It is found there from the next step on. This changes neither which
 // requests are preempted nor which are admitted.
 
+#include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -62,6 +63,7 @@ class BlockManagerState {
     Prefix published;             ///< the part of `blocks` that is published
     Prefix host_published;        ///< the part of `host` that is published
     bool is_counted = false;      ///< the pool's statistics have counted its first admission
+    std::shared_ptr<OutputSink> sink;
   };
   /// The part of a waiting sequence that need not be computed when it is admitted.
   struct Start {
@@ -88,7 +90,9 @@ class BlockManagerState {
   void serve_running(Round& round);
   bool make_room(Round& round, SeqId seq, std::size_t blocks);
   void admit_waiting(Round& round);
-  bool admit(Round& round, SeqId seq);
+  enum class Admitted : std::uint8_t { yes, no_room, lost };
+  Admitted admit(Round& round, SeqId seq);
+  void give_back(Round& round, std::span<const BlockId> blocks);
   Start find_start(Sequence& sequence);
   void count_first_admission(Sequence& sequence, const Start& start);
   void preempt(Round& round, SeqId victim);

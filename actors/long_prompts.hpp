@@ -3,12 +3,14 @@
 // event loop serves all clients. Domains take turns, and so do the channels of a domain: whoever
 // has many long prompts, in however many channels, delays another domain's prompt by one.
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,20 +32,25 @@ class LongPrompts {
   LongPrompts(EventLoop& loop, const Tokenizer& tokenizer, OnTokens on_tokens)
       : loop_(loop), tokenizer_(tokenizer), on_tokens_(std::move(on_tokens)) {}
 
+  /// The request waits for its turn; another engine may take it meanwhile.
   /// \param submission  without its prompt
   void add(Submission submission, std::string text);
+  bool is_empty() const { return pending_.empty(); }
   /// Forgets all requests of a channel: on_tokens is never called for them.
   void forget(std::uint64_t channel);
-  /// Forgets one request. False = it is not here (any more).
-  bool forget(const RequestKey& request);
+  /// Ends a request, now or as soon as its text has been tokenised. False = it is not here (any
+  /// more).
+  bool abort(const RequestKey& request);
 
  private:
+  enum class Stage : std::uint8_t { waits, in_work, ended };
   /// A request whose prompt is not tokenised yet. Only the event loop's thread uses it.
   struct Pending {
     Submission submission;
     /// Distinguishes it from an earlier request in the same slot. The worker has a weak pointer to
     /// it, and so sees when the request was forgotten.
-    std::shared_ptr<const bool> is_wanted;
+    std::shared_ptr<std::atomic<Stage>> stage;
+    bool is_aborted = false;
   };
   /// A channel's texts, of which the worker tokenises one after the other.
   struct Texts {
@@ -52,8 +59,11 @@ class LongPrompts {
     bool is_in_work = false;                    ///< the worker has a job for them
   };
   static bool tokenise_one(Texts& texts);
-  void deliver(const RequestKey& request, const std::shared_ptr<const bool>& is_wanted,
+  std::optional<Submission> take_out(const RequestKey& request,
+                                     const std::shared_ptr<std::atomic<Stage>>& stage);
+  void deliver(const RequestKey& request, const std::shared_ptr<std::atomic<Stage>>& stage,
                Expected<std::vector<TokenId>> tokens);
+  static void end_aborted(OutputSink& sink);
 
   EventLoop& loop_;
   const Tokenizer& tokenizer_;

@@ -64,6 +64,8 @@ struct NewSequence {
   DomainId domain{};
   /// An engine that died had admitted it and counted it in the statistics.
   bool is_counted = false;
+  /// Asked before the sequence is admitted. Null = no other engine can have it.
+  std::shared_ptr<OutputSink> sink{};
 };
 
 struct AppendedToken {
@@ -117,6 +119,7 @@ struct StepOutcome {
   /// In the order of their preemption; the scheduler queues them again.
   std::vector<SeqId> preempted;
   std::vector<Rejection> rejected;
+  std::vector<SeqId> lost;  ///< other engines have taken these, which waited
   std::uint32_t scheduled_tokens = 0;
 };
 

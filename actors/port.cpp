@@ -13,6 +13,10 @@ constexpr std::size_t kLongPrompt = std::size_t{16} << 10;
 /// amount (EngineChannel::kRequestCost), so these are 32 requests at most.
 constexpr std::size_t kBytesPerTurn = std::size_t{32} << 10;
 constexpr std::size_t kAbortsPerTurn = 32;
+/// How long a request is left to the engine whose turn it is.
+constexpr std::chrono::milliseconds kPatience{20};
+/// Where so many channels are watched, each is looked at less often.
+constexpr std::size_t kWatchedAtOnce = 200;
 /// What clients may do for nothing is counted in windows of this length.
 constexpr std::chrono::milliseconds kWindow{100};
 /// A channel that rings more often than this in a window is not listened to until the window ends.
@@ -23,6 +27,9 @@ constexpr std::uint32_t kMostRings = 1000;
 /// takes a few hundredths of the loop's time for nothing.
 constexpr std::uint32_t kMostWaste = 200;
 constexpr std::size_t kRefusalsOfWaste = 4;
+/// All engines hear all rings. So a domain may have more turns in which there is something for
+/// another engine.
+constexpr std::uint32_t kMostForeign = 1000;
 
 /// Computes a request's seed from the daemon's seed and the prompt (FNV-1a), so that equal prompts
 /// get equal seeds.
@@ -45,11 +52,12 @@ Port::Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenize
         const auto sink = submission.sink;
         auto ready = complete(std::move(submission), std::move(tokens));
         if (!ready) return sink->flush();
+        sink->wait();
         caf::anon_send(scheduler_, SubmitBatch{{std::move(*ready)}});
       }) {}
 
 Port::~Port() {
-  for (auto& [id, open] : channels_) open.channel->on_room(nullptr);
+  for (auto& [id, open] : channels_) open.channel->on_change(nullptr);
 }
 
 void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd engine_bell, DomainId domain) {
@@ -58,7 +66,7 @@ void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd engine_bell, Do
       channels_.emplace(id, OpenChannel{std::move(channel), std::move(engine_bell), domain});
   KV_CHECK(inserted, id);
   listen(id, place->second);
-  place->second.channel->on_room([this, id] { loop_.post([this, id] { on_room(id); }); });
+  place->second.channel->on_change([this, id] { loop_.post([this, id] { on_change(id); }); });
   // Requests may have been submitted before, perhaps to an engine that died.
   want_turn(id, place->second);
 }
@@ -67,11 +75,15 @@ void Port::close(std::uint64_t channel) {
   const auto found = channels_.find(channel);
   if (found == channels_.end()) return;
   loop_.unwatch(found->second.bell.get());
-  found->second.channel->on_room(nullptr);
+  found->second.channel->on_change(nullptr);
   found->second.channel->close(std::move(found->second.bell));
   channels_.erase(found);
   long_prompts_.forget(channel);
   caf::anon_send(scheduler_, AbortBatch{{}, {channel}});
+}
+
+void Port::look_at_all() {
+  for (auto& [id, open] : channels_) want_turn(id, open);
 }
 
 // -- rings ----------------------------------------------------------------------------------------
@@ -93,12 +105,27 @@ void Port::on_ring(std::uint64_t id) {
     });
     return;
   }
+  open.was_rung = true;
   want_turn(id, open);
 }
 
-/// Requests of the channel have ended, for whose memory others wait.
-void Port::on_room(std::uint64_t id) {
+/// Requests of the channel have ended, for whose memory others wait; or one was lost.
+void Port::on_change(std::uint64_t id) {
   if (const auto found = channels_.find(id); found != channels_.end()) want_turn(id, found->second);
+}
+
+/// There is a request that was left to another engine.
+void Port::watch(std::uint64_t id, OpenChannel& open) {
+  if (std::exchange(open.is_watched, true)) return;
+  loop_.after(kPatience * (1 + watched_++ / kWatchedAtOnce), [this, id] {
+    --watched_;
+    const auto found = channels_.find(id);
+    if (found == channels_.end()) return;
+    found->second.is_watched = false;
+    found->second.helps = true;
+    found->second.channel->look_at_others();
+    want_turn(id, found->second);
+  });
 }
 
 std::uint32_t Port::Count::add(std::uint32_t more) {
@@ -139,17 +166,24 @@ void Port::take_turn() {
   turns_.pop_front();
   Domain& domain = domains_.at(id);
   const std::uint64_t channel = domain.wanting.front();
-  const std::uint32_t waste = drain(channel);  // may queue the channel again, behind the others
+  const Drained drained = drain(channel);  // may queue the channel again, behind the others
   domain.wanting.pop_front();
-  if (waste != 0 && domain.waste.add(waste) > kMostWaste)
+  if (takes_too_many_turns(domain, drained))
     rest(id, domain);
   else if (!domain.wanting.empty())
     turns_.push_back(id);
 }
 
+bool Port::takes_too_many_turns(Domain& domain, const Drained& drained) {
+  if (drained.turn == Turn::foreign) return domain.foreign.add(1) > kMostForeign;
+  const auto waste = static_cast<std::uint32_t>(
+      drained.turn == Turn::wasted ? 1 : drained.refused / kRefusalsOfWaste);
+  return waste != 0 && domain.waste.add(waste) > kMostWaste;
+}
+
 void Port::rest(DomainId id, Domain& domain) {
   domain.rests = true;
-  loop_.after(domain.waste.time_left(), [this, id] {
+  loop_.after(std::max(domain.waste.time_left(), domain.foreign.time_left()), [this, id] {
     Domain& rested = domains_.at(id);
     rested.rests = false;
     if (!rested.wanting.empty()) turns_.push_back(id);
@@ -159,19 +193,24 @@ void Port::rest(DomainId id, Domain& domain) {
 
 // -- requests -------------------------------------------------------------------------------------
 
-/// \return  how much of the turn was wasted
-std::uint32_t Port::drain(std::uint64_t id) {
+Port::Drained Port::drain(std::uint64_t id) {
   const auto found = channels_.find(id);
-  if (found == channels_.end()) return 0;
+  if (found == channels_.end()) return {};
   OpenChannel& open = found->second;
   open.wants_turn = false;
   const std::size_t taken = submit(open);
   const std::size_t aborted = abort(open);
   open.channel->ring();  // once for all that was refused or ended
-  if (open.channel->has_more()) want_turn(id, open);
+  if (open.channel->has_more())
+    want_turn(id, open);
+  else
+    open.helps = false;
+  if (open.channel->watches()) watch(id, open);
   const std::size_t refused = open.channel->refused();
-  if (taken + aborted + refused == 0) return 1;
-  return static_cast<std::uint32_t>(refused / kRefusalsOfWaste);
+  // A turn that the engine wanted for itself is not the client's waste.
+  if (!std::exchange(open.was_rung, false) || taken + aborted + refused != 0)
+    return {Turn::useful, refused};
+  return {open.channel->had_news() ? Turn::foreign : Turn::wasted, 0};
 }
 
 /// Returns how many requests were taken.
@@ -179,7 +218,8 @@ std::size_t Port::submit(OpenChannel& open) {
   EngineChannel& channel = *open.channel;
   SubmitBatch batch;
   std::size_t taken_over = 0;
-  std::vector<TakenRequest> taken = channel.take_submitted(limits_.prompt, kBytesPerTurn);
+  const std::size_t help = open.helps ? limits_.self.board->load_of(limits_.self.life).room : 0;
+  std::vector<TakenRequest> taken = channel.take_submitted(limits_.prompt, kBytesPerTurn, help);
   for (TakenRequest& request : taken) {
     taken_over += request.journal.empty() ? 0 : 1;
     if (auto submission = tokenise(open, request))
@@ -200,10 +240,7 @@ std::size_t Port::abort(OpenChannel& open) {
   const std::vector<std::uint32_t> wanted = open.channel->take_aborts(kAbortsPerTurn);
   for (const std::uint32_t slot : wanted) {
     const RequestKey request{open.channel->id(), slot};
-    if (long_prompts_.forget(request))
-      open.channel->end_aborted(slot);
-    else
-      aborts.requests.push_back(request);
+    if (!long_prompts_.abort(request)) aborts.requests.push_back(request);
   }
   if (!aborts.requests.empty()) caf::anon_send(scheduler_, std::move(aborts));
   return wanted.size();
@@ -223,12 +260,24 @@ std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& reques
     return complete(std::move(submission), std::move(request.tokens));
   if (request.text.size() > kLongPrompt) {
     long_prompts_.add(std::move(submission), std::move(request.text));
+    beat_while_tokenising();
     return std::nullopt;
   }
-  submission.sink->set_running(true);
-  auto tokens = tokenizer_.encode(request.text, AddSpecial::yes);
-  submission.sink->set_running(false);
-  return complete(std::move(submission), std::move(tokens));
+  const auto sink_of_text = submission.sink;
+  if (!sink_of_text->read()) return std::nullopt;  // another engine was faster
+  auto ready = complete(std::move(submission), tokenizer_.encode(request.text, AddSpecial::yes));
+  if (ready) sink_of_text->wait();
+  return ready;
+}
+
+/// Otherwise others would take its long prompts for those of an engine that is stopped.
+void Port::beat_while_tokenising() {
+  if (long_prompts_.is_empty() || std::exchange(beats_, true)) return;
+  loop_.after(kPatience / 2, [this] {
+    beats_ = false;
+    limits_.self.board->beat(limits_.self.life);
+    beat_while_tokenising();
+  });
 }
 
 /// Puts the tokens into the submission; nothing, and the request is refused, if they are an error.

@@ -5,7 +5,9 @@
 //
 // No user can keep the loop from the others. Domains take turns (by default each user is a domain),
 // and so do the channels of a domain. In a turn a few requests of one channel are taken, refused or
-// aborted, of a few bytes in all. Long prompts are tokenised in another thread, in turns, too. A
+// aborted, of a few bytes in all. Long prompts are tokenised in another thread, in turns, too.
+// Requests that are for another engine are looked at again a little later: whoever has room helps
+// (ipc/channel/board.hpp). A
 // domain that wastes its turns, because its clients ring for nothing or its requests are refused,
 // has none for a while, and a channel whose client rings without end is not listened to.
 
@@ -26,14 +28,15 @@ struct PortLimits {
   /// If not 0: a request without a seed gets one that is computed from this number and its prompt.
   std::uint64_t seed = 0;
   PromptLimits prompt;
+  /// This engine, as the channels' other engines see it.
+  Member self;
 };
 
 class Port {
  public:
   /// \param loop       outlives the port, but does not run any more after the port's destruction
   /// \param tokenizer  for prompts that come as text; outlives the port
-  Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenizer,
-       PortLimits limits = {});
+  Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenizer, PortLimits limits);
   Port(const Port&) = delete;
   Port& operator=(const Port&) = delete;
   ~Port();
@@ -43,6 +46,8 @@ class Port {
   void open(std::shared_ptr<EngineChannel> channel, UniqueFd engine_bell, DomainId domain);
   /// The channel's client is gone: ends its requests, which releases their blocks.
   void close(std::uint64_t channel);
+  /// An engine has come or gone: there may be something to take in all channels.
+  void look_at_all();
 
  private:
   /// A sum that begins anew with each window of time.
@@ -62,26 +67,39 @@ class Port {
     DomainId domain;
     Count rings = {};
     bool wants_turn = false;  ///< it is in Domain::wanting
+    bool was_rung = false;    ///< by its client, since its last turn
+    bool is_watched = false;  ///< a timer is set that looks at it again
+    /// The next turn may take requests that others have had the time to take.
+    bool helps = false;
   };
   void listen(std::uint64_t id, OpenChannel& open);
   void on_ring(std::uint64_t id);
-  void on_room(std::uint64_t id);
+  void on_change(std::uint64_t id);
+  void watch(std::uint64_t id, OpenChannel& open);
   struct Domain {
     /// Channels that may have something to take, in the order of their turns. Some may be closed.
     std::deque<std::uint64_t> wanting;
     Count waste;
+    Count foreign;       ///< turns in which there was something for other engines only
     bool rests = false;  ///< it has no turn until a timer ends this
   };
   void rest(DomainId id, Domain& domain);
   void want_turn(std::uint64_t id, OpenChannel& open);
   void take_turn_soon();
   void take_turn();
-  std::uint32_t drain(std::uint64_t id);
+  enum class Turn : std::uint8_t { useful, foreign, wasted };
+  struct Drained {
+    Turn turn = Turn::useful;
+    std::size_t refused = 0;
+  };
+  Drained drain(std::uint64_t id);
+  static bool takes_too_many_turns(Domain& domain, const Drained& drained);
   std::size_t submit(OpenChannel& open);
   std::size_t abort(OpenChannel& open);
   /// The request, tokenised; nothing if it is being tokenised in the other thread or was refused
   /// (then the caller rings).
   std::optional<Submission> tokenise(OpenChannel& open, TakenRequest& request);
+  void beat_while_tokenising();
   std::optional<Submission> complete(Submission submission,
                                      Expected<std::vector<TokenId>> tokens) const;
 
@@ -93,6 +111,8 @@ class Port {
   std::map<DomainId, Domain> domains_;
   std::deque<DomainId> turns_;    ///< domains that want a turn and do not rest, in this order
   bool turn_comes_soon_ = false;  ///< a timer is set that takes the next turn
+  std::size_t watched_ = 0;       ///< channels
+  bool beats_ = false;            ///< a timer is set that says that the engine goes on
   LongPrompts long_prompts_;
 };
 

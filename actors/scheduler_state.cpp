@@ -34,6 +34,7 @@ void SchedulerState::submit(Submission&& submission) {
     to_flush_.push_back(submission.sink);
     return;
   }
+  if (!submission.journal.empty() && !submission.sink->read()) return;  // another engine has it
   const SeqId seq{next_seq_++};
   Request request{submission.key,
                   seq.value,
@@ -58,20 +59,17 @@ void SchedulerState::submit(Submission&& submission) {
     request.is_admitted = true;
   }
   request.stats.prompt_tokens = request.prompt_tokens;
-  by_key_.emplace(request.key, seq);
+  // A request that another engine has taken meanwhile, of which this engine does not know yet: its
+  // client may have submitted the next one in the same slot.
+  if (const auto lost = by_key_.find(request.key); lost != by_key_.end()) give_up(lost->second);
+  by_key_.insert_or_assign(request.key, seq);
   requests_.emplace(seq, std::move(request));
-  requests_.at(seq).sink->set_running(false);
   if (submission.journal.empty()) return enqueue(seq);
   journals_.push_back({seq, std::move(submission.journal)});
   if (journals_.size() == 1) replay_some();
 }
 
 Expected<void> SchedulerState::check(const Submission& submission) const {
-  // True only if a client rewrites its slots. Two requests with the same key are not allowed,
-  // because the second could not be aborted.
-  if (by_key_.count(submission.key) != 0)
-    return failure(Errc::bad_argument, "slot " + std::to_string(submission.key.slot) +
-                                           " of the channel has an unfinished request already");
   const std::size_t length = submission.prompt.size();
   if (length == 0)
     return failure(Errc::bad_argument, "the prompt is empty; give at least one token");
@@ -96,6 +94,7 @@ void SchedulerState::replay_some() {
     left -= replay(journal, left);
     if (requests_.count(journal.seq) != 0) {
       if (journal.replayed < journal.tokens.size()) break;
+      requests_.at(journal.seq).sink->wait();
       enqueue(journal.seq);
     }
     journals_.pop_front();
@@ -129,17 +128,23 @@ void SchedulerState::enqueue_first(SeqId seq) { wait_at({0, --first_place_}, seq
 
 void SchedulerState::wait_at(Place place, SeqId seq) {
   KV_CHECK(waiting_.emplace(place, seq).second, seq.value);
-  requests_.at(seq).place = place;
+  Request& request = requests_.at(seq);
+  request.place = place;
+  queued_tokens_ += request.tokens.size();
 }
 
 void SchedulerState::leave_queue(Request& request) {
-  if (const auto place = std::exchange(request.place, std::nullopt)) waiting_.erase(*place);
+  const auto place = std::exchange(request.place, std::nullopt);
+  if (!place) return;
+  waiting_.erase(*place);
+  queued_tokens_ -= request.tokens.size();
+}
+
+void SchedulerState::give_up(SeqId seq) {
+  if (!std::exchange(requests_.at(seq).is_unwanted, true)) unwanted_.push_back(seq);
 }
 
 void SchedulerState::abort(const AbortBatch& batch) {
-  const auto give_up = [this](SeqId seq) {
-    if (!std::exchange(requests_.at(seq).is_unwanted, true)) unwanted_.push_back(seq);
-  };
   for (const RequestKey& key : batch.requests)
     if (const auto found = by_key_.find(key); found != by_key_.end()) give_up(found->second);
   for (const std::uint64_t channel : batch.channels) {
@@ -176,7 +181,7 @@ std::optional<StepRequest> SchedulerState::next_step() {
     Request& request = requests_.at(seq);
     if (!std::exchange(request.is_known, true))
       step.added.push_back({seq, request.tokens, request.params.sampling, request.params.logprobs,
-                            request.domain, request.is_admitted});
+                            request.domain, request.is_admitted, request.sink});
   }
   step_is_out_ = true;
   return step;
@@ -197,6 +202,7 @@ void SchedulerState::complete(const StepDone& done) {
   step_is_out_ = false;
   for (const Admission& admission : done.outcome.admitted) admit(admission);
   for (const SeqId seq : done.outcome.preempted) preempt(seq);
+  for (const SeqId seq : done.outcome.lost) forget(seq);
   for (const Rejection& rejection : done.outcome.rejected)
     finish(rejection.seq, FinishReason::error, rejection.error);
   for (const SampledToken& sampled : done.sampled) {
@@ -211,13 +217,20 @@ void SchedulerState::complete(const StepDone& done) {
 
 void SchedulerState::flush() {
   for (const auto& sink : std::exchange(to_flush_, {})) sink->flush();
+  tell_load();
+}
+
+void SchedulerState::tell_load() {
+  if (!config_.tell_load) return;
+  const std::size_t requests = running_.size() + waiting_.size() + journals_.size();
+  const auto room = config_.max_num_seqs - std::min<std::size_t>(requests, config_.max_num_seqs);
+  config_.tell_load({static_cast<std::uint32_t>(room), static_cast<std::uint32_t>(queued_tokens_)});
 }
 
 void SchedulerState::admit(const Admission& admission) {
   Request& request = requests_.at(admission.seq);
   leave_queue(request);
   running_.push_back(admission.seq);
-  request.sink->set_running(true);
   if (std::exchange(request.is_admitted, true)) return;
   request.stats.cached_tokens = std::min(admission.cached_tokens, request.prompt_tokens);
   request.sink->admitted(request.stats);
@@ -227,7 +240,7 @@ void SchedulerState::admit(const Admission& admission) {
 void SchedulerState::preempt(SeqId seq) {
   running_.erase(std::find(running_.begin(), running_.end(), seq));
   ++requests_.at(seq).stats.preemptions;
-  requests_.at(seq).sink->set_running(false);
+  requests_.at(seq).sink->preempted();
   if (config_.policy == SchedulingPolicy::priority)
     enqueue(seq);
   else
@@ -267,13 +280,20 @@ void SchedulerState::finish(SeqId seq, FinishReason reason, const Error& error) 
                 request.key.slot, to_string(reason), request.generated());
   request.sink->finished(reason, error, request.stats, request.text.bytes());
   to_flush_.push_back(request.sink);
+  forget(seq);
+}
+
+/// The request has ended, or another engine has it.
+void SchedulerState::forget(SeqId seq) {
+  const auto found = requests_.find(seq);
+  Request& request = found->second;
   leave_queue(request);
   if (request.is_known) {  // others do not run
     std::erase(running_, seq);
     std::erase_if(appended_, [seq](const AppendedToken& appended) { return appended.seq == seq; });
     ended_.push_back(seq);
   }
-  by_key_.erase(request.key);
+  if (const auto newest = by_key_.find(request.key); newest->second == seq) by_key_.erase(newest);
   requests_.erase(found);
 }
 

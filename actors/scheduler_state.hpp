@@ -7,6 +7,7 @@
 // least important request, and queues it again by its priority.
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "actors/messages.hpp"
 #include "actors/output_text.hpp"
 #include "config/choices.hpp"
+#include "ipc/channel/board.hpp"
 
 namespace kvhive {
 
@@ -38,6 +40,7 @@ struct SchedulerConfig {
   std::uint32_t vocab_size = 0;
   std::vector<TokenId> eos_token_ids;
   const Tokenizer* tokenizer = nullptr;  ///< for text and stop strings; outlives the scheduler
+  std::function<void(EngineLoad)> tell_load{};  ///< called with each step and submission
 };
 
 class SchedulerState {
@@ -90,7 +93,7 @@ class SchedulerState {
     RequestStats stats;
     bool is_known = false;     ///< a step has told the block manager of the request
     bool is_admitted = false;  ///< it was admitted at least once, perhaps by an engine that died
-    bool is_unwanted = false;  ///< its client is gone, or has aborted it
+    bool is_unwanted = false;  ///< its client is gone or has aborted it, or it was lost
     std::optional<Place> place{};  ///< while it waits
 
     std::uint32_t generated() const {
@@ -111,7 +114,10 @@ class SchedulerState {
   void enqueue_first(SeqId seq);
   void wait_at(Place place, SeqId seq);
   void leave_queue(Request& request);
+  void give_up(SeqId seq);
   void drop_unwanted();
+  void forget(SeqId seq);
+  void tell_load();
   void admit(const Admission& admission);
   void preempt(SeqId seq);
   void append(SeqId seq, const GeneratedToken& token);
@@ -128,9 +134,10 @@ class SchedulerState {
   /// The requests that wait, first the one to admit first. Any of them leaves it in logarithmic
   /// time: when a client with many requests dies, they all end at once.
   std::map<Place, SeqId> waiting_;
-  std::int64_t last_place_ = 0;   ///< of the FCFS policy's queue; its places begin at 1, ...
-  std::int64_t first_place_ = 0;  ///< ... and those of preempted requests go down from -1
-  std::vector<SeqId> unwanted_;   ///< to be ended as soon as no step is out; some may have ended
+  std::int64_t last_place_ = 0;    ///< of the FCFS policy's queue; its places begin at 1, ...
+  std::int64_t first_place_ = 0;   ///< ... and those of preempted requests go down from -1
+  std::size_t queued_tokens_ = 0;  ///< of the requests that wait
+  std::vector<SeqId> unwanted_;    ///< to be ended as soon as no step is out; some may have ended
   std::vector<SeqId> running_;
   std::deque<Journal> journals_;         ///< of requests that neither wait nor run yet
   std::vector<SeqId> ended_;             ///< the next step sends them to the block manager

@@ -24,7 +24,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 10;
+inline constexpr std::uint32_t kProtocolVersion = 11;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -59,6 +59,7 @@ enum class MessageType : std::uint32_t {
   gpu_context_check = 43,
   reopen_log = 44,
   pin_pages = 45,
+  engine_died = 46,
 };
 
 /// A text of at most N - 1 bytes inside a message; a longer one is cut.
@@ -86,9 +87,10 @@ struct EngineWelcome {
   static constexpr MessageType kType = MessageType::engine_welcome;
   std::uint32_t engine = 0;  ///< the engine's number
   std::uint32_t slot = 0;    ///< the engine's process slot in the pool
+  std::uint32_t life = 0;    ///< how many engines have had this slot (ipc/channel/slot_state.hpp)
   std::uint32_t pid = 0;  ///< the engine's pid in the keeper's PID namespace; 0 = not visible there
-  /// After the descriptors that this mask names, the message carries the descriptor of the weights
-  /// in GPU memory, if there are any.
+  /// After the descriptors that this mask names, the message carries those of the board
+  /// (ipc/channel/board.hpp) and of the weights in GPU memory, if there are any.
   std::uint32_t objects = 0;
 };
 struct EngineHello {
@@ -202,6 +204,11 @@ struct ChannelOpen {
   DomainId domain{};  ///< the client's domain: the channel's requests belong to it
   std::uint32_t user = 0;
   std::uint32_t is_stranger = 0;  ///< 1 = the user is a stranger: see ipc/channel/bell_ringers.hpp
+  std::uint32_t is_shared = 0;    ///< 1 = other engines serve the channel, too
+};
+/// keeper -> engine: another engine has died, as the board says; take its requests.
+struct EngineDied {
+  static constexpr MessageType kType = MessageType::engine_died;
 };
 /// keeper -> engine: the client is gone; end its requests.
 struct ChannelClose {
@@ -282,8 +289,8 @@ using ControlMessages =
     std::tuple<EngineHello, StewardHello, ClientHello, InspectorHello, Formatted, Reaped, Repaired,
                Serving, ChannelTaken, ChannelRefused, StatusRequest, RepairRequest, GpuMemory,
                RequestsSealed, PagesPinned, PinPages, EngineWelcome, StewardWelcome, ClientWelcome,
-               InspectorWelcome, Refused, Reap, Repair, ChannelOpen, ChannelClose, Status,
-               RepairDone, GpuContextCheck, ReopenLog>;
+               InspectorWelcome, Refused, Reap, Repair, ChannelOpen, ChannelClose, EngineDied,
+               Status, RepairDone, GpuContextCheck, ReopenLog>;
 
 /// Bytes that a message has in a packet: 0 for an empty struct.
 template <class T>

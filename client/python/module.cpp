@@ -193,7 +193,7 @@ void define_client(py::module_& m) {
            py::arg("channel_bytes") = 0, py::arg("connect_timeout") = 10.0,
            "Connects; raises kvhive.Error.\n\n"
            "socket: the daemon's socket (default: KVHIVE_SOCKET, or where kvhived puts it).\n"
-           "engine: the engine that serves this client (default: the daemon chooses).\n"
+           "engine: the one engine that serves this client (default: all share its requests).\n"
            "channel_bytes: shared memory for the answers under way, as much for prompts (default: "
            "2 MiB).\n"
            "connect_timeout: seconds to wait for a daemon that does not answer.")

@@ -1,5 +1,5 @@
 #pragma once
-// A channel: the memory between one client and the engine that serves it. It is two files of the
+// A channel: the memory between one client and the engines that serve it. It is two files of the
 // same size, so that neither side can spoil what the other one writes:
 //  - Requests: only the client writes them. A mark and a body for each slot, and a heap of prompts.
 //    Their pages are the client's memory. The client maps and seals them before an engine gets the
@@ -22,10 +22,11 @@
 
 #include "base/round_up.hpp"
 #include "ipc/channel/generation.hpp"
+#include "ipc/channel/slot_state.hpp"
 
 namespace kvhive {
 
-inline constexpr std::uint64_t kChannelMagic = 0x3563766968766bull;  // "kvhivc5"
+inline constexpr std::uint64_t kChannelMagic = 0x3663766968766bull;  // "kvhivc6"
 inline constexpr std::uint32_t kChannelSlots = 256;
 inline constexpr std::uint32_t kMostStopStrings = 8;
 inline constexpr std::uint32_t kMostStopTokens = 16;
@@ -101,22 +102,10 @@ constexpr std::size_t record_bytes(std::uint32_t logprobs) {
   return sizeof(LogRecord) + logprobs * sizeof(TopEntry);
 }
 
-/// How far a slot's engines are, and with which request of the client.
-struct alignas(8) SlotState {  // else clang calls a library for its atomic
-  enum class Phase : std::uint32_t {
-    none = 0,      ///< no request was taken yet
-    accepted = 1,  ///< an engine works on the request, or did until it died
-    finished = 2,  ///< the result is complete; the next request can be taken
-  };
-  std::uint32_t number = 0;
-  Phase phase = Phase::none;
-  friend bool operator==(const SlotState&, const SlotState&) = default;
-};
-static_assert(std::atomic<SlotState>::is_always_lock_free);
-
-/// The answer to one request. The engine stores `tokens` after it has written the newest record,
-/// and `state` after it has written all other fields: what a client reads after `tokens` or `state`
-/// is complete. All fields belong to the request that `state` names.
+/// The answer to one request. Only the engine that `state` names writes the other fields. It stores
+/// `tokens` after it has written the newest record, and `state` after it has written all other
+/// fields: what a client reads after `tokens` or `state` is complete. All fields belong to the
+/// request that `state` names, except while that is read (SlotState::has_answer_to()).
 struct alignas(64) AnswerSlot {
   std::atomic<SlotState> state;
   std::atomic<std::uint32_t> tokens;  ///< records in the log
@@ -127,11 +116,9 @@ struct alignas(64) AnswerSlot {
   std::atomic<std::uint32_t> prompt_tokens;  ///< 0 until an engine has admitted the request
   std::atomic<std::uint32_t> cached_tokens;
   std::atomic<std::uint32_t> preemptions;
-  std::atomic<std::uint32_t> engine;  ///< number of the engine that accepted the request last
-  /// Not 0 = the engine is reading, tokenising or running the request; 0 = the request waits.
-  std::atomic<std::uint32_t> is_running;
+  std::atomic<std::uint32_t> engine;  ///< number of the engine that took the request last
   /// How many engines have taken the request over from a dead engine since its last new token: when
-  /// it was running, and when it was waiting.
+  /// that engine worked on it, and when it waited.
   std::atomic<std::uint32_t> takeovers;
   std::atomic<std::uint32_t> takeovers_waiting;
   std::atomic<std::uint32_t> tokens_at_takeover;  ///< `tokens` at the last takeover
@@ -146,10 +133,13 @@ struct ChannelHeader {
   std::uint32_t slot_bytes = sizeof(AnswerSlot);  ///< of the build that made the channel
   std::uint32_t body_bytes = sizeof(RequestBody);
   std::uint32_t slots = kChannelSlots;
-  /// The engine that has been given the channel, or kNoEngine. Only the client library reads it, to
-  /// tell its caller whether an engine is there to wait for.
+  /// The number of an engine that has been given the channel, or kNoEngine, and the process slots
+  /// of all that have: bit i = slot i. Only the client library reads them, to tell its caller
+  /// whether an engine is there to wait for.
   std::uint32_t engine = kNoEngine;
+  std::uint32_t engine_slots = 0;
 };
+static_assert(kMaxProcesses <= 32);
 
 // Where things are: marks, bodies, prompts; header, slots, logs and texts.
 using RequestMarks = std::array<RequestMark, kChannelSlots>;

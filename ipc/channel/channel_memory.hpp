@@ -32,11 +32,17 @@ struct ChannelMemory {
   return {};
 }
 
-/// Tells the client library which engine serves the channel. If the write fails, the library reads
-/// the old number. Its hint is then wrong, its results are not.
-inline void write_serving_engine(const UniqueFd& answers, std::uint32_t engine) {
+/// Tells the client library which engines serve the channel. If the write fails, the library reads
+/// the old numbers. Its hint is then wrong, its results are not.
+/// \param engine  the number of one of them, or kNoEngine
+/// \param slots  the process slots of all, a bit each
+inline void write_serving_engines(const UniqueFd& answers, std::uint32_t engine,
+                                  std::uint32_t slots) {
+  const std::uint32_t fields[] = {engine, slots};
+  static_assert(offsetof(ChannelHeader, engine_slots) ==
+                offsetof(ChannelHeader, engine) + sizeof engine);
   [[maybe_unused]] const ssize_t written =
-      pwrite(answers.get(), &engine, sizeof engine, offsetof(ChannelHeader, engine));
+      pwrite(answers.get(), fields, sizeof fields, offsetof(ChannelHeader, engine));
 }
 
 /// \param header  of the answers

@@ -221,17 +221,17 @@ ChannelProgress ClientChannel::read(std::uint32_t slot) {
   const AnswerSlot& a = answer(slot);
   ChannelProgress progress;
   const SlotState state = a.state.load(std::memory_order_acquire);
-  if (state.number != open.number) return progress;  // no engine has taken the request yet
-  const bool is_finished = state.phase == SlotState::Phase::finished;
+  if (!state.has_answer_to(open.number)) return progress;
+  const bool is_finished = state.phase() == Phase::finished;
   read_tokens(open, a.tokens.load(std::memory_order_acquire), progress);
   if (is_finished) read_text(open, a.text_bytes, progress);
   progress.stats = {a.prompt_tokens.load(std::memory_order_relaxed),
                     a.cached_tokens.load(std::memory_order_relaxed),
                     a.preemptions.load(std::memory_order_relaxed)};
-  // A slot stays `accepted` when its engine dies, until another engine takes it over. So an
-  // accepted slot's engine counts only if it is also the engine that the header names.
-  const std::uint32_t engine = a.engine.load(std::memory_order_relaxed);
-  if (is_finished || serving_engine() == engine) progress.engine = engine;
+  // A slot names its engine when that has died, too, until another engine takes the request over.
+  // So the engine counts only if the keeper says that it serves the channel.
+  if (is_finished || is_served_by(state.owner()))
+    progress.engine = a.engine.load(std::memory_order_relaxed);
   if (!is_finished) return progress;
 
   progress.reason = a.reason;
@@ -273,6 +273,12 @@ void ClientChannel::read_text(Open& open, std::uint32_t end, ChannelProgress& pr
 std::uint32_t ClientChannel::serving_engine() const {
   auto* header = reinterpret_cast<ChannelHeader*>(answers_.data());
   return std::atomic_ref(header->engine).load(std::memory_order_relaxed);
+}
+
+bool ClientChannel::is_served_by(EngineLife engine) const {
+  auto* header = reinterpret_cast<ChannelHeader*>(answers_.data());
+  return (std::atomic_ref(header->engine_slots).load(std::memory_order_relaxed) >> engine.slot &
+          1) != 0;
 }
 
 void ClientChannel::abort(std::uint32_t slot) {

@@ -59,7 +59,7 @@ class ClientChannel {
   /// Asks the engine to end the request in `slot`; read() reports the end.
   void abort(std::uint32_t slot);
 
-  /// The engine that serves this channel now, or kNoEngine.
+  /// An engine that serves this channel now, or kNoEngine.
   std::uint32_t serving_engine() const;
 
   /// The mapped files, for tests that act as a hostile client. The answers are mapped for reading.
@@ -83,6 +83,7 @@ class ClientChannel {
   void fill(std::uint32_t slot, const ChannelRequest& request, const Open& open);
   void read_tokens(Open& open, std::uint32_t tokens, ChannelProgress& progress) const;
   void read_text(Open& open, std::uint32_t end, ChannelProgress& progress) const;
+  bool is_served_by(EngineLife engine) const;
   RequestMark& mark(std::uint32_t slot) const;
   const AnswerSlot& answer(std::uint32_t slot) const;
   void wake_engine() const;

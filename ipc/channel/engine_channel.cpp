@@ -21,14 +21,15 @@ void forget_takeovers(AnswerSlot& slot) {
   slot.tokens_at_takeover.store(0, std::memory_order_relaxed);
 }
 
-/// Counts that this engine takes the request over from a dead engine. The request may be the cause
-/// of that death, so the takeover is counted before the request is read. If tokens were generated
-/// since the last takeover, the counts start again.
-void count_takeover(AnswerSlot& slot) {
+/// Counts that this engine takes the request over from a dead engine, which had it in this phase.
+/// The request may be the cause of that death, so the takeover is counted before the request is
+/// read. If tokens were generated since the last takeover, the counts start again.
+void count_takeover(AnswerSlot& slot, Phase phase) {
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint32_t tokens = slot.tokens.load(relaxed);
   if (tokens > slot.tokens_at_takeover.load(relaxed)) forget_takeovers(slot);
-  auto& count = slot.is_running.load(relaxed) != 0 ? slot.takeovers : slot.takeovers_waiting;
+  const bool was_worked_on = phase == Phase::taking || phase == Phase::running;
+  auto& count = was_worked_on ? slot.takeovers : slot.takeovers_waiting;
   KV_KILL_POINT("takeover.to_be_counted");
   count.store(count.load(relaxed) + 1, relaxed);
   KV_KILL_POINT("takeover.counted");
@@ -64,6 +65,13 @@ bool contains(std::size_t begin, std::size_t end, const ChannelRange& range,
               std::size_t alignment) {
   return range.offset >= begin && range.offset <= end && range.bytes <= end - range.offset &&
          range.offset % alignment == 0;
+}
+
+/// As good as is known before the prompt is tokenised.
+std::size_t prompt_tokens(const RequestBody& body) {
+  constexpr std::size_t kBytesPerToken = 4;
+  return body.prompt.bytes /
+         (body.prompt_kind == PromptKind::text ? kBytesPerToken : sizeof(TokenId));
 }
 
 /// \param body  checked
@@ -109,14 +117,17 @@ void HeldMemory::settle(std::size_t prompt_tokens, std::size_t max_tokens) {
 
 void EngineChannel::release(std::size_t bytes) {
   held_ -= bytes;
-  if (!wants_room_.exchange(false)) return;
-  const std::lock_guard lock(on_room_mutex_);
-  if (on_room_) on_room_();
+  if (wants_room_.exchange(false)) tell_change();
 }
 
-void EngineChannel::on_room(std::function<void()> on_room) {
-  const std::lock_guard lock(on_room_mutex_);
-  on_room_ = std::move(on_room);
+void EngineChannel::tell_change() {
+  const std::lock_guard lock(on_change_mutex_);
+  if (on_change_) on_change_();
+}
+
+void EngineChannel::on_change(std::function<void()> on_change) {
+  const std::lock_guard lock(on_change_mutex_);
+  on_change_ = std::move(on_change);
 }
 
 bool EngineChannel::has_room_for(std::size_t bytes) const {
@@ -124,7 +135,8 @@ bool EngineChannel::has_room_for(std::size_t bytes) const {
   return held == 0 || bytes <= most - std::min(most, held);
 }
 
-/// Whether there is no memory for the request now. on_room_ is called then when memory is released.
+/// Whether there is no memory for the request now. on_change_ is called then when memory is
+/// released.
 bool EngineChannel::must_wait(const RequestBody& body, const PromptLimits& limits) {
   const std::size_t needed = memory_for(body, limits);
   if (has_room_for(needed)) return false;
@@ -136,7 +148,7 @@ bool EngineChannel::must_wait(const RequestBody& body, const PromptLimits& limit
 
 // -- the channel ----------------------------------------------------------------------------------
 
-Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, std::uint32_t engine,
+Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, const Member& self,
                                                              UniqueFd&& requests,
                                                              const UniqueFd& answers,
                                                              std::size_t bytes,
@@ -148,24 +160,24 @@ Expected<std::shared_ptr<EngineChannel>> EngineChannel::open(std::uint64_t id, s
   ChannelHeader header;
   std::memcpy(&header, map->data(), sizeof header);
   if (auto valid = check_channel_header(header, bytes); !valid) return forward_error(valid);
-  auto channel = in_memory(id, engine, RequestFile(std::move(requests), bytes),
+  auto channel = in_memory(id, self, RequestFile(std::move(requests), bytes),
                            {map->data(), map->size()}, std::move(client));
   channel->map_ = std::move(*map);
   return channel;
 }
 
-std::shared_ptr<EngineChannel> EngineChannel::in_memory(std::uint64_t id, std::uint32_t engine,
+std::shared_ptr<EngineChannel> EngineChannel::in_memory(std::uint64_t id, const Member& self,
                                                         RequestFile requests,
                                                         std::span<std::byte> answers,
                                                         std::unique_ptr<ClientRing> client) {
   return std::shared_ptr<EngineChannel>(
-      new EngineChannel(id, engine, std::move(requests), answers, std::move(client)));
+      new EngineChannel(id, self, std::move(requests), answers, std::move(client)));
 }
 
-EngineChannel::EngineChannel(std::uint64_t id, std::uint32_t engine, RequestFile requests,
+EngineChannel::EngineChannel(std::uint64_t id, const Member& self, RequestFile requests,
                              std::span<std::byte> answers, std::unique_ptr<ClientRing> client)
     : id_(id),
-      engine_(engine),
+      self_(self),
       requests_(std::move(requests)),
       answers_(answers),
       client_(std::move(client)) {}
@@ -181,82 +193,178 @@ AnswerSlot& EngineChannel::answer(std::uint32_t slot) const {
 bool EngineChannel::look_at_marks() {
   RequestMarks marks;
   if (!requests_.read(0, std::as_writable_bytes(std::span(marks)))) return false;
+  had_news_ = had_news_ || std::memcmp(&marks, &marks_, sizeof marks) != 0;
   marks_ = marks;
   std::atomic_thread_fence(std::memory_order_acquire);  // bodies are read after their marks
   return true;
 }
 
 std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limits,
-                                                        std::size_t most_bytes) {
+                                                        std::size_t most_bytes, std::size_t help) {
   std::vector<TakenRequest> taken;
   std::size_t cost = 0;
   std::uint32_t passed = 0;
   bool waits = false;
+  Help of_others{help};
+  const bool watched = std::exchange(watches_, false);
   refused_ = 0;
+  had_news_ = false;
   if (!look_at_marks()) passed = kChannelSlots;
   for (; passed < kChannelSlots && cost < most_bytes; ++passed) {
-    if (const auto found = find(next_slot_)) {
+    if (const auto found = find(next_slot_, of_others)) {
       const RequestBody body = copy_body(*found);
       const auto valid = check(*found, body, limits);
       waits = valid && must_wait(body, limits);
       if (waits) break;
-      accept(*found, body);
-      auto request = valid ? take(*found, body, limits) : forward_error(valid);
-      cost += kRequestCost;
-      if (request) {
-        cost += request->text.size() + request->tokens.size() * sizeof(TokenId) +
-                request->journal.size() * sizeof(LogRecord);
-        taken.push_back(std::move(*request));
-      } else {
-        ++refused_;
-        refuse(found->slot, request.error());
+      if (accept(*found, body)) {
+        auto request = valid ? take(*found, body, limits) : forward_error(valid);
+        cost += kRequestCost;
+        if (request) {
+          of_others.left -= std::min<std::size_t>(of_others.left, 1);
+          of_others.tokens += prompt_tokens(body);
+          cost += request->text.size() + request->tokens.size() * sizeof(TokenId) +
+                  request->journal.size() * sizeof(LogRecord);
+          taken.push_back(std::move(*request));
+        } else {
+          ++refused_;
+          finish(answer(found->slot), FinishReason::error, request.error(), 0);
+        }
       }
     }
     next_slot_ = (next_slot_ + 1) % kChannelSlots;
-    if (next_slot_ == 0 && takes_over_) end_takeover();
   }
   has_more_ = passed < kChannelSlots && !waits;
+  watches_ = watches_ || (passed < kChannelSlots && watched);  // not all slots were looked at
   ring();
   return taken;
 }
 
 /// What the slot holds for this engine to take; nothing for nearly all slots.
-std::optional<EngineChannel::Found> EngineChannel::find(std::uint32_t slot) const {
-  const SlotState state = answer(slot).state.load(std::memory_order_acquire);
-  if (state.phase == SlotState::Phase::accepted)
-    return takes_over_ ? std::optional(Found{slot, state.number, true}) : std::nullopt;
+std::optional<EngineChannel::Found> EngineChannel::find(std::uint32_t slot, const Help& help) {
+  const SlotState seen = answer(slot).state.load(std::memory_order_acquire);
   const std::uint32_t submitted = marks_[slot].submitted;
-  return submitted != state.number ? std::optional(Found{slot, submitted, false}) : std::nullopt;
+  const EngineLife owner = seen.owner();
+  const bool is_mine = owner == self_.life;
+  const bool is_dead = !is_mine && self_.board->is_dead(owner);
+  if (seen.phase() == Phase::finished) {
+    if (submitted == seen.number) {
+      if (is_dead && owner.life != 0) ring_for(slot, seen);
+      return std::nullopt;
+    }
+    if (help.left == 0 && !is_for_me(slot, submitted)) return leave_for_now();
+    return Found{slot, seen, submitted, false};
+  }
+  if (is_mine) return std::nullopt;
+  if (is_dead) {
+    if (help.left == 0 && !is_for_me(slot, seen.number)) return leave_for_now();
+    return Found{slot, seen, seen.number, true};
+  }
+  switch (seen.phase()) {
+    case Phase::waiting:
+      if (help.left == 0 || !may_take_from(owner, help)) return leave_for_now();
+      return Found{slot, seen, seen.number, false};
+    // The other engine may be stopped just now, and this one has seen the ring for the request.
+    case Phase::reading:
+    case Phase::taking: return leave_for_now();
+    default: return std::nullopt;
+  }
+}
+
+std::optional<EngineChannel::Found> EngineChannel::leave_for_now() {
+  watches_ = true;
+  return std::nullopt;
+}
+
+bool EngineChannel::is_for_me(std::uint32_t slot, std::uint32_t number) const {
+  return !is_shared_ || self_.board->is_for(self_, id_ + slot + number);
+}
+
+/// So much only that the other engine does not take it back: then requests would go to and fro.
+bool EngineChannel::may_take_from(EngineLife engine, const Help& help) const {
+  if (looks_[engine.slot] >= kLooks) return true;
+  const auto tokens = static_cast<std::uint32_t>(help.tokens);
+  EngineLoad theirs = self_.board->load_of(engine), mine = self_.board->load_of(self_.life);
+  theirs.queued -= std::min(theirs.queued, tokens);
+  mine.queued += tokens;
+  return is_much_busier(theirs, mine, self_.tokens_per_step);
+}
+
+void EngineChannel::look_at_others() {
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+    const std::uint64_t beats = self_.board->beats_of(slot);
+    const bool has_done_nothing = std::exchange(beats_[slot], beats) == beats;
+    looks_[slot] = has_done_nothing ? std::min<std::uint8_t>(looks_[slot] + 1, kLooks) : 0;
+  }
+}
+
+/// An engine that died has finished a request, and may not have rung.
+void EngineChannel::ring_for(std::uint32_t slot, SlotState ended_by_a_dead_engine) {
+  const SlotState seen = ended_by_a_dead_engine;
+  if (claim(slot, seen, SlotState::of(seen.number, Phase::finished, self_.life)))
+    has_news_.store(true, std::memory_order_relaxed);
+}
+
+/// Whether the slot is this engine's now. If not, its state has changed: it will be looked at
+/// again.
+bool EngineChannel::claim(std::uint32_t slot, SlotState seen, SlotState mine) {
+  KV_KILL_POINT("claim.begins");
+  const std::lock_guard lock(takes_mutex_);
+  const bool is_claimed = answer(slot).state.compare_exchange_strong(
+      seen, mine, std::memory_order_acq_rel, std::memory_order_relaxed);
+  KV_KILL_POINT("claim.done");
+  if (is_claimed)
+    ++takes_[slot];
+  else
+    watches_ = true;
+  return is_claimed;
+}
+
+/// Changes the phase of a request that waits here. False if it is another engine's, or was.
+bool EngineChannel::change(std::uint32_t slot, std::uint32_t take, SlotState& mine, Phase phase) {
+  KV_KILL_POINT("phase.to_be_claimed");
+  const std::lock_guard lock(takes_mutex_);
+  SlotState expected = mine;
+  if (takes_[slot] != take || !answer(slot).state.compare_exchange_strong(
+                                  expected, mine.in(phase), std::memory_order_acq_rel))
+    return false;
+  KV_KILL_POINT("phase.claimed");
+  mine = mine.in(phase);
+  return true;
 }
 
 /// The client may rewrite its own at any time, so the copy is what is checked. What cannot be read
-/// is zeros, which are no request.
+/// is zeros, which are no request. An engine's copy may be changing, too: then the request is
+/// another engine's, and this one cannot claim it.
 RequestBody EngineChannel::copy_body(const Found& found) const {
-  if (found.is_takeover) return answer(found.slot).body;
+  if (!found.is_new()) return answer(found.slot).body;
   RequestBody body{};
   if (!requests_.read(body_offset(found.slot), std::as_writable_bytes(std::span(&body, 1))))
     return {};
   return body;
 }
 
-/// The slot's answer belongs to the request from now on, and the request to this engine.
-void EngineChannel::accept(const Found& found, const RequestBody& body) {
+/// The request belongs to this engine from now on, and the slot's answer to the request. False if
+/// another engine was faster.
+bool EngineChannel::accept(const Found& found, const RequestBody& body) {
   AnswerSlot& a = answer(found.slot);
-  KV_KILL_POINT("accept.begins");
-  if (found.is_takeover) {
-    count_takeover(a);
-  } else {
+  const SlotState mine =
+      SlotState::of(found.number, found.is_new() ? Phase::reading : Phase::taking, self_.life);
+  if (!claim(found.slot, found.seen, mine)) return false;
+  if (found.is_new()) {
     clear(a);
     a.body = body;
     KV_KILL_POINT("accept.body_copied");
+  } else if (found.is_takeover) {
+    count_takeover(a, found.seen.phase());
   }
   abort_seen_[found.slot] = false;
-  a.is_running.store(1, std::memory_order_relaxed);  // until it has been read
-  KV_KILL_POINT("accept.running");
-  a.engine.store(engine_, std::memory_order_relaxed);
+  a.engine.store(self_.number, std::memory_order_relaxed);
   KV_KILL_POINT("accept.engine_named");
-  a.state.store({found.number, SlotState::Phase::accepted}, std::memory_order_release);
+  a.state.store(mine.in(Phase::taking), std::memory_order_release);
   KV_KILL_POINT("accept.stored");
+  // The engine that died may have written tokens and not rung.
+  if (found.is_takeover) has_news_.store(true, std::memory_order_relaxed);
+  return true;
 }
 
 /// Reads the prompt of a request that was checked and accepted. An error = it has to be refused.
@@ -270,6 +378,8 @@ Expected<TakenRequest> EngineChannel::take(const Found& found, const RequestBody
   TakenRequest request;
   request.held = std::make_shared<HeldMemory>(shared_from_this(), memory_for(body, limits));
   request.slot = found.slot;
+  request.number = found.number;
+  request.take = takes_[found.slot];  // only this thread changes it
   request.params = params_of(body);
   request.prompt_kind = body.prompt_kind;
   request.log = body.log;
@@ -278,7 +388,7 @@ Expected<TakenRequest> EngineChannel::take(const Found& found, const RequestBody
   read_journal(body, journaled, request);
   request.earlier_admission = earlier_admission(found.slot);
   KV_KILL_POINT("accept.read");
-  a.is_running.store(0, std::memory_order_relaxed);
+  a.state.store(SlotState::of(found.number, Phase::waiting, self_.life), std::memory_order_release);
   KV_KILL_POINT("accept.waiting");
   return request;
 }
@@ -303,15 +413,6 @@ void EngineChannel::read_journal(const RequestBody& body, std::uint32_t tokens,
   }
 }
 
-/// Called after the first pass over the slots, before take_submitted() rings. The engine that died
-/// may have written tokens or the end of a request without ringing; the client sleeps until
-/// somebody rings.
-void EngineChannel::end_takeover() {
-  KV_KILL_POINT("takeover.ends");
-  takes_over_ = false;
-  has_news_.store(true, std::memory_order_relaxed);
-}
-
 /// What the first admission wrote; nothing if the request was never admitted. (Before the first
 /// admission `prompt_tokens` is 0.)
 std::optional<RequestStats> EngineChannel::earlier_admission(std::uint32_t index) const {
@@ -327,8 +428,8 @@ std::vector<std::uint32_t> EngineChannel::take_aborts(std::size_t most) {
   std::uint32_t passed = look_at_marks() ? 0 : kChannelSlots;
   for (; passed < kChannelSlots && aborted.size() < most; ++passed) {
     const SlotState state = answer(passed).state.load(std::memory_order_relaxed);
-    const bool is_wanted =
-        state.phase == SlotState::Phase::accepted && marks_[passed].aborted == state.number;
+    const bool is_wanted = state.phase() != Phase::finished && state.owner() == self_.life &&
+                           marks_[passed].aborted == state.number;
     if (is_wanted && !std::exchange(abort_seen_[passed], true)) aborted.push_back(passed);
   }
   has_more_aborts_ = passed < kChannelSlots;
@@ -392,14 +493,6 @@ Expected<void> EngineChannel::check_body(const RequestBody& body) const {
   return {};
 }
 
-void EngineChannel::refuse(std::uint32_t index, const Error& error) {
-  finish(answer(index), FinishReason::error, error, 0);
-}
-
-void EngineChannel::end_aborted(std::uint32_t index) {
-  finish(answer(index), FinishReason::abort, {}, 0);
-}
-
 void EngineChannel::finish(AnswerSlot& slot, FinishReason reason, const Error& error,
                            std::size_t text_bytes) {
   KV_KILL_POINT("finish.begins");
@@ -411,8 +504,8 @@ void EngineChannel::finish(AnswerSlot& slot, FinishReason reason, const Error& e
   std::memcpy(slot.error_text.data(), error.text.data(), length);
   slot.error_text[length] = '\0';
   KV_KILL_POINT("finish.written");
-  const std::uint32_t number = slot.state.load(std::memory_order_relaxed).number;
-  slot.state.store({number, SlotState::Phase::finished}, std::memory_order_release);
+  const SlotState mine = slot.state.load(std::memory_order_relaxed);
+  slot.state.store(mine.in(Phase::finished), std::memory_order_release);
   KV_KILL_POINT("finish.stored");
   has_news_.store(true, std::memory_order_relaxed);
 }
@@ -430,17 +523,20 @@ class EngineChannel::Sink : public OutputSink {
   Sink(std::shared_ptr<EngineChannel> channel, const TakenRequest& request)
       : channel_(std::move(channel)),
         held_(request.held),
+        index_(request.slot),
+        take_(request.take),
         slot_(channel_->answer(request.slot)),
         log_(request.log),
         text_(request.text_room),
         logprobs_(request.params.logprobs),
         record_bytes_(record_bytes(logprobs_)),
-        journaled_(request.journal.size()) {}
+        journaled_(request.journal.size()),
+        state_(SlotState::of(request.number, Phase::waiting, channel_->self_.life)) {}
 
-  void set_running(bool is_running) override {
-    slot_.is_running.store(is_running ? 1 : 0, std::memory_order_relaxed);
-    KV_KILL_POINT("stats.running_set");
-  }
+  void wait() override { store(Phase::waiting); }
+  bool read() override { return claim(Phase::taking); }
+  bool start() override { return claim(Phase::running); }
+  void preempted() override { store(Phase::preempted); }
 
   void admitted(const RequestStats& stats) override {
     write_stats(stats);
@@ -465,6 +561,7 @@ class EngineChannel::Sink : public OutputSink {
 
   void finished(FinishReason reason, const Error& error, const RequestStats& stats,
                 std::size_t text_bytes) override {
+    if (state_.phase() == Phase::waiting && !claim(Phase::taking)) return;
     write_stats(stats);
     channel_->finish(slot_, reason, error, std::min<std::size_t>(text_bytes, text_end_));
   }
@@ -472,6 +569,21 @@ class EngineChannel::Sink : public OutputSink {
   void flush() override { channel_->ring(); }
 
  private:
+  void store(Phase phase) {
+    state_ = state_.in(phase);
+    KV_KILL_POINT("phase.begins");
+    slot_.state.store(state_, std::memory_order_release);
+    KV_KILL_POINT("phase.stored");
+  }
+
+  /// If another engine has the request, it may be stopped before it runs it: then this engine must
+  /// see it again.
+  bool claim(Phase phase) {
+    if (channel_->change(index_, take_, state_, phase)) return true;
+    channel_->tell_change();
+    return false;
+  }
+
   void write_record(const GeneratedToken& token) {
     std::byte* place = channel_->answers_.data() + log_.offset + (tokens_ - 1) * record_bytes_;
     const auto top_count =
@@ -495,11 +607,13 @@ class EngineChannel::Sink : public OutputSink {
 
   std::shared_ptr<EngineChannel> channel_;
   std::shared_ptr<const HeldMemory> held_;
+  const std::uint32_t index_, take_;
   AnswerSlot& slot_;
   const ChannelRange log_, text_;
   const std::uint32_t logprobs_;
   const std::size_t record_bytes_;
   const std::size_t journaled_;
+  SlotState state_;  ///< as this engine has stored it last
   std::uint32_t tokens_ = 0;
   std::uint32_t text_end_ = 0;
 };

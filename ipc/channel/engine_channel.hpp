@@ -1,6 +1,6 @@
 #pragma once
-// The engine's end of a channel: takes requests out of the client's file and writes their answers
-// into the engines' file.
+// An engine's end of a channel: takes requests out of the client's file and writes their answers
+// into the engines' file. Other engines have the same channel open.
 
 #include <array>
 #include <atomic>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/memory_object.hpp"
+#include "ipc/channel/board.hpp"
 #include "ipc/channel/channel_layout.hpp"
 #include "ipc/channel/doorbell.hpp"
 #include "ipc/channel/output_sink.hpp"
@@ -63,6 +64,8 @@ class HeldMemory {
 /// in its bounds.
 struct TakenRequest {
   std::uint32_t slot = 0;
+  std::uint32_t number = 0;  ///< of the client's requests in this slot
+  std::uint32_t take = 0;    ///< how often this engine has taken a request from this slot
   GenerationParams params;
   PromptKind prompt_kind = PromptKind::text;
   std::string text;              ///< the prompt, if its kind is text
@@ -80,12 +83,12 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   /// Takes a client's channel. `client` wakes the client. If this fails, `requests` is still the
   /// caller's: closing it last frees the client's memory, which can take long.
   [[nodiscard]] static Expected<std::shared_ptr<EngineChannel>> open(
-      std::uint64_t id, std::uint32_t engine, UniqueFd&& requests, const UniqueFd& answers,
+      std::uint64_t id, const Member& self, UniqueFd&& requests, const UniqueFd& answers,
       std::size_t bytes, std::unique_ptr<ClientRing> client);
 
   /// The same for answers that are mapped already. The caller keeps them mapped for as long as the
   /// channel is in use, and has checked their header.
-  static std::shared_ptr<EngineChannel> in_memory(std::uint64_t id, std::uint32_t engine,
+  static std::shared_ptr<EngineChannel> in_memory(std::uint64_t id, const Member& self,
                                                   RequestFile requests,
                                                   std::span<std::byte> answers,
                                                   std::unique_ptr<ClientRing> client);
@@ -95,17 +98,34 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
 
   std::uint64_t id() const { return id_; }
 
-  /// Accepts and returns submitted requests, until they have cost about `most_bytes`: the bytes of
-  /// their prompts and journals, and kRequestCost for each, also for those that are refused. The
-  /// first pass over the slots also takes over the requests that a dead engine had accepted, and
-  /// rings: that engine may have died before it rang. A malformed request, one that is too long, or
-  /// one that was taken over too often, is not returned: its slot is finished with an error. The
-  /// client is rung once for all of these.
+  /// No other engine has the channel: it is always this one's turn.
+  void do_not_share() { is_shared_ = false; }
+
+  /// Takes and returns submitted requests, until they have cost about `most_bytes`: the bytes of
+  /// their prompts and journals, and kRequestCost for each, also for those that are refused. A
+  /// malformed request, one that is too long, or one that was taken over too often, is not
+  /// returned: its slot is finished with an error. The client is rung once for all of these.
+  ///
+  /// Takes those whose turn this engine is, also from an engine that died. (That engine may have
+  /// died before it rang, so the client is rung.) Others may be for this engine later: then
+  /// watches() says so.
+  /// \param help  how many more to take that wait in their slots, or at engines that are much
+  /// busier
+  ///              or do nothing. Not 0 = others have had the time to take them
   std::vector<TakenRequest> take_submitted(const PromptLimits& limits = {},
-                                           std::size_t most_bytes = ~std::size_t{0});
+                                           std::size_t most_bytes = ~std::size_t{0},
+                                           std::size_t help = 0);
   static constexpr std::size_t kRequestCost = std::size_t{1} << 10;
+  /// Called once in a while. An engine that has done nothing for kLooks calls is stopped, or in a
+  /// very long step.
+  void look_at_others();
+  static constexpr std::uint8_t kLooks = 10;
   /// How many requests the last call has refused.
   std::size_t refused() const { return refused_; }
+  /// Whether the client had written marks since the call before the last.
+  bool had_news() const { return had_news_; }
+  /// Whether there is a request that was left to another engine, for now: look again in a while.
+  bool watches() const { return watches_; }
 
   /// Slots whose client has asked for an abort, at most `most`. Each abort is returned once.
   std::vector<std::uint32_t> take_aborts(std::size_t most = kChannelSlots);
@@ -114,16 +134,12 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   /// is left waits for memory.
   bool has_more() const { return has_more_ || has_more_aborts_; }
 
-  /// `on_room` is called in any thread when requests that waited for memory may have it: take them.
-  void on_room(std::function<void()> on_room);
+  /// `on_change` is called in any thread when take_submitted() may find something: requests that
+  /// waited for memory may have it, or another engine has taken a request of this one.
+  void on_change(std::function<void()> on_change);
 
   /// The object that writes the results of a taken request into its slot.
   std::unique_ptr<OutputSink> sink(const TakenRequest& request);
-
-  /// Ends a taken request before the scheduler has seen it: with an error, or because its client
-  /// wants it to end. The caller rings afterwards.
-  void refuse(std::uint32_t slot, const Error& error);
-  void end_aborted(std::uint32_t slot);
 
   /// Wakes the client if anything was written since the last call.
   void ring();
@@ -133,38 +149,53 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
  private:
   class Sink;
   friend class HeldMemory;
-  EngineChannel(std::uint64_t id, std::uint32_t engine, RequestFile requests,
+  EngineChannel(std::uint64_t id, const Member& self, RequestFile requests,
                 std::span<std::byte> answers, std::unique_ptr<ClientRing> client);
 
   /// A request that this engine may take.
   struct Found {
     std::uint32_t slot;
+    SlotState seen;        ///< taken only if the slot still says this
     std::uint32_t number;  ///< of the client's requests in this slot
     bool is_takeover;      ///< from an engine that died
+    bool is_new() const {
+      return seen.phase() == Phase::finished || seen.phase() == Phase::reading;
+    }
   };
   bool look_at_marks();
-  std::optional<Found> find(std::uint32_t slot) const;
+  /// What a call of take_submitted() may still take of others, and what it has taken so far.
+  struct Help {
+    std::size_t left = 0;
+    std::size_t tokens = 0;
+  };
+  std::optional<Found> find(std::uint32_t slot, const Help& help);
+  bool may_take_from(EngineLife engine, const Help& help) const;
+  std::optional<Found> leave_for_now();
+  bool is_for_me(std::uint32_t slot, std::uint32_t number) const;
+  void ring_for(std::uint32_t slot, SlotState ended_by_a_dead_engine);
+  bool claim(std::uint32_t slot, SlotState seen, SlotState mine);
+  bool change(std::uint32_t slot, std::uint32_t take, SlotState& mine, Phase phase);
   RequestBody copy_body(const Found& found) const;
   [[nodiscard]] Expected<void> check(const Found& found, const RequestBody& body,
                                      const PromptLimits& limits) const;
   [[nodiscard]] Expected<void> check_body(const RequestBody& body) const;
   [[nodiscard]] Expected<void> check_length(const RequestBody& body,
                                             const PromptLimits& limits) const;
-  void accept(const Found& found, const RequestBody& body);
+  bool accept(const Found& found, const RequestBody& body);
   [[nodiscard]] Expected<TakenRequest> take(const Found& found, const RequestBody& body,
                                             const PromptLimits& limits);
   [[nodiscard]] Expected<void> read_prompt(const RequestBody& body, TakenRequest& request) const;
   void read_journal(const RequestBody& body, std::uint32_t tokens, TakenRequest& request) const;
-  void end_takeover();
   std::optional<RequestStats> earlier_admission(std::uint32_t slot) const;
   bool must_wait(const RequestBody& body, const PromptLimits& limits);
   bool has_room_for(std::size_t bytes) const;
   void release(std::size_t bytes);
+  void tell_change();
   AnswerSlot& answer(std::uint32_t slot) const;
   void finish(AnswerSlot& slot, FinishReason reason, const Error& error, std::size_t text_bytes);
 
   std::uint64_t id_;
-  std::uint32_t engine_;
+  Member self_;
   RequestFile requests_;
   MappedMemory map_;  ///< owns the mapping behind answers_; empty if in_memory() made the channel
   std::span<std::byte> answers_;
@@ -172,14 +203,22 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::atomic<bool> has_news_{false};
   std::atomic<std::size_t> held_{0};     ///< for requests that have not ended
   std::atomic<bool> wants_room_{false};  ///< a request waits until there is memory for it
-  std::mutex on_room_mutex_;
-  std::function<void()> on_room_;  ///< guarded by on_room_mutex_
-  std::uint32_t next_slot_ = 0;    ///< where the next call of take_submitted() begins
+  std::mutex on_change_mutex_;
+  std::function<void()> on_change_;  ///< guarded by on_change_mutex_
+  std::uint32_t next_slot_ = 0;      ///< where the next call of take_submitted() begins
   std::size_t refused_ = 0;
   bool has_more_ = false;
   bool has_more_aborts_ = false;
-  bool takes_over_ = true;  ///< during the first pass over the slots
-  RequestMarks marks_{};    ///< as the client's file had them when it was last looked at
+  bool is_shared_ = true;
+  /// An engine may lose a request and take it again before it knows: then the slot's word is as it
+  /// was. So it counts what it takes, and nobody claims with a count that is not the newest.
+  std::mutex takes_mutex_;
+  std::array<std::uint32_t, kChannelSlots> takes_{};  ///< guarded by takes_mutex_, with the words
+  bool watches_ = false;
+  bool had_news_ = false;
+  std::array<std::uint64_t, kMaxProcesses> beats_{};  ///< of other engines, when last looked at
+  std::array<std::uint8_t, kMaxProcesses> looks_{};   ///< since it has done something
+  RequestMarks marks_{};  ///< as the client's file had them when it was last looked at
   std::array<bool, kChannelSlots> abort_seen_{};
 };
 

@@ -1,6 +1,10 @@
 #pragma once
 // The interface through which a request's tokens are written: to a channel's slot in an engine, to
 // a vector in a test.
+//
+// While the request waits, another engine may take it. So whoever begins to work on one that waits
+// asks first. If the answer is no, the request is another engine's: the caller forgets it without a
+// further call. An engine that dies is blamed for the requests that it was working on.
 
 #include <string_view>
 
@@ -12,14 +16,20 @@ class OutputSink {
  public:
   virtual ~OutputSink() = default;
 
-  /// True = the engine works on the request from now on (tokenises or runs it); false = the request
-  /// waits. An engine that dies is blamed on the requests that it was working on.
-  virtual void set_running(bool is_running) = 0;
+  /// The request, which waits, is tokenised or replayed from now on. False = another engine has it.
+  [[nodiscard]] virtual bool read() = 0;
+  /// That is done: the request waits again.
+  virtual void wait() = 0;
+  /// The request runs from now on. False = another engine has it.
+  [[nodiscard]] virtual bool start() = 0;
+  /// A request that ran waits, but stays with this engine: start() will return true.
+  virtual void preempted() = 0;
   /// The request was admitted for the first time.
   virtual void admitted(const RequestStats& stats) = 0;
   /// One more token, and the text that is complete with it, which may be empty.
   virtual void token(const GeneratedToken& token, std::string_view text) = 0;
-  /// The request has ended; this is the last call for it but flush(). `error` is set only if the
+  /// The request has ended; this is the last call for it but flush(). If it waited and another
+  /// engine has it, this does nothing. `error` is set only if the
   /// reason is FinishReason::error. `text_bytes` is the length of the whole text; if a stop string
   /// was cut off, it is less than token() was given.
   virtual void finished(FinishReason reason, const Error& error, const RequestStats& stats,

@@ -8,6 +8,7 @@
 
 #include "actors/swapper_state.hpp"
 #include "pool/care/fsck.hpp"
+#include "recording_sink.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 
@@ -52,6 +53,12 @@ class BlockManagerStateTest : public ::testing::Test {
   void add(std::uint64_t seq, std::vector<TokenId> tokens, DomainId domain = DomainId{0}) {
     request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0, domain});
     known_.insert(seq);
+  }
+  /// Another engine has taken the sequence added last.
+  void say_it_was_lost() {
+    const auto recording = std::make_shared<Recording>();
+    recording->is_lost = true;
+    request_.added.back().sink = std::make_shared<RecordingSink>(recording);
   }
   /// Marks the sequence added last as one that an engine admitted before it died.
   void say_it_was_admitted_before() { request_.added.back().is_counted = true; }
@@ -147,6 +154,21 @@ class BlockManagerStateTest : public ::testing::Test {
 };
 
 // -- serving
+
+/// It is asked last, when it has its blocks: they go back, also those that it found.
+TEST_F(BlockManagerStateTest, ASequenceThatIsLostWhenItIsAdmittedTakesNothing) {
+  add(1, counting(0, 9));
+  plan({.waiting = {1}});
+  finish_sampling(1);
+  const std::size_t before = available();
+  add(2, counting(0, 12));
+  say_it_was_lost();
+  add(3, counting(50, 4));
+  const StepPlan step = plan({.running = {1}, .waiting = {2, 3}});
+  EXPECT_THAT(seqs(step.outcome.lost), ElementsAre(2));
+  EXPECT_THAT(seqs(step.outcome.admitted), ElementsAre(3)) << "the next has its turn";
+  EXPECT_EQ(available(), before - 1);
+}
 
 TEST_F(BlockManagerStateTest, AnAdmittedPromptIsComputedWholeAndSamples) {
   add(1, counting(10, 6));

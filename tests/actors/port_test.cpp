@@ -13,6 +13,7 @@
 #include "ipc/channel/client_channel.hpp"
 #include "ipc/channel/doorbell.hpp"
 #include "models/text/tokenizer_parser.hpp"
+#include "tests/support/board.hpp"
 #include "tests/support/channel_memory.hpp"
 
 namespace kvhive::testing {
@@ -47,11 +48,11 @@ SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sen
 
 /// One client's channel with both ends.
 struct Line {
-  Line(Port& port, std::uint64_t id, DomainId domain)
+  Line(Port& port, const Member& engine, std::uint64_t id, DomainId domain)
       : client(ClientChannel::open(copy_of(memory.requests), memory.answers, kBytes,
                                    copy_of(engine_bell))
                    .value()) {
-    auto channel = EngineChannel::open(id, 0, copy_of(memory.requests), memory.answers, kBytes,
+    auto channel = EngineChannel::open(id, engine, copy_of(memory.requests), memory.answers, kBytes,
                                        direct_ring(std::move(bell.engine_end)));
     port.open(std::move(*channel), copy_of(engine_bell), domain);
   }
@@ -82,10 +83,10 @@ class PortTest : public ::testing::Test {
   }
 
   void make_port(const PromptLimits& limits = {}) {
-    port_.emplace(loop_, scheduler_, tokenizer_, PortLimits{0, limits});
+    port_.emplace(loop_, scheduler_, tokenizer_, PortLimits{0, limits, self_});
   }
   Line& line(std::uint64_t id, DomainId domain = DomainId{0}) {
-    return lines_.try_emplace(id, *port_, id, domain).first->second;
+    return lines_.try_emplace(id, *port_, self_, id, domain).first->second;
   }
   /// How many submissions of other channels arrived before the channel's first one.
   std::size_t place_of(std::uint64_t channel) {
@@ -123,6 +124,8 @@ class PortTest : public ::testing::Test {
   ActorConfig config_;
   caf::actor_system system_{config_};
   SchedulerHandle scheduler_ = system_.spawn(recording_scheduler, &sent_);
+  TestBoard board_;
+  Member self_ = board_.join();
   EventLoop loop_ = EventLoop::create().value();
   std::optional<Port> port_;
   std::map<std::uint64_t, Line> lines_;
@@ -227,8 +230,8 @@ TEST_F(PortTest, WhatAClosedChannelsClientHasTooIsClosedWhereTheClientIsRung) {
   UniqueFd bell = copy_of(other.engine_bell), requests = copy_of(other.memory.requests);
   std::vector<int> closed;
   const std::vector<int> shared{bell.get(), requests.get()};
-  auto channel = EngineChannel::open(1, 0, std::move(requests), other.memory.answers, Line::kBytes,
-                                     std::make_unique<Keeping>(closed));
+  auto channel = EngineChannel::open(1, self_, std::move(requests), other.memory.answers,
+                                     Line::kBytes, std::make_unique<Keeping>(closed));
   port_->open(std::move(*channel), std::move(bell), DomainId{0});
   EXPECT_THAT(closed, IsEmpty());
   port_->close(1);
@@ -247,8 +250,9 @@ TEST_F(PortTest, ADomainThatWastesItsTurnsHasNoneForAWhile) {
     ring_engine(hostile.engine_bell.get());
   }
   const auto refused = [&](std::uint64_t id) {
-    return answer_in(line(id).client.raw_answers().data(), kChannelSlots - 1).state.load().phase ==
-           SlotState::Phase::finished;
+    const SlotState last =
+        answer_in(line(id).client.raw_answers().data(), kChannelSlots - 1).state.load();
+    return last.number != 0 && last.phase() == Phase::finished;
   };
   run_until([&] {
     for (std::uint64_t id = 1; id <= kChannels; ++id)
@@ -301,7 +305,65 @@ TEST_F(PortTest, WhatNeedsTooMuchMemoryIsTakenWhenOtherRequestsHaveEnded) {
   }
   ended.clear();
   run_until([&] { return arrived().size() == 1; });
-  EXPECT_EQ(state().phase, SlotState::Phase::accepted);
+  EXPECT_EQ(state().phase(), Phase::waiting);
+}
+
+// -- other engines have the channels, too
+
+TEST_F(PortTest, WhatAStoppedEngineDoesNotTakeIsTakenAfterAWhile) {
+  make_port();
+  board_.join(1, 1);  // it has room, and never looks
+  for (int i = 0; i < 8; ++i) line(1).submit_tokens(10);
+  run_until([&] { return arrived().size() == 4; });
+  run_until([&] { return arrived().size() == 8; });
+}
+
+TEST_F(PortTest, AnEngineWithoutRoomLeavesRequestsToOneThatHasSome) {
+  make_port();
+  board_.join(1, 1);
+  board_->tell_load(self_.life, {0, 0});
+  for (int i = 0; i < 8; ++i) line(1).submit_tokens(10);
+  // A time that does not show a mistake on a busy machine, and never shows one that is none.
+  loop_.after(std::chrono::milliseconds(100), [this] { loop_.stop(); });
+  loop_.run();
+  EXPECT_THAT(arrived(), IsEmpty());
+  board_->tell_load(self_.life, {64, 0});
+  run_until([&] { return arrived().size() == 8; });
+}
+
+TEST_F(PortTest, ADeadEnginesRequestsAreTakenInAllChannels) {
+  make_port();
+  const Member other = board_.join(1, 1);
+  std::vector<std::shared_ptr<EngineChannel>> others;
+  for (const std::uint64_t id : {1, 2}) {
+    Line& both = line(id);
+    others.push_back(EngineChannel::open(id, other, copy_of(both.memory.requests),
+                                         both.memory.answers, Line::kBytes, direct_ring(UniqueFd()))
+                         .value());
+    both.submit_tokens(10);
+    for (const TakenRequest& request : others.back()->take_submitted({}, 1 << 20, 64))
+      ASSERT_TRUE(others.back()->sink(request)->start());
+  }
+  loop_.after(std::chrono::milliseconds(50), [this] { loop_.stop(); });
+  loop_.run();
+  EXPECT_THAT(arrived(), IsEmpty()) << "they run";
+  board_.end(1);
+  port_->look_at_all();
+  run_until([&] { return arrived().size() == 2; });
+}
+
+TEST_F(PortTest, ALongTextThatAnotherEngineTookMeanwhileIsForgotten) {
+  make_port();
+  Line& both = line(1);
+  const auto other = EngineChannel::open(1, board_.join(1, 1), copy_of(both.memory.requests),
+                                         both.memory.answers, Line::kBytes, direct_ring(UniqueFd()))
+                         .value();
+  for (int i = 0; i < 10; ++i) both.submit_text(200'000);
+  run_until([&] { return !arrived().empty(); });
+  const std::size_t stolen = other->take_submitted({}, 64 << 20, 64).size();
+  both.submit_tokens(10);
+  run_until([&] { return arrived().size() + stolen >= 10; });
+  EXPECT_GT(stolen, 0u);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ struct Recording {
   Error error;
   RequestStats stats;
   std::size_t text_bytes = 0;
-  bool is_running = false;
+  bool is_lost = false;  ///< as if another engine had taken the request while it waited
 
   bool is_finished() const { return reason != FinishReason::none; }
 };
@@ -31,7 +31,10 @@ class RecordingSink : public OutputSink {
   explicit RecordingSink(std::shared_ptr<Recording> recording, std::size_t journaled = 0)
       : recording_(std::move(recording)), journaled_(journaled) {}
 
-  void set_running(bool is_running) override { recording_->is_running = is_running; }
+  bool read() override { return work(); }
+  void wait() override { set_waiting(); }
+  bool start() override { return work(); }
+  void preempted() override { is_kept_ = true; }
   void admitted(const RequestStats& stats) override {
     KV_CHECK(!recording_->is_finished());
     ++recording_->admissions;
@@ -46,6 +49,7 @@ class RecordingSink : public OutputSink {
   void finished(FinishReason reason, const Error& error, const RequestStats& stats,
                 std::size_t text_bytes) override {
     KV_CHECK(!recording_->is_finished() && reason != FinishReason::none);
+    if (!is_worked_on_ && recording_->is_lost) return;
     recording_->reason = reason;
     recording_->error = error;
     recording_->stats = stats;
@@ -54,6 +58,17 @@ class RecordingSink : public OutputSink {
   void flush() override { ++recording_->flushes; }
 
  private:
+  bool work() {
+    is_worked_on_ = is_kept_ || !recording_->is_lost;
+    return is_worked_on_;
+  }
+  void set_waiting() {
+    KV_CHECK(is_worked_on_);
+    is_worked_on_ = false;
+  }
+
+  bool is_worked_on_ = false;
+  bool is_kept_ = false;  ///< preempted: no other engine can take it
   std::shared_ptr<Recording> recording_;
   std::size_t journaled_;
   std::size_t seen_ = 0;

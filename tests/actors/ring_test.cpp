@@ -143,7 +143,10 @@ class Seeker : public OutputSink {
          std::vector<std::size_t>& hits)
       : pool_(memory, ProcessSlot{1}), prompt_(prompt), hits_(hits) {}
 
-  void set_running(bool) override {}
+  bool read() override { return true; }
+  void wait() override {}
+  bool start() override { return true; }
+  void preempted() override {}
   void admitted(const RequestStats&) override {}
   void token(const GeneratedToken&, std::string_view) override { look(); }
   void finished(FinishReason, const Error&, const RequestStats&, std::size_t) override { look(); }

@@ -29,6 +29,7 @@ class SchedulerStateTest : public ::testing::Test {
     std::vector<Sample> sampled;
     std::vector<std::uint64_t> preempted;
     std::uint32_t cached = 0;  ///< cached tokens of every admitted sequence
+    std::vector<std::uint64_t> lost{};
   };
 
   SchedulerState& scheduler() {
@@ -63,6 +64,7 @@ class SchedulerStateTest : public ::testing::Test {
     for (const auto seq : outcome.admitted)
       done.outcome.admitted.push_back({SeqId{seq}, outcome.cached});
     for (const auto seq : outcome.preempted) done.outcome.preempted.push_back(SeqId{seq});
+    for (const auto seq : outcome.lost) done.outcome.lost.push_back(SeqId{seq});
     for (const auto& [seq, token] : outcome.sampled)
       done.sampled.push_back({SeqId{seq}, {token, 0, {}}});
     done.outcome.scheduled_tokens = static_cast<std::uint32_t>(outcome.sampled.size());
@@ -317,18 +319,6 @@ TEST_F(SchedulerStateTest, RefusesTokensOutsideTheVocabularyInPromptAndJournal) 
   EXPECT_FALSE(submit({0, 99})->is_finished());
 }
 
-TEST_F(SchedulerStateTest, RefusesASecondRequestInASlotThatIsInUse) {
-  const auto first = submit({1, 2});
-  auto second = std::make_shared<Recording>();
-  scheduler().submit({{1, 1}, {3}, {}, {}, std::make_shared<RecordingSink>(second)});
-  EXPECT_EQ(second->reason, FinishReason::error);
-  EXPECT_THAT(second->error.text, HasSubstr("slot 1"));
-  EXPECT_FALSE(first->is_finished());
-  abort(1);
-  EXPECT_EQ(first->reason, FinishReason::abort);
-  EXPECT_EQ(scheduler().unfinished(), 0u);
-}
-
 TEST_F(SchedulerStateTest, ARequestTheBlockManagerRejectsEndsWithItsError) {
   const auto request = submit({1, 2});
   next_step();
@@ -461,7 +451,10 @@ TEST_F(SchedulerStateTest, AHundredThousandRequestsOfAClientThatIsGoneEndAtOnce)
       state.submit({key, {1}, {}, {.priority = priority}, std::move(sink)});
     };
     struct Nothing : OutputSink {
-      void set_running(bool) override {}
+      bool read() override { return true; }
+      void wait() override {}
+      bool start() override { return true; }
+      void preempted() override {}
       void admitted(const RequestStats&) override {}
       void token(const GeneratedToken&, std::string_view) override {}
       void finished(FinishReason, const Error&, const RequestStats&, std::size_t) override {}
@@ -475,6 +468,69 @@ TEST_F(SchedulerStateTest, AHundredThousandRequestsOfAClientThatIsGoneEndAtOnce)
     EXPECT_THAT(numbers(state.next_step()->waiting), ElementsAre(100'001));
     EXPECT_FALSE(recording->is_finished());
   }
+}
+
+// -- requests that other engines take
+
+TEST_F(SchedulerStateTest, ALostRequestIsForgottenWithoutAWord) {
+  const auto lost = submit({1, 2, 3}), kept = submit({1, 2, 3});
+  lost->is_lost = true;
+  step({.admitted = {2}, .sampled = {{2, 5}}, .lost = {1}});
+  EXPECT_FALSE(lost->is_finished());
+  EXPECT_EQ(scheduler().unfinished(), 1u);
+  const StepRequest after = next_step();
+  EXPECT_THAT(numbers(after.ended), ElementsAre(1)) << "the block manager forgets it, too";
+  EXPECT_THAT(numbers(after.running), ElementsAre(2));
+  EXPECT_THAT(after.waiting, IsEmpty());
+}
+
+TEST_F(SchedulerStateTest, TheEndOfALostRequestIsNotToldToItsClient) {
+  const auto lost = submit({1, 2, 3});
+  lost->is_lost = true;
+  abort(1);
+  EXPECT_FALSE(lost->is_finished());
+  EXPECT_EQ(scheduler().unfinished(), 0u);
+}
+
+/// The engine that took the first has ended it, and the client has submitted again in its slot.
+TEST_F(SchedulerStateTest, ASlotsNextRequestTakesThePlaceOfALostOne) {
+  for (const bool is_out : {false, true}) {
+    SchedulerState state(config_);
+    const auto put = [&](TokenId token, bool is_lost) {
+      const auto recording = std::make_shared<Recording>();
+      recording->is_lost = is_lost;
+      state.submit({{1, 1}, {token}, {}, {}, std::make_shared<RecordingSink>(recording)});
+      return recording;
+    };
+    const auto first = put(7, true);
+    if (is_out) ASSERT_THAT(numbers(state.next_step()->waiting), ElementsAre(1));
+    const auto second = put(8, false);
+    if (is_out) state.complete({1, {.lost = {SeqId{1}}}, {}, {}});
+    state.abort({{{1, 1}}, {}});
+    EXPECT_FALSE(first->is_finished());
+    EXPECT_EQ(second->reason, FinishReason::abort);
+    EXPECT_EQ(state.unfinished(), 0u);
+  }
+}
+
+TEST_F(SchedulerStateTest, AJournalOfALostRequestIsNotReplayed) {
+  const auto lost = std::make_shared<Recording>();
+  lost->is_lost = true;
+  scheduler().submit({{1, 1}, {1, 2}, {7, 8}, {}, std::make_shared<RecordingSink>(lost)});
+  EXPECT_THAT(lost->tokens, IsEmpty());
+  EXPECT_EQ(scheduler().unfinished(), 0u);
+}
+
+TEST_F(SchedulerStateTest, TheLoadIsToldWithEachSubmissionAndStep) {
+  std::vector<EngineLoad> told;
+  config_.tell_load = [&](EngineLoad load) { told.push_back(load); };
+  for (int i = 0; i < 3; ++i) submit(std::vector<TokenId>(15, 1));
+  EXPECT_THAT(told, ElementsAre(EngineLoad{3, 15}, EngineLoad{2, 30}, EngineLoad{1, 45}));
+  told.clear();
+  step({.admitted = {1, 2}, .sampled = {{1, 5}, {2, 5}}});  // both end: they are full
+  EXPECT_THAT(told, ElementsAre(EngineLoad{3, 15}));
+  abort(3);
+  EXPECT_THAT(told.back(), (EngineLoad{4, 0}));
 }
 
 // -- journals

@@ -10,6 +10,7 @@
 #include "base/check.hpp"
 #include "ipc/channel/engine_channel.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
+#include "tests/support/board.hpp"
 #include "tests/support/channel_memory.hpp"
 
 namespace kvhive::testing {
@@ -53,7 +54,8 @@ class HostileClient {
   }
   /// Another engine takes over.
   std::shared_ptr<EngineChannel> reopen() {
-    return EngineChannel::in_memory(1, 0, RequestFile(copy_of(file_), kLeastChannelBytes),
+    return EngineChannel::in_memory(1, board_.join(),
+                                    RequestFile(copy_of(file_), kLeastChannelBytes),
                                     {answers_.get(), kLeastChannelBytes}, direct_ring(UniqueFd()));
   }
 
@@ -67,6 +69,7 @@ class HostileClient {
     return static_cast<std::byte*>(std::memset(memory, 0, kLeastChannelBytes));
   }
 
+  TestBoard board_;
   UniqueFd file_ = create_empty_memory(kRequestsName, kLeastChannelBytes).value();
   MappedMemory requests_ =
       MappedMemory::map(file_.get(), kLeastChannelBytes, Access::read_write, kRequestsName).value();
@@ -79,6 +82,7 @@ void answer(EngineChannel& channel, const TakenRequest& request, HostileClient& 
   KV_CHECK(request.params.logprobs <= kMostLogprobs);
   const auto sink = channel.sink(request);
   if (input.take<std::uint8_t>() & 1) client.write_slots(input);
+  KV_CHECK(sink->start());
   sink->admitted({});
   GeneratedToken token;
   for (std::uint32_t i = 0; i < request.params.logprobs; ++i) token.top.push_back({});

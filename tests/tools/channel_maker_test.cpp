@@ -12,6 +12,7 @@
 #include "base/check.hpp"
 #include "ipc/channel/client_channel.hpp"
 #include "ipc/channel/engine_channel.hpp"
+#include "tests/support/board.hpp"
 #include "tests/support/channel_memory.hpp"
 #include "tests/support/merge_pages.hpp"
 
@@ -62,8 +63,8 @@ TEST_F(ChannelMakerTest, MakesWhatAnEngineAndAClientCanOpen) {
   EXPECT_EQ(pins.size(), 1u);
   EXPECT_GE(bytes_in(answers.get()), bytes);
   EXPECT_EQ(bytes_in(requests.get()), 0u) << "the client brings its own memory";
-  EXPECT_TRUE(
-      EngineChannel::open(1, 0, copy_of(requests), answers, bytes, direct_ring(UniqueFd())));
+  EXPECT_TRUE(EngineChannel::open(1, TestBoard().join(), copy_of(requests), answers, bytes,
+                                  direct_ring(UniqueFd())));
   EXPECT_TRUE(ClientChannel::open(copy_of(requests), answers, bytes, UniqueFd()));
 }
 

@@ -51,6 +51,11 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
     said_.push_back({engine, MessageType::channel_close, message.channel});
     return {};
   }
+  Expected<void> tell_of_death(EngineKey engine) override {
+    if (deaf_.count(engine) != 0) return failure(Errc::os_error, "queue full");
+    said_.push_back({engine, MessageType::engine_died, 0});
+    return {};
+  }
   std::uint64_t create(std::uint32_t wanted = kAnyEngine) {
     const std::uint64_t id = channels_.reserve(kBytes, wanted, kOwner, kRoom).value();
     created_ = complete(id);
@@ -73,6 +78,7 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
   static Told closed(int engine, std::uint64_t channel) {
     return {engine, MessageType::channel_close, channel};
   }
+  static Told told_of_death(int engine) { return {engine, MessageType::engine_died, 0}; }
   /// The messages to engines since the last call.
   std::vector<Told> said() { return std::exchange(said_, {}); }
 
@@ -86,14 +92,14 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
 
 TEST_F(ChannelsTest, AChannelWaitsForTheFirstEngine) {
   const std::uint64_t id = create();
-  EXPECT_TRUE(channels_.place_waiting(*this)) << "without engines, no engine's queue is full";
-  EXPECT_EQ(channels_.find(id)->engine, std::nullopt);
+  EXPECT_TRUE(channels_.tell_engines(*this)) << "without engines, no engine's queue is full";
+  EXPECT_THAT(channels_.find(id)->engines, IsEmpty());
   EXPECT_THAT(said(), IsEmpty());
-  channels_.add_engine(10, 0);
-  EXPECT_TRUE(channels_.place_waiting(*this));
-  EXPECT_EQ(channels_.find(id)->engine, 10);
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  EXPECT_TRUE(channels_.tell_engines(*this));
+  EXPECT_THAT(channels_.find(id)->engines, ElementsAre(10));
   EXPECT_THAT(said(), ElementsAre(opened(10, id)));
-  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_TRUE(channels_.tell_engines(*this));
   EXPECT_THAT(said(), IsEmpty()) << "the engine was told twice";
 }
 
@@ -102,8 +108,8 @@ TEST_F(ChannelsTest, AnEngineGetsMemoryAndDoorbellOfTheSizeTheClientWasTold) {
   ASSERT_TRUE(id.has_value());
   const auto created = complete(*id);
   EXPECT_EQ(created.bytes, kBytes + 4096) << "whole pages";
-  channels_.add_engine(10, 0);
-  (void)channels_.place_waiting(*this);
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  (void)channels_.tell_engines(*this);
   ASSERT_EQ(fds_.size(), 1u);
   ASSERT_EQ(fds_[0].size(), 4u);
   EXPECT_EQ(fds_[0][2], created.engine_bell);
@@ -124,131 +130,144 @@ TEST_F(ChannelsTest, AnEngineGetsMemoryAndDoorbellOfTheSizeTheClientWasTold) {
   EXPECT_FALSE(may_write(answers)) << "the client only reads them";
 }
 
-TEST_F(ChannelsTest, AClientIsToldWhichEngineServesItOrThatNoneDoes) {
-  channels_.add_engine(10, 3);
+TEST_F(ChannelsTest, AClientIsToldWhichEnginesServeItOrThatNoneDoes) {
+  channels_.add_engine(10, 3, ProcessSlot{0});
+  channels_.add_engine(15, 4, ProcessSlot{5});
   create();
-  (void)channels_.place_waiting(*this);
+  (void)channels_.tell_engines(*this);
   const MappedMemory answers =
       MappedMemory::map(created_->answers.get(), created_->bytes, Access::read_only, kAnswersName)
           .value();
   const auto serving = [&] {
     ChannelHeader header;
     std::memcpy(&header, answers.data(), sizeof header);
-    return header.engine;
+    return std::pair(header.engine, header.engine_slots);
   };
-  EXPECT_EQ(serving(), 3u);
+  EXPECT_EQ(serving(), std::pair(3u, 0b100001u));
   channels_.remove_engine(10);
-  EXPECT_EQ(serving(), kNoEngine);
+  EXPECT_EQ(serving(), std::pair(4u, 0b100000u));
+  channels_.remove_engine(15);
+  EXPECT_EQ(serving(), std::pair(kNoEngine, 0u));
 }
 
-TEST_F(ChannelsTest, ChannelsGoToTheEngineThatServesTheFewest) {
-  channels_.add_engine(10, 0);
-  channels_.add_engine(11, 1);
-  for (int i = 0; i < 4; ++i) {
-    create();
-    (void)channels_.place_waiting(*this);
-  }
+TEST_F(ChannelsTest, EveryEngineGetsEveryChannelOnce) {
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  channels_.add_engine(11, 1, ProcessSlot{1});
+  const std::uint64_t first = create();
+  EXPECT_TRUE(channels_.tell_engines(*this));
+  EXPECT_THAT(said(), ElementsAre(opened(10, first), opened(11, first)));
+  channels_.add_engine(12, 2, ProcessSlot{2});
+  const std::uint64_t second = create();
+  EXPECT_TRUE(channels_.tell_engines(*this));
+  EXPECT_THAT(said(), ElementsAre(opened(10, second), opened(11, second), opened(12, first),
+                                  opened(12, second)));
   EXPECT_EQ(channels_.load_of(10), 2u);
-  EXPECT_EQ(channels_.load_of(11), 2u);
+  EXPECT_EQ(channels_.load_of(12), 2u);
 }
 
-TEST_F(ChannelsTest, AnEngineThatDoesNotAnswerGetsNoMoreWhileOthersDo) {
-  channels_.add_engine(10, 0);
-  channels_.add_engine(11, 1);
-  create();
-  (void)channels_.place_waiting(*this);
-  ASSERT_EQ(channels_.find(1)->engine, 10);
-  channels_.close(1);  // it has no more channels than the other one
+TEST_F(ChannelsTest, AnEngineThatDoesNotAnswerKeepsNoChannelFromOthers) {
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  channels_.add_engine(11, 1, ProcessSlot{1});
   for (int i = 0; i < 3; ++i) {
     create();
-    (void)channels_.place_waiting(*this);
+    EXPECT_TRUE(channels_.tell_engines(*this));
     EXPECT_FALSE(channels_.answered(11)) << "it could have had more";
   }
-  EXPECT_EQ(channels_.load_of(10), 0u);
   EXPECT_EQ(channels_.load_of(11), 3u);
   EXPECT_TRUE(channels_.has_unanswered());
-  EXPECT_FALSE(channels_.answered(10));
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(channels_.answered(10));
   EXPECT_FALSE(channels_.has_unanswered());
 }
 
 TEST_F(ChannelsTest, FewChannelsAreGivenToAnEngineBeforeItAnswers) {
   Channels many({.of_all = 64 * kBytes, .of_domain = 64 * kBytes, .of_user = 64 * kBytes});
-  many.add_engine(10, 0);
+  many.add_engine(10, 0, ProcessSlot{0});
   const MachineMemory room{64 * kBytes, 64 * kBytes, "the machine"};
   for (std::size_t i = 0; i <= Channels::kMostUnanswered; ++i) {
     const auto id = many.reserve(kBytes, kAnyEngine, kOwner, room);
     serve(many, *id, many.complete(*id, make_channel_memory(kBytes)).value());
   }
-  EXPECT_FALSE(many.place_waiting(*this));
+  EXPECT_TRUE(many.tell_engines(*this)) << "its answer will have it told more";
   EXPECT_EQ(many.load_of(10), Channels::kMostUnanswered);
   EXPECT_TRUE(many.answered(10)) << "one waits for it";
-  EXPECT_TRUE(many.place_waiting(*this));
+  EXPECT_TRUE(many.tell_engines(*this));
 }
 
 TEST_F(ChannelsTest, AChannelThatWantsAnEngineWaitsForItEvenIfItIsBusyOrAbsent) {
-  channels_.add_engine(11, 1);
+  channels_.add_engine(11, 1, ProcessSlot{1});
   const std::uint64_t first = create(1), second = create(1), absent = create(0);
-  channels_.add_engine(12, 2);
-  (void)channels_.place_waiting(*this);
+  channels_.add_engine(12, 2, ProcessSlot{2});
+  (void)channels_.tell_engines(*this);
   EXPECT_THAT(said(), ElementsAre(opened(11, first), opened(11, second)));
-  channels_.add_engine(10, 0);
-  (void)channels_.place_waiting(*this);
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  (void)channels_.tell_engines(*this);
   EXPECT_THAT(said(), ElementsAre(opened(10, absent)));
 }
 
-TEST_F(ChannelsTest, ADeadEnginesChannelsGoToAnother) {
-  channels_.add_engine(10, 0);
-  const std::uint64_t pinned = create(0), free = create();
-  (void)channels_.place_waiting(*this);
-  channels_.add_engine(11, 1);
-  said();
-  channels_.remove_engine(10);
-  EXPECT_EQ(channels_.load_of(10), 0u);
-  (void)channels_.place_waiting(*this);
-  EXPECT_THAT(said(), ElementsAre(opened(11, free)));
-  EXPECT_EQ(channels_.find(pinned)->engine, std::nullopt);
-  channels_.add_engine(12, 0);  // the replacement has the same number but another key
-  (void)channels_.place_waiting(*this);
-  EXPECT_THAT(said(), ElementsAre(opened(12, pinned)));
+TEST_F(ChannelsTest, OthersAreToldOfADeathAndHaveItsChannelsAlready) {
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  channels_.add_engine(11, 1, ProcessSlot{1});
+  const std::uint64_t pinned = create(0), shared = create();
+  (void)channels_.tell_engines(*this);
+  EXPECT_THAT(said(), ElementsAre(opened(10, pinned), opened(10, shared), opened(11, shared)));
+  const Channels::Left left = channels_.remove_engine(10);
+  EXPECT_EQ(left.had, 2u);
+  EXPECT_EQ(left.waiting, 1u);
+  deaf_ = {11};
+  EXPECT_FALSE(channels_.tell_engines(*this));
+  deaf_ = {};
+  EXPECT_TRUE(channels_.tell_engines(*this));
+  EXPECT_THAT(said(), ElementsAre(told_of_death(11)));
+  EXPECT_THAT(channels_.find(pinned)->engines, IsEmpty());
+  channels_.add_engine(12, 0, ProcessSlot{0});  // the replacement has the same number, another key
+  (void)channels_.tell_engines(*this);
+  EXPECT_THAT(said(), ElementsAre(opened(12, pinned), opened(12, shared)));
 }
 
 TEST_F(ChannelsTest, EveryEngineThatGetsAChannelIsToldItsDomain) {
-  const std::uint64_t id = create();
-  channels_.add_engine(10, 0);
-  (void)channels_.place_waiting(*this);
-  channels_.add_engine(11, 1);
-  channels_.remove_engine(10);
-  (void)channels_.place_waiting(*this);
-  EXPECT_THAT(said(), ElementsAre(opened(10, id), opened(11, id)));
+  create();
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  channels_.add_engine(11, 1, ProcessSlot{1});
+  (void)channels_.tell_engines(*this);
   EXPECT_THAT(domains_, ElementsAre(kDomain, kDomain));
 }
 
-TEST_F(ChannelsTest, AChannelIsOfferedAgainToAnEngineWhoseQueueWasFull) {
-  channels_.add_engine(10, 0);
-  channels_.add_engine(11, 1);
+TEST_F(ChannelsTest, AnEngineWhoseQueueWasFullIsToldAgainAndKeepsNothingFromOthers) {
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  channels_.add_engine(11, 1, ProcessSlot{1});
   deaf_ = {10};
-  const std::uint64_t to_deaf = create(0), to_other = create(1);
-  EXPECT_FALSE(channels_.place_waiting(*this));
-  EXPECT_THAT(said(), ElementsAre(opened(11, to_other)));
-  EXPECT_FALSE(channels_.place_waiting(*this));
+  const std::uint64_t id = create();
+  EXPECT_FALSE(channels_.tell_engines(*this));
+  EXPECT_THAT(said(), ElementsAre(opened(11, id)));
+  EXPECT_FALSE(channels_.tell_engines(*this));
   deaf_ = {};
-  EXPECT_TRUE(channels_.place_waiting(*this));
-  EXPECT_THAT(said(), ElementsAre(opened(10, to_deaf)));
+  EXPECT_TRUE(channels_.tell_engines(*this));
+  EXPECT_THAT(said(), ElementsAre(opened(10, id)));
 }
 
-TEST_F(ChannelsTest, AChannelWhoseEngineIsFullGoesToAnother) {
-  channels_.add_engine(10, 0);
-  channels_.add_engine(11, 1);
-  deaf_ = {10};
-  const std::uint64_t first = create(), second = create();
-  EXPECT_FALSE(channels_.place_waiting(*this)) << "engine 10 is to be tried again";
-  EXPECT_THAT(said(), ElementsAre(opened(11, first), opened(11, second)));
+/// One may lack descriptors. Its client is refused only if nobody can serve it.
+TEST_F(ChannelsTest, AChannelThatAnEngineRefusesIsServedByTheOthers) {
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  channels_.add_engine(11, 1, ProcessSlot{1});
+  const std::uint64_t id = create();
+  (void)channels_.tell_engines(*this);
+  said();
+  EXPECT_TRUE(channels_.take_back(id, 10));
+  EXPECT_THAT(channels_.find(id)->engines, ElementsAre(11));
+  EXPECT_EQ(channels_.load_of(10), 0u);
+  EXPECT_TRUE(channels_.tell_engines(*this));
+  EXPECT_THAT(said(), IsEmpty()) << "it is not offered again";
+  EXPECT_FALSE(channels_.take_back(id, 11));
+  EXPECT_TRUE(channels_.take_back(id, 11)) << "it has not got it any more";
+  (void)channels_.close(id);
+  EXPECT_TRUE(channels_.tell_engines(*this));
+  EXPECT_THAT(said(), IsEmpty());
 }
 
 TEST_F(ChannelsTest, AnEngineIsToldOfClosedChannelsAsSoonAsItListens) {
-  channels_.add_engine(10, 0);
+  channels_.add_engine(10, 0, ProcessSlot{0});
   const std::uint64_t first = create(), second = create(), waiting = create(5);
-  (void)channels_.place_waiting(*this);
+  (void)channels_.tell_engines(*this);
   said();
   deaf_ = {10};
   for (const std::uint64_t id : {first, second, waiting}) {
@@ -256,31 +275,31 @@ TEST_F(ChannelsTest, AnEngineIsToldOfClosedChannelsAsSoonAsItListens) {
     EXPECT_FALSE(channels_.find(id).has_value());
     EXPECT_FALSE(channels_.close(id).has_value()) << "twice";
   }
-  EXPECT_FALSE(channels_.place_waiting(*this));
+  EXPECT_FALSE(channels_.tell_engines(*this));
   EXPECT_THAT(said(), IsEmpty());
   deaf_ = {};
-  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_TRUE(channels_.tell_engines(*this));
   EXPECT_THAT(said(), ElementsAre(closed(10, first), closed(10, second)))
       << "no engine had the last";
-  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_TRUE(channels_.tell_engines(*this));
   EXPECT_THAT(said(), IsEmpty());
 }
 
 TEST_F(ChannelsTest, AnEngineThatIsGoneIsToldNothing) {
-  channels_.add_engine(10, 0);
+  channels_.add_engine(10, 0, ProcessSlot{0});
   const std::uint64_t id = create();
-  (void)channels_.place_waiting(*this);
+  (void)channels_.tell_engines(*this);
   said();
   (void)channels_.close(id);
   (void)channels_.remove_engine(10);
-  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_TRUE(channels_.tell_engines(*this));
   EXPECT_THAT(said(), IsEmpty());
 }
 
 TEST_F(ChannelsTest, AChannelWaitsUntilItsMemoryIsMadeSealedAndPinned) {
-  channels_.add_engine(10, 0);
+  channels_.add_engine(10, 0, ProcessSlot{0});
   const auto expect_wait = [&] {
-    EXPECT_TRUE(channels_.place_waiting(*this));
+    EXPECT_TRUE(channels_.tell_engines(*this));
     EXPECT_THAT(said(), IsEmpty());
   };
   const std::uint64_t id = channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom).value();
@@ -296,23 +315,21 @@ TEST_F(ChannelsTest, AChannelWaitsUntilItsMemoryIsMadeSealedAndPinned) {
   EXPECT_FALSE(channels_.sealed(id)) << "it was told so already";
   expect_wait();
   channels_.pinned(id);
-  EXPECT_TRUE(channels_.place_waiting(*this));
+  EXPECT_TRUE(channels_.tell_engines(*this));
   EXPECT_THAT(said(), ElementsAre(opened(10, id)));
   const std::uint64_t left = channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom).value();
   EXPECT_FALSE(channels_.close(left).value().answers) << "there is no memory to free";
 }
 
-TEST_F(ChannelsTest, ClosingAChannelThatWasTakenBackTellsNoEngine) {
-  channels_.add_engine(10, 0);
-  const std::uint64_t id = create();
-  (void)channels_.place_waiting(*this);
-  said();
-  channels_.take_back(id);
-  EXPECT_EQ(channels_.load_of(10), 0u);
-  (void)channels_.close(id);
-  EXPECT_TRUE(channels_.place_waiting(*this));
+TEST_F(ChannelsTest, AnEngineThatJoinsGetsNoChannelThatIsNotPinned) {
+  const std::uint64_t id = channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom).value();
+  const auto created = channels_.complete(id, make_channel_memory(kBytes)).value();
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  EXPECT_TRUE(channels_.tell_engines(*this));
   EXPECT_THAT(said(), IsEmpty());
-  channels_.take_back(id);  // the channel is closed: nothing to do
+  serve(channels_, id, created);
+  EXPECT_TRUE(channels_.tell_engines(*this));
+  EXPECT_THAT(said(), ElementsAre(opened(10, id)));
 }
 
 TEST_F(ChannelsTest, TheChannelsOfAllClientsHaveAQuota) {

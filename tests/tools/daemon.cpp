@@ -223,6 +223,7 @@ std::vector<Progress> generate_all(std::vector<Client>& clients,
         whole.prompt_tokens = news.prompt_tokens;
         whole.cached_tokens = news.cached_tokens;
         whole.preemptions = news.preemptions;
+        if (news.engine) whole.engine = news.engine;
         whole.reason = news.reason;
         whole.error = news.error;
         return news.reason != Finish::none;

@@ -187,7 +187,7 @@ TEST_F(HostileDescriptors, AProcessThatMayWriteThePoolCannotResizeIt) {
     expect_no_resizing(fd.get());
     ++objects;
   }
-  EXPECT_EQ(objects, 4u) << "control, metadata, tokens, device";
+  EXPECT_EQ(objects, 5u) << "control, metadata, tokens, device, and the board";
   expect_unharmed(daemon);
 }
 

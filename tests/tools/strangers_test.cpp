@@ -190,8 +190,8 @@ class HerdKeeper {
   }
   bool all_are_refused() {
     for (std::size_t slot = 1; slot < kChannelSlots; ++slot)
-      if (answer_in(channel_->raw_answers().data(), slot).state.load().phase !=
-          SlotState::Phase::finished)
+      if (const SlotState state = answer_in(channel_->raw_answers().data(), slot).state.load();
+          state.number == 0 || state.phase() != Phase::finished)
         return false;
     return true;
   }

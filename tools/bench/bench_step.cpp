@@ -39,7 +39,10 @@ class IdleRunner : public StepRunner {
 class CountingSink : public OutputSink {
  public:
   CountingSink(std::size_t& open, std::promise<void>& done) : open_(open), done_(done) {}
-  void set_running(bool) override {}
+  bool read() override { return true; }
+  void wait() override {}
+  bool start() override { return true; }
+  void preempted() override {}
   void admitted(const RequestStats&) override {}
   void token(const GeneratedToken&, std::string_view) override {}
   void finished(FinishReason, const Error&, const RequestStats&, std::size_t) override {

@@ -22,3 +22,7 @@ export KVHIVE_SOCKET="$work/kvhived.sock"
 trap '"$bin/kvhive" stop >/dev/null 2>&1 || true; rm -rf "$work"' EXIT INT TERM
 "$bin/kvhived" --model "$here/models/demo" --engines 2 --kv-cache-memory-bytes 256M --log-level warn --detach >/dev/null
 "$bin/bench_generate" $brief
+"$bin/kvhive" stop >/dev/null
+echo
+"$bin/kvhived" --model "$here/models/demo" --engines 4 --threads 1 --kv-cache-memory-bytes 256M --log-level warn --detach >/dev/null
+"$bin/bench_hive" $brief

@@ -203,7 +203,7 @@ void add_generate(CLI::App& app, int& exit_code) {
       command
           ->add_option(
               "--engine", flags->engine,
-              "the engine that serves the request, by number; without it the daemon chooses")
+              "the engine that serves the request, by number; without it the engines take turns")
           ->default_str("");
   command->add_option("--max-tokens", flags->max_tokens, "most tokens to generate");
   command->add_option("--temperature", params.temperature,

@@ -92,6 +92,15 @@ class ProcessTable {
                 "prompt", "cached", "generated", "preempted"}};
 };
 
+/// "no engine yet", "engine 0", "engines 0, 1, 2".
+std::string name_engines(const Json& numbers) {
+  if (numbers.empty()) return "no engine yet";
+  std::string text = numbers.size() == 1 ? "engine " : "engines ";
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(numbers[i].get<int>());
+  return text;
+}
+
 std::string process_table(const Json& status, const PoolReport& report) {
   ProcessTable table;
   table.add("keeper", status["keeper"]);
@@ -104,10 +113,7 @@ std::string process_table(const Json& status, const PoolReport& report) {
       table.add("ended, in slot " + std::to_string(slot["slot"].get<int>()),
                 {{"state", "waits for the steward"}});
   for (const Json& client : status["clients"])
-    table.add(client["engine"].is_null()
-                  ? "client of no engine yet"
-                  : "client of engine " + std::to_string(client["engine"].get<int>()),
-              client);
+    table.add("client of " + name_engines(client["engines"]), client);
   return table.text();
 }
 

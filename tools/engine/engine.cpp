@@ -123,6 +123,11 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   auto welcome = say_hello(socket->get(), hello);
   if (!welcome) return forward_error(welcome);
   const PoolFds fds = take_pool_fds(*welcome);
+  if (welcome->fds.empty())
+    return failure(Errc::bad_format, "the daemon has no board; use programs of the same build");
+  auto board = Board::attach(welcome->fds.front());
+  if (!board) return forward_error(board);
+  welcome->fds.erase(welcome->fds.begin());
   auto memory = PoolMemory::attach(fds, Access::read_write);
   if (!memory) return forward_error(memory);
   if (options.lock_metadata)
@@ -131,9 +136,9 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   // by a signal if it gets a part of its threads.
   if (auto granted = try_threads(kThreadsBesideCompute + options.threads); !granted)
     return forward_error(granted);
-  auto engine =
-      std::unique_ptr<Engine>(new Engine(welcome->message, std::move(*loop), std::move(*socket),
-                                         std::move(*memory), std::move(*tokenizer)));
+  auto engine = std::unique_ptr<Engine>(new Engine(welcome->message, std::move(*board),
+                                                   std::move(*loop), std::move(*socket),
+                                                   std::move(*memory), std::move(*tokenizer)));
   auto computing =
       is_on_gpu ? engine->compute_on_gpu(std::move(device), options, config, fds, welcome->fds)
                 : engine->compute_on_cpu(std::move(*model));
@@ -142,9 +147,12 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   return engine;
 }
 
-Engine::Engine(const EngineWelcome& welcome, EventLoop loop, UniqueFd socket, PoolMemory memory,
-               Tokenizer tokenizer)
-    : index_(welcome.engine),
+Engine::Engine(const EngineWelcome& welcome, Board board, EventLoop loop, UniqueFd socket,
+               PoolMemory memory, Tokenizer tokenizer)
+    : self_{std::make_shared<Board>(std::move(board)),
+            {welcome.slot, welcome.life},
+            welcome.engine,
+            0},
       slot_{welcome.slot},
       pid_(welcome.pid),
       loop_(std::move(loop)),
@@ -175,7 +183,7 @@ Expected<Engine::Computing> Engine::compute_on_gpu(std::unique_ptr<Device> devic
 }
 
 void Engine::start(const Options& options, const ModelConfig& config, Computing computing) {
-  sign_in(memory_, slot_, index_, pid_);
+  sign_in(memory_, slot_, self_.number, pid_);
   pool_ = std::make_unique<BlockPool>(memory_, slot_, options.scrub,
                                       gpu_ ? gpu_->erase : EraseOnDevice());
   const LongestRequest longest = longest_request(options, config, memory_.geometry());
@@ -188,21 +196,25 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
                      longest.bound,
                      static_cast<std::uint32_t>(config.vocab_size),
                      config.eos,
-                     &tokenizer_};
+                     &tokenizer_,
+                     [self = self_](EngineLoad load) { self.board->tell_load(self.life, load); }};
   parts.block_manager = {options.enable_prefix_caching, options.preemption_mode, options.watermark,
                          options.max_num_seqs};
   parts.swapper = std::move(computing.swapper);
   parts.runner = std::move(computing.runner);
   const PromptLimits prompt{longest.tokens * longest_token_bytes(tokenizer_), longest.tokens,
                             remedy_for(longest.bound)};
+  most_requests_ = options.max_num_seqs;
+  self_.tokens_per_step = options.max_num_batched_tokens;
   const auto ring = start_or_exit([&] { return spawn_ring(system_, std::move(parts)); });
   port_ = start_or_exit([&] {
-    return std::make_unique<Port>(loop_, ring, tokenizer_, PortLimits{options.seed, prompt});
+    return std::make_unique<Port>(loop_, ring, tokenizer_, PortLimits{options.seed, prompt, self_});
   });
 }
 
 void Engine::run() {
   loop_.watch(socket_.get(), [this] { on_keeper(); });
+  self_.board->serve(self_.life, {most_requests_, 0});
   reopen_log_or_say_why();  // the log file may have been renamed before the keeper knew this engine
   // An error means that the keeper is gone: the loop then calls on_keeper(), which ends the
   // process.
@@ -221,6 +233,7 @@ void Engine::on_keeper() {
   if (!*packet) end_without_keeper();
   if (const auto order = (*packet)->as<ChannelClose>()) return port_->close(order->channel);
   if ((*packet)->is(MessageType::reopen_log)) return reopen_log_or_say_why();
+  if ((*packet)->is(MessageType::engine_died)) return port_->look_at_all();
   if (const auto order = (*packet)->as<ChannelOpen>()) open_channel(*order, **packet);
 }
 
@@ -243,17 +256,18 @@ void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
   auto& fds = packet.fds;
   if (packet.lost_fds || fds.size() != 4)
     return refuse_channel(message.channel,
-                          {Errc::os_error, "engine " + std::to_string(index_) +
+                          {Errc::os_error, "engine " + std::to_string(self_.number) +
                                                " has no file descriptor left for this channel; "
                                                "close others, or raise the limit (ulimit -n)"});
   auto client = ring_for(message, std::move(fds[3]));
   if (!client) return refuse_channel(message.channel, client.error());
-  auto channel = EngineChannel::open(message.channel, index_, std::move(fds[0]), fds[1],
+  auto channel = EngineChannel::open(message.channel, self_, std::move(fds[0]), fds[1],
                                      message.channel_bytes, std::move(*client));
   if (!channel && message.is_stranger != 0)
     for (const std::size_t shared : {0, 2}) ringers_.close(message.user, std::move(fds[shared]));
   const bool has_client_left = !channel && channel.error().code == Errc::peer_died;
   if (!channel && !has_client_left) return refuse_channel(message.channel, channel.error());
+  if (channel && message.is_shared == 0) (*channel)->do_not_share();
   if (channel) port_->open(std::move(*channel), std::move(fds[2]), message.domain);
   (void)send_packet(socket_.get(), ChannelTaken{message.channel});  // as in refuse_channel()
 }

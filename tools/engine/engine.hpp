@@ -36,8 +36,8 @@ class Engine {
     std::unique_ptr<StepRunner> runner;
   };
 
-  Engine(const EngineWelcome& welcome, EventLoop loop, UniqueFd socket, PoolMemory memory,
-         Tokenizer tokenizer);
+  Engine(const EngineWelcome& welcome, Board board, EventLoop loop, UniqueFd socket,
+         PoolMemory memory, Tokenizer tokenizer);
   [[nodiscard]] Expected<Computing> compute_on_cpu(Transformer model);
   [[nodiscard]] Expected<Computing> compute_on_gpu(std::unique_ptr<Device> device,
                                                    const Options& options,
@@ -51,9 +51,10 @@ class Engine {
   void open_channel(const ChannelOpen& message, Packet& packet);
   void refuse_channel(std::uint64_t channel, const Error& error);
 
-  std::uint32_t index_;
+  Member self_;
   ProcessSlot slot_;
-  std::uint32_t pid_;  ///< this process's pid in the keeper's PID namespace
+  std::uint32_t most_requests_ = 0;  ///< --max-num-seqs
+  std::uint32_t pid_;                ///< this process's pid in the keeper's PID namespace
   EventLoop loop_;
   UniqueFd socket_;
   PoolMemory memory_;

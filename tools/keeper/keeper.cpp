@@ -16,6 +16,7 @@
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
 #include "config/process_limits.hpp"
+#include "ipc/channel/board.hpp"
 #include "ipc/channel/channel_layout.hpp"
 #include "ipc/pidfd.hpp"
 #include "ipc/text_memory.hpp"
@@ -27,8 +28,8 @@
 namespace kvhive {
 namespace {
 
-/// Delay before a channel is offered again to an engine whose queue was full.
-constexpr std::chrono::milliseconds kPlaceAgain{50};
+/// Delay before an engine whose queue was full is told again.
+constexpr std::chrono::milliseconds kTellAgain{50};
 /// How long the steward may take to sweep a slot. It takes milliseconds, or a second on a machine
 /// that swaps.
 constexpr std::chrono::seconds kPatienceWithSteward{10};
@@ -89,21 +90,11 @@ std::vector<std::string> steward_flags(const Options& options, const Listener& l
   return flags;
 }
 
-/// Which engines have these channels now: "2 moved to engine 0, 1 waiting for an engine".
-std::string describe_moves(const Tables& tables, const std::vector<std::uint64_t>& channels) {
-  std::map<std::uint32_t, std::size_t> moved;  // by engine
-  std::size_t waiting = 0;
-  for (const std::uint64_t id : channels) {
-    const auto channel = tables.channels.find(id);
-    if (channel && channel->engine)
-      ++moved[tables.peers.at(*channel->engine).engine];
-    else
-      ++waiting;
-  }
-  std::string text;
-  for (const auto& [engine, count] : moved)
-    text += std::to_string(count) + " moved to engine " + std::to_string(engine) + ", ";
-  return text + std::to_string(waiting) + " waiting for an engine";
+/// What becomes of a dead engine's channels: "2 go on, 1 waits for an engine".
+std::string describe(const Channels::Left& left) {
+  return left.had == 0 ? ""
+                       : fmt::format(": {} go on, {} waiting for an engine",
+                                     left.had - left.waiting, left.waiting);
 }
 
 }  // namespace
@@ -304,7 +295,7 @@ bool Keeper::on_engine_packet(Peer& peer, const Packet& packet) {
   if (!refused && !packet.is(MessageType::channel_taken)) return false;
   const bool takes_more = tables_.channels.answered(peer.socket.get());
   if (refused) on_channel_refused(peer, *refused);
-  if (takes_more) place_channels();
+  if (takes_more) tell_engines();
   return true;
 }
 
@@ -329,7 +320,7 @@ void Keeper::on_hello(Peer& peer, Packet hello) {
     return connections_.refuse(peer, welcomed.error());
   switch (peer.role) {
     case Role::steward: return on_steward();
-    case Role::engine: return place_channels();
+    case Role::engine: return tell_engines();
     case Role::client: return make_channel(peer);
     case Role::inspector: return;
   }
@@ -389,11 +380,12 @@ void Keeper::on_engine_gone(const Peer& peer) {
     slot.drops_unheld = true;
   sweep(tables_, connections_, peer.slot);
   expect_sweep(peer.slot);
-  const auto channels = tables_.channels.remove_engine(peer.socket.get());
-  place_channels();
-  spdlog::info("{} is gone: {} channels{}{}", slot.last_owner, channels.size(),
-               channels.empty() ? "" : ": ",
-               channels.empty() ? "" : describe_moves(tables_, channels));
+  // If it is not written, engines leave the dead one's requests to it.
+  if (auto told = write_end(tables_.pool.board, {peer.slot, slot.life}); !told)
+    supervisor_.fail(told.error());
+  const auto left = tables_.channels.remove_engine(peer.socket.get());
+  tell_engines();
+  spdlog::info("{} is gone: {} channels{}", slot.last_owner, left.had, describe(left));
 }
 
 /// Replaces a steward that has not swept the slot in time: it is stopped or hangs, and engines
@@ -434,14 +426,14 @@ void Keeper::expect_answers() {
   });
 }
 
-void Keeper::place_channels() {
-  const bool all_are_told = tables_.channels.place_waiting(engine_line_);
+void Keeper::tell_engines() {
+  const bool all_are_told = tables_.channels.tell_engines(engine_line_);
   expect_answers();
-  if (all_are_told || places_again_soon_) return;
-  places_again_soon_ = true;
-  loop_.after(kPlaceAgain, [this] {
-    places_again_soon_ = false;
-    place_channels();
+  if (all_are_told || tells_again_soon_) return;
+  tells_again_soon_ = true;
+  loop_.after(kTellAgain, [this] {
+    tells_again_soon_ = false;
+    tell_engines();
   });
 }
 
@@ -469,7 +461,7 @@ void Keeper::on_made(std::uint64_t channel, Expected<ChannelMemory> memory) {
 void Keeper::on_pinned(std::uint64_t channel, Expected<void> result) {
   if (!result) return connections_.refuse(*tables_.client_of(channel), result.error());
   tables_.channels.pinned(channel);
-  place_channels();
+  tell_engines();
 }
 
 void Keeper::on_freed(std::uint64_t channel) { tables_.channels.freed(channel); }
@@ -483,15 +475,13 @@ void Keeper::close_channel(const Peer& client) {
     maker_.free(client.channel, client.uid, std::move(memory), channel->bytes);
   else if (!maker_.cancel(client.channel))
     on_freed(client.channel);
-  place_channels();  // tells the channel's engine
+  tell_engines();
 }
 
-/// An engine cannot serve a channel: refuses the channel's client with the engine's reason. Other
-/// clients are not affected.
+/// An engine cannot serve a channel. If no other can, either, refuses the channel's client with the
+/// engine's reason. Other clients are not affected.
 void Keeper::on_channel_refused(const Peer& engine, const ChannelRefused& message) {
-  const auto channel = tables_.channels.find(message.channel);
-  if (!channel || channel->engine != engine.socket.get()) return;  // closed, or moved meanwhile
-  tables_.channels.take_back(message.channel);
+  if (tables_.channels.take_back(message.channel, engine.socket.get())) return;
   if (Peer* client = tables_.client_of(message.channel))
     connections_.refuse(*client, {message.error, message.reason.str()});
 }

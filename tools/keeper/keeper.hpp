@@ -67,7 +67,7 @@ class Keeper : private Connections::Events,
   void expect_sweep(std::uint32_t slot);
   void make_channel(Peer& client);
   void on_channel_refused(const Peer& engine, const ChannelRefused& message);
-  void place_channels();
+  void tell_engines();
   void expect_answers();
   void close_channel(const Peer& client);
   void end_guests();
@@ -80,8 +80,8 @@ class Keeper : private Connections::Events,
   Supervisor supervisor_;
   EngineSockets engine_line_;
   RequestPinner pinner_;
-  bool expects_answers_ = false;    ///< a timer is set that looks for engines that do not answer
-  bool places_again_soon_ = false;  ///< a timer is set that places the waiting channels
+  bool expects_answers_ = false;   ///< a timer is set that looks for engines that do not answer
+  bool tells_again_soon_ = false;  ///< a timer is set that does it
   std::function<void()> on_ready_;
   ChannelMaker maker_;  ///< the last member, so that its thread ends before what it uses
 };

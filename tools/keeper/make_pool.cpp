@@ -6,6 +6,7 @@
 #include "base/log.hpp"
 #include "config/machine_memory.hpp"
 #include "config/process_limits.hpp"
+#include "ipc/channel/board.hpp"
 #include "pool/pool_layout.hpp"
 #include "pool/pool_memory.hpp"
 
@@ -106,6 +107,9 @@ Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, int stop) 
   auto objects = create_pool_objects(pool.geometry);
   if (!objects) return forward_error(objects);
   pool.objects = std::move(*objects);
+  auto board = create_memory(kBoardName, kBoardBytes);
+  if (!board) return forward_error(board);
+  pool.board = std::move(*board);
   if (pool.is_on_gpu()) {
     auto made = make_gpu_memory(pool, options, layout.device_bytes, stop);
     if (!made) return forward_error(made);

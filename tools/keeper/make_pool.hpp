@@ -19,6 +19,7 @@ struct MadePool {
   PoolSize size;
   PoolGeometry geometry;
   PoolFds objects;
+  UniqueFd board;             ///< what engines know of each other (ipc/channel/board.hpp)
   UniqueFd gpu_weights;       ///< the model's weights in GPU memory; only on a GPU
   GpuMemoryMaker gpu_memory;  ///< runs only if the driver frees the GPU's memory when it ends
 

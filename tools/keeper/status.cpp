@@ -49,19 +49,24 @@ Json domains(const Tables& tables, std::optional<DomainId> yours) {
   return {{"names", names}, {"yours", yours ? Json(names[yours->value]) : Json()}};
 }
 
+Json numbers_of(const Tables& tables, const std::set<EngineKey>& engines) {
+  std::set<std::uint32_t> numbers;
+  for (const EngineKey engine : engines) numbers.insert(tables.peers.at(engine).engine);
+  return numbers;
+}
+
 Json clients(const Tables& tables) {
   Json all = Json::array();
   for (const auto& [socket, peer] : tables.peers) {
     if (!peer.has_role(Role::client)) continue;
     const auto channel = tables.channels.find(peer.channel);
     if (!channel) continue;
-    all.push_back(
-        {{"pid", peer.pid},
-         {"uid", peer.uid},
-         {"channel", peer.channel},
-         {"channel_bytes", channel->bytes},
-         {"domain", tables.domains.names()[channel->owner.domain.value]},
-         {"engine", channel->engine ? Json(tables.peers.at(*channel->engine).engine) : Json()}});
+    all.push_back({{"pid", peer.pid},
+                   {"uid", peer.uid},
+                   {"channel", peer.channel},
+                   {"channel_bytes", channel->bytes},
+                   {"domain", tables.domains.names()[channel->owner.domain.value]},
+                   {"engines", numbers_of(tables, channel->engines)}});
   }
   return all;
 }

@@ -24,7 +24,7 @@ bool on_reaped(Tables& tables, const Reaped& reaped) {
   spdlog::info("slot {} of {} swept: {} requests under way, {} blocks freed, {} released",
                reaped.slot, tables.slots[reaped.slot].last_owner, reaped.requests, reaped.freed,
                reaped.released);
-  tables.slots[reaped.slot] = Slot{};
+  tables.slots[reaped.slot] = Slot{.life = tables.slots[reaped.slot].life};
   return true;
 }
 

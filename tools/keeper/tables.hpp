@@ -53,6 +53,7 @@ struct Slot {
   /// unswept: the slot's process has ended, and the steward has not yet returned its blocks.
   enum class Use : std::uint8_t { vacant, used, unswept };
   Use use = Use::vacant;
+  std::uint32_t life = 0;  ///< how many engines have had the slot (ipc/channel/slot_state.hpp)
   /// True = the sweep of this slot also drops the cached blocks that no process holds.
   bool drops_unheld = false;
   std::string last_owner;  ///< "engine 0 (pid 4711)", for the log; set when the process has ended

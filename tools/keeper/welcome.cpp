@@ -10,6 +10,7 @@
 
 #include "base/log.hpp"
 #include "config/machine_memory.hpp"
+#include "ipc/channel/slot_state.hpp"
 #include "pool/pool_layout.hpp"
 #include "pool/pool_memory.hpp"
 
@@ -32,11 +33,12 @@ std::string describe(const PoolGeometry& g, const std::string& model) {
 
 enum class Opened : std::uint8_t { as_they_are, read_only };
 
-/// Sends a welcome with the descriptors of these memory objects of the pool, and `more` after them.
+/// Sends a welcome with the descriptors of these memory objects of the pool, and those of `more`
+/// that there are after them.
 template <class Welcome>
 Expected<void> send_welcome(const Tables& tables, const Peer& peer, Welcome message,
                             const std::vector<PoolObject>& objects, Opened opened,
-                            const UniqueFd& more = {}) {
+                            std::initializer_list<const UniqueFd*> more = {}) {
   std::vector<UniqueFd> reopened;
   std::vector<int> fds;
   for (const PoolObject object : objects) {
@@ -50,7 +52,8 @@ Expected<void> send_welcome(const Tables& tables, const Peer& peer, Welcome mess
     reopened.push_back(std::move(*weaker));
     fds.back() = reopened.back().get();
   }
-  if (more) fds.push_back(more.get());
+  for (const UniqueFd* fd : more)
+    if (*fd) fds.push_back(fd->get());
   return send_packet(peer.socket.get(), message, fds);
 }
 
@@ -118,15 +121,18 @@ Expected<void> welcome_engine(Tables& tables, Peer& peer, const EngineHello& hel
   if (!slot) return forward_error(slot);
   auto number = number_of(tables, peer, hello.engine);
   if (!number) return forward_error(number);
-  const EngineWelcome message{
-      .engine = *number, .slot = *slot, .pid = static_cast<std::uint32_t>(peer.pid)};
+  const EngineWelcome message{.engine = *number,
+                              .slot = *slot,
+                              .life = next_life(tables.slots[*slot].life),
+                              .pid = static_cast<std::uint32_t>(peer.pid)};
   auto sent = send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are,
-                           tables.pool.gpu_weights);
+                           {&tables.pool.board, &tables.pool.gpu_weights});
   if (!sent) return sent;  // the engine has not got the descriptors, so nothing has to be undone
   peer.engine = *number;
   peer.slot = *slot;
   tables.slots[*slot].use = Slot::Use::used;
-  tables.channels.add_engine(peer.socket.get(), peer.engine);
+  tables.slots[*slot].life = message.life;
+  tables.channels.add_engine(peer.socket.get(), peer.engine, ProcessSlot{peer.slot});
   if (tables.child_of(peer.pid) == nullptr)
     spdlog::info("engine {} (pid {}) joined, slot {}; it was started by hand", peer.engine,
                  peer.pid, peer.slot);

@@ -136,7 +136,8 @@ struct ClientOptions {
   /// The daemon's socket. Empty = $KVHIVE_SOCKET, else $XDG_RUNTIME_DIR/kvhive/kvhived.sock, else
   /// /run/kvhive/kvhived.sock.
   std::string socket{};
-  /// The number of the engine that serves this client. Nothing = the daemon chooses.
+  /// The number of the one engine that serves this client. Nothing = all engines share its
+  /// requests.
   std::optional<std::uint32_t> engine = std::nullopt;
   /// Shared memory for the outputs of all requests under way, 1 MiB to 1 GiB; 0 = the default.
   /// About 0.3 MiB of it are the library's. A request takes 32 bytes per token of max_tokens, at
@@ -215,7 +216,7 @@ struct Progress {
 
 /// How a Client is served now.
 struct ClientStatus {
-  /// The engine that serves the channel. Nothing = no engine does; the daemon is starting one, or
+  /// An engine that serves the channel. Nothing = no engine does; the daemon is starting one, or
   /// the engine asked for in ClientOptions::engine does not run.
   std::optional<std::uint32_t> engine;
   std::size_t channel_bytes = 0;       ///< granted
@@ -240,8 +241,8 @@ class KVHIVE_API Client {
   Result<RequestId> submit(const GenerateRequest& request);
 
   /// Sleeps until there may be something new to read, the timeout has run out (not an error) or a
-  /// signal has come. A negative timeout = for ever. When an engine dies, the daemon gives its
-  /// requests to another: the reader sees a pause. Errors: peer_died = the daemon has ended.
+  /// signal has come. A negative timeout = for ever. When an engine dies, others take its
+  /// requests over: the reader sees a pause. Errors: peer_died = the daemon has ended.
   Result<void> wait(std::chrono::milliseconds timeout = std::chrono::milliseconds(-1));
 
   /// What is new about a request. Errors: bad_argument = no such request, or its end has been read.

@@ -73,7 +73,7 @@ typedef struct kvhive_options {
   size_t struct_size;
   const char *socket;     /* NULL = $KVHIVE_SOCKET, else $XDG_RUNTIME_DIR/kvhive/kvhived.sock, else
                              /run/kvhive/kvhived.sock */
-  int32_t engine;         /* number of the engine that serves this client, or KVHIVE_ANY_ENGINE */
+  int32_t engine;         /* the one engine that serves this client; KVHIVE_ANY_ENGINE = all share its requests */
   int32_t connect_timeout_ms; /* how long a stopped or overloaded daemon is waited for; < 0 = for
                                  ever */
   uint64_t channel_bytes; /* shared memory for the answers to all requests under way, and as much
@@ -196,7 +196,7 @@ KVHIVE_API int32_t kvhive_abort(kvhive_client *client, uint64_t id);
 /* Ends a request that will not be read any more. */
 KVHIVE_API int32_t kvhive_discard(kvhive_client *client, uint64_t id);
 
-/* The engine that serves the client now; -1 = none does, or client is NULL. */
+/* An engine that serves the client now; -1 = none does, or client is NULL. */
 KVHIVE_API int32_t kvhive_serving_engine(const kvhive_client *client);
 
 #ifdef __cplusplus

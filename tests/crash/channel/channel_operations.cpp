@@ -8,7 +8,7 @@ namespace {
 using Stage = ChannelStage;
 
 bool has_finished(Stage& stage, std::uint32_t slot) {
-  return stage.client().answer(slot).state.load().phase == SlotState::Phase::finished;
+  return stage.client().answer(slot).state.load().phase() == Phase::finished;
 }
 
 // -- what comes before ----------------------------------------------------------------------------
@@ -73,7 +73,8 @@ void a_second_dead_engine(Stage& stage) {
 /// Request 2 ran when each of these engines died, and must not be tried again.
 void many_dead_engines(Stage& stage) {
   for (std::uint32_t died = 0; died <= kMostTakeovers; ++died) {
-    answer_in(stage.medium().answers.data(), 0).is_running.store(1);
+    auto& state = answer_in(stage.medium().answers.data(), 0).state;
+    state = state.load().in(Phase::running);
     stage.replace_engine();
     if (died < kMostTakeovers) stage.engine().receive();
   }
@@ -124,7 +125,7 @@ const std::vector<ChannelOperation>& list() {
   static const std::vector<ChannelOperation> operations{
       {"engine: open, close", engine, nothing,
        [](Stage& s) {
-         return EngineChannel::open(2, 7, copy_of(s.medium().memory.requests),
+         return EngineChannel::open(2, TestBoard().join(7), copy_of(s.medium().memory.requests),
                                     s.medium().memory.answers, Stage::kBytes,
                                     direct_ring(copy_of(s.medium().client_bell.engine_end)))
              .has_value();
@@ -164,15 +165,17 @@ const std::vector<ChannelOperation>& list() {
        [](Stage& s) {
          s.engine().generate(0);
          s.engine().request(0).sink->flush();
-         s.engine().request(0).sink->set_running(false);
+         s.engine().preempt(0);
          return true;
        }},
       {"finish", engine, all_tokens,
        [](Stage& s) { return s.engine().finish(0), s.engine().ring(), true; }},
       {"tokens and ends of two requests, one ring", engine, nothing,
        [](Stage& s) {
-         for (const std::uint32_t slot : {0u, 1u}) s.engine().generate_all(slot);
-         for (const std::uint32_t slot : {0u, 1u}) s.engine().finish(slot);
+         for (const std::uint32_t slot : {0u, 1u})
+           if (s.engine().has(slot)) s.engine().generate_all(slot);
+         for (const std::uint32_t slot : {0u, 1u})
+           if (s.engine().has(slot)) s.engine().finish(slot);
          return s.engine().ring(), true;
        }},
       {"an abort is seen", engine, a_wanted_abort,
@@ -180,7 +183,7 @@ const std::vector<ChannelOperation>& list() {
       {"an abort is seen: the prompt is being tokenised", engine,
        [](Stage& s) {
          a_wanted_abort(s);
-         s.engine().request(2).is_tokenising = true;
+         KV_CHECK(s.engine().request(2).sink->read());
        },
        [](Stage& s) { return s.engine().see_aborts(), !s.engine().has(2); }},
       {"takeover: of a takeover, in pieces", engine, a_second_dead_engine,
@@ -202,10 +205,26 @@ const std::vector<ChannelOperation>& list() {
        [](Stage& s) {
          const bool took = receive(s, 3);
          s.engine().adopt();
-         s.engine().generate_all(0);
-         s.engine().finish(0);
+         if (s.engine().has(0)) s.engine().generate_all(0);
+         if (s.engine().has(0)) s.engine().finish(0);
          return s.engine().ring(), took;
        }},
+      {"help: a request that waits elsewhere", engine, nothing,
+       [](Stage& s) {
+         s.helper().take_all_that_waits();
+         return s.helper().has(1);
+       }},
+      {"help: a request that nobody has taken, to its end", engine,
+       [](Stage& s) { s.client().submit(4); },
+       [](Stage& s) {
+         s.helper().take_all_that_waits();
+         const bool took = s.helper().has(2);
+         s.helper().end_all();
+         return took;
+       }},
+      {"a request that another has taken", engine,
+       [](Stage& s) { s.helper().take_all_that_waits(); },
+       [](Stage& s) { return s.engine().generate(1), !s.engine().has(1); }},
 
       {"client: open, close", client, nothing,
        [](Stage& s) {
@@ -270,6 +289,13 @@ const std::vector<PeersDeed>& deeds_of(Side peer) {
          s.client().read_all();
          s.client().submit(10);
        }},
+      {"another engine takes what waits, and is stopped",
+       [](Stage& s) { s.helper().take_all_that_waits(); }},
+      {"another engine takes what waits, and ends it",
+       [](Stage& s) {
+         s.helper().take_all_that_waits();
+         s.helper().end_all();
+       }},
   };
   static const std::vector<PeersDeed> engines{
       {"the engine hears", [](Stage& s) { s.engine().hear(); }},
@@ -289,6 +315,11 @@ const std::vector<PeersDeed>& deeds_of(Side peer) {
        [](Stage& s) {
          s.replace_engine();
          s.engine().hear();
+       }},
+      {"another engine takes what waits, and ends it",
+       [](Stage& s) {
+         s.helper().take_all_that_waits();
+         s.helper().end_all();
        }},
   };
   return peer == Side::client ? clients : engines;

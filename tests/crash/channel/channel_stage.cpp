@@ -33,6 +33,13 @@ ChannelStage::ChannelStage() : main_(make_medium()), copy_(make_medium()) {
       ClientChannel::open(std::move(requests), main_.memory.answers, kBytes, std::move(engine_bell))
           .value(),
       main_.client_bell.client_end.get(), *status_);
+  const std::span<std::byte> answers{main_.answers.data(), kBytes};
+  helper_ = std::make_unique<StoryEngine>(
+      EngineChannel::in_memory(1, board_.join_without_turns(kHelper, 1), copy_of_requests(),
+                               answers, direct_ring(engine_end())),
+      main_.requests.data(), main_.answers.data(), main_.engine_bell.get(), *status_);
+  helpers_end_ = engine_ends_.back();
+  helpers_requests_ = engines_requests_.back();
   replace_engine();
   client_->submit(2);
   client_->submit(3);
@@ -58,15 +65,16 @@ RequestFile ChannelStage::copy_of_requests() {
 }
 
 void ChannelStage::replace_engine() {
+  if (engine_) board_.end(1);
   engine_.reset();
-  engine_ends_.clear();
-  engines_requests_.clear();
+  engine_ends_ = {helpers_end_};
+  engines_requests_ = {helpers_requests_};
   const std::span<std::byte> answers{main_.answers.data(), kBytes};
   engine_ = std::make_unique<StoryEngine>(
-      EngineChannel::in_memory(1, ++engines_, copy_of_requests(), answers,
+      EngineChannel::in_memory(1, board_.join(++engines_), copy_of_requests(), answers,
                                direct_ring(engine_end())),
       main_.requests.data(), main_.answers.data(), main_.engine_bell.get(), *status_);
-  write_serving_engine(main_.memory.answers, engines_);
+  write_serving_engines(main_.memory.answers, engines_, 1);
 }
 
 std::vector<ChannelStage::Exchange> ChannelStage::exchanges() const {

@@ -16,6 +16,7 @@
 #include "ipc/channel/doorbell.hpp"
 #include "tests/crash/channel/story.hpp"
 #include "tests/crash/traced_child.hpp"
+#include "tests/support/board.hpp"
 #include "tests/support/channel_memory.hpp"
 #include "tests/support/shared_value.hpp"
 
@@ -44,10 +45,12 @@ class ChannelStage {
   const ChannelMemory& unopened() const { return unopened_; }
   StoryClient& client() { return *client_; }
   StoryEngine& engine() { return *engine_; }
+  /// Another engine, whose turn no request is: it takes only what waits elsewhere.
+  StoryEngine& helper() { return *helper_; }
   StoryStatus& status() { return *status_; }
 
   std::uint32_t serving_engine() const { return engines_; }
-  /// The engine has died, and the keeper gives the channel to another.
+  /// Both engines have died, and another serves the channel.
   void replace_engine();
 
   /// This process works on the copy from now on.
@@ -74,6 +77,9 @@ class ChannelStage {
   UniqueFd engine_end();
   RequestFile copy_of_requests();
 
+  static constexpr std::uint32_t kHelper = 99;  ///< its number
+
+  TestBoard board_;
   SharedValue<StoryStatus> status_;
   ChannelMedium main_, copy_;
   ChannelMemory unopened_ = make_channel_memory(kBytes);
@@ -83,7 +89,8 @@ class ChannelStage {
   std::vector<int> engines_requests_;
   std::uint32_t engines_ = 0;
   std::unique_ptr<StoryClient> client_;
-  std::unique_ptr<StoryEngine> engine_;
+  std::unique_ptr<StoryEngine> engine_, helper_;
+  int helpers_end_ = -1, helpers_requests_ = -1;
 };
 
 }  // namespace kvhive::testing

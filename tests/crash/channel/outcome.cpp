@@ -5,8 +5,9 @@
 namespace kvhive::testing {
 namespace {
 
-/// Enough for: the engine hears, ends all that it has, and the client reads.
-constexpr int kRounds = 4;
+/// Enough for: the engine hears, finds that another has what it has, hears, takes it back, ends all
+/// that it has, and the client reads.
+constexpr int kRounds = 6;
 
 /// Runs `body` in a process of its own that works on the copy, and returns the complaints. The
 /// process has the private state that both sides had before the operation.
@@ -51,8 +52,7 @@ Complaints after_death_of_client(ChannelStage& stage, const ChannelImage& left, 
     // No request may end in an error: each was submitted whole, even by a client that was killed.
     for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
       const AnswerSlot& answer = stage.client().answer(slot);
-      if (answer.state.load().phase == SlotState::Phase::finished &&
-          answer.reason == FinishReason::error)
+      if (answer.state.load().phase() == Phase::finished && answer.reason == FinishReason::error)
         stage.status().complain("the engine refused a request: " +
                                 std::string(answer.error_text.data()));
     }

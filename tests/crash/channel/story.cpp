@@ -152,8 +152,8 @@ void StoryClient::wake() {
 void StoryClient::check_has_seen_all() {
   for (const auto& [slot, open] : open_) {
     const SlotState state = answer(slot).state.load();
-    if (state.number != mark(slot).submitted) continue;
-    if (state.phase == SlotState::Phase::finished)
+    if (!state.has_answer_to(mark(slot).submitted)) continue;
+    if (state.phase() == Phase::finished)
       status_->complain(named(open.number) + ": the client sleeps although it has ended");
     else if (answer(slot).tokens.load() > open.tokens)
       status_->complain(named(open.number) + ": the client sleeps although a token is unread");
@@ -171,7 +171,7 @@ void StoryClient::conclude() {
   for (const auto& [slot, open] : open_)
     status_->complain(named(open.number) + ": the client sleeps, and nobody rings");
   for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot)
-    if (answer(slot).state.load().phase == SlotState::Phase::accepted ||
+    if (answer(slot).state.load().phase() != Phase::finished ||
         answer(slot).state.load().number != mark(slot).submitted)
       status_->complain("slot " + std::to_string(slot) + " has a request at the end");
   if (status_->complaints != 0) return;
@@ -191,10 +191,12 @@ StoryEngine::StoryEngine(std::shared_ptr<EngineChannel> channel, std::byte* requ
       raw_requests_(requests),
       raw_answers_(answers),
       bell_(bell),
-      status_(&status) {}
+      status_(&status) {
+  channel_->on_change([this] { must_look_ = true; });
+}
 
 bool StoryEngine::receive() {
-  for (TakenRequest& taken : channel_->take_submitted(limits, most_bytes))
+  for (TakenRequest& taken : channel_->take_submitted(limits, most_bytes, help))
     received_.push_back(std::move(taken));
   return channel_->has_more();
 }
@@ -215,12 +217,19 @@ std::optional<std::uint32_t> StoryEngine::first_request() const {
 
 void StoryEngine::adopt(const TakenRequest& taken) {
   const auto number = number_of(taken);
-  if (!number || has(taken.slot))
+  // It may have lost the request meanwhile, and not know it.
+  const bool is_lost = has(taken.slot) && !request(taken.slot).sink->read();
+  if (!number || (has(taken.slot) && !is_lost))
     return status_->complain("the engine took a request from slot " + std::to_string(taken.slot) +
                              (number ? " twice" : " that is not as it was submitted"));
-  Request& request = requests_[taken.slot];
+  Request& request = requests_[taken.slot] = {};
   request.number = *number;
   request.sink = channel_->sink(taken);
+  const bool has_journal = !taken.journal.empty();
+  if (has_journal && !request.sink->read()) {
+    requests_.erase(taken.slot);
+    return;
+  }
   for (const TokenId token : taken.journal) {
     if (token != token_of(*number, request.tokens))
       status_->complain(named(*number) + ": token " + std::to_string(request.tokens) +
@@ -228,19 +237,16 @@ void StoryEngine::adopt(const TakenRequest& taken) {
     // As the scheduler replays a journal: without logprobs.
     request.sink->token({token, 0, {}}, text_of(*number, request.tokens++));
   }
+  if (has_journal) request.sink->wait();
 }
 
 void StoryEngine::see_aborts() {
   for (const std::uint32_t slot : channel_->take_aborts()) {
-    if (!has(slot)) {
+    if (has(slot))
+      finish(slot, FinishReason::abort);
+    else
       status_->complain("an abort came for slot " + std::to_string(slot) +
                         ", whose request the engine does not have");
-    } else if (request(slot).is_tokenising) {
-      channel_->end_aborted(slot);
-      requests_.erase(slot);
-    } else {
-      finish(slot, FinishReason::abort);
-    }
   }
   ring();
 }
@@ -248,7 +254,10 @@ void StoryEngine::see_aborts() {
 void StoryEngine::generate(std::uint32_t slot) {
   Request& r = request(slot);
   if (!std::exchange(r.is_running, true)) {
-    r.sink->set_running(true);
+    if (!r.sink->start()) {
+      requests_.erase(slot);
+      return;
+    }
     r.sink->admitted({3, 0, 0});
   }
   const TokenId token = token_of(r.number, r.tokens);
@@ -257,7 +266,12 @@ void StoryEngine::generate(std::uint32_t slot) {
 }
 
 void StoryEngine::generate_all(std::uint32_t slot) {
-  while (request(slot).tokens < kStoryTokens) generate(slot);
+  while (has(slot) && request(slot).tokens < kStoryTokens) generate(slot);
+}
+
+void StoryEngine::preempt(std::uint32_t slot) {
+  request(slot).sink->preempted();
+  request(slot).is_running = false;
 }
 
 void StoryEngine::finish(std::uint32_t slot, FinishReason reason) {
@@ -267,7 +281,8 @@ void StoryEngine::finish(std::uint32_t slot, FinishReason reason) {
 }
 
 void StoryEngine::refuse(std::uint32_t slot) {
-  channel_->refuse(slot, {Errc::bad_argument, "the tokenizer knows no such word"});
+  const Error error{Errc::bad_argument, "the tokenizer knows no such word"};
+  request(slot).sink->finished(FinishReason::error, error, {}, 0);
   ring();
   requests_.erase(slot);
 }
@@ -277,8 +292,8 @@ bool StoryEngine::hear() {
   most_bytes = ~std::size_t{0};
   adopt();
   // The bell is heard before the channel is looked at: what is stored later rings again.
-  if (!has_rung(bell_) && !is_new_) return false;
-  is_new_ = false;
+  if (!has_rung(bell_) && !must_look_) return false;
+  must_look_ = false;
   take();
   see_aborts();
   return true;
@@ -288,9 +303,9 @@ void StoryEngine::check_has_heard_all() {
   for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
     const SlotState state = answer_in(raw_answers_, slot).state.load();
     const RequestMark mark = mark_in(raw_requests_, slot);
-    if (state.phase != SlotState::Phase::accepted && state.number != mark.submitted)
+    if (state.phase() == Phase::finished && state.number != mark.submitted)
       status_->complain("the engine sleeps although a request is in slot " + std::to_string(slot));
-    if (state.phase == SlotState::Phase::accepted && state.number == mark.aborted)
+    if (state.phase() != Phase::finished && state.number == mark.aborted)
       status_->complain("the engine sleeps although an abort is in slot " + std::to_string(slot));
   }
 }
@@ -298,17 +313,27 @@ void StoryEngine::check_has_heard_all() {
 void StoryEngine::end_all() {
   for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
     if (!has(slot) || request(slot).number >= kPatient) continue;
-    while (request(slot).tokens < kStoryTokens) {
+    while (has(slot) && request(slot).tokens < kStoryTokens) {
       generate(slot);
       ring();
     }
-    finish(slot);
+    if (has(slot)) finish(slot);
     ring();
   }
 }
 
+void StoryEngine::take_all_that_waits() {
+  // As if no other engine had done anything for a while.
+  for (int i = 0; i <= EngineChannel::kLooks; ++i) channel_->look_at_others();
+  help = kChannelSlots;
+  take();
+  help = 0;
+  see_aborts();
+}
+
 void StoryEngine::turn() {
   if (!hear()) {
+    if (channel_->watches()) take_all_that_waits();
     check_has_heard_all();
     end_all();
   }

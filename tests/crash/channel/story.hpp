@@ -93,7 +93,6 @@ class StoryEngine {
     std::uint32_t tokens = 0;
     std::unique_ptr<OutputSink> sink;
     bool is_running = false;
-    bool is_tokenising = false;  ///< its end is EngineChannel::end_aborted()
   };
 
   /// \param requests, answers  for looking at what the engine should have heard
@@ -101,7 +100,8 @@ class StoryEngine {
   StoryEngine(std::shared_ptr<EngineChannel> channel, std::byte* requests, std::byte* answers,
               int bell, StoryStatus& status);
 
-  /// One call of take_submitted(), with `limits` and `most_bytes`. Returns whether there is more.
+  /// One call of take_submitted(), with `limits`, `most_bytes` and `help`. Returns whether there is
+  /// more.
   bool receive();
   /// Checks what was received, and makes it the engine's.
   void adopt();
@@ -110,14 +110,17 @@ class StoryEngine {
   bool hear();
   /// Ends the requests whose clients want it.
   void see_aborts();
-  /// The request's next token, without ringing.
+  /// The request's next token, without ringing. If another engine has the request, forgets it.
   void generate(std::uint32_t slot);
   void generate_all(std::uint32_t slot);
+  void preempt(std::uint32_t slot);
   void finish(std::uint32_t slot, FinishReason reason = FinishReason::length);
   void refuse(std::uint32_t slot);
   void ring() { channel_->ring(); }
   void end_all();  ///< all requests that it has and can end, a ring after each token
-  /// Hears; if there is nothing to hear, it ends all that it can.
+  /// Takes also what waits elsewhere.
+  void take_all_that_waits();
+  /// Hears; if there is nothing to hear, it takes what waits elsewhere, and ends all that it can.
   void turn();
   /// Gives the channel up, as when the client is gone.
   void close();
@@ -128,6 +131,7 @@ class StoryEngine {
   std::optional<std::uint32_t> first_request() const;
   PromptLimits limits;
   std::size_t most_bytes = ~std::size_t{0};
+  std::size_t help = 0;
 
  private:
   void adopt(const TakenRequest& taken);
@@ -141,7 +145,8 @@ class StoryEngine {
   StoryStatus* status_;
   std::vector<TakenRequest> received_;
   std::map<std::uint32_t, Request> requests_;  ///< by slot
-  bool is_new_ = true;  ///< a new engine looks at the channel before anything has rung
+  /// It looks at the channel before anything has rung: it is new, or has lost a request.
+  bool must_look_ = true;
 };
 
 }  // namespace kvhive::testing

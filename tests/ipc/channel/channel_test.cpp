@@ -18,6 +18,7 @@
 #include "ipc/channel/client_channel.hpp"
 #include "ipc/channel/doorbell.hpp"
 #include "ipc/channel/engine_channel.hpp"
+#include "tests/support/board.hpp"
 #include "tests/support/channel_memory.hpp"
 #include "tests/support/request.hpp"
 
@@ -46,11 +47,13 @@ class ChannelTest : public ::testing::Test {
  protected:
   static constexpr std::size_t kBytes = kLeastChannelBytes;
 
-  std::shared_ptr<EngineChannel> open_engine(std::uint32_t number) {
-    auto engine = EngineChannel::open(5, number, copy_of(memory_.requests), memory_.answers, kBytes,
-                                      direct_ring(copy_of(client_bell_.engine_end)));
+  /// A new engine in a process slot; the one that was there has died.
+  std::shared_ptr<EngineChannel> open_engine(std::uint32_t number, std::uint32_t slot = 0) {
+    auto engine =
+        EngineChannel::open(5, board_.join(number, slot), copy_of(memory_.requests),
+                            memory_.answers, kBytes, direct_ring(copy_of(client_bell_.engine_end)));
     KV_CHECK(engine.has_value(), engine.error().text);
-    write_serving_engine(memory_.answers, number);
+    write_serving_engines(memory_.answers, number, 1u << slot);
     return std::move(*engine);
   }
 
@@ -66,7 +69,8 @@ class ChannelTest : public ::testing::Test {
   RequestMark& mark(std::size_t slot) const { return mark_in(requests(), slot); }
   AnswerSlot& answer(std::size_t slot) const { return answer_in(answers_.data(), slot); }
   bool is_finished(std::size_t slot) const {
-    return answer(slot).state.load().phase == SlotState::Phase::finished;
+    const SlotState state = answer(slot).state.load();
+    return state.number != 0 && state.phase() == Phase::finished;
   }
 
   static ChannelRequest token_request(std::size_t prompt_tokens = 3, std::uint32_t max_tokens = 4) {
@@ -77,13 +81,7 @@ class ChannelTest : public ::testing::Test {
   }
 
   /// The engine begins to work on the request.
-  void run(const TakenRequest& request) { engine_->sink(request)->set_running(true); }
-
-  /// The first pass, for which a new engine rings in any case.
-  void take_nothing_new() {
-    KV_CHECK(engine_->take_submitted().empty());
-    rings(client_bell_);
-  }
+  void run(const TakenRequest& request) { KV_CHECK(engine_->sink(request)->start()); }
 
   /// Answers every submitted request with `tokens` tokens of text "x".
   void serve_all(std::uint32_t tokens) {
@@ -94,6 +92,7 @@ class ChannelTest : public ::testing::Test {
     }
   }
 
+  TestBoard board_;
   ChannelMemory memory_ = make_channel_memory(kBytes);
   MappedMemory answers_ = map_answers(memory_, kBytes);
   ClientBell client_bell_ = make_client_bell().value();
@@ -232,7 +231,8 @@ TEST_F(ChannelTest, TextWithoutRoomIsCutAndItsTokensAreNot) {
 TEST_F(ChannelTest, ARefusedRequestFinishesWithItsError) {
   const std::uint32_t slot = client_.submit(token_request()).value();
   const TakenRequest taken = take_one();
-  engine_->refuse(taken.slot, Error{Errc::never_fits, std::string(1000, 'e')});
+  const Error error{Errc::never_fits, std::string(1000, 'e')};
+  engine_->sink(taken)->finished(FinishReason::error, error, {}, 0);
   const ChannelProgress progress = client_.read(slot);
   EXPECT_EQ(progress.reason, FinishReason::error);
   EXPECT_EQ(progress.error.code, Errc::never_fits);
@@ -245,21 +245,21 @@ TEST_F(ChannelTest, TheClientKnowsWhetherAnEngineWorksOnItsRequest) {
   EXPECT_EQ(client_.read(slot).engine, kNoEngine) << "no engine has accepted the request";
   take_one();
   EXPECT_EQ(client_.read(slot).engine, 1u);
-  write_serving_engine(memory_.answers, kNoEngine);  // the engine has died
+  board_.end(0);
+  write_serving_engines(memory_.answers, kNoEngine, 0);
   EXPECT_EQ(client_.read(slot).engine, kNoEngine)
-      << "the slot still says accepted, but that engine is dead";
-  engine_ = open_engine(2);
+      << "the slot still names the engine, but that is dead";
+  engine_ = open_engine(2, 1);
   EXPECT_EQ(client_.read(slot).engine, kNoEngine) << "engine 2 has not taken it over";
   const TakenRequest taken = take_one();
   EXPECT_EQ(client_.read(slot).engine, 2u);
-  engine_->refuse(taken.slot, Error{Errc::never_fits, "too long"});
-  write_serving_engine(memory_.answers, kNoEngine);
+  engine_->sink(taken)->finished(FinishReason::error, Error{Errc::never_fits, "too long"}, {}, 0);
+  write_serving_engines(memory_.answers, kNoEngine, 0);
   EXPECT_EQ(client_.read(slot).engine, 2u) << "engine 2 has finished the request";
 }
 
 /// A ring costs the engine what its client hangs on the bell.
 TEST_F(ChannelTest, ManyRefusalsAndEndsRingOnce) {
-  take_nothing_new();
   for (int i = 0; i < 20; ++i) {
     const std::uint32_t slot = client_.submit(token_request()).value();
     if (i < 10) body(slot).max_tokens = 0;
@@ -267,7 +267,8 @@ TEST_F(ChannelTest, ManyRefusalsAndEndsRingOnce) {
   const auto taken = engine_->take_submitted();
   EXPECT_THAT(taken, SizeIs(10));
   EXPECT_EQ(rings(client_bell_), 1u);
-  for (const TakenRequest& request : taken) engine_->end_aborted(request.slot);
+  for (const TakenRequest& request : taken)
+    engine_->sink(request)->finished(FinishReason::abort, {}, {}, 0);
   EXPECT_EQ(rings(client_bell_), 0u);
   engine_->ring();
   EXPECT_EQ(rings(client_bell_), 1u);
@@ -278,7 +279,6 @@ TEST_F(ChannelTest, DoorbellsRingOncePerChange) {
   const std::uint32_t slot = client_.submit(token_request()).value();
   EXPECT_EQ(rings(engine_bell_), 1u);
   const auto sink = engine_->sink(take_one());
-  EXPECT_EQ(rings(client_bell_), 1u) << "a new engine rings: the one before may not have";
   sink->flush();
   EXPECT_EQ(rings(client_bell_), 0u);
   sink->token({7, 0, {}}, "a");
@@ -400,8 +400,8 @@ TEST_F(ChannelTest, WithoutRoomInTheHeapSubmittingFailsAndTakesNothing) {
 
 TEST_F(ChannelTest, AMemoryOfAnotherSizeIsRefused) {
   const auto open = [](const ChannelMemory& memory, std::size_t bytes) {
-    return EngineChannel::open(1, 1, copy_of(memory.requests), memory.answers, bytes,
-                               direct_ring(UniqueFd()));
+    return EngineChannel::open(1, TestBoard().join(), copy_of(memory.requests), memory.answers,
+                               bytes, direct_ring(UniqueFd()));
   };
   EXPECT_FALSE(open(memory_, kBytes * 2).has_value());
   const auto opened = open(make_channel_memory(4096), 4096);
@@ -430,8 +430,8 @@ TEST_F(ChannelTest, AHeaderOfAnotherBuildIsRefusedByBothEnds) {
     header.bytes = kBytes;
     other.change(header);
     ASSERT_EQ(pwrite(memory.answers.get(), &header, sizeof header, 0), ssize_t{sizeof header});
-    const auto engine = EngineChannel::open(1, 1, copy_of(memory.requests), memory.answers, kBytes,
-                                            direct_ring(UniqueFd()));
+    const auto engine = EngineChannel::open(1, TestBoard().join(), copy_of(memory.requests),
+                                            memory.answers, kBytes, direct_ring(UniqueFd()));
     const auto client =
         ClientChannel::open(copy_of(memory.requests), memory.answers, kBytes, UniqueFd());
     ASSERT_FALSE(engine.has_value()) << other.field;
@@ -605,8 +605,8 @@ TEST_F(ChannelTest, ARequestThatOnlyWaitsIsNotBlamedForTheDeathOfItsEngines) {
   const std::uint32_t slot = client_.submit(token_request()).value();
   const TakenRequest first = take_one();
   const auto sink = engine_->sink(first);
-  sink->set_running(true);
-  sink->set_running(false);  // preempted
+  ASSERT_TRUE(sink->start());
+  sink->preempted();
   for (std::uint32_t died = 1; died <= kMostTakeoversWaiting; ++died) {
     engine_ = open_engine(1);
     take_one();
@@ -640,7 +640,7 @@ TEST_F(ChannelTest, ARequestThatGainsTokensMayOutliveManyEngines) {
     const TakenRequest taken = take_one();
     ASSERT_EQ(taken.journal.size(), died);
     const auto sink = engine_->sink(taken);
-    sink->set_running(true);
+    ASSERT_TRUE(sink->start());
     for (std::uint32_t i = 0; i <= died; ++i) sink->token({7, 0, {}}, "x");
     engine_ = open_engine(1);
   }
@@ -658,8 +658,7 @@ TEST_F(ChannelTest, ARequestThatGainsTokensMayOutliveManyEngines) {
 TEST_F(ChannelTest, AnAbortIsNotOfARequestWithTheSameNumberLater) {
   const std::uint32_t slot = client_.submit(token_request()).value();
   client_.abort(slot);
-  engine_->take_submitted();
-  engine_->end_aborted(slot);
+  engine_->sink(take_one())->finished(FinishReason::abort, {}, {}, 0);
   EXPECT_EQ(client_.read(slot).reason, FinishReason::abort);
   ASSERT_EQ(client_.submit(token_request()).value(), slot);
   EXPECT_NE(mark(slot).aborted, 1u);
@@ -965,7 +964,7 @@ TEST_F(HostileClient, RequestsForWhichThereIsNoMemoryWaitInTheirSlots) {
     submit_raw(requests(), i, body);
   }
   std::size_t calls = 0;
-  engine_->on_room([&] { ++calls; });
+  engine_->on_change([&] { ++calls; });
   const std::size_t each = kBytes / 32 * (1 + kTokenMemory);
   std::vector<TakenRequest> taken = engine_->take_submitted();
   ASSERT_THAT(taken, SizeIs(kMemoryPerChannelByte * kBytes / (each + kRequestMemory)));
@@ -997,7 +996,7 @@ TEST_F(HostileClient, ASlotHasOneRequestAtATime) {
   const TakenRequest first = take_one();
   submit_raw(requests(), 0, sound_body());
   EXPECT_THAT(engine_->take_submitted(), IsEmpty());
-  engine_->end_aborted(first.slot);
+  engine_->sink(first)->finished(FinishReason::abort, {}, {}, 0);
   EXPECT_THAT(engine_->take_submitted(), SizeIs(1));
 }
 

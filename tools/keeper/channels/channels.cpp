@@ -26,7 +26,7 @@ Expected<std::uint64_t> Channels::reserve(std::size_t bytes, std::uint32_t wante
                        format_bytes(machine.available) +
                        " available for channels; ask for a smaller one, or raise that limit");
   const std::uint64_t id = next_id_++;
-  channels_[id].channel = {whole_pages, wanted_engine, owner, std::nullopt};
+  channels_[id].channel = {whole_pages, wanted_engine, owner, {}};
   return id;
 }
 
@@ -119,70 +119,91 @@ std::optional<Channels::Channel> Channels::find(std::uint64_t id) const {
   return found->second.channel;
 }
 
-std::vector<std::uint64_t> Channels::remove_engine(EngineKey engine) {
-  engines_.erase(engine);
-  std::vector<std::uint64_t> waiting;
-  for (auto& [id, entry] : channels_) {
-    if (entry.channel.engine != engine) continue;
-    take_back(id);
-    waiting.push_back(id);
-  }
-  return waiting;
+// -- engines --------------------------------------------------------------------------------------
+
+void Channels::pinned(std::uint64_t id) {
+  Entry& entry = channels_.at(id);
+  entry.is_pinned = true;
+  for (auto& [key, engine] : engines_)
+    if (is_for(entry.channel, engine)) engine.to_open.push_back(id);
 }
 
-bool Channels::place_waiting(EngineLine& line) {
-  const bool all_closed = tell_closed(line);
-  std::set<EngineKey> full;
-  for (auto& [id, entry] : channels_) {
-    if (entry.channel.engine || !entry.is_pinned) continue;
-    while (const auto best = best_engine_for(entry.channel, full)) {
-      if (give(id, entry, *best, line)) break;
-      full.insert(*best);
-    }
-  }
-  return all_closed && full.empty();
+void Channels::add_engine(EngineKey key, std::uint32_t number, ProcessSlot slot) {
+  Engine& engine = engines_[key];
+  engine.number = number;
+  engine.slot = slot;
+  for (const auto& [id, entry] : channels_)
+    if (entry.is_pinned && is_for(entry.channel, engine)) engine.to_open.push_back(id);
 }
 
-bool Channels::tell_closed(EngineLine& line) {
+Channels::Left Channels::remove_engine(EngineKey key) {
+  Left left;
+  engines_.erase(key);
+  for (auto& [id, entry] : channels_) {
+    entry.refused_by.erase(key);
+    if (entry.channel.engines.erase(key) == 0) continue;
+    ++left.had;
+    left.waiting += entry.channel.engines.empty() ? 1 : 0;
+    say_who_serves(entry);
+  }
+  for (auto& [other, engine] : engines_) engine.knows_all_deaths = false;
+  return left;
+}
+
+bool Channels::tell_engines(EngineLine& line) {
   bool all_were_told = true;
-  for (auto& [key, engine] : engines_) {
-    const auto untold =
-        std::find_if(engine.to_close.begin(), engine.to_close.end(),
-                     [&line, to = key](std::uint64_t id) { return !line.close(to, {id}); });
-    all_were_told = all_were_told && untold == engine.to_close.end();
-    engine.to_close.erase(engine.to_close.begin(), untold);
-  }
+  for (auto& [key, engine] : engines_)
+    if (!tell_of_deaths(key, engine, line) || !tell_closed(key, engine, line) ||
+        !tell_opened(key, engine, line))
+      all_were_told = false;
   return all_were_told;
 }
 
-/// \param full  engines that cannot be told now
-std::optional<Channels::EngineKey> Channels::best_engine_for(
-    const Channel& channel, const std::set<EngineKey>& full) const {
-  using Work = std::tuple<bool, std::size_t, std::size_t>;
-  std::optional<std::pair<Work, EngineKey>> best;
-  for (const auto& [key, engine] : engines_) {
-    if (channel.wanted_engine != kAnyEngine && channel.wanted_engine != engine.number) continue;
-    if (full.count(key) != 0) continue;
-    const Work work{is_silent(key), engine.unanswered, load_of(key)};
-    if (!best || work < best->first) best.emplace(work, key);
-  }
-  return best ? std::optional(best->second) : std::nullopt;
+bool Channels::tell_of_deaths(EngineKey key, Engine& engine, EngineLine& line) {
+  if (!engine.knows_all_deaths) engine.knows_all_deaths = line.tell_of_death(key).has_value();
+  return engine.knows_all_deaths;
 }
 
-bool Channels::give(std::uint64_t id, Entry& entry, EngineKey key, EngineLine& line) {
-  Engine& engine = engines_.at(key);
-  if (engine.unanswered >= kMostUnanswered) return false;
-  const ChannelOwner& owner = entry.channel.owner;
-  const ChannelOpen message{id, entry.channel.bytes, owner.domain, owner.user,
-                            owner.is_limited ? 1u : 0u};
-  if (!line.open(key, message,
-                 {entry.memory.requests.get(), entry.memory.answers.get(), entry.engine_bell.get(),
-                  entry.client_bell.get()}))
-    return false;
-  entry.channel.engine = key;
-  write_serving_engine(entry.memory.answers, engine.number);
-  if (engine.unanswered++ == 0) engine.silent_since = std::chrono::steady_clock::now();
+bool Channels::tell_closed(EngineKey key, Engine& engine, EngineLine& line) {
+  const auto untold = std::find_if(engine.to_close.begin(), engine.to_close.end(),
+                                   [&](std::uint64_t id) { return !line.close(key, {id}); });
+  const bool all_were_told = untold == engine.to_close.end();
+  engine.to_close.erase(engine.to_close.begin(), untold);
+  return all_were_told;
+}
+
+bool Channels::tell_opened(EngineKey key, Engine& engine, EngineLine& line) {
+  for (; !engine.to_open.empty() && engine.unanswered < kMostUnanswered;
+       engine.to_open.pop_front()) {
+    const std::uint64_t id = engine.to_open.front();
+    const auto found = channels_.find(id);
+    if (found == channels_.end()) continue;
+    Entry& entry = found->second;
+    const ChannelOwner& owner = entry.channel.owner;
+    const ChannelOpen message{.channel = id,
+                              .channel_bytes = entry.channel.bytes,
+                              .domain = owner.domain,
+                              .user = owner.user,
+                              .is_stranger = owner.is_limited,
+                              .is_shared = entry.channel.wanted_engine == kAnyEngine};
+    if (!line.open(key, message,
+                   {entry.memory.requests.get(), entry.memory.answers.get(),
+                    entry.engine_bell.get(), entry.client_bell.get()}))
+      return false;
+    entry.channel.engines.insert(key);
+    ++engine.channels;
+    say_who_serves(entry);
+    if (engine.unanswered++ == 0) engine.silent_since = std::chrono::steady_clock::now();
+  }
   return true;
+}
+
+void Channels::say_who_serves(const Entry& entry) const {
+  std::uint32_t slots = 0;
+  for (const EngineKey key : entry.channel.engines) slots |= 1u << engines_.at(key).slot.value;
+  const std::uint32_t first =
+      slots == 0 ? kNoEngine : engines_.at(*entry.channel.engines.begin()).number;
+  write_serving_engines(entry.memory.answers, first, slots);
 }
 
 bool Channels::answered(EngineKey engine) {
@@ -203,28 +224,35 @@ bool Channels::has_unanswered() const {
                      [](const auto& entry) { return entry.second.unanswered != 0; });
 }
 
-void Channels::take_back(std::uint64_t id) {
+bool Channels::take_back(std::uint64_t id, EngineKey key) {
   const auto found = channels_.find(id);
-  if (found == channels_.end()) return;
-  found->second.channel.engine.reset();
-  write_serving_engine(found->second.memory.answers, kNoEngine);
+  if (found == channels_.end() || found->second.channel.engines.erase(key) == 0) return true;
+  Entry& entry = found->second;
+  --engines_.at(key).channels;
+  entry.refused_by.insert(key);
+  say_who_serves(entry);
+  return may_have(entry);
+}
+
+/// Whether there is an engine that has the channel, or will have it.
+bool Channels::may_have(const Entry& entry) const {
+  return std::any_of(engines_.begin(), engines_.end(), [&entry](const auto& engine) {
+    return is_for(entry.channel, engine.second) && !entry.refused_by.contains(engine.first);
+  });
 }
 
 std::optional<ChannelMemory> Channels::close(std::uint64_t id) {
   const auto found = channels_.find(id);
   if (found == channels_.end()) return std::nullopt;
   const auto& channel = found->second.channel;
-  if (channel.engine) engines_.at(*channel.engine).to_close.push_back(id);
+  for (const EngineKey key : channel.engines) {
+    engines_.at(key).to_close.push_back(id);
+    --engines_.at(key).channels;
+  }
   ChannelMemory memory = std::move(found->second.memory);
   closed_.emplace(id, channel);
   channels_.erase(found);
   return memory;
-}
-
-std::size_t Channels::load_of(EngineKey engine) const {
-  return static_cast<std::size_t>(
-      std::count_if(channels_.begin(), channels_.end(),
-                    [engine](const auto& entry) { return entry.second.channel.engine == engine; }));
 }
 
 }  // namespace kvhive

@@ -1,12 +1,14 @@
 #pragma once
-// The table of the clients' channels and of the engines that serve them. It names an engine by a
-// key that the keeper chooses, and sends to it through an EngineLine, so that tests need no
-// sockets.
+// The table of the clients' channels and of the engines that serve them: each channel is given to
+// all engines, and they share its requests (ipc/channel/board.hpp), unless its client asked for one
+// engine. The table names an engine by a key that the keeper chooses, and sends to it through an
+// EngineLine, so that tests need no sockets.
 
 #include <sys/types.h>
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -49,6 +51,7 @@ class EngineLine {
   [[nodiscard]] virtual Expected<void> open(EngineKey engine, const ChannelOpen& message,
                                             const std::vector<int>& fds) = 0;
   [[nodiscard]] virtual Expected<void> close(EngineKey engine, const ChannelClose& message) = 0;
+  [[nodiscard]] virtual Expected<void> tell_of_death(EngineKey engine) = 0;
 };
 
 /// An EngineLine over sockets. An engine's key is the descriptor of its socket.
@@ -60,6 +63,9 @@ class EngineSockets : public EngineLine {
   }
   [[nodiscard]] Expected<void> close(EngineKey engine, const ChannelClose& message) override {
     return send_packet(engine, message);
+  }
+  [[nodiscard]] Expected<void> tell_of_death(EngineKey engine) override {
+    return send_packet(engine, EngineDied{});
   }
 };
 
@@ -92,32 +98,33 @@ class Channels {
   /// \return  what is to be pinned now (request_pinner.hpp)
   [[nodiscard]] Expected<const ChannelMemory*> sealed(std::uint64_t id);
   /// The requests' pages are pinned: engines can serve the channel now.
-  void pinned(std::uint64_t id) { channels_.at(id).is_pinned = true; }
+  void pinned(std::uint64_t id);
 
   /// What the table tells about one channel.
   struct Channel {
     std::size_t bytes = 0;
     std::uint32_t wanted_engine = kAnyEngine;
-    ChannelOwner owner;               ///< the domain is sent to each engine that gets the channel
-    std::optional<EngineKey> engine;  ///< none = the channel waits for an engine
+    ChannelOwner owner;           ///< the domain is sent to each engine that gets the channel
+    std::set<EngineKey> engines;  ///< none = the channel waits for an engine
   };
   /// Nothing if there is no such channel.
   std::optional<Channel> find(std::uint64_t id) const;
   /// Adds an engine that can serve channels. Clients ask for it by `number`.
-  void add_engine(EngineKey engine, std::uint32_t number) { engines_[engine].number = number; }
-  /// Removes an engine that is gone. Its channels then wait for another engine, and say so.
-  /// \return  the ids of these channels
-  std::vector<std::uint64_t> remove_engine(EngineKey engine);
+  void add_engine(EngineKey engine, std::uint32_t number, ProcessSlot slot);
+  /// Removes an engine that is gone. The others are to be told of its death.
+  /// \return  how many channels it had, and how many of these no engine has now
+  struct Left {
+    std::size_t had = 0, waiting = 0;
+  };
+  Left remove_engine(EngineKey engine);
 
-  /// Gives each waiting channel to the engine that its client asked for, or else to one that is not
-  /// silent, has the fewest channels to answer, then the fewest channels; tells engines of closed
-  /// channels. If there is no such engine, the channel goes on waiting. False = an engine could not
-  /// be told everything now, because its queue is full or it has not answered for kMostUnanswered
-  /// channels (it is stopped or busy): call again soon.
-  [[nodiscard]] bool place_waiting(EngineLine& line);
+  /// Tells engines what they are not told yet: which channels are closed, which are theirs, and of
+  /// deaths. False = an engine could not be told everything, because its queue is full: call again
+  /// soon. An engine that has not answered for kMostUnanswered channels is given no more.
+  [[nodiscard]] bool tell_engines(EngineLine& line);
 
   /// The engine has taken or refused a channel that it was given. True = it was given none for want
-  /// of answers: place_waiting() may have some for it.
+  /// of answers: tell_engines() may have some for it.
   [[nodiscard]] bool answered(EngineKey engine);
   /// Whether the engine has not answered for a second: it is stopped, or hangs.
   bool is_silent(EngineKey engine) const;
@@ -128,11 +135,10 @@ class Channels {
   static constexpr std::size_t kMostUnanswered = 8;
   static constexpr std::chrono::milliseconds kPatience{1000};
 
-  /// Takes a channel from its engine, which cannot serve it or has died. The channel then waits for
-  /// another engine, and tells its client so.
-  void take_back(std::uint64_t id);
+  /// Takes a channel from an engine that cannot serve it. False = no engine can.
+  bool take_back(std::uint64_t id, EngineKey engine);
 
-  /// Removes a channel. place_waiting() tells its engine. The channel's bytes count against the
+  /// Removes a channel. tell_engines() tells its engines. The channel's bytes count against the
   /// quotas until freed().
   /// \return  its memory, empty if it was not made yet; nothing if there is no such channel
   std::optional<ChannelMemory> close(std::uint64_t id);
@@ -144,7 +150,7 @@ class Channels {
   std::size_t bytes_made() const;
 
   /// How many channels the engine serves.
-  std::size_t load_of(EngineKey engine) const;
+  std::size_t load_of(EngineKey engine) const { return engines_.at(engine).channels; }
 
  private:
   struct Entry {
@@ -154,19 +160,28 @@ class Channels {
     UniqueFd engine_bell;
     UniqueFd client_bell;  ///< the engine's end
     bool is_sealed = false, is_pinned = false;
+    std::set<EngineKey> refused_by{};
   };
   struct Engine {
     std::uint32_t number = 0;
+    ProcessSlot slot{};
+    std::deque<std::uint64_t> to_open;    ///< channels to give to it; some are closed by now
     std::vector<std::uint64_t> to_close;  ///< channels that it was not told are closed
-    std::size_t unanswered = 0;           ///< channels that it was given and has not answered
+    bool knows_all_deaths = true;
+    std::size_t channels = 0;    ///< that it has
+    std::size_t unanswered = 0;  ///< channels that it was given and has not answered
     std::chrono::steady_clock::time_point silent_since{};  ///< if there are any
   };
   [[nodiscard]] Expected<void> check_quota(std::size_t bytes, const ChannelOwner& owner,
                                            const MachineMemory& machine) const;
-  bool tell_closed(EngineLine& line);
-  std::optional<EngineKey> best_engine_for(const Channel& channel,
-                                           const std::set<EngineKey>& full) const;
-  bool give(std::uint64_t id, Entry& entry, EngineKey engine, EngineLine& line);
+  static bool tell_closed(EngineKey key, Engine& engine, EngineLine& line);
+  bool tell_opened(EngineKey key, Engine& engine, EngineLine& line);
+  static bool tell_of_deaths(EngineKey key, Engine& engine, EngineLine& line);
+  static bool is_for(const Channel& channel, const Engine& engine) {
+    return channel.wanted_engine == kAnyEngine || channel.wanted_engine == engine.number;
+  }
+  bool may_have(const Entry& entry) const;
+  void say_who_serves(const Entry& entry) const;
 
   ChannelQuota quota_;
   std::map<EngineKey, Engine> engines_;

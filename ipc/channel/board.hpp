@@ -1,0 +1,121 @@
+#pragma once
+// The board: what the engines of a host know of each other. It is a memory object with a row for
+// each process slot. The keeper makes it and writes who has died; it maps nothing. Each engine
+// writes its own load. Clients never see it: load would tell them of others.
+//
+// Which engine takes a request is decided from it. Every request has one engine whose turn it is,
+// in rotation. That engine takes it at once, unless it is much busier than one that has room. After
+// a while others take it, as far as they have room; and what waits at an engine that is much busier
+// than they are, or that has done nothing for a while: it is stopped, or in a long step. All of
+// them look at the same board, but not at the same instant: if two want one request, the slot's
+// word decides (ipc/channel/slot_state.hpp); if both leave it to the other, it waits for that
+// while.
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <memory>
+#include <optional>
+
+#include "base/memory_object.hpp"
+#include "ipc/channel/slot_state.hpp"
+
+namespace kvhive {
+
+inline const std::string kBoardName = "kvhive-board";
+
+/// How soon an engine would serve one more request.
+struct alignas(8) EngineLoad {
+  std::uint32_t room = 0;    ///< requests that it can run beside those it has
+  std::uint32_t queued = 0;  ///< tokens of the requests that wait there
+  friend bool operator==(const EngineLoad&, const EngineLoad&) = default;
+};
+static_assert(std::atomic<EngineLoad>::is_always_lock_free);
+
+struct alignas(64) BoardRow {
+  /// The newest life of this slot that has ended; those before it have, too. Written by the keeper.
+  std::atomic<std::uint32_t> ended;
+  /// The newest life that serves, its load, and a count that rises with each of its steps and while
+  /// it tokenises. Written by that engine.
+  std::atomic<std::uint32_t> serving;
+  std::atomic<EngineLoad> load;
+  std::atomic<std::uint64_t> beats;
+};
+static_assert(sizeof(BoardRow) == 64);
+inline constexpr std::size_t kBoardBytes = kMaxProcesses * sizeof(BoardRow);
+
+/// Called by the keeper when the process's end is certain. Error: the board cannot be written.
+[[nodiscard]] inline Expected<void> write_end(const UniqueFd& board, EngineLife dead) {
+  const std::size_t place = dead.slot * sizeof(BoardRow) + offsetof(BoardRow, ended);
+  if (pwrite(board.get(), &dead.life, sizeof dead.life, static_cast<off_t>(place)) !=
+      ssize_t{sizeof dead.life})
+    return os_failure("write the board");
+  return {};
+}
+
+class Board;
+
+/// An engine as others see it.
+struct Member {
+  std::shared_ptr<Board> board;
+  EngineLife life;
+  std::uint32_t number = 0;              ///< the engine's
+  std::uint32_t tokens_per_step = 2048;  ///< that it computes of prompts
+};
+
+/// Whether an engine with `load` would serve a request much later than one with the load `other`.
+/// What the board says may be a step old.
+bool is_much_busier(EngineLoad load, EngineLoad other, std::uint32_t tokens_per_step);
+
+class Board {
+ public:
+  [[nodiscard]] static Expected<Board> attach(const UniqueFd& file) {
+    auto map = MappedMemory::map(file.get(), kBoardBytes, Access::read_write, kBoardName);
+    if (!map) return forward_error(map);
+    return Board(std::move(*map));
+  }
+  /// Rows that the caller keeps.
+  explicit Board(std::array<BoardRow, kMaxProcesses>& rows) : rows_(rows.data()) {}
+
+  /// Whether the engine's process has ended. Known late, never too early.
+  bool is_dead(EngineLife engine) const {
+    const std::uint32_t ended = rows_[engine.slot].ended.load(std::memory_order_acquire);
+    return engine.life == 0 || (ended - engine.life) % (kMostLives + 1) < kMostLives / 2;
+  }
+
+  /// From now on `self` takes its turn.
+  void serve(EngineLife self, EngineLoad load) {
+    tell_load(self, load);
+    rows_[self.slot].serving.store(self.life, std::memory_order_release);
+  }
+  void tell_load(EngineLife self, EngineLoad load) {
+    rows_[self.slot].load.store(load, std::memory_order_relaxed);
+    beat(self);
+  }
+  /// The engine has done something.
+  void beat(EngineLife self) { rows_[self.slot].beats.fetch_add(1, std::memory_order_relaxed); }
+  EngineLoad load_of(EngineLife engine) const {
+    return rows_[engine.slot].load.load(std::memory_order_relaxed);
+  }
+
+  std::uint64_t beats_of(std::uint32_t slot) const {
+    return rows_[slot].beats.load(std::memory_order_relaxed);
+  }
+
+  /// The engine whose turn a request is.
+  /// \param ticket  counts the requests, more or less
+  std::optional<EngineLife> turn(std::uint64_t ticket) const;
+
+  /// Whether `self` takes the request at once.
+  bool is_for(const Member& self, std::uint64_t ticket) const;
+
+ private:
+  explicit Board(MappedMemory map)
+      : map_(std::move(map)), rows_(reinterpret_cast<BoardRow*>(map_.data())) {}
+
+  MappedMemory map_;
+  BoardRow* rows_;
+};
+
+}  // namespace kvhive

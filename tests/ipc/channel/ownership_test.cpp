@@ -1,0 +1,247 @@
+// Several engines that have one channel open: who has a request.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "base/check.hpp"
+#include "ipc/channel/client_channel.hpp"
+#include "ipc/channel/engine_channel.hpp"
+#include "tests/support/board.hpp"
+#include "tests/support/channel_memory.hpp"
+#include "tests/support/request.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr std::size_t kBytes = kLeastChannelBytes;
+constexpr std::size_t kAll = ~std::size_t{0};
+constexpr std::size_t kHelp = 64;
+
+class OwnershipTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<EngineChannel> join(std::uint32_t slot) {
+    return EngineChannel::open(5, board_.join(slot, slot), copy_of(memory_.requests),
+                               memory_.answers, kBytes, direct_ring(copy_of(bell_.engine_end)))
+        .value();
+  }
+  std::uint32_t submit() {
+    ChannelRequest request;
+    request.prompt_tokens = counting(100, 3);
+    request.params.max_tokens = 4;
+    return client_.submit(request).value();
+  }
+  void submit_many(int count) {
+    for (int i = 0; i < count; ++i) submit();
+  }
+  /// \param help  not 0: as if no other engine had done anything for a while
+  static std::vector<TakenRequest> take(EngineChannel& engine, std::size_t help = 0) {
+    for (int i = 0; i <= EngineChannel::kLooks && help != 0; ++i) engine.look_at_others();
+    return engine.take_submitted({}, kAll, help);
+  }
+  static std::set<std::uint32_t> slots_of(const std::vector<TakenRequest>& taken) {
+    std::set<std::uint32_t> slots;
+    for (const TakenRequest& request : taken) slots.insert(request.slot);
+    return slots;
+  }
+  bool is_rung() {
+    char heard[64];
+    return recv(bell_.client_end.get(), heard, sizeof heard, MSG_DONTWAIT) > 0;
+  }
+
+  TestBoard board_;
+  ChannelMemory memory_ = make_channel_memory(kBytes);
+  ClientBell bell_ = make_client_bell().value();
+  ClientChannel client_ = ClientChannel::open(copy_of(memory_.requests), memory_.answers, kBytes,
+                                              make_engine_bell().value())
+                              .value();
+  std::shared_ptr<EngineChannel> one_ = join(0), other_ = join(1);
+};
+
+TEST_F(OwnershipTest, EnginesTakeRequestsInTurnAndEachOnce) {
+  submit_many(8);
+  const auto first = slots_of(take(*one_)), second = slots_of(take(*other_));
+  EXPECT_THAT(first, SizeIs(4));
+  EXPECT_THAT(second, SizeIs(4));
+  std::set<std::uint32_t> all = first;
+  all.insert(second.begin(), second.end());
+  EXPECT_THAT(all, SizeIs(8));
+}
+
+TEST_F(OwnershipTest, WhatIsLeftToAnotherIsTakenByWhoHelpsAndNotMore) {
+  submit_many(8);
+  EXPECT_THAT(take(*one_), SizeIs(4));
+  EXPECT_TRUE(one_->watches());
+  EXPECT_THAT(take(*one_, 3), SizeIs(3));
+  EXPECT_TRUE(one_->watches());
+  EXPECT_THAT(take(*one_, kHelp), SizeIs(1));
+  EXPECT_FALSE(one_->watches());
+  EXPECT_THAT(take(*other_, kHelp), SizeIs(8)) << "they wait there";
+}
+
+TEST_F(OwnershipTest, AnEngineThatLostARequestWhileItWaitedForgetsIt) {
+  submit();
+  const auto mine = take(*one_, kHelp);
+  ASSERT_THAT(mine, SizeIs(1));
+  int changes = 0;
+  one_->on_change([&] { ++changes; });
+  const auto theirs = take(*other_, kHelp);
+  ASSERT_THAT(theirs, SizeIs(1));
+  EXPECT_EQ(theirs[0].tokens, mine[0].tokens);
+
+  const auto lost = one_->sink(mine[0]);
+  EXPECT_FALSE(lost->start());
+  EXPECT_EQ(changes, 1) << "the other may be stopped: look again";
+  EXPECT_FALSE(lost->read());
+  lost->finished(FinishReason::abort, {}, {}, 0);
+  EXPECT_EQ(client_.read(mine[0].slot).reason, FinishReason::none);
+
+  const auto sink = other_->sink(theirs[0]);
+  EXPECT_TRUE(sink->start());
+  sink->token({7, 0, {}}, "x");
+  sink->finished(FinishReason::length, {}, {}, 1);
+  const ChannelProgress end = client_.read(mine[0].slot);
+  EXPECT_THAT(end.tokens, SizeIs(1));
+  EXPECT_EQ(end.reason, FinishReason::length);
+}
+
+/// The slot's word is then as it was.
+TEST_F(OwnershipTest, ARequestThatCameBackIsNotTheOneThatWasLost) {
+  submit();
+  const auto first = take(*one_, kHelp);
+  ASSERT_THAT(take(*other_, kHelp), SizeIs(1));
+  const auto again = take(*one_, kHelp);
+  ASSERT_THAT(again, SizeIs(1));
+  const auto lost = one_->sink(first[0]), kept = one_->sink(again[0]);
+  lost->finished(FinishReason::abort, {}, {}, 0);
+  EXPECT_FALSE(lost->start());
+  EXPECT_EQ(client_.read(first[0].slot).reason, FinishReason::none);
+  EXPECT_TRUE(kept->start());
+}
+
+TEST_F(OwnershipTest, WhatRunsIsPreemptedOrReadIsLeftToItsEngine) {
+  submit();
+  const auto taken = take(*one_, kHelp);
+  const auto sink = one_->sink(taken.at(0));
+  ASSERT_TRUE(sink->read());
+  EXPECT_THAT(take(*other_, kHelp), IsEmpty());
+  EXPECT_TRUE(other_->watches()) << "it may wait again";
+  sink->wait();
+  ASSERT_TRUE(sink->start());
+  EXPECT_THAT(take(*other_, kHelp), IsEmpty());
+  EXPECT_FALSE(other_->watches());
+  sink->preempted();
+  EXPECT_THAT(take(*other_, kHelp), IsEmpty());
+  EXPECT_TRUE(sink->start());
+}
+
+TEST_F(OwnershipTest, ADeadEnginesRequestGoesOnAtAnotherInTurn) {
+  submit_many(2);
+  for (const TakenRequest& request : take(*one_, kHelp)) {
+    const auto sink = one_->sink(request);
+    ASSERT_TRUE(sink->start());
+    sink->token({7, 0, {}}, "x");
+  }
+  EXPECT_THAT(take(*other_, kHelp), IsEmpty());
+  is_rung();
+  board_.end(0);
+  const auto taken = take(*other_);
+  ASSERT_THAT(taken, SizeIs(2));
+  for (const TakenRequest& request : taken) EXPECT_THAT(request.journal, ElementsAre(7));
+  EXPECT_TRUE(is_rung()) << "the dead one may not have";
+}
+
+TEST_F(OwnershipTest, TheDeadEnginesRequestsAreShared) {
+  submit_many(8);
+  const auto third = join(2);
+  EXPECT_THAT(take(*third, kHelp), SizeIs(8));
+  board_.end(2);
+  EXPECT_THAT(take(*one_), SizeIs(4));
+  EXPECT_TRUE(one_->watches());
+  EXPECT_THAT(take(*other_), SizeIs(4));
+}
+
+TEST_F(OwnershipTest, ARequestWhoseEngineDiedWhileItReadItIsReadAnew) {
+  const std::uint32_t slot = submit();
+  auto answers = map_answers(memory_, kBytes);
+  AnswerSlot& answer = answer_in(answers.data(), slot);
+  answer.tokens = 3;  // of the request before
+  answer.state = SlotState::of(1, Phase::reading, {0, 1});
+  EXPECT_THAT(client_.read(slot).tokens, IsEmpty());
+  board_.end(0);
+  const auto taken = take(*other_);
+  ASSERT_THAT(taken, SizeIs(1));
+  EXPECT_EQ(taken[0].tokens, counting(100, 3));
+  EXPECT_THAT(taken[0].journal, IsEmpty());
+}
+
+TEST_F(OwnershipTest, AnEndThatADeadEngineMayNotHaveRungIsRungOnce) {
+  submit();
+  const auto taken = take(*one_, kHelp);
+  one_->sink(taken.at(0))->finished(FinishReason::length, {}, {}, 0);  // and no flush()
+  take(*other_, kHelp);
+  EXPECT_FALSE(is_rung()) << "its engine lives, and will";
+  board_.end(0);
+  take(*other_);
+  EXPECT_TRUE(is_rung());
+  take(*other_);
+  EXPECT_FALSE(is_rung());
+}
+
+TEST_F(OwnershipTest, AStoppedEnginesRequestsThatWaitAreServedByOthers) {
+  submit_many(4);
+  EXPECT_THAT(take(*one_), SizeIs(2));  // and now it is stopped
+  EXPECT_THAT(take(*other_), SizeIs(2));
+  EXPECT_THAT(take(*other_, kHelp), SizeIs(2));
+}
+
+TEST_F(OwnershipTest, WhatWaitsAtAnEngineThatGoesOnIsLeftToIt) {
+  submit_many(4);
+  const auto taken = take(*one_, kHelp);
+  const EngineLife one{0, 1};
+  for (int i = 0; i < 3; ++i) {
+    board_->beat(one);
+    other_->look_at_others();
+    EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), IsEmpty());
+    EXPECT_TRUE(other_->watches());
+  }
+  for (int i = 0; i < EngineChannel::kLooks; ++i) other_->look_at_others();
+  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(4)) << "it is stopped";
+}
+
+/// Not all of it: then the other would take it back.
+TEST_F(OwnershipTest, AnEngineTakesAPartOfWhatWaitsAtAMuchBusierOne) {
+  ChannelRequest request;
+  request.prompt_tokens = counting(100, 1024);
+  request.params.max_tokens = 4;
+  for (int i = 0; i < 16; ++i) ASSERT_TRUE(client_.submit(request).has_value());
+  const auto taken = take(*one_, kHelp);
+  ASSERT_THAT(taken, SizeIs(16));
+  const EngineLife one{0, 1};
+  board_->tell_load(one, {48, 16 * 1024});
+  other_->look_at_others();
+  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(7))
+      << "until it is busier by less than two steps of 2,048 tokens";
+}
+
+TEST_F(OwnershipTest, AChannelThatIsNotSharedWaitsForNoTurn) {
+  submit_many(4);
+  one_->do_not_share();
+  EXPECT_THAT(take(*one_), SizeIs(4));
+}
+
+TEST_F(OwnershipTest, AnAbortIsForTheEngineThatHasTheRequest) {
+  const std::uint32_t slot = submit();
+  const auto taken = take(*one_, kHelp);
+  client_.abort(slot);
+  EXPECT_THAT(other_->take_aborts(), IsEmpty());
+  EXPECT_THAT(one_->take_aborts(), ElementsAre(slot));
+}
+
+}  // namespace
+}  // namespace kvhive::testing
