@@ -111,6 +111,12 @@ class Board {
   bool is_for(const Member& self, std::uint64_t ticket) const;
 
  private:
+  struct Serving {
+    std::array<EngineLife, kMaxProcesses> engines;
+    std::size_t count = 0;
+  };
+  /// The engines that serve and are not dead, in the order of their slots.
+  Serving serving() const;
   explicit Board(MappedMemory map)
       : map_(std::move(map)), rows_(reinterpret_cast<BoardRow*>(map_.data())) {}
 

@@ -304,8 +304,7 @@ void EngineChannel::ring_for(std::uint32_t slot, SlotState ended_by_a_dead_engin
     has_news_.store(true, std::memory_order_relaxed);
 }
 
-/// Whether the slot is this engine's now. If not, its state has changed: it will be looked at
-/// again.
+/// Whether the slot is this engine's now. If not, it has changed, and will be looked at again.
 bool EngineChannel::claim(std::uint32_t slot, SlotState seen, SlotState mine) {
   KV_KILL_POINT("claim.begins");
   const std::lock_guard lock(takes_mutex_);

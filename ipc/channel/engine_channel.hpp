@@ -109,9 +109,8 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   /// Takes those whose turn this engine is, also from an engine that died. (That engine may have
   /// died before it rang, so the client is rung.) Others may be for this engine later: then
   /// watches() says so.
-  /// \param help  how many more to take that wait in their slots, or at engines that are much
-  /// busier
-  ///              or do nothing. Not 0 = others have had the time to take them
+  /// \param help  how many more to take, of those that were left to others, and of those that wait
+  ///              at engines which are much busier or do nothing. Not 0 = others have had the time
   std::vector<TakenRequest> take_submitted(const PromptLimits& limits = {},
                                            std::size_t most_bytes = ~std::size_t{0},
                                            std::size_t help = 0);

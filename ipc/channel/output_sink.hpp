@@ -29,9 +29,9 @@ class OutputSink {
   /// One more token, and the text that is complete with it, which may be empty.
   virtual void token(const GeneratedToken& token, std::string_view text) = 0;
   /// The request has ended; this is the last call for it but flush(). If it waited and another
-  /// engine has it, this does nothing. `error` is set only if the
-  /// reason is FinishReason::error. `text_bytes` is the length of the whole text; if a stop string
-  /// was cut off, it is less than token() was given.
+  /// engine has it, this does nothing. `error` is set only if the reason is FinishReason::error.
+  /// `text_bytes` is the length of the whole text; if a stop string was cut off, it is less than
+  /// token() was given.
   virtual void finished(FinishReason reason, const Error& error, const RequestStats& stats,
                         std::size_t text_bytes) = 0;
   /// Wakes the reader of the results. Called once, after all other calls of one step.

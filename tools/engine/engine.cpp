@@ -204,17 +204,16 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
   parts.runner = std::move(computing.runner);
   const PromptLimits prompt{longest.tokens * longest_token_bytes(tokenizer_), longest.tokens,
                             remedy_for(longest.bound)};
-  most_requests_ = options.max_num_seqs;
   self_.tokens_per_step = options.max_num_batched_tokens;
   const auto ring = start_or_exit([&] { return spawn_ring(system_, std::move(parts)); });
   port_ = start_or_exit([&] {
     return std::make_unique<Port>(loop_, ring, tokenizer_, PortLimits{options.seed, prompt, self_});
   });
+  self_.board->serve(self_.life, {options.max_num_seqs, 0});
 }
 
 void Engine::run() {
   loop_.watch(socket_.get(), [this] { on_keeper(); });
-  self_.board->serve(self_.life, {most_requests_, 0});
   reopen_log_or_say_why();  // the log file may have been renamed before the keeper knew this engine
   // An error means that the keeper is gone: the loop then calls on_keeper(), which ends the
   // process.

@@ -53,8 +53,7 @@ class Engine {
 
   Member self_;
   ProcessSlot slot_;
-  std::uint32_t most_requests_ = 0;  ///< --max-num-seqs
-  std::uint32_t pid_;                ///< this process's pid in the keeper's PID namespace
+  std::uint32_t pid_;  ///< this process's pid in the keeper's PID namespace
   EventLoop loop_;
   UniqueFd socket_;
   PoolMemory memory_;

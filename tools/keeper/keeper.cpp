@@ -419,8 +419,8 @@ void Keeper::expect_answers() {
       if (tables_.channels.is_silent(socket))
         if (const auto note = limit.admit())
           spdlog::warn(
-              "engine {} (pid {}) does not answer: it is stopped (kill -CONT it) or hangs; new "
-              "clients get other engines{}",
+              "engine {} (pid {}) does not answer: it is stopped (kill -CONT it) or hangs; the "
+              "others serve all clients{}",
               peer.engine, peer.pid, *note);
     expect_answers();
   });
