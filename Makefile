@@ -9,13 +9,14 @@
 #   make bench-peers  pinning a block beside LMDB, a Boost map, files, memcached and Redis (installs these)
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make matrices  every case of the kernels' matrices, also where an emulated GPU is slow
-#   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them
+#   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them, SAMPLE=24 for as many, from SEED=any
 #   make enemies   hostile users beside honest ones for MINUTES=10; SEED=any, USERS=8, ATTACKS="words" for some attacks
 #   make harms     the harm of each line S1 to S12 that was found, and what honest clients notice; BIN=another build's, LINES="S1 S4"
 #   make timing    whether the clock tells what another domain has cached
 #   make siege     thousands of clients, stewards and daemons killed, every limit tried; from SEED=any
 #   make keeper-kills  the keeper, or a process beside it, killed or stopped at each of the keeper's system calls: an hour
-#   make asan      the tests under AddressSanitizer and UBSan        (own build folder)
+#   make asan      the tests under AddressSanitizer and UBSan        (own build folder);
+#                  ONLY="ipc keeper" for some test programs
 #   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
@@ -70,7 +71,7 @@ matrices: configure
 
 mutants: configure
 	@cmake --build --preset release -j $(JOBS) --target $$(python3 tests/mutants/mutants.py --programs)
-	@python3 tests/mutants/mutants.py build $(MUTANTS)
+	@$(if $(SEED),KVHIVE_SEED=$(SEED)) KVHIVE_MUTANTS_SAMPLE=$(SAMPLE) python3 tests/mutants/mutants.py build $(MUTANTS)
 
 enemies: configure
 	@cmake --build --preset release -j $(JOBS) --target programs kvhive_enemies
@@ -98,8 +99,8 @@ keeper-kills: configure
 
 asan: packages
 	@cmake --preset asan --log-level=WARNING >/dev/null
-	@cmake --build --preset asan -j $(JOBS)
-	ctest --preset asan -j $(JOBS)
+	@cmake --build --preset asan -j $(JOBS) $(if $(ONLY),--target programs $(ONLY:%=kvhive_%_test))
+	ctest --preset asan -j $(JOBS) $(if $(ONLY),-L '^($(subst $() ,|,$(strip $(ONLY))))$$')
 
 tsan: packages
 	@cmake --preset tsan --log-level=WARNING >/dev/null

@@ -3,12 +3,14 @@
 
 mutants.py BUILD_FOLDER [WORDS]   only mutants with one of WORDS in their name
 
+KVHIVE_MUTANTS_SAMPLE=n of the environment: only n of them, drawn from KVHIVE_SEED (any).
 The build folder is left as it is. A mutant's objects are compiled with the commands of the real build (ninja knows them),
 and linked before the real libraries.
 """
 import concurrent.futures
 import os
 import pathlib
+import random
 import re
 import signal
 import shutil
@@ -39,6 +41,16 @@ def read_tables(words):
                 raise SystemExit(f"{table.name}: mutant '{mutant.get('name')}' lacks {', '.join(sorted(missing))}")
             mutants.append(mutant)
     return [m for m in mutants if not words or any(word in m["name"] for word in words)]
+
+
+def sample(mutants):
+    """Some of the mutants, if the environment wants only some."""
+    size = int(os.environ.get("KVHIVE_MUTANTS_SAMPLE") or len(mutants))
+    if size >= len(mutants):
+        return mutants
+    seed = os.environ.get("KVHIVE_SEED") or str(random.randrange(2**32))
+    print(f"{size} of {len(mutants)} mutants, drawn from seed {seed}", flush=True)
+    return random.Random(seed).sample(mutants, size)
 
 
 class Build:
@@ -101,11 +113,16 @@ def run(command, build, log):
                               stdin=subprocess.DEVNULL).returncode
 
 
-def make(build, mutant, folder):
-    """Links the program with the mistake. Returns the test program to run."""
+def original_of(mutant):
     original = (ROOT / mutant["file"]).read_text()
     if original.count(mutant["was"]) != 1:
         raise Broken(f"`was` occurs {original.count(mutant['was'])} times in {mutant['file']}, not once")
+    return original
+
+
+def make(build, mutant, folder):
+    """Links the program with the mistake. Returns the test program to run."""
+    original = original_of(mutant)
     shutil.rmtree(folder, ignore_errors=True)
     overlay = folder / "source"
     mutated = overlay / mutant["file"]
@@ -179,6 +196,18 @@ def examine(build, mutant):
     return True, f"caught    {mutant['name']}: by {culprit} ({seconds:.0f} s)"
 
 
+def check_tables(mutants):
+    """Every mistake must fit the sources, also those that are not tried today."""
+    fine = True
+    for mutant in mutants:
+        try:
+            original_of(mutant)
+        except Broken as error:
+            print(f"BROKEN    {mutant['name']}: {error}")
+            fine = False
+    return fine
+
+
 def check_originals(build, mutants):
     """The tests must pass without the mistakes."""
     fine = True
@@ -197,11 +226,13 @@ def main():
         print(" ".join(sorted({name for m in read_tables([]) for name in programs_of(m)})))
         return
     mutants = read_tables(sys.argv[2:])
+    tables_fit = check_tables(mutants)
+    mutants = sample(mutants)
     build = Build(sys.argv[1])
     for mutant in mutants:
         for name in programs_of(mutant):
             build.prepare(name)
-    all_caught = check_originals(build, mutants)
+    all_caught = check_originals(build, mutants) and tables_fit
     caught = 0
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for was_caught, line in pool.map(lambda m: examine(build, m), mutants):
