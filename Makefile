@@ -99,7 +99,7 @@ keeper-kills: configure
 
 asan: packages
 	@cmake --preset asan --log-level=WARNING >/dev/null
-	@cmake --build --preset asan -j $(JOBS) $(if $(ONLY),--target programs $(ONLY:%=kvhive_%_test))
+	@cmake --build --preset asan -j $(JOBS) $(if $(ONLY),--target $(ONLY:%=kvhive_%_test))
 	ctest --preset asan -j $(JOBS) $(if $(ONLY),-L '^($(subst $() ,|,$(strip $(ONLY))))$$')
 
 tsan: packages
