@@ -45,6 +45,7 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
 
   SlotCounters& counters = pool_.counters();
   counters["running"].store(round.running, std::memory_order_relaxed);
+  bump(counters["overloaded_requests"], request.overloaded);
   counters["waiting"].store(request.waiting_in_all -
                                 static_cast<std::uint32_t>(round.plan.outcome.admitted.size() +
                                                            round.plan.outcome.lost.size()) +

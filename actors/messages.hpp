@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "config/domain_share.hpp"
 #include "ipc/channel/generation.hpp"
 #include "ipc/channel/output_sink.hpp"
 #include "kernels/block_copy.hpp"
@@ -44,6 +45,8 @@ struct Submission {
   std::optional<RequestStats> earlier_admission{};
   /// What the request counts with in the memory that is held for its channel.
   std::shared_ptr<HeldMemory> held{};
+  DomainShare share{};  ///< the domain's
+  bool is_new = false;  ///< no engine had it before: it may be refused because too much waits
 };
 struct SubmitBatch {
   std::vector<Submission> submissions;
@@ -88,6 +91,8 @@ struct StepRequest {
   std::uint32_t token_budget = 0;
   /// Number of waiting requests, also those that `waiting` leaves out; for the statistics.
   std::uint32_t waiting_in_all = 0;
+  /// Requests refused since the last step, because too much waits; for the statistics, too.
+  std::uint32_t overloaded = 0;
 };
 
 /// One sequence's part of a step. The model computes `tokens`, which are at positions start, start

@@ -60,10 +60,11 @@ Port::~Port() {
   for (auto& [id, open] : channels_) open.channel->on_change(nullptr);
 }
 
-void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd engine_bell, DomainId domain) {
+void Port::open(std::shared_ptr<EngineChannel> channel, UniqueFd engine_bell, DomainId domain,
+                const DomainShare& share) {
   const std::uint64_t id = channel->id();
   const auto [place, inserted] =
-      channels_.emplace(id, OpenChannel{std::move(channel), std::move(engine_bell), domain});
+      channels_.emplace(id, OpenChannel{std::move(channel), std::move(engine_bell), domain, share});
   KV_CHECK(inserted, id);
   listen(id, place->second);
   place->second.channel->on_change([this, id] { loop_.post([this, id] { on_change(id); }); });
@@ -255,7 +256,9 @@ std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& reques
                         std::move(sink),
                         open.domain,
                         request.earlier_admission,
-                        std::move(request.held)};
+                        std::move(request.held),
+                        open.share,
+                        request.is_new};
   if (request.prompt_kind == PromptKind::tokens)
     return complete(std::move(submission), std::move(request.tokens));
   if (request.text.size() > kLongPrompt) {

@@ -42,8 +42,9 @@ class Port {
   ~Port();
 
   /// Serves a channel from now on. The client rings `engine_bell`. The channel's requests share
-  /// blocks with those of `domain`, and with no others.
-  void open(std::shared_ptr<EngineChannel> channel, UniqueFd engine_bell, DomainId domain);
+  /// blocks with those of `domain`, and with no others, and have its `share` of the engine.
+  void open(std::shared_ptr<EngineChannel> channel, UniqueFd engine_bell, DomainId domain,
+            const DomainShare& share = {});
   /// The channel's client is gone: ends its requests, which releases their blocks.
   void close(std::uint64_t channel);
   /// An engine has come or gone: there may be something to take in all channels.
@@ -65,6 +66,7 @@ class Port {
     std::shared_ptr<EngineChannel> channel;
     UniqueFd bell;
     DomainId domain;
+    DomainShare share;
     Count rings = {};
     bool wants_turn = false;  ///< it is in Domain::wanting
     bool was_rung = false;    ///< by its client, since its last turn

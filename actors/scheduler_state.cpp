@@ -29,9 +29,11 @@ bool contains(const std::vector<TokenId>& tokens, TokenId token) {
 // -- requests come in -----------------------------------------------------------------------------
 
 void SchedulerState::submit(Submission&& submission) {
+  waiting_.set_share(submission.domain, submission.share);
   if (auto valid = check(submission); !valid) {
     submission.sink->finished(FinishReason::error, valid.error(), {}, 0);
     to_flush_.push_back(submission.sink);
+    overloaded_ += valid.error().code == Errc::overloaded;
     return;
   }
   if (!submission.journal.empty() && !submission.sink->read()) return;  // another engine has it
@@ -84,7 +86,34 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
         return failure(Errc::bad_argument, "token id " + std::to_string(token) +
                                                " is not in the model's vocabulary of " +
                                                std::to_string(config_.vocab_size));
-  return {};
+  return check_queue(submission);
+}
+
+/// A full queue still takes what is within the domain's part of it, or who submits most would have
+/// most of it, and of the engine. A domain may always have one request that waits, so that no
+/// limit is too low for a prompt. What an engine had accepted stays accepted.
+Expected<void> SchedulerState::check_queue(const Submission& submission) const {
+  const std::size_t of_domain = waiting_.tokens_of(submission.domain);
+  if (!submission.is_new || of_domain == 0) return {};
+  const std::size_t more = submission.prompt.size(), of_all = waiting_.tokens();
+  const std::uint32_t share = submission.share.max_queued_tokens, most = config_.max_queued_tokens;
+  if (share != 0 && of_domain + more > share)
+    return overloaded("of this domain", share, "shares, max-queued-tokens", of_domain);
+  if (most == 0 || of_all + more <= most) return {};
+  const double part = waiting_.part_of(submission.domain) * most;
+  if (static_cast<double>(of_domain + more) <= part) return {};
+  return overloaded("of all", most, "max-queued-tokens", of_all);
+}
+
+tl::unexpected<Error> SchedulerState::overloaded(const std::string& whose, std::uint32_t most,
+                                                 const char* option, std::size_t queued) const {
+  const std::chrono::milliseconds wait = drain_rate_.time_for(queued);
+  return tl::unexpected<Error>({Errc::overloaded,
+                                "overloaded: the requests " + whose +
+                                    " that wait in one engine may have " + std::to_string(most) +
+                                    " tokens (" + option + "); try again in about " +
+                                    std::to_string(wait.count()) + " ms",
+                                wait});
 }
 
 void SchedulerState::replay_some() {
@@ -112,32 +141,18 @@ std::size_t SchedulerState::replay(Journal& journal, std::size_t most_tokens) {
   return count;
 }
 
-/// The request's place with the priority policy, waiting or not.
-SchedulerState::Place SchedulerState::place_by_priority(SeqId seq) const {
-  const Request& request = requests_.at(seq);
-  return {request.params.priority, static_cast<std::int64_t>(request.arrival)};
+WaitingQueue::Entry SchedulerState::entry_of(SeqId seq, const Request& request) {
+  return {seq, request.domain, request.params.priority, request.arrival, request.tokens.size()};
 }
 
 void SchedulerState::enqueue(SeqId seq) {
-  const bool is_fcfs = config_.policy == SchedulingPolicy::fcfs;
-  wait_at(is_fcfs ? Place{0, ++last_place_} : place_by_priority(seq), seq);
-}
-
-/// For the FCFS policy, whose preempted requests go before all others.
-void SchedulerState::enqueue_first(SeqId seq) { wait_at({0, --first_place_}, seq); }
-
-void SchedulerState::wait_at(Place place, SeqId seq) {
-  KV_CHECK(waiting_.emplace(place, seq).second, seq.value);
   Request& request = requests_.at(seq);
-  request.place = place;
-  queued_tokens_ += request.tokens.size();
+  request.place = waiting_.add(entry_of(seq, request));
 }
 
-void SchedulerState::leave_queue(Request& request) {
-  const auto place = std::exchange(request.place, std::nullopt);
-  if (!place) return;
-  waiting_.erase(*place);
-  queued_tokens_ -= request.tokens.size();
+void SchedulerState::leave_queue(SeqId seq, Request& request) {
+  if (const auto place = std::exchange(request.place, std::nullopt))
+    waiting_.remove(entry_of(seq, request), *place);
 }
 
 void SchedulerState::give_up(SeqId seq) {
@@ -166,7 +181,7 @@ void SchedulerState::drop_unwanted() {
 
 std::optional<StepRequest> SchedulerState::next_step() {
   KV_CHECK(!step_is_out_);
-  if (running_.empty() && waiting_.empty() && ended_.empty()) return std::nullopt;
+  if (running_.empty() && waiting_.is_empty() && ended_.empty()) return std::nullopt;
   StepRequest step;
   step.step = next_step_++;
   step.appended = std::exchange(appended_, {});
@@ -175,9 +190,10 @@ std::optional<StepRequest> SchedulerState::next_step() {
   step.victims = victims();
   step.token_budget = config_.max_num_batched_tokens;
   step.waiting_in_all = static_cast<std::uint32_t>(waiting_.size());
-  for (const auto& [place, seq] : waiting_) {
-    if (running_.size() + step.waiting.size() >= config_.max_num_seqs) break;
-    step.waiting.push_back(seq);
+  step.overloaded = std::exchange(overloaded_, 0);
+  step.waiting = waiting_.first(config_.max_num_seqs -
+                                std::min<std::size_t>(running_.size(), config_.max_num_seqs));
+  for (const SeqId seq : step.waiting) {
     Request& request = requests_.at(seq);
     if (!std::exchange(request.is_known, true))
       step.added.push_back({seq, request.tokens, request.params.sampling, request.params.logprobs,
@@ -188,13 +204,17 @@ std::optional<StepRequest> SchedulerState::next_step() {
 }
 
 /// The running requests in the order in which to preempt them: the last admitted first, or with the
-/// priority policy the least important first.
+/// priority policy the least important first, of the domain that has been served most.
 std::vector<SeqId> SchedulerState::victims() const {
   std::vector<SeqId> victims(running_.rbegin(), running_.rend());
-  if (config_.policy == SchedulingPolicy::priority)
-    std::stable_sort(victims.begin(), victims.end(), [this](SeqId a, SeqId b) {
-      return place_by_priority(b) < place_by_priority(a);
-    });
+  if (config_.policy != SchedulingPolicy::priority) return victims;
+  const auto rank = [this](SeqId seq) {
+    const Request& request = requests_.at(seq);
+    return std::tuple(waiting_.served(request.domain), request.domain,
+                      WaitingQueue::place_by_priority(entry_of(seq, request)));
+  };
+  std::stable_sort(victims.begin(), victims.end(),
+                   [&](SeqId a, SeqId b) { return rank(b) < rank(a); });
   return victims;
 }
 
@@ -206,12 +226,15 @@ void SchedulerState::complete(const StepDone& done) {
   for (const Rejection& rejection : done.outcome.rejected)
     finish(rejection.seq, FinishReason::error, rejection.error);
   for (const SampledToken& sampled : done.sampled) {
+    waiting_.serve(requests_.at(sampled.seq).domain, 1);
     if (requests_.at(sampled.seq).is_unwanted) continue;
     append(sampled.seq, sampled.token);
   }
   drop_unwanted();
   is_starved_ =
-      done.outcome.scheduled_tokens == 0 && done.outcome.preempted.empty() && !waiting_.empty();
+      done.outcome.scheduled_tokens == 0 && done.outcome.preempted.empty() && !waiting_.is_empty();
+  drain_rate_.add_step(done.times.copying + done.times.computing,
+                       std::exchange(admitted_tokens_, 0));
   flush();
 }
 
@@ -224,13 +247,18 @@ void SchedulerState::tell_load() {
   if (!config_.tell_load) return;
   const std::size_t requests = running_.size() + waiting_.size() + journals_.size();
   const auto room = config_.max_num_seqs - std::min<std::size_t>(requests, config_.max_num_seqs);
-  config_.tell_load({static_cast<std::uint32_t>(room), static_cast<std::uint32_t>(queued_tokens_)});
+  config_.tell_load(
+      {static_cast<std::uint32_t>(room), static_cast<std::uint32_t>(waiting_.tokens())});
 }
 
 void SchedulerState::admit(const Admission& admission) {
   Request& request = requests_.at(admission.seq);
-  leave_queue(request);
+  const std::size_t tokens = request.tokens.size();
+  waiting_.begins(request.domain);
+  leave_queue(admission.seq, request);
   running_.push_back(admission.seq);
+  admitted_tokens_ += tokens;
+  waiting_.serve(request.domain, tokens - std::min<std::size_t>(admission.cached_tokens, tokens));
   if (std::exchange(request.is_admitted, true)) return;
   request.stats.cached_tokens = std::min(admission.cached_tokens, request.prompt_tokens);
   request.sink->admitted(request.stats);
@@ -239,12 +267,11 @@ void SchedulerState::admit(const Admission& admission) {
 
 void SchedulerState::preempt(SeqId seq) {
   running_.erase(std::find(running_.begin(), running_.end(), seq));
-  ++requests_.at(seq).stats.preemptions;
-  requests_.at(seq).sink->preempted();
-  if (config_.policy == SchedulingPolicy::priority)
-    enqueue(seq);
-  else
-    enqueue_first(seq);
+  Request& request = requests_.at(seq);
+  ++request.stats.preemptions;
+  request.sink->preempted();
+  request.place = waiting_.add_preempted(entry_of(seq, request));
+  waiting_.ends(request.domain);
 }
 
 /// Appends a token to the request and gives it to the client. Unless the token ends the request,
@@ -287,9 +314,9 @@ void SchedulerState::finish(SeqId seq, FinishReason reason, const Error& error) 
 void SchedulerState::forget(SeqId seq) {
   const auto found = requests_.find(seq);
   Request& request = found->second;
-  leave_queue(request);
+  leave_queue(seq, request);
   if (request.is_known) {  // others do not run
-    std::erase(running_, seq);
+    if (std::erase(running_, seq) != 0) waiting_.ends(request.domain);
     std::erase_if(appended_, [seq](const AppendedToken& appended) { return appended.seq == seq; });
     ended_.push_back(seq);
   }

@@ -5,6 +5,10 @@
 // are not computed yet. Running requests come first, in order. The FCFS policy preempts the request
 // that was admitted last, and puts it at the front of the queue. The priority policy preempts the
 // least important request, and queues it again by its priority.
+//
+// Between domains the order is kvhive's (waiting_queue.hpp). With the priority policy, the domain
+// that has been served most is preempted first: nobody keeps blocks from another domain by calling
+// its requests important.
 
 #include <deque>
 #include <functional>
@@ -15,7 +19,9 @@
 #include <vector>
 
 #include "actors/messages.hpp"
+#include "actors/drain_rate.hpp"
 #include "actors/output_text.hpp"
+#include "actors/waiting_queue.hpp"
 #include "config/choices.hpp"
 #include "ipc/channel/board.hpp"
 
@@ -41,11 +47,14 @@ struct SchedulerConfig {
   std::vector<TokenId> eos_token_ids;
   const Tokenizer* tokenizer = nullptr;  ///< for text and stop strings; outlives the scheduler
   std::function<void(EngineLoad)> tell_load{};  ///< called with each step and submission
+  /// Tokens of the requests that wait. What comes then is refused as overloaded. 0 = no limit.
+  std::uint32_t max_queued_tokens = 0;
 };
 
 class SchedulerState {
  public:
-  explicit SchedulerState(SchedulerConfig config) : config_(std::move(config)) {}
+  explicit SchedulerState(SchedulerConfig config)
+      : config_(std::move(config)), waiting_(config_.policy) {}
 
   /// Queues a request. An invalid request is refused at once, through its sink. After the last of
   /// several, the caller calls flush().
@@ -74,13 +83,6 @@ class SchedulerState {
   std::size_t unfinished() const { return requests_.size(); }
 
  private:
-  /// A request's place among those that wait: the least goes first. No two requests ever have the
-  /// same.
-  struct Place {
-    std::int64_t rank = 0;   ///< 0, or with the priority policy the request's priority
-    std::int64_t order = 0;  ///< among equal ranks
-    friend auto operator<=>(const Place&, const Place&) = default;
-  };
   struct Request {
     RequestKey key;
     std::uint64_t arrival = 0;
@@ -94,7 +96,7 @@ class SchedulerState {
     bool is_known = false;     ///< a step has told the block manager of the request
     bool is_admitted = false;  ///< it was admitted at least once, perhaps by an engine that died
     bool is_unwanted = false;  ///< its client is gone or has aborted it, or it was lost
-    std::optional<Place> place{};  ///< while it waits
+    std::optional<WaitingQueue::Place> place{};  ///< while it waits
 
     std::uint32_t generated() const {
       return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
@@ -109,11 +111,12 @@ class SchedulerState {
   };
 
   [[nodiscard]] Expected<void> check(const Submission& submission) const;
-  Place place_by_priority(SeqId seq) const;
+  [[nodiscard]] Expected<void> check_queue(const Submission& submission) const;
+  tl::unexpected<Error> overloaded(const std::string& whose, std::uint32_t most, const char* option,
+                                   std::size_t queued) const;
+  static WaitingQueue::Entry entry_of(SeqId seq, const Request& request);
   void enqueue(SeqId seq);
-  void enqueue_first(SeqId seq);
-  void wait_at(Place place, SeqId seq);
-  void leave_queue(Request& request);
+  void leave_queue(SeqId seq, Request& request);
   void give_up(SeqId seq);
   void drop_unwanted();
   void forget(SeqId seq);
@@ -131,13 +134,12 @@ class SchedulerState {
   std::uint64_t next_step_ = 1;
   std::unordered_map<SeqId, Request> requests_;
   std::map<RequestKey, SeqId> by_key_;
-  /// The requests that wait, first the one to admit first. Any of them leaves it in logarithmic
-  /// time: when a client with many requests dies, they all end at once.
-  std::map<Place, SeqId> waiting_;
-  std::int64_t last_place_ = 0;    ///< of the FCFS policy's queue; its places begin at 1, ...
-  std::int64_t first_place_ = 0;   ///< ... and those of preempted requests go down from -1
-  std::size_t queued_tokens_ = 0;  ///< of the requests that wait
-  std::vector<SeqId> unwanted_;    ///< to be ended as soon as no step is out; some may have ended
+  /// Any request leaves it in logarithmic time: when a client with many dies, they all end at once.
+  WaitingQueue waiting_;
+  DrainRate drain_rate_;
+  std::size_t admitted_tokens_ = 0;  ///< that have left the queue in this step
+  std::uint32_t overloaded_ = 0;     ///< requests refused since the last step
+  std::vector<SeqId> unwanted_;      ///< to be ended as soon as no step is out; some may have ended
   std::vector<SeqId> running_;
   std::deque<Journal> journals_;         ///< of requests that neither wait nor run yet
   std::vector<SeqId> ended_;             ///< the next step sends them to the block manager

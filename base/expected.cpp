@@ -47,6 +47,7 @@ std::string_view to_string(Errc code) {
     case Errc::device_lost: return "device_lost";
     case Errc::peer_died: return "peer_died";
     case Errc::os_error: return "os_error";
+    case Errc::overloaded: return "overloaded";
   }
   return "unknown";
 }

@@ -3,6 +3,7 @@
 // an exception. It is tl::expected, because std::expected needs C++23, which nvcc 13 does not
 // compile.
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,7 +33,8 @@ enum class Errc : std::uint8_t {
   not_running,         ///< user: no daemon listens on this socket, or it is not ready
   device_lost,         ///< engine: the GPU's context is lost; publish nothing, end the process
   peer_died,           ///< any process: the process at the other end is gone
-  os_error,  ///< operator: a system call failed; the text carries its name and errno's words
+  os_error,    ///< operator: a system call failed; the text carries its name and errno's words
+  overloaded,  ///< client: too much is waiting already; try again after Error::retry_after
 };
 
 /// The code's name as it is printed and sent ("pool_exhausted").
@@ -42,6 +44,7 @@ std::string_view to_string(Errc code);
 struct Error {
   Errc code = Errc::none;
   std::string text;
+  std::chrono::milliseconds retry_after{0};  ///< 0 = nobody knows, or it is no use
 };
 
 template <class T>

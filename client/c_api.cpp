@@ -22,7 +22,7 @@ using kvhive::ClientError;
 using kvhive::ErrorCode;
 using kvhive::Result;
 
-static_assert(KVHIVE_OS_ERROR == int(ErrorCode::os_error));
+static_assert(KVHIVE_OVERLOADED == int(ErrorCode::overloaded));
 static_assert(KVHIVE_FINISH_ERROR == int(kvhive::Finish::error));
 
 std::string& last_error() {
@@ -61,7 +61,7 @@ Struct completed(const Struct& given, Struct defaults) {
 /// Sizes of the structs of ABI version 1.
 constexpr std::size_t kOptionsV1 = sizeof(kvhive_options);
 constexpr std::size_t kRequestV1 = sizeof(kvhive_request);
-constexpr std::size_t kProgressV1 = sizeof(kvhive_progress);
+constexpr std::size_t kProgressV1 = offsetof(kvhive_progress, retry_after_ms);
 
 kvhive::ClientOptions client_options(const kvhive_options& options) {
   kvhive::ClientOptions out;
@@ -124,6 +124,7 @@ kvhive_progress c_progress(const kvhive_client& client) {
   out.prompt_tokens = news.prompt_tokens;
   out.cached_tokens = news.cached_tokens;
   out.preemptions = news.preemptions;
+  out.retry_after_ms = static_cast<std::uint32_t>(news.error.retry_after.count());
   return out;
 }
 

@@ -21,10 +21,13 @@ static_assert(int(ErrorCode::bad_argument) == int(Errc::bad_argument));
 static_assert(int(ErrorCode::pool_exhausted) == int(Errc::pool_exhausted));
 static_assert(int(ErrorCode::not_running) == int(Errc::not_running));
 static_assert(int(ErrorCode::os_error) == int(Errc::os_error));
+static_assert(int(ErrorCode::overloaded) == int(Errc::overloaded));
 static_assert(int(Finish::error) == int(FinishReason::error));
 static_assert(kDefaultChannelBytes == kUsualChannelBytes);
 
-ClientError public_error(const Error& error) { return {ErrorCode(int(error.code)), error.text}; }
+ClientError public_error(const Error& error) {
+  return {ErrorCode(int(error.code)), error.text, error.retry_after};
+}
 
 ClientError bad_argument(std::string text) { return {ErrorCode::bad_argument, std::move(text)}; }
 
@@ -85,7 +88,7 @@ Progress public_progress(RequestId request, ChannelProgress&& news) {
 }  // namespace
 
 std::string_view to_string(ErrorCode code) {
-  const bool is_known = code >= ErrorCode::none && code <= ErrorCode::os_error;
+  const bool is_known = code >= ErrorCode::none && code <= ErrorCode::overloaded;
   return is_known ? to_string(Errc(int(code))) : "unknown";
 }
 

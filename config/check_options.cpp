@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "config/option_table.hpp"
 #include "config/options.hpp"
 
@@ -21,6 +23,22 @@ Expected<void> check_range(const Options& options, const OptionField& field) {
   return bad_value(field.name, field.type.format(options), remedy);
 }
 
+/// A share for a domain that there can never be is a spelling mistake.
+Expected<void> check_shares(const Options& o) {
+  std::string known =
+      "'*', '" + std::string(kDomainOfAll) + "', '" + std::string(kDomainOfUser) + "NUMBER'";
+  for (const DomainRule& rule : o.domains) known += ", '" + rule.name + "'";
+  for (const auto& [domain, share] : o.shares) {
+    const bool is_ruled = std::any_of(o.domains.begin(), o.domains.end(),
+                                      [&](const DomainRule& rule) { return rule.name == domain; });
+    if (is_ruled || domain == kOtherDomains || domain == kDomainOfAll ||
+        domain.rfind(kDomainOfUser, 0) == 0)
+      continue;
+    return bad_value("shares", domain, "is no domain; name one of " + known);
+  }
+  return {};
+}
+
 }  // namespace
 
 Expected<void> check_options(const Options& o) {
@@ -37,7 +55,7 @@ Expected<void> check_options(const Options& o) {
   if (o.sharing == Sharing::listed && o.domains.empty())
     return bad_value("sharing", "listed",
                      "refuses every client: list users or groups under domains");
-  return {};
+  return check_shares(o);
 }
 
 }  // namespace kvhive

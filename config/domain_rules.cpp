@@ -3,58 +3,41 @@
 #include <algorithm>
 #include <map>
 
+#include "config/rule_text.hpp"
+
 namespace kvhive {
 namespace {
 
 constexpr std::size_t kLongestName = 32;
-
-tl::unexpected<Error> bad(const std::string& value, const std::string& remedy) {
-  return failure(Errc::bad_argument, "'" + value + "' " + remedy);
-}
-
-std::string trimmed(std::string_view text) {
-  const auto first = text.find_first_not_of(' ');
-  if (first == std::string_view::npos) return {};
-  return std::string(text.substr(first, text.find_last_not_of(' ') - first + 1));
-}
-
-/// The pieces between separators, without spaces around them. An empty text has no pieces.
-std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> pieces;
-  if (trimmed(text).empty()) return pieces;
-  for (std::size_t from = 0; from <= text.size();) {
-    const auto end = std::min(text.find(separator, from), text.size());
-    pieces.push_back(trimmed(text.substr(from, end - from)));
-    from = end + 1;
-  }
-  return pieces;
-}
 
 Expected<void> check_name(const std::string& name) {
   constexpr std::string_view kAllowed =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
   if (name.empty() || name.size() > kLongestName ||
       name.find_first_not_of(kAllowed) != std::string::npos)
-    return bad(name, "is no name for a domain; use 1 to 32 letters, digits, '.', '_' and '-'");
+    return bad_rule(name, "is no name for a domain; use 1 to 32 letters, digits, '.', '_' and '-'");
   if (name == kDomainOfAll || name.rfind(kDomainOfUser, 0) == 0)
-    return bad(name, "is the daemon's own name for clients that no rule names; choose another");
+    return bad_rule(name,
+                    "is the daemon's own name for clients that no rule names; choose another");
   return {};
 }
 
 Expected<DomainRule> parse_rule(const std::string& text) {
   const auto equals = text.find('=');
   if (equals == std::string::npos)
-    return bad(text, "names no members; write NAME=USER,UID,@GROUP,...");
-  DomainRule rule{trimmed(std::string_view(text).substr(0, equals)),
-                  split(std::string_view(text).substr(equals + 1), ',')};
+    return bad_rule(text, "names no members; write NAME=USER,UID,@GROUP,...");
+  const auto names = split_list(std::string_view(text).substr(0, equals), '=');
+  DomainRule rule{names.empty() ? "" : names.front(),
+                  split_list(std::string_view(text).substr(equals + 1), ',')};
   if (auto valid = check_name(rule.name); !valid) return forward_error(valid);
   if (rule.members.empty())
-    return bad(rule.name, "has no members; name users, uids, @groups or @gids, or leave it out");
+    return bad_rule(rule.name,
+                    "has no members; name users, uids, @groups or @gids, or leave it out");
   for (const std::string& member : rule.members)
-    if (member.empty() || member == "@" || member.find_first_of("= ") != std::string::npos)
-      return bad(member, "in '" + rule.name +
-                             "' is neither a user nor an @group; separate members " +
-                             "by commas and domains by semicolons");
+    if (member.empty() || member == "@" || member.find_first_of("=: ") != std::string::npos)
+      return bad_rule(member, "in '" + rule.name +
+                                  "' is neither a user nor an @group; separate members " +
+                                  "by commas and domains by semicolons");
   return rule;
 }
 
@@ -63,17 +46,17 @@ Expected<DomainRule> parse_rule(const std::string& text) {
 Expected<std::vector<DomainRule>> parse_domains(const std::string& text) {
   std::vector<DomainRule> rules;
   std::map<std::string, std::string> domain_of;
-  for (const std::string& piece : split(text, ';')) {
+  for (const std::string& piece : split_list(text, ';')) {
     if (piece.empty()) continue;  // a semicolon at the end
     auto rule = parse_rule(piece);
     if (!rule) return forward_error(rule);
     if (std::any_of(rules.begin(), rules.end(),
                     [&](const DomainRule& other) { return other.name == rule->name; }))
-      return bad(rule->name, "is there twice; list all of its members in one place");
+      return bad_rule(rule->name, "is there twice; list all of its members in one place");
     for (const std::string& member : rule->members)
       if (const auto [other, is_new] = domain_of.emplace(member, rule->name); !is_new)
-        return bad(member, "is in '" + other->second + "' and again in '" + rule->name +
-                               "'; keep it in one of them");
+        return bad_rule(member, "is in '" + other->second + "' and again in '" + rule->name +
+                                    "'; keep it in one of them");
     rules.push_back(std::move(*rule));
   }
   return rules;

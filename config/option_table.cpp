@@ -76,6 +76,10 @@ Expected<void> parse_value(std::vector<DomainRule>& target, const std::string& t
   return take(target, parse_domains(text));
 }
 
+Expected<void> parse_value(std::vector<ShareRule>& target, const std::string& text) {
+  return take(target, parse_shares(text));
+}
+
 /// \param plain_unit  bytes that a number without a unit counts
 Expected<void> parse_size(std::size_t& target, std::size_t plain_unit, const std::string& text) {
   const bool is_plain = text.find_first_not_of("0123456789.") == std::string::npos;
@@ -92,6 +96,7 @@ std::string format_value(std::integral auto value) { return std::to_string(value
 std::string format_value(NamedEnum auto value) { return std::string(to_string(value)); }
 std::string format_value(const AllowedUsers& value) { return to_string(value); }
 std::string format_value(const std::vector<DomainRule>& value) { return to_string(value); }
+std::string format_value(const std::vector<ShareRule>& value) { return to_string(value); }
 
 /// The shortest text that is read back as the same number.
 std::string format_value(double value) {
@@ -120,7 +125,8 @@ constexpr ValueKind kind_of() {
   if (std::is_integral_v<T>) return ValueKind::whole_number;
   if (std::is_floating_point_v<T>) return ValueKind::number;
   if (NamedEnum<T> || std::is_same_v<T, AllowedUsers>) return ValueKind::choice;
-  if (std::is_same_v<T, std::vector<DomainRule>>) return ValueKind::table;
+  if (std::is_same_v<T, std::vector<DomainRule>> || std::is_same_v<T, std::vector<ShareRule>>)
+    return ValueKind::table;
   return ValueKind::text;
 }
 
@@ -241,6 +247,12 @@ constexpr OptionField kFields[] = {
      .help = "tokens that one engine computes in one step",
      .unit = "tokens",
      .range = {.least = 1}},
+    {.name = "max-queued-tokens",
+     .type = kValue<&Options::max_queued_tokens>,
+     .help = "most tokens of the requests that wait in one engine; a request that would be more is "
+             "refused at once (\"overloaded\"), with a hint when to try again",
+     .unit = "tokens",
+     .zero = "no limit"},
     {.name = "enable-prefix-caching",
      .type = kValue<&Options::enable_prefix_caching>,
      .help = "reuse the blocks of equal prefixes"},
@@ -275,6 +287,10 @@ constexpr OptionField kFields[] = {
      .type = kValue<&Options::domains>,
      .help =
          "which users and @groups share cached blocks, e.g. research=alice,1001,@staff;batch=bob"},
+    {.name = "shares",
+     .type = kValue<&Options::shares>,
+     .help = "what domains may have of each engine, e.g. research=weight:3,max-num-seqs:64;"
+             "*=max-queued-tokens:20000 (* = all domains that are not named)"},
     {.name = "channel-bytes-per-domain",
      .type = kSize<&Options::channel_bytes_per_domain, 1>,
      .help = "bytes that the channels of one domain's clients may have together, e.g. 256M",

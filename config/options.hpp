@@ -16,6 +16,7 @@
 #include "config/allowed_users.hpp"
 #include "config/choices.hpp"
 #include "config/domain_rules.hpp"
+#include "config/domain_shares.hpp"
 #include "config/dtype.hpp"
 
 namespace kvhive {
@@ -83,6 +84,8 @@ struct Options {
   std::uint32_t max_model_len = 0;
   std::uint32_t max_num_seqs = 128;             ///< sequences that run at once in one engine
   std::uint32_t max_num_batched_tokens = 2048;  ///< tokens computed in one step of one engine
+  /// Tokens of the requests that wait in one engine; what comes then is refused. 0 = no limit.
+  std::uint32_t max_queued_tokens = 0;
   bool enable_prefix_caching = true;
   /// On a GPU: a request's tokens do not depend on the requests beside it (on the CPU they never
   /// do).
@@ -95,6 +98,7 @@ struct Options {
   std::uint64_t seed = 0;
   Sharing sharing = Sharing::user;
   std::vector<DomainRule> domains;  ///< which users share cached blocks; empty = no rule
+  std::vector<ShareRule> shares;    ///< what domains may have of the engines; empty = all the same
   /// Bytes that the channels of one domain's clients may have together; 0 = half of what all
   /// clients may have.
   std::size_t channel_bytes_per_domain = 0;

@@ -21,21 +21,41 @@ Expected<std::string> text_of(std::string_view key, const toml::node& node) {
   return failure(Errc::bad_format, std::string(key) + " must be a string, a number or true/false");
 }
 
+/// One name or number.
+Expected<std::string> text_of_item(const std::string& place, const toml::node& node) {
+  auto item = text_of(place, node);
+  if (item && item->find_first_of(",;=:") != std::string::npos)
+    return failure(Errc::bad_argument,
+                   place + ": '" + *item + "' is not one name or number; write a list of them");
+  return item;
+}
+
+/// ["alice", 1001] as "alice,1001", {weight = 3} as "weight:3".
+Expected<std::string> text_of_rule(const std::string& place, const toml::node& node) {
+  std::string text;
+  Expected<void> fine;
+  const auto add = [&](const std::string& before, const toml::node& item) {
+    auto added = text_of_item(place, item);
+    if (!added) return void(fine = forward_error(added));
+    text += (text.empty() ? "" : ",") + before + *added;
+  };
+  if (const toml::array* list = node.as_array())
+    for (const toml::node& item : *list) add("", item);
+  else if (const toml::table* parts = node.as_table())
+    for (const auto& [name, item] : *parts) add(std::string(name.str()) + ":", item);
+  else
+    add("", node);
+  if (!fine) return forward_error(fine);
+  return text;
+}
+
 /// {research = ["alice", 1001]} as "research=alice,1001".
 Expected<std::string> text_of_table(std::string_view key, const toml::table& table) {
   std::string text;
   for (const auto& [name, node] : table) {
-    const std::string place = std::string(key) + "." + std::string(name.str());
-    text += (text.empty() ? "" : ";") + std::string(name.str()) + "=";
-    const toml::array* items = node.as_array();
-    for (std::size_t i = 0; i < (items != nullptr ? items->size() : 1); ++i) {
-      auto item = text_of(place, items != nullptr ? *items->get(i) : node);
-      if (!item) return item;
-      if (item->find_first_of(",;=") != std::string::npos)
-        return failure(Errc::bad_argument,
-                       place + ": '" + *item + "' is not one name or number; write a list of them");
-      text += (i == 0 ? "" : ",") + *item;
-    }
+    auto rule = text_of_rule(std::string(key) + "." + std::string(name.str()), node);
+    if (!rule) return rule;
+    text += (text.empty() ? "" : ";") + std::string(name.str()) + "=" + *rule;
   }
   return text;
 }

@@ -19,12 +19,13 @@
 
 #include "base/expected.hpp"
 #include "base/ids.hpp"
+#include "config/domain_share.hpp"
 #include "config/pool_geometry.hpp"
 
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 11;
+inline constexpr std::uint32_t kProtocolVersion = 12;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -202,6 +203,7 @@ struct ChannelOpen {
   std::uint64_t channel = 0;
   std::uint64_t channel_bytes = 0;
   DomainId domain{};  ///< the client's domain: the channel's requests belong to it
+  DomainShare share;  ///< the domain's
   std::uint32_t user = 0;
   std::uint32_t is_stranger = 0;  ///< 1 = the user is a stranger: see ipc/channel/bell_ringers.hpp
   std::uint32_t is_shared = 0;    ///< 1 = other engines serve the channel, too

@@ -49,6 +49,7 @@ inline constexpr auto kCounters = std::to_array<CounterInfo>({
     {"prompt_tokens", CounterKind::sum,
      "tokens of prompts, once a request: when it was first admitted"},
     {"cached_tokens", CounterKind::sum, "of these, found in the pool instead of computed"},
+    {"overloaded_requests", CounterKind::sum, "requests refused because too much was waiting"},
     {"running", CounterKind::gauge, "requests being served"},
     {"waiting", CounterKind::gauge, "requests waiting to be admitted"},
 });

@@ -5,9 +5,11 @@ from typing import Iterator, Literal, Optional, Sequence, Union
 __version__: str
 
 class Error(RuntimeError):
-    """What went wrong in one line; `code` is its kind, such as 'not_running'."""
+    """What went wrong in one line; `code` is its kind, such as 'not_running'. If that is
+    'overloaded', `retry_after` says in how many seconds to try again; None = nobody knows."""
 
     code: str
+    retry_after: Optional[float]
 
 class TokenLogprob:
     token: int

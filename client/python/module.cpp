@@ -17,11 +17,13 @@ constexpr std::chrono::milliseconds kSignalPeriod{200};
 /// A stream yields at least this often, with an empty text if nothing is new.
 constexpr std::chrono::milliseconds kYieldPeriod{1000};
 
-/// Raises kvhive.Error; its `code` is the error code's name.
+/// Raises kvhive.Error; its `code` is the error code's name, `retry_after` in seconds.
 [[noreturn]] void raise(const kvhive::ClientError& error) {
   const py::object type = py::module_::import("kvhive").attr("Error");
   const py::object exception = type(error.text);
   exception.attr("code") = std::string(kvhive::to_string(error.code));
+  if (error.retry_after.count() != 0)
+    exception.attr("retry_after") = std::chrono::duration<double>(error.retry_after).count();
   PyErr_SetObject(type.ptr(), exception.ptr());
   throw py::error_already_set();
 }
@@ -220,9 +222,12 @@ PYBIND11_MODULE(kvhive, m) {
   m.doc() = "Client of kvhive, one KV cache per host.";
   m.attr("__version__") = KVHIVE_VERSION;
   const py::object error = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
-      "kvhive.Error", "What went wrong in one line; `code` is its kind, such as 'not_running'.",
+      "kvhive.Error",
+      "What went wrong in one line; `code` is its kind, such as 'not_running'. If that is "
+      "'overloaded', `retry_after` says in how many seconds to try again; None = nobody knows.",
       PyExc_RuntimeError, nullptr));
   error.attr("code") = "none";
+  error.attr("retry_after") = py::none();
   m.attr("Error") = error;
   define_values(m);
   define_client(m);

@@ -26,7 +26,7 @@
 
 namespace kvhive {
 
-inline constexpr std::uint64_t kChannelMagic = 0x3663766968766bull;  // "kvhivc6"
+inline constexpr std::uint64_t kChannelMagic = 0x3763766968766bull;  // "kvhivc7"
 inline constexpr std::uint32_t kChannelSlots = 256;
 inline constexpr std::uint32_t kMostStopStrings = 8;
 inline constexpr std::uint32_t kMostStopTokens = 16;
@@ -111,7 +111,8 @@ struct alignas(64) AnswerSlot {
   std::atomic<std::uint32_t> tokens;  ///< records in the log
   std::uint32_t text_bytes;           ///< when finished: length of the whole text
   FinishReason reason;
-  std::uint32_t error;  ///< Errc
+  std::uint32_t error;           ///< Errc
+  std::uint32_t retry_after_ms;  ///< if the error is Errc::overloaded; 0 = nobody knows
   std::array<char, kErrorBytes> error_text;
   std::atomic<std::uint32_t> prompt_tokens;  ///< 0 until an engine has admitted the request
   std::atomic<std::uint32_t> cached_tokens;

@@ -236,7 +236,8 @@ ChannelProgress ClientChannel::read(std::uint32_t slot) {
 
   progress.reason = a.reason;
   progress.text_bytes = a.text_bytes;
-  progress.error = {Errc(a.error), a.error_text.data()};
+  progress.error = {Errc(a.error), a.error_text.data(),
+                    std::chrono::milliseconds(a.retry_after_ms)};
   give_back(open);
   open_.erase(found);
   return progress;

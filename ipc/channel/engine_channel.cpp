@@ -378,6 +378,7 @@ Expected<TakenRequest> EngineChannel::take(const Found& found, const RequestBody
   request.held = std::make_shared<HeldMemory>(shared_from_this(), memory_for(body, limits));
   request.slot = found.slot;
   request.number = found.number;
+  request.is_new = found.is_new();
   request.take = takes_[found.slot];  // only this thread changes it
   request.params = params_of(body);
   request.prompt_kind = body.prompt_kind;
@@ -499,6 +500,7 @@ void EngineChannel::finish(AnswerSlot& slot, FinishReason reason, const Error& e
   KV_KILL_POINT("finish.text_measured");
   slot.reason = reason;
   slot.error = static_cast<std::uint32_t>(error.code);
+  slot.retry_after_ms = static_cast<std::uint32_t>(error.retry_after.count());
   const std::size_t length = std::min(error.text.size(), kErrorBytes - 1);
   std::memcpy(slot.error_text.data(), error.text.data(), length);
   slot.error_text[length] = '\0';

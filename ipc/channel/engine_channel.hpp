@@ -76,6 +76,7 @@ struct TakenRequest {
   /// stay the request's.
   std::optional<RequestStats> earlier_admission;
   std::shared_ptr<HeldMemory> held;
+  bool is_new = false;  ///< no engine had it before
 };
 
 class EngineChannel : public std::enable_shared_from_this<EngineChannel> {

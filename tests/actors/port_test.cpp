@@ -48,13 +48,14 @@ SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sen
 
 /// One client's channel with both ends.
 struct Line {
-  Line(Port& port, const Member& engine, std::uint64_t id, DomainId domain)
+  Line(Port& port, const Member& engine, std::uint64_t id, DomainId domain,
+       const DomainShare& share = {})
       : client(ClientChannel::open(copy_of(memory.requests), memory.answers, kBytes,
                                    copy_of(engine_bell))
                    .value()) {
     auto channel = EngineChannel::open(id, engine, copy_of(memory.requests), memory.answers, kBytes,
                                        direct_ring(std::move(bell.engine_end)));
-    port.open(std::move(*channel), copy_of(engine_bell), domain);
+    port.open(std::move(*channel), copy_of(engine_bell), domain, share);
   }
   std::uint32_t submit_text(std::size_t bytes) {
     ChannelRequest request;
@@ -197,6 +198,16 @@ TEST_F(PortTest, APromptThatIsTooLongIsRefusedBeforeItIsCopied) {
   EXPECT_THAT(long_text.error.text, HasSubstr("1001 bytes, which is more than 1000"));
   EXPECT_EQ(long_tokens.error.code, Errc::never_fits);
   EXPECT_THAT(long_tokens.error.text, HasSubstr("64 tokens; a request may have 64"));
+}
+
+TEST_F(PortTest, TheSchedulerLearnsTheDomainsShareAndThatNoEngineHadTheRequest) {
+  make_port();
+  const DomainShare share{.weight = 3, .max_num_seqs = 2, .max_queued_tokens = 500};
+  lines_.try_emplace(1, *port_, self_, 1, DomainId{7}, share).first->second.submit_tokens(10);
+  run_until([&] { return arrived().size() == 1; });
+  const std::lock_guard lock(sent_.mutex);
+  EXPECT_EQ(sent_.submissions.front().share, share);
+  EXPECT_TRUE(sent_.submissions.front().is_new);
 }
 
 TEST_F(PortTest, AnAbortReachesAPromptThatIsNotTokenisedYet) {

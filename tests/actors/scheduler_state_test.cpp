@@ -49,6 +49,19 @@ class SchedulerStateTest : public ::testing::Test {
     scheduler().flush();
     return recording;
   }
+  /// Of a client that no engine has served yet.
+  std::shared_ptr<Recording> submit_new(std::vector<TokenId> prompt, DomainId domain = {},
+                                        const DomainShare& share = {}, std::int32_t priority = 0) {
+    auto recording = std::make_shared<Recording>();
+    Submission submission{{1, ++submitted_}, std::move(prompt), {}, {}, {}, domain};
+    submission.params.priority = priority;
+    submission.sink = std::make_shared<RecordingSink>(recording);
+    submission.share = share;
+    submission.is_new = true;
+    scheduler().submit(std::move(submission));
+    scheduler().flush();
+    return recording;
+  }
   std::shared_ptr<Recording> submit_with_priority(std::int32_t priority) {
     return submit({1, 2, 3}, {.priority = priority});
   }
@@ -328,6 +341,117 @@ TEST_F(SchedulerStateTest, ARequestTheBlockManagerRejectsEndsWithItsError) {
   EXPECT_EQ(request->reason, FinishReason::error);
   EXPECT_EQ(request->error.text, "too large");
   EXPECT_THAT(numbers(next_step().ended), ElementsAre(1));
+}
+
+// -- too much waits
+
+TEST_F(SchedulerStateTest, WhatIsMoreThanTheQueueTakesIsRefusedAndToldWhenToComeAgain) {
+  config_.max_queued_tokens = 10;
+  EXPECT_FALSE(submit_new({1, 2, 3, 4, 5, 6})->is_finished());
+  EXPECT_FALSE(submit_new({1, 2, 3, 4})->is_finished());
+  const auto refused = submit_new({1});
+  EXPECT_EQ(refused->error.code, Errc::overloaded);
+  EXPECT_THAT(refused->error.text, HasSubstr("10 tokens (max-queued-tokens); try again in"));
+  EXPECT_EQ(refused->error.retry_after, DrainRate::kUnknown);
+  EXPECT_EQ(refused->flushes, 1u);
+  EXPECT_EQ(next_step().overloaded, 1u);
+  complete({.admitted = {1}});
+  EXPECT_FALSE(submit_new({1})->is_finished()) << "six tokens have left the queue";
+  EXPECT_EQ(next_step().overloaded, 0u);
+}
+
+TEST_F(SchedulerStateTest, ADomainMayHaveOneRequestThatWaitsHoweverMuchOthersHave) {
+  config_.max_queued_tokens = 10;
+  submit_new({1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  EXPECT_FALSE(submit_new({1, 2, 3, 4, 5, 6}, DomainId{7})->is_finished());
+  EXPECT_EQ(submit_new({1}, DomainId{7})->error.code, Errc::overloaded);
+}
+
+TEST_F(SchedulerStateTest, AFullQueueTakesWhatIsWithinADomainsPartOfIt) {
+  config_.max_queued_tokens = 12;
+  for (int i = 0; i < 4; ++i) submit_new({1, 2, 3}, DomainId{1});
+  EXPECT_EQ(submit_new({1}, DomainId{1})->error.code, Errc::overloaded);
+  const DomainShare more{.weight = 2};  // so 8 of 12 are its part
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE(submit_new({1, 2, 3}, DomainId{2}, more)->is_finished());
+  EXPECT_EQ(submit_new({1, 2, 3}, DomainId{2}, more)->error.code, Errc::overloaded);
+  EXPECT_FALSE(submit_new({1, 2}, DomainId{2}, more)->is_finished());
+}
+
+TEST_F(SchedulerStateTest, APromptLongerThanTheLimitIsServedIfNothingOfItsDomainWaits) {
+  config_.max_queued_tokens = 2;
+  EXPECT_FALSE(submit_new({1, 2, 3, 4, 5})->is_finished());
+}
+
+TEST_F(SchedulerStateTest, ADomainsShareOfTheQueueIsItsOwn) {
+  const DomainShare share{.max_queued_tokens = 5};
+  submit_new({1, 2, 3, 4}, DomainId{1}, share);
+  const auto refused = submit_new({1, 2}, DomainId{1}, share);
+  EXPECT_EQ(refused->error.code, Errc::overloaded);
+  EXPECT_THAT(refused->error.text, HasSubstr("of this domain"));
+  EXPECT_FALSE(submit_new({1}, DomainId{1}, share)->is_finished());
+  submit_new({1, 2, 3, 4, 5, 6}, DomainId{2});
+  EXPECT_FALSE(submit_new({1, 2, 3, 4, 5, 6}, DomainId{2})->is_finished());
+}
+
+TEST_F(SchedulerStateTest, WhatAnEngineHadAcceptedIsNotRefused) {
+  config_.max_queued_tokens = 4;
+  submit_new({1, 2, 3, 4});
+  EXPECT_FALSE(submit({1, 2, 3})->is_finished());
+  EXPECT_FALSE(submit({1, 2, 3}, {}, {7})->is_finished());
+}
+
+TEST_F(SchedulerStateTest, TheHintFollowsHowFastTheQueueWas) {
+  config_.max_queued_tokens = 4;
+  config_.max_num_seqs = 1;
+  submit_new({1, 2, 3, 4});
+  next_step();
+  StepDone done;
+  done.outcome.admitted.push_back({SeqId{1}, 0});
+  done.outcome.scheduled_tokens = 4;
+  done.times.computing = 2;
+  scheduler().complete(done);
+  submit_new({1, 2, 3, 4});
+  EXPECT_EQ(submit_new({1})->error.retry_after, std::chrono::milliseconds(2000));
+}
+
+// -- domains
+
+TEST_F(SchedulerStateTest, DomainsTakeTurnsAndAnswersCount) {
+  config_.max_num_seqs = 1;
+  for (int i = 0; i < 3; ++i) submit_new({1, 2, 3}, DomainId{1});
+  for (int i = 0; i < 3; ++i) submit_new({1, 2, 3}, DomainId{2});
+  EXPECT_THAT(numbers(step({.admitted = {1}, .sampled = {{1, 7}}}).waiting), ElementsAre(1));
+  step({.sampled = {{1, kEos}}});
+  EXPECT_THAT(numbers(step({.admitted = {4}, .sampled = {{4, kEos}}}).waiting), ElementsAre(4));
+  EXPECT_THAT(numbers(step({.admitted = {5}, .sampled = {{5, 7}}}).waiting), ElementsAre(5))
+      << "four tokens against five";
+}
+
+TEST_F(SchedulerStateTest, TokensOfTheCacheAreNotCharged) {
+  config_.max_num_seqs = 1;
+  for (int i = 0; i < 2; ++i) submit_new({1, 2, 3, 4}, DomainId{1});
+  for (int i = 0; i < 2; ++i) submit_new({1, 2, 3, 4}, DomainId{2});
+  step({.admitted = {1}, .sampled = {{1, kEos}}, .cached = 3});
+  EXPECT_THAT(numbers(step({.admitted = {3}, .sampled = {{3, kEos}}}).waiting), ElementsAre(3));
+  EXPECT_THAT(numbers(next_step().waiting), ElementsAre(2)) << "two tokens against five";
+}
+
+TEST_F(SchedulerStateTest, ADomainRunsNoMoreThanItsShareAndThatAllTheTime) {
+  const DomainShare share{.max_num_seqs = 2};
+  for (int i = 0; i < 6; ++i) submit_new({1, 2}, DomainId{1}, share);
+  EXPECT_THAT(numbers(step({.admitted = {1, 2}}).waiting), ElementsAre(1, 2));
+  EXPECT_THAT(numbers(step({.sampled = {{1, kEos}}}).waiting), IsEmpty());
+  EXPECT_THAT(numbers(step({.admitted = {3}, .preempted = {2}}).waiting), ElementsAre(3));
+  EXPECT_THAT(numbers(next_step().waiting), ElementsAre(2)) << "what was preempted goes first";
+}
+
+TEST_F(SchedulerStateTest, WithPrioritiesTheDomainThatWasServedMostIsPreemptedFirst) {
+  config_.policy = SchedulingPolicy::priority;
+  submit_new({1, 2, 3, 4, 5, 6}, DomainId{1}, {}, -1000);
+  submit_new({1, 2}, DomainId{2}, {}, 5);
+  submit_new({1, 2}, DomainId{2}, {}, 9);
+  step({.admitted = {1, 2, 3}});
+  EXPECT_THAT(numbers(next_step().victims), ElementsAre(1, 3, 2));
 }
 
 // -- aborts

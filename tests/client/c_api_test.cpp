@@ -66,6 +66,54 @@ TEST(CApi, ARefusedRequestEndsWithItsErrorInTheProgress) {
   kvhive_close(client);
 }
 
+TEST(CApi, ARefusalForOverloadSaysWhenToTryAgain) {
+  const Daemon daemon(
+      {"--kv-cache-memory-bytes", "8M", "--max-num-seqs", "1", "--max-queued-tokens", "1"});
+  kvhive_client* client = connect(daemon);
+  kvhive_request request = kvhive_default_request("In the beginning");
+  request.max_tokens = 200;
+  request.ignore_eos = 1;
+  std::vector<uint64_t> ids(3);  // one runs, one waits
+  for (uint64_t& id : ids) ASSERT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK);
+  kvhive_progress news = kvhive_empty_progress();
+  std::size_t refused = 0;
+  while (!ids.empty()) {
+    ASSERT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
+    std::erase_if(ids, [&](uint64_t id) {
+      EXPECT_EQ(kvhive_read(client, id, &news), KVHIVE_OK);
+      if (news.finish == KVHIVE_FINISH_ERROR) {
+        ++refused;
+        EXPECT_EQ(news.error, KVHIVE_OVERLOADED) << news.error_text;
+        EXPECT_GT(news.retry_after_ms, 0u);
+      }
+      return news.finish != KVHIVE_FINISH_NONE;
+    });
+  }
+  EXPECT_GE(refused, 1u);
+  EXPECT_STREQ(kvhive_code_name(KVHIVE_OVERLOADED), "overloaded");
+  kvhive_close(client);
+}
+
+/// Its struct has no field for when to try again.
+TEST(CApi, ASmallerProgressOfAnOlderHeaderIsFilledAsFarAsItGoes) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
+  kvhive_client* client = connect(daemon);
+  const kvhive_request request = kvhive_default_request("In the beginning");
+  uint64_t id = 0;
+  ASSERT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK);
+  kvhive_progress news = kvhive_empty_progress();
+  news.struct_size = offsetof(kvhive_progress, retry_after_ms);
+  news.retry_after_ms = 77;
+  do {
+    ASSERT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
+    ASSERT_EQ(kvhive_read(client, id, &news), KVHIVE_OK) << kvhive_last_error();
+    ASSERT_EQ(news.struct_size, offsetof(kvhive_progress, retry_after_ms));
+  } while (news.finish == KVHIVE_FINISH_NONE);
+  EXPECT_GT(news.prompt_tokens, 0u);
+  EXPECT_EQ(news.retry_after_ms, 77u) << "written past the struct's end";
+  kvhive_close(client);
+}
+
 TEST(CApi, WithoutADaemonConnectingFailsWithAReason) {
   kvhive_options options = kvhive_default_options();
   options.socket = "/nowhere/kvhived.sock";

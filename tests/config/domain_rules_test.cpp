@@ -79,7 +79,8 @@ TEST_F(DomainsInAFile, AWrongItemIsNamedWithItsPlace) {
   const std::pair<const char*, const char*> bad[] = {
       {"[domains]\nresearch = [\"alice,bob\"]\n", "domains.research: 'alice,bob'"},
       {"[domains]\nresearch = [[\"alice\"]]\n", "domains.research must be a string"},
-      {"[domains]\nresearch = {users = \"alice\"}\n", "domains.research must be a string"},
+      {"[domains]\nresearch = [{users = \"alice\"}]\n", "domains.research must be a string"},
+      {"[domains]\nresearch = {users = \"alice\"}\n", "'users:alice' in 'research' is neither"},
       {"[domains]\nresearch = []\n", "has no members"}};
   for (const auto& [toml, text] : bad) {
     const auto loaded = load(toml);

@@ -122,7 +122,9 @@ class Channel:
         for slot in range(slots):
             number, phase = struct.unpack_from("<II", self.answers, 64 + slot * slot_bytes)
             submitted, = struct.unpack_from("<I", self.memory, 8 * slot)
-            if submitted != number or (number != 0 and phase != FINISHED):
+            # Since protocol 11 the engine that had the request stands beside the phase.
+            has_ended = phase & 0xF == 0 if version >= 11 else phase == FINISHED
+            if submitted != number or (number != 0 and not has_ended):
                 continue
             body = struct.pack("<II", number + 1, KIND_TOKENS) + body_of_tokens(
                 heap, prompt_bytes, 64 + slots * slot_bytes)

@@ -46,6 +46,7 @@ class PythonModule(unittest.TestCase):
         with self.assertRaises(kvhive.Error) as caught:
             kvhive.Client("/nowhere/kvhived.sock")
         self.assertEqual(caught.exception.code, "not_running")
+        self.assertIsNone(caught.exception.retry_after)
         self.assertIn("no daemon listens on", str(caught.exception))
         with self.assertRaises(kvhive.Error) as caught:
             self.client.generate("")

@@ -26,3 +26,9 @@ trap '"$bin/kvhive" stop >/dev/null 2>&1 || true; rm -rf "$work"' EXIT INT TERM
 echo
 "$bin/kvhived" --model "$here/models/demo" --engines 4 --threads 1 --kv-cache-memory-bytes 256M --log-level warn --detach >/dev/null
 "$bin/bench_hive" $brief
+"$bin/kvhive" stop >/dev/null
+echo
+chmod 711 "$work"  # bench_overload connects as several users
+"$bin/kvhived" --model "$here/models/demo" --engines 2 --threads 1 --max-num-seqs 8 --kv-cache-memory-bytes 256M --log-level error \
+  --socket-access everybody --max-queued-tokens 4000 --shares "uid-60001=weight:1;uid-60002=weight:2;uid-60003=weight:4" --detach >/dev/null
+"$bin/bench_overload" $brief

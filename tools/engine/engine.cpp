@@ -197,7 +197,8 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
                      static_cast<std::uint32_t>(config.vocab_size),
                      config.eos,
                      &tokenizer_,
-                     [self = self_](EngineLoad load) { self.board->tell_load(self.life, load); }};
+                     [self = self_](EngineLoad load) { self.board->tell_load(self.life, load); },
+                     options.max_queued_tokens};
   parts.block_manager = {options.enable_prefix_caching, options.preemption_mode, options.watermark,
                          options.max_num_seqs};
   parts.swapper = std::move(computing.swapper);
@@ -267,7 +268,7 @@ void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
   const bool has_client_left = !channel && channel.error().code == Errc::peer_died;
   if (!channel && !has_client_left) return refuse_channel(message.channel, channel.error());
   if (channel && message.is_shared == 0) (*channel)->do_not_share();
-  if (channel) port_->open(std::move(*channel), std::move(fds[2]), message.domain);
+  if (channel) port_->open(std::move(*channel), std::move(fds[2]), message.domain, message.share);
   (void)send_packet(socket_.get(), ChannelTaken{message.channel});  // as in refuse_channel()
 }
 

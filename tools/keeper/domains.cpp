@@ -73,6 +73,7 @@ PeerIdentity PeerIdentity::of_this_process() {
 Expected<Domains> Domains::resolve(const Options& options, const PeerIdentity& daemon) {
   Domains domains;
   domains.others_ = options.sharing;
+  domains.shares_ = options.shares;
   std::ifstream("/proc/sys/kernel/overflowuid") >> domains.nobody_;
   for (const DomainRule& rule : options.domains)
     for (const std::string& member : rule.members)

@@ -39,6 +39,8 @@ class Domains {
 
   /// The names of the domains; the index is the domain's number.
   const std::vector<std::string>& names() const { return names_; }
+  /// What the domain may have of each engine.
+  DomainShare share(DomainId domain) const { return share_of(names_[domain.value], shares_); }
 
  private:
   Domains() = default;
@@ -46,6 +48,7 @@ class Domains {
   [[nodiscard]] Expected<std::string> name_for(const PeerIdentity& client) const;
 
   Sharing others_ = Sharing::user;  ///< for clients that no rule names
+  std::vector<ShareRule> shares_;
   std::map<uid_t, std::string> users_;
   std::map<gid_t, std::string> groups_;
   /// The uid that the kernel reports for all users that this user namespace cannot map.

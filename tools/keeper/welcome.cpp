@@ -192,7 +192,7 @@ Expected<void> welcome_client(Tables& tables, Peer& peer, const ClientHello& hel
                                         std::to_string(tables.engines.size() - 1));
   auto domain = tables.domains.of(PeerIdentity::of_socket(peer.socket.get()));
   if (!domain) return forward_error(domain);
-  const ChannelOwner owner{*domain, peer.uid, peer.is_stranger()};
+  const ChannelOwner owner{*domain, peer.uid, peer.is_stranger(), tables.domains.share(*domain)};
   auto channel = tables.channels.reserve(hello.channel_bytes, hello.engine, owner,
                                          memory_for_channels(tables));
   if (!channel) return forward_error(channel);

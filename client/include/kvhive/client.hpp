@@ -47,8 +47,9 @@ enum class ErrorCode : std::int32_t {
   already_running = 10,
   not_running = 11,  ///< no daemon listens on the socket, or it does not answer
   device_lost = 12,
-  peer_died = 13,  ///< the daemon has ended; connect again and submit anew
-  os_error = 14,   ///< a system call failed; the text names it
+  peer_died = 13,   ///< the daemon has ended; connect again and submit anew
+  os_error = 14,    ///< a system call failed; the text names it
+  overloaded = 15,  ///< too much is waiting already; try again after ClientError::retry_after
 };
 
 /// The code's name, for example "not_running".
@@ -58,6 +59,7 @@ KVHIVE_API std::string_view to_string(ErrorCode code);
 struct ClientError {
   ErrorCode code = ErrorCode::none;
   std::string text;
+  std::chrono::milliseconds retry_after{0};  ///< if overloaded: a guess; 0 = nobody knows
 };
 
 /// Thrown when the value of a failed Result is asked for.

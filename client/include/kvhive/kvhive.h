@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 /* Version of this interface. Grows when something is added. */
-#define KVHIVE_ABI_VERSION 1
+#define KVHIVE_ABI_VERSION 2
 /* KVHIVE_ABI_VERSION of the library that is loaded. */
 KVHIVE_API uint32_t kvhive_abi_version(void);
 /* Version of the library, for example "0.1.0". */
@@ -53,7 +53,8 @@ typedef enum kvhive_code {
   KVHIVE_NOT_RUNNING = 11,       /* no daemon listens on the socket, or it does not answer */
   KVHIVE_DEVICE_LOST = 12,
   KVHIVE_PEER_DIED = 13,         /* the daemon has ended: connect again and submit anew */
-  KVHIVE_OS_ERROR = 14           /* a system call failed; the text names it */
+  KVHIVE_OS_ERROR = 14,          /* a system call failed; the text names it */
+  KVHIVE_OVERLOADED = 15         /* too much is waiting already; try again after retry_after_ms */
 } kvhive_code;
 
 /* The code's name, for example "not_running". Static. */
@@ -178,6 +179,7 @@ typedef struct kvhive_progress {
   uint32_t prompt_tokens;     /* known once an engine has admitted the request */
   uint32_t cached_tokens;     /* tokens of the prompt that were found in the cache */
   uint32_t preemptions;
+  uint32_t retry_after_ms;    /* if error is KVHIVE_OVERLOADED: a guess; 0 = nobody knows */
 } kvhive_progress;
 
 static inline kvhive_progress kvhive_empty_progress(void) {

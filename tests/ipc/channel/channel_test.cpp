@@ -258,6 +258,16 @@ TEST_F(ChannelTest, TheClientKnowsWhetherAnEngineWorksOnItsRequest) {
   EXPECT_EQ(client_.read(slot).engine, 2u) << "engine 2 has finished the request";
 }
 
+TEST_F(ChannelTest, ARefusalSaysWhenToTryAgain) {
+  const std::uint32_t slot = client_.submit(token_request()).value();
+  engine_->sink(take_one())
+      ->finished(FinishReason::error,
+                 Error{Errc::overloaded, "too much waits", std::chrono::milliseconds(250)}, {}, 0);
+  const ChannelProgress progress = client_.read(slot);
+  EXPECT_EQ(progress.error.code, Errc::overloaded);
+  EXPECT_EQ(progress.error.retry_after, std::chrono::milliseconds(250));
+}
+
 /// A ring costs the engine what its client hangs on the bell.
 TEST_F(ChannelTest, ManyRefusalsAndEndsRingOnce) {
   for (int i = 0; i < 20; ++i) {

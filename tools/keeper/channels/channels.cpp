@@ -183,6 +183,7 @@ bool Channels::tell_opened(EngineKey key, Engine& engine, EngineLine& line) {
     const ChannelOpen message{.channel = id,
                               .channel_bytes = entry.channel.bytes,
                               .domain = owner.domain,
+                              .share = owner.share,
                               .user = owner.user,
                               .is_stranger = owner.is_limited,
                               .is_shared = entry.channel.wanted_engine == kAnyEngine};

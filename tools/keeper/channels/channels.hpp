@@ -39,6 +39,7 @@ struct ChannelOwner {
   DomainId domain;
   uid_t user = 0;
   bool is_limited = false;  ///< the user is a stranger to the daemon
+  DomainShare share{};      ///< the domain's
 };
 
 using EngineKey = int;
