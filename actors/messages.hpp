@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
-#include "config/domain_share.hpp"
+#include "config/domains/domain_share.hpp"
 #include "ipc/channel/generation.hpp"
 #include "ipc/channel/output_sink.hpp"
 #include "kernels/block_copy.hpp"

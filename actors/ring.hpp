@@ -10,7 +10,7 @@
 
 #include "actors/block_manager_state.hpp"
 #include "actors/protocol.hpp"
-#include "actors/scheduler_state.hpp"
+#include "actors/scheduler/scheduler_state.hpp"
 #include "actors/step_runner.hpp"
 #include "actors/swapper.hpp"
 

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/expected.hpp"
-#include "config/allowed_users.hpp"
+#include "config/domains/allowed_users.hpp"
 #include "config/choices.hpp"
-#include "config/domain_rules.hpp"
-#include "config/domain_shares.hpp"
+#include "config/domains/domain_rules.hpp"
+#include "config/domains/domain_shares.hpp"
 #include "config/dtype.hpp"
 
 namespace kvhive {

@@ -19,7 +19,7 @@
 
 #include "base/expected.hpp"
 #include "base/ids.hpp"
-#include "config/domain_share.hpp"
+#include "config/domains/domain_share.hpp"
 #include "config/pool_geometry.hpp"
 
 namespace kvhive {

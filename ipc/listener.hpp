@@ -10,7 +10,7 @@
 
 #include "base/expected.hpp"
 #include "base/unique_fd.hpp"
-#include "config/allowed_users.hpp"
+#include "config/domains/allowed_users.hpp"
 
 namespace kvhive {
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "actors/scheduler_state.hpp"
+#include "actors/scheduler/scheduler_state.hpp"
 #include "actors/step_runner.hpp"
 #include "pool/pool_memory.hpp"
 

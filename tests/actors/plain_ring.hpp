@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "actors/block_manager_state.hpp"
-#include "actors/scheduler_state.hpp"
+#include "actors/scheduler/scheduler_state.hpp"
 #include "actors/swapper_state.hpp"
 #include "tests/actors/oracle_runner.hpp"
 #include "tests/actors/recording_sink.hpp"

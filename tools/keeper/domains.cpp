@@ -12,7 +12,7 @@
 #include <limits>
 #include <optional>
 
-#include "config/domain_rules.hpp"
+#include "config/domains/domain_rules.hpp"
 #include "ipc/protocol.hpp"
 
 namespace kvhive {

@@ -1,4 +1,4 @@
-#include "config/allowed_users.hpp"
+#include "config/domains/allowed_users.hpp"
 
 namespace kvhive {
 

@@ -1,10 +1,10 @@
-#include "config/domain_shares.hpp"
+#include "config/domains/domain_shares.hpp"
 
 #include <algorithm>
 #include <charconv>
 #include <sstream>
 
-#include "config/rule_text.hpp"
+#include "config/domains/rule_text.hpp"
 
 namespace kvhive {
 namespace {

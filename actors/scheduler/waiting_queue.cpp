@@ -1,4 +1,4 @@
-#include "actors/waiting_queue.hpp"
+#include "actors/scheduler/waiting_queue.hpp"
 
 #include <algorithm>
 #include <optional>

@@ -19,7 +19,7 @@
 
 #include "base/ids.hpp"
 #include "config/choices.hpp"
-#include "config/domain_share.hpp"
+#include "config/domains/domain_share.hpp"
 
 namespace kvhive {
 

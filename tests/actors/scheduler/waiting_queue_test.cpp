@@ -1,11 +1,11 @@
-#include "actors/waiting_queue.hpp"
+#include "actors/scheduler/waiting_queue.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "actors/drain_rate.hpp"
+#include "actors/scheduler/drain_rate.hpp"
 
 namespace kvhive::testing {
 namespace {

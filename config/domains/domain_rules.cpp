@@ -1,9 +1,9 @@
-#include "config/domain_rules.hpp"
+#include "config/domains/domain_rules.hpp"
 
 #include <algorithm>
 #include <map>
 
-#include "config/rule_text.hpp"
+#include "config/domains/rule_text.hpp"
 
 namespace kvhive {
 namespace {

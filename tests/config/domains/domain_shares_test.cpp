@@ -1,4 +1,4 @@
-#include "config/domain_shares.hpp"
+#include "config/domains/domain_shares.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "config/domain_rules.hpp"
+#include "config/domains/domain_rules.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

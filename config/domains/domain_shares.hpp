@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/expected.hpp"
-#include "config/domain_share.hpp"
+#include "config/domains/domain_share.hpp"
 
 namespace kvhive {
 

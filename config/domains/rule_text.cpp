@@ -1,4 +1,4 @@
-#include "config/rule_text.hpp"
+#include "config/domains/rule_text.hpp"
 
 #include <algorithm>
 

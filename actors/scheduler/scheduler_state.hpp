@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "actors/messages.hpp"
-#include "actors/drain_rate.hpp"
-#include "actors/output_text.hpp"
-#include "actors/waiting_queue.hpp"
+#include "actors/scheduler/drain_rate.hpp"
+#include "actors/scheduler/output_text.hpp"
+#include "actors/scheduler/waiting_queue.hpp"
 #include "config/choices.hpp"
 #include "ipc/channel/board.hpp"
 

@@ -1,4 +1,4 @@
-#include "actors/scheduler_state.hpp"
+#include "actors/scheduler/scheduler_state.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "actors/output_text.hpp"
+#include "actors/scheduler/output_text.hpp"
 
 #include <gtest/gtest.h>
 
