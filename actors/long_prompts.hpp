@@ -38,6 +38,8 @@ class LongPrompts {
   bool is_empty() const { return pending_.empty(); }
   /// Forgets all requests of a channel: on_tokens is never called for them.
   void forget(std::uint64_t channel);
+  /// The same for the request of one slot, if there is one: its client has submitted the next.
+  void forget(const RequestKey& request) { pending_.erase(request); }
   /// Ends a request, now or as soon as its text has been tokenised. False = it is not here (any
   /// more).
   bool abort(const RequestKey& request);

@@ -248,6 +248,7 @@ std::size_t Port::abort(OpenChannel& open) {
 }
 
 std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& request) {
+  long_prompts_.forget({open.channel->id(), request.slot});  // another engine has ended it
   std::shared_ptr<OutputSink> sink = open.channel->sink(request);
   Submission submission{{open.channel->id(), request.slot},
                         {},

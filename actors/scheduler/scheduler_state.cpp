@@ -98,16 +98,19 @@ Expected<void> SchedulerState::check_queue(const Submission& submission) const {
   const std::size_t more = submission.prompt.size(), of_all = waiting_.tokens();
   const std::uint32_t share = submission.share.max_queued_tokens, most = config_.max_queued_tokens;
   if (share != 0 && of_domain + more > share)
-    return overloaded("of this domain", share, "shares, max-queued-tokens", of_domain);
+    return overloaded(submission.domain, "of this domain", share, "shares, max-queued-tokens");
   if (most == 0 || of_all + more <= most) return {};
   const double part = waiting_.part_of(submission.domain) * most;
   if (static_cast<double>(of_domain + more) <= part) return {};
-  return overloaded("of all", most, "max-queued-tokens", of_all);
+  return overloaded(submission.domain, "of all", most, "max-queued-tokens");
 }
 
-tl::unexpected<Error> SchedulerState::overloaded(const std::string& whose, std::uint32_t most,
-                                                 const char* option, std::size_t queued) const {
-  const std::chrono::milliseconds wait = drain_rate_.time_for(queued);
+/// When to come again follows from what waits for the domain itself, and its part of the engine:
+/// what others have waiting is not told.
+tl::unexpected<Error> SchedulerState::overloaded(DomainId domain, const std::string& whose,
+                                                 std::uint32_t most, const char* option) const {
+  const auto queued = static_cast<double>(waiting_.tokens_of(domain)) / waiting_.part_of(domain);
+  const std::chrono::milliseconds wait = drain_rate_.time_for(static_cast<std::size_t>(queued));
   return tl::unexpected<Error>({Errc::overloaded,
                                 "overloaded: the requests " + whose +
                                     " that wait in one engine may have " + std::to_string(most) +

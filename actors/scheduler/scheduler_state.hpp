@@ -112,8 +112,8 @@ class SchedulerState {
 
   [[nodiscard]] Expected<void> check(const Submission& submission) const;
   [[nodiscard]] Expected<void> check_queue(const Submission& submission) const;
-  tl::unexpected<Error> overloaded(const std::string& whose, std::uint32_t most, const char* option,
-                                   std::size_t queued) const;
+  tl::unexpected<Error> overloaded(DomainId domain, const std::string& whose, std::uint32_t most,
+                                   const char* option) const;
   static WaitingQueue::Entry entry_of(SeqId seq, const Request& request);
   void enqueue(SeqId seq);
   void leave_queue(SeqId seq, Request& request);

@@ -1,7 +1,6 @@
 #include "actors/scheduler/waiting_queue.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
 
 #include "base/check.hpp"
@@ -36,7 +35,6 @@ void WaitingQueue::remove(const Entry& entry, Place place) {
   domain.tokens -= entry.tokens;
   tokens_ -= entry.tokens;
   --size_;
-  leave_if_idle(domain);
 }
 
 WaitingQueue::Line& WaitingQueue::line_of(const Entry& entry, Place place) {
@@ -45,36 +43,27 @@ WaitingQueue::Line& WaitingQueue::line_of(const Entry& entry, Place place) {
 }
 
 void WaitingQueue::come(Domain& domain, const Entry& entry) {
-  if (domain.is_idle()) domain.served = std::max(domain.served, least_served());
+  if (!domain.waits()) domain.served = std::max(domain.served, least_served());
   domain.tokens += entry.tokens;
   tokens_ += entry.tokens;
   ++size_;
 }
 
-/// Of the domains that have something to do. If none has, the counter where the last one left, or
-/// whoever comes first would have credit for all that was computed for it.
+/// Of the domains for which something waits, other than for their own limits: those stay behind. If
+/// there is none, nobody has credit: the greatest counter.
 double WaitingQueue::least_served() const {
-  std::optional<double> least;
+  double least = most_served_;
   for (const auto& [id, domain] : domains_)
-    if (!domain.is_idle()) least = std::min(least.value_or(domain.served), domain.served);
-  return least.value_or(left_at_);
-}
-
-void WaitingQueue::leave_if_idle(const Domain& domain) {
-  if (domain.is_idle()) left_at_ = std::max(left_at_, domain.served);
+    if (domain.waits() && domain.may_run_more(0)) least = std::min(least, domain.served);
+  return least;
 }
 
 // -- what runs ------------------------------------------------------------------------------------
 
-void WaitingQueue::ends(DomainId id) {
-  Domain& domain = domains_.at(id);
-  --domain.running;
-  leave_if_idle(domain);
-}
-
 void WaitingQueue::serve(DomainId id, std::size_t tokens) {
   Domain& domain = domains_[id];
   domain.served += static_cast<double>(tokens) / static_cast<double>(domain.share.weight);
+  most_served_ = std::max(most_served_, domain.served);
 }
 
 double WaitingQueue::served(DomainId id) const {
@@ -92,7 +81,7 @@ double WaitingQueue::part_of(DomainId id) const {
   const double own = found == domains_.end() ? 1 : double{found->second.share.weight};
   double all = own;
   for (const auto& [other, domain] : domains_)
-    if (other != id && !domain.is_idle()) all += double{domain.share.weight};
+    if (other != id && (domain.waits() || domain.running != 0)) all += double{domain.share.weight};
   return own / all;
 }
 
@@ -103,16 +92,13 @@ struct WaitingQueue::Candidate {
   DomainId id;
   const Domain* domain;
   Line::const_iterator next;
-  std::uint32_t running;
   double served;
+  std::uint32_t taken = 0;
 
-  bool has_next() const {
-    const std::uint32_t most = domain->share.max_num_seqs;
-    return next != domain->line.end() && (most == 0 || running < most);
-  }
+  bool has_next() const { return next != domain->line.end() && domain->may_run_more(taken); }
   SeqId take() {
     served += static_cast<double>(next->second.tokens) / static_cast<double>(domain->share.weight);
-    ++running;
+    ++taken;
     return next++->second.seq;
   }
   /// For a heap with the domain that is next on top.
@@ -127,8 +113,7 @@ std::vector<SeqId> WaitingQueue::first(std::size_t most) const {
     if (order.size() < most) order.push_back(waiting.seq);
   std::vector<Candidate> heap;
   for (const auto& [id, domain] : domains_) {
-    const Candidate candidate{id, &domain, domain.line.begin(), domain.running + domain.preempted,
-                              domain.served};
+    const Candidate candidate{id, &domain, domain.line.begin(), domain.served};
     if (candidate.has_next()) heap.push_back(candidate);
   }
   std::make_heap(heap.begin(), heap.end());

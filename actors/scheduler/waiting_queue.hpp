@@ -7,8 +7,9 @@
 // OSDI 2024), with weights: each domain's counter grows with the tokens that are computed for it,
 // divided by its weight, and the domain with the least counter is next. So the tokens computed for
 // two domains that both always want more differ, weighted, by a bounded amount, however many
-// requests either has and however long they are. A domain that had nothing to do gets no credit for
-// that: its counter is lifted to the least of the others'.
+// requests either has and however long they are. A domain for which nothing waited gets no credit
+// for that: its counter is lifted to the least of those for which something does. What runs
+// meanwhile makes no difference: one long answer would otherwise save up while others are served.
 //
 // One domain alone is served exactly as vLLM would.
 
@@ -62,7 +63,7 @@ class WaitingQueue {
   /// A request of the domain runs from now on.
   void begins(DomainId domain) { ++domains_[domain].running; }
   /// It does not any more.
-  void ends(DomainId domain);
+  void ends(DomainId domain) { --domains_.at(domain).running; }
   /// The domain's requests have been given this many tokens of computing.
   void serve(DomainId domain, std::size_t tokens);
   /// How much the domain has been given, beside others: with equal shares, in tokens.
@@ -73,7 +74,7 @@ class WaitingQueue {
   std::size_t tokens() const { return tokens_; }
   /// Tokens of the domain's requests that wait.
   std::size_t tokens_of(DomainId domain) const;
-  /// The domain's weight as a part of the weights of all that have something to do, and its own.
+  /// The domain's weight as a part of the weights of all that have something to do, it included.
   double part_of(DomainId domain) const;
 
  private:
@@ -90,12 +91,14 @@ class WaitingQueue {
     std::uint32_t preempted = 0;  ///< of its requests, in the line of preempted ones
     double served = 0;            ///< tokens / weight
 
-    bool is_idle() const { return tokens == 0 && running == 0; }
+    bool waits() const { return tokens != 0; }
+    bool may_run_more(std::uint32_t more) const {
+      return share.max_num_seqs == 0 || running + preempted + more < share.max_num_seqs;
+    }
   };
   struct Candidate;
   void come(Domain& domain, const Entry& entry);
   double least_served() const;
-  void leave_if_idle(const Domain& domain);
   Line& line_of(const Entry& entry, Place place);
 
   SchedulingPolicy policy_;
@@ -106,7 +109,7 @@ class WaitingQueue {
   std::int64_t first_place_ = 0;  ///< ... and those of preempted requests go down from -1
   std::size_t size_ = 0;
   std::size_t tokens_ = 0;
-  double left_at_ = 0;  ///< the counter of the last domain that had nothing to do any more
+  double most_served_ = 0;  ///< the greatest counter of a domain
 };
 
 }  // namespace kvhive

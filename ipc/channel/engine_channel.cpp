@@ -206,8 +206,9 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   std::uint32_t passed = 0;
   bool waits = false;
   Help of_others{help};
+  const std::size_t refused_late = late_refusals_.exchange(0, std::memory_order_relaxed);
   const bool watched = std::exchange(watches_, false);
-  refused_ = 0;
+  refused_ = refused_late;
   had_news_ = false;
   if (!look_at_marks()) passed = kChannelSlots;
   for (; passed < kChannelSlots && cost < most_bytes; ++passed) {
@@ -239,18 +240,29 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   return taken;
 }
 
+/// The number of the slot's newest request; the one that was known if it cannot be read.
+std::uint32_t EngineChannel::look_at_mark(std::uint32_t slot) {
+  RequestMark& mark = marks_[slot];
+  (void)requests_.read(slot * sizeof mark, std::as_writable_bytes(std::span(&mark, 1)));
+  std::atomic_thread_fence(std::memory_order_acquire);  // as in look_at_marks()
+  return mark.submitted;
+}
+
 /// What the slot holds for this engine to take; nothing for nearly all slots.
 std::optional<EngineChannel::Found> EngineChannel::find(std::uint32_t slot, const Help& help) {
   const SlotState seen = answer(slot).state.load(std::memory_order_acquire);
-  const std::uint32_t submitted = marks_[slot].submitted;
   const EngineLife owner = seen.owner();
   const bool is_mine = owner == self_.life;
   const bool is_dead = !is_mine && self_.board->is_dead(owner);
   if (seen.phase() == Phase::finished) {
-    if (submitted == seen.number) {
+    if (marks_[slot].submitted == seen.number) {
       if (is_dead && owner.life != 0) ring_for(slot, seen);
       return std::nullopt;
     }
+    // The marks are older than the word: another engine may have taken and ended what they call
+    // new. A mark that is read after the word is not.
+    const std::uint32_t submitted = look_at_mark(slot);
+    if (submitted == seen.number) return std::nullopt;
     if (help.left == 0 && !is_for_me(slot, submitted)) return leave_for_now();
     return Found{slot, seen, submitted, false};
   }
@@ -563,6 +575,8 @@ class EngineChannel::Sink : public OutputSink {
   void finished(FinishReason reason, const Error& error, const RequestStats& stats,
                 std::size_t text_bytes) override {
     if (state_.phase() == Phase::waiting && !claim(Phase::taking)) return;
+    if (reason == FinishReason::error && state_.phase() == Phase::taking)
+      ++channel_->late_refusals_;
     write_stats(stats);
     channel_->finish(slot_, reason, error, std::min<std::size_t>(text_bytes, text_end_));
   }

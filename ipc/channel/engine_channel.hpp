@@ -120,7 +120,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   /// very long step.
   void look_at_others();
   static constexpr std::uint8_t kLooks = 10;
-  /// How many requests the last call has refused.
+  /// How many requests the last call has refused, or the scheduler since the call before.
   std::size_t refused() const { return refused_; }
   /// Whether the client had written marks since the call before the last.
   bool had_news() const { return had_news_; }
@@ -163,6 +163,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
     }
   };
   bool look_at_marks();
+  std::uint32_t look_at_mark(std::uint32_t slot);
   /// What a call of take_submitted() may still take of others, and what it has taken so far.
   struct Help {
     std::size_t left = 0;
@@ -207,6 +208,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::function<void()> on_change_;  ///< guarded by on_change_mutex_
   std::uint32_t next_slot_ = 0;      ///< where the next call of take_submitted() begins
   std::size_t refused_ = 0;
+  std::atomic<std::size_t> late_refusals_{0};  ///< of requests that had been taken
   bool has_more_ = false;
   bool has_more_aborts_ = false;
   bool is_shared_ = true;

@@ -377,5 +377,36 @@ TEST_F(PortTest, ALongTextThatAnotherEngineTookMeanwhileIsForgotten) {
   EXPECT_GT(stolen, 0u);
 }
 
+TEST_F(PortTest, AnAbortIsNotOfALongTextThatAnotherEngineTook) {
+  make_port();
+  Line& both = line(1);
+  const auto other = EngineChannel::open(1, board_.join(1, 1), copy_of(both.memory.requests),
+                                         both.memory.answers, Line::kBytes, direct_ring(UniqueFd()))
+                         .value();
+  for (int i = 0; i < 10; ++i) both.submit_text(200'000);
+  run_until([&] { return !arrived().empty(); });
+  const std::vector<TakenRequest> stolen = other->take_submitted({}, 64 << 20, 64);
+  ASSERT_FALSE(stolen.empty());
+  const std::uint32_t slot = stolen.back().slot;
+  const auto sink = other->sink(stolen.back());
+  ASSERT_TRUE(sink->start());
+  sink->finished(FinishReason::length, {}, {}, 0);
+  ASSERT_EQ(read(both, slot).reason, FinishReason::length);
+  std::uint32_t next = both.submit_tokens(10);
+  while (next != slot) next = both.submit_tokens(10);
+  const auto has_come = [&] {
+    const std::lock_guard lock(sent_.mutex);
+    return std::any_of(sent_.submissions.begin(), sent_.submissions.end(), [&](const auto& sent) {
+      return sent.key.slot == slot && sent.prompt.size() == 10;
+    });
+  };
+  run_until(has_come);
+  both.client.abort(slot);
+  run_until([&] {
+    const std::lock_guard lock(sent_.mutex);
+    return std::count(sent_.aborted.begin(), sent_.aborted.end(), RequestKey{1, slot}) == 1;
+  });
+}
+
 }  // namespace
 }  // namespace kvhive::testing

@@ -176,6 +176,32 @@ TEST_F(WaitingQueueTest, NorDoesWhoeverComesFirstAfterAPause) {
   EXPECT_EQ(of_a, 5u);
 }
 
+TEST_F(WaitingQueueTest, ALongAnswerSavesNothingUp) {
+  come(kA, 10);
+  run_next();
+  for (int i = 0; i < 200; ++i) {  // kA's answer goes on, one token at a time
+    come(kB, 100);
+    end(run_next());
+    queue_.serve(kA, 1);
+  }
+  for (int i = 0; i < 20; ++i) come(kA, 100), come(kB, 100);
+  std::size_t of_a = 0;
+  for (int i = 0; i < 20; ++i) of_a += domain_of(run_next()) == kA;
+  EXPECT_EQ(of_a, 10u);
+}
+
+TEST_F(WaitingQueueTest, ADomainThatItsOwnLimitHoldsBackGivesNobodyCredit) {
+  queue_.set_share(kA, {.max_num_seqs = 1});
+  for (int i = 0; i < 3; ++i) come(kA, 10);
+  run_next();
+  for (int i = 0; i < 30; ++i) come(kB, 100);
+  for (int i = 0; i < 10; ++i) end(run_next());
+  for (int i = 0; i < 10; ++i) come(kC, 100);
+  std::size_t of_c = 0;
+  for (int i = 0; i < 10; ++i) of_c += domain_of(run_next()) == kC;
+  EXPECT_EQ(of_c, 5u);
+}
+
 TEST_F(WaitingQueueTest, NoDomainRunsMoreThanItsShareAllows) {
   queue_.set_share(kA, {.max_num_seqs = 2});
   for (int i = 0; i < 5; ++i) come(kA);

@@ -268,6 +268,17 @@ TEST_F(ChannelTest, ARefusalSaysWhenToTryAgain) {
   EXPECT_EQ(progress.error.retry_after, std::chrono::milliseconds(250));
 }
 
+TEST_F(ChannelTest, WhatIsRefusedLaterCountsAsRefused) {
+  ASSERT_TRUE(client_.submit(token_request()).has_value());
+  const TakenRequest taken = take_one();
+  EXPECT_EQ(engine_->refused(), 0u);
+  engine_->sink(taken)->finished(FinishReason::error, Error{Errc::overloaded, "too much"}, {}, 0);
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty());
+  EXPECT_EQ(engine_->refused(), 1u);
+  EXPECT_THAT(engine_->take_submitted(), IsEmpty());
+  EXPECT_EQ(engine_->refused(), 0u);
+}
+
 /// A ring costs the engine what its client hangs on the bell.
 TEST_F(ChannelTest, ManyRefusalsAndEndsRingOnce) {
   for (int i = 0; i < 20; ++i) {

@@ -2,7 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <functional>
 #include <set>
 
 #include "base/check.hpp"
@@ -11,6 +14,21 @@
 #include "tests/support/board.hpp"
 #include "tests/support/channel_memory.hpp"
 #include "tests/support/request.hpp"
+
+namespace {
+
+/// Called once, after the next pread() of this process: what others do while an engine is held up
+/// there.
+std::function<void()> after_pread;
+
+}  // namespace
+
+/// Instead of the C library's.
+extern "C" ssize_t pread(int fd, void* to, size_t bytes, off_t at) {
+  const ssize_t count = syscall(SYS_pread64, fd, to, bytes, at);
+  if (const auto happens = std::exchange(after_pread, nullptr)) happens();
+  return count;
+}
 
 namespace kvhive::testing {
 namespace {
@@ -82,6 +100,30 @@ TEST_F(OwnershipTest, WhatIsLeftToAnotherIsTakenByWhoHelpsAndNotMore) {
   EXPECT_THAT(take(*one_, kHelp), SizeIs(1));
   EXPECT_FALSE(one_->watches());
   EXPECT_THAT(take(*other_, kHelp), SizeIs(8)) << "they wait there";
+}
+
+TEST_F(OwnershipTest, WhatHasEndedWhileAnEngineWasHeldUpIsNotTakenAgain) {
+  const auto serve = [this](std::uint32_t slot) {
+    const auto taken = take(*other_, kHelp);
+    ASSERT_THAT(taken, SizeIs(1));
+    ASSERT_EQ(taken[0].slot, slot);
+    const auto sink = other_->sink(taken[0]);
+    ASSERT_TRUE(sink->start());
+    sink->finished(FinishReason::length, {}, {}, 0);
+    EXPECT_EQ(client_.read(slot).reason, FinishReason::length);
+  };
+  const std::uint32_t slot = submit();
+  after_pread = [&] {
+    serve(slot);
+    ASSERT_EQ(submit(), slot);
+    serve(slot);
+  };
+  EXPECT_THAT(take(*one_, kHelp), IsEmpty())
+      << "its marks say 1, and the slot says that 2 has ended";
+  EXPECT_FALSE(after_pread) << "it was held up";
+  EXPECT_THAT(take(*other_, kHelp), IsEmpty()) << "request 2 is run again";
+  EXPECT_EQ(submit(), slot);
+  EXPECT_THAT(take(*one_, kHelp), SizeIs(1));
 }
 
 TEST_F(OwnershipTest, AnEngineThatLostARequestWhileItWaitedForgetsIt) {
