@@ -65,12 +65,16 @@ TEST(Hive, OneClientsRequestsAreServedByAllEnginesWithTheSameTokens) {
   lone.push_back(daemon.connect(0));
   const auto expected = generate_all(lone, asked);
   ASSERT_THAT(requests_of_engines(expected), UnorderedElementsAre(Key(0u)));
-  const auto shared = answers_of(daemon, asked);
-  const auto counts = requests_of_engines(shared);
-  EXPECT_THAT(counts, UnorderedElementsAre(Key(0u), Key(1u), Key(2u)));
-  for (const auto& [engine, count] : counts)
-    EXPECT_GE(count, 8u) << "engine " << engine << " has few of 48";
-  for (std::size_t i = 0; i < asked.size(); ++i) EXPECT_EQ(ids(shared[i]), ids(expected[i])) << i;
+  // An engine that gets no processor for a while has its turns taken by others. So not every round
+  // has to be even.
+  const auto is_even = [&] {
+    const auto shared = answers_of(daemon, asked);
+    for (std::size_t i = 0; i < asked.size(); ++i) EXPECT_EQ(ids(shared[i]), ids(expected[i])) << i;
+    const auto counts = requests_of_engines(shared);
+    return counts.size() == 3 && std::all_of(counts.begin(), counts.end(),
+                                             [](const auto& count) { return count.second >= 8; });
+  };
+  EXPECT_TRUE(eventually(is_even, kHang)) << "an engine never has as many as 8 of 48";
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
