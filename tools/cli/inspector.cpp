@@ -134,14 +134,17 @@ Expected<Packet> Inspector::ask() const {
                                           ") does not answer; if it is stopped, let it go on with "
                                           "kill -CONT " +
                                           std::to_string(keeper_));
-  if (auto sent = send_packet(socket_.get(), Question{}); !sent) return forward_error(sent);
-  auto answer = receive_answer(socket_.get());
-  if (!answer) return forward_error(answer);
-  if (!*answer) return failure(Errc::peer_died, "the daemon hung up instead of answering");
-  if (const auto refused = (*answer)->as<Refused>()) return tl::unexpected(error_of(*refused));
-  if (!(*answer)->is(Answer::kType))
-    return failure(Errc::peer_died, "the daemon hung up instead of answering");
-  return std::move(**answer);
+  const Question question{++last_ticket_};
+  if (auto sent = send_packet(socket_.get(), question); !sent) return forward_error(sent);
+  while (true) {
+    auto answer = receive_answer(socket_.get());
+    if (!answer) return forward_error(answer);
+    if (!*answer) return failure(Errc::peer_died, "the daemon hung up instead of answering");
+    if (const auto refused = (*answer)->as<Refused>()) return tl::unexpected(error_of(*refused));
+    // Another packet is what a killed keeper has sent already, and its successor again.
+    const auto message = (*answer)->template as<Answer>();
+    if (message && message->ticket == question.ticket) return std::move(**answer);
+  }
 }
 
 }  // namespace kvhive

@@ -72,6 +72,7 @@ class Inspector {
   pid_t keeper_;     ///< 0 = not visible from here
   PoolMemory memory_;
   std::string model_;
+  mutable std::uint64_t last_ticket_ = 0;
 };
 
 }  // namespace kvhive
