@@ -44,6 +44,8 @@ enum class MessageType : std::uint32_t {
   channel_taken = 13,
   requests_sealed = 14,
   pages_pinned = 15,
+  order = 16,
+  drained = 17,
   // from the keeper
   engine_welcome = 32,
   steward_welcome = 33,
@@ -61,6 +63,8 @@ enum class MessageType : std::uint32_t {
   pin_pages = 45,
   engine_died = 46,
   channels_known = 47,
+  done = 48,
+  drain = 49,
 };
 
 /// A text of at most N - 1 bytes inside a message; a longer one is cut.
@@ -228,6 +232,14 @@ struct ChannelClose {
   static constexpr MessageType kType = MessageType::channel_close;
   std::uint64_t channel = 0;
 };
+/// keeper -> engine: take no more requests; say so when those that you have are done.
+struct Drain {
+  static constexpr MessageType kType = MessageType::drain;
+};
+/// engine -> keeper: it has no request any more, and takes none.
+struct Drained {
+  static constexpr MessageType kType = MessageType::drained;
+};
 /// engine -> keeper: the engine has received this ChannelOpen. It answers each with this message or
 /// with ChannelRefused, so that the keeper sees which engine is stopped.
 struct ChannelTaken {
@@ -264,6 +276,22 @@ struct RepairRequest {
 struct RepairDone {
   static constexpr MessageType kType = MessageType::repair_done;
   std::uint64_t ticket = 0;  ///< of the RepairRequest it answers
+};
+
+/// inspector -> keeper: asks for something that an operator wants. Tail: what it needs, as text.
+struct Order {
+  static constexpr MessageType kType = MessageType::order;
+  enum class What : std::uint32_t { take_over, drain, restart, add, remove, reload };
+  std::uint64_t ticket = 0;  ///< the asker's own; an answer can come twice
+  What what{};
+  std::uint32_t engine = kAnyEngine;
+  std::uint32_t version = 0;  ///< take_over: the ledger's, as the other program has it
+  std::uint32_t unused = 0;
+};
+/// The keeper's answer to an Order that is done or under way. Tail: what has become of it, as text.
+struct Done {
+  static constexpr MessageType kType = MessageType::done;
+  std::uint64_t ticket = 0;
 };
 
 // -- steward and engines --------------------------------------------------------------------------
@@ -305,7 +333,7 @@ struct PagesPinned {
 using ControlMessages =
     std::tuple<EngineHello, StewardHello, ClientHello, InspectorHello, Formatted, Reaped, Repaired,
                Serving, ChannelTaken, ChannelRefused, StatusRequest, RepairRequest, GpuMemory,
-               RequestsSealed, PagesPinned, PinPages, EngineWelcome, StewardWelcome, ClientWelcome,
+               RequestsSealed, PagesPinned, PinPages, Order, Drained, Done, Drain, EngineWelcome, StewardWelcome, ClientWelcome,
                InspectorWelcome, Refused, Reap, Repair, ChannelOpen, ChannelClose, EngineDied,
                ChannelsKnown, Status, RepairDone, GpuContextCheck, ReopenLog>;
 

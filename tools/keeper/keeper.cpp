@@ -281,7 +281,15 @@ Expected<void> Keeper::watch_signals() {
 
 void Keeper::on_front_gone() {
   loop_.unwatch(estate_.front_pidfd.get());
-  supervisor_.fail({Errc::peer_died, "the process that was started as kvhived was killed"});
+  if (estate_.ledger.head().is_ending != 0) return loop_.stop();
+  if (!tables_.is_told)
+    return supervisor_.fail(
+        {Errc::peer_died, "the process that was started as kvhived was killed"});
+  spdlog::warn("the front (pid {}) was killed; this process takes its place", estate_.front);
+  flush_log();
+  const Error error = become_front(estate_, {});
+  spdlog::error("nobody takes the front's place, and nobody this keeper's if it is killed: {}",
+                error.text);
 }
 
 // -- after each event -----------------------------------------------------------------------------

@@ -101,6 +101,11 @@ int end_with(const Error& error, const Options& options, Starter& starter) {
   return 1;
 }
 
+int run_front(Front& front, const Options& options, Starter& starter) {
+  auto code = front.run([&](Estate& estate) { return keep(estate, starter); });
+  return code ? *code : end_with(code.error(), options, starter);
+}
+
 Expected<int> run(int argc, char** argv) {
   CommandLine app("kvhived",
                   "kvhived: one KV cache per host. Starts a pool in shared memory and the engines "
@@ -123,6 +128,12 @@ Expected<int> run(int argc, char** argv) {
   const bool is_default_log = options->log_file.empty() && !log_file->empty();
   options->log_file = *log_file;
 
+  if (auto ledger = handed_ledger()) {  // another kvhived ran in this process, and was to be followed
+    Starter nobody = Starter::of_nobody();
+    auto front = Front::go_on(*options, std::move(*ledger));
+    if (!front) return end_with(front.error(), *options, nobody);
+    return run_front(*front, *options, nobody);
+  }
   if (auto dropped = become(*user, *options); !dropped) return forward_error(dropped);
   if (is_default_log)
     if (auto made = make_log_directory(*log_file); !made) return forward_error(made);
@@ -131,9 +142,7 @@ Expected<int> run(int argc, char** argv) {
   if (!starter) return forward_error(starter);
   auto front = Front::open(*options);
   if (!front) return end_with(front.error(), *options, *starter);
-  auto code = front->run([&](Estate& estate) { return keep(estate, *starter); });
-  if (!code) return end_with(code.error(), *options, *starter);
-  return *code;
+  return run_front(*front, *options, *starter);
 }
 
 }  // namespace

@@ -3,11 +3,13 @@
 // tells the next one what is left to sweep.
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <utility>
 
 #include "base/log.hpp"
@@ -53,7 +55,21 @@ class Steward {
     if (locks_metadata)
       if (auto locked = memory->lock_metadata(); !locked) return forward_error(locked);
     memory->hide_from_children();
-    return Steward(std::move(*socket), std::move(*memory));
+    Steward steward(std::move(*socket), std::move(*memory));
+    struct stat status {};
+    if (fstat(fds[std::size_t(PoolObject::control)].get(), &status) == 0)
+      steward.inode_ = std::to_string(status.st_ino);
+    return steward;
+  }
+
+  /// Front and keeper are dead. Engines end by themselves, but not those that are stopped.
+  void end_engines() const {
+    for (const ProcessEntry& process : memory_.control().processes) {
+      const auto pid = static_cast<pid_t>(process.pid.load());
+      if (pid == 0) continue;
+      const auto pidfd = pidfd_of(pid);
+      if (pidfd && has_mapped_pool(pid)) kill_by_pidfd(*pidfd);
+    }
   }
 
   /// Serves until the keeper hangs up.
@@ -81,6 +97,17 @@ class Steward {
   }
 
  private:
+  /// Its pid may be another process's by now, one that has nothing to do with the pool.
+  bool has_mapped_pool(pid_t pid) const {
+    std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
+    const std::string name = "memfd:" + std::string(name_of(PoolObject::control));
+    for (std::string line; std::getline(maps, line);)
+      if (line.find(name) != std::string::npos &&
+          line.find(" " + inode_ + " ") != std::string::npos)
+        return true;
+    return false;
+  }
+
   Steward(UniqueFd socket, PoolMemory memory)
       : socket_(std::move(socket)), memory_(std::move(memory)) {}
 
@@ -127,6 +154,7 @@ class Steward {
 
   UniqueFd socket_;
   PoolMemory memory_;
+  std::string inode_;            ///< of the pool's control object
   std::uint64_t cared_at_ = 0;  ///< the pool's next serial when care_for_index() last looked
 };
 
@@ -164,6 +192,7 @@ Expected<int> run(int argc, char** argv) {
   // be killed. Only when the pipe ends are front and keeper both gone.
   char nothing;
   while (read(lifeline, &nothing, 1) < 0 && errno == EINTR) continue;
+  if (steward) steward->end_engines();
   const bool removed = remove_stale_socket(socket, identity, keeper_pid);
   spdlog::warn("the daemon (pid {}) ended without stopping its children; its socket is {}",
                keeper_pid, removed ? "removed" : "gone or another daemon's");

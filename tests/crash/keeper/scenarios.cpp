@@ -22,10 +22,10 @@ void require(bool holds, const std::string& what) {
   if (!holds) fail(what);
 }
 
-/// Waits; fails if the keeper ends meanwhile.
+/// Waits; fails if the daemon ends meanwhile.
 void await(const Scene& scene, const std::function<bool()>& holds, const std::string& what) {
   bool does_hold = false;
-  (void)eventually([&] { return (does_hold = holds()) || !is_alive(scene.keeper()); }, kHang);
+  (void)eventually([&] { return (does_hold = holds()) || !is_alive(scene.front()); }, kHang);
   require(does_hold, what);
 }
 
@@ -93,7 +93,7 @@ void be_refused(const Scene& scene) {
 
 void rename_the_log(const Scene& scene) {
   std::filesystem::rename(scene.log(), scene.log() + ".old");
-  signal_process(scene.keeper(), SIGHUP);
+  signal_process(scene.front(), SIGHUP);
   await(
       scene, [&] { return std::filesystem::exists(scene.log()); }, "there is no new log");
 }
@@ -140,7 +140,7 @@ void stop_while_streaming(const Scene& scene) {
   GenerateRequest request = long_request();
   request.max_tokens = 3000;
   require(client.submit(request).has_value() && client.wait().has_value(), "submit");
-  signal_process(scene.keeper(), SIGTERM);
+  signal_process(scene.front(), SIGTERM);
   while (client.wait().has_value()) continue;  // until the daemon hangs up
 }
 
@@ -162,7 +162,7 @@ void ask_for_repair(const Scene& scene) {
 
 void stop_as_inspector(const Scene& scene) {
   const UniqueFd socket = connected_as_inspector(scene);
-  signal_process(scene.keeper(), SIGTERM);
+  signal_process(scene.front(), SIGTERM);
   const auto answer = receive_answer(socket.get());
   require(!answer || !*answer, "the keeper says something as it ends");
 }

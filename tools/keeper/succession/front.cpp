@@ -11,16 +11,21 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/log.hpp"
 #include "ipc/pidfd.hpp"
 #include "tools/keeper/succession/strays.hpp"
 
 namespace kvhive {
 namespace {
+
+using Json = nlohmann::json;
 
 /// So many keepers may be killed in a row before one has handled an event. The first few are
 /// followed at once, the others ever later.
@@ -50,6 +55,16 @@ pid_t start_with_same_descriptors(const std::function<int()>& work) {
   _exit(1);
 }
 
+/// Names the ledger's descriptor in the environment of a program that is to go on with it.
+constexpr const char* kHandedLedger = "KVHIVE_HANDED_LEDGER";
+
+std::vector<std::string> own_command() {
+  std::vector<std::string> words;
+  std::ifstream file("/proc/self/cmdline");
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  return words;
+}
+
 std::vector<pid_t> children() {
   std::vector<pid_t> pids;
   const std::string self = std::to_string(getpid());
@@ -60,11 +75,16 @@ std::vector<pid_t> children() {
 
 }  // namespace
 
-Expected<Front> Front::open(const Options& options) {
+void Front::prepare_process() {
   const sigset_t signals = signals_of_the_front();
   sigprocmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGINT, SIG_DFL);  // a keeper, which this process may have been, ignores it
   // Whom a killed keeper has started becomes this process's child.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+Expected<Front> Front::open(const Options& options) {
+  prepare_process();
   const ProcessLimits limits = take_process_limits();
   if (auto enough = check_descriptors(limits, options.engines); !enough)
     return forward_error(enough);
@@ -80,6 +100,12 @@ Expected<Front> Front::open(const Options& options) {
   if (!pidfd) return forward_error(pidfd);
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return os_failure("pipe");
+  UniqueFd lifeline(ends[0]);
+  const UniqueFd low_end(ends[1]);
+  // The kernel closes the descriptors of an ended process in the order of their numbers: when the
+  // lifeline ends, nobody listens any more.
+  UniqueFd end(fcntl(low_end.get(), F_DUPFD_CLOEXEC, listener->fd() + 1));
+  if (!end) return os_failure("the lifeline");
   Estate estate{options,
                 limits,
                 std::move(*domains),
@@ -87,12 +113,92 @@ Expected<Front> Front::open(const Options& options) {
                 std::move(*ledger),
                 getpid(),
                 std::move(*pidfd),
-                UniqueFd(ends[1]),
-                UniqueFd(ends[0]),
-                {}};
+                std::move(end),
+                std::move(lifeline),
+                {},
+                own_command()};
   estate.descriptors = open_descriptors();
+  estate.descriptors.erase(low_end.get());
+  Front front(std::move(estate));
+  front.write_estate();
+  return front;
+}
+
+// -- another program ------------------------------------------------------------------------------
+
+void Front::write_estate() const {
+  const Listener::Handed listener = estate_.listener.hand_over();
+  const Json text = {{"listener", {listener.fd, listener.directory}},
+                     {"path", listener.path},
+                     {"identity", listener.identity},
+                     {"made_directory", listener.made_directory},
+                     {"lifeline", {estate_.lifeline_end.get(), estate_.lifeline.get()}},
+                     {"descriptors", estate_.descriptors},
+                     {"socket", estate_.options.socket},
+                     {"log_file", estate_.options.log_file}};
+  estate_.ledger.write_text(LedgerMemory::Text::estate, text.dump());
+}
+
+Expected<Front> Front::go_on(const Options& options, UniqueFd fd) {
+  prepare_process();
+  for (const int open : open_descriptors())
+    if (open > STDERR_FILENO) fcntl(open, F_SETFD, FD_CLOEXEC);
+  auto ledger = LedgerMemory::open(std::move(fd));
+  if (!ledger) return forward_error(ledger);
+  const Json text = Json::parse(ledger->text(LedgerMemory::Text::estate));
+  auto domains = Domains::resolve(options, PeerIdentity::of_this_process());
+  if (!domains) return forward_error(domains);
+  auto listener =
+      Listener::take_over({text.at("listener")[0], text.at("listener")[1], text.at("path"),
+                           text.at("identity"), text.at("made_directory")});
+  if (!listener) return forward_error(listener);
+  auto pidfd = pidfd_of(getpid());
+  if (!pidfd) return forward_error(pidfd);
+  Estate estate{options,
+                take_process_limits(),
+                std::move(*domains),
+                std::move(*listener),
+                std::move(*ledger),
+                getpid(),
+                std::move(*pidfd),
+                UniqueFd(text.at("lifeline")[0].get<int>()),
+                UniqueFd(text.at("lifeline")[1].get<int>()),
+                text.at("descriptors").get<std::set<int>>(),
+                own_command()};
+  estate.options.socket = text.at("socket");
+  estate.options.log_file = text.at("log_file");
+  estate.descriptors.insert(estate.front_pidfd.get());
   return Front(std::move(estate));
 }
+
+Error become_front(const Estate& estate, const std::string& program) {
+  for (const int fd : open_descriptors()) fcntl(fd, F_SETFD, 0);
+  setenv(kHandedLedger, std::to_string(estate.ledger.fd()).c_str(), 1);
+  std::vector<char*> arguments;
+  for (const std::string& word : estate.command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  // By its path, so that ps and top show its name.
+  std::error_code unknown;
+  const std::string path =
+      program.empty() ? std::filesystem::read_symlink("/proc/self/exe", unknown).string() : program;
+  execv(path.c_str(), arguments.data());
+  if (program.empty()) execv("/proc/self/exe", arguments.data());  // it was replaced
+  const Error error = os_failure("execute " + program).value();
+  unsetenv(kHandedLedger);
+  for (const int fd : open_descriptors())
+    if (fd > STDERR_FILENO) fcntl(fd, F_SETFD, FD_CLOEXEC);
+  return error;
+}
+
+std::optional<UniqueFd> handed_ledger() {
+  const char* const handed = std::getenv(kHandedLedger);
+  if (handed == nullptr) return std::nullopt;
+  UniqueFd fd(std::atoi(handed));
+  unsetenv(kHandedLedger);  // children are not to have it
+  return fd;
+}
+
+// -- keepers --------------------------------------------------------------------------------------
 
 Expected<int> Front::run(const std::function<int(Estate&)>& keep) {
   if (auto started = start_keeper(keep); !started) return forward_error(started);
@@ -106,6 +212,10 @@ Expected<int> Front::run(const std::function<int(Estate&)>& keep) {
     }
     const auto status = collect();
     if (!status) continue;
+    if (WIFEXITED(*status) && WEXITSTATUS(*status) == kExitHandsOver) {
+      if (auto started = hand_over(keep); !started) return forward_error(started);
+      continue;
+    }
     if (WIFEXITED(*status)) {
       end_orphans();
       return WEXITSTATUS(*status);
@@ -116,6 +226,14 @@ Expected<int> Front::run(const std::function<int(Estate&)>& keep) {
     if (next.error().code == Errc::none) return 0;
     return forward_error(next);
   }
+}
+
+/// The keeper was asked to let another program go on. If that cannot be executed, this one does.
+Expected<void> Front::hand_over(const std::function<int(Estate&)>& keep) {
+  const std::string program = Json::parse(estate_.ledger.text(LedgerMemory::Text::successor));
+  const Error error = become_front(estate_, program);
+  print_error_line("kvhived: the daemon goes on as it is: " + error.text);
+  return start_keeper(keep);
 }
 
 Expected<void> Front::start_keeper(const std::function<int(Estate&)>& keep) {
@@ -143,7 +261,10 @@ Expected<void> Front::next_keeper(const std::function<int(Estate&)>& keep, int s
     end_orphans();
     for (UniqueFd& stray : find_strays(estate_.descriptors, -1).others) stray = UniqueFd();
   }
-  return start_keeper(keep);
+  if (auto started = start_keeper(keep); !started) return started;
+  // The one that was killed may not have heard it; to open the log twice does no harm.
+  if (hangup_) forward(*hangup_);
+  return {};
 }
 
 /// Collects all children that have ended. Returns the keeper's status if it is one of them.
@@ -157,9 +278,12 @@ std::optional<int> Front::collect() {
 
 /// Tells the keeper, with the sender's name. If the keeper is killed before it hears it, its
 /// successor reads in the ledger that it is to end.
-void Front::forward(const siginfo_t& signal) const {
+void Front::forward(const siginfo_t& signal) {
   const bool is_hangup = signal.si_signo == SIGHUP;
-  if (!is_hangup) estate_.ledger.head().is_ending = 1;
+  if (is_hangup)
+    hangup_ = signal;
+  else
+    estate_.ledger.head().is_ending = 1;
   siginfo_t forwarded{};
   forwarded.si_signo = is_hangup ? SIGHUP : SIGTERM;
   forwarded.si_code = SI_QUEUE;

@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kInboxAt = kPage;
 constexpr std::size_t kTextAt = round_up(kInboxAt + sizeof(Inbox), kPage);
-constexpr std::size_t kMostText = std::size_t{64} << 10;
-constexpr std::size_t kCellsAt = kTextAt + kMostText;
+constexpr std::size_t kMostText = std::size_t{32} << 10;  // of each
+constexpr std::size_t kCellsAt = kTextAt + 3 * kMostText;
 constexpr std::size_t kCellBytes = 512;
 constexpr std::uint32_t kFirstCells = 512, kMostCells = 1u << 18;
 constexpr std::size_t kMostBytesOfAll = kCellsAt + kMostCells * kCellBytes;
@@ -47,23 +47,40 @@ bool Inbox::was_left_undone(const Ledger& ledger) const {
 
 // -- memory ---------------------------------------------------------------------------------------
 
-Expected<LedgerMemory> LedgerMemory::create() {
-  auto fd = open_memory("kvhive-ledger");
-  if (!fd) return forward_error(fd);
-  // The mapping is as large as the ledger may get; the file grows.
+/// The mapping is as large as the ledger may get; the file grows.
+Expected<LedgerMemory> LedgerMemory::map(UniqueFd fd) {
   void* const data = mmap(nullptr, kMostBytesOfAll, PROT_READ | PROT_WRITE,
-                          MAP_SHARED | MAP_NORESERVE, fd->get(), 0);
+                          MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (data == MAP_FAILED) return os_failure("map the ledger");
   madvise(data, kMostBytesOfAll, MADV_DONTDUMP);
-  LedgerMemory memory(std::move(*fd), static_cast<std::byte*>(data));
-  if (fallocate(memory.fd(), 0, 0, static_cast<off_t>(kCellsAt + kFirstCells * kCellBytes)) != 0)
+  return LedgerMemory(std::move(fd), static_cast<std::byte*>(data));
+}
+
+Expected<LedgerMemory> LedgerMemory::create() {
+  auto fd = open_memory("kvhived-ledger");
+  if (!fd) return forward_error(fd);
+  if (fallocate(fd->get(), 0, 0, static_cast<off_t>(kCellsAt + kFirstCells * kCellBytes)) != 0)
     return os_failure("allocate the ledger");
+  auto memory = map(std::move(*fd));
+  if (!memory) return memory;
   static_assert(sizeof(Cell) == kCellBytes);
-  auto* const head = new (data) LedgerHead;
+  auto* const head = new (memory->data_) LedgerHead;
   head->cell_bytes = kCellBytes;
   head->cells = kFirstCells;
-  new (&memory.inbox()) Inbox;
+  new (&memory->inbox()) Inbox;
   return memory;
+}
+
+Expected<LedgerMemory> LedgerMemory::open(UniqueFd fd) {
+  auto memory = map(std::move(fd));
+  if (!memory) return memory;
+  const LedgerHead& head = memory->head();
+  if (head.magic == LedgerHead::kMagic && head.version == kLedgerVersion &&
+      head.cell_bytes == kCellBytes)
+    return memory;
+  return failure(Errc::layout_mismatch, "the daemon's ledger is of version " +
+                                            std::to_string(head.version) + ", this program's is " +
+                                            std::to_string(kLedgerVersion));
 }
 
 LedgerMemory::~LedgerMemory() {
@@ -76,14 +93,16 @@ LedgerMemory::Cell& LedgerMemory::cell(std::uint32_t number) const {
   return *reinterpret_cast<Cell*>(data_ + kCellsAt + number * kCellBytes);
 }
 
-void LedgerMemory::write_text(std::string_view text) const {
+void LedgerMemory::write_text(Text which, std::string_view text) const {
   KV_CHECK(text.size() <= kMostText, text.size());
-  std::memcpy(data_ + kTextAt, text.data(), text.size());
-  head().text_bytes.store(static_cast<std::uint32_t>(text.size()), std::memory_order_release);
+  std::memcpy(data_ + kTextAt + std::size_t(which) * kMostText, text.data(), text.size());
+  head().text_bytes[std::size_t(which)].store(static_cast<std::uint32_t>(text.size()),
+                                              std::memory_order_release);
 }
 
-std::string LedgerMemory::text() const {
-  return {reinterpret_cast<const char*>(data_ + kTextAt), head().text_bytes.load()};
+std::string LedgerMemory::text(Text which) const {
+  return {reinterpret_cast<const char*>(data_ + kTextAt + std::size_t(which) * kMostText),
+          head().text_bytes[std::size_t(which)].load()};
 }
 
 /// Doubles the number of cells.

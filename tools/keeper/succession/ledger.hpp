@@ -9,6 +9,7 @@
 // The inbox is where the keeper receives packets (ipc/protocol.hpp: PacketBuffer): the system call
 // that takes a packet from a socket's queue also writes it into the ledger.
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -49,7 +50,7 @@ struct LedgerHead {
   std::uint32_t cell_bytes = 0;
   std::atomic<std::uint64_t> generation{0};  ///< the last commit
   std::atomic<std::uint32_t> cells{0};       ///< that have memory
-  std::atomic<std::uint32_t> text_bytes{0};
+  std::array<std::atomic<std::uint32_t>, 3> text_bytes{};
   /// The pool is made: a successor can go on. Before that it begins anew.
   std::atomic<std::uint32_t> is_made{0};
   /// The daemon was told to end. Never set back.
@@ -63,6 +64,8 @@ struct LedgerHead {
 class LedgerMemory {
  public:
   [[nodiscard]] static Expected<LedgerMemory> create();
+  /// The same memory in a program that was executed since. Error: of another version.
+  [[nodiscard]] static Expected<LedgerMemory> open(UniqueFd fd);
   LedgerMemory(LedgerMemory&& other) noexcept
       : fd_(std::move(other.fd_)), data_(std::exchange(other.data_, nullptr)) {}
   LedgerMemory& operator=(LedgerMemory&&) = delete;
@@ -71,14 +74,17 @@ class LedgerMemory {
   int fd() const { return fd_.get(); }
   LedgerHead& head() const { return *reinterpret_cast<LedgerHead*>(data_); }
   Inbox& inbox() const;
-  /// Text that is written once: what does not fit into rows.
-  void write_text(std::string_view text) const;
-  std::string text() const;
+  /// What does not fit into rows: what the front has made, the pool, and the program that is to
+  /// go on.
+  enum class Text : std::uint8_t { estate, pool, successor };
+  void write_text(Text which, std::string_view text) const;
+  std::string text(Text which) const;
 
  private:
   friend class Ledger;
   struct Cell;
   LedgerMemory(UniqueFd fd, std::byte* data) : fd_(std::move(fd)), data_(data) {}
+  [[nodiscard]] static Expected<LedgerMemory> map(UniqueFd fd);
   Cell& cell(std::uint32_t number) const;
   [[nodiscard]] Expected<void> grow() const;
 

@@ -249,11 +249,11 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
       {"gpu",
        {model.gpu.total, model.gpu.available, model.gpu.name, model.gpu.uuid,
         model.gpu.memory_needs_its_maker, model.gpu.sharing_reason}}};
-  memory.write_text(text.dump(-1, ' ', false, Json::error_handler_t::replace));
+  memory.write_text(LedgerMemory::Text::pool, text.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 void restore_pool(Tables& tables, const LedgerMemory& memory) {
-  const Json text = Json::parse(memory.text());
+  const Json text = Json::parse(memory.text(LedgerMemory::Text::pool));
   tables.options.device = text.at("device");
   tables.options.gpu_memory_sharing = text.at("gpu_memory_sharing");
   tables.options.max_model_len = text.at("max_model_len");
