@@ -118,7 +118,8 @@ pid_t keeper_of(pid_t front) {
 
 std::vector<pid_t> processes_of(pid_t front) {
   std::vector<pid_t> all = children_of(front);
-  for (const pid_t grandchild : children_of(keeper_of(front))) all.push_back(grandchild);
+  if (const pid_t keeper = keeper_of(front); keeper != 0)
+    for (const pid_t grandchild : children_of(keeper)) all.push_back(grandchild);
   return all;
 }
 

@@ -220,7 +220,19 @@ Expected<std::optional<Packet>> Connections::next_packet(int socket) {
   auto taken = kvhive::receive_into(socket, inbox_->packet);
   if (!taken) return forward_error(taken);
   if (!*taken) return std::optional<Packet>();
-  return packet_in(inbox_->packet);
+  return packet_in_inbox();
+}
+
+/// The packet gets copies of its descriptors. The inbox names the others until the packet is done.
+Expected<std::optional<Packet>> Connections::packet_in_inbox() {
+  auto packet = packet_in(inbox_->packet);
+  if (!packet || (*packet)->fds.empty()) return packet;
+  const auto named = std::make_shared<std::vector<UniqueFd>>(std::move((*packet)->fds));
+  (*packet)->fds.clear();
+  for (const UniqueFd& fd : *named)
+    (*packet)->fds.emplace_back(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  events_.after_commit([named] {});
+  return packet;
 }
 
 /// Called by a successor before it handles anything else.
@@ -231,7 +243,7 @@ void Connections::finish_inbox() {
   Peer& peer = found->second;
   peer.has_spoken = true;
   const std::uint32_t tries = ++inbox_->tries;
-  auto packet = packet_in(inbox_->packet);
+  auto packet = packet_in_inbox();
   if (tries <= kMostTries) return handle(peer, std::move(packet));
   spdlog::error("{} keepers were killed as they handled a packet of pid {}: it is hung up on",
                 tries - 1, peer.pid);

@@ -91,6 +91,7 @@ class Connections {
   void take(UniqueFd socket, const ucred& credentials);
   void receive(int socket);
   [[nodiscard]] Expected<std::optional<Packet>> next_packet(int socket);
+  [[nodiscard]] Expected<std::optional<Packet>> packet_in_inbox();
   void handle(Peer& peer, Expected<std::optional<Packet>> packet);
   void turn_away(UniqueFd socket, const Error& error);
   void close_strangers(UniqueFd socket);

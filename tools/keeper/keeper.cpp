@@ -303,6 +303,8 @@ void Keeper::settle() {
 }
 
 void Keeper::write_down() {
+  if (auto dropped = tables_.channels.take_dropped(); !dropped.empty())
+    after_commit([fds = std::make_shared<std::vector<UniqueFd>>(std::move(dropped))] {});
   put_changes(tables_, *ledger_);
   estate_.ledger.inbox().handled_by = ledger_->next();
   ledger_->commit();
@@ -337,8 +339,7 @@ void Keeper::send_due_welcome(int socket) {
   if (peer.role != Role::client) return;
   peer.awaits_channel = false;
   connections_.answered(peer);
-  after_commit([clients = std::make_shared<std::vector<UniqueFd>>(
-                    tables_.channels.taken(peer.channel))] {});
+  tables_.channels.taken(peer.channel);
 }
 
 // -- signals --------------------------------------------------------------------------------------

@@ -329,8 +329,8 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
       complaints.push_back("before and after: descriptors " + std::to_string(before.descriptors) +
                            " " + std::to_string(now.descriptors) + ", objects " +
                            std::to_string(before.objects) + " " + std::to_string(now.objects) +
-                           ", children " + std::to_string(before.children) + " " +
-                           std::to_string(now.children));
+                           ", processes " + std::to_string(before.processes) + " " +
+                           std::to_string(now.processes));
     if (!eventually([&] { return !has_zombie(scene.keeper()) && !has_zombie(scene.front()); }, kHang))
       complaints.push_back("a zombie is left");
     return complaints;

@@ -107,13 +107,11 @@ Expected<Channels::Created> Channels::offer(std::uint64_t id) const {
                  entry.engine_bell.get(), std::move(bell)};
 }
 
-std::vector<UniqueFd> Channels::taken(std::uint64_t id) {
+void Channels::taken(std::uint64_t id) {
   Entry& entry = channels_.at(id);
   changed_.insert(id);
-  std::vector<UniqueFd> clients;
-  clients.push_back(std::move(entry.clients_requests));
-  clients.push_back(std::move(entry.clients_bell));
-  return clients;
+  dropped_.push_back(std::move(entry.clients_requests));
+  dropped_.push_back(std::move(entry.clients_bell));
 }
 
 Expected<const ChannelMemory*> Channels::sealed(std::uint64_t id) {
@@ -293,7 +291,11 @@ std::optional<ChannelMemory> Channels::close(std::uint64_t id) {
       engine.to_close.push_back(id);
   }
   changed_.insert(id);
-  ChannelMemory memory = std::move(found->second.memory);
+  Entry& entry = found->second;
+  ChannelMemory memory = std::move(entry.memory);
+  for (UniqueFd* fd : {&entry.engine_bell, &entry.client_bell, &entry.clients_requests,
+                       &entry.clients_bell})
+    if (*fd) dropped_.push_back(std::move(*fd));
   closed_.emplace(id, channel);
   channels_.erase(found);
   return memory;
@@ -378,7 +380,9 @@ Expected<const ChannelMemory*> Channels::pinned_in_part(std::uint64_t id) {
   auto pipes = make_pin_pipes(1, entry.channel.bytes);
   if (!pipes) return forward_error(pipes);
   auto& pins = entry.memory.pins;
-  if (pins.size() > kFirst) pins.erase(pins.begin(), pins.end() - kFirst);
+  const auto first = pins.end() - static_cast<std::ptrdiff_t>(std::min(pins.size(), kFirst));
+  std::move(pins.begin(), first, std::back_inserter(dropped_));
+  pins.erase(pins.begin(), first);
   std::move(pins.begin(), pins.end(), std::back_inserter(*pipes));
   pins = std::move(*pipes);
   changed_.insert(id);

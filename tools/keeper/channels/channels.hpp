@@ -105,8 +105,7 @@ class Channels {
   /// The same once more, as long as the client is not known to have it.
   [[nodiscard]] Expected<Created> offer(std::uint64_t id) const;
   /// The client has it.
-  /// \return  what only the client needs, to be closed
-  std::vector<UniqueFd> taken(std::uint64_t id);
+  void taken(std::uint64_t id);
 
   /// The client says that it has sealed its requests.
   /// \return  what is to be pinned now (request_pinner.hpp)
@@ -117,6 +116,8 @@ class Channels {
   // -- for a successor ----------------------------------------------------------------------------
   /// Channels that have changed or were closed since the last call.
   std::set<std::uint64_t> take_changed() { return std::exchange(changed_, {}); }
+  /// What rows may still name. To be closed once the changes are written down.
+  std::vector<UniqueFd> take_dropped() { return std::exchange(dropped_, {}); }
   /// Nothing if it is closed.
   std::optional<ChannelRow> row_of(std::uint64_t id) const;
   std::uint64_t next_id() const { return next_id_; }
@@ -225,6 +226,7 @@ class Channels {
   std::map<std::uint64_t, Entry> channels_;
   std::map<std::uint64_t, Channel> closed_;  ///< whose memory is being freed
   std::set<std::uint64_t> changed_;
+  std::vector<UniqueFd> dropped_;
   std::uint64_t next_id_ = 1;
 };
 
