@@ -329,7 +329,7 @@ void Connections::drop(int socket) {
   if (found == tables_.peers.end()) return;
   Peer peer = std::move(found->second);
   tables_.peers.erase(found);
-  tables_.touch(peer);
+  if (peer.is_welcome) tables_.touch(peer);
   loop_.unwatch(socket);
   if (peer.pidfd) loop_.unwatch(peer.pidfd.get());
   if (peer.is_welcome) events_.on_gone(peer);

@@ -223,7 +223,7 @@ Expected<void> Keeper::keep_only_own_calls() const {
 }
 
 /// For a successor: does again, or does the rest of, what the killed keeper may not have finished.
-/// First of all it handles the packet that was taken, from the tables that the other had.
+/// The packet that was taken is handled before any other, from the tables that the other had.
 Expected<void> Keeper::go_on() {
   if (estate_.ledger.head().is_ending != 0) {
     loop_.stop();
@@ -239,10 +239,12 @@ Expected<void> Keeper::go_on() {
   if (tables_.pool.gpu_memory.is_running())
     loop_.watch(tables_.pool.gpu_memory.pidfd().get(), [this] { on_gpu_memory_lost(); });
   supervisor_.resume();
+  // Before the packet, which may be what causes a channel to be made or pinned: it must not be
+  // caused twice.
+  go_on_with_channels();
   if (estate_.ledger.inbox().was_left_undone(*ledger_)) connections_.finish_inbox();
   repeat_orders(tables_);
   expect_sweeps();
-  go_on_with_channels();
   connections_.listen(estate_.listener.fd());
   if (!tables_.is_told) check_ready();
   settle();
