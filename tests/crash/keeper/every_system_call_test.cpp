@@ -446,7 +446,9 @@ class EverySystemCallOfTheStart : public TracedKeeper {
       return Complaints{"no other keeper makes it ready"};
     }
     append(complaints, service(scene));
-    append(complaints, scene.stop());
+    // The directory stays with the one that did not make it.
+    append(complaints,
+           scene.stop(is_keeper ? Scene::Left::nothing : Scene::Left::perhaps_the_socket));
     return complaints;
   }
 
