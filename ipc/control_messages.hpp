@@ -333,9 +333,10 @@ struct PagesPinned {
 using ControlMessages =
     std::tuple<EngineHello, StewardHello, ClientHello, InspectorHello, Formatted, Reaped, Repaired,
                Serving, ChannelTaken, ChannelRefused, StatusRequest, RepairRequest, GpuMemory,
-               RequestsSealed, PagesPinned, PinPages, Order, Drained, Done, Drain, EngineWelcome, StewardWelcome, ClientWelcome,
-               InspectorWelcome, Refused, Reap, Repair, ChannelOpen, ChannelClose, EngineDied,
-               ChannelsKnown, Status, RepairDone, GpuContextCheck, ReopenLog>;
+               RequestsSealed, PagesPinned, PinPages, Order, Drained, Done, Drain, EngineWelcome,
+               StewardWelcome, ClientWelcome, InspectorWelcome, Refused, Reap, Repair, ChannelOpen,
+               ChannelClose, EngineDied, ChannelsKnown, Status, RepairDone, GpuContextCheck,
+               ReopenLog>;
 
 /// Bytes that a message has in a packet: 0 for an empty struct.
 template <class T>

@@ -76,12 +76,16 @@ TEST(Succession, AKilledKeeperCostsNoStreamNoBlockAndNoConnection) {
 TEST(Succession, AKilledFrontIsReplacedByTheKeeper) {
   TempDirectory directory;
   const std::string socket = directory.path() / "new/s";
-  const pid_t front = spawn(program("kvhived"),
-                            {"--model", kDemoModel, "--socket", socket, "--engines", "2",
-                             "--threads", "1", "--kv-cache-memory-bytes", "32M", "--log-level", "error"},
-                            -1, -1);
+  const pid_t front =
+      spawn(program("kvhived"),
+            {"--model", kDemoModel, "--socket", socket, "--engines", "2", "--threads", "1",
+             "--kv-cache-memory-bytes", "32M", "--log-level", "error"},
+            -1, -1);
   ASSERT_TRUE(eventually(
-      [&] { return run("kvhive", {"pool", "stat", "--socket", socket}).exit_code == 0; }, kHang));
+      [&] {
+        return run("kvhive", {"pool", "stat", "--socket", socket}).exit_code == 0;
+      },
+      kHang));
   Client client = std::move(*Client::connect(client_options(socket)));
   const Progress undisturbed = *client.generate(long_request());
   const RequestId number = *client.submit(long_request());
@@ -100,19 +104,23 @@ TEST(Succession, AKilledFrontIsReplacedByTheKeeper) {
     ASSERT_TRUE(next.has_value()) << next.error().text;
     EXPECT_EQ(next->generate(long_request(8))->tokens.size(), 8u);
     signal_process(keeper_of(now), SIGKILL);  // and the keeper a successor
-    EXPECT_EQ(Client::connect(client_options(socket))->generate(long_request(8))->tokens.size(), 8u);
+    EXPECT_EQ(Client::connect(client_options(socket))->generate(long_request(8))->tokens.size(),
+              8u);
   }
   const Progress rest = read_until(client, number, 1u << 30);
   whole.tokens.insert(whole.tokens.end(), rest.tokens.begin(), rest.tokens.end());
   EXPECT_EQ(rest.reason, Finish::length) << rest.error.text;
   EXPECT_EQ(ids(whole), ids(undisturbed));
   // Engines that end have another parent now.
-  const Json status = run("kvhive", {"pool", "procs", "--socket", socket, "--format", "json"}).json();
+  const Json status =
+      run("kvhive", {"pool", "procs", "--socket", socket, "--format", "json"}).json();
   signal_process(status["engines"][0]["pid"], SIGKILL);
-  EXPECT_TRUE(eventually([&] {
-    return run("kvhive", {"pool", "procs", "--socket", socket, "--format", "json"})
-               .json()["engines"][0]["restarts"] == 1;
-  }, kHang));
+  EXPECT_TRUE(eventually(
+      [&] {
+        return run("kvhive", {"pool", "procs", "--socket", socket, "--format", "json"})
+                   .json()["engines"][0]["restarts"] == 1;
+      },
+      kHang));
   EXPECT_EQ(run("kvhive", {"stop", "--socket", socket}).exit_code, 0);
   EXPECT_FALSE(is_alive(now));
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
@@ -129,15 +137,19 @@ TEST(Succession, StewardAndKeeperKilledAtOnceAreBothReplaced) {
   for (const pid_t pid : {steward, keeper, engine}) signal_process(pid, SIGSTOP);
   for (const pid_t pid : {steward, keeper, engine}) signal_process(pid, SIGKILL);
   EXPECT_EQ(read_until(client, number, 1u << 30).reason, Finish::length);
-  EXPECT_TRUE(eventually([&] {
-    const Json now = daemon.status();
-    return now["engines"][1]["state"] == "serving" && now["engines"][1]["pid"] != engine;
-  }, kHang));
-  EXPECT_TRUE(eventually([&] {
-    for (const Json& slot : daemon.status()["slots"])
-      if (slot["use"] == "unswept") return false;
-    return true;
-  }, kHang));
+  EXPECT_TRUE(eventually(
+      [&] {
+        const Json now = daemon.status();
+        return now["engines"][1]["state"] == "serving" && now["engines"][1]["pid"] != engine;
+      },
+      kHang));
+  EXPECT_TRUE(eventually(
+      [&] {
+        for (const Json& slot : daemon.status()["slots"])
+          if (slot["use"] == "unswept") return false;
+        return true;
+      },
+      kHang));
   EXPECT_NE(daemon.status()["steward"]["pid"], steward);
   EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }, kHang));
 }
@@ -191,10 +203,12 @@ TEST(Succession, AKeeperKilledBeforeThePoolIsMadeBeginsAnew) {
   pid_t keeper = 0;
   ASSERT_TRUE(eventually([&] { return (keeper = keeper_of(front)) != 0; }));
   signal_process(keeper, SIGKILL);
-  EXPECT_TRUE(eventually([&] {
-    auto client = Client::connect(client_options(socket));
-    return client && client->generate(long_request(4))->tokens.size() == 4;
-  }, kHang));
+  EXPECT_TRUE(eventually(
+      [&] {
+        auto client = Client::connect(client_options(socket));
+        return client && client->generate(long_request(4))->tokens.size() == 4;
+      },
+      kHang));
   EXPECT_EQ(run("kvhive", {"stop", "--socket", socket}).exit_code, 0);
   waitpid(front, nullptr, 0);
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
@@ -241,7 +255,9 @@ TEST(Succession, ManyStreamsAreCompleteWhileAnyProcessIsKilledAgainAndAgain) {
     // die four times without a token in between is refused, so an engine must get on before.
     auto client = Client::connect(client_options(daemon.socket(), kAnyEngine, kLeastChannelBytes));
     ASSERT_TRUE(client.has_value()) << client.error().text;
-    if (who == 3) EXPECT_TRUE(client->generate(long_request(64)).has_value());
+    if (who == 3) {
+      EXPECT_TRUE(client->generate(long_request(64)).has_value());
+    }
   }
   streaming.join();
   std::printf("%zu kills, %zu of them keepers\n", kills, of_keepers);

@@ -23,7 +23,7 @@ struct Child {
   /// the keeper is killed before that, it ends.
   bool waits_for_go = false;
   std::vector<int> inherits;  ///< descriptors that stay open in it
-  pid_t pid = 0;                  ///< 0 = not running
+  pid_t pid = 0;              ///< 0 = not running
   UniqueFd pidfd;
   UniqueFd gate;  ///< the child that waits for go has the other end
   std::uint32_t starts = 0;

@@ -418,8 +418,7 @@ void Keeper::on_packet(Peer& peer, Packet packet) {
     case MessageType::inspector_hello:
       if (!peer.is_welcome) return on_hello(peer, std::move(packet));
       break;
-    case MessageType::status_request:
-      return send_status(peer, packet.as<StatusRequest>()->ticket);
+    case MessageType::status_request: return send_status(peer, packet.as<StatusRequest>()->ticket);
     default:
       if (peer.has_role(Role::steward) && on_steward_packet(packet)) return;
       if (peer.has_role(Role::engine) && on_engine_packet(peer, packet)) return;
@@ -535,7 +534,8 @@ void Keeper::on_engine_gone(const Peer& peer) {
   // The keeper is not the parent of a guest, nor of what an earlier keeper started, so it does not
   // learn the exit code: the engine may have lost its GPU context.
   const bool is_end_unknown = peer.pidfd || !end_of_child_is_known_;
-  if (is_end_unknown && tables_.pool.is_on_gpu() && tables_.options.asked.gpu_fault != GpuFault::keep)
+  if (is_end_unknown && tables_.pool.is_on_gpu() &&
+      tables_.options.asked.gpu_fault != GpuFault::keep)
     slot.drops_unheld = true;
   tables_.order_sweep(peer.slot);
   expect_sweep(peer.slot);

@@ -109,8 +109,8 @@ class Keeper : private Connections::Events,
   EngineSockets engine_line_;
   RequestPinner pinner_;
   bool end_of_child_is_known_ = true;  ///< of the one that on_child_end() tells of
-  bool expects_answers_ = false;   ///< a timer is set that looks for engines that do not answer
-  bool tells_again_soon_ = false;  ///< a timer is set that does it
+  bool expects_answers_ = false;       ///< a timer is set that looks for engines that do not answer
+  bool tells_again_soon_ = false;      ///< a timer is set that does it
   std::function<void()> on_ready_;
   ChannelMaker maker_;  ///< the last member, so that its thread ends before what it uses
 };

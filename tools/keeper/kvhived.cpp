@@ -36,8 +36,7 @@ Expected<void> serve(Estate& estate, Starter& starter, std::optional<Keeper::Leg
   if (!legacy)
     spdlog::info("starting: model {}, socket {}, {} engines", options.model, options.socket,
                  options.engines);
-  auto keeper =
-      legacy ? Keeper::resume(estate, std::move(*legacy)) : Keeper::start(estate);
+  auto keeper = legacy ? Keeper::resume(estate, std::move(*legacy)) : Keeper::start(estate);
   if (!keeper) return forward_error(keeper);
   if (*keeper == nullptr) return {};  // stopped before it was ready
   if (!legacy) log_pool((*keeper)->pool());
@@ -128,7 +127,8 @@ Expected<int> run(int argc, char** argv) {
   const bool is_default_log = options->log_file.empty() && !log_file->empty();
   options->log_file = *log_file;
 
-  if (auto ledger = handed_ledger()) {  // another kvhived ran in this process, and was to be followed
+  if (auto ledger =
+          handed_ledger()) {  // another kvhived ran in this process, and was to be followed
     Starter nobody = Starter::of_nobody();
     auto front = Front::go_on(*options, std::move(*ledger));
     if (!front) return end_with(front.error(), *options, nobody);

@@ -58,11 +58,12 @@ struct Slot {
   std::uint32_t life = 0;  ///< how many engines have had the slot (ipc/channel/slot_state.hpp)
   /// True = the sweep of this slot also drops the cached blocks that no process holds.
   bool drops_unheld = false;
-  std::string last_owner = {};  ///< "engine 0 (pid 4711)", for the log; set when the process has ended
+  std::string last_owner =
+      {};  ///< "engine 0 (pid 4711)", for the log; set when the process has ended
   /// Number of that end, so that it is not mistaken for the end of the slot's next process.
   std::uint64_t death = 0;
-  /// Ticket of the last order to sweep it. An earlier order may still be on its way, but the steward
-  /// takes them in turn: when it answers the last one, all are done.
+  /// Ticket of the last order to sweep it. An earlier order may still be on its way, but the
+  /// steward takes them in turn: when it answers the last one, all are done.
   std::uint64_t order = 0;
   bool is_order_due = false;  ///< it is still to be sent
 };

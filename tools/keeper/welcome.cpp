@@ -230,9 +230,9 @@ Expected<void> send_inspector_welcome(const Tables& tables, const Peer& peer) {
 Expected<void> send_client_welcome(const Tables& tables, const Peer& peer) {
   const auto offer = tables.channels.offer(peer.channel);
   if (!offer) return forward_error(offer);
-  return send_packet(peer.socket.get(), ClientWelcome{peer.channel, offer->bytes},
-                     {offer->requests.get(), offer->answers.get(), offer->engine_bell,
-                      offer->client_bell.get()});
+  return send_packet(
+      peer.socket.get(), ClientWelcome{peer.channel, offer->bytes},
+      {offer->requests.get(), offer->answers.get(), offer->engine_bell, offer->client_bell.get()});
 }
 
 }  // namespace

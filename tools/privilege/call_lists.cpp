@@ -85,14 +85,40 @@ constexpr const char* kSocketFiles[] = {"connect", "flock", "rmdir", "unlink", "
 /// If front and keeper are killed, it ends the engines that are stopped.
 constexpr const char* kEndingEngines[] = {"pidfd_open", "pidfd_send_signal"};
 
-constexpr const char* kKeeper[] = {
-    "tgkill",       "accept4",    "bind",     "chmod",           "close_range",
-    "fallocate",    "fchmod",     "fchmodat", "fchown",          "fchownat",
-    "ftruncate",    "getgroups",  "kill",     "listen",          "lstat",
-    "memfd_create", "mkdir",      "mkdirat",  "pidfd_open",      "pidfd_send_signal",
-    "pipe2",        "pwrite64",   "setsid",   "setsockopt",      "vmsplice",
-    "signalfd4",    "socketpair", "stat",     "sync_file_range", "umask",
-    "wait4",        "waitid",     "rt_sigqueueinfo", "rt_sigtimedwait"};
+constexpr const char* kKeeper[] = {"tgkill",
+                                   "accept4",
+                                   "bind",
+                                   "chmod",
+                                   "close_range",
+                                   "fallocate",
+                                   "fchmod",
+                                   "fchmodat",
+                                   "fchown",
+                                   "fchownat",
+                                   "ftruncate",
+                                   "getgroups",
+                                   "kill",
+                                   "listen",
+                                   "lstat",
+                                   "memfd_create",
+                                   "mkdir",
+                                   "mkdirat",
+                                   "pidfd_open",
+                                   "pidfd_send_signal",
+                                   "pipe2",
+                                   "pwrite64",
+                                   "setsid",
+                                   "setsockopt",
+                                   "vmsplice",
+                                   "signalfd4",
+                                   "socketpair",
+                                   "stat",
+                                   "sync_file_range",
+                                   "umask",
+                                   "wait4",
+                                   "waitid",
+                                   "rt_sigqueueinfo",
+                                   "rt_sigtimedwait"};
 
 /// What programs do as they start, until they have a filter of their own.
 constexpr const char* kStart[] = {

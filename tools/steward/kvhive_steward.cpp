@@ -154,7 +154,7 @@ class Steward {
 
   UniqueFd socket_;
   PoolMemory memory_;
-  std::string inode_;            ///< of the pool's control object
+  std::string inode_;           ///< of the pool's control object
   std::uint64_t cared_at_ = 0;  ///< the pool's next serial when care_for_index() last looked
 };
 

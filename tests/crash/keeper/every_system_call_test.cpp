@@ -189,7 +189,9 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
         GetParam().ending == Ending::ends ? std::optional(0) : std::nullopt;
     EXPECT_EQ(tracer.end(), must_end);
     tracer.detach();
-    if (tracer.end()) EXPECT_THAT(ended(scene), ::testing::IsEmpty());
+    if (tracer.end()) {
+      EXPECT_THAT(ended(scene), ::testing::IsEmpty());
+    }
     scene.end_guest();
     if (GetParam().costs_a_child) scene_.reset();
     return boundaries;
@@ -331,7 +333,8 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
                            std::to_string(before.objects) + " " + std::to_string(now.objects) +
                            ", processes " + std::to_string(before.processes) + " " +
                            std::to_string(now.processes));
-    if (!eventually([&] { return !has_zombie(scene.keeper()) && !has_zombie(scene.front()); }, kHang))
+    if (!eventually([&] { return !has_zombie(scene.keeper()) && !has_zombie(scene.front()); },
+                    kHang))
       complaints.push_back("a zombie is left");
     return complaints;
   }

@@ -68,6 +68,14 @@ UniqueFd connected_as_inspector(const Scene& scene) {
   return std::move(*socket);
 }
 
+/// The next packet but a second welcome: a successor may send it again.
+Expected<std::optional<Packet>> next_answer(const UniqueFd& socket) {
+  while (true) {
+    auto answer = receive_answer(socket.get());
+    if (!answer || !*answer || !(*answer)->is(MessageType::inspector_welcome)) return answer;
+  }
+}
+
 // -- the actors -----------------------------------------------------------------------------------
 
 void come_and_go(const Scene& scene) {
@@ -118,7 +126,9 @@ void lose_the_guest(const Scene& scene) {
 
 void lose_an_engine(const Scene& scene) {
   Client client = connected(scene, 0);
-  const pid_t engine = scene.engine(0);
+  pid_t engine = 0;  // it may just get another parent
+  await(
+      scene, [&] { return (engine = scene.engine(0)) != 0; }, "there is no engine 0");
   require_same_tokens(client, [&] { signal_process(engine, SIGKILL); });
   require(scene.engine(0) != engine, "the engine has not been replaced");
 }
@@ -156,14 +166,14 @@ void ask_for_status(const Scene& scene) {
 void ask_for_repair(const Scene& scene) {
   const UniqueFd socket = connected_as_inspector(scene);
   require(send_packet(socket.get(), RepairRequest{}).has_value(), "ask for a repair");
-  const auto answer = receive_answer(socket.get());
+  const auto answer = next_answer(socket);
   require(answer && *answer && (*answer)->is(MessageType::repair_done), "no repair");
 }
 
 void stop_as_inspector(const Scene& scene) {
   const UniqueFd socket = connected_as_inspector(scene);
   signal_process(scene.front(), SIGTERM);
-  const auto answer = receive_answer(socket.get());
+  const auto answer = next_answer(socket);
   require(!answer || !*answer, "the keeper says something as it ends");
 }
 

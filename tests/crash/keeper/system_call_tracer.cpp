@@ -90,7 +90,8 @@ SystemCallTracer::~SystemCallTracer() {
 bool SystemCallTracer::seize_new_threads() {
   bool found = false;
   for (const pid_t thread : threads_of(pid_))
-    if (threads_.count(thread) == 0 && seize(thread, options_)) found = threads_.insert(thread).second;
+    if (threads_.count(thread) == 0 && seize(thread, options_))
+      found = threads_.insert(thread).second;
   return found;
 }
 

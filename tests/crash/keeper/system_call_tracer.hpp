@@ -19,8 +19,8 @@ class SystemCallTracer {
   explicit SystemCallTracer(pid_t pid);
 
   struct FromItsExec {};
-  /// Seizes a process that waits and then calls exec(); its system calls count from there on. When it
-  /// forks for the first time, that process is traced in its place.
+  /// Seizes a process that waits and then calls exec(); its system calls count from there on. When
+  /// it forks for the first time, that process is traced in its place.
   SystemCallTracer(pid_t pid, FromItsExec);
 
   SystemCallTracer(const SystemCallTracer&) = delete;

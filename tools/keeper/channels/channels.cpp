@@ -293,8 +293,8 @@ std::optional<ChannelMemory> Channels::close(std::uint64_t id) {
   changed_.insert(id);
   Entry& entry = found->second;
   ChannelMemory memory = std::move(entry.memory);
-  for (UniqueFd* fd : {&entry.engine_bell, &entry.client_bell, &entry.clients_requests,
-                       &entry.clients_bell})
+  for (UniqueFd* fd :
+       {&entry.engine_bell, &entry.client_bell, &entry.clients_requests, &entry.clients_bell})
     if (*fd) dropped_.push_back(std::move(*fd));
   closed_.emplace(id, channel);
   channels_.erase(found);
@@ -338,10 +338,11 @@ std::optional<ChannelRow> Channels::row_of(std::uint64_t id) const {
 
 void Channels::restore(const ChannelRow& row) {
   Entry& entry = channels_[row.id];
-  entry.channel = {row.bytes,
-                   row.wanted_engine,
-                   {DomainId{static_cast<std::uint16_t>(row.domain)}, row.user, row.is_limited != 0},
-                   {}};
+  entry.channel = {
+      row.bytes,
+      row.wanted_engine,
+      {DomainId{static_cast<std::uint16_t>(row.domain)}, row.user, row.is_limited != 0},
+      {}};
   entry.memory.requests = UniqueFd(row.requests);
   entry.memory.answers = UniqueFd(row.answers);
   for (const int pin : row.pins)
@@ -372,8 +373,8 @@ void Channels::tell_all_again() {
   for (auto& [key, engine] : engines_) engine.knows_all_deaths = engine.knows_channels = false;
 }
 
-/// The pipes that were to hold the pages may be full in part, so there are new ones. The first seven
-/// made hold pages of the answers.
+/// The pipes that were to hold the pages may be full in part, so there are new ones. The first
+/// seven made hold pages of the answers.
 Expected<const ChannelMemory*> Channels::pinned_in_part(std::uint64_t id) {
   constexpr std::size_t kFirst = 7;
   Entry& entry = channels_.at(id);
@@ -392,10 +393,10 @@ Expected<const ChannelMemory*> Channels::pinned_in_part(std::uint64_t id) {
 std::vector<std::pair<std::uint64_t, Channels::Stage>> Channels::stages() const {
   std::vector<std::pair<std::uint64_t, Stage>> stages;
   for (const auto& [id, entry] : channels_)
-    stages.emplace_back(id, entry.is_pinned         ? Stage::pinned
-                            : entry.is_sealed       ? Stage::sealed
+    stages.emplace_back(id, entry.is_pinned        ? Stage::pinned
+                            : entry.is_sealed      ? Stage::sealed
                             : entry.memory.answers ? Stage::made
-                                                    : Stage::reserved);
+                                                   : Stage::reserved);
   return stages;
 }
 

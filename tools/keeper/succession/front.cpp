@@ -175,7 +175,8 @@ Error become_front(const Estate& estate, const std::string& program) {
   for (const int fd : open_descriptors()) fcntl(fd, F_SETFD, 0);
   setenv(kHandedLedger, std::to_string(estate.ledger.fd()).c_str(), 1);
   std::vector<char*> arguments;
-  for (const std::string& word : estate.command) arguments.push_back(const_cast<char*>(word.c_str()));
+  for (const std::string& word : estate.command)
+    arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   // By its path, so that ps and top show its name.
   std::error_code unknown;
@@ -250,11 +251,10 @@ Expected<void> Front::next_keeper(const std::function<int(Estate&)>& keep, int s
   if (!is_made && head.is_ending != 0) return failure(Errc::none, "");
   const std::uint32_t fruitless = head.fruitless++;
   if (fruitless + 1 >= (is_made ? kMostFruitless : kMostStarts))
-    return failure(Errc::peer_died,
-                   "the keeper was ended by signal " + std::to_string(signal) + ", and " +
-                       std::to_string(fruitless) + " before it, " +
-                       (is_made ? "none of which had done anything: giving up"
-                                : "before the pool was made: giving up"));
+    return failure(Errc::peer_died, "the keeper was ended by signal " + std::to_string(signal) +
+                                        ", and " + std::to_string(fruitless) + " before it, " +
+                                        (is_made ? "none of which had done anything: giving up"
+                                                 : "before the pool was made: giving up"));
   if (fruitless >= kFruitlessAtOnce)
     std::this_thread::sleep_for(std::chrono::milliseconds(1 << (fruitless - kFruitlessAtOnce + 1)));
   if (!is_made) {  // the next one begins anew; nobody was served yet

@@ -33,7 +33,7 @@ struct Estate {
   /// A pipe that nobody writes to. Whoever reads it sees its end when front and keeper are both
   /// gone.
   UniqueFd lifeline_end, lifeline;
-  std::set<int> descriptors;  ///< all that were open before there was a keeper
+  std::set<int> descriptors;         ///< all that were open before there was a keeper
   std::vector<std::string> command;  ///< of the process that was started
 };
 

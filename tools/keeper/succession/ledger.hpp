@@ -138,7 +138,7 @@ class Ledger {
   const LedgerMemory& memory_;
   std::map<Place, std::uint32_t> index_;  ///< the rows' cells
   std::vector<std::uint32_t> free_;
-  std::vector<std::uint32_t> replaced_;    ///< free once the next commit is done
+  std::vector<std::uint32_t> replaced_;        ///< free once the next commit is done
   std::map<Place, std::uint32_t> tombstones_;  ///< the same, after those
   std::uint64_t next_ = 1;
 };

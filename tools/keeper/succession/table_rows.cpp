@@ -58,18 +58,12 @@ static_assert(std::has_unique_object_representations_v<DaemonRow> &&
 // -- writing --------------------------------------------------------------------------------------
 
 PeerRow row_of(const Peer& peer) {
-  return {peer.socket.get(),
-          peer.pidfd.get(),
-          peer.pid,
-          peer.uid,
-          peer.channel,
-          static_cast<std::uint32_t>(peer.role),
-          peer.engine,
-          peer.slot,
-          peer.is_serving,
-          peer.awaits_channel,
-          peer.wants_tokens,
-          peer.is_welcome_due};
+  return {peer.socket.get(), peer.pidfd.get(),
+          peer.pid,          peer.uid,
+          peer.channel,      static_cast<std::uint32_t>(peer.role),
+          peer.engine,       peer.slot,
+          peer.is_serving,   peer.awaits_channel,
+          peer.wants_tokens, peer.is_welcome_due};
 }
 
 ChildRow row_of(const Child& child) {
@@ -211,9 +205,8 @@ void restore_processes(Tables& tables, const Ledger& ledger) {
   ledger.for_each<PeerRow>(Kind::peer, [&](std::uint64_t number, const PeerRow& row) {
     restore_peer(tables, number, row);
   });
-  ledger.for_each<ChannelRow>(Kind::channel, [&](std::uint64_t, const ChannelRow& row) {
-    tables.channels.restore(row);
-  });
+  ledger.for_each<ChannelRow>(
+      Kind::channel, [&](std::uint64_t, const ChannelRow& row) { tables.channels.restore(row); });
   ledger.for_each<RepairRow>(Kind::repair, [&](std::uint64_t ticket, const RepairRow& row) {
     tables.repairs[ticket] = {row.asker, row.asker_ticket, row.is_due != 0};
   });
@@ -249,7 +242,8 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
       {"gpu",
        {model.gpu.total, model.gpu.available, model.gpu.name, model.gpu.uuid,
         model.gpu.memory_needs_its_maker, model.gpu.sharing_reason}}};
-  memory.write_text(LedgerMemory::Text::pool, text.dump(-1, ' ', false, Json::error_handler_t::replace));
+  memory.write_text(LedgerMemory::Text::pool,
+                    text.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 void restore_pool(Tables& tables, const LedgerMemory& memory) {
@@ -262,7 +256,11 @@ void restore_pool(Tables& tables, const LedgerMemory& memory) {
   model.name = text.at("name");
   model.fingerprint = text.at("fingerprint");
   const Json& kv = text.at("kv");
-  model.layout = {kv[0], kv[1], kv[2], kv[3], Dtype(kv[4].get<std::uint32_t>()),
+  model.layout = {kv[0],
+                  kv[1],
+                  kv[2],
+                  kv[3],
+                  Dtype(kv[4].get<std::uint32_t>()),
                   PageLayout(kv[5].get<std::uint32_t>())};
   model.positions = text.at("positions");
   model.weight_bytes = text.at("weight_bytes");
@@ -273,9 +271,9 @@ void restore_pool(Tables& tables, const LedgerMemory& memory) {
   model.gpu = {gpu[0], gpu[1], gpu[2], gpu[3], gpu[4], gpu[5]};
   const Json& size = text.at("size");
   pool.size = {size[0], size[1], size[2]};
-  pool.geometry = {pool.size.device_blocks,      pool.size.host_blocks,
+  pool.geometry = {pool.size.device_blocks,     pool.size.host_blocks,
                    text.at("tokens_per_block"), model.layout,
-                   model.fingerprint,            model.device};
+                   model.fingerprint,           model.device};
   for (std::size_t i = 0; i < kPoolObjects; ++i)
     pool.objects[i] = UniqueFd(text.at("objects")[i].get<int>());
   pool.board = UniqueFd(text.at("board").get<int>());
