@@ -3,13 +3,14 @@
 // tells the next one what is left to sweep.
 
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/log.hpp"
@@ -34,6 +35,18 @@ constexpr int kIdleMs = 10'000;
 /// Marked buckets are cleaned from one in this many on: below, clearing costs more than it saves.
 constexpr std::size_t kMarkedBuckets = 32;
 
+/// Whether the process is an engine that was started for this daemon: its pid may be another
+/// process's by now. Engines let nobody look at what they have mapped.
+bool is_engine_of(const std::string& socket_path, pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/cmdline");
+  std::string program, last;
+  std::getline(file, program, '\0');
+  if (!std::string_view(program).ends_with("kvhive-engine")) return false;
+  for (std::string word; std::getline(file, word, '\0'); last = std::move(word))
+    if (last == "--socket" && word == socket_path) return true;
+  return false;
+}
+
 class Steward {
  public:
   static Expected<Steward> attach(const std::string& socket_path, bool locks_metadata) {
@@ -55,20 +68,16 @@ class Steward {
     if (locks_metadata)
       if (auto locked = memory->lock_metadata(); !locked) return forward_error(locked);
     memory->hide_from_children();
-    Steward steward(std::move(*socket), std::move(*memory));
-    struct stat status {};
-    if (fstat(fds[std::size_t(PoolObject::control)].get(), &status) == 0)
-      steward.inode_ = std::to_string(status.st_ino);
-    return steward;
+    return Steward(std::move(*socket), std::move(*memory));
   }
 
   /// Front and keeper are dead. Engines end by themselves, but not those that are stopped.
-  void end_engines() const {
+  void end_engines(const std::string& socket_path) const {
     for (const ProcessEntry& process : memory_.control().processes) {
       const auto pid = static_cast<pid_t>(process.pid.load());
       if (pid == 0) continue;
       const auto pidfd = pidfd_of(pid);
-      if (pidfd && has_mapped_pool(pid)) kill_by_pidfd(*pidfd);
+      if (pidfd && is_engine_of(socket_path, pid)) kill_by_pidfd(*pidfd);
     }
   }
 
@@ -97,17 +106,6 @@ class Steward {
   }
 
  private:
-  /// Its pid may be another process's by now, one that has nothing to do with the pool.
-  bool has_mapped_pool(pid_t pid) const {
-    std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
-    const std::string name = "memfd:" + std::string(name_of(PoolObject::control));
-    for (std::string line; std::getline(maps, line);)
-      if (line.find(name) != std::string::npos &&
-          line.find(" " + inode_ + " ") != std::string::npos)
-        return true;
-    return false;
-  }
-
   Steward(UniqueFd socket, PoolMemory memory)
       : socket_(std::move(socket)), memory_(std::move(memory)) {}
 
@@ -154,7 +152,6 @@ class Steward {
 
   UniqueFd socket_;
   PoolMemory memory_;
-  std::string inode_;           ///< of the pool's control object
   std::uint64_t cared_at_ = 0;  ///< the pool's next serial when care_for_index() last looked
 };
 
@@ -192,7 +189,7 @@ Expected<int> run(int argc, char** argv) {
   // be killed. Only when the pipe ends are front and keeper both gone.
   char nothing;
   while (read(lifeline, &nothing, 1) < 0 && errno == EINTR) continue;
-  if (steward) steward->end_engines();
+  if (steward) steward->end_engines(socket);
   const bool removed = remove_stale_socket(socket, identity, keeper_pid);
   spdlog::warn("the daemon (pid {}) ended without stopping its children; its socket is {}",
                keeper_pid, removed ? "removed" : "gone or another daemon's");
