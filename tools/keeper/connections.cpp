@@ -22,8 +22,8 @@ namespace {
 /// are sent in a welcome and then closed.
 constexpr std::size_t kKeptDescriptors = 16 + 3;
 /// Descriptors that the keeper needs for a peer that has said hello: a pidfd, a channel's two files
-/// and a pipe, two ends of bells, and, for a moment, socket and pidfd of the process that pins its
-/// pages.
+/// and a pipe, two ends of bells, and, for a moment, what only the client needs of it; later,
+/// socket and pidfd of the process that pins its pages.
 constexpr std::size_t kDescriptorsOfAHello = 8;
 /// Descriptors in a client's welcome.
 constexpr std::size_t kDescriptorsOfAnAnswer = 4;
@@ -51,7 +51,7 @@ bool is_silent(const Peer& peer) { return !peer.has_spoken && peer.is_stranger()
 ConnectionLimits limits_for(std::uint64_t descriptors) {
   ConnectionLimits limits;
   const std::uint64_t connections = descriptors / (kDescriptorsOfAHello + 1);
-  limits.of_user = std::clamp<std::uint64_t>(connections / 4, 8, 4096);
+  limits.of_user = std::clamp<std::uint64_t>(connections / 4, 6, 4096);
   limits.silent_of_all = std::clamp<std::uint64_t>(connections / 16, 8, 64);
   limits.kept_for_owner = std::min<std::uint64_t>(descriptors / 8, 64);
   // Half of what the user may have in unread packets is left to engines.

@@ -239,6 +239,8 @@ Expected<void> Keeper::go_on() {
   if (tables_.pool.gpu_memory.is_running())
     loop_.watch(tables_.pool.gpu_memory.pidfd().get(), [this] { on_gpu_memory_lost(); });
   supervisor_.resume();
+  // They are written down. An engine that waits for its welcome is to hear nothing else before.
+  for (const int socket : std::exchange(tables_.due_welcomes, {})) send_due_welcome(socket);
   // Before the packet, which may be what causes a channel to be made or pinned: it must not be
   // caused twice.
   go_on_with_channels();
