@@ -33,7 +33,9 @@ class Inspector {
 
   /// False: the keeper did not answer, and status() and repair() are errors.
   bool has_keeper() const { return bool(socket_); }
-  pid_t keeper() const { return keeper_; }
+  /// The process that answers, and the one that was started: to stop the daemon is to ask that.
+  pid_t keeper() const { return pids_.keeper; }
+  pid_t daemon() const { return pids_.daemon; }
 
   /// What the keeper knows: which processes run, and which clients are connected.
   [[nodiscard]] Expected<nlohmann::json> status() const;
@@ -56,22 +58,26 @@ class Inspector {
   [[nodiscard]] Expected<nlohmann::json> repair() const;
 
  private:
-  Inspector(UniqueFd socket, pid_t keeper, PoolMemory memory, std::string model)
+  struct Pids {  // 0 = not visible from here
+    pid_t daemon = 0, keeper = 0;
+  };
+  Inspector(UniqueFd socket, Pids pids, PoolMemory memory, std::string model)
       : socket_(std::move(socket)),
-        keeper_(keeper),
+        pids_(pids),
         memory_(std::move(memory)),
         model_(std::move(model)) {}
 
-  [[nodiscard]] static Expected<Inspector> attach_by(UniqueFd socket, pid_t keeper,
+  [[nodiscard]] static Expected<Inspector> attach_by(UniqueFd socket, Pids pids,
                                                      Privilege privilege, int timeout_ms);
-  [[nodiscard]] static Expected<Inspector> attach_without(pid_t keeper, Privilege privilege);
+  [[nodiscard]] static Expected<Inspector> attach_without(Pids pids, Privilege privilege);
   template <class Question, class Answer>
   [[nodiscard]] Expected<Packet> ask() const;
 
   UniqueFd socket_;  ///< none: the keeper does not answer
-  pid_t keeper_;     ///< 0 = not visible from here
+  Pids pids_;
   PoolMemory memory_;
   std::string model_;
+  mutable std::uint64_t last_ticket_ = 0;
 };
 
 }  // namespace kvhive
