@@ -83,12 +83,6 @@ void Port::close(std::uint64_t channel) {
   caf::anon_send(scheduler_, AbortBatch{{}, {channel}});
 }
 
-std::vector<std::uint64_t> Port::channels() const {
-  std::vector<std::uint64_t> numbers;
-  for (const auto& [id, open] : channels_) numbers.push_back(id);
-  return numbers;
-}
-
 void Port::look_at_all() {
   for (auto& [id, open] : channels_) want_turn(id, open);
 }

@@ -47,9 +47,6 @@ class Port {
             const DomainShare& share = {});
   /// The channel's client is gone: ends its requests, which releases their blocks.
   void close(std::uint64_t channel);
-  bool has(std::uint64_t channel) const { return channels_.contains(channel); }
-  /// The channels that are open.
-  std::vector<std::uint64_t> channels() const;
   /// An engine has come or gone: there may be something to take in all channels.
   void look_at_all();
 

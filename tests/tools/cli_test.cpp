@@ -179,38 +179,38 @@ TEST(CliStoppedKeeper, ThePoolIsReadWithoutIt) {
   ASSERT_EQ(daemon.cli({"generate", "--prompt", "And God said", "--max-tokens", "30"}).exit_code,
             0);
   const Json before = daemon.stat();
-  signal_process(daemon.keeper(), SIGSTOP);
-  ASSERT_TRUE(eventually([&] { return state_of(daemon.keeper()) == 'T'; }));
+  signal_process(daemon.pid(), SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return state_of(daemon.pid()) == 'T'; }));
   for (const char* command : {"stat", "procs", "blocks", "fsck"}) {
     const CommandResult result = daemon.cli({"pool", command});
     EXPECT_EQ(result.exit_code, 0) << command << ": " << result.err;
-    EXPECT_NE(result.err.find("kill -CONT " + std::to_string(daemon.keeper())), std::string::npos)
+    EXPECT_NE(result.err.find("kill -CONT " + std::to_string(daemon.pid())), std::string::npos)
         << command << ": " << result.err;
   }
   const Json stat = daemon.stat();
   for (const char* same : {"tiers", "epoch", "prompt_tokens", "generated_tokens"})
     EXPECT_EQ(stat[same], before[same]) << same;
   const Json procs = daemon.procs();
-  EXPECT_EQ(procs["keeper"]["pid"], daemon.keeper());
+  EXPECT_EQ(procs["keeper"]["pid"], daemon.pid());
   EXPECT_EQ(procs["processes"].size(), 2u);
   EXPECT_EQ(procs["engines"].at(0)["state"], "unknown");
   EXPECT_TRUE(daemon.fsck_is_clean());
-  signal_process(daemon.keeper(), SIGCONT);
+  signal_process(daemon.pid(), SIGCONT);
 }
 
 TEST(CliStoppedKeeper, CommandsThatNeedItFailNamingTheProcessAndTheRemedy) {
   const Daemon daemon;
-  signal_process(daemon.keeper(), SIGSTOP);
-  ASSERT_TRUE(eventually([&] { return state_of(daemon.keeper()) == 'T'; }));
+  signal_process(daemon.pid(), SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return state_of(daemon.pid()) == 'T'; }));
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"pool", "fsck", "--repair"},
         std::vector<std::string>{"pool", "why", "And God said"}}) {
     const CommandResult result = daemon.cli(command);
     EXPECT_NE(result.exit_code, 0) << command[1];
-    EXPECT_NE(result.err.find("kill -CONT " + std::to_string(daemon.keeper())), std::string::npos)
+    EXPECT_NE(result.err.find("kill -CONT " + std::to_string(daemon.pid())), std::string::npos)
         << result.err;
   }
-  signal_process(daemon.keeper(), SIGCONT);
+  signal_process(daemon.pid(), SIGCONT);
 }
 
 TEST(CliProcs, AnEngineThatIsDownIsShownWithItsStateAndRestarts) {

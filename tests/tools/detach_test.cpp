@@ -226,11 +226,11 @@ TEST_F(LoggedDaemon, AStopSaysWhichSignalCameFromWhichProgram) {
   EXPECT_THAT(content_of(log()), ContainsRegex("kvhived [0-9]+[]] stopped"));
 }
 
-TEST_F(LoggedDaemon, AKilledDaemonIsLoggedByItsSteward) {
+TEST_F(LoggedDaemon, AKilledKeeperIsLoggedByItsSteward) {
   const std::string pid = std::to_string(daemon.pid());
   daemon.kill();
-  EXPECT_THAT(wait_for(log(), "steward [0-9]+[]] the daemon"),
-              HasSubstr("the daemon (pid " + pid + ") ended without stopping its children"));
+  EXPECT_THAT(wait_for(log(), "steward [0-9]+[]] the keeper"),
+              HasSubstr("the keeper (pid " + pid + ") ended without stopping its children"));
 }
 
 TEST_F(LoggedDaemon, ARequestHasAnIdInDebugLines) {

@@ -19,9 +19,6 @@
 namespace kvhive::testing {
 namespace {
 
-/// \param keeper  0 = there is none
-bool has_a_child(pid_t keeper) { return keeper != 0 && !children_of(keeper).empty(); }
-
 using ::testing::HasSubstr;
 
 GenerateRequest long_request(std::uint32_t max_tokens = 1500) {
@@ -403,9 +400,9 @@ TEST(Faults, AStopSignalWhileTheModelIsReadEndsTheDaemonAtOnce) {
   ASSERT_EQ(mkfifo(weights.c_str(), 0600), 0);
   const pid_t pid = spawn(program("kvhived"), {"--model", model.path(), "--socket",
                                                sockets.path() / "new/s", "--log-level", "error"});
-  // The keeper, the child that reads the model, and the steward.
-  ASSERT_TRUE(eventually([&] { return processes_of(pid).size() == 3; }));
-  const std::vector<pid_t> children = processes_of(pid);
+  // The child that reads the model, and the steward.
+  ASSERT_TRUE(eventually([&] { return children_of(pid).size() == 2; }));
+  const std::vector<pid_t> children = children_of(pid);
   signal_process(pid, SIGTERM);
   int status = -1;
   const bool has_ended = eventually([&] { return waitpid(pid, &status, WNOHANG) == pid; });
@@ -423,7 +420,7 @@ TEST(Faults, AKillDuringTheStartLeavesNothing) {
   const std::filesystem::path directory = mkdtemp(name);
   for (int i = 0; i < 6; ++i) {
     const pid_t pid = start_bare_daemon(directory / "new/s");
-    ASSERT_TRUE(eventually([&] { return has_a_child(keeper_of(pid)); }));
+    ASSERT_TRUE(eventually([&] { return !children_of(pid).empty(); }));
     ASSERT_TRUE(std::filesystem::exists(directory / "new/s"));
     for (int spin = 0; spin < i; ++spin) (void)children_of(pid);  // a little later each time
     signal_process(pid, SIGKILL);

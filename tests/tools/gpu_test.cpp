@@ -46,9 +46,7 @@ void write_errors_to(const std::string& file) {
 }
 
 /// All child processes of a daemon.
-std::vector<pid_t> processes_of(const Daemon& daemon) {
-  return testing::processes_of(daemon.pid());
-}
+std::vector<pid_t> processes_of(const Daemon& daemon) { return children_of(daemon.pid()); }
 
 /// The process that keeps the GPU's memory; 0 = there is none.
 pid_t maker_of(const Daemon& daemon) {
@@ -337,8 +335,8 @@ TEST_P(GpuEitherWay, AStopSignalDuringTheUploadEndsTheDaemonAtOnce) {
         return static_cast<bool>(writer);
       },
       std::chrono::seconds(60)));
-  const std::vector<pid_t> processes = testing::processes_of(daemon);
-  EXPECT_EQ(processes.size(), 3u);  // the keeper, the child that makes the memory, and the steward
+  const std::vector<pid_t> processes = children_of(daemon);
+  EXPECT_EQ(processes.size(), 2u);  // the child that makes the memory, and the steward
   signal_process(daemon, SIGTERM);
   EXPECT_EQ(exit_code_of(daemon), 0);
   for (const pid_t process : processes) EXPECT_FALSE(is_alive(process)) << process;

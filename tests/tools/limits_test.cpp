@@ -299,13 +299,13 @@ TEST(Limits, AKeeperOutOfDescriptorsRefusesClientsWithAReasonAndGoesOn) {
   Client early = daemon.connect(0);
   EXPECT_EQ(early.generate(small_request())->tokens.size(), 4u) << "it has all that it needs";
   rlimit before{};
-  ASSERT_EQ(prlimit(daemon.keeper(), RLIMIT_NOFILE, nullptr, &before), 0);
+  ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
   // UBSan looks at objects through pipes of its own, and takes them for broken without any.
   constexpr rlim_t kLeast = kUnderSanitizer ? 4 : 0;
   for (const rlim_t more : {kLeast, rlim_t{8}}) {
     const rlim_t most = descriptors_of(daemon.pid()) + more;
     const rlimit none{most, before.rlim_max};
-    ASSERT_EQ(prlimit(daemon.keeper(), RLIMIT_NOFILE, &none, nullptr), 0);
+    ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
     for (int i = 0; i < 20; ++i) {
       const auto refused = Client::connect(client_options(daemon.socket(), 0, kLeastChannelBytes));
       ASSERT_FALSE(refused.has_value());
@@ -316,7 +316,7 @@ TEST(Limits, AKeeperOutOfDescriptorsRefusesClientsWithAReasonAndGoesOn) {
     }
     EXPECT_EQ(early.generate(small_request(32))->tokens.size(), 32u);
   }
-  ASSERT_EQ(prlimit(daemon.keeper(), RLIMIT_NOFILE, &before, nullptr), 0);
+  ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &before, nullptr), 0);
   EXPECT_EQ(daemon.connect(0).generate(small_request())->tokens.size(), 4u);
 }
 

@@ -16,7 +16,7 @@ namespace {
 /// A living keeper answers within a millisecond; one on an overloaded machine may take longer.
 constexpr int kPatienceMs = 2'000;
 
-Error keeper_is_silent(const std::string& socket_path, pid_t daemon, pid_t keeper) {
+Error keeper_is_silent(const std::string& socket_path, pid_t keeper) {
   const std::string process =
       keeper != 0 ? "kvhived (process " + std::to_string(keeper) + ")" : "kvhived";
   if (keeper != 0 && is_stopped(keeper))
@@ -26,7 +26,7 @@ Error keeper_is_silent(const std::string& socket_path, pid_t daemon, pid_t keepe
   if (keeper != 0 && access(socket_path.c_str(), F_OK) != 0)
     return {Errc::not_running, "the socket " + socket_path + " of " + process +
                                    " was removed, so nothing can reach it; end it with kill " +
-                                   std::to_string(daemon) + ", and start it again"};
+                                   std::to_string(keeper) + ", and start it again"};
   return {Errc::not_running, process + " on " + socket_path + " does not answer; it is stopped " +
                                  "(kill -CONT it) or overloaded"};
 }
@@ -35,24 +35,23 @@ Error keeper_is_silent(const std::string& socket_path, pid_t daemon, pid_t keepe
 
 Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege privilege,
                                       WithoutKeeper without_keeper) {
-  pid_t daemon = 0, keeper = 0;
+  pid_t keeper = 0;
   for (const int timeout_ms : {kPatienceMs, kAnswerMs}) {
     auto socket = connect_to_daemon(socket_path);
-    daemon = socket ? peer_of(socket->get()) : listener_on(socket_path).value_or(0);
-    keeper = keeper_of(daemon);
+    keeper = socket ? peer_of(socket->get()) : listener_on(socket_path).value_or(0);
     if (!socket && keeper == 0) return forward_error(socket);  // none listens there
     if (!socket || is_stopped(keeper)) break;
     const StopWatch watch;
-    auto attached = attach_by(std::move(*socket), {daemon, keeper}, privilege, timeout_ms);
+    auto attached = attach_by(std::move(*socket), keeper, privilege, timeout_ms);
     const bool is_silent = !attached && attached.error().code == Errc::not_running &&
                            watch.seconds() * 1000 >= timeout_ms;
     if (!is_silent) return attached;
     if (is_stopped(keeper)) break;
   }
-  const Error silence = keeper_is_silent(socket_path, daemon, keeper);
+  const Error silence = keeper_is_silent(socket_path, keeper);
   if (without_keeper == WithoutKeeper::fail || keeper == 0)
     return failure(silence.code, silence.text);
-  auto attached = attach_without({daemon, keeper}, privilege);
+  auto attached = attach_without(keeper, privilege);
   if (!attached)
     return failure(silence.code, silence.text + "; nor can its pool be read without it: " +
                                      attached.error().text);
@@ -63,24 +62,24 @@ Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege 
   return attached;
 }
 
-Expected<Inspector> Inspector::attach_by(UniqueFd socket, Pids pids, Privilege privilege,
+Expected<Inspector> Inspector::attach_by(UniqueFd socket, pid_t keeper, Privilege privilege,
                                          int timeout_ms) {
   const InspectorHello hello{layout_hash({}), privilege == Privilege::tokens_too ? 1u : 0u};
   auto welcome = say_hello(socket.get(), hello, timeout_ms);
   if (!welcome) return forward_error(welcome);
   auto memory = PoolMemory::attach(take_pool_fds(*welcome), Access::read_only);
   if (!memory) return forward_error(memory);
-  return Inspector(std::move(socket), pids, std::move(*memory), welcome->message.model.str());
+  return Inspector(std::move(socket), keeper, std::move(*memory), welcome->message.model.str());
 }
 
-Expected<Inspector> Inspector::attach_without(Pids pids, Privilege privilege) {
+Expected<Inspector> Inspector::attach_without(pid_t keeper, Privilege privilege) {
   const PoolFds fds = open_pool_of(
-      pids.keeper, privilege == Privilege::tokens_too ? Tokens::included : Tokens::left_out);
+      keeper, privilege == Privilege::tokens_too ? Tokens::included : Tokens::left_out);
   if (!fds[std::size_t(PoolObject::control)] || !fds[std::size_t(PoolObject::metadata)])
     return failure(Errc::not_running, "its descriptors cannot be opened by this user");
   auto memory = PoolMemory::attach(fds, Access::read_only);
   if (!memory) return forward_error(memory);
-  return Inspector(UniqueFd(), pids, std::move(*memory), "a model not known");
+  return Inspector(UniqueFd(), keeper, std::move(*memory), "a model not known");
 }
 
 Expected<nlohmann::json> Inspector::status() const {
@@ -131,21 +130,18 @@ Expected<nlohmann::json> Inspector::repair() const {
 template <class Question, class Answer>
 Expected<Packet> Inspector::ask() const {
   if (!has_keeper())
-    return failure(Errc::not_running, "kvhived (process " + std::to_string(pids_.keeper) +
+    return failure(Errc::not_running, "kvhived (process " + std::to_string(keeper_) +
                                           ") does not answer; if it is stopped, let it go on with "
                                           "kill -CONT " +
-                                          std::to_string(pids_.keeper));
-  const Question question{++last_ticket_};
-  if (auto sent = send_packet(socket_.get(), question); !sent) return forward_error(sent);
-  while (true) {
-    auto answer = receive_answer(socket_.get());
-    if (!answer) return forward_error(answer);
-    if (!*answer) return failure(Errc::peer_died, "the daemon hung up instead of answering");
-    if (const auto refused = (*answer)->as<Refused>()) return tl::unexpected(error_of(*refused));
-    // Another packet is what a killed keeper has sent already, and its successor again.
-    const auto message = (*answer)->template as<Answer>();
-    if (message && message->ticket == question.ticket) return std::move(**answer);
-  }
+                                          std::to_string(keeper_));
+  if (auto sent = send_packet(socket_.get(), Question{}); !sent) return forward_error(sent);
+  auto answer = receive_answer(socket_.get());
+  if (!answer) return forward_error(answer);
+  if (!*answer) return failure(Errc::peer_died, "the daemon hung up instead of answering");
+  if (const auto refused = (*answer)->as<Refused>()) return tl::unexpected(error_of(*refused));
+  if (!(*answer)->is(Answer::kType))
+    return failure(Errc::peer_died, "the daemon hung up instead of answering");
+  return std::move(**answer);
 }
 
 }  // namespace kvhive

@@ -33,9 +33,7 @@ class Inspector {
 
   /// False: the keeper did not answer, and status() and repair() are errors.
   bool has_keeper() const { return bool(socket_); }
-  /// The process that answers, and the one that was started: to stop the daemon is to ask that.
-  pid_t keeper() const { return pids_.keeper; }
-  pid_t daemon() const { return pids_.daemon; }
+  pid_t keeper() const { return keeper_; }
 
   /// What the keeper knows: which processes run, and which clients are connected.
   [[nodiscard]] Expected<nlohmann::json> status() const;
@@ -58,26 +56,22 @@ class Inspector {
   [[nodiscard]] Expected<nlohmann::json> repair() const;
 
  private:
-  struct Pids {  // 0 = not visible from here
-    pid_t daemon = 0, keeper = 0;
-  };
-  Inspector(UniqueFd socket, Pids pids, PoolMemory memory, std::string model)
+  Inspector(UniqueFd socket, pid_t keeper, PoolMemory memory, std::string model)
       : socket_(std::move(socket)),
-        pids_(pids),
+        keeper_(keeper),
         memory_(std::move(memory)),
         model_(std::move(model)) {}
 
-  [[nodiscard]] static Expected<Inspector> attach_by(UniqueFd socket, Pids pids,
+  [[nodiscard]] static Expected<Inspector> attach_by(UniqueFd socket, pid_t keeper,
                                                      Privilege privilege, int timeout_ms);
-  [[nodiscard]] static Expected<Inspector> attach_without(Pids pids, Privilege privilege);
+  [[nodiscard]] static Expected<Inspector> attach_without(pid_t keeper, Privilege privilege);
   template <class Question, class Answer>
   [[nodiscard]] Expected<Packet> ask() const;
 
   UniqueFd socket_;  ///< none: the keeper does not answer
-  Pids pids_;
+  pid_t keeper_;     ///< 0 = not visible from here
   PoolMemory memory_;
   std::string model_;
-  mutable std::uint64_t last_ticket_ = 0;
 };
 
 }  // namespace kvhive

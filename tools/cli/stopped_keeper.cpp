@@ -62,17 +62,6 @@ std::optional<pid_t> listener_on(const std::string& path) {
   return listener;
 }
 
-pid_t keeper_of(pid_t daemon) {
-  const std::string number = std::to_string(daemon);
-  std::ifstream children("/proc/" + number + "/task/" + number + "/children");
-  for (pid_t child = 0; children >> child;) {
-    std::string name;
-    std::getline(std::ifstream("/proc/" + std::to_string(child) + "/comm"), name);
-    if (name == "kvhived") return child;
-  }
-  return daemon;
-}
-
 bool is_stopped(pid_t pid) {
   std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
   std::string line;

@@ -21,10 +21,6 @@ pid_t peer_of(int socket);
 /// fills.
 std::optional<pid_t> listener_on(const std::string& path);
 
-/// The keeper that works for the daemon that was started as process `daemon`, or that process
-/// itself if it has none.
-pid_t keeper_of(pid_t daemon);
-
 /// Whether the process is stopped by a signal or a debugger (states T and t in /proc/PID/stat).
 bool is_stopped(pid_t pid);
 

@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <exception>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "actors/swapper_state.hpp"
 #include "actors/transformer_runner.hpp"
@@ -236,15 +234,7 @@ void Engine::on_keeper() {
   if (const auto order = (*packet)->as<ChannelClose>()) return port_->close(order->channel);
   if ((*packet)->is(MessageType::reopen_log)) return reopen_log_or_say_why();
   if ((*packet)->is(MessageType::engine_died)) return port_->look_at_all();
-  if ((*packet)->is(MessageType::channels_known)) return close_unknown_channels((*packet)->tail());
   if (const auto order = (*packet)->as<ChannelOpen>()) open_channel(*order, **packet);
-}
-
-/// A keeper that follows a killed one does not know which of its orders had been sent.
-void Engine::close_unknown_channels(std::string_view numbers) {
-  const auto known = nlohmann::json::parse(numbers).get<std::set<std::uint64_t>>();
-  for (const std::uint64_t channel : port_->channels())
-    if (!known.contains(channel)) port_->close(channel);
 }
 
 /// The keeper is gone, and the pool with it: nothing has to be released. For an engine that a user
@@ -264,10 +254,6 @@ Expected<std::unique_ptr<ClientRing>> Engine::ring_for(const ChannelOpen& messag
 
 void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
   auto& fds = packet.fds;
-  if (port_->has(message.channel)) {  // a killed keeper had sent it, and its successor did again
-    (void)send_packet(socket_.get(), ChannelTaken{message.channel});
-    return;
-  }
   if (packet.lost_fds || fds.size() != 4)
     return refuse_channel(message.channel,
                           {Errc::os_error, "engine " + std::to_string(self_.number) +

@@ -48,7 +48,6 @@ class Engine {
   [[noreturn]] static void end_without_keeper();
   [[nodiscard]] Expected<std::unique_ptr<ClientRing>> ring_for(const ChannelOpen& message,
                                                                UniqueFd client_bell);
-  void close_unknown_channels(std::string_view numbers);
   void open_channel(const ChannelOpen& message, Packet& packet);
   void refuse_channel(std::uint64_t channel, const Error& error);
 

@@ -19,17 +19,11 @@ struct Child {
   std::vector<std::string> flags;
   std::uint32_t threads = 0;      ///< OMP_NUM_THREADS of the child; 0 = do not set it
   bool ends_with_keeper = false;  ///< the kernel kills it when the keeper ends
-  /// It executes its program only when it is told to go, so that it can be written down before. If
-  /// the keeper is killed before that, it ends.
-  bool waits_for_go = false;
-  std::vector<int> inherits;  ///< descriptors that stay open in it
-  pid_t pid = 0;              ///< 0 = not running
+  pid_t pid = 0;                  ///< 0 = not running
   UniqueFd pidfd;
-  UniqueFd gate;  ///< the child that waits for go has the other end
   std::uint32_t starts = 0;
   std::uint32_t young_deaths = 0;  ///< how many times in a row it ended soon after its start
-  int last_exit_code = 0;          ///< -1 = a signal ended it, or it is not known
-  bool is_end_known = true;        ///< this process was its parent
+  int last_exit_code = 0;          ///< -1 = a signal ended it
   std::chrono::steady_clock::time_point last_start{};
 
   bool is_running() const { return pid != 0; }
@@ -45,11 +39,8 @@ struct Streams {
 /// pid.
 [[nodiscard]] Expected<void> start_child(Child& child, const Streams& streams = {});
 
-/// Lets a child that waits execute its program.
-void let_go(Child& child);
-
 /// Calls waitpid() for a child whose pidfd has fired. Returns how it ended ("exit code 1", "signal
-/// 9"). If a keeper that was killed had started it, nobody knows.
+/// 9").
 std::string collect(Child& child);
 
 /// The directory of the running program. kvhive's other programs are in the same directory.

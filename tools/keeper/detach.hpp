@@ -23,9 +23,6 @@ class Starter {
   /// \param log  the log file's path; the parent names it if the child ends without a line
   [[nodiscard]] static Expected<Starter> detach(const std::string& log);
 
-  /// For a daemon that has told its user already. failed() writes to standard error.
-  [[nodiscard]] static Starter of_nobody() { return {}; }
-
   /// The daemon serves: writes `line` to the user's standard output. Error: it could not be written;
   /// Errc::peer_died if the process that started a detached daemon has ended.
   [[nodiscard]] Expected<void> ready(const std::string& line);

@@ -112,11 +112,6 @@ Expected<DomainId> Domains::of(const PeerIdentity& client) {
   return id;
 }
 
-void Domains::restore(const std::string& name) {
-  const DomainId next{static_cast<std::uint16_t>(names_.size())};
-  if (ids_.emplace(name, next).second) names_.push_back(name);
-}
-
 Expected<std::string> Domains::name_for(const PeerIdentity& client) const {
   const std::string user = "user " + std::to_string(client.uid);
   if (const auto named = users_.find(client.uid); named != users_.end()) return named->second;

@@ -37,9 +37,6 @@ class Domains {
   /// the client is refused.
   [[nodiscard]] Expected<DomainId> of(const PeerIdentity& client);
 
-  /// Enters the next domain of a killed keeper: what is in the pool is known by its number.
-  void restore(const std::string& name);
-
   /// The names of the domains; the index is the domain's number.
   const std::vector<std::string>& names() const { return names_; }
   /// What the domain may have of each engine.

@@ -15,13 +15,13 @@
 #include "base/exit_codes.hpp"
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
+#include "config/process_limits.hpp"
 #include "ipc/channel/board.hpp"
 #include "ipc/channel/channel_layout.hpp"
 #include "ipc/pidfd.hpp"
 #include "ipc/text_memory.hpp"
 #include "tools/keeper/status.hpp"
 #include "tools/keeper/steward_orders.hpp"
-#include "tools/keeper/succession/table_rows.hpp"
 #include "tools/keeper/welcome.hpp"
 #include "tools/privilege/system_calls.hpp"
 
@@ -73,39 +73,21 @@ ChannelQuota quota_of(const Options& options) {
   return quota;
 }
 
-std::vector<std::string> steward_flags(const Estate& estate) {
-  const Options& options = estate.options;
+std::vector<std::string> steward_flags(const Options& options, const Listener& listener) {
   std::vector<std::string> flags = {"--socket",
-                                    estate.listener.path(),
+                                    listener.path(),
                                     "--socket-identity",
-                                    estate.listener.identity(),
+                                    listener.identity(),
                                     "--keeper",
-                                    std::to_string(estate.front),
-                                    "--lifeline",
-                                    std::to_string(estate.lifeline.get()),
+                                    std::to_string(getpid()),
                                     "--log-level",
                                     std::string(to_string(options.log_level)),
                                     "--system-call-filter",
                                     std::string(to_string(options.system_call_filter))};
   if (!options.log_file.empty()) flags.insert(flags.end(), {"--log-file", options.log_file});
   if (options.lock_metadata) flags.push_back("--lock-metadata");
-  if (estate.listener.made_directory()) flags.push_back("--remove-directory");
+  if (listener.made_directory()) flags.push_back("--remove-directory");
   return flags;
-}
-
-Tables empty_tables(const Estate& estate) {
-  return {.front = estate.front,
-          .options = {estate.options},
-          .domains = estate.domains,
-          .pool = {},
-          .peers = {},
-          .steward = {},
-          .engines = {},
-          .channels = Channels(quota_of(estate.options)),
-          .repairs = {},
-          .memory = {},
-          .changed_peers = {},
-          .due_welcomes = {}};
 }
 
 /// What becomes of a dead engine's channels: "2 go on, 1 waits for an engine".
@@ -119,68 +101,48 @@ std::string describe(const Channels::Left& left) {
 
 // -- start and end --------------------------------------------------------------------------------
 
-Expected<std::unique_ptr<Keeper>> Keeper::start(Estate& estate) {
-  if (auto sound = check_quota(estate.options); !sound) return forward_error(sound);
-  Legacy none{.ledger = std::make_unique<Ledger>(estate.ledger),
-              .tables = empty_tables(estate),
-              .strays = {}};
-  auto keeper = make(estate, std::move(none));
-  if (!keeper) return keeper;
-  auto prepared = (*keeper)->prepare();
+Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
+  // From here on signals are blocked and read from signalfds by the event loop. A stop signal must
+  // not end the process before it has removed the socket and ended its children.
+  const sigset_t signals = set_of({SIGTERM, SIGINT, SIGHUP});
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  const ProcessLimits limits = take_process_limits();
+  if (auto enough = check_descriptors(limits, options.engines); !enough)
+    return forward_error(enough);
+  if (auto sound = check_quota(options); !sound) return forward_error(sound);
+  auto loop = EventLoop::create();
+  if (!loop) return forward_error(loop);
+  auto domains = Domains::resolve(options, PeerIdentity::of_this_process());
+  if (!domains) return forward_error(domains);
+  auto access = resolve_permissions(options.socket_access);
+  if (!access) return forward_error(access);
+  auto listener = Listener::open(options.socket, *access);
+  if (!listener) return forward_error(listener);
+  std::unique_ptr<Keeper> keeper(
+      new Keeper(options, limits, std::move(*domains), std::move(*listener), std::move(*loop)));
+  auto prepared = keeper->prepare();
   if (!prepared) return forward_error(prepared);
   if (!*prepared) return nullptr;
   return keeper;
 }
 
-Keeper::Legacy Keeper::read_legacy(const Estate& estate) {
-  Legacy legacy{.ledger = std::make_unique<Ledger>(estate.ledger),
-                .tables = empty_tables(estate),
-                .strays = {}};
-  restore_pool(legacy.tables, estate.ledger);
-  restore_daemon(legacy.tables, *legacy.ledger);
-  if (legacy.tables.is_formatted) make_engine_entries(legacy.tables);
-  restore_processes(legacy.tables, *legacy.ledger);
-  std::set<int> known = descriptors_in(legacy.tables);
-  known.insert(estate.descriptors.begin(), estate.descriptors.end());
-  const Inbox& inbox = estate.ledger.inbox();
-  if (inbox.was_left_undone(*legacy.ledger))
-    for (const int fd : inbox.packet.descriptors()) known.insert(fd);
-  legacy.strays = find_strays(known, estate.listener.fd());
-  return legacy;
-}
-
-Expected<std::unique_ptr<Keeper>> Keeper::resume(Estate& estate, Legacy legacy) {
-  auto keeper = make(estate, std::move(legacy));
-  if (!keeper) return keeper;
-  if (auto gone_on = (*keeper)->go_on(); !gone_on) return forward_error(gone_on);
-  return keeper;
-}
-
-Expected<std::unique_ptr<Keeper>> Keeper::make(Estate& estate, Legacy legacy) {
-  // Signals are blocked since the front has started, and read from signalfds by the event loop. A
-  // stop signal must not end the process before it has removed the socket and ended its children.
-  // What a terminal sends, it sends to the front, too.
-  signal(SIGINT, SIG_IGN);
-  auto loop = EventLoop::create();
-  if (!loop) return forward_error(loop);
-  std::unique_ptr<Keeper> keeper(new Keeper(estate, std::move(legacy), std::move(*loop)));
-  if (auto watched = keeper->watch_signals(); !watched) return forward_error(watched);
-  return keeper;
-}
-
-Keeper::Keeper(Estate& estate, Legacy legacy, EventLoop loop)
-    : estate_(estate),
+Keeper::Keeper(const Options& options, const ProcessLimits& limits, Domains domains,
+               Listener listener, EventLoop loop)
+    : listener_(std::move(listener)),
       loop_(std::move(loop)),
-      tables_(std::move(legacy.tables)),
-      ledger_(std::move(legacy.ledger)),
-      strays_(std::move(legacy.strays)),
-      connections_(tables_, loop_, *this, limits_for(estate.limits.descriptors)),
+      tables_{.options = {options},
+              .domains = std::move(domains),
+              .pool = {},
+              .peers = {},
+              .steward = {},
+              .engines = {},
+              .channels = Channels(quota_of(options)),
+              .repairs = {},
+              .memory = {}},
+      connections_(tables_, loop_, *this, limits_for(limits.descriptors)),
       supervisor_(tables_, loop_, *this),
       pinner_(loop_, *this),
-      maker_(loop_, *this) {
-  connections_.receive_into(estate_.ledger.inbox());
-  loop_.after_each([this] { settle(); });
-}
+      maker_(loop_, *this) {}
 
 /// Kills the keeper's children, so that no process of the pool outlives the keeper. It does not ask
 /// them to end: the pool's memory is freed with them, and they are built to be killed at any
@@ -188,90 +150,38 @@ Keeper::Keeper(Estate& estate, Legacy legacy, EventLoop loop)
 Keeper::~Keeper() {
   // Before the steward is killed: if the keeper is killed before it has removed them, the steward
   // does it.
-  estate_.listener.remove_files();
+  listener_.remove_files();
+  listener_.leave_open();
   supervisor_.stop_all();
   if (tables_.pool.gpu_memory.is_running()) end_guests();
   tables_.pool.gpu_memory.end();  // last, because the engines have had its memory mapped
 }
 
 Expected<bool> Keeper::prepare() {
-  connections_.listen(estate_.listener.fd());
-  // The steward is started before anything that takes time, because it removes the socket if front
-  // and keeper are killed.
-  supervisor_.start_steward(steward_flags(estate_), estate_.lifeline.get());
+  if (auto watched = watch_signals(); !watched) return forward_error(watched);
+  connections_.listen(listener_.fd());
+  // The steward is started before anything that takes time, because it removes the socket if the
+  // keeper is killed.
+  supervisor_.start_steward(steward_flags(tables_.options.asked, listener_));
   if (const Error& fatal = supervisor_.fatal(); fatal.code != Errc::none)
     return failure(fatal.code, fatal.text);
-  settle();
   auto pool = make_pool(tables_.options, stop_signals_.get());
   if (!pool) return forward_error(pool);
   if (!*pool) return false;
   tables_.pool = std::move(**pool);
-  write_pool(tables_, estate_.ledger);
-  settle();
-  estate_.ledger.head().is_made = 1;
   if (tables_.pool.gpu_memory.is_running())
     loop_.watch(tables_.pool.gpu_memory.pidfd().get(), [this] { on_gpu_memory_lost(); });
-  if (auto kept = keep_only_own_calls(); !kept) return forward_error(kept);
+  // From here on the keeper listens to strangers. Its children inherit the filter; what a GPU's
+  // driver calls in them is not known.
+  if (!tables_.pool.is_on_gpu())
+    if (auto kept = keep_only_calls_of(Program::keeper, tables_.options.asked.system_call_filter);
+        !kept)
+      return forward_error(kept);
   return true;  // the engines start once the steward has formatted the pool
 }
 
-/// From then on the keeper listens to strangers. Its children inherit the filter; what a GPU's
-/// driver calls in them is not known.
-Expected<void> Keeper::keep_only_own_calls() const {
-  if (tables_.pool.is_on_gpu()) return {};
-  return keep_only_calls_of(Program::keeper, tables_.options.asked.system_call_filter);
-}
-
-/// For a successor: does again, or does the rest of, what the killed keeper may not have finished.
-/// The packet that was taken is handled before any other, from the tables that the other had.
-Expected<void> Keeper::go_on() {
-  if (estate_.ledger.head().is_ending != 0) {
-    loop_.stop();
-    return {};
-  }
-  if (auto kept = keep_only_own_calls(); !kept) return kept;
-  spdlog::warn("the keeper was killed; this one goes on: {} connections, {} lost between two steps",
-               tables_.peers.size(), strays_.connections.size());
-  supervisor_.describe_steward(steward_flags(estate_), estate_.lifeline.get());
-  for (auto& [socket, peer] : tables_.peers) connections_.resume(peer);
-  for (UniqueFd& connection : strays_.connections) connections_.adopt(std::move(connection));
-  maker_.close(std::exchange(strays_.others, {}));
-  if (tables_.pool.gpu_memory.is_running())
-    loop_.watch(tables_.pool.gpu_memory.pidfd().get(), [this] { on_gpu_memory_lost(); });
-  supervisor_.resume();
-  // They are written down. An engine that waits for its welcome is to hear nothing else before.
-  for (const int socket : std::exchange(tables_.due_welcomes, {})) send_due_welcome(socket);
-  // Before the packet, which may be what causes a channel to be made or pinned: it must not be
-  // caused twice.
-  go_on_with_channels();
-  if (estate_.ledger.inbox().was_left_undone(*ledger_)) connections_.finish_inbox();
-  repeat_orders(tables_);
-  expect_sweeps();
-  connections_.listen(estate_.listener.fd());
-  if (!tables_.is_told) check_ready();
-  settle();
-  return {};
-}
-
-void Keeper::go_on_with_channels() {
-  for (const auto& [channel, stage] : tables_.channels.stages()) {
-    const Peer* client = tables_.client_of(channel);
-    // Its row goes with its client's, so there is one.
-    KV_CHECK(client != nullptr, channel);
-    const std::size_t bytes = tables_.channels.find(channel)->bytes;
-    if (stage == Channels::Stage::reserved) maker_.make(channel, client->uid, bytes);
-    if (stage != Channels::Stage::sealed) continue;
-    if (auto memory = tables_.channels.pinned_in_part(channel))
-      pinner_.pin(channel, client->uid, **memory, bytes);
-    else
-      connections_.refuse(*tables_.client_of(channel), memory.error());
-  }
-  tables_.channels.tell_all_again();
-  tell_engines();
-}
-
 Expected<void> Keeper::watch_signals() {
-  auto stop = open_signals({SIGTERM});
+  auto stop = open_signals({SIGTERM, SIGINT});
   if (!stop) return forward_error(stop);
   auto hangup = open_signals({SIGHUP});
   if (!hangup) return forward_error(hangup);
@@ -279,85 +189,16 @@ Expected<void> Keeper::watch_signals() {
   hangup_signals_ = std::move(*hangup);
   loop_.watch(stop_signals_.get(), [this] { on_stop_signal(); });
   loop_.watch(hangup_signals_.get(), [this] { on_hangup_signal(); });
-  loop_.watch(estate_.front_pidfd.get(), [this] { on_front_gone(); });
   return {};
 }
-
-void Keeper::on_front_gone() {
-  loop_.unwatch(estate_.front_pidfd.get());
-  if (estate_.ledger.head().is_ending != 0) return loop_.stop();
-  if (!tables_.is_told)
-    return supervisor_.fail(
-        {Errc::peer_died, "the process that was started as kvhived was killed"});
-  spdlog::warn("the front (pid {}) was killed; this process takes its place", estate_.front);
-  flush_log();
-  const Error error = become_front(estate_, {});
-  spdlog::error("nobody takes the front's place, and nobody this keeper's if it is killed: {}",
-                error.text);
-}
-
-// -- after each event -----------------------------------------------------------------------------
-
-/// Writes down what the event has changed, then does what was decided: what others see of it must
-/// not be forgotten. Then nothing names what was dropped any more, and it is closed.
-void Keeper::settle() {
-  do write_down();
-  while (act());
-  for (const auto& action : std::exchange(after_commit_, {})) action();
-}
-
-void Keeper::write_down() {
-  if (auto dropped = tables_.channels.take_dropped(); !dropped.empty())
-    after_commit([fds = std::make_shared<std::vector<UniqueFd>>(std::move(dropped))] {});
-  put_changes(tables_, *ledger_);
-  estate_.ledger.inbox().handled_by = ledger_->next();
-  ledger_->commit();
-  estate_.ledger.head().fruitless = 0;
-}
-
-/// Returns whether there was anything to do.
-bool Keeper::act() {
-  bool has_acted = supervisor_.let_children_go();
-  for (const int socket : std::exchange(tables_.due_welcomes, {})) {
-    send_due_welcome(socket);
-    has_acted = true;
-  }
-  has_acted |= send_due_orders(tables_, connections_);
-  if (tables_.is_ready && !tables_.is_told && on_ready_) {
-    on_ready_();
-    tables_.is_told = has_acted = true;
-  }
-  return has_acted;
-}
-
-void Keeper::send_due_welcome(int socket) {
-  const auto found = tables_.peers.find(socket);
-  if (found == tables_.peers.end() || !found->second.is_welcome_due) return;
-  Peer& peer = found->second;
-  peer.is_welcome_due = false;
-  tables_.touch(peer);
-  if (auto sent = send_welcome(tables_, peer); !sent)
-    return connections_.refuse(peer, sent.error());
-  if (peer.role == Role::steward) return on_steward();
-  if (peer.role == Role::engine) return tell_engines();
-  if (peer.role != Role::client) return;
-  peer.awaits_channel = false;
-  connections_.answered(peer);
-  tables_.channels.taken(peer.channel);
-}
-
-// -- signals --------------------------------------------------------------------------------------
 
 void Keeper::on_stop_signal() {
   signalfd_siginfo signal{};
   if (read(stop_signals_.get(), &signal, sizeof signal) != sizeof signal) return;
-  estate_.ledger.head().is_ending = 1;
   const std::string sender =
       signal.ssi_pid == 0 ? "the terminal"
                           : fmt::format("pid {} ({})", signal.ssi_pid, program_of(signal.ssi_pid));
-  // The front has passed it on, and says which it was.
-  const bool is_passed_on = signal.ssi_code == SI_QUEUE && signal.ssi_int == SIGINT;
-  spdlog::info("stopping: SIG{} from {}", is_passed_on ? "INT" : "TERM", sender);
+  spdlog::info("stopping: SIG{} from {}", sigabbrev_np(static_cast<int>(signal.ssi_signo)), sender);
   loop_.stop();
 }
 
@@ -381,7 +222,6 @@ void Keeper::on_hangup_signal() {
 
 Expected<void> Keeper::run(const std::function<void()>& on_ready) {
   on_ready_ = on_ready;
-  settle();
   loop_.run();
   if (const Error& fatal = supervisor_.fatal(); fatal.code != Errc::none)
     return failure(fatal.code, fatal.text);
@@ -420,7 +260,7 @@ void Keeper::on_packet(Peer& peer, Packet packet) {
     case MessageType::inspector_hello:
       if (!peer.is_welcome) return on_hello(peer, std::move(packet));
       break;
-    case MessageType::status_request: return send_status(peer, packet.as<StatusRequest>()->ticket);
+    case MessageType::status_request: return send_status(peer);
     default:
       if (peer.has_role(Role::steward) && on_steward_packet(packet)) return;
       if (peer.has_role(Role::engine) && on_engine_packet(peer, packet)) return;
@@ -448,7 +288,6 @@ bool Keeper::on_steward_packet(const Packet& packet) {
 bool Keeper::on_engine_packet(Peer& peer, const Packet& packet) {
   if (packet.is(MessageType::serving)) {
     peer.is_serving = true;
-    tables_.touch(peer);
     check_ready();
     return true;
   }
@@ -461,9 +300,8 @@ bool Keeper::on_engine_packet(Peer& peer, const Packet& packet) {
 }
 
 bool Keeper::on_inspector_packet(Peer& peer, const Packet& packet) {
-  const auto request = packet.as<RepairRequest>();
-  if (!request) return false;
-  request_repair(tables_, connections_, peer, request->ticket);
+  if (!packet.is(MessageType::repair_request)) return false;
+  request_repair(tables_, connections_, peer);
   return true;
 }
 
@@ -478,22 +316,26 @@ bool Keeper::on_client_packet(Peer& peer, const Packet& packet) {
 
 void Keeper::on_hello(Peer& peer, Packet hello) {
   if (!connections_.identify(peer, hello)) return;
-  if (auto room = ledger_->make_room(); !room) return connections_.refuse(peer, room.error());
   if (auto welcomed = welcome(tables_, peer, hello); !welcomed)
     return connections_.refuse(peer, welcomed.error());
-  if (peer.role == Role::client) make_channel(peer);
+  switch (peer.role) {
+    case Role::steward: return on_steward();
+    case Role::engine: return tell_engines();
+    case Role::client: return make_channel(peer);
+    case Role::inspector: return;
+  }
 }
 
-void Keeper::send_status(Peer& peer, std::uint64_t ticket) {
+void Keeper::send_status(Peer& peer) {
   if (peer.is_stranger())  // the status names other users
     return connections_.refuse(
         peer,
         {Errc::bad_argument, "only the daemon's own user, or root, may ask who is connected"});
   const auto domain = tables_.domains.of(PeerIdentity::of_socket(peer.socket.get()));
   const auto text = write_text_memory(
-      status_of(tables_, estate_.listener.path(), domain ? std::optional(*domain) : std::nullopt));
+      status_of(tables_, listener_.path(), domain ? std::optional(*domain) : std::nullopt));
   if (!text) return connections_.refuse(peer, text.error());
-  if (!send_packet(peer.socket.get(), Status{ticket}, {text->get()})) connections_.hang_up(peer);
+  if (!send_packet(peer.socket.get(), Status{}, {text->get()})) connections_.hang_up(peer);
 }
 
 void Keeper::check_ready() {
@@ -501,23 +343,21 @@ void Keeper::check_ready() {
       std::count_if(tables_.peers.begin(), tables_.peers.end(), [this](const auto& entry) {
         return entry.second.is_serving && tables_.child_of(entry.second.pid) != nullptr;
       });
-  if (tables_.is_ready || tables_.engines.empty() ||
-      serving < static_cast<std::ptrdiff_t>(tables_.engines.size()))
-    return;
-  tables_.is_ready = true;  // the user is told once that is written down
+  if (tables_.is_ready || serving < static_cast<std::ptrdiff_t>(tables_.engines.size())) return;
+  tables_.is_ready = true;
+  on_ready_();
 }
 
 void Keeper::on_child_end(const Child& child, pid_t pid) {
   const Peer* peer = tables_.peer_of(pid);
   if (peer == nullptr) return;
-  end_of_child_is_known_ = child.is_end_known;
   if (child.last_exit_code == kExitDeviceLost) on_lost_device(tables_, connections_, *peer);
   connections_.drop(peer->socket.get());
 }
 
 void Keeper::on_gone(const Peer& peer) {
-  for (auto& [ticket, repair] : tables_.repairs)
-    if (repair.asker == peer.socket.get()) repair.asker = -1;
+  for (auto& [ticket, asker] : tables_.repairs)
+    if (asker == peer.socket.get()) asker = -1;
   switch (peer.role) {
     case Role::engine: return on_engine_gone(peer);
     case Role::steward: return refuse_repairs(tables_, connections_);
@@ -533,13 +373,12 @@ void Keeper::on_engine_gone(const Peer& peer) {
   slot.use = Slot::Use::unswept;
   slot.death = tables_.next_death++;
   slot.last_owner = fmt::format("engine {} (pid {})", peer.engine, peer.pid);
-  // The keeper is not the parent of a guest, nor of what an earlier keeper started, so it does not
-  // learn the exit code: the engine may have lost its GPU context.
-  const bool is_end_unknown = peer.pidfd || !end_of_child_is_known_;
-  if (is_end_unknown && tables_.pool.is_on_gpu() &&
-      tables_.options.asked.gpu_fault != GpuFault::keep)
+  // The keeper is not the parent of a guest, so it does not learn the exit code: the guest may have
+  // lost its GPU context.
+  const bool is_guest = bool(peer.pidfd);
+  if (is_guest && tables_.pool.is_on_gpu() && tables_.options.asked.gpu_fault != GpuFault::keep)
     slot.drops_unheld = true;
-  tables_.order_sweep(peer.slot);
+  sweep(tables_, connections_, peer.slot);
   expect_sweep(peer.slot);
   // If it is not written, engines leave the dead one's requests to it.
   if (auto told = write_end(tables_.pool.board, {peer.slot, slot.life}); !told)
@@ -565,11 +404,7 @@ void Keeper::expect_sweep(std::uint32_t number) {
 }
 
 void Keeper::on_steward() {
-  sweep_all(tables_);
-  expect_sweeps();
-}
-
-void Keeper::expect_sweeps() {
+  sweep_all(tables_, connections_);
   for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
     if (tables_.slots[slot].use == Slot::Use::unswept) expect_sweep(slot);
 }
@@ -617,9 +452,10 @@ void Keeper::on_made(std::uint64_t channel, Expected<ChannelMemory> memory) {
     maker_.free(channel, client->uid, std::move(*memory), tables_.channels.find(channel)->bytes);
     return connections_.refuse(*client, may.error());
   }
-  if (auto completed = tables_.channels.complete(channel, std::move(*memory)); !completed)
-    return connections_.refuse(*client, completed.error());
-  tables_.owe_welcome(*client);
+  if (auto welcomed = welcome_to_channel(tables_, *client, std::move(*memory)); !welcomed)
+    return connections_.refuse(*client, welcomed.error());
+  client->awaits_channel = false;
+  connections_.answered(*client);
 }
 
 void Keeper::on_pinned(std::uint64_t channel, Expected<void> result) {
@@ -636,10 +472,7 @@ void Keeper::close_channel(const Peer& client) {
   pinner_.cancel(client.channel);
   ChannelMemory memory = *tables_.channels.close(client.channel);
   if (memory.answers)
-    after_commit([this, id = client.channel, uid = client.uid, bytes = channel->bytes,
-                  left = std::make_shared<ChannelMemory>(std::move(memory))] {
-      maker_.free(id, uid, std::move(*left), bytes);
-    });
+    maker_.free(client.channel, client.uid, std::move(memory), channel->bytes);
   else if (!maker_.cancel(client.channel))
     on_freed(client.channel);
   tell_engines();

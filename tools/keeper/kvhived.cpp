@@ -1,18 +1,16 @@
-// kvhived: the daemon. Parses options, goes into the background if asked to, and becomes the front,
-// which starts the keeper. That tells the user whether it serves.
+// kvhived: the daemon. Parses options, goes into the background if asked to, starts the keeper, and
+// tells the user whether it serves.
 
 #include <signal.h>
 #include <unistd.h>
 
 #include <filesystem>
-#include <optional>
 
 #include "base/byte_size.hpp"
 #include "base/log.hpp"
 #include "ipc/default_socket.hpp"
 #include "tools/keeper/detach.hpp"
 #include "tools/keeper/keeper.hpp"
-#include "tools/keeper/succession/front.hpp"
 #include "tools/privilege/drop.hpp"
 #include "tools/program/command_line.hpp"
 #include "tools/program/option_flags.hpp"
@@ -30,16 +28,14 @@ void log_pool(const MadePool& pool) {
       pool.size.max_model_len);
 }
 
-/// Starts a keeper, or a successor of one that was killed, and serves until it is told to stop.
-Expected<void> serve(Estate& estate, Starter& starter, std::optional<Keeper::Legacy> legacy) {
-  const Options& options = estate.options;
-  if (!legacy)
-    spdlog::info("starting: model {}, socket {}, {} engines", options.model, options.socket,
-                 options.engines);
-  auto keeper = legacy ? Keeper::resume(estate, std::move(*legacy)) : Keeper::start(estate);
+/// Starts the keeper and serves until it is told to stop.
+Expected<void> serve(const Options& options, Starter& starter) {
+  spdlog::info("starting: model {}, socket {}, {} engines", options.model, options.socket,
+               options.engines);
+  auto keeper = Keeper::start(options);
   if (!keeper) return forward_error(keeper);
   if (*keeper == nullptr) return {};  // stopped before it was ready
-  if (!legacy) log_pool((*keeper)->pool());
+  log_pool((*keeper)->pool());
   return (*keeper)->run([&] {
     const std::string line = "ready on " + (*keeper)->socket_path() + " (" +
                              std::to_string(options.engines) + " engines)";
@@ -74,37 +70,6 @@ Expected<void> become(const std::optional<RunAs>& user, const Options& options) 
   return drop_privileges(options, user);
 }
 
-/// Run by each keeper's process. Returns its exit code.
-int keep(Estate& estate, Starter& starter) {
-  const Options& options = estate.options;
-  std::optional<Keeper::Legacy> legacy;
-  if (estate.ledger.head().is_made != 0) legacy = Keeper::read_legacy(estate);
-  auto served = start_log("kvhived", std::string(to_string(options.log_level)), options.log_file);
-  const bool is_logging = served.has_value();
-  if (served) served = serve(estate, starter, std::move(legacy));
-  if (served) {
-    spdlog::info("stopped");
-    return 0;
-  }
-  if (is_logging && !options.log_file.empty()) spdlog::critical("{}", served.error().text);
-  starter.failed("kvhived: " + served.error().text);
-  return 1;
-}
-
-/// The front failed: nobody logs yet.
-int end_with(const Error& error, const Options& options, Starter& starter) {
-  if (!options.log_file.empty() &&
-      start_log("kvhived", std::string(to_string(options.log_level)), options.log_file))
-    spdlog::critical("{}", error.text);
-  starter.failed("kvhived: " + error.text);
-  return 1;
-}
-
-int run_front(Front& front, const Options& options, Starter& starter) {
-  auto code = front.run([&](Estate& estate) { return keep(estate, starter); });
-  return code ? *code : end_with(code.error(), options, starter);
-}
-
 Expected<int> run(int argc, char** argv) {
   CommandLine app("kvhived",
                   "kvhived: one KV cache per host. Starts a pool in shared memory and the engines "
@@ -127,22 +92,22 @@ Expected<int> run(int argc, char** argv) {
   const bool is_default_log = options->log_file.empty() && !log_file->empty();
   options->log_file = *log_file;
 
-  if (auto ledger =
-          handed_ledger()) {  // another kvhived ran in this process, and was to be followed
-    Starter nobody = Starter::of_nobody();
-    auto front = Front::go_on(*options, std::move(*ledger));
-    if (!front) return end_with(front.error(), *options, nobody);
-    return run_front(*front, *options, nobody);
-  }
   if (auto dropped = become(*user, *options); !dropped) return forward_error(dropped);
   if (is_default_log)
     if (auto made = make_log_directory(*log_file); !made) return forward_error(made);
   signal(SIGPIPE, SIG_IGN);  // the daemon must not die when the reader of its log pipe ends
   auto starter = is_detached ? Starter::detach(*log_file) : Starter::in_foreground();
   if (!starter) return forward_error(starter);
-  auto front = Front::open(*options);
-  if (!front) return end_with(front.error(), *options, *starter);
-  return run_front(*front, *options, *starter);
+  auto served = start_log("kvhived", std::string(to_string(options->log_level)), *log_file);
+  const bool is_logging = served.has_value();
+  if (served) served = serve(*options, *starter);
+  if (served) {
+    spdlog::info("stopped");
+    return 0;
+  }
+  if (is_logging && !log_file->empty()) spdlog::critical("{}", served.error().text);
+  starter->failed("kvhived: " + served.error().text);
+  return 1;
 }
 
 }  // namespace

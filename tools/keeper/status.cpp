@@ -77,10 +77,7 @@ std::string status_of(const Tables& tables, const std::string& socket,
                       std::optional<DomainId> yours) {
   const MadePool& pool = tables.pool;
   Json status;
-  status["keeper"] = {{"pid", getpid()},
-                      {"front", tables.front},
-                      {"socket", socket},
-                      {"repairs", tables.repairs.size()}};
+  status["keeper"] = {{"pid", getpid()}, {"socket", socket}, {"repairs", tables.repairs.size()}};
   status["model"] = {{"name", pool.model.name},
                      {"directory", std::filesystem::absolute(tables.options.asked.model)},
                      {"fingerprint", fmt::format("{:016x}", pool.model.fingerprint)},

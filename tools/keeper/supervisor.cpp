@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
-#include <memory>
 #include <utility>
 
 #include "base/byte_size.hpp"
@@ -61,61 +60,31 @@ constexpr std::chrono::milliseconds kPatienceWithKilled{500};
 
 }  // namespace
 
-void Supervisor::start_steward(std::vector<std::string> flags, int lifeline) {
-  describe_steward(std::move(flags), lifeline);
-  start(tables_.steward);
-}
-
-void Supervisor::describe_steward(std::vector<std::string> flags, int lifeline) {
+void Supervisor::start_steward(std::vector<std::string> flags) {
   tables_.steward.name = "steward";
   tables_.steward.program = "kvhive-steward";
   tables_.steward.flags = std::move(flags);
-  tables_.steward.waits_for_go = true;
-  tables_.steward.inherits = {lifeline};
+  start(tables_.steward);
 }
 
-void Supervisor::resume() {
-  for (Child* child : all())
-    if (child->is_running())
-      watch(*child);
-    else
-      restart_later(*child);
-}
-
-std::vector<Child*> Supervisor::all() {
-  std::vector<Child*> children = {&tables_.steward};
-  for (Child& engine : tables_.engines) children.push_back(&engine);
-  return children;
-}
-
-bool Supervisor::let_children_go() {
-  bool were_waiting = false;
-  for (Child* child : all()) {
-    if (!child->gate) continue;
-    let_go(*child);
-    were_waiting = true;
-  }
-  return were_waiting;
-}
-
-void make_engine_entries(Tables& tables) {
-  const Options& options = tables.options.asked;
+void Supervisor::make_engine_entries() {
+  const Options& options = tables_.options.asked;
   const auto cores = static_cast<std::uint32_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   for (std::uint32_t i = 0; i < options.engines; ++i) {
     Child engine;
     engine.name = "engine " + std::to_string(i);
     engine.program = "kvhive-engine";
-    engine.waits_for_go = true;
-    engine.flags = to_flags(tables.options);
+    engine.ends_with_keeper = true;
+    engine.flags = to_flags(tables_.options);
     engine.flags.insert(engine.flags.end(),
-                        {"--index", std::to_string(i), "--keeper", std::to_string(tables.front)});
+                        {"--index", std::to_string(i), "--keeper", std::to_string(getpid())});
     engine.threads = options.threads != 0 ? options.threads : std::max(1u, cores / options.engines);
-    tables.engines.push_back(std::move(engine));
+    tables_.engines.push_back(std::move(engine));
   }
 }
 
 void Supervisor::start_engines() {
-  if (tables_.engines.empty()) make_engine_entries(tables_);
+  if (tables_.engines.empty()) make_engine_entries();
   for (Child& engine : tables_.engines)
     if (!engine.is_running() && engine.starts == 0) start(engine);
 }
@@ -128,17 +97,12 @@ void Supervisor::start(Child& child) {
     return restart_later(child);
   }
   spdlog::info("{} started: pid {}, start {}", child.name, child.pid, child.starts);
-  watch(child);
-}
-
-void Supervisor::watch(Child& child) {
   loop_.watch(child.pidfd.get(), [this, &child] { on_end(child); });
 }
 
 void Supervisor::on_end(Child& child) {
   loop_.unwatch(child.pidfd.get());
   const pid_t pid = child.pid;
-  events_.after_commit([pidfd = std::make_shared<UniqueFd>(std::move(child.pidfd))] {});
   const std::string end = collect(child);
   const Peer* peer = tables_.peer_of(pid);
   const bool had_served = peer != nullptr && peer->is_serving;
@@ -162,7 +126,8 @@ void Supervisor::restart_later(Child& child) {
 }
 
 void Supervisor::stop_all() {
-  const std::vector<Child*> children = all();
+  std::vector<Child*> children = {&tables_.steward};
+  for (Child& engine : tables_.engines) children.push_back(&engine);
   for (Child* child : children)
     if (child->is_running()) kill_by_pidfd(child->pidfd);
   const auto end = std::chrono::steady_clock::now() + kPatienceWithKilled;

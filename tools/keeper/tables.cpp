@@ -4,17 +4,6 @@
 
 namespace kvhive {
 
-void Tables::owe_welcome(Peer& peer) {
-  peer.is_welcome_due = true;
-  due_welcomes.push_back(peer.socket.get());
-  touch(peer);
-}
-
-void Tables::order_sweep(std::uint32_t slot) {
-  slots[slot].order = next_ticket++;
-  slots[slot].is_order_due = true;
-}
-
 const Child* Tables::child_of(pid_t pid) const {
   if (pid == 0) return nullptr;
   if (steward.pid == pid) return &steward;

@@ -121,10 +121,17 @@ Expected<void> welcome_engine(Tables& tables, Peer& peer, const EngineHello& hel
   if (!slot) return forward_error(slot);
   auto number = number_of(tables, peer, hello.engine);
   if (!number) return forward_error(number);
+  const EngineWelcome message{.engine = *number,
+                              .slot = *slot,
+                              .life = next_life(tables.slots[*slot].life),
+                              .pid = static_cast<std::uint32_t>(peer.pid)};
+  auto sent = send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are,
+                           {&tables.pool.board, &tables.pool.gpu_weights});
+  if (!sent) return sent;  // the engine has not got the descriptors, so nothing has to be undone
   peer.engine = *number;
   peer.slot = *slot;
   tables.slots[*slot].use = Slot::Use::used;
-  tables.slots[*slot].life = next_life(tables.slots[*slot].life);
+  tables.slots[*slot].life = message.life;
   tables.channels.add_engine(peer.socket.get(), peer.engine, ProcessSlot{peer.slot});
   if (tables.child_of(peer.pid) == nullptr)
     spdlog::info("engine {} (pid {}) joined, slot {}; it was started by hand", peer.engine,
@@ -133,8 +140,20 @@ Expected<void> welcome_engine(Tables& tables, Peer& peer, const EngineHello& hel
 }
 
 Expected<void> welcome_steward(const Tables& tables, const Peer& peer) {
-  if (tables.child_of(peer.pid) == &tables.steward) return {};
-  return failure(Errc::bad_argument, "the steward is started by the daemon itself");
+  if (tables.child_of(peer.pid) != &tables.steward)
+    return failure(Errc::bad_argument, "the steward is started by the daemon itself");
+  StewardWelcome message;
+  message.geometry = tables.pool.geometry;
+  return send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are);
+}
+
+Expected<void> welcome_inspector(const Tables& tables, const Peer& peer,
+                                 const InspectorHello& hello) {
+  std::vector<PoolObject> objects = {PoolObject::control, PoolObject::metadata};
+  if (hello.wants_tokens != 0) objects.push_back(PoolObject::tokens);
+  InspectorWelcome message;
+  message.model = FixedText<512>(tables.pool.model.name);
+  return send_welcome(tables, peer, message, objects, Opened::read_only);
 }
 
 /// What the machine has now, or had 20 ms ago at most; then what channels have taken since is
@@ -193,75 +212,37 @@ Expected<void> check_member(const Peer& peer, std::uint32_t hash) {
 }
 
 /// Returns `welcomed` and, if it is no error, enters the role into the peer.
-Expected<void> as(Role role, Tables& tables, Peer& peer, Expected<void> welcomed) {
+Expected<void> as(Role role, Peer& peer, Expected<void> welcomed) {
   if (!welcomed) return welcomed;
   peer.role = role;
   peer.is_welcome = true;
-  if (role == Role::client)
-    tables.touch(peer);  // its channel's memory is made before
-  else
-    tables.owe_welcome(peer);
   return {};
-}
-
-Expected<void> send_engine_welcome(const Tables& tables, const Peer& peer) {
-  const EngineWelcome message{.engine = peer.engine,
-                              .slot = peer.slot,
-                              .life = tables.slots[peer.slot].life,
-                              .pid = static_cast<std::uint32_t>(peer.pid)};
-  return send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are,
-                      {&tables.pool.board, &tables.pool.gpu_weights});
-}
-
-Expected<void> send_steward_welcome(const Tables& tables, const Peer& peer) {
-  StewardWelcome message;
-  message.geometry = tables.pool.geometry;
-  return send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are);
-}
-
-Expected<void> send_inspector_welcome(const Tables& tables, const Peer& peer) {
-  std::vector<PoolObject> objects = {PoolObject::control, PoolObject::metadata};
-  if (peer.wants_tokens) objects.push_back(PoolObject::tokens);
-  InspectorWelcome message;
-  message.model = FixedText<512>(tables.pool.model.name);
-  return send_welcome(tables, peer, message, objects, Opened::read_only);
-}
-
-Expected<void> send_client_welcome(const Tables& tables, const Peer& peer) {
-  const auto offer = tables.channels.offer(peer.channel);
-  if (!offer) return forward_error(offer);
-  return send_packet(
-      peer.socket.get(), ClientWelcome{peer.channel, offer->bytes},
-      {offer->requests.get(), offer->answers.get(), offer->engine_bell, offer->client_bell.get()});
 }
 
 }  // namespace
 
-Expected<void> send_welcome(const Tables& tables, const Peer& peer) {
-  switch (peer.role) {
-    case Role::engine: return send_engine_welcome(tables, peer);
-    case Role::steward: return send_steward_welcome(tables, peer);
-    case Role::inspector: return send_inspector_welcome(tables, peer);
-    case Role::client: return send_client_welcome(tables, peer);
-  }
-  return {};
+Expected<void> welcome_to_channel(Tables& tables, const Peer& client, ChannelMemory memory) {
+  auto channel = tables.channels.complete(client.channel, std::move(memory));
+  if (!channel) return forward_error(channel);
+  return send_packet(client.socket.get(), ClientWelcome{client.channel, channel->bytes},
+                     {channel->requests.get(), channel->answers.get(), channel->engine_bell,
+                      channel->client_bell.get()});
 }
 
 Expected<void> welcome(Tables& tables, Peer& peer, const Packet& packet) {
   if (const auto hello = packet.as<ClientHello>())
-    return as(Role::client, tables, peer, welcome_client(tables, peer, *hello));
+    return as(Role::client, peer, welcome_client(tables, peer, *hello));
   if (const auto hello = packet.as<EngineHello>()) {
     if (auto good = check_member(peer, hello->layout_hash); !good) return good;
-    return as(Role::engine, tables, peer, welcome_engine(tables, peer, *hello));
+    return as(Role::engine, peer, welcome_engine(tables, peer, *hello));
   }
   if (const auto hello = packet.as<StewardHello>()) {
     if (auto good = check_member(peer, hello->layout_hash); !good) return good;
-    return as(Role::steward, tables, peer, welcome_steward(tables, peer));
+    return as(Role::steward, peer, welcome_steward(tables, peer));
   }
   if (const auto hello = packet.as<InspectorHello>()) {
     if (auto good = check_member(peer, hello->layout_hash); !good) return good;
-    peer.wants_tokens = hello->wants_tokens != 0;
-    return as(Role::inspector, tables, peer, {});
+    return as(Role::inspector, peer, welcome_inspector(tables, peer, *hello));
   }
   return failure(Errc::bad_format, "a hello of an unknown role");
 }

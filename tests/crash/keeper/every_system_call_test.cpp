@@ -80,9 +80,7 @@ std::vector<std::string> shared_mappings_of(pid_t pid) {
   std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
   for (std::string line; std::getline(maps, line);) {
     const std::string rights = line.substr(line.find(' ') + 1, 4);
-    // Nobody but front and keepers has the ledger.
-    const bool is_ledger = line.find("memfd:kvhived-ledger") != std::string::npos;
-    if (rights[1] == 'w' && rights[3] == 's' && !is_ledger) found.push_back(line);
+    if (rights[1] == 'w' && rights[3] == 's') found.push_back(line);
   }
   return found;
 }
@@ -107,7 +105,7 @@ void append(Complaints& to, Complaints more) {
 
 /// A new client is served, with the right tokens.
 Complaints service(const Scene& scene) {
-  if (!is_alive(scene.front())) return {"the daemon has ended"};
+  if (!is_alive(scene.keeper())) return {"the keeper has ended"};
   auto client = scene.connect(1);
   if (!client) return {"a new client: " + client.error().text};
   const auto result = client->generate(short_request());
@@ -145,7 +143,7 @@ class TracedKeeper : public ::testing::Test {
   /// A daemon that serves; the same one as long as it is unharmed.
   Scene& scene(const std::vector<std::string>& flags = {}) {
     if (!scene_) scene_ = std::make_unique<Scene>(flags);
-    if (scene_->front() == 0) scene_->start();
+    if (scene_->keeper() == 0) scene_->start();
     return *scene_;
   }
 
@@ -188,53 +186,38 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     const std::optional<int> must_end =
         GetParam().ending == Ending::ends ? std::optional(0) : std::nullopt;
     EXPECT_EQ(tracer.end(), must_end);
+    if (tracer.end()) scene.forget_keeper();
     tracer.detach();
-    if (tracer.end()) {
-      EXPECT_THAT(ended(scene), ::testing::IsEmpty());
-    }
     scene.end_guest();
     if (GetParam().costs_a_child) scene_.reset();
     return boundaries;
   }
 
-  /// Kills the keeper there: a successor goes on. Nothing = the scenario ended before.
+  /// Kills the keeper there. Nothing = the scenario ended before.
   std::optional<Complaints> kill_keeper_at(std::size_t boundary) {
     Scene& scene = this->scene();
-    const Belongings before = settled(scene);
-    Client client = std::move(*scene.connect(1));
-    const RequestId running = *client.submit(long_request());
-    const std::vector<pid_t> engines = {scene.engine(0), scene.engine(1), scene.steward()};
     GetParam().prepare(scene);
     SystemCallTracer tracer(scene.keeper());
     GetParam().begin(scene);
     Actor actor([&] { act(scene); });
-    bool is_reached = true;
-    for (std::size_t n = 0; n <= boundary && is_reached; ++n)
-      is_reached = tracer.next(actor.end()).has_value();
-    const bool has_ended_traced = tracer.end().has_value();
-    if (is_reached) tracer.kill();
-    tracer.detach();
-    Complaints complaints;
-    const auto status = actor.wait();
-    if (!status) complaints.push_back("the actor hangs");
-    if (status && !ended_well(*status))
-      complaints.push_back("the actor ended with status " + std::to_string(*status));
-    if (GetParam().ending == Ending::ends) {
-      append(complaints, ended(scene));
-    } else {
-      const Progress streamed = read_to_the_end(client, running);
-      if (ids(streamed) != Reference::of(scene).of_long)
-        complaints.push_back("the stream that was running has other tokens");
-      scene.end_guest();
-      append(complaints, service(scene));
-      { const Client gone = std::move(client); }
-      append(complaints, is_as_before(scene, before));
-      if (!GetParam().costs_a_child &&
-          engines != std::vector<pid_t>{scene.engine(0), scene.engine(1), scene.steward()})
-        complaints.push_back("an engine or the steward has been replaced");
-    }
-    if (GetParam().costs_a_child || !complaints.empty()) scene_.reset();
-    if (!is_reached || has_ended_traced) return std::nullopt;
+    for (std::size_t n = 0; n <= boundary; ++n)
+      if (!tracer.next(actor.end())) {
+        if (tracer.end()) scene.forget_keeper();
+        tracer.detach();
+        scene.end_guest();
+        return std::nullopt;
+      }
+    const Scene::Remains remains = scene.remains();
+    const bool has_steward = remains.has_steward && !GetParam().kills_the_steward;
+    const auto left = has_steward ? Scene::Left::nothing : Scene::Left::perhaps_the_socket;
+    tracer.kill();
+    scene.forget_keeper();
+    Complaints complaints = scene.nothing_is_left_of(remains, left);
+    if (!actor.wait()) complaints.push_back("the actor hangs");
+    scene.end_guest();
+    scene.clear_away(remains);
+    scene.start();  // on the same path
+    append(complaints, service(scene));
     return complaints;
   }
 
@@ -271,8 +254,8 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
       complaints.push_back("the actor ended with status " + std::to_string(*status));
     if (GetParam().ending == Ending::ends) {
       // The actor may have been killed before it told the keeper to end.
-      if (victim == actor.pid() && !has_ended_traced) signal_process(scene.front(), SIGTERM);
-      append(complaints, ended(scene));
+      if (victim == actor.pid() && !has_ended_traced) signal_process(scene.keeper(), SIGTERM);
+      append(complaints, ended(scene, tracer.end(), has_ended_traced));
     } else {
       const Progress streamed = read_to_the_end(client, running);
       if (ids(streamed) != Reference::of(scene).of_long)
@@ -303,20 +286,20 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
   /// been there: the process that pinned its requests waits for the next one's.
   static Belongings settled(const Scene& scene) {
     EXPECT_THAT(service(scene), ::testing::IsEmpty());
-    constexpr std::size_t kProcesses = 5;  // the keeper, two engines, the steward, and that one
+    constexpr std::size_t kChildren = 4;  // two engines, the steward, and that one
     Belongings before = scene.belongings();
     EXPECT_TRUE(eventually(
         [&] {
           if (has_client(scene)) return false;
           const Belongings last = std::exchange(before, scene.belongings());
-          return last == before && before.processes == kProcesses;
+          return last == before && before.children == kChildren;
         },
         kHang));
     return before;
   }
   /// Clients that have just left may still be known to the keeper. Each has a channel.
   static bool has_client(const Scene& scene) {
-    return !memory_objects_of(scene.front(), "requests").empty();
+    return !memory_objects_of(scene.keeper(), "channel").empty();
   }
 
   static Complaints is_as_before(const Scene& scene, const Belongings& before) {
@@ -331,25 +314,23 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
       complaints.push_back("before and after: descriptors " + std::to_string(before.descriptors) +
                            " " + std::to_string(now.descriptors) + ", objects " +
                            std::to_string(before.objects) + " " + std::to_string(now.objects) +
-                           ", processes " + std::to_string(before.processes) + " " +
-                           std::to_string(now.processes));
-    if (!eventually([&] { return !has_zombie(scene.keeper()) && !has_zombie(scene.front()); },
-                    kHang))
+                           ", children " + std::to_string(before.children) + " " +
+                           std::to_string(now.children));
+    if (!eventually([&] { return !has_zombie(scene.keeper()); }, kHang))
       complaints.push_back("a zombie is left");
     return complaints;
   }
 
-  /// The daemon was told to end.
-  static Complaints ended(Scene& scene) {
-    const Scene::Remains remains;  // processes end with the daemon, which waits for them
-    int status = -1;
-    const auto is_collected = [&] { return waitpid(scene.front(), &status, WNOHANG) != 0; };
-    if (!eventually(is_collected, kHang)) return {"the daemon does not end"};
-    scene.forget_daemon();
-    scene.end_guest();
+  /// The keeper was told to end while a peer was killed or stopped.
+  static Complaints ended(Scene& scene, std::optional<int> end, bool has_ended_traced) {
+    const Scene::Remains remains;  // processes end with the keeper, which waits for them
+    int status = end.value_or(-1);
+    const auto is_collected = [&] { return waitpid(scene.keeper(), &status, WNOHANG) != 0; };
+    if (!has_ended_traced && !eventually(is_collected, kHang)) return {"the keeper does not end"};
+    scene.forget_keeper();
     Complaints complaints = scene.nothing_is_left_of(remains);
     if (!ended_well(status))
-      complaints.push_back("the daemon ended with status " + std::to_string(status));
+      complaints.push_back("the keeper ended with status " + std::to_string(status));
     return complaints;
   }
 
@@ -413,7 +394,7 @@ class EverySystemCallOfTheStart : public TracedKeeper {
       char letter;
       if (read(wait_end.get(), &letter, 1) != 1) _exit(126);
     });
-    SystemCallTracer tracer(scene.front(), SystemCallTracer::FromItsExec{});
+    SystemCallTracer tracer(scene.keeper(), SystemCallTracer::FromItsExec{});
     KV_CHECK(write(go_end.get(), "g", 1) == 1);
     while (tracer.next(scene.news()) && look(tracer)) continue;
     return tracer.end();
@@ -426,32 +407,24 @@ class EverySystemCallOfTheStart : public TracedKeeper {
     return boundaries;
   }
 
-  /// Kills the front, or once there is a keeper, that. Nothing = the start was over before.
-  std::optional<Complaints> kill_at(std::size_t boundary) {
+  /// Nothing = the start was over before.
+  std::optional<Complaints> kill_keeper_at(std::size_t boundary) {
     Scene scene;
     std::optional<Scene::Remains> remains;
-    bool is_keeper = false;
     std::size_t n = 0;
     start_traced(scene, [&](SystemCallTracer& tracer) {
       if (n++ < boundary) return true;
       remains = scene.remains();
-      is_keeper = tracer.pid() != scene.front();
       tracer.kill();
-      if (!is_keeper) scene.forget_daemon();
+      scene.forget_keeper();
       return false;
     });
     if (!remains) return std::nullopt;
-    Complaints complaints;
-    if (!is_keeper) {
-      complaints = scene.nothing_is_left_of(*remains, Scene::Left::perhaps_the_socket);
-      scene.start();  // on the same path
-    } else if (!scene.is_ready()) {
-      return Complaints{"no other keeper makes it ready"};
-    }
+    const auto left = remains->has_steward ? Scene::Left::nothing : Scene::Left::perhaps_the_socket;
+    Complaints complaints = scene.nothing_is_left_of(*remains, left);
+    scene.start();  // on the same path
     append(complaints, service(scene));
-    // The directory stays with the one that did not make it.
-    append(complaints,
-           scene.stop(is_keeper ? Scene::Left::nothing : Scene::Left::perhaps_the_socket));
+    append(complaints, scene.stop(left));
     return complaints;
   }
 
@@ -459,7 +432,7 @@ class EverySystemCallOfTheStart : public TracedKeeper {
     Scene scene;
     pid_t victim = 0;
     std::size_t n = 0;
-    start_traced(scene, [&](SystemCallTracer&) {
+    const std::optional<int> end = start_traced(scene, [&](SystemCallTracer&) {
       if (n++ < boundary || victim != 0) return true;
       victim = peer == Peer::steward ? scene.steward() : scene.any_engine();
       if (victim != 0) signal_process(victim, SIGKILL);
@@ -472,10 +445,10 @@ class EverySystemCallOfTheStart : public TracedKeeper {
       return complaints;
     }
     // It may end, with an error.
-    int status = -1;
-    const auto is_collected = [&] { return waitpid(scene.front(), &status, WNOHANG) != 0; };
-    if (!eventually(is_collected, kHang)) return Complaints{"neither ready nor ended"};
-    scene.forget_daemon();
+    int status = end.value_or(-1);
+    const auto is_collected = [&] { return waitpid(scene.keeper(), &status, WNOHANG) != 0; };
+    if (!end && !eventually(is_collected, kHang)) return Complaints{"neither ready nor ended"};
+    scene.forget_keeper();
     Complaints complaints = scene.nothing_is_left_of({});
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 1)
       complaints.push_back("the keeper ended with status " + std::to_string(status));
@@ -486,8 +459,8 @@ class EverySystemCallOfTheStart : public TracedKeeper {
 TEST_F(EverySystemCallOfTheStart, MayBeTheKeepersLast) {
   tally_.boundaries = count_boundaries();
   for (const std::size_t boundary : chosen(tally_.boundaries, 6, random_))
-    if (const auto complaints = kill_at(boundary)) tally_.add(boundary, *complaints);
-  tally_.print("the start", "front or keeper killed");
+    if (const auto complaints = kill_keeper_at(boundary)) tally_.add(boundary, *complaints);
+  tally_.print("the start", "keeper killed");
   EXPECT_GT(tally_.harms, 0u);
   EXPECT_EQ(tally_.violations, 0u) << tally_.first;
 }

@@ -22,10 +22,10 @@ void require(bool holds, const std::string& what) {
   if (!holds) fail(what);
 }
 
-/// Waits; fails if the daemon ends meanwhile.
+/// Waits; fails if the keeper ends meanwhile.
 void await(const Scene& scene, const std::function<bool()>& holds, const std::string& what) {
   bool does_hold = false;
-  (void)eventually([&] { return (does_hold = holds()) || !is_alive(scene.front()); }, kHang);
+  (void)eventually([&] { return (does_hold = holds()) || !is_alive(scene.keeper()); }, kHang);
   require(does_hold, what);
 }
 
@@ -68,14 +68,6 @@ UniqueFd connected_as_inspector(const Scene& scene) {
   return std::move(*socket);
 }
 
-/// The next packet but a second welcome: a successor may send it again.
-Expected<std::optional<Packet>> next_answer(const UniqueFd& socket) {
-  while (true) {
-    auto answer = receive_answer(socket.get());
-    if (!answer || !*answer || !(*answer)->is(MessageType::inspector_welcome)) return answer;
-  }
-}
-
 // -- the actors -----------------------------------------------------------------------------------
 
 void come_and_go(const Scene& scene) {
@@ -101,7 +93,7 @@ void be_refused(const Scene& scene) {
 
 void rename_the_log(const Scene& scene) {
   std::filesystem::rename(scene.log(), scene.log() + ".old");
-  signal_process(scene.front(), SIGHUP);
+  signal_process(scene.keeper(), SIGHUP);
   await(
       scene, [&] { return std::filesystem::exists(scene.log()); }, "there is no new log");
 }
@@ -126,9 +118,7 @@ void lose_the_guest(const Scene& scene) {
 
 void lose_an_engine(const Scene& scene) {
   Client client = connected(scene, 0);
-  pid_t engine = 0;  // it may just get another parent
-  await(
-      scene, [&] { return (engine = scene.engine(0)) != 0; }, "there is no engine 0");
+  const pid_t engine = scene.engine(0);
   require_same_tokens(client, [&] { signal_process(engine, SIGKILL); });
   require(scene.engine(0) != engine, "the engine has not been replaced");
 }
@@ -150,7 +140,7 @@ void stop_while_streaming(const Scene& scene) {
   GenerateRequest request = long_request();
   request.max_tokens = 3000;
   require(client.submit(request).has_value() && client.wait().has_value(), "submit");
-  signal_process(scene.front(), SIGTERM);
+  signal_process(scene.keeper(), SIGTERM);
   while (client.wait().has_value()) continue;  // until the daemon hangs up
 }
 
@@ -166,14 +156,14 @@ void ask_for_status(const Scene& scene) {
 void ask_for_repair(const Scene& scene) {
   const UniqueFd socket = connected_as_inspector(scene);
   require(send_packet(socket.get(), RepairRequest{}).has_value(), "ask for a repair");
-  const auto answer = next_answer(socket);
+  const auto answer = receive_answer(socket.get());
   require(answer && *answer && (*answer)->is(MessageType::repair_done), "no repair");
 }
 
 void stop_as_inspector(const Scene& scene) {
   const UniqueFd socket = connected_as_inspector(scene);
-  signal_process(scene.front(), SIGTERM);
-  const auto answer = next_answer(socket);
+  signal_process(scene.keeper(), SIGTERM);
+  const auto answer = receive_answer(socket.get());
   require(!answer || !*answer, "the keeper says something as it ends");
 }
 

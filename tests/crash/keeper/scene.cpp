@@ -26,10 +26,8 @@ std::string command_of(pid_t pid) {
   return text;
 }
 
-/// A keeper's children are the front's once the keeper is dead.
-pid_t process_with(pid_t front, const std::string& program, const std::string& flag) {
-  if (front == 0) return 0;
-  for (const pid_t child : processes_of(front)) {
+pid_t child_with(pid_t parent, const std::string& program, const std::string& flag) {
+  for (const pid_t child : children_of(parent)) {
     const std::string command = command_of(child);
     if (is_alive(child) && command.find("/" + program + " ") != std::string::npos &&
         command.find(flag) != std::string::npos)
@@ -52,9 +50,10 @@ Scene::Scene(std::vector<std::string> flags) : flags_(std::move(flags)) {
 
 Scene::~Scene() {
   end_guest();
-  if (front_ == 0) return;
+  if (keeper_ == 0) return;
   const Remains left = remains();
-  kill_daemon(front_);
+  signal_process(keeper_, SIGKILL);
+  waitpid(keeper_, nullptr, 0);
   (void)nothing_is_left_of(left);  // waits
 }
 
@@ -63,7 +62,7 @@ void Scene::launch(const BeforeExec& before_exec) {
   KV_CHECK(pipe2(out, O_CLOEXEC) == 0);
   news_ = UniqueFd(out[0]);
   const UniqueFd written(out[1]);
-  front_ = spawn(program("kvhived"), flags_, written.get(), written.get(), before_exec);
+  keeper_ = spawn(program("kvhived"), flags_, written.get(), written.get(), before_exec);
 }
 
 void Scene::start() {
@@ -82,23 +81,23 @@ bool Scene::is_ready() {
 Complaints Scene::stop(Left left) {
   end_guest();
   const Remains before = remains();
-  signal_process(front_, SIGTERM);
+  signal_process(keeper_, SIGTERM);
   int status = 0;
-  waitpid(front_, &status, 0);
-  front_ = 0;
+  waitpid(keeper_, &status, 0);
+  keeper_ = 0;
   Complaints complaints = nothing_is_left_of(before, left);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
     complaints.push_back("kvhived ended with status " + std::to_string(status));
   return complaints;
 }
 
-pid_t Scene::steward() const { return process_with(front_, "kvhive-steward", ""); }
+pid_t Scene::steward() const { return child_with(keeper_, "kvhive-steward", ""); }
 
 pid_t Scene::engine(std::uint32_t index) const {
-  return process_with(front_, "kvhive-engine", "--index " + std::to_string(index) + " ");
+  return child_with(keeper_, "kvhive-engine", "--index " + std::to_string(index) + " ");
 }
 
-pid_t Scene::any_engine() const { return process_with(front_, "kvhive-engine", ""); }
+pid_t Scene::any_engine() const { return child_with(keeper_, "kvhive-engine", ""); }
 
 void Scene::start_guest() {
   const pid_t parent = getpid();
@@ -146,13 +145,13 @@ bool Scene::has_swept_all_slots() const {
 }
 
 Belongings Scene::belongings() const {
-  return {descriptors_of(front_), memory_objects_of(front_).size(), processes_of(front_).size()};
+  return {descriptors_of(keeper_), memory_objects_of(keeper_).size(), children_of(keeper_).size()};
 }
 
 Scene::Remains Scene::remains() const {
-  Remains left{processes_of(front_), memory_objects_of(front_)};
+  Remains left{children_of(keeper_), memory_objects_of(keeper_)};
   left.has_steward = std::any_of(left.processes.begin(), left.processes.end(), [](pid_t child) {
-    return is_alive(child) && command_of(child).find("/kvhive-steward ") != std::string::npos;
+    return is_alive(child) && command_of(child).find("/kvhive-engine ") == std::string::npos;
   });
   if (guest_ != 0) left.processes.push_back(guest_);
   return left;

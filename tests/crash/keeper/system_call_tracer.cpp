@@ -23,8 +23,6 @@ constexpr int kSystemCallStop = SIGTRAP | 0x80;  // PTRACE_O_TRACESYSGOOD
 // fork() is not followed: the keeper's children are not traced.
 constexpr long kOptions =
     PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL;
-/// Of the front, whose first child is the keeper.
-constexpr long kOptionsOfAFront = kOptions | PTRACE_O_TRACEFORK;
 
 sigset_t only_sigchld() {
   sigset_t set;
@@ -45,8 +43,8 @@ std::set<pid_t> threads_of(pid_t pid) {
 }
 
 /// False if the thread has ended meanwhile.
-bool seize(pid_t thread, long options) {
-  if (ptrace(PTRACE_SEIZE, thread, nullptr, options) == 0) return true;
+bool seize(pid_t thread) {
+  if (ptrace(PTRACE_SEIZE, thread, nullptr, kOptions) == 0) return true;
   KV_CHECK(errno == ESRCH, thread, errno);
   return false;
 }
@@ -58,10 +56,7 @@ bool is_readable(const UniqueFd& fd) {
 
 }  // namespace
 
-SystemCallTracer::SystemCallTracer(pid_t pid, FromItsExec)
-    : SystemCallTracer(pid, kOptionsOfAFront) {}
-
-SystemCallTracer::SystemCallTracer(pid_t pid, long options) : pid_(pid), options_(options) {
+SystemCallTracer::SystemCallTracer(pid_t pid, FromItsExec) : pid_(pid) {
   const sigset_t set = only_sigchld();
   sigset_t before;
   KV_CHECK(sigprocmask(SIG_BLOCK, &set, &before) == 0);
@@ -72,7 +67,7 @@ SystemCallTracer::SystemCallTracer(pid_t pid, long options) : pid_(pid), options
   KV_CHECK(!threads_.empty(), pid);
 }
 
-SystemCallTracer::SystemCallTracer(pid_t pid) : SystemCallTracer(pid, kOptions) {
+SystemCallTracer::SystemCallTracer(pid_t pid) : SystemCallTracer(pid, FromItsExec{}) {
   for (const pid_t thread : threads_) {
     ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr);
     int status = 0;
@@ -90,8 +85,7 @@ SystemCallTracer::~SystemCallTracer() {
 bool SystemCallTracer::seize_new_threads() {
   bool found = false;
   for (const pid_t thread : threads_of(pid_))
-    if (threads_.count(thread) == 0 && seize(thread, options_))
-      found = threads_.insert(thread).second;
+    if (threads_.count(thread) == 0 && seize(thread)) found = threads_.insert(thread).second;
   return found;
 }
 
@@ -147,26 +141,10 @@ std::optional<SystemCallTracer::Boundary> SystemCallTracer::on_event(pid_t threa
   } else if (event == PTRACE_EVENT_CLONE) {
     learn_of_new_thread(thread);
     resume(thread, 0);
-  } else if (event == PTRACE_EVENT_FORK) {
-    turn_to_child(thread);
   } else {
     resume(thread, event != 0 ? 0 : WSTOPSIG(status));
   }
   return std::nullopt;
-}
-
-void SystemCallTracer::turn_to_child(pid_t parent) {
-  unsigned long child = 0;
-  KV_CHECK(ptrace(PTRACE_GETEVENTMSG, parent, nullptr, &child) == 0, errno);
-  ptrace(PTRACE_DETACH, parent, nullptr, 0L);
-  pid_ = static_cast<pid_t>(child);
-  threads_ = {pid_};
-  standing_.clear();
-  // It forks children of its own, which are not followed.
-  int status = 0;
-  KV_CHECK(waitpid(pid_, &status, __WALL) == pid_ && WIFSTOPPED(status), status);
-  KV_CHECK(ptrace(PTRACE_SETOPTIONS, pid_, nullptr, kOptions) == 0, errno);
-  resume(pid_, 0);
 }
 
 void SystemCallTracer::on_end(pid_t thread, int status) {

@@ -86,8 +86,7 @@ Expected<void> RequestPinner::start(const Job& job) {
   auto helper = idle_helper();
   if (!helper) return forward_error(helper);
   std::vector<int> fds = {job.memory->requests.get()};
-  for (const UniqueFd& pipe : job.memory->pins)
-    if (fds.size() < kMostFds) fds.push_back(pipe.get());
+  for (const UniqueFd& pipe : job.memory->pins) fds.push_back(pipe.get());
   if (auto sent = send_packet((*helper)->socket.get(), PinPages{job.bytes}, fds); !sent)
     return sent;
   (*helper)->job = job;
