@@ -28,7 +28,8 @@ Expected<void> check_shares(const Options& o) {
   std::string known =
       "'*', '" + std::string(kDomainOfAll) + "', '" + std::string(kDomainOfUser) + "NUMBER'";
   for (const DomainRule& rule : o.domains) known += ", '" + rule.name + "'";
-  for (const auto& [domain, share] : o.shares) {
+  for (const ShareRule& share : o.shares) {
+    const std::string& domain = share.domain;
     const bool is_ruled = std::any_of(o.domains.begin(), o.domains.end(),
                                       [&](const DomainRule& rule) { return rule.name == domain; });
     if (is_ruled || domain == kOtherDomains || domain == kDomainOfAll ||
