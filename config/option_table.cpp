@@ -1,22 +1,18 @@
 #include "config/option_table.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <concepts>
 #include <sstream>
 #include <type_traits>
 
 #include "base/byte_size.hpp"
 #include "base/ids.hpp"
+#include "config/domains/rule_text.hpp"
 
 namespace kvhive {
 namespace {
 
 constexpr std::size_t kGiB = std::size_t{1} << 30;
-
-tl::unexpected<Error> bad_value(const std::string& value, const std::string& remedy) {
-  return failure(Errc::bad_argument, "'" + value + "' " + remedy);
-}
 
 // -- from text: one overload for each type that a field of Options has ----------------------------
 
@@ -28,13 +24,9 @@ Expected<void> parse_value(std::string& target, const std::string& text) {
 template <class Number>
 requires std::is_arithmetic_v<Number> Expected<void> parse_value(Number& target,
                                                                  const std::string& text) {
-  Number value{};
-  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (status != std::errc{} || end != text.data() + text.size())
-    return bad_value(text, std::is_integral_v<Number> ? "is not a whole number >= 0 in range"
-                                                      : "is not a number");
-  target = value;
-  return {};
+  if (parse_number(target, text)) return {};
+  return bad_value(
+      text, std::is_integral_v<Number> ? "is not a whole number >= 0 in range" : "is not a number");
 }
 
 Expected<void> parse_value(bool& target, const std::string& text) {

@@ -15,29 +15,30 @@ Expected<void> check_name(const std::string& name) {
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
   if (name.empty() || name.size() > kLongestName ||
       name.find_first_not_of(kAllowed) != std::string::npos)
-    return bad_rule(name, "is no name for a domain; use 1 to 32 letters, digits, '.', '_' and '-'");
+    return bad_value(name,
+                     "is no name for a domain; use 1 to 32 letters, digits, '.', '_' and '-'");
   if (name == kDomainOfAll || name.rfind(kDomainOfUser, 0) == 0)
-    return bad_rule(name,
-                    "is the daemon's own name for clients that no rule names; choose another");
+    return bad_value(name,
+                     "is the daemon's own name for clients that no rule names; choose another");
   return {};
 }
 
 Expected<DomainRule> parse_rule(const std::string& text) {
   const auto equals = text.find('=');
   if (equals == std::string::npos)
-    return bad_rule(text, "names no members; write NAME=USER,UID,@GROUP,...");
+    return bad_value(text, "names no members; write NAME=USER,UID,@GROUP,...");
   const auto names = split_list(std::string_view(text).substr(0, equals), '=');
   DomainRule rule{names.empty() ? "" : names.front(),
                   split_list(std::string_view(text).substr(equals + 1), ',')};
   if (auto valid = check_name(rule.name); !valid) return forward_error(valid);
   if (rule.members.empty())
-    return bad_rule(rule.name,
-                    "has no members; name users, uids, @groups or @gids, or leave it out");
+    return bad_value(rule.name,
+                     "has no members; name users, uids, @groups or @gids, or leave it out");
   for (const std::string& member : rule.members)
     if (member.empty() || member == "@" || member.find_first_of("=: ") != std::string::npos)
-      return bad_rule(member, "in '" + rule.name +
-                                  "' is neither a user nor an @group; separate members " +
-                                  "by commas and domains by semicolons");
+      return bad_value(member, "in '" + rule.name +
+                                   "' is neither a user nor an @group; separate members " +
+                                   "by commas and domains by semicolons");
   return rule;
 }
 
@@ -52,11 +53,11 @@ Expected<std::vector<DomainRule>> parse_domains(const std::string& text) {
     if (!rule) return forward_error(rule);
     if (std::any_of(rules.begin(), rules.end(),
                     [&](const DomainRule& other) { return other.name == rule->name; }))
-      return bad_rule(rule->name, "is there twice; list all of its members in one place");
+      return bad_value(rule->name, "is there twice; list all of its members in one place");
     for (const std::string& member : rule->members)
       if (const auto [other, is_new] = domain_of.emplace(member, rule->name); !is_new)
-        return bad_rule(member, "is in '" + other->second + "' and again in '" + rule->name +
-                                    "'; keep it in one of them");
+        return bad_value(member, "is in '" + other->second + "' and again in '" + rule->name +
+                                     "'; keep it in one of them");
     rules.push_back(std::move(*rule));
   }
   return rules;

@@ -1,7 +1,6 @@
 #include "config/domains/domain_shares.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <sstream>
 
 #include "config/domains/rule_text.hpp"
@@ -11,41 +10,35 @@ namespace {
 
 constexpr float kLeastWeight = 0.001f, kMostWeight = 1000;
 
-template <class Number>
-bool parse_number(Number& target, const std::string& text) {
-  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), target);
-  return status == std::errc{} && end == text.data() + text.size();
-}
-
 /// "weight:3"
 Expected<void> parse_part(DomainShare& share, const std::string& text) {
   const auto parts = split_list(text, ':');
   if (parts.size() != 2)
-    return bad_rule(text,
-                    "is no part of a share; write weight:NUMBER, max-num-seqs:NUMBER or "
-                    "max-queued-tokens:NUMBER");
+    return bad_value(text,
+                     "is no part of a share; write weight:NUMBER, max-num-seqs:NUMBER or "
+                     "max-queued-tokens:NUMBER");
   const std::string &name = parts[0], &value = parts[1];
   if (name == "weight") {
     if (!parse_number(share.weight, value) ||
         !(share.weight >= kLeastWeight && share.weight <= kMostWeight))
-      return bad_rule(text, "is no weight; give a number in [0.001, 1000], 1 is usual");
+      return bad_value(text, "is no weight; give a number in [0.001, 1000], 1 is usual");
     return {};
   }
   const bool is_seqs = name == "max-num-seqs";
   if (!is_seqs && name != "max-queued-tokens")
-    return bad_rule(name, "is no part of a share; use weight, max-num-seqs or max-queued-tokens");
+    return bad_value(name, "is no part of a share; use weight, max-num-seqs or max-queued-tokens");
   std::uint32_t& limit = is_seqs ? share.max_num_seqs : share.max_queued_tokens;
   if (!parse_number(limit, value) || limit == 0)
-    return bad_rule(text, "is no limit; give a whole number >= 1, or leave it out");
+    return bad_value(text, "is no limit; give a whole number >= 1, or leave it out");
   return {};
 }
 
 Expected<ShareRule> parse_rule(const std::string& text) {
   const auto parts = split_list(text, '=');
   if (parts.size() != 2 || parts[0].empty())
-    return bad_rule(text,
-                    "is no share; write DOMAIN=weight:3,max-num-seqs:64 (or * for all other "
-                    "domains)");
+    return bad_value(text,
+                     "is no share; write DOMAIN=weight:3,max-num-seqs:64 (or * for all other "
+                     "domains)");
   ShareRule rule{parts[0], {}};
   for (const std::string& part : split_list(parts[1], ','))
     if (auto parsed = parse_part(rule.share, part); !parsed) return forward_error(parsed);
@@ -62,7 +55,7 @@ Expected<std::vector<ShareRule>> parse_shares(const std::string& text) {
     if (!rule) return forward_error(rule);
     if (std::any_of(rules.begin(), rules.end(),
                     [&](const ShareRule& other) { return other.domain == rule->domain; }))
-      return bad_rule(rule->domain, "is there twice; write its share in one place");
+      return bad_value(rule->domain, "is there twice; write its share in one place");
     rules.push_back(std::move(*rule));
   }
   return rules;

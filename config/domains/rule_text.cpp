@@ -24,7 +24,7 @@ std::vector<std::string> split_list(std::string_view text, char separator) {
   return pieces;
 }
 
-tl::unexpected<Error> bad_rule(const std::string& value, const std::string& remedy) {
+tl::unexpected<Error> bad_value(const std::string& value, const std::string& remedy) {
   return failure(Errc::bad_argument, "'" + value + "' " + remedy);
 }
 
