@@ -241,8 +241,8 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
 }
 
 /// The number of the slot's newest request; the one that was known if it cannot be read.
-std::uint32_t EngineChannel::look_at_mark(std::uint32_t slot) {
-  RequestMark& mark = marks_[slot];
+std::uint32_t EngineChannel::newest_request(std::uint32_t slot) const {
+  RequestMark mark = marks_[slot];
   (void)requests_.read(slot * sizeof mark, std::as_writable_bytes(std::span(&mark, 1)));
   std::atomic_thread_fence(std::memory_order_acquire);  // as in look_at_marks()
   return mark.submitted;
@@ -261,7 +261,7 @@ std::optional<EngineChannel::Found> EngineChannel::find(std::uint32_t slot, cons
     }
     // The marks are older than the word: another engine may have taken and ended what they call
     // new. A mark that is read after the word is not.
-    const std::uint32_t submitted = look_at_mark(slot);
+    const std::uint32_t submitted = newest_request(slot);
     if (submitted == seen.number) return std::nullopt;
     if (help.left == 0 && !is_for_me(slot, submitted)) return leave_for_now();
     return Found{slot, seen, submitted, false};

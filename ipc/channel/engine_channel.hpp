@@ -163,7 +163,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
     }
   };
   bool look_at_marks();
-  std::uint32_t look_at_mark(std::uint32_t slot);
+  std::uint32_t newest_request(std::uint32_t slot) const;
   /// What a call of take_submitted() may still take of others, and what it has taken so far.
   struct Help {
     std::size_t left = 0;
