@@ -1,12 +1,15 @@
 # The front door. Every target installs what it needs by apt (Debian 12), builds, and does one thing.
 #
 #   make demo      two engines over one pool: a prompt on one, its prefix hit on the other
+#   make serve     the daemon, the service with its page on PORT=8000, and a chat in the terminal, on the demo model
 #   make test      all tests (at most 10 minutes after the build)
 #   make build     the programs, into build/bin/
 #   make install   programs, library, headers and Python module into $(DESTDIR)$(prefix), prefix=/usr/local
 #   make package   the same as Debian packages, into build/packages/
 #   make bench     speed, as ratios taken in one run
 #   make bench-peers  pinning a block beside LMDB, a Boost map, files, memcached and Redis (installs these)
+#   make beside-openai  the openai package against kvhive serve, and chat templates beside transformers (from PyPI; RECORD=1: as data)
+#   make page-test  the page of kvhive serve in a headless Chromium; pictures go to build/page/
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make matrices  every case of the kernels' matrices, also where an emulated GPU is slow
 #   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them, SAMPLE=24 for as many, from SEED=any
@@ -15,12 +18,13 @@
 #   make timing    whether the clock tells what another domain has cached
 #   make siege     thousands of clients, stewards and daemons killed, every limit tried; from SEED=any
 #   make keeper-kills  the keeper, or a process beside it, killed or stopped at each of the keeper's system calls: an hour
+#   make try-systemd  the daemon's unit under a real systemd, in namespaces (root)
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder);
 #                  ONLY="ipc keeper" for some test programs
-#   make tsan      the CAF-free tests under ThreadSanitizer          (own build folder)
+#   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo test build install package bench bench-peers chaos matrices mutants enemies harms harms-programs siege keeper-kills timing asan tsan fuzz lint configure packages clean
+.PHONY: demo serve page-test test build install package bench bench-peers beside-openai chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -29,6 +33,13 @@ SECONDS_EACH ?= 60
 
 demo: build
 	@tools/demo.sh build/bin
+
+serve: build
+	@PORT=$(or $(PORT),8000) tools/serve.sh build/bin
+
+page-test: build
+	@tools/install_packages.sh chromium-headless-shell || tools/install_packages.sh chromium
+	@python3 tests/page/page_test.py build/bin build/page
 
 test: configure
 	@cmake --build --preset release -j $(JOBS)
@@ -57,6 +68,11 @@ bench-peers:
 	@cmake --preset release --log-level=WARNING >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target bench_peers
 	@build/bin/bench_peers
+
+beside-openai: build
+	@tests/beside/venv.sh openai
+	@RECORD=$(RECORD) build/beside/openai/bin/python tests/beside/render_templates.py
+	@build/beside/openai/bin/python tests/beside/openai_client.py
 
 chaos: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_crash_test kvhive_kill_point_test kvhive_channel_kill_point_test
@@ -97,12 +113,18 @@ keeper-kills: configure
 	@cmake --build --preset release -j $(JOBS) --target programs kvhive_traced_keeper_test
 	@KVHIVE_KILL_EVERYWHERE=1 build/bin/kvhive_traced_keeper_test --gtest_brief=1
 
+try-systemd: build
+	@tools/install_packages.sh systemd
+	@tools/service/try_systemd.sh build/bin
+
 asan: packages
 	@cmake --preset asan --log-level=WARNING >/dev/null
 	@cmake --build --preset asan -j $(JOBS) $(if $(ONLY),--target $(ONLY:%=kvhive_%_test))
 	ctest --preset asan -j $(JOBS) $(if $(ONLY),-L '^($(subst $() ,|,$(strip $(ONLY))))$$')
 
-tsan: packages
+tsan: configure
+	@cmake --build --preset release -j $(JOBS) --target kvhive_sanitized_kernels_thread
+	build/bin/kvhive_sanitized_kernels_thread --gtest_brief=1
 	@cmake --preset tsan --log-level=WARNING >/dev/null
 	@cmake --build --preset tsan -j $(JOBS)
 	ctest --preset tsan -j $(JOBS)

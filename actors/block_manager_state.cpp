@@ -1,6 +1,7 @@
 #include "actors/block_manager_state.hpp"
 
 #include <algorithm>
+#include <set>
 #include <unordered_set>
 
 #include "base/check.hpp"
@@ -18,6 +19,9 @@ struct BlockManagerState::Round {
   /// in this one.
   std::size_t leaving_blocks = 0;
   std::unordered_set<SeqId> preempted;
+  bool lacks_blocks = false;  ///< the pool, and not only a domain, has no room for more
+  /// Domains that have as many blocks as they may, all held: nothing of theirs is admitted.
+  std::set<DomainId> at_maximum{};
   std::vector<Evicted> evicted;  ///< contents that this step's allocations evicted from the device
 };
 
@@ -32,10 +36,18 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
   finish_step();
   apply_request(request);
 
-  Round round{request, {}, request.token_budget, 0, 0, 0, {}, {}};
+  Round round{.request = request,
+              .plan = {},
+              .budget = request.token_budget,
+              .preempted = {},
+              .evicted = {}};
   round.plan.step = request.step;
   serve_running(round);
-  if (round.preempted.empty()) admit_waiting(round);
+  // Not after a preemption, as vLLM does; but one that a domain's maximum has caused concerns
+  // nobody else.
+  const bool concerns_all = round.lacks_blocks || !round.plan.swap_out.empty();
+  if (round.preempted.empty() || !concerns_all) admit_waiting(round);
+  round.plan.outcome.at_maximum.assign(round.at_maximum.begin(), round.at_maximum.end());
   demote(round);
   for (const auto& work : round.plan.work) {
     in_flight_.push_back(work.seq);
@@ -45,7 +57,6 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
 
   SlotCounters& counters = pool_.counters();
   counters["running"].store(round.running, std::memory_order_relaxed);
-  bump(counters["overloaded_requests"], request.overloaded);
   counters["waiting"].store(request.waiting_in_all -
                                 static_cast<std::uint32_t>(round.plan.outcome.admitted.size() +
                                                            round.plan.outcome.lost.size()) +
@@ -59,6 +70,7 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
 void BlockManagerState::finish_step(const StepDone& done) {
   copy_policy_.learn(load_.copied_blocks, load_.tokens, load_.sequences, done.times);
   bump(pool_.counters()["generated_tokens"], done.sampled.size());
+  if (load_.tokens != 0) pool_.counters().observe("iteration_tokens_total", load_.tokens);
   load_ = {};
   // Before the publications below, so that content that was demoted and computed again meanwhile
   // gets its old uid.
@@ -189,11 +201,36 @@ bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
       round.leaving_blocks -= blocks;
       return false;
     }
-    if (round.next_victim == round.request.victims.size()) return false;
-    const SeqId victim = round.request.victims[round.next_victim++];
-    preempt(round, victim);
-    if (victim == seq) return false;
+    const bool is_at_maximum = pool_.lanes().is_at_maximum(sequence.domain, blocks);
+    const auto victim = next_victim(round, seq, is_at_maximum);
+    if (!victim) return false;
+    if (is_at_maximum)
+      round.at_maximum.insert(sequence.domain);
+    else
+      round.lacks_blocks = true;
+    preempt(round, *victim);
+    if (*victim == seq) return false;
   }
+}
+
+/// The next sequence to preempt so that `seq`, which runs, gets blocks: in the order of
+/// StepRequest::victims, but another domain's only if that helps and takes nothing from its
+/// minimum.
+std::optional<SeqId> BlockManagerState::next_victim(Round& round, SeqId seq,
+                                                    bool is_at_maximum) const {
+  const auto& victims = round.request.victims;
+  const DomainId domain = sequences_.at(seq).domain;
+  const auto is_eligible = [&](SeqId victim) {
+    if (round.preempted.contains(victim)) return false;
+    const DomainId other = sequences_.at(victim).domain;
+    return other == domain || (!is_at_maximum && !pool_.lanes().is_within_minimum(other, 0));
+  };
+  while (round.next_victim < victims.size() && round.preempted.contains(victims[round.next_victim]))
+    ++round.next_victim;
+  const auto found =
+      std::find_if(victims.begin() + std::ptrdiff_t(round.next_victim), victims.end(), is_eligible);
+  if (found == victims.end()) return std::nullopt;
+  return *found;
 }
 
 void BlockManagerState::preempt(Round& round, SeqId victim) {
@@ -256,24 +293,46 @@ void BlockManagerState::give_back(Round& round, std::span<const BlockId> blocks)
 
 // -- waiting sequences ----------------------------------------------------------------------------
 
+/// Admits in the given order, and nothing after the first that finds no room, as vLLM does. With
+/// limits: a domain that has as many blocks as it may keeps nobody else waiting; and where the pool
+/// is full, domains are still admitted to what they are sure of.
 void BlockManagerState::admit_waiting(Round& round) {
   for (const SeqId seq : round.request.waiting) {
     if (round.budget == 0 || round.running >= config_.max_num_seqs) return;
-    if (blocks_for(sequences_.at(seq).tokens.size()) > pool_.capacity(Tier::device)) {
-      round.plan.outcome.rejected.push_back(
-          {seq, Error{Errc::never_fits,
-                      "the request has " + std::to_string(sequences_.at(seq).tokens.size()) +
-                          " tokens, the whole pool holds " +
-                          std::to_string(pool_.capacity(Tier::device) * tokens_per_block_) +
-                          "; shorten it or give the pool more memory"}});
-      continue;
-    }
+    const Sequence& sequence = sequences_.at(seq);
+    const std::size_t blocks = blocks_for(sequence.tokens.size());
+    if (round.at_maximum.contains(sequence.domain)) continue;
+    if (round.lacks_blocks && pool_.lanes().count() == 1) return;
+    if (round.lacks_blocks && !pool_.lanes().is_within_minimum(sequence.domain, blocks)) continue;
+    if (rejects(round, seq)) continue;
     switch (admit(round, seq)) {
       case Admitted::yes: ++round.running; break;
-      case Admitted::no_room: return;
+      case Admitted::no_room:
+        if (pool_.lanes().is_at_maximum(sequence.domain, blocks))
+          round.at_maximum.insert(sequence.domain);
+        else
+          round.lacks_blocks = true;
+        break;
       case Admitted::lost: round.plan.outcome.lost.push_back(seq); break;
     }
   }
+}
+
+/// Rejects a sequence that can never be admitted.
+bool BlockManagerState::rejects(Round& round, SeqId seq) {
+  const Sequence& sequence = sequences_.at(seq);
+  const std::size_t most = pool_.capacity(Tier::device, sequence.domain);
+  if (blocks_for(sequence.tokens.size()) <= most) return false;
+  const bool is_limited = most < pool_.capacity(Tier::device);
+  round.plan.outcome.rejected.push_back(
+      {seq, Error{Errc::never_fits,
+                  "the request has " + std::to_string(sequence.tokens.size()) + " tokens, " +
+                      (is_limited ? "its domain's part of the pool" : "the whole pool") +
+                      " holds " + std::to_string(most * tokens_per_block_) +
+                      (is_limited ? "; shorten it, or change the domains' shares of the blocks "
+                                    "(shares, min-blocks, max-blocks)"
+                                  : "; shorten it or give the pool more memory")}});
+  return true;
 }
 
 BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
@@ -287,8 +346,9 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
 
   // Admit a sequence only if all of its tokens fit (vLLM: scheduler_reserve_full_isl). available()
   // is a hint, so if no sequence is running, the engine tries even if it says no.
-  const bool fits =
-      round.running == 0 || blocks_for(total) - held + watermark <= pool_.available(Tier::device);
+  const bool fits = round.running == 0 ||
+                    (blocks_for(total) - held + watermark <= pool_.available(Tier::device) &&
+                     blocks_for(total) - held <= pool_.available(Tier::device, sequence.domain));
   auto fresh = fits ? allocate(round, blocks_for(start.computed + tokens) - held, sequence.domain)
                     : Expected<std::vector<BlockId>>(failure(Errc::pool_exhausted, ""));
   // Asked last: from then on the sequence is this engine's, and can be admitted.
@@ -324,6 +384,7 @@ void BlockManagerState::count_first_admission(Sequence& sequence, const Start& s
   SlotCounters& counters = pool_.counters();
   bump(counters["queried_blocks"], start.looked_up);
   bump(counters["hit_blocks"], start.device.blocks.size() + start.host.blocks.size());
+  bump(counters["host_hit_blocks"], start.host.blocks.size());
   bump(counters["prompt_tokens"], sequence.tokens.size());
   bump(counters["cached_tokens"], start.computed);
 }

@@ -16,6 +16,7 @@
 // requests are preempted nor which are admitted.
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -89,9 +90,11 @@ class BlockManagerState {
 
   void serve_running(Round& round);
   bool make_room(Round& round, SeqId seq, std::size_t blocks);
+  std::optional<SeqId> next_victim(Round& round, SeqId seq, bool is_at_maximum) const;
   void admit_waiting(Round& round);
   enum class Admitted : std::uint8_t { yes, no_room, lost };
   Admitted admit(Round& round, SeqId seq);
+  bool rejects(Round& round, SeqId seq);
   void give_back(Round& round, std::span<const BlockId> blocks);
   Start find_start(Sequence& sequence);
   void count_first_admission(Sequence& sequence, const Start& start);

@@ -11,8 +11,10 @@
 
 #include <compare>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -45,8 +47,9 @@ struct Submission {
   std::optional<RequestStats> earlier_admission{};
   /// What the request counts with in the memory that is held for its channel.
   std::shared_ptr<HeldMemory> held{};
-  DomainShare share{};  ///< the domain's
-  bool is_new = false;  ///< no engine had it before: it may be refused because too much waits
+  DomainShare share{};   ///< the domain's
+  bool is_new = false;   ///< no engine had it before: it may be refused because too much waits
+  RequestTimes times{};  ///< as far as engines have got with it
 };
 struct SubmitBatch {
   std::vector<Submission> submissions;
@@ -56,6 +59,16 @@ struct SubmitBatch {
 struct AbortBatch {
   std::vector<RequestKey> requests;
   std::vector<std::uint64_t> channels;  ///< all requests of these channels are aborted, too
+};
+
+/// port -> scheduler: calls `tell` once, in the scheduler's thread, when it has no request.
+struct TellWhenEmpty {
+  std::function<void()> tell;
+};
+/// port -> scheduler: an operator has changed a limit, or what a domain may have.
+struct NewLimits {
+  std::optional<std::uint32_t> max_queued_tokens{};
+  std::optional<std::pair<DomainId, DomainShare>> share{};
 };
 
 /// A sequence that the block manager does not know yet.
@@ -91,8 +104,6 @@ struct StepRequest {
   std::uint32_t token_budget = 0;
   /// Number of waiting requests, also those that `waiting` leaves out; for the statistics.
   std::uint32_t waiting_in_all = 0;
-  /// Requests refused since the last step, because too much waits; for the statistics, too.
-  std::uint32_t overloaded = 0;
 };
 
 /// One sequence's part of a step. The model computes `tokens`, which are at positions start, start
@@ -125,6 +136,8 @@ struct StepOutcome {
   std::vector<SeqId> preempted;
   std::vector<Rejection> rejected;
   std::vector<SeqId> lost;  ///< other engines have taken these, which waited
+  /// Domains of which something found no room, because they have as many blocks as they may.
+  std::vector<DomainId> at_maximum;
   std::uint32_t scheduled_tokens = 0;
 };
 
@@ -144,8 +157,9 @@ struct StepTimes {
 /// block manager -> swapper -> executor: what the step does. Each copy is made before its
 /// destination is read and before its source is overwritten: a block is copied out before it is
 /// filled again, and copied in before it is copied within the device or used by the model. No step
-/// both writes and reads the same host block: a step that preempts admits no request, and demotions
-/// go to host blocks that no process held. So copies in both directions may run at the same time.
+/// both writes and reads the same host block: a step that swaps out admits no request, and
+/// demotions go to host blocks that no process held. So copies in both directions may run at the
+/// same time.
 struct StepPlan {
   std::uint64_t step = 0;
   /// device -> host: preempted sequences. Their device blocks are not overwritten in this step.

@@ -83,6 +83,39 @@ void Port::close(std::uint64_t channel) {
   caf::anon_send(scheduler_, AbortBatch{{}, {channel}});
 }
 
+std::vector<std::uint64_t> Port::channels() const {
+  std::vector<std::uint64_t> numbers;
+  for (const auto& [id, open] : channels_) numbers.push_back(id);
+  return numbers;
+}
+
+void Port::take_no_more(std::function<void()> when_done) {
+  if (std::exchange(takes_no_more_, true)) return;
+  limits_.self.board->leave(limits_.self.life);
+  wait_until_empty(std::move(when_done));
+}
+
+/// What is being tokenised comes to the scheduler later.
+void Port::wait_until_empty(std::function<void()> when_done) {
+  if (long_prompts_.is_empty())
+    return caf::anon_send(scheduler_, TellWhenEmpty{[&loop = loop_, done = std::move(when_done)] {
+                            loop.post(done);
+                          }});
+  loop_.after(kPatience, [this, done = std::move(when_done)] { wait_until_empty(done); });
+}
+
+void Port::set_share(DomainId domain, const DomainShare& share) {
+  for (auto& [id, open] : channels_)
+    if (open.domain == domain) open.share = share;
+  caf::anon_send(scheduler_, NewLimits{.share = {{domain, share}}});
+}
+
+void Port::set_queue_limit(std::uint32_t tokens) {
+  limits_.self.most_queued = tokens;
+  for (auto& [id, open] : channels_) open.channel->set_queue_limit(tokens);
+  caf::anon_send(scheduler_, NewLimits{.max_queued_tokens = tokens});
+}
+
 void Port::look_at_all() {
   for (auto& [id, open] : channels_) want_turn(id, open);
 }
@@ -124,7 +157,7 @@ void Port::watch(std::uint64_t id, OpenChannel& open) {
     if (found == channels_.end()) return;
     found->second.is_watched = false;
     found->second.helps = true;
-    found->second.channel->look_at_others();
+    look_at_others();
     want_turn(id, found->second);
   });
 }
@@ -199,9 +232,16 @@ Port::Drained Port::drain(std::uint64_t id) {
   if (found == channels_.end()) return {};
   OpenChannel& open = found->second;
   open.wants_turn = false;
-  const std::size_t taken = submit(open);
+  say_that_it_hears();
+  // All engines have heard the ring of a channel that all have.
+  if (open.was_rung && open.channel->is_shared()) look_at_others();
+  const std::size_t taken = takes_no_more_ ? 0 : submit(open);
   const std::size_t aborted = abort(open);
   open.channel->ring();  // once for all that was refused or ended
+  if (takes_no_more_) {
+    if (open.channel->has_more_aborts()) want_turn(id, open);
+    return {};
+  }
   if (open.channel->has_more())
     want_turn(id, open);
   else
@@ -221,6 +261,7 @@ std::size_t Port::submit(OpenChannel& open) {
   std::size_t taken_over = 0;
   const std::size_t help = open.helps ? limits_.self.board->load_of(limits_.self.life).room : 0;
   std::vector<TakenRequest> taken = channel.take_submitted(limits_.prompt, kBytesPerTurn, help);
+  count_refused(channel.refused_at_once());
   for (TakenRequest& request : taken) {
     taken_over += request.journal.empty() ? 0 : 1;
     if (auto submission = tokenise(open, request))
@@ -259,7 +300,8 @@ std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& reques
                         request.earlier_admission,
                         std::move(request.held),
                         open.share,
-                        request.is_new};
+                        request.is_new,
+                        request.times};
   if (request.prompt_kind == PromptKind::tokens)
     return complete(std::move(submission), std::move(request.tokens));
   if (request.text.size() > kLongPrompt) {
@@ -284,13 +326,36 @@ void Port::beat_while_tokenising() {
   });
 }
 
+/// At most once in a while: what counts is for how long another has done nothing.
+void Port::look_at_others() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - looked_ < kPatience) return;
+  looked_ = now;
+  limits_.self.board->look();
+}
+
+/// Goes on as long as something waits, here or for others: then others look at this engine.
+void Port::say_that_it_hears() {
+  limits_.self.board->hear(limits_.self.life);
+  if (std::exchange(hears_, true)) return;
+  loop_.after(2 * kPatience, [this] {
+    hears_ = false;
+    const bool waits_here = limits_.self.board->load_of(limits_.self.life).queued != 0;
+    if (watched_ != 0 || waits_here || !long_prompts_.is_empty()) say_that_it_hears();
+  });
+}
+
+void Port::count_refused(std::size_t requests) const {
+  if (limits_.counters != nullptr) bump((*limits_.counters)["refused_requests"], requests);
+}
+
 /// Puts the tokens into the submission; nothing, and the request is refused, if they are an error.
 std::optional<Submission> Port::complete(Submission submission,
                                          Expected<std::vector<TokenId>> tokens) const {
   const RequestKey key = submission.key;
   if (!tokens) {
     spdlog::debug("request {}/{} refused: {}", key.channel, key.slot, tokens.error().text);
-    submission.sink->finished(FinishReason::error, tokens.error(), {}, 0);
+    if (submission.sink->finished(FinishReason::error, tokens.error(), {}, 0)) count_refused(1);
     return std::nullopt;
   }
   submission.prompt = std::move(*tokens);

@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 
@@ -21,6 +22,7 @@
 #include "base/loop/event_loop.hpp"
 #include "ipc/channel/engine_channel.hpp"
 #include "models/text/tokenizer.hpp"
+#include "pool/pool_layout.hpp"
 
 namespace kvhive {
 
@@ -30,6 +32,7 @@ struct PortLimits {
   PromptLimits prompt;
   /// This engine, as the channels' other engines see it.
   Member self;
+  SlotCounters* counters = nullptr;  ///< of the engine's slot, for the statistics
 };
 
 class Port {
@@ -47,6 +50,17 @@ class Port {
             const DomainShare& share = {});
   /// The channel's client is gone: ends its requests, which releases their blocks.
   void close(std::uint64_t channel);
+  bool has(std::uint64_t channel) const { return channels_.contains(channel); }
+  /// The channels that are open.
+  std::vector<std::uint64_t> channels() const;
+  /// Takes no more requests; others take what waits here. Calls `when_done` once, on the loop, when
+  /// those that it has taken have ended. Whoever wants this engine and no other waits.
+  void take_no_more(std::function<void()> when_done);
+  /// What the domain may have from now on.
+  void set_share(DomainId domain, const DomainShare& share);
+  /// SchedulerConfig::max_queued_tokens
+  void set_queue_limit(std::uint32_t tokens);
+
   /// An engine has come or gone: there may be something to take in all channels.
   void look_at_all();
 
@@ -102,6 +116,10 @@ class Port {
   /// (then the caller rings).
   std::optional<Submission> tokenise(OpenChannel& open, TakenRequest& request);
   void beat_while_tokenising();
+  void look_at_others();
+  void say_that_it_hears();
+  void wait_until_empty(std::function<void()> when_done);
+  void count_refused(std::size_t requests) const;
   std::optional<Submission> complete(Submission submission,
                                      Expected<std::vector<TokenId>> tokens) const;
 
@@ -114,7 +132,10 @@ class Port {
   std::deque<DomainId> turns_;    ///< domains that want a turn and do not rest, in this order
   bool turn_comes_soon_ = false;  ///< a timer is set that takes the next turn
   std::size_t watched_ = 0;       ///< channels
-  bool beats_ = false;            ///< a timer is set that says that the engine goes on
+  bool takes_no_more_ = false;
+  bool beats_ = false;  ///< a timer is set that says that the engine goes on
+  bool hears_ = false;  ///< a timer is set that says that it hears
+  std::chrono::steady_clock::time_point looked_{};  ///< when it last looked at the others
   LongPrompts long_prompts_;
 };
 

@@ -9,6 +9,8 @@
 // Messages stay inside one process, so nothing is ever serialised.
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::SubmitBatch)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::AbortBatch)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::TellWhenEmpty)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::NewLimits)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepRequest)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepPlan)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepDone)
@@ -27,6 +29,7 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::ReplayMore)
 namespace kvhive {
 
 using SchedulerHandle = caf::typed_actor<caf::reacts_to<SubmitBatch>, caf::reacts_to<AbortBatch>,
+                                         caf::reacts_to<TellWhenEmpty>, caf::reacts_to<NewLimits>,
                                          caf::reacts_to<Retry>, caf::reacts_to<ReplayMore>>;
 using BlockManagerHandle = caf::typed_actor<caf::replies_to<StepRequest>::with<StepDone>>;
 /// Interface of swapper and executor. The swapper passes the plan on to the executor, whose answer

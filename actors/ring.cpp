@@ -142,6 +142,11 @@ class SchedulerActor : public SchedulerHandle::base {
               state_.abort(batch);
               step();
             },
+            [this](TellWhenEmpty& order) {
+              when_empty_ = std::move(order.tell);
+              step();
+            },
+            [this](const NewLimits& limits) { state_.set_limits(limits); },
             [this](Retry) {
               is_resting_ = false;
               step();
@@ -165,7 +170,10 @@ class SchedulerActor : public SchedulerHandle::base {
   void step() {
     if (is_stepping_ || is_resting_) return;
     auto request_step = state_.next_step();
-    if (!request_step) return;
+    if (!request_step) {
+      if (when_empty_ && state_.unfinished() == 0) std::exchange(when_empty_, nullptr)();
+      return;
+    }
     is_stepping_ = true;
     request(next_, caf::infinite, std::move(*request_step))
         .then([this](const StepDone& answer) { finish_step(answer); },
@@ -190,6 +198,7 @@ class SchedulerActor : public SchedulerHandle::base {
 
   SchedulerState state_;
   BlockManagerHandle next_;
+  std::function<void()> when_empty_;
   bool is_stepping_ = false;
   bool is_resting_ = false;
   bool is_replaying_ = false;  ///< a ReplayMore is on its way
@@ -225,6 +234,7 @@ SchedulerHandle spawn_scheduler(caf::actor_system& system, SchedulerState state,
 }
 
 SchedulerHandle spawn_ring(caf::actor_system& system, RingParts parts) {
+  parts.scheduler.counters = &parts.pool->counters();
   PlanHandle executor = spawn_executor(system, std::move(parts.runner), Placement::detached);
   PlanHandle swapper =
       spawn_swapper(system, std::move(parts.swapper), std::move(executor), Placement::detached);

@@ -116,6 +116,8 @@ void use_writer(const std::string& name, const std::string& level, const char* p
 
 }  // namespace
 
+void set_log_level(const std::string& level) { spdlog::set_level(spdlog::level::from_str(level)); }
+
 Expected<void> start_log(const std::string& name, const std::string& level,
                          const std::string& path) {
   const char* pattern = path.empty() ? kForPeople : kForFiles;

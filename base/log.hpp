@@ -25,6 +25,9 @@ namespace kvhive {
 [[nodiscard]] Expected<void> start_log(const std::string& name, const std::string& level,
                                        const std::string& path);
 
+/// A value of Options::log_level; lines below it are not written from now on.
+void set_log_level(const std::string& level);
+
 /// Opens the log file at its path again, after the file was renamed (logrotate). On an error, lines
 /// still go to the old file. Does nothing if there is no log file.
 [[nodiscard]] Expected<void> reopen_log();

@@ -2,8 +2,16 @@
 // Measures the seconds since its construction, on a monotonic clock.
 
 #include <chrono>
+#include <cstdint>
 
 namespace kvhive {
+
+/// Nanoseconds of the machine's monotonic clock, which all its processes share (but for those in a
+/// time namespace of their own).
+inline std::uint64_t monotonic_ns() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(now).count());
+}
 
 class StopWatch {
  public:

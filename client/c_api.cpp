@@ -184,6 +184,10 @@ int32_t kvhive_wait(kvhive_client* client, int32_t timeout_ms) {
   });
 }
 
+int kvhive_descriptor(const kvhive_client* client) {
+  return client == nullptr ? -1 : client->client.descriptor();
+}
+
 int32_t kvhive_read(kvhive_client* client, uint64_t id, kvhive_progress* progress) {
   if (client == nullptr || progress == nullptr)
     return bad_argument("kvhive_read: an argument is NULL");

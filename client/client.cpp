@@ -154,6 +154,10 @@ Result<void> Client::wait(std::chrono::milliseconds timeout) {
   return {};
 }
 
+int Client::descriptor() const noexcept {
+  return state_ ? state_->connection.news.get() : -1;
+}
+
 Result<Progress> Client::read(RequestId request) {
   if (!state_) return moved_from();
   const std::lock_guard lock(state_->mutex);

@@ -1,8 +1,10 @@
 #include "client/connection.hpp"
 
 #include <poll.h>
+#include <sys/epoll.h>
 
 #include <cerrno>
+#include <optional>
 
 #include "ipc/default_socket.hpp"
 #include "ipc/channel/doorbell.hpp"
@@ -11,12 +13,33 @@
 namespace kvhive {
 namespace {
 
-/// The reason that the daemon gave when it ended the connection.
-Error end_of(const UniqueFd& socket) {
+/// The reason that the daemon gave when it ended the connection; nothing = it has not ended it. A
+/// keeper that follows a killed one may send the welcome again.
+std::optional<Error> end_of(const UniqueFd& socket) {
   const auto last_packet = receive_packet(socket.get());
+  if (last_packet && *last_packet && (*last_packet)->is(MessageType::client_welcome))
+    return std::nullopt;
   const auto refused = last_packet && *last_packet ? (*last_packet)->as<Refused>() : std::nullopt;
   if (refused) return error_of(*refused);
-  return {Errc::peer_died, "the daemon has ended; start it again and submit anew"};
+  return Error{Errc::peer_died, "the daemon has ended; start it again and submit anew"};
+}
+
+/// The same of a connection that is known to have ended.
+Error last_words_of(const UniqueFd& socket) {
+  while (true)
+    if (auto end = end_of(socket)) return *end;
+}
+
+/// Readable while one of them is.
+Expected<UniqueFd> either_of(const UniqueFd& socket, const UniqueFd& bell) {
+  UniqueFd either(epoll_create1(EPOLL_CLOEXEC));
+  if (!either) return os_failure("epoll_create1");
+  for (const int fd : {socket.get(), bell.get()}) {
+    epoll_event readable{};
+    readable.events = EPOLLIN;
+    if (epoll_ctl(either.get(), EPOLL_CTL_ADD, fd, &readable) != 0) return os_failure("epoll_ctl");
+  }
+  return either;
 }
 
 bool is_readable(const UniqueFd& socket) {
@@ -38,10 +61,14 @@ Expected<Connection> Connection::open(const std::string& socket_path, std::uint3
   auto channel = ClientChannel::open(std::move(fds[0]), fds[1], granted, std::move(fds[2]));
   // A channel that its engine refused at once has lost its memory already. The daemon says why
   // before it takes the memory back.
-  if (!channel && is_readable(*socket)) return tl::unexpected(end_of(*socket));
+  if (!channel && is_readable(*socket))
+    if (auto end = end_of(*socket)) return tl::unexpected(*end);
   if (!channel) return forward_error(channel);
-  if (!send_packet(socket->get(), RequestsSealed{})) return tl::unexpected(end_of(*socket));
-  return Connection{std::move(*socket), std::move(fds[3]), std::move(*channel), granted};
+  auto news = either_of(*socket, fds[3]);
+  if (!news) return forward_error(news);
+  if (!send_packet(socket->get(), RequestsSealed{})) return tl::unexpected(last_words_of(*socket));
+  return Connection{std::move(*socket), std::move(fds[3]), std::move(*news), std::move(*channel),
+                    granted};
 }
 
 Expected<void> Connection::wait(int timeout_ms) {
@@ -51,7 +78,8 @@ Expected<void> Connection::wait(int timeout_ms) {
   const bool may_ring_again = answer_client_bell(bell.get());
   const bool has_rung = fds[0].revents != 0 && may_ring_again;
   if (has_rung || fds[1].revents == 0) return {};
-  return tl::unexpected(end_of(socket));
+  if (auto end = end_of(socket)) return tl::unexpected(*end);
+  return {};
 }
 
 }  // namespace kvhive

@@ -25,6 +25,7 @@ struct Connection {
 
   UniqueFd socket;
   UniqueFd bell;  ///< readable when the engine has rung
+  UniqueFd news;  ///< an epoll descriptor of both: readable while wait() would return at once
   ClientChannel channel;
   std::size_t channel_bytes = 0;  ///< granted
 };

@@ -11,6 +11,10 @@ add_custom_target(installed DEPENDS programs libkvhive)
 install(TARGETS kvhive kvhived kvhive-engine kvhive-steward RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemon)
 install(DIRECTORY models/demo DESTINATION ${CMAKE_INSTALL_DATADIR}/kvhive/models COMPONENT daemon
   FILES_MATCHING PATTERN "*.json" PATTERN "*.safetensors" PATTERN "passage.txt")
+# A unit names its programs without a folder: systemd looks into /usr/local/bin and /usr/bin.
+install(FILES tools/service/kvhived.service DESTINATION lib/systemd/system COMPONENT daemon)
+install(FILES tools/service/kvhived.toml tools/service/grafana-dashboard.json tools/service/prometheus-alerts.yml
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/kvhive COMPONENT daemon)
 install(DIRECTORY "${PROJECT_BINARY_DIR}/man/" DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT daemon
   OPTIONAL FILES_MATCHING PATTERN "*.1")
 install(DIRECTORY "${PROJECT_BINARY_DIR}/completions/" DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions

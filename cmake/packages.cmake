@@ -17,7 +17,8 @@ set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 
 set(CPACK_DEBIAN_DAEMON_PACKAGE_NAME kvhive)
 set(CPACK_DEBIAN_DAEMON_PACKAGE_SECTION net)
-set(CPACK_DEBIAN_DAEMON_PACKAGE_CONTROL_EXTRA "${PROJECT_SOURCE_DIR}/cmake/postrm")
+set(CPACK_DEBIAN_DAEMON_PACKAGE_RECOMMENDS "python3-jinja2, python3-seccomp")  # kvhive serve: chat
+set(CPACK_DEBIAN_DAEMON_PACKAGE_CONTROL_EXTRA "${PROJECT_SOURCE_DIR}/cmake/postinst;${PROJECT_SOURCE_DIR}/cmake/postrm")
 set(CPACK_DEBIAN_DAEMON_DESCRIPTION "One KV cache per host: daemon, engines and command line\n\
 kvhive runs several LLM engine processes over one pool of KV blocks in shared memory.\n\
 What one engine has computed, every other reads in place. A small demo model is included.")

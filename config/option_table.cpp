@@ -281,8 +281,11 @@ constexpr OptionField kFields[] = {
          "which users and @groups share cached blocks, e.g. research=alice,1001,@staff;batch=bob"},
     {.name = "shares",
      .type = kValue<&Options::shares>,
-     .help = "what domains may have of each engine, e.g. research=weight:3,max-num-seqs:64;"
-             "*=max-queued-tokens:20000 (* = all domains that are not named)"},
+     .help =
+         "what domains may have of each engine (weight, max-num-seqs, max-queued-tokens), and of "
+         "the pool's blocks (min-blocks, max-blocks: a number, or a percentage of the device "
+         "tier), e.g. research=weight:3,min-blocks:25%;*=max-queued-tokens:20000 (* = all domains "
+         "that are not named)"},
     {.name = "channel-bytes-per-domain",
      .type = kSize<&Options::channel_bytes_per_domain, 1>,
      .help = "bytes that the channels of one domain's clients may have together, e.g. 256M",
@@ -333,6 +336,12 @@ constexpr OptionField kFields[] = {
 }  // namespace
 
 std::span<const OptionField> option_fields() { return kFields; }
+
+bool may_change(std::string_view name) {
+  constexpr std::string_view kThose[] = {
+      "domains", "sharing", "max-queued-tokens", "shares", "channel-bytes-per-domain", "log-level"};
+  return std::find(std::begin(kThose), std::end(kThose), name) != std::end(kThose);
+}
 
 Expected<const OptionField*> find_option(std::string_view name) {
   std::string wanted(name);

@@ -54,6 +54,9 @@ struct OptionField {
   OptionRange range = {};
 };
 
+/// Whether an option may change while a daemon runs (kvhive reload).
+bool may_change(std::string_view name);
+
 /// All options, in the order of Options.
 std::span<const OptionField> option_fields();
 

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/ids.hpp"
 #include "base/unique_fd.hpp"
+#include "config/domains/block_share.hpp"
 #include "config/kv_layout.hpp"
 
 namespace kvhive {
@@ -34,8 +36,19 @@ struct PoolGeometry {
   KvLayout kv;  ///< of one block; block_bytes() == 0 for a pool without payload (replay)
   std::uint64_t fingerprint = 0;  ///< of model, dtype and layout (models/fingerprint.hpp)
   DeviceKind device = DeviceKind::cpu;
+  /// By the domain's number: what it may have of the device tier. All zero = no domain has limits.
+  std::array<BlockLimits, kLimitedDomains> limits{};
 
   std::uint32_t total_blocks() const { return device_blocks + host_blocks; }
+  /// The domains with lower numbers than this are counted one by one; 0 = none has limits.
+  std::uint32_t limited_domains() const {
+    std::uint32_t count = kLimitedDomains;
+    while (count != 0 && limits[count - 1] == BlockLimits{}) --count;
+    return count;
+  }
+  BlockLimits limits_of(DomainId domain) const {
+    return domain.value < kLimitedDomains ? limits[domain.value] : BlockLimits{};
+  }
   friend bool operator==(const PoolGeometry&, const PoolGeometry&) = default;
 };
 

@@ -74,10 +74,14 @@ Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
   if (mapped > limits.address_space)
     return too_low("the limit of address space (ulimit -v)", format_bytes(limits.address_space),
                    "an engine maps " + format_bytes(mapped) + " of pool and weights", remedy);
-  if (largest_object > limits.file_size)
-    return too_low("the limit of file sizes (ulimit -f)", format_bytes(limits.file_size),
-                   "the pool's largest object has " + format_bytes(largest_object), remedy);
-  return {};
+  return check_file_size(limits, "the pool's largest object", largest_object, remedy);
+}
+
+Expected<void> check_file_size(const ProcessLimits& limits, const std::string& what,
+                               std::size_t bytes, const std::string& remedy) {
+  if (bytes <= limits.file_size) return {};
+  return too_low("the limit of file sizes (ulimit -f)", format_bytes(limits.file_size),
+                 what + " has " + format_bytes(bytes), remedy);
 }
 
 Expected<void> check_locked_bytes(const ProcessLimits& limits, std::size_t bytes) {

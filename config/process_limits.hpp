@@ -28,6 +28,11 @@ ProcessLimits take_process_limits();
 [[nodiscard]] Expected<void> check_bytes(const ProcessLimits& limits, std::size_t mapped,
                                          std::size_t largest_object);
 
+/// Bytes of another object, which the error calls `what`.
+[[nodiscard]] Expected<void> check_file_size(const ProcessLimits& limits, const std::string& what,
+                                             std::size_t bytes,
+                                             const std::string& remedy = " to unlimited");
+
 /// Bytes that a process of the pool locks (Options::lock_metadata).
 [[nodiscard]] Expected<void> check_locked_bytes(const ProcessLimits& limits, std::size_t bytes);
 

@@ -25,7 +25,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 12;
+inline constexpr std::uint32_t kProtocolVersion = 15;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -45,6 +45,8 @@ enum class MessageType : std::uint32_t {
   channel_taken = 13,
   requests_sealed = 14,
   pages_pinned = 15,
+  order = 16,
+  drained = 17,
   // from the keeper
   engine_welcome = 32,
   steward_welcome = 33,
@@ -61,6 +63,11 @@ enum class MessageType : std::uint32_t {
   reopen_log = 44,
   pin_pages = 45,
   engine_died = 46,
+  channels_known = 47,
+  done = 48,
+  drain = 49,
+  limits = 50,
+  shares = 51,
 };
 
 /// A text of at most N - 1 bytes inside a message; a longer one is cut.
@@ -79,6 +86,9 @@ class FixedText {
 };
 
 // -- hello and welcome: the first message of every process, and its answer ------------------------
+// A keeper that is killed as it sends a welcome has a successor that may send it again: whoever was
+// welcomed ignores a second welcome.
+//
 // A hello carries the sender's pidfd. The keeper answers with the welcome of the same role, or with
 // Refused. `layout_hash` is computed by pool/pool_layout.hpp: if it is the same in two programs,
 // they agree on every offset in the pool. `objects` is a mask: bit i is set if the message carries
@@ -169,6 +179,9 @@ struct Reap {
   /// 1 = the dead process had lost its GPU context: also drop the cached blocks that no process
   /// holds (pool/care/reaper.hpp).
   std::uint32_t drops_unheld = 0;
+  /// Of the order. The keeper may give an order twice, with another ticket; only the answer to the
+  /// last one counts, because an order that is still to be done must not meet a new engine.
+  std::uint64_t ticket = 0;
 };
 /// steward -> keeper: the slot is done and can be given to another process.
 struct Reaped {
@@ -177,6 +190,7 @@ struct Reaped {
   std::uint32_t freed = 0;     ///< blocks that the process was filling; they are free now
   std::uint32_t released = 0;  ///< published blocks that it held; they stay in the cache
   std::uint32_t requests = 0;  ///< requests that it was serving or had waiting
+  std::uint64_t ticket = 0;    ///< of the Reap it answers
 };
 /// keeper -> steward: repair the pool. Tail: which process has which slot, as JSON.
 struct Repair {
@@ -212,10 +226,35 @@ struct ChannelOpen {
 struct EngineDied {
   static constexpr MessageType kType = MessageType::engine_died;
 };
+/// keeper -> engine: the channels that there are; close all others. A keeper that follows a killed
+/// one sends it first of all. Tail: their numbers, as a JSON array.
+struct ChannelsKnown {
+  static constexpr MessageType kType = MessageType::channels_known;
+};
 /// keeper -> engine: the client is gone; end its requests.
 struct ChannelClose {
   static constexpr MessageType kType = MessageType::channel_close;
   std::uint64_t channel = 0;
+};
+/// keeper -> engine: take no more requests; say so when those that you have are done.
+struct Drain {
+  static constexpr MessageType kType = MessageType::drain;
+};
+/// engine -> keeper: it has no request any more, and takes none.
+struct Drained {
+  static constexpr MessageType kType = MessageType::drained;
+};
+/// keeper -> its children: what an operator may change while they run (Options). A steward looks at
+/// the level alone.
+struct Limits {
+  static constexpr MessageType kType = MessageType::limits;
+  FixedText<8> log_level;
+  std::uint32_t max_queued_tokens = 0;
+};
+/// keeper -> engine: what domains may have from now on. Tail: for each [domain, weight,
+/// max_num_seqs, max_queued_tokens], as JSON.
+struct Shares {
+  static constexpr MessageType kType = MessageType::shares;
 };
 /// engine -> keeper: the engine has received this ChannelOpen. It answers each with this message or
 /// with ChannelRefused, so that the keeper sees which engine is stopped.
@@ -236,19 +275,41 @@ struct ChannelRefused {
 /// any process -> keeper: asks for Status. The sender must be of the daemon's own user.
 struct StatusRequest {
   static constexpr MessageType kType = MessageType::status_request;
+  std::uint64_t ticket = 0;  ///< the asker's own; an answer can come twice
 };
 /// The keeper's answer to a StatusRequest. Carries one descriptor: the keeper's tables as JSON
 /// (ipc/text_memory.hpp).
 struct Status {
   static constexpr MessageType kType = MessageType::status;
+  std::uint64_t ticket = 0;  ///< of the StatusRequest it answers
 };
 /// inspector -> keeper: asks for a repair of the pool.
 struct RepairRequest {
   static constexpr MessageType kType = MessageType::repair_request;
+  std::uint64_t ticket = 0;  ///< the asker's own; an answer can come twice
 };
 /// The keeper's answer to a RepairRequest. Tail: what was repaired, as JSON.
 struct RepairDone {
   static constexpr MessageType kType = MessageType::repair_done;
+  std::uint64_t ticket = 0;  ///< of the RepairRequest it answers
+};
+
+/// inspector -> keeper: what an operator orders (tools/keeper/operator_orders.hpp). Tail: for
+/// take_over the program's path, for reload the options that change, both as JSON.
+struct Order {
+  static constexpr MessageType kType = MessageType::order;
+  enum class What : std::uint32_t { take_over, drain, restart, add, remove, reload };
+  std::uint64_t ticket = 0;  ///< the asker's own; an answer can come twice
+  What what{};
+  std::uint32_t engine = kAnyEngine;
+  std::uint32_t is_at_once = 0;  ///< 1 = the engine's requests are not waited for: others go on
+                                 ///< with them
+  std::uint32_t version = 0;     ///< take_over: the ledger's, as the other program has it
+};
+/// The keeper's answer to an Order that is done. Tail: what has become of it, as JSON.
+struct Done {
+  static constexpr MessageType kType = MessageType::done;
+  std::uint64_t ticket = 0;
 };
 
 // -- steward and engines --------------------------------------------------------------------------
@@ -290,9 +351,10 @@ struct PagesPinned {
 using ControlMessages =
     std::tuple<EngineHello, StewardHello, ClientHello, InspectorHello, Formatted, Reaped, Repaired,
                Serving, ChannelTaken, ChannelRefused, StatusRequest, RepairRequest, GpuMemory,
-               RequestsSealed, PagesPinned, PinPages, EngineWelcome, StewardWelcome, ClientWelcome,
-               InspectorWelcome, Refused, Reap, Repair, ChannelOpen, ChannelClose, EngineDied,
-               Status, RepairDone, GpuContextCheck, ReopenLog>;
+               RequestsSealed, PagesPinned, PinPages, Order, Drained, Done, Drain, Limits, Shares,
+               EngineWelcome, StewardWelcome, ClientWelcome, InspectorWelcome, Refused, Reap,
+               Repair, ChannelOpen, ChannelClose, EngineDied, ChannelsKnown, Status, RepairDone,
+               GpuContextCheck, ReopenLog>;
 
 /// Bytes that a message has in a packet: 0 for an empty struct.
 template <class T>

@@ -192,14 +192,22 @@ Expected<Listener> Listener::open(const std::string& path, const SocketPermissio
   }
   if (descriptors == PeerDescriptors::refused) refuse_descriptors(fd->get());
   if (listen(fd->get(), kBacklog) != 0) return os_failure("listen on " + path);
-  return Listener(std::move(*fd), std::move(place->directory), path, place->is_made);
+  return Listener(std::move(*fd), std::move(place->directory), path, identity_of(path),
+                  place->is_made);
 }
 
-Listener::Listener(UniqueFd fd, UniqueFd directory, std::string path, bool made_directory)
+Expected<Listener> Listener::take_over(const Handed& handed) {
+  if (listen(handed.fd, kBacklog) != 0) return os_failure("listen on " + handed.path);
+  return Listener(UniqueFd(handed.fd), UniqueFd(handed.directory), handed.path, handed.identity,
+                  handed.made_directory);
+}
+
+Listener::Listener(UniqueFd fd, UniqueFd directory, std::string path, std::string identity,
+                   bool made_directory)
     : fd_(std::move(fd)),
       directory_(std::move(directory)),
       path_(std::move(path)),
-      identity_(identity_of(path_)),
+      identity_(std::move(identity)),
       made_directory_(made_directory) {}
 
 Listener::~Listener() { remove_files(); }

@@ -38,6 +38,18 @@ class Listener {
       const std::string& path, const SocketPermissions& access,
       PeerDescriptors descriptors = PeerDescriptors::refused);
 
+  /// The same socket in a program that was executed since: it got the descriptors.
+  struct Handed {
+    int fd = -1, directory = -1;
+    std::string path, identity;
+    bool made_directory = false;
+  };
+  Handed hand_over() const {
+    return {fd_.get(), directory_.get(), path_, identity_, made_directory_};
+  }
+  /// Listens anew: for those who connect from then on, this process is the daemon.
+  [[nodiscard]] static Expected<Listener> take_over(const Handed& handed);
+
   Listener(Listener&&) = default;
   Listener& operator=(Listener&&) = delete;
   /// Calls remove_files().
@@ -57,7 +69,8 @@ class Listener {
   const std::string& identity() const { return identity_; }
 
  private:
-  Listener(UniqueFd fd, UniqueFd directory, std::string path, bool made_directory);
+  Listener(UniqueFd fd, UniqueFd directory, std::string path, std::string identity,
+           bool made_directory);
 
   UniqueFd fd_;  ///< while it is open, the socket's inode number cannot be given to another file
   UniqueFd directory_;  ///< kept open for the same reason

@@ -66,4 +66,14 @@ bool is_pidfd_of(const UniqueFd& fd, pid_t pid) {
   return false;
 }
 
+bool is_stopped(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(stat, line);
+  const std::size_t name_end = line.rfind(')');  // "PID (NAME) STATE ...", and a name may hold ')'
+  if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
+  const char state = line[name_end + 2];
+  return state == 'T' || state == 't';
+}
+
 }  // namespace kvhive

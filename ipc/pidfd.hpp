@@ -31,4 +31,7 @@ void kill_by_pidfd(const UniqueFd& pidfd);
 /// PID namespace, and any pidfd is accepted.
 bool is_pidfd_of(const UniqueFd& fd, pid_t pid);
 
+/// Whether the process is stopped by a signal or a debugger (states T and t in /proc/PID/stat).
+bool is_stopped(pid_t pid);
+
 }  // namespace kvhive

@@ -6,9 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <memory>
 
 #include "base/check.hpp"
 #include "ipc/pidfd.hpp"
@@ -19,27 +21,6 @@
 
 namespace kvhive {
 namespace {
-
-constexpr std::size_t kMostFds = 8;
-constexpr std::size_t kMostTail = std::size_t{256} << 10;
-
-constexpr std::size_t kMostPayload = []<class... T>(const std::tuple<T...>*) {
-  return std::max({kPayloadBytes<T>...});
-}(static_cast<const ControlMessages*>(nullptr));
-
-std::vector<UniqueFd> take_fds(msghdr& header) {
-  std::vector<UniqueFd> fds;
-  for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
-      int fd;
-      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
-      fds.emplace_back(fd);
-    }
-  }
-  return fds;
-}
 
 /// Checks the header of a received packet of `size` bytes. `is_cut` = the packet was larger than
 /// the buffer.
@@ -110,33 +91,73 @@ Expected<void> send_bytes(int socket, MessageType type, std::span<const std::byt
   return os_failure("send");
 }
 
-Expected<std::optional<Packet>> receive_packet(int socket) {
-  Packet packet;
-  PacketHeader packet_header;
-  packet.body_.resize(kMostPayload + kMostTail);
-  iovec parts[] = {{&packet_header, sizeof packet_header},
-                   {packet.body_.data(), packet.body_.size()}};
-  alignas(cmsghdr) char control[CMSG_SPACE(kMostFds * sizeof(int))];
-  msghdr header{};
-  header.msg_iov = parts;
-  header.msg_iovlen = std::size(parts);
-  header.msg_control = control;
-  header.msg_controllen = sizeof control;
+void PacketBuffer::expect(std::size_t packet_bytes) {
+  message.msg_flags = kNothingTaken;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  bytes = packet_bytes;
+  parts = {{{&header, sizeof header}, {body.data(), body.size()}}};
+  message.msg_name = nullptr;
+  message.msg_namelen = 0;
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+}
+
+std::vector<int> PacketBuffer::descriptors() const {
+  std::vector<int> fds;
+  msghdr copy = message;  // the one that has received it may have had it at another address
+  copy.msg_control = const_cast<char*>(control.data());
+  for (cmsghdr* c = CMSG_FIRSTHDR(&copy); c != nullptr; c = CMSG_NXTHDR(&copy, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
+      fds.push_back(fd);
+    }
+  }
+  return fds;
+}
+
+std::size_t next_packet_bytes(int socket) {
+  const ssize_t size = recv(socket, nullptr, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
+  return size > 0 ? static_cast<std::size_t>(size) : 0;
+}
+
+Expected<bool> receive_into(int socket, PacketBuffer& buffer) {
   ssize_t got;
-  do got = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+  do got = recvmsg(socket, &buffer.message, MSG_CMSG_CLOEXEC);
   while (got < 0 &&
          (errno == EINTR || errno == ECONNRESET));  // after ECONNRESET, unread packets still follow
-  if (got == 0) return std::optional<Packet>();
   if (got < 0) return os_failure("receive");
-  packet.fds = take_fds(header);  // before the check, so that they are closed if it fails
-  const auto size = static_cast<std::size_t>(got);
-  if (auto sound = check_header(packet_header, size, (header.msg_flags & MSG_TRUNC) != 0); !sound)
+  buffer.bytes = static_cast<std::size_t>(got);
+  return got != 0;
+}
+
+Expected<std::optional<Packet>> packet_in(const PacketBuffer& buffer) {
+  Packet packet;
+  // Before the check, so that they are closed if it fails.
+  for (const int fd : buffer.descriptors()) packet.fds.emplace_back(fd);
+  if (auto sound =
+          check_header(buffer.header, buffer.bytes, (buffer.message.msg_flags & MSG_TRUNC) != 0);
+      !sound)
     return forward_error(sound);
-  packet.type_ = packet_header.type;
-  packet.payload_bytes_ = packet_header.payload_bytes;
-  packet.body_.resize(size - sizeof packet_header);
-  packet.lost_fds = (header.msg_flags & MSG_CTRUNC) != 0;
+  packet.type_ = buffer.header.type;
+  packet.payload_bytes_ = buffer.header.payload_bytes;
+  packet.body_.assign(buffer.body.data(), buffer.bytes - sizeof buffer.header);
+  packet.lost_fds = (buffer.message.msg_flags & MSG_CTRUNC) != 0;
   return std::optional<Packet>(std::move(packet));
+}
+
+Expected<std::optional<Packet>> receive_packet(int socket) {
+  // Not on the stack: it is large. Each thread that receives packets has one.
+  static thread_local const auto buffer = std::make_unique<PacketBuffer>();
+  buffer->expect(0);
+  auto taken = receive_into(socket, *buffer);
+  if (!taken) return forward_error(taken);
+  if (!*taken) return std::optional<Packet>();
+  return packet_in(*buffer);
 }
 
 NextPacket look_at_next_packet(int socket) {

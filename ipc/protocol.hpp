@@ -8,11 +8,14 @@
 #include <sys/types.h>
 #include <sys/un.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "base/expected.hpp"
@@ -26,6 +29,37 @@ struct PacketHeader {
   std::uint32_t version = kProtocolVersion;
   MessageType type{};
   std::uint32_t payload_bytes = 0;  ///< the tail begins after these bytes
+};
+
+/// The most descriptors in a packet, and the most bytes after its header.
+inline constexpr std::size_t kMostFds = 8;
+inline constexpr std::size_t kMostTail = std::size_t{256} << 10;
+inline constexpr std::size_t kMostPayload = []<class... T>(const std::tuple<T...>*) {
+  return std::max({kPayloadBytes<T>...});
+}(static_cast<const ControlMessages*>(nullptr));
+
+/// Where a packet is received: a plain struct, which can lie in memory that outlives the receiver
+/// (tools/keeper/succession/ledger.hpp). The system call that takes a packet fills it, so it tells
+/// another process that a packet was taken, and which.
+struct PacketBuffer {
+  /// Sets it up for a packet of so many bytes; who receives it without being killed learns its size
+  /// anyway. From now on none is taken.
+  void expect(std::size_t packet_bytes);
+  bool was_taken() const { return message.msg_flags != kNothingTaken; }
+  /// No descriptor of this packet is anybody's yet: they are the numbers in `control`.
+  std::vector<int> descriptors() const;
+
+  static constexpr int kNothingTaken = -1;
+  std::size_t bytes = 0;  ///< of the packet, header included
+  PacketHeader header;
+  std::array<char, kMostPayload + kMostTail> body;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostFds * sizeof(int))> control;
+  std::array<iovec, 2> parts{};
+  msghdr message = [] {
+    msghdr nothing{};
+    nothing.msg_flags = kNothingTaken;
+    return nothing;
+  }();
 };
 
 /// One packet as it was received. Its type is known, and its payload has that type's size.
@@ -51,7 +85,7 @@ class Packet {
   bool lost_fds = false;
 
  private:
-  friend Expected<std::optional<Packet>> receive_packet(int socket);
+  friend Expected<std::optional<Packet>> packet_in(const PacketBuffer& buffer);
   MessageType type_{};
   std::size_t payload_bytes_ = 0;
   std::string body_;  ///< payload, then tail
@@ -75,6 +109,14 @@ template <class T>
 /// The next packet. Nothing = the peer has closed the connection. Errors: Errc::layout_mismatch =
 /// the peer speaks another version; bad_format = malformed; os_error = the system's error.
 [[nodiscard]] Expected<std::optional<Packet>> receive_packet(int socket);
+
+/// The same in steps, for a packet that another process may have to finish: asks for its size,
+/// receives it into `buffer`, which expects that size, and makes a Packet of it, which owns the
+/// descriptors.
+[[nodiscard]] std::size_t next_packet_bytes(int socket);
+/// \return  whether a packet was taken; false = the peer has closed the connection
+[[nodiscard]] Expected<bool> receive_into(int socket, PacketBuffer& buffer);
+[[nodiscard]] Expected<std::optional<Packet>> packet_in(const PacketBuffer& buffer);
 
 /// What the next packet on a socket is, without taking it: a process that takes a packet also gets
 /// its descriptors, and closing one can take as long as its sender likes.

@@ -15,6 +15,7 @@ BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub, Er
       index_(memory.index(), memory.layout().index_buckets),
       journal_(memory),
       counters_(&memory.control().processes[slot.value].counters),
+      lanes_(memory, slot),
       references_(memory.geometry().total_blocks()) {
   KV_CHECK(slot.value < kMaxProcesses, slot.value);
   KV_CHECK(memory.is_mapped(Tier::device) || erase_ || scrub == Scrub::never);
@@ -60,6 +61,14 @@ std::size_t BlockPool::available(Tier t) const {
       static_cast<std::int64_t>(static_cast<std::uint64_t>(counted_used(control, t)) + correction);
   const auto total = static_cast<std::int64_t>(capacity(t));
   return static_cast<std::size_t>(total - std::clamp<std::int64_t>(used, 0, total));
+}
+
+std::size_t BlockPool::capacity(Tier t, DomainId domain) const {
+  return t == Tier::device ? lanes_.capacity(domain, capacity(t)) : capacity(t);
+}
+
+std::size_t BlockPool::available(Tier t, DomainId domain) const {
+  return t == Tier::device ? lanes_.available(domain, available(t)) : available(t);
 }
 
 std::vector<BlockId> BlockPool::free_queue(Tier t) const {

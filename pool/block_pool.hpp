@@ -19,6 +19,7 @@
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
+#include "pool/lanes.hpp"
 #include "pool/own_references.hpp"
 #include "pool/pool_memory.hpp"
 #include "pool/prefix_index.hpp"
@@ -105,7 +106,9 @@ class BlockPool {
 
   /// Takes `count` blocks for this process to write, or none (Errc::pool_exhausted). Takes free
   /// blocks first (the last released first), then idle blocks (the least recently released first),
-  /// which lose their content.
+  /// which lose their content. If the domain has a maximum (PoolGeometry::limits) and has as many,
+  /// its own idle blocks come first of all; and no idle block is taken that another domain has
+  /// within its minimum.
   ///
   /// \param domain   only content of this domain can be published in the blocks. A block with
   ///                 bytes of another domain is zeroed before this returns, unless it is in
@@ -163,10 +166,16 @@ class BlockPool {
   /// caller copies the bytes and then releases `block`.
   [[nodiscard]] Expected<CopyOnWrite> make_writable(BlockId block);
 
-  /// How many blocks allocate() could take now. A hint: exact only while no other process works.
+  /// How many blocks are free or idle. A hint: exact only while no other process works.
   std::size_t available(Tier tier) const;
+  /// How many of them allocate() could take for the domain now, within the domains' limits.
+  std::size_t available(Tier tier, DomainId domain) const;
   /// How many blocks the tier has, without retired blocks and the null block.
   std::size_t capacity(Tier tier) const;
+  /// How many of them the domain can have at all, within the domains' limits.
+  std::size_t capacity(Tier tier, DomainId domain) const;
+  /// How many blocks of the device tier each domain has, and may have.
+  const Lanes& lanes() const { return lanes_; }
 
   /// The domain whose bytes are in the block.
   DomainId domain_of(BlockId block) const { return view(block).domain(); }
@@ -176,8 +185,8 @@ class BlockPool {
   BlockHasher hasher() const { return BlockHasher(memory_.control().header.secret); }
   SlotCounters& counters() const { return *counters_; }
 
-  /// The blocks that allocate() would take, in order (vLLM's free queue). For tests and replay;
-  /// must not be called while other processes work.
+  /// The blocks that allocate() would take if no domain had limits, in order (vLLM's free queue).
+  /// For tests and replay; must not be called while other processes work.
   std::vector<BlockId> free_queue(Tier tier) const;
 
  private:
@@ -225,16 +234,29 @@ class BlockPool {
   bool take_pin_back(BlockId block);
 
   // allocate
-  bool take(Tier tier, std::size_t count, std::vector<BlockId>& taken,
-            std::vector<Evicted>* evicted);
-  bool take_free(Tier tier, std::size_t count, std::vector<BlockId>& taken);
-  bool take_idle(Tier tier, std::size_t count, std::vector<BlockId>& taken,
-                 std::vector<Evicted>* evicted);
-  bool collect_idle(Tier tier, std::size_t count);
-  void evict_candidates(std::vector<BlockId>& taken, std::vector<Evicted>* evicted);
-  bool evict(BlockId block, BlockWord seen, std::vector<Evicted>* evicted);
+  /// What an allocation takes, and for whom.
+  struct Demand {
+    Tier tier;
+    std::size_t count;
+    DomainId domain;
+    std::vector<BlockId>& taken;
+    std::vector<Evicted>* evicted;
+
+    std::size_t missing() const { return count - taken.size(); }
+  };
+  /// Which idle blocks an allocation may evict.
+  enum class Reach : std::uint8_t { own, all };
+  bool take(Demand& demand);
+  bool take_within_limits(Demand& demand);
+  bool take_free(Demand& demand);
+  bool take_idle(Demand& demand, Reach reach = Reach::all);
+  bool collect_idle(const Demand& demand, Reach reach);
+  void collect_oldest(const Demand& demand, Reach reach);
+  void merge_lanes(IdleOrder& idle, std::size_t count, std::vector<std::size_t>& most);
+  void evict_candidates(Demand& demand);
+  bool evict(Demand& demand, Candidate candidate);
   bool keep_if_referenced(BlockId block, BlockWord seen);
-  void begin_filling(BlockId block, Tier tier);
+  void begin_filling(BlockId block, const Demand& demand);
   void free_taken(std::span<const BlockId> taken);
   void change_domains(std::span<const BlockId> taken, DomainId domain, std::span<Evicted> evicted);
   bool only_device_can_zero(BlockId block) const;
@@ -266,6 +288,7 @@ class BlockPool {
   PrefixIndex index_;
   EvictionJournal journal_;
   SlotCounters* counters_;
+  Lanes lanes_;
   std::vector<TierState> tiers_;
   OwnReferences references_;
   /// The shared counter of serials must not be lower than this: this process has drawn serials up

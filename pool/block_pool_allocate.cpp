@@ -1,6 +1,7 @@
 // Takes blocks for writing: free blocks first, then idle blocks, whose content is evicted.
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "base/kill_point.hpp"
@@ -26,13 +27,15 @@ Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count,
   std::vector<BlockId> taken;
   taken.reserve(count);
   const std::size_t evicted_before = evicted != nullptr ? evicted->size() : 0;
-  if (!take(tier, count, taken, evicted)) {
+  Demand demand{tier, count, domain, taken, evicted};
+  if (!take(demand)) {
     free_taken(taken);
     if (evicted != nullptr) evicted->resize(evicted_before);
-    return failure(Errc::pool_exhausted, "need " + std::to_string(count) + " " +
-                                             std::string(to_string(tier)) + " blocks, " +
-                                             std::to_string(available(tier)) + " of " +
-                                             std::to_string(capacity(tier)) + " are free or idle");
+    return failure(Errc::pool_exhausted,
+                   "need " + std::to_string(count) + " " + std::string(to_string(tier)) +
+                       " blocks, " + std::to_string(available(tier, domain)) + " of " +
+                       std::to_string(capacity(tier)) +
+                       " are free or idle, and within what the domain may have");
   }
   std::span<Evicted> contents;
   if (evicted != nullptr) contents = std::span(*evicted).subspan(evicted_before);
@@ -45,18 +48,31 @@ Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count,
 
 /// Adds blocks to `taken`, to be filled by this process, until it has `count` blocks. False if
 /// there are too few; then `taken` has the blocks that there were.
-bool BlockPool::take(Tier t, std::size_t count, std::vector<BlockId>& taken,
-                     std::vector<Evicted>* evicted) {
-  const auto try_once = [&] {
-    return take_free(t, count, taken) || take_idle(t, count, taken, evicted);
+bool BlockPool::take(Demand& demand) {
+  const auto may_be_more = [&] {
+    return available(demand.tier, demand.domain) >= demand.missing();
   };
-  const auto may_be_more = [&] { return available(t) >= count - taken.size(); };
-  return try_once() || (may_be_more() && tier(t).free.find_lost() && try_once());
+  return take_within_limits(demand) ||
+         (may_be_more() && tier(demand.tier).free.find_lost() != 0 && take_within_limits(demand));
 }
 
-bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken) {
-  FreeBlocks& free = tier(t).free;
-  while (taken.size() < count) {
+/// What the domain would have beyond its maximum, it takes from its own idle blocks.
+bool BlockPool::take_within_limits(Demand& demand) {
+  if (demand.tier == Tier::device && lanes_.limits_of(demand.domain).max != 0) [[unlikely]] {
+    // Asked first, because nothing may be evicted unless there is enough for all.
+    if (available(demand.tier, demand.domain) < demand.missing()) return false;
+    const std::size_t count = demand.count;
+    demand.count = demand.taken.size() + lanes_.beyond_maximum(demand.domain, demand.missing());
+    const bool has_own = take_idle(demand, Reach::own);
+    demand.count = count;
+    if (!has_own) return false;
+  }
+  return take_free(demand) || take_idle(demand);
+}
+
+bool BlockPool::take_free(Demand& demand) {
+  FreeBlocks& free = tier(demand.tier).free;
+  while (demand.missing() != 0) {
     const auto candidate = free.next();
     if (!candidate) return false;
     const auto [block, seen] = *candidate;
@@ -65,26 +81,25 @@ bool BlockPool::take_free(Tier t, std::size_t count, std::vector<BlockId>& taken
     if (!view(block).change(seen, seen.taken_by(self_))) continue;
     KV_KILL_POINT("allocate.after_cas");
     free.taken(block);
-    begin_filling(block, t);
-    taken.push_back(block);
+    begin_filling(block, demand);
+    demand.taken.push_back(block);
   }
   return true;
 }
 
 /// Evicts idle blocks and adds them to `taken` until it has `count` blocks. Evicts nothing unless
 /// it has seen enough idle blocks.
-bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken,
-                          std::vector<Evicted>* evicted) {
-  IdleOrder& idle = tier(t).idle;
-  while (taken.size() < count) {
-    if (!collect_idle(t, count - taken.size())) {
+bool BlockPool::take_idle(Demand& demand, Reach reach) {
+  IdleOrder& idle = tier(demand.tier).idle;
+  while (demand.missing() != 0) {
+    if (!collect_idle(demand, reach)) {
       idle.rollback();
       return false;
     }
-    const std::size_t before = taken.size();
-    evict_candidates(taken, evicted);
+    const std::size_t before = demand.taken.size();
+    evict_candidates(demand);
     KV_KILL_POINT("evict.before_journal");
-    journal_.note(Departure::evicted, slot_, std::span(taken).subspan(before));
+    journal_.note(Departure::evicted, slot_, std::span(demand.taken).subspan(before));
     KV_KILL_POINT("evict.before_commit");
     idle.commit();
     KV_KILL_POINT("evict.committed");
@@ -92,23 +107,51 @@ bool BlockPool::take_idle(Tier t, std::size_t count, std::vector<BlockId>& taken
   return true;
 }
 
-/// Collects the `count` oldest idle blocks as candidates. If the hints name fewer than the counters
-/// say there are, all stamps are scanned.
-bool BlockPool::collect_idle(Tier t, std::size_t count) {
-  IdleOrder& idle = tier(t).idle;
-  candidates_.clear();
-  idle.oldest(count, candidates_);
-  if (candidates_.size() < count && available(t) >= count) {
+/// Collects the oldest idle blocks that the allocation may evict as candidates, as many as it still
+/// needs. If the hints name fewer than the counters say there are, all stamps are scanned.
+bool BlockPool::collect_idle(const Demand& demand, Reach reach) {
+  IdleOrder& idle = tier(demand.tier).idle;
+  const std::size_t count = demand.missing();
+  collect_oldest(demand, reach);
+  if (candidates_.size() < count && available(demand.tier, demand.domain) >= count) {
     idle.rollback();
     idle.scan();
-    candidates_.clear();
-    idle.oldest(count, candidates_);
+    collect_oldest(demand, reach);
   }
   return candidates_.size() >= count;
 }
 
+void BlockPool::collect_oldest(const Demand& demand, Reach reach) {
+  IdleOrder& idle = tier(demand.tier).idle;
+  const std::size_t count = demand.missing(), own = lanes_.of(demand.domain);
+  candidates_.clear();
+  if (idle.lanes() == 1) return idle.oldest(count, candidates_);
+  if (reach == Reach::own) return idle.oldest(count, candidates_, own);
+  std::vector<std::size_t> most = lanes_.evictable(demand.domain, count);
+  merge_lanes(idle, count, most);
+  // A domain's minimum protects it from others, not from itself.
+  if (candidates_.size() < count) idle.oldest(count - candidates_.size(), candidates_, own);
+}
+
+/// Collects up to `count` candidates, oldest first, of each lane at most so many.
+void BlockPool::merge_lanes(IdleOrder& idle, std::size_t count, std::vector<std::size_t>& most) {
+  std::array<std::uint64_t, kMostLanes> next{};
+  const auto look = [&](std::size_t lane) {
+    next[lane] = most[lane] != 0 ? idle.next_stamp(lane) : IdleOrder::kNoStamp;
+  };
+  for (std::size_t lane = 0; lane < most.size(); ++lane) look(lane);
+  while (candidates_.size() < count) {
+    const auto oldest = std::min_element(next.begin(), next.begin() + std::ptrdiff_t(most.size()));
+    if (*oldest == IdleOrder::kNoStamp) return;
+    const auto lane = static_cast<std::size_t>(oldest - next.begin());
+    idle.oldest(1, candidates_, lane);
+    --most[lane];
+    look(lane);
+  }
+}
+
 /// Evicts the candidates, except those that another process takes first.
-void BlockPool::evict_candidates(std::vector<BlockId>& taken, std::vector<Evicted>* evicted) {
+void BlockPool::evict_candidates(Demand& demand) {
   const auto prefetch_ahead = [&](std::size_t i) {
     if (i >= candidates_.size()) return;
     const BlockId block = candidates_[i].block;
@@ -117,8 +160,8 @@ void BlockPool::evict_candidates(std::vector<BlockId>& taken, std::vector<Evicte
   };
   const auto try_one = [&](std::size_t i) {
     prefetch_ahead(i + kAhead);
-    const bool is_taken = evict(candidates_[i].block, candidates_[i].word, evicted);
-    if (is_taken) taken.push_back(candidates_[i].block);
+    const bool is_taken = evict(demand, candidates_[i]);
+    if (is_taken) demand.taken.push_back(candidates_[i].block);
     return is_taken;
   };
   for (std::size_t i = 0; i < kAhead; ++i) prefetch_ahead(i);
@@ -136,15 +179,18 @@ void BlockPool::evict_candidates(std::vector<BlockId>& taken, std::vector<Evicte
 /// Takes an idle block by one atomic exchange of its word, and then removes the block's hint from
 /// the index. If the process is killed in between, the stale hint stays until a match reads and
 /// drops it. False if another process has taken the block first.
-bool BlockPool::evict(BlockId block, BlockWord seen, std::vector<Evicted>* evicted) {
+bool BlockPool::evict(Demand& demand, Candidate candidate) {
+  const auto [block, seen] = candidate;
   if (keep_if_referenced(block, seen)) return false;
   const BlockView b = view(block);
   KV_KILL_POINT("evict.before_cas");
   if (!b.change(seen, seen.taken_by(self_))) return false;
   KV_KILL_POINT("evict.after_cas");
   index_.erase(b.name(), block);
-  if (evicted != nullptr) evicted->push_back({block, b.name(), b.uid(), b.domain(), {}});
-  begin_filling(block, memory_.tier_of(block));
+  lanes_.evicted(block, b.domain());
+  if (demand.evicted != nullptr)
+    demand.evicted->push_back({block, b.name(), b.uid(), b.domain(), {}});
+  begin_filling(block, demand);
   bump((*counters_)["evicted_blocks"], 1u);
   KV_KILL_POINT("evict.done");
   return true;
@@ -166,12 +212,13 @@ bool BlockPool::keep_if_referenced(BlockId block, BlockWord seen) {
 /// Called when the block's word says that this process is filling it. Clears the block's uid at
 /// once, so that no match finds the block if its word gets corrupted to "ready" before new content
 /// is written.
-void BlockPool::begin_filling(BlockId block, Tier t) {
+void BlockPool::begin_filling(BlockId block, const Demand& demand) {
   KV_KILL_POINT("take_over.before_nameless");
   view(block).forget_uid();
   references_.set_first(block);
   KV_KILL_POINT("take_over.before_count");
-  count_used(t, +1);
+  count_used(demand.tier, +1);
+  lanes_.taken(block, demand.domain);
   KV_KILL_POINT("take_over.counted");
 }
 

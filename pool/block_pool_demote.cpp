@@ -43,7 +43,8 @@ std::vector<Demotion> BlockPool::demote(std::span<const Evicted> evicted) {
   std::size_t missing = 0;
   for (const Demotion& demotion : demotions) missing += !demotion.is_on_host_already;
   std::vector<BlockId> taken;
-  take(Tier::host, std::min(missing, available(Tier::host)), taken, nullptr);  // may take fewer
+  Demand demand{Tier::host, std::min(missing, available(Tier::host)), {}, taken, nullptr};
+  take(demand);  // may take fewer
   std::erase_if(demotions, [&](const Demotion& d) {
     return !d.is_on_host_already && missing-- > taken.size();
   });

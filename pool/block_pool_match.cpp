@@ -8,6 +8,14 @@
 #include "base/prefetch.hpp"
 
 namespace kvhive {
+namespace {
+
+/// Not inlined, so that pin() stays small.
+[[gnu::cold, gnu::noinline]] void count_pinned(Lanes& lanes, BlockId block, BlockView b) {
+  lanes.idle_changed(block, b.domain(), -1);
+}
+
+}  // namespace
 
 /// Prefetches what a match reads. Index buckets are at random addresses and all other reads depend
 /// on them, so they are prefetched up to 64 blocks ahead. The descriptors and token rows that they
@@ -138,7 +146,11 @@ bool BlockPool::pin(BlockId block, BlockView b, Publication seen) {
   KV_KILL_POINT("pin.before_cas");
   if (!b.pin(seen.word, self_)) return false;
   KV_KILL_POINT("pin.after_cas");
-  if (seen.word.holders() == 0) count_used(memory_.tier_of(block), +1);
+  if (seen.word.holders() == 0) {
+    count_used(memory_.tier_of(block), +1);
+    if (lanes_.count() != 1) [[unlikely]]
+      count_pinned(lanes_, block, b);
+  }
   KV_KILL_POINT("pin.counted");
   references_.add(block);  // from 0 to 1, unless corruption had cleared this process's bit
   return b.serial() == seen.serial || take_pin_back(block);

@@ -85,6 +85,7 @@ void BlockPool::write_content(BlockId block, const BlockIdentity& identity,
 void BlockPool::make_ready(BlockId block, BlockWord word, Hash128 name) {
   view(block).set_word(word.published_by(self_));
   KV_KILL_POINT("publish.after_ready");
+  lanes_.published(block);
   index_.insert(name, block);
   KV_KILL_POINT("publish.hinted");
 }

@@ -4,6 +4,21 @@
 #include "pool/block_pool.hpp"
 
 namespace kvhive {
+namespace {
+
+/// Clears the holder's bit where blocks are counted by lane. Not inlined, so that unpin() stays
+/// small.
+[[gnu::cold, gnu::noinline]] BlockWord unpin_and_count(Lanes& lanes, BlockId block, BlockView b,
+                                                       Holder self) {
+  // Read before: as soon as the block is idle, another process may take it for another domain.
+  const DomainId domain = b.domain();
+  const BlockWord before = b.unpin(self);
+  KV_KILL_POINT("unpin.not_yet_counted");
+  if (before.holders() == self.bit) lanes.idle_changed(block, domain, +1);
+  return before;
+}
+
+}  // namespace
 
 void BlockPool::release(std::span<const BlockId> blocks) {
   if (!drop_references(blocks)) return;
@@ -47,7 +62,8 @@ bool BlockPool::drop_references(std::span<const BlockId> blocks) {
 
 void BlockPool::unpin(BlockId block) {
   KV_KILL_POINT("unpin.before_clear");
-  const BlockWord before = view(block).unpin(self_);
+  const BlockWord before = lanes_.count() == 1 ? view(block).unpin(self_)
+                                               : unpin_and_count(lanes_, block, view(block), self_);
   KV_KILL_POINT("unpin.cleared");
   if (before.holders() == self_.bit) count_used(memory_.tier_of(block), -1);
   KV_KILL_POINT("unpin.counted");
@@ -63,6 +79,7 @@ void BlockPool::free_block(BlockId block) {
   KV_KILL_POINT("give_back.freed");
   const Tier t = memory_.tier_of(block);
   count_used(t, -1);
+  lanes_.freed(block);
   KV_KILL_POINT("give_back.counted");
   tier(t).free.given_back(block, word.generation());
 }

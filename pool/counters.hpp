@@ -1,22 +1,29 @@
 #pragma once
-// The list of the statistics that a process counts in its slot of the pool. Memory layout, reports,
-// tables and JSON are made from this list. A new counter needs one row here and a bump() where the
-// event happens:
+// The lists of the statistics that a process counts in its slot of the pool: counters, and
+// histograms. Memory layout, reports, tables, JSON and the page /metrics are made from these lists.
+// A new statistic needs one row here, and one line where the event happens:
 //
 //   bump(pool.counters()["hit_blocks"], blocks);
+//   pool.counters().observe("iteration_tokens_total", tokens);
 //
 // The name is looked up by the compiler; a name that is not in the list does not compile.
 //
-// A counter of kind `sum` only grows and is never reset, not even when its process dies: the slot's
-// next process goes on counting from there. So the sum over all slots is the pool's total since
-// kvhived started. What one process has counted is the difference from the values at its sign-in
-// (ProcessEntry::at_sign_in). A kill loses the counts of at most one step, and nothing is counted
-// twice.
+// A counter of kind `sum`, and each cell of a histogram, only grows and is never reset, not even
+// when its process dies: the slot's next process goes on counting from there. So the sum over all
+// slots is the pool's total since kvhived started. What one process has counted is the difference
+// from the values at its sign-in (ProcessEntry::at_sign_in). A kill loses the counts of at most one
+// step, and nothing is counted twice.
+//
+// Each cell has one writer at a time, so that no locked instruction is needed: of an engine's
+// threads the port writes "refused_requests", the scheduler what it says of requests, and the block
+// manager the rest.
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace kvhive {
@@ -36,6 +43,7 @@ inline constexpr auto kCounters = std::to_array<CounterInfo>({
     {"queried_blocks", CounterKind::sum,
      "full blocks of prompts that were looked up, once a request: when it was first admitted"},
     {"hit_blocks", CounterKind::sum, "of these, found in the pool (device or host tier)"},
+    {"host_hit_blocks", CounterKind::sum, "of these, found in the host tier"},
     {"allocated_blocks", CounterKind::sum, "blocks taken in order to be filled"},
     {"evicted_blocks", CounterKind::sum, "cached blocks that lost their content to an allocation"},
     {"published_blocks", CounterKind::sum, "filled blocks made findable by all processes"},
@@ -50,6 +58,15 @@ inline constexpr auto kCounters = std::to_array<CounterInfo>({
      "tokens of prompts, once a request: when it was first admitted"},
     {"cached_tokens", CounterKind::sum, "of these, found in the pool instead of computed"},
     {"overloaded_requests", CounterKind::sum, "requests refused because too much was waiting"},
+    {"refused_requests", CounterKind::sum,
+     "requests refused before they were queued: malformed, too long, or no text"},
+    {"finished_stop", CounterKind::sum,
+     "requests that ended with an end-of-sequence token, a stop string or a stop token"},
+    {"finished_length", CounterKind::sum,
+     "requests that ended at their max_tokens, or at the model's length"},
+    {"finished_abort", CounterKind::sum, "requests whose client aborted them or left"},
+    {"finished_error", CounterKind::sum,
+     "requests that the scheduler refused as invalid, or that can never fit"},
     {"running", CounterKind::gauge, "requests being served"},
     {"waiting", CounterKind::gauge, "requests waiting to be admitted"},
 });
@@ -74,6 +91,135 @@ struct CounterValues {
   std::array<std::uint64_t, kCounters.size()> values{};
 
   std::uint64_t operator[](CounterName name) const { return values[name.place()]; }
+};
+
+/// What a histogram's values are. Its edges and its sum are integers of this unit.
+enum class HistogramUnit : std::uint8_t {
+  nanoseconds,  ///< shown in seconds
+  tokens,
+  times,
+};
+
+/// An observed value counts in the first bucket whose edge is not less than it, or in one more
+/// bucket behind the last edge.
+struct HistogramInfo {
+  std::string_view name;
+  HistogramUnit unit;
+  std::string_view help;
+  std::span<const std::uint64_t> edges;  ///< ascending
+
+  /// One for each edge, one behind the last edge, and the sum of all values.
+  constexpr std::size_t cells() const { return edges.size() + 2; }
+};
+
+namespace histogram_edges {
+
+template <std::size_t n>
+consteval std::array<std::uint64_t, n> of_seconds(const double (&seconds)[n]) {
+  std::array<std::uint64_t, n> edges{};
+  for (std::size_t i = 0; i < n; ++i) edges[i] = static_cast<std::uint64_t>(seconds[i] * 1e9 + 0.5);
+  return edges;
+}
+
+// vLLM's (vllm/v1/metrics/loggers.py), so that its dashboards and sums over both fit. Between
+// tokens there are finer ones below 10 ms, where vLLM has none.
+inline constexpr auto kFirstToken =
+    of_seconds({.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560});
+inline constexpr auto kBetweenTokens =
+    of_seconds({.00025, .0005, .001, .002, .003, .005, .0075, .01, .025, .05, .075, .1, .15,
+                .2,     .3,    .4,   .5,   .75,  1,    2.5,   5,   7.5,  10,  20,   40, 80});
+inline constexpr auto kRequest = of_seconds(
+    {.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680});
+inline constexpr auto kRequestTokens =
+    std::to_array<std::uint64_t>({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000,
+                                  20000, 50000, 100000, 200000, 500000});
+inline constexpr auto kPreemptions = std::to_array<std::uint64_t>({1, 2, 3, 4, 5, 10, 20});
+inline constexpr auto kStepTokens =
+    std::to_array<std::uint64_t>({1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384});
+
+}  // namespace histogram_edges
+
+/// The names are vLLM's, also the one with "_total". Times are of the engines' monotonic clock. A
+/// request's time begins when an engine takes it out of its channel: what it waited there for an
+/// engine is not in it. It is admitted when the step begins that first computes some of it. An
+/// engine that takes over from a dead one goes on with the dead one's times, and counts what the
+/// dead one has not: each request counts at most once in each histogram, whatever engines die.
+inline constexpr auto kHistograms = std::to_array<HistogramInfo>({
+    {"time_to_first_token_seconds", HistogramUnit::nanoseconds,
+     "from when an engine took a request to its first token", histogram_edges::kFirstToken},
+    {"inter_token_latency_seconds", HistogramUnit::nanoseconds,
+     "between two tokens of a request, computed by the same engine",
+     histogram_edges::kBetweenTokens},
+    {"e2e_request_latency_seconds", HistogramUnit::nanoseconds,
+     "from when an engine took a request to its end, of requests that were admitted",
+     histogram_edges::kRequest},
+    {"request_queue_time_seconds", HistogramUnit::nanoseconds,
+     "from when an engine took a request to its first admission", histogram_edges::kRequest},
+    {"request_prefill_time_seconds", HistogramUnit::nanoseconds,
+     "from the first admission of a request to its first token", histogram_edges::kRequest},
+    {"request_decode_time_seconds", HistogramUnit::nanoseconds,
+     "from the first token of a request to its end", histogram_edges::kRequest},
+    {"request_inference_time_seconds", HistogramUnit::nanoseconds,
+     "from the first admission of a request to its end", histogram_edges::kRequest},
+    {"request_prompt_tokens", HistogramUnit::tokens,
+     "tokens of the prompt, of requests that were admitted and have ended",
+     histogram_edges::kRequestTokens},
+    {"request_generation_tokens", HistogramUnit::tokens,
+     "tokens generated, of requests that were admitted and have ended",
+     histogram_edges::kRequestTokens},
+    {"request_num_preemptions", HistogramUnit::times,
+     "how often a request was preempted, of requests that were admitted and have ended",
+     histogram_edges::kPreemptions},
+    {"iteration_tokens_total", HistogramUnit::tokens,
+     "tokens that a step computed, of prompts and of answers", histogram_edges::kStepTokens},
+});
+
+/// Where a histogram's cells begin among those of all; at kHistograms.size(), how many there are.
+inline constexpr auto kHistogramCells = [] {
+  std::array<std::size_t, kHistograms.size() + 1> first{};
+  for (std::size_t i = 0; i < kHistograms.size(); ++i)
+    first[i + 1] = first[i] + kHistograms[i].cells();
+  return first;
+}();
+inline constexpr std::size_t kAllHistogramCells = kHistogramCells.back();
+
+/// An index into kHistograms, found from the histogram's name at compile time.
+class HistogramName {
+ public:
+  consteval HistogramName(const char* name) : place_(place_of(name)) {}  // NOLINT: as CounterName
+  constexpr std::size_t place() const { return place_; }
+
+ private:
+  static consteval std::size_t place_of(std::string_view name) {
+    for (std::size_t i = 0; i < kHistograms.size(); ++i)
+      if (kHistograms[i].name == name) return i;
+    throw "kHistograms has no histogram of this name";
+  }
+  std::size_t place_;
+};
+
+/// One histogram as read at one time.
+struct HistogramValue {
+  std::span<const std::uint64_t> buckets;  ///< not cumulative; the last is behind the last edge
+  std::uint64_t sum = 0;                   ///< of all values, in the histogram's unit
+
+  std::uint64_t count() const {
+    std::uint64_t count = 0;
+    for (const std::uint64_t bucket : buckets) count += bucket;
+    return count;
+  }
+};
+
+/// All histograms, as read at one time.
+struct HistogramValues {
+  std::array<std::uint64_t, kAllHistogramCells> cells{};
+
+  HistogramValue at(std::size_t place) const {
+    const auto all = std::span(cells).subspan(kHistogramCells[place], kHistograms[place].cells());
+    return {all.first(all.size() - 1), all.back()};
+  }
+  HistogramValue operator[](HistogramName name) const { return at(name.place()); }
 };
 
 /// Changes a counter that only the calling process writes: no locked instruction is needed.

@@ -4,6 +4,7 @@
 
 #include "base/kill_point.hpp"
 #include "base/prefetch.hpp"
+#include "pool/lanes.hpp"
 
 namespace kvhive {
 
@@ -12,7 +13,20 @@ IdleOrder::IdleOrder(const PoolMemory& memory, Tier tier)
       layout_(memory.tier_layout(tier)),
       control_(&memory.control().tiers[std::size_t(tier)]),
       ring_(memory.ring(tier)),
-      ring_mask_(layout_.ring_slots - 1) {}
+      ring_mask_(layout_.ring_slots - 1) {
+  const std::size_t lanes = lanes_of(memory.geometry(), tier);
+  for (std::size_t lane = 0; lane < lanes; ++lane)
+    cursors_.push_back({.lane = lane, .control = &control_->lanes[lane]});
+}
+
+/// The lane of a published block. Its domain does not change while it is published.
+std::size_t IdleOrder::lane_of(BlockView block) const {
+  return cursors_.size() == 1 ? 0 : kvhive::lane_of(block.domain(), cursors_.size());
+}
+
+LaneControl& IdleOrder::control_of(BlockId block) const {
+  return control_->lanes[lane_of(BlockView(descriptors_[block.value]))];
+}
 
 void IdleOrder::stamp(std::span<const BlockId> blocks) {
   if (blocks.empty()) return;
@@ -45,10 +59,13 @@ bool IdleOrder::is_overwritten(std::uint64_t position) const {
 }
 
 void IdleOrder::settle(std::span<const BlockId> blocks) {
+  const LaneControl* lane = &control_->lanes[0];
+  const bool is_one = cursors_.size() == 1;
   for (const BlockId block : blocks) {
+    if (!is_one) lane = &control_of(block);
     while (true) {
       const std::uint64_t stamp = BlockView(descriptors_[block.value]).stamp();
-      const std::uint64_t head = control_->head.load(std::memory_order_seq_cst);
+      const std::uint64_t head = lane->head.load(std::memory_order_seq_cst);
       if (head <= stamp) break;
       BlockWord word;
       if (!is_current(stamp, block, word)) break;
@@ -68,116 +85,160 @@ void IdleOrder::restore(std::span<const BlockId> blocks) {
     if (block.value - layout_.first_block >= layout_.blocks) continue;  // of the other tier
     const std::uint64_t stamp = BlockView(descriptors_[block.value]).stamp();
     BlockWord word;
-    if (control_->head.load(std::memory_order_seq_cst) <= stamp || !is_current(stamp, block, word))
+    if (control_of(block).head.load(std::memory_order_seq_cst) <= stamp ||
+        !is_current(stamp, block, word))
       continue;
     invalidate(*control_);
     return;
   }
 }
 
-bool IdleOrder::is_current(std::uint64_t stamp, BlockId block, BlockWord& word) const {
+/// Whether the block is idle and was released last with this stamp (and is of this lane).
+bool IdleOrder::is_current(std::uint64_t stamp, BlockId block, BlockWord& word,
+                           std::size_t lane) const {
   word = {};
   // The id may come from the ring, and the ring may be corrupt, so its range is checked.
   if (block.value - layout_.first_block >= layout_.blocks || block == kNullBlock) return false;
   const BlockView view(descriptors_[block.value]);
   word = view.word();
-  return word.is_idle() && view.stamp() == stamp;
+  return word.is_idle() && view.stamp() == stamp && (lane == kAnyLane || lane_of(view) == lane);
 }
 
-void IdleOrder::oldest(std::size_t count, std::vector<Candidate>& out) {
-  catch_up();
+/// Moves the run's cursor to the next candidate. False if there is none. Inlined, like
+/// find_in_ring(): a call for each candidate would cost a tenth of an allocation.
+[[gnu::always_inline]] inline bool IdleOrder::find_in_run(Cursor& at, Candidate& found) const {
+  for (; at.run_cursor < at.run.size(); ++at.run_cursor) {
+    const auto [stamp, block] = at.run[at.run_cursor];
+    BlockWord word;
+    if (!is_current(stamp, block, word)) continue;
+    found = {block, word};
+    return true;
+  }
+  return false;
+}
+
+/// Moves the ring's cursor to the next candidate before `end`. False if there is none.
+[[gnu::always_inline]] inline bool IdleOrder::find_in_ring(Cursor& at, std::uint64_t end,
+                                                           Candidate& found) const {
+  // Descriptors are at random places: start their cache misses this many hints ahead.
+  constexpr std::uint64_t kAhead = 16;
+  const std::size_t lane = cursors_.size() == 1 ? kAnyLane : at.lane;
+  for (; at.ring_cursor < end; ++at.ring_cursor) {
+    prefetch(&ring_[(at.ring_cursor + 4 * kAhead) & ring_mask_]);
+    const std::uint32_t ahead =
+        ring_[(at.ring_cursor + kAhead) & ring_mask_].load(std::memory_order_relaxed);
+    if (ahead - layout_.first_block < layout_.blocks) prefetch_to_write(&descriptors_[ahead]);
+    const BlockId block{ring_[at.ring_cursor & ring_mask_].load(std::memory_order_acquire)};
+    BlockWord word;
+    if (!is_current(at.ring_cursor, block, word, lane)) continue;
+    found = {block, word};
+    return true;
+  }
+  return false;
+}
+
+void IdleOrder::oldest(std::size_t count, std::vector<Candidate>& out, std::size_t lane) {
+  Cursor& at = cursors_[lane];
+  catch_up(at);
   const std::size_t wanted = out.size() + count;
-  take_from_run(wanted, out);
-  take_from_ring(wanted, out);
+  Candidate found;
+  for (; out.size() < wanted && find_in_run(at, found); ++at.run_cursor) out.push_back(found);
+  const std::uint64_t end = begin_ring(at);
+  for (; out.size() < wanted && find_in_ring(at, end, found); ++at.ring_cursor)
+    out.push_back(found);
+}
+
+std::uint64_t IdleOrder::next_stamp(std::size_t lane) {
+  Cursor& at = cursors_[lane];
+  catch_up(at);
+  Candidate found;
+  if (find_in_run(at, found)) return at.run[at.run_cursor].stamp;
+  return find_in_ring(at, begin_ring(at), found) ? at.ring_cursor : kNoStamp;
 }
 
 /// Scans if the ring has lost hints: because of a crash (the epoch has changed), or because it has
-/// wrapped around.
-void IdleOrder::catch_up() {
+/// wrapped around since the head was moved last. A lane from which nothing was evicted for long is
+/// always scanned, since other lanes' hints have overwritten its own.
+void IdleOrder::catch_up(Cursor& at) {
+  // Not between two calls of oldest(): the scan would find what was returned already.
+  if (at.run_cursor != at.run_next || at.ring_cursor != 0) return;
   // The tail is read first: if this process is interrupted in between, the ring looks less full
   // than it is, not fuller.
   const std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
-  const std::uint64_t head = control_->head.load(std::memory_order_relaxed);
+  const std::uint64_t head = at.control->head.load(std::memory_order_relaxed);
   if (tail > head + layout_.ring_slots) {
     KV_KILL_POINT("order.gone_round");
-    advance_head(tail);
+    advance_head(*at.control, tail);
     KV_KILL_POINT("order.head_at_tail");
-    invalidate(*control_);
+    at.control->epoch.fetch_add(1, std::memory_order_acq_rel);
+    KV_KILL_POINT("order.lane_epoch");
   }
-  const std::uint64_t epoch = control_->epoch.load(std::memory_order_acquire);
-  if (epoch == epoch_) return;
-  epoch_ = epoch;
-  collect(control_->head.load(std::memory_order_relaxed));
+  // Both only grow, so their sum changes if one of them does.
+  const std::uint64_t epoch = at.control->epoch.load(std::memory_order_acquire) +
+                              control_->epoch.load(std::memory_order_acquire);
+  if (epoch == at.epoch) return;
+  at.epoch = epoch;
+  collect(at, at.control->head.load(std::memory_order_relaxed));
 }
 
-void IdleOrder::scan() { collect(control_->tail.load(std::memory_order_relaxed)); }
-
-void IdleOrder::collect(std::uint64_t limit) {
-  run_ = idle_before(limit);
-  run_next_ = run_cursor_ = 0;
-  run_limit_ = limit;
-  ring_cursor_ = 0;
+void IdleOrder::scan() {
+  for (Cursor& at : cursors_) collect(at, control_->tail.load(std::memory_order_relaxed));
 }
 
-std::vector<IdleOrder::Stamped> IdleOrder::idle_before(std::uint64_t limit) const {
+void IdleOrder::collect(Cursor& at, std::uint64_t limit) {
+  at.run = idle_before(limit, cursors_.size() == 1 ? kAnyLane : at.lane);
+  at.run_next = at.run_cursor = 0;
+  at.run_limit = limit;
+  at.ring_cursor = 0;
+}
+
+std::vector<IdleOrder::Stamped> IdleOrder::idle_before(std::uint64_t limit,
+                                                       std::size_t lane) const {
   std::vector<Stamped> found;
   for (std::uint32_t i = 0; i < layout_.blocks; ++i) {
     const BlockId block{layout_.first_block + i};
     const std::uint64_t stamp = BlockView(descriptors_[block.value]).stamp();
     BlockWord word;
-    if (stamp < limit && is_current(stamp, block, word)) found.push_back({stamp, block});
+    if (stamp < limit && is_current(stamp, block, word, lane)) found.push_back({stamp, block});
   }
   std::sort(found.begin(), found.end(),
             [](const Stamped& a, const Stamped& b) { return a.stamp < b.stamp; });
   return found;
 }
 
-void IdleOrder::take_from_run(std::size_t wanted, std::vector<Candidate>& out) {
-  for (; out.size() < wanted && run_cursor_ < run_.size(); ++run_cursor_) {
-    const auto [stamp, block] = run_[run_cursor_];
-    BlockWord word;
-    if (is_current(stamp, block, word)) out.push_back({block, word});
-  }
-}
-
-void IdleOrder::take_from_ring(std::size_t wanted, std::vector<Candidate>& out) {
-  // Descriptors are at random places: start their cache misses this many hints ahead.
-  constexpr std::uint64_t kAhead = 16;
-  std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
-  // The last scan has sorted the blocks with stamps below run_limit_ into run_. As long as some of
-  // them are left, the ring is read from run_limit_ on only, so that no block is taken twice.
-  const std::uint64_t floor = run_next_ < run_.size() ? run_limit_ : 0;
-  ring_cursor_ = std::max({ring_cursor_, floor, control_->head.load(std::memory_order_relaxed)});
+/// Moves the ring's cursor to where the ring is read from. Returns where it ends.
+std::uint64_t IdleOrder::begin_ring(Cursor& at) const {
+  const std::uint64_t tail = control_->tail.load(std::memory_order_acquire);
+  // The last scan has sorted the blocks with stamps below run_limit into the run. As long as some
+  // of them are left, the ring is read from run_limit on only, so that no block is taken twice.
+  const std::uint64_t floor = at.run_next < at.run.size() ? at.run_limit : 0;
+  at.ring_cursor =
+      std::max({at.ring_cursor, floor, at.control->head.load(std::memory_order_relaxed)});
   // Reads each slot of the ring at most once, even if the tail is corrupt.
-  tail = std::min(tail, ring_cursor_ + layout_.ring_slots);
-  for (; out.size() < wanted && ring_cursor_ < tail; ++ring_cursor_) {
-    prefetch(&ring_[(ring_cursor_ + 4 * kAhead) & ring_mask_]);
-    const std::uint32_t ahead =
-        ring_[(ring_cursor_ + kAhead) & ring_mask_].load(std::memory_order_relaxed);
-    if (ahead - layout_.first_block < layout_.blocks) prefetch_to_write(&descriptors_[ahead]);
-    const BlockId block{ring_[ring_cursor_ & ring_mask_].load(std::memory_order_acquire)};
-    BlockWord word;
-    if (is_current(ring_cursor_, block, word)) out.push_back({block, word});
-  }
+  return std::min(tail, at.ring_cursor + layout_.ring_slots);
 }
 
 void IdleOrder::commit() {
-  const bool run_was_in_use = run_next_ < run_.size();
-  run_next_ = run_cursor_;
-  if (run_was_in_use) {
-    // This time the ring was read only from run_limit_ on. Next time it is read from its head on.
-    ring_cursor_ = 0;
-  } else {
-    const std::uint64_t moved_from = advance_head(ring_cursor_);
-    rehint_passed(moved_from, ring_cursor_);
+  for (Cursor& at : cursors_) commit(at);
+}
+
+void IdleOrder::commit(Cursor& at) {
+  const bool run_was_in_use = at.run_next < at.run.size();
+  at.run_next = at.run_cursor;
+  if (!run_was_in_use) {
+    const std::uint64_t moved_from = advance_head(*at.control, at.ring_cursor);
+    rehint_passed(at.lane, moved_from, at.ring_cursor);
   }
+  // The next oldest() starts at the head. If the run was in use, the ring was read only from
+  // run_limit on this time, and the head stays.
+  at.ring_cursor = 0;
 }
 
 /// Gives new stamps to blocks that have become idle since this process read their hints: another
 /// process was just releasing such a block, or had pinned it only for a short time (cancel). If
 /// that process read the head before this process moved it, it does not know that the hint is lost,
 /// so this process has to write a new one.
-void IdleOrder::rehint_passed(std::uint64_t from, std::uint64_t to) {
+void IdleOrder::rehint_passed(std::size_t lane, std::uint64_t from, std::uint64_t to) {
   // This process has moved the head and now reads words; a releasing process changes the word and
   // then reads the head (settle()). Because of the fence, at least one of the two sees the other's
   // change.
@@ -186,7 +247,7 @@ void IdleOrder::rehint_passed(std::uint64_t from, std::uint64_t to) {
   for (std::uint64_t position = from; position < to; ++position) {
     const BlockId block{ring_[position & ring_mask_].load(std::memory_order_acquire)};
     BlockWord word;
-    if (!is_current(position, block, word)) continue;
+    if (!is_current(position, block, word, lane)) continue;
     KV_KILL_POINT("rehint.is_idle");
     stamp({&block, 1});
     KV_KILL_POINT("rehint.before_settle");
@@ -197,17 +258,19 @@ void IdleOrder::rehint_passed(std::uint64_t from, std::uint64_t to) {
 }
 
 void IdleOrder::rollback() {
-  run_cursor_ = run_next_;
-  ring_cursor_ = 0;  // the next oldest() starts at the head
+  for (Cursor& at : cursors_) {
+    at.run_cursor = at.run_next;
+    at.ring_cursor = 0;  // the next oldest() starts at the head
+  }
 }
 
 /// Moves the head to `position`, unless it is there or further on already. Returns where the head
 /// was, at most `position`.
-std::uint64_t IdleOrder::advance_head(std::uint64_t position) {
+std::uint64_t IdleOrder::advance_head(LaneControl& control, std::uint64_t position) {
   KV_KILL_POINT("order.before_head");
-  std::uint64_t head = control_->head.load(std::memory_order_relaxed);
+  std::uint64_t head = control.head.load(std::memory_order_relaxed);
   while (head < position &&
-         !control_->head.compare_exchange_weak(head, position, std::memory_order_seq_cst)) {
+         !control.head.compare_exchange_weak(head, position, std::memory_order_seq_cst)) {
   }
   KV_KILL_POINT("order.head_moved");
   return std::min(head, position);

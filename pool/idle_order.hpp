@@ -9,6 +9,11 @@
 // valid only if its block is idle and still has exactly this stamp. If the block was pinned or
 // released since, the hint is stale and is skipped.
 //
+// A tier can have several lanes: domains whose blocks are evicted by other rules (pool/lanes.hpp).
+// They share ring, tail and stamps, so that stamps tell which of all idle blocks is the oldest; but
+// each lane has a head of its own. For a lane's head, hints of other lanes' blocks are like stale
+// ones. Without shares of the blocks there is one lane.
+//
 // The ring can lose hints. They are overwritten if there are more than four releases per block
 // without an eviction. They lie before the head, where eviction no longer reads, if a process was
 // killed or stopped between writing the stamp and writing the hint. In both cases a process scans
@@ -48,9 +53,14 @@ class IdleOrder {
   /// has moved past a block's hint, every process scans before its next eviction.
   void restore(std::span<const BlockId> blocks);
 
-  /// Appends up to `count` idle blocks to `out`, oldest first, with the words that they had. Does
-  /// not change the blocks.
-  void oldest(std::size_t count, std::vector<Candidate>& out);
+  std::size_t lanes() const { return cursors_.size(); }
+
+  /// Appends up to `count` idle blocks of the lane to `out`, oldest first, with the words that they
+  /// had. Does not change the blocks.
+  void oldest(std::size_t count, std::vector<Candidate>& out, std::size_t lane = 0);
+  /// The stamp of the block that oldest() would append next; kNoStamp if there is none.
+  std::uint64_t next_stamp(std::size_t lane);
+  static constexpr std::uint64_t kNoStamp = ~0ull;
 
   /// The caller has evicted the blocks that oldest() returned since the last commit: later calls
   /// return the blocks after them.
@@ -59,6 +69,7 @@ class IdleOrder {
   void rollback();
 
   /// Scans all stamps. Called when the hints lead to fewer blocks than the counters say there are.
+  /// Nothing that oldest() has returned may be uncommitted.
   void scan();
 
   /// Called when hints may lie before the head, for example after a crash: every process then scans
@@ -73,14 +84,32 @@ class IdleOrder {
     std::uint64_t stamp;
     BlockId block;
   };
-  bool is_current(std::uint64_t stamp, BlockId block, BlockWord& word) const;
-  std::vector<Stamped> idle_before(std::uint64_t limit) const;
-  void catch_up();
-  void collect(std::uint64_t limit);
-  void take_from_run(std::size_t wanted, std::vector<Candidate>& out);
-  void take_from_ring(std::size_t wanted, std::vector<Candidate>& out);
-  std::uint64_t advance_head(std::uint64_t position);
-  void rehint_passed(std::uint64_t from, std::uint64_t to);
+  /// Where this process is in one lane.
+  struct Cursor {
+    std::size_t lane;
+    LaneControl* control;
+    std::vector<Stamped> run{};  ///< result of the last scan, oldest first
+    std::size_t run_next = 0;    ///< entries before this one are used up
+    /// Where oldest() goes on; commit() keeps it, rollback() resets it.
+    std::size_t run_cursor = 0;
+    std::uint64_t run_limit = 0;  ///< the run covers all stamps before this one
+    std::uint64_t ring_cursor = 0;
+    std::uint64_t epoch = 0;
+  };
+  static constexpr std::size_t kAnyLane = ~std::size_t{0};
+  std::size_t lane_of(BlockView block) const;
+  LaneControl& control_of(BlockId block) const;
+  bool is_current(std::uint64_t stamp, BlockId block, BlockWord& word,
+                  std::size_t lane = kAnyLane) const;
+  std::vector<Stamped> idle_before(std::uint64_t limit, std::size_t lane = kAnyLane) const;
+  void catch_up(Cursor& at);
+  void collect(Cursor& at, std::uint64_t limit);
+  bool find_in_run(Cursor& at, Candidate& found) const;
+  std::uint64_t begin_ring(Cursor& at) const;
+  bool find_in_ring(Cursor& at, std::uint64_t end, Candidate& found) const;
+  void commit(Cursor& at);
+  static std::uint64_t advance_head(LaneControl& control, std::uint64_t position);
+  void rehint_passed(std::size_t lane, std::uint64_t from, std::uint64_t to);
   bool is_overwritten(std::uint64_t position) const;
 
   BlockDescriptor* descriptors_;
@@ -88,13 +117,7 @@ class IdleOrder {
   TierControl* control_;
   std::atomic<std::uint32_t>* ring_;
   std::uint64_t ring_mask_;
-
-  std::vector<Stamped> run_;    ///< result of the last scan, oldest first
-  std::size_t run_next_ = 0;    ///< entries before this one are used up
-  std::size_t run_cursor_ = 0;  ///< where oldest() goes on; commit() keeps it, rollback() resets it
-  std::uint64_t run_limit_ = 0;  ///< the run covers all stamps before this one
-  std::uint64_t ring_cursor_ = 0;
-  std::uint64_t epoch_ = 0;
+  std::vector<Cursor> cursors_;  ///< by lane
 };
 
 }  // namespace kvhive

@@ -64,6 +64,13 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
   for (const CounterInfo& counter : kCounters)
     for (const char letter : counter.name)
       hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;
+  for (const HistogramInfo& histogram : kHistograms) {
+    for (const char letter : histogram.name)
+      hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;
+    for (const std::uint64_t edge : histogram.edges)
+      for (const int shift : {0, 32})
+        hash = (hash ^ static_cast<std::uint32_t>(edge >> shift)) * 16777619u;
+  }
   const KvLayout& kv = geometry.kv;
   for (const std::uint64_t number : {std::size_t{kFormatVersion},
                                      sizeof(ControlBlock),
@@ -77,6 +84,10 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      offsetof(ControlBlock, processes),
                                      sizeof(PoolGeometry),
                                      sizeof(TierControl),
+                                     sizeof(LaneControl),
+                                     sizeof(LaneCounters),
+                                     kMostLanes,
+                                     offsetof(TierControl, epoch),
                                      sizeof(ProcessEntry),
                                      sizeof(SlotCounters),
                                      sizeof(BlockDescriptor),

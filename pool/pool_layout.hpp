@@ -17,7 +17,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 6;
+inline constexpr std::uint32_t kFormatVersion = 8;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
 /// corrupt.
@@ -72,8 +72,34 @@ struct alignas(64) SlotCounters {
   /// over all slots has a meaning (pool/tier_counters.hpp), so it is never reset.
   std::array<std::atomic<std::int64_t>, kTiers> used;
   std::array<std::atomic<std::uint64_t>, kCounters.size()> values;
+  /// Of all histograms, one after the other (kHistogramCells).
+  alignas(64) std::array<std::atomic<std::uint64_t>, kAllHistogramCells> cells;
 
   std::atomic<std::uint64_t>& operator[](CounterName name) { return values[name.place()]; }
+  void observe(HistogramName name, std::uint64_t value) {
+    const std::span<const std::uint64_t> edges = kHistograms[name.place()].edges;
+    const auto edge = std::lower_bound(edges.begin(), edges.end(), value);
+    std::atomic<std::uint64_t>* first = cells.data() + kHistogramCells[name.place()];
+    bump(first[edge - edges.begin()], 1);
+    bump(first[edges.size() + 1], value);
+  }
+};
+
+/// Lanes of a tier: one for each domain whose blocks are counted, and lane 0 for all others
+/// (pool/lanes.hpp).
+inline constexpr std::size_t kMostLanes = kLimitedDomains + 1;
+
+/// What one process slot has counted of one lane of the device tier (pool/lanes.hpp). `cached` and
+/// `idle` are modulo 2^32; only their sums over all slots have a meaning, so they are never reset.
+struct LaneCounters {
+  /// +1 each time this process publishes a block, -1 each time it evicts one.
+  std::atomic<std::uint32_t> cached;
+  /// +1 each time it drops the last reference to a published block, -1 each time it pins or evicts
+  /// a block that no process holds.
+  std::atomic<std::uint32_t> idle;
+  /// How many blocks this process is filling. No other process changes such a block, so this is the
+  /// number itself. 0 when the slot has no process.
+  std::atomic<std::uint32_t> filling;
 };
 
 /// One process slot. The keeper decides which process has which slot; `pid` is only for display.
@@ -84,14 +110,27 @@ struct alignas(64) ProcessEntry {
   /// The slot's counters when its process signed in: what earlier processes in the slot have
   /// counted.
   std::array<std::atomic<std::uint64_t>, kCounters.size()> at_sign_in;
+  std::array<std::atomic<std::uint64_t>, kAllHistogramCells> cells_at_sign_in;
   SlotCounters counters;
+  alignas(64) std::array<LaneCounters, kMostLanes> lanes;
+};
+
+/// The shared state of one lane of a tier.
+struct alignas(64) LaneControl {
+  std::atomic<std::uint64_t> head;  ///< hints of lower stamps are used up, for this lane's blocks
+  /// Incremented when this lane's idle blocks may have hints before the head: every process then
+  /// scans once.
+  std::atomic<std::uint64_t> epoch;
+  /// Added to the sums of the slots' LaneCounters; set by reaper and repair.
+  std::atomic<std::uint32_t> cached_correction;
+  std::atomic<std::uint32_t> idle_correction;
 };
 
 /// The shared state of one tier's release order (pool/idle_order.hpp) and of its counters.
 struct TierControl {
   alignas(64) std::atomic<std::uint64_t> tail;  ///< next stamp to draw; starts at 1
-  alignas(64) std::atomic<std::uint64_t> head;  ///< hints of lower stamps are used up
-  /// Incremented when idle blocks may have hints before the head: every process then scans once.
+  std::array<LaneControl, kMostLanes> lanes;    ///< the host tier has lane 0 only
+  /// Like LaneControl::epoch, for all lanes.
   alignas(64) std::atomic<std::uint64_t> epoch;
   /// Added to the sum of the slots' `used`; set by reaper and repair.
   std::atomic<std::int64_t> used_correction;
@@ -213,6 +252,10 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
   visit("page layout", static_cast<std::uint64_t>(g.kv.pages));
   visit("fingerprint", g.fingerprint);
   visit("kind of device", static_cast<std::uint64_t>(g.device));
+  for (const BlockLimits& limits : g.limits) {
+    visit("minimum of a domain", std::uint64_t{limits.min});
+    visit("maximum of a domain", std::uint64_t{limits.max});
+  }
   visit("hash secret's digest", secret);
 }
 

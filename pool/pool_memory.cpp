@@ -22,6 +22,22 @@ std::array<std::size_t, kPoolObjects> sizes_of(const PoolLayout& layout) {
           layout.host_bytes};
 }
 
+Expected<void> check_limits(const PoolGeometry& geometry) {
+  std::uint64_t sum = 0;
+  for (const BlockLimits& limits : geometry.limits) {
+    sum += limits.min;
+    if (limits.max != 0 && limits.max < limits.min)
+      return failure(Errc::bad_argument, "a domain's most blocks, " + std::to_string(limits.max) +
+                                             ", are fewer than those it is sure of, " +
+                                             std::to_string(limits.min));
+  }
+  if (sum >= geometry.device_blocks)
+    return failure(Errc::bad_argument, "domains are sure of " + std::to_string(sum) +
+                                           " blocks, the device tier has " +
+                                           std::to_string(geometry.device_blocks - 1));
+  return {};
+}
+
 Expected<void> check_geometry(const PoolGeometry& geometry) {
   if (geometry.device_blocks < 2)
     return failure(Errc::bad_argument,
@@ -37,6 +53,7 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
     return failure(Errc::bad_argument, "the pool's kind of device is " +
                                            std::to_string(std::uint32_t(geometry.device)) +
                                            ", known are 0 (cpu) and 1 (cuda)");
+  if (auto valid = check_limits(geometry); !valid) return valid;
   if (geometry.tokens_per_block < 1 || geometry.tokens_per_block > 1024)
     return failure(Errc::bad_argument, "block_size must be 1..1024 tokens, got " +
                                            std::to_string(geometry.tokens_per_block));
@@ -147,7 +164,7 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
     set_all_bits(pool.summary(tier), t.bitmap_words);
     TierControl& control = pool.control().tiers[std::size_t(tier)];
     control.tail.store(1, std::memory_order_relaxed);
-    control.head.store(1, std::memory_order_relaxed);
+    for (LaneControl& lane : control.lanes) lane.head.store(1, std::memory_order_relaxed);
     KV_KILL_POINT("format.after_a_tier");
   }
   pool.bitmap(Tier::device)[0].fetch_and(~1ull, std::memory_order_relaxed);

@@ -18,6 +18,8 @@ void note_sums(ProcessEntry& entry) {
     entry.at_sign_in[i].store(entry.counters.values[i].load(relaxed), relaxed);
     KV_KILL_POINT("sign_in.half_noted");
   }
+  for (std::size_t i = 0; i < kAllHistogramCells; ++i)
+    entry.cells_at_sign_in[i].store(entry.counters.cells[i].load(relaxed), relaxed);
 }
 
 void zero_gauges(SlotCounters& counters) {

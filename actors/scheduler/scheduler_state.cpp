@@ -31,9 +31,12 @@ bool contains(const std::vector<TokenId>& tokens, TokenId token) {
 void SchedulerState::submit(Submission&& submission) {
   waiting_.set_share(submission.domain, submission.share);
   if (auto valid = check(submission); !valid) {
-    submission.sink->finished(FinishReason::error, valid.error(), {}, 0);
     to_flush_.push_back(submission.sink);
-    overloaded_ += valid.error().code == Errc::overloaded;
+    if (!submission.sink->finished(FinishReason::error, valid.error(), {}, 0)) return;
+    if (valid.error().code == Errc::overloaded)
+      meter_.overloaded();
+    else
+      meter_.finished(FinishReason::error, {}, {}, 0);
     return;
   }
   if (!submission.journal.empty() && !submission.sink->read()) return;  // another engine has it
@@ -61,6 +64,7 @@ void SchedulerState::submit(Submission&& submission) {
     request.is_admitted = true;
   }
   request.stats.prompt_tokens = request.prompt_tokens;
+  request.times = submission.times;
   // A request that another engine has taken meanwhile, of which this engine does not know yet: its
   // client may have submitted the next one in the same slot.
   if (const auto lost = by_key_.find(request.key); lost != by_key_.end()) give_up(lost->second);
@@ -193,7 +197,6 @@ std::optional<StepRequest> SchedulerState::next_step() {
   step.victims = victims();
   step.token_budget = config_.max_num_batched_tokens;
   step.waiting_in_all = static_cast<std::uint32_t>(waiting_.size());
-  step.overloaded = std::exchange(overloaded_, 0);
   step.waiting = waiting_.first(config_.max_num_seqs -
                                 std::min<std::size_t>(running_.size(), config_.max_num_seqs));
   for (const SeqId seq : step.waiting) {
@@ -203,6 +206,7 @@ std::optional<StepRequest> SchedulerState::next_step() {
                             request.domain, request.is_admitted, request.sink});
   }
   step_is_out_ = true;
+  step_began_ = meter_.now();
   return step;
 }
 
@@ -223,22 +227,25 @@ std::vector<SeqId> SchedulerState::victims() const {
 
 void SchedulerState::complete(const StepDone& done) {
   step_is_out_ = false;
+  const std::uint64_t now = meter_.now();
   for (const Admission& admission : done.outcome.admitted) admit(admission);
   for (const SeqId seq : done.outcome.preempted) preempt(seq);
   for (const SeqId seq : done.outcome.lost) forget(seq);
+  waiting_.set_at_maximum(done.outcome.at_maximum);
   for (const Rejection& rejection : done.outcome.rejected)
     finish(rejection.seq, FinishReason::error, rejection.error);
-  for (const SampledToken& sampled : done.sampled) {
-    waiting_.serve(requests_.at(sampled.seq).domain, 1);
-    if (requests_.at(sampled.seq).is_unwanted) continue;
-    append(sampled.seq, sampled.token);
-  }
+  for (const SampledToken& sampled : done.sampled) take(sampled, now);
   drop_unwanted();
   is_starved_ =
       done.outcome.scheduled_tokens == 0 && done.outcome.preempted.empty() && !waiting_.is_empty();
   drain_rate_.add_step(done.times.copying + done.times.computing,
                        std::exchange(admitted_tokens_, 0));
   flush();
+}
+
+void SchedulerState::set_limits(const NewLimits& limits) {
+  if (limits.max_queued_tokens) config_.max_queued_tokens = *limits.max_queued_tokens;
+  if (limits.share) waiting_.set_share(limits.share->first, limits.share->second);
 }
 
 void SchedulerState::flush() {
@@ -264,7 +271,10 @@ void SchedulerState::admit(const Admission& admission) {
   waiting_.serve(request.domain, tokens - std::min<std::size_t>(admission.cached_tokens, tokens));
   if (std::exchange(request.is_admitted, true)) return;
   request.stats.cached_tokens = std::min(admission.cached_tokens, request.prompt_tokens);
+  request.times.admitted = step_began_;
+  request.sink->note(request.times);
   request.sink->admitted(request.stats);
+  meter_.admitted(request.times);
   to_flush_.push_back(request.sink);
 }
 
@@ -275,6 +285,25 @@ void SchedulerState::preempt(SeqId seq) {
   request.sink->preempted();
   request.place = waiting_.add_preempted(entry_of(seq, request));
   waiting_.ends(request.domain);
+}
+
+/// The step has sampled a token.
+void SchedulerState::take(const SampledToken& sampled, std::uint64_t now) {
+  Request& request = requests_.at(sampled.seq);
+  waiting_.serve(request.domain, 1);
+  if (request.is_unwanted) return;
+  const std::uint64_t before = std::exchange(request.last_token, now);
+  const bool is_first = request.generated() == 0;
+  if (is_first) {
+    request.times.first_token = now;
+    request.sink->note(request.times);
+  }
+  const RequestTimes times = request.times;  // append() may end the request
+  append(sampled.seq, sampled.token);
+  if (is_first)
+    meter_.first_token(times);
+  else if (before != 0)
+    meter_.next_token(now - before);
 }
 
 /// Appends a token to the request and gives it to the client. Unless the token ends the request,
@@ -308,7 +337,8 @@ void SchedulerState::finish(SeqId seq, FinishReason reason, const Error& error) 
   Request& request = found->second;
   spdlog::debug("request {}/{} ended: {}, {} tokens generated", request.key.channel,
                 request.key.slot, to_string(reason), request.generated());
-  request.sink->finished(reason, error, request.stats, request.text.bytes());
+  if (request.sink->finished(reason, error, request.stats, request.text.bytes()))
+    meter_.finished(reason, request.times, request.stats, request.generated());
   to_flush_.push_back(request.sink);
   forget(seq);
 }

@@ -21,6 +21,7 @@
 #include "actors/messages.hpp"
 #include "actors/scheduler/drain_rate.hpp"
 #include "actors/scheduler/output_text.hpp"
+#include "actors/scheduler/request_meter.hpp"
 #include "actors/scheduler/waiting_queue.hpp"
 #include "config/choices.hpp"
 #include "ipc/channel/board.hpp"
@@ -49,12 +50,16 @@ struct SchedulerConfig {
   std::function<void(EngineLoad)> tell_load{};  ///< called with each step and submission
   /// Tokens of the requests that wait. What comes then is refused as overloaded. 0 = no limit.
   std::uint32_t max_queued_tokens = 0;
+  SlotCounters* counters = nullptr;  ///< of the engine's slot, for the statistics
+  RequestMeter::Clock clock = monotonic_ns;
 };
 
 class SchedulerState {
  public:
   explicit SchedulerState(SchedulerConfig config)
-      : config_(std::move(config)), waiting_(config_.policy) {}
+      : config_(std::move(config)),
+        meter_(config_.counters, config_.clock),
+        waiting_(config_.policy) {}
 
   /// Queues a request. An invalid request is refused at once, through its sink. After the last of
   /// several, the caller calls flush().
@@ -67,6 +72,9 @@ class SchedulerState {
   void replay_some();
   bool has_journals() const { return !journals_.empty(); }
   static constexpr std::size_t kReplayedAtOnce = 2048;  ///< tokens; about half a millisecond
+
+  /// From now on these hold. Requests that wait already are not refused.
+  void set_limits(const NewLimits& limits);
 
   /// Wakes the readers of all that was written. (abort() and complete() do that themselves.)
   void flush();
@@ -97,6 +105,8 @@ class SchedulerState {
     bool is_admitted = false;  ///< it was admitted at least once, perhaps by an engine that died
     bool is_unwanted = false;  ///< its client is gone or has aborted it, or it was lost
     std::optional<WaitingQueue::Place> place{};  ///< while it waits
+    RequestTimes times{};
+    std::uint64_t last_token = 0;  ///< when this engine computed it; 0 = none yet
 
     std::uint32_t generated() const {
       return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
@@ -123,6 +133,7 @@ class SchedulerState {
   void tell_load();
   void admit(const Admission& admission);
   void preempt(SeqId seq);
+  void take(const SampledToken& sampled, std::uint64_t now);
   void append(SeqId seq, const GeneratedToken& token);
   std::size_t replay(Journal& journal, std::size_t most_tokens);
   FinishReason reason_to_end(const Request& request, TokenId token, bool stop_string) const;
@@ -130,6 +141,7 @@ class SchedulerState {
   std::vector<SeqId> victims() const;
 
   SchedulerConfig config_;
+  RequestMeter meter_;
   std::uint64_t next_seq_ = 1;
   std::uint64_t next_step_ = 1;
   std::unordered_map<SeqId, Request> requests_;
@@ -138,7 +150,6 @@ class SchedulerState {
   WaitingQueue waiting_;
   DrainRate drain_rate_;
   std::size_t admitted_tokens_ = 0;  ///< that have left the queue in this step
-  std::uint32_t overloaded_ = 0;     ///< requests refused since the last step
   std::vector<SeqId> unwanted_;      ///< to be ended as soon as no step is out; some may have ended
   std::vector<SeqId> running_;
   std::deque<Journal> journals_;         ///< of requests that neither wait nor run yet
@@ -146,6 +157,7 @@ class SchedulerState {
   std::vector<AppendedToken> appended_;  ///< the next step sends them to the block manager
   std::vector<std::shared_ptr<OutputSink>> to_flush_;
   bool step_is_out_ = false;
+  std::uint64_t step_began_ = 0;  ///< nanoseconds, as RequestTimes
   bool is_starved_ = false;
 };
 

@@ -1,6 +1,7 @@
 #include "actors/scheduler/waiting_queue.hpp"
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "base/check.hpp"
@@ -13,8 +14,9 @@ WaitingQueue::Place WaitingQueue::add(const Entry& entry) {
   const bool is_fcfs = policy_ == SchedulingPolicy::fcfs;
   const Place place = is_fcfs ? Place{0, ++last_place_} : place_by_priority(entry);
   come(domains_[entry.domain], entry);
-  KV_CHECK(line_of(entry, place).emplace(place, Waiting{entry.seq, entry.tokens}).second,
-           entry.seq.value);
+  KV_CHECK(
+      line_of(entry, place).emplace(place, Waiting{entry.seq, entry.domain, entry.tokens}).second,
+      entry.seq.value);
   return place;
 }
 
@@ -23,7 +25,7 @@ WaitingQueue::Place WaitingQueue::add_preempted(const Entry& entry) {
   const Place place{0, --first_place_};
   come(domains_[entry.domain], entry);
   ++domains_[entry.domain].preempted;
-  preempted_.emplace(place, Waiting{entry.seq, entry.tokens});
+  preempted_.emplace(place, Waiting{entry.seq, entry.domain, entry.tokens});
   return place;
 }
 
@@ -54,11 +56,17 @@ void WaitingQueue::come(Domain& domain, const Entry& entry) {
 double WaitingQueue::least_served() const {
   double least = most_served_;
   for (const auto& [id, domain] : domains_)
-    if (domain.waits() && domain.may_run_more(0)) least = std::min(least, domain.served);
+    if (domain.waits() && domain.may_run_more(0) && !domain.is_at_maximum)
+      least = std::min(least, domain.served);
   return least;
 }
 
 // -- what runs ------------------------------------------------------------------------------------
+
+void WaitingQueue::set_at_maximum(const std::vector<DomainId>& domains) {
+  for (auto& [id, domain] : domains_)
+    domain.is_at_maximum = std::find(domains.begin(), domains.end(), id) != domains.end();
+}
 
 void WaitingQueue::serve(DomainId id, std::size_t tokens) {
   Domain& domain = domains_[id];
@@ -109,10 +117,15 @@ struct WaitingQueue::Candidate {
 
 std::vector<SeqId> WaitingQueue::first(std::size_t most) const {
   std::vector<SeqId> order;
-  for (const auto& [place, waiting] : preempted_)
-    if (order.size() < most) order.push_back(waiting.seq);
+  std::set<DomainId> tried;  // of those at their maximum
+  for (const auto& [place, waiting] : preempted_) {
+    if (order.size() == most) break;
+    if (domains_.at(waiting.domain).is_at_maximum && !tried.insert(waiting.domain).second) continue;
+    order.push_back(waiting.seq);
+  }
   std::vector<Candidate> heap;
   for (const auto& [id, domain] : domains_) {
+    if (tried.contains(id)) continue;
     const Candidate candidate{id, &domain, domain.line.begin(), domain.served};
     if (candidate.has_next()) heap.push_back(candidate);
   }

@@ -60,6 +60,10 @@ class WaitingQueue {
   /// allow.
   std::vector<SeqId> first(std::size_t most) const;
 
+  /// The domains that had as many blocks as they may have in the last step, all held: of each of
+  /// them one request is tried in each step, and the others of its requests keep nobody waiting.
+  void set_at_maximum(const std::vector<DomainId>& domains);
+
   /// A request of the domain runs from now on.
   void begins(DomainId domain) { ++domains_[domain].running; }
   /// It does not any more.
@@ -80,6 +84,7 @@ class WaitingQueue {
  private:
   struct Waiting {
     SeqId seq;
+    DomainId domain;
     std::size_t tokens;
   };
   using Line = std::map<Place, Waiting>;
@@ -90,9 +95,11 @@ class WaitingQueue {
     std::uint32_t running = 0;
     std::uint32_t preempted = 0;  ///< of its requests, in the line of preempted ones
     double served = 0;            ///< tokens / weight
+    bool is_at_maximum = false;   ///< of its blocks
 
     bool waits() const { return tokens != 0; }
     bool may_run_more(std::uint32_t more) const {
+      if (is_at_maximum && more != 0) return false;
       return share.max_num_seqs == 0 || running + preempted + more < share.max_num_seqs;
     }
   };

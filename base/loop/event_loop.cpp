@@ -81,8 +81,10 @@ void EventLoop::run() {
   while (!is_stopped_) {
     const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
     KV_CHECK(count >= 0 || errno == EINTR, errno);
-    for (int i = 0; i < count && !is_stopped_; ++i)
+    for (int i = 0; i < count && !is_stopped_; ++i) {
       dispatch(events[static_cast<std::size_t>(i)].data.u64);
+      if (after_each_) call(after_each_);
+    }
   }
   is_stopped_ = false;
 }

@@ -47,6 +47,9 @@ class EventLoop {
   /// them.
   void post(Handler handler);
 
+  /// run() calls `handler` after each event that it has handled.
+  void after_each(Handler handler) { after_each_ = std::move(handler); }
+
   /// Handles events until stop() is called. Returns at once if stop() was called before. May be
   /// called again.
   void run();
@@ -85,6 +88,7 @@ class EventLoop {
   std::map<int, Watch> watched_;  ///< by descriptor
   std::uint32_t next_watch_ = 0;
   std::multimap<Time, Handler> timers_;
+  Handler after_each_;
   bool is_stopped_ = false;
 };
 

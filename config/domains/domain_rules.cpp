@@ -1,7 +1,11 @@
 #include "config/domains/domain_rules.hpp"
 
+#include <grp.h>
+#include <pwd.h>
+
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "config/domains/rule_text.hpp"
 
@@ -42,6 +46,20 @@ Expected<DomainRule> parse_rule(const std::string& text) {
   return rule;
 }
 
+/// As the rules write it: a group has an '@' before its number.
+std::optional<std::string> number_of(const std::string& member) {
+  const bool is_group = member[0] == '@';
+  const std::string name = member.substr(is_group ? 1 : 0);
+  std::uint32_t number = 0;
+  if (parse_number(number, name)) return (is_group ? "@" : "") + std::to_string(number);
+  if (is_group) {
+    const group* const found = getgrnam(name.c_str());
+    return found == nullptr ? std::nullopt : std::optional("@" + std::to_string(found->gr_gid));
+  }
+  const passwd* const found = getpwnam(name.c_str());
+  return found == nullptr ? std::nullopt : std::optional(std::to_string(found->pw_uid));
+}
+
 }  // namespace
 
 Expected<std::vector<DomainRule>> parse_domains(const std::string& text) {
@@ -71,6 +89,29 @@ std::string to_string(const std::vector<DomainRule>& rules) {
       text += (i == 0 ? "" : ",") + rule.members[i];
   }
   return text;
+}
+
+Expected<std::vector<DomainRule>> with_numbers(std::vector<DomainRule> rules) {
+  std::map<std::string, std::string> domain_of;
+  for (DomainRule& rule : rules) {
+    std::vector<std::string> numbers;
+    for (const std::string& member : rule.members) {
+      const auto number = number_of(member);
+      if (!number)
+        return failure(Errc::bad_argument, "domains: '" + member + "' in '" + rule.name +
+                                               "' is unknown to this system; correct it, or give "
+                                               "its number");
+      const auto [other, is_new] = domain_of.emplace(*number, rule.name);
+      if (is_new) numbers.push_back(*number);
+      if (other->second != rule.name)  // named twice in different ways
+        return failure(Errc::bad_argument, "domains: '" + member + "' (number " +
+                                               number->substr(number->find_first_not_of('@')) +
+                                               ") is in '" + other->second + "' and again in '" +
+                                               rule.name + "'; keep it in one of them");
+    }
+    rule.members = std::move(numbers);
+  }
+  return rules;
 }
 
 }  // namespace kvhive

@@ -32,4 +32,8 @@ inline constexpr std::string_view kDomainOfUser = "uid-";
 /// As parse_domains() reads it.
 std::string to_string(const std::vector<DomainRule>& rules);
 
+/// The same rules, with users and groups by the numbers that this system has for them. Error: it
+/// does not know one.
+[[nodiscard]] Expected<std::vector<DomainRule>> with_numbers(std::vector<DomainRule> rules);
+
 }  // namespace kvhive

@@ -1,37 +1,69 @@
 #include "ipc/channel/board.hpp"
 
 #include <algorithm>
+#include <boost/container_hash/hash.hpp>
 
 namespace kvhive {
 
-bool is_much_busier(EngineLoad load, EngineLoad other, std::uint32_t tokens_per_step) {
+bool Member::is_much_busier(EngineLoad load, EngineLoad other) const {
   constexpr std::uint64_t kSteps = 2;
-  if (other.room == 0) return false;
+  if (other.room == 0)  // both let it wait
+    return load.room == 0 && load.queued > most_queued - most_queued / 4 &&
+           other.queued < most_queued / 2;
   return load.room == 0 || load.queued >= other.queued + kSteps * tokens_per_step;
 }
 
-Board::Serving Board::serving() const {
+void Board::look() {
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+    silent_[slot].look(rows_[slot].beats.load(std::memory_order_relaxed));
+    deaf_[slot].look(rows_[slot].hears.load(std::memory_order_relaxed));
+  }
+}
+
+Board::Serving Board::serving(EngineLife self) const {
   Serving serving;
   for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
     const EngineLife engine{slot, rows_[slot].serving.load(std::memory_order_acquire)};
-    if (!is_dead(engine)) serving.engines[serving.count++] = engine;
+    if (is_dead(engine) || (is_deaf(engine) && engine != self)) continue;
+    serving.engines[serving.count++] = engine;
   }
   return serving;
 }
 
-std::optional<EngineLife> Board::turn(std::uint64_t ticket) const {
-  const auto [engines, count] = serving();
-  return count == 0 ? std::nullopt : std::optional(engines[ticket % count]);
+/// Streams of one client that end together are submitted anew together, in the same slots. Were the
+/// next turn always the next engine's, they would go round all engines together, and those that are
+/// faster would meet others, for ever.
+static std::size_t place_of(const RequestName& request, std::size_t engines) {
+  std::size_t offset = 0;
+  boost::hash_combine(offset, request.channel);
+  boost::hash_combine(offset, request.slot / engines);
+  boost::hash_combine(offset, request.number);
+  return (request.slot + (offset >> 32)) % engines;  // the lower bits are hardly mixed
 }
 
-bool Board::is_for(const Member& self, std::uint64_t ticket) const {
-  const auto [engines, count] = serving();
+std::optional<EngineLife> Board::turn(EngineLife self, const RequestName& request) const {
+  const auto [engines, count] = serving(self);
+  return count == 0 ? std::nullopt : std::optional(engines[place_of(request, count)]);
+}
+
+bool Board::is_for(const Member& self, const RequestName& request, const Since& since) const {
+  constexpr std::uint32_t kMoreRoom = 2;
+  const auto [engines, count] = serving(self.life);
   if (count == 0) return true;
-  const EngineLife next = engines[ticket % count];
-  const EngineLoad load = load_of(self.life);
-  if (next != self.life) return is_much_busier(load_of(next), load, self.tokens_per_step);
+  const EngineLife next = engines[place_of(request, count)];
+  EngineLoad mine = load_of(self.life);
+  if (next != self.life) {
+    mine.room -= std::min(mine.room, since.taken);
+    mine.queued += since.tokens;
+    const EngineLoad theirs = load_of(next);
+    return self.is_much_busier(theirs, mine) || mine.room >= theirs.room + kMoreRoom;
+  }
+  // Only if there is no doubt that somebody takes it: else it waits.
   return std::none_of(engines.begin(), engines.begin() + count, [&](EngineLife other) {
-    return other != self.life && is_much_busier(load, load_of(other), self.tokens_per_step);
+    if (other == self.life) return false;
+    const EngineLoad theirs = load_of(other);
+    return self.is_much_busier(mine, theirs) ||
+           theirs.room >= mine.room + since.left + 2 * kMoreRoom;
   });
 }
 

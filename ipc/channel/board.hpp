@@ -3,20 +3,22 @@
 // each process slot. The keeper makes it and writes who has died; it maps nothing. Each engine
 // writes its own load. Clients never see it: load would tell them of others.
 //
-// Which engine takes a request is decided from it. Every request has one engine whose turn it is,
-// in rotation. That engine takes it at once, unless it is much busier than one that has room. After
-// a while others take it, as far as they have room; and what waits at an engine that is much busier
-// than they are, or that has done nothing for a while: it is stopped, or in a long step. All of
-// them look at the same board, but not at the same instant: if two want one request, the slot's
-// word decides (ipc/channel/slot_state.hpp); if both leave it to the other, it waits for that
-// while.
+// Which engine takes a request is decided from it. Every request has one engine whose turn it is.
+// That engine takes it at once, unless another has fewer requests by far, or would serve it much
+// sooner. After a while others take it, as far as they have room; and what waits at an engine that
+// is much busier than they are, or that has done nothing for a while: it is in a long step, or
+// stopped. An engine that does not even hear is nobody's choice: it has no turns, and what waits
+// there is the others' in turn. All of them look at the same board, but not at the same instant: if
+// two want one request, the slot's word decides (ipc/channel/slot_state.hpp); if both leave it to
+// the other, it waits for that while.
 
+#include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/memory_object.hpp"
 #include "ipc/channel/slot_state.hpp"
@@ -36,11 +38,13 @@ static_assert(std::atomic<EngineLoad>::is_always_lock_free);
 struct alignas(64) BoardRow {
   /// The newest life of this slot that has ended; those before it have, too. Written by the keeper.
   std::atomic<std::uint32_t> ended;
-  /// The newest life that serves, its load, and a count that rises with each of its steps and while
-  /// it tokenises. Written by that engine.
+  /// The newest life that serves (0: it takes no more requests), its load, and counts that rise
+  /// with each of its steps and while it tokenises; and while it hears clients. Written by that
+  /// engine.
   std::atomic<std::uint32_t> serving;
   std::atomic<EngineLoad> load;
   std::atomic<std::uint64_t> beats;
+  std::atomic<std::uint64_t> hears;
 };
 static_assert(sizeof(BoardRow) == 64);
 inline constexpr std::size_t kBoardBytes = kMaxProcesses * sizeof(BoardRow);
@@ -56,17 +60,32 @@ inline constexpr std::size_t kBoardBytes = kMaxProcesses * sizeof(BoardRow);
 
 class Board;
 
+/// A request, by what all engines know it by.
+struct RequestName {
+  std::uint64_t channel = 0;
+  std::uint32_t slot = 0;
+  std::uint32_t number = 0;  ///< of the slot's requests
+};
+
+/// What an engine has done since loads were told.
+struct Since {
+  std::uint32_t taken = 0;   ///< requests that it has taken since
+  std::uint32_t tokens = 0;  ///< theirs
+  std::uint32_t left = 0;    ///< turns that it has left to others since
+};
+
 /// An engine as others see it.
 struct Member {
   std::shared_ptr<Board> board;
   EngineLife life;
   std::uint32_t number = 0;              ///< the engine's
   std::uint32_t tokens_per_step = 2048;  ///< that it computes of prompts
-};
+  std::uint32_t most_queued = 0;         ///< tokens that may wait in an engine; 0 = any number
 
-/// Whether an engine with `load` would serve a request much later than one with the load `other`.
-/// What the board says may be a step old.
-bool is_much_busier(EngineLoad load, EngineLoad other, std::uint32_t tokens_per_step);
+  /// Whether an engine with `load` would serve a request much later than one with the load `other`,
+  /// or would refuse it where the other would not. What the board says may be a step old.
+  bool is_much_busier(EngineLoad load, EngineLoad other) const;
+};
 
 class Board {
  public:
@@ -87,41 +106,62 @@ class Board {
   /// From now on `self` takes its turn.
   void serve(EngineLife self, EngineLoad load) {
     tell_load(self, load);
+    hear(self);
     rows_[self.slot].serving.store(self.life, std::memory_order_release);
   }
   void tell_load(EngineLife self, EngineLoad load) {
     rows_[self.slot].load.store(load, std::memory_order_relaxed);
     beat(self);
   }
+  /// From now on `self` takes no turn, and others take its turns.
+  void leave(EngineLife self) { rows_[self.slot].serving.store(0, std::memory_order_release); }
   /// The engine has done something.
   void beat(EngineLife self) { rows_[self.slot].beats.fetch_add(1, std::memory_order_relaxed); }
   EngineLoad load_of(EngineLife engine) const {
     return rows_[engine.slot].load.load(std::memory_order_relaxed);
   }
 
-  std::uint64_t beats_of(std::uint32_t slot) const {
-    return rows_[slot].beats.load(std::memory_order_relaxed);
-  }
+  /// The engine listens to its clients. Called once in a while where something waits.
+  void hear(EngineLife self) { rows_[self.slot].hears.fetch_add(1, std::memory_order_relaxed); }
 
-  /// The engine whose turn a request is.
-  /// \param ticket  counts the requests, more or less
-  std::optional<EngineLife> turn(std::uint64_t ticket) const;
+  /// Looks at what engines have done since the last call. To be called once in a while, by one
+  /// thread, which also asks the following.
+  void look();
+  static constexpr std::uint8_t kLooks = 10;
+  /// Whether the engine has done nothing for kLooks calls: it is in a very long step, or stopped.
+  /// One that has nothing to do is silent, too.
+  bool is_silent(EngineLife engine) const { return silent_[engine.slot].looks == kLooks; }
+  /// Whether it has not even heard. Of one for which nothing waits, nobody knows.
+  bool is_deaf(EngineLife engine) const { return deaf_[engine.slot].looks == kLooks; }
+
+  /// The engine whose turn a request is, as `self` sees it. Requests that are submitted together
+  /// are spread evenly; those whose streams end together go to different engines the next time.
+  std::optional<EngineLife> turn(EngineLife self, const RequestName& request) const;
 
   /// Whether `self` takes the request at once.
-  bool is_for(const Member& self, std::uint64_t ticket) const;
+  bool is_for(const Member& self, const RequestName& request, const Since& since = {}) const;
 
  private:
   struct Serving {
     std::array<EngineLife, kMaxProcesses> engines;
     std::size_t count = 0;
   };
-  /// The engines that serve and are not dead, in the order of their slots.
-  Serving serving() const;
+  /// The engines that serve and are not dead or deaf, in the order of their slots.
+  Serving serving(EngineLife self) const;
+  /// A count of an engine when it was last looked at, and for how many looks it has been that.
+  struct Seen {
+    std::uint64_t count = 0;
+    std::uint8_t looks = 0;
+    void look(std::uint64_t now) {
+      looks = std::exchange(count, now) == now ? std::min<std::uint8_t>(looks + 1, kLooks) : 0;
+    }
+  };
   explicit Board(MappedMemory map)
       : map_(std::move(map)), rows_(reinterpret_cast<BoardRow*>(map_.data())) {}
 
   MappedMemory map_;
   BoardRow* rows_;
+  std::array<Seen, kMaxProcesses> silent_{}, deaf_{};
 };
 
 }  // namespace kvhive

@@ -26,7 +26,7 @@
 
 namespace kvhive {
 
-inline constexpr std::uint64_t kChannelMagic = 0x3763766968766bull;  // "kvhivc7"
+inline constexpr std::uint64_t kChannelMagic = 0x3863766968766bull;  // "kvhivc8"
 inline constexpr std::uint32_t kChannelSlots = 256;
 inline constexpr std::uint32_t kMostStopStrings = 8;
 inline constexpr std::uint32_t kMostStopTokens = 16;
@@ -117,6 +117,7 @@ struct alignas(64) AnswerSlot {
   std::atomic<std::uint32_t> prompt_tokens;  ///< 0 until an engine has admitted the request
   std::atomic<std::uint32_t> cached_tokens;
   std::atomic<std::uint32_t> preemptions;
+  std::atomic<std::uint64_t> taken, admitted, first_token;  ///< RequestTimes
   std::atomic<std::uint32_t> engine;  ///< number of the engine that took the request last
   /// How many engines have taken the request over from a dead engine since its last new token: when
   /// that engine worked on it, and when it waited.

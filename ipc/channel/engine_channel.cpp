@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/kill_point.hpp"
+#include "base/stop_watch.hpp"
 #include "ipc/channel/channel_memory.hpp"
 
 namespace kvhive {
@@ -58,6 +59,8 @@ void clear(AnswerSlot& slot) {
   slot.prompt_tokens.store(0, relaxed);
   slot.cached_tokens.store(0, relaxed);
   slot.preemptions.store(0, relaxed);
+  slot.admitted.store(0, relaxed);
+  slot.first_token.store(0, relaxed);
   forget_takeovers(slot);
 }
 
@@ -205,10 +208,11 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   std::size_t cost = 0;
   std::uint32_t passed = 0;
   bool waits = false;
-  Help of_others{help};
+  Help of_others{help, {}};
   const std::size_t refused_late = late_refusals_.exchange(0, std::memory_order_relaxed);
   const bool watched = std::exchange(watches_, false);
   refused_ = refused_late;
+  refused_at_once_ = 0;
   had_news_ = false;
   if (!look_at_marks()) passed = kChannelSlots;
   for (; passed < kChannelSlots && cost < most_bytes; ++passed) {
@@ -222,12 +226,14 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
         cost += kRequestCost;
         if (request) {
           of_others.left -= std::min<std::size_t>(of_others.left, 1);
-          of_others.tokens += prompt_tokens(body);
+          ++of_others.since.taken;
+          of_others.since.tokens += static_cast<std::uint32_t>(prompt_tokens(body));
           cost += request->text.size() + request->tokens.size() * sizeof(TokenId) +
                   request->journal.size() * sizeof(LogRecord);
           taken.push_back(std::move(*request));
         } else {
           ++refused_;
+          ++refused_at_once_;
           finish(answer(found->slot), FinishReason::error, request.error(), 0);
         }
       }
@@ -249,7 +255,7 @@ std::uint32_t EngineChannel::newest_request(std::uint32_t slot) const {
 }
 
 /// What the slot holds for this engine to take; nothing for nearly all slots.
-std::optional<EngineChannel::Found> EngineChannel::find(std::uint32_t slot, const Help& help) {
+std::optional<EngineChannel::Found> EngineChannel::find(std::uint32_t slot, Help& help) {
   const SlotState seen = answer(slot).state.load(std::memory_order_acquire);
   const EngineLife owner = seen.owner();
   const bool is_mine = owner == self_.life;
@@ -263,18 +269,22 @@ std::optional<EngineChannel::Found> EngineChannel::find(std::uint32_t slot, cons
     // new. A mark that is read after the word is not.
     const std::uint32_t submitted = newest_request(slot);
     if (submitted == seen.number) return std::nullopt;
-    if (help.left == 0 && !is_for_me(slot, submitted)) return leave_for_now();
+    if (!takes_turn({id_, slot, submitted}, help)) return leave_for_now();
     return Found{slot, seen, submitted, false};
   }
   if (is_mine) return std::nullopt;
   if (is_dead) {
-    if (help.left == 0 && !is_for_me(slot, seen.number)) return leave_for_now();
+    if (help.left == 0 && !is_for_me({id_, slot, seen.number}, help.since)) return leave_for_now();
     return Found{slot, seen, seen.number, true};
   }
   switch (seen.phase()) {
-    case Phase::waiting:
-      if (help.left == 0 || !may_take_from(owner, help)) return leave_for_now();
+    case Phase::waiting: {
+      const bool is_stopped = self_.board->is_deaf(owner);
+      const bool may = is_stopped ? is_for_me({id_, slot, seen.number}, help.since)
+                                  : help.left != 0 && may_take_from(owner, help);
+      if (!may) return leave_for_now();
       return Found{slot, seen, seen.number, false};
+    }
     // The other engine may be stopped just now, and this one has seen the ring for the request.
     case Phase::reading:
     case Phase::taking: return leave_for_now();
@@ -287,26 +297,34 @@ std::optional<EngineChannel::Found> EngineChannel::leave_for_now() {
   return std::nullopt;
 }
 
-bool EngineChannel::is_for_me(std::uint32_t slot, std::uint32_t number) const {
-  return !is_shared_ || self_.board->is_for(self_, id_ + slot + number);
+bool EngineChannel::is_for_me(const RequestName& request, const Since& since) const {
+  return !is_shared_ || self_.board->is_for(self_, request, since);
+}
+
+/// Whether a request that nobody has is for this engine; or was left for a while by an engine that
+/// has less room, or has done nothing for long. If not, that one is only late: others compete for
+/// its processor. But not for ever: it may not have the channel.
+bool EngineChannel::takes_turn(const RequestName& request, Help& help) {
+  if (is_for_me(request, help.since)) return true;
+  const auto next = self_.board->turn(self_.life, request);
+  if (next == self_.life) ++help.since.left;
+  if (help.left == 0) return false;
+  if (!next || next == self_.life || self_.board->is_silent(*next) ||
+      self_.board->load_of(*next).room < help.left)
+    return true;
+  Left& left = left_[request.slot];
+  if (std::exchange(left.number, request.number) != request.number) left.times = 0;
+  return ++left.times > Board::kLooks;
 }
 
 /// So much only that the other engine does not take it back: then requests would go to and fro.
 bool EngineChannel::may_take_from(EngineLife engine, const Help& help) const {
-  if (looks_[engine.slot] >= kLooks) return true;
-  const auto tokens = static_cast<std::uint32_t>(help.tokens);
+  if (self_.board->is_silent(engine)) return true;
+  const std::uint32_t tokens = help.since.tokens;
   EngineLoad theirs = self_.board->load_of(engine), mine = self_.board->load_of(self_.life);
   theirs.queued -= std::min(theirs.queued, tokens);
   mine.queued += tokens;
-  return is_much_busier(theirs, mine, self_.tokens_per_step);
-}
-
-void EngineChannel::look_at_others() {
-  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
-    const std::uint64_t beats = self_.board->beats_of(slot);
-    const bool has_done_nothing = std::exchange(beats_[slot], beats) == beats;
-    looks_[slot] = has_done_nothing ? std::min<std::uint8_t>(looks_[slot] + 1, kLooks) : 0;
-  }
+  return self_.is_much_busier(theirs, mine);
 }
 
 /// An engine that died has finished a request, and may not have rung.
@@ -364,6 +382,7 @@ bool EngineChannel::accept(const Found& found, const RequestBody& body) {
   if (found.is_new()) {
     clear(a);
     a.body = body;
+    a.taken.store(monotonic_ns(), std::memory_order_relaxed);
     KV_KILL_POINT("accept.body_copied");
   } else if (found.is_takeover) {
     count_takeover(a, found.seen.phase());
@@ -399,6 +418,9 @@ Expected<TakenRequest> EngineChannel::take(const Found& found, const RequestBody
   if (auto read = read_prompt(body, request); !read) return forward_error(read);
   read_journal(body, journaled, request);
   request.earlier_admission = earlier_admission(found.slot);
+  request.times = {a.taken.load(std::memory_order_relaxed),
+                   a.admitted.load(std::memory_order_relaxed),
+                   a.first_token.load(std::memory_order_relaxed)};
   KV_KILL_POINT("accept.read");
   a.state.store(SlotState::of(found.number, Phase::waiting, self_.life), std::memory_order_release);
   KV_KILL_POINT("accept.waiting");
@@ -551,6 +573,11 @@ class EngineChannel::Sink : public OutputSink {
   bool start() override { return claim(Phase::running); }
   void preempted() override { store(Phase::preempted); }
 
+  void note(const RequestTimes& times) override {
+    slot_.admitted.store(times.admitted, std::memory_order_relaxed);
+    slot_.first_token.store(times.first_token, std::memory_order_relaxed);
+  }
+
   void admitted(const RequestStats& stats) override {
     write_stats(stats);
     channel_->has_news_.store(true, std::memory_order_relaxed);
@@ -572,13 +599,14 @@ class EngineChannel::Sink : public OutputSink {
     channel_->has_news_.store(true, std::memory_order_relaxed);
   }
 
-  void finished(FinishReason reason, const Error& error, const RequestStats& stats,
+  bool finished(FinishReason reason, const Error& error, const RequestStats& stats,
                 std::size_t text_bytes) override {
-    if (state_.phase() == Phase::waiting && !claim(Phase::taking)) return;
+    if (state_.phase() == Phase::waiting && !claim(Phase::taking)) return false;
     if (reason == FinishReason::error && state_.phase() == Phase::taking)
       ++channel_->late_refusals_;
     write_stats(stats);
     channel_->finish(slot_, reason, error, std::min<std::size_t>(text_bytes, text_end_));
+    return true;
   }
 
   void flush() override { channel_->ring(); }

@@ -75,6 +75,7 @@ struct TakenRequest {
   /// If an engine that died had admitted the request: the statistics of its first admission, which
   /// stay the request's.
   std::optional<RequestStats> earlier_admission;
+  RequestTimes times;  ///< as far as an engine has got with it
   std::shared_ptr<HeldMemory> held;
   bool is_new = false;  ///< no engine had it before
 };
@@ -98,9 +99,12 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   ~EngineChannel();
 
   std::uint64_t id() const { return id_; }
+  Board& board() const { return *self_.board; }
 
   /// No other engine has the channel: it is always this one's turn.
   void do_not_share() { is_shared_ = false; }
+  bool is_shared() const { return is_shared_; }
+  void set_queue_limit(std::uint32_t tokens) { self_.most_queued = tokens; }
 
   /// Takes and returns submitted requests, until they have cost about `most_bytes`: the bytes of
   /// their prompts and journals, and kRequestCost for each, also for those that are refused. A
@@ -116,12 +120,10 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
                                            std::size_t most_bytes = ~std::size_t{0},
                                            std::size_t help = 0);
   static constexpr std::size_t kRequestCost = std::size_t{1} << 10;
-  /// Called once in a while. An engine that has done nothing for kLooks calls is stopped, or in a
-  /// very long step.
-  void look_at_others();
-  static constexpr std::uint8_t kLooks = 10;
   /// How many requests the last call has refused, or the scheduler since the call before.
   std::size_t refused() const { return refused_; }
+  /// Of these, those of the last call itself.
+  std::size_t refused_at_once() const { return refused_at_once_; }
   /// Whether the client had written marks since the call before the last.
   bool had_news() const { return had_news_; }
   /// Whether there is a request that was left to another engine, for now: look again in a while.
@@ -133,6 +135,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   /// Whether the last calls have left something for another turn: call both again. False if what
   /// is left waits for memory.
   bool has_more() const { return has_more_ || has_more_aborts_; }
+  bool has_more_aborts() const { return has_more_aborts_; }
 
   /// `on_change` is called in any thread when take_submitted() may find something: requests that
   /// waited for memory may have it, or another engine has taken a request of this one.
@@ -167,12 +170,13 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   /// What a call of take_submitted() may still take of others, and what it has taken so far.
   struct Help {
     std::size_t left = 0;
-    std::size_t tokens = 0;
+    Since since;
   };
-  std::optional<Found> find(std::uint32_t slot, const Help& help);
+  std::optional<Found> find(std::uint32_t slot, Help& help);
+  bool takes_turn(const RequestName& request, Help& help);
   bool may_take_from(EngineLife engine, const Help& help) const;
   std::optional<Found> leave_for_now();
-  bool is_for_me(std::uint32_t slot, std::uint32_t number) const;
+  bool is_for_me(const RequestName& request, const Since& since) const;
   void ring_for(std::uint32_t slot, SlotState ended_by_a_dead_engine);
   bool claim(std::uint32_t slot, SlotState seen, SlotState mine);
   bool change(std::uint32_t slot, std::uint32_t take, SlotState& mine, Phase phase);
@@ -208,6 +212,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::function<void()> on_change_;  ///< guarded by on_change_mutex_
   std::uint32_t next_slot_ = 0;      ///< where the next call of take_submitted() begins
   std::size_t refused_ = 0;
+  std::size_t refused_at_once_ = 0;
   std::atomic<std::size_t> late_refusals_{0};  ///< of requests that had been taken
   bool has_more_ = false;
   bool has_more_aborts_ = false;
@@ -218,10 +223,15 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::array<std::uint32_t, kChannelSlots> takes_{};  ///< guarded by takes_mutex_, with the words
   bool watches_ = false;
   bool had_news_ = false;
-  std::array<std::uint64_t, kMaxProcesses> beats_{};  ///< of other engines, when last looked at
-  std::array<std::uint8_t, kMaxProcesses> looks_{};   ///< since it has done something
   RequestMarks marks_{};  ///< as the client's file had them when it was last looked at
   std::array<bool, kChannelSlots> abort_seen_{};
+  /// The slot's newest request that was left to another engine when it might have been taken, and
+  /// how many times.
+  struct Left {
+    std::uint32_t number = 0;
+    std::uint32_t times = 0;
+  };
+  std::array<Left, kChannelSlots> left_{};
 };
 
 }  // namespace kvhive

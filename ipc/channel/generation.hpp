@@ -55,6 +55,14 @@ struct GeneratedToken {
   std::vector<Sampled> top;  ///< most likely first; empty unless asked for
 };
 
+/// When things happened to a request: nanoseconds of the machine's monotonic clock; 0 = not yet.
+/// Engines write them; a client's clock is not asked.
+struct RequestTimes {
+  std::uint64_t taken = 0;     ///< the first engine took it out of the channel
+  std::uint64_t admitted = 0;  ///< for the first time
+  std::uint64_t first_token = 0;
+};
+
 /// Statistics of one request, reported when it is admitted and when it ends.
 struct RequestStats {
   std::uint32_t prompt_tokens = 0;

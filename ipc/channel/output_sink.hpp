@@ -24,15 +24,18 @@ class OutputSink {
   [[nodiscard]] virtual bool start() = 0;
   /// A request that ran waits, but stays with this engine: start() will return true.
   virtual void preempted() = 0;
+  /// Before admitted() and before the first token(): the request's times. An engine that takes the
+  /// request over goes on with them.
+  virtual void note(const RequestTimes& times) = 0;
   /// The request was admitted for the first time.
   virtual void admitted(const RequestStats& stats) = 0;
   /// One more token, and the text that is complete with it, which may be empty.
   virtual void token(const GeneratedToken& token, std::string_view text) = 0;
-  /// The request has ended; this is the last call for it but flush(). If it waited and another
-  /// engine has it, this does nothing. `error` is set only if the reason is FinishReason::error.
-  /// `text_bytes` is the length of the whole text; if a stop string was cut off, it is less than
-  /// token() was given.
-  virtual void finished(FinishReason reason, const Error& error, const RequestStats& stats,
+  /// The request has ended; this is the last call for it but flush(). False = it waited, and
+  /// another engine has it: nothing was done. `error` is set only if the reason is
+  /// FinishReason::error. `text_bytes` is the length of the whole text; if a stop string was cut
+  /// off, it is less than token() was given.
+  virtual bool finished(FinishReason reason, const Error& error, const RequestStats& stats,
                         std::size_t text_bytes) = 0;
   /// Wakes the reader of the results. Called once, after all other calls of one step.
   virtual void flush() = 0;

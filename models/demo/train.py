@@ -401,7 +401,9 @@ def prepare(out):
     write_json(os.path.join(out, "tokenizer_config.json"), {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS,
         "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False,
-        "model_max_length": CONFIG["max_position_embeddings"]})
+        "model_max_length": CONFIG["max_position_embeddings"],
+        # It was never taught to chat: it goes on where the messages end.
+        "chat_template": "{{ bos_token }}{% for message in messages %}{{ message.content }}{{ '\\n' if not loop.last }}{% endfor %}"})
     write_json(os.path.join(out, "generation_config.json"), {
         "bos_token_id": CONFIG["bos_token_id"], "eos_token_id": CONFIG["eos_token_id"],
         "do_sample": True, "temperature": 0.8, "top_p": 0.95})

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "pool/care/soundness.hpp"
+#include "pool/lanes.hpp"
 #include "pool/prefix_index.hpp"
 
 namespace kvhive {
@@ -42,6 +43,7 @@ class Inspection {
       check_free(tier);
       check_order(tier);
     }
+    check_lanes();
     if (get(memory_.control().next_serial) >= kImplausible)
       violation("the counter of names has run away", get(memory_.control().next_serial));
     report_.ready = blocks_.ready().size();
@@ -157,8 +159,10 @@ class Inspection {
   void check_order(Tier tier) {
     const TierControl& control = memory_.control().tiers[std::size_t(tier)];
     const std::string name = "the " + std::string(to_string(tier)) + " tier's release order";
-    const std::uint64_t head = get(control.head), tail = get(control.tail);
-    if (head > tail) violation(name + " starts after its end", head);
+    const std::uint64_t tail = get(control.tail);
+    for (const LaneControl& lane : control.lanes)
+      if (const std::uint64_t head = get(lane.head); head > tail)
+        violation(name + " starts after its end", head);
     if (tail >= kImplausible) violation(name + " has run away", tail);
     const auto& layout = memory_.tier_layout(tier);
     const auto* ring = memory_.ring(tier);
@@ -166,6 +170,16 @@ class Inspection {
       const std::uint32_t block = ring[i].load(std::memory_order_relaxed);
       if (block != 0 && block - layout.first_block >= layout.blocks)
         violation(name + " names block " + std::to_string(block) + ", which is not of the tier");
+    }
+  }
+
+  void check_lanes() {
+    const std::vector<LaneTotals> truth = count_lanes(memory_);
+    if (truth.size() == 1) return;  // nothing is counted
+    for (std::size_t lane = 0; lane < truth.size(); ++lane) {
+      const LaneTotals counted = lane_totals(memory_.control(), lane);
+      report_.miscounted +=
+          counted.cached != truth[lane].cached || counted.idle != truth[lane].idle;
     }
   }
 

@@ -8,6 +8,7 @@
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
+#include "pool/lanes.hpp"
 #include "base/prefetch.hpp"
 #include "pool/prefix_index.hpp"
 #include "pool/process_slot.hpp"
@@ -25,6 +26,7 @@ class Sweep {
         unheld_(unheld),
         layout_(memory.tier_layout(tier)),
         used_(memory.control().processes[dead.value].counters.used[std::size_t(tier)]),
+        lanes_(memory, dead),
         index_(memory.index(), memory.layout().index_buckets),
         free_(memory, tier),
         journal_(memory) {}
@@ -69,6 +71,10 @@ class Sweep {
     // the second call counts them again.
     const auto sum = static_cast<std::int64_t>(sum_of_others + used());
     if (!correct_used(memory_.control(), tier_, sum, held_by_others_)) correct_used(memory_, tier_);
+    if (tier_ == Tier::device) {
+      lanes_.forget_filling();
+      recount_lanes(memory_);
+    }
   }
 
  private:
@@ -100,6 +106,7 @@ class Sweep {
     }
     KV_KILL_POINT("reap.dropped");
     if (now.holders() == 0) add_used(used_, +1);
+    lanes_.dropped(block, memory_.block(block).domain(), now.holders() == 0);
     journal_.note(Departure::dropped, dead_, {{block}});
     return free_filling(block, now.taken_by(dead_));
   }
@@ -153,10 +160,13 @@ class Sweep {
   }
 
   void clear(BlockId block) {
+    const DomainId domain = memory_.block(block).domain();
     KV_KILL_POINT("reap.before_clear");
     const BlockWord before = memory_.block(block).unpin(dead_);
     KV_KILL_POINT("reap.cleared");
-    if (before.holders() == holder_bit(dead_)) count_released();
+    if (before.holders() != holder_bit(dead_)) return;
+    count_released();
+    lanes_.idle_changed(block, domain, +1);
   }
 
   /// Subtracts 1 from the dead process's counter of held blocks, which only the reaper writes now.
@@ -172,6 +182,7 @@ class Sweep {
   Unheld unheld_;
   const PoolLayout::TierLayout& layout_;
   std::atomic<std::int64_t>& used_;
+  Lanes lanes_;  ///< counts in the dead process's slot
   PrefixIndex index_;
   FreeBlocks free_;
   EvictionJournal journal_;

@@ -8,6 +8,7 @@
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
+#include "pool/lanes.hpp"
 #include "pool/prefix_index.hpp"
 #include "pool/tier_counters.hpp"
 
@@ -41,6 +42,7 @@ class Repair {
       // This makes every process scan all stamps before its next eviction, which finds them.
       IdleOrder::invalidate(control(tier));
     }
+    recount_lanes(memory_);
     return report_;
   }
 
@@ -75,20 +77,23 @@ class Repair {
     ++report_.fields;
   }
 
-  /// Repairs head, tail and ring of the release order. The head never exceeds the tail unless one
-  /// of them is corrupt. A tail that is lower than the head has lost a bit, and is raised to the
-  /// head. An implausibly high head is set to 1, and an implausibly high tail to the head.
+  /// Repairs heads, tail and ring of the release order. A head never exceeds the tail unless one of
+  /// them is corrupt. A tail that is lower than a head has lost a bit, and is raised to the highest
+  /// head. An implausibly high head is set to 1, and an implausibly high tail to the highest head.
   void mend_order(Tier tier) {
     TierControl& order = control(tier);
-    if (order.head.load(relaxed) >= kImplausible) {
-      order.head.store(1, relaxed);
-      ++report_.fields;
+    std::uint64_t head = 1;
+    for (LaneControl& lane : order.lanes) {
+      if (lane.head.load(relaxed) >= kImplausible) {
+        lane.head.store(1, relaxed);
+        ++report_.fields;
+      }
+      head = std::max(head, lane.head.load(relaxed));
     }
     if (order.tail.load(relaxed) >= kImplausible) {
-      order.tail.store(std::max<std::uint64_t>(order.head.load(relaxed), 1), relaxed);
+      order.tail.store(head, relaxed);
       ++report_.fields;
     }
-    const std::uint64_t head = order.head.load(relaxed);
     std::uint64_t tail = order.tail.load(relaxed);
     if (tail < head) ++report_.fields;
     while (tail < head && !order.tail.compare_exchange_weak(tail, head, relaxed)) {

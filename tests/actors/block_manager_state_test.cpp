@@ -36,7 +36,9 @@ class BlockManagerStateTest : public ::testing::Test {
 
   /// A test that needs another pool than the default one calls this first.
   void make_pool(std::uint32_t device_capacity, std::uint32_t host_blocks = 0) {
-    memory_.emplace(private_pool(small_geometry(device_capacity + 1, host_blocks, kSize)));
+    PoolGeometry geometry = small_geometry(device_capacity + 1, host_blocks, kSize);
+    geometry.limits = limits_;
+    memory_.emplace(private_pool(geometry));
     for (const std::uint32_t slot : {0u, 1u}) occupy(*memory_, ProcessSlot{slot}, slot + 1);
     pool_.emplace(*memory_, ProcessSlot{0});
     peer_.emplace(*memory_, ProcessSlot{1});
@@ -141,6 +143,7 @@ class BlockManagerStateTest : public ::testing::Test {
   }
 
   BlockManagerConfig config_;
+  std::array<BlockLimits, kLimitedDomains> limits_{};
   std::optional<PoolMemory> memory_;
   std::optional<BlockPool> pool_;
   std::optional<BlockPool> peer_;
@@ -963,6 +966,97 @@ TEST_F(BlockManagerStateTest, ARequestThatADeadEngineAdmittedIsNotCountedAgain) 
   SlotCounters& counters = pool_->counters();
   EXPECT_EQ(counters["queried_blocks"].load(), 0u);
   EXPECT_EQ(counters["prompt_tokens"].load(), 0u);
+}
+
+// -- shares of the blocks
+
+constexpr DomainId kLimited{1}, kSure{2};
+
+TEST_F(BlockManagerStateTest, ADomainAtItsMaximumPreemptsItsOwnRequestsOnly) {
+  limits_[kLimited.value].max = 4;
+  make_pool(16);
+  add(1, counting(10, 8), kLimited);
+  add(2, counting(50, 8), kLimited);
+  add(3, counting(90, 8));
+  plan({.waiting = {1, 2, 3}});
+  append(1, 7);
+  // 3 was admitted last, and would be preempted first.
+  const StepPlan step = plan({.running = {1, 2, 3}});
+  EXPECT_THAT(seqs(step.outcome.preempted), ElementsAre(2));
+  EXPECT_THAT(step.outcome.at_maximum, ElementsAre(kLimited));
+  EXPECT_THAT(seqs(step.work), ElementsAre(1));
+}
+
+TEST_F(BlockManagerStateTest, ADomainAtItsMaximumKeepsNobodyElseWaiting) {
+  limits_[kLimited.value].max = 3;
+  make_pool(16);
+  add(1, counting(10, 8), kLimited);
+  add(2, counting(50, 8), kLimited);
+  add(3, counting(70, 4), kLimited);
+  add(4, counting(90, 8));
+  const StepPlan step = plan({.waiting = {1, 2, 3, 4}});
+  EXPECT_THAT(seqs(step.outcome.admitted), ElementsAre(1, 4))
+      << "within the domain in order: 3 would fit, but comes after 2";
+  EXPECT_THAT(step.outcome.at_maximum, ElementsAre(kLimited));
+  const StepPlan later = plan({.running = {4}, .waiting = {2, 3}, .ended = {1}});
+  EXPECT_THAT(seqs(later.outcome.admitted), ElementsAre(2, 3));
+  EXPECT_THAT(later.outcome.at_maximum, IsEmpty());
+}
+
+TEST_F(BlockManagerStateTest, APreemptionForAMaximumDoesNotDelayOthers) {
+  limits_[kLimited.value].max = 4;
+  make_pool(16);
+  add(1, counting(10, 8), kLimited);
+  add(2, counting(50, 8), kLimited);
+  plan({.waiting = {1, 2}});
+  append(1, 7);
+  add(3, counting(90, 8));
+  const StepPlan step = plan({.running = {1, 2}, .waiting = {3}});
+  EXPECT_THAT(seqs(step.outcome.preempted), ElementsAre(2));
+  EXPECT_THAT(seqs(step.outcome.admitted), ElementsAre(3));
+}
+
+TEST_F(BlockManagerStateTest, WhereThePoolIsFullADomainIsStillAdmittedToWhatItIsSureOf) {
+  limits_[kSure.value].min = 4;
+  make_pool(12);
+  add(1, counting(10, 16), kSure);
+  plan({.waiting = {1}});
+  plan({.ended = {1}});  // its four blocks are idle
+  add(2, counting(50, 24));
+  plan({.waiting = {2}});
+  add(3, counting(90, 12));         // does not fit: two are free
+  add(4, counting(10, 16), kSure);  // finds its blocks
+  const StepPlan step = plan({.running = {2}, .waiting = {3, 4}});
+  EXPECT_THAT(seqs(step.outcome.admitted), ElementsAre(4));
+  EXPECT_EQ(step.outcome.admitted.at(0).cached_tokens, 12u);
+}
+
+TEST_F(BlockManagerStateTest, WhatADomainIsSureOfIsNotPreemptedForOthers) {
+  limits_[kSure.value].min = 4;
+  make_pool(8);
+  add(1, counting(10, 16));
+  add(2, counting(50, 16), kSure);
+  plan({.waiting = {1, 2}});
+  append(1, 7);
+  const StepPlan step = plan({.running = {1, 2}});
+  EXPECT_THAT(seqs(step.outcome.preempted), ElementsAre(1)) << "though 2 came last";
+}
+
+TEST_F(BlockManagerStateTest, ARequestThatItsDomainCanNeverHoldIsRejected) {
+  limits_[kLimited.value].max = 3;
+  limits_[kSure.value].min = 4;
+  make_pool(10);
+  add(1, counting(10, 13), kLimited);
+  add(2, counting(50, 25));
+  add(3, counting(90, 24));
+  const StepPlan step = plan({.waiting = {1, 2, 3}});
+  EXPECT_THAT(seqs(step.outcome.admitted), ElementsAre(3));
+  ASSERT_EQ(step.outcome.rejected.size(), 2u);
+  EXPECT_EQ(step.outcome.rejected[0].error.code, Errc::never_fits);
+  EXPECT_THAT(step.outcome.rejected[0].error.text,
+              HasSubstr("13 tokens, its domain's part of the pool holds 12"));
+  EXPECT_THAT(step.outcome.rejected[1].error.text,
+              HasSubstr("25 tokens, its domain's part of the pool holds 24"));
 }
 
 }  // namespace

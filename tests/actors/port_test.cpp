@@ -30,6 +30,7 @@ struct Sent {
   std::vector<Submission> submissions;
   std::vector<RequestKey> aborted;
   std::vector<std::uint64_t> closed;
+  std::vector<NewLimits> limits;
 };
 
 SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sent* sent) {
@@ -43,7 +44,13 @@ SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sen
             sent->aborted.insert(sent->aborted.end(), batch.requests.begin(), batch.requests.end());
             sent->closed.insert(sent->closed.end(), batch.channels.begin(), batch.channels.end());
           },
-          [](Retry) {}, [](ReplayMore) {}};
+          [](TellWhenEmpty& order) { order.tell(); },
+          [sent](const NewLimits& limits) {
+            const std::lock_guard lock(sent->mutex);
+            sent->limits.push_back(limits);
+          },
+          [](Retry) {},
+          [](ReplayMore) {}};
 }
 
 /// One client's channel with both ends.
@@ -116,6 +123,20 @@ class PortTest : public ::testing::Test {
     for (const Submission& submission : sent_.submissions)
       channels.push_back(submission.key.channel);
     return channels;
+  }
+  /// Another engine's end of the channel `id`.
+  static std::shared_ptr<EngineChannel> take_part(Line& line, std::uint64_t id,
+                                                  const Member& other) {
+    return EngineChannel::open(id, other, copy_of(line.memory.requests), line.memory.answers,
+                               Line::kBytes, direct_ring(UniqueFd()))
+        .value();
+  }
+  /// Ten long texts, of which the port has tokenised one or more, and the other engine takes the
+  /// rest.
+  std::vector<TakenRequest> steal_long_texts(Line& line, EngineChannel& other) {
+    for (int i = 0; i < 10; ++i) line.submit_text(200'000);
+    run_until([&] { return !arrived().empty(); });
+    return other.take_submitted({}, 64 << 20, 64);
   }
   /// The end of a request in a slot, if it has come.
   ChannelProgress read(Line& line, std::uint32_t slot) { return line.client.read(slot); }
@@ -208,6 +229,33 @@ TEST_F(PortTest, TheSchedulerLearnsTheDomainsShareAndThatNoEngineHadTheRequest) 
   const std::lock_guard lock(sent_.mutex);
   EXPECT_EQ(sent_.submissions.front().share, share);
   EXPECT_TRUE(sent_.submissions.front().is_new);
+}
+
+TEST_F(PortTest, AnEngineThatIsDrainedTakesNoMoreAndSaysWhenWhatItTookHasEnded) {
+  make_port();
+  for (int i = 0; i < 3; ++i) line(1).submit_text(200'000);
+  bool is_drained = false;
+  run_until([&] { return !arrived().empty(); });
+  port_->take_no_more([&] { is_drained = true; });
+  EXPECT_FALSE(self_.board->turn(self_.life, {})) << "no engine has turns any more";
+  line(2).submit_tokens(10);
+  run_until([&] { return is_drained; });
+  EXPECT_EQ(arrived().size(), 3u)
+      << "the long texts were waited for, the new request was not taken";
+}
+
+TEST_F(PortTest, AShareThatChangesIsTheSchedulersAndThatOfWhatComes) {
+  make_port();
+  const DomainShare share{.weight = 2, .max_num_seqs = 9, .max_queued_tokens = 50};
+  Line& changed = lines_.try_emplace(1, *port_, self_, 1, DomainId{7}).first->second;
+  port_->set_share(DomainId{7}, share);
+  port_->set_queue_limit(77);
+  changed.submit_tokens(10);
+  run_until([&] { return arrived().size() == 1; });
+  const std::lock_guard lock(sent_.mutex);
+  EXPECT_EQ(sent_.submissions.front().share, share);
+  EXPECT_EQ(sent_.limits.at(0).share, std::pair(DomainId{7}, share));
+  EXPECT_EQ(sent_.limits.at(1).max_queued_tokens, 77u);
 }
 
 TEST_F(PortTest, AnAbortReachesAPromptThatIsNotTokenisedYet) {
@@ -348,10 +396,9 @@ TEST_F(PortTest, ADeadEnginesRequestsAreTakenInAllChannels) {
   std::vector<std::shared_ptr<EngineChannel>> others;
   for (const std::uint64_t id : {1, 2}) {
     Line& both = line(id);
-    others.push_back(EngineChannel::open(id, other, copy_of(both.memory.requests),
-                                         both.memory.answers, Line::kBytes, direct_ring(UniqueFd()))
-                         .value());
+    others.push_back(take_part(both, id, other));
     both.submit_tokens(10);
+    for (int i = 0; i <= Board::kLooks; ++i) board_->look();  // as if the port had been stopped
     for (const TakenRequest& request : others.back()->take_submitted({}, 1 << 20, 64))
       ASSERT_TRUE(others.back()->sink(request)->start());
   }
@@ -366,12 +413,8 @@ TEST_F(PortTest, ADeadEnginesRequestsAreTakenInAllChannels) {
 TEST_F(PortTest, ALongTextThatAnotherEngineTookMeanwhileIsForgotten) {
   make_port();
   Line& both = line(1);
-  const auto other = EngineChannel::open(1, board_.join(1, 1), copy_of(both.memory.requests),
-                                         both.memory.answers, Line::kBytes, direct_ring(UniqueFd()))
-                         .value();
-  for (int i = 0; i < 10; ++i) both.submit_text(200'000);
-  run_until([&] { return !arrived().empty(); });
-  const std::size_t stolen = other->take_submitted({}, 64 << 20, 64).size();
+  const auto other = take_part(both, 1, board_.join(1, 1));
+  const std::size_t stolen = steal_long_texts(both, *other).size();
   both.submit_tokens(10);
   run_until([&] { return arrived().size() + stolen >= 10; });
   EXPECT_GT(stolen, 0u);
@@ -380,12 +423,8 @@ TEST_F(PortTest, ALongTextThatAnotherEngineTookMeanwhileIsForgotten) {
 TEST_F(PortTest, AnAbortIsNotOfALongTextThatAnotherEngineTook) {
   make_port();
   Line& both = line(1);
-  const auto other = EngineChannel::open(1, board_.join(1, 1), copy_of(both.memory.requests),
-                                         both.memory.answers, Line::kBytes, direct_ring(UniqueFd()))
-                         .value();
-  for (int i = 0; i < 10; ++i) both.submit_text(200'000);
-  run_until([&] { return !arrived().empty(); });
-  const std::vector<TakenRequest> stolen = other->take_submitted({}, 64 << 20, 64);
+  const auto other = take_part(both, 1, board_.join(1, 1));
+  const std::vector<TakenRequest> stolen = steal_long_texts(both, *other);
   ASSERT_FALSE(stolen.empty());
   const std::uint32_t slot = stolen.back().slot;
   const auto sink = other->sink(stolen.back());

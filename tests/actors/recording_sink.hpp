@@ -19,6 +19,7 @@ struct Recording {
   FinishReason reason = FinishReason::none;
   Error error;
   RequestStats stats;
+  RequestTimes times;
   std::size_t text_bytes = 0;
   bool is_lost = false;  ///< as if another engine had taken the request while it waited
 
@@ -35,6 +36,7 @@ class RecordingSink : public OutputSink {
   void wait() override { set_waiting(); }
   bool start() override { return work(); }
   void preempted() override { is_kept_ = true; }
+  void note(const RequestTimes& times) override { recording_->times = times; }
   void admitted(const RequestStats& stats) override {
     KV_CHECK(!recording_->is_finished());
     ++recording_->admissions;
@@ -46,14 +48,15 @@ class RecordingSink : public OutputSink {
     KV_CHECK(recording_->tokens.at(seen_ - 1) == token.token, seen_);
     recording_->text += text;
   }
-  void finished(FinishReason reason, const Error& error, const RequestStats& stats,
+  bool finished(FinishReason reason, const Error& error, const RequestStats& stats,
                 std::size_t text_bytes) override {
     KV_CHECK(!recording_->is_finished() && reason != FinishReason::none);
-    if (!is_worked_on_ && recording_->is_lost) return;
+    if (!is_worked_on_ && recording_->is_lost) return false;
     recording_->reason = reason;
     recording_->error = error;
     recording_->stats = stats;
     recording_->text_bytes = text_bytes;
+    return true;
   }
   void flush() override { ++recording_->flushes; }
 

@@ -147,9 +147,13 @@ class Seeker : public OutputSink {
   void wait() override {}
   bool start() override { return true; }
   void preempted() override {}
+  void note(const RequestTimes&) override {}
   void admitted(const RequestStats&) override {}
   void token(const GeneratedToken&, std::string_view) override { look(); }
-  void finished(FinishReason, const Error&, const RequestStats&, std::size_t) override { look(); }
+  bool finished(FinishReason, const Error&, const RequestStats&, std::size_t) override {
+    look();
+    return true;
+  }
   void flush() override {}
 
  private:
@@ -307,10 +311,11 @@ TEST(Ring, OnThreadsServesAndShutsDown) {
     struct LastSink : RecordingSink {
       LastSink(std::shared_ptr<Recording> recording, std::promise<void>& done)
           : RecordingSink(std::move(recording)), done_(done) {}
-      void finished(FinishReason reason, const Error& error, const RequestStats& stats,
+      bool finished(FinishReason reason, const Error& error, const RequestStats& stats,
                     std::size_t bytes) override {
-        RecordingSink::finished(reason, error, stats, bytes);
+        const bool is_done = RecordingSink::finished(reason, error, stats, bytes);
         done_.set_value();
+        return is_done;
       }
       std::promise<void>& done_;
     };

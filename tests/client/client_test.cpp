@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <poll.h>
 #include <sys/resource.h>
 
 #include <thread>
@@ -114,6 +115,34 @@ TEST(Client, ASecondThreadThatWaitsIsRefused) {
   waiting.join();
 }
 
+bool is_readable(int descriptor, int timeout_ms) {
+  pollfd fd{descriptor, POLLIN, 0};
+  return poll(&fd, 1, timeout_ms) == 1;
+}
+
+TEST(Client, AnEventLoopCanWaitForItsDescriptor) {
+  Daemon daemon(kSmall);
+  Client client = daemon.connect();
+  const auto whole = client.generate(request_of("In the beginning", 20));
+  const auto request = client.submit(request_of("In the beginning", 20));
+  std::vector<OutputToken> tokens;
+  for (Finish reason = Finish::none; reason == Finish::none;) {
+    ASSERT_TRUE(is_readable(client.descriptor(), 60'000)) << "it slept over an answer";
+    ASSERT_TRUE(client.wait(milliseconds(0)).has_value());
+    const auto news = client.read(*request);
+    tokens.insert(tokens.end(), news->tokens.begin(), news->tokens.end());
+    reason = news->reason;
+  }
+  EXPECT_EQ(tokens.size(), whole->tokens.size());
+  EXPECT_TRUE(eventually([&] {
+    (void)client.wait(milliseconds(0));
+    return !is_readable(client.descriptor(), 0);
+  })) << "an event loop would spin";
+  daemon.kill();
+  ASSERT_TRUE(is_readable(client.descriptor(), 60'000));
+  EXPECT_TRUE(eventually([&] { return !client.wait(milliseconds(0)).has_value(); }));
+}
+
 TEST(Client, ThatWasMovedFromReturnsErrors) {
   const Daemon daemon(kSmall);
   Client client = daemon.connect();
@@ -157,8 +186,8 @@ TEST(GenerateCommand, SaysAfterASecondThatNoEngineHasTheRequest) {
   std::string line;
   for (char letter; read(err[0], &letter, 1) == 1 && letter != '\n';) line += letter;
   EXPECT_EQ(line,
-            "kvhive: waiting: engine 0 has not accepted the request yet; it is starting, busy "
-            "or stopped");
+            "kvhive: waiting: engine 0 has not accepted the request yet; it is starting, busy, "
+            "drained or stopped");
   signal_process(engine, SIGCONT);
   int status = 0;
   waitpid(command, &status, 0);

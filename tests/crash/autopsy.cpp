@@ -7,6 +7,7 @@
 #include "pool/care/fsck.hpp"
 #include "pool/care/pool_report.hpp"
 #include "pool/care/reaper.hpp"
+#include "pool/lanes.hpp"
 #include "pool/process_slot.hpp"
 
 namespace kvhive::testing {
@@ -36,6 +37,30 @@ std::size_t held_by(const PoolMemory& memory, Tier tier, std::uint32_t mask) {
   return held;
 }
 
+/// How many idle blocks kSure has that others cannot take.
+std::size_t sure_blocks(const PoolMemory& memory) {
+  const std::size_t least = memory.geometry().limits_of(Stage::kSure).min;
+  if (least == 0) return 0;
+  const LaneTotals has = count_lanes(memory)[Stage::kSure.value + std::size_t{1}];
+  return std::min<std::size_t>(has.idle, least - std::min<std::size_t>(least, has.held()));
+}
+
+/// Checks that the blocks of each domain with limits are counted right.
+void check_lanes(const PoolMemory& memory, const std::string& when, Complaints& complaints) {
+  const std::vector<LaneTotals> truth = count_lanes(memory);
+  if (truth.size() == 1) return;
+  for (std::size_t lane = 0; lane < truth.size(); ++lane) {
+    const LaneTotals counted = lane_totals(memory.control(), lane);
+    if (counted == truth[lane]) continue;
+    const auto text = [](const LaneTotals& t) {
+      return std::to_string(t.cached) + " cached, " + std::to_string(t.idle) + " idle, " +
+             std::to_string(t.filling) + " filling";
+    };
+    complaints.push_back("lane " + std::to_string(lane) + " " + when + ": counted are " +
+                         text(counted) + ", there are " + text(truth[lane]));
+  }
+}
+
 /// Checks that every block that `survivors` do not hold can be allocated, each once.
 void check_room(BlockPool& newcomer, std::uint32_t survivors, Complaints& complaints) {
   for (const Tier tier : {Tier::device, Tier::host}) {
@@ -43,11 +68,14 @@ void check_room(BlockPool& newcomer, std::uint32_t survivors, Complaints& compla
     if (newcomer.available(tier) != room)
       complaints.push_back("the counters say " + std::to_string(newcomer.available(tier)) +
                            " blocks can be had, it is " + std::to_string(room));
-    const auto all = newcomer.allocate(tier, room);
-    if (!all) {
-      complaints.push_back("blocks are lost: " + all.error().text);
+    const std::size_t sure = tier == Tier::device ? sure_blocks(newcomer.memory()) : 0;
+    auto all = newcomer.allocate(tier, room - sure);
+    const auto rest = newcomer.allocate(tier, sure, Stage::kSure);
+    if (!all || !rest) {
+      complaints.push_back("blocks are lost: " + (all ? rest : all).error().text);
       continue;
     }
+    all->insert(all->end(), rest->begin(), rest->end());
     if (std::set<BlockId>(all->begin(), all->end()).size() != room)
       complaints.push_back("a block was given out twice");
     newcomer.release(*all);
@@ -123,15 +151,17 @@ Autopsy::Autopsy(Stage& stage, const Operation& operation)
     for (const BlockId block : stage.survivor().free_queue(tier)) {
       if (evictable == 0) break;
       if (!before_[block.value].word.is_idle()) continue;
+      if (memory.block(block).domain() != operation.evicts_in) continue;
       before_[block.value].may_vanish = true;
       --evictable;
     }
   }
   if (operation.may_lose_hints) return;
+  const std::size_t of_idle = operation.evicts_in == DomainId{} ? operation.evicts : 0;
   findable_ = {{stage.shared(), Tier::device, 2},
                {stage.shared(), Tier::host, 2 - operation.evicts_on_host},
                {stage.owned(), Tier::device, 2},
-               {stage.idle(), Tier::device, 3 - std::min<std::size_t>(operation.evicts, 3)},
+               {stage.idle(), Tier::device, 3 - std::min<std::size_t>(of_idle, 3)},
                {stage.unknown(), Tier::device, 0},
                {stage.unknown(), Tier::host, 0},
                {stage.continued(), Tier::device, 2},
@@ -147,6 +177,7 @@ Complaints Autopsy::examine(const PoolMemory& memory) const {
   clean_up(memory);
   if (sums(memory) != counted) complaints.push_back("the reaper changed what was counted");
   check_fsck(memory, "after the reaper", complaints);
+  check_lanes(memory, "after the reaper", complaints);
   check_blocks(memory, complaints);
   {
     sign_in(memory, Stage::kNewcomer, 2);
@@ -164,6 +195,7 @@ Complaints Autopsy::examine(const PoolMemory& memory) const {
   check_room(last, 0, complaints);
   check_scrubbing(last, 0, complaints);
   check_fsck(memory, "at the end", complaints);
+  check_lanes(memory, "at the end", complaints);
   return complaints;
 }
 

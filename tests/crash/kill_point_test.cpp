@@ -18,7 +18,8 @@ using ::testing::IsEmpty;
 
 class OperationScene final : public KillScene {
  public:
-  explicit OperationScene(const Operation& operation) : operation_(operation) {
+  explicit OperationScene(const Operation& operation)
+      : operation_(operation), stage_(operation.with) {
     operation.prepare(stage_);
     start_.take(stage_.memory());
     autopsy_ = std::make_unique<Autopsy>(stage_, operation);

@@ -1,7 +1,9 @@
 #include "tests/crash/operations.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <string_view>
 
 #include "base/check.hpp"
 #include "pool/care/index_marks.hpp"
@@ -417,6 +419,71 @@ std::vector<Operation> sequences() {
   };
 }
 
+/// Operations under the domains' limits.
+std::vector<Operation> limited() {
+  constexpr auto kLanes = Stage::With::lanes;
+  const auto cached = [](Stage& s, DomainId domain) {
+    return s.victim().lanes().totals(s.victim().lanes().of(domain)).cached;
+  };
+  return {
+      {.name = "lanes: takes its own at the maximum",
+       .prepare =
+           [](Stage& s) {
+             s.survivor().release(compute(s.survivor(), s.prompt({7, 8, 9}, Stage::kLimited)));
+           },
+       .run =
+           [=](Stage& s) {
+             return allocate(s, 2, Stage::kLimited) && cached(s, Stage::kLimited) == 2;
+           },
+       .evicts = 1,
+       .with = kLanes,
+       .evicts_in = Stage::kLimited},
+      {.name = "lanes: refused at the maximum",
+       .prepare =
+           [](Stage& s) {
+             (void)compute(s.survivor(), s.prompt({7, 8, 9, 10}, Stage::kLimited));
+           },
+       .run = [](Stage& s) { return !allocate(s, 1, Stage::kLimited); },
+       .with = kLanes},
+      {.name = "lanes: passes over a minimum",
+       .prepare =
+           [](Stage& s) {
+             s.survivor().release(compute(s.survivor(), s.prompt({7, 8}, Stage::kSure)));
+             s.survivor().release(match_all(s.survivor(), s.idle()).blocks);  // younger now
+             use_up(s, 0);
+           },
+       .run = [=](Stage& s) { return allocate(s, 2) && cached(s, Stage::kSure) == 2; },
+       .evicts = 2,
+       .with = kLanes},
+      {.name = "lanes: takes what is above a minimum",
+       .prepare =
+           [](Stage& s) {
+             s.survivor().release(compute(s.survivor(), s.prompt({7, 8, 9}, Stage::kSure)));
+             s.survivor().release(match_all(s.survivor(), s.idle()).blocks);
+             use_up(s, 0);
+           },
+       .run = [=](Stage& s) { return allocate(s, 1) && cached(s, Stage::kSure) == 2; },
+       .evicts = 1,
+       .with = kLanes,
+       .evicts_in = Stage::kSure},
+  };
+}
+
+/// The operations of these names, where blocks are counted.
+std::vector<Operation> counted(const std::vector<Operation>& all,
+                               std::initializer_list<std::string_view> names) {
+  std::vector<Operation> chosen;
+  for (const std::string_view name : names) {
+    const auto found = std::find_if(all.begin(), all.end(),
+                                    [&](const Operation& each) { return each.name == name; });
+    KV_CHECK(found != all.end(), name);
+    chosen.push_back(*found);
+    chosen.back().name = "lanes: " + chosen.back().name;
+    chosen.back().with = Stage::With::lanes;
+  }
+  return chosen;
+}
+
 /// Releases new blocks and then evicts all idle blocks, so that the head of the release order
 /// passes all earlier releases.
 void pass_by(Stage& s) {
@@ -636,6 +703,13 @@ const std::vector<Operation>& operations() {
     std::vector<Operation> list;
     for (const auto& group :
          {matches(), allocations(), demotions(), publications(), releases(), sequences()})
+      list.insert(list.end(), group.begin(), group.end());
+    const auto in_lanes = counted(
+        list, {"match: idle blocks", "cancel", "allocate: evicts, by the ring",
+               "allocate: evicts, ring gone round", "allocate: evicts blocks of another domain",
+               "allocate: refused", "demote: free host blocks", "publish",
+               "release: several, both tiers, some unpublished", "reap", "reap: a lost device"});
+    for (const auto& group : {limited(), in_lanes})
       list.insert(list.end(), group.begin(), group.end());
     return list;
   }();

@@ -27,6 +27,9 @@ struct Operation {
   void (*meanwhile)(Stage&) = nullptr;
   /// Like `evicts`, for the host tier.
   std::size_t evicts_on_host = 0;
+  Stage::With with = Stage::With::nothing;
+  /// The domain whose idle device blocks it may take.
+  DomainId evicts_in{0};
 };
 
 const std::vector<Operation>& operations();

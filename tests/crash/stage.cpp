@@ -36,11 +36,19 @@ PoolMemory attached(const PoolFds& fds) {
   return memory;
 }
 
+/// 64 bytes of payload per block, because the tests step through copies, too.
+PoolGeometry geometry(Stage::With with) {
+  PoolGeometry geometry = small_geometry(16, 8, 4, 2);
+  if (with == Stage::With::nothing) return geometry;
+  geometry.limits[Stage::kSure.value].min = 2;
+  geometry.limits[Stage::kLimited.value].max = 4;
+  return geometry;
+}
+
 }  // namespace
 
-// 64 bytes of payload per block, because the tests step through copies, too.
-Stage::Stage()
-    : fds_(formatted(small_geometry(16, 8, 4, 2))),
+Stage::Stage(With with)
+    : fds_(formatted(geometry(with))),
       memory_(attached(fds_)),
       victim_(memory_, kVictim),
       survivor_(memory_, kSurvivor),
@@ -58,10 +66,10 @@ Stage::Stage()
   hold(victim_.allocate(Tier::device, 2).value());
 }
 
-Prompt Stage::prompt(std::initializer_list<TokenId> tokens) const {
+Prompt Stage::prompt(std::initializer_list<TokenId> tokens, DomainId domain) const {
   std::vector<TokenId> all;
   for (const TokenId token : tokens) all.insert(all.end(), victim_.tokens_per_block(), token);
-  return Prompt(victim_, std::move(all));
+  return Prompt(victim_, std::move(all), domain);
 }
 
 void Stage::hold(std::span<const BlockId> added) {

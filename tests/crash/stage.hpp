@@ -23,8 +23,12 @@ class Stage {
   /// All these blocks are in domain 0. Operations that change a block's domain change it to this
   /// one.
   static constexpr DomainId kOther{9};
+  /// With lanes, the blocks of domain 0 are counted, too, and these two have limits.
+  static constexpr DomainId kSure{1};     ///< a minimum of 2 blocks
+  static constexpr DomainId kLimited{2};  ///< a maximum of 4
+  enum class With : std::uint8_t { nothing, lanes };
 
-  Stage();
+  explicit Stage(With with = With::nothing);
   Stage(const Stage&) = delete;
   Stage& operator=(const Stage&) = delete;
 
@@ -34,7 +38,7 @@ class Stage {
   BlockPool& survivor() { return survivor_; }
 
   /// A prompt of full blocks, each one token repeated.
-  Prompt prompt(std::initializer_list<TokenId> blocks) const;
+  Prompt prompt(std::initializer_list<TokenId> blocks, DomainId domain = {}) const;
   // Made beforehand, so that the tests do not step through hashing.
   const Prompt& shared() const { return shared_; }
   const Prompt& idle() const { return idle_; }

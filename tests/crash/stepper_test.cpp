@@ -105,7 +105,7 @@ class EveryInstruction : public ::testing::TestWithParam<Operation> {
 };
 
 TEST_P(EveryInstruction, MayBeTheLastBeforeAKill) {
-  Stage stage;
+  Stage stage(GetParam().with);
   GetParam().prepare(stage);
   const PoolImage start(stage.memory());
   const Autopsy autopsy(stage, GetParam());

@@ -17,16 +17,18 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "base/memory_object.hpp"
-#include "tests/support/channel_memory.hpp"
 #include "ipc/listener.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
 #include "tests/fuzz/stranger_descriptors.hpp"
+#include "tests/support/channel_memory.hpp"
 #include "tests/support/playing_user.hpp"
 #include "tests/support/temp_directory.hpp"
+#include "tests/tools/no_tables.hpp"
 #include "tools/keeper/connections.hpp"
 #include "tools/keeper/welcome.hpp"
 
@@ -59,6 +61,8 @@ class SmallKeeper : public Connections::Events {
   void serve() {
     int rounds = 4;
     const std::function<void()> on_round = [&] {
+      send_due_welcomes();
+      (void)tables_.channels.take_dropped();  // as after a commit
       check_tables();
       if (--rounds == 0) return loop_.stop();
       loop_.post(on_round);
@@ -91,9 +95,29 @@ class SmallKeeper : public Connections::Events {
   void make_channel(Peer& client) {
     if (tables_.channels.find(client.channel)->bytes > kLeastChannelBytes)
       return connections_.refuse(client, {Errc::out_of_memory, "too large for a fuzzer"});
-    auto memory = make_channel_memory(kLeastChannelBytes);
-    if (auto welcomed = welcome_to_channel(tables_, client, std::move(memory)); !welcomed)
-      connections_.refuse(client, welcomed.error());
+    auto completed =
+        tables_.channels.complete(client.channel, make_channel_memory(kLeastChannelBytes));
+    if (!completed) return connections_.refuse(client, completed.error());
+    tables_.owe_welcome(client);
+  }
+
+  void send_due_welcomes() {
+    for (const int socket : std::exchange(tables_.due_welcomes, {})) {
+      const auto found = tables_.peers.find(socket);
+      if (found == tables_.peers.end() || !found->second.is_welcome_due) continue;
+      found->second.is_welcome_due = false;
+      Peer& peer = found->second;
+      if (auto sent = send_welcome(tables_, peer); !sent)
+        connections_.refuse(peer, sent.error());
+      else if (peer.role == Role::client)
+        taken(peer);
+    }
+  }
+
+  void taken(Peer& client) {
+    client.awaits_channel = false;
+    connections_.answered(client);
+    tables_.channels.taken(client.channel);
   }
 
   void seal(Peer& client) {
@@ -118,15 +142,7 @@ class SmallKeeper : public Connections::Events {
 
   TempDirectory directory_;
   EventLoop loop_ = EventLoop::create(EventLoop::Escape::leaves_run).value();
-  Tables tables_{.options = {},
-                 .domains = Domains::resolve({}, PeerIdentity::of_this_process()).value(),
-                 .pool = {},
-                 .peers = {},
-                 .steward = {},
-                 .engines = {},
-                 .channels = Channels(),
-                 .repairs = {},
-                 .memory = {}};
+  Tables tables_ = no_tables();
   Listener listener_ =
       Listener::open(directory_.path() / "s", SocketPermissions{0666, 0711, std::nullopt},
                      PeerDescriptors::passed_on)

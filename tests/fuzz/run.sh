@@ -12,8 +12,11 @@ seed() { mkdir -p "$corpus/$1" && cat >"$corpus/$1/seed-$2"; }
 seed channel 1 </dev/null
 head -c 4096 /dev/zero | tr '\0' '\1' | seed channel 2
 head -c 1024 /dev/zero | seed packet 1
+version=$(sed -n 's/.*kProtocolVersion = \([0-9]*\);/\1/p' "$root/ipc/control_messages.hpp")
+version=$(printf '\\%03o' "$version")
+# shellcheck disable=SC2059
 for type in 001 002 003 004 010 011 040 044 047; do  # headers of some types, in octal
-  printf '\000kvp1\005\000\000\000'"\\$type"'\000\000\000\000\000\000\000' | seed packet "$type"
+  printf '\000kvp1'"$version"'\000\000\000'"\\$type"'\000\000\000\000\000\000\000' | seed packet "$type"
 done
 head -c 200 /dev/zero | seed connections 1
 "$root/tests/fuzz/seeds.py" "$root/models/demo" "$corpus"

@@ -7,10 +7,12 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
 
-# Prints the verifier's figures; true if it found no error.
+# holds OPTIMIZATION [FLAG]: true if the verifier found no error.
 holds() {
+  optimization=$1
+  shift
   spin -a "$@" "$model" >spin.log || { cat spin.log; exit 2; }
-  cc -O2 -w -DSAFETY -DCOLLAPSE -DMEMLIM=4000 -o verifier pan.c
+  cc "$optimization" -w -DSAFETY -DCOLLAPSE -DMEMLIM=4000 -o verifier pan.c
   ./verifier -m200000 >verifier.log 2>&1
   if grep -qE "max search depth too small|out of memory|Search not completed" verifier.log &&
      grep -q "errors: 0" verifier.log; then
@@ -21,9 +23,10 @@ holds() {
 
 states() { sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' verifier.log; }
 
-holds || { echo "$(basename "$model") FAILS"; cat verifier.log; spin -t -p "$model" | tail -60; exit 1; }
+holds -O2 || { echo "$(basename "$model") FAILS"; cat verifier.log; spin -t -p "$model" | tail -60; exit 1; }
 echo "$(basename "$model") holds: $(states) states"
 for mutant in $(sed -n 's/^#ifn*def \(MUTANT_[A-Z_]*\).*/\1/p' "$model" | sort -u); do
-  if holds "-D$mutant"; then echo "$mutant was not caught"; exit 1; fi
+  # Found early, mostly: the compiler would take longer than the search.
+  if holds -O0 "-D$mutant"; then echo "$mutant was not caught"; exit 1; fi
   echo "  $mutant caught"
 done

@@ -2,6 +2,7 @@
 """Builds each seeded mistake of the tables beside this file and shows that the test named there catches it (README.md).
 
 mutants.py BUILD_FOLDER [WORDS]   only mutants with one of WORDS in their name
+mutants.py --check                only whether every mistake still fits the sources
 
 KVHIVE_MUTANTS_SAMPLE=n of the environment: only n of them, drawn from KVHIVE_SEED (any).
 The build folder is left as it is. A mutant's objects are compiled with the commands of the real build (ninja knows them),
@@ -225,6 +226,8 @@ def main():
     if sys.argv[1] == "--programs":
         print(" ".join(sorted({name for m in read_tables([]) for name in programs_of(m)})))
         return
+    if sys.argv[1] == "--check":
+        raise SystemExit(0 if check_tables(read_tables([])) else 1)
     mutants = read_tables(sys.argv[2:])
     tables_fit = check_tables(mutants)
     mutants = sample(mutants)

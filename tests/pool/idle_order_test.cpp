@@ -13,9 +13,10 @@ using Ids = std::vector<std::uint32_t>;
 
 /// A pool whose blocks are all published and held by slot 0, and its release order.
 struct Order {
-  explicit Order(std::uint32_t blocks)
-      : memory(private_pool(small_geometry(blocks))), idle(memory, Tier::device) {
-    for (std::uint32_t id = 1; id < blocks; ++id) hold(id);
+  explicit Order(std::uint32_t blocks) : Order(small_geometry(blocks)) {}
+  explicit Order(const PoolGeometry& geometry)
+      : memory(private_pool(geometry)), idle(memory, Tier::device) {
+    for (std::uint32_t id = 1; id < geometry.device_blocks; ++id) hold(id);
   }
 
   void set(std::uint32_t id, BlockState state, std::uint32_t holders) {
@@ -85,7 +86,7 @@ TEST(IdleOrder, CommittedCandidatesAreUsedUpForAllProcesses) {
   o.take(1);
   o.take(2);
   o.idle.commit();
-  EXPECT_EQ(o.control().head.load(), 3u);
+  EXPECT_EQ(o.control().lanes[0].head.load(), 3u);
   EXPECT_EQ(o.oldest(another, 3), Ids{3});
 }
 
@@ -196,7 +197,8 @@ TEST(IdleOrder, InvalidatedHintsMakeEveryProcessScan) {
   Order o(8);
   IdleOrder another(o.memory, Tier::device);
   o.release({1, 2});
-  o.control().head.store(o.control().tail.load());  // an evictor was killed before taking them
+  o.control().lanes[0].head.store(
+      o.control().tail.load());  // an evictor was killed before taking them
   EXPECT_THAT(o.oldest(another, 2), IsEmpty());
   another.rollback();
   IdleOrder::invalidate(o.control());
@@ -214,7 +216,7 @@ TEST(IdleOrder, AnOverwrittenRingIsDetected) {
     o.release({3});
   }
   EXPECT_EQ(o.oldest(3), (Ids{1, 2, 3}));
-  EXPECT_EQ(o.control().epoch.load(), 1u);
+  EXPECT_EQ(o.control().lanes[0].epoch.load(), 1u);
 }
 
 TEST(IdleOrder, AFullRingIsNotTakenForAnOverwrittenOne) {
@@ -226,7 +228,7 @@ TEST(IdleOrder, AFullRingIsNotTakenForAnOverwrittenOne) {
     o.release({3});
   }
   EXPECT_EQ(o.oldest(3), (Ids{1, 2, 3}));
-  EXPECT_EQ(o.control().epoch.load(), 0u);
+  EXPECT_EQ(o.control().lanes[0].epoch.load(), 0u);
 }
 
 TEST(IdleOrder, HintsBeyondThePoolAreIgnored) {
@@ -234,6 +236,82 @@ TEST(IdleOrder, HintsBeyondThePoolAreIgnored) {
   o.release({1, 2});
   o.memory.ring(Tier::device)[1].store(0xfffffff0);
   EXPECT_EQ(o.oldest(2), Ids{2});
+}
+
+/// Two lanes: lane 1 has the blocks of domain 0, lane 0 all others.
+struct TwoLanes : Order {
+  explicit TwoLanes(std::uint32_t blocks, const Ids& others) : Order(limited(blocks)) {
+    for (const std::uint32_t id : others) memory.descriptors()[id].domain.store(9);
+  }
+  static PoolGeometry limited(std::uint32_t blocks) {
+    PoolGeometry geometry = small_geometry(blocks);
+    geometry.limits[0].min = 1;
+    return geometry;
+  }
+  Ids oldest_of(std::size_t lane, std::size_t count) {
+    std::vector<Candidate> found;
+    idle.oldest(count, found, lane);
+    Ids ids;
+    for (const auto& candidate : found) ids.push_back(candidate.block.value);
+    return ids;
+  }
+};
+
+TEST(IdleOrderLanes, EachHasItsOwnOldest) {
+  TwoLanes o(8, {2, 4, 6});
+  o.release({1, 2, 3});
+  o.release({4, 5});
+  EXPECT_EQ(o.oldest_of(0, 5), (Ids{2, 4}));
+  EXPECT_EQ(o.oldest_of(1, 5), (Ids{1, 3, 5}));
+  EXPECT_EQ(numbers(o.idle.order()), (Ids{1, 2, 3, 4, 5}));
+}
+
+TEST(IdleOrderLanes, StampsSayWhichLaneHasTheOldest) {
+  TwoLanes o(8, {2, 4, 6});
+  o.release({2, 1, 3});
+  EXPECT_LT(o.idle.next_stamp(0), o.idle.next_stamp(1));
+  EXPECT_EQ(o.oldest_of(0, 1), (Ids{2}));
+  EXPECT_EQ(o.idle.next_stamp(0), IdleOrder::kNoStamp);
+  EXPECT_EQ(o.oldest_of(1, 1), (Ids{1}));
+  EXPECT_EQ(o.oldest_of(1, 1), (Ids{3})) << "what was looked at only is still there";
+}
+
+TEST(IdleOrderLanes, AHeadLeavesOtherLanesAlone) {
+  TwoLanes o(8, {2, 4, 6});
+  o.release({1, 2, 3, 4, 5, 6});
+  EXPECT_EQ(o.oldest_of(0, 3), (Ids{2, 4, 6}));
+  for (const std::uint32_t id : {2, 4, 6}) o.take(id);
+  o.idle.commit();
+  EXPECT_EQ(o.control().lanes[0].head.load(), 7u);
+  EXPECT_EQ(o.control().lanes[1].head.load(), 1u);
+  EXPECT_EQ(o.control().tail.load(), 7u) << "nobody was stamped anew";
+  EXPECT_EQ(o.oldest_of(1, 3), (Ids{1, 3, 5}));
+}
+
+TEST(IdleOrderLanes, WhatIsOnlyLookedAtIsNotUsedUp) {
+  TwoLanes o(8, {2, 4, 6});
+  o.release({1, 2, 3});
+  (void)o.idle.next_stamp(1);
+  EXPECT_EQ(o.oldest_of(0, 1), (Ids{2}));
+  o.take(2);
+  o.idle.commit();
+  IdleOrder another(o.memory, Tier::device);
+  std::vector<Candidate> found;
+  another.oldest(2, found, 1);
+  EXPECT_EQ(found.size(), 2u);
+}
+
+TEST(IdleOrderLanes, ALaneWhoseHintsOthersHaveOverwrittenIsScanned) {
+  TwoLanes o(8, {2});
+  o.release({3, 1});
+  const std::size_t slots = o.memory.tier_layout(Tier::device).ring_slots;
+  for (std::size_t i = 0; i < slots; ++i) {
+    o.hold(2);
+    o.release({2});
+  }
+  EXPECT_EQ(o.oldest_of(1, 3), (Ids{3, 1}));
+  EXPECT_EQ(o.control().lanes[1].epoch.load(), 1u);
+  EXPECT_EQ(o.control().epoch.load(), 0u) << "the other lane need not be scanned";
 }
 
 }  // namespace

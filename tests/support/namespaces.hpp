@@ -62,6 +62,25 @@ inline std::function<void()> in_namespaces(long clock_offset = 0) {
   };
 }
 
+/// The same, but the program is process 1 there, as a container's entry point is: who started it
+/// sees SIGTERM passed on to it, and its exit code.
+inline std::function<void()> as_process_1() {
+  return [] {
+    sigset_t signals, before;
+    sigemptyset(&signals);
+    for (const int signal : {SIGTERM, SIGUSR1, SIGCHLD}) sigaddset(&signals, signal);
+    sigprocmask(SIG_BLOCK, &signals, &before);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (unshare(CLONE_NEWPID | CLONE_NEWNS) != 0) _exit(126);
+    if (const pid_t program = fork(); program != 0) supervise(program, signals, false);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        mount("proc", "/proc", "proc", 0, nullptr) != 0)
+      _exit(126);
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+  };
+}
+
 /// Whether this process may make such namespaces.
 inline bool can_make_namespaces() {
   const pid_t child = fork();

@@ -156,7 +156,7 @@ TEST_F(BadRequest, TokenIdOutsideTheVocabulary) {
   expect_one_line(generate({"--prompt-tokens", "1,99999"}), {"99999", "2048"});
 }
 TEST_F(BadRequest, EngineThatDoesNotExist) {
-  expect_one_line(generate({"--prompt", "a", "--engine", "7"}), {"engine 7", "0..0"});
+  expect_one_line(generate({"--prompt", "a", "--engine", "7"}), {"engine 7", "kvhive pool procs"});
 }
 TEST_F(BadRequest, NegativeTemperature) {
   expect_one_line(generate({"--prompt", "a", "--temperature", "-1"}), {"temperature", "-1"});

@@ -6,7 +6,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstring>
+#include <map>
 #include <set>
+#include <string>
 #include <tuple>
 
 #include "base/check.hpp"
@@ -56,6 +59,11 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
     said_.push_back({engine, MessageType::engine_died, 0});
     return {};
   }
+  Expected<void> tell_known(EngineKey engine, const std::string& channels) override {
+    if (deaf_.count(engine) != 0) return failure(Errc::os_error, "queue full");
+    known_[engine] = channels;
+    return {};
+  }
   std::uint64_t create(std::uint32_t wanted = kAnyEngine) {
     const std::uint64_t id = channels_.reserve(kBytes, wanted, kOwner, kRoom).value();
     created_ = complete(id);
@@ -83,12 +91,64 @@ class ChannelsTest : public ::testing::Test, public EngineLine {
   std::vector<Told> said() { return std::exchange(said_, {}); }
 
   std::set<int> deaf_;
+  std::map<int, std::string> known_;  ///< the channels that an engine was told are all
   std::vector<Told> said_;
   std::vector<std::vector<int>> fds_;
   std::vector<DomainId> domains_;
   Channels channels_{{.of_all = 4 * kBytes, .of_domain = 4 * kBytes, .of_user = 4 * kBytes}};
   std::optional<Channels::Created> created_;  ///< what create() has made last
 };
+
+/// A successor's table: what is written down, and no more.
+TEST_F(ChannelsTest, ASuccessorTellsEnginesAllAgainAndGivesThemWhatTheyWereNotGiven) {
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  const std::uint64_t first = create();
+  EXPECT_TRUE(channels_.tell_engines(*this));
+  deaf_ = {10};
+  const std::uint64_t second = create();
+  const std::uint64_t third = create();
+  EXPECT_FALSE(channels_.tell_engines(*this));
+  (void)said();
+  Channels next;
+  next.set_next_id(channels_.next_id());
+  next.add_engine(10, 0, ProcessSlot{0});
+  for (const std::uint64_t id : {first, second}) {
+    const ChannelRow row = *channels_.row_of(id);
+    next.restore(row);
+    const ChannelRow again = *next.row_of(id);
+    EXPECT_EQ(std::memcmp(&row, &again, sizeof row), 0) << "the row of the row";
+  }
+  next.tell_all_again();
+  deaf_ = {};
+  EXPECT_TRUE(next.tell_engines(*this));
+  EXPECT_EQ(known_[10], "[" + std::to_string(first) + "," + std::to_string(second) + "]");
+  EXPECT_THAT(said(), ElementsAre(told_of_death(10), opened(10, second)));
+  EXPECT_GT(next.next_id(), third);
+  // An earlier keeper may have given it to the engine and not noted it.
+  next.add_engine(11, 1, ProcessSlot{1});
+  (void)next.close(first);
+  EXPECT_TRUE(next.tell_engines(*this));
+  EXPECT_THAT(said(), ::testing::Contains(closed(11, first)));
+}
+
+TEST_F(ChannelsTest, WhatARowNamesIsOpenUntilTheRowIsGone) {
+  const std::uint64_t id = create();
+  const ChannelRow row = *channels_.row_of(id);
+  const auto are_open = [&row] {
+    for (const int fd : {row.requests, row.answers, row.engine_bell, row.client_bell,
+                         row.clients_requests, row.clients_bell})
+      if (fcntl(fd, F_GETFD) < 0) return false;
+    return true;
+  };
+  channels_.taken(id);
+  EXPECT_TRUE(are_open());
+  const auto memory = channels_.close(id);
+  EXPECT_TRUE(are_open());
+  EXPECT_EQ(channels_.take_changed(), std::set<std::uint64_t>{id});
+  EXPECT_FALSE(channels_.row_of(id));
+  (void)channels_.take_dropped();
+  EXPECT_FALSE(are_open()) << "the row is gone, and what only the row kept open";
+}
 
 TEST_F(ChannelsTest, AChannelWaitsForTheFirstEngine) {
   const std::uint64_t id = create();

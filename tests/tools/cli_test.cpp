@@ -1,9 +1,16 @@
 // Output and exit codes of the `kvhive` commands.
 
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <sstream>
+
 #include "tests/tools/daemon.hpp"
 
 namespace kvhive::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 class Cli : public ::testing::Test {
  protected:
@@ -179,38 +186,38 @@ TEST(CliStoppedKeeper, ThePoolIsReadWithoutIt) {
   ASSERT_EQ(daemon.cli({"generate", "--prompt", "And God said", "--max-tokens", "30"}).exit_code,
             0);
   const Json before = daemon.stat();
-  signal_process(daemon.pid(), SIGSTOP);
-  ASSERT_TRUE(eventually([&] { return state_of(daemon.pid()) == 'T'; }));
+  signal_process(daemon.keeper(), SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return state_of(daemon.keeper()) == 'T'; }));
   for (const char* command : {"stat", "procs", "blocks", "fsck"}) {
     const CommandResult result = daemon.cli({"pool", command});
     EXPECT_EQ(result.exit_code, 0) << command << ": " << result.err;
-    EXPECT_NE(result.err.find("kill -CONT " + std::to_string(daemon.pid())), std::string::npos)
+    EXPECT_NE(result.err.find("kill -CONT " + std::to_string(daemon.keeper())), std::string::npos)
         << command << ": " << result.err;
   }
   const Json stat = daemon.stat();
   for (const char* same : {"tiers", "epoch", "prompt_tokens", "generated_tokens"})
     EXPECT_EQ(stat[same], before[same]) << same;
   const Json procs = daemon.procs();
-  EXPECT_EQ(procs["keeper"]["pid"], daemon.pid());
+  EXPECT_EQ(procs["keeper"]["pid"], daemon.keeper());
   EXPECT_EQ(procs["processes"].size(), 2u);
   EXPECT_EQ(procs["engines"].at(0)["state"], "unknown");
   EXPECT_TRUE(daemon.fsck_is_clean());
-  signal_process(daemon.pid(), SIGCONT);
+  signal_process(daemon.keeper(), SIGCONT);
 }
 
 TEST(CliStoppedKeeper, CommandsThatNeedItFailNamingTheProcessAndTheRemedy) {
   const Daemon daemon;
-  signal_process(daemon.pid(), SIGSTOP);
-  ASSERT_TRUE(eventually([&] { return state_of(daemon.pid()) == 'T'; }));
+  signal_process(daemon.keeper(), SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return state_of(daemon.keeper()) == 'T'; }));
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"pool", "fsck", "--repair"},
         std::vector<std::string>{"pool", "why", "And God said"}}) {
     const CommandResult result = daemon.cli(command);
     EXPECT_NE(result.exit_code, 0) << command[1];
-    EXPECT_NE(result.err.find("kill -CONT " + std::to_string(daemon.pid())), std::string::npos)
+    EXPECT_NE(result.err.find("kill -CONT " + std::to_string(daemon.keeper())), std::string::npos)
         << result.err;
   }
-  signal_process(daemon.pid(), SIGCONT);
+  signal_process(daemon.keeper(), SIGCONT);
 }
 
 TEST(CliProcs, AnEngineThatIsDownIsShownWithItsStateAndRestarts) {
@@ -236,6 +243,41 @@ TEST(CliProcs, AnEngineThatIsDownIsShownWithItsStateAndRestarts) {
   }
   EXPECT_TRUE(eventually([&] { return row("down"); }));
   EXPECT_NE(daemon.cli({"pool", "procs"}).out.find("restarts"), std::string::npos);
+}
+
+/// The row of `kvhive pool procs` that begins so; "" = there is none.
+std::string row_of(const Daemon& daemon, const std::string& name) {
+  std::istringstream table(daemon.cli({"pool", "procs"}).out);
+  for (std::string row; std::getline(table, row);)
+    if (row.rfind(name + " ", 0) == 0) return row;
+  return "";
+}
+
+TEST(CliProcs, FrontAndKeeperAreToldApart) {
+  const Daemon daemon;
+  const std::string front = std::to_string(daemon.pid()), keeper = std::to_string(daemon.keeper());
+  EXPECT_THAT(row_of(daemon, "front"), HasSubstr(" " + front + "  running"));
+  EXPECT_THAT(row_of(daemon, "keeper"), HasSubstr(" " + keeper + "  serving"));
+  signal_process(daemon.pid(), SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return state_of(daemon.pid()) == 'T'; }));
+  EXPECT_THAT(row_of(daemon, "front"), HasSubstr(" " + front + "  stopped"));
+  signal_process(daemon.pid(), SIGCONT);
+  signal_process(daemon.keeper(), SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return state_of(daemon.keeper()) == 'T'; }));
+  EXPECT_THAT(row_of(daemon, "front"), HasSubstr(" " + front + "  running"));
+  EXPECT_THAT(row_of(daemon, "keeper"), HasSubstr(" " + keeper + "  not answering"));
+  signal_process(daemon.keeper(), SIGCONT);
+}
+
+TEST(CliProcs, AClientsDomainIsShown) {
+  const Daemon daemon({"--engines", "2", "--kv-cache-memory-bytes", "32M", "--domains",
+                       "team=" + std::to_string(getuid())});
+  const Client any = daemon.connect(), of_one = daemon.connect(1);
+  const std::string pid = std::to_string(getpid());
+  EXPECT_TRUE(eventually([&] {
+    return row_of(daemon, "client of engines 0, 1 in domain team").find(pid) != std::string::npos &&
+           row_of(daemon, "client of engine 1 in domain team").find(pid) != std::string::npos;
+  }));
 }
 
 TEST_F(Cli, LayoutComputesAsVllmDoes) {

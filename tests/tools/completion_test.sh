@@ -42,12 +42,16 @@ expect_only _kvhived "cuda" kvhived --device cu
 expect_only _kvhived "priority" kvhived --scheduling-policy = p
 expect_only _kvhived "--kv-cache-memory-bytes --kv-cache-dtype" kvhived --kv-cache-
 expect_only _kvhived "" kvhived --engines ""
-expect_only _kvhive "generate pool replay layout stop doctor" kvhive ""
+expect_only _kvhive "generate pool top events watch replay serve layout stop engine reload doctor" kvhive ""
 expect_only _kvhive "pool" kvhive po
 expect _kvhive "fsck" kvhive pool ""
+expect _kvhive "map" kvhive pool ""
+expect_only _kvhive "state owner domain age sharing tier" kvhive pool map --by ""
 expect _kvhive "fsck" kvhive --format json pool f
 expect_only _kvhive "human json" kvhive pool stat --format ""
 expect _kvhive "--max-tokens" kvhive generate --m
+expect_only _kvhive "maps arrays" kvhive events --events ""
+expect _kvhive "--blocks" kvhive watch --b
 expect_only _kvhive "fp8 fp8_e4m3 fp8_e5m2" kvhive layout --kv-cache-dtype fp8
 
 scratch=$(mktemp -d)

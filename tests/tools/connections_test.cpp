@@ -17,6 +17,7 @@
 #include "tests/support/playing_user.hpp"
 #include "tests/support/sanitizers.hpp"
 #include "tests/support/temp_directory.hpp"
+#include "tests/tools/no_tables.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -24,6 +25,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 /// Longer than any test may take: a keeper that waits for such a close hangs.
 constexpr int kForEver = 3600;
@@ -40,7 +42,7 @@ class ConnectionsTest : public ::testing::Test, public Connections::Events {
 
   void on_packet(Peer& peer, Packet packet) override {
     heard_.push_back(packet.type());
-    if (!connections_->identify(peer, packet)) return;
+    if (!peer.is_welcome && !connections_->identify(peer, packet)) return;
     peer.is_welcome = true;
     if (!answers_) return;
     if (auto may = connections_->may_answer(peer); !may)
@@ -84,14 +86,7 @@ class ConnectionsTest : public ::testing::Test, public Connections::Events {
 
   TempDirectory directory_;
   EventLoop loop_ = EventLoop::create().value();
-  Tables tables_{.options = {},
-                 .domains = Domains::resolve({}, PeerIdentity::of_this_process()).value(),
-                 .pool = {},
-                 .peers = {},
-                 .steward = {},
-                 .engines = {},
-                 .channels = Channels(),
-                 .repairs = {}};
+  Tables tables_ = no_tables();
   std::optional<Listener> listener_;
   std::optional<Connections> connections_;
   bool answers_ = false;  ///< sends each peer an answer with a descriptor
@@ -137,6 +132,35 @@ TEST_F(ConnectionsTest, SinceLinux616DescriptorsCannotEvenBeSent) {
   const auto sent = send_packet(client.get(), ClientHello{}, {file.get()});
   ASSERT_FALSE(sent.has_value());
   EXPECT_THAT(sent.error().text, HasSubstr("not permitted"));
+}
+
+/// A child's pid may be given to another process before the keeper has collected the child.
+TEST(TablesTest, AStrangerIsNobodysChild) {
+  Tables tables = no_tables();
+  tables.steward.pid = 4711;
+  Peer peer;
+  peer.pid = 4711;
+  peer.uid = geteuid();
+  EXPECT_EQ(tables.child_of(peer), &tables.steward);
+  peer.uid = kAlice;
+  EXPECT_EQ(tables.child_of(peer), nullptr);
+}
+
+TEST_F(ConnectionsTest, APacketThatKilledThreeKeepersIsNotHandledAgain) {
+  Inbox inbox;
+  listen();
+  connections_->receive_into(inbox);
+  const UniqueFd client = connect_as(kAlice);
+  ASSERT_TRUE(send_packet(client.get(), ClientHello{}).has_value());
+  serve_until([&] { return !heard_.empty(); });
+  for (int killed = 1; killed <= 2; ++killed) {
+    connections_->finish_inbox();  // as the successor does
+    ASSERT_EQ(peers(), 1u);
+  }
+  EXPECT_THAT(heard_, SizeIs(3));
+  connections_->finish_inbox();
+  EXPECT_THAT(heard_, SizeIs(3));
+  EXPECT_EQ(peers(), 0u);
 }
 
 /// Each of these would make the keeper wait for an hour if it closed the descriptor itself.

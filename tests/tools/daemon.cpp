@@ -9,6 +9,7 @@
 
 #include "base/check.hpp"
 #include "ipc/text_memory.hpp"
+#include "tests/tools/footprint.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -103,12 +104,46 @@ bool is_alive(pid_t pid) {
   return state != '\0' && state != 'Z' && state != 'X';
 }
 
+pid_t keeper_of(pid_t front) {
+  std::ifstream children("/proc/" + std::to_string(front) + "/task/" + std::to_string(front) +
+                         "/children");
+  for (pid_t child = 0; children >> child;) {
+    std::string name;
+    std::getline(std::ifstream("/proc/" + std::to_string(child) + "/comm") >> std::ws, name);
+    // The keeper is the oldest of that name; what it forks may be the front's child later.
+    if (name == "kvhived" && is_alive(child)) return child;
+  }
+  return 0;
+}
+
+std::vector<pid_t> processes_of(pid_t front) {
+  std::vector<pid_t> all = children_of(front);
+  if (const pid_t keeper = keeper_of(front); keeper != 0)
+    for (const pid_t grandchild : children_of(keeper)) all.push_back(grandchild);
+  return all;
+}
+
+void kill_daemon(pid_t front) {
+  pid_t keeper = 0;
+  signal_process(front, SIGSTOP);
+  if (eventually([&] { return state_of(front) == 'T'; })) keeper = keeper_of(front);
+  if (keeper != 0) {
+    signal_process(keeper, SIGSTOP);
+    (void)eventually([&] { return state_of(keeper) == 'T'; });
+  }
+  signal_process(front, SIGKILL);
+  if (keeper != 0) signal_process(keeper, SIGKILL);
+  waitpid(front, nullptr, 0);
+}
+
 Daemon::Daemon(std::vector<std::string> flags, const BeforeExec& before_exec) {
   char name[] = "/tmp/kvhive-test-XXXXXX";
   KV_CHECK(mkdtemp(name) != nullptr);
   directory_ = name;
   socket_ = directory_ + "/kvhived.sock";
-  flags.insert(flags.end(), {"--model", kDemoModel, "--socket", socket_, "--threads", "1"});
+  if (std::find(flags.begin(), flags.end(), "--model") == flags.end())
+    flags.insert(flags.end(), {"--model", kDemoModel});
+  flags.insert(flags.end(), {"--socket", socket_, "--threads", "1"});
   if (std::find(flags.begin(), flags.end(), "--log-level") == flags.end())
     flags.insert(flags.end(), {"--log-level", "error"});
   int out[2];
@@ -134,9 +169,17 @@ void Daemon::stop() {
 }
 
 void Daemon::kill() {
-  signal_process(pid_, SIGKILL);
-  waitpid(pid_, nullptr, 0);
+  kill_daemon(pid_);
   pid_ = 0;
+}
+
+void Daemon::kill_keeper() const {
+  const pid_t dead = keeper();
+  signal_process(dead, SIGKILL);
+  EXPECT_TRUE(eventually([&] {
+    const pid_t next = keeper();
+    return next != 0 && next != dead;
+  }));
 }
 
 Json Daemon::status() const {

@@ -71,13 +71,20 @@ char state_of(pid_t pid);
 /// True while the process can be signalled and is no zombie.
 bool is_alive(pid_t pid);
 
+/// The keeper of the daemon that was started as this process (its front); 0 = there is none now.
+pid_t keeper_of(pid_t front);
+/// The front's and the keeper's children, the keeper included.
+std::vector<pid_t> processes_of(pid_t front);
+/// Kills front and keeper in the same instant: both are stopped before. Waits for the front.
+void kill_daemon(pid_t front);
+
 /// \param engine  kAnyEngine = the daemon chooses
 ClientOptions client_options(const std::string& socket, std::uint32_t engine = kAnyEngine,
                              std::size_t channel_bytes = kDefaultChannelBytes);
 
 class Daemon {
  public:
-  /// Starts kvhived with the demo model and `flags`, and waits until it is ready.
+  /// Starts kvhived with `flags`, of the demo model if they name none, and waits until it is ready.
   explicit Daemon(std::vector<std::string> flags = {"--engines", "2", "--kv-cache-memory-bytes",
                                                     "32M"},
                   const BeforeExec& before_exec = {});
@@ -85,7 +92,9 @@ class Daemon {
 
   const std::string& socket() const { return socket_; }
   const std::string& directory() const { return directory_; }
+  /// The front: what was started.
   pid_t pid() const { return pid_; }
+  pid_t keeper() const { return keeper_of(pid_); }
 
   /// The keeper's status: itself, its processes and its clients. Asks over the socket, without
   /// starting a process.
@@ -107,7 +116,9 @@ class Daemon {
                  std::size_t channel_bytes = std::size_t{16} << 20) const;
 
   void stop();  ///< SIGTERM, and wait
-  void kill();  ///< SIGKILL, and wait
+  void kill();  ///< SIGKILL front and keeper, and wait
+  /// SIGKILL the keeper, and wait until there is another.
+  void kill_keeper() const;
 
  private:
   std::string directory_, socket_;

@@ -153,6 +153,21 @@ TEST_F(DetachedTest, ALogFileThatCannotBeOpenedIsAnErrorOnTheTerminal) {
   EXPECT_THAT(*err, HasSubstr("log-file: open /nonexistent/directory/log"));
 }
 
+/// Who connects first must not get a descriptor that is taken for one of the front's.
+TEST_F(DetachedTest, NoConnectionIsLostWhenItsKeeperIsKilled) {
+  start({});
+  std::vector<UniqueFd> connections;
+  for (int i = 0; i < 6; ++i) connections.push_back(std::move(*connect_to_daemon(socket())));
+  const CommandResult status =
+      run("kvhive", {"pool", "procs", "--socket", socket(), "--format", "json"});
+  signal_process(status.json()["keeper"]["pid"], SIGKILL);
+  for (const UniqueFd& connection : connections) {
+    ASSERT_TRUE(send_packet(connection.get(), StatusRequest{7}));
+    const auto told = receive_answer(connection.get());
+    EXPECT_TRUE(told && *told && (*told)->is(MessageType::status));
+  }
+}
+
 // -- the log of a daemon in the foreground --------------------------------------------------------
 
 class LoggedDaemon : public ::testing::Test {
@@ -226,11 +241,11 @@ TEST_F(LoggedDaemon, AStopSaysWhichSignalCameFromWhichProgram) {
   EXPECT_THAT(content_of(log()), ContainsRegex("kvhived [0-9]+[]] stopped"));
 }
 
-TEST_F(LoggedDaemon, AKilledKeeperIsLoggedByItsSteward) {
+TEST_F(LoggedDaemon, AKilledDaemonIsLoggedByItsSteward) {
   const std::string pid = std::to_string(daemon.pid());
   daemon.kill();
-  EXPECT_THAT(wait_for(log(), "steward [0-9]+[]] the keeper"),
-              HasSubstr("the keeper (pid " + pid + ") ended without stopping its children"));
+  EXPECT_THAT(wait_for(log(), "steward [0-9]+[]] the daemon"),
+              HasSubstr("the daemon (pid " + pid + ") ended without stopping its children"));
 }
 
 TEST_F(LoggedDaemon, ARequestHasAnIdInDebugLines) {

@@ -50,6 +50,40 @@ TEST(Domains, AreOneForEachUserUnlessTheOperatorSaysOtherwise) {
   EXPECT_THAT(domains.names(), ElementsAre("uid-1000", "uid-1001", "uid-1002"));
 }
 
+Expected<Domains> with_shares(const std::string& shares) {
+  Options options;
+  options.shares = parse_shares(shares).value();
+  return Domains::resolve(options, {kOwner, {kUsers}});
+}
+
+TEST(Domains, WithAShareOfTheBlocksHaveTheLowestNumbers) {
+  Domains domains = with_shares(
+                        "uid-1002=weight:2;uid-1001=min-blocks:25%;"
+                        "uid-1000=max-blocks:50%;uid-1003=min-blocks:7,max-blocks:9")
+                        .value();
+  EXPECT_THAT(domains.names(), ElementsAre("uid-1000", "uid-1001", "uid-1003"));
+  EXPECT_EQ(domains.of({kAlice, {kUsers}}).value(), DomainId{1});
+  const auto limits = domains.block_limits(100).value();
+  EXPECT_EQ(limits[0], (BlockLimits{.min = 0, .max = 50}));
+  EXPECT_EQ(limits[1], (BlockLimits{.min = 25, .max = 0}));
+  EXPECT_EQ(limits[2], (BlockLimits{.min = 7, .max = 9}));
+  EXPECT_EQ(limits[3], BlockLimits{});
+}
+
+TEST(Domains, SharesOfBlocksThatThereAreNotAreRefused) {
+  const auto refused = [](const char* shares, std::uint32_t blocks) {
+    return with_shares(shares).value().block_limits(blocks).error().text;
+  };
+  EXPECT_THAT(refused("uid-7=min-blocks:60;uid-8=min-blocks:50%", 100),
+              HasSubstr("shares: 'min-blocks:50%' of 'uid-8' makes 110 blocks with the minimums "
+                        "before it, but the device tier has 100 blocks; lower min-blocks"));
+  EXPECT_THAT(refused("uid-7=min-blocks:60,max-blocks:50%", 100),
+              HasSubstr("shares: 'max-blocks:50%' of 'uid-7' is less than its min-blocks:60"));
+  std::string many;
+  for (int i = 1; i <= 8; ++i) many += "uid-" + std::to_string(i) + "=min-blocks:1;";
+  EXPECT_THAT(with_shares(many).error().text, HasSubstr("at most 7 domains"));
+}
+
 TEST(Domains, AreOneForAllIfTheOperatorWantsIt) {
   Domains domains = resolve(Sharing::all).value();
   EXPECT_EQ(domains.of({kAlice, {kUsers}}).value(), DomainId{0});

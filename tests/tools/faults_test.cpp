@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include <cstring>
+#include <fstream>
 #include <random>
 
 #include "client/connection.hpp"
@@ -18,6 +19,9 @@
 
 namespace kvhive::testing {
 namespace {
+
+/// \param keeper  0 = there is none
+bool has_a_child(pid_t keeper) { return keeper != 0 && !children_of(keeper).empty(); }
 
 using ::testing::HasSubstr;
 
@@ -369,6 +373,47 @@ TEST(Faults, NewClientsGetAnotherEngineWhileOneIsStopped) {
   EXPECT_TRUE(eventually([&] { return daemon.status()["engines"][0]["state"] == "serving"; }));
 }
 
+/// While engine 1 is awaited, engine 0 stays silent for a second and more: it is named once all the
+/// same.
+TEST(Faults, TheLogNamesASilentEngineOnceAndSaysWhenItAnswersAgain) {
+  const TempDirectory directory;
+  const std::string log = directory.path() / "log";
+  const Daemon daemon({"--engines", "2", "--kv-cache-memory-bytes", "32M", "--log-level", "info",
+                       "--log-file", log});
+  std::vector<pid_t> pids;
+  std::vector<std::string> names;
+  for (const std::uint32_t i : {0u, 1u}) {
+    pids.push_back(daemon.engine(i)["pid"]);
+    names.push_back("engine " + std::to_string(i) + " (pid " + std::to_string(pids[i]) + ") ");
+  }
+  const auto lines = [&](const std::string& words) {
+    std::ifstream file(log);
+    int count = 0;
+    for (std::string line; std::getline(file, line);)
+      count += line.find(words) != std::string::npos ? 1 : 0;
+    return count;
+  };
+  std::vector<Client> clients;
+  for (const std::uint32_t i : {0u, 1u}) {
+    signal_process(pids[i], SIGSTOP);
+    clients.push_back(daemon.connect(i));
+    ASSERT_TRUE(eventually([&] { return lines(names[i] + "does not answer") != 0; }));
+  }
+  EXPECT_EQ(
+      lines(names[0] + "does not answer: it is stopped (kill -CONT it) or hangs; others serve "
+                       "the clients, except those that asked for this engine"),
+      1);
+  EXPECT_EQ(lines(names[1] + "does not answer: it is stopped (kill -CONT it) or hangs; no other "
+                             "engine takes requests, so they wait"),
+            1);
+  for (const std::uint32_t i : {0u, 1u}) {
+    signal_process(pids[i], SIGCONT);
+    EXPECT_TRUE(eventually([&] { return lines(names[i] + "answers again") == 1; }));
+    EXPECT_EQ(lines(names[i] + "does not answer"), 1);
+    EXPECT_EQ(clients[i].generate(long_request(4))->tokens.size(), 4u);
+  }
+}
+
 TEST(Faults, AStoppedEngineDoesNotOutliveTheKeeper) {
   Daemon daemon;
   const pid_t pid = daemon.engine(0)["pid"];
@@ -400,9 +445,9 @@ TEST(Faults, AStopSignalWhileTheModelIsReadEndsTheDaemonAtOnce) {
   ASSERT_EQ(mkfifo(weights.c_str(), 0600), 0);
   const pid_t pid = spawn(program("kvhived"), {"--model", model.path(), "--socket",
                                                sockets.path() / "new/s", "--log-level", "error"});
-  // The child that reads the model, and the steward.
-  ASSERT_TRUE(eventually([&] { return children_of(pid).size() == 2; }));
-  const std::vector<pid_t> children = children_of(pid);
+  // The keeper, the child that reads the model, and the steward.
+  ASSERT_TRUE(eventually([&] { return processes_of(pid).size() == 3; }));
+  const std::vector<pid_t> children = processes_of(pid);
   signal_process(pid, SIGTERM);
   int status = -1;
   const bool has_ended = eventually([&] { return waitpid(pid, &status, WNOHANG) == pid; });
@@ -420,7 +465,7 @@ TEST(Faults, AKillDuringTheStartLeavesNothing) {
   const std::filesystem::path directory = mkdtemp(name);
   for (int i = 0; i < 6; ++i) {
     const pid_t pid = start_bare_daemon(directory / "new/s");
-    ASSERT_TRUE(eventually([&] { return !children_of(pid).empty(); }));
+    ASSERT_TRUE(eventually([&] { return has_a_child(keeper_of(pid)); }));
     ASSERT_TRUE(std::filesystem::exists(directory / "new/s"));
     for (int spin = 0; spin < i; ++spin) (void)children_of(pid);  // a little later each time
     signal_process(pid, SIGKILL);

@@ -46,7 +46,9 @@ void write_errors_to(const std::string& file) {
 }
 
 /// All child processes of a daemon.
-std::vector<pid_t> processes_of(const Daemon& daemon) { return children_of(daemon.pid()); }
+std::vector<pid_t> processes_of(const Daemon& daemon) {
+  return testing::processes_of(daemon.pid());
+}
 
 /// The process that keeps the GPU's memory; 0 = there is none.
 pid_t maker_of(const Daemon& daemon) {
@@ -63,7 +65,7 @@ TEST_P(GpuEitherWay, TokensAreTheCpusAndEnginesHitEachOthersBlocks) {
   }
   const Daemon daemon(kOnGpu, GetParam().with_gpu);
   EXPECT_EQ(maker_of(daemon) != 0, GetParam().has_maker);
-  EXPECT_EQ(processes_of(daemon).size(), GetParam().has_maker ? 4u : 3u);
+  EXPECT_EQ(processes_of(daemon).size(), GetParam().has_maker ? 5u : 4u);
   const std::string processes = daemon.cli({"pool", "procs"}).out;
   EXPECT_EQ(processes.find("GPU memory") != std::string::npos, GetParam().has_maker);
   const auto first = daemon.connect(0).generate(request);
@@ -123,7 +125,7 @@ TEST(Gpu, ALostContextEndsTheEngineAndTheStreamGoesOn) {
   ASSERT_TRUE(expected) << expected.error().text;
   // The next process of engine 0 will lose its device during its first requests.
   const pid_t first = daemon.engine(0)["pid"];
-  std::ofstream(fault) << 2000;
+  std::ofstream(fault) << 600;
   signal_process(first, SIGKILL);
   const auto lives_again_after = [&](pid_t pid) {
     return eventually(
@@ -335,8 +337,8 @@ TEST_P(GpuEitherWay, AStopSignalDuringTheUploadEndsTheDaemonAtOnce) {
         return static_cast<bool>(writer);
       },
       std::chrono::seconds(60)));
-  const std::vector<pid_t> processes = children_of(daemon);
-  EXPECT_EQ(processes.size(), 2u);  // the child that makes the memory, and the steward
+  const std::vector<pid_t> processes = testing::processes_of(daemon);
+  EXPECT_EQ(processes.size(), 3u);  // the keeper, the child that makes the memory, and the steward
   signal_process(daemon, SIGTERM);
   EXPECT_EQ(exit_code_of(daemon), 0);
   for (const pid_t process : processes) EXPECT_FALSE(is_alive(process)) << process;

@@ -101,10 +101,15 @@ TEST(Limits, AnAddressSpaceTooSmallForThePoolIsRefusedAtTheStart) {
   EXPECT_THAT(daemon.words(), HasSubstr("ulimit -v) is 400.00 MiB, an engine maps 1.0"));
 }
 
-TEST(Limits, AFileSizeLimitBelowThePoolIsAnErrorNotASignal) {
-  const StartAttempt daemon(kSmall, limited(RLIMIT_FSIZE, kMiB));
-  EXPECT_FALSE(daemon.is_ready());
-  EXPECT_THAT(daemon.words(), HasSubstr("ulimit -f) is 1.00 MiB, the pool's largest object has 8"));
+TEST(Limits, AFileSizeLimitBelowThePoolOrTheLedgerIsAnErrorNotASignal) {
+  const auto start = [](rlim_t most) {
+    const StartAttempt daemon(kSmall, limited(RLIMIT_FSIZE, most));
+    EXPECT_FALSE(daemon.is_ready());
+    return daemon.words();
+  };
+  EXPECT_THAT(start(kMiB / 2), HasSubstr("ulimit -f) is 512.00 KiB, the daemon's ledger has"));
+  EXPECT_THAT(start(4 * kMiB),
+              HasSubstr("ulimit -f) is 4.00 MiB, the pool's largest object has 8"));
 }
 
 TEST(Limits, AChannelAboveTheFileSizeLimitIsRefusedToItsClientOnly) {
@@ -299,13 +304,13 @@ TEST(Limits, AKeeperOutOfDescriptorsRefusesClientsWithAReasonAndGoesOn) {
   Client early = daemon.connect(0);
   EXPECT_EQ(early.generate(small_request())->tokens.size(), 4u) << "it has all that it needs";
   rlimit before{};
-  ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, nullptr, &before), 0);
+  ASSERT_EQ(prlimit(daemon.keeper(), RLIMIT_NOFILE, nullptr, &before), 0);
   // UBSan looks at objects through pipes of its own, and takes them for broken without any.
   constexpr rlim_t kLeast = kUnderSanitizer ? 4 : 0;
   for (const rlim_t more : {kLeast, rlim_t{8}}) {
     const rlim_t most = descriptors_of(daemon.pid()) + more;
     const rlimit none{most, before.rlim_max};
-    ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+    ASSERT_EQ(prlimit(daemon.keeper(), RLIMIT_NOFILE, &none, nullptr), 0);
     for (int i = 0; i < 20; ++i) {
       const auto refused = Client::connect(client_options(daemon.socket(), 0, kLeastChannelBytes));
       ASSERT_FALSE(refused.has_value());
@@ -316,7 +321,7 @@ TEST(Limits, AKeeperOutOfDescriptorsRefusesClientsWithAReasonAndGoesOn) {
     }
     EXPECT_EQ(early.generate(small_request(32))->tokens.size(), 32u);
   }
-  ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &before, nullptr), 0);
+  ASSERT_EQ(prlimit(daemon.keeper(), RLIMIT_NOFILE, &before, nullptr), 0);
   EXPECT_EQ(daemon.connect(0).generate(small_request())->tokens.size(), 4u);
 }
 

@@ -267,5 +267,31 @@ TEST(Namespaces, AGuestDoesNotOutliveTheDaemon) {
   EXPECT_TRUE(eventually([&] { return !is_alive(guest.pid()); }, kHang));
 }
 
+TEST(Namespaces, TheDaemonIsProcess1OfAContainer) {
+  SKIP_WITHOUT_NAMESPACES();
+  Daemon daemon({"--engines", "2", "--kv-cache-memory-bytes", "16M"}, as_process_1());
+  Client client = daemon.connect();
+  const auto expected = ids(*client.generate(request_of("And", 64)));
+  const pid_t front = children_of(daemon.pid()).at(0);
+  EXPECT_EQ(pid_inside(front), 1);
+  for (const pid_t orphan : processes_of(front)) {  // the keeper, the steward, engines
+    signal_process(orphan, SIGKILL);
+    EXPECT_EQ(ids(*client.generate(request_of("And", 64))), expected);
+  }
+  EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }, kHang));
+  const auto state = [&](const Json& engine) { return engine["state"] == "serving"; };
+  EXPECT_TRUE(eventually(
+      [&] {
+        const Json engines = daemon.status()["engines"];
+        return std::all_of(engines.begin(), engines.end(), state);
+      },
+      kHang));
+  signal_process(daemon.pid(), SIGTERM);
+  siginfo_t ended{};
+  EXPECT_EQ(waitid(P_PID, static_cast<id_t>(daemon.pid()), &ended, WEXITED | WNOWAIT), 0);
+  EXPECT_EQ(ended.si_status, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(daemon.directory()));
+}
+
 }  // namespace
 }  // namespace kvhive::testing

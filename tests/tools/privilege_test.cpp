@@ -146,11 +146,11 @@ TEST_F(AsNobody, ThatUserCanLookAtThePoolWhileTheKeeperIsStopped) {
   const StartAttempt daemon(
       {"--kv-cache-memory-bytes", "8M", "--socket", socket(), "--user", "nobody"});
   ASSERT_TRUE(daemon.is_ready()) << daemon.words();
-  ASSERT_EQ(kill(daemon.pid(), SIGSTOP), 0);
+  ASSERT_EQ(kill(keeper_of(daemon.pid()), SIGSTOP), 0);
   const CommandResult stat = run("kvhive", {"pool", "stat", "--socket", socket()}, [this] {
     if (setgid(uid_) != 0 || setuid(uid_) != 0) _exit(126);
   });
-  ASSERT_EQ(kill(daemon.pid(), SIGCONT), 0);
+  ASSERT_EQ(kill(keeper_of(daemon.pid()), SIGCONT), 0);
   EXPECT_EQ(stat.exit_code, 0) << stat.err;
 }
 

@@ -68,6 +68,15 @@ TEST_F(RequestPinnerTest, AFileThatCannotBePinnedIsAnError) {
   EXPECT_THAT(pinned_.at(1).error().text, HasSubstr("cannot be pinned"));
 }
 
+/// What the keeper decides happens when it is written down.
+TEST_F(RequestPinnerTest, NothingIsPinnedWhileTheEventIsHandledThatAsksForIt) {
+  const Requests requests;
+  pinner_.pin(1, 0, requests.memory, kManyExtents);
+  EXPECT_EQ(pinner_.count(), 0u);
+  wait_for(1);
+  EXPECT_TRUE(pinned_.at(1).has_value());
+}
+
 /// A fork for each connection would cost more than the connection.
 TEST_F(RequestPinnerTest, OneProcessPinsOneFileAfterTheOther) {
   const std::vector<Requests> few(3);

@@ -7,6 +7,7 @@
 #include "base/check.hpp"
 #include "tests/support/playing_user.hpp"
 #include "tests/tools/daemon.hpp"
+#include "tests/tools/start_attempt.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -137,6 +138,114 @@ TEST_F(Shares, OneDomainsQueueIsFullAndTheOthersIsNot) {
   ASSERT_FALSE(alice.errors().empty());
   EXPECT_THAT(alice.errors().front().text, HasSubstr("of this domain"));
   EXPECT_TRUE(bob.errors().empty()) << bob.errors().front().text;
+}
+
+// -- blocks
+
+/// Prompts of different numbers differ from the first token on.
+GenerateRequest long_request(std::size_t number) {
+  return request_of(std::to_string(number) + ": " + passage((number * 41) % 300, 600), 4);
+}
+
+class BlockShares : public Shares {
+ protected:
+  /// `blocks` device blocks of 16 tokens, the null block not counted.
+  void start_with(std::uint32_t blocks, const std::string& shares, const char* engines = "2") {
+    daemon_.emplace(std::vector<std::string>{"--engines", engines, "--num-gpu-blocks-override",
+                                             std::to_string(blocks + 1), "--max-model-len", "512",
+                                             "--socket-access", "everybody", "--shares", shares});
+    ASSERT_EQ(chmod(daemon_->directory().c_str(), 0711), 0);
+  }
+  Client client_of(uid_t user) {
+    const PlayingUser playing(user);
+    return daemon_->connect();
+  }
+  Json blocks_of(const char* domain) { return daemon_->stat()["domains"][domain]; }
+
+  /// Alice uses two prompts again and again, and Bob ever new ones, so many each time. Returns the
+  /// percentage of Alice's prompt tokens that were found in the pool.
+  double hits_of_alice(int flood) {
+    Client alice = client_of(kAlice), bob = client_of(kBob);
+    std::uint64_t cached = 0, tokens = 0;
+    std::size_t next = 100;
+    for (int round = 0; round < 12; ++round) {
+      for (const std::size_t number : {0, 1}) {
+        const Progress done = *alice.generate(long_request(number));
+        EXPECT_EQ(done.reason, Finish::length) << done.error.text;
+        if (round == 0) continue;
+        cached += done.cached_tokens;
+        tokens += done.prompt_tokens;
+      }
+      for (int i = 0; i < flood; ++i)
+        EXPECT_EQ(bob.generate(long_request(next++))->reason, Finish::length);
+    }
+    return 100.0 * static_cast<double>(cached) / static_cast<double>(tokens);
+  }
+};
+
+TEST_F(BlockShares, AtItsMinimumADomainKeepsItsHitsWhileAnotherFloods) {
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
+  start_with(64, "uid-60001=min-blocks:50%");
+  const double alone = hits_of_alice(0), with = hits_of_alice(8);
+  const Json alice = blocks_of("uid-60001");
+  EXPECT_EQ(alice["min_blocks"], 32);
+  EXPECT_EQ(alice["max_blocks"], nullptr);
+  EXPECT_LE(alice["device_resident"], 32);
+  EXPECT_TRUE(daemon_->fsck_is_clean());
+  EXPECT_EQ(daemon_->cli({"pool", "fsck", "--format", "json"}).json()["miscounted"], 0);
+  start_with(64, "uid-60001=max-blocks:100%");
+  const double without = hits_of_alice(8);
+  std::printf(
+      "hit rate of a domain: alone %.1f %%, beside a flood %.1f %% with a minimum of half "
+      "the pool, %.1f %% without\n",
+      alone, with, without);
+  EXPECT_NEAR(with, alone, 1);
+  EXPECT_LT(without, alone - 50);
+}
+
+TEST_F(BlockShares, ADomainHasNoMoreThanItsMaximumAndOthersTheRest) {
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
+  start_with(100, "uid-60001=max-blocks:40%", "1");  // several engines may be one request ahead
+  Client bob = client_of(kBob);
+  for (const std::size_t number : {1, 2}) (void)bob.generate(long_request(number));
+  const std::uint64_t bobs = blocks_of("uid-60002")["device_resident"];
+  std::vector<Client> clients;
+  clients.push_back(client_of(kAlice));
+  std::vector<GenerateRequest> requests;
+  for (std::size_t i = 0; i < 40; ++i) requests.push_back(long_request(100 + i));
+  for (const Progress& done : generate_all(clients, requests))
+    EXPECT_EQ(done.reason, Finish::length) << done.error.text << ": preempted, but served";
+  const Json alices = blocks_of("uid-60001");
+  EXPECT_EQ(alices["max_blocks"], 40);
+  EXPECT_LE(alices["device_resident"], 40);
+  EXPECT_GT(alices["device_resident"], 30);
+  EXPECT_EQ(blocks_of("uid-60002")["device_resident"], bobs) << "of Bob nothing was evicted";
+  EXPECT_THAT(daemon_->cli({"pool", "stat"}).out, HasSubstr("device held"));
+}
+
+TEST_F(BlockShares, ADeadEnginesBlocksAreCountedRightAfterItsSweep) {
+  KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
+  start_with(100, "uid-60001=min-blocks:20,max-blocks:60");
+  Load alice = load_of(kAlice);
+  alice.submit(30, 200);
+  for (int i = 0; i < 3; ++i) {
+    const Json engine = daemon_->engine(0);
+    if (!engine.is_null()) kill(engine["pid"].get<pid_t>(), SIGKILL);
+    ASSERT_TRUE(eventually([&] { return !daemon_->engine(0).is_null(); }, kHang));
+  }
+  EXPECT_TRUE(eventually([&] { return alice.read(), alice.under_way() == 0; }, kHang));
+  EXPECT_TRUE(eventually([&] {
+    return daemon_->cli({"pool", "fsck", "--format", "json"}).json()["miscounted"] == 0;
+  }));
+}
+
+TEST_F(BlockShares, MinimumsBeyondThePoolAreRefusedAtTheStart) {
+  const StartAttempt daemon({"--num-gpu-blocks-override", "65", "--max-model-len", "512",
+                             "--shares", "uid-1=min-blocks:50;uid-2=min-blocks:25%"});
+  ASSERT_FALSE(daemon.is_ready());
+  EXPECT_THAT(daemon.words(),
+              HasSubstr("'min-blocks:25%' of 'uid-2' makes 66 blocks with the minimums before it, "
+                        "but the device tier has 64 blocks; lower min-blocks"));
 }
 
 }  // namespace

@@ -21,6 +21,9 @@
 namespace kvhive::testing {
 namespace {
 
+/// \param keeper  0 = there is none
+bool has_a_child(pid_t keeper) { return keeper != 0 && !children_of(keeper).empty(); }
+
 constexpr auto kHang = std::chrono::seconds(60);
 
 /// Returns `siege` under `make siege`, and `dose` in a usual test run.
@@ -58,7 +61,7 @@ struct Footprint {
             descriptors_of(engine),
             descriptors_of(steward),
             memory_objects_of(daemon.pid()).size(),
-            memory_of(daemon.pid(), "RssAnon"),
+            memory_of(daemon.keeper(), "RssAnon"),
             memory_of(engine, "RssAnon")};
   }
   /// Waits until as many descriptors and objects are open as in `before`; a failure after a minute.
@@ -282,13 +285,12 @@ TEST(Siege, KilledDaemonsLeaveNothing) {
       ASSERT_TRUE(client->wait(std::chrono::seconds(60)).has_value());
       ++at_work;
     } else {  // kill a daemon that starts and has a first child, the steward, which cleans up
-      ASSERT_TRUE(eventually([&] { return !children_of(daemon).empty(); }, kHang));
+      ASSERT_TRUE(eventually([&] { return has_a_child(keeper_of(daemon)); }, kHang));
     }
     dawdle(random, 200'000);
     const std::set<ino_t> objects = memory_objects_of(daemon);
-    const std::vector<pid_t> children = children_of(daemon);
-    signal_process(daemon, SIGKILL);
-    waitpid(daemon, nullptr, 0);
+    const std::vector<pid_t> children = processes_of(daemon);
+    kill_daemon(daemon);
     if (client) {
       EXPECT_TRUE(eventually(
           [&] { return !client->wait(std::chrono::milliseconds(0)).has_value(); }, kHang));

@@ -9,7 +9,6 @@
 #include <grp.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdio>
 #include <deque>
 #include <filesystem>
@@ -22,6 +21,7 @@
 
 #include "kvhive/client.hpp"
 #include "tools/bench/latency.hpp"
+#include "tools/bench/new_request.hpp"
 
 namespace kvhive::bench {
 namespace {
@@ -46,25 +46,13 @@ Client connect_as(uid_t user) {
   return std::move(*client);
 }
 
-/// Every request has a prompt of its own: no prefix hits.
-GenerateRequest new_request() {
-  static std::atomic<std::uint32_t> made{0};
-  std::uint32_t salt = made++;
-  GenerateRequest request;
-  for (std::size_t i = 0; i < kPromptTokens; ++i, salt = salt * 1'664'525 + 1'013'904'223)
-    request.prompt_tokens.push_back(static_cast<TokenId>((salt >> 8) % 1900 + 1));
-  request.max_tokens = kOutputTokens;
-  request.ignore_eos = true;
-  return request;
-}
-
 /// One domain's client, and what it has seen.
 class Domain {
  public:
   explicit Domain(Client client) : client_(std::move(client)) {}
 
   void submit() {
-    const auto id = client_.submit(new_request());
+    const auto id = client_.submit(new_request(kPromptTokens, kOutputTokens));
     if (id)
       open_.emplace(*id, Clock::now());
     else if (id.error().code == ErrorCode::pool_exhausted)

@@ -43,10 +43,12 @@ class CountingSink : public OutputSink {
   void wait() override {}
   bool start() override { return true; }
   void preempted() override {}
+  void note(const RequestTimes&) override {}
   void admitted(const RequestStats&) override {}
   void token(const GeneratedToken&, std::string_view) override {}
-  void finished(FinishReason, const Error&, const RequestStats&, std::size_t) override {
+  bool finished(FinishReason, const Error&, const RequestStats&, std::size_t) override {
     if (--open_ == 0) done_.set_value();
+    return true;
   }
   void flush() override {}
 

@@ -26,9 +26,19 @@ trap '"$bin/kvhive" stop >/dev/null 2>&1 || true; rm -rf "$work"' EXIT INT TERM
 echo
 "$bin/kvhived" --model "$here/models/demo" --engines 4 --threads 1 --kv-cache-memory-bytes 256M --log-level warn --detach >/dev/null
 "$bin/bench_hive" $brief
+echo
+"$bin/bench_changes" $brief
 "$bin/kvhive" stop >/dev/null
 echo
 chmod 711 "$work"  # bench_overload connects as several users
 "$bin/kvhived" --model "$here/models/demo" --engines 2 --threads 1 --max-num-seqs 8 --kv-cache-memory-bytes 256M --log-level error \
   --socket-access everybody --max-queued-tokens 4000 --shares "uid-60001=weight:1;uid-60002=weight:2;uid-60003=weight:4" --detach >/dev/null
 "$bin/bench_overload" $brief
+"$bin/kvhive" stop >/dev/null
+echo
+"$bin/kvhived" --model "$here/models/demo" --engines 1 --threads 1 --kv-cache-memory-bytes 256M --max-num-seqs 256 --log-level error --detach >/dev/null
+"$bin/kvhive" serve --port 0 --max-connections 12000 >"$work/serve" &
+serve=$!
+until grep -q ready "$work/serve" 2>/dev/null; do sleep 0.05; done
+"$bin/bench_serve" "$(sed 's/.*://' "$work/serve")" "$serve" $brief
+kill "$serve"

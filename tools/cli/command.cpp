@@ -21,10 +21,14 @@ Format CommonFlags::output() const {
 }
 
 void CommonFlags::add_to(CLI::App& app) {
+  add_socket_to(app);
+  add_format_to(app);
+}
+
+void CommonFlags::add_socket_to(CLI::App& app) {
   app.add_option("--socket", socket,
                  "the daemon's socket (default: KVHIVE_SOCKET, or where kvhived puts it)")
       ->type_name("FILE");
-  add_format_to(app);
 }
 
 void CommonFlags::add_format_to(CLI::App& app) {

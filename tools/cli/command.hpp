@@ -27,6 +27,7 @@ struct CommonFlags {
   std::string socket_path() const;
   Format output() const;
   void add_to(CLI::App& app);
+  void add_socket_to(CLI::App& app);
   void add_format_to(CLI::App& app);
 };
 
@@ -35,10 +36,16 @@ int fail(const Error& error);
 
 // Each adds its command; what the command does runs in a callback that sets `exit_code`.
 void add_doctor(CLI::App& app, int& exit_code);
+void add_engine(CLI::App& app, int& exit_code);
+void add_events(CLI::App& app, int& exit_code);
 void add_generate(CLI::App& app, int& exit_code);
 void add_pool(CLI::App& app, int& exit_code);
+void add_reload(CLI::App& app, int& exit_code);
 void add_replay(CLI::App& app, int& exit_code);
 void add_layout(CLI::App& app, int& exit_code);
+void add_serve(CLI::App& app, int& exit_code);
 void add_stop(CLI::App& app, int& exit_code);
+void add_top(CLI::App& app, int& exit_code);
+void add_watch(CLI::App& app, int& exit_code);
 
 }  // namespace kvhive

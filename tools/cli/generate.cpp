@@ -146,7 +146,8 @@ class NoEngineNotice {
     const auto serving = client.status().engine;
     std::fprintf(stderr, "kvhive: waiting: %s\n",
                  serving ? ("engine " + std::to_string(*serving) +
-                            " has not accepted the request yet; it is starting, busy or stopped")
+                            " has not accepted the request yet; it is starting, busy, "
+                            "drained or stopped")
                                .c_str()
                          : "no engine serves the request; the daemon has to start one (kvhive pool "
                            "procs shows them)");

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <vector>
 
 #include "base/stop_watch.hpp"
-#include "ipc/text_memory.hpp"
+#include "ipc/pidfd.hpp"
+#include "ipc/questions.hpp"
 #include "tools/cli/stopped_keeper.hpp"
 
 namespace kvhive {
@@ -15,8 +17,10 @@ namespace {
 
 /// A living keeper answers within a millisecond; one on an overloaded machine may take longer.
 constexpr int kPatienceMs = 2'000;
+/// For a view that does not wait: it tries again later.
+constexpr int kBriefMs = 500;
 
-Error keeper_is_silent(const std::string& socket_path, pid_t keeper) {
+Error keeper_is_silent(const std::string& socket_path, pid_t daemon, pid_t keeper) {
   const std::string process =
       keeper != 0 ? "kvhived (process " + std::to_string(keeper) + ")" : "kvhived";
   if (keeper != 0 && is_stopped(keeper))
@@ -26,7 +30,7 @@ Error keeper_is_silent(const std::string& socket_path, pid_t keeper) {
   if (keeper != 0 && access(socket_path.c_str(), F_OK) != 0)
     return {Errc::not_running, "the socket " + socket_path + " of " + process +
                                    " was removed, so nothing can reach it; end it with kill " +
-                                   std::to_string(keeper) + ", and start it again"};
+                                   std::to_string(daemon) + ", and start it again"};
   return {Errc::not_running, process + " on " + socket_path + " does not answer; it is stopped " +
                                  "(kill -CONT it) or overloaded"};
 }
@@ -35,23 +39,28 @@ Error keeper_is_silent(const std::string& socket_path, pid_t keeper) {
 
 Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege privilege,
                                       WithoutKeeper without_keeper) {
-  pid_t keeper = 0;
-  for (const int timeout_ms : {kPatienceMs, kAnswerMs}) {
-    auto socket = connect_to_daemon(socket_path);
-    keeper = socket ? peer_of(socket->get()) : listener_on(socket_path).value_or(0);
+  pid_t daemon = 0, keeper = 0;
+  const bool is_brief = without_keeper == WithoutKeeper::read_pool_at_once;
+  const std::vector<int> timeouts =
+      is_brief ? std::vector{kBriefMs} : std::vector{kPatienceMs, kAnswerMs};
+  for (const int timeout_ms : timeouts) {
+    auto socket = connect_to_daemon(socket_path, is_brief ? kBriefMs : kAnswerMs);
+    daemon = socket ? peer_of(socket->get()) : listener_on(socket_path).value_or(0);
+    keeper = keeper_of(daemon);
     if (!socket && keeper == 0) return forward_error(socket);  // none listens there
     if (!socket || is_stopped(keeper)) break;
     const StopWatch watch;
-    auto attached = attach_by(std::move(*socket), keeper, privilege, timeout_ms);
+    auto attached = attach_by(std::move(*socket), {daemon, keeper}, privilege, timeout_ms);
     const bool is_silent = !attached && attached.error().code == Errc::not_running &&
                            watch.seconds() * 1000 >= timeout_ms;
     if (!is_silent) return attached;
     if (is_stopped(keeper)) break;
   }
-  const Error silence = keeper_is_silent(socket_path, keeper);
+  const Error silence = keeper_is_silent(socket_path, daemon, keeper);
   if (without_keeper == WithoutKeeper::fail || keeper == 0)
     return failure(silence.code, silence.text);
-  auto attached = attach_without(keeper, privilege);
+  auto attached = attach_without({daemon, keeper}, privilege);
+  if (is_brief && attached) return attached;
   if (!attached)
     return failure(silence.code, silence.text + "; nor can its pool be read without it: " +
                                      attached.error().text);
@@ -62,36 +71,29 @@ Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege 
   return attached;
 }
 
-Expected<Inspector> Inspector::attach_by(UniqueFd socket, pid_t keeper, Privilege privilege,
+Expected<Inspector> Inspector::attach_by(UniqueFd socket, Pids pids, Privilege privilege,
                                          int timeout_ms) {
   const InspectorHello hello{layout_hash({}), privilege == Privilege::tokens_too ? 1u : 0u};
   auto welcome = say_hello(socket.get(), hello, timeout_ms);
   if (!welcome) return forward_error(welcome);
   auto memory = PoolMemory::attach(take_pool_fds(*welcome), Access::read_only);
   if (!memory) return forward_error(memory);
-  return Inspector(std::move(socket), keeper, std::move(*memory), welcome->message.model.str());
+  return Inspector(std::move(socket), pids, std::move(*memory), welcome->message.model.str());
 }
 
-Expected<Inspector> Inspector::attach_without(pid_t keeper, Privilege privilege) {
+Expected<Inspector> Inspector::attach_without(Pids pids, Privilege privilege) {
   const PoolFds fds = open_pool_of(
-      keeper, privilege == Privilege::tokens_too ? Tokens::included : Tokens::left_out);
+      pids.keeper, privilege == Privilege::tokens_too ? Tokens::included : Tokens::left_out);
   if (!fds[std::size_t(PoolObject::control)] || !fds[std::size_t(PoolObject::metadata)])
     return failure(Errc::not_running, "its descriptors cannot be opened by this user");
   auto memory = PoolMemory::attach(fds, Access::read_only);
   if (!memory) return forward_error(memory);
-  return Inspector(UniqueFd(), keeper, std::move(*memory), "a model not known");
+  return Inspector(UniqueFd(), pids, std::move(*memory), "a model not known");
 }
 
-Expected<nlohmann::json> Inspector::status() const {
-  const auto answer = ask<StatusRequest, Status>();
-  if (!answer) return forward_error(answer);
-  if (answer->fds.empty())
-    return failure(
-        Errc::os_error,
-        "no file descriptor is left for the daemon's answer; raise the limit (ulimit -n)");
-  const auto text = read_text_memory(answer->fds.front());
-  if (!text) return forward_error(text);
-  return nlohmann::json::parse(*text);
+Expected<nlohmann::json> Inspector::status(int timeout_ms) const {
+  if (!has_keeper()) return no_keeper();
+  return ask_status(socket_.get(), ++last_ticket_, timeout_ms);
 }
 
 Expected<Inspector::Domains> Inspector::domains() const {
@@ -122,26 +124,26 @@ Expected<DomainId> Inspector::Domains::find(const std::string& wanted) const {
 }
 
 Expected<nlohmann::json> Inspector::repair() const {
-  const auto answer = ask<RepairRequest, RepairDone>();
+  if (!has_keeper()) return no_keeper();
+  const auto answer = ask_keeper<RepairDone>(socket_.get(), RepairRequest{++last_ticket_});
   if (!answer) return forward_error(answer);
   return nlohmann::json::parse(answer->tail());
 }
 
-template <class Question, class Answer>
-Expected<Packet> Inspector::ask() const {
-  if (!has_keeper())
-    return failure(Errc::not_running, "kvhived (process " + std::to_string(keeper_) +
-                                          ") does not answer; if it is stopped, let it go on with "
-                                          "kill -CONT " +
-                                          std::to_string(keeper_));
-  if (auto sent = send_packet(socket_.get(), Question{}); !sent) return forward_error(sent);
-  auto answer = receive_answer(socket_.get());
+Expected<nlohmann::json> Inspector::order(Order order, const nlohmann::json& details,
+                                          int timeout_ms) const {
+  if (!has_keeper()) return no_keeper();
+  order.ticket = ++last_ticket_;
+  const auto answer = ask_keeper<Done>(socket_.get(), order, details.dump(), timeout_ms);
   if (!answer) return forward_error(answer);
-  if (!*answer) return failure(Errc::peer_died, "the daemon hung up instead of answering");
-  if (const auto refused = (*answer)->as<Refused>()) return tl::unexpected(error_of(*refused));
-  if (!(*answer)->is(Answer::kType))
-    return failure(Errc::peer_died, "the daemon hung up instead of answering");
-  return std::move(**answer);
+  return nlohmann::json::parse(answer->tail());
+}
+
+tl::unexpected<Error> Inspector::no_keeper() const {
+  return failure(Errc::not_running, "kvhived (process " + std::to_string(pids_.keeper) +
+                                        ") does not answer; if it is stopped, let it go on with "
+                                        "kill -CONT " +
+                                        std::to_string(pids_.keeper));
 }
 
 }  // namespace kvhive

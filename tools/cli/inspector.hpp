@@ -17,7 +17,9 @@ enum class Privilege : std::uint8_t { metadata_only, tokens_too };
 /// What becomes of an inspection if the keeper (kvhived) is stopped or does not answer.
 enum class WithoutKeeper : std::uint8_t {
   read_pool,  ///< the pool is read without it; what only the keeper knows is missing
-  fail,       ///< an error that names the process and the remedy
+  /// The same, within a second and without the line: for a view that goes on and says it itself.
+  read_pool_at_once,
+  fail,  ///< an error that names the process and the remedy
 };
 
 class Inspector {
@@ -33,10 +35,12 @@ class Inspector {
 
   /// False: the keeper did not answer, and status() and repair() are errors.
   bool has_keeper() const { return bool(socket_); }
-  pid_t keeper() const { return keeper_; }
+  /// The process that answers, and the one that was started: to stop the daemon is to ask that.
+  pid_t keeper() const { return pids_.keeper; }
+  pid_t daemon() const { return pids_.daemon; }
 
   /// What the keeper knows: which processes run, and which clients are connected.
-  [[nodiscard]] Expected<nlohmann::json> status() const;
+  [[nodiscard]] Expected<nlohmann::json> status(int timeout_ms = kAnswerMs) const;
 
   /// The first domains' names, by number, and which of them this user's clients would be in.
   struct Domains {
@@ -55,23 +59,32 @@ class Inspector {
   /// mended.
   [[nodiscard]] Expected<nlohmann::json> repair() const;
 
+  /// Gives the keeper an order, and waits until it is done. Returns what has become of it.
+  /// \param order       without its ticket
+  /// \param timeout_ms  -1 = wait for ever; the order stays when the time is over
+  [[nodiscard]] Expected<nlohmann::json> order(Order order, const nlohmann::json& details = {},
+                                               int timeout_ms = -1) const;
+
  private:
-  Inspector(UniqueFd socket, pid_t keeper, PoolMemory memory, std::string model)
+  struct Pids {  // 0 = not visible from here
+    pid_t daemon = 0, keeper = 0;
+  };
+  Inspector(UniqueFd socket, Pids pids, PoolMemory memory, std::string model)
       : socket_(std::move(socket)),
-        keeper_(keeper),
+        pids_(pids),
         memory_(std::move(memory)),
         model_(std::move(model)) {}
 
-  [[nodiscard]] static Expected<Inspector> attach_by(UniqueFd socket, pid_t keeper,
+  [[nodiscard]] static Expected<Inspector> attach_by(UniqueFd socket, Pids pids,
                                                      Privilege privilege, int timeout_ms);
-  [[nodiscard]] static Expected<Inspector> attach_without(pid_t keeper, Privilege privilege);
-  template <class Question, class Answer>
-  [[nodiscard]] Expected<Packet> ask() const;
+  [[nodiscard]] static Expected<Inspector> attach_without(Pids pids, Privilege privilege);
+  tl::unexpected<Error> no_keeper() const;
 
   UniqueFd socket_;  ///< none: the keeper does not answer
-  pid_t keeper_;     ///< 0 = not visible from here
+  Pids pids_;
   PoolMemory memory_;
   std::string model_;
+  mutable std::uint64_t last_ticket_ = 0;
 };
 
 }  // namespace kvhive

@@ -19,9 +19,15 @@ Expected<int> run(int argc, char** argv) {
   int exit_code = 0;
   add_generate(app, exit_code);
   add_pool(app, exit_code);
+  add_top(app, exit_code);
+  add_watch(app, exit_code);
+  add_events(app, exit_code);
   add_replay(app, exit_code);
+  add_serve(app, exit_code);
   add_layout(app, exit_code);
   add_stop(app, exit_code);
+  add_engine(app, exit_code);
+  add_reload(app, exit_code);
   add_doctor(app, exit_code);
   CommonFlags::before_command().add_to(*app.get_subcommand("pool"));
   if (const auto code = app.read(argc, argv)) return *code;

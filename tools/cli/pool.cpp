@@ -11,6 +11,18 @@ void add_counters(nlohmann::json& json, const CounterValues& counted) {
     json[std::string(kCounters[i].name)] = counted.values[i];
 }
 
+void add_histograms(nlohmann::json& json, const HistogramValues& observed) {
+  nlohmann::json& all = json["histograms"] = nlohmann::json::object();
+  for (std::size_t i = 0; i < kHistograms.size(); ++i) {
+    const HistogramInfo& info = kHistograms[i];
+    const HistogramValue value = observed.at(i);
+    all[std::string(info.name)] = {
+        {"edges", std::vector(info.edges.begin(), info.edges.end())},
+        {"buckets", std::vector(value.buckets.begin(), value.buckets.end())},
+        {"sum", value.sum}};
+  }
+}
+
 void print(const nlohmann::json& json) { std::printf("%s\n", json.dump(2).c_str()); }
 
 void add_pool(CLI::App& app, int& exit_code) {
@@ -19,6 +31,7 @@ void add_pool(CLI::App& app, int& exit_code) {
   add_pool_stat(*pool, exit_code);
   add_pool_procs(*pool, exit_code);
   add_pool_blocks(*pool, exit_code);
+  add_pool_map(*pool, exit_code);
   add_pool_fsck(*pool, exit_code);
   add_pool_why(*pool, exit_code);
 }

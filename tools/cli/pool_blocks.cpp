@@ -35,10 +35,10 @@ Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::s
                "stamp"});
   Json json = Json::array();
   std::size_t shown = 0, matching = 0;
-  for (const BlockReport& b : report_blocks(inspector->memory())) {
+  for_each_block(inspector->memory(), [&](const BlockReport& b) {
     const std::string is = state_of(b.word);
-    if (state.empty() ? b.word.state() == BlockState::free : is != state) continue;
-    if (++matching > limit) continue;
+    if (state.empty() ? b.word.state() == BlockState::free : is != state) return;
+    if (++matching > limit) return;
     ++shown;
     const bool has_content = b.word.state() == BlockState::ready;
     const bool is_first = has_content && b.parent_uid >= kRootUid;
@@ -64,7 +64,7 @@ Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::s
                                : "-",
                  b.stamp != 0 ? std::to_string(b.stamp) : "-"});
     }
-  }
+  });
   if (flags.output() == Format::json)
     print(json);
   else

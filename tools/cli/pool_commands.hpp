@@ -1,6 +1,7 @@
 #pragma once
 // The commands under `kvhive pool`, one file each: pool_stat.cpp, pool_procs.cpp, pool_blocks.cpp,
-// pool_fsck.cpp, why.cpp. Each adds itself; what it does runs in a callback that sets `exit_code`.
+// pool_map.cpp, pool_fsck.cpp, why.cpp. Each adds itself; what it does runs in a callback that sets
+// `exit_code`.
 
 #include <nlohmann/json.hpp>
 
@@ -12,11 +13,15 @@ namespace kvhive {
 void add_pool_stat(CLI::App& pool, int& exit_code);
 void add_pool_procs(CLI::App& pool, int& exit_code);
 void add_pool_blocks(CLI::App& pool, int& exit_code);
+void add_pool_map(CLI::App& pool, int& exit_code);
 void add_pool_fsck(CLI::App& pool, int& exit_code);
 void add_pool_why(CLI::App& pool, int& exit_code);
 
 /// Adds each counter to a JSON object, by its name.
 void add_counters(nlohmann::json& json, const CounterValues& counted);
+/// Adds "histograms": by name, the buckets' edges, how many values each bucket has (one more than
+/// edges), and the sum of all values. Times are in nanoseconds.
+void add_histograms(nlohmann::json& json, const HistogramValues& observed);
 
 void print(const nlohmann::json& json);
 

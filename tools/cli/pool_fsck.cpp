@@ -72,6 +72,7 @@ Json to_json(const FsckReport& report) {
           {"unhinted", report.unhinted},
           {"stale_hints", report.stale_hints},
           {"unlisted", report.unlisted},
+          {"miscounted", report.miscounted},
           {"token_bytes_checked", report.bytes_checked}};
 }
 

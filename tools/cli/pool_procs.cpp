@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "ipc/pidfd.hpp"
 #include "pool/care/pool_report.hpp"
 #include "tools/cli/inspector.hpp"
 #include "tools/cli/pool_commands.hpp"
@@ -24,6 +25,7 @@ Json to_json(const ProcessReport& p) {
                {"held_device_blocks", p.held_blocks[0]},
                {"held_host_blocks", p.held_blocks[1]}};
   add_counters(json, p.counted);
+  add_histograms(json, p.observed);
   return json;
 }
 
@@ -39,6 +41,8 @@ Expected<Json> account_of(const Inspector& inspector, const PoolReport& report) 
   Json status = {{"keeper", {{"pid", inspector.keeper()}, {"state", "not answering"}}},
                  {"engines", Json::array()},
                  {"clients", Json::array()}};
+  if (inspector.daemon() != 0 && inspector.daemon() != inspector.keeper())
+    status["keeper"]["front"] = inspector.daemon();
   for (const ProcessReport& p : report.processes)
     status["engines"].push_back(
         {{"engine", p.index}, {"pid", p.pid}, {"slot", p.slot}, {"state", "unknown"}});
@@ -101,9 +105,21 @@ std::string name_engines(const Json& numbers) {
   return text;
 }
 
+/// The keeper's parent. Both are called kvhived, and it answers nobody: the kernel says its state.
+Json front_of(const Json& keeper) {
+  const pid_t pid = keeper["front"];
+  return {{"pid", pid}, {"state", is_stopped(pid) ? "stopped" : "running"}};
+}
+
+std::string name_client(const Json& client) {
+  return "client of " + name_engines(client["engines"]) + " in domain " +
+         client["domain"].get<std::string>();
+}
+
 std::string process_table(const Json& status, const PoolReport& report) {
   ProcessTable table;
   table.add("keeper", status["keeper"]);
+  if (status["keeper"].contains("front")) table.add("front", front_of(status["keeper"]));
   if (status.contains("steward")) table.add("steward", status["steward"]);
   if (status.contains("gpu_memory")) table.add("GPU memory", status["gpu_memory"]);
   for (const Json& engine : status["engines"])
@@ -112,8 +128,7 @@ std::string process_table(const Json& status, const PoolReport& report) {
     if (slot["use"] == "unswept")
       table.add("ended, in slot " + std::to_string(slot["slot"].get<int>()),
                 {{"state", "waits for the steward"}});
-  for (const Json& client : status["clients"])
-    table.add("client of " + name_engines(client["engines"]), client);
+  for (const Json& client : status["clients"]) table.add(name_client(client), client);
   return table.text();
 }
 
@@ -139,8 +154,9 @@ Expected<void> procs(const CommonFlags& flags) {
 
 void add_pool_procs(CLI::App& pool, int& exit_code) {
   auto flags = std::make_shared<CommonFlags>();
-  CLI::App* command =
-      pool.add_subcommand("procs", "which processes there are, in what state, and what they hold");
+  CLI::App* command = pool.add_subcommand(
+      "procs",
+      "which processes there are, in what state, what they hold, and in which domain clients are");
   flags->add_to(*command);
   command->callback([flags, &exit_code] {
     if (auto done = procs(*flags); !done) exit_code = fail(done.error());

@@ -24,27 +24,29 @@ Json to_json(const TierReport& tier) {
           {"retired", tier.retired}};
 }
 
-/// Blocks of both tiers with content of one domain, or being filled for it.
-struct DomainTotals {
-  std::uint64_t held = 0, idle = 0;
-};
+/// By the domains' names.
+using ByDomain = std::map<std::string, DomainReport>;
 
-std::map<std::string, DomainTotals> by_domain(const PoolMemory& memory,
-                                              const Inspector::Domains& domains) {
-  std::map<std::string, DomainTotals> totals;
-  for (const BlockReport& b : report_blocks(memory))
-    if (b.word.state() == BlockState::ready || b.word.state() == BlockState::filling)
-      ++(b.word.is_idle() ? totals[domains.name(b.domain)].idle
-                          : totals[domains.name(b.domain)].held);
-  return totals;
+ByDomain by_domain(const PoolMemory& memory, const Inspector::Domains& domains) {
+  ByDomain named;
+  for (const auto& [domain, report] : report_domains(memory)) named[domains.name(domain)] = report;
+  return named;
 }
 
-Json to_json(const Inspector& inspector, const PoolReport& report,
-             const std::map<std::string, DomainTotals>& domains) {
+Json to_json(const DomainReport& domain) {
+  const auto& [min, max] = domain.limits;
+  return {{"held", domain.held},
+          {"idle", domain.idle},
+          {"device_resident", domain.device_resident},
+          {"device_held", domain.device_held},
+          {"min_blocks", min},
+          {"max_blocks", max != 0 ? Json(max) : Json()}};
+}
+
+Json to_json(const Inspector& inspector, const PoolReport& report, const ByDomain& domains) {
   const IndexMarks marks = count_marks(inspector.memory());
   Json of_domains = Json::object();
-  for (const auto& [name, blocks] : domains)
-    of_domains[name] = {{"held", blocks.held}, {"idle", blocks.idle}};
+  for (const auto& [name, blocks] : domains) of_domains[name] = to_json(blocks);
   Json json = {
       {"model", inspector.model()},
       {"epoch", report.epoch},
@@ -55,6 +57,7 @@ Json to_json(const Inspector& inspector, const PoolReport& report,
       {"index", {{"buckets", marks.buckets}, {"overflowed", marks.marked}}},
       {"domains", of_domains}};
   add_counters(json, report.totals);
+  add_histograms(json, report.observed);
   return json;
 }
 
@@ -72,10 +75,21 @@ std::string tier_table(const PoolReport& report) {
   return table.text();
 }
 
-std::string domain_table(const std::map<std::string, DomainTotals>& domains) {
-  Table table({"domain", "held", "idle"});
-  for (const auto& [name, blocks] : domains)
-    table.add({name, with_commas(blocks.held), with_commas(blocks.idle)});
+/// With limits also what each domain has of the device tier, and may have there.
+std::string domain_table(const ByDomain& domains, bool has_limits) {
+  const auto limit = [](std::uint32_t blocks) {
+    return blocks == 0 ? std::string("-") : with_commas(blocks);
+  };
+  std::vector<std::string> columns = {"domain", "held", "idle"};
+  if (has_limits) columns.insert(columns.end(), {"device", "device held", "min", "max"});
+  Table table(columns);
+  for (const auto& [name, blocks] : domains) {
+    std::vector<std::string> row = {name, with_commas(blocks.held), with_commas(blocks.idle)};
+    if (has_limits)
+      row.insert(row.end(), {with_commas(blocks.device_resident), with_commas(blocks.device_held),
+                             limit(blocks.limits.min), limit(blocks.limits.max)});
+    table.add(row);
+  }
   return table.text();
 }
 
@@ -96,8 +110,8 @@ Expected<void> stat(const CommonFlags& flags) {
   if (!inspector) return forward_error(inspector);
   auto names = inspector->domains();
   if (!names) return forward_error(names);
-  const auto domains = by_domain(inspector->memory(), *names);
   const PoolReport report = report_pool(inspector->memory());
+  const auto domains = by_domain(inspector->memory(), *names);
   if (flags.output() == Format::json) {
     print(to_json(*inspector, report, domains));
     return {};
@@ -106,7 +120,8 @@ Expected<void> stat(const CommonFlags& flags) {
               inspector->model().c_str(), report.geometry.tokens_per_block,
               format_bytes(report.geometry.kv.block_bytes()).c_str(),
               std::string(to_string(report.geometry.kv.pages)).c_str(), tier_table(report).c_str());
-  if (names->names.size() > 1) std::printf("%s\n", domain_table(domains).c_str());
+  if (names->names.size() > 1)
+    std::printf("%s\n", domain_table(domains, report.geometry.limited_domains() != 0).c_str());
   const IndexMarks marks = count_marks(inspector->memory());
   std::printf("index: %s of %s buckets have overflowed; lookups there read a second one\n\n",
               with_commas(marks.marked).c_str(), with_commas(marks.buckets).c_str());

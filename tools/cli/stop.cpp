@@ -17,7 +17,7 @@ Expected<void> stop(const CommonFlags& flags) {
       Inspector::attach(flags.socket_path(), Privilege::metadata_only, WithoutKeeper::fail);
   if (!inspector) return forward_error(inspector);
   // As the kernel knows it: what kvhived calls itself counts in its own PID namespace.
-  const pid_t pid = inspector->keeper();
+  const pid_t pid = inspector->daemon();
   if (pid == 0)
     return failure(Errc::unsupported,
                    "kvhived runs in a PID namespace that this process cannot see; stop it there");

@@ -62,14 +62,15 @@ std::optional<pid_t> listener_on(const std::string& path) {
   return listener;
 }
 
-bool is_stopped(pid_t pid) {
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  std::getline(stat, line);
-  const std::size_t name_end = line.rfind(')');  // "PID (NAME) STATE ...", and a name may hold ')'
-  if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
-  const char state = line[name_end + 2];
-  return state == 'T' || state == 't';
+pid_t keeper_of(pid_t daemon) {
+  const std::string number = std::to_string(daemon);
+  std::ifstream children("/proc/" + number + "/task/" + number + "/children");
+  for (pid_t child = 0; children >> child;) {
+    std::string name;
+    std::getline(std::ifstream("/proc/" + std::to_string(child) + "/comm"), name);
+    if (name == "kvhived") return child;
+  }
+  return daemon;
 }
 
 PoolFds open_pool_of(pid_t process, Tokens tokens) {

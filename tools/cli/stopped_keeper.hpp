@@ -21,8 +21,9 @@ pid_t peer_of(int socket);
 /// fills.
 std::optional<pid_t> listener_on(const std::string& path);
 
-/// Whether the process is stopped by a signal or a debugger (states T and t in /proc/PID/stat).
-bool is_stopped(pid_t pid);
+/// The keeper that works for the daemon that was started as process `daemon`, or that process
+/// itself if it has none.
+pid_t keeper_of(pid_t daemon);
 
 /// Opens those memory objects of a pool that `process` holds open, read-only; the device and host
 /// tiers' bytes are left out. Empty where it holds none, or may not be looked into.

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "actors/swapper_state.hpp"
 #include "actors/transformer_runner.hpp"
@@ -197,7 +199,10 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
                      static_cast<std::uint32_t>(config.vocab_size),
                      config.eos,
                      &tokenizer_,
-                     [self = self_](EngineLoad load) { self.board->tell_load(self.life, load); },
+                     [this](EngineLoad load) {
+                       if (is_draining_) load.room = 0;
+                       self_.board->tell_load(self_.life, load);
+                     },
                      options.max_queued_tokens};
   parts.block_manager = {options.enable_prefix_caching, options.preemption_mode, options.watermark,
                          options.max_num_seqs};
@@ -206,9 +211,11 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
   const PromptLimits prompt{longest.tokens * longest_token_bytes(tokenizer_), longest.tokens,
                             remedy_for(longest.bound)};
   self_.tokens_per_step = options.max_num_batched_tokens;
+  self_.most_queued = options.max_queued_tokens;
   const auto ring = start_or_exit([&] { return spawn_ring(system_, std::move(parts)); });
   port_ = start_or_exit([&] {
-    return std::make_unique<Port>(loop_, ring, tokenizer_, PortLimits{options.seed, prompt, self_});
+    return std::make_unique<Port>(loop_, ring, tokenizer_,
+                                  PortLimits{options.seed, prompt, self_, &pool_->counters()});
   });
   self_.board->serve(self_.life, {options.max_num_seqs, 0});
 }
@@ -233,8 +240,38 @@ void Engine::on_keeper() {
   if (!*packet) end_without_keeper();
   if (const auto order = (*packet)->as<ChannelClose>()) return port_->close(order->channel);
   if ((*packet)->is(MessageType::reopen_log)) return reopen_log_or_say_why();
+  if ((*packet)->is(MessageType::drain)) return drain();
+  if (const auto limits = (*packet)->as<Limits>()) return set_limits(*limits);
+  if ((*packet)->is(MessageType::shares)) return set_shares((*packet)->tail());
   if ((*packet)->is(MessageType::engine_died)) return port_->look_at_all();
+  if ((*packet)->is(MessageType::channels_known)) return close_unknown_channels((*packet)->tail());
   if (const auto order = (*packet)->as<ChannelOpen>()) open_channel(*order, **packet);
+}
+
+/// What waits here seems to wait long, so that others take it.
+void Engine::drain() {
+  is_draining_ = true;
+  port_->take_no_more([this] {
+    spdlog::info("drained");
+    (void)send_packet(socket_.get(), Drained{});  // as in refuse_channel()
+  });
+}
+
+void Engine::set_limits(const Limits& limits) {
+  set_log_level(limits.log_level.str());
+  port_->set_queue_limit(limits.max_queued_tokens);
+}
+
+void Engine::set_shares(std::string_view shares) {
+  for (const auto& row : nlohmann::json::parse(shares))
+    port_->set_share(DomainId{row.at(0)}, {row.at(1), row.at(2), row.at(3)});
+}
+
+/// A keeper that follows a killed one does not know which of its orders had been sent.
+void Engine::close_unknown_channels(std::string_view numbers) {
+  const auto known = nlohmann::json::parse(numbers).get<std::set<std::uint64_t>>();
+  for (const std::uint64_t channel : port_->channels())
+    if (!known.contains(channel)) port_->close(channel);
 }
 
 /// The keeper is gone, and the pool with it: nothing has to be released. For an engine that a user
@@ -254,6 +291,10 @@ Expected<std::unique_ptr<ClientRing>> Engine::ring_for(const ChannelOpen& messag
 
 void Engine::open_channel(const ChannelOpen& message, Packet& packet) {
   auto& fds = packet.fds;
+  if (port_->has(message.channel)) {  // a killed keeper had sent it, and its successor did again
+    (void)send_packet(socket_.get(), ChannelTaken{message.channel});
+    return;
+  }
   if (packet.lost_fds || fds.size() != 4)
     return refuse_channel(message.channel,
                           {Errc::os_error, "engine " + std::to_string(self_.number) +

@@ -2,6 +2,7 @@
 // A running engine: the attached pool, the ring of actors that uses it, and the connection to the
 // keeper.
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -45,13 +46,18 @@ class Engine {
                                                    const std::vector<UniqueFd>& more);
   void start(const Options& options, const ModelConfig& config, Computing computing);
   void on_keeper();
+  void drain();
+  void set_limits(const Limits& limits);
+  void set_shares(std::string_view shares);
   [[noreturn]] static void end_without_keeper();
   [[nodiscard]] Expected<std::unique_ptr<ClientRing>> ring_for(const ChannelOpen& message,
                                                                UniqueFd client_bell);
+  void close_unknown_channels(std::string_view numbers);
   void open_channel(const ChannelOpen& message, Packet& packet);
   void refuse_channel(std::uint64_t channel, const Error& error);
 
   Member self_;
+  std::atomic<bool> is_draining_{false};
   ProcessSlot slot_;
   std::uint32_t pid_;  ///< this process's pid in the keeper's PID namespace
   EventLoop loop_;

@@ -64,10 +64,20 @@ std::string program_directory() {
 Expected<void> start_child(Child& child, const Streams& streams) {
   ++child.starts;
   child.last_start = std::chrono::steady_clock::now();
+  int gate[2] = {-1, -1};
+  if (child.waits_for_go && pipe2(gate, O_CLOEXEC) != 0) return os_failure("pipe");
+  const UniqueFd waits(gate[0]);
+  child.gate = UniqueFd(gate[1]);
   const pid_t keeper = getpid();
   const pid_t pid = fork();
   if (pid < 0) return fork_failure(child.program);
   if (pid == 0) {
+    if (waits) {
+      child.gate = UniqueFd();
+      char go;
+      if (read(waits.get(), &go, 1) != 1) _exit(0);  // the keeper is dead, and does not know of it
+    }
+    for (const int fd : child.inherits) fcntl(fd, F_SETFD, 0);
     if (child.ends_with_keeper) {
       // It also ends when its socket hangs up, but not while it is stopped.
       prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -94,11 +104,23 @@ Expected<void> start_child(Child& child, const Streams& streams) {
   return {};
 }
 
+void let_go(Child& child) {
+  const char go = 'g';
+  // An error means that it was killed; its pidfd tells.
+  [[maybe_unused]] const ssize_t written = write(child.gate.get(), &go, 1);
+  child.gate = UniqueFd();
+}
+
 std::string collect(Child& child) {
   int status = 0;
-  waitpid(child.pid, &status, 0);
+  child.is_end_known = waitpid(child.pid, &status, 0) == child.pid;
   child.pid = 0;
   child.pidfd = UniqueFd();
+  child.gate = UniqueFd();
+  if (!child.is_end_known) {
+    child.last_exit_code = -1;
+    return "an earlier keeper had started it, so how is not known; see its last lines";
+  }
   child.last_exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return describe(status);
 }

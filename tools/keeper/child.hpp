@@ -13,18 +13,35 @@
 
 namespace kvhive {
 
+/// What an operator wants of an engine (operator_orders.hpp).
+enum class Wanted : std::uint8_t {
+  serving,
+  drained,    ///< it takes no more requests, and stays
+  restarted,  ///< when it is drained, it ends and is started again
+  removed,    ///< when it is drained, it ends
+};
+
 struct Child {
   std::string name;     ///< its name in log lines: "engine 0"
   std::string program;  ///< file name, in the keeper's own directory
   std::vector<std::string> flags;
   std::uint32_t threads = 0;      ///< OMP_NUM_THREADS of the child; 0 = do not set it
   bool ends_with_keeper = false;  ///< the kernel kills it when the keeper ends
-  pid_t pid = 0;                  ///< 0 = not running
+  /// It executes its program only when it is told to go, so that it can be written down before. If
+  /// the keeper is killed before that, it ends.
+  bool waits_for_go = false;
+  std::vector<int> inherits;  ///< descriptors that stay open in it
+  pid_t pid = 0;              ///< 0 = not running
   UniqueFd pidfd;
+  UniqueFd gate;  ///< the child that waits for go has the other end
   std::uint32_t starts = 0;
   std::uint32_t young_deaths = 0;  ///< how many times in a row it ended soon after its start
-  int last_exit_code = 0;          ///< -1 = a signal ended it
+  int last_exit_code = 0;          ///< -1 = a signal ended it, or it is not known
+  bool is_end_known = true;        ///< this process was its parent
   std::chrono::steady_clock::time_point last_start{};
+  Wanted wanted = Wanted::serving;
+  bool is_drain_due = false;  ///< it is still to be told
+  bool is_drained = false;    ///< it has said so
 
   bool is_running() const { return pid != 0; }
 };
@@ -39,8 +56,11 @@ struct Streams {
 /// pid.
 [[nodiscard]] Expected<void> start_child(Child& child, const Streams& streams = {});
 
+/// Lets a child that waits execute its program.
+void let_go(Child& child);
+
 /// Calls waitpid() for a child whose pidfd has fired. Returns how it ended ("exit code 1", "signal
-/// 9").
+/// 9"). If a keeper that was killed had started it, nobody knows.
 std::string collect(Child& child);
 
 /// The directory of the running program. kvhive's other programs are in the same directory.

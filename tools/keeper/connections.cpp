@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -21,8 +22,8 @@ namespace {
 /// are sent in a welcome and then closed.
 constexpr std::size_t kKeptDescriptors = 16 + 3;
 /// Descriptors that the keeper needs for a peer that has said hello: a pidfd, a channel's two files
-/// and a pipe, two ends of bells, and, for a moment, socket and pidfd of the process that pins its
-/// pages.
+/// and a pipe, two ends of bells, and, for a moment, what only the client needs of it; later,
+/// socket and pidfd of the process that pins its pages.
 constexpr std::size_t kDescriptorsOfAHello = 8;
 /// Descriptors in a client's welcome.
 constexpr std::size_t kDescriptorsOfAnAnswer = 4;
@@ -50,7 +51,7 @@ bool is_silent(const Peer& peer) { return !peer.has_spoken && peer.is_stranger()
 ConnectionLimits limits_for(std::uint64_t descriptors) {
   ConnectionLimits limits;
   const std::uint64_t connections = descriptors / (kDescriptorsOfAHello + 1);
-  limits.of_user = std::clamp<std::uint64_t>(connections / 4, 8, 4096);
+  limits.of_user = std::clamp<std::uint64_t>(connections / 4, 6, 4096);
   limits.silent_of_all = std::clamp<std::uint64_t>(connections / 16, 8, 64);
   limits.kept_for_owner = std::min<std::uint64_t>(descriptors / 8, 64);
   // Half of what the user may have in unread packets is left to engines.
@@ -88,25 +89,41 @@ void Connections::accept(int listener) {
   if (!socket) return;
   const auto credentials = peer_credentials(socket.get());
   if (!credentials) return send_refusal(socket.get(), credentials.error());
+  take(std::move(socket), *credentials);
+}
+
+void Connections::take(UniqueFd socket, const ucred& credentials) {
   const int fd = socket.get();
   Peer peer;
   peer.socket = std::move(socket);
-  peer.pid = credentials->pid;
-  peer.uid = credentials->uid;
-  peer.number = next_number_++;
+  peer.pid = credentials.pid;
+  peer.uid = credentials.uid;
+  peer.number = tables_.next_connection++;
   if (peer.is_stranger()) make_room_for_silent(peer);
   if (!has_room_for(peer)) return turn_away(std::move(peer.socket), want_of_descriptors());
   if (const auto granted = check_user(peer); !granted)
     return turn_away(std::move(peer.socket), granted.error());
-  if (tables_.child_of(peer.pid) == nullptr) expect_hello(peer);
+  if (tables_.child_of(peer) == nullptr) expect_hello(peer);
   tables_.peers.emplace(fd, std::move(peer));
   loop_.watch(fd, [this, fd] { receive(fd); });
+}
+
+void Connections::adopt(UniqueFd socket) {
+  if (const auto credentials = peer_credentials(socket.get()))
+    take(std::move(socket), *credentials);
+}
+
+void Connections::resume(Peer& peer) {
+  const int socket = peer.socket.get();
+  loop_.watch(socket, [this, socket] { receive(socket); });
+  if (peer.pidfd) loop_.watch(peer.pidfd.get(), [this, socket] { drop(socket); });
+  if (peer.is_stranger()) unread_.sent(peer.uid, peer.socket);  // perhaps it has read all
 }
 
 /// Whether enough descriptors are left for this peer, for all other peers that have not said hello
 /// yet, and for starting the keeper's children again.
 bool Connections::has_room_for(const Peer& peer) const {
-  if (tables_.child_of(peer.pid) != nullptr) return true;
+  if (tables_.child_of(peer) != nullptr) return true;
   const auto unknown = std::count_if(
       tables_.peers.begin(), tables_.peers.end(),
       [](const auto& entry) { return !entry.second.is_welcome || entry.second.awaits_channel; });
@@ -188,9 +205,52 @@ void Connections::receive(int socket) {
       return refuse(peer, {Errc::bad_format, "this daemon takes no file descriptors"});
   }
   peer.has_spoken = true;
-  auto packet = receive_packet(socket);
+  auto packet = next_packet(socket);
   const bool is_os_error = !packet && packet.error().code == Errc::os_error;
   if (is_os_error && look_at_next_packet(socket) == NextPacket::none) return;  // EAGAIN
+  handle(peer, std::move(packet));
+}
+
+Expected<std::optional<Packet>> Connections::next_packet(int socket) {
+  if (inbox_ == nullptr) return receive_packet(socket);
+  inbox_->packet.expect(next_packet_bytes(socket));
+  inbox_->socket = socket;
+  inbox_->tries = 1;
+  inbox_->handled_by = Inbox::kNever;
+  auto taken = kvhive::receive_into(socket, inbox_->packet);
+  if (!taken) return forward_error(taken);
+  if (!*taken) return std::optional<Packet>();
+  return packet_in_inbox();
+}
+
+/// The packet gets copies of its descriptors. The inbox names the others until the packet is done.
+Expected<std::optional<Packet>> Connections::packet_in_inbox() {
+  auto packet = packet_in(inbox_->packet);
+  if (!packet || (*packet)->fds.empty()) return packet;
+  const auto named = std::make_shared<std::vector<UniqueFd>>(std::move((*packet)->fds));
+  (*packet)->fds.clear();
+  for (const UniqueFd& fd : *named)
+    (*packet)->fds.emplace_back(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  events_.after_commit([named] {});
+  return packet;
+}
+
+/// Called by a successor before it handles anything else.
+void Connections::finish_inbox() {
+  constexpr std::uint32_t kMostTries = 3;
+  const auto found = tables_.peers.find(inbox_->socket);
+  if (found == tables_.peers.end()) return;
+  Peer& peer = found->second;
+  peer.has_spoken = true;
+  const std::uint32_t tries = ++inbox_->tries;
+  auto packet = packet_in_inbox();
+  if (tries <= kMostTries) return handle(peer, std::move(packet));
+  spdlog::error("{} keepers were killed as they handled a packet of pid {}: it is hung up on",
+                tries - 1, peer.pid);
+  hang_up(peer);
+}
+
+void Connections::handle(Peer& peer, Expected<std::optional<Packet>> packet) {
   if (!packet && packet.error().code == Errc::layout_mismatch) return refuse(peer, packet.error());
   static LogLimit broken_packets;
   if (const auto note = packet ? std::nullopt : broken_packets.admit())
@@ -204,7 +264,7 @@ void Connections::receive(int socket) {
 }
 
 bool Connections::identify(Peer& peer, Packet& hello) {
-  if (tables_.child_of(peer.pid) != nullptr) return true;
+  if (tables_.child_of(peer) != nullptr) return true;
   auto pidfd = pidfd_for(peer, hello);
   if (!pidfd) {
     refuse(peer, pidfd.error());
@@ -260,7 +320,7 @@ void Connections::hang_up(Peer& peer) {
 
 void Connections::fence(const Peer& peer) {
   shutdown(peer.socket.get(), SHUT_RDWR);
-  const Child* child = tables_.child_of(peer.pid);
+  const Child* child = tables_.child_of(peer);
   kill_by_pidfd(child != nullptr ? child->pidfd : peer.pidfd);
 }
 
@@ -269,10 +329,17 @@ void Connections::drop(int socket) {
   if (found == tables_.peers.end()) return;
   Peer peer = std::move(found->second);
   tables_.peers.erase(found);
+  if (peer.is_welcome) tables_.touch(peer);
   loop_.unwatch(socket);
   if (peer.pidfd) loop_.unwatch(peer.pidfd.get());
   if (peer.is_welcome) events_.on_gone(peer);
-  if (peer.is_stranger() && !unread_.keep(peer.socket)) close_strangers(std::move(peer.socket));
+  const bool is_strangers = peer.is_stranger();
+  const bool is_kept = is_strangers && unread_.keep(peer.socket);
+  // A row of the ledger names the descriptors until this event is written down.
+  events_.after_commit(
+      [this, is_kept, is_strangers, gone = std::make_shared<Peer>(std::move(peer))] {
+        if (is_strangers && !is_kept) close_strangers(std::move(gone->socket));
+      });
 }
 
 /// Refuses a connection of which nothing was read.

@@ -7,11 +7,13 @@
 // sent away.
 
 #include <chrono>
+#include <functional>
 
 #include "base/loop/event_loop.hpp"
 #include "ipc/protocol.hpp"
 #include "tools/keeper/strangers/burial.hpp"
 #include "tools/keeper/strangers/unread_answers.hpp"
+#include "tools/keeper/succession/ledger.hpp"
 #include "tools/keeper/tables.hpp"
 
 namespace kvhive {
@@ -38,6 +40,8 @@ class Connections {
     virtual void on_packet(Peer& peer, Packet packet) = 0;
     /// A peer whose hello was accepted is gone. It has been removed from the tables.
     virtual void on_gone(const Peer& peer) = 0;
+    /// Calls `action` when no row of the ledger names what was dropped any more.
+    virtual void after_commit(std::function<void()> action) { action(); }
   };
 
   Connections(Tables& tables, EventLoop& loop, Events& events, const ConnectionLimits& limits);
@@ -47,6 +51,14 @@ class Connections {
 
   /// Accepts on this listening socket from now on.
   void listen(int listener);
+  /// Receives packets there from now on.
+  void receive_into(Inbox& inbox) { inbox_ = &inbox; }
+
+  // For a successor. Takes a connection that was accepted and that no row names; watches one that
+  // is in the tables; and handles the packet that was taken and not finished.
+  void adopt(UniqueFd socket);
+  void resume(Peer& peer);
+  void finish_inbox();
 
   /// Finds out the pidfd of a process that has said hello, and watches it. For its own children the
   /// keeper has a pidfd already. False = the peer was refused or has ended.
@@ -76,7 +88,11 @@ class Connections {
   void make_room_for_silent(const Peer& peer);
   void expect_hello(Peer& peer);
   void close_late();
+  void take(UniqueFd socket, const ucred& credentials);
   void receive(int socket);
+  [[nodiscard]] Expected<std::optional<Packet>> next_packet(int socket);
+  [[nodiscard]] Expected<std::optional<Packet>> packet_in_inbox();
+  void handle(Peer& peer, Expected<std::optional<Packet>> packet);
   void turn_away(UniqueFd socket, const Error& error);
   void close_strangers(UniqueFd socket);
   [[nodiscard]] Expected<UniqueFd> pidfd_for(const Peer& peer, Packet& hello) const;
@@ -87,7 +103,7 @@ class Connections {
   ConnectionLimits limits_;
   Burial burial_;
   UnreadAnswers unread_;
-  std::uint64_t next_number_ = 1;
+  Inbox* inbox_ = nullptr;
   bool expects_hellos_ = false;  ///< the timer for close_late() is set
   /// Reserve descriptor. Closed when accept() fails with EMFILE, so that one peer can be accepted
   /// and refused; else it would stay in the queue and wake the loop for ever.

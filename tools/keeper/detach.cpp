@@ -89,6 +89,7 @@ Expected<Starter> Starter::in_foreground() {
   if (!err) return forward_error(err);
   starter.out_ = std::move(*out);
   starter.err_ = std::move(*err);
+  starter.manager_ = ServiceManager::of_this_process();
   return starter;
 }
 
@@ -113,9 +114,12 @@ Expected<Starter> Starter::detach(const std::string& log) {
 }
 
 Expected<void> Starter::ready(const std::string& line) {
+  manager_.tell("READY=1\nSTATUS=" + line);
   if (!report_) return write_all(out_.get(), line + "\n", kDaemonsPatience);
   auto told = write_all(report_.get(), kReady + line, kDaemonsPatience);
-  report_ = UniqueFd();
+  // The parent sees the pipe's end. The number stays taken: successors know it as one of the
+  // front's, and it must not become a client's.
+  dup3(STDIN_FILENO, report_.get(), O_CLOEXEC);
   if (told) return told;
   return failure(Errc::peer_died, "the process that started the daemon has ended (Ctrl-C?)");
 }

@@ -6,13 +6,15 @@
 
 #include "base/expected.hpp"
 #include "base/unique_fd.hpp"
+#include "tools/keeper/succession/service_manager.hpp"
 
 namespace kvhive {
 
 class Starter {
  public:
   /// For a daemon in the foreground. Duplicates standard output and standard error, so that ready()
-  /// and failed() reach the user even after standard error has become a log file.
+  /// and failed() reach the user even after standard error has become a log file. ready() tells a
+  /// service manager, too.
   [[nodiscard]] static Expected<Starter> in_foreground();
 
   /// Forks. Returns in the child, which has a session of its own and /dev/null as standard input
@@ -22,6 +24,9 @@ class Starter {
   ///
   /// \param log  the log file's path; the parent names it if the child ends without a line
   [[nodiscard]] static Expected<Starter> detach(const std::string& log);
+
+  /// For a daemon that has told its user already. failed() writes to standard error.
+  [[nodiscard]] static Starter of_nobody() { return {}; }
 
   /// The daemon serves: writes `line` to the user's standard output. Error: it could not be written;
   /// Errc::peer_died if the process that started a detached daemon has ended.
@@ -33,6 +38,7 @@ class Starter {
   Starter() = default;
   UniqueFd out_, err_;  ///< in the foreground: copies of standard output and standard error
   UniqueFd report_;     ///< detached: a pipe to the parent
+  ServiceManager manager_;
 };
 
 /// The log file of a detached daemon if the operator names none: kvhive/kvhived.log under

@@ -1,49 +1,19 @@
 #include "tools/keeper/domains.hpp"
 
-#include <grp.h>
-#include <pwd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <fstream>
 #include <limits>
 #include <optional>
 
 #include "config/domains/domain_rules.hpp"
+#include "config/domains/rule_text.hpp"
 #include "ipc/protocol.hpp"
 
 namespace kvhive {
-namespace {
-
-std::optional<std::uint32_t> as_number(const std::string& text) {
-  std::uint32_t value = 0;
-  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (status != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-/// Puts a user or group into a domain. Error: it is already in another one; the operator may have
-/// named it twice in different ways (name and number).
-template <class Id>
-Expected<void> add(std::map<Id, std::string>& domain_of, Id id, const std::string& member,
-                   const std::string& domain) {
-  const auto [known, is_new] = domain_of.emplace(id, domain);
-  if (is_new || known->second == domain) return {};
-  return failure(Errc::bad_argument, "domains: '" + member + "' (number " + std::to_string(id) +
-                                         ") is in '" + known->second + "' and again in '" + domain +
-                                         "'; keep it in one of them");
-}
-
-tl::unexpected<Error> unknown(const std::string& member, const std::string& domain) {
-  return failure(Errc::bad_argument, "domains: '" + member + "' in '" + domain +
-                                         "' is unknown to this system; correct it, or give its "
-                                         "number");
-}
-
-}  // namespace
 
 PeerIdentity PeerIdentity::of_socket(int socket) {
   const auto credentials = peer_credentials(socket);
@@ -70,30 +40,40 @@ PeerIdentity PeerIdentity::of_this_process() {
   return identity;
 }
 
-Expected<Domains> Domains::resolve(const Options& options, const PeerIdentity& daemon) {
+Expected<Domains> Domains::with_rules(const Options& options) {
   Domains domains;
-  domains.others_ = options.sharing;
-  domains.shares_ = options.shares;
   std::ifstream("/proc/sys/kernel/overflowuid") >> domains.nobody_;
-  for (const DomainRule& rule : options.domains)
-    for (const std::string& member : rule.members)
-      if (auto added = domains.add_member(member, rule.name); !added) return forward_error(added);
-  (void)domains.of(daemon);  // an error means that the rules refuse the daemon's own user: allowed
+  if (auto good = domains.use(options); !good) return forward_error(good);
   return domains;
 }
 
-Expected<void> Domains::add_member(const std::string& member, const std::string& domain) {
-  const bool is_group = member[0] == '@';
-  const std::string name = member.substr(is_group ? 1 : 0);
-  auto id = as_number(name);
-  if (is_group) {
-    if (const group* found = id ? nullptr : getgrnam(name.c_str())) id = found->gr_gid;
-  } else {
-    if (const passwd* found = id ? nullptr : getpwnam(name.c_str())) id = found->pw_uid;
+Expected<Domains> Domains::resolve(const Options& options, const PeerIdentity& daemon) {
+  auto domains = with_rules(options);
+  if (!domains) return domains;
+  (void)domains->of(daemon);  // an error means that the rules refuse the daemon's own user: allowed
+  if (auto numbered = domains->number_those_with_blocks(); !numbered)
+    return forward_error(numbered);
+  return domains;
+}
+
+Expected<void> Domains::use(const Options& options) {
+  if (options.domains != rules_) {
+    const auto rules = with_numbers(options.domains);
+    if (!rules) return forward_error(rules);
+    users_.clear();
+    groups_.clear();
+    for (const DomainRule& rule : *rules)
+      for (const std::string& member : rule.members) {
+        std::uint32_t number = 0;
+        const bool is_group = member[0] == '@';
+        parse_number(number, member.substr(is_group ? 1 : 0));
+        (is_group ? groups_ : users_).emplace(number, rule.name);
+      }
+    rules_ = options.domains;
   }
-  if (!id) return unknown(member, domain);
-  return is_group ? add(groups_, gid_t{*id}, member, domain)
-                  : add(users_, uid_t{*id}, member, domain);
+  others_ = options.sharing;
+  shares_ = options.shares;
+  return {};
 }
 
 Expected<DomainId> Domains::of(const PeerIdentity& client) {
@@ -106,10 +86,65 @@ Expected<DomainId> Domains::of(const PeerIdentity& client) {
                    "all " + std::to_string(kMost) +
                        " domains are given out; the operator must put users together (domains), or "
                        "restart the daemon");
+  return add_name(*name);
+}
+
+DomainId Domains::add_name(const std::string& name) {
   const DomainId id{static_cast<std::uint16_t>(names_.size())};
-  ids_.emplace(*name, id);
-  names_.push_back(std::move(*name));
+  ids_.emplace(name, id);
+  names_.push_back(name);
   return id;
+}
+
+void Domains::restore(const std::vector<std::string>& names) {
+  names_.clear();
+  ids_.clear();
+  for (const std::string& name : names) add_name(name);
+}
+
+/// The pool counts the blocks of the domains with the lowest numbers.
+Expected<void> Domains::number_those_with_blocks() {
+  for (const ShareRule& rule : shares_) {
+    if (!rule.blocks.is_given() || ids_.contains(rule.domain)) continue;
+    if (names_.size() == kLimitedDomains)
+      return failure(Errc::bad_argument, "shares: '" + rule.domain +
+                                             "' is one domain too many with min-blocks or "
+                                             "max-blocks; give them to at most " +
+                                             std::to_string(kLimitedDomains - 1) +
+                                             " domains beside that of the daemon's own user");
+    add_name(rule.domain);
+  }
+  return {};
+}
+
+Expected<std::array<BlockLimits, kLimitedDomains>> Domains::block_limits(
+    std::uint32_t blocks) const {
+  std::array<BlockLimits, kLimitedDomains> limits{};
+  std::uint64_t sum = 0;
+  const auto error = [&](const ShareRule& rule, const std::string& value,
+                         const std::string& remedy) {
+    return failure(Errc::bad_argument,
+                   "shares: '" + value + "' of '" + rule.domain + "' " + remedy);
+  };
+  const std::string of_all = "the device tier has " + std::to_string(blocks) + " blocks";
+  for (const ShareRule& rule : shares_) {
+    if (!rule.blocks.is_given()) continue;
+    const std::string min = "min-blocks:" + to_string(rule.blocks.min);
+    const std::string max = "max-blocks:" + to_string(rule.blocks.max);
+    BlockLimits& own = limits[ids_.at(rule.domain).value];
+    if (rule.blocks.min.is_given()) own.min = rule.blocks.min.of(blocks);
+    if (rule.blocks.max.is_given()) own.max = rule.blocks.max.of(blocks);
+    if (own.max != 0 && own.max < own.min)
+      return error(rule, max, "is less than its " + min + " (" + of_all + "); raise max-blocks");
+    sum += own.min;
+    if (sum > blocks)
+      return error(rule, min,
+                   "makes " + std::to_string(sum) + " blocks with the minimums before it, but " +
+                       of_all +
+                       "; lower min-blocks, or give the pool more memory "
+                       "(--kv-cache-memory-bytes)");
+  }
+  return limits;
 }
 
 Expected<std::string> Domains::name_for(const PeerIdentity& client) const {

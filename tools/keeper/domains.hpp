@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <map>
 #include <string>
 #include <vector>
@@ -27,28 +28,46 @@ struct PeerIdentity {
 class Domains {
  public:
   /// Looks up the users and groups that the rules name, once. The domain of the daemon's own user
-  /// is number 0, unless that user is refused. Errors: the system does not know a user or group, or
-  /// two rules put it into different domains.
+  /// is number 0, unless that user is refused; those with a share of the blocks are next, as the
+  /// operator lists them. Errors: the system does not know a user or group, two rules put it into
+  /// different domains, or too many domains have a share of the blocks.
   [[nodiscard]] static Expected<Domains> resolve(const Options& options,
                                                  const PeerIdentity& daemon);
 
-  /// The domain of a client. The same identity always gets the same domain as long as the daemon
-  /// runs. A rule that names the user wins over a rule that names one of its groups. Errors: why
-  /// the client is refused.
+  /// The same without any domain, for what restore() is called of.
+  [[nodiscard]] static Expected<Domains> with_rules(const Options& options);
+
+  /// From now on others of the options' rules hold; domains keep their numbers. Shares of blocks do
+  /// not change. Error: the system does not know a user or group; then nothing has changed. It is
+  /// asked for those only that the options name (config/domains/domain_rules.hpp: with_numbers).
+  [[nodiscard]] Expected<void> use(const Options& options);
+
+  /// The domain of a client. The same identity always gets the same domain as long as the same
+  /// rules hold. A rule that names the user wins over a rule that names one of its groups. Errors:
+  /// why the client is refused.
   [[nodiscard]] Expected<DomainId> of(const PeerIdentity& client);
+
+  /// The domains of a killed keeper: what is in the pool is known by their numbers.
+  void restore(const std::vector<std::string>& names);
 
   /// The names of the domains; the index is the domain's number.
   const std::vector<std::string>& names() const { return names_; }
+  /// What domains may have of a device tier with `blocks` blocks, by their numbers. It follows from
+  /// the options and the daemon's user alone. Errors: there are not so many blocks.
+  [[nodiscard]] Expected<std::array<BlockLimits, kLimitedDomains>> block_limits(
+      std::uint32_t blocks) const;
   /// What the domain may have of each engine.
   DomainShare share(DomainId domain) const { return share_of(names_[domain.value], shares_); }
 
  private:
   Domains() = default;
-  [[nodiscard]] Expected<void> add_member(const std::string& member, const std::string& domain);
+  [[nodiscard]] Expected<void> number_those_with_blocks();
   [[nodiscard]] Expected<std::string> name_for(const PeerIdentity& client) const;
+  DomainId add_name(const std::string& name);
 
   Sharing others_ = Sharing::user;  ///< for clients that no rule names
   std::vector<ShareRule> shares_;
+  std::vector<DomainRule> rules_;  ///< as the options name them
   std::map<uid_t, std::string> users_;
   std::map<gid_t, std::string> groups_;
   /// The uid that the kernel reports for all users that this user namespace cannot map.

@@ -24,7 +24,6 @@ Expected<std::optional<GpuMemoryMaker::Made>> GpuMemoryMaker::make(const Resolve
   child_.program = "kvhive-engine";
   child_.flags = to_flags(options);
   child_.flags.push_back("--make-gpu-memory=" + std::to_string(arena_bytes));
-  child_.ends_with_keeper = true;
   auto asked = ask(child_, {.stop = stop, .answer = line_.get()}, theirs.get());
   if (!asked) return forward_error(asked);
   if (!*asked) return std::optional<Made>();
@@ -36,6 +35,13 @@ Expected<std::optional<GpuMemoryMaker::Made>> GpuMemoryMaker::make(const Resolve
     return failure(Errc::bad_format, "kvhive-engine --make-gpu-memory handed over no memory");
   if (memory->needs_its_maker == 0) end();
   return std::optional<Made>(Made{std::move((*packet)->fds[0]), std::move((*packet)->fds[1])});
+}
+
+void GpuMemoryMaker::resume(const Running& running) {
+  child_.program = "kvhive-engine";
+  child_.pid = running.pid;
+  child_.pidfd = UniqueFd(running.pidfd);
+  line_ = UniqueFd(running.line);
 }
 
 void GpuMemoryMaker::check_context() {

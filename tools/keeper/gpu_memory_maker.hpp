@@ -26,6 +26,13 @@ class GpuMemoryMaker {
   bool is_running() const { return child_.is_running(); }
   pid_t pid() const { return child_.pid; }
   const UniqueFd& pidfd() const { return child_.pidfd; }
+  /// For a successor: the child of a killed keeper.
+  struct Running {
+    pid_t pid = 0;
+    int pidfd = -1, line = -1;
+  };
+  Running running() const { return {child_.pid, child_.pidfd.get(), line_.get()}; }
+  void resume(const Running& running);
   /// Makes the child check its GPU context. The child ends if the context is lost.
   void check_context();
   /// Calls waitpid() for the child after its pidfd has fired.

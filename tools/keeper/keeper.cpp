@@ -10,18 +10,17 @@
 #include <fstream>
 #include <utility>
 
-#include "base/byte_size.hpp"
 #include "base/check.hpp"
 #include "base/exit_codes.hpp"
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
-#include "config/process_limits.hpp"
 #include "ipc/channel/board.hpp"
-#include "ipc/channel/channel_layout.hpp"
 #include "ipc/pidfd.hpp"
 #include "ipc/text_memory.hpp"
+#include "tools/keeper/operator_orders.hpp"
 #include "tools/keeper/status.hpp"
 #include "tools/keeper/steward_orders.hpp"
+#include "tools/keeper/succession/table_rows.hpp"
 #include "tools/keeper/welcome.hpp"
 #include "tools/privilege/system_calls.hpp"
 
@@ -33,6 +32,8 @@ constexpr std::chrono::milliseconds kTellAgain{50};
 /// How long the steward may take to sweep a slot. It takes milliseconds, or a second on a machine
 /// that swaps.
 constexpr std::chrono::seconds kPatienceWithSteward{10};
+/// It looks at the whole pool.
+constexpr std::chrono::seconds kPatienceWithRepair{30};
 
 sigset_t set_of(std::initializer_list<int> signals) {
   sigset_t set;
@@ -56,38 +57,30 @@ std::string program_of(std::uint32_t pid) {
   return name.empty() ? "unknown" : name;
 }
 
-Expected<void> check_quota(const Options& options) {
-  const std::size_t bytes = options.channel_bytes_per_domain;
-  const std::size_t most = ChannelQuota{}.of_all;
-  if (bytes == 0 || (bytes >= kLeastChannelBytes && bytes <= most)) return {};
-  return failure(Errc::bad_argument, "channel-bytes-per-domain: '" + std::to_string(bytes) +
-                                         "' must be 0, or " + format_bytes(kLeastChannelBytes) +
-                                         " to " + format_bytes(most) + "; a client asks for " +
-                                         format_bytes(kUsualChannelBytes) +
-                                         " unless told otherwise");
+Tables empty_tables(const Estate& estate) {
+  Domains domains = estate.domains;
+  // They may have changed; the rules of `kvhive reload` name numbers, so nobody is asked.
+  const auto used = domains.use(estate.options);
+  KV_CHECK(used.has_value());
+  return {.front = estate.front,
+          .options = {estate.options},
+          .domains = std::move(domains),
+          .pool = {},
+          .peers = {},
+          .steward = {},
+          .engines = {},
+          .channels = Channels(quota_of(estate.options)),
+          .repairs = {},
+          .orders = {},
+          .memory = {},
+          .changed_peers = {},
+          .due_welcomes = {}};
 }
 
-ChannelQuota quota_of(const Options& options) {
-  ChannelQuota quota;
-  if (options.channel_bytes_per_domain != 0) quota.of_domain = options.channel_bytes_per_domain;
-  return quota;
-}
-
-std::vector<std::string> steward_flags(const Options& options, const Listener& listener) {
-  std::vector<std::string> flags = {"--socket",
-                                    listener.path(),
-                                    "--socket-identity",
-                                    listener.identity(),
-                                    "--keeper",
-                                    std::to_string(getpid()),
-                                    "--log-level",
-                                    std::string(to_string(options.log_level)),
-                                    "--system-call-filter",
-                                    std::string(to_string(options.system_call_filter))};
-  if (!options.log_file.empty()) flags.insert(flags.end(), {"--log-file", options.log_file});
-  if (options.lock_metadata) flags.push_back("--lock-metadata");
-  if (listener.made_directory()) flags.push_back("--remove-directory");
-  return flags;
+/// An engine that answers now and then begins and ends to be silent again and again.
+LogLimit& limit_of_silence() {
+  static LogLimit limit;
+  return limit;
 }
 
 /// What becomes of a dead engine's channels: "2 go on, 1 waits for an engine".
@@ -101,48 +94,87 @@ std::string describe(const Channels::Left& left) {
 
 // -- start and end --------------------------------------------------------------------------------
 
-Expected<std::unique_ptr<Keeper>> Keeper::start(const Options& options) {
-  // From here on signals are blocked and read from signalfds by the event loop. A stop signal must
-  // not end the process before it has removed the socket and ended its children.
-  const sigset_t signals = set_of({SIGTERM, SIGINT, SIGHUP});
-  sigprocmask(SIG_BLOCK, &signals, nullptr);
-  const ProcessLimits limits = take_process_limits();
-  if (auto enough = check_descriptors(limits, options.engines); !enough)
-    return forward_error(enough);
-  if (auto sound = check_quota(options); !sound) return forward_error(sound);
-  auto loop = EventLoop::create();
-  if (!loop) return forward_error(loop);
-  auto domains = Domains::resolve(options, PeerIdentity::of_this_process());
-  if (!domains) return forward_error(domains);
-  auto access = resolve_permissions(options.socket_access);
-  if (!access) return forward_error(access);
-  auto listener = Listener::open(options.socket, *access);
-  if (!listener) return forward_error(listener);
-  std::unique_ptr<Keeper> keeper(
-      new Keeper(options, limits, std::move(*domains), std::move(*listener), std::move(*loop)));
-  auto prepared = keeper->prepare();
+std::vector<std::string> Keeper::steward_flags(const Estate& estate) {
+  const Options& options = estate.options;
+  std::vector<std::string> flags = {"--socket",
+                                    estate.listener.path(),
+                                    "--socket-identity",
+                                    estate.listener.identity(),
+                                    "--keeper",
+                                    std::to_string(estate.front),
+                                    "--lifeline",
+                                    std::to_string(estate.lifeline.get()),
+                                    "--log-level",
+                                    std::string(to_string(options.log_level)),
+                                    "--system-call-filter",
+                                    std::string(to_string(options.system_call_filter))};
+  if (!options.log_file.empty()) flags.insert(flags.end(), {"--log-file", options.log_file});
+  if (options.lock_metadata) flags.push_back("--lock-metadata");
+  if (estate.listener.made_directory()) flags.push_back("--remove-directory");
+  return flags;
+}
+
+Expected<std::unique_ptr<Keeper>> Keeper::start(Estate& estate) {
+  if (auto sound = check_quota(estate.options); !sound) return forward_error(sound);
+  Legacy none{.ledger = std::make_unique<Ledger>(estate.ledger),
+              .tables = empty_tables(estate),
+              .strays = {}};
+  auto keeper = make(estate, std::move(none));
+  if (!keeper) return keeper;
+  auto prepared = (*keeper)->prepare();
   if (!prepared) return forward_error(prepared);
   if (!*prepared) return nullptr;
   return keeper;
 }
 
-Keeper::Keeper(const Options& options, const ProcessLimits& limits, Domains domains,
-               Listener listener, EventLoop loop)
-    : listener_(std::move(listener)),
+Keeper::Legacy Keeper::read_legacy(const Estate& estate) {
+  Legacy legacy{.ledger = std::make_unique<Ledger>(estate.ledger),
+                .tables = empty_tables(estate),
+                .strays = {}};
+  restore_pool(legacy.tables, estate.ledger);
+  restore_daemon(legacy.tables, *legacy.ledger);
+  restore_processes(legacy.tables, *legacy.ledger);
+  std::set<int> known = descriptors_in(legacy.tables);
+  known.insert(estate.descriptors.begin(), estate.descriptors.end());
+  const Inbox& inbox = estate.ledger.inbox();
+  if (inbox.was_left_undone(*legacy.ledger))
+    for (const int fd : inbox.packet.descriptors()) known.insert(fd);
+  legacy.strays = find_strays(known, estate.listener.fd());
+  return legacy;
+}
+
+Expected<std::unique_ptr<Keeper>> Keeper::resume(Estate& estate, Legacy legacy) {
+  auto keeper = make(estate, std::move(legacy));
+  if (!keeper) return keeper;
+  if (auto gone_on = (*keeper)->go_on(); !gone_on) return forward_error(gone_on);
+  return keeper;
+}
+
+Expected<std::unique_ptr<Keeper>> Keeper::make(Estate& estate, Legacy legacy) {
+  // Signals are blocked since the front has started, and read from signalfds by the event loop. A
+  // stop signal must not end the process before it has removed the socket and ended its children.
+  // What a terminal sends, it sends to the front, too.
+  signal(SIGINT, SIG_IGN);
+  auto loop = EventLoop::create();
+  if (!loop) return forward_error(loop);
+  std::unique_ptr<Keeper> keeper(new Keeper(estate, std::move(legacy), std::move(*loop)));
+  if (auto watched = keeper->watch_signals(); !watched) return forward_error(watched);
+  return keeper;
+}
+
+Keeper::Keeper(Estate& estate, Legacy legacy, EventLoop loop)
+    : estate_(estate),
       loop_(std::move(loop)),
-      tables_{.options = {options},
-              .domains = std::move(domains),
-              .pool = {},
-              .peers = {},
-              .steward = {},
-              .engines = {},
-              .channels = Channels(quota_of(options)),
-              .repairs = {},
-              .memory = {}},
-      connections_(tables_, loop_, *this, limits_for(limits.descriptors)),
+      tables_(std::move(legacy.tables)),
+      ledger_(std::move(legacy.ledger)),
+      strays_(std::move(legacy.strays)),
+      connections_(tables_, loop_, *this, limits_for(estate.limits.descriptors)),
       supervisor_(tables_, loop_, *this),
       pinner_(loop_, *this),
-      maker_(loop_, *this) {}
+      maker_(loop_, *this) {
+  connections_.receive_into(estate_.ledger.inbox());
+  loop_.after_each([this] { settle(); });
+}
 
 /// Kills the keeper's children, so that no process of the pool outlives the keeper. It does not ask
 /// them to end: the pool's memory is freed with them, and they are built to be killed at any
@@ -150,38 +182,92 @@ Keeper::Keeper(const Options& options, const ProcessLimits& limits, Domains doma
 Keeper::~Keeper() {
   // Before the steward is killed: if the keeper is killed before it has removed them, the steward
   // does it.
-  listener_.remove_files();
-  listener_.leave_open();
+  estate_.listener.remove_files();
   supervisor_.stop_all();
   if (tables_.pool.gpu_memory.is_running()) end_guests();
   tables_.pool.gpu_memory.end();  // last, because the engines have had its memory mapped
 }
 
 Expected<bool> Keeper::prepare() {
-  if (auto watched = watch_signals(); !watched) return forward_error(watched);
-  connections_.listen(listener_.fd());
-  // The steward is started before anything that takes time, because it removes the socket if the
-  // keeper is killed.
-  supervisor_.start_steward(steward_flags(tables_.options.asked, listener_));
+  connections_.listen(estate_.listener.fd());
+  // The steward is started before anything that takes time, because it removes the socket if front
+  // and keeper are killed.
+  supervisor_.start_steward(steward_flags(estate_), estate_.lifeline.get());
   if (const Error& fatal = supervisor_.fatal(); fatal.code != Errc::none)
     return failure(fatal.code, fatal.text);
-  auto pool = make_pool(tables_.options, stop_signals_.get());
+  settle();
+  auto pool = make_pool(tables_.options, tables_.domains, stop_signals_.get());
   if (!pool) return forward_error(pool);
   if (!*pool) return false;
   tables_.pool = std::move(**pool);
+  write_pool(tables_, estate_.ledger);
+  settle();
+  estate_.ledger.head().is_made = 1;
   if (tables_.pool.gpu_memory.is_running())
     loop_.watch(tables_.pool.gpu_memory.pidfd().get(), [this] { on_gpu_memory_lost(); });
-  // From here on the keeper listens to strangers. Its children inherit the filter; what a GPU's
-  // driver calls in them is not known.
-  if (!tables_.pool.is_on_gpu())
-    if (auto kept = keep_only_calls_of(Program::keeper, tables_.options.asked.system_call_filter);
-        !kept)
-      return forward_error(kept);
+  if (auto kept = keep_only_own_calls(); !kept) return forward_error(kept);
   return true;  // the engines start once the steward has formatted the pool
 }
 
+/// From then on the keeper listens to strangers. Its children inherit the filter; what a GPU's
+/// driver calls in them is not known.
+Expected<void> Keeper::keep_only_own_calls() const {
+  if (tables_.pool.is_on_gpu()) return {};
+  return keep_only_calls_of(Program::keeper, tables_.options.asked.system_call_filter);
+}
+
+/// For a successor: does again, or does the rest of, what the killed keeper may not have finished.
+/// The packet that was taken is handled before any other, from the tables that the other had.
+Expected<void> Keeper::go_on() {
+  if (estate_.ledger.head().is_ending != 0) {
+    loop_.stop();
+    return {};
+  }
+  if (auto kept = keep_only_own_calls(); !kept) return kept;
+  spdlog::warn("the keeper is gone; this one goes on: {} connections, {} lost between two steps",
+               tables_.peers.size(), strays_.connections.size());
+  supervisor_.describe_steward(steward_flags(estate_), estate_.lifeline.get());
+  for (auto& [socket, peer] : tables_.peers) connections_.resume(peer);
+  for (UniqueFd& connection : strays_.connections) connections_.adopt(std::move(connection));
+  maker_.close(std::exchange(strays_.others, {}));
+  if (tables_.pool.gpu_memory.is_running())
+    loop_.watch(tables_.pool.gpu_memory.pidfd().get(), [this] { on_gpu_memory_lost(); });
+  supervisor_.resume();
+  // They are written down. An engine that waits for its welcome is to hear nothing else before.
+  for (const int socket : std::exchange(tables_.due_welcomes, {})) send_due_welcome(socket);
+  // Before the packet, which may be what causes a channel to be made or pinned: it must not be
+  // caused twice.
+  go_on_with_channels();
+  if (estate_.ledger.inbox().was_left_undone(*ledger_)) connections_.finish_inbox();
+  repeat_orders(tables_);
+  expect_sweeps();
+  connections_.listen(estate_.listener.fd());
+  if (!tables_.is_told) check_ready();
+  options_are_due_ = true;  // nobody knows whether they were told
+  end_hand_over();
+  settle();
+  return {};
+}
+
+void Keeper::go_on_with_channels() {
+  for (const auto& [channel, stage] : tables_.channels.stages()) {
+    const Peer* client = tables_.client_of(channel);
+    // Its row goes with its client's, so there is one.
+    KV_CHECK(client != nullptr, channel);
+    const std::size_t bytes = tables_.channels.find(channel)->bytes;
+    if (stage == Channels::Stage::reserved) maker_.make(channel, client->uid, bytes);
+    if (stage != Channels::Stage::sealed) continue;
+    if (auto memory = tables_.channels.pinned_in_part(channel))
+      pinner_.pin(channel, client->uid, **memory, bytes);
+    else
+      connections_.refuse(*tables_.client_of(channel), memory.error());
+  }
+  tables_.channels.tell_all_again();
+  tell_engines();
+}
+
 Expected<void> Keeper::watch_signals() {
-  auto stop = open_signals({SIGTERM, SIGINT});
+  auto stop = open_signals({SIGTERM});
   if (!stop) return forward_error(stop);
   auto hangup = open_signals({SIGHUP});
   if (!hangup) return forward_error(hangup);
@@ -189,16 +275,94 @@ Expected<void> Keeper::watch_signals() {
   hangup_signals_ = std::move(*hangup);
   loop_.watch(stop_signals_.get(), [this] { on_stop_signal(); });
   loop_.watch(hangup_signals_.get(), [this] { on_hangup_signal(); });
+  loop_.watch(estate_.front_pidfd.get(), [this] { on_front_gone(); });
   return {};
 }
+
+void Keeper::on_front_gone() {
+  loop_.unwatch(estate_.front_pidfd.get());
+  if (estate_.ledger.head().is_ending != 0) return loop_.stop();
+  if (!tables_.is_told)
+    return supervisor_.fail(
+        {Errc::peer_died, "the process that was started as kvhived was killed"});
+  spdlog::warn("the front (pid {}) was killed; this process takes its place", estate_.front);
+  flush_log();
+  const Error error = become_front(estate_, {});
+  spdlog::error("nobody takes the front's place, and nobody this keeper's if it is killed: {}",
+                error.text);
+}
+
+// -- after each event -----------------------------------------------------------------------------
+
+/// Writes down what the event has changed, then does what was decided: what others see of it must
+/// not be forgotten. Then nothing names what was dropped any more, and it is closed.
+void Keeper::settle() {
+  do write_down();
+  while (act());
+  for (const auto& action : std::exchange(after_commit_, {})) action();
+  if (hands_over_) leave();
+}
+
+void Keeper::write_down() {
+  if (auto dropped = tables_.channels.take_dropped(); !dropped.empty())
+    after_commit([fds = std::make_shared<std::vector<UniqueFd>>(std::move(dropped))] {});
+  put_changes(tables_, *ledger_);
+  estate_.ledger.inbox().handled_by = ledger_->next();
+  ledger_->commit();
+  estate_.ledger.head().fruitless = 0;
+}
+
+/// Returns whether there was anything to do.
+bool Keeper::act() {
+  bool has_acted = supervisor_.let_children_go();
+  for (const int socket : std::exchange(tables_.due_welcomes, {})) {
+    send_due_welcome(socket);
+    has_acted = true;
+  }
+  has_acted |= send_due_orders(tables_, connections_);
+  if (std::exchange(options_are_due_, false))
+    for (const auto& [socket, peer] : tables_.peers)
+      if (peer.is_welcome && !peer.is_welcome_due &&
+          (peer.role == Role::engine || peer.role == Role::steward))
+        send_options(peer);
+  if (!drain_engines(tables_)) try_again_soon();
+  has_acted |= answer_orders(tables_, connections_);
+  if (tables_.is_ready && !tables_.is_told && on_ready_) {
+    on_ready_();
+    tables_.is_told = has_acted = true;
+  }
+  return has_acted;
+}
+
+void Keeper::send_due_welcome(int socket) {
+  const auto found = tables_.peers.find(socket);
+  if (found == tables_.peers.end() || !found->second.is_welcome_due) return;
+  Peer& peer = found->second;
+  peer.is_welcome_due = false;
+  tables_.touch(peer);
+  if (auto sent = send_welcome(tables_, peer); !sent)
+    return connections_.refuse(peer, sent.error());
+  if (peer.role == Role::steward || peer.role == Role::engine) send_options(peer);
+  if (peer.role == Role::steward) return on_steward();
+  if (peer.role == Role::engine) return tell_engines();
+  if (peer.role != Role::client) return;
+  peer.awaits_channel = false;
+  connections_.answered(peer);
+  tables_.channels.taken(peer.channel);
+}
+
+// -- signals --------------------------------------------------------------------------------------
 
 void Keeper::on_stop_signal() {
   signalfd_siginfo signal{};
   if (read(stop_signals_.get(), &signal, sizeof signal) != sizeof signal) return;
+  estate_.ledger.head().is_ending = 1;
   const std::string sender =
       signal.ssi_pid == 0 ? "the terminal"
                           : fmt::format("pid {} ({})", signal.ssi_pid, program_of(signal.ssi_pid));
-  spdlog::info("stopping: SIG{} from {}", sigabbrev_np(static_cast<int>(signal.ssi_signo)), sender);
+  // The front has passed it on, and says which it was.
+  const bool is_passed_on = signal.ssi_code == SI_QUEUE && signal.ssi_int == SIGINT;
+  spdlog::info("stopping: SIG{} from {}", is_passed_on ? "INT" : "TERM", sender);
   loop_.stop();
 }
 
@@ -215,13 +379,14 @@ void Keeper::on_hangup_signal() {
     return spdlog::error("SIGHUP from pid {}: {}", sender, reopened.error().text);
   spdlog::info("SIGHUP from pid {}: log file reopened", sender);
   for (const auto& [socket, peer] : tables_.peers)
-    if (peer.is_welcome && tables_.child_of(peer.pid) != nullptr)
+    if (peer.is_welcome && tables_.child_of(peer) != nullptr)
       if (auto sent = send_packet(socket, ReopenLog{}); !sent)
         spdlog::warn("pid {} was not told to reopen the log file: {}", peer.pid, sent.error().text);
 }
 
 Expected<void> Keeper::run(const std::function<void()>& on_ready) {
   on_ready_ = on_ready;
+  settle();
   loop_.run();
   if (const Error& fatal = supervisor_.fatal(); fatal.code != Errc::none)
     return failure(fatal.code, fatal.text);
@@ -260,7 +425,7 @@ void Keeper::on_packet(Peer& peer, Packet packet) {
     case MessageType::inspector_hello:
       if (!peer.is_welcome) return on_hello(peer, std::move(packet));
       break;
-    case MessageType::status_request: return send_status(peer);
+    case MessageType::status_request: return send_status(peer, packet.as<StatusRequest>()->ticket);
     default:
       if (peer.has_role(Role::steward) && on_steward_packet(packet)) return;
       if (peer.has_role(Role::engine) && on_engine_packet(peer, packet)) return;
@@ -288,20 +453,34 @@ bool Keeper::on_steward_packet(const Packet& packet) {
 bool Keeper::on_engine_packet(Peer& peer, const Packet& packet) {
   if (packet.is(MessageType::serving)) {
     peer.is_serving = true;
+    tables_.touch(peer);
     check_ready();
+    return true;
+  }
+  if (packet.is(MessageType::drained)) {
+    on_drained(tables_, peer);
     return true;
   }
   const auto refused = packet.as<ChannelRefused>();
   if (!refused && !packet.is(MessageType::channel_taken)) return false;
   const bool takes_more = tables_.channels.answered(peer.socket.get());
+  if (silent_engines_.remove(peer.number))
+    if (const auto note = limit_of_silence().admit())
+      spdlog::info("engine {} (pid {}) answers again{}", peer.engine, peer.pid, *note);
   if (refused) on_channel_refused(peer, *refused);
   if (takes_more) tell_engines();
   return true;
 }
 
 bool Keeper::on_inspector_packet(Peer& peer, const Packet& packet) {
-  if (!packet.is(MessageType::repair_request)) return false;
-  request_repair(tables_, connections_, peer);
+  if (const auto order = packet.as<Order>()) {
+    take_order(peer, *order, packet.tail());
+    return true;
+  }
+  const auto request = packet.as<RepairRequest>();
+  if (!request) return false;
+  request_repair(tables_, connections_, peer, request->ticket);
+  expect_repair(tables_.next_ticket - 1);
   return true;
 }
 
@@ -316,48 +495,48 @@ bool Keeper::on_client_packet(Peer& peer, const Packet& packet) {
 
 void Keeper::on_hello(Peer& peer, Packet hello) {
   if (!connections_.identify(peer, hello)) return;
+  if (auto room = ledger_->make_room(); !room) return connections_.refuse(peer, room.error());
   if (auto welcomed = welcome(tables_, peer, hello); !welcomed)
     return connections_.refuse(peer, welcomed.error());
-  switch (peer.role) {
-    case Role::steward: return on_steward();
-    case Role::engine: return tell_engines();
-    case Role::client: return make_channel(peer);
-    case Role::inspector: return;
-  }
+  if (peer.role == Role::client) make_channel(peer);
 }
 
-void Keeper::send_status(Peer& peer) {
+void Keeper::send_status(Peer& peer, std::uint64_t ticket) {
   if (peer.is_stranger())  // the status names other users
     return connections_.refuse(
         peer,
         {Errc::bad_argument, "only the daemon's own user, or root, may ask who is connected"});
   const auto domain = tables_.domains.of(PeerIdentity::of_socket(peer.socket.get()));
-  const auto text = write_text_memory(
-      status_of(tables_, listener_.path(), domain ? std::optional(*domain) : std::nullopt));
+  const auto text = write_text_memory(status_of(tables_, estate_.listener.path(), estate_.command,
+                                                domain ? std::optional(*domain) : std::nullopt));
   if (!text) return connections_.refuse(peer, text.error());
-  if (!send_packet(peer.socket.get(), Status{}, {text->get()})) connections_.hang_up(peer);
+  if (!send_packet(peer.socket.get(), Status{ticket}, {text->get()})) connections_.hang_up(peer);
 }
 
 void Keeper::check_ready() {
   const auto serving =
       std::count_if(tables_.peers.begin(), tables_.peers.end(), [this](const auto& entry) {
-        return entry.second.is_serving && tables_.child_of(entry.second.pid) != nullptr;
+        return entry.second.is_serving && tables_.child_of(entry.second) != nullptr;
       });
-  if (tables_.is_ready || serving < static_cast<std::ptrdiff_t>(tables_.engines.size())) return;
-  tables_.is_ready = true;
-  on_ready_();
+  if (tables_.is_ready || tables_.engines.empty() ||
+      serving < static_cast<std::ptrdiff_t>(tables_.engines.size()))
+    return;
+  tables_.is_ready = true;  // the user is told once that is written down
 }
 
 void Keeper::on_child_end(const Child& child, pid_t pid) {
   const Peer* peer = tables_.peer_of(pid);
   if (peer == nullptr) return;
+  end_of_child_is_known_ = child.is_end_known;
   if (child.last_exit_code == kExitDeviceLost) on_lost_device(tables_, connections_, *peer);
   connections_.drop(peer->socket.get());
 }
 
 void Keeper::on_gone(const Peer& peer) {
-  for (auto& [ticket, asker] : tables_.repairs)
-    if (asker == peer.socket.get()) asker = -1;
+  for (auto& [ticket, repair] : tables_.repairs)
+    if (repair.asker == peer.socket.get()) repair.asker = -1;
+  for (auto& [ticket, order] : tables_.orders)
+    if (order.asker == peer.socket.get()) order.asker = -1;
   switch (peer.role) {
     case Role::engine: return on_engine_gone(peer);
     case Role::steward: return refuse_repairs(tables_, connections_);
@@ -369,16 +548,18 @@ void Keeper::on_gone(const Peer& peer) {
 // -- engines and their channels -------------------------------------------------------------------
 
 void Keeper::on_engine_gone(const Peer& peer) {
+  silent_engines_.remove(peer.number);
   Slot& slot = tables_.slots[peer.slot];
   slot.use = Slot::Use::unswept;
   slot.death = tables_.next_death++;
   slot.last_owner = fmt::format("engine {} (pid {})", peer.engine, peer.pid);
-  // The keeper is not the parent of a guest, so it does not learn the exit code: the guest may have
-  // lost its GPU context.
-  const bool is_guest = bool(peer.pidfd);
-  if (is_guest && tables_.pool.is_on_gpu() && tables_.options.asked.gpu_fault != GpuFault::keep)
+  // The keeper is not the parent of a guest, nor of what an earlier keeper started, so it does not
+  // learn the exit code: the engine may have lost its GPU context.
+  const bool is_end_unknown = peer.pidfd || !end_of_child_is_known_;
+  if (is_end_unknown && tables_.pool.is_on_gpu() &&
+      tables_.options.asked.gpu_fault != GpuFault::keep)
     slot.drops_unheld = true;
-  sweep(tables_, connections_, peer.slot);
+  tables_.order_sweep(peer.slot);
   expect_sweep(peer.slot);
   // If it is not written, engines leave the dead one's requests to it.
   if (auto told = write_end(tables_.pool.board, {peer.slot, slot.life}); !told)
@@ -386,6 +567,22 @@ void Keeper::on_engine_gone(const Peer& peer) {
   const auto left = tables_.channels.remove_engine(peer.socket.get());
   tell_engines();
   spdlog::info("{} is gone: {} channels{}", slot.last_owner, left.had, describe(left));
+  const bool is_own = peer.engine < tables_.engines.size();  // a guest may come again
+  if (is_own && tables_.engines[peer.engine].wanted == Wanted::removed)
+    refuse_clients_of(peer.engine);
+}
+
+/// Clients that want an engine that was removed, and no other.
+void Keeper::refuse_clients_of(std::uint32_t engine) {
+  std::vector<int> theirs;
+  for (const auto& [socket, peer] : tables_.peers) {
+    const auto channel =
+        peer.has_role(Role::client) ? tables_.channels.find(peer.channel) : std::nullopt;
+    if (channel && channel->wanted_engine == engine) theirs.push_back(socket);
+  }
+  for (const int socket : theirs)
+    connections_.refuse(tables_.peers.at(socket),
+                        {Errc::not_found, "engine " + std::to_string(engine) + " was removed"});
 }
 
 /// Replaces a steward that has not swept the slot in time: it is stopped or hangs, and engines
@@ -403,10 +600,25 @@ void Keeper::expect_sweep(std::uint32_t number) {
   });
 }
 
+/// No engine can start before it is done.
+void Keeper::expect_repair(std::uint64_t ticket) {
+  loop_.after(kPatienceWithRepair, [this, ticket, steward = tables_.steward.pid] {
+    if (!tables_.repairs.contains(ticket) || steward == 0 || tables_.steward.pid != steward) return;
+    spdlog::error("the steward (pid {}) has not repaired the pool for {} s; it is replaced",
+                  steward, kPatienceWithRepair.count());
+    kill_by_pidfd(tables_.steward.pidfd);
+  });
+}
+
 void Keeper::on_steward() {
-  sweep_all(tables_, connections_);
+  sweep_all(tables_);
+  expect_sweeps();
+}
+
+void Keeper::expect_sweeps() {
   for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
     if (tables_.slots[slot].use == Slot::Use::unswept) expect_sweep(slot);
+  for (const auto& [ticket, repair] : tables_.repairs) expect_repair(ticket);
 }
 
 /// Logs, a second after a channel was given, which engines have not answered.
@@ -414,23 +626,45 @@ void Keeper::expect_answers() {
   if (!tables_.channels.has_unanswered() || std::exchange(expects_answers_, true)) return;
   loop_.after(Channels::kPatience + std::chrono::milliseconds(100), [this] {
     expects_answers_ = false;
-    static LogLimit limit;
     for (const auto& [socket, peer] : tables_.peers)
-      if (tables_.channels.is_silent(socket))
-        if (const auto note = limit.admit())
+      if (tables_.channels.is_silent(socket) &&
+          silent_engines_.add(peer.number, std::chrono::steady_clock::now()))
+        if (const auto note = limit_of_silence().admit())
           spdlog::warn(
-              "engine {} (pid {}) does not answer: it is stopped (kill -CONT it) or hangs; the "
-              "others serve all clients{}",
-              peer.engine, peer.pid, *note);
+              "engine {} (pid {}) does not answer: it is stopped (kill -CONT it) or hangs; {}{}",
+              peer.engine, peer.pid,
+              is_another_serving(peer)
+                  ? "others serve the clients, except those that asked for this engine"
+                  : "no other engine takes requests, so they wait",
+              *note);
     expect_answers();
+  });
+}
+
+/// Whether there is an engine beside this one that answers and takes requests.
+bool Keeper::is_another_serving(const Peer& engine) const {
+  const auto serves = [&](const Peer& other) {
+    const bool is_wanted =
+        std::none_of(tables_.engines.begin(), tables_.engines.end(), [&](const Child& child) {
+          return child.pid == other.pid && child.wanted != Wanted::serving;
+        });
+    return other.is_serving && is_wanted && !tables_.channels.is_silent(other.socket.get());
+  };
+  return std::any_of(tables_.peers.begin(), tables_.peers.end(), [&](const auto& entry) {
+    const Peer& other = entry.second;
+    return other.has_role(Role::engine) && other.number != engine.number && serves(other);
   });
 }
 
 void Keeper::tell_engines() {
   const bool all_are_told = tables_.channels.tell_engines(engine_line_);
   expect_answers();
-  if (all_are_told || tells_again_soon_) return;
-  tells_again_soon_ = true;
+  if (!all_are_told) try_again_soon();
+}
+
+/// An engine's queue is full.
+void Keeper::try_again_soon() {
+  if (std::exchange(tells_again_soon_, true)) return;
   loop_.after(kTellAgain, [this] {
     tells_again_soon_ = false;
     tell_engines();
@@ -452,10 +686,9 @@ void Keeper::on_made(std::uint64_t channel, Expected<ChannelMemory> memory) {
     maker_.free(channel, client->uid, std::move(*memory), tables_.channels.find(channel)->bytes);
     return connections_.refuse(*client, may.error());
   }
-  if (auto welcomed = welcome_to_channel(tables_, *client, std::move(*memory)); !welcomed)
-    return connections_.refuse(*client, welcomed.error());
-  client->awaits_channel = false;
-  connections_.answered(*client);
+  if (auto completed = tables_.channels.complete(channel, std::move(*memory)); !completed)
+    return connections_.refuse(*client, completed.error());
+  tables_.owe_welcome(*client);
 }
 
 void Keeper::on_pinned(std::uint64_t channel, Expected<void> result) {
@@ -472,7 +705,10 @@ void Keeper::close_channel(const Peer& client) {
   pinner_.cancel(client.channel);
   ChannelMemory memory = *tables_.channels.close(client.channel);
   if (memory.answers)
-    maker_.free(client.channel, client.uid, std::move(memory), channel->bytes);
+    after_commit([this, id = client.channel, uid = client.uid, bytes = channel->bytes,
+                  left = std::make_shared<ChannelMemory>(std::move(memory))] {
+      maker_.free(id, uid, std::move(*left), bytes);
+    });
   else if (!maker_.cancel(client.channel))
     on_freed(client.channel);
   tell_engines();

@@ -84,7 +84,8 @@ Expected<bool> make_gpu_memory(MadePool& pool, const ResolvedOptions& options,
 
 }  // namespace
 
-Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, int stop) {
+Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, const Domains& domains,
+                                            int stop) {
   auto model = describe_model(options.asked, stop);
   if (!model) return forward_error(model);
   if (!*model) return std::optional<MadePool>();
@@ -99,8 +100,15 @@ Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, int stop) 
   if (!size) return forward_error(size);
   pool.size = *size;
   options.max_model_len = size->max_model_len;
-  pool.geometry = {size->device_blocks, size->host_blocks,      options.asked.block_size,
-                   pool.model.layout,   pool.model.fingerprint, pool.model.device};
+  auto limits = domains.block_limits(size->device_blocks - 1);  // without the null block
+  if (!limits) return forward_error(limits);
+  pool.geometry = {size->device_blocks,
+                   size->host_blocks,
+                   options.asked.block_size,
+                   pool.model.layout,
+                   pool.model.fingerprint,
+                   pool.model.device,
+                   *limits};
   const PoolLayout layout(pool.geometry);
   if (auto fits = check_host_room(pool, layout, host, options.asked); !fits)
     return forward_error(fits);

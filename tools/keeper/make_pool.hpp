@@ -7,6 +7,7 @@
 #include "config/pool_geometry.hpp"
 #include "config/resolved_options.hpp"
 #include "config/sizing.hpp"
+#include "tools/keeper/domains.hpp"
 #include "tools/keeper/gpu_memory_maker.hpp"
 #include "tools/keeper/model_facts.hpp"
 
@@ -27,9 +28,11 @@ struct MadePool {
 };
 
 /// \param options  make_pool() fills in the values that the model and the machine decide
+/// \param domains  which have a share of the blocks
 /// \param stop     a descriptor; when it becomes readable, make_pool() gives up
 /// \return  nothing if `stop` became readable. Errors: too little memory, a model that cannot be
 ///          read, and others; no memory or process is left behind
-[[nodiscard]] Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, int stop);
+[[nodiscard]] Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options,
+                                                          const Domains& domains, int stop);
 
 }  // namespace kvhive

@@ -19,6 +19,12 @@ Json serving(const Tables& tables, int socket, const Peer& peer, const char* sta
   return {{"state", state}, {"slot", peer.slot}, {"channels", tables.channels.load_of(socket)}};
 }
 
+const char* state_of(const Tables& tables, const Child& child, int socket) {
+  if (tables.channels.is_silent(socket)) return "not answering";
+  if (child.wanted == Wanted::serving) return "serving";
+  return child.is_drained ? "drained" : "draining";
+}
+
 Json own_engine(const Tables& tables, std::size_t number) {
   const Child& child = tables.engines[number];
   Json engine = {{"engine", number},
@@ -27,14 +33,15 @@ Json own_engine(const Tables& tables, std::size_t number) {
                  {"state", child.is_running() ? "starting" : "down"}};
   for (const auto& [socket, peer] : tables.peers)
     if (peer.has_role(Role::engine) && peer.pid == child.pid)
-      engine.update(serving(tables, socket, peer,
-                            tables.channels.is_silent(socket) ? "not answering" : "serving"));
+      engine.update(serving(tables, socket, peer, state_of(tables, child, socket)));
   return engine;
 }
 
 Json engines(const Tables& tables) {
   Json all = Json::array();
-  for (std::size_t i = 0; i < tables.engines.size(); ++i) all.push_back(own_engine(tables, i));
+  for (std::size_t i = 0; i < tables.engines.size(); ++i)
+    if (tables.engines[i].is_running() || tables.engines[i].wanted != Wanted::removed)
+      all.push_back(own_engine(tables, i));
   for (const auto& [socket, peer] : tables.peers) {
     if (!tables.is_guest(peer)) continue;
     Json guest = {{"engine", peer.engine}, {"pid", peer.pid}, {"restarts", 0}};
@@ -74,14 +81,22 @@ Json clients(const Tables& tables) {
 }  // namespace
 
 std::string status_of(const Tables& tables, const std::string& socket,
-                      std::optional<DomainId> yours) {
+                      const std::vector<std::string>& command, std::optional<DomainId> yours) {
   const MadePool& pool = tables.pool;
   Json status;
-  status["keeper"] = {{"pid", getpid()}, {"socket", socket}, {"repairs", tables.repairs.size()}};
+  status["keeper"] = {{"pid", getpid()},
+                      {"front", tables.front},
+                      {"state", tables.is_told ? "serving" : "starting"},
+                      {"socket", socket},
+                      {"repairs", tables.repairs.size()}};
   status["model"] = {{"name", pool.model.name},
                      {"directory", std::filesystem::absolute(tables.options.asked.model)},
                      {"fingerprint", fmt::format("{:016x}", pool.model.fingerprint)},
                      {"max_model_len", pool.size.max_model_len}};
+  status["flags"] = to_flags(tables.options.asked);
+  std::error_code unknown;
+  status["started"] = {{"command", command},
+                       {"directory", std::filesystem::current_path(unknown).string()}};
   status["steward"] = {{"pid", tables.steward.pid}, {"restarts", restarts_of(tables.steward)}};
   if (pool.gpu_memory.is_running()) status["gpu_memory"] = {{"pid", pool.gpu_memory.pid()}};
   status["engines"] = engines(tables);

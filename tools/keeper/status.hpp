@@ -9,8 +9,9 @@
 namespace kvhive {
 
 /// \param socket    the path that the daemon listens on
+/// \param command   that it was started with
 /// \param yours     the domain that clients of the asking user are in; nothing = they are refused
 std::string status_of(const Tables& tables, const std::string& socket,
-                      std::optional<DomainId> yours);
+                      const std::vector<std::string>& command, std::optional<DomainId> yours);
 
 }  // namespace kvhive

@@ -6,21 +6,42 @@
 
 namespace kvhive {
 
-void sweep(Tables& tables, Connections& connections, std::uint32_t slot) {
+bool send_due_orders(Tables& tables, Connections& connections) {
   const Peer* steward = tables.peer_with_role(Role::steward);
-  if (steward == nullptr) return;
-  const Reap order{slot, tables.slots[slot].drops_unheld ? 1u : 0u};
-  // A steward that does not take the order is killed; sweep_all() gives the order to the next one.
-  if (!send_packet(steward->socket.get(), order)) connections.fence(*steward);
+  if (steward == nullptr || steward->is_welcome_due) return false;
+  bool has_sent = false;
+  for (std::uint32_t number = 0; number < kMaxProcesses; ++number) {
+    Slot& slot = tables.slots[number];
+    if (!std::exchange(slot.is_order_due, false)) continue;
+    has_sent = true;
+    // A steward that does not take an order is killed; the next one is given all of them.
+    if (!send_packet(steward->socket.get(),
+                     Reap{number, slot.drops_unheld ? 1u : 0u, slot.order})) {
+      connections.fence(*steward);
+      return true;
+    }
+  }
+  for (auto& [ticket, repair] : tables.repairs) {
+    if (!std::exchange(repair.is_due, false)) continue;
+    has_sent = true;
+    if (!send_packet(steward->socket.get(), Repair{ticket}, {},
+                     to_json(tables.slot_owners()).dump())) {
+      connections.fence(*steward);  // refuse_repairs() follows
+      return true;
+    }
+  }
+  return has_sent;
 }
 
-void sweep_all(Tables& tables, Connections& connections) {
+void sweep_all(Tables& tables) {
   for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
-    if (tables.slots[slot].use == Slot::Use::unswept) sweep(tables, connections, slot);
+    if (tables.slots[slot].use == Slot::Use::unswept) tables.order_sweep(slot);
 }
 
 bool on_reaped(Tables& tables, const Reaped& reaped) {
   if (reaped.slot >= kMaxProcesses) return false;
+  const Slot& slot = tables.slots[reaped.slot];
+  if (slot.use != Slot::Use::unswept || slot.order != reaped.ticket) return true;  // an older order
   spdlog::info("slot {} of {} swept: {} requests under way, {} blocks freed, {} released",
                reaped.slot, tables.slots[reaped.slot].last_owner, reaped.requests, reaped.freed,
                reaped.released);
@@ -40,33 +61,36 @@ void on_lost_device(Tables& tables, Connections& connections, const Peer& engine
   }
 }
 
-void request_repair(Tables& tables, Connections& connections, Peer& asker) {
+void request_repair(Tables& tables, Connections& connections, Peer& asker, std::uint64_t ticket) {
   const Peer* steward = tables.peer_with_role(Role::steward);
   if (!tables.is_ready || steward == nullptr)
     return connections.refuse(
         asker, {Errc::not_running,
                 "the daemon is starting or its steward is just being restarted; try again "
                 "in a moment"});
-  const Repair order{tables.next_ticket++};
-  if (!send_packet(steward->socket.get(), order, {}, to_json(tables.slot_owners()).dump()))
-    return connections.refuse(
-        asker, {Errc::peer_died, "the steward does not listen; try again in a moment"});
-  tables.repairs.emplace(order.ticket, asker.socket.get());
+  tables.repairs.emplace(tables.next_ticket++, PendingRepair{asker.socket.get(), ticket});
 }
 
 void on_repaired(Tables& tables, Connections& connections, const Packet& report) {
   const auto found = tables.repairs.find(report.as<Repaired>()->ticket);
   if (found == tables.repairs.end()) return;
-  const int asker = found->second;
+  const PendingRepair repair = found->second;
   tables.repairs.erase(found);
   spdlog::info("pool repaired: {}", report.tail());
-  if (asker == -1) return;
-  if (!send_packet(asker, RepairDone{}, {}, report.tail())) connections.drop(asker);
+  if (repair.asker == -1) return;
+  if (!send_packet(repair.asker, RepairDone{repair.asker_ticket}, {}, report.tail()))
+    connections.drop(repair.asker);
+}
+
+void repeat_orders(Tables& tables) {
+  sweep_all(tables);
+  for (auto& [ticket, repair] : std::exchange(tables.repairs, {}))
+    tables.repairs.emplace(tables.next_ticket++, PendingRepair{repair.asker, repair.asker_ticket});
 }
 
 void refuse_repairs(Tables& tables, Connections& connections) {
-  for (const auto& [ticket, asker] : std::exchange(tables.repairs, {})) {
-    const auto peer = tables.peers.find(asker);
+  for (const auto& [ticket, repair] : std::exchange(tables.repairs, {})) {
+    const auto peer = tables.peers.find(repair.asker);
     if (peer == tables.peers.end()) continue;
     connections.refuse(peer->second,
                        {Errc::peer_died,

@@ -8,12 +8,17 @@
 
 namespace kvhive {
 
-/// Orders the steward to sweep a slot. Without a steward it does nothing: sweep_all() orders it
-/// when the next steward has started.
-void sweep(Tables& tables, Connections& connections, std::uint32_t slot);
+/// Sends the orders that are due, if there is a steward (Tables::order_sweep(), request_repair()).
+/// Called when they are written down: a steward must not get an order that a successor does not
+/// know of. Returns whether there were any.
+bool send_due_orders(Tables& tables, Connections& connections);
 /// Orders a new steward to sweep all slots that no earlier steward has reported as swept.
-void sweep_all(Tables& tables, Connections& connections);
-/// The steward has swept a slot: marks the slot as vacant. False = there is no such slot.
+void sweep_all(Tables& tables);
+/// For a successor, which does not know what the steward got: gives all orders again, with new
+/// tickets.
+void repeat_orders(Tables& tables);
+/// The steward has swept a slot: marks the slot as vacant, if that was the last order to sweep it.
+/// False = there is no such slot.
 [[nodiscard]] bool on_reaped(Tables& tables, const Reaped& reaped);
 
 /// Called when an engine has lost its GPU context. Its kernels may have written to any block of the
@@ -22,7 +27,8 @@ void on_lost_device(Tables& tables, Connections& connections, const Peer& engine
 
 /// Orders the steward to repair the pool, for the inspector `asker`; refuses the asker if that is
 /// not possible.
-void request_repair(Tables& tables, Connections& connections, Peer& asker);
+/// \param ticket  the asker's
+void request_repair(Tables& tables, Connections& connections, Peer& asker, std::uint64_t ticket);
 /// The steward has repaired the pool: sends its report to the inspector that asked.
 void on_repaired(Tables& tables, Connections& connections, const Packet& report);
 /// The steward has ended: refuses all inspectors whose repairs are not finished.

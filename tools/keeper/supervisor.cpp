@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <memory>
 #include <utility>
 
 #include "base/byte_size.hpp"
@@ -54,42 +55,95 @@ std::chrono::milliseconds delay_after(std::uint32_t young_deaths) {
   return std::chrono::milliseconds(std::min(5000u, 50u << std::min(young_deaths, 7u)));
 }
 
+std::vector<std::string> flags_of_engine(const Tables& tables, std::size_t number) {
+  std::vector<std::string> flags = to_flags(tables.options);
+  flags.insert(flags.end(),
+               {"--index", std::to_string(number), "--keeper", std::to_string(tables.front)});
+  return flags;
+}
+
+/// What an operator has ordered holds for the child's next process, too; to restart it is done.
+void carry_over_orders(Child& child) {
+  child.is_drained = false;
+  child.is_drain_due = child.wanted == Wanted::drained;
+  if (child.wanted != Wanted::restarted) return;
+  child.wanted = Wanted::serving;
+  child.last_start = {};  // that it ended young says nothing
+}
+
 /// A killed process can stay for seconds, if the kernel keeps it waiting (for a disk, a driver, a
 /// page that a client had moved).
 constexpr std::chrono::milliseconds kPatienceWithKilled{500};
 
 }  // namespace
 
-void Supervisor::start_steward(std::vector<std::string> flags) {
-  tables_.steward.name = "steward";
-  tables_.steward.program = "kvhive-steward";
-  tables_.steward.flags = std::move(flags);
+void Supervisor::start_steward(std::vector<std::string> flags, int lifeline) {
+  describe_steward(std::move(flags), lifeline);
   start(tables_.steward);
 }
 
-void Supervisor::make_engine_entries() {
-  const Options& options = tables_.options.asked;
+void Supervisor::describe_steward(std::vector<std::string> flags, int lifeline) {
+  tables_.steward.name = "steward";
+  tables_.steward.program = "kvhive-steward";
+  tables_.steward.flags = std::move(flags);
+  tables_.steward.waits_for_go = true;
+  tables_.steward.inherits = {lifeline};
+}
+
+void Supervisor::resume() {
+  for (Child* child : all())
+    if (child->is_running())
+      watch(*child);
+    else if (child->wanted != Wanted::removed)
+      restart_later(*child);
+}
+
+std::vector<Child*> Supervisor::all() {
+  std::vector<Child*> children = {&tables_.steward};
+  for (Child& engine : tables_.engines) children.push_back(&engine);
+  return children;
+}
+
+bool Supervisor::let_children_go() {
+  bool were_waiting = false;
+  for (Child* child : all()) {
+    if (!child->gate) continue;
+    let_go(*child);
+    were_waiting = true;
+  }
+  return were_waiting;
+}
+
+void Supervisor::describe_again(std::vector<std::string> flags_of_steward, int lifeline) {
+  describe_steward(std::move(flags_of_steward), lifeline);
+  for (std::size_t i = 0; i < tables_.engines.size(); ++i)
+    tables_.engines[i].flags = flags_of_engine(tables_, i);
+}
+
+void make_engine_entries(Tables& tables, std::size_t count) {
+  const Options& options = tables.options.asked;
   const auto cores = static_cast<std::uint32_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
-  for (std::uint32_t i = 0; i < options.engines; ++i) {
+  tables.engines.reserve(kMaxProcesses);
+  for (std::size_t i = tables.engines.size(); i < count; ++i) {
     Child engine;
+    engine.wanted = i < options.engines ? Wanted::serving : Wanted::removed;
     engine.name = "engine " + std::to_string(i);
     engine.program = "kvhive-engine";
-    engine.ends_with_keeper = true;
-    engine.flags = to_flags(tables_.options);
-    engine.flags.insert(engine.flags.end(),
-                        {"--index", std::to_string(i), "--keeper", std::to_string(getpid())});
+    engine.waits_for_go = true;
+    engine.flags = flags_of_engine(tables, i);
     engine.threads = options.threads != 0 ? options.threads : std::max(1u, cores / options.engines);
-    tables_.engines.push_back(std::move(engine));
+    tables.engines.push_back(std::move(engine));
   }
 }
 
 void Supervisor::start_engines() {
-  if (tables_.engines.empty()) make_engine_entries();
+  make_engine_entries(tables_, tables_.options.asked.engines);
   for (Child& engine : tables_.engines)
     if (!engine.is_running() && engine.starts == 0) start(engine);
 }
 
 void Supervisor::start(Child& child) {
+  if (child.is_running() || child.wanted == Wanted::removed) return;  // ordered meanwhile
   if (auto started = start_child(child); !started) {
     // Before the daemon is ready, the user waits for it; afterwards it goes on without this child.
     if (!tables_.is_ready) return fail(started.error());
@@ -97,27 +151,38 @@ void Supervisor::start(Child& child) {
     return restart_later(child);
   }
   spdlog::info("{} started: pid {}, start {}", child.name, child.pid, child.starts);
+  watch(child);
+}
+
+void Supervisor::watch(Child& child) {
   loop_.watch(child.pidfd.get(), [this, &child] { on_end(child); });
 }
 
 void Supervisor::on_end(Child& child) {
   loop_.unwatch(child.pidfd.get());
   const pid_t pid = child.pid;
+  events_.after_commit([pidfd = std::make_shared<UniqueFd>(std::move(child.pidfd))] {});
   const std::string end = collect(child);
   const Peer* peer = tables_.peer_of(pid);
   const bool had_served = peer != nullptr && peer->is_serving;
   spdlog::warn("{} (pid {}) ended: {}", child.name, pid, end);
   events_.on_child_end(child, pid);
-  // A child that fails before it has ever worked would fail again and again.
-  const bool never_worked = &child == &tables_.steward ? !tables_.is_formatted && child.starts >= 3
-                                                       : !tables_.is_ready && !had_served;
-  if (!never_worked) return restart_later(child);
+  // A child that fails before it has ever worked would fail again and again. One that a killed
+  // keeper had started may only have been waiting for its go.
+  const bool never_worked =
+      child.is_end_known && (&child == &tables_.steward ? !tables_.is_formatted && child.starts >= 3
+                                                        : !tables_.is_ready && !had_served);
+  if (!never_worked) {
+    carry_over_orders(child);
+    return restart_later(child);
+  }
   fail({Errc::bad_argument,
         child.program + " could not start (" + end + "); " +
             remedy_for(end, message_of(tables_.options.asked.log_file, child, pid))});
 }
 
 void Supervisor::restart_later(Child& child) {
+  if (child.wanted == Wanted::removed) return spdlog::info("{} is removed", child.name);
   const bool died_young = std::chrono::steady_clock::now() - child.last_start < kYoung;
   child.young_deaths = died_young ? child.young_deaths + 1 : 0;
   const auto delay = delay_after(child.young_deaths);
@@ -126,8 +191,7 @@ void Supervisor::restart_later(Child& child) {
 }
 
 void Supervisor::stop_all() {
-  std::vector<Child*> children = {&tables_.steward};
-  for (Child& engine : tables_.engines) children.push_back(&engine);
+  const std::vector<Child*> children = all();
   for (Child* child : children)
     if (child->is_running()) kill_by_pidfd(child->pidfd);
   const auto end = std::chrono::steady_clock::now() + kPatienceWithKilled;

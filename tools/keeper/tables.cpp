@@ -4,16 +4,34 @@
 
 namespace kvhive {
 
-const Child* Tables::child_of(pid_t pid) const {
-  if (pid == 0) return nullptr;
+void Tables::owe_welcome(Peer& peer) {
+  peer.is_welcome_due = true;
+  due_welcomes.push_back(peer.socket.get());
+  touch(peer);
+}
+
+void Tables::order_sweep(std::uint32_t slot) {
+  slots[slot].order = next_ticket++;
+  slots[slot].is_order_due = true;
+}
+
+const Child* Tables::child_of(const Peer& peer) const {
+  const pid_t pid = peer.pid;
+  if (pid == 0 || peer.is_stranger()) return nullptr;
   if (steward.pid == pid) return &steward;
   const auto engine = std::find_if(engines.begin(), engines.end(),
                                    [pid](const Child& child) { return child.pid == pid; });
   return engine == engines.end() ? nullptr : &*engine;
 }
 
+Child* Tables::engine_of(std::uint32_t number) {
+  if (number >= engines.size()) return nullptr;
+  Child& engine = engines[number];
+  return engine.wanted == Wanted::removed && !engine.is_running() ? nullptr : &engine;
+}
+
 bool Tables::is_guest(const Peer& peer) const {
-  return peer.has_role(Role::engine) && child_of(peer.pid) == nullptr;
+  return peer.has_role(Role::engine) && child_of(peer) == nullptr;
 }
 
 Peer* Tables::peer_with_role(Role role) {
@@ -24,7 +42,7 @@ Peer* Tables::peer_with_role(Role role) {
 
 Peer* Tables::peer_of(pid_t pid) {
   for (auto& [socket, peer] : peers)
-    if (peer.pid == pid && peer.is_welcome) return &peer;
+    if (peer.pid == pid && peer.is_welcome && !peer.is_stranger()) return &peer;
   return nullptr;
 }
 
@@ -35,7 +53,7 @@ Peer* Tables::client_of(std::uint64_t channel) {
 }
 
 bool Tables::has_engine(std::uint32_t number) const {
-  if (number < engines.size()) return true;
+  if (number < engines.size() && engines[number].wanted != Wanted::removed) return true;
   return std::any_of(peers.begin(), peers.end(), [number](const auto& entry) {
     return entry.second.has_role(Role::engine) && entry.second.engine == number;
   });

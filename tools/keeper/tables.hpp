@@ -1,13 +1,12 @@
 #pragma once
 // What the keeper knows, as plain values and descriptors, without lambdas, pointers or running
-// code: so that it can be handed to another keeper, which needs nothing else but a listening
-// socket.
+// code: so that it can be handed to a successor (succession/table_rows.hpp), which needs nothing
+// else but a listening socket.
 
 #include <sys/types.h>
 #include <unistd.h>
 
 #include <array>
-#include <chrono>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -42,6 +41,9 @@ struct Peer {
   std::uint32_t slot = 0;             ///< engine: its process slot in the pool
   std::uint64_t channel = 0;          ///< client: the id of its channel
   bool awaits_channel = false;        ///< client: its channel is being made
+  bool wants_tokens = false;          ///< inspector: it asks for the tokens object, too
+  /// The welcome is decided and is still to be sent; it may have been, by a keeper that was killed.
+  bool is_welcome_due = false;
 
   /// Whether the process is of another user than the daemon's, and not root's.
   bool is_stranger() const { return uid != geteuid() && uid != 0; }
@@ -56,9 +58,30 @@ struct Slot {
   std::uint32_t life = 0;  ///< how many engines have had the slot (ipc/channel/slot_state.hpp)
   /// True = the sweep of this slot also drops the cached blocks that no process holds.
   bool drops_unheld = false;
-  std::string last_owner;  ///< "engine 0 (pid 4711)", for the log; set when the process has ended
+  std::string last_owner =
+      {};  ///< "engine 0 (pid 4711)", for the log; set when the process has ended
   /// Number of that end, so that it is not mistaken for the end of the slot's next process.
   std::uint64_t death = 0;
+  /// Ticket of the last order to sweep it. An earlier order may still be on its way, but the
+  /// steward takes them in turn: when it answers the last one, all are done.
+  std::uint64_t order = 0;
+  bool is_order_due = false;  ///< it is still to be sent
+};
+
+/// A repair that the steward is working on.
+struct PendingRepair {
+  int asker = -1;                  ///< the inspector's socket; -1 = it has closed
+  std::uint64_t asker_ticket = 0;  ///< of its RepairRequest
+  bool is_due = true;              ///< the order is still to be sent
+};
+
+/// An operator's order that is under way.
+struct PendingOrder {
+  Order::What what{};
+  std::uint32_t engine = 0;
+  std::uint32_t starts = 0;        ///< of that engine, when the order came
+  int asker = -1;                  ///< the inspector's socket; -1 = it has closed
+  std::uint64_t asker_ticket = 0;  ///< of its Order
 };
 
 /// What the machine had when it was last looked at. To look takes 0.1 ms, and strangers may ask for
@@ -70,28 +93,48 @@ struct SeenMemory {
 };
 
 struct Tables {
+  pid_t front = 0;          ///< the daemon, as others see it (succession/front.hpp)
   ResolvedOptions options;  ///< make_pool() fills in what the model and the machine decide
   Domains domains;
   MadePool pool;
 
   std::map<int, Peer> peers;  ///< by socket
   Child steward;
-  /// The engines that the keeper starts; the index is the engine's number. Filled once, then never
-  /// resized, because lambdas refer to its elements.
+  /// The engines that the keeper starts; the index is the engine's number. One that an operator has
+  /// removed keeps its place. Lambdas refer to the elements: there is room for all that may come.
   std::vector<Child> engines;
   std::array<Slot, kMaxProcesses> slots{};
   Channels channels;  ///< an engine's key is its socket
-  /// Repairs that the steward is working on, by ticket: the socket of the inspector that asked, or
-  /// -1 if it has closed. As long as there are any, no slot is given to a new engine.
-  std::map<std::uint64_t, int> repairs;
+  /// By ticket. As long as there are any, no slot is given to a new engine.
+  std::map<std::uint64_t, PendingRepair> repairs;
+  std::map<std::uint64_t, PendingOrder> orders;  ///< in the order in which they came
   SeenMemory memory;
+  std::uint64_t next_connection = 1;
   std::uint64_t next_ticket = 1;
   std::uint64_t next_death = 1;
   bool is_formatted = false;  ///< the steward has formatted the pool
   bool is_ready = false;      ///< all engines of the keeper have served at the same time once
+  bool is_told = false;       ///< so was the user
 
-  /// The keeper's own child with this pid; null = there is none.
-  const Child* child_of(pid_t pid) const;
+  // -- not for the successor: what is still to be written down and done ---------------------------
+  /// Peers whose rows in the ledger are old: their numbers, and their sockets.
+  std::map<std::uint64_t, int> changed_peers;
+  std::size_t written_domains = 0;
+  /// Sockets of peers whose welcome is due.
+  std::vector<int> due_welcomes;
+
+  /// The peer has changed: it is written down at the end of this event.
+  void touch(const Peer& peer) { changed_peers.insert_or_assign(peer.number, peer.socket.get()); }
+  /// Its welcome is to be sent, once it is written down.
+  void owe_welcome(Peer& peer);
+  /// Orders the steward, or the next one, to sweep the slot.
+  void order_sweep(std::uint32_t slot);
+
+  /// The keeper's own child that this is; null = it is none. A stranger is none: it may have got
+  /// the pid of one that is not collected yet, or is about to say hello.
+  const Child* child_of(const Peer& peer) const;
+  /// The engine that the keeper has started under this number; null = there is none.
+  Child* engine_of(std::uint32_t number);
   /// Whether the peer is a guest: an engine that the keeper did not start.
   bool is_guest(const Peer& peer) const;
   Peer* peer_with_role(Role role);

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/byte_size.hpp"
 #include "base/log.hpp"
 #include "config/machine_memory.hpp"
+#include "ipc/channel/channel_layout.hpp"
 #include "ipc/channel/slot_state.hpp"
 #include "pool/pool_layout.hpp"
 #include "pool/pool_memory.hpp"
@@ -76,6 +78,7 @@ Expected<void> check_model(const MadePool& pool, const EngineHello& hello) {
   PoolGeometry theirs = hello.geometry;
   theirs.device_blocks = pool.geometry.device_blocks;  // the keeper decides the size
   theirs.host_blocks = pool.geometry.host_blocks;
+  theirs.limits = pool.geometry.limits;  // and what its domains may have
   if (theirs != pool.geometry)
     return failure(Errc::layout_mismatch,
                    "the pool holds KV of " + describe(pool.geometry, pool.model.name) +
@@ -94,7 +97,7 @@ Expected<void> check_model(const MadePool& pool, const EngineHello& hello) {
 /// For another engine it is the number that it asks for, or the lowest free number if it asks for
 /// none.
 Expected<std::uint32_t> number_of(const Tables& tables, const Peer& peer, std::uint32_t wanted) {
-  if (const Child* child = tables.child_of(peer.pid))
+  if (const Child* child = tables.child_of(peer))
     return static_cast<std::uint32_t>(child - tables.engines.data());
   const std::uint32_t free = tables.free_engine_number();
   if (wanted == kAnyEngine) return free;
@@ -121,39 +124,20 @@ Expected<void> welcome_engine(Tables& tables, Peer& peer, const EngineHello& hel
   if (!slot) return forward_error(slot);
   auto number = number_of(tables, peer, hello.engine);
   if (!number) return forward_error(number);
-  const EngineWelcome message{.engine = *number,
-                              .slot = *slot,
-                              .life = next_life(tables.slots[*slot].life),
-                              .pid = static_cast<std::uint32_t>(peer.pid)};
-  auto sent = send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are,
-                           {&tables.pool.board, &tables.pool.gpu_weights});
-  if (!sent) return sent;  // the engine has not got the descriptors, so nothing has to be undone
   peer.engine = *number;
   peer.slot = *slot;
   tables.slots[*slot].use = Slot::Use::used;
-  tables.slots[*slot].life = message.life;
+  tables.slots[*slot].life = next_life(tables.slots[*slot].life);
   tables.channels.add_engine(peer.socket.get(), peer.engine, ProcessSlot{peer.slot});
-  if (tables.child_of(peer.pid) == nullptr)
+  if (tables.child_of(peer) == nullptr)
     spdlog::info("engine {} (pid {}) joined, slot {}; it was started by hand", peer.engine,
                  peer.pid, peer.slot);
   return {};
 }
 
 Expected<void> welcome_steward(const Tables& tables, const Peer& peer) {
-  if (tables.child_of(peer.pid) != &tables.steward)
-    return failure(Errc::bad_argument, "the steward is started by the daemon itself");
-  StewardWelcome message;
-  message.geometry = tables.pool.geometry;
-  return send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are);
-}
-
-Expected<void> welcome_inspector(const Tables& tables, const Peer& peer,
-                                 const InspectorHello& hello) {
-  std::vector<PoolObject> objects = {PoolObject::control, PoolObject::metadata};
-  if (hello.wants_tokens != 0) objects.push_back(PoolObject::tokens);
-  InspectorWelcome message;
-  message.model = FixedText<512>(tables.pool.model.name);
-  return send_welcome(tables, peer, message, objects, Opened::read_only);
+  if (tables.child_of(peer) == &tables.steward) return {};
+  return failure(Errc::bad_argument, "the steward is started by the daemon itself");
 }
 
 /// What the machine has now, or had 20 ms ago at most; then what channels have taken since is
@@ -188,8 +172,10 @@ MachineMemory memory_for_channels(Tables& tables) {
 Expected<void> welcome_client(Tables& tables, Peer& peer, const ClientHello& hello) {
   if (hello.engine != kAnyEngine && !tables.has_engine(hello.engine))
     return failure(Errc::not_found, "engine " + std::to_string(hello.engine) +
-                                        " does not exist; this daemon runs engines 0.." +
-                                        std::to_string(tables.engines.size() - 1));
+                                        " does not exist; kvhive pool procs lists them");
+  // Before the domain: it gets a number for ever.
+  if (auto good = tables.channels.check_bytes(hello.channel_bytes); !good)
+    return forward_error(good);
   auto domain = tables.domains.of(PeerIdentity::of_socket(peer.socket.get()));
   if (!domain) return forward_error(domain);
   const ChannelOwner owner{*domain, peer.uid, peer.is_stranger(), tables.domains.share(*domain)};
@@ -212,39 +198,94 @@ Expected<void> check_member(const Peer& peer, std::uint32_t hash) {
 }
 
 /// Returns `welcomed` and, if it is no error, enters the role into the peer.
-Expected<void> as(Role role, Peer& peer, Expected<void> welcomed) {
+Expected<void> as(Role role, Tables& tables, Peer& peer, Expected<void> welcomed) {
   if (!welcomed) return welcomed;
   peer.role = role;
   peer.is_welcome = true;
+  if (role == Role::client)
+    tables.touch(peer);  // its channel's memory is made before
+  else
+    tables.owe_welcome(peer);
   return {};
+}
+
+Expected<void> send_engine_welcome(const Tables& tables, const Peer& peer) {
+  const EngineWelcome message{.engine = peer.engine,
+                              .slot = peer.slot,
+                              .life = tables.slots[peer.slot].life,
+                              .pid = static_cast<std::uint32_t>(peer.pid)};
+  return send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are,
+                      {&tables.pool.board, &tables.pool.gpu_weights});
+}
+
+Expected<void> send_steward_welcome(const Tables& tables, const Peer& peer) {
+  StewardWelcome message;
+  message.geometry = tables.pool.geometry;
+  return send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are);
+}
+
+Expected<void> send_inspector_welcome(const Tables& tables, const Peer& peer) {
+  std::vector<PoolObject> objects = {PoolObject::control, PoolObject::metadata};
+  if (peer.wants_tokens) objects.push_back(PoolObject::tokens);
+  InspectorWelcome message;
+  message.model = FixedText<512>(tables.pool.model.name);
+  return send_welcome(tables, peer, message, objects, Opened::read_only);
+}
+
+Expected<void> send_client_welcome(const Tables& tables, const Peer& peer) {
+  const auto offer = tables.channels.offer(peer.channel);
+  if (!offer) return forward_error(offer);
+  return send_packet(
+      peer.socket.get(), ClientWelcome{peer.channel, offer->bytes},
+      {offer->requests.get(), offer->answers.get(), offer->engine_bell, offer->client_bell.get()});
 }
 
 }  // namespace
 
-Expected<void> welcome_to_channel(Tables& tables, const Peer& client, ChannelMemory memory) {
-  auto channel = tables.channels.complete(client.channel, std::move(memory));
-  if (!channel) return forward_error(channel);
-  return send_packet(client.socket.get(), ClientWelcome{client.channel, channel->bytes},
-                     {channel->requests.get(), channel->answers.get(), channel->engine_bell,
-                      channel->client_bell.get()});
+Expected<void> send_welcome(const Tables& tables, const Peer& peer) {
+  switch (peer.role) {
+    case Role::engine: return send_engine_welcome(tables, peer);
+    case Role::steward: return send_steward_welcome(tables, peer);
+    case Role::inspector: return send_inspector_welcome(tables, peer);
+    case Role::client: return send_client_welcome(tables, peer);
+  }
+  return {};
 }
 
 Expected<void> welcome(Tables& tables, Peer& peer, const Packet& packet) {
   if (const auto hello = packet.as<ClientHello>())
-    return as(Role::client, peer, welcome_client(tables, peer, *hello));
+    return as(Role::client, tables, peer, welcome_client(tables, peer, *hello));
   if (const auto hello = packet.as<EngineHello>()) {
     if (auto good = check_member(peer, hello->layout_hash); !good) return good;
-    return as(Role::engine, peer, welcome_engine(tables, peer, *hello));
+    return as(Role::engine, tables, peer, welcome_engine(tables, peer, *hello));
   }
   if (const auto hello = packet.as<StewardHello>()) {
     if (auto good = check_member(peer, hello->layout_hash); !good) return good;
-    return as(Role::steward, peer, welcome_steward(tables, peer));
+    return as(Role::steward, tables, peer, welcome_steward(tables, peer));
   }
   if (const auto hello = packet.as<InspectorHello>()) {
     if (auto good = check_member(peer, hello->layout_hash); !good) return good;
-    return as(Role::inspector, peer, welcome_inspector(tables, peer, *hello));
+    peer.wants_tokens = hello->wants_tokens != 0;
+    return as(Role::inspector, tables, peer, {});
   }
   return failure(Errc::bad_format, "a hello of an unknown role");
+}
+
+Expected<void> check_quota(const Options& options) {
+  const std::size_t bytes = options.channel_bytes_per_domain;
+  const std::size_t most = ChannelQuota{}.of_all;
+  if (bytes == 0 || (bytes >= kLeastChannelBytes && bytes <= most)) return {};
+  return failure(Errc::bad_argument, "channel-bytes-per-domain: '" + std::to_string(bytes) +
+                                         "' must be 0, or " + format_bytes(kLeastChannelBytes) +
+                                         " to " + format_bytes(most) + "; a client asks for " +
+                                         format_bytes(kUsualChannelBytes) +
+                                         " unless told otherwise");
+}
+
+ChannelQuota quota_of(const Options& options) {
+  ChannelQuota quota;
+  if (options.channel_bytes_per_domain != 0) quota.of_domain = options.channel_bytes_per_domain;
+  return quota;
 }
 
 }  // namespace kvhive

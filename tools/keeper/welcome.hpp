@@ -1,18 +1,21 @@
 #pragma once
-// The keeper's answer to a hello: checks whether the process may join, enters it into the tables
-// and sends what its role is entitled to.
+// The keeper's answer to a hello: checks whether the process may join, and enters it into the
+// tables; sends what its role is entitled to, once the tables are written down.
 
 #include "ipc/protocol.hpp"
 #include "tools/keeper/tables.hpp"
 
 namespace kvhive {
 
-/// Answers `hello`. An error says why the process is refused; the tables are then unchanged. A
-/// client is answered later: its channel's memory has to be made first.
+/// Decides on `hello`. From then on a welcome is due, but a client's: its channel's memory has to
+/// be made first. An error says why the process is refused; the tables are then unchanged.
 [[nodiscard]] Expected<void> welcome(Tables& tables, Peer& peer, const Packet& hello);
 
-/// Answers a client whose channel's memory is made.
-[[nodiscard]] Expected<void> welcome_to_channel(Tables& tables, const Peer& client,
-                                                ChannelMemory memory);
+/// Sends a welcome that is due.
+[[nodiscard]] Expected<void> send_welcome(const Tables& tables, const Peer& peer);
+
+/// What clients' channels may take, as the operator wants it. Error: a domain could have none.
+[[nodiscard]] Expected<void> check_quota(const Options& options);
+ChannelQuota quota_of(const Options& options);
 
 }  // namespace kvhive

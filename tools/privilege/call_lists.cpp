@@ -82,14 +82,43 @@ constexpr CallWithArgument kNewProcesses[] = {{"clone", 0, kNamespaces, 0}};
 constexpr CallWithArgument kUnixSockets[] = {{"socket", 0, kAll, AF_UNIX}};
 constexpr const char* kSocketFiles[] = {"connect", "flock", "rmdir", "unlink", "unlinkat"};
 
-constexpr const char* kKeeper[] = {
-    "tgkill",       "accept4",    "bind",     "chmod",           "close_range",
-    "fallocate",    "fchmod",     "fchmodat", "fchown",          "fchownat",
-    "ftruncate",    "getgroups",  "kill",     "listen",          "lstat",
-    "memfd_create", "mkdir",      "mkdirat",  "pidfd_open",      "pidfd_send_signal",
-    "pipe2",        "pwrite64",   "setsid",   "setsockopt",      "vmsplice",
-    "signalfd4",    "socketpair", "stat",     "sync_file_range", "umask",
-    "wait4",        "waitid"};
+/// If front and keeper are killed, it ends the engines that are stopped.
+constexpr const char* kEndingEngines[] = {"pidfd_open", "pidfd_send_signal"};
+
+constexpr const char* kKeeper[] = {"tgkill",
+                                   "accept4",
+                                   "bind",
+                                   "chmod",
+                                   "close_range",
+                                   "fallocate",
+                                   "fchmod",
+                                   "fchmodat",
+                                   "fchown",
+                                   "fchownat",
+                                   "ftruncate",
+                                   "getgroups",
+                                   "kill",
+                                   "listen",
+                                   "lstat",
+                                   "memfd_create",
+                                   "mkdir",
+                                   "mkdirat",
+                                   "pidfd_open",
+                                   "pidfd_send_signal",
+                                   "pipe2",
+                                   "pwrite64",
+                                   "setsid",
+                                   "setsockopt",
+                                   "vmsplice",
+                                   "signalfd4",
+                                   "socketpair",
+                                   "stat",
+                                   "sync_file_range",
+                                   "umask",
+                                   "wait4",
+                                   "waitid",
+                                   "rt_sigqueueinfo",
+                                   "rt_sigtimedwait"};
 
 /// What programs do as they start, until they have a filter of their own.
 constexpr const char* kStart[] = {
@@ -121,6 +150,7 @@ CallList calls_of(Program program) {
       break;
     case Program::steward:
       list.calls.push_back(kSocketFiles);
+      list.calls.push_back(kEndingEngines);
       list.with_argument = {kNaming, kTerminals, kOwnLimits, kCommands, kUnixSockets};
       break;
     case Program::keeper:

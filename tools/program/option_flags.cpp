@@ -40,4 +40,18 @@ Expected<Options> OptionFlags::options() const {
   return options;
 }
 
+Expected<Options> options_from_words(std::vector<std::string> words) {
+  CLI::App app;
+  const OptionFlags flags(app);
+  app.get_option("--config")->take_last();
+  app.add_flag("--detach");
+  std::reverse(words.begin(), words.end());  // as the parser wants them
+  try {
+    app.parse(std::move(words));
+  } catch (const CLI::ParseError& error) {
+    return failure(Errc::bad_argument, error.what());
+  }
+  return flags.options();
+}
+
 }  // namespace kvhive

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "config/option_table.hpp"
 
@@ -36,5 +37,9 @@ class OptionFlags {
   std::string file_;
   std::deque<Flag> flags_;  ///< the parser writes to `text`, which must not move
 };
+
+/// The options that these words say: kvhived's command line without its first word, or what
+/// to_flags() writes. The last --config counts.
+[[nodiscard]] Expected<Options> options_from_words(std::vector<std::string> words);
 
 }  // namespace kvhive

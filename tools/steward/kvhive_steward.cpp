@@ -8,6 +8,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/log.hpp"
@@ -31,6 +34,18 @@ namespace {
 constexpr int kIdleMs = 10'000;
 /// Marked buckets are cleaned from one in this many on: below, clearing costs more than it saves.
 constexpr std::size_t kMarkedBuckets = 32;
+
+/// Whether the process is an engine that was started for this daemon: its pid may be another
+/// process's by now. Engines let nobody look at what they have mapped.
+bool is_engine_of(const std::string& socket_path, pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/cmdline");
+  std::string program, last;
+  std::getline(file, program, '\0');
+  if (!std::string_view(program).ends_with("kvhive-engine")) return false;
+  for (std::string word; std::getline(file, word, '\0'); last = std::move(word))
+    if (last == "--socket" && word == socket_path) return true;
+  return false;
+}
 
 class Steward {
  public:
@@ -56,6 +71,16 @@ class Steward {
     return Steward(std::move(*socket), std::move(*memory));
   }
 
+  /// Front and keeper are dead. Engines end by themselves, but not those that are stopped.
+  void end_engines(const std::string& socket_path) const {
+    for (const ProcessEntry& process : memory_.control().processes) {
+      const auto pid = static_cast<pid_t>(process.pid.load());
+      if (pid == 0) continue;
+      const auto pidfd = pidfd_of(pid);
+      if (pidfd && is_engine_of(socket_path, pid)) kill_by_pidfd(*pidfd);
+    }
+  }
+
   /// Serves until the keeper hangs up.
   Expected<void> run() {
     if (auto sent = send_packet(socket_.get(), Formatted{}); !sent) return sent;
@@ -73,9 +98,10 @@ class Steward {
       if (!packet) return forward_error(packet);
       if (!*packet) return {};
       if (const auto order = (*packet)->as<Reap>(); order && order->slot < kMaxProcesses)
-        sweep(order->slot, order->drops_unheld != 0 ? Unheld::dropped : Unheld::kept);
+        sweep(*order);
       if ((*packet)->is(MessageType::reopen_log))
         if (auto reopened = reopen_log(); !reopened) spdlog::error("{}", reopened.error().text);
+      if (const auto limits = (*packet)->as<Limits>()) set_log_level(limits->log_level.str());
       if (const auto order = (*packet)->as<Repair>()) mend(*order, (*packet)->tail());
     }
   }
@@ -84,13 +110,15 @@ class Steward {
   Steward(UniqueFd socket, PoolMemory memory)
       : socket_(std::move(socket)), memory_(std::move(memory)) {}
 
-  void sweep(std::uint32_t slot, Unheld unheld) {
+  void sweep(const Reap& order) {
+    const std::uint32_t slot = order.slot;
+    const Unheld unheld = order.drops_unheld != 0 ? Unheld::dropped : Unheld::kept;
     const ReapReport report = reap(memory_, ProcessSlot{slot}, unheld);
     if (unheld == Unheld::dropped)
       spdlog::warn("slot {} lost its device: {} cached blocks dropped", slot, report.dropped);
     const Reaped done{slot, static_cast<std::uint32_t>(report.freed),
                       static_cast<std::uint32_t>(report.released),
-                      static_cast<std::uint32_t>(report.requests)};
+                      static_cast<std::uint32_t>(report.requests), order.ticket};
     (void)send_packet(socket_.get(), done);  // an error means that the keeper is gone: run() ends
   }
 
@@ -134,11 +162,13 @@ Expected<int> run(int argc, char** argv) {
                   "starts it");
   std::string socket, identity, level = "info", log_file;
   pid_t keeper_pid = 0;
+  int lifeline = -1;
   bool removes_directory = false, locks_metadata = false;
   SystemCallFilter filter = SystemCallFilter::automatic;
   app.add_option("--socket", socket, "the daemon's socket")->required();
   app.add_option("--socket-identity", identity, "the socket's device and inode number");
   app.add_option("--keeper", keeper_pid, "the daemon's process")->required();
+  app.add_option("--lifeline", lifeline, "a pipe that ends with the daemon")->required();
   app.add_flag("--remove-directory", removes_directory, "the daemon made the socket's directory");
   app.add_flag("--lock-metadata", locks_metadata, "keep the pool's metadata out of swap");
   add_choice<SystemCallFilter>(app, "--system-call-filter", filter,
@@ -149,11 +179,6 @@ Expected<int> run(int argc, char** argv) {
   for (const int signal_number : {SIGINT, SIGHUP}) signal(signal_number, SIG_IGN);  // the keeper's
   signal(SIGPIPE, SIG_IGN);
   if (auto started = start_log("steward", level, log_file); !started) return forward_error(started);
-  // If the keeper was killed before this line, its pid may be another process's by now. The
-  // parent's pid then differs from it.
-  auto keeper = pidfd_of(keeper_pid);
-  const bool is_orphaned = getppid() != keeper_pid;
-  if (!keeper && !is_orphaned) return forward_error(keeper);
   auto steward = Steward::attach(socket, locks_metadata);
   if (auto kept = keep_only_calls_of(Program::steward, filter); !kept) return forward_error(kept);
   auto ended = steward ? steward->run() : Expected<void>(forward_error(steward));
@@ -161,11 +186,13 @@ Expected<int> run(int argc, char** argv) {
     spdlog::error("{}", ended.error().text);
     return 1;
   }
-  // A dying process closes its descriptors one by one: the connection may be gone while it still
-  // listens.
-  if (!is_orphaned) wait_for_end(*keeper, -1);
+  // The connection may be gone because the keeper will not have this steward: then it is about to
+  // be killed. Only when the pipe ends are front and keeper both gone.
+  char nothing;
+  while (read(lifeline, &nothing, 1) < 0 && errno == EINTR) continue;
+  if (steward) steward->end_engines(socket);
   const bool removed = remove_stale_socket(socket, identity, keeper_pid);
-  spdlog::warn("the keeper (pid {}) ended without stopping its children; its socket is {}",
+  spdlog::warn("the daemon (pid {}) ended without stopping its children; its socket is {}",
                keeper_pid, removed ? "removed" : "gone or another daemon's");
   // The keeper may have been killed after it removed the socket and before it removed the
   // directory. rmdir() fails if another daemon's socket is in it.

@@ -247,6 +247,10 @@ class KVHIVE_API Client {
   /// requests over: the reader sees a pause. Errors: peer_died = the daemon has ended.
   Result<void> wait(std::chrono::milliseconds timeout = std::chrono::milliseconds(-1));
 
+  /// For an event loop: readable (poll, epoll) while wait() would return at once. Call wait(0ms)
+  /// then, and read() the requests. The Client keeps and closes it. -1 after a move.
+  int descriptor() const noexcept;
+
   /// What is new about a request. Errors: bad_argument = no such request, or its end has been read.
   Result<Progress> read(RequestId request);
 

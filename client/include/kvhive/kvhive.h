@@ -142,6 +142,11 @@ KVHIVE_API int32_t kvhive_submit(kvhive_client *client, const kvhive_request *re
  * signal has come. timeout_ms < 0 = for ever. */
 KVHIVE_API int32_t kvhive_wait(kvhive_client *client, int32_t timeout_ms);
 
+/* For an event loop: a descriptor that is readable (poll, epoll) while kvhive_wait() would return at
+ * once. Call kvhive_wait(client, 0) then, and kvhive_read() the requests. The client keeps and closes
+ * it. -1 if client is NULL. */
+KVHIVE_API int kvhive_descriptor(const kvhive_client *client);
+
 /* Why a request has ended. */
 typedef enum kvhive_finish {
   KVHIVE_FINISH_NONE = 0,   /* it has not ended */

@@ -229,6 +229,34 @@ TEST_F(WaitingQueueTest, PreemptedRequestsGoBeforeThoseOfOtherDomains) {
   EXPECT_THAT(order(), ElementsAre(1, 2));
 }
 
+TEST_F(WaitingQueueTest, OfADomainAtItsMaximumOneRequestIsTriedAndTheOthersKeepNobodyWaiting) {
+  for (int i = 0; i < 3; ++i) come(kA);
+  queue_.serve(kB, 1000);  // A, which has been served least, would be first for long
+  for (int i = 0; i < 2; ++i) come(kB);
+  queue_.set_at_maximum({kA});
+  EXPECT_THAT(order(3), ElementsAre(1, 4, 5));
+  queue_.set_at_maximum({});
+  EXPECT_THAT(order(3), ElementsAre(1, 2, 3));
+}
+
+TEST_F(WaitingQueueTest, SoForItsPreemptedRequests) {
+  for (int i = 0; i < 2; ++i) run(come(kA));
+  come(kA);
+  come(kB);
+  preempt(2);
+  preempt(1);
+  queue_.set_at_maximum({kA});
+  EXPECT_THAT(order(), ElementsAre(1, 4));
+}
+
+TEST_F(WaitingQueueTest, WhoComesDoesNotGetTheCreditOfADomainAtItsMaximum) {
+  come(kA);
+  run(come(kB, 1000));
+  queue_.set_at_maximum({kA});
+  come(kC);
+  EXPECT_EQ(queue_.served(kC), 1000);
+}
+
 TEST_F(WaitingQueueTest, IsEmptyWhenAllHaveLeft) {
   come(kA);
   come(kB);

@@ -324,7 +324,7 @@ void StoryEngine::end_all() {
 
 void StoryEngine::take_all_that_waits() {
   // As if no other engine had done anything for a while.
-  for (int i = 0; i <= EngineChannel::kLooks; ++i) channel_->look_at_others();
+  for (int i = 0; i <= Board::kLooks; ++i) channel_->board().look();
   help = kChannelSlots;
   take();
   help = 0;

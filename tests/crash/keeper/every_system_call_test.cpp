@@ -4,9 +4,11 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <numeric>
@@ -22,6 +24,7 @@
 #include "tests/support/playing_user.hpp"
 #include "tests/support/sanitizers.hpp"
 #include "tests/tools/footprint.hpp"
+#include "tools/keeper/succession/front.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -80,7 +83,9 @@ std::vector<std::string> shared_mappings_of(pid_t pid) {
   std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
   for (std::string line; std::getline(maps, line);) {
     const std::string rights = line.substr(line.find(' ') + 1, 4);
-    if (rights[1] == 'w' && rights[3] == 's') found.push_back(line);
+    // Nobody but front and keepers has the ledger.
+    const bool is_ledger = line.find("memfd:kvhived-ledger") != std::string::npos;
+    if (rights[1] == 'w' && rights[3] == 's' && !is_ledger) found.push_back(line);
   }
   return found;
 }
@@ -105,13 +110,23 @@ void append(Complaints& to, Complaints more) {
 
 /// A new client is served, with the right tokens.
 Complaints service(const Scene& scene) {
-  if (!is_alive(scene.keeper())) return {"the keeper has ended"};
+  if (!is_alive(scene.front())) return {"the daemon has ended"};
   auto client = scene.connect(1);
   if (!client) return {"a new client: " + client.error().text};
   const auto result = client->generate(short_request());
   if (!result) return {"a new client's request: " + result.error().text};
   if (ids(*result) != Reference::of(scene).of_short) return {"a new client gets other tokens"};
   return {};
+}
+
+/// The wait status that the keeper ends with; nothing = it goes on.
+std::optional<int> status_after(Ending ending) {
+  switch (ending) {
+    case Ending::serves: return std::nullopt;
+    case Ending::hands_over: return kExitHandsOver << 8;
+    case Ending::ends: return 0;
+  }
+  return std::nullopt;
 }
 
 /// The actor, and a way to wait for its end.
@@ -143,7 +158,7 @@ class TracedKeeper : public ::testing::Test {
   /// A daemon that serves; the same one as long as it is unharmed.
   Scene& scene(const std::vector<std::string>& flags = {}) {
     if (!scene_) scene_ = std::make_unique<Scene>(flags);
-    if (scene_->keeper() == 0) scene_->start();
+    if (scene_->front() == 0) scene_->start();
     return *scene_;
   }
 
@@ -183,41 +198,48 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     while (tracer.next(actor.end())) ++boundaries;
     const auto status = actor.wait();
     EXPECT_TRUE(status && ended_well(*status)) << "the undisturbed actor failed";
-    const std::optional<int> must_end =
-        GetParam().ending == Ending::ends ? std::optional(0) : std::nullopt;
-    EXPECT_EQ(tracer.end(), must_end);
-    if (tracer.end()) scene.forget_keeper();
+    EXPECT_EQ(tracer.end(), status_after(GetParam().ending));
     tracer.detach();
+    if (GetParam().ending == Ending::ends) {
+      EXPECT_THAT(ended(scene), ::testing::IsEmpty());
+    }
     scene.end_guest();
     if (GetParam().costs_a_child) scene_.reset();
     return boundaries;
   }
 
-  /// Kills the keeper there. Nothing = the scenario ended before.
+  /// Kills the keeper there: a successor goes on. Nothing = the scenario ended before.
   std::optional<Complaints> kill_keeper_at(std::size_t boundary) {
     Scene& scene = this->scene();
+    const Belongings before = settled(scene);
+    Client client = std::move(*scene.connect(1));
+    const RequestId running = *client.submit(long_request());
+    const std::vector<pid_t> engines = {scene.engine(0), scene.engine(1), scene.steward()};
     GetParam().prepare(scene);
     SystemCallTracer tracer(scene.keeper());
     GetParam().begin(scene);
     Actor actor([&] { act(scene); });
-    for (std::size_t n = 0; n <= boundary; ++n)
-      if (!tracer.next(actor.end())) {
-        if (tracer.end()) scene.forget_keeper();
-        tracer.detach();
-        scene.end_guest();
-        return std::nullopt;
-      }
-    const Scene::Remains remains = scene.remains();
-    const bool has_steward = remains.has_steward && !GetParam().kills_the_steward;
-    const auto left = has_steward ? Scene::Left::nothing : Scene::Left::perhaps_the_socket;
-    tracer.kill();
-    scene.forget_keeper();
-    Complaints complaints = scene.nothing_is_left_of(remains, left);
-    if (!actor.wait()) complaints.push_back("the actor hangs");
-    scene.end_guest();
-    scene.clear_away(remains);
-    scene.start();  // on the same path
-    append(complaints, service(scene));
+    bool is_reached = true;
+    for (std::size_t n = 0; n <= boundary && is_reached; ++n)
+      is_reached = tracer.next(actor.end()).has_value();
+    const bool has_ended_traced = tracer.end().has_value();
+    if (is_reached) tracer.kill();
+    tracer.detach();
+    Complaints complaints;
+    const auto status = actor.wait();
+    if (!status) complaints.push_back("the actor hangs");
+    if (status && !ended_well(*status))
+      complaints.push_back("the actor ended with status " + std::to_string(*status));
+    if (GetParam().ending == Ending::ends) {
+      append(complaints, ended(scene));
+    } else {
+      append(complaints, has_gone_on(scene, std::move(client), running, before));
+      if (!GetParam().costs_a_child &&
+          engines != std::vector<pid_t>{scene.engine(0), scene.engine(1), scene.steward()})
+        complaints.push_back("an engine or the steward has been replaced");
+    }
+    if (GetParam().costs_a_child || !complaints.empty()) scene_.reset();
+    if (!is_reached || has_ended_traced) return std::nullopt;
     return complaints;
   }
 
@@ -244,7 +266,7 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     const bool has_ended_traced = tracer.end().has_value();
     tracer.detach();
     if (victim != 0 && harm == Harm::stop) {
-      if (GetParam().ending == Ending::serves) append(complaints, service(scene));
+      if (GetParam().ending != Ending::ends) append(complaints, service(scene));
       signal_process(victim, SIGCONT);
     }
     const auto status = actor.wait();
@@ -254,16 +276,10 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
       complaints.push_back("the actor ended with status " + std::to_string(*status));
     if (GetParam().ending == Ending::ends) {
       // The actor may have been killed before it told the keeper to end.
-      if (victim == actor.pid() && !has_ended_traced) signal_process(scene.keeper(), SIGTERM);
-      append(complaints, ended(scene, tracer.end(), has_ended_traced));
+      if (victim == actor.pid() && !has_ended_traced) signal_process(scene.front(), SIGTERM);
+      append(complaints, ended(scene));
     } else {
-      const Progress streamed = read_to_the_end(client, running);
-      if (ids(streamed) != Reference::of(scene).of_long)
-        complaints.push_back("the stream that was running has other tokens");
-      scene.end_guest();
-      append(complaints, service(scene));
-      { const Client ended = std::move(client); }
-      append(complaints, is_as_before(scene, before));
+      append(complaints, has_gone_on(scene, std::move(client), running, before));
     }
     const bool is_child = peer == Peer::engine || peer == Peer::steward;
     if (GetParam().costs_a_child || (is_child && harm == Harm::kill) || !complaints.empty())
@@ -286,20 +302,33 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
   /// been there: the process that pinned its requests waits for the next one's.
   static Belongings settled(const Scene& scene) {
     EXPECT_THAT(service(scene), ::testing::IsEmpty());
-    constexpr std::size_t kChildren = 4;  // two engines, the steward, and that one
+    constexpr std::size_t kProcesses = 5;  // the keeper, two engines, the steward, and that one
     Belongings before = scene.belongings();
     EXPECT_TRUE(eventually(
         [&] {
           if (has_client(scene)) return false;
           const Belongings last = std::exchange(before, scene.belongings());
-          return last == before && before.children == kChildren;
+          return last == before && before.processes == kProcesses;
         },
         kHang));
     return before;
   }
   /// Clients that have just left may still be known to the keeper. Each has a channel.
   static bool has_client(const Scene& scene) {
-    return !memory_objects_of(scene.keeper(), "channel").empty();
+    return !memory_objects_of(scene.front(), "requests").empty();
+  }
+
+  /// The client's request was running all the time.
+  static Complaints has_gone_on(Scene& scene, Client client, RequestId running,
+                                const Belongings& before) {
+    Complaints complaints;
+    if (ids(read_to_the_end(client, running)) != Reference::of(scene).of_long)
+      complaints.push_back("the stream that was running has other tokens");
+    scene.end_guest();
+    append(complaints, service(scene));
+    { const Client gone = std::move(client); }
+    append(complaints, is_as_before(scene, before));
+    return complaints;
   }
 
   static Complaints is_as_before(const Scene& scene, const Belongings& before) {
@@ -314,23 +343,25 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
       complaints.push_back("before and after: descriptors " + std::to_string(before.descriptors) +
                            " " + std::to_string(now.descriptors) + ", objects " +
                            std::to_string(before.objects) + " " + std::to_string(now.objects) +
-                           ", children " + std::to_string(before.children) + " " +
-                           std::to_string(now.children));
-    if (!eventually([&] { return !has_zombie(scene.keeper()); }, kHang))
+                           ", processes " + std::to_string(before.processes) + " " +
+                           std::to_string(now.processes));
+    if (!eventually([&] { return !has_zombie(scene.keeper()) && !has_zombie(scene.front()); },
+                    kHang))
       complaints.push_back("a zombie is left");
     return complaints;
   }
 
-  /// The keeper was told to end while a peer was killed or stopped.
-  static Complaints ended(Scene& scene, std::optional<int> end, bool has_ended_traced) {
-    const Scene::Remains remains;  // processes end with the keeper, which waits for them
-    int status = end.value_or(-1);
-    const auto is_collected = [&] { return waitpid(scene.keeper(), &status, WNOHANG) != 0; };
-    if (!has_ended_traced && !eventually(is_collected, kHang)) return {"the keeper does not end"};
-    scene.forget_keeper();
+  /// The daemon was told to end.
+  static Complaints ended(Scene& scene) {
+    const Scene::Remains remains;  // processes end with the daemon, which waits for them
+    int status = -1;
+    const auto is_collected = [&] { return waitpid(scene.front(), &status, WNOHANG) != 0; };
+    if (!eventually(is_collected, kHang)) return {"the daemon does not end"};
+    scene.forget_daemon();
+    scene.end_guest();
     Complaints complaints = scene.nothing_is_left_of(remains);
     if (!ended_well(status))
-      complaints.push_back("the keeper ended with status " + std::to_string(status));
+      complaints.push_back("the daemon ended with status " + std::to_string(status));
     return complaints;
   }
 
@@ -382,10 +413,11 @@ INSTANTIATE_TEST_SUITE_P(Keeper, EverySystemCall, ::testing::ValuesIn(scenarios(
 
 class EverySystemCallOfTheStart : public TracedKeeper {
  protected:
+  using Look = std::function<bool(SystemCallTracer&, const SystemCallTracer::Boundary&)>;
+
   /// Starts a daemon and calls `look` at each boundary until it returns false.
   /// Returns the keeper's status if it ended meanwhile.
-  static std::optional<int> start_traced(Scene& scene,
-                                         const std::function<bool(SystemCallTracer&)>& look) {
+  static std::optional<int> start_traced(Scene& scene, const Look& look) {
     int ends[2];
     KV_CHECK(pipe2(ends, O_CLOEXEC) == 0);
     const UniqueFd wait_end(ends[0]);
@@ -394,45 +426,59 @@ class EverySystemCallOfTheStart : public TracedKeeper {
       char letter;
       if (read(wait_end.get(), &letter, 1) != 1) _exit(126);
     });
-    SystemCallTracer tracer(scene.keeper(), SystemCallTracer::FromItsExec{});
+    SystemCallTracer tracer(scene.front(), SystemCallTracer::FromItsExec{});
     KV_CHECK(write(go_end.get(), "g", 1) == 1);
-    while (tracer.next(scene.news()) && look(tracer)) continue;
+    while (const auto boundary = tracer.next(scene.news()))
+      if (!look(tracer, *boundary)) break;
     return tracer.end();
   }
   std::size_t count_boundaries() {
     Scene scene;
     std::size_t boundaries = 0;
-    start_traced(scene, [&](SystemCallTracer&) { return ++boundaries != 0; });
+    start_traced(scene, [&](auto&, auto&) { return ++boundaries != 0; });
     EXPECT_TRUE(scene.is_ready());
     return boundaries;
   }
 
-  /// Nothing = the start was over before.
-  std::optional<Complaints> kill_keeper_at(std::size_t boundary) {
+  /// Kills the front, or once there is a keeper, that, at the first boundary that is the moment.
+  /// Nothing = there was none.
+  std::optional<Complaints> kill_at(const Look& is_the_moment) {
     Scene scene;
     std::optional<Scene::Remains> remains;
-    std::size_t n = 0;
-    start_traced(scene, [&](SystemCallTracer& tracer) {
-      if (n++ < boundary) return true;
+    bool is_keeper = false;
+    start_traced(scene, [&](SystemCallTracer& tracer, const SystemCallTracer::Boundary& boundary) {
+      if (!is_the_moment(tracer, boundary)) return true;
       remains = scene.remains();
+      is_keeper = tracer.pid() != scene.front();
       tracer.kill();
-      scene.forget_keeper();
+      if (!is_keeper) scene.forget_daemon();
       return false;
     });
     if (!remains) return std::nullopt;
-    const auto left = remains->has_steward ? Scene::Left::nothing : Scene::Left::perhaps_the_socket;
-    Complaints complaints = scene.nothing_is_left_of(*remains, left);
-    scene.start();  // on the same path
+    Complaints complaints;
+    if (!is_keeper) {
+      complaints = scene.nothing_is_left_of(*remains, Scene::Left::perhaps_the_socket);
+      scene.start();  // on the same path
+    } else if (!scene.is_ready()) {
+      return Complaints{"no other keeper makes it ready: " + scene.last_words()};
+    }
     append(complaints, service(scene));
-    append(complaints, scene.stop(left));
+    // The directory stays with the one that did not make it.
+    append(complaints,
+           scene.stop(is_keeper ? Scene::Left::nothing : Scene::Left::perhaps_the_socket));
     return complaints;
+  }
+
+  std::optional<Complaints> kill_at(std::size_t boundary) {
+    return kill_at(
+        [boundary, n = std::size_t{0}](auto&, auto&) mutable { return n++ == boundary; });
   }
 
   std::optional<Complaints> kill_peer_at(std::size_t boundary, Peer peer) {
     Scene scene;
     pid_t victim = 0;
     std::size_t n = 0;
-    const std::optional<int> end = start_traced(scene, [&](SystemCallTracer&) {
+    start_traced(scene, [&](auto&, auto&) {
       if (n++ < boundary || victim != 0) return true;
       victim = peer == Peer::steward ? scene.steward() : scene.any_engine();
       if (victim != 0) signal_process(victim, SIGKILL);
@@ -445,10 +491,10 @@ class EverySystemCallOfTheStart : public TracedKeeper {
       return complaints;
     }
     // It may end, with an error.
-    int status = end.value_or(-1);
-    const auto is_collected = [&] { return waitpid(scene.keeper(), &status, WNOHANG) != 0; };
-    if (!end && !eventually(is_collected, kHang)) return Complaints{"neither ready nor ended"};
-    scene.forget_keeper();
+    int status = -1;
+    const auto is_collected = [&] { return waitpid(scene.front(), &status, WNOHANG) != 0; };
+    if (!eventually(is_collected, kHang)) return Complaints{"neither ready nor ended"};
+    scene.forget_daemon();
     Complaints complaints = scene.nothing_is_left_of({});
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 1)
       complaints.push_back("the keeper ended with status " + std::to_string(status));
@@ -459,10 +505,34 @@ class EverySystemCallOfTheStart : public TracedKeeper {
 TEST_F(EverySystemCallOfTheStart, MayBeTheKeepersLast) {
   tally_.boundaries = count_boundaries();
   for (const std::size_t boundary : chosen(tally_.boundaries, 6, random_))
-    if (const auto complaints = kill_keeper_at(boundary)) tally_.add(boundary, *complaints);
-  tally_.print("the start", "keeper killed");
+    if (const auto complaints = kill_at(boundary)) tally_.add(boundary, *complaints);
+  tally_.print("the start", "front or keeper killed");
   EXPECT_GT(tally_.harms, 0u);
   EXPECT_EQ(tally_.violations, 0u) << tally_.first;
+}
+
+/// The children that wait end then, and no other knows how. They must not be taken for engines that
+/// cannot start.
+TEST_F(EverySystemCallOfTheStart, MayLeaveEnginesThatWaitForTheirGo) {
+  const auto waiting_children_of = [](pid_t keeper) {
+    const std::vector<pid_t> children = children_of(keeper);
+    return std::count_if(children.begin(), children.end(), [](pid_t child) {
+      std::error_code it_has_ended;
+      return std::filesystem::read_symlink("/proc/" + std::to_string(child) + "/exe", it_has_ended)
+                 .filename() == "kvhived";
+    });
+  };
+  std::size_t kills = 0;
+  for (bool was_killed = true; was_killed; kills += was_killed ? 1 : 0) {
+    const auto complaints = kill_at([&, n = std::size_t{0}](
+                                        const SystemCallTracer& tracer,
+                                        const SystemCallTracer::Boundary& boundary) mutable {
+      return boundary.call == SYS_write && waiting_children_of(tracer.pid()) == 2 && n++ == kills;
+    });
+    was_killed = complaints.has_value();
+    EXPECT_EQ(complaints.value_or(Complaints{}), Complaints{});
+  }
+  EXPECT_GT(kills, 0u);
 }
 
 TEST_F(EverySystemCallOfTheStart, MayBeTheMomentOfAnothersDeath) {
@@ -480,7 +550,7 @@ TEST_F(EverySystemCallOfTheStart, MapsNothingThatOthersCouldSeeChange) {
   Scene scene;
   std::size_t boundaries = 0;
   std::vector<std::string> found;
-  start_traced(scene, [&](SystemCallTracer&) {
+  start_traced(scene, [&](auto&, auto&) {
     ++boundaries;
     if (found.empty()) found = shared_mappings_of(scene.keeper());
     return true;

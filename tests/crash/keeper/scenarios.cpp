@@ -8,6 +8,8 @@
 #include "ipc/text_memory.hpp"
 #include "tests/support/playing_user.hpp"
 #include "tests/tools/footprint.hpp"
+#include "tests/tools/other_programs.hpp"
+#include "tools/keeper/succession/front.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -22,10 +24,10 @@ void require(bool holds, const std::string& what) {
   if (!holds) fail(what);
 }
 
-/// Waits; fails if the keeper ends meanwhile.
+/// Waits; fails if the daemon ends meanwhile.
 void await(const Scene& scene, const std::function<bool()>& holds, const std::string& what) {
   bool does_hold = false;
-  (void)eventually([&] { return (does_hold = holds()) || !is_alive(scene.keeper()); }, kHang);
+  (void)eventually([&] { return (does_hold = holds()) || !is_alive(scene.front()); }, kHang);
   require(does_hold, what);
 }
 
@@ -68,6 +70,14 @@ UniqueFd connected_as_inspector(const Scene& scene) {
   return std::move(*socket);
 }
 
+/// The next packet but a second welcome: a successor may send it again.
+Expected<std::optional<Packet>> next_answer(const UniqueFd& socket) {
+  while (true) {
+    auto answer = receive_answer(socket.get());
+    if (!answer || !*answer || !(*answer)->is(MessageType::inspector_welcome)) return answer;
+  }
+}
+
 // -- the actors -----------------------------------------------------------------------------------
 
 void come_and_go(const Scene& scene) {
@@ -93,7 +103,7 @@ void be_refused(const Scene& scene) {
 
 void rename_the_log(const Scene& scene) {
   std::filesystem::rename(scene.log(), scene.log() + ".old");
-  signal_process(scene.keeper(), SIGHUP);
+  signal_process(scene.front(), SIGHUP);
   await(
       scene, [&] { return std::filesystem::exists(scene.log()); }, "there is no new log");
 }
@@ -118,7 +128,9 @@ void lose_the_guest(const Scene& scene) {
 
 void lose_an_engine(const Scene& scene) {
   Client client = connected(scene, 0);
-  const pid_t engine = scene.engine(0);
+  pid_t engine = 0;  // it may just get another parent
+  await(
+      scene, [&] { return (engine = scene.engine(0)) != 0; }, "there is no engine 0");
   require_same_tokens(client, [&] { signal_process(engine, SIGKILL); });
   require(scene.engine(0) != engine, "the engine has not been replaced");
 }
@@ -140,7 +152,7 @@ void stop_while_streaming(const Scene& scene) {
   GenerateRequest request = long_request();
   request.max_tokens = 3000;
   require(client.submit(request).has_value() && client.wait().has_value(), "submit");
-  signal_process(scene.keeper(), SIGTERM);
+  signal_process(scene.front(), SIGTERM);
   while (client.wait().has_value()) continue;  // until the daemon hangs up
 }
 
@@ -156,14 +168,56 @@ void ask_for_status(const Scene& scene) {
 void ask_for_repair(const Scene& scene) {
   const UniqueFd socket = connected_as_inspector(scene);
   require(send_packet(socket.get(), RepairRequest{}).has_value(), "ask for a repair");
-  const auto answer = receive_answer(socket.get());
+  const auto answer = next_answer(socket);
   require(answer && *answer && (*answer)->is(MessageType::repair_done), "no repair");
+}
+
+/// Gives the order, and waits until it is done. The keeper, or its successor, says so.
+void order(const Scene& scene, const Order& order, const std::string& details = {}) {
+  const UniqueFd socket = connected_as_inspector(scene);
+  require(send_packet(socket.get(), order, {}, details).has_value(), "order");
+  const auto answer = next_answer(socket);
+  if (answer && *answer && (*answer)->is(MessageType::refused))
+    fail("refused: " + (*answer)->as<Refused>()->reason.str());
+  require(answer && *answer && (*answer)->is(MessageType::done), "the order is not done");
+}
+
+void restart_an_engine(const Scene& scene) {
+  Client client = connected(scene, 0);
+  const pid_t before = scene.engine(0);
+  require_same_tokens(client, [&] { order(scene, {1, Order::What::restart, 0, 0, 0}); });
+  require(scene.engine(0) != before, "the engine has not been replaced");
+}
+
+void change_options(const Scene& scene) {
+  order(scene, {1, Order::What::reload, 0, 0, 0}, R"({"max-queued-tokens": "123456"})");
+  const auto socket = connect_to_daemon(scene.socket());
+  require(socket && send_packet(socket->get(), StatusRequest{}), "ask for the status");
+  const auto answer = receive_answer(socket->get());
+  require(answer && *answer && (*answer)->is(MessageType::status), "no status");
+  const std::string status = *read_text_memory((*answer)->fds.at(0));
+  require(status.find("123456") != std::string::npos, "the options have not changed");
+}
+
+std::filesystem::path other_programs(const Scene& scene) {
+  const auto directory = std::filesystem::path(scene.log()).parent_path() / "other";
+  std::filesystem::create_directory(directory);
+  copy_programs(directory);
+  return directory;
+}
+
+void take_over(const Scene& scene) {
+  const std::string program = other_programs(scene) / "kvhived";
+  order(scene, {1, Order::What::take_over, 0, 0, kLedgerVersion},
+        Json{{"program", program}}.dump());
+  const std::string exe = "/proc/" + std::to_string(scene.front()) + "/exe";
+  require(std::filesystem::read_symlink(exe) == program, "the front is of the earlier program");
 }
 
 void stop_as_inspector(const Scene& scene) {
   const UniqueFd socket = connected_as_inspector(scene);
-  signal_process(scene.keeper(), SIGTERM);
-  const auto answer = receive_answer(socket.get());
+  signal_process(scene.front(), SIGTERM);
+  const auto answer = next_answer(socket);
   require(!answer || !*answer, "the keeper says something as it ends");
 }
 
@@ -216,6 +270,18 @@ std::vector<Scenario> scenarios() {
        .peers = {Peer::actor, Peer::engine, Peer::steward},
        .actor_may_fail = true},
       {.name = "the log is renamed", .act = rename_the_log, .peers = {Peer::engine, Peer::steward}},
+      {.name = "an engine is restarted",
+       .act = restart_an_engine,
+       .peers = {Peer::steward},
+       .costs_a_child = true},
+      {.name = "options are changed",
+       .act = change_options,
+       .peers = {Peer::actor, Peer::engine, Peer::steward}},
+      {.name = "a program takes over",
+       .act = take_over,
+       .peers = {Peer::actor, Peer::engine, Peer::steward},
+       .costs_a_child = true,
+       .ending = Ending::hands_over},
       {.name = "it is stopped by a signal",
        .act = stop_while_streaming,
        .peers = {Peer::actor, Peer::engine, Peer::steward},

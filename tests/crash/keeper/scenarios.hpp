@@ -16,8 +16,8 @@ namespace kvhive::testing {
 enum class Peer : std::uint8_t { actor, engine, guest, steward };
 std::string to_string(Peer peer);
 
-/// What the keeper does at the end of a scenario.
-enum class Ending : std::uint8_t { serves, ends };
+/// What the keeper does at the end of a scenario; hands_over: it leaves, and another follows.
+enum class Ending : std::uint8_t { serves, hands_over, ends };
 
 struct Scenario {
   std::string name;

@@ -26,8 +26,10 @@ std::string command_of(pid_t pid) {
   return text;
 }
 
-pid_t child_with(pid_t parent, const std::string& program, const std::string& flag) {
-  for (const pid_t child : children_of(parent)) {
+/// A keeper's children are the front's once the keeper is dead.
+pid_t process_with(pid_t front, const std::string& program, const std::string& flag) {
+  if (front == 0) return 0;
+  for (const pid_t child : processes_of(front)) {
     const std::string command = command_of(child);
     if (is_alive(child) && command.find("/" + program + " ") != std::string::npos &&
         command.find(flag) != std::string::npos)
@@ -50,10 +52,9 @@ Scene::Scene(std::vector<std::string> flags) : flags_(std::move(flags)) {
 
 Scene::~Scene() {
   end_guest();
-  if (keeper_ == 0) return;
+  if (front_ == 0) return;
   const Remains left = remains();
-  signal_process(keeper_, SIGKILL);
-  waitpid(keeper_, nullptr, 0);
+  kill_daemon(front_);
   (void)nothing_is_left_of(left);  // waits
 }
 
@@ -62,7 +63,7 @@ void Scene::launch(const BeforeExec& before_exec) {
   KV_CHECK(pipe2(out, O_CLOEXEC) == 0);
   news_ = UniqueFd(out[0]);
   const UniqueFd written(out[1]);
-  keeper_ = spawn(program("kvhived"), flags_, written.get(), written.get(), before_exec);
+  front_ = spawn(program("kvhived"), flags_, written.get(), written.get(), before_exec);
 }
 
 void Scene::start() {
@@ -81,23 +82,23 @@ bool Scene::is_ready() {
 Complaints Scene::stop(Left left) {
   end_guest();
   const Remains before = remains();
-  signal_process(keeper_, SIGTERM);
+  signal_process(front_, SIGTERM);
   int status = 0;
-  waitpid(keeper_, &status, 0);
-  keeper_ = 0;
+  waitpid(front_, &status, 0);
+  front_ = 0;
   Complaints complaints = nothing_is_left_of(before, left);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
     complaints.push_back("kvhived ended with status " + std::to_string(status));
   return complaints;
 }
 
-pid_t Scene::steward() const { return child_with(keeper_, "kvhive-steward", ""); }
+pid_t Scene::steward() const { return process_with(front_, "kvhive-steward", ""); }
 
 pid_t Scene::engine(std::uint32_t index) const {
-  return child_with(keeper_, "kvhive-engine", "--index " + std::to_string(index) + " ");
+  return process_with(front_, "kvhive-engine", "--index " + std::to_string(index) + " ");
 }
 
-pid_t Scene::any_engine() const { return child_with(keeper_, "kvhive-engine", ""); }
+pid_t Scene::any_engine() const { return process_with(front_, "kvhive-engine", ""); }
 
 void Scene::start_guest() {
   const pid_t parent = getpid();
@@ -145,13 +146,13 @@ bool Scene::has_swept_all_slots() const {
 }
 
 Belongings Scene::belongings() const {
-  return {descriptors_of(keeper_), memory_objects_of(keeper_).size(), children_of(keeper_).size()};
+  return {descriptors_of(front_), memory_objects_of(front_).size(), processes_of(front_).size()};
 }
 
 Scene::Remains Scene::remains() const {
-  Remains left{children_of(keeper_), memory_objects_of(keeper_)};
+  Remains left{processes_of(front_), memory_objects_of(front_)};
   left.has_steward = std::any_of(left.processes.begin(), left.processes.end(), [](pid_t child) {
-    return is_alive(child) && command_of(child).find("/kvhive-engine ") == std::string::npos;
+    return is_alive(child) && command_of(child).find("/kvhive-steward ") != std::string::npos;
   });
   if (guest_ != 0) left.processes.push_back(guest_);
   return left;

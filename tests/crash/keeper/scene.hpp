@@ -16,9 +16,9 @@ namespace kvhive::testing {
 /// What a test found wrong, in words.
 using Complaints = std::vector<std::string>;
 
-/// Descriptors, memory objects and children of a keeper.
+/// Descriptors, memory objects and processes of a daemon.
 struct Belongings {
-  std::size_t descriptors = 0, objects = 0, children = 0;
+  std::size_t descriptors = 0, objects = 0, processes = 0;
   friend bool operator==(const Belongings&, const Belongings&) = default;
 };
 
@@ -39,10 +39,15 @@ class Scene {
   const UniqueFd& news() const { return news_; }
   /// Whether it is ready. If `news` is not readable yet, waits.
   bool is_ready();
-  /// The keeper has ended and been collected.
-  void forget_keeper() { keeper_ = 0; }
+  /// "ready ...", or why it did not start.
+  const std::string& last_words() const { return last_words_; }
+  /// The daemon has ended and been collected.
+  void forget_daemon() { front_ = 0; }
 
-  pid_t keeper() const { return keeper_; }
+  /// What was started; 0 = it has ended.
+  pid_t front() const { return front_; }
+  /// 0 = there is none now.
+  pid_t keeper() const { return front_ == 0 ? 0 : keeper_of(front_); }
   /// 0 = there is none now.
   pid_t steward() const;
   pid_t engine(std::uint32_t index) const;
@@ -64,8 +69,8 @@ class Scene {
   bool has_swept_all_slots() const;
   Belongings belongings() const;
 
-  /// The keeper's children and memory objects at one moment. After the keeper has ended, none of
-  /// them may be left.
+  /// The daemon's processes and memory objects at one moment. After it has ended, none of them may
+  /// be left.
   struct Remains {
     std::vector<pid_t> processes;
     std::set<ino_t> objects;
@@ -85,7 +90,7 @@ class Scene {
   TempDirectory directory_;
   std::vector<std::string> flags_;
   std::string socket_, log_;
-  pid_t keeper_ = 0;
+  pid_t front_ = 0;
   pid_t guest_ = 0;
   UniqueFd news_;
   std::string last_words_;  ///< "ready ...", or why it did not start

@@ -23,6 +23,8 @@ constexpr int kSystemCallStop = SIGTRAP | 0x80;  // PTRACE_O_TRACESYSGOOD
 // fork() is not followed: the keeper's children are not traced.
 constexpr long kOptions =
     PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL;
+/// Of the front, whose first child is the keeper.
+constexpr long kOptionsOfAFront = kOptions | PTRACE_O_TRACEFORK;
 
 sigset_t only_sigchld() {
   sigset_t set;
@@ -43,8 +45,8 @@ std::set<pid_t> threads_of(pid_t pid) {
 }
 
 /// False if the thread has ended meanwhile.
-bool seize(pid_t thread) {
-  if (ptrace(PTRACE_SEIZE, thread, nullptr, kOptions) == 0) return true;
+bool seize(pid_t thread, long options) {
+  if (ptrace(PTRACE_SEIZE, thread, nullptr, options) == 0) return true;
   KV_CHECK(errno == ESRCH, thread, errno);
   return false;
 }
@@ -56,7 +58,10 @@ bool is_readable(const UniqueFd& fd) {
 
 }  // namespace
 
-SystemCallTracer::SystemCallTracer(pid_t pid, FromItsExec) : pid_(pid) {
+SystemCallTracer::SystemCallTracer(pid_t pid, FromItsExec)
+    : SystemCallTracer(pid, kOptionsOfAFront) {}
+
+SystemCallTracer::SystemCallTracer(pid_t pid, long options) : pid_(pid), options_(options) {
   const sigset_t set = only_sigchld();
   sigset_t before;
   KV_CHECK(sigprocmask(SIG_BLOCK, &set, &before) == 0);
@@ -67,7 +72,7 @@ SystemCallTracer::SystemCallTracer(pid_t pid, FromItsExec) : pid_(pid) {
   KV_CHECK(!threads_.empty(), pid);
 }
 
-SystemCallTracer::SystemCallTracer(pid_t pid) : SystemCallTracer(pid, FromItsExec{}) {
+SystemCallTracer::SystemCallTracer(pid_t pid) : SystemCallTracer(pid, kOptions) {
   for (const pid_t thread : threads_) {
     ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr);
     int status = 0;
@@ -85,7 +90,8 @@ SystemCallTracer::~SystemCallTracer() {
 bool SystemCallTracer::seize_new_threads() {
   bool found = false;
   for (const pid_t thread : threads_of(pid_))
-    if (threads_.count(thread) == 0 && seize(thread)) found = threads_.insert(thread).second;
+    if (threads_.count(thread) == 0 && seize(thread, options_))
+      found = threads_.insert(thread).second;
   return found;
 }
 
@@ -141,10 +147,26 @@ std::optional<SystemCallTracer::Boundary> SystemCallTracer::on_event(pid_t threa
   } else if (event == PTRACE_EVENT_CLONE) {
     learn_of_new_thread(thread);
     resume(thread, 0);
+  } else if (event == PTRACE_EVENT_FORK) {
+    turn_to_child(thread);
   } else {
     resume(thread, event != 0 ? 0 : WSTOPSIG(status));
   }
   return std::nullopt;
+}
+
+void SystemCallTracer::turn_to_child(pid_t parent) {
+  unsigned long child = 0;
+  KV_CHECK(ptrace(PTRACE_GETEVENTMSG, parent, nullptr, &child) == 0, errno);
+  ptrace(PTRACE_DETACH, parent, nullptr, 0L);
+  pid_ = static_cast<pid_t>(child);
+  threads_ = {pid_};
+  standing_.clear();
+  // It forks children of its own, which are not followed.
+  int status = 0;
+  KV_CHECK(waitpid(pid_, &status, __WALL) == pid_ && WIFSTOPPED(status), status);
+  KV_CHECK(ptrace(PTRACE_SETOPTIONS, pid_, nullptr, kOptions) == 0, errno);
+  resume(pid_, 0);
 }
 
 void SystemCallTracer::on_end(pid_t thread, int status) {
@@ -186,8 +208,21 @@ void SystemCallTracer::kill() {
 /// A thread that stays behind traced would keep the process from ever being collected.
 void SystemCallTracer::detach() {
   if (!threads_.empty()) threads_.merge(threads_of(pid_));
-  while (!threads_.empty()) release(threads_.extract(threads_.begin()).value());
+  std::set<pid_t> ended;
+  while (!threads_.empty()) {
+    const pid_t thread = threads_.extract(threads_.begin()).value();
+    if (!release(thread)) ended.insert(thread);
+  }
   standing_.clear();
+  // One that has ended is collected: else the process's parent would not see that it has. The first
+  // thread's end comes last.
+  while (!ended.empty())
+    std::erase_if(ended, [this](pid_t thread) {
+      int status = 0;
+      const pid_t collected = waitpid(thread, &status, __WALL | WNOHANG);
+      if (collected > 0) on_end(thread, status);
+      return collected != 0;
+    });
 }
 
 /// It may just have made a thread, which is traced, too.
@@ -197,18 +232,23 @@ void SystemCallTracer::learn_of_new_thread(pid_t thread) {
     threads_.insert(static_cast<pid_t>(made));
 }
 
-void SystemCallTracer::release(pid_t thread) {
+/// False = it has ended, and may still have to be collected.
+bool SystemCallTracer::release(pid_t thread) {
   int signal = 0;
   if (standing_.count(thread) == 0) {
     int status = 0;
     const bool is_traced = ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr) == 0;
-    if (!is_traced || waitpid(thread, &status, __WALL) < 0) return;
-    if (!WIFSTOPPED(status)) return on_end(thread, status);
+    if (!is_traced) return false;
+    if (waitpid(thread, &status, __WALL) < 0) return true;
+    if (!WIFSTOPPED(status)) {
+      on_end(thread, status);
+      return true;
+    }
     if (status >> 16 == PTRACE_EVENT_CLONE) learn_of_new_thread(thread);
     const bool is_signal = status >> 16 == 0 && WSTOPSIG(status) != kSystemCallStop;
     if (is_signal) signal = WSTOPSIG(status);
   }
-  ptrace(PTRACE_DETACH, thread, nullptr, static_cast<long>(signal));
+  return ptrace(PTRACE_DETACH, thread, nullptr, static_cast<long>(signal)) == 0;
 }
 
 bool SystemCallTracer::is_allowed() {

@@ -19,7 +19,8 @@ class SystemCallTracer {
   explicit SystemCallTracer(pid_t pid);
 
   struct FromItsExec {};
-  /// Seizes a process that waits and then calls exec(); its system calls count from there on.
+  /// Seizes a process that waits and then calls exec(); its system calls count from there on. When
+  /// it forks for the first time, that process is traced in its place.
   SystemCallTracer(pid_t pid, FromItsExec);
 
   SystemCallTracer(const SystemCallTracer&) = delete;
@@ -43,6 +44,8 @@ class SystemCallTracer {
   void kill();
   /// Lets the process go on untraced.
   void detach();
+  /// The process that is traced.
+  pid_t pid() const { return pid_; }
   /// Status of waitpid() if the process ended while it was traced.
   std::optional<int> end() const { return end_; }
 
@@ -50,6 +53,7 @@ class SystemCallTracer {
   static bool is_allowed();
 
  private:
+  SystemCallTracer(pid_t pid, long options);
   bool seize_new_threads();
   void resume(pid_t thread, int signal);
   std::optional<Boundary> take_event();
@@ -57,9 +61,11 @@ class SystemCallTracer {
   void on_end(pid_t thread, int status);
   bool is_asleep();
   void learn_of_new_thread(pid_t thread);
-  void release(pid_t thread);
+  void turn_to_child(pid_t parent);
+  bool release(pid_t thread);
 
   pid_t pid_;
+  long options_;
   std::set<pid_t> threads_;
   std::set<pid_t> standing_;  ///< of these, those that do not run
   /// The threads' states and counts of context switches at the last is_asleep(); the same again =

@@ -50,11 +50,11 @@ TEST(Boards, AttachedBoardsSeeEachOtherAndTheKeepersWrites) {
   const Board others = Board::attach(file).value();
   const EngineLife self{2, 7};
   mine.serve(self, {5, 1});
-  EXPECT_EQ(others.turn(0), self);
+  EXPECT_EQ(others.turn(self, {}), self);
   EXPECT_EQ(others.load_of(self), (EngineLoad{5, 1}));
   ASSERT_TRUE(write_end(file, self));
   EXPECT_TRUE(others.is_dead(self));
-  EXPECT_EQ(others.turn(0), std::nullopt);
+  EXPECT_EQ(others.turn(self, {}), std::nullopt);
 }
 
 /// How many of `requests` each engine takes at once.
@@ -63,7 +63,7 @@ std::map<std::uint32_t, int> shares(const TestBoard& board, const std::vector<Me
   std::map<std::uint32_t, int> taken;
   for (int ticket = 0; ticket < requests; ++ticket)
     for (const Member& engine : engines)
-      if (board->is_for(engine, std::uint64_t(ticket))) ++taken[engine.number];
+      if (board->is_for(engine, {1, std::uint32_t(ticket), 1})) ++taken[engine.number];
   return taken;
 }
 
@@ -91,6 +91,64 @@ TEST(Boards, AMuchBusierEngineLeavesItsTurnsToOneThatHasRoom) {
   board->tell_load(engines[1].life, {0, 0});
   EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{0, 50}, {1, 50}}))
       << "nobody has room";
+}
+
+TEST(Boards, AnEngineWithAFullQueueLeavesItsTurnsToOneThatCanLetThemWait) {
+  TestBoard board;
+  std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};
+  board->tell_load(engines[0].life, {0, 80});
+  board->tell_load(engines[1].life, {0, 40});
+  EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{0, 50}, {1, 50}}))
+      << "any number may wait";
+  for (Member& engine : engines) engine.most_queued = 100;
+  EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{1, 100}}));
+  board->tell_load(engines[1].life, {0, 60});
+  EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{0, 50}, {1, 50}}))
+      << "it is as good as full, too";
+}
+
+/// Else they would go round all engines together.
+TEST(Boards, StreamsThatEndTogetherGoToDifferentEngines) {
+  TestBoard board;
+  for (std::uint32_t i = 0; i < 4; ++i) board.join(i, i);
+  std::vector<std::uint32_t> together;  // slots whose first request is engine 0's
+  for (std::uint32_t slot = 0; slot < 64; ++slot)
+    if (board->turn({}, {1, slot, 1})->slot == 0) together.push_back(slot);
+  ASSERT_EQ(together.size(), 16u);
+  std::map<std::uint32_t, int> next;
+  for (const std::uint32_t slot : together) ++next[board->turn({}, {1, slot, 2})->slot];
+  EXPECT_GE(next.size(), 3u);
+  for (const auto& [engine, count] : next) EXPECT_LE(count, 8) << engine;
+}
+
+TEST(Boards, AnEngineWithManyMoreRequestsLeavesTurnsToOneWithFew) {
+  TestBoard board;
+  const std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};
+  board->tell_load(engines[0].life, {60, 0});
+  EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{1, 100}}));
+  const RequestName firsts{1, board->turn({}, {1, 0, 1})->slot == 0 ? 0u : 1u, 1};
+  EXPECT_FALSE(board->is_for(engines[0], firsts));
+  EXPECT_TRUE(board->is_for(engines[0], firsts, {.left = 1})) << "then both have nearly as many";
+  EXPECT_TRUE(board->is_for(engines[1], firsts, {.taken = 2}));
+  EXPECT_FALSE(board->is_for(engines[1], firsts, {.taken = 3}));
+}
+
+TEST(Boards, AnEngineThatDoesNotHearHasNoTurns) {
+  TestBoard board;
+  const std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};
+  board->tell_load(engines[0].life, {0, 0});  // the other one has room, and says so for ever
+  for (int i = 0; i <= Board::kLooks; ++i) {
+    EXPECT_FALSE(board->is_deaf(engines[1].life));
+    board->hear(engines[0].life);
+    board->look();
+  }
+  EXPECT_TRUE(board->is_deaf(engines[1].life));
+  EXPECT_FALSE(board->is_deaf(engines[0].life));
+  EXPECT_EQ(shares(board, {engines[0]}, 100), (std::map<std::uint32_t, int>{{0, 100}}));
+  EXPECT_TRUE(board->turn(engines[1].life, {}).has_value()) << "itself it hears";
+  board->hear(engines[1].life);
+  board->look();
+  EXPECT_EQ(shares(board, {engines[0]}, 100), (std::map<std::uint32_t, int>{}));
 }
 
 }  // namespace

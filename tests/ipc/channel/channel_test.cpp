@@ -585,6 +585,27 @@ TEST_F(ChannelTest, ATakeoverCarriesTheFirstAdmissionsCounts) {
   EXPECT_EQ(last.earlier_admission->preemptions, 1u);
 }
 
+TEST_F(ChannelTest, ATakeoverGoesOnWithTheTimesOfTheFirstEngine) {
+  const std::uint32_t slot = client_.submit(token_request(3, 4)).value();
+  const TakenRequest first = take_one();
+  EXPECT_NE(first.times.taken, 0u);
+  EXPECT_EQ(first.times.admitted, 0u);
+  EXPECT_EQ(first.times.first_token, 0u);
+  engine_->sink(first)->note({first.times.taken, 5, 7});
+  engine_ = open_engine(2);
+  const TakenRequest second = take_one();
+  EXPECT_EQ(second.times.taken, first.times.taken);
+  EXPECT_EQ(second.times.admitted, 5u);
+  EXPECT_EQ(second.times.first_token, 7u);
+  EXPECT_TRUE(engine_->sink(second)->finished(FinishReason::abort, {}, {}, 0));
+  EXPECT_EQ(client_.read(slot).reason, FinishReason::abort);
+  ASSERT_EQ(client_.submit(token_request(3, 4)).value(), slot);
+  const TakenRequest next = take_one();
+  EXPECT_GE(next.times.taken, second.times.taken);
+  EXPECT_EQ(next.times.admitted, 0u) << "these are the last request's";
+  EXPECT_EQ(next.times.first_token, 0u);
+}
+
 TEST_F(ChannelTest, ANewEngineTakesSubmittedAndAcceptedRequestsOnly) {
   const std::uint32_t accepted = client_.submit(token_request()).value();
   const std::uint32_t finished = client_.submit(token_request()).value();

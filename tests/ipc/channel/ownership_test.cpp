@@ -58,9 +58,16 @@ class OwnershipTest : public ::testing::Test {
     for (int i = 0; i < count; ++i) submit();
   }
   /// \param help  not 0: as if no other engine had done anything for a while
-  static std::vector<TakenRequest> take(EngineChannel& engine, std::size_t help = 0) {
-    for (int i = 0; i <= EngineChannel::kLooks && help != 0; ++i) engine.look_at_others();
+  std::vector<TakenRequest> take(EngineChannel& engine, std::size_t help = 0) {
+    if (help != 0) look(Board::kLooks + 1);
     return engine.take_submitted({}, kAll, help);
+  }
+  /// All engines hear.
+  void look(int times = 1) {
+    for (int i = 0; i < times; ++i) {
+      for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) board_->hear({slot, 1});
+      board_->look();
+    }
   }
   static std::set<std::uint32_t> slots_of(const std::vector<TakenRequest>& taken) {
     std::set<std::uint32_t> slots;
@@ -242,17 +249,62 @@ TEST_F(OwnershipTest, AStoppedEnginesRequestsThatWaitAreServedByOthers) {
   EXPECT_THAT(take(*other_, kHelp), SizeIs(2));
 }
 
+/// Others have no room, and it seems to have some, for ever: what waits has to wait at one that
+/// goes on.
+TEST_F(OwnershipTest, AStoppedEnginesTurnsAndWhatWaitsThereAreTakenWithoutRoom) {
+  submit_many(4);
+  EXPECT_THAT(take(*one_), SizeIs(2));  // and now it is stopped
+  const EngineLife other{1, 1};
+  board_->tell_load(other, {0, 0});
+  EXPECT_THAT(take(*other_), IsEmpty()) << "the other one has room";
+  for (int i = 0; i <= Board::kLooks; ++i) {
+    board_->hear(other);
+    board_->look();
+  }
+  EXPECT_THAT(take(*other_), SizeIs(4));
+}
+
+TEST_F(OwnershipTest, AnEngineThatIsOnlyLateKeepsItsTurns) {
+  submit_many(4);
+  EXPECT_THAT(take(*other_), SizeIs(2));
+  const EngineLife one{0, 1};
+  board_->tell_load(one, {kHelp, 0});
+  look();
+  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), IsEmpty()) << "it has as much room";
+  EXPECT_TRUE(other_->watches());
+  board_->tell_load(one, {kHelp - 1, 0});
+  look();
+  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(1)) << "then both have as much";
+  look(Board::kLooks);
+  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(1)) << "it does nothing";
+}
+
+TEST_F(OwnershipTest, WhatAnEngineThatGoesOnNeverTakesIsTakenInTheEnd) {
+  submit_many(4);
+  EXPECT_THAT(take(*other_), SizeIs(2));
+  const EngineLife one{0, 1};
+  board_->tell_load(one, {kHelp, 0});
+  std::size_t taken = 0;
+  for (int i = 0; i <= Board::kLooks; ++i) {
+    EXPECT_EQ(taken, 0u);
+    board_->beat(one);  // it serves other channels
+    look();
+    taken += other_->take_submitted({}, kAll, kHelp).size();
+  }
+  EXPECT_EQ(taken, 2u);
+}
+
 TEST_F(OwnershipTest, WhatWaitsAtAnEngineThatGoesOnIsLeftToIt) {
   submit_many(4);
   const auto taken = take(*one_, kHelp);
   const EngineLife one{0, 1};
   for (int i = 0; i < 3; ++i) {
     board_->beat(one);
-    other_->look_at_others();
+    look();
     EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), IsEmpty());
     EXPECT_TRUE(other_->watches());
   }
-  for (int i = 0; i < EngineChannel::kLooks; ++i) other_->look_at_others();
+  look(Board::kLooks);
   EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(4)) << "it is stopped";
 }
 
@@ -266,7 +318,7 @@ TEST_F(OwnershipTest, AnEngineTakesAPartOfWhatWaitsAtAMuchBusierOne) {
   ASSERT_THAT(taken, SizeIs(16));
   const EngineLife one{0, 1};
   board_->tell_load(one, {48, 16 * 1024});
-  other_->look_at_others();
+  look();
   EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(7))
       << "until it is busier by less than two steps of 2,048 tokens";
 }

@@ -86,7 +86,7 @@ class DamagedPool {
   RepairReport mend() const { return repair(*memory_, owners_); }
   void inspect() {
     (void)report_pool(*memory_);
-    (void)report_blocks(*memory_);
+    (void)report_domains(*memory_);
     const Prompt prompt = draw_prompt(engines_[0]->pool());
     (void)explain_miss(*memory_, prompt.domain, prompt.tokens);
   }
@@ -379,7 +379,7 @@ TEST(DamageFixed, AHeadFarAheadOfTheTailCausesNoEndlessLoop) {
   BlockPool pool(memory, ProcessSlot{0});
   const Prompt prompt(pool, counting(0, 12));
   leave_idle(pool, prompt);
-  memory.control().tiers[0].head.store(1ull << 61);
+  memory.control().tiers[0].lanes[0].head.store(1ull << 61);
   // Must not draw stamps until the tail has reached the head.
   pool.release(match_all(pool, prompt).blocks);
   EXPECT_TRUE(pool.allocate(Tier::device, 5).has_value());

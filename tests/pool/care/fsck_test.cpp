@@ -229,7 +229,7 @@ TEST_F(Fsck, FindsAHintBeyondThePool) {
 }
 
 TEST_F(Fsck, FindsAHeadAfterTheTail) {
-  memory.control().tiers[1].head.store(1000);
+  memory.control().tiers[1].lanes[0].head.store(1000);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("host tier's release order")));
 }
 

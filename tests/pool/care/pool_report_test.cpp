@@ -49,7 +49,8 @@ TEST(PoolReport, ListsEveryBlockButTheNullBlock) {
   occupy(memory, ProcessSlot{0});
   BlockPool pool(memory, ProcessSlot{0});
   leave_idle(pool, Prompt(pool, counting(0, 8), DomainId{3}));
-  const auto blocks = report_blocks(memory);
+  std::vector<BlockReport> blocks;
+  for_each_block(memory, [&](const BlockReport& block) { blocks.push_back(block); });
   ASSERT_EQ(blocks.size(), 9u);
   EXPECT_EQ(blocks[0].id, BlockId{1});
   EXPECT_EQ(blocks[8].tier, Tier::host);
@@ -59,6 +60,10 @@ TEST(PoolReport, ListsEveryBlockButTheNullBlock) {
   EXPECT_EQ(blocks[1].parent_uid, blocks[0].uid);
   EXPECT_GT(blocks[0].stamp, blocks[1].stamp)
       << "the end of a sequence is evicted first, so its stamp is lower";
+  const auto domains = report_domains(memory);
+  ASSERT_EQ(domains.size(), 1u) << "a domain without blocks and limits is left out";
+  EXPECT_EQ(domains.at(DomainId{3}).idle, 2u);
+  EXPECT_EQ(domains.at(DomainId{3}).held, 0u);
 }
 
 TEST(PoolReport, ABlockInAnUnknownStateCountsAsRetired) {

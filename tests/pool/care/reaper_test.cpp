@@ -194,7 +194,7 @@ TEST(Reaper, IdleBlocksThatAKilledEvictorPassedAreFound) {
   Bench b(small_geometry(8));
   for (TokenId i = 0; i < 7; ++i) leave_idle(b.alive, Prompt(b.alive, counting(100 * i, 4)));
   TierControl& control = b.memory.control().tiers[0];
-  control.head.store(control.tail.load());  // killed after moving the head
+  control.lanes[0].head.store(control.tail.load());  // killed after moving the head
   reap(b.memory, kDead);
   EXPECT_EQ(numbers(b.alive.allocate(Tier::device, 7).value()), (Ids{1, 2, 3, 4, 5, 6, 7}));
 }
@@ -205,8 +205,9 @@ TEST(Reaper, IdleBlocksThatAKilledEvictorPassedAreEvictedBeforeNewerOnes) {
   const Prompt old(b.alive, counting(0, 4)), newer(b.alive, counting(100, 4));
   leave_idle(b.alive, old);  // block 1
   TierControl& control = b.memory.control().tiers[0];
-  control.head.store(control.tail.load());  // killed after moving the head, before taking the block
-  leave_idle(b.alive, newer);               // block 2
+  control.lanes[0].head.store(
+      control.tail.load());    // killed after moving the head, before taking the block
+  leave_idle(b.alive, newer);  // block 2
   reap(b.memory, kDead);
   EXPECT_EQ(numbers(b.alive.allocate(Tier::device, 2).value()), (Ids{3, 1}));
   EXPECT_EQ(match_all(b.alive, newer).blocks.size(), 1u);

@@ -156,7 +156,7 @@ TEST_F(Repair, CorrectsCountersOutOfRange) {
   TierControl& order = memory.control().tiers[0];
   const std::uint64_t tail = order.tail.load(), one = 1;
   for (const std::uint64_t wild : {tail ^ 2, tail | one << 60, tail | one << 63}) {
-    for (auto* end : {&order.head, &order.tail}) {
+    for (auto* end : {&order.lanes[0].head, &order.tail}) {
       end->store(wild);
       mend();
       EXPECT_THAT(violations(), IsEmpty());

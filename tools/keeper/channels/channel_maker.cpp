@@ -7,6 +7,7 @@
 
 #include "ipc/channel/channel_memory.hpp"
 #include "tools/keeper/channels/page_pins.hpp"
+#include "tools/keeper/succession/strays.hpp"
 
 namespace kvhive {
 namespace {
@@ -112,6 +113,14 @@ void ChannelMaker::free(std::uint64_t channel, uid_t user, ChannelMemory memory,
     close(channel, user, std::move(files));
     return true;
   });
+}
+
+void ChannelMaker::close(std::vector<UniqueFd> strays) {
+  for (UniqueFd& fd : strays)
+    closer_.add(0, [stray = std::make_shared<UniqueFd>(std::move(fd))] {
+      close_stray(std::move(*stray));
+      return true;
+    });
 }
 
 /// If the client has left, this frees its requests, which may be a gigabyte.

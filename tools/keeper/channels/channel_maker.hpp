@@ -42,6 +42,9 @@ class ChannelMaker {
   /// follows.
   void free(std::uint64_t channel, uid_t user, ChannelMemory memory, std::size_t bytes);
 
+  /// For a successor: closes what a killed keeper had open and nobody knows.
+  void close(std::vector<UniqueFd> strays);
+
  private:
   struct Making;
   void made(std::uint64_t channel, const std::shared_ptr<Making>& making);

@@ -12,12 +12,15 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/unique_fd.hpp"
 #include "config/machine_memory.hpp"
 #include "ipc/channel/channel_memory.hpp"
 #include "ipc/protocol.hpp"
+#include "tools/keeper/channels/channel_row.hpp"
 
 namespace kvhive {
 
@@ -53,6 +56,9 @@ class EngineLine {
                                             const std::vector<int>& fds) = 0;
   [[nodiscard]] virtual Expected<void> close(EngineKey engine, const ChannelClose& message) = 0;
   [[nodiscard]] virtual Expected<void> tell_of_death(EngineKey engine) = 0;
+  /// Only these channels are open.
+  [[nodiscard]] virtual Expected<void> tell_known(EngineKey engine,
+                                                  const std::string& channels) = 0;
 };
 
 /// An EngineLine over sockets. An engine's key is the descriptor of its socket.
@@ -68,6 +74,9 @@ class EngineSockets : public EngineLine {
   [[nodiscard]] Expected<void> tell_of_death(EngineKey engine) override {
     return send_packet(engine, EngineDied{});
   }
+  [[nodiscard]] Expected<void> tell_known(EngineKey engine, const std::string& channels) override {
+    return send_packet(engine, ChannelsKnown{}, {}, channels);
+  }
 };
 
 class Channels {
@@ -75,6 +84,12 @@ class Channels {
   using EngineKey = kvhive::EngineKey;
   explicit Channels(const ChannelQuota& quota = {}) : quota_(quota) {}
 
+  /// From now on these hold; channels that there are stay.
+  void set_quota(const ChannelQuota& quota) { quota_ = quota; }
+  void set_share(DomainId domain, const DomainShare& share);
+
+  /// Error: no channel may have so many.
+  [[nodiscard]] static Expected<void> check_bytes(std::size_t bytes);
   /// Enters a channel whose memory is still to be made. It counts against the quotas from now on.
   /// Errors: `bytes` is out of bounds, is more than is left for the user, the domain or all clients
   /// together, or is more than machine and cgroup have available: a client must not cause the
@@ -84,7 +99,7 @@ class Channels {
                                                 const ChannelOwner& owner,
                                                 const MachineMemory& machine);
 
-  /// A channel that no engine serves yet: what its client is sent.
+  /// A channel that no engine serves yet: what its client is sent. The descriptors are copies.
   struct Created {
     std::size_t bytes;
     UniqueFd requests;     ///< for writing
@@ -92,14 +107,37 @@ class Channels {
     int engine_bell;       ///< the table's, open until the channel is closed
     UniqueFd client_bell;  ///< the client's end
   };
-  /// The memory of a reserved channel is made, and is sent to its client.
+  /// The memory of a reserved channel is made, and is to be sent to its client.
   [[nodiscard]] Expected<Created> complete(std::uint64_t id, ChannelMemory memory);
+  /// The same once more, as long as the client is not known to have it.
+  [[nodiscard]] Expected<Created> offer(std::uint64_t id) const;
+  /// The client has it.
+  void taken(std::uint64_t id);
 
   /// The client says that it has sealed its requests.
   /// \return  what is to be pinned now (request_pinner.hpp)
   [[nodiscard]] Expected<const ChannelMemory*> sealed(std::uint64_t id);
   /// The requests' pages are pinned: engines can serve the channel now.
   void pinned(std::uint64_t id);
+
+  // -- for a successor ----------------------------------------------------------------------------
+  /// Channels that have changed or were closed since the last call.
+  std::set<std::uint64_t> take_changed() { return std::exchange(changed_, {}); }
+  /// What rows may still name. To be closed once the changes are written down.
+  std::vector<UniqueFd> take_dropped() { return std::exchange(dropped_, {}); }
+  /// Nothing if it is closed.
+  std::optional<ChannelRow> row_of(std::uint64_t id) const;
+  std::uint64_t next_id() const { return next_id_; }
+  void set_next_id(std::uint64_t id) { next_id_ = id; }
+  /// Enters a channel of a killed keeper. Its engines are there already. They are told of all
+  /// channels and all deaths again: nobody knows what they were told last.
+  void restore(const ChannelRow& row, const DomainShare& share = {});
+  void tell_all_again();
+  /// The same as sealed(), for a channel that was being pinned: some pages may be pinned already.
+  /// Nothing if it was not, or is.
+  [[nodiscard]] Expected<const ChannelMemory*> pinned_in_part(std::uint64_t id);
+  enum class Stage : std::uint8_t { reserved, made, sealed, pinned };
+  std::vector<std::pair<std::uint64_t, Stage>> stages() const;
 
   /// What the table tells about one channel.
   struct Channel {
@@ -110,6 +148,8 @@ class Channels {
   };
   /// Nothing if there is no such channel.
   std::optional<Channel> find(std::uint64_t id) const;
+  /// Those that have channels.
+  std::set<DomainId> domains() const;
   /// Adds an engine that can serve channels. Clients ask for it by `number`.
   void add_engine(EngineKey engine, std::uint32_t number, ProcessSlot slot);
   /// Removes an engine that is gone. The others are to be told of its death.
@@ -162,6 +202,10 @@ class Channels {
     UniqueFd client_bell;  ///< the engine's end
     bool is_sealed = false, is_pinned = false;
     std::set<EngineKey> refused_by{};
+    /// What only the client needs: its requests, open for writing, and its end of its bell.
+    UniqueFd clients_requests, clients_bell;
+    /// An earlier keeper may have given it to engines that are not noted.
+    bool is_restored = false;
   };
   struct Engine {
     std::uint32_t number = 0;
@@ -169,6 +213,7 @@ class Channels {
     std::deque<std::uint64_t> to_open;    ///< channels to give to it; some are closed by now
     std::vector<std::uint64_t> to_close;  ///< channels that it was not told are closed
     bool knows_all_deaths = true;
+    bool knows_channels = true;  ///< false = it may have some that are closed
     std::size_t channels = 0;    ///< that it has
     std::size_t unanswered = 0;  ///< channels that it was given and has not answered
     std::chrono::steady_clock::time_point silent_since{};  ///< if there are any
@@ -178,6 +223,7 @@ class Channels {
   static bool tell_closed(EngineKey key, Engine& engine, EngineLine& line);
   bool tell_opened(EngineKey key, Engine& engine, EngineLine& line);
   static bool tell_of_deaths(EngineKey key, Engine& engine, EngineLine& line);
+  bool tell_known(EngineKey key, Engine& engine, EngineLine& line) const;
   static bool is_for(const Channel& channel, const Engine& engine) {
     return channel.wanted_engine == kAnyEngine || channel.wanted_engine == engine.number;
   }
@@ -188,6 +234,8 @@ class Channels {
   std::map<EngineKey, Engine> engines_;
   std::map<std::uint64_t, Entry> channels_;
   std::map<std::uint64_t, Channel> closed_;  ///< whose memory is being freed
+  std::set<std::uint64_t> changed_;
+  std::vector<UniqueFd> dropped_;
   std::uint64_t next_id_ = 1;
 };
 

@@ -51,7 +51,9 @@ void RequestPinner::pin(std::uint64_t channel, uid_t user, const ChannelMemory& 
                         std::size_t bytes) {
   wanted_.insert(channel);
   waiting_.push_back({channel, user, &memory, bytes});
-  start_waiting();
+  // Not before the keeper has written down that the requests are sealed. A successor that handled
+  // the client's packet again would have the pages put twice into pipes with room for one time.
+  loop_.post([this] { start_waiting(); });
 }
 
 void RequestPinner::cancel(std::uint64_t channel) {
@@ -86,7 +88,8 @@ Expected<void> RequestPinner::start(const Job& job) {
   auto helper = idle_helper();
   if (!helper) return forward_error(helper);
   std::vector<int> fds = {job.memory->requests.get()};
-  for (const UniqueFd& pipe : job.memory->pins) fds.push_back(pipe.get());
+  for (const UniqueFd& pipe : job.memory->pins)
+    if (fds.size() < kMostFds) fds.push_back(pipe.get());
   if (auto sent = send_packet((*helper)->socket.get(), PinPages{job.bytes}, fds); !sent)
     return sent;
   (*helper)->job = job;

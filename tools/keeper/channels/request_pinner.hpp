@@ -33,7 +33,7 @@ class RequestPinner {
   RequestPinner& operator=(const RequestPinner&) = delete;
   ~RequestPinner();
 
-  /// on_pinned() follows, unless it is cancelled.
+  /// Begins after the event that is being handled. on_pinned() follows, unless it is cancelled.
   /// \param memory  stays where it is until then; its pipes have room for the requests' pages
   void pin(std::uint64_t channel, uid_t user, const ChannelMemory& memory, std::size_t bytes);
   /// The client is gone.

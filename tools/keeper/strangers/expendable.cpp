@@ -1,6 +1,7 @@
 #include "tools/keeper/strangers/expendable.hpp"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -37,6 +38,7 @@ Expected<void> Expendables::start(std::vector<int> kept, const std::function<int
   const pid_t pid = fork();
   if (pid < 0) return os_failure("fork");
   if (pid == 0) {
+    prctl(PR_SET_NAME, "kvhived-helper");
     close_all_but(kept);
     _exit(work());
   }

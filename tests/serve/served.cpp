@@ -1,0 +1,57 @@
+#include "tests/serve/served.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/unique_fd.hpp"
+
+namespace kvhive::testing {
+
+Service::Service(const std::string& socket, std::vector<std::string> flags, int descriptors) {
+  int ends[2];
+  KV_CHECK(pipe2(ends, O_CLOEXEC) == 0);
+  const UniqueFd out(ends[0]);
+  UniqueFd in(ends[1]);
+  flags.insert(flags.begin(), {"serve", "--socket", socket, "--port", "0"});
+  if (descriptors == 0) {
+    pid_ = spawn(program("kvhive"), flags, in.get(), -1);
+  } else {
+    const std::string limited = "ulimit -n " + std::to_string(descriptors) + "; exec \"$0\" \"$@\"";
+    flags.insert(flags.begin(), {"-c", limited, program("kvhive")});
+    pid_ = spawn("/bin/sh", flags, in.get(), -1);
+  }
+  in = UniqueFd();
+  std::string line;
+  for (char letter; read(out.get(), &letter, 1) == 1 && letter != '\n';) line += letter;
+  const std::size_t colon = line.rfind(':');
+  KV_CHECK(colon != std::string::npos, line);
+  port_ = static_cast<std::uint16_t>(std::stoi(line.substr(colon + 1)));
+}
+
+Service::~Service() {
+  if (pid_ == 0) return;
+  signal_process(pid_, SIGKILL);
+  waitpid(pid_, nullptr, 0);
+}
+
+int Service::stop() {
+  signal_process(pid_, SIGTERM);
+  int status = 0;
+  waitpid(std::exchange(pid_, 0), &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+HttpReply Service::ask(const std::string& request) const {
+  HttpClient client = connect();
+  client.send(request);
+  auto reply = client.receive();
+  KV_CHECK(reply.has_value());
+  return std::move(*reply);
+}
+
+}  // namespace kvhive::testing

@@ -1,0 +1,39 @@
+#pragma once
+// kvhive serve, started as a user would.
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/serve/http_client.hpp"
+#include "tests/tools/daemon.hpp"
+
+namespace kvhive::testing {
+
+/// Longer than anything takes that works.
+constexpr std::chrono::seconds kHang{60};
+
+/// A service on a port of its own.
+class Service {
+ public:
+  /// \param descriptors  how many it may have open; 0 = as many as this process
+  explicit Service(const std::string& socket, std::vector<std::string> flags = {},
+                   int descriptors = 0);
+  ~Service();
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+
+  /// SIGTERM; returns the exit code, or -1.
+  int stop();
+  pid_t pid() const { return pid_; }
+  HttpClient connect() const { return HttpClient(port_); }
+  /// Over a connection of its own.
+  HttpReply ask(const std::string& request) const;
+
+ private:
+  pid_t pid_ = 0;
+  std::uint16_t port_ = 0;
+};
+
+}  // namespace kvhive::testing

@@ -1,0 +1,377 @@
+// kvhive serve over real connections, beside a real daemon.
+
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <fstream>
+
+#include "tests/serve/served.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kCompletions = "/v1/completions";
+
+Json completion(const std::string& prompt, std::uint32_t max_tokens) {
+  return {{"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", 0}};
+}
+
+std::string text_of(const std::vector<std::string>& events) {
+  std::string text;
+  for (const std::string& event : events) {
+    if (event == "[DONE]") continue;
+    const Json json = Json::parse(event);
+    for (const Json& choice : json["choices"]) text += choice["text"];
+  }
+  return text;
+}
+
+std::size_t running_in(const Daemon& daemon) {
+  std::size_t running = 0;
+  const Json procs = daemon.procs();
+  for (const Json& process : procs["processes"])
+    running += process.value("running", 0u) + process.value("waiting", 0u);
+  return running;
+}
+
+class ServiceTest : public ::testing::Test {
+ protected:
+  const Daemon daemon_;
+  const Service service_{daemon_.socket()};
+};
+
+TEST_F(ServiceTest, CompletionsAreWhatTheEnginesGenerate) {
+  const Progress expected = *daemon_.connect().generate(request_of("In the beginning", 40));
+  const HttpReply reply =
+      service_.ask(post(kCompletions, completion("In the beginning", 40).dump()));
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  const Json answer = reply.json();
+  EXPECT_EQ(answer["choices"][0]["text"], expected.text);
+  EXPECT_EQ(answer["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(answer["usage"]["prompt_tokens"], expected.prompt_tokens);
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 40);
+}
+
+TEST_F(ServiceTest, AStreamIsTheWholeAnswerInPieces) {
+  Json request = completion("In the beginning", 200);
+  const std::string whole =
+      service_.ask(post(kCompletions, request.dump())).json()["choices"][0]["text"];
+  request["stream"] = true;
+  request["stream_options"] = {{"include_usage", true}};
+  const auto events = service_.ask(post(kCompletions, request.dump())).events();
+  ASSERT_GT(events.size(), 3u);
+  EXPECT_EQ(text_of(events), whole);
+  EXPECT_EQ(events.back(), "[DONE]");
+  const Json usage = Json::parse(events[events.size() - 2]);
+  EXPECT_TRUE(usage["choices"].empty());
+  EXPECT_EQ(usage["usage"]["completion_tokens"], 200);
+  EXPECT_EQ(Json::parse(events[events.size() - 3])["choices"][0]["finish_reason"], "length");
+}
+
+TEST_F(ServiceTest, TheSecondRequestTellsHowMuchOfItsPromptWasCached) {
+  const std::string request = post(kCompletions, completion(passage(), 1).dump());
+  service_.ask(request);
+  const Json usage = service_.ask(request).json()["usage"];
+  EXPECT_GT(usage["prompt_tokens_details"]["cached_tokens"], 64);
+}
+
+/// No byte of it is ever shown, also if it comes in pieces.
+TEST_F(ServiceTest, AStopTextIsCutOffAndNamed) {
+  Json request = completion("In the beginning", 60);
+  const std::string whole =
+      service_.ask(post(kCompletions, request.dump())).json()["choices"][0]["text"];
+  const std::string stop = whole.substr(whole.size() / 2, 7);
+  request["stop"] = stop;
+  const Json choice = service_.ask(post(kCompletions, request.dump())).json()["choices"][0];
+  EXPECT_EQ(choice["text"], whole.substr(0, whole.find(stop)));
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["stop_reason"], stop);
+  request["stream"] = true;
+  EXPECT_EQ(text_of(service_.ask(post(kCompletions, request.dump())).events()), choice["text"]);
+}
+
+TEST_F(ServiceTest, AnswersAreNumberedByPromptAndThenByN) {
+  const Json request = {{"prompt", {"In the beginning", "And God said"}},
+                        {"n", 2},
+                        {"max_tokens", 4},
+                        {"echo", true},
+                        {"seed", 7}};
+  const Json answer = service_.ask(post(kCompletions, request.dump())).json();
+  ASSERT_EQ(answer["choices"].size(), 4u);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(answer["choices"][i]["index"], i);
+    EXPECT_THAT(answer["choices"][i]["text"].get<std::string>(),
+                ::testing::StartsWith(i < 2 ? "In the beginning" : "And God said"));
+  }
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 16);
+}
+
+TEST_F(ServiceTest, LogprobsStandBesideTheirTokens) {
+  Json request = completion("In the beginning", 5);
+  request["logprobs"] = 3;
+  const Json choice = service_.ask(post(kCompletions, request.dump())).json()["choices"][0];
+  std::string text;
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(choice["logprobs"]["text_offset"][i], text.size());
+    text += choice["logprobs"]["tokens"][i];
+    EXPECT_EQ(choice["logprobs"]["top_logprobs"][i].size(), 3u);
+  }
+  EXPECT_EQ(text, choice["text"]);
+}
+
+TEST_F(ServiceTest, TokensOfATextGiveTheTextAgain) {
+  const Json tokens =
+      service_.ask(post("/tokenize", R"({"prompt": "And God said", "add_special_tokens": false})"))
+          .json();
+  EXPECT_EQ(tokens["count"], tokens["tokens"].size());
+  const Json text =
+      service_.ask(post("/detokenize", Json{{"tokens", tokens["tokens"]}}.dump())).json();
+  EXPECT_EQ(text["prompt"], "And God said");
+}
+
+TEST_F(ServiceTest, WhatIsWrongIsNamedInOpenAisForm) {
+  const struct {
+    std::string body;
+    int status;
+    Json param;
+  } cases[] = {
+      {"[1", 400, nullptr},
+      {"{}", 400, "prompt"},
+      {R"({"prompt": ""})", 400, "prompt"},
+      {R"({"prompt": [1, "a"]})", 400, "prompt"},
+      {R"({"prompt": "a", "model": "gpt"})", 404, "model"},
+      {R"({"prompt": "a", "max_tokens": 0})", 400, "max_tokens"},
+      {R"({"prompt": "a", "temperature": -1})", 400, "temperature"},
+      {R"({"prompt": "a", "top_p": "b"})", 400, "top_p"},
+      {R"({"prompt": "a", "logprobs": "b"})", 400, "logprobs"},
+      {R"({"prompt": "a", "stop": ["", "b"]})", 400, "stop"},
+      {R"({"prompt": "a", "stream_options": {}})", 400, "stream_options"},
+      {R"({"prompt": "a", "logit_bias": {"5": 1}})", 501, "logit_bias"},
+      {R"({"prompt": "a", "n": 129})", 400, "n"},
+      {R"({"prompt": [99999]})", 400, nullptr},
+  };
+  for (const auto& [body, status, param] : cases) {
+    const HttpReply reply = service_.ask(post(kCompletions, body));
+    EXPECT_EQ(reply.status, status) << body << reply.body;
+    const Json error = reply.json()["error"];
+    EXPECT_EQ(error["param"], param) << body;
+    EXPECT_EQ(error["code"], status);
+    EXPECT_FALSE(error["message"].get<std::string>().empty());
+  }
+  EXPECT_EQ(service_.ask(get("/nowhere")).status, 404);
+  EXPECT_EQ(service_.ask(get(kCompletions)).status, 405);
+  EXPECT_EQ(service_.ask(post("/v1/embeddings", "{}")).status, 501);
+  std::string text;
+  for (int i = 0; i < 30; ++i) text += passage();
+  const HttpReply refused = service_.ask(post(kCompletions, completion(text, 5).dump()));
+  EXPECT_EQ(refused.status, 400) << refused.body;
+}
+
+TEST_F(ServiceTest, FieldsThatAreNotKnownChangeNothing) {
+  Json request = completion("In the beginning", 3);
+  request["user"] = "somebody";
+  request["no_such_field"] = 1;
+  request["frequency_penalty"] = 0.0;
+  request["best_of"] = nullptr;
+  EXPECT_EQ(service_.ask(post(kCompletions, request.dump())).status, 200);
+}
+
+TEST_F(ServiceTest, OneConnectionCarriesManyRequests) {
+  HttpClient client = service_.connect();
+  for (int i = 0; i < 3; ++i) {
+    Json request = completion("In the beginning", 3);
+    request["stream"] = i == 1;
+    client.send(post(kCompletions, request.dump()));
+    const auto reply = client.receive();
+    ASSERT_TRUE(reply.has_value()) << i;
+    EXPECT_EQ(reply->status, 200);
+  }
+}
+
+/// While it is generated, and while it waits.
+TEST_F(ServiceTest, ARequestWhoseClientGoesIsEnded) {
+  for (const bool is_streamed : {true, false}) {
+    HttpClient client = service_.connect();
+    Json request = completion("In the beginning", 3000);
+    request["ignore_eos"] = true;
+    request["stream"] = is_streamed;
+    client.send(post(kCompletions, request.dump()));
+    if (is_streamed) {
+      ASSERT_TRUE(client.receive_until("data: "));
+    }
+    ASSERT_TRUE(eventually([&] { return running_in(daemon_) == 1; }, kHang));
+    client.close();
+    EXPECT_TRUE(eventually([&] { return running_in(daemon_) == 0; }, kHang));
+  }
+}
+
+TEST_F(ServiceTest, AStreamGoesOnWhenItsEngineIsKilled) {
+  Json request = completion("In the beginning", 1500);
+  request["ignore_eos"] = true;
+  const std::string whole =
+      service_.ask(post(kCompletions, request.dump())).json()["choices"][0]["text"];
+  request["stream"] = true;
+  HttpClient client = service_.connect();
+  client.send(post(kCompletions, request.dump()));
+  ASSERT_TRUE(client.receive_until("data: "));
+  const Json engines = daemon_.status()["engines"];
+  for (const Json& engine : engines) signal_process(engine["pid"], SIGKILL);
+  daemon_.kill_keeper();
+  const auto reply = client.receive();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(text_of(reply->events()), whole);
+}
+
+TEST_F(ServiceTest, TooLargeABodyIsRefusedByItsLengthAlone) {
+  HttpClient client = service_.connect();
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 99000000\r\n\r\n");
+  const auto reply = client.receive();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(reply->status, 413);
+  EXPECT_THAT(reply->json()["error"]["message"].get<std::string>(), HasSubstr("--max-body-bytes"));
+  EXPECT_TRUE(client.is_ended());
+}
+
+TEST_F(ServiceTest, WhatIsNoHttpIsRefused) {
+  for (const std::string& nonsense :
+       {std::string("\x16\x03\x01\x02"), std::string("GET / HTTP/9.9\r\n\r\n"),
+        "GET / HTTP/1.1\r\n" + std::string(20000, 'a'),
+        std::string("POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"),
+        std::string(
+            "POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n")}) {
+    HttpClient client = service_.connect();
+    client.send(nonsense + "\r\n\r\n");
+    const auto reply = client.receive();
+    if (reply) {
+      EXPECT_GE(reply->status, 400) << nonsense.substr(0, 60);
+    }
+    EXPECT_TRUE(client.is_ended());
+  }
+  EXPECT_EQ(service_.ask(get("/health")).status, 200);
+}
+
+TEST(ServiceLimits, HalfRequestsTakeNobodysPlace) {
+  const Daemon daemon;
+  const Service service(daemon.socket(), {"--max-connections", "32"});
+  std::vector<HttpClient> halves;
+  for (int i = 0; i < 300; ++i) {
+    halves.push_back(service.connect());
+    halves.back().send("POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{");
+    if (i % 50 != 0) continue;
+    EXPECT_EQ(service.ask(post(kCompletions, completion("In the beginning", 3).dump())).status,
+              200);
+  }
+}
+
+/// Fewer descriptors than there are connections.
+TEST(ServiceLimits, DescriptorsThatRunOutCostOnlyWhoIsSilent) {
+  const Daemon daemon;
+  const Service service(daemon.socket(), {}, 330);
+  std::vector<HttpClient> silent;
+  for (int i = 0; i < 200; ++i) silent.push_back(service.connect());
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(service.ask(post(kCompletions, completion("In the beginning", 3).dump())).status,
+              200);
+}
+
+TEST(ServiceLimits, AKeyMustBeGivenBelowV1) {
+  const Daemon daemon;
+  const std::string keys = daemon.directory() + "/keys";
+  std::ofstream(keys) << "# ours\nsecret-1\nsecret-2\n";
+  const Service service(daemon.socket(), {"--api-key-file", keys});
+  const std::string body = completion("In the beginning", 3).dump();
+  EXPECT_EQ(service.ask(post(kCompletions, body)).status, 401);
+  EXPECT_EQ(service.ask(post(kCompletions, body, "Authorization: Bearer secret-3\r\n")).status,
+            401);
+  EXPECT_EQ(service.ask(post(kCompletions, body, "Authorization: Bearer secret-2\r\n")).status,
+            200);
+  EXPECT_EQ(service.ask(get("/health")).status, 200);
+}
+
+/// Nobody between may take a stream for dead whose engine is stopped.
+TEST(ServiceLimits, ASilentStreamIsKeptAlive) {
+  const Daemon daemon;
+  const Service service(daemon.socket(), {"--sse-keep-alive-interval", "1"});
+  const Json engines = daemon.status()["engines"];
+  for (const Json& engine : engines) signal_process(engine["pid"], SIGSTOP);
+  HttpClient client = service.connect();
+  Json request = completion("In the beginning", 5);
+  request["stream"] = true;
+  client.send(post(kCompletions, request.dump(), "X-Request-Id: mine-7\r\n"));
+  EXPECT_TRUE(client.receive_until(": keep-alive\n\n"));
+  for (const Json& engine : engines) signal_process(engine["pid"], SIGCONT);
+  const auto reply = client.receive();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_FALSE(text_of(reply->events()).empty());
+  EXPECT_THAT(reply->head, HasSubstr("X-Request-Id: cmpl-mine-7"));
+  EXPECT_EQ(Json::parse(reply->events().front())["id"], "cmpl-mine-7");
+}
+
+/// A stream that was cut says so, and the next request finds the next daemon.
+TEST(ServiceLimits, TheDaemonMayEndAndComeBack) {
+  Daemon first;
+  const std::string socket = first.socket();
+  const Service service(socket);
+  HttpClient client = service.connect();
+  Json request = completion("In the beginning", 3000);
+  request["ignore_eos"] = true;
+  request["stream"] = true;
+  client.send(post(kCompletions, request.dump()));
+  ASSERT_TRUE(client.receive_until("data: "));
+  first.kill();
+  const auto reply = client.receive();
+  ASSERT_TRUE(reply.has_value()) << "the stream ended without a word";
+  ASSERT_GE(reply->events().size(), 2u);
+  EXPECT_EQ(Json::parse(reply->events().end()[-2])["error"]["code"], 503);
+  EXPECT_EQ(reply->events().back(), "[DONE]");
+  const HttpReply refused = service.ask(post(kCompletions, completion("a", 3).dump()));
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_THAT(refused.head, HasSubstr("Retry-After: "));
+  EXPECT_EQ(service.ask(get("/health")).status, 503);
+  const pid_t next =
+      spawn(program("kvhived"), {"--model", kDemoModel, "--socket", socket, "--threads", "1",
+                                 "--kv-cache-memory-bytes", "8M", "--log-level", "error"});
+  EXPECT_TRUE(eventually([&] { return service.ask(get("/health")).status == 200; }, kHang));
+  EXPECT_EQ(service.ask(post(kCompletions, completion("In the beginning", 3).dump())).status, 200);
+  kill_daemon(next);
+}
+
+/// More streams than one channel has slots.
+TEST(ServiceLimits, ManyStreamsShareChannels) {
+  const Daemon daemon;
+  const Service service(daemon.socket());
+  Json request = completion("In the beginning", 8);
+  request["stream"] = true;
+  std::vector<HttpClient> clients;
+  for (int i = 0; i < 600; ++i) {
+    clients.push_back(service.connect());
+    clients.back().send(post(kCompletions, request.dump()));
+  }
+  std::string text;
+  for (HttpClient& client : clients) {
+    const auto reply = client.receive();
+    ASSERT_TRUE(reply.has_value());
+    if (text.empty()) text = text_of(reply->events());
+    EXPECT_EQ(text_of(reply->events()), text);
+  }
+  EXPECT_GE(daemon.status()["clients"].size(), 2u);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(ServiceLimits, ItEndsWhenItIsAskedTo) {
+  const Daemon daemon;
+  Service service(daemon.socket());
+  HttpClient client = service.connect();
+  Json request = completion("In the beginning", 3000);
+  request["stream"] = true;
+  client.send(post(kCompletions, request.dump()));
+  ASSERT_TRUE(client.receive_until("data: "));
+  EXPECT_EQ(service.stop(), 0);
+  EXPECT_TRUE(client.is_ended());
+  EXPECT_TRUE(eventually([&] { return daemon.status()["clients"].empty(); }, kHang));
+}
+
+}  // namespace
+}  // namespace kvhive::testing

@@ -1,0 +1,251 @@
+// What HTTP costs, beside a running `kvhive serve`, and what it bears: streams at once, and
+// connections that send half a request.
+//
+// Usage: bench_serve PORT PID [--brief]   The service's port and process. KVHIVE_SOCKET names its
+// daemon, which should have one engine: then each step of the engine gives a token to all streams,
+// and the token of a stream over HTTP can be compared with that of a stream without.
+
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "base/unique_fd.hpp"
+#include "kvhive/client.hpp"
+#include "tools/bench/latency.hpp"
+#include "tools/bench/new_request.hpp"
+
+namespace kvhive::bench {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+[[noreturn]] void fail(const std::string& text) {
+  std::fprintf(stderr, "bench_serve: %s\n", text.c_str());
+  std::exit(1);
+}
+
+double seconds_since(Clock::time_point start) { return Seconds(Clock::now() - start).count(); }
+
+UniqueFd connect_to(std::uint16_t port) {
+  UniqueFd socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (!socket_fd ||
+      connect(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+    fail("cannot connect to port " + std::to_string(port) + ": " + strerror(errno));
+  return socket_fd;
+}
+
+void send_all(const UniqueFd& connection, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t sent = send(connection.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent <= 0) fail(std::string("cannot send: ") + strerror(errno));
+    bytes.remove_prefix(static_cast<std::size_t>(sent));
+  }
+}
+
+std::string request_text(std::uint32_t seed, std::uint32_t tokens) {
+  const std::string body = "{\"prompt\":\"" + std::to_string(seed) +
+                           " In the beginning\",\"max_tokens\":" + std::to_string(tokens) +
+                           ",\"ignore_eos\":true,\"temperature\":0,\"stream\":true}";
+  return "POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: " +
+         std::to_string(body.size()) + "\r\n\r\n" + body;
+}
+
+/// Streams over connections of their own, read by one thread.
+class Streams {
+ public:
+  struct Stream {
+    UniqueFd connection;
+    std::string tail;  ///< of what came, in which an event may begin
+    std::vector<Clock::time_point> events;
+    Clock::time_point submitted;
+    bool is_done = false, is_refused = false;
+  };
+
+  void add(std::uint16_t port, std::uint32_t seed, std::uint32_t tokens) {
+    Stream& stream = streams_.emplace_back();
+    stream.connection = connect_to(port);
+    epoll_event event{EPOLLIN, {.u64 = streams_.size() - 1}};
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stream.connection.get(), &event);
+    stream.submitted = Clock::now();
+    send_all(stream.connection, request_text(seed, tokens));
+  }
+  void read_to_the_end() {
+    for (std::size_t open = streams_.size(); open != 0;) {
+      epoll_event ready[256];
+      const int count = epoll_wait(epoll_.get(), ready, 256, 120'000);
+      if (count <= 0) fail(std::to_string(open) + " streams are silent for two minutes");
+      for (int i = 0; i < count; ++i) open -= read(streams_[ready[i].data.u64]);
+    }
+  }
+  const std::vector<Stream>& all() const { return streams_; }
+  std::size_t completed() const {
+    return static_cast<std::size_t>(
+        std::count_if(streams_.begin(), streams_.end(),
+                      [](const Stream& stream) { return stream.is_done && !stream.is_refused; }));
+  }
+
+ private:
+  /// True: it has ended.
+  bool read(Stream& stream) {
+    char bytes[65536];
+    const ssize_t got = recv(stream.connection.get(), bytes, sizeof bytes, 0);
+    const auto now = Clock::now();
+    if (got > 0) {
+      stream.tail.append(bytes, static_cast<std::size_t>(got));
+      if (stream.events.empty() && stream.tail.starts_with("HTTP/1.1 5")) stream.is_refused = true;
+      // Each read is an arrival: tokens that come together have come at the same time.
+      if (stream.tail.find("data: {") != std::string::npos) stream.events.push_back(now);
+      stream.is_done = stream.tail.find("data: [DONE]") != std::string::npos;
+      stream.tail.erase(0, stream.tail.size() - std::min<std::size_t>(stream.tail.size(), 6));
+    }
+    if (got > 0 && !stream.is_done && !stream.is_refused) return false;
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, stream.connection.get(), nullptr);
+    return true;
+  }
+
+  UniqueFd epoll_{epoll_create1(EPOLL_CLOEXEC)};
+  std::vector<Stream> streams_;
+};
+
+/// Seconds of computing and resident bytes of another process.
+struct Usage {
+  double cpu_s = 0;
+  std::size_t resident = 0;
+};
+Usage usage_of(pid_t pid) {
+  const std::string folder = "/proc/" + std::to_string(pid);
+  std::string stat;
+  std::getline(std::ifstream(folder + "/stat"), stat);
+  unsigned long user = 0, system = 0;
+  const std::size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos ||
+      std::sscanf(stat.c_str() + name_end + 2,
+                  "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) != 2)
+    fail("there is no process " + std::to_string(pid));
+  std::size_t all = 0, resident = 0;
+  std::ifstream(folder + "/statm") >> all >> resident;
+  return {static_cast<double>(user + system) / static_cast<double>(sysconf(_SC_CLK_TCK)),
+          resident * static_cast<std::size_t>(sysconf(_SC_PAGESIZE))};
+}
+
+/// When the tokens of one stream without HTTP came.
+std::vector<Clock::time_point> stream_directly(std::uint32_t tokens) {
+  auto client = Client::connect();
+  if (!client) fail(client.error().text);
+  GenerateRequest request;
+  request.prompt = "In the beginning";
+  request.max_tokens = tokens;
+  request.ignore_eos = true;
+  std::vector<Clock::time_point> times;
+  const auto result = client->generate(request, [&](const Progress& news) {
+    if (!news.tokens.empty()) times.push_back(Clock::now());
+  });
+  if (!result) fail(result.error().text);
+  return times;
+}
+
+/// How much later a token comes over HTTP than the same step's token without.
+void measure_added(std::uint16_t port, std::size_t count, std::uint32_t tokens) {
+  Streams streams;
+  std::vector<Clock::time_point> direct;
+  std::jthread without([&] { direct = stream_directly(2 * tokens); });
+  for (std::size_t i = 0; i < count; ++i) streams.add(port, static_cast<std::uint32_t>(i), tokens);
+  streams.read_to_the_end();
+  without.join();
+  Latencies added, steps;
+  for (std::size_t i = 1; i < direct.size(); ++i)
+    steps.add(std::chrono::nanoseconds(direct[i] - direct[i - 1]).count());
+  for (const Streams::Stream& stream : streams.all())
+    for (const Clock::time_point arrival : stream.events) {
+      const auto after = std::upper_bound(direct.begin(), direct.end(), arrival);
+      if (after == direct.begin() || after == direct.end()) continue;
+      added.add(std::chrono::nanoseconds(arrival - after[-1]).count());
+    }
+  std::printf(
+      "  %zu streams beside one without HTTP: a token comes p50 %.2f, p99 %.2f ms later; "
+      "a step takes p50 %.2f ms\n",
+      count, added.quantile_us(0.5) / 1e3, added.quantile_us(0.99) / 1e3,
+      steps.quantile_us(0.5) / 1e3);
+}
+
+void measure_many(std::uint16_t port, pid_t pid, std::size_t count, std::uint32_t tokens) {
+  const Usage before = usage_of(pid);
+  const auto start = Clock::now();
+  Streams streams;
+  for (std::size_t i = 0; i < count; ++i) streams.add(port, static_cast<std::uint32_t>(i), tokens);
+  streams.read_to_the_end();
+  const double seconds = seconds_since(start);
+  const Usage after = usage_of(pid);
+  const double all_tokens = static_cast<double>(streams.completed()) * tokens;
+  std::printf(
+      "  %zu streams at once, %u tokens each: %zu complete in %.1f s, %.0f tokens/s; the "
+      "service took %.1f us of a processor a token, and has %.0f MiB\n",
+      count, tokens, streams.completed(), seconds, all_tokens / seconds,
+      (after.cpu_s - before.cpu_s) / all_tokens * 1e6,
+      static_cast<double>(after.resident) / 0x1p20);
+}
+
+/// First tokens of streams one after another.
+void first_tokens(std::uint16_t port, std::size_t count, Latencies& first) {
+  for (std::size_t i = 0; i < count; ++i) {
+    Streams one;
+    one.add(port, static_cast<std::uint32_t>(i), 4);
+    one.read_to_the_end();
+    if (one.completed() != 1) fail("a request was not answered");
+    first.add(std::chrono::nanoseconds(one.all()[0].events.at(0) - one.all()[0].submitted).count());
+  }
+}
+
+void measure_halves(std::uint16_t port, std::size_t count, std::size_t asked) {
+  Latencies calm, beside;
+  first_tokens(port, asked, calm);
+  std::vector<UniqueFd> halves;
+  for (std::size_t i = 0; i < count; ++i) {
+    halves.push_back(connect_to(port));
+    send(halves.back().get(), "POST /v1/completions HTTP/1.1\r\nContent-Len", 43, MSG_NOSIGNAL);
+  }
+  first_tokens(port, asked, beside);
+  std::printf(
+      "  %zu connections that send half a request: others' first token p50 %.2f, p99 %.2f "
+      "ms; without them %.2f and %.2f\n",
+      count, beside.quantile_us(0.5) / 1e3, beside.quantile_us(0.99) / 1e3,
+      calm.quantile_us(0.5) / 1e3, calm.quantile_us(0.99) / 1e3);
+}
+
+}  // namespace
+}  // namespace kvhive::bench
+
+int main(int argc, char** argv) {
+  using namespace kvhive::bench;
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  if (argc < 3) fail("usage: bench_serve PORT PID [--brief]");
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
+  const auto port = static_cast<std::uint16_t>(std::atoi(argv[1]));
+  const pid_t pid = std::atoi(argv[2]);
+  const bool is_brief = argc > 3 && std::string(argv[3]) == "--brief";
+  std::printf("HTTP: kvhive serve over the demo model\n");
+  for (const std::size_t count : {1, 32}) measure_added(port, count, is_brief ? 20 : 500);
+  measure_many(port, pid, is_brief ? 50 : 2000, is_brief ? 8 : 64);
+  measure_halves(port, is_brief ? 100 : 10'000, is_brief ? 5 : 200);
+}

@@ -1,0 +1,181 @@
+// kvhive serve: the OpenAI-compatible HTTP service.
+
+#include "tools/serve/serve.hpp"
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <memory>
+
+#include "base/byte_size.hpp"
+#include "tools/cli/command.hpp"
+#include "tools/cli/inspector.hpp"
+
+namespace kvhive {
+namespace {
+
+/// As vLLM names them. Any other word: what the template shows.
+const std::map<std::string, ToolFormat> kToolFormats = {{"none", ToolFormat::none},
+                                                        {"hermes", ToolFormat::hermes},
+                                                        {"llama3_json", ToolFormat::llama3_json},
+                                                        {"mistral", ToolFormat::mistral}};
+
+struct ServeFlags {
+  CommonFlags common;
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 8000;
+  std::string model;
+  std::uint32_t max_model_len = 0;
+  std::string served_model_name;
+  std::string chat_template;
+  std::string tool_call_parser = "auto";
+  std::string api_key_file;
+  std::string max_body_bytes = "8M";
+  std::uint32_t keep_alive_s = 10;
+  std::size_t max_connections = HttpLimits{}.connections;
+  bool metrics_old_names = false;
+};
+
+/// What the daemon says of its model. Only its own user, and root, may ask.
+struct Described {
+  std::string name, directory;
+  std::uint32_t max_model_len = 0;
+};
+Expected<Described> ask_daemon(const ServeFlags& flags) {
+  const auto inspector =
+      Inspector::attach(flags.common.socket_path(), Privilege::metadata_only, WithoutKeeper::fail);
+  if (!inspector) return forward_error(inspector);
+  const auto status = inspector->status();
+  if (!status) return forward_error(status);
+  const auto& model = status->at("model");
+  return Described{model.at("name"), model.at("directory"), model.at("max_model_len")};
+}
+
+Expected<ServedModel> model_of(const ServeFlags& flags) {
+  Described described{flags.served_model_name, flags.model, flags.max_model_len};
+  if (flags.model.empty() || flags.max_model_len == 0) {
+    const auto told = ask_daemon(flags);
+    if (!told)
+      return failure(told.error().code, told.error().text +
+                                            "; a user who may not ask the daemon gives --model and "
+                                            "--max-model-len");
+    if (described.name.empty()) described.name = told->name;
+    if (described.directory.empty()) described.directory = told->directory;
+    if (described.max_model_len == 0) described.max_model_len = told->max_model_len;
+  }
+  if (described.name.empty())
+    described.name = std::filesystem::absolute(described.directory).filename().string();
+  return ServedModel::load(described.name, described.directory, described.max_model_len);
+}
+
+/// One key a line; empty lines and those that begin with # are none.
+Expected<std::vector<std::string>> read_keys(const std::string& path) {
+  if (path.empty()) return std::vector<std::string>();
+  std::ifstream file(path);
+  std::vector<std::string> keys;
+  for (std::string line; std::getline(file, line);)
+    if (!line.empty() && line.front() != '#') keys.push_back(line);
+  if (keys.empty())
+    return failure(Errc::not_found, "--api-key-file '" + path +
+                                        "' has no key, or cannot be read; give a file with one "
+                                        "key a line");
+  return keys;
+}
+
+Expected<void> serve_with(const ServeFlags& flags) {
+  ServeOptions options;
+  options.socket = flags.common.socket_path();
+  options.host = flags.host;
+  options.port = flags.port;
+  options.http.connections = flags.max_connections;
+  options.metrics_old_names = flags.metrics_old_names ? OldNames::too : OldNames::left_out;
+  options.service.keep_alive = std::chrono::seconds(flags.keep_alive_s);
+  const auto body = parse_bytes(flags.max_body_bytes);
+  if (!body) return failure(body.error().code, "--max-body-bytes: " + body.error().text);
+  options.http.body_bytes = *body;
+  options.http.all_body_bytes = std::max(options.http.all_body_bytes, 4 * *body);
+  auto keys = read_keys(flags.api_key_file);
+  if (!keys) return forward_error(keys);
+  options.service.api_keys = std::move(*keys);
+  const auto model = model_of(flags);
+  if (!model) return forward_error(model);
+  auto chat = find_chat_template(model->directory, flags.chat_template);
+  if (!chat) return forward_error(chat);
+  const auto tools = kToolFormats.find(flags.tool_call_parser);
+  options.service.tools = tools != kToolFormats.end() ? tools->second
+                          : *chat                     ? (*chat)->tool_format()
+                                                      : ToolFormat::none;
+  options.service.chat = std::move(*chat);
+  return serve(options, *model, [&](std::uint16_t port) {
+    const bool is_v6 = flags.host.find(':') != std::string::npos;
+    std::printf("ready: %s on http://%s%s%s:%u\n", model->name.c_str(), is_v6 ? "[" : "",
+                flags.host.c_str(), is_v6 ? "]" : "", port);
+    std::fflush(stdout);
+  });
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app, int& exit_code) {
+  auto flags = std::make_shared<ServeFlags>();
+  CLI::App* command = app.add_subcommand(
+      "serve", "serve the hive over HTTP, in OpenAI's form; may be run several times");
+  command
+      ->add_option(
+          "--host", flags->host,
+          "address to listen on; others than this machine's need a proxy in front, for TLS")
+      ->capture_default_str();
+  command->add_option("--port", flags->port, "0 = any that is free")->capture_default_str();
+  command
+      ->add_option("--model", flags->model,
+                   "model directory; by default the daemon's, if this user may ask it")
+      ->type_name("DIR");
+  command
+      ->add_option("--max-model-len", flags->max_model_len,
+                   "most tokens of a request, prompt and output together; 0 = the daemon's")
+      ->type_name("TOKENS")
+      ->capture_default_str();
+  command
+      ->add_option("--served-model-name", flags->served_model_name,
+                   "the model's name in requests and answers; by default its directory's")
+      ->type_name("NAME");
+  command
+      ->add_option("--chat-template", flags->chat_template,
+                   "instead of the model's own: a file with Jinja2; it is rendered in a process "
+                   "that can do nothing else")
+      ->type_name("FILE");
+  command
+      ->add_option("--tool-call-parser", flags->tool_call_parser,
+                   "how the model writes calls of tools; auto = as its chat template shows")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "none", "hermes", "llama3_json", "mistral"}))
+      ->capture_default_str();
+  command
+      ->add_option("--api-key-file", flags->api_key_file,
+                   "keys, one a line; requests below /v1 must carry one of them")
+      ->type_name("FILE");
+  command->add_option("--max-body-bytes", flags->max_body_bytes, "the largest request")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  command
+      ->add_option("--max-connections", flags->max_connections,
+                   "connections at a time; for one more, the one that has waited longest for "
+                   "its request is closed")
+      ->type_name("N")
+      ->check(CLI::Range(std::size_t{16}, std::size_t{1} << 20))
+      ->capture_default_str();
+  command
+      ->add_option("--sse-keep-alive-interval", flags->keep_alive_s,
+                   "a stream that is silent for so long gets a comment; 0 = none")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0, 86400))
+      ->capture_default_str();
+  command->add_flag("--metrics-old-names", flags->metrics_old_names,
+                    "/metrics also has names that vLLM has given up and production-stack reads");
+  flags->common.add_to(*command);
+  command->callback([flags, &exit_code] {
+    if (auto done = serve_with(*flags); !done) exit_code = fail(done.error());
+  });
+}
+
+}  // namespace kvhive

@@ -1,0 +1,175 @@
+#include "tools/events/kv_events.hpp"
+
+#include <nlohmann/json.hpp>
+
+namespace kvhive {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// vLLM's names of places. The pool's own tier is what an engine computes with, whatever it is made
+/// of.
+const char* medium_of(Tier tier) { return tier == Tier::device ? "GPU" : "CPU"; }
+
+std::vector<std::uint8_t> big_endian(std::initializer_list<std::uint64_t> words) {
+  std::vector<std::uint8_t> bytes;
+  for (const std::uint64_t word : words)
+    for (int shift = 56; shift >= 0; shift -= 8)
+      bytes.push_back(static_cast<std::uint8_t>(word >> shift));
+  return bytes;
+}
+
+Json hash_of(const Hash128& name, HashForm form) {
+  if (form == HashForm::integers) return name.low;
+  return Json::binary(big_endian({name.high, name.low}));
+}
+
+/// What the block's content depends on besides its tokens and what is before it. The domain is in
+/// the first block's only, since the others inherit it, as vLLM does with a salt.
+Json extra_keys_of(const StoredContent& content, const std::vector<std::string>& domains) {
+  Json keys = Json::array();
+  if (!content.parent && content.domain.value != 0)
+    keys.push_back(content.domain.value < domains.size() ? domains[content.domain.value]
+                                                         : std::to_string(content.domain.value));
+  if (!is_none(content.extra))
+    keys.push_back(Json::binary(big_endian({content.extra[0], content.extra[1]})));
+  return keys.empty() ? Json(nullptr) : keys;
+}
+
+/// One event of contents that follow each other.
+class StoredEvent {
+ public:
+  StoredEvent(const StoredContent& first, HashForm form)
+      : form_(form),
+        tier_(first.tier),
+        parent_(first.parent ? hash_of(*first.parent, form) : Json(nullptr)) {}
+
+  bool is_followed_by(const StoredContent& next) const {
+    return next.tier == tier_ && next.parent && *next.parent == last_;
+  }
+  void add(const StoredContent& content, const std::vector<std::string>& domains) {
+    hashes_.push_back(hash_of(content.name, form_));
+    tokens_.insert(tokens_.end(), content.tokens.begin(), content.tokens.end());
+    extras_.push_back(extra_keys_of(content, domains));
+    has_extras_ |= !extras_.back().is_null();
+    last_ = content.name;
+  }
+  Json written(EventForm form, std::uint32_t block_tokens) const {
+    const char* medium = medium_of(tier_);
+    const Json extras = has_extras_ ? extras_ : Json(nullptr);
+    if (form == EventForm::arrays)
+      return {"BlockStored", hashes_, parent_, tokens_, block_tokens,
+              nullptr,       medium,  nullptr, extras};
+    Json event = {
+        {"type", "BlockStored"}, {"block_hashes", hashes_},    {"parent_block_hash", parent_},
+        {"token_ids", tokens_},  {"block_size", block_tokens}, {"lora_id", nullptr},
+        {"medium", medium},      {"lora_name", nullptr}};
+    if (has_extras_) event["extra_keys"] = extras;
+    return event;
+  }
+
+ private:
+  HashForm form_;
+  Tier tier_;
+  Json parent_;
+  Hash128 last_;
+  Json hashes_ = Json::array();
+  std::vector<TokenId> tokens_;
+  Json extras_ = Json::array();
+  bool has_extras_ = false;
+};
+
+Json removed_event(const Json& hashes, Tier tier, EventForm form) {
+  if (form == EventForm::arrays) return {"BlockRemoved", hashes, medium_of(tier)};
+  return {{"type", "BlockRemoved"}, {"block_hashes", hashes}, {"medium", medium_of(tier)}};
+}
+
+Json cleared_event(EventForm form) {
+  if (form == EventForm::arrays) return Json::array({"AllBlocksCleared"});
+  return {{"type", "AllBlocksCleared"}};
+}
+
+/// Sequences one after the other: a content is followed by a child of it where there is one.
+std::vector<const StoredContent*> in_chains(const std::vector<StoredContent>& stored) {
+  const auto key = [](const Hash128& name, Tier tier) { return name.low ^ std::uint64_t(tier); };
+  std::unordered_multimap<std::uint64_t, std::size_t> by_parent;
+  for (std::size_t i = 0; i < stored.size(); ++i)
+    if (stored[i].parent) by_parent.emplace(key(*stored[i].parent, stored[i].tier), i);
+  std::vector<bool> is_taken(stored.size());
+  std::vector<const StoredContent*> order;
+  for (std::size_t first = 0; first < stored.size(); ++first) {
+    for (std::size_t i = first; !is_taken[i];) {
+      is_taken[i] = true;
+      order.push_back(&stored[i]);
+      const auto child = by_parent.find(key(stored[i].name, stored[i].tier));
+      if (child == by_parent.end()) break;
+      i = child->second;
+      by_parent.erase(child);
+    }
+  }
+  return order;
+}
+
+/// Collects events, and cuts them into batches.
+class Batches {
+ public:
+  explicit Batches(double unix_seconds) : seconds_(unix_seconds) {}
+
+  void add(Json event) { events_.push_back(std::move(event)); }
+  std::size_t room() const { return kMostBlocksInBatch - blocks_; }
+  void count(std::size_t blocks) {
+    blocks_ += blocks;
+    if (room() == 0) cut();
+  }
+  std::vector<std::string> take() {
+    if (!events_.empty()) cut();
+    return std::move(batches_);
+  }
+
+ private:
+  void cut() {
+    const std::vector<std::uint8_t> bytes =
+        Json::to_msgpack(Json::array({seconds_, std::move(events_), nullptr}));
+    batches_.emplace_back(bytes.begin(), bytes.end());
+    events_ = Json::array();
+    blocks_ = 0;
+  }
+
+  double seconds_;
+  Json events_ = Json::array();
+  std::size_t blocks_ = 0;
+  std::vector<std::string> batches_;
+};
+
+}  // namespace
+
+std::vector<std::string> EventWriter::batches(const ContentChange& change,
+                                              const std::vector<std::string>& domains,
+                                              double unix_seconds, bool clear_first) const {
+  Batches batches(unix_seconds);
+  if (clear_first) batches.add(cleared_event(format_.events));
+  const std::vector<const StoredContent*> stored = in_chains(change.stored);
+  for (std::size_t i = 0; i < stored.size();) {
+    StoredEvent event(*stored[i], format_.hashes);
+    std::size_t blocks = 0;
+    do {
+      event.add(*stored[i++], domains);
+    } while (++blocks < batches.room() && i < stored.size() && event.is_followed_by(*stored[i]));
+    batches.add(event.written(format_.events, block_tokens_));
+    batches.count(blocks);
+  }
+  for (std::size_t i = 0; i < change.removed.size();) {
+    const Tier tier = change.removed[i].tier;
+    Json hashes = Json::array();
+    do {
+      hashes.push_back(hash_of(change.removed[i++].name, format_.hashes));
+    } while (hashes.size() < batches.room() && i < change.removed.size() &&
+             change.removed[i].tier == tier);
+    const std::size_t blocks = hashes.size();
+    batches.add(removed_event(hashes, tier, format_.events));
+    batches.count(blocks);
+  }
+  return batches.take();
+}
+
+}  // namespace kvhive

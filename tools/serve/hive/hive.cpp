@@ -1,0 +1,154 @@
+#include "tools/serve/hive/hive.hpp"
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <utility>
+
+#include "base/log.hpp"
+
+namespace kvhive {
+namespace asio = boost::asio;
+
+Hive::Hive(asio::io_context& loop, std::string socket, Limits limits)
+    : loop_(loop), socket_(std::move(socket)), limits_(limits) {}
+
+Hive::~Hive() {
+  *is_alive_ = false;
+  opener_.join();
+}
+
+Hive::Key Hive::submit(GenerateRequest request, Lane::Listener listener) {
+  const Key key = next_++;
+  Waiting next{key, std::move(request), std::move(listener)};
+  if (waiting_.size() >= limits_.waiting ||
+      waiting_bytes_ + bytes_of(next) > limits_.waiting_bytes) {
+    fail(next, {ErrorCode::overloaded,
+                std::to_string(waiting_.size()) + " requests wait for a channel already; try again",
+                std::chrono::milliseconds(1000)});
+    return key;
+  }
+  waiting_bytes_ += bytes_of(next);
+  waiting_.push_back(std::move(next));
+  start_waiting();
+  return key;
+}
+
+void Hive::cancel(Key key) {
+  failing_.erase(key);
+  std::erase_if(waiting_, [this, key](const Waiting& request) {
+    if (request.key != key) return false;
+    waiting_bytes_ -= bytes_of(request);
+    return true;
+  });
+  const auto found = running_.find(key);
+  if (found == running_.end()) return;
+  const Running gone = found->second;
+  running_.erase(found);
+  gone.lane->discard(gone.request);
+  start_waiting();
+}
+
+std::size_t Hive::bytes_of(const Waiting& request) {
+  return request.request.prompt.size() + request.request.prompt_tokens.size() * sizeof(TokenId);
+}
+
+/// In the order in which they came.
+void Hive::start_waiting() {
+  while (!waiting_.empty() && start(waiting_.front())) {
+    waiting_bytes_ -= bytes_of(waiting_.front());
+    waiting_.pop_front();
+  }
+}
+
+/// False: it has to wait.
+bool Hive::start(Waiting& next) {
+  std::sort(lanes_.begin(), lanes_.end(),
+            [](const auto& a, const auto& b) { return a->load() < b->load(); });
+  const std::size_t bytes = channel_bytes_for(next.request);
+  for (const auto& lane : lanes_) {
+    if (lane->is_lost() || lane->bytes() < bytes) continue;
+    const auto submitted = lane->submit(
+        next.request, [this, key = next.key, listener = next.listener](const Progress& news) {
+          if (news.reason != Finish::none) running_.erase(key);
+          listener(news);
+        });
+    if (submitted) {
+      running_.emplace(next.key, Running{lane, *submitted});
+      return true;
+    }
+    if (submitted.error().code == ErrorCode::pool_exhausted) continue;
+    fail(next, submitted.error());
+    return true;
+  }
+  if (lanes_.size() < limits_.channels) open_lane(std::max(bytes, limits_.channel_bytes));
+  return false;
+}
+
+void Hive::open_lane(std::size_t bytes) {
+  if (std::exchange(is_opening_, true)) return;
+  asio::post(opener_, [this, bytes, is_alive = is_alive_, &loop = loop_] {
+    ClientOptions options;
+    options.socket = socket_;
+    options.channel_bytes = bytes;
+    auto client = std::make_shared<Result<Client>>(Client::connect(options));
+    asio::post(loop, [this, is_alive, client] {
+      if (*is_alive) on_opened(std::move(*client));
+    });
+  });
+}
+
+void Hive::on_opened(Result<Client> client) {
+  is_opening_ = false;
+  for (const Answer& answer : std::exchange(askers_, {}))
+    answer(client ? Result<void>() : Result<void>(client.error()));
+  if (client) {
+    lanes_.push_back(
+        std::make_shared<Lane>(loop_, std::move(*client), [this](Lane& lane) { on_change(lane); }));
+    lanes_.back()->start();
+    return start_waiting();
+  }
+  // While other channels run, a request may wait for their room. That is no use to one that is too
+  // large for them.
+  const ClientError& error = client.error();
+  spdlog::warn("no further channel: {}", error.text);
+  const auto has_hope = [this, &error](const Waiting& request) {
+    return error.code == ErrorCode::pool_exhausted &&
+           std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) {
+             return !lane->is_lost() && lane->bytes() >= channel_bytes_for(request.request);
+           });
+  };
+  const auto hopeless = std::stable_partition(waiting_.begin(), waiting_.end(), has_hope);
+  const std::vector<Waiting> failed(std::make_move_iterator(hopeless),
+                                    std::make_move_iterator(waiting_.end()));
+  waiting_.erase(hopeless, waiting_.end());
+  for (const Waiting& request : failed) {
+    waiting_bytes_ -= bytes_of(request);
+    fail(request, error);
+  }
+}
+
+void Hive::on_change(Lane& changed) {
+  if (changed.is_lost())
+    std::erase_if(lanes_, [&](const auto& lane) { return lane.get() == &changed; });
+  start_waiting();
+}
+
+void Hive::fail(const Waiting& request, const ClientError& error) {
+  Progress end;
+  end.reason = Finish::error;
+  end.error = error;
+  failing_.insert(request.key);
+  asio::post(loop_,
+             [this, is_alive = is_alive_, key = request.key, listener = request.listener, end] {
+               if (*is_alive && failing_.erase(key) != 0) listener(end);
+             });
+}
+
+void Hive::look_for_daemon(Answer answer) {
+  const auto serves = [](const auto& lane) { return !lane->is_lost(); };
+  if (std::any_of(lanes_.begin(), lanes_.end(), serves)) return answer({});
+  askers_.push_back(std::move(answer));
+  open_lane(limits_.channel_bytes);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,86 @@
+#pragma once
+// The daemon's engines, as a service in an event loop sees them: any number of requests at a time,
+// over as many channels as they need.
+//
+// A channel is opened when all others are full, and kept. Whether a daemon is there shows with the
+// first request; when it has ended, its requests are told so, and the next request looks for a
+// daemon again.
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tools/serve/hive/lane.hpp"
+
+namespace kvhive {
+
+class Hive {
+ public:
+  struct Limits {
+    std::size_t channels = 32;
+    std::size_t channel_bytes = std::size_t{8} << 20;
+    std::size_t waiting = 8192;                          ///< requests for which no channel has room
+    std::size_t waiting_bytes = std::size_t{256} << 20;  ///< of their prompts
+  };
+  /// Identifies a request. Never reused.
+  using Key = std::uint64_t;
+
+  Hive(boost::asio::io_context& loop, std::string socket, Limits limits);
+  Hive(const Hive&) = delete;
+  Hive& operator=(const Hive&) = delete;
+  ~Hive();
+
+  /// The listener is called in the loop, not before this returns, until the request has ended.
+  Key submit(GenerateRequest request, Lane::Listener listener);
+  /// Ends a request. Nothing more is told of it.
+  void cancel(Key key);
+
+  /// Calls `answer` once it is known whether a daemon serves, or why not.
+  using Answer = std::function<void(const Result<void>&)>;
+  void look_for_daemon(Answer answer);
+
+  boost::asio::io_context& loop() const { return loop_; }
+  std::size_t running() const { return running_.size(); }
+  std::size_t waiting() const { return waiting_.size(); }
+  std::size_t channels() const { return lanes_.size(); }
+
+ private:
+  struct Waiting {
+    Key key = 0;
+    GenerateRequest request;
+    Lane::Listener listener;
+  };
+  struct Running {
+    std::shared_ptr<Lane> lane;
+    RequestId request = 0;
+  };
+
+  static std::size_t bytes_of(const Waiting& request);
+  void start_waiting();
+  bool start(Waiting& next);
+  void open_lane(std::size_t bytes);
+  void on_opened(Result<Client> client);
+  void on_change(Lane& lane);
+  void fail(const Waiting& request, const ClientError& error);
+
+  boost::asio::io_context& loop_;
+  const std::string socket_;
+  const Limits limits_;
+  std::vector<std::shared_ptr<Lane>> lanes_;
+  std::deque<Waiting> waiting_;
+  std::size_t waiting_bytes_ = 0;
+  std::map<Key, Running> running_;
+  std::set<Key> failing_;  ///< refused, and not told yet
+  std::vector<Answer> askers_;
+  Key next_ = 1;
+  bool is_opening_ = false;
+  std::shared_ptr<bool> is_alive_ = std::make_shared<bool>(true);
+  boost::asio::thread_pool opener_{1};  ///< to connect may take until a timeout
+};
+
+}  // namespace kvhive

@@ -1,0 +1,47 @@
+#pragma once
+// What the connections of a server share.
+
+#include <chrono>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+
+#include "tools/serve/http/exchange.hpp"
+#include "tools/serve/http/http_counts.hpp"
+
+namespace kvhive {
+
+class Session;
+
+struct HttpLimits {
+  std::size_t connections = 8192;
+  std::size_t header_bytes = 16384;
+  std::size_t body_bytes = std::size_t{8} << 20;
+  /// Of all bodies together that are being received or answered.
+  std::size_t all_body_bytes = std::size_t{256} << 20;
+  /// Of an answer that its client does not read; then it is taken to have gone.
+  std::size_t unread_bytes = 256 << 10;
+  /// The kernel's room for an answer. By default a client that never reads costs 4 MiB of it.
+  int send_buffer_bytes = 64 << 10;
+  std::chrono::seconds for_header{10};
+  std::chrono::seconds for_body{60};
+  std::chrono::seconds for_next_request{60};
+  std::chrono::seconds for_writing{30};
+};
+
+struct Connections {
+  HttpLimits limits;
+  std::function<void(std::shared_ptr<Exchange>)> answer;
+  /// Answers what is no request, or too large a one.
+  std::function<void(Exchange&, int status, const std::string& text)> refuse;
+
+  std::list<Session*> reading;  ///< the one that waits longest first
+  std::list<Session*> answering;
+  std::size_t reserved = 0;  ///< bytes, for bodies
+  HttpCounts counts;
+
+  std::size_t count() const { return reading.size() + answering.size(); }
+};
+
+}  // namespace kvhive

@@ -1,0 +1,266 @@
+#include "tools/serve/http/session.hpp"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <boost/asio/write.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/status.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+namespace kvhive {
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+
+std::string_view HttpRequest::header(std::string_view name) const {
+  const auto found = std::find_if(headers.begin(), headers.end(), [name](const auto& header) {
+    return beast::iequals(beast::string_view(header.first.data(), header.first.size()),
+                          beast::string_view(name.data(), name.size()));
+  });
+  return found == headers.end() ? std::string_view() : std::string_view(found->second);
+}
+
+namespace {
+
+std::string head_of(int status, const HttpHeaders& headers) {
+  const auto reason = http::obsolete_reason(http::int_to_status(static_cast<unsigned>(status)));
+  std::string head = "HTTP/1.1 " + std::to_string(status) + " " +
+                     std::string(reason.data(), reason.size()) + "\r\n";
+  for (const auto& [name, value] : headers) head += name + ": " + value + "\r\n";
+  return head + "\r\n";
+}
+
+HttpRequest plain(http::request<http::string_body>&& parsed) {
+  HttpRequest request;
+  request.method = std::string(parsed.method_string());
+  const std::string target(parsed.target());
+  const std::size_t query = target.find('?');
+  request.path = target.substr(0, query);
+  if (query != std::string::npos) request.query = target.substr(query + 1);
+  for (const auto& field : parsed)
+    request.headers.emplace_back(std::string(field.name_string()), std::string(field.value()));
+  request.body = std::move(parsed.body());
+  return request;
+}
+
+std::string chunk_of(std::string_view bytes) {
+  char size[32];
+  std::snprintf(size, sizeof size, "%zx\r\n", bytes.size());
+  std::string chunk = size;
+  chunk.append(bytes).append("\r\n");
+  return chunk;
+}
+
+}  // namespace
+
+Session::Session(asio::ip::tcp::socket socket, Connections& connections)
+    : connections_(connections), stream_(std::move(socket)) {
+  boost::system::error_code ignored;
+  stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
+  stream_.socket().set_option(
+      asio::socket_base::send_buffer_size(connections.limits.send_buffer_bytes), ignored);
+  room_ = &connections_.reading;
+  place_ = room_->insert(room_->end(), this);
+}
+
+Session::~Session() { close(); }
+
+void Session::move_to(std::list<Session*>& room) {
+  room.splice(room.end(), *room_, place_);
+  room_ = &room;
+}
+
+void Session::reserve(std::size_t bytes) {
+  connections_.reserved += bytes - reserved_;
+  reserved_ = bytes;
+}
+
+void Session::start() { read_request(connections_.limits.for_header); }
+
+void Session::close() {
+  const State state = std::exchange(state_, State::closed);
+  if (state == State::closed) return;
+  if (state == State::answering) count(HttpCounts::kGone);
+  room_->erase(place_);
+  reserve(0);
+  beast::error_code ignored;
+  stream_.socket().close(ignored);
+  if (const auto gone = std::exchange(on_gone, nullptr)) gone();
+}
+
+// -- reading --------------------------------------------------------------------------------------
+
+void Session::read_request(std::chrono::seconds patience) {
+  state_ = State::reading;
+  is_counted_ = false;
+  handler = "none";
+  parser_.emplace();
+  parser_->header_limit(static_cast<std::uint32_t>(connections_.limits.header_bytes));
+  parser_->body_limit(connections_.limits.body_bytes);
+  stream_.expires_after(patience);
+  http::async_read_header(
+      stream_, buffer_, *parser_,
+      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_header(error); });
+}
+
+void Session::on_header(ErrorCode error) {
+  if (state_ == State::closed) return;
+  if (error) return refuse(error);
+  const auto length = parser_->content_length();
+  reserve(length               ? static_cast<std::size_t>(*length)
+          : parser_->chunked() ? connections_.limits.body_bytes
+                               : 0);
+  if (connections_.reserved > connections_.limits.all_body_bytes)
+    return refuse(503, "too many large requests are being received; try again");
+  stream_.expires_after(connections_.limits.for_body);
+  if (!beast::iequals(parser_->get()[http::field::expect], "100-continue")) return read_body();
+  static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+  asio::async_write(stream_, asio::buffer(kContinue),
+                    [self = shared_from_this()](ErrorCode failed, std::size_t) {
+                      if (failed) return self->close();
+                      self->read_body();
+                    });
+}
+
+void Session::read_body() {
+  http::async_read(
+      stream_, buffer_, *parser_,
+      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_request(error); });
+}
+
+void Session::on_request(ErrorCode error) {
+  if (state_ == State::closed) return;
+  if (error) return refuse(error);
+  stream_.expires_never();
+  keeps_open_ = parser_->get().keep_alive();
+  is_chunked_ = parser_->get().version() >= 11;
+  request_ = plain(parser_->release());
+  state_ = State::answering;
+  move_to(connections_.answering);
+  watch_for_end();
+  connections_.answer(shared_from_this());
+}
+
+/// What is no request: the client is told if it can still be reached.
+void Session::refuse(ErrorCode error) {
+  const bool is_http =
+      error.category() == http::make_error_code(http::error::bad_method).category();
+  if (!is_http || error == http::error::end_of_stream || error == http::error::partial_message)
+    return close();
+  if (error == http::error::body_limit)
+    return refuse(413, "the request has more than " +
+                           std::to_string(connections_.limits.body_bytes) +
+                           " bytes; shorten it, or raise --max-body-bytes");
+  refuse(error == http::error::header_limit ? 431 : 400,
+         "this is no HTTP request: " + error.message());
+}
+
+void Session::refuse(int status, const std::string& text) {
+  keeps_open_ = false;
+  state_ = State::answering;
+  move_to(connections_.answering);
+  connections_.refuse(*this, status, text);
+}
+
+/// A client that closes its end, or half of it, wants no answer any more. One that sends its next
+/// request already is not watched.
+void Session::watch_for_end() {
+  if (std::exchange(is_watching_, true)) return;
+  stream_.socket().async_wait(
+      asio::ip::tcp::socket::wait_read, [weak = weak_from_this()](ErrorCode error) {
+        const auto self = weak.lock();
+        if (!self) return;
+        self->is_watching_ = false;
+        if (error || self->state_ != State::answering) return;
+        char byte;
+        const auto got =
+            recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (got > 0) return;
+        if (got < 0 && (errno == EAGAIN || errno == EINTR)) return self->watch_for_end();
+        self->close();
+      });
+}
+
+// -- answering ------------------------------------------------------------------------------------
+
+void Session::answer(HttpAnswer answer) {
+  if (state_ != State::answering) return;
+  count(answer.status);
+  on_gone = nullptr;
+  HttpHeaders headers = std::move(answer.headers);
+  if (!answer.content_type.empty()) headers.emplace_back("Content-Type", answer.content_type);
+  headers.emplace_back("Content-Length", std::to_string(answer.body.size()));
+  headers.emplace_back("Connection", keeps_open_ ? "keep-alive" : "close");
+  state_ = State::ended;
+  send(head_of(answer.status, headers) + answer.body);
+}
+
+void Session::begin_events(HttpHeaders headers) {
+  if (state_ != State::answering) return;
+  count(200);
+  headers.insert(headers.end(), {{"Content-Type", "text/event-stream; charset=utf-8"},
+                                 {"Cache-Control", "no-cache"},
+                                 {"X-Accel-Buffering", "no"}});  // nginx would keep them back
+  if (!is_chunked_) keeps_open_ = false;
+  if (is_chunked_) headers.emplace_back("Transfer-Encoding", "chunked");
+  headers.emplace_back("Connection", keeps_open_ ? "keep-alive" : "close");
+  send(head_of(200, headers));
+}
+
+void Session::send_event(std::string_view data) {
+  if (state_ != State::answering) return;
+  std::string event = "data: ";
+  event.append(data).append("\n\n");
+  send(is_chunked_ ? chunk_of(event) : event);
+}
+
+void Session::keep_alive() {
+  if (state_ != State::answering) return;
+  static constexpr std::string_view kComment = ": keep-alive\n\n";
+  send(is_chunked_ ? chunk_of(kComment) : std::string(kComment));
+}
+
+void Session::end() {
+  if (state_ != State::answering) return;
+  on_gone = nullptr;
+  state_ = State::ended;
+  send(is_chunked_ ? "0\r\n\r\n" : "");
+}
+
+/// Once, with the status that the client was sent first.
+void Session::count(int status) {
+  if (!std::exchange(is_counted_, true)) connections_.counts.add(handler, request_.method, status);
+}
+
+void Session::send(std::string bytes) {
+  pending_ += bytes;
+  if (writing_.empty()) return write_pending();
+  if (state_ == State::answering && pending_.size() > connections_.limits.unread_bytes) close();
+}
+
+void Session::write_pending() {
+  writing_ = std::exchange(pending_, {});
+  stream_.expires_after(connections_.limits.for_writing);
+  asio::async_write(
+      stream_, asio::buffer(writing_),
+      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_written(error); });
+}
+
+void Session::on_written(ErrorCode error) {
+  writing_.clear();
+  if (state_ == State::closed) return;
+  if (error) return close();
+  if (!pending_.empty()) return write_pending();
+  stream_.expires_never();
+  if (state_ != State::ended) return;
+  if (!keeps_open_) return close();
+  request_ = {};
+  reserve(0);
+  move_to(connections_.reading);
+  read_request(connections_.limits.for_next_request);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,71 @@
+#pragma once
+// One connection: reads a request, has it answered, and reads the next.
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tools/serve/http/connections.hpp"
+
+namespace kvhive {
+
+class Session : public Exchange, public std::enable_shared_from_this<Session> {
+ public:
+  Session(boost::asio::ip::tcp::socket socket, Connections& connections);
+  ~Session() override;
+
+  void start();
+  /// Closes the connection; whoever answers is told that the client has gone.
+  void close();
+
+  const HttpRequest& request() const override { return request_; }
+  bool is_gone() const override { return state_ == State::closed; }
+  void answer(HttpAnswer answer) override;
+  void begin_events(HttpHeaders headers) override;
+  void send_event(std::string_view data) override;
+  void keep_alive() override;
+  void end() override;
+
+ private:
+  enum class State : std::uint8_t { reading, answering, ended, closed };
+  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+  using ErrorCode = boost::beast::error_code;
+
+  void read_request(std::chrono::seconds patience);
+  void on_header(ErrorCode error);
+  void read_body();
+  void on_request(ErrorCode error);
+  void refuse(ErrorCode error);
+  void refuse(int status, const std::string& text);
+  void watch_for_end();
+  void move_to(std::list<Session*>& room);
+  void reserve(std::size_t bytes);
+  void count(int status);
+  void send(std::string bytes);
+  void write_pending();
+  void on_written(ErrorCode error);
+
+  Connections& connections_;
+  boost::beast::tcp_stream stream_;
+  boost::beast::flat_buffer buffer_;
+  std::optional<Parser> parser_;
+  HttpRequest request_;
+  State state_ = State::reading;
+  bool keeps_open_ = false;  ///< the client may send another request
+  bool is_chunked_ =
+      false;  ///< HTTP/1.0 knows no chunks: there the answer ends with the connection
+  bool is_watching_ = false;
+  bool is_counted_ = false;              ///< the request
+  std::string pending_, writing_;        ///< of the answer: not written yet, and being written
+  std::size_t reserved_ = 0;             ///< of the bytes for bodies
+  std::list<Session*>* room_;            ///< where it is now
+  std::list<Session*>::iterator place_;  ///< in it
+};
+
+}  // namespace kvhive

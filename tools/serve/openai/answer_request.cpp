@@ -1,0 +1,106 @@
+#include "tools/serve/openai/answer_request.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "ipc/channel/channel_layout.hpp"
+
+namespace kvhive {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::int64_t kMostPerPrompt = 128;
+
+void read_stop(Fields& fields, GenerateRequest& generate) {
+  generate.stop = fields.texts("stop", kMostStopStrings);
+  for (const std::string& stop : generate.stop)
+    if (stop.empty() || stop.size() > kStopBytes)
+      fields.fail("stop", "holds a text of " + std::to_string(stop.size()) + " bytes; use 1.." +
+                              std::to_string(kStopBytes));
+  generate.stop_token_ids = fields.tokens("stop_token_ids", kMostStopTokens);
+}
+
+void read_sampling(Fields& fields, const ServedModel& model, GenerateRequest& generate) {
+  constexpr auto kMostInt = std::numeric_limits<std::int32_t>::max();
+  const SamplingDefaults& usual = model.sampling;
+  generate.temperature =
+      static_cast<float>(fields.number("temperature", usual.temperature, 0, 1e6));
+  generate.top_p = static_cast<float>(fields.number("top_p", usual.top_p, 0, 1));
+  generate.top_k = static_cast<std::int32_t>(fields.integer("top_k", usual.top_k, -1, kMostInt));
+  generate.min_p = static_cast<float>(fields.number("min_p", usual.min_p, 0, 1));
+  if (fields.has("seed"))
+    generate.seed = static_cast<std::uint64_t>(
+        fields.integer("seed", 0, std::numeric_limits<std::int64_t>::min(),
+                       std::numeric_limits<std::int64_t>::max()));
+  generate.ignore_eos = fields.boolean("ignore_eos", false);
+  generate.priority = static_cast<std::int32_t>(
+      fields.integer("priority", 0, std::numeric_limits<std::int32_t>::min(), kMostInt));
+}
+
+void read_stream(Fields& fields, AnswerRequest& request) {
+  request.stream = fields.boolean("stream", false);
+  if (!fields.has("stream_options")) return;
+  if (!request.stream) return fields.fail("stream_options", "needs \"stream\": true");
+  if (!fields.at("stream_options").is_object())
+    return fields.fail("stream_options", "is no object");
+  Fields options(fields.at("stream_options"));
+  request.include_usage = options.boolean("include_usage", false);
+  request.continuous_usage = options.boolean("continuous_usage_stats", false);
+  if (options.error())
+    fields.fail("stream_options." + options.error()->param, "is no true or false");
+}
+
+}  // namespace
+
+GenerateRequest AnswerRequest::for_answer(std::size_t prompt, std::uint32_t i) const {
+  GenerateRequest one = generate;
+  one.prompt = prompts[prompt].text;
+  one.prompt_tokens = prompts[prompt].tokens;
+  if (one.seed) *one.seed += i;
+  return one;
+}
+
+void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest& request) {
+  if (const std::string name = fields.text("model", model.name); name != model.name)
+    fields.fail("model", "'" + name + "' does not exist; this service has '" + model.name + "'",
+                404);
+  request.n = static_cast<std::uint32_t>(fields.integer("n", 1, 1, kMostPerPrompt));
+  read_stream(fields, request);
+  read_stop(fields, request.generate);
+  read_sampling(fields, model, request.generate);
+  request.return_token_ids = fields.boolean("return_token_ids", false);
+  request.token_ids_as_text = fields.boolean("return_tokens_as_token_ids", false);
+  static const std::vector<std::pair<std::string, Json>> kMissing = {
+      {"allowed_token_ids", nullptr},
+      {"bad_words", Json::array()},
+      {"cache_salt", ""},
+      {"frequency_penalty", 0},
+      {"include_stop_str_in_output", false},
+      {"length_penalty", 1},
+      {"logit_bias", Json::object()},
+      {"min_tokens", 0},
+      {"presence_penalty", 0},
+      {"prompt_logprobs", nullptr},
+      {"repetition_penalty", 1},
+      {"response_format", {{"type", "text"}}},
+      {"skip_special_tokens", true},
+      {"structured_outputs", nullptr},
+      {"truncate_prompt_tokens", nullptr},
+      {"use_beam_search", false}};
+  refuse_what_is_missing(fields, kMissing);
+}
+
+std::uint32_t read_max_tokens(Fields& fields, const std::string& name, std::uint32_t fallback,
+                              const ServedModel& model) {
+  const auto most = std::max<std::uint32_t>(model.max_model_len, 1);
+  return static_cast<std::uint32_t>(
+      std::min<std::int64_t>(fields.integer(name, fallback, 1, 10'000'000), most));
+}
+
+void refuse_what_is_missing(Fields& fields,
+                            const std::vector<std::pair<std::string, Json>>& missing) {
+  for (const auto& [name, harmless] : missing) fields.refuse_unless(name, harmless);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,52 @@
+#pragma once
+// What a request for completions and one for chat have in common. Fields, defaults and limits are
+// vLLM's, names and meaning OpenAI's. A field that kvhive does not know changes nothing, as in
+// vLLM; one that it knows and cannot do is refused unless it has the value that changes nothing.
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/serve/openai/fields.hpp"
+#include "tools/serve/openai/served_model.hpp"
+
+namespace kvhive {
+
+/// The most answers that one request may ask for.
+inline constexpr std::size_t kMostAnswers = 256;
+
+struct AnswerRequest {
+  struct Prompt {
+    std::string text;
+    std::vector<TokenId> tokens;  ///< instead of text
+  };
+  std::vector<Prompt> prompts;
+  std::uint32_t n = 1;                    ///< answers to each prompt
+  std::optional<std::uint32_t> logprobs;  ///< so many alternatives to each token
+  bool stream = false;
+  bool include_usage = false;     ///< streamed: a last event tells it
+  bool continuous_usage = false;  ///< streamed: each event tells it
+  bool return_token_ids = false;
+  bool token_ids_as_text = false;  ///< in logprobs: "token_id:7"
+  /// Of each request to an engine, but for its prompt and seed.
+  GenerateRequest generate;
+
+  /// The request to an engine for one prompt's i-th answer.
+  GenerateRequest for_answer(std::size_t prompt, std::uint32_t i) const;
+};
+
+/// Reads all but prompts, logprobs and the most tokens.
+void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest& request);
+
+/// The most tokens that a request asks for in the named field.
+std::uint32_t read_max_tokens(Fields& fields, const std::string& name, std::uint32_t fallback,
+                              const ServedModel& model);
+
+/// Refuses fields that would change the answer and are not there yet. Each comes with the value
+/// that changes nothing.
+void refuse_what_is_missing(Fields& fields,
+                            const std::vector<std::pair<std::string, nlohmann::json>>& missing);
+
+}  // namespace kvhive

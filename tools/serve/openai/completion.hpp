@@ -1,0 +1,23 @@
+#pragma once
+// A POST /v1/completions under way.
+
+#include "tools/serve/openai/completion_request.hpp"
+#include "tools/serve/openai/generation.hpp"
+
+namespace kvhive {
+
+class Completion : public Generation {
+ public:
+  Completion(AnswerContext context, CompletionRequest request);
+
+ private:
+  std::string_view kind() const override { return "text_completion"; }
+  Json write(std::size_t index, const std::string& text,
+             const std::vector<OutputToken>& tokens) override;
+  Json logprobs_of(std::size_t index, const std::vector<OutputToken>& tokens);
+
+  const bool echo_;
+  std::vector<std::size_t> offsets_;  ///< of each answer's next token in its text, for logprobs
+};
+
+}  // namespace kvhive

@@ -1,0 +1,62 @@
+#include "tools/serve/openai/completion_request.hpp"
+
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace kvhive {
+namespace {
+
+using Json = nlohmann::json;
+using Prompt = AnswerRequest::Prompt;
+
+std::optional<Prompt> prompt_of(const Json& value) {
+  if (value.is_string()) return Prompt{value.get<std::string>(), {}};
+  if (auto tokens = token_list(value)) return Prompt{{}, std::move(*tokens)};
+  return std::nullopt;
+}
+
+bool is_empty(const Prompt& prompt) { return prompt.text.empty() && prompt.tokens.empty(); }
+
+/// A text, a list of texts, a list of token ids, or a list of such lists.
+void read_prompts(Fields& fields, std::vector<Prompt>& prompts) {
+  static const std::string kName = "prompt";
+  if (!fields.has(kName)) return fields.fail(kName, "is missing; give a text or token ids");
+  const Json& value = fields.at(kName);
+  const bool is_list = value.is_array() && !value.empty() && !value.front().is_number();
+  if (is_list && value.size() > kMostAnswers)
+    return fields.fail(kName, "is a list of " + std::to_string(value.size()) + "; give at most " +
+                                  std::to_string(kMostAnswers) + " prompts");
+  for (const Json& one : is_list ? value : Json::array({value})) {
+    auto prompt = prompt_of(one);
+    if (!prompt)
+      return fields.fail(kName, "is neither text nor token ids, nor a list of one of them");
+    if (is_empty(*prompt)) return fields.fail(kName, "is empty; give a text or token ids");
+    prompts.push_back(std::move(*prompt));
+  }
+}
+
+}  // namespace
+
+tl::expected<CompletionRequest, ApiError> parse_completion(const Json& body,
+                                                           const ServedModel& model) {
+  Fields fields(body);
+  CompletionRequest request;
+  read_answer_fields(fields, model, request);
+  read_prompts(fields, request.prompts);
+  request.generate.max_tokens = read_max_tokens(fields, "max_tokens", 16, model);
+  request.echo = fields.boolean("echo", false);
+  if (fields.has("logprobs")) {
+    request.logprobs = static_cast<std::uint32_t>(fields.integer("logprobs", 0, 0, 20));
+    request.generate.logprobs = *request.logprobs;
+    if (request.echo) fields.fail("logprobs", "of the prompt (echo) cannot be told yet", 501);
+  }
+  refuse_what_is_missing(
+      fields, {{"prompt_embeds", nullptr}, {"suffix", ""}, {"add_special_tokens", true}});
+  if (request.prompts.size() * request.n > kMostAnswers)
+    fields.fail("n", "times the number of prompts is more than " + std::to_string(kMostAnswers));
+  if (fields.error()) return tl::unexpected(*fields.error());
+  return request;
+}
+
+}  // namespace kvhive

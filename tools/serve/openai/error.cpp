@@ -1,0 +1,64 @@
+#include "tools/serve/openai/error.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace kvhive {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string type_of(int status) {
+  switch (status) {
+    case 400: return "BadRequestError";
+    case 401: return "AuthenticationError";
+    case 404: return "NotFoundError";
+    case 405: return "MethodNotAllowedError";
+    case 501: return "NotImplementedError";
+    case 503: return "ServiceUnavailableError";
+    default: return status < 500 ? "BadRequestError" : "InternalServerError";
+  }
+}
+
+int status_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::bad_argument:
+    case ErrorCode::bad_format:
+    case ErrorCode::never_fits: return 400;
+    case ErrorCode::not_found: return 404;
+    case ErrorCode::unsupported: return 501;
+    case ErrorCode::overloaded:
+    case ErrorCode::pool_exhausted:
+    case ErrorCode::out_of_memory:
+    case ErrorCode::not_running:
+    case ErrorCode::peer_died: return 503;
+    default: return 500;
+  }
+}
+
+}  // namespace
+
+ApiError api_error(const ClientError& error) {
+  return {status_of(error.code), error.text, {}, error.retry_after};
+}
+
+std::string to_json_text(const ApiError& error) {
+  Json body;
+  body["error"] = {{"message", error.text},
+                   {"type", type_of(error.status)},
+                   {"param", error.param.empty() ? Json() : Json(error.param)},
+                   {"code", error.status}};
+  return body.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+HttpAnswer to_answer(const ApiError& error) {
+  HttpAnswer answer{error.status, to_json_text(error), "application/json", {}};
+  if (error.status != 429 && error.status != 503) return answer;
+  // Clients that know only the header in seconds wait one at least.
+  const auto ms = std::max<std::chrono::milliseconds::rep>(error.retry_after.count(), 100);
+  answer.headers = {{"Retry-After", std::to_string((ms + 999) / 1000)},
+                    {"retry-after-ms", std::to_string(ms)}};
+  return answer;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,27 @@
+#pragma once
+// Errors in OpenAI's form, with vLLM's types.
+
+#include <optional>
+#include <string>
+
+#include "kvhive/client.hpp"
+#include "tools/serve/http/exchange.hpp"
+
+namespace kvhive {
+
+struct ApiError {
+  int status = 400;
+  std::string text;
+  std::string param{};  ///< the field; empty = none
+  std::chrono::milliseconds retry_after{0};
+};
+
+/// What an engine or the channel has refused, or how a request has failed.
+ApiError api_error(const ClientError& error);
+
+/// {"error": {...}}, on one line.
+std::string to_json_text(const ApiError& error);
+
+HttpAnswer to_answer(const ApiError& error);
+
+}  // namespace kvhive

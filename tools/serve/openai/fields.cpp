@@ -1,0 +1,100 @@
+#include "tools/serve/openai/fields.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <fmt/format.h>
+
+namespace kvhive {
+namespace {
+
+using Json = nlohmann::json;
+
+/// A value as an error text shows it.
+std::string shown(const Json& value) {
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  constexpr std::size_t kMost = 60;
+  if (text.size() > kMost)
+    text = value.is_array() ? "a list" : value.is_object() ? "an object" : "too long a value";
+  return text;
+}
+
+}  // namespace
+
+std::optional<std::vector<TokenId>> token_list(const Json& value) {
+  const auto is_token = [](const Json& token) {
+    return token.is_number_integer() && token >= 0 && token <= std::numeric_limits<TokenId>::max();
+  };
+  if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_token)) return std::nullopt;
+  return value.get<std::vector<TokenId>>();
+}
+
+bool Fields::has(const std::string& name) const {
+  const auto found = object_.find(name);
+  return found != object_.end() && !found->is_null();
+}
+
+void Fields::fail(const std::string& name, const std::string& text, int status) {
+  if (!error_) error_ = ApiError{status, name + " " + text, name};
+}
+
+bool Fields::boolean(const std::string& name, bool fallback) {
+  if (!has(name)) return fallback;
+  if (at(name).is_boolean()) return at(name).get<bool>();
+  fail(name, "is " + shown(at(name)) + "; use true or false");
+  return fallback;
+}
+
+std::int64_t Fields::integer(const std::string& name, std::int64_t fallback, std::int64_t least,
+                             std::int64_t most) {
+  if (!has(name)) return fallback;
+  const Json& value = at(name);
+  const bool is_large =
+      value.is_number_unsigned() && value > std::uint64_t{std::numeric_limits<std::int64_t>::max()};
+  if (value.is_number_integer() && !is_large && value >= least && value <= most)
+    return value.get<std::int64_t>();
+  fail(name, fmt::format("is {}; use a whole number, {}..{}", shown(value), least, most));
+  return fallback;
+}
+
+double Fields::number(const std::string& name, double fallback, double least, double most) {
+  if (!has(name)) return fallback;
+  const Json& value = at(name);
+  if (value.is_number() && value >= least && value <= most) return value.get<double>();
+  fail(name, fmt::format("is {}; use a number, {}..{}", shown(value), least, most));
+  return fallback;
+}
+
+std::string Fields::text(const std::string& name, const std::string& fallback) {
+  if (!has(name)) return fallback;
+  if (at(name).is_string()) return at(name).get<std::string>();
+  fail(name, "is " + shown(at(name)) + "; use a text");
+  return fallback;
+}
+
+std::vector<std::string> Fields::texts(const std::string& name, std::size_t most) {
+  if (!has(name)) return {};
+  const Json& value = at(name);
+  if (value.is_string()) return {value.get<std::string>()};
+  const auto is_text = [](const Json& text) { return text.is_string(); };
+  if (value.is_array() && value.size() <= most && std::all_of(value.begin(), value.end(), is_text))
+    return value.get<std::vector<std::string>>();
+  fail(name, fmt::format("is {}; use a text, or a list of at most {}", shown(value), most));
+  return {};
+}
+
+std::vector<TokenId> Fields::tokens(const std::string& name, std::size_t most) {
+  if (!has(name)) return {};
+  auto tokens = token_list(at(name));
+  if (tokens && tokens->size() <= most) return std::move(*tokens);
+  fail(name, fmt::format("is {}; use a list of at most {} token ids", shown(at(name)), most));
+  return {};
+}
+
+void Fields::refuse_unless(const std::string& name, const Json& harmless) {
+  if (!has(name) || at(name) == harmless) return;
+  fail(name, fmt::format("is {}, which kvhive cannot do yet; leave it out", shown(at(name))), 501);
+}
+
+}  // namespace kvhive

@@ -1,0 +1,48 @@
+#pragma once
+// Reads the fields of a request's JSON. The first field that is wrong is remembered with what is
+// allowed, and the rest is read as if it were absent.
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "tools/serve/openai/error.hpp"
+
+namespace kvhive {
+
+/// A field that is null counts as absent.
+class Fields {
+ public:
+  /// \param object  outlives this
+  explicit Fields(const nlohmann::json& object) : object_(object) {}
+
+  bool has(const std::string& name) const;
+  const nlohmann::json& at(const std::string& name) const { return object_.at(name); }
+
+  bool boolean(const std::string& name, bool fallback);
+  std::int64_t integer(const std::string& name, std::int64_t fallback, std::int64_t least,
+                       std::int64_t most);
+  double number(const std::string& name, double fallback, double least, double most);
+  std::string text(const std::string& name, const std::string& fallback);
+  /// One text, or a list of them.
+  std::vector<std::string> texts(const std::string& name, std::size_t most);
+  std::vector<TokenId> tokens(const std::string& name, std::size_t most);
+
+  /// An error unless the field is absent or has the value that changes nothing.
+  void refuse_unless(const std::string& name, const nlohmann::json& harmless);
+
+  void fail(const std::string& name, const std::string& text, int status = 400);
+  const std::optional<ApiError>& error() const { return error_; }
+
+ private:
+  const nlohmann::json& object_;
+  std::optional<ApiError> error_;
+};
+
+/// A JSON list of token ids; nothing = it is none.
+std::optional<std::vector<TokenId>> token_list(const nlohmann::json& value);
+
+}  // namespace kvhive

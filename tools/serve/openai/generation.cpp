@@ -1,0 +1,209 @@
+#include "tools/serve/openai/generation.hpp"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "models/text/detokenizer.hpp"
+
+namespace kvhive {
+namespace {
+
+std::string dumped(const nlohmann::ordered_json& json) {
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+/// So many tokens hold any stop text: each has a byte at least, or is special.
+constexpr std::ptrdiff_t kTail = 128;
+
+/// OpenAI's words; a request that was aborted is nobody's any more.
+std::string_view finish_name(Finish reason) {
+  return reason == Finish::length ? "length" : reason == Finish::stop ? "stop" : "abort";
+}
+
+}  // namespace
+
+std::vector<TokenId> ids_of(const std::vector<OutputToken>& tokens) {
+  std::vector<TokenId> ids;
+  for (const OutputToken& token : tokens) ids.push_back(token.token);
+  return ids;
+}
+
+Generation::Generation(AnswerContext context, AnswerRequest request)
+    : context_(std::move(context)), request_(std::move(request)), timer_(context_.hive.loop()) {
+  for (std::size_t prompt = 0; prompt < request_.prompts.size(); ++prompt)
+    for (std::uint32_t i = 0; i < request_.n; ++i)
+      choices_.emplace_back(prompt, request_.generate.stop);
+}
+
+void Generation::start() {
+  context_.exchange->on_gone = [self = shared_from_this()] { self->cancel(); };
+  if (request_.stream && context_.keep_alive.count() > 0) keep_alive();
+  for (std::size_t i = 0; i < choices_.size(); ++i)
+    choices_[i].key = context_.hive.submit(
+        request_.for_answer(choices_[i].prompt, static_cast<std::uint32_t>(i) % request_.n),
+        [self = shared_from_this(), i](const Progress& news) { self->on_news(i, news); });
+}
+
+/// A stream that says nothing for long is taken for dead by what stands between, and by some
+/// clients. From the first time on, an engine's refusal comes as an event.
+void Generation::keep_alive() {
+  timer_.expires_after(context_.keep_alive);
+  timer_.async_wait([weak = weak_from_this()](boost::system::error_code error) {
+    const auto self = weak.lock();
+    if (error || !self || self->is_over_) return;
+    if (std::exchange(self->was_silent_, true)) {
+      self->begin_stream();
+      self->context_.exchange->keep_alive();
+    }
+    self->keep_alive();
+  });
+}
+
+void Generation::cancel() {
+  is_over_ = true;
+  timer_.cancel();
+  for (const Choice& choice : choices_)
+    if (choice.reason == Finish::none) context_.hive.cancel(choice.key);
+}
+
+void Generation::fail(const ApiError& error) {
+  cancel();
+  if (!is_streaming_) return context_.exchange->answer(to_answer(error));
+  context_.exchange->send_event(to_json_text(error));
+  context_.exchange->send_event("[DONE]");
+  context_.exchange->end();
+}
+
+void Generation::on_news(std::size_t index, const Progress& news) {
+  if (is_over_) return;
+  Choice& choice = choices_[index];
+  if (news.reason == Finish::error) {
+    choice.reason = news.reason;
+    return fail(api_error(news.error));
+  }
+  choice.prompt_tokens = std::max(choice.prompt_tokens, news.prompt_tokens);
+  choice.cached_tokens = std::max(choice.cached_tokens, news.cached_tokens);
+  choice.generated += static_cast<std::uint32_t>(news.tokens.size());
+  for (const OutputToken& token : news.tokens) choice.last_tokens.push_back(token.token);
+  if (choice.last_tokens.size() > std::size_t{2 * kTail})
+    choice.last_tokens.erase(choice.last_tokens.begin(), choice.last_tokens.end() - kTail);
+  std::string text = choice.hold.push(news.text);
+  if (news.reason != Finish::none) {
+    choice.reason = news.reason;
+    text += choice.hold.finish(news.text_bytes);
+    ++finished_;
+  }
+  if (request_.stream) {
+    // An engine has admitted it: it will not be refused any more.
+    if (choice.prompt_tokens != 0) begin_stream();
+    stream(index, text, news.tokens);
+  } else {
+    choice.text += text;
+    choice.tokens.insert(choice.tokens.end(), news.tokens.begin(), news.tokens.end());
+  }
+  if (finished_ == choices_.size()) finish();
+}
+
+void Generation::begin_stream() {
+  if (!std::exchange(is_streaming_, true))
+    context_.exchange->begin_events({{"X-Request-Id", context_.id}});
+}
+
+void Generation::stream(std::size_t index, const std::string& text,
+                        const std::vector<OutputToken>& tokens) {
+  Choice& choice = choices_[index];
+  const bool has_ended = choice.reason != Finish::none;
+  if (text.empty() && tokens.empty() && !has_ended) return;
+  Json news = written(index, text, tokens);
+  if (news.is_null()) return;
+  begin_stream();
+  was_silent_ = false;
+  Json event = head();
+  event["choices"] = Json::array({std::move(news)});
+  if (request_.continuous_usage) event["usage"] = usage();
+  context_.exchange->send_event(dumped(event));
+}
+
+void Generation::finish() {
+  is_over_ = true;
+  timer_.cancel();
+  if (request_.stream) {
+    if (request_.include_usage) {
+      Json event = head();
+      event["choices"] = Json::array();
+      event["usage"] = usage();
+      context_.exchange->send_event(dumped(event));
+    }
+    context_.exchange->send_event("[DONE]");
+    return context_.exchange->end();
+  }
+  Json answer = head();
+  answer["choices"] = Json::array();
+  for (std::size_t i = 0; i < choices_.size(); ++i)
+    answer["choices"].push_back(written(i, choices_[i].text, choices_[i].tokens));
+  answer["usage"] = usage();
+  context_.exchange->answer(
+      {200, dumped(answer), "application/json", {{"X-Request-Id", context_.id}}});
+}
+
+Generation::Json Generation::head() const {
+  return {{"id", context_.id},
+          {"object", kind()},
+          {"created", context_.created.count()},
+          {"model", model().name}};
+}
+
+Generation::Json Generation::written(std::size_t index, const std::string& text,
+                                     const std::vector<OutputToken>& tokens) {
+  Json json = write(index, text, tokens);
+  if (!json.is_null()) choices_[index].has_begun = true;
+  return json;
+}
+
+Generation::Json Generation::finish_reason_of(std::size_t index) const {
+  const Finish reason = choices_[index].reason;
+  return reason == Finish::none ? Json() : Json(finish_name(reason));
+}
+
+std::string Generation::token_text(TokenId token) const {
+  return request_.token_ids_as_text ? "token_id:" + std::to_string(token) : model().text_of(token);
+}
+
+/// The engine cuts the stop text off, so it is looked for in the tokens' text, where the last one
+/// adds to it.
+Generation::Json Generation::stop_reason_of(std::size_t index) const {
+  const Choice& choice = choices_[index];
+  if (choice.reason != Finish::stop || choice.last_tokens.empty()) return {};
+  const std::span<const TokenId> last = choice.last_tokens;
+  const auto& ids = request_.generate.stop_token_ids;
+  if (std::find(ids.begin(), ids.end(), last.back()) != ids.end()) return last.back();
+  const std::string text = decode(model().tokenizer, last);
+  const std::size_t before = decode(model().tokenizer, last.first(last.size() - 1)).size();
+  std::size_t first = std::string::npos;
+  Json found;
+  for (const std::string& stop : request_.generate.stop) {
+    const std::size_t from = before + 1 > stop.size() ? before + 1 - stop.size() : 0;
+    const std::size_t at = text.find(stop, from);
+    if (at >= first) continue;
+    first = at;
+    found = stop;
+  }
+  return found;
+}
+
+Generation::Json Generation::usage() const {
+  std::uint64_t prompt = 0, cached = 0, generated = 0;
+  for (const Choice& choice : choices_) {
+    generated += choice.generated;
+    if (&choice != &choices_.front() && (&choice)[-1].prompt == choice.prompt) continue;
+    prompt += choice.prompt_tokens;  // of a prompt with several answers once
+    cached += choice.cached_tokens;
+  }
+  return {{"prompt_tokens", prompt},
+          {"completion_tokens", generated},
+          {"total_tokens", prompt + generated},
+          {"prompt_tokens_details", {{"cached_tokens", cached}}}};
+}
+
+}  // namespace kvhive

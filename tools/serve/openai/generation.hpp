@@ -1,0 +1,98 @@
+#pragma once
+// One request for an answer under way: its requests to the engines, and its answer, whole or
+// streamed. How an answer is written is its kind's: completion.hpp, chat/chat_completion.hpp.
+
+#include <boost/asio/steady_timer.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/serve/hive/hive.hpp"
+#include "tools/serve/openai/answer_request.hpp"
+#include "tools/serve/openai/text_hold.hpp"
+
+namespace kvhive {
+
+/// Whom a request comes from, and what it is called.
+struct AnswerContext {
+  Hive& hive;
+  const ServedModel& model;
+  std::shared_ptr<Exchange> exchange;
+  std::string id;
+  std::chrono::seconds created;     ///< since 1970
+  std::chrono::seconds keep_alive;  ///< between comments in a silent stream; 0 = none
+};
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  Generation(AnswerContext context, AnswerRequest request);
+  virtual ~Generation() = default;
+  Generation(const Generation&) = delete;
+  Generation& operator=(const Generation&) = delete;
+
+  /// It lives until it is answered, or its client has gone.
+  void start();
+
+ protected:
+  using Json = nlohmann::ordered_json;
+
+  /// One of the answers that were asked for.
+  struct Choice {
+    Choice(std::size_t number, const std::vector<std::string>& stop) : prompt(number), hold(stop) {}
+
+    Hive::Key key = 0;
+    std::size_t prompt;
+    TextHold hold;
+    std::string text;  ///< of an answer that is not streamed, as the tokens
+    std::vector<OutputToken> tokens;
+    std::uint32_t prompt_tokens = 0, cached_tokens = 0;
+    bool has_begun = false;  ///< something of it was written
+    Finish reason = Finish::none;
+    std::uint32_t generated = 0;  ///< tokens
+    std::vector<TokenId> last_tokens;
+  };
+
+  /// The answer's "object".
+  virtual std::string_view kind() const = 0;
+  /// What is new of an answer, or all of it if it is not streamed. Null = nothing to show.
+  virtual Json write(std::size_t index, const std::string& text,
+                     const std::vector<OutputToken>& tokens) = 0;
+
+  const AnswerRequest& request() const { return request_; }
+  const ServedModel& model() const { return context_.model; }
+  const Choice& choice(std::size_t index) const { return choices_[index]; }
+  std::size_t choices() const { return choices_.size(); }
+  /// Whether this is the first that is written of an answer.
+  bool is_first(std::size_t index) const { return !choices_[index].has_begun; }
+  /// "stop", "length" or "abort"; null = it goes on.
+  Json finish_reason_of(std::size_t index) const;
+  /// The stop text or token that ended it; null = an end-of-sequence token, or no stop.
+  Json stop_reason_of(std::size_t index) const;
+  /// A token as logprobs show it.
+  std::string token_text(TokenId token) const;
+
+ private:
+  void on_news(std::size_t index, const Progress& news);
+  void stream(std::size_t index, const std::string& text, const std::vector<OutputToken>& tokens);
+  Json written(std::size_t index, const std::string& text, const std::vector<OutputToken>& tokens);
+  void begin_stream();
+  void keep_alive();
+  void fail(const ApiError& error);
+  void cancel();
+  void finish();
+  Json head() const;
+  Json usage() const;
+
+  const AnswerContext context_;
+  const AnswerRequest request_;
+  boost::asio::steady_timer timer_;
+  std::vector<Choice> choices_;
+  std::size_t finished_ = 0;
+  bool is_streaming_ = false;
+  bool was_silent_ = true;  ///< nothing was sent since the last look
+  bool is_over_ = false;
+};
+
+std::vector<TokenId> ids_of(const std::vector<OutputToken>& tokens);
+
+}  // namespace kvhive

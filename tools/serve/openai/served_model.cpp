@@ -1,0 +1,55 @@
+#include "tools/serve/openai/served_model.hpp"
+
+#include <limits>
+#include <utility>
+
+#include "base/json_file.hpp"
+#include "models/text/tokenizer_parser.hpp"
+#include "models/text/utf8.hpp"
+
+namespace kvhive {
+namespace {
+
+Expected<SamplingDefaults> sampling_defaults_of(const std::filesystem::path& directory) {
+  SamplingDefaults defaults;
+  const auto file = directory / "generation_config.json";
+  if (!std::filesystem::exists(file)) return defaults;
+  const auto json = read_json_object(file);
+  if (!json) return forward_error(json);
+  const JsonFields fields(*json, file.string());
+  const auto temperature = fields.number_or("temperature", defaults.temperature, 0, 1e6);
+  if (!temperature) return forward_error(temperature);
+  const auto top_p = fields.number_or("top_p", defaults.top_p, 0, 1);
+  if (!top_p) return forward_error(top_p);
+  const auto top_k =
+      fields.integer_or("top_k", defaults.top_k, -1, std::numeric_limits<std::int32_t>::max());
+  if (!top_k) return forward_error(top_k);
+  const auto min_p = fields.number_or("min_p", defaults.min_p, 0, 1);
+  if (!min_p) return forward_error(min_p);
+  return SamplingDefaults{*temperature, *top_p, *top_k, *min_p};
+}
+
+}  // namespace
+
+Expected<ServedModel> ServedModel::load(std::string name, const std::filesystem::path& directory,
+                                        std::uint32_t max_model_len) {
+  auto tokenizer = load_tokenizer(directory);
+  if (!tokenizer) return forward_error(tokenizer);
+  const auto sampling = sampling_defaults_of(directory);
+  if (!sampling) return forward_error(sampling);
+  return ServedModel{std::move(name),
+                     directory.string(),
+                     max_model_len,
+                     std::move(*tokenizer),
+                     *sampling,
+                     std::chrono::duration_cast<std::chrono::seconds>(
+                         std::chrono::system_clock::now().time_since_epoch())};
+}
+
+std::string ServedModel::text_of(TokenId token) const {
+  Utf8Stream stream;
+  std::string text = stream.push(tokenizer.token_bytes(token));
+  return text + stream.finish();
+}
+
+}  // namespace kvhive

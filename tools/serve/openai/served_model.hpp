@@ -1,0 +1,39 @@
+#pragma once
+// What the service must know of the model that the engines run: its name, its tokenizer, and how
+// it wants to be sampled.
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "models/text/tokenizer.hpp"
+
+namespace kvhive {
+
+/// Where a request says nothing (generation_config.json, else vLLM's).
+struct SamplingDefaults {
+  double temperature = 1;
+  double top_p = 1;
+  std::int64_t top_k = 0;
+  double min_p = 0;
+};
+
+struct ServedModel {
+  std::string name;
+  std::string directory;
+  std::uint32_t max_model_len = 0;  ///< tokens of a request, prompt and output together
+  Tokenizer tokenizer;
+  SamplingDefaults sampling;
+  std::chrono::seconds created{0};  ///< since 1970
+
+  /// \param directory  with tokenizer.json, and generation_config.json if the model has one
+  [[nodiscard]] static Expected<ServedModel> load(std::string name,
+                                                  const std::filesystem::path& directory,
+                                                  std::uint32_t max_model_len);
+
+  /// A token as an answer shows it; bytes that are no whole characters as U+FFFD.
+  std::string text_of(TokenId token) const;
+};
+
+}  // namespace kvhive

@@ -1,0 +1,27 @@
+#pragma once
+// The OpenAI-compatible service as a whole: one more client process of the daemon.
+
+#include <functional>
+#include <string>
+
+#include "tools/serve/http/server.hpp"
+#include "tools/serve/service.hpp"
+
+namespace kvhive {
+
+struct ServeOptions {
+  std::string socket;  ///< the daemon's
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 8000;
+  OldNames metrics_old_names = OldNames::left_out;
+  ServiceOptions service;
+  HttpLimits http;
+  Hive::Limits hive;
+};
+
+/// Serves until SIGINT or SIGTERM. Requests that are under way then are ended.
+/// \param on_ready  called with the port once requests are taken
+[[nodiscard]] Expected<void> serve(const ServeOptions& options, const ServedModel& model,
+                                   const std::function<void(std::uint16_t)>& on_ready);
+
+}  // namespace kvhive

@@ -1,0 +1,304 @@
+#include "tools/serve/service.hpp"
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <cctype>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/json_file.hpp"
+#include "models/text/detokenizer.hpp"
+#include "tools/program/version.hpp"
+#include "tools/serve/chat/chat_completion.hpp"
+#include "tools/serve/openai/completion.hpp"
+#include "tools/serve/openai/fields.hpp"
+
+namespace kvhive {
+namespace {
+
+namespace asio = boost::asio;
+using Json = nlohmann::ordered_json;
+
+/// What is parsed while others wait: it takes less than a millisecond.
+constexpr std::size_t kShortBytes = 64 << 10;
+
+HttpAnswer json_answer(const Json& body) {
+  return {200, body.dump(-1, ' ', false, Json::error_handler_t::replace), "application/json", {}};
+}
+
+/// Of the caller's own id if it has sent a decent one, else of 128 random bits: nobody guesses
+/// another's.
+std::string id_of(const std::string& prefix, const HttpRequest& request) {
+  const std::string_view given = request.header("X-Request-Id");
+  const auto is_decent = [](unsigned char letter) {
+    return std::isalnum(letter) != 0 || letter == '-' || letter == '_' || letter == '.';
+  };
+  if (!given.empty() && given.size() <= 128 && std::all_of(given.begin(), given.end(), is_decent))
+    return prefix + std::string(given);
+  static std::random_device device;
+  return prefix + fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
+}
+
+/// Takes as long for a wrong key as for the right one.
+bool are_equal(std::string_view a, std::string_view b) {
+  unsigned char difference = a.size() == b.size() ? 0 : 1;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    difference |= static_cast<unsigned char>(a[i] ^ (b.empty() ? 0 : b[i % b.size()]));
+  return difference == 0;
+}
+
+HttpAnswer tokenized(const ServedModel& model, const std::string& text, AddSpecial add_special,
+                     bool with_texts) {
+  const auto tokens = model.tokenizer.encode(text, add_special);
+  if (!tokens) return to_answer({400, "prompt: " + tokens.error().text, "prompt"});
+  Json answer = {{"count", tokens->size()},
+                 {"max_model_len", model.max_model_len},
+                 {"tokens", *tokens},
+                 {"token_strs", nullptr}};
+  if (with_texts) {
+    answer["token_strs"] = Json::array();
+    for (const TokenId token : *tokens) answer["token_strs"].push_back(model.text_of(token));
+  }
+  return json_answer(answer);
+}
+
+/// The most tokens, where the request does not say: what the prompt leaves.
+std::uint32_t room_behind(const std::vector<TokenId>& prompt, const ServedModel& model) {
+  return prompt.size() < model.max_model_len
+             ? model.max_model_len - static_cast<std::uint32_t>(prompt.size())
+             : 1;
+}
+
+}  // namespace
+
+Service::Service(asio::io_context& loop, Hive& hive, const ServedModel& model, Metrics& metrics,
+                 HivePage& page, const ServiceOptions& options)
+    : loop_(loop),
+      hive_(hive),
+      model_(model),
+      metrics_(metrics),
+      page_(page),
+      api_keys_(options.api_keys),
+      keep_alive_(options.keep_alive),
+      tools_(options.tools) {
+  if (options.chat) renderer_.emplace(loop, *options.chat);
+}
+
+Service::~Service() { background_.join(); }
+
+const std::vector<Service::Route>& Service::routes() {
+  static const std::vector<Route> kRoutes = {
+      {"GET", "/health", &Service::health},
+      {"GET", "/metrics", &Service::metrics},
+      {"GET", "/version", &Service::version},
+      {"GET", "/v1/models", &Service::models},
+      {"POST", "/v1/completions", &Service::completions},
+      {"POST", "/v1/chat/completions", &Service::chat_completions},
+      {"POST", "/v1/embeddings", &Service::embeddings},
+      {"POST", "/tokenize", &Service::tokenize},
+      {"POST", "/detokenize", &Service::detokenize},
+  };
+  return kRoutes;
+}
+
+void Service::handle(const std::shared_ptr<Exchange>& exchange) {
+  const HttpRequest& request = exchange->request();
+  if (!is_allowed(request))
+    return exchange->answer(
+        to_answer({401, "no valid API key was given; send the header Authorization: Bearer KEY"}));
+  if (page_.has(request.path)) return page(exchange);
+  const Route* of_path = nullptr;
+  for (const Route& route : routes()) {
+    if (route.path != request.path) continue;
+    exchange->handler = route.path;
+    if (route.method == request.method) return (this->*route.handler)(exchange);
+    of_path = &route;
+  }
+  if (of_path == nullptr)
+    return exchange->answer(to_answer({404, "there is no " + request.path + " here"}));
+  HttpAnswer answer =
+      to_answer({405, request.path + " is asked with " + std::string(of_path->method) + " only"});
+  answer.headers.emplace_back("Allow", of_path->method);
+  exchange->answer(std::move(answer));
+}
+
+bool Service::is_allowed(const HttpRequest& request) const {
+  if (api_keys_.empty() || !request.path.starts_with("/v1/")) return true;
+  constexpr std::string_view kScheme = "Bearer ";
+  const std::string_view given = request.header("Authorization");
+  if (!given.starts_with(kScheme)) return false;
+  bool is_one = false;
+  for (const std::string& key : api_keys_) is_one |= are_equal(given.substr(kScheme.size()), key);
+  return is_one;
+}
+
+void Service::health(const std::shared_ptr<Exchange>& exchange) {
+  hive_.look_for_daemon([exchange](const Result<void>& serves) {
+    exchange->answer(serves ? HttpAnswer{200, "", "", {}} : to_answer(api_error(serves.error())));
+  });
+}
+
+void Service::metrics(const std::shared_ptr<Exchange>& exchange) { metrics_.answer(exchange); }
+
+void Service::page(const std::shared_ptr<Exchange>& exchange) {
+  exchange->handler = "page";
+  if (exchange->request().method == "GET") return page_.answer(exchange);
+  HttpAnswer answer = to_answer({405, exchange->request().path + " is asked with GET only"});
+  answer.headers.emplace_back("Allow", "GET");
+  exchange->answer(std::move(answer));
+}
+
+void Service::version(const std::shared_ptr<Exchange>& exchange) {
+  exchange->answer(json_answer({{"version", release()}}));
+}
+
+void Service::models(const std::shared_ptr<Exchange>& exchange) {
+  Json model = {{"id", model_.name},
+                {"object", "model"},
+                {"created", model_.created.count()},
+                {"owned_by", "kvhive"},
+                {"root", model_.directory},
+                {"parent", nullptr},
+                {"max_model_len", model_.max_model_len},
+                {"permission", Json::array()}};
+  exchange->answer(json_answer({{"object", "list"}, {"data", Json::array({std::move(model)})}}));
+}
+
+// -- steps of an answer ---------------------------------------------------------------------------
+
+template <class Work, class OnDone>
+void Service::in_the_background(const std::shared_ptr<Exchange>& exchange, Work work,
+                                OnDone on_done) {
+  asio::post(background_, [this, exchange, work = std::move(work),
+                           on_done = std::move(on_done)]() mutable {
+    asio::post(loop_, [exchange, result = work(), on_done = std::move(on_done)]() mutable {
+      if (!exchange->is_gone()) on_done(std::move(result));
+    });
+  });
+}
+
+void Service::parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body) {
+  const auto parse_body = [exchange] { return parse_json_object(exchange->request().body); };
+  const auto on_parsed = [exchange,
+                          on_body = std::move(on_body)](std::optional<nlohmann::json> body) {
+    if (!body)
+      return exchange->answer(
+          to_answer({400, "the body is not one JSON object, or is nested too deeply"}));
+    on_body(*body);
+  };
+  if (exchange->request().body.size() <= kShortBytes) return on_parsed(parse_body());
+  in_the_background(exchange, parse_body, on_parsed);
+}
+
+void Service::render(const std::shared_ptr<Exchange>& exchange,
+                     std::function<void(std::string)> on_text) {
+  if (!renderer_)
+    return exchange->answer(to_answer({400, "'" + model_.name +
+                                                "' has no chat template; start kvhive serve with "
+                                                "--chat-template FILE, or use /v1/completions"}));
+  renderer_->render(
+      exchange->request().body, [exchange] { return !exchange->is_gone(); },
+      [exchange, on_text = std::move(on_text)](tl::expected<std::string, ApiError> text) {
+        if (!text) return exchange->answer(to_answer(text.error()));
+        on_text(std::move(*text));
+      });
+}
+
+// -- answers --------------------------------------------------------------------------------------
+
+void Service::completions(const std::shared_ptr<Exchange>& exchange) {
+  parse(exchange, [this, exchange](const nlohmann::json& body) {
+    auto request = parse_completion(body, model_);
+    if (!request) return exchange->answer(to_answer(request.error()));
+    std::make_shared<Completion>(context_of(exchange, "cmpl-"), std::move(*request))->start();
+  });
+}
+
+AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
+                                  const char* prefix) const {
+  const auto now = std::chrono::duration_cast<std::chrono::seconds>(
+      std::chrono::system_clock::now().time_since_epoch());
+  return {hive_, model_, exchange, id_of(prefix, exchange->request()), now, keep_alive_};
+}
+
+void Service::chat_completions(const std::shared_ptr<Exchange>& exchange) {
+  parse(exchange, [this, exchange](const nlohmann::json& body) { on_chat(exchange, body); });
+}
+
+void Service::on_chat(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body) {
+  auto request = parse_chat(body, model_);
+  if (!request) return exchange->answer(to_answer(request.error()));
+  render(exchange, [this, exchange, request = std::move(*request)](std::string text) {
+    in_the_background(
+        exchange,
+        // The template has written the tokens that begin a prompt.
+        [this, text = std::move(text)] { return model_.tokenizer.encode(text, AddSpecial::no); },
+        [this, exchange, request](Expected<std::vector<TokenId>> tokens) {
+          on_chat_tokens(exchange, request, std::move(tokens));
+        });
+  });
+}
+
+void Service::on_chat_tokens(const std::shared_ptr<Exchange>& exchange, ChatRequest request,
+                             Expected<std::vector<TokenId>> tokens) {
+  if (!tokens)
+    return exchange->answer(to_answer({400, "messages: " + tokens.error().text, "messages"}));
+  if (tokens->empty())
+    return exchange->answer(
+        to_answer({400, "messages: the chat template renders them to nothing", "messages"}));
+  if (!request.has_max_tokens) request.generate.max_tokens = room_behind(*tokens, model_);
+  request.prompts = {{{}, std::move(*tokens)}};
+  std::make_shared<ChatCompletion>(context_of(exchange, "chatcmpl-"), std::move(request), tools_)
+      ->start();
+}
+
+void Service::embeddings(const std::shared_ptr<Exchange>& exchange) {
+  exchange->answer(
+      to_answer({501, "'" + model_.name + "' generates text; kvhive computes no embeddings"}));
+}
+
+void Service::tokenize(const std::shared_ptr<Exchange>& exchange) {
+  parse(exchange, [this, exchange](const nlohmann::json& body) { on_tokenize(exchange, body); });
+}
+
+void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body) {
+  Fields fields(body);
+  const bool is_chat = fields.has("messages");
+  if (is_chat) check_messages(fields);
+  if (!is_chat && !fields.has("prompt")) fields.fail("prompt", "is missing; give a text");
+  const AddSpecial add_special =
+      fields.boolean("add_special_tokens", !is_chat) ? AddSpecial::yes : AddSpecial::no;
+  const bool with_texts = fields.boolean("return_token_strs", false);
+  std::string prompt = is_chat ? "" : fields.text("prompt", "");
+  if (fields.error()) return exchange->answer(to_answer(*fields.error()));
+  const auto answer = [this, exchange, add_special, with_texts](std::string text) {
+    in_the_background(
+        exchange,
+        [this, text = std::move(text), add_special, with_texts] {
+          return tokenized(model_, text, add_special, with_texts);
+        },
+        [exchange](HttpAnswer tokens) { exchange->answer(std::move(tokens)); });
+  };
+  if (is_chat) return render(exchange, answer);
+  answer(std::move(prompt));
+}
+
+void Service::detokenize(const std::shared_ptr<Exchange>& exchange) {
+  parse(exchange, [this, exchange](const nlohmann::json& body) {
+    Fields fields(body);
+    if (!fields.has("tokens")) fields.fail("tokens", "is missing; give a list of token ids");
+    auto tokens = fields.tokens("tokens", std::size_t{1} << 20);
+    if (fields.error()) return exchange->answer(to_answer(*fields.error()));
+    in_the_background(
+        exchange,
+        [this, tokens = std::move(tokens)] {
+          return json_answer({{"prompt", decode(model_.tokenizer, tokens)}});
+        },
+        [exchange](HttpAnswer text) { exchange->answer(std::move(text)); });
+  });
+}
+
+}  // namespace kvhive

@@ -1,0 +1,83 @@
+#pragma once
+// The endpoints: which request goes where, and who may ask.
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/serve/chat/chat_request.hpp"
+#include "tools/serve/chat/template_renderer.hpp"
+#include "tools/serve/hive/hive.hpp"
+#include "tools/serve/http/exchange.hpp"
+#include "tools/serve/metrics/metrics.hpp"
+#include "tools/serve/openai/generation.hpp"
+#include "tools/serve/page/hive_page.hpp"
+
+namespace kvhive {
+
+struct ServiceOptions {
+  std::vector<std::string> api_keys;    ///< who asks below /v1 must name one; none = all may
+  std::chrono::seconds keep_alive{10};  ///< between comments in silent streams; 0 = none
+  std::optional<ChatTemplate> chat;     ///< none = no chat
+  ToolFormat tools = ToolFormat::none;  ///< how the model writes calls of tools
+};
+
+class Service {
+ public:
+  Service(boost::asio::io_context& loop, Hive& hive, const ServedModel& model, Metrics& metrics,
+          HivePage& page, const ServiceOptions& options);
+  ~Service();
+
+  void handle(const std::shared_ptr<Exchange>& exchange);
+
+ private:
+  using Handler = void (Service::*)(const std::shared_ptr<Exchange>&);
+  struct Route {
+    std::string_view method, path;
+    Handler handler;
+  };
+  static const std::vector<Route>& routes();
+
+  bool is_allowed(const HttpRequest& request) const;
+  void health(const std::shared_ptr<Exchange>& exchange);
+  void metrics(const std::shared_ptr<Exchange>& exchange);
+  void page(const std::shared_ptr<Exchange>& exchange);
+  void version(const std::shared_ptr<Exchange>& exchange);
+  void models(const std::shared_ptr<Exchange>& exchange);
+  void completions(const std::shared_ptr<Exchange>& exchange);
+  void embeddings(const std::shared_ptr<Exchange>& exchange);
+  void chat_completions(const std::shared_ptr<Exchange>& exchange);
+  void tokenize(const std::shared_ptr<Exchange>& exchange);
+  void detokenize(const std::shared_ptr<Exchange>& exchange);
+  void on_chat(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body);
+  void on_chat_tokens(const std::shared_ptr<Exchange>& exchange, ChatRequest request,
+                      Expected<std::vector<TokenId>> tokens);
+  void on_tokenize(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body);
+  AnswerContext context_of(const std::shared_ptr<Exchange>& exchange, const char* prefix) const;
+
+  // Steps of an answer. The next one is not called once the client has gone.
+  /// Parses the request's body.
+  using OnBody = std::function<void(const nlohmann::json&)>;
+  void parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body);
+  /// Renders the request's messages.
+  void render(const std::shared_ptr<Exchange>& exchange, std::function<void(std::string)> on_text);
+  /// Calls `work` in a thread of its own, and `on_done` with its result.
+  template <class Work, class OnDone>
+  void in_the_background(const std::shared_ptr<Exchange>& exchange, Work work, OnDone on_done);
+
+  boost::asio::io_context& loop_;
+  Hive& hive_;
+  const ServedModel& model_;
+  Metrics& metrics_;
+  HivePage& page_;
+  const std::vector<std::string> api_keys_;
+  const std::chrono::seconds keep_alive_;
+  const ToolFormat tools_;
+  std::optional<TemplateRenderer> renderer_;
+  boost::asio::thread_pool background_{1};  ///< what is long takes long, and others must not wait
+};
+
+}  // namespace kvhive
