@@ -42,7 +42,7 @@ expect_only _kvhived "cuda" kvhived --device cu
 expect_only _kvhived "priority" kvhived --scheduling-policy = p
 expect_only _kvhived "--kv-cache-memory-bytes --kv-cache-dtype" kvhived --kv-cache-
 expect_only _kvhived "" kvhived --engines ""
-expect_only _kvhive "generate pool top events watch replay serve layout stop engine reload doctor" kvhive ""
+expect_only _kvhive "generate pool top watch events replay serve layout stop engine reload doctor" kvhive ""
 expect_only _kvhive "pool" kvhive po
 expect _kvhive "fsck" kvhive pool ""
 expect _kvhive "map" kvhive pool ""
