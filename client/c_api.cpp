@@ -59,7 +59,7 @@ Struct completed(const Struct& given, Struct defaults) {
 }
 
 /// Sizes of the structs of ABI version 1.
-constexpr std::size_t kOptionsV1 = sizeof(kvhive_options);
+constexpr std::size_t kOptionsV1 = offsetof(kvhive_options, domain);
 constexpr std::size_t kRequestV1 = sizeof(kvhive_request);
 constexpr std::size_t kProgressV1 = offsetof(kvhive_progress, retry_after_ms);
 
@@ -69,6 +69,7 @@ kvhive::ClientOptions client_options(const kvhive_options& options) {
   if (options.engine != KVHIVE_ANY_ENGINE) out.engine = static_cast<std::uint32_t>(options.engine);
   out.channel_bytes = options.channel_bytes;
   out.connect_timeout = std::chrono::milliseconds(options.connect_timeout_ms);
+  if (options.domain != nullptr) out.domain = options.domain;
   return out;
 }
 

@@ -125,7 +125,7 @@ Result<Client> Client::connect(const ClientOptions& options) {
   auto connection =
       Connection::open(options.socket, options.engine.value_or(kAnyEngine),
                        options.channel_bytes == 0 ? kDefaultChannelBytes : options.channel_bytes,
-                       poll_timeout(options.connect_timeout));
+                       options.domain, poll_timeout(options.connect_timeout));
   if (!connection) return public_error(connection.error());
   return Client(std::make_unique<State>(std::move(*connection)));
 }
@@ -154,9 +154,7 @@ Result<void> Client::wait(std::chrono::milliseconds timeout) {
   return {};
 }
 
-int Client::descriptor() const noexcept {
-  return state_ ? state_->connection.news.get() : -1;
-}
+int Client::descriptor() const noexcept { return state_ ? state_->connection.news.get() : -1; }
 
 Result<Progress> Client::read(RequestId request) {
   if (!state_) return moved_from();

@@ -25,7 +25,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 15;
+inline constexpr std::uint32_t kProtocolVersion = 16;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -139,6 +139,9 @@ struct ClientHello {
   using Welcome = ClientWelcome;
   std::uint64_t channel_bytes = 0;    ///< the size of channel that the client asks for
   std::uint32_t engine = kAnyEngine;  ///< the engine that must serve the channel
+  /// The domain that the client asks for; empty = its user's. 36 bytes, so that there is no
+  /// padding.
+  FixedText<36> domain{};
 };
 
 /// client -> keeper: the client has mapped its requests for writing, and has sealed them: nobody

@@ -51,6 +51,7 @@ class Client:
         engine: Optional[int] = None,
         channel_bytes: int = 0,
         connect_timeout: float = 10.0,
+        domain: Optional[str] = None,
     ) -> None: ...
     def generate(
         self,

@@ -114,6 +114,27 @@ TEST(CApi, ASmallerProgressOfAnOlderHeaderIsFilledAsFarAsItGoes) {
   kvhive_close(client);
 }
 
+TEST(CApi, ADomainIsAskedForByItsName) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "8M", "--domains", "team=4242"});
+  kvhive_options options = kvhive_default_options();
+  options.socket = daemon.socket().c_str();
+  options.domain = "team";
+  kvhive_client* client = nullptr;
+  ASSERT_EQ(kvhive_connect(&options, &client), KVHIVE_OK) << kvhive_last_error();
+  EXPECT_EQ(daemon.status()["clients"][0]["domain"], "team");
+  kvhive_close(client);
+  options.domain = "others";
+  EXPECT_EQ(kvhive_connect(&options, &client), KVHIVE_BAD_ARGUMENT);
+  EXPECT_THAT(kvhive_last_error(), HasSubstr("may not ask for domain 'others'"));
+  const std::string long_name(33 + 3, 'a');
+  options.domain = long_name.c_str();
+  EXPECT_EQ(kvhive_connect(&options, &client), KVHIVE_BAD_ARGUMENT);
+  EXPECT_THAT(kvhive_last_error(), HasSubstr("is no name of a domain"));
+  options.struct_size = offsetof(kvhive_options, domain);  // an older program's
+  ASSERT_EQ(kvhive_connect(&options, &client), KVHIVE_OK) << kvhive_last_error();
+  kvhive_close(client);
+}
+
 TEST(CApi, WithoutADaemonConnectingFailsWithAReason) {
   kvhive_options options = kvhive_default_options();
   options.socket = "/nowhere/kvhived.sock";

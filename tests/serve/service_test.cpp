@@ -2,8 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <fstream>
+#include <set>
 
 #include "tests/serve/served.hpp"
 
@@ -288,6 +290,68 @@ TEST(ServiceLimits, AKeyMustBeGivenBelowV1) {
   EXPECT_EQ(service.ask(post(kCompletions, body, "Authorization: Bearer secret-2\r\n")).status,
             200);
   EXPECT_EQ(service.ask(get("/health")).status, 200);
+}
+
+class Keys : public ::testing::Test {
+ protected:
+  std::string file(const std::string& text) const {
+    const std::string path = daemon_.directory() + "/keys";
+    std::ofstream(path) << text;
+    chmod(path.c_str(), 0600);
+    return path;
+  }
+  static HttpReply ask(const Service& service, const std::string& key) {
+    return service.ask(post(kCompletions, completion(passage(), 1).dump(),
+                            "Authorization: Bearer " + key + "\r\n"));
+  }
+  static int cached(const HttpReply& reply) {
+    return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"];
+  }
+  const Daemon daemon_{{"--kv-cache-memory-bytes", "32M", "--domains", "red=4242;blue=4243"}};
+};
+
+TEST_F(Keys, EachRunsInItsDomainAndSharesBlocksThereOnly) {
+  const Service service(
+      daemon_.socket(),
+      {"--api-key-file", file("# ours\n\nplain\nred-1 red\nred-2\tred \r\nblue-1 blue\n")});
+  EXPECT_EQ(cached(ask(service, "red-1")), 0);
+  EXPECT_GT(cached(ask(service, "red-2")), 64);
+  EXPECT_EQ(cached(ask(service, "blue-1")), 0);
+  EXPECT_EQ(cached(ask(service, "plain")), 0);
+  std::set<std::string> domains;
+  const Json clients = daemon_.status()["clients"];
+  for (const Json& client : clients) domains.insert(client["domain"]);
+  EXPECT_EQ(domains.size(), 3u) << clients;
+  EXPECT_TRUE(domains.contains("red") && domains.contains("blue"));
+}
+
+TEST_F(Keys, ADomainThatTheDaemonRefusesIsAnErrorOfItsKeyAlone) {
+  const Service service(daemon_.socket(), {"--api-key-file", file("a amber\nb blue\n")});
+  const HttpReply refused = ask(service, "a");
+  EXPECT_EQ(refused.status, 403) << refused.body;
+  EXPECT_EQ(refused.json()["error"]["type"], "PermissionDeniedError");
+  EXPECT_THAT(refused.json()["error"]["message"].get<std::string>(),
+              HasSubstr("domain 'amber' is refused"));
+  EXPECT_EQ(ask(service, "b").status, 200);
+  EXPECT_EQ(service.ask(get("/health")).status, 200);
+}
+
+TEST_F(Keys, AFileThatIsWrongIsRefusedByFileAndLineWithoutItsKeys) {
+  const auto refused = [this](const std::string& text) {
+    const CommandResult result =
+        daemon_.cli({"serve", "--port", "0", "--api-key-file", file(text)});
+    EXPECT_NE(result.exit_code, 0) << text;
+    EXPECT_THAT(result.err, ::testing::Not(HasSubstr("secret")));
+    return result.err;
+  };
+  EXPECT_THAT(refused("a red\nsecret red blue\n"), HasSubstr("keys:2: there is more than"));
+  EXPECT_THAT(refused("secret r/d\n"), HasSubstr("keys:1: 'r/d' is no name of a domain"));
+  EXPECT_THAT(refused("secret\n\nsecret red\n"), HasSubstr("keys:3: this key is in line 1"));
+  EXPECT_THAT(refused("# none\n"), HasSubstr("has no key"));
+  const std::string open = file("secret\n");
+  chmod(open.c_str(), 0622);
+  EXPECT_THAT(daemon_.cli({"serve", "--port", "0", "--api-key-file", open}).err,
+              HasSubstr("may write to"));
 }
 
 /// Nobody between may take a stream for dead whose engine is stopped.

@@ -110,6 +110,28 @@ TEST(Domains, RefuseUnlistedUsersWithSharingListed) {
   EXPECT_THAT(domains.names(), ElementsAre("team")) << "the owner is not listed either";
 }
 
+TEST(Domains, AreGivenToWhoAsksForThemOnlyAsTheRulesAllow) {
+  Domains domains = resolve(Sharing::user, "team=@5001;guests=@5002;solo=1001").value();
+  const auto asked = [&](const char* name, const PeerIdentity& client,
+                         Asker asker = Asker::any_user) {
+    const auto given = domains.asked_for(name, client, asker);
+    return given ? domains.names()[given->value] : given.error().text;
+  };
+  const PeerIdentity of_both{kBob, {kUsers, kStaff, kGuests}}, of_none{kBob, {kUsers}};
+  EXPECT_EQ(asked("team", of_both), "team") << "which it could have by leaving the other group";
+  EXPECT_EQ(asked("guests", of_both), "guests");
+  EXPECT_EQ(asked("uid-1002", of_none), "uid-1002") << "its own";
+  EXPECT_EQ(asked("solo", {kAlice, {kUsers}}), "solo");
+  const auto refused = HasSubstr("may not ask for domain");
+  EXPECT_THAT(asked("team", of_none), refused);
+  EXPECT_THAT(asked("uid-1001", of_none), refused);
+  EXPECT_THAT(asked("team", {kAlice, {kStaff}}), refused) << "a rule names the user itself";
+  EXPECT_EQ(asked("guests", {kOwner, {}}, Asker::trusted), "guests");
+  EXPECT_THAT(asked("nobodys", {kOwner, {}}, Asker::trusted), HasSubstr("no rule names it"));
+  EXPECT_THAT(asked("uid-1002", {kOwner, {}}, Asker::trusted), refused)
+      << "numbers without end would be given out";
+}
+
 TEST(Domains, ARuleForTheUserGoesBeforeOneForItsGroup) {
   Domains domains = resolve(Sharing::user, "team=@5001;solo=1001").value();
   EXPECT_EQ(domains.names()[domains.of({kAlice, {kStaff}}).value().value], "solo");

@@ -3,7 +3,6 @@
 #include "tools/serve/serve.hpp"
 
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <memory>
 
@@ -68,20 +67,6 @@ Expected<ServedModel> model_of(const ServeFlags& flags) {
   return ServedModel::load(described.name, described.directory, described.max_model_len);
 }
 
-/// One key a line; empty lines and those that begin with # are none.
-Expected<std::vector<std::string>> read_keys(const std::string& path) {
-  if (path.empty()) return std::vector<std::string>();
-  std::ifstream file(path);
-  std::vector<std::string> keys;
-  for (std::string line; std::getline(file, line);)
-    if (!line.empty() && line.front() != '#') keys.push_back(line);
-  if (keys.empty())
-    return failure(Errc::not_found, "--api-key-file '" + path +
-                                        "' has no key, or cannot be read; give a file with one "
-                                        "key a line");
-  return keys;
-}
-
 Expected<void> serve_with(const ServeFlags& flags) {
   ServeOptions options;
   options.socket = flags.common.socket_path();
@@ -94,9 +79,11 @@ Expected<void> serve_with(const ServeFlags& flags) {
   if (!body) return failure(body.error().code, "--max-body-bytes: " + body.error().text);
   options.http.body_bytes = *body;
   options.http.all_body_bytes = std::max(options.http.all_body_bytes, 4 * *body);
-  auto keys = read_keys(flags.api_key_file);
-  if (!keys) return forward_error(keys);
-  options.service.api_keys = std::move(*keys);
+  if (!flags.api_key_file.empty()) {
+    auto keys = ApiKeys::load(flags.api_key_file);
+    if (!keys) return forward_error(keys);
+    options.service.api_keys = std::move(*keys);
+  }
   const auto model = model_of(flags);
   if (!model) return forward_error(model);
   auto chat = find_chat_template(model->directory, flags.chat_template);
@@ -151,8 +138,10 @@ void add_serve(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"auto", "none", "hermes", "llama3_json", "mistral"}))
       ->capture_default_str();
   command
-      ->add_option("--api-key-file", flags->api_key_file,
-                   "keys, one a line; requests below /v1 must carry one of them")
+      ->add_option(
+          "--api-key-file", flags->api_key_file,
+          "one KEY or KEY DOMAIN a line: requests below /v1 must carry one of the keys, and run in "
+          "its domain, as far as the daemon's rules allow")
       ->type_name("FILE");
   command->add_option("--max-body-bytes", flags->max_body_bytes, "the largest request")
       ->type_name("SIZE")

@@ -79,14 +79,43 @@ Expected<void> Domains::use(const Options& options) {
 Expected<DomainId> Domains::of(const PeerIdentity& client) {
   auto name = name_for(client);
   if (!name) return forward_error(name);
-  if (const auto known = ids_.find(*name); known != ids_.end()) return known->second;
+  return number_of(*name);
+}
+
+Expected<DomainId> Domains::asked_for(std::string_view name, const PeerIdentity& client,
+                                      Asker asker) {
+  if (may_ask_for(name, client, asker)) return number_of(std::string(name));
+  // One text for domains that there are and for others: strangers learn no names.
+  return failure(Errc::bad_argument,
+                 "user " + std::to_string(client.uid) + " may not ask for domain '" +
+                     std::string(name) +
+                     (asker == Asker::trusted
+                          ? "': no rule names it; the operator must add it under domains"
+                          : "': there is none of that name whose rule names one of its groups; the "
+                            "operator must add a group of the user's to it under domains"));
+}
+
+bool Domains::may_ask_for(std::string_view name, const PeerIdentity& client, Asker asker) const {
+  if (const auto own = name_for(client); own && *own == name) return true;
+  if (asker == Asker::trusted)
+    return std::any_of(rules_.begin(), rules_.end(),
+                       [name](const DomainRule& rule) { return rule.name == name; });
+  if (users_.contains(client.uid)) return false;
+  return std::any_of(client.groups.begin(), client.groups.end(), [&](gid_t group) {
+    const auto named = groups_.find(group);
+    return named != groups_.end() && named->second == name;
+  });
+}
+
+Expected<DomainId> Domains::number_of(const std::string& name) {
+  if (const auto known = ids_.find(name); known != ids_.end()) return known->second;
   constexpr std::size_t kMost = std::numeric_limits<decltype(DomainId::value)>::max() + 1;
   if (names_.size() == kMost)
     return failure(Errc::pool_exhausted,
                    "all " + std::to_string(kMost) +
                        " domains are given out; the operator must put users together (domains), or "
                        "restart the daemon");
-  return add_name(*name);
+  return add_name(name);
 }
 
 DomainId Domains::add_name(const std::string& name) {

@@ -1,12 +1,15 @@
 #pragma once
 // Decides which domain a client is in, by the operator's rules and by the user and groups that the
-// kernel reports for the process at the other end of the socket. A client cannot choose its domain.
+// kernel reports for the process at the other end of the socket. A client may ask for another
+// domain only where the rules put its user, or where it could read everything anyway.
 
 #include <sys/types.h>
 
 #include <array>
+#include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/expected.hpp"
@@ -23,6 +26,12 @@ struct PeerIdentity {
   /// The identity of the process at the other end of a socket (SO_PEERCRED, SO_PEERGROUPS).
   static PeerIdentity of_socket(int socket);
   static PeerIdentity of_this_process();
+};
+
+/// Who asks for a domain.
+enum class Asker : std::uint8_t {
+  any_user,
+  trusted,  ///< the daemon's own user, or root: it can read every domain's blocks anyway
 };
 
 class Domains {
@@ -47,6 +56,13 @@ class Domains {
   /// why the client is refused.
   [[nodiscard]] Expected<DomainId> of(const PeerIdentity& client);
 
+  /// The domain of a client that asks for one by its name, for example because it serves callers of
+  /// several domains. It may ask for the one that it has anyway; for those whose rules name one of
+  /// its groups, unless a rule names the user itself; and, if it is trusted, for all that rules
+  /// name. Errors: why the client is refused.
+  [[nodiscard]] Expected<DomainId> asked_for(std::string_view name, const PeerIdentity& client,
+                                             Asker asker);
+
   /// The domains of a killed keeper: what is in the pool is known by their numbers.
   void restore(const std::vector<std::string>& names);
 
@@ -63,6 +79,8 @@ class Domains {
   Domains() = default;
   [[nodiscard]] Expected<void> number_those_with_blocks();
   [[nodiscard]] Expected<std::string> name_for(const PeerIdentity& client) const;
+  bool may_ask_for(std::string_view name, const PeerIdentity& client, Asker asker) const;
+  [[nodiscard]] Expected<DomainId> number_of(const std::string& name);
   DomainId add_name(const std::string& name);
 
   Sharing others_ = Sharing::user;  ///< for clients that no rule names

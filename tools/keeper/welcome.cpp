@@ -176,7 +176,11 @@ Expected<void> welcome_client(Tables& tables, Peer& peer, const ClientHello& hel
   // Before the domain: it gets a number for ever.
   if (auto good = tables.channels.check_bytes(hello.channel_bytes); !good)
     return forward_error(good);
-  auto domain = tables.domains.of(PeerIdentity::of_socket(peer.socket.get()));
+  const PeerIdentity identity = PeerIdentity::of_socket(peer.socket.get());
+  const std::string wanted = hello.domain.str();
+  const Asker asker = peer.is_stranger() ? Asker::any_user : Asker::trusted;
+  auto domain = wanted.empty() ? tables.domains.of(identity)
+                               : tables.domains.asked_for(wanted, identity, asker);
   if (!domain) return forward_error(domain);
   const ChannelOwner owner{*domain, peer.uid, peer.is_stranger(), tables.domains.share(*domain)};
   auto channel = tables.channels.reserve(hello.channel_bytes, hello.engine, owner,

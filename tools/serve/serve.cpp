@@ -11,13 +11,13 @@
 namespace kvhive {
 namespace {
 
-ServiceNumbers numbers_of(const Connections& connections, const Hive& hive) {
+ServiceNumbers numbers_of(const Connections& connections, const Hives& hives) {
   return {connections.counts.all(),
           connections.reading.size(),
           connections.answering.size(),
-          hive.running(),
-          hive.waiting(),
-          hive.channels()};
+          hives.running(),
+          hives.waiting(),
+          hives.channels()};
 }
 
 }  // namespace
@@ -27,19 +27,20 @@ Expected<void> serve(const ServeOptions& options, const ServedModel& model,
   forbid_core_dumps();
   // Channels, their memory and the loop itself take some of the descriptors.
   const std::uint64_t descriptors = take_process_limits().descriptors;
-  const std::uint64_t ours = 32 + 8 * options.hive.channels;
+  const std::vector<std::string> domains = options.service.api_keys.domains();
+  const std::uint64_t ours = 32 + 8 * Hives::most_channels(options.hive, domains.size());
   if (descriptors < ours + 16)
     return failure(Errc::os_error, "this process may open only " + std::to_string(descriptors) +
                                        " files; raise the limit (ulimit -n) to at least " +
                                        std::to_string(ours + 16));
   boost::asio::io_context loop(1);
-  Hive hive(loop, options.socket, options.hive);
+  Hives hives(loop, options.socket, options.hive, domains);
   const HttpServer* listener = nullptr;
   PoolLink link(options.socket);
   Metrics metrics(loop, link, model.name, options.metrics_old_names,
-                  [&] { return numbers_of(listener->connections(), hive); });
+                  [&] { return numbers_of(listener->connections(), hives); });
   HivePage page(loop, link, {model.name, release(), !options.service.api_keys.empty()});
-  Service service(loop, hive, model, metrics, page, options.service);
+  Service service(loop, hives, model, metrics, page, options.service);
   Connections connections;
   connections.limits = options.http;
   connections.limits.connections =

@@ -42,14 +42,6 @@ std::string id_of(const std::string& prefix, const HttpRequest& request) {
   return prefix + fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
 }
 
-/// Takes as long for a wrong key as for the right one.
-bool are_equal(std::string_view a, std::string_view b) {
-  unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    difference |= static_cast<unsigned char>(a[i] ^ (b.empty() ? 0 : b[i % b.size()]));
-  return difference == 0;
-}
-
 HttpAnswer tokenized(const ServedModel& model, const std::string& text, AddSpecial add_special,
                      bool with_texts) {
   const auto tokens = model.tokenizer.encode(text, add_special);
@@ -74,10 +66,10 @@ std::uint32_t room_behind(const std::vector<TokenId>& prompt, const ServedModel&
 
 }  // namespace
 
-Service::Service(asio::io_context& loop, Hive& hive, const ServedModel& model, Metrics& metrics,
+Service::Service(asio::io_context& loop, Hives& hives, const ServedModel& model, Metrics& metrics,
                  HivePage& page, const ServiceOptions& options)
     : loop_(loop),
-      hive_(hive),
+      hives_(hives),
       model_(model),
       metrics_(metrics),
       page_(page),
@@ -126,18 +118,16 @@ void Service::handle(const std::shared_ptr<Exchange>& exchange) {
 }
 
 bool Service::is_allowed(const HttpRequest& request) const {
-  if (api_keys_.empty() || !request.path.starts_with("/v1/")) return true;
-  constexpr std::string_view kScheme = "Bearer ";
-  const std::string_view given = request.header("Authorization");
-  if (!given.starts_with(kScheme)) return false;
-  bool is_one = false;
-  for (const std::string& key : api_keys_) is_one |= are_equal(given.substr(kScheme.size()), key);
-  return is_one;
+  return api_keys_.empty() || !request.path.starts_with("/v1/") ||
+         api_keys_.find(request.header("Authorization")) != nullptr;
 }
 
 void Service::health(const std::shared_ptr<Exchange>& exchange) {
-  hive_.look_for_daemon([exchange](const Result<void>& serves) {
-    exchange->answer(serves ? HttpAnswer{200, "", "", {}} : to_answer(api_error(serves.error())));
+  hives_.look_for_daemon([exchange](const Result<void>& serves) {
+    if (serves) return exchange->answer({200, "", "", {}});
+    ApiError error = api_error(serves.error());
+    error.status = 503;  // also if it refuses this service: who balances loads looks for that
+    exchange->answer(to_answer(error));
   });
 }
 
@@ -219,9 +209,11 @@ void Service::completions(const std::shared_ptr<Exchange>& exchange) {
 
 AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
                                   const char* prefix) const {
+  const ApiKeys::Key* const key = api_keys_.find(exchange->request().header("Authorization"));
   const auto now = std::chrono::duration_cast<std::chrono::seconds>(
       std::chrono::system_clock::now().time_since_epoch());
-  return {hive_, model_, exchange, id_of(prefix, exchange->request()), now, keep_alive_};
+  return {hives_.of(key != nullptr ? key->domain : ""), model_, exchange,
+          id_of(prefix, exchange->request()),           now,    keep_alive_};
 }
 
 void Service::chat_completions(const std::shared_ptr<Exchange>& exchange) {

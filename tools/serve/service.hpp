@@ -8,9 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "tools/serve/access/api_keys.hpp"
 #include "tools/serve/chat/chat_request.hpp"
 #include "tools/serve/chat/template_renderer.hpp"
-#include "tools/serve/hive/hive.hpp"
+#include "tools/serve/hive/hives.hpp"
 #include "tools/serve/http/exchange.hpp"
 #include "tools/serve/metrics/metrics.hpp"
 #include "tools/serve/openai/generation.hpp"
@@ -19,7 +20,7 @@
 namespace kvhive {
 
 struct ServiceOptions {
-  std::vector<std::string> api_keys;    ///< who asks below /v1 must name one; none = all may
+  ApiKeys api_keys;                     ///< who asks below /v1 must name one; none = all may
   std::chrono::seconds keep_alive{10};  ///< between comments in silent streams; 0 = none
   std::optional<ChatTemplate> chat;     ///< none = no chat
   ToolFormat tools = ToolFormat::none;  ///< how the model writes calls of tools
@@ -27,7 +28,7 @@ struct ServiceOptions {
 
 class Service {
  public:
-  Service(boost::asio::io_context& loop, Hive& hive, const ServedModel& model, Metrics& metrics,
+  Service(boost::asio::io_context& loop, Hives& hives, const ServedModel& model, Metrics& metrics,
           HivePage& page, const ServiceOptions& options);
   ~Service();
 
@@ -69,11 +70,11 @@ class Service {
   void in_the_background(const std::shared_ptr<Exchange>& exchange, Work work, OnDone on_done);
 
   boost::asio::io_context& loop_;
-  Hive& hive_;
+  Hives& hives_;
   const ServedModel& model_;
   Metrics& metrics_;
   HivePage& page_;
-  const std::vector<std::string> api_keys_;
+  const ApiKeys api_keys_;
   const std::chrono::seconds keep_alive_;
   const ToolFormat tools_;
   std::optional<TemplateRenderer> renderer_;

@@ -148,6 +148,10 @@ struct ClientOptions {
   std::size_t channel_bytes = kDefaultChannelBytes;
   /// How long connect() waits for a daemon that is stopped or overloaded.
   std::chrono::milliseconds connect_timeout{10'000};
+  /// The domain whose cached blocks are shared. Empty = the one that the operator's rules give this
+  /// user. The daemon's own user and root may ask for any that a rule names, others for those that
+  /// name one of their groups.
+  std::string domain{};
 };
 
 struct GenerateRequest {

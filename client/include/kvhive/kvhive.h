@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 /* Version of this interface. Grows when something is added. */
-#define KVHIVE_ABI_VERSION 2
+#define KVHIVE_ABI_VERSION 3
 /* KVHIVE_ABI_VERSION of the library that is loaded. */
 KVHIVE_API uint32_t kvhive_abi_version(void);
 /* Version of the library, for example "0.1.0". */
@@ -79,6 +79,8 @@ typedef struct kvhive_options {
                                  ever */
   uint64_t channel_bytes; /* shared memory for the answers to all requests under way, and as much
                              for their prompts, 1 MiB to 1 GiB; 0 = 2 MiB */
+  const char *domain;     /* the domain whose cached blocks are shared; NULL = the one that the
+                             operator's rules give this user */
 } kvhive_options;
 
 static inline kvhive_options kvhive_default_options(void) {

@@ -9,8 +9,8 @@
 namespace kvhive {
 namespace asio = boost::asio;
 
-Hive::Hive(asio::io_context& loop, std::string socket, Limits limits)
-    : loop_(loop), socket_(std::move(socket)), limits_(limits) {}
+Hive::Hive(asio::io_context& loop, std::string socket, Limits limits, std::string domain)
+    : loop_(loop), socket_(std::move(socket)), limits_(limits), domain_(std::move(domain)) {}
 
 Hive::~Hive() {
   *is_alive_ = false;
@@ -90,6 +90,7 @@ void Hive::open_lane(std::size_t bytes) {
     ClientOptions options;
     options.socket = socket_;
     options.channel_bytes = bytes;
+    options.domain = domain_;
     auto client = std::make_shared<Result<Client>>(Client::connect(options));
     asio::post(loop, [this, is_alive, client] {
       if (*is_alive) on_opened(std::move(*client));
@@ -100,7 +101,7 @@ void Hive::open_lane(std::size_t bytes) {
 void Hive::on_opened(Result<Client> client) {
   is_opening_ = false;
   for (const Answer& answer : std::exchange(askers_, {}))
-    answer(client ? Result<void>() : Result<void>(client.error()));
+    answer(client ? Result<void>() : Result<void>(why_none(client.error())));
   if (client) {
     lanes_.push_back(
         std::make_shared<Lane>(loop_, std::move(*client), [this](Lane& lane) { on_change(lane); }));
@@ -109,7 +110,7 @@ void Hive::on_opened(Result<Client> client) {
   }
   // While other channels run, a request may wait for their room. That is no use to one that is too
   // large for them.
-  const ClientError& error = client.error();
+  const ClientError error = why_none(client.error());
   spdlog::warn("no further channel: {}", error.text);
   const auto has_hope = [this, &error](const Waiting& request) {
     return error.code == ErrorCode::pool_exhausted &&
@@ -125,6 +126,14 @@ void Hive::on_opened(Result<Client> client) {
     waiting_bytes_ -= bytes_of(request);
     fail(request, error);
   }
+}
+
+/// All that is asked for but the domain is right.
+ClientError Hive::why_none(const ClientError& error) const {
+  if (error.code != ErrorCode::bad_argument) return error;
+  const std::string what =
+      domain_.empty() ? "kvhive serve is refused: " : "domain '" + domain_ + "' is refused: ";
+  return {kNotAllowed, what + error.text};
 }
 
 void Hive::on_change(Lane& changed) {

@@ -30,7 +30,12 @@ class Hive {
   /// Identifies a request. Never reused.
   using Key = std::uint64_t;
 
-  Hive(boost::asio::io_context& loop, std::string socket, Limits limits);
+  /// Beside the library's codes: the operator's rules do not let this service into the domain.
+  static constexpr ErrorCode kNotAllowed = ErrorCode{1001};
+
+  /// \param domain  in which all requests run; empty = the one that the operator's rules give this
+  ///                user
+  Hive(boost::asio::io_context& loop, std::string socket, Limits limits, std::string domain);
   Hive(const Hive&) = delete;
   Hive& operator=(const Hive&) = delete;
   ~Hive();
@@ -65,12 +70,14 @@ class Hive {
   bool start(Waiting& next);
   void open_lane(std::size_t bytes);
   void on_opened(Result<Client> client);
+  ClientError why_none(const ClientError& error) const;
   void on_change(Lane& lane);
   void fail(const Waiting& request, const ClientError& error);
 
   boost::asio::io_context& loop_;
   const std::string socket_;
   const Limits limits_;
+  const std::string domain_;
   std::vector<std::shared_ptr<Lane>> lanes_;
   std::deque<Waiting> waiting_;
   std::size_t waiting_bytes_ = 0;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "tools/serve/hive/hive.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -12,6 +14,7 @@ std::string type_of(int status) {
   switch (status) {
     case 400: return "BadRequestError";
     case 401: return "AuthenticationError";
+    case 403: return "PermissionDeniedError";
     case 404: return "NotFoundError";
     case 405: return "MethodNotAllowedError";
     case 501: return "NotImplementedError";
@@ -21,6 +24,7 @@ std::string type_of(int status) {
 }
 
 int status_of(ErrorCode code) {
+  if (code == Hive::kNotAllowed) return 403;
   switch (code) {
     case ErrorCode::bad_argument:
     case ErrorCode::bad_format:

@@ -1,0 +1,62 @@
+#include "tools/serve/hive/hives.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace kvhive {
+namespace {
+
+Hive::Limits part_of(const Hive::Limits& all, std::size_t domains) {
+  Hive::Limits part = all;
+  part.channels = std::max<std::size_t>(all.channels / domains, 2);
+  part.waiting = std::max<std::size_t>(all.waiting / domains, 1);
+  // One request of any size that is taken must be able to wait.
+  part.waiting_bytes = std::max(all.waiting_bytes / domains, std::size_t{32} << 20);
+  return part;
+}
+
+}  // namespace
+
+Hives::Hives(boost::asio::io_context& loop, const std::string& socket, const Hive::Limits& limits,
+             const std::vector<std::string>& domains) {
+  for (const std::string& domain : domains)
+    hives_.emplace(domain,
+                   std::make_unique<Hive>(loop, socket, part_of(limits, domains.size()), domain));
+}
+
+std::size_t Hives::most_channels(const Hive::Limits& limits, std::size_t domains) {
+  return domains * part_of(limits, domains).channels;
+}
+
+void Hives::look_for_daemon(Hive::Answer answer) { look_from(hives_.begin(), std::move(answer)); }
+
+/// A daemon that refuses one domain may serve the next.
+void Hives::look_from(ByDomain::const_iterator next, Hive::Answer answer) {
+  next->second->look_for_daemon(
+      [this, next, answer = std::move(answer)](const Result<void>& serves) {
+        if (serves.error().code != Hive::kNotAllowed || std::next(next) == hives_.end())
+          return answer(serves);
+        look_from(std::next(next), answer);
+      });
+}
+
+std::size_t Hives::running() const {
+  std::size_t sum = 0;
+  for (const auto& [domain, hive] : hives_) sum += hive->running();
+  return sum;
+}
+
+std::size_t Hives::waiting() const {
+  std::size_t sum = 0;
+  for (const auto& [domain, hive] : hives_) sum += hive->waiting();
+  return sum;
+}
+
+std::size_t Hives::channels() const {
+  std::size_t sum = 0;
+  for (const auto& [domain, hive] : hives_) sum += hive->channels();
+  return sum;
+}
+
+}  // namespace kvhive
