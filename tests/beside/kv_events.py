@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -110,9 +111,14 @@ class Hive:
     def __init__(self, folder):
         self.socket = f"{folder}/kvhived.sock"
         self.daemon = subprocess.Popen([BIN / "kvhived", "--model", ROOT / "models/demo", "--engines", "2", "--kv-cache-memory-bytes", "2M",
-                                        "--swap-space", "1M", "--domains", f"first=nobody;team={os.getuid()}", "--threads", "1", "--log-level", "off", "--socket", self.socket],
+                                        "--swap-space", "1M", "--domains", f"team={os.getuid()}", "--socket-access", "everybody", "--threads", "1", "--log-level", "off", "--socket", self.socket],
                                        stdout=subprocess.PIPE, text=True)
         self.daemon.stdout.readline()
+        # The first domain of all has no name in events, so it is another user's.
+        os.chmod(folder, 0o755)
+        self.has_names = os.getuid() == 0 and subprocess.run(
+            [shutil.copy(BIN / "kvhive", folder), "generate", "--prompt", "a", "--max-tokens", "1", "--socket", self.socket],
+            user="nobody", cwd=folder, capture_output=True).returncode == 0
         self.text = (ROOT / "models/demo/passage.txt").read_text()
 
     def run(self, *command):
@@ -180,8 +186,11 @@ def compare(version, context, hive, events_form, hashes):
     check(f"{what}: who comes late has the same by a replay", late.blocks == subscriber.blocks)
     check(f"{what}: parents are there", all((p, m) in subscriber.blocks or any(k[0] == p for k in subscriber.blocks)
                                             for (_, m), (p, _, _) in subscriber.blocks.items() if p is not None))
-    check(f"{what}: the first block names its domain", all(tuple(extra or ()) == (("team",) if parent is None else ())
-                                                           for parent, _, extra in subscriber.blocks.values()))
+    if hive.has_names:
+        check(f"{what}: a prompt's first block names its domain", all(tuple(extra or ()) == (("team",) if parent is None else ())
+                                                                      for parent, _, extra in subscriber.blocks.values()))
+    else:
+        print(f"       {what}: names of domains: not tried, which needs root")
     events.stop()
 
 
