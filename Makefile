@@ -9,6 +9,7 @@
 #   make bench     speed, as ratios taken in one run
 #   make bench-peers  pinning a block beside LMDB, a Boost map, files, memcached and Redis (installs these)
 #   make beside-openai  the openai package against kvhive serve, and chat templates beside transformers (from PyPI; RECORD=1: as data)
+#   make beside-vllm-events  kvhive's KV events decoded by vLLM's own classes (its wheel, from PyPI)
 #   make page-test  the page of kvhive serve in a headless Chromium; pictures go to build/page/
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make matrices  every case of the kernels' matrices, also where an emulated GPU is slow
@@ -24,7 +25,7 @@
 #   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo serve page-test test build install package bench bench-peers beside-openai chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
+.PHONY: demo serve page-test test build install package bench bench-peers beside-openai beside-vllm-events chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -73,6 +74,10 @@ beside-openai: build
 	@tests/beside/venv.sh openai
 	@RECORD=$(RECORD) build/beside/openai/bin/python tests/beside/render_templates.py
 	@build/beside/openai/bin/python tests/beside/openai_client.py
+
+beside-vllm-events: build
+	@tests/beside/venv.sh vllm-events
+	@build/beside/vllm-events/bin/python tests/beside/kv_events.py
 
 chaos: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_crash_test kvhive_kill_point_test kvhive_channel_kill_point_test

@@ -4,11 +4,14 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
 #include <utility>
+
+#include "tests/support/temp_directory.hpp"
 
 namespace kvhive {
 namespace {
@@ -183,6 +186,24 @@ TEST_F(RendererTest, AKilledProcessIsReplaced) {
   ASSERT_FALSE(lost->has_value());
   EXPECT_EQ(lost->error().status, 500);
   EXPECT_EQ(*render(), "fine");
+}
+
+/// As pyenv and active virtual environments have it.
+TEST_F(RendererTest, AnotherPythonThatComesFirstInPathChangesNothing) {
+  namespace fs = std::filesystem;
+  const TempDirectory other;
+  const std::string version = fs::read_symlink("/usr/bin/python3").filename();
+  fs::create_directories(other.path() / "bin");
+  fs::create_directories(other.path() / "lib");
+  fs::copy_file("/usr/bin/python3", other.path() / "bin/python3");
+  fs::create_directory_symlink("/usr/lib/" + version, other.path() / "lib" / version);
+  const std::string path = std::getenv("PATH");
+  setenv("PATH", (other.path().string() + "/bin:" + path).c_str(), 1);
+  make("fine");
+  const Rendered rendered = render();
+  setenv("PATH", path.c_str(), 1);
+  ASSERT_TRUE(rendered.has_value()) << rendered.error().text;
+  EXPECT_EQ(*rendered, "fine");
 }
 
 TEST_F(RendererTest, AWrongTemplateIsNamedWithItsLine) {

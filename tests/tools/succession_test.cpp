@@ -28,18 +28,24 @@ GenerateRequest long_request(std::uint32_t max_tokens = 1500) {
   return request_of("And it came to pass in those days, that there went out a decree", max_tokens);
 }
 
-/// Reads until the request has at least `tokens` tokens more, or has ended.
-Progress read_until(Client& client, RequestId number, std::size_t tokens) {
-  Progress whole;
-  while (whole.tokens.size() < tokens && whole.reason == Finish::none) {
+/// Reads `tokens` tokens more of the request, or to its end; nothing if its end has been read.
+void read_on(Client& client, RequestId number, Progress& whole, std::size_t tokens) {
+  const std::size_t goal = whole.tokens.size() + tokens;
+  while (whole.tokens.size() < goal && whole.reason == Finish::none) {
     const auto woken = client.wait();
     EXPECT_TRUE(woken.has_value()) << woken.error().text;
     if (!woken) break;
-    Progress news = *client.read(number);
+    const Progress news = *client.read(number);
     whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
     whole.reason = news.reason;
     whole.error = news.error;
   }
+}
+
+/// The same of a request of which nothing has been read.
+Progress read_until(Client& client, RequestId number, std::size_t tokens) {
+  Progress whole;
+  read_on(client, number, whole, tokens);
   return whole;
 }
 
@@ -50,22 +56,20 @@ std::size_t published_blocks(const Daemon& daemon) {
 
 TEST(Succession, AKilledKeeperCostsNoStreamNoBlockAndNoConnection) {
   const Daemon daemon;
+  const std::set<ino_t> objects = memory_objects_of(daemon.pid());  // before there is a channel
   const Progress undisturbed = *daemon.connect(1).generate(long_request());
   const Json before = daemon.status();
-  const std::size_t objects = memory_objects_of(daemon.pid()).size();
   Client client = daemon.connect(0);
   const RequestId number = *client.submit(long_request());
   Progress whole = read_until(client, number, 100);
   for (int kills = 0; kills < 5; ++kills) {
     daemon.kill_keeper();
-    Progress more = read_until(client, number, 100);
-    whole.tokens.insert(whole.tokens.end(), more.tokens.begin(), more.tokens.end());
+    read_on(client, number, whole, 100);
     // A new client, too.
     EXPECT_EQ(daemon.connect().generate(long_request(8))->tokens.size(), 8u);
   }
-  const Progress rest = read_until(client, number, 1u << 30);
-  whole.tokens.insert(whole.tokens.end(), rest.tokens.begin(), rest.tokens.end());
-  EXPECT_EQ(rest.reason, Finish::length) << rest.error.text;
+  read_on(client, number, whole, 1u << 30);
+  EXPECT_EQ(whole.reason, Finish::length) << whole.error.text;
   EXPECT_EQ(ids(whole), ids(undisturbed));
   const Json after = daemon.status();
   EXPECT_EQ(after["steward"], before["steward"]);
@@ -75,7 +79,7 @@ TEST(Succession, AKilledKeeperCostsNoStreamNoBlockAndNoConnection) {
   EXPECT_TRUE(daemon.fsck_is_clean());
   { const Client gone = std::move(client); }
   EXPECT_TRUE(eventually([&] { return daemon.status()["clients"].empty(); }, kHang));
-  EXPECT_TRUE(eventually([&] { return memory_objects_of(daemon.pid()).size() == objects; }, kHang))
+  EXPECT_TRUE(eventually([&] { return memory_objects_of(daemon.pid()) == objects; }, kHang))
       << "a killed keeper has left memory";
 }
 
@@ -104,8 +108,7 @@ TEST(Succession, AKilledFrontIsReplacedByTheKeeper) {
     if (now == front) waitpid(front, nullptr, 0);
     now = keeper;  // it takes the front's place, and starts a keeper
     ASSERT_TRUE(eventually([&] { return keeper_of(now) != 0; }, kHang)) << kills;
-    Progress more = read_until(client, number, 100);
-    whole.tokens.insert(whole.tokens.end(), more.tokens.begin(), more.tokens.end());
+    read_on(client, number, whole, 100);
     auto next = Client::connect(client_options(socket));
     ASSERT_TRUE(next.has_value()) << next.error().text;
     EXPECT_EQ(next->generate(long_request(8))->tokens.size(), 8u);
@@ -113,9 +116,8 @@ TEST(Succession, AKilledFrontIsReplacedByTheKeeper) {
     EXPECT_EQ(Client::connect(client_options(socket))->generate(long_request(8))->tokens.size(),
               8u);
   }
-  const Progress rest = read_until(client, number, 1u << 30);
-  whole.tokens.insert(whole.tokens.end(), rest.tokens.begin(), rest.tokens.end());
-  EXPECT_EQ(rest.reason, Finish::length) << rest.error.text;
+  read_on(client, number, whole, 1u << 30);
+  EXPECT_EQ(whole.reason, Finish::length) << whole.error.text;
   EXPECT_EQ(ids(whole), ids(undisturbed));
   // Engines that end have another parent now.
   const Json status =

@@ -9,6 +9,7 @@
 #include "base/byte_size.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/inspector.hpp"
+#include "tools/serve/trace/span_file.hpp"
 
 namespace kvhive {
 namespace {
@@ -29,6 +30,7 @@ struct ServeFlags {
   std::string chat_template;
   std::string tool_call_parser = "auto";
   std::string api_key_file;
+  std::string trace_file;
   std::string max_body_bytes = "8M";
   std::uint32_t keep_alive_s = 10;
   std::size_t max_connections = HttpLimits{}.connections;
@@ -83,6 +85,11 @@ Expected<void> serve_with(const ServeFlags& flags) {
     auto keys = ApiKeys::load(flags.api_key_file);
     if (!keys) return forward_error(keys);
     options.service.api_keys = std::move(*keys);
+  }
+  if (!flags.trace_file.empty()) {
+    auto spans = SpanFile::open(flags.trace_file);
+    if (!spans) return forward_error(spans);
+    options.service.spans = std::move(*spans);
   }
   const auto model = model_of(flags);
   if (!model) return forward_error(model);
@@ -142,6 +149,11 @@ void add_serve(CLI::App& app, int& exit_code) {
           "--api-key-file", flags->api_key_file,
           "one KEY or KEY DOMAIN a line: requests below /v1 must carry one of the keys, and run in "
           "its domain, as far as the daemon's rules allow")
+      ->type_name("FILE");
+  command
+      ->add_option("--trace-file", flags->trace_file,
+                   "gets a line of JSON for each answer: a span, in the caller's trace if the "
+                   "request has a traceparent")
       ->type_name("FILE");
   command->add_option("--max-body-bytes", flags->max_body_bytes, "the largest request")
       ->type_name("SIZE")

@@ -1,5 +1,6 @@
 #include "tools/events/hive_news.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace kvhive {

@@ -75,7 +75,8 @@ Service::Service(asio::io_context& loop, Hives& hives, const ServedModel& model,
       page_(page),
       api_keys_(options.api_keys),
       keep_alive_(options.keep_alive),
-      tools_(options.tools) {
+      tools_(options.tools),
+      spans_(options.spans) {
   if (options.chat) renderer_.emplace(loop, *options.chat);
 }
 
@@ -212,8 +213,18 @@ AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
   const ApiKeys::Key* const key = api_keys_.find(exchange->request().header("Authorization"));
   const auto now = std::chrono::duration_cast<std::chrono::seconds>(
       std::chrono::system_clock::now().time_since_epoch());
-  return {hives_.of(key != nullptr ? key->domain : ""), model_, exchange,
-          id_of(prefix, exchange->request()),           now,    keep_alive_};
+  const HttpRequest& request = exchange->request();
+  std::shared_ptr<RequestSpan> span;
+  if (spans_)
+    span = std::make_shared<RequestSpan>(*spans_, parse_traceparent(request.header("traceparent")),
+                                         exchange->arrived);
+  return {hives_.of(key != nullptr ? key->domain : ""),
+          model_,
+          exchange,
+          id_of(prefix, request),
+          now,
+          keep_alive_,
+          std::move(span)};
 }
 
 void Service::chat_completions(const std::shared_ptr<Exchange>& exchange) {

@@ -24,6 +24,7 @@ struct ServiceOptions {
   std::chrono::seconds keep_alive{10};  ///< between comments in silent streams; 0 = none
   std::optional<ChatTemplate> chat;     ///< none = no chat
   ToolFormat tools = ToolFormat::none;  ///< how the model writes calls of tools
+  std::shared_ptr<SpanFile> spans;      ///< null = nobody traces
 };
 
 class Service {
@@ -77,6 +78,7 @@ class Service {
   const ApiKeys api_keys_;
   const std::chrono::seconds keep_alive_;
   const ToolFormat tools_;
+  const std::shared_ptr<SpanFile> spans_;
   std::optional<TemplateRenderer> renderer_;
   boost::asio::thread_pool background_{1};  ///< what is long takes long, and others must not wait
 };

@@ -80,8 +80,9 @@ pid_t spawn_python(int socket) {
   posix_spawnattr_setpgroup(&how, 0);
   posix_spawnattr_setflags(&how,
                            POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  // Isolated: it loads nothing from the working directory or from what the environment names.
-  std::array<char*, 4> arguments{const_cast<char*>("python3"), const_cast<char*>("-I"),
+  // Isolated: it loads nothing from the working directory or from what the environment names. Its
+  // whole path, since Python looks for a name in PATH, and takes the modules that lie beside it.
+  std::array<char*, 4> arguments{const_cast<char*>(kPython), const_cast<char*>("-I"),
                                  const_cast<char*>("/dev/fd/3"), nullptr};
   pid_t pid = 0;
   const int failed = posix_spawn(&pid, kPython, &files, &how, arguments.data(), environ);

@@ -1,6 +1,7 @@
 #pragma once
 // One HTTP request and the way to answer it: whole, or as a stream of server-sent events.
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -48,6 +49,8 @@ class Exchange {
   virtual void keep_alive() = 0;
   virtual void end() = 0;
 
+  /// When the request had come whole.
+  std::chrono::system_clock::time_point arrived;
   /// What answers it, for the statistics: one of a fixed set of names, which live for ever.
   std::string_view handler = "none";
   /// Called once if the client goes, or reads too slowly, before it was answered to the end.

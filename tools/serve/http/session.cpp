@@ -137,6 +137,7 @@ void Session::on_request(ErrorCode error) {
   stream_.expires_never();
   keeps_open_ = parser_->get().keep_alive();
   is_chunked_ = parser_->get().version() >= 11;
+  arrived = std::chrono::system_clock::now();
   request_ = plain(parser_->release());
   state_ = State::answering;
   move_to(connections_.answering);

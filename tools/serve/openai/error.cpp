@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "tools/serve/hive/hive.hpp"
 
@@ -59,7 +60,10 @@ HttpAnswer to_answer(const ApiError& error) {
   HttpAnswer answer{error.status, to_json_text(error), "application/json", {}};
   if (error.status != 429 && error.status != 503) return answer;
   // Clients that know only the header in seconds wait one at least.
-  const auto ms = std::max<std::chrono::milliseconds::rep>(error.retry_after.count(), 100);
+  const auto soonest = std::max<std::chrono::milliseconds::rep>(error.retry_after.count(), 100);
+  // Whoever was refused in the same moment does not come back in the same moment.
+  thread_local std::minstd_rand random(std::random_device{}());
+  const auto ms = std::uniform_int_distribution(soonest, soonest + soonest / 2)(random);
   answer.headers = {{"Retry-After", std::to_string((ms + 999) / 1000)},
                     {"retry-after-ms", std::to_string(ms)}};
   return answer;

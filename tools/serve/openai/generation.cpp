@@ -37,7 +37,10 @@ Generation::Generation(AnswerContext context, AnswerRequest request)
 }
 
 void Generation::start() {
-  context_.exchange->on_gone = [self = shared_from_this()] { self->cancel(); };
+  context_.exchange->on_gone = [self = shared_from_this()] {
+    self->end_span("the client has gone");
+    self->cancel();
+  };
   if (request_.stream && context_.keep_alive.count() > 0) keep_alive();
   for (std::size_t i = 0; i < choices_.size(); ++i)
     choices_[i].key = context_.hive.submit(
@@ -68,6 +71,7 @@ void Generation::cancel() {
 }
 
 void Generation::fail(const ApiError& error) {
+  end_span(error.text);
   cancel();
   if (!is_streaming_) return context_.exchange->answer(to_answer(error));
   context_.exchange->send_event(to_json_text(error));
@@ -82,6 +86,7 @@ void Generation::on_news(std::size_t index, const Progress& news) {
     choice.reason = news.reason;
     return fail(api_error(news.error));
   }
+  if (context_.span && !news.tokens.empty()) context_.span->first_token();
   choice.prompt_tokens = std::max(choice.prompt_tokens, news.prompt_tokens);
   choice.cached_tokens = std::max(choice.cached_tokens, news.cached_tokens);
   choice.generated += static_cast<std::uint32_t>(news.tokens.size());
@@ -105,6 +110,23 @@ void Generation::on_news(std::size_t index, const Progress& news) {
   if (finished_ == choices_.size()) finish();
 }
 
+void Generation::end_span(const std::string& error) {
+  if (!context_.span) return;
+  RequestSpan& span = *context_.span;
+  const Json used = usage();
+  Json reasons = Json::array();
+  for (std::size_t i = 0; i < choices_.size(); ++i) reasons.push_back(finish_reason_of(i));
+  span.set("gen_ai.request.id", context_.id);
+  span.set("gen_ai.response.model", model().name);
+  span.set("gen_ai.request.n", request_.n);
+  span.set("gen_ai.request.max_tokens", request_.generate.max_tokens);
+  span.set("gen_ai.usage.prompt_tokens", used.at("prompt_tokens"));
+  span.set("gen_ai.usage.completion_tokens", used.at("completion_tokens"));
+  span.set("gen_ai.response.finish_reasons", std::move(reasons));
+  span.set("kvhive.usage.cached_tokens", used.at("prompt_tokens_details").at("cached_tokens"));
+  span.end(error);
+}
+
 void Generation::begin_stream() {
   if (!std::exchange(is_streaming_, true))
     context_.exchange->begin_events({{"X-Request-Id", context_.id}});
@@ -126,6 +148,7 @@ void Generation::stream(std::size_t index, const std::string& text,
 }
 
 void Generation::finish() {
+  end_span("");
   is_over_ = true;
   timer_.cancel();
   if (request_.stream) {

@@ -10,6 +10,7 @@
 #include "tools/serve/hive/hive.hpp"
 #include "tools/serve/openai/answer_request.hpp"
 #include "tools/serve/openai/text_hold.hpp"
+#include "tools/serve/trace/request_span.hpp"
 
 namespace kvhive {
 
@@ -19,8 +20,9 @@ struct AnswerContext {
   const ServedModel& model;
   std::shared_ptr<Exchange> exchange;
   std::string id;
-  std::chrono::seconds created;     ///< since 1970
-  std::chrono::seconds keep_alive;  ///< between comments in a silent stream; 0 = none
+  std::chrono::seconds created;       ///< since 1970
+  std::chrono::seconds keep_alive;    ///< between comments in a silent stream; 0 = none
+  std::shared_ptr<RequestSpan> span;  ///< null = nobody traces
 };
 
 class Generation : public std::enable_shared_from_this<Generation> {
@@ -80,6 +82,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void fail(const ApiError& error);
   void cancel();
   void finish();
+  void end_span(const std::string& error);
   Json head() const;
   Json usage() const;
 
