@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <optional>
 
+#include "config/domains/domain_name.hpp"
 #include "ipc/default_socket.hpp"
 #include "ipc/channel/doorbell.hpp"
 #include "ipc/protocol.hpp"
@@ -52,15 +53,14 @@ bool is_readable(const UniqueFd& socket) {
 Expected<Connection> Connection::open(const std::string& socket_path, std::uint32_t engine,
                                       std::size_t channel_bytes, const std::string& domain,
                                       int timeout_ms) {
-  using DomainName = decltype(ClientHello::domain);
-  if (DomainName(domain).str() != domain)
-    return failure(Errc::bad_argument, "domain: '" + domain +
-                                           "' is no name of a domain; those have 1 to 32 letters, "
-                                           "digits, '.', '_' and '-'");
+  if (!domain.empty() && !is_domain_name(domain))
+    return failure(
+        Errc::bad_argument,
+        "domain: '" + domain + "' is no name of a domain; those have " + kDomainNameRule);
   auto socket = connect_to_daemon(socket_path.empty() ? default_socket() : socket_path, timeout_ms);
   if (!socket) return forward_error(socket);
-  auto welcome =
-      say_hello(socket->get(), ClientHello{channel_bytes, engine, DomainName(domain)}, timeout_ms);
+  auto welcome = say_hello(socket->get(), ClientHello{channel_bytes, engine, FixedText<36>(domain)},
+                           timeout_ms);
   if (!welcome) return forward_error(welcome);
   auto& fds = welcome->fds;
   if (fds.size() != 4) return failure(Errc::bad_format, "the daemon's welcome carries no channel");

@@ -7,20 +7,15 @@
 #include <map>
 #include <optional>
 
+#include "config/domains/domain_name.hpp"
 #include "config/domains/rule_text.hpp"
 
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kLongestName = 32;
-
 Expected<void> check_name(const std::string& name) {
-  constexpr std::string_view kAllowed =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
-  if (name.empty() || name.size() > kLongestName ||
-      name.find_first_not_of(kAllowed) != std::string::npos)
-    return bad_value(name,
-                     "is no name for a domain; use 1 to 32 letters, digits, '.', '_' and '-'");
+  if (!is_domain_name(name))
+    return bad_value(name, std::string("is no name for a domain; use ") + kDomainNameRule);
   if (name == kDomainOfAll || name.rfind(kDomainOfUser, 0) == 0)
     return bad_value(name,
                      "is the daemon's own name for clients that no rule names; choose another");

@@ -39,7 +39,8 @@ def find_version(path):
 
 
 def hello(channel_bytes=1 << 20, engine=ANY_ENGINE):
-    return packet(CLIENT_HELLO, struct.pack("<QII", channel_bytes, engine, 0))
+    domain = bytes(36) if version >= 16 else bytes(4)
+    return packet(CLIENT_HELLO, struct.pack("<QI", channel_bytes, engine) + domain)
 
 
 def send_descriptors(peer, data, fds):

@@ -11,6 +11,7 @@
 
 #include "config/domains/domain_rules.hpp"
 #include "config/domains/rule_text.hpp"
+#include "config/domains/domain_name.hpp"
 #include "ipc/protocol.hpp"
 
 namespace kvhive {
@@ -84,6 +85,11 @@ Expected<DomainId> Domains::of(const PeerIdentity& client) {
 
 Expected<DomainId> Domains::asked_for(std::string_view name, const PeerIdentity& client,
                                       Asker asker) {
+  // Not said: what is said goes into the log, too.
+  if (!is_domain_name(name))
+    return failure(Errc::bad_argument,
+                   std::string("domain: what is asked for is no name of a domain; those have ") +
+                       kDomainNameRule);
   if (may_ask_for(name, client, asker)) return number_of(std::string(name));
   // One text for domains that there are and for others: strangers learn no names.
   return failure(Errc::bad_argument,

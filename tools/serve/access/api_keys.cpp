@@ -11,22 +11,16 @@
 #include <sstream>
 
 #include "base/log.hpp"
+#include "config/domains/domain_name.hpp"
 
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kLongestDomain = 32;
 /// Each has channels of its own.
 constexpr std::size_t kMostDomains = 64;
 
 Error error_in(const std::string& path, std::size_t line, const std::string& text) {
   return {Errc::bad_argument, "--api-key-file: " + path + ":" + std::to_string(line) + ": " + text};
-}
-
-bool is_domain_name(const std::string& name) {
-  constexpr std::string_view kAllowed =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
-  return name.size() <= kLongestDomain && name.find_first_not_of(kAllowed) == std::string::npos;
 }
 
 /// Takes as long for a wrong key as for the right one.
@@ -71,11 +65,10 @@ Expected<ApiKeys> ApiKeys::parse(const std::string& text, const std::string& pat
       return tl::unexpected(error_in(path, number,
                                      "there is more than a key and a domain; write KEY or KEY "
                                      "DOMAIN, and a comment on a line of its own"));
-    if (!is_domain_name(key.domain))
-      return tl::unexpected(error_in(path, number,
-                                     "'" + key.domain +
-                                         "' is no name of a domain; those have 1 to 32 letters, "
-                                         "digits, '.', '_' and '-'"));
+    if (!key.domain.empty() && !is_domain_name(key.domain))
+      return tl::unexpected(
+          error_in(path, number,
+                   "'" + key.domain + "' is no name of a domain; those have " + kDomainNameRule));
     const auto [first, is_new] = line_of.emplace(key.text, number);
     if (!is_new)
       return tl::unexpected(error_in(
