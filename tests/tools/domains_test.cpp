@@ -130,8 +130,9 @@ TEST(Domains, AreGivenToWhoAsksForThemOnlyAsTheRulesAllow) {
   EXPECT_THAT(asked("nobodys", {kOwner, {}}, Asker::trusted), HasSubstr("no rule names it"));
   EXPECT_THAT(asked("uid-1002", {kOwner, {}}, Asker::trusted), refused)
       << "numbers without end would be given out";
-  EXPECT_THAT(asked("team\nengine 0 has died", of_both),
-              AllOf(HasSubstr("is no name of a domain"), Not(HasSubstr("died"))))
+  EXPECT_THAT(
+      asked("team\nengine 0 has died", of_both),
+      ::testing::AllOf(HasSubstr("is no name of a domain"), ::testing::Not(HasSubstr("died"))))
       << "the log would have a line that a stranger wrote";
 }
 

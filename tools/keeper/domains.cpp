@@ -9,9 +9,9 @@
 #include <limits>
 #include <optional>
 
+#include "config/domains/domain_name.hpp"
 #include "config/domains/domain_rules.hpp"
 #include "config/domains/rule_text.hpp"
-#include "config/domains/domain_name.hpp"
 #include "ipc/protocol.hpp"
 
 namespace kvhive {
