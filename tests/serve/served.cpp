@@ -26,8 +26,15 @@ Service::Service(const std::string& socket, std::vector<std::string> flags, int 
     pid_ = spawn("/bin/sh", flags, in.get(), -1);
   }
   in = UniqueFd();
-  std::string line;
-  for (char letter; read(out.get(), &letter, 1) == 1 && letter != '\n';) line += letter;
+  std::string line;  // there may be warnings before the one that is waited for
+  for (char letter; read(out.get(), &letter, 1) == 1;) {
+    if (letter != '\n')
+      line += letter;
+    else if (line.starts_with("ready: "))
+      break;
+    else
+      line.clear();
+  }
   const std::size_t colon = line.rfind(':');
   KV_CHECK(colon != std::string::npos, line);
   port_ = static_cast<std::uint16_t>(std::stoi(line.substr(colon + 1)));
