@@ -227,7 +227,11 @@ TEST(MetricsOfADaemon, TheNextDaemonsPoolIsReadInstead) {
   service.ask(post(kCompletions, completion(5).dump()));
   const std::string epoch = epoch_in(scrape(service));
   EXPECT_FALSE(epoch.empty());
+  const Json status = first.status();
   first.kill();
+  // A daemon is only gone when its last process is: until then no other gets the socket.
+  for (const Json& process : {status["engines"][0], status["engines"][1], status["steward"]})
+    EXPECT_TRUE(eventually([&] { return !is_alive(process["pid"]); }, std::chrono::seconds(60)));
   EXPECT_TRUE(shows(service, "kvhive_up", 0));
   EXPECT_FALSE(scrape(service).has("vllm:generation_tokens_total"));
   const pid_t next =
