@@ -187,15 +187,15 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     }
   }
 
-  /// Plays the scenario undisturbed. Returns the number of boundaries.
-  std::size_t count_boundaries() {
+  /// Plays the scenario undisturbed. Returns its boundaries.
+  std::vector<SystemCallTracer::Boundary> undisturbed() {
     Scene& scene = this->scene();
     GetParam().prepare(scene);
     SystemCallTracer tracer(scene.keeper());
     GetParam().begin(scene);
     Actor actor([&] { act(scene); });
-    std::size_t boundaries = 0;
-    while (tracer.next(actor.end())) ++boundaries;
+    std::vector<SystemCallTracer::Boundary> boundaries;
+    while (const auto boundary = tracer.next(actor.end())) boundaries.push_back(*boundary);
     const auto status = actor.wait();
     EXPECT_TRUE(status && ended_well(*status)) << "the undisturbed actor failed";
     EXPECT_EQ(tracer.end(), status_after(GetParam().ending));
@@ -208,8 +208,11 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     return boundaries;
   }
 
-  /// Kills the keeper there: a successor goes on. Nothing = the scenario ended before.
-  std::optional<Complaints> kill_keeper_at(std::size_t boundary) {
+  using Look = std::function<bool(SystemCallTracer&, const SystemCallTracer::Boundary&)>;
+
+  /// Kills the keeper at the first boundary that is the moment: a successor goes on. Nothing = the
+  /// scenario ended before.
+  std::optional<Complaints> kill_keeper_at(const Look& is_the_moment) {
     Scene& scene = this->scene();
     const Belongings before = settled(scene);
     Client client = std::move(*scene.connect(1));
@@ -219,9 +222,9 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
     SystemCallTracer tracer(scene.keeper());
     GetParam().begin(scene);
     Actor actor([&] { act(scene); });
-    bool is_reached = true;
-    for (std::size_t n = 0; n <= boundary && is_reached; ++n)
-      is_reached = tracer.next(actor.end()).has_value();
+    bool is_reached = false;
+    while (const auto boundary = tracer.next(actor.end()))
+      if ((is_reached = is_the_moment(tracer, *boundary))) break;
     const bool has_ended_traced = tracer.end().has_value();
     if (is_reached) tracer.kill();
     tracer.detach();
@@ -366,7 +369,7 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
   }
 
   void harm_everywhere(Harm harm, std::size_t of_a_dose) {
-    tally_.boundaries = count_boundaries();
+    tally_.boundaries = undisturbed().size();
     if (HasFailure()) return;
     for (const Peer peer : GetParam().peers) {
       Tally of_peer{.boundaries = tally_.boundaries};
@@ -383,13 +386,37 @@ class EverySystemCall : public TracedKeeper, public ::testing::WithParamInterfac
 };
 
 TEST_P(EverySystemCall, MayBeTheKeepersLast) {
-  tally_.boundaries = count_boundaries();
+  tally_.boundaries = undisturbed().size();
   if (HasFailure()) return;
-  for (const std::size_t boundary : chosen(tally_.boundaries, 4, random_))
-    if (const auto complaints = kill_keeper_at(boundary)) tally_.add(boundary, *complaints);
+  for (const std::size_t boundary : chosen(tally_.boundaries, 4, random_)) {
+    const Look is_there = [&, n = std::size_t{0}](auto&, auto&) mutable { return n++ == boundary; };
+    if (const auto complaints = kill_keeper_at(is_there)) tally_.add(boundary, *complaints);
+  }
   tally_.print(GetParam().name, "keeper killed");
   EXPECT_GT(tally_.boundaries, 10u);
   EXPECT_GT(tally_.harms, 0u);
+  EXPECT_EQ(tally_.violations, 0u) << tally_.first;
+}
+
+bool is_message(const SystemCallTracer::Boundary& boundary) {
+  return boundary.call == SYS_sendmsg || boundary.call == SYS_sendto;
+}
+
+/// What others have been told must have been written down before.
+TEST_P(EverySystemCall, ThatSendsMayBeTheKeepersLast) {
+  const auto boundaries = undisturbed();
+  if (HasFailure()) return;
+  tally_.boundaries = std::count_if(boundaries.begin(), boundaries.end(), is_message);
+  for (const std::size_t message : chosen(tally_.boundaries, 2, random_)) {
+    const Look has_sent = [&, n = std::size_t{0}](SystemCallTracer& tracer,
+                                                  const auto& boundary) mutable {
+      if (!is_message(boundary) || n++ != message) return false;
+      tracer.finish(boundary);
+      return true;
+    };
+    if (const auto complaints = kill_keeper_at(has_sent)) tally_.add(message, *complaints);
+  }
+  tally_.print(GetParam().name, "keeper killed after a message");
   EXPECT_EQ(tally_.violations, 0u) << tally_.first;
 }
 

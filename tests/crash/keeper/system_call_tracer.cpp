@@ -116,6 +116,14 @@ std::optional<SystemCallTracer::Boundary> SystemCallTracer::next(const UniqueFd&
   return std::nullopt;
 }
 
+void SystemCallTracer::finish(const Boundary& boundary) {
+  KV_CHECK(standing_.count(boundary.thread) == 1, boundary.thread);
+  resume(boundary.thread, 0);
+  int status = 0;
+  KV_CHECK(waitpid(boundary.thread, &status, __WALL) == boundary.thread, errno);
+  KV_CHECK(WIFSTOPPED(status) && WSTOPSIG(status) == kSystemCallStop, status);
+}
+
 /// Handles all events that wait, up to the first boundary.
 std::optional<SystemCallTracer::Boundary> SystemCallTracer::take_event() {
   const std::vector<pid_t> threads(threads_.begin(), threads_.end());

@@ -39,6 +39,9 @@ class SystemCallTracer {
   /// \param until  nothing is returned once this is readable and all threads sleep in the kernel,
   ///               or once the process has ended
   std::optional<Boundary> next(const UniqueFd& until);
+  /// Lets the thread that stands at this boundary do its system call, which must not wait; the
+  /// thread then stands after it.
+  void finish(const Boundary& boundary);
 
   /// Kills the process by SIGKILL where it stands and waits for its end.
   void kill();
