@@ -7,6 +7,15 @@
 #include "base/check.hpp"
 
 namespace kvhive {
+namespace {
+
+/// Appends the blocks of a table, but for null blocks.
+void append_blocks(std::vector<BlockId>& list, std::span<const BlockId> table) {
+  std::copy_if(table.begin(), table.end(), std::back_inserter(list),
+               [](BlockId block) { return block != kNullBlock; });
+}
+
+}  // namespace
 
 /// The state of one plan() call.
 struct BlockManagerState::Round {
@@ -27,6 +36,7 @@ struct BlockManagerState::Round {
 
 BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& config)
     : pool_(pool),
+      groups_(pool.memory().geometry().groups),
       hasher_(pool.hasher()),
       config_(config),
       tokens_per_block_(pool.tokens_per_block()),
@@ -79,59 +89,84 @@ void BlockManagerState::finish_step(const StepDone& done) {
   for (const SeqId seq : in_flight_) {
     Sequence& sequence = sequences_.at(seq);
     sequence.computed += std::exchange(sequence.in_flight, 0);
-    publish(sequence, sequence.published, sequence.blocks);
+    for (Table& table : sequence.tables) publish(sequence, table.published, table.device);
   }
   in_flight_.clear();
   // The host copies of a swapped-out sequence are published, so that all engines can find them.
   for (const SeqId seq : swapping_out_) {
     Sequence& sequence = sequences_.at(seq);
-    publish(sequence, sequence.host_published, sequence.host);
+    for (Table& table : sequence.tables) publish(sequence, table.host_published, table.host);
   }
   swapping_out_.clear();
   pool_.release(leaving_);
   leaving_.clear();
 }
 
-/// Publishes the computed blocks behind `published` and advances it. `blocks` is the sequence's
-/// table in one of the tiers.
+/// Publishes the computed blocks behind `published` and advances it. `table` is the sequence's in
+/// one group and tier.
 void BlockManagerState::publish(const Sequence& sequence, Prefix& published,
-                                std::span<const BlockId> blocks) {
+                                std::span<const BlockId> table) {
   if (!config_.prefix_caching) return;
-  const std::size_t from = published.depth, to = sequence.computed / tokens_per_block_;
-  if (from >= to) return;
-  published =
-      pool_.publish(published, blocks.subspan(from, to - from),
-                    std::span<const Hash128>(sequence.chain).subspan(from, to - from),
-                    std::span<const TokenId>(sequence.tokens)
-                        .subspan(from * tokens_per_block_, (to - from) * tokens_per_block_));
+  const std::size_t to = sequence.computed / tokens_per_block_;
+  if (published.depth >= to) return;
+  if (groups_[published.group].kind == CacheKind::full) {
+    published =
+        publish_run(sequence, published, table.subspan(published.depth, to - published.depth));
+    return;
+  }
+  // Some of these blocks may have been found in the pool.
+  for (; published.depth < to; ++published.depth) {
+    const auto block = table.subspan(published.depth, 1);
+    if (block.front() != kNullBlock && !pool_.is_published(block.front()))
+      publish_run(sequence, published, block);
+  }
 }
 
-/// Announces which content the sequence's blocks from index `from` on will hold, for those blocks
-/// whose tokens are all known.
-void BlockManagerState::announce(const Sequence& sequence, std::size_t from) {
-  const std::size_t to = std::min(sequence.blocks.size(), sequence.chain.size());
+Prefix BlockManagerState::publish_run(const Sequence& sequence, const Prefix& from,
+                                      std::span<const BlockId> blocks) {
+  const auto extras = sequence.names.extras(from.group);
+  return pool_.publish(
+      from, blocks, sequence.names.names(from.group).subspan(from.depth, blocks.size()),
+      std::span<const TokenId>(sequence.tokens)
+          .subspan(from.depth * tokens_per_block_, blocks.size() * tokens_per_block_),
+      extras.empty() ? extras : extras.subspan(from.depth, blocks.size()));
+}
+
+/// Announces which content the sequence's blocks in a group from place `from` on will hold, for
+/// those blocks whose tokens are all known.
+void BlockManagerState::announce(const Sequence& sequence, GroupId group, std::size_t from) {
+  const std::span<const BlockId> table = sequence.tables[group.value].device;
+  const std::size_t to = std::min(table.size(), sequence.names.blocks());
   if (!config_.prefix_caching || from >= to) return;
-  pool_.announce(std::span(sequence.blocks).subspan(from, to - from),
-                 std::span(sequence.chain).subspan(from, to - from));
+  pool_.announce(table.subspan(from, to - from),
+                 sequence.names.names(group).subspan(from, to - from));
+}
+
+std::vector<BlockManagerState::Table> BlockManagerState::empty_tables(DomainId domain) const {
+  std::vector<Table> tables(groups_.count);
+  for (std::uint8_t g = 0; g < groups_.count; ++g)
+    tables[g].published = BlockPool::root(domain, GroupId{g});
+  return tables;
 }
 
 void BlockManagerState::apply_request(const StepRequest& request) {
   for (const NewSequence& added : request.added) {
-    Sequence sequence;
-    sequence.domain = added.domain;
-    sequence.tokens = added.tokens;
-    sequence.sampling = added.sampling;
-    sequence.logprobs = added.logprobs;
-    sequence.published = BlockPool::root(sequence.domain);
+    Sequence sequence{.domain = added.domain,
+                      .tokens = added.tokens,
+                      .sampling = added.sampling,
+                      .logprobs = added.logprobs,
+                      .names = SequenceNames(groups_, added.domain, tokens_per_block_),
+                      .tables = empty_tables(added.domain),
+                      .sink = added.sink};
     sequence.is_counted = added.is_counted;
     sequence.sink = added.sink;
-    hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_);
+    sequence.names.extend(hasher_, sequence.tokens);
     sequences_.emplace(added.seq, std::move(sequence));
   }
   for (const AppendedToken& appended : request.appended) {
     Sequence& sequence = sequences_.at(appended.seq);
     sequence.tokens.push_back(appended.token);
-    hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_);
+    sequence.names.extend(hasher_, sequence.tokens);
   }
   for (const SeqId seq : request.ended) end(seq);
 }
@@ -139,8 +174,12 @@ void BlockManagerState::apply_request(const StepRequest& request) {
 void BlockManagerState::end(SeqId seq) {
   const auto found = sequences_.find(seq);
   KV_CHECK(found != sequences_.end(), seq.value);
-  pool_.release(found->second.blocks);
-  pool_.release(found->second.host);
+  for (const Table& table : found->second.tables)
+    for (const auto* blocks : {&table.device, &table.host}) {
+      std::vector<BlockId> held;
+      append_blocks(held, *blocks);
+      pool_.release(held);
+    }
   sequences_.erase(found);
 }
 
@@ -154,9 +193,8 @@ void BlockManagerState::serve_running(Round& round) {
     const auto lacking = static_cast<std::uint32_t>(sequence.tokens.size()) - sequence.computed;
     const std::uint32_t tokens = std::min(lacking, round.budget);
     if (tokens == 0) continue;
-    const std::size_t needed = blocks_for(sequence.computed + tokens);
-    if (needed > sequence.blocks.size() && !make_room(round, seq, needed - sequence.blocks.size()))
-      continue;
+    release_passed(sequence);
+    if (!make_room(round, seq, sequence.computed + tokens)) continue;
     schedule(round, seq, sequence, tokens);
   }
   std::erase_if(round.plan.work,
@@ -185,15 +223,49 @@ void BlockManagerState::demote(Round& round) {
       round.plan.demotions.push_back({index_of(content.block), index_of(destination)});
 }
 
-/// Appends `blocks` new blocks to the sequence's table, and preempts other sequences for them if
-/// necessary. False if the sequence has to wait, or was preempted itself.
-bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
-  while (true) {
+/// Releases the blocks that no token to come reads (vLLM: remove_skipped_blocks).
+void BlockManagerState::release_passed(Sequence& sequence) {
+  if (groups_.is_one_full()) return;
+  std::vector<BlockId> passed;
+  for (std::uint8_t g = 0; g < groups_.count; ++g) {
+    auto& table = sequence.tables[g].device;
+    const std::size_t end = std::min(first_place(GroupId{g}, sequence.computed), table.size());
+    std::size_t first = end;
+    while (first > 0 && table[first - 1] != kNullBlock) --first;
+    passed.assign(table.begin() + std::ptrdiff_t(first), table.begin() + std::ptrdiff_t(end));
+    std::fill_n(table.begin() + std::ptrdiff_t(first), passed.size(), kNullBlock);
+    pool_.release(passed);
+  }
+}
+
+/// How many blocks the tables lack for the sequence's first `tokens` tokens.
+std::size_t BlockManagerState::lacking_blocks(const Sequence& sequence, std::size_t tokens) const {
+  std::size_t lacking = 0;
+  for (const Table& table : sequence.tables)
+    lacking += std::max(blocks_for(tokens), table.device.size()) - table.device.size();
+  return lacking;
+}
+
+/// Appends fresh blocks to the tables, as many as lacking_blocks() says.
+void BlockManagerState::append(Sequence& sequence, std::span<const BlockId> fresh,
+                               std::size_t tokens) {
+  for (std::uint8_t g = 0; g < groups_.count; ++g) {
+    auto& table = sequence.tables[g].device;
+    const std::size_t from = table.size(), to = std::max(blocks_for(tokens), from);
+    table.insert(table.end(), fresh.begin(), fresh.begin() + std::ptrdiff_t(to - from));
+    fresh = fresh.subspan(to - from);
+    announce(sequence, GroupId{g}, from);
+  }
+}
+
+/// Gives the sequence the blocks that it lacks for its first `tokens` tokens, and preempts other
+/// sequences for them if necessary. False if the sequence has to wait, or was preempted itself.
+bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t tokens) {
+  const std::size_t blocks = lacking_blocks(sequences_.at(seq), tokens);
+  while (blocks != 0) {
     Sequence& sequence = sequences_.at(seq);
     if (auto fresh = allocate(round, blocks, sequence.domain)) {
-      auto& table = sequence.blocks;
-      table.insert(table.end(), fresh->begin(), fresh->end());
-      announce(sequence, table.size() - fresh->size());
+      append(sequence, *fresh, tokens);
       return true;
     }
     // This step swaps out enough blocks already; the sequence can allocate them in the next step.
@@ -211,6 +283,7 @@ bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t blocks) {
     preempt(round, *victim);
     if (*victim == seq) return false;
   }
+  return true;
 }
 
 /// The next sequence to preempt so that `seq`, which runs, gets blocks: in the order of
@@ -253,33 +326,65 @@ void BlockManagerState::preempt(Round& round, SeqId victim) {
 bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
   const std::size_t blocks = blocks_for(sequence.computed);
   if (blocks == 0) return false;
-  const std::span<const Hash128> chain = std::span(sequence.chain).first(sequence.published.depth);
-  PrefixHit there = pool_.match(
-      Tier::host, BlockPool::root(sequence.domain), chain,
-      std::span<const TokenId>(sequence.tokens).first(chain.size() * tokens_per_block_));
-  auto fresh = pool_.allocate(Tier::host, blocks - there.blocks.size(), sequence.domain);
+  std::vector<std::vector<BlockId>> copies;  // by group and place: first those that are there
+  std::size_t missing = 0;
+  for (const Table& table : sequence.tables) {
+    const GroupId group = table.published.group;
+    const std::size_t first = first_place(group, sequence.computed);
+    auto& copy = copies.emplace_back(first, kNullBlock);
+    const std::size_t end = std::max<std::size_t>(table.published.depth, first);
+    const Prefix from = BlockPool::root(sequence.domain, group, static_cast<std::uint32_t>(first));
+    std::ranges::copy(find_blocks(pool_, Tier::host, content_of(sequence), from, end),
+                      std::back_inserter(copy));
+    copy.resize(blocks, kNullBlock);
+    missing += static_cast<std::size_t>(
+        std::count(copy.begin() + std::ptrdiff_t(first), copy.end(), kNullBlock));
+  }
+  auto fresh = pool_.allocate(Tier::host, missing, sequence.domain);
   if (!fresh) {
+    PrefixHit there{};
+    for (const auto& copy : copies) append_blocks(there.blocks, copy);
     pool_.cancel(there);
     return false;
   }
-  for (std::size_t i = 0; i < fresh->size(); ++i)
-    round.plan.swap_out.push_back(
-        {index_of(sequence.blocks[there.blocks.size() + i]), index_of((*fresh)[i])});
-  sequence.host = std::move(there.blocks);
-  sequence.host.insert(sequence.host.end(), fresh->begin(), fresh->end());
-  sequence.host_published = there.end;
-  round.leaving_blocks += sequence.blocks.size();
-  leaving_.insert(leaving_.end(), sequence.blocks.begin(), sequence.blocks.end());
-  sequence.blocks.clear();
-  sequence.published = BlockPool::root(sequence.domain);
+  auto next = fresh->begin();
+  for (std::size_t g = 0; g < copies.size(); ++g) {
+    Table& table = sequence.tables[g];
+    const GroupId group = table.published.group;
+    const std::size_t first = first_place(group, sequence.computed);
+    std::size_t there = first;  // up to here a group of full attention needs no copy
+    for (std::size_t i = first; i < blocks; ++i) {
+      if (copies[g][i] != kNullBlock) {
+        ++there;
+        continue;
+      }
+      copies[g][i] = *next++;
+      round.plan.swap_out.push_back({index_of(table.device[i]), index_of(copies[g][i])});
+    }
+    const bool is_chained = groups_[group].kind == CacheKind::full;
+    table.host_published =
+        is_chained && there != 0
+            ? pool_.prefix_after(copies[g][there - 1])
+            : BlockPool::root(sequence.domain, group, static_cast<std::uint32_t>(first));
+    table.host = std::move(copies[g]);
+    const std::size_t before = leaving_.size();
+    append_blocks(leaving_, table.device);
+    round.leaving_blocks += leaving_.size() - before;
+    table.device.clear();
+    table.published = BlockPool::root(sequence.domain, group);
+  }
+  sequence.is_swapped_out = true;
   return true;
 }
 
 void BlockManagerState::forget_progress(Round& round, Sequence& sequence) {
-  give_back(round, sequence.blocks);
-  sequence.blocks.clear();
+  for (const Table& table : sequence.tables) {
+    std::vector<BlockId> held;
+    append_blocks(held, table.device);
+    give_back(round, held);
+  }
+  sequence.tables = empty_tables(sequence.domain);
   sequence.computed = 0;
-  sequence.published = BlockPool::root(sequence.domain);
 }
 
 /// Other processes may take the released blocks at once. So content that was evicted from them in
@@ -300,7 +405,7 @@ void BlockManagerState::admit_waiting(Round& round) {
   for (const SeqId seq : round.request.waiting) {
     if (round.budget == 0 || round.running >= config_.max_num_seqs) return;
     const Sequence& sequence = sequences_.at(seq);
-    const std::size_t blocks = blocks_for(sequence.tokens.size());
+    const std::size_t blocks = most_blocks(sequence.tokens.size());
     if (round.at_maximum.contains(sequence.domain)) continue;
     if (round.lacks_blocks && pool_.lanes().count() == 1) return;
     if (round.lacks_blocks && !pool_.lanes().is_within_minimum(sequence.domain, blocks)) continue;
@@ -322,59 +427,92 @@ void BlockManagerState::admit_waiting(Round& round) {
 bool BlockManagerState::rejects(Round& round, SeqId seq) {
   const Sequence& sequence = sequences_.at(seq);
   const std::size_t most = pool_.capacity(Tier::device, sequence.domain);
-  if (blocks_for(sequence.tokens.size()) <= most) return false;
+  if (most_blocks(sequence.tokens.size()) <= most) return false;
   const bool is_limited = most < pool_.capacity(Tier::device);
   round.plan.outcome.rejected.push_back(
-      {seq, Error{Errc::never_fits,
-                  "the request has " + std::to_string(sequence.tokens.size()) + " tokens, " +
-                      (is_limited ? "its domain's part of the pool" : "the whole pool") +
-                      " holds " + std::to_string(most * tokens_per_block_) +
-                      (is_limited ? "; shorten it, or change the domains' shares of the blocks "
-                                    "(shares, min-blocks, max-blocks)"
-                                  : "; shorten it or give the pool more memory")}});
+      {seq,
+       Error{
+           Errc::never_fits,
+           "the request has " + std::to_string(sequence.tokens.size()) + " tokens, " +
+               (is_limited ? "its domain's part of the pool" : "the whole pool") + " holds " +
+               std::to_string(groups_.longest_sequence(most, config_.max_num_batched_tokens,
+                                                       tokens_per_block_, sequence.tokens.size())) +
+               (is_limited ? "; shorten it, or change the domains' shares of the blocks "
+                             "(shares, min-blocks, max-blocks)"
+                           : "; shorten it or give the pool more memory")}});
   return true;
 }
 
 BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   Sequence& sequence = sequences_.at(seq);
-  Start start = find_start(sequence);
+  Start start = start_of(sequence);
   const auto total = static_cast<std::uint32_t>(sequence.tokens.size());
   const std::uint32_t tokens = std::min(total - start.computed, round.budget);
-  const std::size_t held = start.device.blocks.size();
+  const std::vector<BlockId> held = start.found.blocks(Tier::device);
   const auto watermark = static_cast<std::size_t>(
       config_.watermark * static_cast<double>(pool_.capacity(Tier::device)));
 
   // Admit a sequence only if all of its tokens fit (vLLM: scheduler_reserve_full_isl). available()
   // is a hint, so if no sequence is running, the engine tries even if it says no.
-  const bool fits = round.running == 0 ||
-                    (blocks_for(total) - held + watermark <= pool_.available(Tier::device) &&
-                     blocks_for(total) - held <= pool_.available(Tier::device, sequence.domain));
-  auto fresh = fits ? allocate(round, blocks_for(start.computed + tokens) - held, sequence.domain)
+  std::size_t in_all = 0, now = 0;
+  for (std::uint8_t g = 0; g < groups_.count; ++g) {
+    const std::size_t first = first_place(GroupId{g}, start.computed);
+    in_all += std::min(
+        blocks_for(total) - first,
+        groups_[GroupId{g}].most_blocks(total, config_.max_num_batched_tokens, tokens_per_block_));
+    now += blocks_for(start.computed + tokens) - first;
+  }
+  in_all = std::max(in_all, held.size()) - held.size();
+  const bool fits =
+      round.running == 0 || (in_all + watermark <= pool_.available(Tier::device) &&
+                             in_all <= pool_.available(Tier::device, sequence.domain));
+  auto fresh = fits ? allocate(round, now - held.size(), sequence.domain)
                     : Expected<std::vector<BlockId>>(failure(Errc::pool_exhausted, ""));
   // Asked last: from then on the sequence is this engine's, and can be admitted.
   const bool is_lost = fresh && sequence.sink && !sequence.sink->start();
   if (!fresh || is_lost) {
-    pool_.cancel(start.device);
-    pool_.cancel(start.host);
+    pool_.cancel({.blocks = held, .end = {}});
+    pool_.cancel({.blocks = start.found.blocks(Tier::host), .end = {}});
     if (fresh) give_back(round, *fresh);
     return is_lost ? Admitted::lost : Admitted::no_room;
   }
-
-  for (std::size_t i = 0; i < start.source.size(); ++i)
-    round.plan.swap_in.push_back({index_of(start.source[i]), index_of((*fresh)[i])});
-  leaving_.insert(leaving_.end(), sequence.host.begin(), sequence.host.end());
-  leaving_.insert(leaving_.end(), start.host.blocks.begin(), start.host.blocks.end());
-  bump(pool_.counters()["promoted_blocks"], start.host.blocks.size());
   if (!std::exchange(sequence.is_counted, true)) count_first_admission(sequence, start);
-  sequence.host.clear();
-  sequence.blocks = std::move(start.device.blocks);
-  sequence.blocks.insert(sequence.blocks.end(), fresh->begin(), fresh->end());
-  announce(sequence, held);
-  sequence.published = start.device.end;
-  sequence.computed = start.computed;
+  fill_tables(round, sequence, start, *fresh, start.computed + tokens);
   round.plan.outcome.admitted.push_back({seq, start.computed});
   schedule(round, seq, sequence, tokens);
   return Admitted::yes;
+}
+
+/// Gives the sequence what was found of it, and fresh blocks in all other places up to `tokens`
+/// tokens. What is in host blocks is copied in.
+void BlockManagerState::fill_tables(Round& round, Sequence& sequence, Start& start,
+                                    std::span<const BlockId> fresh, std::size_t tokens) {
+  const std::size_t end = blocks_for(tokens);
+  for (std::uint8_t g = 0; g < groups_.count; ++g) {
+    const GroupId group{g};
+    Table& table = sequence.tables[g];
+    auto& found = start.found.groups[g];
+    const std::size_t first = first_place(group, start.computed);
+    const std::vector<BlockId>& source = start.is_own_copy ? table.host : found.host;
+    table.device = std::move(found.device);
+    table.device.resize(end, kNullBlock);
+    for (std::size_t i = first; i < end; ++i) {
+      if (table.device[i] != kNullBlock) continue;
+      table.device[i] = fresh.front();
+      fresh = fresh.subspan(1);
+      if (i < source.size())
+        round.plan.swap_in.push_back({index_of(source[i]), index_of(table.device[i])});
+    }
+    table.published = found.end;
+    announce(sequence, group, std::max<std::size_t>(first, found.end.depth));
+    append_blocks(leaving_, table.host);
+    table.host.clear();
+  }
+  const std::vector<BlockId> promoted = start.found.blocks(Tier::host);
+  leaving_.insert(leaving_.end(), promoted.begin(), promoted.end());
+  bump(pool_.counters()["promoted_blocks"], promoted.size());
+  sequence.is_swapped_out = false;
+  sequence.computed = start.computed;
 }
 
 /// Counts a lookup in the statistics. Called only when a request is first admitted: not at each
@@ -383,40 +521,38 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
 void BlockManagerState::count_first_admission(Sequence& sequence, const Start& start) {
   SlotCounters& counters = pool_.counters();
   bump(counters["queried_blocks"], start.looked_up);
-  bump(counters["hit_blocks"], start.device.blocks.size() + start.host.blocks.size());
-  bump(counters["host_hit_blocks"], start.host.blocks.size());
+  bump(counters["hit_blocks"], start.found.hit);
+  bump(counters["host_hit_blocks"], start.found.host_places());
   bump(counters["prompt_tokens"], sequence.tokens.size());
   bump(counters["cached_tokens"], start.computed);
 }
 
 /// Finds the part of the sequence that need not be computed. The last token must be computed,
-/// because its logits are needed; since hits are whole blocks, its whole block is computed.
-BlockManagerState::Start BlockManagerState::find_start(Sequence& sequence) {
-  Start start{0, {{}, BlockPool::root(sequence.domain)}, {}, {}, 0};
-  const std::span<const TokenId> tokens(sequence.tokens);
-  const std::size_t limit = (tokens.size() - 1) / tokens_per_block_;
-  const std::span<const Hash128> chain =
-      std::span<const Hash128>(sequence.chain).first(config_.prefix_caching ? limit : 0);
-  start.looked_up = chain.size();
-  start.device = pool_.match(Tier::device, start.device.end, chain,
-                             tokens.first(chain.size() * tokens_per_block_));
-  const std::size_t held = start.device.blocks.size();
-  start.computed = static_cast<std::uint32_t>(held * tokens_per_block_);
+/// because its logits are needed; since hits are whole blocks, its whole block is computed. A
+/// sequence that is swapped out goes on from its copies, if the device tier has less.
+BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence) {
+  const std::size_t most =
+      config_.prefix_caching ? (sequence.tokens.size() - 1) / tokens_per_block_ : 0;
+  const bool may_promote =
+      !sequence.is_swapped_out && pool_.capacity(Tier::host) != 0 && copy_policy_.promotion_pays();
+  Start start{.found = find_start(pool_, content_of(sequence), most, may_promote),
+              .looked_up = most};
+  start.computed = static_cast<std::uint32_t>(start.found.hit * tokens_per_block_);
+  if (!sequence.is_swapped_out || sequence.computed <= start.computed) return start;
 
-  if (!sequence.host.empty()) {
-    if (sequence.computed > start.computed) {
-      start.source.assign(sequence.host.begin() + static_cast<std::ptrdiff_t>(held),
-                          sequence.host.end());
-      start.computed = sequence.computed;
-    }
-  } else if (held < chain.size() && pool_.capacity(Tier::host) != 0 &&
-             copy_policy_.promotion_pays()) {
-    start.host = pool_.match(
-        Tier::host, start.device.end, chain.subspan(held),
-        tokens.subspan(held * tokens_per_block_, (chain.size() - held) * tokens_per_block_));
-    start.source = start.host.blocks;
-    start.computed += static_cast<std::uint32_t>(start.source.size() * tokens_per_block_);
+  start.is_own_copy = true;
+  start.computed = sequence.computed;
+  // Of what was found, the tokens behind the copies read less.
+  PrefixHit passed{};
+  for (std::uint8_t g = 0; g < groups_.count; ++g) {
+    auto& [device, host, end] = start.found.groups[g];
+    const std::size_t first = std::min(first_place(GroupId{g}, start.computed), device.size());
+    append_blocks(passed.blocks, std::span(device).first(first));
+    std::fill_n(device.begin(), first, kNullBlock);
+    if (first != 0)
+      end = BlockPool::root(sequence.domain, GroupId{g}, static_cast<std::uint32_t>(first));
   }
+  pool_.cancel(passed);
   return start;
 }
 
@@ -428,7 +564,9 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
   const auto first = sequence.tokens.begin() + sequence.computed;
   work.tokens.assign(first, first + tokens);
   const std::size_t blocks = blocks_for(sequence.computed + tokens);
-  work.blocks.assign(sequence.blocks.begin(), sequence.blocks.begin() + blocks);
+  for (const Table& table : sequence.tables)
+    work.blocks.insert(work.blocks.end(), table.device.begin(),
+                       table.device.begin() + std::ptrdiff_t(blocks));
   work.samples = sequence.computed + tokens == sequence.tokens.size();
   work.sampling = sequence.sampling;
   work.logprobs = sequence.logprobs;

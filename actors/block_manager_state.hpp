@@ -11,6 +11,9 @@
 // copies to the host is also released only then, because another process may take a released block
 // at once.
 //
+// A sequence has a block table in each cache group. In a group that is not of full attention, its
+// blocks are released when no token to come reads them; the null block takes their places.
+//
 // Content that an allocation evicts is copied to the host tier by the same step, if copying costs
 // less than computing it again. It is found there from the next step on. This changes neither which
 // requests are preempted nor which are admitted.
@@ -23,6 +26,7 @@
 
 #include "actors/copy_policy.hpp"
 #include "actors/messages.hpp"
+#include "actors/sequence_start.hpp"
 #include "config/choices.hpp"
 #include "pool/block_pool.hpp"
 
@@ -33,6 +37,9 @@ struct BlockManagerConfig {
   PreemptionMode preemption = PreemptionMode::recompute;
   double watermark = 0;  ///< share of the device blocks that an admission must leave available
   std::uint32_t max_num_seqs = 128;
+  /// The most tokens of a step. A sequence in a group with a window never holds more blocks than it
+  /// needs for the window and a step.
+  std::uint32_t max_num_batched_tokens = 2048;
 };
 
 class BlockManagerState {
@@ -51,28 +58,33 @@ class BlockManagerState {
   CopyPolicy& copy_policy() { return copy_policy_; }
 
  private:
+  /// A sequence's blocks in one group, by their place in the sequence; the null block in places
+  /// that the group does not keep.
+  struct Table {
+    std::vector<BlockId> device;
+    std::vector<BlockId> host;  ///< while swapped out: copies of the blocks with computed tokens
+    Prefix published;           ///< the part of `device` that is published
+    Prefix host_published;      ///< the part of `host` that is published
+  };
   struct Sequence {
     DomainId domain;
     std::vector<TokenId> tokens;
     SamplingParams sampling;
     std::uint32_t logprobs = 0;
-    std::vector<Hash128> chain;   ///< names of its full blocks
-    std::vector<BlockId> blocks;  ///< device block table
-    std::vector<BlockId> host;   ///< while swapped out: host blocks with copies of its first blocks
-    std::uint32_t computed = 0;  ///< tokens whose KV is in `blocks`, or in `host` if swapped out
+    SequenceNames names;          ///< of its full blocks
+    std::vector<Table> tables;    ///< by group
+    std::uint32_t computed = 0;   ///< tokens whose KV is in device tables, or host if swapped out
     std::uint32_t in_flight = 0;  ///< tokens that the running step computes
-    Prefix published;             ///< the part of `blocks` that is published
-    Prefix host_published;        ///< the part of `host` that is published
-    bool is_counted = false;      ///< the pool's statistics have counted its first admission
+    bool is_swapped_out = false;
+    bool is_counted = false;  ///< the pool's statistics have counted its first admission
     std::shared_ptr<OutputSink> sink;
   };
   /// The part of a waiting sequence that need not be computed when it is admitted.
   struct Start {
-    std::size_t looked_up = 0;    ///< blocks that were looked up
-    PrefixHit device;             ///< blocks found in the device tier
-    PrefixHit host;               ///< blocks found in the host tier, after those of `device`
-    std::vector<BlockId> source;  ///< host blocks to copy in, after those of `device`
-    std::uint32_t computed = 0;   ///< tokens
+    SequenceStart found;
+    std::size_t looked_up = 0;   ///< blocks that were looked up
+    std::uint32_t computed = 0;  ///< tokens
+    bool is_own_copy = false;    ///< what the device tier lacks is in the sequence's host tables
   };
   struct Round;
   /// The size of the running step. The copy policy learns costs from it and from the step's times.
@@ -83,20 +95,26 @@ class BlockManagerState {
   [[nodiscard]] Expected<std::vector<BlockId>> allocate(Round& round, std::size_t blocks,
                                                         DomainId domain);
   void demote(Round& round);
-  void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> blocks);
-  void announce(const Sequence& sequence, std::size_t from);
+  void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> table);
+  Prefix publish_run(const Sequence& sequence, const Prefix& from, std::span<const BlockId> blocks);
+  void announce(const Sequence& sequence, GroupId group, std::size_t from);
   void apply_request(const StepRequest& request);
   void end(SeqId seq);
 
   void serve_running(Round& round);
-  bool make_room(Round& round, SeqId seq, std::size_t blocks);
+  bool make_room(Round& round, SeqId seq, std::size_t tokens);
+  void append(Sequence& sequence, std::span<const BlockId> fresh, std::size_t tokens);
+  std::size_t lacking_blocks(const Sequence& sequence, std::size_t tokens) const;
+  void release_passed(Sequence& sequence);
   std::optional<SeqId> next_victim(Round& round, SeqId seq, bool is_at_maximum) const;
   void admit_waiting(Round& round);
   enum class Admitted : std::uint8_t { yes, no_room, lost };
   Admitted admit(Round& round, SeqId seq);
   bool rejects(Round& round, SeqId seq);
   void give_back(Round& round, std::span<const BlockId> blocks);
-  Start find_start(Sequence& sequence);
+  Start start_of(const Sequence& sequence);
+  void fill_tables(Round& round, Sequence& sequence, Start& start, std::span<const BlockId> fresh,
+                   std::size_t tokens);
   void count_first_admission(Sequence& sequence, const Start& start);
   void preempt(Round& round, SeqId victim);
   bool swap_out(Round& round, Sequence& sequence);
@@ -106,9 +124,22 @@ class BlockManagerState {
   std::size_t blocks_for(std::size_t tokens) const {
     return (tokens + tokens_per_block_ - 1) / tokens_per_block_;
   }
+  /// The first place of a sequence in a group that is read once so many tokens are computed.
+  std::size_t first_place(GroupId group, std::size_t computed) const {
+    return groups_[group].first_block(computed, tokens_per_block_);
+  }
+  /// The most blocks that a sequence of so many tokens ever holds.
+  std::size_t most_blocks(std::size_t tokens) const {
+    return groups_.most_blocks(tokens, config_.max_num_batched_tokens, tokens_per_block_);
+  }
+  SequenceContent content_of(const Sequence& sequence) const {
+    return {sequence.domain, sequence.names, sequence.tokens};
+  }
+  std::vector<Table> empty_tables(DomainId domain) const;
   std::uint32_t index_of(BlockId block) const;
 
   BlockPool& pool_;
+  CacheGroups groups_;
   BlockHasher hasher_;
   BlockManagerConfig config_;
   std::uint32_t tokens_per_block_;

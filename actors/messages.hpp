@@ -112,7 +112,8 @@ struct ScheduledSequence {
   SeqId seq;
   std::uint32_t start = 0;
   std::vector<TokenId> tokens;
-  /// Device blocks of positions 0 .. start + tokens.size() - 1.
+  /// Device blocks of positions 0 .. start + tokens.size() - 1, for each cache group, one after the
+  /// other. The null block where no token of the step reads.
   std::vector<BlockId> blocks;
   bool samples = false;  ///< true = these are the sequence's last tokens, so sample the next one
   SamplingParams sampling;

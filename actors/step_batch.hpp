@@ -11,7 +11,7 @@ namespace kvhive {
 
 class StepBatch {
  public:
-  StepBatch(const StepPlan& plan, std::uint32_t block_size);
+  StepBatch(const StepPlan& plan, std::uint32_t block_size, std::uint32_t groups = 1);
 
   /// The batch. It points into this object.
   ForwardBatch view() const {
@@ -21,7 +21,8 @@ class StepBatch {
   std::size_t logit_rows() const { return logit_rows_.size(); }
 
  private:
-  void add(const ScheduledSequence& work, std::size_t block_size);
+  void add(const ScheduledSequence& work);
+  void add_tables(const StepPlan& plan, std::size_t group, std::size_t block_size);
 
   std::vector<TokenId> tokens_;
   std::vector<std::int32_t> positions_;
@@ -30,6 +31,7 @@ class StepBatch {
   std::vector<BlockId> block_table_;
   std::vector<std::int64_t> slot_mapping_;
   std::vector<std::int32_t> logit_rows_;
+  std::size_t groups_;
   std::size_t max_blocks_ = 0;
 };
 

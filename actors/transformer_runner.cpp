@@ -11,7 +11,7 @@ Expected<std::vector<SampledToken>> TransformerRunner::run(const StepPlan& plan)
   std::vector<SampledToken> sampled;
   if (plan.work.empty()) return sampled;
 
-  const StepBatch batch(plan, layout_.block_size);
+  const StepBatch batch(plan, layout_.block_size, groups_);
   const std::size_t vocab = model_.config().vocab_size;
   logits_.resize(batch.logit_rows() * vocab);
   model_.forward(batch.view(), arena_, layout_, logits_);

@@ -12,7 +12,10 @@ class TransformerRunner : public StepRunner {
  public:
   /// \param arena  address of block 0 of the device tier; must stay mapped as long as the runner
   TransformerRunner(Transformer model, std::byte* arena, const KvLayout& layout)
-      : model_(std::move(model)), arena_(arena), layout_(layout) {}
+      : model_(std::move(model)),
+        arena_(arena),
+        layout_(layout),
+        groups_(groups_of(model_.config(), layout).groups.count) {}
 
   [[nodiscard]] Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
 
@@ -20,6 +23,7 @@ class TransformerRunner : public StepRunner {
   Transformer model_;
   std::byte* arena_;
   KvLayout layout_;
+  std::uint32_t groups_;
   std::vector<float> logits_;
 };
 

@@ -9,6 +9,7 @@
 
 #include "base/ids.hpp"
 #include "base/unique_fd.hpp"
+#include "config/cache_groups.hpp"
 #include "config/domains/block_share.hpp"
 #include "config/kv_layout.hpp"
 
@@ -33,8 +34,11 @@ struct PoolGeometry {
   std::uint32_t device_blocks = 0;     ///< D, the null block included; at least 2
   std::uint32_t host_blocks = 0;       ///< H, may be 0
   std::uint32_t tokens_per_block = 0;  ///< S
-  KvLayout kv;  ///< of one block; block_bytes() == 0 for a pool without payload (replay)
+  /// Of one block, so of the layers of one group; block_bytes() == 0 for a pool without payload
+  /// (replay).
+  KvLayout kv;
   std::uint64_t fingerprint = 0;  ///< of model, dtype and layout (models/fingerprint.hpp)
+  CacheGroups groups{};
   DeviceKind device = DeviceKind::cpu;
   /// By the domain's number: what it may have of the device tier. All zero = no domain has limits.
   std::array<BlockLimits, kLimitedDomains> limits{};

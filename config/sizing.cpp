@@ -45,8 +45,14 @@ bool needs_profile_run(const Options& options) {
   return options.num_gpu_blocks_override == 0 && options.kv_cache_memory_bytes == 0;
 }
 
+std::size_t blocks_of_a_sequence(const Options& options, const KvLayout& layout,
+                                 const CacheGroups& groups, std::size_t tokens) {
+  return groups.most_blocks(tokens, options.max_num_batched_tokens, layout.block_size);
+}
+
 Expected<PoolSize> size_pool(const Options& options, DeviceKind device, const KvLayout& layout,
-                             const MemoryFigures& memory, std::uint32_t model_positions) {
+                             const CacheGroups& groups, const MemoryFigures& memory,
+                             std::uint32_t model_positions) {
   const std::size_t block_bytes = layout.block_bytes();
   std::size_t device_blocks = options.num_gpu_blocks_override;
   if (device_blocks == 0) {
@@ -65,7 +71,9 @@ Expected<PoolSize> size_pool(const Options& options, DeviceKind device, const Kv
 
   PoolSize size{static_cast<std::uint32_t>(device_blocks), static_cast<std::uint32_t>(host_blocks),
                 0};
-  const std::size_t held = (device_blocks - 1) * layout.block_size;
+  const std::size_t held =
+      groups.longest_sequence(device_blocks - 1, options.max_num_batched_tokens, layout.block_size,
+                              std::max(model_positions, options.max_model_len));
   const std::size_t wanted = options.max_model_len != 0
                                  ? options.max_model_len
                                  : std::min<std::size_t>(model_positions, held);
@@ -77,7 +85,7 @@ Expected<PoolSize> size_pool(const Options& options, DeviceKind device, const Kv
     return failure(
         Errc::bad_argument,
         "max-model-len: one request of " + std::to_string(wanted) + " tokens needs " +
-            format_bytes((wanted + layout.block_size - 1) / layout.block_size * block_bytes) +
+            format_bytes(blocks_of_a_sequence(options, layout, groups, wanted) * block_bytes) +
             " of KV, the pool has " + format_bytes((device_blocks - 1) * block_bytes) +
             "; at most " + std::to_string(held) + " tokens fit");
   size.max_model_len = static_cast<std::uint32_t>(wanted);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/expected.hpp"
+#include "config/cache_groups.hpp"
 #include "config/kv_layout.hpp"
 #include "config/options.hpp"
 #include "config/pool_geometry.hpp"
@@ -33,6 +34,10 @@ struct PoolSize {
   std::uint32_t max_model_len = 0;  ///< what was asked for, or the most that model and pool allow
 };
 
+/// The most blocks that one sequence of so many tokens holds at a time, in all groups.
+std::size_t blocks_of_a_sequence(const Options& options, const KvLayout& layout,
+                                 const CacheGroups& groups, std::size_t tokens);
+
 /// gpu_memory_utilization if the operator gives none: 0.9 of a GPU's free memory; 0.4 of a
 /// machine's memory, because other programs need some.
 double default_memory_share(DeviceKind device);
@@ -45,7 +50,8 @@ bool needs_profile_run(const Options& options);
 /// the engines' peaks. One sequence of max_model_len must fit. Errors name what is needed and what
 /// there is, and what to change.
 [[nodiscard]] Expected<PoolSize> size_pool(const Options& options, DeviceKind device,
-                                           const KvLayout& layout, const MemoryFigures& memory,
+                                           const KvLayout& layout, const CacheGroups& groups,
+                                           const MemoryFigures& memory,
                                            std::uint32_t model_positions);
 
 }  // namespace kvhive

@@ -1,11 +1,13 @@
 #include "hashing/block_hash.hpp"
 
 #define XXH_INLINE_ALL
+#include <openssl/evp.h>
 #include <sys/random.h>
 #include <xxhash.h>
 
 #include <array>
 #include <cstring>
+#include <memory>
 
 #include "base/check.hpp"
 
@@ -24,8 +26,8 @@ Hash128 hash(const void* bytes, std::size_t count, const HashSecret& secret) {
 }
 
 // The three kinds of input start with different words and have different lengths, so that none can
-// pass for another: a root is {tag, domain}, a block {parent, tokens}, a block with an extra key
-// {parent, tokens, extra, tag}.
+// pass for another: a root is {tag, group and domain}, a block {parent, tokens}, a block with an
+// extra key {parent, tokens, extra, tag}.
 constexpr std::uint64_t kRootTag = 0x6b76686976652d72;   // "kvhive-r"
 constexpr std::uint64_t kExtraTag = 0x6b76686976652d78;  // "kvhive-x"
 
@@ -44,8 +46,8 @@ HashSecret random_hash_secret() {
   return secret;
 }
 
-Hash128 BlockHasher::root(DomainId domain) const {
-  const std::uint64_t input[2] = {kRootTag, domain.value};
+Hash128 BlockHasher::root(DomainId domain, GroupId group) const {
+  const std::uint64_t input[2] = {kRootTag, std::uint64_t{group.value} << 16 | domain.value};
   return hash(input, sizeof input, *secret_);
 }
 
@@ -68,6 +70,28 @@ Hash128 BlockHasher::child(Hash128 parent, std::span<const TokenId> tokens,
     append(&kExtraTag, sizeof kExtraTag);
   }
   return hash(buffer.data(), static_cast<std::size_t>(end - buffer.data()), *secret_);
+}
+
+ExtraKey BlockHasher::digest(const ExtraKey& before, std::span<const TokenId> tokens) const {
+  // Once a thread: to look the algorithm up and to make a context costs more than to hash a block.
+  static const std::unique_ptr<EVP_MD, decltype(&EVP_MD_free)> sha256(
+      EVP_MD_fetch(nullptr, "SHA256", nullptr), EVP_MD_free);
+  thread_local const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(
+      EVP_MD_CTX_new(), EVP_MD_CTX_free);
+  constexpr std::size_t kKeyBytes = 32;
+  std::array<std::byte, EVP_MAX_MD_SIZE> whole;
+  const bool is_done =
+      EVP_DigestInit_ex2(context.get(), sha256.get(), nullptr) == 1 &&
+      EVP_DigestUpdate(context.get(), secret_->bytes.data(), kKeyBytes) == 1 &&
+      EVP_DigestUpdate(context.get(), &before, sizeof before) == 1 &&
+      EVP_DigestUpdate(context.get(), tokens.data(), tokens.size_bytes()) == 1 &&
+      EVP_DigestFinal_ex(context.get(), reinterpret_cast<unsigned char*>(whole.data()), nullptr) ==
+          1;
+  KV_CHECK(is_done, tokens.size());
+  ExtraKey digest;
+  std::memcpy(&digest, whole.data(), sizeof digest);
+  if (is_none(digest)) digest[0] = 1;  // that would say that there is no extra key
+  return digest;
 }
 
 void BlockHasher::extend(std::vector<Hash128>& chain, DomainId domain,

@@ -42,12 +42,17 @@ class BlockHasher {
  public:
   explicit BlockHasher(const HashSecret& secret) : secret_(&secret) {}
 
-  /// The start of every chain in `domain`: two domains never share a hash, whatever their tokens.
-  Hash128 root(DomainId domain) const;
+  /// The start of every chain in `domain` and `group`: two domains never share a hash, whatever
+  /// their tokens, and neither do two groups.
+  Hash128 root(DomainId domain, GroupId group = {}) const;
 
   /// Name of the block holding `tokens` (a full block's worth) after `parent`.
   Hash128 child(Hash128 parent, std::span<const TokenId> tokens,
                 const ExtraKey& extra = kNoExtraKey) const;
+
+  /// Stands for all tokens up to and including `tokens`, if `before` stands for those before them:
+  /// SHA-256, keyed with the pool's secret and cut to 128 bits. Never kNoExtraKey.
+  ExtraKey digest(const ExtraKey& before, std::span<const TokenId> tokens) const;
 
   /// Appends to `chain` the names of those full blocks of `tokens` that it does not have yet.
   void extend(std::vector<Hash128>& chain, DomainId domain, std::span<const TokenId> tokens,

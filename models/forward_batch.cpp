@@ -4,27 +4,29 @@
 
 namespace kvhive {
 
-void check_batch(const ForwardBatch& batch, const ModelConfig& config, const KvLayout& layout) {
+void check_batch(const ForwardBatch& batch, const ModelConfig& config, const LayerGroups& groups,
+                 const KvLayout& layout) {
   const std::size_t tokens = batch.tokens.size();
-  KvLayout expected = kv_layout(config, layout.block_size, layout.dtype);
+  const std::size_t count = groups.groups.count;
+  KvLayout expected = kv_layout(config, groups, layout.block_size, layout.dtype);
   expected.pages = layout.pages;
   KV_CHECK(layout == expected, layout.layers, layout.kv_heads, layout.head_size);
   KV_CHECK(batch.positions.size() == tokens, batch.positions.size(), tokens);
-  KV_CHECK(batch.slot_mapping.size() == tokens, batch.slot_mapping.size(), tokens);
+  KV_CHECK(batch.slot_mapping.size() == count * tokens, batch.slot_mapping.size(), count, tokens);
   KV_CHECK(batch.query_start.size() == batch.kv_len.size() + 1, batch.query_start.size(),
            batch.kv_len.size());
   KV_CHECK(std::size_t(batch.query_start.back()) == tokens, batch.query_start.back(), tokens);
-  KV_CHECK(batch.block_table.size() == batch.kv_len.size() * batch.max_blocks,
-           batch.block_table.size(), batch.kv_len.size(), batch.max_blocks);
+  KV_CHECK(batch.block_table.size() == count * batch.kv_len.size() * batch.max_blocks,
+           batch.block_table.size(), count, batch.kv_len.size(), batch.max_blocks);
   for (const TokenId token : batch.tokens)
     KV_CHECK(token >= 0 && token < config.vocab_size, token, config.vocab_size);
   for (const std::int32_t row : batch.logit_rows)
     KV_CHECK(row >= 0 && std::size_t(row) < tokens, row, tokens);
 }
 
-PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t layer) {
+PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t slot) {
   const std::size_t token_bytes = layout.head_size * bytes_of(layout.dtype);
-  std::byte* k = kv_base + layer * layout.layer_bytes();
+  std::byte* k = kv_base + slot * layout.layer_bytes();
   const auto block_stride = static_cast<std::int64_t>(layout.block_bytes());
   KvScales scales;
   if (layout.has_token_scales()) {

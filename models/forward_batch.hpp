@@ -8,27 +8,37 @@
 #include "base/ids.hpp"
 #include "config/kv_layout.hpp"
 #include "kernels/paged_kv.hpp"
+#include "models/layer_groups.hpp"
 #include "models/model_config.hpp"
 
 namespace kvhive {
 
 /// One step's work for a whole batch. Borrowed spans, alive during forward(). Alphabet as in
-/// kernels/paged_kv.hpp.
+/// kernels/paged_kv.hpp; N is the number of cache groups.
 struct ForwardBatch {
   std::span<const TokenId> tokens;             // [T]
   std::span<const std::int32_t> positions;     // [T]
   std::span<const std::int32_t> query_start;   // [B+1]
   std::span<const std::int32_t> kv_len;        // [B]
-  std::span<const BlockId> block_table;        // [B, M]
-  std::span<const std::int64_t> slot_mapping;  // [T]
+  std::span<const BlockId> block_table;        // [N, B, M]
+  std::span<const std::int64_t> slot_mapping;  // [N, T]
   std::span<const std::int32_t> logit_rows;    // rows of [0,T) whose logits are wanted
   std::int32_t max_blocks = 0;                 // M
+
+  std::span<const BlockId> table_of(GroupId group) const {
+    const std::size_t entries = kv_len.size() * static_cast<std::size_t>(max_blocks);
+    return block_table.subspan(group.value * entries, entries);
+  }
+  std::span<const std::int64_t> slots_of(GroupId group) const {
+    return slot_mapping.subspan(group.value * tokens.size(), tokens.size());
+  }
 };
 
 /// Ends the process if the batch contradicts itself, the model or the cache's layout.
-void check_batch(const ForwardBatch& batch, const ModelConfig& config, const KvLayout& layout);
+void check_batch(const ForwardBatch& batch, const ModelConfig& config, const LayerGroups& groups,
+                 const KvLayout& layout);
 
-/// One layer of an arena whose block 0 is at `kv_base`.
-PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t layer);
+/// One layer of a group's blocks (LayerPlace::slot), in an arena whose block 0 is at `kv_base`.
+PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t slot);
 
 }  // namespace kvhive

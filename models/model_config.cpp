@@ -7,7 +7,6 @@
 
 #include "base/check.hpp"
 #include "base/json_file.hpp"
-#include "kernels/paged_attention.hpp"
 
 namespace kvhive {
 namespace {
@@ -320,22 +319,6 @@ Expected<ModelConfig> load_model_config(const std::filesystem::path& directory) 
   if (!eos) return forward_error(eos);
   if (!eos->empty()) config->eos = std::move(*eos);
   return config;
-}
-
-KvLayout kv_layout(const ModelConfig& config, std::uint32_t block_size, Dtype dtype) {
-  KV_CHECK(block_size > 0);
-  return {.layers = static_cast<std::uint32_t>(config.layers),
-          .kv_heads = static_cast<std::uint32_t>(config.kv_heads),
-          .head_size = static_cast<std::uint32_t>(config.head_size),
-          .block_size = block_size,
-          .dtype = dtype};
-}
-
-KvLayout fastest_kv_layout(const ModelConfig& config, std::uint32_t block_size, Dtype dtype) {
-  KvLayout layout = kv_layout(config, block_size, dtype);
-  layout.pages =
-      fastest_page_layout(static_cast<std::int32_t>(block_size), config.head_size, dtype);
-  return layout;
 }
 
 }  // namespace kvhive

@@ -9,7 +9,6 @@
 #include "base/expected.hpp"
 #include "base/ids.hpp"
 #include "config/dtype.hpp"
-#include "config/kv_layout.hpp"
 #include "models/architecture.hpp"
 
 namespace kvhive {
@@ -62,11 +61,5 @@ struct ModelConfig {
 /// in Hugging Face's and vLLM's generation). A field that changes what the model computes, in a way
 /// that kvhive does not, is an error that names it.
 [[nodiscard]] Expected<ModelConfig> load_model_config(const std::filesystem::path& directory);
-
-/// The KV cache this model needs.
-KvLayout kv_layout(const ModelConfig& config, std::uint32_t block_size, Dtype dtype);
-
-/// The same with the page layout that this CPU's attention reads fastest.
-KvLayout fastest_kv_layout(const ModelConfig& config, std::uint32_t block_size, Dtype dtype);
 
 }  // namespace kvhive

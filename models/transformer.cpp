@@ -56,10 +56,12 @@ struct Transformer::State {
   Rope rope;
   AttentionBackend attention;
   Activations rows;
+  LayerGroups ungrouped = one_group(config);
+  LayerGroups grouped = group_layers(config);
 
   void embed(const ForwardBatch& batch);
   void attend(const ForwardBatch& batch, const LayerWeights& layer, const PagedKv& kv,
-              std::int32_t window);
+              GroupId group, std::int32_t window);
   void feed_forward(const LayerWeights& layer);
   void project(const ForwardBatch& batch, std::span<float> logits);
 };
@@ -73,7 +75,7 @@ void Transformer::State::embed(const ForwardBatch& batch) {
 }
 
 void Transformer::State::attend(const ForwardBatch& batch, const LayerWeights& layer,
-                                const PagedKv& kv, std::int32_t window) {
+                                const PagedKv& kv, GroupId group, std::int32_t window) {
   rms_norm(rows.hidden, layer.norm(LayerWeight::input_norm), config.rms_norm_eps, rows.normed);
   layer.product(LayerWeight::q).apply(rows.normed, rows.q);
   layer.product(LayerWeight::k).apply(rows.normed, rows.k);
@@ -87,12 +89,12 @@ void Transformer::State::attend(const ForwardBatch& batch, const LayerWeights& l
 
   attention.write({.k = rows.k.data(),
                    .v = rows.v.data(),
-                   .slot_mapping = batch.slot_mapping.data(),
+                   .slot_mapping = batch.slots_of(group).data(),
                    .kv = kv,
                    .T = static_cast<std::int32_t>(batch.tokens.size())});
   attention.attend({.q = rows.q.data(),
                     .kv = kv,
-                    .block_table = batch.block_table.data(),
+                    .block_table = batch.table_of(group).data(),
                     .query_start = batch.query_start.data(),
                     .kv_len = batch.kv_len.data(),
                     .out = rows.heads.data(),
@@ -154,14 +156,17 @@ const ModelConfig& Transformer::config() const { return state_->config; }
 void Transformer::forward(const ForwardBatch& batch, std::byte* kv_base, const KvLayout& layout,
                           std::span<float> logits) {
   auto& state = *state_;
-  check_batch(batch, state.config, layout);
+  const bool is_ungrouped = layout.layers == state.ungrouped.layers;
+  const LayerGroups& groups = is_ungrouped ? state.ungrouped : state.grouped;
+  check_batch(batch, state.config, groups, layout);
   KV_CHECK(logits.size() == batch.logit_rows.size() * state.config.vocab_size, logits.size(),
            batch.logit_rows.size());
   if (batch.tokens.empty()) return;
   state.rows.resize(state.config, batch.tokens.size(), batch.logit_rows.size());
   state.embed(batch);
   for (std::int32_t layer = 0; layer < state.config.layers; ++layer) {
-    state.attend(batch, state.weights.layers[layer], layer_view(kv_base, layout, layer),
+    const auto [group, slot] = groups.places[layer];
+    state.attend(batch, state.weights.layers[layer], layer_view(kv_base, layout, slot), group,
                  state.config.window_of(layer));
     state.feed_forward(state.weights.layers[layer]);
   }

@@ -42,7 +42,10 @@ class Transformer {
   static std::size_t step_bytes(const ModelConfig& config, std::size_t tokens,
                                 std::size_t logit_rows);
 
-  /// \param kv_base  block 0 of an arena with this `layout`, which must be the model's
+  /// \param kv_base  block 0 of an arena with this `layout`, which must be the model's: of all
+  /// layers,
+  ///                 or of the layers of a cache group (models/layer_groups.hpp). The batch has the
+  ///                 tables of as many groups
   /// \param logits   [logit_rows.size(), vocab], overwritten
   /// It cannot fail: the caller has checked all inputs. They are asserted here with KV_CHECK.
   void forward(const ForwardBatch& batch, std::byte* kv_base, const KvLayout& layout,

@@ -23,7 +23,27 @@ BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub, Er
     tiers_.push_back({FreeBlocks(memory, t), IdleOrder(memory, t)});
 }
 
-Prefix BlockPool::root(DomainId domain) { return {domain, kRootUid | domain.value, 0}; }
+Prefix BlockPool::root(DomainId domain, GroupId group, std::uint32_t depth) {
+  return {domain, root_uid(domain, group), depth, group};
+}
+
+/// Moves `end` behind a block with this uid.
+void BlockPool::advance(Prefix& end, std::uint64_t uid) const {
+  if (memory_.geometry().groups[end.group].kind == CacheKind::full) [[likely]]
+    end.uid = uid;
+  ++end.depth;
+}
+
+Prefix BlockPool::prefix_after(BlockId block) const {
+  KV_CHECK(references_.has(block), block.value);
+  const BlockView b = view(block);
+  return {b.domain(), b.uid(), b.depth() + 1, b.group()};
+}
+
+bool BlockPool::is_published(BlockId block) const {
+  const BlockWord word = view(block).word();
+  return references_.has(block) && word.is_ready() && word.is_held_by(self_);
+}
 
 // -- fork and copy on write -----------------------------------------------------------------------
 

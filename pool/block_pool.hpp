@@ -27,14 +27,17 @@
 
 namespace kvhive {
 
-/// The position after the first `depth` full blocks of a sequence. The identity of the next block
-/// is chained to it.
+/// The position after the first `depth` full blocks of a sequence in one cache group. The identity
+/// of the next block is chained to it.
 struct Prefix {
   DomainId domain{};
-  /// The uid of the last full block; the domain's root if there is none. Each block is compared
-  /// with its parent's uid, so an equal uid means that all content up to here is equal.
+  /// The uid of the last full block; the root of domain and group if there is none. Each block is
+  /// compared with its parent's uid, so an equal uid means that all content up to here is equal.
+  /// In a group that is not of full attention always the root: there each block has an extra key
+  /// that stands for what is before it (hashing/sequence_names.hpp).
   std::uint64_t uid = 0;
   std::uint32_t depth = 0;  ///< number of full blocks up to here
+  GroupId group{};
 };
 
 /// The blocks that match() found, in order. The process has one more reference to each of them. The
@@ -84,8 +87,9 @@ class BlockPool {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  /// The empty prefix of `domain`.
-  static Prefix root(DomainId domain);
+  /// The empty prefix of `domain` in a group. With `depth`: the prefix after so many blocks in a
+  /// group whose blocks are not chained.
+  static Prefix root(DomainId domain, GroupId group = {}, std::uint32_t depth = 0);
 
   /// Finds and pins the longest run of published blocks in `tier` that continues `from`. The blocks
   /// are pinned as they are found, so they cannot be evicted in between.
@@ -177,6 +181,11 @@ class BlockPool {
   /// How many blocks of the device tier each domain has, and may have.
   const Lanes& lanes() const { return lanes_; }
 
+  /// The prefix that ends with a published block of a group of full attention, which this process
+  /// holds.
+  Prefix prefix_after(BlockId block) const;
+  /// Whether this process holds the block and it is published.
+  bool is_published(BlockId block) const;
   /// The domain whose bytes are in the block.
   DomainId domain_of(BlockId block) const { return view(block).domain(); }
   std::uint32_t references(BlockId block) const { return references_.count(block); }
@@ -223,6 +232,8 @@ class BlockPool {
   void count_used(Tier tier, std::int64_t change) const {
     add_used(counters_->used[std::size_t(tier)], change);
   }
+
+  void advance(Prefix& end, std::uint64_t uid) const;
 
   // match
   bool holds(BlockId block, BlockView b, const Content& content) const;

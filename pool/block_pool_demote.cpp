@@ -16,7 +16,7 @@ void BlockPool::with_content(const Evicted& evicted, Use&& use) {
   const TokenRow row = memory_.tokens_of(evicted.block);
   const std::vector<TokenId> tokens = row.read(tokens_per_block());
   const ExtraKey extra = b.has_extra() != 0 ? row.extra_key() : kNoExtraKey;
-  use(Content{{evicted.domain, b.parent_uid(), b.depth()}, tokens, extra});
+  use(Content{{evicted.domain, b.parent_uid(), b.depth(), b.group()}, tokens, extra});
 }
 
 /// Selects from `evicted` the contents that are published in neither tier; they will be copied.
@@ -58,9 +58,10 @@ std::vector<Demotion> BlockPool::demote(std::span<const Evicted> evicted) {
     // The uid stays 0 until the bytes are copied. So no match finds the block before that, even if
     // its word gets corrupted to "ready".
     with_content(gone, [this, &from = gone, to = destination](const Content& content) {
-      write_content(
-          to, {from.name, 0, content.parent.uid, view(from.block).serial(), content.parent.depth},
-          content);
+      write_content(to,
+                    {from.name, 0, content.parent.uid, view(from.block).serial(),
+                     content.parent.depth, content.parent.group},
+                    content);
     });
     KV_KILL_POINT("demote.after_content");
   }

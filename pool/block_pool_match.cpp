@@ -82,8 +82,7 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
     if (block == kNullBlock) break;
     if (found.empty()) found.reserve(chain.size());
     found.push_back(block);
-    end.uid = view(block).uid();
-    ++end.depth;
+    advance(end, view(block).uid());
   }
   return {std::move(found), end};
 }

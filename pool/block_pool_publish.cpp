@@ -40,8 +40,8 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
     KV_KILL_POINT("publish.serials_drawn");
     const BlockId block = blocks[i];
     const BlockWord word = view(block).word();
-    const bool is_published = word.is_ready() && word.is_held_by(self_);
-    KV_CHECK(references_.has(block) && !is_published, block.value, word.bits);
+    const bool is_ours_and_ready = word.is_ready() && word.is_held_by(self_);
+    KV_CHECK(references_.has(block) && !is_ours_and_ready, block.value, word.bits);
 
     const Content content = contents.at(i, end);
     const std::uint64_t known = find_uid(chain[i], content);
@@ -52,12 +52,11 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
     const bool is_sound = is_publishable(block, word, end, serial);
     const std::uint64_t uid = known != 0 || !is_sound ? known : serial;
     if (is_sound) {
-      write_content(block, {chain[i], uid, end.uid, serial, end.depth}, content);
+      write_content(block, {chain[i], uid, end.uid, serial, end.depth, end.group}, content);
       KV_KILL_POINT("publish.before_ready");
       make_ready(block, word, chain[i]);
     }
-    end.uid = uid;
-    ++end.depth;
+    advance(end, uid);
   }
   bump((*counters_)["published_blocks"], blocks.size());
   KV_KILL_POINT("publish.counted");

@@ -34,6 +34,7 @@ struct BlockIdentity {
   std::uint64_t parent_uid = 0;
   std::uint64_t serial = 0;
   std::uint32_t depth = 0;  ///< blocks before it in its sequence
+  GroupId group{};
 };
 
 class BlockView {
@@ -97,7 +98,7 @@ class BlockView {
   std::uint32_t depth() const { return d_->depth.load(kRelaxed); }
   std::uint64_t stamp() const { return d_->stamp.load(kRelaxed); }
   DomainId domain() const { return {d_->domain.load(kRelaxed)}; }
-  std::uint8_t group() const { return d_->group.load(kRelaxed); }
+  GroupId group() const { return {d_->group.load(kRelaxed)}; }
   std::uint8_t has_extra() const { return d_->has_extra.load(kRelaxed); }
 
   /// A uid that content can have. 0 and kAnnounced mean that there is none; others are corrupt.
@@ -135,6 +136,7 @@ class BlockView {
     KV_KILL_POINT("content.before_serial");
     d_->serial.store(identity.serial, kRelaxed);
     d_->depth.store(identity.depth, kRelaxed);
+    d_->group.store(identity.group.value, kRelaxed);
     d_->has_extra.store(has_extra, kRelaxed);
     KV_KILL_POINT("content.has_extra");
   }

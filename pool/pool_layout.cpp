@@ -107,6 +107,7 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      std::size_t(kv.dtype),
                                      std::size_t(kv.pages),
                                      std::size_t(geometry.device),
+                                     std::size_t{geometry.groups.count},
                                      std::size_t{geometry.fingerprint}}) {
     for (const int shift : {0, 32}) {
       hash = (hash ^ static_cast<std::uint32_t>(number >> shift)) * 16777619u;

@@ -17,7 +17,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 8;
+inline constexpr std::uint32_t kFormatVersion = 9;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
 /// corrupt.
@@ -42,7 +42,8 @@ struct alignas(64) BlockDescriptor {
   /// that was published first. While the block is filling: kAnnounced if the name is already that
   /// of the new content, or 0 if it may still be that of the old content.
   std::atomic<std::uint64_t> uid;
-  /// Uid of the block before this one, or the domain's root.
+  /// Uid of the block before this one, or the root of domain and group: of a sequence's first
+  /// block, and of all blocks of a group whose blocks are found without those before them.
   std::atomic<std::uint64_t> parent_uid;
   /// Drawn at publication. A match finds, among blocks of equal content, the one with the lowest
   /// serial.
@@ -52,14 +53,17 @@ struct alignas(64) BlockDescriptor {
   /// from a dead process, so that a process that takes the block for another domain knows that it
   /// must zero the block.
   std::atomic<std::uint16_t> domain;
-  std::atomic<std::uint8_t> group;      ///< KV cache group; always 0 until there are hybrid models
+  std::atomic<std::uint8_t> group;      ///< a GroupId (config/cache_groups.hpp)
   std::atomic<std::uint8_t> has_extra;  ///< 1 = it has an extra key, which is in the tokens object
 };
 static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDescriptor>);
 
-/// The first block of a sequence has kRootUid | domain as its parent uid. Uids of contents are
-/// serials, which never reach this number.
+/// Parent uids from here on are roots. Uids of contents are serials, which never reach this number.
 inline constexpr std::uint64_t kRootUid = 1ull << 63;
+/// The parent uid of a sequence's first block.
+constexpr std::uint64_t root_uid(DomainId domain, GroupId group) {
+  return kRootUid | std::uint64_t{group.value} << 16 | domain.value;
+}
 /// Stands in place of a uid while the block's content is being computed (BlockDescriptor::uid).
 inline constexpr std::uint64_t kAnnounced = ~0ull;
 
@@ -251,6 +255,11 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
   visit("dtype", static_cast<std::uint64_t>(g.kv.dtype));
   visit("page layout", static_cast<std::uint64_t>(g.kv.pages));
   visit("fingerprint", g.fingerprint);
+  visit("number of cache groups", std::uint64_t{g.groups.count});
+  for (const CacheGroup& group : g.groups.group) {
+    visit("kind of a cache group", static_cast<std::uint64_t>(group.kind));
+    visit("span of a cache group", std::uint64_t{group.span});
+  }
   visit("kind of device", static_cast<std::uint64_t>(g.device));
   for (const BlockLimits& limits : g.limits) {
     visit("minimum of a domain", std::uint64_t{limits.min});

@@ -38,6 +38,24 @@ Expected<void> check_limits(const PoolGeometry& geometry) {
   return {};
 }
 
+Expected<void> check_groups(const CacheGroups& groups) {
+  if (groups.count < 1 || groups.count > kMostGroups)
+    return failure(Errc::bad_argument, "a pool has 1 to " + std::to_string(kMostGroups) +
+                                           " cache groups, got " + std::to_string(groups.count));
+  for (const CacheGroup& group : groups.all()) {
+    if (group.kind > CacheKind::chunked_local)
+      return failure(Errc::bad_argument, "a cache group's kind is " +
+                                             std::to_string(std::uint32_t(group.kind)) +
+                                             ", known are 0 (full) to 2 (chunked_local)");
+    if ((group.kind == CacheKind::full) != (group.span == 0))
+      return failure(Errc::bad_argument, "a cache group of kind " +
+                                             std::string(to_string(group.kind)) + " has span " +
+                                             std::to_string(group.span) +
+                                             "; it is 0 for full attention, and for no other");
+  }
+  return {};
+}
+
 Expected<void> check_geometry(const PoolGeometry& geometry) {
   if (geometry.device_blocks < 2)
     return failure(Errc::bad_argument,
@@ -53,6 +71,7 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
     return failure(Errc::bad_argument, "the pool's kind of device is " +
                                            std::to_string(std::uint32_t(geometry.device)) +
                                            ", known are 0 (cpu) and 1 (cuda)");
+  if (auto valid = check_groups(geometry.groups); !valid) return valid;
   if (auto valid = check_limits(geometry); !valid) return valid;
   if (geometry.tokens_per_block < 1 || geometry.tokens_per_block > 1024)
     return failure(Errc::bad_argument, "block_size must be 1..1024 tokens, got " +

@@ -38,6 +38,7 @@ struct GpuTransformer::State {
   State(Device& of, const ModelConfig& model, const std::byte* mapped, const GpuLimits& most)
       : device(of),
         config(model),
+        groups(one_group(model)),
         limits(most),
         weights(model),
         windows(windows_of(model)),
@@ -52,6 +53,7 @@ struct GpuTransformer::State {
 
   Device& device;
   ModelConfig config;
+  LayerGroups groups;
   GpuLimits limits;
   GpuWeights weights;  ///< offsets in the region of weights
   std::vector<std::int32_t> windows;
@@ -326,7 +328,7 @@ Expected<void> GpuTransformer::start(const ForwardBatch& batch,
                                      const KvLayout& layout, const BeforeLayer& before_layer) {
   State& state = *state_;
   KV_CHECK(!state.is_under_way);
-  check_batch(batch, state.config, layout);
+  check_batch(batch, state.config, state.groups, layout);
   check_limits(batch, choices, state.limits);
   StepInputs inputs(state.staging.data(), state.at(state.offsets.inputs),
                     state.offsets.input_bytes());

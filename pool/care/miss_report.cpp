@@ -5,6 +5,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "hashing/sequence_names.hpp"
 #include "pool/prefix_index.hpp"
 
 namespace kvhive {
@@ -18,7 +19,8 @@ class Explanation {
         tokens_(tokens),
         block_tokens_(memory.geometry().tokens_per_block),
         hasher_(memory.control().header.secret),
-        index_(memory.index(), memory.layout().index_buckets) {}
+        index_(memory.index(), memory.layout().index_buckets),
+        names_(memory.geometry().groups, domain, block_tokens_) {}
 
   MissReport run() {
     collect_blocks();
@@ -28,15 +30,35 @@ class Explanation {
     report_.has_forgotten = journal.has_forgotten();
     report_.matchable = tokens_.empty() ? 0 : (tokens_.size() - 1) / block_tokens_;
 
-    hasher_.extend(chain_, domain_, tokens_, block_tokens_);
-    parent_uid_ = kRootUid | domain_.value;
-    for (std::size_t i = 0; i < chain_.size(); ++i) report_.blocks.push_back(status_at(i));
+    names_.extend(hasher_, tokens_);
+    for (std::uint8_t g = 0; g < groups().count; ++g) explain_group(GroupId{g});
     search_other_domains();
-    count_reachable();
+    find_hit();
     return std::move(report_);
   }
 
  private:
+  const CacheGroups& groups() const { return memory_.geometry().groups; }
+  bool is_chained(GroupId group) const { return groups()[group].kind == CacheKind::full; }
+  std::size_t place(GroupId group, std::size_t i) const {
+    return group.value * names_.blocks() + i;
+  }
+  const BlockStatus& status(GroupId group, std::size_t i) const {
+    return report_.blocks[place(group, i)];
+  }
+
+  void explain_group(GroupId group) {
+    parent_uid_ = root_uid(domain_, group);
+    for (std::size_t i = 0; i < names_.blocks(); ++i) {
+      BlockStatus status = status_at(group, i);
+      status.group = group;
+      status.index = i;
+      report_.blocks.push_back(status);
+      if (!is_chained(group)) parent_uid_ = root_uid(domain_, group);
+    }
+    device_runs_.push_back(device_run(group));
+  }
+
   BlockView view(BlockId block) const { return memory_.block(block); }
 
   void collect_blocks() {
@@ -51,9 +73,13 @@ class Explanation {
     }
   }
 
-  bool holds(BlockId block, std::size_t i) const {
-    return memory_.tokens_of(block).holds(tokens_.subspan(i * block_tokens_, block_tokens_)) &&
-           view(block).has_extra() == 0;
+  /// Whether a block holds the prompt's i-th block, as named in `names`.
+  bool holds(BlockId block, const SequenceNames& names, GroupId group, std::size_t i) const {
+    const TokenRow row = memory_.tokens_of(block);
+    if (!row.holds(tokens_.subspan(i * block_tokens_, block_tokens_))) return false;
+    const auto extras = names.extras(group);
+    const ExtraKey extra = extras.empty() ? kNoExtraKey : extras[i];
+    return view(block).has_extra() == 0 ? is_none(extra) : row.extra_key() == extra;
   }
 
   bool is_hinted(Hash128 name, BlockId block) const {
@@ -66,15 +92,16 @@ class Explanation {
   }
 
   /// The first status, in the order of the enum, that applies to any block of this name.
-  BlockStatus status_at(std::size_t i) {
-    BlockStatus best = status_by_journal(chain_[i]);
+  BlockStatus status_at(GroupId group, std::size_t i) {
+    const Hash128 name = names_.names(group)[i];
+    BlockStatus best = status_by_journal(name);
     std::array<std::uint64_t, kTiers> serials{~0ull, ~0ull};
-    const auto [begin, end] = by_hash_.equal_range(chain_[i].low);
+    const auto [begin, end] = by_hash_.equal_range(name.low);
     const std::optional<std::uint64_t> parent = parent_uid_;
     parent_uid_.reset();
     for (auto candidate = begin; candidate != end; ++candidate) {
       const BlockId block = candidate->second;
-      const auto status = status_of(block, i, parent);
+      const auto status = status_of(block, group, i, parent);
       if (!status || *status > best.status) continue;
       if (*status < best.status) best = {.status = *status};
       const auto tier = std::size_t(memory_.tier_of(block));
@@ -86,26 +113,27 @@ class Explanation {
       if (*status == CacheStatus::present || *status == CacheStatus::unhinted)
         parent_uid_ = view(block).uid();
     }
-    note_demotion(chain_[i], best);
+    note_demotion(name, best);
     return best;
   }
 
   /// The status of one block that has the hash of the prompt's i-th block. Nothing if the block's
   /// name differs after all, or the block was taken while it was read.
-  std::optional<CacheStatus> status_of(BlockId block, std::size_t i,
+  std::optional<CacheStatus> status_of(BlockId block, GroupId group, std::size_t i,
                                        std::optional<std::uint64_t> parent) const {
+    const Hash128 name = names_.names(group)[i];
     const BlockView b = view(block);
     const BlockWord before = b.word();
-    if (b.name() != chain_[i]) return std::nullopt;
+    if (b.name() != name) return std::nullopt;
     if (before.state() == BlockState::filling)
       return b.uid() == kAnnounced ? std::optional(CacheStatus::computing) : std::nullopt;
     if (!before.is_ready()) return std::nullopt;
     CacheStatus status = CacheStatus::present;
-    if (!holds(block, i))
+    if (!holds(block, names_, group, i))
       status = CacheStatus::collision;
     else if (parent && b.parent_uid() != *parent)
       status = CacheStatus::orphaned;
-    else if (!is_hinted(chain_[i], block))
+    else if (!is_hinted(name, block))
       status = CacheStatus::unhinted;
     return b.word().generation() == before.generation() ? std::optional(status) : std::nullopt;
   }
@@ -139,36 +167,68 @@ class Explanation {
   void search_other_domains() {
     domains_.erase(domain_);
     for (const DomainId other : domains_) {
-      std::vector<Hash128> chain;
-      hasher_.extend(chain, other, tokens_, block_tokens_);
-      for (std::size_t i = 0; i < chain.size(); ++i) {
-        BlockStatus& status = report_.blocks[i];
-        if (status.status != CacheStatus::never_seen || !is_published(chain[i], i)) continue;
-        status.status = CacheStatus::other_domain;
-        status.domain = other;
+      SequenceNames names(groups(), other, block_tokens_);
+      names.extend(hasher_, tokens_);
+      for (BlockStatus& block : report_.blocks) {
+        if (block.status != CacheStatus::never_seen || !is_published(names, block)) continue;
+        block.status = CacheStatus::other_domain;
+        block.domain = other;
       }
     }
   }
 
-  /// Whether any published block has this name and the tokens of the prompt's i-th block.
-  bool is_published(Hash128 name, std::size_t i) const {
+  /// Whether any published block has the name and the content of one of the prompt's blocks.
+  bool is_published(const SequenceNames& names, const BlockStatus& block) const {
+    const Hash128 name = names.names(block.group)[block.index];
     const auto [begin, end] = by_hash_.equal_range(name.low);
     return std::any_of(begin, end, [&](const auto& candidate) {
       const BlockView b = view(candidate.second);
-      return b.word().is_ready() && b.name() == name && holds(candidate.second, i);
+      return b.word().is_ready() && b.name() == name &&
+             holds(candidate.second, names, block.group, block.index);
     });
   }
 
-  /// Counts the blocks that an engine's match takes: from the device tier first, and after the
-  /// first block that is missing there, from the host tier.
-  void count_reachable() {
-    const auto is_in = [&](std::size_t i, Tier tier) {
-      return i < std::min(report_.blocks.size(), report_.matchable) &&
-             report_.blocks[i].status == CacheStatus::present &&
-             report_.blocks[i].blocks[std::size_t(tier)] != kNullBlock;
+  /// The tier from which a match takes a block, if it finds it. In a group of full attention it
+  /// takes nothing from the device tier behind the first block that is missing there.
+  std::optional<Tier> tier_of(GroupId group, std::size_t i) const {
+    const BlockStatus& block = status(group, i);
+    if (block.status != CacheStatus::present) return std::nullopt;
+    const bool may_be_on_device = !is_chained(group) || i < device_runs_[group.value];
+    if (may_be_on_device && block.blocks[std::size_t(Tier::device)] != kNullBlock)
+      return Tier::device;
+    if (block.blocks[std::size_t(Tier::host)] != kNullBlock) return Tier::host;
+    return std::nullopt;
+  }
+
+  /// How many blocks from the start on the device tier has.
+  std::size_t device_run(GroupId group) const {
+    std::size_t end = 0;
+    const auto is_there = [&](const BlockStatus& block) {
+      return block.status == CacheStatus::present &&
+             block.blocks[std::size_t(Tier::device)] != kNullBlock;
     };
-    while (is_in(report_.on_device, Tier::device)) ++report_.on_device;
-    while (is_in(report_.computed_from(), Tier::host)) ++report_.on_host;
+    while (end < names_.blocks() && is_there(status(group, end))) ++end;
+    return end;
+  }
+
+  /// Where an engine would begin to compute, and which block keeps it from beginning later.
+  void find_hit() {
+    const std::size_t most = std::min(names_.blocks(), report_.matchable);
+    const std::size_t hit =
+        longest_hit(groups(), most, block_tokens_, [&](std::size_t g, std::size_t i) {
+          return tier_of(GroupId{static_cast<std::uint8_t>(g)}, i).has_value();
+        });
+    report_.computed_from = hit;
+    for (std::uint8_t g = 0; g < groups().count; ++g) {
+      const GroupId group{g};
+      for (std::size_t i = groups()[group].first_block(hit * block_tokens_, block_tokens_); i < hit;
+           ++i)
+        ++(tier_of(group, i) == Tier::device ? report_.on_device : report_.on_host);
+      const std::size_t next =
+          groups()[group].first_block((hit + 1) * block_tokens_, block_tokens_);
+      for (std::size_t i = next; i <= hit && hit < most && !report_.decisive; ++i)
+        if (!tier_of(group, i)) report_.decisive = place(group, i);
+    }
   }
 
   const PoolMemory& memory_;
@@ -178,10 +238,11 @@ class Explanation {
   BlockHasher hasher_;
   PrefixIndex index_;
   MissReport report_;
-  std::vector<Hash128> chain_;
+  SequenceNames names_;
   std::unordered_multimap<std::uint64_t, BlockId> by_hash_;
   std::unordered_map<std::uint64_t, DepartureRecord> departures_;
   std::set<DomainId> domains_;
+  std::vector<std::size_t> device_runs_;  ///< by group: blocks from the start on in the device tier
   /// The uid of the prompt's previous block, if that block is published and so are all blocks
   /// before it.
   std::optional<std::uint64_t> parent_uid_;

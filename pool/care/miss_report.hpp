@@ -3,6 +3,7 @@
 // also while other processes work. Needs the tokens object.
 
 #include <array>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,8 @@ std::string_view to_string(CacheStatus status);
 
 struct BlockStatus {
   CacheStatus status = CacheStatus::never_seen;
+  GroupId group{};
+  std::size_t index = 0;  ///< in the prompt
   /// By tier. present: the block that a match finds in this tier, or the null block. unhinted,
   /// computing, orphaned, collision: the block that has this status, in its tier.
   std::array<BlockId, kTiers> blocks{kNullBlock, kNullBlock};
@@ -40,14 +43,19 @@ struct BlockStatus {
 };
 
 struct MissReport {
-  std::vector<BlockStatus> blocks;  ///< one per full block of the prompt
-  std::size_t matchable = 0;   ///< blocks that a match may take; the last token is always computed
-  std::size_t on_device = 0;   ///< blocks that a match takes from the device tier, from the start
-  std::size_t on_host = 0;     ///< blocks that it then takes from the host tier
+  /// One per full block of the prompt and cache group: first all of group 0, then of group 1, ...
+  std::vector<BlockStatus> blocks;
+  std::size_t matchable = 0;  ///< blocks that a match may take; the last token is always computed
+  /// Index of the first block that an engine has to compute. What it reads before, all groups have.
+  std::size_t computed_from = 0;
+  std::size_t on_device = 0;   ///< blocks that a match takes from the device tier
+  std::size_t on_host = 0;     ///< blocks that it takes from the host tier
   bool has_forgotten = false;  ///< the journal has overwritten older records
 
-  /// Index of the first block that an engine has to compute.
-  std::size_t computed_from() const { return on_device + on_host; }
+  /// The block for whose sake no more is found: the first that is missing of those that would be
+  /// read if block computed_from were found, too. An index of `blocks`; nothing if all that is
+  /// matchable is found.
+  std::optional<std::size_t> decisive;
 };
 
 MissReport explain_miss(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens);

@@ -74,8 +74,11 @@ std::vector<std::string> Soundness::faults_now(BlockId block) {
   else if (serial < uid || serial >= get(memory_.control().next_serial))
     faults.push_back("has serial " + std::to_string(serial) +
                      ", which was not given out with uid " + std::to_string(uid));
-  if (b.group() != 0)
-    faults.push_back("is of group " + std::to_string(b.group()) + ", which does not exist");
+  const GroupId group = b.group();
+  if (group.value >= memory_.geometry().groups.count) {
+    faults.push_back("is of group " + std::to_string(group.value) + ", which does not exist");
+    return faults;
+  }
   if (b.has_extra() > 1) faults.push_back("neither has nor lacks an extra key");
   if (memory_.has_tokens() && b.has_extra() == 1 && is_none(memory_.tokens_of(block).extra_key()))
     faults.push_back("has an extra key that says nothing");
@@ -96,12 +99,20 @@ void Soundness::compare_with_parent(BlockId block, const Parent& parent,
   const std::uint64_t parent_uid = b.parent_uid();
   const std::uint16_t domain = b.domain().value;
   const std::uint32_t depth = b.depth();
-  if (parent_uid >= kRootUid && parent_uid != (kRootUid | domain))
+  const GroupId group = b.group();
+  const bool is_chained = memory_.geometry().groups[group].kind == CacheKind::full;
+  if (parent_uid >= kRootUid && parent_uid != root_uid(b.domain(), group))
     faults.push_back("starts from the root of no domain, " + std::to_string(parent_uid));
+  if (parent_uid < kRootUid && !is_chained)
+    faults.push_back("has a parent, which blocks of group " + std::to_string(group.value) +
+                     " do not have");
+  if (group != parent.group)
+    faults.push_back("is of group " + std::to_string(group.value) + ", its parent of " +
+                     std::to_string(parent.group.value));
   if (domain != parent.domain)
     faults.push_back("is in domain " + std::to_string(domain) + ", its parent in " +
                      std::to_string(parent.domain));
-  if (depth != parent.depth)
+  if (is_chained && depth != parent.depth)
     faults.push_back("is at depth " + std::to_string(depth) + ", not at " +
                      std::to_string(parent.depth) + ", after its parent");
   if (memory_.has_tokens() && !hash_fits(block, parent.name))
@@ -144,7 +155,8 @@ std::optional<Soundness::Parent> Soundness::parent_of(BlockView block,
                                                       std::uint64_t parent_uid) const {
   if (parent_uid >= kRootUid) {
     const DomainId domain = block.domain();
-    return Parent{hasher_.root(domain), 0, domain.value};
+    const GroupId group = block.group();
+    return Parent{hasher_.root(domain, group), 0, domain.value, group};
   }
   const BlockId found = block_with(parent_uid);
   if (found == kNullBlock) return std::nullopt;
@@ -152,7 +164,7 @@ std::optional<Soundness::Parent> Soundness::parent_of(BlockView block,
   Parent parent;
   std::uint64_t uid = 0;
   const bool is_stable = read_stably(p, [&] {
-    parent = {p.name(), p.depth() + 1, p.domain().value};
+    parent = {p.name(), p.depth() + 1, p.domain().value, p.group()};
     uid = p.uid();
   });
   if (!is_stable || uid != parent_uid) return std::nullopt;

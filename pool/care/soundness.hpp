@@ -41,6 +41,7 @@ class Soundness {
     Hash128 name;
     std::uint32_t depth = 0;  ///< the depth that its child must have
     std::uint16_t domain = 0;
+    GroupId group{};
   };
 
   std::vector<std::string> faults_now(BlockId block);

@@ -53,27 +53,37 @@ OracleRunner::TokenKv& OracleRunner::at(std::uint32_t block, std::size_t offset)
 
 Expected<std::vector<SampledToken>> OracleRunner::run(const StepPlan& plan) {
   written_.clear();
-  for (const ScheduledSequence& work : plan.work) check_table(work);
+  for (const ScheduledSequence& work : plan.work)
+    for (std::size_t g = 0; g < memory_.geometry().groups.count; ++g) check_table(work, g);
   for (const ScheduledSequence& work : plan.work) write(work);
   std::vector<SampledToken> sampled;
   for (const ScheduledSequence& work : plan.work) {
     if (!work.samples) continue;
-    const std::uint64_t past = read_back(work, work.start + work.tokens.size());
-    sampled.push_back({work.seq, {token_of(past), 0, {}}});
+    const std::size_t end = work.start + work.tokens.size();
+    sampled.push_back({work.seq, {token_of(read_back(work, end - 1, end)), 0, {}}});
   }
   return sampled;
 }
 
-/// This process holds every block. Blocks that the step writes are unpublished, held by no other
-/// process, and in no other sequence's table.
-void OracleRunner::check_table(const ScheduledSequence& work) {
+std::span<const BlockId> OracleRunner::table_of(const ScheduledSequence& work,
+                                                std::size_t group) const {
+  const std::size_t blocks = work.blocks.size() / memory_.geometry().groups.count;
+  return std::span(work.blocks).subspan(group * blocks, blocks);
+}
+
+/// This process holds every block that the step reads, and no block stands in other places. Blocks
+/// that the step writes are unpublished, held by no other process, and in no other table.
+void OracleRunner::check_table(const ScheduledSequence& work, std::size_t group) {
   const std::uint32_t size = memory_.geometry().tokens_per_block;
   const std::size_t end = work.start + work.tokens.size();
-  KV_CHECK(!work.tokens.empty() && work.blocks.size() == (end + size - 1) / size,
-           work.blocks.size(), end);
-  for (std::size_t i = 0; i < work.blocks.size(); ++i) {
-    const std::uint32_t block = work.blocks[i].value;
-    KV_CHECK(block != 0 && block < memory_.geometry().device_blocks, block);
+  const std::span<const BlockId> table = table_of(work, group);
+  KV_CHECK(!work.tokens.empty() && table.size() == (end + size - 1) / size, table.size(), end);
+  const std::size_t first = memory_.geometry().groups.group[group].first_block(work.start, size);
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const std::uint32_t block = table[i].value;
+    KV_CHECK((block == 0) == (i < first) && block < memory_.geometry().device_blocks, block, i,
+             first);
+    if (block == 0) continue;
     const BlockWord word{memory_.descriptors()[block].word.load()};
     KV_CHECK((word.holders() & holder_bit(slot_)) != 0, block, word.bits);
     if (i < work.start / size) continue;
@@ -85,26 +95,40 @@ void OracleRunner::check_table(const ScheduledSequence& work) {
 
 void OracleRunner::write(const ScheduledSequence& work) const {
   const std::uint32_t size = memory_.geometry().tokens_per_block;
-  std::uint64_t past = read_back(work, work.start);
+  std::uint64_t past = read_back(work, work.start, work.start);
   for (std::size_t i = 0; i < work.tokens.size(); ++i) {
     const std::size_t position = work.start + i;
-    at(work.blocks[position / size].value, position % size) = {
-        work.tokens[i], static_cast<std::uint32_t>(position), past};
+    for (std::size_t g = 0; g < memory_.geometry().groups.count; ++g)
+      at(table_of(work, g)[position / size].value, position % size) = {
+          work.tokens[i], static_cast<std::uint32_t>(position), past};
     past = extend(past, work.tokens[i], position);
   }
 }
 
-/// The hash of the sequence's first `tokens` tokens, computed from the arena alone. It is wrong if
-/// a token's bytes are not those that were written for it.
-std::uint64_t OracleRunner::read_back(const ScheduledSequence& work, std::size_t tokens) const {
+/// The hash of the sequence's first `tokens` tokens, computed from the arena alone, from what the
+/// token at position `query` sees. It is wrong if a token's bytes are not those that were written
+/// for it, or if groups disagree. Some group must see the token before.
+std::uint64_t OracleRunner::read_back(const ScheduledSequence& work, std::size_t query,
+                                      std::size_t tokens) const {
   const std::uint32_t size = memory_.geometry().tokens_per_block;
-  std::uint64_t past = kNoPast;
-  for (std::size_t i = 0; i < tokens; ++i) {
-    const TokenKv& kv = at(work.blocks[i / size].value, i % size);
-    const bool is_damaged = kv.past != past;
-    past = extend(past, kv.token, kv.position) + is_damaged;
+  if (tokens == 0) return kNoPast;
+  std::uint64_t agreed = 0;
+  std::size_t seen = 0, damaged = 0;
+  for (std::size_t g = 0; g < memory_.geometry().groups.count; ++g) {
+    const std::size_t first = memory_.geometry().groups.group[g].skipped_tokens(query);
+    if (first >= tokens) continue;
+    std::uint64_t past = kNoPast;
+    for (std::size_t i = first; i < tokens; ++i) {
+      const TokenKv& kv = at(table_of(work, g)[i / size].value, i % size);
+      if (i == first && first != 0) past = kv.past;
+      damaged += kv.past != past || kv.position != i;
+      past = extend(past, kv.token, kv.position);
+    }
+    damaged += seen++ != 0 && past != agreed;
+    agreed = past;
   }
-  return past;
+  KV_CHECK(seen != 0, query, tokens);
+  return agreed + damaged;
 }
 
 void check_swaps(const PoolMemory& memory, ProcessSlot slot, const StepPlan& plan) {

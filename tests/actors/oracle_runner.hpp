@@ -1,7 +1,8 @@
 #pragma once
 // A model that checks paging. The KV it writes for a token is the token, its position and a hash of
-// all tokens before it. Its next token is a hash of the whole sequence, read back through the block
-// table. Any mistake in paging, swapping, sharing or publishing changes the tokens.
+// all tokens before it, in each cache group. Its next token is a hash of the whole sequence, read
+// back through the block tables: in a group with a window, from the tokens in the window. Any
+// mistake in paging, swapping, sharing or publishing changes the tokens.
 
 #include <cstdint>
 #include <set>
@@ -43,9 +44,11 @@ class OracleRunner : public StepRunner {
     std::uint64_t past;  ///< hash of all tokens before this one
   };
   TokenKv& at(std::uint32_t block, std::size_t offset) const;
-  void check_table(const ScheduledSequence& work);
+  std::span<const BlockId> table_of(const ScheduledSequence& work, std::size_t group) const;
+  void check_table(const ScheduledSequence& work, std::size_t group);
   void write(const ScheduledSequence& work) const;
-  std::uint64_t read_back(const ScheduledSequence& work, std::size_t tokens) const;
+  std::uint64_t read_back(const ScheduledSequence& work, std::size_t query,
+                          std::size_t tokens) const;
 
   const PoolMemory& memory_;
   ProcessSlot slot_;

@@ -16,8 +16,11 @@ namespace kvhive::testing {
 
 /// A pool with 4 tokens and 64 bytes per block, as the oracle needs. `device_blocks` counts the
 /// null block, too.
-inline PoolMemory oracle_pool(std::uint32_t device_blocks, std::uint32_t host_blocks) {
-  return private_pool(small_geometry(device_blocks, host_blocks, 4, 2));
+inline PoolMemory oracle_pool(std::uint32_t device_blocks, std::uint32_t host_blocks,
+                              const CacheGroups& groups = {}) {
+  PoolGeometry geometry = small_geometry(device_blocks, host_blocks, 4, 2);
+  geometry.groups = groups;
+  return private_pool(geometry);
 }
 
 struct RingConfig {

@@ -23,16 +23,18 @@ constexpr std::uint32_t kEngines[] = {1, 2, 2, 4};
 
 class RandomRun {
  public:
-  RandomRun(std::uint64_t seed, Crew crew, const RingConfig& config)
+  RandomRun(std::uint64_t seed, Crew crew, const RingConfig& config, const CacheGroups& groups = {})
       : random_(seed),
         config_(config),
         death_is_due_(crew == Crew::two_engines_of_which_one_dies),
-        device_blocks_(between(5, 12)),
-        memory_(oracle_pool(device_blocks_ + 1, between(0, 3) == 0 ? 0 : between(2, 24))) {
+        device_blocks_(between(5, 12) * groups.count),
+        memory_(oracle_pool(device_blocks_ + 1, between(0, 3) == 0 ? 0 : between(2, 24), groups)) {
     SchedulerConfig& scheduler = config_.scheduler;
     scheduler.max_num_seqs = config_.block_manager.max_num_seqs = between(2, 8);
     scheduler.max_num_batched_tokens = between(scheduler.max_num_seqs, 40);
-    scheduler.max_model_len = device_blocks_ * kBlockTokens;
+    config_.block_manager.max_num_batched_tokens = scheduler.max_num_batched_tokens;
+    scheduler.max_model_len = static_cast<std::uint32_t>(groups.longest_sequence(
+        device_blocks_, scheduler.max_num_batched_tokens, kBlockTokens, 48));
     config_.block_manager.watermark = between(0, 3) == 0 ? 0.1 : 0;
     for (std::uint32_t i = 0; i < kEngines[std::size_t(crew)]; ++i) {
       engines_.push_back(std::make_unique<PlainRing>(memory_, ProcessSlot{i}, config_));
@@ -205,9 +207,10 @@ TEST_P(RingRandom, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
   RecordProperty("promoted", std::to_string(promoted));
 }
 
+constexpr const char* kCrews[] = {"One", "Two", "TwoWithADeath", "Four"};
+
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {
   const auto [mode, policy, prefix_caching, crew] = info.param;
-  constexpr const char* kCrews[] = {"One", "Two", "TwoWithADeath", "Four"};
   return std::string(mode == PreemptionMode::swap ? "Swap" : "Recompute") +
          (policy == SchedulingPolicy::fcfs ? "Fcfs" : "Priority") +
          (prefix_caching ? "Cached" : "Uncached") + kCrews[static_cast<std::size_t>(crew)];
@@ -221,6 +224,77 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(Crew::one_engine, Crew::two_engines,
                                          Crew::two_engines_of_which_one_dies, Crew::four_engines)),
     name_of);
+
+// -- several cache groups -------------------------------------------------------------------------
+
+constexpr CacheGroup kFull{};
+constexpr CacheGroup window(std::uint32_t span) { return {CacheKind::sliding_window, span}; }
+constexpr CacheGroup chunks(std::uint32_t span) { return {CacheKind::chunked_local, span}; }
+
+CacheGroups groups_of(std::initializer_list<CacheGroup> list) {
+  CacheGroups groups;
+  groups.count = 0;
+  for (const CacheGroup& group : list) groups.group[groups.count++] = group;
+  return groups;
+}
+
+struct Mix {
+  const char* name;
+  CacheGroups groups;
+};
+/// Spans of less than a block, of whole blocks, and others; the oracle must see the token before in
+/// one of the groups.
+const Mix kMixes[] = {{"Window", groups_of({window(6)})},
+                      {"WindowOfBlocks", groups_of({window(9)})},
+                      {"SmallWindow", groups_of({window(2)})},
+                      {"FullAndWindow", groups_of({kFull, window(7)})},
+                      {"TwoWindowsAndFull", groups_of({window(5), window(12), kFull})},
+                      {"FullAndChunks", groups_of({kFull, chunks(8)})},
+                      {"OddChunksAndWindow", groups_of({chunks(10), window(6)})},
+                      {"TwoFull", groups_of({kFull, kFull})}};
+
+using MixCase = std::tuple<std::size_t, PreemptionMode, bool, Crew>;
+
+class RingRandomGroups : public ::testing::TestWithParam<MixCase> {};
+
+TEST_P(RingRandomGroups, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
+  const auto [mix, mode, prefix_caching, crew] = GetParam();
+  RingConfig config;
+  config.block_manager.preemption = mode;
+  config.block_manager.prefix_caching = prefix_caching;
+  std::uint64_t preempted = 0, hits = 0, demoted = 0, promoted = 0;
+  for (std::uint64_t seed = 1; seed <= kSeedsEach; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RandomRun run(seed, crew, config, kMixes[mix].groups);
+    run.run();
+    if (HasFatalFailure()) return;
+    run.judge();
+    if (HasFatalFailure()) return;
+    preempted += run.sum("preemptions_recompute") + run.sum("preemptions_swap");
+    hits += run.sum("hit_blocks");
+    demoted += run.sum("demoted_blocks");
+    promoted += run.sum("promoted_blocks");
+  }
+  EXPECT_GT(preempted, 20u);
+  EXPECT_EQ(hits > 20, prefix_caching) << hits;
+  EXPECT_EQ(demoted > 20, prefix_caching) << demoted;
+  EXPECT_EQ(promoted > 5, prefix_caching) << promoted;
+}
+
+std::string name_of_mix(const ::testing::TestParamInfo<MixCase>& info) {
+  const auto [mix, mode, prefix_caching, crew] = info.param;
+  return std::string(kMixes[mix].name) + (mode == PreemptionMode::swap ? "Swap" : "Recompute") +
+         (prefix_caching ? "Cached" : "Uncached") + kCrews[static_cast<std::size_t>(crew)];
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RingRandomGroups,
+    ::testing::Combine(::testing::Range<std::size_t>(0, std::size(kMixes)),
+                       ::testing::Values(PreemptionMode::recompute, PreemptionMode::swap),
+                       ::testing::Values(true, false),
+                       ::testing::Values(Crew::one_engine, Crew::two_engines_of_which_one_dies,
+                                         Crew::four_engines)),
+    name_of_mix);
 
 }  // namespace
 }  // namespace kvhive::testing

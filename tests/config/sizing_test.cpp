@@ -20,7 +20,7 @@ MemoryFigures large() { return {64 * kGiB, 60 * kGiB, 0, 0}; }
 
 Expected<PoolSize> size(const Options& options, const MemoryFigures& memory = large(),
                         DeviceKind device = DeviceKind::cpu) {
-  return size_pool(options, device, kLayout, memory, kPositions);
+  return size_pool(options, device, kLayout, {}, memory, kPositions);
 }
 
 TEST(Sizing, ABlockHoldsKAndVOfAllLayers) {
@@ -28,11 +28,14 @@ TEST(Sizing, ABlockHoldsKAndVOfAllLayers) {
   Options options;
   options.kv_cache_memory_bytes = 4 * kGiB;
   KvLayout layout = kLayout;
-  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, large(), kPositions)->device_blocks, 2048u);
+  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, {}, large(), kPositions)->device_blocks,
+            2048u);
   layout.layers = 16;
-  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, large(), kPositions)->device_blocks, 4096u);
+  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, {}, large(), kPositions)->device_blocks,
+            4096u);
   layout.dtype = Dtype::f32;
-  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, large(), kPositions)->device_blocks, 2048u);
+  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, {}, large(), kPositions)->device_blocks,
+            2048u);
 }
 
 TEST(Sizing, BytesThatMakeNoWholeBlockAreNotUsed) {

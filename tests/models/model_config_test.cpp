@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "models/layer_groups.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace kvhive {
@@ -54,7 +55,7 @@ TEST(ModelConfig, ReadsLlama) {
 }
 
 TEST(ModelConfig, LayoutIsTheModels) {
-  const auto layout = kv_layout(*load(llama()), 16, Dtype::f16);
+  const auto layout = kv_layout(*load(llama()), one_group(*load(llama())), 16, Dtype::f16);
   EXPECT_EQ(layout, (KvLayout{2, 2, 8, 16, Dtype::f16}));
 }
 

@@ -23,14 +23,16 @@ PagedRunner::PagedRunner(Transformer& model, Dtype kv_dtype, std::uint32_t block
                          std::uint32_t blocks, std::uint32_t seed)
     : PagedRunner(
           model.config(),
-          on_cpu(model, kv_layout(model.config(), block_size, kv_dtype).block_bytes() * blocks),
+          on_cpu(model, kv_layout(model.config(), one_group(model.config()), block_size, kv_dtype)
+                                .block_bytes() *
+                            blocks),
           kv_dtype, block_size, blocks, seed) {}
 
 PagedRunner::PagedRunner(const ModelConfig& config, Forward forward, Dtype kv_dtype,
                          std::uint32_t block_size, std::uint32_t blocks, std::uint32_t seed)
     : vocab_(config.vocab_size),
       forward_(std::move(forward)),
-      layout_(kv_layout(config, block_size, kv_dtype)) {
+      layout_(kv_layout(config, one_group(config), block_size, kv_dtype)) {
   for (std::uint32_t i = 0; i < blocks; ++i) free_.push_back(BlockId{i});
   std::mt19937 random(seed);
   std::shuffle(free_.begin(), free_.end(), random);

@@ -102,7 +102,7 @@ TEST(Transformer, WritesOnlyTheWantedRowsOfLogits) {
   PagedRunner runner(model, Dtype::f32, 8, 16, 1);
   const auto all = runner.run_chunked(0, golden.tokens, {golden.tokens.size()});
 
-  const auto layout = kv_layout(model.config(), 64, Dtype::f32);
+  const auto layout = kv_layout(model.config(), one_group(model.config()), 64, Dtype::f32);
   std::vector<std::byte> arena(layout.block_bytes());
   const auto count = static_cast<std::int32_t>(golden.tokens.size());
   std::vector<std::int32_t> positions(count);
@@ -120,7 +120,7 @@ TEST(Transformer, WritesOnlyTheWantedRowsOfLogits) {
 
 TEST(Transformer, TakesAnEmptyBatch) {
   auto model = Transformer::load(kGolden / "llama2").value();
-  const auto layout = kv_layout(model.config(), 8, Dtype::f32);
+  const auto layout = kv_layout(model.config(), one_group(model.config()), 8, Dtype::f32);
   const std::vector<std::int32_t> query_start{0};
   ForwardBatch batch;
   batch.query_start = query_start;

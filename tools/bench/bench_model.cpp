@@ -233,7 +233,7 @@ class Steps {
  public:
   Steps(Transformer& model, const Sizes& sizes)
       : model_(model),
-        layout_(fastest_kv_layout(model.config(), 16, Dtype::bf16)),
+        layout_(fastest_kv_layout(model.config(), one_group(model.config()), 16, Dtype::bf16)),
         blocks_(std::max(sizes.prompt, sizes.depth) / 16 + 1),
         arena_(layout_.block_bytes() * blocks_),
         logits_(model.config().vocab_size) {

@@ -37,26 +37,34 @@ class Account {
                     .count()) {}
 
   std::string text() const {
-    Table table({"blocks", "tokens", "verdict"});
+    const bool has_groups = memory_.geometry().groups.count > 1;
+    Table table(has_groups ? std::vector<std::string>{"group", "blocks", "tokens", "verdict"}
+                           : std::vector<std::string>{"blocks", "tokens", "verdict"});
+    const auto add = [&](const std::string& group, std::vector<std::string> cells) {
+      if (has_groups) cells.insert(cells.begin(), group);
+      table.add(cells);
+    };
     for (std::size_t first = 0; first < report_.blocks.size();) {
       std::size_t end = first + 1;
       while (end < report_.blocks.size() && is_same(first, end)) ++end;
-      table.add({range(first, end), range(first * block_tokens_, end * block_tokens_),
-                 status_text(first, end)});
+      const std::size_t begin = at(first).index, behind = begin + end - first;
+      add(std::to_string(at(first).group.value),
+          {range(begin, behind), range(begin * block_tokens_, behind * block_tokens_),
+           status_text(first, end)});
       first = end;
     }
     if (const std::size_t rest = tokens_ % block_tokens_; rest != 0)
-      table.add({"-", range(tokens_ - rest, tokens_),
-                 "not a full block, and only full blocks are cached"});
+      add("-", {"-", range(tokens_ - rest, tokens_),
+                "not a full block, and only full blocks are cached"});
     return table.text() + "\n" + reason() + "\n";
   }
 
   Json json() const {
     Json json = {{"tokens", tokens_},
                  {"block_size", block_tokens_},
-                 {"cached_blocks", report_.computed_from()},
-                 {"computed_from_block", report_.computed_from()},
-                 {"computed_from_token", report_.computed_from() * block_tokens_},
+                 {"cached_blocks", report_.computed_from},
+                 {"computed_from_block", report_.computed_from},
+                 {"computed_from_token", report_.computed_from * block_tokens_},
                  {"journal_is_complete", !report_.has_forgotten},
                  {"reason", reason()}};
     json["blocks"] = Json::array();
@@ -77,9 +85,10 @@ class Account {
     const auto tiers = [this](std::size_t i) {
       return (at(i).blocks[0] != kNullBlock ? 1 : 0) + (at(i).blocks[1] != kNullBlock ? 2 : 0);
     };
-    return at(a).status == at(b).status && tiers(a) == tiers(b) && at(a).holders == at(b).holders &&
-           at(a).slot == at(b).slot && at(a).domain == at(b).domain &&
-           at(a).was_demoted == at(b).was_demoted && engine(at(a)) == engine(at(b));
+    return at(a).group == at(b).group && at(a).status == at(b).status && tiers(a) == tiers(b) &&
+           at(a).holders == at(b).holders && at(a).slot == at(b).slot &&
+           at(a).domain == at(b).domain && at(a).was_demoted == at(b).was_demoted &&
+           engine(at(a)) == engine(at(b));
   }
 
   std::string status_text(std::size_t first, std::size_t end) const {
@@ -113,16 +122,21 @@ class Account {
 
   /// One sentence on why generation computes from where it does.
   std::string reason() const {
-    const std::size_t from = report_.computed_from();
+    const std::size_t from = report_.computed_from;
     const std::string start = "Generation computes from block " + std::to_string(from) +
                               " (token " + std::to_string(from * block_tokens_) + ") on, because ";
     if (report_.matchable == 0)
       return start + "a prompt of " + std::to_string(tokens_) + " tokens has no full block of " +
              std::to_string(block_tokens_) + " before its last token.";
-    if (from == report_.matchable)
+    if (!report_.decisive)
       return start + "everything before is cached and the last token is always computed.";
-    const BlockStatus& v = at(from);
-    const std::string block = "block " + std::to_string(from);
+    const std::size_t place = *report_.decisive;
+    const BlockStatus& v = at(place);
+    const CacheGroups& groups = memory_.geometry().groups;
+    const std::string block = "block " + std::to_string(v.index) +
+                              (groups.count > 1 ? " of group " + std::to_string(v.group.value) +
+                                                      " (" + to_string(groups[v.group]) + ")"
+                                                : "");
     switch (v.status) {
       case CacheStatus::present:
         return start + block + " is on the device only, behind blocks that are on the host only.";
@@ -134,7 +148,7 @@ class Account {
       case CacheStatus::collision:
         return start + "the only block with the hash of " + block + " holds other tokens.";
       case CacheStatus::evicted:
-        return start + block + " was evicted " + ages(from, from + 1) + " ago by " + engine(v) +
+        return start + block + " was evicted " + ages(place, place + 1) + " ago by " + engine(v) +
                ".";
       case CacheStatus::retired: return start + block + " was found damaged and retired.";
       case CacheStatus::dropped:
@@ -216,7 +230,7 @@ class Account {
 
   Json to_json(std::size_t i) const {
     const BlockStatus& v = at(i);
-    Json json = {{"block", i}, {"verdict", to_string(v.status)}};
+    Json json = {{"block", v.index}, {"group", v.group.value}, {"verdict", to_string(v.status)}};
     for (const Tier tier : {Tier::device, Tier::host})
       if (const BlockId id = v.blocks[std::size_t(tier)]; id != kNullBlock)
         json[std::string(to_string(tier)) + "_block"] = id.value;

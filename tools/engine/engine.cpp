@@ -48,7 +48,9 @@ struct LongestRequest {
 LongestRequest longest_request(const Options& options, const ModelConfig& config,
                                const PoolGeometry& geometry) {
   const auto positions = static_cast<std::uint32_t>(config.max_position_embeddings);
-  const std::uint32_t held = (geometry.device_blocks - 1) * geometry.tokens_per_block;
+  const auto held = static_cast<std::uint32_t>(geometry.groups.longest_sequence(
+      geometry.device_blocks - 1, options.max_num_batched_tokens, geometry.tokens_per_block,
+      std::max(positions, options.max_model_len)));
   const std::uint32_t tokens =
       options.max_model_len != 0 ? options.max_model_len : std::min(positions, held);
   const LengthBound bound = tokens == positions ? LengthBound::model
@@ -116,6 +118,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   hello.geometry.device = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
   hello.geometry.kv = kv_layout(options, hello.geometry.device, config);
   hello.geometry.fingerprint = *fingerprint;
+  hello.geometry.groups = layer_groups(hello.geometry.device, config).groups;
   if (is_on_gpu) hello.gpu = FixedText<64>(device->facts().uuid);
   hello.model = FixedText<512>(model_name(options));
   hello.layout_hash = layout_hash({});
@@ -205,7 +208,7 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
                      },
                      options.max_queued_tokens};
   parts.block_manager = {options.enable_prefix_caching, options.preemption_mode, options.watermark,
-                         options.max_num_seqs};
+                         options.max_num_seqs, options.max_num_batched_tokens};
   parts.swapper = std::move(computing.swapper);
   parts.runner = std::move(computing.runner);
   const PromptLimits prompt{longest.tokens * longest_token_bytes(tokenizer_), longest.tokens,

@@ -95,20 +95,16 @@ Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, const Doma
     return forward_error(possible);
   fill_in(options, pool.model);
   const MemoryFigures host = host_memory(pool.model);
-  auto size = size_pool(options.asked, pool.model.device, pool.model.layout,
+  auto size = size_pool(options.asked, pool.model.device, pool.model.layout, pool.model.groups,
                         device_memory(pool.model, host), pool.model.positions);
   if (!size) return forward_error(size);
   pool.size = *size;
   options.max_model_len = size->max_model_len;
   auto limits = domains.block_limits(size->device_blocks - 1);  // without the null block
   if (!limits) return forward_error(limits);
-  pool.geometry = {size->device_blocks,
-                   size->host_blocks,
-                   options.asked.block_size,
-                   pool.model.layout,
-                   pool.model.fingerprint,
-                   pool.model.device,
-                   *limits};
+  pool.geometry = {
+      size->device_blocks,    size->host_blocks, options.asked.block_size, pool.model.layout,
+      pool.model.fingerprint, pool.model.groups, pool.model.device,        *limits};
   const PoolLayout layout(pool.geometry);
   if (auto fits = check_host_room(pool, layout, host, options.asked); !fits)
     return forward_error(fits);

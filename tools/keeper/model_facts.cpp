@@ -38,6 +38,14 @@ Expected<std::optional<ModelFacts>> describe_model(const Options& options, int s
   const auto& kv = facts.at("kv");
   model.layout = {kv.at("layers"),    kv.at("kv_heads"),     kv.at("head_size"),
                   options.block_size, Dtype(kv.at("dtype")), PageLayout(kv.at("pages"))};
+  const auto& groups = facts.at("groups");
+  if (groups.empty() || groups.size() > kMostGroups)
+    return failure(Errc::bad_format, "kvhive-engine --describe names " +
+                                         std::to_string(groups.size()) +
+                                         " cache groups; use programs of the same build");
+  model.groups.count = static_cast<std::uint32_t>(groups.size());
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    model.groups.group[g] = {CacheKind(groups[g].at(0)), groups[g].at(1)};
   return std::optional<ModelFacts>(std::move(model));
 }
 

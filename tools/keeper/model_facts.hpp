@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/expected.hpp"
+#include "config/cache_groups.hpp"
 #include "config/kv_layout.hpp"
 #include "config/options.hpp"
 #include "config/pool_geometry.hpp"
@@ -18,6 +19,7 @@ struct ModelFacts {
   std::string name;
   std::uint64_t fingerprint = 0;
   KvLayout layout;
+  CacheGroups groups;
   std::uint32_t positions = 0;
   std::size_t weight_bytes = 0;
   std::size_t engine_peak = 0;          ///< bytes, as the profile run measured, or about

@@ -97,7 +97,7 @@ class GpuRunnerTest : public ::testing::Test {
                   kBlockSize,
                   kDeviceBlocks};
   FakeDevice& device_ = model_.device();
-  KvLayout kv_ = kv_layout(model_.config(), kBlockSize, Dtype::bf16);
+  KvLayout kv_ = kv_layout(model_.config(), one_group(model_.config()), kBlockSize, Dtype::bf16);
   PoolMemory memory_ = private_pool([this] {
     PoolGeometry geometry = small_geometry(kDeviceBlocks, kHostBlocks, kBlockSize);
     geometry.kv = kv_;

@@ -37,7 +37,7 @@ GpuModel::GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dty
 }
 
 PagedRunner GpuModel::runner(std::uint32_t seed) {
-  const KvLayout layout = kv_layout(config_, block_size_, kv_dtype_);
+  const KvLayout layout = kv_layout(config_, one_group(config_), block_size_, kv_dtype_);
   const std::size_t bytes = layout.block_bytes() * blocks_;
   arena_ = taken(DeviceBuffer::allocate(device_, bytes));
   taken(device_.fill(arena_.data(), std::byte{0xFF}, bytes, transformer_->stream().handle()));

@@ -154,7 +154,7 @@ TEST(GpuTransformer, SamplesTheWantedRows) {
                  {.likeliest = 3},
                  {.seed = 6, .position = 9, .temperature = 2, .top_k = 20, .likeliest = 5}};
   const Prompt prompt(read_golden("llama3").tokens);
-  const auto layout = kv_layout(gpu.config(), kBlockSize, Dtype::bf16);
+  const auto layout = kv_layout(gpu.config(), one_group(gpu.config()), kBlockSize, Dtype::bf16);
   const auto logits = gpu.forward(prompt.batch(), layout).value();
   const std::size_t vocab = gpu.config().vocab_size;
   EXPECT_TRUE(std::equal(logits.begin(), logits.begin() + vocab, logits.begin() + 2 * vocab));
@@ -178,7 +178,7 @@ TEST(GpuTransformer, SamplesTheWantedRows) {
 TEST(GpuTransformer, TakesStepsWithoutTokensAndWithoutLogits) {
   GpuModel gpu(kGolden / "llama2", kSmall, Dtype::f32, kBlockSize, kBlocks);
   (void)gpu.runner(1);
-  const auto layout = kv_layout(gpu.config(), kBlockSize, Dtype::f32);
+  const auto layout = kv_layout(gpu.config(), one_group(gpu.config()), kBlockSize, Dtype::f32);
   Prompt prompt(read_golden("llama2").tokens);
   const auto all = gpu.forward(prompt.batch(), layout).value();
   prompt.rows.clear();
@@ -204,7 +204,7 @@ TEST(GpuTransformer, AStepAllocatesNothingAndWaitsOnlyWhenAsked) {
   GpuModel gpu(kGolden / "mistral", kSmall, Dtype::f16, kBlockSize, kBlocks);
   auto runner = gpu.runner(1);
   const Prompt prompt(read_golden("mistral").tokens);
-  const auto layout = kv_layout(gpu.config(), kBlockSize, Dtype::f16);
+  const auto layout = kv_layout(gpu.config(), one_group(gpu.config()), kBlockSize, Dtype::f16);
   ASSERT_TRUE(gpu.forward(prompt.batch(), layout));
   std::set<std::string> names;
   gpu.device().set_faults(
@@ -223,7 +223,7 @@ TEST(GpuTransformer, ReportsAFailedStepAndRunsTheNext) {
   GpuModel gpu(kGolden / "llama3", kSmall, Dtype::bf16, kBlockSize, kBlocks);
   (void)gpu.runner(1);
   const Prompt prompt(read_golden("llama3").tokens);
-  const auto layout = kv_layout(gpu.config(), kBlockSize, Dtype::bf16);
+  const auto layout = kv_layout(gpu.config(), one_group(gpu.config()), kBlockSize, Dtype::bf16);
   std::uint64_t before = gpu.device().calls();
   const auto want = gpu.forward(prompt.batch(), layout).value();
   const std::uint64_t calls = gpu.device().calls() - before;
@@ -244,14 +244,14 @@ TEST(GpuTransformer, ALostDeviceIsReportedAsDeviceLost) {
     GpuModel gpu(kGolden / "llama3", kSmall, Dtype::bf16, kBlockSize, kBlocks);
     (void)gpu.runner(1);
     calls = gpu.device().calls(), works = gpu.device().works();
-    const auto layout = kv_layout(gpu.config(), kBlockSize, Dtype::bf16);
+    const auto layout = kv_layout(gpu.config(), one_group(gpu.config()), kBlockSize, Dtype::bf16);
     ASSERT_TRUE(gpu.forward(prompt.batch(), layout));
     calls = gpu.device().calls() - calls, works = gpu.device().works() - works;
   }
   const auto lose = [&](bool by_work, std::uint64_t number) {
     GpuModel gpu(kGolden / "llama3", kSmall, Dtype::bf16, kBlockSize, kBlocks);
     (void)gpu.runner(1);
-    const auto layout = kv_layout(gpu.config(), kBlockSize, Dtype::bf16);
+    const auto layout = kv_layout(gpu.config(), one_group(gpu.config()), kBlockSize, Dtype::bf16);
     if (by_work)
       gpu.device().set_faults({.work = gpu.device().works() + number});
     else
@@ -269,7 +269,7 @@ TEST(GpuTransformer, ReportsUnsupportedKernelsUnlessTheDeviceIsLost) {
   GpuModel gpu(kGolden / "llama3", kSmall, Dtype::bf16, kBlockSize, kBlocks);
   (void)gpu.runner(1);
   const Prompt prompt(read_golden("llama3").tokens);
-  auto layout = kv_layout(gpu.config(), kBlockSize, Dtype::bf16);
+  auto layout = kv_layout(gpu.config(), one_group(gpu.config()), kBlockSize, Dtype::bf16);
   const auto want = gpu.forward(prompt.batch(), layout).value();
   layout.pages = PageLayout::packed;
   const auto refused = gpu.forward(prompt.batch(), layout);

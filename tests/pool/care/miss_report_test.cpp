@@ -44,7 +44,7 @@ TEST_F(WhyMissed, SaysWhereBlocksAreAndWhichProcessesHoldThem) {
   EXPECT_EQ(report.blocks[1].blocks[1], kNullBlock);
   EXPECT_EQ(report.blocks[1].holders, 1u << 2);
   EXPECT_EQ(report.matchable, 3u);
-  EXPECT_EQ(report.computed_from(), 3u);
+  EXPECT_EQ(report.computed_from, 3u);
   pool.release(request.blocks);
   EXPECT_EQ(ask(prompt).blocks[1].holders, 0u);
 }
@@ -55,7 +55,7 @@ TEST_F(WhyMissed, TheLastTokenIsAlwaysComputed) {
   const MissReport report = ask(prompt);
   EXPECT_EQ(report.blocks.size(), 3u);
   EXPECT_EQ(report.matchable, 2u);
-  EXPECT_EQ(report.computed_from(), 2u);
+  EXPECT_EQ(report.computed_from, 2u);
   EXPECT_EQ(ask(Prompt(pool, {})).matchable, 0u);
 }
 
@@ -69,7 +69,7 @@ TEST_F(WhyMissed, TellsEvictedFromNeverSeen) {
               ElementsAre(CacheStatus::present, CacheStatus::present, CacheStatus::evicted));
   EXPECT_EQ(report.blocks[2].slot, 2u);
   EXPECT_GT(report.blocks[2].unix_ms, 0);
-  EXPECT_EQ(report.computed_from(), 2u);
+  EXPECT_EQ(report.computed_from, 2u);
   EXPECT_FALSE(report.has_forgotten);
 }
 
@@ -99,7 +99,7 @@ TEST_F(WhyMissed, FindsThePromptInAnotherDomain) {
   EXPECT_EQ(report.blocks[0].status, CacheStatus::other_domain);
   EXPECT_EQ(report.blocks[1].domain, DomainId{4});
   EXPECT_EQ(report.blocks[2].status, CacheStatus::never_seen);
-  EXPECT_EQ(report.computed_from(), 0u);
+  EXPECT_EQ(report.computed_from, 0u);
 }
 
 TEST_F(WhyMissed, SaysThatACollisionIsRefused) {
@@ -124,7 +124,7 @@ TEST_F(WhyMissed, SeesBlocksCutOffFromTheirParents) {
   EXPECT_EQ(match_all(other, prompt).blocks.size(), 1u);
   EXPECT_THAT(verdicts(prompt),
               ElementsAre(CacheStatus::present, CacheStatus::orphaned, CacheStatus::present));
-  EXPECT_EQ(ask(prompt).computed_from(), 1u);
+  EXPECT_EQ(ask(prompt).computed_from, 1u);
 }
 
 TEST_F(WhyMissed, SeesThatTheIndexHasLostABlock) {
@@ -133,7 +133,7 @@ TEST_F(WhyMissed, SeesThatTheIndexHasLostABlock) {
   PrefixIndex(memory.index(), memory.layout().index_buckets).erase(prompt.chain[1], BlockId{2});
   EXPECT_THAT(verdicts(prompt),
               ElementsAre(CacheStatus::present, CacheStatus::unhinted, CacheStatus::present));
-  EXPECT_EQ(ask(prompt).computed_from(), 1u);
+  EXPECT_EQ(ask(prompt).computed_from, 1u);
 }
 
 TEST_F(WhyMissed, TellsRetiredBlocks) {

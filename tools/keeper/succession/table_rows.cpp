@@ -259,6 +259,9 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
   const KvLayout& kv = model.layout;
   Json objects = Json::array();
   for (const UniqueFd& fd : pool.objects) objects.push_back(fd.get());
+  Json groups = Json::array();
+  for (const CacheGroup& group : model.groups.all())
+    groups.push_back({std::uint32_t(group.kind), group.span});
   Json limits = Json::array();
   for (const BlockLimits& of_domain : pool.geometry.limits)
     limits.push_back({of_domain.min, of_domain.max});
@@ -277,6 +280,7 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
       {"kv",
        {kv.layers, kv.kv_heads, kv.head_size, kv.block_size, std::uint32_t(kv.dtype),
         std::uint32_t(kv.pages)}},
+      {"groups", groups},
       {"positions", model.positions},
       {"weight_bytes", model.weight_bytes},
       {"engine_peak", model.engine_peak},
@@ -305,6 +309,10 @@ void restore_pool(Tables& tables, const LedgerMemory& memory) {
                   kv[3],
                   Dtype(kv[4].get<std::uint32_t>()),
                   PageLayout(kv[5].get<std::uint32_t>())};
+  const Json& groups = text.at("groups");
+  model.groups.count = static_cast<std::uint32_t>(groups.size());
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    model.groups.group[g] = {CacheKind(groups[g][0].get<std::uint32_t>()), groups[g][1]};
   model.positions = text.at("positions");
   model.weight_bytes = text.at("weight_bytes");
   model.engine_peak = text.at("engine_peak");
@@ -314,9 +322,13 @@ void restore_pool(Tables& tables, const LedgerMemory& memory) {
   model.gpu = {gpu[0], gpu[1], gpu[2], gpu[3], gpu[4], gpu[5]};
   const Json& size = text.at("size");
   pool.size = {size[0], size[1], size[2]};
-  pool.geometry = {pool.size.device_blocks,     pool.size.host_blocks,
-                   text.at("tokens_per_block"), model.layout,
-                   model.fingerprint,           model.device};
+  pool.geometry = {pool.size.device_blocks,
+                   pool.size.host_blocks,
+                   text.at("tokens_per_block"),
+                   model.layout,
+                   model.fingerprint,
+                   model.groups,
+                   model.device};
   for (std::size_t i = 0; i < kLimitedDomains; ++i)
     pool.geometry.limits[i] = {text.at("limits")[i][0], text.at("limits")[i][1]};
   for (std::size_t i = 0; i < kPoolObjects; ++i)

@@ -1,0 +1,158 @@
+#include "actors/sequence_start.hpp"
+
+#include <algorithm>
+
+namespace kvhive {
+namespace {
+
+/// Appends the blocks of a table, but for null blocks.
+void append(std::vector<BlockId>& list, std::span<const BlockId> table) {
+  std::copy_if(table.begin(), table.end(), std::back_inserter(list),
+               [](BlockId block) { return block != kNullBlock; });
+}
+
+PrefixHit match(BlockPool& pool, Tier tier, const SequenceContent& sequence, const Prefix& from,
+                std::size_t blocks) {
+  const auto names = sequence.names.names(from.group).subspan(from.depth, blocks);
+  const auto extras = sequence.names.extras(from.group);
+  const std::size_t block_size = pool.tokens_per_block();
+  return pool.match(tier, from, names,
+                    sequence.tokens.subspan(from.depth * block_size, blocks * block_size),
+                    extras.empty() ? extras : extras.subspan(from.depth, blocks));
+}
+
+class Search {
+ public:
+  Search(BlockPool& pool, const SequenceContent& sequence, std::size_t most, bool may_promote)
+      : pool_(pool),
+        groups_(pool.memory().geometry().groups),
+        sequence_(sequence),
+        most_(most),
+        may_promote_(may_promote) {
+    for (std::uint8_t g = 0; g < groups_.count; ++g)
+      start_.groups.push_back({std::vector<BlockId>(most, kNullBlock),
+                               std::vector<BlockId>(most, kNullBlock),
+                               BlockPool::root(sequence.domain, GroupId{g})});
+    has_searched_.resize(groups_.count);
+  }
+
+  SequenceStart run() {
+    if (groups_.is_one_full()) {
+      search_run(GroupId{});
+      const auto is_missing = [&](std::size_t i) { return !is_found(0, i); };
+      while (start_.hit < most_ && !is_missing(start_.hit)) ++start_.hit;
+    } else {
+      start_.hit = longest_hit(groups_, most_, pool_.tokens_per_block(),
+                               [&](std::size_t g, std::size_t i) { return find(g, i); });
+    }
+    for (std::uint8_t g = 0; g < groups_.count; ++g) keep_needed(GroupId{g});
+    pool_.cancel(unneeded_);
+    return std::move(start_);
+  }
+
+ private:
+  bool is_chained(GroupId group) const { return groups_[group].kind == CacheKind::full; }
+  bool is_found(std::size_t g, std::size_t i) const {
+    return start_.groups[g].device[i] != kNullBlock || start_.groups[g].host[i] != kNullBlock;
+  }
+
+  bool find(std::size_t g, std::size_t i) {
+    const GroupId group{static_cast<std::uint8_t>(g)};
+    if (!is_chained(group))
+      search_one(group, i);
+    else if (!has_searched_[g])
+      search_run(group);
+    return is_found(g, i);
+  }
+
+  /// Of a group of full attention: the device tier from the start on, and the host tier from where
+  /// that ends. Never a device block behind a host block: both tiers evict the ends of sequences
+  /// first.
+  void search_run(GroupId group) {
+    has_searched_[group.value] = true;
+    auto& [device, host, end] = start_.groups[group.value];
+    const PrefixHit there = match(pool_, Tier::device, sequence_, end, most_);
+    std::copy(there.blocks.begin(), there.blocks.end(), device.begin());
+    end = there.end;
+    if (end.depth == most_ || !may_promote_) return;
+    const PrefixHit behind = match(pool_, Tier::host, sequence_, end, most_ - end.depth);
+    std::copy(behind.blocks.begin(), behind.blocks.end(), host.begin() + end.depth);
+  }
+
+  void search_one(GroupId group, std::size_t i) {
+    auto& [device, host, end] = start_.groups[group.value];
+    const Prefix place = BlockPool::root(sequence_.domain, group, static_cast<std::uint32_t>(i));
+    if (const PrefixHit there = match(pool_, Tier::device, sequence_, place, 1);
+        !there.blocks.empty()) {
+      device[i] = there.blocks.front();
+    } else if (may_promote_) {
+      const PrefixHit below = match(pool_, Tier::host, sequence_, place, 1);
+      if (!below.blocks.empty()) host[i] = below.blocks.front();
+    }
+  }
+
+  void keep_needed(GroupId group) {
+    auto& [device, host, end] = start_.groups[group.value];
+    const std::size_t first =
+        groups_[group].first_block(start_.hit * pool_.tokens_per_block(), pool_.tokens_per_block());
+    for (std::vector<BlockId>* table : {&device, &host}) {
+      append(unneeded_.blocks, std::span(*table).first(first));
+      append(unneeded_.blocks, std::span(*table).subspan(start_.hit));
+      std::fill_n(table->begin(), first, kNullBlock);
+      table->resize(start_.hit);
+    }
+    if (!is_chained(group))
+      end = BlockPool::root(sequence_.domain, group, static_cast<std::uint32_t>(first));
+    else if (end.depth > start_.hit)
+      end = start_.hit == 0 ? BlockPool::root(sequence_.domain, group)
+                            : pool_.prefix_after(device[start_.hit - 1]);
+  }
+
+  BlockPool& pool_;
+  CacheGroups groups_;
+  SequenceContent sequence_;
+  std::size_t most_;
+  bool may_promote_;
+  SequenceStart start_;
+  std::vector<bool> has_searched_;
+  PrefixHit unneeded_{};
+};
+
+}  // namespace
+
+std::vector<BlockId> SequenceStart::blocks(Tier tier) const {
+  std::vector<BlockId> list;
+  for (const OfGroup& group : groups)
+    append(list, tier == Tier::device ? group.device : group.host);
+  return list;
+}
+
+std::size_t SequenceStart::host_places() const {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < hit; ++i)
+    count += std::ranges::any_of(groups, [i](const auto& g) { return g.host[i] != kNullBlock; });
+  return count;
+}
+
+SequenceStart find_start(BlockPool& pool, const SequenceContent& sequence, std::size_t most,
+                         bool may_promote) {
+  return Search(pool, sequence, most, may_promote).run();
+}
+
+std::vector<BlockId> find_blocks(BlockPool& pool, Tier tier, const SequenceContent& sequence,
+                                 const Prefix& from, std::size_t end) {
+  std::vector<BlockId> blocks(end - from.depth, kNullBlock);
+  if (pool.memory().geometry().groups[from.group].kind == CacheKind::full) {
+    std::ranges::copy(match(pool, tier, sequence, from, blocks.size()).blocks, blocks.begin());
+    return blocks;
+  }
+  for (std::size_t i = from.depth; i < end; ++i) {
+    const Prefix place =
+        BlockPool::root(sequence.domain, from.group, static_cast<std::uint32_t>(i));
+    const PrefixHit there = match(pool, tier, sequence, place, 1);
+    if (!there.blocks.empty()) blocks[i - from.depth] = there.blocks.front();
+  }
+  return blocks;
+}
+
+}  // namespace kvhive

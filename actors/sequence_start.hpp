@@ -1,0 +1,51 @@
+#pragma once
+// Finds the part of a sequence that need not be computed, in all cache groups.
+//
+// Source: vLLM v1 KVCacheManager.get_computed_blocks and HybridKVCacheCoordinator
+// .find_longest_cache_hit. Unlike there, blocks are pinned as they are found, because another
+// process could evict them; those that turn out not to be needed go back to their places.
+
+#include <vector>
+
+#include "hashing/sequence_names.hpp"
+#include "pool/block_pool.hpp"
+
+namespace kvhive {
+
+/// What was found. The process has one more reference to each block.
+struct SequenceStart {
+  /// In one group, by place in the sequence, `hit` places. A place that no token behind the hit
+  /// reads has neither.
+  struct OfGroup {
+    std::vector<BlockId> device;
+    std::vector<BlockId> host;  ///< where the device tier has none
+    Prefix end;                 ///< behind the blocks of `device` that are known to be published
+  };
+  std::vector<OfGroup> groups;
+  std::size_t hit = 0;  ///< blocks that need not be computed
+
+  /// All blocks of a tier, group after group.
+  std::vector<BlockId> blocks(Tier tier) const;
+  /// Places of which some group's block is in the host tier only.
+  std::size_t host_places() const;
+};
+
+/// A sequence, as far as what is found of it depends on it.
+struct SequenceContent {
+  DomainId domain;
+  const SequenceNames& names;
+  std::span<const TokenId> tokens;
+};
+
+/// \param most      the longest hit that would be of use, in blocks; all have names
+/// \param may_promote  whether the host tier is searched, too
+SequenceStart find_start(BlockPool& pool, const SequenceContent& sequence, std::size_t most,
+                         bool may_promote);
+
+/// The blocks of the sequence in `tier` from place `first` on: those that are there without a gap
+/// in a group of full attention, all that are there in others. `from` is the prefix at `first`.
+/// The null block stands where there is none.
+std::vector<BlockId> find_blocks(BlockPool& pool, Tier tier, const SequenceContent& sequence,
+                                 const Prefix& from, std::size_t end);
+
+}  // namespace kvhive

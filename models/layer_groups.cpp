@@ -1,0 +1,91 @@
+#include "models/layer_groups.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "base/check.hpp"
+#include "kernels/paged_attention.hpp"
+
+namespace kvhive {
+namespace {
+
+CacheGroup kind_of(const ModelConfig& config, std::int32_t layer) {
+  const std::int32_t window = config.window_of(layer);
+  if (window <= 0 || window >= config.max_position_embeddings) return {};
+  return {CacheKind::sliding_window, static_cast<std::uint32_t>(window)};
+}
+
+std::size_t ceil_div(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+LayerGroups one_group(const ModelConfig& config) {
+  LayerGroups groups;
+  for (std::int32_t layer = 0; layer < config.layers; ++layer)
+    groups.places.push_back({GroupId{}, layer});
+  groups.layers = static_cast<std::uint32_t>(config.layers);
+  return groups;
+}
+
+LayerGroups group_layers(const ModelConfig& config) {
+  struct Kind {
+    CacheGroup group;
+    std::vector<std::int32_t> layers;
+  };
+  std::vector<Kind> kinds;  // in the order of their first layers
+  for (std::int32_t layer = 0; layer < config.layers; ++layer) {
+    const CacheGroup group = kind_of(config, layer);
+    auto kind = std::ranges::find(kinds, group, &Kind::group);
+    if (kind == kinds.end()) kind = kinds.insert(kinds.end(), {group, {}});
+    kind->layers.push_back(layer);
+  }
+  const auto size = [](const Kind& kind) { return kind.layers.size(); };
+  const std::size_t fewest = size(*std::ranges::min_element(kinds, {}, size));
+  const std::size_t most = size(*std::ranges::max_element(kinds, {}, size));
+  std::size_t in_group = most * 4 < fewest * 5 ? most : fewest;
+  const auto groups_with = [&](std::size_t layers) {
+    std::size_t count = 0;
+    for (const Kind& kind : kinds) count += ceil_div(kind.layers.size(), layers);
+    return count;
+  };
+  while (groups_with(in_group) > kMostGroups) ++in_group;
+
+  LayerGroups result;
+  result.groups.count = 0;
+  result.layers = static_cast<std::uint32_t>(in_group);
+  result.places.resize(static_cast<std::size_t>(config.layers));
+  for (const Kind& kind : kinds) {
+    const std::size_t count = ceil_div(kind.layers.size(), in_group);
+    for (std::size_t i = 0; i < kind.layers.size(); ++i)
+      result.places[static_cast<std::size_t>(kind.layers[i])] = {
+          GroupId{static_cast<std::uint8_t>(result.groups.count + i % count)},
+          static_cast<std::int32_t>(i / count)};
+    for (std::size_t g = 0; g < count; ++g) result.groups.group[result.groups.count++] = kind.group;
+  }
+  return result;
+}
+
+LayerGroups groups_of(const ModelConfig& config, const KvLayout& layout) {
+  LayerGroups groups = one_group(config);
+  return groups.layers == layout.layers ? groups : group_layers(config);
+}
+
+KvLayout kv_layout(const ModelConfig& config, const LayerGroups& groups, std::uint32_t block_size,
+                   Dtype dtype) {
+  KV_CHECK(block_size > 0);
+  return {.layers = groups.layers,
+          .kv_heads = static_cast<std::uint32_t>(config.kv_heads),
+          .head_size = static_cast<std::uint32_t>(config.head_size),
+          .block_size = block_size,
+          .dtype = dtype};
+}
+
+KvLayout fastest_kv_layout(const ModelConfig& config, const LayerGroups& groups,
+                           std::uint32_t block_size, Dtype dtype) {
+  KvLayout layout = kv_layout(config, groups, block_size, dtype);
+  layout.pages =
+      fastest_page_layout(static_cast<std::int32_t>(block_size), config.head_size, dtype);
+  return layout;
+}
+
+}  // namespace kvhive

@@ -1,0 +1,47 @@
+#pragma once
+// Which cache group each layer of a model is in, and where in that group's blocks.
+//
+// Source: vLLM v1/core/kv_cache_utils.py _get_kv_cache_groups_uniform_page_size.
+
+#include <cstdint>
+#include <vector>
+
+#include "config/cache_groups.hpp"
+#include "config/kv_layout.hpp"
+#include "models/model_config.hpp"
+
+namespace kvhive {
+
+/// A layer's cache: in the blocks of a group, the part of the group's layer `slot`.
+struct LayerPlace {
+  GroupId group{};
+  std::int32_t slot = 0;
+  friend bool operator==(const LayerPlace&, const LayerPlace&) = default;
+};
+
+struct LayerGroups {
+  CacheGroups groups;
+  std::vector<LayerPlace> places;  ///< by layer
+  std::uint32_t layers = 0;        ///< that a block has room for; a group may have fewer
+};
+
+/// All layers in one group of full attention. Windows mask, and free nothing.
+LayerGroups one_group(const ModelConfig& config);
+
+/// Layers with the same window in groups of equal size. With several windows: as many layers in a
+/// group as the rarest window has, or as the most frequent one has if these are less than a quarter
+/// more. A window that no sequence outgrows is none. Groups get larger where kMostGroups would be
+/// exceeded.
+LayerGroups group_layers(const ModelConfig& config);
+
+/// The one of these two whose blocks have as many layers as `layout` says.
+LayerGroups groups_of(const ModelConfig& config, const KvLayout& layout);
+
+/// The cache that these groups need: of the layers of one group.
+KvLayout kv_layout(const ModelConfig& config, const LayerGroups& groups, std::uint32_t block_size,
+                   Dtype dtype);
+/// The same with the page layout that this CPU's attention reads fastest.
+KvLayout fastest_kv_layout(const ModelConfig& config, const LayerGroups& groups,
+                           std::uint32_t block_size, Dtype dtype);
+
+}  // namespace kvhive
