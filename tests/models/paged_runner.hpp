@@ -7,6 +7,7 @@
 #include <map>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "models/transformer.hpp"
@@ -15,14 +16,21 @@ namespace kvhive {
 
 class PagedRunner {
  public:
-  /// Unwritten KV is NaN, so that a read of it changes the results.
+  /// Unwritten KV is NaN, so that a read of it changes the results. With several groups, or one
+  /// with a window, blocks that no token to come reads are given to others, and in their places
+  /// stand blocks that are nowhere.
   PagedRunner(Transformer& model, Dtype kv_dtype, std::uint32_t block_size, std::uint32_t blocks,
-              std::uint32_t seed);
+              std::uint32_t seed, const LayerGroups& groups);
+  PagedRunner(Transformer& model, Dtype kv_dtype, std::uint32_t block_size, std::uint32_t blocks,
+              std::uint32_t seed)
+      : PagedRunner(model, kv_dtype, block_size, blocks, seed, one_group(model.config())) {}
 
   /// A transformer with an arena of its own, of `blocks` blocks.
   using Forward = std::function<void(const ForwardBatch&, const KvLayout&, std::span<float>)>;
   PagedRunner(const ModelConfig& config, Forward forward, Dtype kv_dtype, std::uint32_t block_size,
-              std::uint32_t blocks, std::uint32_t seed);
+              std::uint32_t blocks, std::uint32_t seed)
+      : PagedRunner(config, std::move(forward), kv_dtype, block_size, blocks, seed,
+                    one_group(config)) {}
 
   struct Feed {
     int sequence = 0;
@@ -37,17 +45,25 @@ class PagedRunner {
   std::vector<float> run_chunked(int sequence, std::span<const TokenId> tokens,
                                  std::vector<std::size_t> chunks);
 
+  /// The most blocks that were in use at a time.
+  std::size_t most_held() const { return most_held_; }
+
  private:
   struct Sequence {
-    std::vector<BlockId> blocks;
+    std::vector<std::vector<BlockId>> tables;  ///< by group
     std::int32_t tokens = 0;
   };
 
+  PagedRunner(const ModelConfig& config, Forward forward, Dtype kv_dtype, std::uint32_t block_size,
+              std::uint32_t blocks, std::uint32_t seed, const LayerGroups& groups);
+  void release_passed(Sequence& sequence);
   void grow(Sequence& sequence, std::size_t tokens);
 
   std::size_t vocab_;
   Forward forward_;
+  CacheGroups groups_;
   KvLayout layout_;
+  std::size_t blocks_, most_held_ = 0;
   std::vector<BlockId> free_;
   std::map<int, Sequence> sequences_;
 };

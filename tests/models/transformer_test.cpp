@@ -9,6 +9,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "models/layer_groups.hpp"
 #include "models/transformer.hpp"
 #include "tests/models/golden.hpp"
 #include "tests/models/paged_runner.hpp"
@@ -69,6 +70,22 @@ TEST_P(GoldenModel, PrefillChunksAndDecodeGiveTheSameBits) {
     EXPECT_EQ(runner(kv_dtype, 2).run_chunked(0, golden_.tokens, {1}), prefill);
     EXPECT_EQ(runner(kv_dtype, 3).run_chunked(0, golden_.tokens, {7}), prefill);
     EXPECT_EQ(runner(kv_dtype, 4).run_chunked(0, golden_.tokens, {20, 9, 1}), prefill);
+  }
+}
+
+/// Layers of different windows in groups with tables of their own, blocks outside the windows given
+/// to others: the bits are those of one group that keeps everything.
+TEST_P(GoldenModel, CacheGroupsDoNotChangeBits) {
+  const auto& tokens = golden_.tokens;
+  const LayerGroups groups = group_layers(model_.config());
+  for (const Dtype kv_dtype : {Dtype::f32, Dtype::bf16, Dtype::e4m3}) {
+    const auto whole = runner(kv_dtype).run_chunked(0, tokens, {tokens.size()});
+    for (const std::vector<std::size_t>& chunks :
+         {std::vector<std::size_t>{tokens.size()}, {1}, {7}, {20, 9, 1}}) {
+      PagedRunner grouped(model_, kv_dtype, 4, 64 * groups.groups.count, 9, groups);
+      grouped.run_chunked(1, tokens, {5});  // a neighbour, whose blocks go round
+      EXPECT_EQ(grouped.run_chunked(0, tokens, chunks), whole) << to_string(kv_dtype);
+    }
   }
 }
 
