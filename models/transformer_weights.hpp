@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "models/matmul.hpp"
+#include "models/product/matmul.hpp"
 #include "models/model_config.hpp"
 #include "models/model_tensors.hpp"
 #include "models/safetensors.hpp"
