@@ -63,6 +63,36 @@ class JsonFields {
   std::string where_;
 };
 
+/// Takes checked fields over into a struct, one after the other. After the first error nothing more
+/// is taken; the error waits in error(). So a parser reads like the list of fields that it is.
+class FieldReader {
+ public:
+  explicit FieldReader(const JsonFields& fields) : fields_(fields) {}
+
+  template <class T, class Value>
+  void take(T& target, Expected<Value> value) {
+    if (failed_) return;
+    if (value)
+      target = static_cast<T>(std::move(*value));
+    else
+      failed_ = std::move(value.error());
+  }
+  /// A field that must be there, from 1 to `most`.
+  void integer(std::int32_t& target, const char* name, std::int64_t most) {
+    take(target, fields_.integer(name, 1, most));
+  }
+  void fail(tl::unexpected<Error> error) {
+    if (!failed_) failed_ = std::move(error.value());
+  }
+  bool ok() const { return !failed_; }
+  /// \pre !ok()
+  tl::unexpected<Error> error() { return tl::unexpected<Error>(std::move(*failed_)); }
+
+ private:
+  const JsonFields& fields_;
+  std::optional<Error> failed_;
+};
+
 /// Prints a JSON value, shortened if it is too long for an error text.
 std::string shown(const nlohmann::json& value);
 

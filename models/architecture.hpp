@@ -1,8 +1,8 @@
 #pragma once
-// The Llama family in two tables: the weights of a layer, and what the architectures differ in.
+// The model families in two tables: the weights of a layer, and what the architectures differ in.
 // A model with one more weight is a row here, its name in an architecture's `optional`, and its use
-// in transformer.cpp and gpu/gpu_transformer.cpp. What reads, converts and counts weights walks
-// the list that model_tensors.hpp makes of these tables.
+// in transformer.cpp and gpu/gpu_transformer.cpp (or a refusal in gpu/gpu_support.cpp). What reads,
+// converts and counts weights walks the list that model_tensors.hpp makes of these tables.
 
 #include <array>
 #include <cstdint>
@@ -14,6 +14,8 @@ namespace kvhive {
 enum class LayerWeight : std::uint8_t {
   input_norm,
   post_attention_norm,
+  pre_feedforward_norm,
+  post_feedforward_norm,
   q_norm,
   k_norm,
   q,
@@ -23,16 +25,30 @@ enum class LayerWeight : std::uint8_t {
   gate,
   up,
   down,
+  router,
+  expert_gate,
+  expert_up,
+  expert_down,
 };
 
 /// How many rows or columns a weight has, as config.json says.
 enum class Width : std::uint8_t {
-  none,     ///< no columns: the weight is a vector
-  hidden,   ///< hidden_size
-  inner,    ///< intermediate_size
-  queries,  ///< H * D
-  keys,     ///< G * D
-  head,     ///< D
+  none,          ///< no columns: the weight is a vector
+  hidden,        ///< hidden_size
+  inner,         ///< intermediate_size
+  queries,       ///< H * D
+  keys,          ///< G * D
+  head,          ///< D
+  experts,       ///< num_experts
+  expert_inner,  ///< moe_intermediate_size
+};
+
+/// Which layers have a weight, and how often.
+enum class Occurrence : std::uint8_t {
+  each_layer,
+  dense_layers,   ///< those without experts
+  sparse_layers,  ///< those with experts
+  each_expert,    ///< of sparse layers; the name has a * for the expert's number
 };
 
 /// Which field of ModelConfig says whether a weight has a bias.
@@ -53,11 +69,14 @@ struct LayerWeightRow {
   BiasRule bias = BiasRule::none;
   ProductDtype product = ProductDtype::model;
   Fusion fusion = Fusion::none;
+  Occurrence occurrence = Occurrence::each_layer;
 };
 
 inline constexpr std::array kLayerWeights{
     LayerWeightRow{LayerWeight::input_norm, "input_layernorm", Width::hidden},
     LayerWeightRow{LayerWeight::post_attention_norm, "post_attention_layernorm", Width::hidden},
+    LayerWeightRow{LayerWeight::pre_feedforward_norm, "pre_feedforward_layernorm", Width::hidden},
+    LayerWeightRow{LayerWeight::post_feedforward_norm, "post_feedforward_layernorm", Width::hidden},
     LayerWeightRow{LayerWeight::q_norm, "self_attn.q_norm", Width::head},
     LayerWeightRow{LayerWeight::k_norm, "self_attn.k_norm", Width::head},
     LayerWeightRow{LayerWeight::q, "self_attn.q_proj", Width::queries, Width::hidden,
@@ -66,11 +85,23 @@ inline constexpr std::array kLayerWeights{
     LayerWeightRow{LayerWeight::v, "self_attn.v_proj", Width::keys, Width::hidden, BiasRule::qkv},
     LayerWeightRow{LayerWeight::o, "self_attn.o_proj", Width::hidden, Width::queries,
                    BiasRule::output, ProductDtype::f32},
-    LayerWeightRow{LayerWeight::gate, "mlp.gate_proj", Width::inner, Width::hidden, BiasRule::mlp},
+    LayerWeightRow{LayerWeight::gate, "mlp.gate_proj", Width::inner, Width::hidden, BiasRule::mlp,
+                   ProductDtype::model, Fusion::none, Occurrence::dense_layers},
     LayerWeightRow{LayerWeight::up, "mlp.up_proj", Width::inner, Width::hidden, BiasRule::mlp,
-                   ProductDtype::model, Fusion::with_previous},
+                   ProductDtype::model, Fusion::with_previous, Occurrence::dense_layers},
     LayerWeightRow{LayerWeight::down, "mlp.down_proj", Width::hidden, Width::inner, BiasRule::mlp,
-                   ProductDtype::f32},
+                   ProductDtype::f32, Fusion::none, Occurrence::dense_layers},
+    LayerWeightRow{LayerWeight::router, "mlp.gate", Width::experts, Width::hidden, BiasRule::none,
+                   ProductDtype::f32, Fusion::none, Occurrence::sparse_layers},
+    LayerWeightRow{LayerWeight::expert_gate, "mlp.experts.*.gate_proj", Width::expert_inner,
+                   Width::hidden, BiasRule::none, ProductDtype::model, Fusion::none,
+                   Occurrence::each_expert},
+    LayerWeightRow{LayerWeight::expert_up, "mlp.experts.*.up_proj", Width::expert_inner,
+                   Width::hidden, BiasRule::none, ProductDtype::model, Fusion::with_previous,
+                   Occurrence::each_expert},
+    LayerWeightRow{LayerWeight::expert_down, "mlp.experts.*.down_proj", Width::hidden,
+                   Width::expert_inner, BiasRule::none, ProductDtype::f32, Fusion::none,
+                   Occurrence::each_expert},
 };
 
 /// Arrays by LayerWeight have this size.
@@ -94,9 +125,12 @@ class LayerWeightSet {
 
 /// Which layers attend to a window only.
 enum class WindowRule : std::uint8_t {
-  never,       ///< sliding_window is ignored, as Hugging Face's class does
-  always,      ///< sliding_window, where it is a number
-  if_enabled,  ///< use_sliding_window and, from max_window_layers on, sliding_window
+  never,             ///< sliding_window is ignored, as Hugging Face's class does
+  always,            ///< all
+  if_enabled,        ///< all, with use_sliding_window
+  late_if_enabled,   ///< from max_window_layers on, with use_sliding_window
+  every_other,       ///< as layer_types says, else the first, the third and so on
+  all_but_each_nth,  ///< as layer_types says, else all but every sliding_window_pattern-th
 };
 
 /// What decides about the bias of q, k, v and o.
@@ -105,21 +139,73 @@ enum class AttentionBiasRule : std::uint8_t {
   qkv_only,       ///< q, k and v always have one, o never
 };
 
+/// The two families: what an embedding is multiplied by, what a norm multiplies by, the function
+/// between the two halves of the feed-forward network, and where the norms are.
+enum class Family : std::uint8_t {
+  /// Embeddings as they are; norms by weight; SiLU; norms before attention and before the
+  /// feed-forward network.
+  llama,
+  /// Embeddings times the root of hidden_size; norms by 1 + weight; GELU (by tanh); also norms
+  /// behind attention and behind the feed-forward network, before both are added to the residual.
+  gemma,
+};
+
+/// What Hugging Face's configuration class of an architecture takes for fields that are left out.
+struct ConfigDefaults {
+  bool tie_word_embeddings = false;
+  double rope_theta = 10000;
+  double local_rope_theta = 0;    ///< rope_local_base_freq; 0: the architecture has no such field
+  double attention_soft_cap = 0;  ///< attn_logit_softcapping; 0: none
+  double logit_soft_cap = 0;      ///< final_logit_softcapping; 0: none
+  double query_scalar = 0;        ///< query_pre_attn_scalar; 0: it is the head size
+};
+
 struct Architecture {
   std::string_view name;         ///< Hugging Face's class
   LayerWeightSet optional = {};  ///< weights that other models lack
   AttentionBiasRule attention_bias = AttentionBiasRule::as_configured;
   WindowRule window = WindowRule::never;
+  Family family = Family::llama;
+  bool has_experts = false;  ///< mixture of experts in the layers that config.json says
+  ConfigDefaults defaults = {};
 };
 
+inline constexpr LayerWeightSet kQueryAndKeyNorms{LayerWeight::q_norm, LayerWeight::k_norm};
+inline constexpr LayerWeightSet kGemma2Norms{LayerWeight::pre_feedforward_norm,
+                                             LayerWeight::post_feedforward_norm};
+inline constexpr LayerWeightSet kGemma3Norms{LayerWeight::pre_feedforward_norm,
+                                             LayerWeight::post_feedforward_norm,
+                                             LayerWeight::q_norm, LayerWeight::k_norm};
+
 inline constexpr Architecture kArchitectures[] = {
-    {"LlamaForCausalLM"},
-    {"MistralForCausalLM", {}, AttentionBiasRule::as_configured, WindowRule::always},
-    {"Qwen2ForCausalLM", {}, AttentionBiasRule::qkv_only, WindowRule::if_enabled},
-    {"Qwen3ForCausalLM",
-     {LayerWeight::q_norm, LayerWeight::k_norm},
-     AttentionBiasRule::as_configured,
-     WindowRule::if_enabled},
+    {.name = "LlamaForCausalLM"},
+    {.name = "MistralForCausalLM", .window = WindowRule::always},
+    {.name = "Qwen2ForCausalLM",
+     .attention_bias = AttentionBiasRule::qkv_only,
+     .window = WindowRule::late_if_enabled},
+    {.name = "Qwen3ForCausalLM",
+     .optional = kQueryAndKeyNorms,
+     .window = WindowRule::late_if_enabled},
+    {.name = "Qwen3MoeForCausalLM",
+     .optional = kQueryAndKeyNorms,
+     .window = WindowRule::if_enabled,
+     .has_experts = true},
+    {.name = "Gemma2ForCausalLM",
+     .optional = kGemma2Norms,
+     .window = WindowRule::every_other,
+     .family = Family::gemma,
+     .defaults = {.tie_word_embeddings = true,
+                  .attention_soft_cap = 50,
+                  .logit_soft_cap = 30,
+                  .query_scalar = 256}},
+    {.name = "Gemma3ForCausalLM",
+     .optional = kGemma3Norms,
+     .window = WindowRule::all_but_each_nth,
+     .family = Family::gemma,
+     .defaults = {.tie_word_embeddings = true,
+                  .rope_theta = 1e6,
+                  .local_rope_theta = 1e4,
+                  .query_scalar = 256}},
 };
 
 /// The weights that not every model has: those that an architecture names as its own.

@@ -83,6 +83,8 @@ KvLayout kv_layout(const ModelConfig& config, const LayerGroups& groups, std::ui
 KvLayout fastest_kv_layout(const ModelConfig& config, const LayerGroups& groups,
                            std::uint32_t block_size, Dtype dtype) {
   KvLayout layout = kv_layout(config, groups, block_size, dtype);
+  // The attention that reads packed pages fast has no soft cap.
+  if (config.attention_soft_cap > 0) return layout;
   layout.pages =
       fastest_page_layout(static_cast<std::int32_t>(block_size), config.head_size, dtype);
   return layout;

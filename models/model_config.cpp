@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/check.hpp"
 #include "base/json_file.hpp"
 
 namespace kvhive {
@@ -17,10 +16,13 @@ constexpr std::int64_t kMaxHeads = 4096;
 constexpr std::int64_t kMaxHeadSize = 1024;
 constexpr std::int64_t kMaxVocab = 1 << 24;
 constexpr std::int64_t kMaxPositions = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxExperts = 4096;
 
 // What Hugging Face's configuration classes take for a field that is left out.
 constexpr std::int64_t kDefaultWindow = 4096;
 constexpr std::int64_t kDefaultFullLayers = 28;
+constexpr std::int32_t kDefaultWindowPattern = 6;
+constexpr std::int64_t kDefaultExpertsPerToken = 8;
 
 /// Fields with which a model computes something that kvhive does not, and the values with which it
 /// does not matter. A field that is null or absent never matters.
@@ -28,27 +30,38 @@ struct Neutral {
   const char* field;
   std::vector<nlohmann::json> values;
   const char* wanted;
+  /// The architectures that do compute it; null: none.
+  bool (*is_read_by)(const Architecture&) = nullptr;
 };
+
+bool is_gemma(const Architecture& architecture) { return architecture.family == Family::gemma; }
+bool rotates_in_two_ways(const Architecture& architecture) {
+  return architecture.defaults.local_rope_theta > 0;
+}
+bool has_experts(const Architecture& architecture) { return architecture.has_experts; }
 
 const std::vector<Neutral>& neutral_fields() {
   static const std::vector<Neutral> fields{
       {"quantization_config", {}, "none: kvhive takes weights in float32, bfloat16 and float16"},
       {"compression_config", {}, "none: kvhive takes weights in float32, bfloat16 and float16"},
-      {"attn_logit_softcapping", {0}, "none"},
-      {"final_logit_softcapping", {0}, "none"},
+      {"attn_logit_softcapping", {0}, "none", is_gemma},
+      {"final_logit_softcapping", {0}, "none", is_gemma},
       {"logit_scale", {1}, "1"},
       {"logits_scaling", {1}, "1"},
       {"embedding_multiplier", {1}, "1"},
       {"residual_multiplier", {1}, "1"},
       {"attention_multiplier", {}, "none: scores are divided by the square root of the head size"},
-      {"query_pre_attn_scalar", {}, "none: scores are divided by the square root of the head size"},
+      {"query_pre_attn_scalar",
+       {},
+       "none: scores are divided by the square root of the head size",
+       is_gemma},
       {"scale_emb", {1}, "1"},
       {"scale_depth", {}, "none"},
       {"dim_model_base", {}, "none"},
       {"partial_rotary_factor", {1}, "1: all of a head is rotated"},
       {"rotary_pct", {1}, "1: all of a head is rotated"},
       {"rope_interleaved", {false}, "false"},
-      {"rope_local_base_freq", {}, "none"},
+      {"rope_local_base_freq", {}, "none", rotates_in_two_ways},
       {"no_rope_layers", {}, "none: every layer rotates"},
       {"position_embedding_type", {"rope", "rotary", "absolute"}, "rope"},
       {"alibi", {false}, "false"},
@@ -56,40 +69,18 @@ const std::vector<Neutral>& neutral_fields() {
       {"use_qk_norm", {false}, "false"},
       {"qk_layernorm", {false}, "false"},
       {"attention_chunk_size", {}, "none"},
-      {"num_experts", {0, 1}, "1: kvhive has no mixture of experts"},
-      {"num_local_experts", {0, 1}, "1: kvhive has no mixture of experts"},
-      {"n_routed_experts", {0, 1}, "1: kvhive has no mixture of experts"},
+      {"use_bidirectional_attention", {false}, "false"},
+      {"num_experts", {0, 1}, "1: this architecture has no mixture of experts here", has_experts},
+      {"num_local_experts",
+       {0, 1},
+       "1: this architecture has no mixture of experts here",
+       has_experts},
+      {"n_routed_experts", {0, 1}, "1: this architecture has no mixture of experts here"},
+      {"n_shared_experts", {0}, "0: kvhive has no shared experts"},
+      {"shared_expert_intermediate_size", {0}, "0: kvhive has no shared experts"},
   };
   return fields;
 }
-
-/// Copies a checked field into the config; false leaves `error` filled. Lets a parser read like the
-/// list of fields that it is.
-class FieldReader {
- public:
-  explicit FieldReader(const JsonFields& fields) : fields_(fields) {}
-
-  template <class T, class Value>
-  void take(T& target, Expected<Value> value) {
-    if (failed_) return;
-    if (value)
-      target = static_cast<T>(std::move(*value));
-    else
-      failed_ = std::move(value.error());
-  }
-  void integer(std::int32_t& target, const char* name, std::int64_t most) {
-    take(target, fields_.integer(name, 1, most));
-  }
-  void fail(tl::unexpected<Error> error) {
-    if (!failed_) failed_ = std::move(error.value());
-  }
-  bool ok() const { return !failed_; }
-  tl::unexpected<Error> error() { return tl::unexpected<Error>(std::move(*failed_)); }
-
- private:
-  const JsonFields& fields_;
-  std::optional<Error> failed_;
-};
 
 std::string names_of_architectures() {
   std::string names;
@@ -110,9 +101,10 @@ Expected<const Architecture*> read_architecture(const JsonFields& fields) {
 }
 
 /// Refuses fields whose meaning would be lost: the tokens would be wrong without a word.
-void read_neutral(const JsonFields& fields, FieldReader& reader) {
+void read_neutral(const JsonFields& fields, const Architecture& architecture, FieldReader& reader) {
   for (const Neutral& neutral : neutral_fields()) {
     if (!fields.has(neutral.field)) continue;
+    if (neutral.is_read_by != nullptr && neutral.is_read_by(architecture)) continue;
     const auto& value = fields.json().at(neutral.field);
     if (std::ranges::find(neutral.values, value) == neutral.values.end())
       reader.fail(fields.wrong(neutral.field, neutral.wanted, Errc::unsupported));
@@ -151,52 +143,92 @@ void read_sizes(const JsonFields& fields, FieldReader& reader, ModelConfig& conf
                                                "; attention takes multiples of 8"));
 }
 
-void read_llama3_scaling(const JsonFields& scaling, FieldReader& reader, RopeScaling& rope) {
-  rope.kind = RopeScaling::Kind::llama3;
-  reader.take(rope.low_freq_factor, scaling.number("low_freq_factor", 1e-3, 1e6));
-  reader.take(rope.high_freq_factor, scaling.number("high_freq_factor", 1e-3, 1e6));
-  reader.take(rope.original_max_position,
-              scaling.integer("original_max_position_embeddings", 1, kMaxPositions));
-  if (reader.ok() && rope.high_freq_factor <= rope.low_freq_factor)
-    reader.fail(scaling.wrong("high_freq_factor", "more than low_freq_factor"));
+/// Whether a field is there and null, which is another thing than left out where a class has a
+/// default.
+bool is_null(const JsonFields& fields, const std::string& name) {
+  return fields.json().contains(name) && !fields.has(name);
 }
 
-void read_rope_kind(const JsonFields& scaling, FieldReader& reader, RopeScaling& rope) {
-  const std::string key = scaling.has("rope_type") ? "rope_type" : "type";
-  std::string kind;
-  reader.take(kind, scaling.text(key));
-  if (!reader.ok() || kind == "default") return;
-  if (kind != "llama3" && kind != "linear")
-    return reader.fail(scaling.wrong(key, "default, linear or llama3", Errc::unsupported));
-  reader.take(rope.factor, scaling.number("factor", 1, 1e6));
-  if (kind == "llama3")
-    read_llama3_scaling(scaling, reader, rope);
-  else
-    rope.kind = RopeScaling::Kind::linear;
+void read_rotation(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  const ConfigDefaults& defaults = config.architecture->defaults;
+  reader.take(config.rope, read_rope(fields, {.theta = defaults.rope_theta,
+                                              .local_theta = defaults.local_rope_theta,
+                                              .max_position = config.max_position_embeddings}));
+  const RopeScaling& scaling = config.rope.full.scaling;
+  if (!reader.ok() || scaling.kind != RopeScaling::Kind::yarn) return;
+  // As vLLM takes it: published models leave max_position_embeddings at the original context.
+  const double stretched = static_cast<double>(scaling.original_max_position) * scaling.factor;
+  if (stretched > config.max_position_embeddings && stretched <= kMaxPositions)
+    config.max_position_embeddings = static_cast<std::int32_t>(stretched);
 }
 
-/// rope_theta and rope_scaling, or transformers 5's rope_parameters that holds both.
-void read_rope(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
-  const bool has_parameters = fields.has("rope_parameters");
-  const std::string key = has_parameters ? "rope_parameters" : "rope_scaling";
-  reader.take(config.rope_theta, fields.number_or("rope_theta", 10000, 1, 1e12));
-  if (!fields.has(key)) return;
-  if (has_parameters && fields.has("rope_scaling") &&
-      fields.json().at("rope_scaling") != fields.json().at("rope_parameters"))
-    return reader.fail(
-        fields.wrong("rope_scaling", "what rope_parameters says, or none", Errc::unsupported));
-  const auto scaling = fields.object(key);
-  if (!scaling) return reader.fail(forward_error(scaling));
-  reader.take(config.rope_theta, scaling->number_or("rope_theta", config.rope_theta, 1, 1e12));
-  read_neutral(*scaling, reader);  // transformers 5 has partial_rotary_factor here
-  read_rope_kind(*scaling, reader, config.rope_scaling);
-}
-
-void read_activation(const JsonFields& fields, FieldReader& reader) {
+/// Gemma's class reads hidden_activation, all others hidden_act.
+void read_activation(const JsonFields& fields, FieldReader& reader, const ModelConfig& config) {
+  const bool is_gemma = config.architecture->family == Family::gemma;
+  const char* const field = is_gemma ? "hidden_activation" : "hidden_act";
+  const std::string known = is_gemma ? "gelu_pytorch_tanh" : "silu";
   std::string activation;
-  reader.take(activation, fields.text_or("hidden_act", "silu"));
-  if (reader.ok() && activation != "silu")
-    reader.fail(fields.wrong("hidden_act", "silu", Errc::unsupported));
+  reader.take(activation, fields.text_or(field, known));
+  if (reader.ok() && activation != known)
+    reader.fail(fields.wrong(field, known, Errc::unsupported));
+}
+
+/// A soft cap: what is left out is the class's default, null is none.
+void read_soft_cap(const JsonFields& fields, FieldReader& reader, const char* name, double fallback,
+                   float& cap) {
+  reader.take(
+      cap, is_null(fields, name) ? Expected<double>(0) : fields.number_or(name, fallback, 0, 1e6));
+}
+
+/// Scores and logits of the Gemma family.
+void read_scores(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  const ConfigDefaults& defaults = config.architecture->defaults;
+  if (config.architecture->family != Family::gemma) return;
+  reader.take(config.query_scalar,
+              fields.number_or("query_pre_attn_scalar", defaults.query_scalar, 1e-3, 1e6));
+  read_soft_cap(fields, reader, "attn_logit_softcapping", defaults.attention_soft_cap,
+                config.attention_soft_cap);
+  read_soft_cap(fields, reader, "final_logit_softcapping", defaults.logit_soft_cap,
+                config.logit_soft_cap);
+}
+
+/// The layers that mlp_only_layers names, as a set by layer.
+Expected<std::vector<bool>> read_dense_layers(const JsonFields& fields, std::int32_t layers) {
+  constexpr const char* kField = "mlp_only_layers";
+  std::vector<bool> dense(layers);
+  if (!fields.has(kField)) return dense;
+  const auto listed = fields.array(kField);
+  if (!listed) return forward_error(listed);
+  for (const auto& item : **listed) {
+    if (!item.is_number_integer() || item.get<std::int64_t>() < 0)
+      return fields.wrong(kField, "a list of layers");
+    if (item.get<std::uint64_t>() < dense.size()) dense[item.get<std::size_t>()] = true;
+  }
+  return dense;
+}
+
+/// Which layers have experts (transformers: Qwen3MoeDecoderLayer), and how they are chosen.
+void read_experts(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  if (!config.architecture->has_experts) return;
+  constexpr const char *kNew = "num_local_experts", *kOld = "num_experts";
+  if (fields.has(kNew) && fields.has(kOld) && fields.json().at(kNew) != fields.json().at(kOld))
+    return reader.fail(fields.wrong(kNew, "what num_experts says"));
+  reader.integer(config.experts, fields.has(kNew) ? kNew : kOld, kMaxExperts);
+  reader.take(config.experts_per_token,
+              fields.integer_or("num_experts_per_tok", kDefaultExpertsPerToken, 1, kMaxExperts));
+  reader.integer(config.expert_inner, "moe_intermediate_size", kMaxWidth);
+  reader.take(config.are_expert_weights_normed, fields.boolean_or("norm_topk_prob", false));
+  std::int32_t step = 1;
+  reader.take(step, fields.integer_or("decoder_sparse_step", 1, 1, kMaxLayers));
+  std::vector<bool> dense;
+  reader.take(dense, read_dense_layers(fields, config.layers));
+  if (reader.ok() && config.experts_per_token > config.experts)
+    reader.fail(fields.wrong("num_experts_per_tok",
+                             "at most num_experts = " + std::to_string(config.experts)));
+  if (!reader.ok()) return;
+  config.sparse_layers.resize(config.layers);
+  for (std::int32_t layer = 0; layer < config.layers; ++layer)
+    config.sparse_layers[layer] = !dense[layer] && (layer + 1) % step == 0;
 }
 
 void read_dtype(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
@@ -215,19 +247,27 @@ void read_variant(const JsonFields& fields, FieldReader& reader, ModelConfig& co
   bool attention_bias = false;
   reader.take(attention_bias, fields.boolean_or("attention_bias", false));
   reader.take(config.mlp_bias, fields.boolean_or("mlp_bias", false));
-  reader.take(config.tie_word_embeddings, fields.boolean_or("tie_word_embeddings", false));
+  reader.take(
+      config.tie_word_embeddings,
+      fields.boolean_or("tie_word_embeddings", config.architecture->defaults.tie_word_embeddings));
   reader.take(config.rms_norm_eps, fields.number_or("rms_norm_eps", 1e-6, 1e-12, 1));
   const bool is_qkv_only = config.architecture->attention_bias == AttentionBiasRule::qkv_only;
   config.qkv_bias = attention_bias || is_qkv_only;
   config.output_bias = attention_bias && !is_qkv_only;
 }
 
-/// "layer_types" says anew, layer by layer, what the fields before have said of windows.
+/// How layer_types calls the layers, as the config says by now.
+nlohmann::json layer_types_of(const ModelConfig& config) {
+  nlohmann::json types = nlohmann::json::array();
+  for (std::int32_t layer = 0; layer < config.layers; ++layer)
+    types.push_back(config.window_of(layer) > 0 ? "sliding_attention" : "full_attention");
+  return types;
+}
+
+/// Llama, Mistral, Qwen: "layer_types" says anew, layer by layer, what other fields have said.
 void check_layer_types(const JsonFields& fields, FieldReader& reader, const ModelConfig& config) {
   if (!reader.ok() || !fields.has("layer_types")) return;
-  nlohmann::json known = nlohmann::json::array();
-  for (std::int32_t layer = 0; layer < config.layers; ++layer)
-    known.push_back(config.window_of(layer) > 0 ? "sliding_attention" : "full_attention");
+  const nlohmann::json known = layer_types_of(config);
   if (fields.json().at("layer_types") != known)
     reader.fail(fields.wrong(
         "layer_types",
@@ -235,19 +275,54 @@ void check_layer_types(const JsonFields& fields, FieldReader& reader, const Mode
         Errc::unsupported));
 }
 
+/// Gemma: "layer_types" decides which layers slide.
+void take_layer_types(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  if (!reader.ok() || !fields.has("layer_types")) return;
+  const auto& types = fields.json().at("layer_types");
+  const bool is_list = types.is_array() && types.size() == std::size_t(config.layers);
+  for (std::int32_t layer = 0; is_list && layer < config.layers; ++layer) {
+    if (types[layer] != "sliding_attention" && types[layer] != "full_attention") break;
+    config.sliding_layers[layer] = types[layer] == "sliding_attention";
+    if (layer + 1 == config.layers) return;
+  }
+  reader.fail(fields.wrong("layer_types",
+                           "sliding_attention or full_attention for each of " +
+                               std::to_string(config.layers) + " layers",
+                           Errc::unsupported));
+}
+
+/// The layers that slide, where sliding_window is a number.
+void read_sliding_layers(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  std::int32_t first = 0, pattern = kDefaultWindowPattern;
+  const WindowRule rule = config.architecture->window;
+  if (rule == WindowRule::late_if_enabled)
+    reader.take(first, fields.integer_or("max_window_layers", kDefaultFullLayers, 0, kMaxLayers));
+  if (rule == WindowRule::every_other) pattern = 2;
+  if (rule == WindowRule::all_but_each_nth)
+    for (const char* const name : {"_sliding_window_pattern", "sliding_window_pattern"})
+      reader.take(pattern, fields.integer_or(name, pattern, 1, kMaxLayers));
+  const bool has_pattern = rule == WindowRule::every_other || rule == WindowRule::all_but_each_nth;
+  config.sliding_layers.resize(config.layers);
+  for (std::int32_t layer = first; layer < config.layers; ++layer)
+    config.sliding_layers[layer] = !has_pattern || (layer + 1) % pattern != 0;
+  if (has_pattern) take_layer_types(fields, reader, config);
+}
+
 /// A window that is null is none; one that is left out is Hugging Face's default.
 void read_window(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
   const WindowRule rule = config.architecture->window;
-  bool is_used = rule == WindowRule::always;
-  if (rule == WindowRule::if_enabled)
+  bool is_used = rule != WindowRule::never;
+  if (rule == WindowRule::if_enabled || rule == WindowRule::late_if_enabled)
     reader.take(is_used, fields.boolean_or("use_sliding_window", false));
-  const bool is_null = fields.json().contains("sliding_window") && !fields.has("sliding_window");
-  if (!is_used || is_null) return;
-  reader.take(config.sliding_window,
-              fields.integer_or("sliding_window", kDefaultWindow, 1, kMaxPositions));
-  if (rule == WindowRule::if_enabled)
-    reader.take(config.first_sliding_layer,
-                fields.integer_or("max_window_layers", kDefaultFullLayers, 0, kMaxLayers));
+  const bool has_pattern = rule == WindowRule::every_other || rule == WindowRule::all_but_each_nth;
+  if (has_pattern && is_null(fields, "sliding_window"))
+    return reader.fail(fields.wrong("sliding_window", "a number of tokens"));
+  if (is_used && !is_null(fields, "sliding_window")) {
+    reader.take(config.sliding_window,
+                fields.integer_or("sliding_window", kDefaultWindow, 1, kMaxPositions));
+    read_sliding_layers(fields, reader, config);
+  }
+  if (config.architecture->family == Family::llama) check_layer_types(fields, reader, config);
 }
 
 Expected<TokenId> checked_token(const JsonFields& fields, const std::string& name,
@@ -289,13 +364,14 @@ Expected<ModelConfig> parse_config(const nlohmann::json& object, const std::stri
   reader.take(config.architecture, read_architecture(fields));
   if (reader.ok()) read_sizes(fields, reader, config);
   if (reader.ok()) {
-    read_rope(fields, reader, config);
-    read_activation(fields, reader);
+    read_rotation(fields, reader, config);
+    read_activation(fields, reader, config);
     read_dtype(fields, reader, config);
     read_variant(fields, reader, config);
     read_window(fields, reader, config);
-    check_layer_types(fields, reader, config);
-    read_neutral(fields, reader);
+    read_scores(fields, reader, config);
+    read_experts(fields, reader, config);
+    read_neutral(fields, *config.architecture, reader);
     read_special_tokens(object, fields, reader, config);
   }
   if (!reader.ok()) return reader.error();

@@ -1,5 +1,6 @@
 #pragma once
-// What a Hugging Face config.json says about a decoder of the Llama family.
+// What a Hugging Face config.json says about a decoder of one of the families that
+// architecture.hpp lists.
 
 #include <cstdint>
 #include <filesystem>
@@ -10,18 +11,9 @@
 #include "base/ids.hpp"
 #include "config/dtype.hpp"
 #include "models/architecture.hpp"
+#include "models/rope_config.hpp"
 
 namespace kvhive {
-
-/// How rotary frequencies are stretched for long contexts (transformers: modeling_rope_utils.py).
-struct RopeScaling {
-  enum class Kind : std::uint8_t { none, linear, llama3 };
-  Kind kind = Kind::none;
-  double factor = 1;
-  double low_freq_factor = 1;  ///< llama3 only, as the next two
-  double high_freq_factor = 4;
-  std::int64_t original_max_position = 0;  ///< context the model was first trained on
-};
 
 struct ModelConfig {
   const Architecture* architecture = &kArchitectures[0];
@@ -34,26 +26,43 @@ struct ModelConfig {
   std::int32_t vocab_size = 0;
   std::int32_t max_position_embeddings = 0;
   float rms_norm_eps = 1e-6f;
-  double rope_theta = 10000;
-  RopeScaling rope_scaling;
+  RopeConfigs rope;
+  float query_scalar = 0;              ///< scores are divided by its square root; 0: by that of D
+  float attention_soft_cap = 0;        ///< scores s become cap * tanh(s / cap); 0: none
+  float logit_soft_cap = 0;            ///< the same of logits
+  std::int32_t experts = 0;            ///< of each sparse layer; 0: all layers are dense
+  std::int32_t experts_per_token = 0;  ///< the most likely ones that compute a token
+  std::int32_t expert_inner = 0;       ///< moe_intermediate_size: width of an expert
+  bool are_expert_weights_normed =
+      false;                        ///< norm_topk_prob: the chosen experts' weights add up to 1
+  std::vector<bool> sparse_layers;  ///< by layer: has experts; empty: none has
   bool tie_word_embeddings = false;
   bool qkv_bias = false;
   bool output_bias = false;  ///< of the attention's o_proj
   bool mlp_bias = false;
-  std::int32_t sliding_window = 0;       ///< tokens; 0 = none
-  std::int32_t first_sliding_layer = 0;  ///< layers before it see everything (Qwen)
+  std::int32_t sliding_window = 0;   ///< tokens that sliding layers see, own included; 0 = none
+  std::vector<bool> sliding_layers;  ///< by layer: sees only the window; empty: none does
   Dtype dtype = Dtype::f32;  ///< what the weights were saved as; each tensor's own dtype rules
   std::optional<TokenId> bos;
   std::vector<TokenId> eos;
 
-  /// Whether the layers of this model have such a weight.
+  /// Whether the layers of this model have such a weight: some of them, where only dense or only
+  /// sparse layers have it.
   bool has(LayerWeight weight) const {
     return !kOptionalWeights.has(weight) || architecture->optional.has(weight);
   }
 
-  /// The window of one layer in tokens, 0 = none.
+  /// How many tokens a layer attends to, the query's own included; 0: all before it.
   std::int32_t window_of(std::int32_t layer) const {
-    return layer >= first_sliding_layer ? sliding_window : 0;
+    return is_in(sliding_layers, layer) ? sliding_window : 0;
+  }
+
+  /// Whether a layer has experts instead of one feed-forward network.
+  bool is_sparse(std::int32_t layer) const { return is_in(sparse_layers, layer); }
+
+ private:
+  static bool is_in(const std::vector<bool>& layers, std::int32_t layer) {
+    return static_cast<std::size_t>(layer) < layers.size() && layers[layer];
   }
 };
 

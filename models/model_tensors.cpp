@@ -11,6 +11,8 @@ std::int32_t width_of(const ModelConfig& config, Width width) {
     case Width::queries: return config.heads * config.head_size;
     case Width::keys: return config.kv_heads * config.head_size;
     case Width::head: return config.head_size;
+    case Width::experts: return config.experts;
+    case Width::expert_inner: return config.expert_inner;
   }
   return 0;
 }
@@ -25,20 +27,51 @@ bool has_bias(const ModelConfig& config, BiasRule rule) {
   return false;
 }
 
-void add_layer(std::vector<ModelTensor>& tensors, const ModelConfig& config, std::int32_t layer) {
-  for (const LayerWeightRow& row : kLayerWeights) {
-    if (!config.has(row.weight)) continue;
-    tensors.push_back(
-        {.use = ModelTensor::Use::layer,
-         .layer = layer,
-         .weight = row.weight,
-         .name = "model.layers." + std::to_string(layer) + "." + std::string(row.name),
-         .rows = width_of(config, row.rows),
-         .columns = width_of(config, row.columns),
-         .has_bias = has_bias(config, row.bias),
-         .product = row.product,
-         .fusion = row.fusion});
+constexpr std::int32_t kNoExpert = -1;
+
+/// "mlp.experts.*.up_proj" of expert 3 is "mlp.experts.3.up_proj".
+std::string name_of(const LayerWeightRow& row, std::int32_t expert) {
+  std::string name(row.name);
+  if (expert != kNoExpert) name.replace(name.find('*'), 1, std::to_string(expert));
+  return name;
+}
+
+ModelTensor tensor_of(const ModelConfig& config, const LayerWeightRow& row, std::int32_t layer,
+                      std::int32_t expert) {
+  return {.use = ModelTensor::Use::layer,
+          .layer = layer,
+          .weight = row.weight,
+          .expert = expert,
+          .name = "model.layers." + std::to_string(layer) + "." + name_of(row, expert),
+          .rows = width_of(config, row.rows),
+          .columns = width_of(config, row.columns),
+          .has_bias = has_bias(config, row.bias),
+          .product = row.product,
+          .fusion = row.fusion};
+}
+
+bool has(const ModelConfig& config, std::int32_t layer, const LayerWeightRow& row) {
+  switch (row.occurrence) {
+    case Occurrence::each_layer: return config.has(row.weight);
+    case Occurrence::dense_layers: return !config.is_sparse(layer);
+    case Occurrence::sparse_layers: return config.is_sparse(layer);
+    case Occurrence::each_expert: return false;  // listed expert by expert
   }
+  return false;
+}
+
+/// Each expert's weights together, so that what is used together lies together.
+void add_experts(std::vector<ModelTensor>& tensors, const ModelConfig& config, std::int32_t layer) {
+  for (std::int32_t expert = 0; expert < config.experts; ++expert)
+    for (const LayerWeightRow& row : kLayerWeights)
+      if (row.occurrence == Occurrence::each_expert)
+        tensors.push_back(tensor_of(config, row, layer, expert));
+}
+
+void add_layer(std::vector<ModelTensor>& tensors, const ModelConfig& config, std::int32_t layer) {
+  for (const LayerWeightRow& row : kLayerWeights)
+    if (has(config, layer, row)) tensors.push_back(tensor_of(config, row, layer, kNoExpert));
+  if (config.is_sparse(layer)) add_experts(tensors, config, layer);
 }
 
 }  // namespace

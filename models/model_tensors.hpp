@@ -17,6 +17,7 @@ struct ModelTensor {
   Use use = Use::layer;
   std::int32_t layer = 0;                        ///< with Use::layer, as the next
   LayerWeight weight = LayerWeight::input_norm;  ///< what the layer uses it for
+  std::int32_t expert = -1;                      ///< which expert's; -1: no expert's
   std::string name;                              ///< in the files, without ".weight" or ".bias"
   std::int32_t rows = 0;
   std::int32_t columns = 0;  ///< 0: a vector [rows], else a row-major matrix [rows, columns]

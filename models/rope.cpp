@@ -1,5 +1,6 @@
 #include "models/rope.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -21,24 +22,57 @@ float llama3_frequency(float frequency, const RopeScaling& scaling) {
   return (1 - smooth) * frequency / static_cast<float>(scaling.factor) + smooth * frequency;
 }
 
-float scaled_frequency(float frequency, const RopeScaling& scaling) {
-  switch (scaling.kind) {
-    case RopeScaling::Kind::none: return frequency;
-    case RopeScaling::Kind::linear: return frequency / static_cast<float>(scaling.factor);
-    case RopeScaling::Kind::llama3: return llama3_frequency(frequency, scaling);
-  }
-  return frequency;
+/// The pair that turns `turns` times in the original context, as a fraction between two pairs.
+double yarn_pair(double turns, std::int32_t head_size, const RopeConfig& rope) {
+  const auto context = static_cast<double>(rope.scaling.original_max_position);
+  return head_size * std::log(context / (turns * 2 * std::numbers::pi)) /
+         (2 * std::log(rope.theta));
 }
+
+/// YaRN: pairs before `low` keep their frequency, those from `high` on are stretched by `factor`,
+/// between them the two are mixed.
+struct YarnRamp {
+  float low = 0, high = 0;
+
+  YarnRamp(std::int32_t head_size, const RopeConfig& rope) {
+    double first = yarn_pair(rope.scaling.beta_fast, head_size, rope);
+    double last = yarn_pair(rope.scaling.beta_slow, head_size, rope);
+    if (rope.scaling.is_truncated) {
+      first = std::floor(first);
+      last = std::ceil(last);
+    }
+    first = std::max(first, 0.0);
+    last = std::min(last, head_size - 1.0);
+    if (first == last) last += 0.001;
+    low = static_cast<float>(first);
+    high = static_cast<float>(last);
+  }
+
+  float frequency(std::int32_t pair, float unscaled, float factor) const {
+    const float ramp = std::clamp((static_cast<float>(pair) - low) / (high - low), 0.0f, 1.0f);
+    const float kept = 1 - ramp;
+    return unscaled / factor * (1 - kept) + unscaled * kept;
+  }
+};
 
 }  // namespace
 
-Rope::Rope(const ModelConfig& config) {
-  const std::int32_t half = config.head_size / 2;
-  for (std::int32_t i = 0; i < half; ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(config.head_size);
-    const auto frequency = static_cast<float>(1.0 / std::pow(config.rope_theta, double{exponent}));
-    frequencies_.push_back(scaled_frequency(frequency, config.rope_scaling));
+Rope::Rope(std::int32_t head_size, const RopeConfig& rope) {
+  using Kind = RopeScaling::Kind;
+  const RopeScaling& scaling = rope.scaling;
+  const auto factor = static_cast<float>(scaling.factor);
+  for (std::int32_t i = 0; i < head_size / 2; ++i) {
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(head_size);
+    auto frequency = static_cast<float>(1.0 / std::pow(rope.theta, double{exponent}));
+    switch (scaling.kind) {
+      case Kind::none: break;
+      case Kind::linear: frequency /= factor; break;
+      case Kind::llama3: frequency = llama3_frequency(frequency, scaling); break;
+      case Kind::yarn: frequency = YarnRamp(head_size, rope).frequency(i, frequency, factor); break;
+    }
+    frequencies_.push_back(frequency);
   }
+  if (scaling.kind == Kind::yarn) attention_factor_ = static_cast<float>(scaling.attention_factor);
 }
 
 void Rope::angles(std::span<const std::int32_t> positions, RopeAngles& angles) const {
@@ -48,8 +82,8 @@ void Rope::angles(std::span<const std::int32_t> positions, RopeAngles& angles) c
   for (std::size_t t = 0; t < positions.size(); ++t)
     for (std::size_t i = 0; i < half; ++i) {
       const float angle = static_cast<float>(positions[t]) * frequencies_[i];
-      angles.cosines[t * half + i] = std::cos(angle);
-      angles.sines[t * half + i] = std::sin(angle);
+      angles.cosines[t * half + i] = std::cos(angle) * attention_factor_;
+      angles.sines[t * half + i] = std::sin(angle) * attention_factor_;
     }
 }
 

@@ -2,18 +2,20 @@
 // Rotary position embeddings. Dimensions are paired as in Hugging Face's "rotate half": dimension i
 // is rotated together with dimension i + D/2.
 //
-// Source: Su et al., RoFormer (2021); transformers: modeling_rope_utils.py. The code does the same
-// float32 operations in the same order, since models were trained with their rounding.
+// Source: Su et al., RoFormer (2021); Peng et al., YaRN (2023); transformers:
+// modeling_rope_utils.py. The code does the same float32 operations in the same order, since models
+// were trained with their rounding.
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "models/model_config.hpp"
+#include "models/rope_config.hpp"
 
 namespace kvhive {
 
-/// cos and sin of every token's angles: [T, D/2] each.
+/// cos and sin of every token's angles: [T, D/2] each, times the scaling's attention factor.
 struct RopeAngles {
   std::vector<float> cosines;
   std::vector<float> sines;
@@ -21,7 +23,10 @@ struct RopeAngles {
 
 class Rope {
  public:
-  explicit Rope(const ModelConfig& config);
+  /// \param head_size  D, even
+  Rope(std::int32_t head_size, const RopeConfig& rope);
+  /// The rotation of a model's layers that see everything; mostly of all.
+  explicit Rope(const ModelConfig& config) : Rope(config.head_size, config.rope.full) {}
 
   /// Computes the angles of tokens at these positions. All layers and heads of a step use the same.
   void angles(std::span<const std::int32_t> positions, RopeAngles& angles) const;
@@ -34,6 +39,7 @@ class Rope {
 
  private:
   std::vector<float> frequencies_;
+  float attention_factor_ = 1;
 };
 
 }  // namespace kvhive

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <functional>
+#include <numbers>
 
 #include "base/check.hpp"
 
@@ -55,6 +56,25 @@ void silu_multiply(std::span<float> gate, std::span<const float> up) {
 #pragma omp parallel for num_threads(threads_for(gate.size(), kSerialSiluValues))
   for (std::size_t i = 0; i < gate.size(); ++i)
     gate[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
+}
+
+void gelu_multiply(std::span<float> gate, std::span<const float> up) {
+  KV_CHECK(gate.size() == up.size(), gate.size(), up.size());
+  constexpr auto kRoot = static_cast<float>(std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
+#pragma omp parallel for num_threads(threads_for(gate.size(), kSerialSiluValues))
+  for (std::size_t i = 0; i < gate.size(); ++i) {
+    const float x = gate[i];
+    gate[i] = 0.5f * x * (1 + std::tanh(kRoot * (x + 0.044715f * x * x * x))) * up[i];
+  }
+}
+
+void soft_cap(std::span<float> x, float cap) {
+#pragma omp parallel for num_threads(threads_for(x.size(), kSerialSiluValues))
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = cap * std::tanh(x[i] / cap);
+}
+
+void scale_in_place(std::span<float> x, float factor) {
+  for (float& value : x) value *= factor;
 }
 
 void add_in_place(std::span<float> x, std::span<const float> y) {

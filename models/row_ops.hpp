@@ -14,6 +14,16 @@ void rms_norm(std::span<const float> x, std::span<const float> weight, float eps
 /// gate = silu(gate) * up (SwiGLU).
 void silu_multiply(std::span<float> gate, std::span<const float> up);
 
+/// gate = gelu(gate) * up, with GELU's approximation by tanh (PyTorch's gelu(approximate="tanh"),
+/// Hugging Face's gelu_pytorch_tanh).
+void gelu_multiply(std::span<float> gate, std::span<const float> up);
+
+/// x = cap * tanh(x / cap), so that x stays within +-cap. \pre cap > 0
+void soft_cap(std::span<float> x, float cap);
+
+/// x *= factor.
+void scale_in_place(std::span<float> x, float factor);
+
 /// x += y.
 void add_in_place(std::span<float> x, std::span<const float> y);
 

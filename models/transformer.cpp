@@ -1,16 +1,46 @@
 #include "models/transformer.hpp"
 
 #include <cmath>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/check.hpp"
+#include "models/experts.hpp"
 #include "models/rope.hpp"
 #include "models/row_ops.hpp"
 #include "models/transformer_weights.hpp"
 
 namespace kvhive {
 namespace {
+
+ExpertShape expert_shape(const ModelConfig& config) {
+  return {config.hidden_size, config.expert_inner};
+}
+
+/// What scores q.k are multiplied by.
+float score_scale(const ModelConfig& config) {
+  const float scalar =
+      config.query_scalar > 0 ? config.query_scalar : static_cast<float>(config.head_size);
+  return 1 / std::sqrt(scalar);
+}
+
+/// What embeddings are multiplied by. Models were trained with the root rounded to the weights'
+/// type.
+float embedding_scale(const ModelConfig& config, Dtype weights) {
+  if (config.architecture->family == Family::llama) return 1;
+  const float root = std::sqrt(static_cast<float>(config.hidden_size));
+  switch (weights) {
+    case Dtype::bf16: return float_of_bf16(bf16_of_float(root));
+    case Dtype::f16: return float_of_f16(f16_of_float(root));
+    default: return root;
+  }
+}
+
+/// Whether there are norms behind attention and behind the feed-forward network, too.
+bool has_norms_behind(const ModelConfig& config) {
+  return config.architecture->family == Family::gemma;
+}
 
 /// The intermediate rows of a step, kept between steps so that they are allocated once.
 struct Activations {
@@ -23,7 +53,12 @@ struct Activations {
   std::vector<float> gate;    ///< [T, intermediate]
   std::vector<float> up;      ///< [T, intermediate]
   std::vector<float> wanted;  ///< [logit rows, hidden]
-  RopeAngles angles;
+  std::vector<float> router;  ///< [T, experts], logits
+  std::vector<float> mixed;   ///< [T, hidden], the experts' output
+  RopeAngles angles;          ///< of layers that see everything
+  RopeAngles sliding_angles;  ///< of layers with a window, where they rotate otherwise
+  ExpertRoutes routes;
+  ExpertRows experts;
 
   using Rows = std::vector<float> Activations::*;
 
@@ -40,6 +75,9 @@ struct Activations {
     for (const Rows rows : {&Activations::gate, &Activations::up})
       visit(rows, tokens * config.intermediate_size);
     visit(&Activations::wanted, logit_rows * config.hidden_size);
+    if (config.experts == 0) return;
+    visit(&Activations::router, tokens * config.experts);
+    visit(&Activations::mixed, tokens * config.hidden_size);
   }
 
   void resize(const ModelConfig& config, std::size_t tokens, std::size_t logit_rows) {
@@ -54,6 +92,7 @@ struct Transformer::State {
   ModelConfig config;
   TransformerWeights weights;
   Rope rope;
+  std::optional<Rope> sliding_rope;  ///< of layers with a window, where they rotate otherwise
   AttentionBackend attention;
   Activations rows;
   LayerGroups ungrouped = one_group(config);
@@ -62,7 +101,11 @@ struct Transformer::State {
   void embed(const ForwardBatch& batch);
   void attend(const ForwardBatch& batch, const LayerWeights& layer, const PagedKv& kv,
               GroupId group, std::int32_t window);
+  void norm(const LayerWeights& layer, LayerWeight weight, std::span<const float> from,
+            std::span<float> to);
   void feed_forward(const LayerWeights& layer);
+  void run_dense(const LayerWeights& layer);
+  void run_sparse(const LayerWeights& layer);
   void project(const ForwardBatch& batch, std::span<float> logits);
 };
 
@@ -71,21 +114,31 @@ void Transformer::State::embed(const ForwardBatch& batch) {
   for (std::size_t t = 0; t < batch.tokens.size(); ++t)
     read_floats(weights.embedding, batch.tokens[t] * width,
                 std::span(rows.hidden).subspan(t * width, width));
+  const float scale = embedding_scale(config, weights.embedding.dtype);
+  if (scale != 1) scale_in_place(rows.hidden, scale);
   rope.angles(batch.positions, rows.angles);
+  if (sliding_rope) sliding_rope->angles(batch.positions, rows.sliding_angles);
+}
+
+void Transformer::State::norm(const LayerWeights& layer, LayerWeight weight,
+                              std::span<const float> from, std::span<float> to) {
+  rms_norm(from, layer.norm(weight), config.rms_norm_eps, to);
 }
 
 void Transformer::State::attend(const ForwardBatch& batch, const LayerWeights& layer,
                                 const PagedKv& kv, GroupId group, std::int32_t window) {
-  rms_norm(rows.hidden, layer.norm(LayerWeight::input_norm), config.rms_norm_eps, rows.normed);
+  norm(layer, LayerWeight::input_norm, rows.hidden, rows.normed);
   layer.product(LayerWeight::q).apply(rows.normed, rows.q);
   layer.product(LayerWeight::k).apply(rows.normed, rows.k);
   layer.product(LayerWeight::v).apply(rows.normed, rows.v);
   if (config.has(LayerWeight::q_norm)) {
-    rms_norm(rows.q, layer.norm(LayerWeight::q_norm), config.rms_norm_eps, rows.q);
-    rms_norm(rows.k, layer.norm(LayerWeight::k_norm), config.rms_norm_eps, rows.k);
+    norm(layer, LayerWeight::q_norm, rows.q, rows.q);
+    norm(layer, LayerWeight::k_norm, rows.k, rows.k);
   }
-  rope.rotate(rows.q, config.heads, rows.angles);
-  rope.rotate(rows.k, config.kv_heads, rows.angles);
+  const bool has_other_angles = window > 0 && sliding_rope;
+  const RopeAngles& angles = has_other_angles ? rows.sliding_angles : rows.angles;
+  rope.rotate(rows.q, config.heads, angles);
+  rope.rotate(rows.k, config.kv_heads, angles);
 
   attention.write({.k = rows.k.data(),
                    .v = rows.v.data(),
@@ -102,19 +155,46 @@ void Transformer::State::attend(const ForwardBatch& batch, const LayerWeights& l
                     .H = config.heads,
                     .M = batch.max_blocks,
                     .window = window,
-                    .scale = 1 / std::sqrt(static_cast<float>(config.head_size))});
+                    .soft_cap = config.attention_soft_cap,
+                    .scale = score_scale(config)});
   layer.product(LayerWeight::o).apply(rows.heads, rows.normed);
+  if (has_norms_behind(config))
+    norm(layer, LayerWeight::post_attention_norm, rows.normed, rows.normed);
   add_in_place(rows.hidden, rows.normed);
 }
 
 void Transformer::State::feed_forward(const LayerWeights& layer) {
-  rms_norm(rows.hidden, layer.norm(LayerWeight::post_attention_norm), config.rms_norm_eps,
-           rows.normed);
+  const bool has_behind = has_norms_behind(config);
+  norm(layer, has_behind ? LayerWeight::pre_feedforward_norm : LayerWeight::post_attention_norm,
+       rows.hidden, rows.normed);
+  if (layer.experts.empty())
+    run_dense(layer);
+  else
+    run_sparse(layer);
+  if (has_behind) norm(layer, LayerWeight::post_feedforward_norm, rows.normed, rows.normed);
+  add_in_place(rows.hidden, rows.normed);
+}
+
+/// One feed-forward network, from `normed` to `normed`.
+void Transformer::State::run_dense(const LayerWeights& layer) {
   layer.product(LayerWeight::gate).apply(rows.normed, rows.gate);
   layer.product(LayerWeight::up).apply(rows.normed, rows.up);
-  silu_multiply(rows.gate, rows.up);
+  if (config.architecture->family == Family::gemma)
+    gelu_multiply(rows.gate, rows.up);
+  else
+    silu_multiply(rows.gate, rows.up);
   layer.product(LayerWeight::down).apply(rows.gate, rows.normed);
-  add_in_place(rows.hidden, rows.normed);
+}
+
+/// The experts that the router chooses, from `normed` to `normed`.
+void Transformer::State::run_sparse(const LayerWeights& layer) {
+  layer.product(LayerWeight::router).apply(rows.normed, rows.router);
+  rows.routes.choose(rows.router, {.experts = config.experts,
+                                   .per_token = config.experts_per_token,
+                                   .are_weights_normed = config.are_expert_weights_normed});
+  run_experts(rows.routes, layer.experts, expert_shape(config), rows.normed, rows.experts,
+              rows.mixed);
+  rows.normed.swap(rows.mixed);
 }
 
 void Transformer::State::project(const ForwardBatch& batch, std::span<float> logits) {
@@ -125,6 +205,7 @@ void Transformer::State::project(const ForwardBatch& batch, std::span<float> log
              std::span(rows.wanted).subspan(i * width, width));
   }
   weights.lm_head->apply(rows.wanted, logits);
+  if (config.logit_soft_cap > 0) soft_cap(logits, config.logit_soft_cap);
 }
 
 Expected<Transformer> Transformer::load(
@@ -134,8 +215,12 @@ Expected<Transformer> Transformer::load(
   if (!config) return forward_error(config);
   auto weights = TransformerWeights::load(directory, *config, progress);
   if (!weights) return forward_error(weights);
-  return Transformer(std::make_unique<State>(
-      State{*config, std::move(*weights), Rope(*config), attention, Activations{}}));
+  std::optional<Rope> sliding_rope;
+  if (config->architecture->defaults.local_rope_theta > 0)
+    sliding_rope.emplace(config->head_size, config->rope.sliding);
+  return Transformer(
+      std::make_unique<State>(State{*config, std::move(*weights), Rope(*config),
+                                    std::move(sliding_rope), attention, Activations{}}));
 }
 
 Transformer::Transformer(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -148,6 +233,8 @@ std::size_t Transformer::step_bytes(const ModelConfig& config, std::size_t token
   std::size_t floats = 0;
   Activations::visit_sizes(config, tokens, logit_rows,
                            [&](Activations::Rows, std::size_t more) { floats += more; });
+  if (config.experts > 0)
+    floats += ExpertRows::most_floats(tokens, config.experts_per_token, expert_shape(config));
   return floats * sizeof(float);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// A decoder of the Llama family over a paged KV cache, on the CPU: f32 activations, weights as
-// stored (models/matmul.hpp).
+// A decoder (architecture.hpp lists the families) over a paged KV cache, on the CPU: f32
+// activations, weights as stored (models/product/matmul.hpp).
 //
 // Invariant: the bits of a token's logits and KV depend only on its sequence; not on other
 // sequences in the batch, nor on how the sequence was split into steps.

@@ -64,14 +64,34 @@ class TensorReader {
   std::optional<Error> failed_;
 };
 
-void read_layer_weight(TensorReader& reader, const ModelTensor& listed,
+/// A norm's weights, as rms_norm() takes them: Gemma's files have them less 1.
+std::vector<float> read_norm(TensorReader& reader, const ModelTensor& listed,
+                             const ModelConfig& config) {
+  std::vector<float> weights = reader.vector(listed);
+  if (config.architecture->family == Family::gemma)
+    for (float& weight : weights) weight += 1;
+  return weights;
+}
+
+void read_expert_weight(TensorReader& reader, const ModelTensor& listed, ExpertWeights& expert) {
+  auto& matrix = listed.weight == LayerWeight::expert_gate ? expert.gate
+                 : listed.weight == LayerWeight::expert_up ? expert.up
+                                                           : expert.down;
+  matrix = reader.matmul(listed);
+}
+
+void read_layer_weight(TensorReader& reader, const ModelTensor& listed, const ModelConfig& config,
                        std::vector<LayerWeights>& layers) {
   LayerWeights& layer = layers[listed.layer];
   const auto weight = static_cast<std::size_t>(listed.weight);
-  if (listed.is_vector())
-    layer.norms[weight] = reader.vector(listed);
-  else
+  if (listed.expert >= 0) {
+    layer.experts.resize(config.experts);
+    read_expert_weight(reader, listed, layer.experts[listed.expert]);
+  } else if (listed.is_vector()) {
+    layer.norms[weight] = read_norm(reader, listed, config);
+  } else {
     layer.products[weight] = reader.matmul(listed);
+  }
 }
 
 }  // namespace
@@ -102,8 +122,12 @@ Expected<TransformerWeights> TransformerWeights::load(const std::filesystem::pat
       case ModelTensor::Use::embedding:
         weights.embedding = reader.tensor(listed.weight_name(), listed.weight_shape());
         break;
-      case ModelTensor::Use::layer: read_layer_weight(reader, listed, weights.layers); break;
-      case ModelTensor::Use::final_norm: weights.final_norm = reader.vector(listed); break;
+      case ModelTensor::Use::layer:
+        read_layer_weight(reader, listed, config, weights.layers);
+        break;
+      case ModelTensor::Use::final_norm:
+        weights.final_norm = read_norm(reader, listed, config);
+        break;
       case ModelTensor::Use::lm_head: weights.lm_head = reader.matmul(listed); break;
     }
     if (reader.failed()) break;

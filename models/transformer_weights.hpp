@@ -1,5 +1,5 @@
 #pragma once
-// The tensors of a Llama-family model under their Hugging Face names, each checked for existence
+// The tensors of a model under their Hugging Face names, each checked for existence
 // and shape.
 
 #include <array>
@@ -7,9 +7,10 @@
 #include <optional>
 #include <vector>
 
-#include "models/matmul.hpp"
+#include "models/experts.hpp"
 #include "models/model_config.hpp"
 #include "models/model_tensors.hpp"
+#include "models/product/matmul.hpp"
 #include "models/safetensors.hpp"
 
 namespace kvhive {
@@ -19,8 +20,9 @@ using LoadProgress = std::function<void(std::size_t, std::size_t)>;
 
 /// A layer's weights, by their use. Weights that the model does not have are empty.
 struct LayerWeights {
-  std::array<std::vector<float>, kLayerWeightCount> norms;
+  std::array<std::vector<float>, kLayerWeightCount> norms;  ///< what a norm multiplies by
   std::array<std::optional<Matmul>, kLayerWeightCount> products;
+  std::vector<ExpertWeights> experts;  ///< of a sparse layer
 
   const std::vector<float>& norm(LayerWeight weight) const {
     return norms[static_cast<std::size_t>(weight)];

@@ -10,7 +10,8 @@ import pathlib
 import re
 import sys
 
-CORE = {"base", "config", "hashing", "pool", "kernels", "device", "models", "models/text", "ipc", "ipc/channel", "actors"}
+CORE = {"base", "config", "hashing", "pool", "kernels", "device", "models", "models/product", "models/text", "ipc",
+        "ipc/channel", "actors"}
 SHARED = {"base", "config", "pool", "pool/care", "ipc", "ipc/channel", "tools/program", "tools/privilege"}
 # A folder may include itself and what is listed here. A folder that is not listed may not include anything of ours.
 MAY_INCLUDE = {
@@ -25,7 +26,8 @@ MAY_INCLUDE = {
     "kernels/cpu": {"base", "config", "kernels"},
     "kernels/simt": set(),
     "kernels/cuda": {"base", "config", "kernels", "kernels/simt"},
-    "models": {"base", "config", "kernels"},
+    "models": {"base", "config", "kernels", "models/product"},
+    "models/product": {"base", "config"},
     "models/text": {"base"},
     "models/gpu": {"base", "config", "device", "kernels", "kernels/cuda", "models"},
     "ipc": {"base", "config"},

@@ -12,6 +12,7 @@
 #include "models/gpu/decode_graphs.hpp"
 #include "models/gpu/gpu_buffer_offsets.hpp"
 #include "models/gpu/gpu_step.hpp"
+#include "models/gpu/gpu_support.hpp"
 #include "models/gpu/gpu_weights.hpp"
 
 namespace kvhive {
@@ -299,6 +300,7 @@ std::size_t GpuTransformer::device_bytes(const ModelConfig& config, const GpuLim
 
 Expected<GpuTransformer> GpuTransformer::create(Device& device, const ModelConfig& config,
                                                 const std::byte* weights, const GpuLimits& limits) {
+  if (auto supported = check_gpu_model(config); !supported) return forward_error(supported);
   auto state = std::make_unique<State>(device, config, weights, limits);
   auto memory = DeviceBuffer::allocate(device, state->offsets.bytes);
   if (!memory) return forward_error(memory);

@@ -9,6 +9,7 @@
 #include "base/round_up.hpp"
 #include "device/device_memory.hpp"
 #include "kernels/element.hpp"
+#include "models/gpu/gpu_support.hpp"
 #include "models/rope.hpp"
 
 namespace kvhive {
@@ -200,6 +201,7 @@ GpuWeights::GpuWeights(const ModelConfig& config) {
 Expected<void> upload_weights(Device& device, const ModelConfig& config,
                               const SafetensorsDirectory& files, std::byte* region,
                               const LoadProgress& progress) {
+  if (auto supported = check_gpu_model(config); !supported) return supported;
   auto uploader = Uploader::create(device);
   if (!uploader) return forward_error(uploader);
   auto sent = send_all(*uploader, config, files, region, progress);

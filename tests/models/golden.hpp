@@ -17,13 +17,15 @@ inline const std::filesystem::path kGolden = KVHIVE_GOLDEN_DIR;
 
 struct Golden {
   std::vector<TokenId> tokens;
-  std::vector<double> logits;  ///< [tokens, vocab]
+  std::vector<double> logits;   ///< [tokens, vocab]
+  std::vector<TokenId> greedy;  ///< what the most likely tokens continue the prompt with
 };
 
 inline Golden read_golden(const std::string& model) {
   Golden golden;
   const auto json = read_json_object(kGolden / model / "golden.json").value();
   golden.tokens = json["tokens"].get<std::vector<TokenId>>();
+  golden.greedy = json["greedy"].get<std::vector<TokenId>>();
   const auto bytes = read_text_file(kGolden / model / "golden.f64").value();
   for (std::size_t at = 0; at < bytes.size(); at += 8) {
     std::uint64_t bits = 0;

@@ -52,7 +52,7 @@ TEST(KernelReferences, NormAndSwigluAreTheCpusRowOps) {
 TEST(KernelReferences, RotationIsTheCpusRope) {
   ModelConfig config;
   config.head_size = 64;
-  config.rope_theta = 500000;
+  config.rope.full.theta = 500000;
   const Rope rope(config);
   const std::vector<std::int32_t> positions{0, 3, 8191, 131071};
   const auto T = static_cast<std::int32_t>(positions.size());

@@ -19,7 +19,8 @@ ModelConfig model_with(std::int32_t window, std::int32_t first_sliding, std::int
   config.head_size = 8;
   config.max_position_embeddings = 1000;
   config.sliding_window = window;
-  config.first_sliding_layer = first_sliding;
+  for (std::int32_t layer = 0; layer < layers; ++layer)
+    config.sliding_layers.push_back(window != 0 && layer >= first_sliding);
   return config;
 }
 

@@ -30,6 +30,40 @@ json llama() {
           {"eos_token_id", 2}};
 }
 
+json gemma2() {
+  return {{"architectures", {"Gemma2ForCausalLM"}},
+          {"hidden_size", 64},
+          {"intermediate_size", 128},
+          {"num_hidden_layers", 5},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"head_dim", 32},
+          {"vocab_size", 100},
+          {"max_position_embeddings", 512},
+          {"hidden_act", "gelu_pytorch_tanh"}};
+}
+
+json gemma3() {
+  json config = gemma2();
+  config["architectures"] = {"Gemma3ForCausalLM"};
+  config["num_hidden_layers"] = 13;
+  config["sliding_window"] = 100;
+  return config;
+}
+
+json qwen3_moe() {
+  return {{"architectures", {"Qwen3MoeForCausalLM"}},
+          {"hidden_size", 64},
+          {"intermediate_size", 128},
+          {"moe_intermediate_size", 32},
+          {"num_experts", 16},
+          {"num_experts_per_tok", 4},
+          {"num_hidden_layers", 6},
+          {"num_attention_heads", 8},
+          {"vocab_size", 100},
+          {"max_position_embeddings", 512}};
+}
+
 json with(json config, const json& changes) {
   config.update(changes);
   return config;
@@ -130,14 +164,170 @@ TEST(ModelConfig, ReadsRopeScaling) {
                     {"high_freq_factor", 4.0},
                     {"original_max_position_embeddings", 8192}};
   const auto config = load(with(llama(), {{"rope_scaling", llama3}, {"rope_theta", 500000}}));
-  EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::llama3);
-  EXPECT_EQ(config->rope_scaling.original_max_position, 8192);
-  EXPECT_EQ(config->rope_theta, 500000);
+  EXPECT_EQ(config->rope.full.scaling.kind, RopeScaling::Kind::llama3);
+  EXPECT_EQ(config->rope.full.scaling.original_max_position, 8192);
+  EXPECT_EQ(config->rope.full.theta, 500000);
   const auto linear = load(with(llama(), {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}));
-  EXPECT_EQ(linear->rope_scaling.kind, RopeScaling::Kind::linear);
+  EXPECT_EQ(linear->rope.full.scaling.kind, RopeScaling::Kind::linear);
   const auto newer =
       load(with(llama(), {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}}}}));
-  EXPECT_EQ(newer->rope_theta, 1e6);
+  EXPECT_EQ(newer->rope.full.theta, 1e6);
+}
+
+TEST(ModelConfig, YarnReadsWhatTransformersReads) {
+  const auto load_yarn = [](json fields, const json& others = json::object()) {
+    fields["rope_type"] = "yarn";
+    return load(with(with(llama(), others), {{"rope_scaling", fields}}));
+  };
+  const auto plain = load_yarn({{"factor", 4}, {"original_max_position_embeddings", 128}});
+  ASSERT_TRUE(plain) << plain.error().text;
+  EXPECT_EQ(plain->rope.full.scaling.kind, RopeScaling::Kind::yarn);
+  EXPECT_EQ(plain->rope.full.scaling.beta_fast, 32);
+  EXPECT_EQ(plain->rope.full.scaling.beta_slow, 1);
+  EXPECT_TRUE(plain->rope.full.scaling.is_truncated);
+  EXPECT_NEAR(plain->rope.full.scaling.attention_factor, 1.138629, 1e-6);  // 0.1 ln 4 + 1
+  EXPECT_EQ(plain->max_position_embeddings, 512);
+  EXPECT_EQ(load_yarn({{"factor", 1}})->rope.full.scaling.attention_factor, 1);
+  EXPECT_EQ(
+      load_yarn({{"factor", 4}, {"attention_factor", 1.5}})->rope.full.scaling.attention_factor,
+      1.5);
+  // DeepSeek's: a quotient of two.
+  const auto both = load_yarn({{"factor", 4}, {"mscale", 0.5}, {"mscale_all_dim", 2}});
+  EXPECT_NEAR(both->rope.full.scaling.attention_factor, 1.0693147 / 1.2772589, 1e-6);
+  EXPECT_NEAR(load_yarn({{"factor", 4}, {"mscale", 0.5}})->rope.full.scaling.attention_factor,
+              1.138629, 1e-6);
+  // Without a factor it is how much longer the context is.
+  const auto implied = load_yarn({{"original_max_position_embeddings", 128}, {"factor", nullptr}});
+  EXPECT_EQ(implied->rope.full.scaling.factor, 4);
+  // Published models leave max_position_embeddings at the original context.
+  EXPECT_EQ(load_yarn({{"factor", 4}})->max_position_embeddings, 2048);
+  EXPECT_EQ(load_yarn({{"factor", 4}}, {{"original_max_position_embeddings", 64}})
+                ->rope.full.scaling.original_max_position,
+            64);
+}
+
+TEST(ModelConfig, ReadsGemma2AndItsClassesDefaults) {
+  const auto config = load(gemma2());
+  ASSERT_TRUE(config) << config.error().text;
+  EXPECT_EQ(config->attention_soft_cap, 50);
+  EXPECT_EQ(config->logit_soft_cap, 30);
+  EXPECT_EQ(config->query_scalar, 256);
+  EXPECT_TRUE(config->tie_word_embeddings);
+  EXPECT_TRUE(config->has(LayerWeight::post_feedforward_norm));
+  EXPECT_FALSE(config->has(LayerWeight::q_norm));
+  for (const std::int32_t layer : {0, 2, 4}) EXPECT_EQ(config->window_of(layer), 4096) << layer;
+  for (const std::int32_t layer : {1, 3}) EXPECT_EQ(config->window_of(layer), 0) << layer;
+  const auto said = load(with(gemma2(), {{"attn_logit_softcapping", nullptr},
+                                         {"final_logit_softcapping", 20.0},
+                                         {"query_pre_attn_scalar", 144},
+                                         {"hidden_activation", "gelu_pytorch_tanh"},
+                                         {"sliding_window", 7},
+                                         {"tie_word_embeddings", false}}));
+  ASSERT_TRUE(said) << said.error().text;
+  EXPECT_EQ(said->attention_soft_cap, 0);
+  EXPECT_EQ(said->logit_soft_cap, 20);
+  EXPECT_EQ(said->query_scalar, 144);
+  EXPECT_EQ(said->window_of(0), 7);
+  EXPECT_FALSE(said->tie_word_embeddings);
+}
+
+TEST(ModelConfig, ReadsGemma3WithTwoRotations) {
+  const auto config =
+      load(with(gemma3(), {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8}}}}));
+  ASSERT_TRUE(config) << config.error().text;
+  EXPECT_EQ(config->rope.full.theta, 1e6);
+  EXPECT_EQ(config->rope.full.scaling.factor, 8);
+  EXPECT_EQ(config->rope.sliding.theta, 1e4);
+  EXPECT_EQ(config->rope.sliding.scaling.kind, RopeScaling::Kind::none);
+  EXPECT_EQ(config->attention_soft_cap, 0);
+  EXPECT_EQ(config->logit_soft_cap, 0);
+  EXPECT_TRUE(config->has(LayerWeight::k_norm));
+  for (std::int32_t layer = 0; layer < 13; ++layer)
+    EXPECT_EQ(config->window_of(layer), layer % 6 == 5 ? 0 : 100) << layer;
+  const auto pattern = load(with(gemma3(), {{"sliding_window_pattern", 2}}));
+  for (std::int32_t layer = 0; layer < 13; ++layer)
+    EXPECT_EQ(pattern->window_of(layer), layer % 2 == 1 ? 0 : 100) << layer;
+  // As transformers 5 writes it.
+  const json newer{
+      {"rope_parameters",
+       {{"full_attention", {{"rope_type", "linear"}, {"factor", 4}, {"rope_theta", 5e5}}},
+        {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 3e4}}}}}};
+  const auto parameters = load(with(gemma3(), newer));
+  ASSERT_TRUE(parameters) << parameters.error().text;
+  EXPECT_EQ(parameters->rope.full.theta, 5e5);
+  EXPECT_EQ(parameters->rope.full.scaling.factor, 4);
+  EXPECT_EQ(parameters->rope.sliding.theta, 3e4);
+}
+
+TEST(ModelConfig, GemmasLayerTypesDecideWhichLayersSlide) {
+  const json full = "full_attention", sliding = "sliding_attention";
+  const auto config = load(with(gemma2(), {{"layer_types", {full, full, sliding, full, sliding}}}));
+  ASSERT_TRUE(config) << config.error().text;
+  for (std::int32_t layer = 0; layer < 5; ++layer)
+    EXPECT_EQ(config->window_of(layer), layer == 2 || layer == 4 ? 4096 : 0) << layer;
+  for (const json& types :
+       {json{full}, json("x"), json{full, full, full, full, "chunked_attention"}}) {
+    const auto refused = load(with(gemma2(), {{"layer_types", types}}));
+    ASSERT_FALSE(refused) << types;
+    EXPECT_THAT(refused.error().text, HasSubstr("layer_types"));
+  }
+  const auto no_window = load(with(gemma3(), {{"sliding_window", nullptr}}));
+  ASSERT_FALSE(no_window);
+  EXPECT_THAT(no_window.error().text, HasSubstr("sliding_window"));
+}
+
+TEST(ModelConfig, PackedPagesAreNotForSoftCaps) {
+  const auto config = load(with(gemma2(), {{"head_dim", 64}}));
+  EXPECT_EQ(fastest_kv_layout(*config, one_group(*config), 16, Dtype::bf16).pages, PageLayout::rows);
+}
+
+TEST(ModelConfig, ReadsExperts) {
+  const auto all = load(qwen3_moe());
+  ASSERT_TRUE(all) << all.error().text;
+  EXPECT_EQ(all->experts, 16);
+  EXPECT_EQ(all->experts_per_token, 4);
+  EXPECT_EQ(all->expert_inner, 32);
+  EXPECT_FALSE(all->are_expert_weights_normed);  // the class's default
+  for (std::int32_t layer = 0; layer < 6; ++layer) EXPECT_TRUE(all->is_sparse(layer));
+  const auto some = load(with(qwen3_moe(), {{"decoder_sparse_step", 2},
+                                            {"mlp_only_layers", {3, 99}},
+                                            {"norm_topk_prob", true},
+                                            {"num_experts", nullptr},
+                                            {"num_local_experts", 8}}));
+  ASSERT_TRUE(some) << some.error().text;
+  EXPECT_EQ(some->experts, 8);
+  EXPECT_TRUE(some->are_expert_weights_normed);
+  for (std::int32_t layer = 0; layer < 6; ++layer)
+    EXPECT_EQ(some->is_sparse(layer), layer == 1 || layer == 5) << layer;
+  const auto window =
+      load(with(qwen3_moe(), {{"use_sliding_window", true}, {"sliding_window", 9}}));
+  EXPECT_EQ(window->window_of(0), 9);
+}
+
+TEST(ModelConfig, FieldsOfGemmaAndExpertsAreRefusedByName) {
+  const auto text = [](const json& config) {
+    const auto loaded = load(config);
+    return loaded ? "no error" : loaded.error().text;
+  };
+  EXPECT_THAT(text(with(gemma2(), {{"hidden_activation", "gelu"}})),
+              HasSubstr("hidden_activation"));
+  EXPECT_THAT(text(with(gemma2(), {{"attn_logit_softcapping", -1}})),
+              HasSubstr("attn_logit_softcapping = -1"));
+  EXPECT_THAT(text(with(gemma2(), {{"query_pre_attn_scalar", 0}})),
+              HasSubstr("query_pre_attn_scalar = 0"));
+  EXPECT_THAT(text(with(gemma3(), {{"use_bidirectional_attention", true}})),
+              HasSubstr("use_bidirectional_attention"));
+  EXPECT_THAT(text(with(gemma3(), {{"architectures", {"Gemma3ForConditionalGeneration"}}})),
+              HasSubstr("Gemma3ForConditionalGeneration"));
+  EXPECT_THAT(text(with(gemma2(), {{"rope_local_base_freq", 1e4}})),
+              HasSubstr("rope_local_base_freq"));
+  EXPECT_THAT(text(with(qwen3_moe(), {{"num_experts", nullptr}})), HasSubstr("num_experts"));
+  EXPECT_THAT(text(with(qwen3_moe(), {{"num_experts_per_tok", 17}})),
+              HasSubstr("num_experts_per_tok = 17, expected at most num_experts = 16"));
+  EXPECT_THAT(text(with(qwen3_moe(), {{"num_local_experts", 8}})), HasSubstr("num_local_experts"));
+  EXPECT_THAT(text(with(qwen3_moe(), {{"mlp_only_layers", {"x"}}})), HasSubstr("mlp_only_layers"));
+  EXPECT_THAT(text(with(qwen3_moe(), {{"moe_intermediate_size", 0}})),
+              HasSubstr("moe_intermediate_size"));
 }
 
 TEST(ModelConfig, GenerationConfigOverridesEos) {
@@ -180,7 +370,16 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{{{"num_key_value_heads", 3}}, "num_key_value_heads = 3"},
         Refusal{{{"rms_norm_eps", "tiny"}}, "rms_norm_eps"},
         Refusal{{{"rope_theta", 0}}, "rope_theta = 0"},
-        Refusal{{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}}}, "yarn"},
+        Refusal{{{"rope_scaling", {{"rope_type", "longrope"}, {"factor", 4}}}}, "longrope"},
+        Refusal{{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 0.5}}}}, "factor = 0.5"},
+        Refusal{{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}, {"beta_slow", 40}}}},
+                "beta_slow = 40"},
+        Refusal{{{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}}, {"rope_theta", 1}},
+                "rope_theta"},
+        Refusal{
+            {{"rope_scaling", {{"rope_type", "yarn"}, {"original_max_position_embeddings", 32}}},
+             {"original_max_position_embeddings", 64}},
+            "original_max_position_embeddings = 64"},
         Refusal{{{"rope_scaling", {{"type", "dynamic"}, {"factor", 4}}}}, "dynamic"},
         Refusal{{{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8}}}}, "low_freq_factor"},
         Refusal{{{"rope_scaling", "linear"}}, "rope_scaling"},

@@ -33,7 +33,8 @@ std::map<std::string, std::vector<std::int64_t>> in_files(const std::filesystem:
 }
 
 TEST(ModelTensors, ListsExactlyWhatTheFilesHave) {
-  for (const std::string model : {"llama2", "llama3", "mistral", "qwen2", "qwen3"}) {
+  for (const std::string model : {"llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2",
+                                  "gemma3", "qwen3_moe", "qwen3_moe_raw", "yarn"}) {
     const auto config = load_model_config(kGolden / model).value();
     EXPECT_EQ(listed(config), in_files(kGolden / model)) << model;
     EXPECT_EQ(count_with_biases(model_tensors(config)), listed(config).size()) << model;
@@ -54,15 +55,27 @@ TEST(ModelTensors, BiasesNormsAndTheTiedMatrixFollowTheConfig) {
   EXPECT_FALSE(listed(config).contains("model.layers.0.self_attn.q_norm.weight"));
 }
 
+TEST(ModelTensors, ExpertsAreListedInSparseLayersOnly) {
+  const auto config = load_model_config(kGolden / "qwen3_moe").value();
+  const auto names = listed(config);
+  EXPECT_TRUE(names.contains("model.layers.0.mlp.experts.5.up_proj.weight"));
+  EXPECT_TRUE(names.contains("model.layers.0.mlp.gate.weight"));
+  EXPECT_FALSE(names.contains("model.layers.0.mlp.up_proj.weight"));
+  EXPECT_FALSE(names.contains("model.layers.1.mlp.gate.weight"));
+  EXPECT_TRUE(names.contains("model.layers.1.mlp.up_proj.weight"));
+}
+
 TEST(ModelTensors, ATensorFusedWithThePreviousOneHasItsShape) {
-  const auto config = load_model_config(kGolden / "qwen3").value();
-  const auto tensors = model_tensors(config);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].fusion != Fusion::with_previous) continue;
-    ASSERT_GT(i, 0u);
-    EXPECT_EQ(tensors[i].weight_shape(), tensors[i - 1].weight_shape()) << tensors[i].name;
-    EXPECT_EQ(tensors[i].has_bias, tensors[i - 1].has_bias) << tensors[i].name;
-    EXPECT_EQ(tensors[i].product, tensors[i - 1].product) << tensors[i].name;
+  for (const std::string model : {"qwen3", "qwen3_moe"}) {
+    const auto tensors = model_tensors(load_model_config(kGolden / model).value());
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].fusion != Fusion::with_previous) continue;
+      ASSERT_GT(i, 0u);
+      EXPECT_EQ(tensors[i].weight_shape(), tensors[i - 1].weight_shape()) << tensors[i].name;
+      EXPECT_EQ(tensors[i].has_bias, tensors[i - 1].has_bias) << tensors[i].name;
+      EXPECT_EQ(tensors[i].product, tensors[i - 1].product) << tensors[i].name;
+      EXPECT_EQ(tensors[i].expert, tensors[i - 1].expert) << tensors[i].name;
+    }
   }
 }
 

@@ -30,7 +30,7 @@ TEST(Rope, TurnsPairsHalfAHeadApart) {
 TEST(Rope, LinearScalingDividesFrequencies) {
   auto config = config_of(8);
   const Rope plain(config);
-  config.rope_scaling = {.kind = RopeScaling::Kind::linear, .factor = 4};
+  config.rope.full.scaling = {.kind = RopeScaling::Kind::linear, .factor = 4};
   const Rope stretched(config);
   for (std::size_t i = 0; i < 4; ++i)
     EXPECT_EQ(stretched.frequencies()[i], plain.frequencies()[i] / 4);
@@ -38,9 +38,9 @@ TEST(Rope, LinearScalingDividesFrequencies) {
 
 TEST(Rope, Llama3ScalingKeepsFastAndStretchesSlowFrequencies) {
   auto config = config_of(128);
-  config.rope_theta = 500000;
+  config.rope.full.theta = 500000;
   const Rope plain(config);
-  config.rope_scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 8192};
+  config.rope.full.scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 8192};
   const Rope scaled(config);
   EXPECT_EQ(scaled.frequencies().front(), plain.frequencies().front());
   EXPECT_EQ(scaled.frequencies().back(), plain.frequencies().back() / 8);
@@ -48,6 +48,42 @@ TEST(Rope, Llama3ScalingKeepsFastAndStretchesSlowFrequencies) {
     const float ratio = scaled.frequencies()[i] / plain.frequencies()[i];
     EXPECT_TRUE(ratio >= 0.1249f && ratio <= 1.0001f) << i << " " << ratio;
   }
+}
+
+RopeConfig yarn(double original, double beta_fast = 32, double beta_slow = 1) {
+  return {.theta = 10000,
+          .scaling = {.kind = RopeScaling::Kind::yarn,
+                      .factor = 4,
+                      .original_max_position = static_cast<std::int64_t>(original),
+                      .beta_fast = beta_fast,
+                      .beta_slow = beta_slow,
+                      .attention_factor = 1.25}};
+}
+
+TEST(Rope, YarnKeepsFastAndStretchesSlowFrequencies) {
+  const Rope plain(config_of(128));
+  // Qwen's numbers: pairs 0 to 23 turn more than 32 times in 32,768 tokens, from 47 on less than
+  // once.
+  const Rope scaled(128, yarn(32768));
+  for (std::size_t i = 0; i < 64; ++i) {
+    const float ratio = scaled.frequencies()[i] / plain.frequencies()[i];
+    if (i <= 35)
+      EXPECT_NEAR(ratio, 1, 1e-6) << i;
+    else if (i >= 60)
+      EXPECT_NEAR(ratio, 0.25, 1e-6) << i;
+    else
+      EXPECT_NEAR(ratio, 1 - 0.75 * (double(i) - 35) / 25, 1e-5) << i;
+  }
+}
+
+TEST(Rope, YarnMultipliesCosinesAndSines) {
+  const Rope rope(8, yarn(64));
+  RopeAngles angles;
+  rope.angles(std::vector<std::int32_t>{0, 3}, angles);
+  EXPECT_EQ(angles.cosines[0], 1.25f);
+  EXPECT_EQ(angles.sines[0], 0);
+  for (std::size_t i = 4; i < 8; ++i)
+    EXPECT_NEAR(std::hypot(angles.cosines[i], angles.sines[i]), 1.25, 1e-6);
 }
 
 }  // namespace

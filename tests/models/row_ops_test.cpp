@@ -54,6 +54,29 @@ TEST(RowOps, SiluSaturatesWithoutNaN) {
   EXPECT_EQ(gate[4], 0);
 }
 
+TEST(RowOps, GeluIsTheOneByTanh) {
+  std::vector<float> gate{0, 1, -1, 2.5f, 200, -200};
+  const std::vector<float> up{5, 2, 2, 1, 2, 2};
+  gelu_multiply(gate, up);
+  // torch.nn.functional.gelu(x, approximate="tanh"); the exact one gives 2 * 0.8413447 for 1.
+  EXPECT_EQ(gate[0], 0);
+  EXPECT_NEAR(gate[1], 2 * 0.8411920, 1e-6);
+  EXPECT_NEAR(gate[2], -2 * 0.1588080, 1e-6);
+  EXPECT_NEAR(gate[3], 2.4849160, 1e-6);
+  EXPECT_EQ(gate[4], 400);
+  EXPECT_EQ(gate[5], 0);
+}
+
+TEST(RowOps, SoftCapKeepsSmallValuesAndBoundsLargeOnes) {
+  std::vector<float> x{0, 0.01f, -3, 1e6f, -1e6f};
+  soft_cap(x, 3);
+  EXPECT_EQ(x[0], 0);
+  EXPECT_NEAR(x[1], 0.01, 1e-6);
+  EXPECT_NEAR(x[2], -3 * std::tanh(1.0), 1e-6);
+  EXPECT_EQ(x[3], 3);
+  EXPECT_EQ(x[4], -3);
+}
+
 TEST(RowOps, AddInPlaceAdds) {
   std::vector<float> x{1, 2};
   add_in_place(x, std::vector<float>{10, 20});

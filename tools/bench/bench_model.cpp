@@ -28,7 +28,7 @@
 #include "base/check.hpp"
 #include "base/cpu_features.hpp"
 #include "base/mapped_file.hpp"
-#include "models/matmul.hpp"
+#include "models/product/matmul.hpp"
 #include "models/transformer.hpp"
 #include "tools/bench/paired.hpp"
 

@@ -10,6 +10,7 @@
 #include "actors/gpu/gpu_runner.hpp"
 #include "ipc/channel/channel_layout.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
+#include "models/gpu/gpu_support.hpp"
 #include "models/gpu/gpu_transformer.hpp"
 #include "tools/engine/gpu_memory.hpp"
 
@@ -26,6 +27,7 @@ constexpr std::size_t kGraphBytesPerLayer = std::size_t{64} << 10;
 /// Refuses models and options that the kernels in kernels/cuda do not support, so that the engine
 /// fails at its start and not at a request.
 Expected<void> check_supported(const Options& options, const ModelConfig& config) {
+  if (auto supported = check_gpu_model(config); !supported) return supported;
   if (!std::has_single_bit(options.block_size))
     return failure(Errc::bad_argument, "block-size: '" + std::to_string(options.block_size) +
                                            "' must be a power of two on a GPU; 16 is usual");

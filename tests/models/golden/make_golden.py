@@ -1,25 +1,29 @@
 #!/usr/bin/env python3
 """Writes tiny random models in Hugging Face's layout, and their correct logits.
 
-An implementation of the Llama family written apart from the C++ one: float64 throughout, no KV
+An implementation of the model families written apart from the C++ one: float64 throughout, no KV
 cache, no batch, one sequence attending to itself under a mask. Only the weights are rounded, to the
 dtype they are stored in. Needs Python 3 and numpy; deterministic. Run it in this folder:
 
-    ./make_golden.py
+    ./make_golden.py [MODEL...]     all models, or only these
 
-Each model's folder gets config.json, its safetensors and golden.json: the prompt's tokens and a file
-golden.f64 with the logits of every position, [tokens, vocab] little-endian float64.
+Each model's folder gets config.json, its safetensors and golden.json: the prompt's tokens, the tokens
+that greedy decoding continues it with, and a file golden.f64 with the logits of every position of
+the prompt, [tokens, vocab] little-endian float64. A choice that is so close that rounding could turn
+it ends greedy decoding if it is of a token, and asks for other random weights if it is of an expert.
 """
 
 import json
 import math
 import os
 import struct
+import sys
 
 import numpy as np
 
 VOCAB = 96
 TOKENS = 45
+GREEDY = 12
 RMS_EPS = 1e-5
 
 
@@ -39,6 +43,36 @@ def to_bf16(x):
     bits = x.astype(np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return rounded.tobytes(), (rounded.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def float_of_e4m3(code):
+    """The value of one code of FP8 E4M3 (no infinities, 0x7f is NaN)."""
+    sign, exponent, mantissa = -1 if code & 0x80 else 1, code >> 3 & 15, code & 7
+    if exponent == 15 and mantissa == 7:
+        return math.nan
+    return sign * (mantissa / 8 * 2**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+
+
+E4M3 = np.array([float_of_e4m3(code) for code in range(128) if code != 0x7F])  # ascending
+
+
+def to_e4m3(x):
+    """The nearest code of each value."""
+    right = np.clip(np.searchsorted(E4M3, np.abs(x)), 1, len(E4M3) - 1)
+    code = np.where(np.abs(x) - E4M3[right - 1] < E4M3[right] - np.abs(x), right - 1, right)
+    code = (code | (x < 0) * 0x80).astype(np.uint8)
+    return code.tobytes(), np.where(code & 0x80, -1, 1) * E4M3[code & 0x7F]
+
+
+def scaled_blocks(x, rows, columns):
+    """Quantizes x [N, K] with a scale for each block of rows x columns. Returns (the codes' bytes,
+    the scales [blocks down, blocks across], the values that both stand for)."""
+    down, across = -(-x.shape[0] // rows), -(-x.shape[1] // columns)
+    scales = np.array([[np.abs(x[i * rows:(i + 1) * rows, j * columns:(j + 1) * columns]).max() / 448
+                        for j in range(across)] for i in range(down)]).astype(np.float32)
+    wide = np.repeat(np.repeat(scales, rows, 0), columns, 1)[:x.shape[0], :x.shape[1]].astype(np.float64)
+    data, values = to_e4m3(x / wide)
+    return data, scales, values * wide
 
 
 DTYPES = {"float32": ("F32", to_f32), "float16": ("F16", to_f16), "bfloat16": ("BF16", to_bf16)}
@@ -81,6 +115,15 @@ def write_weights(folder, tensors, shards):
 
 # ---- random weights ----
 
+def is_gemma(c):
+    return c["architectures"][0].startswith("Gemma")
+
+
+def is_sparse(c, layer):
+    return ("num_experts" in c and layer not in c["mlp_only_layers"]
+            and (layer + 1) % c["decoder_sparse_step"] == 0)
+
+
 def weight_shapes(c):
     """Hugging Face's names and shapes of a model's tensors."""
     h, inner, d = c["hidden_size"], c["intermediate_size"], head_dim(c)
@@ -91,26 +134,75 @@ def weight_shapes(c):
         shapes.update({f"model.layers.{i}.input_layernorm.weight": (h,),
                        f"model.layers.{i}.post_attention_layernorm.weight": (h,),
                        a + "q_proj.weight": (q, h), a + "k_proj.weight": (kv, h),
-                       a + "v_proj.weight": (kv, h), a + "o_proj.weight": (h, q),
-                       m + "gate_proj.weight": (inner, h), m + "up_proj.weight": (inner, h),
-                       m + "down_proj.weight": (h, inner)})
+                       a + "v_proj.weight": (kv, h), a + "o_proj.weight": (h, q)})
+        if is_sparse(c, i):
+            shapes[m + "gate.weight"] = (c["num_experts"], h)
+            for e in range(c["num_experts"]):
+                wide = c["moe_intermediate_size"]
+                shapes.update({f"{m}experts.{e}.gate_proj.weight": (wide, h),
+                               f"{m}experts.{e}.up_proj.weight": (wide, h),
+                               f"{m}experts.{e}.down_proj.weight": (h, wide)})
+        else:
+            shapes.update({m + "gate_proj.weight": (inner, h), m + "up_proj.weight": (inner, h),
+                           m + "down_proj.weight": (h, inner)})
         if c["architectures"] == ["Qwen2ForCausalLM"]:
             shapes.update({a + "q_proj.bias": (q,), a + "k_proj.bias": (kv,), a + "v_proj.bias": (kv,)})
-        if c["architectures"] == ["Qwen3ForCausalLM"]:
+        if c["architectures"][0] in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM"):
             shapes.update({a + "q_norm.weight": (d,), a + "k_norm.weight": (d,)})
+        if is_gemma(c):
+            shapes.update({f"model.layers.{i}.pre_feedforward_layernorm.weight": (h,),
+                           f"model.layers.{i}.post_feedforward_layernorm.weight": (h,)})
     shapes["model.norm.weight"] = (h,)
     if not c["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (VOCAB, h)
     return shapes
 
 
-def random_weight(random, name, shape):
+def random_weight(random, c, name, shape):
     if name.endswith("norm.weight"):
-        return 1 + 0.2 * random.standard_normal(shape)
+        return (0 if is_gemma(c) else 1) + 0.2 * random.standard_normal(shape)
     if len(shape) == 1:
         return 0.5 * random.standard_normal(shape)
-    gain = 1.0 if name == "model.embed_tokens.weight" else 1.5 / math.sqrt(shape[1])
+    gain = 1.5 / math.sqrt(shape[1])
+    if name == "model.embed_tokens.weight":  # Gemma's are scaled later
+        gain = 1 / math.sqrt(shape[1]) if is_gemma(c) else 1.0
     return gain * random.standard_normal(shape)
+
+
+# ---- quantized weights: (tensors to store, the float64 values they stand for) ----
+
+def quantized(c, name, weight):
+    """A weight as a published checkpoint with this quantization_config has it; None: not quantized."""
+    how = c.get("quantization_config")
+    base = name.removesuffix("weight")
+    if how is None or not base.endswith("_proj."):
+        return None
+    if "weight_block_size" in how:  # DeepSeek's and Qwen's FP8 checkpoints
+        data, scales, values = scaled_blocks(weight, *how["weight_block_size"])
+        kind, suffix = scales, "weight_scale_inv"
+    elif how["quant_method"] == "fp8":  # one scale for a tensor, a scalar
+        data, scales, values = scaled_blocks(weight, *weight.shape)
+        kind, suffix = scales.reshape(()), "weight_scale"
+    else:  # compressed-tensors: one for each row
+        data, scales, values = scaled_blocks(weight, 1, weight.shape[1])
+        kind, suffix = scales, "weight_scale"
+    return {name: ("F8_E4M3", weight.shape, data), base + suffix: ("F32", kind.shape, kind.tobytes())}, values
+
+
+KV_GAIN = 1000.0  # of V, and K of a model with scales: far above what e4m3 holds by itself
+
+
+def spread_kv(tensors, values, layer):
+    """Makes the layer's K and V large, q and o small to match, and writes k_scale and v_scale."""
+    prefix = f"model.layers.{layer}.self_attn."
+    for part, gain in (("k", KV_GAIN), ("v", KV_GAIN), ("q", 1 / KV_GAIN), ("o", 1 / KV_GAIN)):
+        values[f"{prefix}{part}_proj.weight"] = values[f"{prefix}{part}_proj.weight"] * gain
+        kind, shape, data = tensors[f"{prefix}{part}_proj.weight_scale"]
+        scaled = (np.frombuffer(data, np.float32) * np.float32(gain))
+        tensors[f"{prefix}{part}_proj.weight_scale"] = (kind, shape, scaled.tobytes())
+    for part in "kv":
+        scale = np.float32(KV_GAIN * 12 / 448)
+        tensors[f"{prefix}{part}_scale"] = ("F32", (), scale.tobytes())
 
 
 # ---- the model ----
@@ -119,63 +211,149 @@ def head_dim(c):
     return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
 
 
-def rms_norm(x, weight):
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + RMS_EPS) * weight
+def rms_norm(c, x, weight):
+    scale = 1 + weight if is_gemma(c) else weight
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + RMS_EPS) * scale
 
 
-def rope_frequencies(c):
+def is_sliding(c, layer):
+    if c["architectures"] == ["Gemma2ForCausalLM"]:
+        return layer % 2 == 0
+    if c["architectures"] == ["Gemma3ForCausalLM"]:
+        return (layer + 1) % c["sliding_window_pattern"] != 0
+    return "sliding_window" in c and c.get("use_sliding_window", True)
+
+
+def yarn(c, freq, scaling):
+    """Peng et al., YaRN (2023), as transformers computes it. Returns (frequencies, factor of cos and sin)."""
+    d, base, factor = head_dim(c), c["rope_theta"], scaling["factor"]
+    context = scaling["original_max_position_embeddings"]
+
+    def dimension(turns):
+        return d * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = dimension(scaling.get("beta_fast", 32)), dimension(scaling.get("beta_slow", 1))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, d - 1)
+    stretched = np.clip((np.arange(d // 2) - low) / (high - low), 0, 1)
+    mscale = lambda of: 0.1 * of * math.log(factor) + 1
+    attention = mscale(1)
+    if "mscale" in scaling:
+        attention = mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
+    return stretched * freq / factor + (1 - stretched) * freq, scaling.get("attention_factor", attention)
+
+
+def rope_frequencies(c, layer):
+    """Returns (angles per position, factor of cos and sin)."""
     d = head_dim(c)
-    freq = c["rope_theta"] ** -(np.arange(0, d, 2) / d)
+    is_local = "rope_local_base_freq" in c and is_sliding(c, layer)
+    freq = c["rope_local_base_freq" if is_local else "rope_theta"] ** -(np.arange(0, d, 2) / d)
     scaling = c.get("rope_scaling")
-    if not scaling:
-        return freq
+    if not scaling or is_local:
+        return freq, 1
     if scaling["rope_type"] == "linear":
-        return freq / scaling["factor"]
+        return freq / scaling["factor"], 1
+    if scaling["rope_type"] == "yarn":
+        return yarn(c, freq, scaling)
     context, low, high = (scaling[k] for k in ("original_max_position_embeddings", "low_freq_factor",
                                                "high_freq_factor"))
     turns = context * freq / (2 * math.pi)  # full turns within the original context
     blend = np.clip((turns - low) / (high - low), 0, 1)
-    return blend * freq + (1 - blend) * freq / scaling["factor"]
+    return blend * freq + (1 - blend) * freq / scaling["factor"], 1
 
 
-def rotate(x, freq):
+def rotate(x, freq, factor):
     """x: [tokens, heads, d]; dims (i, i + d/2) turn as a complex number."""
     half = x.shape[-1] // 2
     z = x[..., :half] + 1j * x[..., half:]
     z = z * np.exp(1j * np.arange(len(x))[:, None, None] * freq)
-    return np.concatenate([z.real, z.imag], axis=-1)
+    return factor * np.concatenate([z.real, z.imag], axis=-1)
 
 
-def attention(c, w, prefix, x):
-    n, d = len(x), head_dim(c)
+def capped(x, cap):
+    return cap * np.tanh(x / cap) if cap else x
+
+
+def attention(c, w, layer, x):
+    n, d, prefix = len(x), head_dim(c), f"model.layers.{layer}.self_attn."
     project = lambda part: (x @ w[f"{prefix}{part}_proj.weight"].T
                             + w.get(f"{prefix}{part}_proj.bias", 0)).reshape(n, -1, d)
     q, k, v = project("q"), project("k"), project("v")
     if prefix + "q_norm.weight" in w:
-        q, k = rms_norm(q, w[prefix + "q_norm.weight"]), rms_norm(k, w[prefix + "k_norm.weight"])
-    freq = rope_frequencies(c)
-    q, k = rotate(q, freq), rotate(k, freq)
+        q, k = rms_norm(c, q, w[prefix + "q_norm.weight"]), rms_norm(c, k, w[prefix + "k_norm.weight"])
+    freq = rope_frequencies(c, layer)
+    q, k = rotate(q, *freq), rotate(k, *freq)
     group = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    scores = np.einsum("ihd,jhd->hij", q, k) / math.sqrt(d)
+    scores = np.einsum("ihd,jhd->hij", q, k) / math.sqrt(c.get("query_pre_attn_scalar", d))
+    scores = capped(scores, c.get("attn_logit_softcapping"))
     i, j = np.arange(n)[:, None], np.arange(n)[None, :]
-    window = c["sliding_window"] if c.get("use_sliding_window", "sliding_window" in c) else n
+    window = c["sliding_window"] if is_sliding(c, layer) else n
     scores = np.where((j <= i) & (i - j < window), scores, -np.inf)
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
     return np.einsum("hij,jhd->ihd", p, v).reshape(n, -1) @ w[prefix + "o_proj.weight"].T
 
 
-def forward(c, w, tokens):
-    x = w["model.embed_tokens.weight"][tokens]
+def gated(c, w, prefix, x):
+    gate, up = (x @ w[f"{prefix}{part}_proj.weight"].T for part in ("gate", "up"))
+    if is_gemma(c):
+        act = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+    else:
+        act = gate / (1 + np.exp(-gate))
+    return (act * up) @ w[prefix + "down_proj.weight"].T
+
+
+def experts(c, w, prefix, x, margins):
+    """Each token's num_experts_per_tok most likely experts, weighted by their probabilities."""
+    logits = x @ w[prefix + "gate.weight"].T
+    chances = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    chances /= chances.sum(axis=-1, keepdims=True)
+    out = np.zeros_like(x)
+    for t in range(len(x)):
+        order = np.argsort(-chances[t])
+        chosen, others = order[:c["num_experts_per_tok"]], order[c["num_experts_per_tok"]:]
+        margins.append(logits[t, chosen[-1]] - logits[t, others[0]])
+        total = chances[t, chosen].sum() if c["norm_topk_prob"] else 1
+        for e in chosen:
+            out[t] += chances[t, e] / total * gated(c, w, f"{prefix}experts.{e}.", x[t])
+    return out
+
+
+def embedding_scale(c):
+    """Gemma's root of the width, rounded as the weights are."""
+    if not is_gemma(c):
+        return 1
+    return DTYPES[c["torch_dtype"]][1](np.array([math.sqrt(c["hidden_size"])]))[1][0]
+
+
+def forward(c, w, tokens, margins=None):
+    """Logits [tokens, vocab]. To `margins` is added by how much the last expert was chosen."""
+    margins = [] if margins is None else margins
+    x = w["model.embed_tokens.weight"][tokens] * embedding_scale(c)
     for i in range(c["num_hidden_layers"]):
         layer = f"model.layers.{i}."
-        x = x + attention(c, w, layer + "self_attn.", rms_norm(x, w[layer + "input_layernorm.weight"]))
-        y = rms_norm(x, w[layer + "post_attention_layernorm.weight"])
-        gate, up = (y @ w[f"{layer}mlp.{part}_proj.weight"].T for part in ("gate", "up"))
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[layer + "mlp.down_proj.weight"].T
+        norm = lambda name, y: rms_norm(c, y, w[f"{layer}{name}_layernorm.weight"])
+        y = attention(c, w, i, norm("input", x))
+        x = x + (norm("post_attention", y) if is_gemma(c) else y)
+        y = norm("pre_feedforward" if is_gemma(c) else "post_attention", x)
+        y = experts(c, w, layer + "mlp.", y, margins) if is_sparse(c, i) else gated(c, w, layer + "mlp.", y)
+        x = x + (norm("post_feedforward", y) if is_gemma(c) else y)
     head = w.get("lm_head.weight", w["model.embed_tokens.weight"])
-    return rms_norm(x, w["model.norm.weight"]) @ head.T
+    return capped(rms_norm(c, x, w["model.norm.weight"]) @ head.T, c.get("final_logit_softcapping"))
+
+
+def greedy(c, w, tokens):
+    """Continues the tokens with the most likely ones, up to the first that hardly wins."""
+    tokens = list(tokens)
+    for count in range(GREEDY):
+        last = forward(c, w, np.array(tokens))[-1]
+        first, second = np.sort(last)[::-1][:2]
+        if first - second < CLOSE[c["torch_dtype"]] * np.sqrt(np.mean(last * last)):
+            break
+        tokens.append(int(np.argmax(last)))
+    return tokens[TOKENS:]
 
 
 # ---- the models ----
@@ -190,6 +368,14 @@ def config(architecture, dtype, **fields):
 
 LLAMA3_SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                   "original_max_position_embeddings": 32}
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+              "config_groups": {"group_0": {
+                  "targets": ["Linear"],
+                  "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True,
+                              "dynamic": False},
+                  "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
+                                        "symmetric": True, "dynamic": True}}}}
 MODELS = {
     "llama2": (config("LlamaForCausalLM", "float32", num_key_value_heads=4, rope_scaling=None), 1),
     "llama3": (config("LlamaForCausalLM", "bfloat16", rope_theta=500.0, rope_scaling=LLAMA3_SCALING,
@@ -198,26 +384,78 @@ MODELS = {
     "qwen2": (config("Qwen2ForCausalLM", "float32", use_sliding_window=False, sliding_window=7,
                      rope_scaling={"rope_type": "linear", "factor": 2.0}), 3),
     "qwen3": (config("Qwen3ForCausalLM", "bfloat16", head_dim=16, rope_theta=1e6), 1),
+    "gemma2": (config("Gemma2ForCausalLM", "float32", num_hidden_layers=3, head_dim=16, sliding_window=11,
+                      tie_word_embeddings=True, hidden_activation="gelu_pytorch_tanh",
+                      attn_logit_softcapping=3.0, final_logit_softcapping=2.0,
+                      query_pre_attn_scalar=24), 1),
+    "gemma3": (config("Gemma3ForCausalLM", "bfloat16", num_hidden_layers=4, head_dim=16, sliding_window=9,
+                      sliding_window_pattern=3, tie_word_embeddings=True, query_pre_attn_scalar=20,
+                      hidden_activation="gelu_pytorch_tanh", rope_local_base_freq=100.0,
+                      rope_scaling={"rope_type": "linear", "factor": 8.0}), 1),
+    "qwen3_moe": (config("Qwen3MoeForCausalLM", "bfloat16", num_hidden_layers=3, head_dim=16, num_experts=6,
+                         num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True,
+                         decoder_sparse_step=1, mlp_only_layers=[1]), 1),
+    "qwen3_moe_raw": (config("Qwen3MoeForCausalLM", "float32", head_dim=16, num_experts=5,
+                             num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=False,
+                             decoder_sparse_step=2, mlp_only_layers=[]), 1),
+    "yarn": (config("LlamaForCausalLM", "float32", head_dim=16, rope_theta=500.0,
+                    rope_scaling={"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0,
+                                  "original_max_position_embeddings": 32}), 1),
+    "yarn_mscale": (config("Qwen3ForCausalLM", "float32", head_dim=16, rope_theta=500.0,
+                           rope_scaling={"type": "yarn", "rope_type": "yarn", "factor": 8.0, "mscale": 0.7,
+                                         "mscale_all_dim": 1.5, "beta_fast": 16, "beta_slow": 2,
+                                         "truncate": False, "original_max_position_embeddings": 64}), 1),
+    "fp8_block": (config("Qwen3MoeForCausalLM", "bfloat16", head_dim=16, num_experts=4, num_experts_per_tok=2,
+                         moe_intermediate_size=24, norm_topk_prob=True, decoder_sparse_step=2,
+                         mlp_only_layers=[], quantization_config=FP8 | {"weight_block_size": [16, 20]}), 1),
+    "fp8_tensor": (config("LlamaForCausalLM", "float32", quantization_config=FP8 | {
+        "activation_scheme": "static"}), 3),
+    "fp8_channel": (config("Qwen2ForCausalLM", "float16", quantization_config=COMPRESSED), 1),
 }
+# Their K and V need the scales that their checkpoints have for an fp8 cache.
+WITH_KV_SCALES = {"fp8_tensor"}
+# By how much a choice must be won, of the logits' root mean square (tokens) and absolutely (experts).
+CLOSE = {"float32": 1e-3, "float16": 1e-3, "bfloat16": 0.03}
+
+
+def weights_of(name, c, random):
+    """Returns (tensors to store, their float64 values)."""
+    dtype, store = DTYPES[c["torch_dtype"]]
+    tensors, values = {}, {}
+    for tensor, shape in weight_shapes(c).items():
+        weight = random_weight(random, c, tensor, shape)
+        if (codes := quantized(c, tensor, weight)) is not None:
+            tensors.update(codes[0])
+            values[tensor] = codes[1]
+            continue
+        data, values[tensor] = store(weight)
+        tensors[tensor] = (dtype, shape, data)
+    if name in WITH_KV_SCALES:
+        for layer in range(c["num_hidden_layers"]):
+            spread_kv(tensors, values, layer)
+    return tensors, values
 
 
 def make(name, seed):
     c, shards = MODELS[name]
     random = np.random.default_rng(seed)
-    dtype, store = DTYPES[c["torch_dtype"]]
-    tensors, values = {}, {}
-    for tensor, shape in weight_shapes(c).items():
-        data, values[tensor] = store(random_weight(random, tensor, shape))
-        tensors[tensor] = (dtype, shape, data)
+    tensors, values = weights_of(name, c, random)
+    tokens = random.integers(0, VOCAB, TOKENS)
+    margins = []
+    logits = forward(c, values, tokens, margins)
+    continued = greedy(c, values, tokens)
+    if min(margins, default=1) < CLOSE[c["torch_dtype"]] or not continued:
+        return make(name, seed + 100)
+    print(f"{name}: seed {seed}, {len(continued)} tokens by greedy decoding")
     os.makedirs(name, exist_ok=True)
     write_json(os.path.join(name, "config.json"), c)
     write_weights(name, tensors, shards)
-    tokens = random.integers(0, VOCAB, TOKENS)
-    write_json(os.path.join(name, "golden.json"), {"tokens": tokens.tolist()})
-    forward(c, values, tokens).astype("<f8").tofile(os.path.join(name, "golden.f64"))
+    write_json(os.path.join(name, "golden.json"), {"tokens": tokens.tolist(), "greedy": continued})
+    logits.astype("<f8").tofile(os.path.join(name, "golden.f64"))
 
 
 if __name__ == "__main__":
     os.chdir(os.path.dirname(os.path.abspath(__file__)))
     for seed, name in enumerate(MODELS):
-        make(name, seed)
+        if len(sys.argv) == 1 or name in sys.argv:
+            make(name, seed)

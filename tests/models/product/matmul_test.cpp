@@ -1,4 +1,4 @@
-#include "models/matmul.hpp"
+#include "models/product/matmul.hpp"
 
 #include <gtest/gtest.h>
 #include <omp.h>

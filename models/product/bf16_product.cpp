@@ -1,7 +1,7 @@
 // Compiled for AVX-512 BF16 and called only where the CPU has it; hence no inline function of the
 // standard library, whose copy other CPUs might get.
 
-#include "models/bf16_product.hpp"
+#include "models/product/bf16_product.hpp"
 
 #include <immintrin.h>
 

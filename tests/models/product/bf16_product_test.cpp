@@ -1,6 +1,6 @@
 // The product with bf16 weights by f32, with each instruction set that it is compiled for.
 
-#include "models/bf16_product.hpp"
+#include "models/product/bf16_product.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "models/matmul_shape.hpp"
+#include "models/product/matmul_shape.hpp"
 
 #include <omp.h>
 

@@ -1,4 +1,4 @@
-#include "models/matmul.hpp"
+#include "models/product/matmul.hpp"
 
 #include <omp.h>
 
@@ -9,8 +9,8 @@
 
 #include "base/check.hpp"
 #include "base/cpu_features.hpp"
-#include "models/bf16_product.hpp"
-#include "models/matmul_shape.hpp"
+#include "models/product/bf16_product.hpp"
+#include "models/product/matmul_shape.hpp"
 
 namespace kvhive {
 namespace {

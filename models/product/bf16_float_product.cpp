@@ -4,10 +4,10 @@
 // need be put in order again. A row's sums are the same for any number of rows, as in
 // bf16_product.cpp.
 
-#include "models/bf16_product.hpp"
+#include "models/product/bf16_product.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "models/bf16_float_product.cpp"
+#define HWY_TARGET_INCLUDE "models/product/bf16_float_product.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
