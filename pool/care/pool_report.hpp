@@ -45,6 +45,7 @@ struct BlockReport {
   std::uint64_t uid = 0, parent_uid = 0, stamp = 0;
   std::uint32_t depth = 0;
   DomainId domain{};
+  GroupId group{};
 };
 
 /// What the blocks' descriptors say.
@@ -94,7 +95,7 @@ std::map<DomainId, DomainReport> report_domains(const PoolMemory& memory);
 inline BlockReport report_block(const PoolMemory& memory, BlockId id) {
   const BlockView b = memory.block(id);
   return {id,        memory.tier_of(id), b.word(),  b.uid(), b.parent_uid(),
-          b.stamp(), b.depth(),          b.domain()};
+          b.stamp(), b.depth(),          b.domain(), b.group()};
 }
 
 /// Calls visit(BlockReport) for every block but the null block, in the order of their ids.

@@ -111,6 +111,32 @@ TEST(KvEvents, TheFirstBlockNamesItsDomainAndAnyBlockItsExtraKey) {
       << "a domain whose name is not known yet";
 }
 
+/// Names and order of vLLM's fields: group_idx, kv_cache_spec_kind, kv_cache_spec_sliding_window.
+TEST(KvEvents, EventsOfAPoolWithGroupsNameThem) {
+  CacheGroups groups;
+  groups.count = 2;
+  groups.group[1] = {CacheKind::sliding_window, 128};
+  StoredContent full = block_of(1), windowed = block_of(2);
+  windowed.group = GroupId{1};
+  const ContentChange change{{full, windowed}, {{name_of(3), Tier::device, GroupId{1}},
+                                                {name_of(4), Tier::device, GroupId{0}}}};
+  const Json events = decoded(EventWriter({}, 2, groups).batches(change, kDomains, 1, false))[0][1];
+  ASSERT_THAT(events, SizeIs(4)) << "blocks of two groups are in no event together";
+  EXPECT_EQ(events[0]["group_idx"], 0);
+  EXPECT_EQ(events[0]["kv_cache_spec_kind"], "full_attention");
+  EXPECT_FALSE(events[0].contains("kv_cache_spec_sliding_window"));
+  EXPECT_EQ(events[1]["group_idx"], 1);
+  EXPECT_EQ(events[1]["kv_cache_spec_kind"], "sliding_window");
+  EXPECT_EQ(events[1]["kv_cache_spec_sliding_window"], 128);
+  EXPECT_EQ(events[2]["group_idx"], 1);
+  EXPECT_EQ(events[3]["group_idx"], 0);
+  const Json arrays = decoded(EventWriter({.events = EventForm::arrays}, 2, groups)
+                                  .batches(change, kDomains, 1, false))[0][1];
+  EXPECT_EQ(arrays[1], Json::parse(R"(["BlockStored", [2], null, [20, 21], 2, null, "GPU", null,
+                                       null, 1, "sliding_window", 128])"));
+  EXPECT_EQ(arrays[2], Json::parse(R"(["BlockRemoved", [3], "GPU", 1])"));
+}
+
 TEST(KvEvents, NoBatchIsLong) {
   ContentChange change;
   for (std::uint64_t i = 1; i <= 1000; ++i) change.stored.push_back(block_of(i, i - 1));

@@ -54,11 +54,11 @@ class PublishedPool {
     if (!is_gone && !content_) {
       hive_ = news.hive;
       content_.emplace(hive_->memory());
-      writer_.emplace(format_, hive_->memory().geometry().tokens_per_block);
+      write_for(hive_->memory().geometry());
     }
     if (!clears && is_gone) return {};
     must_clear_ = false;
-    if (!writer_) writer_.emplace(format_, news.hive->memory().geometry().tokens_per_block);
+    if (!writer_) write_for(news.hive->memory().geometry());
     return writer_->batches(content_ ? content_->read() : ContentChange{}, domains_, unix_seconds(),
                             clears);
   }
@@ -71,6 +71,10 @@ class PublishedPool {
   }
 
  private:
+  void write_for(const PoolGeometry& geometry) {
+    writer_.emplace(format_, geometry.tokens_per_block, geometry.groups);
+  }
+
   const HiveWatch& watch_;
   EventFormat format_;
   std::vector<std::string> domains_;

@@ -31,8 +31,8 @@ Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::s
   if (!inspector) return forward_error(inspector);
   auto domains = inspector->domains();
   if (!domains) return forward_error(domains);
-  Table table({"block", "tier", "state", "generation", "slots", "domain", "depth", "uid", "parent",
-               "stamp"});
+  Table table({"block", "tier", "state", "generation", "slots", "domain", "group", "depth", "uid",
+               "parent", "stamp"});
   Json json = Json::array();
   std::size_t shown = 0, matching = 0;
   for_each_block(inspector->memory(), [&](const BlockReport& b) {
@@ -48,6 +48,7 @@ Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::s
                       {"state", is},
                       {"generation", b.word.generation()},
                       {"holders", b.word.holders()},
+                      {"group", b.group.value},
                       {"depth", b.depth},
                       {"uid", b.uid},
                       {"parent_uid", b.parent_uid},
@@ -57,6 +58,7 @@ Expected<void> blocks(const CommonFlags& flags, const std::string& state, std::s
       table.add({std::to_string(b.id.value), std::string(to_string(b.tier)), is,
                  std::to_string(b.word.generation()), holders_of(b.word.holders()),
                  b.word.state() == BlockState::free ? "-" : domains->name(b.domain),
+                 has_content ? std::to_string(b.group.value) : "-",
                  has_content ? std::to_string(b.depth) : "-",
                  has_content ? std::to_string(b.uid) : "-",
                  is_first      ? "root"

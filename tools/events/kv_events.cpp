@@ -36,12 +36,33 @@ Json extra_keys_of(const StoredContent& content, const std::vector<std::string>&
   return keys.empty() ? Json(nullptr) : keys;
 }
 
+/// vLLM's names of kinds (KVCacheSpecKind).
+const char* kind_of(const CacheGroup& group) {
+  switch (group.kind) {
+    case CacheKind::full: return "full_attention";
+    case CacheKind::sliding_window: return "sliding_window";
+    case CacheKind::chunked_local: return "chunked_local_attention";
+  }
+  return "unknown";
+}
+
+/// What an event says of the group, in vLLM's order.
+std::vector<std::pair<const char*, Json>> group_fields(const CacheGroups& groups, GroupId group) {
+  if (groups.is_one_full()) return {};
+  const CacheGroup& of = groups[group];
+  return {{"group_idx", group.value},
+          {"kv_cache_spec_kind", kind_of(of)},
+          {"kv_cache_spec_sliding_window",
+           of.kind == CacheKind::sliding_window ? Json(of.span) : Json(nullptr)}};
+}
+
 /// One event of contents that follow each other.
 class StoredEvent {
  public:
   StoredEvent(const StoredContent& first, HashForm form)
       : form_(form),
         tier_(first.tier),
+        group_(first.group),
         parent_(first.parent ? hash_of(*first.parent, form) : Json(nullptr)) {}
 
   bool is_followed_by(const StoredContent& next) const {
@@ -54,23 +75,30 @@ class StoredEvent {
     has_extras_ |= !extras_.back().is_null();
     last_ = content.name;
   }
-  Json written(EventForm form, std::uint32_t block_tokens) const {
+  Json written(EventForm form, std::uint32_t block_tokens, const CacheGroups& groups) const {
     const char* medium = medium_of(tier_);
     const Json extras = has_extras_ ? extras_ : Json(nullptr);
-    if (form == EventForm::arrays)
-      return {"BlockStored", hashes_, parent_, tokens_, block_tokens,
-              nullptr,       medium,  nullptr, extras};
+    const auto group = group_fields(groups, group_);
+    if (form == EventForm::arrays) {
+      Json event = {"BlockStored", hashes_, parent_, tokens_, block_tokens,
+                    nullptr,       medium,  nullptr, extras};
+      for (const auto& [name, value] : group) event.push_back(value);
+      return event;
+    }
     Json event = {
         {"type", "BlockStored"}, {"block_hashes", hashes_},    {"parent_block_hash", parent_},
         {"token_ids", tokens_},  {"block_size", block_tokens}, {"lora_id", nullptr},
         {"medium", medium},      {"lora_name", nullptr}};
     if (has_extras_) event["extra_keys"] = extras;
+    for (const auto& [name, value] : group)
+      if (!value.is_null()) event[name] = value;
     return event;
   }
 
  private:
   HashForm form_;
   Tier tier_;
+  GroupId group_;
   Json parent_;
   Hash128 last_;
   Json hashes_ = Json::array();
@@ -79,9 +107,17 @@ class StoredEvent {
   bool has_extras_ = false;
 };
 
-Json removed_event(const Json& hashes, Tier tier, EventForm form) {
-  if (form == EventForm::arrays) return {"BlockRemoved", hashes, medium_of(tier)};
-  return {{"type", "BlockRemoved"}, {"block_hashes", hashes}, {"medium", medium_of(tier)}};
+Json removed_event(const Json& hashes, Tier tier, EventForm form, const CacheGroups& groups,
+                   GroupId group) {
+  const bool has_group = !groups.is_one_full();
+  if (form == EventForm::arrays) {
+    Json event = {"BlockRemoved", hashes, medium_of(tier)};
+    if (has_group) event.push_back(group.value);
+    return event;
+  }
+  Json event = {{"type", "BlockRemoved"}, {"block_hashes", hashes}, {"medium", medium_of(tier)}};
+  if (has_group) event["group_idx"] = group.value;
+  return event;
 }
 
 Json cleared_event(EventForm form) {
@@ -155,18 +191,18 @@ std::vector<std::string> EventWriter::batches(const ContentChange& change,
     do {
       event.add(*stored[i++], domains);
     } while (++blocks < batches.room() && i < stored.size() && event.is_followed_by(*stored[i]));
-    batches.add(event.written(format_.events, block_tokens_));
+    batches.add(event.written(format_.events, block_tokens_, groups_));
     batches.count(blocks);
   }
   for (std::size_t i = 0; i < change.removed.size();) {
-    const Tier tier = change.removed[i].tier;
+    const auto [name, tier, group] = change.removed[i];
     Json hashes = Json::array();
     do {
       hashes.push_back(hash_of(change.removed[i++].name, format_.hashes));
     } while (hashes.size() < batches.room() && i < change.removed.size() &&
-             change.removed[i].tier == tier);
+             change.removed[i].tier == tier && change.removed[i].group == group);
     const std::size_t blocks = hashes.size();
-    batches.add(removed_event(hashes, tier, format_.events));
+    batches.add(removed_event(hashes, tier, format_.events, groups_, group));
     batches.count(blocks);
   }
   return batches.take();

@@ -33,8 +33,9 @@ inline constexpr std::size_t kMostBlocksInBatch = 256;
 class EventWriter {
  public:
   /// \param block_tokens  tokens per block
-  EventWriter(EventFormat format, std::uint32_t block_tokens)
-      : format_(format), block_tokens_(block_tokens) {}
+  /// \param groups  named in each event, unless there is one only, of full attention
+  EventWriter(EventFormat format, std::uint32_t block_tokens, const CacheGroups& groups = {})
+      : format_(format), block_tokens_(block_tokens), groups_(groups) {}
 
   /// The batches of a change: stored before removed, so that a content that goes from one tier to
   /// another is never missing; contents that follow each other in one event.
@@ -48,6 +49,7 @@ class EventWriter {
  private:
   EventFormat format_;
   std::uint32_t block_tokens_;
+  CacheGroups groups_;
 };
 
 }  // namespace kvhive

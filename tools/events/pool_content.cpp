@@ -22,14 +22,14 @@ ContentChange PoolContent::read() {
 
   ContentChange change;
   std::vector<std::pair<std::uint32_t, RemovedContent>> removed;
-  for (const auto& [name, depth] : touched_) {
+  for (const auto& [name, touched] : touched_) {
     const auto listing = listings_.find(name);
     KV_CHECK(listing != listings_.end());
     for (const Tier tier : {Tier::device, Tier::host}) {
       bool& is_told = listing->second.is_told[std::size_t(tier)];
       const Content* content = in_tier(listing->second, tier);
       if (content != nullptr && !is_told) change.stored.push_back(described(*content, tier));
-      if (content == nullptr && is_told) removed.push_back({depth, {name, tier}});
+      if (content == nullptr && is_told) removed.push_back({touched.depth, {name, tier, touched.group}});
       is_told = content != nullptr;
     }
     if (listing->second.found.empty()) listings_.erase(listing);
@@ -77,6 +77,7 @@ void PoolContent::look_at(BlockId block) {
     content.parent = view.parent_uid();
     content.depth = view.depth();
     content.domain = view.domain();
+    content.group = view.group();
     const TokenRow row = memory_.tokens_of(block);
     if (view.has_extra() != 0) content.extra = row.extra_key();
     if (contents_.count(uid) == 0) content.tokens = row.read(memory_.geometry().tokens_per_block);
@@ -95,7 +96,7 @@ void PoolContent::add_copy(Uid uid, Tier tier, Content&& content) {
     if (!is_root(held.parent)) children_[held.parent].insert(uid);
     if (has_found_parent(held)) set_found(uid, true);
   } else if (held.is_found) {
-    touched_[held.name] = held.depth;
+    touched_[held.name] = {held.depth, held.group};
   }
 }
 
@@ -103,7 +104,7 @@ void PoolContent::drop_copy(Uid uid, Tier tier) {
   const auto place = contents_.find(uid);
   KV_CHECK(place != contents_.end() && place->second.copies[std::size_t(tier)] != 0, uid);
   Content& held = place->second;
-  if (held.is_found) touched_[held.name] = held.depth;
+  if (held.is_found) touched_[held.name] = {held.depth, held.group};
   --held.copies[std::size_t(tier)];
   if (held.copies[0] + held.copies[1] != 0) return;
   if (held.is_found) set_found(uid, false);
@@ -131,7 +132,7 @@ void PoolContent::set_found(Uid uid, bool is_found) {
     if (place == contents_.end() || place->second.is_found == is_found) continue;
     Content& content = place->second;
     content.is_found = is_found;
-    touched_[content.name] = content.depth;
+    touched_[content.name] = {content.depth, content.group};
     std::vector<Uid>& found = listings_[content.name].found;
     if (is_found)
       found.push_back(next);
@@ -153,7 +154,7 @@ const PoolContent::Content* PoolContent::in_tier(const Listing& listing, Tier ti
 
 StoredContent PoolContent::described(const Content& content, Tier tier) const {
   StoredContent stored{content.name,   std::nullopt,  tier,          content.depth,
-                       content.domain, content.extra, content.tokens};
+                       content.domain, content.group, content.extra, content.tokens};
   if (!is_root(content.parent)) stored.parent = contents_.at(content.parent).name;
   return stored;
 }

@@ -5,7 +5,8 @@
 //
 // A content can be found as long as all contents before it can, in any tier: a match goes from
 // block to block, and by the parent's uid, which is never given twice. Contents behind a gap are
-// therefore not in the pool as far as a prompt is concerned, and are not told of.
+// therefore not in the pool as far as a prompt is concerned, and are not told of. In a cache group
+// that is not of full attention, contents have no parents, and each can be found by itself.
 
 #include <array>
 #include <cstdint>
@@ -22,10 +23,12 @@ namespace kvhive {
 /// A content that can be found in a tier now.
 struct StoredContent {
   Hash128 name;
-  std::optional<Hash128> parent;  ///< none = it begins a sequence
+  /// None = it begins a sequence, or is of a group in which contents are not chained.
+  std::optional<Hash128> parent;
   Tier tier = Tier::device;
   std::uint32_t depth = 0;  ///< blocks before it
   DomainId domain;
+  GroupId group;
   ExtraKey extra = kNoExtraKey;
   std::vector<TokenId> tokens;
 };
@@ -34,6 +37,7 @@ struct StoredContent {
 struct RemovedContent {
   Hash128 name;
   Tier tier = Tier::device;
+  GroupId group;
 };
 
 struct ContentChange {
@@ -73,6 +77,7 @@ class PoolContent {
     Uid parent = 0;
     std::uint32_t depth = 0;
     DomainId domain;
+    GroupId group;
     ExtraKey extra = kNoExtraKey;
     std::vector<TokenId> tokens;
     std::array<std::uint32_t, kTiers> copies{};
@@ -99,7 +104,11 @@ class PoolContent {
   std::unordered_map<Uid, Content> contents_;
   std::unordered_map<Uid, std::unordered_set<Uid>> children_;  ///< but those of the roots
   std::unordered_map<Hash128, Listing, Hasher> listings_;
-  std::unordered_map<Hash128, std::uint32_t, Hasher> touched_;  ///< since the last read; depth
+  struct Touched {
+    std::uint32_t depth = 0;
+    GroupId group;
+  };
+  std::unordered_map<Hash128, Touched, Hasher> touched_;  ///< since the last read
 };
 
 }  // namespace kvhive
