@@ -7,6 +7,16 @@
 #include "base/check.hpp"
 
 namespace kvhive {
+namespace {
+
+/// The extra keys of `count` blocks from `first` on; none at all without a salt.
+std::span<const ExtraKey> extras_of(const std::vector<ExtraKey>& extras, std::size_t first,
+                                    std::size_t count) {
+  if (extras.empty()) return {};
+  return std::span(extras).subspan(first, count);
+}
+
+}  // namespace
 
 /// The state of one plan() call.
 struct BlockManagerState::Round {
@@ -99,11 +109,11 @@ void BlockManagerState::publish(const Sequence& sequence, Prefix& published,
   if (!config_.prefix_caching) return;
   const std::size_t from = published.depth, to = sequence.computed / tokens_per_block_;
   if (from >= to) return;
-  published =
-      pool_.publish(published, blocks.subspan(from, to - from),
-                    std::span<const Hash128>(sequence.chain).subspan(from, to - from),
-                    std::span<const TokenId>(sequence.tokens)
-                        .subspan(from * tokens_per_block_, (to - from) * tokens_per_block_));
+  published = pool_.publish(published, blocks.subspan(from, to - from),
+                            std::span<const Hash128>(sequence.chain).subspan(from, to - from),
+                            std::span<const TokenId>(sequence.tokens)
+                                .subspan(from * tokens_per_block_, (to - from) * tokens_per_block_),
+                            extras_of(sequence.extras, from, to - from));
 }
 
 /// Announces which content the sequence's blocks from index `from` on will hold, for those blocks
@@ -125,15 +135,24 @@ void BlockManagerState::apply_request(const StepRequest& request) {
     sequence.published = BlockPool::root(sequence.domain);
     sequence.is_counted = added.is_counted;
     sequence.sink = added.sink;
-    hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_);
+    sequence.salt = added.salt;
+    name_full_blocks(sequence);
     sequences_.emplace(added.seq, std::move(sequence));
   }
   for (const AppendedToken& appended : request.appended) {
     Sequence& sequence = sequences_.at(appended.seq);
     sequence.tokens.push_back(appended.token);
-    hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_);
+    name_full_blocks(sequence);
   }
   for (const SeqId seq : request.ended) end(seq);
+}
+
+void BlockManagerState::name_full_blocks(Sequence& sequence) const {
+  hasher_.extend(sequence.chain, sequence.domain, sequence.tokens, tokens_per_block_,
+                 sequence.salt);
+  if (is_none(sequence.salt)) return;
+  sequence.extras.resize(sequence.chain.size(), kNoExtraKey);
+  if (!sequence.extras.empty()) sequence.extras.front() = sequence.salt;
 }
 
 void BlockManagerState::end(SeqId seq) {
@@ -254,9 +273,10 @@ bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
   const std::size_t blocks = blocks_for(sequence.computed);
   if (blocks == 0) return false;
   const std::span<const Hash128> chain = std::span(sequence.chain).first(sequence.published.depth);
-  PrefixHit there = pool_.match(
-      Tier::host, BlockPool::root(sequence.domain), chain,
-      std::span<const TokenId>(sequence.tokens).first(chain.size() * tokens_per_block_));
+  PrefixHit there =
+      pool_.match(Tier::host, BlockPool::root(sequence.domain), chain,
+                  std::span<const TokenId>(sequence.tokens).first(chain.size() * tokens_per_block_),
+                  extras_of(sequence.extras, 0, chain.size()));
   auto fresh = pool_.allocate(Tier::host, blocks - there.blocks.size(), sequence.domain);
   if (!fresh) {
     pool_.cancel(there);
@@ -399,7 +419,8 @@ BlockManagerState::Start BlockManagerState::find_start(Sequence& sequence) {
       std::span<const Hash128>(sequence.chain).first(config_.prefix_caching ? limit : 0);
   start.looked_up = chain.size();
   start.device = pool_.match(Tier::device, start.device.end, chain,
-                             tokens.first(chain.size() * tokens_per_block_));
+                             tokens.first(chain.size() * tokens_per_block_),
+                             extras_of(sequence.extras, 0, chain.size()));
   const std::size_t held = start.device.blocks.size();
   start.computed = static_cast<std::uint32_t>(held * tokens_per_block_);
 
@@ -413,7 +434,8 @@ BlockManagerState::Start BlockManagerState::find_start(Sequence& sequence) {
              copy_policy_.promotion_pays()) {
     start.host = pool_.match(
         Tier::host, start.device.end, chain.subspan(held),
-        tokens.subspan(held * tokens_per_block_, (chain.size() - held) * tokens_per_block_));
+        tokens.subspan(held * tokens_per_block_, (chain.size() - held) * tokens_per_block_),
+        extras_of(sequence.extras, held, chain.size() - held));
     start.source = start.host.blocks;
     start.computed += static_cast<std::uint32_t>(start.source.size() * tokens_per_block_);
   }

@@ -56,7 +56,11 @@ class BlockManagerState {
     std::vector<TokenId> tokens;
     SamplingParams sampling;
     std::uint32_t logprobs = 0;
-    std::vector<Hash128> chain;   ///< names of its full blocks
+    std::vector<Hash128> chain;  ///< names of its full blocks
+    /// The extra keys of the blocks of `chain`: the first block's is the request's cache salt.
+    /// Empty without a salt.
+    std::vector<ExtraKey> extras;
+    ExtraKey salt;
     std::vector<BlockId> blocks;  ///< device block table
     std::vector<BlockId> host;   ///< while swapped out: host blocks with copies of its first blocks
     std::uint32_t computed = 0;  ///< tokens whose KV is in `blocks`, or in `host` if swapped out
@@ -86,6 +90,7 @@ class BlockManagerState {
   void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> blocks);
   void announce(const Sequence& sequence, std::size_t from);
   void apply_request(const StepRequest& request);
+  void name_full_blocks(Sequence& sequence) const;
   void end(SeqId seq);
 
   void serve_running(Round& round);

@@ -5,6 +5,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "hashing/cache_salt.hpp"
 #include "pool/prefix_index.hpp"
 
 namespace kvhive {
@@ -12,10 +13,12 @@ namespace {
 
 class Explanation {
  public:
-  Explanation(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens)
+  Explanation(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens,
+              const ExtraKey& salt)
       : memory_(memory),
         domain_(domain),
         tokens_(tokens),
+        salt_(salt),
         block_tokens_(memory.geometry().tokens_per_block),
         hasher_(memory.control().header.secret),
         index_(memory.index(), memory.layout().index_buckets) {}
@@ -28,10 +31,11 @@ class Explanation {
     report_.has_forgotten = journal.has_forgotten();
     report_.matchable = tokens_.empty() ? 0 : (tokens_.size() - 1) / block_tokens_;
 
-    hasher_.extend(chain_, domain_, tokens_, block_tokens_);
+    hasher_.extend(chain_, domain_, tokens_, block_tokens_, salt_);
     parent_uid_ = kRootUid | domain_.value;
     for (std::size_t i = 0; i < chain_.size(); ++i) report_.blocks.push_back(status_at(i));
     search_other_domains();
+    search_other_salts();
     count_reachable();
     return std::move(report_);
   }
@@ -51,9 +55,14 @@ class Explanation {
     }
   }
 
-  bool holds(BlockId block, std::size_t i) const {
+  /// Whether the block has what the prompt's i-th block has, if the prompt's salt were `salt`.
+  bool holds(BlockId block, std::size_t i, const ExtraKey& salt) const {
     return memory_.tokens_of(block).holds(tokens_.subspan(i * block_tokens_, block_tokens_)) &&
-           view(block).has_extra() == 0;
+           extra_of(block) == (i == 0 ? salt : kNoExtraKey);
+  }
+
+  ExtraKey extra_of(BlockId block) const {
+    return view(block).has_extra() != 0 ? memory_.tokens_of(block).extra_key() : kNoExtraKey;
   }
 
   bool is_hinted(Hash128 name, BlockId block) const {
@@ -101,7 +110,7 @@ class Explanation {
       return b.uid() == kAnnounced ? std::optional(CacheStatus::computing) : std::nullopt;
     if (!before.is_ready()) return std::nullopt;
     CacheStatus status = CacheStatus::present;
-    if (!holds(block, i))
+    if (!holds(block, i, salt_))
       status = CacheStatus::collision;
     else if (parent && b.parent_uid() != *parent)
       status = CacheStatus::orphaned;
@@ -138,24 +147,41 @@ class Explanation {
 
   void search_other_domains() {
     domains_.erase(domain_);
-    for (const DomainId other : domains_) {
-      std::vector<Hash128> chain;
-      hasher_.extend(chain, other, tokens_, block_tokens_);
-      for (std::size_t i = 0; i < chain.size(); ++i) {
-        BlockStatus& status = report_.blocks[i];
-        if (status.status != CacheStatus::never_seen || !is_published(chain[i], i)) continue;
-        status.status = CacheStatus::other_domain;
-        status.domain = other;
-      }
+    for (const DomainId other : domains_) search(other, salt_, CacheStatus::other_domain);
+  }
+
+  /// A salt is known only by the first blocks that have it.
+  void search_other_salts() {
+    if (chain_.empty()) return;
+    std::set<ExtraKey> salts;
+    for (const auto& [hash, block] : by_hash_) {
+      const BlockView b = view(block);
+      const bool is_first = b.word().is_ready() && b.parent_uid() == (kRootUid | domain_.value);
+      if (!is_first) continue;
+      const ExtraKey salt = extra_of(block);
+      if (salt != salt_ && holds(block, 0, salt)) salts.insert(salt);
+    }
+    for (const ExtraKey& salt : salts) search(domain_, salt, CacheStatus::other_salt);
+  }
+
+  /// Gives the status to all blocks of the prompt that were never seen and are published there.
+  void search(DomainId domain, const ExtraKey& salt, CacheStatus status) {
+    std::vector<Hash128> chain;
+    hasher_.extend(chain, domain, tokens_, block_tokens_, salt);
+    for (std::size_t i = 0; i < chain.size(); ++i) {
+      BlockStatus& block = report_.blocks[i];
+      if (block.status != CacheStatus::never_seen || !is_published(chain[i], i, salt)) continue;
+      block.status = status;
+      block.domain = domain;
     }
   }
 
-  /// Whether any published block has this name and the tokens of the prompt's i-th block.
-  bool is_published(Hash128 name, std::size_t i) const {
+  /// Whether any published block has this name and what the prompt's i-th block has.
+  bool is_published(Hash128 name, std::size_t i, const ExtraKey& salt) const {
     const auto [begin, end] = by_hash_.equal_range(name.low);
     return std::any_of(begin, end, [&](const auto& candidate) {
       const BlockView b = view(candidate.second);
-      return b.word().is_ready() && b.name() == name && holds(candidate.second, i);
+      return b.word().is_ready() && b.name() == name && holds(candidate.second, i, salt);
     });
   }
 
@@ -174,6 +200,7 @@ class Explanation {
   const PoolMemory& memory_;
   DomainId domain_;
   std::span<const TokenId> tokens_;
+  ExtraKey salt_;
   std::size_t block_tokens_;
   BlockHasher hasher_;
   PrefixIndex index_;
@@ -200,14 +227,15 @@ std::string_view to_string(CacheStatus status) {
     case CacheStatus::retired: return "retired";
     case CacheStatus::dropped: return "dropped";
     case CacheStatus::other_domain: return "other_domain";
+    case CacheStatus::other_salt: return "other_salt";
     case CacheStatus::never_seen: return "never_seen";
   }
   return "unknown";
 }
 
-MissReport explain_miss(const PoolMemory& memory, DomainId domain,
-                        std::span<const TokenId> tokens) {
-  return Explanation(memory, domain, tokens).run();
+MissReport explain_miss(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens,
+                        std::string_view cache_salt) {
+  return Explanation(memory, domain, tokens, salt_key(cache_salt)).run();
 }
 
 }  // namespace kvhive

@@ -97,6 +97,22 @@ TEST_F(ChatTest, AnswersMessages) {
   EXPECT_THAT(text["prompt"].get<std::string>(), HasSubstr("Good morning"));
 }
 
+TEST_F(ChatTest, MessagesWithDifferentCacheSaltsShareNothing) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "Good morning. ";
+  const auto cached = [&](const Json& salt) {
+    Json request = chat(text);
+    request["cache_salt"] = salt;
+    const HttpReply reply = ask(request);
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"].get<int>();
+  };
+  EXPECT_EQ(cached("alice"), 0);
+  EXPECT_EQ(cached("bob"), 0);
+  EXPECT_GT(cached("alice"), 0);
+  EXPECT_EQ(cached(nullptr), 0);
+}
+
 TEST_F(ChatTest, StreamsTheAnswerInPieces) {
   Json request = chat("Good morning");
   request["stream"] = true;
