@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/byte_size.hpp"
+#include "base/log.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/inspector.hpp"
 #include "tools/serve/trace/span_file.hpp"
@@ -74,6 +75,8 @@ Expected<ServedModel> model_of(const ServeFlags& flags) {
 }
 
 Expected<void> serve_with(const ServeFlags& flags) {
+  // The loop must not wait for whoever reads its lines, nor mix them with what it says when ready.
+  if (auto started = start_log("serve", "info", ""); !started) return started;
   ServeOptions options;
   options.socket = flags.common.socket_path();
   options.host = flags.host;

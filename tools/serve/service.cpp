@@ -226,6 +226,7 @@ void Service::completions(const std::shared_ptr<Exchange>& exchange) {
   parse(exchange, [this, exchange](const nlohmann::json& body) {
     auto request = parse_completion(body, model_);
     if (!request) return exchange->answer(to_answer(request.error()));
+    unknown_fields_.add(request->unknown_fields);
     if (refuses_salt(exchange, *request)) return;
     std::make_shared<Completion>(context_of(exchange, "cmpl-"), std::move(*request))->start();
   });
@@ -257,6 +258,7 @@ void Service::chat_completions(const std::shared_ptr<Exchange>& exchange) {
 void Service::on_chat(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body) {
   auto request = parse_chat(body, model_);
   if (!request) return exchange->answer(to_answer(request.error()));
+  unknown_fields_.add(request->unknown_fields);
   if (refuses_salt(exchange, *request)) return;
   render(exchange, [this, exchange, request = std::move(*request)](std::string text) {
     in_the_background(

@@ -16,6 +16,7 @@
 #include "tools/serve/http/exchange.hpp"
 #include "tools/serve/metrics/metrics.hpp"
 #include "tools/serve/openai/generation.hpp"
+#include "tools/serve/openai/unknown_fields.hpp"
 #include "tools/serve/page/hive_page.hpp"
 
 namespace kvhive {
@@ -36,6 +37,7 @@ class Service {
   ~Service();
 
   void handle(const std::shared_ptr<Exchange>& exchange);
+  const UnknownFields& unknown_fields() const { return unknown_fields_; }
 
  private:
   using Handler = void (Service::*)(const std::shared_ptr<Exchange>&);
@@ -84,6 +86,7 @@ class Service {
   const ToolFormat tools_;
   const SaltCallers salt_callers_;
   const std::shared_ptr<SpanFile> spans_;
+  UnknownFields unknown_fields_;
   std::optional<TemplateRenderer> renderer_;
   boost::asio::thread_pool background_{1};  ///< what is long takes long, and others must not wait
 };

@@ -102,6 +102,7 @@ void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest&
       {"truncate_prompt_tokens", nullptr},
       {"use_beam_search", false}};
   refuse_what_is_missing(fields, kMissing);
+  fields.know("user");  // OpenAI's, for whoever watches over users
 }
 
 std::uint32_t read_max_tokens(Fields& fields, const std::string& name, std::uint32_t fallback,
