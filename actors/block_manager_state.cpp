@@ -155,7 +155,7 @@ void BlockManagerState::apply_request(const StepRequest& request) {
                       .tokens = added.tokens,
                       .sampling = added.sampling,
                       .logprobs = added.logprobs,
-                      .names = SequenceNames(groups_, added.domain, tokens_per_block_),
+                      .names = SequenceNames(groups_, added.domain, tokens_per_block_, added.salt),
                       .tables = empty_tables(added.domain),
                       .sink = added.sink};
     sequence.is_counted = added.is_counted;

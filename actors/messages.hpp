@@ -19,6 +19,7 @@
 
 #include "base/ids.hpp"
 #include "config/domains/domain_share.hpp"
+#include "hashing/block_hash.hpp"
 #include "ipc/channel/generation.hpp"
 #include "ipc/channel/output_sink.hpp"
 #include "kernels/block_copy.hpp"
@@ -50,6 +51,7 @@ struct Submission {
   DomainShare share{};   ///< the domain's
   bool is_new = false;   ///< no engine had it before: it may be refused because too much waits
   RequestTimes times{};  ///< as far as engines have got with it
+  ExtraKey salt{};       ///< of the request's cache salt (hashing/cache_salt.hpp)
 };
 struct SubmitBatch {
   std::vector<Submission> submissions;
@@ -82,6 +84,7 @@ struct NewSequence {
   bool is_counted = false;
   /// Asked before the sequence is admitted. Null = no other engine can have it.
   std::shared_ptr<OutputSink> sink{};
+  ExtraKey salt{};  ///< the first block's extra key: of the request's cache salt
 };
 
 struct AppendedToken {

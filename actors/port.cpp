@@ -3,6 +3,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
+#include "hashing/cache_salt.hpp"
 
 namespace kvhive {
 namespace {
@@ -291,6 +292,7 @@ std::size_t Port::abort(OpenChannel& open) {
 std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& request) {
   long_prompts_.forget({open.channel->id(), request.slot});  // another engine has ended it
   std::shared_ptr<OutputSink> sink = open.channel->sink(request);
+  const ExtraKey salt = salt_key(request.params.cache_salt);
   Submission submission{{open.channel->id(), request.slot},
                         {},
                         std::move(request.journal),
@@ -301,7 +303,8 @@ std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& reques
                         std::move(request.held),
                         open.share,
                         request.is_new,
-                        request.times};
+                        request.times,
+                        salt};
   if (request.prompt_kind == PromptKind::tokens)
     return complete(std::move(submission), std::move(request.tokens));
   if (request.text.size() > kLongPrompt) {

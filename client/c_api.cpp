@@ -60,7 +60,7 @@ Struct completed(const Struct& given, Struct defaults) {
 
 /// Sizes of the structs of ABI version 1.
 constexpr std::size_t kOptionsV1 = offsetof(kvhive_options, domain);
-constexpr std::size_t kRequestV1 = sizeof(kvhive_request);
+constexpr std::size_t kRequestV1 = offsetof(kvhive_request, cache_salt);
 constexpr std::size_t kProgressV1 = offsetof(kvhive_progress, retry_after_ms);
 
 kvhive::ClientOptions client_options(const kvhive_options& options) {
@@ -92,6 +92,7 @@ kvhive::GenerateRequest generate_request(const kvhive_request& request) {
   out.logprobs = request.logprobs;
   out.ignore_eos = request.ignore_eos != 0;
   out.priority = request.priority;
+  if (request.cache_salt != nullptr) out.cache_salt = request.cache_salt;
   return out;
 }
 

@@ -95,12 +95,14 @@ ExtraKey BlockHasher::digest(const ExtraKey& before, std::span<const TokenId> to
 }
 
 void BlockHasher::extend(std::vector<Hash128>& chain, DomainId domain,
-                         std::span<const TokenId> tokens, std::size_t tokens_per_block) const {
+                         std::span<const TokenId> tokens, std::size_t tokens_per_block,
+                         const ExtraKey& salt) const {
   Hash128 parent = chain.empty() ? root(domain) : chain.back();
   const std::size_t full_blocks = tokens.size() / tokens_per_block;
   chain.reserve(full_blocks);
   for (std::size_t block = chain.size(); block < full_blocks; ++block) {
-    parent = child(parent, tokens.subspan(block * tokens_per_block, tokens_per_block));
+    parent = child(parent, tokens.subspan(block * tokens_per_block, tokens_per_block),
+                   block == 0 ? salt : kNoExtraKey);
     chain.push_back(parent);
   }
 }

@@ -55,8 +55,9 @@ class BlockHasher {
   ExtraKey digest(const ExtraKey& before, std::span<const TokenId> tokens) const;
 
   /// Appends to `chain` the names of those full blocks of `tokens` that it does not have yet.
+  /// \param salt  the first block's extra key (cache_salt.hpp)
   void extend(std::vector<Hash128>& chain, DomainId domain, std::span<const TokenId> tokens,
-              std::size_t tokens_per_block) const;
+              std::size_t tokens_per_block, const ExtraKey& salt = kNoExtraKey) const;
 
  private:
   const HashSecret* secret_;

@@ -107,6 +107,7 @@ class SchedulerState {
     std::optional<WaitingQueue::Place> place{};  ///< while it waits
     RequestTimes times{};
     std::uint64_t last_token = 0;  ///< when this engine computed it; 0 = none yet
+    ExtraKey salt{};
 
     std::uint32_t generated() const {
       return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;

@@ -68,6 +68,7 @@ class Client:
         priority: int = 0,
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
+        cache_salt: Optional[str] = None,
     ) -> Stream: ...
     @property
     def serving_engine(self) -> Optional[int]: ...

@@ -130,7 +130,8 @@ using Prompt = std::variant<std::string, std::vector<kvhive::TokenId>>;
 Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, float temperature,
                 std::int32_t top_k, float top_p, float min_p, std::optional<std::uint64_t> seed,
                 std::uint32_t logprobs, bool ignore_eos, std::int32_t priority,
-                std::vector<std::string> stop, std::vector<kvhive::TokenId> stop_token_ids) {
+                std::vector<std::string> stop, std::vector<kvhive::TokenId> stop_token_ids,
+                const std::optional<std::string>& cache_salt) {
   kvhive::GenerateRequest request;
   if (auto* text = std::get_if<std::string>(&prompt)) request.prompt = std::move(*text);
   if (auto* tokens = std::get_if<1>(&prompt)) request.prompt_tokens = std::move(*tokens);
@@ -145,6 +146,7 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
   request.priority = priority;
   request.stop = std::move(stop);
   request.stop_token_ids = std::move(stop_token_ids);
+  request.cache_salt = cache_salt.value_or("");
   return client.generate(request);
 }
 
@@ -210,7 +212,9 @@ void define_client(py::module_& m) {
            py::arg("ignore_eos") = false, py::arg("priority") = 0,
            py::arg("stop") = std::vector<std::string>(),
            py::arg("stop_token_ids") = std::vector<kvhive::TokenId>(),
-           "Starts a request and returns its Stream. `prompt` is text or a list of token ids.\n\n"
+           py::arg("cache_salt") = py::none(),
+           "Starts a request and returns its Stream. `prompt` is text or a list of token ids.\n"
+           "Prompts with different cache_salts share no cached blocks.\n\n"
            "The stream yields a Progress whenever there is something new, and every second while\n"
            "there is not. Other Python threads run while it waits.")
       .def_property_readonly(

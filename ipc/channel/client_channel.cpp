@@ -60,6 +60,9 @@ Expected<void> check(const ChannelRequest& request) {
   if (params.stop_token_ids.size() > kMostStopTokens)
     return bad(std::to_string(params.stop_token_ids.size()) + " stop tokens; at most " +
                std::to_string(kMostStopTokens));
+  if (params.cache_salt.size() > kSaltBytes)
+    return bad("cache_salt has " + std::to_string(params.cache_salt.size()) + " bytes; at most " +
+               std::to_string(kSaltBytes) + ", or give a digest of it");
   if (auto valid = checked(params.sampling); !valid) return forward_error(valid);
   return {};
 }
@@ -210,6 +213,8 @@ void ClientChannel::fill(std::uint32_t slot, const ChannelRequest& request, cons
     body.stop_bytes[i] = static_cast<std::uint32_t>(params.stop[i].size());
     std::memcpy(body.stop[i].data(), params.stop[i].data(), params.stop[i].size());
   }
+  body.salt_bytes = static_cast<std::uint32_t>(params.cache_salt.size());
+  std::memcpy(body.salt.data(), params.cache_salt.data(), params.cache_salt.size());
   body.stop_token_count = static_cast<std::uint32_t>(params.stop_token_ids.size());
   std::copy(params.stop_token_ids.begin(), params.stop_token_ids.end(), body.stop_tokens.begin());
 }

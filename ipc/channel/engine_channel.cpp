@@ -98,6 +98,7 @@ GenerationParams params_of(const RequestBody& body) {
     params.stop.emplace_back(body.stop[i].data(), body.stop_bytes[i]);
   params.stop_token_ids.assign(body.stop_tokens.begin(),
                                body.stop_tokens.begin() + body.stop_token_count);
+  params.cache_salt.assign(body.salt.data(), body.salt_bytes);
   return params;
 }
 
@@ -522,6 +523,9 @@ Expected<void> EngineChannel::check_body(const RequestBody& body) const {
     if (body.stop_bytes[i] == 0 || body.stop_bytes[i] > kStopBytes)
       return bad_request("stop string " + std::to_string(i) + " must have 1.." +
                          std::to_string(kStopBytes) + " bytes");
+  if (body.salt_bytes > kSaltBytes)
+    return bad_request("cache_salt has " + std::to_string(body.salt_bytes) + " bytes; at most " +
+                       std::to_string(kSaltBytes));
   const SamplingParams sampling{body.temperature, body.top_k, body.top_p, body.min_p, body.seed};
   if (auto valid = checked(sampling); !valid) return forward_error(valid);
   return {};

@@ -26,6 +26,8 @@ struct GenerationParams {
   /// engine that was started with --seed uses its own seed instead.
   bool has_seed = false;
   std::vector<TokenId> stop_token_ids;  ///< generation ends after any of these tokens
+  /// Prompts with different salts share no cached blocks. Empty = none.
+  std::string cache_salt{};
 };
 inline constexpr std::uint32_t kMostLogprobs = 20;
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "hashing/cache_salt.hpp"
 #include "hashing/sequence_names.hpp"
 #include "pool/prefix_index.hpp"
 
@@ -13,14 +14,16 @@ namespace {
 
 class Explanation {
  public:
-  Explanation(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens)
+  Explanation(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens,
+              const ExtraKey& salt)
       : memory_(memory),
         domain_(domain),
         tokens_(tokens),
+        salt_(salt),
         block_tokens_(memory.geometry().tokens_per_block),
         hasher_(memory.control().header.secret),
         index_(memory.index(), memory.layout().index_buckets),
-        names_(memory.geometry().groups, domain, block_tokens_) {}
+        names_(memory.geometry().groups, domain, block_tokens_, salt) {}
 
   MissReport run() {
     collect_blocks();
@@ -33,6 +36,7 @@ class Explanation {
     names_.extend(hasher_, tokens_);
     for (std::uint8_t g = 0; g < groups().count; ++g) explain_group(GroupId{g});
     search_other_domains();
+    search_other_salts();
     find_hit();
     return std::move(report_);
   }
@@ -78,8 +82,11 @@ class Explanation {
     const TokenRow row = memory_.tokens_of(block);
     if (!row.holds(tokens_.subspan(i * block_tokens_, block_tokens_))) return false;
     const auto extras = names.extras(group);
-    const ExtraKey extra = extras.empty() ? kNoExtraKey : extras[i];
-    return view(block).has_extra() == 0 ? is_none(extra) : row.extra_key() == extra;
+    return extra_of(block) == (extras.empty() ? kNoExtraKey : extras[i]);
+  }
+
+  ExtraKey extra_of(BlockId block) const {
+    return view(block).has_extra() != 0 ? memory_.tokens_of(block).extra_key() : kNoExtraKey;
   }
 
   bool is_hinted(Hash128 name, BlockId block) const {
@@ -166,14 +173,30 @@ class Explanation {
 
   void search_other_domains() {
     domains_.erase(domain_);
-    for (const DomainId other : domains_) {
-      SequenceNames names(groups(), other, block_tokens_);
-      names.extend(hasher_, tokens_);
-      for (BlockStatus& block : report_.blocks) {
-        if (block.status != CacheStatus::never_seen || !is_published(names, block)) continue;
-        block.status = CacheStatus::other_domain;
-        block.domain = other;
-      }
+    for (const DomainId other : domains_) search(other, salt_, CacheStatus::other_domain);
+  }
+
+  /// A salt is known only by the first blocks that have it.
+  void search_other_salts() {
+    if (names_.blocks() == 0) return;
+    std::set<ExtraKey> salts;
+    for (const auto& [hash, block] : by_hash_) {
+      const BlockView b = view(block);
+      if (!b.word().is_ready() || b.depth() != 0 || b.domain() != domain_) continue;
+      if (!memory_.tokens_of(block).holds(tokens_.first(block_tokens_))) continue;
+      if (const ExtraKey salt = extra_of(block); salt != salt_) salts.insert(salt);
+    }
+    for (const ExtraKey& salt : salts) search(domain_, salt, CacheStatus::other_salt);
+  }
+
+  /// Gives the status to all blocks of the prompt that were never seen and are published there.
+  void search(DomainId domain, const ExtraKey& salt, CacheStatus status) {
+    SequenceNames names(groups(), domain, block_tokens_, salt);
+    names.extend(hasher_, tokens_);
+    for (BlockStatus& block : report_.blocks) {
+      if (block.status != CacheStatus::never_seen || !is_published(names, block)) continue;
+      block.status = status;
+      block.domain = domain;
     }
   }
 
@@ -234,6 +257,7 @@ class Explanation {
   const PoolMemory& memory_;
   DomainId domain_;
   std::span<const TokenId> tokens_;
+  ExtraKey salt_;
   std::size_t block_tokens_;
   BlockHasher hasher_;
   PrefixIndex index_;
@@ -261,14 +285,15 @@ std::string_view to_string(CacheStatus status) {
     case CacheStatus::retired: return "retired";
     case CacheStatus::dropped: return "dropped";
     case CacheStatus::other_domain: return "other_domain";
+    case CacheStatus::other_salt: return "other_salt";
     case CacheStatus::never_seen: return "never_seen";
   }
   return "unknown";
 }
 
-MissReport explain_miss(const PoolMemory& memory, DomainId domain,
-                        std::span<const TokenId> tokens) {
-  return Explanation(memory, domain, tokens).run();
+MissReport explain_miss(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens,
+                        std::string_view cache_salt) {
+  return Explanation(memory, domain, tokens, salt_key(cache_salt)).run();
 }
 
 }  // namespace kvhive

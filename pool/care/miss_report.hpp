@@ -24,6 +24,7 @@ enum class CacheStatus : std::uint8_t {
   retired,       ///< its block was corrupt
   dropped,       ///< its block was discarded: the engine that held it had lost its device
   other_domain,  ///< published in another domain, whose blocks this domain must not use
+  other_salt,    ///< published in this domain under another cache salt, or without one
   never_seen,    ///< never computed, or evicted longer ago than the journal goes back
 };
 std::string_view to_string(CacheStatus status);
@@ -58,6 +59,8 @@ struct MissReport {
   std::optional<std::size_t> decisive;
 };
 
-MissReport explain_miss(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens);
+/// \param cache_salt  the request's; empty = none
+MissReport explain_miss(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens,
+                        std::string_view cache_salt = {});
 
 }  // namespace kvhive

@@ -56,6 +56,8 @@ class BlockManagerStateTest : public ::testing::Test {
     request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0, domain});
     known_.insert(seq);
   }
+  /// The sequence added last has a cache salt.
+  void salt_it(const ExtraKey& salt) { request_.added.back().salt = salt; }
   /// Another engine has taken the sequence added last.
   void say_it_was_lost() {
     const auto recording = std::make_shared<Recording>();
@@ -94,8 +96,8 @@ class BlockManagerStateTest : public ::testing::Test {
 
   /// How many blocks of `tokens` another process finds.
   std::size_t found_by_peer(const std::vector<TokenId>& tokens, Tier tier = Tier::device,
-                            DomainId domain = DomainId{0}) {
-    const Prompt prompt(*peer_, tokens, domain);
+                            DomainId domain = DomainId{0}, const ExtraKey& salt = kNoExtraKey) {
+    const Prompt prompt(*peer_, tokens, domain, salt);
     const PrefixHit hit = match_all(*peer_, prompt, tier);
     peer_->cancel(hit);
     return hit.blocks.size();
@@ -414,6 +416,43 @@ TEST_F(BlockManagerStateTest, AnotherDomainFindsNothing) {
   EXPECT_EQ(found_by_peer(prompt, Tier::device, DomainId{3}), 2u);
 }
 
+constexpr ExtraKey kAlice{1, 2}, kBob{1, 3};
+
+TEST_F(BlockManagerStateTest, SequencesOfTwoSaltsDoNotShareAndThoseOfOneDo) {
+  const auto start_of = [this](std::uint64_t seq, const ExtraKey& salt) {
+    add(seq, counting(10, 9));
+    salt_it(salt);
+    const StepPlan step = plan({.waiting = {seq}});
+    plan({.ended = {seq}});
+    return step.work.at(0).start;
+  };
+  EXPECT_EQ(start_of(1, kAlice), 0u);
+  EXPECT_EQ(start_of(2, kNoExtraKey), 0u);
+  EXPECT_EQ(start_of(3, kBob), 0u);
+  for (const ExtraKey& salt : {kAlice, kNoExtraKey, kBob}) {
+    EXPECT_EQ(start_of(4, salt), 8u);
+    EXPECT_EQ(found_by_peer(counting(10, 9), Tier::device, {}, salt), 2u);
+  }
+}
+
+/// Tokens that come later fill blocks behind the salted one; the blocks are found in pieces.
+TEST_F(BlockManagerStateTest, BlocksBehindASaltedOneFollowFromIt) {
+  add(1, counting(10, 6));
+  salt_it(kAlice);
+  plan({.waiting = {1}});
+  for (TokenId token = 16; token < 23; ++token) {
+    append(1, token);
+    plan({.running = {1}});
+  }
+  plan({.ended = {1}});
+  EXPECT_EQ(found_by_peer(counting(10, 12), Tier::device, {}, kAlice), 3u);
+  EXPECT_EQ(found_by_peer(counting(10, 12)), 0u);
+  EXPECT_EQ(found_by_peer(counting(10, 12), Tier::device, {}, kBob), 0u);
+  add(2, counting(10, 13));
+  salt_it(kAlice);
+  EXPECT_EQ(plan({.waiting = {2}}).work.at(0).start, 12u);
+}
+
 TEST_F(BlockManagerStateTest, SequencesOfTwoDomainsDoNotShareAndThoseOfOneDo) {
   const auto prompt = counting(10, 9);
   add(1, prompt, DomainId{3});
@@ -539,9 +578,10 @@ TEST_F(BlockManagerStateTest, ARecomputedSequenceFindsTheBlocksItHadPublished) {
 class BlockManagerStateSwap : public BlockManagerStateTest {
  protected:
   /// Sequence 1 holds one block, 2 holds three (10 tokens), and the pool is full. 1 needs a block.
-  StepPlan preempt_second() {
+  StepPlan preempt_second(const ExtraKey& salt = kNoExtraKey) {
     add(1, counting(10, 4));
     add(2, counting(50, 10));
+    salt_it(salt);
     plan({.waiting = {1, 2}});
     append(1, 7);
     append(2, 8);
@@ -597,6 +637,24 @@ TEST_F(BlockManagerStateSwap, OtherProcessesFindTheCopiesOnceTheyAreMade) {
   EXPECT_EQ(found_by_peer(prompt, Tier::host), 0u);
   plan({.running = {1}});
   EXPECT_EQ(found_by_peer(prompt, Tier::host), 2u);
+}
+
+TEST_F(BlockManagerStateSwap, ASaltIsKeptThroughTheHostTier) {
+  use_swap();
+  make_pool(4, 8);
+  ASSERT_THAT(preempt_second(kAlice).swap_out, SizeIs(3));
+  plan({.running = {1}});
+  const auto prompt = counting(50, 10);
+  EXPECT_EQ(found_by_peer(prompt, Tier::host, {}, kAlice), 2u);
+  EXPECT_EQ(found_by_peer(prompt, Tier::host), 0u);
+  peer_takes(2);
+  peer_gives_back();
+  const StepPlan in = plan({.waiting = {2}, .ended = {1}});
+  EXPECT_EQ(in.outcome.admitted.at(0).cached_tokens, 10u);
+  plan({.ended = {2}});
+  EXPECT_EQ(found_by_peer(prompt, Tier::device, {}, kAlice), 2u);
+  add(3, prompt);
+  EXPECT_EQ(plan({.waiting = {3}}).work.at(0).start, 0u) << "without the salt";
 }
 
 TEST_F(BlockManagerStateSwap, ThePartialLastBlockIsCopiedButNeverFound) {
@@ -743,6 +801,29 @@ TEST_F(BlockManagerStateDemotion, ALaterPromptCopiesDemotedBlocksBack) {
   plan({.running = {3}});
   EXPECT_EQ(found_by_peer(kPrompt), 2u);
   EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 2u);
+}
+
+TEST_F(BlockManagerStateDemotion, ASaltIsKeptThroughDemotionAndBack) {
+  make_pool(4, 8);
+  add(1, kPrompt);
+  salt_it(kAlice);
+  plan({.waiting = {1}});
+  plan({.ended = {1}});
+  press();
+  plan({.ended = {2}});
+  EXPECT_EQ(found_by_peer(kPrompt, Tier::host, {}, kAlice), 2u);
+  EXPECT_EQ(found_by_peer(kPrompt, Tier::host), 0u);
+  add(3, kPrompt);
+  salt_it(kBob);
+  EXPECT_EQ(plan({.waiting = {3}}).work.at(0).start, 0u);
+  plan({.ended = {3}});
+  add(4, kPrompt);
+  salt_it(kAlice);
+  const StepPlan in = plan({.waiting = {4}});
+  EXPECT_EQ(in.work.at(0).start, 8u);
+  EXPECT_THAT(in.swap_in, SizeIs(2));
+  plan({.running = {4}});
+  EXPECT_EQ(found_by_peer(kPrompt, Tier::device, {}, kAlice), 2u);
 }
 
 TEST_F(BlockManagerStateDemotion, PromotedBlocksAreNotCopiedOutAgain) {

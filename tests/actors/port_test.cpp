@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "base/check.hpp"
+#include "hashing/cache_salt.hpp"
 #include "ipc/channel/client_channel.hpp"
 #include "ipc/channel/doorbell.hpp"
 #include "models/text/tokenizer_parser.hpp"
@@ -229,6 +230,23 @@ TEST_F(PortTest, TheSchedulerLearnsTheDomainsShareAndThatNoEngineHadTheRequest) 
   const std::lock_guard lock(sent_.mutex);
   EXPECT_EQ(sent_.submissions.front().share, share);
   EXPECT_TRUE(sent_.submissions.front().is_new);
+}
+
+TEST_F(PortTest, ACacheSaltArrivesAsItsKeyWithShortAndLongPromptsAndTokens) {
+  make_port();
+  ChannelRequest requests[3];
+  requests[0].prompt = "In the beginning";
+  requests[1].prompt = std::string(20'000, 'a');
+  requests[2].prompt_tokens = {7, 8};
+  for (ChannelRequest& request : requests) {
+    request.params.cache_salt = "alice";
+    ASSERT_TRUE(line(1).client.submit(request).has_value());
+  }
+  line(2).submit_tokens(10);
+  run_until([&] { return arrived().size() == 4; });
+  const std::lock_guard lock(sent_.mutex);
+  for (const Submission& submission : sent_.submissions)
+    EXPECT_EQ(submission.salt, salt_key(submission.key.channel == 1 ? "alice" : ""));
 }
 
 TEST_F(PortTest, AnEngineThatIsDrainedTakesNoMoreAndSaysWhenWhatItTookHasEnded) {

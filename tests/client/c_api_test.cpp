@@ -135,6 +135,33 @@ TEST(CApi, ADomainIsAskedForByItsName) {
   kvhive_close(client);
 }
 
+TEST(CApi, ACacheSaltIsSentAndAnOlderProgramsRequestHasNone) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
+  kvhive_client* client = connect(daemon);
+  const std::string prompt = passage(0, 600);
+  const auto cached = [&](const char* salt, std::size_t struct_size) {
+    kvhive_request request = kvhive_default_request(prompt.c_str());
+    request.cache_salt = salt;
+    request.struct_size = struct_size;
+    request.max_tokens = 1;
+    uint64_t id = 0;
+    EXPECT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
+    kvhive_progress news = kvhive_empty_progress();
+    while (news.finish == KVHIVE_FINISH_NONE) {
+      EXPECT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
+      EXPECT_EQ(kvhive_read(client, id, &news), KVHIVE_OK);
+    }
+    return news.cached_tokens;
+  };
+  constexpr std::size_t kNew = sizeof(kvhive_request), kOld = offsetof(kvhive_request, cache_salt);
+  EXPECT_EQ(cached("alice", kNew), 0u);
+  EXPECT_GT(cached("alice", kNew), 64u);
+  EXPECT_EQ(cached(nullptr, kNew), 0u);
+  EXPECT_GT(cached("alice", kOld), 64u) << "read behind the struct's end";
+  EXPECT_GT(cached("", kNew), 64u);
+  kvhive_close(client);
+}
+
 TEST(CApi, WithoutADaemonConnectingFailsWithAReason) {
   kvhive_options options = kvhive_default_options();
   options.socket = "/nowhere/kvhived.sock";

@@ -38,6 +38,13 @@ class PythonModule(unittest.TestCase):
         self.assertEqual([len(token.top) for token in whole.tokens], [2, 2, 2])
         self.assertGreaterEqual(whole.tokens[0].top[0].logprob, whole.tokens[0].top[1].logprob)
 
+    def test_prompts_of_different_cache_salts_share_nothing(self):
+        def cached(salt):
+            return self.client.generate(PROMPT * 20, max_tokens=1, cache_salt=salt).result().cached_tokens
+        self.assertEqual([cached(salt) for salt in ("alice", "bob", None)], [0, 0, 0])
+        for salt in ("alice", "bob", None):
+            self.assertGreater(cached(salt), 16)
+
     def test_the_same_seed_gives_the_same_text(self):
         texts = {self.client.generate(PROMPT, temperature=1.0, seed=7, max_tokens=12).result().text for _ in range(3)}
         self.assertEqual(len(texts), 1)

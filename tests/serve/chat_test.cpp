@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "base/check.hpp"
+#include "tests/serve/metrics/exposition_parser.hpp"
 #include "tests/serve/served.hpp"
 #include "tests/support/temp_directory.hpp"
 
@@ -95,6 +96,40 @@ TEST_F(ChatTest, AnswersMessages) {
   const Json text =
       service_.ask(post("/detokenize", Json{{"tokens", tokens["tokens"]}}.dump())).json();
   EXPECT_THAT(text["prompt"].get<std::string>(), HasSubstr("Good morning"));
+}
+
+TEST_F(ChatTest, MessagesWithDifferentCacheSaltsShareNothing) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "Good morning. ";
+  const auto cached = [&](const Json& salt) {
+    Json request = chat(text);
+    request["cache_salt"] = salt;
+    const HttpReply reply = ask(request);
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"].get<int>();
+  };
+  EXPECT_EQ(cached("alice"), 0);
+  EXPECT_EQ(cached("bob"), 0);
+  EXPECT_GT(cached("alice"), 0);
+  EXPECT_EQ(cached(nullptr), 0);
+}
+
+TEST_F(ChatTest, WhatOnlyTheTemplateReadsIsNoUnknownField) {
+  Json request = chat("Good morning");
+  request["chat_template_kwargs"] = {{"enable_thinking", false}};
+  request["add_generation_prompt"] = true;
+  request["documents"] = nullptr;
+  request["reasoning_effort"] = "low";
+  request["user"] = "somebody";
+  EXPECT_EQ(ask(request).status, 200);
+  const auto counted = [this] {
+    return MetricsText(service_.ask(get("/metrics?view=service")).body)
+        .sum("kvhive_serve_unknown_fields_total");
+  };
+  EXPECT_EQ(counted(), 0);
+  request["max_token"] = 1;
+  EXPECT_EQ(ask(request).status, 200);
+  EXPECT_EQ(counted(), 1);
 }
 
 TEST_F(ChatTest, StreamsTheAnswerInPieces) {

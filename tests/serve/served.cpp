@@ -12,18 +12,19 @@
 
 namespace kvhive::testing {
 
-Service::Service(const std::string& socket, std::vector<std::string> flags, int descriptors) {
+Service::Service(const std::string& socket, std::vector<std::string> flags, int descriptors,
+                 int err) {
   int ends[2];
   KV_CHECK(pipe2(ends, O_CLOEXEC) == 0);
   const UniqueFd out(ends[0]);
   UniqueFd in(ends[1]);
   flags.insert(flags.begin(), {"serve", "--socket", socket, "--port", "0"});
   if (descriptors == 0) {
-    pid_ = spawn(program("kvhive"), flags, in.get(), -1);
+    pid_ = spawn(program("kvhive"), flags, in.get(), err);
   } else {
     const std::string limited = "ulimit -n " + std::to_string(descriptors) + "; exec \"$0\" \"$@\"";
     flags.insert(flags.begin(), {"-c", limited, program("kvhive")});
-    pid_ = spawn("/bin/sh", flags, in.get(), -1);
+    pid_ = spawn("/bin/sh", flags, in.get(), err);
   }
   in = UniqueFd();
   std::string line;  // there may be warnings before the one that is waited for

@@ -18,8 +18,9 @@ constexpr std::chrono::seconds kHang{60};
 class Service {
  public:
   /// \param descriptors  how many it may have open; 0 = as many as this process
+  /// \param err  its standard error; -1 = this process's
   explicit Service(const std::string& socket, std::vector<std::string> flags = {},
-                   int descriptors = 0);
+                   int descriptors = 0, int err = -1);
   ~Service();
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;

@@ -152,6 +152,10 @@ TEST_F(ServiceTest, WhatIsWrongIsNamedInOpenAisForm) {
       {R"({"prompt": "a", "stream_options": {}})", 400, "stream_options"},
       {R"({"prompt": "a", "logit_bias": {"5": 1}})", 501, "logit_bias"},
       {R"({"prompt": "a", "n": 129})", 400, "n"},
+      {R"({"prompt": "a", "cache_salt": ""})", 400, "cache_salt"},
+      {R"({"prompt": "a", "cache_salt": 7})", 400, "cache_salt"},
+      {R"({"prompt": "a", "cache_salt": "a/b"})", 400, "cache_salt"},
+      {R"({"prompt": "a", "cache_salt": "a\u0000"})", 400, "cache_salt"},
       {R"({"prompt": [99999]})", 400, nullptr},
   };
   for (const auto& [body, status, param] : cases) {
@@ -352,6 +356,51 @@ TEST_F(Keys, AFileThatIsWrongIsRefusedByFileAndLineWithoutItsKeys) {
   chmod(open.c_str(), 0622);
   EXPECT_THAT(daemon_.cli({"serve", "--port", "0", "--api-key-file", open}).err,
               HasSubstr("may write to"));
+}
+
+int cached_in(const HttpReply& reply) {
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"];
+}
+std::string salted_completion(const Json& salt, const std::string& headers = "") {
+  Json request = completion(passage(0, 1'000), 1);
+  request["cache_salt"] = salt;
+  return post(kCompletions, request.dump(), headers);
+}
+
+TEST_F(ServiceTest, PromptsWithDifferentCacheSaltsShareNothing) {
+  EXPECT_EQ(cached_in(service_.ask(salted_completion("alice"))), 0);
+  EXPECT_EQ(cached_in(service_.ask(salted_completion(std::string(128, 'b')))), 0);
+  EXPECT_EQ(cached_in(service_.ask(salted_completion(nullptr))), 0);
+  EXPECT_GT(cached_in(service_.ask(salted_completion("alice"))), 64);
+  EXPECT_GT(cached_in(service_.ask(salted_completion(nullptr))), 64);
+  const HttpReply refused = service_.ask(salted_completion(std::string(129, 'b')));
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_THAT(refused.body, HasSubstr("cache_salt has 129 bytes; use a text of 1..128"));
+}
+
+/// What is not taken is refused, and never left out: the caller relies on it.
+TEST(ServiceLimits, CacheSaltsAreTakenFromWhomTheOperatorTrusts) {
+  const Daemon daemon;
+  const auto ask = [&](const std::vector<std::string>& flags, const char* host,
+                       const std::string& headers = "") {
+    std::vector<std::string> all = {"--host", host};
+    all.insert(all.end(), flags.begin(), flags.end());
+    const Service service(daemon.socket(), all);
+    return service.ask(salted_completion("alice", headers));
+  };
+  EXPECT_EQ(ask({}, "127.0.0.1").status, 200);
+  EXPECT_EQ(ask({"--cache-salts", "all"}, "127.0.0.1").status, 200);
+  const HttpReply refused = ask({"--cache-salts", "none"}, "127.0.0.1");
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_EQ(refused.json()["error"]["param"], "cache_salt");
+  EXPECT_THAT(refused.body, HasSubstr("--cache-salts"));
+  EXPECT_EQ(ask({}, "::").status, 200) << "a mapped address is one of this machine, too";
+  const std::string keys = daemon.directory() + "/keys";
+  std::ofstream(keys) << "secret\n";
+  EXPECT_EQ(ask({"--api-key-file", keys}, "127.0.0.1").status, 401);
+  EXPECT_EQ(ask({"--api-key-file", keys}, "127.0.0.1", "Authorization: Bearer secret\r\n").status,
+            200);
 }
 
 /// Nobody between may take a stream for dead whose engine is stopped.

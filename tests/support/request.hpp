@@ -39,9 +39,15 @@ inline std::vector<BlockId> joined_ids(std::vector<BlockId> front, std::span<con
 
 /// Tokens with the names of their full blocks.
 struct Prompt {
-  Prompt(const BlockPool& pool, std::vector<TokenId> all_tokens, DomainId in = DomainId{0})
-      : domain(in), tokens(std::move(all_tokens)), block_tokens(pool.tokens_per_block()) {
-    pool.hasher().extend(chain, domain, tokens, block_tokens);
+  Prompt(const BlockPool& pool, std::vector<TokenId> all_tokens, DomainId in = DomainId{0},
+         const ExtraKey& of_salt = kNoExtraKey)
+      : domain(in),
+        tokens(std::move(all_tokens)),
+        block_tokens(pool.tokens_per_block()),
+        salt(of_salt) {
+    pool.hasher().extend(chain, domain, tokens, block_tokens, salt);
+    extras.resize(chain.size(), kNoExtraKey);
+    if (!extras.empty()) extras.front() = salt;
   }
 
   std::size_t full_blocks() const { return chain.size(); }
@@ -52,6 +58,9 @@ struct Prompt {
   std::span<const Hash128> names(std::size_t first, std::size_t count) const {
     return std::span(chain).subspan(first, count);
   }
+  std::span<const ExtraKey> extras_of(std::size_t first, std::size_t count) const {
+    return std::span(extras).subspan(first, count);
+  }
   std::span<const TokenId> of_blocks(std::size_t first, std::size_t count) const {
     return std::span(tokens).subspan(first * block_tokens, count * block_tokens);
   }
@@ -59,14 +68,16 @@ struct Prompt {
   DomainId domain;
   std::vector<TokenId> tokens;
   std::size_t block_tokens;
+  ExtraKey salt;
   std::vector<Hash128> chain;
+  std::vector<ExtraKey> extras;  ///< the first block's is the salt
 };
 
 /// Longest hit among the first `blocks` blocks of the prompt.
 inline PrefixHit match_blocks(BlockPool& pool, const Prompt& prompt, std::size_t blocks,
                               Tier tier = Tier::device) {
   return pool.match(tier, BlockPool::root(prompt.domain), prompt.names(0, blocks),
-                    prompt.of_blocks(0, blocks));
+                    prompt.of_blocks(0, blocks), prompt.extras_of(0, blocks));
 }
 
 inline PrefixHit match_all(BlockPool& pool, const Prompt& prompt, Tier tier = Tier::device) {
@@ -93,9 +104,9 @@ inline std::optional<Request> admit(BlockPool& pool, const Prompt& prompt) {
   Request request{hit.blocks, hit.blocks.size(), hit.end};
   request.blocks.insert(request.blocks.end(), fresh->begin(), fresh->end());
   const std::size_t full = prompt.full_blocks() - request.hits;
-  request.end =
-      pool.publish(hit.end, std::span(request.blocks).subspan(request.hits, full),
-                   prompt.names(request.hits, full), prompt.of_blocks(request.hits, full));
+  request.end = pool.publish(hit.end, std::span(request.blocks).subspan(request.hits, full),
+                             prompt.names(request.hits, full), prompt.of_blocks(request.hits, full),
+                             prompt.extras_of(request.hits, full));
   return request;
 }
 

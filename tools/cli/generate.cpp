@@ -224,6 +224,10 @@ void add_generate(CLI::App& app, int& exit_code) {
   command->add_option("--stop-token-ids", flags->stop_token_ids, "end after any of these tokens")
       ->type_name("ID,ID,...")
       ->default_str("");
+  command
+      ->add_option("--cache-salt", params.cache_salt,
+                   "share cached blocks only with requests that have this salt, at most 128 bytes")
+      ->default_str("");
   command->add_option("--priority", params.priority,
                       "a lower number goes first, if the daemon has --scheduling-policy priority");
   command->add_option("--logprobs", flags->logprobs,

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/byte_size.hpp"
+#include "base/log.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/inspector.hpp"
 #include "tools/serve/trace/span_file.hpp"
@@ -20,6 +21,9 @@ const std::map<std::string, ToolFormat> kToolFormats = {{"none", ToolFormat::non
                                                         {"llama3_json", ToolFormat::llama3_json},
                                                         {"mistral", ToolFormat::mistral}};
 
+const std::map<std::string, SaltCallers> kSaltCallers = {
+    {"trusted", SaltCallers::trusted}, {"all", SaltCallers::all}, {"none", SaltCallers::none}};
+
 struct ServeFlags {
   CommonFlags common;
   std::string host = "127.0.0.1";
@@ -30,6 +34,7 @@ struct ServeFlags {
   std::string chat_template;
   std::string tool_call_parser = "auto";
   std::string api_key_file;
+  std::string cache_salts = "trusted";
   std::string trace_file;
   std::string max_body_bytes = "8M";
   std::uint32_t keep_alive_s = 10;
@@ -70,6 +75,8 @@ Expected<ServedModel> model_of(const ServeFlags& flags) {
 }
 
 Expected<void> serve_with(const ServeFlags& flags) {
+  // The loop must not wait for whoever reads its lines, nor mix them with what it says when ready.
+  if (auto started = start_log("serve", "info", ""); !started) return started;
   ServeOptions options;
   options.socket = flags.common.socket_path();
   options.host = flags.host;
@@ -91,6 +98,7 @@ Expected<void> serve_with(const ServeFlags& flags) {
     if (!spans) return forward_error(spans);
     options.service.spans = std::move(*spans);
   }
+  options.service.salt_callers = kSaltCallers.at(flags.cache_salts);
   const auto model = model_of(flags);
   if (!model) return forward_error(model);
   auto chat = find_chat_template(model->directory, flags.chat_template);
@@ -150,6 +158,13 @@ void add_serve(CLI::App& app, int& exit_code) {
           "one KEY or KEY DOMAIN a line: requests below /v1 must carry one of the keys, and run in "
           "its domain, as far as the daemon's rules allow")
       ->type_name("FILE");
+  command
+      ->add_option("--cache-salts", flags->cache_salts,
+                   "whose cache_salt is taken: trusted = callers with an API key, or without "
+                   "--api-key-file those of this machine; all; none")
+      ->type_name("WHOSE")
+      ->check(CLI::IsMember({"trusted", "all", "none"}))
+      ->capture_default_str();
   command
       ->add_option("--trace-file", flags->trace_file,
                    "gets a line of JSON for each answer: a span, in the caller's trace if the "

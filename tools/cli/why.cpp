@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct WhyFlags {
-  std::string domain;
+  std::string domain, cache_salt;
   CommonFlags common;
   PromptFlags prompt;
 };
@@ -113,6 +113,8 @@ class Account {
       case CacheStatus::dropped: return "dropped " + ages(first, end) + " ago: its device was lost";
       case CacheStatus::other_domain:
         return "present in domain " + domains_.name(v.domain) + " only, which does not share";
+      case CacheStatus::other_salt:
+        return "present under another cache salt only (or none), which does not share";
       case CacheStatus::never_seen:
         return report_.has_forgotten ? "never seen, or evicted longer ago than is remembered"
                                      : "never seen";
@@ -155,6 +157,8 @@ class Account {
         return start + block + " was dropped: an engine had lost the device it was on.";
       case CacheStatus::other_domain:
         return start + block + " is cached for domain " + domains_.name(v.domain) + " only.";
+      case CacheStatus::other_salt:
+        return start + block + " is cached under another cache salt only, or under none.";
       case CacheStatus::never_seen:
         return start + block + " was never computed" +
                (report_.has_forgotten ? ", or evicted longer ago than is remembered." : " here.");
@@ -290,7 +294,8 @@ Expected<void> why(const WhyFlags& flags) {
   if (!domains) return forward_error(domains);
   auto domain = choose_domain(*domains, flags.domain);
   if (!domain) return forward_error(domain);
-  const Account account(memory, *domains, explain_miss(memory, *domain, *tokens), tokens->size());
+  const Account account(memory, *domains, explain_miss(memory, *domain, *tokens, flags.cache_salt),
+                        tokens->size());
   if (flags.common.output() == Format::json)
     std::printf("%s\n", account.json().dump(2).c_str());
   else
@@ -308,6 +313,8 @@ void add_pool_why(CLI::App& pool, int& exit_code) {
   flags->prompt.add_to(*command, "prompt,--prompt");
   command->add_option("--domain", flags->domain,
                       "asked for clients of this domain (default: your own clients')");
+  command->add_option("--cache-salt", flags->cache_salt,
+                      "asked for a request with this cache salt (default: one without)");
   command->callback([flags, &exit_code] {
     if (auto done = why(*flags); !done) exit_code = fail(done.error());
   });

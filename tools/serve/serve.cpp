@@ -11,13 +11,15 @@
 namespace kvhive {
 namespace {
 
-ServiceNumbers numbers_of(const Connections& connections, const Hives& hives) {
+ServiceNumbers numbers_of(const Connections& connections, const Hives& hives,
+                          const Service& service) {
   return {connections.counts.all(),
           connections.reading.size(),
           connections.answering.size(),
           hives.running(),
           hives.waiting(),
-          hives.channels()};
+          hives.channels(),
+          service.unknown_fields().count()};
 }
 
 }  // namespace
@@ -36,11 +38,13 @@ Expected<void> serve(const ServeOptions& options, const ServedModel& model,
   boost::asio::io_context loop(1);
   Hives hives(loop, options.socket, options.hive, domains);
   const HttpServer* listener = nullptr;
+  const Service* asked = nullptr;
   PoolLink link(options.socket);
   Metrics metrics(loop, link, model.name, options.metrics_old_names,
-                  [&] { return numbers_of(listener->connections(), hives); });
+                  [&] { return numbers_of(listener->connections(), hives, *asked); });
   HivePage page(loop, link, {model.name, release(), !options.service.api_keys.empty()});
   Service service(loop, hives, model, metrics, page, options.service);
+  asked = &service;
   Connections connections;
   connections.limits = options.http;
   connections.limits.connections =

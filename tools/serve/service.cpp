@@ -76,6 +76,7 @@ Service::Service(asio::io_context& loop, Hives& hives, const ServedModel& model,
       api_keys_(options.api_keys),
       keep_alive_(options.keep_alive),
       tools_(options.tools),
+      salt_callers_(options.salt_callers),
       spans_(options.spans) {
   if (options.chat) renderer_.emplace(loop, *options.chat);
 }
@@ -121,6 +122,27 @@ void Service::handle(const std::shared_ptr<Exchange>& exchange) {
 bool Service::is_allowed(const HttpRequest& request) const {
   return api_keys_.empty() || !request.path.starts_with("/v1/") ||
          api_keys_.find(request.header("Authorization")) != nullptr;
+}
+
+/// Where keys are asked for, nobody gets here without one.
+bool Service::takes_salt_of(const Exchange& exchange) const {
+  if (salt_callers_ != SaltCallers::trusted) return salt_callers_ == SaltCallers::all;
+  return !api_keys_.empty() || exchange.is_from_this_machine();
+}
+
+/// True = the request is answered. A salt that is not taken is never left out instead: its caller
+/// relies on it.
+bool Service::refuses_salt(const std::shared_ptr<Exchange>& exchange,
+                           const AnswerRequest& request) const {
+  if (request.generate.cache_salt.empty() || takes_salt_of(*exchange)) return false;
+  exchange->answer(to_answer(
+      {403,
+       salt_callers_ == SaltCallers::none
+           ? "cache_salt is not taken here; leave it out, or ask the operator (--cache-salts)"
+           : "cache_salt is taken from callers with an API key only, or from this machine; ask the "
+             "operator (--api-key-file, --cache-salts)",
+       "cache_salt"}));
+  return true;
 }
 
 void Service::health(const std::shared_ptr<Exchange>& exchange) {
@@ -204,6 +226,8 @@ void Service::completions(const std::shared_ptr<Exchange>& exchange) {
   parse(exchange, [this, exchange](const nlohmann::json& body) {
     auto request = parse_completion(body, model_);
     if (!request) return exchange->answer(to_answer(request.error()));
+    unknown_fields_.add(request->unknown_fields);
+    if (refuses_salt(exchange, *request)) return;
     std::make_shared<Completion>(context_of(exchange, "cmpl-"), std::move(*request))->start();
   });
 }
@@ -234,6 +258,8 @@ void Service::chat_completions(const std::shared_ptr<Exchange>& exchange) {
 void Service::on_chat(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body) {
   auto request = parse_chat(body, model_);
   if (!request) return exchange->answer(to_answer(request.error()));
+  unknown_fields_.add(request->unknown_fields);
+  if (refuses_salt(exchange, *request)) return;
   render(exchange, [this, exchange, request = std::move(*request)](std::string text) {
     in_the_background(
         exchange,

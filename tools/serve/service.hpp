@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "tools/serve/access/api_keys.hpp"
+#include "tools/serve/access/salt_callers.hpp"
 #include "tools/serve/chat/chat_request.hpp"
 #include "tools/serve/chat/template_renderer.hpp"
 #include "tools/serve/hive/hives.hpp"
 #include "tools/serve/http/exchange.hpp"
 #include "tools/serve/metrics/metrics.hpp"
 #include "tools/serve/openai/generation.hpp"
+#include "tools/serve/openai/unknown_fields.hpp"
 #include "tools/serve/page/hive_page.hpp"
 
 namespace kvhive {
@@ -25,6 +27,7 @@ struct ServiceOptions {
   std::optional<ChatTemplate> chat;     ///< none = no chat
   ToolFormat tools = ToolFormat::none;  ///< how the model writes calls of tools
   std::shared_ptr<SpanFile> spans;      ///< null = nobody traces
+  SaltCallers salt_callers = SaltCallers::trusted;
 };
 
 class Service {
@@ -34,6 +37,7 @@ class Service {
   ~Service();
 
   void handle(const std::shared_ptr<Exchange>& exchange);
+  const UnknownFields& unknown_fields() const { return unknown_fields_; }
 
  private:
   using Handler = void (Service::*)(const std::shared_ptr<Exchange>&);
@@ -44,6 +48,8 @@ class Service {
   static const std::vector<Route>& routes();
 
   bool is_allowed(const HttpRequest& request) const;
+  bool takes_salt_of(const Exchange& exchange) const;
+  bool refuses_salt(const std::shared_ptr<Exchange>& exchange, const AnswerRequest& request) const;
   void health(const std::shared_ptr<Exchange>& exchange);
   void metrics(const std::shared_ptr<Exchange>& exchange);
   void page(const std::shared_ptr<Exchange>& exchange);
@@ -78,7 +84,9 @@ class Service {
   const ApiKeys api_keys_;
   const std::chrono::seconds keep_alive_;
   const ToolFormat tools_;
+  const SaltCallers salt_callers_;
   const std::shared_ptr<SpanFile> spans_;
+  UnknownFields unknown_fields_;
   std::optional<TemplateRenderer> renderer_;
   boost::asio::thread_pool background_{1};  ///< what is long takes long, and others must not wait
 };

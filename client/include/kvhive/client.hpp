@@ -171,6 +171,10 @@ struct GenerateRequest {
   /// Bytes of room for the generated text; 0 = 16 per token, at least 4 KiB. Text that does not fit
   /// is dropped, its tokens are not.
   std::size_t most_text_bytes = 0;
+  /// Prompts with different salts share no cached blocks, nor do prompts with one and those
+  /// without: at most 128 bytes; empty = none. Whoever knows a salt shares what is cached under it,
+  /// within the domain.
+  std::string cache_salt{};
 };
 
 /// The least ClientOptions::channel_bytes that this request fits into: 1 MiB or more.

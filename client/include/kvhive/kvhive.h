@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 /* Version of this interface. Grows when something is added. */
-#define KVHIVE_ABI_VERSION 3
+#define KVHIVE_ABI_VERSION 4
 /* KVHIVE_ABI_VERSION of the library that is loaded. */
 KVHIVE_API uint32_t kvhive_abi_version(void);
 /* Version of the library, for example "0.1.0". */
@@ -122,6 +122,8 @@ typedef struct kvhive_request {
   uint32_t logprobs;            /* report the k likeliest tokens of each position, at most 20 */
   int32_t ignore_eos;           /* not 0 = go on after an end-of-sequence token */
   int32_t priority;             /* lower goes first, with --scheduling-policy priority */
+  const char *cache_salt;       /* prompts with different salts share no cached blocks: at most 128
+                                   bytes, then '\0'; NULL or "" = none */
 } kvhive_request;
 
 /* A request for `prompt`, a string that ends with '\0'. */

@@ -109,6 +109,18 @@ class SchedulerStateTest : public ::testing::Test {
 
 // -- order
 
+TEST_F(SchedulerStateTest, ASaltGoesToTheBlockManagerWithItsSequence) {
+  Submission salted{{1, 1}, {1, 2, 3}, {}, {}, {}};
+  salted.sink = std::make_shared<RecordingSink>(std::make_shared<Recording>());
+  salted.salt = {4, 5};
+  scheduler().submit(std::move(salted));
+  submit({1, 2, 3});
+  const StepRequest step = next_step();
+  ASSERT_EQ(step.added.size(), 2u);
+  EXPECT_EQ(step.added[0].salt, (ExtraKey{4, 5}));
+  EXPECT_TRUE(is_none(step.added[1].salt));
+}
+
 TEST_F(SchedulerStateTest, WithoutRequestsThereIsNoStep) {
   EXPECT_FALSE(scheduler().next_step().has_value());
 }

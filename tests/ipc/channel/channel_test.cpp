@@ -114,6 +114,7 @@ TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   request.params.priority = -3;
   request.params.stop = {std::string(kStopBytes, 's'), "b"};
   request.params.stop_token_ids = {4, 5, 6};
+  request.params.cache_salt = std::string("a\0b", 3) + std::string(kSaltBytes - 3, 's');
   ASSERT_TRUE(client_.submit(request).has_value());
 
   const TakenRequest taken = take_one();
@@ -132,6 +133,23 @@ TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   EXPECT_EQ(taken.params.priority, -3);
   EXPECT_EQ(taken.params.stop, request.params.stop);
   EXPECT_EQ(taken.params.stop_token_ids, request.params.stop_token_ids);
+  EXPECT_EQ(taken.params.cache_salt, request.params.cache_salt);
+}
+
+/// Or the engine that goes on would find, and publish, other callers' blocks.
+TEST_F(ChannelTest, ACacheSaltSurvivesTheEngineAndNotTheRequest) {
+  ChannelRequest request = token_request();
+  request.params.cache_salt = "alice";
+  const std::uint32_t slot = client_.submit(request).value();
+  run(take_one());
+  body(slot) = {};  // what the client does to its own copy changes nothing
+  engine_ = open_engine(2);
+  const TakenRequest taken = take_one();
+  EXPECT_EQ(taken.params.cache_salt, "alice");
+  engine_->sink(taken)->finished(FinishReason::length, {}, {}, 0);
+  client_.read(slot);
+  ASSERT_EQ(client_.submit(token_request()).value(), slot);
+  EXPECT_EQ(take_one().params.cache_salt, "");
 }
 
 TEST_F(ChannelTest, ASeedNotGivenIsDrawnOnceAndSurvivesTheEngine) {
@@ -495,6 +513,8 @@ const BadRequest kBadRequests[] = {
     {"LongStop", [](ChannelRequest& r) { r.params.stop = {std::string(65, 'x')}; }, "1..64 bytes"},
     {"StopTokens", [](ChannelRequest& r) { r.params.stop_token_ids.assign(17, 1); },
      "17 stop tokens"},
+    {"CacheSalt", [](ChannelRequest& r) { r.params.cache_salt.assign(129, 's'); },
+     "cache_salt has 129 bytes; at most 128"},
     {"Temperature", [](ChannelRequest& r) { r.params.sampling.temperature = -1; }, "temperature"},
     {"TemperatureNaN", [](ChannelRequest& r) { r.params.sampling.temperature = kNaN; },
      "temperature"},
@@ -775,6 +795,7 @@ class HostileClient : public ChannelTest {
     for (std::uint32_t i = 0; i < body.stop_count; ++i)
       body.stop_bytes[i] = static_cast<std::uint32_t>(pick(1, kStopBytes));
     body.stop_token_count = static_cast<std::uint32_t>(pick(0, kMostStopTokens));
+    body.salt_bytes = one_in(3) ? static_cast<std::uint32_t>(pick(1, kSaltBytes)) : 0;
     return body;
   }
 
@@ -822,9 +843,10 @@ class HostileClient : public ChannelTest {
       case 3: {  // counts at the edges
         std::uint32_t* const counts[] = {&body.max_tokens,         &body.logprobs,
                                          &body.stop_count,         &body.stop_token_count,
-                                         &body.stop_bytes.front(), &body.stop_bytes.back()};
-        constexpr std::uint32_t kCounts[] = {0,  1,  8,  9,          16,         17,         20,
-                                             21, 64, 65, 0x10000000, 0x7fffffff, 0x80000000, ~0u};
+                                         &body.stop_bytes.front(), &body.stop_bytes.back(),
+                                         &body.salt_bytes};
+        constexpr std::uint32_t kCounts[] = {
+            0, 1, 8, 9, 16, 17, 20, 21, 64, 65, 128, 129, 0x10000000, 0x7fffffff, 0x80000000, ~0u};
         *counts[pick(0, std::size(counts) - 1)] = kCounts[pick(0, std::size(kCounts) - 1)];
         break;
       }
@@ -853,6 +875,7 @@ class HostileClient : public ChannelTest {
     if (body.stop_count > kMostStopStrings || body.stop_token_count > kMostStopTokens) return false;
     for (std::uint32_t i = 0; i < body.stop_count; ++i)
       if (body.stop_bytes[i] == 0 || body.stop_bytes[i] > kStopBytes) return false;
+    if (body.salt_bytes > kSaltBytes) return false;
     if (!checked({body.temperature, body.top_k, body.top_p, body.min_p, body.seed})) return false;
     return true;
   }

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "hashing/cache_salt.hpp"
 #include "pool/block_pool.hpp"
 #include "pool/care/repair.hpp"
 #include "tests/support/keep_evicted.hpp"
@@ -20,12 +21,12 @@ class WhyMissed : public ::testing::Test {
     occupy(memory, ProcessSlot{2});
   }
 
-  MissReport ask(const Prompt& prompt) const {
-    return explain_miss(memory, prompt.domain, prompt.tokens);
+  MissReport ask(const Prompt& prompt, std::string_view salt = {}) const {
+    return explain_miss(memory, prompt.domain, prompt.tokens, salt);
   }
-  std::vector<CacheStatus> verdicts(const Prompt& prompt) const {
+  std::vector<CacheStatus> verdicts(const Prompt& prompt, std::string_view salt = {}) const {
     std::vector<CacheStatus> all;
-    for (const BlockStatus& v : ask(prompt).blocks) all.push_back(v.status);
+    for (const BlockStatus& v : ask(prompt, salt).blocks) all.push_back(v.status);
     return all;
   }
   BlockDescriptor& descriptor(std::uint32_t id) { return memory.descriptors()[id]; }
@@ -167,6 +168,23 @@ TEST_F(WhyMissed, SaysThatABlockWasMovedToTheHostTier) {
   pool.release(pool.allocate(Tier::device, 7).value());
   pool.release(pool.allocate(Tier::host, 4).value());
   EXPECT_THAT(verdicts(prompt), Each(CacheStatus::evicted));
+}
+
+TEST_F(WhyMissed, TellsWhatIsCachedUnderAnotherSalt) {
+  const Prompt plain(pool, counting(0, 13));
+  leave_idle(pool, Prompt(pool, counting(0, 13), {}, salt_key("alice")));
+  EXPECT_THAT(verdicts(plain, "alice"), Each(CacheStatus::present));
+  EXPECT_EQ(ask(plain, "alice").computed_from(), 3u);
+  EXPECT_THAT(verdicts(plain, "bob"), Each(CacheStatus::other_salt));
+  EXPECT_THAT(verdicts(plain), Each(CacheStatus::other_salt));
+  EXPECT_EQ(ask(plain).computed_from(), 0u);
+  leave_idle(pool, plain);
+  EXPECT_THAT(verdicts(plain), Each(CacheStatus::present));
+  EXPECT_THAT(verdicts(plain, "bob"), Each(CacheStatus::other_salt));
+  const Prompt elsewhere(pool, counting(0, 13), DomainId{1});
+  EXPECT_THAT(verdicts(elsewhere, "alice"), Each(CacheStatus::other_domain));
+  EXPECT_THAT(verdicts(elsewhere, "bob"), Each(CacheStatus::never_seen))
+      << "of another domain, what is under another salt is not told";
 }
 
 TEST_F(WhyMissed, GoesOnInTheHostTierWhereTheDeviceEnds) {

@@ -69,7 +69,12 @@ tl::expected<ChatRequest, ApiError> parse_chat(const Json& body, const ServedMod
                                   {"echo", false},
                                   {"functions", Json::array()},
                                   {"modalities", Json::array({"text"})}});
+  // The template's child reads these.
+  for (const char* name : {"add_generation_prompt", "continue_final_message",
+                           "chat_template_kwargs", "documents", "reasoning_effort"})
+    fields.know(name);
   if (fields.error()) return tl::unexpected(*fields.error());
+  request.unknown_fields = fields.unknown();
   return request;
 }
 

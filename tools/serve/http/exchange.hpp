@@ -37,6 +37,8 @@ class Exchange {
   virtual ~Exchange() = default;
 
   virtual const HttpRequest& request() const = 0;
+  /// It came over this machine's own network (loopback).
+  virtual bool is_from_this_machine() const = 0;
   /// Nobody waits for an answer any more.
   virtual bool is_gone() const = 0;
   virtual void answer(HttpAnswer answer) = 0;

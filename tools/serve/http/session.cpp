@@ -46,6 +46,11 @@ HttpRequest plain(http::request<http::string_body>&& parsed) {
   return request;
 }
 
+bool is_loopback(const asio::ip::address& address) {
+  if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address.is_loopback();
+  return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()).is_loopback();
+}
+
 std::string chunk_of(std::string_view bytes) {
   char size[32];
   std::snprintf(size, sizeof size, "%zx\r\n", bytes.size());
@@ -62,6 +67,8 @@ Session::Session(asio::ip::tcp::socket socket, Connections& connections)
   stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
   stream_.socket().set_option(
       asio::socket_base::send_buffer_size(connections.limits.send_buffer_bytes), ignored);
+  const auto peer = stream_.socket().remote_endpoint(ignored);
+  is_from_this_machine_ = !ignored && is_loopback(peer.address());
   room_ = &connections_.reading;
   place_ = room_->insert(room_->end(), this);
 }

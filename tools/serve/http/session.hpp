@@ -25,6 +25,7 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   void close();
 
   const HttpRequest& request() const override { return request_; }
+  bool is_from_this_machine() const override { return is_from_this_machine_; }
   bool is_gone() const override { return state_ == State::closed; }
   void answer(HttpAnswer answer) override;
   void begin_events(HttpHeaders headers) override;
@@ -57,6 +58,7 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   std::optional<Parser> parser_;
   HttpRequest request_;
   State state_ = State::reading;
+  bool is_from_this_machine_ = false;
   bool keeps_open_ = false;  ///< the client may send another request
   bool is_chunked_ =
       false;  ///< HTTP/1.0 knows no chunks: there the answer ends with the connection

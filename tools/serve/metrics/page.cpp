@@ -278,6 +278,9 @@ class Writer {
     gauge("kvhive_serve_requests_waiting", "requests of this service that wait for a channel",
           numbers.requests_waiting);
     gauge("kvhive_serve_channels", "channels to the daemon", numbers.channels);
+    out_.family("kvhive_serve_unknown_fields_total", counter,
+                "fields of requests that are not known, and so changed nothing");
+    out_.sample({}, numbers.unknown_fields);
   }
 
   void gauge(std::string_view name, std::string_view help, std::uint64_t value) {

@@ -35,6 +35,7 @@ struct ServiceNumbers {
   std::map<HttpCounts::Kind, std::uint64_t> http;
   std::uint64_t connections_reading = 0, connections_answering = 0;
   std::uint64_t requests_running = 0, requests_waiting = 0, channels = 0;
+  std::uint64_t unknown_fields = 0;
 };
 
 /// What the pool's memory says.

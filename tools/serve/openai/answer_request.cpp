@@ -38,6 +38,19 @@ void read_sampling(Fields& fields, const ServedModel& model, GenerateRequest& ge
       fields.integer("priority", 0, std::numeric_limits<std::int32_t>::min(), kMostInt));
 }
 
+/// vLLM's limits: its salts become parts of other stores' keys. Bytes are counted, not characters.
+void read_salt(Fields& fields, GenerateRequest& generate) {
+  static const std::string kName = "cache_salt";
+  if (!fields.has(kName)) return;
+  generate.cache_salt = fields.text(kName, "");
+  if (generate.cache_salt.empty() || generate.cache_salt.size() > kSaltBytes)
+    return fields.fail(kName, "has " + std::to_string(generate.cache_salt.size()) +
+                                  " bytes; use a text of 1.." + std::to_string(kSaltBytes));
+  constexpr std::string_view kRefused{"@/\\\0", 4};
+  if (generate.cache_salt.find_first_of(kRefused) != std::string::npos)
+    fields.fail(kName, "holds one of the characters @ / \\ NUL; use others");
+}
+
 void read_stream(Fields& fields, AnswerRequest& request) {
   request.stream = fields.boolean("stream", false);
   if (!fields.has("stream_options")) return;
@@ -69,12 +82,12 @@ void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest&
   read_stream(fields, request);
   read_stop(fields, request.generate);
   read_sampling(fields, model, request.generate);
+  read_salt(fields, request.generate);
   request.return_token_ids = fields.boolean("return_token_ids", false);
   request.token_ids_as_text = fields.boolean("return_tokens_as_token_ids", false);
   static const std::vector<std::pair<std::string, Json>> kMissing = {
       {"allowed_token_ids", nullptr},
       {"bad_words", Json::array()},
-      {"cache_salt", ""},
       {"frequency_penalty", 0},
       {"include_stop_str_in_output", false},
       {"length_penalty", 1},
@@ -89,6 +102,7 @@ void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest&
       {"truncate_prompt_tokens", nullptr},
       {"use_beam_search", false}};
   refuse_what_is_missing(fields, kMissing);
+  fields.know("user");  // OpenAI's, for whoever watches over users
 }
 
 std::uint32_t read_max_tokens(Fields& fields, const std::string& name, std::uint32_t fallback,

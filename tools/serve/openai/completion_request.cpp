@@ -56,6 +56,7 @@ tl::expected<CompletionRequest, ApiError> parse_completion(const Json& body,
   if (request.prompts.size() * request.n > kMostAnswers)
     fields.fail("n", "times the number of prompts is more than " + std::to_string(kMostAnswers));
   if (fields.error()) return tl::unexpected(*fields.error());
+  request.unknown_fields = fields.unknown();
   return request;
 }
 

@@ -30,7 +30,15 @@ std::optional<std::vector<TokenId>> token_list(const Json& value) {
   return value.get<std::vector<TokenId>>();
 }
 
-bool Fields::has(const std::string& name) const {
+std::vector<std::string> Fields::unknown() const {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : object_.items())
+    if (!known_.contains(name)) names.push_back(name);
+  return names;
+}
+
+bool Fields::has(const std::string& name) {
+  know(name);
   const auto found = object_.find(name);
   return found != object_.end() && !found->is_null();
 }

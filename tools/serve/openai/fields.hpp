@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ class Fields {
   /// \param object  outlives this
   explicit Fields(const nlohmann::json& object) : object_(object) {}
 
-  bool has(const std::string& name) const;
+  bool has(const std::string& name);
   const nlohmann::json& at(const std::string& name) const { return object_.at(name); }
 
   bool boolean(const std::string& name, bool fallback);
@@ -34,11 +35,17 @@ class Fields {
   /// An error unless the field is absent or has the value that changes nothing.
   void refuse_unless(const std::string& name, const nlohmann::json& harmless);
 
+  /// A field that is read elsewhere, or is known to change nothing.
+  void know(const std::string& name) { known_.insert(name); }
+  /// The names of the fields that nobody has asked for so far.
+  std::vector<std::string> unknown() const;
+
   void fail(const std::string& name, const std::string& text, int status = 400);
   const std::optional<ApiError>& error() const { return error_; }
 
  private:
   const nlohmann::json& object_;
+  std::set<std::string> known_;  ///< all that were asked for
   std::optional<ApiError> error_;
 };
 

@@ -1,0 +1,26 @@
+#include "tools/serve/openai/unknown_fields.hpp"
+
+#include "base/log.hpp"
+
+namespace kvhive {
+
+std::string UnknownFields::shown(const std::string& name) {
+  std::string text = name.substr(0, kMostBytes);
+  for (char& letter : text)
+    if (letter < ' ' || letter > '~') letter = '?';
+  if (name.size() > kMostBytes) text += "...";
+  return text;
+}
+
+void UnknownFields::add(const std::vector<std::string>& names) {
+  count_ += names.size();
+  for (const std::string& name : names) {
+    if (logged_.size() == kMostNames) return;
+    const std::string text = shown(name);
+    if (!logged_.insert(text).second) continue;
+    spdlog::warn("a request has the field '{}', which kvhive does not know: it changes nothing{}",
+                 text, logged_.size() == kMostNames ? " (further names are not logged)" : "");
+  }
+}
+
+}  // namespace kvhive
