@@ -26,7 +26,8 @@ std::size_t hit_of(const CacheGroup& group, const std::vector<bool>& cached) {
                      [&](std::size_t, std::size_t block) { return cached[block]; });
 }
 
-// -- vLLM: tests/v1/core/test_single_type_kv_cache_manager.py --------------------------------------
+// -- vLLM: tests/v1/core/test_single_type_kv_cache_manager.py
+// --------------------------------------
 
 TEST(CacheGroups, ChunkedLocalPossibleCachedPrefix) {  // block_size 2, attention_chunk_size 4
   const auto hit = [](std::vector<bool> cached) { return hit_of(chunks(4), cached); };
@@ -50,8 +51,7 @@ TEST(CacheGroups, SlidingWindowPossibleCachedPrefix) {  // block_size 2, sliding
   EXPECT_EQ(hit({true, true, false}), 2u);
   EXPECT_EQ(hit({true, true, true}), 3u);
   EXPECT_EQ(hit({true, true, true, false}), 3u);
-  EXPECT_EQ(
-      hit({true, true, false, true, false, false, true, true, false, true, true, true}), 12u);
+  EXPECT_EQ(hit({true, true, false, true, false, false, true, true, false, true, true, true}), 12u);
   EXPECT_EQ(hit({true, true, false, true, false, false, true, true, false, false, false}), 8u);
   EXPECT_EQ(hit({true, true, false, true, false, false, true, true, false, false, false, true}),
             8u);
@@ -82,7 +82,8 @@ TEST(CacheGroups, FullAttentionSkipsNothing) {
   EXPECT_EQ(kFull.most_blocks(100, 16, 16), 7u);
 }
 
-// -- vLLM: tests/v1/core/test_kv_cache_utils.py ----------------------------------------------------
+// -- vLLM: tests/v1/core/test_kv_cache_utils.py
+// ----------------------------------------------------
 
 /// test_get_max_concurrency_for_kv_cache_config: max_model_len 16384, 1024 batched tokens, block
 /// 16, window 1024.
@@ -103,7 +104,8 @@ TEST(CacheGroups, AWindowedSequenceOf100000TokensIsBounded) {
   EXPECT_EQ(kFull.most_blocks(100'000, 2048, 16), 6250u);
 }
 
-// -- vLLM: tests/v1/core/test_prefix_caching.py test_prefill_hybrid_model --------------------------
+// -- vLLM: tests/v1/core/test_prefix_caching.py test_prefill_hybrid_model
+// --------------------------
 
 class HybridHit : public ::testing::Test {
  protected:
@@ -113,7 +115,9 @@ class HybridHit : public ::testing::Test {
   /// `evicted` are gone.
   static std::size_t without(const std::set<Place>& evicted) {
     return longest_hit(groups_of({kFull, window(32), window(32)}), 3, 16,
-                       [&](std::size_t g, std::size_t i) { return !evicted.contains({g, i}); });
+                       [&](std::size_t g, std::size_t i) {
+                         return !evicted.contains({g, i});
+                       });
   }
 };
 
@@ -134,7 +138,8 @@ TEST_F(HybridHit, GroupsThatHaveDifferentPartsAgreeOnNone) {
   EXPECT_EQ(without({{0, 2}, {1, 0}, {2, 0}}), 0u);
 }
 
-// -- beyond vLLM's cases ---------------------------------------------------------------------------
+// -- beyond vLLM's cases
+// ---------------------------------------------------------------------------
 
 /// The definition, tried from the longest hit on: each group has all blocks that are read behind
 /// the hit; or, in a window, all from the start on.
@@ -164,9 +169,9 @@ TEST(CacheGroups, TheLongestHitIsTheLongestByDefinition) {
     for (std::size_t g = 0; g < groups.count; ++g) {
       const auto span = static_cast<std::uint32_t>(between(1, 12));
       // Chunks of whole blocks: with others vLLM, too, only finds some hit, not the longest.
-      groups.group[g] = std::array{kFull, window(span),
-                                   chunks(span * static_cast<std::uint32_t>(block_size))}
-          [between(0, 2)];
+      groups.group[g] =
+          std::array{kFull, window(span),
+                     chunks(span * static_cast<std::uint32_t>(block_size))}[between(0, 2)];
       for (std::size_t i = 0; i < most; ++i) cached[g][i] = between(0, 5) != 0;
     }
     std::set<std::pair<std::size_t, std::size_t>> asked;
@@ -186,8 +191,7 @@ TEST(CacheGroups, NoSequenceHoldsMoreThanTheCap) {
   for (const CacheGroup& group : {kFull, window(1), window(5), window(8), chunks(4), chunks(6)})
     for (std::size_t step = 1; step <= 9; ++step)
       for (std::size_t computed = 0; computed < 60; computed += step) {
-        const std::size_t held =
-            (computed + step + 3) / 4 - group.first_block(computed, 4);
+        const std::size_t held = (computed + step + 3) / 4 - group.first_block(computed, 4);
         EXPECT_LE(held, group.most_blocks(computed + step, step, 4))
             << to_string(group) << ", " << computed << " and " << step;
       }

@@ -118,8 +118,9 @@ TEST(KvEvents, EventsOfAPoolWithGroupsNameThem) {
   groups.group[1] = {CacheKind::sliding_window, 128};
   StoredContent full = block_of(1), windowed = block_of(2);
   windowed.group = GroupId{1};
-  const ContentChange change{{full, windowed}, {{name_of(3), Tier::device, GroupId{1}},
-                                                {name_of(4), Tier::device, GroupId{0}}}};
+  const ContentChange change{
+      {full, windowed},
+      {{name_of(3), Tier::device, GroupId{1}}, {name_of(4), Tier::device, GroupId{0}}}};
   const Json events = decoded(EventWriter({}, 2, groups).batches(change, kDomains, 1, false))[0][1];
   ASSERT_THAT(events, SizeIs(4)) << "blocks of two groups are in no event together";
   EXPECT_EQ(events[0]["group_idx"], 0);

@@ -91,8 +91,7 @@ TEST(LayerGroups, ALongSequenceInAWindowHoldsFewBlocks) {
   const auto golden = read_golden("mistral");
   PagedRunner windowed(model, Dtype::f32, 4, 64, 1, group_layers(model.config()));
   PagedRunner whole(model, Dtype::f32, 4, 64, 1);
-  EXPECT_EQ(windowed.run_chunked(0, golden.tokens, {1}),
-            whole.run_chunked(0, golden.tokens, {1}));
+  EXPECT_EQ(windowed.run_chunked(0, golden.tokens, {1}), whole.run_chunked(0, golden.tokens, {1}));
   EXPECT_EQ(windowed.most_held(), 4u);  // of the window, and the one that is written
   EXPECT_GT(whole.most_held(), 8u);
 }

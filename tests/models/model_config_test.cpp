@@ -278,7 +278,8 @@ TEST(ModelConfig, GemmasLayerTypesDecideWhichLayersSlide) {
 
 TEST(ModelConfig, PackedPagesAreNotForSoftCaps) {
   const auto config = load(with(gemma2(), {{"head_dim", 64}}));
-  EXPECT_EQ(fastest_kv_layout(*config, one_group(*config), 16, Dtype::bf16).pages, PageLayout::rows);
+  EXPECT_EQ(fastest_kv_layout(*config, one_group(*config), 16, Dtype::bf16).pages,
+            PageLayout::rows);
 }
 
 TEST(ModelConfig, ReadsExperts) {

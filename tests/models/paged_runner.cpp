@@ -23,10 +23,11 @@ PagedRunner::Forward on_cpu(Transformer& model, std::size_t arena_bytes) {
 
 PagedRunner::PagedRunner(Transformer& model, Dtype kv_dtype, std::uint32_t block_size,
                          std::uint32_t blocks, std::uint32_t seed, const LayerGroups& groups)
-    : PagedRunner(model.config(),
-                  on_cpu(model, blocks * kv_layout(model.config(), groups, block_size, kv_dtype)
-                                             .block_bytes()),
-                  kv_dtype, block_size, blocks, seed, groups) {}
+    : PagedRunner(
+          model.config(),
+          on_cpu(model,
+                 blocks * kv_layout(model.config(), groups, block_size, kv_dtype).block_bytes()),
+          kv_dtype, block_size, blocks, seed, groups) {}
 
 PagedRunner::PagedRunner(const ModelConfig& config, Forward forward, Dtype kv_dtype,
                          std::uint32_t block_size, std::uint32_t blocks, std::uint32_t seed,
@@ -45,9 +46,9 @@ void PagedRunner::release_passed(Sequence& sequence) {
   sequence.tables.resize(groups_.count);
   for (std::size_t g = 0; g < groups_.count; ++g) {
     auto& table = sequence.tables[g];
-    const std::size_t first = std::min(
-        groups_.group[g].first_block(std::size_t(sequence.tokens), layout_.block_size),
-        table.size());
+    const std::size_t first =
+        std::min(groups_.group[g].first_block(std::size_t(sequence.tokens), layout_.block_size),
+                 table.size());
     for (std::size_t i = 0; i < first; ++i)
       if (const BlockId passed = std::exchange(table[i], kNowhere); passed != kNowhere)
         free_.insert(free_.begin(), passed);

@@ -39,7 +39,8 @@ class EventWriter {
 
   /// The batches of a change: stored before removed, so that a content that goes from one tier to
   /// another is never missing; contents that follow each other in one event.
-  /// \param domains  names, by number; a first block of another domain than the daemon's user's says
+  /// \param domains  names, by number; a first block of another domain than the daemon's user's
+  /// says
   ///                 so in its extra keys, as vLLM does with a cache salt
   /// \param clear_first  AllBlocksCleared is the first event: the subscriber forgets what it knows
   [[nodiscard]] std::vector<std::string> batches(const ContentChange& change,

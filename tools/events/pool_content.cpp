@@ -29,7 +29,8 @@ ContentChange PoolContent::read() {
       bool& is_told = listing->second.is_told[std::size_t(tier)];
       const Content* content = in_tier(listing->second, tier);
       if (content != nullptr && !is_told) change.stored.push_back(described(*content, tier));
-      if (content == nullptr && is_told) removed.push_back({touched.depth, {name, tier, touched.group}});
+      if (content == nullptr && is_told)
+        removed.push_back({touched.depth, {name, tier, touched.group}});
       is_told = content != nullptr;
     }
     if (listing->second.found.empty()) listings_.erase(listing);
