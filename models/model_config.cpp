@@ -42,8 +42,7 @@ bool has_experts(const Architecture& architecture) { return architecture.has_exp
 
 const std::vector<Neutral>& neutral_fields() {
   static const std::vector<Neutral> fields{
-      {"quantization_config", {}, "none: kvhive takes weights in float32, bfloat16 and float16"},
-      {"compression_config", {}, "none: kvhive takes weights in float32, bfloat16 and float16"},
+      {"compression_config", {}, "none: kvhive reads quantization_config"},
       {"attn_logit_softcapping", {0}, "none", is_gemma},
       {"final_logit_softcapping", {0}, "none", is_gemma},
       {"logit_scale", {1}, "1"},
@@ -371,6 +370,7 @@ Expected<ModelConfig> parse_config(const nlohmann::json& object, const std::stri
     read_window(fields, reader, config);
     read_scores(fields, reader, config);
     read_experts(fields, reader, config);
+    reader.take(config.quantization, read_quantization(fields));
     read_neutral(fields, *config.architecture, reader);
     read_special_tokens(object, fields, reader, config);
   }

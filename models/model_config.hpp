@@ -11,6 +11,7 @@
 #include "base/ids.hpp"
 #include "config/dtype.hpp"
 #include "models/architecture.hpp"
+#include "models/quantization/quantization.hpp"
 #include "models/rope_config.hpp"
 
 namespace kvhive {
@@ -42,6 +43,7 @@ struct ModelConfig {
   bool mlp_bias = false;
   std::int32_t sliding_window = 0;   ///< tokens that sliding layers see, own included; 0 = none
   std::vector<bool> sliding_layers;  ///< by layer: sees only the window; empty: none does
+  Quantization quantization;
   Dtype dtype = Dtype::f32;  ///< what the weights were saved as; each tensor's own dtype rules
   std::optional<TokenId> bos;
   std::vector<TokenId> eos;

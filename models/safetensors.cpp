@@ -216,6 +216,17 @@ Expected<std::size_t> SafetensorsDirectory::add_shards(const std::filesystem::pa
   return tensors_.size();
 }
 
+const TensorEntry* SafetensorsDirectory::entry(const std::string& tensor) const {
+  const auto found = tensors_.find(tensor);
+  return found == tensors_.end() ? nullptr : &found->second.entry;
+}
+
+std::string SafetensorsDirectory::where(const std::string& tensor) const {
+  const auto found = tensors_.find(tensor);
+  const std::string file = found == tensors_.end() ? "" : "/" + found->second.file;
+  return directory_ + file + ": tensor " + tensor;
+}
+
 Expected<TensorView> SafetensorsDirectory::find(
     const std::string& tensor, std::span<const std::int64_t> expected_shape) const {
   const auto found = tensors_.find(tensor);
@@ -224,14 +235,13 @@ Expected<TensorView> SafetensorsDirectory::find(
                                         shape_text(expected_shape) +
                                         " is missing; config.json and the weights do not match");
   const auto& entry = found->second.entry;
-  const auto where = directory_ + "/" + found->second.file + ": tensor " + tensor;
   if (!std::ranges::equal(entry.shape, expected_shape))
-    return failure(Errc::bad_format, where + " has shape " + shape_text(entry.shape) +
+    return failure(Errc::bad_format, where(tensor) + " has shape " + shape_text(entry.shape) +
                                          ", expected " + shape_text(expected_shape) +
                                          " from config.json");
   const auto dtype = float_dtype(entry.dtype);
   if (!dtype)
-    return failure(Errc::unsupported, where + " has dtype " + entry.dtype +
+    return failure(Errc::unsupported, where(tensor) + " has dtype " + entry.dtype +
                                           ", expected F32, BF16 or F16; convert the model");
   return TensorView{*dtype, entry.bytes};
 }

@@ -55,6 +55,12 @@ class SafetensorsDirectory {
   [[nodiscard]] Expected<TensorView> find(const std::string& tensor,
                                           std::span<const std::int64_t> expected_shape) const;
 
+  /// The tensor as its file describes it, whatever its dtype; null: there is none.
+  const TensorEntry* entry(const std::string& tensor) const;
+
+  /// "directory/file: tensor NAME", for error texts.
+  std::string where(const std::string& tensor) const;
+
  private:
   struct Located {
     TensorEntry entry;

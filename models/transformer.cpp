@@ -37,6 +37,13 @@ float embedding_scale(const ModelConfig& config, Dtype weights) {
   }
 }
 
+/// The cache of a layer with the checkpoint's scales, if it has some and the cache is of fp8.
+PagedKv with_scales(PagedKv kv, std::optional<KvScaleValues>& scales) {
+  const bool is_fp8 = kv.dtype == Dtype::e4m3 || kv.dtype == Dtype::e5m2;
+  if (is_fp8 && scales) kv.scales = {.k = &scales->k, .v = &scales->v};
+  return kv;
+}
+
 /// Whether there are norms behind attention and behind the feed-forward network, too.
 bool has_norms_behind(const ModelConfig& config) {
   return config.architecture->family == Family::gemma;
@@ -99,7 +106,7 @@ struct Transformer::State {
   LayerGroups grouped = group_layers(config);
 
   void embed(const ForwardBatch& batch);
-  void attend(const ForwardBatch& batch, const LayerWeights& layer, const PagedKv& kv,
+  void attend(const ForwardBatch& batch, LayerWeights& layer, const PagedKv& layer_kv,
               GroupId group, std::int32_t window);
   void norm(const LayerWeights& layer, LayerWeight weight, std::span<const float> from,
             std::span<float> to);
@@ -125,8 +132,9 @@ void Transformer::State::norm(const LayerWeights& layer, LayerWeight weight,
   rms_norm(from, layer.norm(weight), config.rms_norm_eps, to);
 }
 
-void Transformer::State::attend(const ForwardBatch& batch, const LayerWeights& layer,
-                                const PagedKv& kv, GroupId group, std::int32_t window) {
+void Transformer::State::attend(const ForwardBatch& batch, LayerWeights& layer,
+                                const PagedKv& layer_kv, GroupId group, std::int32_t window) {
+  const PagedKv kv = with_scales(layer_kv, layer.kv_scales);
   norm(layer, LayerWeight::input_norm, rows.hidden, rows.normed);
   layer.product(LayerWeight::q).apply(rows.normed, rows.q);
   layer.product(LayerWeight::k).apply(rows.normed, rows.k);

@@ -1,10 +1,12 @@
 #include "models/transformer_weights.hpp"
 
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <utility>
 
 #include "base/check.hpp"
+#include "models/quantization/fp8_weights.hpp"
 
 namespace kvhive {
 namespace {
@@ -18,12 +20,84 @@ void convert_floats(const std::byte* from, std::span<float> out, Convert convert
   }
 }
 
+/// The scales in one tensor, which must be finite and positive.
+Expected<std::vector<float>> read_scale_values(const SafetensorsDirectory& files,
+                                               const std::string& name) {
+  const auto found = files.find(name, files.entry(name)->shape);
+  if (!found) return forward_error(found);
+  std::vector<float> values(found->bytes.size() / bytes_of(found->dtype));
+  read_floats(*found, 0, values);
+  for (const float value : values)
+    if (!std::isfinite(value) || value <= 0)
+      return failure(Errc::bad_format, files.where(name) + " has a scale of " +
+                                           std::to_string(value) +
+                                           ", expected more than 0; fetch the file again");
+  return values;
+}
+
+/// The scales beside a matrix in FP8, whose shape is checked, too.
+Expected<ScaleGrid> read_scales(const SafetensorsDirectory& files, const ModelTensor& listed,
+                                const Quantization& how) {
+  const TensorEntry& codes = *files.entry(listed.weight_name());
+  if (codes.shape != listed.weight_shape())
+    return failure(Errc::bad_format, files.where(listed.weight_name()) + " has shape " +
+                                         shape_text(codes.shape) + ", expected " +
+                                         shape_text(listed.weight_shape()) + " from config.json");
+  for (const char* const suffix : {".weight_scale_inv", ".weight_scale"}) {
+    const std::string name = listed.name + suffix;
+    const TensorEntry* const entry = files.entry(name);
+    if (entry == nullptr) continue;
+    auto grid = scale_grid(how, listed.rows, listed.columns, entry->shape);
+    if (!grid)
+      return failure(Errc::unsupported,
+                     files.where(name) + " has shape " + shape_text(entry->shape) +
+                         ", expected one scale, one for each row, or one for each block that "
+                         "quantization_config names");
+    auto scales = read_scale_values(files, name);
+    if (!scales) return forward_error(scales);
+    grid->scales = std::move(*scales);
+    return std::move(*grid);
+  }
+  return failure(Errc::not_found, files.where(listed.weight_name()) +
+                                      " is F8_E4M3, but there is neither " + listed.name +
+                                      ".weight_scale nor .weight_scale_inv");
+}
+
+/// What published checkpoints call the scales for a cache of fp8, behind
+/// "model.layers.N.self_attn.".
+struct KvScaleNames {
+  const char* k;
+  const char* v;
+};
+constexpr KvScaleNames kKvScaleNames[] = {
+    {"k_scale", "v_scale"},
+    {"attn.k_scale", "attn.v_scale"},
+    {"k_proj.k_scale", "v_proj.v_scale"},
+    {"k_proj.output_scale", "v_proj.output_scale"},
+    {"kv_scale", "kv_scale"},
+};
+
+Expected<float> read_one_scale(const SafetensorsDirectory& files, const std::string& name) {
+  if (files.entry(name) == nullptr)
+    return failure(Errc::not_found, files.where(name) +
+                                        " is missing, but the other one of k_scale and v_scale is "
+                                        "there; fetch the file again");
+  auto values = read_scale_values(files, name);
+  if (!values) return forward_error(values);
+  if (values->size() != 1)
+    return failure(Errc::unsupported, files.where(name) + " has shape " +
+                                          shape_text(files.entry(name)->shape) +
+                                          ", expected one scale for a layer");
+  return values->front();
+}
+
 /// Looks up tensors one after the other. After the first error all further lookups return empty
 /// results; these are never used, since load() returns the error.
 class TensorReader {
  public:
-  TensorReader(const SafetensorsDirectory& files, std::size_t total, const LoadProgress& progress)
-      : files_(files), total_(total), progress_(progress) {}
+  TensorReader(const SafetensorsDirectory& files, const ModelConfig& config, std::size_t total,
+               const LoadProgress& progress)
+      : files_(files), config_(config), total_(total), progress_(progress) {}
 
   TensorView tensor(const std::string& name, std::vector<std::int64_t> shape) {
     if (failed_) return {};
@@ -32,7 +106,7 @@ class TensorReader {
       failed_ = std::move(found.error());
       return {};
     }
-    if (progress_) progress_(++done_, total_);
+    count();
     return *found;
   }
 
@@ -48,16 +122,53 @@ class TensorReader {
   }
 
   std::optional<Matmul> matmul(const ModelTensor& listed) {
+    if (is_quantized(listed)) return quantized_matmul(listed);
     const auto weights = tensor(listed.weight_name(), listed.weight_shape());
-    auto bias = listed.has_bias ? vector(listed.bias_name(), listed.rows) : std::vector<float>();
+    auto bias = bias_of(listed);
     if (failed_) return std::nullopt;
     return Matmul({weights.dtype, listed.rows, listed.columns, weights.bytes}, std::move(bias));
+  }
+
+  void read_kv_scales(std::int32_t layer, std::optional<KvScaleValues>& into) {
+    if (failed_) return;
+    auto found = kvhive::read_kv_scales(files_, layer);
+    if (found)
+      into = *found;
+    else
+      failed_ = std::move(found.error());
   }
 
   std::optional<Error>& failed() { return failed_; }
 
  private:
+  void count() {
+    if (progress_) progress_(++done_, total_);
+  }
+
+  std::vector<float> bias_of(const ModelTensor& listed) {
+    return listed.has_bias ? vector(listed.bias_name(), listed.rows) : std::vector<float>();
+  }
+
+  bool is_quantized(const ModelTensor& listed) const {
+    const TensorEntry* const entry = files_.entry(listed.weight_name());
+    return config_.quantization.kind == Quantization::Kind::fp8 && entry != nullptr &&
+           entry->dtype == "F8_E4M3";
+  }
+
+  std::optional<Matmul> quantized_matmul(const ModelTensor& listed) {
+    auto grid = read_scales(files_, listed, config_.quantization);
+    if (!failed_ && !grid) failed_ = std::move(grid.error());
+    auto bias = bias_of(listed);
+    if (failed_) return std::nullopt;
+    count();
+    const Dtype to = config_.dtype == Dtype::bf16 ? Dtype::bf16 : Dtype::f32;
+    auto values = values_of_e4m3(files_.entry(listed.weight_name())->bytes, listed.rows,
+                                 listed.columns, *grid, to);
+    return Matmul({to, listed.rows, listed.columns, {}}, std::move(values), std::move(bias));
+  }
+
   const SafetensorsDirectory& files_;
+  const ModelConfig& config_;
   std::size_t total_;
   const LoadProgress& progress_;
   std::size_t done_ = 0;
@@ -96,6 +207,21 @@ void read_layer_weight(TensorReader& reader, const ModelTensor& listed, const Mo
 
 }  // namespace
 
+Expected<std::optional<KvScaleValues>> read_kv_scales(const SafetensorsDirectory& files,
+                                                      std::int32_t layer) {
+  const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
+  for (const KvScaleNames& names : kKvScaleNames) {
+    if (files.entry(prefix + names.k) == nullptr && files.entry(prefix + names.v) == nullptr)
+      continue;
+    auto k = read_one_scale(files, prefix + names.k);
+    if (!k) return forward_error(k);
+    auto v = read_one_scale(files, prefix + names.v);
+    if (!v) return forward_error(v);
+    return KvScaleValues{*k, *v};
+  }
+  return std::nullopt;
+}
+
 void read_floats(const TensorView& tensor, std::size_t first, std::span<float> out) {
   KV_CHECK((first + out.size()) * bytes_of(tensor.dtype) <= tensor.bytes.size(), first, out.size());
   const std::byte* from = tensor.bytes.data() + first * bytes_of(tensor.dtype);
@@ -116,7 +242,7 @@ Expected<TransformerWeights> TransformerWeights::load(const std::filesystem::pat
   weights.files = std::move(*files);
   weights.layers.resize(config.layers);
   const auto tensors = model_tensors(config);
-  TensorReader reader(weights.files, count_with_biases(tensors), progress);
+  TensorReader reader(weights.files, config, count_with_biases(tensors), progress);
   for (const ModelTensor& listed : tensors) {
     switch (listed.use) {
       case ModelTensor::Use::embedding:
@@ -132,6 +258,8 @@ Expected<TransformerWeights> TransformerWeights::load(const std::filesystem::pat
     }
     if (reader.failed()) break;
   }
+  for (std::int32_t layer = 0; layer < config.layers; ++layer)
+    reader.read_kv_scales(layer, weights.layers[layer].kv_scales);
   if (config.tie_word_embeddings && !reader.failed())
     weights.lm_head = Matmul(
         {weights.embedding.dtype, config.vocab_size, config.hidden_size, weights.embedding.bytes},

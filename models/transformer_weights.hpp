@@ -18,11 +18,23 @@ namespace kvhive {
 /// Called with (tensors done, all tensors).
 using LoadProgress = std::function<void(std::size_t, std::size_t)>;
 
+/// What the K and V of one layer are divided by before they are stored in a cache of fp8.
+struct KvScaleValues {
+  float k = 1;
+  float v = 1;
+};
+
+/// Reads a layer's k_scale and v_scale, which a checkpoint may have for a cache of fp8; nothing if
+/// it has none.
+[[nodiscard]] Expected<std::optional<KvScaleValues>> read_kv_scales(
+    const SafetensorsDirectory& files, std::int32_t layer);
+
 /// A layer's weights, by their use. Weights that the model does not have are empty.
 struct LayerWeights {
   std::array<std::vector<float>, kLayerWeightCount> norms;  ///< what a norm multiplies by
   std::array<std::optional<Matmul>, kLayerWeightCount> products;
   std::vector<ExpertWeights> experts;  ///< of a sparse layer
+  std::optional<KvScaleValues> kv_scales;
 
   const std::vector<float>& norm(LayerWeight weight) const {
     return norms[static_cast<std::size_t>(weight)];
@@ -34,7 +46,8 @@ struct LayerWeights {
 };
 
 /// All weights of a model. Matrices refer to the mapped files in `files`; norms and biases (a few
-/// KB) are f32 copies.
+/// KB) are f32 copies. Quantized matrices are copies, too: of their values, in the model's dtype
+/// (f32, if that is f16).
 struct TransformerWeights {
   SafetensorsDirectory files;
   TensorView embedding;  ///< [vocab, hidden]

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "models/transformer_weights.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -18,6 +20,17 @@ Expected<void> check_gpu_model(const ModelConfig& config) {
   if (config.architecture->has_experts) return not_on_gpu(name + " (mixture of experts)");
   if (config.rope.full.scaling.kind == RopeScaling::Kind::yarn)
     return not_on_gpu(name + " with rope_scaling yarn");
+  if (config.quantization.kind == Quantization::Kind::fp8)
+    return not_on_gpu(name + " with weights in FP8 (quantization_config)");
+  return {};
+}
+
+Expected<void> check_gpu_files(const ModelConfig& config, const SafetensorsDirectory& files) {
+  for (std::int32_t layer = 0; layer < config.layers; ++layer) {
+    const auto scales = read_kv_scales(files, layer);
+    if (!scales) return forward_error(scales);
+    if (*scales) return not_on_gpu("a checkpoint's k_scale and v_scale");
+  }
   return {};
 }
 

@@ -202,6 +202,7 @@ Expected<void> upload_weights(Device& device, const ModelConfig& config,
                               const SafetensorsDirectory& files, std::byte* region,
                               const LoadProgress& progress) {
   if (auto supported = check_gpu_model(config); !supported) return supported;
+  if (auto supported = check_gpu_files(config, files); !supported) return supported;
   auto uploader = Uploader::create(device);
   if (!uploader) return forward_error(uploader);
   auto sent = send_all(*uploader, config, files, region, progress);

@@ -58,14 +58,20 @@ const Bf16Kernel* own_kernel(Dtype dtype) {
   return cpu.avx512 ? nullptr : &kByFloats;
 }
 
-std::vector<float> floats_of_f16(std::span<const std::byte> bytes) {
-  std::vector<float> values(bytes.size() / 2);
-  for (std::size_t i = 0; i < values.size(); ++i) {
+std::vector<std::byte> floats_of_f16(std::span<const std::byte> bytes) {
+  std::vector<std::byte> values(2 * bytes.size());
+  for (std::size_t i = 0; i < bytes.size() / 2; ++i) {
     std::uint16_t half;
     std::memcpy(&half, &bytes[2 * i], sizeof half);
-    values[i] = float_of_f16(half);
+    const float value = float_of_f16(half);
+    std::memcpy(&values[4 * i], &value, sizeof value);
   }
   return values;
+}
+
+MatmulWeights with_bytes(MatmulWeights weights, std::span<const std::byte> bytes) {
+  weights.bytes = bytes;
+  return weights;
 }
 
 /// The next tile for `rows` rows: the smallest that takes them all if at most half of it is
@@ -103,15 +109,20 @@ struct Matmul::LazySlabs {
   std::vector<Slab> all;
 };
 
+Matmul::Matmul(MatmulWeights weights, std::vector<std::byte> owned, std::vector<float> bias)
+    : Matmul(with_bytes(weights, owned), std::move(bias)) {
+  if (owned_.empty()) owned_ = std::move(owned);  // else f16, and converted
+}
+
 Matmul::Matmul(const MatmulWeights& weights, std::vector<float> bias)
     : weights_(weights), bias_(std::move(bias)) {
   KV_CHECK(weights.N > 0 && weights.K > 0, weights.N, weights.K);
   KV_CHECK(weights.bytes.size() == std::size_t(weights.N) * weights.K * bytes_of(weights.dtype));
   KV_CHECK(bias_.empty() || bias_.size() == std::size_t(weights.N), bias_.size(), weights.N);
   if (weights.dtype == Dtype::f16) {
-    converted_ = floats_of_f16(weights.bytes);
+    owned_ = floats_of_f16(weights.bytes);
     weights_.dtype = Dtype::f32;
-    weights_.bytes = std::as_bytes(std::span(converted_));
+    weights_.bytes = owned_;
   }
   slabs_ = std::make_shared<LazySlabs>();
   if (own_kernel(weights_.dtype) == nullptr) slabs();

@@ -21,7 +21,8 @@
 // packs a slab on every call. On a Zen 5 core that takes 1.0x (256 rows) to 2.5x (1 row) the time
 // of weights that were packed beforehand; but packed weights would be a private copy of the model
 // in every process. Only f16 weights are converted, once, into a private f32 copy, because oneDNN
-// has no f16 on most CPUs.
+// has no f16 on most CPUs; and a caller may hand over bytes that it made itself (quantized
+// weights).
 
 #include <cstdint>
 #include <memory>
@@ -50,6 +51,9 @@ class Matmul {
   /// \param weights  must outlive this object, unless they are f16 (these are copied)
   /// \param bias     N values or empty
   Matmul(const MatmulWeights& weights, std::vector<float> bias);
+  /// The same with bytes of this object's own.
+  /// \param weights  its `bytes` are set to `owned`
+  Matmul(MatmulWeights weights, std::vector<std::byte> owned, std::vector<float> bias);
   Matmul(Matmul&&) = default;
   Matmul& operator=(Matmul&&) = default;
 
@@ -84,7 +88,7 @@ class Matmul {
   void run(const Product& product, std::int32_t rows, const std::byte* x, float* y) const;
 
   MatmulWeights weights_;
-  std::vector<float> converted_;  ///< f16 weights only
+  std::vector<std::byte> owned_;  ///< what `weights_` refers to, if it is not the caller's
   std::vector<float> bias_;
   struct LazySlabs;
   std::shared_ptr<LazySlabs> slabs_;

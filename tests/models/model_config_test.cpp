@@ -386,7 +386,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{{{"rope_scaling", "linear"}}, "rope_scaling"},
         Refusal{{{"quantization_config", {{"quant_method", "gptq"}, {"bits", 4}}}},
                 "quantization_config = {\"bits\":4,\"quant_method\":\"gptq\"}"},
-        Refusal{{{"quantization_config", {{"quant_method", "fp8"}}}}, "bfloat16"},
+        Refusal{{{"quantization_config", {{"bits", 4}}}}, "quant_method is missing"},
         Refusal{{{"compression_config", {{"format", "int-quantized"}}}}, "compression_config"},
         Refusal{{{"attn_logit_softcapping", 50.0}}, "attn_logit_softcapping = 50.0"},
         Refusal{{{"final_logit_softcapping", 30.0}}, "final_logit_softcapping"},

@@ -3,15 +3,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "models/transformer.hpp"
+#include "models/transformer_weights.hpp"
 #include "tests/models/golden.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace kvhive {
 namespace {
 
+using nlohmann::json;
 using testing::HasSubstr;
 
 std::string error_with(const char* model, const nlohmann::json& changes) {
@@ -19,6 +24,39 @@ std::string error_with(const char* model, const nlohmann::json& changes) {
   auto config = nlohmann::json::parse(directory.read("config.json"));
   config.update(changes);
   directory.write("config.json", config.dump());
+  const auto loaded = Transformer::load(directory.path());
+  return loaded ? "no error" : loaded.error().text;
+}
+
+/// Replaces a text in the headers of all files of a model, and in its index.
+void rename_tensors(const TempDirectory& directory, const std::string& from,
+                    const std::string& to) {
+  const auto replace = [&](std::string text) {
+    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+      text.replace(at, from.size(), to);
+    return text;
+  };
+  for (const auto& file : std::filesystem::directory_iterator(directory.path())) {
+    const std::string name = file.path().filename();
+    const std::string content = directory.read(name);
+    if (file.path().extension() != ".safetensors") {
+      directory.write(name, replace(content));
+      continue;
+    }
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, content.data(), sizeof bytes);
+    std::string header = replace(content.substr(8, bytes));
+    header.resize((header.size() + 7) / 8 * 8, ' ');
+    const std::uint64_t length = header.size();
+    directory.write(name, std::string(reinterpret_cast<const char*>(&length), 8) + header +
+                              content.substr(8 + bytes));
+  }
+}
+
+/// The error of a model in which tensors were renamed.
+std::string error_with_renamed(const char* model, const std::string& from, const std::string& to) {
+  const TempDirectory directory(kGolden / model);
+  rename_tensors(directory, from, to);
   const auto loaded = Transformer::load(directory.path());
   return loaded ? "no error" : loaded.error().text;
 }
@@ -51,6 +89,70 @@ TEST(TransformerLoad, MissingTensorsAreNamed) {
   EXPECT_THAT(error_with("llama3", {{"tie_word_embeddings", false}}), HasSubstr("lm_head.weight"));
   EXPECT_THAT(error_with("llama2", {{"architectures", {"Qwen3ForCausalLM"}}, {"head_dim", 8}}),
               HasSubstr("q_norm"));
+}
+
+TEST(TransformerLoad, AQuantizedMatrixNeedsItsScales) {
+  EXPECT_THAT(error_with_renamed("fp8_channel", "1.mlp.up_proj.weight_scale", "other"),
+              HasSubstr("model.layers.1.mlp.up_proj.weight is F8_E4M3, but there is neither"));
+  // The scales of a matrix of another shape.
+  EXPECT_THAT(error_with_renamed("fp8_channel", "q_proj.weight_scale", "gate_proj.weight_scale"),
+              HasSubstr("q_proj.weight is F8_E4M3"));
+  const json blocks{{"quant_method", "fp8"}, {"weight_block_size", {16, 16}}};
+  EXPECT_THAT(error_with("fp8_channel", {{"quantization_config", blocks}}),
+              HasSubstr("weight_scale has shape [32, 1], expected one scale"));
+  EXPECT_THAT(error_with("fp8_channel", {{"quantization_config", nullptr}}),
+              HasSubstr("q_proj.weight has dtype F8_E4M3"));
+  EXPECT_THAT(error_with("fp8_channel", {{"intermediate_size", 64}}),
+              HasSubstr("gate_proj.weight has shape [48, 32], expected [64, 32]"));
+}
+
+TEST(TransformerLoad, AScaleMustBeMoreThanNothing) {
+  const TempDirectory directory(kGolden / "fp8_channel");
+  std::string content = directory.read("model.safetensors");
+  const auto tensors =
+      parse_safetensors(std::as_bytes(std::span(content)), "model.safetensors").value();
+  const auto& scales = tensors.at("model.layers.0.self_attn.k_proj.weight_scale").bytes;
+  const auto* const start = reinterpret_cast<const std::byte*>(content.data());
+  for (const float wrong : {0.0f, -1.0f, std::numeric_limits<float>::quiet_NaN(),
+                            std::numeric_limits<float>::infinity()}) {
+    std::memcpy(&content[scales.data() - start + 4], &wrong, sizeof wrong);
+    directory.write("model.safetensors", content);
+    const auto loaded = Transformer::load(directory.path());
+    ASSERT_FALSE(loaded) << wrong;
+    EXPECT_THAT(loaded.error().text, HasSubstr("k_proj.weight_scale has a scale of"));
+  }
+}
+
+TEST(TransformerLoad, ScalesForACacheOfFp8AreFoundByAllTheirNames) {
+  const auto of = [](const std::filesystem::path& directory) {
+    return read_kv_scales(SafetensorsDirectory::open(directory).value(), 1).value();
+  };
+  const auto known = of(kGolden / "fp8_tensor");
+  ASSERT_TRUE(known);
+  EXPECT_NEAR(known->k, 1000 * 12 / 448.0, 1e-3);
+  EXPECT_FALSE(of(kGolden / "llama2"));
+  const std::pair<const char*, const char*> names[] = {
+      {"self_attn.attn.k_scale", "self_attn.attn.v_scale"},
+      {"self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"},
+      {"self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"}};
+  for (const auto& [k, v] : names) {
+    const TempDirectory directory(kGolden / "fp8_tensor");
+    rename_tensors(directory, "self_attn.k_scale", k);
+    rename_tensors(directory, "self_attn.v_scale", v);
+    const auto found = of(directory.path());
+    ASSERT_TRUE(found) << k;
+    EXPECT_EQ(found->k, known->k) << k;
+    EXPECT_EQ(found->v, known->v) << k;
+  }
+  const TempDirectory one(kGolden / "fp8_tensor");
+  rename_tensors(one, "self_attn.k_scale", "self_attn.kv_scale");
+  rename_tensors(one, "self_attn.v_scale", "self_attn.unused");
+  EXPECT_EQ(of(one.path())->v, known->k);
+}
+
+TEST(TransformerLoad, HalfAPairOfScalesIsAnError) {
+  EXPECT_THAT(error_with_renamed("fp8_tensor", "0.self_attn.v_scale", "0.self_attn.x_scale"),
+              HasSubstr("model.layers.0.self_attn.v_scale is missing"));
 }
 
 TEST(TransformerLoad, ATruncatedShardIsNamed) {

@@ -130,7 +130,8 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenModel,
                                          Case{"qwen3", 1e-2}, Case{"gemma2", 1e-5},
                                          Case{"gemma3", 1e-2}, Case{"qwen3_moe", 1e-2, 2},
                                          Case{"qwen3_moe_raw", 1e-5, 2}, Case{"yarn", 1e-5},
-                                         Case{"yarn_mscale", 1e-5}),
+                                         Case{"yarn_mscale", 1e-5}, Case{"fp8_block", 1e-2, 2},
+                                         Case{"fp8_tensor", 1e-5}, Case{"fp8_channel", 1e-5}),
                          [](const auto& test) { return std::string(test.param.model); });
 
 TEST(Transformer, WritesOnlyTheWantedRowsOfLogits) {

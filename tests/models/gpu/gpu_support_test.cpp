@@ -43,8 +43,20 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuSupportOf,
                          ::testing::Values(Refused{"gemma2", "Gemma2ForCausalLM"},
                                            Refused{"gemma3", "Gemma3ForCausalLM"},
                                            Refused{"qwen3_moe", "mixture of experts"},
-                                           Refused{"yarn", "yarn"}),
+                                           Refused{"yarn", "yarn"},
+                                           Refused{"fp8_channel", "weights in FP8"}),
                          [](const auto& test) { return std::string(test.param.model); });
+
+TEST(GpuSupport, NamesScalesThatItWouldPassOver) {
+  const auto files = SafetensorsDirectory::open(kGolden / "fp8_tensor").value();
+  auto config = load_model_config(kGolden / "fp8_tensor").value();
+  config.quantization = {};
+  const auto checked = check_gpu_files(config, files);
+  ASSERT_FALSE(checked);
+  EXPECT_THAT(checked.error().text, HasSubstr("k_scale"));
+  testing::FakeDevice device;
+  EXPECT_EQ(upload_weights(device, config, files, nullptr).error().text, checked.error().text);
+}
 
 TEST(GpuSupport, TakesWhatItComputes) {
   for (const char* const model : {"llama2", "llama3", "mistral", "qwen2", "qwen3"})

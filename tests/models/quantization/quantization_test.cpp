@@ -1,0 +1,108 @@
+// What quantization_config may say, and what is refused by name.
+
+#include "models/quantization/quantization.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace kvhive {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+Expected<Quantization> read(const json& config) {
+  const json object{{"quantization_config", config}};
+  return read_quantization(JsonFields(object, "config.json"));
+}
+
+/// As llm-compressor writes it.
+json compressed(const json& weights = json::object(), const json& others = json::object()) {
+  json of_weights{{"num_bits", 8},      {"type", "float"},  {"strategy", "channel"},
+                  {"symmetric", true},  {"dynamic", false}, {"group_size", nullptr},
+                  {"actorder", nullptr}};
+  of_weights.update(weights);
+  json config{{"quant_method", "compressed-tensors"},
+              {"format", "float-quantized"},
+              {"kv_cache_scheme", {{"num_bits", 8}, {"type", "float"}}},
+              {"sparsity_config", json::object()},
+              {"ignore", {"lm_head"}},
+              {"config_groups", {{"group_0", {{"weights", of_weights}, {"targets", {"Linear"}}}}}}};
+  config.update(others);
+  return config;
+}
+
+TEST(Quantization, NoneIsNone) {
+  const json object = json::object();
+  EXPECT_EQ(read_quantization(JsonFields(object, "config.json"))->kind, Quantization::Kind::none);
+  EXPECT_EQ(read(nullptr)->kind, Quantization::Kind::none);
+}
+
+TEST(Quantization, ReadsFp8WithAndWithoutBlocks) {
+  const auto plain = read({{"quant_method", "fp8"}, {"activation_scheme", "static"}});
+  ASSERT_TRUE(plain) << plain.error().text;
+  EXPECT_EQ(plain->kind, Quantization::Kind::fp8);
+  EXPECT_EQ(plain->block_rows, 0);
+  const auto blocks = read({{"quant_method", "fp8"},
+                            {"fmt", "e4m3"},
+                            {"activation_scheme", "dynamic"},
+                            {"modules_to_not_convert", {"lm_head"}},
+                            {"weight_block_size", {128, 64}}});
+  ASSERT_TRUE(blocks) << blocks.error().text;
+  EXPECT_EQ(blocks->block_rows, 128);
+  EXPECT_EQ(blocks->block_columns, 64);
+}
+
+TEST(Quantization, ReadsCompressedTensors) {
+  const auto rows = read(compressed());
+  ASSERT_TRUE(rows) << rows.error().text;
+  EXPECT_EQ(rows->kind, Quantization::Kind::fp8);
+  EXPECT_EQ(rows->block_rows, 0);
+  const auto blocks = read(compressed({{"strategy", "block"}, {"block_structure", {32, 16}}}));
+  ASSERT_TRUE(blocks) << blocks.error().text;
+  EXPECT_EQ(blocks->block_rows, 32);
+  EXPECT_EQ(blocks->block_columns, 16);
+}
+
+struct Refusal {
+  json config;
+  const char* named;
+};
+
+class RefusedQuantization : public testing::TestWithParam<Refusal> {};
+
+TEST_P(RefusedQuantization, IsNamed) {
+  const auto how = read(GetParam().config);
+  ASSERT_FALSE(how);
+  EXPECT_THAT(how.error().text, HasSubstr("config.json"));
+  EXPECT_THAT(how.error().text, HasSubstr(GetParam().named));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, RefusedQuantization,
+    testing::Values(
+        Refusal{{{"quant_method", "awq"}, {"bits", 4}}, "awq"},
+        Refusal{{{"quant_method", "bitsandbytes"}}, "bitsandbytes"},
+        Refusal{{{"quant_method", "modelopt"}}, "modelopt"},
+        Refusal{{{"bits", 4}}, "quant_method is missing"}, Refusal{"fp8", "quantization_config"},
+        Refusal{{{"quant_method", "fp8"}, {"fmt", "e5m2"}}, "fmt = \"e5m2\""},
+        Refusal{{{"quant_method", "fp8"}, {"activation_scheme", "none"}}, "activation_scheme"},
+        Refusal{{{"quant_method", "fp8"}, {"weight_block_size", {128}}}, "weight_block_size"},
+        Refusal{{{"quant_method", "fp8"}, {"weight_block_size", {0, 1}}}, "weight_block_size"},
+        Refusal{{{"quant_method", "fp8"}, {"weight_block_size", {1, "x"}}}, "weight_block_size"},
+        Refusal{compressed(json::object(), {{"format", "pack-quantized"}}),
+                "format = \"pack-quantized\""},
+        Refusal{compressed(json::object(), {{"transform_config", {{"R1", 1}}}}),
+                "transform_config"},
+        Refusal{compressed(json::object(), {{"sparsity_config", {{"format", "sparse-24"}}}}),
+                "sparsity_config"},
+        Refusal{compressed(json::object(), {{"config_groups", nullptr}}),
+                "config_groups is missing"},
+        Refusal{compressed({{"num_bits", 4}}), "group_0: weights: num_bits = 4"},
+        Refusal{compressed({{"type", "int"}}), "type = \"int\""},
+        Refusal{compressed({{"symmetric", false}}), "symmetric = false"},
+        Refusal{compressed({{"strategy", "group"}}), "strategy = \"group\""},
+        Refusal{compressed({{"strategy", "block"}}), "block_structure is missing"}));
+
+}  // namespace
+}  // namespace kvhive
