@@ -419,6 +419,85 @@ std::vector<Operation> sequences() {
   };
 }
 
+/// The names of a prompt's blocks in the group with a window.
+void name_in_window(Stage& s, const Prompt& prompt) {
+  s.names.emplace(s.memory().geometry().groups, prompt.domain, prompt.block_tokens);
+  s.names->extend(s.victim().hasher(), prompt.tokens);
+}
+
+/// Publishes unknown() in the group with a window; s.blocks are filled.
+void publish_in_window(Stage& s, BlockPool& pool) {
+  pool.publish(BlockPool::root({}, Stage::kWindow), s.blocks, s.names->names(Stage::kWindow),
+               s.unknown().tokens, s.names->extras(Stage::kWindow));
+}
+
+/// The survivor computes unknown() in the group with a window and leaves it idle.
+void leave_window_idle(Stage& s) {
+  name_in_window(s, s.unknown());
+  s.blocks = s.survivor().allocate(Tier::device, 2).value();
+  fill_blocks(s.survivor(), s.blocks, s.names->names(Stage::kWindow));
+  publish_in_window(s, s.survivor());
+  s.survivor().release(s.blocks);
+}
+
+/// Operations on blocks that are found without those before them.
+std::vector<Operation> in_groups() {
+  constexpr auto kGroups = Stage::With::groups;
+  return {
+      {.name = "groups: publish in a window",
+       .prepare =
+           [](Stage& s) {
+             name_in_window(s, s.unknown());
+             s.blocks = s.victim().allocate(Tier::device, 2).value();
+             fill_blocks(s.victim(), s.blocks, s.names->names(Stage::kWindow));
+             s.hold(s.blocks);
+           },
+       .run =
+           [](Stage& s) {
+             publish_in_window(s, s.victim());
+             s.let_go(s.blocks);
+             s.hold(s.blocks, s.names->names(Stage::kWindow));
+             return s.victim().is_published(s.blocks[1]);
+           },
+       .with = kGroups},
+      {.name = "groups: match a block of a window without the one before",
+       .prepare = leave_window_idle,
+       .run =
+           [](Stage& s) {
+             const auto names = s.names->names(Stage::kWindow).subspan(1, 1);
+             const PrefixHit hit = s.victim().match(
+                 Tier::device, BlockPool::root({}, Stage::kWindow, 1), names,
+                 s.unknown().of_blocks(1, 1), s.names->extras(Stage::kWindow).subspan(1, 1));
+             s.hold(hit.blocks, names);
+             return hit.blocks == std::vector{s.blocks[1]};
+           },
+       .with = kGroups},
+      {.name = "groups: demote blocks of a window",
+       .prepare =
+           [](Stage& s) {
+             leave_window_idle(s);
+             s.survivor().release(match_all(s.survivor(), s.idle()).blocks);  // younger now
+             use_up(s, 0);
+           },
+       .run = [](Stage& s) { return demote(s, 2, 2); },
+       .evicts = 2,
+       .with = kGroups},
+      {.name = "groups: release what has left a window",
+       .prepare =
+           [](Stage& s) {
+             leave_window_idle(s);
+             s.blocks = {s.victim()
+                             .match(Tier::device, BlockPool::root({}, Stage::kWindow),
+                                    s.names->names(Stage::kWindow).first(1),
+                                    s.unknown().of_blocks(0, 1))
+                             .blocks};
+             s.hold(s.blocks, s.names->names(Stage::kWindow).first(1));
+           },
+       .run = release,
+       .with = kGroups},
+  };
+}
+
 /// Operations under the domains' limits.
 std::vector<Operation> limited() {
   constexpr auto kLanes = Stage::With::lanes;
@@ -709,7 +788,7 @@ const std::vector<Operation>& operations() {
                "allocate: evicts, ring gone round", "allocate: evicts blocks of another domain",
                "allocate: refused", "demote: free host blocks", "publish",
                "release: several, both tiers, some unpublished", "reap", "reap: a lost device"});
-    for (const auto& group : {limited(), in_lanes})
+    for (const auto& group : {limited(), in_lanes, in_groups()})
       list.insert(list.end(), group.begin(), group.end());
     return list;
   }();

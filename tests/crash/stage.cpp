@@ -39,7 +39,11 @@ PoolMemory attached(const PoolFds& fds) {
 /// 64 bytes of payload per block, because the tests step through copies, too.
 PoolGeometry geometry(Stage::With with) {
   PoolGeometry geometry = small_geometry(16, 8, 4, 2);
-  if (with == Stage::With::nothing) return geometry;
+  if (with == Stage::With::groups) {
+    geometry.groups.count = 2;
+    geometry.groups.group[Stage::kWindow.value] = {CacheKind::sliding_window, 8};
+  }
+  if (with != Stage::With::lanes) return geometry;
   geometry.limits[Stage::kSure.value].min = 2;
   geometry.limits[Stage::kLimited.value].max = 4;
   return geometry;

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "hashing/sequence_names.hpp"
 #include "pool/block_pool.hpp"
 #include "tests/support/payload.hpp"
 #include "tests/support/request.hpp"
@@ -26,7 +27,10 @@ class Stage {
   /// With lanes, the blocks of domain 0 are counted, too, and these two have limits.
   static constexpr DomainId kSure{1};     ///< a minimum of 2 blocks
   static constexpr DomainId kLimited{2};  ///< a maximum of 4
-  enum class With : std::uint8_t { nothing, lanes };
+  /// With groups, all these blocks are in group 0, of full attention. In this one, of a window of
+  /// two blocks, there are none.
+  static constexpr GroupId kWindow{1};
+  enum class With : std::uint8_t { nothing, lanes, groups };
 
   explicit Stage(With with = With::nothing);
   Stage(const Stage&) = delete;
@@ -67,6 +71,7 @@ class Stage {
   std::vector<BlockId> blocks;
   PrefixHit hit;
   std::optional<Prompt> named_otherwise;
+  std::optional<SequenceNames> names;
 
  private:
   PoolFds fds_;
