@@ -11,6 +11,7 @@
 #   make beside-openai  the openai package against kvhive serve, and chat templates beside transformers (from PyPI; RECORD=1: as data)
 #   make beside-vllm-events  kvhive's KV events decoded by vLLM's own classes (its wheel, from PyPI)
 #   make page-test  the page of kvhive serve in a headless Chromium; pictures go to build/page/
+#   make beside-transformers  the logits of every model family beside transformers' (it and torch from PyPI: 5 GB; RECORD=1: as data)
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make matrices  every case of the kernels' matrices, also where an emulated GPU is slow
 #   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them, SAMPLE=24 for as many, from SEED=any
@@ -25,7 +26,7 @@
 #   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo serve page-test test build install package bench bench-peers beside-openai beside-vllm-events chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
+.PHONY: demo serve page-test test build install package bench bench-peers beside-openai beside-vllm-events beside-transformers chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -78,6 +79,11 @@ beside-openai: build
 beside-vllm-events: build
 	@tests/beside/venv.sh vllm-events
 	@build/beside/vllm-events/bin/python tests/beside/kv_events.py
+
+beside-transformers: configure
+	@cmake --build --preset release -j $(JOBS) --target kvhive_model_logits
+	@tests/beside/venv.sh transformers
+	@RECORD=$(RECORD) build/beside/transformers/bin/python tests/beside/model_families.py
 
 chaos: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_crash_test kvhive_kill_point_test kvhive_channel_kill_point_test

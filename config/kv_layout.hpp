@@ -16,7 +16,8 @@ namespace kvhive {
 ///   names]
 /// In int8, whose range fits no data by itself, a layer ends with its scales:
 ///   [2: K, V][G kv heads][S tokens] float
-/// fp8 is stored as it is (a scale of 1, vLLM's default).
+/// fp8 is stored as it is (a scale of 1, vLLM's default), or by the scales that the model's files
+/// have for it: they belong to the model, not to the block.
 struct KvLayout {
   std::uint32_t layers = 0;      ///< L
   std::uint32_t kv_heads = 0;    ///< G

@@ -42,7 +42,7 @@ Expected<std::size_t> PreTokenizer::add_regex(const JsonFields& fields, const st
                                               Regex::Syntax syntax, Between between) {
   auto regex = Regex::compile(pattern, syntax);
   if (!regex) return failure(regex.error().code, fields.where() + ": " + regex.error().text);
-  steps_.emplace_back(Split{std::move(*regex), between});
+  steps_.emplace_back(Split{std::move(*regex), between, Matches::alone});
   return steps_.size();
 }
 
@@ -53,15 +53,19 @@ Expected<std::size_t> PreTokenizer::add_split(const JsonFields& fields) {
   if (!pattern) return forward_error(pattern);
   if (!behavior) return forward_error(behavior);
   if (!invert) return forward_error(invert);
-  const bool isolated = *behavior == "Isolated";
-  if (!isolated && !(*behavior == "Removed" && *invert))
-    return fields.wrong("behavior", "Isolated, or Removed with invert", Errc::unsupported);
-
   const bool literal = pattern->has("String");
+  const bool isolated = *behavior == "Isolated";
+  const bool merged = *behavior == "MergedWithPrevious" && literal && !*invert;  // Gemma's
+  if (!isolated && !merged && !(*behavior == "Removed" && *invert))
+    return fields.wrong("behavior",
+                        "Isolated, MergedWithPrevious of a String, or Removed with invert",
+                        Errc::unsupported);
   const auto text = pattern->text(literal ? "String" : "Regex");
   if (!text) return forward_error(text);
-  return add_regex(fields, *text, literal ? Regex::Syntax::literal : Regex::Syntax::pattern,
-                   isolated ? Between::kept : Between::dropped);
+  auto added = add_regex(fields, *text, literal ? Regex::Syntax::literal : Regex::Syntax::pattern,
+                         isolated || merged ? Between::kept : Between::dropped);
+  if (added && merged) std::get<Split>(steps_.back()).matches = Matches::behind_the_text;
+  return added;
 }
 
 Expected<std::size_t> PreTokenizer::add_byte_level(const JsonFields& fields) {
@@ -116,7 +120,11 @@ Expected<std::size_t> PreTokenizer::apply(const Split& split, std::string piece,
   };
   auto matches = split.regex.for_each_match(piece, [&](std::size_t begin, std::size_t end) {
     take_between(begin);
-    if (end > begin) out.push_back(piece.substr(begin, end - begin));
+    const bool follows_text = begin > taken && split.matches == Matches::behind_the_text;
+    if (follows_text)
+      out.back().append(piece, begin, end - begin);
+    else if (end > begin)
+      out.push_back(piece.substr(begin, end - begin));
     taken = end;
   });
   take_between(piece.size());

@@ -27,11 +27,16 @@ class PreTokenizer {
 
  private:
   enum class Between : std::uint8_t { kept, dropped };  ///< text between matches
+  enum class Matches : std::uint8_t {
+    alone,
+    behind_the_text
+  };  ///< a match ends the text before it
   enum class Prefix : std::uint8_t { always, at_start, never };
 
   struct Split {
     Regex regex;
     Between between = Between::kept;
+    Matches matches = Matches::alone;
   };
   /// The byte-level step's optional leading space; its alphabet needs no step, since BPE works on
   /// bytes here (models/text/byte_alphabet.hpp).

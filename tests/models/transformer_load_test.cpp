@@ -130,6 +130,7 @@ TEST(TransformerLoad, ScalesForACacheOfFp8AreFoundByAllTheirNames) {
   const auto known = of(kGolden / "fp8_tensor");
   ASSERT_TRUE(known);
   EXPECT_NEAR(known->k, 1000 * 12 / 448.0, 1e-3);
+  EXPECT_NEAR(known->v, 1000 * 8 / 448.0, 1e-3);
   EXPECT_FALSE(of(kGolden / "llama2"));
   const std::pair<const char*, const char*> names[] = {
       {"self_attn.attn.k_scale", "self_attn.attn.v_scale"},

@@ -200,8 +200,8 @@ def spread_kv(tensors, values, layer):
         kind, shape, data = tensors[f"{prefix}{part}_proj.weight_scale"]
         scaled = (np.frombuffer(data, np.float32) * np.float32(gain))
         tensors[f"{prefix}{part}_proj.weight_scale"] = (kind, shape, scaled.tobytes())
-    for part in "kv":
-        scale = np.float32(KV_GAIN * 12 / 448)
+    for part, largest in (("k", 12), ("v", 8)):
+        scale = np.float32(KV_GAIN * largest / 448)
         tensors[f"{prefix}{part}_scale"] = ("F32", (), scale.tobytes())
 
 

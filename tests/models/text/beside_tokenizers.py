@@ -10,7 +10,7 @@ import random
 import unicodedata
 
 import tokenizers
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 # The regular expressions of published tokenizers.
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -116,6 +116,26 @@ def added_tokens():
     return {"file": json.loads(tokenizer.to_str()), "cases": [[t, tokenizer.encode(t).ids] for t in texts]}
 
 
+def gemma():
+    """A trained tokenizer built as Gemma's: spaces are marked by a normalizer, so what cuts at spaces finds none; bytes for the rest."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(
+        vocab_size=260, limit_alphabet=80, special_tokens=["<pad>", "<eos>", "<bos>", "<unk>"], show_progress=False))
+    file = json.loads(tokenizer.to_str())
+    vocabulary = file["model"]["vocab"]
+    for byte in range(256):
+        vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
+    file["model"] |= {"byte_fallback": True, "fuse_unk": True}
+    tokenizer = Tokenizer.from_str(json.dumps(file))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    texts = TEXTS + ["<bos>a <eos> b", " <unk>  x", "two  spaces ", "\u2581marked \u2581 already"]
+    return {"file": json.loads(tokenizer.to_str()),
+            "cases": [[t, tokenizer.encode(t).ids, tokenizer.decode(tokenizer.encode(t).ids)] for t in texts]}
+
+
 def main():
     same_since_14 = assigned()
     found = {
@@ -125,9 +145,12 @@ def main():
         "assigned": ranges(same_since_14),
         "sets": [set_figures(s, same_since_14) for s in SETS],
         "added_tokens": added_tokens(),
+        "merged": [[piece for piece, _ in pre_tokenizers.Split(" ", "merged_with_previous").pre_tokenize_str(t)] for t in TEXTS],
+        "gemma": gemma(),
     }
     print(json.dumps(found, ensure_ascii=True, separators=(",", ":")).replace('{"pattern"', '\n{"pattern"')
-          .replace('{"set"', '\n{"set"').replace('"assigned"', '\n"assigned"').replace('"added_tokens"', '\n"added_tokens"'))
+          .replace('{"set"', '\n{"set"').replace('"assigned"', '\n"assigned"').replace('"added_tokens"', '\n"added_tokens"')
+          .replace('"merged"', '\n"merged"').replace('"gemma"', '\n"gemma"'))
 
 
 main()

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json_file.hpp"
+#include "models/text/detokenizer.hpp"
 #include "models/text/pre_tokenizer.hpp"
 #include "models/text/tokenizer_parser.hpp"
 #include "models/text/utf8.hpp"
@@ -79,6 +80,30 @@ TEST(BesideTokenizers, AddedTokensAreFoundAlike) {
     const auto ids = tokenizer->encode(pair[0].get<std::string>(), AddSpecial::no);
     ASSERT_TRUE(ids) << ids.error().text;
     EXPECT_EQ(json(*ids), pair[1]) << pair[0];
+  }
+}
+
+TEST(BesideTokenizers, MatchesEndTheTextBeforeThemAlike) {
+  const json step{{"type", "Split"},
+                  {"pattern", {{"String", " "}}},
+                  {"behavior", "MergedWithPrevious"},
+                  {"invert", false}};
+  const auto pre_tokenizer = PreTokenizer::parse(step, "p").value();
+  for (std::size_t i = 0; i < answers()["texts"].size(); ++i) {
+    const std::string text = answers()["texts"][i];
+    EXPECT_EQ(json(pre_tokenizer.cut(text, Place::start).value()), answers()["merged"][i]) << text;
+  }
+}
+
+TEST(BesideTokenizers, ATokenizerBuiltAsGemmasGivesTheSameTokensAndText) {
+  const auto& gemma = answers()["gemma"];
+  const auto tokenizer = parse_tokenizer(gemma["file"], "file");
+  ASSERT_TRUE(tokenizer) << tokenizer.error().text;
+  for (const auto& one : gemma["cases"]) {
+    const auto ids = tokenizer->encode(one[0].get<std::string>(), AddSpecial::yes);
+    ASSERT_TRUE(ids) << ids.error().text;
+    EXPECT_EQ(json(*ids), one[1]) << one[0];
+    EXPECT_EQ(decode(*tokenizer, *ids), one[2].get<std::string>()) << one[0];
   }
 }
 

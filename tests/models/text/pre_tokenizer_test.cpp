@@ -110,10 +110,21 @@ TEST(PreTokenizer, SixteenMegabytesOfOneCharacterMeetNoLimit) {
   }
 }
 
+TEST(PreTokenizer, AMatchMayEndTheTextBeforeIt) {
+  const nlohmann::json step{{"type", "Split"},
+                            {"pattern", {{"String", "-"}}},
+                            {"behavior", "MergedWithPrevious"},
+                            {"invert", false}};
+  EXPECT_EQ(cut(step, "the-final--countdown"), (Pieces{"the-", "final-", "-", "countdown"}));
+  EXPECT_EQ(cut(step, "--a-"), (Pieces{"-", "-", "a-"}));
+  EXPECT_EQ(cut(step, "a"), Pieces{"a"});
+}
+
 TEST(PreTokenizer, UnknownKindsAreRefused) {
   for (const auto& json :
        {nlohmann::json{{"type", "Whitespace"}}, split("x", "MergedWithNext"), split("x", "Removed"),
-        split("(unclosed"), nlohmann::json{{"type", "Metaspace"}}, nlohmann::json(3)})
+        split("x", "MergedWithPrevious"), split("(unclosed"), nlohmann::json{{"type", "Metaspace"}},
+        nlohmann::json(3)})
     EXPECT_FALSE(PreTokenizer::parse(json, "p")) << json;
 }
 
