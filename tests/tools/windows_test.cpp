@@ -1,0 +1,137 @@
+// Whole daemons with models that have windows: alone, shared, preempted, swapped, after a death,
+// the tokens are the same.
+
+#include <gmock/gmock.h>
+
+#include <map>
+
+#include "tests/support/child_process.hpp"
+#include "tests/tools/windowed_models.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+using Tokens = std::vector<std::vector<TokenId>>;
+
+/// Prompts of 100 to 300 tokens with common starts; answers that outlast a window of 64 tokens.
+std::vector<GenerateRequest> requests() {
+  const std::string text = passage();
+  std::vector<GenerateRequest> all;
+  for (std::size_t i = 0; i < 24; ++i)
+    all.push_back(request_of(text.substr(i % 3 == 0 ? 0 : i * 37 % 600, 350 + i * 53 % 550),
+                             40 + static_cast<std::uint32_t>(i % 4) * 20));
+  return all;
+}
+
+Tokens tokens_of(const std::vector<Progress>& results) {
+  Tokens tokens;
+  for (const Progress& result : results) {
+    EXPECT_EQ(result.reason, Finish::length) << result.error.text;
+    tokens.push_back(ids(result));
+  }
+  return tokens;
+}
+
+Tokens one_by_one(const std::string& model) {
+  const Daemon daemon(
+      {"--model", model, "--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"});
+  Client client = daemon.connect();
+  std::vector<Progress> results;
+  for (const GenerateRequest& request : requests()) results.push_back(*client.generate(request));
+  return tokens_of(results);
+}
+
+Tokens at_once(const Daemon& daemon, std::uint32_t engines) {
+  std::vector<Client> clients;
+  for (std::uint32_t engine = 0; engine < engines; ++engine)
+    clients.push_back(daemon.connect(engine));
+  return tokens_of(generate_all(clients, requests()));
+}
+
+void expect_same_tokens_everywhere(const std::string& model) {
+  const Tokens expected = one_by_one(model);
+  {
+    SCOPED_TRACE("two engines, everything cached the second time");
+    const Daemon daemon({"--model", model, "--engines", "2", "--kv-cache-memory-bytes", "32M"});
+    EXPECT_EQ(at_once(daemon, 2), expected);
+    EXPECT_EQ(at_once(daemon, 2), expected);
+    EXPECT_GT(daemon.stat()["counters"]["hit_blocks"].get<int>(), 24 * 5);
+    EXPECT_TRUE(daemon.fsck_is_clean());
+  }
+  for (const char* mode : {"recompute", "swap"}) {
+    SCOPED_TRACE(std::string("a pool that is too small, preemption by ") + mode);
+    const Daemon daemon({"--model", model, "--engines", "2", "--num-gpu-blocks-override", "90",
+                         "--swap-space", "8M", "--preemption-mode", mode, "--max-model-len", "512",
+                         "--max-num-batched-tokens", "64", "--max-num-seqs", "12"});
+    EXPECT_EQ(at_once(daemon, 2), expected);
+    EXPECT_EQ(at_once(daemon, 2), expected);
+    EXPECT_GT(daemon.preemptions(), 0u);
+    EXPECT_TRUE(daemon.fsck_is_clean());
+  }
+  {
+    SCOPED_TRACE("an engine is killed");
+    const Daemon daemon({"--model", model, "--engines", "2", "--kv-cache-memory-bytes", "32M"});
+    std::vector<Client> clients;
+    clients.push_back(daemon.connect());
+    ChildProcess killer([&] {
+      if (eventually([&] {
+            const Json engine = daemon.engine(0);
+            return !engine.is_null() && engine["running"] > 0;
+          }))
+        signal_process(daemon.engine(0)["pid"].get<pid_t>(), SIGKILL);
+    });
+    EXPECT_EQ(tokens_of(generate_all(clients, requests())), expected);
+    killer.kill_and_wait();
+    EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }));
+  }
+}
+
+TEST(Windows, OneWindowForAllLayersGivesTheSameTokensEverywhere) {
+  expect_same_tokens_everywhere(WindowedModel::mistral(64).path());
+}
+
+TEST(Windows, FullAndSlidingLayersGiveTheSameTokensEverywhere) {
+  expect_same_tokens_everywhere(WindowedModel::qwen(64, 1).path());
+}
+
+/// 2,000 tokens are 125 blocks; 40 are enough for a window of 64 and steps of 128.
+TEST(Windows, ARequestMayBeMuchLongerThanThePool) {
+  const WindowedModel model = WindowedModel::mistral(64);
+  const Daemon daemon({"--model", model.path(), "--num-gpu-blocks-override", "40",
+                       "--max-num-batched-tokens", "128", "--max-model-len", "4000"});
+  Client client = daemon.connect();
+  const Progress result = *client.generate(request_of(passage() + passage(), 64));
+  EXPECT_EQ(result.reason, Finish::length) << result.error.text;
+  EXPECT_GT(result.prompt_tokens, 2000u);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(Windows, ToolsNameTheGroups) {
+  const WindowedModel model = WindowedModel::qwen(64, 1);
+  const Daemon daemon({"--model", model.path(), "--kv-cache-memory-bytes", "32M"});
+  Client client = daemon.connect();
+  const std::string prompt = passage(0, 700);
+  ASSERT_EQ(client.generate(request_of(prompt, 8))->reason, Finish::length);
+  // Layer 0 sees everything; 1, 2 and 3 have groups of one layer each.
+  std::map<int, int> blocks;
+  for (const Json& block :
+       daemon.cli({"pool", "blocks", "--limit", "1000", "--format", "json"}).json())
+    if (block["state"] == "idle") ++blocks[block["group"].get<int>()];
+  EXPECT_THAT(blocks, SizeIs(4));
+
+  const Json why = daemon.cli({"pool", "why", "--prompt", prompt, "--format", "json"}).json();
+  EXPECT_GT(why["cached_blocks"].get<int>(), 8);
+  EXPECT_EQ(why["blocks"].back()["group"], 3);
+  EXPECT_THAT(daemon.cli({"pool", "why", "--prompt", prompt}).out, HasSubstr("group"));
+
+  const CommandResult layout =
+      run("kvhive", {"layout", "--model", model.path(), "--kv-cache-memory-bytes", "32M"});
+  EXPECT_THAT(layout.out, HasSubstr("1 of full attention, 3 of sliding window of 64"));
+  EXPECT_THAT(layout.out, HasSubstr("blocks of one such request"));
+}
+
+}  // namespace
+}  // namespace kvhive::testing
