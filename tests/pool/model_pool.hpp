@@ -22,12 +22,18 @@ class ModelPool {
     for (std::uint32_t id = first; id < end; ++id) queue_.push_back(id);
   }
 
+  /// The first block published with this key.
+  std::optional<std::uint32_t> find(const Key& key) const {
+    const auto found = cached_.find(key);
+    return found == cached_.end() ? std::nullopt : std::optional(found->second.front());
+  }
+
   std::vector<std::uint32_t> match(const std::vector<Key>& keys) {
     std::vector<std::uint32_t> hit;
     for (const Key& key : keys) {
-      const auto found = cached_.find(key);
-      if (found == cached_.end()) break;
-      hit.push_back(found->second.front());  // the first block published with this key
+      const auto found = find(key);
+      if (!found) break;
+      hit.push_back(*found);
     }
     fork(hit);
     return hit;
