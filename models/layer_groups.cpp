@@ -70,6 +70,15 @@ LayerGroups groups_of(const ModelConfig& config, const KvLayout& layout) {
   return groups.layers == layout.layers ? groups : group_layers(config);
 }
 
+std::vector<AttentionKind> attention_kinds(const ModelConfig& config, const LayerGroups& groups) {
+  std::vector<AttentionKind> kinds;
+  for (std::int32_t layer = 0; layer < config.layers; ++layer) {
+    const AttentionKind kind{groups.places[std::size_t(layer)].group, config.window_of(layer)};
+    if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
+  }
+  return kinds;
+}
+
 KvLayout kv_layout(const ModelConfig& config, const LayerGroups& groups, std::uint32_t block_size,
                    Dtype dtype) {
   KV_CHECK(block_size > 0);

@@ -25,6 +25,13 @@ struct LayerGroups {
   std::uint32_t layers = 0;        ///< that a block has room for; a group may have fewer
 };
 
+/// Layers whose attention is planned at once: they have one table and one window.
+struct AttentionKind {
+  GroupId group{};
+  std::int32_t window = 0;  ///< tokens, 0 = none
+  friend bool operator==(const AttentionKind&, const AttentionKind&) = default;
+};
+
 /// All layers in one group of full attention. Windows mask, and free nothing.
 LayerGroups one_group(const ModelConfig& config);
 
@@ -36,6 +43,9 @@ LayerGroups group_layers(const ModelConfig& config);
 
 /// The one of these two whose blocks have as many layers as `layout` says.
 LayerGroups groups_of(const ModelConfig& config, const KvLayout& layout);
+
+/// What differs between the model's layers, in the order of its first layers.
+std::vector<AttentionKind> attention_kinds(const ModelConfig& config, const LayerGroups& groups);
 
 /// The cache that these groups need: of the layers of one group.
 KvLayout kv_layout(const ModelConfig& config, const LayerGroups& groups, std::uint32_t block_size,

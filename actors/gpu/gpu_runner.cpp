@@ -52,15 +52,15 @@ Expected<std::vector<SampledToken>> GpuRunner::run(const StepPlan& plan) {
 }
 
 Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {
-  const StepBatch batch(plan, layout_.block_size);
+  const StepBatch batch(plan, layout_.block_size, groups_);
   std::vector<SampleChoice> choices;
   for (const auto& work : plan.work)
     if (work.samples) choices.push_back(choice_of(work));
   // Empty unless layers have to wait: a step with this function cannot run as a CUDA graph.
   BeforeLayer before_layer;
   if (swaps_in_by_layers(plan))
-    before_layer = [&](std::int32_t layer) {
-      return swapper_.run_after_layer(plan, layer, model_.stream());
+    before_layer = [&](std::int32_t slot) {
+      return swapper_.run_after_layer(plan, slot, model_.stream());
     };
   if (auto started = model_.start(batch.view(), choices, arena_, layout_, before_layer); !started)
     return forward_error(started);

@@ -20,7 +20,8 @@ class GpuRunner final : public StepRunner {
         swapper_(swapper),
         copy_(std::move(copy)),
         arena_(arena),
-        layout_(layout) {}
+        layout_(layout),
+        groups_(groups_of(model_.config(), layout).groups.count) {}
 
   [[nodiscard]] Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
 
@@ -34,6 +35,7 @@ class GpuRunner final : public StepRunner {
   CopyOnDevice copy_;
   std::byte* arena_;
   KvLayout layout_;
+  std::uint32_t groups_;
 };
 
 }  // namespace kvhive

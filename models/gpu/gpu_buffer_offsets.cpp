@@ -20,38 +20,35 @@ std::size_t splits_per_token(const GpuLimits& limits, std::int32_t window) {
   return pieces + 1;
 }
 
-std::size_t most_splits_per_token(const ModelConfig& config, const GpuLimits& limits) {
+std::size_t most_splits_per_token(const std::vector<AttentionKind>& kinds,
+                                  const GpuLimits& limits) {
   std::size_t most = 0;
-  for (const std::int32_t window : windows_of(config))
-    most = std::max(most, splits_per_token(limits, window));
+  for (const AttentionKind& kind : kinds)
+    most = std::max(most, splits_per_token(limits, kind.window));
   return most;
 }
 
 /// The most bytes that a step copies to the device, each part aligned.
-std::size_t most_input_bytes(const ModelConfig& config, const GpuLimits& limits) {
+std::size_t most_input_bytes(const std::vector<AttentionKind>& kinds, std::size_t groups,
+                             const GpuLimits& limits) {
   const std::size_t tokens = limits.tokens, rows = limits.logit_rows;
-  std::size_t bytes = tokens * (sizeof(TokenId) + sizeof(std::int32_t) + sizeof(std::int64_t)) +
-                      std::size_t(limits.sequences) * limits.blocks * sizeof(BlockId) +
-                      rows * (sizeof(std::int32_t) + sizeof(SampleChoice)) + 6 * kInputAlignment;
+  const std::size_t tables = tokens * sizeof(std::int64_t) +
+                             std::size_t(limits.sequences) * limits.blocks * sizeof(BlockId) +
+                             2 * kInputAlignment;
+  std::size_t bytes = tokens * (sizeof(TokenId) + sizeof(std::int32_t)) + groups * tables +
+                      rows * (sizeof(std::int32_t) + sizeof(SampleChoice)) + 4 * kInputAlignment;
   // Padding makes a decode step's plan less than twice as large.
   const std::size_t planned = std::max<std::size_t>(tokens, 2 * std::size_t(limits.sequences));
-  for (const std::int32_t window : windows_of(config))
-    bytes += planned *
-             (splits_per_token(limits, window) * (sizeof(AttentionSplit) + sizeof(AttentionTile)) +
-              sizeof(SplitQuery) +
-              3 * kInputAlignment);  // at worst each token is planned in a call of its own
+  for (const AttentionKind& kind : kinds)
+    bytes +=
+        planned *
+        (splits_per_token(limits, kind.window) * (sizeof(AttentionSplit) + sizeof(AttentionTile)) +
+         sizeof(SplitQuery) +
+         3 * kInputAlignment);  // at worst each token is planned in a call of its own
   return bytes;
 }
 
 }  // namespace
-
-std::vector<std::int32_t> windows_of(const ModelConfig& config) {
-  std::vector<std::int32_t> windows;
-  for (std::int32_t layer = 0; layer < config.layers; ++layer)
-    if (const auto window = config.window_of(layer); std::ranges::count(windows, window) == 0)
-      windows.push_back(window);
-  return windows;
-}
 
 OutputParts output_parts(std::byte* at, std::size_t rows, std::size_t K) {
   auto* const tokens = reinterpret_cast<TokenId*>(at);
@@ -64,7 +61,9 @@ std::size_t output_bytes(std::size_t rows, std::size_t K) {
   return rows * (1 + K) * (sizeof(TokenId) + sizeof(float));
 }
 
-GpuBufferOffsets::GpuBufferOffsets(const ModelConfig& config, const GpuLimits& limits) {
+GpuBufferOffsets::GpuBufferOffsets(const ModelConfig& config, const LayerGroups& groups,
+                                   const GpuLimits& limits) {
+  const std::vector<AttentionKind> kinds = attention_kinds(config, groups);
   const std::size_t T = limits.tokens, n = limits.logit_rows, hidden = config.hidden_size,
                     element = bytes_of(config.dtype);
   const std::size_t q_width = std::size_t(config.heads) * config.head_size;
@@ -82,7 +81,7 @@ GpuBufferOffsets::GpuBufferOffsets(const ModelConfig& config, const GpuLimits& l
   logits = take(n * config.vocab_size * sizeof(float));
   const std::size_t state_bytes =
       std::size_t(config.heads) * (config.head_size + 2) * sizeof(float);
-  const std::size_t per_token = most_splits_per_token(config, limits);
+  const std::size_t per_token = most_splits_per_token(kinds, limits);
   // As many states as a plan uses at most, if the limits allow; at least those of one token.
   const std::size_t wanted_states =
       std::min<std::size_t>(T * per_token, static_cast<std::size_t>(PlanLimits{}.states));
@@ -91,7 +90,7 @@ GpuBufferOffsets::GpuBufferOffsets(const ModelConfig& config, const GpuLimits& l
   most_states = static_cast<std::int32_t>(states);
   attention_states = take(states * state_bytes);
   outputs = take(output_bytes(n, limits.likeliest));
-  inputs = take(most_input_bytes(config, limits));
+  inputs = take(most_input_bytes(kinds, groups.groups.count, limits));
 }
 
 std::size_t GpuBufferOffsets::take(std::size_t count) {

@@ -3,16 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "base/ids.hpp"
 #include "models/gpu/gpu_limits.hpp"
+#include "models/layer_groups.hpp"
 #include "models/model_config.hpp"
 
 namespace kvhive {
-
-/// The different attention windows of a model's layers.
-std::vector<std::int32_t> windows_of(const ModelConfig& config);
 
 /// Alignment of each part of a step's inputs.
 inline constexpr std::size_t kInputAlignment = 16;
@@ -41,7 +38,7 @@ struct GpuBufferOffsets {
   std::size_t bytes = 0;
   std::int32_t most_states = 0;  ///< states that attention_states has room for
 
-  GpuBufferOffsets(const ModelConfig& config, const GpuLimits& limits);
+  GpuBufferOffsets(const ModelConfig& config, const LayerGroups& groups, const GpuLimits& limits);
 
   std::size_t input_bytes() const { return bytes - inputs; }
 

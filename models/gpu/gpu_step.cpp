@@ -14,10 +14,10 @@ namespace {
 constexpr std::int32_t kLeastBlocks = 16;  ///< least columns of a decode step's block table
 
 PagedAttentionArgs attention_of(const StepContext& context, const ForwardBatch& batch,
-                                std::int32_t window) {
+                                const AttentionKind& kind) {
   PagedAttentionArgs args = context.attention;
-  args.window = window;
-  args.block_table = batch.block_table.data();
+  args.window = kind.window;
+  args.block_table = batch.table_of(kind.group).data();
   args.query_start = batch.query_start.data();
   args.kv_len = batch.kv_len.data();
   args.B = static_cast<std::int32_t>(batch.kv_len.size());
@@ -89,27 +89,30 @@ PlanCounts padded_counts(const SplitPlan& plan, std::int32_t most_states) {
           std::min(padded_count(counts.states), most_states)};
 }
 
-/// One plan for each window, or no plan at all if one of them has more states than the scratch.
-std::vector<SplitPlan> plan_windows(const StepContext& context, const ForwardBatch& batch) {
+/// One plan for each kind of layers, or no plan at all if one of them has more states than the
+/// scratch.
+std::vector<SplitPlan> plan_kinds(const StepContext& context, const ForwardBatch& batch) {
   std::vector<SplitPlan> plans;
-  for (const std::int32_t window : context.windows) {
+  for (const AttentionKind& kind : context.kinds) {
     plans.push_back(
-        plan_splits(attention_of(context, batch, window), {.states = context.most_states}));
+        plan_splits(attention_of(context, batch, kind), {.states = context.most_states}));
     if (plans.back().states > context.most_states) return {};
   }
   return plans;
 }
 
 /// Adds all inputs but those of attention.
-void add_batch(const ForwardBatch& batch, std::span<const SampleChoice> choices, GpuStep& step,
-               StepInputs& inputs) {
+void add_batch(const StepContext& context, const ForwardBatch& batch,
+               std::span<const SampleChoice> choices, GpuStep& step, StepInputs& inputs) {
   constexpr std::int64_t kNoSlot = -1;
   for (const SampleChoice& choice : choices) step.K = std::max(step.K, choice.likeliest);
   step.tokens = inputs.add(batch.tokens, step.T);
   step.positions = inputs.add(batch.positions, step.T);
-  step.slot_mapping = inputs.add(batch.slot_mapping, step.T, kNoSlot);
-  step.block_table =
-      inputs.add_rows(batch.block_table, batch.max_blocks, step.B, step.M, kNullBlock);
+  for (std::uint8_t g = 0; g < context.groups; ++g) {
+    step.slot_mapping.push_back(inputs.add(batch.slots_of(GroupId{g}), step.T, kNoSlot));
+    step.block_table.push_back(
+        inputs.add_rows(batch.table_of(GroupId{g}), batch.max_blocks, step.B, step.M, kNullBlock));
+  }
   step.logit_rows = inputs.add(batch.logit_rows, step.n);
   step.choices = inputs.add(choices, step.n);
 }
@@ -121,7 +124,7 @@ GpuStep plan_decode(const StepContext& context, const ForwardBatch& batch,
   step.T = step.n = step.B =
       padded_rows(static_cast<std::int32_t>(batch.tokens.size()), context.limits);
   step.M = std::min(padded_count(std::max(batch.max_blocks, kLeastBlocks)), context.limits.blocks);
-  add_batch(batch, choices, step, inputs);
+  add_batch(context, batch, choices, step, inputs);
   step.shape = {step.T, step.M, step.K, {}, context.kv_base, context.layout};
   for (SplitPlan& plan : plans) {
     plan.pad(padded_counts(plan, context.most_states));
@@ -143,16 +146,16 @@ void* StepInputs::take(std::size_t bytes) {
 GpuStep plan_step(const StepContext& context, const ForwardBatch& batch,
                   std::span<const SampleChoice> choices, StepInputs& inputs) {
   if (is_decode(batch))
-    if (auto plans = plan_windows(context, batch); !plans.empty())
+    if (auto plans = plan_kinds(context, batch); !plans.empty())
       return plan_decode(context, batch, choices, std::move(plans), inputs);
   GpuStep step;
   step.T = static_cast<std::int32_t>(batch.tokens.size());
   step.n = static_cast<std::int32_t>(batch.logit_rows.size());
   step.B = static_cast<std::int32_t>(batch.kv_len.size());
   step.M = batch.max_blocks;
-  add_batch(batch, choices, step, inputs);
-  for (const std::int32_t window : context.windows)
-    plan_attention(attention_of(context, batch, window), 0, step.T, context, inputs,
+  add_batch(context, batch, choices, step, inputs);
+  for (const AttentionKind& kind : context.kinds)
+    plan_attention(attention_of(context, batch, kind), 0, step.T, context, inputs,
                    step.attention.emplace_back());
   return step;
 }

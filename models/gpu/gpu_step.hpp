@@ -19,6 +19,7 @@
 #include "models/forward_batch.hpp"
 #include "models/gpu/decode_graphs.hpp"
 #include "models/gpu/gpu_limits.hpp"
+#include "models/layer_groups.hpp"
 
 namespace kvhive {
 
@@ -74,7 +75,8 @@ class StepInputs {
 /// The facts about the model and its memory that a plan depends on.
 struct StepContext {
   PagedAttentionArgs attention;  ///< arguments for layer 0, without the batch's part
-  std::span<const std::int32_t> windows;
+  std::span<const AttentionKind> kinds;
+  std::uint32_t groups = 1;
   GpuLimits limits;
   float* states = nullptr;  ///< scratch on the device, with room for most_states states
   std::int32_t most_states = 0;
@@ -87,15 +89,15 @@ struct GpuStep {
   std::int32_t T = 0, n = 0, K = 0;
   const TokenId* tokens = nullptr;
   const std::int32_t* positions = nullptr;
-  const std::int64_t* slot_mapping = nullptr;
-  const BlockId* block_table = nullptr;
+  std::vector<const std::int64_t*> slot_mapping;  ///< by cache group
+  std::vector<const BlockId*> block_table;        ///< by cache group
   const std::int32_t* logit_rows = nullptr;
   const SampleChoice* choices = nullptr;
   std::int32_t B = 0, M = 0;
-  /// For each window the calls that compute attention: one, or several if the states do not fit
-  /// into the scratch.
+  /// For each kind of layers the calls that compute attention: one, or several if the states do not
+  /// fit into the scratch.
   std::vector<std::vector<AttentionWork>> attention;
-  /// Set for a decode step that computes attention in one call for each window.
+  /// Set for a decode step that computes attention in one call for each kind.
   std::optional<DecodeShape> shape;
 };
 

@@ -36,14 +36,15 @@ void check_limits(const ForwardBatch& batch, std::span<const SampleChoice> choic
 }  // namespace
 
 struct GpuTransformer::State {
-  State(Device& of, const ModelConfig& model, const std::byte* mapped, const GpuLimits& most)
+  State(Device& of, const ModelConfig& model, const std::byte* mapped, const GpuLimits& most,
+        const LayerGroups& layer_groups)
       : device(of),
         config(model),
-        groups(one_group(model)),
+        groups(layer_groups),
         limits(most),
         weights(model),
-        windows(windows_of(model)),
-        offsets(model, most),
+        kinds(attention_kinds(model, layer_groups)),
+        offsets(model, layer_groups, most),
         region(mapped),
         graphs(of, most.graphs) {}
   ~State() {
@@ -57,7 +58,7 @@ struct GpuTransformer::State {
   LayerGroups groups;
   GpuLimits limits;
   GpuWeights weights;  ///< offsets in the region of weights
-  std::vector<std::int32_t> windows;
+  std::vector<AttentionKind> kinds;
   GpuBufferOffsets offsets;  ///< in `memory`
   const std::byte* region;
   DeviceBuffer memory;
@@ -92,7 +93,7 @@ struct GpuTransformer::State {
   Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y, std::int32_t T,
                           Dtype out);
   Expected<void> project_heads(const GpuStep& step, const GpuLayer& layer);
-  Expected<void> attend(const GpuStep& step, const PagedKv& kv, std::int32_t window);
+  Expected<void> attend(const GpuStep& step, const PagedKv& kv, const AttentionKind& kind);
   Expected<void> feed_forward(const GpuStep& step, const GpuLayer& layer);
   Expected<void> run_layer(const GpuStep& step, std::int32_t index, const PagedKv& kv);
   Expected<void> choose(const GpuStep& step);
@@ -114,7 +115,8 @@ PagedAttentionArgs GpuTransformer::State::attention_args(const PagedKv& kv,
 StepContext GpuTransformer::State::step_context(std::byte* kv_base, const KvLayout& layout) const {
   constexpr std::int32_t kNoWindow = 0;
   return {attention_args(layer_view(kv_base, layout, 0), kNoWindow),
-          windows,
+          kinds,
+          groups.groups.count,
           limits,
           floats_at(offsets.attention_states),
           offsets.most_states,
@@ -181,20 +183,20 @@ Expected<void> GpuTransformer::State::project_heads(const GpuStep& step, const G
 }
 
 Expected<void> GpuTransformer::State::attend(const GpuStep& step, const PagedKv& kv,
-                                             std::int32_t window) {
+                                             const AttentionKind& kind) {
   Expected<void> queued = cache_write_cuda({.k = at(offsets.k),
                                             .v = at(offsets.v),
-                                            .slot_mapping = step.slot_mapping,
+                                            .slot_mapping = step.slot_mapping[kind.group.value],
                                             .kv = kv,
                                             .T = step.T,
                                             .in_dtype = config.dtype},
                                            stream.handle());
-  PagedAttentionArgs args = attention_args(kv, window);
-  args.block_table = step.block_table;
+  PagedAttentionArgs args = attention_args(kv, kind.window);
+  args.block_table = step.block_table[kind.group.value];
   args.B = step.B;
   args.M = step.M;
-  const auto kind = std::ranges::find(windows, window) - windows.begin();
-  for (const AttentionWork& work : step.attention[kind])
+  const auto place = std::ranges::find(kinds, kind) - kinds.begin();
+  for (const AttentionWork& work : step.attention[place])
     if (queued) queued = paged_attention_cuda(args, work, stream.handle());
   return queued;
 }
@@ -227,7 +229,9 @@ Expected<void> GpuTransformer::State::run_layer(const GpuStep& step, std::int32_
   return norm(index == 0 ? nullptr : at(offsets.delta), layer.norm(LayerWeight::input_norm),
               offsets.normed, step.T)
       .and_then([&] { return project_heads(step, layer); })
-      .and_then([&] { return attend(step, kv, config.window_of(index)); })
+      .and_then([&] {
+        return attend(step, kv, {groups.places[index].group, config.window_of(index)});
+      })
       .and_then([&] {
         return multiply(offsets.heads, layer.product(LayerWeight::o), offsets.delta, step.T,
                         Dtype::f32);
@@ -288,20 +292,23 @@ Expected<void> GpuTransformer::State::compute(const GpuStep& step, std::byte* kv
                             .dtype = config.dtype},
                            stream.handle());
   for (std::int32_t layer = 0; layer < config.layers && queued; ++layer) {
-    if (before_layer) queued = before_layer(layer);
-    if (queued) queued = run_layer(step, layer, layer_view(kv_base, layout, layer));
+    const std::int32_t slot = groups.places[layer].slot;
+    if (before_layer) queued = before_layer(slot);
+    if (queued) queued = run_layer(step, layer, layer_view(kv_base, layout, slot));
   }
   return queued.and_then([&] { return choose(step); });
 }
 
-std::size_t GpuTransformer::device_bytes(const ModelConfig& config, const GpuLimits& limits) {
-  return GpuBufferOffsets(config, limits).bytes;
+std::size_t GpuTransformer::device_bytes(const ModelConfig& config, const GpuLimits& limits,
+                                         const LayerGroups& groups) {
+  return GpuBufferOffsets(config, groups, limits).bytes;
 }
 
 Expected<GpuTransformer> GpuTransformer::create(Device& device, const ModelConfig& config,
-                                                const std::byte* weights, const GpuLimits& limits) {
+                                                const std::byte* weights, const GpuLimits& limits,
+                                                const LayerGroups& groups) {
   if (auto supported = check_gpu_model(config); !supported) return forward_error(supported);
-  auto state = std::make_unique<State>(device, config, weights, limits);
+  auto state = std::make_unique<State>(device, config, weights, limits, groups);
   auto memory = DeviceBuffer::allocate(device, state->offsets.bytes);
   if (!memory) return forward_error(memory);
   state->memory = std::move(*memory);

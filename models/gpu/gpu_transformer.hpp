@@ -35,8 +35,9 @@ struct GpuSamples {
 };
 
 /// Called before work that reads or writes a layer's KV is queued, for example to make the stream
-/// wait for the layer's swap-in.
-using BeforeLayer = std::function<Expected<void>(std::int32_t layer)>;
+/// wait for the layer's swap-in. The argument is the layer's place in the blocks
+/// (LayerPlace::slot), which several layers may have.
+using BeforeLayer = std::function<Expected<void>(std::int32_t slot)>;
 
 /// Move-only. Used by one thread at a time. Useless after Errc::device_lost.
 class GpuTransformer {
@@ -46,11 +47,14 @@ class GpuTransformer {
   /// \param device outlives this
   /// \param weights the mapped region that upload_weights() has filled, in this or in another
   /// process
+  /// \param groups  where the layers' caches are; the arena's layout is that of these groups
   [[nodiscard]] static Expected<GpuTransformer> create(Device& device, const ModelConfig& config,
                                                        const std::byte* weights,
-                                                       const GpuLimits& limits);
+                                                       const GpuLimits& limits,
+                                                       const LayerGroups& groups);
   /// The device memory that create() allocates.
-  static std::size_t device_bytes(const ModelConfig& config, const GpuLimits& limits);
+  static std::size_t device_bytes(const ModelConfig& config, const GpuLimits& limits,
+                                  const LayerGroups& groups);
 
   GpuTransformer(GpuTransformer&&) noexcept;
   GpuTransformer& operator=(GpuTransformer&&) noexcept;

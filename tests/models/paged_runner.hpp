@@ -28,9 +28,7 @@ class PagedRunner {
   /// A transformer with an arena of its own, of `blocks` blocks.
   using Forward = std::function<void(const ForwardBatch&, const KvLayout&, std::span<float>)>;
   PagedRunner(const ModelConfig& config, Forward forward, Dtype kv_dtype, std::uint32_t block_size,
-              std::uint32_t blocks, std::uint32_t seed)
-      : PagedRunner(config, std::move(forward), kv_dtype, block_size, blocks, seed,
-                    one_group(config)) {}
+              std::uint32_t blocks, std::uint32_t seed, const LayerGroups& groups);
 
   struct Feed {
     int sequence = 0;
@@ -54,8 +52,6 @@ class PagedRunner {
     std::int32_t tokens = 0;
   };
 
-  PagedRunner(const ModelConfig& config, Forward forward, Dtype kv_dtype, std::uint32_t block_size,
-              std::uint32_t blocks, std::uint32_t seed, const LayerGroups& groups);
   void release_passed(Sequence& sequence);
   void grow(Sequence& sequence, std::size_t tokens);
 

@@ -45,7 +45,7 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
   StepPlan plan;
   plan.work.push_back({SeqId{1}, 0, std::vector<TokenId>(length, 0), {}, true, {}, 0});
   // All groups may use the same blocks: nobody looks at the result.
-  const std::uint32_t groups = layer_groups(DeviceKind::cpu, config).groups.count;
+  const std::uint32_t groups = group_layers(config).groups.count;
   for (std::uint32_t i = 0; i < groups * blocks; ++i)
     plan.work.back().blocks.push_back(BlockId{i % blocks});
   if (auto computed = runner.run(plan); !computed) return forward_error(computed);
@@ -99,7 +99,7 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
   if (auto tokenizer = load_tokenizer(options.model); !tokenizer) return forward_error(tokenizer);
   const KvLayout layout = kv_layout(options, choice->kind, config);
   Json groups = Json::array();
-  for (const CacheGroup& group : layer_groups(choice->kind, config).groups.all())
+  for (const CacheGroup& group : group_layers(config).groups.all())
     groups.push_back({static_cast<int>(group.kind), group.span});
   const Json facts = {{"name", model_name(options)},
                       {"fingerprint", *fingerprint},

@@ -118,7 +118,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   hello.geometry.device = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
   hello.geometry.kv = kv_layout(options, hello.geometry.device, config);
   hello.geometry.fingerprint = *fingerprint;
-  hello.geometry.groups = layer_groups(hello.geometry.device, config).groups;
+  hello.geometry.groups = group_layers(config).groups;
   if (is_on_gpu) hello.gpu = FixedText<64>(device->facts().uuid);
   hello.model = FixedText<512>(model_name(options));
   hello.layout_hash = layout_hash({});

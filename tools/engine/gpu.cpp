@@ -102,7 +102,7 @@ std::size_t engine_bytes(const Options& options, const ModelConfig& config,
   const GpuLimits limits = limits_of(options, config);
   const std::size_t aside = std::min(options.swap_space, SwapLimits{}.aside_bytes);
   const std::size_t graphs = limits.graphs * config.layers * kGraphBytesPerLayer;
-  return GpuTransformer::device_bytes(config, limits) + aside + graphs +
+  return GpuTransformer::device_bytes(config, limits, group_layers(config)) + aside + graphs +
          std::min(kContextBytes, facts.total_bytes / 16);
 }
 
@@ -163,7 +163,7 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
   auto swapper = DeviceSwapper::create(*parts.device, memory, std::move(*copy));
   if (!swapper) return forward_error(swapper);
   auto model = GpuTransformer::create(*parts.device, config, parts.weights.data(),
-                                      limits_of(options, config));
+                                      limits_of(options, config), group_layers(config));
   if (!model) return forward_error(model);
   const KvLayout& kv = memory.geometry().kv;
   parts.runner =

@@ -10,13 +10,9 @@ std::string model_name(const Options& options) {
   return std::filesystem::weakly_canonical(options.model).filename().string();
 }
 
-LayerGroups layer_groups(DeviceKind device, const ModelConfig& config) {
-  return device == DeviceKind::cuda ? one_group(config) : group_layers(config);
-}
-
 KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config) {
   const Dtype dtype = kv_dtype(options.kv_cache_dtype, config.dtype);
-  const LayerGroups groups = layer_groups(device, config);
+  const LayerGroups groups = group_layers(config);
   if (device == DeviceKind::cuda) return kv_layout(config, groups, options.block_size, dtype);
   return fastest_kv_layout(config, groups, options.block_size, dtype);
 }

@@ -13,10 +13,6 @@ namespace kvhive {
 /// The model's name: the name of its directory.
 std::string model_name(const Options& options);
 
-/// The cache groups of the model's layers. On a GPU all layers are in one group of full attention:
-/// windows mask there, and free nothing.
-LayerGroups layer_groups(DeviceKind device, const ModelConfig& config);
-
 /// The layout of the model's KV blocks, with the element type of the options.
 KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config);
 

@@ -17,8 +17,9 @@ T taken(Expected<T> expected) {
 }  // namespace
 
 GpuModel::GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dtype kv_dtype,
-                   std::uint32_t block_size, std::uint32_t blocks)
+                   std::uint32_t block_size, std::uint32_t blocks, bool is_grouped)
     : config_(taken(load_model_config(directory))),
+      groups_(is_grouped ? group_layers(config_) : one_group(config_)),
       limits_(limits),
       kv_dtype_(kv_dtype),
       block_size_(block_size),
@@ -33,18 +34,18 @@ GpuModel::GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dty
                        weights_.data()));
   stream_ = taken(OrderedStream::open(device_));
   transformer_ = std::make_unique<GpuTransformer>(
-      taken(GpuTransformer::create(device_, config_, weights_.data(), limits_)));
+      taken(GpuTransformer::create(device_, config_, weights_.data(), limits_, groups_)));
 }
 
 PagedRunner GpuModel::runner(std::uint32_t seed) {
-  const KvLayout layout = kv_layout(config_, one_group(config_), block_size_, kv_dtype_);
+  const KvLayout layout = kv_layout(config_, groups_, block_size_, kv_dtype_);
   const std::size_t bytes = layout.block_bytes() * blocks_;
   arena_ = taken(DeviceBuffer::allocate(device_, bytes));
   taken(device_.fill(arena_.data(), std::byte{0xFF}, bytes, transformer_->stream().handle()));
   const auto run = [this](const ForwardBatch& batch, const KvLayout& of, std::span<float> logits) {
     std::ranges::copy(taken(forward(batch, of)), logits.begin());
   };
-  return {config_, run, kv_dtype_, block_size_, blocks_, seed};
+  return {config_, run, kv_dtype_, block_size_, blocks_, seed, groups_};
 }
 
 Expected<std::vector<float>> GpuModel::forward(const ForwardBatch& batch, const KvLayout& layout) {
@@ -66,7 +67,7 @@ Expected<std::vector<float>> GpuModel::forward(const ForwardBatch& batch, const 
 
 GpuTransformer GpuModel::another() {
   again_ = taken(SharedDeviceMemory::map(device_, weights_fd_.get(), weights_bytes_));
-  return taken(GpuTransformer::create(device_, config_, again_.data(), limits_));
+  return taken(GpuTransformer::create(device_, config_, again_.data(), limits_, groups_));
 }
 
 }  // namespace kvhive

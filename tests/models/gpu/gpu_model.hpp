@@ -15,8 +15,9 @@ namespace kvhive {
 class GpuModel {
  public:
   /// \param limits kv_tokens and blocks are set to fit the arena
+  /// \param is_grouped  layers of different windows in groups with tables of their own
   GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dtype kv_dtype,
-           std::uint32_t block_size, std::uint32_t blocks);
+           std::uint32_t block_size, std::uint32_t blocks, bool is_grouped = false);
 
   /// A runner over an arena full of poison. Only one at a time.
   PagedRunner runner(std::uint32_t seed);
@@ -35,6 +36,7 @@ class GpuModel {
  private:
   testing::FakeDevice device_;
   ModelConfig config_;
+  LayerGroups groups_;
   GpuLimits limits_;
   Dtype kv_dtype_;
   std::uint32_t block_size_, blocks_;

@@ -34,7 +34,7 @@ TEST_P(GpuSupportOf, NamesWhatItDoesNotCompute) {
   };
   expect_refusal(check_gpu_model(config));
   testing::FakeDevice device;
-  expect_refusal(GpuTransformer::create(device, config, nullptr, {}));
+  expect_refusal(GpuTransformer::create(device, config, nullptr, {}, one_group(config)));
   const auto files = SafetensorsDirectory::open(directory).value();
   expect_refusal(upload_weights(device, config, files, nullptr));
 }

@@ -13,6 +13,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/json_file.hpp"
 #include "kernels/element.hpp"
 #include "models/gpu/gpu_weights.hpp"
 #include "models/sampler.hpp"
@@ -71,6 +72,38 @@ TEST_P(GpuGoldenModel, PrefillChunksAndDecodeGiveTheSameBits) {
     const auto prefill = gpu.runner(1).run_chunked(0, tokens, {tokens.size()});
     EXPECT_EQ(gpu.runner(2).run_chunked(0, tokens, {1}), prefill);
     EXPECT_EQ(gpu.runner(3).run_chunked(0, tokens, {20, 9, 1}), prefill);
+  }
+}
+
+TEST_P(GpuGoldenModel, CacheGroupsDoNotChangeBits) {
+  const auto& tokens = golden_.tokens;
+  GpuModel whole = model();
+  const auto expected = whole.runner(1).run_chunked(0, tokens, {tokens.size()});
+  GpuModel grouped(kGolden / GetParam().model, kSmall, Dtype::f32, kBlockSize, kBlocks, true);
+  for (const std::vector<std::size_t>& chunks :
+       {std::vector<std::size_t>{tokens.size()}, {1}, {20, 9, 1}})
+    EXPECT_EQ(grouped.runner(3).run_chunked(0, tokens, chunks), expected);
+}
+
+/// The second layer sees 11 tokens: its blocks go round while the first layer's stay.
+TEST(GpuTransformer, FullAndSlidingLayersHaveTablesOfTheirOwn) {
+  const TempDirectory hybrid(kGolden / "qwen2");
+  auto config = read_json_object(hybrid.path() / "config.json").value();
+  config["use_sliding_window"] = true;
+  config["sliding_window"] = 11;
+  config["max_window_layers"] = 1;
+  hybrid.write("config.json", config.dump());
+  const auto tokens = read_golden("qwen2").tokens;
+  for (const Dtype kv_dtype : {Dtype::f32, Dtype::bf16}) {
+    GpuModel whole(hybrid.path(), kSmall, kv_dtype, kBlockSize, kBlocks);
+    const auto expected = whole.runner(1).run_chunked(0, tokens, {tokens.size()});
+    GpuModel grouped(hybrid.path(), kSmall, kv_dtype, kBlockSize, 2 * kBlocks, true);
+    for (const std::vector<std::size_t>& chunks :
+         {std::vector<std::size_t>{tokens.size()}, {1}, {20, 9, 1}}) {
+      PagedRunner runner = grouped.runner(3);
+      runner.run_chunked(1, tokens, {5});  // a neighbour
+      EXPECT_EQ(runner.run_chunked(0, tokens, chunks), expected) << to_string(kv_dtype);
+    }
   }
 }
 
@@ -456,7 +489,8 @@ TEST(GpuTransformer, FreesAllDeviceMemory) {
   const auto config = gpu.config();
   for (std::uint64_t call = 1; call <= 4; ++call) {
     gpu.device().set_faults({.call = gpu.device().calls() + call, .error = Errc::out_of_memory});
-    const auto made = GpuTransformer::create(gpu.device(), config, nullptr, kSmall);
+    const auto made =
+        GpuTransformer::create(gpu.device(), config, nullptr, kSmall, one_group(config));
     ASSERT_FALSE(made);
     EXPECT_EQ(made.error().code, Errc::out_of_memory);
     EXPECT_EQ(gpu.device().leftovers(), before + 1) << call;
