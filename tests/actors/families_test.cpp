@@ -1,0 +1,198 @@
+// Every model family in an engine's ring: whatever the cache does, greedy tokens are those of the
+// sequence alone. The models are small and random (tests/models/golden), with all their kinds of
+// attention in cache groups of their own.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "actors/transformer_runner.hpp"
+#include "models/layer_groups.hpp"
+#include "pool/care/fsck.hpp"
+#include "pool/care/reaper.hpp"
+#include "tests/actors/plain_ring.hpp"
+#include "tests/models/golden.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+constexpr std::uint32_t kBlockSize = 4;
+constexpr std::uint32_t kMostTokens = 18;
+
+class Family : public ::testing::TestWithParam<const char*> {
+ protected:
+  struct Pool {
+    std::uint32_t device_blocks;  ///< for each cache group
+    std::uint32_t host_blocks = 0;
+  };
+  struct Way {
+    Pool pool{300};
+    bool prefix_caching = true;
+    PreemptionMode preemption = PreemptionMode::recompute;
+    std::uint32_t step_tokens = 512;
+    std::uint32_t at_once = 16;
+  };
+  using Tokens = std::vector<std::vector<TokenId>>;
+
+  PoolMemory make_pool(const Pool& pool) const {
+    PoolGeometry geometry;
+    geometry.groups = groups_.groups;
+    geometry.device_blocks = pool.device_blocks * geometry.groups.count + 1;
+    geometry.host_blocks = pool.host_blocks * geometry.groups.count;
+    geometry.tokens_per_block = kBlockSize;
+    geometry.kv = fastest_kv_layout(config_, groups_, kBlockSize, Dtype::bf16);
+    return private_pool(geometry);
+  }
+
+  std::unique_ptr<PlainRing> ring(const PoolMemory& memory, const Way& way,
+                                  std::uint32_t slot = 0) const {
+    RingConfig config;
+    config.scheduler.max_num_seqs = config.block_manager.max_num_seqs = way.at_once;
+    config.scheduler.max_num_batched_tokens = way.step_tokens;
+    config.block_manager.max_num_batched_tokens = way.step_tokens;
+    config.scheduler.max_model_len = 100;
+    config.scheduler.vocab_size = static_cast<std::uint32_t>(config_.vocab_size);
+    config.block_manager.prefix_caching = way.prefix_caching;
+    config.block_manager.preemption = way.preemption;
+    auto model = Transformer::load(path_).value();
+    auto made = std::make_unique<PlainRing>(
+        memory, ProcessSlot{slot}, config, std::make_unique<SwapperState>(memory),
+        std::make_unique<TransformerRunner>(std::move(model), memory.arena(Tier::device),
+                                            memory.geometry().kv),
+        EraseOnDevice());
+    made->copy_policy().set(1, 1000);  // copies pay
+    return made;
+  }
+
+  /// Prompts of 5 to 40 tokens; some begin as others do.
+  std::vector<std::vector<TokenId>> prompts() const {
+    const auto tokens = read_golden(GetParam()).tokens;
+    std::vector<std::vector<TokenId>> prompts;
+    for (std::size_t i = 0; i < 8; ++i) {
+      std::vector<TokenId> prompt(tokens.begin(), tokens.begin() + std::ptrdiff_t(8 * (i % 3)));
+      for (std::size_t t = 0; t < 5 + 4 * i; ++t)
+        prompt.push_back(tokens[(7 * i + 3 * t) % tokens.size()]);
+      prompts.push_back(std::move(prompt));
+    }
+    return prompts;
+  }
+
+  struct Answers {
+    std::vector<std::shared_ptr<Recording>> of;
+    Tokens tokens() const {
+      Tokens all;
+      for (const auto& recording : of) {
+        EXPECT_EQ(recording->reason, FinishReason::length) << recording->error.text;
+        all.push_back(recording->tokens);
+      }
+      return all;
+    }
+  };
+  void submit(PlainRing& ring, const Answers& answers) const {
+    GenerationParams params;
+    params.max_tokens = kMostTokens;
+    params.ignore_eos = true;
+    const auto asked = prompts();
+    for (std::uint32_t i = 0; i < asked.size(); ++i) {
+      if (answers.of[i]->is_finished()) continue;
+      const auto journal = answers.of[i]->tokens;
+      ring.scheduler().submit({{1, i},
+                               asked[i],
+                               journal,
+                               params,
+                               std::make_shared<RecordingSink>(answers.of[i], journal.size())});
+    }
+    ring.scheduler().flush();
+  }
+  Answers no_answers() const {
+    Answers answers;
+    for (std::size_t i = 0; i < prompts().size(); ++i)
+      answers.of.push_back(std::make_shared<Recording>());
+    return answers;
+  }
+  Tokens run(PlainRing& ring) const {
+    const Answers answers = no_answers();
+    submit(ring, answers);
+    while (!ring.is_quiet()) EXPECT_TRUE(ring.advance().value_or(false) || ring.is_quiet());
+    return answers.tokens();
+  }
+
+  static std::uint64_t counted(const PoolMemory& memory, CounterName name) {
+    return memory.control().processes[0].counters[name].load();
+  }
+
+  /// The tokens of each prompt alone, nothing cached.
+  const Tokens& expected() {
+    if (expected_.empty()) {
+      const PoolMemory memory = make_pool({300});
+      expected_ = run(*ring(memory, {.prefix_caching = false, .at_once = 1}));
+    }
+    return expected_;
+  }
+
+  std::filesystem::path path_ = kGolden / GetParam();
+  ModelConfig config_ = load_model_config(path_).value();
+  LayerGroups groups_ = group_layers(config_);
+
+ private:
+  Tokens expected_;
+};
+
+TEST_P(Family, CachedOrNotInChunksOfAnySizeTheTokensAreTheSame) {
+  for (const std::uint32_t chunk : {16u, 64u, 512u})
+    for (const bool is_cached : {false, true}) {
+      const PoolMemory memory = make_pool({300});
+      const auto engine = ring(memory, {.prefix_caching = is_cached, .step_tokens = chunk});
+      EXPECT_EQ(run(*engine), expected()) << chunk;
+      EXPECT_EQ(run(*engine), expected()) << chunk << ", again";
+      EXPECT_EQ(counted(memory, "hit_blocks") > 20, is_cached);
+    }
+}
+
+TEST_P(Family, PreemptedSequencesGoOnWithTheSameTokens) {
+  for (const PreemptionMode mode : {PreemptionMode::recompute, PreemptionMode::swap}) {
+    const PoolMemory memory = make_pool({26, 60});
+    const auto engine = ring(memory, {.preemption = mode, .step_tokens = 32});
+    EXPECT_EQ(run(*engine), expected());
+    EXPECT_EQ(run(*engine), expected());
+    EXPECT_GT(counted(memory,
+                      mode == PreemptionMode::swap ? "preemptions_swap" : "preemptions_recompute"),
+              0u);
+    EXPECT_TRUE(fsck(memory).violations.empty());
+  }
+}
+
+TEST_P(Family, WhatWasDemotedIsFoundAndGivesTheSameTokens) {
+  const PoolMemory memory = make_pool({26, 200});
+  const auto engine = ring(memory, {.step_tokens = 32, .at_once = 2});
+  EXPECT_EQ(run(*engine), expected());
+  EXPECT_EQ(run(*engine), expected());
+  EXPECT_GT(counted(memory, "demoted_blocks"), 0u);
+  EXPECT_GT(counted(memory, "promoted_blocks"), 0u);
+}
+
+TEST_P(Family, AnotherEngineGoesOnAfterADeath) {
+  for (const int steps : {3, 8, 15, 24}) {
+    const PoolMemory memory = make_pool({100});
+    const Answers answers = no_answers();
+    {
+      const auto dying = ring(memory, {.step_tokens = 24}, 1);
+      submit(*dying, answers);
+      for (int i = 0; i < 2 * steps; ++i) ASSERT_TRUE(dying->advance().has_value());
+    }
+    reap(memory, ProcessSlot{1});
+    const auto survivor = ring(memory, {}, 0);
+    submit(*survivor, answers);
+    while (!survivor->is_quiet()) ASSERT_TRUE(survivor->advance().has_value());
+    EXPECT_EQ(answers.tokens(), expected()) << steps;
+    EXPECT_TRUE(fsck(memory).violations.empty());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Family,
+                         ::testing::Values("llama2", "llama3", "mistral", "qwen2", "qwen3",
+                                           "gemma2", "gemma3", "qwen3_moe", "yarn", "fp8_block"),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace kvhive::testing
