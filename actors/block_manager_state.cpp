@@ -155,6 +155,7 @@ void BlockManagerState::apply_request(const StepRequest& request) {
                       .tokens = added.tokens,
                       .sampling = added.sampling,
                       .logprobs = added.logprobs,
+                      .adapter = added.adapter,
                       .names = SequenceNames(groups_, added.domain, tokens_per_block_, added.salt),
                       .tables = empty_tables(added.domain),
                       .sink = added.sink};
@@ -570,6 +571,7 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
   work.samples = sequence.computed + tokens == sequence.tokens.size();
   work.sampling = sequence.sampling;
   work.logprobs = sequence.logprobs;
+  work.adapter = sequence.adapter;
   round.plan.work.push_back(std::move(work));
   round.budget -= tokens;
   sequence.in_flight = tokens;

@@ -71,6 +71,7 @@ class BlockManagerState {
     std::vector<TokenId> tokens;
     SamplingParams sampling;
     std::uint32_t logprobs = 0;
+    std::int32_t adapter = -1;
     SequenceNames names;          ///< of its full blocks
     std::vector<Table> tables;    ///< by group
     std::uint32_t computed = 0;   ///< tokens whose KV is in device tables, or host if swapped out

@@ -51,7 +51,9 @@ struct Submission {
   DomainShare share{};   ///< the domain's
   bool is_new = false;   ///< no engine had it before: it may be refused because too much waits
   RequestTimes times{};  ///< as far as engines have got with it
-  ExtraKey salt{};       ///< of the request's cache salt (hashing/cache_salt.hpp)
+  /// Of the request's cache salt and adapter (hashing/cache_salt.hpp).
+  ExtraKey salt{};
+  std::int32_t adapter = -1;  ///< the model's (Transformer::add_adapter), -1 = none
 };
 struct SubmitBatch {
   std::vector<Submission> submissions;
@@ -84,7 +86,8 @@ struct NewSequence {
   bool is_counted = false;
   /// Asked before the sequence is admitted. Null = no other engine can have it.
   std::shared_ptr<OutputSink> sink{};
-  ExtraKey salt{};  ///< the first block's extra key: of the request's cache salt
+  ExtraKey salt{};  ///< the first block's extra key: of the request's cache salt and adapter
+  std::int32_t adapter = -1;
 };
 
 struct AppendedToken {
@@ -121,6 +124,7 @@ struct ScheduledSequence {
   bool samples = false;  ///< true = these are the sequence's last tokens, so sample the next one
   SamplingParams sampling;
   std::uint32_t logprobs = 0;
+  std::int32_t adapter = -1;  ///< with which it is computed, -1 = none
 };
 
 struct Admission {

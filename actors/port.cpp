@@ -1,5 +1,7 @@
 #include "actors/port.hpp"
 
+#include <algorithm>
+
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
@@ -292,7 +294,7 @@ std::size_t Port::abort(OpenChannel& open) {
 std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& request) {
   long_prompts_.forget({open.channel->id(), request.slot});  // another engine has ended it
   std::shared_ptr<OutputSink> sink = open.channel->sink(request);
-  const ExtraKey salt = salt_key(request.params.cache_salt);
+  const ExtraKey salt = start_key(request.params.cache_salt, request.params.adapter);
   Submission submission{{open.channel->id(), request.slot},
                         {},
                         std::move(request.journal),
@@ -305,6 +307,10 @@ std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& reques
                         request.is_new,
                         request.times,
                         salt};
+  if (auto adapter = adapter_of(submission.params.adapter); adapter)
+    submission.adapter = *adapter;
+  else
+    return complete(std::move(submission), forward_error(adapter));
   if (request.prompt_kind == PromptKind::tokens)
     return complete(std::move(submission), std::move(request.tokens));
   if (request.text.size() > kLongPrompt) {
@@ -350,6 +356,20 @@ void Port::say_that_it_hears() {
 
 void Port::count_refused(std::size_t requests) const {
   if (limits_.counters != nullptr) bump((*limits_.counters)["refused_requests"], requests);
+}
+
+/// The number of an adapter by its name; -1 for none.
+Expected<std::int32_t> Port::adapter_of(const std::string& name) const {
+  if (name.empty()) return -1;
+  const auto found = std::ranges::find(limits_.adapters, name);
+  if (found != limits_.adapters.end())
+    return static_cast<std::int32_t>(found - limits_.adapters.begin());
+  std::string known;
+  for (const std::string& one : limits_.adapters) known += (known.empty() ? "" : ", ") + one;
+  return failure(Errc::not_found,
+                 "adapter: the daemon has none of this name; " +
+                     (known.empty() ? std::string("it was started without --lora-modules")
+                                    : "it has " + known));
 }
 
 /// Puts the tokens into the submission; nothing, and the request is refused, if they are an error.

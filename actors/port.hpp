@@ -32,7 +32,8 @@ struct PortLimits {
   PromptLimits prompt;
   /// This engine, as the channels' other engines see it.
   Member self;
-  SlotCounters* counters = nullptr;  ///< of the engine's slot, for the statistics
+  SlotCounters* counters = nullptr;     ///< of the engine's slot, for the statistics
+  std::vector<std::string> adapters{};  ///< names, by number (Transformer::add_adapter)
 };
 
 class Port {
@@ -120,6 +121,7 @@ class Port {
   void say_that_it_hears();
   void wait_until_empty(std::function<void()> when_done);
   void count_refused(std::size_t requests) const;
+  Expected<std::int32_t> adapter_of(const std::string& name) const;
   std::optional<Submission> complete(Submission submission,
                                      Expected<std::vector<TokenId>> tokens) const;
 

@@ -23,6 +23,8 @@ void StepBatch::add(const ScheduledSequence& work) {
   }
   query_start_.push_back(static_cast<std::int32_t>(tokens_.size()));
   kv_len_.push_back(static_cast<std::int32_t>(work.start + work.tokens.size()));
+  adapters_.push_back(work.adapter);
+  has_adapters_ |= work.adapter >= 0;
   if (work.samples) logit_rows_.push_back(static_cast<std::int32_t>(tokens_.size()) - 1);
 }
 

@@ -15,8 +15,16 @@ class StepBatch {
 
   /// The batch. It points into this object.
   ForwardBatch view() const {
-    return {tokens_,      positions_,    query_start_, kv_len_,
-            block_table_, slot_mapping_, logit_rows_,  static_cast<std::int32_t>(max_blocks_)};
+    return {
+        tokens_,
+        positions_,
+        query_start_,
+        kv_len_,
+        block_table_,
+        slot_mapping_,
+        logit_rows_,
+        static_cast<std::int32_t>(max_blocks_),
+        has_adapters_ ? std::span<const std::int32_t>(adapters_) : std::span<const std::int32_t>()};
   }
   std::size_t logit_rows() const { return logit_rows_.size(); }
 
@@ -31,6 +39,8 @@ class StepBatch {
   std::vector<BlockId> block_table_;
   std::vector<std::int64_t> slot_mapping_;
   std::vector<std::int32_t> logit_rows_;
+  std::vector<std::int32_t> adapters_;
+  bool has_adapters_ = false;
   std::size_t groups_;
   std::size_t max_blocks_ = 0;
 };

@@ -93,6 +93,7 @@ kvhive::GenerateRequest generate_request(const kvhive_request& request) {
   out.ignore_eos = request.ignore_eos != 0;
   out.priority = request.priority;
   if (request.cache_salt != nullptr) out.cache_salt = request.cache_salt;
+  if (request.adapter != nullptr) out.adapter = request.adapter;
   return out;
 }
 

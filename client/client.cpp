@@ -60,6 +60,7 @@ ChannelRequest channel_request(const GenerateRequest& request) {
   out.params.stop = request.stop;
   out.params.stop_token_ids = request.stop_token_ids;
   out.params.cache_salt = request.cache_salt;
+  out.params.adapter = request.adapter;
   out.most_text_bytes = request.most_text_bytes;
   return out;
 }

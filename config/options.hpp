@@ -63,7 +63,9 @@ constexpr std::array<std::string_view, 6> names_of(LogLevel) {
 }
 
 struct Options {
-  std::string model;          ///< directory in Hugging Face's format
+  std::string model;  ///< directory in Hugging Face's format
+  /// Adapters that requests may name: NAME=DIRECTORY,... (config/lora_modules.hpp); empty = none.
+  std::string lora_modules;
   std::string socket;         ///< path of the daemon's Unix socket; empty = default_socket()
   std::uint32_t engines = 1;  ///< engine processes that share the pool, at most 31
   std::uint32_t threads = 0;  ///< compute threads of each engine; 0 = cores / engines

@@ -16,4 +16,9 @@ namespace kvhive {
 /// salt is no key.
 ExtraKey salt_key(std::string_view salt);
 
+/// The same for a prompt that is computed with an adapter: its blocks are shared only with prompts
+/// of the same adapter, by name, and the same salt (vLLM: the name of the LoRA adapter is an extra
+/// key). Without an adapter salt_key().
+ExtraKey start_key(std::string_view salt, std::string_view adapter);
+
 }  // namespace kvhive

@@ -18,6 +18,8 @@ void check_batch(const ForwardBatch& batch, const ModelConfig& config, const Lay
   KV_CHECK(std::size_t(batch.query_start.back()) == tokens, batch.query_start.back(), tokens);
   KV_CHECK(batch.block_table.size() == count * batch.kv_len.size() * batch.max_blocks,
            batch.block_table.size(), count, batch.kv_len.size(), batch.max_blocks);
+  KV_CHECK(batch.adapters.empty() || batch.adapters.size() == batch.kv_len.size(),
+           batch.adapters.size(), batch.kv_len.size());
   for (const TokenId token : batch.tokens)
     KV_CHECK(token >= 0 && token < config.vocab_size, token, config.vocab_size);
   for (const std::int32_t row : batch.logit_rows)

@@ -24,6 +24,8 @@ struct ForwardBatch {
   std::span<const std::int64_t> slot_mapping;  // [N, T]
   std::span<const std::int32_t> logit_rows;    // rows of [0,T) whose logits are wanted
   std::int32_t max_blocks = 0;                 // M
+  /// [B] which adapter a sequence is computed with, -1 = none; empty = none for any
+  std::span<const std::int32_t> adapters{};
 
   std::span<const BlockId> table_of(GroupId group) const {
     const std::size_t entries = kv_len.size() * static_cast<std::size_t>(max_blocks);

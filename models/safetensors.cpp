@@ -176,6 +176,19 @@ Expected<SafetensorsDirectory> SafetensorsDirectory::open(const std::filesystem:
   return opened;
 }
 
+Expected<SafetensorsDirectory> SafetensorsDirectory::open_file(const std::filesystem::path& file) {
+  SafetensorsDirectory opened;
+  opened.directory_ = file.parent_path().string();
+  if (auto tensors = opened.add_file(file); !tensors) return forward_error(tensors);
+  return opened;
+}
+
+std::vector<std::string> SafetensorsDirectory::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, located] : tensors_) names.push_back(name);
+  return names;
+}
+
 Expected<std::size_t> SafetensorsDirectory::add_file(const std::filesystem::path& path) {
   auto file = MappedFile::open(path);
   if (!file) return forward_error(file);

@@ -49,6 +49,11 @@ std::string shape_text(std::span<const std::int64_t> shape);
 class SafetensorsDirectory {
  public:
   [[nodiscard]] static Expected<SafetensorsDirectory> open(const std::filesystem::path& directory);
+  /// One file, whatever its name.
+  [[nodiscard]] static Expected<SafetensorsDirectory> open_file(const std::filesystem::path& file);
+
+  /// Of all tensors.
+  std::vector<std::string> names() const;
 
   /// Returns the tensor. Errors: it does not exist, has another shape, or a dtype that kvhive does
   /// not compute with.

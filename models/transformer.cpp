@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "models/experts.hpp"
+#include "models/adapters/lora_adapter.hpp"
 #include "models/rope.hpp"
 #include "models/row_ops.hpp"
 #include "models/transformer_weights.hpp"
@@ -51,19 +52,20 @@ bool has_norms_behind(const ModelConfig& config) {
 
 /// The intermediate rows of a step, kept between steps so that they are allocated once.
 struct Activations {
-  std::vector<float> hidden;  ///< [T, hidden], the residual stream
-  std::vector<float> normed;  ///< [T, hidden]
-  std::vector<float> q;       ///< [T, H, D]
-  std::vector<float> k;       ///< [T, G, D]
-  std::vector<float> v;       ///< [T, G, D]
-  std::vector<float> heads;   ///< [T, H, D], attention's output
-  std::vector<float> gate;    ///< [T, intermediate]
-  std::vector<float> up;      ///< [T, intermediate]
-  std::vector<float> wanted;  ///< [logit rows, hidden]
-  std::vector<float> router;  ///< [T, experts], logits
-  std::vector<float> mixed;   ///< [T, hidden], the experts' output
-  RopeAngles angles;          ///< of layers that see everything
-  RopeAngles sliding_angles;  ///< of layers with a window, where they rotate otherwise
+  std::vector<float> hidden;   ///< [T, hidden], the residual stream
+  std::vector<float> normed;   ///< [T, hidden]
+  std::vector<float> q;        ///< [T, H, D]
+  std::vector<float> k;        ///< [T, G, D]
+  std::vector<float> v;        ///< [T, G, D]
+  std::vector<float> heads;    ///< [T, H, D], attention's output
+  std::vector<float> gate;     ///< [T, intermediate]
+  std::vector<float> up;       ///< [T, intermediate]
+  std::vector<float> wanted;   ///< [logit rows, hidden]
+  std::vector<float> router;   ///< [T, experts], logits
+  std::vector<float> mixed;    ///< [T, hidden], the experts' output
+  std::vector<float> adapted;  ///< scratch of adapters
+  RopeAngles angles;           ///< of layers that see everything
+  RopeAngles sliding_angles;   ///< of layers with a window, where they rotate otherwise
   ExpertRoutes routes;
   ExpertRows experts;
 
@@ -104,14 +106,18 @@ struct Transformer::State {
   Activations rows;
   LayerGroups ungrouped = one_group(config);
   LayerGroups grouped = group_layers(config);
+  std::vector<LoraAdapter> adapters;
 
+  /// The product of a layer's matrix, and what the sequences' adapters add to it.
+  void multiply(const ForwardBatch& batch, const LayerWeights& layer, LayerWeight weight,
+                std::span<const float> from, std::span<float> to);
   void embed(const ForwardBatch& batch);
   void attend(const ForwardBatch& batch, LayerWeights& layer, const PagedKv& layer_kv,
               GroupId group, std::int32_t window);
   void norm(const LayerWeights& layer, LayerWeight weight, std::span<const float> from,
             std::span<float> to);
-  void feed_forward(const LayerWeights& layer);
-  void run_dense(const LayerWeights& layer);
+  void feed_forward(const ForwardBatch& batch, const LayerWeights& layer);
+  void run_dense(const ForwardBatch& batch, const LayerWeights& layer);
   void run_sparse(const LayerWeights& layer);
   void project(const ForwardBatch& batch, std::span<float> logits);
 };
@@ -132,13 +138,32 @@ void Transformer::State::norm(const LayerWeights& layer, LayerWeight weight,
   rms_norm(from, layer.norm(weight), config.rms_norm_eps, to);
 }
 
+void Transformer::State::multiply(const ForwardBatch& batch, const LayerWeights& layer,
+                                  LayerWeight weight, std::span<const float> from,
+                                  std::span<float> to) {
+  layer.product(weight).apply(from, to);
+  if (batch.adapters.empty()) return;
+  const auto index = static_cast<std::int32_t>(&layer - weights.layers.data());
+  const std::size_t in = from.size() / batch.tokens.size(), out = to.size() / batch.tokens.size();
+  for (std::size_t b = 0; b < batch.adapters.size();) {
+    const std::int32_t adapter = batch.adapters[b];
+    const auto first = static_cast<std::size_t>(batch.query_start[b]);
+    while (b < batch.adapters.size() && batch.adapters[b] == adapter) ++b;
+    const std::size_t count = static_cast<std::size_t>(batch.query_start[b]) - first;
+    if (adapter < 0 || count == 0) continue;
+    KV_CHECK(std::size_t(adapter) < adapters.size(), adapter, adapters.size());
+    adapters[std::size_t(adapter)].add(index, weight, from.subspan(first * in, count * in),
+                                       to.subspan(first * out, count * out), rows.adapted);
+  }
+}
+
 void Transformer::State::attend(const ForwardBatch& batch, LayerWeights& layer,
                                 const PagedKv& layer_kv, GroupId group, std::int32_t window) {
   const PagedKv kv = with_scales(layer_kv, layer.kv_scales);
   norm(layer, LayerWeight::input_norm, rows.hidden, rows.normed);
-  layer.product(LayerWeight::q).apply(rows.normed, rows.q);
-  layer.product(LayerWeight::k).apply(rows.normed, rows.k);
-  layer.product(LayerWeight::v).apply(rows.normed, rows.v);
+  multiply(batch, layer, LayerWeight::q, rows.normed, rows.q);
+  multiply(batch, layer, LayerWeight::k, rows.normed, rows.k);
+  multiply(batch, layer, LayerWeight::v, rows.normed, rows.v);
   if (config.has(LayerWeight::q_norm)) {
     norm(layer, LayerWeight::q_norm, rows.q, rows.q);
     norm(layer, LayerWeight::k_norm, rows.k, rows.k);
@@ -165,18 +190,18 @@ void Transformer::State::attend(const ForwardBatch& batch, LayerWeights& layer,
                     .window = window,
                     .soft_cap = config.attention_soft_cap,
                     .scale = score_scale(config)});
-  layer.product(LayerWeight::o).apply(rows.heads, rows.normed);
+  multiply(batch, layer, LayerWeight::o, rows.heads, rows.normed);
   if (has_norms_behind(config))
     norm(layer, LayerWeight::post_attention_norm, rows.normed, rows.normed);
   add_in_place(rows.hidden, rows.normed);
 }
 
-void Transformer::State::feed_forward(const LayerWeights& layer) {
+void Transformer::State::feed_forward(const ForwardBatch& batch, const LayerWeights& layer) {
   const bool has_behind = has_norms_behind(config);
   norm(layer, has_behind ? LayerWeight::pre_feedforward_norm : LayerWeight::post_attention_norm,
        rows.hidden, rows.normed);
   if (layer.experts.empty())
-    run_dense(layer);
+    run_dense(batch, layer);
   else
     run_sparse(layer);
   if (has_behind) norm(layer, LayerWeight::post_feedforward_norm, rows.normed, rows.normed);
@@ -184,14 +209,14 @@ void Transformer::State::feed_forward(const LayerWeights& layer) {
 }
 
 /// One feed-forward network, from `normed` to `normed`.
-void Transformer::State::run_dense(const LayerWeights& layer) {
-  layer.product(LayerWeight::gate).apply(rows.normed, rows.gate);
-  layer.product(LayerWeight::up).apply(rows.normed, rows.up);
+void Transformer::State::run_dense(const ForwardBatch& batch, const LayerWeights& layer) {
+  multiply(batch, layer, LayerWeight::gate, rows.normed, rows.gate);
+  multiply(batch, layer, LayerWeight::up, rows.normed, rows.up);
   if (config.architecture->family == Family::gemma)
     gelu_multiply(rows.gate, rows.up);
   else
     silu_multiply(rows.gate, rows.up);
-  layer.product(LayerWeight::down).apply(rows.gate, rows.normed);
+  multiply(batch, layer, LayerWeight::down, rows.gate, rows.normed);
 }
 
 /// The experts that the router chooses, from `normed` to `normed`.
@@ -248,6 +273,13 @@ std::size_t Transformer::step_bytes(const ModelConfig& config, std::size_t token
 
 const ModelConfig& Transformer::config() const { return state_->config; }
 
+Expected<std::int32_t> Transformer::add_adapter(const std::filesystem::path& directory) {
+  auto adapter = LoraAdapter::load(directory, state_->config);
+  if (!adapter) return forward_error(adapter);
+  state_->adapters.push_back(std::move(*adapter));
+  return static_cast<std::int32_t>(state_->adapters.size()) - 1;
+}
+
 void Transformer::forward(const ForwardBatch& batch, std::byte* kv_base, const KvLayout& layout,
                           std::span<float> logits) {
   auto& state = *state_;
@@ -263,7 +295,7 @@ void Transformer::forward(const ForwardBatch& batch, std::byte* kv_base, const K
     const auto [group, slot] = groups.places[layer];
     state.attend(batch, state.weights.layers[layer], layer_view(kv_base, layout, slot), group,
                  state.config.window_of(layer));
-    state.feed_forward(state.weights.layers[layer]);
+    state.feed_forward(batch, state.weights.layers[layer]);
   }
   state.project(batch, logits);
 }

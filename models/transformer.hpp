@@ -37,6 +37,10 @@ class Transformer {
 
   const ModelConfig& config() const;
 
+  /// Loads a LoRA adapter (models/adapters/lora_adapter.hpp). Returns its number, by which
+  /// ForwardBatch::adapters names it: 0, 1, ...
+  [[nodiscard]] Expected<std::int32_t> add_adapter(const std::filesystem::path& directory);
+
   /// Bytes of the intermediate rows of a step, which forward() keeps for the next step. The largest
   /// step so far counts. Not included: logits, and what the libraries allocate.
   static std::size_t step_bytes(const ModelConfig& config, std::size_t tokens,

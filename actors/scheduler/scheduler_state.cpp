@@ -66,6 +66,7 @@ void SchedulerState::submit(Submission&& submission) {
   request.stats.prompt_tokens = request.prompt_tokens;
   request.times = submission.times;
   request.salt = submission.salt;
+  request.adapter = submission.adapter;
   // A request that another engine has taken meanwhile, of which this engine does not know yet: its
   // client may have submitted the next one in the same slot.
   if (const auto lost = by_key_.find(request.key); lost != by_key_.end()) give_up(lost->second);
@@ -204,7 +205,8 @@ std::optional<StepRequest> SchedulerState::next_step() {
     Request& request = requests_.at(seq);
     if (!std::exchange(request.is_known, true))
       step.added.push_back({seq, request.tokens, request.params.sampling, request.params.logprobs,
-                            request.domain, request.is_admitted, request.sink, request.salt});
+                            request.domain, request.is_admitted, request.sink, request.salt,
+                            request.adapter});
   }
   step_is_out_ = true;
   step_began_ = meter_.now();

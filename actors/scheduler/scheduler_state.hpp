@@ -108,6 +108,7 @@ class SchedulerState {
     RequestTimes times{};
     std::uint64_t last_token = 0;  ///< when this engine computed it; 0 = none yet
     ExtraKey salt{};
+    std::int32_t adapter = -1;
 
     std::uint32_t generated() const {
       return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;

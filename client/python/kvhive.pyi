@@ -69,6 +69,7 @@ class Client:
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         cache_salt: Optional[str] = None,
+        adapter: Optional[str] = None,
     ) -> Stream: ...
     @property
     def serving_engine(self) -> Optional[int]: ...

@@ -131,7 +131,8 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
                 std::int32_t top_k, float top_p, float min_p, std::optional<std::uint64_t> seed,
                 std::uint32_t logprobs, bool ignore_eos, std::int32_t priority,
                 std::vector<std::string> stop, std::vector<kvhive::TokenId> stop_token_ids,
-                const std::optional<std::string>& cache_salt) {
+                const std::optional<std::string>& cache_salt,
+                const std::optional<std::string>& adapter) {
   kvhive::GenerateRequest request;
   if (auto* text = std::get_if<std::string>(&prompt)) request.prompt = std::move(*text);
   if (auto* tokens = std::get_if<1>(&prompt)) request.prompt_tokens = std::move(*tokens);
@@ -147,6 +148,7 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
   request.stop = std::move(stop);
   request.stop_token_ids = std::move(stop_token_ids);
   request.cache_salt = cache_salt.value_or("");
+  request.adapter = adapter.value_or("");
   return client.generate(request);
 }
 
@@ -212,9 +214,10 @@ void define_client(py::module_& m) {
            py::arg("ignore_eos") = false, py::arg("priority") = 0,
            py::arg("stop") = std::vector<std::string>(),
            py::arg("stop_token_ids") = std::vector<kvhive::TokenId>(),
-           py::arg("cache_salt") = py::none(),
+           py::arg("cache_salt") = py::none(), py::arg("adapter") = py::none(),
            "Starts a request and returns its Stream. `prompt` is text or a list of token ids.\n"
-           "Prompts with different cache_salts share no cached blocks.\n\n"
+           "Prompts with different cache_salts share no cached blocks; `adapter` names a LoRA "
+           "adapter.\n\n"
            "The stream yields a Progress whenever there is something new, and every second while\n"
            "there is not. Other Python threads run while it waits.")
       .def_property_readonly(

@@ -30,8 +30,9 @@ inline constexpr std::uint64_t kChannelMagic = 0x3963766968766bull;  // "kvhivc9
 inline constexpr std::uint32_t kChannelSlots = 256;
 inline constexpr std::uint32_t kMostStopStrings = 8;
 inline constexpr std::uint32_t kMostStopTokens = 16;
-inline constexpr std::size_t kStopBytes = 64;   ///< per stop string
-inline constexpr std::size_t kSaltBytes = 128;  ///< of a cache salt
+inline constexpr std::size_t kStopBytes = 64;     ///< per stop string
+inline constexpr std::size_t kSaltBytes = 128;    ///< of a cache salt
+inline constexpr std::size_t kAdapterBytes = 64;  ///< of an adapter's name
 inline constexpr std::size_t kErrorBytes = 256;
 /// When an engine dies, another engine takes its requests over. A request that runs when its engine
 /// dies may be the cause of that death. It is taken over at most this many times without a new
@@ -85,6 +86,8 @@ struct RequestBody {
   std::array<std::array<char, kStopBytes>, kMostStopStrings> stop;
   std::uint32_t salt_bytes;  ///< 0 = the request has no cache salt
   std::array<char, kSaltBytes> salt;
+  std::uint32_t adapter_bytes;  ///< 0 = the model alone
+  std::array<char, kAdapterBytes> adapter;
   std::array<TokenId, kMostStopTokens> stop_tokens;
 };
 static_assert(std::is_trivially_copyable_v<RequestBody>);

@@ -63,6 +63,9 @@ Expected<void> check(const ChannelRequest& request) {
   if (params.cache_salt.size() > kSaltBytes)
     return bad("cache_salt has " + std::to_string(params.cache_salt.size()) + " bytes; at most " +
                std::to_string(kSaltBytes) + ", or give a digest of it");
+  if (params.adapter.size() > kAdapterBytes)
+    return bad("adapter has " + std::to_string(params.adapter.size()) +
+               " bytes; names have at most " + std::to_string(kAdapterBytes));
   if (auto valid = checked(params.sampling); !valid) return forward_error(valid);
   return {};
 }
@@ -215,6 +218,8 @@ void ClientChannel::fill(std::uint32_t slot, const ChannelRequest& request, cons
   }
   body.salt_bytes = static_cast<std::uint32_t>(params.cache_salt.size());
   std::memcpy(body.salt.data(), params.cache_salt.data(), params.cache_salt.size());
+  body.adapter_bytes = static_cast<std::uint32_t>(params.adapter.size());
+  std::memcpy(body.adapter.data(), params.adapter.data(), params.adapter.size());
   body.stop_token_count = static_cast<std::uint32_t>(params.stop_token_ids.size());
   std::copy(params.stop_token_ids.begin(), params.stop_token_ids.end(), body.stop_tokens.begin());
 }

@@ -99,6 +99,7 @@ GenerationParams params_of(const RequestBody& body) {
   params.stop_token_ids.assign(body.stop_tokens.begin(),
                                body.stop_tokens.begin() + body.stop_token_count);
   params.cache_salt.assign(body.salt.data(), body.salt_bytes);
+  params.adapter.assign(body.adapter.data(), body.adapter_bytes);
   return params;
 }
 
@@ -526,6 +527,9 @@ Expected<void> EngineChannel::check_body(const RequestBody& body) const {
   if (body.salt_bytes > kSaltBytes)
     return bad_request("cache_salt has " + std::to_string(body.salt_bytes) + " bytes; at most " +
                        std::to_string(kSaltBytes));
+  if (body.adapter_bytes > kAdapterBytes)
+    return bad_request("adapter has " + std::to_string(body.adapter_bytes) +
+                       " bytes; names have at most " + std::to_string(kAdapterBytes));
   const SamplingParams sampling{body.temperature, body.top_k, body.top_p, body.min_p, body.seed};
   if (auto valid = checked(sampling); !valid) return forward_error(valid);
   return {};

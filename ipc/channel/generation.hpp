@@ -28,6 +28,8 @@ struct GenerationParams {
   std::vector<TokenId> stop_token_ids;  ///< generation ends after any of these tokens
   /// Prompts with different salts share no cached blocks. Empty = none.
   std::string cache_salt{};
+  /// The name of the adapter to compute with (option lora-modules). Empty = none.
+  std::string adapter{};
 };
 inline constexpr std::uint32_t kMostLogprobs = 20;
 

@@ -292,8 +292,8 @@ std::string_view to_string(CacheStatus status) {
 }
 
 MissReport explain_miss(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens,
-                        std::string_view cache_salt) {
-  return Explanation(memory, domain, tokens, salt_key(cache_salt)).run();
+                        std::string_view cache_salt, std::string_view adapter) {
+  return Explanation(memory, domain, tokens, start_key(cache_salt, adapter)).run();
 }
 
 }  // namespace kvhive

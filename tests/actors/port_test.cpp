@@ -91,8 +91,9 @@ class PortTest : public ::testing::Test {
     caf::anon_send_exit(scheduler_, caf::exit_reason::kill);
   }
 
-  void make_port(const PromptLimits& limits = {}) {
-    port_.emplace(loop_, scheduler_, tokenizer_, PortLimits{0, limits, self_});
+  void make_port(const PromptLimits& limits = {}, std::vector<std::string> adapters = {}) {
+    port_.emplace(loop_, scheduler_, tokenizer_,
+                  PortLimits{0, limits, self_, nullptr, std::move(adapters)});
   }
   Line& line(std::uint64_t id, DomainId domain = DomainId{0}) {
     return lines_.try_emplace(id, *port_, self_, id, domain).first->second;
@@ -247,6 +248,24 @@ TEST_F(PortTest, ACacheSaltArrivesAsItsKeyWithShortAndLongPromptsAndTokens) {
   const std::lock_guard lock(sent_.mutex);
   for (const Submission& submission : sent_.submissions)
     EXPECT_EQ(submission.salt, salt_key(submission.key.channel == 1 ? "alice" : ""));
+}
+
+TEST_F(PortTest, AnAdapterArrivesAsItsNumberAndAnUnknownOneIsRefused) {
+  make_port({}, {"poet", "lawyer"});
+  for (const char* adapter : {"", "lawyer", "painter", "poet"}) {
+    ChannelRequest request;
+    request.prompt_tokens = {7, 8};
+    request.params.adapter = adapter;
+    ASSERT_TRUE(line(1).client.submit(request).has_value());
+  }
+  run_until([&] { return arrived().size() == 3; });
+  const std::lock_guard lock(sent_.mutex);
+  std::map<std::string, std::int32_t> numbers;
+  for (const Submission& submission : sent_.submissions) {
+    numbers[submission.params.adapter] = submission.adapter;
+    EXPECT_EQ(submission.salt, start_key("", submission.params.adapter));
+  }
+  EXPECT_EQ(numbers, (std::map<std::string, std::int32_t>{{"", -1}, {"poet", 0}, {"lawyer", 1}}));
 }
 
 TEST_F(PortTest, AnEngineThatIsDrainedTakesNoMoreAndSaysWhenWhatItTookHasEnded) {

@@ -39,6 +39,14 @@ TEST(StepBatch, HasATableAndSlotsForEachGroup) {
   EXPECT_THAT(view.slots_of(GroupId{1}), ElementsAre(36, 37, 16, 17));
 }
 
+TEST(StepBatch, NamesAdaptersOnlyWhereThereAreAny) {
+  StepPlan plan = plan_of_two();
+  EXPECT_TRUE(StepBatch(plan, 4, 2).view().adapters.empty());
+  plan.work[1].adapter = 5;
+  const StepBatch batch(plan, 4, 2);
+  EXPECT_THAT(batch.view().adapters, ElementsAre(-1, 5));
+}
+
 TEST(StepBatch, OfOneGroupIsAsWithoutGroups) {
   StepPlan plan;
   plan.work.push_back({SeqId{1}, 0, {30, 31}, blocks({7}), true, {}, 0});

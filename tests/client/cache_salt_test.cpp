@@ -53,7 +53,8 @@ TEST(CacheSalts, WhyAnswersForASalt) {
   const Json without = why({});
   EXPECT_EQ(without["cached_blocks"], 0);
   EXPECT_EQ(without["blocks"][0]["verdict"], "other_salt");
-  EXPECT_THAT(without["reason"].get<std::string>(), HasSubstr("under another cache salt only"));
+  EXPECT_THAT(without["reason"].get<std::string>(),
+              HasSubstr("under another cache salt or adapter only"));
   EXPECT_EQ(why({"--cache-salt", "bob"})["blocks"][0]["verdict"], "other_salt");
   // The command line sends salts, too.
   const CommandResult sent = daemon.cli({"generate", "--prompt", prompt, "--cache-salt", "alice",

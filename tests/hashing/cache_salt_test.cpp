@@ -21,6 +21,16 @@ TEST(CacheSalt, TheKeyIsTheBeginningOfASha256) {
   EXPECT_EQ(salt_key("alice"), (ExtraKey{0x02693c6fea9c4ae2, 0xbe25a76312ccd469}));
 }
 
+/// So that a router can compute it: printf 'kvhive adapter\\0004:poetalice' | sha256sum
+TEST(CacheSalt, AnAdaptersNameIsAPartOfTheKey) {
+  std::set<ExtraKey> seen;
+  for (const char* adapter : {"", "poet", "poetalice", "4:poet"})
+    for (const char* salt : {"", "alice", "poet", "4:poetalice"})
+      EXPECT_TRUE(seen.insert(start_key(salt, adapter)).second) << adapter << " and " << salt;
+  EXPECT_EQ(start_key("alice", ""), salt_key("alice"));
+  EXPECT_TRUE(is_none(start_key("", "")));
+}
+
 TEST(CacheSalt, NoSaltIsNoKey) { EXPECT_TRUE(is_none(salt_key(""))); }
 
 TEST(CacheSalt, EverySaltHasAKeyOfItsOwn) {

@@ -228,6 +228,10 @@ void add_generate(CLI::App& app, int& exit_code) {
       ->add_option("--cache-salt", params.cache_salt,
                    "share cached blocks only with requests that have this salt, at most 128 bytes")
       ->default_str("");
+  command
+      ->add_option("--adapter", params.adapter,
+                   "compute with this LoRA adapter, as --lora-modules of the daemon names it")
+      ->default_str("");
   command->add_option("--priority", params.priority,
                       "a lower number goes first, if the daemon has --scheduling-policy priority");
   command->add_option("--logprobs", flags->logprobs,

@@ -46,6 +46,7 @@ struct ServeFlags {
 struct Described {
   std::string name, directory;
   std::uint32_t max_model_len = 0;
+  std::vector<std::string> adapters{};
 };
 Expected<Described> ask_daemon(const ServeFlags& flags) {
   const auto inspector =
@@ -54,7 +55,8 @@ Expected<Described> ask_daemon(const ServeFlags& flags) {
   const auto status = inspector->status();
   if (!status) return forward_error(status);
   const auto& model = status->at("model");
-  return Described{model.at("name"), model.at("directory"), model.at("max_model_len")};
+  return Described{model.at("name"), model.at("directory"), model.at("max_model_len"),
+                   model.at("adapters")};
 }
 
 Expected<ServedModel> model_of(const ServeFlags& flags) {
@@ -68,10 +70,13 @@ Expected<ServedModel> model_of(const ServeFlags& flags) {
     if (described.name.empty()) described.name = told->name;
     if (described.directory.empty()) described.directory = told->directory;
     if (described.max_model_len == 0) described.max_model_len = told->max_model_len;
+    described.adapters = told->adapters;
   }
   if (described.name.empty())
     described.name = std::filesystem::absolute(described.directory).filename().string();
-  return ServedModel::load(described.name, described.directory, described.max_model_len);
+  auto served = ServedModel::load(described.name, described.directory, described.max_model_len);
+  if (served) served->adapters = described.adapters;
+  return served;
 }
 
 Expected<void> serve_with(const ServeFlags& flags) {

@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct WhyFlags {
-  std::string domain, cache_salt;
+  std::string domain, cache_salt, adapter;
   CommonFlags common;
   PromptFlags prompt;
 };
@@ -114,7 +114,8 @@ class Account {
       case CacheStatus::other_domain:
         return "present in domain " + domains_.name(v.domain) + " only, which does not share";
       case CacheStatus::other_salt:
-        return "present under another cache salt only (or none), which does not share";
+        return "present under another cache salt or adapter only, or under none, which does not "
+               "share";
       case CacheStatus::never_seen:
         return report_.has_forgotten ? "never seen, or evicted longer ago than is remembered"
                                      : "never seen";
@@ -158,7 +159,8 @@ class Account {
       case CacheStatus::other_domain:
         return start + block + " is cached for domain " + domains_.name(v.domain) + " only.";
       case CacheStatus::other_salt:
-        return start + block + " is cached under another cache salt only, or under none.";
+        return start + block +
+               " is cached under another cache salt or adapter only, or under none.";
       case CacheStatus::never_seen:
         return start + block + " was never computed" +
                (report_.has_forgotten ? ", or evicted longer ago than is remembered." : " here.");
@@ -294,7 +296,8 @@ Expected<void> why(const WhyFlags& flags) {
   if (!domains) return forward_error(domains);
   auto domain = choose_domain(*domains, flags.domain);
   if (!domain) return forward_error(domain);
-  const Account account(memory, *domains, explain_miss(memory, *domain, *tokens, flags.cache_salt),
+  const Account account(memory, *domains,
+                        explain_miss(memory, *domain, *tokens, flags.cache_salt, flags.adapter),
                         tokens->size());
   if (flags.common.output() == Format::json)
     std::printf("%s\n", account.json().dump(2).c_str());
@@ -313,6 +316,8 @@ void add_pool_why(CLI::App& pool, int& exit_code) {
   flags->prompt.add_to(*command, "prompt,--prompt");
   command->add_option("--domain", flags->domain,
                       "asked for clients of this domain (default: your own clients')");
+  command->add_option("--adapter", flags->adapter,
+                      "asked for a request with this adapter (default: the model alone)");
   command->add_option("--cache-salt", flags->cache_salt,
                       "asked for a request with this cache salt (default: one without)");
   command->callback([flags, &exit_code] {

@@ -93,7 +93,7 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
     if (!measured) return forward_error(measured);
     peak = *measured;
   } else {
-    if (auto model = Transformer::load(options.model); !model) return forward_error(model);
+    if (auto model = load_model(options); !model) return forward_error(model);
     peak = estimate(options, config);
   }
   if (auto tokenizer = load_tokenizer(options.model); !tokenizer) return forward_error(tokenizer);

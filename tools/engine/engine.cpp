@@ -13,6 +13,7 @@
 #include "actors/transformer_runner.hpp"
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
+#include "config/lora_modules.hpp"
 #include "config/process_limits.hpp"
 #include "models/fingerprint.hpp"
 #include "models/text/tokenizer_parser.hpp"
@@ -57,6 +58,15 @@ LongestRequest longest_request(const Options& options, const ModelConfig& config
                             : tokens == held    ? LengthBound::pool
                                                 : LengthBound::option;
   return {tokens, bound};
+}
+
+/// By number, as load_model() adds them.
+std::vector<std::string> adapter_names(const Options& options) {
+  std::vector<std::string> names;
+  const auto modules = parse_lora_modules(options.lora_modules);
+  if (modules)  // check_options() has looked at it
+    for (const LoraModule& module : *modules) names.push_back(module.name);
+  return names;
 }
 
 /// Starts what needs threads. Ends the process if the system grants none: actors that run already
@@ -217,8 +227,9 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
   self_.most_queued = options.max_queued_tokens;
   const auto ring = start_or_exit([&] { return spawn_ring(system_, std::move(parts)); });
   port_ = start_or_exit([&] {
-    return std::make_unique<Port>(loop_, ring, tokenizer_,
-                                  PortLimits{options.seed, prompt, self_, &pool_->counters()});
+    return std::make_unique<Port>(
+        loop_, ring, tokenizer_,
+        PortLimits{options.seed, prompt, self_, &pool_->counters(), adapter_names(options)});
   });
   self_.board->serve(self_.life, {options.max_num_seqs, 0});
 }

@@ -28,6 +28,10 @@ constexpr std::size_t kGraphBytesPerLayer = std::size_t{64} << 10;
 /// fails at its start and not at a request.
 Expected<void> check_supported(const Options& options, const ModelConfig& config) {
   if (auto supported = check_gpu_model(config); !supported) return supported;
+  if (!options.lora_modules.empty())
+    return failure(Errc::unsupported, "lora-modules '" + options.lora_modules +
+                                          "': adapters are computed on the CPU only; use --device "
+                                          "cpu, or merge them into the model");
   if (!std::has_single_bit(options.block_size))
     return failure(Errc::bad_argument, "block-size: '" + std::to_string(options.block_size) +
                                            "' must be a power of two on a GPU; 16 is usual");

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "config/lora_modules.hpp"
 #include "tools/program/progress_bar.hpp"
 
 namespace kvhive {
@@ -19,8 +20,16 @@ KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig&
 
 Expected<Transformer> load_model(const Options& options) {
   ProgressBar bar("loading " + model_name(options));
-  return Transformer::load(options.model,
-                           [&](std::size_t done, std::size_t total) { bar.show(done, total); });
+  auto model = Transformer::load(
+      options.model, [&](std::size_t done, std::size_t total) { bar.show(done, total); });
+  const auto modules = parse_lora_modules(options.lora_modules);
+  if (!modules) return forward_error(modules);
+  for (const LoraModule& module : *modules)
+    if (auto added = model ? model->add_adapter(module.directory) : Expected<std::int32_t>(0);
+        !added)
+      return failure(added.error().code,
+                     "lora-modules '" + module.name + "': " + added.error().text);
+  return model;
 }
 
 }  // namespace kvhive

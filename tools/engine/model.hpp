@@ -16,7 +16,8 @@ std::string model_name(const Options& options);
 /// The layout of the model's KV blocks, with the element type of the options.
 KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config);
 
-/// Loads the model. Shows a progress bar if standard error is a terminal.
+/// Loads the model and its adapters, in the order of the option. Shows a progress bar if standard
+/// error is a terminal.
 [[nodiscard]] Expected<Transformer> load_model(const Options& options);
 
 }  // namespace kvhive

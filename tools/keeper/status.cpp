@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "config/lora_modules.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -93,6 +95,9 @@ std::string status_of(const Tables& tables, const std::string& socket,
                      {"directory", std::filesystem::absolute(tables.options.asked.model)},
                      {"fingerprint", fmt::format("{:016x}", pool.model.fingerprint)},
                      {"max_model_len", pool.size.max_model_len}};
+  status["model"]["adapters"] = Json::array();
+  if (const auto modules = parse_lora_modules(tables.options.asked.lora_modules))
+    for (const LoraModule& module : *modules) status["model"]["adapters"].push_back(module.name);
   status["flags"] = to_flags(tables.options.asked);
   std::error_code unknown;
   status["started"] = {{"command", command},

@@ -177,7 +177,14 @@ void Service::models(const std::shared_ptr<Exchange>& exchange) {
                 {"parent", nullptr},
                 {"max_model_len", model_.max_model_len},
                 {"permission", Json::array()}};
-  exchange->answer(json_answer({{"object", "list"}, {"data", Json::array({std::move(model)})}}));
+  Json all = Json::array({model});
+  for (const std::string& adapter : model_.adapters) {
+    Json one = model;
+    one["id"] = adapter;
+    one["parent"] = model_.name;
+    all.push_back(std::move(one));
+  }
+  exchange->answer(json_answer({{"object", "list"}, {"data", std::move(all)}}));
 }
 
 // -- steps of an answer ---------------------------------------------------------------------------

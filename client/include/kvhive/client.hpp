@@ -175,6 +175,9 @@ struct GenerateRequest {
   /// without: at most 128 bytes; empty = none. Whoever knows a salt shares what is cached under it,
   /// within the domain.
   std::string cache_salt{};
+  /// The name of the adapter to compute with, as the operator has named it (--lora-modules), at
+  /// most 64 bytes; empty = the model alone.
+  std::string adapter{};
 };
 
 /// The least ClientOptions::channel_bytes that this request fits into: 1 MiB or more.

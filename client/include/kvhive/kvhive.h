@@ -124,6 +124,8 @@ typedef struct kvhive_request {
   int32_t priority;             /* lower goes first, with --scheduling-policy priority */
   const char *cache_salt;       /* prompts with different salts share no cached blocks: at most 128
                                    bytes, then '\0'; NULL or "" = none */
+  const char *adapter;          /* the name of the adapter to compute with, at most 64 bytes, then
+                                   '\0'; NULL or "" = the model alone */
 } kvhive_request;
 
 /* A request for `prompt`, a string that ends with '\0'. */

@@ -113,12 +113,15 @@ TEST_F(SchedulerStateTest, ASaltGoesToTheBlockManagerWithItsSequence) {
   Submission salted{{1, 1}, {1, 2, 3}, {}, {}, {}};
   salted.sink = std::make_shared<RecordingSink>(std::make_shared<Recording>());
   salted.salt = {4, 5};
+  salted.adapter = 3;
   scheduler().submit(std::move(salted));
   submit({1, 2, 3});
   const StepRequest step = next_step();
   ASSERT_EQ(step.added.size(), 2u);
   EXPECT_EQ(step.added[0].salt, (ExtraKey{4, 5}));
   EXPECT_TRUE(is_none(step.added[1].salt));
+  EXPECT_EQ(step.added[0].adapter, 3);
+  EXPECT_EQ(step.added[1].adapter, -1);
 }
 
 TEST_F(SchedulerStateTest, WithoutRequestsThereIsNoStep) {

@@ -115,6 +115,7 @@ TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   request.params.stop = {std::string(kStopBytes, 's'), "b"};
   request.params.stop_token_ids = {4, 5, 6};
   request.params.cache_salt = std::string("a\0b", 3) + std::string(kSaltBytes - 3, 's');
+  request.params.adapter = std::string(kAdapterBytes, 'a');
   ASSERT_TRUE(client_.submit(request).has_value());
 
   const TakenRequest taken = take_one();
@@ -134,6 +135,7 @@ TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   EXPECT_EQ(taken.params.stop, request.params.stop);
   EXPECT_EQ(taken.params.stop_token_ids, request.params.stop_token_ids);
   EXPECT_EQ(taken.params.cache_salt, request.params.cache_salt);
+  EXPECT_EQ(taken.params.adapter, request.params.adapter);
 }
 
 /// Or the engine that goes on would find, and publish, other callers' blocks.
@@ -515,6 +517,8 @@ const BadRequest kBadRequests[] = {
      "17 stop tokens"},
     {"CacheSalt", [](ChannelRequest& r) { r.params.cache_salt.assign(129, 's'); },
      "cache_salt has 129 bytes; at most 128"},
+    {"Adapter", [](ChannelRequest& r) { r.params.adapter.assign(65, 'a'); },
+     "adapter has 65 bytes; names have at most 64"},
     {"Temperature", [](ChannelRequest& r) { r.params.sampling.temperature = -1; }, "temperature"},
     {"TemperatureNaN", [](ChannelRequest& r) { r.params.sampling.temperature = kNaN; },
      "temperature"},
@@ -796,6 +800,7 @@ class HostileClient : public ChannelTest {
       body.stop_bytes[i] = static_cast<std::uint32_t>(pick(1, kStopBytes));
     body.stop_token_count = static_cast<std::uint32_t>(pick(0, kMostStopTokens));
     body.salt_bytes = one_in(3) ? static_cast<std::uint32_t>(pick(1, kSaltBytes)) : 0;
+    body.adapter_bytes = one_in(3) ? static_cast<std::uint32_t>(pick(1, kAdapterBytes)) : 0;
     return body;
   }
 
@@ -844,7 +849,7 @@ class HostileClient : public ChannelTest {
         std::uint32_t* const counts[] = {&body.max_tokens,         &body.logprobs,
                                          &body.stop_count,         &body.stop_token_count,
                                          &body.stop_bytes.front(), &body.stop_bytes.back(),
-                                         &body.salt_bytes};
+                                         &body.salt_bytes,         &body.adapter_bytes};
         constexpr std::uint32_t kCounts[] = {
             0, 1, 8, 9, 16, 17, 20, 21, 64, 65, 128, 129, 0x10000000, 0x7fffffff, 0x80000000, ~0u};
         *counts[pick(0, std::size(counts) - 1)] = kCounts[pick(0, std::size(kCounts) - 1)];
@@ -875,7 +880,7 @@ class HostileClient : public ChannelTest {
     if (body.stop_count > kMostStopStrings || body.stop_token_count > kMostStopTokens) return false;
     for (std::uint32_t i = 0; i < body.stop_count; ++i)
       if (body.stop_bytes[i] == 0 || body.stop_bytes[i] > kStopBytes) return false;
-    if (body.salt_bytes > kSaltBytes) return false;
+    if (body.salt_bytes > kSaltBytes || body.adapter_bytes > kAdapterBytes) return false;
     if (!checked({body.temperature, body.top_k, body.top_p, body.min_p, body.seed})) return false;
     return true;
   }

@@ -75,9 +75,14 @@ GenerateRequest AnswerRequest::for_answer(std::size_t prompt, std::uint32_t i) c
 }
 
 void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest& request) {
-  if (const std::string name = fields.text("model", model.name); name != model.name)
-    fields.fail("model", "'" + name + "' does not exist; this service has '" + model.name + "'",
-                404);
+  request.model = fields.text("model", model.name);
+  if (std::ranges::find(model.adapters, request.model) != model.adapters.end()) {
+    request.generate.adapter = request.model;
+  } else if (request.model != model.name) {
+    std::string known = "'" + model.name + "'";
+    for (const std::string& adapter : model.adapters) known += ", '" + adapter + "'";
+    fields.fail("model", "'" + request.model + "' does not exist; this service has " + known, 404);
+  }
   request.n = static_cast<std::uint32_t>(fields.integer("n", 1, 1, kMostPerPrompt));
   read_stream(fields, request);
   read_stop(fields, request.generate);

@@ -23,6 +23,7 @@ struct AnswerRequest {
     std::vector<TokenId> tokens;  ///< instead of text
   };
   std::vector<Prompt> prompts;
+  std::string model;                      ///< the model's name, or an adapter's
   std::uint32_t n = 1;                    ///< answers to each prompt
   std::optional<std::uint32_t> logprobs;  ///< so many alternatives to each token
   bool stream = false;

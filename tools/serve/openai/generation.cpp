@@ -117,7 +117,7 @@ void Generation::end_span(const std::string& error) {
   Json reasons = Json::array();
   for (std::size_t i = 0; i < choices_.size(); ++i) reasons.push_back(finish_reason_of(i));
   span.set("gen_ai.request.id", context_.id);
-  span.set("gen_ai.response.model", model().name);
+  span.set("gen_ai.response.model", request_.model);
   span.set("gen_ai.request.n", request_.n);
   span.set("gen_ai.request.max_tokens", request_.generate.max_tokens);
   span.set("gen_ai.usage.prompt_tokens", used.at("prompt_tokens"));
@@ -174,7 +174,7 @@ Generation::Json Generation::head() const {
   return {{"id", context_.id},
           {"object", kind()},
           {"created", context_.created.count()},
-          {"model", model().name}};
+          {"model", request_.model}};
 }
 
 Generation::Json Generation::written(std::size_t index, const std::string& text,

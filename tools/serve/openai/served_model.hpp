@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "models/text/tokenizer.hpp"
 
@@ -26,6 +27,8 @@ struct ServedModel {
   Tokenizer tokenizer;
   SamplingDefaults sampling;
   std::chrono::seconds created{0};  ///< since 1970
+  /// Names of the adapters that requests may ask for in place of the model.
+  std::vector<std::string> adapters;
 
   /// \param directory  with tokenizer.json, and generation_config.json if the model has one
   [[nodiscard]] static Expected<ServedModel> load(std::string name,

@@ -1,0 +1,147 @@
+// LoRA adapters in whole daemons: requests name them, several at once, on any engine; blocks are
+// shared within an adapter and not across.
+
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <random>
+
+#include "tests/support/safetensors_file.hpp"
+#include "tests/support/temp_directory.hpp"
+#include "tests/tools/daemon.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// A random adapter of the demo model: of rank 4, for q and v of all layers and one down_proj.
+class DemoAdapter {
+ public:
+  explicit DemoAdapter(std::uint32_t seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal(0, 0.2f);
+    Tensors tensors;
+    const auto add = [&](const std::string& name, std::int64_t out, std::int64_t in) {
+      Tensor a{{4, in}, std::vector<float>(4 * in)}, b{{out, 4}, std::vector<float>(4 * out)};
+      for (float& value : a.values) value = normal(random);
+      for (float& value : b.values) value = normal(random);
+      tensors["base_model.model.model.layers." + name + ".lora_A.weight"] = std::move(a);
+      tensors["base_model.model.model.layers." + name + ".lora_B.weight"] = std::move(b);
+    };
+    for (int layer = 0; layer < 4; ++layer) {
+      add(std::to_string(layer) + ".self_attn.q_proj", 256, 256);
+      add(std::to_string(layer) + ".self_attn.v_proj", 128, 256);
+    }
+    add("2.mlp.down_proj", 256, 768);
+    directory_.write("adapter_model.safetensors", safetensors(tensors));
+    directory_.write("adapter_config.json",
+                     R"({"peft_type": "LORA", "r": 4, "lora_alpha": 4, "bias": "none"})");
+  }
+  std::string path() const { return directory_.path().string(); }
+
+ private:
+  TempDirectory directory_;
+};
+
+class Adapters : public ::testing::Test {
+ protected:
+  const DemoAdapter poet_{1}, lawyer_{2};
+  const std::string modules_ = "poet=" + poet_.path() + ",lawyer=" + lawyer_.path();
+  const Daemon daemon_{{"--engines", "2", "--kv-cache-memory-bytes", "32M", "--lora-modules",
+                        "poet=" + poet_.path() + ",lawyer=" + lawyer_.path()}};
+
+  static GenerateRequest asked(const std::string& adapter, std::uint32_t max_tokens = 24,
+                               std::size_t length = 900) {
+    GenerateRequest request = request_of(passage(0, length), max_tokens);
+    request.adapter = adapter;
+    return request;
+  }
+  Progress generate(std::uint32_t engine, const GenerateRequest& request) const {
+    Progress done = *daemon_.connect(engine).generate(request);
+    EXPECT_EQ(done.reason, Finish::length) << done.error.text;
+    return done;
+  }
+};
+
+TEST_F(Adapters, EachHasItsOwnTokensAndSharesItsOwnBlocks) {
+  std::map<std::string, std::vector<TokenId>> tokens;
+  for (const char* adapter : {"", "poet", "lawyer"}) {
+    const Progress first = generate(0, asked(adapter));
+    EXPECT_EQ(first.cached_tokens, 0u) << adapter;
+    tokens[adapter] = ids(first);
+  }
+  EXPECT_NE(tokens["poet"], tokens[""]);
+  EXPECT_NE(tokens["lawyer"], tokens["poet"]);
+  for (const char* adapter : {"poet", "lawyer", ""}) {
+    const Progress again = generate(1, asked(adapter));
+    EXPECT_GT(again.cached_tokens, 100u) << adapter;
+    EXPECT_EQ(ids(again), tokens[adapter]) << adapter;
+  }
+  EXPECT_TRUE(daemon_.fsck_is_clean());
+}
+
+TEST_F(Adapters, SeveralInABatchGiveTheTokensOfEachAlone) {
+  std::vector<GenerateRequest> all;
+  for (int i = 0; i < 12; ++i)
+    all.push_back(
+        asked(std::array{"poet", "", "lawyer"}[i % 3], 30, 200 + static_cast<std::size_t>(i) * 37));
+  std::vector<std::vector<TokenId>> alone;
+  for (const GenerateRequest& request : all) alone.push_back(ids(generate(0, request)));
+  std::vector<Client> clients;
+  clients.push_back(daemon_.connect());
+  const auto together = generate_all(clients, all);
+  for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(ids(together[i]), alone[i]) << i;
+}
+
+TEST_F(Adapters, ARequestGoesOnWithItsAdapterWhenItsEngineDies) {
+  const auto expected = ids(generate(0, asked("poet", 300, 300)));
+  Client client = daemon_.connect();
+  bool is_killed = false;
+  GenerateRequest request = asked("poet", 300, 300);
+  request.cache_salt = "anew";  // so that all of it is computed again
+  const auto done = client.generate(request, [&](const Progress& news) {
+    if (news.tokens.empty() || !news.engine || std::exchange(is_killed, true)) return;
+    signal_process(daemon_.engine(*news.engine)["pid"].get<pid_t>(), SIGKILL);
+  });
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(ids(*done), expected);
+}
+
+TEST_F(Adapters, ANameThatNobodyHasIsRefusedWithThoseThatThereAre) {
+  const Progress done = *daemon_.connect().generate(asked("painter"));
+  EXPECT_EQ(done.reason, Finish::error);
+  EXPECT_THAT(done.error.text, HasSubstr("it has poet, lawyer"));
+}
+
+TEST_F(Adapters, TheCommandLineKnowsThem) {
+  generate(0, asked("poet"));
+  const std::string prompt = passage(0, 900);
+  const auto why = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"pool", "why", prompt, "--format", "json"});
+    return daemon_.cli(more).json();
+  };
+  EXPECT_GT(why({"--adapter", "poet"})["cached_blocks"], 8);
+  EXPECT_EQ(why({"--adapter", "lawyer"})["cached_blocks"], 0);
+  EXPECT_EQ(why({})["cached_blocks"], 0);
+  const CommandResult sent = daemon_.cli({"generate", "--prompt", prompt, "--adapter", "poet",
+                                          "--max-tokens", "1", "--format", "json"});
+  EXPECT_GT(sent.json()["cached_tokens"], 64) << sent.err;
+  EXPECT_EQ(daemon_.status()["model"]["adapters"], Json({"poet", "lawyer"}));
+}
+
+TEST(AdaptersAtTheStart, WhatCannotBeLoadedIsNamed) {
+  const auto start = [](const std::string& modules) {
+    return run("kvhived", {"--model", kDemoModel, "--kv-cache-memory-bytes", "8M", "--socket",
+                           "/tmp/kvhive-no-such-daemon.sock", "--lora-modules", modules});
+  };
+  const CommandResult missing = start("poet=/nowhere");
+  EXPECT_NE(missing.exit_code, 0);
+  EXPECT_THAT(missing.err, HasSubstr("lora-modules 'poet': "));
+  EXPECT_THAT(missing.err, HasSubstr("/nowhere/adapter_config.json"));
+  EXPECT_THAT(start("poet").err, HasSubstr("lacks a name or a directory"));
+  EXPECT_THAT(start("a=/x,a=/y").err, HasSubstr("names 'a' twice"));
+}
+
+}  // namespace
+}  // namespace kvhive::testing
