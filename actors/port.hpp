@@ -121,7 +121,7 @@ class Port {
   void say_that_it_hears();
   void wait_until_empty(std::function<void()> when_done);
   void count_refused(std::size_t requests) const;
-  Expected<std::int32_t> adapter_of(const std::string& name) const;
+  [[nodiscard]] Expected<std::int32_t> adapter_of(const std::string& name) const;
   std::optional<Submission> complete(Submission submission,
                                      Expected<std::vector<TokenId>> tokens) const;
 
