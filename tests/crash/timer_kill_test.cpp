@@ -194,7 +194,11 @@ TEST_F(PoolCrash, NothingIsLostWhenWorkersAreKilledAtRandomMoments) {
 
 TEST_F(PoolCrash, ProcessesThatWorkAtOnceCountExactly) {
   const WorkerLoad load;
-  const PoolMemory memory = private_pool(small_geometry(1 + load.most_blocks() * kWorkers, 24));
+  PoolGeometry geometry =
+      small_geometry(1 + (load.most_blocks() + WorkerLoad::kInWindow) * kWorkers, 24);
+  geometry.groups.count = 2;
+  geometry.groups.group[1] = {CacheKind::sliding_window, 6};
+  const PoolMemory memory = private_pool(geometry);
   for (std::uint32_t i = 0; i < kWorkers; ++i) start(memory, i, load);
   const std::uint64_t goal = kUnderSanitizer ? 20'000 : 200'000;
   ASSERT_TRUE(comes_true([&] { return sum(&WorkerProgress::requests) >= goal; }));

@@ -31,18 +31,16 @@ void expect_all_there(const PoolMemory& memory) {
   }
 }
 
-class PoolStress : public ::testing::TestWithParam<std::uint32_t> {};  // device blocks
-
-TEST_P(PoolStress, ConcurrentWorkersReadRightBytesAndLoseNoBlock) {
-  const PoolMemory memory = private_pool(small_geometry(GetParam(), 16));
-  std::vector<WorkerProgress> progress(kWorkers);
+/// Each runs so many requests; then nothing is wrong, and every block is there.
+void run_workers(const PoolMemory& memory, std::uint32_t workers, std::uint64_t requests) {
+  std::vector<WorkerProgress> progress(workers);
   {
     std::vector<std::jthread> threads;
-    for (std::uint32_t i = 0; i < kWorkers; ++i) {
+    for (std::uint32_t i = 0; i < workers; ++i) {
       occupy(memory, ProcessSlot{i});
       threads.emplace_back([&, i] {
         PoolWorker worker(memory, ProcessSlot{i}, i, WorkerLoad{}, progress[i]);
-        worker.run(kRequests);
+        worker.run(requests);
         worker.release_everything();
       });
     }
@@ -52,6 +50,19 @@ TEST_P(PoolStress, ConcurrentWorkersReadRightBytesAndLoseNoBlock) {
     EXPECT_GT(p.verified.load(), 100u);
   }
   expect_all_there(memory);
+}
+
+class PoolStress : public ::testing::TestWithParam<std::uint32_t> {};  // device blocks
+
+TEST_P(PoolStress, ConcurrentWorkersReadRightBytesAndLoseNoBlock) {
+  run_workers(private_pool(small_geometry(GetParam(), 16)), kWorkers, kRequests);
+}
+
+TEST_P(PoolStress, EightWorkersWithWindowsReadRightBytesAndLoseNoBlock) {
+  PoolGeometry geometry = small_geometry(2 * GetParam(), 16);
+  geometry.groups.count = 2;
+  geometry.groups.group[1] = {CacheKind::sliding_window, 6};
+  run_workers(private_pool(geometry), 8, kRequests / 4);
 }
 
 INSTANTIATE_TEST_SUITE_P(Blocks, PoolStress, ::testing::Values(30, 90, 1000));

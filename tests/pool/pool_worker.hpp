@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "hashing/sequence_names.hpp"
 #include "pool/block_pool.hpp"
 #include "tests/support/keep_evicted.hpp"
 #include "tests/support/payload.hpp"
@@ -32,6 +33,8 @@ struct WorkerLoad {
   std::uint32_t vocabulary = 3;  ///< few tokens: many shared prefixes and duplicates
   /// A sequence may hold one partial block more.
   std::uint32_t most_blocks() const { return sequences * (blocks + 1); }
+  /// More, in a pool with a second cache group.
+  static constexpr std::uint32_t kInWindow = 3;
 };
 
 class PoolWorker {
@@ -66,6 +69,7 @@ class PoolWorker {
     if (held_.size() >= load_.sequences) finish();
     if (below(8) == 0) swap_out();
     if (below(8) == 0) look_and_leave();
+    if (memory_.geometry().groups.count > 1 && below(2) == 0) serve_in_window();
     if (!held_.empty() && below(4) == 0)
       fork();
     else
@@ -143,6 +147,38 @@ class PoolWorker {
     const PrefixHit hit = match_all(pool_, prompt);
     for (std::size_t i = 0; i < hit.blocks.size(); ++i) verify(hit.blocks[i], prompt.chain[i]);
     pool_.cancel(hit);
+  }
+
+  /// A sequence in the second cache group, whose blocks are found without those before them: takes
+  /// what is there, computes the rest, and keeps no more than two blocks at a time.
+  void serve_in_window() {
+    const GroupId group{1};
+    const Prompt prompt = draw_prompt();
+    SequenceNames names(memory_.geometry().groups, prompt.domain, pool_.tokens_per_block());
+    names.extend(pool_.hasher(), prompt.tokens);
+    const auto extras = names.extras(group);
+    std::vector<BlockId> window;
+    for (std::uint32_t i = below(2); i < prompt.full_blocks(); ++i) {
+      const Prefix place = BlockPool::root(prompt.domain, group, i);
+      const auto name = names.names(group).subspan(i, 1);
+      const auto extra = extras.empty() ? extras : extras.subspan(i, 1);
+      PrefixHit hit = pool_.match(Tier::device, place, name, prompt.of_blocks(i, 1), extra);
+      if (hit.blocks.empty()) {
+        evicted_.clear();
+        auto fresh = pool_.allocate(Tier::device, 1, prompt.domain, &evicted_);
+        if (!fresh) break;
+        keep_evicted(pool_, evicted_);
+        fill(fresh->front(), name[0]);
+        pool_.publish(place, *fresh, name, prompt.of_blocks(i, 1), extra);
+        hit.blocks = *fresh;
+      }
+      verify(hit.blocks[0], name[0]);
+      window.push_back(hit.blocks[0]);
+      if (window.size() <= 2) continue;
+      pool_.release({{window.front()}});
+      window.erase(window.begin());
+    }
+    pool_.release(window);
   }
 
   /// A second sequence with the blocks of a running one, but a copy of the last block to write to.
