@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tests/serve/served.hpp"
+#include "tests/support/demo_adapter.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -70,6 +71,33 @@ TEST_F(ServiceTest, AStreamIsTheWholeAnswerInPieces) {
   EXPECT_TRUE(usage["choices"].empty());
   EXPECT_EQ(usage["usage"]["completion_tokens"], 200);
   EXPECT_EQ(Json::parse(events[events.size() - 3])["choices"][0]["finish_reason"], "length");
+}
+
+TEST(ServedAdapters, AreModelsOfTheirOwn) {
+  const DemoAdapter poet(1);
+  const Daemon daemon({"--kv-cache-memory-bytes", "16M", "--lora-modules", "poet=" + poet.path()});
+  const Service service(daemon.socket());
+  const Json models = service.ask("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n").json()["data"];
+  ASSERT_EQ(models.size(), 2u);
+  EXPECT_EQ(models[1]["id"], "poet");
+  EXPECT_EQ(models[1]["parent"], models[0]["id"]);
+
+  GenerateRequest request = request_of("In the beginning", 40);
+  const std::string plain = daemon.connect().generate(request)->text;
+  request.adapter = "poet";
+  const std::string poem = daemon.connect().generate(request)->text;
+  ASSERT_NE(poem, plain);
+  Json asked = completion("In the beginning", 40);
+  asked["model"] = "poet";
+  const Json answer = service.ask(post(kCompletions, asked.dump())).json();
+  EXPECT_EQ(answer["choices"][0]["text"], poem);
+  EXPECT_EQ(answer["model"], "poet");
+  asked["model"] = models[0]["id"];
+  EXPECT_EQ(service.ask(post(kCompletions, asked.dump())).json()["choices"][0]["text"], plain);
+  asked["model"] = "painter";
+  const HttpReply refused = service.ask(post(kCompletions, asked.dump()));
+  EXPECT_EQ(refused.status, 404);
+  EXPECT_THAT(refused.body, HasSubstr("'poet'"));
 }
 
 TEST_F(ServiceTest, TheSecondRequestTellsHowMuchOfItsPromptWasCached) {
