@@ -77,7 +77,7 @@ TEST(ServedAdapters, AreModelsOfTheirOwn) {
   const DemoAdapter poet(1);
   const Daemon daemon({"--kv-cache-memory-bytes", "16M", "--lora-modules", "poet=" + poet.path()});
   const Service service(daemon.socket());
-  const Json models = service.ask("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n").json()["data"];
+  const Json models = service.ask(get("/v1/models")).json()["data"];
   ASSERT_EQ(models.size(), 2u);
   EXPECT_EQ(models[1]["id"], "poet");
   EXPECT_EQ(models[1]["parent"], models[0]["id"]);
