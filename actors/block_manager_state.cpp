@@ -160,7 +160,6 @@ void BlockManagerState::apply_request(const StepRequest& request) {
                       .tables = empty_tables(added.domain),
                       .sink = added.sink};
     sequence.is_counted = added.is_counted;
-    sequence.sink = added.sink;
     sequence.names.extend(hasher_, sequence.tokens);
     sequences_.emplace(added.seq, std::move(sequence));
   }
@@ -325,57 +324,63 @@ void BlockManagerState::preempt(Round& round, SeqId victim) {
 /// Moves a sequence to the host tier. False if none of its blocks is computed, or the host tier has
 /// no room.
 bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
-  const std::size_t blocks = blocks_for(sequence.computed);
-  if (blocks == 0) return false;
-  std::vector<std::vector<BlockId>> copies;  // by group and place: first those that are there
+  if (sequence.computed == 0) return false;
   std::size_t missing = 0;
-  for (const Table& table : sequence.tables) {
-    const GroupId group = table.published.group;
-    const std::size_t first = first_place(group, sequence.computed);
-    auto& copy = copies.emplace_back(first, kNullBlock);
-    const std::size_t end = std::max<std::size_t>(table.published.depth, first);
-    const Prefix from = BlockPool::root(sequence.domain, group, static_cast<std::uint32_t>(first));
-    std::ranges::copy(find_blocks(pool_, Tier::host, content_of(sequence), from, end),
-                      std::back_inserter(copy));
-    copy.resize(blocks, kNullBlock);
-    missing += static_cast<std::size_t>(
-        std::count(copy.begin() + std::ptrdiff_t(first), copy.end(), kNullBlock));
-  }
+  for (Table& table : sequence.tables) missing += find_copies(sequence, table);
   auto fresh = pool_.allocate(Tier::host, missing, sequence.domain);
   if (!fresh) {
-    PrefixHit there{};
-    for (const auto& copy : copies) append_blocks(there.blocks, copy);
-    pool_.cancel(there);
+    for (Table& table : sequence.tables) {
+      PrefixHit there{};
+      append_blocks(there.blocks, table.host);
+      pool_.cancel(there);
+      table.host.clear();
+    }
     return false;
   }
-  auto next = fresh->begin();
-  for (std::size_t g = 0; g < copies.size(); ++g) {
-    Table& table = sequence.tables[g];
-    const GroupId group = table.published.group;
-    const std::size_t first = first_place(group, sequence.computed);
-    std::size_t there = first;  // up to here a group of full attention needs no copy
-    for (std::size_t i = first; i < blocks; ++i) {
-      if (copies[g][i] != kNullBlock) {
-        ++there;
-        continue;
-      }
-      copies[g][i] = *next++;
-      round.plan.swap_out.push_back({index_of(table.device[i]), index_of(copies[g][i])});
-    }
-    const bool is_chained = groups_[group].kind == CacheKind::full;
-    table.host_published =
-        is_chained && there != 0
-            ? pool_.prefix_after(copies[g][there - 1])
-            : BlockPool::root(sequence.domain, group, static_cast<std::uint32_t>(first));
-    table.host = std::move(copies[g]);
-    const std::size_t before = leaving_.size();
-    append_blocks(leaving_, table.device);
-    round.leaving_blocks += leaving_.size() - before;
-    table.device.clear();
-    table.published = BlockPool::root(sequence.domain, group);
-  }
+  std::span<const BlockId> rest(*fresh);
+  for (Table& table : sequence.tables) rest = copy_out(round, sequence, table, rest);
   sequence.is_swapped_out = true;
   return true;
+}
+
+/// Fills a group's host table with what the host tier has of it already. Returns how many blocks
+/// are missing.
+std::size_t BlockManagerState::find_copies(const Sequence& sequence, Table& table) {
+  const GroupId group = table.published.group;
+  const auto first = static_cast<std::uint32_t>(first_place(group, sequence.computed));
+  const Prefix from = BlockPool::root(sequence.domain, group, first);
+  const auto there = find_blocks(pool_, Tier::host, content_of(sequence), from,
+                                 std::max(table.published.depth, first));
+  table.host.assign(first, kNullBlock);
+  table.host.insert(table.host.end(), there.begin(), there.end());
+  table.host.resize(blocks_for(sequence.computed), kNullBlock);
+  table.host_published = from;
+  if (groups_[group].kind == CacheKind::full)  // found without a gap
+    for (; table.host_published.depth < there.size() &&
+           table.host[table.host_published.depth] != kNullBlock;
+         ++table.host_published.depth)
+      table.host_published.uid = pool_.uid_of(table.host[table.host_published.depth]);
+  return static_cast<std::size_t>(
+      std::count(table.host.begin() + first, table.host.end(), kNullBlock));
+}
+
+/// Has the blocks copied that the host tier lacks, to the first blocks of `fresh`. Returns the rest
+/// of `fresh`. The device blocks leave with the step.
+std::span<const BlockId> BlockManagerState::copy_out(Round& round, const Sequence& sequence,
+                                                     Table& table, std::span<const BlockId> fresh) {
+  const GroupId group = table.published.group;
+  for (std::size_t i = first_place(group, sequence.computed); i < table.host.size(); ++i) {
+    if (table.host[i] != kNullBlock) continue;
+    table.host[i] = fresh.front();
+    fresh = fresh.subspan(1);
+    round.plan.swap_out.push_back({index_of(table.device[i]), index_of(table.host[i])});
+  }
+  const std::size_t before = leaving_.size();
+  append_blocks(leaving_, table.device);
+  round.leaving_blocks += leaving_.size() - before;
+  table.device.clear();
+  table.published = BlockPool::root(sequence.domain, group);
+  return fresh;
 }
 
 void BlockManagerState::forget_progress(Round& round, Sequence& sequence) {

@@ -119,6 +119,9 @@ class BlockManagerState {
   void count_first_admission(Sequence& sequence, const Start& start);
   void preempt(Round& round, SeqId victim);
   bool swap_out(Round& round, Sequence& sequence);
+  std::size_t find_copies(const Sequence& sequence, Table& table);
+  std::span<const BlockId> copy_out(Round& round, const Sequence& sequence, Table& table,
+                                    std::span<const BlockId> fresh);
   void forget_progress(Round& round, Sequence& sequence);
   void schedule(Round& round, SeqId seq, Sequence& sequence, std::uint32_t tokens);
 

@@ -104,8 +104,10 @@ class Search {
     if (!is_chained(group))
       end = BlockPool::root(sequence_.domain, group, static_cast<std::uint32_t>(first));
     else if (end.depth > start_.hit)
-      end = start_.hit == 0 ? BlockPool::root(sequence_.domain, group)
-                            : pool_.prefix_after(device[start_.hit - 1]);
+      end = {sequence_.domain,
+             start_.hit == 0 ? BlockPool::root(sequence_.domain, group).uid
+                             : pool_.uid_of(device[start_.hit - 1]),
+             static_cast<std::uint32_t>(start_.hit), group};
   }
 
   BlockPool& pool_;

@@ -34,10 +34,9 @@ void BlockPool::advance(Prefix& end, std::uint64_t uid) const {
   ++end.depth;
 }
 
-Prefix BlockPool::prefix_after(BlockId block) const {
+std::uint64_t BlockPool::uid_of(BlockId block) const {
   KV_CHECK(references_.has(block), block.value);
-  const BlockView b = view(block);
-  return {b.domain(), b.uid(), b.depth() + 1, b.group()};
+  return view(block).uid();
 }
 
 bool BlockPool::is_published(BlockId block) const {

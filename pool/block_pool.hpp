@@ -181,9 +181,8 @@ class BlockPool {
   /// How many blocks of the device tier each domain has, and may have.
   const Lanes& lanes() const { return lanes_; }
 
-  /// The prefix that ends with a published block of a group of full attention, which this process
-  /// holds.
-  Prefix prefix_after(BlockId block) const;
+  /// The uid of a published block that this process holds, for the prefix that ends with it.
+  std::uint64_t uid_of(BlockId block) const;
   /// Whether this process holds the block and it is published.
   bool is_published(BlockId block) const;
   /// The domain whose bytes are in the block.

@@ -87,8 +87,7 @@ TEST_F(CacheGroupsOfAPool, ABlockOfFullAttentionIsFoundBehindItsParentOnly) {
   EXPECT_THAT(find(peer_, kFullGroup, 2, 2).blocks, IsEmpty());
   const PrefixHit whole = find(peer_, kFullGroup, 0, 4);
   ASSERT_THAT(whole.blocks, SizeIs(4));
-  const Prefix middle = peer_.prefix_after(whole.blocks[1]);
-  EXPECT_EQ(middle.depth, 2u);
+  const Prefix middle{DomainId{}, peer_.uid_of(whole.blocks[1]), 2, kFullGroup};
   const PrefixHit rest =
       peer_.match(Tier::device, middle, names_.names(kFullGroup).subspan(2, 2), tokens(2, 2));
   EXPECT_THAT(rest.blocks, SizeIs(2));

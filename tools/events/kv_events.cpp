@@ -48,7 +48,8 @@ const char* kind_of(const CacheGroup& group) {
 
 /// What an event says of the group, in vLLM's order.
 std::vector<std::pair<const char*, Json>> group_fields(const CacheGroups& groups, GroupId group) {
-  if (groups.is_one_full()) return {};
+  // A damaged descriptor may name a group that there is none of.
+  if (groups.is_one_full() || group.value >= groups.count) return {};
   const CacheGroup& of = groups[group];
   return {{"group_idx", group.value},
           {"kv_cache_spec_kind", kind_of(of)},
