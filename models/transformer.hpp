@@ -37,6 +37,9 @@ class Transformer {
 
   const ModelConfig& config() const;
 
+  /// Bytes of weights that are this process's own, beside the files' pages that all engines share.
+  std::size_t private_weight_bytes() const;
+
   /// Bytes of the intermediate rows of a step, which forward() keeps for the next step. The largest
   /// step so far counts. Not included: logits, and what the libraries allocate.
   static std::size_t step_bytes(const ModelConfig& config, std::size_t tokens,
