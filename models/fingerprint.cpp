@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/mapped_file.hpp"
+#include "models/safetensors.hpp"
 
 namespace kvhive {
 namespace {
@@ -15,6 +16,7 @@ namespace {
 constexpr std::size_t kWhole = std::size_t{1}
                                << 20;  ///< files up to this size, and headers, are hashed entirely
 constexpr std::size_t kSample = 4096;
+constexpr std::size_t kSmallTensor = 256;  ///< bytes of a tensor that is hashed entirely
 constexpr std::size_t kSamples = 64;
 
 void add(XXH3_state_t* state, std::span<const std::byte> bytes) {
@@ -31,6 +33,11 @@ void add_file(XXH3_state_t* state, std::span<const std::byte> file) {
     add(state, file.subspan(offset, kSample));
   }
   add(state, file.last(kSample));
+  // A file that cannot be read is refused when the model is loaded.
+  const auto tensors = parse_safetensors(file, "");
+  if (!tensors) return;
+  for (const auto& [name, entry] : *tensors)
+    if (entry.bytes.size() <= kSmallTensor) add(state, entry.bytes);
 }
 
 }  // namespace

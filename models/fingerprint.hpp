@@ -13,9 +13,10 @@ namespace kvhive {
 [[nodiscard]] Expected<std::vector<std::filesystem::path>> weight_files(
     const std::filesystem::path& directory);
 
-/// Hash of config.json and of every safetensors file: its size, its header, and 4 KiB out of every
-/// 1/64 of its data (reading all of a large model would take longer than loading it). Two
-/// directories with equal fingerprints give equal KV; the directory's name does not matter.
+/// Hash of config.json and of every safetensors file: its size, its header, its small tensors
+/// (scales that were measured anew change nothing else), and 4 KiB out of every 1/64 of its data
+/// (reading all of a large model would take longer than loading it). Two directories with equal
+/// fingerprints give equal KV; the directory's name does not matter.
 [[nodiscard]] Expected<std::uint64_t> model_fingerprint(const std::filesystem::path& directory);
 
 }  // namespace kvhive

@@ -267,9 +267,12 @@ std::size_t Transformer::step_bytes(const ModelConfig& config, std::size_t token
   Activations::visit_sizes(config, tokens, logit_rows,
                            [&](Activations::Rows, std::size_t more) { floats += more; });
   if (config.experts > 0)
-    floats += ExpertRows::most_floats(tokens, config.experts_per_token, expert_shape(config));
+    floats += ExpertRows::most_floats(tokens, config.experts_per_token, expert_shape(config)) +
+              tokens * config.experts;  // the router's probabilities
   return floats * sizeof(float);
 }
+
+std::size_t Transformer::private_weight_bytes() const { return state_->weights.private_bytes(); }
 
 const ModelConfig& Transformer::config() const { return state_->config; }
 

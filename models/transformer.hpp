@@ -41,6 +41,9 @@ class Transformer {
   /// ForwardBatch::adapters names it: 0, 1, ...
   [[nodiscard]] Expected<std::int32_t> add_adapter(const std::filesystem::path& directory);
 
+  /// Bytes of weights that are this process's own, beside the files' pages that all engines share.
+  std::size_t private_weight_bytes() const;
+
   /// Bytes of the intermediate rows of a step, which forward() keeps for the next step. The largest
   /// step so far counts. Not included: logits, and what the libraries allocate.
   static std::size_t step_bytes(const ModelConfig& config, std::size_t tokens,

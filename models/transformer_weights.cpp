@@ -233,6 +233,20 @@ void read_floats(const TensorView& tensor, std::size_t first, std::span<float> o
   }
 }
 
+std::size_t TransformerWeights::private_bytes() const {
+  std::size_t bytes = 0;
+  const auto add = [&](const std::optional<Matmul>& matrix) {
+    if (matrix) bytes += matrix->owned_bytes();
+  };
+  add(lm_head);
+  for (const LayerWeights& layer : layers) {
+    for (const auto& matrix : layer.products) add(matrix);
+    for (const ExpertWeights& expert : layer.experts)
+      for (const auto* const matrix : {&expert.gate, &expert.up, &expert.down}) add(*matrix);
+  }
+  return bytes;
+}
+
 Expected<TransformerWeights> TransformerWeights::load(const std::filesystem::path& directory,
                                                       const ModelConfig& config,
                                                       const LoadProgress& progress) {

@@ -58,6 +58,10 @@ struct TransformerWeights {
   [[nodiscard]] static Expected<TransformerWeights> load(const std::filesystem::path& directory,
                                                          const ModelConfig& config,
                                                          const LoadProgress& progress);
+
+  /// Bytes of matrices that are this process's own instead of pages of the files, which all engines
+  /// share: f16 as f32, and quantized ones.
+  std::size_t private_bytes() const;
 };
 
 /// Reads out.size() values of a tensor, from index `first` on, and converts them to float.

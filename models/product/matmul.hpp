@@ -62,6 +62,9 @@ class Matmul {
   /// \threads  any number at once
   void apply(std::span<const float> x, std::span<float> y) const;
 
+  /// Bytes of weights that are this object's own: f16 as f32, or those handed over.
+  std::size_t owned_bytes() const { return owned_.size(); }
+
   /// The same as apply(), but always by oneDNN, so that benchmarks can compare kvhive's own kernels
   /// with it. With bf16 weights only on CPUs with AVX-512.
   void apply_with_onednn(std::span<const float> x, std::span<float> y) const;

@@ -74,6 +74,20 @@ TEST(TransformerLoad, ReportsProgressUpToTheTotal) {
   EXPECT_EQ(done.back(), all);
 }
 
+TEST(TransformerLoad, CountsTheWeightsThatAreNotPagesOfTheFiles) {
+  const auto bytes = [](const char* model) {
+    return Transformer::load(kGolden / model).value().private_weight_bytes();
+  };
+  EXPECT_EQ(bytes("llama2"), 0u);
+  EXPECT_EQ(bytes("qwen3_moe"), 0u);
+  constexpr std::size_t kLayer = 32 * (32 + 16 + 16 + 32 + 3 * 48), kHead = 96 * 32;
+  EXPECT_EQ(bytes("mistral"), 4 * (2 * kLayer + kHead));  // f16 as f32
+  EXPECT_EQ(bytes("fp8_channel"), 4 * (2 * kLayer + kHead));
+  // One dense layer and one of four experts; the router and the last matrix are of the file.
+  constexpr std::size_t kAttention = 32 * (64 + 32 + 32 + 64);
+  EXPECT_EQ(bytes("fp8_block"), 2 * (2 * kAttention + 32 * 3 * 48 + 4 * 32 * 3 * 24));
+}
+
 TEST(TransformerLoad, WrongShapesNameTheTensorAndBothShapes) {
   const auto text = error_with("llama2", {{"intermediate_size", 64}});
   EXPECT_THAT(text, HasSubstr("model.layers.0.mlp.gate_proj.weight"));
