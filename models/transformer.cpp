@@ -272,7 +272,11 @@ std::size_t Transformer::step_bytes(const ModelConfig& config, std::size_t token
   return floats * sizeof(float);
 }
 
-std::size_t Transformer::private_weight_bytes() const { return state_->weights.private_bytes(); }
+std::size_t Transformer::private_weight_bytes() const {
+  std::size_t bytes = state_->weights.private_bytes();
+  for (const LoraAdapter& adapter : state_->adapters) bytes += adapter.bytes();
+  return bytes;
+}
 
 const ModelConfig& Transformer::config() const { return state_->config; }
 

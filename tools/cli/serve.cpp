@@ -35,6 +35,7 @@ struct ServeFlags {
   std::string tool_call_parser = "auto";
   std::string api_key_file;
   std::string cache_salts = "trusted";
+  std::vector<std::string> allowed_origins;
   std::string trace_file;
   std::string max_body_bytes = "8M";
   std::uint32_t keep_alive_s = 10;
@@ -103,6 +104,9 @@ Expected<void> serve_with(const ServeFlags& flags) {
     if (!spans) return forward_error(spans);
     options.service.spans = std::move(*spans);
   }
+  auto origins = Origins::parse(flags.allowed_origins);
+  if (!origins) return forward_error(origins);
+  options.service.origins = std::move(*origins);
   options.service.salt_callers = kSaltCallers.at(flags.cache_salts);
   const auto model = model_of(flags);
   if (!model) return forward_error(model);
@@ -170,6 +174,12 @@ void add_serve(CLI::App& app, int& exit_code) {
       ->type_name("WHOSE")
       ->check(CLI::IsMember({"trusted", "all", "none"}))
       ->capture_default_str();
+  command
+      ->add_option("--allowed-origins", flags->allowed_origins,
+                   "web pages of these origins may ask and read answers (CORS), as "
+                   "https://chat.example; * = all")
+      ->type_name("ORIGIN ...")
+      ->default_str("none");
   command
       ->add_option("--trace-file", flags->trace_file,
                    "gets a line of JSON for each answer: a span, in the caller's trace if the "

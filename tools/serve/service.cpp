@@ -77,6 +77,7 @@ Service::Service(asio::io_context& loop, Hives& hives, const ServedModel& model,
       keep_alive_(options.keep_alive),
       tools_(options.tools),
       salt_callers_(options.salt_callers),
+      origins_(options.origins),
       spans_(options.spans) {
   if (options.chat) renderer_.emplace(loop, *options.chat);
 }
@@ -100,6 +101,9 @@ const std::vector<Service::Route>& Service::routes() {
 
 void Service::handle(const std::shared_ptr<Exchange>& exchange) {
   const HttpRequest& request = exchange->request();
+  exchange->headers = origins_.headers_for(request);
+  if (auto answer = origins_.answer_to_question(request))
+    return exchange->answer(std::move(*answer));
   if (!is_allowed(request))
     return exchange->answer(
         to_answer({401, "no valid API key was given; send the header Authorization: Bearer KEY"}));

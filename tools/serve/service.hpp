@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/serve/access/api_keys.hpp"
+#include "tools/serve/access/origins.hpp"
 #include "tools/serve/access/salt_callers.hpp"
 #include "tools/serve/chat/chat_request.hpp"
 #include "tools/serve/chat/template_renderer.hpp"
@@ -28,6 +29,7 @@ struct ServiceOptions {
   ToolFormat tools = ToolFormat::none;  ///< how the model writes calls of tools
   std::shared_ptr<SpanFile> spans;      ///< null = nobody traces
   SaltCallers salt_callers = SaltCallers::trusted;
+  Origins origins;  ///< whose pages may read answers
 };
 
 class Service {
@@ -85,6 +87,7 @@ class Service {
   const std::chrono::seconds keep_alive_;
   const ToolFormat tools_;
   const SaltCallers salt_callers_;
+  const Origins origins_;
   const std::shared_ptr<SpanFile> spans_;
   UnknownFields unknown_fields_;
   std::optional<TemplateRenderer> renderer_;

@@ -44,7 +44,7 @@ class Exchange {
   virtual void answer(HttpAnswer answer) = 0;
 
   /// Sends the head of the answer.
-  virtual void begin_events(HttpHeaders headers) = 0;
+  virtual void begin_events(HttpHeaders more) = 0;
   /// \param data  one line
   virtual void send_event(std::string_view data) = 0;
   /// A comment, so that nobody between takes the silence for an end.
@@ -53,6 +53,8 @@ class Exchange {
 
   /// When the request had come whole.
   std::chrono::system_clock::time_point arrived;
+  /// Of whatever answers it; for this request only.
+  HttpHeaders headers;
   /// What answers it, for the statistics: one of a fixed set of names, which live for ever.
   std::string_view handler = "none";
   /// Called once if the client goes, or reads too slowly, before it was answered to the end.

@@ -104,6 +104,7 @@ void Session::read_request(std::chrono::seconds patience) {
   state_ = State::reading;
   is_counted_ = false;
   handler = "none";
+  headers.clear();
   parser_.emplace();
   parser_->header_limit(static_cast<std::uint32_t>(connections_.limits.header_bytes));
   parser_->body_limit(connections_.limits.body_bytes);
@@ -198,24 +199,27 @@ void Session::answer(HttpAnswer answer) {
   if (state_ != State::answering) return;
   count(answer.status);
   on_gone = nullptr;
-  HttpHeaders headers = std::move(answer.headers);
-  if (!answer.content_type.empty()) headers.emplace_back("Content-Type", answer.content_type);
-  headers.emplace_back("Content-Length", std::to_string(answer.body.size()));
-  headers.emplace_back("Connection", keeps_open_ ? "keep-alive" : "close");
+  HttpHeaders all = std::move(answer.headers);
+  all.insert(all.end(), headers.begin(), headers.end());
+  if (!answer.content_type.empty()) all.emplace_back("Content-Type", answer.content_type);
+  all.emplace_back("Content-Length", std::to_string(answer.body.size()));
+  all.emplace_back("Connection", keeps_open_ ? "keep-alive" : "close");
   state_ = State::ended;
-  send(head_of(answer.status, headers) + answer.body);
+  send(head_of(answer.status, all) + answer.body);
 }
 
-void Session::begin_events(HttpHeaders headers) {
+void Session::begin_events(HttpHeaders more) {
   if (state_ != State::answering) return;
   count(200);
-  headers.insert(headers.end(), {{"Content-Type", "text/event-stream; charset=utf-8"},
-                                 {"Cache-Control", "no-cache"},
-                                 {"X-Accel-Buffering", "no"}});  // nginx would keep them back
+  HttpHeaders all = headers;
+  all.insert(all.end(), more.begin(), more.end());
+  all.insert(all.end(), {{"Content-Type", "text/event-stream; charset=utf-8"},
+                         {"Cache-Control", "no-cache"},
+                         {"X-Accel-Buffering", "no"}});  // nginx would keep them back
   if (!is_chunked_) keeps_open_ = false;
-  if (is_chunked_) headers.emplace_back("Transfer-Encoding", "chunked");
-  headers.emplace_back("Connection", keeps_open_ ? "keep-alive" : "close");
-  send(head_of(200, headers));
+  if (is_chunked_) all.emplace_back("Transfer-Encoding", "chunked");
+  all.emplace_back("Connection", keeps_open_ ? "keep-alive" : "close");
+  send(head_of(200, all));
 }
 
 void Session::send_event(std::string_view data) {

@@ -28,7 +28,7 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   bool is_from_this_machine() const override { return is_from_this_machine_; }
   bool is_gone() const override { return state_ == State::closed; }
   void answer(HttpAnswer answer) override;
-  void begin_events(HttpHeaders headers) override;
+  void begin_events(HttpHeaders more) override;
   void send_event(std::string_view data) override;
   void keep_alive() override;
   void end() override;
