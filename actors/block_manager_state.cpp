@@ -136,6 +136,7 @@ void BlockManagerState::apply_request(const StepRequest& request) {
     sequence.is_counted = added.is_counted;
     sequence.sink = added.sink;
     sequence.salt = added.salt;
+    sequence.computed_before = added.computed_before;
     name_full_blocks(sequence);
     sequences_.emplace(added.seq, std::move(sequence));
   }
@@ -386,6 +387,8 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   leaving_.insert(leaving_.end(), start.host.blocks.begin(), start.host.blocks.end());
   bump(pool_.counters()["promoted_blocks"], start.host.blocks.size());
   if (!std::exchange(sequence.is_counted, true)) count_first_admission(sequence, start);
+  const std::uint32_t before = std::exchange(sequence.computed_before, 0);
+  bump(pool_.counters()["failover_recomputed_tokens"], before - std::min(before, start.computed));
   sequence.host.clear();
   sequence.blocks = std::move(start.device.blocks);
   sequence.blocks.insert(sequence.blocks.end(), fresh->begin(), fresh->end());
@@ -400,13 +403,19 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
 /// Counts a lookup in the statistics. Called only when a request is first admitted: not at each
 /// attempt, because a request that does not fit is looked up in every step, and not after a
 /// preemption or a failover, because the request then finds its own blocks.
-void BlockManagerState::count_first_admission(Sequence& sequence, const Start& start) {
+void BlockManagerState::count_first_admission(const Sequence& sequence, const Start& start) {
   SlotCounters& counters = pool_.counters();
   bump(counters["queried_blocks"], start.looked_up);
   bump(counters["hit_blocks"], start.device.blocks.size() + start.host.blocks.size());
   bump(counters["host_hit_blocks"], start.host.blocks.size());
   bump(counters["prompt_tokens"], sequence.tokens.size());
   bump(counters["cached_tokens"], start.computed);
+  const auto& found = start.device.blocks;
+  const auto own = static_cast<std::size_t>(std::count_if(
+      found.begin(), found.end(), [this](BlockId block) { return pool_.is_own(block); }));
+  bump(counters["hit_tokens_own"], own * tokens_per_block_);
+  bump(counters["hit_tokens_sibling"], (found.size() - own) * tokens_per_block_);
+  bump(counters["hit_tokens_host"], start.host.blocks.size() * tokens_per_block_);
 }
 
 /// Finds the part of the sequence that need not be computed. The last token must be computed,

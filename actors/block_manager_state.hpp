@@ -68,6 +68,8 @@ class BlockManagerState {
     Prefix published;             ///< the part of `blocks` that is published
     Prefix host_published;        ///< the part of `host` that is published
     bool is_counted = false;      ///< the pool's statistics have counted its first admission
+    /// Of its tokens, so many had been computed by an engine that died; 0 once that is counted.
+    std::uint32_t computed_before = 0;
     std::shared_ptr<OutputSink> sink;
   };
   /// The part of a waiting sequence that need not be computed when it is admitted.
@@ -102,7 +104,7 @@ class BlockManagerState {
   bool rejects(Round& round, SeqId seq);
   void give_back(Round& round, std::span<const BlockId> blocks);
   Start find_start(Sequence& sequence);
-  void count_first_admission(Sequence& sequence, const Start& start);
+  void count_first_admission(const Sequence& sequence, const Start& start);
   void preempt(Round& round, SeqId victim);
   bool swap_out(Round& round, Sequence& sequence);
   void forget_progress(Round& round, Sequence& sequence);

@@ -85,6 +85,8 @@ struct NewSequence {
   /// Asked before the sequence is admitted. Null = no other engine can have it.
   std::shared_ptr<OutputSink> sink{};
   ExtraKey salt{};  ///< the first block's extra key: of the request's cache salt
+  /// Of `tokens`, so many had been computed by an engine that died.
+  std::uint32_t computed_before = 0;
 };
 
 struct AppendedToken {

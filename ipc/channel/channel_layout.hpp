@@ -82,8 +82,8 @@ struct RequestBody {
   std::uint32_t stop_count;
   std::uint32_t stop_token_count;
   std::array<std::uint32_t, kMostStopStrings> stop_bytes;
-  std::array<std::array<char, kStopBytes>, kMostStopStrings> stop;
   std::uint32_t salt_bytes;  ///< 0 = the request has no cache salt
+  std::array<std::array<char, kStopBytes>, kMostStopStrings> stop;
   std::array<char, kSaltBytes> salt;
   std::array<TokenId, kMostStopTokens> stop_tokens;
 };
