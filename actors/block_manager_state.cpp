@@ -160,6 +160,7 @@ void BlockManagerState::apply_request(const StepRequest& request) {
                       .tables = empty_tables(added.domain),
                       .sink = added.sink};
     sequence.is_counted = added.is_counted;
+    sequence.computed_before = added.computed_before;
     sequence.names.extend(hasher_, sequence.tokens);
     sequences_.emplace(added.seq, std::move(sequence));
   }
@@ -483,6 +484,8 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
     return is_lost ? Admitted::lost : Admitted::no_room;
   }
   if (!std::exchange(sequence.is_counted, true)) count_first_admission(sequence, start);
+  const std::uint32_t before = std::exchange(sequence.computed_before, 0);
+  bump(pool_.counters()["failover_recomputed_tokens"], before - std::min(before, start.computed));
   fill_tables(round, sequence, start, *fresh, start.computed + tokens);
   round.plan.outcome.admitted.push_back({seq, start.computed});
   schedule(round, seq, sequence, tokens);
@@ -524,13 +527,40 @@ void BlockManagerState::fill_tables(Round& round, Sequence& sequence, Start& sta
 /// Counts a lookup in the statistics. Called only when a request is first admitted: not at each
 /// attempt, because a request that does not fit is looked up in every step, and not after a
 /// preemption or a failover, because the request then finds its own blocks.
-void BlockManagerState::count_first_admission(Sequence& sequence, const Start& start) {
+void BlockManagerState::count_first_admission(const Sequence& sequence, const Start& start) {
   SlotCounters& counters = pool_.counters();
   bump(counters["queried_blocks"], start.looked_up);
   bump(counters["hit_blocks"], start.found.hit);
   bump(counters["host_hit_blocks"], start.found.host_places());
   bump(counters["prompt_tokens"], sequence.tokens.size());
   bump(counters["cached_tokens"], start.computed);
+  count_origins(start.found);
+}
+
+/// Counts the tokens found by who had computed them. A place that no group keeps any more counts
+/// with the next one that some group does.
+void BlockManagerState::count_origins(const SequenceStart& found) {
+  enum Origin : std::size_t { own, sibling, host };
+  std::array<std::size_t, 3> places{};
+  Origin origin = own;
+  for (std::size_t i = found.hit; i-- > 0;) {
+    std::size_t on_device = 0, ours = 0, on_host = 0;
+    for (const SequenceStart::OfGroup& group : found.groups) {
+      on_host += group.host[i] != kNullBlock;
+      if (group.device[i] == kNullBlock) continue;
+      ++on_device;
+      ours += pool_.is_own(group.device[i]);
+    }
+    if (on_host != 0)
+      origin = host;
+    else if (on_device != 0)
+      origin = ours == on_device ? own : sibling;
+    ++places[origin];
+  }
+  SlotCounters& counters = pool_.counters();
+  bump(counters["hit_tokens_own"], places[own] * tokens_per_block_);
+  bump(counters["hit_tokens_sibling"], places[sibling] * tokens_per_block_);
+  bump(counters["hit_tokens_host"], places[host] * tokens_per_block_);
 }
 
 /// Finds the part of the sequence that need not be computed. The last token must be computed,

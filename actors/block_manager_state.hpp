@@ -78,6 +78,8 @@ class BlockManagerState {
     std::uint32_t in_flight = 0;  ///< tokens that the running step computes
     bool is_swapped_out = false;
     bool is_counted = false;  ///< the pool's statistics have counted its first admission
+    /// Of its tokens, so many had been computed by an engine that died; 0 once that is counted.
+    std::uint32_t computed_before = 0;
     std::shared_ptr<OutputSink> sink;
   };
   /// The part of a waiting sequence that need not be computed when it is admitted.
@@ -116,7 +118,8 @@ class BlockManagerState {
   Start start_of(const Sequence& sequence);
   void fill_tables(Round& round, Sequence& sequence, Start& start, std::span<const BlockId> fresh,
                    std::size_t tokens);
-  void count_first_admission(Sequence& sequence, const Start& start);
+  void count_first_admission(const Sequence& sequence, const Start& start);
+  void count_origins(const SequenceStart& found);
   void preempt(Round& round, SeqId victim);
   bool swap_out(Round& round, Sequence& sequence);
   std::size_t find_copies(const Sequence& sequence, Table& table);

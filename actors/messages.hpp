@@ -88,6 +88,8 @@ struct NewSequence {
   std::shared_ptr<OutputSink> sink{};
   ExtraKey salt{};  ///< the first block's extra key: of the request's cache salt and adapter
   std::int32_t adapter = -1;
+  /// Of `tokens`, so many had been computed by an engine that died.
+  std::uint32_t computed_before = 0;
 };
 
 struct AppendedToken {

@@ -16,7 +16,8 @@ BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub, Er
       journal_(memory),
       counters_(&memory.control().processes[slot.value].counters),
       lanes_(memory, slot),
-      references_(memory.geometry().total_blocks()) {
+      references_(memory.geometry().total_blocks()),
+      own_serials_(memory.geometry().total_blocks()) {
   KV_CHECK(slot.value < kMaxProcesses, slot.value);
   KV_CHECK(memory.is_mapped(Tier::device) || erase_ || scrub == Scrub::never);
   for (const Tier t : {Tier::device, Tier::host})

@@ -188,6 +188,10 @@ class BlockPool {
   /// The domain whose bytes are in the block.
   DomainId domain_of(BlockId block) const { return view(block).domain(); }
   std::uint32_t references(BlockId block) const { return references_.count(block); }
+  /// Whether this process has published what is in the block, which it holds.
+  bool is_own(BlockId block) const {
+    return own_serials_[block.value] != 0 && own_serials_[block.value] == view(block).serial();
+  }
   std::uint32_t tokens_per_block() const { return memory_.geometry().tokens_per_block; }
   const PoolMemory& memory() const { return memory_; }
   BlockHasher hasher() const { return BlockHasher(memory_.control().header.secret); }
@@ -304,6 +308,9 @@ class BlockPool {
   /// The shared counter of serials must not be lower than this: this process has drawn serials up
   /// to here.
   std::uint64_t last_serial_ = 0;
+  /// By block: the serial of this process's last publication there; 0 = none. Serials are never
+  /// reused, so a block that another process has published since has another one.
+  std::vector<std::uint64_t> own_serials_;
   std::vector<BlockId> scratch_;
   std::vector<Candidate> candidates_;
   std::vector<std::size_t> skipped_;  ///< where each run of skipped candidates begins

@@ -55,6 +55,7 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
       write_content(block, {chain[i], uid, end.uid, serial, end.depth, end.group}, content);
       KV_KILL_POINT("publish.before_ready");
       make_ready(block, word, chain[i]);
+      own_serials_[block.value] = serial;
     }
     advance(end, uid);
   }

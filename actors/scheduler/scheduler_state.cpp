@@ -203,10 +203,13 @@ std::optional<StepRequest> SchedulerState::next_step() {
                                 std::min<std::size_t>(running_.size(), config_.max_num_seqs));
   for (const SeqId seq : step.waiting) {
     Request& request = requests_.at(seq);
-    if (!std::exchange(request.is_known, true))
-      step.added.push_back({seq, request.tokens, request.params.sampling, request.params.logprobs,
-                            request.domain, request.is_admitted, request.sink, request.salt,
-                            request.adapter});
+    if (std::exchange(request.is_known, true)) continue;
+    step.added.push_back({seq, request.tokens, request.params.sampling, request.params.logprobs,
+                          request.domain, request.is_admitted, request.sink, request.salt,
+                          request.adapter});
+    // It had computed all but its newest token. Of a prompt without a token nobody knows how much.
+    if (request.generated() != 0)
+      step.added.back().computed_before = static_cast<std::uint32_t>(request.tokens.size()) - 1;
   }
   step_is_out_ = true;
   step_began_ = meter_.now();

@@ -65,7 +65,11 @@ class BlockManagerStateTest : public ::testing::Test {
     request_.added.back().sink = std::make_shared<RecordingSink>(recording);
   }
   /// Marks the sequence added last as one that an engine admitted before it died.
-  void say_it_was_admitted_before() { request_.added.back().is_counted = true; }
+  /// \param computed  tokens of it that the engine had computed
+  void say_it_was_admitted_before(std::uint32_t computed = 0) {
+    request_.added.back().is_counted = true;
+    request_.added.back().computed_before = computed;
+  }
   void append(std::uint64_t seq, TokenId token) {
     request_.appended.push_back({SeqId{seq}, token});
   }
@@ -821,6 +825,7 @@ TEST_F(BlockManagerStateDemotion, ASaltIsKeptThroughDemotionAndBack) {
   salt_it(kAlice);
   const StepPlan in = plan({.waiting = {4}});
   EXPECT_EQ(in.work.at(0).start, 8u);
+  EXPECT_EQ(pool_->counters()["hit_tokens_host"].load(), 8u);
   EXPECT_THAT(in.swap_in, SizeIs(2));
   plan({.running = {4}});
   EXPECT_EQ(found_by_peer(kPrompt, Tier::device, {}, kAlice), 2u);
@@ -995,6 +1000,52 @@ TEST_F(BlockManagerStateTest, CountersCountLookupsHitsAndTokens) {
   EXPECT_EQ(counters["cached_tokens"].load(), 8u);
   EXPECT_EQ(counters["generated_tokens"].load(), 1u);
   EXPECT_EQ(counters["running"].load(), 2u);
+}
+
+TEST_F(BlockManagerStateTest, FoundTokensAreCountedByWhoComputedThem) {
+  make_pool(16);
+  peer_->release(compute_by_peer(counting(10, 8)));
+  add(1, joined(counting(10, 8), counting(90, 5)));
+  plan({.waiting = {1}});  // finds two blocks of the peer's, computes a third
+  plan({.ended = {1}});
+  add(2, joined(counting(10, 8), counting(90, 5)));
+  plan({.waiting = {2}});  // finds all three
+  SlotCounters& counters = pool_->counters();
+  EXPECT_EQ(counters["hit_tokens_sibling"].load(), 8u + 8u);
+  EXPECT_EQ(counters["hit_tokens_own"].load(), 4u);
+  EXPECT_EQ(counters["hit_tokens_host"].load(), 0u);
+  EXPECT_EQ(counters["cached_tokens"].load(), 20u);
+  EXPECT_EQ(counters["failover_recomputed_tokens"].load(), 0u);
+}
+
+/// The block has new content of another process: it is nobody's own because it once was.
+TEST_F(BlockManagerStateTest, ABlockThatWasOwnAndHasOthersContentNowIsTheirs) {
+  make_pool(2);
+  add(1, counting(10, 5));
+  plan({.waiting = {1}});
+  plan({.ended = {1}});
+  peer_->release(compute_by_peer(counting(50, 8)));  // takes both blocks
+  add(2, joined(counting(50, 4), counting(90, 1)));
+  plan({.waiting = {2}});
+  EXPECT_EQ(pool_->counters()["hit_tokens_sibling"].load(), 4u);
+  EXPECT_EQ(pool_->counters()["hit_tokens_own"].load(), 0u);
+}
+
+/// Once, however often the request is admitted; and not what was found.
+TEST_F(BlockManagerStateTest, WhatADeadEngineHadComputedIsCountedWhenItIsComputedAgain) {
+  make_pool(4);
+  peer_->release(compute_by_peer(counting(10, 8)));
+  add(1, counting(10, 11));
+  say_it_was_admitted_before(10);
+  add(2, counting(50, 4));
+  plan({.waiting = {1, 2}});
+  SlotCounters& counters = pool_->counters();
+  EXPECT_EQ(counters["failover_recomputed_tokens"].load(), 10u - 8u);
+  EXPECT_EQ(counters["hit_tokens_sibling"].load(), 0u) << "the dead engine has counted its prompt";
+  append(2, 7);
+  ASSERT_THAT(seqs(plan({.running = {2, 1}, .victims = {1}}).outcome.preempted), ElementsAre(1));
+  plan({.waiting = {1}, .ended = {2}});
+  EXPECT_EQ(counters["failover_recomputed_tokens"].load(), 2u);
 }
 
 TEST_F(BlockManagerStateTest, TheLastTokenOfARequestIsCountedToo) {

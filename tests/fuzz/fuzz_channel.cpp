@@ -27,7 +27,8 @@ class HostileClient {
       mark.submitted += input.take<std::uint8_t>() & 3;
       mark.aborted = mark.submitted - (input.take<std::uint8_t>() & 1);
       RequestBody body{};
-      // Most of a body is stop strings. The other fields take the first bytes of the input.
+      // Most of a body is stop strings and a salt. The other fields take the first bytes of the
+      // input.
       input.fill(std::as_writable_bytes(std::span(&body, 1)).first(offsetof(RequestBody, stop)));
       // Only one random offset in 2^44 lies in the channel, so about half of the slots get valid
       // ones.
@@ -39,6 +40,7 @@ class HostileClient {
         move(body.log, answers_offset());
         move(body.text, answers_offset());
         body.max_tokens %= 32;
+        body.salt_bytes %= 2 * kSaltBytes;
         body.number = mark.submitted;
       }
       body_in(requests_.data(), i) = body;
@@ -80,6 +82,7 @@ void answer(EngineChannel& channel, const TakenRequest& request, HostileClient& 
             FuzzInput& input) {
   KV_CHECK(request.params.max_tokens > 0 && request.journal.size() <= request.params.max_tokens);
   KV_CHECK(request.params.logprobs <= kMostLogprobs);
+  KV_CHECK(request.params.cache_salt.size() <= kSaltBytes);
   const auto sink = channel.sink(request);
   if (input.take<std::uint8_t>() & 1) client.write_slots(input);
   KV_CHECK(sink->start());

@@ -29,6 +29,25 @@ seed("connections", "plain", bytes([0, stranger, served, 0, 4, 2, 0, served, 0, 
 seed("connections", "silent", b"".join(bytes([i, stranger, served]) for i in range(9)))
 seed("connections", "inspector", bytes([0, 0, served, 0, 4, 5, 2, 7, 3, served, 0, 3, served]))
 
+# Bytes of fuzz_http.cpp: where the request is cut in two, then the request.
+def request(path, body, headers=""):
+    return f"POST {path} HTTP/1.1\r\nHost: h\r\n{headers}Content-Length: {len(body)}\r\n\r\n{body}"
+
+
+completion = {"prompt": ["a", "b"], "max_tokens": 4, "n": 2, "stop": ["x"], "stop_token_ids": [1], "temperature": 0.5,
+              "top_p": 0.9, "top_k": 3, "seed": -1, "logprobs": 2, "stream": True, "stream_options": {"include_usage": True},
+              "cache_salt": "s", "logit_bias": {}, "unknown": None}
+chat = {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": "auto", "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 3, "documents": []}
+trace = "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\nAuthorization: Bearer key\r\n"
+seed("http", "completion", struct.pack("<H", 40) + request("/v1/completions?s", json.dumps(completion), trace).encode())
+seed("http", "chat", struct.pack("<H", 0) + request("/v1/chat/completions", json.dumps(chat)).encode())
+seed("http", "two", struct.pack("<H", 200) + (request("/a", '{"prompt": [1, 2]}') + request("/b?s", "{")).encode())
+seed("http", "chunked", struct.pack("<H", 70) + (
+    "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+    "5;a=b\r\n{\"n\":\r\n2\r\n3}\r\n0\r\n\r\n").encode())
+seed("http", "old", struct.pack("<H", 9) + b"GET /?s HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+
 config = json.loads((demo / "config.json").read_text())
 seed("model_config", "demo", json.dumps(config))
 for name, architecture in [("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM"), ("mistral", "MistralForCausalLM")]:

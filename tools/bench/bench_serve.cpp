@@ -1,9 +1,10 @@
-// What HTTP costs, beside a running `kvhive serve`, and what it bears: streams at once, and
-// connections that send half a request.
+// What HTTP costs, beside a running `kvhive serve`, and what it bears: streams at once, connections
+// that send half a request, and streams that are never read.
 //
-// Usage: bench_serve PORT PID [--brief]   The service's port and process. KVHIVE_SOCKET names its
-// daemon, which should have one engine: then each step of the engine gives a token to all streams,
-// and the token of a stream over HTTP can be compared with that of a stream without.
+// Usage: bench_serve PORT PID [--brief | --unread]   The service's port and process; --unread = the
+// last part only. KVHIVE_SOCKET names its daemon, which should have one engine: then each step of
+// the engine gives a token to all streams, and the token of a stream over HTTP can be compared with
+// that of a stream without.
 
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
@@ -13,14 +14,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/unique_fd.hpp"
@@ -230,22 +234,125 @@ void measure_halves(std::uint16_t port, std::size_t count, std::size_t asked) {
       calm.quantile_us(0.5) / 1e3, calm.quantile_us(0.99) / 1e3);
 }
 
+/// Waits until the service has no request with an engine.
+void wait_until_idle(std::uint16_t port) {
+  constexpr std::string_view kIdle = "\nkvhive_serve_requests_running 0\n";
+  for (const auto start = Clock::now(); seconds_since(start) < 60;) {
+    const UniqueFd connection = connect_to(port);
+    send_all(connection,
+             "GET /metrics?view=service HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n");
+    std::string answer;
+    char bytes[65536];
+    for (ssize_t got; (got = recv(connection.get(), bytes, sizeof bytes, 0)) > 0;)
+      answer.append(bytes, static_cast<std::size_t>(got));
+    if (answer.find(kIdle) != std::string::npos) return;
+  }
+  fail("requests are still running a minute after their clients have gone");
+}
+
+/// Long streams that are under way beside others.
+class LongStreams {
+ public:
+  enum class Are : std::uint8_t { read, never_read };
+
+  LongStreams(std::uint16_t port, std::size_t count, Are are) {
+    for (std::size_t i = 0; i < count; ++i) {
+      connections_.push_back(connect_to(port));
+      const UniqueFd& connection = connections_.back();
+      // So small that what is not read stays with the service.
+      const int room = 2048;
+      if (are == Are::never_read)
+        setsockopt(connection.get(), SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
+      send_all(connection, request_text(static_cast<std::uint32_t>(1000 + i), 3900));
+    }
+    // Each is answered: the first bytes have come, and stay where they are.
+    for (const UniqueFd& connection : connections_) {
+      char byte;
+      if (recv(connection.get(), &byte, 1, MSG_PEEK) != 1) fail("a long stream was not answered");
+    }
+    if (are == Are::read) reader_ = std::jthread([this] { read(); });
+  }
+  ~LongStreams() { stops_ = true; }
+
+ private:
+  void read() {
+    const UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
+    for (std::size_t i = 0; i < connections_.size(); ++i) {
+      epoll_event event{EPOLLIN, {.u64 = i}};
+      epoll_ctl(epoll.get(), EPOLL_CTL_ADD, connections_[i].get(), &event);
+    }
+    while (!stops_) {
+      epoll_event ready[256];
+      char bytes[65536];
+      const int count = epoll_wait(epoll.get(), ready, 256, 10);
+      for (int i = 0; i < count; ++i)
+        (void)recv(connections_[ready[i].data.u64].get(), bytes, sizeof bytes, MSG_DONTWAIT);
+    }
+  }
+
+  std::vector<UniqueFd> connections_;
+  std::atomic<bool> stops_{false};
+  std::jthread reader_;  ///< ends before what it reads
+};
+
+double median_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// First tokens of others beside long streams that nobody reads, beside as many that are read, and
+/// beside none, in rounds of all three.
+void measure_unread(std::uint16_t port, std::size_t count, std::size_t rounds, std::size_t asked) {
+  using Are = LongStreams::Are;
+  const std::pair<const char*, std::optional<Are>> kinds[] = {
+      {"none", std::nullopt}, {"read", Are::read}, {"never read", Are::never_read}};
+  std::vector<double> p50[3], p99[3], to_read[2];
+  for (std::size_t round = 0; round < rounds; ++round) {
+    for (std::size_t kind = 0; kind < 3; ++kind) {
+      Latencies first;
+      {
+        std::optional<LongStreams> beside;
+        if (kinds[kind].second) beside.emplace(port, count, *kinds[kind].second);
+        first_tokens(port, asked, first);
+      }
+      wait_until_idle(port);
+      p50[kind].push_back(first.quantile_us(0.5) / 1e3);
+      p99[kind].push_back(first.quantile_us(0.99) / 1e3);
+    }
+    to_read[0].push_back(p50[2].back() / p50[1].back());
+    to_read[1].push_back(p99[2].back() / p99[1].back());
+  }
+  std::printf("  others' first tokens beside %zu long streams, %zu rounds, medians:", count,
+              rounds);
+  for (std::size_t kind = 0; kind < 3; ++kind)
+    std::printf(" %s p50 %.2f, p99 %.2f ms;", kinds[kind].first, median_of(p50[kind]),
+                median_of(p99[kind]));
+  std::printf(" never read to read: p50 %.2f, p99 %.2f times\n", median_of(to_read[0]),
+              median_of(to_read[1]));
+}
+
 }  // namespace
 }  // namespace kvhive::bench
 
 int main(int argc, char** argv) {
   using namespace kvhive::bench;
   setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (argc < 3) fail("usage: bench_serve PORT PID [--brief]");
+  if (argc < 3) fail("usage: bench_serve PORT PID [--brief | --unread]");
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
   const auto port = static_cast<std::uint16_t>(std::atoi(argv[1]));
   const pid_t pid = std::atoi(argv[2]);
-  const bool is_brief = argc > 3 && std::string(argv[3]) == "--brief";
+  const std::string part = argc > 3 ? argv[3] : "";
+  const bool is_brief = part == "--brief";
   std::printf("HTTP: kvhive serve over the demo model\n");
+  if (part == "--unread") {
+    measure_unread(port, 64, 7, 100);
+    return 0;
+  }
   for (const std::size_t count : {1, 32}) measure_added(port, count, is_brief ? 20 : 500);
   measure_many(port, pid, is_brief ? 50 : 2000, is_brief ? 8 : 64);
   measure_halves(port, is_brief ? 100 : 10'000, is_brief ? 5 : 200);
+  measure_unread(port, is_brief ? 4 : 64, is_brief ? 1 : 7, is_brief ? 3 : 100);
 }

@@ -109,6 +109,16 @@ class SchedulerStateTest : public ::testing::Test {
 
 // -- order
 
+/// All but the newest token. Of a prompt of which no token had come, nobody knows.
+TEST_F(SchedulerStateTest, TheBlockManagerLearnsHowMuchADeadEngineHadComputed) {
+  submit({1, 2, 3}, {.max_tokens = 9}, {4, 5});
+  submit({1, 2, 3});
+  const StepRequest step = next_step();
+  ASSERT_EQ(step.added.size(), 2u);
+  for (const NewSequence& added : step.added)
+    EXPECT_EQ(added.computed_before, added.tokens.size() == 5 ? 4u : 0u);
+}
+
 TEST_F(SchedulerStateTest, ASaltGoesToTheBlockManagerWithItsSequence) {
   Submission salted{{1, 1}, {1, 2, 3}, {}, {}, {}};
   salted.sink = std::make_shared<RecordingSink>(std::make_shared<Recording>());

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <set>
 
 #include "tests/serve/metrics/exposition_parser.hpp"
 #include "tests/serve/served.hpp"
@@ -183,6 +184,67 @@ TEST_F(MetricsTest, SumsNeverFallWhenAnEngineIsKilled) {
         return scrape(service_, "").sum("kvhive_engine_restarts_total", {{"engine", "0"}}) == 1;
       },
       kHang));
+}
+
+/// By who had computed them: the engine itself, the other one, or a dead one.
+TEST_F(MetricsTest, FoundTokensAreToldByTheirOrigin) {
+  const GenerateRequest request = request_of(passage(0, 1'000), 4);
+  const auto found = [&](const char* origin) {
+    return scrape(service_).sum("kvhive_hit_tokens_" + std::string(origin) + "_total");
+  };
+  const auto ask = [&](std::uint32_t engine) {
+    return (*daemon_.connect(engine).generate(request)).cached_tokens;
+  };
+  EXPECT_EQ(ask(0), 0u);
+  const double own = ask(0);
+  EXPECT_GT(own, 64);
+  EXPECT_EQ(found("own"), own);
+  EXPECT_EQ(found("sibling"), 0);
+  const double sibling = ask(1);
+  EXPECT_EQ(found("own"), own);
+  EXPECT_EQ(found("sibling"), sibling);
+  EXPECT_EQ(found("host"), 0);
+  const pid_t killed = daemon_.engine(0)["pid"];
+  signal_process(killed, SIGKILL);
+  ASSERT_TRUE(eventually(
+      [&] {
+        const Json next = daemon_.engine(0);
+        return !next.is_null() && next["pid"] != killed;
+      },
+      kHang));
+  EXPECT_EQ(ask(0), sibling) << "an engine's next process is another one";
+  EXPECT_EQ(found("own"), own);
+  EXPECT_EQ(found("sibling"), 2 * sibling);
+  EXPECT_EQ(scrape(service_).sum("vllm:prefix_cache_hits_total"), own + 2 * sibling);
+  EXPECT_EQ(scrape(service_).sum("kvhive_failover_recomputed_tokens_total"), 0);
+}
+
+/// What stood in no full block: full blocks are found. Prompts differ in length, so that not all
+/// end at a block's end.
+TEST_F(MetricsTest, WhatIsComputedAgainAfterADeathIsCounted) {
+  Client client = daemon_.connect(0);
+  std::set<RequestId> silent, open;
+  for (std::size_t i = 0; i < 4; ++i) {
+    GenerateRequest request = request_of("", 1'500);
+    request.prompt_tokens.assign(100 + i, static_cast<TokenId>(300 + i));
+    open.insert(*client.submit(request));
+  }
+  silent = open;
+  bool is_killed = false;
+  while (!open.empty()) {
+    ASSERT_TRUE(client.wait().has_value());
+    std::erase_if(open, [&](RequestId request) {
+      const Progress news = *client.read(request);
+      if (!news.tokens.empty()) silent.erase(request);
+      EXPECT_NE(news.reason, Finish::error) << news.error.text;
+      return news.reason != Finish::none;
+    });
+    if (silent.empty() && !std::exchange(is_killed, true))
+      signal_process(daemon_.engine(0)["pid"].get<pid_t>(), SIGKILL);
+  }
+  const double again = scrape(service_).sum("kvhive_failover_recomputed_tokens_total");
+  EXPECT_GE(again, 1);
+  EXPECT_LE(again, 4 * 16);
 }
 
 TEST_F(MetricsTest, AStoppedKeeperKeepsNobodyWaiting) {
