@@ -83,10 +83,10 @@ struct RequestBody {
   std::uint32_t stop_count;
   std::uint32_t stop_token_count;
   std::array<std::uint32_t, kMostStopStrings> stop_bytes;
-  std::uint32_t salt_bytes;  ///< 0 = the request has no cache salt
+  std::uint32_t salt_bytes;     ///< 0 = the request has no cache salt
+  std::uint32_t adapter_bytes;  ///< 0 = the model alone
   std::array<std::array<char, kStopBytes>, kMostStopStrings> stop;
   std::array<char, kSaltBytes> salt;
-  std::uint32_t adapter_bytes;  ///< 0 = the model alone
   std::array<char, kAdapterBytes> adapter;
   std::array<TokenId, kMostStopTokens> stop_tokens;
 };

@@ -25,7 +25,7 @@ inline constexpr std::int32_t kBf16ProductDepth = 2048;
 /// Bytes of Bf16ProductArgs::scratch.
 constexpr std::size_t bf16_product_scratch(std::int32_t columns, std::int32_t K) {
   const std::int32_t depth = K < kBf16ProductDepth ? K : kBf16ProductDepth;
-  return std::size_t(columns + 3) / 4 * 4 * ((depth + 31) / 32 * 64);
+  return std::size_t(columns + 3) / 4 * 4 * (std::size_t(depth + 31) / 32 * 64);
 }
 
 struct Bf16ProductArgs {

@@ -52,6 +52,8 @@ config = json.loads((demo / "config.json").read_text())
 seed("model_config", "demo", json.dumps(config))
 for name, architecture in [("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM"), ("mistral", "MistralForCausalLM")]:
     seed("model_config", name, json.dumps(config | {"architectures": [architecture], "model_type": name}))
+for golden in sorted((pathlib.Path(__file__).resolve().parents[1] / "models/golden").glob("*/config.json")):
+    seed("model_config", golden.parent.name, golden.read_text())
 seed("model_config", "rope", json.dumps(config | {"rope_scaling": {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192}}))

@@ -93,8 +93,9 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
     if (!measured) return forward_error(measured);
     peak = *measured;
   } else {
-    if (auto model = load_model(options); !model) return forward_error(model);
-    peak = estimate(options, config);
+    auto model = load_model(options);
+    if (!model) return forward_error(model);
+    peak = estimate(options, config) + model->private_weight_bytes();
   }
   if (auto tokenizer = load_tokenizer(options.model); !tokenizer) return forward_error(tokenizer);
   const KvLayout layout = kv_layout(options, choice->kind, config);

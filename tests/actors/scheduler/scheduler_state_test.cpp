@@ -657,7 +657,9 @@ TEST_F(SchedulerStateTest, ASlotsNextRequestTakesThePlaceOfALostOne) {
       return recording;
     };
     const auto first = put(7, true);
-    if (is_out) ASSERT_THAT(numbers(state.next_step()->waiting), ElementsAre(1));
+    if (is_out) {
+      ASSERT_THAT(numbers(state.next_step()->waiting), ElementsAre(1));
+    }
     const auto second = put(8, false);
     if (is_out) state.complete({1, {.lost = {SeqId{1}}}, {}, {}});
     state.abort({{{1, 1}}, {}});
