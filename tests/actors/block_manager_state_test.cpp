@@ -1021,7 +1021,7 @@ TEST_F(BlockManagerStateTest, FoundTokensAreCountedByWhoComputedThem) {
 /// The block has new content of another process: it is nobody's own because it once was.
 TEST_F(BlockManagerStateTest, ABlockThatWasOwnAndHasOthersContentNowIsTheirs) {
   make_pool(2);
-  add(1, counting(10, 5));
+  add(1, counting(10, 8));
   plan({.waiting = {1}});
   plan({.ended = {1}});
   peer_->release(compute_by_peer(counting(50, 8)));  // takes both blocks
