@@ -106,7 +106,8 @@ void Soundness::compare_with_parent(BlockId block, const Parent& parent,
   if (parent_uid < kRootUid && !is_chained)
     faults.push_back("has a parent, which blocks of group " + std::to_string(group.value) +
                      " do not have");
-  if (group != parent.group)
+  // A group that does not exist is a fault of the parent's.
+  if (group != parent.group && parent.group.value < memory_.geometry().groups.count)
     faults.push_back("is of group " + std::to_string(group.value) + ", its parent of " +
                      std::to_string(parent.group.value));
   if (domain != parent.domain)

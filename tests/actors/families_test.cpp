@@ -155,9 +155,10 @@ TEST_P(Family, PreemptedSequencesGoOnWithTheSameTokens) {
     const auto engine = ring(memory, {.preemption = mode, .step_tokens = 32});
     EXPECT_EQ(run(*engine), expected());
     EXPECT_EQ(run(*engine), expected());
-    EXPECT_GT(counted(memory,
-                      mode == PreemptionMode::swap ? "preemptions_swap" : "preemptions_recompute"),
-              0u);
+    const bool is_swap = mode == PreemptionMode::swap;
+    const std::uint64_t preempted =
+        is_swap ? counted(memory, "preemptions_swap") : counted(memory, "preemptions_recompute");
+    EXPECT_GT(preempted, 0u);
     EXPECT_TRUE(fsck(memory).violations.empty());
   }
 }

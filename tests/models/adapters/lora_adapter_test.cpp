@@ -10,6 +10,7 @@
 #include <random>
 
 #include "base/json_file.hpp"
+#include "models/safetensors.hpp"
 #include "models/transformer.hpp"
 #include "tests/models/golden.hpp"
 #include "tests/models/paged_runner.hpp"

@@ -174,10 +174,10 @@ TEST_F(WhyMissed, TellsWhatIsCachedUnderAnotherSalt) {
   const Prompt plain(pool, counting(0, 13));
   leave_idle(pool, Prompt(pool, counting(0, 13), {}, salt_key("alice")));
   EXPECT_THAT(verdicts(plain, "alice"), Each(CacheStatus::present));
-  EXPECT_EQ(ask(plain, "alice").computed_from(), 3u);
+  EXPECT_EQ(ask(plain, "alice").computed_from, 3u);
   EXPECT_THAT(verdicts(plain, "bob"), Each(CacheStatus::other_salt));
   EXPECT_THAT(verdicts(plain), Each(CacheStatus::other_salt));
-  EXPECT_EQ(ask(plain).computed_from(), 0u);
+  EXPECT_EQ(ask(plain).computed_from, 0u);
   leave_idle(pool, plain);
   EXPECT_THAT(verdicts(plain), Each(CacheStatus::present));
   EXPECT_THAT(verdicts(plain, "bob"), Each(CacheStatus::other_salt));
