@@ -47,7 +47,7 @@ struct Rehearsal {
     while (child.step()) ++steps;
   }
   const Operation& operation;
-  Stage stage;
+  Stage stage{operation.with};
   PoolImage start;
   std::size_t steps = 0;  ///< of the whole operation, undisturbed
 };
