@@ -26,7 +26,7 @@ Expected<std::span<const std::byte>> map(int descriptor, const std::string& name
 }  // namespace
 
 Expected<MappedFile> MappedFile::open(const std::filesystem::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) {
     if (errno == ENOENT)
       return failure(Errc::not_found, path.string() + ": no such file; fetch the model again");

@@ -16,8 +16,8 @@ Expected<LoraModule> parse_one(std::string_view text) {
   LoraModule module{std::string(text.substr(0, equals)), std::string(text.substr(equals + 1))};
   if (module.name.size() > kMostAdapterNameBytes)
     return refused("has a name of more than " + std::to_string(kMostAdapterNameBytes) + " bytes");
-  if (std::ranges::any_of(module.name, [](unsigned char c) { return c <= ' ' || c == 127; }))
-    return refused("has a name with spaces or control characters");
+  if (std::ranges::any_of(module.name, [](unsigned char c) { return c <= ' ' || c >= 127; }))
+    return refused("has a name with other characters than printable ASCII, or spaces");
   return module;
 }
 

@@ -71,4 +71,23 @@ Expected<std::uint64_t> model_fingerprint(const std::filesystem::path& directory
   return XXH3_64bits_digest(state.get());
 }
 
+Expected<std::uint64_t> with_adapter(std::uint64_t fingerprint, const std::string& name,
+                                     const std::filesystem::path& directory) {
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
+                                                                              XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  XXH3_64bits_update(state.get(), &fingerprint, sizeof fingerprint);
+  const std::uint64_t length = name.size();
+  XXH3_64bits_update(state.get(), &length, sizeof length);
+  XXH3_64bits_update(state.get(), name.data(), name.size());
+  for (const char* part : {"adapter_config.json", "adapter_model.safetensors"}) {
+    auto file = MappedFile::open(directory / part);
+    if (!file) return forward_error(file);
+    const std::uint64_t size = file->bytes().size();
+    XXH3_64bits_update(state.get(), &size, sizeof size);
+    add(state.get(), file->bytes());
+  }
+  return XXH3_64bits_digest(state.get());
+}
+
 }  // namespace kvhive

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "base/expected.hpp"
@@ -18,5 +19,11 @@ namespace kvhive {
 /// (reading all of a large model would take longer than loading it). Two directories with equal
 /// fingerprints give equal KV; the directory's name does not matter.
 [[nodiscard]] Expected<std::uint64_t> model_fingerprint(const std::filesystem::path& directory);
+
+/// The same with one adapter more: with the name that requests call it by, and its two files, read
+/// in whole. Blocks are shared by an adapter's name, so every engine must have the same behind it.
+[[nodiscard]] Expected<std::uint64_t> with_adapter(std::uint64_t fingerprint,
+                                                   const std::string& name,
+                                                   const std::filesystem::path& directory);
 
 }  // namespace kvhive

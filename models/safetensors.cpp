@@ -141,6 +141,13 @@ bool is_plain_name(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
+/// A name in a file may be anything: what steers a terminal is not shown.
+std::string printable(std::string name) {
+  for (char& letter : name)
+    if (letter < ' ' || letter == 127) letter = '?';
+  return name;
+}
+
 }  // namespace
 
 std::string shape_text(std::span<const std::int64_t> shape) {
@@ -237,7 +244,7 @@ const TensorEntry* SafetensorsDirectory::entry(const std::string& tensor) const 
 std::string SafetensorsDirectory::where(const std::string& tensor) const {
   const auto found = tensors_.find(tensor);
   const std::string file = found == tensors_.end() ? "" : "/" + found->second.file;
-  return directory_ + file + ": tensor " + tensor;
+  return directory_ + file + ": tensor " + printable(tensor);
 }
 
 Expected<TensorView> SafetensorsDirectory::find(

@@ -32,8 +32,12 @@ Expected<void> expect_plain(const std::filesystem::path& file, const Json& confi
   return tl::unexpected<Error>(unsupported(file, field, *found));
 }
 
-/// What B (A x) is multiplied by.
-Expected<float> read_scale(const std::filesystem::path& file, const Json& config) {
+/// What B (A x) is multiplied by, and the rank that it was divided by.
+struct Scale {
+  float value = 1;
+  double rank = 0;
+};
+Expected<Scale> read_scale(const std::filesystem::path& file, const Json& config) {
   const Json type = config.value("peft_type", Json());
   if (type != "LORA") return tl::unexpected<Error>(unsupported(file, "peft_type", type));
   for (const auto& [field, plain] : {std::pair<const char*, Json>{"bias", "none"},
@@ -57,8 +61,14 @@ Expected<float> read_scale(const std::filesystem::path& file, const Json& config
   if (!rank) return forward_error(rank);
   const auto alpha = number("lora_alpha");
   if (!alpha) return forward_error(alpha);
-  const bool is_stabilised = config.value("use_rslora", Json()) == true;
-  return static_cast<float>(*alpha / (is_stabilised ? std::sqrt(*rank) : *rank));
+  const Json stabilised = config.value("use_rslora", Json(false));
+  if (!stabilised.is_boolean() && !stabilised.is_null())
+    return tl::unexpected<Error>(unsupported(file, "use_rslora", stabilised));
+  const auto scale = static_cast<float>(*alpha / (stabilised == true ? std::sqrt(*rank) : *rank));
+  if (!std::isfinite(scale))
+    return failure(Errc::bad_format,
+                   file.string() + ": lora_alpha / r is no number; fetch the file again");
+  return Scale{scale, *rank};
 }
 
 /// The matrix as f32, in memory of its own: adapters are small.
@@ -90,7 +100,7 @@ Expected<LoraAdapter> LoraAdapter::load(const std::filesystem::path& directory,
   if (!files) return forward_error(files);
 
   LoraAdapter adapter;
-  adapter.scale_ = *scale;
+  adapter.scale_ = scale->value;
   const auto names = files->names();
   std::set<std::string> unknown(names.begin(), names.end());
   for (const ModelTensor& listed : model_tensors(config)) {
@@ -99,9 +109,11 @@ Expected<LoraAdapter> LoraAdapter::load(const std::filesystem::path& directory,
     const TensorEntry* const a = files->entry(a_name);
     if (!may_be_adapted(listed) || (a == nullptr && files->entry(b_name) == nullptr)) continue;
     const std::int64_t rank = a == nullptr || a->shape.empty() ? 0 : a->shape[0];
-    if (rank < 1 || rank > listed.columns)
+    if (rank < 1 || rank > listed.columns || static_cast<double>(rank) != scale->rank)
       return failure(Errc::bad_format, files->where(a_name) + " is missing or has a rank of " +
-                                           std::to_string(rank) + "; fetch the file again");
+                                           std::to_string(rank) + ", " + config_file.string() +
+                                           " says r " + (*json)["r"].dump() +
+                                           "; fetch both files again");
     const auto down = files->find(a_name, std::array<std::int64_t, 2>{rank, listed.columns});
     if (!down) return forward_error(down);
     const auto up = files->find(b_name, std::array<std::int64_t, 2>{listed.rows, rank});

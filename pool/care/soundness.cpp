@@ -86,20 +86,19 @@ std::vector<std::string> Soundness::faults_now(BlockId block) {
     faults.push_back("has uid " + std::to_string(uid) + ", older than its parent's " +
                      std::to_string(parent_uid));
   if (const auto parent = parent_of(b, parent_uid))
-    compare_with_parent(block, *parent, faults);
+    compare_with_parent(block, group, *parent, faults);
   else
     was_orphan_ = true;
   compare_with_twin(block, uid, faults);
   return faults;
 }
 
-void Soundness::compare_with_parent(BlockId block, const Parent& parent,
+void Soundness::compare_with_parent(BlockId block, GroupId group, const Parent& parent,
                                     std::vector<std::string>& faults) {
   const BlockView b = memory_.block(block);
   const std::uint64_t parent_uid = b.parent_uid();
   const std::uint16_t domain = b.domain().value;
   const std::uint32_t depth = b.depth();
-  const GroupId group = b.group();
   const bool is_chained = memory_.geometry().groups[group].kind == CacheKind::full;
   if (parent_uid >= kRootUid && parent_uid != root_uid(b.domain(), group))
     faults.push_back("starts from the root of no domain, " + std::to_string(parent_uid));

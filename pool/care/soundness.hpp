@@ -46,7 +46,9 @@ class Soundness {
 
   std::vector<std::string> faults_now(BlockId block);
   std::optional<Parent> parent_of(BlockView block, std::uint64_t parent_uid) const;
-  void compare_with_parent(BlockId block, const Parent& parent, std::vector<std::string>& faults);
+  /// \param group  the block's, which has been checked: the descriptor may have changed since
+  void compare_with_parent(BlockId block, GroupId group, const Parent& parent,
+                           std::vector<std::string>& faults);
   void compare_with_twin(BlockId block, std::uint64_t uid, std::vector<std::string>& faults) const;
   BlockId block_with(std::uint64_t uid) const;
   bool hash_fits(BlockId block, Hash128 parent);

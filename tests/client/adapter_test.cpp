@@ -99,6 +99,20 @@ TEST_F(Adapters, TheCommandLineKnowsThem) {
   EXPECT_EQ(daemon_.status()["model"]["adapters"], Json({"poet", "lawyer"}));
 }
 
+/// Or blocks of the old bytes would be found under the name of the new ones.
+TEST_F(Adapters, AnEngineWithOtherBytesBehindANameIsRefused) {
+  const DemoAdapter other(7);
+  const auto flags = [&](const std::string& modules) {
+    return std::vector<std::string>{"--model",        kDemoModel,       "--socket",
+                                    daemon_.socket(), "--lora-modules", modules};
+  };
+  const CommandResult exchanged =
+      run("kvhive-engine", flags("poet=" + other.path() + ",lawyer=" + lawyer_.path()));
+  EXPECT_NE(exchanged.exit_code, 0);
+  EXPECT_THAT(exchanged.err, HasSubstr("fingerprint"));
+  EXPECT_NE(run("kvhive-engine", flags("poet=" + poet_.path())).exit_code, 0) << "one is missing";
+}
+
 TEST(AdaptersAtTheStart, WhatCannotBeLoadedIsNamed) {
   const auto start = [](const std::string& modules) {
     return run("kvhived", {"--model", kDemoModel, "--kv-cache-memory-bytes", "8M", "--socket",
@@ -110,6 +124,9 @@ TEST(AdaptersAtTheStart, WhatCannotBeLoadedIsNamed) {
   EXPECT_THAT(missing.err, HasSubstr("/nowhere/adapter_config.json"));
   EXPECT_THAT(start("poet").err, HasSubstr("lacks a name or a directory"));
   EXPECT_THAT(start("a=/x,a=/y").err, HasSubstr("names 'a' twice"));
+  EXPECT_THAT(start("p\xc3\xb6t=/x").err, HasSubstr("printable ASCII"));
+  const DemoAdapter adapter(1);
+  EXPECT_THAT(start("demo=" + adapter.path()).err, HasSubstr("is the model's own name"));
 }
 
 }  // namespace

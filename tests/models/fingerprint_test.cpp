@@ -55,5 +55,21 @@ TEST(Fingerprint, NoDirectoryIsNotFound) {
   EXPECT_EQ(model_fingerprint("/nonexistent").error().code, Errc::not_found);
 }
 
+TEST(Fingerprint, AnAdaptersNameAndBothOfItsFilesCount) {
+  const TempDirectory adapter;
+  adapter.write("adapter_config.json", "{}");
+  adapter.write("adapter_model.safetensors", "weights");
+  const auto first = with_adapter(1, "poet", adapter.path()).value();
+  EXPECT_EQ(with_adapter(1, "poet", adapter.path()).value(), first);
+  EXPECT_NE(with_adapter(2, "poet", adapter.path()).value(), first);
+  EXPECT_NE(with_adapter(1, "lawyer", adapter.path()).value(), first);
+  adapter.write("adapter_model.safetensors", "weighty");
+  EXPECT_NE(with_adapter(1, "poet", adapter.path()).value(), first);
+  adapter.write("adapter_model.safetensors", "weights");
+  adapter.write("adapter_config.json", "{ }");
+  EXPECT_NE(with_adapter(1, "poet", adapter.path()).value(), first);
+  EXPECT_FALSE(with_adapter(1, "poet", "/nowhere").has_value());
+}
+
 }  // namespace
 }  // namespace kvhive

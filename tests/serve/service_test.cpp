@@ -100,6 +100,16 @@ TEST(ServedAdapters, AreModelsOfTheirOwn) {
   EXPECT_THAT(refused.body, HasSubstr("'poet'"));
 }
 
+TEST_F(ServiceTest, BodiesThatAreAnnouncedAndDoNotComeKeepNobodyOut) {
+  std::vector<HttpClient> silent;
+  for (int i = 0; i < 48; ++i) {
+    silent.push_back(service_.connect());
+    silent.back().send("POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 8388608\r\n\r\n");
+  }
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(service_.ask(post(kCompletions, completion("In", 1).dump())).status, 200);
+}
+
 TEST_F(ServiceTest, TheSecondRequestTellsHowMuchOfItsPromptWasCached) {
   const std::string request = post(kCompletions, completion(passage(), 1).dump());
   service_.ask(request);

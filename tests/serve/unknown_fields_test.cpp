@@ -25,7 +25,7 @@ TEST(UnknownFields, AreShownWithoutWhatATerminalWouldObey) {
 
 TEST(UnknownFields, AllAreCountedHoweverMany) {
   UnknownFields fields;
-  for (int i = 0; i < 1000; ++i) fields.add({std::to_string(i), "max_token"});
+  for (int i = 0; i < 1000; ++i) fields.add({2, {std::to_string(i), "max_token"}});
   EXPECT_EQ(fields.count(), 2000u);
 }
 

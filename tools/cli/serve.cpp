@@ -2,6 +2,7 @@
 
 #include "tools/serve/serve.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -75,6 +76,10 @@ Expected<ServedModel> model_of(const ServeFlags& flags) {
   }
   if (described.name.empty())
     described.name = std::filesystem::absolute(described.directory).filename().string();
+  if (std::ranges::find(described.adapters, described.name) != described.adapters.end())
+    return failure(Errc::bad_argument, "served-model-name '" + described.name +
+                                           "' is the name of an adapter of the daemon; choose "
+                                           "another");
   auto served = ServedModel::load(described.name, described.directory, described.max_model_len);
   if (served) served->adapters = described.adapters;
   return served;

@@ -132,7 +132,11 @@ class Account {
       return start + "a prompt of " + std::to_string(tokens_) + " tokens has no full block of " +
              std::to_string(block_tokens_) + " before its last token.";
     if (!report_.decisive)
-      return start + "everything before is cached and the last token is always computed.";
+      return start +
+             (memory_.geometry().groups.is_one_full()
+                  ? "everything before is cached"
+                  : "all that is read of what is before is cached") +
+             " and the last token is always computed.";
     const std::size_t place = *report_.decisive;
     const BlockStatus& v = at(place);
     const CacheGroups& groups = memory_.geometry().groups;

@@ -71,7 +71,7 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
                                  Described what) {
   auto choice = choose_device(options);
   if (!choice) return forward_error(choice);
-  auto fingerprint = model_fingerprint(options.model);
+  auto fingerprint = served_fingerprint(options);
   if (!fingerprint) return forward_error(fingerprint);
   const auto file_bytes = weight_bytes(options.model);
   if (!file_bytes) return forward_error(file_bytes);

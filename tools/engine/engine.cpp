@@ -103,7 +103,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
                                                  std::unique_ptr<Device> device) {
   if (auto granted = try_threads(kThreadsBesideCompute + options.threads); !granted)
     return forward_error(granted);
-  auto fingerprint = model_fingerprint(options.model);
+  auto fingerprint = served_fingerprint(options);
   if (!fingerprint) return forward_error(fingerprint);
   auto tokenizer = load_tokenizer(options.model);
   if (!tokenizer) return forward_error(tokenizer);

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "config/lora_modules.hpp"
+#include "models/fingerprint.hpp"
 #include "tools/program/progress_bar.hpp"
 
 namespace kvhive {
@@ -18,17 +19,35 @@ KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig&
   return fastest_kv_layout(config, groups, options.block_size, dtype);
 }
 
+Expected<std::uint64_t> served_fingerprint(const Options& options) {
+  auto fingerprint = model_fingerprint(options.model);
+  const auto modules = parse_lora_modules(options.lora_modules);
+  if (!modules) return forward_error(modules);
+  for (const LoraModule& module : *modules) {
+    if (!fingerprint) break;
+    fingerprint = with_adapter(*fingerprint, module.name, module.directory);
+    if (!fingerprint)
+      return failure(fingerprint.error().code,
+                     "lora-modules '" + module.name + "': " + fingerprint.error().text);
+  }
+  return fingerprint;
+}
+
 Expected<Transformer> load_model(const Options& options) {
   ProgressBar bar("loading " + model_name(options));
   auto model = Transformer::load(
       options.model, [&](std::size_t done, std::size_t total) { bar.show(done, total); });
   const auto modules = parse_lora_modules(options.lora_modules);
   if (!modules) return forward_error(modules);
-  for (const LoraModule& module : *modules)
-    if (auto added = model ? model->add_adapter(module.directory) : Expected<std::int32_t>(0);
-        !added)
+  for (const LoraModule& module : *modules) {
+    if (!model) break;
+    if (module.name == model_name(options))
+      return failure(Errc::bad_argument, "lora-modules '" + module.name +
+                                             "' is the model's own name; give the adapter another");
+    if (auto added = model->add_adapter(module.directory); !added)
       return failure(added.error().code,
                      "lora-modules '" + module.name + "': " + added.error().text);
+  }
   return model;
 }
 

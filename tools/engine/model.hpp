@@ -16,6 +16,9 @@ std::string model_name(const Options& options);
 /// The layout of the model's KV blocks, with the element type of the options.
 KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config);
 
+/// Of the model and its adapters. Engines of one pool have the same.
+[[nodiscard]] Expected<std::uint64_t> served_fingerprint(const Options& options);
+
 /// Loads the model and its adapters, in the order of the option. Shows a progress bar if standard
 /// error is a terminal.
 [[nodiscard]] Expected<Transformer> load_model(const Options& options);

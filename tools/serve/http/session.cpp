@@ -117,12 +117,6 @@ void Session::read_request(std::chrono::seconds patience) {
 void Session::on_header(ErrorCode error) {
   if (state_ == State::closed) return;
   if (error) return refuse(error);
-  const auto length = parser_->content_length();
-  reserve(length               ? static_cast<std::size_t>(*length)
-          : parser_->chunked() ? connections_.limits.body_bytes
-                               : 0);
-  if (connections_.reserved > connections_.limits.all_body_bytes)
-    return refuse(503, "too many large requests are being received; try again");
   stream_.expires_after(connections_.limits.for_body);
   if (!beast::iequals(parser_->get()[http::field::expect], "100-continue")) return read_body();
   static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -134,9 +128,22 @@ void Session::on_header(ErrorCode error) {
 }
 
 void Session::read_body() {
-  http::async_read(
+  if (parser_->is_done()) return on_request({});
+  http::async_read_some(
       stream_, buffer_, *parser_,
-      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_request(error); });
+      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_body(error); });
+}
+
+/// What has come counts, not what was announced: else who announces bodies and sends none keeps all
+/// others out. A small body is taken in any case.
+void Session::on_body(ErrorCode error) {
+  if (state_ == State::closed) return;
+  if (error) return refuse(error);
+  constexpr std::size_t kSmall = std::size_t{64} << 10;
+  reserve(parser_->get().body().size());
+  if (reserved_ > kSmall && connections_.reserved > connections_.limits.all_body_bytes)
+    return refuse(503, "too many large requests are being received; try again");
+  read_body();
 }
 
 void Session::on_request(ErrorCode error) {

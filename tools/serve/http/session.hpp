@@ -41,6 +41,7 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   void read_request(std::chrono::seconds patience);
   void on_header(ErrorCode error);
   void read_body();
+  void on_body(ErrorCode error);
   void on_request(ErrorCode error);
   void refuse(ErrorCode error);
   void refuse(int status, const std::string& text);

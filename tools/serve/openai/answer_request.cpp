@@ -76,7 +76,9 @@ GenerateRequest AnswerRequest::for_answer(std::size_t prompt, std::uint32_t i) c
 
 void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest& request) {
   request.model = fields.text("model", model.name);
-  if (std::ranges::find(model.adapters, request.model) != model.adapters.end()) {
+  const bool is_adapter = request.model != model.name &&
+                          std::ranges::find(model.adapters, request.model) != model.adapters.end();
+  if (is_adapter) {
     request.generate.adapter = request.model;
   } else if (request.model != model.name) {
     std::string known = "'" + model.name + "'";

@@ -31,7 +31,7 @@ struct AnswerRequest {
   bool continuous_usage = false;  ///< streamed: each event tells it
   bool return_token_ids = false;
   bool token_ids_as_text = false;  ///< in logprobs: "token_id:7"
-  std::vector<std::string> unknown_fields;
+  Fields::Unknown unknown_fields;
   /// Of each request to an engine, but for its prompt and seed.
   GenerateRequest generate;
 

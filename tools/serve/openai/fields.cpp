@@ -30,11 +30,14 @@ std::optional<std::vector<TokenId>> token_list(const Json& value) {
   return value.get<std::vector<TokenId>>();
 }
 
-std::vector<std::string> Fields::unknown() const {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : object_.items())
-    if (!known_.contains(name)) names.push_back(name);
-  return names;
+Fields::Unknown Fields::unknown() const {
+  constexpr std::size_t kMostNames = 64, kMostBytes = 65;  // one more than is shown
+  Unknown unknown;
+  for (auto field = object_.begin(); field != object_.end(); ++field) {
+    if (known_.contains(field.key())) continue;
+    if (unknown.count++ < kMostNames) unknown.names.push_back(field.key().substr(0, kMostBytes));
+  }
+  return unknown;
 }
 
 bool Fields::has(const std::string& name) {

@@ -37,8 +37,13 @@ class Fields {
 
   /// A field that is read elsewhere, or is known to change nothing.
   void know(const std::string& name) { known_.insert(name); }
-  /// The names of the fields that nobody has asked for so far.
-  std::vector<std::string> unknown() const;
+  /// The fields that nobody has asked for so far: how many, and the beginnings of some names.
+  struct Unknown {
+    std::size_t count = 0;
+    std::vector<std::string> names;
+  };
+  /// A request may have as many as its body has room for, so not all names are kept.
+  Unknown unknown() const;
 
   void fail(const std::string& name, const std::string& text, int status = 400);
   const std::optional<ApiError>& error() const { return error_; }

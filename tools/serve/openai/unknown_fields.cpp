@@ -12,9 +12,9 @@ std::string UnknownFields::shown(const std::string& name) {
   return text;
 }
 
-void UnknownFields::add(const std::vector<std::string>& names) {
-  count_ += names.size();
-  for (const std::string& name : names) {
+void UnknownFields::add(const Fields::Unknown& fields) {
+  count_ += fields.count;
+  for (const std::string& name : fields.names) {
     if (logged_.size() == kMostNames) return;
     const std::string text = shown(name);
     if (!logged_.insert(text).second) continue;

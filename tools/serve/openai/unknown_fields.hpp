@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <set>
 #include <string>
-#include <vector>
+
+#include "tools/serve/openai/fields.hpp"
 
 namespace kvhive {
 
@@ -17,7 +18,7 @@ class UnknownFields {
   static constexpr std::size_t kMostBytes = 64;
 
   /// Counts the fields of one request, and logs those names that are new.
-  void add(const std::vector<std::string>& names);
+  void add(const Fields::Unknown& fields);
   /// Fields so far, of all requests.
   std::uint64_t count() const { return count_; }
 
