@@ -93,6 +93,9 @@ TEST_F(Adapters, TheCommandLineKnowsThem) {
   EXPECT_GT(why({"--adapter", "poet"})["cached_blocks"], 8);
   EXPECT_EQ(why({"--adapter", "lawyer"})["cached_blocks"], 0);
   EXPECT_EQ(why({})["cached_blocks"], 0);
+  const CommandResult unknown = daemon_.cli({"pool", "why", prompt, "--adapter", "painter"});
+  EXPECT_NE(unknown.exit_code, 0);
+  EXPECT_THAT(unknown.err, HasSubstr("it has poet, lawyer"));
   const CommandResult sent = daemon_.cli({"generate", "--prompt", prompt, "--adapter", "poet",
                                           "--max-tokens", "1", "--format", "json"});
   EXPECT_GT(sent.json()["cached_tokens"], 64) << sent.err;

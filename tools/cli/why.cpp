@@ -285,6 +285,21 @@ Expected<DomainId> choose_domain(const Inspector::Domains& domains, const std::s
                  "domain: your own clients are in no domain; name one with --domain");
 }
 
+/// A name that no request can have would be answered as if nothing were cached under it.
+Expected<void> check_adapter(const Inspector& inspector, const std::string& name) {
+  if (name.empty()) return {};
+  const auto status = inspector.status();
+  if (!status) return forward_error(status);
+  std::string known;
+  for (const auto& one : (*status)["model"]["adapters"]) {
+    if (one == name) return {};
+    known += (known.empty() ? "" : ", ") + one.get<std::string>();
+  }
+  return failure(Errc::not_found,
+                 "adapter: the daemon has no '" + name + "'; " +
+                     (known.empty() ? "it was started without --lora-modules" : "it has " + known));
+}
+
 Expected<void> why(const WhyFlags& flags) {
   auto prompt = flags.prompt.read();
   if (!prompt) return forward_error(prompt);
@@ -295,6 +310,7 @@ Expected<void> why(const WhyFlags& flags) {
   if (!inspector) return forward_error(inspector);
   auto tokens = tokens_of(*prompt, *inspector);
   if (!tokens) return forward_error(tokens);
+  if (auto known = check_adapter(*inspector, flags.adapter); !known) return known;
   const PoolMemory& memory = inspector->memory();
   auto domains = inspector->domains();
   if (!domains) return forward_error(domains);

@@ -249,7 +249,7 @@ TEST_F(RefusedAdapter, TensorsThatFitNothingAreNamed) {
   EXPECT_THAT(error(), HasSubstr("lm_head.lora_A.weight belongs to nothing that kvhive adapts"));
   adapter_.write([](Tensors& tensors) { tensors.erase(tensors.begin()); });
   EXPECT_THAT(error(), HasSubstr("lora_A.weight is missing"));
-  adapter_.write([](Tensors& tensors) { tensors.begin()->second.shape = {32, 4}; });
+  adapter_.write([](Tensors& tensors) { std::next(tensors.begin())->second.shape = {4, 32}; });
   EXPECT_THAT(error(), HasSubstr("shape"));
   adapter_.write([](Tensors& tensors) { tensors.clear(); });
   EXPECT_THAT(error(), HasSubstr("has no tensor"));

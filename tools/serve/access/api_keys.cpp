@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -88,8 +89,11 @@ Expected<ApiKeys> ApiKeys::parse(const std::string& text, const std::string& pat
 }
 
 const ApiKeys::Key* ApiKeys::find(std::string_view authorization) const {
-  constexpr std::string_view kScheme = "Bearer ";
-  if (!authorization.starts_with(kScheme)) return nullptr;
+  constexpr std::string_view kScheme = "bearer ";  // in any case (RFC 9110, 11.1)
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c; };
+  if (authorization.size() < kScheme.size() ||
+      !std::ranges::equal(authorization.substr(0, kScheme.size()), kScheme, {}, lower))
+    return nullptr;
   const Key* found = nullptr;
   for (const Key& key : keys_)
     if (are_equal(authorization.substr(kScheme.size()), key.text)) found = &key;

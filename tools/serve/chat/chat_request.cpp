@@ -60,6 +60,7 @@ tl::expected<ChatRequest, ApiError> parse_chat(const Json& body, const ServedMod
   check_messages(fields);
   const std::string most =
       fields.has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
+  fields.know("max_tokens");  // beside the newer name it changes nothing
   request.has_max_tokens = fields.has(most);
   request.generate.max_tokens = read_max_tokens(fields, most, model.max_model_len, model);
   read_logprobs(fields, request);
