@@ -39,7 +39,7 @@ void check_answer_request(const AnswerRequest& request) {
     KV_CHECK(!stop.empty() && stop.size() <= kStopBytes);
   KV_CHECK(generate.stop_token_ids.size() <= kMostStopTokens);
   KV_CHECK(generate.logprobs <= kMostLogprobs && generate.cache_salt.size() <= kSaltBytes);
-  for (const std::string& name : request.unknown_fields)
+  for (const std::string& name : request.unknown_fields.names)
     for (const char letter : UnknownFields::shown(name)) KV_CHECK(letter >= ' ' && letter <= '~');
 }
 
