@@ -17,9 +17,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!config) return 0;
   KV_CHECK(config->vocab_size > 0 && config->max_position_embeddings > 0);
   KV_CHECK(kv_layout(*config, one_group(*config), 16, config->dtype).block_bytes() > 0);
-  for (const RopeConfig& rope : {config->rope.full, config->rope.sliding})
-    for (const float frequency : Rope(config->head_size, rope).frequencies())
+  for (const RopeConfig& rope : {config->rope.full, config->rope.sliding}) {
+    const Rope rotation(config->head_size, rope);
+    for (const float frequency : rotation.frequencies())
       KV_CHECK(std::isfinite(frequency), frequency);
+  }
   for (std::int32_t layer = 0; layer < config->layers; ++layer)
     KV_CHECK(config->window_of(layer) >= 0 && config->is_sparse(layer) <= (config->experts > 0));
   return 0;
