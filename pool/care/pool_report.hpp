@@ -94,7 +94,7 @@ std::map<DomainId, DomainReport> report_domains(const PoolMemory& memory);
 
 inline BlockReport report_block(const PoolMemory& memory, BlockId id) {
   const BlockView b = memory.block(id);
-  return {id,        memory.tier_of(id), b.word(),  b.uid(), b.parent_uid(),
+  return {id,        memory.tier_of(id), b.word(),   b.uid(),  b.parent_uid(),
           b.stamp(), b.depth(),          b.domain(), b.group()};
 }
 

@@ -44,5 +44,4 @@ class PlayingUser {
 
 /// For a gtest; ends it where users cannot be played.
 #define KV_SKIP_UNLESS_WE_CAN_PLAY_USERS() \
-  if (!can_play_users())                   \
-  GTEST_SKIP() << "NOT RUN: needs root, to play several users"
+  if (!can_play_users()) GTEST_SKIP() << "NOT RUN: needs root, to play several users"

@@ -28,8 +28,8 @@ class Starter {
   /// For a daemon that has told its user already. failed() writes to standard error.
   [[nodiscard]] static Starter of_nobody() { return {}; }
 
-  /// The daemon serves: writes `line` to the user's standard output. Error: it could not be written;
-  /// Errc::peer_died if the process that started a detached daemon has ended.
+  /// The daemon serves: writes `line` to the user's standard output. Error: it could not be
+  /// written; Errc::peer_died if the process that started a detached daemon has ended.
   [[nodiscard]] Expected<void> ready(const std::string& line);
   /// The daemon cannot start: writes `line` to the user's standard error.
   void failed(const std::string& line);
