@@ -7,15 +7,6 @@
 #include "base/check.hpp"
 
 namespace kvhive {
-namespace {
-
-/// Appends the blocks of a table, but for null blocks.
-void append_blocks(std::vector<BlockId>& list, std::span<const BlockId> table) {
-  std::copy_if(table.begin(), table.end(), std::back_inserter(list),
-               [](BlockId block) { return block != kNullBlock; });
-}
-
-}  // namespace
 
 /// The state of one plan() call.
 struct BlockManagerState::Round {

@@ -5,12 +5,6 @@
 namespace kvhive {
 namespace {
 
-/// Appends the blocks of a table, but for null blocks.
-void append(std::vector<BlockId>& list, std::span<const BlockId> table) {
-  std::copy_if(table.begin(), table.end(), std::back_inserter(list),
-               [](BlockId block) { return block != kNullBlock; });
-}
-
 PrefixHit match(BlockPool& pool, Tier tier, const SequenceContent& sequence, const Prefix& from,
                 std::size_t blocks) {
   const auto names = sequence.names.names(from.group).subspan(from.depth, blocks);
@@ -39,8 +33,7 @@ class Search {
   SequenceStart run() {
     if (groups_.is_one_full()) {
       search_run(GroupId{});
-      const auto is_missing = [&](std::size_t i) { return !is_found(0, i); };
-      while (start_.hit < most_ && !is_missing(start_.hit)) ++start_.hit;
+      while (start_.hit < most_ && is_found(0, start_.hit)) ++start_.hit;
     } else {
       start_.hit = longest_hit(groups_, most_, pool_.tokens_per_block(),
                                [&](std::size_t g, std::size_t i) { return find(g, i); });
@@ -96,8 +89,8 @@ class Search {
     const std::size_t first =
         groups_[group].first_block(start_.hit * pool_.tokens_per_block(), pool_.tokens_per_block());
     for (std::vector<BlockId>* table : {&device, &host}) {
-      append(unneeded_.blocks, std::span(*table).first(first));
-      append(unneeded_.blocks, std::span(*table).subspan(start_.hit));
+      append_blocks(unneeded_.blocks, std::span(*table).first(first));
+      append_blocks(unneeded_.blocks, std::span(*table).subspan(start_.hit));
       std::fill_n(table->begin(), first, kNullBlock);
       table->resize(start_.hit);
     }
@@ -122,10 +115,15 @@ class Search {
 
 }  // namespace
 
+void append_blocks(std::vector<BlockId>& list, std::span<const BlockId> table) {
+  std::copy_if(table.begin(), table.end(), std::back_inserter(list),
+               [](BlockId block) { return block != kNullBlock; });
+}
+
 std::vector<BlockId> SequenceStart::blocks(Tier tier) const {
   std::vector<BlockId> list;
   for (const OfGroup& group : groups)
-    append(list, tier == Tier::device ? group.device : group.host);
+    append_blocks(list, tier == Tier::device ? group.device : group.host);
   return list;
 }
 

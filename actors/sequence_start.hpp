@@ -5,6 +5,7 @@
 // .find_longest_cache_hit. Unlike there, blocks are pinned as they are found, because another
 // process could evict them; those that turn out not to be needed go back to their places.
 
+#include <span>
 #include <vector>
 
 #include "hashing/sequence_names.hpp"
@@ -47,5 +48,8 @@ SequenceStart find_start(BlockPool& pool, const SequenceContent& sequence, std::
 /// The null block stands where there is none.
 std::vector<BlockId> find_blocks(BlockPool& pool, Tier tier, const SequenceContent& sequence,
                                  const Prefix& from, std::size_t end);
+
+/// Appends the blocks of a table, but for null blocks.
+void append_blocks(std::vector<BlockId>& list, std::span<const BlockId> table);
 
 }  // namespace kvhive

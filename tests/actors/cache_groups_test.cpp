@@ -9,6 +9,7 @@
 #include "actors/swapper_state.hpp"
 #include "pool/care/fsck.hpp"
 #include "pool/care/miss_report.hpp"
+#include "tests/support/cache_groups.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 
@@ -21,17 +22,13 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 constexpr std::uint32_t kSize = 4;  // tokens per block
-constexpr CacheGroup kFull{};
-constexpr CacheGroup window(std::uint32_t span) { return {CacheKind::sliding_window, span}; }
-constexpr CacheGroup chunks(std::uint32_t span) { return {CacheKind::chunked_local, span}; }
 
 class CacheGroupsTest : public ::testing::Test {
  protected:
   void make_pool(std::initializer_list<CacheGroup> groups, std::uint32_t device_blocks,
                  std::uint32_t host_blocks = 0) {
     PoolGeometry geometry = small_geometry(device_blocks + 1, host_blocks, kSize);
-    geometry.groups.count = 0;
-    for (const CacheGroup& group : groups) geometry.groups.group[geometry.groups.count++] = group;
+    geometry.groups = groups_of(groups);
     memory_.emplace(private_pool(geometry));
     for (const std::uint32_t slot : {0u, 1u}) occupy(*memory_, ProcessSlot{slot}, slot + 1);
     pool_.emplace(*memory_, ProcessSlot{0});

@@ -11,6 +11,7 @@
 #include "pool/care/fsck.hpp"
 #include "pool/care/reaper.hpp"
 #include "tests/actors/plain_ring.hpp"
+#include "tests/support/cache_groups.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -226,17 +227,6 @@ INSTANTIATE_TEST_SUITE_P(
     name_of);
 
 // -- several cache groups -------------------------------------------------------------------------
-
-constexpr CacheGroup kFull{};
-constexpr CacheGroup window(std::uint32_t span) { return {CacheKind::sliding_window, span}; }
-constexpr CacheGroup chunks(std::uint32_t span) { return {CacheKind::chunked_local, span}; }
-
-CacheGroups groups_of(std::initializer_list<CacheGroup> list) {
-  CacheGroups groups;
-  groups.count = 0;
-  for (const CacheGroup& group : list) groups.group[groups.count++] = group;
-  return groups;
-}
 
 struct Mix {
   const char* name;

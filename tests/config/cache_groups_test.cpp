@@ -6,19 +6,15 @@
 #include <set>
 #include <utility>
 
+#include "tests/support/cache_groups.hpp"
+
 namespace kvhive {
 namespace {
 
-constexpr CacheGroup kFull{};
-constexpr CacheGroup window(std::uint32_t span) { return {CacheKind::sliding_window, span}; }
-constexpr CacheGroup chunks(std::uint32_t span) { return {CacheKind::chunked_local, span}; }
-
-CacheGroups groups_of(std::initializer_list<CacheGroup> list) {
-  CacheGroups groups;
-  groups.count = 0;
-  for (const CacheGroup& group : list) groups.group[groups.count++] = group;
-  return groups;
-}
+using testing::chunks;
+using testing::groups_of;
+using testing::kFull;
+using testing::window;
 
 /// The hit in one group of which the blocks in `cached` are there, of blocks of 2 tokens.
 std::size_t hit_of(const CacheGroup& group, const std::vector<bool>& cached) {
