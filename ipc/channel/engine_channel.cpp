@@ -5,10 +5,13 @@
 
 #include "base/kill_point.hpp"
 #include "base/stop_watch.hpp"
+#include "config/lora_modules.hpp"
 #include "ipc/channel/channel_memory.hpp"
 
 namespace kvhive {
 namespace {
+
+static_assert(kMostAdapterNameBytes <= kAdapterBytes, "a request can name every adapter");
 
 tl::unexpected<Error> bad_request(const std::string& text) {
   return failure(Errc::bad_argument, text);
