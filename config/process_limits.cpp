@@ -1,5 +1,6 @@
 #include "config/process_limits.hpp"
 
+#include <malloc.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
@@ -92,6 +93,10 @@ Expected<void> check_locked_bytes(const ProcessLimits& limits, std::size_t bytes
       ", start with CAP_SYS_RESOURCE (root usually has it), or leave --lock-metadata out");
 }
 
+void keep_one_heap() {
+  if (soft_limit(RLIMIT_AS) != ProcessLimits::kNone) mallopt(M_ARENA_MAX, 1);
+}
+
 std::size_t descriptors_left(int newest) {
   const std::uint64_t limit = soft_limit(RLIMIT_NOFILE);
   const std::uint64_t open = static_cast<std::uint64_t>(newest) + 1;
@@ -113,8 +118,8 @@ Expected<void> try_threads(std::size_t count) {
   return failure(Errc::os_error,
                  "an engine needs " + std::to_string(count) + " threads, the system grants " +
                      std::to_string(granted) +
-                     "; raise the limit (ulimit -u, the cgroup's pids.max), or start fewer engines "
-                     "or --threads");
+                     "; raise the limit (ulimit -u, ulimit -v, the cgroup's pids.max), or start "
+                     "fewer engines or --threads");
 }
 
 }  // namespace kvhive

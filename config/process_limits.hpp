@@ -43,6 +43,11 @@ void offer_to_oom_killer();
 /// what other users have sent. Does nothing under sanitizers, which debug themselves.
 void forbid_core_dumps();
 
+/// If address space is limited (ulimit -v), all threads share one heap from now on: the C library
+/// gives each thread that allocates 64 MiB of its own, and what try_threads() found would be gone.
+/// To be called before there are threads.
+void keep_one_heap();
+
 /// How many more descriptors this process may open. `newest` is the descriptor that it opened last:
 /// the kernel always gives the lowest unused number, so at most `newest` others are open below it.
 std::size_t descriptors_left(int newest);

@@ -8,6 +8,10 @@
 
 #include <algorithm>
 #include <fstream>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
 
 #include "base/unique_fd.hpp"
 #include "tests/support/child_process.hpp"
@@ -84,6 +88,54 @@ TEST(ProcessLimits, DescriptorsLeftAreCountedFromTheNewest) {
 TEST(ProcessLimits, TryThreadsSucceedsForAFewThreads) {
   EXPECT_TRUE(try_threads(0).has_value());
   EXPECT_TRUE(try_threads(12).has_value());
+}
+
+/// A limit of address space so many bytes above what this process has.
+void leave_address_space(std::size_t bytes) {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlim_t most = pages * static_cast<std::size_t>(getpagesize()) + bytes;
+  const rlimit limit{most, most};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(126);
+}
+
+/// False if the system does not grant `count` threads that allocate before the next is started.
+bool make_threads_that_allocate(std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    try {
+      std::promise<std::unique_ptr<std::string>> text;
+      auto allocated = text.get_future();
+      std::thread([promise = std::move(text)]() mutable {
+        promise.set_value(std::make_unique<std::string>(100, 'x'));
+        pause();
+      }).detach();
+      allocated.wait();
+    } catch (const std::system_error&) {
+      return false;
+    }
+  }
+  return true;
+}
+
+TEST(ProcessLimits, WhatTryThreadsHasFoundIsThereForThreadsThatAllocate) {
+  if (kUnderSanitizer) GTEST_SKIP() << "a sanitizer's shadow needs terabytes of address space";
+  enum Outcome : int { refused = 3, granted = 4, granted_in_part = 5 };
+  constexpr std::size_t kThreads = 6;
+  int seen[6] = {};
+  for (std::size_t mib = 8; mib <= kThreads * 80; mib += 4) {
+    ChildProcess child([mib] {
+      leave_address_space(mib * kMiB);
+      keep_one_heap();
+      if (!try_threads(kThreads)) _exit(refused);
+      _exit(make_threads_that_allocate(kThreads) ? granted : granted_in_part);
+    });
+    const int status = child.wait();
+    ASSERT_TRUE(WIFEXITED(status)) << mib;
+    ++seen[std::min(WEXITSTATUS(status), 5)];
+  }
+  EXPECT_GT(seen[refused], 0);
+  EXPECT_GT(seen[granted], 0);
+  EXPECT_EQ(seen[granted_in_part], 0);
 }
 
 }  // namespace

@@ -84,6 +84,7 @@ Expected<int> run(int argc, char** argv) {
   auto user = wanted_user(*options);
   if (!user) return forward_error(user);
   if (auto dropped = drop_privileges(*options, *user); !dropped) return forward_error(dropped);
+  keep_one_heap();
   offer_to_oom_killer();  // an engine is started again; the keeper's end is the daemon's
   if (!options->core_dumps) forbid_core_dumps();
   // An engine that answers a question of the keeper logs to standard error, which the keeper reads.
