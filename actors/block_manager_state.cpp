@@ -27,7 +27,7 @@ struct BlockManagerState::Round {
 
 BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& config)
     : pool_(pool),
-      groups_(pool.memory().geometry().groups),
+      groups_(pool.groups()),
       hasher_(pool.hasher()),
       config_(config),
       tokens_per_block_(pool.tokens_per_block()),
@@ -100,7 +100,7 @@ void BlockManagerState::publish(const Sequence& sequence, Prefix& published,
   if (!config_.prefix_caching) return;
   const std::size_t to = sequence.computed / tokens_per_block_;
   if (published.depth >= to) return;
-  if (groups_[published.group].kind == CacheKind::full) {
+  if (groups_.is_chained(published.group)) {
     published =
         publish_run(sequence, published, table.subspan(published.depth, to - published.depth));
     return;
@@ -135,8 +135,8 @@ void BlockManagerState::announce(const Sequence& sequence, GroupId group, std::s
 
 std::vector<BlockManagerState::Table> BlockManagerState::empty_tables(DomainId domain) const {
   std::vector<Table> tables(groups_.count);
-  for (std::uint8_t g = 0; g < groups_.count; ++g)
-    tables[g].published = BlockPool::root(domain, GroupId{g});
+  for (std::size_t g = 0; g < groups_.count; ++g)
+    tables[g].published = BlockPool::root(domain, groups_.id(g));
   return tables;
 }
 
@@ -219,9 +219,9 @@ void BlockManagerState::demote(Round& round) {
 void BlockManagerState::release_passed(Sequence& sequence) {
   if (groups_.is_one_full()) return;
   std::vector<BlockId> passed;
-  for (std::uint8_t g = 0; g < groups_.count; ++g) {
+  for (std::size_t g = 0; g < groups_.count; ++g) {
     auto& table = sequence.tables[g].device;
-    const std::size_t end = std::min(first_place(GroupId{g}, sequence.computed), table.size());
+    const std::size_t end = std::min(first_place(groups_.id(g), sequence.computed), table.size());
     std::size_t first = end;
     while (first > 0 && table[first - 1] != kNullBlock) --first;
     passed.assign(table.begin() + std::ptrdiff_t(first), table.begin() + std::ptrdiff_t(end));
@@ -241,12 +241,12 @@ std::size_t BlockManagerState::lacking_blocks(const Sequence& sequence, std::siz
 /// Appends fresh blocks to the tables, as many as lacking_blocks() says.
 void BlockManagerState::append(Sequence& sequence, std::span<const BlockId> fresh,
                                std::size_t tokens) {
-  for (std::uint8_t g = 0; g < groups_.count; ++g) {
+  for (std::size_t g = 0; g < groups_.count; ++g) {
     auto& table = sequence.tables[g].device;
     const std::size_t from = table.size(), to = std::max(blocks_for(tokens), from);
     table.insert(table.end(), fresh.begin(), fresh.begin() + std::ptrdiff_t(to - from));
     fresh = fresh.subspan(to - from);
-    announce(sequence, GroupId{g}, from);
+    announce(sequence, groups_.id(g), from);
   }
 }
 
@@ -347,7 +347,7 @@ std::size_t BlockManagerState::find_copies(const Sequence& sequence, Table& tabl
   table.host.insert(table.host.end(), there.begin(), there.end());
   table.host.resize(blocks_for(sequence.computed), kNullBlock);
   table.host_published = from;
-  if (groups_[group].kind == CacheKind::full)  // found without a gap
+  if (groups_.is_chained(group))  // found without a gap
     for (; table.host_published.depth < there.size() &&
            table.host[table.host_published.depth] != kNullBlock;
          ++table.host_published.depth)
@@ -453,11 +453,11 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   // Admit a sequence only if all of its tokens fit (vLLM: scheduler_reserve_full_isl). available()
   // is a hint, so if no sequence is running, the engine tries even if it says no.
   std::size_t in_all = 0, now = 0;
-  for (std::uint8_t g = 0; g < groups_.count; ++g) {
-    const std::size_t first = first_place(GroupId{g}, start.computed);
+  for (std::size_t g = 0; g < groups_.count; ++g) {
+    const std::size_t first = first_place(groups_.id(g), start.computed);
     in_all += std::min(
         blocks_for(total) - first,
-        groups_[GroupId{g}].most_blocks(total, config_.max_num_batched_tokens, tokens_per_block_));
+        groups_.group[g].most_blocks(total, config_.max_num_batched_tokens, tokens_per_block_));
     now += blocks_for(start.computed + tokens) - first;
   }
   in_all = std::max(in_all, held.size()) - held.size();
@@ -488,8 +488,8 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
 void BlockManagerState::fill_tables(Round& round, Sequence& sequence, Start& start,
                                     std::span<const BlockId> fresh, std::size_t tokens) {
   const std::size_t end = blocks_for(tokens);
-  for (std::uint8_t g = 0; g < groups_.count; ++g) {
-    const GroupId group{g};
+  for (std::size_t g = 0; g < groups_.count; ++g) {
+    const GroupId group = groups_.id(g);
     Table& table = sequence.tables[g];
     auto& found = start.found.groups[g];
     const std::size_t first = first_place(group, start.computed);
@@ -571,13 +571,13 @@ BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence) {
   start.computed = sequence.computed;
   // Of what was found, the tokens behind the copies read less.
   PrefixHit passed{};
-  for (std::uint8_t g = 0; g < groups_.count; ++g) {
+  for (std::size_t g = 0; g < groups_.count; ++g) {
     auto& [device, host, end] = start.found.groups[g];
-    const std::size_t first = std::min(first_place(GroupId{g}, start.computed), device.size());
+    const std::size_t first = std::min(first_place(groups_.id(g), start.computed), device.size());
     append_blocks(passed.blocks, std::span(device).first(first));
     std::fill_n(device.begin(), first, kNullBlock);
     if (first != 0)
-      end = BlockPool::root(sequence.domain, GroupId{g}, static_cast<std::uint32_t>(first));
+      end = BlockPool::root(sequence.domain, groups_.id(g), static_cast<std::uint32_t>(first));
   }
   pool_.cancel(passed);
   return start;

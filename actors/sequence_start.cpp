@@ -19,39 +19,38 @@ class Search {
  public:
   Search(BlockPool& pool, const SequenceContent& sequence, std::size_t most, bool may_promote)
       : pool_(pool),
-        groups_(pool.memory().geometry().groups),
+        groups_(pool.groups()),
         sequence_(sequence),
         most_(most),
         may_promote_(may_promote) {
-    for (std::uint8_t g = 0; g < groups_.count; ++g)
+    for (std::size_t g = 0; g < groups_.count; ++g)
       start_.groups.push_back({std::vector<BlockId>(most, kNullBlock),
                                std::vector<BlockId>(most, kNullBlock),
-                               BlockPool::root(sequence.domain, GroupId{g})});
+                               BlockPool::root(sequence.domain, groups_.id(g))});
     has_searched_.resize(groups_.count);
   }
 
   SequenceStart run() {
     if (groups_.is_one_full()) {
-      search_run(GroupId{});
+      search_run(groups_.id(0));
       while (start_.hit < most_ && is_found(0, start_.hit)) ++start_.hit;
     } else {
       start_.hit = longest_hit(groups_, most_, pool_.tokens_per_block(),
                                [&](std::size_t g, std::size_t i) { return find(g, i); });
     }
-    for (std::uint8_t g = 0; g < groups_.count; ++g) keep_needed(GroupId{g});
+    for (std::size_t g = 0; g < groups_.count; ++g) keep_needed(groups_.id(g));
     pool_.cancel(unneeded_);
     return std::move(start_);
   }
 
  private:
-  bool is_chained(GroupId group) const { return groups_[group].kind == CacheKind::full; }
   bool is_found(std::size_t g, std::size_t i) const {
     return start_.groups[g].device[i] != kNullBlock || start_.groups[g].host[i] != kNullBlock;
   }
 
   bool find(std::size_t g, std::size_t i) {
-    const GroupId group{static_cast<std::uint8_t>(g)};
-    if (!is_chained(group))
+    const GroupId group = groups_.id(g);
+    if (!groups_.is_chained(group))
       search_one(group, i);
     else if (!has_searched_[g])
       search_run(group);
@@ -62,8 +61,8 @@ class Search {
   /// that ends. Never a device block behind a host block: both tiers evict the ends of sequences
   /// first.
   void search_run(GroupId group) {
-    has_searched_[group.value] = true;
-    auto& [device, host, end] = start_.groups[group.value];
+    has_searched_[groups_.place(group)] = true;
+    auto& [device, host, end] = start_.groups[groups_.place(group)];
     const PrefixHit there = match(pool_, Tier::device, sequence_, end, most_);
     std::copy(there.blocks.begin(), there.blocks.end(), device.begin());
     end = there.end;
@@ -73,7 +72,7 @@ class Search {
   }
 
   void search_one(GroupId group, std::size_t i) {
-    auto& [device, host, end] = start_.groups[group.value];
+    auto& [device, host, end] = start_.groups[groups_.place(group)];
     const Prefix place = BlockPool::root(sequence_.domain, group, static_cast<std::uint32_t>(i));
     if (const PrefixHit there = match(pool_, Tier::device, sequence_, place, 1);
         !there.blocks.empty()) {
@@ -85,7 +84,7 @@ class Search {
   }
 
   void keep_needed(GroupId group) {
-    auto& [device, host, end] = start_.groups[group.value];
+    auto& [device, host, end] = start_.groups[groups_.place(group)];
     const std::size_t first =
         groups_[group].first_block(start_.hit * pool_.tokens_per_block(), pool_.tokens_per_block());
     for (std::vector<BlockId>* table : {&device, &host}) {
@@ -94,7 +93,7 @@ class Search {
       std::fill_n(table->begin(), first, kNullBlock);
       table->resize(start_.hit);
     }
-    if (!is_chained(group))
+    if (!groups_.is_chained(group))
       end = BlockPool::root(sequence_.domain, group, static_cast<std::uint32_t>(first));
     else if (end.depth > start_.hit)
       end = {sequence_.domain,
@@ -142,7 +141,7 @@ SequenceStart find_start(BlockPool& pool, const SequenceContent& sequence, std::
 std::vector<BlockId> find_blocks(BlockPool& pool, Tier tier, const SequenceContent& sequence,
                                  const Prefix& from, std::size_t end) {
   std::vector<BlockId> blocks(end - from.depth, kNullBlock);
-  if (pool.memory().geometry().groups[from.group].kind == CacheKind::full) {
+  if (pool.groups().is_chained(from.group)) {
     std::ranges::copy(match(pool, tier, sequence, from, blocks.size()).blocks, blocks.begin());
     return blocks;
   }

@@ -8,7 +8,7 @@ namespace kvhive {
 
 Expected<double> SwapperState::move(const StepPlan& plan) {
   const StopWatch watch;
-  const std::size_t bytes = memory_.geometry().kv.block_bytes();
+  const std::size_t bytes = memory_.geometry().block_bytes();
   std::byte* const device = memory_.arena(Tier::device);
   std::byte* const host = memory_.arena(Tier::host);
   block_copy_cpu(whole_blocks(device, host, bytes, plan.swap_out));

@@ -31,6 +31,8 @@ inline constexpr std::uint32_t kMaxProcesses = 31;
 /// A domain: clients of the same domain share cached blocks, clients of different domains do not.
 /// The operator decides which user is in which domain (options `sharing` and `domains`).
 using DomainId = StrongId<struct DomainIdTag, std::uint16_t>;
+/// A model of a pool, by its place among the daemon's (option `model`).
+using ModelId = StrongId<struct ModelIdTag, std::uint8_t>;
 /// A cache group of a pool (config/cache_groups.hpp): layers that see the same part of a sequence.
 using GroupId = StrongId<struct GroupIdTag, std::uint8_t>;
 

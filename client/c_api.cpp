@@ -70,6 +70,7 @@ kvhive::ClientOptions client_options(const kvhive_options& options) {
   out.channel_bytes = options.channel_bytes;
   out.connect_timeout = std::chrono::milliseconds(options.connect_timeout_ms);
   if (options.domain != nullptr) out.domain = options.domain;
+  if (options.model != nullptr) out.model = options.model;
   return out;
 }
 

@@ -127,7 +127,7 @@ Result<Client> Client::connect(const ClientOptions& options) {
   auto connection =
       Connection::open(options.socket, options.engine.value_or(kAnyEngine),
                        options.channel_bytes == 0 ? kDefaultChannelBytes : options.channel_bytes,
-                       options.domain, poll_timeout(options.connect_timeout));
+                       options.domain, options.model, poll_timeout(options.connect_timeout));
   if (!connection) return public_error(connection.error());
   return Client(std::make_unique<State>(std::move(*connection)));
 }

@@ -52,15 +52,19 @@ bool is_readable(const UniqueFd& socket) {
 
 Expected<Connection> Connection::open(const std::string& socket_path, std::uint32_t engine,
                                       std::size_t channel_bytes, const std::string& domain,
-                                      int timeout_ms) {
+                                      const std::string& model, int timeout_ms) {
   if (!domain.empty() && !is_domain_name(domain))
     return failure(
         Errc::bad_argument,
         "domain: '" + domain + "' is no name of a domain; those have " + kDomainNameRule);
   auto socket = connect_to_daemon(socket_path.empty() ? default_socket() : socket_path, timeout_ms);
   if (!socket) return forward_error(socket);
-  auto welcome = say_hello(socket->get(), ClientHello{channel_bytes, engine, FixedText<36>(domain)},
-                           timeout_ms);
+  const ClientHello hello{channel_bytes, engine, FixedText<36>(domain), FixedText<72>(model)};
+  if (hello.model.str() != model)
+    return failure(Errc::bad_argument, "model: '" + model +
+                                           "' is no name of a model; those have "
+                                           "at most 64 bytes");
+  auto welcome = say_hello(socket->get(), hello, timeout_ms);
   if (!welcome) return forward_error(welcome);
   auto& fds = welcome->fds;
   if (fds.size() != 4) return failure(Errc::bad_format, "the daemon's welcome carries no channel");

@@ -15,10 +15,12 @@ struct Connection {
   /// \param socket_path  empty = default_socket()
   /// \param engine  the number of the engine that shall serve the channel; kAnyEngine = any
   /// \param domain  the domain that is asked for; empty = this user's
+  /// \param model   whose engines are to serve; empty = the daemon's first
   /// \param timeout_ms  how long a stopped or overloaded daemon is waited for
   [[nodiscard]] static Expected<Connection> open(const std::string& socket_path,
                                                  std::uint32_t engine, std::size_t channel_bytes,
-                                                 const std::string& domain, int timeout_ms);
+                                                 const std::string& domain,
+                                                 const std::string& model, int timeout_ms);
 
   /// Sleeps until the doorbell rings, the timeout has run out or a signal has come. An error = the
   /// daemon has ended the connection.

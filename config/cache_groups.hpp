@@ -53,13 +53,20 @@ std::string to_string(const CacheGroup& group);
 
 inline constexpr std::size_t kMostGroups = 16;
 
-/// The groups of a pool, by GroupId. Fixed when the pool is made.
+/// The groups of a model. Fixed when the pool is made.
 struct CacheGroups {
   std::uint32_t count = 1;
+  /// The number of the first one in its pool: those of the models before it come first.
+  std::uint32_t first = 0;
   std::array<CacheGroup, kMostGroups> group{};
 
   std::span<const CacheGroup> all() const { return {group.data(), count}; }
-  const CacheGroup& operator[](GroupId id) const { return group[id.value]; }
+  /// The number in the pool of the model's g-th group, and back.
+  GroupId id(std::size_t g) const { return GroupId{static_cast<std::uint8_t>(first + g)}; }
+  std::size_t place(GroupId id) const { return id.value - first; }
+  const CacheGroup& operator[](GroupId id) const { return group[place(id)]; }
+  /// Whether a block is known by the one before it, and so found only behind it.
+  bool is_chained(GroupId id) const { return (*this)[id].kind == CacheKind::full; }
   /// As without groups: nothing is freed while a sequence lives.
   bool is_one_full() const { return count == 1 && group[0].kind == CacheKind::full; }
   /// Of all groups together.

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "config/lora_modules.hpp"
+#include "config/hosted_models.hpp"
 #include "config/option_table.hpp"
 #include "config/options.hpp"
 
@@ -48,6 +49,7 @@ Expected<void> check_options(const Options& o) {
     return failure(Errc::bad_argument, "model is not set; give --model DIRECTORY");
   for (const OptionField& field : option_fields())
     if (auto checked = check_range(o, field); !checked) return checked;
+  if (auto models = hosted_models(o); !models) return forward_error(models);
   if (auto modules = parse_lora_modules(o.lora_modules); !modules) return forward_error(modules);
   if (o.max_num_batched_tokens < o.max_num_seqs)
     return bad_value(

@@ -25,11 +25,13 @@ struct KvLayout {
   std::uint32_t block_size = 0;  ///< S, tokens per block
   Dtype dtype = Dtype::bf16;
   PageLayout pages = PageLayout::rows;
+  /// Bytes behind the last layer, where another model of the pool needs larger blocks.
+  std::uint32_t padding = 0;
 
   /// Bytes of one layer: 2*S*G*D*dtype (vLLM: AttentionSpec.page_size_bytes), and the scales.
   std::size_t layer_bytes() const { return 2 * (plane_bytes() + scales_bytes()); }
-  /// Bytes of a whole block, all layers.
-  std::size_t block_bytes() const { return layers * layer_bytes(); }
+  /// Bytes of a whole block: all layers, and the padding.
+  std::size_t block_bytes() const { return layers * layer_bytes() + padding; }
   /// Bytes of K alone (or V alone) of one layer in one block.
   std::size_t plane_bytes() const {
     return std::size_t{kv_heads} * block_size * head_size * bytes_of(dtype);

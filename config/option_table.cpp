@@ -179,15 +179,25 @@ constexpr OptionType kUser = {ValueKind::text,
 constexpr OptionField kFields[] = {
     {.name = "model",
      .type = kDirectory<&Options::model>,
-     .help = "model directory in Hugging Face's format"},
+     .help =
+         "model directory in Hugging Face's format; or several models that share the pool, each "
+         "with the name that clients call it by: NAME=DIRECTORY",
+     .is_list = true},
+    {.name = "model-options",
+     .type = kValue<&Options::model_options>,
+     .help =
+         "of several models, what one has for itself: engines, block-size, max-model-len, "
+         "min-blocks (that others do not evict), e.g. a=engines:2,min-blocks:25%;b=block-size:32",
+     .unit = "name=option:value"},
     {.name = "lora-modules",
      .type = kValue<&Options::lora_modules>,
      .help = "LoRA adapters of the model that requests may name: NAME=DIRECTORY,NAME=DIRECTORY",
-     .unit = "name=directory"},
+     .unit = "name=directory",
+     .is_list = true},
     {.name = "socket", .type = kFile<&Options::socket>, .help = "the daemon's Unix socket"},
     {.name = "engines",
      .type = kValue<&Options::engines>,
-     .help = "engine processes that share the pool",
+     .help = "engine processes of each model; all share the pool",
      .range = {1, kMaxProcesses}},
     {.name = "threads",
      .type = kValue<&Options::threads>,

@@ -52,6 +52,7 @@ struct OptionField {
   std::string_view unit = {};  ///< what a number counts ("tokens"), or what a text names ("user")
   std::string_view zero = {};  ///< what 0 stands for, and then it is accepted whatever the range
   OptionRange range = {};
+  bool is_list = false;  ///< a flag that is given several times adds, with a comma between
 };
 
 /// Whether an option may change while a daemon runs (kvhive reload).

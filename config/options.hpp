@@ -63,11 +63,14 @@ constexpr std::array<std::string_view, 6> names_of(LogLevel) {
 }
 
 struct Options {
-  std::string model;  ///< directory in Hugging Face's format
+  /// Directory in Hugging Face's format; or several models, NAME=DIRECTORY,...
+  /// (config/hosted_models.hpp).
+  std::string model;
+  std::string model_options;  ///< of some of several models; empty = all have the same
   /// Adapters that requests may name: NAME=DIRECTORY,... (config/lora_modules.hpp); empty = none.
   std::string lora_modules;
   std::string socket;         ///< path of the daemon's Unix socket; empty = default_socket()
-  std::uint32_t engines = 1;  ///< engine processes that share the pool, at most 31
+  std::uint32_t engines = 1;  ///< engine processes of each model; at most 31 share a pool
   std::uint32_t threads = 0;  ///< compute threads of each engine; 0 = cores / engines
   RequestedDevice device = RequestedDevice::automatic;
 

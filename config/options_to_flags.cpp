@@ -14,12 +14,12 @@ std::vector<std::string> to_flags(const Options& options) {
   return flags;
 }
 
-std::vector<std::string> to_flags(const ResolvedOptions& options) {
-  Options found = options.asked;
+std::vector<std::string> to_flags(const ResolvedOptions& options, ModelId model) {
+  Options found = options.models.empty() ? options.asked
+                                         : options_of(options.asked, options.models, model.value);
   found.device = options.device == DeviceKind::cuda ? RequestedDevice::cuda : RequestedDevice::cpu;
   found.user.clear();  // the daemon is that user already
   found.gpu_memory_sharing = options.gpu_memory_sharing;
-  if (options.max_model_len != 0) found.max_model_len = options.max_model_len;
   return to_flags(found);
 }
 

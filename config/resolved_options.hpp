@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "config/options.hpp"
 #include "config/pool_geometry.hpp"
+#include "config/hosted_models.hpp"
 
 namespace kvhive {
 
@@ -15,11 +15,11 @@ struct ResolvedOptions {
   Options asked;  ///< as the operator wrote them; for the members below look there
   DeviceKind device = DeviceKind::cpu;                                ///< of asked.device
   GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;  ///< vmm or ipc on a GPU
-  std::uint32_t max_model_len = 0;  ///< tokens; 0 = the pool is not sized yet
+  std::vector<HostedModel> models;  ///< with the block size and the length that they have
 };
 
-/// The flags of an engine: to_flags(asked), with resolved values in place of the asked ones, so
-/// that an engine cannot resolve them differently.
-std::vector<std::string> to_flags(const ResolvedOptions& options);
+/// The flags of an engine of this model: to_flags(asked), with resolved values in place of the
+/// asked ones, so that an engine cannot resolve them differently.
+std::vector<std::string> to_flags(const ResolvedOptions& options, ModelId model = {});
 
 }  // namespace kvhive

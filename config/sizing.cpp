@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/byte_size.hpp"
+#include "base/round_up.hpp"
 
 namespace kvhive {
 namespace {
@@ -50,10 +51,8 @@ std::size_t blocks_of_a_sequence(const Options& options, const KvLayout& layout,
   return groups.most_blocks(tokens, options.max_num_batched_tokens, layout.block_size);
 }
 
-Expected<PoolSize> size_pool(const Options& options, DeviceKind device, const KvLayout& layout,
-                             const CacheGroups& groups, const MemoryFigures& memory,
-                             std::uint32_t model_positions) {
-  const std::size_t block_bytes = layout.block_bytes();
+Expected<PoolSize> size_pool(const Options& options, DeviceKind device, std::size_t block_bytes,
+                             const MemoryFigures& memory) {
   std::size_t device_blocks = options.num_gpu_blocks_override;
   if (device_blocks == 0) {
     auto bytes = kv_bytes(options, device, memory);
@@ -69,8 +68,31 @@ Expected<PoolSize> size_pool(const Options& options, DeviceKind device, const Kv
                                            " device blocks of " + format_bytes(block_bytes) +
                                            "; it takes at least 2 and at most 2^30");
 
-  PoolSize size{static_cast<std::uint32_t>(device_blocks), static_cast<std::uint32_t>(host_blocks),
-                0};
+  return PoolSize{static_cast<std::uint32_t>(device_blocks),
+                  static_cast<std::uint32_t>(host_blocks)};
+}
+
+std::uint32_t tokens_in(std::size_t bytes, const KvLayout& layout) {
+  constexpr std::size_t kMost = 1024;
+  const std::size_t now = layout.block_size;
+  const std::size_t times = std::min(bytes / layout.block_bytes(), kMost / now);
+  return static_cast<std::uint32_t>(std::max(times, std::size_t{1}) * now);
+}
+
+void equalize(std::span<KvLayout*> layouts) {
+  constexpr std::size_t kCacheLine = 64;
+  if (layouts.size() == 1) return;
+  std::size_t largest = 0;
+  for (const KvLayout* layout : layouts)
+    largest = std::max(largest, round_up(layout->block_bytes(), kCacheLine));
+  for (KvLayout* layout : layouts)
+    layout->padding += static_cast<std::uint32_t>(largest - layout->block_bytes());
+}
+
+Expected<std::uint32_t> longest_sequence(const Options& options, const PoolSize& size,
+                                         const KvLayout& layout, const CacheGroups& groups,
+                                         std::uint32_t model_positions) {
+  const std::size_t block_bytes = layout.block_bytes(), device_blocks = size.device_blocks;
   const std::size_t held =
       groups.longest_sequence(device_blocks - 1, options.max_num_batched_tokens, layout.block_size,
                               std::max(model_positions, options.max_model_len));
@@ -88,8 +110,7 @@ Expected<PoolSize> size_pool(const Options& options, DeviceKind device, const Kv
             format_bytes(blocks_of_a_sequence(options, layout, groups, wanted) * block_bytes) +
             " of KV, the pool has " + format_bytes((device_blocks - 1) * block_bytes) +
             "; at most " + std::to_string(held) + " tokens fit");
-  size.max_model_len = static_cast<std::uint32_t>(wanted);
-  return size;
+  return static_cast<std::uint32_t>(wanted);
 }
 
 }  // namespace kvhive

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "base/expected.hpp"
@@ -20,7 +21,8 @@ struct MemoryFigures {
   std::size_t total = 0;
   std::size_t available = 0;  ///< now, other programs counted
   std::size_t weights = 0;    ///< shared by all engines
-  /// Private memory of one engine at its largest step, measured by a profile run.
+  /// Private memory of one engine at its largest step, measured by a profile run; of several models
+  /// the mean.
   std::size_t engine_peak = 0;
   std::string bound = "the machine";  ///< what leaves no more than `available`
 };
@@ -31,7 +33,6 @@ struct MemoryFigures {
 struct PoolSize {
   std::uint32_t device_blocks = 0;  ///< the null block included
   std::uint32_t host_blocks = 0;
-  std::uint32_t max_model_len = 0;  ///< what was asked for, or the most that model and pool allow
 };
 
 /// The most blocks that one sequence of so many tokens holds at a time, in all groups.
@@ -47,11 +48,22 @@ bool needs_profile_run(const Options& options);
 
 /// num_gpu_blocks_override, else kv_cache_memory_bytes / block bytes, else what
 /// gpu_memory_utilization (of the machine, or of what is free of a GPU) leaves after weights and
-/// the engines' peaks. One sequence of max_model_len must fit. Errors name what is needed and what
-/// there is, and what to change.
+/// the engines' peaks. Errors name what is needed and what there is, and what to change.
 [[nodiscard]] Expected<PoolSize> size_pool(const Options& options, DeviceKind device,
-                                           const KvLayout& layout, const CacheGroups& groups,
-                                           const MemoryFigures& memory,
-                                           std::uint32_t model_positions);
+                                           std::size_t block_bytes, const MemoryFigures& memory);
+
+/// How many tokens a block of the model has, if blocks have `bytes`: a multiple of what it has in
+/// `layout`, as far as they fit, and at most 1024.
+std::uint32_t tokens_in(std::size_t bytes, const KvLayout& layout);
+
+/// Pads the models' blocks to the same number of bytes.
+void equalize(std::span<KvLayout*> layouts);
+
+/// The longest sequence of a model, in tokens: Options::max_model_len, or the most that model and
+/// pool allow. Errors: more is asked for.
+[[nodiscard]] Expected<std::uint32_t> longest_sequence(const Options& options, const PoolSize& size,
+                                                       const KvLayout& layout,
+                                                       const CacheGroups& groups,
+                                                       std::uint32_t model_positions);
 
 }  // namespace kvhive

@@ -14,8 +14,8 @@ void SequenceNames::extend(const BlockHasher& hasher, std::span<const TokenId> t
     const auto content = tokens.subspan(block * tokens_per_block_, tokens_per_block_);
     for (std::size_t g = 0; g < groups_.count; ++g) {
       auto& [names, extras] = of_[g];
-      const GroupId group{static_cast<std::uint8_t>(g)};
-      const bool is_chained = is_full(groups_[group]);
+      const GroupId group = groups_.id(g);
+      const bool is_chained = groups_.is_chained(group);
       const ExtraKey extra = is_chained && block != 0 ? kNoExtraKey : digest_;
       const Hash128 parent = is_chained && block != 0 ? names.back() : hasher.root(domain_, group);
       names.push_back(hasher.child(parent, content, extra));

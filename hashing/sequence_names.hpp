@@ -28,9 +28,9 @@ class SequenceNames {
 
   /// How many blocks have names.
   std::size_t blocks() const { return of_[0].names.size(); }
-  std::span<const Hash128> names(GroupId group) const { return of_[group.value].names; }
+  std::span<const Hash128> names(GroupId group) const { return of_[groups_.place(group)].names; }
   /// The blocks' extra keys; empty if none has one.
-  std::span<const ExtraKey> extras(GroupId group) const { return of_[group.value].extras; }
+  std::span<const ExtraKey> extras(GroupId group) const { return of_[groups_.place(group)].extras; }
 
  private:
   struct OfGroup {

@@ -25,7 +25,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 17;
+inline constexpr std::uint32_t kProtocolVersion = 18;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -100,6 +100,7 @@ struct EngineWelcome {
   std::uint32_t slot = 0;    ///< the engine's process slot in the pool
   std::uint32_t life = 0;    ///< how many engines have had this slot (ipc/channel/slot_state.hpp)
   std::uint32_t pid = 0;  ///< the engine's pid in the keeper's PID namespace; 0 = not visible there
+  std::uint32_t model = 0;  ///< which of the pool's models it computes: a ModelId
   /// After the descriptors that this mask names, the message carries those of the board
   /// (ipc/channel/board.hpp) and of the weights in GPU memory, if there are any.
   std::uint32_t objects = 0;
@@ -109,8 +110,10 @@ struct EngineHello {
   using Welcome = EngineWelcome;
   std::uint32_t layout_hash = 0;
   std::uint32_t engine = kAnyEngine;  ///< the number that the engine asks for
-  /// The geometry of the KV that the engine computes; the keeper ignores the numbers of blocks.
-  PoolGeometry geometry;
+  /// Of the KV that the engine computes. The keeper ignores padding and the groups' numbers: these
+  /// are the pool's.
+  ModelCache cache;
+  DeviceKind device{};
   FixedText<64> gpu;     ///< DeviceFacts::uuid; empty on the CPU
   FixedText<512> model;  ///< the model's name
 };
@@ -142,6 +145,7 @@ struct ClientHello {
   /// The domain that the client asks for; empty = its user's. 36 bytes, so that there is no
   /// padding.
   FixedText<36> domain{};
+  FixedText<72> model{};  ///< that is to serve the channel; empty = the daemon's first
 };
 
 /// client -> keeper: the client has mapped its requests for writing, and has sealed them: nobody
@@ -153,7 +157,7 @@ struct RequestsSealed {
 struct InspectorWelcome {
   static constexpr MessageType kType = MessageType::inspector_welcome;
   std::uint32_t objects = 0;  ///< the descriptors are opened for reading only
-  FixedText<512> model;       ///< the model's name
+  FixedText<512> model;       ///< the models' names
 };
 struct InspectorHello {
   static constexpr MessageType kType = MessageType::inspector_hello;
@@ -308,6 +312,7 @@ struct Order {
   std::uint32_t is_at_once = 0;  ///< 1 = the engine's requests are not waited for: others go on
                                  ///< with them
   std::uint32_t version = 0;     ///< take_over: the ledger's, as the other program has it
+  FixedText<72> model{};         ///< add: that the engine serves; empty = the first
 };
 /// The keeper's answer to an Order that is done. Tail: what has become of it, as JSON.
 struct Done {

@@ -6,8 +6,10 @@
 
 namespace kvhive {
 
-BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub, EraseOnDevice erase)
+BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub, EraseOnDevice erase,
+                     ModelId model)
     : memory_(memory),
+      model_(memory.geometry()[model]),
       slot_(slot),
       self_(slot),
       scrub_(scrub),
@@ -15,10 +17,11 @@ BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub, Er
       index_(memory.index(), memory.layout().index_buckets),
       journal_(memory),
       counters_(&memory.control().processes[slot.value].counters),
-      lanes_(memory, slot),
+      lanes_(memory, slot, model),
       references_(memory.geometry().total_blocks()),
       own_serials_(memory.geometry().total_blocks()) {
   KV_CHECK(slot.value < kMaxProcesses, slot.value);
+  KV_CHECK(model.value < memory.geometry().model_count, model.value);
   KV_CHECK(memory.is_mapped(Tier::device) || erase_ || scrub == Scrub::never);
   for (const Tier t : {Tier::device, Tier::host})
     tiers_.push_back({FreeBlocks(memory, t), IdleOrder(memory, t)});
@@ -30,7 +33,7 @@ Prefix BlockPool::root(DomainId domain, GroupId group, std::uint32_t depth) {
 
 /// Moves `end` behind a block with this uid.
 void BlockPool::advance(Prefix& end, std::uint64_t uid) const {
-  if (memory_.geometry().groups[end.group].kind == CacheKind::full) [[likely]]
+  if (model_.groups.is_chained(end.group)) [[likely]]
     end.uid = uid;
   ++end.depth;
 }

@@ -82,8 +82,9 @@ class BlockPool {
   /// \param slot    used by no other process or BlockPool
   /// \param erase   required if this process does not map the device tier and `scrub` is not
   ///                `never`
+  /// \param model   this process's: whose blocks it matches and publishes
   BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub = Scrub::on_domain_change,
-            EraseOnDevice erase = {});
+            EraseOnDevice erase = {}, ModelId model = {});
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -192,7 +193,8 @@ class BlockPool {
   bool is_own(BlockId block) const {
     return own_serials_[block.value] != 0 && own_serials_[block.value] == view(block).serial();
   }
-  std::uint32_t tokens_per_block() const { return memory_.geometry().tokens_per_block; }
+  std::uint32_t tokens_per_block() const { return model_.tokens_per_block; }
+  const CacheGroups& groups() const { return model_.groups; }
   const PoolMemory& memory() const { return memory_; }
   BlockHasher hasher() const { return BlockHasher(memory_.control().header.secret); }
   SlotCounters& counters() const { return *counters_; }
@@ -295,6 +297,7 @@ class BlockPool {
   void free_block(BlockId block);
 
   const PoolMemory& memory_;
+  ModelCache model_;
   ProcessSlot slot_;
   Holder self_;  ///< this process's holder bit in block words, from slot_
   Scrub scrub_;

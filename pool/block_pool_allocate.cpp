@@ -187,7 +187,7 @@ bool BlockPool::evict(Demand& demand, Candidate candidate) {
   if (!b.change(seen, seen.taken_by(self_))) return false;
   KV_KILL_POINT("evict.after_cas");
   index_.erase(b.name(), block);
-  lanes_.evicted(block, b.domain());
+  lanes_.evicted(block, lanes_.of(b));
   if (demand.evicted != nullptr)
     demand.evicted->push_back({block, b.name(), b.uid(), b.domain(), {}});
   begin_filling(block, demand);

@@ -12,7 +12,7 @@ namespace {
 
 /// Not inlined, so that pin() stays small.
 [[gnu::cold, gnu::noinline]] void count_pinned(Lanes& lanes, BlockId block, BlockView b) {
-  lanes.idle_changed(block, b.domain(), -1);
+  lanes.idle_changed(block, lanes.of(b), -1);
 }
 
 }  // namespace
@@ -26,7 +26,7 @@ class BlockPool::MatchPrefetch {
       : pool_(pool),
         chain_(chain),
         tier_(tier),
-        payload_bytes_(pool.memory_.is_mapped(tier) ? pool.memory_.geometry().kv.block_bytes() : 0),
+        payload_bytes_(pool.memory_.is_mapped(tier) ? pool.memory_.geometry().block_bytes() : 0),
         first_block_(pool.memory_.tier_layout(tier).first_block) {
     for (std::size_t i = 0; i < std::min(chain.size(), kBucketsAhead); ++i)
       pool_.index_.prefetch(chain[i]);

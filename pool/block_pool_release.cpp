@@ -11,10 +11,10 @@ namespace {
 [[gnu::cold, gnu::noinline]] BlockWord unpin_and_count(Lanes& lanes, BlockId block, BlockView b,
                                                        Holder self) {
   // Read before: as soon as the block is idle, another process may take it for another domain.
-  const DomainId domain = b.domain();
+  const std::size_t lane = lanes.of(b);
   const BlockWord before = b.unpin(self);
   KV_KILL_POINT("unpin.not_yet_counted");
-  if (before.holders() == self.bit) lanes.idle_changed(block, domain, +1);
+  if (before.holders() == self.bit) lanes.idle_changed(block, lane, +1);
   return before;
 }
 

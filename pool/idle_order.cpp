@@ -4,7 +4,6 @@
 
 #include "base/kill_point.hpp"
 #include "base/prefetch.hpp"
-#include "pool/lanes.hpp"
 
 namespace kvhive {
 
@@ -13,16 +12,14 @@ IdleOrder::IdleOrder(const PoolMemory& memory, Tier tier)
       layout_(memory.tier_layout(tier)),
       control_(&memory.control().tiers[std::size_t(tier)]),
       ring_(memory.ring(tier)),
-      ring_mask_(layout_.ring_slots - 1) {
-  const std::size_t lanes = lanes_of(memory.geometry(), tier);
-  for (std::size_t lane = 0; lane < lanes; ++lane)
+      ring_mask_(layout_.ring_slots - 1),
+      lanes_(memory.geometry(), tier) {
+  for (std::size_t lane = 0; lane < lanes_.count(); ++lane)
     cursors_.push_back({.lane = lane, .control = &control_->lanes[lane]});
 }
 
-/// The lane of a published block. Its domain does not change while it is published.
-std::size_t IdleOrder::lane_of(BlockView block) const {
-  return cursors_.size() == 1 ? 0 : kvhive::lane_of(block.domain(), cursors_.size());
-}
+/// The lane of a published block. It does not change while the block is published.
+std::size_t IdleOrder::lane_of(BlockView block) const { return lanes_.of(block); }
 
 LaneControl& IdleOrder::control_of(BlockId block) const {
   return control_->lanes[lane_of(BlockView(descriptors_[block.value]))];

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "pool/lanes.hpp"
 #include "pool/pool_memory.hpp"
 
 namespace kvhive {
@@ -117,6 +118,7 @@ class IdleOrder {
   TierControl* control_;
   std::atomic<std::uint32_t>* ring_;
   std::uint64_t ring_mask_;
+  LaneMap lanes_;
   std::vector<Cursor> cursors_;  ///< by lane
 };
 

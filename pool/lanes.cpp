@@ -32,6 +32,17 @@ std::size_t less(std::size_t from, std::size_t take) { return from - std::min(fr
 
 }  // namespace
 
+LaneMap::LaneMap(const PoolGeometry& geometry, Tier tier)
+    : geometry_(&geometry),
+      is_by_model_(tier == Tier::device && geometry.has_model_minimums()),
+      count_(is_by_model_           ? geometry.model_count + std::size_t{1}
+             : tier == Tier::device ? geometry.limited_domains() + std::size_t{1}
+                                    : 1) {
+  for (std::size_t lane = 1; lane < count_; ++lane)
+    limits_[lane] = is_by_model_ ? BlockLimits{geometry.model_minimums[lane - 1], 0}
+                                 : geometry.limits[lane - 1];
+}
+
 LaneTotals lane_totals(const ControlBlock& control, std::size_t lane) {
   const LaneControl& shared = control.tiers[std::size_t(Tier::device)].lanes[lane];
   LaneTotals totals = counted(control, lane);
@@ -43,12 +54,12 @@ LaneTotals lane_totals(const ControlBlock& control, std::size_t lane) {
 }
 
 std::vector<LaneTotals> count_lanes(const PoolMemory& memory) {
-  const std::size_t lanes = lanes_of(memory.geometry(), Tier::device);
-  std::vector<LaneTotals> totals(lanes);
+  const LaneMap lanes(memory.geometry(), Tier::device);
+  std::vector<LaneTotals> totals(lanes.count());
   for (std::uint32_t id = 1; id < memory.geometry().device_blocks; ++id) {
     const BlockView block = memory.block(BlockId{id});
     const BlockWord word = block.word();
-    LaneTotals& lane = totals[lane_of(block.domain(), lanes)];
+    LaneTotals& lane = totals[lanes.of(block)];
     lane.cached += word.is_ready();
     lane.idle += word.is_idle();
     lane.filling += word.state() == BlockState::filling;
@@ -58,7 +69,7 @@ std::vector<LaneTotals> count_lanes(const PoolMemory& memory) {
 
 void recount_lanes(const PoolMemory& memory) {
   ControlBlock& control = memory.control();
-  const std::size_t lanes = lanes_of(memory.geometry(), Tier::device);
+  const std::size_t lanes = LaneMap(memory.geometry(), Tier::device).count();
   if (lanes == 1) return;
   std::array<LaneTotals, kMostLanes> before;
   const auto is_unchanged = [&] {
@@ -82,11 +93,11 @@ void recount_lanes(const PoolMemory& memory) {
   }
 }
 
-Lanes::Lanes(const PoolMemory& memory, ProcessSlot slot)
+Lanes::Lanes(const PoolMemory& memory, ProcessSlot slot, ModelId model)
     : control_(&memory.control()),
-      limits_(memory.geometry().limits),
-      count_(lanes_of(memory.geometry(), Tier::device)),
-      counted_blocks_(count_ == 1 ? 0 : memory.geometry().device_blocks),
+      map_(memory.geometry(), Tier::device),
+      model_(model),
+      counted_blocks_(count() == 1 ? 0 : memory.geometry().device_blocks),
       own_(memory.control().processes[slot.value].lanes.data()),
       filled_for_(counted_blocks_) {}
 
@@ -100,8 +111,8 @@ void Lanes::count_taken(BlockId block, DomainId domain) {
   KV_KILL_POINT("lanes.taken");
 }
 
-void Lanes::count_evicted(DomainId domain) {
-  LaneCounters& lane = own_[of(domain)];
+void Lanes::count_evicted(std::size_t number) {
+  LaneCounters& lane = own_[number];
   KV_KILL_POINT("lanes.before_evicted");
   bump(lane.cached, -1);
   KV_KILL_POINT("lanes.half_evicted");
@@ -125,7 +136,7 @@ void Lanes::count_freed(BlockId block) {
 }
 
 void Lanes::forget_filling() {
-  for (std::size_t lane = 0; lane < count_; ++lane) {
+  for (std::size_t lane = 0; lane < count(); ++lane) {
     KV_KILL_POINT("lanes.before_forgotten");
     own_[lane].filling.store(0, relaxed);
     KV_KILL_POINT("lanes.forgotten");
@@ -135,9 +146,9 @@ void Lanes::forget_filling() {
 // -- limits ---------------------------------------------------------------------------------------
 
 std::size_t Lanes::available(DomainId domain, std::size_t total) const {
-  if (count_ == 1) return total;
+  if (count() == 1) return total;
   const std::size_t own = of(domain);
-  for (std::size_t lane = 1; lane < count_; ++lane) {
+  for (std::size_t lane = 1; lane < count(); ++lane) {
     if (lane == own || limits(lane).min == 0) continue;
     const LaneTotals has = totals(lane);
     const std::size_t protects = less(limits(lane).min, has.held());
@@ -149,9 +160,9 @@ std::size_t Lanes::available(DomainId domain, std::size_t total) const {
 }
 
 std::size_t Lanes::capacity(DomainId domain, std::size_t total) const {
-  if (count_ == 1) return total;
+  if (count() == 1) return total;
   const std::size_t own = of(domain);
-  for (std::size_t lane = 1; lane < count_; ++lane)
+  for (std::size_t lane = 1; lane < count(); ++lane)
     if (lane != own) total = less(total, limits(lane).min);
   const std::size_t most = limits(own).max;
   return most != 0 ? std::min(total, most) : total;
@@ -168,13 +179,14 @@ bool Lanes::is_at_maximum(DomainId domain, std::size_t count) const {
 }
 
 bool Lanes::is_within_minimum(DomainId domain, std::size_t more) const {
+  if (map_.is_by_model()) return false;
   const std::size_t own = of(domain), least = limits(own).min;
   return least != 0 && totals(own).held() + more <= least;
 }
 
 std::vector<std::size_t> Lanes::evictable(DomainId domain, std::size_t count) const {
-  std::vector<std::size_t> most(count_);
-  for (std::size_t lane = 0; lane < count_; ++lane) {
+  std::vector<std::size_t> most(map_.count());
+  for (std::size_t lane = 0; lane < most.size(); ++lane) {
     const LaneTotals has = totals(lane);
     // The domain's own lane as it will be, when it has the new blocks.
     const std::size_t all = has.all() + (lane == of(domain) ? count : 0);

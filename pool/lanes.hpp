@@ -1,12 +1,13 @@
 #pragma once
 // How many blocks of the device tier each domain has, for the domains that have limits
 // (PoolGeometry::limits): a minimum, below which others' allocations do not evict the domain's
-// blocks, and a maximum.
+// blocks, and a maximum. Or how many each model has, if models have minimums
+// (PoolGeometry::model_minimums).
 //
-// Each such domain has a lane. Lane 0 is of all other domains, and has no limits. Which lane a
-// published block is in follows from the domain in its descriptor, so nothing can put a block into
-// a wrong lane. A block that is being filled counts for the domain for which it was taken. A free
-// block is in no lane.
+// Each such domain, or each model, has a lane. Lane 0 is of all other domains, and has no limits.
+// Which lane a published block is in follows from domain and group in its descriptor, so nothing
+// can put a block into a wrong lane. A block that is being filled counts for the domain for which
+// it was taken. A free block is in no lane.
 //
 // Each process counts its own changes in its slot (LaneCounters); a lane has the sum over all slots
 // plus a correction. A process that is killed between changing a block's word and counting leaves
@@ -22,18 +23,36 @@
 #include <cstdint>
 #include <vector>
 
+#include "pool/block_view.hpp"
 #include "pool/pool_memory.hpp"
 
 namespace kvhive {
 
-/// The host tier has one lane: limits are of the device tier.
-inline std::size_t lanes_of(const PoolGeometry& geometry, Tier tier) {
-  return tier == Tier::device ? geometry.limited_domains() + std::size_t{1} : 1;
-}
-/// The domain's lane, of so many.
-inline std::size_t lane_of(DomainId domain, std::size_t lanes) {
-  return domain.value + std::size_t{1} < lanes ? domain.value + std::size_t{1} : 0;
-}
+/// Which lane a block is in. The host tier has one lane: limits are of the device tier.
+class LaneMap {
+ public:
+  LaneMap(const PoolGeometry& geometry, Tier tier);
+
+  std::size_t count() const { return count_; }
+  bool is_by_model() const { return is_by_model_; }
+  BlockLimits limits(std::size_t lane) const { return limits_[lane]; }
+  /// For which a block of this domain and model is taken.
+  std::size_t of(DomainId domain, ModelId model) const {
+    if (is_by_model_) return model.value + std::size_t{1};
+    return domain.value + std::size_t{1} < count_ ? domain.value + std::size_t{1} : 0;
+  }
+  /// Of the content that is in the block, or was before it was taken.
+  std::size_t of(BlockView block) const {
+    if (count_ == 1) return 0;
+    return of(block.domain(), is_by_model_ ? geometry_->model_of(block.group()) : ModelId{});
+  }
+
+ private:
+  const PoolGeometry* geometry_;
+  bool is_by_model_;
+  std::size_t count_;
+  std::array<BlockLimits, kMostLanes> limits_{};
+};
 
 /// The blocks of one lane. A hint, like all counters.
 struct LaneTotals {
@@ -54,22 +73,23 @@ LaneTotals lane_totals(const ControlBlock& control, std::size_t lane);
 void recount_lanes(const PoolMemory& memory);
 
 /// The lanes' blocks by their words and descriptors, by lane. A block that is being filled counts
-/// by the domain in its descriptor, which is the one before if its bytes have not been zeroed yet.
+/// by its descriptor, which may still say what was in it before.
 std::vector<LaneTotals> count_lanes(const PoolMemory& memory);
 
 /// The lanes as one process counts and uses them.
 class Lanes {
  public:
-  Lanes(const PoolMemory& memory, ProcessSlot slot);
+  /// \param model  this process's, for which it takes blocks
+  Lanes(const PoolMemory& memory, ProcessSlot slot, ModelId model = {});
 
-  std::size_t count() const { return count_; }
-  std::size_t of(DomainId domain) const { return lane_of(domain, count_); }
+  std::size_t count() const { return map_.count(); }
+  /// The lane for which this process takes blocks for the domain.
+  std::size_t of(DomainId domain) const { return map_.of(domain, model_); }
+  std::size_t of(BlockView block) const { return map_.of(block); }
   LaneTotals totals(std::size_t lane) const { return lane_totals(*control_, lane); }
-  BlockLimits limits(std::size_t lane) const {
-    return lane == 0 ? BlockLimits{} : limits_[lane - 1];
-  }
+  BlockLimits limits(std::size_t lane) const { return map_.limits(lane); }
   BlockLimits limits_of(DomainId domain) const {
-    return count_ == 1 ? BlockLimits{} : limits(of(domain));
+    return count() == 1 ? BlockLimits{} : limits(of(domain));
   }
 
   /// How many of `total` free and idle blocks of the device tier the domain can take now: without
@@ -83,7 +103,8 @@ class Lanes {
   std::size_t beyond_maximum(DomainId domain, std::size_t count) const;
   /// Whether the domain's maximum alone keeps it from getting `count` blocks.
   bool is_at_maximum(DomainId domain, std::size_t count) const;
-  /// Whether the domain has a minimum and holds, with `more` blocks, no more than that.
+  /// Whether the domain has a minimum and holds, with `more` blocks, no more than that. A model's
+  /// minimum says nothing about who of its requests goes first.
   bool is_within_minimum(DomainId domain, std::size_t more) const;
   /// By lane: how many of its idle blocks an allocation of `count` blocks for the domain may evict.
   std::vector<std::size_t> evictable(DomainId domain, std::size_t count) const;
@@ -94,9 +115,9 @@ class Lanes {
   void taken(BlockId block, DomainId domain) {
     if (is_counted(block)) count_taken(block, domain);
   }
-  /// This process has taken an idle block whose content was the domain's.
-  void evicted(BlockId block, DomainId domain) {
-    if (is_counted(block)) count_evicted(domain);
+  /// This process has taken an idle block of the lane.
+  void evicted(BlockId block, std::size_t lane) {
+    if (is_counted(block)) count_evicted(lane);
   }
   void published(BlockId block) {
     if (is_counted(block)) count_published(block);
@@ -105,20 +126,20 @@ class Lanes {
   void freed(BlockId block) {
     if (is_counted(block)) count_freed(block);
   }
-  /// The published block was idle until this process pinned it; `change` = -1. Or it has become
-  /// idle; `change` = 1.
-  void idle_changed(BlockId block, DomainId domain, int change) {
-    if (is_counted(block)) bump(own_[of(domain)].idle, change);
+  /// The published block, of the lane, was idle until this process pinned it; `change` = -1. Or it
+  /// has become idle; `change` = 1.
+  void idle_changed(BlockId block, std::size_t lane, int change) {
+    if (is_counted(block)) bump(own_[lane].idle, change);
   }
 
   // For the reaper, in the slot of a dead process.
 
   /// The reaper has taken a published block in order to free it. Only what the dead process itself
   /// was filling is in `filling`.
-  void dropped(BlockId block, DomainId domain, bool was_idle) {
+  void dropped(BlockId block, std::size_t lane, bool was_idle) {
     if (!is_counted(block)) return;
-    bump(own_[of(domain)].cached, -1);
-    if (was_idle) bump(own_[of(domain)].idle, -1);
+    bump(own_[lane].cached, -1);
+    if (was_idle) bump(own_[lane].idle, -1);
   }
   /// The dead process fills no block any more.
   void forget_filling();
@@ -126,13 +147,13 @@ class Lanes {
  private:
   bool is_counted(BlockId block) const { return block.value < counted_blocks_; }
   void count_taken(BlockId block, DomainId domain);
-  void count_evicted(DomainId domain);
+  void count_evicted(std::size_t lane);
   void count_published(BlockId block);
   void count_freed(BlockId block);
 
   const ControlBlock* control_;
-  std::array<BlockLimits, kLimitedDomains> limits_;
-  std::size_t count_;
+  LaneMap map_;
+  ModelId model_;
   std::uint32_t counted_blocks_;  ///< blocks with lower ids are counted: all of the device tier
   LaneCounters* own_;             ///< this process's counters, by lane
   /// By block: if this process is filling it, the lane for which it was taken.

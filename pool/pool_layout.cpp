@@ -41,13 +41,13 @@ PoolLayout::PoolLayout(const PoolGeometry& geometry) {
   metadata_header = place(sizeof(ObjectHeader));
   metadata_bytes = round_up(end, kPage);
 
-  row_words = (geometry.tokens_per_block + 1) / 2;
+  row_words = (geometry.most_tokens_per_block() + 1) / 2;
   extras_offset = round_up(blocks * row_words * 8, 64);
   tokens_header = round_up(extras_offset + blocks * sizeof(ExtraKey), 64);
   tokens_bytes = round_up(tokens_header + sizeof(ObjectHeader), kPage);
-  device_bytes = round_up(geometry.device_blocks * geometry.kv.block_bytes(),
+  device_bytes = round_up(geometry.device_blocks * geometry.block_bytes(),
                           geometry.device == DeviceKind::cpu ? kPage : kDeviceGranularity);
-  host_bytes = round_up(geometry.host_blocks * geometry.kv.block_bytes(), kPage);
+  host_bytes = round_up(geometry.host_blocks * geometry.block_bytes(), kPage);
 }
 
 std::uint64_t checksum_of(const PoolHeader& header) {
@@ -61,17 +61,18 @@ std::uint64_t checksum_of(const PoolHeader& header) {
 
 std::uint32_t layout_hash(const PoolGeometry& geometry) {
   std::uint32_t hash = 2166136261u;
+  const auto add = [&hash](std::uint64_t number) {
+    for (const int shift : {0, 32})
+      hash = (hash ^ static_cast<std::uint32_t>(number >> shift)) * 16777619u;
+  };
   for (const CounterInfo& counter : kCounters)
     for (const char letter : counter.name)
       hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;
   for (const HistogramInfo& histogram : kHistograms) {
     for (const char letter : histogram.name)
       hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;
-    for (const std::uint64_t edge : histogram.edges)
-      for (const int shift : {0, 32})
-        hash = (hash ^ static_cast<std::uint32_t>(edge >> shift)) * 16777619u;
+    for (const std::uint64_t edge : histogram.edges) add(edge);
   }
-  const KvLayout& kv = geometry.kv;
   for (const std::uint64_t number : {std::size_t{kFormatVersion},
                                      sizeof(ControlBlock),
                                      sizeof(PoolHeader),
@@ -99,19 +100,17 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      kMostJournalRecords,
                                      std::size_t{geometry.device_blocks},
                                      std::size_t{geometry.host_blocks},
-                                     std::size_t{geometry.tokens_per_block},
-                                     std::size_t{kv.layers},
-                                     std::size_t{kv.kv_heads},
-                                     std::size_t{kv.head_size},
-                                     std::size_t{kv.block_size},
-                                     std::size_t(kv.dtype),
-                                     std::size_t(kv.pages),
                                      std::size_t(geometry.device),
-                                     std::size_t{geometry.groups.count},
-                                     std::size_t{geometry.fingerprint}}) {
-    for (const int shift : {0, 32}) {
-      hash = (hash ^ static_cast<std::uint32_t>(number >> shift)) * 16777619u;
-    }
+                                     std::size_t{geometry.model_count}})
+    add(number);
+  for (const ModelCache& model : geometry.all_models()) {
+    const KvLayout& kv = model.kv;
+    for (const std::uint64_t number :
+         {std::size_t{model.tokens_per_block}, std::size_t{kv.layers}, std::size_t{kv.kv_heads},
+          std::size_t{kv.head_size}, std::size_t{kv.block_size}, std::size_t(kv.dtype),
+          std::size_t(kv.pages), std::size_t{kv.padding}, std::size_t{model.groups.first},
+          std::size_t{model.groups.count}, std::size_t{model.fingerprint}})
+      add(number);
   }
   return hash;
 }

@@ -3,6 +3,7 @@
 // live in shared memory: standard layout, no pointers, fixed-width integers, lock-free atomics.
 // Increment kFormatVersion whenever a byte moves.
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -17,7 +18,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 9;
+inline constexpr std::uint32_t kFormatVersion = 10;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
 /// corrupt.
@@ -89,9 +90,9 @@ struct alignas(64) SlotCounters {
   }
 };
 
-/// Lanes of a tier: one for each domain whose blocks are counted, and lane 0 for all others
-/// (pool/lanes.hpp).
-inline constexpr std::size_t kMostLanes = kLimitedDomains + 1;
+/// Lanes of a tier: one for each domain whose blocks are counted, or for each model, and lane 0 for
+/// all others (pool/lanes.hpp).
+inline constexpr std::size_t kMostLanes = std::max(kLimitedDomains, kMostModels) + 1;
 
 /// What one process slot has counted of one lane of the device tier (pool/lanes.hpp). `cached` and
 /// `idle` are modulo 2^32; only their sums over all slots have a meaning, so they are never reset.
@@ -247,24 +248,31 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
   visit("epoch (second half)", header.epoch_uuid[1]);
   visit("number of device blocks", std::uint64_t{g.device_blocks});
   visit("number of host blocks", std::uint64_t{g.host_blocks});
-  visit("tokens per block", std::uint64_t{g.tokens_per_block});
-  visit("number of layers", std::uint64_t{g.kv.layers});
-  visit("number of kv heads", std::uint64_t{g.kv.kv_heads});
-  visit("head size", std::uint64_t{g.kv.head_size});
-  visit("block size of the KV layout", std::uint64_t{g.kv.block_size});
-  visit("dtype", static_cast<std::uint64_t>(g.kv.dtype));
-  visit("page layout", static_cast<std::uint64_t>(g.kv.pages));
-  visit("fingerprint", g.fingerprint);
-  visit("number of cache groups", std::uint64_t{g.groups.count});
-  for (const CacheGroup& group : g.groups.group) {
-    visit("kind of a cache group", static_cast<std::uint64_t>(group.kind));
-    visit("span of a cache group", std::uint64_t{group.span});
+  visit("number of models", std::uint64_t{g.model_count});
+  for (const ModelCache& model : g.models) {
+    visit("tokens per block", std::uint64_t{model.tokens_per_block});
+    visit("number of layers", std::uint64_t{model.kv.layers});
+    visit("number of kv heads", std::uint64_t{model.kv.kv_heads});
+    visit("head size", std::uint64_t{model.kv.head_size});
+    visit("block size of the KV layout", std::uint64_t{model.kv.block_size});
+    visit("dtype", static_cast<std::uint64_t>(model.kv.dtype));
+    visit("page layout", static_cast<std::uint64_t>(model.kv.pages));
+    visit("padding of a block", std::uint64_t{model.kv.padding});
+    visit("fingerprint", model.fingerprint);
+    visit("number of cache groups", std::uint64_t{model.groups.count});
+    visit("first cache group", std::uint64_t{model.groups.first});
+    for (const CacheGroup& group : model.groups.group) {
+      visit("kind of a cache group", static_cast<std::uint64_t>(group.kind));
+      visit("span of a cache group", std::uint64_t{group.span});
+    }
   }
   visit("kind of device", static_cast<std::uint64_t>(g.device));
   for (const BlockLimits& limits : g.limits) {
     visit("minimum of a domain", std::uint64_t{limits.min});
     visit("maximum of a domain", std::uint64_t{limits.max});
   }
+  for (const std::uint32_t blocks : g.model_minimums)
+    visit("minimum of a model", std::uint64_t{blocks});
   visit("hash secret's digest", secret);
 }
 

@@ -31,8 +31,17 @@ Expected<void> check_limits(const PoolGeometry& geometry) {
                                              ", are fewer than those it is sure of, " +
                                              std::to_string(limits.min));
   }
+  if (geometry.has_model_minimums() && geometry.limited_domains() != 0)
+    return failure(
+        Errc::bad_argument,
+        "domains have limits of blocks, and models have minimums; a pool counts by one of "
+        "them");
+  for (std::size_t m = geometry.model_count; m < kMostModels; ++m)
+    if (geometry.model_minimums[m] != 0)
+      return failure(Errc::bad_argument, "a model that does not exist has a minimum of blocks");
+  for (const std::uint32_t blocks : geometry.model_minimums) sum += blocks;
   if (sum >= geometry.device_blocks)
-    return failure(Errc::bad_argument, "domains are sure of " + std::to_string(sum) +
+    return failure(Errc::bad_argument, "domains or models are sure of " + std::to_string(sum) +
                                            " blocks, the device tier has " +
                                            std::to_string(geometry.device_blocks - 1));
   return {};
@@ -56,6 +65,29 @@ Expected<void> check_groups(const CacheGroups& groups) {
   return {};
 }
 
+Expected<void> check_models(const PoolGeometry& geometry) {
+  if (geometry.model_count < 1 || geometry.model_count > kMostModels)
+    return failure(Errc::bad_argument, "a pool has 1 to " + std::to_string(kMostModels) +
+                                           " models, got " + std::to_string(geometry.model_count));
+  std::uint32_t groups = 0;
+  for (const ModelCache& model : geometry.all_models()) {
+    if (auto valid = check_groups(model.groups); !valid) return valid;
+    if (model.groups.first != std::exchange(groups, groups + model.groups.count))
+      return failure(Errc::bad_argument, "a model's first cache group is " +
+                                             std::to_string(model.groups.first) +
+                                             "; those of the models before it come first");
+    if (model.tokens_per_block < 1 || model.tokens_per_block > 1024)
+      return failure(Errc::bad_argument, "block_size must be 1..1024 tokens, got " +
+                                             std::to_string(model.tokens_per_block));
+    if (model.kv.block_bytes() != geometry.block_bytes())
+      return failure(Errc::bad_argument,
+                     "a model's block has " + std::to_string(model.kv.block_bytes()) +
+                         " bytes, another's " + std::to_string(geometry.block_bytes()) +
+                         "; all blocks of a pool are equal");
+  }
+  return {};
+}
+
 Expected<void> check_geometry(const PoolGeometry& geometry) {
   if (geometry.device_blocks < 2)
     return failure(Errc::bad_argument,
@@ -71,12 +103,8 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
     return failure(Errc::bad_argument, "the pool's kind of device is " +
                                            std::to_string(std::uint32_t(geometry.device)) +
                                            ", known are 0 (cpu) and 1 (cuda)");
-  if (auto valid = check_groups(geometry.groups); !valid) return valid;
-  if (auto valid = check_limits(geometry); !valid) return valid;
-  if (geometry.tokens_per_block < 1 || geometry.tokens_per_block > 1024)
-    return failure(Errc::bad_argument, "block_size must be 1..1024 tokens, got " +
-                                           std::to_string(geometry.tokens_per_block));
-  return {};
+  if (auto valid = check_models(geometry); !valid) return valid;
+  return check_limits(geometry);
 }
 
 /// Prefetches one cache line of each page, so that the page tables are in the caches. The data

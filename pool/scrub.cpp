@@ -7,7 +7,7 @@
 namespace kvhive {
 
 void change_domain(const PoolMemory& memory, BlockId block, DomainId domain) {
-  const std::size_t bytes = memory.geometry().kv.block_bytes();
+  const std::size_t bytes = memory.geometry().block_bytes();
   const Tier tier = memory.tier_of(block);
   if (bytes != 0 && memory.is_mapped(tier)) {
     const std::size_t place = block.value - memory.tier_layout(tier).first_block;

@@ -25,8 +25,8 @@ DeviceSwapper::DeviceSwapper(Device& device, const PoolMemory& memory, SwapCopie
     : device_(device),
       memory_(memory),
       copies_(std::move(copies)),
-      parts_(memory.geometry().kv, limits.part_bytes),
-      block_bytes_(memory.geometry().kv.block_bytes()) {}
+      parts_(memory.geometry().models[0].kv, limits.part_bytes),
+      block_bytes_(memory.geometry().block_bytes()) {}
 
 DeviceSwapper::~DeviceSwapper() {
   if (!is_under_way_) return;

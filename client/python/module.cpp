@@ -95,12 +95,13 @@ class PythonClient {
  public:
   PythonClient(const std::optional<std::string>& socket, std::optional<std::uint32_t> engine,
                std::size_t channel_bytes, double connect_timeout,
-               const std::optional<std::string>& domain) {
+               const std::optional<std::string>& domain, const std::optional<std::string>& model) {
     kvhive::ClientOptions options;
     options.socket = socket.value_or("");
     options.engine = engine;
     options.channel_bytes = channel_bytes;
     options.domain = domain.value_or("");
+    options.model = model.value_or("");
     options.connect_timeout =
         std::chrono::milliseconds(static_cast<std::int64_t>(connect_timeout * 1000));
     kvhive::Result<kvhive::Client> client = [&] {
@@ -196,10 +197,10 @@ void define_client(py::module_& m) {
   py::class_<PythonClient>(m, "Client",
                            "A connection to a running kvhived. One Client is for one thread.")
       .def(py::init<const std::optional<std::string>&, std::optional<std::uint32_t>, std::size_t,
-                    double, const std::optional<std::string>&>(),
+                    double, const std::optional<std::string>&, const std::optional<std::string>&>(),
            py::arg("socket") = py::none(), py::kw_only(), py::arg("engine") = py::none(),
            py::arg("channel_bytes") = 0, py::arg("connect_timeout") = 10.0,
-           py::arg("domain") = py::none(),
+           py::arg("domain") = py::none(), py::arg("model") = py::none(),
            "Connects; raises kvhive.Error.\n\n"
            "socket: the daemon's socket (default: KVHIVE_SOCKET, or where kvhived puts it).\n"
            "engine: the one engine that serves this client (default: all share its requests).\n"
@@ -207,7 +208,9 @@ void define_client(py::module_& m) {
            "2 MiB).\n"
            "connect_timeout: seconds to wait for a daemon that does not answer.\n"
            "domain: whose cached blocks are shared (default: as the operator's rules put this "
-           "user).")
+           "user).\n"
+           "model: of a daemon that serves several, the one that serves this client, by name "
+           "(default: the first).")
       .def("generate", &generate, py::arg("prompt"), py::kw_only(), py::arg("max_tokens") = 16,
            py::arg("temperature") = 0.0f, py::arg("top_k") = 0, py::arg("top_p") = 1.0f,
            py::arg("min_p") = 0.0f, py::arg("seed") = py::none(), py::arg("logprobs") = 0,

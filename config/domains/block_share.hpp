@@ -21,6 +21,9 @@ struct BlockAmount {
 /// As the operator writes it.
 std::string to_string(const BlockAmount& amount);
 
+/// Reads one. False: it is none, and `amount` may have changed.
+bool parse_amount(BlockAmount& amount, const std::string& text);
+
 struct BlockShare {
   BlockAmount min;  ///< none given = 0
   BlockAmount max;  ///< none given = as many as there are

@@ -10,14 +10,6 @@ namespace {
 
 constexpr float kLeastWeight = 0.001f, kMostWeight = 1000;
 
-/// "4096" or "25%"
-bool parse_amount(BlockAmount& amount, const std::string& text) {
-  if (text.empty() || text.back() != '%')
-    return parse_number(amount.blocks, text) && amount.blocks != 0;
-  return parse_number(amount.percent, text.substr(0, text.size() - 1)) && amount.percent > 0 &&
-         amount.percent <= 100;
-}
-
 /// "weight:3"
 Expected<void> parse_part(ShareRule& rule, const std::string& text) {
   DomainShare& share = rule.share;
@@ -84,6 +76,13 @@ Expected<void> check_percentages(const std::vector<ShareRule>& rules) {
 }
 
 }  // namespace
+
+bool parse_amount(BlockAmount& amount, const std::string& text) {
+  if (text.empty() || text.back() != '%')
+    return parse_number(amount.blocks, text) && amount.blocks != 0;
+  return parse_number(amount.percent, text.substr(0, text.size() - 1)) && amount.percent > 0 &&
+         amount.percent <= 100;
+}
 
 std::uint32_t BlockAmount::of(std::uint32_t capacity) const {
   if (percent == 0) return blocks;

@@ -22,9 +22,11 @@ void Board::look() {
 
 Board::Serving Board::serving(EngineLife self) const {
   Serving serving;
+  const std::uint32_t model = rows_[self.slot].model.load(std::memory_order_relaxed);
   for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
     const EngineLife engine{slot, rows_[slot].serving.load(std::memory_order_acquire)};
     if (is_dead(engine) || (is_deaf(engine) && engine != self)) continue;
+    if (rows_[slot].model.load(std::memory_order_relaxed) != model) continue;
     serving.engines[serving.count++] = engine;
   }
   return serving;

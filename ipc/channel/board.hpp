@@ -45,6 +45,8 @@ struct alignas(64) BoardRow {
   std::atomic<EngineLoad> load;
   std::atomic<std::uint64_t> beats;
   std::atomic<std::uint64_t> hears;
+  /// Which model it serves: engines of other models have other channels. Written before `serving`.
+  std::atomic<std::uint32_t> model;
 };
 static_assert(sizeof(BoardRow) == 64);
 inline constexpr std::size_t kBoardBytes = kMaxProcesses * sizeof(BoardRow);
@@ -79,6 +81,7 @@ struct Member {
   std::shared_ptr<Board> board;
   EngineLife life;
   std::uint32_t number = 0;              ///< the engine's
+  ModelId model{};                       ///< that it serves
   std::uint32_t tokens_per_step = 2048;  ///< that it computes of prompts
   std::uint32_t most_queued = 0;         ///< tokens that may wait in an engine; 0 = any number
 
@@ -104,7 +107,8 @@ class Board {
   }
 
   /// From now on `self` takes its turn.
-  void serve(EngineLife self, EngineLoad load) {
+  void serve(EngineLife self, EngineLoad load, ModelId model = {}) {
+    rows_[self.slot].model.store(model.value, std::memory_order_relaxed);
     tell_load(self, load);
     hear(self);
     rows_[self.slot].serving.store(self.life, std::memory_order_release);
@@ -146,7 +150,8 @@ class Board {
     std::array<EngineLife, kMaxProcesses> engines;
     std::size_t count = 0;
   };
-  /// The engines that serve and are not dead or deaf, in the order of their slots.
+  /// The engines of the same model that serve and are not dead or deaf, in the order of their
+  /// slots.
   Serving serving(EngineLife self) const;
   /// A count of an engine when it was last looked at, and for how many looks it has been that.
   struct Seen {

@@ -15,15 +15,16 @@ namespace {
 class Explanation {
  public:
   Explanation(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens,
-              const ExtraKey& salt)
+              const ExtraKey& salt, ModelId model)
       : memory_(memory),
+        model_(model),
         domain_(domain),
         tokens_(tokens),
         salt_(salt),
-        block_tokens_(memory.geometry().tokens_per_block),
+        block_tokens_(memory.geometry()[model].tokens_per_block),
         hasher_(memory.control().header.secret),
         index_(memory.index(), memory.layout().index_buckets),
-        names_(memory.geometry().groups, domain, block_tokens_, salt) {}
+        names_(memory.geometry()[model].groups, domain, block_tokens_, salt) {}
 
   MissReport run() {
     collect_blocks();
@@ -34,7 +35,7 @@ class Explanation {
     report_.matchable = tokens_.empty() ? 0 : (tokens_.size() - 1) / block_tokens_;
 
     names_.extend(hasher_, tokens_);
-    for (std::uint8_t g = 0; g < groups().count; ++g) explain_group(GroupId{g});
+    for (std::size_t g = 0; g < groups().count; ++g) explain_group(groups().id(g));
     search_other_domains();
     search_other_salts();
     find_hit();
@@ -42,10 +43,9 @@ class Explanation {
   }
 
  private:
-  const CacheGroups& groups() const { return memory_.geometry().groups; }
-  bool is_chained(GroupId group) const { return groups()[group].kind == CacheKind::full; }
+  const CacheGroups& groups() const { return memory_.geometry()[model_].groups; }
   std::size_t place(GroupId group, std::size_t i) const {
-    return group.value * names_.blocks() + i;
+    return groups().place(group) * names_.blocks() + i;
   }
   const BlockStatus& status(GroupId group, std::size_t i) const {
     return report_.blocks[place(group, i)];
@@ -58,7 +58,7 @@ class Explanation {
       status.group = group;
       status.index = i;
       report_.blocks.push_back(status);
-      if (!is_chained(group)) parent_uid_ = root_uid(domain_, group);
+      if (!groups().is_chained(group)) parent_uid_ = root_uid(domain_, group);
     }
     device_runs_.push_back(device_run(group));
   }
@@ -183,6 +183,7 @@ class Explanation {
     for (const auto& [hash, block] : by_hash_) {
       const BlockView b = view(block);
       if (!b.word().is_ready() || b.depth() != 0 || b.domain() != domain_) continue;
+      if (memory_.geometry().model_of(b.group()) != model_) continue;
       if (!memory_.tokens_of(block).holds(tokens_.first(block_tokens_))) continue;
       if (const ExtraKey salt = extra_of(block); salt != salt_) salts.insert(salt);
     }
@@ -216,7 +217,8 @@ class Explanation {
   std::optional<Tier> tier_of(GroupId group, std::size_t i) const {
     const BlockStatus& block = status(group, i);
     if (block.status != CacheStatus::present) return std::nullopt;
-    const bool may_be_on_device = !is_chained(group) || i < device_runs_[group.value];
+    const bool may_be_on_device =
+        !groups().is_chained(group) || i < device_runs_[groups().place(group)];
     if (may_be_on_device && block.blocks[std::size_t(Tier::device)] != kNullBlock)
       return Tier::device;
     if (block.blocks[std::size_t(Tier::host)] != kNullBlock) return Tier::host;
@@ -237,13 +239,12 @@ class Explanation {
   /// Where an engine would begin to compute, and which block keeps it from beginning later.
   void find_hit() {
     const std::size_t most = std::min(names_.blocks(), report_.matchable);
-    const std::size_t hit =
-        longest_hit(groups(), most, block_tokens_, [&](std::size_t g, std::size_t i) {
-          return tier_of(GroupId{static_cast<std::uint8_t>(g)}, i).has_value();
-        });
+    const std::size_t hit = longest_hit(
+        groups(), most, block_tokens_,
+        [&](std::size_t g, std::size_t i) { return tier_of(groups().id(g), i).has_value(); });
     report_.computed_from = hit;
-    for (std::uint8_t g = 0; g < groups().count; ++g) {
-      const GroupId group{g};
+    for (std::size_t g = 0; g < groups().count; ++g) {
+      const GroupId group = groups().id(g);
       for (std::size_t i = groups()[group].first_block(hit * block_tokens_, block_tokens_); i < hit;
            ++i)
         ++(tier_of(group, i) == Tier::device ? report_.on_device : report_.on_host);
@@ -255,6 +256,7 @@ class Explanation {
   }
 
   const PoolMemory& memory_;
+  ModelId model_;
   DomainId domain_;
   std::span<const TokenId> tokens_;
   ExtraKey salt_;
@@ -292,8 +294,8 @@ std::string_view to_string(CacheStatus status) {
 }
 
 MissReport explain_miss(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens,
-                        std::string_view cache_salt, std::string_view adapter) {
-  return Explanation(memory, domain, tokens, start_key(cache_salt, adapter)).run();
+                        std::string_view cache_salt, std::string_view adapter, ModelId model) {
+  return Explanation(memory, domain, tokens, start_key(cache_salt, adapter), model).run();
 }
 
 }  // namespace kvhive

@@ -62,6 +62,7 @@ struct MissReport {
 /// \param cache_salt  the request's; empty = none
 /// \param adapter     the name of the request's adapter; empty = none
 MissReport explain_miss(const PoolMemory& memory, DomainId domain, std::span<const TokenId> tokens,
-                        std::string_view cache_salt = {}, std::string_view adapter = {});
+                        std::string_view cache_salt = {}, std::string_view adapter = {},
+                        ModelId model = {});
 
 }  // namespace kvhive

@@ -53,9 +53,10 @@ ProcessReport report_process(const ProcessEntry& entry, std::uint32_t slot) {
 
 BlockCounts count_blocks(const PoolMemory& memory) {
   BlockCounts counts;
+  const PoolGeometry& geometry = memory.geometry();
   DomainId last{};
   std::array<DomainBlocks, kTiers>* of_last = nullptr;  // most blocks' neighbours are of one domain
-  for (std::uint32_t id = 1; id < memory.geometry().total_blocks(); ++id) {
+  for (std::uint32_t id = 1; id < geometry.total_blocks(); ++id) {
     const BlockView block = memory.block(BlockId{id});
     const BlockWord word = block.word();
     const auto tier = std::size_t(memory.tier_of(BlockId{id}));
@@ -68,6 +69,9 @@ BlockCounts count_blocks(const PoolMemory& memory) {
     last = domain;
     DomainBlocks& of_domain = (*of_last)[tier];
     ++(word.is_idle() ? of_domain.idle : of_domain.held);
+    if (!word.is_ready()) continue;  // whose group it will be of is not written down yet
+    DomainBlocks& of_model = counts.models[geometry.model_of(block.group()).value][tier];
+    ++(word.is_idle() ? of_model.idle : of_model.held);
   }
   return counts;
 }
@@ -102,13 +106,9 @@ PoolReport report_pool(const PoolMemory& memory) {
   Statistics statistics = read_statistics(memory);
   for (ProcessReport& process : statistics.processes)
     process.held_blocks = blocks.held[process.slot];
-  return {memory.geometry(),
-          epoch_of(memory),
-          blocks.tiers,
-          std::move(blocks.domains),
-          std::move(statistics.processes),
-          statistics.totals,
-          statistics.observed};
+  return {memory.geometry(),         epoch_of(memory),   blocks.tiers,
+          std::move(blocks.domains), blocks.models,      std::move(statistics.processes),
+          statistics.totals,         statistics.observed};
 }
 
 std::map<DomainId, DomainReport> report_domains(const PoolMemory& memory) {

@@ -32,7 +32,7 @@ struct ProcessReport {
   HistogramValues observed;  ///< the same
 };
 
-/// Blocks with content of one domain, or being filled for it, in one tier.
+/// Blocks with content of one domain or model, or being filled for it, in one tier.
 struct DomainBlocks {
   std::uint64_t held = 0;  ///< or being filled
   std::uint64_t idle = 0;
@@ -55,6 +55,8 @@ struct BlockCounts {
   std::array<std::array<std::uint64_t, kTiers>, kMaxProcesses + 1> held{};
   /// By number, those only of which there is a block.
   std::map<DomainId, std::array<DomainBlocks, kTiers>> domains;
+  /// By ModelId: those with published content.
+  std::array<std::array<DomainBlocks, kTiers>, kMostModels> models{};
 };
 /// \cost  reads every descriptor: some 6 ms for a million blocks
 BlockCounts count_blocks(const PoolMemory& memory);
@@ -73,9 +75,10 @@ struct PoolReport {
   std::string epoch;  ///< hex
   std::array<TierReport, kTiers> tiers;
   std::map<DomainId, std::array<DomainBlocks, kTiers>> domains;
-  std::vector<ProcessReport> processes;  ///< attached now
-  CounterValues totals;                  ///< counted by all processes, dead ones included
-  HistogramValues observed;              ///< the same
+  std::array<std::array<DomainBlocks, kTiers>, kMostModels> models{};  ///< by ModelId
+  std::vector<ProcessReport> processes;                                ///< attached now
+  CounterValues totals;      ///< counted by all processes, dead ones included
+  HistogramValues observed;  ///< the same
 };
 
 /// Blocks with content of one domain, or being filled for it.

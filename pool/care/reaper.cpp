@@ -106,7 +106,7 @@ class Sweep {
     }
     KV_KILL_POINT("reap.dropped");
     if (now.holders() == 0) add_used(used_, +1);
-    lanes_.dropped(block, memory_.block(block).domain(), now.holders() == 0);
+    lanes_.dropped(block, lanes_.of(memory_.block(block)), now.holders() == 0);
     journal_.note(Departure::dropped, dead_, {{block}});
     return free_filling(block, now.taken_by(dead_));
   }
@@ -160,13 +160,13 @@ class Sweep {
   }
 
   void clear(BlockId block) {
-    const DomainId domain = memory_.block(block).domain();
+    const std::size_t lane = lanes_.of(memory_.block(block));
     KV_KILL_POINT("reap.before_clear");
     const BlockWord before = memory_.block(block).unpin(dead_);
     KV_KILL_POINT("reap.cleared");
     if (before.holders() != holder_bit(dead_)) return;
     count_released();
-    lanes_.idle_changed(block, domain, +1);
+    lanes_.idle_changed(block, lane, +1);
   }
 
   /// Subtracts 1 from the dead process's counter of held blocks, which only the reaper writes now.

@@ -75,7 +75,7 @@ std::vector<std::string> Soundness::faults_now(BlockId block) {
     faults.push_back("has serial " + std::to_string(serial) +
                      ", which was not given out with uid " + std::to_string(uid));
   const GroupId group = b.group();
-  if (group.value >= memory_.geometry().groups.count) {
+  if (!memory_.geometry().has(group)) {
     faults.push_back("is of group " + std::to_string(group.value) + ", which does not exist");
     return faults;
   }
@@ -99,14 +99,14 @@ void Soundness::compare_with_parent(BlockId block, GroupId group, const Parent& 
   const std::uint64_t parent_uid = b.parent_uid();
   const std::uint16_t domain = b.domain().value;
   const std::uint32_t depth = b.depth();
-  const bool is_chained = memory_.geometry().groups[group].kind == CacheKind::full;
+  const bool is_chained = memory_.geometry().group(group).kind == CacheKind::full;
   if (parent_uid >= kRootUid && parent_uid != root_uid(b.domain(), group))
     faults.push_back("starts from the root of no domain, " + std::to_string(parent_uid));
   if (parent_uid < kRootUid && !is_chained)
     faults.push_back("has a parent, which blocks of group " + std::to_string(group.value) +
                      " do not have");
   // A group that does not exist is a fault of the parent's.
-  if (group != parent.group && parent.group.value < memory_.geometry().groups.count)
+  if (group != parent.group && memory_.geometry().has(parent.group))
     faults.push_back("is of group " + std::to_string(group.value) + ", its parent of " +
                      std::to_string(parent.group.value));
   if (domain != parent.domain)
@@ -115,7 +115,7 @@ void Soundness::compare_with_parent(BlockId block, GroupId group, const Parent& 
   if (is_chained && depth != parent.depth)
     faults.push_back("is at depth " + std::to_string(depth) + ", not at " +
                      std::to_string(parent.depth) + ", after its parent");
-  if (memory_.has_tokens() && !hash_fits(block, parent.name))
+  if (memory_.has_tokens() && !hash_fits(block, group, parent.name))
     faults.push_back("does not hash to its name: tokens, parent or hash are damaged");
 }
 
@@ -171,8 +171,9 @@ std::optional<Soundness::Parent> Soundness::parent_of(BlockView block,
   return parent;
 }
 
-bool Soundness::hash_fits(BlockId block, Hash128 parent) {
-  const std::size_t count = memory_.geometry().tokens_per_block;
+bool Soundness::hash_fits(BlockId block, GroupId group, Hash128 parent) {
+  const PoolGeometry& geometry = memory_.geometry();
+  const std::size_t count = geometry[geometry.model_of(group)].tokens_per_block;
   const BlockView b = memory_.block(block);
   const TokenRow row = memory_.tokens_of(block);
   const ExtraKey extra = b.has_extra() != 0 ? row.extra_key() : kNoExtraKey;

@@ -51,7 +51,7 @@ class Soundness {
                            std::vector<std::string>& faults);
   void compare_with_twin(BlockId block, std::uint64_t uid, std::vector<std::string>& faults) const;
   BlockId block_with(std::uint64_t uid) const;
-  bool hash_fits(BlockId block, Hash128 parent);
+  bool hash_fits(BlockId block, GroupId group, Hash128 parent);
 
   const PoolMemory& memory_;
   BlockHasher hasher_;

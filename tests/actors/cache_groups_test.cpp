@@ -28,7 +28,7 @@ class CacheGroupsTest : public ::testing::Test {
   void make_pool(std::initializer_list<CacheGroup> groups, std::uint32_t device_blocks,
                  std::uint32_t host_blocks = 0) {
     PoolGeometry geometry = small_geometry(device_blocks + 1, host_blocks, kSize);
-    geometry.groups = groups_of(groups);
+    geometry.models[0].groups = groups_of(groups);
     memory_.emplace(private_pool(geometry));
     for (const std::uint32_t slot : {0u, 1u}) occupy(*memory_, ProcessSlot{slot}, slot + 1);
     pool_.emplace(*memory_, ProcessSlot{0});
@@ -82,7 +82,7 @@ class CacheGroupsTest : public ::testing::Test {
   }
 
   std::vector<BlockId> table_of(const ScheduledSequence& work, std::size_t group) const {
-    const std::size_t blocks = work.blocks.size() / memory_->geometry().groups.count;
+    const std::size_t blocks = work.blocks.size() / memory_->geometry().models[0].groups.count;
     const auto first = work.blocks.begin() + std::ptrdiff_t(group * blocks);
     return {first, first + std::ptrdiff_t(blocks)};
   }

@@ -36,11 +36,11 @@ class Family : public ::testing::TestWithParam<const char*> {
 
   PoolMemory make_pool(const Pool& pool) const {
     PoolGeometry geometry;
-    geometry.groups = groups_.groups;
-    geometry.device_blocks = pool.device_blocks * geometry.groups.count + 1;
-    geometry.host_blocks = pool.host_blocks * geometry.groups.count;
-    geometry.tokens_per_block = kBlockSize;
-    geometry.kv = fastest_kv_layout(config_, groups_, kBlockSize, Dtype::bf16);
+    geometry.models[0].groups = groups_.groups;
+    geometry.device_blocks = pool.device_blocks * geometry.models[0].groups.count + 1;
+    geometry.host_blocks = pool.host_blocks * geometry.models[0].groups.count;
+    geometry.models[0].tokens_per_block = kBlockSize;
+    geometry.models[0].kv = fastest_kv_layout(config_, groups_, kBlockSize, Dtype::bf16);
     return private_pool(geometry);
   }
 
@@ -58,7 +58,7 @@ class Family : public ::testing::TestWithParam<const char*> {
     auto made = std::make_unique<PlainRing>(
         memory, ProcessSlot{slot}, config, std::make_unique<SwapperState>(memory),
         std::make_unique<TransformerRunner>(std::move(model), memory.arena(Tier::device),
-                                            memory.geometry().kv),
+                                            memory.geometry().models[0].kv),
         EraseOnDevice());
     made->copy_policy().set(1, 1000);  // copies pay
     return made;

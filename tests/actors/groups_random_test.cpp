@@ -191,7 +191,7 @@ class Duel {
  private:
   static PoolMemory pool_memory(const CacheGroups& groups, std::uint32_t blocks) {
     PoolGeometry geometry = small_geometry(blocks + 1, 0, kSize);
-    geometry.groups = groups;
+    geometry.models[0].groups = groups;
     return private_pool(geometry);
   }
   std::uint32_t between(std::uint32_t low, std::uint32_t high) {

@@ -45,8 +45,8 @@ OracleOutput oracle_output(std::span<const TokenId> prompt, const GenerationPara
 }
 
 OracleRunner::TokenKv& OracleRunner::at(std::uint32_t block, std::size_t offset) const {
-  const std::size_t bytes = memory_.geometry().kv.block_bytes();
-  const std::size_t stride = bytes / memory_.geometry().tokens_per_block;
+  const std::size_t bytes = memory_.geometry().models[0].kv.block_bytes();
+  const std::size_t stride = bytes / memory_.geometry().models[0].tokens_per_block;
   KV_CHECK(stride >= sizeof(TokenKv), stride);
   return *reinterpret_cast<TokenKv*>(memory_.arena(Tier::device) + block * bytes + offset * stride);
 }
@@ -54,7 +54,8 @@ OracleRunner::TokenKv& OracleRunner::at(std::uint32_t block, std::size_t offset)
 Expected<std::vector<SampledToken>> OracleRunner::run(const StepPlan& plan) {
   written_.clear();
   for (const ScheduledSequence& work : plan.work)
-    for (std::size_t g = 0; g < memory_.geometry().groups.count; ++g) check_table(work, g);
+    for (std::size_t g = 0; g < memory_.geometry().models[0].groups.count; ++g)
+      check_table(work, g);
   for (const ScheduledSequence& work : plan.work) write(work);
   std::vector<SampledToken> sampled;
   for (const ScheduledSequence& work : plan.work) {
@@ -67,18 +68,19 @@ Expected<std::vector<SampledToken>> OracleRunner::run(const StepPlan& plan) {
 
 std::span<const BlockId> OracleRunner::table_of(const ScheduledSequence& work,
                                                 std::size_t group) const {
-  const std::size_t blocks = work.blocks.size() / memory_.geometry().groups.count;
+  const std::size_t blocks = work.blocks.size() / memory_.geometry().models[0].groups.count;
   return std::span(work.blocks).subspan(group * blocks, blocks);
 }
 
 /// This process holds every block that the step reads, and no block stands in other places. Blocks
 /// that the step writes are unpublished, held by no other process, and in no other table.
 void OracleRunner::check_table(const ScheduledSequence& work, std::size_t group) {
-  const std::uint32_t size = memory_.geometry().tokens_per_block;
+  const std::uint32_t size = memory_.geometry().models[0].tokens_per_block;
   const std::size_t end = work.start + work.tokens.size();
   const std::span<const BlockId> table = table_of(work, group);
   KV_CHECK(!work.tokens.empty() && table.size() == (end + size - 1) / size, table.size(), end);
-  const std::size_t first = memory_.geometry().groups.group[group].first_block(work.start, size);
+  const std::size_t first =
+      memory_.geometry().models[0].groups.group[group].first_block(work.start, size);
   for (std::size_t i = 0; i < table.size(); ++i) {
     const std::uint32_t block = table[i].value;
     KV_CHECK((block == 0) == (i < first) && block < memory_.geometry().device_blocks, block, i,
@@ -94,11 +96,11 @@ void OracleRunner::check_table(const ScheduledSequence& work, std::size_t group)
 }
 
 void OracleRunner::write(const ScheduledSequence& work) const {
-  const std::uint32_t size = memory_.geometry().tokens_per_block;
+  const std::uint32_t size = memory_.geometry().models[0].tokens_per_block;
   std::uint64_t past = read_back(work, work.start, work.start);
   for (std::size_t i = 0; i < work.tokens.size(); ++i) {
     const std::size_t position = work.start + i;
-    for (std::size_t g = 0; g < memory_.geometry().groups.count; ++g)
+    for (std::size_t g = 0; g < memory_.geometry().models[0].groups.count; ++g)
       at(table_of(work, g)[position / size].value, position % size) = {
           work.tokens[i], static_cast<std::uint32_t>(position), past};
     past = extend(past, work.tokens[i], position);
@@ -110,12 +112,12 @@ void OracleRunner::write(const ScheduledSequence& work) const {
 /// for it, or if groups disagree. Some group must see the token before.
 std::uint64_t OracleRunner::read_back(const ScheduledSequence& work, std::size_t query,
                                       std::size_t tokens) const {
-  const std::uint32_t size = memory_.geometry().tokens_per_block;
+  const std::uint32_t size = memory_.geometry().models[0].tokens_per_block;
   if (tokens == 0) return kNoPast;
   std::uint64_t agreed = 0;
   std::size_t seen = 0, damaged = 0;
-  for (std::size_t g = 0; g < memory_.geometry().groups.count; ++g) {
-    const std::size_t first = memory_.geometry().groups.group[g].skipped_tokens(query);
+  for (std::size_t g = 0; g < memory_.geometry().models[0].groups.count; ++g) {
+    const std::size_t first = memory_.geometry().models[0].groups.group[g].skipped_tokens(query);
     if (first >= tokens) continue;
     std::uint64_t past = kNoPast;
     for (std::size_t i = first; i < tokens; ++i) {

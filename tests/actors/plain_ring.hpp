@@ -19,7 +19,7 @@ namespace kvhive::testing {
 inline PoolMemory oracle_pool(std::uint32_t device_blocks, std::uint32_t host_blocks,
                               const CacheGroups& groups = {}) {
   PoolGeometry geometry = small_geometry(device_blocks, host_blocks, 4, 2);
-  geometry.groups = groups;
+  geometry.models[0].groups = groups;
   return private_pool(geometry);
 }
 

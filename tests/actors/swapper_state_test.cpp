@@ -11,7 +11,7 @@ namespace {
 
 class SwapperStateTest : public ::testing::Test {
  protected:
-  std::size_t block_bytes() const { return memory_.geometry().kv.block_bytes(); }
+  std::size_t block_bytes() const { return memory_.geometry().models[0].kv.block_bytes(); }
   void fill(Tier tier, std::uint32_t index, unsigned char value) {
     std::memset(memory_.arena(tier) + index * block_bytes(), value, block_bytes());
   }

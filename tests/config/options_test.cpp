@@ -34,6 +34,7 @@ struct Sample {
 };
 const Sample kWritten[] = {
     {"model", "/models/small", "\"/models/small\"", "/models/small"},
+    {"model-options", "a=engines:2", "\"a=engines:2\"", "a=engines:2"},
     {"lora-modules", "a=/x,b=/y", "\"a=/x,b=/y\"", "a=/x,b=/y"},
     {"socket", "/run/x.sock", "\"/run/x.sock\"", "/run/x.sock"},
     {"engines", "3", "3", "3"},

@@ -20,7 +20,11 @@ MemoryFigures large() { return {64 * kGiB, 60 * kGiB, 0, 0}; }
 
 Expected<PoolSize> size(const Options& options, const MemoryFigures& memory = large(),
                         DeviceKind device = DeviceKind::cpu) {
-  return size_pool(options, device, kLayout, {}, memory, kPositions);
+  return size_pool(options, device, kLayout.block_bytes(), memory);
+}
+
+Expected<std::uint32_t> longest(const Options& options) {
+  return longest_sequence(options, *size(options), kLayout, {}, kPositions);
 }
 
 TEST(Sizing, ABlockHoldsKAndVOfAllLayers) {
@@ -28,13 +32,13 @@ TEST(Sizing, ABlockHoldsKAndVOfAllLayers) {
   Options options;
   options.kv_cache_memory_bytes = 4 * kGiB;
   KvLayout layout = kLayout;
-  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, {}, large(), kPositions)->device_blocks,
+  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout.block_bytes(), large())->device_blocks,
             2048u);
   layout.layers = 16;
-  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, {}, large(), kPositions)->device_blocks,
+  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout.block_bytes(), large())->device_blocks,
             4096u);
   layout.dtype = Dtype::f32;
-  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout, {}, large(), kPositions)->device_blocks,
+  EXPECT_EQ(size_pool(options, DeviceKind::cpu, layout.block_bytes(), large())->device_blocks,
             2048u);
 }
 
@@ -160,29 +164,29 @@ TEST(Sizing, APoolWithoutAUsableBlockIsRefused) {
 TEST(Sizing, TheDefaultLengthIsTheModelsIfThePoolHoldsIt) {
   Options options;
   options.num_gpu_blocks_override = kPositions / 16 + 1;
-  EXPECT_EQ(size(options)->max_model_len, kPositions);
+  EXPECT_EQ(*longest(options), kPositions);
 }
 
 TEST(Sizing, ElseTheDefaultLengthIsThePoolsWithoutTheNullBlock) {
   Options options;
   options.num_gpu_blocks_override = 11;
-  EXPECT_EQ(size(options)->max_model_len, 160u);
+  EXPECT_EQ(*longest(options), 160u);
 }
 
 TEST(Sizing, AGivenLengthIsKept) {
   Options options;
   options.num_gpu_blocks_override = 11;
   options.max_model_len = 160;
-  EXPECT_EQ(size(options)->max_model_len, 160u);
+  EXPECT_EQ(*longest(options), 160u);
   options.max_model_len = 50;
-  EXPECT_EQ(size(options)->max_model_len, 50u);
+  EXPECT_EQ(*longest(options), 50u);
 }
 
 TEST(Sizing, ALengthBeyondThePoolIsAnErrorThatSaysWhatFits) {
   Options options;
   options.num_gpu_blocks_override = 11;
   options.max_model_len = 161;
-  const auto refused = size(options);
+  const auto refused = longest(options);
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::bad_argument);
   for (const char* text :
@@ -194,10 +198,37 @@ TEST(Sizing, ALengthBeyondTheModelIsAnErrorThatNamesBoth) {
   Options options;
   options.num_gpu_blocks_override = 2000;
   options.max_model_len = kPositions + 1;
-  const auto refused = size(options);
+  const auto refused = longest(options);
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().text, HasSubstr("8193"));
   EXPECT_THAT(refused.error().text, HasSubstr("8192"));
+}
+
+// -- blocks of several models
+
+TEST(Sizing, ABlockHasAsManyTokensOfASmallerModelAsFit) {
+  KvLayout small = kLayout;
+  small.layers = 10;
+  EXPECT_EQ(tokens_in(kLayout.block_bytes(), kLayout), 16u);
+  EXPECT_EQ(tokens_in(kLayout.block_bytes(), small), 48u);  // 51 of them have room
+  small.layers = 1;
+  small.kv_heads = 1;
+  EXPECT_EQ(tokens_in(kLayout.block_bytes(), small), 1024u);
+  EXPECT_EQ(tokens_in(1, kLayout), 16u);
+}
+
+TEST(Sizing, BlocksOfSeveralModelsArePaddedToTheSameBytes) {
+  KvLayout large = kLayout, small = kLayout;
+  small.layers = 10;
+  small.block_size = 48;
+  KvLayout* both[] = {&small, &large};
+  equalize(both);
+  EXPECT_EQ(large.padding, 0u);
+  EXPECT_EQ(small.block_bytes(), large.block_bytes());
+  KvLayout* one[] = {&(small = kLayout)};
+  small.head_size = 3;  // alone it needs no padding
+  equalize(one);
+  EXPECT_EQ(small.padding, 0u);
 }
 
 }  // namespace

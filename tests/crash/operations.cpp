@@ -421,7 +421,7 @@ std::vector<Operation> sequences() {
 
 /// The names of a prompt's blocks in the group with a window.
 void name_in_window(Stage& s, const Prompt& prompt) {
-  s.names.emplace(s.memory().geometry().groups, prompt.domain, prompt.block_tokens);
+  s.names.emplace(s.memory().geometry().models[0].groups, prompt.domain, prompt.block_tokens);
   s.names->extend(s.victim().hasher(), prompt.tokens);
 }
 
@@ -545,6 +545,65 @@ std::vector<Operation> limited() {
        .evicts = 1,
        .with = kLanes,
        .evicts_in = Stage::kSure},
+  };
+}
+
+/// An engine of the second model computes three blocks and leaves them idle, older than idle().
+void leave_second_idle(Stage& s) {
+  const CacheGroups& groups = s.memory().geometry()[Stage::kSecond].groups;
+  s.names.emplace(groups, DomainId{}, 3);
+  const std::vector<TokenId> tokens = counting(20, 9);
+  s.names->extend(s.survivor().hasher(), tokens);
+  const auto names = s.names->names(Stage::kOfSecond);
+  BlockPool second(s.memory(), Stage::kSurvivor, Scrub::on_domain_change, {}, Stage::kSecond);
+  s.blocks = second.allocate(Tier::device, 3).value();
+  fill_blocks(second, s.blocks, names);
+  second.publish(BlockPool::root({}, Stage::kOfSecond), s.blocks, names, tokens);
+  second.release(s.blocks);
+  s.survivor().release(match_all(s.survivor(), s.idle()).blocks);  // younger now
+}
+
+/// Blocks of another model, which are counted by model.
+std::vector<Operation> in_models() {
+  constexpr auto kModels = Stage::With::models;
+  const auto of_second = [](Stage& s) {
+    return s.victim().lanes().totals(Stage::kSecond.value + std::size_t{1}).cached;
+  };
+  return {
+      {.name = "models: evict another model's blocks above its minimum",
+       .prepare =
+           [](Stage& s) {
+             leave_second_idle(s);
+             use_up(s, 0);
+           },
+       .run = [=](Stage& s) { return allocate(s, 3) && of_second(s) == 1; },
+       .evicts = 3,
+       .with = kModels},
+      {.name = "models: demote another model's blocks",
+       .prepare =
+           [](Stage& s) {
+             leave_second_idle(s);
+             use_up(s, 0);
+           },
+       .run = [](Stage& s) { return demote(s, 2, 2); },
+       .evicts = 2,
+       .with = kModels},
+      {.name = "models: publish",
+       .prepare =
+           [](Stage& s) {
+             s.blocks = s.victim().allocate(Tier::device, 2).value();
+             fill_blocks(s.victim(), s.blocks, s.unknown().chain);
+             s.hold(s.blocks);
+           },
+       .run =
+           [](Stage& s) {
+             s.victim().publish(BlockPool::root({}), s.blocks, s.unknown().chain,
+                                s.unknown().tokens);
+             s.let_go(s.blocks);
+             s.hold(s.blocks, s.unknown().chain);
+             return s.victim().is_published(s.blocks[1]);
+           },
+       .with = kModels},
   };
 }
 
@@ -788,7 +847,7 @@ const std::vector<Operation>& operations() {
                "allocate: evicts, ring gone round", "allocate: evicts blocks of another domain",
                "allocate: refused", "demote: free host blocks", "publish",
                "release: several, both tiers, some unpublished", "reap", "reap: a lost device"});
-    for (const auto& group : {limited(), in_lanes, in_groups()})
+    for (const auto& group : {limited(), in_lanes, in_groups(), in_models()})
       list.insert(list.end(), group.begin(), group.end());
     return list;
   }();

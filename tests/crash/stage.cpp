@@ -40,8 +40,15 @@ PoolMemory attached(const PoolFds& fds) {
 PoolGeometry geometry(Stage::With with) {
   PoolGeometry geometry = small_geometry(16, 8, 4, 2);
   if (with == Stage::With::groups) {
-    geometry.groups.count = 2;
-    geometry.groups.group[Stage::kWindow.value] = {CacheKind::sliding_window, 8};
+    geometry.models[0].groups.count = 2;
+    geometry.models[0].groups.group[Stage::kWindow.value] = {CacheKind::sliding_window, 8};
+  }
+  if (with == Stage::With::models) {
+    geometry.model_count = 2;
+    geometry.models[1] = geometry.models[0];
+    geometry.models[1].tokens_per_block = 3;
+    geometry.models[1].groups.first = Stage::kOfSecond.value;
+    geometry.model_minimums[1] = 1;
   }
   if (with != Stage::With::lanes) return geometry;
   geometry.limits[Stage::kSure.value].min = 2;

@@ -139,8 +139,8 @@ TEST_F(PoolCrash, NothingIsLostWhenWorkersAreKilledAtRandomMoments) {
   random_.seed(chosen_seed());
   const WorkerLoad load;
   PoolGeometry geometry = small_geometry(1 + load.most_blocks() * 2, 24);
-  geometry.groups.count = 2;
-  geometry.groups.group[1] = {CacheKind::sliding_window, 6};
+  geometry.models[0].groups.count = 2;
+  geometry.models[0].groups.group[1] = {CacheKind::sliding_window, 6};
   geometry.limits[0].min = 4;  // so that blocks are counted
   const PoolMemory memory = private_pool(geometry);
   for (std::uint32_t i = 0; i < kWorkers; ++i) start(memory, i, load);
@@ -198,8 +198,8 @@ TEST_F(PoolCrash, ProcessesThatWorkAtOnceCountExactly) {
   const WorkerLoad load;
   PoolGeometry geometry =
       small_geometry(1 + (load.most_blocks() + WorkerLoad::kInWindow) * kWorkers, 24);
-  geometry.groups.count = 2;
-  geometry.groups.group[1] = {CacheKind::sliding_window, 6};
+  geometry.models[0].groups.count = 2;
+  geometry.models[0].groups.group[1] = {CacheKind::sliding_window, 6};
   const PoolMemory memory = private_pool(geometry);
   for (std::uint32_t i = 0; i < kWorkers; ++i) start(memory, i, load);
   const std::uint64_t goal = kUnderSanitizer ? 20'000 : 200'000;

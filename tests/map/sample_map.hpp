@@ -11,7 +11,7 @@ inline PoolGeometry geometry_of(std::uint32_t device_blocks, std::uint32_t host_
   PoolGeometry geometry;
   geometry.device_blocks = device_blocks + 1;  // and the null block
   geometry.host_blocks = host_blocks;
-  geometry.tokens_per_block = 16;
+  geometry.models[0].tokens_per_block = 16;
   return geometry;
 }
 

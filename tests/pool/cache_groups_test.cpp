@@ -21,8 +21,8 @@ constexpr GroupId kFullGroup{0}, kWindow{1};
 
 PoolGeometry with_groups() {
   PoolGeometry geometry = small_geometry(16, 8);
-  geometry.groups.count = 2;
-  geometry.groups.group[1] = {CacheKind::sliding_window, 8};
+  geometry.models[0].groups.count = 2;
+  geometry.models[0].groups.group[1] = {CacheKind::sliding_window, 8};
   return geometry;
 }
 
@@ -70,7 +70,7 @@ class CacheGroupsOfAPool : public ::testing::Test {
   PoolMemory memory_ = private_pool(with_groups());
   BlockPool pool_{memory_, ProcessSlot{0}}, peer_{memory_, ProcessSlot{1}};
   std::vector<TokenId> tokens_ = counting(10, 16);
-  SequenceNames names_{with_groups().groups, DomainId{}, 4};
+  SequenceNames names_{with_groups().models[0].groups, DomainId{}, 4};
 };
 
 TEST_F(CacheGroupsOfAPool, ABlockOfAWindowIsFoundWithoutThoseBeforeIt) {
@@ -169,7 +169,7 @@ TEST_F(CacheGroupsOfAPool, ABlockOfAWindowIsNoOrphan) {
 TEST(CacheGroupsOfAGeometry, AreChecked) {
   const auto refused = [](auto change) {
     PoolGeometry geometry = with_groups();
-    change(geometry.groups);
+    change(geometry.models[0].groups);
     const auto made = create_pool_objects(geometry);
     return made ? std::string() : made.error().text;
   };

@@ -54,7 +54,7 @@ TEST(PoolLayout, OddBlockSizesPadTheTokenRow) {
 
 TEST(PoolLayout, PoolWithoutPayloadHasNoArenas) {
   PoolGeometry geometry = small_geometry(4, 4);
-  geometry.kv = {};
+  geometry.models[0].kv = {};
   const PoolLayout layout(geometry);
   EXPECT_EQ(layout.device_bytes, 0u);
   EXPECT_EQ(layout.host_bytes, 0u);
@@ -70,14 +70,14 @@ TEST(LayoutHash, DiffersWithEveryFieldOfTheGeometry) {
   };
   with([](PoolGeometry& g) { ++g.device_blocks; });
   with([](PoolGeometry& g) { ++g.host_blocks; });
-  with([](PoolGeometry& g) { ++g.tokens_per_block; });
-  with([](PoolGeometry& g) { ++g.kv.layers; });
-  with([](PoolGeometry& g) { ++g.kv.kv_heads; });
-  with([](PoolGeometry& g) { ++g.kv.head_size; });
-  with([](PoolGeometry& g) { ++g.kv.block_size; });
-  with([](PoolGeometry& g) { g.kv.dtype = Dtype::f16; });
-  with([](PoolGeometry& g) { ++g.fingerprint; });
-  with([](PoolGeometry& g) { g.fingerprint ^= 1ull << 63; });
+  with([](PoolGeometry& g) { ++g.models[0].tokens_per_block; });
+  with([](PoolGeometry& g) { ++g.models[0].kv.layers; });
+  with([](PoolGeometry& g) { ++g.models[0].kv.kv_heads; });
+  with([](PoolGeometry& g) { ++g.models[0].kv.head_size; });
+  with([](PoolGeometry& g) { ++g.models[0].kv.block_size; });
+  with([](PoolGeometry& g) { g.models[0].kv.dtype = Dtype::f16; });
+  with([](PoolGeometry& g) { ++g.models[0].fingerprint; });
+  with([](PoolGeometry& g) { g.models[0].fingerprint ^= 1ull << 63; });
   EXPECT_EQ(layout_hash(base), layout_hash(small_geometry(16, 4)));
 }
 

@@ -42,7 +42,7 @@ TEST(CreatePoolObjects, MakesOnlyWhatTheGeometryNeeds) {
   EXPECT_TRUE(at(fds, PoolObject::device));
   EXPECT_FALSE(at(fds, PoolObject::host));
   PoolGeometry bare = small_geometry(4, 4);
-  bare.kv = {};
+  bare.models[0].kv = {};
   fds = create_pool_objects(bare).value();
   EXPECT_FALSE(at(fds, PoolObject::device));
   EXPECT_FALSE(at(fds, PoolObject::host));
@@ -102,7 +102,7 @@ TEST(PoolMemory, KnowsWhereEachBlockLies) {
   EXPECT_TRUE(memory.has_block(BlockId{11}));
   EXPECT_FALSE(memory.has_block(BlockId{12}));
   // The last byte of each arena is mapped.
-  const std::size_t bytes = memory.geometry().kv.block_bytes();
+  const std::size_t bytes = memory.geometry().models[0].kv.block_bytes();
   memory.arena(Tier::device)[8 * bytes - 1] = std::byte{1};
   memory.arena(Tier::host)[4 * bytes - 1] = std::byte{1};
 }
@@ -199,17 +199,21 @@ INSTANTIATE_TEST_SUITE_P(
         Corruption{"huge_host", "number of host blocks",
                    [](PoolHeader& h) { h.geometry.host_blocks = ~0u; }},
         Corruption{"block_size", "tokens per block",
-                   [](PoolHeader& h) { ++h.geometry.tokens_per_block; }},
-        Corruption{"layers", "number of layers", [](PoolHeader& h) { ++h.geometry.kv.layers; }},
+                   [](PoolHeader& h) { ++h.geometry.models[0].tokens_per_block; }},
+        Corruption{"layers", "number of layers",
+                   [](PoolHeader& h) { ++h.geometry.models[0].kv.layers; }},
         Corruption{"kv_heads", "number of kv heads",
-                   [](PoolHeader& h) { ++h.geometry.kv.kv_heads; }},
-        Corruption{"head_size", "head size", [](PoolHeader& h) { ++h.geometry.kv.head_size; }},
+                   [](PoolHeader& h) { ++h.geometry.models[0].kv.kv_heads; }},
+        Corruption{"head_size", "head size",
+                   [](PoolHeader& h) { ++h.geometry.models[0].kv.head_size; }},
         Corruption{"kv_block_size", "block size of the KV layout",
-                   [](PoolHeader& h) { ++h.geometry.kv.block_size; }},
-        Corruption{"dtype", "dtype", [](PoolHeader& h) { h.geometry.kv.dtype = Dtype::bf16; }},
+                   [](PoolHeader& h) { ++h.geometry.models[0].kv.block_size; }},
+        Corruption{"dtype", "dtype",
+                   [](PoolHeader& h) { h.geometry.models[0].kv.dtype = Dtype::bf16; }},
         Corruption{"pages", "page layout",
-                   [](PoolHeader& h) { h.geometry.kv.pages = PageLayout::packed; }},
-        Corruption{"fingerprint", "fingerprint", [](PoolHeader& h) { ++h.geometry.fingerprint; }},
+                   [](PoolHeader& h) { h.geometry.models[0].kv.pages = PageLayout::packed; }},
+        Corruption{"fingerprint", "fingerprint",
+                   [](PoolHeader& h) { ++h.geometry.models[0].fingerprint; }},
         Corruption{"secret", "hash secret's digest",
                    [](PoolHeader& h) { h.secret.bytes[100] ^= std::byte{16}; }},
         Corruption{"checksum", "checksum", [](PoolHeader& h) { h.checksum ^= 1ull << 40; }}),

@@ -60,8 +60,8 @@ TEST_P(PoolStress, ConcurrentWorkersReadRightBytesAndLoseNoBlock) {
 
 TEST_P(PoolStress, EightWorkersWithWindowsReadRightBytesAndLoseNoBlock) {
   PoolGeometry geometry = small_geometry(2 * GetParam(), 16);
-  geometry.groups.count = 2;
-  geometry.groups.group[1] = {CacheKind::sliding_window, 6};
+  geometry.models[0].groups.count = 2;
+  geometry.models[0].groups.group[1] = {CacheKind::sliding_window, 6};
   run_workers(private_pool(geometry), 8, kRequests / 4);
 }
 

@@ -69,7 +69,7 @@ class PoolWorker {
     if (held_.size() >= load_.sequences) finish();
     if (below(8) == 0) swap_out();
     if (below(8) == 0) look_and_leave();
-    if (memory_.geometry().groups.count > 1 && below(2) == 0) serve_in_window();
+    if (memory_.geometry().models[0].groups.count > 1 && below(2) == 0) serve_in_window();
     if (!held_.empty() && below(4) == 0)
       fork();
     else
@@ -154,7 +154,8 @@ class PoolWorker {
   void serve_in_window() {
     const GroupId group{1};
     const Prompt prompt = draw_prompt();
-    SequenceNames names(memory_.geometry().groups, prompt.domain, pool_.tokens_per_block());
+    SequenceNames names(memory_.geometry().models[0].groups, prompt.domain,
+                        pool_.tokens_per_block());
     names.extend(pool_.hasher(), prompt.tokens);
     const auto extras = names.extras(group);
     std::vector<BlockId> window;

@@ -43,11 +43,11 @@ class PromptOracle {
     }
     return hash * 0xbf58476d1ce4e5b9ull;
   }
-  std::size_t words() const { return memory_.geometry().kv.block_bytes() / 8; }
+  std::size_t words() const { return memory_.geometry().models[0].kv.block_bytes() / 8; }
   std::byte* payload(BlockId block) const {
     const Tier tier = memory_.tier_of(block);
     const std::size_t place = block.value - memory_.tier_layout(tier).first_block;
-    return memory_.arena(tier) + place * memory_.geometry().kv.block_bytes();
+    return memory_.arena(tier) + place * memory_.geometry().models[0].kv.block_bytes();
   }
 
   const PoolMemory& memory_;

@@ -31,7 +31,7 @@ class ScrubTest : public ::testing::Test {
   ~ScrubTest() override { EXPECT_THAT(fsck(memory_).violations, IsEmpty()); }
 
   std::span<std::byte> payload(BlockId block) const {
-    return {payload_of(memory_, block), memory_.geometry().kv.block_bytes()};
+    return {payload_of(memory_, block), memory_.geometry().models[0].kv.block_bytes()};
   }
   void fill(std::span<const BlockId> blocks, std::byte with = kSecret) const {
     for (const BlockId block : blocks) std::ranges::fill(payload(block), with);

@@ -12,13 +12,13 @@
 namespace kvhive::testing {
 
 inline std::size_t payload_words(const PoolMemory& memory) {
-  return memory.geometry().kv.block_bytes() / 8;
+  return memory.geometry().models[0].kv.block_bytes() / 8;
 }
 
 inline std::byte* payload_of(const PoolMemory& memory, BlockId block) {
   const Tier tier = memory.tier_of(block);
   const std::size_t place = block.value - memory.tier_layout(tier).first_block;
-  return memory.arena(tier) + place * memory.geometry().kv.block_bytes();
+  return memory.arena(tier) + place * memory.geometry().models[0].kv.block_bytes();
 }
 
 /// The i-th word of the block with this name.

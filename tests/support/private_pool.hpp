@@ -16,13 +16,13 @@ inline PoolGeometry small_geometry(std::uint32_t device_blocks, std::uint32_t ho
   PoolGeometry geometry;
   geometry.device_blocks = device_blocks;
   geometry.host_blocks = host_blocks;
-  geometry.tokens_per_block = tokens_per_block;
-  geometry.kv = {.layers = 1,
-                 .kv_heads = 1,
-                 .head_size = head_size,
-                 .block_size = tokens_per_block,
-                 .dtype = Dtype::f32};
-  geometry.fingerprint = 0x1234;
+  geometry.models[0].tokens_per_block = tokens_per_block;
+  geometry.models[0].kv = {.layers = 1,
+                           .kv_heads = 1,
+                           .head_size = head_size,
+                           .block_size = tokens_per_block,
+                           .dtype = Dtype::f32};
+  geometry.models[0].fingerprint = 0x1234;
   return geometry;
 }
 

@@ -181,7 +181,7 @@ std::map<Key, std::vector<TokenId>> content_of(const PoolMemory& memory) {
     if ((parent & kRootUid) == 0) continue;  // a prompt does not get there
     content[{memory.block(block).name().low,
              memory.tier_of(block) == Tier::device ? "GPU" : "CPU"}] =
-        memory.tokens_of(block).read(geometry.tokens_per_block);
+        memory.tokens_of(block).read(geometry.models[0].tokens_per_block);
   }
   return content;
 }

@@ -232,7 +232,7 @@ TEST(Faults, AClientThatWritesGarbageHurtsOnlyItself) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 20; ++round) {
     auto vandal =
-        Connection::open(daemon.socket(), kAnyEngine, kDefaultChannelBytes, "", kAnswerMs);
+        Connection::open(daemon.socket(), kAnyEngine, kDefaultChannelBytes, "", "", kAnswerMs);
     ASSERT_TRUE(vandal.has_value());
     const std::uint32_t slot =
         *vandal->channel.submit(channel_request_of(long_request().prompt, 2000));

@@ -255,7 +255,7 @@ class Leftovers : public Isolation {
   std::span<std::byte> bytes() const {
     return {memory_->arena(Tier::device) + block_bytes(), 47 * block_bytes()};
   }
-  std::size_t block_bytes() const { return memory_->geometry().kv.block_bytes(); }
+  std::size_t block_bytes() const { return memory_->geometry().models[0].kv.block_bytes(); }
   std::size_t owned_by(std::uint16_t domain) const {
     std::size_t blocks = 0;
     for (std::uint32_t id = 1; id < 48; ++id)

@@ -160,7 +160,7 @@ void measure(std::uint32_t blocks) {
   const std::size_t prompts = blocks / kBlocksPerPrompt / 8 * 8;
   PoolGeometry geometry{};
   geometry.device_blocks = blocks + 1;
-  geometry.tokens_per_block = kTokensPerBlock;
+  geometry.models[0].tokens_per_block = kTokensPerBlock;
   const PoolMemory memory = *PoolMemory::create_private(geometry);
   sign_in(memory, ProcessSlot{0}, 0);
   BlockPool pool(memory, ProcessSlot{0});

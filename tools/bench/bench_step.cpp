@@ -60,7 +60,7 @@ class CountingSink : public OutputSink {
 void measure(std::size_t sequences, std::uint32_t steps) {
   PoolGeometry geometry{};
   geometry.device_blocks = static_cast<std::uint32_t>(sequences * (steps / 16 + 16) + 64);
-  geometry.tokens_per_block = 16;
+  geometry.models[0].tokens_per_block = 16;
   const PoolMemory memory = *PoolMemory::create_private(geometry);
   sign_in(memory, ProcessSlot{0}, 0);
   BlockPool pool(memory, ProcessSlot{0});

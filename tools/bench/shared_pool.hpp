@@ -28,8 +28,8 @@ class SharedPool {
   /// \param kv  the layout of a block's KV; with block_bytes() == 0 the blocks have no KV
   explicit SharedPool(std::uint32_t blocks, const KvLayout& kv = {}) {
     geometry_.device_blocks = blocks;
-    geometry_.tokens_per_block = kTokensPerBlock;
-    geometry_.kv = kv;
+    geometry_.models[0].tokens_per_block = kTokensPerBlock;
+    geometry_.models[0].kv = kv;
     auto fds = create_pool_objects(geometry_);
     KV_CHECK(fds.has_value(), fds.error().text);
     fds_ = std::move(*fds);

@@ -18,6 +18,7 @@ struct EngineFlags {
   std::string engine;  ///< its number, or "all"
   bool is_at_once = false;
   int timeout_s = 300;
+  std::string model;
 };
 
 struct Verb {
@@ -66,7 +67,10 @@ std::string still_under_way(const Verb& verb, std::uint32_t engine, int seconds)
 
 Expected<void> carry_out(const Inspector& inspector, const Verb& verb, const EngineFlags& flags,
                          std::uint32_t engine) {
-  const Order order{.what = verb.what, .engine = engine, .is_at_once = flags.is_at_once ? 1u : 0u};
+  const Order order{.what = verb.what,
+                    .engine = engine,
+                    .is_at_once = flags.is_at_once ? 1u : 0u,
+                    .model = FixedText<72>(flags.model)};
   const auto told = inspector.order(order, {}, flags.timeout_s * 1000);
   if (!told) {
     const bool is_late = told.error().code == Errc::not_running && verb.what != What::add;
@@ -99,7 +103,10 @@ Expected<void> run(const Verb& verb, const EngineFlags& flags) {
 void add_verb(CLI::App& engine, const Verb& verb, int& exit_code) {
   auto flags = std::make_shared<EngineFlags>();
   CLI::App* command = engine.add_subcommand(verb.name, verb.help);
-  if (verb.what != What::add)
+  if (verb.what == What::add)
+    command->add_option("--model", flags->model,
+                        "the model that it is to serve, by its name; without: the daemon's first");
+  else
     command
         ->add_option(
             "engine", flags->engine,

@@ -72,7 +72,7 @@ class PublishedPool {
 
  private:
   void write_for(const PoolGeometry& geometry) {
-    writer_.emplace(format_, geometry.tokens_per_block, geometry.groups);
+    writer_.emplace(format_, geometry.models[0].tokens_per_block, geometry.models[0].groups);
   }
 
   const HiveWatch& watch_;

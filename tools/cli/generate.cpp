@@ -29,6 +29,7 @@ struct GenerateFlags {
   std::uint64_t seed = 0;
   std::string stop_token_ids;
   std::string channel_bytes;  ///< empty = what the request needs
+  std::string model;
   GenerateRequest request;
 };
 
@@ -128,6 +129,7 @@ Expected<ClientOptions> client_options(const GenerateFlags& flags, const Generat
   auto engine = engine_of(flags);
   if (!engine) return forward_error(engine);
   options.engine = *engine;
+  options.model = flags.model;
   options.channel_bytes = channel_bytes_for(request);
   if (flags.channel_bytes.empty()) return options;
   const auto bytes = parse_bytes(flags.channel_bytes);
@@ -206,6 +208,8 @@ void add_generate(CLI::App& app, int& exit_code) {
               "--engine", flags->engine,
               "the engine that serves the request, by number; without it the engines take turns")
           ->default_str("");
+  command->add_option("--model", flags->model,
+                      "the model that answers, by name; without it the daemon's first");
   command->add_option("--max-tokens", flags->max_tokens, "most tokens to generate");
   command->add_option("--temperature", params.temperature,
                       "how random the choice of tokens is; 0 = always the likeliest token");

@@ -60,6 +60,9 @@ const ProcessReport* find_process(const PoolReport& report, const Json& slot) {
 
 class ProcessTable {
  public:
+  /// \param has_models  there are several: each engine is shown with its own
+  explicit ProcessTable(bool has_models) : has_models_(has_models) {}
+
   /// A process of which the pool knows nothing.
   void add(const std::string& name, const Json& process) {
     std::vector<std::string> row = names(name, process);
@@ -68,7 +71,9 @@ class ProcessTable {
   }
   /// An engine; `attached`: what the pool knows of it, nothing if it is down or starting.
   void add_engine(const Json& engine, const ProcessReport* attached) {
-    const std::string name = "engine " + std::to_string(engine["engine"].get<int>());
+    std::string name = "engine " + std::to_string(engine["engine"].get<int>());
+    if (has_models_ && engine.contains("model"))
+      name += " of " + engine["model"].get<std::string>();
     if (attached == nullptr) return add(name, engine);
     std::vector<std::string> row = names(name, engine);
     const CounterValues& counted = attached->counted;
@@ -92,6 +97,7 @@ class ProcessTable {
             is_known ? std::to_string(process["restarts"].get<std::uint64_t>()) : "-"};
   }
 
+  bool has_models_;
   Table table_{{"process", "pid", "state", "restarts", "slot", "up", "running", "waiting", "held",
                 "prompt", "cached", "generated", "preempted"}};
 };
@@ -117,7 +123,7 @@ std::string name_client(const Json& client) {
 }
 
 std::string process_table(const Json& status, const PoolReport& report) {
-  ProcessTable table;
+  ProcessTable table(report.geometry.model_count > 1);
   table.add("keeper", status["keeper"]);
   if (status["keeper"].contains("front")) table.add("front", front_of(status["keeper"]));
   if (status.contains("steward")) table.add("steward", status["steward"]);

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/byte_size.hpp"
+#include "config/domains/rule_text.hpp"
 #include "pool/care/index_marks.hpp"
 #include "pool/care/pool_report.hpp"
 #include "tools/cli/inspector.hpp"
@@ -43,6 +44,49 @@ Json to_json(const DomainReport& domain) {
           {"max_blocks", max != 0 ? Json(max) : Json()}};
 }
 
+/// The name of each model. The keeper's welcome has them in one line; a name has no comma.
+std::vector<std::string> model_names(const Inspector& inspector) {
+  return split_list(inspector.model(), ',');
+}
+
+Json models_to_json(const Inspector& inspector, const PoolReport& report) {
+  const std::vector<std::string> names = model_names(inspector);
+  Json all = Json::array();
+  for (std::size_t m = 0; m < report.geometry.model_count; ++m) {
+    const ModelCache& cache = report.geometry.models[m];
+    const auto& [device, host] = report.models[m];
+    all.push_back({{"name", m < names.size() ? names[m] : ""},
+                   {"block_size", cache.tokens_per_block},
+                   {"unused_bytes_per_block", cache.kv.padding},
+                   {"page_layout", to_string(cache.kv.pages)},
+                   {"first_group", cache.groups.first},
+                   {"groups", cache.groups.count},
+                   {"min_blocks", report.geometry.model_minimums[m]},
+                   {"device_held", device.held},
+                   {"device_idle", device.idle},
+                   {"host_held", host.held},
+                   {"host_idle", host.idle}});
+  }
+  return all;
+}
+
+std::string model_table(const Inspector& inspector, const PoolReport& report) {
+  const std::vector<std::string> names = model_names(inspector);
+  Table table({"model", "tokens per block", "unused", "groups", "min", "device held", "device idle",
+               "host"});
+  for (std::size_t m = 0; m < report.geometry.model_count; ++m) {
+    const ModelCache& cache = report.geometry.models[m];
+    const auto& [device, host] = report.models[m];
+    const std::uint32_t min = report.geometry.model_minimums[m];
+    table.add({m < names.size() ? names[m] : std::to_string(m),
+               std::to_string(cache.tokens_per_block), format_bytes(cache.kv.padding),
+               std::to_string(cache.groups.count), min == 0 ? "-" : with_commas(min),
+               with_commas(device.held), with_commas(device.idle),
+               with_commas(host.held + host.idle)});
+  }
+  return table.text();
+}
+
 Json to_json(const Inspector& inspector, const PoolReport& report, const ByDomain& domains) {
   const IndexMarks marks = count_marks(inspector.memory());
   Json of_domains = Json::object();
@@ -50,9 +94,10 @@ Json to_json(const Inspector& inspector, const PoolReport& report, const ByDomai
   Json json = {
       {"model", inspector.model()},
       {"epoch", report.epoch},
-      {"block_size", report.geometry.tokens_per_block},
-      {"block_bytes", report.geometry.kv.block_bytes()},
-      {"page_layout", to_string(report.geometry.kv.pages)},
+      {"block_size", report.geometry.models[0].tokens_per_block},
+      {"block_bytes", report.geometry.block_bytes()},
+      {"page_layout", to_string(report.geometry.models[0].kv.pages)},
+      {"models", models_to_json(inspector, report)},
       {"tiers", {{"device", to_json(report.tiers[0])}, {"host", to_json(report.tiers[1])}}},
       {"index", {{"buckets", marks.buckets}, {"overflowed", marks.marked}}},
       {"domains", of_domains}};
@@ -62,7 +107,7 @@ Json to_json(const Inspector& inspector, const PoolReport& report, const ByDomai
 }
 
 std::string tier_table(const PoolReport& report) {
-  const std::size_t block_bytes = report.geometry.kv.block_bytes();
+  const std::size_t block_bytes = report.geometry.block_bytes();
   Table table({"tier", "blocks", "free", "filling", "held", "shared", "idle", "size", "in use"});
   for (const Tier tier : {Tier::device, Tier::host}) {
     const TierReport& t = report.tiers[std::size_t(tier)];
@@ -116,10 +161,16 @@ Expected<void> stat(const CommonFlags& flags) {
     print(to_json(*inspector, report, domains));
     return {};
   }
-  std::printf("pool %.8s of %s: blocks of %u tokens, %s each (%s)\n\n%s\n", report.epoch.c_str(),
-              inspector->model().c_str(), report.geometry.tokens_per_block,
-              format_bytes(report.geometry.kv.block_bytes()).c_str(),
-              std::string(to_string(report.geometry.kv.pages)).c_str(), tier_table(report).c_str());
+  const ModelCache& first = report.geometry.models[0];
+  const std::string size = format_bytes(report.geometry.block_bytes());
+  if (report.geometry.model_count == 1)
+    std::printf("pool %.8s of %s: blocks of %u tokens, %s each (%s)\n\n%s\n", report.epoch.c_str(),
+                inspector->model().c_str(), first.tokens_per_block, size.c_str(),
+                std::string(to_string(first.kv.pages)).c_str(), tier_table(report).c_str());
+  else
+    std::printf("pool %.8s of %u models: blocks of %s\n\n%s\n%s\n", report.epoch.c_str(),
+                report.geometry.model_count, size.c_str(), tier_table(report).c_str(),
+                model_table(*inspector, report).c_str());
   if (names->names.size() > 1)
     std::printf("%s\n", domain_table(domains, report.geometry.limited_domains() != 0).c_str());
   const IndexMarks marks = count_marks(inspector->memory());

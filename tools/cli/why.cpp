@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct WhyFlags {
-  std::string domain, cache_salt, adapter;
+  std::string domain, cache_salt, adapter, model;
   CommonFlags common;
   PromptFlags prompt;
 };
@@ -25,19 +25,20 @@ struct WhyFlags {
 /// Puts a report into words.
 class Account {
  public:
-  Account(const PoolMemory& memory, Inspector::Domains domains, MissReport report,
+  Account(const PoolMemory& memory, ModelId model, Inspector::Domains domains, MissReport report,
           std::size_t tokens)
       : memory_(memory),
+        groups_(memory.geometry()[model].groups),
         domains_(std::move(domains)),
         report_(std::move(report)),
         tokens_(tokens),
-        block_tokens_(memory.geometry().tokens_per_block),
+        block_tokens_(memory.geometry()[model].tokens_per_block),
         now_ms_(std::chrono::duration_cast<std::chrono::milliseconds>(
                     std::chrono::system_clock::now().time_since_epoch())
                     .count()) {}
 
   std::string text() const {
-    const bool has_groups = memory_.geometry().groups.count > 1;
+    const bool has_groups = groups_.count > 1;
     Table table(has_groups ? std::vector<std::string>{"group", "blocks", "tokens", "verdict"}
                            : std::vector<std::string>{"blocks", "tokens", "verdict"});
     const auto add = [&](const std::string& group, std::vector<std::string> cells) {
@@ -133,17 +134,15 @@ class Account {
              std::to_string(block_tokens_) + " before its last token.";
     if (!report_.decisive)
       return start +
-             (memory_.geometry().groups.is_one_full()
-                  ? "everything before is cached"
-                  : "all that is read of what is before is cached") +
+             (groups_.is_one_full() ? "everything before is cached"
+                                    : "all that is read of what is before is cached") +
              " and the last token is always computed.";
     const std::size_t place = *report_.decisive;
     const BlockStatus& v = at(place);
-    const CacheGroups& groups = memory_.geometry().groups;
     const std::string block = "block " + std::to_string(v.index) +
-                              (groups.count > 1 ? " of group " + std::to_string(v.group.value) +
-                                                      " (" + to_string(groups[v.group]) + ")"
-                                                : "");
+                              (groups_.count > 1 ? " of group " + std::to_string(v.group.value) +
+                                                       " (" + to_string(groups_[v.group]) + ")"
+                                                 : "");
     switch (v.status) {
       case CacheStatus::present:
         return start + block + " is on the device only, behind blocks that are on the host only.";
@@ -261,18 +260,29 @@ class Account {
   }
 
   const PoolMemory& memory_;
+  CacheGroups groups_;
   Inspector::Domains domains_;
   MissReport report_;
   std::size_t tokens_, block_tokens_;
   std::int64_t now_ms_;
 };
 
-/// Tokenises as an engine does, with the daemon's model.
-Expected<std::vector<TokenId>> tokens_of(const Prompt& prompt, const Inspector& inspector) {
+/// The number of the model that was asked for, or of the first.
+Expected<ModelId> choose_model(const Json& models, const std::string& wanted) {
+  std::string known;
+  for (std::size_t m = 0; m < models.size(); ++m) {
+    const std::string name = models[m]["name"];
+    if (wanted.empty() || name == wanted) return ModelId{static_cast<std::uint8_t>(m)};
+    known += (known.empty() ? "" : ", ") + name;
+  }
+  return failure(Errc::not_found,
+                 "model: '" + wanted + "' is not served here; there are: " + known);
+}
+
+/// Tokenises as an engine does, with its model.
+Expected<std::vector<TokenId>> tokens_of(const Prompt& prompt, const Json& model) {
   if (prompt.text.empty()) return prompt.tokens;
-  auto status = inspector.status();
-  if (!status) return forward_error(status);
-  auto tokenizer = load_tokenizer((*status)["model"]["directory"].get<std::string>());
+  auto tokenizer = load_tokenizer(model["directory"].get<std::string>());
   if (!tokenizer) return forward_error(tokenizer);
   return tokenizer->encode(prompt.text, AddSpecial::yes);
 }
@@ -286,12 +296,10 @@ Expected<DomainId> choose_domain(const Inspector::Domains& domains, const std::s
 }
 
 /// A name that no request can have would be answered as if nothing were cached under it.
-Expected<void> check_adapter(const Inspector& inspector, const std::string& name) {
+Expected<void> check_adapter(const Json& model, const std::string& name) {
   if (name.empty()) return {};
-  const auto status = inspector.status();
-  if (!status) return forward_error(status);
   std::string known;
-  for (const auto& one : (*status)["model"]["adapters"]) {
+  for (const auto& one : model["adapters"]) {
     if (one == name) return {};
     known += (known.empty() ? "" : ", ") + one.get<std::string>();
   }
@@ -308,17 +316,23 @@ Expected<void> why(const WhyFlags& flags) {
   auto inspector =
       Inspector::attach(flags.common.socket_path(), Privilege::tokens_too, WithoutKeeper::fail);
   if (!inspector) return forward_error(inspector);
-  auto tokens = tokens_of(*prompt, *inspector);
+  const auto status = inspector->status();
+  if (!status) return forward_error(status);
+  const Json& models = (*status)["models"];
+  auto model = choose_model(models, flags.model);
+  if (!model) return forward_error(model);
+  auto tokens = tokens_of(*prompt, models[model->value]);
   if (!tokens) return forward_error(tokens);
-  if (auto known = check_adapter(*inspector, flags.adapter); !known) return known;
+  if (auto known = check_adapter(models[model->value], flags.adapter); !known) return known;
   const PoolMemory& memory = inspector->memory();
   auto domains = inspector->domains();
   if (!domains) return forward_error(domains);
   auto domain = choose_domain(*domains, flags.domain);
   if (!domain) return forward_error(domain);
-  const Account account(memory, *domains,
-                        explain_miss(memory, *domain, *tokens, flags.cache_salt, flags.adapter),
-                        tokens->size());
+  const Account account(
+      memory, *model, *domains,
+      explain_miss(memory, *domain, *tokens, flags.cache_salt, flags.adapter, *model),
+      tokens->size());
   if (flags.common.output() == Format::json)
     std::printf("%s\n", account.json().dump(2).c_str());
   else
@@ -336,6 +350,8 @@ void add_pool_why(CLI::App& pool, int& exit_code) {
   flags->prompt.add_to(*command, "prompt,--prompt");
   command->add_option("--domain", flags->domain,
                       "asked for clients of this domain (default: your own clients')");
+  command->add_option("--model", flags->model,
+                      "asked for a request to this model (default: the daemon's first)");
   command->add_option("--adapter", flags->adapter,
                       "asked for a request with this adapter (default: the model alone)");
   command->add_option("--cache-salt", flags->cache_salt,

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "actors/transformer_runner.hpp"
+#include "config/hosted_models.hpp"
 #include "models/fingerprint.hpp"
 #include "models/text/tokenizer_parser.hpp"
 #include "tools/engine/device_choice.hpp"
@@ -73,7 +74,7 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
   if (!choice) return forward_error(choice);
   auto fingerprint = served_fingerprint(options);
   if (!fingerprint) return forward_error(fingerprint);
-  const auto file_bytes = weight_bytes(options.model);
+  const auto file_bytes = weight_bytes(hosted_model(options).directory);
   if (!file_bytes) return forward_error(file_bytes);
   std::size_t peak = 0, weights = *file_bytes;
   Json gpu = nullptr;
@@ -97,7 +98,8 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
     if (!model) return forward_error(model);
     peak = estimate(options, config) + model->private_weight_bytes();
   }
-  if (auto tokenizer = load_tokenizer(options.model); !tokenizer) return forward_error(tokenizer);
+  if (auto tokenizer = load_tokenizer(hosted_model(options).directory); !tokenizer)
+    return forward_error(tokenizer);
   const KvLayout layout = kv_layout(options, choice->kind, config);
   Json groups = Json::array();
   for (const CacheGroup& group : group_layers(config).groups.all())

@@ -13,6 +13,7 @@
 #include "actors/transformer_runner.hpp"
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
+#include "config/hosted_models.hpp"
 #include "config/lora_modules.hpp"
 #include "config/process_limits.hpp"
 #include "models/fingerprint.hpp"
@@ -47,10 +48,10 @@ struct LongestRequest {
 /// engine that a user starts computes the number as the keeper does. If the model or the pool
 /// limits it, a higher --max-model-len would not help, and error texts do not propose it.
 LongestRequest longest_request(const Options& options, const ModelConfig& config,
-                               const PoolGeometry& geometry) {
+                               const PoolGeometry& geometry, ModelId model) {
   const auto positions = static_cast<std::uint32_t>(config.max_position_embeddings);
-  const auto held = static_cast<std::uint32_t>(geometry.groups.longest_sequence(
-      geometry.device_blocks - 1, options.max_num_batched_tokens, geometry.tokens_per_block,
+  const auto held = static_cast<std::uint32_t>(geometry[model].groups.longest_sequence(
+      geometry.device_blocks - 1, options.max_num_batched_tokens, geometry[model].tokens_per_block,
       std::max(positions, options.max_model_len)));
   const std::uint32_t tokens =
       options.max_model_len != 0 ? options.max_model_len : std::min(positions, held);
@@ -105,7 +106,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
     return forward_error(granted);
   auto fingerprint = served_fingerprint(options);
   if (!fingerprint) return forward_error(fingerprint);
-  auto tokenizer = load_tokenizer(options.model);
+  auto tokenizer = load_tokenizer(hosted_model(options).directory);
   if (!tokenizer) return forward_error(tokenizer);
   const bool is_on_gpu = device != nullptr;
   std::optional<Transformer> model;
@@ -124,11 +125,9 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   if (auto own = check_keeper(*socket, keeper, options.socket); !own) return forward_error(own);
   EngineHello hello;
   hello.engine = index;
-  hello.geometry.tokens_per_block = options.block_size;
-  hello.geometry.device = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
-  hello.geometry.kv = kv_layout(options, hello.geometry.device, config);
-  hello.geometry.fingerprint = *fingerprint;
-  hello.geometry.groups = group_layers(config).groups;
+  hello.device = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
+  hello.cache = {options.block_size, kv_layout(options, hello.device, config), *fingerprint,
+                 group_layers(config).groups};
   if (is_on_gpu) hello.gpu = FixedText<64>(device->facts().uuid);
   hello.model = FixedText<512>(model_name(options));
   hello.layout_hash = layout_hash({});
@@ -145,6 +144,10 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   welcome->fds.erase(welcome->fds.begin());
   auto memory = PoolMemory::attach(fds, Access::read_write);
   if (!memory) return forward_error(memory);
+  if (welcome->message.model >= memory->geometry().model_count)
+    return failure(Errc::bad_format,
+                   "the daemon names a model that the pool does not hold; use "
+                   "programs of the same build");
   if (options.lock_metadata)
     if (auto locked = memory->lock_metadata(); !locked) return forward_error(locked);
   // Once more, because the model and the pool have taken address space since: CAF ends the process
@@ -167,6 +170,7 @@ Engine::Engine(const EngineWelcome& welcome, Board board, EventLoop loop, Unique
     : self_{std::make_shared<Board>(std::move(board)),
             {welcome.slot, welcome.life},
             welcome.engine,
+            ModelId{static_cast<std::uint8_t>(welcome.model)},
             0},
       slot_{welcome.slot},
       pid_(welcome.pid),
@@ -178,9 +182,10 @@ Engine::Engine(const EngineWelcome& welcome, Board board, EventLoop loop, Unique
 }
 
 Expected<Engine::Computing> Engine::compute_on_cpu(Transformer model) {
-  return Computing{std::make_unique<SwapperState>(memory_),
-                   std::make_unique<TransformerRunner>(
-                       std::move(model), memory_.arena(Tier::device), memory_.geometry().kv)};
+  return Computing{
+      std::make_unique<SwapperState>(memory_),
+      std::make_unique<TransformerRunner>(std::move(model), memory_.arena(Tier::device),
+                                          memory_.geometry()[self_.model].kv)};
 }
 
 Expected<Engine::Computing> Engine::compute_on_gpu(std::unique_ptr<Device> device,
@@ -200,8 +205,8 @@ Expected<Engine::Computing> Engine::compute_on_gpu(std::unique_ptr<Device> devic
 void Engine::start(const Options& options, const ModelConfig& config, Computing computing) {
   sign_in(memory_, slot_, self_.number, pid_);
   pool_ = std::make_unique<BlockPool>(memory_, slot_, options.scrub,
-                                      gpu_ ? gpu_->erase : EraseOnDevice());
-  const LongestRequest longest = longest_request(options, config, memory_.geometry());
+                                      gpu_ ? gpu_->erase : EraseOnDevice(), self_.model);
+  const LongestRequest longest = longest_request(options, config, memory_.geometry(), self_.model);
   RingParts parts;
   parts.pool = pool_.get();
   parts.scheduler = {options.scheduling_policy,
@@ -231,7 +236,7 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
         loop_, ring, tokenizer_,
         PortLimits{options.seed, prompt, self_, &pool_->counters(), adapter_names(options)});
   });
-  self_.board->serve(self_.life, {options.max_num_seqs, 0});
+  self_.board->serve(self_.life, {options.max_num_seqs, 0}, self_.model);
 }
 
 void Engine::run() {

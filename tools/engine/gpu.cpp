@@ -95,7 +95,8 @@ Expected<SwapCopies> fastest_copies(Device& device, const PoolGeometry& geometry
   const CopyOnDevice by_kernel = copies_on(device, kNeverBatched);
   if (geometry.host_blocks == 0) return SwapCopies{batched, by_kernel};
   auto batched_from = calibrate_copies(
-      device, LayerParts(geometry.kv, SwapLimits{}.part_bytes).least_bytes(), by_kernel, batched);
+      device, LayerParts(geometry.models[0].kv, SwapLimits{}.part_bytes).least_bytes(), by_kernel,
+      batched);
   if (!batched_from) return forward_error(batched_from);
   return SwapCopies{copies_on(device, *batched_from), by_kernel};
 }
@@ -147,15 +148,15 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
   memory.set_device_arena(parts.arena.data());
   if (layout.host_bytes != 0) {
     auto locked = LockedPages::lock(*parts.device, memory.arena(Tier::host), layout.host_bytes,
-                                    memory.geometry().kv.block_bytes(), host.get());
+                                    memory.geometry().models[0].kv.block_bytes(), host.get());
     if (!locked) return forward_error(locked);
     parts.host_arena = std::move(*locked);
   }
   auto eraser = OrderedStream::open(*parts.device);
   if (!eraser) return forward_error(eraser);
   parts.eraser = std::move(*eraser);
-  parts.erase = [&parts, block_bytes =
-                             memory.geometry().kv.block_bytes()](std::span<const BlockId> blocks) {
+  parts.erase = [&parts, block_bytes = memory.geometry().models[0].kv.block_bytes()](
+                    std::span<const BlockId> blocks) {
     auto zeroed = zero_blocks(*parts.device, parts.eraser, parts.arena.data(), block_bytes, blocks);
     if (!zeroed)
       end_engine("zeroing blocks",
@@ -169,7 +170,7 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
   auto model = GpuTransformer::create(*parts.device, config, parts.weights.data(),
                                       limits_of(options, config), group_layers(config));
   if (!model) return forward_error(model);
-  const KvLayout& kv = memory.geometry().kv;
+  const KvLayout& kv = memory.geometry().models[0].kv;
   parts.runner =
       std::make_unique<GpuRunner>(std::move(*model), **swapper,
                                   copies_on(*parts.device, kAlwaysBatched), parts.arena.data(), kv);

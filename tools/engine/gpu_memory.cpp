@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/round_up.hpp"
+#include "config/hosted_models.hpp"
 #include "device/device_memory.hpp"
 #include "ipc/protocol.hpp"
 #include "models/gpu/gpu_weights.hpp"
@@ -23,7 +24,7 @@ struct MadeMemory {
 
 Expected<MadeMemory> make_memory(Device& device, const Options& options, const ModelConfig& config,
                                  std::size_t arena_bytes) {
-  auto files = SafetensorsDirectory::open(options.model);
+  auto files = SafetensorsDirectory::open(hosted_model(options).directory);
   if (!files) return forward_error(files);
   MadeMemory memory;
   const std::size_t bytes = gpu_weight_bytes(config, device);

@@ -10,6 +10,7 @@
 
 #include "base/exit_codes.hpp"
 #include "base/log.hpp"
+#include "config/hosted_models.hpp"
 #include "config/process_limits.hpp"
 #include "ipc/default_socket.hpp"
 #include "tools/engine/describe.hpp"
@@ -95,7 +96,7 @@ Expected<int> run(int argc, char** argv) {
       !started)
     return forward_error(started);
 
-  auto config = load_model_config(options->model);
+  auto config = load_model_config(hosted_model(*options).directory);
   if (!config) return forward_error(config);
   if (described) {
     if (auto printed = print_model_facts(*options, *config, *described); !printed)

@@ -1,16 +1,13 @@
 #include "tools/engine/model.hpp"
 
-#include <filesystem>
-
 #include "config/lora_modules.hpp"
+#include "config/hosted_models.hpp"
 #include "models/fingerprint.hpp"
 #include "tools/program/progress_bar.hpp"
 
 namespace kvhive {
 
-std::string model_name(const Options& options) {
-  return std::filesystem::weakly_canonical(options.model).filename().string();
-}
+std::string model_name(const Options& options) { return hosted_model(options).name; }
 
 KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config) {
   const Dtype dtype = kv_dtype(options.kv_cache_dtype, config.dtype);
@@ -20,7 +17,7 @@ KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig&
 }
 
 Expected<std::uint64_t> served_fingerprint(const Options& options) {
-  auto fingerprint = model_fingerprint(options.model);
+  auto fingerprint = model_fingerprint(hosted_model(options).directory);
   const auto modules = parse_lora_modules(options.lora_modules);
   if (!modules) return forward_error(modules);
   for (const LoraModule& module : *modules) {
@@ -35,8 +32,9 @@ Expected<std::uint64_t> served_fingerprint(const Options& options) {
 
 Expected<Transformer> load_model(const Options& options) {
   ProgressBar bar("loading " + model_name(options));
-  auto model = Transformer::load(
-      options.model, [&](std::size_t done, std::size_t total) { bar.show(done, total); });
+  auto model =
+      Transformer::load(hosted_model(options).directory,
+                        [&](std::size_t done, std::size_t total) { bar.show(done, total); });
   const auto modules = parse_lora_modules(options.lora_modules);
   if (!modules) return forward_error(modules);
   for (const LoraModule& module : *modules) {

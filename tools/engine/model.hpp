@@ -10,7 +10,7 @@
 
 namespace kvhive {
 
-/// The model's name: the name of its directory.
+/// The model's name: as it was given, or the name of its directory.
 std::string model_name(const Options& options);
 
 /// The layout of the model's KV blocks, with the element type of the options.

@@ -81,7 +81,8 @@ void PoolContent::look_at(BlockId block) {
     content.group = view.group();
     const TokenRow row = memory_.tokens_of(block);
     if (view.has_extra() != 0) content.extra = row.extra_key();
-    if (contents_.count(uid) == 0) content.tokens = row.read(memory_.geometry().tokens_per_block);
+    if (contents_.count(uid) == 0)
+      content.tokens = row.read(memory_.geometry().models[0].tokens_per_block);
   });
   // Another process is at it: the next read tells.
   if (!is_one || uid == 0) return;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/expected.hpp"
+#include "base/ids.hpp"
 #include "base/unique_fd.hpp"
 
 namespace kvhive {
@@ -24,6 +25,7 @@ enum class Wanted : std::uint8_t {
 struct Child {
   std::string name;     ///< its name in log lines: "engine 0"
   std::string program;  ///< file name, in the keeper's own directory
+  ModelId model{};      ///< that an engine computes
   std::vector<std::string> flags;
   std::uint32_t threads = 0;      ///< OMP_NUM_THREADS of the child; 0 = do not set it
   bool ends_with_keeper = false;  ///< the kernel kills it when the keeper ends

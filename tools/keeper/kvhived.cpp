@@ -10,6 +10,7 @@
 
 #include "base/byte_size.hpp"
 #include "base/log.hpp"
+#include "config/hosted_models.hpp"
 #include "ipc/default_socket.hpp"
 #include "tools/keeper/detach.hpp"
 #include "tools/keeper/keeper.hpp"
@@ -26,26 +27,28 @@ namespace kvhive {
 namespace {
 
 void log_pool(const MadePool& pool) {
-  spdlog::info(
-      "{}: {} device and {} host blocks of {} ({} tokens each), sequences of up to {} tokens",
-      pool.model.name, pool.size.device_blocks - 1, pool.size.host_blocks,
-      format_bytes(pool.model.layout.block_bytes()), pool.geometry.tokens_per_block,
-      pool.size.max_model_len);
+  for (const ModelFacts& model : pool.models)
+    spdlog::info(
+        "{}: {} device and {} host blocks of {} ({} tokens each), sequences of up to {} tokens",
+        model.name, pool.size.device_blocks - 1, pool.size.host_blocks,
+        format_bytes(pool.geometry.block_bytes()), model.layout.block_size, model.max_model_len);
 }
 
 /// Starts a keeper, or a successor of one that was killed, and serves until it is told to stop.
 Expected<void> serve(Estate& estate, Starter& starter, std::optional<Keeper::Legacy> legacy) {
   const Options& options = estate.options;
   if (!legacy)
-    spdlog::info("starting: model {}, socket {}, {} engines", options.model, options.socket,
+    spdlog::info("starting: model {}, socket {}, {} engines of each", options.model, options.socket,
                  options.engines);
   auto keeper = legacy ? Keeper::resume(estate, std::move(*legacy)) : Keeper::start(estate);
   if (!keeper) return forward_error(keeper);
   if (*keeper == nullptr) return {};  // stopped before it was ready
   if (!legacy) log_pool((*keeper)->pool());
   return (*keeper)->run([&] {
-    const std::string line = "ready on " + (*keeper)->socket_path() + " (" +
-                             std::to_string(options.engines) + " engines)";
+    const auto models = hosted_models(options);
+    const std::uint32_t engines = models ? all_engines(*models) : options.engines;
+    const std::string line =
+        "ready on " + (*keeper)->socket_path() + " (" + std::to_string(engines) + " engines)";
     spdlog::info("{}", line);
     const auto told = starter.ready("kvhived: " + line);
     if (told) return;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/byte_size.hpp"
 #include "base/log.hpp"
 #include "config/machine_memory.hpp"
 #include "config/process_limits.hpp"
@@ -35,11 +36,25 @@ Expected<void> check_filter(const Options& options, const ModelFacts& model) {
                  "system calls of its driver are not known; use auto");
 }
 
-/// The host's memory, and how much of it the model takes.
-MemoryFigures host_memory(const ModelFacts& model) {
+std::size_t weight_bytes(std::span<const ModelFacts> models) {
+  std::size_t sum = 0;
+  for (const ModelFacts& model : models) sum += model.weight_bytes;
+  return sum;
+}
+
+/// The mean over all engines.
+std::size_t engine_peak(std::span<const ModelFacts> models, std::span<const HostedModel> served) {
+  std::size_t sum = 0;
+  for (std::size_t i = 0; i < models.size(); ++i) sum += models[i].engine_peak * served[i].engines;
+  return sum / all_engines(served);
+}
+
+/// The host's memory, and how much of it the models take.
+MemoryFigures host_memory(const MadePool& pool, const ResolvedOptions& options) {
   const MachineMemory machine = machine_memory();
-  const std::size_t weights = is_gpu(model) ? 0 : model.weight_bytes;
-  return {machine.total, machine.available, weights, model.engine_peak, machine.bound};
+  const std::size_t weights = is_gpu(pool.device_facts()) ? 0 : weight_bytes(pool.models);
+  return {machine.total, machine.available, weights, engine_peak(pool.models, options.models),
+          machine.bound};
 }
 
 /// The same for the memory that the device tier is allocated from: the GPU's or the host's.
@@ -55,17 +70,18 @@ constexpr std::size_t kLeastOfAProcess = std::size_t{2} << 20;
 /// Whether machine, cgroups and limits have room for the pool. Checked before anything is
 /// allocated.
 Expected<void> check_host_room(const MadePool& pool, const PoolLayout& layout,
-                               const MemoryFigures& host, const Options& options) {
+                               const MemoryFigures& host, const Options& options,
+                               std::uint32_t engines) {
   const std::size_t mapped_device = pool.is_on_gpu() ? 0 : layout.device_bytes;
   const std::size_t whole = mapped_device + layout.host_bytes + layout.control_bytes +
                             layout.metadata_bytes + layout.tokens_bytes;
-  const std::size_t of_processes = kLeastOfAProcess * (options.engines + 2);
+  const std::size_t of_processes = kLeastOfAProcess * (engines + 2);
   if (auto fits = check_room(whole + of_processes, host); !fits) return fits;
   const ProcessLimits limits = take_process_limits();
   const std::size_t locked = layout.control_bytes + layout.metadata_bytes + layout.tokens_bytes;
   if (options.lock_metadata)
     if (auto fits = check_locked_bytes(limits, locked); !fits) return fits;
-  const std::size_t weights = pool.is_on_gpu() ? 0 : pool.model.weight_bytes;
+  const std::size_t weights = pool.is_on_gpu() ? 0 : weight_bytes(pool.models);
   const std::size_t largest =
       std::max({mapped_device, layout.host_bytes, layout.metadata_bytes, layout.tokens_bytes});
   return check_bytes(limits, whole + weights, largest);
@@ -82,31 +98,134 @@ Expected<bool> make_gpu_memory(MadePool& pool, const ResolvedOptions& options,
   return true;
 }
 
+/// Decides how many tokens a block of each model has, so that blocks are equal in bytes, and about
+/// as full. False = `stop` became readable.
+Expected<bool> choose_block_sizes(ResolvedOptions& options, int stop) {
+  std::vector<HostedModel>& served = options.models;
+  if (served.size() == 1) return true;
+  std::vector<ModelFacts> models;
+  std::size_t largest = 0;
+  for (std::size_t m = 0; m < served.size(); ++m) {
+    auto model = describe_model(options_of(options.asked, served, m), stop, Depth::config);
+    if (!model) return forward_error(model);
+    if (!*model) return false;
+    largest = std::max(largest, (*model)->layout.block_bytes());
+    models.push_back(std::move(**model));
+  }
+  for (std::size_t m = 0; m < served.size(); ++m)
+    if (served[m].block_size == 0) served[m].block_size = tokens_in(largest, models[m].layout);
+  return true;
+}
+
+/// False = `stop` became readable.
+Expected<bool> describe_models(MadePool& pool, const ResolvedOptions& options, int stop) {
+  for (std::size_t m = 0; m < options.models.size(); ++m) {
+    auto model = describe_model(options_of(options.asked, options.models, m), stop);
+    if (!model) return forward_error(model);
+    if (!*model) return false;
+    pool.models.push_back(std::move(**model));
+  }
+  return true;
+}
+
+void make_blocks_equal(std::vector<ModelFacts>& models) {
+  std::vector<KvLayout*> layouts;
+  for (ModelFacts& model : models) layouts.push_back(&model.layout);
+  equalize(layouts);
+  for (const ModelFacts& model : models)
+    if (const KvLayout& kv = model.layout; kv.padding > kv.block_bytes() / 10)
+      spdlog::warn(
+          "{} tokens of {} leave {} of a block's {} unused; choose other block sizes "
+          "(model-options)",
+          kv.block_size, model.name, format_bytes(kv.padding), format_bytes(kv.block_bytes()));
+}
+
+Expected<void> check_minimums(std::span<const HostedModel> served, std::uint32_t blocks) {
+  std::uint64_t sum = 0;
+  for (const HostedModel& model : served) {
+    sum += model.min_blocks.is_given() ? model.min_blocks.of(blocks) : 0;
+    if (sum > blocks)
+      return failure(Errc::bad_argument,
+                     "model-options: 'min-blocks:" + to_string(model.min_blocks) + "' of '" +
+                         model.name + "' makes " + std::to_string(sum) +
+                         " blocks with the minimums before it, but the device tier has " +
+                         std::to_string(blocks) +
+                         "; lower min-blocks, or give the pool more memory "
+                         "(--kv-cache-memory-bytes)");
+  }
+  return {};
+}
+
+/// The geometry, and how long each model's sequences can be.
+Expected<void> shape(MadePool& pool, ResolvedOptions& options, const Domains& domains) {
+  const std::uint32_t blocks = pool.size.device_blocks - 1;  // without the null block
+  auto limits = domains.block_limits(blocks);
+  if (!limits) return forward_error(limits);
+  if (auto fit = check_minimums(options.models, blocks); !fit) return fit;
+  PoolGeometry& geometry = pool.geometry;
+  geometry.device_blocks = pool.size.device_blocks;
+  geometry.host_blocks = pool.size.host_blocks;
+  geometry.device = pool.device_facts().device;
+  geometry.limits = *limits;
+  geometry.model_count = static_cast<std::uint32_t>(pool.models.size());
+  std::uint32_t groups = 0;
+  for (std::size_t m = 0; m < pool.models.size(); ++m) {
+    ModelFacts& model = pool.models[m];
+    HostedModel& served = options.models[m];
+    model.groups.first = std::exchange(groups, groups + model.groups.count);
+    geometry.models[m] = {model.layout.block_size, model.layout, model.fingerprint, model.groups};
+    auto length = longest_sequence(options_of(options.asked, options.models, m), pool.size,
+                                   model.layout, model.groups, model.positions);
+    if (!length)
+      return failure(
+          length.error().code,
+          (pool.models.size() > 1 ? "model '" + served.name + "': " : "") + length.error().text);
+    model.max_model_len = served.max_model_len = *length;
+    if (served.min_blocks.is_given()) geometry.model_minimums[m] = served.min_blocks.of(blocks);
+  }
+  return {};
+}
+
 }  // namespace
+
+std::string MadePool::names() const {
+  std::string text;
+  for (const ModelFacts& model : models) text += (text.empty() ? "" : ", ") + model.name;
+  return text;
+}
+
+std::optional<ModelId> MadePool::find(const std::string& name) const {
+  const auto found = std::ranges::find(models, name, &ModelFacts::name);
+  if (found == models.end()) return std::nullopt;
+  return ModelId{static_cast<std::uint8_t>(found - models.begin())};
+}
 
 Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, const Domains& domains,
                                             int stop) {
-  auto model = describe_model(options.asked, stop);
-  if (!model) return forward_error(model);
-  if (!*model) return std::optional<MadePool>();
   MadePool pool;
-  pool.model = std::move(**model);
-  if (auto possible = check_filter(options.asked, pool.model); !possible)
-    return forward_error(possible);
-  fill_in(options, pool.model);
-  const MemoryFigures host = host_memory(pool.model);
-  auto size = size_pool(options.asked, pool.model.device, pool.model.layout, pool.model.groups,
-                        device_memory(pool.model, host), pool.model.positions);
+  auto served = hosted_models(options.asked);
+  if (!served) return forward_error(served);
+  options.models = std::move(*served);
+  auto chosen = choose_block_sizes(options, stop);
+  if (!chosen) return forward_error(chosen);
+  if (!*chosen) return std::optional<MadePool>();
+  auto described = describe_models(pool, options, stop);
+  if (!described) return forward_error(described);
+  if (!*described) return std::optional<MadePool>();
+  make_blocks_equal(pool.models);
+  const ModelFacts& facts = pool.device_facts();
+  if (auto possible = check_filter(options.asked, facts); !possible) return forward_error(possible);
+  fill_in(options, facts);
+  const MemoryFigures host = host_memory(pool, options);
+  Options sized = options.asked;
+  sized.engines = all_engines(options.models);
+  auto size =
+      size_pool(sized, facts.device, facts.layout.block_bytes(), device_memory(facts, host));
   if (!size) return forward_error(size);
   pool.size = *size;
-  options.max_model_len = size->max_model_len;
-  auto limits = domains.block_limits(size->device_blocks - 1);  // without the null block
-  if (!limits) return forward_error(limits);
-  pool.geometry = {
-      size->device_blocks,    size->host_blocks, options.asked.block_size, pool.model.layout,
-      pool.model.fingerprint, pool.model.groups, pool.model.device,        *limits};
+  if (auto shaped = shape(pool, options, domains); !shaped) return forward_error(shaped);
   const PoolLayout layout(pool.geometry);
-  if (auto fits = check_host_room(pool, layout, host, options.asked); !fits)
+  if (auto fits = check_host_room(pool, layout, host, options.asked, sized.engines); !fits)
     return forward_error(fits);
   auto objects = create_pool_objects(pool.geometry);
   if (!objects) return forward_error(objects);

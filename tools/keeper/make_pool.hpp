@@ -3,6 +3,8 @@
 // once, before the daemon serves requests.
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "config/pool_geometry.hpp"
 #include "config/resolved_options.hpp"
@@ -16,7 +18,7 @@ namespace kvhive {
 /// The pool: what it is for, its size, and its memory's descriptors, which the keeper sends to
 /// processes. The keeper itself maps none of the memory.
 struct MadePool {
-  ModelFacts model;
+  std::vector<ModelFacts> models;  ///< by ModelId
   PoolSize size;
   PoolGeometry geometry;
   PoolFds objects;
@@ -24,6 +26,12 @@ struct MadePool {
   UniqueFd gpu_weights;       ///< the model's weights in GPU memory; only on a GPU
   GpuMemoryMaker gpu_memory;  ///< runs only if the driver frees the GPU's memory when it ends
 
+  /// What is known of the device with each model.
+  const ModelFacts& device_facts() const { return models.front(); }
+  /// Of all models, with ", " between them.
+  std::string names() const;
+  /// The model of this name; nothing if there is none.
+  std::optional<ModelId> find(const std::string& name) const;
   bool is_on_gpu() const { return geometry.device == DeviceKind::cuda; }
 };
 

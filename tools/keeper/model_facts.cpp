@@ -8,11 +8,13 @@
 
 namespace kvhive {
 
-Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop) {
+Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop, Depth depth) {
   Child engine;
   engine.program = "kvhive-engine";
   engine.flags = to_flags(options);
-  engine.flags.push_back(needs_profile_run(options) ? "--describe=profile" : "--describe=config");
+  engine.flags.push_back(depth == Depth::profile && needs_profile_run(options)
+                             ? "--describe=profile"
+                             : "--describe=config");
   engine.ends_with_keeper = true;  // only the keeper reads its answer
   auto output = ask(engine, {.stop = stop});
   if (!output) return forward_error(output);

@@ -23,6 +23,7 @@ struct ModelFacts {
   std::uint32_t positions = 0;
   std::size_t weight_bytes = 0;
   std::size_t engine_peak = 0;          ///< bytes, as the profile run measured, or about
+  std::uint32_t max_model_len = 0;      ///< tokens of a sequence; set when the pool is sized
   DeviceKind device = DeviceKind::cpu;  ///< where engines compute
   std::string device_reason;            ///< the GPU's name, or why there is none
   struct Gpu {
@@ -35,9 +36,13 @@ struct ModelFacts {
   } gpu;  ///< set if `device` is cuda
 };
 
-/// Runs `kvhive-engine --describe` and reads its output. The engine makes a profile run if the
-/// pool's size depends on one.
+enum class Depth : std::uint8_t {
+  config,   ///< what follows from config.json
+  profile,  ///< and a profile run, if the pool's size depends on one
+};
+/// Runs `kvhive-engine --describe` and reads its output.
 /// \return  nothing if `stop` became readable first
-[[nodiscard]] Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop);
+[[nodiscard]] Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop,
+                                                                 Depth depth = Depth::profile);
 
 }  // namespace kvhive

@@ -20,9 +20,10 @@ using Json = nlohmann::json;
 using What = Order::What;
 
 /// Before the engine is started: the kernel would kill another one for want of memory.
-Expected<void> check_memory(const Tables& tables) {
+Expected<void> check_memory(const Tables& tables, ModelId model) {
   if (tables.pool.is_on_gpu()) return {};
-  const std::size_t needed = tables.pool.model.weight_bytes + tables.pool.model.engine_peak;
+  const ModelFacts& facts = tables.pool.models[model.value];
+  const std::size_t needed = facts.weight_bytes + facts.engine_peak;
   const MachineMemory machine = machine_memory();
   if (machine.available >= needed) return {};
   return failure(Errc::out_of_memory, "another engine needs " + format_bytes(needed) + ", and " +
@@ -41,12 +42,18 @@ Expected<std::uint32_t> next_number(const Tables& tables) {
                                                " engines, the most that a pool has; remove one");
 }
 
-Expected<std::uint32_t> add(Tables& tables, Supervisor& supervisor) {
-  if (auto enough = check_memory(tables); !enough) return forward_error(enough);
+Expected<std::uint32_t> add(Tables& tables, Supervisor& supervisor, const Order& order) {
+  const std::string name = order.model.str();
+  const auto model = name.empty() ? ModelId{} : tables.pool.find(name);
+  if (!model)
+    return failure(Errc::not_found,
+                   "model '" + name + "' is not served here; there are: " + tables.pool.names());
+  if (auto enough = check_memory(tables, *model); !enough) return forward_error(enough);
   auto number = next_number(tables);
   if (!number) return number;
   make_engine_entries(tables, *number + 1);
   Child& engine = tables.engines[*number];
+  set_model(tables, *number, *model);
   engine.wanted = Wanted::serving;
   // It is another engine than the one that had this number. No order names that one: it was
   // answered when the other was removed.
@@ -167,7 +174,7 @@ void take_engine_order(Tables& tables, Connections& connections, Supervisor& sup
     return refuse({Errc::not_running, "the daemon is starting; try again in a moment"});
   const Child* const named = tables.engine_of(order.engine);
   std::uint32_t starts = named != nullptr ? named->starts : 0;
-  const auto number = order.what == What::add ? add(tables, supervisor)
+  const auto number = order.what == What::add ? add(tables, supervisor, order)
                       : order.is_at_once != 0 ? change_at_once(tables, order)
                                               : change(tables, order);
   if (!number) return refuse(number.error());

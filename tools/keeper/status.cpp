@@ -32,6 +32,7 @@ Json own_engine(const Tables& tables, std::size_t number) {
   Json engine = {{"engine", number},
                  {"pid", child.pid},
                  {"restarts", restarts_of(child)},
+                 {"model", tables.pool.models[child.model.value].name},
                  {"state", child.is_running() ? "starting" : "down"}};
   for (const auto& [socket, peer] : tables.peers)
     if (peer.has_role(Role::engine) && peer.pid == child.pid)
@@ -46,9 +47,29 @@ Json engines(const Tables& tables) {
       all.push_back(own_engine(tables, i));
   for (const auto& [socket, peer] : tables.peers) {
     if (!tables.is_guest(peer)) continue;
-    Json guest = {{"engine", peer.engine}, {"pid", peer.pid}, {"restarts", 0}};
+    Json guest = {{"engine", peer.engine},
+                  {"pid", peer.pid},
+                  {"restarts", 0},
+                  {"model", tables.pool.models[peer.model.value].name}};
     guest.update(serving(tables, socket, peer, "guest"));
     all.push_back(guest);
+  }
+  return all;
+}
+
+Json models(const Tables& tables) {
+  Json adapters = Json::array();
+  if (const auto modules = parse_lora_modules(tables.options.asked.lora_modules))
+    for (const LoraModule& module : *modules) adapters.push_back(module.name);
+  Json all = Json::array();
+  for (std::size_t m = 0; m < tables.pool.models.size(); ++m) {
+    const ModelFacts& facts = tables.pool.models[m];
+    all.push_back({{"name", facts.name},
+                   {"directory", std::filesystem::absolute(tables.options.models[m].directory)},
+                   {"fingerprint", fmt::format("{:016x}", facts.fingerprint)},
+                   {"max_model_len", facts.max_model_len},
+                   {"block_size", facts.layout.block_size},
+                   {"adapters", adapters}});
   }
   return all;
 }
@@ -75,6 +96,7 @@ Json clients(const Tables& tables) {
                    {"channel", peer.channel},
                    {"channel_bytes", channel->bytes},
                    {"domain", tables.domains.names()[channel->owner.domain.value]},
+                   {"model", tables.pool.models[channel->model.value].name},
                    {"engines", numbers_of(tables, channel->engines)}});
   }
   return all;
@@ -91,13 +113,8 @@ std::string status_of(const Tables& tables, const std::string& socket,
                       {"state", tables.is_told ? "serving" : "starting"},
                       {"socket", socket},
                       {"repairs", tables.repairs.size()}};
-  status["model"] = {{"name", pool.model.name},
-                     {"directory", std::filesystem::absolute(tables.options.asked.model)},
-                     {"fingerprint", fmt::format("{:016x}", pool.model.fingerprint)},
-                     {"max_model_len", pool.size.max_model_len}};
-  status["model"]["adapters"] = Json::array();
-  if (const auto modules = parse_lora_modules(tables.options.asked.lora_modules))
-    for (const LoraModule& module : *modules) status["model"]["adapters"].push_back(module.name);
+  status["models"] = models(tables);
+  status["model"] = status["models"][0];
   status["flags"] = to_flags(tables.options.asked);
   std::error_code unknown;
   status["started"] = {{"command", command},

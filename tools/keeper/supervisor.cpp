@@ -56,7 +56,7 @@ std::chrono::milliseconds delay_after(std::uint32_t young_deaths) {
 }
 
 std::vector<std::string> flags_of_engine(const Tables& tables, std::size_t number) {
-  std::vector<std::string> flags = to_flags(tables.options);
+  std::vector<std::string> flags = to_flags(tables.options, tables.engines[number].model);
   flags.insert(flags.end(),
                {"--index", std::to_string(number), "--keeper", std::to_string(tables.front)});
   return flags;
@@ -120,24 +120,39 @@ void Supervisor::describe_again(std::vector<std::string> flags_of_steward, int l
     tables_.engines[i].flags = flags_of_engine(tables_, i);
 }
 
+/// The models of the engines that the options ask for, by the engines' numbers.
+static std::vector<ModelId> wanted_engines(const ResolvedOptions& options) {
+  std::vector<ModelId> models;
+  for (std::size_t m = 0; m < options.models.size(); ++m)
+    models.insert(models.end(), options.models[m].engines, ModelId{static_cast<std::uint8_t>(m)});
+  return models;
+}
+
 void make_engine_entries(Tables& tables, std::size_t count) {
   const Options& options = tables.options.asked;
   const auto cores = static_cast<std::uint32_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
+  const std::vector<ModelId> wanted = wanted_engines(tables.options);
+  const auto engines = static_cast<std::uint32_t>(wanted.size());
   tables.engines.reserve(kMaxProcesses);
   for (std::size_t i = tables.engines.size(); i < count; ++i) {
-    Child engine;
-    engine.wanted = i < options.engines ? Wanted::serving : Wanted::removed;
+    Child& engine = tables.engines.emplace_back();
+    engine.wanted = i < wanted.size() ? Wanted::serving : Wanted::removed;
+    if (i < wanted.size()) engine.model = wanted[i];
     engine.name = "engine " + std::to_string(i);
     engine.program = "kvhive-engine";
     engine.waits_for_go = true;
     engine.flags = flags_of_engine(tables, i);
-    engine.threads = options.threads != 0 ? options.threads : std::max(1u, cores / options.engines);
-    tables.engines.push_back(std::move(engine));
+    engine.threads = options.threads != 0 ? options.threads : std::max(1u, cores / engines);
   }
 }
 
+void set_model(Tables& tables, std::size_t number, ModelId model) {
+  tables.engines[number].model = model;
+  tables.engines[number].flags = flags_of_engine(tables, number);
+}
+
 void Supervisor::start_engines() {
-  make_engine_entries(tables_, tables_.options.asked.engines);
+  make_engine_entries(tables_, wanted_engines(tables_.options).size());
   for (Child& engine : tables_.engines)
     if (!engine.is_running() && engine.starts == 0) start(engine);
 }

@@ -16,6 +16,8 @@ namespace kvhive {
 /// Enters engines, and what they are started with, until there are so many. The new ones are
 /// removed ones (Wanted::removed) but for those that the options ask for.
 void make_engine_entries(Tables& tables, std::size_t count);
+/// From its next start on this engine computes that model.
+void set_model(Tables& tables, std::size_t number, ModelId model);
 
 class Supervisor {
  public:

@@ -59,6 +59,23 @@ bool Tables::has_engine(std::uint32_t number) const {
   });
 }
 
+Expected<ModelId> Tables::wanted_model(const ClientHello& hello) const {
+  const std::string name = hello.model.str();
+  const auto named = pool.find(name);
+  if (!name.empty() && !named)
+    return failure(Errc::not_found,
+                   "model '" + name + "' is not served here; there are: " + pool.names());
+  if (hello.engine == kAnyEngine) return named.value_or(ModelId{});
+  ModelId model;
+  if (hello.engine < engines.size()) model = engines[hello.engine].model;
+  for (const auto& [socket, peer] : peers)
+    if (peer.has_role(Role::engine) && peer.engine == hello.engine) model = peer.model;
+  if (!named || *named == model) return model;
+  return failure(Errc::bad_argument, "engine " + std::to_string(hello.engine) + " serves model '" +
+                                         pool.models[model.value].name + "', not '" + name +
+                                         "'; name another engine, or none");
+}
+
 std::uint32_t Tables::free_engine_number() const {
   auto number = static_cast<std::uint32_t>(engines.size());
   while (has_engine(number)) ++number;

@@ -19,6 +19,7 @@
 #include "tools/keeper/child.hpp"
 #include "tools/keeper/domains.hpp"
 #include "tools/keeper/make_pool.hpp"
+#include "ipc/control_messages.hpp"
 #include "tools/program/slot_owners.hpp"
 
 namespace kvhive {
@@ -39,6 +40,7 @@ struct Peer {
   Role role = Role::client;
   std::uint32_t engine = kAnyEngine;  ///< engine: its own number
   std::uint32_t slot = 0;             ///< engine: its process slot in the pool
+  ModelId model{};                    ///< engine: that it computes
   std::uint64_t channel = 0;          ///< client: the id of its channel
   bool awaits_channel = false;        ///< client: its channel is being made
   bool wants_tokens = false;          ///< inspector: it asks for the tokens object, too
@@ -145,6 +147,9 @@ struct Tables {
   /// Whether there is an engine of this number. An engine that the keeper is about to start again
   /// counts, too.
   bool has_engine(std::uint32_t number) const;
+  /// The model that the client asks for: by name, else that of the engine that it asks for, else
+  /// the first. Errors: there is no such model, or that engine has another.
+  Expected<ModelId> wanted_model(const ClientHello& hello) const;
   /// The lowest number that no engine has. The keeper's own engines keep theirs, running or not.
   std::uint32_t free_engine_number() const;
   SlotOwners slot_owners() const;

@@ -25,12 +25,21 @@ const std::vector<PoolObject> kAllObjects = {PoolObject::control, PoolObject::me
 
 std::string hex(std::uint64_t number) { return fmt::format("{:016x}", number); }
 
-std::string describe(const PoolGeometry& g, const std::string& model) {
-  return model + " (fingerprint " + hex(g.fingerprint) + ", on " +
-         std::string(to_string(g.device)) + ", " + std::string(to_string(g.kv.dtype)) + " in " +
-         std::string(to_string(g.kv.pages)) + ", " + std::to_string(g.kv.layers) + " layers, " +
-         std::to_string(g.kv.kv_heads) + " kv heads of " + std::to_string(g.kv.head_size) +
-         ", block size " + std::to_string(g.tokens_per_block) + ")";
+std::string describe(const ModelCache& cache, DeviceKind device, const std::string& model) {
+  const KvLayout& kv = cache.kv;
+  return model + " (fingerprint " + hex(cache.fingerprint) + ", on " +
+         std::string(to_string(device)) + ", " + std::string(to_string(kv.dtype)) + " in " +
+         std::string(to_string(kv.pages)) + ", " + std::to_string(kv.layers) + " layers, " +
+         std::to_string(kv.kv_heads) + " kv heads of " + std::to_string(kv.head_size) +
+         ", block size " + std::to_string(cache.tokens_per_block) + ")";
+}
+
+std::string describe(const MadePool& pool) {
+  std::string text;
+  for (std::size_t m = 0; m < pool.models.size(); ++m)
+    text += (m == 0 ? "" : " and of ") +
+            describe(pool.geometry.models[m], pool.geometry.device, pool.models[m].name);
+  return text;
 }
 
 enum class Opened : std::uint8_t { as_they_are, read_only };
@@ -73,24 +82,36 @@ Expected<void> check_moment(const Tables& tables) {
   return {};
 }
 
-/// Whether the engine computes the KV that the pool holds, on the GPU that the pool is on.
-Expected<void> check_model(const MadePool& pool, const EngineHello& hello) {
-  PoolGeometry theirs = hello.geometry;
-  theirs.device_blocks = pool.geometry.device_blocks;  // the keeper decides the size
-  theirs.host_blocks = pool.geometry.host_blocks;
-  theirs.limits = pool.geometry.limits;  // and what its domains may have
-  if (theirs != pool.geometry)
+/// Which model's KV the engine computes, on the device that the pool is on.
+std::optional<ModelId> model_of(const PoolGeometry& pool, const EngineHello& hello) {
+  if (hello.device != pool.device) return std::nullopt;
+  for (std::uint8_t m = 0; m < pool.model_count; ++m) {
+    ModelCache theirs = hello.cache;
+    theirs.kv.padding = pool.models[m].kv.padding;
+    theirs.groups.first = pool.models[m].groups.first;
+    if (theirs == pool.models[m]) return ModelId{m};
+  }
+  return std::nullopt;
+}
+
+/// Whether the engine computes KV that the pool holds, on the GPU that the pool is on. The keeper's
+/// own engine computes the model that it was started for: two models may differ in name alone.
+Expected<ModelId> check_model(const MadePool& pool, const EngineHello& hello, const Child* child) {
+  auto model = model_of(pool.geometry, hello);
+  if (!model)
     return failure(Errc::layout_mismatch,
-                   "the pool holds KV of " + describe(pool.geometry, pool.model.name) +
-                       ", this engine computes " + describe(hello.geometry, hello.model.str()) +
+                   "the pool holds KV of " + describe(pool) + ", this engine computes " +
+                       describe(hello.cache, hello.device, hello.model.str()) +
                        "; start it with the daemon's model and options");
+  if (child != nullptr) model = child->model;
   // An engine on another GPU would fail later, without a reason that a user could act on.
-  if (pool.is_on_gpu() && hello.gpu.str() != pool.model.gpu.uuid)
+  const ModelFacts::Gpu& gpu = pool.device_facts().gpu;
+  if (pool.is_on_gpu() && hello.gpu.str() != gpu.uuid)
     return failure(Errc::layout_mismatch,
-                   "the pool is on " + pool.model.gpu.name + " " + pool.model.gpu.uuid +
-                       ", this engine on " + hello.gpu.str() +
-                       "; make the pool's its first: CUDA_VISIBLE_DEVICES=" + pool.model.gpu.uuid);
-  return {};
+                   "the pool is on " + gpu.name + " " + gpu.uuid + ", this engine on " +
+                       hello.gpu.str() +
+                       "; make the pool's its first: CUDA_VISIBLE_DEVICES=" + gpu.uuid);
+  return *model;
 }
 
 /// The number that an engine gets. For a child of the keeper it is its index among the children.
@@ -119,16 +140,18 @@ Expected<std::uint32_t> vacant_slot(const Tables& tables) {
 
 Expected<void> welcome_engine(Tables& tables, Peer& peer, const EngineHello& hello) {
   if (auto good = check_moment(tables); !good) return good;
-  if (auto same = check_model(tables.pool, hello); !same) return same;
+  auto model = check_model(tables.pool, hello, tables.child_of(peer));
+  if (!model) return forward_error(model);
   auto slot = vacant_slot(tables);
   if (!slot) return forward_error(slot);
   auto number = number_of(tables, peer, hello.engine);
   if (!number) return forward_error(number);
   peer.engine = *number;
   peer.slot = *slot;
+  peer.model = *model;
   tables.slots[*slot].use = Slot::Use::used;
   tables.slots[*slot].life = next_life(tables.slots[*slot].life);
-  tables.channels.add_engine(peer.socket.get(), peer.engine, ProcessSlot{peer.slot});
+  tables.channels.add_engine(peer.socket.get(), peer.engine, ProcessSlot{peer.slot}, peer.model);
   if (tables.child_of(peer) == nullptr)
     spdlog::info("engine {} (pid {}) joined, slot {}; it was started by hand", peer.engine,
                  peer.pid, peer.slot);
@@ -160,9 +183,11 @@ MachineMemory available_memory(Tables& tables) {
 MachineMemory memory_for_channels(Tables& tables) {
   constexpr std::size_t kMostForSmallThings = std::size_t{64} << 20;
   MachineMemory machine = available_memory(tables);
-  const std::size_t of_a_step = tables.pool.is_on_gpu() ? 0 : tables.pool.model.engine_peak;
-  const std::size_t wanted =
-      tables.engines.size() * of_a_step + std::min(kMostForSmallThings, machine.total / 16);
+  std::size_t of_a_step = 0;
+  if (!tables.pool.is_on_gpu())
+    for (const Child& engine : tables.engines)
+      of_a_step += tables.pool.models[engine.model.value].engine_peak;
+  const std::size_t wanted = of_a_step + std::min(kMostForSmallThings, machine.total / 16);
   machine.available -= std::min(machine.available, tables.channels.bytes_to_make());
   const std::size_t shared = machine.available + tables.channels.bytes_made();
   machine.available -= std::min(machine.available, std::min(wanted, shared / 2));
@@ -173,6 +198,8 @@ Expected<void> welcome_client(Tables& tables, Peer& peer, const ClientHello& hel
   if (hello.engine != kAnyEngine && !tables.has_engine(hello.engine))
     return failure(Errc::not_found, "engine " + std::to_string(hello.engine) +
                                         " does not exist; kvhive pool procs lists them");
+  auto model = tables.wanted_model(hello);
+  if (!model) return forward_error(model);
   // Before the domain: it gets a number for ever.
   if (auto good = tables.channels.check_bytes(hello.channel_bytes); !good)
     return forward_error(good);
@@ -184,7 +211,7 @@ Expected<void> welcome_client(Tables& tables, Peer& peer, const ClientHello& hel
   if (!domain) return forward_error(domain);
   const ChannelOwner owner{*domain, peer.uid, peer.is_stranger(), tables.domains.share(*domain)};
   auto channel = tables.channels.reserve(hello.channel_bytes, hello.engine, owner,
-                                         memory_for_channels(tables));
+                                         memory_for_channels(tables), *model);
   if (!channel) return forward_error(channel);
   peer.channel = *channel;
   peer.awaits_channel = true;
@@ -217,7 +244,8 @@ Expected<void> send_engine_welcome(const Tables& tables, const Peer& peer) {
   const EngineWelcome message{.engine = peer.engine,
                               .slot = peer.slot,
                               .life = tables.slots[peer.slot].life,
-                              .pid = static_cast<std::uint32_t>(peer.pid)};
+                              .pid = static_cast<std::uint32_t>(peer.pid),
+                              .model = peer.model.value};
   return send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are,
                       {&tables.pool.board, &tables.pool.gpu_weights});
 }
@@ -232,7 +260,7 @@ Expected<void> send_inspector_welcome(const Tables& tables, const Peer& peer) {
   std::vector<PoolObject> objects = {PoolObject::control, PoolObject::metadata};
   if (peer.wants_tokens) objects.push_back(PoolObject::tokens);
   InspectorWelcome message;
-  message.model = FixedText<512>(tables.pool.model.name);
+  message.model = FixedText<512>(tables.pool.names());
   return send_welcome(tables, peer, message, objects, Opened::read_only);
 }
 

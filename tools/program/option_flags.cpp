@@ -24,6 +24,7 @@ void OptionFlags::add(CLI::App& app, const OptionField& field) {
   flag.field = &field;
   flag.option = app.add_option("--" + std::string(field.name), flag.text, std::string(field.help));
   describe(*flag.option, field);
+  if (field.is_list) flag.option->join(',');
   if (field.type.kind == ValueKind::truth) flag.option->expected(0, 1);
 }
 

@@ -152,6 +152,10 @@ struct ClientOptions {
   /// user. The daemon's own user and root may ask for any that a rule names, others for those that
   /// name one of their groups.
   std::string domain{};
+  /// Of a daemon that serves several models, the one whose engines serve this client, by its name.
+  /// Empty = that of `engine`, else the first. Each client has one model; a process may have
+  /// several clients.
+  std::string model{};
 };
 
 struct GenerateRequest {

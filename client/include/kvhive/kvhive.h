@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 /* Version of this interface. Grows when something is added. */
-#define KVHIVE_ABI_VERSION 4
+#define KVHIVE_ABI_VERSION 5
 /* KVHIVE_ABI_VERSION of the library that is loaded. */
 KVHIVE_API uint32_t kvhive_abi_version(void);
 /* Version of the library, for example "0.1.0". */
@@ -81,6 +81,8 @@ typedef struct kvhive_options {
                              for their prompts, 1 MiB to 1 GiB; 0 = 2 MiB */
   const char *domain;     /* the domain whose cached blocks are shared; NULL = the one that the
                              operator's rules give this user */
+  const char *model;      /* of a daemon that serves several models, the one that serves this
+                             client, by its name; NULL = the engine's, else the first */
 } kvhive_options;
 
 static inline kvhive_options kvhive_default_options(void) {

@@ -63,11 +63,11 @@ class DeviceOracleRunner final : public StepRunner {
     const auto copied = std::make_shared<const StepPlan>(plan);
     const auto sampled = std::make_shared<std::vector<SampledToken>>();
     auto done = swapper_.run_after_demotions(plan, stream_);
-    for (std::uint32_t layer = 0; layer < memory_.geometry().kv.layers && done; ++layer) {
+    for (std::uint32_t layer = 0; layer < memory_.geometry().models[0].kv.layers && done; ++layer) {
       done = swapper_.run_after_layer(plan, static_cast<std::int32_t>(layer), stream_);
       stream_.handle()->enqueue([=, this] { see(*copied, layer); });
     }
-    const std::size_t bytes = memory_.geometry().kv.block_bytes();
+    const std::size_t bytes = memory_.geometry().models[0].kv.block_bytes();
     std::byte* const arena = memory_.arena(Tier::device);
     if (done)
       done =
@@ -84,7 +84,7 @@ class DeviceOracleRunner final : public StepRunner {
  private:
   /// Loses the device if this layer of a swapped-in block differs from the host tier.
   void see(const StepPlan& plan, std::uint32_t layer) const {
-    const KvLayout& kv = memory_.geometry().kv;
+    const KvLayout& kv = memory_.geometry().models[0].kv;
     const auto at = [&](Tier tier, std::uint32_t block) {
       return memory_.arena(tier) + block * kv.block_bytes() + layer * kv.layer_bytes();
     };
@@ -112,7 +112,7 @@ struct DevicePool {
 
   static PoolGeometry geometry(std::uint32_t device_blocks, std::uint32_t host_blocks) {
     PoolGeometry geometry = small_geometry(device_blocks, host_blocks, 4, 2);
-    geometry.kv.layers = 4;
+    geometry.models[0].kv.layers = 4;
     geometry.device = DeviceKind::cuda;
     return geometry;
   }
@@ -137,8 +137,8 @@ class DeviceEngine {
     pool.memory.set_device_arena(engine->arena_.data());
     const PoolGeometry& geometry = pool.memory.geometry();
     auto pages = LockedPages::lock(device, pool.memory.arena(Tier::host),
-                                   geometry.host_blocks * geometry.kv.block_bytes(),
-                                   geometry.kv.block_bytes(), pool.host_lock.get());
+                                   geometry.host_blocks * geometry.models[0].kv.block_bytes(),
+                                   geometry.models[0].kv.block_bytes(), pool.host_lock.get());
     if (!pages) return forward_error(pages);
     engine->pages_ = std::move(*pages);
     auto eraser = OrderedStream::open(device);
@@ -148,16 +148,16 @@ class DeviceEngine {
         device);  // opened here, because the runner's constructor cannot return an error
     if (!runner_stream) return forward_error(runner_stream);
     // One layer per part, and an aside buffer smaller than a large step needs.
-    auto swapper =
-        DeviceSwapper::create(device, pool.memory, {both_copies(device), both_copies(device)},
-                              {.aside_bytes = 2 * geometry.kv.block_bytes(), .part_bytes = 1});
+    auto swapper = DeviceSwapper::create(
+        device, pool.memory, {both_copies(device), both_copies(device)},
+        {.aside_bytes = 2 * geometry.models[0].kv.block_bytes(), .part_bytes = 1});
     if (!swapper) return forward_error(swapper);
     auto runner = std::make_unique<DeviceOracleRunner>(device, pool.memory, slot, **swapper,
                                                        std::move(*runner_stream));
     engine->ring_ = std::make_unique<PlainRing>(
         pool.memory, slot, config, std::move(*swapper), std::move(runner),
         [raw = engine.get()](std::span<const BlockId> blocks) { raw->erase(blocks); });
-    engine->block_bytes_ = geometry.kv.block_bytes();
+    engine->block_bytes_ = geometry.models[0].kv.block_bytes();
     return engine;
   }
 

@@ -116,7 +116,7 @@ class DeviceSwapperTest : public ::testing::Test {
   }
 
   DevicePool pool_{kDeviceBlocks, kHostBlocks};
-  KvLayout kv_ = pool_.memory.geometry().kv;
+  KvLayout kv_ = pool_.memory.geometry().models[0].kv;
   FakeDevice device_;
   SharedDeviceMemory arena_;
   LockedPages pages_;

@@ -100,7 +100,7 @@ class GpuRunnerTest : public ::testing::Test {
   KvLayout kv_ = kv_layout(model_.config(), one_group(model_.config()), kBlockSize, Dtype::bf16);
   PoolMemory memory_ = private_pool([this] {
     PoolGeometry geometry = small_geometry(kDeviceBlocks, kHostBlocks, kBlockSize);
-    geometry.kv = kv_;
+    geometry.models[0].kv = kv_;
     geometry.device = DeviceKind::cuda;
     return geometry;
   }());

@@ -34,7 +34,7 @@ MetricsPage page_of_two_engines() {
   page.keeper.restarts = {{0, 3}};
   page.pool.emplace();
   page.pool->epoch = "abc";
-  page.pool->geometry.tokens_per_block = 16;
+  page.pool->geometry.models[0].tokens_per_block = 16;
   page.pool->statistics.processes = {process(0, 0, 100, 7), process(1, 1, 100, 5)};
   page.pool->statistics.totals.values[CounterName("generated_tokens").place()] = 20;
   TierReport& device = page.pool->blocks.tiers[std::size_t(Tier::device)];

@@ -30,7 +30,7 @@ constexpr KvLayout k2MiB{.layers = 32, .kv_heads = 8, .head_size = 128, .block_s
 /// Makes a data set, with the names that `pool` computes for its blocks.
 DataSet make_data(const SharedPool& pool, std::size_t bytes) {
   DataSet data;
-  data.block_bytes = pool.geometry().kv.block_bytes();
+  data.block_bytes = pool.geometry().models[0].kv.block_bytes();
   const PoolMemory memory = pool.attach();
   data.prompts = make_prompts(BlockHasher(memory.control().header.secret),
                               bytes / data.block_bytes / kBatch, kBatch);

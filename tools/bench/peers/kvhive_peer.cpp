@@ -43,7 +43,8 @@ class KvhivePeer final : public Peer {
     pool_.emplace(*memory_, slot);
   }
   std::byte* at(BlockId block) const {
-    return memory_->arena(Tier::device) + block.value * memory_->geometry().kv.block_bytes();
+    return memory_->arena(Tier::device) +
+           block.value * memory_->geometry().models[0].kv.block_bytes();
   }
 
   const SharedPool& shared_;

@@ -16,7 +16,7 @@ struct ChannelRow {
   std::uint32_t wanted_engine = 0;
   std::uint32_t domain = 0;
   std::uint32_t user = 0;
-  std::uint8_t is_limited = 0, is_sealed = 0, is_pinned = 0, unused = 0;
+  std::uint8_t is_limited = 0, is_sealed = 0, is_pinned = 0, model = 0;
   std::uint32_t engines = 0;  ///< the slots of those that were given the channel, a bit each
   std::uint32_t refused_by = 0;
   std::int32_t requests = -1, answers = -1, engine_bell = -1, client_bell = -1;

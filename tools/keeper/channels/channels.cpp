@@ -17,7 +17,8 @@
 namespace kvhive {
 
 Expected<std::uint64_t> Channels::reserve(std::size_t bytes, std::uint32_t wanted_engine,
-                                          const ChannelOwner& owner, const MachineMemory& machine) {
+                                          const ChannelOwner& owner, const MachineMemory& machine,
+                                          ModelId model) {
   if (auto good = check_bytes(bytes); !good) return forward_error(good);
   const std::size_t whole_pages = round_up(bytes, 4096);
   if (auto granted = check_quota(whole_pages, owner, machine); !granted)
@@ -28,7 +29,7 @@ Expected<std::uint64_t> Channels::reserve(std::size_t bytes, std::uint32_t wante
                        format_bytes(machine.available) +
                        " available for channels; ask for a smaller one, or raise that limit");
   const std::uint64_t id = next_id_++;
-  channels_[id].channel = {whole_pages, wanted_engine, owner, {}};
+  channels_[id].channel = {whole_pages, wanted_engine, model, owner, {}};
   changed_.insert(id);
   return id;
 }
@@ -172,10 +173,11 @@ void Channels::pinned(std::uint64_t id) {
     if (is_for(entry.channel, engine)) engine.to_open.push_back(id);
 }
 
-void Channels::add_engine(EngineKey key, std::uint32_t number, ProcessSlot slot) {
+void Channels::add_engine(EngineKey key, std::uint32_t number, ProcessSlot slot, ModelId model) {
   Engine& engine = engines_[key];
   engine.number = number;
   engine.slot = slot;
+  engine.model = model;
   for (const auto& [id, entry] : channels_)
     if (entry.is_pinned && is_for(entry.channel, engine)) engine.to_open.push_back(id);
 }
@@ -327,6 +329,7 @@ std::optional<ChannelRow> Channels::row_of(std::uint64_t id) const {
   row.id = id;
   row.bytes = entry.channel.bytes;
   row.wanted_engine = entry.channel.wanted_engine;
+  row.model = entry.channel.model.value;
   row.domain = entry.channel.owner.domain.value;
   row.user = entry.channel.owner.user;
   row.is_limited = entry.channel.owner.is_limited;
@@ -357,6 +360,7 @@ void Channels::restore(const ChannelRow& row, const DomainShare& share) {
   entry.channel = {
       row.bytes,
       row.wanted_engine,
+      ModelId{row.model},
       {DomainId{static_cast<std::uint16_t>(row.domain)}, row.user, row.is_limited != 0, share},
       {}};
   entry.memory.requests = UniqueFd(row.requests);

@@ -97,7 +97,7 @@ class Channels {
   /// \return  its number
   [[nodiscard]] Expected<std::uint64_t> reserve(std::size_t bytes, std::uint32_t wanted_engine,
                                                 const ChannelOwner& owner,
-                                                const MachineMemory& machine);
+                                                const MachineMemory& machine, ModelId model = {});
 
   /// A channel that no engine serves yet: what its client is sent. The descriptors are copies.
   struct Created {
@@ -143,6 +143,7 @@ class Channels {
   struct Channel {
     std::size_t bytes = 0;
     std::uint32_t wanted_engine = kAnyEngine;
+    ModelId model{};              ///< whose engines serve it
     ChannelOwner owner;           ///< the domain is sent to each engine that gets the channel
     std::set<EngineKey> engines;  ///< none = the channel waits for an engine
   };
@@ -151,7 +152,7 @@ class Channels {
   /// Those that have channels.
   std::set<DomainId> domains() const;
   /// Adds an engine that can serve channels. Clients ask for it by `number`.
-  void add_engine(EngineKey engine, std::uint32_t number, ProcessSlot slot);
+  void add_engine(EngineKey engine, std::uint32_t number, ProcessSlot slot, ModelId model = {});
   /// Removes an engine that is gone. The others are to be told of its death.
   /// \return  how many channels it had, and how many of these no engine has now
   struct Left {
@@ -210,6 +211,7 @@ class Channels {
   struct Engine {
     std::uint32_t number = 0;
     ProcessSlot slot{};
+    ModelId model{};
     std::deque<std::uint64_t> to_open;    ///< channels to give to it; some are closed by now
     std::vector<std::uint64_t> to_close;  ///< channels that it was not told are closed
     bool knows_all_deaths = true;
@@ -225,7 +227,8 @@ class Channels {
   static bool tell_of_deaths(EngineKey key, Engine& engine, EngineLine& line);
   bool tell_known(EngineKey key, Engine& engine, EngineLine& line) const;
   static bool is_for(const Channel& channel, const Engine& engine) {
-    return channel.wanted_engine == kAnyEngine || channel.wanted_engine == engine.number;
+    return channel.model == engine.model &&
+           (channel.wanted_engine == kAnyEngine || channel.wanted_engine == engine.number);
   }
   bool may_have(const Entry& entry) const;
   void say_who_serves(const Entry& entry) const;

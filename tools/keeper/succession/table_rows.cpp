@@ -25,6 +25,8 @@ struct PeerRow {
   std::uint64_t channel;
   std::uint32_t role, engine, slot;
   std::uint8_t is_serving, awaits_channel, wants_tokens, is_welcome_due;
+  std::uint8_t model, unused[3];
+  std::uint32_t unused_too;
 };
 
 struct SlotRow {
@@ -36,7 +38,7 @@ struct SlotRow {
 struct ChildRow {
   std::int32_t pid, pidfd, line;
   std::uint32_t starts, young_deaths;
-  std::uint8_t wanted, is_drain_due, is_drained, unused;
+  std::uint8_t wanted, is_drain_due, is_drained, model;
   std::int64_t last_start;  ///< of the steady clock, which all processes share
 };
 /// A child's key: the steward's, the GPU memory maker's, and that of engine 0.
@@ -67,12 +69,21 @@ static_assert(std::has_unique_object_representations_v<DaemonRow> &&
 // -- writing --------------------------------------------------------------------------------------
 
 PeerRow row_of(const Peer& peer) {
-  return {peer.socket.get(), peer.pidfd.get(),
-          peer.pid,          peer.uid,
-          peer.channel,      static_cast<std::uint32_t>(peer.role),
-          peer.engine,       peer.slot,
-          peer.is_serving,   peer.awaits_channel,
-          peer.wants_tokens, peer.is_welcome_due};
+  return {peer.socket.get(),
+          peer.pidfd.get(),
+          peer.pid,
+          peer.uid,
+          peer.channel,
+          static_cast<std::uint32_t>(peer.role),
+          peer.engine,
+          peer.slot,
+          peer.is_serving,
+          peer.awaits_channel,
+          peer.wants_tokens,
+          peer.is_welcome_due,
+          peer.model.value,
+          {},
+          0};
 }
 
 ChildRow row_of(const Child& child) {
@@ -84,7 +95,7 @@ ChildRow row_of(const Child& child) {
           static_cast<std::uint8_t>(child.wanted),
           child.is_drain_due,
           child.is_drained,
-          0,
+          child.model.value,
           child.last_start.time_since_epoch().count()};
 }
 
@@ -167,13 +178,14 @@ void restore_peer(Tables& tables, std::uint64_t number, const PeerRow& row) {
   peer.role = Role(row.role);
   peer.engine = row.engine;
   peer.slot = row.slot;
+  peer.model = ModelId{row.model};
   peer.channel = row.channel;
   peer.awaits_channel = row.awaits_channel != 0;
   peer.wants_tokens = row.wants_tokens != 0;
   peer.is_welcome_due = row.is_welcome_due != 0;
   if (peer.is_welcome_due) tables.due_welcomes.push_back(row.socket);
   if (peer.role == Role::engine)
-    tables.channels.add_engine(row.socket, peer.engine, ProcessSlot{peer.slot});
+    tables.channels.add_engine(row.socket, peer.engine, ProcessSlot{peer.slot}, peer.model);
   tables.peers.emplace(row.socket, std::move(peer));
 }
 
@@ -225,6 +237,7 @@ void restore_processes(Tables& tables, const Ledger& ledger) {
     if (key == kGpuMemory) return tables.pool.gpu_memory.resume({row.pid, row.pidfd, row.line});
     KV_CHECK(key - kFirstEngine < tables.engines.size(), key);
     restore(tables.engines[key - kFirstEngine], row);
+    set_model(tables, key - kFirstEngine, ModelId{row.model});
   });
   ledger.for_each<SlotRow>(Kind::slot, [&](std::uint64_t number, const SlotRow& row) {
     tables.slots.at(number) = {.use = Slot::Use(row.use),
@@ -253,53 +266,36 @@ void restore_processes(Tables& tables, const Ledger& ledger) {
 
 // -- the pool -------------------------------------------------------------------------------------
 
-void write_pool(const Tables& tables, const LedgerMemory& memory) {
-  const MadePool& pool = tables.pool;
-  const ModelFacts& model = pool.model;
+namespace {
+
+Json to_json(const ModelFacts& model, const HostedModel& hosted) {
   const KvLayout& kv = model.layout;
-  Json objects = Json::array();
-  for (const UniqueFd& fd : pool.objects) objects.push_back(fd.get());
   Json groups = Json::array();
   for (const CacheGroup& group : model.groups.all())
     groups.push_back({std::uint32_t(group.kind), group.span});
-  Json limits = Json::array();
-  for (const BlockLimits& of_domain : pool.geometry.limits)
-    limits.push_back({of_domain.min, of_domain.max});
-  const Json text = {
-      {"device", tables.options.device},
-      {"gpu_memory_sharing", tables.options.gpu_memory_sharing},
-      {"max_model_len", tables.options.max_model_len},
-      {"objects", objects},
-      {"board", pool.board.get()},
-      {"gpu_weights", pool.gpu_weights.get()},
-      {"size", {pool.size.device_blocks, pool.size.host_blocks, pool.size.max_model_len}},
-      {"tokens_per_block", pool.geometry.tokens_per_block},
-      {"limits", limits},
+  return {
       {"name", model.name},
       {"fingerprint", model.fingerprint},
       {"kv",
        {kv.layers, kv.kv_heads, kv.head_size, kv.block_size, std::uint32_t(kv.dtype),
-        std::uint32_t(kv.pages)}},
+        std::uint32_t(kv.pages), kv.padding}},
       {"groups", groups},
+      {"first_group", model.groups.first},
       {"positions", model.positions},
       {"weight_bytes", model.weight_bytes},
       {"engine_peak", model.engine_peak},
-      {"model_device", model.device},
+      {"max_model_len", model.max_model_len},
+      {"device", model.device},
       {"device_reason", model.device_reason},
       {"gpu",
        {model.gpu.total, model.gpu.available, model.gpu.name, model.gpu.uuid,
-        model.gpu.memory_needs_its_maker, model.gpu.sharing_reason}}};
-  memory.write_text(LedgerMemory::Text::pool,
-                    text.dump(-1, ' ', false, Json::error_handler_t::replace));
+        model.gpu.memory_needs_its_maker, model.gpu.sharing_reason}},
+      {"hosted",
+       {hosted.name, hosted.directory, hosted.engines, hosted.block_size, hosted.max_model_len}}};
 }
 
-void restore_pool(Tables& tables, const LedgerMemory& memory) {
-  const Json text = Json::parse(memory.text(LedgerMemory::Text::pool));
-  tables.options.device = text.at("device");
-  tables.options.gpu_memory_sharing = text.at("gpu_memory_sharing");
-  tables.options.max_model_len = text.at("max_model_len");
-  MadePool& pool = tables.pool;
-  ModelFacts& model = pool.model;
+ModelFacts facts_from(const Json& text) {
+  ModelFacts model;
   model.name = text.at("name");
   model.fingerprint = text.at("fingerprint");
   const Json& kv = text.at("kv");
@@ -308,29 +304,72 @@ void restore_pool(Tables& tables, const LedgerMemory& memory) {
                   kv[2],
                   kv[3],
                   Dtype(kv[4].get<std::uint32_t>()),
-                  PageLayout(kv[5].get<std::uint32_t>())};
+                  PageLayout(kv[5].get<std::uint32_t>()),
+                  kv[6]};
   const Json& groups = text.at("groups");
   model.groups.count = static_cast<std::uint32_t>(groups.size());
+  model.groups.first = text.at("first_group");
   for (std::size_t g = 0; g < groups.size(); ++g)
     model.groups.group[g] = {CacheKind(groups[g][0].get<std::uint32_t>()), groups[g][1]};
   model.positions = text.at("positions");
   model.weight_bytes = text.at("weight_bytes");
   model.engine_peak = text.at("engine_peak");
-  model.device = text.at("model_device");
+  model.max_model_len = text.at("max_model_len");
+  model.device = text.at("device");
   model.device_reason = text.at("device_reason");
   const Json& gpu = text.at("gpu");
   model.gpu = {gpu[0], gpu[1], gpu[2], gpu[3], gpu[4], gpu[5]};
+  return model;
+}
+
+}  // namespace
+
+void write_pool(const Tables& tables, const LedgerMemory& memory) {
+  const MadePool& pool = tables.pool;
+  Json objects = Json::array();
+  for (const UniqueFd& fd : pool.objects) objects.push_back(fd.get());
+  Json models = Json::array();
+  for (std::size_t m = 0; m < pool.models.size(); ++m)
+    models.push_back(to_json(pool.models[m], tables.options.models[m]));
+  Json limits = Json::array();
+  for (const BlockLimits& of_domain : pool.geometry.limits)
+    limits.push_back({of_domain.min, of_domain.max});
+  const Json text = {{"device", tables.options.device},
+                     {"gpu_memory_sharing", tables.options.gpu_memory_sharing},
+                     {"objects", objects},
+                     {"board", pool.board.get()},
+                     {"gpu_weights", pool.gpu_weights.get()},
+                     {"size", {pool.size.device_blocks, pool.size.host_blocks}},
+                     {"limits", limits},
+                     {"model_minimums", pool.geometry.model_minimums},
+                     {"models", models}};
+  memory.write_text(LedgerMemory::Text::pool,
+                    text.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void restore_pool(Tables& tables, const LedgerMemory& memory) {
+  const Json text = Json::parse(memory.text(LedgerMemory::Text::pool));
+  tables.options.device = text.at("device");
+  tables.options.gpu_memory_sharing = text.at("gpu_memory_sharing");
+  MadePool& pool = tables.pool;
+  PoolGeometry& geometry = pool.geometry;
   const Json& size = text.at("size");
-  pool.size = {size[0], size[1], size[2]};
-  pool.geometry = {pool.size.device_blocks,
-                   pool.size.host_blocks,
-                   text.at("tokens_per_block"),
-                   model.layout,
-                   model.fingerprint,
-                   model.groups,
-                   model.device};
+  pool.size = {size[0], size[1]};
+  geometry.device_blocks = pool.size.device_blocks;
+  geometry.host_blocks = pool.size.host_blocks;
+  geometry.model_count = static_cast<std::uint32_t>(text.at("models").size());
+  for (const Json& row : text.at("models")) {
+    const ModelFacts model = facts_from(row);
+    geometry.models[pool.models.size()] = {model.layout.block_size, model.layout, model.fingerprint,
+                                           model.groups};
+    const Json& hosted = row.at("hosted");
+    tables.options.models.push_back({hosted[0], hosted[1], hosted[2], hosted[3], hosted[4]});
+    pool.models.push_back(model);
+  }
+  geometry.device = pool.device_facts().device;
+  geometry.model_minimums = text.at("model_minimums");
   for (std::size_t i = 0; i < kLimitedDomains; ++i)
-    pool.geometry.limits[i] = {text.at("limits")[i][0], text.at("limits")[i][1]};
+    geometry.limits[i] = {text.at("limits")[i][0], text.at("limits")[i][1]};
   for (std::size_t i = 0; i < kPoolObjects; ++i)
     pool.objects[i] = UniqueFd(text.at("objects")[i].get<int>());
   pool.board = UniqueFd(text.at("board").get<int>());

@@ -168,8 +168,8 @@ class Writer {
     out_.family("vllm:cache_config_info", MetricType::gauge, "the pool's sizes, as labels");
     for (const Row& row : rows) {
       MetricLabels labels = row.labels;
-      labels.emplace_back("block_size", std::to_string(pool.geometry.tokens_per_block));
-      labels.emplace_back("cache_dtype", std::string(to_string(pool.geometry.kv.dtype)));
+      labels.emplace_back("block_size", std::to_string(pool.geometry.models[0].tokens_per_block));
+      labels.emplace_back("cache_dtype", std::string(to_string(pool.geometry.models[0].kv.dtype)));
       labels.emplace_back("num_gpu_blocks", std::to_string(pool.blocks.tiers[0].blocks));
       labels.emplace_back("num_cpu_blocks", std::to_string(pool.blocks.tiers[1].blocks));
       out_.sample(labels, std::uint64_t{1});
@@ -179,7 +179,8 @@ class Writer {
   void blocks(const PoolNumbers& pool) {
     out_.family("kvhive_pool_info", MetricType::gauge, "which pool this is, as labels");
     out_.sample({{"epoch", pool.epoch}}, std::uint64_t{1});
-    gauge("kvhive_pool_block_bytes", "bytes of one block's KV", pool.geometry.kv.block_bytes());
+    gauge("kvhive_pool_block_bytes", "bytes of one block's KV",
+          pool.geometry.models[0].kv.block_bytes());
     out_.family("kvhive_pool_blocks", MetricType::gauge, "blocks of the pool, by tier and state");
     for_each_tier(pool, [this](const std::string& name, const TierReport& tier) {
       const std::pair<const char*, std::uint64_t> states[] = {{"free", tier.free},

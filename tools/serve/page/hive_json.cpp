@@ -25,8 +25,8 @@ Json pool_json(const PoolReport& pool) {
     if (const TierReport& t = pool.tiers[std::size_t(tier)]; t.blocks != 0)
       tiers.push_back(tier_json(tier, t));
   return {{"epoch", pool.epoch},
-          {"tokens_per_block", pool.geometry.tokens_per_block},
-          {"block_bytes", pool.geometry.kv.block_bytes()},
+          {"tokens_per_block", pool.geometry.models[0].tokens_per_block},
+          {"block_bytes", pool.geometry.models[0].kv.block_bytes()},
           {"tiers", std::move(tiers)}};
 }
 

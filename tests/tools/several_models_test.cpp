@@ -1,0 +1,319 @@
+// Daemons with several models over one pool: a client names its model, tokens are those of the
+// model alone, and blocks go to whoever needs them.
+
+#include <gmock/gmock.h>
+
+#include <map>
+
+#include "tests/support/signal_process.hpp"
+#include "tests/tools/windowed_models.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+using Tokens = std::vector<std::vector<TokenId>>;
+
+/// The demo model with its first two layers only: a block has twice as many tokens.
+class SmallModel {
+ public:
+  SmallModel() {
+    namespace fs = std::filesystem;
+    for (const char* name :
+         {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"})
+      fs::copy_file(fs::path(kDemoModel) / name, directory_.path() / name);
+    Json config = read_json_object(fs::path(kDemoModel) / "config.json").value();
+    config["num_hidden_layers"] = 2;
+    std::ofstream(directory_.path() / "config.json") << config.dump(1);
+  }
+  std::string path() const { return directory_.path().string(); }
+
+ private:
+  TempDirectory directory_;
+};
+
+/// Full attention in 16 tokens a block, in 32 a block, and two groups with windows.
+struct Models {
+  SmallModel small{};
+  WindowedModel hybrid = WindowedModel::qwen(64, 2);
+
+  std::map<std::string, std::string> directories() const {
+    return {{"demo", kDemoModel}, {"hybrid", hybrid.path()}, {"small", small.path()}};
+  }
+  std::vector<std::string> flags(std::vector<std::string> more) const {
+    for (const auto& [name, directory] : directories())
+      more.insert(more.end(), {"--model", name + "=" + directory});
+    return more;
+  }
+};
+
+std::vector<GenerateRequest> requests() {
+  const std::string text = passage();
+  std::vector<GenerateRequest> all;
+  for (std::size_t i = 0; i < 12; ++i)
+    all.push_back(request_of(text.substr(i % 3 == 0 ? 0 : i * 37 % 600, 350 + i * 53 % 550),
+                             30 + static_cast<std::uint32_t>(i % 4) * 10));
+  return all;
+}
+
+Tokens tokens_of(const std::vector<Progress>& results) {
+  Tokens tokens;
+  for (const Progress& result : results) {
+    EXPECT_EQ(result.reason, Finish::length) << result.error.text;
+    tokens.push_back(ids(result));
+  }
+  return tokens;
+}
+
+Client connect_to(const Daemon& daemon, const std::string& model,
+                  std::optional<std::uint32_t> engine = {}) {
+  ClientOptions options = client_options(daemon.socket());
+  options.model = model;
+  options.engine = engine;
+  options.channel_bytes = std::size_t{16} << 20;
+  auto client = Client::connect(options);
+  KV_CHECK(client.has_value(), client.error().text);
+  return std::move(*client);
+}
+
+/// What each model says alone, in a daemon of its own.
+std::map<std::string, Tokens> alone(const Models& models) {
+  std::map<std::string, Tokens> tokens;
+  for (const auto& [name, directory] : models.directories()) {
+    const Daemon daemon({"--model", directory, "--kv-cache-memory-bytes", "32M",
+                         "--enable-prefix-caching", "false"});
+    std::vector<Client> clients;
+    clients.push_back(daemon.connect());
+    tokens[name] = tokens_of(generate_all(clients, requests()));
+  }
+  return tokens;
+}
+
+/// The same requests to all models at once.
+std::map<std::string, Tokens> together(const Daemon& daemon, const Models& models) {
+  std::map<std::string, std::vector<RequestId>> asked;
+  std::map<std::string, Client> clients;
+  for (const auto& [name, directory] : models.directories()) {
+    Client& client = clients.emplace(name, connect_to(daemon, name)).first->second;
+    for (const GenerateRequest& request : requests())
+      asked[name].push_back(*client.submit(request));
+  }
+  std::map<std::string, Tokens> tokens;
+  for (auto& [name, client] : clients) {
+    std::vector<Progress> results;
+    for (const RequestId request : asked[name]) {
+      Progress whole;
+      while (whole.reason == Finish::none) {
+        EXPECT_TRUE(client.wait(std::chrono::seconds(60)).has_value());
+        Progress news = *client.read(request);
+        news.tokens.insert(news.tokens.begin(), whole.tokens.begin(), whole.tokens.end());
+        whole = std::move(news);
+      }
+      results.push_back(std::move(whole));
+    }
+    tokens[name] = tokens_of(results);
+  }
+  return tokens;
+}
+
+Json model_row(const Daemon& daemon, const std::string& name) {
+  for (const Json& model : daemon.stat()["models"])
+    if (model["name"] == name) return model;
+  return {};
+}
+
+TEST(SeveralModels, SayWhatEachSaysAlone) {
+  const Models models;
+  const auto expected = alone(models);
+  {
+    SCOPED_TRACE("everything cached the second time, with other engines and another keeper");
+    const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "16M"}));
+    EXPECT_EQ(together(daemon, models), expected);
+    const std::uint64_t hits = daemon.stat()["hit_blocks"];
+    daemon.kill_keeper();
+    EXPECT_EQ(together(daemon, models), expected);
+    EXPECT_GT(daemon.stat()["hit_blocks"].get<std::uint64_t>(), hits + 3 * 12 * 4);
+    for (const Json& engine : daemon.status()["engines"]) signal_process(engine["pid"], SIGKILL);
+    EXPECT_EQ(together(daemon, models), expected);
+    EXPECT_TRUE(daemon.fsck_is_clean());
+    EXPECT_EQ(model_row(daemon, "small")["block_size"], 32);
+    EXPECT_EQ(model_row(daemon, "hybrid")["groups"], 2);
+  }
+  for (const char* mode : {"recompute", "swap"}) {
+    SCOPED_TRACE(std::string("a pool that is too small, preemption by ") + mode);
+    const Daemon daemon(models.flags({"--num-gpu-blocks-override", "150", "--swap-space", "4M",
+                                      "--preemption-mode", mode, "--max-model-len", "512",
+                                      "--max-num-batched-tokens", "64", "--max-num-seqs", "12"}));
+    EXPECT_EQ(together(daemon, models), expected);
+    EXPECT_EQ(together(daemon, models), expected);
+    EXPECT_GT(daemon.preemptions(), 0u);
+    EXPECT_TRUE(daemon.fsck_is_clean());
+  }
+}
+
+TEST(SeveralModels, StreamsGoOnWhenEnginesDie) {
+  const Models models;
+  const auto expected = alone(models);
+  const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "16M"}));
+  std::atomic<bool> has_ended = false;
+  std::thread killer([&] {
+    for (int i = 0; i < 6 && !has_ended; ++i) {
+      const Json engines = daemon.status()["engines"];
+      const Json& victim = engines[static_cast<std::size_t>(i) % engines.size()];
+      if (victim["pid"] != 0) signal_process(victim["pid"], SIGKILL);
+      EXPECT_TRUE(eventually(
+          [&] {
+            for (const Json& engine : daemon.status()["engines"])
+              if (engine["state"] != "serving") return false;
+            return true;
+          },
+          std::chrono::seconds(60)));
+    }
+  });
+  EXPECT_EQ(together(daemon, models), expected);
+  has_ended = true;
+  killer.join();
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(SeveralModels, AClientNamesItsModelOrIsToldWhichThereAre) {
+  const Models models;
+  const Daemon daemon(models.flags({"--kv-cache-memory-bytes", "8M"}));
+  const auto refused = [&](const std::string& model, std::optional<std::uint32_t> engine) {
+    ClientOptions options = client_options(daemon.socket());
+    options.model = model;
+    options.engine = engine;
+    const auto client = Client::connect(options);
+    return client ? "" : client.error().text;
+  };
+  EXPECT_THAT(refused("large", {}),
+              HasSubstr("model 'large' is not served here; there are: demo, hybrid, small"));
+  EXPECT_THAT(refused("demo", 2), HasSubstr("engine 2 serves model 'small', not 'demo'"));
+  EXPECT_THAT(refused(std::string(80, 'x'), {}), HasSubstr("at most 64 bytes"));
+  // Without a name the first one, or that of the engine.
+  const auto engines = [&](Client client) {
+    (void)client.generate(request_of("In the beginning", 1));
+    return daemon.status()["clients"].back();
+  };
+  EXPECT_EQ(engines(daemon.connect())["model"], "demo");
+  EXPECT_EQ(engines(daemon.connect(2))["model"], "small");
+  EXPECT_EQ(engines(connect_to(daemon, "hybrid"))["engines"], Json::array({1}));
+
+  const auto said = daemon.cli({"generate", "--model", "small", "--prompt", "In the beginning",
+                                "--max-tokens", "4", "--format", "json"});
+  EXPECT_EQ(said.json()["engine"], 2) << said.err;
+  EXPECT_NE(daemon.cli({"generate", "--model", "x", "--prompt", "a"}).exit_code, 0);
+}
+
+TEST(SeveralModels, AnEngineIsAddedForAModel) {
+  const Models models;
+  const Daemon daemon(models.flags({"--kv-cache-memory-bytes", "8M"}));
+  EXPECT_THAT(daemon.cli({"engine", "add", "--model", "large"}).err, HasSubstr("not served here"));
+  ASSERT_EQ(daemon.cli({"engine", "add", "--model", "small"}).exit_code, 0);
+  daemon.kill_keeper();
+  const Json added = daemon.status()["engines"].back();
+  EXPECT_EQ(added["model"], "small");
+  EXPECT_EQ(ids(*connect_to(daemon, "small", 3).generate(request_of("In the beginning", 8))),
+            ids(*connect_to(daemon, "small", 2).generate(request_of("In the beginning", 8))));
+  signal_process(added["pid"], SIGKILL);
+  EXPECT_TRUE(eventually([&] {
+    const Json again = daemon.status()["engines"].back();
+    return again["state"] == "serving" && again["restarts"] == 1 && again["model"] == "small";
+  }));
+}
+
+/// Publishes about `count` blocks of a model, all different.
+void fill(Client client, std::size_t count) {
+  for (std::size_t i = 0; i < count / 16; ++i) {
+    std::vector<TokenId> prompt(16 * 16 + 1);
+    for (std::size_t k = 0; k < prompt.size(); ++k)
+      prompt[k] = static_cast<TokenId>((i * 7919 + k * 31) % 500);
+    GenerateRequest request;
+    request.prompt_tokens = prompt;
+    request.max_tokens = 1;
+    ASSERT_TRUE(client.generate(request).has_value());
+  }
+}
+
+TEST(SeveralModels, MemoryGoesToWhoeverNeedsIt) {
+  const Models models;
+  const Daemon daemon({"--model", "a=" + kDemoModel, "--model", "b=" + models.small.path(),
+                       "--num-gpu-blocks-override", "129", "--model-options", "b=block-size:16"});
+  fill(connect_to(daemon, "a"), 300);
+  EXPECT_EQ(model_row(daemon, "a")["device_idle"], 128);  // all there is
+  fill(connect_to(daemon, "b"), 300);
+  EXPECT_EQ(model_row(daemon, "a")["device_idle"], 0);
+  EXPECT_EQ(model_row(daemon, "b")["device_idle"], 128);
+  fill(connect_to(daemon, "a"), 300);
+  EXPECT_EQ(model_row(daemon, "b")["device_idle"], 0);
+  EXPECT_GT(model_row(daemon, "b")["unused_bytes_per_block"].get<int>(), 0);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(SeveralModels, AModelKeepsItsMinimum) {
+  const Models models;
+  const Daemon daemon({"--model", "a=" + kDemoModel, "--model", "b=" + models.small.path(),
+                       "--num-gpu-blocks-override", "129", "--model-options",
+                       "b=block-size:16,min-blocks:25%"});
+  EXPECT_EQ(model_row(daemon, "b")["min_blocks"], 32);
+  fill(connect_to(daemon, "a"), 300);
+  EXPECT_EQ(model_row(daemon, "a")["device_idle"], 128);  // what nobody has is not kept free
+  fill(connect_to(daemon, "b"), 300);
+  fill(connect_to(daemon, "a"), 300);
+  EXPECT_EQ(model_row(daemon, "b")["device_idle"], 32);
+  EXPECT_EQ(model_row(daemon, "a")["device_idle"], 96);
+  signal_process(daemon.status()["engines"][0]["pid"], SIGKILL);
+  fill(connect_to(daemon, "a"), 300);
+  EXPECT_EQ(model_row(daemon, "b")["device_idle"], 32);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(SeveralModels, ToolsNameTheModel) {
+  const Models models;
+  const Daemon daemon(models.flags({"--kv-cache-memory-bytes", "8M"}));
+  const std::string prompt = passage(0, 600);
+  ASSERT_TRUE(connect_to(daemon, "small").generate(request_of(prompt, 1)).has_value());
+  const auto why = [&](const std::string& model) {
+    return daemon.cli({"pool", "why", "--prompt", prompt, "--model", model, "--format", "json"})
+        .json();
+  };
+  EXPECT_GT(why("small")["computed_from"].get<int>(), 3);
+  EXPECT_EQ(why("demo")["computed_from"], 0);
+  EXPECT_THAT(daemon.cli({"pool", "why", "--prompt", prompt, "--model", "x"}).err,
+              HasSubstr("there are: demo, hybrid, small"));
+  EXPECT_THAT(daemon.cli({"pool", "procs"}).out, HasSubstr("engine 1 of hybrid"));
+  EXPECT_THAT(daemon.cli({"pool", "stat"}).out, HasSubstr("tokens per block"));
+  const auto layout =
+      run("kvhive", models.flags({"layout", "--kv-cache-memory-bytes", "8M", "--format", "json"}));
+  ASSERT_THAT(layout.json(), SizeIs(3)) << layout.err;
+  EXPECT_EQ(layout.json()[0]["block_bytes"], layout.json()[2]["block_bytes"]);
+}
+
+TEST(SeveralModels, WhatCannotBeIsRefusedByName) {
+  const auto words = [](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--socket", "/tmp/kvhive-nowhere", "--kv-cache-memory-bytes", "8M"});
+    return run("kvhived", flags).err;
+  };
+  const std::string a = "a=" + kDemoModel, b = "b=" + kDemoModel;
+  EXPECT_THAT(words({"--model", a, "--model", a}), HasSubstr("model: 'a' is the name of two"));
+  EXPECT_THAT(words({"--model", a, "--model", b, "--model-options", "c=engines:2"}),
+              HasSubstr("model-options: 'c=engines:2' names no model"));
+  EXPECT_THAT(words({"--model", a, "--model", b, "--model-options", "a=gears:2"}),
+              HasSubstr("model-options: 'gears:2' is unknown"));
+  EXPECT_THAT(words({"--model", a, "--model", b, "--model-options", "a=block-size:0"}),
+              HasSubstr("'block-size:0' is out of range"));
+  EXPECT_THAT(words({"--model", a, "--model", b, "--engines", "16"}),
+              HasSubstr("engines: '16' makes 32 with all models"));
+  EXPECT_THAT(words({"--model", a, "--model", b, "--lora-modules", "x=/y"}),
+              HasSubstr("lora-modules: 'x=/y' is for a daemon with one model"));
+  EXPECT_THAT(words({"--model", a, "--model", b, "--device", "cuda"}),
+              HasSubstr("device: 'cuda' is for a daemon with one model"));
+  EXPECT_THAT(
+      words({"--model", a, "--model", b, "--model-options", "a=min-blocks:60%;b=min-blocks:60%"}),
+      HasSubstr("'min-blocks:60%' of 'b' makes"));
+}
+
+}  // namespace
+}  // namespace kvhive::testing
