@@ -229,7 +229,10 @@ def read_frame():
     def exactly(count):
         parts = []
         while count > 0:
-            part = os.read(0, min(count, 1 << 20))
+            try:
+                part = os.read(0, min(count, 1 << 20))
+            except ConnectionError:
+                raise SystemExit(0) from None
             if not part:
                 raise SystemExit(0)  # kvhive serve has ended
             parts.append(part)
@@ -243,7 +246,10 @@ def write_frame(kind, text):
     payload = bytes([kind]) + text.encode("utf-8", "replace")
     rest = memoryview(len(payload).to_bytes(4, "big") + payload)
     while rest:
-        rest = rest[os.write(1, rest):]
+        try:
+            rest = rest[os.write(1, rest):]
+        except ConnectionError:  # kvhive serve has ended, or wants this answer no more: nobody is left to be told
+            raise SystemExit(0) from None
 
 
 def answer(renderer, frame):
