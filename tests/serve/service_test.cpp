@@ -104,7 +104,8 @@ TEST_F(ServiceTest, BodiesThatAreAnnouncedAndDoNotComeKeepNobodyOut) {
   std::vector<HttpClient> silent;
   for (int i = 0; i < 48; ++i) {
     silent.push_back(service_.connect());
-    silent.back().send("POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 8388608\r\n\r\n");
+    silent.back().send(
+        "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8388608\r\n\r\n");
   }
   for (int i = 0; i < 3; ++i)
     EXPECT_EQ(service_.ask(post(kCompletions, completion("In", 1).dump())).status, 200);
@@ -270,7 +271,8 @@ TEST_F(ServiceTest, AStreamGoesOnWhenItsEngineIsKilled) {
 
 TEST_F(ServiceTest, TooLargeABodyIsRefusedByItsLengthAlone) {
   HttpClient client = service_.connect();
-  client.send("POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 99000000\r\n\r\n");
+  client.send(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99000000\r\n\r\n");
   const auto reply = client.receive();
   ASSERT_TRUE(reply.has_value());
   EXPECT_EQ(reply->status, 413);
@@ -332,6 +334,30 @@ TEST(ServiceLimits, AKeyMustBeGivenBelowV1) {
   EXPECT_EQ(service.ask(post(kCompletions, body, "Authorization: Bearer secret-2\r\n")).status,
             200);
   EXPECT_EQ(service.ask(get("/health")).status, 200);
+}
+
+/// It is work, and as much as an answer: else strangers take the time of those who have a key.
+TEST(ServiceLimits, AKeyMustBeGivenToHaveTokensToldToo) {
+  const Daemon daemon;
+  const std::string keys = daemon.directory() + "/keys";
+  std::ofstream(keys) << "secret\n";
+  const Service service(daemon.socket(), {"--api-key-file", keys});
+  const std::pair<const char*, const char*> asked[] = {{"/tokenize", R"({"prompt": "a"})"},
+                                                       {"/detokenize", R"({"tokens": [5]})"}};
+  for (const auto& [path, body] : asked) {
+    const HttpReply refused = service.ask(post(path, body));
+    EXPECT_EQ(refused.status, 401) << path;
+    EXPECT_THAT(refused.body, HasSubstr("Authorization: Bearer KEY"));
+    EXPECT_EQ(service.ask(post(path, body, "Authorization: Bearer secret\r\n")).status, 200);
+  }
+}
+
+TEST_F(ServiceTest, ATextOfWhichNoTokensAreToldIsNamedWithItsBound) {
+  const std::string text(std::size_t{(1 << 20) + 1}, 'a');
+  const HttpReply refused = service_.ask(post("/tokenize", Json{{"prompt", text}}.dump()));
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["param"], "prompt");
+  EXPECT_THAT(refused.body, HasSubstr("prompt has 1048577 bytes; /tokenize takes at most 1048576"));
 }
 
 class Keys : public ::testing::Test {

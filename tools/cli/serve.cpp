@@ -36,6 +36,7 @@ struct ServeFlags {
   std::string tool_call_parser = "auto";
   std::string api_key_file;
   std::string cache_salts = "trusted";
+  std::vector<std::string> allowed_hosts;
   std::vector<std::string> allowed_origins;
   std::string trace_file;
   std::string max_body_bytes = "8M";
@@ -109,6 +110,9 @@ Expected<void> serve_with(const ServeFlags& flags) {
     if (!spans) return forward_error(spans);
     options.service.spans = std::move(*spans);
   }
+  auto hosts = Hosts::parse(flags.allowed_hosts);
+  if (!hosts) return forward_error(hosts);
+  options.service.hosts = std::move(*hosts);
   auto origins = Origins::parse(flags.allowed_origins);
   if (!origins) return forward_error(origins);
   options.service.origins = std::move(*origins);
@@ -169,8 +173,8 @@ void add_serve(CLI::App& app, int& exit_code) {
   command
       ->add_option(
           "--api-key-file", flags->api_key_file,
-          "one KEY or KEY DOMAIN a line: requests below /v1 must carry one of the keys, and run in "
-          "its domain, as far as the daemon's rules allow")
+          "one KEY or KEY DOMAIN a line: requests below /v1, and /tokenize and /detokenize, must "
+          "carry one of the keys, and run in its domain, as far as the daemon's rules allow")
       ->type_name("FILE");
   command
       ->add_option("--cache-salts", flags->cache_salts,
@@ -179,6 +183,13 @@ void add_serve(CLI::App& app, int& exit_code) {
       ->type_name("WHOSE")
       ->check(CLI::IsMember({"trusted", "all", "none"}))
       ->capture_default_str();
+  command
+      ->add_option("--allowed-hosts", flags->allowed_hosts,
+                   "further names by which this service may be called (header Host), as "
+                   "kv.example, *.example; addresses, localhost and this machine's name always "
+                   "may; * = any")
+      ->type_name("NAME ...")
+      ->default_str("none");
   command
       ->add_option("--allowed-origins", flags->allowed_origins,
                    "web pages of these origins may ask and read answers (CORS), as "

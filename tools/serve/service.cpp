@@ -1,7 +1,6 @@
 #include "tools/serve/service.hpp"
 
 #include <algorithm>
-#include <boost/asio/post.hpp>
 #include <cctype>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -22,8 +21,11 @@ namespace {
 namespace asio = boost::asio;
 using Json = nlohmann::ordered_json;
 
-/// What is parsed while others wait: it takes less than a millisecond.
-constexpr std::size_t kShortBytes = 64 << 10;
+/// The longest text of which tokens are told: more than any prompt of the model has. It takes as
+/// long as others of long prompts should wait, a few tenths of a second.
+std::size_t most_text_bytes(const ServedModel& model) {
+  return std::max<std::size_t>(std::size_t{1} << 20, std::size_t{16} * model.max_model_len);
+}
 
 HttpAnswer json_answer(const Json& body) {
   return {200, body.dump(-1, ' ', false, Json::error_handler_t::replace), "application/json", {}};
@@ -77,12 +79,12 @@ Service::Service(asio::io_context& loop, Hives& hives, const ServedModel& model,
       keep_alive_(options.keep_alive),
       tools_(options.tools),
       salt_callers_(options.salt_callers),
+      hosts_(options.hosts),
       origins_(options.origins),
-      spans_(options.spans) {
+      spans_(options.spans),
+      background_(loop) {
   if (options.chat) renderer_.emplace(loop, *options.chat);
 }
-
-Service::~Service() { background_.join(); }
 
 const std::vector<Service::Route>& Service::routes() {
   static const std::vector<Route> kRoutes = {
@@ -93,14 +95,15 @@ const std::vector<Service::Route>& Service::routes() {
       {"POST", "/v1/completions", &Service::completions},
       {"POST", "/v1/chat/completions", &Service::chat_completions},
       {"POST", "/v1/embeddings", &Service::embeddings},
-      {"POST", "/tokenize", &Service::tokenize},
-      {"POST", "/detokenize", &Service::detokenize},
+      {"POST", "/tokenize", &Service::tokenize, Turn::Kind::other},
+      {"POST", "/detokenize", &Service::detokenize, Turn::Kind::other},
   };
   return kRoutes;
 }
 
 void Service::handle(const std::shared_ptr<Exchange>& exchange) {
   const HttpRequest& request = exchange->request();
+  if (auto refusal = hosts_.refusal_of(request)) return exchange->answer(std::move(*refusal));
   exchange->headers = origins_.headers_for(request);
   if (auto answer = origins_.answer_to_question(request))
     return exchange->answer(std::move(*answer));
@@ -123,8 +126,12 @@ void Service::handle(const std::shared_ptr<Exchange>& exchange) {
   exchange->answer(std::move(answer));
 }
 
+/// Whatever has this service work for its caller asks for a key. What tells of the service itself
+/// does not.
 bool Service::is_allowed(const HttpRequest& request) const {
-  return api_keys_.empty() || !request.path.starts_with("/v1/") ||
+  const std::string& path = request.path;
+  const bool is_work = path.starts_with("/v1/") || path == "/tokenize" || path == "/detokenize";
+  return api_keys_.empty() || !is_work ||
          api_keys_.find(request.header("Authorization")) != nullptr;
 }
 
@@ -194,14 +201,21 @@ void Service::models(const std::shared_ptr<Exchange>& exchange) {
 // -- steps of an answer ---------------------------------------------------------------------------
 
 template <class Work, class OnDone>
-void Service::in_the_background(const std::shared_ptr<Exchange>& exchange, Work work,
-                                OnDone on_done) {
-  asio::post(background_, [this, exchange, work = std::move(work),
-                           on_done = std::move(on_done)]() mutable {
-    asio::post(loop_, [exchange, result = work(), on_done = std::move(on_done)]() mutable {
-      if (!exchange->is_gone()) on_done(std::move(result));
-    });
-  });
+void Service::in_the_background(const std::shared_ptr<Exchange>& exchange, std::size_t bytes,
+                                Work work, OnDone on_done) {
+  const auto result = std::make_shared<std::optional<decltype(work())>>();
+  background_.run(turn_of(*exchange),
+                  {bytes, [exchange] { return !exchange->is_gone(); },
+                   [result, work = std::move(work)] { *result = work(); },
+                   [result, on_done = std::move(on_done)] { on_done(std::move(**result)); }});
+}
+
+Turn Service::turn_of(const Exchange& exchange) const {
+  const HttpRequest& request = exchange.request();
+  const ApiKeys::Key* const key = api_keys_.find(request.header("Authorization"));
+  const auto route = std::ranges::find(routes(), std::string_view(request.path), &Route::path);
+  return {route != routes().end() ? route->kind : Turn::Kind::answer,
+          key != nullptr ? key->number : 0};
 }
 
 void Service::parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body) {
@@ -213,8 +227,9 @@ void Service::parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body) {
           to_answer({400, "the body is not one JSON object, or is nested too deeply"}));
     on_body(*body);
   };
-  if (exchange->request().body.size() <= kShortBytes) return on_parsed(parse_body());
-  in_the_background(exchange, parse_body, on_parsed);
+  const std::size_t bytes = exchange->request().body.size();
+  if (bytes <= Background::kShortBytes) return on_parsed(parse_body());
+  in_the_background(exchange, bytes, parse_body, on_parsed);
 }
 
 void Service::render(const std::shared_ptr<Exchange>& exchange,
@@ -224,7 +239,7 @@ void Service::render(const std::shared_ptr<Exchange>& exchange,
                                                 "' has no chat template; start kvhive serve with "
                                                 "--chat-template FILE, or use /v1/completions"}));
   renderer_->render(
-      exchange->request().body, [exchange] { return !exchange->is_gone(); },
+      turn_of(*exchange), exchange->request().body, [exchange] { return !exchange->is_gone(); },
       [exchange, on_text = std::move(on_text)](tl::expected<std::string, ApiError> text) {
         if (!text) return exchange->answer(to_answer(text.error()));
         on_text(std::move(*text));
@@ -272,8 +287,9 @@ void Service::on_chat(const std::shared_ptr<Exchange>& exchange, const nlohmann:
   unknown_fields_.add(request->unknown_fields);
   if (refuses_salt(exchange, *request)) return;
   render(exchange, [this, exchange, request = std::move(*request)](std::string text) {
+    const std::size_t bytes = text.size();
     in_the_background(
-        exchange,
+        exchange, bytes,
         // The template has written the tokens that begin a prompt.
         [this, text = std::move(text)] { return model_.tokenizer.encode(text, AddSpecial::no); },
         [this, exchange, request](Expected<std::vector<TokenId>> tokens) {
@@ -314,9 +330,17 @@ void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const nlohm
   const bool with_texts = fields.boolean("return_token_strs", false);
   std::string prompt = is_chat ? "" : fields.text("prompt", "");
   if (fields.error()) return exchange->answer(to_answer(*fields.error()));
-  const auto answer = [this, exchange, add_special, with_texts](std::string text) {
+  const std::string source = is_chat ? "messages" : "prompt";
+  const auto answer = [this, exchange, source, add_special, with_texts](std::string text) {
+    const std::size_t bytes = text.size(), most = most_text_bytes(model_);
+    if (bytes > most)
+      return exchange->answer(
+          to_answer({400,
+                     fmt::format("{} has {} bytes; /tokenize takes at most {}: split it", source,
+                                 bytes, most),
+                     source}));
     in_the_background(
-        exchange,
+        exchange, bytes,
         [this, text = std::move(text), add_special, with_texts] {
           return tokenized(model_, text, add_special, with_texts);
         },
@@ -332,8 +356,9 @@ void Service::detokenize(const std::shared_ptr<Exchange>& exchange) {
     if (!fields.has("tokens")) fields.fail("tokens", "is missing; give a list of token ids");
     auto tokens = fields.tokens("tokens", std::size_t{1} << 20);
     if (fields.error()) return exchange->answer(to_answer(*fields.error()));
+    const std::size_t bytes = tokens.size() * sizeof(TokenId);
     in_the_background(
-        exchange,
+        exchange, bytes,
         [this, tokens = std::move(tokens)] {
           return json_answer({{"prompt", decode(model_.tokenizer, tokens)}});
         },

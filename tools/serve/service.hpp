@@ -2,13 +2,13 @@
 // The endpoints: which request goes where, and who may ask.
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/serve/access/api_keys.hpp"
+#include "tools/serve/access/hosts.hpp"
 #include "tools/serve/access/origins.hpp"
 #include "tools/serve/access/salt_callers.hpp"
 #include "tools/serve/chat/chat_request.hpp"
@@ -19,16 +19,18 @@
 #include "tools/serve/openai/generation.hpp"
 #include "tools/serve/openai/unknown_fields.hpp"
 #include "tools/serve/page/hive_page.hpp"
+#include "tools/serve/turns/background.hpp"
 
 namespace kvhive {
 
 struct ServiceOptions {
-  ApiKeys api_keys;                     ///< who asks below /v1 must name one; none = all may
+  ApiKeys api_keys;                     ///< who asks for work must name one; none = all may
   std::chrono::seconds keep_alive{10};  ///< between comments in silent streams; 0 = none
   std::optional<ChatTemplate> chat;     ///< none = no chat
   ToolFormat tools = ToolFormat::none;  ///< how the model writes calls of tools
   std::shared_ptr<SpanFile> spans;      ///< null = nobody traces
   SaltCallers salt_callers = SaltCallers::trusted;
+  Hosts hosts;      ///< the names by which this service may be called
   Origins origins;  ///< whose pages may read answers
 };
 
@@ -36,7 +38,6 @@ class Service {
  public:
   Service(boost::asio::io_context& loop, Hives& hives, const ServedModel& model, Metrics& metrics,
           HivePage& page, const ServiceOptions& options);
-  ~Service();
 
   void handle(const std::shared_ptr<Exchange>& exchange);
   const UnknownFields& unknown_fields() const { return unknown_fields_; }
@@ -46,6 +47,7 @@ class Service {
   struct Route {
     std::string_view method, path;
     Handler handler;
+    Turn::Kind kind = Turn::Kind::answer;  ///< of its work in the background
   };
   static const std::vector<Route>& routes();
 
@@ -74,9 +76,12 @@ class Service {
   void parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body);
   /// Renders the request's messages.
   void render(const std::shared_ptr<Exchange>& exchange, std::function<void(std::string)> on_text);
-  /// Calls `work` in a thread of its own, and `on_done` with its result.
+  /// Calls `work` in another thread, when it is the caller's turn, and `on_done` with its result.
+  /// \param bytes  to work on
   template <class Work, class OnDone>
-  void in_the_background(const std::shared_ptr<Exchange>& exchange, Work work, OnDone on_done);
+  void in_the_background(const std::shared_ptr<Exchange>& exchange, std::size_t bytes, Work work,
+                         OnDone on_done);
+  Turn turn_of(const Exchange& exchange) const;
 
   boost::asio::io_context& loop_;
   Hives& hives_;
@@ -87,11 +92,12 @@ class Service {
   const std::chrono::seconds keep_alive_;
   const ToolFormat tools_;
   const SaltCallers salt_callers_;
+  const Hosts hosts_;
   const Origins origins_;
   const std::shared_ptr<SpanFile> spans_;
   UnknownFields unknown_fields_;
   std::optional<TemplateRenderer> renderer_;
-  boost::asio::thread_pool background_{1};  ///< what is long takes long, and others must not wait
+  Background background_;
 };
 
 }  // namespace kvhive
