@@ -4,11 +4,13 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
 #include <set>
 
 #include "tests/serve/served.hpp"
 #include "tests/support/demo_adapter.hpp"
+#include "tests/support/temp_directory.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -513,6 +515,102 @@ TEST(ServiceLimits, TheDaemonMayEndAndComeBack) {
   EXPECT_TRUE(eventually([&] { return service.ask(get("/health")).status == 200; }, kHang));
   EXPECT_EQ(service.ask(post(kCompletions, completion("In the beginning", 3).dump())).status, 200);
   kill_daemon(next);
+}
+
+/// kvhived on a socket that another had before it.
+class NextDaemon {
+ public:
+  NextDaemon(const std::string& socket, std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--socket", socket, "--threads", "1", "--kv-cache-memory-bytes",
+                               "8M", "--log-level", "error"});
+    pid_ = spawn(program("kvhived"), flags);
+  }
+  NextDaemon(const NextDaemon&) = delete;
+  NextDaemon& operator=(const NextDaemon&) = delete;
+  ~NextDaemon() { kill_daemon(pid_); }
+
+ private:
+  pid_t pid_;
+};
+
+/// A copy of the demo model under another name.
+std::string copy_of_demo(const TempDirectory& directory, const std::string& name) {
+  const auto copy = directory.path() / name;
+  std::filesystem::copy(kDemoModel, copy);
+  return copy.string();
+}
+
+/// Its name, its adapters and how long a request may be are the next daemon's; nobody has to ask
+/// for an answer first.
+TEST(ServedModels, TheNextDaemonsModelIsServed) {
+  const DemoAdapter poet(1);
+  const TempDirectory directory;
+  const std::string other = copy_of_demo(directory, "other");
+  Daemon first;
+  const std::string socket = first.socket();
+  const Service service(socket);
+  const auto models = [&] { return service.ask(get("/v1/models")).json()["data"]; };
+  ASSERT_EQ(models().size(), 1u);
+  EXPECT_EQ(models()[0]["id"], "demo");
+  EXPECT_EQ(service.ask(post(kCompletions, completion("In", 1).dump())).status, 200);
+  HttpClient streaming = service.connect();
+  Json request = completion("In the beginning", 3000);
+  request["ignore_eos"] = request["stream"] = true;
+  streaming.send(post(kCompletions, request.dump()));
+  ASSERT_TRUE(streaming.receive_until("data: "));
+  first.kill();
+  const NextDaemon next(socket, {"--model", other, "--max-model-len", "512", "--lora-modules",
+                                 "poet=" + poet.path()});
+  EXPECT_EQ(Json::parse(streaming.receive()->events().end()[-2])["error"]["code"], 503);
+  EXPECT_TRUE(eventually(
+      [&] {
+        const HttpReply reply = service.ask(get("/v1/models"));
+        return reply.status == 200 && reply.json()["data"][0]["id"] == "other";
+      },
+      kHang));
+  EXPECT_EQ(models()[0]["max_model_len"], 512);
+  EXPECT_EQ(models()[0]["root"], other);
+  ASSERT_EQ(models().size(), 2u);
+  EXPECT_EQ(models()[1]["id"], "poet");
+  request = completion("In the beginning", 5);
+  request["model"] = "poet";
+  EXPECT_EQ(service.ask(post(kCompletions, request.dump())).json()["model"], "poet");
+  request["model"] = "demo";
+  EXPECT_EQ(service.ask(post(kCompletions, request.dump())).status, 404);
+  EXPECT_THAT(service.ask(get("/metrics?view=host")).body, HasSubstr("model_name=\"other\""));
+}
+
+/// Tokens of one model mean something else to another: nothing is computed until the service has
+/// the new one's tokenizer, however long that takes.
+TEST(ServedModels, AModelThatCannotBeLoadedIsToldAndTriedAgain) {
+  const TempDirectory directory;
+  const std::string other = copy_of_demo(directory, "other");
+  Daemon first;
+  const std::string socket = first.socket();
+  const Service service(socket);
+  EXPECT_EQ(service.ask(post(kCompletions, completion("In", 1).dump())).status, 200);
+  first.kill();
+  const std::string defaults = other + "/generation_config.json";
+  std::ofstream(defaults) << R"({"temperature": "hot"})";
+  const NextDaemon next(socket, {"--model", other});
+  const auto is_told = [&] {
+    const HttpReply reply = service.ask(get("/health"));
+    return reply.status == 503 && reply.body.find("cannot load") != std::string::npos;
+  };
+  ASSERT_TRUE(eventually(is_told, kHang));
+  for (const std::string& request :
+       {get("/v1/models"), post(kCompletions, completion("In", 1).dump()),
+        post("/tokenize", R"({"prompt": "a"})")}) {
+    const HttpReply refused = service.ask(request);
+    EXPECT_EQ(refused.status, 503) << request;
+    EXPECT_THAT(refused.body, HasSubstr("'other'"));
+    EXPECT_THAT(refused.body, HasSubstr("temperature"));
+    EXPECT_THAT(refused.head, HasSubstr("Retry-After: "));
+  }
+  EXPECT_EQ(service.ask(get("/version")).status, 200) << "what needs no model goes on";
+  std::ofstream(defaults) << "{}";
+  EXPECT_TRUE(eventually([&] { return service.ask(get("/health")).status == 200; }, kHang));
+  EXPECT_EQ(service.ask(post(kCompletions, completion("In", 1).dump())).json()["model"], "other");
 }
 
 /// More streams than one channel has slots.

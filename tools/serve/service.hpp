@@ -16,6 +16,7 @@
 #include "tools/serve/hive/hives.hpp"
 #include "tools/serve/http/exchange.hpp"
 #include "tools/serve/metrics/metrics.hpp"
+#include "tools/serve/model/model_follower.hpp"
 #include "tools/serve/openai/generation.hpp"
 #include "tools/serve/openai/unknown_fields.hpp"
 #include "tools/serve/page/hive_page.hpp"
@@ -26,8 +27,6 @@ namespace kvhive {
 struct ServiceOptions {
   ApiKeys api_keys;                     ///< who asks for work must name one; none = all may
   std::chrono::seconds keep_alive{10};  ///< between comments in silent streams; 0 = none
-  std::optional<ChatTemplate> chat;     ///< none = no chat
-  ToolFormat tools = ToolFormat::none;  ///< how the model writes calls of tools
   std::shared_ptr<SpanFile> spans;      ///< null = nobody traces
   SaltCallers salt_callers = SaltCallers::trusted;
   Hosts hosts;      ///< the names by which this service may be called
@@ -36,17 +35,32 @@ struct ServiceOptions {
 
 class Service {
  public:
-  Service(boost::asio::io_context& loop, Hives& hives, const ServedModel& model, Metrics& metrics,
-          HivePage& page, const ServiceOptions& options);
+  Service(boost::asio::io_context& loop, Hives& hives, const ModelFollower& follower,
+          Metrics& metrics, HivePage& page, const ServiceOptions& options);
+  ~Service();
+
+  /// Another model is served from now on. Requests that were made for the one before are refused
+  /// where they have not got to an engine.
+  void set_model(const ModelFollower::Model& model);
 
   void handle(const std::shared_ptr<Exchange>& exchange);
   const UnknownFields& unknown_fields() const { return unknown_fields_; }
+  const std::vector<std::string>& adapters() const { return serving_->model().adapters; }
 
  private:
+  /// A model, and what renders its template; none = it has no template.
+  struct Serving {
+    ModelFollower::Model loaded;
+    std::optional<TemplateRenderer> renderer;
+    const ServedModel& model() const { return loaded->model; }
+  };
+  using ServingPtr = std::shared_ptr<Serving>;
+
   using Handler = void (Service::*)(const std::shared_ptr<Exchange>&);
   struct Route {
     std::string_view method, path;
     Handler handler;
+    bool needs_model = true;
     Turn::Kind kind = Turn::Kind::answer;  ///< of its work in the background
   };
   static const std::vector<Route>& routes();
@@ -64,18 +78,22 @@ class Service {
   void chat_completions(const std::shared_ptr<Exchange>& exchange);
   void tokenize(const std::shared_ptr<Exchange>& exchange);
   void detokenize(const std::shared_ptr<Exchange>& exchange);
-  void on_chat(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body);
-  void on_chat_tokens(const std::shared_ptr<Exchange>& exchange, ChatRequest request,
-                      Expected<std::vector<TokenId>> tokens);
-  void on_tokenize(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body);
-  AnswerContext context_of(const std::shared_ptr<Exchange>& exchange, const char* prefix) const;
+  void on_chat(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+               const nlohmann::json& body);
+  void on_chat_tokens(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+                      ChatRequest request, Expected<std::vector<TokenId>> tokens);
+  void on_tokenize(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+                   const nlohmann::json& body);
+  AnswerContext context_of(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+                           const char* prefix) const;
 
   // Steps of an answer. The next one is not called once the client has gone.
   /// Parses the request's body.
   using OnBody = std::function<void(const nlohmann::json&)>;
   void parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body);
   /// Renders the request's messages.
-  void render(const std::shared_ptr<Exchange>& exchange, std::function<void(std::string)> on_text);
+  void render(const std::shared_ptr<Exchange>& exchange, Serving& serving,
+              std::function<void(std::string)> on_text);
   /// Calls `work` in another thread, when it is the caller's turn, and `on_done` with its result.
   /// \param bytes  to work on
   template <class Work, class OnDone>
@@ -85,18 +103,17 @@ class Service {
 
   boost::asio::io_context& loop_;
   Hives& hives_;
-  const ServedModel& model_;
+  const ModelFollower& follower_;
+  ServingPtr serving_;
   Metrics& metrics_;
   HivePage& page_;
   const ApiKeys api_keys_;
   const std::chrono::seconds keep_alive_;
-  const ToolFormat tools_;
   const SaltCallers salt_callers_;
   const Hosts hosts_;
   const Origins origins_;
   const std::shared_ptr<SpanFile> spans_;
   UnknownFields unknown_fields_;
-  std::optional<TemplateRenderer> renderer_;
   Background background_;
 };
 

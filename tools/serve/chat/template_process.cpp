@@ -123,12 +123,14 @@ void TemplateProcess::start() {
 void TemplateProcess::stop() {
   is_stopped_ = true;
   timer_.cancel();
-  rendering_.reset();
-  waiting_ = {};
   reap();
+  const std::optional<Job> lost = std::exchange(rendering_, std::nullopt);
+  if (lost && lost->is_wanted()) lost->answer(tl::unexpected(another_model()));
+  refuse_all(another_model());
 }
 
 void TemplateProcess::render(const Turn& turn, Job job) {
+  if (is_stopped_) return job.answer(tl::unexpected(another_model()));
   if (waiting_.size() >= kMostWaiting || waiting_bytes_ + job.request.size() > kMostWaitingBytes)
     return job.answer(tl::unexpected(ApiError{503,
                                               "too many messages wait to be rendered; try again",

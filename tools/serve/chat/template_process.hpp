@@ -35,7 +35,7 @@ class TemplateProcess : public std::enable_shared_from_this<TemplateProcess> {
   /// Starts the process, so that the first request need not wait for it.
   void start();
   void render(const Turn& turn, Job job);
-  /// Ends it. No job is answered any more.
+  /// Ends it. Jobs, also those that still come, are told so.
   void stop();
 
  private:

@@ -47,6 +47,13 @@ ApiError api_error(const ClientError& error) {
   return {status_of(error.code), error.text, {}, error.retry_after};
 }
 
+ApiError another_model() {
+  return {503,
+          "the daemon was started anew with another model since this request came; try again",
+          {},
+          std::chrono::milliseconds(1000)};
+}
+
 std::string to_json_text(const ApiError& error) {
   Json body;
   body["error"] = {{"message", error.text},

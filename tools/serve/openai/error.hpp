@@ -19,6 +19,9 @@ struct ApiError {
 /// What an engine or the channel has refused, or how a request has failed.
 ApiError api_error(const ClientError& error);
 
+/// Of a request that was made for a model that the daemon serves no more.
+ApiError another_model();
+
 /// {"error": {...}}, on one line.
 std::string to_json_text(const ApiError& error);
 
