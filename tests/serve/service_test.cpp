@@ -8,6 +8,7 @@
 #include <fstream>
 #include <set>
 
+#include "tests/serve/metrics/exposition_parser.hpp"
 #include "tests/serve/served.hpp"
 #include "tests/support/demo_adapter.hpp"
 #include "tests/support/temp_directory.hpp"
@@ -96,6 +97,24 @@ TEST(ServedAdapters, AreModelsOfTheirOwn) {
   EXPECT_EQ(answer["model"], "poet");
   asked["model"] = models[0]["id"];
   EXPECT_EQ(service.ask(post(kCompletions, asked.dump())).json()["choices"][0]["text"], plain);
+  const MetricsText text(service.ask(get("/metrics?view=service")).body);
+  EXPECT_EQ(text.sum("kvhive_serve_adapter_requests_total", {{"adapter", "poet"}}), 1);
+  EXPECT_EQ(text.sum("kvhive_serve_adapter_requests", {{"adapter", "poet"}}), 0);
+  EXPECT_GT(
+      text.sum("vllm:lora_requests_info",
+               {{"max_lora", "1"}, {"running_lora_adapters", ""}, {"waiting_lora_adapters", ""}}),
+      1.7e9)
+      << "the time";
+  HttpClient streaming = service.connect();
+  Json endless = completion("In the beginning", 3000);
+  endless["model"] = "poet";
+  endless["stream"] = endless["ignore_eos"] = true;
+  streaming.send(post(kCompletions, endless.dump()));
+  ASSERT_TRUE(streaming.receive_until("data: "));
+  EXPECT_THAT(service.ask(get("/metrics?view=service")).body,
+              HasSubstr("vllm:lora_requests_info{max_lora=\"1\",running_lora_adapters=\"poet\","
+                        "waiting_lora_adapters=\"\"} "));
+  streaming.close();
   asked["model"] = "painter";
   const HttpReply refused = service.ask(post(kCompletions, asked.dump()));
   EXPECT_EQ(refused.status, 404);
@@ -533,6 +552,12 @@ class NextDaemon {
   pid_t pid_;
 };
 
+/// Kills the daemon, and waits until the last of its processes has left the socket.
+void end_of(Daemon& daemon, const Service& service) {
+  daemon.kill();
+  ASSERT_TRUE(eventually([&] { return service.ask(get("/health")).status == 503; }, kHang));
+}
+
 /// A copy of the demo model under another name.
 std::string copy_of_demo(const TempDirectory& directory, const std::string& name) {
   const auto copy = directory.path() / name;
@@ -558,7 +583,7 @@ TEST(ServedModels, TheNextDaemonsModelIsServed) {
   request["ignore_eos"] = request["stream"] = true;
   streaming.send(post(kCompletions, request.dump()));
   ASSERT_TRUE(streaming.receive_until("data: "));
-  first.kill();
+  end_of(first, service);
   const NextDaemon next(socket, {"--model", other, "--max-model-len", "512", "--lora-modules",
                                  "poet=" + poet.path()});
   EXPECT_EQ(Json::parse(streaming.receive()->events().end()[-2])["error"]["code"], 503);
@@ -589,9 +614,9 @@ TEST(ServedModels, AModelThatCannotBeLoadedIsToldAndTriedAgain) {
   const std::string socket = first.socket();
   const Service service(socket);
   EXPECT_EQ(service.ask(post(kCompletions, completion("In", 1).dump())).status, 200);
-  first.kill();
-  const std::string defaults = other + "/generation_config.json";
-  std::ofstream(defaults) << R"({"temperature": "hot"})";
+  end_of(first, service);
+  const std::string chat_template = other + "/chat_template.jinja";
+  std::filesystem::create_directory(chat_template);  // engines do not read it
   const NextDaemon next(socket, {"--model", other});
   const auto is_told = [&] {
     const HttpReply reply = service.ask(get("/health"));
@@ -604,11 +629,11 @@ TEST(ServedModels, AModelThatCannotBeLoadedIsToldAndTriedAgain) {
     const HttpReply refused = service.ask(request);
     EXPECT_EQ(refused.status, 503) << request;
     EXPECT_THAT(refused.body, HasSubstr("'other'"));
-    EXPECT_THAT(refused.body, HasSubstr("temperature"));
+    EXPECT_THAT(refused.body, HasSubstr("chat_template.jinja"));
     EXPECT_THAT(refused.head, HasSubstr("Retry-After: "));
   }
   EXPECT_EQ(service.ask(get("/version")).status, 200) << "what needs no model goes on";
-  std::ofstream(defaults) << "{}";
+  std::filesystem::remove(chat_template);
   EXPECT_TRUE(eventually([&] { return service.ask(get("/health")).status == 200; }, kHang));
   EXPECT_EQ(service.ask(post(kCompletions, completion("In", 1).dump())).json()["model"], "other");
 }

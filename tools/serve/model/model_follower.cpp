@@ -84,13 +84,15 @@ void ModelFollower::on_read(const std::string& name, Expected<LoadedModel> read)
   if (read) {
     loaded_ = std::make_shared<const LoadedModel>(std::move(*read));
     trouble_.reset();
+    said_.clear();
     spdlog::info("'{}' is served now", loaded_->model.name);
     if (on_loaded) on_loaded(loaded_);
   } else {
+    const std::string before = std::exchange(said_, read.error().text);
     trouble_ = "the daemon serves '" + name +
                "' now, which this service cannot load: " + read.error().text +
                "; it tries again every " + std::to_string(kPause.count()) + " s";
-    spdlog::error("{}", *trouble_);
+    if (said_ != before) spdlog::error("{}", *trouble_);
     ask_later();
   }
   if (must_ask_) ask();

@@ -51,6 +51,7 @@ class ModelFollower {
   const ModelSource& source_;
   Model loaded_;
   std::optional<std::string> trouble_;
+  std::string said_;       ///< the last reason that was logged
   bool is_busy_ = false;   ///< the thread asks or loads
   bool must_ask_ = false;  ///< once more after that
   boost::asio::steady_timer timer_;
