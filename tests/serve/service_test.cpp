@@ -357,6 +357,39 @@ TEST(ServiceLimits, AKeyMustBeGivenBelowV1) {
   EXPECT_EQ(service.ask(get("/health")).status, 200);
 }
 
+/// The field, its value, and what to send instead.
+TEST_F(ServiceTest, ErrorsNameFieldValueAndRemedy) {
+  const struct {
+    std::string request, field, value, remedy;
+  } cases[] = {
+      {post(kCompletions, R"({"prompt": {"a": 1}})"), "prompt", R"({\"a\":1})", "use a text"},
+      {post(kCompletions, R"({"prompt": "a", "stream": true, "stream_options": 7})"),
+       "stream_options", "is 7", "use an object"},
+      {post(kCompletions,
+            R"({"prompt": "a", "stream": true, "stream_options": {"include_usage": 7}})"),
+       "stream_options.include_usage", "is 7", "use true or false"},
+      {post(kCompletions, R"({"prompt": ["a", "b"], "n": 129})"), "n", "is 129",
+       "use a whole number"},
+      {post(kCompletions, R"({"prompt": ["a", "b", "c"], "n": 128})"), "n", "is 128",
+       "ask for fewer"},
+      {post(kCompletions, "[7]"), "", "the body (3 bytes)", "send one"},
+      {post("/v1/chat/completions", R"({"messages": "a"})"), "messages", R"(is \"a\")",
+       "give a list"},
+      {post("/v1/chat/completions", R"({"messages": [{"role": "user"}], "tool_choice": 7})"),
+       "tool_choice", "is 7", "use "},
+      {get("/v1/modells"), "", "'/v1/modells'", "/v1/models"},
+      {post("/v1/models", "{}"), "", "'POST'", "use GET"},
+  };
+  for (const auto& [request, field, value, remedy] : cases) {
+    const HttpReply reply = service_.ask(request);
+    EXPECT_GE(reply.status, 400) << request;
+    const Json param = reply.json()["error"]["param"];
+    EXPECT_EQ(param, field.empty() ? Json() : Json(field)) << reply.body;
+    EXPECT_THAT(reply.body, HasSubstr(value));
+    EXPECT_THAT(reply.body, HasSubstr(remedy));
+  }
+}
+
 /// It is work, and as much as an answer: else strangers take the time of those who have a key.
 TEST(ServiceLimits, AKeyMustBeGivenToHaveTokensToldToo) {
   const Daemon daemon;

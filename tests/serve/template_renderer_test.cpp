@@ -98,7 +98,7 @@ TEST_F(RendererTest, TheLastMessageMayBeContinued) {
   EXPECT_EQ(*render({{"continue_final_message", true}}, "and "), "<user>and");
   EXPECT_THAT(
       render({{"continue_final_message", true}, {"add_generation_prompt", true}}).error().text,
-      HasSubstr("exclude each other"));
+      HasSubstr("are both true"));
 }
 
 TEST_F(RendererTest, WhatIsWrongIsTheCallersError) {

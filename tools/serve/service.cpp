@@ -111,6 +111,13 @@ const std::vector<Service::Route>& Service::routes() {
   return kRoutes;
 }
 
+/// All that can be asked for, for those who ask for something else.
+std::string Service::paths() {
+  std::string all = "/";
+  for (const Route& route : routes()) all += ", " + std::string(route.path);
+  return all;
+}
+
 void Service::handle(const std::shared_ptr<Exchange>& exchange) {
   const HttpRequest& request = exchange->request();
   if (auto refusal = hosts_.refusal_of(request)) return exchange->answer(std::move(*refusal));
@@ -132,9 +139,11 @@ void Service::handle(const std::shared_ptr<Exchange>& exchange) {
     return (this->*route.handler)(exchange);
   }
   if (of_path == nullptr)
-    return exchange->answer(to_answer({404, "there is no " + request.path + " here"}));
+    return exchange->answer(to_answer(
+        {404, "there is no '" + shown_text(request.path) + "' here; there are " + paths()}));
   HttpAnswer answer =
-      to_answer({405, request.path + " is asked with " + std::string(of_path->method) + " only"});
+      to_answer({405, "'" + shown_text(request.method) + "' is not what " + request.path +
+                          " is asked with; use " + std::string(of_path->method)});
   answer.headers.emplace_back("Allow", of_path->method);
   exchange->answer(std::move(answer));
 }
@@ -184,7 +193,9 @@ void Service::metrics(const std::shared_ptr<Exchange>& exchange) { metrics_.answ
 void Service::page(const std::shared_ptr<Exchange>& exchange) {
   exchange->handler = "page";
   if (exchange->request().method == "GET") return page_.answer(exchange);
-  HttpAnswer answer = to_answer({405, exchange->request().path + " is asked with GET only"});
+  HttpAnswer answer =
+      to_answer({405, "'" + shown_text(exchange->request().method) + "' is not what " +
+                          exchange->request().path + " is asked with; use GET"});
   answer.headers.emplace_back("Allow", "GET");
   exchange->answer(std::move(answer));
 }
@@ -239,7 +250,9 @@ void Service::parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body) {
                           on_body = std::move(on_body)](std::optional<nlohmann::json> body) {
     if (!body)
       return exchange->answer(
-          to_answer({400, "the body is not one JSON object, or is nested too deeply"}));
+          to_answer({400, "the body (" + std::to_string(exchange->request().body.size()) +
+                              " bytes) is not one JSON object, or is nested too deeply; send one, "
+                              "as {\"prompt\": \"In the beginning\"}"}));
     on_body(*body);
   };
   const std::size_t bytes = exchange->request().body.size();
@@ -327,8 +340,9 @@ void Service::on_chat_tokens(const std::shared_ptr<Exchange>& exchange, const Se
   if (!tokens)
     return exchange->answer(to_answer({400, "messages: " + tokens.error().text, "messages"}));
   if (tokens->empty())
-    return exchange->answer(
-        to_answer({400, "messages: the chat template renders them to nothing", "messages"}));
+    return exchange->answer(to_answer(
+        {400, "messages: the chat template renders them to nothing; give one with a content",
+         "messages"}));
   if (!request.has_max_tokens) request.generate.max_tokens = room_behind(*tokens, serving->model());
   request.prompts = {{{}, std::move(*tokens)}};
   std::make_shared<ChatCompletion>(context_of(exchange, serving, "chatcmpl-"), std::move(request),
@@ -337,8 +351,9 @@ void Service::on_chat_tokens(const std::shared_ptr<Exchange>& exchange, const Se
 }
 
 void Service::embeddings(const std::shared_ptr<Exchange>& exchange) {
-  exchange->answer(to_answer(
-      {501, "'" + serving_->model().name + "' generates text; kvhive computes no embeddings"}));
+  exchange->answer(to_answer({501, "'" + serving_->model().name +
+                                       "' generates text; kvhive computes no embeddings: ask a "
+                                       "service of a model for them"}));
 }
 
 void Service::tokenize(const std::shared_ptr<Exchange>& exchange) {

@@ -64,6 +64,7 @@ class Service {
     Turn::Kind kind = Turn::Kind::answer;  ///< of its work in the background
   };
   static const std::vector<Route>& routes();
+  static std::string paths();
 
   bool is_allowed(const HttpRequest& request) const;
   bool takes_salt_of(const Exchange& exchange) const;

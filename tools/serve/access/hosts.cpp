@@ -43,15 +43,6 @@ std::string without_port(std::string_view host) {
   return in_lower_case(host);
 }
 
-/// As an error text shows what a stranger has sent.
-std::string shown(std::string_view text) {
-  constexpr std::size_t kMost = 60;
-  std::string shown(text.substr(0, kMost));
-  for (char& letter : shown)
-    if (letter < ' ' || letter > '~') letter = '?';
-  return shown + (text.size() > kMost ? "..." : "");
-}
-
 }  // namespace
 
 Hosts::Hosts() : names_{"localhost"} {
@@ -99,7 +90,7 @@ std::optional<HttpAnswer> Hosts::refusal_of(const HttpRequest& request) const {
   for (const auto& [name, value] : request.headers) {
     if (in_lower_case(name) != "host" || allows(value)) continue;
     return to_answer({403,
-                      "Host: '" + shown(value) +
+                      "Host: '" + shown_text(value) +
                           "' is none of this service's names; call it by its address or as "
                           "localhost, or have the operator add the name with --allowed-hosts",
                       "Host"});

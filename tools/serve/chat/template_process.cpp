@@ -209,7 +209,8 @@ void TemplateProcess::on_rendered(char kind, std::string text) {
   next();
   if (!done.is_wanted()) return;
   if (kind == 0) return done.answer(std::move(text));
-  done.answer(tl::unexpected(ApiError{400, "messages: " + text, "messages"}));
+  const std::size_t field = text.find('\n');  // what is wrong, behind the field's name
+  done.answer(tl::unexpected(ApiError{400, text.substr(field + 1), text.substr(0, field)}));
 }
 
 void TemplateProcess::on_end() {
@@ -228,7 +229,8 @@ void TemplateProcess::on_end() {
   lost.answer(tl::unexpected(
       took_long
           ? ApiError{400, "messages: rendering them takes more than 5 s; shorten them", "messages"}
-          : ApiError{500, "the process that renders messages " + how_it_ended(status)}));
+          : ApiError{500, "the process that renders messages " + how_it_ended(status) +
+                              "; try again, and tell the operator if it stays so"}));
 }
 
 void TemplateProcess::refuse_all(const ApiError& why) {
