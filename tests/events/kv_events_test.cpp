@@ -6,13 +6,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include "hashing/cache_salt.hpp"
+
 namespace kvhive::testing {
 namespace {
 
 using Json = nlohmann::json;
 using ::testing::SizeIs;
 
-const std::vector<std::string> kDomains{"default", "team"};
+const PoolNames kNames({"default", "team"}, {"poet", "lawyer"});
 
 Hash128 name_of(std::uint64_t number) {
   return {.low = number, .high = 0x1111111111111111 * number};
@@ -34,7 +36,7 @@ std::vector<Json> decoded(const std::vector<std::string>& batches) {
 }
 
 Json one_batch(const ContentChange& change, EventFormat format = {}, bool clears = false) {
-  const auto batches = decoded(EventWriter(format, 2).batches(change, kDomains, 12.5, clears));
+  const auto batches = decoded(EventWriter(format, 2).batches(change, kNames, 12.5, clears));
   EXPECT_THAT(batches, SizeIs(1));
   return batches.at(0);
 }
@@ -111,6 +113,23 @@ TEST(KvEvents, TheFirstBlockNamesItsDomainAndAnyBlockItsExtraKey) {
       << "a domain whose name is not known yet";
 }
 
+/// As vLLM's: each block of an adapter names it. What follows from a digest of a salt, too, is not
+/// known.
+TEST(KvEvents, BlocksOfAnAdapterNameItUnlessASaltHidesIt) {
+  StoredContent first = block_of(1), second = block_of(2, 1), salted = block_of(3);
+  first.extra = first.start = second.start = start_key("", "lawyer");
+  salted.extra = salted.start = start_key("salt", "lawyer");
+  const ContentChange change{{first, second, salted}, {}};
+  const Json events = one_batch(change)[1];
+  ASSERT_THAT(events, SizeIs(2));
+  EXPECT_EQ(events[0]["lora_name"], "lawyer");
+  EXPECT_EQ(events[0]["extra_keys"], Json::parse(R"([["lawyer"], ["lawyer"]])"));
+  EXPECT_EQ(events[1]["lora_name"], nullptr);
+  EXPECT_EQ(events[1]["extra_keys"][0][0].get_binary().size(), 16u);
+  const Json array = one_batch(change, {.events = EventForm::arrays})[1][0];
+  EXPECT_EQ(array[7], "lawyer");
+}
+
 /// Names and order of vLLM's fields: group_idx, kv_cache_spec_kind, kv_cache_spec_sliding_window.
 TEST(KvEvents, EventsOfAPoolWithGroupsNameThem) {
   CacheGroups groups;
@@ -121,7 +140,7 @@ TEST(KvEvents, EventsOfAPoolWithGroupsNameThem) {
   const ContentChange change{
       {full, windowed},
       {{name_of(3), Tier::device, GroupId{1}}, {name_of(4), Tier::device, GroupId{0}}}};
-  const Json events = decoded(EventWriter({}, 2, groups).batches(change, kDomains, 1, false))[0][1];
+  const Json events = decoded(EventWriter({}, 2, groups).batches(change, kNames, 1, false))[0][1];
   ASSERT_THAT(events, SizeIs(4)) << "blocks of two groups are in no event together";
   EXPECT_EQ(events[0]["group_idx"], 0);
   EXPECT_EQ(events[0]["kv_cache_spec_kind"], "full_attention");
@@ -132,7 +151,7 @@ TEST(KvEvents, EventsOfAPoolWithGroupsNameThem) {
   EXPECT_EQ(events[2]["group_idx"], 1);
   EXPECT_EQ(events[3]["group_idx"], 0);
   const Json arrays = decoded(EventWriter({.events = EventForm::arrays}, 2, groups)
-                                  .batches(change, kDomains, 1, false))[0][1];
+                                  .batches(change, kNames, 1, false))[0][1];
   EXPECT_EQ(arrays[1], Json::parse(R"(["BlockStored", [2], null, [20, 21], 2, null, "GPU", null,
                                        null, 1, "sliding_window", 128])"));
   EXPECT_EQ(arrays[2], Json::parse(R"(["BlockRemoved", [3], "GPU", 1])"));
@@ -142,7 +161,7 @@ TEST(KvEvents, NoBatchIsLong) {
   ContentChange change;
   for (std::uint64_t i = 1; i <= 1000; ++i) change.stored.push_back(block_of(i, i - 1));
   for (std::uint64_t i = 2000; i < 3000; ++i) change.removed.push_back({name_of(i), Tier::device});
-  const auto batches = decoded(EventWriter({}, 2).batches(change, kDomains, 1, true));
+  const auto batches = decoded(EventWriter({}, 2).batches(change, kNames, 1, true));
   std::size_t stored = 0, removed = 0;
   for (const Json& batch : batches) {
     std::size_t here = 0;
@@ -164,7 +183,7 @@ TEST(KvEvents, NoBatchIsLong) {
 }
 
 TEST(KvEvents, NothingIsNoBatch) {
-  EXPECT_TRUE(EventWriter({}, 2).batches({}, kDomains, 1, false).empty());
+  EXPECT_TRUE(EventWriter({}, 2).batches({}, kNames, 1, false).empty());
   EXPECT_EQ(one_batch({}, {}, true)[1][0]["type"], "AllBlocksCleared");
 }
 

@@ -183,6 +183,22 @@ TEST_F(PoolContentTest, DomainAndExtraKeyAreTold) {
   EXPECT_EQ(change.stored[0].name, name);
 }
 
+/// What names a sequence's adapter is in its first block only.
+TEST_F(PoolContentTest, EachBlockHasTheKeyThatItsSequenceBeganWith) {
+  const Prompt p = prompt(100, 3);
+  const ExtraKey start{5, 6};
+  std::vector<Hash128> names;
+  pool_.hasher().extend(names, {}, p.of_blocks(0, 3), 4, start);
+  const std::vector<ExtraKey> extras{start, kNoExtraKey, kNoExtraKey};
+  const auto first = pool_.allocate(Tier::device, 3).value();
+  pool_.publish(BlockPool::root({}), first, names, p.of_blocks(0, 3), extras);
+  const ContentChange change = content_.read();
+  ASSERT_THAT(change.stored, SizeIs(3));
+  for (const StoredContent& block : change.stored) EXPECT_EQ(block.start, start) << block.depth;
+  for (const StoredContent& block : content_.all()) EXPECT_EQ(block.start, start) << block.depth;
+  EXPECT_EQ(change.stored[1].extra, kNoExtraKey);
+}
+
 /// A subscriber's content, after any history and however seldom it was told, is what prompts find.
 TEST_F(PoolContentTest, AfterAnyHistoryItIsWhatPromptsFind) {
   std::vector<Prompt> prompts;

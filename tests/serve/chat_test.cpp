@@ -1,7 +1,9 @@
 // Chat over real connections, with a model that always says the same (speaking_model.py).
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -245,6 +247,9 @@ TEST_F(ChatTest, WhatIsWrongIsNamed) {
       {R"("messages": [{"role": "villain", "content": "a"}])", 400, "messages"},
       {R"("messages": [{"role": "user", "content": [{"type": "image_url"}]}])", 400, "messages"},
       {R"("messages": [{"role": "user"}], "chat_template": "a")", 400, "chat_template"},
+      {R"("messages": [{"role": "user"}], "chat_template_kwargs": 7)", 400, "chat_template_kwargs"},
+      {R"("messages": [{"role": "user"}], "add_generation_prompt": 7)", 400,
+       "add_generation_prompt"},
       {R"("messages": [{"role": "user"}], "tools": [{"type": "function"}])", 400, "tools"},
       {R"("messages": [{"role": "user"}], "tool_choice": "required")", 501, "tool_choice"},
       {R"("messages": [{"role": "user"}], "tool_choice": "auto")", 400, "tool_choice"},
@@ -282,6 +287,42 @@ TEST_F(ChatTest, ManyChatsAtOnce) {
     ASSERT_TRUE(reply.has_value()) << i;
     EXPECT_EQ(reply->json()["choices"][0]["message"]["content"], kSaid) << i;
   }
+}
+
+/// The first child of the service: what renders short requests.
+pid_t renderer_of(pid_t service) {
+  pid_t pid = 0;
+  std::ifstream("/proc/" + std::to_string(service) + "/task/" + std::to_string(service) +
+                "/children") >>
+      pid;
+  return pid;
+}
+
+/// It has an answer for nobody then, and says nothing: a traceback would look like a defect.
+TEST(ServedTemplates, ARenderThatOutlivesItsServiceEndsInSilence) {
+  const TempDirectory directory;
+  directory.write("slow.jinja",
+                  "{% for i in range(2000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}a");
+  const Daemon daemon;
+  int err[2];
+  KV_CHECK(pipe2(err, O_CLOEXEC) == 0);
+  const UniqueFd out(err[0]);
+  UniqueFd in(err[1]);
+  Service service(daemon.socket(), {"--chat-template", (directory.path() / "slow.jinja").string()},
+                  0, in.get());
+  in = UniqueFd();
+  const pid_t renderer = renderer_of(service.pid());
+  ASSERT_NE(renderer, 0);
+  ASSERT_TRUE(eventually([&] { return state_of(renderer) == 'S'; }, kHang)) << "it has started";
+  HttpClient client = service.connect();
+  client.send(post(kChat, chat("Good morning").dump()));
+  ASSERT_TRUE(eventually([&] { return state_of(renderer) == 'R'; }, kHang));
+  signal_process(service.pid(), SIGKILL);
+  std::string said;  // to the end: nobody has the pipe any more
+  char bytes[4096];
+  for (ssize_t got; (got = read(out.get(), bytes, sizeof bytes)) > 0;)
+    said.append(bytes, static_cast<std::size_t>(got));
+  EXPECT_THAT(said, ::testing::Not(HasSubstr("Traceback")));
 }
 
 TEST_F(ChatTest, AnotherTemplateMayBeGiven) {

@@ -92,13 +92,13 @@ std::optional<HttpReply> HttpClient::receive() {
 }
 
 std::string post(const std::string& path, const std::string& body, const std::string& headers) {
-  return "POST " + path + " HTTP/1.1\r\nHost: here\r\n" + headers +
+  return "POST " + path + " HTTP/1.1\r\nHost: localhost\r\n" + headers +
          "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) +
          "\r\n\r\n" + body;
 }
 
 std::string get(const std::string& path) {
-  return "GET " + path + " HTTP/1.1\r\nHost: here\r\n\r\n";
+  return "GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n";
 }
 
 }  // namespace kvhive::testing

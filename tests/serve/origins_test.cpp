@@ -44,7 +44,8 @@ TEST(Origins, AreComparedAsBrowsersWriteThem) {
 }
 
 std::string question(const std::string& origin, const std::string& wanted = "content-type") {
-  return "OPTIONS " + std::string(kCompletions) + " HTTP/1.1\r\nHost: here\r\nOrigin: " + origin +
+  return "OPTIONS " + std::string(kCompletions) +
+         " HTTP/1.1\r\nHost: localhost\r\nOrigin: " + origin +
          "\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: " + wanted +
          "\r\n\r\n";
 }

@@ -4,11 +4,14 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
 #include <set>
 
+#include "tests/serve/metrics/exposition_parser.hpp"
 #include "tests/serve/served.hpp"
 #include "tests/support/demo_adapter.hpp"
+#include "tests/support/temp_directory.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -94,6 +97,24 @@ TEST(ServedAdapters, AreModelsOfTheirOwn) {
   EXPECT_EQ(answer["model"], "poet");
   asked["model"] = models[0]["id"];
   EXPECT_EQ(service.ask(post(kCompletions, asked.dump())).json()["choices"][0]["text"], plain);
+  const MetricsText text(service.ask(get("/metrics?view=service")).body);
+  EXPECT_EQ(text.sum("kvhive_serve_adapter_requests_total", {{"adapter", "poet"}}), 1);
+  EXPECT_EQ(text.sum("kvhive_serve_adapter_requests", {{"adapter", "poet"}}), 0);
+  EXPECT_GT(
+      text.sum("vllm:lora_requests_info",
+               {{"max_lora", "1"}, {"running_lora_adapters", ""}, {"waiting_lora_adapters", ""}}),
+      1.7e9)
+      << "the time";
+  HttpClient streaming = service.connect();
+  Json endless = completion("In the beginning", 3000);
+  endless["model"] = "poet";
+  endless["stream"] = endless["ignore_eos"] = true;
+  streaming.send(post(kCompletions, endless.dump()));
+  ASSERT_TRUE(streaming.receive_until("data: "));
+  EXPECT_THAT(service.ask(get("/metrics?view=service")).body,
+              HasSubstr("vllm:lora_requests_info{max_lora=\"1\",running_lora_adapters=\"poet\","
+                        "waiting_lora_adapters=\"\"} "));
+  streaming.close();
   asked["model"] = "painter";
   const HttpReply refused = service.ask(post(kCompletions, asked.dump()));
   EXPECT_EQ(refused.status, 404);
@@ -104,7 +125,8 @@ TEST_F(ServiceTest, BodiesThatAreAnnouncedAndDoNotComeKeepNobodyOut) {
   std::vector<HttpClient> silent;
   for (int i = 0; i < 48; ++i) {
     silent.push_back(service_.connect());
-    silent.back().send("POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 8388608\r\n\r\n");
+    silent.back().send(
+        "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8388608\r\n\r\n");
   }
   for (int i = 0; i < 3; ++i)
     EXPECT_EQ(service_.ask(post(kCompletions, completion("In", 1).dump())).status, 200);
@@ -270,7 +292,8 @@ TEST_F(ServiceTest, AStreamGoesOnWhenItsEngineIsKilled) {
 
 TEST_F(ServiceTest, TooLargeABodyIsRefusedByItsLengthAlone) {
   HttpClient client = service_.connect();
-  client.send("POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 99000000\r\n\r\n");
+  client.send(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99000000\r\n\r\n");
   const auto reply = client.receive();
   ASSERT_TRUE(reply.has_value());
   EXPECT_EQ(reply->status, 413);
@@ -332,6 +355,63 @@ TEST(ServiceLimits, AKeyMustBeGivenBelowV1) {
   EXPECT_EQ(service.ask(post(kCompletions, body, "Authorization: Bearer secret-2\r\n")).status,
             200);
   EXPECT_EQ(service.ask(get("/health")).status, 200);
+}
+
+/// The field, its value, and what to send instead.
+TEST_F(ServiceTest, ErrorsNameFieldValueAndRemedy) {
+  const struct {
+    std::string request, field, value, remedy;
+  } cases[] = {
+      {post(kCompletions, R"({"prompt": {"a": 1}})"), "prompt", R"({\"a\":1})", "use a text"},
+      {post(kCompletions, R"({"prompt": "a", "stream": true, "stream_options": 7})"),
+       "stream_options", "is 7", "use an object"},
+      {post(kCompletions,
+            R"({"prompt": "a", "stream": true, "stream_options": {"include_usage": 7}})"),
+       "stream_options.include_usage", "is 7", "use true or false"},
+      {post(kCompletions, R"({"prompt": ["a", "b"], "n": 129})"), "n", "is 129",
+       "use a whole number"},
+      {post(kCompletions, R"({"prompt": ["a", "b", "c"], "n": 128})"), "n", "is 128",
+       "ask for fewer"},
+      {post(kCompletions, "[7]"), "", "the body (3 bytes)", "send one"},
+      {post("/v1/chat/completions", R"({"messages": "a"})"), "messages", R"(is \"a\")",
+       "give a list"},
+      {post("/v1/chat/completions", R"({"messages": [{"role": "user"}], "tool_choice": 7})"),
+       "tool_choice", "is 7", "use "},
+      {get("/v1/modells"), "", "'/v1/modells'", "/v1/models"},
+      {post("/v1/models", "{}"), "", "'POST'", "use GET"},
+  };
+  for (const auto& [request, field, value, remedy] : cases) {
+    const HttpReply reply = service_.ask(request);
+    EXPECT_GE(reply.status, 400) << request;
+    const Json param = reply.json()["error"]["param"];
+    EXPECT_EQ(param, field.empty() ? Json() : Json(field)) << reply.body;
+    EXPECT_THAT(reply.body, HasSubstr(value));
+    EXPECT_THAT(reply.body, HasSubstr(remedy));
+  }
+}
+
+/// It is work, and as much as an answer: else strangers take the time of those who have a key.
+TEST(ServiceLimits, AKeyMustBeGivenToHaveTokensToldToo) {
+  const Daemon daemon;
+  const std::string keys = daemon.directory() + "/keys";
+  std::ofstream(keys) << "secret\n";
+  const Service service(daemon.socket(), {"--api-key-file", keys});
+  const std::pair<const char*, const char*> asked[] = {{"/tokenize", R"({"prompt": "a"})"},
+                                                       {"/detokenize", R"({"tokens": [5]})"}};
+  for (const auto& [path, body] : asked) {
+    const HttpReply refused = service.ask(post(path, body));
+    EXPECT_EQ(refused.status, 401) << path;
+    EXPECT_THAT(refused.body, HasSubstr("Authorization: Bearer KEY"));
+    EXPECT_EQ(service.ask(post(path, body, "Authorization: Bearer secret\r\n")).status, 200);
+  }
+}
+
+TEST_F(ServiceTest, ATextOfWhichNoTokensAreToldIsNamedWithItsBound) {
+  const std::string text(std::size_t{(1 << 20) + 1}, 'a');
+  const HttpReply refused = service_.ask(post("/tokenize", Json{{"prompt", text}}.dump()));
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["param"], "prompt");
+  EXPECT_THAT(refused.body, HasSubstr("prompt has 1048577 bytes; /tokenize takes at most 1048576"));
 }
 
 class Keys : public ::testing::Test {
@@ -487,6 +567,108 @@ TEST(ServiceLimits, TheDaemonMayEndAndComeBack) {
   EXPECT_TRUE(eventually([&] { return service.ask(get("/health")).status == 200; }, kHang));
   EXPECT_EQ(service.ask(post(kCompletions, completion("In the beginning", 3).dump())).status, 200);
   kill_daemon(next);
+}
+
+/// kvhived on a socket that another had before it.
+class NextDaemon {
+ public:
+  NextDaemon(const std::string& socket, std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--socket", socket, "--threads", "1", "--kv-cache-memory-bytes",
+                               "8M", "--log-level", "error"});
+    pid_ = spawn(program("kvhived"), flags);
+  }
+  NextDaemon(const NextDaemon&) = delete;
+  NextDaemon& operator=(const NextDaemon&) = delete;
+  ~NextDaemon() { kill_daemon(pid_); }
+
+ private:
+  pid_t pid_;
+};
+
+/// Kills the daemon, and waits until the last of its processes has left the socket.
+void end_of(Daemon& daemon, const Service& service) {
+  daemon.kill();
+  ASSERT_TRUE(eventually([&] { return service.ask(get("/health")).status == 503; }, kHang));
+}
+
+/// A copy of the demo model under another name.
+std::string copy_of_demo(const TempDirectory& directory, const std::string& name) {
+  const auto copy = directory.path() / name;
+  std::filesystem::copy(kDemoModel, copy);
+  return copy.string();
+}
+
+/// Its name, its adapters and how long a request may be are the next daemon's; nobody has to ask
+/// for an answer first.
+TEST(ServedModels, TheNextDaemonsModelIsServed) {
+  const DemoAdapter poet(1);
+  const TempDirectory directory;
+  const std::string other = copy_of_demo(directory, "other");
+  Daemon first;
+  const std::string socket = first.socket();
+  const Service service(socket);
+  const auto models = [&] { return service.ask(get("/v1/models")).json()["data"]; };
+  ASSERT_EQ(models().size(), 1u);
+  EXPECT_EQ(models()[0]["id"], "demo");
+  EXPECT_EQ(service.ask(post(kCompletions, completion("In", 1).dump())).status, 200);
+  HttpClient streaming = service.connect();
+  Json request = completion("In the beginning", 3000);
+  request["ignore_eos"] = request["stream"] = true;
+  streaming.send(post(kCompletions, request.dump()));
+  ASSERT_TRUE(streaming.receive_until("data: "));
+  end_of(first, service);
+  const NextDaemon next(socket, {"--model", other, "--max-model-len", "512", "--lora-modules",
+                                 "poet=" + poet.path()});
+  EXPECT_EQ(Json::parse(streaming.receive()->events().end()[-2])["error"]["code"], 503);
+  EXPECT_TRUE(eventually(
+      [&] {
+        const HttpReply reply = service.ask(get("/v1/models"));
+        return reply.status == 200 && reply.json()["data"][0]["id"] == "other";
+      },
+      kHang));
+  EXPECT_EQ(models()[0]["max_model_len"], 512);
+  EXPECT_EQ(models()[0]["root"], other);
+  ASSERT_EQ(models().size(), 2u);
+  EXPECT_EQ(models()[1]["id"], "poet");
+  request = completion("In the beginning", 5);
+  request["model"] = "poet";
+  EXPECT_EQ(service.ask(post(kCompletions, request.dump())).json()["model"], "poet");
+  request["model"] = "demo";
+  EXPECT_EQ(service.ask(post(kCompletions, request.dump())).status, 404);
+  EXPECT_THAT(service.ask(get("/metrics?view=host")).body, HasSubstr("model_name=\"other\""));
+}
+
+/// Tokens of one model mean something else to another: nothing is computed until the service has
+/// the new one's tokenizer, however long that takes.
+TEST(ServedModels, AModelThatCannotBeLoadedIsToldAndTriedAgain) {
+  const TempDirectory directory;
+  const std::string other = copy_of_demo(directory, "other");
+  Daemon first;
+  const std::string socket = first.socket();
+  const Service service(socket);
+  EXPECT_EQ(service.ask(post(kCompletions, completion("In", 1).dump())).status, 200);
+  end_of(first, service);
+  const std::string chat_template = other + "/chat_template.jinja";
+  std::filesystem::create_directory(chat_template);  // engines do not read it
+  const NextDaemon next(socket, {"--model", other});
+  const auto is_told = [&] {
+    const HttpReply reply = service.ask(get("/health"));
+    return reply.status == 503 && reply.body.find("cannot load") != std::string::npos;
+  };
+  ASSERT_TRUE(eventually(is_told, kHang));
+  for (const std::string& request :
+       {get("/v1/models"), post(kCompletions, completion("In", 1).dump()),
+        post("/tokenize", R"({"prompt": "a"})")}) {
+    const HttpReply refused = service.ask(request);
+    EXPECT_EQ(refused.status, 503) << request;
+    EXPECT_THAT(refused.body, HasSubstr("'other'"));
+    EXPECT_THAT(refused.body, HasSubstr("chat_template.jinja"));
+    EXPECT_THAT(refused.head, HasSubstr("Retry-After: "));
+  }
+  EXPECT_EQ(service.ask(get("/version")).status, 200) << "what needs no model goes on";
+  std::filesystem::remove(chat_template);
+  EXPECT_TRUE(eventually([&] { return service.ask(get("/health")).status == 200; }, kHang));
+  EXPECT_EQ(service.ask(post(kCompletions, completion("In", 1).dump())).json()["model"], "other");
 }
 
 /// More streams than one channel has slots.

@@ -34,7 +34,7 @@ class RendererTest : public ::testing::Test {
   Rendered render_text(const std::string& request) {
     std::optional<Rendered> result;
     renderer_->render(
-        request, [] { return true; }, [&](Rendered text) { result = text; });
+        {}, request, [] { return true; }, [&](Rendered text) { result = text; });
     while (!result) loop_.run_one();
     return *result;
   }
@@ -98,7 +98,7 @@ TEST_F(RendererTest, TheLastMessageMayBeContinued) {
   EXPECT_EQ(*render({{"continue_final_message", true}}, "and "), "<user>and");
   EXPECT_THAT(
       render({{"continue_final_message", true}, {"add_generation_prompt", true}}).error().text,
-      HasSubstr("exclude each other"));
+      HasSubstr("are both true"));
 }
 
 TEST_F(RendererTest, WhatIsWrongIsTheCallersError) {
@@ -179,8 +179,9 @@ TEST_F(RendererTest, AKilledProcessIsReplaced) {
   const auto processes = children();
   ASSERT_EQ(processes.size(), 1u);
   kill(processes.front(), SIGSTOP);
-  renderer_->render(R"({"messages": [{"role": "user"}]})", [] { return true; },
-                    [&](Rendered text) { lost = text; });
+  renderer_->render(
+      {}, R"({"messages": [{"role": "user"}]})", [] { return true; },
+      [&](Rendered text) { lost = text; });
   kill(processes.front(), SIGKILL);
   while (!lost) loop_.run_one();
   ASSERT_FALSE(lost->has_value());
@@ -219,8 +220,9 @@ TEST_F(RendererTest, WhoHasGoneIsPassedOver) {
   make("{{ messages[0].content }}");
   bool was_told = false;
   for (int i = 0; i < 3; ++i)
-    renderer_->render(R"({"messages": [{"role": "user"}]})", [] { return false; },
-                      [&](const Rendered&) { was_told = true; });
+    renderer_->render(
+        {}, R"({"messages": [{"role": "user"}]})", [] { return false; },
+        [&](const Rendered&) { was_told = true; });
   EXPECT_EQ(*render(), "hé");
   EXPECT_FALSE(was_told);
 }

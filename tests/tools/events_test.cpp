@@ -5,9 +5,11 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <zmq.hpp>
 
 #include "pool/block_view.hpp"
+#include "tests/support/demo_adapter.hpp"
 #include "tests/tools/daemon.hpp"
 
 namespace kvhive::testing {
@@ -110,6 +112,8 @@ class Subscriber {
 
   const std::map<Key, std::vector<TokenId>>& blocks() const { return blocks_; }
   int clears() const { return clears_; }
+  /// What events of stored blocks have said of adapters, as JSON.
+  const std::set<std::string>& adapters() const { return adapters_; }
 
  private:
   static std::vector<zmq::message_t> receive(zmq::socket_t& socket) {
@@ -146,6 +150,7 @@ class Subscriber {
       const auto tokens = event.at("token_ids").get<std::vector<TokenId>>();
       const std::size_t each = event.at("block_size");
       ASSERT_EQ(tokens.size(), each * hashes.size());
+      adapters_.insert(event.at("lora_name").dump());
       for (std::size_t i = 0; i < hashes.size(); ++i)
         blocks_[{hashes[i], medium}].assign(
             tokens.begin() + static_cast<std::ptrdiff_t>(i * each),
@@ -159,6 +164,7 @@ class Subscriber {
   std::uint64_t next_ = 0;
   std::map<Key, std::vector<TokenId>> blocks_;
   int clears_ = 0;
+  std::set<std::string> adapters_;
 };
 
 /// What is in the pool, read block by block by other means: by the chain of uids.
@@ -296,6 +302,45 @@ TEST(Watch, TellsOfEnginesClientsAndBlocks) {
   EXPECT_NE(back["pid"], victim);
   clients.clear();
   EXPECT_EQ(wait_for(watch, "client_left")["pid"], getpid());
+}
+
+/// Names, also of a domain that has just come; an adapter's, unless a salt hides it.
+TEST(Watch, BlocksNameTheirDomainAndAdapter) {
+  const DemoAdapter poet(1);
+  const Daemon daemon({"--kv-cache-memory-bytes", "16M", "--domains", "red=4242", "--lora-modules",
+                       "poet=" + poet.path()});
+  Beside watch({"watch", "--socket", daemon.socket(), "--interval", "0.02", "--blocks"});
+  ClientOptions options = client_options(daemon.socket());
+  options.domain = "red";
+  Client client = *Client::connect(options);
+  GenerateRequest request = request_of(text_of(0), 1);
+  request.adapter = "poet";
+  EXPECT_EQ(client.generate(request)->reason, Finish::length);
+  const Json first = wait_for(watch, "block_stored"), second = wait_for(watch, "block_stored");
+  EXPECT_EQ(first["domain"], "red");
+  EXPECT_EQ(first["adapter"], "poet");
+  EXPECT_EQ(second["depth"], 1);
+  EXPECT_EQ(second["adapter"], "poet") << "as the first block of its sequence";
+  const auto stored_by = [&](const GenerateRequest& asked) {
+    EXPECT_EQ(client.generate(asked)->reason, Finish::length);
+    Json told;
+    do told = wait_for(watch, "block_stored");
+    while (told["depth"] != 0);
+    return told;
+  };
+  request.cache_salt = "mine";
+  EXPECT_EQ(stored_by(request)["adapter"], nullptr);
+  request.adapter.clear();
+  request.cache_salt.clear();
+  EXPECT_EQ(stored_by(request)["adapter"], nullptr);
+
+  const Events events(daemon);
+  Subscriber subscriber(events.endpoint, events.replays);
+  EXPECT_TRUE(eventually([&] {
+    subscriber.follow();
+    return subscriber.adapters().size() == 2;
+  }));
+  EXPECT_THAT(subscriber.adapters(), ::testing::UnorderedElementsAre("\"poet\"", "null"));
 }
 
 TEST(Watch, EndsAfterItsLooksAndWithItsReader) {

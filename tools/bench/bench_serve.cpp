@@ -68,7 +68,7 @@ std::string request_text(std::uint32_t seed, std::uint32_t tokens) {
   const std::string body = "{\"prompt\":\"" + std::to_string(seed) +
                            " In the beginning\",\"max_tokens\":" + std::to_string(tokens) +
                            ",\"ignore_eos\":true,\"temperature\":0,\"stream\":true}";
-  return "POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: " +
+  return "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
          std::to_string(body.size()) + "\r\n\r\n" + body;
 }
 
@@ -240,7 +240,7 @@ void wait_until_idle(std::uint16_t port) {
   for (const auto start = Clock::now(); seconds_since(start) < 60;) {
     const UniqueFd connection = connect_to(port);
     send_all(connection,
-             "GET /metrics?view=service HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n");
+             "GET /metrics?view=service HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     std::string answer;
     char bytes[65536];
     for (ssize_t got; (got = recv(connection.get(), bytes, sizeof bytes, 0)) > 0;)

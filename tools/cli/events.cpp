@@ -20,6 +20,10 @@ namespace {
 
 using Clock = HiveWatch::Clock;
 
+/// Between two questions to the keeper, and for how long the name of a new domain is waited for.
+constexpr std::chrono::milliseconds kStatusPause{200};
+constexpr std::chrono::milliseconds kNamesLimit = 3 * kStatusPause;
+
 struct EventsFlags {
   CommonFlags common;
   PublisherOptions publisher;
@@ -31,11 +35,6 @@ double unix_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::vector<std::string> domains_in(const HiveWatch::News& news) {
-  if (!news.status) return {};
-  return news.status->at("domains").at("names").get<std::vector<std::string>>();
-}
-
 /// One pool after the other, and what of it has been published.
 class PublishedPool {
  public:
@@ -44,7 +43,6 @@ class PublishedPool {
   /// Batches for what has changed.
   std::vector<std::string> changes() {
     const HiveWatch::News news = watch_.news();
-    domains_ = domains_in(news);
     const bool is_gone = news.keeper == HiveWatch::News::Keeper::ended;
     const bool is_other = hive_ != news.hive && hive_ && !is_same_pool(*hive_, *news.hive);
     const bool clears = must_clear_ || is_gone != is_gone_ || (is_other && !is_gone);
@@ -59,15 +57,16 @@ class PublishedPool {
     if (!clears && is_gone) return {};
     must_clear_ = false;
     if (!writer_) write_for(news.hive->memory().geometry());
-    return writer_->batches(content_ ? content_->read() : ContentChange{}, domains_, unix_seconds(),
-                            clears);
+    const ContentChange change = content_ ? content_->read() : ContentChange{};
+    names_ = watch_.names_with(change.newest_domain(), news, kNamesLimit);
+    return writer_->batches(change, names_, unix_seconds(), clears);
   }
 
   /// Batches for all that changes() has told of.
   std::vector<std::string> all() const {
     ContentChange change;
     if (content_) change.stored = content_->all();
-    return writer_->batches(change, domains_, unix_seconds(), true);
+    return writer_->batches(change, names_, unix_seconds(), true);
   }
 
  private:
@@ -77,7 +76,7 @@ class PublishedPool {
 
   const HiveWatch& watch_;
   EventFormat format_;
-  std::vector<std::string> domains_;
+  PoolNames names_;
   std::shared_ptr<const Inspector> hive_;
   std::optional<PoolContent> content_;
   std::optional<EventWriter> writer_;
@@ -98,7 +97,6 @@ Expected<UniqueFd> end_as_descriptor() {
 Expected<void> publish_events(const EventsFlags& flags) {
   const auto end = end_as_descriptor();
   if (!end) return forward_error(end);
-  constexpr std::chrono::milliseconds kStatusPause{200};
   const auto watch =
       HiveWatch::start(flags.common.socket_path(), kStatusPause, Privilege::tokens_too);
   if (!watch) return forward_error(watch);

@@ -58,6 +58,21 @@ void HiveWatch::wait_for_first_answer(std::chrono::milliseconds limit) const {
   changed_.wait_for(lock, limit, [&] { return has_asked_; });
 }
 
+PoolNames HiveWatch::News::names() const {
+  if (!status) return {};
+  return {status->at("domains").at("names").get<std::vector<std::string>>(),
+          status->at("model").at("adapters").get<std::vector<std::string>>()};
+}
+
+PoolNames HiveWatch::names_with(DomainId domain, const News& news,
+                                std::chrono::milliseconds limit) const {
+  PoolNames names = news.names();
+  if (names.knows(domain) || news.keeper != News::Keeper::answering) return names;
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, limit, [&] { return news_.told > news.told; });
+  return news_.names();
+}
+
 void HiveWatch::run() {
   sigset_t all;
   sigfillset(&all);  // signals are for the thread that draws

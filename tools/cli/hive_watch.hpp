@@ -1,7 +1,7 @@
 #pragma once
-// Keeps up with a daemon for `kvhive top`: attaches to its pool, asks kvhived for names and
-// clients, and attaches anew when another daemon listens. All that may wait for a process is done
-// in a thread of its own, so that a frame is always drawn on time.
+// Keeps up with a daemon for `kvhive top`, `watch` and `events`: attaches to its pool, asks kvhived
+// for names and clients, and attaches anew when another daemon listens. All that may wait for a
+// process is done in a thread of its own, so that a frame is always drawn on time.
 
 #include <chrono>
 #include <condition_variable>
@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "tools/cli/inspector.hpp"
+#include "tools/events/pool_names.hpp"
 
 namespace kvhive {
 
@@ -29,6 +30,9 @@ class HiveWatch {
     Clock::time_point told;                        ///< when it did
     Keeper keeper = Keeper::silent;
     std::string trouble;  ///< one line, unless it answers
+
+    /// Those that the keeper has told; none until it has.
+    PoolNames names() const;
   };
 
   /// Attaches for the first time. Errors: those of Inspector::attach().
@@ -42,6 +46,9 @@ class HiveWatch {
   ~HiveWatch();
 
   News news() const;
+  /// The names in `news`; if the domain is not among them, because it is new, those of the keeper's
+  /// next answer. Waits for that at most `limit`, and not while the keeper is silent.
+  PoolNames names_with(DomainId domain, const News& news, std::chrono::milliseconds limit) const;
   /// Waits until the keeper has told its status, or does not; at most `limit`.
   void wait_for_first_answer(std::chrono::milliseconds limit) const;
 

@@ -10,7 +10,6 @@
 #include "base/byte_size.hpp"
 #include "base/log.hpp"
 #include "tools/cli/command.hpp"
-#include "tools/cli/inspector.hpp"
 #include "tools/serve/trace/span_file.hpp"
 
 namespace kvhive {
@@ -36,6 +35,7 @@ struct ServeFlags {
   std::string tool_call_parser = "auto";
   std::string api_key_file;
   std::string cache_salts = "trusted";
+  std::vector<std::string> allowed_hosts;
   std::vector<std::string> allowed_origins;
   std::string trace_file;
   std::string max_body_bytes = "8M";
@@ -43,47 +43,6 @@ struct ServeFlags {
   std::size_t max_connections = HttpLimits{}.connections;
   bool metrics_old_names = false;
 };
-
-/// What the daemon says of its model. Only its own user, and root, may ask.
-struct Described {
-  std::string name, directory;
-  std::uint32_t max_model_len = 0;
-  std::vector<std::string> adapters{};
-};
-Expected<Described> ask_daemon(const ServeFlags& flags) {
-  const auto inspector =
-      Inspector::attach(flags.common.socket_path(), Privilege::metadata_only, WithoutKeeper::fail);
-  if (!inspector) return forward_error(inspector);
-  const auto status = inspector->status();
-  if (!status) return forward_error(status);
-  const auto& model = status->at("model");
-  return Described{model.at("name"), model.at("directory"), model.at("max_model_len"),
-                   model.at("adapters")};
-}
-
-Expected<ServedModel> model_of(const ServeFlags& flags) {
-  Described described{flags.served_model_name, flags.model, flags.max_model_len};
-  if (flags.model.empty() || flags.max_model_len == 0) {
-    const auto told = ask_daemon(flags);
-    if (!told)
-      return failure(told.error().code, told.error().text +
-                                            "; a user who may not ask the daemon gives --model and "
-                                            "--max-model-len");
-    if (described.name.empty()) described.name = told->name;
-    if (described.directory.empty()) described.directory = told->directory;
-    if (described.max_model_len == 0) described.max_model_len = told->max_model_len;
-    described.adapters = told->adapters;
-  }
-  if (described.name.empty())
-    described.name = std::filesystem::absolute(described.directory).filename().string();
-  if (std::ranges::find(described.adapters, described.name) != described.adapters.end())
-    return failure(Errc::bad_argument, "served-model-name '" + described.name +
-                                           "' is the name of an adapter of the daemon; choose "
-                                           "another");
-  auto served = ServedModel::load(described.name, described.directory, described.max_model_len);
-  if (served) served->adapters = described.adapters;
-  return served;
-}
 
 Expected<void> serve_with(const ServeFlags& flags) {
   // The loop must not wait for whoever reads its lines, nor mix them with what it says when ready.
@@ -109,22 +68,23 @@ Expected<void> serve_with(const ServeFlags& flags) {
     if (!spans) return forward_error(spans);
     options.service.spans = std::move(*spans);
   }
+  auto hosts = Hosts::parse(flags.allowed_hosts);
+  if (!hosts) return forward_error(hosts);
+  options.service.hosts = std::move(*hosts);
   auto origins = Origins::parse(flags.allowed_origins);
   if (!origins) return forward_error(origins);
   options.service.origins = std::move(*origins);
   options.service.salt_callers = kSaltCallers.at(flags.cache_salts);
-  const auto model = model_of(flags);
-  if (!model) return forward_error(model);
-  auto chat = find_chat_template(model->directory, flags.chat_template);
-  if (!chat) return forward_error(chat);
   const auto tools = kToolFormats.find(flags.tool_call_parser);
-  options.service.tools = tools != kToolFormats.end() ? tools->second
-                          : *chat                     ? (*chat)->tool_format()
-                                                      : ToolFormat::none;
-  options.service.chat = std::move(*chat);
-  return serve(options, *model, [&](std::uint16_t port) {
+  options.model = {options.socket,
+                   flags.served_model_name,
+                   flags.model,
+                   flags.max_model_len,
+                   flags.chat_template,
+                   tools != kToolFormats.end() ? std::optional(tools->second) : std::nullopt};
+  return serve(options, [&](const std::string& model, std::uint16_t port) {
     const bool is_v6 = flags.host.find(':') != std::string::npos;
-    std::printf("ready: %s on http://%s%s%s:%u\n", model->name.c_str(), is_v6 ? "[" : "",
+    std::printf("ready: %s on http://%s%s%s:%u\n", model.c_str(), is_v6 ? "[" : "",
                 flags.host.c_str(), is_v6 ? "]" : "", port);
     std::fflush(stdout);
   });
@@ -169,8 +129,8 @@ void add_serve(CLI::App& app, int& exit_code) {
   command
       ->add_option(
           "--api-key-file", flags->api_key_file,
-          "one KEY or KEY DOMAIN a line: requests below /v1 must carry one of the keys, and run in "
-          "its domain, as far as the daemon's rules allow")
+          "one KEY or KEY DOMAIN a line: requests below /v1, and /tokenize and /detokenize, must "
+          "carry one of the keys, and run in its domain, as far as the daemon's rules allow")
       ->type_name("FILE");
   command
       ->add_option("--cache-salts", flags->cache_salts,
@@ -179,6 +139,13 @@ void add_serve(CLI::App& app, int& exit_code) {
       ->type_name("WHOSE")
       ->check(CLI::IsMember({"trusted", "all", "none"}))
       ->capture_default_str();
+  command
+      ->add_option("--allowed-hosts", flags->allowed_hosts,
+                   "further names by which this service may be called (header Host), as "
+                   "kv.example, *.example; addresses, localhost and this machine's name always "
+                   "may; * = any")
+      ->type_name("NAME ...")
+      ->default_str("none");
   command
       ->add_option("--allowed-origins", flags->allowed_origins,
                    "web pages of these origins may ask and read answers (CORS), as "

@@ -23,6 +23,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// Between two questions to the keeper, and for how long the name of a new domain is waited for.
+constexpr std::chrono::milliseconds kStatusPause{250};
+constexpr std::chrono::milliseconds kNamesLimit = 3 * kStatusPause;
+
 struct WatchFlags {
   CommonFlags common;
   double interval = 0.5;
@@ -46,7 +50,7 @@ std::string written(Hash128 name) { return fmt::format("{:016x}{:016x}", name.hi
 /// Contents that came and went since the last look.
 class BlockNews {
  public:
-  std::vector<Json> since_last(const HiveWatch::News& news) {
+  std::vector<Json> since_last(const HiveWatch& watch, const HiveWatch::News& news) {
     std::vector<Json> all;
     if (news.keeper == HiveWatch::News::Keeper::ended) return all;
     if (!content_ || (hive_ != news.hive && !is_same_pool(*hive_, *news.hive))) {
@@ -54,14 +58,18 @@ class BlockNews {
       content_.emplace(hive_->memory());
     }
     const ContentChange change = content_->read();
-    for (const StoredContent& block : change.stored)
+    const PoolNames names = watch.names_with(change.newest_domain(), news, kNamesLimit);
+    for (const StoredContent& block : change.stored) {
+      const auto adapter = names.adapter(block.start);
       all.push_back({{"event", "block_stored"},
                      {"block", written(block.name)},
                      {"parent", block.parent ? Json(written(*block.parent)) : Json(nullptr)},
                      {"tier", to_string(block.tier)},
                      {"depth", block.depth},
-                     {"domain", block.domain.value},
+                     {"domain", names.domain(block.domain)},
+                     {"adapter", adapter ? Json(*adapter) : Json(nullptr)},
                      {"tokens", block.tokens}});
+    }
     for (const RemovedContent& block : change.removed)
       all.push_back({{"event", "block_removed"},
                      {"block", written(block.name)},
@@ -75,7 +83,6 @@ class BlockNews {
 };
 
 Expected<int> watch_hive(const WatchFlags& flags) {
-  constexpr std::chrono::milliseconds kStatusPause{250};
   const auto watch =
       HiveWatch::start(flags.common.socket_path(), kStatusPause,
                        flags.has_blocks ? Privilege::tokens_too : Privilege::metadata_only);
@@ -88,7 +95,7 @@ Expected<int> watch_hive(const WatchFlags& flags) {
     const HiveWatch::News news = (*watch)->news();
     std::vector<Json> events = hive_news.since_last(snapshot_of(news));
     if (flags.has_blocks) {
-      std::vector<Json> blocks = block_news.since_last(news);
+      std::vector<Json> blocks = block_news.since_last(**watch, news);
       events.insert(events.end(), blocks.begin(), blocks.end());
     }
     const std::string time = now_written();

@@ -25,13 +25,14 @@ Json hash_of(const Hash128& name, HashForm form) {
 }
 
 /// What the block's content depends on besides its tokens and what is before it. The domain is in
-/// the first block's only, since the others inherit it, as vLLM does with a salt.
-Json extra_keys_of(const StoredContent& content, const std::vector<std::string>& domains) {
+/// the first block's only, since the others inherit it, as vLLM does with a salt. An adapter's name
+/// is in each block's, as vLLM's, in place of the digest that the pool has of it.
+Json extra_keys_of(const StoredContent& content, const PoolNames& names) {
   Json keys = Json::array();
-  if (!content.parent && content.domain.value != 0)
-    keys.push_back(content.domain.value < domains.size() ? domains[content.domain.value]
-                                                         : std::to_string(content.domain.value));
-  if (!is_none(content.extra))
+  if (!content.parent && content.domain.value != 0) keys.push_back(names.domain(content.domain));
+  if (const auto adapter = names.adapter(content.start))
+    keys.push_back(*adapter);
+  else if (!is_none(content.extra))
     keys.push_back(Json::binary(big_endian({content.extra[0], content.extra[1]})));
   return keys.empty() ? Json(nullptr) : keys;
 }
@@ -60,19 +61,21 @@ std::vector<std::pair<const char*, Json>> group_fields(const CacheGroups& groups
 /// One event of contents that follow each other.
 class StoredEvent {
  public:
-  StoredEvent(const StoredContent& first, HashForm form)
+  StoredEvent(const StoredContent& first, const PoolNames& names, HashForm form)
       : form_(form),
         tier_(first.tier),
         group_(first.group),
-        parent_(first.parent ? hash_of(*first.parent, form) : Json(nullptr)) {}
+        parent_(first.parent ? hash_of(*first.parent, form) : Json(nullptr)) {
+    if (const auto adapter = names.adapter(first.start)) adapter_ = *adapter;
+  }
 
   bool is_followed_by(const StoredContent& next) const {
     return next.tier == tier_ && next.parent && *next.parent == last_;
   }
-  void add(const StoredContent& content, const std::vector<std::string>& domains) {
+  void add(const StoredContent& content, const PoolNames& names) {
     hashes_.push_back(hash_of(content.name, form_));
     tokens_.insert(tokens_.end(), content.tokens.begin(), content.tokens.end());
-    extras_.push_back(extra_keys_of(content, domains));
+    extras_.push_back(extra_keys_of(content, names));
     has_extras_ |= !extras_.back().is_null();
     last_ = content.name;
   }
@@ -81,15 +84,15 @@ class StoredEvent {
     const Json extras = has_extras_ ? extras_ : Json(nullptr);
     const auto group = group_fields(groups, group_);
     if (form == EventForm::arrays) {
-      Json event = {"BlockStored", hashes_, parent_, tokens_, block_tokens,
-                    nullptr,       medium,  nullptr, extras};
+      Json event = {"BlockStored", hashes_, parent_,  tokens_, block_tokens,
+                    nullptr,       medium,  adapter_, extras};
       for (const auto& [name, value] : group) event.push_back(value);
       return event;
     }
     Json event = {
         {"type", "BlockStored"}, {"block_hashes", hashes_},    {"parent_block_hash", parent_},
         {"token_ids", tokens_},  {"block_size", block_tokens}, {"lora_id", nullptr},
-        {"medium", medium},      {"lora_name", nullptr}};
+        {"medium", medium},      {"lora_name", adapter_}};
     if (has_extras_) event["extra_keys"] = extras;
     for (const auto& [name, value] : group)
       if (!value.is_null()) event[name] = value;
@@ -101,6 +104,7 @@ class StoredEvent {
   Tier tier_;
   GroupId group_;
   Json parent_;
+  Json adapter_;  ///< null = none, or it is not known
   Hash128 last_;
   Json hashes_ = Json::array();
   std::vector<TokenId> tokens_;
@@ -180,17 +184,16 @@ class Batches {
 
 }  // namespace
 
-std::vector<std::string> EventWriter::batches(const ContentChange& change,
-                                              const std::vector<std::string>& domains,
+std::vector<std::string> EventWriter::batches(const ContentChange& change, const PoolNames& names,
                                               double unix_seconds, bool clear_first) const {
   Batches batches(unix_seconds);
   if (clear_first) batches.add(cleared_event(format_.events));
   const std::vector<const StoredContent*> stored = in_chains(change.stored);
   for (std::size_t i = 0; i < stored.size();) {
-    StoredEvent event(*stored[i], format_.hashes);
+    StoredEvent event(*stored[i], names, format_.hashes);
     std::size_t blocks = 0;
     do {
-      event.add(*stored[i++], domains);
+      event.add(*stored[i++], names);
     } while (++blocks < batches.room() && i < stored.size() && event.is_followed_by(*stored[i]));
     batches.add(event.written(format_.events, block_tokens_, groups_));
     batches.count(blocks);

@@ -10,6 +10,7 @@
 
 #include "config/choices.hpp"
 #include "tools/events/pool_content.hpp"
+#include "tools/events/pool_names.hpp"
 
 namespace kvhive {
 
@@ -39,13 +40,12 @@ class EventWriter {
 
   /// The batches of a change: stored before removed, so that a content that goes from one tier to
   /// another is never missing; contents that follow each other in one event.
-  /// \param domains  names, by number; a first block of another domain than the daemon's user's
-  /// says
-  ///                 so in its extra keys, as vLLM does with a cache salt
+  /// \param names  a first block of another domain than the daemon's user's says so in its extra
+  ///               keys, as vLLM does with a cache salt; each block of an adapter names it
   /// \param clear_first  AllBlocksCleared is the first event: the subscriber forgets what it knows
   [[nodiscard]] std::vector<std::string> batches(const ContentChange& change,
-                                                 const std::vector<std::string>& domains,
-                                                 double unix_seconds, bool clear_first) const;
+                                                 const PoolNames& names, double unix_seconds,
+                                                 bool clear_first) const;
 
  private:
   EventFormat format_;

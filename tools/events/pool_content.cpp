@@ -11,6 +11,12 @@ bool is_root(std::uint64_t uid) { return (uid & kRootUid) != 0; }
 
 }  // namespace
 
+DomainId ContentChange::newest_domain() const {
+  DomainId newest;
+  for (const StoredContent& block : stored) newest = std::max(newest, block.domain);
+  return newest;
+}
+
 PoolContent::PoolContent(const PoolMemory& memory)
     : memory_(memory), sightings_(memory.geometry().total_blocks()) {
   KV_CHECK(memory.has_tokens());
@@ -134,6 +140,8 @@ void PoolContent::set_found(Uid uid, bool is_found) {
     if (place == contents_.end() || place->second.is_found == is_found) continue;
     Content& content = place->second;
     content.is_found = is_found;
+    if (is_found && content.depth == 0) content.start = content.extra;
+    if (is_found && !is_root(content.parent)) content.start = contents_.at(content.parent).start;
     touched_[content.name] = {content.depth, content.group};
     std::vector<Uid>& found = listings_[content.name].found;
     if (is_found)
@@ -155,8 +163,8 @@ const PoolContent::Content* PoolContent::in_tier(const Listing& listing, Tier ti
 }
 
 StoredContent PoolContent::described(const Content& content, Tier tier) const {
-  StoredContent stored{content.name,   std::nullopt,  tier,          content.depth,
-                       content.domain, content.group, content.extra, content.tokens};
+  StoredContent stored{content.name,  std::nullopt,  tier,          content.depth, content.domain,
+                       content.group, content.extra, content.start, content.tokens};
   if (!is_root(content.parent)) stored.parent = contents_.at(content.parent).name;
   return stored;
 }

@@ -30,6 +30,9 @@ struct StoredContent {
   DomainId domain;
   GroupId group;
   ExtraKey extra = kNoExtraKey;
+  /// The extra key of the sequence's first block, which names adapter and salt. In a group in which
+  /// contents are not chained, only first blocks have it.
+  ExtraKey start = kNoExtraKey;
   std::vector<TokenId> tokens;
 };
 
@@ -45,6 +48,8 @@ struct ContentChange {
   std::vector<RemovedContent> removed;  ///< children before their parents
 
   bool is_empty() const { return stored.empty() && removed.empty(); }
+  /// The domain with the highest number among what was stored: the newest.
+  DomainId newest_domain() const;
 };
 
 class PoolContent {
@@ -79,6 +84,7 @@ class PoolContent {
     DomainId domain;
     GroupId group;
     ExtraKey extra = kNoExtraKey;
+    ExtraKey start = kNoExtraKey;  ///< known as soon as all contents before it are
     std::vector<TokenId> tokens;
     std::array<std::uint32_t, kTiers> copies{};
     bool is_found = false;  ///< all contents before it are there

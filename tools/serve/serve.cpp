@@ -13,20 +13,54 @@ namespace {
 
 ServiceNumbers numbers_of(const Connections& connections, const Hives& hives,
                           const Service& service) {
-  return {connections.counts.all(),
-          connections.reading.size(),
-          connections.answering.size(),
-          hives.running(),
-          hives.waiting(),
-          hives.channels(),
-          service.unknown_fields().count()};
+  ServiceNumbers numbers;
+  numbers.http = connections.counts.all();
+  numbers.connections_reading = connections.reading.size();
+  numbers.connections_answering = connections.answering.size();
+  numbers.requests_running = hives.running();
+  numbers.requests_waiting = hives.waiting();
+  numbers.channels = hives.channels();
+  numbers.unknown_fields = service.unknown_fields().count();
+  for (const std::string& adapter : service.adapters()) numbers.adapters[adapter] = {};
+  numbers.served_adapters = service.adapters().size();
+  for (const auto& [adapter, of] : hives.adapters())
+    numbers.adapters[adapter] = {of.running, of.waiting, of.total};
+  numbers.unix_seconds =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return numbers;
+}
+
+/// What the daemon serves at the start.
+Expected<LoadedModel> first_model(const ModelSource& source) {
+  if (!source.asks_daemon()) return source.load({});
+  const auto told = source.ask();
+  if (!told)
+    return failure(told.error().code, told.error().text +
+                                          "; a user who may not ask the daemon gives --model and "
+                                          "--max-model-len");
+  return source.load(*told);
+}
+
+Hive::Identify identify_by(const ModelSource& source) {
+  if (!source.asks_daemon()) return {};
+  return [&source]() -> Result<Hive::ModelId> {
+    const auto told = source.ask();
+    if (told) return told->id;
+    const bool is_there = told.error().code != Errc::not_running;
+    return ClientError{ErrorCode::not_running,
+                       is_there ? "the daemon does not tell what it serves: " + told.error().text
+                                : told.error().text};
+  };
 }
 
 }  // namespace
 
-Expected<void> serve(const ServeOptions& options, const ServedModel& model,
-                     const std::function<void(std::uint16_t)>& on_ready) {
+Expected<void> serve(const ServeOptions& options,
+                     const std::function<void(const std::string&, std::uint16_t)>& on_ready) {
   forbid_core_dumps();
+  const ModelSource source(options.model);
+  auto first = first_model(source);
+  if (!first) return forward_error(first);
   // Channels, their memory and the loop itself take some of the descriptors.
   const std::uint64_t descriptors = take_process_limits().descriptors;
   const std::vector<std::string> domains = options.service.api_keys.domains();
@@ -36,15 +70,23 @@ Expected<void> serve(const ServeOptions& options, const ServedModel& model,
                                        " files; raise the limit (ulimit -n) to at least " +
                                        std::to_string(ours + 16));
   boost::asio::io_context loop(1);
-  Hives hives(loop, options.socket, options.hive, domains);
+  ModelFollower follower(loop, source, std::move(*first));
+  const std::string model = follower.model()->model.name;
+  Hives hives(loop, options.socket, options.hive, domains, identify_by(source),
+              [&follower](Hive::ModelId id) { follower.on_opened(id); });
   const HttpServer* listener = nullptr;
   const Service* asked = nullptr;
-  PoolLink link(options.socket);
-  Metrics metrics(loop, link, model.name, options.metrics_old_names,
+  PoolLink link(options.socket, [&follower] { follower.check(); });
+  Metrics metrics(loop, link, model, options.metrics_old_names,
                   [&] { return numbers_of(listener->connections(), hives, *asked); });
-  HivePage page(loop, link, {model.name, release(), !options.service.api_keys.empty()});
-  Service service(loop, hives, model, metrics, page, options.service);
+  HivePage page(loop, link, {model, release(), !options.service.api_keys.empty()});
+  Service service(loop, hives, follower, metrics, page, options.service);
   asked = &service;
+  follower.on_loaded = [&](const ModelFollower::Model& loaded) {
+    metrics.set_model(loaded->model.name);
+    page.set_model(loaded->model.name);
+    service.set_model(loaded);
+  };
   Connections connections;
   connections.limits = options.http;
   connections.limits.connections =
@@ -65,7 +107,7 @@ Expected<void> serve(const ServeOptions& options, const ServedModel& model,
     server.stop();
     loop.stop();
   });
-  on_ready(server.port());
+  on_ready(model, server.port());
   loop.run();
   return {};
 }

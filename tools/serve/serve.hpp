@@ -17,11 +17,13 @@ struct ServeOptions {
   ServiceOptions service;
   HttpLimits http;
   Hive::Limits hive;
+  ModelOptions model;
 };
 
 /// Serves until SIGINT or SIGTERM. Requests that are under way then are ended.
-/// \param on_ready  called with the port once requests are taken
-[[nodiscard]] Expected<void> serve(const ServeOptions& options, const ServedModel& model,
-                                   const std::function<void(std::uint16_t)>& on_ready);
+/// \param on_ready  called with the model's name and the port once requests are taken
+[[nodiscard]] Expected<void> serve(
+    const ServeOptions& options,
+    const std::function<void(const std::string&, std::uint16_t)>& on_ready);
 
 }  // namespace kvhive

@@ -1,7 +1,6 @@
 #include "tools/serve/service.hpp"
 
 #include <algorithm>
-#include <boost/asio/post.hpp>
 #include <cctype>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -22,8 +21,11 @@ namespace {
 namespace asio = boost::asio;
 using Json = nlohmann::ordered_json;
 
-/// What is parsed while others wait: it takes less than a millisecond.
-constexpr std::size_t kShortBytes = 64 << 10;
+/// The longest text of which tokens are told: more than any prompt of the model has. It takes as
+/// long as others of long prompts should wait, a few tenths of a second.
+std::size_t most_text_bytes(const ServedModel& model) {
+  return std::max<std::size_t>(std::size_t{1} << 20, std::size_t{16} * model.max_model_len);
+}
 
 HttpAnswer json_answer(const Json& body) {
   return {200, body.dump(-1, ' ', false, Json::error_handler_t::replace), "application/json", {}};
@@ -66,41 +68,59 @@ std::uint32_t room_behind(const std::vector<TokenId>& prompt, const ServedModel&
 
 }  // namespace
 
-Service::Service(asio::io_context& loop, Hives& hives, const ServedModel& model, Metrics& metrics,
-                 HivePage& page, const ServiceOptions& options)
+Service::Service(asio::io_context& loop, Hives& hives, const ModelFollower& follower,
+                 Metrics& metrics, HivePage& page, const ServiceOptions& options)
     : loop_(loop),
       hives_(hives),
-      model_(model),
+      follower_(follower),
       metrics_(metrics),
       page_(page),
       api_keys_(options.api_keys),
       keep_alive_(options.keep_alive),
-      tools_(options.tools),
       salt_callers_(options.salt_callers),
+      hosts_(options.hosts),
       origins_(options.origins),
-      spans_(options.spans) {
-  if (options.chat) renderer_.emplace(loop, *options.chat);
+      spans_(options.spans),
+      background_(loop) {
+  set_model(follower.model());
 }
 
-Service::~Service() { background_.join(); }
+/// What waits for the renderer has the model, and so the renderer, too.
+Service::~Service() { serving_->renderer.reset(); }
+
+/// The renderer of the model before tells its requests so, and ends.
+void Service::set_model(const ModelFollower::Model& model) {
+  if (serving_) serving_->renderer.reset();
+  serving_ = std::make_shared<Serving>();
+  serving_->loaded = model;
+  if (model->chat) serving_->renderer.emplace(loop_, *model->chat);
+}
 
 const std::vector<Service::Route>& Service::routes() {
   static const std::vector<Route> kRoutes = {
       {"GET", "/health", &Service::health},
-      {"GET", "/metrics", &Service::metrics},
-      {"GET", "/version", &Service::version},
+      {"GET", "/metrics", &Service::metrics, false},
+      {"GET", "/version", &Service::version, false},
       {"GET", "/v1/models", &Service::models},
       {"POST", "/v1/completions", &Service::completions},
       {"POST", "/v1/chat/completions", &Service::chat_completions},
       {"POST", "/v1/embeddings", &Service::embeddings},
-      {"POST", "/tokenize", &Service::tokenize},
-      {"POST", "/detokenize", &Service::detokenize},
+      {"POST", "/tokenize", &Service::tokenize, true, Turn::Kind::other},
+      {"POST", "/detokenize", &Service::detokenize, true, Turn::Kind::other},
   };
   return kRoutes;
 }
 
+/// All that can be asked for, for those who ask for something else.
+std::string Service::paths() {
+  std::string all = "/";
+  for (const Route& route : routes()) all += ", " + std::string(route.path);
+  return all;
+}
+
 void Service::handle(const std::shared_ptr<Exchange>& exchange) {
   const HttpRequest& request = exchange->request();
+  if (auto refusal = hosts_.refusal_of(request)) return exchange->answer(std::move(*refusal));
   exchange->headers = origins_.headers_for(request);
   if (auto answer = origins_.answer_to_question(request))
     return exchange->answer(std::move(*answer));
@@ -112,19 +132,28 @@ void Service::handle(const std::shared_ptr<Exchange>& exchange) {
   for (const Route& route : routes()) {
     if (route.path != request.path) continue;
     exchange->handler = route.path;
-    if (route.method == request.method) return (this->*route.handler)(exchange);
     of_path = &route;
+    if (route.method != request.method) continue;
+    if (route.needs_model && !follower_.model())
+      return exchange->answer(to_answer(follower_.trouble()));
+    return (this->*route.handler)(exchange);
   }
   if (of_path == nullptr)
-    return exchange->answer(to_answer({404, "there is no " + request.path + " here"}));
+    return exchange->answer(to_answer(
+        {404, "there is no '" + shown_text(request.path) + "' here; there are " + paths()}));
   HttpAnswer answer =
-      to_answer({405, request.path + " is asked with " + std::string(of_path->method) + " only"});
+      to_answer({405, "'" + shown_text(request.method) + "' is not what " + request.path +
+                          " is asked with; use " + std::string(of_path->method)});
   answer.headers.emplace_back("Allow", of_path->method);
   exchange->answer(std::move(answer));
 }
 
+/// Whatever has this service work for its caller asks for a key. What tells of the service itself
+/// does not.
 bool Service::is_allowed(const HttpRequest& request) const {
-  return api_keys_.empty() || !request.path.starts_with("/v1/") ||
+  const std::string& path = request.path;
+  const bool is_work = path.starts_with("/v1/") || path == "/tokenize" || path == "/detokenize";
+  return api_keys_.empty() || !is_work ||
          api_keys_.find(request.header("Authorization")) != nullptr;
 }
 
@@ -150,7 +179,8 @@ bool Service::refuses_salt(const std::shared_ptr<Exchange>& exchange,
 }
 
 void Service::health(const std::shared_ptr<Exchange>& exchange) {
-  hives_.look_for_daemon([exchange](const Result<void>& serves) {
+  hives_.look_for_daemon([this, exchange](const Result<void>& serves) {
+    if (serves && !follower_.model()) return exchange->answer(to_answer(follower_.trouble()));
     if (serves) return exchange->answer({200, "", "", {}});
     ApiError error = api_error(serves.error());
     error.status = 503;  // also if it refuses this service: who balances loads looks for that
@@ -163,7 +193,9 @@ void Service::metrics(const std::shared_ptr<Exchange>& exchange) { metrics_.answ
 void Service::page(const std::shared_ptr<Exchange>& exchange) {
   exchange->handler = "page";
   if (exchange->request().method == "GET") return page_.answer(exchange);
-  HttpAnswer answer = to_answer({405, exchange->request().path + " is asked with GET only"});
+  HttpAnswer answer =
+      to_answer({405, "'" + shown_text(exchange->request().method) + "' is not what " +
+                          exchange->request().path + " is asked with; use GET"});
   answer.headers.emplace_back("Allow", "GET");
   exchange->answer(std::move(answer));
 }
@@ -173,19 +205,20 @@ void Service::version(const std::shared_ptr<Exchange>& exchange) {
 }
 
 void Service::models(const std::shared_ptr<Exchange>& exchange) {
-  Json model = {{"id", model_.name},
+  const ServedModel& served = serving_->model();
+  Json model = {{"id", served.name},
                 {"object", "model"},
-                {"created", model_.created.count()},
+                {"created", served.created.count()},
                 {"owned_by", "kvhive"},
-                {"root", model_.directory},
+                {"root", served.directory},
                 {"parent", nullptr},
-                {"max_model_len", model_.max_model_len},
+                {"max_model_len", served.max_model_len},
                 {"permission", Json::array()}};
   Json all = Json::array({model});
-  for (const std::string& adapter : model_.adapters) {
+  for (const std::string& adapter : served.adapters) {
     Json one = model;
     one["id"] = adapter;
-    one["parent"] = model_.name;
+    one["parent"] = served.name;
     all.push_back(std::move(one));
   }
   exchange->answer(json_answer({{"object", "list"}, {"data", std::move(all)}}));
@@ -194,14 +227,21 @@ void Service::models(const std::shared_ptr<Exchange>& exchange) {
 // -- steps of an answer ---------------------------------------------------------------------------
 
 template <class Work, class OnDone>
-void Service::in_the_background(const std::shared_ptr<Exchange>& exchange, Work work,
-                                OnDone on_done) {
-  asio::post(background_, [this, exchange, work = std::move(work),
-                           on_done = std::move(on_done)]() mutable {
-    asio::post(loop_, [exchange, result = work(), on_done = std::move(on_done)]() mutable {
-      if (!exchange->is_gone()) on_done(std::move(result));
-    });
-  });
+void Service::in_the_background(const std::shared_ptr<Exchange>& exchange, std::size_t bytes,
+                                Work work, OnDone on_done) {
+  const auto result = std::make_shared<std::optional<decltype(work())>>();
+  background_.run(turn_of(*exchange),
+                  {bytes, [exchange] { return !exchange->is_gone(); },
+                   [result, work = std::move(work)] { *result = work(); },
+                   [result, on_done = std::move(on_done)] { on_done(std::move(**result)); }});
+}
+
+Turn Service::turn_of(const Exchange& exchange) const {
+  const HttpRequest& request = exchange.request();
+  const ApiKeys::Key* const key = api_keys_.find(request.header("Authorization"));
+  const auto route = std::ranges::find(routes(), std::string_view(request.path), &Route::path);
+  return {route != routes().end() ? route->kind : Turn::Kind::answer,
+          key != nullptr ? key->number : 0};
 }
 
 void Service::parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body) {
@@ -210,21 +250,26 @@ void Service::parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body) {
                           on_body = std::move(on_body)](std::optional<nlohmann::json> body) {
     if (!body)
       return exchange->answer(
-          to_answer({400, "the body is not one JSON object, or is nested too deeply"}));
+          to_answer({400, "the body (" + std::to_string(exchange->request().body.size()) +
+                              " bytes) is not one JSON object, or is nested too deeply; send one, "
+                              "as {\"prompt\": \"In the beginning\"}"}));
     on_body(*body);
   };
-  if (exchange->request().body.size() <= kShortBytes) return on_parsed(parse_body());
-  in_the_background(exchange, parse_body, on_parsed);
+  const std::size_t bytes = exchange->request().body.size();
+  if (bytes <= Background::kShortBytes) return on_parsed(parse_body());
+  in_the_background(exchange, bytes, parse_body, on_parsed);
 }
 
-void Service::render(const std::shared_ptr<Exchange>& exchange,
+void Service::render(const std::shared_ptr<Exchange>& exchange, Serving& serving,
                      std::function<void(std::string)> on_text) {
-  if (!renderer_)
-    return exchange->answer(to_answer({400, "'" + model_.name +
+  // Its renderer has ended with it.
+  if (&serving != serving_.get()) return exchange->answer(to_answer(another_model()));
+  if (!serving.renderer)
+    return exchange->answer(to_answer({400, "'" + serving.model().name +
                                                 "' has no chat template; start kvhive serve with "
                                                 "--chat-template FILE, or use /v1/completions"}));
-  renderer_->render(
-      exchange->request().body, [exchange] { return !exchange->is_gone(); },
+  serving.renderer->render(
+      turn_of(*exchange), exchange->request().body, [exchange] { return !exchange->is_gone(); },
       [exchange, on_text = std::move(on_text)](tl::expected<std::string, ApiError> text) {
         if (!text) return exchange->answer(to_answer(text.error()));
         on_text(std::move(*text));
@@ -234,17 +279,18 @@ void Service::render(const std::shared_ptr<Exchange>& exchange,
 // -- answers --------------------------------------------------------------------------------------
 
 void Service::completions(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, [this, exchange](const nlohmann::json& body) {
-    auto request = parse_completion(body, model_);
+  parse(exchange, [this, exchange, serving = serving_](const nlohmann::json& body) {
+    auto request = parse_completion(body, serving->model());
     if (!request) return exchange->answer(to_answer(request.error()));
     unknown_fields_.add(request->unknown_fields);
     if (refuses_salt(exchange, *request)) return;
-    std::make_shared<Completion>(context_of(exchange, "cmpl-"), std::move(*request))->start();
+    std::make_shared<Completion>(context_of(exchange, serving, "cmpl-"), std::move(*request))
+        ->start();
   });
 }
 
 AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
-                                  const char* prefix) const {
+                                  const ServingPtr& serving, const char* prefix) const {
   const ApiKeys::Key* const key = api_keys_.find(exchange->request().header("Authorization"));
   const auto now = std::chrono::duration_cast<std::chrono::seconds>(
       std::chrono::system_clock::now().time_since_epoch());
@@ -254,7 +300,7 @@ AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
     span = std::make_shared<RequestSpan>(*spans_, parse_traceparent(request.header("traceparent")),
                                          exchange->arrived);
   return {hives_.of(key != nullptr ? key->domain : ""),
-          model_,
+          {serving->loaded, &serving->model()},
           exchange,
           id_of(prefix, request),
           now,
@@ -263,48 +309,61 @@ AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
 }
 
 void Service::chat_completions(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, [this, exchange](const nlohmann::json& body) { on_chat(exchange, body); });
-}
-
-void Service::on_chat(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body) {
-  auto request = parse_chat(body, model_);
-  if (!request) return exchange->answer(to_answer(request.error()));
-  unknown_fields_.add(request->unknown_fields);
-  if (refuses_salt(exchange, *request)) return;
-  render(exchange, [this, exchange, request = std::move(*request)](std::string text) {
-    in_the_background(
-        exchange,
-        // The template has written the tokens that begin a prompt.
-        [this, text = std::move(text)] { return model_.tokenizer.encode(text, AddSpecial::no); },
-        [this, exchange, request](Expected<std::vector<TokenId>> tokens) {
-          on_chat_tokens(exchange, request, std::move(tokens));
-        });
+  parse(exchange, [this, exchange, serving = serving_](const nlohmann::json& body) {
+    on_chat(exchange, serving, body);
   });
 }
 
-void Service::on_chat_tokens(const std::shared_ptr<Exchange>& exchange, ChatRequest request,
-                             Expected<std::vector<TokenId>> tokens) {
+void Service::on_chat(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+                      const nlohmann::json& body) {
+  auto request = parse_chat(body, serving->model());
+  if (!request) return exchange->answer(to_answer(request.error()));
+  unknown_fields_.add(request->unknown_fields);
+  if (refuses_salt(exchange, *request)) return;
+  render(exchange, *serving,
+         [this, exchange, serving, request = std::move(*request)](std::string text) {
+           const std::size_t bytes = text.size();
+           in_the_background(
+               exchange, bytes,
+               // The template has written the tokens that begin a prompt.
+               [serving, text = std::move(text)] {
+                 return serving->model().tokenizer.encode(text, AddSpecial::no);
+               },
+               [this, exchange, serving, request](Expected<std::vector<TokenId>> tokens) {
+                 on_chat_tokens(exchange, serving, request, std::move(tokens));
+               });
+         });
+}
+
+void Service::on_chat_tokens(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+                             ChatRequest request, Expected<std::vector<TokenId>> tokens) {
   if (!tokens)
     return exchange->answer(to_answer({400, "messages: " + tokens.error().text, "messages"}));
   if (tokens->empty())
-    return exchange->answer(
-        to_answer({400, "messages: the chat template renders them to nothing", "messages"}));
-  if (!request.has_max_tokens) request.generate.max_tokens = room_behind(*tokens, model_);
+    return exchange->answer(to_answer(
+        {400, "messages: the chat template renders them to nothing; give one with a content",
+         "messages"}));
+  if (!request.has_max_tokens) request.generate.max_tokens = room_behind(*tokens, serving->model());
   request.prompts = {{{}, std::move(*tokens)}};
-  std::make_shared<ChatCompletion>(context_of(exchange, "chatcmpl-"), std::move(request), tools_)
+  std::make_shared<ChatCompletion>(context_of(exchange, serving, "chatcmpl-"), std::move(request),
+                                   serving->loaded->tools)
       ->start();
 }
 
 void Service::embeddings(const std::shared_ptr<Exchange>& exchange) {
-  exchange->answer(
-      to_answer({501, "'" + model_.name + "' generates text; kvhive computes no embeddings"}));
+  exchange->answer(to_answer({501, "'" + serving_->model().name +
+                                       "' generates text; kvhive computes no embeddings: ask a "
+                                       "service of a model for them"}));
 }
 
 void Service::tokenize(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, [this, exchange](const nlohmann::json& body) { on_tokenize(exchange, body); });
+  parse(exchange, [this, exchange, serving = serving_](const nlohmann::json& body) {
+    on_tokenize(exchange, serving, body);
+  });
 }
 
-void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body) {
+void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+                          const nlohmann::json& body) {
   Fields fields(body);
   const bool is_chat = fields.has("messages");
   if (is_chat) check_messages(fields);
@@ -314,28 +373,37 @@ void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const nlohm
   const bool with_texts = fields.boolean("return_token_strs", false);
   std::string prompt = is_chat ? "" : fields.text("prompt", "");
   if (fields.error()) return exchange->answer(to_answer(*fields.error()));
-  const auto answer = [this, exchange, add_special, with_texts](std::string text) {
+  const std::string source = is_chat ? "messages" : "prompt";
+  const auto answer = [this, exchange, serving, source, add_special, with_texts](std::string text) {
+    const std::size_t bytes = text.size(), most = most_text_bytes(serving->model());
+    if (bytes > most)
+      return exchange->answer(
+          to_answer({400,
+                     fmt::format("{} has {} bytes; /tokenize takes at most {}: split it", source,
+                                 bytes, most),
+                     source}));
     in_the_background(
-        exchange,
-        [this, text = std::move(text), add_special, with_texts] {
-          return tokenized(model_, text, add_special, with_texts);
+        exchange, bytes,
+        [serving, text = std::move(text), add_special, with_texts] {
+          return tokenized(serving->model(), text, add_special, with_texts);
         },
         [exchange](HttpAnswer tokens) { exchange->answer(std::move(tokens)); });
   };
-  if (is_chat) return render(exchange, answer);
+  if (is_chat) return render(exchange, *serving, answer);
   answer(std::move(prompt));
 }
 
 void Service::detokenize(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, [this, exchange](const nlohmann::json& body) {
+  parse(exchange, [this, exchange, serving = serving_](const nlohmann::json& body) {
     Fields fields(body);
     if (!fields.has("tokens")) fields.fail("tokens", "is missing; give a list of token ids");
     auto tokens = fields.tokens("tokens", std::size_t{1} << 20);
     if (fields.error()) return exchange->answer(to_answer(*fields.error()));
+    const std::size_t bytes = tokens.size() * sizeof(TokenId);
     in_the_background(
-        exchange,
-        [this, tokens = std::move(tokens)] {
-          return json_answer({{"prompt", decode(model_.tokenizer, tokens)}});
+        exchange, bytes,
+        [serving, tokens = std::move(tokens)] {
+          return json_answer({{"prompt", decode(serving->model().tokenizer, tokens)}});
         },
         [exchange](HttpAnswer text) { exchange->answer(std::move(text)); });
   });

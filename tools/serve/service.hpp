@@ -2,13 +2,13 @@
 // The endpoints: which request goes where, and who may ask.
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/serve/access/api_keys.hpp"
+#include "tools/serve/access/hosts.hpp"
 #include "tools/serve/access/origins.hpp"
 #include "tools/serve/access/salt_callers.hpp"
 #include "tools/serve/chat/chat_request.hpp"
@@ -16,38 +16,55 @@
 #include "tools/serve/hive/hives.hpp"
 #include "tools/serve/http/exchange.hpp"
 #include "tools/serve/metrics/metrics.hpp"
+#include "tools/serve/model/model_follower.hpp"
 #include "tools/serve/openai/generation.hpp"
 #include "tools/serve/openai/unknown_fields.hpp"
 #include "tools/serve/page/hive_page.hpp"
+#include "tools/serve/turns/background.hpp"
 
 namespace kvhive {
 
 struct ServiceOptions {
-  ApiKeys api_keys;                     ///< who asks below /v1 must name one; none = all may
+  ApiKeys api_keys;                     ///< who asks for work must name one; none = all may
   std::chrono::seconds keep_alive{10};  ///< between comments in silent streams; 0 = none
-  std::optional<ChatTemplate> chat;     ///< none = no chat
-  ToolFormat tools = ToolFormat::none;  ///< how the model writes calls of tools
   std::shared_ptr<SpanFile> spans;      ///< null = nobody traces
   SaltCallers salt_callers = SaltCallers::trusted;
+  Hosts hosts;      ///< the names by which this service may be called
   Origins origins;  ///< whose pages may read answers
 };
 
 class Service {
  public:
-  Service(boost::asio::io_context& loop, Hives& hives, const ServedModel& model, Metrics& metrics,
-          HivePage& page, const ServiceOptions& options);
+  Service(boost::asio::io_context& loop, Hives& hives, const ModelFollower& follower,
+          Metrics& metrics, HivePage& page, const ServiceOptions& options);
   ~Service();
+
+  /// Another model is served from now on. Requests that were made for the one before are refused
+  /// where they have not got to an engine.
+  void set_model(const ModelFollower::Model& model);
 
   void handle(const std::shared_ptr<Exchange>& exchange);
   const UnknownFields& unknown_fields() const { return unknown_fields_; }
+  const std::vector<std::string>& adapters() const { return serving_->model().adapters; }
 
  private:
+  /// A model, and what renders its template; none = it has no template.
+  struct Serving {
+    ModelFollower::Model loaded;
+    std::optional<TemplateRenderer> renderer;
+    const ServedModel& model() const { return loaded->model; }
+  };
+  using ServingPtr = std::shared_ptr<Serving>;
+
   using Handler = void (Service::*)(const std::shared_ptr<Exchange>&);
   struct Route {
     std::string_view method, path;
     Handler handler;
+    bool needs_model = true;
+    Turn::Kind kind = Turn::Kind::answer;  ///< of its work in the background
   };
   static const std::vector<Route>& routes();
+  static std::string paths();
 
   bool is_allowed(const HttpRequest& request) const;
   bool takes_salt_of(const Exchange& exchange) const;
@@ -62,36 +79,43 @@ class Service {
   void chat_completions(const std::shared_ptr<Exchange>& exchange);
   void tokenize(const std::shared_ptr<Exchange>& exchange);
   void detokenize(const std::shared_ptr<Exchange>& exchange);
-  void on_chat(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body);
-  void on_chat_tokens(const std::shared_ptr<Exchange>& exchange, ChatRequest request,
-                      Expected<std::vector<TokenId>> tokens);
-  void on_tokenize(const std::shared_ptr<Exchange>& exchange, const nlohmann::json& body);
-  AnswerContext context_of(const std::shared_ptr<Exchange>& exchange, const char* prefix) const;
+  void on_chat(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+               const nlohmann::json& body);
+  void on_chat_tokens(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+                      ChatRequest request, Expected<std::vector<TokenId>> tokens);
+  void on_tokenize(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+                   const nlohmann::json& body);
+  AnswerContext context_of(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+                           const char* prefix) const;
 
   // Steps of an answer. The next one is not called once the client has gone.
   /// Parses the request's body.
   using OnBody = std::function<void(const nlohmann::json&)>;
   void parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body);
   /// Renders the request's messages.
-  void render(const std::shared_ptr<Exchange>& exchange, std::function<void(std::string)> on_text);
-  /// Calls `work` in a thread of its own, and `on_done` with its result.
+  void render(const std::shared_ptr<Exchange>& exchange, Serving& serving,
+              std::function<void(std::string)> on_text);
+  /// Calls `work` in another thread, when it is the caller's turn, and `on_done` with its result.
+  /// \param bytes  to work on
   template <class Work, class OnDone>
-  void in_the_background(const std::shared_ptr<Exchange>& exchange, Work work, OnDone on_done);
+  void in_the_background(const std::shared_ptr<Exchange>& exchange, std::size_t bytes, Work work,
+                         OnDone on_done);
+  Turn turn_of(const Exchange& exchange) const;
 
   boost::asio::io_context& loop_;
   Hives& hives_;
-  const ServedModel& model_;
+  const ModelFollower& follower_;
+  ServingPtr serving_;
   Metrics& metrics_;
   HivePage& page_;
   const ApiKeys api_keys_;
   const std::chrono::seconds keep_alive_;
-  const ToolFormat tools_;
   const SaltCallers salt_callers_;
+  const Hosts hosts_;
   const Origins origins_;
   const std::shared_ptr<SpanFile> spans_;
   UnknownFields unknown_fields_;
-  std::optional<TemplateRenderer> renderer_;
-  boost::asio::thread_pool background_{1};  ///< what is long takes long, and others must not wait
+  Background background_;
 };
 
 }  // namespace kvhive

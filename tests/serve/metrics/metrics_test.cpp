@@ -272,7 +272,7 @@ TEST_F(MetricsTest, ViewsThatThereAreNotAreRefused) {
 
 /// Wrong methods and paths are no kinds of their own, so nobody fills the page.
 TEST_F(MetricsTest, WhatClientsInventMakesNoSeries) {
-  service_.ask("BREW /tea HTTP/1.1\r\nHost: here\r\n\r\n");
+  service_.ask("BREW /tea HTTP/1.1\r\nHost: localhost\r\n\r\n");
   service_.ask(get("/nowhere"));
   const MetricsText text = scrape(service_, "?view=service");
   EXPECT_EQ(text.sum("http_requests_total",

@@ -79,7 +79,7 @@ class TracedService : public ::testing::Test {
   }
   static std::string traced(const Json& body, const std::string& traceparent) {
     const std::string text = body.dump();
-    return "POST /v1/completions HTTP/1.1\r\nHost: a\r\ntraceparent: " + traceparent +
+    return "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ntraceparent: " + traceparent +
            "\r\nX-Request-Id: mine\r\nContent-Length: " + std::to_string(text.size()) + "\r\n\r\n" +
            text;
   }

@@ -75,6 +75,7 @@ Expected<ApiKeys> ApiKeys::parse(const std::string& text, const std::string& pat
       return tl::unexpected(error_in(
           path, number,
           "this key is in line " + std::to_string(first->second) + " already; remove one"));
+    key.number = keys.keys_.size() + 1;
     keys.keys_.push_back(std::move(key));
   }
   if (keys.empty())

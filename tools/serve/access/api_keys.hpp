@@ -13,7 +13,8 @@ class ApiKeys {
  public:
   struct Key {
     std::string text;
-    std::string domain;  ///< empty = the one that the operator's rules give the service's user
+    std::string domain;      ///< empty = the one that the operator's rules give the service's user
+    std::size_t number = 0;  ///< from 1 on, in the file's order
   };
 
   /// No keys: everybody may ask.

@@ -87,8 +87,9 @@ std::optional<HttpAnswer> Origins::answer_to_question(const HttpRequest& request
   if (!is_question || (!all_ && allowed_.empty())) return std::nullopt;
   if (!allows(origin))
     return to_answer({403,
-                      "this service does not answer pages of that origin; the operator allows "
-                      "some with --allowed-origins"});
+                      "Origin: this service does not answer pages of '" + shown_text(origin) +
+                          "'; the operator allows some with --allowed-origins",
+                      "Origin"});
   HttpAnswer answer{200, "", "", {}};
   answer.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST");
   // Whatever the page wants to send: libraries have headers of their own, and no cookie is read.

@@ -16,7 +16,9 @@ void read_tools(Fields& fields, ChatRequest& request) {
              tool["function"].contains("name") && tool["function"]["name"].is_string();
     };
     if (!tools.is_array() || !std::all_of(tools.begin(), tools.end(), is_function))
-      return fields.fail("tools", "is no list of {\"type\": \"function\", \"function\": {...}}");
+      return fields.fail("tools", "is " + fields.shown("tools") +
+                                      "; use a list of {\"type\": \"function\", \"function\": "
+                                      "{\"name\": ...}}");
     request.reads_tool_calls = !tools.empty();
   }
   request.one_call_only = !fields.boolean("parallel_tool_calls", true);
@@ -26,11 +28,15 @@ void read_tools(Fields& fields, ChatRequest& request) {
     request.reads_tool_calls = false;
   } else if (choice == "auto") {
     if (!request.reads_tool_calls)
-      fields.fail("tool_choice", "is \"auto\", and there are no tools");
+      fields.fail("tool_choice",
+                  "is \"auto\", and there are no tools; give tools, or leave it out");
   } else if (choice == "required" || choice.is_object()) {
-    fields.fail("tool_choice", "can be \"auto\" or \"none\": kvhive cannot force a call yet", 501);
+    fields.fail("tool_choice",
+                "is " + fields.shown("tool_choice") +
+                    ": kvhive cannot force a call yet; use \"auto\" or \"none\"",
+                501);
   } else {
-    fields.fail("tool_choice", "is neither \"auto\" nor \"none\"");
+    fields.fail("tool_choice", "is " + fields.shown("tool_choice") + "; use \"auto\" or \"none\"");
   }
 }
 
@@ -39,15 +45,19 @@ void read_logprobs(Fields& fields, ChatRequest& request) {
   if (fields.boolean("logprobs", false))
     request.logprobs = alternatives;
   else if (alternatives != 0)
-    fields.fail("top_logprobs", "needs \"logprobs\": true");
+    fields.fail("top_logprobs", "is " + std::to_string(alternatives) +
+                                    " and needs \"logprobs\": true; set that, or leave it out");
   request.generate.logprobs = request.logprobs.value_or(0);
 }
 
 }  // namespace
 
 void check_messages(Fields& fields) {
-  if (!fields.has("messages") || !fields.at("messages").is_array() || fields.at("messages").empty())
-    fields.fail("messages", "is missing or empty; give a list of {\"role\", \"content\"}");
+  constexpr const char* kRemedy = "; give a list of {\"role\": \"user\", \"content\": ...}";
+  if (!fields.has("messages"))
+    fields.fail("messages", std::string("is missing") + kRemedy);
+  else if (!fields.at("messages").is_array() || fields.at("messages").empty())
+    fields.fail("messages", "is " + fields.shown("messages") + kRemedy);
   if (fields.has("chat_template"))
     fields.fail("chat_template",
                 "is not taken from requests; the operator gives one with --chat-template");

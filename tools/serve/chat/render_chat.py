@@ -2,7 +2,7 @@
 
 A child process of kvhive serve: a template comes with a model, and is not trusted. It reads its model's template, and then
 requests, from descriptor 0, and writes texts to descriptor 1. Each is a frame: its length in four bytes, high byte first, and
-so many bytes. An answer begins with a byte: 0 = a text follows, 1 = what is wrong with the request. A template that computes for too long ends
+so many bytes. An answer begins with a byte: 0 = a text follows, 1 = the name of a field, a line's end, and what is wrong with it. A template that computes for too long ends
 the process.
 """
 import datetime
@@ -33,7 +33,11 @@ WARM_UP = ("{{ strftime_now('%d %b %Y %H:%M:%S %Z %x %X %c') }}{% macro f(x) %}{
 
 
 class Wrong(Exception):
-    """The request cannot be rendered."""
+    """The request cannot be rendered: the field, its value or place in it, and what to send instead."""
+
+    def __init__(self, text, field="messages"):
+        super().__init__(text)
+        self.field = field
 
 
 class Generation(jinja2.ext.Extension):
@@ -91,6 +95,11 @@ class Template:
         self.compiled = env.from_string(source)
 
 
+def shown(value):
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= 60 else "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else "too long a value"
+
+
 def texts_of(content, where):
     """The texts of a message's content, which is a text or a list of parts."""
     if content is None:
@@ -98,7 +107,7 @@ def texts_of(content, where):
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
-        raise Wrong(f"{where} is neither a text nor a list of parts")
+        raise Wrong(f"{where} is {shown(content)}; use a text, or a list of parts")
     texts = []
     for number, part in enumerate(content):
         if isinstance(part, str):
@@ -106,7 +115,7 @@ def texts_of(content, where):
         elif isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text", "refusal", "thinking"):
             text = part.get("text", part.get(part["type"]))
             if not isinstance(text, str):
-                raise Wrong(f"{where}[{number}] has no text")
+                raise Wrong(f"{where}[{number}] has no text; give it one")
             texts.append(text)
         else:
             kind = part.get("type") if isinstance(part, dict) else part
@@ -117,11 +126,11 @@ def texts_of(content, where):
 def tool_calls_of(calls, where):
     """Templates want arguments as an object; clients send back the text that they were given."""
     if not isinstance(calls, list):
-        raise Wrong(f"{where} is no list")
+        raise Wrong(f"{where} is {shown(calls)}; use a list of calls")
     for number, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Wrong(f"{where}[{number}] has no function with a name")
+            raise Wrong(f"{where}[{number}] has no function with a name; give {{\"function\": {{\"name\": ...}}}}")
         arguments = function.get("arguments")
         if not arguments:
             function["arguments"] = {}
@@ -129,14 +138,14 @@ def tool_calls_of(calls, where):
             try:
                 function["arguments"] = json.loads(arguments)
             except ValueError:
-                raise Wrong(f"{where}[{number}].function.arguments is no JSON") from None
+                raise Wrong(f"{where}[{number}].function.arguments is {shown(arguments)}; use a JSON object, or its text") from None
     return calls
 
 
 def message_of(message, number, parts_wanted):
     where = f"messages[{number}]"
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise Wrong(f"{where} has no role")
+        raise Wrong(f"{where} has no role; give it one, as \"user\"")
     texts = texts_of(message.get("content"), f"{where}.content")
     given = {"role": message["role"],
              "content": [{"type": "text", "text": text} for text in texts] if parts_wanted else "\n".join(texts)}
@@ -159,7 +168,7 @@ def up_to_last_message(text, message):
     last = content if isinstance(content, str) else content[-1]["text"] if content else ""
     start = text.rfind(last.strip())
     if start < 0:
-        raise Wrong("continue_final_message: the template changes the last message")
+        raise Wrong("continue_final_message: the template changes the last message, so it cannot be continued; leave it out", "continue_final_message")
     whole = last.lstrip()
     return text[:start + len(whole)] if text[start:start + len(whole)] == whole else text[:start + len(last.strip())]
 
@@ -169,7 +178,7 @@ def flag(request, name, otherwise):
     if value is None:
         return otherwise
     if not isinstance(value, bool):
-        raise Wrong(f"{name} is not true or false")
+        raise Wrong(f"{name} is {shown(value)}; use true or false", name)
     return value
 
 
@@ -187,10 +196,10 @@ class Renderer:
         continues = flag(request, "continue_final_message", False)
         prompts = flag(request, "add_generation_prompt", not continues)
         if continues and prompts:
-            raise Wrong("continue_final_message and add_generation_prompt exclude each other")
+            raise Wrong("continue_final_message and add_generation_prompt are both true; set one of them to false", "continue_final_message")
         further = request.get("chat_template_kwargs") or {}
         if not isinstance(further, dict):
-            raise Wrong("chat_template_kwargs is no object")
+            raise Wrong(f"chat_template_kwargs is {shown(further)}; use an object", "chat_template_kwargs")
         if request.get("reasoning_effort") is not None:
             further = {"reasoning_effort": request["reasoning_effort"], **further}
         names = {**self.special_tokens, **further, "messages": messages, "tools": tools,
@@ -229,7 +238,10 @@ def read_frame():
     def exactly(count):
         parts = []
         while count > 0:
-            part = os.read(0, min(count, 1 << 20))
+            try:
+                part = os.read(0, min(count, 1 << 20))
+            except ConnectionError:
+                raise SystemExit(0) from None
             if not part:
                 raise SystemExit(0)  # kvhive serve has ended
             parts.append(part)
@@ -243,25 +255,28 @@ def write_frame(kind, text):
     payload = bytes([kind]) + text.encode("utf-8", "replace")
     rest = memoryview(len(payload).to_bytes(4, "big") + payload)
     while rest:
-        rest = rest[os.write(1, rest):]
+        try:
+            rest = rest[os.write(1, rest):]
+        except ConnectionError:  # kvhive serve has ended, or wants this answer no more: nobody is left to be told
+            raise SystemExit(0) from None
 
 
 def answer(renderer, frame):
     try:
         text = renderer.render(json.loads(frame))
         if len(text) > MOST_TEXT_BYTES:
-            raise Wrong(f"the rendered messages have {len(text)} characters")
+            raise Wrong(f"messages: rendered they have {len(text)} characters, more than {MOST_TEXT_BYTES}; shorten them")
         return 0, text
     except Wrong as error:
-        return 1, str(error)
+        return 1, f"{error.field}\n{error}"
     except MemoryError:
-        return 1, f"rendering them needs more than {MEMORY_BYTES >> 20} MiB"
+        return 1, f"messages\nmessages: rendering them needs more than {MEMORY_BYTES >> 20} MiB; shorten them"
     except jinja2.exceptions.TemplateError as error:
-        return 1, f"the model's chat template refuses them: {error.message or type(error).__name__}"
+        return 1, f"messages\nmessages: the model's chat template refuses them: {error.message or type(error).__name__}"
     except RecursionError:
-        return 1, "they are nested too deeply"
+        return 1, "messages\nmessages: they are nested too deeply; use fewer levels"
     except Exception as error:  # a template's own mistake shows as any
-        return 1, f"the model's chat template fails: {type(error).__name__}: {error}"
+        return 1, f"messages\nmessages: the model's chat template fails: {type(error).__name__}: {error}; the operator may give another"
 
 
 def main():

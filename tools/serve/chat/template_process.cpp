@@ -123,28 +123,33 @@ void TemplateProcess::start() {
 void TemplateProcess::stop() {
   is_stopped_ = true;
   timer_.cancel();
-  jobs_.clear();
   reap();
+  const std::optional<Job> lost = std::exchange(rendering_, std::nullopt);
+  if (lost && lost->is_wanted()) lost->answer(tl::unexpected(another_model()));
+  refuse_all(another_model());
 }
 
-void TemplateProcess::render(Job job) {
-  if (jobs_.size() >= kMostWaiting || waiting_bytes_ + job.request.size() > kMostWaitingBytes)
+void TemplateProcess::render(const Turn& turn, Job job) {
+  if (is_stopped_) return job.answer(tl::unexpected(another_model()));
+  if (waiting_.size() >= kMostWaiting || waiting_bytes_ + job.request.size() > kMostWaitingBytes)
     return job.answer(tl::unexpected(ApiError{503,
                                               "too many messages wait to be rendered; try again",
                                               {},
                                               std::chrono::milliseconds(1000)}));
   waiting_bytes_ += job.request.size();
-  jobs_.push_back(std::move(job));
+  waiting_.push(turn, std::move(job));
   if (pid_ == 0) return start();
   if (!is_busy_) next();
 }
 
 void TemplateProcess::next() {
-  while (!jobs_.empty() && !jobs_.front().is_wanted()) {
-    waiting_bytes_ -= jobs_.front().request.size();
-    jobs_.pop_front();
+  while (!waiting_.empty()) {
+    Job job = waiting_.pop();
+    waiting_bytes_ -= job.request.size();
+    if (!job.is_wanted()) continue;
+    rendering_ = std::move(job);
+    return ask(rendering_->request, &TemplateProcess::on_rendered);
   }
-  if (!jobs_.empty()) ask(jobs_.front().request, &TemplateProcess::on_rendered);
 }
 
 // -- the child's frames ---------------------------------------------------------------------------
@@ -200,13 +205,12 @@ void TemplateProcess::on_started(char kind, std::string text) {
 
 void TemplateProcess::on_rendered(char kind, std::string text) {
   if (is_stopped_) return;
-  const Job done = std::move(jobs_.front());
-  jobs_.pop_front();
-  waiting_bytes_ -= done.request.size();
+  const Job done = std::move(*std::exchange(rendering_, std::nullopt));
   next();
   if (!done.is_wanted()) return;
   if (kind == 0) return done.answer(std::move(text));
-  done.answer(tl::unexpected(ApiError{400, "messages: " + text, "messages"}));
+  const std::size_t field = text.find('\n');  // what is wrong, behind the field's name
+  done.answer(tl::unexpected(ApiError{400, text.substr(field + 1), text.substr(0, field)}));
 }
 
 void TemplateProcess::on_end() {
@@ -218,22 +222,22 @@ void TemplateProcess::on_end() {
   if (!was_ready)
     return refuse_all({501, "the process that renders messages " + how_it_ended(status) +
                                 " as it was started: " + kHint});
-  const Job lost = std::move(jobs_.front());
-  jobs_.pop_front();
-  waiting_bytes_ -= lost.request.size();
-  if (!jobs_.empty()) start();
+  const Job lost = std::move(*std::exchange(rendering_, std::nullopt));
+  if (!waiting_.empty()) start();
   if (!lost.is_wanted()) return;
   const bool took_long = WIFSIGNALED(status) && WTERMSIG(status) == SIGPROF;
   lost.answer(tl::unexpected(
       took_long
           ? ApiError{400, "messages: rendering them takes more than 5 s; shorten them", "messages"}
-          : ApiError{500, "the process that renders messages " + how_it_ended(status)}));
+          : ApiError{500, "the process that renders messages " + how_it_ended(status) +
+                              "; try again, and tell the operator if it stays so"}));
 }
 
 void TemplateProcess::refuse_all(const ApiError& why) {
   waiting_bytes_ = 0;
-  for (const Job& job : std::exchange(jobs_, {}))
-    if (job.is_wanted()) job.answer(tl::unexpected(why));
+  TurnQueue<Job> refused = std::exchange(waiting_, {});
+  while (!refused.empty())
+    if (const Job job = refused.pop(); job.is_wanted()) job.answer(tl::unexpected(why));
 }
 
 int TemplateProcess::reap() {

@@ -5,15 +5,16 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tl/expected.hpp>
 #include <sys/types.h>
 #include <vector>
 
 #include "tools/serve/openai/error.hpp"
+#include "tools/serve/turns/turn_queue.hpp"
 
 namespace kvhive {
 
@@ -33,8 +34,8 @@ class TemplateProcess : public std::enable_shared_from_this<TemplateProcess> {
 
   /// Starts the process, so that the first request need not wait for it.
   void start();
-  void render(Job job);
-  /// Ends it. No job is answered any more.
+  void render(const Turn& turn, Job job);
+  /// Ends it. Jobs, also those that still come, are told so.
   void stop();
 
  private:
@@ -56,7 +57,8 @@ class TemplateProcess : public std::enable_shared_from_this<TemplateProcess> {
   const std::string config_;
   boost::asio::local::stream_protocol::socket socket_;
   boost::asio::steady_timer timer_;
-  std::deque<Job> jobs_;  ///< the first one is being rendered, if the process is busy
+  TurnQueue<Job> waiting_;
+  std::optional<Job> rendering_;
   std::size_t waiting_bytes_ = 0;
   std::string frame_;  ///< that is being written
   std::vector<char> answer_;

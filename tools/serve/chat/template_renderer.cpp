@@ -26,10 +26,10 @@ TemplateRenderer::~TemplateRenderer() {
   long_->stop();
 }
 
-void TemplateRenderer::render(std::string request, TemplateProcess::IsWanted is_wanted,
-                              TemplateProcess::Answer answer) {
+void TemplateRenderer::render(const Turn& turn, std::string request,
+                              TemplateProcess::IsWanted is_wanted, TemplateProcess::Answer answer) {
   const auto& process = request.size() > kLongBytes ? long_ : short_;
-  process->render({std::move(request), std::move(is_wanted), std::move(answer)});
+  process->render(turn, {std::move(request), std::move(is_wanted), std::move(answer)});
 }
 
 }  // namespace kvhive

@@ -17,10 +17,11 @@ class TemplateRenderer {
   TemplateRenderer(boost::asio::io_context& loop, const ChatTemplate& chat);
   ~TemplateRenderer();
 
+  /// \param turn       requests of one process take turns
   /// \param request    a JSON object with "messages", as it came
   /// \param is_wanted  asked before it is rendered, and before it is answered
   /// \param answer     called in the loop, while it is wanted
-  void render(std::string request, TemplateProcess::IsWanted is_wanted,
+  void render(const Turn& turn, std::string request, TemplateProcess::IsWanted is_wanted,
               TemplateProcess::Answer answer);
 
  private:

@@ -8,18 +8,31 @@
 
 namespace kvhive {
 namespace asio = boost::asio;
+namespace {
 
-Hive::Hive(asio::io_context& loop, std::string socket, Limits limits, std::string domain)
-    : loop_(loop), socket_(std::move(socket)), limits_(limits), domain_(std::move(domain)) {}
+bool may_serve(Hive::ModelId served, Hive::ModelId wanted) {
+  return served == wanted || served == 0 || wanted == 0;
+}
+
+}  // namespace
+
+Hive::Hive(asio::io_context& loop, std::string socket, Limits limits, std::string domain,
+           Identify identify, OnOpened on_opened)
+    : loop_(loop),
+      socket_(std::move(socket)),
+      limits_(limits),
+      domain_(std::move(domain)),
+      identify_(std::move(identify)),
+      tell_opened_(std::move(on_opened)) {}
 
 Hive::~Hive() {
   *is_alive_ = false;
   opener_.join();
 }
 
-Hive::Key Hive::submit(GenerateRequest request, Lane::Listener listener) {
+Hive::Key Hive::submit(GenerateRequest request, ModelId model, Lane::Listener listener) {
   const Key key = next_++;
-  Waiting next{key, std::move(request), std::move(listener)};
+  Waiting next{key, std::move(request), model, std::move(listener)};
   if (waiting_.size() >= limits_.waiting ||
       waiting_bytes_ + bytes_of(next) > limits_.waiting_bytes) {
     fail(next, {ErrorCode::overloaded,
@@ -27,6 +40,7 @@ Hive::Key Hive::submit(GenerateRequest request, Lane::Listener listener) {
                 std::chrono::milliseconds(1000)});
     return key;
   }
+  if (!next.request.adapter.empty()) ++of_adapters_[next.request.adapter];
   waiting_bytes_ += bytes_of(next);
   waiting_.push_back(std::move(next));
   start_waiting();
@@ -48,6 +62,17 @@ void Hive::cancel(Key key) {
   start_waiting();
 }
 
+void Hive::count_adapters(std::map<std::string, OfAdapter>& counts) const {
+  for (const auto& [adapter, total] : of_adapters_) counts[adapter].total += total;
+  for (const auto& [key, request] : running_) {
+    if (request.adapter.empty()) continue;
+    OfAdapter& of = counts[request.adapter];
+    ++(request.is_admitted ? of.running : of.waiting);
+  }
+  for (const Waiting& request : waiting_)
+    if (!request.request.adapter.empty()) ++counts[request.request.adapter].waiting;
+}
+
 std::size_t Hive::bytes_of(const Waiting& request) {
   return request.request.prompt.size() + request.request.prompt_tokens.size() * sizeof(TokenId);
 }
@@ -67,13 +92,16 @@ bool Hive::start(Waiting& next) {
   const std::size_t bytes = channel_bytes_for(next.request);
   for (const auto& lane : lanes_) {
     if (lane->is_lost() || lane->bytes() < bytes) continue;
+    if (!may_serve(lane->model(), next.model)) continue;
     const auto submitted = lane->submit(
-        next.request, [this, key = next.key, listener = next.listener](const Progress& news) {
+        next.request, [this, key = next.key, has_adapter = !next.request.adapter.empty(),
+                       listener = next.listener](const Progress& news) {
+          if (has_adapter && news.prompt_tokens != 0) running_.at(key).is_admitted = true;
           if (news.reason != Finish::none) running_.erase(key);
           listener(news);
         });
     if (submitted) {
-      running_.emplace(next.key, Running{lane, *submitted});
+      running_.emplace(next.key, Running{lane, *submitted, next.request.adapter});
       return true;
     }
     if (submitted.error().code == ErrorCode::pool_exhausted) continue;
@@ -87,31 +115,50 @@ bool Hive::start(Waiting& next) {
 void Hive::open_lane(std::size_t bytes) {
   if (std::exchange(is_opening_, true)) return;
   asio::post(opener_, [this, bytes, is_alive = is_alive_, &loop = loop_] {
-    ClientOptions options;
-    options.socket = socket_;
-    options.channel_bytes = bytes;
-    options.domain = domain_;
-    auto client = std::make_shared<Result<Client>>(Client::connect(options));
-    asio::post(loop, [this, is_alive, client] {
-      if (*is_alive) on_opened(std::move(*client));
+    auto opened = std::make_shared<Result<Opened>>(open(bytes));
+    asio::post(loop, [this, is_alive, opened] {
+      if (*is_alive) on_opened(std::move(*opened));
     });
   });
 }
 
-void Hive::on_opened(Result<Client> client) {
+/// The daemon is asked before and after, since another may take its place in between.
+Result<Hive::Opened> Hive::open(std::size_t bytes) const {
+  const auto identify = [this] { return identify_ ? identify_() : Result<ModelId>(0); };
+  const auto before = identify();
+  if (!before) return before.error();
+  ClientOptions options;
+  options.socket = socket_;
+  options.channel_bytes = bytes;
+  options.domain = domain_;
+  auto client = Client::connect(options);
+  if (!client) return client.error();
+  const auto after = identify();
+  if (!after) return after.error();
+  if (*before != *after)
+    return ClientError{ErrorCode::not_running,
+                       "another daemon was started on " + socket_ + " at this moment; try again"};
+  return Opened{std::move(*client), *after};
+}
+
+void Hive::on_opened(Result<Opened> opened) {
   is_opening_ = false;
+  if (opened && tell_opened_) tell_opened_(opened->model);
   for (const Answer& answer : std::exchange(askers_, {}))
-    answer(client ? Result<void>() : Result<void>(why_none(client.error())));
-  if (client) {
-    lanes_.push_back(
-        std::make_shared<Lane>(loop_, std::move(*client), [this](Lane& lane) { on_change(lane); }));
+    answer(opened ? Result<void>() : Result<void>(why_none(opened.error())));
+  if (opened) {
+    said_.clear();
+    lanes_.push_back(std::make_shared<Lane>(loop_, std::move(opened->client), opened->model,
+                                            [this](Lane& lane) { on_change(lane); }));
     lanes_.back()->start();
+    refuse_for_others(opened->model);
     return start_waiting();
   }
   // While other channels run, a request may wait for their room. That is no use to one that is too
   // large for them.
-  const ClientError error = why_none(client.error());
-  spdlog::warn("no further channel: {}", error.text);
+  const ClientError error = why_none(opened.error());
+  if (std::exchange(said_, error.text) != error.text)  // who asks for it, asks often
+    spdlog::warn("no further channel: {}", error.text);
   const auto has_hope = [this, &error](const Waiting& request) {
     return error.code == ErrorCode::pool_exhausted &&
            std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) {
@@ -125,6 +172,23 @@ void Hive::on_opened(Result<Client> client) {
   for (const Waiting& request : failed) {
     waiting_bytes_ -= bytes_of(request);
     fail(request, error);
+  }
+}
+
+/// Requests that were made for what an earlier daemon served.
+void Hive::refuse_for_others(ModelId model) {
+  const auto others = std::stable_partition(
+      waiting_.begin(), waiting_.end(),
+      [model](const Waiting& request) { return may_serve(model, request.model); });
+  const std::vector<Waiting> refused(std::make_move_iterator(others),
+                                     std::make_move_iterator(waiting_.end()));
+  waiting_.erase(others, waiting_.end());
+  for (const Waiting& request : refused) {
+    waiting_bytes_ -= bytes_of(request);
+    fail(request, {ErrorCode::not_running,
+                   "the daemon on " + socket_ +
+                       " was started anew with another model since this request came; try again",
+                   std::chrono::milliseconds(1000)});
   }
 }
 

@@ -29,19 +29,28 @@ class Hive {
   };
   /// Identifies a request. Never reused.
   using Key = std::uint64_t;
+  /// Identifies what a daemon serves; 0 = not known. A request that was made for one model is not
+  /// given to a daemon that serves another.
+  using ModelId = std::uint64_t;
+  /// Asks the daemon what it serves. Called in another thread; may wait.
+  using Identify = std::function<Result<ModelId>()>;
+  /// A channel was opened to a daemon that serves this. In the loop.
+  using OnOpened = std::function<void(ModelId)>;
 
   /// Beside the library's codes: the operator's rules do not let this service into the domain.
   static constexpr ErrorCode kNotAllowed = ErrorCode{1001};
 
   /// \param domain  in which all requests run; empty = the one that the operator's rules give this
   ///                user
-  Hive(boost::asio::io_context& loop, std::string socket, Limits limits, std::string domain);
+  /// \param identify  none = what daemons serve is not known
+  Hive(boost::asio::io_context& loop, std::string socket, Limits limits, std::string domain,
+       Identify identify = {}, OnOpened on_opened = {});
   Hive(const Hive&) = delete;
   Hive& operator=(const Hive&) = delete;
   ~Hive();
 
   /// The listener is called in the loop, not before this returns, until the request has ended.
-  Key submit(GenerateRequest request, Lane::Listener listener);
+  Key submit(GenerateRequest request, ModelId model, Lane::Listener listener);
   /// Ends a request. Nothing more is told of it.
   void cancel(Key key);
 
@@ -50,6 +59,15 @@ class Hive {
   void look_for_daemon(Answer answer);
 
   boost::asio::io_context& loop() const { return loop_; }
+  /// Requests that name an adapter.
+  struct OfAdapter {
+    std::uint64_t running = 0;  ///< that an engine has admitted
+    std::uint64_t waiting = 0;  ///< in an engine's queue, or for a channel
+    std::uint64_t total = 0;    ///< so far
+  };
+  /// Adds this hive's, by the adapter's name.
+  void count_adapters(std::map<std::string, OfAdapter>& counts) const;
+
   std::size_t running() const { return running_.size(); }
   std::size_t waiting() const { return waiting_.size(); }
   std::size_t channels() const { return lanes_.size(); }
@@ -58,18 +76,27 @@ class Hive {
   struct Waiting {
     Key key = 0;
     GenerateRequest request;
+    ModelId model = 0;
     Lane::Listener listener;
   };
   struct Running {
     std::shared_ptr<Lane> lane;
     RequestId request = 0;
+    std::string adapter;       ///< empty = none
+    bool is_admitted = false;  ///< looked after for requests with an adapter only
   };
 
   static std::size_t bytes_of(const Waiting& request);
   void start_waiting();
   bool start(Waiting& next);
   void open_lane(std::size_t bytes);
-  void on_opened(Result<Client> client);
+  struct Opened {
+    Client client;
+    ModelId model = 0;
+  };
+  Result<Opened> open(std::size_t bytes) const;
+  void on_opened(Result<Opened> opened);
+  void refuse_for_others(ModelId model);
   ClientError why_none(const ClientError& error) const;
   void on_change(Lane& lane);
   void fail(const Waiting& request, const ClientError& error);
@@ -78,11 +105,15 @@ class Hive {
   const std::string socket_;
   const Limits limits_;
   const std::string domain_;
+  const Identify identify_;
+  const OnOpened tell_opened_;
   std::vector<std::shared_ptr<Lane>> lanes_;
   std::deque<Waiting> waiting_;
   std::size_t waiting_bytes_ = 0;
   std::map<Key, Running> running_;
-  std::set<Key> failing_;  ///< refused, and not told yet
+  std::map<std::string, std::uint64_t> of_adapters_;  ///< requests so far
+  std::string said_;                                  ///< why there was no further channel
+  std::set<Key> failing_;                             ///< refused, and not told yet
   std::vector<Answer> askers_;
   Key next_ = 1;
   bool is_opening_ = false;

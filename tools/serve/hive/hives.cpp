@@ -19,10 +19,11 @@ Hive::Limits part_of(const Hive::Limits& all, std::size_t domains) {
 }  // namespace
 
 Hives::Hives(boost::asio::io_context& loop, const std::string& socket, const Hive::Limits& limits,
-             const std::vector<std::string>& domains) {
+             const std::vector<std::string>& domains, const Hive::Identify& identify,
+             const Hive::OnOpened& on_opened) {
   for (const std::string& domain : domains)
-    hives_.emplace(domain,
-                   std::make_unique<Hive>(loop, socket, part_of(limits, domains.size()), domain));
+    hives_.emplace(domain, std::make_unique<Hive>(loop, socket, part_of(limits, domains.size()),
+                                                  domain, identify, on_opened));
 }
 
 std::size_t Hives::most_channels(const Hive::Limits& limits, std::size_t domains) {
@@ -39,6 +40,12 @@ void Hives::look_from(ByDomain::const_iterator next, Hive::Answer answer) {
           return answer(serves);
         look_from(std::next(next), answer);
       });
+}
+
+std::map<std::string, Hive::OfAdapter> Hives::adapters() const {
+  std::map<std::string, Hive::OfAdapter> counts;
+  for (const auto& [domain, hive] : hives_) hive->count_adapters(counts);
+  return counts;
 }
 
 std::size_t Hives::running() const {

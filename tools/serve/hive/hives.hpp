@@ -17,13 +17,16 @@ class Hives {
   ///                 least
   /// \param domains  one at least; empty = the one that the operator's rules give this user
   Hives(boost::asio::io_context& loop, const std::string& socket, const Hive::Limits& limits,
-        const std::vector<std::string>& domains);
+        const std::vector<std::string>& domains, const Hive::Identify& identify,
+        const Hive::OnOpened& on_opened);
 
   /// \param domain  one of those that were given
   Hive& of(const std::string& domain) { return *hives_.at(domain); }
   /// Whether a daemon serves one of the domains, or why not.
   void look_for_daemon(Hive::Answer answer);
 
+  /// Of all domains, by the adapter's name.
+  std::map<std::string, Hive::OfAdapter> adapters() const;
   std::size_t running() const;
   std::size_t waiting() const;
   std::size_t channels() const;

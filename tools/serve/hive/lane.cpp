@@ -9,9 +9,10 @@ namespace kvhive {
 namespace asio = boost::asio;
 
 // The loop closes its descriptor, and the client its own.
-Lane::Lane(asio::io_context& loop, Client client, OnChange on_change)
+Lane::Lane(asio::io_context& loop, Client client, std::uint64_t model, OnChange on_change)
     : news_(loop, fcntl(client.descriptor(), F_DUPFD_CLOEXEC, 0)),
       client_(std::move(client)),
+      model_(model),
       on_change_(std::move(on_change)),
       bytes_(client_.status().channel_bytes) {}
 

@@ -18,7 +18,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// The lane has room again, or its daemon has ended; then its requests have been told so.
   using OnChange = std::function<void(Lane&)>;
 
-  Lane(boost::asio::io_context& loop, Client client, OnChange on_change);
+  /// \param model  what the daemon serves (Hive::ModelId)
+  Lane(boost::asio::io_context& loop, Client client, std::uint64_t model, OnChange on_change);
 
   void start();
   /// Errors: pool_exhausted = no room now; what else is wrong with the request.
@@ -28,6 +29,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   std::size_t load() const { return listeners_.size(); }
   std::size_t bytes() const { return bytes_; }
+  std::uint64_t model() const { return model_; }
   bool is_lost() const { return is_lost_; }
 
  private:
@@ -37,6 +39,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   boost::asio::posix::stream_descriptor news_;
   Client client_;
+  const std::uint64_t model_;
   OnChange on_change_;
   std::map<RequestId, Listener> listeners_;
   std::size_t bytes_;

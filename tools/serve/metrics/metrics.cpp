@@ -42,19 +42,20 @@ Metrics::~Metrics() { making_.join(); }
 void Metrics::answer(const std::shared_ptr<Exchange>& exchange) {
   const auto view = view_in(exchange->request().query);
   if (!view) return exchange->answer({400, view.error().text, "text/plain", {}});
-  asio::post(making_, [this, exchange, view = *view, numbers = numbers_()]() mutable {
-    auto text = std::make_shared<std::string>(make(view, std::move(numbers)));
-    asio::post(loop_, [exchange, text] {
-      exchange->answer({200, std::move(*text), "text/plain; version=0.0.4; charset=utf-8", {}});
-    });
-  });
+  asio::post(
+      making_, [this, exchange, view = *view, model = model_, numbers = numbers_()]() mutable {
+        auto text = std::make_shared<std::string>(make(view, std::move(model), std::move(numbers)));
+        asio::post(loop_, [exchange, text] {
+          exchange->answer({200, std::move(*text), "text/plain; version=0.0.4; charset=utf-8", {}});
+        });
+      });
 }
 
-std::string Metrics::make(MetricsView view, ServiceNumbers numbers) {
+std::string Metrics::make(MetricsView view, std::string model, ServiceNumbers numbers) {
   MetricsPage page;
   page.view = view;
   page.old_names = old_names_;
-  page.model = model_;
+  page.model = std::move(model);
   page.service = std::move(numbers);
   PoolLink::Known known = link_.known();
   page.keeper_answers = known.keeper_answers;

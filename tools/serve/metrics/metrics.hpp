@@ -26,6 +26,8 @@ class Metrics {
   ~Metrics();
 
   void answer(const std::shared_ptr<Exchange>& exchange);
+  /// Another model is served from now on.
+  void set_model(std::string name) { model_ = std::move(name); }
 
  private:
   /// What is read of all blocks, at most once a second.
@@ -35,11 +37,11 @@ class Metrics {
     BlockCounts blocks;
     IndexMarks index;
   };
-  std::string make(MetricsView view, ServiceNumbers numbers);
+  std::string make(MetricsView view, std::string model, ServiceNumbers numbers);
   const Scan& scan(const std::shared_ptr<const PoolMemory>& memory);
 
   boost::asio::io_context& loop_;
-  const std::string model_;
+  std::string model_;  ///< of the loop
   const OldNames old_names_;
   const std::function<ServiceNumbers()> numbers_;
   const PoolLink& link_;

@@ -282,6 +282,34 @@ class Writer {
     out_.family("kvhive_serve_unknown_fields_total", counter,
                 "fields of requests that are not known, and so changed nothing");
     out_.sample({}, numbers.unknown_fields);
+    if (numbers.served_adapters != 0 || !numbers.adapters.empty()) adapters(numbers);
+  }
+
+  /// Engines do not count by adapter: this service knows of its own requests only. vLLM's family
+  /// has its numbers in labels, and the time as its value: of several series the newest counts.
+  void adapters(const ServiceNumbers& numbers) {
+    const auto names_of = [&](std::uint64_t ServiceNumbers::OfAdapter::*count) {
+      std::string names;
+      for (const auto& [name, of] : numbers.adapters)
+        if (of.*count != 0) names += (names.empty() ? "" : ",") + name;
+      return names;
+    };
+    out_.family("vllm:lora_requests_info", MetricType::gauge,
+                "adapters of this service's requests, as labels; the value is the time");
+    out_.sample({{"max_lora", std::to_string(numbers.served_adapters)},
+                 {"running_lora_adapters", names_of(&ServiceNumbers::OfAdapter::running)},
+                 {"waiting_lora_adapters", names_of(&ServiceNumbers::OfAdapter::waiting)}},
+                numbers.unix_seconds);
+    out_.family("kvhive_serve_adapter_requests", MetricType::gauge,
+                "this service's requests that name an adapter, by whether an engine has admitted "
+                "them");
+    for (const auto& [name, of] : numbers.adapters) {
+      out_.sample({{"adapter", name}, {"state", "running"}}, of.running);
+      out_.sample({{"adapter", name}, {"state", "waiting"}}, of.waiting);
+    }
+    out_.family("kvhive_serve_adapter_requests_total", counter,
+                "this service's requests so far that named an adapter");
+    for (const auto& [name, of] : numbers.adapters) out_.sample({{"adapter", name}}, of.total);
   }
 
   void gauge(std::string_view name, std::string_view help, std::uint64_t value) {

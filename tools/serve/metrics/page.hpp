@@ -36,6 +36,12 @@ struct ServiceNumbers {
   std::uint64_t connections_reading = 0, connections_answering = 0;
   std::uint64_t requests_running = 0, requests_waiting = 0, channels = 0;
   std::uint64_t unknown_fields = 0;
+  struct OfAdapter {
+    std::uint64_t running = 0, waiting = 0, total = 0;
+  };
+  std::map<std::string, OfAdapter> adapters;  ///< requests, by name
+  std::uint64_t served_adapters = 0;          ///< that the daemon has
+  double unix_seconds = 0;                    ///< now
 };
 
 /// What the pool's memory says.

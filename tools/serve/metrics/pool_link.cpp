@@ -29,8 +29,9 @@ std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch
 
 }  // namespace
 
-PoolLink::PoolLink(std::string socket)
+PoolLink::PoolLink(std::string socket, std::function<void()> on_attached)
     : socket_(std::move(socket)),
+      on_attached_(std::move(on_attached)),
       end_(eventfd(0, EFD_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   KV_CHECK(end_ && wake_);
@@ -69,6 +70,7 @@ void PoolLink::run() {
       }
       link = std::move(*attached);
       said_.clear();
+      if (on_attached_) on_attached_();
       const std::lock_guard lock(mutex_);
       known_ = {};
       known_.memory = link->memory;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,7 +30,10 @@ struct KeeperAnswer {
 class PoolLink {
  public:
   /// \param socket  the daemon's
-  explicit PoolLink(std::string socket);
+  /// \param on_attached  called in the thread when a daemon's pool was attached, the first one's
+  /// and
+  ///                     each that follows
+  explicit PoolLink(std::string socket, std::function<void()> on_attached = {});
   PoolLink(const PoolLink&) = delete;
   PoolLink& operator=(const PoolLink&) = delete;
   /// Waits for the thread: two seconds, if the keeper is stopped.
@@ -65,6 +69,7 @@ class PoolLink {
   void forget(const Error& why);
 
   const std::string socket_;
+  const std::function<void()> on_attached_;
   UniqueFd end_;                             ///< readable = the thread shall end
   UniqueFd wake_;                            ///< readable = the keeper shall be asked now
   std::atomic<std::int64_t> hurried_ns_{0};  ///< when somebody looked last, on the steady clock

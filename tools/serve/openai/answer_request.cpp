@@ -54,14 +54,18 @@ void read_salt(Fields& fields, GenerateRequest& generate) {
 void read_stream(Fields& fields, AnswerRequest& request) {
   request.stream = fields.boolean("stream", false);
   if (!fields.has("stream_options")) return;
-  if (!request.stream) return fields.fail("stream_options", "needs \"stream\": true");
+  if (!request.stream)
+    return fields.fail("stream_options",
+                       "is given, and \"stream\" is not true; set that, or leave it out");
   if (!fields.at("stream_options").is_object())
-    return fields.fail("stream_options", "is no object");
+    return fields.fail("stream_options", "is " + fields.shown("stream_options") +
+                                             "; use an object, as {\"include_usage\": true}");
   Fields options(fields.at("stream_options"));
   request.include_usage = options.boolean("include_usage", false);
   request.continuous_usage = options.boolean("continuous_usage_stats", false);
   if (options.error())
-    fields.fail("stream_options." + options.error()->param, "is no true or false");
+    fields.fail("stream_options." + options.error()->param,
+                "is " + options.shown(options.error()->param) + "; use true or false");
 }
 
 }  // namespace

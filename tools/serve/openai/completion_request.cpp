@@ -30,7 +30,8 @@ void read_prompts(Fields& fields, std::vector<Prompt>& prompts) {
   for (const Json& one : is_list ? value : Json::array({value})) {
     auto prompt = prompt_of(one);
     if (!prompt)
-      return fields.fail(kName, "is neither text nor token ids, nor a list of one of them");
+      return fields.fail(kName, "is " + fields.shown(kName) +
+                                    "; use a text, a list of token ids, or a list of such");
     if (is_empty(*prompt)) return fields.fail(kName, "is empty; give a text or token ids");
     prompts.push_back(std::move(*prompt));
   }
@@ -49,12 +50,16 @@ tl::expected<CompletionRequest, ApiError> parse_completion(const Json& body,
   if (fields.has("logprobs")) {
     request.logprobs = static_cast<std::uint32_t>(fields.integer("logprobs", 0, 0, 20));
     request.generate.logprobs = *request.logprobs;
-    if (request.echo) fields.fail("logprobs", "of the prompt (echo) cannot be told yet", 501);
+    if (request.echo)
+      fields.fail("logprobs", "of the prompt (\"echo\": true) cannot be told yet; leave one out",
+                  501);
   }
   refuse_what_is_missing(
       fields, {{"prompt_embeds", nullptr}, {"suffix", ""}, {"add_special_tokens", true}});
   if (request.prompts.size() * request.n > kMostAnswers)
-    fields.fail("n", "times the number of prompts is more than " + std::to_string(kMostAnswers));
+    fields.fail("n", "is " + std::to_string(request.n) + ", which for " +
+                         std::to_string(request.prompts.size()) + " prompts makes more than " +
+                         std::to_string(kMostAnswers) + " answers; ask for fewer");
   if (fields.error()) return tl::unexpected(*fields.error());
   request.unknown_fields = fields.unknown();
   return request;

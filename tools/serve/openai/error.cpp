@@ -47,6 +47,21 @@ ApiError api_error(const ClientError& error) {
   return {status_of(error.code), error.text, {}, error.retry_after};
 }
 
+std::string shown_text(std::string_view text) {
+  constexpr std::size_t kMost = 60;
+  std::string shown(text.substr(0, kMost));
+  for (char& letter : shown)
+    if (letter < ' ' || letter > '~') letter = '?';
+  return shown + (text.size() > kMost ? "..." : "");
+}
+
+ApiError another_model() {
+  return {503,
+          "the daemon was started anew with another model since this request came; try again",
+          {},
+          std::chrono::milliseconds(1000)};
+}
+
 std::string to_json_text(const ApiError& error) {
   Json body;
   body["error"] = {{"message", error.text},

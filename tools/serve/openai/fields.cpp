@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::json;
 
 /// A value as an error text shows it.
-std::string shown(const Json& value) {
+std::string shown_value(const Json& value) {
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
   constexpr std::size_t kMost = 60;
   if (text.size() > kMost)
@@ -46,6 +46,8 @@ bool Fields::has(const std::string& name) {
   return found != object_.end() && !found->is_null();
 }
 
+std::string Fields::shown(const std::string& name) const { return shown_value(at(name)); }
+
 void Fields::fail(const std::string& name, const std::string& text, int status) {
   if (!error_) error_ = ApiError{status, name + " " + text, name};
 }
@@ -53,7 +55,7 @@ void Fields::fail(const std::string& name, const std::string& text, int status) 
 bool Fields::boolean(const std::string& name, bool fallback) {
   if (!has(name)) return fallback;
   if (at(name).is_boolean()) return at(name).get<bool>();
-  fail(name, "is " + shown(at(name)) + "; use true or false");
+  fail(name, "is " + shown(name) + "; use true or false");
   return fallback;
 }
 
@@ -65,7 +67,7 @@ std::int64_t Fields::integer(const std::string& name, std::int64_t fallback, std
       value.is_number_unsigned() && value > std::uint64_t{std::numeric_limits<std::int64_t>::max()};
   if (value.is_number_integer() && !is_large && value >= least && value <= most)
     return value.get<std::int64_t>();
-  fail(name, fmt::format("is {}; use a whole number, {}..{}", shown(value), least, most));
+  fail(name, fmt::format("is {}; use a whole number, {}..{}", shown_value(value), least, most));
   return fallback;
 }
 
@@ -73,14 +75,14 @@ double Fields::number(const std::string& name, double fallback, double least, do
   if (!has(name)) return fallback;
   const Json& value = at(name);
   if (value.is_number() && value >= least && value <= most) return value.get<double>();
-  fail(name, fmt::format("is {}; use a number, {}..{}", shown(value), least, most));
+  fail(name, fmt::format("is {}; use a number, {}..{}", shown_value(value), least, most));
   return fallback;
 }
 
 std::string Fields::text(const std::string& name, const std::string& fallback) {
   if (!has(name)) return fallback;
   if (at(name).is_string()) return at(name).get<std::string>();
-  fail(name, "is " + shown(at(name)) + "; use a text");
+  fail(name, "is " + shown(name) + "; use a text");
   return fallback;
 }
 
@@ -91,7 +93,7 @@ std::vector<std::string> Fields::texts(const std::string& name, std::size_t most
   const auto is_text = [](const Json& text) { return text.is_string(); };
   if (value.is_array() && value.size() <= most && std::all_of(value.begin(), value.end(), is_text))
     return value.get<std::vector<std::string>>();
-  fail(name, fmt::format("is {}; use a text, or a list of at most {}", shown(value), most));
+  fail(name, fmt::format("is {}; use a text, or a list of at most {}", shown_value(value), most));
   return {};
 }
 
@@ -99,13 +101,13 @@ std::vector<TokenId> Fields::tokens(const std::string& name, std::size_t most) {
   if (!has(name)) return {};
   auto tokens = token_list(at(name));
   if (tokens && tokens->size() <= most) return std::move(*tokens);
-  fail(name, fmt::format("is {}; use a list of at most {} token ids", shown(at(name)), most));
+  fail(name, fmt::format("is {}; use a list of at most {} token ids", shown(name), most));
   return {};
 }
 
 void Fields::refuse_unless(const std::string& name, const Json& harmless) {
   if (!has(name) || at(name) == harmless) return;
-  fail(name, fmt::format("is {}, which kvhive cannot do yet; leave it out", shown(at(name))), 501);
+  fail(name, fmt::format("is {}, which kvhive cannot do yet; leave it out", shown(name)), 501);
 }
 
 }  // namespace kvhive

@@ -22,6 +22,8 @@ class Fields {
 
   bool has(const std::string& name);
   const nlohmann::json& at(const std::string& name) const { return object_.at(name); }
+  /// A field's value as an error text shows it: not all of a long one.
+  std::string shown(const std::string& name) const;
 
   bool boolean(const std::string& name, bool fallback);
   std::int64_t integer(const std::string& name, std::int64_t fallback, std::int64_t least,

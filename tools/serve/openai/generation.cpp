@@ -45,6 +45,7 @@ void Generation::start() {
   for (std::size_t i = 0; i < choices_.size(); ++i)
     choices_[i].key = context_.hive.submit(
         request_.for_answer(choices_[i].prompt, static_cast<std::uint32_t>(i) % request_.n),
+        context_.model->id,
         [self = shared_from_this(), i](const Progress& news) { self->on_news(i, news); });
 }
 

@@ -17,7 +17,7 @@ namespace kvhive {
 /// Whom a request comes from, and what it is called.
 struct AnswerContext {
   Hive& hive;
-  const ServedModel& model;
+  std::shared_ptr<const ServedModel> model;
   std::shared_ptr<Exchange> exchange;
   std::string id;
   std::chrono::seconds created;       ///< since 1970
@@ -61,7 +61,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
                      const std::vector<OutputToken>& tokens) = 0;
 
   const AnswerRequest& request() const { return request_; }
-  const ServedModel& model() const { return context_.model; }
+  const ServedModel& model() const { return *context_.model; }
   const Choice& choice(std::size_t index) const { return choices_[index]; }
   std::size_t choices() const { return choices_.size(); }
   /// Whether this is the first that is written of an answer.

@@ -43,7 +43,8 @@ Expected<ServedModel> ServedModel::load(std::string name, const std::filesystem:
                      std::move(*tokenizer),
                      *sampling,
                      std::chrono::duration_cast<std::chrono::seconds>(
-                         std::chrono::system_clock::now().time_since_epoch())};
+                         std::chrono::system_clock::now().time_since_epoch()),
+                     {}};
 }
 
 std::string ServedModel::text_of(TokenId token) const {

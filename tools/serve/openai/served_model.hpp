@@ -29,6 +29,7 @@ struct ServedModel {
   std::chrono::seconds created{0};  ///< since 1970
   /// Names of the adapters that requests may ask for in place of the model.
   std::vector<std::string> adapters;
+  std::uint64_t id = 0;  ///< of what the daemon serves (Hive::ModelId)
 
   /// \param directory  with tokenizer.json, and generation_config.json if the model has one
   [[nodiscard]] static Expected<ServedModel> load(std::string name,

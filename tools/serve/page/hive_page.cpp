@@ -84,7 +84,7 @@ DaemonView view_of(const PoolLink::Known& known) {
 }  // namespace
 
 HivePage::HivePage(asio::io_context& loop, PoolLink& link, PageFacts facts)
-    : loop_(loop), link_(link), facts_(std::move(facts)), second_(loop, Clock::now()) {
+    : loop_(loop), link_(link), second_(loop, Clock::now()), facts_(std::move(facts)) {
   remember_each_second();
 }
 
@@ -100,6 +100,10 @@ void HivePage::answer(const std::shared_ptr<Exchange>& exchange) {
   if (path == kHistory) return answer_history(exchange);
   const PageFile& file = *file_at(path);
   answer_tagged(*exchange, std::string(file.content), file.content_type, tag_of(file.content));
+}
+
+void HivePage::set_model(std::string name) {
+  asio::post(making_, [this, name = std::move(name)] { facts_.model = name; });
 }
 
 void HivePage::answer_hive(const std::shared_ptr<Exchange>& exchange) {

@@ -33,6 +33,8 @@ class HivePage {
   /// Whether it answers what is asked for by this path.
   bool has(std::string_view path) const;
   void answer(const std::shared_ptr<Exchange>& exchange);
+  /// Another model is served from now on.
+  void set_model(std::string name);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -53,12 +55,12 @@ class HivePage {
 
   boost::asio::io_context& loop_;
   PoolLink& link_;
-  const PageFacts facts_;
   boost::asio::steady_timer second_;
   // Of the loop.
   std::shared_ptr<const Made> made_;
   std::vector<std::shared_ptr<Exchange>> waiting_;  ///< for what is being made
   // Of the thread that makes answers.
+  PageFacts facts_;
   std::optional<Snapshot> last_;
   std::set<pid_t> seen_;  ///< of the processes that have slots, those that once were alive
   History history_;
