@@ -52,4 +52,12 @@ PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t slot
           .scales = scales};
 }
 
+PagedLatents latent_view(std::byte* kv_base, const KvLayout& layout, std::int32_t slot) {
+  return {.base = kv_base + slot * layout.layer_bytes(),
+          .block_stride = static_cast<std::int64_t>(layout.block_bytes()),
+          .token_stride = static_cast<std::int64_t>(latent_row_bytes(layout.dtype)),
+          .S = static_cast<std::int32_t>(layout.block_size),
+          .row = layout.dtype == Dtype::bf16 ? MlaRow::bf16 : MlaRow::fp8};
+}
+
 }  // namespace kvhive

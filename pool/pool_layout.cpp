@@ -106,6 +106,7 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      std::size_t{kv.block_size},
                                      std::size_t(kv.dtype),
                                      std::size_t(kv.pages),
+                                     std::size_t(kv.kind),
                                      std::size_t(geometry.device),
                                      std::size_t{geometry.groups.count},
                                      std::size_t{geometry.fingerprint}}) {

@@ -17,7 +17,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 9;
+inline constexpr std::uint32_t kFormatVersion = 10;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
 /// corrupt.
@@ -254,6 +254,7 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
   visit("block size of the KV layout", std::uint64_t{g.kv.block_size});
   visit("dtype", static_cast<std::uint64_t>(g.kv.dtype));
   visit("page layout", static_cast<std::uint64_t>(g.kv.pages));
+  visit("kind of KV", static_cast<std::uint64_t>(g.kv.kind));
   visit("fingerprint", g.fingerprint);
   visit("number of cache groups", std::uint64_t{g.groups.count});
   for (const CacheGroup& group : g.groups.group) {

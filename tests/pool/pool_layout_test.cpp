@@ -74,6 +74,7 @@ TEST(LayoutHash, DiffersWithEveryFieldOfTheGeometry) {
   with([](PoolGeometry& g) { ++g.kv.layers; });
   with([](PoolGeometry& g) { ++g.kv.kv_heads; });
   with([](PoolGeometry& g) { ++g.kv.head_size; });
+  with([](PoolGeometry& g) { g.kv.kind = KvKind::latent; });
   with([](PoolGeometry& g) { ++g.kv.block_size; });
   with([](PoolGeometry& g) { g.kv.dtype = Dtype::f16; });
   with([](PoolGeometry& g) { ++g.fingerprint; });

@@ -209,6 +209,8 @@ INSTANTIATE_TEST_SUITE_P(
         Corruption{"dtype", "dtype", [](PoolHeader& h) { h.geometry.kv.dtype = Dtype::bf16; }},
         Corruption{"pages", "page layout",
                    [](PoolHeader& h) { h.geometry.kv.pages = PageLayout::packed; }},
+        Corruption{"kind", "kind of KV",
+                   [](PoolHeader& h) { h.geometry.kv.kind = KvKind::latent; }},
         Corruption{"fingerprint", "fingerprint", [](PoolHeader& h) { ++h.geometry.fingerprint; }},
         Corruption{"secret", "hash secret's digest",
                    [](PoolHeader& h) { h.secret.bytes[100] ^= std::byte{16}; }},

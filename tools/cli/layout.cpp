@@ -46,10 +46,11 @@ Expected<void> run(const LayoutFlags& flags) {
                    "64M");
   auto config = load_model_config(options->model);
   if (!config) return forward_error(config);
-  const Dtype dtype = kv_dtype(options->kv_cache_dtype, config->dtype);
+  const auto dtype = kv_dtype_of(options->kv_cache_dtype, *config);
+  if (!dtype) return forward_error(dtype);
   const LayerGroups of_layers = group_layers(*config);
   const CacheGroups& groups = of_layers.groups;
-  const KvLayout layout = fastest_kv_layout(*config, of_layers, options->block_size, dtype);
+  const KvLayout layout = fastest_kv_layout(*config, of_layers, options->block_size, *dtype);
   MemoryFigures unlimited;
   unlimited.total = unlimited.available = ~std::size_t{0};
   auto size = size_pool(*options, DeviceKind::cpu, layout, groups, unlimited,
@@ -72,6 +73,7 @@ Expected<void> run(const LayoutFlags& flags) {
                                  {"groups", kinds},
                                  {"blocks_of_longest_request", held},
                                  {"bytes_of_longest_request", held * layout.block_bytes()},
+                                 {"kind", to_string(layout.kind)},
                                  {"kv_heads", layout.kv_heads},
                                  {"head_size", layout.head_size},
                                  {"dtype", to_string(layout.dtype)},
@@ -88,9 +90,16 @@ Expected<void> run(const LayoutFlags& flags) {
     return {};
   }
   Table table;
-  table.add({"layers x kv heads x head size",
-             std::to_string(config->layers) + " x " + std::to_string(layout.kv_heads) + " x " +
-                 std::to_string(layout.head_size) + ", " + std::string(to_string(layout.dtype))});
+  const std::string dtype_name(to_string(layout.dtype));
+  if (layout.kind == KvKind::latent)
+    table.add({"layers x latent row",
+               std::to_string(config->layers) + " x " + std::to_string(kLatentElements) + " + " +
+                   std::to_string(kLatentRopeElements) + ", " + dtype_name + ", " +
+                   std::to_string(latent_row_bytes(layout.dtype)) + " B"});
+  else
+    table.add({"layers x kv heads x head size",
+               std::to_string(config->layers) + " x " + std::to_string(layout.kv_heads) + " x " +
+                   std::to_string(layout.head_size) + ", " + dtype_name});
   table.add({"cache groups", shown(groups)});
   table.add({"page (one layer, " + std::to_string(layout.block_size) + " tokens)",
              format_bytes(layout.layer_bytes())});

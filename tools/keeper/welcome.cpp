@@ -29,8 +29,10 @@ std::string describe(const PoolGeometry& g, const std::string& model) {
   return model + " (fingerprint " + hex(g.fingerprint) + ", on " +
          std::string(to_string(g.device)) + ", " + std::string(to_string(g.kv.dtype)) + " in " +
          std::string(to_string(g.kv.pages)) + ", " + std::to_string(g.kv.layers) + " layers, " +
-         std::to_string(g.kv.kv_heads) + " kv heads of " + std::to_string(g.kv.head_size) +
-         ", block size " + std::to_string(g.tokens_per_block) + ")";
+         (g.kv.kind == KvKind::latent ? "latent rows of "
+                                      : std::to_string(g.kv.kv_heads) + " kv heads of ") +
+         std::to_string(g.kv.head_size) + ", block size " + std::to_string(g.tokens_per_block) +
+         ")";
 }
 
 enum class Opened : std::uint8_t { as_they_are, read_only };

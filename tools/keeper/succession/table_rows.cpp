@@ -279,7 +279,7 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
       {"fingerprint", model.fingerprint},
       {"kv",
        {kv.layers, kv.kv_heads, kv.head_size, kv.block_size, std::uint32_t(kv.dtype),
-        std::uint32_t(kv.pages)}},
+        std::uint32_t(kv.pages), std::uint32_t(kv.kind)}},
       {"groups", groups},
       {"positions", model.positions},
       {"weight_bytes", model.weight_bytes},
@@ -308,7 +308,8 @@ void restore_pool(Tables& tables, const LedgerMemory& memory) {
                   kv[2],
                   kv[3],
                   Dtype(kv[4].get<std::uint32_t>()),
-                  PageLayout(kv[5].get<std::uint32_t>())};
+                  PageLayout(kv[5].get<std::uint32_t>()),
+                  KvKind(kv[6].get<std::uint32_t>())};
   const Json& groups = text.at("groups");
   model.groups.count = static_cast<std::uint32_t>(groups.size());
   for (std::size_t g = 0; g < groups.size(); ++g)
