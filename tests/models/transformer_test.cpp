@@ -126,19 +126,29 @@ TEST_P(GoldenModel, BatchNeighboursDoNotChangeBits) {
   EXPECT_EQ(logits, alone);
 }
 
+/// A cache of bf16 rows is all that keeps the f32 model from float64's logits: with rows rounded
+/// there, too, they are fifty times nearer. What is left is elements that f32 rounds the other way.
+TEST(LatentModel, MatchesFloat64WithRowsRoundedAsTheCacheRoundsThem) {
+  auto model = Transformer::load(kGolden / "deepseek_v2_lite").value();
+  const auto tokens = read_golden("deepseek_v2_lite").tokens;
+  const auto rounded = read_logits(kGolden / "deepseek_v2_lite" / "rounded.f64");
+  PagedRunner runner(model, Dtype::bf16, 4, 16, 1);
+  EXPECT_LT(relative_error(runner.run_chunked(0, tokens, {tokens.size()}), rounded), 2e-4);
+}
+
 // Float: rounding of f32 sums. bf16: each of the 7 matrix products of a layer rounds its input to 8
 // bits, an error of 2^-9/sqrt(3) = 0.11 % rms each; over two layers and the head, added in
-// quadrature and amplified by softmax and gating, about 0.5 % is expected.
-INSTANTIATE_TEST_SUITE_P(Models, GoldenModel,
-                         testing::Values(Case{"llama2", 1e-5}, Case{"llama3", 1e-2},
-                                         Case{"mistral", 1e-5}, Case{"qwen2", 1e-5},
-                                         Case{"qwen3", 1e-2}, Case{"gemma2", 1e-5},
-                                         Case{"gemma3", 1e-2}, Case{"qwen3_moe", 1e-2, 2},
-                                         Case{"qwen3_moe_raw", 1e-5, 2}, Case{"yarn", 1e-5},
-                                         Case{"yarn_mscale", 1e-5}, Case{"fp8_block", 1e-2, 2},
-                                         Case{"fp8_tensor", 1e-5}, Case{"fp8_channel", 1e-5},
-                                         Case{"deepseek_v2", 1e-2}, Case{"deepseek_v2_lite", 1e-3}),
-                         [](const auto& test) { return std::string(test.param.model); });
+// quadrature and amplified by softmax and gating, about 0.5 % is expected. Latent attention: rows
+// of bf16 alone are 0.55 %, with f32 weights, too; bf16 weights have three products more.
+INSTANTIATE_TEST_SUITE_P(
+    Models, GoldenModel,
+    testing::Values(Case{"llama2", 1e-5}, Case{"llama3", 1e-2}, Case{"mistral", 1e-5},
+                    Case{"qwen2", 1e-5}, Case{"qwen3", 1e-2}, Case{"gemma2", 1e-5},
+                    Case{"gemma3", 1e-2}, Case{"qwen3_moe", 1e-2, 2},
+                    Case{"qwen3_moe_raw", 1e-5, 2}, Case{"yarn", 1e-5}, Case{"yarn_mscale", 1e-5},
+                    Case{"fp8_block", 1e-2, 2}, Case{"fp8_tensor", 1e-5}, Case{"fp8_channel", 1e-5},
+                    Case{"deepseek_v2", 2e-2, 2}, Case{"deepseek_v2_lite", 1e-2, 2}),
+    [](const auto& test) { return std::string(test.param.model); });
 
 TEST(Transformer, WritesOnlyTheWantedRowsOfLogits) {
   auto model = Transformer::load(kGolden / "llama2").value();

@@ -9,7 +9,8 @@ dtype they are stored in. Needs Python 3 and numpy; deterministic. Run it in thi
 
 Each model's folder gets config.json, its safetensors and golden.json: the prompt's tokens, the tokens
 that greedy decoding continues it with, and a file golden.f64 with the logits of every position of
-the prompt, [tokens, vocab] little-endian float64. A choice that is so close that rounding could turn
+the prompt, [tokens, vocab] little-endian float64. Models with latent attention get rounded.f64, too: the
+same with the latent rows rounded to bfloat16, as a cache keeps them. A choice that is so close that rounding could turn
 it ends greedy decoding if it is of a token, and asks for other random weights if it is of an expert.
 """
 
@@ -321,9 +322,10 @@ def latent_attention(c, w, layer, x):
         q = norm(x @ of("q_a_proj").T, "q_a_layernorm") @ of("q_b_proj").T
     q = q.reshape(n, heads, -1)
     row = x @ of("kv_a_proj_with_mqa").T
-    kv = (norm(row[:, :rank], "kv_a_layernorm") @ of("kv_b_proj").T).reshape(n, heads, -1)
+    kept = (lambda y: to_bf16(y)[1]) if c.get("has_rounded_rows") else (lambda y: y)
+    kv = (kept(norm(row[:, :rank], "kv_a_layernorm")) @ of("kv_b_proj").T).reshape(n, heads, -1)
     freq = rope_frequencies(c, layer)
-    shared_key = rotate_neighbours(row[:, None, rank:], *freq)
+    shared_key = kept(rotate_neighbours(row[:, None, rank:], *freq))
     scores = (np.einsum("ihd,jhd->hij", q[..., :nope], kv[..., :nope])
               + np.einsum("ihd,jd->hij", rotate_neighbours(q[..., nope:], *freq), shared_key[:, 0]))
     scores /= math.sqrt(q.shape[-1])
@@ -547,6 +549,9 @@ def make(name, seed):
     write_weights(name, tensors, shards)
     write_json(os.path.join(name, "golden.json"), {"tokens": tokens.tolist(), "greedy": continued})
     logits.astype("<f8").tofile(os.path.join(name, "golden.f64"))
+    if is_latent(c):
+        rounded = forward(c | {"has_rounded_rows": True}, values, tokens)
+        rounded.astype("<f8").tofile(os.path.join(name, "rounded.f64"))
     return True
 
 
