@@ -11,7 +11,7 @@
 
 namespace kvhive {
 
-inline constexpr std::int32_t kMlaScaleGroup = kLatentScaleGroup;  ///< elements of an fp8 row that share a scale
+inline constexpr std::int32_t kMlaScaleGroup = 128;  ///< elements of an fp8 row that share a scale
 inline constexpr std::size_t kMlaScalesAt = kMlaLatent;
 inline constexpr std::size_t kMlaRopeAt =
     kMlaScalesAt + kMlaLatent / kMlaScaleGroup * sizeof(float);

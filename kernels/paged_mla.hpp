@@ -11,13 +11,11 @@
 
 #include "base/ids.hpp"
 #include "config/dtype.hpp"
-#include "config/kv_layout.hpp"
 
 namespace kvhive {
 
-inline constexpr std::int32_t kMlaLatent = kLatentElements;  ///< elements that are key and value
-inline constexpr std::int32_t kMlaRope =
-    kLatentRopeElements;  ///< elements with rotary embedding: key only
+inline constexpr std::int32_t kMlaLatent = 512;  ///< elements that are key and value
+inline constexpr std::int32_t kMlaRope = 64;     ///< elements with rotary embedding: key only
 inline constexpr std::int32_t kMlaRow = kMlaLatent + kMlaRope;
 
 enum class MlaRow : std::uint8_t {
@@ -27,10 +25,7 @@ enum class MlaRow : std::uint8_t {
   fp8 = 1,
 };
 
-constexpr std::size_t bytes_of(MlaRow row) {
-  return latent_row_bytes(row == MlaRow::bf16 ? Dtype::bf16 : Dtype::e4m3);
-}
-static_assert(bytes_of(MlaRow::bf16) == 1152 && bytes_of(MlaRow::fp8) == 656);
+constexpr std::size_t bytes_of(MlaRow row) { return row == MlaRow::bf16 ? 1152 : 656; }
 
 /// One layer of latent rows; borrowed pointers. The row of (block b, slot s) is at base +
 /// b*block_stride + s*token_stride, with strides in BYTES.

@@ -1,8 +1,15 @@
 #include "models/forward_batch.hpp"
 
 #include "base/check.hpp"
+#include "kernels/mla_row.hpp"
 
 namespace kvhive {
+
+// The kernels' rows are what blocks have room for.
+static_assert(kLatentElements == kMlaLatent && kLatentRopeElements == kMlaRope);
+static_assert(kLatentScaleGroup == kMlaScaleGroup);
+static_assert(latent_row_bytes(Dtype::bf16) == bytes_of(MlaRow::bf16));
+static_assert(latent_row_bytes(Dtype::e4m3) == bytes_of(MlaRow::fp8));
 
 void check_batch(const ForwardBatch& batch, const ModelConfig& config, const LayerGroups& groups,
                  const KvLayout& layout) {

@@ -245,7 +245,6 @@ void read_qwens_experts(const JsonFields& fields, FieldReader& reader, ModelConf
   reader.take(config.experts_per_token,
               fields.integer_or("num_experts_per_tok", kDefaultExpertsPerToken, 1, kMaxExperts));
   reader.integer(config.expert_inner, "moe_intermediate_size", kMaxWidth);
-  reader.take(config.are_expert_weights_normed, fields.boolean_or("norm_topk_prob", false));
   std::int32_t step = 1;
   reader.take(step, fields.integer_or("decoder_sparse_step", 1, 1, kMaxLayers));
   std::vector<bool> dense;
@@ -290,7 +289,6 @@ void read_deepseeks_experts(const JsonFields& fields, FieldReader& reader, Model
   if (!is_null(fields, "n_shared_experts"))
     reader.take(config.shared_experts, fields.integer("n_shared_experts", 0, kMaxExperts));
   reader.take(config.routed_scale, fields.number_or("routed_scaling_factor", 1, 1e-6, 1e6));
-  reader.take(config.are_expert_weights_normed, fields.boolean_or("norm_topk_prob", false));
   std::string scores;
   reader.take(scores, fields.text_or("scoring_func", "softmax"));
   if (reader.ok() && scores != "softmax")
@@ -312,6 +310,8 @@ void read_deepseeks_experts(const JsonFields& fields, FieldReader& reader, Model
 
 /// Which layers have experts, and how they are chosen.
 void read_experts(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  if (config.architecture->experts == ExpertRule::none) return;
+  reader.take(config.are_expert_weights_normed, fields.boolean_or("norm_topk_prob", false));
   switch (config.architecture->experts) {
     case ExpertRule::none: return;
     case ExpertRule::qwen: read_qwens_experts(fields, reader, config); break;
