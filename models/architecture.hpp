@@ -29,6 +29,15 @@ enum class LayerWeight : std::uint8_t {
   expert_gate,
   expert_up,
   expert_down,
+  shared_gate,
+  shared_up,
+  shared_down,
+  q_a,
+  q_a_norm,
+  q_b,
+  kv_a,
+  kv_a_norm,
+  kv_b,
 };
 
 /// How many rows or columns a weight has, as config.json says.
@@ -37,10 +46,16 @@ enum class Width : std::uint8_t {
   hidden,        ///< hidden_size
   inner,         ///< intermediate_size
   queries,       ///< H * D
+  values,        ///< H times the size of a head's value, which is D but with latent attention
   keys,          ///< G * D
   head,          ///< D
   experts,       ///< num_experts
   expert_inner,  ///< moe_intermediate_size
+  shared_inner,  ///< n_shared_experts * moe_intermediate_size
+  query_rank,    ///< q_lora_rank
+  latent,        ///< kv_lora_rank
+  latent_row,    ///< kv_lora_rank + qk_rope_head_dim: what the cache keeps of a token
+  latent_heads,  ///< H * (qk_nope_head_dim + v_head_dim)
 };
 
 /// Which layers have a weight, and how often.
@@ -83,7 +98,7 @@ inline constexpr std::array kLayerWeights{
                    BiasRule::qkv},
     LayerWeightRow{LayerWeight::k, "self_attn.k_proj", Width::keys, Width::hidden, BiasRule::qkv},
     LayerWeightRow{LayerWeight::v, "self_attn.v_proj", Width::keys, Width::hidden, BiasRule::qkv},
-    LayerWeightRow{LayerWeight::o, "self_attn.o_proj", Width::hidden, Width::queries,
+    LayerWeightRow{LayerWeight::o, "self_attn.o_proj", Width::hidden, Width::values,
                    BiasRule::output, ProductDtype::f32},
     LayerWeightRow{LayerWeight::gate, "mlp.gate_proj", Width::inner, Width::hidden, BiasRule::mlp,
                    ProductDtype::model, Fusion::none, Occurrence::dense_layers},
@@ -102,6 +117,22 @@ inline constexpr std::array kLayerWeights{
     LayerWeightRow{LayerWeight::expert_down, "mlp.experts.*.down_proj", Width::hidden,
                    Width::expert_inner, BiasRule::none, ProductDtype::f32, Fusion::none,
                    Occurrence::each_expert},
+    LayerWeightRow{LayerWeight::shared_gate, "mlp.shared_experts.gate_proj", Width::shared_inner,
+                   Width::hidden, BiasRule::none, ProductDtype::model, Fusion::none,
+                   Occurrence::sparse_layers},
+    LayerWeightRow{LayerWeight::shared_up, "mlp.shared_experts.up_proj", Width::shared_inner,
+                   Width::hidden, BiasRule::none, ProductDtype::model, Fusion::with_previous,
+                   Occurrence::sparse_layers},
+    LayerWeightRow{LayerWeight::shared_down, "mlp.shared_experts.down_proj", Width::hidden,
+                   Width::shared_inner, BiasRule::none, ProductDtype::f32, Fusion::none,
+                   Occurrence::sparse_layers},
+    LayerWeightRow{LayerWeight::q_a, "self_attn.q_a_proj", Width::query_rank, Width::hidden},
+    LayerWeightRow{LayerWeight::q_a_norm, "self_attn.q_a_layernorm", Width::query_rank},
+    LayerWeightRow{LayerWeight::q_b, "self_attn.q_b_proj", Width::queries, Width::query_rank},
+    LayerWeightRow{LayerWeight::kv_a, "self_attn.kv_a_proj_with_mqa", Width::latent_row,
+                   Width::hidden},
+    LayerWeightRow{LayerWeight::kv_a_norm, "self_attn.kv_a_layernorm", Width::latent},
+    LayerWeightRow{LayerWeight::kv_b, "self_attn.kv_b_proj", Width::latent_heads, Width::latent},
 };
 
 /// Arrays by LayerWeight have this size.
@@ -150,6 +181,15 @@ enum class Family : std::uint8_t {
   gemma,
 };
 
+/// What attention keeps of a token.
+enum class AttentionRule : std::uint8_t {
+  heads,   ///< K and V of each kv head
+  latent,  ///< one latent row, of which every head makes its own (DeepSeek-V2)
+};
+
+/// How config.json describes a mixture of experts.
+enum class ExpertRule : std::uint8_t { none, qwen, deepseek };
+
 /// What Hugging Face's configuration class of an architecture takes for fields that are left out.
 struct ConfigDefaults {
   bool tie_word_embeddings = false;
@@ -166,7 +206,8 @@ struct Architecture {
   AttentionBiasRule attention_bias = AttentionBiasRule::as_configured;
   WindowRule window = WindowRule::never;
   Family family = Family::llama;
-  bool has_experts = false;  ///< mixture of experts in the layers that config.json says
+  ExpertRule experts = ExpertRule::none;  ///< in the layers that config.json says
+  AttentionRule attention = AttentionRule::heads;
   ConfigDefaults defaults = {};
 };
 
@@ -176,6 +217,11 @@ inline constexpr LayerWeightSet kGemma2Norms{LayerWeight::pre_feedforward_norm,
 inline constexpr LayerWeightSet kGemma3Norms{LayerWeight::pre_feedforward_norm,
                                              LayerWeight::post_feedforward_norm,
                                              LayerWeight::q_norm, LayerWeight::k_norm};
+
+inline constexpr LayerWeightSet kLatentWeights{
+    LayerWeight::q_a,         LayerWeight::q_a_norm,  LayerWeight::q_b,
+    LayerWeight::kv_a,        LayerWeight::kv_a_norm, LayerWeight::kv_b,
+    LayerWeight::shared_gate, LayerWeight::shared_up, LayerWeight::shared_down};
 
 inline constexpr Architecture kArchitectures[] = {
     {.name = "LlamaForCausalLM"},
@@ -189,7 +235,7 @@ inline constexpr Architecture kArchitectures[] = {
     {.name = "Qwen3MoeForCausalLM",
      .optional = kQueryAndKeyNorms,
      .window = WindowRule::if_enabled,
-     .has_experts = true},
+     .experts = ExpertRule::qwen},
     {.name = "Gemma2ForCausalLM",
      .optional = kGemma2Norms,
      .window = WindowRule::every_other,
@@ -206,6 +252,10 @@ inline constexpr Architecture kArchitectures[] = {
                   .rope_theta = 1e6,
                   .local_rope_theta = 1e4,
                   .query_scalar = 256}},
+    {.name = "DeepseekV2ForCausalLM",
+     .optional = kLatentWeights,
+     .experts = ExpertRule::deepseek,
+     .attention = AttentionRule::latent},
 };
 
 /// The weights that not every model has: those that an architecture names as its own.

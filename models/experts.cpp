@@ -24,6 +24,28 @@ void softmax(std::span<float> row) {
   for (float& value : row) value /= sum;
 }
 
+/// The numbers of `values`, those of the `count` largest first; of equals the lower number first.
+void order_by(std::span<const float> values, std::size_t count, std::vector<std::int32_t>& order) {
+  order.resize(values.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::partial_sort(order.begin(), order.begin() + std::ptrdiff_t(count), order.end(),
+                    [&](std::int32_t a, std::int32_t b) {
+                      return values[a] != values[b] ? values[a] > values[b] : a < b;
+                    });
+}
+
+/// Makes the probabilities of experts negative whose group is not one of the most likely ones.
+void keep_groups(std::span<float> row, const ExpertChoice& choice,
+                 std::vector<std::int32_t>& order) {
+  const std::size_t size = row.size() / choice.groups;
+  std::vector<float> most(choice.groups);
+  for (std::size_t g = 0; g < most.size(); ++g)
+    most[g] = *std::ranges::max_element(row.subspan(g * size, size));
+  order_by(most, choice.chosen_groups, order);
+  for (std::size_t g = choice.chosen_groups; g < most.size(); ++g)
+    std::ranges::fill(row.subspan(order[g] * size, size), -1.0f);
+}
+
 /// Consecutive experts that are computed together.
 struct Group {
   std::int32_t first = 0;
@@ -51,22 +73,23 @@ std::span<float> rows_of(std::vector<float>& values, std::size_t first, std::siz
 void ExpertRoutes::choose(std::span<const float> logits, const ExpertChoice& choice) {
   const std::size_t E = choice.experts, k = choice.per_token;
   KV_CHECK(k > 0 && k <= E && logits.size() % E == 0, k, E, logits.size());
+  KV_CHECK(E % choice.groups == 0 && E / choice.groups * choice.chosen_groups >= k, choice.groups,
+           choice.chosen_groups);
   const std::size_t T = logits.size() / E;
   dense_.assign(logits.begin(), logits.end());
-  order_.resize(E);
   for (std::size_t t = 0; t < T; ++t) {
     const auto row = std::span(dense_).subspan(t * E, E);
     softmax(row);
-    std::iota(order_.begin(), order_.end(), 0);
-    std::partial_sort(
-        order_.begin(), order_.begin() + k, order_.end(),
-        [&](std::int32_t a, std::int32_t b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
+    if (choice.chosen_groups < choice.groups) keep_groups(row, choice, order_);
+    order_by(row, k, order_);
     float sum = 0;
     for (std::size_t i = 0; i < k; ++i) sum += row[order_[i]];
     // What is not chosen becomes negative: a chosen expert's weight may be 0.
     for (std::size_t i = k; i < E; ++i) row[order_[i]] = -1;
     if (choice.are_weights_normed)
       for (std::size_t i = 0; i < k; ++i) row[order_[i]] /= sum;
+    if (choice.scale != 1)
+      for (std::size_t i = 0; i < k; ++i) row[order_[i]] *= choice.scale;
   }
   first.clear();
   tokens.clear();

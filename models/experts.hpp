@@ -7,7 +7,7 @@
 // the order of their numbers, whatever else is in the step.
 //
 // Source: transformers, models/qwen3_moe/modeling_qwen3_moe.py (router in f32, softmax over all
-// experts, then the most likely).
+// experts, then the most likely); models/deepseek_v2/modeling_deepseek_v2.py (groups, scale).
 
 #include <cstdint>
 #include <optional>
@@ -23,6 +23,11 @@ struct ExpertChoice {
   std::int32_t experts = 0;         ///< E
   std::int32_t per_token = 0;       ///< k, at most E
   bool are_weights_normed = false;  ///< the weights of a token's experts add up to 1
+  float scale = 1;                  ///< of the weights
+  /// Experts are in so many groups of equal size, by their numbers; only those of the groups with
+  /// the most likely experts are chosen from. \pre `groups` divides E
+  std::int32_t groups = 1;
+  std::int32_t chosen_groups = 1;
 };
 
 /// Which tokens of a step go to which expert.
@@ -32,7 +37,7 @@ struct ExpertRoutes {
   std::vector<float> weights;        ///< [T*k] what each expert's output is multiplied by
 
   /// Chooses by the router's logits [T, E]: the k most likely experts of each token; of equals, the
-  /// one with the lower number.
+  /// one with the lower number. The same of groups.
   void choose(std::span<const float> logits, const ExpertChoice& choice);
 
   std::int32_t count(std::int32_t expert) const { return first[expert + 1] - first[expert]; }

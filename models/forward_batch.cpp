@@ -1,8 +1,15 @@
 #include "models/forward_batch.hpp"
 
 #include "base/check.hpp"
+#include "kernels/mla_row.hpp"
 
 namespace kvhive {
+
+// The kernels' rows are what blocks have room for.
+static_assert(kLatentElements == kMlaLatent && kLatentRopeElements == kMlaRope);
+static_assert(kLatentScaleGroup == kMlaScaleGroup);
+static_assert(latent_row_bytes(Dtype::bf16) == bytes_of(MlaRow::bf16));
+static_assert(latent_row_bytes(Dtype::e4m3) == bytes_of(MlaRow::fp8));
 
 void check_batch(const ForwardBatch& batch, const ModelConfig& config, const LayerGroups& groups,
                  const KvLayout& layout) {
@@ -50,6 +57,14 @@ PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t slot
           .dtype = layout.dtype,
           .layout = layout.pages,
           .scales = scales};
+}
+
+PagedLatents latent_view(std::byte* kv_base, const KvLayout& layout, std::int32_t slot) {
+  return {.base = kv_base + slot * layout.layer_bytes(),
+          .block_stride = static_cast<std::int64_t>(layout.block_bytes()),
+          .token_stride = static_cast<std::int64_t>(latent_row_bytes(layout.dtype)),
+          .S = static_cast<std::int32_t>(layout.block_size),
+          .row = layout.dtype == Dtype::bf16 ? MlaRow::bf16 : MlaRow::fp8};
 }
 
 }  // namespace kvhive

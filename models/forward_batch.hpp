@@ -8,6 +8,7 @@
 #include "base/ids.hpp"
 #include "config/kv_layout.hpp"
 #include "kernels/paged_kv.hpp"
+#include "kernels/paged_mla.hpp"
 #include "models/layer_groups.hpp"
 #include "models/model_config.hpp"
 
@@ -42,5 +43,7 @@ void check_batch(const ForwardBatch& batch, const ModelConfig& config, const Lay
 
 /// One layer of a group's blocks (LayerPlace::slot), in an arena whose block 0 is at `kv_base`.
 PagedKv layer_view(std::byte* kv_base, const KvLayout& layout, std::int32_t slot);
+/// The same of latent rows.
+PagedLatents latent_view(std::byte* kv_base, const KvLayout& layout, std::int32_t slot);
 
 }  // namespace kvhive

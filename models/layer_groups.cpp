@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 
 #include "base/check.hpp"
 #include "kernels/paged_attention.hpp"
@@ -79,9 +80,28 @@ std::vector<AttentionKind> attention_kinds(const ModelConfig& config, const Laye
   return kinds;
 }
 
+Expected<Dtype> kv_dtype_of(KvCacheDtype asked, const ModelConfig& config) {
+  if (!config.is_latent()) return kv_dtype(asked, config.dtype);
+  const Dtype dtype = kv_dtype(asked, Dtype::bf16);
+  if (is_latent_dtype(dtype)) return dtype;
+  return failure(Errc::unsupported,
+                 "kv-cache-dtype '" + std::string(to_string(dtype)) +
+                     "': " + std::string(config.architecture->name) +
+                     " keeps latent rows, of which there are bfloat16 (auto) and fp8 ones");
+}
+
 KvLayout kv_layout(const ModelConfig& config, const LayerGroups& groups, std::uint32_t block_size,
                    Dtype dtype) {
   KV_CHECK(block_size > 0);
+  if (config.is_latent()) {
+    KV_CHECK(is_latent_dtype(dtype), int(dtype));
+    return {.layers = groups.layers,
+            .kv_heads = 1,
+            .head_size = static_cast<std::uint32_t>(config.latent.row()),
+            .block_size = block_size,
+            .dtype = dtype,
+            .kind = KvKind::latent};
+  }
   return {.layers = groups.layers,
           .kv_heads = static_cast<std::uint32_t>(config.kv_heads),
           .head_size = static_cast<std::uint32_t>(config.head_size),
@@ -92,6 +112,7 @@ KvLayout kv_layout(const ModelConfig& config, const LayerGroups& groups, std::ui
 KvLayout fastest_kv_layout(const ModelConfig& config, const LayerGroups& groups,
                            std::uint32_t block_size, Dtype dtype) {
   KvLayout layout = kv_layout(config, groups, block_size, dtype);
+  if (config.is_latent()) return layout;
   // The attention that reads packed pages fast has no soft cap.
   if (config.attention_soft_cap > 0) return layout;
   layout.pages =

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/expected.hpp"
 #include "config/cache_groups.hpp"
 #include "config/kv_layout.hpp"
 #include "models/model_config.hpp"
@@ -47,7 +48,12 @@ LayerGroups groups_of(const ModelConfig& config, const KvLayout& layout);
 /// What differs between the model's layers, in the order of its first layers.
 std::vector<AttentionKind> attention_kinds(const ModelConfig& config, const LayerGroups& groups);
 
+/// The element type of a model's KV, as --kv-cache-dtype asks for it. With latent attention there
+/// are rows of bf16, which `auto` is, and of fp8 (e4m3); an error names what else is asked for.
+[[nodiscard]] Expected<Dtype> kv_dtype_of(KvCacheDtype asked, const ModelConfig& config);
+
 /// The cache that these groups need: of the layers of one group.
+/// \param dtype  one that kv_dtype_of() returns for this model
 KvLayout kv_layout(const ModelConfig& config, const LayerGroups& groups, std::uint32_t block_size,
                    Dtype dtype);
 /// The same with the page layout that this CPU's attention reads fastest.

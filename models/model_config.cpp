@@ -38,7 +38,12 @@ bool is_gemma(const Architecture& architecture) { return architecture.family == 
 bool rotates_in_two_ways(const Architecture& architecture) {
   return architecture.defaults.local_rope_theta > 0;
 }
-bool has_experts(const Architecture& architecture) { return architecture.has_experts; }
+bool has_qwens_experts(const Architecture& architecture) {
+  return architecture.experts == ExpertRule::qwen;
+}
+bool has_deepseeks_experts(const Architecture& architecture) {
+  return architecture.experts == ExpertRule::deepseek;
+}
 
 const std::vector<Neutral>& neutral_fields() {
   static const std::vector<Neutral> fields{
@@ -69,13 +74,22 @@ const std::vector<Neutral>& neutral_fields() {
       {"qk_layernorm", {false}, "false"},
       {"attention_chunk_size", {}, "none"},
       {"use_bidirectional_attention", {false}, "false"},
-      {"num_experts", {0, 1}, "1: this architecture has no mixture of experts here", has_experts},
+      {"num_experts",
+       {0, 1},
+       "1: this architecture has no mixture of experts here",
+       has_qwens_experts},
       {"num_local_experts",
        {0, 1},
        "1: this architecture has no mixture of experts here",
-       has_experts},
-      {"n_routed_experts", {0, 1}, "1: this architecture has no mixture of experts here"},
-      {"n_shared_experts", {0}, "0: kvhive has no shared experts"},
+       has_qwens_experts},
+      {"n_routed_experts",
+       {0, 1},
+       "1: this architecture has no mixture of experts here",
+       has_deepseeks_experts},
+      {"n_shared_experts",
+       {0},
+       "0: this architecture has no shared experts here",
+       has_deepseeks_experts},
       {"shared_expert_intermediate_size", {0}, "0: kvhive has no shared experts"},
   };
   return fields;
@@ -110,6 +124,17 @@ void read_neutral(const JsonFields& fields, const Architecture& architecture, Fi
   }
 }
 
+/// Latent attention has no kv heads to share, and says a head's size in parts. Its class writes
+/// head_dim, too: the part that is rotated.
+void read_latent_heads(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  if (config.kv_heads != config.heads)
+    reader.fail(fields.wrong("num_key_value_heads",
+                             "num_attention_heads = " + std::to_string(config.heads),
+                             Errc::unsupported));
+  reader.take(config.latent, read_latent_shape(fields));
+  config.head_size = config.latent.query();
+}
+
 void read_sizes(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
   reader.integer(config.hidden_size, "hidden_size", kMaxWidth);
   reader.integer(config.intermediate_size, "intermediate_size", kMaxWidth);
@@ -123,7 +148,9 @@ void read_sizes(const JsonFields& fields, FieldReader& reader, ModelConfig& conf
   if (config.heads % config.kv_heads != 0)
     reader.fail(fields.wrong("num_key_value_heads",
                              "a divisor of num_attention_heads = " + std::to_string(config.heads)));
-  if (fields.has("head_dim"))
+  if (config.is_latent())
+    read_latent_heads(fields, reader, config);
+  else if (fields.has("head_dim"))
     reader.integer(config.head_size, "head_dim", kMaxHeadSize);
   else if (config.hidden_size % config.heads == 0 &&
            config.hidden_size / config.heads <= kMaxHeadSize)
@@ -159,6 +186,8 @@ void read_rotation(const JsonFields& fields, FieldReader& reader, ModelConfig& c
   const double stretched = static_cast<double>(scaling.original_max_position) * scaling.factor;
   if (stretched > config.max_position_embeddings && stretched <= kMaxPositions)
     config.max_position_embeddings = static_cast<std::int32_t>(stretched);
+  if (config.is_latent())
+    config.score_factor = static_cast<float>(scaling.score_mscale * scaling.score_mscale);
 }
 
 /// Gemma's class reads hidden_activation, all others hidden_act.
@@ -206,9 +235,9 @@ Expected<std::vector<bool>> read_dense_layers(const JsonFields& fields, std::int
   return dense;
 }
 
-/// Which layers have experts (transformers: Qwen3MoeDecoderLayer), and how they are chosen.
-void read_experts(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
-  if (!config.architecture->has_experts) return;
+/// Qwen3-MoE: which layers have experts, and how they are chosen (transformers:
+/// Qwen3MoeDecoderLayer).
+void read_qwens_experts(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
   constexpr const char *kNew = "num_local_experts", *kOld = "num_experts";
   if (fields.has(kNew) && fields.has(kOld) && fields.json().at(kNew) != fields.json().at(kOld))
     return reader.fail(fields.wrong(kNew, "what num_experts says"));
@@ -216,18 +245,83 @@ void read_experts(const JsonFields& fields, FieldReader& reader, ModelConfig& co
   reader.take(config.experts_per_token,
               fields.integer_or("num_experts_per_tok", kDefaultExpertsPerToken, 1, kMaxExperts));
   reader.integer(config.expert_inner, "moe_intermediate_size", kMaxWidth);
-  reader.take(config.are_expert_weights_normed, fields.boolean_or("norm_topk_prob", false));
   std::int32_t step = 1;
   reader.take(step, fields.integer_or("decoder_sparse_step", 1, 1, kMaxLayers));
   std::vector<bool> dense;
   reader.take(dense, read_dense_layers(fields, config.layers));
-  if (reader.ok() && config.experts_per_token > config.experts)
-    reader.fail(fields.wrong("num_experts_per_tok",
-                             "at most num_experts = " + std::to_string(config.experts)));
   if (!reader.ok()) return;
   config.sparse_layers.resize(config.layers);
   for (std::int32_t layer = 0; layer < config.layers; ++layer)
     config.sparse_layers[layer] = !dense[layer] && (layer + 1) % step == 0;
+}
+
+/// DeepSeek-V2: the groups of experts that its router chooses from first.
+void read_expert_groups(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  std::string method;
+  reader.take(method, fields.text_or("topk_method", "greedy"));
+  if (!reader.ok() || method == "greedy") return;
+  if (method != "group_limited_greedy")
+    return reader.fail(
+        fields.wrong("topk_method", "greedy or group_limited_greedy", Errc::unsupported));
+  ExpertGroups& groups = config.expert_groups;
+  reader.integer(groups.count, "n_group", kMaxExperts);
+  reader.integer(groups.chosen, "topk_group", kMaxExperts);
+  if (!reader.ok()) return;
+  if (config.experts % groups.count != 0)
+    return reader.fail(fields.wrong(
+        "n_group", "a divisor of n_routed_experts = " + std::to_string(config.experts)));
+  if (groups.chosen > groups.count)
+    return reader.fail(
+        fields.wrong("topk_group", "at most n_group = " + std::to_string(groups.count)));
+  const std::int32_t left = config.experts / groups.count * groups.chosen;
+  if (config.experts_per_token > left)
+    reader.fail(fields.wrong("num_experts_per_tok", "at most the " + std::to_string(left) +
+                                                        " experts of topk_group groups"));
+}
+
+/// DeepSeek-V2: as its own class and vLLM read it (modeling_deepseek.py). Where its own class, vLLM
+/// and transformers compute different things, it is refused.
+void read_deepseeks_experts(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  if (is_null(fields, "n_routed_experts")) return;
+  reader.integer(config.experts, "n_routed_experts", kMaxExperts);
+  reader.integer(config.experts_per_token, "num_experts_per_tok", kMaxExperts);
+  reader.integer(config.expert_inner, "moe_intermediate_size", kMaxWidth);
+  if (!is_null(fields, "n_shared_experts"))
+    reader.take(config.shared_experts, fields.integer("n_shared_experts", 0, kMaxExperts));
+  reader.take(config.routed_scale, fields.number_or("routed_scaling_factor", 1, 1e-6, 1e6));
+  std::string scores;
+  reader.take(scores, fields.text_or("scoring_func", "softmax"));
+  if (reader.ok() && scores != "softmax")
+    reader.fail(fields.wrong("scoring_func", "softmax", Errc::unsupported));
+  read_expert_groups(fields, reader, config);
+  std::int32_t first = 0, step = 1;
+  reader.take(first, fields.integer_or("first_k_dense_replace", 0, 0, kMaxLayers));
+  reader.take(step, fields.integer_or("moe_layer_freq", 1, 1, kMaxLayers));
+  if (!reader.ok()) return;
+  if (config.are_expert_weights_normed && config.routed_scale != 1)
+    reader.fail(fields.wrong("norm_topk_prob",
+                             "false where routed_scaling_factor is not 1: programs disagree about "
+                             "what both together mean",
+                             Errc::unsupported));
+  config.sparse_layers.resize(config.layers);
+  for (std::int32_t layer = first; layer < config.layers; ++layer)
+    config.sparse_layers[layer] = layer % step == 0;
+}
+
+/// Which layers have experts, and how they are chosen.
+void read_experts(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
+  if (config.architecture->experts == ExpertRule::none) return;
+  reader.take(config.are_expert_weights_normed, fields.boolean_or("norm_topk_prob", false));
+  switch (config.architecture->experts) {
+    case ExpertRule::none: return;
+    case ExpertRule::qwen: read_qwens_experts(fields, reader, config); break;
+    case ExpertRule::deepseek: read_deepseeks_experts(fields, reader, config); break;
+  }
+  if (reader.ok() && config.experts_per_token > config.experts)
+    reader.fail(fields.wrong(
+        "num_experts_per_tok",
+        (config.is_latent() ? "at most n_routed_experts = " : "at most num_experts = ") +
+            std::to_string(config.experts)));
 }
 
 void read_dtype(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
@@ -251,6 +345,12 @@ void read_variant(const JsonFields& fields, FieldReader& reader, ModelConfig& co
       fields.boolean_or("tie_word_embeddings", config.architecture->defaults.tie_word_embeddings));
   reader.take(config.rms_norm_eps, fields.number_or("rms_norm_eps", 1e-6, 1e-12, 1));
   const bool is_qkv_only = config.architecture->attention_bias == AttentionBiasRule::qkv_only;
+  if (config.is_latent())
+    for (const auto& [name, has_bias] :
+         {std::pair{"attention_bias", attention_bias}, {"mlp_bias", config.mlp_bias}})
+      if (reader.ok() && has_bias)
+        reader.fail(
+            fields.wrong(name, "false: this architecture has no biases here", Errc::unsupported));
   config.qkv_bias = attention_bias || is_qkv_only;
   config.output_bias = attention_bias && !is_qkv_only;
 }

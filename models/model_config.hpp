@@ -11,10 +11,17 @@
 #include "base/ids.hpp"
 #include "config/dtype.hpp"
 #include "models/architecture.hpp"
+#include "models/latent/latent_shape.hpp"
 #include "models/quantization/quantization.hpp"
 #include "models/rope_config.hpp"
 
 namespace kvhive {
+
+/// How DeepSeek's router narrows its choice before it chooses (topk_method group_limited_greedy).
+struct ExpertGroups {
+  std::int32_t count = 1;   ///< n_group
+  std::int32_t chosen = 1;  ///< topk_group: those with the most likely experts
+};
 
 struct ModelConfig {
   const Architecture* architecture = &kArchitectures[0];
@@ -23,12 +30,13 @@ struct ModelConfig {
   std::int32_t layers = 0;
   std::int32_t heads = 0;      ///< H, query heads
   std::int32_t kv_heads = 0;   ///< G
-  std::int32_t head_size = 0;  ///< D; even
+  std::int32_t head_size = 0;  ///< D of a query; even. With latent attention nope + rope
   std::int32_t vocab_size = 0;
   std::int32_t max_position_embeddings = 0;
   float rms_norm_eps = 1e-6f;
   RopeConfigs rope;
   float query_scalar = 0;              ///< scores are divided by its square root; 0: by that of D
+  float score_factor = 1;              ///< and multiplied by this
   float attention_soft_cap = 0;        ///< scores s become cap * tanh(s / cap); 0: none
   float logit_soft_cap = 0;            ///< the same of logits
   std::int32_t experts = 0;            ///< of each sparse layer; 0: all layers are dense
@@ -36,6 +44,10 @@ struct ModelConfig {
   std::int32_t expert_inner = 0;       ///< moe_intermediate_size: width of an expert
   bool are_expert_weights_normed =
       false;                        ///< norm_topk_prob: the chosen experts' weights add up to 1
+  ExpertGroups expert_groups;       ///< 1 of 1: all are chosen from
+  float routed_scale = 1;           ///< routed_scaling_factor, of the chosen experts' weights
+  std::int32_t shared_experts = 0;  ///< n_shared_experts: as many that compute every token
+  LatentShape latent;               ///< with latent attention, else empty
   std::vector<bool> sparse_layers;  ///< by layer: has experts; empty: none has
   bool tie_word_embeddings = false;
   bool qkv_bias = false;
@@ -51,8 +63,26 @@ struct ModelConfig {
   /// Whether the layers of this model have such a weight: some of them, where only dense or only
   /// sparse layers have it.
   bool has(LayerWeight weight) const {
-    return !kOptionalWeights.has(weight) || architecture->optional.has(weight);
+    if (kOptionalWeights.has(weight) && !architecture->optional.has(weight)) return false;
+    switch (weight) {
+      case LayerWeight::k:
+      case LayerWeight::v: return !is_latent();
+      case LayerWeight::q: return latent.query_rank == 0;
+      case LayerWeight::q_a:
+      case LayerWeight::q_a_norm:
+      case LayerWeight::q_b: return latent.query_rank > 0;
+      case LayerWeight::shared_gate:
+      case LayerWeight::shared_up:
+      case LayerWeight::shared_down: return shared_experts > 0;
+      default: return true;
+    }
   }
+
+  bool is_latent() const { return architecture->attention == AttentionRule::latent; }
+  /// Elements of a head's query and key that are rotated.
+  std::int32_t rotated_size() const { return is_latent() ? latent.rope : head_size; }
+  /// Elements of a head's value.
+  std::int32_t value_size() const { return is_latent() ? latent.value : head_size; }
 
   /// How many tokens a layer attends to, the query's own included; 0: all before it.
   std::int32_t window_of(std::int32_t layer) const {

@@ -9,10 +9,16 @@ std::int32_t width_of(const ModelConfig& config, Width width) {
     case Width::hidden: return config.hidden_size;
     case Width::inner: return config.intermediate_size;
     case Width::queries: return config.heads * config.head_size;
+    case Width::values: return config.heads * config.value_size();
     case Width::keys: return config.kv_heads * config.head_size;
     case Width::head: return config.head_size;
     case Width::experts: return config.experts;
     case Width::expert_inner: return config.expert_inner;
+    case Width::shared_inner: return config.shared_experts * config.expert_inner;
+    case Width::query_rank: return config.latent.query_rank;
+    case Width::latent: return config.latent.rank;
+    case Width::latent_row: return config.latent.rank + config.latent.rope;
+    case Width::latent_heads: return config.heads * (config.latent.nope + config.latent.value);
   }
   return 0;
 }
@@ -51,8 +57,9 @@ ModelTensor tensor_of(const ModelConfig& config, const LayerWeightRow& row, std:
 }
 
 bool has(const ModelConfig& config, std::int32_t layer, const LayerWeightRow& row) {
+  if (!config.has(row.weight)) return false;
   switch (row.occurrence) {
-    case Occurrence::each_layer: return config.has(row.weight);
+    case Occurrence::each_layer: return true;
     case Occurrence::dense_layers: return !config.is_sparse(layer);
     case Occurrence::sparse_layers: return config.is_sparse(layer);
     case Occurrence::each_expert: return false;  // listed expert by expert

@@ -107,4 +107,25 @@ void Rope::rotate(std::span<float> rows, std::int32_t heads, const RopeAngles& a
   }
 }
 
+void Rope::rotate_neighbours(std::span<float> rows, std::size_t stride, std::int32_t heads,
+                             const RopeAngles& angles) const {
+  const std::size_t half = frequencies_.size();
+  const std::size_t tokens = angles.cosines.size() / half;
+  KV_CHECK(tokens == 0 || rows.size() >= (tokens * heads - 1) * stride + 2 * half, rows.size(),
+           tokens, heads, stride);
+  for (std::size_t t = 0; t < tokens; ++t) {
+    const float* cosine = &angles.cosines[t * half];
+    const float* sine = &angles.sines[t * half];
+    for (std::int32_t h = 0; h < heads; ++h) {
+      float* pair = &rows[(t * heads + h) * stride];
+      for (std::size_t i = 0; i < half; ++i, pair += 2) {
+        const float a = pair[0];
+        const float b = pair[1];
+        pair[0] = a * cosine[i] - b * sine[i];
+        pair[1] = b * cosine[i] + a * sine[i];
+      }
+    }
+  }
+}
+
 }  // namespace kvhive

@@ -1,6 +1,7 @@
 #pragma once
 // Rotary position embeddings. Dimensions are paired as in Hugging Face's "rotate half": dimension i
-// is rotated together with dimension i + D/2.
+// is rotated together with dimension i + D/2; of DeepSeek's models, dimension 2i with dimension
+// 2i+1.
 //
 // Source: Su et al., RoFormer (2021); Peng et al., YaRN (2023); transformers:
 // modeling_rope_utils.py. The code does the same float32 operations in the same order, since models
@@ -26,13 +27,18 @@ class Rope {
   /// \param head_size  D, even
   Rope(std::int32_t head_size, const RopeConfig& rope);
   /// The rotation of a model's layers that see everything; mostly of all.
-  explicit Rope(const ModelConfig& config) : Rope(config.head_size, config.rope.full) {}
+  explicit Rope(const ModelConfig& config) : Rope(config.rotated_size(), config.rope.full) {}
 
   /// Computes the angles of tokens at these positions. All layers and heads of a step use the same.
   void angles(std::span<const std::int32_t> positions, RopeAngles& angles) const;
 
   /// Rotates rows [T, heads, D] in place.
   void rotate(std::span<float> rows, std::int32_t heads, const RopeAngles& angles) const;
+
+  /// Rotates dimensions 2i and 2i+1 together, as DeepSeek's models are trained: in place, the first
+  /// dimensions of rows [T, heads] that begin `stride` floats apart.
+  void rotate_neighbours(std::span<float> rows, std::size_t stride, std::int32_t heads,
+                         const RopeAngles& angles) const;
 
   /// The angle per position of each pair of dimensions, in radians, [D/2].
   std::span<const float> frequencies() const { return frequencies_; }

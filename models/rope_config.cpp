@@ -59,6 +59,7 @@ void read_yarn(const JsonFields& fields, const JsonFields& scaling, const RopeDe
   if (rope.beta_fast < rope.beta_slow)
     return reader.fail(scaling.wrong(scaling.has("beta_fast") ? "beta_fast" : "beta_slow",
                                      "beta_fast (32) to be at least beta_slow (1)"));
+  if (mscale_all_dim > 0) rope.score_mscale = yarn_mscale(rope.factor, mscale_all_dim);
   const bool has_mscales = mscale > 0 && mscale_all_dim > 0;
   const double implied =
       has_mscales ? yarn_mscale(rope.factor, mscale) / yarn_mscale(rope.factor, mscale_all_dim)

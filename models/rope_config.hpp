@@ -17,12 +17,14 @@ struct RopeScaling {
   double low_freq_factor = 1;  ///< llama3 only, as the next
   double high_freq_factor = 4;
   std::int64_t original_max_position = 0;  ///< context the model was first trained on; llama3, yarn
-  /// yarn only, as the next four. Dimensions that turn more often than `beta_fast` times in the
+  /// yarn only, as the next five. Dimensions that turn more often than `beta_fast` times in the
   /// original context stay, those that turn less often than `beta_slow` times are stretched.
   double beta_fast = 32;
   double beta_slow = 1;
   double attention_factor = 1;  ///< of cosines and sines, hence of the scores twice
-  bool is_truncated = true;     ///< the dimensions of both bounds are rounded to whole ones
+  /// What DeepSeek's models multiply scores by, twice; of mscale_all_dim, 1 without.
+  double score_mscale = 1;
+  bool is_truncated = true;  ///< the dimensions of both bounds are rounded to whole ones
 };
 
 /// The rotation of one kind of layers.

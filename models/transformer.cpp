@@ -1,5 +1,6 @@
 #include "models/transformer.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -23,7 +24,7 @@ ExpertShape expert_shape(const ModelConfig& config) {
 float score_scale(const ModelConfig& config) {
   const float scalar =
       config.query_scalar > 0 ? config.query_scalar : static_cast<float>(config.head_size);
-  return 1 / std::sqrt(scalar);
+  return config.score_factor / std::sqrt(scalar);
 }
 
 /// What embeddings are multiplied by. Models were trained with the root rounded to the weights'
@@ -50,22 +51,36 @@ bool has_norms_behind(const ModelConfig& config) {
   return config.architecture->family == Family::gemma;
 }
 
+/// The eps of the norms of latents and of narrow queries: DeepSeek's class gives them its default,
+/// whatever rms_norm_eps says.
+constexpr float kLatentEps = 1e-6f;
+
 /// The intermediate rows of a step, kept between steps so that they are allocated once.
 struct Activations {
-  std::vector<float> hidden;   ///< [T, hidden], the residual stream
-  std::vector<float> normed;   ///< [T, hidden]
-  std::vector<float> q;        ///< [T, H, D]
-  std::vector<float> k;        ///< [T, G, D]
-  std::vector<float> v;        ///< [T, G, D]
-  std::vector<float> heads;    ///< [T, H, D], attention's output
-  std::vector<float> gate;     ///< [T, intermediate]
-  std::vector<float> up;       ///< [T, intermediate]
-  std::vector<float> wanted;   ///< [logit rows, hidden]
-  std::vector<float> router;   ///< [T, experts], logits
-  std::vector<float> mixed;    ///< [T, hidden], the experts' output
-  std::vector<float> adapted;  ///< scratch of adapters
-  RopeAngles angles;           ///< of layers that see everything
-  RopeAngles sliding_angles;   ///< of layers with a window, where they rotate otherwise
+  std::vector<float> hidden;        ///< [T, hidden], the residual stream
+  std::vector<float> normed;        ///< [T, hidden]
+  std::vector<float> q;             ///< [T, H, D]
+  std::vector<float> k;             ///< [T, G, D]
+  std::vector<float> v;             ///< [T, G, D]
+  std::vector<float> heads;         ///< [T, H, size of a value], attention's output
+  std::vector<float> gate;          ///< [T, intermediate]
+  std::vector<float> up;            ///< [T, intermediate]
+  std::vector<float> wanted;        ///< [logit rows, hidden]
+  std::vector<float> router;        ///< [T, experts], logits
+  std::vector<float> mixed;         ///< [T, hidden], the experts' output
+  std::vector<float> shared_gate;   ///< [T, shared experts' width]
+  std::vector<float> shared_up;     ///< [T, shared experts' width]
+  std::vector<float> shared;        ///< [T, hidden], the shared experts' output
+  std::vector<float> narrow_q;      ///< [T, query rank]
+  std::vector<float> kv_row;        ///< [T, latent + rope], before the latent's norm
+  std::vector<float> latent;        ///< [T, latent]
+  std::vector<float> shared_key;    ///< [T, rope], rotated
+  std::vector<float> row_q;         ///< [T, H, latent + rope], absorbed queries
+  std::vector<float> attended;      ///< [T, H, latent]
+  std::vector<float> head_scratch;  ///< of absorbing, by thread
+  std::vector<float> adapted;       ///< scratch of adapters
+  RopeAngles angles;                ///< of layers that see everything
+  RopeAngles sliding_angles;        ///< of layers with a window, where they rotate otherwise
   ExpertRoutes routes;
   ExpertRows experts;
 
@@ -79,14 +94,35 @@ struct Activations {
     const std::size_t keys = tokens * config.kv_heads * config.head_size;
     for (const Rows rows : {&Activations::hidden, &Activations::normed})
       visit(rows, tokens * config.hidden_size);
-    for (const Rows rows : {&Activations::q, &Activations::heads}) visit(rows, queries);
-    for (const Rows rows : {&Activations::k, &Activations::v}) visit(rows, keys);
+    visit(&Activations::q, queries);
+    visit(&Activations::heads, tokens * config.heads * config.value_size());
+    if (config.is_latent())
+      visit_latent_sizes(config, tokens, visit);
+    else
+      for (const Rows rows : {&Activations::k, &Activations::v}) visit(rows, keys);
     for (const Rows rows : {&Activations::gate, &Activations::up})
       visit(rows, tokens * config.intermediate_size);
     visit(&Activations::wanted, logit_rows * config.hidden_size);
     if (config.experts == 0) return;
     visit(&Activations::router, tokens * config.experts);
     visit(&Activations::mixed, tokens * config.hidden_size);
+    if (config.shared_experts == 0) return;
+    for (const Rows rows : {&Activations::shared_gate, &Activations::shared_up})
+      visit(rows, tokens * config.shared_experts * config.expert_inner);
+    visit(&Activations::shared, tokens * config.hidden_size);
+  }
+
+  template <class Visit>
+  static void visit_latent_sizes(const ModelConfig& config, std::size_t tokens,
+                                 const Visit& visit) {
+    const LatentShape& shape = config.latent;
+    visit(&Activations::narrow_q, tokens * shape.query_rank);
+    visit(&Activations::kv_row, tokens * shape.row());
+    visit(&Activations::latent, tokens * shape.rank);
+    visit(&Activations::shared_key, tokens * shape.rope);
+    visit(&Activations::row_q, tokens * config.heads * shape.row());
+    visit(&Activations::attended, tokens * config.heads * shape.rank);
+    visit(&Activations::head_scratch, LatentHeads::scratch_floats(tokens, shape));
   }
 
   void resize(const ModelConfig& config, std::size_t tokens, std::size_t logit_rows) {
@@ -114,11 +150,15 @@ struct Transformer::State {
   void embed(const ForwardBatch& batch);
   void attend(const ForwardBatch& batch, LayerWeights& layer, const PagedKv& layer_kv,
               GroupId group, std::int32_t window);
+  void attend_latents(const ForwardBatch& batch, const LayerWeights& layer, const PagedLatents& kv,
+                      GroupId group);
+  void project_latents(const ForwardBatch& batch, const LayerWeights& layer);
   void norm(const LayerWeights& layer, LayerWeight weight, std::span<const float> from,
             std::span<float> to);
   void feed_forward(const ForwardBatch& batch, const LayerWeights& layer);
   void run_dense(const ForwardBatch& batch, const LayerWeights& layer);
   void run_sparse(const LayerWeights& layer);
+  void run_shared(const LayerWeights& layer);
   void project(const ForwardBatch& batch, std::span<float> logits);
 };
 
@@ -196,6 +236,54 @@ void Transformer::State::attend(const ForwardBatch& batch, LayerWeights& layer,
   add_in_place(rows.hidden, rows.normed);
 }
 
+/// Rows of latents for the cache, and the queries for them, from `normed`.
+void Transformer::State::project_latents(const ForwardBatch& batch, const LayerWeights& layer) {
+  const LatentShape& shape = config.latent;
+  if (shape.query_rank > 0) {
+    multiply(batch, layer, LayerWeight::q_a, rows.normed, rows.narrow_q);
+    rms_norm(rows.narrow_q, layer.norm(LayerWeight::q_a_norm), kLatentEps, rows.narrow_q);
+    multiply(batch, layer, LayerWeight::q_b, rows.narrow_q, rows.q);
+  } else {
+    multiply(batch, layer, LayerWeight::q, rows.normed, rows.q);
+  }
+  layer.heads->absorb(rows.q, rows.row_q, rows.head_scratch);
+  rope.rotate_neighbours(std::span(rows.row_q).subspan(shape.rank), shape.row(), config.heads,
+                         rows.angles);
+
+  multiply(batch, layer, LayerWeight::kv_a, rows.normed, rows.kv_row);
+  for (std::size_t t = 0; t < batch.tokens.size(); ++t) {
+    const float* const row = &rows.kv_row[t * shape.row()];
+    std::copy_n(row, shape.rank, &rows.latent[t * shape.rank]);
+    std::copy_n(row + shape.rank, shape.rope, &rows.shared_key[t * shape.rope]);
+  }
+  rms_norm(rows.latent, layer.norm(LayerWeight::kv_a_norm), kLatentEps, rows.latent);
+  rope.rotate_neighbours(rows.shared_key, shape.rope, 1, rows.angles);
+}
+
+void Transformer::State::attend_latents(const ForwardBatch& batch, const LayerWeights& layer,
+                                        const PagedLatents& kv, GroupId group) {
+  norm(layer, LayerWeight::input_norm, rows.hidden, rows.normed);
+  project_latents(batch, layer);
+  attention.write_latents({.latent = rows.latent.data(),
+                           .rope = rows.shared_key.data(),
+                           .slot_mapping = batch.slots_of(group).data(),
+                           .kv = kv,
+                           .T = static_cast<std::int32_t>(batch.tokens.size())});
+  attention.attend_latents({.q = rows.row_q.data(),
+                            .kv = kv,
+                            .block_table = batch.table_of(group).data(),
+                            .query_start = batch.query_start.data(),
+                            .kv_len = batch.kv_len.data(),
+                            .out = rows.attended.data(),
+                            .B = static_cast<std::int32_t>(batch.kv_len.size()),
+                            .H = config.heads,
+                            .M = batch.max_blocks,
+                            .scale = score_scale(config)});
+  layer.heads->expand(rows.attended, rows.heads, rows.head_scratch);
+  multiply(batch, layer, LayerWeight::o, rows.heads, rows.normed);
+  add_in_place(rows.hidden, rows.normed);
+}
+
 void Transformer::State::feed_forward(const ForwardBatch& batch, const LayerWeights& layer) {
   const bool has_behind = has_norms_behind(config);
   norm(layer, has_behind ? LayerWeight::pre_feedforward_norm : LayerWeight::post_attention_norm,
@@ -224,10 +312,23 @@ void Transformer::State::run_sparse(const LayerWeights& layer) {
   layer.product(LayerWeight::router).apply(rows.normed, rows.router);
   rows.routes.choose(rows.router, {.experts = config.experts,
                                    .per_token = config.experts_per_token,
-                                   .are_weights_normed = config.are_expert_weights_normed});
+                                   .are_weights_normed = config.are_expert_weights_normed,
+                                   .scale = config.routed_scale,
+                                   .groups = config.expert_groups.count,
+                                   .chosen_groups = config.expert_groups.chosen});
   run_experts(rows.routes, layer.experts, expert_shape(config), rows.normed, rows.experts,
               rows.mixed);
+  if (config.shared_experts > 0) run_shared(layer);
   rows.normed.swap(rows.mixed);
+}
+
+/// The experts that compute every token, from `normed`; added to `mixed`.
+void Transformer::State::run_shared(const LayerWeights& layer) {
+  layer.product(LayerWeight::shared_gate).apply(rows.normed, rows.shared_gate);
+  layer.product(LayerWeight::shared_up).apply(rows.normed, rows.shared_up);
+  silu_multiply(rows.shared_gate, rows.shared_up);
+  layer.product(LayerWeight::shared_down).apply(rows.shared_gate, rows.shared);
+  add_in_place(rows.mixed, rows.shared);
 }
 
 void Transformer::State::project(const ForwardBatch& batch, std::span<float> logits) {
@@ -300,9 +401,13 @@ void Transformer::forward(const ForwardBatch& batch, std::byte* kv_base, const K
   state.embed(batch);
   for (std::int32_t layer = 0; layer < state.config.layers; ++layer) {
     const auto [group, slot] = groups.places[layer];
-    state.attend(batch, state.weights.layers[layer], layer_view(kv_base, layout, slot), group,
-                 state.config.window_of(layer));
-    state.feed_forward(batch, state.weights.layers[layer]);
+    LayerWeights& weights = state.weights.layers[layer];
+    if (state.config.is_latent())
+      state.attend_latents(batch, weights, latent_view(kv_base, layout, slot), group);
+    else
+      state.attend(batch, weights, layer_view(kv_base, layout, slot), group,
+                   state.config.window_of(layer));
+    state.feed_forward(batch, weights);
   }
   state.project(batch, logits);
 }

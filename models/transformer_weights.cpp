@@ -129,6 +129,19 @@ class TensorReader {
     return Matmul({weights.dtype, listed.rows, listed.columns, weights.bytes}, std::move(bias));
   }
 
+  std::optional<LatentHeads> latent_heads(const ModelTensor& listed) {
+    if (is_quantized(listed)) {
+      const auto values = dequantized(listed);
+      if (failed_) return std::nullopt;
+      return LatentHeads({quantized_to(), listed.rows, listed.columns, values},
+                         BytesLive::for_the_call, config_.heads, config_.latent);
+    }
+    const auto weights = tensor(listed.weight_name(), listed.weight_shape());
+    if (failed_) return std::nullopt;
+    return LatentHeads({weights.dtype, listed.rows, listed.columns, weights.bytes},
+                       BytesLive::as_the_model, config_.heads, config_.latent);
+  }
+
   void read_kv_scales(std::int32_t layer, std::optional<KvScaleValues>& into) {
     if (failed_) return;
     auto found = kvhive::read_kv_scales(files_, layer);
@@ -155,16 +168,28 @@ class TensorReader {
            entry->dtype == "F8_E4M3";
   }
 
-  std::optional<Matmul> quantized_matmul(const ModelTensor& listed) {
+  /// What quantized matrices become.
+  Dtype quantized_to() const { return config_.dtype == Dtype::bf16 ? Dtype::bf16 : Dtype::f32; }
+
+  /// The values of a quantized matrix, as quantized_to() says.
+  std::vector<std::byte> dequantized(const ModelTensor& listed) {
+    if (failed_) return {};
     auto grid = read_scales(files_, listed, config_.quantization);
-    if (!failed_ && !grid) failed_ = std::move(grid.error());
+    if (!grid) {
+      failed_ = std::move(grid.error());
+      return {};
+    }
+    count();
+    return values_of_e4m3(files_.entry(listed.weight_name())->bytes, listed.rows, listed.columns,
+                          *grid, quantized_to());
+  }
+
+  std::optional<Matmul> quantized_matmul(const ModelTensor& listed) {
+    auto values = dequantized(listed);
     auto bias = bias_of(listed);
     if (failed_) return std::nullopt;
-    count();
-    const Dtype to = config_.dtype == Dtype::bf16 ? Dtype::bf16 : Dtype::f32;
-    auto values = values_of_e4m3(files_.entry(listed.weight_name())->bytes, listed.rows,
-                                 listed.columns, *grid, to);
-    return Matmul({to, listed.rows, listed.columns, {}}, std::move(values), std::move(bias));
+    return Matmul({quantized_to(), listed.rows, listed.columns, {}}, std::move(values),
+                  std::move(bias));
   }
 
   const SafetensorsDirectory& files_;
@@ -198,6 +223,8 @@ void read_layer_weight(TensorReader& reader, const ModelTensor& listed, const Mo
   if (listed.expert >= 0) {
     layer.experts.resize(config.experts);
     read_expert_weight(reader, listed, layer.experts[listed.expert]);
+  } else if (listed.weight == LayerWeight::kv_b) {
+    layer.heads = reader.latent_heads(listed);
   } else if (listed.is_vector()) {
     layer.norms[weight] = read_norm(reader, listed, config);
   } else {
@@ -241,6 +268,7 @@ std::size_t TransformerWeights::private_bytes() const {
   add(lm_head);
   for (const LayerWeights& layer : layers) {
     for (const auto& matrix : layer.products) add(matrix);
+    if (layer.heads) bytes += layer.heads->owned_bytes();
     for (const ExpertWeights& expert : layer.experts)
       for (const auto* const matrix : {&expert.gate, &expert.up, &expert.down}) add(*matrix);
   }

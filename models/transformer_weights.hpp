@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "models/experts.hpp"
+#include "models/latent/latent_heads.hpp"
 #include "models/model_config.hpp"
 #include "models/model_tensors.hpp"
 #include "models/product/matmul.hpp"
@@ -34,6 +35,7 @@ struct LayerWeights {
   std::array<std::vector<float>, kLayerWeightCount> norms;  ///< what a norm multiplies by
   std::array<std::optional<Matmul>, kLayerWeightCount> products;
   std::vector<ExpertWeights> experts;  ///< of a sparse layer
+  std::optional<LatentHeads> heads;    ///< kv_b, with latent attention
   std::optional<KvScaleValues> kv_scales;
 
   const std::vector<float>& norm(LayerWeight weight) const {
@@ -47,7 +49,7 @@ struct LayerWeights {
 
 /// All weights of a model. Matrices refer to the mapped files in `files`; norms and biases (a few
 /// KB) are f32 copies. Quantized matrices are copies, too: of their values, in the model's dtype
-/// (f32, if that is f16).
+/// (f32, if that is f16), and so is half of kv_b_proj (latent_heads.hpp).
 struct TransformerWeights {
   SafetensorsDirectory files;
   TensorView embedding;  ///< [vocab, hidden]

@@ -257,6 +257,7 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
     visit("block size of the KV layout", std::uint64_t{model.kv.block_size});
     visit("dtype", static_cast<std::uint64_t>(model.kv.dtype));
     visit("page layout", static_cast<std::uint64_t>(model.kv.pages));
+    visit("kind of KV", static_cast<std::uint64_t>(model.kv.kind));
     visit("padding of a block", std::uint64_t{model.kv.padding});
     visit("fingerprint", model.fingerprint);
     visit("number of cache groups", std::uint64_t{model.groups.count});

@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 
-CORE = {"base", "config", "hashing", "pool", "kernels", "device", "models", "models/product", "models/quantization", "models/text", "ipc",
+CORE = {"base", "config", "hashing", "pool", "kernels", "device", "models", "models/latent", "models/product", "models/quantization", "models/text", "ipc",
         "ipc/channel", "actors"}
 SHARED = {"base", "config", "pool", "pool/care", "ipc", "ipc/channel", "tools/program", "tools/privilege"}
 # A folder may include itself and what is listed here. A folder that is not listed may not include anything of ours.
@@ -26,11 +26,12 @@ MAY_INCLUDE = {
     "kernels/cpu": {"base", "config", "kernels"},
     "kernels/simt": set(),
     "kernels/cuda": {"base", "config", "kernels", "kernels/simt"},
-    "models": {"base", "config", "kernels", "models/product", "models/quantization"},
+    "models": {"base", "config", "kernels", "models/latent", "models/product", "models/quantization"},
+    "models/latent": {"base", "config", "models/product"},
     "models/product": {"base", "config"},
     "models/quantization": {"base", "config"},
     "models/text": {"base"},
-    "models/gpu": {"base", "config", "device", "kernels", "kernels/cuda", "models", "models/quantization"},
+    "models/gpu": {"base", "config", "device", "kernels", "kernels/cuda", "models", "models/latent", "models/quantization"},
     "ipc": {"base", "config"},
     "ipc/channel": {"base", "config"},
     "client": {"base", "config", "ipc", "ipc/channel"},

@@ -81,9 +81,9 @@ Matmul copied(const TensorView& tensor, std::int32_t rows, std::int32_t columns)
 }
 
 bool may_be_adapted(const ModelTensor& listed) {
-  constexpr LayerWeightSet kMatrices{LayerWeight::q,   LayerWeight::k,    LayerWeight::v,
-                                     LayerWeight::o,   LayerWeight::gate, LayerWeight::up,
-                                     LayerWeight::down};
+  constexpr LayerWeightSet kMatrices{
+      LayerWeight::q,  LayerWeight::k,    LayerWeight::v,   LayerWeight::o,   LayerWeight::gate,
+      LayerWeight::up, LayerWeight::down, LayerWeight::q_a, LayerWeight::q_b, LayerWeight::kv_a};
   return listed.use == ModelTensor::Use::layer && listed.expert < 0 && kMatrices.has(listed.weight);
 }
 
@@ -131,8 +131,10 @@ Expected<LoraAdapter> LoraAdapter::load(const std::filesystem::path& directory,
   if (!unknown.empty())
     return failure(Errc::unsupported,
                    files->where(*unknown.begin()) +
-                       " belongs to nothing that kvhive adapts in this model: q_proj, k_proj, "
-                       "v_proj, o_proj, gate_proj, up_proj and down_proj of its layers");
+                       " belongs to nothing that kvhive adapts in this model: " +
+                       (config.is_latent() ? "q_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, "
+                                           : "q_proj, k_proj, v_proj, ") +
+                       "o_proj, gate_proj, up_proj and down_proj of its layers");
   if (adapter.pairs_.empty())
     return failure(
         Errc::bad_format,

@@ -17,7 +17,9 @@ Expected<void> check_gpu_model(const ModelConfig& config) {
   const std::string name(config.architecture->name);
   if (config.architecture->family == Family::gemma)
     return not_on_gpu(name + " (soft caps, GELU, norms behind attention)");
-  if (config.architecture->has_experts) return not_on_gpu(name + " (mixture of experts)");
+  if (config.is_latent()) return not_on_gpu(name + " (multi-head latent attention)");
+  if (config.architecture->experts != ExpertRule::none)
+    return not_on_gpu(name + " (mixture of experts)");
   if (config.rope.full.scaling.kind == RopeScaling::Kind::yarn)
     return not_on_gpu(name + " with rope_scaling yarn");
   if (config.quantization.kind == Quantization::Kind::fp8)

@@ -8,7 +8,8 @@
 namespace kvhive {
 
 /// Refuses a model that has something the GPU's forward pass does not compute: the Gemma family,
-/// mixtures of experts, YaRN, quantized weights. The text names it and what to do.
+/// latent attention, mixtures of experts, YaRN, quantized weights. The text names it and what to
+/// do.
 [[nodiscard]] Expected<void> check_gpu_model(const ModelConfig& config);
 
 /// Refuses files with scales for a cache of fp8, which would be passed over.

@@ -19,7 +19,18 @@ namespace {
 constexpr std::uint32_t kBlockSize = 4;
 constexpr std::uint32_t kMostTokens = 18;
 
-class Family : public ::testing::TestWithParam<const char*> {
+struct Member {
+  const char* model;
+  Dtype kv = Dtype::bf16;
+};
+
+/// Named in gtest's output by model and KV.
+std::string name_of(const Member& member) {
+  return std::string(member.model) + (member.kv == Dtype::bf16 ? "" : "_fp8");
+}
+void PrintTo(const Member& member, std::ostream* out) { *out << name_of(member); }
+
+class Family : public ::testing::TestWithParam<Member> {
  protected:
   struct Pool {
     std::uint32_t device_blocks;  ///< for each cache group
@@ -40,7 +51,7 @@ class Family : public ::testing::TestWithParam<const char*> {
     geometry.device_blocks = pool.device_blocks * geometry.models[0].groups.count + 1;
     geometry.host_blocks = pool.host_blocks * geometry.models[0].groups.count;
     geometry.models[0].tokens_per_block = kBlockSize;
-    geometry.models[0].kv = fastest_kv_layout(config_, groups_, kBlockSize, Dtype::bf16);
+    geometry.models[0].kv = fastest_kv_layout(config_, groups_, kBlockSize, GetParam().kv);
     return private_pool(geometry);
   }
 
@@ -66,7 +77,7 @@ class Family : public ::testing::TestWithParam<const char*> {
 
   /// Prompts of 5 to 40 tokens; some begin as others do.
   std::vector<std::vector<TokenId>> prompts() const {
-    const auto tokens = read_golden(GetParam()).tokens;
+    const auto tokens = read_golden(GetParam().model).tokens;
     std::vector<std::vector<TokenId>> prompts;
     for (std::size_t i = 0; i < 8; ++i) {
       std::vector<TokenId> prompt(tokens.begin(), tokens.begin() + std::ptrdiff_t(8 * (i % 3)));
@@ -130,7 +141,7 @@ class Family : public ::testing::TestWithParam<const char*> {
     return expected_;
   }
 
-  std::filesystem::path path_ = kGolden / GetParam();
+  std::filesystem::path path_ = kGolden / GetParam().model;
   ModelConfig config_ = load_model_config(path_).value();
   LayerGroups groups_ = group_layers(config_);
 
@@ -191,9 +202,13 @@ TEST_P(Family, AnotherEngineGoesOnAfterADeath) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Family,
-                         ::testing::Values("llama2", "llama3", "mistral", "qwen2", "qwen3",
-                                           "gemma2", "gemma3", "qwen3_moe", "yarn", "fp8_block"),
-                         [](const auto& test) { return std::string(test.param); });
+                         ::testing::Values(Member{"llama2"}, Member{"llama3"}, Member{"mistral"},
+                                           Member{"qwen2"}, Member{"qwen3"}, Member{"gemma2"},
+                                           Member{"gemma3"}, Member{"qwen3_moe"}, Member{"yarn"},
+                                           Member{"fp8_block"}, Member{"deepseek_v2"},
+                                           Member{"deepseek_v2", Dtype::e4m3},
+                                           Member{"deepseek_v2_lite"}),
+                         [](const auto& test) { return name_of(test.param); });
 
 }  // namespace
 }  // namespace kvhive::testing

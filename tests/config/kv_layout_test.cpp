@@ -28,6 +28,19 @@ TEST(KvLayout, Int8HasAScalePerTokenAndHead) {
   EXPECT_EQ(layout.layer_bytes(), 2u * 3 * 64 * 16 + 2 * 3 * 16 * 4);
 }
 
+TEST(KvLayout, LatentRowsHaveVllmsPageSize) {  // MLAAttentionSpec.page_size_bytes
+  KvLayout layout{.layers = 27,
+                  .kv_heads = 1,
+                  .head_size = 576,
+                  .block_size = 64,
+                  .dtype = Dtype::bf16,
+                  .kind = KvKind::latent};
+  EXPECT_EQ(layout.layer_bytes(), 64u * 576 * 2);
+  EXPECT_EQ(layout.block_bytes(), 27u * 64 * 1152);
+  layout.dtype = Dtype::e4m3;
+  EXPECT_EQ(layout.layer_bytes(), 64u * 656) << "fp8_ds_mla";
+}
+
 TEST(KvLayout, DoesNotOverflow32Bits) {
   const KvLayout huge{
       .layers = 128, .kv_heads = 128, .head_size = 512, .block_size = 1024, .dtype = Dtype::f32};

@@ -16,7 +16,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto config = load_model_config(file.directory());
   if (!config) return 0;
   KV_CHECK(config->vocab_size > 0 && config->max_position_embeddings > 0);
-  KV_CHECK(kv_layout(*config, one_group(*config), 16, config->dtype).block_bytes() > 0);
+  KV_CHECK(kv_layout(*config, one_group(*config), 16,
+                     kv_dtype_of(KvCacheDtype::of_model, *config).value())
+               .block_bytes() > 0);
   for (const RopeConfig& rope : {config->rope.full, config->rope.sliding}) {
     const Rope rotation(config->head_size, rope);
     for (const float frequency : rotation.frequencies())

@@ -77,6 +77,23 @@ TEST(ExpertRoutes, TheMostLikelyExpertsGetTheirProbabilities) {
   EXPECT_NEAR(routes.weights[0], 0.5, 1e-6);
 }
 
+TEST(ExpertRoutes, OnlyTheExpertsOfTheMostLikelyGroupsAreChosen) {
+  const std::vector<float> logits{4, 0, 3, 1, 2, 2,   // groups of two: 4, 3 and 2 are their best
+                                  1, 1, 1, 1, 1, 1};  // of equal groups the lower number
+  ExpertRoutes routes;
+  routes.choose(logits, {6, 3, false, 2.5f, 3, 2});
+  // Without groups, token 0 would go to expert 4, not 3.
+  EXPECT_EQ(routes.first, (std::vector<std::int32_t>{0, 2, 3, 5, 6, 6, 6}));
+  EXPECT_EQ(routes.tokens, (std::vector<std::int32_t>{0, 1, 1, 0, 1, 0}));
+  double sum = 0;
+  for (std::size_t e = 0; e < 6; ++e) sum += std::exp(double{logits[e]});
+  EXPECT_NEAR(routes.weights[0], 2.5 * std::exp(4.0) / sum, 1e-6);
+
+  routes.choose(std::span(logits).first(6), {6, 2, true, 2.5f, 3, 1});
+  EXPECT_EQ(routes.first, (std::vector<std::int32_t>{0, 1, 2, 2, 2, 2, 2}));
+  EXPECT_NEAR(routes.weights[0] + routes.weights[1], 2.5, 1e-6);
+}
+
 TEST(ExpertRoutes, LogitsOfAnySizeGiveNumbers) {
   const std::vector<float> logits{1000, -1000, 999, -3e38f};
   ExpertRoutes routes;

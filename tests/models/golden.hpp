@@ -21,17 +21,24 @@ struct Golden {
   std::vector<TokenId> greedy;  ///< what the most likely tokens continue the prompt with
 };
 
+/// Logits that make_golden.py wrote, [tokens, vocab].
+inline std::vector<double> read_logits(const std::filesystem::path& file) {
+  std::vector<double> logits;
+  const auto bytes = read_text_file(file).value();
+  for (std::size_t at = 0; at < bytes.size(); at += 8) {
+    std::uint64_t bits = 0;
+    for (std::size_t i = 8; i-- > 0;) bits = bits << 8 | static_cast<unsigned char>(bytes[at + i]);
+    logits.push_back(std::bit_cast<double>(bits));
+  }
+  return logits;
+}
+
 inline Golden read_golden(const std::string& model) {
   Golden golden;
   const auto json = read_json_object(kGolden / model / "golden.json").value();
   golden.tokens = json["tokens"].get<std::vector<TokenId>>();
   golden.greedy = json["greedy"].get<std::vector<TokenId>>();
-  const auto bytes = read_text_file(kGolden / model / "golden.f64").value();
-  for (std::size_t at = 0; at < bytes.size(); at += 8) {
-    std::uint64_t bits = 0;
-    for (std::size_t i = 8; i-- > 0;) bits = bits << 8 | static_cast<unsigned char>(bytes[at + i]);
-    golden.logits.push_back(std::bit_cast<double>(bits));
-  }
+  golden.logits = read_logits(kGolden / model / "golden.f64");
   return golden;
 }
 

@@ -64,6 +64,27 @@ json qwen3_moe() {
           {"max_position_embeddings", 512}};
 }
 
+json deepseek_v2() {
+  return {{"architectures", {"DeepseekV2ForCausalLM"}},
+          {"hidden_size", 64},
+          {"intermediate_size", 128},
+          {"moe_intermediate_size", 32},
+          {"num_hidden_layers", 5},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 4},
+          {"kv_lora_rank", 512},
+          {"q_lora_rank", 48},
+          {"qk_rope_head_dim", 64},
+          {"qk_nope_head_dim", 32},
+          {"v_head_dim", 24},
+          {"n_routed_experts", 12},
+          {"n_shared_experts", 2},
+          {"num_experts_per_tok", 3},
+          {"vocab_size", 100},
+          {"max_position_embeddings", 512},
+          {"torch_dtype", "float32"}};
+}
+
 json with(json config, const json& changes) {
   config.update(changes);
   return config;
@@ -331,6 +352,110 @@ TEST(ModelConfig, FieldsOfGemmaAndExpertsAreRefusedByName) {
               HasSubstr("moe_intermediate_size"));
 }
 
+TEST(ModelConfig, ReadsDeepSeekV2AndItsClassesDefaults) {
+  const auto config = load(deepseek_v2());
+  ASSERT_TRUE(config) << config.error().text;
+  EXPECT_EQ(config->latent, (LatentShape{512, 64, 32, 24, 48}));
+  EXPECT_EQ(config->head_size, 96);
+  EXPECT_EQ(config->rotated_size(), 64);
+  EXPECT_EQ(config->value_size(), 24);
+  EXPECT_EQ(config->experts, 12);
+  EXPECT_EQ(config->shared_experts, 2);
+  EXPECT_EQ(config->routed_scale, 1);
+  EXPECT_EQ(config->score_factor, 1);
+  EXPECT_FALSE(config->are_expert_weights_normed);
+  for (std::int32_t layer = 0; layer < 5; ++layer) EXPECT_TRUE(config->is_sparse(layer));
+  EXPECT_TRUE(config->has(LayerWeight::q_a) && config->has(LayerWeight::shared_up));
+  EXPECT_FALSE(config->has(LayerWeight::q) || config->has(LayerWeight::k));
+}
+
+TEST(ModelConfig, ReadsDeepSeekV2sFields) {
+  const auto config = load(with(deepseek_v2(), {{"q_lora_rank", nullptr},
+                                                {"head_dim", 64},
+                                                {"first_k_dense_replace", 1},
+                                                {"moe_layer_freq", 2},
+                                                {"topk_method", "group_limited_greedy"},
+                                                {"n_group", 4},
+                                                {"topk_group", 2},
+                                                {"routed_scaling_factor", 16.0},
+                                                {"n_shared_experts", nullptr},
+                                                {"rope_scaling",
+                                                 {{"type", "yarn"},
+                                                  {"factor", 40},
+                                                  {"mscale", 0.707},
+                                                  {"mscale_all_dim", 0.707},
+                                                  {"original_max_position_embeddings", 4096}}}}));
+  ASSERT_TRUE(config) << config.error().text;
+  EXPECT_EQ(config->latent.query_rank, 0);
+  EXPECT_TRUE(config->has(LayerWeight::q));
+  EXPECT_FALSE(config->has(LayerWeight::q_a) || config->has(LayerWeight::shared_up));
+  for (std::int32_t layer = 0; layer < 5; ++layer)
+    EXPECT_EQ(config->is_sparse(layer), layer == 2 || layer == 4) << layer;
+  EXPECT_EQ(config->expert_groups.count, 4);
+  EXPECT_EQ(config->expert_groups.chosen, 2);
+  EXPECT_EQ(config->routed_scale, 16);
+  EXPECT_EQ(config->max_position_embeddings, 163840);
+  EXPECT_EQ(config->rope.full.scaling.attention_factor, 1);
+  EXPECT_NEAR(config->score_factor, std::pow(0.1 * 0.707 * std::log(40) + 1, 2), 1e-6);
+  const auto normed = load(with(deepseek_v2(), {{"norm_topk_prob", true}}));
+  ASSERT_TRUE(normed) << normed.error().text;
+  EXPECT_TRUE(normed->are_expert_weights_normed);
+  const auto dense = load(with(deepseek_v2(), {{"n_routed_experts", nullptr}}));
+  ASSERT_TRUE(dense) << dense.error().text;
+  EXPECT_FALSE(dense->is_sparse(4));
+}
+
+TEST(ModelConfig, LatentRowsAreOfBf16AndFp8) {
+  const auto config = load(deepseek_v2()).value();
+  const LayerGroups groups = one_group(config);
+  for (const auto& [asked, dtype, bytes] : {std::tuple{KvCacheDtype::of_model, Dtype::bf16, 1152u},
+                                            {KvCacheDtype::bf16, Dtype::bf16, 1152u},
+                                            {KvCacheDtype::fp8, Dtype::e4m3, 656u},
+                                            {KvCacheDtype::e4m3, Dtype::e4m3, 656u}}) {
+    ASSERT_EQ(kv_dtype_of(asked, config), dtype);
+    const KvLayout layout = fastest_kv_layout(config, groups, 16, dtype);
+    EXPECT_EQ(layout.kind, KvKind::latent);
+    EXPECT_EQ(layout.pages, PageLayout::rows);
+    EXPECT_EQ(layout.layer_bytes(), 16 * bytes);
+    EXPECT_EQ(layout.block_bytes(), 5 * 16 * bytes);
+  }
+  for (const KvCacheDtype asked :
+       {KvCacheDtype::f32, KvCacheDtype::f16, KvCacheDtype::e5m2, KvCacheDtype::int8}) {
+    const auto refused = kv_dtype_of(asked, config);
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().text, HasSubstr("DeepseekV2ForCausalLM keeps latent rows"));
+  }
+  EXPECT_EQ(kv_dtype_of(KvCacheDtype::of_model, *load(llama())), Dtype::bf16);
+  EXPECT_EQ(kv_dtype_of(KvCacheDtype::f32, *load(llama())), Dtype::f32);
+}
+
+TEST(ModelConfig, FieldsOfDeepSeekAreRefusedByNameAndValue) {
+  const json grouped = {{"topk_method", "group_limited_greedy"}, {"n_group", 4}, {"topk_group", 2}};
+  for (const auto& [changes, named] : std::initializer_list<std::pair<json, const char*>>{
+           {{{"architectures", {"DeepseekV3ForCausalLM"}}}, "DeepseekV3ForCausalLM"},
+           {{{"kv_lora_rank", 256}}, "kv_lora_rank = 256, expected 512"},
+           {{{"qk_rope_head_dim", 32}}, "qk_rope_head_dim = 32, expected 64"},
+           {{{"qk_nope_head_dim", 12}}, "qk_nope_head_dim = 12, expected a multiple of 8"},
+           {{{"v_head_dim", 4}}, "v_head_dim = 4"},
+           {{{"v_head_dim", nullptr}}, "v_head_dim is missing"},
+           {{{"q_lora_rank", 0}}, "q_lora_rank = 0"},
+           {{{"num_key_value_heads", 2}}, "num_key_value_heads = 2"},
+           {{{"topk_method", "noaux_tc"}}, "topk_method = \"noaux_tc\""},
+           {{{"scoring_func", "sigmoid"}}, "scoring_func = \"sigmoid\""},
+           {{{"norm_topk_prob", true}, {"routed_scaling_factor", 2.5}}, "norm_topk_prob = true"},
+           {{{"num_experts_per_tok", 13}}, "num_experts_per_tok = 13, expected at most n_routed"},
+           {with(grouped, {{"n_group", 5}}), "n_group = 5"},
+           {with(grouped, {{"topk_group", 5}}), "topk_group = 5"},
+           {with(grouped, {{"num_experts_per_tok", 7}}), "num_experts_per_tok = 7"},
+           {with(grouped, {{"topk_group", nullptr}}), "topk_group is missing"},
+           {{{"attention_bias", true}}, "attention_bias = true"},
+           {{{"mlp_bias", true}}, "mlp_bias = true"}}) {
+    const auto config = load(with(deepseek_v2(), changes));
+    ASSERT_FALSE(config) << named;
+    EXPECT_THAT(config.error().text, HasSubstr(named));
+  }
+}
+
 TEST(ModelConfig, GenerationConfigOverridesEos) {
   EXPECT_EQ(load(llama(), {{"eos_token_id", {2, 7}}})->eos, (std::vector<TokenId>{2, 7}));
   EXPECT_EQ(load(llama(), {{"temperature", 1}})->eos, std::vector<TokenId>{2});
@@ -406,6 +531,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{{{"clip_qkv", 8}}, "clip_qkv = 8"},
         Refusal{{{"use_qk_norm", true}}, "use_qk_norm = true"},
         Refusal{{{"num_local_experts", 8}}, "num_local_experts = 8"},
+        Refusal{{{"n_routed_experts", 8}}, "n_routed_experts = 8"},
+        Refusal{{{"n_shared_experts", 2}}, "n_shared_experts = 2"},
         Refusal{{{"torch_dtype", "int8"}}, "int8"},
         Refusal{{{"tie_word_embeddings", "yes"}}, "tie_word_embeddings"},
         Refusal{{{"eos_token_id", 100}}, "eos_token_id = 100"},

@@ -33,8 +33,9 @@ std::map<std::string, std::vector<std::int64_t>> in_files(const std::filesystem:
 }
 
 TEST(ModelTensors, ListsExactlyWhatTheFilesHave) {
-  for (const std::string model : {"llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2",
-                                  "gemma3", "qwen3_moe", "qwen3_moe_raw", "yarn"}) {
+  for (const std::string model :
+       {"llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "qwen3_moe",
+        "qwen3_moe_raw", "yarn", "deepseek_v2", "deepseek_v2_lite"}) {
     const auto config = load_model_config(kGolden / model).value();
     EXPECT_EQ(listed(config), in_files(kGolden / model)) << model;
     EXPECT_EQ(count_with_biases(model_tensors(config)), listed(config).size()) << model;

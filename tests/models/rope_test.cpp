@@ -86,5 +86,24 @@ TEST(Rope, YarnMultipliesCosinesAndSines) {
     EXPECT_NEAR(std::hypot(angles.cosines[i], angles.sines[i]), 1.25, 1e-6);
 }
 
+TEST(Rope, NeighboursTurnAsHalvesDoInAnotherOrder) {
+  const Rope rope(8, yarn(64));
+  RopeAngles angles;
+  rope.angles(std::vector<std::int32_t>{2, 5}, angles);
+  std::vector<float> halves(2 * 3 * 8), neighbours(2 * 3 * 11, -1);
+  for (std::size_t row = 0; row < 6; ++row)
+    for (std::size_t i = 0; i < 8; ++i) {
+      halves[row * 8 + i] = static_cast<float>(row + 1) / static_cast<float>(i + 1);
+      neighbours[row * 11 + (i < 4 ? 2 * i : 2 * i - 7)] = halves[row * 8 + i];
+    }
+  rope.rotate(halves, 3, angles);
+  rope.rotate_neighbours(neighbours, 11, 3, angles);
+  for (std::size_t row = 0; row < 6; ++row) {
+    for (std::size_t i = 0; i < 8; ++i)
+      EXPECT_EQ(neighbours[row * 11 + (i < 4 ? 2 * i : 2 * i - 7)], halves[row * 8 + i]);
+    for (std::size_t i = 8; i < 11; ++i) EXPECT_EQ(neighbours[row * 11 + i], -1);
+  }
+}
+
 }  // namespace
 }  // namespace kvhive

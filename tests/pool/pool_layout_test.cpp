@@ -74,6 +74,7 @@ TEST(LayoutHash, DiffersWithEveryFieldOfTheGeometry) {
   with([](PoolGeometry& g) { ++g.models[0].kv.layers; });
   with([](PoolGeometry& g) { ++g.models[0].kv.kv_heads; });
   with([](PoolGeometry& g) { ++g.models[0].kv.head_size; });
+  with([](PoolGeometry& g) { g.models[0].kv.kind = KvKind::latent; });
   with([](PoolGeometry& g) { ++g.models[0].kv.block_size; });
   with([](PoolGeometry& g) { g.models[0].kv.dtype = Dtype::f16; });
   with([](PoolGeometry& g) { ++g.models[0].fingerprint; });

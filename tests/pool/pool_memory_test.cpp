@@ -212,6 +212,8 @@ INSTANTIATE_TEST_SUITE_P(
                    [](PoolHeader& h) { h.geometry.models[0].kv.dtype = Dtype::bf16; }},
         Corruption{"pages", "page layout",
                    [](PoolHeader& h) { h.geometry.models[0].kv.pages = PageLayout::packed; }},
+        Corruption{"kind", "kind of KV",
+                   [](PoolHeader& h) { h.geometry.models[0].kv.kind = KvKind::latent; }},
         Corruption{"fingerprint", "fingerprint",
                    [](PoolHeader& h) { ++h.geometry.models[0].fingerprint; }},
         Corruption{"secret", "hash secret's digest",

@@ -61,8 +61,9 @@ Expected<Planned> plan(const Options& options, std::span<const HostedModel> mode
   if (!config) return forward_error(config);
   Planned planned{
       models[m].name, options_of(options, models, m), *config, group_layers(*config), {}};
-  const Dtype dtype = kv_dtype(options.kv_cache_dtype, config->dtype);
-  planned.layout = fastest_kv_layout(*config, planned.groups, planned.options.block_size, dtype);
+  const auto dtype = kv_dtype_of(options.kv_cache_dtype, *config);
+  if (!dtype) return forward_error(dtype);
+  planned.layout = fastest_kv_layout(*config, planned.groups, planned.options.block_size, *dtype);
   return planned;
 }
 
@@ -104,6 +105,7 @@ nlohmann::json to_json(const Planned& model, const PoolSize& size) {
           {"groups", kinds},
           {"blocks_of_longest_request", model.held()},
           {"bytes_of_longest_request", model.held() * layout.block_bytes()},
+          {"kind", to_string(layout.kind)},
           {"kv_heads", layout.kv_heads},
           {"head_size", layout.head_size},
           {"dtype", to_string(layout.dtype)},
@@ -122,9 +124,16 @@ nlohmann::json to_json(const Planned& model, const PoolSize& size) {
 std::string to_text(const Planned& model, const PoolSize& size) {
   const KvLayout& layout = model.layout;
   Table table;
-  table.add({"layers x kv heads x head size",
-             std::to_string(model.config.layers) + " x " + std::to_string(layout.kv_heads) + " x " +
-                 std::to_string(layout.head_size) + ", " + std::string(to_string(layout.dtype))});
+  const std::string dtype(to_string(layout.dtype));
+  if (layout.kind == KvKind::latent)
+    table.add({"layers x latent row",
+               std::to_string(model.config.layers) + " x " + std::to_string(kLatentElements) +
+                   " + " + std::to_string(kLatentRopeElements) + ", " + dtype + ", " +
+                   std::to_string(latent_row_bytes(layout.dtype)) + " B"});
+  else
+    table.add({"layers x kv heads x head size",
+               std::to_string(model.config.layers) + " x " + std::to_string(layout.kv_heads) +
+                   " x " + std::to_string(layout.head_size) + ", " + dtype});
   table.add({"cache groups", shown(model.groups.groups)});
   table.add({"page (one layer, " + std::to_string(layout.block_size) + " tokens)",
              format_bytes(layout.layer_bytes())});

@@ -118,7 +118,8 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
                         {"kv_heads", layout.kv_heads},
                         {"head_size", layout.head_size},
                         {"dtype", static_cast<int>(layout.dtype)},
-                        {"pages", static_cast<int>(layout.pages)}}}};
+                        {"pages", static_cast<int>(layout.pages)},
+                        {"kind", static_cast<int>(layout.kind)}}}};
   std::printf("%s\n", facts.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
   return {};
 }

@@ -98,6 +98,8 @@ Expected<int> run(int argc, char** argv) {
 
   auto config = load_model_config(hosted_model(*options).directory);
   if (!config) return forward_error(config);
+  if (auto dtype = kv_dtype_of(options->kv_cache_dtype, *config); !dtype)
+    return forward_error(dtype);
   if (described) {
     if (auto printed = print_model_facts(*options, *config, *described); !printed)
       return forward_error(printed);

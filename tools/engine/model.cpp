@@ -10,7 +10,7 @@ namespace kvhive {
 std::string model_name(const Options& options) { return hosted_model(options).name; }
 
 KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config) {
-  const Dtype dtype = kv_dtype(options.kv_cache_dtype, config.dtype);
+  const Dtype dtype = kv_dtype_of(options.kv_cache_dtype, config).value();
   const LayerGroups groups = group_layers(config);
   if (device == DeviceKind::cuda) return kv_layout(config, groups, options.block_size, dtype);
   return fastest_kv_layout(config, groups, options.block_size, dtype);

@@ -14,6 +14,7 @@ namespace kvhive {
 std::string model_name(const Options& options);
 
 /// The layout of the model's KV blocks, with the element type of the options.
+/// \pre the model has KV of that type: kv_dtype_of()
 KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config);
 
 /// Of the model and its adapters. Engines of one pool have the same.

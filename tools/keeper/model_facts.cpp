@@ -38,8 +38,9 @@ Expected<std::optional<ModelFacts>> describe_model(const Options& options, int s
                  gpu.at("memory_needs_its_maker"),
                  gpu.at("sharing_reason")};
   const auto& kv = facts.at("kv");
-  model.layout = {kv.at("layers"),    kv.at("kv_heads"),     kv.at("head_size"),
-                  options.block_size, Dtype(kv.at("dtype")), PageLayout(kv.at("pages"))};
+  model.layout = {kv.at("layers"),      kv.at("kv_heads"),     kv.at("head_size"),
+                  options.block_size,   Dtype(kv.at("dtype")), PageLayout(kv.at("pages")),
+                  KvKind(kv.at("kind"))};
   const auto& groups = facts.at("groups");
   if (groups.empty() || groups.size() > kMostGroups)
     return failure(Errc::bad_format, "kvhive-engine --describe names " +

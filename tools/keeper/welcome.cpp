@@ -30,7 +30,9 @@ std::string describe(const ModelCache& cache, DeviceKind device, const std::stri
   return model + " (fingerprint " + hex(cache.fingerprint) + ", on " +
          std::string(to_string(device)) + ", " + std::string(to_string(kv.dtype)) + " in " +
          std::string(to_string(kv.pages)) + ", " + std::to_string(kv.layers) + " layers, " +
-         std::to_string(kv.kv_heads) + " kv heads of " + std::to_string(kv.head_size) +
+         (kv.kind == KvKind::latent ? "latent rows of "
+                                    : std::to_string(kv.kv_heads) + " kv heads of ") +
+         std::to_string(kv.head_size) +
          ", block size " + std::to_string(cache.tokens_per_block) + ")";
 }
 

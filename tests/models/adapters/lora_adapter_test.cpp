@@ -39,16 +39,16 @@ Tensors read_tensors(const std::filesystem::path& directory) {
   return tensors;
 }
 
-/// An adapter of llama2 with random matrices of this rank for some of its weights.
+/// An adapter of a golden model with random matrices of this rank for some of its weights.
 class Adapter {
  public:
   Adapter(std::uint32_t seed, std::int64_t rank, double alpha,
-          const std::vector<std::string>& targets)
-      : rank_(rank), scale_(alpha / static_cast<double>(rank)) {
+          const std::vector<std::string>& targets, const std::string& model = "llama2")
+      : model_(model), rank_(rank), scale_(alpha / static_cast<double>(rank)) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0, 0.1f);
-    const Tensors model = read_tensors(kGolden / "llama2");
-    for (const auto& [name, tensor] : model)
+    const Tensors weights = read_tensors(kGolden / model);
+    for (const auto& [name, tensor] : weights)
       for (const std::string& target : targets) {
         if (name.find(target + ".weight") == std::string::npos) continue;
         const std::string base = name.substr(0, name.size() - std::strlen(".weight"));
@@ -75,9 +75,9 @@ class Adapter {
     directory_.write("adapter_config.json", config_.dump());
   }
 
-  /// llama2 with W + scale B A in place of W.
+  /// The model with W + scale B A in place of W.
   void merge_into(const TempDirectory& model) const {
-    Tensors tensors = read_tensors(kGolden / "llama2");
+    Tensors tensors = read_tensors(kGolden / model_);
     for (const auto& [base, pair] : pairs_) {
       Tensor& w = tensors[base + ".weight"];
       const auto& [a, b] = pair;
@@ -95,6 +95,7 @@ class Adapter {
 
  private:
   TempDirectory directory_;
+  std::string model_;
   std::int64_t rank_;
   double scale_;
   std::map<std::string, std::pair<Tensor, Tensor>> pairs_;
@@ -109,7 +110,8 @@ class AdaptedRunner {
  public:
   explicit AdaptedRunner(Transformer& model)
       : model_(model),
-        layout_(kv_layout(model.config(), one_group(model.config()), 64, Dtype::f32)),
+        layout_(kv_layout(model.config(), one_group(model.config()), 64,
+                          model.config().is_latent() ? Dtype::bf16 : Dtype::f32)),
         arena_(8 * layout_.block_bytes(), std::byte{0xFF}) {}
 
   struct Feed {
@@ -179,6 +181,26 @@ TEST_F(LoraAdapterTest, LogitsAreThoseOfMergedWeights) {
     EXPECT_GT(relative_error(plain, expected), 1e-2)
         << "an adapter that does nothing shows nothing";
   }
+}
+
+/// kv_b_proj is absorbed, so it has no product that an adapter could be added to.
+TEST(LoraOfLatents, LogitsAreThoseOfMergedWeightsAndTheAbsorbedMatrixIsRefused) {
+  const std::string name = "deepseek_v2_lite";
+  auto plain = Transformer::load(kGolden / name).value();
+  const auto tokens = read_golden(name).tokens;
+  const Adapter adapter(3, 4, 8, {"self_attn.q_proj", "kv_a_proj_with_mqa", "o_proj"}, name);
+  ASSERT_EQ(plain.add_adapter(adapter.path()).value(), 0);
+  const TempDirectory merged(kGolden / name);
+  adapter.merge_into(merged);
+  auto model = Transformer::load(merged.path()).value();
+  const auto expected = logits_of(model, -1, tokens);
+  // Rows of bf16: f32 rounds a few elements the other way.
+  EXPECT_LT(relative_error(logits_of(plain, 0, tokens), expected), 1e-3);
+  EXPECT_GT(relative_error(logits_of(plain, -1, tokens), expected), 1e-2);
+  const auto refused = plain.add_adapter(Adapter(3, 4, 8, {"kv_b_proj"}, name).path());
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().text, HasSubstr("kv_b_proj"));
+  EXPECT_THAT(refused.error().text, HasSubstr("kv_a_proj_with_mqa"));
 }
 
 TEST_F(LoraAdapterTest, RankStabilisedScalesAreDividedByTheRoot) {

@@ -9,7 +9,8 @@ dtype they are stored in. Needs Python 3 and numpy; deterministic. Run it in thi
 
 Each model's folder gets config.json, its safetensors and golden.json: the prompt's tokens, the tokens
 that greedy decoding continues it with, and a file golden.f64 with the logits of every position of
-the prompt, [tokens, vocab] little-endian float64. A choice that is so close that rounding could turn
+the prompt, [tokens, vocab] little-endian float64. Models with latent attention get rounded.f64, too: the
+same with the latent rows rounded to bfloat16, as a cache keeps them. A choice that is so close that rounding could turn
 it ends greedy decoding if it is of a token, and asks for other random weights if it is of an expert.
 """
 
@@ -119,9 +120,31 @@ def is_gemma(c):
     return c["architectures"][0].startswith("Gemma")
 
 
+def is_latent(c):
+    return "kv_lora_rank" in c
+
+
 def is_sparse(c, layer):
+    if is_latent(c):
+        return layer >= c["first_k_dense_replace"] and layer % c["moe_layer_freq"] == 0
     return ("num_experts" in c and layer not in c["mlp_only_layers"]
             and (layer + 1) % c["decoder_sparse_step"] == 0)
+
+
+def latent_shapes(c, prefix):
+    """Of DeepSeek-V2's attention."""
+    h, heads, rank, rope = (c[k] for k in ("hidden_size", "num_attention_heads", "kv_lora_rank", "qk_rope_head_dim"))
+    nope, value, narrow = (c[k] for k in ("qk_nope_head_dim", "v_head_dim", "q_lora_rank"))
+    q = heads * (nope + rope)
+    shapes = {"q_proj": (q, h)} if narrow is None else {
+        "q_a_proj": (narrow, h), "q_a_layernorm": (narrow,), "q_b_proj": (q, narrow)}
+    shapes |= {"kv_a_proj_with_mqa": (rank + rope, h), "kv_a_layernorm": (rank,),
+               "kv_b_proj": (heads * (nope + value), rank), "o_proj": (h, heads * value)}
+    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
+
+
+def experts_of(c):
+    return c["n_routed_experts"] if is_latent(c) else c["num_experts"]
 
 
 def weight_shapes(c):
@@ -132,13 +155,19 @@ def weight_shapes(c):
     for i in range(c["num_hidden_layers"]):
         a, m = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
         shapes.update({f"model.layers.{i}.input_layernorm.weight": (h,),
-                       f"model.layers.{i}.post_attention_layernorm.weight": (h,),
-                       a + "q_proj.weight": (q, h), a + "k_proj.weight": (kv, h),
-                       a + "v_proj.weight": (kv, h), a + "o_proj.weight": (h, q)})
+                       f"model.layers.{i}.post_attention_layernorm.weight": (h,)})
+        shapes.update(latent_shapes(c, a) if is_latent(c) else {
+            a + "q_proj.weight": (q, h), a + "k_proj.weight": (kv, h),
+            a + "v_proj.weight": (kv, h), a + "o_proj.weight": (h, q)})
         if is_sparse(c, i):
-            shapes[m + "gate.weight"] = (c["num_experts"], h)
-            for e in range(c["num_experts"]):
-                wide = c["moe_intermediate_size"]
+            wide = c["moe_intermediate_size"]
+            shapes[m + "gate.weight"] = (experts_of(c), h)
+            if is_latent(c):
+                shared = wide * c["n_shared_experts"]
+                shapes.update({m + "shared_experts.gate_proj.weight": (shared, h),
+                               m + "shared_experts.up_proj.weight": (shared, h),
+                               m + "shared_experts.down_proj.weight": (h, shared)})
+            for e in range(experts_of(c)):
                 shapes.update({f"{m}experts.{e}.gate_proj.weight": (wide, h),
                                f"{m}experts.{e}.up_proj.weight": (wide, h),
                                f"{m}experts.{e}.down_proj.weight": (h, wide)})
@@ -208,12 +237,14 @@ def spread_kv(tensors, values, layer):
 # ---- the model ----
 
 def head_dim(c):
+    if is_latent(c):
+        return c["qk_rope_head_dim"]  # what is rotated
     return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
 
 
-def rms_norm(c, x, weight):
+def rms_norm(c, x, weight, eps=RMS_EPS):
     scale = 1 + weight if is_gemma(c) else weight
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + RMS_EPS) * scale
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * scale
 
 
 def is_sliding(c, layer):
@@ -271,11 +302,49 @@ def rotate(x, freq, factor):
     return factor * np.concatenate([z.real, z.imag], axis=-1)
 
 
+def rotate_neighbours(x, freq, factor):
+    """x: [tokens, heads, d]; dims (2i, 2i+1) turn as a complex number."""
+    z = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * np.arange(len(x))[:, None, None] * freq)
+    out = np.empty_like(x)
+    out[..., 0::2], out[..., 1::2] = factor * z.real, factor * z.imag
+    return out
+
+
+def latent_attention(c, w, layer, x):
+    """DeepSeek-V2, as its class computes it: K and V of every head are made of every token's latent."""
+    n, heads = len(x), c["num_attention_heads"]
+    nope, rank = c["qk_nope_head_dim"], c["kv_lora_rank"]
+    of = lambda part: w[f"model.layers.{layer}.self_attn.{part}.weight"]
+    norm = lambda y, part: rms_norm(c, y, of(part), 1e-6)  # its class's default, not rms_norm_eps
+    if c["q_lora_rank"] is None:
+        q = x @ of("q_proj").T
+    else:
+        q = norm(x @ of("q_a_proj").T, "q_a_layernorm") @ of("q_b_proj").T
+    q = q.reshape(n, heads, -1)
+    row = x @ of("kv_a_proj_with_mqa").T
+    kept = (lambda y: to_bf16(y)[1]) if c.get("has_rounded_rows") else (lambda y: y)
+    kv = (kept(norm(row[:, :rank], "kv_a_layernorm")) @ of("kv_b_proj").T).reshape(n, heads, -1)
+    freq = rope_frequencies(c, layer)
+    shared_key = kept(rotate_neighbours(row[:, None, rank:], *freq))
+    scores = (np.einsum("ihd,jhd->hij", q[..., :nope], kv[..., :nope])
+              + np.einsum("ihd,jd->hij", rotate_neighbours(q[..., nope:], *freq), shared_key[:, 0]))
+    scores /= math.sqrt(q.shape[-1])
+    scaling = c.get("rope_scaling") or {}
+    if scaling.get("mscale_all_dim"):
+        scores *= (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1) ** 2
+    scores = np.where(np.arange(n)[None, :] <= np.arange(n)[:, None], scores, -np.inf)
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    return np.einsum("hij,jhd->ihd", p, kv[..., nope:]).reshape(n, -1) @ of("o_proj").T
+
+
 def capped(x, cap):
     return cap * np.tanh(x / cap) if cap else x
 
 
 def attention(c, w, layer, x):
+    if is_latent(c):
+        return latent_attention(c, w, layer, x)
     n, d, prefix = len(x), head_dim(c), f"model.layers.{layer}.self_attn."
     project = lambda part: (x @ w[f"{prefix}{part}_proj.weight"].T
                             + w.get(f"{prefix}{part}_proj.bias", 0)).reshape(n, -1, d)
@@ -305,6 +374,16 @@ def gated(c, w, prefix, x):
     return (act * up) @ w[prefix + "down_proj.weight"].T
 
 
+def experts_of_groups(c, logits, margins):
+    """DeepSeek-V2's group_limited_greedy: the experts that a token chooses from."""
+    if c.get("topk_method", "greedy") == "greedy":
+        return np.arange(len(logits))
+    groups = np.arange(len(logits)).reshape(c["n_group"], -1)
+    order = np.argsort(-logits[groups].max(axis=1))
+    margins.append(logits[groups[order[c["topk_group"] - 1]]].max() - logits[groups[order[c["topk_group"]]]].max())
+    return groups[order[:c["topk_group"]]].ravel()
+
+
 def experts(c, w, prefix, x, margins):
     """Each token's num_experts_per_tok most likely experts, weighted by their probabilities."""
     logits = x @ w[prefix + "gate.weight"].T
@@ -312,13 +391,14 @@ def experts(c, w, prefix, x, margins):
     chances /= chances.sum(axis=-1, keepdims=True)
     out = np.zeros_like(x)
     for t in range(len(x)):
-        order = np.argsort(-chances[t])
+        allowed = experts_of_groups(c, logits[t], margins)
+        order = allowed[np.argsort(-chances[t][allowed])]
         chosen, others = order[:c["num_experts_per_tok"]], order[c["num_experts_per_tok"]:]
         margins.append(logits[t, chosen[-1]] - logits[t, others[0]])
         total = chances[t, chosen].sum() if c["norm_topk_prob"] else 1
         for e in chosen:
-            out[t] += chances[t, e] / total * gated(c, w, f"{prefix}experts.{e}.", x[t])
-    return out
+            out[t] += c.get("routed_scaling_factor", 1) * chances[t, e] / total * gated(c, w, f"{prefix}experts.{e}.", x[t])
+    return out + gated(c, w, prefix + "shared_experts.", x) if is_latent(c) else out
 
 
 def embedding_scale(c):
@@ -350,7 +430,7 @@ def greedy(c, w, tokens):
     for count in range(GREEDY):
         last = forward(c, w, np.array(tokens))[-1]
         first, second = np.sort(last)[::-1][:2]
-        if first - second < CLOSE[c["torch_dtype"]] * np.sqrt(np.mean(last * last)):
+        if first - second < close(c) * np.sqrt(np.mean(last * last)):
             break
         tokens.append(int(np.argmax(last)))
     return tokens[TOKENS:]
@@ -376,6 +456,11 @@ COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized",
                               "dynamic": False},
                   "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
                                         "symmetric": True, "dynamic": True}}}}
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "q_lora_rank": None,
+          "qk_nope_head_dim": 16, "v_head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 2,
+          "moe_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 0, "moe_layer_freq": 1,
+          "routed_scaling_factor": 1.0, "topk_method": "greedy", "norm_topk_prob": False,
+          "scoring_func": "softmax"}
 MODELS = {
     "llama2": (config("LlamaForCausalLM", "float32", num_key_value_heads=4, rope_scaling=None), 1),
     "llama3": (config("LlamaForCausalLM", "bfloat16", rope_theta=500.0, rope_scaling=LLAMA3_SCALING,
@@ -411,11 +496,23 @@ MODELS = {
     "fp8_tensor": (config("LlamaForCausalLM", "float32", quantization_config=FP8 | {
         "activation_scheme": "static"}), 3),
     "fp8_channel": (config("Qwen2ForCausalLM", "float16", quantization_config=COMPRESSED), 1),
+    "deepseek_v2": (config("DeepseekV2ForCausalLM", "bfloat16", **LATENT | {
+        "q_lora_rank": 24, "qk_nope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
+        "n_routed_experts": 8, "n_shared_experts": 2, "topk_method": "group_limited_greedy", "n_group": 4,
+        "topk_group": 2, "routed_scaling_factor": 2.5, "rope_scaling": {
+            "type": "yarn", "rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 8,
+            "beta_slow": 1, "original_max_position_embeddings": 32}}), 1),
+    "deepseek_v2_lite": (config("DeepseekV2ForCausalLM", "float32", **LATENT | {
+        "num_attention_heads": 2, "num_key_value_heads": 2}), 1),
 }
 # Their K and V need the scales that their checkpoints have for an fp8 cache.
 WITH_KV_SCALES = {"fp8_tensor"}
 # By how much a choice must be won, of the logits' root mean square (tokens) and absolutely (experts).
 CLOSE = {"float32": 1e-3, "float16": 1e-3, "bfloat16": 0.03}
+
+
+def close(c):
+    return CLOSE["bfloat16" if is_latent(c) else c["torch_dtype"]]  # a latent cache is of bfloat16
 
 
 def weights_of(name, c, random):
@@ -444,18 +541,23 @@ def make(name, seed):
     margins = []
     logits = forward(c, values, tokens, margins)
     continued = greedy(c, values, tokens)
-    if min(margins, default=1) < CLOSE[c["torch_dtype"]] or not continued:
-        return make(name, seed + 100)
+    if min(margins, default=1) < close(c) or not continued:
+        return False
     print(f"{name}: seed {seed}, {len(continued)} tokens by greedy decoding")
     os.makedirs(name, exist_ok=True)
     write_json(os.path.join(name, "config.json"), c)
     write_weights(name, tensors, shards)
     write_json(os.path.join(name, "golden.json"), {"tokens": tokens.tolist(), "greedy": continued})
     logits.astype("<f8").tofile(os.path.join(name, "golden.f64"))
+    if is_latent(c):
+        rounded = forward(c | {"has_rounded_rows": True}, values, tokens)
+        rounded.astype("<f8").tofile(os.path.join(name, "rounded.f64"))
+    return True
 
 
 if __name__ == "__main__":
     os.chdir(os.path.dirname(os.path.abspath(__file__)))
     for seed, name in enumerate(MODELS):
         if len(sys.argv) == 1 or name in sys.argv:
-            make(name, seed)
+            while not make(name, seed):
+                seed += 100

@@ -44,6 +44,7 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuSupportOf,
                                            Refused{"gemma3", "Gemma3ForCausalLM"},
                                            Refused{"qwen3_moe", "mixture of experts"},
                                            Refused{"yarn", "yarn"},
+                                           Refused{"deepseek_v2_lite", "latent attention"},
                                            Refused{"fp8_channel", "weights in FP8"}),
                          [](const auto& test) { return std::string(test.param.model); });
 

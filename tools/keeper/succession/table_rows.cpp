@@ -278,7 +278,7 @@ Json to_json(const ModelFacts& model, const HostedModel& hosted) {
       {"fingerprint", model.fingerprint},
       {"kv",
        {kv.layers, kv.kv_heads, kv.head_size, kv.block_size, std::uint32_t(kv.dtype),
-        std::uint32_t(kv.pages), kv.padding}},
+        std::uint32_t(kv.pages), std::uint32_t(kv.kind), kv.padding}},
       {"groups", groups},
       {"first_group", model.groups.first},
       {"positions", model.positions},
@@ -305,7 +305,8 @@ ModelFacts facts_from(const Json& text) {
                   kv[3],
                   Dtype(kv[4].get<std::uint32_t>()),
                   PageLayout(kv[5].get<std::uint32_t>()),
-                  kv[6]};
+                  KvKind(kv[6].get<std::uint32_t>()),
+                  kv[7]};
   const Json& groups = text.at("groups");
   model.groups.count = static_cast<std::uint32_t>(groups.size());
   model.groups.first = text.at("first_group");
