@@ -35,7 +35,7 @@ class HiveModels : public ::testing::Test {
 TEST_F(HiveModels, ARequestForAnotherModelIsRefused) {
   std::vector<Hive::ModelId> opened;
   Hive hive(
-      loop_, daemon_.socket(), {}, "", [] { return Result<Hive::ModelId>(7); },
+      loop_, {daemon_.socket()}, {}, "", [] { return Result<Hive::ModelId>(7); },
       [&](Hive::ModelId model) { opened.push_back(model); });
   EXPECT_EQ(end_of(hive, 7).reason, Finish::length);
   const Progress refused = end_of(hive, 8);
@@ -49,14 +49,14 @@ TEST_F(HiveModels, ARequestForAnotherModelIsRefused) {
 /// Another daemon has taken the place of the one that was asked.
 TEST_F(HiveModels, AChannelThatWasOpenedInBetweenIsNotUsed) {
   Hive::ModelId served = 1;
-  Hive hive(loop_, daemon_.socket(), {}, "", [&] { return Result<Hive::ModelId>(served++); });
+  Hive hive(loop_, {daemon_.socket()}, {}, "", [&] { return Result<Hive::ModelId>(served++); });
   const Progress refused = end_of(hive, 1);
   EXPECT_EQ(refused.error.code, ErrorCode::not_running);
   EXPECT_THAT(refused.error.text, HasSubstr("another daemon was started"));
 }
 
 TEST_F(HiveModels, WhatIsNotKnownIsNotCompared) {
-  Hive hive(loop_, daemon_.socket(), {}, "");
+  Hive hive(loop_, {daemon_.socket()}, {}, "");
   EXPECT_EQ(end_of(hive, 8).reason, Finish::length);
 }
 

@@ -28,6 +28,7 @@ struct EventsFlags {
   CommonFlags common;
   PublisherOptions publisher;
   EventFormat format;
+  std::string model;
   double interval = 0.05;
 };
 
@@ -38,7 +39,17 @@ double unix_seconds() {
 /// One pool after the other, and what of it has been published.
 class PublishedPool {
  public:
-  PublishedPool(const HiveWatch& watch, EventFormat format) : watch_(watch), format_(format) {}
+  /// \param model  of several models, the one whose blocks are told of; empty = the first
+  PublishedPool(const HiveWatch& watch, EventFormat format, std::string model)
+      : watch_(watch), format_(format), model_(std::move(model)) {}
+
+  /// Whether the daemon has the model, if it is known yet.
+  Expected<void> check_model() const {
+    const HiveWatch::News news = watch_.news();
+    if (!news.hive || find_model(*news.hive)) return {};
+    return failure(Errc::not_found,
+                   "model: '" + model_ + "' is not served here; there are: " + news.hive->model());
+  }
 
   /// Batches for what has changed.
   std::vector<std::string> changes() {
@@ -51,12 +62,13 @@ class PublishedPool {
     // The mapping of a pool that lives on is as good as the new one.
     if (!is_gone && !content_) {
       hive_ = news.hive;
-      content_.emplace(hive_->memory());
-      write_for(hive_->memory().geometry());
+      // Nothing is told of a later daemon that has not this model.
+      if (const auto model = find_model(*hive_)) content_.emplace(hive_->memory(), *model);
+      write_for(*hive_);
     }
     if (!clears && is_gone) return {};
     must_clear_ = false;
-    if (!writer_) write_for(news.hive->memory().geometry());
+    if (!writer_) write_for(*news.hive);
     const ContentChange change = content_ ? content_->read() : ContentChange{};
     names_ = watch_.names_with(change.newest_domain(), news, kNamesLimit);
     return writer_->batches(change, names_, unix_seconds(), clears);
@@ -70,12 +82,20 @@ class PublishedPool {
   }
 
  private:
-  void write_for(const PoolGeometry& geometry) {
-    writer_.emplace(format_, geometry.models[0].tokens_per_block, geometry.models[0].groups);
+  std::optional<ModelId> find_model(const Inspector& hive) const {
+    const std::vector<std::string> names = hive.models();
+    for (std::uint8_t m = 0; m < names.size(); ++m)
+      if (model_.empty() || names[m] == model_) return ModelId{m};
+    return std::nullopt;
+  }
+  void write_for(const Inspector& hive) {
+    const ModelCache& cache = hive.memory().geometry()[find_model(hive).value_or(ModelId{})];
+    writer_.emplace(format_, cache.tokens_per_block, cache.groups);
   }
 
   const HiveWatch& watch_;
   EventFormat format_;
+  std::string model_;
   PoolNames names_;
   std::shared_ptr<const Inspector> hive_;
   std::optional<PoolContent> content_;
@@ -102,7 +122,8 @@ Expected<void> publish_events(const EventsFlags& flags) {
   if (!watch) return forward_error(watch);
   (*watch)->wait_for_first_answer(kStatusPause);
 
-  PublishedPool pool(**watch, flags.format);
+  PublishedPool pool(**watch, flags.format, flags.model);
+  if (auto known = pool.check_model(); !known) return known;
   auto publisher = EventPublisher::open(flags.publisher, [&] { return pool.all(); });
   if (!publisher) return forward_error(publisher);
   std::printf("events on %s", (*publisher)->endpoint().c_str());
@@ -159,6 +180,11 @@ void add_events(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->check(CLI::Range(1, 100'000))
       ->capture_default_str();
+  command
+      ->add_option("--model", flags->model,
+                   "of a daemon with several models, the one whose blocks are told of; by "
+                   "default the first")
+      ->type_name("NAME");
   command->add_option("--interval", flags->interval, "time between two looks at the pool")
       ->type_name("SECONDS")
       ->check(CLI::Range(0.005, 10.0))

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/stop_watch.hpp"
+#include "config/domains/rule_text.hpp"
 #include "ipc/pidfd.hpp"
 #include "ipc/questions.hpp"
 #include "tools/cli/stopped_keeper.hpp"
@@ -89,6 +90,11 @@ Expected<Inspector> Inspector::attach_without(Pids pids, Privilege privilege) {
   auto memory = PoolMemory::attach(fds, Access::read_only);
   if (!memory) return forward_error(memory);
   return Inspector(UniqueFd(), pids, std::move(*memory), "a model not known");
+}
+
+std::vector<std::string> Inspector::models() const {
+  if (memory_.geometry().model_count == 1) return {model_};
+  return split_list(model_, ',');  // these names have no commas
 }
 
 Expected<nlohmann::json> Inspector::status(int timeout_ms) const {

@@ -31,7 +31,9 @@ class Inspector {
                                                   WithoutKeeper without_keeper);
 
   const PoolMemory& memory() const { return memory_; }
+  /// The models' names, with ", " between them; and one by one.
   const std::string& model() const { return model_; }
+  std::vector<std::string> models() const;
 
   /// False: the keeper did not answer, and status() and repair() are errors.
   bool has_keeper() const { return bool(socket_); }

@@ -7,7 +7,6 @@
 #include <memory>
 
 #include "base/byte_size.hpp"
-#include "config/domains/rule_text.hpp"
 #include "pool/care/index_marks.hpp"
 #include "pool/care/pool_report.hpp"
 #include "tools/cli/inspector.hpp"
@@ -44,13 +43,8 @@ Json to_json(const DomainReport& domain) {
           {"max_blocks", max != 0 ? Json(max) : Json()}};
 }
 
-/// The name of each model. The keeper's welcome has them in one line; a name has no comma.
-std::vector<std::string> model_names(const Inspector& inspector) {
-  return split_list(inspector.model(), ',');
-}
-
 Json models_to_json(const Inspector& inspector, const PoolReport& report) {
-  const std::vector<std::string> names = model_names(inspector);
+  const std::vector<std::string> names = inspector.models();
   Json all = Json::array();
   for (std::size_t m = 0; m < report.geometry.model_count; ++m) {
     const ModelCache& cache = report.geometry.models[m];
@@ -71,7 +65,7 @@ Json models_to_json(const Inspector& inspector, const PoolReport& report) {
 }
 
 std::string model_table(const Inspector& inspector, const PoolReport& report) {
-  const std::vector<std::string> names = model_names(inspector);
+  const std::vector<std::string> names = inspector.models();
   Table table({"model", "tokens per block", "unused", "groups", "min", "device held", "device idle",
                "host"});
   for (std::size_t m = 0; m < report.geometry.model_count; ++m) {

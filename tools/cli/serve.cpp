@@ -28,7 +28,7 @@ struct ServeFlags {
   CommonFlags common;
   std::string host = "127.0.0.1";
   std::uint16_t port = 8000;
-  std::string model;
+  std::string model, serve_model;
   std::uint32_t max_model_len = 0;
   std::string served_model_name;
   std::string chat_template;
@@ -77,6 +77,7 @@ Expected<void> serve_with(const ServeFlags& flags) {
   options.service.salt_callers = kSaltCallers.at(flags.cache_salts);
   const auto tools = kToolFormats.find(flags.tool_call_parser);
   options.model = {options.socket,
+                   flags.serve_model,
                    flags.served_model_name,
                    flags.model,
                    flags.max_model_len,
@@ -106,6 +107,11 @@ void add_serve(CLI::App& app, int& exit_code) {
       ->add_option("--model", flags->model,
                    "model directory; by default the daemon's, if this user may ask it")
       ->type_name("DIR");
+  command
+      ->add_option("--serve-model", flags->serve_model,
+                   "of a daemon with several models, the one to serve, by its name; by default the "
+                   "first")
+      ->type_name("NAME");
   command
       ->add_option("--max-model-len", flags->max_model_len,
                    "most tokens of a request, prompt and output together; 0 = the daemon's")

@@ -148,15 +148,15 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
   memory.set_device_arena(parts.arena.data());
   if (layout.host_bytes != 0) {
     auto locked = LockedPages::lock(*parts.device, memory.arena(Tier::host), layout.host_bytes,
-                                    memory.geometry().models[0].kv.block_bytes(), host.get());
+                                    memory.geometry().block_bytes(), host.get());
     if (!locked) return forward_error(locked);
     parts.host_arena = std::move(*locked);
   }
   auto eraser = OrderedStream::open(*parts.device);
   if (!eraser) return forward_error(eraser);
   parts.eraser = std::move(*eraser);
-  parts.erase = [&parts, block_bytes = memory.geometry().models[0].kv.block_bytes()](
-                    std::span<const BlockId> blocks) {
+  parts.erase = [&parts,
+                 block_bytes = memory.geometry().block_bytes()](std::span<const BlockId> blocks) {
     auto zeroed = zero_blocks(*parts.device, parts.eraser, parts.arena.data(), block_bytes, blocks);
     if (!zeroed)
       end_engine("zeroing blocks",

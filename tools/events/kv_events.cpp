@@ -50,9 +50,9 @@ const char* kind_of(const CacheGroup& group) {
 /// What an event says of the group, in vLLM's order.
 std::vector<std::pair<const char*, Json>> group_fields(const CacheGroups& groups, GroupId group) {
   // A damaged descriptor may name a group that there is none of.
-  if (groups.is_one_full() || group.value >= groups.count) return {};
+  if (groups.is_one_full() || groups.place(group) >= groups.count) return {};
   const CacheGroup& of = groups[group];
-  return {{"group_idx", group.value},
+  return {{"group_idx", groups.place(group)},
           {"kv_cache_spec_kind", kind_of(of)},
           {"kv_cache_spec_sliding_window",
            of.kind == CacheKind::sliding_window ? Json(of.span) : Json(nullptr)}};
@@ -117,11 +117,11 @@ Json removed_event(const Json& hashes, Tier tier, EventForm form, const CacheGro
   const bool has_group = !groups.is_one_full();
   if (form == EventForm::arrays) {
     Json event = {"BlockRemoved", hashes, medium_of(tier)};
-    if (has_group) event.push_back(group.value);
+    if (has_group) event.push_back(groups.place(group));
     return event;
   }
   Json event = {{"type", "BlockRemoved"}, {"block_hashes", hashes}, {"medium", medium_of(tier)}};
-  if (has_group) event["group_idx"] = group.value;
+  if (has_group) event["group_idx"] = groups.place(group);
   return event;
 }
 

@@ -17,8 +17,8 @@ DomainId ContentChange::newest_domain() const {
   return newest;
 }
 
-PoolContent::PoolContent(const PoolMemory& memory)
-    : memory_(memory), sightings_(memory.geometry().total_blocks()) {
+PoolContent::PoolContent(const PoolMemory& memory, std::optional<ModelId> model)
+    : memory_(memory), model_(model), sightings_(memory.geometry().total_blocks()) {
   KV_CHECK(memory.has_tokens());
 }
 
@@ -77,6 +77,7 @@ void PoolContent::look_at(BlockId block) {
   Uid uid = 0;
   std::uint64_t read_serial = 0;
   Content content;
+  ModelId model;
   const bool is_one = read_stably(view, [&] {
     uid = view.has_plausible_uid() ? view.uid() : 0;
     read_serial = view.serial();
@@ -87,11 +88,12 @@ void PoolContent::look_at(BlockId block) {
     content.group = view.group();
     const TokenRow row = memory_.tokens_of(block);
     if (view.has_extra() != 0) content.extra = row.extra_key();
-    if (contents_.count(uid) == 0)
-      content.tokens = row.read(memory_.geometry().models[0].tokens_per_block);
+    const PoolGeometry& geometry = memory_.geometry();
+    model = geometry.model_of(content.group);
+    if (contents_.count(uid) == 0) content.tokens = row.read(geometry[model].tokens_per_block);
   });
   // Another process is at it: the next read tells.
-  if (!is_one || uid == 0) return;
+  if (!is_one || uid == 0 || (model_ && model != *model_)) return;
   known = {uid, read_serial};
   add_copy(uid, tier, std::move(content));
 }

@@ -56,7 +56,8 @@ class PoolContent {
  public:
   /// Knows of nothing yet: the first read() tells of all that is in the pool.
   /// \param memory  with tokens; outlives this object
-  explicit PoolContent(const PoolMemory& memory);
+  /// \param model   of whose blocks it tells; nothing = of all models'
+  explicit PoolContent(const PoolMemory& memory, std::optional<ModelId> model = {});
 
   /// Reads every block's descriptor, and returns what has changed since the last call. What came
   /// and went in between is not told. Contents that one process publishes while this one reads may
@@ -106,6 +107,7 @@ class PoolContent {
   StoredContent described(const Content& content, Tier tier) const;
 
   const PoolMemory& memory_;
+  std::optional<ModelId> model_;
   std::vector<Sighting> sightings_;  ///< by block
   std::unordered_map<Uid, Content> contents_;
   std::unordered_map<Uid, std::unordered_set<Uid>> children_;  ///< but those of the roots

@@ -72,7 +72,7 @@ Expected<void> serve(const ServeOptions& options,
   boost::asio::io_context loop(1);
   ModelFollower follower(loop, source, std::move(*first));
   const std::string model = follower.model()->model.name;
-  Hives hives(loop, options.socket, options.hive, domains, identify_by(source),
+  Hives hives(loop, {options.socket, options.model.hosted}, options.hive, domains, identify_by(source),
               [&follower](Hive::ModelId id) { follower.on_opened(id); });
   const HttpServer* listener = nullptr;
   const Service* asked = nullptr;

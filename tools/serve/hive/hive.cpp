@@ -16,10 +16,10 @@ bool may_serve(Hive::ModelId served, Hive::ModelId wanted) {
 
 }  // namespace
 
-Hive::Hive(asio::io_context& loop, std::string socket, Limits limits, std::string domain,
+Hive::Hive(asio::io_context& loop, Daemon daemon, Limits limits, std::string domain,
            Identify identify, OnOpened on_opened)
     : loop_(loop),
-      socket_(std::move(socket)),
+      daemon_(std::move(daemon)),
       limits_(limits),
       domain_(std::move(domain)),
       identify_(std::move(identify)),
@@ -128,7 +128,8 @@ Result<Hive::Opened> Hive::open(std::size_t bytes) const {
   const auto before = identify();
   if (!before) return before.error();
   ClientOptions options;
-  options.socket = socket_;
+  options.socket = daemon_.socket;
+  options.model = daemon_.model;
   options.channel_bytes = bytes;
   options.domain = domain_;
   auto client = Client::connect(options);
@@ -136,8 +137,8 @@ Result<Hive::Opened> Hive::open(std::size_t bytes) const {
   const auto after = identify();
   if (!after) return after.error();
   if (*before != *after)
-    return ClientError{ErrorCode::not_running,
-                       "another daemon was started on " + socket_ + " at this moment; try again"};
+    return ClientError{ErrorCode::not_running, "another daemon was started on " + daemon_.socket +
+                                                   " at this moment; try again"};
   return Opened{std::move(*client), *after};
 }
 
@@ -186,7 +187,7 @@ void Hive::refuse_for_others(ModelId model) {
   for (const Waiting& request : refused) {
     waiting_bytes_ -= bytes_of(request);
     fail(request, {ErrorCode::not_running,
-                   "the daemon on " + socket_ +
+                   "the daemon on " + daemon_.socket +
                        " was started anew with another model since this request came; try again",
                    std::chrono::milliseconds(1000)});
   }

@@ -37,13 +37,18 @@ class Hive {
   /// A channel was opened to a daemon that serves this. In the loop.
   using OnOpened = std::function<void(ModelId)>;
 
+  struct Daemon {
+    std::string socket;
+    std::string model{};  ///< of several that it serves, this one; empty = the first
+  };
+
   /// Beside the library's codes: the operator's rules do not let this service into the domain.
   static constexpr ErrorCode kNotAllowed = ErrorCode{1001};
 
   /// \param domain  in which all requests run; empty = the one that the operator's rules give this
   ///                user
   /// \param identify  none = what daemons serve is not known
-  Hive(boost::asio::io_context& loop, std::string socket, Limits limits, std::string domain,
+  Hive(boost::asio::io_context& loop, Daemon daemon, Limits limits, std::string domain,
        Identify identify = {}, OnOpened on_opened = {});
   Hive(const Hive&) = delete;
   Hive& operator=(const Hive&) = delete;
@@ -102,7 +107,7 @@ class Hive {
   void fail(const Waiting& request, const ClientError& error);
 
   boost::asio::io_context& loop_;
-  const std::string socket_;
+  const Daemon daemon_;
   const Limits limits_;
   const std::string domain_;
   const Identify identify_;

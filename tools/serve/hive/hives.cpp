@@ -18,11 +18,11 @@ Hive::Limits part_of(const Hive::Limits& all, std::size_t domains) {
 
 }  // namespace
 
-Hives::Hives(boost::asio::io_context& loop, const std::string& socket, const Hive::Limits& limits,
+Hives::Hives(boost::asio::io_context& loop, const Hive::Daemon& daemon, const Hive::Limits& limits,
              const std::vector<std::string>& domains, const Hive::Identify& identify,
              const Hive::OnOpened& on_opened) {
   for (const std::string& domain : domains)
-    hives_.emplace(domain, std::make_unique<Hive>(loop, socket, part_of(limits, domains.size()),
+    hives_.emplace(domain, std::make_unique<Hive>(loop, daemon, part_of(limits, domains.size()),
                                                   domain, identify, on_opened));
 }
 

@@ -16,7 +16,7 @@ class Hives {
   /// \param limits   of all together; each domain gets an even part of them, and two channels at
   ///                 least
   /// \param domains  one at least; empty = the one that the operator's rules give this user
-  Hives(boost::asio::io_context& loop, const std::string& socket, const Hive::Limits& limits,
+  Hives(boost::asio::io_context& loop, const Hive::Daemon& daemon, const Hive::Limits& limits,
         const std::vector<std::string>& domains, const Hive::Identify& identify,
         const Hive::OnOpened& on_opened);
 

@@ -116,7 +116,7 @@ class Writer {
   /// the newest is shown, since no two series may be equal.
   std::vector<Row> rows() const {
     const PoolNumbers& pool = *page_.pool;
-    const MetricLabels model = {{"model_name", page_.model}};
+    const MetricLabels model = {{"model_name", all_models()}};
     if (page_.view == MetricsView::host) {
       const TierReport& device = pool.blocks.tiers[std::size_t(Tier::device)];
       return {
@@ -129,10 +129,30 @@ class Writer {
     }
     std::vector<Row> rows;
     for (const auto& [engine, process] : newest)
-      rows.push_back({with(model, "engine", std::to_string(engine)), process->counted,
+      rows.push_back({{{"model_name", model_of(engine)}, {"engine", std::to_string(engine)}},
+                      process->counted,
                       process->observed,
                       pool.blocks.held[process->slot][std::size_t(Tier::device)]});
     return rows;
+  }
+
+  /// As this service calls its model; of several models, as the daemon calls them.
+  std::string all_models() const {
+    if (page_.pool->geometry.model_count == 1) return page_.model;
+    std::string names;
+    for (const std::string& name : page_.keeper.models) names += (names.empty() ? "" : ",") + name;
+    return names;
+  }
+  std::string model_of(std::uint32_t engine) const {
+    if (page_.pool->geometry.model_count == 1) return page_.model;
+    const auto found = page_.keeper.model_of.find(engine);
+    return found == page_.keeper.model_of.end() ? "" : found->second;
+  }
+  const ModelCache& cache_of(const std::string& model) const {
+    const auto found = std::ranges::find(page_.keeper.models, model);
+    const auto place = static_cast<std::size_t>(found - page_.keeper.models.begin());
+    const auto models = page_.pool->geometry.all_models();
+    return models[place < models.size() ? place : 0];
   }
 
   /// What is shared counts for each engine that holds it.
@@ -168,8 +188,9 @@ class Writer {
     out_.family("vllm:cache_config_info", MetricType::gauge, "the pool's sizes, as labels");
     for (const Row& row : rows) {
       MetricLabels labels = row.labels;
-      labels.emplace_back("block_size", std::to_string(pool.geometry.models[0].tokens_per_block));
-      labels.emplace_back("cache_dtype", std::string(to_string(pool.geometry.models[0].kv.dtype)));
+      const ModelCache& cache = cache_of(row.labels.front().second);
+      labels.emplace_back("block_size", std::to_string(cache.tokens_per_block));
+      labels.emplace_back("cache_dtype", std::string(to_string(cache.kv.dtype)));
       labels.emplace_back("num_gpu_blocks", std::to_string(pool.blocks.tiers[0].blocks));
       labels.emplace_back("num_cpu_blocks", std::to_string(pool.blocks.tiers[1].blocks));
       out_.sample(labels, std::uint64_t{1});
@@ -179,8 +200,7 @@ class Writer {
   void blocks(const PoolNumbers& pool) {
     out_.family("kvhive_pool_info", MetricType::gauge, "which pool this is, as labels");
     out_.sample({{"epoch", pool.epoch}}, std::uint64_t{1});
-    gauge("kvhive_pool_block_bytes", "bytes of one block's KV",
-          pool.geometry.models[0].kv.block_bytes());
+    gauge("kvhive_pool_block_bytes", "bytes of one block's KV", pool.geometry.block_bytes());
     out_.family("kvhive_pool_blocks", MetricType::gauge, "blocks of the pool, by tier and state");
     for_each_tier(pool, [this](const std::string& name, const TierReport& tier) {
       const std::pair<const char*, std::uint64_t> states[] = {{"free", tier.free},

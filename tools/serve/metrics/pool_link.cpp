@@ -113,6 +113,11 @@ PoolLink::Answer PoolLink::ask(const Link& link, std::uint64_t ticket) {
   known_.keeper_answers = status.has_value();
   if (!status) return Answer::silence;
   known_.keeper.domains = status->at("domains").at("names").get<std::vector<std::string>>();
+  known_.keeper.models.clear();
+  for (const auto& model : status->at("models")) known_.keeper.models.push_back(model.at("name"));
+  known_.keeper.model_of.clear();
+  for (const auto& engine : status->at("engines"))
+    known_.keeper.model_of[engine.at("engine").get<std::uint32_t>()] = engine.at("model");
   known_.keeper.restarts.clear();
   for (const auto& engine : status->at("engines"))
     known_.keeper.restarts[engine.at("engine").get<std::uint32_t>()] =

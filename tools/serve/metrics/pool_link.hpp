@@ -25,6 +25,8 @@ namespace kvhive {
 struct KeeperAnswer {
   std::vector<std::string> domains;                 ///< names, by number
   std::map<std::uint32_t, std::uint64_t> restarts;  ///< of engines, by their numbers
+  std::vector<std::string> models;                  ///< the daemon's, by ModelId
+  std::map<std::uint32_t, std::string> model_of;    ///< by engine, the model's name
 };
 
 class PoolLink {

@@ -27,6 +27,17 @@ std::string state_of_files(const std::filesystem::path& directory) {
   return state;
 }
 
+/// The daemon's row of the model of this name, or of its first.
+Expected<nlohmann::json> find_hosted(const nlohmann::json& models, const std::string& name) {
+  std::string known;
+  for (const nlohmann::json& model : models) {
+    if (name.empty() || model.at("name") == name) return model;
+    known += (known.empty() ? "" : ", ") + model.at("name").get<std::string>();
+  }
+  return failure(Errc::not_found,
+                 "serve-model: '" + name + "' is not served here; there are: " + known);
+}
+
 Hive::ModelId id_of(const DaemonModel& told, const std::string& files) {
   std::string text = told.name + "\n" + told.directory + "\n" + told.fingerprint + "\n" +
                      std::to_string(told.max_model_len) + "\n";
@@ -53,7 +64,9 @@ Expected<DaemonModel> ModelSource::ask() const {
   if (!memory) return forward_error(memory);
   const auto status = ask_status(socket->get(), 1);
   if (!status) return forward_error(status);
-  const nlohmann::json& model = status->at("model");
+  const auto found = find_hosted(status->at("models"), options_.hosted);
+  if (!found) return forward_error(found);
+  const nlohmann::json& model = *found;
   DaemonModel told{epoch_of(*memory),
                    model.at("name"),
                    model.at("directory"),

@@ -17,6 +17,7 @@ namespace kvhive {
 /// What the operator has said. What is empty, the daemon tells.
 struct ModelOptions {
   std::string socket;  ///< the daemon's
+  std::string hosted;  ///< of several models that the daemon serves, this one; empty = the first
   std::string name;    ///< in requests and answers
   std::string directory;
   std::uint32_t max_model_len = 0;

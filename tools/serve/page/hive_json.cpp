@@ -26,7 +26,7 @@ Json pool_json(const PoolReport& pool) {
       tiers.push_back(tier_json(tier, t));
   return {{"epoch", pool.epoch},
           {"tokens_per_block", pool.geometry.models[0].tokens_per_block},
-          {"block_bytes", pool.geometry.models[0].kv.block_bytes()},
+          {"block_bytes", pool.geometry.block_bytes()},
           {"tiers", std::move(tiers)}};
 }
 
