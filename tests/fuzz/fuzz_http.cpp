@@ -13,6 +13,7 @@
 #include "ipc/channel/channel_layout.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
 #include "tools/serve/access/api_keys.hpp"
+#include "tools/serve/access/hosts.hpp"
 #include "tools/serve/access/origins.hpp"
 #include "tools/serve/chat/chat_request.hpp"
 #include "tools/serve/http/session.hpp"
@@ -47,6 +48,11 @@ HttpAnswer answer_to(const HttpRequest& request) {
   static const ApiKeys keys = ApiKeys::parse("key domain\n", "keys").value();
   (void)keys.find(request.header("Authorization"));
   (void)parse_traceparent(request.header("traceparent"));
+  static const Hosts hosts = Hosts::parse({"a", "*.b"}).value();
+  if (const auto refused = hosts.refusal_of(request)) {
+    KV_CHECK(refused->status == 403 && nlohmann::json::accept(refused->body));
+    return *refused;
+  }
   static const Origins origins = Origins::parse({"http://a", "*"}).value();
   HttpHeaders headers = origins.headers_for(request);
   if (const auto asked = origins.answer_to_question(request))

@@ -31,7 +31,7 @@ seed("connections", "inspector", bytes([0, 0, served, 0, 4, 5, 2, 7, 3, served, 
 
 # Bytes of fuzz_http.cpp: where the request is cut in two, then the request.
 def request(path, body, headers=""):
-    return f"POST {path} HTTP/1.1\r\nHost: h\r\n{headers}Content-Length: {len(body)}\r\n\r\n{body}"
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n{body}"
 
 
 completion = {"prompt": ["a", "b"], "max_tokens": 4, "n": 2, "stop": ["x"], "stop_token_ids": [1], "temperature": 0.5,
@@ -44,8 +44,9 @@ seed("http", "completion", struct.pack("<H", 40) + request("/v1/completions?s", 
 seed("http", "chat", struct.pack("<H", 0) + request("/v1/chat/completions", json.dumps(chat)).encode())
 seed("http", "two", struct.pack("<H", 200) + (request("/a", '{"prompt": [1, 2]}') + request("/b?s", "{")).encode())
 seed("http", "chunked", struct.pack("<H", 70) + (
-    "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+    "POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
     "5;a=b\r\n{\"n\":\r\n2\r\n3}\r\n0\r\n\r\n").encode())
+seed("http", "host", struct.pack("<H", 20) + b"GET / HTTP/1.1\r\nHost: [::1]:80\r\nhost: evil.b.\r\n\r\n")
 seed("http", "old", struct.pack("<H", 9) + b"GET /?s HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
 
 config = json.loads((demo / "config.json").read_text())
