@@ -11,9 +11,10 @@ namespace kvhive::testing {
 class TestBoard {
  public:
   /// A new engine in the slot. The one before it has ended.
-  Member join(std::uint32_t number = 0, std::uint32_t slot = 0, EngineLoad load = {64, 0}) {
+  Member join(std::uint32_t number = 0, std::uint32_t slot = 0, EngineLoad load = {64, 0},
+              ModelId model = {}) {
     const Member member = join_without_turns(number, slot);
-    board_->serve(member.life, load);
+    board_->serve(member.life, load, model);
     return member;
   }
   /// The same for an engine that only helps.

@@ -131,6 +131,21 @@ TEST_F(ChannelsTest, ASuccessorTellsEnginesAllAgainAndGivesThemWhatTheyWereNotGi
   EXPECT_THAT(said(), ::testing::Contains(closed(11, first)));
 }
 
+TEST_F(ChannelsTest, AreForTheEnginesOfTheirModel) {
+  channels_.add_engine(10, 0, ProcessSlot{0});
+  channels_.add_engine(11, 1, ProcessSlot{1}, ModelId{1});
+  const std::uint64_t first = create();
+  const std::uint64_t second =
+      channels_.reserve(kBytes, kAnyEngine, kOwner, kRoom, ModelId{1}).value();
+  complete(second);
+  EXPECT_TRUE(channels_.tell_engines(*this));
+  EXPECT_THAT(said(), ElementsAre(opened(10, first), opened(11, second)));
+  EXPECT_EQ(channels_.row_of(second)->model, 1);
+  channels_.add_engine(12, 2, ProcessSlot{2}, ModelId{1});
+  EXPECT_TRUE(channels_.tell_engines(*this));
+  EXPECT_THAT(said(), ElementsAre(opened(12, second)));
+}
+
 TEST_F(ChannelsTest, WhatARowNamesIsOpenUntilTheRowIsGone) {
   const std::uint64_t id = create();
   const ChannelRow row = *channels_.row_of(id);

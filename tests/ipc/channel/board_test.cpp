@@ -77,6 +77,17 @@ TEST(Boards, EnginesTakeTurns) {
             (std::map<std::uint32_t, int>{{0, 150}, {2, 150}}));
 }
 
+TEST(Boards, EnginesOfAnotherModelHaveNoTurns) {
+  TestBoard board;
+  const std::vector<Member> engines{board.join(0, 0), board.join(1, 4)};
+  const std::vector<Member> others{board.join(2, 1, {64, 0}, ModelId{1}),
+                                   board.join(3, 5, {64, 0}, ModelId{1}),
+                                   board.join(4, 6, {64, 0}, ModelId{1})};
+  EXPECT_EQ(shares(board, engines, 300), (std::map<std::uint32_t, int>{{0, 150}, {1, 150}}));
+  EXPECT_EQ(shares(board, others, 300),
+            (std::map<std::uint32_t, int>{{2, 100}, {3, 100}, {4, 100}}));
+}
+
 TEST(Boards, AMuchBusierEngineLeavesItsTurnsToOneThatHasRoom) {
   TestBoard board;
   const std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};
