@@ -19,7 +19,7 @@ echo
 echo
 work=$(mktemp -d)
 export KVHIVE_SOCKET="$work/kvhived.sock"
-trap '"$bin/kvhive" stop >/dev/null 2>&1 || true; rm -rf "$work"' EXIT INT TERM
+trap 'for s in kvhived a b; do "$bin/kvhive" stop --socket "$work/$s.sock" >/dev/null 2>&1 || true; done; rm -rf "$work"' EXIT INT TERM
 "$bin/kvhived" --model "$here/models/demo" --engines 2 --kv-cache-memory-bytes 256M --log-level warn --detach >/dev/null
 "$bin/bench_generate" $brief
 "$bin/kvhive" stop >/dev/null
@@ -29,6 +29,14 @@ echo
 echo
 "$bin/bench_changes" $brief
 "$bin/kvhive" stop >/dev/null
+echo
+for half in a b; do
+  "$bin/kvhived" --model "$here/models/demo" --socket "$work/$half.sock" --num-gpu-blocks-override 513 --threads 1 --log-level warn --detach >/dev/null
+done
+"$bin/kvhived" --model a="$here/models/demo" --model b="$here/models/demo" --num-gpu-blocks-override 1025 --threads 1 --log-level warn --detach >/dev/null
+"$bin/bench_models" "$KVHIVE_SOCKET" "$work/a.sock" "$work/b.sock" $brief
+"$bin/kvhive" stop >/dev/null
+for half in a b; do "$bin/kvhive" stop --socket "$work/$half.sock" >/dev/null; done
 echo
 chmod 711 "$work"  # bench_overload connects as several users
 "$bin/kvhived" --model "$here/models/demo" --engines 2 --threads 1 --max-num-seqs 8 --kv-cache-memory-bytes 256M --log-level error \
