@@ -253,7 +253,7 @@ class Squatter {
       : process_([&] {
           EngineHello hello;
           hello.layout_hash = layout_hash({});
-          hello.geometry = geometry;
+          hello.cache = geometry.models[0];
           auto socket = connect_to_daemon(daemon.socket());
           if (!socket || !say_hello(socket->get(), hello)) _exit(1);
           pause();
@@ -276,7 +276,7 @@ TEST(Limits, TheThirtySecondEngineIsRefusedAndAFreedSlotIsReused) {
     auto socket = connect_to_daemon(daemon.socket());
     EngineHello hello;
     hello.layout_hash = layout_hash({});
-    hello.geometry = geometry;
+    hello.cache = geometry.models[0];
     auto welcome = say_hello(socket->get(), hello);
     if (!welcome) return forward_error(welcome);
     return {};
