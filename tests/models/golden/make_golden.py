@@ -498,8 +498,8 @@ MODELS = {
     "fp8_channel": (config("Qwen2ForCausalLM", "float16", quantization_config=COMPRESSED), 1),
     "deepseek_v2": (config("DeepseekV2ForCausalLM", "bfloat16", **LATENT | {
         "q_lora_rank": 24, "qk_nope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
-        "n_routed_experts": 8, "n_shared_experts": 2, "topk_method": "group_limited_greedy", "n_group": 4,
-        "topk_group": 2, "routed_scaling_factor": 2.5, "rope_scaling": {
+        "n_routed_experts": 8, "n_shared_experts": 2, "topk_method": "group_limited_greedy", "n_group": 2,
+        "topk_group": 1, "routed_scaling_factor": 2.5, "rope_scaling": {
             "type": "yarn", "rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 8,
             "beta_slow": 1, "original_max_position_embeddings": 32}}), 1),
     "deepseek_v2_lite": (config("DeepseekV2ForCausalLM", "float32", **LATENT | {
