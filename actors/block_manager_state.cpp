@@ -126,7 +126,7 @@ Prefix BlockManagerState::publish_run(const Sequence& sequence, const Prefix& fr
 /// Announces which content the sequence's blocks in a group from place `from` on will hold, for
 /// those blocks whose tokens are all known.
 void BlockManagerState::announce(const Sequence& sequence, GroupId group, std::size_t from) {
-  const std::span<const BlockId> table = sequence.tables[group.value].device;
+  const std::span<const BlockId> table = sequence.tables[groups_.place(group)].device;
   const std::size_t to = std::min(table.size(), sequence.names.blocks());
   if (!config_.prefix_caching || from >= to) return;
   pool_.announce(table.subspan(from, to - from),

@@ -17,6 +17,7 @@ void check_batch(const ForwardBatch& batch, const ModelConfig& config, const Lay
   const std::size_t count = groups.groups.count;
   KvLayout expected = kv_layout(config, groups, layout.block_size, layout.dtype);
   expected.pages = layout.pages;
+  expected.padding = layout.padding;
   KV_CHECK(layout == expected, layout.layers, layout.kv_heads, layout.head_size);
   KV_CHECK(batch.positions.size() == tokens, batch.positions.size(), tokens);
   KV_CHECK(batch.slot_mapping.size() == count * tokens, batch.slot_mapping.size(), count, tokens);
