@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "config/lora_modules.hpp"
-#include "config/hosted_models.hpp"
+#include "config/models/lora_modules.hpp"
+#include "config/models/hosted_models.hpp"
 #include "config/option_table.hpp"
 #include "config/options.hpp"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config/pool_geometry.hpp"
-#include "config/hosted_models.hpp"
+#include "config/models/hosted_models.hpp"
 
 namespace kvhive {
 

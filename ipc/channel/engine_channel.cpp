@@ -5,7 +5,7 @@
 
 #include "base/kill_point.hpp"
 #include "base/stop_watch.hpp"
-#include "config/lora_modules.hpp"
+#include "config/models/lora_modules.hpp"
 #include "ipc/channel/channel_memory.hpp"
 
 namespace kvhive {

@@ -563,20 +563,17 @@ void leave_second_idle(Stage& s) {
   s.survivor().release(match_all(s.survivor(), s.idle()).blocks);  // younger now
 }
 
-/// Blocks of another model, which are counted by model.
+/// Blocks of another model.
 std::vector<Operation> in_models() {
   constexpr auto kModels = Stage::With::models;
-  const auto of_second = [](Stage& s) {
-    return s.victim().lanes().totals(Stage::kSecond.value + std::size_t{1}).cached;
-  };
   return {
-      {.name = "models: evict another model's blocks above its minimum",
+      {.name = "models: evict another model's blocks",
        .prepare =
            [](Stage& s) {
              leave_second_idle(s);
              use_up(s, 0);
            },
-       .run = [=](Stage& s) { return allocate(s, 3) && of_second(s) == 1; },
+       .run = [=](Stage& s) { return allocate(s, 3); },
        .evicts = 3,
        .with = kModels},
       {.name = "models: demote another model's blocks",

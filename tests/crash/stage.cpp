@@ -48,7 +48,6 @@ PoolGeometry geometry(Stage::With with) {
     geometry.models[1] = geometry.models[0];
     geometry.models[1].tokens_per_block = 3;
     geometry.models[1].groups.first = Stage::kOfSecond.value;
-    geometry.model_minimums[1] = 1;
   }
   if (with != Stage::With::lanes) return geometry;
   geometry.limits[Stage::kSure.value].min = 2;

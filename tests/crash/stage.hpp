@@ -30,8 +30,8 @@ class Stage {
   /// With groups, all these blocks are in group 0, of full attention. In this one, of a window of
   /// two blocks, there are none.
   static constexpr GroupId kWindow{1};
-  /// With models, all these blocks are of the first. The second, of three tokens a block and with a
-  /// minimum of one, has this group and no blocks.
+  /// With models, all these blocks are of the first. The second, of three tokens a block, has this
+  /// group and no blocks.
   static constexpr GroupId kOfSecond{1};
   static constexpr ModelId kSecond{1};
   enum class With : std::uint8_t { nothing, lanes, groups, models };

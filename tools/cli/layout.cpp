@@ -6,7 +6,7 @@
 
 #include "base/byte_size.hpp"
 #include "config/sizing.hpp"
-#include "config/hosted_models.hpp"
+#include "config/models/hosted_models.hpp"
 #include "models/layer_groups.hpp"
 #include "models/model_config.hpp"
 #include "tools/cli/command.hpp"

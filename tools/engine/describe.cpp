@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "actors/transformer_runner.hpp"
-#include "config/hosted_models.hpp"
+#include "config/models/hosted_models.hpp"
 #include "models/fingerprint.hpp"
 #include "models/text/tokenizer_parser.hpp"
 #include "tools/engine/device_choice.hpp"

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/round_up.hpp"
-#include "config/hosted_models.hpp"
+#include "config/models/hosted_models.hpp"
 #include "device/device_memory.hpp"
 #include "ipc/protocol.hpp"
 #include "models/gpu/gpu_weights.hpp"

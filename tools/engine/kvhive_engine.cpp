@@ -10,7 +10,7 @@
 
 #include "base/exit_codes.hpp"
 #include "base/log.hpp"
-#include "config/hosted_models.hpp"
+#include "config/models/hosted_models.hpp"
 #include "config/process_limits.hpp"
 #include "ipc/default_socket.hpp"
 #include "tools/engine/describe.hpp"

@@ -1,7 +1,7 @@
 #include "tools/engine/model.hpp"
 
-#include "config/lora_modules.hpp"
-#include "config/hosted_models.hpp"
+#include "config/models/lora_modules.hpp"
+#include "config/models/hosted_models.hpp"
 #include "models/fingerprint.hpp"
 #include "tools/program/progress_bar.hpp"
 

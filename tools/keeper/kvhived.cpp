@@ -10,7 +10,7 @@
 
 #include "base/byte_size.hpp"
 #include "base/log.hpp"
-#include "config/hosted_models.hpp"
+#include "config/models/hosted_models.hpp"
 #include "ipc/default_socket.hpp"
 #include "tools/keeper/detach.hpp"
 #include "tools/keeper/keeper.hpp"

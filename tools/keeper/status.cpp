@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "config/lora_modules.hpp"
+#include "config/models/lora_modules.hpp"
 
 namespace kvhive {
 namespace {

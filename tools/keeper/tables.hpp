@@ -149,7 +149,7 @@ struct Tables {
   bool has_engine(std::uint32_t number) const;
   /// The model that the client asks for: by name, else that of the engine that it asks for, else
   /// the first. Errors: there is no such model, or that engine has another.
-  Expected<ModelId> wanted_model(const ClientHello& hello) const;
+  [[nodiscard]] Expected<ModelId> wanted_model(const ClientHello& hello) const;
   /// The lowest number that no engine has. The keeper's own engines keep theirs, running or not.
   std::uint32_t free_engine_number() const;
   SlotOwners slot_owners() const;

@@ -1,4 +1,4 @@
-#include "config/hosted_models.hpp"
+#include "config/models/hosted_models.hpp"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,4 +1,4 @@
-#include "config/lora_modules.hpp"
+#include "config/models/lora_modules.hpp"
 
 #include <algorithm>
 
