@@ -8,13 +8,12 @@
 #include "tests/support/child_process.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
+#include "tests/tools/whole_answers.hpp"
 
 namespace kvhive::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-using Tokens = std::vector<std::vector<TokenId>>;
 
 const std::filesystem::path kLatentModel =
     std::filesystem::path(KVHIVE_GOLDEN_DIR) / "deepseek_v2_lite";
@@ -47,15 +46,6 @@ std::vector<GenerateRequest> requests() {
     all.push_back(std::move(request));
   }
   return all;
-}
-
-Tokens tokens_of(const std::vector<Progress>& results) {
-  Tokens tokens;
-  for (const Progress& result : results) {
-    EXPECT_EQ(result.reason, Finish::length) << result.error.text;
-    tokens.push_back(ids(result));
-  }
-  return tokens;
 }
 
 Tokens at_once(const Daemon& daemon) {
@@ -105,13 +95,7 @@ void expect_same_tokens_everywhere(const std::string& rows) {
     const Daemon daemon(with({"--kv-cache-memory-bytes", "32M"}));
     std::vector<Client> clients;
     clients.push_back(daemon.connect());
-    ChildProcess killer([&] {
-      if (eventually([&] {
-            const Json engine = daemon.engine(0);
-            return !engine.is_null() && engine["running"] > 0;
-          }))
-        signal_process(daemon.engine(0)["pid"].get<pid_t>(), SIGKILL);
-    });
+    ChildProcess killer = killer_of_running_engine(daemon);
     EXPECT_EQ(tokens_of(generate_all(clients, requests())), expected);
     killer.kill_and_wait();
     EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }));

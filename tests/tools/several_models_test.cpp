@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tests/support/signal_process.hpp"
+#include "tests/tools/whole_answers.hpp"
 #include "tests/tools/windowed_models.hpp"
 
 namespace kvhive::testing {
@@ -13,8 +14,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
-
-using Tokens = std::vector<std::vector<TokenId>>;
 
 /// The demo model with its first two layers only: a block has twice as many tokens.
 class SmallModel {
@@ -49,23 +48,7 @@ struct Models {
   }
 };
 
-std::vector<GenerateRequest> requests() {
-  const std::string text = passage();
-  std::vector<GenerateRequest> all;
-  for (std::size_t i = 0; i < 12; ++i)
-    all.push_back(request_of(text.substr(i % 3 == 0 ? 0 : i * 37 % 600, 350 + i * 53 % 550),
-                             30 + static_cast<std::uint32_t>(i % 4) * 10));
-  return all;
-}
-
-Tokens tokens_of(const std::vector<Progress>& results) {
-  Tokens tokens;
-  for (const Progress& result : results) {
-    EXPECT_EQ(result.reason, Finish::length) << result.error.text;
-    tokens.push_back(ids(result));
-  }
-  return tokens;
-}
+std::vector<GenerateRequest> requests() { return overlapping_requests(12, 30, 10); }
 
 Client connect_to(const Daemon& daemon, const std::string& model,
                   std::optional<std::uint32_t> engine = {}) {

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tests/support/child_process.hpp"
+#include "tests/tools/whole_answers.hpp"
 #include "tests/tools/windowed_models.hpp"
 
 namespace kvhive::testing {
@@ -14,26 +15,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-using Tokens = std::vector<std::vector<TokenId>>;
-
-/// Prompts of 100 to 300 tokens with common starts; answers that outlast a window of 64 tokens.
-std::vector<GenerateRequest> requests() {
-  const std::string text = passage();
-  std::vector<GenerateRequest> all;
-  for (std::size_t i = 0; i < 24; ++i)
-    all.push_back(request_of(text.substr(i % 3 == 0 ? 0 : i * 37 % 600, 350 + i * 53 % 550),
-                             40 + static_cast<std::uint32_t>(i % 4) * 20));
-  return all;
-}
-
-Tokens tokens_of(const std::vector<Progress>& results) {
-  Tokens tokens;
-  for (const Progress& result : results) {
-    EXPECT_EQ(result.reason, Finish::length) << result.error.text;
-    tokens.push_back(ids(result));
-  }
-  return tokens;
-}
+/// The answers outlast a window of 64 tokens.
+std::vector<GenerateRequest> requests() { return overlapping_requests(24, 40, 20); }
 
 Tokens one_by_one(const std::string& model) {
   const Daemon daemon(
@@ -76,13 +59,7 @@ void expect_same_tokens_everywhere(const std::string& model) {
     const Daemon daemon({"--model", model, "--engines", "2", "--kv-cache-memory-bytes", "32M"});
     std::vector<Client> clients;
     clients.push_back(daemon.connect());
-    ChildProcess killer([&] {
-      if (eventually([&] {
-            const Json engine = daemon.engine(0);
-            return !engine.is_null() && engine["running"] > 0;
-          }))
-        signal_process(daemon.engine(0)["pid"].get<pid_t>(), SIGKILL);
-    });
+    ChildProcess killer = killer_of_running_engine(daemon);
     EXPECT_EQ(tokens_of(generate_all(clients, requests())), expected);
     killer.kill_and_wait();
     EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }));

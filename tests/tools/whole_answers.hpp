@@ -1,0 +1,50 @@
+#pragma once
+// What whole-daemon tests compare: requests that share their starts, and all tokens of the answers.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/child_process.hpp"
+#include "tests/support/signal_process.hpp"
+#include "tests/tools/daemon.hpp"
+
+namespace kvhive::testing {
+
+using Tokens = std::vector<std::vector<TokenId>>;
+
+/// Prompts of 100 to 300 tokens with common starts; answers of `least` tokens, and up to three
+/// `step`s more.
+inline std::vector<GenerateRequest> overlapping_requests(std::size_t count, std::uint32_t least,
+                                                         std::uint32_t step) {
+  const std::string text = passage();
+  std::vector<GenerateRequest> all;
+  for (std::size_t i = 0; i < count; ++i)
+    all.push_back(request_of(text.substr(i % 3 == 0 ? 0 : i * 37 % 600, 350 + i * 53 % 550),
+                             least + static_cast<std::uint32_t>(i % 4) * step));
+  return all;
+}
+
+/// Expects that all answers are whole.
+inline Tokens tokens_of(const std::vector<Progress>& results) {
+  Tokens tokens;
+  for (const Progress& result : results) {
+    EXPECT_EQ(result.reason, Finish::length) << result.error.text;
+    tokens.push_back(ids(result));
+  }
+  return tokens;
+}
+
+/// A process that kills engine 0 as soon as it runs a request.
+inline ChildProcess killer_of_running_engine(const Daemon& daemon) {
+  return ChildProcess([&] {
+    if (eventually([&] {
+          const Json engine = daemon.engine(0);
+          return !engine.is_null() && engine["running"] > 0;
+        }))
+      signal_process(daemon.engine(0)["pid"].get<pid_t>(), SIGKILL);
+  });
+}
+
+}  // namespace kvhive::testing
