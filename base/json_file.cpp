@@ -91,8 +91,10 @@ bool JsonFields::has(const std::string& name) const { return find(name) != nullp
 
 tl::unexpected<Error> JsonFields::wrong(const std::string& name, std::string_view wanted,
                                         Errc code) const {
-  return failure(code, where_ + ": " + name + " = " + shown(object_[name]) + ", expected " +
-                           std::string(wanted));
+  const auto* value = find(name);
+  const std::string found =
+      value ? " = " + shown(*value) : " is missing, and its default does not fit";
+  return failure(code, where_ + ": " + name + found + ", expected " + std::string(wanted));
 }
 
 tl::unexpected<Error> JsonFields::missing(const std::string& name, std::string_view wanted) const {

@@ -51,7 +51,8 @@ class JsonFields {
   [[nodiscard]] Expected<JsonFields> object(const std::string& name) const;
   [[nodiscard]] Expected<const nlohmann::json*> array(const std::string& name) const;
 
-  /// An error with the text "where: field = value, expected <wanted>".
+  /// An error with the text "where: field = value, expected <wanted>". A field that is absent had a
+  /// default, which is what is wrong then.
   tl::unexpected<Error> wrong(const std::string& name, std::string_view wanted,
                               Errc code = Errc::bad_format) const;
 

@@ -34,6 +34,8 @@ TEST(JsonFields, NullIsAbsentAndWrongTypesAreNamed) {
   EXPECT_EQ(fields.text("f").error().text, "file.json: f = 1.5, expected a string");
   EXPECT_EQ(fields.boolean_or("s", true).error().text,
             "file.json: s = \"x\", expected true or false");
+  EXPECT_EQ(fields.wrong("q", "at most 4").value().text,
+            "file.json: q is missing, and its default does not fit, expected at most 4");
   EXPECT_FALSE(fields.object("s"));
   EXPECT_FALSE(fields.array("s"));
 }

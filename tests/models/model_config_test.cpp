@@ -346,6 +346,8 @@ TEST(ModelConfig, FieldsOfGemmaAndExpertsAreRefusedByName) {
   EXPECT_THAT(text(with(qwen3_moe(), {{"num_experts", nullptr}})), HasSubstr("num_experts"));
   EXPECT_THAT(text(with(qwen3_moe(), {{"num_experts_per_tok", 17}})),
               HasSubstr("num_experts_per_tok = 17, expected at most num_experts = 16"));
+  EXPECT_THAT(text(with(qwen3_moe(), {{"num_experts_per_tok", nullptr}, {"num_experts", 2}})),
+              HasSubstr("num_experts_per_tok is missing, and its default does not fit"));
   EXPECT_THAT(text(with(qwen3_moe(), {{"num_local_experts", 8}})), HasSubstr("num_local_experts"));
   EXPECT_THAT(text(with(qwen3_moe(), {{"mlp_only_layers", {"x"}}})), HasSubstr("mlp_only_layers"));
   EXPECT_THAT(text(with(qwen3_moe(), {{"moe_intermediate_size", 0}})),

@@ -76,6 +76,14 @@ class ConnectionsTest : public ::testing::Test, public Connections::Events {
     look();
     loop_.run();
   }
+  /// A client that has said hello, and was heard.
+  UniqueFd come(uid_t user) {
+    UniqueFd client = connect_as(user);
+    const std::size_t heard = heard_.size();
+    KV_CHECK(send_packet(client.get(), ClientHello{}).has_value());
+    serve_until([&] { return heard_.size() > heard; });
+    return client;
+  }
   std::string refusal_of(const UniqueFd& socket) {
     const auto packet = receive_answer(socket.get());
     if (!packet || !*packet) return "hung up without a word";
@@ -268,13 +276,6 @@ TEST_F(ConnectionsTest, AUserHasALimitOfConnections) {
 TEST_F(ConnectionsTest, WhoReadsNoAnswersGetsNoMoreAlsoIfItsConnectionsWereClosed) {
   listen({.unread = {.of_user = 2, .of_all = 3}});
   answers_ = true;
-  const auto come = [&](uid_t user) {
-    UniqueFd client = connect_as(user);
-    const std::size_t heard = heard_.size();
-    KV_CHECK(send_packet(client.get(), ClientHello{}).has_value());
-    serve_until([&] { return heard_.size() > heard; });
-    return client;
-  };
   std::vector<UniqueFd> alice;
   for (int i = 0; i < 2; ++i) {
     alice.push_back(come(kAlice));
@@ -288,6 +289,18 @@ TEST_F(ConnectionsTest, WhoReadsNoAnswersGetsNoMoreAlsoIfItsConnectionsWereClose
   ASSERT_TRUE(receive_answer(alice[0].get()).has_value());
   EXPECT_THAT(refusal_of(come(kAlice)), "no refusal");
   EXPECT_THAT(refusal_of(come(kBob)), "no refusal");
+}
+
+/// Then the connection holds its own other end, with the answer in it.
+TEST_F(ConnectionsTest, WhoSendsItsOwnEndWithoutReadingItsAnswerLeavesNothing) {
+  listen({.unread = {.of_user = 1, .of_all = 1}}, PeerDescriptors::passed_on);
+  answers_ = true;
+  UniqueFd alice = come(kAlice);
+  ASSERT_TRUE(send_packet(alice.get(), ClientHello{}, {alice.get()}).has_value());
+  alice = UniqueFd();
+  serve_until([&] { return peers() == 0; });
+  while (refusal_of(come(kBob)) != "no refusal") {
+  }
 }
 
 TEST_F(ConnectionsTest, ASilentConnectionIsClosedWhenItsTimeIsOver) {

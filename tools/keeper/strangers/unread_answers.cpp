@@ -1,5 +1,6 @@
 #include "tools/keeper/strangers/unread_answers.hpp"
 
+#include <fcntl.h>
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -76,7 +77,16 @@ void UnreadAnswers::forget_read() {
     if (answer.kept) close_(std::move(answer.kept));
 }
 
+/// A peer that has sent its own end of the connection would keep it open for ever.
+void UnreadAnswers::drop_what_peers_sent() {
+  for (const Answer& answer : answers_) {
+    if (!answer.kept) continue;
+    if (UniqueFd copy{fcntl(answer.kept.get(), F_DUPFD_CLOEXEC, 0)}) close_(std::move(copy));
+  }
+}
+
 void UnreadAnswers::look_again() {
+  drop_what_peers_sent();
   forget_read();
   looks_again_ = std::any_of(answers_.begin(), answers_.end(),
                              [](const Answer& answer) { return bool(answer.kept); });

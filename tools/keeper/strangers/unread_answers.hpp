@@ -26,7 +26,8 @@ class UnreadAnswers {
     std::size_t of_all = 512;
   };
 
-  /// \param close  called on the loop with a kept connection whose answer is gone
+  /// \param close  called on the loop with a kept connection whose answer is gone, and with copies
+  ///               of those that are kept on, for what their peers have sent
   UnreadAnswers(EventLoop& loop, const Limits& limits, std::function<void(UniqueFd)> close)
       : loop_(loop), limits_(limits), close_(std::move(close)) {}
   UnreadAnswers(const UnreadAnswers&) = delete;
@@ -51,6 +52,7 @@ class UnreadAnswers {
     UniqueFd kept;  ///< the same socket, once this object keeps it
   };
   void forget_read();
+  void drop_what_peers_sent();
   void look_again();
 
   EventLoop& loop_;
