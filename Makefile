@@ -11,6 +11,7 @@
 #   make beside-openai  the openai package against kvhive serve, and chat templates beside transformers (from PyPI; RECORD=1: as data)
 #   make beside-vllm-events  kvhive's KV events decoded by vLLM's own classes (its wheel, from PyPI)
 #   make page-test  the page of kvhive serve in a headless Chromium; pictures go to build/page/
+#   make beside-vllm  decisions of vLLM's own scheduler and KV-cache manager beside ours, for REQUESTS=3000 (from PyPI: 7 GB; RECORD=1: as data)
 #   make beside-transformers  the logits of every model family beside transformers' (it and torch from PyPI: 5 GB; RECORD=1: as data)
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make matrices  every case of the kernels' matrices, also where an emulated GPU is slow
@@ -26,7 +27,7 @@
 #   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo serve page-test test build install package bench bench-peers beside-openai beside-vllm-events beside-transformers chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
+.PHONY: demo serve page-test test build install package bench bench-peers beside-openai beside-vllm-events beside-transformers beside-vllm chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -79,6 +80,11 @@ beside-openai: build
 beside-vllm-events: build
 	@tests/beside/venv.sh vllm-events
 	@build/beside/vllm-events/bin/python tests/beside/kv_events.py
+
+beside-vllm: configure
+	@cmake --build --preset release -j $(JOBS) --target kvhive_decisions
+	@tests/beside/venv.sh vllm
+	@$(if $(REQUESTS),REQUESTS=$(REQUESTS)) $(if $(SEED),SEED=$(SEED)) RECORD=$(RECORD) build/beside/vllm/bin/python tests/beside/vllm_scheduler.py
 
 beside-transformers: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_model_logits

@@ -13,6 +13,7 @@ struct BlockManagerState::Round {
   const StepRequest& request;
   StepPlan plan;
   std::uint32_t budget;
+  std::uint32_t most_of_one;  ///< tokens that one sequence may compute
   std::uint32_t running = 0;
   std::size_t next_victim = 0;
   /// Device blocks that this step copies to the host. They can be allocated in the next step, not
@@ -23,6 +24,7 @@ struct BlockManagerState::Round {
   /// Domains that have as many blocks as they may, all held: nothing of theirs is admitted.
   std::set<DomainId> at_maximum{};
   std::vector<Evicted> evicted;  ///< contents that this step's allocations evicted from the device
+  StepBlocks filled;             ///< blocks that this step's sequences fill
 };
 
 BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& config)
@@ -31,7 +33,8 @@ BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& 
       hasher_(pool.hasher()),
       config_(config),
       tokens_per_block_(pool.tokens_per_block()),
-      copy_policy_(tokens_per_block_) {}
+      copy_policy_(tokens_per_block_),
+      single_flight_(pool.claims(), config.clock, config.stretch) {}
 
 StepPlan BlockManagerState::plan(const StepRequest& request) {
   finish_step();
@@ -40,8 +43,10 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
   Round round{.request = request,
               .plan = {},
               .budget = request.token_budget,
+              .most_of_one = most_tokens(request),
               .preempted = {},
-              .evicted = {}};
+              .evicted = {},
+              .filled = StepBlocks(groups_, tokens_per_block_)};
   round.plan.step = request.step;
   serve_running(round);
   // Not after a preemption, as vLLM does; but one that a domain's maximum has caused concerns
@@ -66,6 +71,14 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
   return std::move(round.plan);
 }
 
+/// A long prompt must not take all tokens of a step from others, if there are others (vLLM:
+/// long_prefill_token_threshold).
+std::uint32_t BlockManagerState::most_tokens(const StepRequest& request) const {
+  const bool is_alone = request.running.size() + request.waiting_in_all <= 1;
+  const std::uint32_t most = config_.long_prefill_token_threshold;
+  return is_alone || most == 0 ? request.token_budget : most;
+}
+
 // -- the end of the previous step -----------------------------------------------------------------
 
 void BlockManagerState::finish_step(const StepDone& done) {
@@ -80,7 +93,12 @@ void BlockManagerState::finish_step(const StepDone& done) {
   for (const SeqId seq : in_flight_) {
     Sequence& sequence = sequences_.at(seq);
     sequence.computed += std::exchange(sequence.in_flight, 0);
+    std::optional<Claim> passed;
+    if (config_.single_flight)
+      passed = single_flight_.advance(sequence.flight, sequence.names.names(groups_.id(0)),
+                                      sequence.computed / tokens_per_block_, most_found(sequence));
     for (Table& table : sequence.tables) publish(sequence, table.published, table.device);
+    single_flight_.withdraw(passed);
   }
   in_flight_.clear();
   // The host copies of a swapped-out sequence are published, so that all engines can find them.
@@ -101,6 +119,12 @@ void BlockManagerState::publish(const Sequence& sequence, Prefix& published,
   const std::size_t to = sequence.computed / tokens_per_block_;
   if (published.depth >= to) return;
   if (groups_.is_chained(published.group)) {
+    // Blocks that another sequence of this step has filled and published.
+    while (published.depth < to && pool_.is_published(table[published.depth])) {
+      published.uid = pool_.uid_of(table[published.depth]);
+      ++published.depth;
+    }
+    if (published.depth == to) return;
     published =
         publish_run(sequence, published, table.subspan(published.depth, to - published.depth));
     return;
@@ -166,6 +190,7 @@ void BlockManagerState::apply_request(const StepRequest& request) {
 void BlockManagerState::end(SeqId seq) {
   const auto found = sequences_.find(seq);
   KV_CHECK(found != sequences_.end(), seq.value);
+  single_flight_.withdraw(found->second.flight);
   for (const Table& table : found->second.tables)
     for (const auto* blocks : {&table.device, &table.host}) {
       std::vector<BlockId> held;
@@ -183,7 +208,7 @@ void BlockManagerState::serve_running(Round& round) {
     ++round.running;
     Sequence& sequence = sequences_.at(seq);
     const auto lacking = static_cast<std::uint32_t>(sequence.tokens.size()) - sequence.computed;
-    const std::uint32_t tokens = std::min(lacking, round.budget);
+    const std::uint32_t tokens = std::min({lacking, round.budget, round.most_of_one});
     if (tokens == 0) continue;
     release_passed(sequence);
     if (!make_room(round, seq, sequence.computed + tokens)) continue;
@@ -309,6 +334,7 @@ void BlockManagerState::preempt(Round& round, SeqId victim) {
     forget_progress(round, sequence);
     bump(pool_.counters()["preemptions_recompute"], 1);
   }
+  single_flight_.withdraw(sequence.flight);
   round.preempted.insert(victim);
   round.plan.outcome.preempted.push_back(victim);
 }
@@ -400,6 +426,7 @@ void BlockManagerState::give_back(Round& round, std::span<const BlockId> blocks)
 /// limits: a domain that has as many blocks as it may keeps nobody else waiting; and where the pool
 /// is full, domains are still admitted to what they are sure of.
 void BlockManagerState::admit_waiting(Round& round) {
+  for (const ScheduledSequence& work : round.plan.work) note_filled(round, work);
   for (const SeqId seq : round.request.waiting) {
     if (round.budget == 0 || round.running >= config_.max_num_seqs) return;
     const Sequence& sequence = sequences_.at(seq);
@@ -416,9 +443,20 @@ void BlockManagerState::admit_waiting(Round& round) {
         else
           round.lacks_blocks = true;
         break;
+      case Admitted::waits: break;
       case Admitted::lost: round.plan.outcome.lost.push_back(seq); break;
     }
   }
+}
+
+/// From here on this step's admissions find what the sequence fills.
+void BlockManagerState::note_filled(Round& round, const ScheduledSequence& work) {
+  if (!config_.prefix_caching) return;
+  const Sequence& sequence = sequences_.at(work.seq);
+  const std::size_t first = sequence.computed / tokens_per_block_;
+  const std::size_t end = (sequence.computed + sequence.in_flight) / tokens_per_block_;
+  for (std::size_t g = 0; g < groups_.count && first != end; ++g)
+    round.filled.add(content_of(sequence), groups_.id(g), sequence.tables[g].device, first, end);
 }
 
 /// Rejects a sequence that can never be admitted.
@@ -443,34 +481,34 @@ bool BlockManagerState::rejects(Round& round, SeqId seq) {
 
 BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   Sequence& sequence = sequences_.at(seq);
-  Start start = start_of(sequence);
+  Start start = start_of(sequence, round.filled);
   const auto total = static_cast<std::uint32_t>(sequence.tokens.size());
-  const std::uint32_t tokens = std::min(total - start.computed, round.budget);
+  const std::uint32_t tokens = std::min({total - start.computed, round.budget, round.most_of_one});
   const std::vector<BlockId> held = start.found.blocks(Tier::device);
   const auto watermark = static_cast<std::size_t>(
-      config_.watermark * static_cast<double>(pool_.capacity(Tier::device)));
+      config_.watermark * static_cast<double>(pool_.memory().tier_layout(Tier::device).blocks));
 
-  // Admit a sequence only if all of its tokens fit (vLLM: scheduler_reserve_full_isl). available()
-  // is a hint, so if no sequence is running, the engine tries even if it says no.
-  std::size_t in_all = 0, now = 0;
-  for (std::size_t g = 0; g < groups_.count; ++g) {
-    const std::size_t first = first_place(groups_.id(g), start.computed);
-    in_all += std::min(
-        blocks_for(total) - first,
-        groups_.group[g].most_blocks(total, config_.max_num_batched_tokens, tokens_per_block_));
-    now += blocks_for(start.computed + tokens) - first;
-  }
-  in_all = std::max(in_all, held.size()) - held.size();
+  // Admit a sequence only if all of its tokens fit. available() is a hint, so if no sequence is
+  // running, the engine tries even if it says no.
+  std::size_t now = 0;
+  for (std::size_t g = 0; g < groups_.count; ++g)
+    now += blocks_for(start.computed + tokens) - first_place(groups_.id(g), start.computed);
+  now -= held.size();
+  const std::size_t needed = std::max(now, blocks_for_all(start, total));
   const bool fits =
-      round.running == 0 || (in_all + watermark <= pool_.available(Tier::device) &&
-                             in_all <= pool_.available(Tier::device, sequence.domain));
-  auto fresh = fits ? allocate(round, now - held.size(), sequence.domain)
+      round.running == 0 || (needed + watermark <= pool_.available(Tier::device) &&
+                             needed <= pool_.available(Tier::device, sequence.domain));
+  if (fits && waits_for_other(round, sequence, start)) {
+    cancel(start);
+    return Admitted::waits;
+  }
+  auto fresh = fits ? allocate(round, now, sequence.domain)
                     : Expected<std::vector<BlockId>>(failure(Errc::pool_exhausted, ""));
   // Asked last: from then on the sequence is this engine's, and can be admitted.
   const bool is_lost = fresh && sequence.sink && !sequence.sink->start();
   if (!fresh || is_lost) {
-    pool_.cancel({.blocks = held, .end = {}});
-    pool_.cancel({.blocks = start.found.blocks(Tier::host), .end = {}});
+    cancel(start);
+    single_flight_.withdraw(sequence.flight);
     if (fresh) give_back(round, *fresh);
     return is_lost ? Admitted::lost : Admitted::no_room;
   }
@@ -480,7 +518,56 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   fill_tables(round, sequence, start, *fresh, start.computed + tokens);
   round.plan.outcome.admitted.push_back({seq, start.computed});
   schedule(round, seq, sequence, tokens);
+  note_filled(round, round.plan.work.back());
   return Admitted::yes;
+}
+
+/// How many blocks the sequence needs besides those that it has, until all its tokens are computed
+/// (vLLM: scheduler_reserve_full_isl with the cap of admission, which counts what a window has
+/// passed as if it would come free again).
+std::size_t BlockManagerState::blocks_for_all(const Start& start, std::size_t tokens) const {
+  std::size_t needed = 0;
+  for (std::size_t g = 0; g < groups_.count; ++g) {
+    const auto& host = start.found.groups[g].host;
+    const auto to_copy = static_cast<std::size_t>(
+        std::count_if(host.begin(), host.end(), [](BlockId b) { return b != kNullBlock; }));
+    const std::size_t has =
+        start.is_own_copy ? first_place(groups_.id(g), start.computed) : start.found.hit - to_copy;
+    needed += std::max(most_blocks_of(g, tokens), has) - has;
+  }
+  return needed;
+}
+
+/// The blocks found go back to their places.
+void BlockManagerState::cancel(const Start& start) {
+  for (const Tier tier : {Tier::device, Tier::host})
+    pool_.cancel({.blocks = start.found.blocks(tier), .end = {}});
+}
+
+/// Whether the sequence could be admitted and is better off waiting for blocks that another one
+/// computes.
+bool BlockManagerState::waits_for_other(const Round& round, Sequence& sequence,
+                                        const Start& start) {
+  if (!config_.single_flight || !config_.prefix_caching || start.is_own_copy) return false;
+  constexpr double kUnknownCost = 1e-3;  // seconds per token, until a prompt has been computed
+  const double token = copy_policy_.token() != 0 ? copy_policy_.token() : kUnknownCost;
+  const bool has_waited = sequence.flight.waits_until != 0;
+  const bool waits = single_flight_.waits(
+      sequence.flight, sequence.names.names(groups_.id(0)), start.found.hit, most_found(sequence),
+      token * static_cast<double>(sequence.tokens.size() - start.computed));
+  bump(pool_.counters()["single_flight_waits"], waits && !has_waited);
+  if (!sequence.flight.claim || !has_more_come(round, sequence, start)) return waits;
+  single_flight_.withdraw(sequence.flight);
+  return true;
+}
+
+/// Whether more is found now. Between the lookup and the claim, the request that had the claim may
+/// have published its blocks and withdrawn it.
+bool BlockManagerState::has_more_come(const Round& round, const Sequence& sequence,
+                                      const Start& start) {
+  const Start now = start_of(sequence, round.filled);
+  cancel(now);
+  return now.found.hit > start.found.hit;
 }
 
 /// Gives the sequence what was found of it, and fresh blocks in all other places up to `tokens`
@@ -540,7 +627,7 @@ void BlockManagerState::count_origins(const SequenceStart& found) {
       on_host += group.host[i] != kNullBlock;
       if (group.device[i] == kNullBlock) continue;
       ++on_device;
-      ours += pool_.is_own(group.device[i]);
+      ours += pool_.is_own(group.device[i]) || !pool_.is_published(group.device[i]);
     }
     if (on_host != 0)
       origin = host;
@@ -557,12 +644,12 @@ void BlockManagerState::count_origins(const SequenceStart& found) {
 /// Finds the part of the sequence that need not be computed. The last token must be computed,
 /// because its logits are needed; since hits are whole blocks, its whole block is computed. A
 /// sequence that is swapped out goes on from its copies, if the device tier has less.
-BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence) {
-  const std::size_t most =
-      config_.prefix_caching ? (sequence.tokens.size() - 1) / tokens_per_block_ : 0;
+BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence,
+                                                     const StepBlocks& filled) {
+  const std::size_t most = config_.prefix_caching ? most_found(sequence) : 0;
   const bool may_promote =
       !sequence.is_swapped_out && pool_.capacity(Tier::host) != 0 && copy_policy_.promotion_pays();
-  Start start{.found = find_start(pool_, content_of(sequence), most, may_promote),
+  Start start{.found = find_start(pool_, content_of(sequence), most, may_promote, filled),
               .looked_up = most};
   start.computed = static_cast<std::uint32_t>(start.found.hit * tokens_per_block_);
   if (!sequence.is_swapped_out || sequence.computed <= start.computed) return start;

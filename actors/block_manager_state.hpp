@@ -7,7 +7,8 @@
 // first; preempt until they fit; admit waiting requests only if none was preempted; stop at the
 // first that does not fit), V0 BlockSpaceManager.swap_out / swap_in.
 //
-// A block is published only when the step that filled it is done. A device block that the step
+// A block is published only when the step that filled it is done; but those that the same step
+// admits find it at once (actors/prefix/step_blocks.hpp). A device block that the step
 // copies to the host is also released only then, because another process may take a released block
 // at once.
 //
@@ -17,6 +18,9 @@
 // Content that an allocation evicts is copied to the host tier by the same step, if copying costs
 // less than computing it again. It is found there from the next step on. This changes neither which
 // requests are preempted nor which are admitted.
+//
+// A sequence that waits for another one's blocks (single flight) keeps its place in the queue, and
+// those behind it are admitted.
 
 #include <memory>
 #include <optional>
@@ -26,7 +30,9 @@
 
 #include "actors/copy_policy.hpp"
 #include "actors/messages.hpp"
-#include "actors/sequence_start.hpp"
+#include "actors/prefix/sequence_start.hpp"
+#include "actors/prefix/single_flight.hpp"
+#include "base/stop_watch.hpp"
 #include "config/choices.hpp"
 #include "pool/block_pool.hpp"
 
@@ -40,6 +46,13 @@ struct BlockManagerConfig {
   /// The most tokens of a step. A sequence in a group with a window never holds more blocks than it
   /// needs for the window and a step.
   std::uint32_t max_num_batched_tokens = 2048;
+  /// The most tokens of one request in a step, unless it is the only one; 0 = no limit.
+  std::uint32_t long_prefill_token_threshold = 0;
+  /// Whether a request waits for blocks that another one, here or in another engine, is computing
+  /// (actors/prefix/single_flight.hpp). vLLM has no other engine, and finds such blocks in the same step.
+  bool single_flight = false;
+  SingleFlight::Clock clock = monotonic_ns;
+  SingleFlight::Stretch stretch{};
 };
 
 class BlockManagerState {
@@ -80,6 +93,7 @@ class BlockManagerState {
     bool is_counted = false;  ///< the pool's statistics have counted its first admission
     /// Of its tokens, so many had been computed by an engine that died; 0 once that is counted.
     std::uint32_t computed_before = 0;
+    SingleFlight::Ticket flight{};
     std::shared_ptr<OutputSink> sink;
   };
   /// The part of a waiting sequence that need not be computed when it is admitted.
@@ -111,11 +125,16 @@ class BlockManagerState {
   void release_passed(Sequence& sequence);
   std::optional<SeqId> next_victim(Round& round, SeqId seq, bool is_at_maximum) const;
   void admit_waiting(Round& round);
-  enum class Admitted : std::uint8_t { yes, no_room, lost };
+  enum class Admitted : std::uint8_t { yes, no_room, waits, lost };
   Admitted admit(Round& round, SeqId seq);
+  void note_filled(Round& round, const ScheduledSequence& work);
   bool rejects(Round& round, SeqId seq);
   void give_back(Round& round, std::span<const BlockId> blocks);
-  Start start_of(const Sequence& sequence);
+  bool waits_for_other(const Round& round, Sequence& sequence, const Start& start);
+  bool has_more_come(const Round& round, const Sequence& sequence, const Start& start);
+  Start start_of(const Sequence& sequence, const StepBlocks& filled);
+  std::size_t blocks_for_all(const Start& start, std::size_t tokens) const;
+  void cancel(const Start& start);
   void fill_tables(Round& round, Sequence& sequence, Start& start, std::span<const BlockId> fresh,
                    std::size_t tokens);
   void count_first_admission(const Sequence& sequence, const Start& start);
@@ -128,6 +147,7 @@ class BlockManagerState {
   void forget_progress(Round& round, Sequence& sequence);
   void schedule(Round& round, SeqId seq, Sequence& sequence, std::uint32_t tokens);
 
+  std::uint32_t most_tokens(const StepRequest& request) const;
   std::size_t blocks_for(std::size_t tokens) const {
     return (tokens + tokens_per_block_ - 1) / tokens_per_block_;
   }
@@ -138,6 +158,14 @@ class BlockManagerState {
   /// The most blocks that a sequence of so many tokens ever holds.
   std::size_t most_blocks(std::size_t tokens) const {
     return groups_.most_blocks(tokens, config_.max_num_batched_tokens, tokens_per_block_);
+  }
+  std::size_t most_blocks_of(std::size_t group, std::size_t tokens) const {
+    return groups_.group[group].most_blocks(tokens, config_.max_num_batched_tokens,
+                                            tokens_per_block_);
+  }
+  /// The most blocks that a lookup finds: the last token is always computed.
+  std::size_t most_found(const Sequence& sequence) const {
+    return (sequence.tokens.size() - 1) / tokens_per_block_;
   }
   SequenceContent content_of(const Sequence& sequence) const {
     return {sequence.domain, sequence.names, sequence.tokens};
@@ -158,6 +186,7 @@ class BlockManagerState {
   std::vector<Demotion> demotions_;  ///< copied by the running step
   Load load_;
   CopyPolicy copy_policy_;
+  SingleFlight single_flight_;
 };
 
 }  // namespace kvhive

@@ -253,6 +253,12 @@ constexpr OptionField kFields[] = {
      .help = "tokens that one engine computes in one step",
      .unit = "tokens",
      .range = {.least = 1}},
+    {.name = "long-prefill-token-threshold",
+     .type = kValue<&Options::long_prefill_token_threshold>,
+     .help = "most tokens of one request in a step while there are others, so that a long prompt "
+             "does not hold them up",
+     .unit = "tokens",
+     .zero = "no limit"},
     {.name = "max-queued-tokens",
      .type = kValue<&Options::max_queued_tokens>,
      .help = "most tokens of the requests that wait in one engine; a request that would be more is "
@@ -262,6 +268,11 @@ constexpr OptionField kFields[] = {
     {.name = "enable-prefix-caching",
      .type = kValue<&Options::enable_prefix_caching>,
      .help = "reuse the blocks of equal prefixes"},
+    {.name = "single-flight",
+     .type = kValue<&Options::single_flight>,
+     .help =
+         "a request waits for blocks of its prompt that another one is computing, on any engine, "
+         "instead of computing them too; at most as long as computing them would take"},
     {.name = "batch-invariant",
      .type = kValue<&Options::batch_invariant>,
      .help =

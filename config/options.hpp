@@ -90,9 +90,12 @@ struct Options {
   std::uint32_t max_model_len = 0;
   std::uint32_t max_num_seqs = 128;             ///< sequences that run at once in one engine
   std::uint32_t max_num_batched_tokens = 2048;  ///< tokens computed in one step of one engine
+  /// Tokens of one request in a step, if there are others; 0 = no limit.
+  std::uint32_t long_prefill_token_threshold = 0;
   /// Tokens of the requests that wait in one engine; what comes then is refused. 0 = no limit.
   std::uint32_t max_queued_tokens = 0;
   bool enable_prefix_caching = true;
+  bool single_flight = true;  ///< requests wait for blocks that others are computing
   /// On a GPU: a request's tokens do not depend on the requests beside it (on the CPU they never
   /// do).
   bool batch_invariant = false;

@@ -16,6 +16,7 @@
 #include "base/expected.hpp"
 #include "config/choices.hpp"
 #include "hashing/block_hash.hpp"
+#include "pool/processes/claims.hpp"
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
@@ -181,6 +182,9 @@ class BlockPool {
   std::size_t capacity(Tier tier, DomainId domain) const;
   /// How many blocks of the device tier each domain has, and may have.
   const Lanes& lanes() const { return lanes_; }
+
+  /// What this process computes, so that others need not.
+  Claims claims() const { return {memory_, slot_}; }
 
   /// The uid of a published block that this process holds, for the prefix that ends with it.
   std::uint64_t uid_of(BlockId block) const;

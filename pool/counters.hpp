@@ -63,6 +63,8 @@ inline constexpr auto kCounters = std::to_array<CounterInfo>({
      "of the tokens found, those in blocks that another engine, or an earlier process of this one, "
      "had computed"},
     {"hit_tokens_host", CounterKind::sum, "of the tokens found, those in blocks of the host tier"},
+    {"single_flight_waits", CounterKind::sum,
+     "requests that waited for blocks that another request was computing"},
     {"failover_recomputed_tokens", CounterKind::sum,
      "tokens that an engine which died had computed, and the one that went on computed again"},
     {"overloaded_requests", CounterKind::sum, "requests refused because too much was waiting"},

@@ -83,6 +83,8 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      offsetof(ControlBlock, next_departure),
                                      offsetof(ControlBlock, tiers),
                                      offsetof(ControlBlock, processes),
+                                     offsetof(ControlBlock, claims),
+                                     kClaims,
                                      sizeof(PoolGeometry),
                                      sizeof(TierControl),
                                      sizeof(LaneControl),
@@ -108,8 +110,9 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
     for (const std::uint64_t number :
          {std::size_t{model.tokens_per_block}, std::size_t{kv.layers}, std::size_t{kv.kv_heads},
           std::size_t{kv.head_size}, std::size_t{kv.block_size}, std::size_t(kv.dtype),
-          std::size_t(kv.pages), std::size_t(kv.kind), std::size_t{kv.padding}, std::size_t{model.groups.first},
-          std::size_t{model.groups.count}, std::size_t{model.fingerprint}})
+          std::size_t(kv.pages), std::size_t(kv.kind), std::size_t{kv.padding},
+          std::size_t{model.groups.first}, std::size_t{model.groups.count},
+          std::size_t{model.fingerprint}})
       add(number);
   }
   return hash;

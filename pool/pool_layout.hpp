@@ -18,7 +18,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 10;
+inline constexpr std::uint32_t kFormatVersion = 11;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
 /// corrupt.
@@ -142,6 +142,10 @@ struct TierControl {
   std::atomic<std::uint32_t> retired;  ///< number of retired blocks, without the null block
 };
 
+/// Words of claims (pool/processes/claims.hpp). A hundred prompts that are computed at once claim a hundred,
+/// so two names rarely have the same place.
+inline constexpr std::size_t kClaims = 4096;
+
 /// The pool's header, written once, when the pool is formatted.
 struct PoolHeader {
   std::uint64_t magic;
@@ -182,6 +186,7 @@ struct ControlBlock {
   alignas(64) std::atomic<std::uint64_t> next_departure;
   std::array<TierControl, kTiers> tiers;
   std::array<ProcessEntry, kMaxProcesses> processes;
+  alignas(64) std::array<std::atomic<std::uint64_t>, kClaims> claims;
 };
 static_assert(std::is_standard_layout_v<ControlBlock>);
 

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "pool/care/soundness.hpp"
+#include "pool/processes/claims.hpp"
 #include "pool/lanes.hpp"
 #include "pool/prefix_index.hpp"
 
@@ -44,6 +45,7 @@ class Inspection {
       check_order(tier);
     }
     check_lanes();
+    check_claims();
     if (get(memory_.control().next_serial) >= kImplausible)
       violation("the counter of names has run away", get(memory_.control().next_serial));
     report_.ready = blocks_.ready().size();
@@ -180,6 +182,16 @@ class Inspection {
       const LaneTotals counted = lane_totals(memory_.control(), lane);
       report_.miscounted +=
           counted.cached != truth[lane].cached || counted.idle != truth[lane].idle;
+    }
+  }
+
+  void check_claims() {
+    const auto& claims = memory_.control().claims;
+    for (std::size_t place = 0; place < claims.size(); ++place) {
+      const auto owner = claimed_by(get(claims[place]));
+      if (owner && (attached() >> owner->value & 1) == 0)
+        violation("claim " + std::to_string(place) + " is of slot " + std::to_string(owner->value) +
+                  ", which has no process");
     }
   }
 

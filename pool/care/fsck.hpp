@@ -49,7 +49,8 @@ struct FsckReport {
 
 /// Checks these invariants, by their numbers in ARCHITECTURE.md:
 ///  1 holder masks name only attached processes; a free block has no holder, a filling block
-///    exactly one; with `owners`, the slot table names only living processes
+///    exactly one; claims name only attached processes; with `owners`, the slot table names only
+///    living processes
 ///  2 every block is in exactly one known state; the bitmap has every free block (when quiescent);
 ///    idle blocks have a place in the release order
 ///  3 published blocks have a complete identity: name, parent, depth and domain fit; equal uids

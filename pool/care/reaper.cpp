@@ -5,13 +5,14 @@
 #include <vector>
 
 #include "base/kill_point.hpp"
+#include "pool/processes/claims.hpp"
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
 #include "pool/lanes.hpp"
 #include "base/prefetch.hpp"
 #include "pool/prefix_index.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 #include "pool/tier_counters.hpp"
 
 namespace kvhive {
@@ -195,6 +196,7 @@ class Sweep {
 
 ReapReport reap(const PoolMemory& memory, ProcessSlot dead, Unheld unheld) {
   SlotCounters& counters = memory.control().processes[dead.value].counters;
+  withdraw_claims(memory, 1u << dead.value);
   ReapReport report;
   report.requests = counters["running"].load(std::memory_order_relaxed) +
                     counters["waiting"].load(std::memory_order_relaxed);

@@ -5,6 +5,7 @@
 
 #include "pool/care/reaper.hpp"
 #include "pool/care/soundness.hpp"
+#include "pool/processes/claims.hpp"
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
 #include "pool/idle_order.hpp"
@@ -29,6 +30,7 @@ class Repair {
     mend_slots();
     mend_words();
     reap_strangers();
+    report_.fields += withdraw_claims(memory_, ~used_slots());
     mend_identities();
     drop_hints();
     restore_hints();

@@ -16,7 +16,8 @@ struct RepairReport {
   std::size_t hints_restored = 0;  ///< published blocks that had no hint in the index
   std::size_t free_listed = 0;     ///< free blocks that were not in the free bitmap
   std::size_t restamped = 0;       ///< published blocks that got a new release stamp
-  std::size_t fields = 0;  ///< corrupt fields of the control object, bits beyond a table's end
+  /// corrupt fields of the control object, bits beyond a table's end, claims of no process
+  std::size_t fields = 0;
 
   std::size_t sum() const {
     return retired + holders + hints_dropped + hints_restored + free_listed + restamped + fields;

@@ -35,11 +35,6 @@ class ModelManager {
     for (const std::uint64_t seq : in_order) {
       Sequence& s = sequences.at(seq);
       s.computed += std::exchange(s.in_flight, 0);
-      for (std::size_t g = 0; g < groups_.count; ++g)
-        for (std::size_t i = 0; i < s.computed / kSize; ++i) {
-          const std::uint32_t block = s.tables[g][i];
-          if (block != 0 && !pool_.is_cached(block)) pool_.publish(block, key(s, g, i));
-        }
     }
   }
 
@@ -71,7 +66,7 @@ class ModelManager {
         table.push_back(fresh.front());
         fresh.erase(fresh.begin());
       }
-    s.in_flight = tokens;
+    fill(s, tokens);
   }
 
   /// Returns how many tokens need not be computed; nothing if there is no room.
@@ -86,12 +81,11 @@ class ModelManager {
       const std::size_t from = first(g, hit * kSize);
       for (std::size_t i = from; i < hit; ++i)
         found.push_back(s.tables[g][i] = pool_.find(key(s, g, i)).value());
-      in_all += std::min(blocks_for(s.tokens.size()) - from,
-                         groups_.group[g].most_blocks(s.tokens.size(), kStepTokens, kSize));
+      const std::size_t most = groups_.group[g].most_blocks(s.tokens.size(), kStepTokens, kSize);
+      in_all += std::max(most, hit) - hit;
       now += blocks_for(hit * kSize + tokens) - from;
     }
     for (const std::uint32_t block : found) idle += pool_.references(block) == 0;
-    in_all = std::max(in_all, found.size()) - found.size();
     const std::size_t available = pool_.queue().size() - idle;
     if ((!is_first && in_all > available) || now - found.size() > available) {
       s.tables.clear();
@@ -107,13 +101,22 @@ class ModelManager {
       }
     }
     s.computed = hit * kSize;
-    s.in_flight = tokens;
+    fill(s, tokens);
     return s.computed;
   }
 
   const std::deque<std::uint32_t>& queue() const { return pool_.queue(); }
 
  private:
+  /// vLLM's cache has a block as soon as it is known what will be in it.
+  void fill(Sequence& s, std::size_t tokens) {
+    s.in_flight = tokens;
+    for (std::size_t g = 0; g < groups_.count; ++g)
+      for (std::size_t i = 0; i < (s.computed + tokens) / kSize; ++i) {
+        const std::uint32_t block = s.tables[g][i];
+        if (block != 0 && !pool_.is_cached(block)) pool_.publish(block, key(s, g, i));
+      }
+  }
   static std::size_t blocks_for(std::size_t tokens) { return (tokens + kSize - 1) / kSize; }
   std::size_t first(std::size_t g, std::size_t computed) const {
     return groups_.group[g].first_block(computed, kSize);

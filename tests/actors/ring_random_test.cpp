@@ -171,6 +171,13 @@ class RandomRun {
   std::vector<Client> clients_;
 };
 
+/// Block by block, and with a clock of its own: a millisecond passes whenever it is looked at.
+void use_single_flight(BlockManagerConfig& config, bool on) {
+  config.single_flight = on;
+  config.stretch = {1, 1};
+  config.clock = [now = std::uint64_t{0}]() mutable { return now += 1'000'000; };
+}
+
 using Case = std::tuple<PreemptionMode, SchedulingPolicy, bool, Crew>;
 
 class RingRandom : public ::testing::TestWithParam<Case> {};
@@ -181,9 +188,10 @@ TEST_P(RingRandom, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
   config.scheduler.policy = policy;
   config.block_manager.preemption = mode;
   config.block_manager.prefix_caching = prefix_caching;
-  std::uint64_t recomputes = 0, swaps = 0, hits = 0, demoted = 0, promoted = 0;
+  std::uint64_t recomputes = 0, swaps = 0, hits = 0, demoted = 0, promoted = 0, waits = 0;
   for (std::uint64_t seed = 1; seed <= kSeedsEach; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
+    use_single_flight(config.block_manager, seed % 2 == 0);
     RandomRun run(seed, crew, config);
     run.run();
     if (HasFatalFailure()) return;
@@ -194,12 +202,15 @@ TEST_P(RingRandom, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
     hits += run.sum("hit_blocks");
     demoted += run.sum("demoted_blocks");
     promoted += run.sum("promoted_blocks");
+    waits += run.sum("single_flight_waits");
   }
   // Fewer events would mean that the workload tested little.
   EXPECT_GT(mode == PreemptionMode::swap ? swaps : recomputes, 200u);
   EXPECT_EQ(hits > 0, prefix_caching);
   EXPECT_EQ(demoted > 500, prefix_caching) << demoted;
   EXPECT_EQ(promoted > 50, prefix_caching) << promoted;
+  if (crew == Crew::two_engines || crew == Crew::four_engines)
+    EXPECT_EQ(waits > 0, prefix_caching) << waits;
   EXPECT_EQ(swaps > 0, mode == PreemptionMode::swap);
   EXPECT_GT(recomputes, 0u);  // in swap mode, when the host tier is full
   RecordProperty("recomputes", std::to_string(recomputes));
@@ -252,9 +263,10 @@ TEST_P(RingRandomGroups, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
   RingConfig config;
   config.block_manager.preemption = mode;
   config.block_manager.prefix_caching = prefix_caching;
-  std::uint64_t preempted = 0, hits = 0, demoted = 0, promoted = 0;
+  std::uint64_t preempted = 0, hits = 0, demoted = 0, promoted = 0, waits = 0;
   for (std::uint64_t seed = 1; seed <= kSeedsEach; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
+    use_single_flight(config.block_manager, seed % 2 == 0);
     RandomRun run(seed, crew, config, kMixes[mix].groups);
     run.run();
     if (HasFatalFailure()) return;
@@ -264,11 +276,13 @@ TEST_P(RingRandomGroups, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
     hits += run.sum("hit_blocks");
     demoted += run.sum("demoted_blocks");
     promoted += run.sum("promoted_blocks");
+    waits += run.sum("single_flight_waits");
   }
   EXPECT_GT(preempted, 20u);
   EXPECT_EQ(hits > 20, prefix_caching) << hits;
   EXPECT_EQ(demoted > 20, prefix_caching) << demoted;
   EXPECT_EQ(promoted > 5, prefix_caching) << promoted;
+  EXPECT_TRUE(prefix_caching || waits == 0) << waits;
 }
 
 std::string name_of_mix(const ::testing::TestParamInfo<MixCase>& info) {

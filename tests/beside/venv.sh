@@ -1,5 +1,6 @@
 #!/bin/sh
-# venv.sh NAME: makes the virtual environment build/beside/NAME with requirements-NAME.txt, if it is not there yet.
+# venv.sh NAME: makes the virtual environment build/beside/NAME with requirements-NAME.txt, if it is not there yet. What is in
+# requirements-NAME-alone.txt comes without what it requires in its turn (vLLM asks for a GPU's worth of packages that its scheduler does not need).
 set -eu
 cd "$(dirname "$0")/../.."
 folder="build/beside/$1"
@@ -9,5 +10,7 @@ if ! cmp -s "$wanted" "$folder/installed.txt"; then
   rm -rf "$folder"
   /usr/bin/python3 -m venv "$folder"
   "$folder/bin/pip" install --quiet --disable-pip-version-check -r "$wanted"
+  alone="tests/beside/requirements-$1-alone.txt"
+  if [ -e "$alone" ]; then "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$alone"; fi
   cp "$wanted" "$folder/installed.txt"
 fi

@@ -48,6 +48,8 @@ const Sample kWritten[] = {
     {"max-num-seqs", "16", "16", "16"},
     {"max-num-batched-tokens", "512", "512", "512"},
     {"enable-prefix-caching", "false", "false", "false"},
+    {"long-prefill-token-threshold", "256", "256", "256"},
+    {"single-flight", "false", "false", "false"},
     {"batch-invariant", "true", "true", "true"},
     {"enforce-eager", "true", "true", "true"},
     {"core-dumps", "true", "true", "true"},

@@ -8,7 +8,7 @@
 #include "pool/care/pool_report.hpp"
 #include "pool/care/reaper.hpp"
 #include "pool/lanes.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -123,6 +123,21 @@ void check_work(const PoolMemory& memory, Complaints& complaints) {
   next.release(hit.blocks);
 }
 
+/// Only the survivor's claim is left, and who comes next can claim what the victim had claimed.
+void check_claims(const PoolMemory& memory, Complaints& complaints) {
+  for (const auto& claim : memory.control().claims)
+    if (const auto owner = claimed_by(claim.load()); owner && *owner != Stage::kSurvivor)
+      complaints.push_back("slot " + std::to_string(owner->value) + " still has a claim");
+  Claims claims(memory, Stage::kNewcomer);
+  for (const Hash128 name : {Stage::kVictims, Stage::kClaimedByNobody}) {
+    const auto claim = claims.claim(name).claim;
+    if (!claim) complaints.push_back("what the victim had claimed cannot be claimed");
+    if (claim) claims.withdraw(*claim);
+  }
+  if (claims.claim(Stage::kSurvivors).taken_by == 0)
+    complaints.push_back("the survivor has lost its claim");
+}
+
 }  // namespace
 
 Complaints examine_at_rest(const PoolMemory& memory, std::uint32_t holders) {
@@ -178,6 +193,7 @@ Complaints Autopsy::examine(const PoolMemory& memory) const {
   if (sums(memory) != counted) complaints.push_back("the reaper changed what was counted");
   check_fsck(memory, "after the reaper", complaints);
   check_lanes(memory, "after the reaper", complaints);
+  check_claims(memory, complaints);
   check_blocks(memory, complaints);
   {
     sign_in(memory, Stage::kNewcomer, 2);

@@ -9,7 +9,7 @@
 #include "pool/care/index_marks.hpp"
 #include "pool/care/reaper.hpp"
 #include "base/kill_point.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 #include "tests/support/keep_evicted.hpp"
 
 namespace kvhive::testing {
@@ -604,6 +604,22 @@ std::vector<Operation> in_models() {
   };
 }
 
+std::vector<Operation> claims() {
+  return {
+      {"claim", as_it_is,
+       [](Stage& s) {
+         return s.victim().claims().claim(Stage::kClaimedByNobody).claim.has_value();
+       }},
+      {"claim: taken", as_it_is,
+       [](Stage& s) { return s.victim().claims().claim(Stage::kSurvivors).taken_by != 0; }},
+      {"claim: withdrawn", as_it_is,
+       [](Stage& s) {
+         s.victim().claims().withdraw(s.claim);
+         return s.memory().control().claims[s.claim.place].load() == 0;
+       }},
+  };
+}
+
 /// The operations of these names, where blocks are counted.
 std::vector<Operation> counted(const std::vector<Operation>& all,
                                std::initializer_list<std::string_view> names) {
@@ -837,7 +853,7 @@ const std::vector<Operation>& operations() {
   static const std::vector<Operation> all = [] {
     std::vector<Operation> list;
     for (const auto& group :
-         {matches(), allocations(), demotions(), publications(), releases(), sequences()})
+         {matches(), allocations(), demotions(), publications(), releases(), sequences(), claims()})
       list.insert(list.end(), group.begin(), group.end());
     const auto in_lanes = counted(
         list, {"match: idle blocks", "cancel", "allocate: evicts, by the ring",

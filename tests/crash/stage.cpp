@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 #include "tests/support/private_pool.hpp"
 
 namespace kvhive::testing {
@@ -74,6 +74,8 @@ Stage::Stage(With with)
   survivor_.release(compute(survivor_, idle()));
   hold(compute(victim_, owned()), owned().chain);
   hold(victim_.allocate(Tier::device, 2).value());
+  claim = victim_.claims().claim(kVictims).claim.value();
+  KV_CHECK(survivor_.claims().claim(kSurvivors).claim.has_value());
 }
 
 Prompt Stage::prompt(std::initializer_list<TokenId> tokens, DomainId domain) const {

@@ -6,6 +6,7 @@
 //                        owned() 2, held by the victim        2 more the victim is filling
 //                        6 free
 //   host, 8 blocks       a copy of shared(), idle; 6 free
+//   claims               one of the victim, one of the survivor
 
 #include <initializer_list>
 #include <optional>
@@ -76,6 +77,9 @@ class Stage {
   PrefixHit hit;
   std::optional<Prompt> named_otherwise;
   std::optional<SequenceNames> names;
+  Claim claim;  ///< the victim's
+
+  static constexpr Hash128 kVictims{1, 1}, kSurvivors{2, 2}, kClaimedByNobody{3, 3};
 
  private:
   PoolFds fds_;

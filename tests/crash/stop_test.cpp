@@ -14,7 +14,7 @@
 
 #include "pool/care/fsck.hpp"
 #include "pool/care/reaper.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 #include "tests/crash/autopsy.hpp"
 #include "tests/crash/pool_image.hpp"
 #include "tests/crash/settings.hpp"

@@ -6,7 +6,7 @@
 
 #include "pool/care/pool_report.hpp"
 #include "pool/care/reaper.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 #include "tests/support/private_pool.hpp"
 
 namespace kvhive::testing {

@@ -11,7 +11,7 @@
 #include "pool/care/fsck.hpp"
 #include "pool/care/reaper.hpp"
 #include "pool/care/repair.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 #include "tests/support/keep_evicted.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"

@@ -12,7 +12,7 @@
 #include "hashing/sequence_names.hpp"
 #include "pool/block_pool.hpp"
 #include "pool/care/fsck.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 #include "pool/scrub.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"

@@ -8,7 +8,7 @@
 #include "pool/care/miss_report.hpp"
 #include "pool/care/pool_report.hpp"
 #include "pool/care/repair.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 

@@ -1,4 +1,4 @@
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -7,7 +7,7 @@
 
 #include "actors/ring.hpp"
 #include "actors/swapper_state.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 #include "tools/bench/paired.hpp"
 
 namespace kvhive::bench {

@@ -7,7 +7,7 @@
 
 #include "base/check.hpp"
 #include "pool/block_pool.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 
 namespace kvhive::bench {
 

@@ -18,7 +18,7 @@
 #include "config/process_limits.hpp"
 #include "models/fingerprint.hpp"
 #include "models/text/tokenizer_parser.hpp"
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 #include "tools/engine/model.hpp"
 
 namespace kvhive {
@@ -222,8 +222,13 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
                        self_.board->tell_load(self_.life, load);
                      },
                      options.max_queued_tokens};
-  parts.block_manager = {options.enable_prefix_caching, options.preemption_mode, options.watermark,
-                         options.max_num_seqs, options.max_num_batched_tokens};
+  parts.block_manager = {.prefix_caching = options.enable_prefix_caching,
+                         .preemption = options.preemption_mode,
+                         .watermark = options.watermark,
+                         .max_num_seqs = options.max_num_seqs,
+                         .max_num_batched_tokens = options.max_num_batched_tokens,
+                         .long_prefill_token_threshold = options.long_prefill_token_threshold,
+                         .single_flight = options.single_flight};
   parts.swapper = std::move(computing.swapper);
   parts.runner = std::move(computing.runner);
   const PromptLimits prompt{longest.tokens * longest_token_bytes(tokenizer_), longest.tokens,

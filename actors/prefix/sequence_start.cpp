@@ -1,4 +1,4 @@
-#include "actors/sequence_start.hpp"
+#include "actors/prefix/sequence_start.hpp"
 
 #include <algorithm>
 
@@ -17,12 +17,14 @@ PrefixHit match(BlockPool& pool, Tier tier, const SequenceContent& sequence, con
 
 class Search {
  public:
-  Search(BlockPool& pool, const SequenceContent& sequence, std::size_t most, bool may_promote)
+  Search(BlockPool& pool, const SequenceContent& sequence, std::size_t most, bool may_promote,
+         const StepBlocks& step)
       : pool_(pool),
         groups_(pool.groups()),
         sequence_(sequence),
         most_(most),
-        may_promote_(may_promote) {
+        may_promote_(may_promote),
+        step_(step) {
     for (std::size_t g = 0; g < groups_.count; ++g)
       start_.groups.push_back({std::vector<BlockId>(most, kNullBlock),
                                std::vector<BlockId>(most, kNullBlock),
@@ -66,7 +68,7 @@ class Search {
     const PrefixHit there = match(pool_, Tier::device, sequence_, end, most_);
     std::copy(there.blocks.begin(), there.blocks.end(), device.begin());
     end = there.end;
-    if (end.depth == most_ || !may_promote_) return;
+    if (share(group, end.depth, most_ - end.depth) || end.depth == most_ || !may_promote_) return;
     const PrefixHit behind = match(pool_, Tier::host, sequence_, end, most_ - end.depth);
     std::copy(behind.blocks.begin(), behind.blocks.end(), host.begin() + end.depth);
   }
@@ -77,10 +79,19 @@ class Search {
     if (const PrefixHit there = match(pool_, Tier::device, sequence_, place, 1);
         !there.blocks.empty()) {
       device[i] = there.blocks.front();
-    } else if (may_promote_) {
+    } else if (!share(group, i, 1) && may_promote_) {
       const PrefixHit below = match(pool_, Tier::host, sequence_, place, 1);
       if (!below.blocks.empty()) host[i] = below.blocks.front();
     }
+  }
+
+  /// Blocks of the same step get one more reference. False if there are none.
+  bool share(GroupId group, std::size_t first, std::size_t count) {
+    const std::vector<BlockId> blocks = step_.find(sequence_, group, first, count);
+    pool_.fork(blocks);
+    std::ranges::copy(blocks, start_.groups[groups_.place(group)].device.begin() +
+                                  static_cast<std::ptrdiff_t>(first));
+    return !blocks.empty();
   }
 
   void keep_needed(GroupId group) {
@@ -107,6 +118,7 @@ class Search {
   SequenceContent sequence_;
   std::size_t most_;
   bool may_promote_;
+  const StepBlocks& step_;
   SequenceStart start_;
   std::vector<bool> has_searched_;
   PrefixHit unneeded_{};
@@ -134,8 +146,8 @@ std::size_t SequenceStart::host_places() const {
 }
 
 SequenceStart find_start(BlockPool& pool, const SequenceContent& sequence, std::size_t most,
-                         bool may_promote) {
-  return Search(pool, sequence, most, may_promote).run();
+                         bool may_promote, const StepBlocks& step) {
+  return Search(pool, sequence, most, may_promote, step).run();
 }
 
 std::vector<BlockId> find_blocks(BlockPool& pool, Tier tier, const SequenceContent& sequence,

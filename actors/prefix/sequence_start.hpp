@@ -4,10 +4,12 @@
 // Source: vLLM v1 KVCacheManager.get_computed_blocks and HybridKVCacheCoordinator
 // .find_longest_cache_hit. Unlike there, blocks are pinned as they are found, because another
 // process could evict them; those that turn out not to be needed go back to their places.
+// Blocks that the same step fills are found behind those of the pool (actors/prefix/step_blocks.hpp).
 
 #include <span>
 #include <vector>
 
+#include "actors/prefix/step_blocks.hpp"
 #include "hashing/sequence_names.hpp"
 #include "pool/block_pool.hpp"
 
@@ -31,17 +33,11 @@ struct SequenceStart {
   std::size_t host_places() const;
 };
 
-/// A sequence, as far as what is found of it depends on it.
-struct SequenceContent {
-  DomainId domain;
-  const SequenceNames& names;
-  std::span<const TokenId> tokens;
-};
-
 /// \param most      the longest hit that would be of use, in blocks; all have names
 /// \param may_promote  whether the host tier is searched, too
+/// \param step      blocks that are not published yet and found nevertheless
 SequenceStart find_start(BlockPool& pool, const SequenceContent& sequence, std::size_t most,
-                         bool may_promote);
+                         bool may_promote, const StepBlocks& step);
 
 /// The blocks of the sequence in `tier` from place `first` on: those that are there without a gap
 /// in a group of full attention, all that are there in others. `from` is the prefix at `first`.

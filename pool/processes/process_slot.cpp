@@ -1,4 +1,4 @@
-#include "pool/process_slot.hpp"
+#include "pool/processes/process_slot.hpp"
 
 #include <unistd.h>
 
