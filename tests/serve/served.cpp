@@ -1,5 +1,7 @@
 #include "tests/serve/served.hpp"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -52,6 +54,15 @@ int Service::stop() {
   int status = 0;
   waitpid(std::exchange(pid_, 0), &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+bool Service::listens() const {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port_);
+  return ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
 }
 
 HttpReply Service::ask(const std::string& request) const {

@@ -28,6 +28,8 @@ class Service {
   /// SIGTERM; returns the exit code, or -1.
   int stop();
   pid_t pid() const { return pid_; }
+  /// Whether it takes connections.
+  bool listens() const;
   HttpClient connect() const { return HttpClient(port_); }
   /// Over a connection of its own.
   HttpReply ask(const std::string& request) const;

@@ -12,6 +12,8 @@
 #include "tools/cli/pool_commands.hpp"
 #include "tools/cli/table.hpp"
 
+#include "tools/snapshot/snapshot.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -145,6 +147,7 @@ Expected<void> procs(const CommonFlags& flags) {
   const PoolReport report = report_pool(inspector->memory());
   auto status = account_of(*inspector, report);
   if (!status) return forward_error(status);
+  for (Json& engine : (*status)["engines"]) engine["state"] = engine_state(*status, engine);
   if (flags.output() == Format::human) {
     std::printf("%s", process_table(*status, report).c_str());
     return {};

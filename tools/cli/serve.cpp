@@ -40,6 +40,7 @@ struct ServeFlags {
   std::string trace_file;
   std::string max_body_bytes = "8M";
   std::uint32_t keep_alive_s = 10;
+  std::uint32_t shutdown_timeout_s = 0;
   std::size_t max_connections = HttpLimits{}.connections;
   bool metrics_old_names = false;
 };
@@ -54,6 +55,7 @@ Expected<void> serve_with(const ServeFlags& flags) {
   options.http.connections = flags.max_connections;
   options.metrics_old_names = flags.metrics_old_names ? OldNames::too : OldNames::left_out;
   options.service.keep_alive = std::chrono::seconds(flags.keep_alive_s);
+  options.shutdown_timeout = std::chrono::seconds(flags.shutdown_timeout_s);
   const auto body = parse_bytes(flags.max_body_bytes);
   if (!body) return failure(body.error().code, "--max-body-bytes: " + body.error().text);
   options.http.body_bytes = *body;
@@ -62,6 +64,7 @@ Expected<void> serve_with(const ServeFlags& flags) {
     auto keys = ApiKeys::load(flags.api_key_file);
     if (!keys) return forward_error(keys);
     options.service.api_keys = std::move(*keys);
+    options.service.api_key_file = flags.api_key_file;
   }
   if (!flags.trace_file.empty()) {
     auto spans = SpanFile::open(flags.trace_file);
@@ -163,6 +166,12 @@ void add_serve(CLI::App& app, int& exit_code) {
                    "gets a line of JSON for each answer: a span, in the caller's trace if the "
                    "request has a traceparent")
       ->type_name("FILE");
+  command
+      ->add_option("--shutdown-timeout", flags->shutdown_timeout_s,
+                   "how long requests under way may go on after SIGTERM; then, and after a second "
+                   "signal, they are ended")
+      ->type_name("SECONDS")
+      ->capture_default_str();
   command->add_option("--max-body-bytes", flags->max_body_bytes, "the largest request")
       ->type_name("SIZE")
       ->capture_default_str();

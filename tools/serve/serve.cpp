@@ -1,9 +1,13 @@
 #include "tools/serve/serve.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <csignal>
 
+#include "base/log.hpp"
 #include "config/process_limits.hpp"
 #include "tools/program/version.hpp"
 #include "tools/serve/openai/error.hpp"
@@ -53,6 +57,52 @@ Hive::Identify identify_by(const ModelSource& source) {
   };
 }
 
+/// No more once the terminal was closed: a SIGHUP then means that, and no order to reload.
+bool is_on_terminal() { return isatty(STDIN_FILENO) != 0 || isatty(STDERR_FILENO) != 0; }
+
+/// The end of a service: those that are being answered may end first, the rest is told, and what
+/// was said is written.
+class Ending {
+ public:
+  Ending(boost::asio::io_context& loop, HttpServer& server, std::chrono::seconds patience)
+      : loop_(loop), server_(server), timer_(loop), patience_(patience) {}
+
+  /// Called for each signal; the second one ends at once.
+  void on_signal() {
+    if (std::exchange(has_begun_, true)) return loop_.stop();
+    const std::size_t open = server_.connections().answering.size();
+    if (open != 0)
+      spdlog::info("ending: {} requests under way{}", open,
+                   patience_.count() != 0 ? " have " + std::to_string(patience_.count()) + " s"
+                                          : std::string());
+    server_.take_no_more();
+    wait(Clock::now() + patience_, [this] {
+      server_.dismiss();
+      wait(Clock::now() + kToWrite, [this] { loop_.stop(); });
+    });
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::seconds kToWrite{1};
+
+  /// Until all are answered, at most until `end`.
+  void wait(Clock::time_point end, std::function<void()> then) {
+    if (server_.connections().answering.empty()) return loop_.stop();
+    if (Clock::now() >= end) return then();
+    timer_.expires_after(std::chrono::milliseconds(10));
+    timer_.async_wait([this, end, then = std::move(then)](boost::system::error_code error) {
+      if (!error) wait(end, then);
+    });
+  }
+
+  boost::asio::io_context& loop_;
+  HttpServer& server_;
+  boost::asio::steady_timer timer_;
+  std::chrono::seconds patience_;
+  bool has_begun_ = false;
+};
+
 }  // namespace
 
 Expected<void> serve(const ServeOptions& options,
@@ -72,8 +122,8 @@ Expected<void> serve(const ServeOptions& options,
   boost::asio::io_context loop(1);
   ModelFollower follower(loop, source, std::move(*first));
   const std::string model = follower.model()->model.name;
-  Hives hives(loop, {options.socket, options.model.hosted}, options.hive, domains, identify_by(source),
-              [&follower](Hive::ModelId id) { follower.on_opened(id); });
+  Hives hives(loop, {options.socket, options.model.hosted}, options.hive, domains,
+              identify_by(source), [&follower](Hive::ModelId id) { follower.on_opened(id); });
   const HttpServer* listener = nullptr;
   const Service* asked = nullptr;
   PoolLink link(options.socket, [&follower] { follower.check(); });
@@ -101,14 +151,23 @@ Expected<void> serve(const ServeOptions& options,
   listener = &server;
   if (auto listening = server.listen(options.host, options.port); !listening) return listening;
   std::signal(SIGPIPE, SIG_IGN);
-  boost::asio::signal_set stop(loop, SIGINT, SIGTERM);
-  stop.async_wait([&](boost::system::error_code error, int) {
-    if (error) return;
-    server.stop();
-    loop.stop();
-  });
+  Ending ending(loop, server, options.shutdown_timeout);
+  boost::asio::signal_set signals(loop, SIGINT, SIGTERM, SIGHUP);
+  const bool has_terminal = is_on_terminal();
+  const std::function<void()> listen = [&] {
+    signals.async_wait([&](boost::system::error_code error, int signal) {
+      if (error) return;
+      if (signal == SIGHUP && has_terminal == is_on_terminal())
+        service.reload();
+      else
+        ending.on_signal();
+      listen();
+    });
+  };
+  listen();
   on_ready(model, server.port());
   loop.run();
+  server.stop();
   return {};
 }
 

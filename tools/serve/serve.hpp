@@ -18,9 +18,12 @@ struct ServeOptions {
   HttpLimits http;
   Hive::Limits hive;
   ModelOptions model;
+  std::chrono::seconds shutdown_timeout{0};  ///< for requests under way when it is to end
 };
 
-/// Serves until SIGINT or SIGTERM. Requests that are under way then are ended.
+/// Serves until SIGINT or SIGTERM. Requests that are under way then may end first, for
+/// shutdown_timeout; those that are left are told (503). A second signal ends at once. SIGHUP:
+/// Service::reload().
 /// \param on_ready  called with the model's name and the port once requests are taken
 [[nodiscard]] Expected<void> serve(
     const ServeOptions& options,

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/json_file.hpp"
+#include "base/log.hpp"
 #include "models/text/detokenizer.hpp"
 #include "tools/program/version.hpp"
 #include "tools/serve/chat/chat_completion.hpp"
@@ -76,6 +77,7 @@ Service::Service(asio::io_context& loop, Hives& hives, const ModelFollower& foll
       metrics_(metrics),
       page_(page),
       api_keys_(options.api_keys),
+      api_key_file_(options.api_key_file),
       keep_alive_(options.keep_alive),
       salt_callers_(options.salt_callers),
       hosts_(options.hosts),
@@ -116,6 +118,19 @@ std::string Service::paths() {
   std::string all = "/";
   for (const Route& route : routes()) all += ", " + std::string(route.path);
   return all;
+}
+
+void Service::reload() {
+  if (spans_) spans_->reopen();
+  if (api_key_file_.empty()) return;
+  auto keys = ApiKeys::load(api_key_file_);
+  if (!keys) return spdlog::error("{}; the keys stay as they were", keys.error().text);
+  // Each domain has channels of its own, which are opened at the start.
+  if (keys->domains() != api_keys_.domains())
+    return spdlog::error("{}: other domains than before take a restart; the keys stay as they were",
+                         api_key_file_);
+  api_keys_ = std::move(*keys);
+  spdlog::info("the keys are those of {} now", api_key_file_);
 }
 
 void Service::handle(const std::shared_ptr<Exchange>& exchange) {

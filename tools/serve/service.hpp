@@ -26,6 +26,7 @@ namespace kvhive {
 
 struct ServiceOptions {
   ApiKeys api_keys;                     ///< who asks for work must name one; none = all may
+  std::string api_key_file{};           ///< where they are from; empty = from nowhere
   std::chrono::seconds keep_alive{10};  ///< between comments in silent streams; 0 = none
   std::shared_ptr<SpanFile> spans;      ///< null = nobody traces
   SaltCallers salt_callers = SaltCallers::trusted;
@@ -44,6 +45,9 @@ class Service {
   void set_model(const ModelFollower::Model& model);
 
   void handle(const std::shared_ptr<Exchange>& exchange);
+  /// Reads the file of API keys and opens the trace file anew. Keys that cannot be taken leave
+  /// those that are there.
+  void reload();
   const UnknownFields& unknown_fields() const { return unknown_fields_; }
   const std::vector<std::string>& adapters() const { return serving_->model().adapters; }
 
@@ -108,7 +112,8 @@ class Service {
   ServingPtr serving_;
   Metrics& metrics_;
   HivePage& page_;
-  const ApiKeys api_keys_;
+  ApiKeys api_keys_;
+  const std::string api_key_file_;
   const std::chrono::seconds keep_alive_;
   const SaltCallers salt_callers_;
   const Hosts hosts_;

@@ -38,15 +38,9 @@ void add_facts(EngineRow& engine, const PoolReport& pool, bool are_pids_ours) {
     engine.counted = process->counted;
     engine.held_blocks = process->held_blocks[0] + process->held_blocks[1];
   }
-  // A guest's pid is that of another namespace, perhaps.
   if (engine.pid == 0 || engine.state == "guest" || !are_pids_ours) return;
-  const auto facts = facts_of(engine.pid);
-  if (!facts || facts->has_ended()) {
-    engine.state = "ended";
-  } else {
+  if (const auto facts = facts_of(engine.pid); facts && !facts->has_ended())
     engine.age_seconds = facts->age_seconds;
-    if (facts->is_stopped()) engine.state = "stopped";
-  }
 }
 
 EngineRow engine_told(const Json& told) {
@@ -54,6 +48,7 @@ EngineRow engine_told(const Json& told) {
   engine.number = told.value("engine", 0u);
   engine.pid = told.value("pid", 0);
   engine.state = told.value("state", "unknown");
+  engine.model = told.value("model", "");
   if (told.contains("restarts")) engine.restarts = told.value("restarts", std::uint64_t{0});
   if (told.contains("slot")) engine.slot = told.value("slot", 0u);
   return engine;
@@ -74,6 +69,7 @@ std::vector<EngineRow> engines_of(const Json& told, const PoolReport& pool) {
     }
   const bool has_our_pids = are_pids_ours(told);
   for (EngineRow& engine : engines) {
+    engine.state = engine_state(told, {{"pid", engine.pid}, {"state", engine.state}});
     add_facts(engine, pool, has_our_pids);
     engine.is_well =
         engine.state == "serving" || engine.state == "guest" || engine.state == "unknown";
@@ -125,7 +121,39 @@ std::vector<DomainRow> domains_of(const PoolMemory& memory, const std::vector<st
   return domains;
 }
 
+ProcessState state_of(pid_t pid) {
+  const auto facts = facts_of(pid);
+  if (!facts || facts->has_ended()) return ProcessState::ended;
+  return facts->is_stopped() ? ProcessState::stopped : ProcessState::runs;
+}
+
 }  // namespace
+
+std::map<std::uint32_t, ProcessState> states_of(const Json& told,
+                                                std::span<const ProcessReport> processes) {
+  std::map<std::uint32_t, ProcessState> states;
+  const bool is_visible = told.is_object() && are_pids_ours(told);
+  for (const ProcessReport& process : processes)
+    states[process.slot] =
+        is_visible ? state_of(static_cast<pid_t>(process.pid)) : ProcessState::runs;
+  // A guest's pid is that of another namespace, perhaps.
+  for (const Json& engine : list_in(told, "engines"))
+    if (engine.value("state", "") == "guest" && engine.contains("slot"))
+      states[engine.value("slot", 0u)] = ProcessState::runs;
+  return states;
+}
+
+std::string engine_state(const Json& told, const Json& engine) {
+  const std::string state = engine.value("state", "unknown");
+  const pid_t pid = engine.value("pid", 0);
+  if (pid == 0 || state == "guest" || !are_pids_ours(told)) return state;
+  switch (state_of(pid)) {
+    case ProcessState::runs: break;
+    case ProcessState::stopped: return "stopped";
+    case ProcessState::ended: return "ended";
+  }
+  return state;
+}
 
 Snapshot take_snapshot(const PoolMemory& memory, const Json& told, DaemonView daemon,
                        double now_seconds) {
@@ -137,6 +165,10 @@ Snapshot take_snapshot(const PoolMemory& memory, const Json& told, DaemonView da
   snapshot.pool = report_pool(memory);
   const std::vector<std::string> names = domain_names(told);
   snapshot.engines = engines_of(told, snapshot.pool);
+  if (snapshot.daemon.state == DaemonState::ended) {  // the pool is not the last thing that changes
+    snapshot.seconds -= snapshot.daemon.told_ago.value_or(0);
+    for (EngineRow& engine : snapshot.engines) engine.state = "ended", engine.is_well = false;
+  }
   snapshot.clients = clients_of(told);
   snapshot.domains = domains_of(memory, names, snapshot.clients);
   snapshot.names = map_names(snapshot.pool, names);

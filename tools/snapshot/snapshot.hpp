@@ -4,8 +4,10 @@
 
 #include <sys/types.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,7 @@ struct EngineRow {
   std::uint32_t number = 0;
   pid_t pid = 0;  ///< 0 = none
   std::string state;
+  std::string model;    ///< where there are several
   bool is_well = true;  ///< false: marked, since it does not serve
   std::optional<std::uint64_t> restarts;
   std::optional<std::uint32_t> slot;  ///< attached to the pool
@@ -67,6 +70,19 @@ struct Snapshot {
   MapNames names;       ///< what maps of the pool call owners and domains
   SortedBlocks blocks;  ///< for one map; empty until somebody sorts them (sort_blocks())
 };
+
+/// What the kernel says of a process that the pool knows.
+enum class ProcessState : std::uint8_t {
+  runs,  ///< or it cannot be seen from here
+  stopped,
+  ended,  ///< and the steward has not swept it up yet
+};
+/// By slot.
+/// \param told  kvhived's status, which tells whether its process ids mean something here
+std::map<std::uint32_t, ProcessState> states_of(const nlohmann::json& told,
+                                                std::span<const ProcessReport> processes);
+/// An engine's state as kvhived told it, unless its process is stopped or has ended.
+std::string engine_state(const nlohmann::json& told, const nlohmann::json& engine);
 
 /// Reads the pool and the processes. Waits for none of them.
 /// \param told  kvhived's status (ipc/questions.hpp), null if it gave none. What is missing in it

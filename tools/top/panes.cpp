@@ -47,6 +47,8 @@ Grid engine_grid(const Snapshot& snapshot, const Rates& rates) {
                   {"restarts", 9, true, 8},   {"pid", 8, true, 10},        {"up", 11, false, 11},
                   {"prompts", 8, true, 12},   {"generated", 10, true, 13}, {"evicted", 8, true, 14},
                   {"published", 10, true, 15}};
+  const bool has_models = snapshot.pool.geometry.model_count > 1;
+  if (has_models) grid.columns.push_back({"model", 10, false, 2});
   for (const EngineRow& engine : snapshot.engines) {
     const CounterValues& counted = engine.counted;
     GridRow row;
@@ -75,6 +77,7 @@ Grid engine_grid(const Snapshot& snapshot, const Rates& rates) {
     for (const std::uint64_t value : {counted["prompt_tokens"], counted["generated_tokens"],
                                       counted["evicted_blocks"], counted["published_blocks"]})
       row.cells.push_back(engine.slot ? count_cell(value) : no_number());
+    if (has_models) row.cells.push_back(text_cell(engine.model));
     grid.rows.push_back(std::move(row));
   }
   return grid;

@@ -48,6 +48,26 @@ MetricsPage page_of_two_engines() {
   return page;
 }
 
+TEST(MetricsPage, AnEngineThatIsStoppedOrHasEndedIsNotUpAndWhatItHadIsNotCounted) {
+  MetricsPage page = page_of_two_engines();
+  Statistics& statistics = page.pool->statistics;
+  statistics.processes.push_back(process(2, 2, 100, 0));
+  for (ProcessReport& each : statistics.processes)
+    each.counted.values[CounterName("running").place()] = 4;
+  statistics.totals.values[CounterName("running").place()] = 12;
+  page.pool->states = {
+      {0, ProcessState::runs}, {1, ProcessState::stopped}, {2, ProcessState::ended}};
+  const MetricsText text(page.text());
+  EXPECT_EQ(text.sum("kvhive_engine_up", {{"engine", "0"}}), 1);
+  EXPECT_EQ(text.sum("kvhive_engine_up", {{"engine", "1"}}), 0);
+  EXPECT_EQ(text.sum("kvhive_engine_up", {{"engine", "2"}}), 0);
+  EXPECT_EQ(text.sum("kvhive_engines", {}), 2);
+  page.view = MetricsView::host;
+  const MetricsText host(page.text());
+  EXPECT_EQ(host.sum("vllm:num_requests_running", {}), 8) << "what is stopped goes on";
+  EXPECT_EQ(host.sum("vllm:generation_tokens_total", {}), 20) << "what is done stays";
+}
+
 TEST(MetricsPage, EachEngineHasASeries) {
   const MetricsText text(page_of_two_engines().text());
   EXPECT_EQ(text.sum("vllm:generation_tokens_total", {{"engine", "0"}, {"model_name", "m"}}), 7);

@@ -39,6 +39,7 @@ struct Connections {
   std::list<Session*> reading;  ///< the one that waits longest first
   std::list<Session*> answering;
   std::size_t reserved = 0;  ///< bytes, for bodies
+  bool is_ending = false;    ///< nobody may ask again
   HttpCounts counts;
 
   std::size_t count() const { return reading.size() + answering.size(); }

@@ -59,6 +59,9 @@ class Exchange {
   std::string_view handler = "none";
   /// Called once if the client goes, or reads too slowly, before it was answered to the end.
   std::function<void()> on_gone;
+  /// Called if the service ends before it was answered; it is answered then. Null = what has not
+  /// been answered gets a plain refusal.
+  std::function<void()> on_end_of_service;
 };
 
 }  // namespace kvhive

@@ -2,6 +2,7 @@
 
 #include <boost/asio/ip/address.hpp>
 #include <utility>
+#include <vector>
 
 #include "base/log.hpp"
 #include "tools/serve/http/session.hpp"
@@ -61,6 +62,20 @@ void HttpServer::on_accept(boost::system::error_code error, tcp::socket socket) 
 /// Those that are being answered keep their places.
 void HttpServer::make_room() {
   if (!connections_.reading.empty()) connections_.reading.front()->close();
+}
+
+void HttpServer::take_no_more() {
+  boost::system::error_code ignored;
+  acceptor_.close(ignored);
+  connections_.is_ending = true;
+  while (!connections_.reading.empty()) connections_.reading.front()->close();
+}
+
+void HttpServer::dismiss() {
+  take_no_more();
+  // Each may leave the list.
+  const std::vector<Session*> all(connections_.answering.begin(), connections_.answering.end());
+  for (Session* session : all) session->dismiss();
 }
 
 void HttpServer::stop() {

@@ -26,6 +26,11 @@ class HttpServer {
   [[nodiscard]] Expected<void> listen(const std::string& host, std::uint16_t port);
   std::uint16_t port() const;
   const Connections& connections() const { return connections_; }
+  /// Takes no more connections and closes those that have asked for nothing; the others end with
+  /// their answers.
+  void take_no_more();
+  /// Answers all that is open with the service's end.
+  void dismiss();
   /// Closes every connection and takes no more.
   void stop();
 

@@ -95,7 +95,18 @@ void Session::close() {
   reserve(0);
   beast::error_code ignored;
   stream_.socket().close(ignored);
+  on_end_of_service = nullptr;
   if (const auto gone = std::exchange(on_gone, nullptr)) gone();
+}
+
+void Session::dismiss() {
+  keeps_open_ = false;
+  if (state_ == State::reading) return close();
+  if (state_ != State::answering) return;
+  if (const auto end = std::exchange(on_end_of_service, nullptr))
+    end();
+  else
+    connections_.refuse(*this, 503, "the service is being stopped; ask again");
 }
 
 // -- reading --------------------------------------------------------------------------------------
@@ -206,6 +217,7 @@ void Session::answer(HttpAnswer answer) {
   if (state_ != State::answering) return;
   count(answer.status);
   on_gone = nullptr;
+  on_end_of_service = nullptr;
   HttpHeaders all = std::move(answer.headers);
   all.insert(all.end(), headers.begin(), headers.end());
   if (!answer.content_type.empty()) all.emplace_back("Content-Type", answer.content_type);
@@ -245,6 +257,7 @@ void Session::keep_alive() {
 void Session::end() {
   if (state_ != State::answering) return;
   on_gone = nullptr;
+  on_end_of_service = nullptr;
   state_ = State::ended;
   send(is_chunked_ ? "0\r\n\r\n" : "");
 }
@@ -275,7 +288,7 @@ void Session::on_written(ErrorCode error) {
   if (!pending_.empty()) return write_pending();
   stream_.expires_never();
   if (state_ != State::ended) return;
-  if (!keeps_open_) return close();
+  if (!keeps_open_ || connections_.is_ending) return close();
   request_ = {};
   reserve(0);
   move_to(connections_.reading);

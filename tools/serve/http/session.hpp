@@ -23,6 +23,8 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   void start();
   /// Closes the connection; whoever answers is told that the client has gone.
   void close();
+  /// The service ends: answers the request, if there is one, and closes when the answer is sent.
+  void dismiss();
 
   const HttpRequest& request() const override { return request_; }
   bool is_from_this_machine() const override { return is_from_this_machine_; }

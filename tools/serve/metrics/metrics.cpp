@@ -65,6 +65,7 @@ std::string Metrics::make(MetricsView view, std::string model, ServiceNumbers nu
     const Scan& scanned = scan(known.memory);
     page.pool = PoolNumbers{memory.geometry(), epoch_of(memory), read_statistics(memory),
                             scanned.blocks, scanned.index};
+    if (known.status) page.pool->states = states_of(*known.status, page.pool->statistics.processes);
   }
   return page.text();
 }

@@ -56,7 +56,9 @@ MetricLabels with(MetricLabels labels, std::string_view name, std::string value)
 
 class Writer {
  public:
-  explicit Writer(const MetricsPage& page) : page_(page) {}
+  explicit Writer(const MetricsPage& page) : page_(page) {
+    if (page_.pool) living_ = totals_of_living(page_.pool->statistics);
+  }
 
   std::string write() {
     if (page_.view != MetricsView::service) {
@@ -112,23 +114,42 @@ class Writer {
     }
   }
 
+  ProcessState state_of(const ProcessReport& process) const {
+    const auto found = page_.pool->states.find(process.slot);
+    return found == page_.pool->states.end() ? ProcessState::runs : found->second;
+  }
+  bool has_ended(const ProcessReport& process) const {
+    return state_of(process) == ProcessState::ended;
+  }
+  /// Gauges of those that have ended say what was.
+  CounterValues totals_of_living(const Statistics& statistics) const {
+    CounterValues totals = statistics.totals;
+    for (const ProcessReport& process : statistics.processes)
+      for (std::size_t i = 0; i < kCounters.size() && has_ended(process); ++i)
+        if (kCounters[i].kind == CounterKind::gauge) totals.values[i] -= process.counted.values[i];
+    return totals;
+  }
+
   /// An engine that is dead and not swept up yet has the number of the one that follows it: only
   /// the newest is shown, since no two series may be equal.
+  std::map<std::uint32_t, const ProcessReport*> newest() const {
+    std::map<std::uint32_t, const ProcessReport*> newest;
+    for (const ProcessReport& process : page_.pool->statistics.processes) {
+      const ProcessReport*& of_engine = newest[process.index];
+      if (of_engine == nullptr || process.started >= of_engine->started) of_engine = &process;
+    }
+    return newest;
+  }
+
   std::vector<Row> rows() const {
     const PoolNumbers& pool = *page_.pool;
     const MetricLabels model = {{"model_name", all_models()}};
     if (page_.view == MetricsView::host) {
       const TierReport& device = pool.blocks.tiers[std::size_t(Tier::device)];
-      return {
-          {model, pool.statistics.totals, pool.statistics.observed, device.filling + device.held}};
-    }
-    std::map<std::uint32_t, const ProcessReport*> newest;
-    for (const ProcessReport& process : pool.statistics.processes) {
-      const ProcessReport*& of_engine = newest[process.index];
-      if (of_engine == nullptr || process.started >= of_engine->started) of_engine = &process;
+      return {{model, living_, pool.statistics.observed, device.filling + device.held}};
     }
     std::vector<Row> rows;
-    for (const auto& [engine, process] : newest)
+    for (const auto& [engine, process] : newest())
       rows.push_back({{{"model_name", model_of(engine)}, {"engine", std::to_string(engine)}},
                       process->counted,
                       process->observed,
@@ -268,8 +289,16 @@ class Writer {
   }
 
   void engines(const PoolNumbers& pool) {
-    gauge("kvhive_engines", "engines that have the pool", pool.statistics.processes.size());
+    const auto& processes = pool.statistics.processes;
+    gauge("kvhive_engines", "engines that have the pool",
+          std::count_if(processes.begin(), processes.end(),
+                        [&](const ProcessReport& p) { return !has_ended(p); }));
     if (page_.view == MetricsView::host) return;
+    out_.family("kvhive_engine_up", MetricType::gauge,
+                "1 = the engine's process runs; 0 = it is stopped, or has ended");
+    for (const auto& [engine, process] : newest())
+      out_.sample({{"engine", std::to_string(engine)}},
+                  std::uint64_t{state_of(*process) == ProcessState::runs});
     out_.family("kvhive_engine_start_time_seconds", MetricType::gauge,
                 "when the engine's process began, since 1970");
     std::map<std::uint32_t, std::int64_t> started;
@@ -338,6 +367,7 @@ class Writer {
   }
 
   const MetricsPage& page_;
+  CounterValues living_;  ///< totals, without the gauges of processes that have ended
   Exposition out_;
 };
 

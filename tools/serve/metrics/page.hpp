@@ -14,6 +14,7 @@
 #include "pool/care/pool_report.hpp"
 #include "tools/serve/http/http_counts.hpp"
 #include "tools/serve/metrics/pool_link.hpp"
+#include "tools/snapshot/snapshot.hpp"
 
 namespace kvhive {
 
@@ -49,8 +50,9 @@ struct PoolNumbers {
   PoolGeometry geometry;
   std::string epoch;
   Statistics statistics;
-  BlockCounts blocks;  ///< perhaps a second old
-  IndexMarks index;    ///< the same
+  BlockCounts blocks;                              ///< perhaps a second old
+  IndexMarks index;                                ///< the same
+  std::map<std::uint32_t, ProcessState> states{};  ///< of the processes, by slot
 };
 
 struct MetricsPage {

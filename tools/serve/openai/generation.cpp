@@ -41,6 +41,9 @@ void Generation::start() {
     self->end_span("the client has gone");
     self->cancel();
   };
+  context_.exchange->on_end_of_service = [self = shared_from_this()] {
+    self->fail({503, "the service is being stopped; ask again"});
+  };
   if (request_.stream && context_.keep_alive.count() > 0) keep_alive();
   for (std::size_t i = 0; i < choices_.size(); ++i)
     choices_[i].key = context_.hive.submit(
@@ -52,13 +55,15 @@ void Generation::start() {
 /// A stream that says nothing for long is taken for dead by what stands between, and by some
 /// clients. From the first time on, an engine's refusal comes as an event.
 void Generation::keep_alive() {
-  timer_.expires_after(context_.keep_alive);
+  timer_.expires_at(last_sent_ + context_.keep_alive);
   timer_.async_wait([weak = weak_from_this()](boost::system::error_code error) {
     const auto self = weak.lock();
     if (error || !self || self->is_over_) return;
-    if (std::exchange(self->was_silent_, true)) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - self->last_sent_ >= self->context_.keep_alive) {
       self->begin_stream();
       self->context_.exchange->keep_alive();
+      self->last_sent_ = now;
     }
     self->keep_alive();
   });
@@ -141,7 +146,7 @@ void Generation::stream(std::size_t index, const std::string& text,
   Json news = written(index, text, tokens);
   if (news.is_null()) return;
   begin_stream();
-  was_silent_ = false;
+  last_sent_ = std::chrono::steady_clock::now();
   Json event = head();
   event["choices"] = Json::array({std::move(news)});
   if (request_.continuous_usage) event["usage"] = usage();

@@ -92,7 +92,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<Choice> choices_;
   std::size_t finished_ = 0;
   bool is_streaming_ = false;
-  bool was_silent_ = true;  ///< nothing was sent since the last look
+  std::chrono::steady_clock::time_point last_sent_ = std::chrono::steady_clock::now();
   bool is_over_ = false;
 };
 

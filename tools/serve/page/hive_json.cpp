@@ -49,6 +49,7 @@ Json traffic_json(const CounterValues& counted, const Rate* rate) {
 
 Json engine_json(const EngineRow& engine, const HiveMoment& moment) {
   Json json = {{"engine", engine.number}, {"state", engine.state}, {"is_well", engine.is_well}};
+  if (moment.snapshot->pool.geometry.model_count > 1) json["model"] = engine.model;
   json["restarts"] = engine.restarts ? Json(*engine.restarts) : Json();
   json["held_blocks"] = engine.held_blocks;
   json["started"] = nullptr;

@@ -8,10 +8,13 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "base/logging/log_limit.hpp"
 
 namespace kvhive {
 
-Expected<std::unique_ptr<SpanFile>> SpanFile::open(const std::string& path) {
+namespace {
+
+Expected<UniqueFd> open_file(const std::string& path) {
   UniqueFd file(::open(path.c_str(),
                        O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0600));
   const auto cannot = [&](const std::string& why) {
@@ -22,7 +25,15 @@ Expected<std::unique_ptr<SpanFile>> SpanFile::open(const std::string& path) {
   struct stat status {};
   if (fstat(file.get(), &status) != 0) return cannot(std::strerror(errno));
   if (!S_ISREG(status.st_mode)) return cannot("is no regular file");
-  return std::unique_ptr<SpanFile>(new SpanFile(std::move(file)));
+  return file;
+}
+
+}  // namespace
+
+Expected<std::unique_ptr<SpanFile>> SpanFile::open(const std::string& path) {
+  auto file = open_file(path);
+  if (!file) return forward_error(file);
+  return std::unique_ptr<SpanFile>(new SpanFile(path, std::move(*file)));
 }
 
 SpanFile::~SpanFile() { writer_.join(); }
@@ -35,10 +46,33 @@ void SpanFile::write(std::string line) {
   }
   ++waiting_;
   boost::asio::post(writer_, [this, line = std::move(line) + "\n"] {
-    // One call for a line: several services may append to one file.
-    if (::write(file_.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
-      spdlog::warn("a span could not be written: {}", std::strerror(errno));
+    put(line);
     --waiting_;
+  });
+}
+
+/// One call for a line: several services may append to one file. Of a line that found no room its
+/// beginning may be there; the next one does not go on behind it.
+void SpanFile::put(const std::string& line) {
+  const std::string whole = (is_line_cut_ ? "\n" : "") + line;
+  const ssize_t written = ::write(file_.get(), whole.data(), whole.size());
+  if (written == static_cast<ssize_t>(whole.size())) {
+    is_line_cut_ = false;
+    return;
+  }
+  is_line_cut_ |= written > 0;
+  static LogLimit lost;
+  if (const auto note = lost.admit())
+    spdlog::warn("a span could not be written: {}{}",
+                 written < 0 ? std::strerror(errno) : "no room for all of it", *note);
+}
+
+void SpanFile::reopen() {
+  boost::asio::post(writer_, [this] {
+    auto next = open_file(path_);
+    if (!next) return spdlog::warn("{}; spans go on into the old file", next.error().text);
+    file_ = std::move(*next);
+    is_line_cut_ = false;
   });
 }
 

@@ -22,13 +22,18 @@ class SpanFile {
 
   /// \param line  without its end
   void write(std::string line);
+  /// Goes on in a new file of the same name, for whoever has moved the old one away.
+  void reopen();
 
  private:
   static constexpr std::size_t kMostWaiting = 10'000;
 
-  explicit SpanFile(UniqueFd file) : file_(std::move(file)) {}
+  SpanFile(std::string path, UniqueFd file) : path_(std::move(path)), file_(std::move(file)) {}
+  void put(const std::string& line);
 
-  UniqueFd file_;
+  const std::string path_;
+  UniqueFd file_;             ///< of the writer's thread
+  bool is_line_cut_ = false;  ///< the file ends in the middle of a line
   std::atomic<std::size_t> waiting_ = 0;
   std::size_t dropped_ = 0;  ///< of the caller's thread
   boost::asio::thread_pool writer_{1};

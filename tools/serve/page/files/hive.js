@@ -38,7 +38,7 @@ function troubleOf(hive) {
 
 function showSubtitle(hive) {
   const device = hive.pool.tiers[0];
-  say(byId("subtitle"), `${hive.model} · ${counted(hive.engines.length, "engine")} · ${counted(device.blocks, "block")} of ${hive.pool.tokens_per_block} tokens, ${bytes(device.blocks * hive.pool.block_bytes)}`);
+  say(byId("subtitle"), `${[...new Set(hive.engines.map(engine => engine.model ?? hive.model))].join(", ") || hive.model} · ${counted(hive.engines.length, "engine")} · ${counted(device.blocks, "block")} of ${hive.pool.tokens_per_block} tokens, ${bytes(device.blocks * hive.pool.block_bytes)}`);
   say(byId("version"), `kvhive ${hive.version}.`);
 }
 
@@ -82,7 +82,7 @@ function showHive(hive, history) {
   showSubtitle(hive);
   map.show(hive);
   showEngines(hive, history.engine_ends, false);
-  showEnds(hive, history.engine_ends);
+  showEnds(history.engine_ends);
   showDomains(hive);
 }
 

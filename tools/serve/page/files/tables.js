@@ -43,7 +43,7 @@ function engineCard(engine, hive, ends, isOld) {
   if (engine.restarts !== null) facts.push(engine.restarts === 0 ? "never restarted" : `restarted ${engine.restarts === 1 ? "once" : `${engine.restarts} times`}`);
   if (engine.preemptions) facts.push(counted(engine.preemptions, "preemption"));
   return element("article", {class: "card engine", "data-well": String(engine.is_well && !isOld), "data-engine": engine.engine},
-    element("header", {}, element("h3", {}, `Engine ${engine.engine}`), element("span", {class: "state"}, stateOf(engine, last, isOld))),
+    element("header", {}, element("h3", {}, engine.model ? `Engine ${engine.engine} of ${engine.model}` : `Engine ${engine.engine}`), element("span", {class: "state"}, stateOf(engine, last, isOld))),
     numbers([["running", whole(engine.running)], ["waiting", whole(engine.waiting)],
       ["tokens/s", short(engine.generated_tokens_per_second)], ["cache hits", percent(hits)]]),
     bar(held, `holds ${percent(held)} of the pool`),
@@ -56,19 +56,19 @@ export function showEngines(hive, ends, isOld) {
     : [element("p", {class: "soft"}, "No engine has the pool.")]);
 }
 
-function costOf(end, hive) {
+// What was running is as old as the last reading: up to a second.
+function costOf(end) {
   const requests = end.running + end.waiting;
-  const others = hive.engines.filter(engine => engine.engine !== end.engine && engine.is_well).length;
-  const work = requests === 0 ? "It had no request"
-    : `It had ${counted(end.running, "running request")}${end.waiting ? ` and ${whole(end.waiting)} waiting` : ""}; ${others ? "another engine goes on with them" : "they go on when an engine is back"}`;
+  const work = requests === 0 ? "It had no request when it was last seen"
+    : `It had ${counted(end.running, "running request")}${end.waiting ? ` and ${whole(end.waiting)} waiting` : ""}; another engine of its model goes on with them, or this one when it is back`;
   const back = end.seconds_until_back === null ? "it is not back yet" : `it was back within ${duration(Math.max(1, Math.ceil(end.seconds_until_back)))}`;
   return `${work}. What it had published stayed in the pool; ${back}.`;
 }
 
-export function showEnds(hive, ends) {
+export function showEnds(ends) {
   show(byId("ends"), ends.length === 0 ? [] : [element("h3", {}, "Engines that ended, and what it cost"),
     element("ul", {class: "ends"}, ...ends.slice(-6).reverse().map(end => element("li", {},
-      element("span", {}, element("b", {}, `Engine ${end.engine}, ${clock(end.unix_time)}. `), costOf(end, hive)))))]);
+      element("span", {}, element("b", {}, `Engine ${end.engine}, ${clock(end.unix_time)}. `), costOf(end)))))]);
 }
 
 function limitsOf(domain) {

@@ -1,0 +1,131 @@
+// What becomes of requests when the service is to end, and what SIGHUP does.
+
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+
+#include <fstream>
+
+#include "tests/serve/served.hpp"
+#include "tests/support/temp_directory.hpp"
+#include "tools/serve/trace/span_file.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::string kCompletions = "/v1/completions";
+
+std::string completion(std::uint32_t tokens, bool stream, const std::string& headers = "") {
+  const Json body = {{"prompt", "In the beginning"},
+                     {"max_tokens", tokens},
+                     {"ignore_eos", true},
+                     {"stream", stream}};
+  return post(kCompletions, body.dump(), headers);
+}
+
+void signal_engines(const Daemon& daemon, int signal) {
+  const Json status = daemon.status();
+  for (const Json& engine : status["engines"]) signal_process(engine["pid"], signal);
+}
+
+TEST(EndingService, TellsThoseThatWaitThatItEnds) {
+  const Daemon daemon;
+  Service service(daemon.socket());
+  HttpClient streaming = service.connect(), waiting = service.connect();
+  streaming.send(completion(3'000, true));
+  ASSERT_TRUE(streaming.receive_until("data: "));
+  signal_engines(daemon, SIGSTOP);
+  waiting.send(completion(5, false));
+  ASSERT_TRUE(eventually([&] {
+    return service.ask(get("/metrics?view=service")).body.find("state=\"answering\"} 3") !=
+           std::string::npos;
+  }));
+  signal_process(service.pid(), SIGTERM);
+  const auto stream = streaming.receive(), answer = waiting.receive();
+  ASSERT_TRUE(stream && answer);
+  const std::vector<std::string> events = stream->events();
+  EXPECT_EQ(events.back(), "[DONE]");
+  EXPECT_THAT(events.at(events.size() - 2), HasSubstr("the service is being stopped"));
+  EXPECT_EQ(answer->status, 503);
+  EXPECT_THAT(answer->body, HasSubstr("the service is being stopped"));
+  EXPECT_EQ(service.stop(), 0);
+  signal_engines(daemon, SIGCONT);
+}
+
+TEST(EndingService, LetsRequestsEndFirstIfItIsGivenTime) {
+  const Daemon daemon;
+  Service service(daemon.socket(), {"--shutdown-timeout", "60"});
+  HttpClient client = service.connect();
+  client.send(completion(1'000, true));
+  ASSERT_TRUE(client.receive_until("data: "));
+  signal_process(service.pid(), SIGTERM);
+  const auto whole = client.receive();
+  ASSERT_TRUE(whole);
+  const std::vector<std::string> events = whole->events();
+  EXPECT_EQ(events.back(), "[DONE]");
+  EXPECT_THAT(events.at(events.size() - 2), HasSubstr("\"finish_reason\":\"length\""));
+  EXPECT_EQ(service.stop(), 0);
+}
+
+TEST(EndingService, EndsAtOnceWhenItIsToldTwice) {
+  const Daemon daemon;
+  Service service(daemon.socket(), {"--shutdown-timeout", "600"});
+  HttpClient client = service.connect();
+  client.send(completion(3'000, true));
+  ASSERT_TRUE(client.receive_until("data: "));
+  signal_engines(daemon, SIGSTOP);
+  signal_process(service.pid(), SIGTERM);
+  ASSERT_TRUE(eventually([&] { return !service.listens(); }));  // else two signals may be one
+  EXPECT_EQ(service.stop(), 0);
+  signal_engines(daemon, SIGCONT);
+}
+
+TEST(HangUp, ReadsTheKeysAndOpensTheTraceFileAnew) {
+  const TempDirectory directory;
+  directory.write("keys", "old\n");
+  const std::string keys = (directory.path() / "keys").string();
+  const std::string spans = (directory.path() / "spans").string();
+  const Daemon daemon;
+  const Service service(daemon.socket(), {"--api-key-file", keys, "--trace-file", spans});
+  const auto status_with = [&](const std::string& key) {
+    return service.ask(completion(1, false, "Authorization: Bearer " + key + "\r\n")).status;
+  };
+  EXPECT_EQ(status_with("old"), 200);
+  ASSERT_TRUE(eventually([&] { return !directory.read("spans").empty(); }));
+  std::filesystem::rename(spans, spans + ".1");
+  directory.write("keys", "new\n");
+  signal_process(service.pid(), SIGHUP);
+  ASSERT_TRUE(eventually([&] { return status_with("new") == 200; }));
+  EXPECT_EQ(status_with("old"), 401);
+  ASSERT_TRUE(eventually(
+      [&] { return std::filesystem::exists(spans) && !directory.read("spans").empty(); }));
+
+  directory.write("keys", "third elsewhere\n");  // another domain
+  signal_process(service.pid(), SIGHUP);
+  EXPECT_EQ(status_with("new"), 200);
+  EXPECT_EQ(status_with("third"), 401);
+}
+
+/// As when a disk fills up and then has room again.
+TEST(SpanFileTest, ALineThatFoundNoRoomDoesNotSpoilTheNext) {
+  const TempDirectory directory;
+  const std::string path = (directory.path() / "spans").string();
+  const auto write = [&](const std::string& line) { SpanFile::open(path).value()->write(line); };
+  write("whole");
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  auto file = SpanFile::open(path).value();
+  const rlimit full{10, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &full);
+  file->write("0123456789");
+  ASSERT_TRUE(eventually([&] { return directory.read("spans").size() == 10; }));
+  setrlimit(RLIMIT_FSIZE, &before);
+  file->write("next");
+  file.reset();
+  EXPECT_EQ(directory.read("spans"), "whole\n0123\nnext\n");
+}
+
+}  // namespace
+}  // namespace kvhive::testing
