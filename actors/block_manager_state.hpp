@@ -49,7 +49,8 @@ struct BlockManagerConfig {
   /// The most tokens of one request in a step, unless it is the only one; 0 = no limit.
   std::uint32_t long_prefill_token_threshold = 0;
   /// Whether a request waits for blocks that another one, here or in another engine, is computing
-  /// (actors/prefix/single_flight.hpp). vLLM has no other engine, and finds such blocks in the same step.
+  /// (actors/prefix/single_flight.hpp). vLLM has no other engine, and finds such blocks in the same
+  /// step.
   bool single_flight = false;
   SingleFlight::Clock clock = monotonic_ns;
   SingleFlight::Stretch stretch{};

@@ -53,7 +53,7 @@ MAY_INCLUDE = {
     "tools/serve/http": {"base"},
     "tools/serve/hive": {"base", "client"},
     "tools/serve/page": {"base", "config", "pool", "pool/care", "tools/map", "tools/snapshot", "tools/serve/http", "tools/serve/metrics"},
-    "tools/serve/metrics": {"base", "config", "pool", "pool/care", "ipc", "tools/serve/http"},
+    "tools/serve/metrics": {"base", "config", "pool", "pool/care", "ipc", "tools/snapshot", "tools/serve/http"},
     "tools/serve/openai": {"base", "ipc/channel", "client", "models/text", "tools/serve/http", "tools/serve/hive", "tools/serve/trace"},
     "tools/serve/chat": {"base", "models/text", "client", "tools/serve/http", "tools/serve/hive", "tools/serve/openai",
                          "tools/serve/turns"},

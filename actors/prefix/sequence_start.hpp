@@ -4,7 +4,8 @@
 // Source: vLLM v1 KVCacheManager.get_computed_blocks and HybridKVCacheCoordinator
 // .find_longest_cache_hit. Unlike there, blocks are pinned as they are found, because another
 // process could evict them; those that turn out not to be needed go back to their places.
-// Blocks that the same step fills are found behind those of the pool (actors/prefix/step_blocks.hpp).
+// Blocks that the same step fills are found behind those of the pool
+// (actors/prefix/step_blocks.hpp).
 
 #include <span>
 #include <vector>

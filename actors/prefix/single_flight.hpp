@@ -2,11 +2,11 @@
 // Single flight: of several requests that need the same beginning of a prompt, in this engine or in
 // others, one computes it and the others wait for its blocks.
 //
-// Who computes a prompt has claimed (pool/processes/claims.hpp) the name of the block with which its next
-// stretch ends. A name stands for all tokens before it, so whoever would claim the same name would
-// compute the same. Stretches end at multiples of 16 blocks, so that two prompts that share a long
-// beginning and no more claim the same; and one has at least 8 blocks, if the prompt does: nobody
-// waits for a step of another engine to be spared less.
+// Who computes a prompt has claimed (pool/processes/claims.hpp) the name of the block with which
+// its next stretch ends. A name stands for all tokens before it, so whoever would claim the same
+// name would compute the same. Stretches end at multiples of 16 blocks, so that two prompts that
+// share a long beginning and no more claim the same; and one has at least 8 blocks, if the prompt
+// does: nobody waits for a step of another engine to be spared less.
 //
 // Only running sequences have claims, and they wait for nobody: there is no cycle. Nobody waits
 // longer than it would take to compute the rest alone, counted anew whenever blocks have come; so
