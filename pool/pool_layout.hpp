@@ -144,7 +144,7 @@ struct TierControl {
 
 /// Words of claims (pool/processes/claims.hpp). A hundred prompts that are computed at once claim a hundred,
 /// so two names rarely have the same place.
-inline constexpr std::size_t kClaims = 4096;
+inline constexpr std::size_t kClaims = 1024;
 
 /// The pool's header, written once, when the pool is formatted.
 struct PoolHeader {
