@@ -94,7 +94,7 @@ void BlockManagerState::finish_step(const StepDone& done) {
     Sequence& sequence = sequences_.at(seq);
     sequence.computed += std::exchange(sequence.in_flight, 0);
     std::optional<Claim> passed;
-    if (config_.single_flight)
+    if (config_.single_flight && config_.prefix_caching)
       passed = single_flight_.advance(sequence.flight, sequence.names.names(groups_.id(0)),
                                       sequence.computed / tokens_per_block_, most_found(sequence));
     for (Table& table : sequence.tables) publish(sequence, table.published, table.device);
@@ -443,7 +443,7 @@ void BlockManagerState::admit_waiting(Round& round) {
         else
           round.lacks_blocks = true;
         break;
-      case Admitted::waits: break;
+      case Admitted::waits: ++round.plan.outcome.waits_for_others; break;
       case Admitted::lost: round.plan.outcome.lost.push_back(seq); break;
     }
   }
@@ -481,6 +481,7 @@ bool BlockManagerState::rejects(Round& round, SeqId seq) {
 
 BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   Sequence& sequence = sequences_.at(seq);
+  if (single_flight_.still_waits(sequence.flight)) return Admitted::waits;
   Start start = start_of(sequence, round.filled);
   const auto total = static_cast<std::uint32_t>(sequence.tokens.size());
   const std::uint32_t tokens = std::min({total - start.computed, round.budget, round.most_of_one});
@@ -528,12 +529,16 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
 std::size_t BlockManagerState::blocks_for_all(const Start& start, std::size_t tokens) const {
   std::size_t needed = 0;
   for (std::size_t g = 0; g < groups_.count; ++g) {
-    const auto& host = start.found.groups[g].host;
-    const auto to_copy = static_cast<std::size_t>(
-        std::count_if(host.begin(), host.end(), [](BlockId b) { return b != kNullBlock; }));
-    const std::size_t has =
-        start.is_own_copy ? first_place(groups_.id(g), start.computed) : start.found.hit - to_copy;
-    needed += std::max(most_blocks_of(g, tokens), has) - has;
+    const auto& [device, host, end] = start.found.groups[g];
+    const auto count = [](const std::vector<BlockId>& table) {
+      return table.size() - static_cast<std::size_t>(std::ranges::count(table, kNullBlock));
+    };
+    std::size_t all = most_blocks_of(g, tokens), has = start.found.hit - count(host);
+    if (start.is_own_copy) {
+      all = std::min(all, blocks_for(tokens) - first_place(groups_.id(g), start.computed));
+      has = count(device);
+    }
+    needed += std::max(all, has) - has;
   }
   return needed;
 }
@@ -549,16 +554,31 @@ void BlockManagerState::cancel(const Start& start) {
 bool BlockManagerState::waits_for_other(const Round& round, Sequence& sequence,
                                         const Start& start) {
   if (!config_.single_flight || !config_.prefix_caching || start.is_own_copy) return false;
-  constexpr double kUnknownCost = 1e-3;  // seconds per token, until a prompt has been computed
-  const double token = copy_policy_.token() != 0 ? copy_policy_.token() : kUnknownCost;
-  const bool has_waited = sequence.flight.waits_until != 0;
-  const bool waits = single_flight_.waits(
-      sequence.flight, sequence.names.names(groups_.id(0)), start.found.hit, most_found(sequence),
-      token * static_cast<double>(sequence.tokens.size() - start.computed));
-  bump(pool_.counters()["single_flight_waits"], waits && !has_waited);
+  if (start.found.hit >= most_found(sequence)) return false;
+  // Who computes a block of this step has claimed what is behind the published ones.
+  const auto& first = start.found.groups[0].device;
+  std::size_t published = start.found.hit;
+  while (published > 0 && first[published - 1] != kNullBlock &&
+         !pool_.is_published(first[published - 1]))
+    --published;
+  const bool waits =
+      single_flight_.waits(sequence.flight, sequence.names.names(groups_.id(0)), published,
+                           most_found(sequence), patience(sequence.tokens.size() - start.computed));
+  if (waits && !std::exchange(sequence.flight.has_waited, true))
+    bump(pool_.counters()["single_flight_waits"], 1);
   if (!sequence.flight.claim || !has_more_come(round, sequence, start)) return waits;
   single_flight_.withdraw(sequence.flight);
   return true;
+}
+
+/// Seconds that a sequence waits for others rather than computing so many tokens itself: twice what
+/// that would take, because machines are busy. Until this engine has computed a prompt it does not
+/// know, and waits a few seconds at most.
+double BlockManagerState::patience(std::size_t tokens) const {
+  constexpr double kUnknownCost = 1e-3, kMostUnknown = 5;
+  const double cost = copy_policy_.token();
+  return cost != 0 ? 2 * cost * static_cast<double>(tokens)
+                   : std::min(2 * kUnknownCost * static_cast<double>(tokens), kMostUnknown);
 }
 
 /// Whether more is found now. Between the lookup and the claim, the request that had the claim may

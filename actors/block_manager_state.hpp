@@ -132,6 +132,7 @@ class BlockManagerState {
   bool rejects(Round& round, SeqId seq);
   void give_back(Round& round, std::span<const BlockId> blocks);
   bool waits_for_other(const Round& round, Sequence& sequence, const Start& start);
+  double patience(std::size_t tokens) const;
   bool has_more_come(const Round& round, const Sequence& sequence, const Start& start);
   Start start_of(const Sequence& sequence, const StepBlocks& filled);
   std::size_t blocks_for_all(const Start& start, std::size_t tokens) const;

@@ -149,6 +149,8 @@ struct StepOutcome {
   /// Domains of which something found no room, because they have as many blocks as they may.
   std::vector<DomainId> at_maximum;
   std::uint32_t scheduled_tokens = 0;
+  /// How many of StepRequest::waiting wait for blocks that others compute.
+  std::uint32_t waits_for_others = 0;
 };
 
 /// A block with bytes of another domain. The swapper zeroes it and then moves it to domain `to`

@@ -272,7 +272,7 @@ constexpr OptionField kFields[] = {
      .type = kValue<&Options::single_flight>,
      .help =
          "a request waits for blocks of its prompt that another one is computing, on any engine, "
-         "instead of computing them too; at most as long as computing them would take"},
+         "instead of computing them too; at most twice as long as computing them would take"},
     {.name = "batch-invariant",
      .type = kValue<&Options::batch_invariant>,
      .help =

@@ -7,29 +7,38 @@
 
 namespace kvhive {
 
+bool SingleFlight::still_waits(const Ticket& ticket) const {
+  return ticket.waits_for != 0 && claims_.is_claimed(ticket.name, ticket.waits_for) &&
+         clock_() < ticket.waits_until;
+}
+
 bool SingleFlight::waits(Ticket& ticket, std::span<const Hash128> names, std::size_t hit,
-                         std::size_t most, double alone) {
+                         std::size_t most, double patience) {
   if (hit >= most) return false;
   ticket.name = next(names, hit, most);
   const std::uint64_t now = clock_();
   Claims::Answer answer = claims_.claim(ticket.name);
-  const bool gets_on =
-      ticket.waits_until == 0 || hit > ticket.hit_then || answer.taken_by != ticket.waits_for;
-  if (!gets_on && now >= ticket.waits_until)
-    answer = claims_.claim(ticket.name, ticket.waits_for);
-  else if (!gets_on)
-    return true;
+  const auto begin_to_wait = [&] {
+    ticket.waits_until = now + static_cast<std::uint64_t>(patience * 1e9);
+  };
+  if (answer.taken_by != 0) {
+    // Another claim without more blocks: the one before was taken over, or its process is dead.
+    const bool is_anothers = answer.taken_by != ticket.waits_for && hit <= ticket.hit_then;
+    if (ticket.waits_for == 0 || is_anothers) begin_to_wait();
+    if (now >= ticket.waits_until) {
+      answer = claims_.claim(ticket.name, answer.taken_by);
+      if (answer.taken_by != 0) begin_to_wait();  // who came first has new patience, too
+    }
+  }
+  ticket.hit_then = hit;
   ticket.claim = answer.claim;
   ticket.waits_for = answer.taken_by;
-  if (answer.taken_by == 0) return false;
-  ticket.waits_until = now + static_cast<std::uint64_t>(alone * 1e9);
-  ticket.hit_then = hit;
-  return true;
+  return answer.taken_by != 0;
 }
 
 std::optional<Claim> SingleFlight::advance(Ticket& ticket, std::span<const Hash128> names,
                                            std::size_t computed, std::size_t most) {
-  Ticket ahead;
+  Ticket ahead{.has_waited = ticket.has_waited};
   if (computed < most) {
     ahead.name = next(names, computed, most);
     if (ticket.claim && ahead.name == ticket.name) return std::nullopt;
@@ -42,7 +51,9 @@ void SingleFlight::withdraw(const std::optional<Claim>& claim) {
   if (claim) claims_.withdraw(*claim);
 }
 
-void SingleFlight::withdraw(Ticket& ticket) { withdraw(std::exchange(ticket.claim, std::nullopt)); }
+void SingleFlight::withdraw(Ticket& ticket) {
+  withdraw(std::exchange(ticket, Ticket{.has_waited = ticket.has_waited}).claim);
+}
 
 Hash128 SingleFlight::next(std::span<const Hash128> names, std::size_t computed,
                            std::size_t most) const {

@@ -9,9 +9,9 @@
 // does: nobody waits for a step of another engine to be spared less.
 //
 // Only running sequences have claims, and they wait for nobody: there is no cycle. Nobody waits
-// longer than it would take to compute the rest alone, counted anew whenever blocks have come; so
-// waiting in vain at most doubles the time. Who has waited in vain takes the claim over, and those
-// who wait, too, wait for it from then on: what a stopped engine had begun is again computed once.
+// longer than the patience that the caller gives it, counted from when it began to wait, whatever
+// comes meanwhile. Who has waited so long takes the claim over; those who wait, too, wait for it
+// from then on, with new patience: what a stopped engine had begun is again computed once.
 
 #include <functional>
 #include <optional>
@@ -34,21 +34,24 @@ class SingleFlight {
   /// One sequence's part.
   struct Ticket {
     std::optional<Claim> claim;     ///< while the sequence runs
-    Hash128 name{};                 ///< what is claimed
-    std::uint64_t waits_until = 0;  ///< 0 = it has not waited yet
-    std::uint64_t waits_for = 0;    ///< the claim's word
-    std::size_t hit_then = 0;       ///< blocks that were found when it began to wait
+    Hash128 name{};                 ///< what is claimed, or waited for
+    std::uint64_t waits_for = 0;    ///< the claim's word; 0 = it does not wait
+    std::uint64_t waits_until = 0;  ///< on the clock
+    std::size_t hit_then = 0;       ///< blocks that were found last
+    bool has_waited = false;        ///< at all; for the statistics
   };
 
+  /// Whether nothing has changed for a sequence that waits: no lookup is worth its time.
+  bool still_waits(const Ticket& ticket) const;
   /// Asked for a sequence that could run now. True = it waits. False = it computes; it has claimed
   /// what it computes first, if that was to be had.
   ///
-  /// \param names  of the sequence's full blocks
-  /// \param hit    blocks that were found
-  /// \param most   blocks that a lookup could find; from here on nothing is claimed
-  /// \param alone  seconds that the sequence would take to compute the rest
+  /// \param names     of the sequence's full blocks
+  /// \param hit       published blocks that were found
+  /// \param most      blocks that a lookup could find; from here on nothing is claimed
+  /// \param patience  seconds
   bool waits(Ticket& ticket, std::span<const Hash128> names, std::size_t hit, std::size_t most,
-             double alone);
+             double patience);
   /// The sequence, which runs, has computed `computed` blocks. Claims the next stretch. The caller
   /// then publishes the blocks, and then withdraws the claim that is returned: so whoever looks
   /// finds the blocks, or a claim before them, and a claim behind them.

@@ -36,6 +36,7 @@ std::vector<BlockId> StepBlocks::find(const SequenceContent& sequence, GroupId g
       const auto all = content.names.extras(group);
       return all.empty() ? std::pair(kNoExtraKey, kNoExtraKey) : std::pair(all[0], all[i]);
     };
+    if (compared > owner.tokens.size()) break;
     if (owner.domain != sequence.domain || !std::ranges::equal(tokens(owner), tokens(sequence)) ||
         extras(owner) != extras(sequence))
       break;

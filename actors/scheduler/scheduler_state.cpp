@@ -199,7 +199,7 @@ std::optional<StepRequest> SchedulerState::next_step() {
   step.victims = victims();
   step.token_budget = config_.max_num_batched_tokens;
   step.waiting_in_all = static_cast<std::uint32_t>(waiting_.size());
-  step.waiting = waiting_.first(config_.max_num_seqs -
+  step.waiting = waiting_.first(waits_for_others_ + config_.max_num_seqs -
                                 std::min<std::size_t>(running_.size(), config_.max_num_seqs));
   for (const SeqId seq : step.waiting) {
     Request& request = requests_.at(seq);
@@ -234,6 +234,7 @@ std::vector<SeqId> SchedulerState::victims() const {
 void SchedulerState::complete(const StepDone& done) {
   step_is_out_ = false;
   const std::uint64_t now = meter_.now();
+  waits_for_others_ = done.outcome.waits_for_others;
   for (const Admission& admission : done.outcome.admitted) admit(admission);
   for (const SeqId seq : done.outcome.preempted) preempt(seq);
   for (const SeqId seq : done.outcome.lost) forget(seq);
@@ -261,7 +262,8 @@ void SchedulerState::flush() {
 
 void SchedulerState::tell_load() {
   if (!config_.tell_load) return;
-  const std::size_t requests = running_.size() + waiting_.size() + journals_.size();
+  const std::size_t requests = running_.size() + waiting_.size() + journals_.size() -
+                               std::min(waits_for_others_, waiting_.size());
   const auto room = config_.max_num_seqs - std::min<std::size_t>(requests, config_.max_num_seqs);
   config_.tell_load(
       {static_cast<std::uint32_t>(room), static_cast<std::uint32_t>(waiting_.tokens())});

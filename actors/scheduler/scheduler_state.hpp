@@ -161,6 +161,8 @@ class SchedulerState {
   bool step_is_out_ = false;
   std::uint64_t step_began_ = 0;  ///< nanoseconds, as RequestTimes
   bool is_starved_ = false;
+  /// Requests that waited for others' blocks in the last step: they take no place of those behind.
+  std::size_t waits_for_others_ = 0;
 };
 
 }  // namespace kvhive

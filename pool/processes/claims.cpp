@@ -41,6 +41,10 @@ Claims::Answer Claims::claim(Hash128 name, std::uint64_t instead_of) {
   return {Claim{place, word}};
 }
 
+bool Claims::is_claimed(Hash128 name, std::uint64_t word) const {
+  return memory_.control().claims[name.high % kClaims].load(std::memory_order_relaxed) == word;
+}
+
 /// By comparison: another process may have taken the claim over.
 void Claims::withdraw(const Claim& claim) {
   std::uint64_t ours = claim.word;

@@ -35,6 +35,8 @@ class Claims {
   /// \param instead_of  a claim's word that is taken over, too: its process does not get on
   Answer claim(Hash128 name, std::uint64_t instead_of = 0);
   void withdraw(const Claim& claim);
+  /// Whether `word` still claims the name.
+  bool is_claimed(Hash128 name, std::uint64_t word) const;
 
  private:
   const PoolMemory& memory_;

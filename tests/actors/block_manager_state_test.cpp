@@ -633,6 +633,18 @@ TEST_F(BlockManagerStateSwap, ASwappedOutSequenceGoesOnWhereItStopped) {
   EXPECT_EQ(available(Tier::host), 8u);
 }
 
+TEST_F(BlockManagerStateSwap, WhatIsStillOnTheDeviceNeedsNoRoomWhenASequenceComesBack) {
+  use_swap();
+  make_pool(5, 8);
+  peer_takes(1);
+  preempt_second();
+  plan({.running = {1}});
+  peer_gives_back();
+  // Two of its three blocks are there, and one is free.
+  ASSERT_EQ(available(), 3u);
+  EXPECT_THAT(seqs(plan({.running = {1}, .waiting = {2}}).outcome.admitted), ElementsAre(2));
+}
+
 TEST_F(BlockManagerStateSwap, OtherProcessesFindTheCopiesOnceTheyAreMade) {
   use_swap();
   make_pool(4, 8);

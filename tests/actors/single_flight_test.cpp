@@ -25,6 +25,7 @@ using ::testing::IsEmpty;
 
 constexpr std::uint32_t kSize = 4;
 constexpr double kTokenSeconds = 1e-3;
+constexpr double kPatience = 2;  ///< times what it would take alone
 
 std::vector<TokenId> counting_to(std::size_t tokens) {
   std::vector<TokenId> list(tokens);
@@ -54,6 +55,7 @@ class SingleFlightTest : public ::testing::Test {
     std::vector<std::pair<std::uint64_t, std::size_t>> plan(std::uint32_t budget = 1000) {
       request_.step = ++step_;
       request_.token_budget = budget;
+      request_.waiting_in_all = static_cast<std::uint32_t>(waiting_.size());
       request_.running = running_;
       request_.waiting = waiting_;
       request_.victims.assign(running_.rbegin(), running_.rend());
@@ -77,7 +79,9 @@ class SingleFlightTest : public ::testing::Test {
 
    private:
     static BlockManagerConfig config(SingleFlightTest& test, bool single_flight) {
-      return {.single_flight = single_flight, .clock = [&test] {
+      return {.long_prefill_token_threshold = test.threshold_,
+              .single_flight = single_flight,
+              .clock = [&test] {
                 if (const auto act = std::exchange(test.meanwhile_, nullptr)) act();
                 return test.now_;
               }};
@@ -131,6 +135,7 @@ class SingleFlightTest : public ::testing::Test {
 
   PoolMemory memory_ = private_pool(small_geometry(300, 0, kSize));
   std::uint64_t now_ = 1;
+  std::uint32_t threshold_ = 0;
   std::function<void()> meanwhile_;  ///< called once, between a lookup and a claim
   std::array<std::unique_ptr<Engine>, 3> engines_;
   std::set<std::pair<std::uint32_t, std::uint64_t>> known_;
@@ -211,12 +216,12 @@ TEST_F(SingleFlightTest, NobodyWaitsForLessThanAStretch) {
   EXPECT_THAT(engine(1).plan(), ElementsAre(Work(1, 101)));
 }
 
-TEST_F(SingleFlightTest, NobodyWaitsLongerThanItWouldTakeAlone) {
+TEST_F(SingleFlightTest, NobodyWaitsLongerThanTwiceWhatItWouldTakeAlone) {
   add(0, 1, counting_to(101));
   add(1, 1, counting_to(101));
   engine(0).plan();  // and then it is stopped
   EXPECT_THAT(engine(1).plan(), IsEmpty());
-  pass(101 * kTokenSeconds - 1e-6);
+  pass(kPatience * 101 * kTokenSeconds - 1e-6);
   EXPECT_THAT(engine(1).plan(), IsEmpty());
   pass(1e-6);
   EXPECT_THAT(engine(1).plan(), ElementsAre(Work(1, 101)));
@@ -227,10 +232,10 @@ TEST_F(SingleFlightTest, OneOfThoseThatLosePatienceTakesOverAndTheOthersWaitForI
   engine(0).plan();
   EXPECT_THAT(engine(1).plan(), IsEmpty());
   EXPECT_THAT(engine(2).plan(), IsEmpty());
-  pass(101 * kTokenSeconds);
+  pass(kPatience * 101 * kTokenSeconds);
   EXPECT_THAT(engine(2).plan(), ElementsAre(Work(1, 101)));
   EXPECT_THAT(engine(1).plan(), IsEmpty());
-  pass(101 * kTokenSeconds - 1e-6);
+  pass(kPatience * 101 * kTokenSeconds - 1e-6);
   EXPECT_THAT(engine(1).plan(), IsEmpty());
   engine(2).finish();
   EXPECT_THAT(engine(1).plan(), ElementsAre(Work(1, 1)));
@@ -238,18 +243,42 @@ TEST_F(SingleFlightTest, OneOfThoseThatLosePatienceTakesOverAndTheOthersWaitForI
   engine(0).finish();
 }
 
-TEST_F(SingleFlightTest, PatienceBeginsAnewWhenBlocksHaveCome) {
+TEST_F(SingleFlightTest, PatienceEndsWhateverComesMeanwhile) {
   add(0, 1, counting_to(401));
   add(1, 1, counting_to(401));
   engine(0).plan(200);
   EXPECT_THAT(engine(1).plan(), IsEmpty());
-  pass(400 * kTokenSeconds);
+  pass(401 * kTokenSeconds);
   engine(0).finish();
   EXPECT_THAT(engine(1).plan(), IsEmpty());
-  pass(201 * kTokenSeconds - 1e-6);
+  pass(401 * kTokenSeconds - 1e-6);
   EXPECT_THAT(engine(1).plan(), IsEmpty());
   pass(1e-6);
   EXPECT_THAT(engine(1).plan(), ElementsAre(Work(1, 201)));
+}
+
+TEST_F(SingleFlightTest, WhoFindsNoRoomAfterItHasWaitedWaitsForNobodyAndLeavesNoClaim) {
+  add(0, 1, counting_to(401));
+  add(1, 1, counting_to(401));
+  engine(0).plan(40);
+  EXPECT_THAT(engine(1).plan(), IsEmpty());
+  end(0, 1);
+  engine(0).plan();
+  BlockPool& third = engine(2).pool();
+  const auto rest = third.allocate(Tier::device, third.available(Tier::device)).value();
+  for (int i = 0; i < 3; ++i) EXPECT_THAT(engine(1).plan(), IsEmpty());
+  EXPECT_EQ(claims(), 0u);
+  third.release(rest);
+  EXPECT_THAT(engine(1).plan(40), ElementsAre(Work(1, 40)));
+}
+
+/// With a threshold, several prompts of one engine are computed in one step, and none as a whole.
+TEST_F(SingleFlightTest, WhoFindsBlocksOfThisStepDoesNotRunAheadOfTheirOwner) {
+  threshold_ = 40;
+  for (std::uint64_t seq = 1; seq <= 3; ++seq) add(0, seq, counting_to(401));
+  for (int step = 0; step < 9; ++step)
+    EXPECT_THAT(engine(0).plan(), ElementsAre(Work(1, 40))) << step;
+  EXPECT_THAT(engine(0).plan(), ElementsAre(Work(1, 40), Work(2, 1), Work(3, 1)));
 }
 
 TEST_F(SingleFlightTest, BlocksThatCameBetweenLookupAndClaimAreFound) {

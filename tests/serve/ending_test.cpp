@@ -107,6 +107,25 @@ TEST(HangUp, ReadsTheKeysAndOpensTheTraceFileAnew) {
   EXPECT_EQ(status_with("third"), 401);
 }
 
+/// Its body is long, so it is parsed after the keys have changed. No other key is without a domain.
+TEST(HangUp, ARequestKeepsTheKeyThatItWasAskedWith) {
+  const TempDirectory directory;
+  directory.write("keys", "old red\nnew red\n");
+  const std::string keys = (directory.path() / "keys").string();
+  const Daemon daemon({"--kv-cache-memory-bytes", "32M", "--domains", "red=4242"});
+  const Service service(daemon.socket(), {"--api-key-file", keys});
+  const Json body = {{"prompt", std::string(6'000'000, 'a')}, {"max_tokens", 1}};
+  std::vector<HttpClient> clients;
+  for (int i = 0; i < 5; ++i) {
+    clients.push_back(service.connect());
+    clients.back().send(post(kCompletions, body.dump(), "Authorization: Bearer old\r\n"));
+  }
+  directory.write("keys", "new red\n");
+  signal_process(service.pid(), SIGHUP);
+  for (HttpClient& client : clients) EXPECT_TRUE(client.receive());
+  EXPECT_EQ(service.ask(completion(1, false, "Authorization: Bearer new\r\n")).status, 200);
+}
+
 /// As when a disk fills up and then has room again.
 TEST(SpanFileTest, ALineThatFoundNoRoomDoesNotSpoilTheNext) {
   const TempDirectory directory;

@@ -142,6 +142,9 @@ void Service::handle(const std::shared_ptr<Exchange>& exchange) {
   if (!is_allowed(request))
     return exchange->answer(
         to_answer({401, "no valid API key was given; send the header Authorization: Bearer KEY"}));
+  const ApiKeys::Key* const key = api_keys_.find(request.header("Authorization"));
+  exchange->domain = key != nullptr ? key->domain : "";
+  exchange->key_number = key != nullptr ? key->number : 0;
   if (page_.has(request.path)) return page(exchange);
   const Route* of_path = nullptr;
   for (const Route& route : routes()) {
@@ -253,10 +256,8 @@ void Service::in_the_background(const std::shared_ptr<Exchange>& exchange, std::
 
 Turn Service::turn_of(const Exchange& exchange) const {
   const HttpRequest& request = exchange.request();
-  const ApiKeys::Key* const key = api_keys_.find(request.header("Authorization"));
   const auto route = std::ranges::find(routes(), std::string_view(request.path), &Route::path);
-  return {route != routes().end() ? route->kind : Turn::Kind::answer,
-          key != nullptr ? key->number : 0};
+  return {route != routes().end() ? route->kind : Turn::Kind::answer, exchange.key_number};
 }
 
 void Service::parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body) {
@@ -306,7 +307,6 @@ void Service::completions(const std::shared_ptr<Exchange>& exchange) {
 
 AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
                                   const ServingPtr& serving, const char* prefix) const {
-  const ApiKeys::Key* const key = api_keys_.find(exchange->request().header("Authorization"));
   const auto now = std::chrono::duration_cast<std::chrono::seconds>(
       std::chrono::system_clock::now().time_since_epoch());
   const HttpRequest& request = exchange->request();
@@ -314,7 +314,7 @@ AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
   if (spans_)
     span = std::make_shared<RequestSpan>(*spans_, parse_traceparent(request.header("traceparent")),
                                          exchange->arrived);
-  return {hives_.of(key != nullptr ? key->domain : ""),
+  return {hives_.of(exchange->domain),
           {serving->loaded, &serving->model()},
           exchange,
           id_of(prefix, request),

@@ -30,6 +30,7 @@ class SchedulerStateTest : public ::testing::Test {
     std::vector<std::uint64_t> preempted;
     std::uint32_t cached = 0;  ///< cached tokens of every admitted sequence
     std::vector<std::uint64_t> lost{};
+    std::uint32_t waits_for_others = 0;
   };
 
   SchedulerState& scheduler() {
@@ -80,6 +81,7 @@ class SchedulerStateTest : public ::testing::Test {
     for (const auto seq : outcome.lost) done.outcome.lost.push_back(SeqId{seq});
     for (const auto& [seq, token] : outcome.sampled)
       done.sampled.push_back({SeqId{seq}, {token, 0, {}}});
+    done.outcome.waits_for_others = outcome.waits_for_others;
     done.outcome.scheduled_tokens = static_cast<std::uint32_t>(outcome.sampled.size());
     scheduler().complete(done);
   }
@@ -161,6 +163,17 @@ TEST_F(SchedulerStateTest, NoMoreThanMaxNumSeqsAreOffered) {
   const StepRequest second = next_step();
   EXPECT_THAT(numbers(second.waiting), ElementsAre(4));
   EXPECT_EQ(second.waiting_in_all, 4u);
+}
+
+/// Else a few that wait for an engine that is stopped would keep all others waiting.
+TEST_F(SchedulerStateTest, ThoseThatWaitForOthersBlocksTakeNoPlaceOfThoseBehind) {
+  config_.max_num_seqs = 2;
+  for (int i = 0; i < 4; ++i) submit({1, 2, 3});
+  EXPECT_THAT(next_step().waiting, ElementsAre(SeqId{1}, SeqId{2}));
+  complete({.waits_for_others = 2});
+  EXPECT_THAT(next_step().waiting, ElementsAre(SeqId{1}, SeqId{2}, SeqId{3}, SeqId{4}));
+  complete({.admitted = {3}, .waits_for_others = 2});
+  EXPECT_THAT(next_step().waiting, ElementsAre(SeqId{1}, SeqId{2}, SeqId{4}));
 }
 
 TEST_F(SchedulerStateTest, ASequenceIsDescribedOnceAndItsTokensFollow) {

@@ -55,6 +55,10 @@ class Exchange {
   std::chrono::system_clock::time_point arrived;
   /// Of whatever answers it; for this request only.
   HttpHeaders headers;
+  /// Whose it is: the domain and the number of the key that it was asked with. Kept from the
+  /// beginning, because keys may change while it is under way.
+  std::string domain;
+  std::size_t key_number = 0;  ///< 0 = none
   /// What answers it, for the statistics: one of a fixed set of names, which live for ever.
   std::string_view handler = "none";
   /// Called once if the client goes, or reads too slowly, before it was answered to the end.

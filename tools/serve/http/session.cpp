@@ -222,6 +222,7 @@ void Session::answer(HttpAnswer answer) {
   all.insert(all.end(), headers.begin(), headers.end());
   if (!answer.content_type.empty()) all.emplace_back("Content-Type", answer.content_type);
   all.emplace_back("Content-Length", std::to_string(answer.body.size()));
+  keeps_open_ &= !connections_.is_ending;
   all.emplace_back("Connection", keeps_open_ ? "keep-alive" : "close");
   state_ = State::ended;
   send(head_of(answer.status, all) + answer.body);
@@ -235,7 +236,7 @@ void Session::begin_events(HttpHeaders more) {
   all.insert(all.end(), {{"Content-Type", "text/event-stream; charset=utf-8"},
                          {"Cache-Control", "no-cache"},
                          {"X-Accel-Buffering", "no"}});  // nginx would keep them back
-  if (!is_chunked_) keeps_open_ = false;
+  if (!is_chunked_ || connections_.is_ending) keeps_open_ = false;
   if (is_chunked_) all.emplace_back("Transfer-Encoding", "chunked");
   all.emplace_back("Connection", keeps_open_ ? "keep-alive" : "close");
   send(head_of(200, all));

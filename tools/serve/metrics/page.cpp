@@ -126,7 +126,8 @@ class Writer {
     CounterValues totals = statistics.totals;
     for (const ProcessReport& process : statistics.processes)
       for (std::size_t i = 0; i < kCounters.size() && has_ended(process); ++i)
-        if (kCounters[i].kind == CounterKind::gauge) totals.values[i] -= process.counted.values[i];
+        if (kCounters[i].kind == CounterKind::gauge)  // the two were not read at the same time
+          totals.values[i] -= std::min(totals.values[i], process.counted.values[i]);
     return totals;
   }
 

@@ -72,7 +72,8 @@ void SpanFile::reopen() {
     auto next = open_file(path_);
     if (!next) return spdlog::warn("{}; spans go on into the old file", next.error().text);
     file_ = std::move(*next);
-    is_line_cut_ = false;
+    struct stat status {};  // it may be the same file
+    is_line_cut_ &= fstat(file_.get(), &status) != 0 || status.st_size != 0;
   });
 }
 
