@@ -22,15 +22,13 @@ bool SingleFlight::waits(Ticket& ticket, std::span<const Hash128> names, std::si
     ticket.waits_until = now + static_cast<std::uint64_t>(patience * 1e9);
   };
   if (answer.taken_by != 0) {
-    // Another claim without more blocks: the one before was taken over, or its process is dead.
-    const bool is_anothers = answer.taken_by != ticket.waits_for && hit <= ticket.hit_then;
-    if (ticket.waits_for == 0 || is_anothers) begin_to_wait();
+    // Another process took the claim over, or goes on where the one before has ended.
+    if (claimed_by(answer.taken_by) != claimed_by(ticket.waits_for)) begin_to_wait();
     if (now >= ticket.waits_until) {
       answer = claims_.claim(ticket.name, answer.taken_by);
       if (answer.taken_by != 0) begin_to_wait();  // who came first has new patience, too
     }
   }
-  ticket.hit_then = hit;
   ticket.claim = answer.claim;
   ticket.waits_for = answer.taken_by;
   return answer.taken_by != 0;

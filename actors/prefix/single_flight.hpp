@@ -9,9 +9,9 @@
 // does: nobody waits for a step of another engine to be spared less.
 //
 // Only running sequences have claims, and they wait for nobody: there is no cycle. Nobody waits
-// longer than the patience that the caller gives it, counted from when it began to wait, whatever
-// comes meanwhile. Who has waited so long takes the claim over; those who wait, too, wait for it
-// from then on, with new patience: what a stopped engine had begun is again computed once.
+// longer for one process than the patience that the caller gives it, whatever comes meanwhile. Who
+// has waited so long takes the claim over; those who wait, too, wait for it from then on, with new
+// patience: what a stopped engine had begun is again computed once.
 
 #include <functional>
 #include <optional>
@@ -37,7 +37,6 @@ class SingleFlight {
     Hash128 name{};                 ///< what is claimed, or waited for
     std::uint64_t waits_for = 0;    ///< the claim's word; 0 = it does not wait
     std::uint64_t waits_until = 0;  ///< on the clock
-    std::size_t hit_then = 0;       ///< blocks that were found last
     bool has_waited = false;        ///< at all; for the statistics
   };
 

@@ -243,6 +243,18 @@ TEST_F(SingleFlightTest, OneOfThoseThatLosePatienceTakesOverAndTheOthersWaitForI
   engine(0).finish();
 }
 
+/// The others look only when it has come some way.
+TEST_F(SingleFlightTest, WhoTakesOverHasTimeAlsoIfItIsQuick) {
+  for (const std::uint32_t slot : {0u, 1u, 2u}) add(slot, 1, counting_to(401));
+  engine(0).plan(40);
+  EXPECT_THAT(engine(1).plan(), IsEmpty());
+  EXPECT_THAT(engine(2).plan(), IsEmpty());
+  pass(kPatience * 401 * kTokenSeconds);
+  EXPECT_THAT(engine(2).plan(80), ElementsAre(Work(1, 80)));
+  engine(2).finish();
+  EXPECT_THAT(engine(1).plan(), IsEmpty());
+}
+
 TEST_F(SingleFlightTest, PatienceEndsWhateverComesMeanwhile) {
   add(0, 1, counting_to(401));
   add(1, 1, counting_to(401));
