@@ -13,6 +13,8 @@ std::uint64_t word_of(Hash128 name, ProcessSlot slot) {
   return name.low << kNameShift | std::uint64_t{slot.value} << kSlotShift | 1;
 }
 
+std::uint32_t place_of(Hash128 name) { return static_cast<std::uint32_t>(name.high % kClaims); }
+
 }  // namespace
 
 std::optional<ProcessSlot> claimed_by(std::uint64_t word) {
@@ -21,7 +23,7 @@ std::optional<ProcessSlot> claimed_by(std::uint64_t word) {
 }
 
 Claims::Answer Claims::claim(Hash128 name, std::uint64_t instead_of) {
-  const auto place = static_cast<std::uint32_t>(name.high % kClaims);
+  const std::uint32_t place = place_of(name);
   auto& claim = memory_.control().claims[place];
   const std::uint64_t word = word_of(name, self_);
   std::uint64_t seen = claim.load(std::memory_order_relaxed);
@@ -42,7 +44,7 @@ Claims::Answer Claims::claim(Hash128 name, std::uint64_t instead_of) {
 }
 
 bool Claims::is_claimed(Hash128 name, std::uint64_t word) const {
-  return memory_.control().claims[name.high % kClaims].load(std::memory_order_relaxed) == word;
+  return memory_.control().claims[place_of(name)].load(std::memory_order_relaxed) == word;
 }
 
 /// By comparison: another process may have taken the claim over.
