@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/check.hpp"
+#include "base/line_allocator.hpp"
 #include "models/experts.hpp"
 #include "models/adapters/lora_adapter.hpp"
 #include "models/rope.hpp"
@@ -57,34 +58,34 @@ constexpr float kLatentEps = 1e-6f;
 
 /// The intermediate rows of a step, kept between steps so that they are allocated once.
 struct Activations {
-  std::vector<float> hidden;        ///< [T, hidden], the residual stream
-  std::vector<float> normed;        ///< [T, hidden]
-  std::vector<float> q;             ///< [T, H, D]
-  std::vector<float> k;             ///< [T, G, D]
-  std::vector<float> v;             ///< [T, G, D]
-  std::vector<float> heads;         ///< [T, H, size of a value], attention's output
-  std::vector<float> gate;          ///< [T, intermediate]
-  std::vector<float> up;            ///< [T, intermediate]
-  std::vector<float> wanted;        ///< [logit rows, hidden]
-  std::vector<float> router;        ///< [T, experts], logits
-  std::vector<float> mixed;         ///< [T, hidden], the experts' output
-  std::vector<float> shared_gate;   ///< [T, shared experts' width]
-  std::vector<float> shared_up;     ///< [T, shared experts' width]
-  std::vector<float> shared;        ///< [T, hidden], the shared experts' output
-  std::vector<float> narrow_q;      ///< [T, query rank]
-  std::vector<float> kv_row;        ///< [T, latent + rope], before the latent's norm
-  std::vector<float> latent;        ///< [T, latent]
-  std::vector<float> shared_key;    ///< [T, rope], rotated
-  std::vector<float> row_q;         ///< [T, H, latent + rope], absorbed queries
-  std::vector<float> attended;      ///< [T, H, latent]
-  std::vector<float> head_scratch;  ///< of absorbing, by thread
-  std::vector<float> adapted;       ///< scratch of adapters
-  RopeAngles angles;                ///< of layers that see everything
-  RopeAngles sliding_angles;        ///< of layers with a window, where they rotate otherwise
+  LineVector<float> hidden;        ///< [T, hidden], the residual stream
+  LineVector<float> normed;        ///< [T, hidden]
+  LineVector<float> q;             ///< [T, H, D]
+  LineVector<float> k;             ///< [T, G, D]
+  LineVector<float> v;             ///< [T, G, D]
+  LineVector<float> heads;         ///< [T, H, size of a value], attention's output
+  LineVector<float> gate;          ///< [T, intermediate]
+  LineVector<float> up;            ///< [T, intermediate]
+  LineVector<float> wanted;        ///< [logit rows, hidden]
+  LineVector<float> router;        ///< [T, experts], logits
+  LineVector<float> mixed;         ///< [T, hidden], the experts' output
+  LineVector<float> shared_gate;   ///< [T, shared experts' width]
+  LineVector<float> shared_up;     ///< [T, shared experts' width]
+  LineVector<float> shared;        ///< [T, hidden], the shared experts' output
+  LineVector<float> narrow_q;      ///< [T, query rank]
+  LineVector<float> kv_row;        ///< [T, latent + rope], before the latent's norm
+  LineVector<float> latent;        ///< [T, latent]
+  LineVector<float> shared_key;    ///< [T, rope], rotated
+  LineVector<float> row_q;         ///< [T, H, latent + rope], absorbed queries
+  LineVector<float> attended;      ///< [T, H, latent]
+  LineVector<float> head_scratch;  ///< of absorbing, by thread
+  std::vector<float> adapted;      ///< scratch of adapters
+  RopeAngles angles;               ///< of layers that see everything
+  RopeAngles sliding_angles;       ///< of layers with a window, where they rotate otherwise
   ExpertRoutes routes;
   ExpertRows experts;
 
-  using Rows = std::vector<float> Activations::*;
+  using Rows = LineVector<float> Activations::*;
 
   /// Calls `visit` with each of the rows and how many floats it needs.
   template <class Visit>
@@ -142,7 +143,7 @@ struct Transformer::State {
   Activations rows;
   LayerGroups ungrouped = one_group(config);
   LayerGroups grouped = group_layers(config);
-  std::vector<LoraAdapter> adapters;
+  std::vector<LoraAdapter> adapters{};
 
   /// The product of a layer's matrix, and what the sequences' adapters add to it.
   void multiply(const ForwardBatch& batch, const LayerWeights& layer, LayerWeight weight,

@@ -62,7 +62,7 @@ struct TransformerWeights {
                                                          const LoadProgress& progress);
 
   /// Bytes of matrices that are this process's own instead of pages of the files, which all engines
-  /// share: f16 as f32, and quantized ones.
+  /// share: quantized ones.
   std::size_t private_bytes() const;
 };
 

@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 
-CORE = {"base", "config", "hashing", "pool", "kernels", "device", "models", "models/latent", "models/product", "models/quantization", "models/text", "ipc",
+CORE = {"base", "config", "hashing", "pool", "kernels", "device", "kernels/cpu/instructions", "models", "models/latent", "models/product", "models/quantization", "models/text", "ipc",
         "ipc/channel", "actors"}
 SHARED = {"base", "config", "pool", "pool/care", "ipc", "ipc/channel", "tools/program", "tools/privilege"}
 # A folder may include itself and what is listed here. A folder that is not listed may not include anything of ours.
@@ -23,15 +23,16 @@ MAY_INCLUDE = {
     "device": {"base", "config"},
     "kernels": {"base", "config"},
     "kernels/reference": {"base", "config", "kernels"},
-    "kernels/cpu": {"base", "config", "kernels"},
+    "kernels/cpu": {"base", "config", "kernels", "kernels/cpu/instructions"},
+    "kernels/cpu/instructions": {"base", "config"},
     "kernels/simt": set(),
     "kernels/cuda": {"base", "config", "kernels", "kernels/simt"},
     "models": {"base", "config", "kernels", "models/latent", "models/product", "models/quantization"},
     "models/latent": {"base", "config", "models/product"},
-    "models/product": {"base", "config"},
+    "models/product": {"base", "config", "kernels/cpu/instructions"},
     "models/quantization": {"base", "config"},
     "models/text": {"base"},
-    "models/gpu": {"base", "config", "device", "kernels", "kernels/cuda", "models", "models/latent", "models/quantization"},
+    "models/gpu": {"base", "config", "device", "kernels", "kernels/cuda", "kernels/cpu/instructions", "models", "models/latent", "models/quantization"},
     "ipc": {"base", "config"},
     "ipc/channel": {"base", "config"},
     "client": {"base", "config", "ipc", "ipc/channel"},
@@ -61,7 +62,7 @@ MAY_INCLUDE = {
     "tools/map": {"base", "config", "pool", "pool/care", "tools/screen"},
     "tools/snapshot": {"base", "config", "pool", "pool/care", "tools/map"},
     "tools/events": {"base", "config", "hashing", "pool", "pool/care", "tools/map", "tools/snapshot"},
-    "tools/cli": SHARED | {"client", "device", "models", "models/text", "tools/map", "tools/replay", "tools/screen", "tools/serve",
+    "tools/cli": SHARED | {"client", "device", "kernels/cpu/instructions", "models", "models/text", "tools/map", "tools/replay", "tools/screen", "tools/serve",
                            "tools/serve/openai", "tools/serve/chat", "tools/serve/trace", "tools/events", "tools/snapshot", "tools/top"},
     "tools/top": {"base", "config", "pool", "pool/care", "tools/map", "tools/screen", "tools/snapshot"},
     "tools/bench": CORE | SHARED | {"client"},

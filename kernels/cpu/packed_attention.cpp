@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "base/cpu_features.hpp"
+#include "kernels/cpu/instructions/cpu_features.hpp"
 #include "kernels/cpu/attention_state.hpp"
 #include "kernels/cpu/packed_attention_avx512.hpp"
 

@@ -31,7 +31,7 @@ void copy_rows(const float* from, std::size_t from_stride, float* to, std::size_
 /// Inside a parallel loop a product is computed by the thread that calls it.
 void multiply_heads(const std::vector<Matmul>& heads, std::size_t count, const float* from,
                     std::size_t from_width, std::size_t in, float* to, std::size_t to_width,
-                    std::size_t out, std::vector<float>& scratch) {
+                    std::size_t out, LineVector<float>& scratch) {
   const std::size_t each = count * (in + out);
   if (const std::size_t all = each * omp_get_max_threads(); scratch.size() < all)
     scratch.resize(all);
@@ -74,7 +74,7 @@ LatentHeads::LatentHeads(const MatmulWeights& kv_b, BytesLive live, std::int32_t
 }
 
 void LatentHeads::absorb(std::span<const float> q, std::span<float> rows,
-                         std::vector<float>& scratch) const {
+                         LineVector<float>& scratch) const {
   const std::size_t H = to_latent_.size(), width = shape_.query(), row = shape_.row();
   const std::size_t count = q.size() / (H * width);
   KV_CHECK(q.size() == count * H * width && rows.size() == count * H * row, q.size(), rows.size());
@@ -84,7 +84,7 @@ void LatentHeads::absorb(std::span<const float> q, std::span<float> rows,
 }
 
 void LatentHeads::expand(std::span<const float> attended, std::span<float> values,
-                         std::vector<float>& scratch) const {
+                         LineVector<float>& scratch) const {
   const std::size_t H = from_latent_.size();
   const std::size_t count = attended.size() / (H * shape_.rank);
   KV_CHECK(attended.size() == count * H * shape_.rank && values.size() == count * H * shape_.value,

@@ -16,6 +16,8 @@
 #include <span>
 #include <vector>
 
+#include "base/line_allocator.hpp"
+
 #include "models/latent/latent_shape.hpp"
 #include "models/product/matmul.hpp"
 
@@ -32,12 +34,12 @@ class LatentHeads {
 
   /// \param q     [T, H, nope + rope]
   /// \param rows  [T, H, rank + rope]: what a head's query is to a latent row; rope is copied
-  void absorb(std::span<const float> q, std::span<float> rows, std::vector<float>& scratch) const;
+  void absorb(std::span<const float> q, std::span<float> rows, LineVector<float>& scratch) const;
 
   /// \param attended  [T, H, rank]
   /// \param values    [T, H, value]
   void expand(std::span<const float> attended, std::span<float> values,
-              std::vector<float>& scratch) const;
+              LineVector<float>& scratch) const;
 
   /// Floats that `scratch` grows to.
   static std::size_t scratch_floats(std::size_t tokens, const LatentShape& shape);

@@ -1,9 +1,10 @@
 // Compares a Llama of 1B shape with random bf16 weights with the machine's limits. The two are
 // measured alternately (A, B, A, B); the figure is the median of the pairs' ratios.
 //
-//   products   weights as they are mapped, by Matmul, against oneDNN (f32 weights where oneDNN has
-//              no bf16)
-//   decode     one token, against reading the model's file once with as many threads
+//   products   weights as they are mapped, by Matmul, against reading them once with as many
+//              threads, and against oneDNN (f32 weights where oneDNN has no bf16), in one call or
+//              in slabs, whichever is faster
+//   decode     one token, or one of 4 or 16 sequences each, against reading the model's file once
 //   prefill    2,048 tokens, against oneDNN's time for the same products alone
 //
 // Usage: bench_model [--brief] [--only TEXT]
@@ -19,6 +20,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
@@ -26,10 +28,12 @@
 #include <unistd.h>
 
 #include "base/check.hpp"
-#include "base/cpu_features.hpp"
+#include "kernels/cpu/instructions/cpu_features.hpp"
+#include "base/line_allocator.hpp"
 #include "base/mapped_file.hpp"
 #include "models/product/matmul.hpp"
 #include "models/transformer.hpp"
+#include "tools/bench/onednn_product.hpp"
 #include "tools/bench/paired.hpp"
 
 namespace kvhive::bench {
@@ -180,9 +184,11 @@ Comparison compare(std::int32_t pairs, const std::function<void()>& work,
 struct Table {
   std::string only;
 
+  bool has(const std::string& name) const { return name.find(only) != std::string::npos; }
+
   void add(const std::string& name, std::int32_t pairs, const std::function<void()>& work,
            const std::function<void()>& yardstick) const {
-    if (name.find(only) == std::string::npos) return;
+    if (!has(name)) return;
     const Comparison result = compare(pairs, work, yardstick);
     std::printf("%-34s %7d %10.2f %10.2f %7.2f\n", name.c_str(), omp_get_max_threads(),
                 result.work * 1e3, result.yardstick * 1e3, result.ratio);
@@ -193,11 +199,11 @@ struct Table {
 /// What oneDNN is given to multiply.
 Dtype onednn_dtype() { return cpu_features().avx512 ? Dtype::bf16 : Dtype::f32; }
 
-std::vector<std::byte> bytes_of_weights(std::size_t count, Dtype dtype) {
+LineVector<std::byte> bytes_of_weights(std::size_t count, Dtype dtype) {
   const auto narrow = random_weights(count);
   const auto* from = reinterpret_cast<const std::byte*>(narrow.data());
   if (dtype == Dtype::bf16) return {from, from + count * 2};
-  std::vector<std::byte> wide(count * sizeof(float));
+  LineVector<std::byte> wide(count * sizeof(float));
   std::transform(narrow.begin(), narrow.end(), reinterpret_cast<float*>(wide.data()),
                  float_of_bf16);
   return wide;
@@ -206,26 +212,75 @@ std::vector<std::byte> bytes_of_weights(std::size_t count, Dtype dtype) {
 /// Several matrices of weights of one shape, more than the caches hold, used one after the other.
 class Products {
  public:
-  Products(std::int32_t N, std::int32_t K, std::size_t bytes, Dtype dtype)
-      : K_(K), N_(N), values_(bytes_of_weights(std::max(bytes / 2, std::size_t(N) * K), dtype)) {
-    const std::size_t each = std::size_t(N) * K * bytes_of(dtype);
-    for (std::size_t first = 0; first + each <= values_.size(); first += each)
-      all_.emplace_back(MatmulWeights{dtype, N, K, std::span(values_).subspan(first, each)},
+  Products(std::int32_t N, std::int32_t K, std::size_t bytes)
+      : N_(N),
+        K_(K),
+        count_(std::max<std::size_t>(1, bytes / (std::size_t(N) * K * 2))),
+        values_(bytes_of_weights(count_ * N * K + kOffset, Dtype::bf16)) {
+    for (std::size_t i = 0; i < count_; ++i)
+      all_.emplace_back(MatmulWeights{Dtype::bf16, N, K,
+                                      std::span(values_).subspan(kOffset + i * each(), each())},
                         std::vector<float>{});
   }
 
-  void apply(std::int32_t rows,
-             void (Matmul::*how)(std::span<const float>, std::span<float>) const) {
+  void run(std::int32_t rows) {
     x_.assign(std::size_t(rows) * K_, 0.5f);
     y_.resize(std::size_t(rows) * N_);
-    for (const Matmul& matmul : all_) (matmul.*how)(x_, y_);
+    for (const Matmul& matmul : all_) matmul.apply(x_, y_);
   }
 
+  /// Reads the weights, by as many threads.
+  void read() { read_all(values_); }
+
  private:
-  std::int32_t K_, N_;
-  std::vector<std::byte> values_;
+  /// Tensors in a file begin at any 8 bytes.
+  static constexpr std::size_t kOffset = 8;
+
+  std::size_t each() const { return std::size_t(N_) * K_ * 2; }
+
+  std::int32_t N_, K_;
+  std::size_t count_;
+  LineVector<std::byte> values_;
   std::vector<Matmul> all_;
-  std::vector<float> x_, y_;
+  LineVector<float> x_, y_;
+};
+
+/// The same by oneDNN, in whichever way is faster.
+class OneDnnProducts {
+ public:
+  using Way = void (OneDnnProduct::*)(const std::byte*, const std::byte*, float*);
+
+  OneDnnProducts(std::int32_t rows, std::int32_t N, std::int32_t K, std::size_t count)
+      : count_(count),
+        each_(std::size_t(N) * K * bytes_of(onednn_dtype())),
+        values_(bytes_of_weights(count * N * K, onednn_dtype())),
+        x_(bytes_of_weights(std::size_t(rows) * K, onednn_dtype())),
+        y_(std::size_t(rows) * N),
+        product_(rows, N, K, onednn_dtype()) {
+    for (const Way way : {&OneDnnProduct::run, &OneDnnProduct::run_in_slabs}) {
+      run_all(way);
+      const double seconds = seconds_of([&] { run_all(way); });
+      if (seconds < best_) {
+        best_ = seconds;
+        way_ = way;
+      }
+    }
+  }
+
+  void run() { run_all(way_); }
+
+ private:
+  void run_all(Way way) {
+    for (std::size_t i = 0; i < count_; ++i)
+      (product_.*way)(x_.data(), values_.data() + i * each_, y_.data());
+  }
+
+  std::size_t count_, each_;
+  LineVector<std::byte> values_, x_;
+  LineVector<float> y_;
+  OneDnnProduct product_;
+  Way way_ = nullptr;
+  double best_ = 1e9;
 };
 
 /// Runs steps of one sequence, whose blocks lie one after the other.
@@ -260,10 +315,34 @@ class Steps {
     const std::array logit_rows{tokens - 1};
     model_.forward({ids, positions, query_start, kv_len, table_, slots, logit_rows,
                     static_cast<std::int32_t>(table_.size())},
-                   arena_.data(), layout_, logits_);
+                   arena_.data(), layout_, std::span(logits_).first(vocab()));
+  }
+
+  /// Computes the last token of each of `count` sequences of `length` tokens.
+  void run_batch(std::int32_t length, std::int32_t count) {
+    const std::int32_t blocks = (length + 15) / 16;
+    std::vector<TokenId> ids;
+    std::vector<std::int32_t> positions, query_start{0}, kv_len, logit_rows;
+    std::vector<std::int64_t> slots;
+    for (std::int32_t i = 0; i < count; ++i) {
+      ids.push_back(i);
+      positions.push_back(length - 1);
+      kv_len.push_back(length);
+      logit_rows.push_back(i);
+      query_start.push_back(i + 1);
+      slots.push_back(std::int64_t{table_[std::size_t(i * blocks + blocks - 1)].value} * 16 +
+                      (length - 1) % 16);
+    }
+    logits_.resize(std::size_t(count) * vocab());
+    model_.forward(
+        {ids, positions, query_start, kv_len, std::span(table_).first(std::size_t(count) * blocks),
+         slots, logit_rows, blocks},
+        arena_.data(), layout_, std::span(logits_).first(std::size_t(count) * vocab()));
   }
 
  private:
+  std::size_t vocab() const { return std::size_t(model_.config().vocab_size); }
+
   Transformer& model_;
   KvLayout layout_;
   std::size_t blocks_;
@@ -275,7 +354,7 @@ class Steps {
 /// Computes all products of a step over `rows` rows with oneDNN, one after the other.
 class OneDnnStep {
  public:
-  explicit OneDnnStep(const Sizes& s) : layers_(s.layers) {
+  OneDnnStep(const Sizes& s, std::int32_t rows) : layers_(s.layers) {
     const std::int32_t q = s.heads * s.head_size, kv = s.kv_heads * s.head_size;
     for (const auto& [N, K] : {std::pair{q, s.hidden},
                                {kv, s.hidden},
@@ -284,40 +363,52 @@ class OneDnnStep {
                                {s.intermediate, s.hidden},
                                {s.intermediate, s.hidden},
                                {s.hidden, s.intermediate}})
-      products_.push_back(std::make_unique<Products>(N, K, 0, onednn_dtype()));
+      products_.push_back(std::make_unique<OneDnnProducts>(rows, N, K, 1));
   }
 
-  void run(std::int32_t rows) {
+  void run() {
     for (std::int32_t layer = 0; layer < layers_; ++layer)
-      for (const auto& product : products_) product->apply(rows, &Matmul::apply_with_onednn);
+      for (const auto& product : products_) product->run();
   }
 
  private:
   std::int32_t layers_;
-  std::vector<std::unique_ptr<Products>> products_;
+  std::vector<std::unique_ptr<OneDnnProducts>> products_;
 };
 
 void measure(const Table& table, const Sizes& sizes, Transformer& model,
              std::span<const std::byte> file) {
   {
-    const std::size_t bytes = std::size_t{8} * sizes.intermediate * sizes.hidden * 2;
-    Products products(sizes.intermediate, sizes.hidden, bytes, Dtype::bf16);
-    Products with_onednn(sizes.intermediate, sizes.hidden, bytes, onednn_dtype());
-    for (const std::int32_t rows : {1, 2, 4, 8, 16, 64, 256})
+    constexpr std::size_t kCount = 8;
+    Products products(sizes.intermediate, sizes.hidden,
+                      kCount * sizes.intermediate * sizes.hidden * 2);
+    for (const std::int32_t rows : {1, 2, 4, 8, 16, 64, 256, 2048}) {
+      const std::string name = "8 products, rows " + std::to_string(rows);
+      if (rows <= 64)
+        table.add(
+            name + " / read", sizes.pairs, [&] { products.run(rows); }, [&] { products.read(); });
+      if (!table.has(name + " / oneDNN")) continue;
+      OneDnnProducts onednn(rows, sizes.intermediate, sizes.hidden, kCount);
       table.add(
-          "8 products, rows " + std::to_string(rows) + " / oneDNN", sizes.pairs,
-          [&] { products.apply(rows, &Matmul::apply); },
-          [&] { with_onednn.apply(rows, &Matmul::apply_with_onednn); });
+          name + " / oneDNN", sizes.pairs, [&] { products.run(rows); }, [&] { onednn.run(); });
+    }
   }
   Steps steps(model, sizes);
   for (const std::int32_t length : {17, sizes.depth})
     table.add(
         "decode at " + std::to_string(length) + " / read of the weights", sizes.pairs,
         [&] { steps.run(length, 1); }, [&] { read_all(file); });
-  OneDnnStep onednn(sizes);
-  table.add(
-      "prefill " + std::to_string(sizes.prompt) + " / oneDNN's products", (sizes.pairs + 1) / 2,
-      [&] { steps.run(sizes.prompt, sizes.prompt); }, [&] { onednn.run(sizes.prompt); });
+  for (const std::int32_t rows : {4, 16})
+    table.add(
+        "decode of " + std::to_string(rows) + " / read of the weights", sizes.pairs,
+        [&] { steps.run_batch(17, rows); }, [&] { read_all(file); });
+  if (const std::string name = "prefill " + std::to_string(sizes.prompt) + " / oneDNN's products";
+      table.has(name)) {
+    OneDnnStep onednn(sizes, sizes.prompt);
+    table.add(
+        name, (sizes.pairs + 1) / 2, [&] { steps.run(sizes.prompt, sizes.prompt); },
+        [&] { onednn.run(); });
+  }
 }
 
 }  // namespace

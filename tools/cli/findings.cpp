@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/byte_size.hpp"
-#include "base/cpu_features.hpp"
+#include "kernels/cpu/instructions/cpu_features.hpp"
 #include "base/memory_object.hpp"
 #include "config/machine_memory.hpp"
 #include "config/process_limits.hpp"

@@ -33,7 +33,7 @@ struct Heads {
 TEST(LatentHeads, AbsorbedQueriesScoreLatentsAsPlainOnesScoreKeys) {
   const Heads of;
   const auto q = random_floats(2 * kHeads * kShape.query(), 2);
-  std::vector<float> rows(2 * kHeads * kShape.row()), scratch;
+  LineVector<float> rows(2 * kHeads * kShape.row()), scratch;
   of.heads.absorb(q, rows, scratch);
   EXPECT_LE(scratch.size(), LatentHeads::scratch_floats(2, kShape));
   const auto latent = random_floats(kShape.rank, 3);
@@ -54,7 +54,7 @@ TEST(LatentHeads, AbsorbedQueriesScoreLatentsAsPlainOnesScoreKeys) {
 TEST(LatentHeads, ExpandingASumOfLatentsIsTheSumOfValues) {
   const Heads of;
   const auto attended = random_floats(2 * kHeads * kShape.rank, 4);
-  std::vector<float> values(2 * kHeads * kShape.value), scratch;
+  LineVector<float> values(2 * kHeads * kShape.value), scratch;
   of.heads.expand(attended, values, scratch);
   for (std::int32_t t = 0; t < 2; ++t)
     for (std::int32_t h = 0; h < kHeads; ++h)
@@ -77,7 +77,7 @@ TEST(LatentHeads, BytesThatDoNotLastAreCopied) {
   std::ranges::fill(gone, NAN);
   EXPECT_EQ(copied.owned_bytes(), sizeof(float) * kRows * kShape.rank);
   const auto attended = random_floats(kHeads * kShape.rank, 5);
-  std::vector<float> values(kHeads * kShape.value), again(values.size()), scratch;
+  LineVector<float> values(kHeads * kShape.value), again(values.size()), scratch;
   of.heads.expand(attended, values, scratch);
   copied.expand(attended, again, scratch);
   EXPECT_EQ(again, values);
@@ -89,7 +89,7 @@ TEST(LatentHeads, NeighboursDoNotChangeBits) {
   constexpr std::int32_t kTokens = 37;
   const std::size_t in = kHeads * kShape.query(), out = kHeads * kShape.row();
   const auto q = random_floats(kTokens * in, 6);
-  std::vector<float> all(kTokens * out), one(out), scratch;
+  LineVector<float> all(kTokens * out), one(out), scratch;
   of.heads.absorb(q, all, scratch);
   for (std::int32_t t = 0; t < kTokens; ++t) {
     of.heads.absorb(std::span(q).subspan(t * in, in), one, scratch);

@@ -6,10 +6,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <random>
+#include <tuple>
+
+#include "tests/emulated/arithmetic.hpp"
 
 namespace kvhive {
 namespace {
+
+using testing_support::all_arithmetics, testing_support::Arithmetic, testing_support::ComputedBy;
+using testing_support::name_of, testing_support::runs_here;
 
 std::vector<float> random_floats(std::size_t count, std::uint32_t seed) {
   std::mt19937 random(seed);
@@ -46,19 +53,32 @@ struct Shape {
   std::int32_t K;
 };
 
-void PrintTo(const Shape& shape, std::ostream* out) {
-  *out << to_string(shape.dtype) << " " << shape.N << "x" << shape.K;
+using Case = std::tuple<Arithmetic, Shape>;
+
+std::string name_of_case(const testing::TestParamInfo<Case>& info) {
+  const Shape& shape = std::get<Shape>(info.param);
+  return name_of(std::get<Arithmetic>(info.param)) + "_" + std::string(to_string(shape.dtype)) +
+         "_" + std::to_string(shape.N) + "x" + std::to_string(shape.K);
 }
 
-class MatmulOf : public testing::TestWithParam<Shape> {
+class MatmulOf : public testing::TestWithParam<Case> {
  protected:
-  static constexpr std::int32_t kRows = 300;  // more than the largest tile
-  const std::int32_t N_ = GetParam().N;
-  const std::int32_t K_ = GetParam().K;
-  const Stored weights_ = store(random_floats(std::size_t(N_) * K_, 1), GetParam().dtype);
+  void SetUp() override {
+    if (!runs_here(arithmetic_)) GTEST_SKIP() << "this machine has no " << name_of(arithmetic_);
+    computed_by_.emplace(arithmetic_);
+  }
+
+  const Arithmetic arithmetic_ = std::get<Arithmetic>(GetParam());
+  const Shape shape_ = std::get<Shape>(GetParam());
+  std::optional<ComputedBy> computed_by_;
+  // More than a block of rows of any kernel; emulated, which takes long, more than few rows.
+  const std::int32_t rows_ = arithmetic_.is_emulated ? 99 : 300;
+  const std::int32_t N_ = shape_.N;
+  const std::int32_t K_ = shape_.K;
+  const Stored weights_ = store(random_floats(std::size_t(N_) * K_, 1), shape_.dtype);
   const std::vector<float> bias_ = random_floats(N_, 2);
-  const std::vector<float> x_ = random_floats(std::size_t(kRows) * K_, 3);
-  const Matmul matmul_{{GetParam().dtype, N_, K_, weights_.bytes}, bias_};
+  const std::vector<float> x_ = random_floats(std::size_t(rows_) * K_, 3);
+  const Matmul matmul_{{shape_.dtype, N_, K_, weights_.bytes}, bias_};
 
   std::vector<float> apply(std::span<const float> x) const {
     std::vector<float> y(x.size() / K_ * N_);
@@ -71,12 +91,12 @@ TEST_P(MatmulOf, MatchesDoubleSums) {
   const auto y = apply(x_);
   // Rounding of f32 sums grows with sqrt(K); products of bf16 inputs are exact in f32.
   const double tolerance = 4e-6 * std::sqrt(K_);
-  for (std::int32_t row = 0; row < kRows; row += 37)
+  for (std::int32_t row = 0; row < rows_; row += 37)
     for (std::int32_t n = 0; n < N_; ++n) {
       double sum = bias_[n];
       for (std::int32_t k = 0; k < K_; ++k) {
         const float x = x_[row * K_ + k];
-        const float rounded = GetParam().dtype == Dtype::bf16 ? float_of_bf16(bf16_of_float(x)) : x;
+        const float rounded = shape_.dtype == Dtype::bf16 ? float_of_bf16(bf16_of_float(x)) : x;
         sum += double{rounded} * weights_.values[n * K_ + k];
       }
       ASSERT_NEAR(y[row * N_ + n], sum, tolerance) << "row " << row << " column " << n;
@@ -87,6 +107,7 @@ TEST_P(MatmulOf, ARowsBitsDependOnNothingElse) {
   const auto all = apply(x_);
   for (const std::int32_t first : {0, 1, 15, 16, 63, 200})
     for (const std::int32_t count : {1, 2, 5, 8, 9, 16, 17, 40, 64, 65, 100}) {
+      if (first + count > rows_) continue;
       const auto part = apply(std::span(x_).subspan(first * K_, count * K_));
       ASSERT_EQ(std::memcmp(part.data(), &all[first * N_], part.size() * sizeof(float)), 0)
           << count << " rows from " << first;
@@ -115,16 +136,19 @@ TEST_P(MatmulOf, PaddingAndNaNNeighboursStayOut) {
   EXPECT_TRUE(std::isnan(dirty[N_]));
 }
 
-// Odd sizes, sizes next to a slab's width, a small model's sizes, and sizes large enough for
-// threads.
-INSTANTIATE_TEST_SUITE_P(Shapes, MatmulOf,
-                         testing::Values(Shape{Dtype::f32, 1, 1}, Shape{Dtype::f32, 7, 33},
-                                         Shape{Dtype::f32, 257, 48}, Shape{Dtype::f32, 512, 64},
-                                         Shape{Dtype::bf16, 1, 1}, Shape{Dtype::bf16, 3, 5},
-                                         Shape{Dtype::bf16, 255, 31}, Shape{Dtype::bf16, 300, 256},
-                                         Shape{Dtype::bf16, 96, 768}, Shape{Dtype::f16, 40, 24},
-                                         Shape{Dtype::bf16, 700, 320},
-                                         Shape{Dtype::f32, 520, 420}));
+// Odd sizes, sizes next to those of tasks, a small model's sizes, sizes large enough for threads,
+// and K over more than one block.
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, MatmulOf,
+    testing::Combine(testing::ValuesIn(all_arithmetics()),
+                     testing::Values(Shape{Dtype::f32, 1, 1}, Shape{Dtype::f32, 7, 33},
+                                     Shape{Dtype::f32, 257, 48}, Shape{Dtype::f32, 512, 64},
+                                     Shape{Dtype::bf16, 1, 1}, Shape{Dtype::bf16, 3, 5},
+                                     Shape{Dtype::bf16, 255, 31}, Shape{Dtype::bf16, 300, 256},
+                                     Shape{Dtype::bf16, 96, 768}, Shape{Dtype::f16, 40, 24},
+                                     Shape{Dtype::bf16, 700, 320}, Shape{Dtype::f32, 520, 420},
+                                     Shape{Dtype::f16, 37, 2085}, Shape{Dtype::bf16, 37, 2085})),
+    name_of_case);
 
 TEST(Matmul, TakesNoRows) {
   const auto weights = store(random_floats(6, 1), Dtype::f32);
@@ -132,28 +156,54 @@ TEST(Matmul, TakesNoRows) {
   matmul.apply({}, {});
 }
 
+/// Weights that begin at any byte, for few and for many rows.
 TEST(Matmul, UnalignedWeightsAreReadInPlace) {
-  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
-    const auto weights = store(random_floats(40 * 24, 1), dtype);
-    std::vector<std::byte> shifted(weights.bytes.size() + 1);
-    std::ranges::copy(weights.bytes, shifted.begin() + 1);
-    const auto x = random_floats(5 * 24, 2);
-    std::vector<float> straight(5 * 40), odd(5 * 40);
-    Matmul({dtype, 40, 24, weights.bytes}, {}).apply(x, straight);
-    Matmul({dtype, 40, 24, std::span(shifted).subspan(1)}, {}).apply(x, odd);
-    EXPECT_EQ(odd, straight);
+  for (const Arithmetic& arithmetic : all_arithmetics()) {
+    if (!runs_here(arithmetic)) continue;
+    const ComputedBy computed_by(arithmetic);
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16})
+      for (const std::size_t rows : {std::size_t{5}, std::size_t{70}}) {
+        const auto weights = store(random_floats(40 * 64, 1), dtype);
+        std::vector<std::byte> shifted(weights.bytes.size() + 1);
+        std::ranges::copy(weights.bytes, shifted.begin() + 1);
+        const auto x = random_floats(rows * 64, 2);
+        std::vector<float> straight(rows * 40), odd(rows * 40);
+        Matmul({dtype, 40, 64, weights.bytes}, {}).apply(x, straight);
+        Matmul({dtype, 40, 64, std::span(shifted).subspan(1)}, {}).apply(x, odd);
+        EXPECT_EQ(odd, straight) << name_of(arithmetic);
+      }
   }
 }
 
-TEST(Matmul, MovingKeepsConvertedWeights) {
-  const auto weights = store(random_floats(8 * 8, 1), Dtype::f16);
+/// Emulated kernels give what those of the hardware give.
+TEST(Matmul, EmulationHasTheBitsOfTheHardware) {
+  const auto weights = store(random_floats(77 * 2100, 1), Dtype::bf16);
+  const auto x = random_floats(90 * 2100, 2);
+  const Matmul matmul({Dtype::bf16, 77, 2100, weights.bytes}, random_floats(77, 3));
+  for (const CpuKernels kernels : {CpuKernels::avx512_bf16, CpuKernels::amx})
+    for (const std::size_t rows : {std::size_t{3}, std::size_t{20}, std::size_t{90}}) {
+      std::vector<float> results[2];
+      for (const bool is_emulated : {false, true}) {
+        if (!runs_here({kernels, is_emulated})) continue;
+        const ComputedBy computed_by({kernels, is_emulated});
+        results[is_emulated].resize(rows * 77);
+        matmul.apply(std::span(x).first(rows * 2100), results[is_emulated]);
+      }
+      if (results[0].empty()) continue;
+      EXPECT_EQ(results[0], results[1]) << to_string(kernels) << ", rows " << rows;
+    }
+}
+
+TEST(Matmul, MovingKeepsOwnedWeights) {
+  auto weights = store(random_floats(8 * 8, 1), Dtype::f16);
   const auto x = random_floats(8, 2);
   std::vector<float> before(8), after(8);
-  Matmul first({Dtype::f16, 8, 8, weights.bytes}, {});
+  Matmul first({Dtype::f16, 8, 8, {}}, std::move(weights.bytes), {});
   first.apply(x, before);
   const Matmul second = std::move(first);
   second.apply(x, after);
   EXPECT_EQ(after, before);
+  EXPECT_EQ(second.owned_bytes(), 128u);
 }
 
 }  // namespace

@@ -1,18 +1,34 @@
-// Compiled for AVX-512 BF16 and called only where the CPU has it; hence no inline function of the
-// standard library, whose copy other CPUs might get.
+// Compiled for AVX-512 BF16, or emulated.
+//
+// An element of y is the dot product of two rows that lie alike, so nothing need be packed: decode
+// reads the weights once and as fast as memory gives them, and the same loop with more rows per
+// register tile does prefill; for many rows over a copy in which four columns are one run. The
+// order of additions follows from K alone: as many sums as a vector has lanes over every
+// kDotBlockDepth elements, folded, then the next.
 
-#include "models/product/bf16_product.hpp"
+#include "models/product/dot_product.hpp"
 
-#include <immintrin.h>
+#include "kernels/cpu/instructions/vectors.hpp"
 
 namespace kvhive {
+namespace KVHIVE_INSTRUCTIONS {
 namespace {
 
-constexpr std::int32_t kStep = 32;          ///< bf16 in a vector
-constexpr std::int32_t kBlockDepth = 2048;  ///< of K; 6 rows of so many fit into L1
-constexpr std::int32_t kRowsAtOnce = 6;     ///< times 4 columns: 24 of 32 registers are sums
-constexpr std::int32_t kPackingRows = 24;   ///< more rows are worth packing the weights for
-static_assert(kBlockDepth == kBf16ProductDepth);
+constexpr std::int32_t kStep = 32;  ///< bf16 in a vector
+constexpr std::int32_t kBlockDepth = kDotBlockDepth;
+constexpr std::int32_t kRowsAtOnce = 6;    ///< times 4 columns: 24 of 32 registers are sums
+constexpr std::int32_t kPackingRows = 24;  ///< more rows are worth packing the weights for
+
+/// One task (ProductArgs), its rows of x being bf16.
+struct Task {
+  const std::uint16_t* x;  ///< [rows, K]
+  const std::byte* w;
+  float* y;
+  const float* bias;
+  std::int64_t y_stride;
+  std::int32_t rows, columns, K;
+  std::byte* scratch;
+};
 
 /// How the weights of four columns lie: each column in a run of its own, as in the file, or packed,
 /// 32 elements of each in turn.
@@ -98,7 +114,7 @@ void dot_rows(std::int32_t rows, const std::uint16_t* x, std::int64_t x_stride,
 
 /// Four columns, `apart` columns from each other.
 struct Quad {
-  Quad(const Bf16ProductArgs& args, std::int32_t first, std::int32_t apart) {
+  Quad(const Task& args, std::int32_t first, std::int32_t apart) {
     for (std::int32_t j = 0; j < 4; ++j) {
       const std::int32_t n = first + j * apart;
       column[j] = n < args.columns ? n : -1;
@@ -116,8 +132,8 @@ struct Quad {
 ///
 /// \param w  of the four columns, from element k on
 template <Weights kWeights>
-void add_block(const Bf16ProductArgs& args, const Quad& quad, std::int32_t first_row,
-               std::int32_t k, const std::byte* const* w) {
+void add_block(const Task& args, const Quad& quad, std::int32_t first_row, std::int32_t k,
+               const std::byte* const* w) {
   const std::int32_t rows = smaller(kRowsAtOnce, args.rows - first_row);
   __m128 sums[kRowsAtOnce];
   dot_rows<kWeights>(rows, args.x + std::int64_t{first_row} * args.K + k, args.K, w,
@@ -145,28 +161,27 @@ void add_block(const Bf16ProductArgs& args, const Quad& quad, std::int32_t first
   }
 }
 
-void add_in_file(const Bf16ProductArgs& args, const Quad& quad, std::int32_t first_row,
-                 std::int32_t k) {
+void add_in_file(const Task& args, const Quad& quad, std::int32_t first_row, std::int32_t k) {
   const std::byte* w[4] = {quad.w[0] + 2 * k, quad.w[1] + 2 * k, quad.w[2] + 2 * k,
                            quad.w[3] + 2 * k};
   add_block<Weights::in_file>(args, quad, first_row, k, w);
 }
 
 /// Where the weights of four columns are packed.
-std::byte* packed_quad(const Bf16ProductArgs& args, std::int32_t i) {
+std::byte* packed_quad(const Task& args, std::int32_t i) {
   const std::int32_t depth = (smaller(kBlockDepth, args.K) + kStep - 1) / kStep * kStep;
   return args.scratch + std::int64_t{i} * depth * element_step(Weights::packed);
 }
 
-void add_packed(const Bf16ProductArgs& args, const Quad& quad, std::int32_t i,
-                std::int32_t first_row, std::int32_t k) {
+void add_packed(const Task& args, const Quad& quad, std::int32_t i, std::int32_t first_row,
+                std::int32_t k) {
   const std::byte* packed = packed_quad(args, i);
   const std::byte* w[4] = {packed, packed + 64, packed + 128, packed + 192};
   add_block<Weights::packed>(args, quad, first_row, k, w);
 }
 
 /// Makes one run of memory of each quad over one block of K.
-void pack_weights(const Bf16ProductArgs& args, std::int32_t k) {
+void pack_weights(const Task& args, std::int32_t k) {
   const std::int32_t depth = smaller(kBlockDepth, args.K - k);
   for (std::int32_t i = 0; 4 * i < args.columns; ++i) {
     const Quad quad(args, 4 * i, 1);
@@ -180,8 +195,8 @@ void pack_weights(const Bf16ProductArgs& args, std::int32_t k) {
 }
 
 /// Fetches the part-th of `parts` parts of the x and y of the rows from `first_row` on.
-void fetch_part(const Bf16ProductArgs& args, std::int32_t first_row, std::int32_t k,
-                std::int32_t part, std::int32_t parts) {
+void fetch_part(const Task& args, std::int32_t first_row, std::int32_t k, std::int32_t part,
+                std::int32_t parts) {
   const std::int32_t end = smaller(first_row + kRowsAtOnce, args.rows);
   const std::int32_t bytes = 2 * smaller(kBlockDepth, args.K - k);
   const std::int32_t step = (bytes / parts + 63) / 64 * 64;
@@ -193,9 +208,11 @@ void fetch_part(const Bf16ProductArgs& args, std::int32_t first_row, std::int32_
   }
 }
 
-}  // namespace
-
-void round_to_bf16(const float* x, std::int64_t count, std::uint16_t* out) {
+/// Rounds a row.
+void pack(const PackArgs& args) {
+  const std::int64_t count = args.shape.K, first = std::int64_t{args.first_row} * count;
+  const float* const x = args.x + first;
+  auto* const out = reinterpret_cast<std::uint16_t*>(args.packed) + first;
   for (std::int64_t i = 0; i < count; i += 16) {
     const std::int64_t rest = count - i;
     const __mmask16 lanes = rest >= 16 ? 0xffff : static_cast<__mmask16>((1u << rest) - 1);
@@ -204,7 +221,7 @@ void round_to_bf16(const float* x, std::int64_t count, std::uint16_t* out) {
   }
 }
 
-void bf16_product(const Bf16ProductArgs& args) {
+void multiply_task(const Task& args) {
   const std::int32_t quads = (args.columns + 3) / 4;
   if (args.rows <= kRowsAtOnce) {
     // Weights are read once: four long runs of memory side by side.
@@ -231,4 +248,16 @@ void bf16_product(const Bf16ProductArgs& args) {
   }
 }
 
+void multiply(const ProductArgs& args) {
+  const std::int64_t K = args.shape.K;
+  multiply_task({reinterpret_cast<const std::uint16_t*>(args.packed) + args.first_row * K, args.w,
+                 args.y, args.bias, args.shape.N, args.rows, args.columns, args.shape.K,
+                 args.scratch});
+}
+
+}  // namespace
+
+const DotProductFunctions kDotProduct{pack, multiply};
+
+}  // namespace KVHIVE_INSTRUCTIONS
 }  // namespace kvhive
