@@ -20,8 +20,8 @@
 #include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/attention_plan.hpp"
-#include "kernels/cpu/attention_state.hpp"
+#include "kernels/cpu/plan/attention_plan.hpp"
+#include "kernels/cpu/plan/attention_state.hpp"
 #include "kernels/cpu/element-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/attention_plan.hpp"
-#include "kernels/cpu/attention_state.hpp"
+#include "kernels/cpu/plan/attention_plan.hpp"
+#include "kernels/cpu/plan/attention_state.hpp"
 #include "kernels/paged_attention.hpp"
 
 namespace kvhive {

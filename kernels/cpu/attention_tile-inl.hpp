@@ -16,8 +16,8 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/attention_chunk-inl.hpp"
-#include "kernels/cpu/attention_plan.hpp"
-#include "kernels/cpu/attention_state.hpp"
+#include "kernels/cpu/plan/attention_plan.hpp"
+#include "kernels/cpu/plan/attention_state.hpp"
 #include "kernels/element.hpp"
 
 HWY_BEFORE_NAMESPACE();

@@ -13,9 +13,9 @@
 
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/attention_chunk.hpp"
-#include "kernels/cpu/attention_plan.hpp"
-#include "kernels/cpu/attention_state.hpp"
-#include "kernels/cpu/packed_attention.hpp"
+#include "kernels/cpu/plan/attention_plan.hpp"
+#include "kernels/cpu/plan/attention_state.hpp"
+#include "kernels/cpu/packed/packed_attention.hpp"
 #include "kernels/page_address.hpp"
 
 // SSSE3 is too old to be worth its compile time.

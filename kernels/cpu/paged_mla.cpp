@@ -9,8 +9,8 @@
 
 #include "kernels/arguments.hpp"
 #include "kernels/cpu/attention_chunk.hpp"
-#include "kernels/cpu/attention_plan.hpp"
-#include "kernels/cpu/attention_state.hpp"
+#include "kernels/cpu/plan/attention_plan.hpp"
+#include "kernels/cpu/plan/attention_state.hpp"
 #include "kernels/mla_row.hpp"
 #include "kernels/paged_mla.hpp"
 

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/instructions/cpu_features.hpp"
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
+#include "kernels/cpu/packed/packed_spans.hpp"
 #include "models/product/dot_product.hpp"
 #include "models/product/tile_product.hpp"
 
@@ -11,6 +12,8 @@ namespace kvhive::testing_support {
 namespace {
 
 void use_functions(bool emulated) {
+  use_packed_functions(emulated ? emulated::kPackedDots : native::kPackedDots,
+                       emulated ? emulated::kPackedTiles : native::kPackedTiles);
   use_dot_product(emulated ? emulated::kDotProduct : native::kDotProduct);
   use_tile_product(emulated ? emulated::kTileProduct : native::kTileProduct);
 }

@@ -1,4 +1,4 @@
-#include "kernels/cpu/attention_plan.hpp"
+#include "kernels/cpu/plan/attention_plan.hpp"
 
 #include <gtest/gtest.h>
 

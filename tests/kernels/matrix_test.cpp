@@ -9,7 +9,7 @@
 #include <cstdlib>
 
 #include "backends.hpp"
-#include "kernels/cpu/packed_attention.hpp"
+#include "kernels/cpu/packed/packed_attention.hpp"
 
 namespace kvhive {
 namespace {

@@ -1,7 +1,7 @@
 // Attention over PageLayout::packed, with pages written by cache_write_cpu: compared with double
 // precision from plain arrays; and its bits, which must not depend on the rest of the batch.
 
-#include "kernels/cpu/packed_attention.hpp"
+#include "kernels/cpu/packed/packed_attention.hpp"
 
 #include <gtest/gtest.h>
 #include <omp.h>
@@ -12,17 +12,23 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
+#include <tuple>
 
 #include "kernels/cache_write.hpp"
-#include "kernels/cpu/packed_plan.hpp"
+#include "kernels/cpu/packed/packed_plan.hpp"
 #include "kernels/element.hpp"
 #include "kernels/page_address.hpp"
+#include "tests/emulated/arithmetic.hpp"
 
 namespace kvhive {
 namespace {
+
+using testing_support::Arithmetic, testing_support::ComputedBy, testing_support::name_of;
+using testing_support::runs_here;
 
 enum class Scaling { none, tensor, head, token };
 
@@ -266,22 +272,30 @@ class Cache {
   PagedKv kv_;
 };
 
-std::string name_of(const testing::TestParamInfo<Shape>& info) {
+using Case = std::tuple<Arithmetic, Shape>;
+
+std::string name_of_case(const testing::TestParamInfo<Case>& info) {
   constexpr const char* kScalings[] = {"none", "tensor", "head", "token"};
-  const Shape& s = info.param;
-  return "H" + std::to_string(s.H) + "_G" + std::to_string(s.G) + "_D" + std::to_string(s.D) +
-         "_S" + std::to_string(s.S) + "_W" + std::to_string(s.window) + "_" +
-         std::string(to_string(s.dtype)) + "_" + kScalings[int(s.scaling)];
+  const Shape& s = std::get<Shape>(info.param);
+  return name_of(std::get<Arithmetic>(info.param)) + "_H" + std::to_string(s.H) + "_G" +
+         std::to_string(s.G) + "_D" + std::to_string(s.D) + "_S" + std::to_string(s.S) + "_W" +
+         std::to_string(s.window) + "_" + std::string(to_string(s.dtype)) + "_" +
+         kScalings[int(s.scaling)];
 }
 
-class PackedAttention : public testing::TestWithParam<Shape> {
+class PackedAttention : public testing::TestWithParam<Case> {
  protected:
-  static constexpr std::int32_t kTokens = 1301;  ///< three spans
-
   void SetUp() override {
-    const PagedAttentionArgs any{.kv = {.S = 16, .D = 32, .layout = PageLayout::packed}};
-    if (!packed_attention_takes(any)) GTEST_SKIP() << "no AVX-512 BF16 here";
+    if (!runs_here(arithmetic_)) GTEST_SKIP() << "this machine has no " << name_of(arithmetic_);
+    computed_by_.emplace(arithmetic_);
   }
+
+  static const Shape& shape() { return std::get<Shape>(GetParam()); }
+
+  const Arithmetic arithmetic_ = std::get<Arithmetic>(GetParam());
+  /// Three spans, or two where it takes long.
+  const std::int32_t tokens_ = arithmetic_.is_emulated ? 701 : 1301;
+  std::optional<ComputedBy> computed_by_;
 
   static std::vector<float> out_of(Cache& cache, const std::vector<Query>& queries) {
     return cache.attend(queries).out;
@@ -290,7 +304,7 @@ class PackedAttention : public testing::TestWithParam<Shape> {
   static void expect_close(Cache& cache, const std::vector<Query>& queries,
                            const std::vector<float>& sinks) {
     const Result result = cache.attend(queries, sinks.empty() ? nullptr : sinks.data());
-    const std::int32_t H = GetParam().H, D = GetParam().D;
+    const std::int32_t H = shape().H, D = shape().D;
     std::int32_t row = 0;
     for (const Query& query : queries)
       for (std::int32_t i = 0; i < query.q_len; ++i)
@@ -312,22 +326,22 @@ class PackedAttention : public testing::TestWithParam<Shape> {
 };
 
 TEST_P(PackedAttention, MatchesDoubleSums) {
-  Cache cache(GetParam(), {700, 31, 1, 129, 0});
+  Cache cache(shape(), {700, 31, 1, 129, 0});
   expect_close(cache, {{0, 700, 1}, {1, 31, 31}, {2, 1, 1}, {4, 0, 0}, {3, 129, 1}, {0, 300, 9}},
                {});
 }
 
 TEST_P(PackedAttention, CountsSinks) {
-  Cache cache(GetParam(), {600, 17});
-  std::vector<float> sinks(GetParam().H);
+  Cache cache(shape(), {600, 17});
+  std::vector<float> sinks(shape().H);
   for (std::size_t h = 0; h < sinks.size(); ++h) sinks[h] = static_cast<float>(h % 5) * 3 - 4;
   expect_close(cache, {{0, 600, 1}, {1, 17, 3}}, sinks);
 }
 
 TEST_P(PackedAttention, BitsAreTheSameAloneAndInABatch) {
-  Cache cache(GetParam(), {kTokens, 700, 31, 0, 1100});
-  const std::vector<Query> batch{{2, 31, 31}, {0, kTokens, 1}, {1, 700, 50},
-                                 {3, 0, 0},   {0, 800, 7},     {4, 1100, 1}};
+  Cache cache(shape(), {tokens_, 700, 31, 0, 1100});
+  const std::vector<Query> batch{{2, 31, 31}, {0, tokens_, 1},       {1, 700, 50},
+                                 {3, 0, 0},   {0, tokens_ - 501, 7}, {4, 1100, 1}};
   std::vector<float> alone;
   for (const Query& query : batch) {
     const std::vector<float> part = out_of(cache, {query});
@@ -338,13 +352,13 @@ TEST_P(PackedAttention, BitsAreTheSameAloneAndInABatch) {
 
 TEST_P(PackedAttention, BitsAreTheSameInAnyChunking) {
   const Threads one(1);
-  Cache cache(GetParam(), {kTokens});
-  const std::vector<float> whole = out_of(cache, {{0, kTokens, kTokens}});
+  Cache cache(shape(), {tokens_});
+  const std::vector<float> whole = out_of(cache, {{0, tokens_, tokens_}});
   for (const std::int32_t chunk : {1, 3, 16, 100}) {
-    const std::int32_t first = chunk < 16 ? kTokens - 299 : 0;
+    const std::int32_t first = chunk < 16 ? tokens_ - 299 : 0;
     std::vector<float> parts;
-    for (std::int32_t begin = first; begin < kTokens; begin += chunk) {
-      const std::int32_t end = std::min(begin + chunk, kTokens);
+    for (std::int32_t begin = first; begin < tokens_; begin += chunk) {
+      const std::int32_t end = std::min(begin + chunk, tokens_);
       const std::vector<float> part = out_of(cache, {{0, end, end - begin}});
       parts.insert(parts.end(), part.begin(), part.end());
     }
@@ -353,9 +367,9 @@ TEST_P(PackedAttention, BitsAreTheSameInAnyChunking) {
 }
 
 TEST_P(PackedAttention, BitsAreTheSameWithAnyNumberOfThreads) {
-  Cache cache(GetParam(), {kTokens, 600});
+  Cache cache(shape(), {tokens_, 600});
   for (const std::vector<Query>& queries :
-       {std::vector<Query>{{0, kTokens, 1}}, {{0, kTokens, 9}, {1, 600, 1}}, {{1, 600, 600}}}) {
+       {std::vector<Query>{{0, tokens_, 1}}, {{0, tokens_, 9}, {1, 600, 1}}, {{1, 600, 600}}}) {
     std::vector<float> by_one;
     {
       const Threads one(1);
@@ -369,11 +383,12 @@ TEST_P(PackedAttention, BitsAreTheSameWithAnyNumberOfThreads) {
 }
 
 TEST_P(PackedAttention, BitsDoNotDependOnBlockIdsOrLaterTokens) {
-  Cache here(GetParam(), {1000}, 1);
-  Cache there(GetParam(), {kTokens, 40}, 2);
-  Cache poison(GetParam(), {kTokens}, 3);
-  poison.poison_from(0, 1000, std::numeric_limits<float>::quiet_NaN());
-  for (const Query& query : {Query{0, 1000, 1}, {0, 999, 1}, {0, 1000, 60}}) {
+  const std::int32_t length = tokens_ - 301;
+  Cache here(shape(), {length}, 1);
+  Cache there(shape(), {tokens_, 40}, 2);
+  Cache poison(shape(), {tokens_}, 3);
+  poison.poison_from(0, length, std::numeric_limits<float>::quiet_NaN());
+  for (const Query& query : {Query{0, length, 1}, {0, length - 1, 1}, {0, length, 60}}) {
     const std::vector<float> expected = out_of(here, {query});
     EXPECT_TRUE(same_bits(expected, out_of(there, {query})));
     EXPECT_TRUE(same_bits(expected, out_of(poison, {query})));
@@ -381,37 +396,63 @@ TEST_P(PackedAttention, BitsDoNotDependOnBlockIdsOrLaterTokens) {
 }
 
 TEST_P(PackedAttention, BitsOfATokenIgnoreALaterOneOfItsOwnCall) {
-  Cache finite(GetParam(), {1000});
-  Cache poison(GetParam(), {1000});
-  poison.poison_from(0, 995, std::numeric_limits<float>::quiet_NaN());
-  const std::vector<float> a = out_of(finite, {{0, 1000, 60}});
-  const std::vector<float> b = out_of(poison, {{0, 1000, 60}});
+  const std::int32_t length = tokens_ - 301;
+  Cache finite(shape(), {length});
+  Cache poison(shape(), {length});
+  poison.poison_from(0, length - 5, std::numeric_limits<float>::quiet_NaN());
+  const std::vector<float> a = out_of(finite, {{0, length, 60}});
+  const std::vector<float> b = out_of(poison, {{0, length, 60}});
   const std::size_t before = 55u * finite.row_elements();
   EXPECT_TRUE(same_bits(std::span(a).first(before), std::span(b).first(before)));
-  if (GetParam().dtype == Dtype::bf16) {
+  if (shape().dtype == Dtype::bf16) {
     EXPECT_TRUE(std::isnan(b[before]));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, PackedAttention,
-                         testing::Values(Shape{8, 2, 128, 16, 0}, Shape{8, 2, 64, 32, 200},
-                                         Shape{3, 3, 32, 16, 0}, Shape{6, 2, 96, 64, 10},
-                                         Shape{10, 2, 192, 32, 0}, Shape{7, 1, 256, 16, 33},
-                                         Shape{72, 1, 64, 16, 0}, Shape{4, 4, 64, 48, 600}),
-                         name_of);
-
 constexpr Dtype kE4m3 = Dtype::e4m3, kE5m2 = Dtype::e5m2, kInt8 = Dtype::int8;
 
-INSTANTIATE_TEST_SUITE_P(EightBits, PackedAttention,
-                         testing::Values(Shape{8, 2, 128, 16, 0, kE4m3, Scaling::token},
-                                         Shape{8, 2, 64, 32, 200, kE5m2, Scaling::tensor},
-                                         Shape{3, 3, 32, 16, 0, kInt8, Scaling::token},
-                                         Shape{6, 2, 96, 64, 10, kInt8, Scaling::head},
-                                         Shape{10, 2, 192, 32, 0, kE4m3, Scaling::head},
-                                         Shape{7, 1, 256, 16, 33, kE5m2, Scaling::none},
-                                         Shape{72, 1, 64, 16, 0, kE4m3, Scaling::tensor},
-                                         Shape{4, 4, 64, 48, 600, kInt8, Scaling::token}),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, PackedAttention,
+    testing::Combine(
+        testing::Values(Arithmetic{CpuKernels::avx512_bf16}, Arithmetic{CpuKernels::amx}),
+        testing::Values(Shape{8, 2, 128, 16, 0}, Shape{8, 2, 64, 32, 200}, Shape{3, 3, 32, 16, 0},
+                        Shape{6, 2, 96, 64, 10}, Shape{10, 2, 192, 32, 0}, Shape{7, 1, 256, 16, 33},
+                        Shape{72, 1, 64, 16, 0}, Shape{4, 4, 64, 48, 600},
+                        Shape{8, 2, 128, 16, 0, kE4m3, Scaling::token},
+                        Shape{8, 2, 64, 32, 200, kE5m2, Scaling::tensor},
+                        Shape{3, 3, 32, 16, 0, kInt8, Scaling::token},
+                        Shape{6, 2, 96, 64, 10, kInt8, Scaling::head},
+                        Shape{10, 2, 192, 32, 0, kE4m3, Scaling::head},
+                        Shape{7, 1, 256, 16, 33, kE5m2, Scaling::none},
+                        Shape{72, 1, 64, 16, 0, kE4m3, Scaling::tensor},
+                        Shape{4, 4, 64, 48, 600, kInt8, Scaling::token})),
+    name_of_case);
+
+INSTANTIATE_TEST_SUITE_P(
+    Emulated, PackedAttention,
+    testing::Combine(testing::Values(Arithmetic{CpuKernels::avx512_bf16, true},
+                                     Arithmetic{CpuKernels::amx, true}),
+                     testing::Values(Shape{3, 1, 64, 16, 0}, Shape{4, 2, 32, 32, 90},
+                                     Shape{20, 1, 32, 16, 0, kE4m3, Scaling::token},
+                                     Shape{2, 2, 32, 48, 0, kInt8, Scaling::head})),
+    name_of_case);
+
+/// Emulated kernels give what those of the hardware give, for few rows and for many.
+TEST(PackedAttentionEmulation, HasTheBitsOfTheHardware) {
+  for (const CpuKernels kernels : {CpuKernels::avx512_bf16, CpuKernels::amx})
+    for (const Shape& shape : {Shape{4, 1, 64, 16, 0}, Shape{20, 1, 32, 32, 90},
+                               Shape{4, 2, 96, 16, 0, kE5m2, Scaling::head},
+                               Shape{4, 2, 32, 16, 0, kInt8, Scaling::token}}) {
+      if (!runs_here({kernels})) continue;
+      std::vector<float> results[2];
+      for (const bool is_emulated : {false, true}) {
+        const ComputedBy computed_by({kernels, is_emulated});
+        Cache cache(shape, {650, 70});
+        results[is_emulated] = cache.attend({{0, 650, 1}, {1, 70, 70}, {0, 600, 40}}).out;
+      }
+      EXPECT_TRUE(same_bits(results[0], results[1])) << to_string(kernels);
+    }
+}
 
 /// Attends to a single token: its weight is 1, so the result is its V, exactly.
 TEST(PackedCodes, HaveTheValuesOfTheirCodes) {

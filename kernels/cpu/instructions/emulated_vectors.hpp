@@ -227,6 +227,12 @@ KVHIVE_LANES __m512i by_table(__m512i a, __m512i b, __m512i c, int table) {
       r |= ((i & 4) != 0 ? a : ~a) & ((i & 2) != 0 ? b : ~b) & ((i & 1) != 0 ? c : ~c);
   return r;
 }
+KVHIVE_LANES std::uint32_t equal_shorts(__m512i a, __m512i b) {
+  const Shorts x = as<Shorts>(a), y = as<Shorts>(b);
+  std::uint32_t lanes = 0;
+  for (int i = 0; i < 32; ++i) lanes |= std::uint32_t{x[i] == y[i]} << i;
+  return lanes;
+}
 KVHIVE_LANES __m512i add_shorts(__m512i a, __m512i b) {
   return as<__m512i>(as<Shorts>(a) + as<Shorts>(b));
 }
@@ -326,6 +332,8 @@ KVHIVE_LANES __m256 half(__m512 x, int which) {
 #undef _mm512_abs_epi8
 #undef _mm512_ternarylogic_epi64
 #undef _mm512_add_epi16
+#undef _mm512_and_si512
+#undef _mm512_cmpeq_epi16_mask
 #undef _mm512_shuffle_i32x4
 #undef _mm512_zextsi128_si512
 #undef _mm512_mask_broadcast_i32x4
@@ -391,6 +399,8 @@ KVHIVE_LANES __m256 half(__m512 x, int which) {
 #define _mm512_test_epi8_mask(a, b) ::kvhive::emulated_vectors::common_bits(a, b)
 #define _mm512_abs_epi8(x) ::kvhive::emulated_vectors::magnitudes(x)
 #define _mm512_ternarylogic_epi64(a, b, c, t) ::kvhive::emulated_vectors::by_table(a, b, c, t)
+#define _mm512_and_si512(a, b) ((a) & (b))
+#define _mm512_cmpeq_epi16_mask(a, b) ::kvhive::emulated_vectors::equal_shorts(a, b)
 #define _mm512_add_epi16(a, b) ::kvhive::emulated_vectors::add_shorts(a, b)
 #define _mm512_shuffle_i32x4(a, b, c) ::kvhive::emulated_vectors::quarters(a, b, c)
 #define _mm512_zextsi128_si512(x) ::kvhive::emulated_vectors::first_quarter(x)

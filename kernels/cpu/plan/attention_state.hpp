@@ -9,7 +9,7 @@
 
 #include "base/check.hpp"
 #include "hwy/aligned_allocator.h"
-#include "kernels/cpu/attention_plan.hpp"
+#include "kernels/cpu/plan/attention_plan.hpp"
 
 namespace kvhive {
 

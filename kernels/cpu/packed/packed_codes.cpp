@@ -1,4 +1,4 @@
-#include "kernels/cpu/packed_codes.hpp"
+#include "kernels/cpu/packed/packed_codes.hpp"
 
 #include "config/fp8.hpp"
 

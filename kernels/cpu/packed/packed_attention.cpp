@@ -1,12 +1,12 @@
-#include "kernels/cpu/packed_attention.hpp"
+#include "kernels/cpu/packed/packed_attention.hpp"
 
 #include <omp.h>
 
 #include <vector>
 
-#include "kernels/cpu/instructions/cpu_features.hpp"
-#include "kernels/cpu/attention_state.hpp"
-#include "kernels/cpu/packed_attention_avx512.hpp"
+#include "kernels/cpu/instructions/cpu_kernels.hpp"
+#include "kernels/cpu/plan/attention_state.hpp"
+#include "kernels/cpu/packed/packed_spans.hpp"
 
 namespace kvhive {
 namespace {
@@ -20,7 +20,7 @@ class ScratchMemory {
     const std::size_t state = rows * packed_state_floats(head_size);
     ranges_.resize(head_rows);
     floats_ = allocate_aligned<float>(2 * state + rows * kChunkTokens + rows * kChunkTokens / 2 +
-                                      rows * head_size / 2 + kWideTokens * head_size / 2);
+                                      rows * head_size / 2 + kChunkTokens * head_size / 2);
     scratch_.span = floats_.get();
     scratch_.total = scratch_.span + state;
     scratch_.scores = scratch_.total + state;
@@ -33,15 +33,19 @@ class ScratchMemory {
   const PackedScratch& get() const { return scratch_; }
 
  private:
-  static constexpr std::size_t kWideTokens = 64;
-
   AlignedArray<float> floats_;
   std::vector<KvRange> ranges_;
   PackedScratch scratch_;
 };
 
-/// The instruction sets that packed_attention_avx512.cpp is compiled for.
-bool cpu_has_bf16_dots() { return cpu_features().avx512_vbmi && cpu_features().avx512_bf16; }
+PackedFunctions& dot_functions() {
+  static PackedFunctions functions = native::kPackedDots;
+  return functions;
+}
+PackedFunctions& tile_functions() {
+  static PackedFunctions functions = native::kPackedTiles;
+  return functions;
+}
 
 }  // namespace
 
@@ -55,10 +59,17 @@ bool packed_attention_takes(const PagedAttentionArgs& args) {
   const PagedKv& kv = args.kv;
   return kv.layout == PageLayout::packed && (kv.dtype == Dtype::bf16 || bytes_of(kv.dtype) == 1) &&
          kv.S % 16 == 0 && kv.D % 32 == 0 && args.q_dtype == Dtype::f32 && args.chunk == 0 &&
-         args.soft_cap == 0 && cpu_has_bf16_dots();
+         args.soft_cap == 0 && cpu_kernels() >= CpuKernels::avx512_bf16;
+}
+
+void use_packed_functions(const PackedFunctions& dots, const PackedFunctions& tiles) {
+  dot_functions() = dots;
+  tile_functions() = tiles;
 }
 
 void packed_attention(const PagedAttentionArgs& args) {
+  const PackedFunctions& functions =
+      cpu_kernels() == CpuKernels::amx ? tile_functions() : dot_functions();
   const PackedPlan plan = plan_packed_attention(args, omp_get_max_threads());
   const Bf16OfCodes codes =
       args.kv.dtype == Dtype::bf16 ? Bf16OfCodes() : bf16_of_codes(args.kv.dtype);
@@ -69,13 +80,13 @@ void packed_attention(const PagedAttentionArgs& args) {
     const ScratchMemory memory(plan, args.kv.D);
 #pragma omp for schedule(dynamic, 1) nowait
     for (const TileSpans& item : plan.items)
-      attend_packed_spans(args, codes, plan.tiles[item.tile], item.first_span, item.end_span,
-                          memory.get(), stored.get());
+      functions.attend_spans(args, codes, plan.tiles[item.tile], item.first_span, item.end_span,
+                             memory.get(), stored.get());
     if (!plan.split_tiles.empty()) {
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1) nowait
       for (const std::size_t tile : plan.split_tiles)
-        merge_packed_spans(args, plan.tiles[tile], memory.get(), stored.get());
+        functions.merge_spans(args, plan.tiles[tile], memory.get(), stored.get());
     }
   }
 }

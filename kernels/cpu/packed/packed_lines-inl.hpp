@@ -1,13 +1,12 @@
 #pragma once
 // Loads lines of PageLayout::packed as bf16. Each Lines type loads two consecutive lines, which
-// take kBytes each in memory on average. Part of packed_attention_avx512.cpp, with internal linkage
-// for the reason given in its header.
+// take kBytes each in memory on average. Of internal linkage (kernels/cpu/instructions/README.md).
 
-#include <immintrin.h>
-
-#include "kernels/cpu/packed_codes.hpp"
+#include "kernels/cpu/instructions/vectors.hpp"
+#include "kernels/cpu/packed/packed_codes.hpp"
 
 namespace kvhive {
+namespace KVHIVE_INSTRUCTIONS {
 namespace {
 
 constexpr std::int32_t kLineBytes = 64;  ///< of a line of bf16
@@ -91,4 +90,5 @@ void widen_lines(const Lines& lines, const std::byte* from, std::int32_t count, 
 }
 
 }  // namespace
+}  // namespace KVHIVE_INSTRUCTIONS
 }  // namespace kvhive

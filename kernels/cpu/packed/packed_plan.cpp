@@ -1,9 +1,9 @@
-#include "kernels/cpu/packed_plan.hpp"
+#include "kernels/cpu/packed/packed_plan.hpp"
 
 #include <algorithm>
 
 #include "base/check.hpp"
-#include "kernels/cpu/attention_state.hpp"
+#include "kernels/cpu/plan/attention_state.hpp"
 
 namespace kvhive {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/attention_plan.hpp"
+#include "kernels/cpu/plan/attention_plan.hpp"
 #include "kernels/paged_attention.hpp"
 
 namespace kvhive {

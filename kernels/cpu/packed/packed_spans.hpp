@@ -1,0 +1,54 @@
+#pragma once
+// The parts of packed_attention that are compiled for AVX-512 BF16 and AMX, or emulated
+// (kernels/cpu/instructions/README.md).
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/packed/packed_codes.hpp"
+#include "kernels/cpu/packed/packed_plan.hpp"
+
+namespace kvhive {
+
+/// One thread's memory: parts of one buffer, each aligned to 64 bytes.
+struct PackedScratch {
+  std::uint16_t* q = nullptr;        ///< [rows, D] bf16
+  float* scores = nullptr;           ///< [rows, kChunkTokens]
+  std::uint16_t* weights = nullptr;  ///< [rows, kChunkTokens] bf16
+  std::byte* wide = nullptr;         ///< [kChunkTokens, D] elements that are converted or moved
+  KvRange* ranges = nullptr;         ///< [head rows] the part of the chunk that a row sees
+  float* span = nullptr;             ///< [rows, state] of the current span
+  float* total = nullptr;            ///< [rows, state] of all spans so far
+};
+
+/// Floats of one row's state: acc [D], the largest score so far in units of log2, the sum of the
+/// weights relative to it, and padding to whole cache lines.
+static constexpr std::int64_t packed_state_floats(std::int64_t head_size) { return head_size + 16; }
+
+/// Attention over packed pages by one arithmetic.
+struct PackedFunctions {
+  /// Computes spans first_span..end_span-1 of a tile. Writes the results of an unsplit tile to
+  /// args.out, the states of a split one to `stored`.
+  ///
+  /// \param codes of args.kv.dtype; not read if that is bf16
+  void (*attend_spans)(const PagedAttentionArgs& args, const Bf16OfCodes& codes,
+                       const PackedTile& tile, std::int32_t first_span, std::int32_t end_span,
+                       const PackedScratch& scratch, float* stored);
+  /// Merges the states of a split tile and writes its results.
+  void (*merge_spans)(const PagedAttentionArgs& args, const PackedTile& tile,
+                      const PackedScratch& scratch, float* stored);
+};
+
+namespace native {
+extern const PackedFunctions kPackedDots;   ///< by bf16 dot products
+extern const PackedFunctions kPackedTiles;  ///< by tiles
+}  // namespace native
+namespace emulated {  // in the library of the tests
+extern const PackedFunctions kPackedDots;
+extern const PackedFunctions kPackedTiles;
+}  // namespace emulated
+
+/// For tests: what packed_attention() calls from now on.
+void use_packed_functions(const PackedFunctions& dots, const PackedFunctions& tiles);
+
+}  // namespace kvhive
