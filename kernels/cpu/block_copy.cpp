@@ -29,14 +29,15 @@ Piece piece_at(const BlockCopyArgs& args, std::size_t pieces_per_block, std::siz
           std::min(kPieceBytes, args.bytes - begin)};
 }
 
-void copy_piece(const Piece& piece, const Piece& next) {
+void copy_piece(const Piece& piece, const Piece& next, CopyWay way) {
   // Streaming stores need whole, aligned vectors.
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(piece.destination) % 64 == 0;
   const std::size_t streamed =
       is_aligned && piece.bytes >= kStreamBytes ? piece.bytes / 64 * 64 : 0;
-  const bool goes_on = next.source == piece.source + piece.bytes || next.bytes < piece.bytes;
+  const bool goes_on = way == CopyWay::one_run && next.source == piece.source + piece.bytes;
+  const bool prefetches = !goes_on && next.bytes >= piece.bytes;
   if (streamed > 0)
-    stream_copy(piece.source, piece.destination, streamed, goes_on ? nullptr : next.source);
+    stream_copy(piece.source, piece.destination, streamed, prefetches ? next.source : nullptr, way);
   std::memcpy(piece.destination + streamed, piece.source + streamed, piece.bytes - streamed);
 }
 
@@ -45,12 +46,13 @@ void copy_piece(const Piece& piece, const Piece& next) {
 void block_copy_cpu(const BlockCopyArgs& args) {
   const std::size_t pieces_per_block = (args.bytes + kPieceBytes - 1) / kPieceBytes;
   const std::size_t pieces = args.pairs_count * pieces_per_block;
+  const CopyWay way = args.bytes >= kStreamBytes ? copy_way().way : CopyWay::one_run;
 #pragma omp parallel if (args.pairs_count * args.bytes > kSerialBytes)
   {
 #pragma omp for schedule(static) nowait
     for (std::size_t i = 0; i < pieces; ++i)
       copy_piece(piece_at(args, pieces_per_block, i),
-                 piece_at(args, pieces_per_block, std::min(i + 1, pieces - 1)));
+                 piece_at(args, pieces_per_block, std::min(i + 1, pieces - 1)), way);
     end_streams();
   }
 }

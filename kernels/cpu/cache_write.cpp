@@ -117,7 +117,7 @@ void write_rows(const CacheWriteArgs& args, const Plane& plane, const Run& run, 
       const std::byte* row =
           stored_row(args, plane, run.first + i, slot_id, g, buffers, buffers.row(0));
       if (streams && is_aligned(to))
-        stream_copy(row, to, buffers.row_bytes, nullptr);
+        stream_copy(row, to, buffers.row_bytes, nullptr, CopyWay::one_run);
       else
         std::memcpy(to, row, buffers.row_bytes);
     }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends.hpp"
+#include "kernels/copy_way.hpp"
 
 namespace kvhive {
 namespace {
@@ -62,6 +63,30 @@ TEST_P(BlockCopy, CopiesInsideOneArena) {
   std::byte* blocks = arena.bytes.data() + arena.first;
   GetParam().copy(whole_blocks(blocks, blocks, block_bytes, pairs));
   EXPECT_TRUE(arena.bytes == expected);
+}
+
+TEST_P(BlockCopy, CopiesTheSameBytesInEveryWay) {
+  const std::vector<BlockPair> pairs{{5, 0}, {2, 4}, {0, 3}, {1, 1}};
+  for (const CopyWay way : {CopyWay::one_run, CopyWay::four_pages}) {
+    force_copy_way(way);
+    for (const std::size_t kib : {16, 20, 32, 36, 48, 60, 100, 512}) {
+      // The last block's end is not a whole line.
+      const std::size_t block_bytes = kib * 1024 + 64, copied_bytes = block_bytes - 24;
+      const Arena source(block_bytes, 0, 1);
+      Arena destination(block_bytes, 0, 2);
+      std::vector<std::byte> expected = destination.bytes;
+      for (const BlockPair pair : pairs)
+        std::copy_n(source.bytes.begin() + source.first + pair.source * block_bytes, copied_bytes,
+                    expected.begin() + destination.first + pair.destination * block_bytes);
+      BlockCopyArgs args =
+          whole_blocks(source.bytes.data() + source.first,
+                       destination.bytes.data() + destination.first, block_bytes, pairs);
+      args.bytes = copied_bytes;
+      GetParam().copy(args);
+      EXPECT_TRUE(destination.bytes == expected) << kib << " KiB, way " << int(way);
+    }
+  }
+  force_copy_way({});
 }
 
 TEST_P(BlockCopy, TakesNoPairs) { GetParam().copy(whole_blocks(nullptr, nullptr, 4096, {})); }

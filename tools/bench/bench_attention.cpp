@@ -11,7 +11,10 @@
 //                 copy as much in order with as many threads
 //   cache_write   the same, by cache_write_cpu into bf16; half the bytes read and written
 //
-// Usage: bench_attention [--only TEXT] [--format json]      (TEXT: part of the cases' names)
+// Usage: bench_attention [--only TEXT] [--format json] [--copy-way NAME]
+//
+// TEXT is a part of the cases' names. The ways are those of kernels/copy_way.hpp; without a name
+// the kernels measure and choose. The table ends with their choice.
 
 #include <immintrin.h>
 #include <omp.h>
@@ -27,15 +30,18 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/check.hpp"
+#include "config/choices.hpp"
 #include "config/kv_layout.hpp"
 #include "kernels/block_copy.hpp"
 #include "kernels/cache_write.hpp"
+#include "kernels/copy_way.hpp"
 #include "kernels/paged_attention.hpp"
 
 namespace kvhive {
@@ -480,6 +486,24 @@ void print_table(const nlohmann::json& rows) {
   }
 }
 
+template <class Way>
+void print_way(const char* what, const ChosenWay<Way>& chosen) {
+  const auto names = names_of(Way{});
+  std::printf("%s: %s", what, std::string(to_string(chosen.way)).c_str());
+  for (std::size_t i = 0; i < names.size() && chosen.rates[i] > 0; ++i)
+    std::printf("%s %s %.1f GB/s", i == 0 ? " of" : ",", std::string(names[i]).c_str(),
+                chosen.rates[i]);
+  std::printf("\n");
+}
+
+/// Forces the way of that name. False if there is none.
+template <class Way>
+bool force(void (*force_way)(std::optional<Way>), std::string_view name) {
+  const std::optional<Way> way = value_named<Way>(name);
+  if (way) force_way(way);
+  return way.has_value();
+}
+
 }  // namespace
 }  // namespace kvhive
 
@@ -492,17 +516,21 @@ int main(int argc, char** argv) {
       only = value;
     else if (flag == "--format" && value == "json")
       wants_json = true;
+    else if (flag == "--copy-way" && kvhive::force(kvhive::force_copy_way, value))
+      continue;
     else
       is_understood = false;
   }
   if (!is_understood) {
-    std::fprintf(stderr, "usage: %s [--only TEXT] [--format json]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [--only TEXT] [--format json] [--copy-way NAME]\n", argv[0]);
     return 2;
   }
   kvhive::Table table(only);
   kvhive::run_all(table);
-  if (wants_json)
+  if (wants_json) {
     std::printf("%s\n", table.rows().dump(2).c_str());
-  else
+  } else {
     kvhive::print_table(table.rows());
+    kvhive::print_way("block_copy", kvhive::copy_way());
+  }
 }
