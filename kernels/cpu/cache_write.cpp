@@ -56,8 +56,7 @@ struct Plane {
   std::byte* base;
   float* scales;
   void (*write_row)(const PagedKv&, const std::byte*, std::int32_t, std::byte*);
-  /// Writes whole groups of bf16 into PageLayout::packed; null where the CPU or the type cannot.
-  void (*write_group)(const TokenRows&, std::byte*, std::int32_t, Stores);
+  GroupWriter write_group;  ///< null where the CPU or the types have none
   std::int64_t (*element_offset)(const PagedKv&, std::int64_t, std::int64_t);
 };
 
@@ -78,8 +77,11 @@ struct RowBuffers {
 void convert(const CacheWriteArgs& args, const std::byte* from, float* scale, RowBuffers& buffers,
              std::byte* to) {
   const auto D = static_cast<std::size_t>(args.kv.D);
-  float* floats = buffers.floats.data();
-  widen(from, args.in_dtype, D, floats);
+  const auto* floats = reinterpret_cast<const float*>(from);
+  if (args.in_dtype != Dtype::f32) {
+    widen(from, args.in_dtype, D, buffers.floats.data());
+    floats = buffers.floats.data();
+  }
   if (args.kv.scales.are_per_token()) {
     const float made = largest_magnitude(floats, D) / largest_of(args.kv.dtype);
     *scale = made > 0 ? made : 1.0f;
@@ -126,21 +128,39 @@ void write_rows(const CacheWriteArgs& args, const Plane& plane, const Run& run, 
 /// Writes one head of a run into pages that do not keep rows. Reading head by head jumps through
 /// the values, so each head also prefetches a G-th of the `next` run's values, in their order.
 void write_head(const CacheWriteArgs& args, const Plane& plane, const Run& run, const Run& next,
-                std::int32_t g, Stores stores, RowBuffers& buffers) {
+                std::int32_t g, Stores stores, WriteWay way, RowBuffers& buffers) {
   const PagedKv& kv = args.kv;
   std::byte* page = plane.base + page_offset(kv, run.slot_id / kv.S, g);
   const auto slot = static_cast<std::int32_t>(run.slot_id % kv.S);
-  const std::byte* rows[kGroupSlots];
-  for (std::int32_t i = 0; i < run.count; ++i)
-    rows[i] = stored_row(args, plane, run.first + i, run.slot_id + i, g, buffers, buffers.row(i));
   if (plane.write_group != nullptr && run.count == kGroupSlots && is_aligned(page)) {
-    const auto in_bytes = static_cast<std::int64_t>(bytes_of(args.in_dtype));
-    const std::byte* fetched =
-        plane.values + (std::int64_t{next.first} * kv.G + g * kGroupSlots) * kv.D * in_bytes;
-    return plane.write_group({rows[0], rows[1] - rows[0], kv.D, fetched},
-                             page + plane.element_offset(kv, slot, 0), kv.S, stores);
+    const std::int64_t row_bytes = kv.D * static_cast<std::int64_t>(bytes_of(args.in_dtype));
+    const TokenRows rows{
+        .first = plane.values + (std::int64_t{run.first} * kv.G + g) * row_bytes,
+        .stride = kv.G * row_bytes,
+        .D = kv.D,
+        .next = plane.values + (std::int64_t{next.first} * kv.G + g * kGroupSlots) * row_bytes};
+    return plane.write_group(rows, page + plane.element_offset(kv, slot, 0), kv.S, stores, way);
   }
-  for (std::int32_t i = 0; i < run.count; ++i) plane.write_row(kv, rows[i], slot + i, page);
+  for (std::int32_t i = 0; i < run.count; ++i)
+    plane.write_row(
+        kv, stored_row(args, plane, run.first + i, run.slot_id + i, g, buffers, buffers.row(i)),
+        slot + i, page);
+}
+
+/// Writes of whole groups to PageLayout::packed, without a buffer between.
+struct GroupWriters {
+  GroupWriter key = nullptr;
+  GroupWriter value = nullptr;
+};
+
+GroupWriters group_writers(const CacheWriteArgs& args) {
+  const PagedKv& kv = args.kv;
+  const bool is_packed = kv.layout == PageLayout::packed && kv.dtype == Dtype::bf16 &&
+                         fastest_page_layout(kv.S, kv.D, kv.dtype) == kv.layout;
+  if (is_packed && args.in_dtype == Dtype::bf16) return {write_key_group, write_value_group};
+  if (is_packed && args.in_dtype == Dtype::f32)
+    return {write_float_key_group, write_float_value_group};
+  return {};
 }
 
 }  // namespace
@@ -152,14 +172,13 @@ void cache_write_cpu(const CacheWriteArgs& args) {
   const Stores stores = 2 * elements * static_cast<std::int64_t>(bytes_of(kv.dtype)) > kStreamBytes
                             ? Stores::streamed
                             : Stores::cached;
-  const bool has_groups = kv.dtype == Dtype::bf16 &&
-                          fastest_page_layout(kv.S, kv.D, kv.dtype) == kv.layout &&
-                          kv.layout == PageLayout::packed;
-  const Plane planes[] = {
-      {static_cast<const std::byte*>(args.k), kv.k, kv.scales.k, write_key_row,
-       has_groups ? write_key_group : nullptr, key_offset},
-      {static_cast<const std::byte*>(args.v), kv.v, kv.scales.v, write_value_row,
-       has_groups ? write_value_group : nullptr, value_offset}};
+  const GroupWriters groups = group_writers(args);
+  const WriteWay way =
+      groups.key != nullptr && stores == Stores::streamed ? write_way().way : WriteWay::by_tokens;
+  const Plane planes[] = {{static_cast<const std::byte*>(args.k), kv.k, kv.scales.k, write_key_row,
+                           groups.key, key_offset},
+                          {static_cast<const std::byte*>(args.v), kv.v, kv.scales.v,
+                           write_value_row, groups.value, value_offset}};
   const std::vector<Run> runs = find_runs(args);
 #pragma omp parallel if (elements > kSerialElements)
   {
@@ -173,7 +192,7 @@ void cache_write_cpu(const CacheWriteArgs& args) {
         }
         const Run& next = runs[std::min(i + 1, runs.size() - 1)];
         for (std::int32_t g = 0; g < kv.G; ++g)
-          write_head(args, plane, runs[i], next, g, stores, buffers);
+          write_head(args, plane, runs[i], next, g, stores, way, buffers);
       }
     end_streams();
   }

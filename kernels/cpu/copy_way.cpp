@@ -8,16 +8,22 @@
 #include <memory>
 #include <new>
 
+#include "kernels/cpu/packed_write_avx512.hpp"
 #include "kernels/cpu/stream_copy.hpp"
+#include "kernels/paged_attention.hpp"
 
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kPieceBytes = 32 << 10;  ///< K (or V) of 16 tokens of 8 heads of 128
+constexpr std::size_t kPieceBytes = 32 << 10;  ///< K (or V) of kTokens tokens
 constexpr std::size_t kPieces = 32;            ///< one pass moves so many, in about 0.1 ms
 constexpr std::size_t kPassBytes = kPieces * kPieceBytes;
 constexpr std::size_t kParts = 5;  ///< an odd number, so that each way uses every part of memory
 constexpr int kRounds = 8;
+constexpr std::int32_t kHeads = 8;
+constexpr std::int32_t kHeadSize = 128;
+constexpr std::int32_t kTokens = 16;
+static_assert(kTokens * kHeads * kHeadSize * 2 == kPieceBytes);
 
 struct FreeMemory {
   void operator()(std::byte* memory) const { std::free(memory); }
@@ -41,6 +47,21 @@ void copy_pass(CopyWay way, const std::byte* from, std::byte* to) {
   for (std::size_t i = 0; i < kPieces; ++i)
     stream_copy(from + piece_at(i, 27), to + piece_at(i, 37), kPieceBytes,
                 from + piece_at(i + 1, 27), way);
+  end_streams();
+}
+
+/// Writes K with the first half of the values and V with the second, as cache_write_cpu does.
+void write_pass(WriteWay way, const std::byte* from, std::byte* to) {
+  constexpr std::int64_t kRowBytes = kHeadSize * 2;
+  constexpr std::int64_t kPageBytes = kTokens * kRowBytes;
+  for (std::size_t i = 0; i < kPieces; ++i)
+    for (std::int32_t g = 0; g < kHeads; ++g) {
+      const std::byte* values = from + i * kPieceBytes;
+      const std::byte* next = from + (i + 1) % kPieces * kPieceBytes;
+      (i < kPieces / 2 ? write_key_group : write_value_group)(
+          {values + g * kRowBytes, kHeads * kRowBytes, kHeadSize, next + g * kPageBytes},
+          to + piece_at(i, 37) + g * kPageBytes, kTokens, Stores::streamed, way);
+    }
   end_streams();
 }
 
@@ -71,6 +92,7 @@ ChosenWay<Way> measure(Pass pass) {
 
 constexpr int kNotForced = -1;
 std::atomic<int> forced_copy_way{kNotForced};
+std::atomic<int> forced_write_way{kNotForced};
 
 }  // namespace
 
@@ -81,8 +103,22 @@ ChosenWay<CopyWay> copy_way() {
   return measured;
 }
 
+ChosenWay<WriteWay> write_way() {
+  if (const int forced = forced_write_way; forced != kNotForced)
+    return {.way = static_cast<WriteWay>(forced)};
+  static const ChosenWay<WriteWay> measured =
+      fastest_page_layout(kTokens, kHeadSize, Dtype::bf16) == PageLayout::packed
+          ? measure<WriteWay>(write_pass)
+          : ChosenWay<WriteWay>();
+  return measured;
+}
+
 void force_copy_way(std::optional<CopyWay> way) {
   forced_copy_way = way ? static_cast<int>(*way) : kNotForced;
+}
+
+void force_write_way(std::optional<WriteWay> way) {
+  forced_write_way = way ? static_cast<int>(*way) : kNotForced;
 }
 
 }  // namespace kvhive

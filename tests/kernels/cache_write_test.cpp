@@ -4,12 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
 
 #include "backends.hpp"
+#include "kernels/copy_way.hpp"
 #include "kernels/element.hpp"
 #include "kernels/page_address.hpp"
 #include "paged_arena.hpp"
@@ -190,29 +192,80 @@ TEST_P(CacheWrite, RoundsToNearestWithTiesToEven) {
     }
 }
 
-TEST_P(CacheWrite, WritesTheSameBytesBeyondTheProcessorsCaches) {
-  constexpr std::int32_t kTokens = 4100, kBlocks = kTokens / 16 + 2;
-  for (const Storage storage : {Storage::hnd, Storage::packed}) {
-    // 8 MiB and some; blocks and heads on whole cache lines.
-    const Shape shape{.G = 4, .D = 128, .q_dtype = Dtype::bf16, .storage = storage, .gap = 0};
-    PagedArena got(shape, kBlocks), want(shape, kBlocks);
-    if (!GetParam().takes(got.kv(), shape.q_dtype)) continue;
-    const std::vector<float> floats = any_floats(std::size_t{kTokens} * shape.G * shape.D, shape.D);
-    const std::vector<std::byte> k = as_elements(floats, shape.q_dtype);
-    std::vector<std::int64_t> slots;
-    for (std::int32_t t = 0; t < kTokens; ++t)
-      slots.push_back((t / 16 * 7 % (kBlocks - 1) + 1) * 16 + t % 16);
-    CacheWriteArgs args{.k = k.data(),
-                        .v = k.data(),
-                        .slot_mapping = slots.data(),
-                        .kv = got.kv(),
-                        .T = kTokens,
-                        .in_dtype = shape.q_dtype};
-    write(args);
-    args.kv = want.kv();
-    cache_write_reference(args);
-    EXPECT_TRUE(got.bytes() == want.bytes()) << int(storage);
+/// A PagedArena's blocks, moved to an address on a whole line: only such pages are written in whole
+/// groups, past the caches.
+class AlignedArena {
+ public:
+  AlignedArena(const Shape& shape, std::int64_t blocks) : arena_(shape, blocks) {
+    bytes_.assign(arena_.bytes().size() + 64, std::byte{0xff});
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
+    first_ = bytes_.data() + (64 - address % 64) % 64;
   }
+
+  PagedKv kv() {
+    PagedKv view = arena_.kv();
+    view.v = first_ + (view.v - view.k);
+    view.k = first_;
+    return view;
+  }
+  bool holds_the_same(const AlignedArena& other) const {
+    return std::equal(first_, first_ + arena_.bytes().size(), other.first_);
+  }
+
+ private:
+  PagedArena arena_;
+  std::vector<std::byte> bytes_;
+  std::byte* first_;
+};
+
+/// Writes tokens to consecutive slots of shuffled blocks, so that whole groups of 16 are written at
+/// once, and expects the reference's bytes.
+void expect_groups(const Backend& backend, const Shape& shape, std::int32_t tokens) {
+  const std::int32_t blocks = tokens / shape.S + 2;
+  AlignedArena got(shape, blocks), want(shape, blocks);
+  if (!backend.takes(got.kv(), shape.q_dtype)) return;
+  const std::vector<float> floats = any_floats(std::size_t(tokens) * shape.G * shape.D, shape.D);
+  const std::vector<std::byte> k = as_elements(floats, shape.q_dtype);
+  const std::vector<std::byte> v = as_elements({floats.rbegin(), floats.rend()}, shape.q_dtype);
+  std::vector<std::int64_t> slots;
+  for (std::int32_t t = 0; t < tokens; ++t)
+    slots.push_back((t / shape.S * 7 % (blocks - 1) + 1) * shape.S + t % shape.S);
+  CacheWriteArgs args{.k = k.data(),
+                      .v = v.data(),
+                      .slot_mapping = slots.data(),
+                      .kv = got.kv(),
+                      .T = tokens,
+                      .in_dtype = shape.q_dtype};
+  backend.write(args);
+  args.kv = want.kv();
+  cache_write_reference(args);
+  EXPECT_TRUE(got.holds_the_same(want))
+      << "storage " << int(shape.storage) << " of " << to_string(shape.q_dtype) << " S " << shape.S
+      << " D " << shape.D << " write way " << int(write_way().way);
+}
+
+TEST_P(CacheWrite, WritesTheSameBytesInWholeGroups) {
+  for (const Dtype in : kActivations)
+    for (const std::int32_t S : {16, 32, 64})
+      for (const std::int32_t D : {32, 96, 128})
+        for (const std::int64_t gap : {0, 48})  // pages on whole lines, or not
+          expect_groups(
+              GetParam(),
+              {.G = 3, .D = D, .S = S, .q_dtype = in, .storage = Storage::packed, .gap = gap}, 134);
+}
+
+TEST_P(CacheWrite, WritesTheSameBytesBeyondTheProcessorsCachesInEveryWay) {
+  for (const WriteWay way : {WriteWay::by_tokens, WriteWay::by_lines}) {
+    force_write_way(way);
+    for (const Dtype in : {Dtype::bf16, Dtype::f32})
+      for (const Storage storage : {Storage::hnd, Storage::packed})
+        for (const std::int32_t S : {16, 32})
+          // 8 MiB and some; blocks and heads on whole lines.
+          expect_groups(GetParam(),
+                        {.G = 4, .D = 128, .S = S, .q_dtype = in, .storage = storage, .gap = 0},
+                        4100);
+  }
+  force_write_way({});
 }
 
 TEST_P(CacheWrite, TakesNoTokens) {

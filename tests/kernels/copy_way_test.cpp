@@ -8,6 +8,8 @@
 #include <set>
 #include <vector>
 
+#include "kernels/paged_attention.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -48,6 +50,21 @@ TEST(CopyWay, CanBeForced) {
   force_copy_way({});
   EXPECT_EQ(copy_way().way, measured.way);
   EXPECT_EQ(copy_way().rates, measured.rates);
+}
+
+TEST(WriteWay, IsTheOneThatWasMeasuredToBeTheFastest) {
+  if (fastest_page_layout(16, 128, Dtype::bf16) == PageLayout::packed)
+    expect_the_fastest(write_way());
+  else
+    EXPECT_EQ(write_way().rates[0], 0) << "there are no such pages on this CPU";
+}
+
+TEST(WriteWay, CanBeForced) {
+  for (const WriteWay way : {WriteWay::by_tokens, WriteWay::by_lines}) {
+    force_write_way(way);
+    EXPECT_EQ(write_way().way, way);
+  }
+  force_write_way({});
 }
 
 }  // namespace

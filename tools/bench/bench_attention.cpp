@@ -11,7 +11,7 @@
 //                 copy as much in order with as many threads
 //   cache_write   the same, by cache_write_cpu into bf16; half the bytes read and written
 //
-// Usage: bench_attention [--only TEXT] [--format json] [--copy-way NAME]
+// Usage: bench_attention [--only TEXT] [--format json] [--copy-way NAME] [--write-way NAME]
 //
 // TEXT is a part of the cases' names. The ways are those of kernels/copy_way.hpp; without a name
 // the kernels measure and choose. The table ends with their choice.
@@ -518,11 +518,15 @@ int main(int argc, char** argv) {
       wants_json = true;
     else if (flag == "--copy-way" && kvhive::force(kvhive::force_copy_way, value))
       continue;
+    else if (flag == "--write-way" && kvhive::force(kvhive::force_write_way, value))
+      continue;
     else
       is_understood = false;
   }
   if (!is_understood) {
-    std::fprintf(stderr, "usage: %s [--only TEXT] [--format json] [--copy-way NAME]\n", argv[0]);
+    std::fprintf(stderr,
+                 "usage: %s [--only TEXT] [--format json] [--copy-way NAME] [--write-way NAME]\n",
+                 argv[0]);
     return 2;
   }
   kvhive::Table table(only);
@@ -532,5 +536,6 @@ int main(int argc, char** argv) {
   } else {
     kvhive::print_table(table.rows());
     kvhive::print_way("block_copy", kvhive::copy_way());
+    kvhive::print_way("cache_write", kvhive::write_way());
   }
 }
