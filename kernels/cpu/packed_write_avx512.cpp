@@ -1,4 +1,4 @@
-// Calls no inline function of a header, for the reason given in packed_attention_avx512.hpp.
+// Calls no inline function of a header, for the reason given in instructions/README.md.
 
 #include "kernels/cpu/packed_write_avx512.hpp"
 

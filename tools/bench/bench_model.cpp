@@ -283,13 +283,14 @@ class OneDnnProducts {
   double best_ = 1e9;
 };
 
-/// Runs steps of one sequence, whose blocks lie one after the other.
+/// Runs steps of sequences that share no blocks.
 class Steps {
  public:
+  static constexpr std::int32_t kMostSequences = 16;  ///< of at most 32 tokens each
   Steps(Transformer& model, const Sizes& sizes)
       : model_(model),
         layout_(fastest_kv_layout(model.config(), one_group(model.config()), 16, Dtype::bf16)),
-        blocks_(std::max(sizes.prompt, sizes.depth) / 16 + 1),
+        blocks_(std::max(std::max(sizes.prompt, sizes.depth) / 16 + 1, kMostSequences * 2)),
         arena_(layout_.block_bytes() * blocks_),
         logits_(model.config().vocab_size) {
     auto* values = reinterpret_cast<std::uint16_t*>(arena_.data());
@@ -346,7 +347,7 @@ class Steps {
   Transformer& model_;
   KvLayout layout_;
   std::size_t blocks_;
-  std::vector<std::byte> arena_;
+  LineVector<std::byte> arena_;
   std::vector<BlockId> table_;
   std::vector<float> logits_;
 };
@@ -398,7 +399,7 @@ void measure(const Table& table, const Sizes& sizes, Transformer& model,
     table.add(
         "decode at " + std::to_string(length) + " / read of the weights", sizes.pairs,
         [&] { steps.run(length, 1); }, [&] { read_all(file); });
-  for (const std::int32_t rows : {4, 16})
+  for (const std::int32_t rows : {4, Steps::kMostSequences})
     table.add(
         "decode of " + std::to_string(rows) + " / read of the weights", sizes.pairs,
         [&] { steps.run_batch(17, rows); }, [&] { read_all(file); });

@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
@@ -18,9 +19,11 @@ class ScratchMemory {
     const std::size_t rows = plan.max_rows;
     const std::size_t head_rows = plan.max_head_rows;
     const std::size_t state = rows * packed_state_floats(head_size);
+    const std::size_t wide_bytes =
+        std::max<std::size_t>(kLeastWideBytes, 2 * kChunkTokens * std::size_t(head_size));
     ranges_.resize(head_rows);
     floats_ = allocate_aligned<float>(2 * state + rows * kChunkTokens + rows * kChunkTokens / 2 +
-                                      rows * head_size / 2 + kChunkTokens * head_size / 2);
+                                      rows * head_size / 2 + wide_bytes / sizeof(float));
     scratch_.span = floats_.get();
     scratch_.total = scratch_.span + state;
     scratch_.scores = scratch_.total + state;
@@ -70,7 +73,7 @@ void use_packed_functions(const PackedFunctions& dots, const PackedFunctions& ti
 void packed_attention(const PagedAttentionArgs& args) {
   const PackedFunctions& functions =
       cpu_kernels() == CpuKernels::amx ? tile_functions() : dot_functions();
-  const PackedPlan plan = plan_packed_attention(args, omp_get_max_threads());
+  const PackedPlan plan = plan_packed_attention(args, omp_get_max_threads(), functions.head_rows);
   const Bf16OfCodes codes =
       args.kv.dtype == Dtype::bf16 ? Bf16OfCodes() : bf16_of_codes(args.kv.dtype);
   const AlignedArray<float> stored = allocate_aligned<float>(

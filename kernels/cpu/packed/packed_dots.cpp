@@ -66,10 +66,10 @@ void widen_quad(const Lines& lines, const Quad& quad, std::int32_t strips, std::
 
 // ---- K ----
 
-/// scores[row][4 groups of 16 tokens] = factor * (q[row] . k), for kRows rows.
+/// scores[row][4 groups of 16 tokens] = q[row] . k, for kRows rows.
 template <int kRows, class Lines>
 void score_tile(const Lines& all_lines, const Quad& k, const std::uint16_t* q,
-                std::int32_t head_size, float factor, float* scores) {
+                std::int32_t head_size, float* scores) {
   const Lines lines = all_lines;
   __m512 sums[kRows][4];
 #pragma GCC unroll 4
@@ -96,23 +96,21 @@ void score_tile(const Lines& all_lines, const Quad& k, const std::uint16_t* q,
       }
     }
   }
-  const __m512 factors = _mm512_set1_ps(factor);
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j)
-      _mm512_storeu_ps(scores + r * kChunkTokens + j * kGroupTokens,
-                       _mm512_mul_ps(sums[r][j], factors));
+      _mm512_storeu_ps(scores + r * kChunkTokens + j * kGroupTokens, sums[r][j]);
 }
 
 template <class Lines>
 void score_rows(const Lines& lines, std::int32_t rows, const Quad& k, const std::uint16_t* q,
-                std::int32_t head_size, float factor, float* scores) {
+                std::int32_t head_size, float* scores) {
   switch (rows) {
-    case 1: return score_tile<1>(lines, k, q, head_size, factor, scores);
-    case 2: return score_tile<2>(lines, k, q, head_size, factor, scores);
-    case 3: return score_tile<3>(lines, k, q, head_size, factor, scores);
-    default: return score_tile<4>(lines, k, q, head_size, factor, scores);
+    case 1: return score_tile<1>(lines, k, q, head_size, scores);
+    case 2: return score_tile<2>(lines, k, q, head_size, scores);
+    case 3: return score_tile<3>(lines, k, q, head_size, scores);
+    default: return score_tile<4>(lines, k, q, head_size, scores);
   }
 }
 
@@ -261,14 +259,13 @@ template <class Lines>
 void score_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std::int32_t group,
                 const Quad& k) {
   const std::int32_t head_size = chunk.args.kv.D;
-  const float factor = chunk.args.scale * kLog2e;
   for (std::int32_t r = 0; r < chunk.head_rows; r += 4) {
     const std::int32_t count = smaller(4, chunk.head_rows - r);
     // Later rows see later tokens.
     if (chunk.scratch.ranges[r + count - 1].end <= group * kGroupTokens) continue;
     if (chunk.scratch.ranges[r].begin >= (group + 4) * kGroupTokens) continue;
     const std::int64_t row = h * chunk.head_rows + r;
-    score_rows(lines, count, k, chunk.scratch.q + row * head_size, head_size, factor,
+    score_rows(lines, count, k, chunk.scratch.q + row * head_size, head_size,
                chunk.scratch.scores + row * kChunkTokens + group * kGroupTokens);
   }
 }
@@ -296,25 +293,17 @@ void score_chunk(const Chunk& chunk, const Lines& lines) {
 template <class Lines>
 void weigh_chunk(const Chunk& chunk) {
   constexpr std::int64_t kFetchedBytes = 8 * kLineBytes;
-  const PackedScratch& scratch = chunk.scratch;
   const PagedKv& kv = chunk.args.kv;
   const std::byte* values = kv.v + chunk.tile.first_head * kv.head_stride;
   const std::int32_t first_group = chunk.visible.begin / (4 * kGroupTokens) * 4;
-  Scales scales;
-  for (std::int32_t h = 0; h < chunk.tile.heads; ++h) {
-    find_scales(chunk, h, scales);
-    for (std::int32_t r = 0; r < chunk.head_rows; ++r) {
+  for (std::int32_t h = 0; h < chunk.tile.heads; ++h)
+    softmax_head(chunk, h, chunk.args.scale * kLog2e, [&](std::int32_t r) {
       const std::int64_t row = h * chunk.head_rows + r;
-      if (Lines::kBytes == kLineBytes && chunk.head_rows <= kFewRows)
-        for (std::int64_t at = row * kFetchedBytes; at < (row + 1) * kFetchedBytes;
-             at += kLineBytes)
-          for (std::int32_t j = 0; j < 4; ++j)
-            _mm_prefetch(values + chunk.places.v[first_group + j] + at, _MM_HINT_T1);
-      if (scratch.ranges[r].begin < scratch.ranges[r].end)
-        softmax_row(scratch.ranges[r], scales, scratch.scores + row * kChunkTokens,
-                    scratch.weights + row * kChunkTokens, state_at(chunk.states, row, kv.D), kv.D);
-    }
-  }
+      if (Lines::kBytes < kLineBytes || chunk.head_rows > kFewRows) return;
+      for (std::int64_t at = row * kFetchedBytes; at < (row + 1) * kFetchedBytes; at += kLineBytes)
+        for (std::int32_t j = 0; j < 4; ++j)
+          _mm_prefetch(values + chunk.places.v[first_group + j] + at, _MM_HINT_T1);
+    });
 }
 
 /// Adds the V of 4 token groups from `group` on to all rows of kv head h of the tile.
@@ -363,7 +352,7 @@ struct Dots {
 
 }  // namespace
 
-const PackedFunctions kPackedDots{attend_spans<Dots>, merge_spans};
+const PackedFunctions kPackedDots{attend_spans<Dots>, merge_spans, 64};
 
 }  // namespace KVHIVE_INSTRUCTIONS
 }  // namespace kvhive

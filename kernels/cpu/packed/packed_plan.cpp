@@ -10,8 +10,6 @@ namespace {
 
 /// Several items per thread even out differences between items and between cores.
 constexpr std::int64_t kItemsPerThread = 4;
-/// Query rows of one kv head that share a pass over its KV.
-constexpr std::int32_t kHeadRows = 64;
 /// Query rows that share a pass over the KV of several heads.
 constexpr std::int32_t kRowsOfHeads = 128;
 /// Loading a token's K and V costs about as much as the arithmetic of this many rows.
@@ -30,12 +28,13 @@ std::int64_t work_of(const PackedTile& tile, std::int32_t group) {
 }
 
 /// Adds all tiles of a sequence; a tile has several kv heads if the query tokens are few.
-void add_tiles(const PagedAttentionArgs& args, std::int32_t b, std::vector<PackedTile>& tiles) {
+void add_tiles(const PagedAttentionArgs& args, std::int32_t b, std::int32_t most_head_rows,
+               std::vector<PackedTile>& tiles) {
   const std::int32_t begin = args.query_start[b];
   const std::int32_t end = args.query_start[b + 1];
   KV_CHECK(begin <= end && end - begin <= args.kv_len[b], b, begin, end, args.kv_len[b]);
   const std::int32_t group = args.H / args.kv.G;
-  const std::int32_t tile_queries = std::max(1, kHeadRows / group);
+  const std::int32_t tile_queries = std::max(1, most_head_rows / group);
   const std::int32_t tile_rows = std::min(tile_queries, std::max(1, end - begin)) * group;
   const std::int32_t tile_heads = std::clamp(kRowsOfHeads / tile_rows, 1, args.kv.G);
   for (std::int32_t g = 0; g < args.kv.G; g += tile_heads) {
@@ -77,11 +76,12 @@ void add_items(PackedPlan& plan, PackedTile whole, std::int64_t target_work, std
 
 }  // namespace
 
-PackedPlan plan_packed_attention(const PagedAttentionArgs& args, int threads) {
+PackedPlan plan_packed_attention(const PagedAttentionArgs& args, int threads,
+                                 std::int32_t most_head_rows) {
   KV_CHECK(args.kv.G > 0 && args.H % args.kv.G == 0, args.H, args.kv.G);
   const std::int32_t group = args.H / args.kv.G;
   std::vector<PackedTile> tiles;
-  for (std::int32_t b = 0; b < args.B; ++b) add_tiles(args, b, tiles);
+  for (std::int32_t b = 0; b < args.B; ++b) add_tiles(args, b, most_head_rows, tiles);
 
   std::int64_t total_work = 0;
   for (const PackedTile& tile : tiles) total_work += work_of(tile, group);

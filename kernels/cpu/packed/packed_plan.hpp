@@ -35,6 +35,8 @@ struct PackedPlan {
   std::int64_t stored_states = 0;        ///< sum over the split tiles of rows times spans
 };
 
-PackedPlan plan_packed_attention(const PagedAttentionArgs& args, int threads);
+/// \param most_head_rows  query rows of one kv head that share a pass over its KV
+PackedPlan plan_packed_attention(const PagedAttentionArgs& args, int threads,
+                                 std::int32_t most_head_rows);
 
 }  // namespace kvhive

@@ -73,33 +73,27 @@ KvRange visible_in_chunk(std::int32_t position, std::int32_t window, std::int32_
 
 // ---- softmax ----
 
-/// 2^x for x <= 0, with a relative error of 2e-7; 0 if that is below 2^-126: on some CPUs each
-/// denormal that VSCALEFPS makes takes a hundred times as long. NaN stays NaN.
+/// 2^x for x <= 0, with a relative error of 2e-7; at least 2^-100, which is nothing beside the
+/// largest weight of 1, and times a scale is not a denormal: making one takes some CPUs a hundred
+/// times as long. NaN stays NaN.
 __m512 exp2_of(__m512 x) {
-  const __mmask16 is_normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  x = _mm512_max_ps(_mm512_set1_ps(-100.0f), x);
   const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 f = _mm512_sub_ps(x, whole);
-  // Taylor series of 2^f, |f| <= 1/2.
-  __m512 p = _mm512_set1_ps(1.5403530e-4f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3333558e-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
+  // The polynomial nearest to 2^f, |f| <= 1/2, but for its first term: 2^0 is 1.
+  __m512 p = _mm512_set1_ps(1.327647245e-3f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.675540961e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.550713092e-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.402212024e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.931469440e-1f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  return _mm512_maskz_scalef_ps(is_normal, p, whole);
+  return _mm512_scalef_ps(p, whole);
 }
 
 /// A row that sees no token of a tile may have had 0 added to its sums: -0 became 0, and alone it
 /// would not have. So what is read of sums has no -0.
 __m512 without_sign_of_zero(const float* sums) {
   return _mm512_add_ps(_mm512_loadu_ps(sums), _mm512_setzero_ps());
-}
-
-void scale_row(float* values, std::int32_t count, float factor) {
-  const __m512 factors = _mm512_set1_ps(factor);
-  for (std::int32_t i = 0; i < count; i += 16)
-    _mm512_storeu_ps(values + i, _mm512_mul_ps(_mm512_loadu_ps(values + i), factors));
 }
 
 /// The lanes of token group `i` that are in `range`.
@@ -113,44 +107,66 @@ __mmask16 visible_lanes(KvRange range, std::int32_t i) {
 struct Scales {
   alignas(64) float k[kChunkTokens];
   alignas(64) float v[kChunkTokens];
+  bool has_v;  ///< else all are 1
 };
 
-/// Turns a row's visible scores, times k's scales, into weights relative to the state's new max,
-/// times v's scales; the weights of other tokens become 0. Rescales the state to the new max. Masks
-/// by selection, not by arithmetic: the score or scale of a token that is not visible may be NaN.
-void softmax_row(KvRange range, const Scales& scales, float* scores, std::uint16_t* weights,
-                 State state, std::int32_t head_size) {
-  const std::int32_t first = range.begin / kGroupTokens;
-  const std::int32_t end = (range.end + kGroupTokens - 1) / kGroupTokens;
-  __m512 maxima = _mm512_set1_ps(*state.max);
-  for (std::int32_t i = first; i < end; ++i) {
-    float* group = scores + i * kGroupTokens;
-    const __m512 score =
-        _mm512_mul_ps(_mm512_loadu_ps(group), _mm512_load_ps(scales.k + i * kGroupTokens));
-    _mm512_storeu_ps(group, score);
-    maxima = _mm512_mask_max_ps(maxima, visible_lanes(range, i), maxima, score);
-  }
-  const float max = _mm512_reduce_max_ps(maxima);
+bool is_whole_chunk(KvRange range) { return range.begin == 0 && range.end == kChunkTokens; }
 
+/// The largest of `before` and of a row's visible scores, times k's scales.
+float max_of_row(KvRange range, const Scales& scales, const float* scores, float before) {
+  const auto score = [&](std::int32_t i) {
+    return _mm512_mul_ps(_mm512_loadu_ps(scores + i * kGroupTokens),
+                         _mm512_load_ps(scales.k + i * kGroupTokens));
+  };
+  if (is_whole_chunk(range)) {
+    static_assert(kGroups == 8);
+    const __m512 a = _mm512_max_ps(score(0), score(1)), b = _mm512_max_ps(score(2), score(3));
+    const __m512 c = _mm512_max_ps(score(4), score(5)), d = _mm512_max_ps(score(6), score(7));
+    const __m512 all = _mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d));
+    return _mm512_reduce_max_ps(_mm512_max_ps(all, _mm512_set1_ps(before)));
+  }
+  __m512 maxima = _mm512_set1_ps(before);
+  for (std::int32_t i = range.begin / kGroupTokens; i * kGroupTokens < range.end; ++i)
+    maxima = _mm512_mask_max_ps(maxima, visible_lanes(range, i), maxima, score(i));
+  return _mm512_reduce_max_ps(maxima);
+}
+
+void store_weights(__m512 weights, std::uint16_t* to) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(weights));
+}
+
+/// Turns a row's visible scores, times k's scales, into weights relative to `max`, times v's
+/// scales; the weights of other tokens in the same groups become 0. Returns the sum of the weights
+/// without v's scales. Masks by selection, not by arithmetic: the score or scale of a token that is
+/// not visible may be NaN.
+float weigh_row(KvRange range, const Scales& scales, const float* scores, float max,
+                std::uint16_t* weights) {
   const __m512 shift = _mm512_set1_ps(max);
   __m512 sums = _mm512_setzero_ps();
-  for (std::int32_t i = first; i < end; ++i) {
-    const __m512 score = _mm512_loadu_ps(scores + i * kGroupTokens);
+  const auto weight = [&](std::int32_t i) {
+    const __m512 score = _mm512_mul_ps(_mm512_loadu_ps(scores + i * kGroupTokens),
+                                       _mm512_load_ps(scales.k + i * kGroupTokens));
+    return exp2_of(_mm512_sub_ps(score, shift));
+  };
+  if (is_whole_chunk(range)) {
+#pragma GCC unroll 8
+    for (std::int32_t i = 0; i < kGroups; ++i) {
+      const __m512 one = weight(i);
+      sums = _mm512_add_ps(sums, one);
+      store_weights(
+          scales.has_v ? _mm512_mul_ps(one, _mm512_load_ps(scales.v + i * kGroupTokens)) : one,
+          weights + i * kGroupTokens);
+    }
+    return _mm512_reduce_add_ps(sums);
+  }
+  for (std::int32_t i = range.begin / kGroupTokens; i * kGroupTokens < range.end; ++i) {
     const __mmask16 visible = visible_lanes(range, i);
-    const __m512 weight = _mm512_maskz_mov_ps(visible, exp2_of(_mm512_sub_ps(score, shift)));
-    sums = _mm512_add_ps(sums, weight);
-    const __m512 scaled =
-        _mm512_maskz_mul_ps(visible, weight, _mm512_load_ps(scales.v + i * kGroupTokens));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i * kGroupTokens),
-                        (__m256i)_mm512_cvtneps_pbh(scaled));
+    const __m512 one = _mm512_maskz_mov_ps(visible, weight(i));
+    sums = _mm512_add_ps(sums, one);
+    store_weights(_mm512_maskz_mul_ps(visible, one, _mm512_load_ps(scales.v + i * kGroupTokens)),
+                  weights + i * kGroupTokens);
   }
-  if (max != *state.max) {
-    const float shrink = ::exp2f(*state.max - max);
-    scale_row(state.acc, head_size, shrink);
-    *state.sum *= shrink;
-    *state.max = max;
-  }
-  *state.sum += _mm512_reduce_add_ps(sums);
+  return _mm512_reduce_add_ps(sums);
 }
 
 /// Loads the scales of a token group, `stride` bytes apart.
@@ -164,6 +180,12 @@ __m512 scales_of_group(const std::byte* at, std::int64_t stride) {
 }
 
 // ---- states of rows ----
+
+void scale_row(float* values, std::int32_t count, float factor) {
+  const __m512 factors = _mm512_set1_ps(factor);
+  for (std::int32_t i = 0; i < count; i += 16)
+    _mm512_storeu_ps(values + i, _mm512_mul_ps(_mm512_loadu_ps(values + i), factors));
+}
 
 void clear(float* states, std::int64_t rows, std::int32_t head_size) {
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -284,6 +306,47 @@ void find_scales(const Chunk& chunk, std::int32_t h, Scales& found) {
   };
   fill(scales.k, found.k);
   fill(scales.v, found.v);
+  found.has_v = scales.v != nullptr;
+}
+
+/// Turns the scores of consecutive rows of kv head h into weights, and rescales their states to the
+/// new maxima. In passes over all rows, without branches that depend on scores: a row alone is a
+/// chain of operations, several rows keep the CPU busy.
+///
+/// \param factor      of all scores
+/// \param before_row  called with each row's number in its head
+template <class BeforeRow>
+void softmax_head(const Chunk& chunk, std::int32_t h, float factor, BeforeRow&& before_row) {
+  constexpr std::int32_t kMostRows = 16;  // at a time
+  const std::int32_t head_size = chunk.args.kv.D;
+  Scales scales;
+  find_scales(chunk, h, scales);
+  const __m512 factors = _mm512_set1_ps(factor);
+  for (std::int32_t i = 0; i < kChunkTokens; i += 16)
+    _mm512_store_ps(scales.k + i, _mm512_mul_ps(factors, _mm512_load_ps(scales.k + i)));
+  for (std::int32_t first = 0; first < chunk.head_rows; first += kMostRows) {
+    const std::int32_t count = smaller(kMostRows, chunk.head_rows - first);
+    const std::int64_t row = std::int64_t{h} * chunk.head_rows + first;
+    const KvRange* const ranges = chunk.scratch.ranges + first;
+    const float* const scores = chunk.scratch.scores + row * kChunkTokens;
+    alignas(64) float before[kMostRows] = {}, maxima[kMostRows] = {}, shrinks[kMostRows];
+    for (std::int32_t r = 0; r < count; ++r) {
+      before[r] = *state_at(chunk.states, row + r, head_size).max;
+      maxima[r] = max_of_row(ranges[r], scales, scores + r * kChunkTokens, before[r]);
+    }
+    _mm512_store_ps(shrinks,
+                    exp2_of(_mm512_sub_ps(_mm512_load_ps(before), _mm512_load_ps(maxima))));
+    for (std::int32_t r = 0; r < count; ++r) {
+      before_row(first + r);
+      const float sum = weigh_row(ranges[r], scales, scores + r * kChunkTokens, maxima[r],
+                                  chunk.scratch.weights + (row + r) * kChunkTokens);
+      if (ranges[r].begin >= ranges[r].end) continue;
+      const State state = state_at(chunk.states, row + r, head_size);
+      scale_row(state.acc, head_size, shrinks[r]);
+      *state.sum = *state.sum * shrinks[r] + sum;
+      *state.max = maxima[r];
+    }
+  }
 }
 
 // ---- spans ----

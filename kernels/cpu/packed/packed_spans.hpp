@@ -10,15 +10,18 @@
 
 namespace kvhive {
 
+inline constexpr std::size_t kLeastWideBytes = 16 << 10;
+
 /// One thread's memory: parts of one buffer, each aligned to 64 bytes.
 struct PackedScratch {
   std::uint16_t* q = nullptr;        ///< [rows, D] bf16
   float* scores = nullptr;           ///< [rows, kChunkTokens]
   std::uint16_t* weights = nullptr;  ///< [rows, kChunkTokens] bf16
-  std::byte* wide = nullptr;         ///< [kChunkTokens, D] elements that are converted or moved
-  KvRange* ranges = nullptr;         ///< [head rows] the part of the chunk that a row sees
-  float* span = nullptr;             ///< [rows, state] of the current span
-  float* total = nullptr;            ///< [rows, state] of all spans so far
+  /// [kChunkTokens, D] elements that are converted or moved, at least kLeastWideBytes
+  std::byte* wide = nullptr;
+  KvRange* ranges = nullptr;  ///< [head rows] the part of the chunk that a row sees
+  float* span = nullptr;      ///< [rows, state] of the current span
+  float* total = nullptr;     ///< [rows, state] of all spans so far
 };
 
 /// Floats of one row's state: acc [D], the largest score so far in units of log2, the sum of the
@@ -37,6 +40,7 @@ struct PackedFunctions {
   /// Merges the states of a split tile and writes its results.
   void (*merge_spans)(const PagedAttentionArgs& args, const PackedTile& tile,
                       const PackedScratch& scratch, float* stored);
+  std::int32_t head_rows;  ///< query rows of one kv head that share a pass over its KV
 };
 
 namespace native {

@@ -7,7 +7,7 @@
 // rows there are.
 //
 // A tile that was stored just now is loaded late: loads of tiles wait until stores have left the
-// core. So what is moved or converted is moved one kv head ahead.
+// core. So what is moved or converted is moved some tiles ahead.
 //
 // Few rows (decode) are limited by memory: all kv heads are read in the order of memory, 4 token
 // groups side by side, each line fetched in the same order some lines ahead, at an even pace; while
@@ -116,23 +116,28 @@ inline __attribute__((always_inline)) void move_keys(const Chunk& chunk, const L
 // ---- fetching ----
 
 /// Fetches K and V of a chunk into the caches in the order in which few rows read them: quads of
-/// token groups of K, then of V, then of the next chunk's K, each for all heads; a quarter, which
-/// is 32 dims of one token group, at a time.
+/// token groups of K, then of V, then of the next chunk's K, each for all heads. A step is 32 dims
+/// of a quad, and is fetched in four parts, some lines of each of its groups at a time.
 template <class Lines>
 class Fetch {
  public:
-  /// \param ahead  quarters that the last chunk has fetched already
+  /// Parts. Lines of bf16 are fetched into L1, a few parts before they are used; those of 8 bits,
+  /// which take as much arithmetic in half the time, early into L2.
+  static constexpr std::int32_t kAhead = Lines::kBytes == kLineBytes ? 6 : 32;
+
+  /// \param ahead  parts that the last chunk has fetched already
   Fetch(const Chunk& chunk, std::int32_t ahead)
       : chunk_(chunk),
         dims_(chunk.args.kv.D / 32),
         first_(chunk.visible.begin / kQuadTokens),
         end_((chunk.visible.end + kQuadTokens - 1) / kQuadTokens),
-        quad_(first_) {
+        quad_(first_),
+        ahead_(ahead) {
+    find_step();
     for (std::int32_t i = 0; i < ahead; ++i) advance();
-    ahead_ = ahead;
   }
 
-  /// Before quarters are used.
+  /// Before a part is used.
   inline __attribute__((always_inline)) void keep_ahead() {
     --ahead_;
     if (ahead_ >= kAhead && ++skipped_ % 4 == 0) return;  // softmax had time to fetch more
@@ -140,53 +145,91 @@ class Fetch {
   }
   inline __attribute__((always_inline)) void fetch() {
     if (is_over_) return;
-    const PagedKv& kv = chunk_.args.kv;
-    const std::int32_t group = quad_ * kQuad + j_;
-    if (is_k_) {
-      fetch_lines<kTileLines>(k_page(chunk_, h_) + chunk_.places.k[group] + d_ * k_step<Lines>(kv));
-    } else {
-      const std::byte* const at =
-          v_page(chunk_, h_) + chunk_.places.v[group] + 2 * d_ * v_step<Lines>(kv);
-      fetch_lines<kTileLines / 2>(at);
-      fetch_lines<kTileLines / 2>(at + v_step<Lines>(kv));
-    }
+    const std::int64_t offset = offsets_[part_];
+#pragma GCC unroll 4
+    for (std::int32_t j = 0; j < kQuad; ++j)
+#pragma GCC unroll 4
+      for (std::int64_t i = 0; i < kPartBytes; i += kLineBytes)
+        _mm_prefetch(at_[j] + offset + i, kHint);
     ++ahead_;
     advance();
   }
   std::int32_t ahead() const { return ahead_; }
 
-  static constexpr std::int32_t kAhead = 8;  ///< quarters
-
  private:
-  template <std::int32_t kLines>
-  static inline __attribute__((always_inline)) void fetch_lines(const std::byte* at) {
-#pragma GCC unroll 16
-    for (std::int64_t i = 0; i < kLines * Lines::kBytes; i += kLineBytes)
-      _mm_prefetch(at + i, _MM_HINT_T0);
-  }
+  static constexpr std::int64_t kPartBytes = kTileLines * Lines::kBytes / 4;  ///< of each group
+  static constexpr auto kHint = Lines::kBytes == kLineBytes ? _MM_HINT_T0 : _MM_HINT_T1;
 
   void advance() {
-    if (++j_ < kQuad) return;
-    j_ = 0;
-    if (++d_ < dims_) return;
-    d_ = 0;
-    if (++h_ < chunk_.tile.heads) return;
-    h_ = 0;
-    if (is_next_) {
-      is_over_ = true;
-    } else if (++quad_ == end_) {
-      is_next_ = !is_k_;
-      quad_ = is_next_ ? kGroups / kQuad : first_;
-      is_k_ = !is_k_;
+    if (++part_ == 4) next_step();
+  }
+
+  void next_step() {
+    part_ = 0;
+    if (++d_ == dims_) {
+      d_ = 0;
+      if (++h_ == chunk_.tile.heads) {
+        h_ = 0;
+        if (is_next_) {
+          is_over_ = true;
+          return;
+        }
+        if (++quad_ == end_) {
+          is_next_ = !is_k_;
+          quad_ = is_next_ ? kGroups / kQuad : first_;
+          is_k_ = !is_k_;
+        }
+      }
     }
+    find_step();
+  }
+
+  void find_step() {
+    const PagedKv& kv = chunk_.args.kv;
+    const std::int64_t* const places = (is_k_ ? chunk_.places.k : chunk_.places.v) + quad_ * kQuad;
+    const std::byte* const page = is_k_ ? k_page(chunk_, h_) + d_ * k_step<Lines>(kv)
+                                        : v_page(chunk_, h_) + 2 * d_ * v_step<Lines>(kv);
+    for (std::int32_t j = 0; j < kQuad; ++j) at_[j] = page + places[j];
+    // 32 dims of V are two strips.
+    const std::int64_t second = is_k_ ? 2 * kPartBytes : v_step<Lines>(kv);
+    offsets_[0] = 0;
+    offsets_[1] = kPartBytes;
+    offsets_[2] = second;
+    offsets_[3] = second + kPartBytes;
   }
 
   const Chunk& chunk_;
   const std::int32_t dims_, first_, end_;
-  std::int32_t quad_, h_ = 0, d_ = 0, j_ = 0, ahead_ = 0;
+  std::int32_t quad_, h_ = 0, d_ = 0, part_ = 0, ahead_;
   std::uint32_t skipped_ = 0;
   bool is_k_ = true, is_next_ = false, is_over_ = false;
+  const std::byte* at_[kQuad];
+  std::int64_t offsets_[4];
 };
+
+// ---- softmax ----
+
+/// Weights of the tokens that a row does not see, in the groups that some row sees.
+void clear_weights(const Chunk& chunk, KvRange range, std::uint16_t* weights) {
+  const std::int32_t first = chunk.visible.begin / kQuadTokens * kQuad;
+  const std::int32_t end = (chunk.visible.end + kQuadTokens - 1) / kQuadTokens * kQuad;
+  if (range.begin < (first + 1) * kGroupTokens && range.end > (end - 1) * kGroupTokens) return;
+  for (std::int32_t i = first; i < end; ++i)
+    if (range.end <= i * kGroupTokens || range.begin >= (i + 1) * kGroupTokens)
+      __builtin_memset(weights + i * kGroupTokens, 0, 2 * kGroupTokens);
+}
+
+/// Turns scores of kv head h into weights.
+///
+/// \param before_row  called before each row
+template <class F>
+void weigh_head(const Chunk& chunk, std::int32_t h, F&& before_row) {
+  softmax_head(chunk, h, chunk.args.scale * kLog2e, [&](std::int32_t r) {
+    before_row();
+    const std::int64_t row = std::int64_t{h} * chunk.head_rows + r;
+    clear_weights(chunk, chunk.scratch.ranges[r], chunk.scratch.weights + row * kChunkTokens);
+  });
+}
 
 // ---- few rows ----
 
@@ -203,29 +246,63 @@ struct Visits {
   std::int32_t first, heads, count;
 };
 
-/// A visit's tiles that were moved: there is room for those of two visits.
-std::byte* moved(const Chunk& chunk, std::int32_t visit) {
-  return chunk.scratch.wide + visit % 2 * std::int64_t{kQuadTokens} * chunk.args.kv.D * 2;
-}
+/// Tiles that are moved some units before they are used, into a ring of few lines: more would take
+/// the place of lines that were fetched.
+class MovedTiles {
+ public:
+  MovedTiles(const Chunk& chunk, const Visits& visits)
+      : ring_(chunk.scratch.wide), units_(chunk.args.kv.D / 8), left_(visits.count * units_) {}
 
+  /// Calls move(visit, unit, to) for the next tile.
+  template <class Move>
+  inline __attribute__((always_inline)) void move_next(const Move& move) {
+    if (left_ == 0) return;
+    --left_;
+    move(visit_, unit_, place(moved_++));
+    if (++unit_ < units_) return;
+    unit_ = 0;
+    ++visit_;
+  }
+  template <class Move>
+  void begin(const Move& move) {
+    for (std::int32_t i = 0; i < kLag; ++i) move_next(move);
+  }
+  inline __attribute__((always_inline)) const std::byte* use() { return place(used_++); }
+
+ private:
+  static constexpr std::int32_t kLag = 8;
+  static constexpr std::int32_t kRing = 16;
+
+  std::byte* place(std::int32_t i) const { return ring_ + i % kRing * kTileBytes; }
+
+  std::byte* const ring_;
+  const std::int32_t units_;  ///< of a visit
+  std::int32_t left_, moved_ = 0, used_ = 0, visit_ = 0, unit_ = 0;
+};
+
+/// Scores of all heads, and weights from them: a head's softmax comes between the tiles of others,
+/// so that memory is not left idle for long.
 template <class Lines>
-void score_few(const Chunk& chunk, const Lines& all_lines, Fetch<Lines>& fetch) {
+void weigh_few(const Chunk& chunk, const Lines& all_lines, Fetch<Lines>& fetch) {
   constexpr bool kConverts = Lines::kBytes < kLineBytes;
   const Lines lines = all_lines;
   const std::int32_t D = chunk.args.kv.D, rows = chunk.head_rows;
+  const std::int64_t step = k_step<Lines>(chunk.args.kv);
   const Visits visits(chunk);
-  const auto convert = [&](std::int32_t visit, std::int32_t unit) __attribute__((always_inline)) {
+  const auto convert = [&](std::int32_t visit, std::int32_t unit, std::byte * to)
+      __attribute__((always_inline)) {
     move_keys(chunk, lines, visits.head(visit), unit / kQuad,
-              visits.quad(visit) * kQuad + unit % kQuad, moved(chunk, visit) + unit * kTileBytes);
+              visits.quad(visit) * kQuad + unit % kQuad, to);
   };
-  if constexpr (kConverts)
-    for (std::int32_t unit = 0; unit < D / 32 * kQuad; ++unit) convert(0, unit);
+  const auto fetch_more = [&] { fetch.fetch(); };
+  MovedTiles tiles(chunk, visits);
+  if constexpr (kConverts) tiles.begin(convert);
   for (std::int32_t i = 0; i < visits.count; ++i) {
     const std::int32_t h = visits.head(i), quad = visits.quad(i);
     const std::uint16_t* const q = chunk.scratch.q + std::int64_t{h} * rows * D;
     const std::byte* const page = k_page(chunk, h);
-    const std::int64_t* const places = &chunk.places.k[quad * kQuad];
-    const bool has_next = i + 1 < visits.count;
+    const std::byte* at[kQuad];
+    for (std::int32_t j = 0; j < kQuad; ++j) at[j] = page + chunk.places.k[quad * kQuad + j];
     KVHIVE_TILE_ZERO(0);
     KVHIVE_TILE_ZERO(1);
     KVHIVE_TILE_ZERO(2);
@@ -234,9 +311,9 @@ void score_few(const Chunk& chunk, const Lines& all_lines, Fetch<Lines>& fetch) 
       KVHIVE_TILE_LOAD(4, q + 32 * d, 2 * D);
       const auto tile = [&](std::int32_t j) __attribute__((always_inline))->const std::byte* {
         fetch.keep_ahead();
-        if constexpr (!kConverts) return page + places[j] + d * k_step<Lines>(chunk.args.kv);
-        if (has_next) convert(i + 1, d * kQuad + j);
-        return moved(chunk, i) + (d * kQuad + j) * kTileBytes;
+        if constexpr (!kConverts) return at[j] + d * step;
+        tiles.move_next(convert);
+        return tiles.use();
       };
       KVHIVE_TILE_LOAD(5, tile(0), kLineBytes);
       KVHIVE_TILE_ADD_PRODUCT(0, 4, 5);
@@ -253,7 +330,9 @@ void score_few(const Chunk& chunk, const Lines& all_lines, Fetch<Lines>& fetch) 
     KVHIVE_TILE_STORE(1, scores + 16, kScoreStride);
     KVHIVE_TILE_STORE(2, scores + 32, kScoreStride);
     KVHIVE_TILE_STORE(3, scores + 48, kScoreStride);
+    if (i > visits.count - visits.heads) weigh_head(chunk, h - 1, fetch_more);
   }
+  weigh_head(chunk, visits.heads - 1, fetch_more);
 }
 
 /// Adds V of all visible tokens to rows of all heads of the tile.
@@ -265,36 +344,35 @@ void accumulate_few(const Chunk& chunk, const Lines& all_lines, Fetch<Lines>& fe
   const std::int64_t stride = packed_state_floats(D);
   const Visits visits(chunk);
   // A visit's tiles: 16 dims of the first pair of groups, of the second, the next 16 dims ...
-  const auto move = [&](std::int32_t visit, std::int32_t unit) __attribute__((always_inline)) {
+  const auto move = [&](std::int32_t visit, std::int32_t unit, std::byte * to)
+      __attribute__((always_inline)) {
     move_pair(chunk, lines, visits.head(visit), unit / kPairsOfQuad,
-              visits.quad(visit) * kPairsOfQuad + unit % kPairsOfQuad, chunk.visible,
-              moved(chunk, visit) + unit * kTileBytes);
+              visits.quad(visit) * kPairsOfQuad + unit % kPairsOfQuad, chunk.visible, to);
   };
-  for (std::int32_t unit = 0; unit < D / 16 * kPairsOfQuad; ++unit) move(0, unit);
+  MovedTiles tiles(chunk, visits);
+  tiles.begin(move);
   for (std::int32_t i = 0; i < visits.count; ++i) {
     const std::int32_t h = visits.head(i), quad = visits.quad(i);
     const std::uint16_t* const weights =
         chunk.scratch.weights + std::int64_t{h} * rows * kChunkTokens + quad * kQuadTokens;
-    const bool has_next = i + 1 < visits.count;
-    const std::byte* const tiles = moved(chunk, i);
     for (std::int32_t strip = 0; strip < D / 16; strip += 2) {
       float* const acc = state_at(chunk.states, h * rows, D).acc + 16 * strip;
       KVHIVE_TILE_LOAD(0, acc, 4 * stride);
       KVHIVE_TILE_LOAD(1, acc + 16, 4 * stride);
-      const auto tile = [&](std::int32_t unit) __attribute__((always_inline))->const std::byte* {
+      const auto tile = [&]() __attribute__((always_inline))->const std::byte* {
         fetch.keep_ahead();
-        if (has_next) move(i + 1, strip * kPairsOfQuad + unit);
-        return tiles + (strip * kPairsOfQuad + unit) * kTileBytes;
+        tiles.move_next(move);
+        return tiles.use();
       };
       KVHIVE_TILE_LOAD(4, weights, kWeightStride);
       KVHIVE_TILE_LOAD(6, weights + kPairTokens, kWeightStride);
-      KVHIVE_TILE_LOAD(5, tile(0), kLineBytes);
+      KVHIVE_TILE_LOAD(5, tile(), kLineBytes);
       KVHIVE_TILE_ADD_PRODUCT(0, 4, 5);
-      KVHIVE_TILE_LOAD(7, tile(1), kLineBytes);
+      KVHIVE_TILE_LOAD(7, tile(), kLineBytes);
       KVHIVE_TILE_ADD_PRODUCT(0, 6, 7);
-      KVHIVE_TILE_LOAD(5, tile(2), kLineBytes);
+      KVHIVE_TILE_LOAD(5, tile(), kLineBytes);
       KVHIVE_TILE_ADD_PRODUCT(1, 4, 5);
-      KVHIVE_TILE_LOAD(7, tile(3), kLineBytes);
+      KVHIVE_TILE_LOAD(7, tile(), kLineBytes);
       KVHIVE_TILE_ADD_PRODUCT(1, 6, 7);
       KVHIVE_TILE_STORE(0, acc, 4 * stride);
       KVHIVE_TILE_STORE(1, acc + 16, 4 * stride);
@@ -493,38 +571,6 @@ void accumulate_many(const Chunk& chunk, const Lines& lines, std::int32_t h) {
 
 // ---- a chunk ----
 
-/// Weights of the tokens that a row does not see, in the groups that some row sees.
-void clear_weights(const Chunk& chunk, KvRange range, std::uint16_t* weights) {
-  const std::int32_t first = chunk.visible.begin / kQuadTokens * kQuad;
-  const std::int32_t end = (chunk.visible.end + kQuadTokens - 1) / kQuadTokens * kQuad;
-  for (std::int32_t i = first; i < end; ++i)
-    if (range.end <= i * kGroupTokens || range.begin >= (i + 1) * kGroupTokens)
-      __builtin_memset(weights + i * kGroupTokens, 0, 2 * kGroupTokens);
-}
-
-/// Turns scores of kv head h into weights.
-///
-/// \param before_row  called before each row
-template <class F>
-void weigh_head(const Chunk& chunk, std::int32_t h, F&& before_row) {
-  const PackedScratch& scratch = chunk.scratch;
-  Scales scales;
-  find_scales(chunk, h, scales);
-  const __m512 factor = _mm512_set1_ps(chunk.args.scale * kLog2e);
-  for (std::int32_t i = 0; i < kChunkTokens; i += 16)
-    _mm512_store_ps(scales.k + i, _mm512_mul_ps(factor, _mm512_load_ps(scales.k + i)));
-  for (std::int32_t r = 0; r < chunk.head_rows; ++r) {
-    before_row();
-    const std::int64_t row = std::int64_t{h} * chunk.head_rows + r;
-    const KvRange range = scratch.ranges[r];
-    std::uint16_t* const weights = scratch.weights + row * kChunkTokens;
-    clear_weights(chunk, range, weights);
-    if (range.begin < range.end)
-      softmax_row(range, scales, scratch.scores + row * kChunkTokens, weights,
-                  state_at(chunk.states, row, chunk.args.kv.D), chunk.args.kv.D);
-  }
-}
-
 struct Tiles {
   /// Continues the states of all rows of the tile over one chunk.
   template <class Lines>
@@ -541,10 +587,8 @@ struct Tiles {
   static void attend_few(const Chunk& chunk, const Lines& lines, bool is_first) {
     set_tile_rows(chunk.head_rows);
     Fetch<Lines> fetch(chunk, is_first ? 0 : Fetch<Lines>::kAhead);
-    while (is_first && fetch.ahead() < Fetch<Lines>::kAhead) fetch.fetch();
-    score_few(chunk, lines, fetch);
-    for (std::int32_t h = 0; h < chunk.tile.heads; ++h)
-      weigh_head(chunk, h, [&] { fetch.fetch(); });
+    for (std::int32_t i = fetch.ahead(); i < Fetch<Lines>::kAhead; ++i) fetch.fetch();
+    weigh_few(chunk, lines, fetch);
     accumulate_few(chunk, lines, fetch);
   }
 
@@ -560,7 +604,7 @@ struct Tiles {
 
 }  // namespace
 
-const PackedFunctions kPackedTiles{attend_spans<Tiles>, merge_spans};
+const PackedFunctions kPackedTiles{attend_spans<Tiles>, merge_spans, 128};
 
 }  // namespace KVHIVE_INSTRUCTIONS
 }  // namespace kvhive
