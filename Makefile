@@ -8,6 +8,7 @@
 #   make package   the same as Debian packages, into build/packages/
 #   make bench     speed, as ratios taken in one run
 #   make bench-peers  pinning a block beside LMDB, a Boost map, files, memcached and Redis (installs these)
+#   make bench-llama  the transformer beside llama.cpp's (from PyPI, or LLAMA_CPP=FOLDER), THREADS=all, ROUNDS=3; BRIEF=1: only that it runs
 #   make beside-openai  the openai package against kvhive serve, and chat templates beside transformers (from PyPI; RECORD=1: as data)
 #   make beside-vllm-events  kvhive's KV events decoded by vLLM's own classes (its wheel, from PyPI)
 #   make page-test  the page of kvhive serve in a headless Chromium; pictures go to build/page/
@@ -27,7 +28,7 @@
 #   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo serve page-test test build install package bench bench-peers beside-openai beside-vllm-events beside-transformers beside-vllm chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
+.PHONY: demo serve page-test test build install package bench bench-peers bench-llama beside-openai beside-vllm-events beside-transformers beside-vllm chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -71,6 +72,11 @@ bench-peers:
 	@cmake --preset release --log-level=WARNING >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target bench_peers
 	@build/bin/bench_peers
+
+bench-llama: configure
+	@$(if $(LLAMA_CPP),,tools/install_packages.sh python3-pip || true)
+	@cmake --build --preset release -j $(JOBS) --target kvhive_llama_side
+	@JOBS=$(JOBS) python3 tests/beside/llama/bench_llama.py
 
 beside-openai: build
 	@tests/beside/venv.sh openai
