@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace kvhive {
@@ -20,16 +21,27 @@ enum class CpuKernels : std::uint8_t {
 inline constexpr std::array kAllCpuKernels{CpuKernels::sse4, CpuKernels::avx2, CpuKernels::avx512,
                                            CpuKernels::avx512_bf16, CpuKernels::amx};
 
-/// As `--cpu-kernels` takes it.
+constexpr std::array<std::string_view, 5> names_of(CpuKernels) {
+  return {"sse4", "avx2", "avx512", "avx512-bf16", "amx"};
+}
+/// Also of what another process sent.
 constexpr std::string_view to_string(CpuKernels kernels) {
-  switch (kernels) {
-    case CpuKernels::sse4: return "sse4";
-    case CpuKernels::avx2: return "avx2";
-    case CpuKernels::avx512: return "avx512";
-    case CpuKernels::avx512_bf16: return "avx512-bf16";
-    case CpuKernels::amx: return "amx";
-  }
-  return "unknown";
+  return kernels <= CpuKernels::amx ? names_of(kernels)[static_cast<std::size_t>(kernels)]
+                                    : "unknown kernels";
+}
+
+/// As `--cpu-kernels` takes it; `automatic` = the fastest that CPU and kernel grant.
+enum class RequestedCpuKernels : std::uint8_t { automatic, sse4, avx2, avx512, avx512_bf16, amx };
+constexpr std::array<std::string_view, 6> names_of(RequestedCpuKernels) {
+  return {"auto", "sse4", "avx2", "avx512", "avx512-bf16", "amx"};
+}
+/// Nothing if it is `automatic`.
+constexpr std::optional<CpuKernels> named_kernels(RequestedCpuKernels requested) {
+  if (requested == RequestedCpuKernels::automatic) return std::nullopt;
+  return static_cast<CpuKernels>(static_cast<int>(requested) - 1);
+}
+constexpr RequestedCpuKernels request_for(CpuKernels kernels) {
+  return static_cast<RequestedCpuKernels>(static_cast<int>(kernels) + 1);
 }
 
 }  // namespace kvhive

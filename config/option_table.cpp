@@ -206,6 +206,12 @@ constexpr OptionField kFields[] = {
     {.name = "device",
      .type = kValue<&Options::device>,
      .help = "where engines compute; auto = on a GPU if there is one, else on the CPU"},
+    {.name = "cpu-kernels",
+     .type = kValue<&Options::cpu_kernels>,
+     .help =
+         "instructions that engines compute with on the CPU, the same in all of a pool, because "
+         "they decide the last bits; auto = the fastest that CPU and kernel grant "
+         "(kvhive doctor)"},
     {.name = "block-size",
      .type = kValue<&Options::block_size>,
      .help = "tokens per block",

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/expected.hpp"
+#include "config/cpu_kernels.hpp"
 #include "config/domains/allowed_users.hpp"
 #include "config/choices.hpp"
 #include "config/domains/domain_rules.hpp"
@@ -74,6 +75,8 @@ struct Options {
   std::uint32_t engines = 1;  ///< engine processes of each model; at most 31 share a pool
   std::uint32_t threads = 0;  ///< compute threads of each engine; 0 = cores / engines
   RequestedDevice device = RequestedDevice::automatic;
+  /// On the CPU: the arithmetic of all engines of the pool.
+  RequestedCpuKernels cpu_kernels = RequestedCpuKernels::automatic;
 
   std::uint32_t block_size = 16;  ///< tokens per block
   /// Share of the memory for weights, activations and KV together: of a GPU's free memory, or of

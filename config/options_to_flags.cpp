@@ -18,6 +18,7 @@ std::vector<std::string> to_flags(const ResolvedOptions& options, ModelId model)
   Options found = options.models.empty() ? options.asked
                                          : options_of(options.asked, options.models, model.value);
   found.device = options.device == DeviceKind::cuda ? RequestedDevice::cuda : RequestedDevice::cpu;
+  if (options.device == DeviceKind::cpu) found.cpu_kernels = request_for(options.cpu_kernels);
   found.user.clear();  // the daemon is that user already
   found.gpu_memory_sharing = options.gpu_memory_sharing;
   return to_flags(found);

@@ -11,6 +11,7 @@
 #include "base/ids.hpp"
 #include "base/unique_fd.hpp"
 #include "config/cache_groups.hpp"
+#include "config/cpu_kernels.hpp"
 #include "config/domains/block_share.hpp"
 #include "config/kv_layout.hpp"
 
@@ -55,6 +56,9 @@ struct PoolGeometry {
   std::uint32_t model_count = 1;
   std::array<ModelCache, kMostModels> models{};  ///< by ModelId
   DeviceKind device = DeviceKind::cpu;
+  /// What all engines compute with, so that each continues what another has begun bit by bit. On a
+  /// GPU it says nothing and is 0.
+  CpuKernels cpu_kernels{};
   /// By the domain's number: what it may have of the device tier. All zero = no domain has limits.
   std::array<BlockLimits, kLimitedDomains> limits{};
   /// By ModelId: how many blocks of the device tier other models leave it. All zero = none has a

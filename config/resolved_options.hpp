@@ -14,6 +14,7 @@ namespace kvhive {
 struct ResolvedOptions {
   Options asked;  ///< as the operator wrote them; for the members below look there
   DeviceKind device = DeviceKind::cpu;                                ///< of asked.device
+  CpuKernels cpu_kernels{};                                           ///< of asked.cpu_kernels
   GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;  ///< vmm or ipc on a GPU
   std::vector<HostedModel> models;  ///< with the block size and the length that they have
 };

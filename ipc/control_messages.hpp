@@ -25,7 +25,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 18;
+inline constexpr std::uint32_t kProtocolVersion = 19;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -114,6 +114,7 @@ struct EngineHello {
   /// are the pool's.
   ModelCache cache;
   DeviceKind device{};
+  CpuKernels cpu_kernels{};  ///< as in PoolGeometry
   FixedText<64> gpu;     ///< DeviceFacts::uuid; empty on the CPU
   FixedText<512> model;  ///< the model's name
 };

@@ -7,6 +7,8 @@
 #include <optional>
 #include <string_view>
 
+#include "config/choices.hpp"
+
 namespace kvhive {
 
 /// How blocks are copied.

@@ -71,6 +71,10 @@ Expected<std::uint64_t> model_fingerprint(const std::filesystem::path& directory
   return XXH3_64bits_digest(state.get());
 }
 
+std::uint64_t with_arithmetic(std::uint64_t fingerprint, std::string_view arithmetic) {
+  return XXH3_64bits_withSeed(arithmetic.data(), arithmetic.size(), fingerprint);
+}
+
 Expected<std::uint64_t> with_adapter(std::uint64_t fingerprint, const std::string& name,
                                      const std::filesystem::path& directory) {
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),

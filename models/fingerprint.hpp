@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/expected.hpp"
@@ -19,6 +20,9 @@ namespace kvhive {
 /// (reading all of a large model would take longer than loading it). Two directories with equal
 /// fingerprints give equal KV; the directory's name does not matter.
 [[nodiscard]] Expected<std::uint64_t> model_fingerprint(const std::filesystem::path& directory);
+
+/// The same for KV that is computed by that arithmetic (config/cpu_kernels.hpp).
+std::uint64_t with_arithmetic(std::uint64_t fingerprint, std::string_view arithmetic);
 
 /// The same with one adapter more: with the name that requests call it by, and its two files, read
 /// in whole. Blocks are shared by an adapter's name, so every engine must have the same behind it.

@@ -103,6 +103,7 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      std::size_t{geometry.device_blocks},
                                      std::size_t{geometry.host_blocks},
                                      std::size_t(geometry.device),
+                                     std::size_t(geometry.cpu_kernels),
                                      std::size_t{geometry.model_count}})
     add(number);
   for (const ModelCache& model : geometry.all_models()) {

@@ -103,6 +103,10 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
     return failure(Errc::bad_argument, "the pool's kind of device is " +
                                            std::to_string(std::uint32_t(geometry.device)) +
                                            ", known are 0 (cpu) and 1 (cuda)");
+  if (geometry.cpu_kernels > CpuKernels::amx)
+    return failure(Errc::bad_argument, "the pool's CPU kernels are " +
+                                           std::to_string(std::uint32_t(geometry.cpu_kernels)) +
+                                           ", known are 0 (sse4) to 4 (amx)");
   if (auto valid = check_models(geometry); !valid) return valid;
   return check_limits(geometry);
 }

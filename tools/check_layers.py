@@ -64,7 +64,7 @@ MAY_INCLUDE = {
     "tools/map": {"base", "config", "pool", "pool/care", "tools/screen"},
     "tools/snapshot": {"base", "config", "pool", "pool/care", "tools/map"},
     "tools/events": {"base", "config", "hashing", "pool", "pool/care", "tools/map", "tools/snapshot"},
-    "tools/cli": SHARED | {"client", "device", "kernels/cpu/instructions", "models", "models/text", "tools/map", "tools/replay", "tools/screen", "tools/serve",
+    "tools/cli": SHARED | {"client", "device", "kernels", "kernels/cpu/instructions", "models", "models/text", "tools/map", "tools/replay", "tools/screen", "tools/serve",
                            "tools/serve/openai", "tools/serve/chat", "tools/serve/trace", "tools/events", "tools/snapshot", "tools/top"},
     "tools/top": {"base", "config", "pool", "pool/care", "tools/map", "tools/screen", "tools/snapshot"},
     "tools/bench": CORE | SHARED | {"client"},

@@ -246,14 +246,21 @@ TEST(Limits, AFullFileSystemForTheSocketIsNamedInTheError) {
 
 // -- process slots --------------------------------------------------------------------------------
 
+/// What an engine of the pool would say.
+EngineHello hello_for(const PoolGeometry& geometry) {
+  EngineHello hello;
+  hello.layout_hash = layout_hash({});
+  hello.cache = geometry.models[0];
+  hello.cpu_kernels = geometry.cpu_kernels;
+  return hello;
+}
+
 /// A process that takes a slot as an engine does, and then does nothing.
 class Squatter {
  public:
   explicit Squatter(const Daemon& daemon, const PoolGeometry& geometry)
       : process_([&] {
-          EngineHello hello;
-          hello.layout_hash = layout_hash({});
-          hello.cache = geometry.models[0];
+          const EngineHello hello = hello_for(geometry);
           auto socket = connect_to_daemon(daemon.socket());
           if (!socket || !say_hello(socket->get(), hello)) _exit(1);
           pause();
@@ -274,10 +281,7 @@ TEST(Limits, TheThirtySecondEngineIsRefusedAndAFreedSlotIsReused) {
   }
   const auto join = [&]() -> Expected<void> {  // says hello as an engine, from this process
     auto socket = connect_to_daemon(daemon.socket());
-    EngineHello hello;
-    hello.layout_hash = layout_hash({});
-    hello.cache = geometry.models[0];
-    auto welcome = say_hello(socket->get(), hello);
+    auto welcome = say_hello(socket->get(), hello_for(geometry));
     if (!welcome) return forward_error(welcome);
     return {};
   };

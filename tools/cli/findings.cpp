@@ -7,11 +7,13 @@
 #include <thread>
 
 #include "base/byte_size.hpp"
-#include "kernels/cpu/instructions/cpu_features.hpp"
 #include "base/memory_object.hpp"
 #include "config/machine_memory.hpp"
 #include "config/process_limits.hpp"
 #include "device/device.hpp"
+#include "kernels/copy_way.hpp"
+#include "kernels/cpu/instructions/cpu_features.hpp"
+#include "kernels/cpu/instructions/cpu_kernels.hpp"
 #include "models/text/regex.hpp"
 
 namespace kvhive {
@@ -65,14 +67,38 @@ Finding descriptors() {
 }
 
 Finding processors() {
-  std::string isa = "no AVX2";
-  const CpuFeatures& cpu = cpu_features();
-  if (cpu.avx2) isa = "AVX2";
-  if (cpu.avx512) isa = "AVX-512";
-  if (cpu.avx512_bf16) isa = "AVX-512 with bf16";
-  const std::string value = std::to_string(std::thread::hardware_concurrency()) + " cores, " + isa;
-  if (isa == "AVX-512 with bf16") return {"processors", value, Fitness::good, ""};
-  return {"processors", value, Fitness::fair, "slower on bf16 models without AVX-512 BF16"};
+  return {"processors", std::to_string(std::thread::hardware_concurrency()) + " cores",
+          Fitness::good, ""};
+}
+
+/// What a pool's engines would compute with (--cpu-kernels auto), and why with nothing better.
+Finding arithmetic() {
+  const CpuKernels best = best_cpu_kernels();
+  std::string value(to_string(best));
+  std::string missing;
+  for (auto kernels = kAllCpuKernels.rbegin(); kernels != kAllCpuKernels.rend(); ++kernels) {
+    if (*kernels < best) value += ", or " + std::string(to_string(*kernels));
+    if (*kernels > best) missing = missing_for(*kernels);
+  }
+  if (cpu_features().amx_refused)
+    return {"CPU kernels", value, Fitness::fair,
+            missing + "; start it where arch_prctl() may ask for them"};
+  if (best < CpuKernels::avx512_bf16)
+    return {"CPU kernels", value, Fitness::fair, missing + ": slower on bf16 models"};
+  return {"CPU kernels", value + (missing.empty() ? "" : " (" + missing + ")"), Fitness::good, ""};
+}
+
+/// The way that is used, measured now, and the other.
+template <class Way>
+Finding moved(const char* topic, const ChosenWay<Way>& chosen) {
+  const auto shown = [&](Way way) {
+    char rate[32];
+    std::snprintf(rate, sizeof rate, " %.1f GB/s", chosen.rates[std::size_t(way)]);
+    return std::string(to_string(way)) + rate;
+  };
+  if (chosen.rates == std::array<double, 2>{}) return {topic, "as usual", Fitness::good, ""};
+  return {topic, shown(chosen.way) + " (" + shown(Way(1 - int(chosen.way))) + ")", Fitness::good,
+          ""};
 }
 
 /// The GPU driver locks pages without regard to RLIMIT_MEMLOCK; mlock() and others have this limit.
@@ -117,8 +143,16 @@ Finding text() { return {"tokenizers", text_unicode_version(), Fitness::good, ""
 }  // namespace
 
 std::vector<Finding> examine_machine() {
-  std::vector<Finding> findings = {kernel(),     shared_memory(), memory(), descriptors(),
-                                   processors(), page_locks(),    text()};
+  std::vector<Finding> findings = {kernel(),
+                                   shared_memory(),
+                                   memory(),
+                                   descriptors(),
+                                   processors(),
+                                   arithmetic(),
+                                   moved("block copies", copy_way()),
+                                   moved("cache writes", write_way()),
+                                   page_locks(),
+                                   text()};
   for (Finding& finding : gpu()) findings.push_back(std::move(finding));
   return findings;
 }

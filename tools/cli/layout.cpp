@@ -7,6 +7,7 @@
 #include "base/byte_size.hpp"
 #include "config/sizing.hpp"
 #include "config/models/hosted_models.hpp"
+#include "kernels/cpu/instructions/cpu_kernels.hpp"
 #include "models/layer_groups.hpp"
 #include "models/model_config.hpp"
 #include "tools/cli/command.hpp"
@@ -19,7 +20,7 @@ namespace {
 struct LayoutFlags {
   explicit LayoutFlags(CLI::App& app)
       : options(app, {"model", "model-options", "block-size", "kv-cache-memory-bytes", "swap-space",
-                      "kv-cache-dtype", "max-model-len", "max-num-batched-tokens"}) {}
+                      "kv-cache-dtype", "cpu-kernels", "max-model-len", "max-num-batched-tokens"}) {}
   CommonFlags common;
   OptionFlags options;
 };
@@ -161,6 +162,9 @@ Expected<void> run(const LayoutFlags& flags) {
     return failure(Errc::bad_argument,
                    "--kv-cache-memory-bytes '0': no machine is asked here, so give a size, as in "
                    "64M");
+  auto kernels = choose_cpu_kernels(options->cpu_kernels);
+  if (!kernels) return forward_error(kernels);
+  use_cpu_kernels(*kernels);  // a page's layout suits them
   auto hosted = hosted_models(*options);
   if (!hosted) return forward_error(hosted);
   auto models = plan_all(*options, *hosted);

@@ -43,6 +43,12 @@ Json to_json(const DomainReport& domain) {
           {"max_blocks", max != 0 ? Json(max) : Json()}};
 }
 
+/// The arithmetic of the pool's engines.
+std::string computed_with(const PoolGeometry& geometry) {
+  return std::string(geometry.device == DeviceKind::cpu ? to_string(geometry.cpu_kernels)
+                                                        : to_string(geometry.device));
+}
+
 Json models_to_json(const Inspector& inspector, const PoolReport& report) {
   const std::vector<std::string> names = inspector.models();
   Json all = Json::array();
@@ -91,6 +97,7 @@ Json to_json(const Inspector& inspector, const PoolReport& report, const ByDomai
       {"block_size", report.geometry.models[0].tokens_per_block},
       {"block_bytes", report.geometry.block_bytes()},
       {"page_layout", to_string(report.geometry.models[0].kv.pages)},
+      {"computed", computed_with(report.geometry)},
       {"models", models_to_json(inspector, report)},
       {"tiers", {{"device", to_json(report.tiers[0])}, {"host", to_json(report.tiers[1])}}},
       {"index", {{"buckets", marks.buckets}, {"overflowed", marks.marked}}},
@@ -158,12 +165,14 @@ Expected<void> stat(const CommonFlags& flags) {
   const ModelCache& first = report.geometry.models[0];
   const std::string size = format_bytes(report.geometry.block_bytes());
   if (report.geometry.model_count == 1)
-    std::printf("pool %.8s of %s: blocks of %u tokens, %s each (%s)\n\n%s\n", report.epoch.c_str(),
-                inspector->model().c_str(), first.tokens_per_block, size.c_str(),
-                std::string(to_string(first.kv.pages)).c_str(), tier_table(report).c_str());
+    std::printf("pool %.8s of %s: blocks of %u tokens, %s each (%s, computed with %s)\n\n%s\n",
+                report.epoch.c_str(), inspector->model().c_str(), first.tokens_per_block,
+                size.c_str(), std::string(to_string(first.kv.pages)).c_str(),
+                computed_with(report.geometry).c_str(), tier_table(report).c_str());
   else
-    std::printf("pool %.8s of %u models: blocks of %s\n\n%s\n%s\n", report.epoch.c_str(),
-                report.geometry.model_count, size.c_str(), tier_table(report).c_str(),
+    std::printf("pool %.8s of %u models: blocks of %s, computed with %s\n\n%s\n%s\n",
+                report.epoch.c_str(), report.geometry.model_count, size.c_str(),
+                computed_with(report.geometry).c_str(), tier_table(report).c_str(),
                 model_table(*inspector, report).c_str());
   if (names->names.size() > 1)
     std::printf("%s\n", domain_table(domains, report.geometry.limited_domains() != 0).c_str());

@@ -72,7 +72,7 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
                                  Described what) {
   auto choice = choose_device(options);
   if (!choice) return forward_error(choice);
-  auto fingerprint = served_fingerprint(options);
+  auto fingerprint = served_fingerprint(options, choice->kind);
   if (!fingerprint) return forward_error(fingerprint);
   const auto file_bytes = weight_bytes(hosted_model(options).directory);
   if (!file_bytes) return forward_error(file_bytes);
@@ -111,6 +111,7 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
                       {"engine_peak", peak},
                       {"device", static_cast<int>(choice->kind)},
                       {"device_reason", choice->reason},
+                      {"cpu_kernels", kernels_of(choice->kind)},
                       {"gpu", gpu},
                       {"groups", groups},
                       {"kv",

@@ -104,7 +104,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
                                                  std::unique_ptr<Device> device) {
   if (auto granted = try_threads(kThreadsBesideCompute + options.threads); !granted)
     return forward_error(granted);
-  auto fingerprint = served_fingerprint(options);
+  auto fingerprint = served_fingerprint(options, device ? DeviceKind::cuda : DeviceKind::cpu);
   if (!fingerprint) return forward_error(fingerprint);
   auto tokenizer = load_tokenizer(hosted_model(options).directory);
   if (!tokenizer) return forward_error(tokenizer);
@@ -128,6 +128,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   hello.device = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
   hello.cache = {options.block_size, kv_layout(options, hello.device, config), *fingerprint,
                  group_layers(config).groups};
+  hello.cpu_kernels = kernels_of(hello.device);
   if (is_on_gpu) hello.gpu = FixedText<64>(device->facts().uuid);
   hello.model = FixedText<512>(model_name(options));
   hello.layout_hash = layout_hash({});

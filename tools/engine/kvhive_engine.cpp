@@ -13,6 +13,7 @@
 #include "config/models/hosted_models.hpp"
 #include "config/process_limits.hpp"
 #include "ipc/default_socket.hpp"
+#include "kernels/cpu/instructions/cpu_kernels.hpp"
 #include "tools/engine/describe.hpp"
 #include "tools/engine/device_choice.hpp"
 #include "tools/engine/engine.hpp"
@@ -95,6 +96,10 @@ Expected<int> run(int argc, char** argv) {
                                answers_keeper ? "" : options->log_file);
       !started)
     return forward_error(started);
+
+  auto kernels = choose_cpu_kernels(options->cpu_kernels);
+  if (!kernels) return forward_error(kernels);
+  use_cpu_kernels(*kernels);
 
   auto config = load_model_config(hosted_model(*options).directory);
   if (!config) return forward_error(config);

@@ -2,6 +2,7 @@
 
 #include "config/models/lora_modules.hpp"
 #include "config/models/hosted_models.hpp"
+#include "kernels/cpu/instructions/cpu_kernels.hpp"
 #include "models/fingerprint.hpp"
 #include "tools/program/progress_bar.hpp"
 
@@ -16,7 +17,11 @@ KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig&
   return fastest_kv_layout(config, groups, options.block_size, dtype);
 }
 
-Expected<std::uint64_t> served_fingerprint(const Options& options) {
+CpuKernels kernels_of(DeviceKind device) {
+  return device == DeviceKind::cpu ? cpu_kernels() : CpuKernels{};
+}
+
+Expected<std::uint64_t> served_fingerprint(const Options& options, DeviceKind device) {
   auto fingerprint = model_fingerprint(hosted_model(options).directory);
   const auto modules = parse_lora_modules(options.lora_modules);
   if (!modules) return forward_error(modules);
@@ -27,6 +32,8 @@ Expected<std::uint64_t> served_fingerprint(const Options& options) {
       return failure(fingerprint.error().code,
                      "lora-modules '" + module.name + "': " + fingerprint.error().text);
   }
+  if (fingerprint && device == DeviceKind::cpu)
+    return with_arithmetic(*fingerprint, to_string(cpu_kernels()));
   return fingerprint;
 }
 

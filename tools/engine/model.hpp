@@ -17,8 +17,11 @@ std::string model_name(const Options& options);
 /// \pre the model has KV of that type: kv_dtype_of()
 KvLayout kv_layout(const Options& options, DeviceKind device, const ModelConfig& config);
 
-/// Of the model and its adapters. Engines of one pool have the same.
-[[nodiscard]] Expected<std::uint64_t> served_fingerprint(const Options& options);
+/// PoolGeometry::cpu_kernels of a pool on that device that this process computes for.
+CpuKernels kernels_of(DeviceKind device);
+
+/// Of the model, its adapters and the arithmetic. Engines of one pool have the same.
+[[nodiscard]] Expected<std::uint64_t> served_fingerprint(const Options& options, DeviceKind device);
 
 /// Loads the model and its adapters, in the order of the option. Shows a progress bar if standard
 /// error is a terminal.

@@ -63,7 +63,7 @@ Tables empty_tables(const Estate& estate) {
   const auto used = domains.use(estate.options);
   KV_CHECK(used.has_value());
   return {.front = estate.front,
-          .options = {estate.options},
+          .options = {.asked = estate.options, .models = {}},
           .domains = std::move(domains),
           .pool = {},
           .peers = {},

@@ -19,11 +19,13 @@ bool is_gpu(const ModelFacts& model) { return model.device == DeviceKind::cuda; 
 /// Sets the options that the model and the GPU decide, so that all engines get the same values.
 void fill_in(ResolvedOptions& options, const ModelFacts& model) {
   options.device = model.device;
+  options.cpu_kernels = model.cpu_kernels;
   if (is_gpu(model))
     options.gpu_memory_sharing =
         model.gpu.memory_needs_its_maker ? GpuMemorySharing::ipc : GpuMemorySharing::vmm;
   if (!model.device_reason.empty())
     spdlog::info("device: {} ({})", to_string(model.device), model.device_reason);
+  if (!is_gpu(model)) spdlog::info("CPU kernels: {}", to_string(model.cpu_kernels));
   if (!model.gpu.sharing_reason.empty())
     spdlog::warn("the GPU's memory is shared by legacy IPC, and one more process keeps it: {}",
                  model.gpu.sharing_reason);
@@ -166,6 +168,7 @@ Expected<void> shape(MadePool& pool, ResolvedOptions& options, const Domains& do
   geometry.device_blocks = pool.size.device_blocks;
   geometry.host_blocks = pool.size.host_blocks;
   geometry.device = pool.device_facts().device;
+  geometry.cpu_kernels = options.cpu_kernels;
   geometry.limits = *limits;
   geometry.model_count = static_cast<std::uint32_t>(pool.models.size());
   std::uint32_t groups = 0;

@@ -30,6 +30,7 @@ Expected<std::optional<ModelFacts>> describe_model(const Options& options, int s
   model.engine_peak = facts.at("engine_peak");
   model.device = DeviceKind(facts.at("device"));
   model.device_reason = facts.at("device_reason");
+  model.cpu_kernels = facts.at("cpu_kernels");
   if (const auto& gpu = facts.at("gpu"); !gpu.is_null())
     model.gpu = {gpu.at("total"),
                  gpu.at("available"),

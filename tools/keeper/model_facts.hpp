@@ -26,6 +26,7 @@ struct ModelFacts {
   std::uint32_t max_model_len = 0;      ///< tokens of a sequence; set when the pool is sized
   DeviceKind device = DeviceKind::cpu;  ///< where engines compute
   std::string device_reason;            ///< the GPU's name, or why there is none
+  CpuKernels cpu_kernels{};             ///< as in PoolGeometry
   struct Gpu {
     std::size_t total = 0;
     std::size_t available = 0;

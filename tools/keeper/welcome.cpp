@@ -32,8 +32,8 @@ std::string describe(const ModelCache& cache, DeviceKind device, const std::stri
          std::string(to_string(kv.pages)) + ", " + std::to_string(kv.layers) + " layers, " +
          (kv.kind == KvKind::latent ? "latent rows of "
                                     : std::to_string(kv.kv_heads) + " kv heads of ") +
-         std::to_string(kv.head_size) +
-         ", block size " + std::to_string(cache.tokens_per_block) + ")";
+         std::to_string(kv.head_size) + ", block size " + std::to_string(cache.tokens_per_block) +
+         ")";
 }
 
 std::string describe(const MadePool& pool) {
@@ -99,6 +99,12 @@ std::optional<ModelId> model_of(const PoolGeometry& pool, const EngineHello& hel
 /// Whether the engine computes KV that the pool holds, on the GPU that the pool is on. The keeper's
 /// own engine computes the model that it was started for: two models may differ in name alone.
 Expected<ModelId> check_model(const MadePool& pool, const EngineHello& hello, const Child* child) {
+  if (const CpuKernels kernels = pool.geometry.cpu_kernels;
+      hello.device == pool.geometry.device && hello.cpu_kernels != kernels)
+    return failure(Errc::layout_mismatch,
+                   "the pool is computed with --cpu-kernels " + std::string(to_string(kernels)) +
+                       ", this engine computes with " + std::string(to_string(hello.cpu_kernels)) +
+                       "; start it with the pool's");
   auto model = model_of(pool.geometry, hello);
   if (!model)
     return failure(Errc::layout_mismatch,

@@ -39,7 +39,7 @@ bool may_use_tiles() {
 bool has_bf16_tiles() {
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
   constexpr unsigned kBoth = kAmxBf16 | kAmxTile;
-  return (cpuid(7).edx & kBoth) == kBoth && may_use_tiles();
+  return (cpuid(7).edx & kBoth) == kBoth;
 }
 
 CpuFeatures ask() {
@@ -49,7 +49,9 @@ CpuFeatures ask() {
                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   found.avx512_vbmi = found.avx512 && __builtin_cpu_supports("avx512vbmi");
   found.avx512_bf16 = found.avx512 && __builtin_cpu_supports("avx512bf16");
-  found.amx_bf16 = found.avx512_bf16 && has_bf16_tiles();
+  const bool has_tiles = found.avx512_bf16 && has_bf16_tiles();
+  found.amx_bf16 = has_tiles && may_use_tiles();
+  found.amx_refused = has_tiles && !found.amx_bf16;
   return found;
 }
 

@@ -10,6 +10,7 @@ struct CpuFeatures {
   bool avx512_vbmi = false;
   bool avx512_bf16 = false;  ///< dot products of bf16 (VDPBF16PS)
   bool amx_bf16 = false;     ///< matrix tiles, and the permission to use them
+  bool amx_refused = false;  ///< the CPU has them, but the kernel does not permit them
 };
 
 /// Detected at the first call; the same at every call. Asks the kernel for the permission to use

@@ -45,6 +45,29 @@ CpuKernels best_cpu_kernels() {
   return best;
 }
 
+std::string missing_for(CpuKernels kernels) {
+  if (grants(kernels)) return "";
+  switch (kernels) {
+    case CpuKernels::sse4: return "";
+    case CpuKernels::avx2: return "this CPU has no AVX2 with FMA";
+    case CpuKernels::avx512: return "this CPU has no AVX-512 (F, BW, VL, DQ)";
+    case CpuKernels::avx512_bf16: return "this CPU has no AVX-512 with BF16 and VBMI";
+    case CpuKernels::amx:
+      return cpu_features().amx_refused ? "the kernel does not permit this process to use AMX tiles"
+                                        : "this CPU has no AMX with bf16";
+  }
+  return "unknown";
+}
+
+Expected<CpuKernels> choose_cpu_kernels(RequestedCpuKernels requested) {
+  const CpuKernels best = best_cpu_kernels();
+  const CpuKernels wanted = named_kernels(requested).value_or(best);
+  if (grants(wanted)) return wanted;
+  return failure(Errc::unsupported, "cpu-kernels '" + std::string(to_string(wanted)) +
+                                        "': " + missing_for(wanted) + "; use " +
+                                        std::string(to_string(best)) + " or auto");
+}
+
 CpuKernels cpu_kernels() { return chosen(); }
 
 void use_cpu_kernels(CpuKernels kernels) {

@@ -287,6 +287,7 @@ Json to_json(const ModelFacts& model, const HostedModel& hosted) {
       {"max_model_len", model.max_model_len},
       {"device", model.device},
       {"device_reason", model.device_reason},
+      {"cpu_kernels", model.cpu_kernels},
       {"gpu",
        {model.gpu.total, model.gpu.available, model.gpu.name, model.gpu.uuid,
         model.gpu.memory_needs_its_maker, model.gpu.sharing_reason}},
@@ -318,6 +319,7 @@ ModelFacts facts_from(const Json& text) {
   model.max_model_len = text.at("max_model_len");
   model.device = text.at("device");
   model.device_reason = text.at("device_reason");
+  model.cpu_kernels = text.at("cpu_kernels");
   const Json& gpu = text.at("gpu");
   model.gpu = {gpu[0], gpu[1], gpu[2], gpu[3], gpu[4], gpu[5]};
   return model;
@@ -336,6 +338,7 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
   for (const BlockLimits& of_domain : pool.geometry.limits)
     limits.push_back({of_domain.min, of_domain.max});
   const Json text = {{"device", tables.options.device},
+                     {"cpu_kernels", tables.options.cpu_kernels},
                      {"gpu_memory_sharing", tables.options.gpu_memory_sharing},
                      {"objects", objects},
                      {"board", pool.board.get()},
@@ -351,6 +354,7 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
 void restore_pool(Tables& tables, const LedgerMemory& memory) {
   const Json text = Json::parse(memory.text(LedgerMemory::Text::pool));
   tables.options.device = text.at("device");
+  tables.options.cpu_kernels = text.at("cpu_kernels");
   tables.options.gpu_memory_sharing = text.at("gpu_memory_sharing");
   MadePool& pool = tables.pool;
   PoolGeometry& geometry = pool.geometry;
@@ -368,6 +372,7 @@ void restore_pool(Tables& tables, const LedgerMemory& memory) {
     pool.models.push_back(model);
   }
   geometry.device = pool.device_facts().device;
+  geometry.cpu_kernels = tables.options.cpu_kernels;
   geometry.model_minimums = text.at("model_minimums");
   for (std::size_t i = 0; i < kLimitedDomains; ++i)
     geometry.limits[i] = {text.at("limits")[i][0], text.at("limits")[i][1]};
