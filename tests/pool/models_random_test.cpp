@@ -58,6 +58,10 @@ class SimplePool {
     return found == contents_.end() ? 0 : found->second.blocks.front();
   }
   std::int64_t identity(const Key& key) const { return contents_.at(key).identity; }
+  std::size_t copies(const Key& key) const {
+    const auto found = contents_.find(key);
+    return found == contents_.end() ? 0 : found->second.blocks.size();
+  }
 
   std::size_t available(std::size_t model) const {
     std::size_t total = free_ + idle_.size();
@@ -280,6 +284,7 @@ class Process {
     std::int64_t parent = -1;
     for (std::size_t i = 0; i < from; ++i)
       parent = simple_.identity(key(group, domain, tokens, i, parent));
+    count = without_many_copies(group, domain, count, from, parent, tokens, is_chained);
     const auto extras = names.extras(group);
     pool_.publish(end, fresh.first(count), names.names(group).subspan(from, count),
                   tokens.subspan(from * size, count * size),
@@ -289,6 +294,22 @@ class Process {
       simple_.publish(fresh[i].value, one);
       if (is_chained) parent = simple_.identity(one);
     }
+  }
+
+  /// How many of the blocks can be published: the index keeps hints for 16 equal blocks at most,
+  /// and for fewer where contents share buckets; which are forgotten depends on the pool's secret.
+  std::size_t without_many_copies(GroupId group, std::uint16_t domain, std::size_t count,
+                                  std::size_t from, std::int64_t parent,
+                                  std::span<const TokenId> tokens, bool is_chained) const {
+    constexpr std::size_t kMostCopies = 3;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto one = key(group, domain, tokens, from + i, parent);
+      const std::size_t copies = simple_.copies(one);
+      if (copies >= kMostCopies) return i;
+      if (copies == 0 && is_chained) return count;  // nor has anything after it
+      if (is_chained) parent = simple_.identity(one);
+    }
+    return count;
   }
 
   void finish() {
