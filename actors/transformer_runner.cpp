@@ -16,13 +16,18 @@ Expected<std::vector<SampledToken>> TransformerRunner::run(const StepPlan& plan)
   logits_.resize(batch.logit_rows() * vocab);
   model_.forward(batch.view(), arena_, layout_, logits_);
 
-  for (const auto& work : plan.work) {
-    if (!work.samples) continue;
-    const std::span<const float> logits = std::span(logits_).subspan(sampled.size() * vocab, vocab);
+  std::vector<const ScheduledSequence*> sampling;
+  for (const auto& work : plan.work)
+    if (work.samples) sampling.push_back(&work);
+  sampled.resize(sampling.size());
+#pragma omp parallel for schedule(dynamic) if (sampling.size() > 1)
+  for (std::size_t i = 0; i < sampling.size(); ++i) {
+    const ScheduledSequence& work = *sampling[i];
+    const std::span<const float> logits = std::span(logits_).subspan(i * vocab, vocab);
     const Sampled next = sample(logits, work.sampling, work.start + work.tokens.size());
     GeneratedToken token{next.token, next.logprob, {}};
     if (work.logprobs != 0) token.top = top_logprobs(logits, static_cast<int>(work.logprobs));
-    sampled.push_back({work.seq, std::move(token)});
+    sampled[i] = {work.seq, std::move(token)};
   }
   return sampled;
 }

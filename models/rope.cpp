@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "base/check.hpp"
+#include "models/row_ops.hpp"
 
 namespace kvhive {
 namespace {
@@ -88,23 +89,7 @@ void Rope::angles(std::span<const std::int32_t> positions, RopeAngles& angles) c
 }
 
 void Rope::rotate(std::span<float> rows, std::int32_t heads, const RopeAngles& angles) const {
-  const std::size_t half = frequencies_.size();
-  const std::size_t tokens = angles.cosines.size() / half;
-  KV_CHECK(rows.size() == tokens * heads * 2 * half, rows.size(), tokens, heads, half);
-  for (std::size_t t = 0; t < tokens; ++t) {
-    const float* cosine = &angles.cosines[t * half];
-    const float* sine = &angles.sines[t * half];
-    for (std::int32_t h = 0; h < heads; ++h) {
-      float* low = &rows[(t * heads + h) * 2 * half];
-      float* high = low + half;
-      for (std::size_t i = 0; i < half; ++i) {
-        const float a = low[i];
-        const float b = high[i];
-        low[i] = a * cosine[i] - b * sine[i];
-        high[i] = b * cosine[i] + a * sine[i];
-      }
-    }
-  }
+  rotate_heads(rows, std::size_t(heads), angles.cosines, angles.sines, frequencies_.size());
 }
 
 void Rope::rotate_neighbours(std::span<float> rows, std::size_t stride, std::int32_t heads,

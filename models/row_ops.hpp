@@ -2,6 +2,7 @@
 // The elementwise and row-wise steps between matrix products. Each row is computed in one fixed
 // order by one thread, so that its bits do not depend on the batch around it.
 
+#include <cstddef>
 #include <span>
 
 namespace kvhive {
@@ -20,6 +21,14 @@ void gelu_multiply(std::span<float> gate, std::span<const float> up);
 
 /// x = cap * tanh(x / cap), so that x stays within +-cap. \pre cap > 0
 void soft_cap(std::span<float> x, float cap);
+
+/// Rotary embedding: in each head the pairs (low[i], high[i]) of its halves are rotated by the
+/// angles of its token.
+///
+/// \param rows     [tokens, heads, 2 * half]
+/// \param cosines  [tokens, half], and `sines`
+void rotate_heads(std::span<float> rows, std::size_t heads, std::span<const float> cosines,
+                  std::span<const float> sines, std::size_t half);
 
 /// x *= factor.
 void scale_in_place(std::span<float> x, float factor);

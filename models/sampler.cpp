@@ -6,6 +6,7 @@
 
 #include "base/check.hpp"
 #include "kernels/sampling.hpp"
+#include "models/logits.hpp"
 
 namespace kvhive {
 namespace {
@@ -15,25 +16,15 @@ bool before(const Sampled& a, const Sampled& b) {
   return a.logprob != b.logprob ? a.logprob > b.logprob : a.token < b.token;
 }
 
-std::size_t index_of_largest(std::span<const float> logits) {
-  std::size_t best = 0;
-  for (std::size_t i = 1; i < logits.size(); ++i)
-    if (usable_logit(logits[i]) > usable_logit(logits[best])) best = i;
-  return best;
-}
-
 /// log(sum(exp(logit))). The largest logit is subtracted first, so that exp() does not overflow.
-double log_total(std::span<const float> logits) {
-  const double largest = usable_logit(logits[index_of_largest(logits)]);
+double log_total(std::span<const float> logits, float largest) {
   if (std::isinf(largest)) return 0;  // nothing is possible: every logprob is -infinity
-  double total = 0;
-  for (const float logit : logits) total += std::exp(usable_logit(logit) - largest);
-  return largest + std::log(total);
+  return double{largest} + std::log(total_weight(logits, largest));
 }
 
-Sampled with_logprob(std::span<const float> logits, std::size_t index) {
+Sampled with_logprob(std::span<const float> logits, float largest, std::size_t index) {
   return {static_cast<TokenId>(index),
-          static_cast<float>(usable_logit(logits[index]) - log_total(logits))};
+          static_cast<float>(usable_logit(logits[index]) - log_total(logits, largest))};
 }
 
 /// A token and its probability relative to the likeliest one's.
@@ -46,14 +37,16 @@ bool lighter(const Candidate& a, const Candidate& b) {
   return a.weight != b.weight ? a.weight < b.weight : a.token > b.token;
 }
 
-std::vector<Candidate> candidates_of(std::span<const float> logits, const SamplingParams& params) {
-  const double largest = usable_logit(logits[index_of_largest(logits)]);
+std::vector<Candidate> candidates_of(std::span<const float> logits, float largest,
+                                     const SamplingParams& params) {
+  if (std::isinf(largest)) return {};
+  std::vector<double> weights(logits.size());
+  relative_weights(logits, largest, params.temperature, weights);
   std::vector<Candidate> candidates;
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    const double weight = std::exp((usable_logit(logits[i]) - largest) / params.temperature);
-    if (weight > 0 && weight >= params.min_p)
-      candidates.push_back({static_cast<TokenId>(i), weight});
-  }
+  candidates.reserve(logits.size());
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    if (weights[i] > 0 && weights[i] >= params.min_p)
+      candidates.push_back({static_cast<TokenId>(i), weights[i]});
   return candidates;
 }
 
@@ -102,17 +95,19 @@ TokenId draw(const std::vector<Candidate>& candidates, double share) {
 Sampled sample(std::span<const float> logits, const SamplingParams& params,
                std::uint64_t position) {
   KV_CHECK(!logits.empty());
-  if (params.temperature < kGreedyBelow) return with_logprob(logits, index_of_largest(logits));
-  auto candidates = candidates_of(logits, params);
-  if (candidates.empty()) return with_logprob(logits, 0);
+  const std::size_t likeliest = index_of_largest(logits);
+  const float largest = usable_logit(logits[likeliest]);
+  if (params.temperature < kGreedyBelow) return with_logprob(logits, largest, likeliest);
+  auto candidates = candidates_of(logits, largest, params);
+  if (candidates.empty()) return with_logprob(logits, largest, 0);
   keep_top_k(candidates, params.top_k);
   keep_top_p(candidates, params.top_p);
-  return with_logprob(logits, draw(candidates, random_share(params.seed, position)));
+  return with_logprob(logits, largest, draw(candidates, random_share(params.seed, position)));
 }
 
 std::vector<Sampled> top_logprobs(std::span<const float> logits, int k) {
   KV_CHECK(!logits.empty() && k >= 0, logits.size(), k);
-  const double total = log_total(logits);
+  const double total = log_total(logits, usable_logit(logits[index_of_largest(logits)]));
   std::vector<Sampled> all(logits.size());
   for (std::size_t i = 0; i < logits.size(); ++i)
     all[i] = {static_cast<TokenId>(i), static_cast<float>(usable_logit(logits[i]) - total)};

@@ -33,7 +33,7 @@ class SingleFlight {
 
   /// One sequence's part.
   struct Ticket {
-    std::optional<Claim> claim;     ///< while the sequence runs
+    std::optional<Claim> claim{};   ///< while the sequence runs
     Hash128 name{};                 ///< what is claimed, or waited for
     std::uint64_t waits_for = 0;    ///< the claim's word; 0 = it does not wait
     std::uint64_t waits_until = 0;  ///< on the clock

@@ -6,6 +6,8 @@
 #include <random>
 #include <vector>
 
+#include "tests/emulated/arithmetic.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -75,6 +77,60 @@ TEST(RowOps, SoftCapKeepsSmallValuesAndBoundsLargeOnes) {
   EXPECT_NEAR(x[2], -3 * std::tanh(1.0), 1e-6);
   EXPECT_EQ(x[3], 3);
   EXPECT_EQ(x[4], -3);
+}
+
+TEST(RowOps, RotatesThePairsOfEachHead) {
+  for (const std::size_t half : {1, 3, 16, 20, 64}) {
+    constexpr std::size_t kTokens = 3, kHeads = 2;
+    const auto before = random_floats(kTokens * kHeads * 2 * half);
+    const auto cosines = random_floats(kTokens * half);
+    std::vector<float> sines(cosines.rbegin(), cosines.rend()), rows = before;
+    rotate_heads(rows, kHeads, cosines, sines, half);
+    for (std::size_t t = 0; t < kTokens; ++t)
+      for (std::size_t h = 0; h < kHeads; ++h)
+        for (std::size_t i = 0; i < half; ++i) {
+          const std::size_t at = (t * kHeads + h) * 2 * half + i;
+          const double a = before[at], b = before[at + half];
+          const double c = cosines[t * half + i], s = sines[t * half + i];
+          EXPECT_NEAR(rows[at], a * c - b * s, 1e-5);
+          EXPECT_NEAR(rows[at + half], b * c + a * s, 1e-5);
+        }
+  }
+}
+
+/// Whichever vectors compute them, values are as good as the formula's, and an element's bits do
+/// not depend on its place or on what is beside it.
+TEST(RowOps, EveryArithmeticComputesEachElementForItself) {
+  constexpr std::size_t kCount = 1000;
+  const auto x = random_floats(kCount), u = random_floats(kCount + 1);
+  std::vector<float> wide(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) wide[i] = 40 * x[i];
+  for (const CpuKernels kernels : kAllCpuKernels) {
+    const testing_support::Arithmetic arithmetic{kernels, false};
+    if (!testing_support::runs_here(arithmetic)) continue;
+    SCOPED_TRACE(to_string(kernels));
+    const testing_support::ComputedBy computed(arithmetic);
+    const std::span<const float> up(u.data(), kCount);
+    auto silu = wide, gelu = x, capped = wide;
+    silu_multiply(silu, up);
+    gelu_multiply(gelu, up);
+    soft_cap(capped, 30);
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const double w = wide[i], v = x[i];
+      const double by_silu = w / (1 + std::exp(-w)) * u[i];
+      const double y = std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v);
+      const double by_gelu = 0.5 * v * (1 + std::tanh(y)) * u[i];
+      EXPECT_NEAR(silu[i], by_silu, 1e-6 * std::abs(by_silu) + 1e-30) << w;
+      EXPECT_NEAR(gelu[i], by_gelu, 1e-6 * std::abs(v * u[i])) << v;
+      EXPECT_NEAR(capped[i], 30 * std::tanh(w / 30), 1e-5) << w;
+    }
+    for (const std::size_t from : {1, 7, 500, 999}) {
+      std::vector<float> part(wide.begin() + std::ptrdiff_t(from), wide.end());
+      silu_multiply(part, up.subspan(from));
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), silu.begin() + std::ptrdiff_t(from)))
+          << from;
+    }
+  }
 }
 
 TEST(RowOps, AddInPlaceAdds) {
