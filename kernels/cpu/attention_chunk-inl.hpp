@@ -158,6 +158,16 @@ HWY_INLINE void scale_in_place(D d, float* HWY_RESTRICT values, std::size_t coun
     hn::Store(hn::Mul(hn::Load(d, values + i), factors), d, values + i);
 }
 
+/// A weight below e to this is 0: it would not be seen, and denormals, which it would lead to, take
+/// some CPUs a hundred times as long.
+constexpr float kLeastLog = -60;
+
+template <class D, class V>
+HWY_INLINE V weight_of(D d, V log) {
+  const V least = hn::Set(d, kLeastLog);
+  return hn::IfThenElseZero(hn::Ge(log, least), hn::Exp(d, hn::Max(log, least)));
+}
+
 /// Turns the scores a row sees into weights relative to the state's new max, and rescales the state
 /// to that max.
 template <class D>
@@ -177,12 +187,13 @@ void softmax_row(D d, KvRange range, float* HWY_RESTRICT scores, SoftmaxStates s
 
   auto sum = hn::Zero(d);
   for (std::int32_t t = whole.begin; t < whole.end; t += lanes) {
-    const auto probability = hn::Exp(d, hn::Sub(hn::Load(d, scores + t), max));
+    const auto probability = weight_of(d, hn::Sub(hn::Load(d, scores + t), max));
     hn::Store(probability, d, scores + t);
     sum = hn::Add(sum, probability);
   }
   const float new_max = hn::GetLane(max);
-  const float shrink = std::exp(states.max(row) - new_max);
+  const float log_shrink = states.max(row) - new_max;
+  const float shrink = log_shrink < kLeastLog ? 0.0f : std::exp(log_shrink);
   states.max(row) = new_max;
   states.sum(row) = states.sum(row) * shrink + hn::GetLane(hn::SumOfLanes(d, sum));
   scale_in_place(d, states.acc(row), states.value_size, shrink);
