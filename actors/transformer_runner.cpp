@@ -2,7 +2,7 @@
 
 #include "actors/step_batch.hpp"
 #include "kernels/block_copy.hpp"
-#include "models/sampler.hpp"
+#include "models/sampling/sampler.hpp"
 
 namespace kvhive {
 

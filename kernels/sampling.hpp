@@ -1,5 +1,5 @@
 #pragma once
-// Picks the next token for every row of logits, by the rules of models/sampler.hpp: a pure function
+// Picks the next token for every row of logits, by the rules of models/sampling/sampler.hpp: a pure function
 // of (logits, choice).
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace kvhive {
 
 /// How the token of one row is chosen. Ranges and the order of the cuts are those of
-/// models/sampler.hpp.
+/// models/sampling/sampler.hpp.
 struct SampleChoice {
   std::uint64_t seed = 0;
   std::uint64_t position = 0;  ///< index of the new token in its sequence

@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 
-CORE = {"base", "config", "hashing", "pool", "kernels", "device", "kernels/cpu/instructions", "models", "models/latent", "models/product", "models/quantization", "models/text", "ipc",
+CORE = {"base", "config", "hashing", "pool", "kernels", "device", "kernels/cpu/instructions", "models", "models/latent", "models/product", "models/quantization", "models/sampling", "models/text", "ipc",
         "ipc/channel", "actors"}
 SHARED = {"base", "config", "pool", "pool/care", "ipc", "ipc/channel", "tools/program", "tools/privilege"}
 # A folder may include itself and what is listed here. A folder that is not listed may not include anything of ours.
@@ -33,6 +33,7 @@ MAY_INCLUDE = {
     "models/latent": {"base", "config", "models/product"},
     "models/product": {"base", "config", "kernels/cpu/instructions"},
     "models/quantization": {"base", "config"},
+    "models/sampling": {"base", "config", "kernels"},
     "models/text": {"base"},
     "models/gpu": {"base", "config", "device", "kernels", "kernels/cuda", "kernels/cpu/instructions", "models", "models/latent", "models/quantization"},
     "ipc": {"base", "config"},

@@ -8,7 +8,7 @@
 #include "kernels/arguments.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/cpu/convert_row.hpp"
-#include "kernels/cpu/packed_write_avx512.hpp"
+#include "kernels/cpu/packed/packed_write.hpp"
 #include "kernels/cpu/page_rows.hpp"
 #include "kernels/cpu/stream_copy.hpp"
 #include "kernels/page_address.hpp"
@@ -157,9 +157,9 @@ GroupWriters group_writers(const CacheWriteArgs& args) {
   const PagedKv& kv = args.kv;
   const bool is_packed = kv.layout == PageLayout::packed && kv.dtype == Dtype::bf16 &&
                          fastest_page_layout(kv.S, kv.D, kv.dtype) == kv.layout;
-  if (is_packed && args.in_dtype == Dtype::bf16) return {write_key_group, write_value_group};
-  if (is_packed && args.in_dtype == Dtype::f32)
-    return {write_float_key_group, write_float_value_group};
+  const PackedWriters& writers = native::kPackedWriters;
+  if (is_packed && args.in_dtype == Dtype::bf16) return {writers.keys, writers.values};
+  if (is_packed && args.in_dtype == Dtype::f32) return {writers.float_keys, writers.float_values};
   return {};
 }
 

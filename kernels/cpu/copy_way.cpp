@@ -8,7 +8,7 @@
 #include <memory>
 #include <new>
 
-#include "kernels/cpu/packed_write_avx512.hpp"
+#include "kernels/cpu/packed/packed_write.hpp"
 #include "kernels/cpu/stream_copy.hpp"
 #include "kernels/paged_attention.hpp"
 
@@ -52,13 +52,14 @@ void copy_pass(CopyWay way, const std::byte* from, std::byte* to) {
 
 /// Writes K with the first half of the values and V with the second, as cache_write_cpu does.
 void write_pass(WriteWay way, const std::byte* from, std::byte* to) {
+  const PackedWriters& writers = native::kPackedWriters;
   constexpr std::int64_t kRowBytes = kHeadSize * 2;
   constexpr std::int64_t kPageBytes = kTokens * kRowBytes;
   for (std::size_t i = 0; i < kPieces; ++i)
     for (std::int32_t g = 0; g < kHeads; ++g) {
       const std::byte* values = from + i * kPieceBytes;
       const std::byte* next = from + (i + 1) % kPieces * kPieceBytes;
-      (i < kPieces / 2 ? write_key_group : write_value_group)(
+      (i < kPieces / 2 ? writers.keys : writers.values)(
           {values + g * kRowBytes, kHeads * kRowBytes, kHeadSize, next + g * kPageBytes},
           to + piece_at(i, 37) + g * kPageBytes, kTokens, Stores::streamed, way);
     }

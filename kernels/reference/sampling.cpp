@@ -71,7 +71,7 @@ std::int32_t draw(std::span<const float> logits, const SampleChoice& choice, dou
     all.resize(count);
   }
   if (choice.top_p <
-      1)  // from the lightest token up, the order that models/sampler.hpp has them in
+      1)  // from the lightest token up, the order that models/sampling/sampler.hpp has them in
     std::ranges::reverse(all);
   else
     std::ranges::sort(all, {}, &Weighed::token);

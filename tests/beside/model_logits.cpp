@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "config/dtype.hpp"
-#include "models/sampler.hpp"
+#include "models/sampling/sampler.hpp"
 #include "models/transformer.hpp"
 #include "tests/models/paged_runner.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "models/sampler.hpp"
+#include "models/sampling/sampler.hpp"
 #include "models/text/detokenizer.hpp"
 #include "models/text/tokenizer_parser.hpp"
 #include "models/transformer.hpp"

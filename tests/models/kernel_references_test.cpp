@@ -11,8 +11,8 @@
 #include "kernels/sampling.hpp"
 #include "models/rope.hpp"
 #include "models/row_ops.hpp"
-#include "models/sampler.hpp"
-#include "tests/models/sampling_params.hpp"
+#include "models/sampling/sampler.hpp"
+#include "tests/models/sampling/sampling_params.hpp"
 
 namespace kvhive {
 namespace {

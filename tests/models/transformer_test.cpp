@@ -11,7 +11,7 @@
 #include <numeric>
 
 #include "models/layer_groups.hpp"
-#include "models/sampler.hpp"
+#include "models/sampling/sampler.hpp"
 #include "models/transformer.hpp"
 #include "tests/models/golden.hpp"
 #include "tests/models/paged_runner.hpp"

@@ -105,11 +105,52 @@ KVHIVE_LANES __m512 keep(std::uint16_t lanes, __m512 x) {
   return each([&](int i) { return (lanes >> i & 1) != 0 ? x[i] : 0.0f; });
 }
 /// Lanes that are not less, or cannot be ordered.
-KVHIVE_LANES std::uint16_t not_less(__m512 a, __m512 b) {
+template <int kHow>
+KVHIVE_LANES std::uint16_t compared(__m512 a, __m512 b) {
+  static_assert(kHow == _CMP_UNORD_Q, "add the comparison here");
   std::uint16_t lanes = 0;
   for (int i = 0; i < 16; ++i)
-    lanes = static_cast<std::uint16_t>(lanes | (!(a[i] < b[i]) ? 1u << i : 0u));
+    lanes = static_cast<std::uint16_t>(lanes | (__builtin_isunordered(a[i], b[i]) ? 1u << i : 0u));
   return lanes;
+}
+KVHIVE_LANES __m512i add_ints(__m512i a, __m512i b) {
+  using Unsigned = std::uint32_t __attribute__((vector_size(64)));
+  return as<__m512i>(as<Unsigned>(a) + as<Unsigned>(b));
+}
+KVHIVE_LANES __m512i shifted_down(__m512i x, int bits) {
+  using Unsigned = std::uint32_t __attribute__((vector_size(64)));
+  return as<__m512i>(as<Unsigned>(x) >> bits);
+}
+KVHIVE_LANES __m512i some_either(__m512i other, std::uint16_t lanes, __m512i a, __m512i b) {
+  Ints r = as<Ints>(other);
+  const Ints both = as<Ints>(a | b);
+  for (int i = 0; i < 16; ++i)
+    if ((lanes >> i & 1) != 0) r[i] = both[i];
+  return as<__m512i>(r);
+}
+KVHIVE_LANES __m512i blended(std::uint32_t lanes, __m512i a, __m512i b) {
+  Shorts r = as<Shorts>(a);
+  const Shorts other = as<Shorts>(b);
+  for (int i = 0; i < 32; ++i)
+    if ((lanes >> i & 1) != 0) r[i] = other[i];
+  return as<__m512i>(r);
+}
+/// In each 128 bits four elements of `a`, then four of `b`; bounded as signed numbers.
+KVHIVE_LANES __m512i packed_to_shorts(__m512i a, __m512i b) {
+  const Ints from[] = {as<Ints>(a), as<Ints>(b)};
+  Shorts r{};
+  for (int i = 0; i < 32; ++i) {
+    const std::int32_t x = from[i % 8 / 4][i / 8 * 4 + i % 4];
+    r[i] = static_cast<std::uint16_t>(x < 0 ? 0 : x > 0xffff ? 0xffff : x);
+  }
+  return as<__m512i>(r);
+}
+/// In each 128 bits two elements of `a`, then two of `b`, chosen by two bits each.
+KVHIVE_LANES __m512 shuffled(__m512 a, __m512 b, int choice) {
+  return each([&](int i) {
+    const int from = i / 4 * 4 + (choice >> 2 * (i % 4) & 3);
+    return i % 4 < 2 ? a[from] : b[from];
+  });
 }
 KVHIVE_LANES __m512 nearest_whole(__m512 x) {
   return each([&](int i) { return __builtin_rintf(x[i]); });
@@ -339,6 +380,14 @@ KVHIVE_LANES __m256 half(__m512 x, int which) {
 #undef _mm512_mask_broadcast_i32x4
 #undef _mm512_castps512_ps256
 #undef _mm512_extractf32x8_ps
+#undef _mm512_add_epi32
+#undef _mm512_castps_si512
+#undef _mm512_castsi512_ps
+#undef _mm512_mask_blend_epi16
+#undef _mm512_mask_or_epi32
+#undef _mm512_packus_epi32
+#undef _mm512_shuffle_ps
+#undef _mm512_srli_epi32
 
 #define _mm512_setzero_ps() ::kvhive::emulated_vectors::zero()
 #define _mm512_setzero_si512() ::kvhive::emulated_vectors::zero_bits()
@@ -371,7 +420,7 @@ KVHIVE_LANES __m256 half(__m512 x, int which) {
 #define _mm512_maskz_mov_ps(m, x) ::kvhive::emulated_vectors::keep(m, x)
 #define _mm512_maskz_mul_ps(m, a, b) \
   ::kvhive::emulated_vectors::keep(m, ::kvhive::emulated_vectors::multiply(a, b))
-#define _mm512_cmp_ps_mask(a, b, c) ::kvhive::emulated_vectors::not_less(a, b)
+#define _mm512_cmp_ps_mask(a, b, c) ::kvhive::emulated_vectors::compared<c>(a, b)
 #define _mm512_roundscale_ps(x, how) ::kvhive::emulated_vectors::nearest_whole(x)
 #define _mm512_scalef_ps(x, e) ::kvhive::emulated_vectors::times_power(0xffff, x, e)
 #define _mm512_maskz_scalef_ps(m, x, e) ::kvhive::emulated_vectors::times_power(m, x, e)
@@ -407,3 +456,11 @@ KVHIVE_LANES __m256 half(__m512 x, int which) {
 #define _mm512_mask_broadcast_i32x4(o, m, x) ::kvhive::emulated_vectors::with_quarters(o, m, x)
 #define _mm512_castps512_ps256(x) ::kvhive::emulated_vectors::half(x, 0)
 #define _mm512_extractf32x8_ps(x, i) ::kvhive::emulated_vectors::half(x, i)
+#define _mm512_castps_si512(x) ::kvhive::emulated_vectors::as<__m512i>(x)
+#define _mm512_castsi512_ps(x) ::kvhive::emulated_vectors::as<__m512>(x)
+#define _mm512_add_epi32(a, b) ::kvhive::emulated_vectors::add_ints(a, b)
+#define _mm512_srli_epi32(x, n) ::kvhive::emulated_vectors::shifted_down(x, n)
+#define _mm512_mask_or_epi32(o, m, a, b) ::kvhive::emulated_vectors::some_either(o, m, a, b)
+#define _mm512_mask_blend_epi16(m, a, b) ::kvhive::emulated_vectors::blended(m, a, b)
+#define _mm512_packus_epi32(a, b) ::kvhive::emulated_vectors::packed_to_shorts(a, b)
+#define _mm512_shuffle_ps(a, b, c) ::kvhive::emulated_vectors::shuffled(a, b, c)

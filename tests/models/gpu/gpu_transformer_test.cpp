@@ -16,10 +16,10 @@
 #include "base/json_file.hpp"
 #include "kernels/element.hpp"
 #include "models/gpu/gpu_weights.hpp"
-#include "models/sampler.hpp"
+#include "models/sampling/sampler.hpp"
 #include "tests/models/golden.hpp"
 #include "tests/models/gpu/gpu_model.hpp"
-#include "tests/models/sampling_params.hpp"
+#include "tests/models/sampling/sampling_params.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace kvhive {

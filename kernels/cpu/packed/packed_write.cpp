@@ -1,10 +1,11 @@
 // Calls no inline function of a header, for the reason given in instructions/README.md.
 
-#include "kernels/cpu/packed_write_avx512.hpp"
+#include "kernels/cpu/packed/packed_write.hpp"
 
-#include <immintrin.h>
+#include "kernels/cpu/instructions/vectors.hpp"
 
 namespace kvhive {
+namespace KVHIVE_INSTRUCTIONS {
 namespace {
 
 constexpr std::int32_t kLineBytes = 64;
@@ -218,8 +219,6 @@ void write_value_rows(const TokenRows& rows, std::byte* page, std::int32_t S, Wr
                             : write_values_by_tokens<kStores>(rows, page, S);
 }
 
-}  // namespace
-
 void write_key_group(const TokenRows& rows, std::byte* page, std::int32_t S, Stores stores,
                      WriteWay way) {
   stores == Stores::streamed ? write_key_rows<Stores::streamed>(rows, page, S, way)
@@ -244,4 +243,10 @@ void write_float_value_group(const TokenRows& rows, std::byte* page, std::int32_
                              : write_float_values<Stores::cached>(rows, page, S);
 }
 
+}  // namespace
+
+const PackedWriters kPackedWriters{write_key_group, write_value_group, write_float_key_group,
+                                   write_float_value_group};
+
+}  // namespace KVHIVE_INSTRUCTIONS
 }  // namespace kvhive

@@ -1,6 +1,6 @@
 #pragma once
 // Writes whole token groups into PageLayout::packed as bf16, transposed in registers. Compiled for
-// AVX-512; called only where packed_attention is.
+// AVX-512, or emulated (kernels/cpu/instructions/README.md).
 
 #include <cstddef>
 #include <cstdint>
@@ -24,15 +24,20 @@ struct TokenRows {
 using GroupWriter = void (*)(const TokenRows& rows, std::byte* page, std::int32_t S, Stores stores,
                              WriteWay way);
 
-void write_key_group(const TokenRows& rows, std::byte* page, std::int32_t S, Stores stores,
-                     WriteWay way);
-void write_value_group(const TokenRows& rows, std::byte* page, std::int32_t S, Stores stores,
-                       WriteWay way);
-/// The same for rows of f32; rounds as bf16_of_float does. Ignores `way`: 16 tokens of 8 heads of
-/// 128 take 64 KiB, which do not fit into L1, so the next ones are always prefetched into L2.
-void write_float_key_group(const TokenRows& rows, std::byte* page, std::int32_t S, Stores stores,
-                           WriteWay way);
-void write_float_value_group(const TokenRows& rows, std::byte* page, std::int32_t S, Stores stores,
-                             WriteWay way);
+struct PackedWriters {
+  GroupWriter keys = nullptr;
+  GroupWriter values = nullptr;
+  /// Of rows of f32; they round as bf16_of_float does. They ignore `way`: 16 tokens of 8 heads of
+  /// 128 take 64 KiB, which do not fit into L1, so the next ones are always prefetched into L2.
+  GroupWriter float_keys = nullptr;
+  GroupWriter float_values = nullptr;
+};
+
+namespace native {
+extern const PackedWriters kPackedWriters;  ///< where packed_attention() runs
+}  // namespace native
+namespace emulated {  // in the library of the tests
+extern const PackedWriters kPackedWriters;
+}  // namespace emulated
 
 }  // namespace kvhive

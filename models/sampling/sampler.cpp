@@ -1,4 +1,4 @@
-#include "models/sampler.hpp"
+#include "models/sampling/sampler.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 
 #include "base/check.hpp"
 #include "kernels/sampling.hpp"
-#include "models/logits.hpp"
+#include "models/sampling/logits.hpp"
 
 namespace kvhive {
 namespace {

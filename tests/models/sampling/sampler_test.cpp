@@ -1,4 +1,4 @@
-#include "models/sampler.hpp"
+#include "models/sampling/sampler.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "models/logits.hpp"
+#include "models/sampling/logits.hpp"
 
 #include <gtest/gtest.h>
 

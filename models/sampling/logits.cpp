@@ -1,6 +1,6 @@
 // By Highway, as models/row_ops.cpp is. The order of additions follows from the length alone.
 
-#include "models/logits.hpp"
+#include "models/sampling/logits.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -11,7 +11,7 @@
 // SSSE3 is too old to be worth its compile time.
 #define HWY_DISABLED_TARGETS HWY_SSSE3
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "models/logits.cpp"
+#define HWY_TARGET_INCLUDE "models/sampling/logits.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "hwy/contrib/math/math-inl.h"

@@ -2,7 +2,7 @@
 // A device's choice as the CPU's sampler takes it.
 
 #include "kernels/sampling.hpp"
-#include "models/sampler.hpp"
+#include "models/sampling/sampler.hpp"
 
 namespace kvhive {
 

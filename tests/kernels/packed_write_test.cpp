@@ -1,0 +1,112 @@
+// Whole groups written to packed pages in registers, by the hardware or emulated, beside the same
+// rows written one by one.
+
+#include "kernels/cpu/packed/packed_write.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "base/line_allocator.hpp"
+#include "config/dtype.hpp"
+#include "kernels/cpu/instructions/cpu_kernels.hpp"
+#include "kernels/cpu/page_rows.hpp"
+#include "kernels/page_address.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr std::int32_t kTokens = 16, kHeads = 2;
+
+struct Case {
+  std::int32_t S, D, slot;
+};
+
+/// Bit patterns of all kinds: NaN with payloads, infinities, denormals.
+template <class Bits>
+LineVector<std::byte> random_rows(std::int32_t D) {
+  LineVector<std::byte> rows(std::size_t(kTokens) * kHeads * std::size_t(D) * sizeof(Bits));
+  std::mt19937 random(5);
+  for (std::size_t at = 0; at < rows.size(); at += sizeof(Bits)) {
+    auto bits = static_cast<Bits>(random());
+    if (random() % 16 == 0) bits = static_cast<Bits>(bits | Bits{0x7f80} << 8 * (sizeof(Bits) - 2));
+    if (random() % 16 == 0)
+      bits = static_cast<Bits>(bits & ~(Bits{0x7f80} << 8 * (sizeof(Bits) - 2)));
+    std::memcpy(&rows[at], &bits, sizeof bits);
+  }
+  return rows;
+}
+
+PagedKv page_of(const Case& c) {
+  PagedKv kv;
+  kv.layout = PageLayout::packed;
+  kv.dtype = Dtype::bf16;
+  kv.S = c.S;
+  kv.D = c.D;
+  kv.G = 1;
+  return kv;
+}
+
+/// Head 1 of 16 tokens, written one by one into the page of K or V.
+LineVector<std::byte> expected_page(const Case& c, const LineVector<std::byte>& rows, bool is_f32,
+                                    bool is_key) {
+  const PagedKv kv = page_of(c);
+  LineVector<std::byte> page(std::size_t(c.S) * std::size_t(c.D) * 2);
+  const std::size_t row_bytes = std::size_t(c.D) * (is_f32 ? 4 : 2);
+  std::vector<std::uint16_t> stored(std::size_t(c.D));
+  for (std::int32_t t = 0; t < kTokens; ++t) {
+    const std::byte* const row = &rows[(std::size_t(t) * kHeads + 1) * row_bytes];
+    if (is_f32)
+      for (std::int32_t d = 0; d < c.D; ++d) {
+        float value;
+        std::memcpy(&value, row + 4 * d, sizeof value);
+        stored[std::size_t(d)] = bf16_of_float(value);
+      }
+    else
+      std::memcpy(stored.data(), row, row_bytes);
+    (is_key ? write_key_row : write_value_row)(
+        kv, reinterpret_cast<const std::byte*>(stored.data()), c.slot + t, page.data());
+  }
+  return page;
+}
+
+void expect_right(const PackedWriters& writers) {
+  for (const Case& c : {Case{16, 32, 0}, Case{16, 128, 0}, Case{32, 64, 16}, Case{64, 96, 32}})
+    for (const bool is_f32 : {false, true}) {
+      const auto rows = is_f32 ? random_rows<std::uint32_t>(c.D) : random_rows<std::uint16_t>(c.D);
+      const std::int64_t row_bytes = c.D * (is_f32 ? 4 : 2);
+      const TokenRows from{&rows[std::size_t(row_bytes)], kHeads * row_bytes, c.D, rows.data()};
+      for (const bool is_key : {false, true}) {
+        const auto expected = expected_page(c, rows, is_f32, is_key);
+        const GroupWriter write = is_f32 ? (is_key ? writers.float_keys : writers.float_values)
+                                         : (is_key ? writers.keys : writers.values);
+        const auto offset =
+            is_key ? key_offset(page_of(c), c.slot, 0) : value_offset(page_of(c), c.slot, 0);
+        for (const Stores stores : {Stores::cached, Stores::streamed})
+          for (const WriteWay way : {WriteWay::by_tokens, WriteWay::by_lines}) {
+            LineVector<std::byte> page(expected.size());
+            write(from, page.data() + offset, c.S, stores, way);
+            EXPECT_TRUE(page == expected)
+                << "S " << c.S << ", D " << c.D << (is_f32 ? ", f32" : ", bf16")
+                << (is_key ? ", K" : ", V");
+          }
+      }
+    }
+}
+
+TEST(PackedWrite, EmulatedPutsEachElementInItsPlace) {
+  if (!grants(CpuKernels::avx2)) GTEST_SKIP() << "NOT RUN: " << missing_for(CpuKernels::avx2);
+  expect_right(emulated::kPackedWriters);
+}
+
+TEST(PackedWrite, PutsEachElementInItsPlace) {
+  if (!grants(CpuKernels::avx512_bf16))
+    GTEST_SKIP() << "NOT RUN: " << missing_for(CpuKernels::avx512_bf16);
+  expect_right(native::kPackedWriters);
+}
+
+}  // namespace
+}  // namespace kvhive
