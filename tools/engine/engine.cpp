@@ -16,6 +16,7 @@
 #include "config/models/hosted_models.hpp"
 #include "config/models/lora_modules.hpp"
 #include "config/process_limits.hpp"
+#include "kernels/copy_way.hpp"
 #include "models/fingerprint.hpp"
 #include "models/text/tokenizer_parser.hpp"
 #include "pool/processes/process_slot.hpp"
@@ -183,6 +184,9 @@ Engine::Engine(const EngineWelcome& welcome, Board board, EventLoop loop, Unique
 }
 
 Expected<Engine::Computing> Engine::compute_on_cpu(Transformer model) {
+  // Measured now: in the first copy it would make copies look expensive (CopyPolicy).
+  copy_way();
+  write_way();
   return Computing{
       std::make_unique<SwapperState>(memory_),
       std::make_unique<TransformerRunner>(std::move(model), memory_.arena(Tier::device),
