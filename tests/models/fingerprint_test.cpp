@@ -55,6 +55,12 @@ TEST(Fingerprint, NoDirectoryIsNotFound) {
   EXPECT_EQ(model_fingerprint("/nonexistent").error().code, Errc::not_found);
 }
 
+TEST(Fingerprint, EachArithmeticHasAnother) {
+  EXPECT_EQ(with_arithmetic(1, "amx"), with_arithmetic(1, "amx"));
+  EXPECT_NE(with_arithmetic(1, "amx"), with_arithmetic(1, "avx2"));
+  EXPECT_NE(with_arithmetic(1, "amx"), with_arithmetic(2, "amx"));
+}
+
 TEST(Fingerprint, AnAdaptersNameAndBothOfItsFilesCount) {
   const TempDirectory adapter;
   adapter.write("adapter_config.json", "{}");
