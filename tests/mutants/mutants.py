@@ -155,7 +155,8 @@ def make(build, mutant, folder):
     if name_of_program == mutant["program"]:
         return program
     for other in {"kvhive", "kvhived", "kvhive-engine", "kvhive-steward"} - {name_of_program}:
-        (folder / other).symlink_to(build.folder / "bin" / other)
+        # A hard link: a daemon looks for its engine where its own file is, and would follow a symbolic one.
+        (folder / other).hardlink_to(build.folder / "bin" / other)
     return build.folder / "bin" / mutant["program"]
 
 
