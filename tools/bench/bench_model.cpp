@@ -224,7 +224,7 @@ class Products {
   }
 
   void run(std::int32_t rows) {
-    x_.assign(std::size_t(rows) * K_, 0.5f);
+    x_.resize(std::size_t(rows) * K_, 0.5f);
     y_.resize(std::size_t(rows) * N_);
     for (const Matmul& matmul : all_) matmul.apply(x_, y_);
   }
@@ -393,6 +393,17 @@ void measure(const Table& table, const Sizes& sizes, Transformer& model,
       table.add(
           name + " / oneDNN", sizes.pairs, [&] { products.run(rows); }, [&] { onednn.run(); });
     }
+  }
+  for (const auto& [N, K] : {std::pair{sizes.hidden, sizes.hidden},
+                             {sizes.kv_heads * sizes.head_size, sizes.hidden},
+                             {sizes.hidden, sizes.intermediate}}) {
+    const std::string name = "product of " + std::to_string(N) + " x " + std::to_string(K) +
+                             ", rows " + std::to_string(sizes.prompt) + " / oneDNN";
+    if (!table.has(name)) continue;
+    Products products(N, K, std::size_t(N) * K * 2);
+    OneDnnProducts onednn(sizes.prompt, N, K, 1);
+    table.add(
+        name, sizes.pairs, [&] { products.run(sizes.prompt); }, [&] { onednn.run(); });
   }
   Steps steps(model, sizes);
   for (const std::int32_t length : {17, sizes.depth})
