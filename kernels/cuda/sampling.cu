@@ -164,7 +164,7 @@ class Row {
         if (lane() >= distance) sum += below;
       }
       const unsigned over = __ballot_sync(kAllLanes, sum > left);
-      if (over != 0) return first + std::countr_zero(over);
+      if (over != 0) return first + __ffs(static_cast<int>(over)) - 1;
       left -= __shfl_sync(kAllLanes, sum, kWarp - 1);
     }
     return -1;

@@ -65,6 +65,9 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline int min(int a, int b) { return b < a ? b : a; }
 inline int max(int a, int b) { return a < b ? b : a; }
 
+/// The number of the lowest bit that is 1, counted from 1; 0 if there is none.
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
 inline void __syncthreads(simt::Line line = simt::Line::here()) { simt::barrier(line); }
 
 inline void __syncwarp(std::uint32_t mask = ~0u, simt::Line line = simt::Line::here()) {
