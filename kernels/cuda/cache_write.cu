@@ -8,12 +8,12 @@ namespace {
 
 using namespace device;
 
-constexpr unsigned kThreads = 128;
-constexpr unsigned kRows = kThreads / kWarp;  ///< rows of a block of threads, one per warp
-constexpr int kPacked = 4;                    ///< elements that one lane moves at a time
+constexpr unsigned kThreads = 128;  ///< of one token
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kPacked = 4;  ///< elements that one lane moves at a time
+constexpr int kAtOnce = 4;  ///< rows whose loads a warp has in flight
 
-/// What one warp writes: one head of one token, of K or V. Rows are counted in the order [T][K,
-/// V][G].
+/// What one warp writes: one head of the block's token, of K or V.
 struct Row {
   std::int64_t first;  ///< index of the row's first element in args.k or args.v
   std::int64_t block;
@@ -21,22 +21,26 @@ struct Row {
   int g;
   bool is_k;
 
-  static __device__ __forceinline__ bool find(const CacheWriteArgs& args, Row* row) {
-    const std::int64_t i = std::int64_t{blockIdx.x} * kRows + threadIdx.x / kWarp;
-    const int G = args.kv.G;
-    const std::int64_t token = i / (2 * G);
-    if (token >= args.T) return false;
-    const std::int64_t slot_id = args.slot_mapping[token];
-    if (slot_id < 0) return false;
-    const int rest = static_cast<int>(i % (2 * G));
-    row->g = rest % G;
-    row->is_k = rest < G;
-    row->first = (token * G + row->g) * args.kv.D;
-    row->block = slot_id / args.kv.S;
-    row->slot = static_cast<int>(slot_id % args.kv.S);
-    return true;
+  /// \param i rows are counted in the order [K, V][G]
+  __device__ __forceinline__ Row(const CacheWriteArgs& args, std::int64_t block_id, int slot_in,
+                                 int i)
+      : block(block_id), slot(slot_in), is_k(i < args.kv.G) {
+    g = is_k ? i : i - args.kv.G;
+    first = (std::int64_t{blockIdx.x} * args.kv.G + g) * args.kv.D;
   }
 };
+
+/// Calls write(rows, count) for the rows of this warp, at most kMost at a time.
+template <int kMost, class Write>
+__device__ __forceinline__ void for_rows(const CacheWriteArgs& args, Write write) {
+  const std::int64_t slot_id = args.slot_mapping[blockIdx.x];
+  if (slot_id < 0) return;
+  const std::int64_t block = slot_id / args.kv.S;
+  const int slot = static_cast<int>(slot_id - block * args.kv.S);
+  const int count = 2 * args.kv.G;
+  for (int i = static_cast<int>(threadIdx.x / kWarp); i < count; i += kMost * kWarps)
+    write(block, slot, i, count);
+}
 
 /// What the row's values are divided by. If each token has a scale, the warp computes it from the
 /// lanes' largest magnitudes and writes it.
@@ -56,50 +60,75 @@ __device__ __forceinline__ float scale_of(const PagedKv& kv, const Row& row, flo
 template <Dtype kIn, Dtype kOut>
 __global__ void __launch_bounds__(kThreads)
     write_packed(const __grid_constant__ CacheWriteArgs args) {
-  Row row;
-  if (!Row::find(args, &row)) return;
+  using In = Pack<kIn, kPacked>;
+  using Out = Pack<kOut, kPacked>;
   const PagedKv& kv = args.kv;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const auto* in = reinterpret_cast<const Pack<kIn, kPacked>*>(
-      static_cast<const typename Element<kIn>::Stored*>(row.is_k ? args.k : args.v) + row.first);
-  auto* out = reinterpret_cast<Pack<kOut, kPacked>*>(
-      (row.is_k ? kv.k : kv.v) + row.block * kv.block_stride + row.g * kv.head_stride +
-      row.slot * kv.token_stride);
   const int packs = kv.D / kPacked;
-  float amax = 0;
-  if (kv.scales.are_per_token())
-    for (int p = lane; p < packs; p += kWarp)
+  const bool is_scaled = kv.scales.k != nullptr || kv.scales.v != nullptr;
+  for_rows<kAtOnce>(args, [&](std::int64_t block, int slot, int first, int count) {
+    const In* in[kAtOnce];
+    Out* out[kAtOnce];
+    float scale[kAtOnce];
 #pragma unroll
-      for (int e = 0; e < kPacked; ++e) amax = fmaxf(amax, fabsf(Element<kIn>::value(in[p].of[e])));
-  const float scale = scale_of(kv, row, amax, lane);
-  for (int p = lane; p < packs; p += kWarp) {
-    const Pack<kIn, kPacked> values = in[p];
-    Pack<kOut, kPacked> stored;
+    for (int j = 0; j < kAtOnce; ++j) {
+      in[j] = nullptr;
+      if (first + j * kWarps >= count) continue;
+      const Row row(args, block, slot, first + j * kWarps);
+      in[j] = reinterpret_cast<const In*>(
+          static_cast<const typename Element<kIn>::Stored*>(row.is_k ? args.k : args.v) +
+          row.first);
+      out[j] = reinterpret_cast<Out*>((row.is_k ? kv.k : kv.v) + block * kv.block_stride +
+                                      row.g * kv.head_stride + slot * kv.token_stride);
+      float amax = 0;
+      if (kv.scales.are_per_token())
+        for (int p = lane; p < packs; p += kWarp)
 #pragma unroll
-    for (int e = 0; e < kPacked; ++e)
-      stored.of[e] = Element<kOut>::of(Element<kIn>::value(values.of[e]) / scale);
-    out[p] = stored;
-  }
+          for (int e = 0; e < kPacked; ++e)
+            amax = fmaxf(amax, fabsf(Element<kIn>::value(in[j][p].of[e])));
+      scale[j] = scale_of(kv, row, amax, lane);
+    }
+    for (int p = lane; p < packs; p += kWarp) {
+      In values[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (in[j] != nullptr) values[j] = in[j][p];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (in[j] == nullptr) continue;
+        Out stored;
+#pragma unroll
+        for (int e = 0; e < kPacked; ++e) {
+          const float value = Element<kIn>::value(values[j].of[e]);
+          stored.of[e] = Element<kOut>::of(is_scaled ? value / scale[j] : value);
+        }
+        out[j][p] = stored;
+      }
+    }
+  });
 }
 
 /// Moves one element at a time: any alignment.
 __global__ void __launch_bounds__(kThreads)
     write_elements(const __grid_constant__ CacheWriteArgs args) {
-  Row row;
-  if (!Row::find(args, &row)) return;
   const PagedKv& kv = args.kv;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const void* in = row.is_k ? args.k : args.v;
-  std::byte* head = (row.is_k ? kv.k : kv.v) + row.block * kv.block_stride + row.g * kv.head_stride;
   const int element_bytes = static_cast<int>(bytes_of(kv.dtype));
-  float amax = 0;
-  for (int d = lane; d < kv.D; d += kWarp)
-    amax = fmaxf(amax, fabsf(load_value(in, row.first + d, args.in_dtype)));
-  const float scale = scale_of(kv, row, amax, lane);
-  for (int d = lane; d < kv.D; d += kWarp) {
-    const std::int64_t offset = row.slot * kv.token_stride + d * element_bytes;
-    store_value(head + offset, 0, kv.dtype, load_value(in, row.first + d, args.in_dtype) / scale);
-  }
+  for_rows<1>(args, [&](std::int64_t block, int slot, int i, int) {
+    const Row row(args, block, slot, i);
+    const void* in = row.is_k ? args.k : args.v;
+    std::byte* head = (row.is_k ? kv.k : kv.v) + block * kv.block_stride + row.g * kv.head_stride;
+    float amax = 0;
+#pragma unroll 1
+    for (int d = lane; d < kv.D; d += kWarp)
+      amax = fmaxf(amax, fabsf(load_value(in, row.first + d, args.in_dtype)));
+    const float scale = scale_of(kv, row, amax, lane);
+#pragma unroll 1
+    for (int d = lane; d < kv.D; d += kWarp) {
+      const std::int64_t offset = slot * kv.token_stride + d * element_bytes;
+      store_value(head + offset, 0, kv.dtype, load_value(in, row.first + d, args.in_dtype) / scale);
+    }
+  });
 }
 
 using Kernel = void (*)(CacheWriteArgs);
@@ -152,13 +181,9 @@ Expected<void> cache_write_cuda(const CacheWriteArgs& args, CudaStream stream) {
     return failure(Errc::bad_argument,
                    "cache write: each token has a scale, but the pointer to the scales is null");
   if (args.T == 0) return {};
-  const std::int64_t rows = std::int64_t{args.T} * 2 * kv.G;
-  const std::int64_t blocks = (rows + kRows - 1) / kRows;
-  if (blocks > 0x7fffffff)
-    return failure(Errc::unsupported, "cache write: " + std::to_string(rows) + " rows in one call");
   const Kernel kernel =
       can_be_packed(args) ? packed_kernel(args.in_dtype, kv.dtype) : write_elements;
-  return launch(kernel, dim3{static_cast<unsigned>(blocks), 1, 1}, dim3{kThreads, 1, 1}, 0, stream,
+  return launch(kernel, dim3{static_cast<unsigned>(args.T), 1, 1}, dim3{kThreads, 1, 1}, 0, stream,
                 args);
 }
 
