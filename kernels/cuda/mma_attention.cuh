@@ -120,7 +120,9 @@ struct MmaTotals {
   }
 };
 
-/// Grid: (tiles, kv heads times groups of kRows heads).
+/// Grid: tiles times kv heads times groups of kRows heads. All heads of a tile follow each other,
+/// so that the longest tiles, which are the first, all start first, and neighbours read the same
+/// blocks.
 template <Dtype kKv, int D, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBlocks)
     mma_attention(const __grid_constant__ PagedAttentionArgs args,
@@ -129,15 +131,18 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
   using Tile = MmaTile<kKv, D>;
   using Operands = MmaOperands<kKv, D>;
   const PagedKv& kv = args.kv;
-  const AttentionTile tile = work.tiles[first_tile + static_cast<int>(blockIdx.x)];
-  if (tile.splits == 0) return;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % kWarp, warp = thread / kWarp;
   const int heads = args.H / kv.G;
   const int groups = (heads + Shape::kRows - 1) /
                      Shape::kRows;  // more than one only if the tile has one query token
-  const int g = static_cast<int>(blockIdx.y) / groups;
-  const int first_row = static_cast<int>(blockIdx.y) % groups * Shape::kRows + warp * kMmaRows;
+  const int blocks_of_tile = kv.G * groups;
+  const int tile_index = static_cast<int>(blockIdx.x) / blocks_of_tile;
+  const int block_of_tile = static_cast<int>(blockIdx.x) - tile_index * blocks_of_tile;
+  const AttentionTile tile = work.tiles[first_tile + tile_index];
+  if (tile.splits == 0) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % kWarp, warp = thread / kWarp;
+  const int g = block_of_tile / groups;
+  const int first_row = block_of_tile % groups * Shape::kRows + warp * kMmaRows;
   const MmaRowPair rows(work, tile, first_row, heads, g * heads, lane);
 
   // The steps that some row of the warp sees, and those that all of its rows see whole.
@@ -183,20 +188,43 @@ __global__ void __launch_bounds__(kWarps* kWarp, MmaShape<kKv, D, kWarps>::kBloc
     std::byte* keys = shared + iteration % Shape::kStages * Shape::kStage;
     const int begin = first + iteration * Shape::kTokens;
     constexpr int kCopies = Shape::kTokens * Tile::kChunks;
+    // Mostly all of a stage is wanted, and blocks hold whole steps: then a lane's copies of a step
+    // are the same distance apart.
+    constexpr int kRowsAtOnce = Shape::kThreads / Tile::kChunks;
+    constexpr bool kIsRegular = Shape::kThreads % Tile::kChunks == 0 &&
+                                kMmaTokens % (kRowsAtOnce > 0 ? kRowsAtOnce : 1) == 0;
+    if (kIsRegular && kv.S >= kMmaTokens && begin >= tile.begin &&
+        begin + Shape::kTokens <= tile.end) {
+      const int row = thread / Tile::kChunks, chunk = thread % Tile::kChunks;
+      const std::int64_t of_lane = g * kv.head_stride + row * kv.token_stride + chunk * 16;
+      const std::int64_t distance = kRowsAtOnce * kv.token_stride;
+      std::int64_t offset = 0;
+#pragma unroll
+      for (int i = 0; i < kCopies / Shape::kThreads; ++i, offset += distance) {
+        if (i * kRowsAtOnce % kMmaTokens == 0) {
+          const int t = begin + i * kRowsAtOnce;
+          const std::uint32_t block = __shfl_sync(kAllLanes, block_of_lane, i * kRowsAtOnce);
+          offset = of_lane + block * kv.block_stride + (t & (kv.S - 1)) * kv.token_stride;
+        }
+        std::byte* to = keys + Tile::place(row + i * kRowsAtOnce, chunk);
+        copy_async<16>(to, kv.k + offset, true);
+        copy_async<16>(to + Shape::kPlane, kv.v + offset, true);
+      }
+    } else
 #pragma unroll 2
-    for (int i = 0; i < (kCopies + Shape::kThreads - 1) / Shape::kThreads; ++i) {
-      const int copy = i * Shape::kThreads + thread;
-      const int row = copy / Tile::kChunks, chunk = copy % Tile::kChunks;
-      const int t = begin + row;
-      const std::uint32_t block = __shfl_sync(kAllLanes, block_of_lane, row % Shape::kTokens);
-      if (kCopies % Shape::kThreads != 0 && copy >= kCopies) continue;
-      const bool wanted = is_wanted(t);
-      const std::int64_t offset = block * kv.block_stride + g * kv.head_stride +
-                                  (t & (kv.S - 1)) * kv.token_stride + chunk * 16;
-      std::byte* to = keys + Tile::place(row, chunk);
-      copy_async<16>(to, wanted ? kv.k + offset : kv.k, wanted);
-      copy_async<16>(to + Shape::kPlane, wanted ? kv.v + offset : kv.v, wanted);
-    }
+      for (int i = 0; i < (kCopies + Shape::kThreads - 1) / Shape::kThreads; ++i) {
+        const int copy = i * Shape::kThreads + thread;
+        const int row = copy / Tile::kChunks, chunk = copy % Tile::kChunks;
+        const int t = begin + row;
+        const std::uint32_t block = __shfl_sync(kAllLanes, block_of_lane, row % Shape::kTokens);
+        if (kCopies % Shape::kThreads != 0 && copy >= kCopies) continue;
+        const bool wanted = is_wanted(t);
+        const std::int64_t offset = block * kv.block_stride + g * kv.head_stride +
+                                    (t & (kv.S - 1)) * kv.token_stride + chunk * 16;
+        std::byte* to = keys + Tile::place(row, chunk);
+        copy_async<16>(to, wanted ? kv.k + offset : kv.k, wanted);
+        copy_async<16>(to + Shape::kPlane, wanted ? kv.v + offset : kv.v, wanted);
+      }
     if (has_token_scales && warp * kWarp < 2 * Shape::kTokens) {
       const int token = thread % Shape::kTokens;
       const std::uint32_t block = __shfl_sync(kAllLanes, block_of_lane, token);
@@ -346,7 +374,11 @@ template <Dtype kKv, int D, int kWarps>
   using Shape = MmaShape<kKv, D, kWarps>;
   if (count == 0) return {};
   const int groups = (args.H / args.kv.G + Shape::kRows - 1) / Shape::kRows;
-  const dim3 grid{static_cast<unsigned>(count), static_cast<unsigned>(args.kv.G * groups), 1};
+  const std::int64_t blocks = std::int64_t{count} * args.kv.G * groups;
+  if (blocks > 0x7fffffff)
+    return failure(Errc::unsupported,
+                   "paged attention: " + std::to_string(count) + " tiles in one call");
+  const dim3 grid{static_cast<unsigned>(blocks), 1, 1};
   return launch(mma_attention<kKv, D, kWarps>, grid, dim3{Shape::kThreads, 1, 1},
                 Shape::kSharedBytes, stream, args, work, first,
                 __builtin_ctz(static_cast<unsigned>(args.kv.S)));

@@ -10,6 +10,7 @@ namespace device {
 namespace {
 
 constexpr unsigned kCombineThreads = 128;
+constexpr int kStatesAtOnce = 8;  ///< whose loads are in flight
 
 /// Folds the states of one query token and head, and writes the result. Grid: (merged query tokens,
 /// H).
@@ -23,12 +24,24 @@ __global__ void __launch_bounds__(kCombineThreads)
   const std::int64_t row = std::int64_t{query.query} * args.H + h;
   for (int d = static_cast<int>(threadIdx.x); d < args.kv.D; d += kCombineThreads) {
     float max = -kInfinity, sum = 0, acc = 0;
-    for (int i = 0; i < query.states; ++i) {
-      const StatePlace place = state_place(args, work, query.first_state + i, h);
-      const Fold fold(max, place.max[0]);
-      max = fold.max;
-      sum = fold(sum, place.max[1]);
-      acc = fold(acc, place.acc[d]);
+    for (int first = 0; first < query.states; first += kStatesAtOnce) {
+      float maxima[kStatesAtOnce], sums[kStatesAtOnce], accs[kStatesAtOnce];
+#pragma unroll
+      for (int i = 0; i < kStatesAtOnce; ++i) {
+        if (first + i >= query.states) break;
+        const StatePlace place = state_place(args, work, query.first_state + first + i, h);
+        maxima[i] = place.max[0];
+        sums[i] = place.max[1];
+        accs[i] = place.acc[d];
+      }
+#pragma unroll
+      for (int i = 0; i < kStatesAtOnce; ++i) {
+        if (first + i >= query.states) break;
+        const Fold fold(max, maxima[i]);
+        max = fold.max;
+        sum = fold(sum, sums[i]);
+        acc = fold(acc, accs[i]);
+      }
     }
     const Finish end = finish(args, h, max, sum, v_scale);
     store_value(args.out, row * args.kv.D + d, args.q_dtype, acc * end.factor);
