@@ -291,6 +291,59 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceContract,
                                            Make{"CudaByIpc", open_cuda_by_ipc}),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
+/// Fills shared memory with 42s, then reads an address that does not exist in a kernel. Sends the
+/// memory, and its size if all calls from then on said that the device is lost; else 1. Without a
+/// GPU: 0.
+void lose_device(const DescriptorLine& line) {
+  auto opened = open_cuda_device(0, GpuMemorySharing::vmm);
+  if (!opened) return DescriptorLine::send(line.child(), 0);
+  Device& device = **opened;
+  const std::size_t bytes = device.facts().shared_granularity;
+  const UniqueFd fd = *device.create_shared(bytes);
+  std::byte* memory = *device.map_shared(fd.get(), bytes);
+  const DeviceStream stream = *device.create_stream();
+  const DeviceEvent event = *device.create_event();
+  std::byte* private_memory = *device.allocate(1 << 20);
+  KV_CHECK(device.fill(private_memory, std::byte{1}, 1 << 20, stream).has_value());
+  KV_CHECK(device.fill(memory, std::byte{42}, bytes, stream).has_value());
+  KV_CHECK(device.record(event, stream).has_value());
+  KV_CHECK(device.synchronize(event).has_value());
+  const ProductArgs args{.x = private_memory,
+                         .w = reinterpret_cast<const std::byte*>(0x100000),
+                         .y = private_memory + (1 << 19),
+                         .T = 16,
+                         .N = 64,
+                         .K = 64};
+  KV_CHECK(device.multiply(args, stream).has_value());
+  KV_CHECK(device.record(event, stream).has_value());
+  const auto is_lost = [](const auto& done) {
+    return !done.has_value() && done.error().code == Errc::device_lost;
+  };
+  const bool all_lost = is_lost(device.synchronize(event)) && is_lost(device.allocate(1 << 20)) &&
+                        is_lost(device.record(event, stream)) && is_lost(device.free_bytes());
+  DescriptorLine::send(line.child(), all_lost ? bytes : 1, fd.get());
+  pause();
+}
+
+TEST(CudaDevice, AFaultLosesOneProcessesDeviceAndLeavesSharedMemory) {
+  const DescriptorLine line;
+  ChildProcess maker([&] { lose_device(line); });
+  const DescriptorLine::Received memory = DescriptorLine::receive(line.parent());
+  if (memory.number == 0) GTEST_SKIP() << "no GPU with CUDA's VMM";
+  ASSERT_NE(memory.number, 1u) << "a call after the fault did not say that the device is lost";
+  auto device = open_cuda_device(0, GpuMemorySharing::vmm);
+  ASSERT_TRUE(device) << device.error().text;
+  const auto mapped = (*device)->map_shared(memory.fd.get(), memory.number);
+  ASSERT_TRUE(mapped) << mapped.error().text;
+  const DeviceStream stream = *(*device)->create_stream();
+  const DeviceEvent event = *(*device)->create_event();
+  std::vector<std::byte> got(memory.number);
+  ASSERT_TRUE((*device)->copy(got.data(), *mapped, got.size(), stream));
+  ASSERT_TRUE((*device)->record(event, stream));
+  ASSERT_TRUE((*device)->synchronize(event));
+  EXPECT_THAT(got, Each(std::byte{42}));
+}
+
 TEST(CudaDevice, OpensOrNamesWhatIsMissing) {
   const auto opened = open_cuda_device(0);
   if (opened) return;

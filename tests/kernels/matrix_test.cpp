@@ -9,7 +9,9 @@
 #include <cstdlib>
 
 #include "backends.hpp"
+#if !defined(KVHIVE_GPU_TESTS)
 #include "kernels/cpu/packed/packed_attention.hpp"
+#endif
 
 namespace kvhive {
 namespace {
@@ -50,13 +52,18 @@ void append(Output& all, const Output& part) {
 
 /// Whether the case is computed by bf16 dot products, which round the matrix's f32 queries and the
 /// weights to bf16. (packed_attention_test.cpp tests them with queries that bf16 holds exactly.)
-bool rounds_to_bf16(const Backend& backend, const MatrixCase& one, const PagedKv& kv) {
+bool rounds_to_bf16([[maybe_unused]] const Backend& backend, [[maybe_unused]] const MatrixCase& one,
+                    [[maybe_unused]] const PagedKv& kv) {
+#if defined(KVHIVE_GPU_TESTS)
+  return false;
+#else
   PagedAttentionArgs args;
   args.kv = kv;
   args.q_dtype = one.shape.q_dtype;
   args.chunk = one.features.chunk;
   args.soft_cap = one.features.soft_cap;
   return backend.attention == paged_attention_cpu && packed_attention_takes(args);
+#endif
 }
 
 TEST_P(AttentionMatrix, GivesTheDenseResult) {

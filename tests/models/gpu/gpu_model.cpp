@@ -1,5 +1,6 @@
 #include "tests/models/gpu/gpu_model.hpp"
 
+#include <cstdlib>
 #include <stdexcept>
 
 #include "base/round_up.hpp"
@@ -24,6 +25,11 @@ GpuModel::GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dty
       kv_dtype_(kv_dtype),
       block_size_(block_size),
       blocks_(blocks) {
+#if defined(KVHIVE_GPU_TESTS)
+  // A GPU's own products depend on the batch.
+  if (std::getenv("KVHIVE_BATCH_INVARIANT") != nullptr && config_.dtype != Dtype::f32)
+    limits_.is_batch_invariant = true;
+#endif
   limits_.blocks = static_cast<std::int32_t>(blocks);
   limits_.kv_tokens = static_cast<std::int32_t>(blocks * block_size);
   const std::size_t granularity = device_.facts().shared_granularity;

@@ -1,16 +1,28 @@
 #pragma once
-// A GpuTransformer on a fake device, with all it needs, as a PagedRunner uses it.
+// A GpuTransformer on a fake device, with all it needs, as a PagedRunner uses it. With
+// KVHIVE_GPU_TESTS: on the machine's GPU.
 
 #include <cstddef>
 #include <filesystem>
+#include <type_traits>
 #include <vector>
 
 #include "device/device_memory.hpp"
 #include "models/gpu/gpu_transformer.hpp"
+#if defined(KVHIVE_GPU_TESTS)
+#include "tests/device/real_device.hpp"
+#else
 #include "tests/device/fake_device.hpp"
+#endif
 #include "tests/models/paged_runner.hpp"
 
 namespace kvhive {
+
+#if defined(KVHIVE_GPU_TESTS)
+using TestedDevice = testing::RealDevice;
+#else
+using TestedDevice = testing::FakeDevice;
+#endif
 
 class GpuModel {
  public:
@@ -24,8 +36,12 @@ class GpuModel {
   /// One step: the logits of its rows, after sampling with `choices` (greedy if empty).
   Expected<std::vector<float>> forward(const ForwardBatch& batch, const KvLayout& layout);
 
-  testing::FakeDevice& device() { return device_; }
+  TestedDevice& device() { return device_; }
   const ModelConfig& config() const { return config_; }
+  /// Whether rows of its products do not depend on each other. Those of a fake device never do.
+  bool is_batch_invariant() const {
+    return std::is_same_v<TestedDevice, testing::FakeDevice> || limits_.is_batch_invariant;
+  }
   GpuTransformer& transformer() { return *transformer_; }
   /// A second transformer over the same weights, which are mapped once more, as in another process.
   GpuTransformer another();
@@ -34,7 +50,7 @@ class GpuModel {
   GpuSamples samples;  ///< of the last step
 
  private:
-  testing::FakeDevice device_;
+  TestedDevice device_;
   ModelConfig config_;
   LayerGroups groups_;
   GpuLimits limits_;
