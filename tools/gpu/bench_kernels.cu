@@ -2,7 +2,8 @@
 // of batches, a skewed batch, 8-bit KV, cache write, copy on write, and swap through mapped host
 // memory. Prints one JSON object.
 //
-// bench_kernels BxCTX [BxCTX ...]: sequences x tokens of each; 32/8 heads of 128, blocks of 16
+// bench_kernels [--decode-only] BxCTX [BxCTX ...]: sequences x tokens of each; 32/8 heads of 128,
+// blocks of 16
 
 #include <cuda_runtime.h>
 
@@ -59,6 +60,19 @@ __global__ void fill(unsigned* words, std::size_t count) {
   for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
        i += std::size_t{gridDim.x} * blockDim.x)
     words[i] = static_cast<unsigned>(i * 2654435761u) & 0x3f3f3f3fu;
+}
+
+/// Fills memory with bf16 of ordinary size, of both signs. Dividing very small numbers takes a GPU
+/// longer.
+__global__ void fill_ordinary(unsigned* words, std::size_t count) {
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
+       i += std::size_t{gridDim.x} * blockDim.x)
+    words[i] = (static_cast<unsigned>(i * 2654435761u) & 0x83ff83ffu) | 0x3c003c00u;
+}
+
+void fill_ordinary(const DeviceArray<std::byte>& bytes) {
+  fill_ordinary<<<1024, 256>>>(reinterpret_cast<unsigned*>(bytes.data()), bytes.bytes() / 4);
+  CHECK(cudaDeviceSynchronize());
 }
 
 void fill(const DeviceArray<std::byte>& bytes) {
@@ -219,15 +233,20 @@ double prefill_tflops(std::int32_t tokens, std::int32_t queries) {
   return pairs * 4 * kHeads * kHeadSize / us / 1e6;
 }
 
-/// A decode step of `sequences` that share `common` tokens and have 128 of their own: how many
-/// times faster it is than with a plan that shares nothing.
-double cascade_gain(std::int32_t sequences, std::int32_t common) {
+/// A decode step of `sequences` that share `common` tokens and have 128 of their own: with a plan
+/// that shares the pass over these blocks, and with one that does not (its reads of the same blocks
+/// may still meet in the L2).
+std::string cascade(std::int32_t sequences, std::int32_t common) {
   Batch batch{
       .lengths = std::vector<std::int32_t>(static_cast<std::size_t>(sequences), common + 128),
       .common = common};
   const double shared = attention(batch).us;
   batch.limits.shared_tokens = common + 1;
-  return attention(batch).us / shared;
+  const double apart = attention(batch).us;
+  char text[128];
+  std::snprintf(text, sizeof text, "{\"shared_us\": %.1f, \"apart_us\": %.1f, \"gain\": %.2f}",
+                shared, apart, apart / shared);
+  return text;
 }
 
 Timing cache_write(std::int32_t tokens, Dtype kv_dtype) {
@@ -237,8 +256,8 @@ Timing cache_write(std::int32_t tokens, Dtype kv_dtype) {
   const auto blocks = static_cast<std::size_t>((tokens + kBlock - 1) / kBlock) * 4;
   const DeviceArray<std::byte> arena(blocks * 2 * plane);
   const DeviceArray<std::byte> k(tokens * token_elements * 2), v(tokens * token_elements * 2);
-  fill(k);
-  fill(v);
+  fill_ordinary(k);
+  fill_ordinary(v);
   std::vector<std::int64_t> slots(blocks * kBlock);
   std::iota(slots.begin(), slots.end(), std::int64_t{0});
   std::shuffle(slots.begin(), slots.end(), std::mt19937(1));
@@ -316,7 +335,7 @@ Timing copy_blocks(const std::byte* source, std::byte* destination, std::uint32_
   return {us, blocks * bytes * moved_per_byte};
 }
 
-void run(const std::vector<std::string>& shapes) {
+void run(const std::vector<std::string>& shapes, bool is_decode_only) {
   std::printf("{\"decode\": {");
   const char* comma = "";
   for (const std::string& shape : shapes) {
@@ -330,6 +349,10 @@ void run(const std::vector<std::string>& shapes) {
                 json(attention({.lengths = lengths, .kv_dtype = Dtype::int8})).c_str());
     comma = ", ";
   }
+  if (is_decode_only) {
+    std::printf("}}\n");
+    return;
+  }
   std::vector<std::int32_t> skewed(64, 512);
   skewed[17] = 65536;
   std::printf("}, \"skewed_1x65536_63x512\": %s", json(attention({.lengths = skewed})).c_str());
@@ -337,9 +360,8 @@ void run(const std::vector<std::string>& shapes) {
               json(attention({.lengths = std::vector<std::int32_t>(64, 1528)})).c_str());
   std::printf(", \"prefill_tflops\": {\"8192\": %.1f, \"512 of 32768\": %.1f}",
               prefill_tflops(8192, 8192), prefill_tflops(32768, 512));
-  std::printf(
-      ", \"cascade_gain\": {\"32 x 8192\": %.2f, \"32 x 32768\": %.2f, \"256 x 8192\": %.2f}",
-      cascade_gain(32, 8192), cascade_gain(32, 32768), cascade_gain(256, 8192));
+  std::printf(", \"cascade\": {\"32 x 8192\": %s, \"32 x 32768\": %s, \"256 x 8192\": %s}",
+              cascade(32, 8192).c_str(), cascade(32, 32768).c_str(), cascade(256, 8192).c_str());
 
   for (const std::int32_t tokens : {256, 8192})
     for (const Dtype dtype : {Dtype::bf16, Dtype::e4m3})
@@ -376,4 +398,7 @@ void run(const std::vector<std::string>& shapes) {
 }  // namespace
 }  // namespace kvhive
 
-int main(int argc, char** argv) { kvhive::run({argv + 1, argv + argc}); }
+int main(int argc, char** argv) {
+  const bool is_decode_only = argc > 1 && std::string(argv[1]) == "--decode-only";
+  kvhive::run({argv + 1 + is_decode_only, argv + argc}, is_decode_only);
+}

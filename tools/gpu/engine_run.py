@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """The work of first_engine_run.sh: engine_run.py OUT BIN MODEL.
 
-KVHIVE_KILLS: engines killed while they swap (200); KVHIVE_PROMPT: characters of the long prompts (4000);
+KVHIVE_PARTS: only these of "share kills maker wide"; KVHIVE_GPU_FLAGS: more options of the daemon
+("--gpu-memory-sharing ipc"); KVHIVE_PROMPT: characters of the long prompts (4000);
+KVHIVE_KILLS: engines killed while they swap (200), KVHIVE_TOKENS: of each sequence then (384), KVHIVE_SEED: when (1);
 KVHIVE_LAYERS: of the wide model (16); 0: none; set at all: a brief bench.
 """
 import json
@@ -14,12 +16,16 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 import wide_model
 
 out, bin_dir, model = map(pathlib.Path, sys.argv[1:4])
 kills = int(os.environ.get("KVHIVE_KILLS", "200"))
+kill_tokens = int(os.environ.get("KVHIVE_TOKENS", "384"))
 long_prompt = int(os.environ.get("KVHIVE_PROMPT", "4000"))
+parts = os.environ.get("KVHIVE_PARTS", "share kills maker wide").split()
+more_flags = os.environ.get("KVHIVE_GPU_FLAGS", "").split()
 brief = ["--brief"] if "KVHIVE_LAYERS" in os.environ else []
 passage = (pathlib.Path(__file__).parents[2] / "models/demo/passage.txt").read_text()
 results, wrong = {}, []
@@ -35,20 +41,28 @@ class Daemon:
         self.process = subprocess.Popen(
             [bin_dir / "kvhived", "--model", model, "--socket", self.socket, *flags],
             stdout=subprocess.PIPE, stderr=self.log, text=True)
+        started = time.monotonic()
         if "ready" not in self.process.stdout.readline():
-            sys.exit(f"kvhived did not start, see {out / name}.log")
+            raise RuntimeError(f"kvhived did not start: {(out / name).with_suffix('.log').read_text()[-800:]}")
+        results[f"seconds to ready, {name}"] = round(time.monotonic() - started, 2)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait()
+        try:
+            code = self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        if code != 0:
+            wrong.append(f"kvhived ended with {code}")
         self.directory.cleanup()
 
     def kvhive(self, *arguments):
         return subprocess.run([bin_dir / "kvhive", *arguments, "--socket", self.socket, "--format", "json"],
-                              capture_output=True, text=True)
+                              capture_output=True, text=True, timeout=60)
 
     def generate(self, prompt, tokens, engine):
         answer = self.kvhive("generate", "--prompt", prompt, "--max-tokens", str(tokens), "--ignore-eos",
@@ -76,85 +90,138 @@ class Daemon:
 
 
 def free_gpu_memory():
-    found = [f for f in json.loads(subprocess.run([bin_dir / "kvhive", "doctor", "--format", "json"],
-                                                  capture_output=True, text=True).stdout)]
+    doctor = subprocess.run([bin_dir / "kvhive", "doctor", "--format", "json"], capture_output=True, text=True, timeout=60)
+    try:
+        found = json.loads(doctor.stdout)
+    except ValueError:
+        return doctor.stderr.strip() or "unknown"
     (out / "doctor.json").write_text(json.dumps(found, indent=2))
     return next((f["value"] for f in found if f["topic"] == "GPU memory"), "unknown")
 
 
-results["gpu memory before"] = free_gpu_memory()
 prompts = [passage[i * 400:i * 400 + 300] for i in range(8)]
-with Daemon("cpu", "--device", "cpu", "--kv-cache-memory-bytes", "64M") as cpu:
-    expected = [cpu.generate(p, 32, 0)["token_ids"] for p in prompts]
+gpu_flags = ["--device", "cuda", "--engines", "2", "--max-model-len", "2048", *more_flags]
 
-gpu_flags = ["--device", "cuda", "--engines", "2", "--max-model-len", "2048"]
-with Daemon("gpu", *gpu_flags, "--kv-cache-memory-bytes", "64M") as gpu:
-    same, tokens = 0, 0
-    for prompt, theirs in zip(prompts, expected):
-        ours = gpu.generate(prompt, 32, 0)
-        if ours:
-            equal = next((i for i, (a, b) in enumerate(zip(ours["token_ids"], theirs)) if a != b), 32)
-            same, tokens = same + equal, tokens + 32
-    results["tokens equal to the CPU's"] = f"{same} of {tokens}"  # counted up to the first difference in each prompt
 
-    times = {"computed": [], "hit, other engine": [], "hit, same engine": []}
-    for i in range(9):
-        prompt = f"{i} " + passage[:long_prompt]
-        for name, engine in (("computed", 0), ("hit, other engine", 1), ("hit, same engine", 0)):
-            answer = gpu.generate(prompt, 2, engine)
-            if not answer:
-                continue
-            times[name].append(answer["ttft_ms"])
-            if name != "computed" and answer["cached_tokens"] == 0:
-                wrong.append(f"no {name}")
-    results["ttft ms"] = {name: statistics.median(values) for name, values in times.items() if values}
+def share():
+    """Tokens beside the CPU's, hits in another engine's blocks, an arena that outlives all engines."""
+    with Daemon("cpu", "--device", "cpu", "--kv-cache-memory-bytes", "64M") as cpu:
+        expected = [cpu.generate(p, 32, 0)["token_ids"] for p in prompts]
 
-    both = [gpu.pid_of(0), gpu.pid_of(1)]
-    for pid in both:
-        os.kill(pid, signal.SIGKILL)
-    for engine, pid in enumerate(both):
-        gpu.restart_of(engine, pid)
-    answer = gpu.generate("0 " + passage[:long_prompt], 2, 0)
-    results["cached after all engines died"] = answer["cached_tokens"] if answer else None
-    if not answer or answer["cached_tokens"] == 0:
-        wrong.append("the arena did not outlive its engines")
-    gpu.check("after all engines died")
+    with Daemon("gpu", *gpu_flags, "--kv-cache-memory-bytes", "64M") as gpu:
+        first = gpu.generate("Once upon a time", 8, 0)
+        results["first answer of an engine, ttft ms"] = first["ttft_ms"] if first else None
+        same, tokens = 0, 0
+        for prompt, theirs in zip(prompts, expected):
+            ours = gpu.generate(prompt, 32, 0)
+            if ours:
+                equal = next((i for i, (a, b) in enumerate(zip(ours["token_ids"], theirs)) if a != b), 32)
+                same, tokens = same + equal, tokens + 32
+        results["tokens equal to the CPU's"] = f"{same} of {tokens}"  # counted up to the first difference in each prompt
 
-# Small pool, large host tier: sequences swap all the time. A block damaged by a dead engine's copies would give wrong tokens.
-# Batch-invariant: otherwise another batch could resolve a tie differently, and a correct token would count as wrong.
-swap_flags = ["--kv-cache-memory-bytes", "8M", "--swap-space", "64M", "--preemption-mode", "swap", "--max-model-len", "512",
-              "--batch-invariant"]
-random.seed(1)
-with Daemon("kills", "--device", "cuda", "--engines", "2", *swap_flags) as gpu:
-    reference = [gpu.generate(p, 64, 1) for p in prompts]
-    killed = differing = 0
-    for _ in range(kills):
-        victim = gpu.pid_of(0)
-        running = [subprocess.Popen([bin_dir / "kvhive", "generate", "--prompt", p, "--max-tokens", "64", "--ignore-eos",
-                                     "--engine", "0", "--socket", gpu.socket, "--format", "json"],
-                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for p in prompts]
-        time.sleep(random.random() * 0.3)
+        times = {"computed": [], "hit, other engine": [], "hit, same engine": []}
+        for i in range(9):
+            prompt = f"{i} " + passage[:long_prompt]
+            for name, engine in (("computed", 0), ("hit, other engine", 1), ("hit, same engine", 0)):
+                answer = gpu.generate(prompt, 2, engine)
+                if not answer:
+                    continue
+                times[name].append(answer["ttft_ms"])
+                if name != "computed" and answer["cached_tokens"] == 0:
+                    wrong.append(f"no {name}")
+        results["ttft ms"] = {name: statistics.median(values) for name, values in times.items() if values}
+
+        both = [gpu.pid_of(0), gpu.pid_of(1)]
+        for pid in both:
+            os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        for engine, pid in enumerate(both):
+            gpu.restart_of(engine, pid)
+        results["seconds until both engines were back"] = round(time.monotonic() - killed, 2)
+        answer = gpu.generate("0 " + passage[:long_prompt], 2, 0)
+        results["cached after all engines died"] = answer["cached_tokens"] if answer else None
+        if not answer or answer["cached_tokens"] == 0:
+            wrong.append("the arena did not outlive its engines")
+        gpu.check("after all engines died")
+
+
+def kill_engines():
+    """Small pool, large host tier: sequences swap all the time. A block damaged by a dead engine's copies would give wrong tokens.
+
+    Batch-invariant: otherwise another batch could resolve a tie differently, and a correct token would count as wrong.
+    """
+    swap_flags = ["--kv-cache-memory-bytes", "2M", "--swap-space", "64M", "--preemption-mode", "swap", "--max-model-len", "512",
+                  "--batch-invariant", *more_flags]
+    random.seed(int(os.environ.get("KVHIVE_SEED", "1")))
+    with Daemon("kills", "--device", "cuda", "--engines", "2", *swap_flags) as gpu:
+        reference = [gpu.generate(p, kill_tokens, 1) for p in prompts]
+        killed = differing = 0
+        for _ in range(kills):
+            victim = gpu.pid_of(0)
+            running = [subprocess.Popen([bin_dir / "kvhive", "generate", "--prompt", p, "--max-tokens", str(kill_tokens), "--ignore-eos",
+                                         "--engine", "0", "--socket", gpu.socket, "--format", "json"],
+                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for p in prompts]
+            time.sleep(random.random() * 0.3)
+            try:
+                os.kill(victim, signal.SIGKILL)
+                killed += 1
+            except (ProcessLookupError, TypeError):
+                pass
+            for process, before in zip(running, reference):
+                answer = process.communicate(timeout=60)[0]
+                if not answer or not before or json.loads(answer)["token_ids"] != before["token_ids"]:
+                    differing += 1
+            gpu.restart_of(0, victim)
+            results["killed while swapping"] = {"engines": killed, "streams that differ": differing}
+        stat = json.loads(gpu.kvhive("pool", "stat").stdout)
+        results["preempted"] = {name: stat.get(f"preemptions_{name}") for name in ("swap", "recompute")}
+        if kills and not stat.get("preemptions_swap"):
+            wrong.append("nothing was swapped")
+        gpu.log.flush()
+        results["swaps"] = next((line.split("swaps in ", 1)[1].strip() for line in open(gpu.log.name) if "swaps in " in line), None)
+        if differing:
+            wrong.append(f"{differing} streams differ after kills")
+        gpu.check("after the kills")
+
+
+def maker_of(socket):
+    """The process that makes the GPU's memory for the daemon on this socket."""
+    for line in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            os.kill(victim, signal.SIGKILL)
-            killed += 1
-        except (ProcessLookupError, TypeError):
-            pass
-        for process, before in zip(running, reference):
-            answer = process.communicate()[0]
-            if not answer or not before or json.loads(answer)["token_ids"] != before["token_ids"]:
-                differing += 1
-        gpu.restart_of(0, victim)
-    results["killed while swapping"] = {"engines": killed, "streams that differ": differing}
-    gpu.log.flush()
-    results["swaps"] = next((line.split("swaps in ", 1)[1].strip() for line in open(gpu.log.name) if "swaps in " in line), None)
-    if differing:
-        wrong.append(f"{differing} streams differ after kills")
-    gpu.check("after the kills")
+            words = line.read_bytes()
+        except OSError:  # it has ended
+            continue
+        if b"--make-gpu-memory" in words and socket.encode() in words:
+            return int(line.parent.name)
+    raise RuntimeError("no process makes the GPU's memory")
 
-# A billion parameters: tokens per second, compared with one read of the weights per step at the bandwidth that first_run.sh
-# measured.
-bench = bin_dir / "bench_generate"
-if bench.exists() and wide_model.LAYERS > 0:
+
+def kill_maker():
+    """With legacy IPC the memory lives as long as the process that made it. If that is killed, the daemon ends and frees all."""
+    before = free_gpu_memory()
+    flags = ["--device", "cuda", "--engines", "2", "--max-model-len", "2048", "--gpu-memory-sharing", "ipc"]
+    gpu = Daemon("maker", *flags, "--kv-cache-memory-bytes", "1G")
+    gpu.generate(prompts[0], 8, 0)
+    during = free_gpu_memory()
+    os.kill(maker_of(gpu.socket), signal.SIGKILL)
+    try:
+        code = gpu.process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        gpu.process.kill()
+        code = "it went on for 20 s"
+    gpu.directory.cleanup()
+    last = pathlib.Path(gpu.log.name).read_text().strip().splitlines()[-1]
+    results["maker of the memory killed"] = {"exit code": code, "last line": last, "memory": [before, during, free_gpu_memory()]}
+    if code == 0 or not isinstance(code, int):
+        wrong.append("the daemon did not end with its memory's maker")
+
+
+def measure_wide_model():
+    """A billion parameters: tokens per second, compared with one read of the weights per step at the bandwidth that first_run.sh
+    measured."""
+    bench = bin_dir / "bench_generate"
+    if not bench.exists() or wide_model.LAYERS == 0:
+        return
     yardsticks = out / "yardsticks.json"
     read_gb_s = json.loads(yardsticks.read_text())["read_gb_s"] if yardsticks.exists() else None
     with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +229,7 @@ if bench.exists() and wide_model.LAYERS > 0:
         weights = wide_model.write_model(wide, model)
         for name, flags in (("graphs", []), ("eager", ["--enforce-eager"]), ("batch-invariant", ["--batch-invariant"])):
             with Daemon(f"throughput-{name}", *gpu_flags, *flags, model=wide) as gpu:
-                run = subprocess.run([bench, *brief], capture_output=True, text=True,
+                run = subprocess.run([bench, *brief], capture_output=True, text=True, timeout=120,
                                      env={**os.environ, "KVHIVE_SOCKET": gpu.socket})
             lines = (run.stdout or run.stderr).strip().splitlines()
             results[f"bench_generate, {name}"] = lines
@@ -170,9 +237,25 @@ if bench.exists() and wide_model.LAYERS > 0:
                 bound = read_gb_s * 1e9 / weights  # steps per second
                 one_sequence = float(lines[2].split()[1])  # first row of the table
                 results[f"one sequence of the bound, {name}"] = round(one_sequence / bound, 3)
+
+
+def save():
+    results["wrong"] = wrong
+    (out / "engine_run.json").write_text(json.dumps(results, indent=2))
+
+
+results["gpu memory before"] = free_gpu_memory()
+for name, part in (("share", share), ("kills", kill_engines), ("maker", kill_maker), ("wide", measure_wide_model)):
+    if name not in parts:
+        continue
+    try:
+        part()
+    except Exception as error:  # the other parts run all the same
+        traceback.print_exc()
+        wrong.append(f"{name}: {error!r}")
+    save()
 results["gpu memory after"] = free_gpu_memory()
-results["wrong"] = wrong
-(out / "engine_run.json").write_text(json.dumps(results, indent=2))
+save()
 for name, value in results.items():
     print(f"{name:32} {json.dumps(value)}")
 sys.exit(bool(wrong))

@@ -4,38 +4,58 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <memory_resource>
+#include <mutex>
 #include <new>
 
 namespace {
 
-constexpr std::size_t kBytes = std::size_t{8} << 30;
+constexpr std::size_t kBytes = std::size_t{1} << 30;
 
+/// Gives out pieces of one page-locked region, each a power of two long, and gives them out again.
 class PinnedMemory {
  public:
-  PinnedMemory() : region_(pin(), kBytes, std::pmr::null_memory_resource()), pool_(&region_) {}
-
-  void* allocate(std::size_t bytes, std::size_t alignment) {
-    return pool_.allocate(bytes, alignment);
+  void* allocate(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const std::size_t size = std::bit_ceil(bytes < sizeof(Piece) ? sizeof(Piece) : bytes);
+    if (Piece*& free = free_[std::countr_zero(size)]; free != nullptr) {
+      void* piece = free;
+      free = free->next;
+      return piece;
+    }
+    const std::size_t aligned = (used_ + size - 1) / size * size;
+    if (aligned + size > kBytes) throw std::bad_alloc();
+    used_ = aligned + size;
+    return region_ + aligned;
   }
-  void deallocate(void* memory, std::size_t bytes, std::size_t alignment) {
-    pool_.deallocate(memory, bytes, alignment);
+  void deallocate(void* memory, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    Piece*& free =
+        free_[std::countr_zero(std::bit_ceil(bytes < sizeof(Piece) ? sizeof(Piece) : bytes))];
+    free = ::new (memory) Piece{free};
   }
 
  private:
-  static void* pin() {
+  struct Piece {
+    Piece* next;
+  };
+
+  static std::byte* pin() {
     void* memory = nullptr;
     const cudaError_t error = cudaHostAlloc(&memory, kBytes, cudaHostAllocMapped);
-    if (error == cudaSuccess) return memory;
+    if (error == cudaSuccess) return static_cast<std::byte*>(memory);
     std::fprintf(stderr, "cudaHostAlloc: %s\n", cudaGetErrorString(error));
     std::exit(1);
   }
 
-  std::pmr::monotonic_buffer_resource region_;
-  std::pmr::synchronized_pool_resource pool_;
+  std::byte* const region_ = pin();
+  std::size_t used_ = 0;
+  std::array<Piece*, 64> free_{};
+  std::mutex mutex_;
 };
 
 PinnedMemory& pinned() {
@@ -53,7 +73,7 @@ struct Header {
 void* allocate(std::size_t bytes, std::size_t alignment) {
   if (alignment < alignof(std::max_align_t)) alignment = alignof(std::max_align_t);
   const std::size_t front = sizeof(Header) > alignment ? sizeof(Header) : alignment;
-  auto* base = static_cast<std::byte*>(pinned().allocate(front + bytes, alignment));
+  auto* base = static_cast<std::byte*>(pinned().allocate(front + bytes));
   ::new (base + front - sizeof(Header)) Header{bytes, alignment};
   return base + front;
 }
@@ -63,7 +83,7 @@ void deallocate(void* memory) {
   auto* there = static_cast<std::byte*>(memory);
   const Header header = *reinterpret_cast<Header*>(there - sizeof(Header));
   const std::size_t front = sizeof(Header) > header.alignment ? sizeof(Header) : header.alignment;
-  pinned().deallocate(there - front, front + header.bytes, header.alignment);
+  pinned().deallocate(there - front, front + header.bytes);
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ def main(folder):
     print("skewed over uniform:", cell(kernels["skewed_1x65536_63x512"]["gb_s"] / kernels["uniform_64x1528"]["gb_s"]))
     copy, link = yardsticks["copy_gb_s"], min(yardsticks["h2d_gb_s"], yardsticks["d2h_gb_s"])
     peers_prefill = (parts["peers"] or {}).get("prefill_tflops", {})
-    for name in ("prefill_tflops", "cascade_gain", "row_product_tflops"):
+    for name in ("prefill_tflops", "cascade", "row_product_tflops"):
         print(name, kernels[name], peers_prefill if name == "prefill_tflops" else "")
     for name, timing in kernels.items():
         if "us" not in timing or name.startswith(("skewed", "uniform")):
