@@ -5,6 +5,12 @@
 #include "models/sampling/sampler.hpp"
 
 namespace kvhive {
+namespace {
+
+/// Logits below which threads are not woken: some ten microseconds of one core.
+constexpr std::size_t kSerialLogits = std::size_t{1} << 16;
+
+}  // namespace
 
 Expected<std::vector<SampledToken>> TransformerRunner::run(const StepPlan& plan) {
   block_copy_cpu(whole_blocks(arena_, arena_, layout_.block_bytes(), plan.copies));
@@ -20,7 +26,7 @@ Expected<std::vector<SampledToken>> TransformerRunner::run(const StepPlan& plan)
   for (const auto& work : plan.work)
     if (work.samples) sampling.push_back(&work);
   sampled.resize(sampling.size());
-#pragma omp parallel for schedule(dynamic) if (sampling.size() > 1)
+#pragma omp parallel for schedule(dynamic) if (logits_.size() > kSerialLogits)
   for (std::size_t i = 0; i < sampling.size(); ++i) {
     const ScheduledSequence& work = *sampling[i];
     const std::span<const float> logits = std::span(logits_).subspan(i * vocab, vocab);

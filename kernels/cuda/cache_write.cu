@@ -30,7 +30,8 @@ struct Row {
   }
 };
 
-/// Calls write(rows, count) for the rows of this warp, at most kMost at a time.
+/// Calls write(block, slot, first, count) for the rows of this warp: at most kMost of them at a
+/// time, the rows first, first + kWarps ... below count.
 template <int kMost, class Write>
 __device__ __forceinline__ void for_rows(const CacheWriteArgs& args, Write write) {
   const std::int64_t slot_id = args.slot_mapping[blockIdx.x];

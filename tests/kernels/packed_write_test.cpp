@@ -1,10 +1,11 @@
-// Whole groups written to packed pages in registers, by the hardware or emulated, beside the same
-// rows written one by one.
+// Writes to packed pages: where each element lies; and whole groups written in registers, by the
+// hardware or emulated, beside the same rows written one by one.
 
 #include "kernels/cpu/packed/packed_write.hpp"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -12,6 +13,7 @@
 
 #include "base/line_allocator.hpp"
 #include "config/dtype.hpp"
+#include "kernels/cache_write.hpp"
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
 #include "kernels/cpu/page_rows.hpp"
 #include "kernels/page_address.hpp"
@@ -95,6 +97,46 @@ void expect_right(const PackedWriters& writers) {
           }
       }
     }
+}
+
+/// The layout as config/page_layout.hpp describes it, element by element.
+TEST(PackedWrite, PutsEveryElementWhereTheLayoutSays) {
+  for (const std::int32_t S : {16, 32, 64}) {
+    constexpr std::int32_t kHeads = 2, kD = 64;
+    PagedKv kv{.G = kHeads, .S = S, .D = kD, .layout = PageLayout::packed};
+    kv.head_stride = S * kD * 2;
+    kv.block_stride = 2 * kHeads * kv.head_stride;
+    std::vector<std::uint16_t> arena(3 * kv.block_stride / 2, 0xffff);
+    kv.k = reinterpret_cast<std::byte*>(arena.data());
+    kv.v = kv.k + kHeads * kv.head_stride;
+    const std::vector<std::int64_t> slots{2 * S + 5, -1, S - 1, 2 * S + 4};
+    std::vector<float> k(slots.size() * kHeads * kD), v(k.size());
+    for (std::size_t i = 0; i < k.size(); ++i) {
+      k[i] = static_cast<float>(i % 251);
+      v[i] = -static_cast<float>(i % 253) - 1;
+    }
+    cache_write_cpu({.k = k.data(),
+                     .v = v.data(),
+                     .slot_mapping = slots.data(),
+                     .kv = kv,
+                     .T = static_cast<std::int32_t>(slots.size())});
+    std::size_t written = 0;
+    for (std::size_t t = 0; t < slots.size(); ++t)
+      for (std::int32_t g = 0; g < kHeads && slots[t] >= 0; ++g)
+        for (std::int32_t d = 0; d < kD; ++d, ++written) {
+          const std::int64_t s = slots[t] % S;
+          const std::int64_t head = (slots[t] / S * kv.block_stride + g * kv.head_stride) / 2;
+          const std::int64_t k_at =
+              head + (d / 32 * (S / 16) + s / 16) * 512 + d % 32 / 2 * 32 + s % 16 * 2 + d % 2;
+          const std::int64_t v_at = head + kHeads * kv.head_stride / 2 +
+                                    (d / 16 * (S / 2) + s / 2) * 32 + d % 16 * 2 + s % 2;
+          const std::size_t from = (t * kHeads + g) * kD + d;
+          ASSERT_EQ(arena[k_at], bf16_of_float(k[from])) << S << " " << t << " " << g << " " << d;
+          ASSERT_EQ(arena[v_at], bf16_of_float(v[from])) << S << " " << t << " " << g << " " << d;
+        }
+    const auto untouched = std::count(arena.begin(), arena.end(), 0xffff);
+    EXPECT_EQ(arena.size() - untouched, 2 * written);
+  }
 }
 
 TEST(PackedWrite, EmulatedPutsEachElementInItsPlace) {

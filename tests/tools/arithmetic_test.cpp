@@ -5,7 +5,8 @@
 #include <seccomp.h>
 #include <sys/syscall.h>
 
-#include "kernels/cpu/instructions/cpu_features.hpp"
+#include <algorithm>
+
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/whole_answers.hpp"
@@ -27,11 +28,7 @@ class Arithmetic : public ::testing::TestWithParam<CpuKernels> {
     return more;
   }
   static std::vector<GenerateRequest> requests() { return overlapping_requests(18, 24, 8); }
-  static Tokens at_once(const Daemon& daemon) {
-    std::vector<Client> clients;
-    for (const std::uint32_t engine : {0, 1}) clients.push_back(daemon.connect(engine));
-    return tokens_of(generate_all(clients, requests()));
-  }
+  static Tokens at_once(const Daemon& daemon) { return tokens_at_once(daemon, requests()); }
 };
 
 TEST_P(Arithmetic, GivesTheSameTokensSharedPreemptedAndAfterDeaths) {
@@ -40,10 +37,7 @@ TEST_P(Arithmetic, GivesTheSameTokensSharedPreemptedAndAfterDeaths) {
     const Daemon alone(
         flags({"--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"}));
     EXPECT_EQ(alone.stat()["computed"], to_string(GetParam()));
-    Client client = alone.connect();
-    std::vector<Progress> results;
-    for (const GenerateRequest& request : requests()) results.push_back(*client.generate(request));
-    expected = tokens_of(results);
+    expected = tokens_one_by_one(alone, requests());
   }
   for (const char* mode : {"recompute", "swap"}) {
     SCOPED_TRACE(std::string("a pool that is too small, preemption by ") + mode);
@@ -119,7 +113,6 @@ TEST(ArithmeticOfAPool, IsRefusedInOneLineWhereItIsNotGranted) {
   EXPECT_THAT(daemon.err, AllOf(HasSubstr("cpu-kernels 'amx': "), HasSubstr("or auto")));
 }
 
-/// Half of this needs a CPU with tiles.
 TEST(ArithmeticOfAPool, IsTheNextBestWhereTilesAreNotPermitted) {
   if (!grants(CpuKernels::amx)) GTEST_SKIP() << "NOT RUN: " << missing_for(CpuKernels::amx);
   const Daemon daemon({"--kv-cache-memory-bytes", "16M"}, refuse_tiles);

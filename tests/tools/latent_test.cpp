@@ -48,20 +48,13 @@ std::vector<GenerateRequest> requests() {
   return all;
 }
 
-Tokens at_once(const Daemon& daemon) {
-  std::vector<Client> clients;
-  for (const std::uint32_t engine : {0, 1}) clients.push_back(daemon.connect(engine));
-  return tokens_of(generate_all(clients, requests()));
-}
+Tokens at_once(const Daemon& daemon) { return tokens_at_once(daemon, requests()); }
 
 /// One request after another, nothing cached.
 Tokens one_by_one(const std::string& model, const std::string& rows) {
   const Daemon daemon({"--model", model, "--kv-cache-memory-bytes", "32M", "--kv-cache-dtype", rows,
                        "--enable-prefix-caching", "false"});
-  Client client = daemon.connect();
-  std::vector<Progress> results;
-  for (const GenerateRequest& request : requests()) results.push_back(*client.generate(request));
-  return tokens_of(results);
+  return tokens_one_by_one(daemon, requests());
 }
 
 void expect_same_tokens_everywhere(const std::string& rows) {

@@ -36,6 +36,24 @@ inline Tokens tokens_of(const std::vector<Progress>& results) {
   return tokens;
 }
 
+/// All requests at once, to the engines 0 to engines - 1 in turn.
+inline Tokens tokens_at_once(const Daemon& daemon, const std::vector<GenerateRequest>& requests,
+                             std::uint32_t engines = 2) {
+  std::vector<Client> clients;
+  for (std::uint32_t engine = 0; engine < engines; ++engine)
+    clients.push_back(daemon.connect(engine));
+  return tokens_of(generate_all(clients, requests));
+}
+
+/// One request after another.
+inline Tokens tokens_one_by_one(const Daemon& daemon,
+                                const std::vector<GenerateRequest>& requests) {
+  Client client = daemon.connect();
+  std::vector<Progress> results;
+  for (const GenerateRequest& request : requests) results.push_back(*client.generate(request));
+  return tokens_of(results);
+}
+
 /// A process that kills engine 0 as soon as it runs a request.
 inline ChildProcess killer_of_running_engine(const Daemon& daemon) {
   return ChildProcess([&] {

@@ -21,26 +21,18 @@ std::vector<GenerateRequest> requests() { return overlapping_requests(24, 40, 20
 Tokens one_by_one(const std::string& model) {
   const Daemon daemon(
       {"--model", model, "--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"});
-  Client client = daemon.connect();
-  std::vector<Progress> results;
-  for (const GenerateRequest& request : requests()) results.push_back(*client.generate(request));
-  return tokens_of(results);
+  return tokens_one_by_one(daemon, requests());
 }
 
-Tokens at_once(const Daemon& daemon, std::uint32_t engines) {
-  std::vector<Client> clients;
-  for (std::uint32_t engine = 0; engine < engines; ++engine)
-    clients.push_back(daemon.connect(engine));
-  return tokens_of(generate_all(clients, requests()));
-}
+Tokens at_once(const Daemon& daemon) { return tokens_at_once(daemon, requests()); }
 
 void expect_same_tokens_everywhere(const std::string& model) {
   const Tokens expected = one_by_one(model);
   {
     SCOPED_TRACE("two engines, everything cached the second time");
     const Daemon daemon({"--model", model, "--engines", "2", "--kv-cache-memory-bytes", "32M"});
-    EXPECT_EQ(at_once(daemon, 2), expected);
-    EXPECT_EQ(at_once(daemon, 2), expected);
+    EXPECT_EQ(at_once(daemon), expected);
+    EXPECT_EQ(at_once(daemon), expected);
     EXPECT_GT(daemon.stat()["hit_blocks"].get<int>(), 24 * 5);
     EXPECT_TRUE(daemon.fsck_is_clean());
   }
@@ -49,8 +41,8 @@ void expect_same_tokens_everywhere(const std::string& model) {
     const Daemon daemon({"--model", model, "--engines", "2", "--num-gpu-blocks-override", "90",
                          "--swap-space", "8M", "--preemption-mode", mode, "--max-model-len", "512",
                          "--max-num-batched-tokens", "64", "--max-num-seqs", "12"});
-    EXPECT_EQ(at_once(daemon, 2), expected);
-    EXPECT_EQ(at_once(daemon, 2), expected);
+    EXPECT_EQ(at_once(daemon), expected);
+    EXPECT_EQ(at_once(daemon), expected);
     EXPECT_GT(daemon.preemptions(), 0u);
     EXPECT_TRUE(daemon.fsck_is_clean());
   }

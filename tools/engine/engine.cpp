@@ -105,11 +105,12 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
                                                  std::unique_ptr<Device> device) {
   if (auto granted = try_threads(kThreadsBesideCompute + options.threads); !granted)
     return forward_error(granted);
-  auto fingerprint = served_fingerprint(options, device ? DeviceKind::cuda : DeviceKind::cpu);
+  const bool is_on_gpu = device != nullptr;
+  const DeviceKind kind = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
+  auto fingerprint = served_fingerprint(options, kind);
   if (!fingerprint) return forward_error(fingerprint);
   auto tokenizer = load_tokenizer(hosted_model(options).directory);
   if (!tokenizer) return forward_error(tokenizer);
-  const bool is_on_gpu = device != nullptr;
   std::optional<Transformer> model;
   if (!is_on_gpu) {
     auto loaded = load_model(options);
@@ -126,7 +127,7 @@ Expected<std::unique_ptr<Engine>> Engine::attach(const Options& options, const M
   if (auto own = check_keeper(*socket, keeper, options.socket); !own) return forward_error(own);
   EngineHello hello;
   hello.engine = index;
-  hello.device = is_on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
+  hello.device = kind;
   hello.cache = {options.block_size, kv_layout(options, hello.device, config), *fingerprint,
                  group_layers(config).groups};
   hello.cpu_kernels = kernels_of(hello.device);
