@@ -1,5 +1,6 @@
 """Processes that a scene starts: other users, and what /proc says about the daemon's."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,11 +10,21 @@ import traceback
 
 
 def children_of(pid):
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return [int(child) for child in file.read().split()]
-    except OSError:
-        return []
+    """Of all its threads: a keeper's actor forks, not its first thread."""
+    children = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                children += [int(child) for child in file.read().split()]
+    return children
+
+
+def descendants_of(pid):
+    found = new = [pid]
+    while new:
+        new = [child for parent in new for child in children_of(parent)]
+        found = found + new
+    return found[1:]
 
 
 def program_of(pid):

@@ -248,13 +248,14 @@ def fill_the_backlog(path, say):
 def stopped_keeper(build):
     with Stage(build) as stage:
         stage.calm()
-        stage.daemon.send_signal(signal.SIGSTOP)
+        keeper = stage.keeper_pid()
+        os.kill(keeper, signal.SIGSTOP)
         with stage.harm():
             if not stage.play(lambda say: fill_the_backlog(stage.socket, say)).wait_for_word(5):
                 raise RuntimeError("the keeper's queue of connections could not be filled")
             second = how_it_ends(start_second(stage, stage.socket), 15)
             time.sleep(4)
-        stage.daemon.send_signal(signal.SIGCONT)
+        os.kill(keeper, signal.SIGCONT)
         return stage.row(f"the second kvhived {second} (who connects waits for the stopped keeper)")
 
 

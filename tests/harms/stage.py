@@ -36,10 +36,10 @@ class Build:
 
 
 class EngineWatch:
-    """Looks at the keeper's children every 20 ms: which engines die, how much memory they have."""
+    """Looks at the daemon's processes every 20 ms: which engines die, how much memory they have."""
 
-    def __init__(self, keeper):
-        self.keeper, self.seen, self.dead = keeper, set(), set()
+    def __init__(self, stage):
+        self.stage, self.seen, self.dead = stage, set(), set()
         self.most_engine_kb = self.most_keeper_kb = 0
         self.is_over = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
@@ -50,7 +50,7 @@ class EngineWatch:
             self.look()
 
     def look(self):
-        for pid in processes.children_of(self.keeper):
+        for pid in processes.descendants_of(self.stage.daemon.pid):
             if processes.program_of(pid) == "kvhive-engine":
                 self.seen.add(pid)
         for pid in self.seen - self.dead:
@@ -58,7 +58,7 @@ class EngineWatch:
                 self.dead.add(pid)
             self.most_engine_kb = max(self.most_engine_kb, processes.status_kb(pid, "RssAnon"))
         self.most_keeper_kb = max(self.most_keeper_kb,
-                                  processes.status_kb(self.keeper, "RssAnon"))
+                                  processes.status_kb(self.stage.keeper_pid(), "RssAnon"))
 
     def end(self):
         self.is_over.set()
@@ -94,7 +94,7 @@ class Stage:
                 cwd=self.folder)
         try:
             self._wait_until_it_serves()
-            self.watch = EngineWatch(self.daemon.pid)
+            self.watch = EngineWatch(self)
             self.watch.look()
             if honest_clients:
                 self.clients = {
@@ -147,7 +147,7 @@ class Stage:
 
     def engine_pid(self, number=0):
         """The engine's pid, as the kernel has it; None = there is none now."""
-        for pid in processes.children_of(self.daemon.pid):
+        for pid in processes.descendants_of(self.daemon.pid):
             with contextlib.suppress(OSError):
                 if processes.program_of(pid) == "kvhive-engine":
                     words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -157,10 +157,18 @@ class Stage:
         return None
 
     def steward_pid(self):
-        for pid in processes.children_of(self.daemon.pid):
+        for pid in processes.descendants_of(self.daemon.pid):
             if processes.program_of(pid) == "kvhive-steward":
                 return pid
         return None
+
+    def keeper_pid(self):
+        """A child of the process that was started, which is its front; before there was a front,
+        that process itself."""
+        for pid in processes.children_of(self.daemon.pid):
+            if processes.program_of(pid) == "kvhived":
+                return pid
+        return self.daemon.pid
 
     def kill_engine(self, pid, number=signal.SIGKILL):
         os.kill(pid, number)
@@ -227,13 +235,10 @@ class Stage:
             client.end()
         for player in self.players:
             player.end()
-        family, new = set(), [self.daemon.pid]
-        while new:  # zombies' children are the system's already; those end with the keeper
-            family.update(new)
-            new = [c for pid in new for c in processes.children_of(pid) if c not in family]
+        # Zombies' children are the system's already; those end with the keeper.
+        family = set(processes.descendants_of(self.daemon.pid))
         if self.watch:
             family |= self.watch.seen - self.watch.dead
-        family.discard(self.daemon.pid)
         with contextlib.suppress(ProcessLookupError):
             self.daemon.kill()
         for pid in family:

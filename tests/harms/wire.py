@@ -39,8 +39,8 @@ def find_version(path):
 
 
 def hello(channel_bytes=1 << 20, engine=ANY_ENGINE):
-    domain = bytes(36) if version >= 16 else bytes(4)
-    return packet(CLIENT_HELLO, struct.pack("<QI", channel_bytes, engine) + domain)
+    names = bytes(36 + 72) if version >= 18 else bytes(36) if version >= 16 else bytes(4)
+    return packet(CLIENT_HELLO, struct.pack("<QI", channel_bytes, engine) + names)
 
 
 def send_descriptors(peer, data, fds):
