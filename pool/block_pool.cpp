@@ -31,13 +31,6 @@ Prefix BlockPool::root(DomainId domain, GroupId group, std::uint32_t depth) {
   return {domain, root_uid(domain, group), depth, group};
 }
 
-/// Moves `end` behind a block with this uid.
-void BlockPool::advance(Prefix& end, std::uint64_t uid) const {
-  if (model_.groups.is_chained(end.group)) [[likely]]
-    end.uid = uid;
-  ++end.depth;
-}
-
 std::uint64_t BlockPool::uid_of(BlockId block) const {
   KV_CHECK(references_.has(block), block.value);
   return view(block).uid();

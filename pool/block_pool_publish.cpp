@@ -28,6 +28,7 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
     index_.prefetch_to_write(chain[i]);
     view(blocks[i]).prefetch_to_write();
     memory_.tokens_of(blocks[i]).prefetch_to_write();
+    kvhive::prefetch_to_write(own_serials_.data() + blocks[i].value);
   };
   for (std::size_t i = 0; i < kAhead; ++i) prefetch_ahead(i);
 
