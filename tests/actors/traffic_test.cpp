@@ -41,9 +41,8 @@ constexpr std::uint32_t kVocabulary = 0x7fffffff;
 struct Request {
   std::vector<TokenId> prompt;
   std::uint32_t output_tokens = 0;
-  /// What a client generates, and the half block at the end of its prompt: in no other request.
+  /// What it generates, and the half block at the end of its prompt: in no other request.
   TokenId own_token = 0;
-  std::size_t full_blocks() const { return prompt.size() / kBlockTokens; }
   std::size_t blocks() const { return (prompt.size() + 1) / kBlockTokens; }
 };
 
@@ -51,15 +50,12 @@ Request request_of(const TraceRequest& traced, std::uint32_t number, std::uint32
                    ReplayMode::Decode decode) {
   Request request;
   request.own_token = static_cast<TokenId>(0x40000000 | number);
-  const std::size_t full =
-      std::min<std::uint64_t>(traced.content.size(), traced.input_tokens / block_tokens);
+  const std::size_t full = traced.full_blocks(block_tokens);
   for (std::size_t i = 0; i < full; ++i) {
     request.prompt.push_back(static_cast<TokenId>(traced.content[i]));
     request.prompt.push_back(static_cast<TokenId>(traced.content[i] >> 32));
   }
-  const bool has_tail =
-      traced.input_tokens % block_tokens != 0 || traced.content.size() > full || full == 0;
-  if (has_tail) request.prompt.push_back(request.own_token);
+  if (traced.has_tail(block_tokens)) request.prompt.push_back(request.own_token);
   if (decode == ReplayMode::Decode::yes) {
     const std::uint64_t blocks = (traced.output_tokens + block_tokens - 1) / block_tokens;
     request.output_tokens = static_cast<std::uint32_t>(kBlockTokens * blocks);

@@ -79,8 +79,7 @@ def main():
         print("| " + " | ".join(line) + " |")
     lacking = sum(line[-1].startswith(NOT_MEASURED) for line in table)
     if lacking:
-        raise SystemExit(f"{lacking} scenes were not measured: what they say to the daemon may be of an "
-                         "older protocol, see above")
+        raise SystemExit(f"{lacking} scenes were not measured; their errors stand above")
 
 
 if __name__ == "__main__":

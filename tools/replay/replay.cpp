@@ -111,14 +111,13 @@ class Replayer {
   }
 
   std::size_t full_blocks(const TraceRequest& request) const {
-    const std::uint64_t by_length = request.input_tokens / block_tokens();
-    return is_expanded() ? by_length : std::min<std::uint64_t>(request.content.size(), by_length);
+    return is_expanded() ? request.input_tokens / block_tokens()
+                         : request.full_blocks(block_tokens());
   }
 
   bool has_tail(const TraceRequest& request) const {
-    const std::size_t full = full_blocks(request);
-    if (request.input_tokens % block_tokens() != 0 || full == 0) return true;
-    return !is_expanded() && request.content.size() > full;
+    if (!is_expanded()) return request.has_tail(block_tokens());
+    return request.input_tokens % block_tokens() != 0 || full_blocks(request) == 0;
   }
 
   Running prepare(const TraceRequest& request) {
