@@ -83,7 +83,7 @@ std::uint32_t BlockManagerState::most_tokens(const StepRequest& request) const {
 
 void BlockManagerState::finish_step(const StepDone& done) {
   copy_policy_.learn(load_.copied_blocks, load_.tokens, load_.sequences, done.times);
-  bump(pool_.counters()["generated_tokens"], done.sampled.size());
+  append(done.sampled);
   if (load_.tokens != 0) pool_.counters().observe("iteration_tokens_total", load_.tokens);
   load_ = {};
   // Before the publications below, so that content that was demoted and computed again meanwhile
@@ -92,7 +92,7 @@ void BlockManagerState::finish_step(const StepDone& done) {
   demotions_.clear();
   for (const SeqId seq : in_flight_) {
     Sequence& sequence = sequences_.at(seq);
-    sequence.computed += std::exchange(sequence.in_flight, 0);
+    settle(sequence);
     std::optional<Claim> passed;
     if (config_.single_flight && config_.prefix_caching)
       passed = single_flight_.advance(sequence.flight, sequence.names.names(groups_.id(0)),
@@ -109,6 +109,29 @@ void BlockManagerState::finish_step(const StepDone& done) {
   swapping_out_.clear();
   pool_.release(leaving_);
   leaving_.clear();
+}
+
+void BlockManagerState::append(std::span<const SampledToken> sampled) {
+  bump(pool_.counters()["generated_tokens"], sampled.size());
+  for (const SampledToken& each : sampled) {
+    Sequence& sequence = sequences_.at(each.seq);
+    sequence.tokens.push_back(each.token.token);
+    sequence.names.extend(hasher_, sequence.tokens);
+  }
+}
+
+/// The step is done, and its tokens are appended. The KV of drafts that were right is there; what
+/// was computed for the others, the next step overwrites.
+void BlockManagerState::settle(Sequence& sequence) {
+  sequence.computed += std::exchange(sequence.in_flight, 0);
+  const std::size_t drafts = std::exchange(sequence.drafts, {}).size();
+  if (drafts == 0) return;
+  const std::size_t known = sequence.computed - drafts;
+  sequence.computed =
+      std::min(sequence.computed, static_cast<std::uint32_t>(sequence.tokens.size()) - 1);
+  bump(pool_.counters()["draft_tokens"], drafts);
+  bump(pool_.counters()["accepted_draft_tokens"],
+       std::max<std::size_t>(sequence.computed, known) - known);
 }
 
 /// Publishes the computed blocks behind `published` and advances it. `table` is the sequence's in
@@ -179,11 +202,7 @@ void BlockManagerState::apply_request(const StepRequest& request) {
     sequence.names.extend(hasher_, sequence.tokens);
     sequences_.emplace(added.seq, std::move(sequence));
   }
-  for (const AppendedToken& appended : request.appended) {
-    Sequence& sequence = sequences_.at(appended.seq);
-    sequence.tokens.push_back(appended.token);
-    sequence.names.extend(hasher_, sequence.tokens);
-  }
+  for (const Drafts& drafts : request.drafts) sequences_.at(drafts.seq).drafts = drafts.tokens;
   for (const SeqId seq : request.ended) end(seq);
 }
 
@@ -207,8 +226,9 @@ void BlockManagerState::serve_running(Round& round) {
     if (round.preempted.count(seq) != 0) continue;
     ++round.running;
     Sequence& sequence = sequences_.at(seq);
-    const auto lacking = static_cast<std::uint32_t>(sequence.tokens.size()) - sequence.computed;
-    const std::uint32_t tokens = std::min({lacking, round.budget, round.most_of_one});
+    const auto known = static_cast<std::uint32_t>(sequence.tokens.size()) - sequence.computed;
+    const auto wanted = known + static_cast<std::uint32_t>(sequence.drafts.size());
+    const std::uint32_t tokens = std::min({wanted, round.budget, round.most_of_one});
     if (tokens == 0) continue;
     release_passed(sequence);
     if (!make_room(round, seq, sequence.computed + tokens)) continue;
@@ -264,8 +284,8 @@ std::size_t BlockManagerState::lacking_blocks(const Sequence& sequence, std::siz
 }
 
 /// Appends fresh blocks to the tables, as many as lacking_blocks() says.
-void BlockManagerState::append(Sequence& sequence, std::span<const BlockId> fresh,
-                               std::size_t tokens) {
+void BlockManagerState::add_blocks(Sequence& sequence, std::span<const BlockId> fresh,
+                                   std::size_t tokens) {
   for (std::size_t g = 0; g < groups_.count; ++g) {
     auto& table = sequence.tables[g].device;
     const std::size_t from = table.size(), to = std::max(blocks_for(tokens), from);
@@ -282,7 +302,7 @@ bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t tokens) {
   while (blocks != 0) {
     Sequence& sequence = sequences_.at(seq);
     if (auto fresh = allocate(round, blocks, sequence.domain)) {
-      append(sequence, *fresh, tokens);
+      add_blocks(sequence, *fresh, tokens);
       return true;
     }
     // This step swaps out enough blocks already; the sequence can allocate them in the next step.
@@ -327,6 +347,7 @@ void BlockManagerState::preempt(Round& round, SeqId victim) {
   Sequence& sequence = sequences_.at(victim);
   // If the sequence was scheduled earlier in this round, its tokens go back to the budget.
   round.budget += std::exchange(sequence.in_flight, 0);
+  sequence.drafts.clear();
   if (config_.preemption == PreemptionMode::swap && swap_out(round, sequence)) {
     swapping_out_.push_back(victim);
     bump(pool_.counters()["preemptions_swap"], 1);
@@ -449,12 +470,13 @@ void BlockManagerState::admit_waiting(Round& round) {
   }
 }
 
-/// From here on this step's admissions find what the sequence fills.
+/// From here on this step's admissions find what the sequence fills, but for its guesses.
 void BlockManagerState::note_filled(Round& round, const ScheduledSequence& work) {
   if (!config_.prefix_caching) return;
   const Sequence& sequence = sequences_.at(work.seq);
   const std::size_t first = sequence.computed / tokens_per_block_;
-  const std::size_t end = (sequence.computed + sequence.in_flight) / tokens_per_block_;
+  const std::size_t known = sequence.computed + sequence.in_flight - sequence.drafts.size();
+  const std::size_t end = known / tokens_per_block_;
   for (std::size_t g = 0; g < groups_.count && first != end; ++g)
     round.filled.add(content_of(sequence), groups_.id(g), sequence.tables[g].device, first, end);
 }
@@ -695,13 +717,18 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
   ScheduledSequence work;
   work.seq = seq;
   work.start = sequence.computed;
+  const std::uint32_t known =
+      std::min(tokens, static_cast<std::uint32_t>(sequence.tokens.size()) - sequence.computed);
   const auto first = sequence.tokens.begin() + sequence.computed;
-  work.tokens.assign(first, first + tokens);
+  work.tokens.assign(first, first + known);
+  work.drafts = tokens - known;
+  sequence.drafts.resize(work.drafts);
+  work.tokens.insert(work.tokens.end(), sequence.drafts.begin(), sequence.drafts.end());
   const std::size_t blocks = blocks_for(sequence.computed + tokens);
   for (const Table& table : sequence.tables)
     work.blocks.insert(work.blocks.end(), table.device.begin(),
                        table.device.begin() + std::ptrdiff_t(blocks));
-  work.samples = sequence.computed + tokens == sequence.tokens.size();
+  work.samples = sequence.computed + known == sequence.tokens.size();
   work.sampling = sequence.sampling;
   work.logprobs = sequence.logprobs;
   work.adapter = sequence.adapter;

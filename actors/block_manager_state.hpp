@@ -89,7 +89,9 @@ class BlockManagerState {
     SequenceNames names;          ///< of its full blocks
     std::vector<Table> tables;    ///< by group
     std::uint32_t computed = 0;   ///< tokens whose KV is in device tables, or host if swapped out
-    std::uint32_t in_flight = 0;  ///< tokens that the running step computes
+    std::uint32_t in_flight = 0;  ///< tokens that the running step computes, drafts included
+    /// Guesses at what follows `tokens`. They get slots, but are never published as guesses.
+    std::vector<TokenId> drafts{};
     bool is_swapped_out = false;
     bool is_counted = false;  ///< the pool's statistics have counted its first admission
     /// Of its tokens, so many had been computed by an engine that died; 0 once that is counted.
@@ -113,6 +115,8 @@ class BlockManagerState {
   [[nodiscard]] Expected<std::vector<BlockId>> allocate(Round& round, std::size_t blocks,
                                                         DomainId domain);
   void demote(Round& round);
+  void append(std::span<const SampledToken> sampled);
+  void settle(Sequence& sequence);
   void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> table);
   Prefix publish_run(const Sequence& sequence, const Prefix& from, std::span<const BlockId> blocks);
   void announce(const Sequence& sequence, GroupId group, std::size_t from);
@@ -121,7 +125,7 @@ class BlockManagerState {
 
   void serve_running(Round& round);
   bool make_room(Round& round, SeqId seq, std::size_t tokens);
-  void append(Sequence& sequence, std::span<const BlockId> fresh, std::size_t tokens);
+  void add_blocks(Sequence& sequence, std::span<const BlockId> fresh, std::size_t tokens);
   std::size_t lacking_blocks(const Sequence& sequence, std::size_t tokens) const;
   void release_passed(Sequence& sequence);
   std::optional<SeqId> next_victim(Round& round, SeqId seq, bool is_at_maximum) const;

@@ -92,9 +92,11 @@ struct NewSequence {
   std::uint32_t computed_before = 0;
 };
 
-struct AppendedToken {
+/// Guesses at the tokens that follow a sequence's newest one
+/// (actors/speculation/prompt_lookup.hpp).
+struct Drafts {
   SeqId seq;
-  TokenId token = 0;
+  std::vector<TokenId> tokens;
 };
 
 /// scheduler -> block manager: what to do in the next step, in order of preference. The scheduler
@@ -103,10 +105,11 @@ struct AppendedToken {
 struct StepRequest {
   std::uint64_t step = 0;
   std::vector<NewSequence> added;
-  std::vector<AppendedToken> appended;  ///< tokens that the last step sampled
-  std::vector<SeqId> ended;             ///< release all blocks of these sequences
-  std::vector<SeqId> running;           ///< for each, compute the tokens that are not computed yet
-  std::vector<SeqId> waiting;           ///< then admit these, if no sequence had to be preempted
+  std::vector<SeqId> ended;    ///< release all blocks of these sequences
+  std::vector<SeqId> running;  ///< for each, compute the tokens that are not computed yet
+  std::vector<Drafts>
+      drafts;  ///< of running sequences: compute these, too, as far as there is room
+  std::vector<SeqId> waiting;  ///< then admit these, if no sequence had to be preempted
   /// Sequences to preempt, in this order, if there are too few blocks.
   std::vector<SeqId> victims;
   std::uint32_t token_budget = 0;
@@ -127,6 +130,7 @@ struct ScheduledSequence {
   SamplingParams sampling;
   std::uint32_t logprobs = 0;
   std::int32_t adapter = -1;  ///< with which it is computed, -1 = none
+  std::uint32_t drafts = 0;   ///< so many of the last tokens are guesses (actors/speculation)
 };
 
 struct Admission {
@@ -203,6 +207,8 @@ struct SampledToken {
 struct StepDone {
   std::uint64_t step = 0;
   StepOutcome outcome;
+  /// Of a sequence with drafts perhaps several, in their order. The block manager appends them to
+  /// its sequences, the scheduler to its requests.
   std::vector<SampledToken> sampled;
   StepTimes times;
 };

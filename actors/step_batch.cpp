@@ -7,12 +7,15 @@
 namespace kvhive {
 
 StepBatch::StepBatch(const StepPlan& plan, std::uint32_t block_size, std::uint32_t groups)
-    : groups_(groups) {
+    : sampled_(sampled_rows(plan)), groups_(groups) {
   for (const auto& work : plan.work) {
     KV_CHECK(work.blocks.size() % groups_ == 0, work.blocks.size(), groups_);
     max_blocks_ = std::max(max_blocks_, work.blocks.size() / groups_);
     add(work);
   }
+  for (const SampledRow& row : sampled_)
+    logit_rows_.push_back(query_start_[static_cast<std::size_t>(row.work - plan.work.data())] +
+                          static_cast<std::int32_t>(row.row));
   for (std::size_t group = 0; group < groups_; ++group) add_tables(plan, group, block_size);
 }
 
@@ -25,7 +28,6 @@ void StepBatch::add(const ScheduledSequence& work) {
   kv_len_.push_back(static_cast<std::int32_t>(work.start + work.tokens.size()));
   adapters_.push_back(work.adapter);
   has_adapters_ |= work.adapter >= 0;
-  if (work.samples) logit_rows_.push_back(static_cast<std::int32_t>(tokens_.size()) - 1);
 }
 
 void StepBatch::add_tables(const StepPlan& plan, std::size_t group, std::size_t block_size) {

@@ -5,12 +5,14 @@
 #include <vector>
 
 #include "actors/messages.hpp"
+#include "actors/speculation/accepted.hpp"
 #include "models/transformer.hpp"
 
 namespace kvhive {
 
 class StepBatch {
  public:
+  /// \param plan  outlives the batch
   StepBatch(const StepPlan& plan, std::uint32_t block_size, std::uint32_t groups = 1);
 
   /// The batch. It points into this object.
@@ -26,7 +28,8 @@ class StepBatch {
         static_cast<std::int32_t>(max_blocks_),
         has_adapters_ ? std::span<const std::int32_t>(adapters_) : std::span<const std::int32_t>()};
   }
-  std::size_t logit_rows() const { return logit_rows_.size(); }
+  /// The rows whose logits are wanted, in their order.
+  std::span<const SampledRow> sampled() const { return sampled_; }
 
  private:
   void add(const ScheduledSequence& work);
@@ -38,7 +41,8 @@ class StepBatch {
   std::vector<std::int32_t> kv_len_;
   std::vector<BlockId> block_table_;
   std::vector<std::int64_t> slot_mapping_;
-  std::vector<std::int32_t> logit_rows_;
+  std::vector<SampledRow> sampled_;
+  std::vector<std::int32_t> logit_rows_;  ///< of sampled_
   std::vector<std::int32_t> adapters_;
   bool has_adapters_ = false;
   std::size_t groups_;

@@ -14,28 +14,24 @@ constexpr std::size_t kSerialLogits = std::size_t{1} << 16;
 
 Expected<std::vector<SampledToken>> TransformerRunner::run(const StepPlan& plan) {
   block_copy_cpu(whole_blocks(arena_, arena_, layout_.block_bytes(), plan.copies));
-  std::vector<SampledToken> sampled;
-  if (plan.work.empty()) return sampled;
+  if (plan.work.empty()) return std::vector<SampledToken>();
 
   const StepBatch batch(plan, layout_.block_size, groups_);
   const std::size_t vocab = model_.config().vocab_size;
-  logits_.resize(batch.logit_rows() * vocab);
+  const std::span<const SampledRow> rows = batch.sampled();
+  logits_.resize(rows.size() * vocab);
   model_.forward(batch.view(), arena_, layout_, logits_);
 
-  std::vector<const ScheduledSequence*> sampling;
-  for (const auto& work : plan.work)
-    if (work.samples) sampling.push_back(&work);
-  sampled.resize(sampling.size());
+  std::vector<GeneratedToken> sampled(rows.size());
 #pragma omp parallel for schedule(dynamic) if (logits_.size() > kSerialLogits)
-  for (std::size_t i = 0; i < sampling.size(); ++i) {
-    const ScheduledSequence& work = *sampling[i];
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const ScheduledSequence& work = *rows[i].work;
     const std::span<const float> logits = std::span(logits_).subspan(i * vocab, vocab);
-    const Sampled next = sample(logits, work.sampling, work.start + work.tokens.size());
-    GeneratedToken token{next.token, next.logprob, {}};
-    if (work.logprobs != 0) token.top = top_logprobs(logits, static_cast<int>(work.logprobs));
-    sampled[i] = {work.seq, std::move(token)};
+    const Sampled next = sample(logits, work.sampling, rows[i].position());
+    sampled[i] = {next.token, next.logprob, {}};
+    if (work.logprobs != 0) sampled[i].top = top_logprobs(logits, static_cast<int>(work.logprobs));
   }
-  return sampled;
+  return accepted(rows, std::move(sampled));
 }
 
 }  // namespace kvhive

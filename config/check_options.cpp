@@ -55,6 +55,10 @@ Expected<void> check_options(const Options& o) {
     return bad_value(
         "max-num-batched-tokens", std::to_string(o.max_num_batched_tokens),
         "must be at least max-num-seqs (" + std::to_string(o.max_num_seqs) + "), a token for each");
+  if (o.prompt_lookup_min > o.prompt_lookup_max)
+    return bad_value(
+        "prompt-lookup-min", std::to_string(o.prompt_lookup_min),
+        "must be at most prompt-lookup-max (" + std::to_string(o.prompt_lookup_max) + ")");
   if (o.preemption_mode == PreemptionMode::swap && o.swap_space == 0)
     return bad_value("preemption-mode", "swap", "needs a host tier; give --swap-space, e.g. 4GiB");
   if (o.sharing == Sharing::listed && o.domains.empty())

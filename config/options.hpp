@@ -4,6 +4,7 @@
 // keys of the options file, help, manual page and completion follow from config/option_table.hpp;
 // the names are vLLM's wherever vLLM has them.
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -63,6 +64,10 @@ constexpr std::array<std::string_view, 6> names_of(LogLevel) {
   return {"trace", "debug", "info", "warn", "error", "off"};
 }
 
+/// A row of weights is read once for so many rows of a step and more; guesses get worse from token
+/// to token.
+inline constexpr std::uint32_t kMostSpeculativeTokens = 64;
+
 struct Options {
   /// Directory in Hugging Face's format; or several models, NAME=DIRECTORY,...
   /// (config/models/hosted_models.hpp).
@@ -95,6 +100,11 @@ struct Options {
   std::uint32_t max_num_batched_tokens = 2048;  ///< tokens computed in one step of one engine
   /// Tokens of one request in a step, if there are others; 0 = no limit.
   std::uint32_t long_prefill_token_threshold = 0;
+  /// Tokens guessed ahead of each request, from its own text; 0 = none (vLLM: speculative_config,
+  /// method "ngram"). Its last prompt_lookup_min to prompt_lookup_max tokens are looked for.
+  std::uint32_t num_speculative_tokens = 0;
+  std::uint32_t prompt_lookup_max = 4;
+  std::uint32_t prompt_lookup_min = 2;
   /// Tokens of the requests that wait in one engine; what comes then is refused. 0 = no limit.
   std::uint32_t max_queued_tokens = 0;
   bool enable_prefix_caching = true;
@@ -126,6 +136,11 @@ struct Options {
   bool core_dumps = false;
   LogLevel log_level = LogLevel::info;
   std::string log_file;  ///< path; empty = standard error
+
+  /// The most rows of one step of one engine that are sampled.
+  std::uint32_t most_sampled_rows() const {
+    return std::min(max_num_seqs * (num_speculative_tokens + 1), max_num_batched_tokens);
+  }
 };
 
 /// Reads a TOML file over `options`. Errors name the file, the key and the remedy.

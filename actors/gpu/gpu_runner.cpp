@@ -6,15 +6,15 @@
 namespace kvhive {
 namespace {
 
-SampleChoice choice_of(const ScheduledSequence& work) {
-  const SamplingParams& params = work.sampling;
+SampleChoice choice_of(const SampledRow& row) {
+  const SamplingParams& params = row.work->sampling;
   return {.seed = params.seed,
-          .position = work.start + work.tokens.size(),
+          .position = row.position(),
           .temperature = params.temperature,
           .top_p = params.top_p,
           .min_p = params.min_p,
           .top_k = params.top_k,
-          .likeliest = static_cast<std::int32_t>(work.logprobs)};
+          .likeliest = static_cast<std::int32_t>(row.work->logprobs)};
 }
 
 }  // namespace
@@ -54,8 +54,7 @@ Expected<std::vector<SampledToken>> GpuRunner::run(const StepPlan& plan) {
 Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {
   const StepBatch batch(plan, layout_.block_size, groups_);
   std::vector<SampleChoice> choices;
-  for (const auto& work : plan.work)
-    if (work.samples) choices.push_back(choice_of(work));
+  for (const SampledRow& row : batch.sampled()) choices.push_back(choice_of(row));
   // Empty unless layers have to wait: a step with this function cannot run as a CUDA graph.
   BeforeLayer before_layer;
   if (swaps_in_by_layers(plan))
@@ -67,18 +66,17 @@ Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {
   auto samples = model_.wait();
   if (!samples) return forward_error(samples);
 
-  std::vector<SampledToken> sampled;
+  std::vector<GeneratedToken> sampled;
   const auto K = static_cast<std::size_t>(samples->K);
-  for (const auto& work : plan.work) {
-    if (!work.samples) continue;
+  for (const SampledRow& wanted : batch.sampled()) {
     const std::size_t row = sampled.size();
     GeneratedToken token{samples->tokens[row], samples->logprobs[row], {}};
-    for (std::size_t i = 0; i < work.logprobs; ++i)
+    for (std::size_t i = 0; i < wanted.work->logprobs; ++i)
       token.top.push_back(
           {samples->likeliest_tokens[row * K + i], samples->likeliest_logprobs[row * K + i]});
-    sampled.push_back({work.seq, std::move(token)});
+    sampled.push_back(std::move(token));
   }
-  return sampled;
+  return accepted(batch.sampled(), std::move(sampled));
 }
 
 }  // namespace kvhive

@@ -193,9 +193,9 @@ std::optional<StepRequest> SchedulerState::next_step() {
   if (running_.empty() && waiting_.is_empty() && ended_.empty()) return std::nullopt;
   StepRequest step;
   step.step = next_step_++;
-  step.appended = std::exchange(appended_, {});
   step.ended = std::exchange(ended_, {});
   step.running = running_;
+  step.drafts = guess();
   step.victims = victims();
   step.token_budget = config_.max_num_batched_tokens;
   step.waiting_in_all = static_cast<std::uint32_t>(waiting_.size());
@@ -214,6 +214,47 @@ std::optional<StepRequest> SchedulerState::next_step() {
   step_is_out_ = true;
   step_began_ = meter_.now();
   return step;
+}
+
+/// For requests of which all but the newest token is computed. No guess goes behind the last token
+/// that the request may have.
+std::vector<Drafts> SchedulerState::guess() {
+  std::vector<Drafts> drafts;
+  for (const SeqId seq : std::exchange(sampled_, {})) {
+    const auto found = requests_.find(seq);
+    if (found == requests_.end() || found->second.place) continue;
+    Request& request = found->second;
+    const std::size_t left = std::min<std::size_t>(request.params.max_tokens - request.generated(),
+                                                   config_.max_model_len - request.tokens.size());
+    const auto guessed =
+        look_up(request.tokens, config_.lookup,
+                guess_policy_.worth(request.hit_rate.value(), running_.size(), left - 1));
+    request.guessed = guessed.size();
+    if (guessed.empty())
+      request.hit_rate.rest();
+    else
+      drafts.push_back({seq, {guessed.begin(), guessed.end()}});
+  }
+  return drafts;
+}
+
+/// Of the tokens that a step gives a request, all but one were guesses. Steps that also compute
+/// parts of prompts say nothing about what a guess costs: those rows are not sampled.
+void SchedulerState::learn_from_guesses(const StepDone& done) {
+  std::size_t rows = 0;
+  for (auto first = done.sampled.begin(); first != done.sampled.end();) {
+    const auto behind = std::find_if(first, done.sampled.end(),
+                                     [&](const auto& each) { return each.seq != first->seq; });
+    if (const auto found = requests_.find(first->seq); found != requests_.end()) {
+      Request& request = found->second;
+      rows += 1 + request.guessed;
+      request.hit_rate.learn(std::exchange(request.guessed, 0),
+                             static_cast<std::size_t>(behind - first) - 1);
+      sampled_.push_back(first->seq);
+    }
+    first = behind;
+  }
+  if (rows == done.outcome.scheduled_tokens) guess_policy_.learn(rows, done.times.computing);
 }
 
 /// The running requests in the order in which to preempt them: the last admitted first, or with the
@@ -242,6 +283,7 @@ void SchedulerState::complete(const StepDone& done) {
   for (const Rejection& rejection : done.outcome.rejected)
     finish(rejection.seq, FinishReason::error, rejection.error);
   for (const SampledToken& sampled : done.sampled) take(sampled, now);
+  if (config_.lookup.drafts != 0) learn_from_guesses(done);
   drop_unwanted();
   is_starved_ =
       done.outcome.scheduled_tokens == 0 && done.outcome.preempted.empty() && !waiting_.is_empty();
@@ -295,9 +337,12 @@ void SchedulerState::preempt(SeqId seq) {
   waiting_.ends(request.domain);
 }
 
-/// The step has sampled a token.
+/// The step has sampled a token, perhaps one of several of its request. What comes behind the
+/// request's last token is dropped.
 void SchedulerState::take(const SampledToken& sampled, std::uint64_t now) {
-  Request& request = requests_.at(sampled.seq);
+  const auto found = requests_.find(sampled.seq);
+  if (found == requests_.end()) return;
+  Request& request = found->second;
   waiting_.serve(request.domain, 1);
   if (request.is_unwanted) return;
   const std::uint64_t before = std::exchange(request.last_token, now);
@@ -310,12 +355,11 @@ void SchedulerState::take(const SampledToken& sampled, std::uint64_t now) {
   append(sampled.seq, sampled.token);
   if (is_first)
     meter_.first_token(times);
-  else if (before != 0)
+  else if (before != 0 && before != now)
     meter_.next_token(now - before);
 }
 
-/// Appends a token to the request and gives it to the client. Unless the token ends the request,
-/// the next step sends it to the block manager, too.
+/// Appends a token to the request and gives it to the client.
 void SchedulerState::append(SeqId seq, const GeneratedToken& token) {
   Request& request = requests_.at(seq);
   request.tokens.push_back(token.token);
@@ -324,10 +368,7 @@ void SchedulerState::append(SeqId seq, const GeneratedToken& token) {
   if (reason != FinishReason::none && !piece.stopped) piece.text += request.text.finish();
   request.sink->token(token, piece.text);
   to_flush_.push_back(request.sink);
-  if (reason != FinishReason::none)
-    finish(seq, reason);
-  else if (request.is_known)
-    appended_.push_back({seq, token.token});
+  if (reason != FinishReason::none) finish(seq, reason);
 }
 
 FinishReason SchedulerState::reason_to_end(const Request& request, TokenId token,
@@ -358,7 +399,6 @@ void SchedulerState::forget(SeqId seq) {
   leave_queue(seq, request);
   if (request.is_known) {  // others do not run
     if (std::erase(running_, seq) != 0) waiting_.ends(request.domain);
-    std::erase_if(appended_, [seq](const AppendedToken& appended) { return appended.seq == seq; });
     ended_.push_back(seq);
   }
   if (const auto newest = by_key_.find(request.key); newest->second == seq) by_key_.erase(newest);

@@ -23,6 +23,8 @@
 #include "actors/scheduler/output_text.hpp"
 #include "actors/scheduler/request_meter.hpp"
 #include "actors/scheduler/waiting_queue.hpp"
+#include "actors/speculation/guess_policy.hpp"
+#include "actors/speculation/prompt_lookup.hpp"
 #include "config/choices.hpp"
 #include "ipc/channel/board.hpp"
 
@@ -48,6 +50,7 @@ struct SchedulerConfig {
   std::vector<TokenId> eos_token_ids;
   const Tokenizer* tokenizer = nullptr;  ///< for text and stop strings; outlives the scheduler
   std::function<void(EngineLoad)> tell_load{};  ///< called with each step and submission
+  PromptLookup lookup{};  ///< guesses at what a running request's next tokens are
   /// Tokens of the requests that wait. What comes then is refused as overloaded. 0 = no limit.
   std::uint32_t max_queued_tokens = 0;
   SlotCounters* counters = nullptr;  ///< of the engine's slot, for the statistics
@@ -109,6 +112,8 @@ class SchedulerState {
     std::uint64_t last_token = 0;  ///< when this engine computed it; 0 = none yet
     ExtraKey salt{};
     std::int32_t adapter = -1;
+    std::size_t guessed = 0;  ///< tokens that the step which is out, or was last, guesses of it
+    HitRate hit_rate{};
 
     std::uint32_t generated() const {
       return static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
@@ -137,6 +142,8 @@ class SchedulerState {
   void preempt(SeqId seq);
   void take(const SampledToken& sampled, std::uint64_t now);
   void append(SeqId seq, const GeneratedToken& token);
+  std::vector<Drafts> guess();
+  void learn_from_guesses(const StepDone& done);
   std::size_t replay(Journal& journal, std::size_t most_tokens);
   FinishReason reason_to_end(const Request& request, TokenId token, bool stop_string) const;
   void finish(SeqId seq, FinishReason reason, const Error& error = {});
@@ -151,12 +158,13 @@ class SchedulerState {
   /// Any request leaves it in logarithmic time: when a client with many dies, they all end at once.
   WaitingQueue waiting_;
   DrainRate drain_rate_;
+  GuessPolicy guess_policy_;
   std::size_t admitted_tokens_ = 0;  ///< that have left the queue in this step
   std::vector<SeqId> unwanted_;      ///< to be ended as soon as no step is out; some may have ended
   std::vector<SeqId> running_;
-  std::deque<Journal> journals_;         ///< of requests that neither wait nor run yet
-  std::vector<SeqId> ended_;             ///< the next step sends them to the block manager
-  std::vector<AppendedToken> appended_;  ///< the next step sends them to the block manager
+  std::deque<Journal> journals_;  ///< of requests that neither wait nor run yet
+  std::vector<SeqId> ended_;      ///< the next step sends them to the block manager
+  std::vector<SeqId> sampled_;    ///< by the last step; some may have ended
   std::vector<std::shared_ptr<OutputSink>> to_flush_;
   bool step_is_out_ = false;
   std::uint64_t step_began_ = 0;  ///< nanoseconds, as RequestTimes

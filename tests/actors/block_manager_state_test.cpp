@@ -71,10 +71,15 @@ class BlockManagerStateTest : public ::testing::Test {
     request_.added.back().computed_before = computed;
   }
   void append(std::uint64_t seq, TokenId token) {
-    request_.appended.push_back({SeqId{seq}, token});
+    done_.sampled.push_back({SeqId{seq}, {token, 0, {}}});
+  }
+
+  void guess(std::uint64_t seq, std::vector<TokenId> tokens) {
+    request_.drafts.push_back({SeqId{seq}, std::move(tokens)});
   }
 
   StepPlan plan(const Step& step) {
+    manager().finish_step(std::exchange(done_, {}));
     StepRequest request = std::move(request_);
     request_ = {};
     request.step = ++step_;
@@ -143,6 +148,23 @@ class BlockManagerStateTest : public ::testing::Test {
     held_by_peer_.clear();
   }
 
+  /// Each of two sequences would need two blocks more, of three that are left.
+  void expect_that_a_preempted_sequence_loses_its_guesses() {
+    for (const std::uint64_t seq : {1, 2}) add(seq, counting(static_cast<TokenId>(seq * 50), 4));
+    plan({.waiting = {1, 2}});
+    for (const std::uint64_t seq : {1, 2}) {
+      append(seq, 9);
+      guess(seq, {8, 7, 6, 5});
+    }
+    EXPECT_THAT(seqs(plan({.running = {1, 2}}).outcome.preempted), ElementsAre(2));
+    append(1, 3);
+    plan({.running = {1}});
+    const StepPlan again = plan({.waiting = {2}, .ended = {1}});
+    ASSERT_THAT(again.work, SizeIs(1));
+    EXPECT_EQ(again.work[0].drafts, 0u);
+    EXPECT_EQ(again.work[0].tokens.back(), 9);
+  }
+
   /// Another process computes and publishes these tokens, and holds their blocks.
   std::vector<BlockId> compute_by_peer(const std::vector<TokenId>& tokens) {
     return admit(*peer_, Prompt(*peer_, tokens)).value().blocks;
@@ -157,6 +179,7 @@ class BlockManagerStateTest : public ::testing::Test {
  private:
   std::optional<BlockManagerState> manager_;
   StepRequest request_;
+  StepDone done_;  ///< of the step before
   std::set<std::uint64_t> known_;
   std::vector<BlockId> held_by_peer_;
   std::uint64_t step_ = 0;
@@ -246,6 +269,106 @@ TEST_F(BlockManagerStateTest, WithTheBudgetSpentNoOtherSequenceIsServed) {
   const StepPlan second = plan({.running = {1, 2}, .waiting = {3}, .budget = 1});
   EXPECT_THAT(seqs(second.work), ElementsAre(1));
   EXPECT_THAT(seqs(plan({.running = {1, 2}, .budget = 10}).work), ElementsAre(2));
+}
+
+// -- drafts
+
+TEST_F(BlockManagerStateTest, DraftsAreComputedBehindTheNewestToken) {
+  add(1, counting(10, 4));
+  plan({.waiting = {1}});
+  append(1, 77);
+  guess(1, {78, 79});
+  const StepPlan step = plan({.running = {1}});
+  ASSERT_THAT(step.work, SizeIs(1));
+  EXPECT_EQ(step.work[0].start, 4u);
+  EXPECT_THAT(step.work[0].tokens, ElementsAre(77, 78, 79));
+  EXPECT_EQ(step.work[0].drafts, 2u);
+  EXPECT_TRUE(step.work[0].samples);
+  EXPECT_EQ(step.outcome.scheduled_tokens, 3u);
+}
+
+TEST_F(BlockManagerStateTest, TheNextStepGoesOnBehindTheDraftsThatWereRight) {
+  add(1, counting(10, 4));
+  plan({.waiting = {1}});
+  append(1, 77);
+  guess(1, {78, 79, 80});
+  plan({.running = {1}});
+  for (const TokenId token : {78, 79, 5}) append(1, token);  // the third was wrong
+  const StepPlan next = plan({.running = {1}});
+  EXPECT_EQ(next.work.at(0).start, 7u);
+  EXPECT_THAT(next.work.at(0).tokens, ElementsAre(5));
+  EXPECT_EQ(next.work.at(0).drafts, 0u);
+  EXPECT_EQ(pool_->counters()["draft_tokens"].load(), 3u);
+  EXPECT_EQ(pool_->counters()["accepted_draft_tokens"].load(), 2u);
+}
+
+/// vLLM: allocate_slots caches no token that is not verified.
+TEST_F(BlockManagerStateTest, ADraftIsPublishedOnlyWhenItWasRight) {
+  add(1, counting(10, 3));
+  plan({.waiting = {1}});
+  append(1, 13);
+  guess(1, {14, 15, 16, 17, 18});
+  plan({.running = {1}});
+  EXPECT_EQ(found_by_peer(counting(10, 9)), 0u);
+  for (const TokenId token : {14, 15, 16, 17, 99}) append(1, token);
+  plan({.running = {1}});
+  EXPECT_EQ(found_by_peer(counting(10, 9)), 2u) << "as soon as the step is done";
+
+  add(2, counting(50, 3));
+  plan({.running = {1}, .waiting = {2}});
+  append(2, 53);
+  guess(2, {54, 55, 56, 57, 58});
+  plan({.running = {1, 2}});
+  append(2, 99);
+  plan({.running = {1, 2}});
+  EXPECT_EQ(found_by_peer(counting(50, 9)), 1u);
+}
+
+TEST_F(BlockManagerStateTest, ARequestOfTheSameStepFindsNoGuess) {
+  add(1, counting(10, 3));
+  plan({.waiting = {1}});
+  append(1, 13);
+  guess(1, {14, 15, 16, 17});
+  add(2, counting(10, 9));
+  const StepPlan step = plan({.running = {1}, .waiting = {2}});
+  EXPECT_EQ(step.outcome.admitted.at(0).cached_tokens, 4u);
+}
+
+TEST_F(BlockManagerStateTest, TheBudgetCutsDrafts) {
+  add(1, counting(10, 4));
+  plan({.waiting = {1}});
+  append(1, 77);
+  guess(1, {78, 79, 80});
+  const StepPlan step = plan({.running = {1}, .budget = 2});
+  EXPECT_THAT(step.work.at(0).tokens, ElementsAre(77, 78));
+  EXPECT_EQ(step.work[0].drafts, 1u);
+  for (const TokenId token : {78, 79}) append(1, token);
+  EXPECT_THAT(plan({.running = {1}}).work.at(0).tokens, ElementsAre(79)) << "no old guess is left";
+}
+
+TEST_F(BlockManagerStateTest, GuessesThatWaitForTheBudgetAreComputedWithTheirToken) {
+  for (const std::uint64_t seq : {1, 2}) add(seq, counting(static_cast<TokenId>(seq * 50), 4));
+  plan({.waiting = {1, 2}});
+  for (const std::uint64_t seq : {1, 2}) {
+    append(seq, 9);
+    guess(seq, {8, 7});
+  }
+  EXPECT_THAT(seqs(plan({.running = {1, 2}, .budget = 3}).work), ElementsAre(1));
+  append(1, 5);
+  const StepPlan step = plan({.running = {1, 2}});
+  EXPECT_THAT(step.work.at(0).tokens, ElementsAre(5));
+  EXPECT_THAT(step.work.at(1).tokens, ElementsAre(9, 8, 7));
+}
+
+TEST_F(BlockManagerStateTest, APreemptedSequenceLosesItsGuesses) {
+  make_pool(5);
+  expect_that_a_preempted_sequence_loses_its_guesses();
+}
+
+TEST_F(BlockManagerStateTest, ASequenceThatIsSwappedOutLosesItsGuesses) {
+  use_swap();
+  make_pool(5, 8);
+  expect_that_a_preempted_sequence_loses_its_guesses();
 }
 
 TEST_F(BlockManagerStateTest, AStepWithNothingToDoIsEmpty) {
@@ -1001,7 +1124,6 @@ TEST_F(BlockManagerStateTest, AnEndWhileComputingOrWaitingReleasesAllBlocks) {
 TEST_F(BlockManagerStateTest, CountersCountLookupsHitsAndTokens) {
   add(1, counting(10, 8));
   plan({.waiting = {1}});
-  finish_sampling(1);
   append(1, 7);
   add(2, counting(10, 9));
   plan({.running = {1}, .waiting = {2}});
@@ -1063,10 +1185,9 @@ TEST_F(BlockManagerStateTest, WhatADeadEngineHadComputedIsCountedWhenItIsCompute
 TEST_F(BlockManagerStateTest, TheLastTokenOfARequestIsCountedToo) {
   add(1, counting(10, 3));
   plan({.waiting = {1}});
-  finish_sampling(1);
   append(1, 7);
   plan({.running = {1}});
-  finish_sampling(1);  // an end-of-sequence token, which is never appended
+  finish_sampling(1);
   plan({.ended = {1}});
   EXPECT_EQ(pool_->counters()["generated_tokens"].load(), 2u);
 }

@@ -50,10 +50,11 @@ class CacheGroupsTest : public ::testing::Test {
     request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0, {}});
   }
   void append(std::uint64_t seq, TokenId token) {
-    request_.appended.push_back({SeqId{seq}, token});
+    done_.sampled.push_back({SeqId{seq}, {token, 0, {}}});
   }
   StepPlan plan(const Step& step) { return plan(*manager_, step); }
   StepPlan plan(BlockManagerState& manager, const Step& step) {
+    manager.finish_step(std::exchange(done_, {}));
     StepRequest request = std::move(request_);
     request_ = {};
     request.token_budget = step.budget;
@@ -120,6 +121,7 @@ class CacheGroupsTest : public ::testing::Test {
   std::optional<BlockPool> pool_, peer_;
   std::optional<BlockManagerState> manager_, peers_manager_;
   StepRequest request_;
+  StepDone done_;  ///< of the step before
   std::size_t retired_ = 0;
 };
 

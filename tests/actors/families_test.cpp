@@ -42,6 +42,7 @@ class Family : public ::testing::TestWithParam<Member> {
     PreemptionMode preemption = PreemptionMode::recompute;
     std::uint32_t step_tokens = 512;
     std::uint32_t at_once = 16;
+    std::uint32_t drafts = 0;
   };
   using Tokens = std::vector<std::vector<TokenId>>;
 
@@ -65,6 +66,7 @@ class Family : public ::testing::TestWithParam<Member> {
     config.scheduler.vocab_size = static_cast<std::uint32_t>(config_.vocab_size);
     config.block_manager.prefix_caching = way.prefix_caching;
     config.block_manager.preemption = way.preemption;
+    config.scheduler.lookup = {.drafts = way.drafts, .longest = 3, .shortest = 1};
     auto model = Transformer::load(path_).value();
     auto made = std::make_unique<PlainRing>(
         memory, ProcessSlot{slot}, config, std::make_unique<SwapperState>(memory),
@@ -99,9 +101,10 @@ class Family : public ::testing::TestWithParam<Member> {
       return all;
     }
   };
-  void submit(PlainRing& ring, const Answers& answers) const {
+  void submit(PlainRing& ring, const Answers& answers, float temperature = 0) const {
     GenerationParams params;
     params.max_tokens = kMostTokens;
+    params.sampling = {.temperature = temperature, .seed = 5};
     params.ignore_eos = true;
     const auto asked = prompts();
     for (std::uint32_t i = 0; i < asked.size(); ++i) {
@@ -121,9 +124,9 @@ class Family : public ::testing::TestWithParam<Member> {
       answers.of.push_back(std::make_shared<Recording>());
     return answers;
   }
-  Tokens run(PlainRing& ring) const {
+  Tokens run(PlainRing& ring, float temperature = 0) const {
     const Answers answers = no_answers();
-    submit(ring, answers);
+    submit(ring, answers, temperature);
     while (!ring.is_quiet()) EXPECT_TRUE(ring.advance().value_or(false) || ring.is_quiet());
     return answers.tokens();
   }
@@ -181,6 +184,29 @@ TEST_P(Family, WhatWasDemotedIsFoundAndGivesTheSameTokens) {
   EXPECT_EQ(run(*engine), expected());
   EXPECT_GT(counted(memory, "demoted_blocks"), 0u);
   EXPECT_GT(counted(memory, "promoted_blocks"), 0u);
+}
+
+/// Greedy and sampled, alone and together, cached, preempted and swapped.
+TEST_P(Family, GuessingAheadGivesTheSameTokensInFewerSteps) {
+  for (const float temperature : {0.0f, 0.9f}) {
+    const PoolMemory plain_memory = make_pool({300});
+    const Tokens plain = run(*ring(plain_memory, {.at_once = 1}), temperature);
+    for (const std::uint32_t at_once : {1u, 16u})
+      for (const std::uint32_t blocks : {300u, 26u}) {
+        const PoolMemory memory = make_pool({blocks, 60});
+        const auto engine = ring(memory, {.preemption = PreemptionMode::swap,
+                                          .step_tokens = 64,
+                                          .at_once = at_once,
+                                          .drafts = 4});
+        EXPECT_EQ(run(*engine, temperature), plain) << temperature << " " << at_once;
+        EXPECT_EQ(run(*engine, temperature), plain) << "again";
+        EXPECT_GT(counted(memory, "draft_tokens"), 20u);
+        if (temperature == 0) {
+          EXPECT_GT(counted(memory, "accepted_draft_tokens"), 0u);
+        }
+        EXPECT_TRUE(fsck(memory).violations.empty());
+      }
+  }
 }
 
 TEST_P(Family, AnotherEngineGoesOnAfterADeath) {

@@ -159,11 +159,13 @@ class Duel {
     request.ended = std::exchange(dropped_, {});
     model_.finish_step(scheduled_);
     scheduled_.clear();
+    StepDone done;
     for (const std::uint64_t seq : running_)
       if (auto& s = model_.sequences.at(seq); s.computed == s.tokens.size()) {
         s.tokens.push_back(token());
-        request.appended.push_back({SeqId{seq}, s.tokens.back()});
+        done.sampled.push_back({SeqId{seq}, {s.tokens.back(), 0, {}}});
       }
+    manager_.finish_step(done);
     if (!running_.empty() && between(0, 6) == 0) end_one(request);
     while (!running_.empty() && needed(request.token_budget) > model_.queue().size())
       end_one(request);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "actors/speculation/accepted.hpp"
 #include "base/check.hpp"
 
 namespace kvhive::testing {
@@ -57,13 +58,11 @@ Expected<std::vector<SampledToken>> OracleRunner::run(const StepPlan& plan) {
     for (std::size_t g = 0; g < memory_.geometry().models[0].groups.count; ++g)
       check_table(work, g);
   for (const ScheduledSequence& work : plan.work) write(work);
-  std::vector<SampledToken> sampled;
-  for (const ScheduledSequence& work : plan.work) {
-    if (!work.samples) continue;
-    const std::size_t end = work.start + work.tokens.size();
-    sampled.push_back({work.seq, {token_of(read_back(work, end - 1, end)), 0, {}}});
-  }
-  return sampled;
+  const std::vector<SampledRow> rows = sampled_rows(plan);
+  std::vector<GeneratedToken> sampled;
+  for (const SampledRow& row : rows)
+    sampled.push_back({token_of(read_back(*row.work, row.position() - 1, row.position())), 0, {}});
+  return accepted(rows, std::move(sampled));
 }
 
 std::span<const BlockId> OracleRunner::table_of(const ScheduledSequence& work,

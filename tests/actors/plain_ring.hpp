@@ -68,6 +68,7 @@ class PlainRing {
     if (!sampled) return forward_error(sampled);
     const StepDone done{plan_->step, plan_->outcome, std::move(*sampled)};
     plan_.reset();
+    block_manager_.finish_step(done);
     scheduler_.complete(done);
     return true;
   }

@@ -178,6 +178,11 @@ void use_single_flight(BlockManagerConfig& config, bool on) {
   config.clock = [now = std::uint64_t{0}]() mutable { return now += 1'000'000; };
 }
 
+/// The oracle's tokens follow no pattern: few guesses are right.
+void use_guesses(SchedulerConfig& config, bool on) {
+  config.lookup = {.drafts = on ? 3u : 0, .longest = 2, .shortest = 1};
+}
+
 using Case = std::tuple<PreemptionMode, SchedulingPolicy, bool, Crew>;
 
 class RingRandom : public ::testing::TestWithParam<Case> {};
@@ -188,10 +193,12 @@ TEST_P(RingRandom, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
   config.scheduler.policy = policy;
   config.block_manager.preemption = mode;
   config.block_manager.prefix_caching = prefix_caching;
-  std::uint64_t recomputes = 0, swaps = 0, hits = 0, demoted = 0, promoted = 0, waits = 0;
+  std::uint64_t recomputes = 0, swaps = 0, hits = 0, demoted = 0, promoted = 0, waits = 0,
+                drafts = 0, right_drafts = 0;
   for (std::uint64_t seed = 1; seed <= kSeedsEach; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     use_single_flight(config.block_manager, seed % 2 == 0);
+    use_guesses(config.scheduler, seed % 3 == 0);
     RandomRun run(seed, crew, config);
     run.run();
     if (HasFatalFailure()) return;
@@ -203,14 +210,19 @@ TEST_P(RingRandom, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
     demoted += run.sum("demoted_blocks");
     promoted += run.sum("promoted_blocks");
     waits += run.sum("single_flight_waits");
+    drafts += run.sum("draft_tokens");
+    right_drafts += run.sum("accepted_draft_tokens");
   }
   // Fewer events would mean that the workload tested little.
   EXPECT_GT(mode == PreemptionMode::swap ? swaps : recomputes, 200u);
   EXPECT_EQ(hits > 0, prefix_caching);
   EXPECT_EQ(demoted > 500, prefix_caching) << demoted;
   EXPECT_EQ(promoted > 50, prefix_caching) << promoted;
-  if (crew == Crew::two_engines || crew == Crew::four_engines)
+  if (crew == Crew::two_engines || crew == Crew::four_engines) {
     EXPECT_EQ(waits > 0, prefix_caching) << waits;
+  }
+  EXPECT_GT(drafts, 1000u);
+  EXPECT_GT(right_drafts, 20u);
   EXPECT_EQ(swaps > 0, mode == PreemptionMode::swap);
   EXPECT_GT(recomputes, 0u);  // in swap mode, when the host tier is full
   RecordProperty("recomputes", std::to_string(recomputes));
@@ -267,6 +279,7 @@ TEST_P(RingRandomGroups, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
   for (std::uint64_t seed = 1; seed <= kSeedsEach; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     use_single_flight(config.block_manager, seed % 2 == 0);
+    use_guesses(config.scheduler, seed % 3 == 0);
     RandomRun run(seed, crew, config, kMixes[mix].groups);
     run.run();
     if (HasFatalFailure()) return;

@@ -39,6 +39,15 @@ TEST(StepBatch, HasATableAndSlotsForEachGroup) {
   EXPECT_THAT(view.slots_of(GroupId{1}), ElementsAre(36, 37, 16, 17));
 }
 
+TEST(StepBatch, LogitsAreWantedBehindEachDraftToo) {
+  StepPlan plan = plan_of_two();
+  plan.work[0].drafts = 1;
+  const StepBatch batch(plan, 4, 2);
+  EXPECT_THAT(batch.view().logit_rows, ElementsAre(0, 1));
+  plan.work[1].samples = true;
+  EXPECT_THAT(StepBatch(plan, 4, 2).view().logit_rows, ElementsAre(0, 1, 3));
+}
+
 TEST(StepBatch, NamesAdaptersOnlyWhereThereAreAny) {
   StepPlan plan = plan_of_two();
   EXPECT_TRUE(StepBatch(plan, 4, 2).view().adapters.empty());

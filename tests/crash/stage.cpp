@@ -88,8 +88,9 @@ void Stage::hold(std::span<const BlockId> added) {
   for (const BlockId block : added) holdings.push_back({block, false, {}});
 }
 
-void Stage::hold(std::span<const BlockId> added, std::span<const Hash128> names) {
-  for (std::size_t i = 0; i < added.size(); ++i) holdings.push_back({added[i], true, names[i]});
+void Stage::hold(std::span<const BlockId> added, std::span<const Hash128> their_names) {
+  for (std::size_t i = 0; i < added.size(); ++i)
+    holdings.push_back({added[i], true, their_names[i]});
 }
 
 void Stage::let_go(std::span<const BlockId> given_back) {

@@ -92,8 +92,8 @@ std::map<std::string, Tokens> together(const Daemon& daemon, const Models& model
         Progress news = *client.read(request);
         news.tokens.insert(news.tokens.begin(), whole.tokens.begin(), whole.tokens.end());
         whole = std::move(news);
-        if (whole.reason == Finish::none)
-          EXPECT_TRUE(client.wait(std::chrono::seconds(60)).has_value());
+        if (whole.reason != Finish::none) break;
+        EXPECT_TRUE(client.wait(std::chrono::seconds(60)).has_value());
       }
       results.push_back(std::move(whole));
     }

@@ -62,8 +62,9 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
 std::size_t estimate(const Options& options, const ModelConfig& config) {
   constexpr std::size_t kOfAProcess = std::size_t{24} << 20;
   return kOfAProcess +
-         Transformer::step_bytes(config, options.max_num_batched_tokens, options.max_num_seqs) +
-         options.max_num_seqs * config.vocab_size * sizeof(float);
+         Transformer::step_bytes(config, options.max_num_batched_tokens,
+                                 options.most_sampled_rows()) +
+         options.most_sampled_rows() * config.vocab_size * sizeof(float);
 }
 
 }  // namespace

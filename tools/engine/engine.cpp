@@ -215,19 +215,21 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
   const LongestRequest longest = longest_request(options, config, memory_.geometry(), self_.model);
   RingParts parts;
   parts.pool = pool_.get();
-  parts.scheduler = {options.scheduling_policy,
-                     options.max_num_seqs,
-                     options.max_num_batched_tokens,
-                     longest.tokens,
-                     longest.bound,
-                     static_cast<std::uint32_t>(config.vocab_size),
-                     config.eos,
-                     &tokenizer_,
-                     [this](EngineLoad load) {
-                       if (is_draining_) load.room = 0;
-                       self_.board->tell_load(self_.life, load);
-                     },
-                     options.max_queued_tokens};
+  parts.scheduler = {
+      options.scheduling_policy,
+      options.max_num_seqs,
+      options.max_num_batched_tokens,
+      longest.tokens,
+      longest.bound,
+      static_cast<std::uint32_t>(config.vocab_size),
+      config.eos,
+      &tokenizer_,
+      [this](EngineLoad load) {
+        if (is_draining_) load.room = 0;
+        self_.board->tell_load(self_.life, load);
+      },
+      {options.num_speculative_tokens, options.prompt_lookup_max, options.prompt_lookup_min},
+      options.max_queued_tokens};
   parts.block_manager = {.prefix_caching = options.enable_prefix_caching,
                          .preemption = options.preemption_mode,
                          .watermark = options.watermark,

@@ -63,7 +63,8 @@ GpuLimits limits_of(const Options& options, const ModelConfig& config) {
       static_cast<std::int32_t>((length + options.block_size - 1) / options.block_size);
   GpuLimits limits;
   limits.tokens = static_cast<std::int32_t>(options.max_num_batched_tokens);
-  limits.sequences = limits.logit_rows = static_cast<std::int32_t>(options.max_num_seqs);
+  limits.sequences = static_cast<std::int32_t>(options.max_num_seqs);
+  limits.logit_rows = static_cast<std::int32_t>(options.most_sampled_rows());
   limits.blocks = blocks;
   limits.kv_tokens = blocks * static_cast<std::int32_t>(options.block_size);
   limits.likeliest = static_cast<std::int32_t>(kMostLogprobs);

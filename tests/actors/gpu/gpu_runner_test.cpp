@@ -173,6 +173,16 @@ TEST_F(GpuRunnerTest, TheModelComputesWhileBlocksAreCopiedOut) {
       left, std::span(memory_.arena(Tier::host) + 5 * kv_.block_bytes(), kv_.block_bytes())));
 }
 
+TEST_F(GpuRunnerTest, ATokenStandsBehindADraftThatWasRight) {
+  ASSERT_EQ(run(work(10, {next_}, {{1}, {2}, {3}})), std::vector{expected_});
+  const std::vector<TokenId> third = run(work(11, {expected_}, {{1}, {2}, {3}}));
+  StepPlan plan = work(10, {next_, expected_}, {{1}, {2}, {3}});
+  plan.work[0].drafts = 1;
+  EXPECT_EQ(run(plan), (std::vector{expected_, third.at(0)}));
+  plan.work[0].tokens[1] = expected_ + 1;
+  EXPECT_EQ(run(plan), std::vector{expected_});
+}
+
 TEST_F(GpuRunnerTest, ADeviceThatIsLostInASwapEndsTheStep) {
   StepPlan plan = work(10, {next_}, {{1}, {2}, {3}});
   plan.demotions = {{2, 5}};

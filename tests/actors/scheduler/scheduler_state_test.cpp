@@ -185,9 +185,6 @@ TEST_F(SchedulerStateTest, ASequenceIsDescribedOnceAndItsTokensFollow) {
   EXPECT_EQ(first.added[0].logprobs, 2u);
   const StepRequest second = step({.sampled = {{1, 8}}});
   EXPECT_THAT(second.added, IsEmpty());
-  ASSERT_EQ(second.appended.size(), 1u);
-  EXPECT_EQ(second.appended[0].token, 7);
-  EXPECT_EQ(next_step().appended.at(0).token, 8);
 }
 
 TEST_F(SchedulerStateTest, AKnownSequenceThatStillWaitsIsNotDescribedAgain) {
@@ -258,7 +255,6 @@ TEST_F(SchedulerStateTest, EndsAtMaxTokensAndTellsTheBlockManager) {
   EXPECT_THAT(request->tokens, ElementsAre(7, 8));
   const StepRequest last = step({});
   EXPECT_THAT(numbers(last.ended), ElementsAre(1));
-  EXPECT_THAT(last.appended, IsEmpty());
   EXPECT_FALSE(scheduler().next_step().has_value());
   EXPECT_EQ(scheduler().unfinished(), 0u);
 }
@@ -526,7 +522,6 @@ TEST_F(SchedulerStateTest, AnAbortBetweenStepsEndsARunningRequestAtOnce) {
   EXPECT_EQ(request->reason, FinishReason::abort);
   const StepRequest next = next_step();
   EXPECT_THAT(numbers(next.ended), ElementsAre(1));
-  EXPECT_THAT(next.appended, IsEmpty());
   EXPECT_THAT(next.running, IsEmpty());
 }
 
@@ -702,6 +697,67 @@ TEST_F(SchedulerStateTest, TheLoadIsToldWithEachSubmissionAndStep) {
   EXPECT_THAT(told.back(), (EngineLoad{4, 0}));
 }
 
+// -- guesses
+
+/// What the next step guesses of a sequence; nothing = the step has no guess at it.
+std::optional<std::vector<TokenId>> drafts_of(const StepRequest& step, std::uint64_t seq) {
+  for (const Drafts& drafts : step.drafts)
+    if (drafts.seq.value == seq) return drafts.tokens;
+  return std::nullopt;
+}
+
+TEST_F(SchedulerStateTest, WhatFollowedTheLastTokensEarlierIsGuessedOnceTheyAreSampled) {
+  config_.lookup = {.drafts = 3, .longest = 2, .shortest = 2};
+  submit({1, 2, 3, 4, 5, 1});
+  submit({1, 2, 3});
+  EXPECT_THAT(next_step().drafts, IsEmpty()) << "of a prompt nothing is sampled yet";
+  complete({.admitted = {1, 2}, .sampled = {{1, 2}}});
+  const StepRequest second = next_step();
+  EXPECT_EQ(drafts_of(second, 1), (std::vector<TokenId>{3, 4, 5}));
+  EXPECT_FALSE(drafts_of(second, 2)) << "its prompt is still being computed";
+  complete({.sampled = {{2, 9}}});
+  EXPECT_THAT(next_step().drafts, IsEmpty()) << "guessed once";
+}
+
+TEST_F(SchedulerStateTest, NothingIsGuessedUnlessItIsWanted) {
+  submit({1, 2, 3, 4, 5, 1});
+  step({.admitted = {1}, .sampled = {{1, 2}}});
+  EXPECT_THAT(next_step().drafts, IsEmpty());
+}
+
+TEST_F(SchedulerStateTest, NoGuessGoesBehindTheLastTokenThatARequestMayHave) {
+  config_.lookup = {.drafts = 5, .longest = 2, .shortest = 2};
+  submit({1, 2, 3, 4, 5, 1}, {.max_tokens = 4});
+  submit({6, 7, 8, 9, 8, 9, 8, 9, 8, 9, 8, 9, 6}, {.max_tokens = 40});
+  submit({1, 2, 3, 4, 5, 1}, {.max_tokens = 2});
+  step({.admitted = {1, 2, 3}, .sampled = {{1, 2}, {2, 7}, {3, 2}}});
+  const StepRequest second = next_step();
+  EXPECT_EQ(drafts_of(second, 1), (std::vector<TokenId>{3, 4})) << "and one is sampled behind them";
+  EXPECT_EQ(drafts_of(second, 2), (std::vector<TokenId>{8})) << "the model's 16 tokens";
+  EXPECT_FALSE(drafts_of(second, 3)) << "the last one is sampled now";
+}
+
+TEST_F(SchedulerStateTest, AStepMayGiveSeveralTokensAndWhatIsBehindTheEndIsDropped) {
+  config_.lookup = {.drafts = 3, .longest = 2, .shortest = 2};
+  const auto stops = submit({1, 2, 3}, {.max_tokens = 9});
+  const auto goes_on = submit({1, 2, 3}, {.max_tokens = 9});
+  step({.admitted = {1, 2}, .sampled = {{1, 4}, {2, 4}}});
+  step({.sampled = {{1, 5}, {1, kEos}, {1, 6}, {2, 7}, {2, 8}}});
+  EXPECT_THAT(stops->tokens, ElementsAre(4, 5, kEos));
+  EXPECT_EQ(stops->reason, FinishReason::stop);
+  EXPECT_THAT(goes_on->tokens, ElementsAre(4, 7, 8));
+  EXPECT_THAT(numbers(next_step().ended), ElementsAre(1));
+}
+
+TEST_F(SchedulerStateTest, OfAPreemptedOrEndedRequestNothingIsGuessed) {
+  config_.lookup = {.drafts = 3, .longest = 2, .shortest = 2};
+  for (int i = 0; i < 2; ++i) submit({1, 2, 3, 4, 5, 1});
+  step({.admitted = {1, 2}, .sampled = {{1, 2}, {2, 2}}});
+  step({.sampled = {{1, 3}}, .preempted = {2}});
+  abort(1);
+  EXPECT_THAT(next_step().drafts, IsEmpty());
+}
+
 // -- journals
 
 TEST_F(SchedulerStateTest, AJournalCountsAsGeneratedAndGenerationGoesOnAfterIt) {
@@ -709,7 +765,6 @@ TEST_F(SchedulerStateTest, AJournalCountsAsGeneratedAndGenerationGoesOnAfterIt) 
   EXPECT_THAT(request->tokens, ElementsAre(7, 8, 9));
   const StepRequest first = step({.admitted = {1}, .sampled = {{1, 10}}});
   EXPECT_THAT(first.added.at(0).tokens, ElementsAre(1, 2, 7, 8, 9));
-  EXPECT_THAT(first.appended, IsEmpty());
   EXPECT_EQ(request->reason, FinishReason::length);
   EXPECT_THAT(request->tokens, ElementsAre(7, 8, 9, 10));
   EXPECT_EQ(request->stats.prompt_tokens, 2u);

@@ -1,0 +1,36 @@
+#pragma once
+// The two ends of a step with drafts: for which rows the model samples, and which of the sampled
+// tokens stand. A row's token depends on its logits, its position and the request's seed only, and
+// its logits only on the tokens before it. So a draft that is equal to the token sampled before it
+// is what a step without drafts would have come to, whether sampling is greedy or not, and what is
+// sampled behind a draft that is not equal is dropped: the tokens are the same with drafts and
+// without.
+//
+// Source: Y. Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023),
+// with a proposal that is certain of its tokens.
+
+#include <span>
+#include <vector>
+
+#include "actors/messages.hpp"
+
+namespace kvhive {
+
+/// A row of a step whose next token is sampled.
+struct SampledRow {
+  const ScheduledSequence* work;  ///< of the plan
+  std::uint32_t row;              ///< in ScheduledSequence::tokens
+  /// The place that the sampled token will have in its sequence.
+  std::uint64_t position() const { return std::uint64_t{work->start} + row + 1; }
+};
+
+/// In the order of the work: of each sequence that samples the last known token's row, then those
+/// of its drafts.
+std::vector<SampledRow> sampled_rows(const StepPlan& plan);
+
+/// The tokens that stand, of those sampled for all rows: one of each sequence, and one more for
+/// each draft that was right.
+std::vector<SampledToken> accepted(std::span<const SampledRow> rows,
+                                   std::vector<GeneratedToken> sampled);
+
+}  // namespace kvhive
