@@ -163,7 +163,7 @@ inline constexpr auto kHistograms = std::to_array<HistogramInfo>({
     {"time_to_first_token_seconds", HistogramUnit::nanoseconds,
      "from when an engine took a request to its first token", histogram_edges::kFirstToken},
     {"inter_token_latency_seconds", HistogramUnit::nanoseconds,
-     "between two tokens of a request, computed by the same engine",
+     "between two steps of the same engine that gave a request tokens",
      histogram_edges::kBetweenTokens},
     {"e2e_request_latency_seconds", HistogramUnit::nanoseconds,
      "from when an engine took a request to its end, of requests that were admitted",

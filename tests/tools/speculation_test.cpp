@@ -59,6 +59,7 @@ TEST(Speculation, PreemptedAndSwappedAnswersAreTheSame) {
   const Daemon daemon(with_guesses({"--engines", "1", "--kv-cache-memory-bytes", "2M",
                                     "--swap-space", "8M", "--preemption-mode", "swap"}));
   EXPECT_EQ(tokens_at_once(daemon, repetitive_requests(), 1), without_guesses());
+  EXPECT_GT(daemon.preemptions(), 0u);
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
