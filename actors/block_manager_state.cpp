@@ -83,7 +83,6 @@ std::uint32_t BlockManagerState::most_tokens(const StepRequest& request) const {
 
 void BlockManagerState::finish_step(const StepDone& done) {
   copy_policy_.learn(load_.copied_blocks, load_.tokens, load_.sequences, done.times);
-  append(done.sampled);
   if (load_.tokens != 0) pool_.counters().observe("iteration_tokens_total", load_.tokens);
   load_ = {};
   // Before the publications below, so that content that was demoted and computed again meanwhile
@@ -92,7 +91,8 @@ void BlockManagerState::finish_step(const StepDone& done) {
   demotions_.clear();
   for (const SeqId seq : in_flight_) {
     Sequence& sequence = sequences_.at(seq);
-    settle(sequence);
+    sequence.computed += std::exchange(sequence.in_flight, 0);
+    sequence.computed -= static_cast<std::uint32_t>(sequence.drafts.size());
     std::optional<Claim> passed;
     if (config_.single_flight && config_.prefix_caching)
       passed = single_flight_.advance(sequence.flight, sequence.names.names(groups_.id(0)),
@@ -100,6 +100,9 @@ void BlockManagerState::finish_step(const StepDone& done) {
     for (Table& table : sequence.tables) publish(sequence, table.published, table.device);
     single_flight_.withdraw(passed);
   }
+  // Behind what was known when the step began, as in vLLM: of equal blocks the first is found.
+  append(done.sampled);
+  for (const SeqId seq : in_flight_) keep_right_drafts(sequences_.at(seq));
   in_flight_.clear();
   // The host copies of a swapped-out sequence are published, so that all engines can find them.
   for (const SeqId seq : swapping_out_) {
@@ -120,18 +123,18 @@ void BlockManagerState::append(std::span<const SampledToken> sampled) {
   }
 }
 
-/// The step is done, and its tokens are appended. The KV of drafts that were right is there; what
-/// was computed for the others, the next step overwrites.
-void BlockManagerState::settle(Sequence& sequence) {
-  sequence.computed += std::exchange(sequence.in_flight, 0);
+/// The KV of drafts that were right is there, and the tokens are appended; what was computed for
+/// the others, the next step overwrites.
+void BlockManagerState::keep_right_drafts(Sequence& sequence) {
   const std::size_t drafts = std::exchange(sequence.drafts, {}).size();
   if (drafts == 0) return;
-  const std::size_t known = sequence.computed - drafts;
-  sequence.computed =
-      std::min(sequence.computed, static_cast<std::uint32_t>(sequence.tokens.size()) - 1);
+  const std::size_t known =
+      std::max<std::size_t>(sequence.tokens.size(), sequence.computed + 1) - 1;
+  const std::size_t right = std::min(drafts, known - sequence.computed);
+  sequence.computed += static_cast<std::uint32_t>(right);
+  for (Table& table : sequence.tables) publish(sequence, table.published, table.device);
   bump(pool_.counters()["draft_tokens"], drafts);
-  bump(pool_.counters()["accepted_draft_tokens"],
-       std::max<std::size_t>(sequence.computed, known) - known);
+  bump(pool_.counters()["accepted_draft_tokens"], right);
 }
 
 /// Publishes the computed blocks behind `published` and advances it. `table` is the sequence's in

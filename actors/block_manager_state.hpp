@@ -116,7 +116,7 @@ class BlockManagerState {
                                                         DomainId domain);
   void demote(Round& round);
   void append(std::span<const SampledToken> sampled);
-  void settle(Sequence& sequence);
+  void keep_right_drafts(Sequence& sequence);
   void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> table);
   Prefix publish_run(const Sequence& sequence, const Prefix& from, std::span<const BlockId> blocks);
   void announce(const Sequence& sequence, GroupId group, std::size_t from);

@@ -2,6 +2,7 @@
 
 #include "actors/block_manager_state.hpp"
 #include "actors/scheduler/scheduler_state.hpp"
+#include "actors/speculation/accepted.hpp"
 #include "base/check.hpp"
 #include "pool/care/fsck.hpp"
 #include "tests/actors/recording_sink.hpp"
@@ -16,6 +17,15 @@ constexpr std::int64_t kVocabulary = 1000;
 
 TokenId next_token(std::int64_t request, std::int64_t position) {
   return static_cast<TokenId>((request * 131 + position * 17 + 7) % kVocabulary);
+}
+
+/// Guesses at the tokens from `position` on: some of them wrong, sometimes none.
+std::vector<TokenId> guesses_at(std::int64_t request, std::int64_t position, std::int64_t most) {
+  const std::int64_t count = std::min((request * 7 + position * 5) % 6, most);
+  std::vector<TokenId> guesses;
+  for (std::int64_t i = position; i < position + count; ++i)
+    guesses.push_back(next_token(request, i + ((request + i * 3) % 5 == 0 ? 1 : 0)));
+  return guesses;
 }
 
 TokenId family_token(std::int64_t family, std::int64_t position) {
@@ -79,7 +89,9 @@ class Engine {
         pool_(memory_, ProcessSlot{0}),
         scheduler_(scheduler_config(config)),
         manager_(pool_, manager_config(config)),
-        groups_(config["groups"].size()) {
+        groups_(config["groups"].size()),
+        most_guesses_(config.value("guesses", 0)),
+        max_model_len_(config["max_model_len"]) {
     occupy(memory_, ProcessSlot{0});
   }
 
@@ -97,6 +109,8 @@ class Engine {
       if (const auto salt = each.value("salt", std::string()); !salt.empty())
         submission.salt = {static_cast<std::uint64_t>(salt[0]), 1};
       ids_[++submitted_] = each["id"];
+      ends_[each["id"]] = std::min<std::int64_t>(
+          max_model_len_, std::ssize(submission.prompt) + submission.params.max_tokens);
       scheduler_.submit(std::move(submission));
     }
     scheduler_.flush();
@@ -104,8 +118,9 @@ class Engine {
 
   json step() {
     json told = {{"work", json::array()}, {"preempted", json::array()}};
-    const auto request = scheduler_.next_step();
+    auto request = scheduler_.next_step();
     if (!request) return told;
+    guess(*request);
     const StepPlan plan = manager_.plan(*request);
     StepDone done;
     done.step = plan.step;
@@ -120,17 +135,41 @@ class Engine {
           tables.back().push_back(work.blocks[g * of_group + i].value);
       }
       told["work"].push_back({id, work.start, work.tokens.size(), tables});
-      if (work.samples)
-        done.sampled.push_back(
-            {work.seq,
-             {next_token(id, static_cast<std::int64_t>(work.start + work.tokens.size())), 0, {}}});
     }
+    done.sampled = sample(plan);
     for (const SeqId seq : plan.outcome.preempted) told["preempted"].push_back(ids_.at(seq.value));
     std::sort(told["preempted"].begin(), told["preempted"].end());
     manager_.finish_step(done);
     scheduler_.complete(done);
     return told;
   }
+
+  /// The tokens that stand. Notes how long their sequences are then.
+  std::vector<SampledToken> sample(const StepPlan& plan) {
+    lengths_.clear();
+    std::vector<GeneratedToken> tokens;
+    const std::vector<SampledRow> rows = sampled_rows(plan);
+    for (const SampledRow& row : rows) {
+      const auto position = static_cast<std::int64_t>(row.position());
+      lengths_.try_emplace(row.work->seq.value, position);
+      tokens.push_back({next_token(ids_.at(row.work->seq.value), position), 0, {}});
+    }
+    std::vector<SampledToken> standing = accepted(rows, std::move(tokens));
+    for (const SampledToken& each : standing) ++lengths_.at(each.seq.value);
+    return standing;
+  }
+
+  /// Behind the tokens of the last step.
+  void guess(StepRequest& request) const {
+    for (const SeqId seq : request.running) {
+      const auto length = lengths_.find(seq.value);
+      if (length == lengths_.end()) continue;
+      const std::int64_t id = ids_.at(seq.value), left = ends_.at(id) - length->second;
+      auto guesses = guesses_at(id, length->second, std::min(most_guesses_, left - 1));
+      if (!guesses.empty()) request.drafts.push_back({seq, std::move(guesses)});
+    }
+  }
+
   bool is_done() const { return scheduler_.unfinished() == 0; }
   void check() const { KV_CHECK(fsck(memory_, Moment::quiescent).is_clean()); }
 
@@ -141,7 +180,10 @@ class Engine {
   BlockManagerState manager_;
   std::size_t groups_;
   std::uint64_t submitted_ = 0;
-  std::map<std::uint64_t, std::int64_t> ids_;  ///< by number of the sequence
+  std::int64_t most_guesses_, max_model_len_;
+  std::map<std::uint64_t, std::int64_t> ids_;      ///< by number of the sequence
+  std::map<std::uint64_t, std::int64_t> lengths_;  ///< of those that the last step sampled
+  std::map<std::int64_t, std::int64_t> ends_;      ///< the most tokens of a request, by its id
 };
 
 }  // namespace

@@ -8,6 +8,7 @@ in which blocks, and whom they have preempted. Ours is said by build/bin/kvhive_
 REQUESTS=100000 for a long run, SEED for one stream. RECORD=1 also writes some streams with a digest of vLLM's decision at each step
 (tests/actors/vllm.jsonl), for a test that needs no vLLM.
 """
+import collections
 import json
 import os
 import pathlib
@@ -23,6 +24,12 @@ VOCABULARY = 1000
 
 def next_token(request, position):
     return (request * 131 + position * 17 + 7) % VOCABULARY
+
+
+def guesses_at(request, position, most):
+    """Guesses at the tokens from `position` on: some of them wrong, sometimes none."""
+    count = max(0, min((request * 7 + position * 5) % 6, most))
+    return [next_token(request, i + (1 if (request + i * 3) % 5 == 0 else 0)) for i in range(position, position + count)]
 
 
 def family_token(family, position):
@@ -64,6 +71,8 @@ def random_stream(seed, requests):
         "max_model_len": 200 * block // 8 + 100, "policy": rng.choice(["fcfs", "fcfs", "priority"]),
         "watermark": rng.choice([0.0, 0.0, 0.05]), "long_prefill_token_threshold": rng.choice([0, 0, 16, 40]),
     }
+    if rng.random() < 0.4:
+        config["guesses"] = rng.choice([1, 3, 5])
     while most_blocks(config) >= config["blocks"]:  # vLLM would not start
         config["max_model_len"] -= 1
     longest = config["max_model_len"] - 45
@@ -103,7 +112,7 @@ def random_stream(seed, requests):
 
 def vllm_scheduler(config):
     import torch
-    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import (ChunkedLocalAttentionSpec, FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec)
     from vllm.v1.structured_output import StructuredOutputManager
@@ -115,7 +124,11 @@ def vllm_scheduler(config):
         long_prefill_token_threshold=config["long_prefill_token_threshold"], enable_chunked_prefill=True, is_encoder_decoder=False,
         policy=config["policy"], watermark=config["watermark"], async_scheduling=False)
     cache = CacheConfig(block_size=config["block_size"], gpu_memory_utilization=0.9, cache_dtype="auto", enable_prefix_caching=True)
-    vllm_config = VllmConfig(scheduler_config=scheduling, model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"))
+    guessing = {}
+    if config.get("guesses"):
+        guessing["speculative_config"] = SpeculativeConfig(target_model_config=model, target_parallel_config=ParallelConfig(), method="ngram",
+                                                           num_speculative_tokens=config["guesses"], prompt_lookup_max=2)
+    vllm_config = VllmConfig(**guessing, scheduler_config=scheduling, model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"))
     shape = {"block_size": config["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
 
     def spec(kind, span=0):
@@ -126,8 +139,12 @@ def vllm_scheduler(config):
     groups = [KVCacheGroupSpec([f"layer{i}"], spec(*group)) for i, group in enumerate(config["groups"])]
     kv = KVCacheConfig(num_blocks=config["blocks"], kv_cache_tensors=[], kv_cache_groups=groups)
     cache.num_gpu_blocks = config["blocks"]
-    return Scheduler(vllm_config=vllm_config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(vllm_config),
+    scheduler = Scheduler(vllm_config=vllm_config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(vllm_config),
                      block_size=config["block_size"], hash_block_size=config["block_size"], log_stats=False)
+    # Where the number of guesses may change, vLLM does not fill up the first step of requests whose whole prompt is cached (which it does
+    # for its CUDA graphs). The guesses themselves are given at each step.
+    scheduler.dynamic_sd_lookup = collections.defaultdict(lambda: config.get("guesses", 0))
+    return scheduler
 
 
 class CachesWhatNobodyComputes(Exception):
@@ -139,7 +156,7 @@ def vllm_decisions(config, steps):
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
     init_none_hash(sha256)
@@ -183,13 +200,24 @@ def vllm_decisions(config, steps):
         work.sort(key=lambda each: order[each[0]])
         yield {"work": work, "preempted": [int(name) for name in sorted(output.preempted_req_ids or [], key=int)]}
         names = list(output.num_scheduled_tokens)
-        sampled = []
+        sampled, guesses = [], []
         for name in names:
             request = scheduler.requests[name]
-            is_last = request.num_computed_tokens >= request.num_tokens
-            sampled.append([next_token(int(name), request.num_tokens)] if is_last else [])
+            tokens = []
+            if request.num_computed_tokens >= request.num_tokens:
+                tokens.append(next_token(int(name), request.num_tokens))
+                for guess in output.scheduled_spec_decode_tokens.get(name, []):
+                    if guess != tokens[-1]:
+                        break
+                    tokens.append(next_token(int(name), request.num_tokens + len(tokens)))
+            sampled.append(tokens)
+            length = request.num_tokens + len(tokens)
+            left = min(config["max_model_len"], request.num_prompt_tokens + request.max_tokens) - length
+            guesses.append(guesses_at(int(name), length, min(config.get("guesses", 0), left - 1)) if tokens else [])
         scheduler.update_from_output(output, ModelRunnerOutput(req_ids=names, req_id_to_index={n: i for i, n in enumerate(names)},
                                                                sampled_token_ids=sampled, logprobs=None, prompt_logprobs_dict={}, pooler_output=[]))
+        if config.get("guesses"):
+            scheduler.update_draft_token_ids(DraftTokenIds(names, guesses))
 
 
 # -- both -----------------------------------------------------------------------------------------
