@@ -39,6 +39,7 @@ BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& 
 StepPlan BlockManagerState::plan(const StepRequest& request) {
   finish_step();
   apply_request(request);
+  resets_ = pool_.memory().resets();
 
   Round round{.request = request,
               .plan = {},
@@ -95,7 +96,7 @@ void BlockManagerState::finish_step(const StepDone& done) {
     sequence.computed -= static_cast<std::uint32_t>(sequence.drafts.size());
     std::optional<Claim> passed;
     if (config_.single_flight && config_.prefix_caching)
-      passed = single_flight_.advance(sequence.flight, sequence.names.names(groups_.id(0)),
+      passed = single_flight_.advance(sequence.flight, claimable(sequence),
                                       sequence.computed / tokens_per_block_, most_found(sequence));
     for (Table& table : sequence.tables) publish(sequence, table.published, table.device);
     single_flight_.withdraw(passed);
@@ -183,13 +184,6 @@ void BlockManagerState::announce(const Sequence& sequence, GroupId group, std::s
                  sequence.names.names(group).subspan(from, to - from));
 }
 
-std::vector<BlockManagerState::Table> BlockManagerState::empty_tables(DomainId domain) const {
-  std::vector<Table> tables(groups_.count);
-  for (std::size_t g = 0; g < groups_.count; ++g)
-    tables[g].published = BlockPool::root(domain, groups_.id(g));
-  return tables;
-}
-
 void BlockManagerState::apply_request(const StepRequest& request) {
   for (const NewSequence& added : request.added) {
     Sequence sequence{.domain = added.domain,
@@ -198,7 +192,7 @@ void BlockManagerState::apply_request(const StepRequest& request) {
                       .logprobs = added.logprobs,
                       .adapter = added.adapter,
                       .names = SequenceNames(groups_, added.domain, tokens_per_block_, added.salt),
-                      .tables = empty_tables(added.domain),
+                      .tables = std::vector<Table>(groups_.count),
                       .sink = added.sink};
     sequence.is_counted = added.is_counted;
     sequence.computed_before = added.computed_before;
@@ -390,7 +384,7 @@ bool BlockManagerState::swap_out(Round& round, Sequence& sequence) {
 std::size_t BlockManagerState::find_copies(const Sequence& sequence, Table& table) {
   const GroupId group = table.published.group;
   const auto first = static_cast<std::uint32_t>(first_place(group, sequence.computed));
-  const Prefix from = BlockPool::root(sequence.domain, group, first);
+  const Prefix from = root_of(sequence, group, first);
   const auto there = find_blocks(pool_, Tier::host, content_of(sequence), from,
                                  std::max(table.published.depth, first));
   table.host.assign(first, kNullBlock);
@@ -421,7 +415,7 @@ std::span<const BlockId> BlockManagerState::copy_out(Round& round, const Sequenc
   append_blocks(leaving_, table.device);
   round.leaving_blocks += leaving_.size() - before;
   table.device.clear();
-  table.published = BlockPool::root(sequence.domain, group);
+  table.published = root_of(sequence, group);
   return fresh;
 }
 
@@ -431,7 +425,7 @@ void BlockManagerState::forget_progress(Round& round, Sequence& sequence) {
     append_blocks(held, table.device);
     give_back(round, held);
   }
-  sequence.tables = empty_tables(sequence.domain);
+  sequence.tables.assign(groups_.count, {});
   sequence.computed = 0;
 }
 
@@ -506,7 +500,10 @@ bool BlockManagerState::rejects(Round& round, SeqId seq) {
 
 BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   Sequence& sequence = sequences_.at(seq);
-  if (single_flight_.still_waits(sequence.flight)) return Admitted::waits;
+  // What is swapped out goes on where it was.
+  const bool is_reset = !sequence.is_swapped_out && sequence.resets != resets_;
+  if (is_reset) sequence.resets = resets_;
+  if (!is_reset && single_flight_.still_waits(sequence.flight)) return Admitted::waits;
   Start start = start_of(sequence, round.filled);
   const auto total = static_cast<std::uint32_t>(sequence.tokens.size());
   const std::uint32_t tokens = std::min({total - start.computed, round.budget, round.most_of_one});
@@ -587,8 +584,8 @@ bool BlockManagerState::waits_for_other(const Round& round, Sequence& sequence,
          !pool_.is_published(first[published - 1]))
     --published;
   const bool waits =
-      single_flight_.waits(sequence.flight, sequence.names.names(groups_.id(0)), published,
-                           most_found(sequence), patience(sequence.tokens.size() - start.computed));
+      single_flight_.waits(sequence.flight, claimable(sequence), published, most_found(sequence),
+                           patience(sequence.tokens.size() - start.computed));
   if (waits && !std::exchange(sequence.flight.has_waited, true))
     bump(pool_.counters()["single_flight_waits"], 1);
   if (!sequence.flight.claim || !has_more_come(round, sequence, start)) return waits;
@@ -708,8 +705,7 @@ BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence,
     const std::size_t first = std::min(first_place(groups_.id(g), start.computed), device.size());
     append_blocks(passed.blocks, std::span(device).first(first));
     std::fill_n(device.begin(), first, kNullBlock);
-    if (first != 0)
-      end = BlockPool::root(sequence.domain, groups_.id(g), static_cast<std::uint32_t>(first));
+    if (first != 0) end = root_of(sequence, groups_.id(g), first);
   }
   pool_.cancel(passed);
   return start;

@@ -88,6 +88,7 @@ class BlockManagerState {
     std::int32_t adapter = -1;
     SequenceNames names;          ///< of its full blocks
     std::vector<Table> tables;    ///< by group
+    Resets resets{};              ///< of the prefix cache, when the sequence was looked up
     std::uint32_t computed = 0;   ///< tokens whose KV is in device tables, or host if swapped out
     std::uint32_t in_flight = 0;  ///< tokens that the running step computes, drafts included
     /// Guesses at what follows `tokens`. They get slots, but are never published as guesses.
@@ -173,10 +174,16 @@ class BlockManagerState {
   std::size_t most_found(const Sequence& sequence) const {
     return (sequence.tokens.size() - 1) / tokens_per_block_;
   }
-  SequenceContent content_of(const Sequence& sequence) const {
-    return {sequence.domain, sequence.names, sequence.tokens};
+  SingleFlight::Names claimable(const Sequence& sequence) const {
+    return {sequence.names.names(groups_.id(0)), sequence.resets};
   }
-  std::vector<Table> empty_tables(DomainId domain) const;
+  SequenceContent content_of(const Sequence& sequence) const {
+    return {sequence.domain, sequence.names, sequence.tokens, sequence.resets};
+  }
+  Prefix root_of(const Sequence& sequence, GroupId group, std::size_t depth = 0) const {
+    return BlockPool::root(sequence.domain, group, static_cast<std::uint32_t>(depth),
+                           sequence.resets);
+  }
   std::uint32_t index_of(BlockId block) const;
 
   BlockPool& pool_;
@@ -191,6 +198,7 @@ class BlockManagerState {
   std::vector<BlockId> leaving_;
   std::vector<Demotion> demotions_;  ///< copied by the running step
   Load load_;
+  Resets resets_{};  ///< of the prefix cache, when the running step was planned
   CopyPolicy copy_policy_;
   SingleFlight single_flight_;
 };

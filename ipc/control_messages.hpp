@@ -25,7 +25,7 @@
 namespace kvhive {
 
 inline constexpr std::uint32_t kProtocolMagic = 0x3170766bu;  // "kvp1"
-inline constexpr std::uint32_t kProtocolVersion = 19;
+inline constexpr std::uint32_t kProtocolVersion = 20;
 inline constexpr std::uint32_t kAnyEngine = ~0u;
 
 enum class MessageType : std::uint32_t {
@@ -115,8 +115,8 @@ struct EngineHello {
   ModelCache cache;
   DeviceKind device{};
   CpuKernels cpu_kernels{};  ///< as in PoolGeometry
-  FixedText<64> gpu;     ///< DeviceFacts::uuid; empty on the CPU
-  FixedText<512> model;  ///< the model's name
+  FixedText<64> gpu;         ///< DeviceFacts::uuid; empty on the CPU
+  FixedText<512> model;      ///< the model's name
 };
 
 struct StewardWelcome {
@@ -200,12 +200,18 @@ struct Reaped {
   std::uint32_t requests = 0;  ///< requests that it was serving or had waiting
   std::uint64_t ticket = 0;    ///< of the Reap it answers
 };
-/// keeper -> steward: repair the pool. Tail: which process has which slot, as JSON.
+/// What an inspector can have the steward do to the pool.
+enum class Care : std::uint64_t {
+  repair = 0,       ///< pool/care/repair.hpp
+  reset_cache = 1,  ///< pool/care/cache_reset.hpp
+};
+/// keeper -> steward. Tail: which process has which slot, as JSON.
 struct Repair {
   static constexpr MessageType kType = MessageType::repair;
   std::uint64_t ticket = 0;
+  Care care = Care::repair;
 };
-/// steward -> keeper. Tail: what was repaired, as JSON.
+/// steward -> keeper. Tail: what was done, as JSON.
 struct Repaired {
   static constexpr MessageType kType = MessageType::repaired;
   std::uint64_t ticket = 0;  ///< of the Repair it answers
@@ -291,12 +297,13 @@ struct Status {
   static constexpr MessageType kType = MessageType::status;
   std::uint64_t ticket = 0;  ///< of the StatusRequest it answers
 };
-/// inspector -> keeper: asks for a repair of the pool.
+/// inspector -> keeper: asks for a repair of the pool, or other care. It may be done twice.
 struct RepairRequest {
   static constexpr MessageType kType = MessageType::repair_request;
   std::uint64_t ticket = 0;  ///< the asker's own; an answer can come twice
+  Care care = Care::repair;
 };
-/// The keeper's answer to a RepairRequest. Tail: what was repaired, as JSON.
+/// The keeper's answer to a RepairRequest. Tail: what was done, as JSON.
 struct RepairDone {
   static constexpr MessageType kType = MessageType::repair_done;
   std::uint64_t ticket = 0;  ///< of the RepairRequest it answers

@@ -27,8 +27,8 @@ BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub, Er
     tiers_.push_back({FreeBlocks(memory, t), IdleOrder(memory, t)});
 }
 
-Prefix BlockPool::root(DomainId domain, GroupId group, std::uint32_t depth) {
-  return {domain, root_uid(domain, group), depth, group};
+Prefix BlockPool::root(DomainId domain, GroupId group, std::uint32_t depth, Resets resets) {
+  return {domain, root_uid(domain, group, resets), depth, group};
 }
 
 std::uint64_t BlockPool::uid_of(BlockId block) const {

@@ -91,7 +91,10 @@ class BlockPool {
 
   /// The empty prefix of `domain` in a group. With `depth`: the prefix after so many blocks in a
   /// group whose blocks are not chained.
-  static Prefix root(DomainId domain, GroupId group = {}, std::uint32_t depth = 0);
+  ///
+  /// \param resets  PoolMemory::resets() when the sequence was looked up
+  static Prefix root(DomainId domain, GroupId group = {}, std::uint32_t depth = 0,
+                     Resets resets = {});
 
   /// Finds and pins the longest run of published blocks in `tier` that continues `from`. The blocks
   /// are pinned as they are found, so they cannot be evicted in between.

@@ -20,14 +20,15 @@ void BlockPool::with_content(const Evicted& evicted, Use&& use) {
   use(Content{{evicted.domain, b.parent_uid(), b.depth(), b.group()}, tokens, extra});
 }
 
-/// Selects from `evicted` the contents that are published in neither tier; they will be copied.
+/// Selects from `evicted` the contents that can be found and are published in neither tier; they
+/// will be copied.
 /// Also selects the contents that the host tier has already, and pins their host blocks, so that
 /// finish_demotion() releases them as the most recently used.
 std::vector<Demotion> BlockPool::select_for_demotion(std::span<const Evicted> evicted) {
   std::vector<Demotion> demotions;
   std::unordered_set<std::uint64_t> uids;  // two processes may have computed the same content
   for (const Evicted& gone : evicted) {
-    if (gone.uid - 1 >= kImplausible) continue;  // corrupt
+    if (gone.uid - 1 >= kImplausible || memory_.is_forgotten(gone.uid)) continue;  // or corrupt
     with_content(gone, [&](const Content& content) {
       const BlockId on_host = find_and_pin(Tier::host, gone.name, content);
       if (on_host != kNullBlock)

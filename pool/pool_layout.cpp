@@ -80,6 +80,7 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      offsetof(PoolHeader, secret),
                                      sizeof(ObjectHeader),
                                      offsetof(ControlBlock, next_serial),
+                                     offsetof(ControlBlock, resets),
                                      offsetof(ControlBlock, next_departure),
                                      offsetof(ControlBlock, tiers),
                                      offsetof(ControlBlock, processes),

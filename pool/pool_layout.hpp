@@ -18,7 +18,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 12;
+inline constexpr std::uint32_t kFormatVersion = 13;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
 /// corrupt.
@@ -61,9 +61,20 @@ static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDe
 
 /// Parent uids from here on are roots. Uids of contents are serials, which never reach this number.
 inline constexpr std::uint64_t kRootUid = 1ull << 63;
+/// How often the prefix cache has been reset (pool/care/cache_reset.hpp). Each reset makes all
+/// roots anew: contents behind older ones are found no more.
+struct Resets {
+  static constexpr std::uint32_t kMost = (1u << 31) - 1;
+  std::uint32_t value = 0;
+  friend auto operator<=>(const Resets&, const Resets&) = default;
+};
 /// The parent uid of a sequence's first block.
-constexpr std::uint64_t root_uid(DomainId domain, GroupId group) {
-  return kRootUid | std::uint64_t{group.value} << 16 | domain.value;
+constexpr std::uint64_t root_uid(DomainId domain, GroupId group, Resets resets) {
+  return kRootUid | std::uint64_t{resets.value} << 32 | std::uint64_t{group.value} << 16 |
+         domain.value;
+}
+constexpr Resets resets_of(std::uint64_t root) {
+  return {static_cast<std::uint32_t>(root >> 32) & Resets::kMost};
 }
 /// Stands in place of a uid while the block's content is being computed (BlockDescriptor::uid).
 inline constexpr std::uint64_t kAnnounced = ~0ull;
@@ -142,8 +153,8 @@ struct TierControl {
   std::atomic<std::uint32_t> retired;  ///< number of retired blocks, without the null block
 };
 
-/// Words of claims (pool/processes/claims.hpp). A hundred prompts that are computed at once claim a hundred,
-/// so two names rarely have the same place.
+/// Words of claims (pool/processes/claims.hpp). A hundred prompts that are computed at once claim a
+/// hundred, so two names rarely have the same place.
 inline constexpr std::size_t kClaims = 1024;
 
 /// The pool's header, written once, when the pool is formatted.
@@ -181,6 +192,10 @@ struct ControlBlock {
   /// flipped bit does not turn one of the two into the other.
   std::atomic<std::uint64_t> formatted;
   alignas(64) std::atomic<std::uint64_t> next_serial;
+  /// What the last reset of the prefix cache says (pool/care/cache_reset.hpp). Seldom written.
+  alignas(64) std::atomic<std::uint32_t> resets;
+  /// No content whose uid is lower is found any more.
+  std::atomic<std::uint64_t> first_uid;
   /// Number of the next record in the journal of evictions; its index is this number modulo the
   /// journal's size.
   alignas(64) std::atomic<std::uint64_t> next_departure;

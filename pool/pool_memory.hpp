@@ -79,6 +79,15 @@ class PoolMemory {
   /// limit of locked memory is too low.
   [[nodiscard]] Expected<void> lock_metadata() const;
 
+  /// What is published or found from now on begins at roots of this number.
+  Resets resets() const {
+    return {control().resets.load(std::memory_order_acquire) & Resets::kMost};
+  }
+  /// Whether a content of this uid was cached before the last reset.
+  bool is_forgotten(std::uint64_t uid) const {
+    return uid < control().first_uid.load(std::memory_order_relaxed);
+  }
+
   bool has_tokens() const { return maps_[std::size_t(PoolObject::tokens)].data() != nullptr; }
   /// Token row of a block, layout().row_words words of two tokens each.
   std::atomic<std::uint64_t>* token_row(BlockId block) const {

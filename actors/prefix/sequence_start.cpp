@@ -15,6 +15,11 @@ PrefixHit match(BlockPool& pool, Tier tier, const SequenceContent& sequence, con
                     extras.empty() ? extras : extras.subspan(from.depth, blocks));
 }
 
+Prefix root_of(const SequenceContent& sequence, GroupId group, std::size_t depth = 0) {
+  return BlockPool::root(sequence.domain, group, static_cast<std::uint32_t>(depth),
+                         sequence.resets);
+}
+
 class Search {
  public:
   Search(BlockPool& pool, const SequenceContent& sequence, std::size_t most, bool may_promote,
@@ -28,7 +33,7 @@ class Search {
     for (std::size_t g = 0; g < groups_.count; ++g)
       start_.groups.push_back({std::vector<BlockId>(most, kNullBlock),
                                std::vector<BlockId>(most, kNullBlock),
-                               BlockPool::root(sequence.domain, groups_.id(g))});
+                               root_of(sequence, groups_.id(g))});
     has_searched_.resize(groups_.count);
   }
 
@@ -75,7 +80,7 @@ class Search {
 
   void search_one(GroupId group, std::size_t i) {
     auto& [device, host, end] = start_.groups[groups_.place(group)];
-    const Prefix place = BlockPool::root(sequence_.domain, group, static_cast<std::uint32_t>(i));
+    const Prefix place = root_of(sequence_, group, i);
     if (const PrefixHit there = match(pool_, Tier::device, sequence_, place, 1);
         !there.blocks.empty()) {
       device[i] = there.blocks.front();
@@ -105,11 +110,10 @@ class Search {
       table->resize(start_.hit);
     }
     if (!groups_.is_chained(group))
-      end = BlockPool::root(sequence_.domain, group, static_cast<std::uint32_t>(first));
+      end = root_of(sequence_, group, first);
     else if (end.depth > start_.hit)
       end = {sequence_.domain,
-             start_.hit == 0 ? BlockPool::root(sequence_.domain, group).uid
-                             : pool_.uid_of(device[start_.hit - 1]),
+             start_.hit == 0 ? root_of(sequence_, group).uid : pool_.uid_of(device[start_.hit - 1]),
              static_cast<std::uint32_t>(start_.hit), group};
   }
 
@@ -158,8 +162,7 @@ std::vector<BlockId> find_blocks(BlockPool& pool, Tier tier, const SequenceConte
     return blocks;
   }
   for (std::size_t i = from.depth; i < end; ++i) {
-    const Prefix place =
-        BlockPool::root(sequence.domain, from.group, static_cast<std::uint32_t>(i));
+    const Prefix place = root_of(sequence, from.group, i);
     const PrefixHit there = match(pool, tier, sequence, place, 1);
     if (!there.blocks.empty()) blocks[i - from.depth] = there.blocks.front();
   }

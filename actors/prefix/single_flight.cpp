@@ -12,8 +12,8 @@ bool SingleFlight::still_waits(const Ticket& ticket) const {
          clock_() < ticket.waits_until;
 }
 
-bool SingleFlight::waits(Ticket& ticket, std::span<const Hash128> names, std::size_t hit,
-                         std::size_t most, double patience) {
+bool SingleFlight::waits(Ticket& ticket, const Names& names, std::size_t hit, std::size_t most,
+                         double patience) {
   if (hit >= most) return false;
   ticket.name = next(names, hit, most);
   const std::uint64_t now = clock_();
@@ -34,8 +34,8 @@ bool SingleFlight::waits(Ticket& ticket, std::span<const Hash128> names, std::si
   return answer.taken_by != 0;
 }
 
-std::optional<Claim> SingleFlight::advance(Ticket& ticket, std::span<const Hash128> names,
-                                           std::size_t computed, std::size_t most) {
+std::optional<Claim> SingleFlight::advance(Ticket& ticket, const Names& names, std::size_t computed,
+                                           std::size_t most) {
   Ticket ahead{.has_waited = ticket.has_waited};
   if (computed < most) {
     ahead.name = next(names, computed, most);
@@ -53,9 +53,12 @@ void SingleFlight::withdraw(Ticket& ticket) {
   withdraw(std::exchange(ticket, Ticket{.has_waited = ticket.has_waited}).claim);
 }
 
-Hash128 SingleFlight::next(std::span<const Hash128> names, std::size_t computed,
-                           std::size_t most) const {
-  return names[std::min(round_up(computed + stretch_.least, stretch_.unit), most) - 1];
+Hash128 SingleFlight::next(const Names& names, std::size_t computed, std::size_t most) const {
+  Hash128 name =
+      names.blocks[std::min(round_up(computed + stretch_.least, stretch_.unit), most) - 1];
+  for (std::uint64_t* half : {&name.low, &name.high})
+    *half ^= names.resets.value * 0x9e3779b97f4a7c15ull;
+  return name;
 }
 
 }  // namespace kvhive

@@ -31,6 +31,12 @@ class SingleFlight {
   SingleFlight(Claims claims, Clock clock, const Stretch& stretch)
       : claims_(claims), clock_(std::move(clock)), stretch_(stretch) {}
 
+  /// What can be claimed of a sequence: its full blocks, as they are found since the last reset.
+  struct Names {
+    std::span<const Hash128> blocks;
+    Resets resets{};
+  };
+
   /// One sequence's part.
   struct Ticket {
     std::optional<Claim> claim{};   ///< while the sequence runs
@@ -45,16 +51,15 @@ class SingleFlight {
   /// Asked for a sequence that could run now. True = it waits. False = it computes; it has claimed
   /// what it computes first, if that was to be had.
   ///
-  /// \param names     of the sequence's full blocks
   /// \param hit       published blocks that were found
   /// \param most      blocks that a lookup could find; from here on nothing is claimed
   /// \param patience  seconds
-  bool waits(Ticket& ticket, std::span<const Hash128> names, std::size_t hit, std::size_t most,
+  bool waits(Ticket& ticket, const Names& names, std::size_t hit, std::size_t most,
              double patience);
   /// The sequence, which runs, has computed `computed` blocks. Claims the next stretch. The caller
   /// then publishes the blocks, and then withdraws the claim that is returned: so whoever looks
   /// finds the blocks, or a claim before them, and a claim behind them.
-  [[nodiscard]] std::optional<Claim> advance(Ticket& ticket, std::span<const Hash128> names,
+  [[nodiscard]] std::optional<Claim> advance(Ticket& ticket, const Names& names,
                                              std::size_t computed, std::size_t most);
   void withdraw(const std::optional<Claim>& claim);
   /// The sequence computes no more for now.
@@ -62,7 +67,7 @@ class SingleFlight {
 
  private:
   /// The name of the block with which the stretch behind `computed` blocks ends.
-  Hash128 next(std::span<const Hash128> names, std::size_t computed, std::size_t most) const;
+  Hash128 next(const Names& names, std::size_t computed, std::size_t most) const;
 
   Claims claims_;
   Clock clock_;

@@ -37,8 +37,8 @@ std::vector<BlockId> StepBlocks::find(const SequenceContent& sequence, GroupId g
       return all.empty() ? std::pair(kNoExtraKey, kNoExtraKey) : std::pair(all[0], all[i]);
     };
     if (compared > owner.tokens.size()) break;
-    if (owner.domain != sequence.domain || !std::ranges::equal(tokens(owner), tokens(sequence)) ||
-        extras(owner) != extras(sequence))
+    if (owner.domain != sequence.domain || owner.resets != sequence.resets ||
+        !std::ranges::equal(tokens(owner), tokens(sequence)) || extras(owner) != extras(sequence))
       break;
     found.push_back(block);
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hashing/sequence_names.hpp"
+#include "pool/pool_layout.hpp"
 
 namespace kvhive {
 
@@ -17,6 +18,7 @@ struct SequenceContent {
   DomainId domain;
   const SequenceNames& names;
   std::span<const TokenId> tokens;
+  Resets resets{};  ///< of the prefix cache, when it was looked up
 };
 
 class StepBlocks {

@@ -48,6 +48,9 @@ class Inspection {
     check_claims();
     if (get(memory_.control().next_serial) >= kImplausible)
       violation("the counter of names has run away", get(memory_.control().next_serial));
+    if (memory_.is_forgotten(get(memory_.control().next_serial)))
+      violation("the last reset of the cache forgot contents to come",
+                get(memory_.control().first_uid));
     report_.ready = blocks_.ready().size();
     report_.orphans = blocks_.orphans();
     report_.bytes_checked = blocks_.bytes_checked();

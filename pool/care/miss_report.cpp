@@ -52,13 +52,13 @@ class Explanation {
   }
 
   void explain_group(GroupId group) {
-    parent_uid_ = root_uid(domain_, group);
+    parent_uid_ = root_uid(domain_, group, memory_.resets());
     for (std::size_t i = 0; i < names_.blocks(); ++i) {
       BlockStatus status = status_at(group, i);
       status.group = group;
       status.index = i;
       report_.blocks.push_back(status);
-      if (!groups().is_chained(group)) parent_uid_ = root_uid(domain_, group);
+      if (!groups().is_chained(group)) parent_uid_ = root_uid(domain_, group, memory_.resets());
     }
     device_runs_.push_back(device_run(group));
   }
@@ -138,11 +138,19 @@ class Explanation {
     CacheStatus status = CacheStatus::present;
     if (!holds(block, names_, group, i))
       status = CacheStatus::collision;
+    else if (is_forgotten(b))
+      status = CacheStatus::forgotten;
     else if (parent && b.parent_uid() != *parent)
       status = CacheStatus::orphaned;
     else if (!is_hinted(name, block))
       status = CacheStatus::unhinted;
     return b.word().generation() == before.generation() ? std::optional(status) : std::nullopt;
+  }
+
+  bool is_forgotten(BlockView b) const {
+    const std::uint64_t parent = b.parent_uid();
+    return memory_.is_forgotten(b.uid()) ||
+           (parent >= kRootUid && resets_of(parent) != memory_.resets());
   }
 
   const DepartureRecord* last_departure(Hash128 name) const {
@@ -281,6 +289,7 @@ std::string_view to_string(CacheStatus status) {
     case CacheStatus::present: return "present";
     case CacheStatus::unhinted: return "unhinted";
     case CacheStatus::computing: return "computing";
+    case CacheStatus::forgotten: return "forgotten";
     case CacheStatus::orphaned: return "orphaned";
     case CacheStatus::collision: return "collision";
     case CacheStatus::evicted: return "evicted";

@@ -18,6 +18,7 @@ enum class CacheStatus : std::uint8_t {
   present,       ///< a match finds it
   unhinted,      ///< published, but the index has lost its hint
   computing,     ///< a process is computing it right now
+  forgotten,     ///< published before the prefix cache was reset, or by a sequence that ran then
   orphaned,      ///< published, but its parent block has been evicted; a match stops there
   collision,     ///< a block of the same hash holds other tokens, so a match refuses it
   evicted,       ///< its block was taken for other content

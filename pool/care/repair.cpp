@@ -27,6 +27,7 @@ class Repair {
     mend_header();
     for (const Tier tier : kBothTiers) mend_order(tier);
     mend_serials();
+    mend_resets();
     mend_slots();
     mend_words();
     reap_strangers();
@@ -129,6 +130,29 @@ class Repair {
     while ((has_run_away ? now > last + 1 : now <= last) &&
            !next.compare_exchange_weak(now, last + 1, relaxed)) {
     }
+    ++report_.fields;
+  }
+
+  /// At least two blocks behind later roots: the number has lost a bit. With it raised, some
+  /// contents are perhaps found no more.
+  void mend_resets() {
+    ControlBlock& control = memory_.control();
+    const Resets now = memory_.resets();
+    Resets last = now;
+    std::size_t later = 0;
+    for (std::uint32_t id = 1; id < memory_.geometry().total_blocks(); ++id) {
+      const std::uint64_t parent = view(BlockId{id}).parent_uid();
+      if (!word(BlockId{id}).is_ready() || parent < kRootUid || resets_of(parent) <= now) continue;
+      last = std::max(last, resets_of(parent));
+      ++later;
+    }
+    if (later > 1) {
+      control.resets.store(last.value, relaxed);
+      ++report_.fields;
+    }
+    const std::uint64_t next = control.next_serial.load(relaxed);
+    if (!memory_.is_forgotten(next)) return;
+    control.first_uid.store(next, relaxed);
     ++report_.fields;
   }
 

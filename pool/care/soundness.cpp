@@ -100,7 +100,8 @@ void Soundness::compare_with_parent(BlockId block, GroupId group, const Parent& 
   const std::uint16_t domain = b.domain().value;
   const std::uint32_t depth = b.depth();
   const bool is_chained = memory_.geometry().group(group).kind == CacheKind::full;
-  if (parent_uid >= kRootUid && parent_uid != root_uid(b.domain(), group))
+  if (parent_uid >= kRootUid && (parent_uid != root_uid(b.domain(), group, resets_of(parent_uid)) ||
+                                 resets_of(parent_uid) > memory_.resets()))
     faults.push_back("starts from the root of no domain, " + std::to_string(parent_uid));
   if (parent_uid < kRootUid && !is_chained)
     faults.push_back("has a parent, which blocks of group " + std::to_string(group.value) +

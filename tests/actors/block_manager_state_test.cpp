@@ -7,6 +7,7 @@
 #include <set>
 
 #include "actors/swapper_state.hpp"
+#include "pool/care/cache_reset.hpp"
 #include "pool/care/fsck.hpp"
 #include "recording_sink.hpp"
 #include "tests/support/private_pool.hpp"
@@ -269,6 +270,62 @@ TEST_F(BlockManagerStateTest, WithTheBudgetSpentNoOtherSequenceIsServed) {
   const StepPlan second = plan({.running = {1, 2}, .waiting = {3}, .budget = 1});
   EXPECT_THAT(seqs(second.work), ElementsAre(1));
   EXPECT_THAT(seqs(plan({.running = {1, 2}, .budget = 10}).work), ElementsAre(2));
+}
+
+// -- a reset of the prefix cache
+
+TEST_F(BlockManagerStateTest, AfterAResetNothingOldIsFoundAndWhatRunsGoesOn) {
+  add(1, counting(10, 9));
+  plan({.waiting = {1}});
+  append(1, 19);
+  reset_cache(*memory_);
+  add(2, counting(10, 9));
+  const StepPlan step = plan({.running = {1}, .waiting = {2}});
+  EXPECT_EQ(step.work.at(0).start, 9u);
+  EXPECT_EQ(step.outcome.admitted.at(0).cached_tokens, 0u);
+  append(1, 20);
+  append(2, 19);
+  add(3, counting(10, 9));
+  const StepPlan next = plan({.running = {1, 2}, .waiting = {3}});
+  EXPECT_EQ(next.outcome.admitted.at(0).cached_tokens, 8u) << "of what came after the reset";
+  EXPECT_EQ(next.work.at(2).blocks.at(0), step.work.at(1).blocks.at(0));
+}
+
+TEST_F(BlockManagerStateTest, AWaitingSequenceFindsNothingFromBeforeAReset) {
+  make_pool(3);
+  peer_->release(compute_by_peer(counting(10, 8)));
+  peer_takes(1);
+  add(1, counting(10, 12));
+  EXPECT_THAT(plan({.waiting = {1}, .budget = 0}).work, IsEmpty());
+  reset_cache(*memory_);
+  peer_gives_back();
+  EXPECT_EQ(plan({.waiting = {1}}).outcome.admitted.at(0).cached_tokens, 0u);
+}
+
+TEST_F(BlockManagerStateTest, APreemptedSequenceIsLookedUpBehindTheReset) {
+  make_pool(4);
+  for (const std::uint64_t seq : {1, 2}) add(seq, counting(static_cast<TokenId>(seq * 50), 8));
+  plan({.waiting = {1, 2}});
+  for (const std::uint64_t seq : {1, 2}) append(seq, 9);
+  reset_cache(*memory_);
+  ASSERT_THAT(seqs(plan({.running = {1, 2}}).outcome.preempted), ElementsAre(2));
+  append(1, 9);
+  const StepPlan again = plan({.waiting = {2}, .ended = {1}});
+  EXPECT_EQ(again.outcome.admitted.at(0).cached_tokens, 0u);
+}
+
+TEST_F(BlockManagerStateTest, ASequenceThatIsSwappedOutComesBackBehindAReset) {
+  use_swap();
+  make_pool(4, 8);
+  for (const std::uint64_t seq : {1, 2}) add(seq, counting(static_cast<TokenId>(seq * 50), 8));
+  plan({.waiting = {1, 2}});
+  for (const std::uint64_t seq : {1, 2}) append(seq, 9);
+  ASSERT_THAT(seqs(plan({.running = {1, 2}}).outcome.preempted), ElementsAre(2));
+  reset_cache(*memory_);
+  append(1, 9);
+  plan({.running = {1}});
+  EXPECT_EQ(plan({.waiting = {2}, .ended = {1}}).outcome.admitted.at(0).cached_tokens, 8u);
+  EXPECT_EQ(found_by_peer(counting(100, 8)), 0u);
 }
 
 // -- drafts

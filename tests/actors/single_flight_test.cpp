@@ -11,6 +11,7 @@
 #include <set>
 
 #include "actors/block_manager_state.hpp"
+#include "pool/care/cache_reset.hpp"
 #include "pool/care/fsck.hpp"
 #include "pool/care/reaper.hpp"
 #include "pool/processes/process_slot.hpp"
@@ -150,6 +151,21 @@ TEST_F(SingleFlightTest, AnEngineWaitsForWhatAnotherComputesAndThenFindsIt) {
   engine(0).finish();
   EXPECT_THAT(engine(1).plan(), ElementsAre(Work(1, 1)));
   EXPECT_EQ(engine(1).waits(), 1u);
+}
+
+TEST_F(SingleFlightTest, AfterAResetNobodyWaitsForWhatNobodyWillFind) {
+  add(0, 1, counting_to(101));
+  add(1, 1, counting_to(101));
+  EXPECT_THAT(engine(0).plan(), ElementsAre(Work(1, 101)));
+  EXPECT_THAT(engine(1).plan(), IsEmpty());
+  reset_cache(memory_);
+  EXPECT_THAT(engine(1).plan(), ElementsAre(Work(1, 101)));
+  add(2, 1, counting_to(101));
+  EXPECT_THAT(engine(2).plan(), IsEmpty());
+  engine(0).finish();
+  EXPECT_THAT(engine(2).plan(), IsEmpty()) << "engine 1 computes what it will find";
+  engine(1).finish();
+  EXPECT_THAT(engine(2).plan(), ElementsAre(Work(1, 1)));
 }
 
 TEST_F(SingleFlightTest, WithoutItBothCompute) {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """vLLM's own scheduler and KV-cache manager beside ours, decision for decision, over random streams of requests.
 
-Both get the same stream, step by step: requests that come and are aborted. Neither has a model: the token that follows is a function of
-the request and the position (next_token). After each step both say what they would compute: which requests, from where, how many tokens,
-in which blocks, and whom they have preempted. Ours is said by build/bin/kvhive_decisions (decisions.hpp).
+Both get the same stream, step by step: requests that come and are aborted, guesses at their tokens. Neither has a model: the token that
+follows is a function of the request and the position (next_token). After each step both say what they would compute: which requests, from
+where, how many tokens, in which blocks, and whom they have preempted. Ours is said by build/bin/kvhive_decisions (decisions.hpp).
 
 REQUESTS=100000 for a long run, SEED for one stream. RECORD=1 also writes some streams with a digest of vLLM's decision at each step
 (tests/actors/vllm.jsonl), for a test that needs no vLLM.

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/check.hpp"
+#include "pool/care/cache_reset.hpp"
 #include "pool/care/index_marks.hpp"
 #include "pool/care/reaper.hpp"
 #include "base/kill_point.hpp"
@@ -391,6 +392,13 @@ std::vector<Operation> sequences() {
        },
        [](Stage& s) { return clear_marks(s.memory()).restored == 1 && match(s, s.idle()); }, 0,
        true},
+      {"reset the cache", as_it_is,
+       [](Stage& s) {
+         const CacheReset done = reset_cache(s.memory());
+         return done.resets.value == 1 && done.forgotten >= 3 &&
+                match_all(s.victim(), s.idle()).blocks.empty();
+       },
+       0, true},
       {"reap",
        [](Stage& s) {
          // The victim holds blocks in every state (filling, ready, shared) and in both tiers.

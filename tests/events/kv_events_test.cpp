@@ -54,7 +54,7 @@ TEST(KvEvents, ABatchHasTimeEventsAndRank) {
 }
 
 TEST(KvEvents, ArraysHaveTheOrderOfVllmsFields) {
-  const Json batch = one_batch({{block_of(2, 1)}, {{name_of(3), Tier::host}}},
+  const Json batch = one_batch({{block_of(2, 1)}, {{name_of(3), Tier::host, {}}}},
                                {.events = EventForm::arrays}, true);
   EXPECT_EQ(batch[1], Json::parse(R"([["AllBlocksCleared"],
       ["BlockStored", [2], 1, [20, 21], 2, null, "GPU", null, null], ["BlockRemoved", [3], "CPU"]])"));
@@ -88,7 +88,7 @@ TEST(KvEvents, ASequenceIsOneEventAndABranchAnother) {
 TEST(KvEvents, StoredComesBeforeRemoved) {
   StoredContent demoted = block_of(1);
   demoted.tier = Tier::host;
-  const Json events = one_batch({{demoted}, {{name_of(1), Tier::device}}})[1];
+  const Json events = one_batch({{demoted}, {{name_of(1), Tier::device, {}}}})[1];
   ASSERT_THAT(events, SizeIs(2));
   EXPECT_EQ(events[0]["type"], "BlockStored");
   EXPECT_EQ(events[0]["medium"], "CPU");
@@ -160,7 +160,8 @@ TEST(KvEvents, EventsOfAPoolWithGroupsNameThem) {
 TEST(KvEvents, NoBatchIsLong) {
   ContentChange change;
   for (std::uint64_t i = 1; i <= 1000; ++i) change.stored.push_back(block_of(i, i - 1));
-  for (std::uint64_t i = 2000; i < 3000; ++i) change.removed.push_back({name_of(i), Tier::device});
+  for (std::uint64_t i = 2000; i < 3000; ++i)
+    change.removed.push_back({name_of(i), Tier::device, {}});
   const auto batches = decoded(EventWriter({}, 2).batches(change, kNames, 1, true));
   std::size_t stored = 0, removed = 0;
   for (const Json& batch : batches) {

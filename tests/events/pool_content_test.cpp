@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 
+#include "pool/care/cache_reset.hpp"
 #include "tests/support/keep_evicted.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
@@ -26,7 +27,7 @@ class Follower {
  public:
   void apply(const ContentChange& change) {
     for (const StoredContent& block : change.stored) {
-      if (block.parent) EXPECT_TRUE(has(*block.parent)) << "parents come before their children";
+      EXPECT_TRUE(!block.parent || has(*block.parent)) << "parents come before their children";
       EXPECT_TRUE(blocks_.emplace(Key{block.name.low, block.tier}, block).second) << "told twice";
     }
     for (const RemovedContent& block : change.removed)
@@ -102,6 +103,25 @@ TEST_F(PoolContentTest, TellsWhatIsPublishedOnce) {
   EXPECT_TRUE(content_.read().is_empty()) << "nothing has happened since";
   leave_idle(pool_, p);
   EXPECT_TRUE(content_.read().is_empty()) << "a hit changes nothing";
+}
+
+TEST_F(PoolContentTest, TellsThatAResetHasRemovedAll) {
+  const Prompt p = prompt(100, 3);
+  leave_idle(pool_, p);
+  const Request running = admit(peer_, prompt(300, 1)).value();
+  EXPECT_THAT(content_.read().stored, SizeIs(4));
+  reset_cache(memory_);
+  EXPECT_THAT(content_.read().removed, SizeIs(4));
+  EXPECT_THAT(content_.all(), IsEmpty());
+  EXPECT_TRUE(content_.read().is_empty());
+  // A sequence that runs on publishes what nobody finds.
+  const Prompt longer = prompt(300, 2);
+  const auto more = peer_.allocate(Tier::device, 1).value();
+  peer_.publish(running.end, more, longer.names(1, 1), longer.of_blocks(1, 1));
+  EXPECT_TRUE(content_.read().is_empty());
+  leave_idle(pool_, p);
+  EXPECT_EQ(keys_of(content_.read().stored).size(), 3u);
+  EXPECT_THAT(content_.all(), SizeIs(3));
 }
 
 TEST_F(PoolContentTest, TellsWhatIsEvictedChildrenFirst) {

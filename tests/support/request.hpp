@@ -76,8 +76,9 @@ struct Prompt {
 /// Longest hit among the first `blocks` blocks of the prompt.
 inline PrefixHit match_blocks(BlockPool& pool, const Prompt& prompt, std::size_t blocks,
                               Tier tier = Tier::device) {
-  return pool.match(tier, BlockPool::root(prompt.domain), prompt.names(0, blocks),
-                    prompt.of_blocks(0, blocks), prompt.extras_of(0, blocks));
+  const Prefix root = BlockPool::root(prompt.domain, {}, 0, pool.memory().resets());
+  return pool.match(tier, root, prompt.names(0, blocks), prompt.of_blocks(0, blocks),
+                    prompt.extras_of(0, blocks));
 }
 
 inline PrefixHit match_all(BlockPool& pool, const Prompt& prompt, Tier tier = Tier::device) {

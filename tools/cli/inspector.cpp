@@ -129,9 +129,9 @@ Expected<DomainId> Inspector::Domains::find(const std::string& wanted) const {
                  "domain: no client of '" + wanted + "' has come yet; these are known: " + known);
 }
 
-Expected<nlohmann::json> Inspector::repair() const {
+Expected<nlohmann::json> Inspector::have_steward(Care care) const {
   if (!has_keeper()) return no_keeper();
-  const auto answer = ask_keeper<RepairDone>(socket_.get(), RepairRequest{++last_ticket_});
+  const auto answer = ask_keeper<RepairDone>(socket_.get(), RepairRequest{++last_ticket_, care});
   if (!answer) return forward_error(answer);
   return nlohmann::json::parse(answer->tail());
 }

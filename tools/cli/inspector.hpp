@@ -35,7 +35,7 @@ class Inspector {
   const std::string& model() const { return model_; }
   std::vector<std::string> models() const;
 
-  /// False: the keeper did not answer, and status() and repair() are errors.
+  /// False: the keeper did not answer, and status() and have_steward() are errors.
   bool has_keeper() const { return bool(socket_); }
   /// The process that answers, and the one that was started: to stop the daemon is to ask that.
   pid_t keeper() const { return pids_.keeper; }
@@ -57,9 +57,9 @@ class Inspector {
   /// Without a keeper no name is known.
   [[nodiscard]] Expected<Domains> domains() const;
 
-  /// Has the daemon's steward repair the pool, since this process can only read. Returns what was
-  /// mended.
-  [[nodiscard]] Expected<nlohmann::json> repair() const;
+  /// Has the daemon's steward repair the pool or reset its cache, since this process can only read.
+  /// Returns what was done.
+  [[nodiscard]] Expected<nlohmann::json> have_steward(Care care) const;
 
   /// Gives the keeper an order, and waits until it is done. Returns what has become of it.
   /// \param order       without its ticket

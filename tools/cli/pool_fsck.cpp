@@ -113,7 +113,7 @@ Expected<int> check(const CommonFlags& flags, const FsckFlags& how) {
   if (!inspector) return forward_error(inspector);
   Json mended;
   if (how.repairs) {
-    auto done = inspector->repair();
+    auto done = inspector->have_steward(Care::repair);
     if (!done) return forward_error(done);
     mended = std::move(*done);
   }

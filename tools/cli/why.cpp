@@ -104,6 +104,8 @@ class Account {
         return "present " + where(first, end) +
                ", but the index has lost it; kvhive pool fsck --repair puts it back";
       case CacheStatus::computing: return "being computed by " + engines(v.holders);
+      case CacheStatus::forgotten:
+        return "present " + where(first, end) + ", but forgotten by kvhive pool reset";
       case CacheStatus::orphaned:
         return "present " + where(first, end) +
                ", but cut off: the block before it was evicted, and has another name since";
@@ -149,6 +151,8 @@ class Account {
       case CacheStatus::unhinted: return start + "the index has lost " + block + ".";
       case CacheStatus::computing:
         return start + block + " is still being computed by " + engines(v.holders) + ".";
+      case CacheStatus::forgotten:
+        return start + block + " was forgotten: the prefix cache was reset (kvhive pool reset).";
       case CacheStatus::orphaned:
         return start + block + " belongs to an earlier life of the block before it.";
       case CacheStatus::collision:

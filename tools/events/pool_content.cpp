@@ -1,13 +1,14 @@
 #include "tools/events/pool_content.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.hpp"
 
 namespace kvhive {
 namespace {
 
-bool is_root(std::uint64_t uid) { return (uid & kRootUid) != 0; }
+bool has_no_parent(std::uint64_t parent) { return parent >= kRootUid; }
 
 }  // namespace
 
@@ -24,6 +25,7 @@ PoolContent::PoolContent(const PoolMemory& memory, std::optional<ModelId> model)
 
 ContentChange PoolContent::read() {
   touched_.clear();
+  forget_old_roots();
   for (std::uint32_t b = 0; b < sightings_.size(); ++b) look_at(BlockId{b});
 
   ContentChange change;
@@ -59,6 +61,16 @@ std::vector<StoredContent> PoolContent::all() const {
   std::sort(all.begin(), all.end(),
             [](const StoredContent& a, const StoredContent& b) { return a.depth < b.depth; });
   return all;
+}
+
+void PoolContent::forget_old_roots() {
+  const Resets now = memory_.resets();
+  if (std::exchange(resets_, now) == now) return;
+  std::vector<Uid> firsts;
+  for (const auto& [uid, content] : contents_)
+    if (has_no_parent(content.parent) && resets_of(content.parent) != resets_)
+      firsts.push_back(uid);
+  for (const Uid uid : firsts) set_found(uid, false);
 }
 
 void PoolContent::look_at(BlockId block) {
@@ -103,7 +115,7 @@ void PoolContent::add_copy(Uid uid, Tier tier, Content&& content) {
   Content& held = place->second;
   ++held.copies[std::size_t(tier)];
   if (is_new) {
-    if (!is_root(held.parent)) children_[held.parent].insert(uid);
+    if (!has_no_parent(held.parent)) children_[held.parent].insert(uid);
     if (has_found_parent(held)) set_found(uid, true);
   } else if (held.is_found) {
     touched_[held.name] = {held.depth, held.group};
@@ -126,7 +138,7 @@ void PoolContent::drop_copy(Uid uid, Tier tier) {
 }
 
 bool PoolContent::has_found_parent(const Content& content) const {
-  if (is_root(content.parent)) return true;
+  if (has_no_parent(content.parent)) return resets_of(content.parent) == resets_;
   const auto parent = contents_.find(content.parent);
   return parent != contents_.end() && parent->second.is_found;
 }
@@ -143,7 +155,8 @@ void PoolContent::set_found(Uid uid, bool is_found) {
     Content& content = place->second;
     content.is_found = is_found;
     if (is_found && content.depth == 0) content.start = content.extra;
-    if (is_found && !is_root(content.parent)) content.start = contents_.at(content.parent).start;
+    if (is_found && !has_no_parent(content.parent))
+      content.start = contents_.at(content.parent).start;
     touched_[content.name] = {content.depth, content.group};
     std::vector<Uid>& found = listings_[content.name].found;
     if (is_found)
@@ -167,7 +180,7 @@ const PoolContent::Content* PoolContent::in_tier(const Listing& listing, Tier ti
 StoredContent PoolContent::described(const Content& content, Tier tier) const {
   StoredContent stored{content.name,  std::nullopt,  tier,          content.depth, content.domain,
                        content.group, content.extra, content.start, content.tokens};
-  if (!is_root(content.parent)) stored.parent = contents_.at(content.parent).name;
+  if (!has_no_parent(content.parent)) stored.parent = contents_.at(content.parent).name;
   return stored;
 }
 

@@ -6,7 +6,8 @@
 // A content can be found as long as all contents before it can, in any tier: a match goes from
 // block to block, and by the parent's uid, which is never given twice. Contents behind a gap are
 // therefore not in the pool as far as a prompt is concerned, and are not told of. In a cache group
-// that is not of full attention, contents have no parents, and each can be found by itself.
+// that is not of full attention, contents have no parents, and each can be found by itself. What
+// is cached before the prefix cache is reset is found no more, and told as removed.
 
 #include <array>
 #include <cstdint>
@@ -97,6 +98,7 @@ class PoolContent {
     std::array<bool, kTiers> is_told{};
   };
 
+  void forget_old_roots();
   void look_at(BlockId block);
   void add_copy(Uid uid, Tier tier, Content&& content);
   void drop_copy(Uid uid, Tier tier);
@@ -108,6 +110,7 @@ class PoolContent {
 
   const PoolMemory& memory_;
   std::optional<ModelId> model_;
+  Resets resets_{};                  ///< of the prefix cache, as far as it is told
   std::vector<Sighting> sightings_;  ///< by block
   std::unordered_map<Uid, Content> contents_;
   std::unordered_map<Uid, std::unordered_set<Uid>> children_;  ///< but those of the roots

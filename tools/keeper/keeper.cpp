@@ -478,8 +478,8 @@ bool Keeper::on_inspector_packet(Peer& peer, const Packet& packet) {
     return true;
   }
   const auto request = packet.as<RepairRequest>();
-  if (!request) return false;
-  request_repair(tables_, connections_, peer, request->ticket);
+  if (!request || request->care > Care::reset_cache) return false;
+  request_repair(tables_, connections_, peer, *request);
   expect_repair(tables_.next_ticket - 1);
   return true;
 }

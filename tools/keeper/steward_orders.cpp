@@ -24,7 +24,7 @@ bool send_due_orders(Tables& tables, Connections& connections) {
   for (auto& [ticket, repair] : tables.repairs) {
     if (!std::exchange(repair.is_due, false)) continue;
     has_sent = true;
-    if (!send_packet(steward->socket.get(), Repair{ticket}, {},
+    if (!send_packet(steward->socket.get(), Repair{ticket, repair.care}, {},
                      to_json(tables.slot_owners()).dump())) {
       connections.fence(*steward);  // refuse_repairs() follows
       return true;
@@ -61,14 +61,16 @@ void on_lost_device(Tables& tables, Connections& connections, const Peer& engine
   }
 }
 
-void request_repair(Tables& tables, Connections& connections, Peer& asker, std::uint64_t ticket) {
+void request_repair(Tables& tables, Connections& connections, Peer& asker,
+                    const RepairRequest& request) {
   const Peer* steward = tables.peer_with_role(Role::steward);
   if (!tables.is_ready || steward == nullptr)
     return connections.refuse(
         asker, {Errc::not_running,
                 "the daemon is starting or its steward is just being restarted; try again "
                 "in a moment"});
-  tables.repairs.emplace(tables.next_ticket++, PendingRepair{asker.socket.get(), ticket});
+  tables.repairs.emplace(tables.next_ticket++,
+                         PendingRepair{asker.socket.get(), request.ticket, request.care});
 }
 
 void on_repaired(Tables& tables, Connections& connections, const Packet& report) {
@@ -76,7 +78,8 @@ void on_repaired(Tables& tables, Connections& connections, const Packet& report)
   if (found == tables.repairs.end()) return;
   const PendingRepair repair = found->second;
   tables.repairs.erase(found);
-  spdlog::info("pool repaired: {}", report.tail());
+  spdlog::info("{}: {}", repair.care == Care::repair ? "pool repaired" : "prefix cache reset",
+               report.tail());
   if (repair.asker == -1) return;
   if (!send_packet(repair.asker, RepairDone{repair.asker_ticket}, {}, report.tail()))
     connections.drop(repair.asker);
@@ -85,17 +88,19 @@ void on_repaired(Tables& tables, Connections& connections, const Packet& report)
 void repeat_orders(Tables& tables) {
   sweep_all(tables);
   for (auto& [ticket, repair] : std::exchange(tables.repairs, {}))
-    tables.repairs.emplace(tables.next_ticket++, PendingRepair{repair.asker, repair.asker_ticket});
+    tables.repairs.emplace(tables.next_ticket++,
+                           PendingRepair{repair.asker, repair.asker_ticket, repair.care});
 }
 
 void refuse_repairs(Tables& tables, Connections& connections) {
   for (const auto& [ticket, repair] : std::exchange(tables.repairs, {})) {
     const auto peer = tables.peers.find(repair.asker);
     if (peer == tables.peers.end()) continue;
-    connections.refuse(peer->second,
-                       {Errc::peer_died,
-                        "the steward died in the middle of the repair, which does no harm; run "
-                        "it again"});
+    connections.refuse(
+        peer->second,
+        {Errc::peer_died, "the steward died in the middle of the " +
+                              std::string(repair.care == Care::repair ? "repair" : "reset") +
+                              ", which does no harm; run it again"});
   }
 }
 

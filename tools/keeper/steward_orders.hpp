@@ -25,10 +25,10 @@ void repeat_orders(Tables& tables);
 /// device tier. The operator's gpu-fault option decides which cached blocks are dropped.
 void on_lost_device(Tables& tables, Connections& connections, const Peer& engine);
 
-/// Orders the steward to repair the pool, for the inspector `asker`; refuses the asker if that is
-/// not possible.
-/// \param ticket  the asker's
-void request_repair(Tables& tables, Connections& connections, Peer& asker, std::uint64_t ticket);
+/// Orders the steward to repair the pool or reset its cache, for the inspector `asker`; refuses the
+/// asker if that is not possible. \param ticket  the asker's
+void request_repair(Tables& tables, Connections& connections, Peer& asker,
+                    const RepairRequest& request);
 /// The steward has repaired the pool: sends its report to the inspector that asked.
 void on_repaired(Tables& tables, Connections& connections, const Packet& report);
 /// The steward has ended: refuses all inspectors whose repairs are not finished.

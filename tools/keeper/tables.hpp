@@ -70,11 +70,12 @@ struct Slot {
   bool is_order_due = false;  ///< it is still to be sent
 };
 
-/// A repair that the steward is working on.
+/// A repair, or other care, that the steward is working on.
 struct PendingRepair {
   int asker = -1;                  ///< the inspector's socket; -1 = it has closed
   std::uint64_t asker_ticket = 0;  ///< of its RepairRequest
-  bool is_due = true;              ///< the order is still to be sent
+  Care care = Care::repair;
+  bool is_due = true;  ///< the order is still to be sent
 };
 
 /// An operator's order that is under way.

@@ -20,6 +20,7 @@
 #include "ipc/protocol.hpp"
 #include "pool/care/index_marks.hpp"
 #include "pool/care/reaper.hpp"
+#include "pool/care/cache_reset.hpp"
 #include "pool/care/repair.hpp"
 #include "tools/program/command_line.hpp"
 #include "tools/program/program.hpp"
@@ -102,7 +103,7 @@ class Steward {
       if ((*packet)->is(MessageType::reopen_log))
         if (auto reopened = reopen_log(); !reopened) spdlog::error("{}", reopened.error().text);
       if (const auto limits = (*packet)->as<Limits>()) set_log_level(limits->log_level.str());
-      if (const auto order = (*packet)->as<Repair>()) mend(*order, (*packet)->tail());
+      if (const auto order = (*packet)->as<Repair>()) care_for(*order, (*packet)->tail());
     }
   }
 
@@ -138,17 +139,26 @@ class Steward {
                   marks.marked, marks.buckets, done.cleared - done.restored);
   }
 
-  void mend(const Repair& order, std::string_view owners) {
-    const RepairReport report = repair(memory_, slot_owners_of(nlohmann::json::parse(owners)));
-    const nlohmann::json counts = {{"retired", report.retired},
-                                   {"holders", report.holders},
-                                   {"hints_dropped", report.hints_dropped},
-                                   {"hints_restored", report.hints_restored},
-                                   {"free_listed", report.free_listed},
-                                   {"restamped", report.restamped},
-                                   {"fields", report.fields}};
+  void care_for(const Repair& order, std::string_view owners) {
+    const nlohmann::json done = order.care == Care::reset_cache ? forget() : mend(owners);
     // An error means that the keeper is gone: run() ends.
-    (void)send_packet(socket_.get(), Repaired{order.ticket}, {}, counts.dump());
+    (void)send_packet(socket_.get(), Repaired{order.ticket}, {}, done.dump());
+  }
+
+  nlohmann::json forget() {
+    const CacheReset done = reset_cache(memory_);
+    return {{"resets", done.resets.value}, {"forgotten_blocks", done.forgotten}};
+  }
+
+  nlohmann::json mend(std::string_view owners) {
+    const RepairReport report = repair(memory_, slot_owners_of(nlohmann::json::parse(owners)));
+    return {{"retired", report.retired},
+            {"holders", report.holders},
+            {"hints_dropped", report.hints_dropped},
+            {"hints_restored", report.hints_restored},
+            {"free_listed", report.free_listed},
+            {"restamped", report.restamped},
+            {"fields", report.fields}};
   }
 
   UniqueFd socket_;

@@ -4,6 +4,7 @@
 
 #include "hashing/cache_salt.hpp"
 #include "pool/block_pool.hpp"
+#include "pool/care/cache_reset.hpp"
 #include "pool/care/repair.hpp"
 #include "tests/support/keep_evicted.hpp"
 #include "tests/support/private_pool.hpp"
@@ -110,6 +111,18 @@ TEST_F(WhyMissed, SaysThatACollisionIsRefused) {
   pool.publish(BlockPool::root({}), block, prompt.names(0, 1), other.tokens);
   EXPECT_THAT(verdicts(prompt), ElementsAre(CacheStatus::collision, CacheStatus::never_seen));
   EXPECT_EQ(match_all(pool, prompt).blocks.size(), 0u);
+}
+
+TEST_F(WhyMissed, SaysWhatAResetForgot) {
+  const Prompt prompt(pool, counting(0, 13));
+  leave_idle(pool, prompt);
+  reset_cache(memory);
+  const MissReport report = ask(prompt);
+  EXPECT_THAT(verdicts(prompt), Each(CacheStatus::forgotten));
+  EXPECT_EQ(report.computed_from, 0u);
+  leave_idle(pool, Prompt(pool, counting(0, 9)));
+  EXPECT_THAT(verdicts(prompt),
+              ElementsAre(CacheStatus::present, CacheStatus::present, CacheStatus::forgotten));
 }
 
 TEST_F(WhyMissed, SeesBlocksCutOffFromTheirParents) {

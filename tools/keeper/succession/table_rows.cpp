@@ -47,7 +47,7 @@ constexpr std::uint64_t kSteward = 0, kGpuMemory = 1, kFirstEngine = 16;
 struct RepairRow {
   std::uint64_t asker_ticket;
   std::int32_t asker;
-  std::uint32_t is_due;
+  std::uint16_t care, is_due;
 };
 
 struct OrderRow {
@@ -131,7 +131,9 @@ void erase_done(Kind kind, const Table& table, Ledger& ledger) {
 void put_repairs(const Tables& tables, Ledger& ledger) {
   erase_done<RepairRow>(Kind::repair, tables.repairs, ledger);
   for (const auto& [ticket, repair] : tables.repairs)
-    ledger.put(Kind::repair, ticket, RepairRow{repair.asker_ticket, repair.asker, repair.is_due});
+    ledger.put(Kind::repair, ticket,
+               RepairRow{repair.asker_ticket, repair.asker, static_cast<std::uint16_t>(repair.care),
+                         repair.is_due});
 }
 
 void put_orders(const Tables& tables, Ledger& ledger) {
@@ -256,7 +258,7 @@ void restore_processes(Tables& tables, const Ledger& ledger) {
     tables.channels.restore(row, tables.domains.share(domain));
   });
   ledger.for_each<RepairRow>(Kind::repair, [&](std::uint64_t ticket, const RepairRow& row) {
-    tables.repairs[ticket] = {row.asker, row.asker_ticket, row.is_due != 0};
+    tables.repairs[ticket] = {row.asker, row.asker_ticket, Care(row.care), row.is_due != 0};
   });
   ledger.for_each<OrderRow>(Kind::order, [&](std::uint64_t ticket, const OrderRow& row) {
     tables.orders[ticket] = {Order::What(row.what), row.engine, row.starts, row.asker,
