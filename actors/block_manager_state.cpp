@@ -344,7 +344,6 @@ void BlockManagerState::preempt(Round& round, SeqId victim) {
   Sequence& sequence = sequences_.at(victim);
   // If the sequence was scheduled earlier in this round, its tokens go back to the budget.
   round.budget += std::exchange(sequence.in_flight, 0);
-  sequence.drafts.clear();
   if (config_.preemption == PreemptionMode::swap && swap_out(round, sequence)) {
     swapping_out_.push_back(victim);
     bump(pool_.counters()["preemptions_swap"], 1);

@@ -107,8 +107,7 @@ struct StepRequest {
   std::vector<NewSequence> added;
   std::vector<SeqId> ended;    ///< release all blocks of these sequences
   std::vector<SeqId> running;  ///< for each, compute the tokens that are not computed yet
-  std::vector<Drafts>
-      drafts;  ///< of running sequences: compute these, too, as far as there is room
+  std::vector<Drafts> drafts;  ///< of running ones: compute these, too, as far as there is room
   std::vector<SeqId> waiting;  ///< then admit these, if no sequence had to be preempted
   /// Sequences to preempt, in this order, if there are too few blocks.
   std::vector<SeqId> victims;

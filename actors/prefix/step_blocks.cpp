@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.hpp"
+
 namespace kvhive {
 
 void StepBlocks::add(const SequenceContent& sequence, GroupId group, std::span<const BlockId> table,
                      std::size_t first, std::size_t end) {
   const auto names = sequence.names.names(group);
+  KV_CHECK(end <= names.size(), end, names.size());
   for (std::size_t i = first; i < end; ++i)
     if (table[i] != kNullBlock)
       of_[groups_.place(group)].try_emplace(names[i], Filled{table[i], sequence});

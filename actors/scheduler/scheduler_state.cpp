@@ -226,9 +226,10 @@ std::vector<Drafts> SchedulerState::guess() {
     Request& request = found->second;
     const std::size_t left = std::min<std::size_t>(request.params.max_tokens - request.generated(),
                                                    config_.max_model_len - request.tokens.size());
+    const std::size_t most = std::min<std::size_t>(left - 1, config_.lookup.drafts);
     const auto guessed =
         look_up(request.tokens, config_.lookup,
-                guess_policy_.worth(request.hit_rate.value(), running_.size(), left - 1));
+                guess_policy_.worth(request.hit_rate.value(), running_.size(), most));
     request.guessed = guessed.size();
     if (guessed.empty())
       request.hit_rate.rest();

@@ -10,6 +10,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 constexpr std::size_t kSize = 4;
 
@@ -49,6 +50,14 @@ TEST_F(StepBlocksTest, FindsNothingOfAnotherDomainOrSalt) {
   step_.add(owner_.content(), kFull, table_, 0, 3);
   EXPECT_THAT(step_.find(sequence(tokens_, DomainId{2}).content(), kFull, 0, 3), IsEmpty());
   EXPECT_THAT(step_.find(sequence(tokens_, {}, {5, 6}).content(), kFull, 0, 3), IsEmpty());
+}
+
+TEST_F(StepBlocksTest, FindsNothingOfASequenceFromBeforeAReset) {
+  SequenceContent old = owner_.content(), now = owner_.content();
+  now.resets = {1};
+  step_.add(old, kFull, table_, 0, 3);
+  EXPECT_THAT(step_.find(now, kFull, 0, 3), IsEmpty());
+  EXPECT_THAT(step_.find(old, kFull, 0, 3), SizeIs(3));
 }
 
 /// Two sequences of which the shorter one has no extra keys yet, because it has one full block.

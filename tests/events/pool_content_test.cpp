@@ -114,7 +114,10 @@ TEST_F(PoolContentTest, TellsThatAResetHasRemovedAll) {
   EXPECT_THAT(content_.read().removed, SizeIs(4));
   EXPECT_THAT(content_.all(), IsEmpty());
   EXPECT_TRUE(content_.read().is_empty());
-  // A sequence that runs on publishes what nobody finds.
+  // Sequences that run on publish what nobody finds.
+  const Prompt begun = prompt(500, 1);
+  const auto first = pool_.allocate(Tier::device, 1).value();
+  pool_.publish(BlockPool::root({}), first, begun.names(0, 1), begun.of_blocks(0, 1));
   const Prompt longer = prompt(300, 2);
   const auto more = peer_.allocate(Tier::device, 1).value();
   peer_.publish(running.end, more, longer.names(1, 1), longer.of_blocks(1, 1));
