@@ -172,6 +172,15 @@ void ask_for_repair(const Scene& scene) {
   require(answer && *answer && (*answer)->is(MessageType::repair_done), "no repair");
 }
 
+/// A successor must know that it is no repair.
+void ask_for_reset(const Scene& scene) {
+  const UniqueFd socket = connected_as_inspector(scene);
+  require(send_packet(socket.get(), RepairRequest{0, Care::reset_cache}).has_value(), "reset");
+  const auto answer = next_answer(socket);
+  require(answer && *answer && (*answer)->is(MessageType::repair_done), "no reset");
+  require(Json::parse((*answer)->tail()).contains("resets"), "something else was done");
+}
+
 /// Gives the order, and waits until it is done. The keeper, or its successor, says so.
 void order(const Scene& scene, const Order& order, const std::string& details = {}) {
   const UniqueFd socket = connected_as_inspector(scene);
@@ -267,6 +276,10 @@ std::vector<Scenario> scenarios() {
        .peers = {Peer::actor, Peer::engine, Peer::steward}},
       {.name = "repair is asked",
        .act = ask_for_repair,
+       .peers = {Peer::actor, Peer::engine, Peer::steward},
+       .actor_may_fail = true},
+      {.name = "a reset of the cache is asked",
+       .act = ask_for_reset,
        .peers = {Peer::actor, Peer::engine, Peer::steward},
        .actor_may_fail = true},
       {.name = "the log is renamed", .act = rename_the_log, .peers = {Peer::engine, Peer::steward}},
