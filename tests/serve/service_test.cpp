@@ -76,6 +76,42 @@ TEST_F(ServiceTest, AStreamIsTheWholeAnswerInPieces) {
   EXPECT_EQ(Json::parse(events[events.size() - 3])["choices"][0]["finish_reason"], "length");
 }
 
+/// As GET, but for the body: the next answer on the connection stands right behind it.
+TEST_F(ServiceTest, HeadIsAnsweredWithoutTheBody) {
+  const std::string length =
+      "Content-Length: " + std::to_string(service_.ask(get("/version")).body.size());
+  for (const char* path : {"/health", "/version", "/v1/models", "/"}) {
+    HttpClient client = service_.connect();
+    client.send("HEAD " + std::string(path) + " HTTP/1.1\r\nHost: localhost\r\n\r\n" +
+                "POST /version HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
+    ASSERT_TRUE(client.receive_until("405")) << path;
+  }
+  HttpClient client = service_.connect();
+  client.send("HEAD /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+  EXPECT_TRUE(client.receive_until(length));
+  HttpClient another = service_.connect();
+  another.send("HEAD /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_TRUE(another.receive_until("405"));
+}
+
+TEST_F(ServiceTest, AModelIsToldByItsName) {
+  const Json model = service_.ask(get("/v1/models")).json()["data"][0];
+  const std::string name = model["id"];
+  EXPECT_EQ(service_.ask(get("/v1/models/" + name)).json(), model);
+  std::string coded = "/v1/models/";
+  for (const char letter : name) {
+    char bytes[4];
+    std::snprintf(bytes, sizeof bytes, "%%%02x", static_cast<unsigned char>(letter));
+    coded += bytes;
+  }
+  EXPECT_EQ(service_.ask(get(coded)).json(), model);
+  const HttpReply other = service_.ask(get("/v1/models/other%"));
+  EXPECT_EQ(other.status, 404);
+  EXPECT_THAT(other.body, HasSubstr("'other%'"));
+  EXPECT_THAT(other.body, HasSubstr(name));
+  EXPECT_EQ(service_.ask(get("/v1/models/")).status, 404);
+}
+
 TEST(ServedAdapters, AreModelsOfTheirOwn) {
   const DemoAdapter poet(1);
   const Daemon daemon({"--kv-cache-memory-bytes", "16M", "--lora-modules", "poet=" + poet.path()});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
@@ -60,6 +61,27 @@ HttpAnswer tokenized(const ServedModel& model, const std::string& text, AddSpeci
   return json_answer(answer);
 }
 
+/// HEAD is asked as GET is, and answered without the body (http/session.cpp).
+std::string_view method_of(const HttpRequest& request) {
+  return request.method == "HEAD" ? std::string_view("GET") : request.method;
+}
+
+/// The last part of a path, which may name what has a slash: "org%2Fmodel", or just "org/model".
+std::string name_in(std::string_view path) {
+  path.remove_prefix(std::string_view("/v1/models/").size());
+  std::string name;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    unsigned letter = 0;
+    const bool is_coded =
+        path[i] == '%' && i + 2 < path.size() &&
+        std::from_chars(path.data() + i + 1, path.data() + i + 3, letter, 16).ptr ==
+            path.data() + i + 3;
+    name += is_coded ? static_cast<char>(letter) : path[i];
+    if (is_coded) i += 2;
+  }
+  return name;
+}
+
 /// The most tokens, where the request does not say: what the prompt leaves.
 std::uint32_t room_behind(const std::vector<TokenId>& prompt, const ServedModel& model) {
   return prompt.size() < model.max_model_len
@@ -104,6 +126,7 @@ const std::vector<Service::Route>& Service::routes() {
       {"GET", "/metrics", &Service::metrics, false},
       {"GET", "/version", &Service::version, false},
       {"GET", "/v1/models", &Service::models},
+      {"GET", "/v1/models/NAME", &Service::model},
       {"POST", "/v1/completions", &Service::completions},
       {"POST", "/v1/chat/completions", &Service::chat_completions},
       {"POST", "/v1/embeddings", &Service::embeddings},
@@ -111,6 +134,12 @@ const std::vector<Service::Route>& Service::routes() {
       {"POST", "/detokenize", &Service::detokenize, true, Turn::Kind::other},
   };
   return kRoutes;
+}
+
+bool Service::Route::is_of(std::string_view asked) const {
+  if (!path.ends_with("/NAME")) return asked == path;
+  const std::string_view before = path.substr(0, path.size() - 4);
+  return asked.starts_with(before) && asked.size() > before.size();
 }
 
 /// All that can be asked for, for those who ask for something else.
@@ -148,10 +177,10 @@ void Service::handle(const std::shared_ptr<Exchange>& exchange) {
   if (page_.has(request.path)) return page(exchange);
   const Route* of_path = nullptr;
   for (const Route& route : routes()) {
-    if (route.path != request.path) continue;
+    if (!route.is_of(request.path)) continue;
     exchange->handler = route.path;
     of_path = &route;
-    if (route.method != request.method) continue;
+    if (route.method != method_of(request)) continue;
     if (route.needs_model && !follower_.model())
       return exchange->answer(to_answer(follower_.trouble()));
     return (this->*route.handler)(exchange);
@@ -210,7 +239,7 @@ void Service::metrics(const std::shared_ptr<Exchange>& exchange) { metrics_.answ
 
 void Service::page(const std::shared_ptr<Exchange>& exchange) {
   exchange->handler = "page";
-  if (exchange->request().method == "GET") return page_.answer(exchange);
+  if (method_of(exchange->request()) == "GET") return page_.answer(exchange);
   HttpAnswer answer =
       to_answer({405, "'" + shown_text(exchange->request().method) + "' is not what " +
                           exchange->request().path + " is asked with; use GET"});
@@ -222,7 +251,7 @@ void Service::version(const std::shared_ptr<Exchange>& exchange) {
   exchange->answer(json_answer({{"version", release()}}));
 }
 
-void Service::models(const std::shared_ptr<Exchange>& exchange) {
+Json Service::described_models() const {
   const ServedModel& served = serving_->model();
   Json model = {{"id", served.name},
                 {"object", "model"},
@@ -239,7 +268,23 @@ void Service::models(const std::shared_ptr<Exchange>& exchange) {
     one["parent"] = served.name;
     all.push_back(std::move(one));
   }
-  exchange->answer(json_answer({{"object", "list"}, {"data", std::move(all)}}));
+  return all;
+}
+
+void Service::models(const std::shared_ptr<Exchange>& exchange) {
+  exchange->answer(json_answer({{"object", "list"}, {"data", described_models()}}));
+}
+
+void Service::model(const std::shared_ptr<Exchange>& exchange) {
+  const std::string name = name_in(exchange->request().path);
+  const Json all = described_models();
+  for (const Json& model : all)
+    if (model["id"] == name) return exchange->answer(json_answer(model));
+  std::string known;
+  for (const Json& model : all)
+    known += (known.empty() ? "" : ", ") + model["id"].get<std::string>();
+  exchange->answer(to_answer(
+      {404, "there is no model '" + shown_text(name) + "' here; there are " + known, "model"}));
 }
 
 // -- steps of an answer ---------------------------------------------------------------------------
@@ -256,7 +301,8 @@ void Service::in_the_background(const std::shared_ptr<Exchange>& exchange, std::
 
 Turn Service::turn_of(const Exchange& exchange) const {
   const HttpRequest& request = exchange.request();
-  const auto route = std::ranges::find(routes(), std::string_view(request.path), &Route::path);
+  const auto route =
+      std::ranges::find_if(routes(), [&](const Route& each) { return each.is_of(request.path); });
   return {route != routes().end() ? route->kind : Turn::Kind::answer, exchange.key_number};
 }
 

@@ -3,6 +3,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -62,10 +63,11 @@ class Service {
 
   using Handler = void (Service::*)(const std::shared_ptr<Exchange>&);
   struct Route {
-    std::string_view method, path;
+    std::string_view method, path;  ///< a path may end in NAME, for anything that is not empty
     Handler handler;
     bool needs_model = true;
     Turn::Kind kind = Turn::Kind::answer;  ///< of its work in the background
+    bool is_of(std::string_view asked) const;
   };
   static const std::vector<Route>& routes();
   static std::string paths();
@@ -77,7 +79,9 @@ class Service {
   void metrics(const std::shared_ptr<Exchange>& exchange);
   void page(const std::shared_ptr<Exchange>& exchange);
   void version(const std::shared_ptr<Exchange>& exchange);
+  nlohmann::ordered_json described_models() const;
   void models(const std::shared_ptr<Exchange>& exchange);
+  void model(const std::shared_ptr<Exchange>& exchange);
   void completions(const std::shared_ptr<Exchange>& exchange);
   void embeddings(const std::shared_ptr<Exchange>& exchange);
   void chat_completions(const std::shared_ptr<Exchange>& exchange);

@@ -225,7 +225,7 @@ void Session::answer(HttpAnswer answer) {
   keeps_open_ &= !connections_.is_ending;
   all.emplace_back("Connection", keeps_open_ ? "keep-alive" : "close");
   state_ = State::ended;
-  send(head_of(answer.status, all) + answer.body);
+  send(head_of(answer.status, all) + (request_.method == "HEAD" ? "" : answer.body));
 }
 
 void Session::begin_events(HttpHeaders more) {
