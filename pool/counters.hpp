@@ -229,11 +229,14 @@ struct HistogramValue {
 struct HistogramValues {
   std::array<std::uint64_t, kAllHistogramCells> cells{};
 
-  HistogramValue at(std::size_t place) const {
+  /// The value points into this object.
+  HistogramValue at(std::size_t place) const& {
     const auto all = std::span(cells).subspan(kHistogramCells[place], kHistograms[place].cells());
     return {all.first(all.size() - 1), all.back()};
   }
-  HistogramValue operator[](HistogramName name) const { return at(name.place()); }
+  HistogramValue operator[](HistogramName name) const& { return at(name.place()); }
+  HistogramValue at(std::size_t place) && = delete;
+  HistogramValue operator[](HistogramName name) && = delete;
 };
 
 /// Changes a counter that only the calling process writes: no locked instruction is needed.

@@ -71,15 +71,16 @@ TEST(Histograms, TheNextProcessObservesFromZeroAndTotalsIncludeDeadProcesses) {
   for (std::uint32_t life = 0; life < 3; ++life) {
     sign_in(memory, ProcessSlot{0}, 0);
     SlotCounters& counters = memory.control().processes[0].counters;
-    const auto of_process = [&] {
-      return read_statistics(memory).processes.at(0).observed["iteration_tokens_total"];
+    const auto expect_of_process = [&](std::uint64_t count, std::uint64_t sum) {
+      const Statistics now = read_statistics(memory);
+      const HistogramValue seen = now.processes.at(0).observed["iteration_tokens_total"];
+      EXPECT_EQ(seen.count(), count);
+      EXPECT_EQ(seen.sum, sum);
     };
-    EXPECT_EQ(of_process().count(), 0u);
-    EXPECT_EQ(of_process().sum, 0u);
+    expect_of_process(0, 0);
     counters.observe("iteration_tokens_total", 40);
     counters.observe("iteration_tokens_total", 2);
-    EXPECT_EQ(of_process().count(), 2u);
-    EXPECT_EQ(of_process().sum, 42u);
+    expect_of_process(2, 42);
     reap(memory, ProcessSlot{0});
     const Statistics after = read_statistics(memory);
     EXPECT_TRUE(after.processes.empty());
