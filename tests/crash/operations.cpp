@@ -395,8 +395,9 @@ std::vector<Operation> sequences() {
       {"reset the cache", as_it_is,
        [](Stage& s) {
          const CacheReset done = reset_cache(s.memory());
-         return done.resets.value == 1 && done.forgotten >= 3 &&
-                match_all(s.victim(), s.idle()).blocks.empty();
+         const PrefixHit hit = match_all(s.victim(), s.idle());
+         s.victim().cancel(hit);  // where it was stopped, others may have computed them anew
+         return done.resets.value == 1 && done.forgotten >= 3 && hit.blocks.empty();
        },
        0, true},
       {"reap",
