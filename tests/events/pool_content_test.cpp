@@ -127,6 +127,17 @@ TEST_F(PoolContentTest, TellsThatAResetHasRemovedAll) {
   EXPECT_THAT(content_.all(), SizeIs(3));
 }
 
+/// Another process resets the cache, and a third one publishes, while the blocks are being read.
+TEST_F(PoolContentTest, TellsOfWhatItSawBeforeItKnewOfTheReset) {
+  const Prompt p = prompt(100, 2);
+  const auto blocks = pool_.allocate(Tier::device, 2).value();
+  pool_.publish(BlockPool::root({}, {}, 0, Resets{1}), blocks, p.chain, p.of_blocks(0, 2));
+  EXPECT_TRUE(content_.read().is_empty());
+  reset_cache(memory_);
+  EXPECT_THAT(content_.read().stored, SizeIs(2));
+  EXPECT_TRUE(content_.read().is_empty());
+}
+
 TEST_F(PoolContentTest, TellsWhatIsEvictedChildrenFirst) {
   const Prompt p = prompt(100, 3);
   leave_idle(pool_, p);

@@ -25,7 +25,7 @@ PoolContent::PoolContent(const PoolMemory& memory, std::optional<ModelId> model)
 
 ContentChange PoolContent::read() {
   touched_.clear();
-  forget_old_roots();
+  follow_resets();
   for (std::uint32_t b = 0; b < sightings_.size(); ++b) look_at(BlockId{b});
 
   ContentChange change;
@@ -63,14 +63,12 @@ std::vector<StoredContent> PoolContent::all() const {
   return all;
 }
 
-void PoolContent::forget_old_roots() {
+/// What lies behind the new roots may have been seen before this knew of the reset.
+void PoolContent::follow_resets() {
   const Resets now = memory_.resets();
   if (std::exchange(resets_, now) == now) return;
-  std::vector<Uid> firsts;
   for (const auto& [uid, content] : contents_)
-    if (has_no_parent(content.parent) && resets_of(content.parent) != resets_)
-      firsts.push_back(uid);
-  for (const Uid uid : firsts) set_found(uid, false);
+    if (has_no_parent(content.parent)) set_found(uid, has_found_parent(content));
 }
 
 void PoolContent::look_at(BlockId block) {

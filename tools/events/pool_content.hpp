@@ -98,7 +98,7 @@ class PoolContent {
     std::array<bool, kTiers> is_told{};
   };
 
-  void forget_old_roots();
+  void follow_resets();
   void look_at(BlockId block);
   void add_copy(Uid uid, Tier tier, Content&& content);
   void drop_copy(Uid uid, Tier tier);
