@@ -126,7 +126,8 @@ void ChannelMaker::close(std::vector<UniqueFd> strays) {
 /// If the client has left, this frees its requests, which may be a gigabyte.
 void ChannelMaker::close(std::uint64_t channel, uid_t user, ChannelMemory memory) {
   closer_.add(user, [this, channel, files = std::make_shared<ChannelMemory>(std::move(memory))] {
-    *files = {};
+    // The client's file last: should its close take for ever, nothing else is left open.
+    { const ChannelMemory closed = std::move(*files); }
     loop_.post([this, channel] { events_.on_freed(channel); });
     return true;
   });
