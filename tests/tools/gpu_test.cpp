@@ -93,6 +93,22 @@ TEST(Gpu, TokensAreTheSameWithGraphsAndWithBatchInvariantProducts) {
   }
 }
 
+TEST(Gpu, TokensAreTheSameWithGuesses) {
+  const std::string text = passage(0, 60);
+  const GenerateRequest request = request_of(text + text, 16);
+  std::vector<std::vector<TokenId>> answers;
+  for (const char* guesses : {"0", "4"}) {
+    std::vector<std::string> flags = kOnGpu;
+    flags.insert(flags.end(), {"--num-speculative-tokens", guesses, "--batch-invariant"});
+    const Daemon daemon(flags, with_gpu);
+    const auto answer = daemon.connect().generate(request);
+    ASSERT_TRUE(answer) << answer.error().text;
+    answers.push_back(ids(*answer));
+    EXPECT_EQ(daemon.stat()["draft_tokens"] > 0, std::string(guesses) != "0");
+  }
+  EXPECT_EQ(answers[1], answers[0]);
+}
+
 TEST_P(GpuEitherWay, AnEngineThatIsKilledCostsNoHit) {
   const Daemon daemon(kOnGpu, GetParam().with_gpu);
   const GenerateRequest request = request_of(passage(0, 200), 4);

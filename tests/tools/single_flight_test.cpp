@@ -1,7 +1,6 @@
 // A prompt that all engines get at once is computed by one of them, also when that one dies or is
 // stopped half-way.
 
-#include "pool/tier_counters.hpp"
 #include "tests/tools/whole_answers.hpp"
 
 namespace kvhive::testing {
@@ -50,13 +49,6 @@ class SingleFlightOfEngines : public ::testing::Test {
     return tokens_of({whole});
   }
 
-  /// The sum over all engines.
-  static std::uint64_t counted(const PoolMemory& pool, CounterName name) {
-    std::uint64_t sum = 0;
-    for (const ProcessEntry& process : pool.control().processes)
-      sum += process.counters.values[name.place()].load();
-    return sum;
-  }
   static std::uint64_t computed(const PoolMemory& pool) {
     return counted(pool, "prompt_tokens") - counted(pool, "cached_tokens");
   }

@@ -1,6 +1,5 @@
 // Guessing ahead (--num-speculative-tokens) changes how long an answer takes, and nothing else.
 
-#include "pool/tier_counters.hpp"
 #include "tests/tools/whole_answers.hpp"
 
 namespace kvhive::testing {
@@ -29,13 +28,6 @@ const Tokens& without_guesses() {
     return tokens_one_by_one(daemon, repetitive_requests());
   }();
   return tokens;
-}
-
-std::uint64_t counted(const PoolMemory& pool, CounterName name) {
-  std::uint64_t sum = 0;
-  for (const ProcessEntry& process : pool.control().processes)
-    sum += process.counters.values[name.place()].load();
-  return sum;
 }
 
 TEST(Speculation, AnswersAreTheSameInFewerSteps) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "pool/care/pool_report.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/signal_process.hpp"
 #include "tests/tools/daemon.hpp"
@@ -24,6 +25,11 @@ inline std::vector<GenerateRequest> overlapping_requests(std::size_t count, std:
     all.push_back(request_of(text.substr(i % 3 == 0 ? 0 : i * 37 % 600, 350 + i * 53 % 550),
                              least + static_cast<std::uint32_t>(i % 4) * step));
   return all;
+}
+
+/// A counter's sum over all processes, dead ones included.
+inline std::uint64_t counted(const PoolMemory& pool, CounterName name) {
+  return read_statistics(pool).totals[name];
 }
 
 /// Expects that all answers are whole.
