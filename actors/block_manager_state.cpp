@@ -125,7 +125,7 @@ void BlockManagerState::append(std::span<const SampledToken> sampled) {
 }
 
 /// The KV of drafts that were right is there, and the tokens are appended; what was computed for
-/// the others, the next step overwrites.
+/// the others, the next step overwrites. A step that sampled nothing has no right drafts.
 void BlockManagerState::keep_right_drafts(Sequence& sequence) {
   const std::size_t drafts = std::exchange(sequence.drafts, {}).size();
   if (drafts == 0) return;

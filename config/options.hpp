@@ -139,7 +139,8 @@ struct Options {
 
   /// The most rows of one step of one engine that are sampled.
   std::uint32_t most_sampled_rows() const {
-    return std::min(max_num_seqs * (num_speculative_tokens + 1), max_num_batched_tokens);
+    const auto rows = std::uint64_t{max_num_seqs} * (num_speculative_tokens + 1);
+    return static_cast<std::uint32_t>(std::min<std::uint64_t>(rows, max_num_batched_tokens));
   }
 };
 

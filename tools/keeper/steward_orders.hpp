@@ -26,7 +26,7 @@ void repeat_orders(Tables& tables);
 void on_lost_device(Tables& tables, Connections& connections, const Peer& engine);
 
 /// Orders the steward to repair the pool or reset its cache, for the inspector `asker`; refuses the
-/// asker if that is not possible. \param ticket  the asker's
+/// asker if that is not possible.
 void request_repair(Tables& tables, Connections& connections, Peer& asker,
                     const RepairRequest& request);
 /// The steward has repaired the pool: sends its report to the inspector that asked.
