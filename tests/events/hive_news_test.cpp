@@ -121,7 +121,13 @@ TEST_F(HiveNewsTest, AnotherPoolStartsAnew) {
   now_.pool.epoch = "other";
   now_.daemon.keeper = 5;
   set(now_.pool.totals, "published_blocks", 3);
+  now_.engines.pop_back();
+  now_.clients.clear();
   const auto told = next();
+  EXPECT_THAT(names_of(told), ElementsAre("daemon", "engine_left", "engine_left", "client_left",
+                                          "client_left", "client_left", "engine_joined", "domain",
+                                          "domain", "blocks_retired", "blocks"))
+      << "another daemon's are not known";
   EXPECT_EQ(only(told, "daemon")["is_new_pool"], true);
   EXPECT_EQ(only(told, "blocks")["stored"], 3) << "of the new pool";
 }

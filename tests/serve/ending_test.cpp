@@ -1,9 +1,11 @@
-// What becomes of requests when the service is to end, and what SIGHUP does.
+// The service's begin and end: waiting for a daemon, what SIGHUP does, and what becomes of requests
+// when it is to end.
 
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
 #include <fstream>
+#include <thread>
 
 #include "tests/serve/served.hpp"
 #include "tests/support/temp_directory.hpp"
@@ -27,6 +29,31 @@ std::string completion(std::uint32_t tokens, bool stream, const std::string& hea
 void signal_engines(const Daemon& daemon, int signal) {
   const Json status = daemon.status();
   for (const Json& engine : status["engines"]) signal_process(engine["pid"], signal);
+}
+
+TEST(StartingService, WaitsForADaemonIfItIsToldTo) {
+  const TempDirectory directory;
+  const std::string socket = (directory.path() / "kvhived.sock").string();
+  const std::string log = (directory.path() / "log").string();
+  std::optional<Service> service;
+  std::thread starting([&] {
+    service.emplace(socket,
+                    std::vector<std::string>{"--wait-for-daemon", "600", "--log-file", log});
+  });
+  EXPECT_TRUE(
+      eventually([&] { return std::filesystem::exists(log) && !directory.read("log").empty(); }));
+  EXPECT_THAT(directory.read("log"), HasSubstr("waiting for a daemon, 600 s at most"));
+  const Daemon daemon;
+  std::filesystem::create_symlink(daemon.socket(), socket);
+  starting.join();
+  EXPECT_EQ(service->ask(get("/health")).status, 200);
+}
+
+TEST(StartingService, WithoutADaemonSaysSoWhenItsPatienceEnds) {
+  const CommandResult result =
+      run("kvhive", {"serve", "--socket", "/nowhere/kvhived.sock", "--wait-for-daemon", "1"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("no daemon listens on /nowhere/kvhived.sock"));
 }
 
 TEST(EndingService, TellsThoseThatWaitThatItEnds) {
@@ -105,6 +132,20 @@ TEST(HangUp, ReadsTheKeysAndOpensTheTraceFileAnew) {
   signal_process(service.pid(), SIGHUP);
   EXPECT_EQ(status_with("new"), 200);
   EXPECT_EQ(status_with("third"), 401);
+}
+
+TEST(HangUp, OpensTheLogFileAnew) {
+  const TempDirectory directory;
+  directory.write("keys", "key\n");
+  const std::string log = (directory.path() / "log").string();
+  const Daemon daemon;
+  const Service service(daemon.socket(), {"--api-key-file", (directory.path() / "keys").string(),
+                                          "--log-file", log, "--log-level", "info"});
+  std::filesystem::rename(log, log + ".1");
+  signal_process(service.pid(), SIGHUP);
+  ASSERT_TRUE(
+      eventually([&] { return std::filesystem::exists(log) && !directory.read("log").empty(); }));
+  EXPECT_THAT(directory.read("log"), HasSubstr("the keys are those of"));
 }
 
 /// Its body is long, so it is parsed after the keys have changed. No other key is without a domain.

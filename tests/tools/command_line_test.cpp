@@ -11,7 +11,7 @@
 
 #include "base/unique_fd.hpp"
 #include "tests/support/temp_directory.hpp"
-#include "tests/tools/daemon.hpp"
+#include "tests/tools/pseudo_terminal.hpp"
 #include "tools/program/command_line.hpp"
 #include "tools/program/option_flags.hpp"
 
@@ -124,6 +124,21 @@ TEST(CommandLine, HelpShowsChoicesDefaultsAndUnits) {
         "--enable-prefix-caching {true,false} [true]", "0 = cores / engines"})
     EXPECT_NE(help.find(text), std::string::npos) << text;
   EXPECT_EQ(help.find("TEXT"), std::string::npos) << help;
+}
+
+TEST(CommandLine, HelpIsAsWideAsTheTerminalAndNoWider) {
+  const auto widest = [](unsigned short columns) {
+    PseudoTerminal terminal({program("kvhive"), "serve", "--help"}, columns, 24);
+    EXPECT_EQ(terminal.wait_for_end(), 0);
+    std::istringstream lines(terminal.printed());
+    std::size_t most = 0;
+    for (std::string line; std::getline(lines, line);)  // ends with a carriage return
+      if (line.starts_with("      ")) most = std::max(most, line.size() - 1);
+    return most;
+  };
+  EXPECT_LE(widest(50), 50u);
+  EXPECT_GT(widest(200), 70u);
+  EXPECT_LE(widest(200), 80u);
 }
 
 TEST(CommandLine, LayoutOfNoMemoryIsRefused) {

@@ -9,7 +9,9 @@
 
 #include "base/byte_size.hpp"
 #include "base/log.hpp"
+#include "config/options.hpp"
 #include "tools/cli/command.hpp"
+#include "tools/program/choice_flag.hpp"
 #include "tools/serve/trace/span_file.hpp"
 
 namespace kvhive {
@@ -40,14 +42,18 @@ struct ServeFlags {
   std::string trace_file;
   std::string max_body_bytes = "8M";
   std::uint32_t keep_alive_s = 10;
-  std::uint32_t shutdown_timeout_s = 0;
+  std::uint32_t daemon_timeout_s = 0, shutdown_timeout_s = 0;
   std::size_t max_connections = HttpLimits{}.connections;
   bool metrics_old_names = false;
+  LogLevel log_level = LogLevel::info;
+  std::string log_file;
 };
 
 Expected<void> serve_with(const ServeFlags& flags) {
   // The loop must not wait for whoever reads its lines, nor mix them with what it says when ready.
-  if (auto started = start_log("serve", "info", ""); !started) return started;
+  if (auto started = start_log("serve", std::string(to_string(flags.log_level)), flags.log_file);
+      !started)
+    return started;
   ServeOptions options;
   options.socket = flags.common.socket_path();
   options.host = flags.host;
@@ -55,6 +61,7 @@ Expected<void> serve_with(const ServeFlags& flags) {
   options.http.connections = flags.max_connections;
   options.metrics_old_names = flags.metrics_old_names ? OldNames::too : OldNames::left_out;
   options.service.keep_alive = std::chrono::seconds(flags.keep_alive_s);
+  options.daemon_timeout = std::chrono::seconds(flags.daemon_timeout_s);
   options.shutdown_timeout = std::chrono::seconds(flags.shutdown_timeout_s);
   const auto body = parse_bytes(flags.max_body_bytes);
   if (!body) return failure(body.error().code, "--max-body-bytes: " + body.error().text);
@@ -167,6 +174,11 @@ void add_serve(CLI::App& app, int& exit_code) {
                    "request has a traceparent")
       ->type_name("FILE");
   command
+      ->add_option("--wait-for-daemon", flags->daemon_timeout_s,
+                   "how long to wait for a daemon if none serves yet; 0 = not at all")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  command
       ->add_option("--shutdown-timeout", flags->shutdown_timeout_s,
                    "how long requests under way may go on after SIGTERM; then, and after a second "
                    "signal, they are ended")
@@ -190,6 +202,14 @@ void add_serve(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_flag("--metrics-old-names", flags->metrics_old_names,
                     "/metrics also has names that vLLM has given up and production-stack reads");
+  add_choice<LogLevel>(*command, "--log-level", flags->log_level,
+                       "the least important messages that are logged")
+      ->default_str("info");
+  command
+      ->add_option("--log-file", flags->log_file,
+                   "file that the log is appended to, with dates, reopened on SIGHUP; without it "
+                   "the log goes to standard error")
+      ->type_name("FILE");
   flags->common.add_to(*command);
   command->callback([flags, &exit_code] {
     if (auto done = serve_with(*flags); !done) exit_code = fail(done.error());

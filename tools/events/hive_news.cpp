@@ -41,6 +41,13 @@ bool are_equal(const TierReport& a, const TierReport& b) {
          a.idle == b.idle && a.retired == b.retired;
 }
 
+Json described(const ClientRow& client) {
+  return {{"pid", client.pid},
+          {"uid", client.uid},
+          {"program", client.program},
+          {"domain", client.domain}};
+}
+
 }  // namespace
 
 std::vector<Json> HiveNews::since_last(const Snapshot& now) {
@@ -73,7 +80,19 @@ void HiveNews::tell_of_daemon(const Snapshot& now) {
                   {"is_new_pool", is_other_pool}};
   if (!now.daemon.trouble.empty()) details["trouble"] = now.daemon.trouble;
   tell("daemon", std::move(details));
-  if (is_other_pool) pool_ = {};
+  if (is_other_pool) forget();
+}
+
+/// What was known is another daemon's: it has left, and the new one's is told as if it had just
+/// come.
+void HiveNews::forget() {
+  for (const auto& [number, engine] : engines_)
+    tell("engine_left", {{"engine", number}, {"pid", engine.row.pid}});
+  for (const auto& [key, client] : clients_) tell("client_left", described(client));
+  engines_.clear();
+  clients_.clear();
+  domains_.clear();
+  pool_ = {};
 }
 
 void HiveNews::tell_of_engines(const Snapshot& now) {
@@ -139,10 +158,6 @@ void HiveNews::tell_of_domains(const Snapshot& now) {
 void HiveNews::tell_of_clients(const Snapshot& now) {
   std::map<ClientKey, ClientRow> clients;
   for (const ClientRow& row : now.clients) clients[{row.pid, row.uid, row.domain}] = row;
-  const auto described = [](const ClientRow& row) {
-    return Json{
-        {"pid", row.pid}, {"uid", row.uid}, {"program", row.program}, {"domain", row.domain}};
-  };
   for (const auto& [key, row] : clients)
     if (clients_.count(key) == 0) tell("client_connected", described(row));
   for (const auto& [key, row] : clients_)

@@ -31,6 +31,7 @@ class HiveNews {
 
   void tell(const char* event, Json details);
   void tell_of_daemon(const Snapshot& now);
+  void forget();
   void tell_of_engines(const Snapshot& now);
   void tell_of_process(Engine& known, const EngineRow& row, double seconds);
   void tell_of_state(Engine& known, const EngineRow& row, double seconds);

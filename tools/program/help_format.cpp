@@ -1,5 +1,9 @@
 #include "tools/program/help_format.hpp"
 
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <sstream>
 
 #include "tools/program/option_text.hpp"
@@ -7,14 +11,22 @@
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kWidth = 80;
+constexpr std::size_t kWidth = 80, kLeastWidth = 40;
 constexpr std::size_t kIndent = 6;
 
+/// Of a terminal that is narrower, its own.
+std::size_t line_width() {
+  winsize size{};
+  const bool is_known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col != 0;
+  return is_known ? std::clamp<std::size_t>(size.ws_col, kLeastWidth, kWidth) : kWidth;
+}
+
 std::string wrapped(const std::string& text) {
+  const std::size_t width = line_width();
   std::istringstream words(text);
   std::string lines, line;
   for (std::string word; words >> word;) {
-    if (!line.empty() && kIndent + line.size() + 1 + word.size() > kWidth) {
+    if (!line.empty() && kIndent + line.size() + 1 + word.size() > width) {
       lines += std::string(kIndent, ' ') + line + "\n";
       line.clear();
     }

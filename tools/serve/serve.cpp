@@ -6,6 +6,7 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <csignal>
+#include <thread>
 
 #include "base/log.hpp"
 #include "config/process_limits.hpp"
@@ -34,10 +35,25 @@ ServiceNumbers numbers_of(const Connections& connections, const Hives& hives,
   return numbers;
 }
 
+/// Asks until a daemon serves, at most for `patience`.
+Expected<DaemonModel> ask_patiently(const ModelSource& source, std::chrono::seconds patience) {
+  constexpr std::chrono::milliseconds kPause{100};
+  const auto end = std::chrono::steady_clock::now() + patience;
+  for (bool has_said = false;;) {
+    auto told = source.ask();
+    const bool may_come =
+        !told && (told.error().code == Errc::not_running || told.error().code == Errc::peer_died);
+    if (!may_come || std::chrono::steady_clock::now() + kPause > end) return told;
+    if (!std::exchange(has_said, true))
+      spdlog::info("waiting for a daemon, {} s at most: {}", patience.count(), told.error().text);
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 /// What the daemon serves at the start.
-Expected<LoadedModel> first_model(const ModelSource& source) {
+Expected<LoadedModel> first_model(const ModelSource& source, std::chrono::seconds patience) {
   if (!source.asks_daemon()) return source.load({});
-  const auto told = source.ask();
+  const auto told = ask_patiently(source, patience);
   if (!told)
     return failure(told.error().code, told.error().text +
                                           "; a user who may not ask the daemon gives --model and "
@@ -109,7 +125,7 @@ Expected<void> serve(const ServeOptions& options,
                      const std::function<void(const std::string&, std::uint16_t)>& on_ready) {
   forbid_core_dumps();
   const ModelSource source(options.model);
-  auto first = first_model(source);
+  auto first = first_model(source, options.daemon_timeout);
   if (!first) return forward_error(first);
   // Channels, their memory and the loop itself take some of the descriptors.
   const std::uint64_t descriptors = take_process_limits().descriptors;
@@ -157,10 +173,12 @@ Expected<void> serve(const ServeOptions& options,
   const std::function<void()> listen = [&] {
     signals.async_wait([&](boost::system::error_code error, int signal) {
       if (error) return;
-      if (signal == SIGHUP && has_terminal == is_on_terminal())
+      if (signal == SIGHUP && has_terminal == is_on_terminal()) {
+        if (auto reopened = reopen_log(); !reopened) spdlog::error("{}", reopened.error().text);
         service.reload();
-      else
+      } else {
         ending.on_signal();
+      }
       listen();
     });
   };

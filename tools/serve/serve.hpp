@@ -18,12 +18,13 @@ struct ServeOptions {
   HttpLimits http;
   Hive::Limits hive;
   ModelOptions model;
+  std::chrono::seconds daemon_timeout{0};    ///< how long a daemon is waited for at the start
   std::chrono::seconds shutdown_timeout{0};  ///< for requests under way when it is to end
 };
 
 /// Serves until SIGINT or SIGTERM. Requests that are under way then may end first, for
 /// shutdown_timeout; those that are left are told (503). A second signal ends at once. SIGHUP:
-/// Service::reload().
+/// Service::reload(), and the log file is opened again.
 /// \param on_ready  called with the model's name and the port once requests are taken
 [[nodiscard]] Expected<void> serve(
     const ServeOptions& options,

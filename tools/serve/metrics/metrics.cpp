@@ -29,8 +29,8 @@ Expected<MetricsView> view_in(std::string_view query) {
 
 }  // namespace
 
-Metrics::Metrics(asio::io_context& loop, const PoolLink& link, std::string model,
-                 OldNames old_names, std::function<ServiceNumbers()> numbers)
+Metrics::Metrics(asio::io_context& loop, PoolLink& link, std::string model, OldNames old_names,
+                 std::function<ServiceNumbers()> numbers)
     : loop_(loop),
       model_(std::move(model)),
       old_names_(old_names),
@@ -65,6 +65,10 @@ std::string Metrics::make(MetricsView view, std::string model, ServiceNumbers nu
     const Scan& scanned = scan(known.memory);
     page.pool = PoolNumbers{memory.geometry(), epoch_of(memory), read_statistics(memory),
                             scanned.blocks, scanned.index};
+    // A domain that is new has its name in the next answer of the keeper.
+    const auto& domains = scanned.blocks.domains;
+    if (!domains.empty() && domains.rbegin()->first.value >= page.keeper.domains.size())
+      link_.hurry();
     if (known.status) page.pool->states = states_of(*known.status, page.pool->statistics.processes);
   }
   return page.text();

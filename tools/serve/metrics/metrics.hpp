@@ -19,8 +19,8 @@ class Metrics {
   /// \param link     to the daemon's pool
   /// \param model    the name that requests give
   /// \param numbers  what the service counts; called in the loop
-  Metrics(boost::asio::io_context& loop, const PoolLink& link, std::string model,
-          OldNames old_names, std::function<ServiceNumbers()> numbers);
+  Metrics(boost::asio::io_context& loop, PoolLink& link, std::string model, OldNames old_names,
+          std::function<ServiceNumbers()> numbers);
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
   ~Metrics();
@@ -44,7 +44,7 @@ class Metrics {
   std::string model_;  ///< of the loop
   const OldNames old_names_;
   const std::function<ServiceNumbers()> numbers_;
-  const PoolLink& link_;
+  PoolLink& link_;
   Scan scan_;  ///< only the thread below uses it
   boost::asio::thread_pool making_{1};
 };
