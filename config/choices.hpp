@@ -55,6 +55,15 @@ enum class Scrub : std::uint8_t {
 };
 constexpr std::array<std::string_view, 2> names_of(Scrub) { return {"on_domain_change", "never"}; }
 
+/// Which idle block loses its content first (docs/POLICIES.md).
+enum class EvictionPolicy : std::uint8_t {
+  lru,            ///< the least recently released one, as vLLM does
+  second_chance,  ///< the same, but one that was hit since goes to the end of the order first
+};
+constexpr std::array<std::string_view, 2> names_of(EvictionPolicy) {
+  return {"lru", "second-chance"};
+}
+
 /// How engines share the memory of a GPU.
 enum class GpuMemorySharing : std::uint8_t {
   automatic,  ///< vmm if the driver can do it, else ipc

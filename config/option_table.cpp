@@ -339,6 +339,10 @@ constexpr OptionField kFields[] = {
      .type = kSize<&Options::channel_bytes_per_domain, 1>,
      .help = "bytes that the channels of one domain's clients may have together, e.g. 256M",
      .zero = "half of what all clients may have (2G)"},
+    {.name = "eviction-policy",
+     .type = kValue<&Options::eviction_policy>,
+     .help = "which idle block loses its content first: lru = the least recently released one, as "
+             "vLLM does; second-chance = the same, but a block that was hit since stays once more"},
     {.name = "scrub",
      .type = kValue<&Options::scrub>,
      .help = "whether a block is zeroed before another domain gets it"},

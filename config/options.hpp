@@ -124,6 +124,7 @@ struct Options {
   /// Bytes that the channels of one domain's clients may have together; 0 = half of what all
   /// clients may have.
   std::size_t channel_bytes_per_domain = 0;
+  EvictionPolicy eviction_policy = EvictionPolicy::lru;
   Scrub scrub = Scrub::on_domain_change;
   GpuFault gpu_fault = GpuFault::drop_unpinned;
   GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;

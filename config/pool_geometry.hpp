@@ -10,6 +10,7 @@
 
 #include "base/ids.hpp"
 #include "base/unique_fd.hpp"
+#include "config/choices.hpp"
 #include "config/cache_groups.hpp"
 #include "config/cpu_kernels.hpp"
 #include "config/domains/block_share.hpp"
@@ -64,6 +65,7 @@ struct PoolGeometry {
   /// By ModelId: how many blocks of the device tier other models leave it. All zero = none has a
   /// minimum.
   std::array<std::uint32_t, kMostModels> model_minimums{};
+  EvictionPolicy eviction_policy{};  ///< of both tiers
 
   std::uint32_t total_blocks() const { return device_blocks + host_blocks; }
   std::size_t block_bytes() const { return models[0].kv.block_bytes(); }

@@ -12,6 +12,8 @@ BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub, Er
       model_(memory.geometry()[model]),
       slot_(slot),
       self_(slot),
+      hit_mark_(memory.geometry().eviction_policy == EvictionPolicy::second_chance ? BlockWord::kHit
+                                                                                   : 0),
       scrub_(scrub),
       erase_(std::move(erase)),
       index_(memory.index(), memory.layout().index_buckets),

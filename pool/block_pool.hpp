@@ -280,8 +280,9 @@ class BlockPool {
   bool take_free(Demand& demand);
   bool take_idle(Demand& demand, Reach reach = Reach::all);
   bool collect_idle(const Demand& demand, Reach reach);
-  void collect_oldest(const Demand& demand, Reach reach);
-  void merge_lanes(IdleOrder& idle, std::size_t count, std::vector<std::size_t>& most);
+  void collect_oldest(const Demand& demand, Reach reach, IdleOrder::Chances chances);
+  void merge_lanes(IdleOrder& idle, std::size_t count, std::vector<std::size_t>& most,
+                   IdleOrder::Chances chances);
   void evict_candidates(Demand& demand);
   bool evict(Demand& demand, Candidate candidate);
   bool keep_if_referenced(BlockId block, BlockWord seen);
@@ -312,7 +313,8 @@ class BlockPool {
   const PoolMemory& memory_;
   ModelCache model_;
   ProcessSlot slot_;
-  Holder self_;  ///< this process's holder bit in block words, from slot_
+  Holder self_;             ///< this process's holder bit in block words, from slot_
+  std::uint64_t hit_mark_;  ///< what a hit sets in a block's word besides: BlockWord::kHit, or 0
   Scrub scrub_;
   EraseOnDevice erase_;
   PrefixIndex index_;

@@ -108,43 +108,51 @@ bool BlockPool::take_idle(Demand& demand, Reach reach) {
 }
 
 /// Collects the oldest idle blocks that the allocation may evict as candidates, as many as it still
-/// needs. If the hints name fewer than the counters say there are, all stamps are scanned.
+/// needs. If the hints name fewer than the counters say there are, all stamps are scanned. Chances
+/// are given where there are enough blocks, and not after a scan: an allocation does not fail for
+/// lack of blocks that nobody has hit.
 bool BlockPool::collect_idle(const Demand& demand, Reach reach) {
   IdleOrder& idle = tier(demand.tier).idle;
   const std::size_t count = demand.missing();
-  collect_oldest(demand, reach);
+  const bool gives_chances = hit_mark_ != 0 && available(demand.tier, demand.domain) >= count;
+  collect_oldest(demand, reach,
+                 gives_chances ? IdleOrder::Chances::given : IdleOrder::Chances::withheld);
   if (candidates_.size() < count && available(demand.tier, demand.domain) >= count) {
     idle.rollback();
     idle.scan();
-    collect_oldest(demand, reach);
+    collect_oldest(demand, reach, IdleOrder::Chances::withheld);
   }
+  if (const std::size_t spared = idle.take_spared(); spared != 0)
+    bump((*counters_)["spared_blocks"], spared);
   return candidates_.size() >= count;
 }
 
-void BlockPool::collect_oldest(const Demand& demand, Reach reach) {
+void BlockPool::collect_oldest(const Demand& demand, Reach reach, IdleOrder::Chances chances) {
   IdleOrder& idle = tier(demand.tier).idle;
   const std::size_t count = demand.missing(), own = lanes_.of(demand.domain);
   candidates_.clear();
-  if (idle.lanes() == 1) return idle.oldest(count, candidates_);
-  if (reach == Reach::own) return idle.oldest(count, candidates_, own);
+  if (idle.lanes() == 1) return idle.oldest(count, candidates_, 0, chances);
+  if (reach == Reach::own) return idle.oldest(count, candidates_, own, chances);
   std::vector<std::size_t> most = lanes_.evictable(demand.domain, count);
-  merge_lanes(idle, count, most);
+  merge_lanes(idle, count, most, chances);
   // A domain's minimum protects it from others, not from itself.
-  if (candidates_.size() < count) idle.oldest(count - candidates_.size(), candidates_, own);
+  if (candidates_.size() < count)
+    idle.oldest(count - candidates_.size(), candidates_, own, chances);
 }
 
 /// Collects up to `count` candidates, oldest first, of each lane at most so many.
-void BlockPool::merge_lanes(IdleOrder& idle, std::size_t count, std::vector<std::size_t>& most) {
+void BlockPool::merge_lanes(IdleOrder& idle, std::size_t count, std::vector<std::size_t>& most,
+                            IdleOrder::Chances chances) {
   std::array<std::uint64_t, kMostLanes> next{};
   const auto look = [&](std::size_t lane) {
-    next[lane] = most[lane] != 0 ? idle.next_stamp(lane) : IdleOrder::kNoStamp;
+    next[lane] = most[lane] != 0 ? idle.next_stamp(lane, chances) : IdleOrder::kNoStamp;
   };
   for (std::size_t lane = 0; lane < most.size(); ++lane) look(lane);
   while (candidates_.size() < count) {
     const auto oldest = std::min_element(next.begin(), next.begin() + std::ptrdiff_t(most.size()));
     if (*oldest == IdleOrder::kNoStamp) return;
     const auto lane = static_cast<std::size_t>(oldest - next.begin());
-    idle.oldest(1, candidates_, lane);
+    idle.oldest(1, candidates_, lane, chances);
     --most[lane];
     look(lane);
   }

@@ -140,10 +140,12 @@ bool BlockPool::pin(BlockId block, BlockView b, Publication seen) {
   // No other process takes a block that this process holds.
   if (references_.has(block) && seen.word.is_held_by(self_)) [[likely]] {
     references_.add(block);
+    if ((seen.word.bits & hit_mark_) != hit_mark_) [[unlikely]]
+      b.mark_hit();
     return true;
   }
   KV_KILL_POINT("pin.before_cas");
-  if (!b.pin(seen.word, self_)) return false;
+  if (!b.pin(seen.word, self_, hit_mark_)) return false;
   KV_KILL_POINT("pin.after_cas");
   if (seen.word.holders() == 0) {
     count_used(memory_.tier_of(block), +1);

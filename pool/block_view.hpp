@@ -59,9 +59,11 @@ class BlockView {
   /// since. The generation may have come round, so the caller compares the serial afterwards. (It
   /// does not return optional<BlockWord>: GCC builds one in memory from two narrow stores and reads
   /// it by a wide load, which stalls for longer than the exchange takes.)
-  [[nodiscard]] bool pin(BlockWord& seen, Holder holder) const {
+  ///
+  /// \param mark  BlockWord::kHit to set that bit, too, or 0
+  [[nodiscard]] bool pin(BlockWord& seen, Holder holder, std::uint64_t mark = 0) const {
     std::uint64_t now = seen.bits;  // a plain integer: GCC keeps no struct in a register here
-    while (!d_->word.compare_exchange_weak(now, BlockWord{now}.pinned_by(holder).bits,
+    while (!d_->word.compare_exchange_weak(now, BlockWord{now}.pinned_by(holder).bits | mark,
                                            std::memory_order_acq_rel, std::memory_order_acquire))
       if (!seen.is_same_generation({now})) return false;
     seen = {now};
@@ -83,6 +85,8 @@ class BlockView {
         !d_->word.compare_exchange_weak(now.bits, now.retired().bits, std::memory_order_acq_rel));
     return true;
   }
+  /// Marks a block that this process holds as hit.
+  void mark_hit() const { d_->word.fetch_or(BlockWord::kHit, std::memory_order_relaxed); }
   void clear_bits(std::uint64_t bits) const {
     d_->word.fetch_and(~bits, std::memory_order_acq_rel);
   }

@@ -5,6 +5,8 @@
 //
 //   63 .. 36   generation   grows by 1 each time the block is taken, and comes round after 2^28;
 //                           shows that a reference is stale
+//   35         hit          of a ready block, if the pool's eviction policy asks for it: it was hit
+//                           since it was published, or since it was spared for that
 //   34 .. 32   state
 //   31 ..  0   holders      bit p = the process in slot p holds at least one reference
 //
@@ -18,7 +20,7 @@
 //    free ------------> filling ----------------> ready <-------------> ready, held
 //      ^                 |  ^                       |      pinned_by
 //      |     freed       |  |       taken_by        |
-//      '-----------------'  '-----------------------'  (no holders: idle)
+//      '-----------------'  '-----------------------'  (no holders: idle; spared clears `hit`)
 //
 //    any ---- retired ----> retired
 
@@ -27,6 +29,7 @@
 #include <string_view>
 
 #include "base/ids.hpp"
+#include "config/choices.hpp"
 
 namespace kvhive {
 
@@ -93,6 +96,9 @@ struct BlockWord {
     return make(BlockState::ready, generation(), holder.bit);
   }
   constexpr BlockWord pinned_by(Holder holder) const { return {bits | holder.bit}; }
+  constexpr bool is_hit() const { return (bits & kHit) != 0; }
+  /// An idle block that was to be evicted, and stays since it was hit.
+  constexpr BlockWord spared() const { return {bits & ~kHit}; }
   constexpr BlockWord unpinned_by(Holder holder) const {
     return {bits & ~std::uint64_t{holder.bit}};
   }
@@ -104,10 +110,14 @@ struct BlockWord {
   friend constexpr bool operator==(BlockWord, BlockWord) = default;
 
   static constexpr std::uint64_t kGenerationMask = (1ull << 28) - 1;
-  // Bits that no process ever sets: bit 35, between state and generation, and bit 31, which would
-  // be the holder bit of a slot 31.
-  static constexpr std::uint64_t kSpareBit = 1ull << 35;
-  static constexpr std::uint64_t kUnusedBits = kSpareBit | 1ull << kMaxProcesses;
+  static constexpr std::uint64_t kHit = 1ull << 35;
+  /// A bit that no process ever sets: it would be the holder bit of a slot 31.
+  static constexpr std::uint64_t kUnusedBit = 1ull << kMaxProcesses;
+  /// Those of the word's bits that nobody has set, in a pool of this policy.
+  constexpr std::uint64_t stray_bits(EvictionPolicy policy) const {
+    const bool may_be_hit = is_ready() && policy == EvictionPolicy::second_chance;
+    return bits & (kUnusedBit | (may_be_hit ? 0 : kHit));
+  }
 };
 
 /// The null block's word. The block is retired when the pool is formatted, so that it is never

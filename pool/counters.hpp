@@ -46,6 +46,8 @@ inline constexpr auto kCounters = std::to_array<CounterInfo>({
     {"host_hit_blocks", CounterKind::sum, "of these, found in the host tier"},
     {"allocated_blocks", CounterKind::sum, "blocks taken in order to be filled"},
     {"evicted_blocks", CounterKind::sum, "cached blocks that lost their content to an allocation"},
+    {"spared_blocks", CounterKind::sum,
+     "cached blocks that were to be evicted and got a second chance, since they had been hit"},
     {"published_blocks", CounterKind::sum, "filled blocks made findable by all processes"},
     {"demoted_blocks", CounterKind::sum,
      "blocks evicted from the device tier and moved to the host tier"},

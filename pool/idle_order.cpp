@@ -103,11 +103,13 @@ bool IdleOrder::is_current(std::uint64_t stamp, BlockId block, BlockWord& word,
 
 /// Moves the run's cursor to the next candidate. False if there is none. Inlined, like
 /// find_in_ring(): a call for each candidate would cost a tenth of an allocation.
-[[gnu::always_inline]] inline bool IdleOrder::find_in_run(Cursor& at, Candidate& found) const {
+[[gnu::always_inline]] inline bool IdleOrder::find_in_run(Cursor& at, Candidate& found,
+                                                          Chances chances) {
   for (; at.run_cursor < at.run.size(); ++at.run_cursor) {
     const auto [stamp, block] = at.run[at.run_cursor];
     BlockWord word;
     if (!is_current(stamp, block, word)) continue;
+    if (word.is_hit() && chances == Chances::given && spare({block, word})) continue;
     found = {block, word};
     return true;
   }
@@ -116,7 +118,7 @@ bool IdleOrder::is_current(std::uint64_t stamp, BlockId block, BlockWord& word,
 
 /// Moves the ring's cursor to the next candidate before `end`. False if there is none.
 [[gnu::always_inline]] inline bool IdleOrder::find_in_ring(Cursor& at, std::uint64_t end,
-                                                           Candidate& found) const {
+                                                           Candidate& found, Chances chances) {
   // Descriptors are at random places: start their cache misses this many hints ahead.
   constexpr std::uint64_t kAhead = 16;
   const std::size_t lane = cursors_.size() == 1 ? kAnyLane : at.lane;
@@ -128,29 +130,55 @@ bool IdleOrder::is_current(std::uint64_t stamp, BlockId block, BlockWord& word,
     const BlockId block{ring_[at.ring_cursor & ring_mask_].load(std::memory_order_acquire)};
     BlockWord word;
     if (!is_current(at.ring_cursor, block, word, lane)) continue;
+    if (word.is_hit() && chances == Chances::given && spare({block, word})) continue;
     found = {block, word};
     return true;
   }
   return false;
 }
 
-void IdleOrder::oldest(std::size_t count, std::vector<Candidate>& out, std::size_t lane) {
+/// Gives an idle block its second chance. True: it is not to be evicted now, because it has got
+/// one, here or by another process, or has been pinned or taken meanwhile.
+[[gnu::cold, gnu::noinline]] bool IdleOrder::spare(Candidate found) {
+  KV_KILL_POINT("spare.before_cas");
+  const BlockView block(descriptors_[found.block.value]);
+  if (!block.change(found.word, found.word.spared())) return true;
+  KV_KILL_POINT("spare.before_stamp");
+  stamp({&found.block, 1});
+  KV_KILL_POINT("spare.before_settle");
+  settle({&found.block, 1});
+  KV_KILL_POINT("spare.settled");
+  ++spared_;
+  return true;
+}
+
+void IdleOrder::oldest(std::size_t count, std::vector<Candidate>& out, std::size_t lane,
+                       Chances chances) {
   Cursor& at = cursors_[lane];
   catch_up(at);
   const std::size_t wanted = out.size() + count;
   Candidate found;
-  for (; out.size() < wanted && find_in_run(at, found); ++at.run_cursor) out.push_back(found);
-  const std::uint64_t end = begin_ring(at);
-  for (; out.size() < wanted && find_in_ring(at, end, found); ++at.ring_cursor)
+  for (; out.size() < wanted && find_in_run(at, found, chances); ++at.run_cursor)
     out.push_back(found);
+  const auto read_ring = [&](Chances in_ring) {
+    const std::uint64_t end = begin_ring(at);
+    for (; out.size() < wanted && find_in_ring(at, end, found, in_ring); ++at.ring_cursor)
+      out.push_back(found);
+  };
+  const std::size_t spared_before = spared_;
+  read_ring(chances);
+  // All that is idle has been hit: those that have had their chance are at the ring's end now.
+  if (out.size() < wanted && spared_ != spared_before) read_ring(Chances::withheld);
 }
 
-std::uint64_t IdleOrder::next_stamp(std::size_t lane) {
+std::uint64_t IdleOrder::next_stamp(std::size_t lane, Chances chances) {
   Cursor& at = cursors_[lane];
   catch_up(at);
   Candidate found;
-  if (find_in_run(at, found)) return at.run[at.run_cursor].stamp;
-  return find_in_ring(at, begin_ring(at), found) ? at.ring_cursor : kNoStamp;
+  if (find_in_run(at, found, chances)) return at.run[at.run_cursor].stamp;
+  if (find_in_ring(at, begin_ring(at), found, chances)) return at.ring_cursor;
+  if (find_in_ring(at, begin_ring(at), found, Chances::withheld)) return at.ring_cursor;
+  return kNoStamp;
 }
 
 /// Scans if the ring has lost hints: because of a crash (the epoch has changed), or because it has

@@ -14,6 +14,12 @@
 // each lane has a head of its own. For a lane's head, hints of other lanes' blocks are like stale
 // ones. Without shares of the blocks there is one lane.
 //
+// If the pool's policy is the second chance (CLOCK; Corbato 1969), a block that was hit since it
+// was published, or since its last chance, is not evicted when its turn comes: whoever finds it
+// there clears the mark in its word, by one exchange, and gives it a new stamp. The mark is a hint:
+// if it is lost, a block is evicted too early. So nothing has to be repaired after a kill in
+// between.
+//
 // The ring can lose hints. They are overwritten if there are more than four releases per block
 // without an eviction. They lie before the head, where eviction no longer reads, if a process was
 // killed or stopped between writing the stamp and writing the hint. In both cases a process scans
@@ -23,6 +29,7 @@
 #include <atomic>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -56,11 +63,18 @@ class IdleOrder {
 
   std::size_t lanes() const { return cursors_.size(); }
 
+  /// What becomes of a block that was hit, when its turn to be evicted comes.
+  enum class Chances : std::uint8_t { given, withheld };
+
   /// Appends up to `count` idle blocks of the lane to `out`, oldest first, with the words that they
-  /// had. Does not change the blocks.
-  void oldest(std::size_t count, std::vector<Candidate>& out, std::size_t lane = 0);
+  /// had. Does not change these. If chances are given, blocks that were hit go to the end of the
+  /// order instead, each once a call.
+  void oldest(std::size_t count, std::vector<Candidate>& out, std::size_t lane = 0,
+              Chances chances = Chances::given);
   /// The stamp of the block that oldest() would append next; kNoStamp if there is none.
-  std::uint64_t next_stamp(std::size_t lane);
+  std::uint64_t next_stamp(std::size_t lane, Chances chances = Chances::given);
+  /// How many blocks have got a second chance since the last call.
+  std::size_t take_spared() { return std::exchange(spared_, 0); }
   static constexpr std::uint64_t kNoStamp = ~0ull;
 
   /// The caller has evicted the blocks that oldest() returned since the last commit: later calls
@@ -105,9 +119,10 @@ class IdleOrder {
   std::vector<Stamped> idle_before(std::uint64_t limit, std::size_t lane = kAnyLane) const;
   void catch_up(Cursor& at);
   void collect(Cursor& at, std::uint64_t limit);
-  bool find_in_run(Cursor& at, Candidate& found) const;
+  bool find_in_run(Cursor& at, Candidate& found, Chances chances);
   std::uint64_t begin_ring(Cursor& at) const;
-  bool find_in_ring(Cursor& at, std::uint64_t end, Candidate& found) const;
+  bool find_in_ring(Cursor& at, std::uint64_t end, Candidate& found, Chances chances);
+  bool spare(Candidate found);
   void commit(Cursor& at);
   static std::uint64_t advance_head(LaneControl& control, std::uint64_t position);
   void rehint_passed(std::size_t lane, std::uint64_t from, std::uint64_t to);
@@ -120,6 +135,7 @@ class IdleOrder {
   std::uint64_t ring_mask_;
   LaneMap lanes_;
   std::vector<Cursor> cursors_;  ///< by lane
+  std::size_t spared_ = 0;
 };
 
 }  // namespace kvhive

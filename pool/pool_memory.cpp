@@ -103,6 +103,10 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
     return failure(Errc::bad_argument, "the pool's kind of device is " +
                                            std::to_string(std::uint32_t(geometry.device)) +
                                            ", known are 0 (cpu) and 1 (cuda)");
+  if (geometry.eviction_policy > EvictionPolicy::second_chance)
+    return failure(Errc::bad_argument, "the pool's eviction policy is " +
+                                           std::to_string(std::uint32_t(geometry.eviction_policy)) +
+                                           ", known are 0 (lru) and 1 (second-chance)");
   if (geometry.cpu_kernels > CpuKernels::amx)
     return failure(Errc::bad_argument, "the pool's CPU kernels are " +
                                            std::to_string(std::uint32_t(geometry.cpu_kernels)) +

@@ -68,7 +68,7 @@ MAY_INCLUDE = {
     "tools/cli": SHARED | {"client", "device", "kernels", "kernels/cpu/instructions", "models", "models/text", "tools/map", "tools/replay", "tools/screen", "tools/serve",
                            "tools/serve/openai", "tools/serve/chat", "tools/serve/trace", "tools/events", "tools/snapshot", "tools/top"},
     "tools/top": {"base", "config", "pool", "pool/care", "tools/map", "tools/screen", "tools/snapshot"},
-    "tools/bench": CORE | SHARED | {"client"},
+    "tools/bench": CORE | SHARED | {"client", "tools/replay"},
     "tools/bench/peers": CORE | {"tools/bench"},
     "tools/gpu": {"kernels/cuda"},
 }

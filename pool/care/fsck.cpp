@@ -100,7 +100,8 @@ class Inspection {
   void check_word(BlockId block) {
     ++report_.blocks_checked;
     const BlockWord word = memory_.block(block).word();
-    for (const std::string& fault : blocks_.word_faults(block, word, attached()))
+    for (const std::string& fault :
+         Soundness::word_faults(block, word, attached(), memory_.geometry().eviction_policy))
       violation(block, fault);
     if (block == kNullBlock) return;
     switch (word.state()) {

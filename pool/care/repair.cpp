@@ -175,8 +175,9 @@ class Repair {
   void mend_words() {
     for (std::uint32_t id = 0; id < memory_.geometry().total_blocks(); ++id) {
       const BlockId block{id};
-      if ((word(block).bits & BlockWord::kUnusedBits) != 0) {
-        view(block).clear_bits(BlockWord::kUnusedBits);
+      const EvictionPolicy policy = memory_.geometry().eviction_policy;
+      if (const std::uint64_t stray = word(block).stray_bits(policy); stray != 0) {
+        view(block).clear_bits(stray);
         ++report_.fields;
       }
       const BlockWord now = word(block);
@@ -186,7 +187,7 @@ class Repair {
         ++report_.fields;
       } else if (now.state() == BlockState::retired && now.holders() == 0) {
         view(block).forget_identity();
-      } else if (!Soundness::word_faults(block, now, ~0u).empty()) {
+      } else if (!Soundness::word_faults(block, now, ~0u, policy).empty()) {
         retire(block, now);
       }
     }

@@ -24,8 +24,8 @@ Soundness::Soundness(const PoolMemory& memory)
   }
 }
 
-std::vector<std::string> Soundness::word_faults(BlockId block, BlockWord w,
-                                                std::uint32_t attached) {
+std::vector<std::string> Soundness::word_faults(BlockId block, BlockWord w, std::uint32_t attached,
+                                                EvictionPolicy policy) {
   std::vector<std::string> faults;
   const std::uint32_t holders = w.holders();
   switch (w.state()) {
@@ -45,7 +45,9 @@ std::vector<std::string> Soundness::word_faults(BlockId block, BlockWord w,
   }
   if (block == kNullBlock && w.state() != BlockState::retired)
     faults.push_back("is the null block but not set aside");
-  if ((w.bits & BlockWord::kSpareBit) != 0) faults.push_back("has the spare bit of its word set");
+  if ((w.stray_bits(policy) & BlockWord::kHit) != 0)
+    faults.push_back("is marked as hit, which nobody does " +
+                     std::string(w.is_ready() ? "in this pool" : "before it is published"));
   if (const std::uint32_t strangers = holders & ~attached; strangers != 0)
     faults.push_back("is held by slots nobody is attached to, mask " + std::to_string(strangers));
   return faults;

@@ -17,9 +17,9 @@ class Soundness {
   explicit Soundness(const PoolMemory& memory);
 
   /// Faults of a block's word: values that no process ever writes. `attached` is the mask of slots
-  /// that may hold blocks.
-  static std::vector<std::string> word_faults(BlockId block, BlockWord word,
-                                              std::uint32_t attached);
+  /// that may hold blocks; `policy` is the pool's.
+  static std::vector<std::string> word_faults(BlockId block, BlockWord word, std::uint32_t attached,
+                                              EvictionPolicy policy);
 
   /// Faults of a published block's name, depth, parent and, if this process maps the tokens object,
   /// tokens. Empty if the block has changed while it was read.

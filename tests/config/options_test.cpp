@@ -331,6 +331,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadOption{"domains", "research", "NAME=USER"},
                       BadOption{"shares", "research", "write DOMAIN="},
                       BadOption{"scrub", "always", "on_domain_change, never"},
+                      BadOption{"eviction-policy", "lfu", "lru, second-chance"},
                       BadOption{"device", "gpu", "auto, cpu, cuda"},
                       BadOption{"gpu-fault", "drop", "drop_unpinned, keep, drop_all"},
                       BadOption{"gpu-memory-sharing", "fd", "auto, vmm, ipc"},

@@ -449,6 +449,44 @@ void leave_window_idle(Stage& s) {
   s.survivor().release(s.blocks);
 }
 
+/// The survivor finds all of idle(), which then is as idle as before, and hit.
+void hit_idle(Stage& s) { s.survivor().release(match_all(s.survivor(), s.idle()).blocks); }
+
+/// Operations where blocks that were hit are spared once.
+std::vector<Operation> with_chances() {
+  constexpr auto kChances = Stage::With::chances;
+  return {
+      {.name = "chances: match idle blocks",
+       .prepare = as_it_is,
+       .run = [](Stage& s) { return match(s, s.idle()); },
+       .with = kChances},
+      {.name = "chances: match what the process holds already",
+       .prepare = as_it_is,
+       .run = [](Stage& s) { return match(s, s.owned()); },
+       .with = kChances},
+      {.name = "chances: all were hit, by the ring",
+       .prepare =
+           [](Stage& s) {
+             hit_idle(s);
+             use_up(s, 0);
+           },
+       .run = [](Stage& s) { return allocate(s, 2); },
+       .evicts = 2,
+       .with = kChances},
+      {.name = "chances: one was hit, by a scan",
+       .prepare =
+           [](Stage& s) {
+             use_up(s, 0);
+             const BlockId oldest = s.survivor().free_queue(Tier::device).front();
+             s.memory().block(oldest).mark_hit();
+             IdleOrder::invalidate(s.memory().control().tiers[0]);
+           },
+       .run = [](Stage& s) { return allocate(s, 2); },
+       .evicts = 3,
+       .with = kChances},
+  };
+}
+
 /// Operations on blocks that are found without those before them.
 std::vector<Operation> in_groups() {
   constexpr auto kGroups = Stage::With::groups;
@@ -844,6 +882,36 @@ const std::vector<Operation>& races() {
            [](Stage& s) {
              for (int i = 0; i < 70; ++i) s.survivor().release(compute(s.survivor(), s.idle()));
            }},
+      {.name = "chances: a block is pinned before it is spared",
+       .prepare =
+           [](Stage& s) {
+             hit_idle(s);
+             use_up(s, 0);
+           },
+       .run = [](Stage& s) { return !allocate(s, 3); },
+       .interrupted_at = "spare.before_cas",
+       .meanwhile = [](Stage& s) { (void)match_all(s.survivor(), s.idle()); },
+       .with = Stage::With::chances},
+      {.name = "chances: a block is used again before it is stamped",
+       .prepare =
+           [](Stage& s) {
+             hit_idle(s);
+             use_up(s, 0);
+           },
+       .run = [](Stage& s) { return allocate(s, 2) && s.victim().available(Tier::device) == 1; },
+       .interrupted_at = "spare.before_stamp",
+       .meanwhile = hit_idle,
+       .with = Stage::With::chances},
+      {.name = "chances: a block is evicted before it is stamped",
+       .prepare =
+           [](Stage& s) {
+             hit_idle(s);
+             use_up(s, 0);
+           },
+       .run = [](Stage& s) { return allocate(s, 2) && s.victim().available(Tier::device) == 0; },
+       .interrupted_at = "spare.before_stamp",
+       .meanwhile = [](Stage& s) { (void)s.survivor().allocate(Tier::device, 1).value(); },
+       .with = Stage::With::chances},
       {.name = "allocate: a passed block becomes idle",
        .prepare =
            [](Stage& s) {
@@ -869,7 +937,7 @@ const std::vector<Operation>& operations() {
                "allocate: evicts, ring gone round", "allocate: evicts blocks of another domain",
                "allocate: refused", "demote: free host blocks", "publish",
                "release: several, both tiers, some unpublished", "reap", "reap: a lost device"});
-    for (const auto& group : {limited(), in_lanes, in_groups(), in_models()})
+    for (const auto& group : {limited(), in_lanes, in_groups(), in_models(), with_chances()})
       list.insert(list.end(), group.begin(), group.end());
     return list;
   }();

@@ -35,7 +35,8 @@ class Stage {
   /// group and no blocks.
   static constexpr GroupId kOfSecond{1};
   static constexpr ModelId kSecond{1};
-  enum class With : std::uint8_t { nothing, lanes, groups, models };
+  /// With chances, blocks that were hit are spared once when they are to be evicted.
+  enum class With : std::uint8_t { nothing, lanes, groups, models, chances };
 
   explicit Stage(With with = With::nothing);
   Stage(const Stage&) = delete;

@@ -1,5 +1,5 @@
-/* One block that several processes release, hold for a moment and evict at the same time, and the
- * ring of hints. Names are those of pool/idle_order.cpp. The ring is long enough that no hint is
+/* One block that several processes release, hold for a moment, spare (a second chance) and evict at
+ * the same time, and the ring of hints. Names are those of pool/idle_order.cpp. The ring is long enough that no hint is
  * overwritten: overwritten hints are found by the scan, as after a crash.
  *
  * Must hold when all processes have finished: an idle block has a current hint at or after the
@@ -13,6 +13,8 @@
 
 byte holders = RELEASER; /* the block is ready, and these processes hold it */
 bool is_gone;            /* evicted */
+bool is_hit;             /* it will be spared once; a bit of the word, as holders are */
+bool gives_chances;      /* the pool's policy */
 byte stamp;
 bool ring[RING];         /* true = the hint names the block */
 byte head, tail = 1;     /* position 0 is never read */
@@ -52,7 +54,7 @@ proctype Releaser(byte my_bit) {
 proctype Holder() {
   byte mine;
   if
-  :: d_step { !is_gone -> holders = holders | HOLDER };
+  :: d_step { !is_gone -> holders = holders | HOLDER; is_hit = gives_chances };
      d_step { holders = holders & ~HOLDER };
 #ifndef MUTANT_CANCEL_WITHOUT_RESTORING
      mine = stamp;
@@ -78,7 +80,19 @@ proctype Evictor() {
      if :: is_current -> is_current = (holders == NOBODY && !is_gone) :: else fi;
      if :: is_current -> is_current = (stamp == cursor) :: else fi;
      if
-     :: is_current -> d_step { if :: holders == NOBODY && !is_gone -> is_gone = true :: else fi }
+     :: is_current && is_hit ->
+        d_step { is_current = (holders == NOBODY && !is_gone && is_hit);
+                 if :: is_current -> is_hit = false :: else fi };
+        if
+        :: is_current ->
+           write_hint(mine);
+#ifndef MUTANT_SPARE_WITHOUT_SETTLING
+           settle(mine, is_current)
+#endif
+        :: else
+        fi
+     :: is_current && !is_hit ->
+        d_step { if :: holders == NOBODY && !is_gone && !is_hit -> is_gone = true :: else fi }
      :: else
      fi;
      cursor++
@@ -116,6 +130,7 @@ active proctype AtRest() {
  * them. All five at once have more interleavings than fit into memory. */
 init {
   atomic {
+    if :: gives_chances = true; is_hit = true :: gives_chances = true :: skip fi;
     if
     :: run Releaser(RELEASER); run Evictor(); run Evictor()
     :: run Releaser(RELEASER); run Holder(); run Evictor()

@@ -25,6 +25,8 @@ struct Order {
   void hold(std::uint32_t id) { set(id, BlockState::ready, 1); }
   void drop(std::uint32_t id) { set(id, BlockState::ready, 0); }
   void take(std::uint32_t id) { set(id, BlockState::filling, 1); }
+  void hit(std::uint32_t id) { memory.block(BlockId{id}).mark_hit(); }
+  bool is_hit(std::uint32_t id) const { return memory.block(BlockId{id}).word().is_hit(); }
 
   void release(const Ids& ids) {
     std::vector<BlockId> blocks;
@@ -34,9 +36,10 @@ struct Order {
     idle.settle(blocks);
   }
 
-  static Ids oldest(IdleOrder& of, std::size_t count) {
+  static Ids oldest(IdleOrder& of, std::size_t count,
+                    IdleOrder::Chances chances = IdleOrder::Chances::given) {
     std::vector<Candidate> found;
-    of.oldest(count, found);
+    of.oldest(count, found, 0, chances);
     Ids ids;
     for (const auto& candidate : found) ids.push_back(candidate.block.value);
     return ids;
@@ -312,6 +315,79 @@ TEST(IdleOrderLanes, ALaneWhoseHintsOthersHaveOverwrittenIsScanned) {
   EXPECT_EQ(o.oldest_of(1, 3), (Ids{3, 1}));
   EXPECT_EQ(o.control().lanes[1].epoch.load(), 1u);
   EXPECT_EQ(o.control().epoch.load(), 0u) << "the other lane need not be scanned";
+}
+
+// -- the second chance
+
+TEST(SecondChance, ABlockThatWasHitGoesToTheEndOnce) {
+  Order o(8);
+  o.release({1, 2, 3, 4});
+  o.hit(1);
+  o.hit(3);
+  EXPECT_EQ(o.oldest(2), (Ids{2, 4}));
+  EXPECT_EQ(o.idle.take_spared(), 2u);
+  EXPECT_FALSE(o.is_hit(1)) << "that was its chance";
+  o.take(2);
+  o.take(4);
+  o.idle.commit();
+  EXPECT_EQ(numbers(o.idle.order()), (Ids{1, 3}));
+  EXPECT_EQ(o.oldest(2), (Ids{1, 3}));
+  EXPECT_EQ(o.idle.take_spared(), 0u);
+}
+
+TEST(SecondChance, WhereAllWereHitTheOldestGoAllTheSame) {
+  Order o(8);
+  o.release({1, 2, 3});
+  for (const std::uint32_t id : {1, 2, 3}) o.hit(id);
+  EXPECT_EQ(o.oldest(2), (Ids{1, 2}));
+  EXPECT_EQ(o.idle.take_spared(), 3u);
+  EXPECT_EQ(o.oldest(2), (Ids{3})) << "the cursor goes on behind what it has returned";
+}
+
+TEST(SecondChance, IsWithheldIfItIsAsked) {
+  Order o(8);
+  o.release({1, 2});
+  o.hit(1);
+  EXPECT_EQ(Order::oldest(o.idle, 2, IdleOrder::Chances::withheld), (Ids{1, 2}));
+  EXPECT_TRUE(o.is_hit(1));
+}
+
+TEST(SecondChance, HoldsForBlocksThatAScanHasFound) {
+  Order o(8);
+  o.release({1, 2, 3});
+  o.hit(1);
+  o.idle.scan();
+  EXPECT_EQ(o.oldest(3), (Ids{2, 3, 1}));
+}
+
+TEST(SecondChance, AnotherProcessThatHasPassedByFindsTheBlockAtTheEnd) {
+  Order o(8);
+  IdleOrder other(o.memory, Tier::device);
+  o.release({1, 2, 3});
+  o.hit(1);
+  EXPECT_EQ(o.oldest(1), (Ids{2}));
+  o.take(2);
+  o.idle.commit();
+  EXPECT_EQ(Order::oldest(other, 2), (Ids{3, 1}));
+}
+
+TEST(SecondChance, TheNextStampIsThatOfTheBlockThatComesNext) {
+  Order o(8);
+  o.release({1, 2});
+  o.hit(1);
+  const std::uint64_t second = o.memory.block(BlockId{2}).stamp();
+  EXPECT_EQ(o.idle.next_stamp(0), second);
+  EXPECT_EQ(o.oldest(1), (Ids{2}));
+}
+
+TEST(SecondChance, TheNextStampIsFoundWhereAllWereHit) {
+  Order o(8);
+  o.release({1, 2});
+  o.hit(1);
+  o.hit(2);
+  EXPECT_NE(o.idle.next_stamp(0), IdleOrder::kNoStamp);
+  EXPECT_EQ(o.oldest(2), (Ids{1, 2}));
+  EXPECT_EQ(o.idle.next_stamp(0), IdleOrder::kNoStamp);
 }
 
 }  // namespace

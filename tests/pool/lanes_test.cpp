@@ -137,6 +137,21 @@ TEST_F(LanesTest, BetweenDomainsAboveTheirMinimumsTheOldestGoesFirst) {
   pool().release(*taken);
 }
 
+TEST_F(LanesTest, AmongDomainsABlockThatWasHitIsSparedOnce) {
+  PoolGeometry geometry = geometry_with(6, {.min = 1}, {.min = 1});
+  geometry.eviction_policy = EvictionPolicy::second_chance;
+  make(geometry);
+  const Prompt first = prompt(kFlood, 1, 2), second = prompt(kFlood, 2, 2),
+               third = prompt(kQuiet, 3, 2);
+  for (const Prompt* each : {&first, &second, &third}) serve(*each);
+  serve(first);
+  serve(third);
+  pool().release(pool().allocate(Tier::device, 2, kFlood).value());
+  EXPECT_EQ(cached(first), 2u);
+  EXPECT_EQ(cached(second), 0u) << "not as old as the first, but never hit";
+  EXPECT_EQ(cached(third), 2u);
+}
+
 TEST_F(LanesTest, ADomainGrowsToItsMinimumFromOthersBlocks) {
   make(12, {.min = 6});
   const Prompt old = prompt(kQuiet, 1, 3);
@@ -308,8 +323,17 @@ TEST_F(LanesTest, AnotherProcessFindsTheLaneAgainToo) {
 
 // -- counting -------------------------------------------------------------------------------------
 
-TEST_F(LanesTest, CountsAreRightWhateverHappens) {
-  make(40, {.min = 5}, {.min = 3, .max = 9});
+class LanesWithPolicy : public LanesTest, public ::testing::WithParamInterface<EvictionPolicy> {};
+INSTANTIATE_TEST_SUITE_P(Policies, LanesWithPolicy,
+                         ::testing::Values(EvictionPolicy::lru, EvictionPolicy::second_chance),
+                         [](const auto& policy) {
+                           return policy.param == EvictionPolicy::lru ? "Lru" : "SecondChance";
+                         });
+
+TEST_P(LanesWithPolicy, CountsAreRightWhateverHappens) {
+  PoolGeometry geometry = geometry_with(40, {.min = 5}, {.min = 3, .max = 9});
+  geometry.eviction_policy = GetParam();
+  make(geometry);
   sign_in(*memory_, ProcessSlot{1}, 1);
   BlockPool other(*memory_, ProcessSlot{1});
   std::mt19937 random(7);

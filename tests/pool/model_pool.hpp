@@ -1,15 +1,17 @@
 #pragma once
 // vLLM's block pool, written in the simplest way: one queue, one map. A BlockPool that is the only
 // process in its pool must decide as this model does. Source: vLLM v1/core/block_pool.py,
-// single_type_kv_cache_manager.py (2026).
+// single_type_kv_cache_manager.py (2026); the second chance is kvhive's own.
 
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/ids.hpp"
+#include "config/choices.hpp"
 
 namespace kvhive::testing {
 
@@ -18,7 +20,8 @@ class ModelPool {
   /// A block's content: its domain and all tokens from the start of the sequence to its end.
   using Key = std::vector<TokenId>;
 
-  ModelPool(std::uint32_t first, std::uint32_t end) : first_(first), blocks_(end - first) {
+  ModelPool(std::uint32_t first, std::uint32_t end, EvictionPolicy policy = EvictionPolicy::lru)
+      : first_(first), policy_(policy), blocks_(end - first) {
     for (std::uint32_t id = first; id < end; ++id) queue_.push_back(id);
   }
 
@@ -36,16 +39,28 @@ class ModelPool {
       hit.push_back(*found);
     }
     fork(hit);
+    mark(hit);
     return hit;
+  }
+
+  /// A match has found them.
+  void mark(const std::vector<std::uint32_t>& hit) {
+    for (const std::uint32_t id : hit) at(id).is_hit = policy_ == EvictionPolicy::second_chance;
   }
 
   std::optional<std::vector<std::uint32_t>> allocate(std::size_t count) {
     if (count > queue_.size()) return std::nullopt;
-    std::vector<std::uint32_t> taken(queue_.begin(), queue_.begin() + std::ptrdiff_t(count));
-    queue_.erase(queue_.begin(), queue_.begin() + std::ptrdiff_t(count));
-    for (const std::uint32_t id : taken) {
+    std::vector<std::uint32_t> taken;
+    while (taken.size() < count) {
+      const std::uint32_t id = queue_.front();
+      queue_.pop_front();
+      if (std::exchange(at(id).is_hit, false)) {
+        queue_.push_back(id);
+        continue;
+      }
       forget(id);
       at(id).references = 1;
+      taken.push_back(id);
     }
     return taken;
   }
@@ -80,6 +95,7 @@ class ModelPool {
   struct Block {
     std::uint32_t references = 0;
     std::optional<Key> key;
+    bool is_hit = false;  ///< since it was published, or since its last chance
   };
   Block& at(std::uint32_t id) { return blocks_[id - first_]; }
 
@@ -92,6 +108,7 @@ class ModelPool {
   }
 
   std::uint32_t first_;
+  EvictionPolicy policy_;
   std::vector<Block> blocks_;
   std::deque<std::uint32_t> queue_;
   std::map<Key, std::vector<std::uint32_t>> cached_;

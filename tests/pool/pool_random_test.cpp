@@ -21,11 +21,12 @@ struct Scenario {
   std::uint32_t tokens_per_block;
   std::uint32_t most_blocks;  ///< of one prompt, at most
   std::uint32_t vocabulary;   ///< few tokens: many shared prefixes and duplicates
+  EvictionPolicy policy = EvictionPolicy::lru;
 };
 
 std::ostream& operator<<(std::ostream& out, const Scenario& s) {
   return out << "seed " << s.seed << ", " << s.device_blocks << "+" << s.host_blocks
-             << " blocks of " << s.tokens_per_block;
+             << " blocks of " << s.tokens_per_block << ", " << to_string(s.policy);
 }
 
 /// Runs the same operations on one tier of the pool and on its model. A sequence always holds its
@@ -80,8 +81,9 @@ class Duet {
 
   ModelPool make_model() const {
     const std::uint32_t device = scenario_.device_blocks;
-    return tier_ == Tier::device ? ModelPool(1, device)
-                                 : ModelPool(device, device + scenario_.host_blocks);
+    return tier_ == Tier::device
+               ? ModelPool(1, device, scenario_.policy)
+               : ModelPool(device, device + scenario_.host_blocks, scenario_.policy);
   }
   std::uint32_t below(std::uint32_t limit) {
     return std::uniform_int_distribution<std::uint32_t>(0, limit - 1)(random_);
@@ -145,8 +147,7 @@ class Duet {
     const auto fresh = allocate(missing + below(3), prompt.domain);
     if (!fresh) {
       ++shortages_;
-      pool_.cancel(hit);
-      model_ = before;
+      cancel(hit, before);
       return;
     }
     Sequence sequence{{}, prompt.domain, hit.end, hit.blocks, hit.blocks.size()};
@@ -159,14 +160,20 @@ class Duet {
     sequences_.push_back(std::move(sequence));
   }
 
+  /// What was hit stays so.
+  void cancel(const PrefixHit& hit, const ModelPool& before) {
+    pool_.cancel(hit);
+    model_ = before;
+    model_.mark(numbers(hit.blocks));
+  }
+
   /// A hit that is cancelled or released at once.
   void visit() {
     const Prompt prompt = draw_prompt();
     const ModelPool before = model_;
     const PrefixHit hit = match(prompt);
     if (below(2) == 0) {
-      pool_.cancel(hit);
-      model_ = before;
+      cancel(hit, before);
     } else {
       pool_.release(hit.blocks);
       model_.release(numbers(hit.blocks));
@@ -220,8 +227,10 @@ class PoolRandom : public ::testing::TestWithParam<Scenario> {};
 
 TEST_P(PoolRandom, AgreesWithTheModelOfVllm) {
   const Scenario scenario = GetParam();
-  const PoolMemory memory = private_pool(
-      small_geometry(scenario.device_blocks, scenario.host_blocks, scenario.tokens_per_block));
+  PoolGeometry geometry =
+      small_geometry(scenario.device_blocks, scenario.host_blocks, scenario.tokens_per_block);
+  geometry.eviction_policy = scenario.policy;
+  const PoolMemory memory = private_pool(geometry);
   occupy(memory, ProcessSlot{3});
   BlockPool pool(memory, ProcessSlot{3});
   std::mt19937 random(scenario.seed);
@@ -240,6 +249,8 @@ TEST_P(PoolRandom, AgreesWithTheModelOfVllm) {
   EXPECT_GT(device.hits(), std::uint64_t(operations) / 30);
   EXPECT_GT(device.shortages(), std::uint64_t(operations) / 3000);
 
+  const bool has_spared = pool.counters()["spared_blocks"].load() != 0;
+  EXPECT_EQ(has_spared, scenario.policy == EvictionPolicy::second_chance);
   EXPECT_THAT(fsck(memory, Moment::quiescent).violations, ::testing::IsEmpty());
   device.finish_all();
   host.finish_all();
@@ -247,15 +258,23 @@ TEST_P(PoolRandom, AgreesWithTheModelOfVllm) {
   EXPECT_EQ(pool.available(Tier::host), pool.capacity(Tier::host));
 }
 
-INSTANTIATE_TEST_SUITE_P(Scenarios, PoolRandom,
-                         ::testing::Values(Scenario{1, 11, 0, 4, 4, 3},     //
-                                           Scenario{2, 30, 0, 1, 6, 3},     //
-                                           Scenario{3, 100, 0, 16, 8, 3},   //
-                                           Scenario{4, 65, 20, 3, 5, 2},    //
-                                           Scenario{5, 130, 70, 2, 12, 3},  //
-                                           Scenario{6, 3, 2, 5, 2, 2},      //
-                                           Scenario{7, 64, 64, 4, 6, 4},    //
-                                           Scenario{8, 257, 0, 4, 9, 3}));
+std::vector<Scenario> of_both_policies() {
+  std::vector<Scenario> all = {{1, 11, 0, 4, 4, 3},     //
+                               {2, 30, 0, 1, 6, 3},     //
+                               {3, 100, 0, 16, 8, 3},   //
+                               {4, 65, 20, 3, 5, 2},    //
+                               {5, 130, 70, 2, 12, 3},  //
+                               {6, 3, 2, 5, 2, 2},      //
+                               {7, 64, 64, 4, 6, 4},    //
+                               {8, 257, 0, 4, 9, 3}};
+  for (std::size_t i = 0, count = all.size(); i < count; ++i) {
+    all.push_back(all[i]);
+    all.back().policy = EvictionPolicy::second_chance;
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Scenarios, PoolRandom, ::testing::ValuesIn(of_both_policies()));
 
 }  // namespace
 }  // namespace kvhive::testing

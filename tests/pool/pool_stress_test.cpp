@@ -65,6 +65,12 @@ TEST_P(PoolStress, EightWorkersWithWindowsReadRightBytesAndLoseNoBlock) {
   run_workers(private_pool(geometry), 8, kRequests / 4);
 }
 
+TEST_P(PoolStress, WorkersThatSpareWhatWasHitReadRightBytesAndLoseNoBlock) {
+  PoolGeometry geometry = small_geometry(GetParam(), 16);
+  geometry.eviction_policy = EvictionPolicy::second_chance;
+  run_workers(private_pool(geometry), kWorkers, kRequests);
+}
+
 INSTANTIATE_TEST_SUITE_P(Blocks, PoolStress, ::testing::Values(30, 90, 1000));
 
 TEST(PoolStress, FsckReportsAndAReaperMayRunBesideWorkers) {

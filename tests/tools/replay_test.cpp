@@ -4,6 +4,8 @@
 
 #include "tests/tools/daemon.hpp"
 #include "tools/replay/replay.hpp"
+#include "tools/replay/sha256.hpp"
+#include "tools/replay/simulated_policy.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -74,6 +76,61 @@ TEST(Replay, DecidesAsVllmOnProductionTraffic) {
   expect_all("mooncake_conversation.new.json", conversation, 512, 0, 0);
   expect_all("cc64_c16.new.json", "cc64_c16.jsonl.gz", 64, 0, 0);
   expect_all("mooncake_conversation_bs16_first2000.new.json", conversation, 512, 16, 2000);
+}
+
+/// Hit by hit.
+void expect_the_pool_finds_what_a_simulation_does(const fs::path& trace, std::uint32_t block_tokens,
+                                                  std::initializer_list<std::uint32_t> capacities) {
+  const auto requests = read_trace(trace, 0);
+  ASSERT_TRUE(requests.has_value()) << requests.error().text;
+  for (const std::uint32_t blocks : capacities)
+    for (const auto& [policy, simulated] :
+         {std::pair{EvictionPolicy::lru, SimulatedPolicy::lru},
+          std::pair{EvictionPolicy::second_chance, SimulatedPolicy::second_chance}}) {
+      ReplayOptions options;
+      options.block_tokens = block_tokens;
+      options.blocks = blocks;
+      options.policy = policy;
+      const auto result = replay(*requests, options, [](std::size_t) {});
+      ASSERT_TRUE(result.has_value()) << result.error().text;
+      Sha256 hits;
+      hits.add(simulate(*requests, block_tokens, blocks, simulated));
+      EXPECT_EQ(result->hits_sha256, hits.finish()) << blocks << " blocks, " << to_string(policy);
+    }
+}
+
+TEST(ReplayPolicies, ThePoolFindsWhatASimulationDoes) {
+  expect_the_pool_finds_what_a_simulation_does(fs::path(KVHIVE_TRACES_DIR) / "small.jsonl", 64,
+                                               {80, 200, 400, 1'000, 4'000});
+}
+
+TEST(ReplayPolicies, ThePoolFindsWhatASimulationDoesOnProductionTraffic) {
+  const fs::path traces = fs::path(KVHIVE_SHARED_DIR) / "traces";
+  if (!fs::exists(traces)) GTEST_SKIP() << "the recorded traces are not there";
+  expect_the_pool_finds_what_a_simulation_does(traces / "mooncake_conversation_trace.jsonl.gz", 512,
+                                               {1'000, 10'000, 50'000});
+}
+
+/// Of a block that two sessions use, of one that a session leaves behind, and of one that is used
+/// often and long ago.
+TEST(SimulatedPolicies, DifferAsTheirNamesSay) {
+  const auto request = [](std::uint64_t id, const std::string& session) {
+    return TraceRequest{20, 0, {id, id + 1000}, session};  // a full block and a part of one
+  };
+  // Room for two full blocks beside the one that is being filled.
+  const auto hits = [&](std::vector<TraceRequest> trace, SimulatedPolicy policy) {
+    return simulate(trace, 16, 3, policy).back();
+  };
+  const std::vector<TraceRequest> often = {request(1, "a"), request(1, "b"), request(1, "a"),
+                                           request(2, "a"), request(3, "b"), request(1, "b")};
+  EXPECT_EQ(hits(often, SimulatedPolicy::lru), 0u);
+  EXPECT_EQ(hits(often, SimulatedPolicy::second_chance), 1u);
+  EXPECT_EQ(hits(often, SimulatedPolicy::lfu), 1u);
+  EXPECT_EQ(hits(often, SimulatedPolicy::optimum), 1u);
+  const std::vector<TraceRequest> left = {request(1, "a"), request(2, "b"), request(3, "c"),
+                                          request(1, "a")};
+  EXPECT_EQ(hits(left, SimulatedPolicy::lru), 0u);
+  EXPECT_EQ(hits(left, SimulatedPolicy::departed_first), 1u) << "b had left";
 }
 
 TEST(Replay, BadTracesAreRefusedWithTheirLine) {

@@ -12,6 +12,7 @@ echo
 "$bin/bench_reap" $brief
 "$bin/bench_stop" $brief
 echo
+"$bin/bench_policies" $brief
 "$bin/bench_step" $brief
 echo
 [ -n "$brief" ] || "$bin/bench_attention"

@@ -70,6 +70,12 @@ Json models_to_json(const Inspector& inspector, const PoolReport& report) {
   return all;
 }
 
+/// What is not as in every pool.
+std::string special_policy(const PoolGeometry& geometry) {
+  if (geometry.eviction_policy == EvictionPolicy::lru) return {};
+  return ", eviction policy " + std::string(to_string(geometry.eviction_policy));
+}
+
 std::string model_table(const Inspector& inspector, const PoolReport& report) {
   const std::vector<std::string> names = inspector.models();
   Table table({"model", "tokens per block", "unused", "groups", "min", "device held", "device idle",
@@ -98,6 +104,7 @@ Json to_json(const Inspector& inspector, const PoolReport& report, const ByDomai
       {"block_bytes", report.geometry.block_bytes()},
       {"page_layout", to_string(report.geometry.models[0].kv.pages)},
       {"computed", computed_with(report.geometry)},
+      {"eviction_policy", to_string(report.geometry.eviction_policy)},
       {"models", models_to_json(inspector, report)},
       {"tiers", {{"device", to_json(report.tiers[0])}, {"host", to_json(report.tiers[1])}}},
       {"index", {{"buckets", marks.buckets}, {"overflowed", marks.marked}}},
@@ -165,15 +172,16 @@ Expected<void> stat(const CommonFlags& flags) {
   const ModelCache& first = report.geometry.models[0];
   const std::string size = format_bytes(report.geometry.block_bytes());
   if (report.geometry.model_count == 1)
-    std::printf("pool %.8s of %s: blocks of %u tokens, %s each (%s, computed with %s)\n\n%s\n",
+    std::printf("pool %.8s of %s: blocks of %u tokens, %s each (%s, computed with %s%s)\n\n%s\n",
                 report.epoch.c_str(), inspector->model().c_str(), first.tokens_per_block,
                 size.c_str(), std::string(to_string(first.kv.pages)).c_str(),
-                computed_with(report.geometry).c_str(), tier_table(report).c_str());
+                computed_with(report.geometry).c_str(), special_policy(report.geometry).c_str(),
+                tier_table(report).c_str());
   else
-    std::printf("pool %.8s of %u models: blocks of %s, computed with %s\n\n%s\n%s\n",
+    std::printf("pool %.8s of %u models: blocks of %s, computed with %s%s\n\n%s\n%s\n",
                 report.epoch.c_str(), report.geometry.model_count, size.c_str(),
-                computed_with(report.geometry).c_str(), tier_table(report).c_str(),
-                model_table(*inspector, report).c_str());
+                computed_with(report.geometry).c_str(), special_policy(report.geometry).c_str(),
+                tier_table(report).c_str(), model_table(*inspector, report).c_str());
   if (names->names.size() > 1)
     std::printf("%s\n", domain_table(domains, report.geometry.limited_domains() != 0).c_str());
   const IndexMarks marks = count_marks(inspector->memory());

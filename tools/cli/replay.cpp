@@ -7,6 +7,7 @@
 #include "pool/block_word.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/table.hpp"
+#include "tools/program/choice_flag.hpp"
 #include "tools/program/progress_bar.hpp"
 #include "tools/replay/replay.hpp"
 
@@ -26,6 +27,7 @@ struct ReplayFlags {
 Json to_json(const ReplayFlags& flags, std::uint32_t blocks, const ReplayResult& r) {
   return {{"trace", flags.trace},
           {"mode", flags.mode},
+          {"policy", to_string(flags.options.policy)},
           {"block_tokens", flags.options.block_tokens},
           {"capacity", blocks},
           {"processes", r.processes},
@@ -75,8 +77,10 @@ Expected<void> run(ReplayFlags& flags) {
 
 void add_replay(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<ReplayFlags>();
-  CLI::App* command =
-      app.add_subcommand("replay", "drive a pool with recorded traffic; every decision is vLLM's");
+  CLI::App* command = app.add_subcommand(
+      "replay",
+      "drive a pool with recorded traffic; with the policy lru every decision is "
+      "vLLM's");
   flags->common.add_format_to(*command);
   command->add_option("trace", flags->trace, "JSON lines, plain or gzip, with hash_ids or id_runs")
       ->required()
@@ -96,6 +100,9 @@ void add_replay(CLI::App& app, int& exit_code) {
                       "seq (one request after the other), fifoN (N requests at once) or decN (N at "
                       "once, each grows by "
                       "its output)");
+  add_choice<EvictionPolicy>(*command, "--policy", flags->options.policy,
+                             "the pool's eviction policy (docs/POLICIES.md)")
+      ->default_str("lru");
   command
       ->add_option(
           "--expand-to", flags->options.expand_to,

@@ -298,6 +298,7 @@ Expected<ReplayResult> replay(const std::vector<TraceRequest>& trace, const Repl
                               const std::function<void(std::size_t)>& progress) {
   PoolGeometry geometry{};
   geometry.device_blocks = options.blocks + 1;
+  geometry.eviction_policy = options.policy;
   geometry.models[0].tokens_per_block = options.expand_to != 0 ? options.expand_to : kIdTokens;
   auto memory = PoolMemory::create_private(geometry);
   if (!memory) return forward_error(memory);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/expected.hpp"
+#include "config/choices.hpp"
 #include "tools/replay/trace.hpp"
 
 namespace kvhive {
@@ -27,6 +28,7 @@ struct ReplayOptions {
   std::uint32_t block_tokens = 512;  ///< tokens that one content id of the trace stands for
   std::uint32_t blocks = 0;          ///< usable blocks of the pool (the null block comes on top)
   ReplayMode mode;
+  EvictionPolicy policy = EvictionPolicy::lru;
   /// Not 0: make block_tokens real tokens of each content id and cut them into blocks of that many
   /// tokens, hashed and compared as an engine would.
   std::uint32_t expand_to = 0;

@@ -62,7 +62,11 @@ Expected<TraceRequest> parse_request(const std::string& text) {
   if (!input) return forward_error(input);
   if (!output) return forward_error(output);
   if (!content) return forward_error(content);
-  return TraceRequest{*input, *output, std::move(*content)};
+  const Json session = line.value("session", Json());
+  return TraceRequest{*input, *output, std::move(*content),
+                      session.is_null()     ? ""
+                      : session.is_string() ? session.get<std::string>()
+                                            : session.dump()};
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include "base/expected.hpp"
@@ -15,6 +16,7 @@ struct TraceRequest {
   std::uint64_t input_tokens = 0;
   std::uint64_t output_tokens = 0;
   std::vector<std::uint64_t> content;  ///< ids of the prompt's blocks; the last may be partial
+  std::string session{};               ///< whose request it is; empty = not told
 
   // If a content id stands for `block_tokens` tokens:
   std::size_t full_blocks(std::uint64_t block_tokens) const {
@@ -29,7 +31,7 @@ struct TraceRequest {
 
 /// Reads JSON lines (plain or gzip) with input_length, output_length and the prompt's content ids:
 /// hash_ids [id, ...], as in Mooncake's traces, or id_runs [[first, count], ...], which is shorter
-/// for long conversations.
+/// for long conversations; and, if it is there, "session", a text or a number.
 ///
 /// \param limit  read at most so many requests; 0 = all
 [[nodiscard]] Expected<std::vector<TraceRequest>> read_trace(const std::filesystem::path& path,

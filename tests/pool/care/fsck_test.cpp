@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "pool/block_pool.hpp"
+#include "pool/care/repair.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 
@@ -135,9 +136,29 @@ TEST_F(Fsck, FindsReservedFieldsThatAreNotZero) {
                                         HasSubstr("block 16 neither has nor lacks")));
 }
 
-TEST_F(Fsck, FindsTheSpareBitOfAWord) {
-  descriptor(2).word.fetch_or(1ull << 35);
-  EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 has the spare bit")));
+TEST_F(Fsck, FindsTheMarkOfAHitInAPoolThatMarksNone) {
+  descriptor(2).word.fetch_or(BlockWord::kHit);
+  EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 is marked as hit")));
+}
+
+TEST(FsckOfMarks, OnlyPublishedBlocksMayBeMarkedAsHit) {
+  PoolGeometry geometry = small_geometry(8);
+  geometry.eviction_policy = EvictionPolicy::second_chance;
+  const PoolMemory memory = private_pool(geometry);
+  occupy(memory, ProcessSlot{0});
+  BlockPool pool(memory, ProcessSlot{0});
+  const Prompt prompt(pool, counting(0, 4));
+  leave_idle(pool, prompt);
+  const PrefixHit hit = match_all(pool, prompt);
+  ASSERT_TRUE(memory.block(hit.blocks[0]).word().is_hit());
+  pool.release(hit.blocks);
+  EXPECT_THAT(fsck(memory, Moment::quiescent).violations, IsEmpty());
+  memory.block(BlockId{5}).mark_hit();
+  EXPECT_THAT(fsck(memory, Moment::quiescent).violations,
+              ElementsAre(HasSubstr("block 5 is marked as hit")));
+  repair(memory, {});
+  EXPECT_THAT(fsck(memory, Moment::quiescent).violations, IsEmpty());
+  EXPECT_TRUE(memory.block(hit.blocks[0]).word().is_hit());
 }
 
 TEST_F(Fsck, FindsASerialThatDoesNotGoWithTheUid) {

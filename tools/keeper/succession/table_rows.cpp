@@ -348,6 +348,7 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
                      {"size", {pool.size.device_blocks, pool.size.host_blocks}},
                      {"limits", limits},
                      {"model_minimums", pool.geometry.model_minimums},
+                     {"eviction_policy", pool.geometry.eviction_policy},
                      {"models", models}};
   memory.write_text(LedgerMemory::Text::pool,
                     text.dump(-1, ' ', false, Json::error_handler_t::replace));
@@ -376,6 +377,7 @@ void restore_pool(Tables& tables, const LedgerMemory& memory) {
   geometry.device = pool.device_facts().device;
   geometry.cpu_kernels = tables.options.cpu_kernels;
   geometry.model_minimums = text.at("model_minimums");
+  geometry.eviction_policy = text.at("eviction_policy");
   for (std::size_t i = 0; i < kLimitedDomains; ++i)
     geometry.limits[i] = {text.at("limits")[i][0], text.at("limits")[i][1]};
   for (std::size_t i = 0; i < kPoolObjects; ++i)
