@@ -34,6 +34,18 @@ bool is_nested_too_deep(std::string_view text) {
   return depth > kMaxDepth;
 }
 
+/// "line 1, column 7: syntax error while parsing value - unexpected ...": printable, and short.
+std::string place_and_reason(const nlohmann::json::parse_error& error) {
+  constexpr std::size_t kLongest = 160;
+  constexpr std::string_view kBefore = "parse error at ";
+  std::string text = error.what();
+  if (const auto begin = text.find(kBefore); begin != std::string::npos)
+    text.erase(0, begin + kBefore.size());
+  for (char& letter : text)
+    if (letter < ' ' || letter > '~') letter = '?';
+  return text.size() > kLongest ? text.substr(0, kLongest) + "..." : text;
+}
+
 }  // namespace
 
 std::string shown(const nlohmann::json& value) {
@@ -64,11 +76,17 @@ Expected<std::string> read_text_file(const std::filesystem::path& path, std::siz
   return text;
 }
 
-std::optional<nlohmann::json> parse_json_object(std::string_view text) {
-  if (is_nested_too_deep(text)) return std::nullopt;
-  auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return std::nullopt;
-  return json;
+Expected<nlohmann::json> parse_json_object(std::string_view text) {
+  if (is_nested_too_deep(text))
+    return failure(Errc::bad_format,
+                   "nested more than " + std::to_string(kMaxDepth) + " levels deep");
+  try {
+    auto json = nlohmann::json::parse(text);
+    if (json.is_object()) return json;
+    return failure(Errc::bad_format, std::string("JSON, but of type ") + json.type_name());
+  } catch (const nlohmann::json::parse_error& error) {
+    return failure(Errc::bad_format, place_and_reason(error));
+  }
 }
 
 Expected<nlohmann::json> read_json_object(const std::filesystem::path& path) {
@@ -76,9 +94,9 @@ Expected<nlohmann::json> read_json_object(const std::filesystem::path& path) {
   if (!text) return forward_error(text);
   auto json = parse_json_object(*text);
   if (!json)
-    return failure(Errc::bad_format,
-                   path.string() + ": " + std::to_string(text->size()) +
-                       " bytes that are not one JSON object; fetch the file again");
+    return failure(Errc::bad_format, path.string() + ": " + std::to_string(text->size()) +
+                                         " bytes that are not one JSON object (" +
+                                         json.error().text + "); fetch the file again");
   return std::move(*json);
 }
 

@@ -18,9 +18,10 @@ namespace kvhive {
 [[nodiscard]] Expected<std::string> read_text_file(const std::filesystem::path& path,
                                                    std::size_t max_bytes = std::size_t{256} << 20);
 
-/// Parses a text that is one JSON object. Nothing if it is not, or is nested too deeply: printing
-/// and copying recurse, and could exhaust the stack.
-std::optional<nlohmann::json> parse_json_object(std::string_view text);
+/// Parses a text that is one JSON object. The error says where it is not, as "line 1, column 7:
+/// ...". A text that is nested too deeply is refused: printing and copying recurse, and could
+/// exhaust the stack.
+[[nodiscard]] Expected<nlohmann::json> parse_json_object(std::string_view text);
 
 /// Reads a file that must be one JSON object.
 [[nodiscard]] Expected<nlohmann::json> read_json_object(const std::filesystem::path& path);

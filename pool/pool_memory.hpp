@@ -87,6 +87,11 @@ class PoolMemory {
   bool is_forgotten(std::uint64_t uid) const {
     return uid < control().first_uid.load(std::memory_order_relaxed);
   }
+  /// The same of a published block, also of one that begins a sequence that ran then.
+  bool is_forgotten(BlockView block) const {
+    const std::uint64_t parent = block.parent_uid();
+    return is_forgotten(block.uid()) || (parent >= kRootUid && resets_of(parent) != resets());
+  }
 
   bool has_tokens() const { return maps_[std::size_t(PoolObject::tokens)].data() != nullptr; }
   /// Token row of a block, layout().row_words words of two tokens each.

@@ -138,19 +138,13 @@ class Explanation {
     CacheStatus status = CacheStatus::present;
     if (!holds(block, names_, group, i))
       status = CacheStatus::collision;
-    else if (is_forgotten(b))
+    else if (memory_.is_forgotten(b))
       status = CacheStatus::forgotten;
     else if (parent && b.parent_uid() != *parent)
       status = CacheStatus::orphaned;
     else if (!is_hinted(name, block))
       status = CacheStatus::unhinted;
     return b.word().generation() == before.generation() ? std::optional(status) : std::nullopt;
-  }
-
-  bool is_forgotten(BlockView b) const {
-    const std::uint64_t parent = b.parent_uid();
-    return memory_.is_forgotten(b.uid()) ||
-           (parent >= kRootUid && resets_of(parent) != memory_.resets());
   }
 
   const DepartureRecord* last_departure(Hash128 name) const {

@@ -61,6 +61,7 @@ BlockCounts count_blocks(const PoolMemory& memory) {
     const BlockWord word = block.word();
     const auto tier = std::size_t(memory.tier_of(BlockId{id}));
     count(counts.tiers[tier], word);
+    if (word.is_idle()) counts.tiers[tier].forgotten += memory.is_forgotten(block);
     for (std::uint32_t mask = word.holders(); mask != 0; mask &= mask - 1)
       ++counts.held[std::countr_zero(mask)][tier];
     if (word.state() != BlockState::ready && word.state() != BlockState::filling) continue;
@@ -106,9 +107,15 @@ PoolReport report_pool(const PoolMemory& memory) {
   Statistics statistics = read_statistics(memory);
   for (ProcessReport& process : statistics.processes)
     process.held_blocks = blocks.held[process.slot];
-  return {memory.geometry(),         epoch_of(memory),   blocks.tiers,
-          std::move(blocks.domains), blocks.models,      std::move(statistics.processes),
-          statistics.totals,         statistics.observed};
+  return {memory.geometry(),
+          epoch_of(memory),
+          memory.resets().value,
+          blocks.tiers,
+          std::move(blocks.domains),
+          blocks.models,
+          std::move(statistics.processes),
+          statistics.totals,
+          statistics.observed};
 }
 
 std::map<DomainId, DomainReport> report_domains(const PoolMemory& memory) {

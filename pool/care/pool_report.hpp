@@ -20,6 +20,11 @@ struct TierReport {
   std::uint64_t shared = 0;   ///< published, and held by at least two processes
   std::uint64_t idle = 0;     ///< published, and held by no process: can be evicted
   std::uint64_t retired = 0;
+  /// Of the idle ones, those that nobody finds any more: the prefix cache was reset.
+  std::uint64_t forgotten = 0;
+
+  /// Blocks of which a prompt could be continued, and that nobody uses.
+  std::uint64_t cached() const { return idle - forgotten; }
 };
 
 struct ProcessReport {
@@ -72,7 +77,8 @@ Statistics read_statistics(const PoolMemory& memory);
 
 struct PoolReport {
   PoolGeometry geometry;
-  std::string epoch;  ///< hex
+  std::string epoch;         ///< hex
+  std::uint32_t resets = 0;  ///< of the prefix cache, so far
   std::array<TierReport, kTiers> tiers;
   std::map<DomainId, std::array<DomainBlocks, kTiers>> domains;
   std::array<std::array<DomainBlocks, kTiers>, kMostModels> models{};  ///< by ModelId

@@ -246,13 +246,14 @@ TEST_F(ServiceTest, WhatIsWrongIsNamedInOpenAisForm) {
       {R"({"prompt": "a", "logprobs": "b"})", 400, "logprobs"},
       {R"({"prompt": "a", "stop": ["", "b"]})", 400, "stop"},
       {R"({"prompt": "a", "stream_options": {}})", 400, "stream_options"},
-      {R"({"prompt": "a", "logit_bias": {"5": 1}})", 501, "logit_bias"},
+      {R"({"prompt": "a", "logit_bias": {"5": 1}})", 400, "logit_bias"},
       {R"({"prompt": "a", "n": 129})", 400, "n"},
       {R"({"prompt": "a", "cache_salt": ""})", 400, "cache_salt"},
       {R"({"prompt": "a", "cache_salt": 7})", 400, "cache_salt"},
       {R"({"prompt": "a", "cache_salt": "a/b"})", 400, "cache_salt"},
       {R"({"prompt": "a", "cache_salt": "a\u0000"})", 400, "cache_salt"},
-      {R"({"prompt": [99999]})", 400, nullptr},
+      {R"({"prompt": [99999]})", 400, "prompt"},
+      {R"({"prompt": "a", "top_p": 0})", 400, "top_p"},
   };
   for (const auto& [body, status, param] : cases) {
     const HttpReply reply = service_.ask(post(kCompletions, body));
@@ -264,7 +265,9 @@ TEST_F(ServiceTest, WhatIsWrongIsNamedInOpenAisForm) {
   }
   EXPECT_EQ(service_.ask(get("/nowhere")).status, 404);
   EXPECT_EQ(service_.ask(get(kCompletions)).status, 405);
-  EXPECT_EQ(service_.ask(post("/v1/embeddings", "{}")).status, 501);
+  const HttpReply embeddings = service_.ask(post("/v1/embeddings", "{}"));
+  EXPECT_EQ(embeddings.status, 501);
+  EXPECT_THAT(embeddings.head, HasSubstr("x-should-retry: false"));
   std::string text;
   for (int i = 0; i < 30; ++i) text += passage();
   const HttpReply refused = service_.ask(post(kCompletions, completion(text, 5).dump()));
@@ -278,6 +281,73 @@ TEST_F(ServiceTest, FieldsThatAreNotKnownChangeNothing) {
   request["frequency_penalty"] = 0.0;
   request["best_of"] = nullptr;
   EXPECT_EQ(service_.ask(post(kCompletions, request.dump())).status, 200);
+}
+
+/// Also within an object, and where tokens are told.
+TEST_F(ServiceTest, FieldsThatAreNotKnownAreCounted) {
+  const auto counted = [&] {
+    return MetricsText(service_.ask(get("/metrics?view=service")).body)
+        .sum("kvhive_serve_unknown_fields_total");
+  };
+  const double before = counted();
+  Json request = completion("In the beginning", 1);
+  request["stream"] = true;
+  request["stream_options"] = {{"includ_usage", true}};
+  request["store"] = false;  // known to change nothing
+  EXPECT_EQ(service_.ask(post(kCompletions, request.dump())).status, 200);
+  EXPECT_EQ(counted(), before + 1);
+  (void)service_.ask(post("/tokenize", R"({"prompt": "a", "add_special_tokenz": true})"));
+  (void)service_.ask(post("/detokenize", R"({"tokens": [5], "model": "demo", "x": 1})"));
+  EXPECT_EQ(counted(), before + 3);
+}
+
+TEST_F(ServiceTest, TokenIdsOfAPromptAreToldWhetherItIsATextOrIds) {
+  const Json ids =
+      service_.ask(post("/tokenize", R"({"prompt": "In the beginning"})")).json()["tokens"];
+  for (const Json& prompt : {Json("In the beginning"), ids}) {
+    Json request = completion("", 2);
+    request["prompt"] = prompt;
+    request["return_token_ids"] = true;
+    const Json choice = service_.ask(post(kCompletions, request.dump())).json()["choices"][0];
+    EXPECT_EQ(choice["prompt_token_ids"], ids) << prompt;
+    EXPECT_EQ(choice["token_ids"].size(), 2u);
+  }
+}
+
+/// With every event the answer's own, as vLLM tells it.
+TEST_F(ServiceTest, UsageThatIsToldAllTheTimeIsOfOneAnswer) {
+  Json request = completion("In the beginning", 3);
+  request["n"] = 2;
+  request["stream"] = true;
+  request["stream_options"] = {{"continuous_usage_stats", true}};
+  std::map<int, int> generated;
+  for (const std::string& event : service_.ask(post(kCompletions, request.dump())).events()) {
+    if (event == "[DONE]") continue;
+    const Json json = Json::parse(event);
+    generated[json["choices"][0]["index"]] = json["usage"]["completion_tokens"];
+  }
+  EXPECT_EQ(generated, (std::map<int, int>{{0, 3}, {1, 3}}));
+}
+
+/// A load balancer sends nothing to a service whose requests would wait.
+TEST(ServiceHealth, IsBadWhileNoEngineTakesRequests) {
+  const Daemon daemon;
+  const Service service(daemon.socket());
+  const auto health = [&] { return service.ask(get("/health")).status; };
+  EXPECT_EQ(health(), 200);
+  const Json engines = daemon.status()["engines"];
+  signal_process(engines[0]["pid"], SIGSTOP);
+  signal_process(engines[1]["pid"], SIGSTOP);
+  EXPECT_TRUE(eventually([&] { return health() == 503; }));
+  EXPECT_THAT(service.ask(get("/health")).body, HasSubstr("engine 0 is stopped"));
+  signal_process(engines[1]["pid"], SIGCONT);
+  EXPECT_TRUE(eventually([&] { return health() == 200; })) << "one is enough";
+  signal_process(engines[0]["pid"], SIGCONT);
+}
+
+TEST_F(ServiceTest, WhatIsAskedWithAnotherMethodSaysWhichAreRight) {
+  EXPECT_THAT(service_.ask(post("/v1/models", "{}")).head, HasSubstr("Allow: GET, HEAD\r\n"));
+  EXPECT_THAT(service_.ask(get(kCompletions)).head, HasSubstr("Allow: POST\r\n"));
 }
 
 TEST_F(ServiceTest, OneConnectionCarriesManyRequests) {
@@ -409,6 +479,8 @@ TEST_F(ServiceTest, ErrorsNameFieldValueAndRemedy) {
       {post(kCompletions, R"({"prompt": ["a", "b", "c"], "n": 128})"), "n", "is 128",
        "ask for fewer"},
       {post(kCompletions, "[7]"), "", "the body (3 bytes)", "send one"},
+      {post(kCompletions, R"({"prompt": "a",})"), "", "line 1, column 16", "send one"},
+      {post(kCompletions, ""), "", "unexpected end of input", "send one"},
       {post("/v1/chat/completions", R"({"messages": "a"})"), "messages", R"(is \"a\")",
        "give a list"},
       {post("/v1/chat/completions", R"({"messages": [{"role": "user"}], "tool_choice": 7})"),
@@ -438,6 +510,8 @@ TEST(ServiceLimits, AKeyMustBeGivenToHaveTokensToldToo) {
     const HttpReply refused = service.ask(post(path, body));
     EXPECT_EQ(refused.status, 401) << path;
     EXPECT_THAT(refused.body, HasSubstr("Authorization: Bearer KEY"));
+    const std::string counted = service.ask(get("/metrics?view=service")).body;
+    EXPECT_THAT(counted, HasSubstr("handler=\"" + std::string(path) + "\"")) << "not as none";
     EXPECT_EQ(service.ask(post(path, body, "Authorization: Bearer secret\r\n")).status, 200);
   }
 }

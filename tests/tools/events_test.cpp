@@ -304,6 +304,18 @@ TEST(Watch, TellsOfEnginesClientsAndBlocks) {
   EXPECT_EQ(wait_for(watch, "client_left")["pid"], getpid());
 }
 
+TEST(Watch, TellsThatAnotherKeeperHasTakenOver) {
+  const Daemon daemon;
+  Beside watch({"watch", "--socket", daemon.socket(), "--interval", "0.02"});
+  const pid_t first = daemon.keeper();
+  EXPECT_EQ(wait_for(watch, "daemon")["keeper"], first);
+  daemon.kill_keeper();
+  Json told = wait_for(watch, "daemon");
+  while (told["state"] != "answering") told = wait_for(watch, "daemon");
+  EXPECT_EQ(told["keeper"], daemon.keeper());
+  EXPECT_EQ(told["is_new_pool"], false);
+}
+
 /// Names, also of a domain that has just come; an adapter's, unless a salt hides it.
 TEST(Watch, BlocksNameTheirDomainAndAdapter) {
   const DemoAdapter poet(1);

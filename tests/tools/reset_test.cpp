@@ -34,6 +34,24 @@ TEST_F(ResetDaemon, ForgetsWhatIsCachedForAllEngines) {
   EXPECT_EQ(cached_tokens(), 0u);
 }
 
+TEST_F(ResetDaemon, IsSeenWhereverCachedBlocksAreCounted) {
+  (void)cached_tokens();
+  const Json before = daemon_.stat();
+  EXPECT_EQ(before["resets"], 0);
+  EXPECT_EQ(before["tiers"]["device"]["forgotten"], 0);
+  const std::size_t forgotten = reset().json()["forgotten_blocks"];
+  const Json after = daemon_.stat();
+  EXPECT_EQ(after["resets"], 1);
+  EXPECT_EQ(after["tiers"]["device"]["forgotten"], forgotten);
+  EXPECT_EQ(after["tiers"]["device"]["idle"], before["tiers"]["device"]["idle"]);
+  EXPECT_NE(daemon_.cli({"pool", "stat"}).out.find("was reset 1 times"), std::string::npos);
+  const std::string watched = daemon_.cli({"watch", "--count", "1"}).out;
+  EXPECT_NE(watched.find("\"cache_reset\",\"resets\":1"), std::string::npos) << watched;
+  EXPECT_NE(daemon_.cli({"top"}).out.find("0.0% cached"), std::string::npos);
+  (void)cached_tokens();
+  EXPECT_EQ(daemon_.stat()["tiers"]["device"]["forgotten"], forgotten) << "what came after it";
+}
+
 TEST_F(ResetDaemon, ChangesNoAnswerThatIsUnderWay) {
   const auto requests = overlapping_requests(12, 60, 20);
   const Tokens undisturbed = tokens_one_by_one(daemon_, requests);

@@ -14,7 +14,7 @@ DaemonView view_of(const HiveWatch::News& news) {
   }
   daemon.trouble = news.trouble;
   daemon.model = news.hive->model();
-  daemon.keeper = news.hive->keeper();
+  daemon.keeper = news.keeper_pid();
   if (news.status)
     daemon.told_ago = std::chrono::duration<double>(Clock::now() - news.told).count();
   return daemon;

@@ -2,6 +2,8 @@
 
 #include <signal.h>
 
+#include <cerrno>
+
 #include "ipc/pidfd.hpp"
 
 namespace kvhive {
@@ -64,6 +66,15 @@ PoolNames HiveWatch::News::names() const {
           status->at("model").at("adapters").get<std::vector<std::string>>()};
 }
 
+/// In another PID namespace only the kernel's number means something.
+pid_t HiveWatch::News::keeper_pid() const {
+  const pid_t attached = hive->keeper();
+  if (!status || attached == 0) return attached;
+  const pid_t answering = status->at("keeper").at("pid");
+  const bool is_successor = answering != attached && kill(attached, 0) != 0 && errno == ESRCH;
+  return is_successor ? answering : attached;
+}
+
 PoolNames HiveWatch::names_with(DomainId domain, const News& news,
                                 std::chrono::milliseconds limit) const {
   PoolNames names = news.names();
@@ -80,7 +91,7 @@ void HiveWatch::run() {
   bool must_attach = !news().hive->has_keeper();
   do {
     News next = news();
-    const pid_t keeper = next.hive->keeper();
+    const pid_t keeper = next.keeper_pid();
     if (next.keeper != News::Keeper::ended && keeper != 0 && is_stopped(keeper)) {
       // It gets no questions and no connections: unread ones would fill its queues.
       next.keeper = News::Keeper::silent;
@@ -106,7 +117,7 @@ bool HiveWatch::ask(News next) {
     next.trouble.clear();
   } else {
     next.keeper = News::Keeper::silent;
-    next.trouble = silence_of(next.hive->keeper());
+    next.trouble = silence_of(next.keeper_pid());
   }
   const bool is_answered = next.keeper == News::Keeper::answering;
   tell(std::move(next));

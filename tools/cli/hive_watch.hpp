@@ -33,6 +33,8 @@ class HiveWatch {
 
     /// Those that the keeper has told; none until it has.
     PoolNames names() const;
+    /// The process that has told, a successor perhaps of the one that was attached to.
+    pid_t keeper_pid() const;
   };
 
   /// Attaches for the first time. Errors: those of Inspector::attach().

@@ -19,9 +19,9 @@ namespace {
 using Json = nlohmann::json;
 
 Json to_json(const TierReport& tier) {
-  return {{"blocks", tier.blocks},  {"free", tier.free},     {"filling", tier.filling},
-          {"held", tier.held},      {"shared", tier.shared}, {"idle", tier.idle},
-          {"retired", tier.retired}};
+  return {{"blocks", tier.blocks},       {"free", tier.free},      {"filling", tier.filling},
+          {"held", tier.held},           {"shared", tier.shared},  {"idle", tier.idle},
+          {"forgotten", tier.forgotten}, {"retired", tier.retired}};
 }
 
 /// By the domains' names.
@@ -100,6 +100,7 @@ Json to_json(const Inspector& inspector, const PoolReport& report, const ByDomai
   Json json = {
       {"model", inspector.model()},
       {"epoch", report.epoch},
+      {"resets", report.resets},
       {"block_size", report.geometry.models[0].tokens_per_block},
       {"block_bytes", report.geometry.block_bytes()},
       {"page_layout", to_string(report.geometry.models[0].kv.pages)},
@@ -185,6 +186,11 @@ Expected<void> stat(const CommonFlags& flags) {
   if (names->names.size() > 1)
     std::printf("%s\n", domain_table(domains, report.geometry.limited_domains() != 0).c_str());
   const IndexMarks marks = count_marks(inspector->memory());
+  if (report.resets != 0)
+    std::printf(
+        "the prefix cache was reset %u times; %s of the idle blocks are from before, and "
+        "found by nobody\n",
+        report.resets, with_commas(report.tiers[0].forgotten + report.tiers[1].forgotten).c_str());
   std::printf("index: %s of %s buckets have overflowed; lookups there read a second one\n\n",
               with_commas(marks.marked).c_str(), with_commas(marks.buckets).c_str());
   const CounterValues& totals = report.totals;

@@ -175,20 +175,30 @@ class Account {
     return start;
   }
 
-  /// "on the device (12-15), on the host (80)": the pool's own block numbers.
+  /// "12-15", or "12, 40, 17", of many "12, 40, ... 17: 9 blocks": the pool's own block numbers.
+  std::string numbers(std::size_t first, std::size_t end, Tier tier) const {
+    const auto id = [&](std::size_t i) { return at(i).blocks[std::size_t(tier)].value; };
+    bool is_run = true;
+    for (std::size_t i = first; i < end; ++i) is_run &= id(i) == id(first) + (i - first);
+    if (is_run) return range(id(first), id(end - 1) + 1);
+    constexpr std::size_t kMostListed = 8;
+    const bool is_short = end - first <= kMostListed;
+    std::string text;
+    for (std::size_t i = first; i < end; ++i)
+      if (is_short || i < first + kMostListed - 2 || i == end - 1)
+        text += (text.empty() ? "" : ", ") + std::to_string(id(i));
+      else if (i == end - 2)
+        text += ", ...";
+    return is_short ? text : text + ": " + std::to_string(end - first) + " blocks";
+  }
+
+  /// "on the device (12-15) and on the host (80)"
   std::string where(std::size_t first, std::size_t end) const {
     std::string text;
     for (const Tier tier : {Tier::device, Tier::host}) {
-      const BlockId begin = at(first).blocks[std::size_t(tier)];
-      if (begin == kNullBlock) continue;
-      bool is_run = true;
-      for (std::size_t i = first; i < end; ++i)
-        is_run &= at(i).blocks[std::size_t(tier)].value == begin.value + (i - first);
-      const BlockId last = at(end - 1).blocks[std::size_t(tier)];
+      if (at(first).blocks[std::size_t(tier)] == kNullBlock) continue;
       text += (text.empty() ? "on the " : " and on the ") + std::string(to_string(tier)) + " (" +
-              (is_run ? range(begin.value, last.value + 1)
-                      : std::to_string(begin.value) + ".." + std::to_string(last.value)) +
-              ")";
+              numbers(first, end, tier) + ")";
     }
     return text;
   }

@@ -29,16 +29,13 @@ Json lost_with(const EngineRow& row) {
 }
 
 Json counts_of(const TierReport& tier) {
-  return {{"free", tier.free},
-          {"filling", tier.filling},
-          {"held", tier.held},
-          {"shared", tier.shared},
-          {"idle", tier.idle}};
+  return {{"free", tier.free},     {"filling", tier.filling}, {"held", tier.held},
+          {"shared", tier.shared}, {"idle", tier.idle},       {"forgotten", tier.forgotten}};
 }
 
 bool are_equal(const TierReport& a, const TierReport& b) {
   return a.free == b.free && a.filling == b.filling && a.held == b.held && a.shared == b.shared &&
-         a.idle == b.idle && a.retired == b.retired;
+         a.idle == b.idle && a.forgotten == b.forgotten && a.retired == b.retired;
 }
 
 Json described(const ClientRow& client) {
@@ -170,6 +167,10 @@ void HiveNews::tell_of_blocks(const Snapshot& now) {
     const std::uint64_t before = pool_.totals[name], after = now.pool.totals[name];
     return after > before ? after - before : 0;
   };
+  if (now.pool.resets > pool_.resets)
+    tell("cache_reset",
+         {{"resets", now.pool.resets},
+          {"forgotten_blocks", now.pool.tiers[0].forgotten + now.pool.tiers[1].forgotten}});
   for (const Tier tier : {Tier::device, Tier::host}) {
     const TierReport& before = pool_.tiers[std::size_t(tier)];
     const TierReport& after = now.pool.tiers[std::size_t(tier)];

@@ -73,13 +73,20 @@ void request_repair(Tables& tables, Connections& connections, Peer& asker,
                          PendingRepair{asker.socket.get(), request.ticket, request.care});
 }
 
+/// ", as pid 17 ordered"; empty if that process has gone.
+static std::string asked_by(const Tables& tables, int asker) {
+  const auto peer = tables.peers.find(asker);
+  return peer == tables.peers.end() ? std::string()
+                                    : ", as pid " + std::to_string(peer->second.pid) + " ordered";
+}
+
 void on_repaired(Tables& tables, Connections& connections, const Packet& report) {
   const auto found = tables.repairs.find(report.as<Repaired>()->ticket);
   if (found == tables.repairs.end()) return;
   const PendingRepair repair = found->second;
   tables.repairs.erase(found);
-  spdlog::info("{}: {}", repair.care == Care::repair ? "pool repaired" : "prefix cache reset",
-               report.tail());
+  spdlog::info("{}{}: {}", repair.care == Care::repair ? "pool repaired" : "prefix cache reset",
+               asked_by(tables, repair.asker), report.tail());
   if (repair.asker == -1) return;
   if (!send_packet(repair.asker, RepairDone{repair.asker_ticket}, {}, report.tail()))
     connections.drop(repair.asker);

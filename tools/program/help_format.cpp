@@ -21,21 +21,26 @@ std::size_t line_width() {
   return is_known ? std::clamp<std::size_t>(size.ws_col, kLeastWidth, kWidth) : kWidth;
 }
 
-std::string wrapped(const std::string& text) {
+std::string wrapped(const std::string& text, std::size_t indent = kIndent) {
   const std::size_t width = line_width();
   std::istringstream words(text);
   std::string lines, line;
   for (std::string word; words >> word;) {
-    if (!line.empty() && kIndent + line.size() + 1 + word.size() > width) {
-      lines += std::string(kIndent, ' ') + line + "\n";
+    if (!line.empty() && indent + line.size() + 1 + word.size() > width) {
+      lines += std::string(indent, ' ') + line + "\n";
       line.clear();
     }
     line += (line.empty() ? "" : " ") + word;
   }
-  return line.empty() ? lines : lines + std::string(kIndent, ' ') + line + "\n";
+  return line.empty() ? lines : lines + std::string(indent, ' ') + line + "\n";
 }
 
 }  // namespace
+
+std::string HelpFormat::make_description(const CLI::App* command) const {
+  const std::string text = wrapped(command->get_description(), 0);
+  return text.empty() ? text : text + "\n";
+}
 
 std::string HelpFormat::make_option(const CLI::Option* option, bool) const {
   return "  " + usage_text(*option) + "\n" + wrapped(option->get_description());

@@ -8,6 +8,7 @@ namespace kvhive {
 
 class HelpFormat : public CLI::Formatter {
  public:
+  std::string make_description(const CLI::App* command) const override;
   std::string make_option(const CLI::Option* option, bool is_positional) const override;
   std::string make_subcommand(const CLI::App* command) const override;
 };

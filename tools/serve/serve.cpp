@@ -146,7 +146,7 @@ Expected<void> serve(const ServeOptions& options,
   Metrics metrics(loop, link, model, options.metrics_old_names,
                   [&] { return numbers_of(listener->connections(), hives, *asked); });
   HivePage page(loop, link, {model, release(), !options.service.api_keys.empty()});
-  Service service(loop, hives, follower, metrics, page, options.service);
+  Service service(loop, hives, follower, link, metrics, page, options.service);
   asked = &service;
   follower.on_loaded = [&](const ModelFollower::Model& loaded) {
     metrics.set_model(loaded->model.name);

@@ -66,6 +66,14 @@ std::string_view method_of(const HttpRequest& request) {
   return request.method == "HEAD" ? std::string_view("GET") : request.method;
 }
 
+HttpAnswer wrong_method(const HttpRequest& request, std::string_view right) {
+  HttpAnswer answer =
+      to_answer({405, "'" + shown_text(request.method) + "' is not what " +
+                          shown_text(request.path) + " is asked with; use " + std::string(right)});
+  answer.headers.emplace_back("Allow", right == "GET" ? "GET, HEAD" : right);
+  return answer;
+}
+
 /// The last part of a path, which may name what has a slash: "org%2Fmodel", or just "org/model".
 std::string name_in(std::string_view path) {
   path.remove_prefix(std::string_view("/v1/models/").size());
@@ -92,10 +100,11 @@ std::uint32_t room_behind(const std::vector<TokenId>& prompt, const ServedModel&
 }  // namespace
 
 Service::Service(asio::io_context& loop, Hives& hives, const ModelFollower& follower,
-                 Metrics& metrics, HivePage& page, const ServiceOptions& options)
+                 PoolLink& link, Metrics& metrics, HivePage& page, const ServiceOptions& options)
     : loop_(loop),
       hives_(hives),
       follower_(follower),
+      link_(link),
       metrics_(metrics),
       page_(page),
       api_keys_(options.api_keys),
@@ -122,9 +131,9 @@ void Service::set_model(const ModelFollower::Model& model) {
 
 const std::vector<Service::Route>& Service::routes() {
   static const std::vector<Route> kRoutes = {
-      {"GET", "/health", &Service::health},
-      {"GET", "/metrics", &Service::metrics, false},
-      {"GET", "/version", &Service::version, false},
+      {"GET", "/health", &Service::health, true, Turn::Kind::answer, false},
+      {"GET", "/metrics", &Service::metrics, false, Turn::Kind::answer, false},
+      {"GET", "/version", &Service::version, false, Turn::Kind::answer, false},
       {"GET", "/v1/models", &Service::models},
       {"GET", "/v1/models/NAME", &Service::model},
       {"POST", "/v1/completions", &Service::completions},
@@ -168,40 +177,36 @@ void Service::handle(const std::shared_ptr<Exchange>& exchange) {
   exchange->headers = origins_.headers_for(request);
   if (auto answer = origins_.answer_to_question(request))
     return exchange->answer(std::move(*answer));
-  if (!is_allowed(request))
+  const Route* const route = route_of(request);
+  if (route != nullptr) exchange->handler = route->path;
+  if (!is_allowed(request, route))
     return exchange->answer(
         to_answer({401, "no valid API key was given; send the header Authorization: Bearer KEY"}));
   const ApiKeys::Key* const key = api_keys_.find(request.header("Authorization"));
   exchange->domain = key != nullptr ? key->domain : "";
   exchange->key_number = key != nullptr ? key->number : 0;
   if (page_.has(request.path)) return page(exchange);
-  const Route* of_path = nullptr;
-  for (const Route& route : routes()) {
-    if (!route.is_of(request.path)) continue;
-    exchange->handler = route.path;
-    of_path = &route;
-    if (route.method != method_of(request)) continue;
-    if (route.needs_model && !follower_.model())
-      return exchange->answer(to_answer(follower_.trouble()));
-    return (this->*route.handler)(exchange);
-  }
-  if (of_path == nullptr)
+  if (route == nullptr)
     return exchange->answer(to_answer(
         {404, "there is no '" + shown_text(request.path) + "' here; there are " + paths()}));
-  HttpAnswer answer =
-      to_answer({405, "'" + shown_text(request.method) + "' is not what " + request.path +
-                          " is asked with; use " + std::string(of_path->method)});
-  answer.headers.emplace_back("Allow", of_path->method);
-  exchange->answer(std::move(answer));
+  if (route->method != method_of(request))
+    return exchange->answer(wrong_method(request, route->method));
+  if (route->needs_model && !follower_.model())
+    return exchange->answer(to_answer(follower_.trouble()));
+  (this->*route->handler)(exchange);
 }
 
-/// Whatever has this service work for its caller asks for a key. What tells of the service itself
-/// does not.
-bool Service::is_allowed(const HttpRequest& request) const {
-  const std::string& path = request.path;
-  const bool is_work = path.starts_with("/v1/") || path == "/tokenize" || path == "/detokenize";
-  return api_keys_.empty() || !is_work ||
-         api_keys_.find(request.header("Authorization")) != nullptr;
+/// Null = nothing is at the request's path.
+const Service::Route* Service::route_of(const HttpRequest& request) const {
+  const auto route =
+      std::ranges::find_if(routes(), [&](const Route& each) { return each.is_of(request.path); });
+  return route != routes().end() ? &*route : nullptr;
+}
+
+/// Who has no key is not told either what is below /v1 and what is not.
+bool Service::is_allowed(const HttpRequest& request, const Route* route) const {
+  const bool asks = route != nullptr ? route->asks_for_key : request.path.starts_with("/v1/");
+  return api_keys_.empty() || !asks || api_keys_.find(request.header("Authorization")) != nullptr;
 }
 
 /// Where keys are asked for, nobody gets here without one.
@@ -228,6 +233,8 @@ bool Service::refuses_salt(const std::shared_ptr<Exchange>& exchange,
 void Service::health(const std::shared_ptr<Exchange>& exchange) {
   hives_.look_for_daemon([this, exchange](const Result<void>& serves) {
     if (serves && !follower_.model()) return exchange->answer(to_answer(follower_.trouble()));
+    const std::string waits = link_.no_engine_takes_requests();
+    if (serves && !waits.empty()) return exchange->answer(to_answer({503, waits}));
     if (serves) return exchange->answer({200, "", "", {}});
     ApiError error = api_error(serves.error());
     error.status = 503;  // also if it refuses this service: who balances loads looks for that
@@ -240,11 +247,7 @@ void Service::metrics(const std::shared_ptr<Exchange>& exchange) { metrics_.answ
 void Service::page(const std::shared_ptr<Exchange>& exchange) {
   exchange->handler = "page";
   if (method_of(exchange->request()) == "GET") return page_.answer(exchange);
-  HttpAnswer answer =
-      to_answer({405, "'" + shown_text(exchange->request().method) + "' is not what " +
-                          exchange->request().path + " is asked with; use GET"});
-  answer.headers.emplace_back("Allow", "GET");
-  exchange->answer(std::move(answer));
+  exchange->answer(wrong_method(exchange->request(), "GET"));
 }
 
 void Service::version(const std::shared_ptr<Exchange>& exchange) {
@@ -300,21 +303,18 @@ void Service::in_the_background(const std::shared_ptr<Exchange>& exchange, std::
 }
 
 Turn Service::turn_of(const Exchange& exchange) const {
-  const HttpRequest& request = exchange.request();
-  const auto route =
-      std::ranges::find_if(routes(), [&](const Route& each) { return each.is_of(request.path); });
-  return {route != routes().end() ? route->kind : Turn::Kind::answer, exchange.key_number};
+  const Route* const route = route_of(exchange.request());
+  return {route != nullptr ? route->kind : Turn::Kind::answer, exchange.key_number};
 }
 
 void Service::parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body) {
   const auto parse_body = [exchange] { return parse_json_object(exchange->request().body); };
-  const auto on_parsed = [exchange,
-                          on_body = std::move(on_body)](std::optional<nlohmann::json> body) {
+  const auto on_parsed = [exchange, on_body = std::move(on_body)](Expected<nlohmann::json> body) {
     if (!body)
       return exchange->answer(
           to_answer({400, "the body (" + std::to_string(exchange->request().body.size()) +
-                              " bytes) is not one JSON object, or is nested too deeply; send one, "
-                              "as {\"prompt\": \"In the beginning\"}"}));
+                              " bytes) is not one JSON object: " + body.error().text +
+                              "; send one, as {\"prompt\": \"In the beginning\"}"}));
     on_body(*body);
   };
   const std::size_t bytes = exchange->request().body.size();
@@ -346,8 +346,23 @@ void Service::completions(const std::shared_ptr<Exchange>& exchange) {
     if (!request) return exchange->answer(to_answer(request.error()));
     unknown_fields_.add(request->unknown_fields);
     if (refuses_salt(exchange, *request)) return;
-    std::make_shared<Completion>(context_of(exchange, serving, "cmpl-"), std::move(*request))
-        ->start();
+    const auto start = [this, exchange, serving](CompletionRequest asked) {
+      std::make_shared<Completion>(context_of(exchange, serving, "cmpl-"), std::move(asked))
+          ->start();
+    };
+    if (!request->return_token_ids) return start(std::move(*request));
+    std::size_t bytes = 0;
+    for (const AnswerRequest::Prompt& prompt : request->prompts) bytes += prompt.text.size();
+    in_the_background(
+        exchange, bytes,
+        [serving, asked = std::move(*request)] {
+          CompletionRequest told = asked;
+          for (AnswerRequest::Prompt& prompt : told.prompts)
+            if (auto ids = serving->model().tokenizer.encode(prompt.text, AddSpecial::yes); ids)
+              prompt.told = std::move(*ids);
+          return told;
+        },
+        start);
   });
 }
 
@@ -433,7 +448,11 @@ void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const Servi
       fields.boolean("add_special_tokens", !is_chat) ? AddSpecial::yes : AddSpecial::no;
   const bool with_texts = fields.boolean("return_token_strs", false);
   std::string prompt = is_chat ? "" : fields.text("prompt", "");
+  for (const char* name : {"model", "tools", "add_generation_prompt", "continue_final_message",
+                           "chat_template_kwargs", "documents", "reasoning_effort"})
+    fields.know(name);
   if (fields.error()) return exchange->answer(to_answer(*fields.error()));
+  unknown_fields_.add(fields.unknown());
   const std::string source = is_chat ? "messages" : "prompt";
   const auto answer = [this, exchange, serving, source, add_special, with_texts](std::string text) {
     const std::size_t bytes = text.size(), most = most_text_bytes(serving->model());
@@ -459,7 +478,9 @@ void Service::detokenize(const std::shared_ptr<Exchange>& exchange) {
     Fields fields(body);
     if (!fields.has("tokens")) fields.fail("tokens", "is missing; give a list of token ids");
     auto tokens = fields.tokens("tokens", std::size_t{1} << 20);
+    fields.know("model");
     if (fields.error()) return exchange->answer(to_answer(*fields.error()));
+    unknown_fields_.add(fields.unknown());
     const std::size_t bytes = tokens.size() * sizeof(TokenId);
     in_the_background(
         exchange, bytes,

@@ -38,7 +38,7 @@ struct ServiceOptions {
 class Service {
  public:
   Service(boost::asio::io_context& loop, Hives& hives, const ModelFollower& follower,
-          Metrics& metrics, HivePage& page, const ServiceOptions& options);
+          PoolLink& link, Metrics& metrics, HivePage& page, const ServiceOptions& options);
   ~Service();
 
   /// Another model is served from now on. Requests that were made for the one before are refused
@@ -67,12 +67,15 @@ class Service {
     Handler handler;
     bool needs_model = true;
     Turn::Kind kind = Turn::Kind::answer;  ///< of its work in the background
+    /// False of what tells of the service itself. Whatever has it work for its caller asks for one.
+    bool asks_for_key = true;
     bool is_of(std::string_view asked) const;
   };
   static const std::vector<Route>& routes();
   static std::string paths();
 
-  bool is_allowed(const HttpRequest& request) const;
+  const Route* route_of(const HttpRequest& request) const;
+  bool is_allowed(const HttpRequest& request, const Route* route) const;
   bool takes_salt_of(const Exchange& exchange) const;
   bool refuses_salt(const std::shared_ptr<Exchange>& exchange, const AnswerRequest& request) const;
   void health(const std::shared_ptr<Exchange>& exchange);
@@ -114,6 +117,7 @@ class Service {
   Hives& hives_;
   const ModelFollower& follower_;
   ServingPtr serving_;
+  PoolLink& link_;
   Metrics& metrics_;
   HivePage& page_;
   ApiKeys api_keys_;

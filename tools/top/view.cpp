@@ -102,7 +102,7 @@ class TopPainter {
         std::string(6 - std::min<std::size_t>(6, short_number(double(t.blocks)).size()), ' ') +
         short_number(static_cast<double>(t.blocks)) + " [";
     const std::string right = "] " + percent_of(share(in_use, t.blocks)) + " in use " +
-                              percent_of(share(t.idle, t.blocks)) + " cached";
+                              percent_of(share(t.cached(), t.blocks)) + " cached";
     std::size_t column = frame_.put(row_, 0, left);
     const std::size_t beside = left.size() + right.size();
     const std::size_t room = width() > beside ? width() - beside : 0;

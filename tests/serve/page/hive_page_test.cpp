@@ -43,7 +43,7 @@ TEST(HivePage, TheFilesAreServedWithAStrictPolicy) {
   EXPECT_EQ(service.ask(get("/page/nothing.js")).status, 404);
   const HttpReply refused = service.ask(post("/", "{}"));
   EXPECT_EQ(refused.status, 405);
-  EXPECT_EQ(header_in(refused, "Allow"), "GET");
+  EXPECT_EQ(header_in(refused, "Allow"), "GET, HEAD");
 }
 
 /// Whatever the policy says: nothing asks for it.

@@ -25,6 +25,7 @@ class ChatCompletion : public Generation {
     std::size_t calls = 0;
   };
 
+  std::string_view prompt_field() const override { return "messages"; }
   std::string_view kind() const override {
     return request().stream ? "chat.completion.chunk" : "chat.completion";
   }

@@ -31,10 +31,8 @@ void read_tools(Fields& fields, ChatRequest& request) {
       fields.fail("tool_choice",
                   "is \"auto\", and there are no tools; give tools, or leave it out");
   } else if (choice == "required" || choice.is_object()) {
-    fields.fail("tool_choice",
-                "is " + fields.shown("tool_choice") +
-                    ": kvhive cannot force a call yet; use \"auto\" or \"none\"",
-                501);
+    fields.fail("tool_choice", "is " + fields.shown("tool_choice") +
+                                   ": kvhive cannot force a call yet; use \"auto\" or \"none\"");
   } else {
     fields.fail("tool_choice", "is " + fields.shown("tool_choice") + "; use \"auto\" or \"none\"");
   }
@@ -80,6 +78,13 @@ tl::expected<ChatRequest, ApiError> parse_chat(const Json& body, const ServedMod
                                   {"echo", false},
                                   {"functions", Json::array()},
                                   {"modalities", Json::array({"text"})}});
+  const auto is_true = [&](const char* name) {
+    return fields.has(name) && fields.at(name) == true;
+  };
+  if (is_true("continue_final_message") && is_true("add_generation_prompt"))
+    fields.fail("continue_final_message",
+                "is true, and so is add_generation_prompt; a message is continued, or another one "
+                "begun: leave one out");
   // The template's child reads these.
   for (const char* name : {"add_generation_prompt", "continue_final_message",
                            "chat_template_kwargs", "documents", "reasoning_effort"})

@@ -64,7 +64,7 @@ std::string Metrics::make(MetricsView view, std::string model, ServiceNumbers nu
     const PoolMemory& memory = *known.memory;
     const Scan& scanned = scan(known.memory);
     page.pool = PoolNumbers{memory.geometry(), epoch_of(memory), read_statistics(memory),
-                            scanned.blocks, scanned.index};
+                            scanned.blocks,    scanned.index,    memory.resets().value};
     // A domain that is new has its name in the next answer of the keeper.
     const auto& domains = scanned.blocks.domains;
     if (!domains.empty() && domains.rbegin()->first.value >= page.keeper.domains.size())

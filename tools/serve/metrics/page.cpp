@@ -230,14 +230,15 @@ class Writer {
     gauge("kvhive_pool_block_bytes", "bytes of one block's KV", pool.geometry.block_bytes());
     out_.family("kvhive_pool_blocks", MetricType::gauge, "blocks of the pool, by tier and state");
     for_each_tier(pool, [this](const std::string& name, const TierReport& tier) {
-      const std::pair<const char*, std::uint64_t> states[] = {{"free", tier.free},
-                                                              {"filling", tier.filling},
-                                                              {"held", tier.held},
-                                                              {"idle", tier.idle},
-                                                              {"retired", tier.retired}};
+      const std::pair<const char*, std::uint64_t> states[] = {
+          {"free", tier.free},     {"filling", tier.filling},     {"held", tier.held},
+          {"idle", tier.cached()}, {"forgotten", tier.forgotten}, {"retired", tier.retired}};
       for (const auto& [state, blocks] : states)
         out_.sample({{"tier", name}, {"state", state}}, blocks);
     });
+    out_.family("kvhive_prefix_cache_resets_total", MetricType::counter,
+                "how often all that was cached has been forgotten (kvhive pool reset)");
+    out_.sample({}, std::uint64_t{pool.resets});
     out_.family("kvhive_pool_shared_blocks", MetricType::gauge,
                 "of the blocks that are held, those that several engines hold");
     for_each_tier(pool, [this](const std::string& name, const TierReport& tier) {

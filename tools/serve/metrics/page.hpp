@@ -52,6 +52,7 @@ struct PoolNumbers {
   Statistics statistics;
   BlockCounts blocks;                              ///< perhaps a second old
   IndexMarks index;                                ///< the same
+  std::uint32_t resets = 0;                        ///< of the prefix cache
   std::map<std::uint32_t, ProcessState> states{};  ///< of the processes, by slot
 };
 

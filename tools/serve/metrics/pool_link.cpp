@@ -8,6 +8,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "ipc/questions.hpp"
+#include "tools/snapshot/snapshot.hpp"
 
 namespace kvhive {
 namespace {
@@ -54,6 +55,19 @@ void PoolLink::hurry() {
   const bool was_in_a_hurry = is_in_a_hurry();
   hurried_ns_.store(now_ns());
   if (!was_in_a_hurry) eventfd_write(wake_.get(), 1);
+}
+
+std::string PoolLink::no_engine_takes_requests() {
+  hurry();
+  const Known now = known();
+  if (now.status == nullptr) return {};
+  std::string text;
+  for (const auto& engine : now.status->at("engines")) {
+    const std::string state = engine_state(*now.status, engine);
+    if (state != "stopped" && state != "draining" && state != "drained") return {};
+    text += (text.empty() ? "" : ", ") + ("engine " + engine.at("engine").dump()) + " is " + state;
+  }
+  return text.empty() ? text : "no engine takes requests: " + text;
 }
 
 void PoolLink::run() {

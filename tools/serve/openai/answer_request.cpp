@@ -26,7 +26,7 @@ void read_sampling(Fields& fields, const ServedModel& model, GenerateRequest& ge
   const SamplingDefaults& usual = model.sampling;
   generate.temperature =
       static_cast<float>(fields.number("temperature", usual.temperature, 0, 1e6));
-  generate.top_p = static_cast<float>(fields.number("top_p", usual.top_p, 0, 1));
+  generate.top_p = static_cast<float>(fields.number_above("top_p", usual.top_p, 0, 1));
   generate.top_k = static_cast<std::int32_t>(fields.integer("top_k", usual.top_k, -1, kMostInt));
   generate.min_p = static_cast<float>(fields.number("min_p", usual.min_p, 0, 1));
   if (fields.has("seed"))
@@ -66,6 +66,7 @@ void read_stream(Fields& fields, AnswerRequest& request) {
   if (options.error())
     fields.fail("stream_options." + options.error()->param,
                 "is " + options.shown(options.error()->param) + "; use true or false");
+  fields.add_unknown("stream_options", options.unknown());
 }
 
 }  // namespace
@@ -113,7 +114,10 @@ void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest&
       {"truncate_prompt_tokens", nullptr},
       {"use_beam_search", false}};
   refuse_what_is_missing(fields, kMissing);
-  fields.know("user");  // OpenAI's, for whoever watches over users
+  // OpenAI's, for whoever watches over users and bills; vLLM's, of texts that are all alike here.
+  for (const char* name : {"user", "store", "metadata", "service_tier", "safety_identifier",
+                           "prompt_cache_key", "spaces_between_special_tokens"})
+    fields.know(name);
 }
 
 std::uint32_t read_max_tokens(Fields& fields, const std::string& name, std::uint32_t fallback,

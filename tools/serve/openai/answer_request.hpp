@@ -21,6 +21,7 @@ struct AnswerRequest {
   struct Prompt {
     std::string text;
     std::vector<TokenId> tokens;  ///< instead of text
+    std::vector<TokenId> told{};  ///< of a text, those that the caller wants to be told
   };
   std::vector<Prompt> prompts;
   std::string model;                      ///< the model's name, or an adapter's

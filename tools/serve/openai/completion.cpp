@@ -24,7 +24,8 @@ Completion::Json Completion::write(std::size_t index, const std::string& text,
   json["stop_reason"] = stop_reason_of(index);
   if (!request().return_token_ids) return json;
   json["token_ids"] = ids_of(tokens);
-  if (is_first(index) && !prompt.tokens.empty()) json["prompt_token_ids"] = prompt.tokens;
+  if (is_first(index))
+    json["prompt_token_ids"] = prompt.tokens.empty() ? prompt.told : prompt.tokens;
   return json;
 }
 

@@ -11,6 +11,7 @@ class Completion : public Generation {
   Completion(AnswerContext context, CompletionRequest request);
 
  private:
+  std::string_view prompt_field() const override { return "prompt"; }
   std::string_view kind() const override { return "text_completion"; }
   Json write(std::size_t index, const std::string& text,
              const std::vector<OutputToken>& tokens) override;

@@ -51,8 +51,7 @@ tl::expected<CompletionRequest, ApiError> parse_completion(const Json& body,
     request.logprobs = static_cast<std::uint32_t>(fields.integer("logprobs", 0, 0, 20));
     request.generate.logprobs = *request.logprobs;
     if (request.echo)
-      fields.fail("logprobs", "of the prompt (\"echo\": true) cannot be told yet; leave one out",
-                  501);
+      fields.fail("logprobs", "of the prompt (\"echo\": true) cannot be told yet; leave one out");
   }
   refuse_what_is_missing(
       fields, {{"prompt_embeds", nullptr}, {"suffix", ""}, {"add_special_tokens", true}});

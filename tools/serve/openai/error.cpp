@@ -73,6 +73,8 @@ std::string to_json_text(const ApiError& error) {
 
 HttpAnswer to_answer(const ApiError& error) {
   HttpAnswer answer{error.status, to_json_text(error), "application/json", {}};
+  // OpenAI's clients try again after every 5xx; what is not there does not come.
+  if (error.status == 501) answer.headers = {{"x-should-retry", "false"}};
   if (error.status != 429 && error.status != 503) return answer;
   // Clients that know only the header in seconds wait one at least.
   const auto soonest = std::max<std::chrono::milliseconds::rep>(error.retry_after.count(), 100);

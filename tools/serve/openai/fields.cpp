@@ -32,12 +32,17 @@ std::optional<std::vector<TokenId>> token_list(const Json& value) {
 
 Fields::Unknown Fields::unknown() const {
   constexpr std::size_t kMostNames = 64, kMostBytes = 65;  // one more than is shown
-  Unknown unknown;
+  Unknown unknown = within_;
   for (auto field = object_.begin(); field != object_.end(); ++field) {
     if (known_.contains(field.key())) continue;
     if (unknown.count++ < kMostNames) unknown.names.push_back(field.key().substr(0, kMostBytes));
   }
   return unknown;
+}
+
+void Fields::add_unknown(const std::string& name, const Unknown& within) {
+  within_.count += within.count;
+  for (const std::string& field : within.names) within_.names.push_back(name + "." + field);
 }
 
 bool Fields::has(const std::string& name) {
@@ -79,6 +84,15 @@ double Fields::number(const std::string& name, double fallback, double least, do
   return fallback;
 }
 
+double Fields::number_above(const std::string& name, double fallback, double bound, double most) {
+  if (!has(name)) return fallback;
+  const Json& value = at(name);
+  if (value.is_number() && value > bound && value <= most) return value.get<double>();
+  fail(name,
+       fmt::format("is {}; use a number above {}, at most {}", shown_value(value), bound, most));
+  return fallback;
+}
+
 std::string Fields::text(const std::string& name, const std::string& fallback) {
   if (!has(name)) return fallback;
   if (at(name).is_string()) return at(name).get<std::string>();
@@ -107,7 +121,7 @@ std::vector<TokenId> Fields::tokens(const std::string& name, std::size_t most) {
 
 void Fields::refuse_unless(const std::string& name, const Json& harmless) {
   if (!has(name) || at(name) == harmless) return;
-  fail(name, fmt::format("is {}, which kvhive cannot do yet; leave it out", shown(name)), 501);
+  fail(name, fmt::format("is {}, which kvhive cannot do yet; leave it out", shown(name)));
 }
 
 }  // namespace kvhive

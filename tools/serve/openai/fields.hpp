@@ -29,6 +29,8 @@ class Fields {
   std::int64_t integer(const std::string& name, std::int64_t fallback, std::int64_t least,
                        std::int64_t most);
   double number(const std::string& name, double fallback, double least, double most);
+  /// Above `bound`, at most `most`.
+  double number_above(const std::string& name, double fallback, double bound, double most);
   std::string text(const std::string& name, const std::string& fallback);
   /// One text, or a list of them.
   std::vector<std::string> texts(const std::string& name, std::size_t most);
@@ -46,6 +48,8 @@ class Fields {
   };
   /// A request may have as many as its body has room for, so not all names are kept.
   Unknown unknown() const;
+  /// Those of an object that is a field of this one.
+  void add_unknown(const std::string& name, const Unknown& within);
 
   void fail(const std::string& name, const std::string& text, int status = 400);
   const std::optional<ApiError>& error() const { return error_; }
@@ -53,6 +57,7 @@ class Fields {
  private:
   const nlohmann::json& object_;
   std::set<std::string> known_;  ///< all that were asked for
+  Unknown within_;
   std::optional<ApiError> error_;
 };
 

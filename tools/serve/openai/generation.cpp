@@ -21,6 +21,14 @@ std::string_view finish_name(Finish reason) {
   return reason == Finish::length ? "length" : reason == Finish::stop ? "stop" : "abort";
 }
 
+nlohmann::ordered_json usage_json(std::uint64_t prompt, std::uint64_t generated,
+                                  std::uint64_t cached) {
+  return {{"prompt_tokens", prompt},
+          {"completion_tokens", generated},
+          {"total_tokens", prompt + generated},
+          {"prompt_tokens_details", {{"cached_tokens", cached}}}};
+}
+
 }  // namespace
 
 std::vector<TokenId> ids_of(const std::vector<OutputToken>& tokens) {
@@ -90,7 +98,10 @@ void Generation::on_news(std::size_t index, const Progress& news) {
   Choice& choice = choices_[index];
   if (news.reason == Finish::error) {
     choice.reason = news.reason;
-    return fail(api_error(news.error));
+    ApiError error = api_error(news.error);
+    // All other fields were checked before.
+    if (error.status == 400) error.param = prompt_field();
+    return fail(error);
   }
   if (context_.span && !news.tokens.empty()) context_.span->first_token();
   choice.prompt_tokens = std::max(choice.prompt_tokens, news.prompt_tokens);
@@ -149,7 +160,7 @@ void Generation::stream(std::size_t index, const std::string& text,
   last_sent_ = std::chrono::steady_clock::now();
   Json event = head();
   event["choices"] = Json::array({std::move(news)});
-  if (request_.continuous_usage) event["usage"] = usage();
+  if (request_.continuous_usage) event["usage"] = usage_of(index);
   context_.exchange->send_event(dumped(event));
 }
 
@@ -221,6 +232,12 @@ Generation::Json Generation::stop_reason_of(std::size_t index) const {
   return found;
 }
 
+/// As vLLM tells it in each event: of the answer that the event is of.
+Generation::Json Generation::usage_of(std::size_t index) const {
+  const Choice& choice = choices_[index];
+  return usage_json(choice.prompt_tokens, choice.generated, choice.cached_tokens);
+}
+
 Generation::Json Generation::usage() const {
   std::uint64_t prompt = 0, cached = 0, generated = 0;
   for (const Choice& choice : choices_) {
@@ -229,10 +246,7 @@ Generation::Json Generation::usage() const {
     prompt += choice.prompt_tokens;  // of a prompt with several answers once
     cached += choice.cached_tokens;
   }
-  return {{"prompt_tokens", prompt},
-          {"completion_tokens", generated},
-          {"total_tokens", prompt + generated},
-          {"prompt_tokens_details", {{"cached_tokens", cached}}}};
+  return usage_json(prompt, generated, cached);
 }
 
 }  // namespace kvhive

@@ -56,6 +56,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   /// The answer's "object".
   virtual std::string_view kind() const = 0;
+  /// The request's field with the prompt.
+  virtual std::string_view prompt_field() const = 0;
   /// What is new of an answer, or all of it if it is not streamed. Null = nothing to show.
   virtual Json write(std::size_t index, const std::string& text,
                      const std::vector<OutputToken>& tokens) = 0;
@@ -85,6 +87,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void end_span(const std::string& error);
   Json head() const;
   Json usage() const;
+  Json usage_of(std::size_t index) const;
 
   const AnswerContext context_;
   const AnswerRequest request_;

@@ -66,7 +66,7 @@ void History::add(HiveReading reading) {
     second.waiting = reading.statistics.totals["waiting"];
     const TierReport& device = reading.tiers[std::size_t(Tier::device)];
     second.used_share = share(device.held + device.filling, device.blocks);
-    second.cached_share = share(device.idle, device.blocks);
+    second.cached_share = share(device.cached(), device.blocks);
   }
   seconds_.push_back(second);
   if (seconds_.size() > kSeconds) seconds_.pop_front();

@@ -14,9 +14,9 @@ using Json = nlohmann::ordered_json;
 double rounded(double value) { return std::round(value * 1000) / 1000; }
 
 Json tier_json(Tier tier, const TierReport& t) {
-  return {{"name", to_string(tier)}, {"blocks", t.blocks},  {"free", t.free},
-          {"filling", t.filling},    {"held", t.held},      {"shared", t.shared},
-          {"idle", t.idle},          {"retired", t.retired}};
+  return {{"name", to_string(tier)}, {"blocks", t.blocks},       {"free", t.free},
+          {"filling", t.filling},    {"held", t.held},           {"shared", t.shared},
+          {"idle", t.idle},          {"forgotten", t.forgotten}, {"retired", t.retired}};
 }
 
 Json pool_json(const PoolReport& pool) {
@@ -25,6 +25,7 @@ Json pool_json(const PoolReport& pool) {
     if (const TierReport& t = pool.tiers[std::size_t(tier)]; t.blocks != 0)
       tiers.push_back(tier_json(tier, t));
   return {{"epoch", pool.epoch},
+          {"resets", pool.resets},
           {"tokens_per_block", pool.geometry.models[0].tokens_per_block},
           {"block_bytes", pool.geometry.block_bytes()},
           {"tiers", std::move(tiers)}};
