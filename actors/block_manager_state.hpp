@@ -1,7 +1,8 @@
 #pragma once
 // Turns the scheduler's step requests into block tables. This is the only part of an engine that
-// changes the pool's metadata, with one exception: the swapper changes the domain of the blocks
-// that it zeroes. Plain C++; the actor around it is a shell.
+// changes blocks' metadata, with one exception: the swapper changes the domain of the blocks that
+// it zeroes. (Port and scheduler write counters of the engine's slot, too.) Plain C++; the actor
+// around it is a shell.
 //
 // Source: vLLM V1 KVCacheManager.allocate_slots and Scheduler.schedule (serve running requests
 // first; preempt until they fit; admit waiting requests only if none was preempted; stop at the

@@ -3,11 +3,11 @@
 // structs with ids, tokens and block lists, never tensors. Per step, each actor sends one message
 // to the next, whatever the batch size:
 //
-//   port --SubmitBatch, AbortBatch--> scheduler --StepRequest--> block manager
-//                                         ^                           | StepPlan
-//                                         |                        swapper
-//                                         |                           | StepPlan
-//                                         '--------StepDone------- executor
+//   port --SubmitBatch, AbortBatch--> scheduler --StepRequest--> block manager <--StepDone--.
+//                                         ^                        |      | StepPlan         |
+//                                         '---------StepDone-------'   swapper               |
+//                                                                         | StepPlan         |
+//                                                                      executor -------------'
 
 #include <compare>
 #include <cstdint>

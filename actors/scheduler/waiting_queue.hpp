@@ -28,7 +28,7 @@ class WaitingQueue {
  public:
   explicit WaitingQueue(SchedulingPolicy policy) : policy_(policy) {}
 
-  /// What is said of a request when it is queued, and again when it leaves.
+  /// Describes a request to the queue: the same when it is queued and when it leaves.
   struct Entry {
     SeqId seq;
     DomainId domain;

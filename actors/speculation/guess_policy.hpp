@@ -11,8 +11,8 @@
 
 namespace kvhive {
 
-/// How often the guesses at one request are right. Old ones are forgotten, and where none are made,
-/// it comes to be tried again.
+/// How often the guesses at one request are right. Old ones are forgotten, and while none are made,
+/// the rate rises slowly, so that guessing is tried again.
 class HitRate {
  public:
   /// `right` guesses in a row were right, then one was wrong, unless all `guessed` were right.

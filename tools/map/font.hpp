@@ -1,7 +1,6 @@
 #pragma once
-// The letters of pictures: printable ASCII in 5 x 8 dots, drawn for this program. The last row is
-// below the line. A picture must not
-// depend on the fonts of the machine.
+// The letters of pictures: printable ASCII in 5 x 8 dots, drawn for this program, so that a picture
+// does not depend on the fonts of the machine. The last row is below the line.
 
 #include <array>
 #include <cstdint>

@@ -1,5 +1,6 @@
 #pragma once
-// What the place can show where output goes: from TERM, NO_COLOR, COLORTERM and the locale.
+// What the output (a terminal, a pipe or a file) can show: from TERM, NO_COLOR, COLORTERM and the
+// locale.
 
 #include <cstdint>
 

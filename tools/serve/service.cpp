@@ -118,7 +118,7 @@ Service::Service(asio::io_context& loop, Hives& hives, const ModelFollower& foll
   set_model(follower.model());
 }
 
-/// What waits for the renderer has the model, and so the renderer, too.
+/// Jobs that wait for the renderer hold its owner (Serving), so it is ended here.
 Service::~Service() { serving_->renderer.reset(); }
 
 /// The renderer of the model before tells its requests so, and ends.

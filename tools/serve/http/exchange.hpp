@@ -53,7 +53,7 @@ class Exchange {
 
   /// When the request had come whole.
   std::chrono::system_clock::time_point arrived;
-  /// Of whatever answers it; for this request only.
+  /// Further headers of this request's answer, whoever gives it.
   HttpHeaders headers;
   /// Whose it is: the domain and the number of the key that it was asked with. Kept from the
   /// beginning, because keys may change while it is under way.

@@ -32,9 +32,8 @@ struct KeeperAnswer {
 class PoolLink {
  public:
   /// \param socket  the daemon's
-  /// \param on_attached  called in the thread when a daemon's pool was attached, the first one's
-  /// and
-  ///                     each that follows
+  /// \param on_attached  called in the thread when a daemon's pool was attached: the first one's,
+  ///                     and each that follows
   explicit PoolLink(std::string socket, std::function<void()> on_attached = {});
   PoolLink(const PoolLink&) = delete;
   PoolLink& operator=(const PoolLink&) = delete;

@@ -2,8 +2,9 @@
 // The page at `/`: its files, and the hive as JSON, which the page asks for once a second.
 //
 // The pool is read in a thread of its own, so that no connection waits for it. However many
-// browsers look, it is read once a second for all of them, and on a large pool so seldom that it
-// takes at most a fifth of a processor. Nobody who reads waits for a process of the daemon.
+// browsers look, its map is made once a second for all of them, and on a large pool so seldom that
+// it takes at most a fifth of a processor. For the charts, blocks and slots are counted each
+// second, whether anybody looks or not. Nobody who reads waits for a process of the daemon.
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
